@@ -1,0 +1,3 @@
+//! The `kvant` command line.
+
+fn main() {}

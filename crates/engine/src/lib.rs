@@ -1,0 +1,1 @@
+//! Run large language models on a compressed KV cache.

@@ -1,0 +1,1 @@
+//! Quality measurements for KV configurations: perplexity, KL divergence, needle, distortion.

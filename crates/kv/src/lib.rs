@@ -1,0 +1,1 @@
+//! The compressed KV cache: pages, tiles, f16 tail, per-head types and policies.

@@ -1,0 +1,1 @@
+//! Hyper-parameters, weights, forward passes, tokenizer, chat template and sampler.
