@@ -1,1 +1,21 @@
-//! What a device must do: op traits, tensor and KV views, parameters and errors.
+//! What a device must do for Kvant: run the ops of a transformer step and keep the pages of a KV cache.
+//!
+//! A model calls the ops of a [`Backend`] eagerly, one after the other; there is no graph. The KV cache
+//! (crate `kvant-kv`) decides *where* each token of each head lives; a device only encodes rows into tiles
+//! and reads tiles back while it attends. Both sides meet in [`Stream`], the view of one
+//! (layer, KV head, K or V) sequence of tiles.
+//!
+//! Devices never import each other, and `model` and `kv` never name a device.
+#![forbid(unsafe_code)]
+
+mod bytes;
+mod device;
+mod error;
+mod params;
+mod stream;
+
+pub use bytes::SharedBytes;
+pub use device::{Backend, DeviceInfo, Input, KernelChoice, Output, Page, Result, WeightSource};
+pub use error::BackendError;
+pub use params::{AttendParams, Heads, Norm, Pairing, RopeParams};
+pub use stream::{Append, KvLayer, Place, Stream, StreamSpec, TOKENS_PER_PAGE, TileRef, TileWrite, Writes};

@@ -1,1 +1,12 @@
-//! The CPU device: scalar, AVX2 and AVX-512 kernels behind capability tokens, and a thread pool.
+//! The CPU device: scalar reference kernels, AVX2 and AVX-512 variants chosen at run time, and a thread pool.
+//!
+//! Every vectorised kernel takes a capability token ([`Avx2`], [`Avx512`]) that exists only on a CPU that has the
+//! instructions. The choice is made once, when the device is opened; `KVANT_ISA` forces it.
+
+mod isa;
+mod page;
+mod pool;
+
+pub use isa::{Avx2, Avx512, Isa};
+pub use page::CpuPage;
+pub use pool::Pool;

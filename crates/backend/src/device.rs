@@ -1,0 +1,154 @@
+//! The trait a device implements, and the operands of its ops.
+
+use kvant_codec::DType;
+
+use crate::{AttendParams, BackendError, Heads, KvLayer, Norm, RopeParams, SharedBytes};
+
+/// Shorthand for a result with a [`BackendError`].
+pub type Result<T> = std::result::Result<T, BackendError>;
+
+/// One allocation of cache memory on a device. `Clone` copies the bytes (copy on write of shared prefixes).
+pub trait Page: Clone + Send + Sync {
+    /// Size of the allocation in bytes.
+    fn n_bytes(&self) -> usize;
+}
+
+/// What a device is, for summary lines and benchmark rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The device's name, `cpu` or `cuda:0`.
+    pub name: String,
+    /// The kernel set in use, such as `avx512+vnni`.
+    pub kernels: String,
+    /// Threads that work on an op.
+    pub n_threads: usize,
+}
+
+/// Which kernel a device runs for one op and type, for `kvant doctor`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelChoice {
+    /// The op, such as `matmul` or `attend`.
+    pub op: &'static str,
+    /// The weight or cache type.
+    pub dtype: DType,
+    /// The kernel's own name, such as `gemv-q4_0-avx512vnni`.
+    pub kernel: String,
+}
+
+/// A weight matrix on its way to a device.
+#[derive(Debug, Clone)]
+pub struct WeightSource {
+    /// Storage type of the rows.
+    pub dtype: DType,
+    /// Rows: output features.
+    pub n_out: usize,
+    /// Columns: input features, contiguous in memory.
+    pub n_in: usize,
+    /// `n_out` rows of `dtype.row_bytes(n_in)` bytes.
+    pub bytes: SharedBytes,
+}
+
+/// The left operand of a projection: `[rows, n_in]` activations, normalised first when `norm` is given.
+pub struct Input<'a, B: Backend> {
+    /// Activations, `[rows, n_in]`.
+    pub x: &'a B::Buffer,
+    /// RMS norm applied to each row before the product. `x` itself is left as it is.
+    pub norm: Option<Norm<'a, B::Buffer>>,
+    /// Number of rows to read.
+    pub rows: usize,
+}
+
+/// One product of a projection: `y = W x + bias`, or `y += W x + bias`.
+pub struct Output<'a, B: Backend> {
+    /// Weights `[n_out, n_in]`.
+    pub w: &'a B::Matrix,
+    /// Added to every row, `[n_out]`.
+    pub bias: Option<&'a B::Buffer>,
+    /// Result `[rows, n_out]`.
+    pub y: &'a mut B::Buffer,
+    /// Add to `y` instead of overwriting it (a residual connection).
+    pub accumulate: bool,
+}
+
+/// A device: memory, and the ops of a transformer step.
+///
+/// Buffers hold f32 activations, `[rows, cols]` without padding; they may be longer than the step needs.
+/// Each fused op names its unfused equivalent; the conformance suite holds the two equal.
+pub trait Backend: Send + Sync + Sized + 'static {
+    /// f32 activations on the device.
+    type Buffer: Send;
+    /// A weight matrix in the device's own layout.
+    type Matrix: Send + Sync;
+    /// Cache memory.
+    type Page: Page;
+
+    /// What this device is and which kernels it runs.
+    fn info(&self) -> DeviceInfo;
+    /// The kernel for every op and type this device has.
+    fn kernel_choices(&self) -> Vec<KernelChoice>;
+
+    /// A zeroed buffer of `len` values.
+    fn buffer(&self, len: usize) -> Result<Self::Buffer>;
+    /// Copies `src` to the start of `dst`.
+    fn write(&self, dst: &mut Self::Buffer, src: &[f32]) -> Result<()>;
+    /// Copies `dst.len()` values from `src`, starting at value `offset`.
+    fn read(&self, src: &Self::Buffer, offset: usize, dst: &mut [f32]) -> Result<()>;
+    /// Takes a weight matrix, repacking it where that pays.
+    fn matrix(&self, source: WeightSource) -> Result<Self::Matrix>;
+    /// Zeroed cache memory of `n_bytes`.
+    fn page(&self, n_bytes: usize) -> Result<Self::Page>;
+    /// Copies a page's bytes to host memory of the same length.
+    fn read_page(&self, page: &Self::Page, dst: &mut [u8]) -> Result<()>;
+    /// Overwrites a page from host memory of the same length.
+    fn write_page(&self, page: &mut Self::Page, src: &[u8]) -> Result<()>;
+
+    /// Looks up rows of `table` `[n_vocab, n_embd]` into `out` `[tokens, n_embd]`.
+    fn embed(&self, table: &Self::Matrix, tokens: &[u32], out: &mut Self::Buffer) -> Result<()>;
+
+    /// Every product of `outputs` on the same input. Equals `rms_norm` into a scratch buffer (when `norm` is
+    /// given) and one product per output; the input is normalised and quantised once for all of them.
+    fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()>;
+
+    /// `y = silu(gate x) * (up x)`, `[rows, n_ff]`. Equals `project` with two outputs, then `silu(g) * u`.
+    fn gated_ffn(
+        &self,
+        input: Input<'_, Self>,
+        gate: &Self::Matrix,
+        up: &Self::Matrix,
+        y: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// Normalises each head of `x` `[rows, heads.n * heads.dim]` (when `norm` is given), then turns its pairs by
+    /// `angles` `[rows, n_rot / 2, 2]`: the cosine and the sine for each row and pair, magnitude included.
+    fn rope(
+        &self,
+        x: &mut Self::Buffer,
+        rows: usize,
+        heads: Heads,
+        norm: Option<Norm<'_, Self::Buffer>>,
+        params: RopeParams,
+        angles: &Self::Buffer,
+    ) -> Result<()>;
+
+    /// Appends `rows` tokens to every stream of a layer: `k` `[rows, n_kv_heads * k_head_dim]` after RoPE, `v`
+    /// `[rows, n_kv_heads * v_head_dim]`. Pads and rotates where the stream says so, encodes into the tiles that
+    /// [`Stream::plan`](crate::Stream::plan) names, and commits. The pages must have been reserved.
+    fn kv_append(
+        &self,
+        layer: &mut KvLayer<Self::Page>,
+        k: &Self::Buffer,
+        v: &Self::Buffer,
+        rows: usize,
+    ) -> Result<()>;
+
+    /// Causal attention of `q` `[rows, n_heads * k_head_dim]` over the cached tokens of a layer into `out`
+    /// `[rows, n_heads * v_head_dim]`. Queries are rotated once when K is rotated, the output un-rotated once
+    /// when V is. Reads the tiles as they are; never writes a dequantised copy of the cache.
+    fn attend(
+        &self,
+        params: &AttendParams,
+        q: &Self::Buffer,
+        layer: &KvLayer<Self::Page>,
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
+}

@@ -1,0 +1,66 @@
+//! Parameters of the ops. Shapes are in brackets, outermost dimension first.
+
+/// An RMS normalisation: `y = x / sqrt(mean(x²) + eps) * weight` over the last dimension.
+#[derive(Debug)]
+pub struct Norm<'a, Buffer> {
+    /// Learned gain, `[cols]` (or `[head_dim]` for a per-head norm).
+    pub weight: &'a Buffer,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl<Buffer> Clone for Norm<'_, Buffer> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Buffer> Copy for Norm<'_, Buffer> {}
+
+/// How the last dimension of a buffer splits into heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Number of heads.
+    pub n: usize,
+    /// Values per head.
+    pub dim: usize,
+}
+
+/// Which two values of a head a rotary embedding turns together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairing {
+    /// `(x[2i], x[2i + 1])`: GGUF files of the llama family, whose Q and K rows are permuted for it.
+    Interleaved,
+    /// `(x[i], x[i + n_rot / 2])`: the "NeoX" order of qwen2, qwen3 and most others.
+    Halves,
+}
+
+/// How to apply a rotary position embedding (RoFormer, arXiv 2104.09864). The angles come as a buffer, so that
+/// scaling methods (linear, llama3, YaRN) stay in the model and every device sees the same numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RopeParams {
+    /// Which values form a pair.
+    pub pairing: Pairing,
+    /// The first `n_rot` values of each head are turned; the rest pass. Even, at most the head's size.
+    pub n_rot: usize,
+}
+
+/// Shape of one attention step over the cache. Query row `r` sits at position `start + r` and sees the keys
+/// `0 ..= start + r` (causal).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttendParams {
+    /// Query heads. A multiple of `n_kv_heads`.
+    pub n_heads: usize,
+    /// KV heads; query head `h` reads KV head `h / (n_heads / n_kv_heads)`.
+    pub n_kv_heads: usize,
+    /// True (unpadded) size of a key head and of a query head.
+    pub k_head_dim: usize,
+    /// True (unpadded) size of a value head.
+    pub v_head_dim: usize,
+    /// Factor on the scores, `1 / sqrt(k_head_dim)` with the true head size.
+    pub scale: f32,
+    /// Position of the first query row.
+    pub start: usize,
+    /// Number of query rows in this step.
+    pub rows: usize,
+}

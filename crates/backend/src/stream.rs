@@ -1,0 +1,382 @@
+//! Where the tokens of one head live: the sequence of tiles of one (layer, KV head, K or V).
+//!
+//! ```text
+//! token   0 ........ n_sink ............... main_end ........ len
+//!         [ sink: f16 ][ main: the stream's type ][ tail: f16  ]
+//!           tiles        pages of tiles             ring of tiles
+//! ```
+//!
+//! Every boundary but `len` is a multiple of [`TILE`] tokens. New tokens enter the tail (or the sink) in 16 bit and
+//! are encoded into the main pages a whole tile at a time, oldest first, when the tail has no room left. A stream
+//! whose type is not coded (f32, f16, bf16), or whose tail is switched off, has no tail: tokens are written to their
+//! slot in the main pages at once.
+//!
+//! The f16 parts of a rotated stream hold rotated values, so one query serves all three parts.
+//!
+//! Everything here is arithmetic on token numbers; bytes are moved by the device.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use kvant_codec::DType;
+use kvant_codec::tile::{Side, TILE, TileLayout, padded_dim};
+
+use crate::device::{Page, Result};
+
+/// Tokens in one main page. Pages of a shared prefix are shared; a page is copied when written.
+pub const TOKENS_PER_PAGE: usize = 128;
+const TILES_PER_PAGE: usize = TOKENS_PER_PAGE / TILE;
+
+/// What one stream stores and how much of it stays in 16 bit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StreamSpec {
+    /// Type of the main pages.
+    pub dtype: DType,
+    /// Keys or values.
+    pub side: Side,
+    /// True size of a head.
+    pub head_dim: usize,
+    /// First tokens kept in f16, in tiles.
+    pub sink_tiles: usize,
+    /// Youngest tokens kept in f16, in tiles; 0 switches the tail off.
+    pub tail_tiles: usize,
+    /// Factor on every encoded vector (1 for none); tokens in 16 bit are not scaled.
+    pub alpha: f32,
+}
+
+impl StreamSpec {
+    /// A stream with no sink, the shortest tail its type needs and no scaling.
+    pub fn new(dtype: DType, side: Side, head_dim: usize) -> Self {
+        let tail_tiles = usize::from(is_coded(dtype));
+        Self { dtype, side, head_dim, sink_tiles: 0, tail_tiles, alpha: 1.0 }
+    }
+
+    /// Values per token as stored: the head padded for the stream's type.
+    pub fn dim(&self) -> usize {
+        padded_dim(self.dtype, self.head_dim)
+    }
+
+    /// Layout of a main tile.
+    pub fn main_layout(&self) -> TileLayout {
+        TileLayout::new(self.dtype, self.side, self.dim())
+    }
+
+    /// Layout of a sink or tail tile.
+    pub fn f16_layout(&self) -> TileLayout {
+        TileLayout::new(DType::F16, self.side, self.dim())
+    }
+
+    /// Whether rows are rotated before they are stored, in all three parts.
+    pub fn rotates(&self) -> bool {
+        matches!(self.dtype, DType::Turbo2 | DType::Turbo3 | DType::Turbo4)
+    }
+}
+
+fn is_coded(dtype: DType) -> bool {
+    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// Which part of a stream a tile lies in; indices count tiles within that part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Tile of the sink.
+    Sink(usize),
+    /// Tile of the main pages.
+    Main(usize),
+    /// Tile of the tail's ring.
+    Tail(usize),
+}
+
+/// A tile as a kernel reads it: `layout.bytes()` bytes at `offset` of `page`.
+#[derive(Debug, Clone, Copy)]
+pub struct TileRef<'a, P> {
+    /// How to read the bytes.
+    pub layout: TileLayout,
+    /// The allocation the tile lies in.
+    pub page: &'a P,
+    /// Where in the page it starts, in bytes.
+    pub offset: usize,
+}
+
+/// The tile sequence of one (layer, KV head, K or V).
+#[derive(Debug, Clone)]
+pub struct Stream<P> {
+    spec: StreamSpec,
+    sink: Option<P>,
+    pages: Vec<Arc<P>>,
+    tail: Option<P>,
+    len: usize,
+    main_end: usize,
+}
+
+/// The streams of one layer.
+#[derive(Debug, Clone)]
+pub struct KvLayer<P> {
+    /// Keys, `[n_kv_heads]`.
+    pub k: Vec<Stream<P>>,
+    /// Values, `[n_kv_heads]`.
+    pub v: Vec<Stream<P>>,
+}
+
+impl<P> KvLayer<P> {
+    /// Tokens stored in this layer.
+    pub fn len(&self) -> usize {
+        self.k.first().map_or(0, |stream| stream.len)
+    }
+
+    /// Whether no token is stored.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<P: Page> Stream<P> {
+    /// An empty stream. `alloc` is asked for the f16 parts at once: their size does not depend on the context.
+    pub fn new(spec: StreamSpec, alloc: &mut dyn FnMut(usize) -> Result<P>) -> Result<Self> {
+        let mut f16_tiles = |tiles: usize| match tiles {
+            0 => Ok(None),
+            _ => alloc(tiles * spec.f16_layout().bytes()).map(Some),
+        };
+        let sink = f16_tiles(spec.sink_tiles)?;
+        let tail = f16_tiles(spec.tail_tiles)?;
+        Ok(Self { spec, sink, pages: Vec::new(), tail, len: 0, main_end: spec.sink_tiles * TILE })
+    }
+
+    /// What this stream stores.
+    pub fn spec(&self) -> &StreamSpec {
+        &self.spec
+    }
+
+    /// Tokens stored.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no token is stored.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Tokens `n_sink .. main_end` are in the main pages, later ones in the tail.
+    pub fn main_end(&self) -> usize {
+        self.main_end
+    }
+
+    /// Bytes allocated: sink, pages and tail. Shared pages are counted in each stream that holds them.
+    pub fn n_bytes(&self) -> usize {
+        let pages = self.pages.iter().map(|page| page.n_bytes());
+        let f16 = self.sink.iter().chain(&self.tail).map(Page::n_bytes);
+        pages.chain(f16).sum()
+    }
+
+    /// Makes room for `n` more tokens in the main pages.
+    pub fn reserve(&mut self, n: usize, alloc: &mut dyn FnMut(usize) -> Result<P>) -> Result<()> {
+        let plan = self.plan(n);
+        let main_tokens = plan.new_main_end.saturating_sub(self.n_sink());
+        let page_bytes = TILES_PER_PAGE * self.spec.main_layout().bytes();
+        while self.pages.len() < main_tokens.div_ceil(TOKENS_PER_PAGE) {
+            self.pages.push(Arc::new(alloc(page_bytes)?));
+        }
+        Ok(())
+    }
+
+    /// Where `n` more tokens go, without writing anything.
+    pub fn plan(&self, n: usize) -> Append {
+        let end = self.len + n;
+        let tail_tokens = self.spec.tail_tiles * TILE;
+        let new_main_end = match tail_tokens {
+            0 => end.max(self.n_sink()),
+            _ => end.saturating_sub(tail_tokens).next_multiple_of(TILE).max(self.main_end),
+        };
+        Append {
+            sink_tiles: self.spec.sink_tiles,
+            tail_tiles: self.spec.tail_tiles,
+            start: self.len,
+            end,
+            main_end: self.main_end,
+            new_main_end,
+        }
+    }
+
+    /// Marks the tokens of `plan` as stored; the device calls it after writing them.
+    pub fn commit(&mut self, plan: Append) {
+        (self.len, self.main_end) = (plan.end, plan.new_main_end);
+    }
+
+    /// Forgets everything, keeping the memory of the f16 parts and releasing the pages.
+    pub fn clear(&mut self) {
+        self.pages.clear();
+        (self.len, self.main_end) = (0, self.n_sink());
+    }
+
+    /// Part and index of tile `index` (tokens `16 index ..`) as things stand.
+    pub fn place(&self, index: usize) -> Place {
+        self.plan(0).place(index)
+    }
+
+    /// Number of tiles that hold at least one token.
+    pub fn n_tiles(&self) -> usize {
+        self.len.div_ceil(TILE)
+    }
+
+    /// The tile that holds tokens `16 index .. 16 index + 16`.
+    ///
+    /// # Panics
+    /// When `index >= n_tiles()`.
+    pub fn tile(&self, index: usize) -> TileRef<'_, P> {
+        assert!(index < self.n_tiles(), "tile {index} of {}", self.n_tiles());
+        self.tile_at(self.place(index))
+    }
+
+    /// The tile at a place named by a plan.
+    ///
+    /// # Panics
+    /// When that part of the stream has no such tile.
+    pub fn tile_at(&self, place: Place) -> TileRef<'_, P> {
+        let (layout, page, tile) = match place {
+            Place::Sink(tile) => {
+                (self.spec.f16_layout(), self.sink.as_ref().expect("sink tile without a sink"), tile)
+            }
+            Place::Tail(tile) => {
+                (self.spec.f16_layout(), self.tail.as_ref().expect("tail tile without a tail"), tile)
+            }
+            Place::Main(tile) => {
+                (self.spec.main_layout(), &*self.pages[tile / TILES_PER_PAGE], tile % TILES_PER_PAGE)
+            }
+        };
+        TileRef { layout, page, offset: tile * layout.bytes() }
+    }
+
+    /// Layout, page (made unique if it was shared) and byte offset of a tile that is about to be written.
+    ///
+    /// # Panics
+    /// When that part of the stream has no such tile; main pages come from [`Stream::reserve`].
+    pub fn tile_mut(&mut self, place: Place) -> (TileLayout, &mut P, usize) {
+        let spec = self.spec;
+        let (layout, page, tile) = match place {
+            Place::Sink(tile) => {
+                (spec.f16_layout(), self.sink.as_mut().expect("sink tile without a sink"), tile)
+            }
+            Place::Tail(tile) => {
+                (spec.f16_layout(), self.tail.as_mut().expect("tail tile without a tail"), tile)
+            }
+            Place::Main(tile) => {
+                let page = Arc::make_mut(&mut self.pages[tile / TILES_PER_PAGE]);
+                (spec.main_layout(), page, tile % TILES_PER_PAGE)
+            }
+        };
+        (layout, page, tile * layout.bytes())
+    }
+
+    /// Cuts the stream to its first `n` tokens without moving any: the part of it that needs no re-encoding.
+    /// Returns the tokens that now lie in a main tile beyond the cut's last whole tile and must be brought back to
+    /// the tail by the caller, as `(place, slots)`; `None` when the cut is clean.
+    ///
+    /// # Panics
+    /// When `n > len()`.
+    pub fn truncate(&mut self, n: usize) -> Option<(Place, Range<usize>)> {
+        assert!(n <= self.len, "cannot cut {} tokens to {n}", self.len);
+        let torn = n % TILE;
+        let tail_is_on = self.spec.tail_tiles > 0;
+        let moved = (tail_is_on && n < self.main_end && n > self.n_sink() && torn != 0)
+            .then(|| (self.place(n / TILE), 0..torn));
+        self.len = n;
+        self.main_end = match tail_is_on {
+            _ if n <= self.n_sink() => self.n_sink(),
+            true => self.main_end.min(n - torn),
+            false => n,
+        };
+        let main_tokens = self.main_end - self.n_sink();
+        let keep = (main_tokens + if moved.is_some() { TILE } else { 0 }).div_ceil(TOKENS_PER_PAGE);
+        self.pages.truncate(keep);
+        moved
+    }
+
+    fn n_sink(&self) -> usize {
+        self.spec.sink_tiles * TILE
+    }
+}
+
+/// Where the next tokens of a stream go. Plain numbers, so that a device can walk it while it writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Append {
+    sink_tiles: usize,
+    tail_tiles: usize,
+    start: usize,
+    end: usize,
+    main_end: usize,
+    new_main_end: usize,
+}
+
+/// One tile to write: `from_tail` slots are moved (encoded) from the same token's old place in the tail, `from_rows`
+/// slots come from the new rows, the first of which is row `first_row`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TileWrite {
+    /// The tile to write.
+    pub place: Place,
+    /// Slots filled from the tail, and the tail tile they come from; the same slots there.
+    pub from_tail: Option<(Place, Range<usize>)>,
+    /// Slots filled from new rows.
+    pub from_rows: Range<usize>,
+    /// Row that goes into slot `from_rows.start`.
+    pub first_row: usize,
+}
+
+impl Append {
+    /// The tiles to write, oldest first. That order is safe: a ring tile is read before it is overwritten.
+    pub fn writes(self) -> Writes {
+        let spills = self.new_main_end > self.main_end && self.start > self.main_end && self.tail_tiles > 0;
+        let first = if spills { self.main_end } else { self.start };
+        Writes { plan: self, tile: first / TILE }
+    }
+
+    /// Part and index of tile `index` once the plan is carried out.
+    pub fn place(&self, index: usize) -> Place {
+        let token = index * TILE;
+        if index < self.sink_tiles {
+            Place::Sink(index)
+        } else if token < self.new_main_end || self.tail_tiles == 0 {
+            Place::Main(index - self.sink_tiles)
+        } else {
+            Place::Tail(index % self.tail_tiles)
+        }
+    }
+}
+
+/// Iterator over the tiles of an [`Append`].
+#[derive(Debug, Clone)]
+pub struct Writes {
+    plan: Append,
+    tile: usize,
+}
+
+impl Iterator for Writes {
+    type Item = TileWrite;
+
+    fn next(&mut self) -> Option<TileWrite> {
+        let plan = &self.plan;
+        loop {
+            let first = self.tile * TILE;
+            if first >= plan.end {
+                return None;
+            }
+            let (index, last) = (self.tile, (first + TILE).min(plan.end));
+            self.tile += 1;
+            let place = plan.place(index);
+            // A token moves when it lay in the tail before and its tile lies in the main pages now.
+            let moves = matches!(place, Place::Main(_)) && plan.tail_tiles > 0 && first >= plan.main_end;
+            let old = first..plan.start.clamp(first, last);
+            let from_tail =
+                (moves && !old.is_empty()).then(|| (Place::Tail(index % plan.tail_tiles), 0..old.len()));
+            let from_rows = plan.start.clamp(first, last) - first..last - first;
+            if from_tail.is_none() && from_rows.is_empty() {
+                continue;
+            }
+            let first_row = (first + from_rows.start).saturating_sub(plan.start);
+            return Some(TileWrite { place, from_tail, from_rows, first_row });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

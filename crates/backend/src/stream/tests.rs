@@ -1,0 +1,139 @@
+//! Carries out plans on a table of token numbers: after any history, each token must be found where the stream says.
+
+use std::collections::HashMap;
+
+use super::*;
+
+#[derive(Clone)]
+struct FakePage(usize);
+
+impl Page for FakePage {
+    fn n_bytes(&self) -> usize {
+        self.0
+    }
+}
+
+type Slots = HashMap<(String, usize), usize>;
+
+fn key(place: Place, slot: usize) -> (String, usize) {
+    (format!("{place:?}"), slot)
+}
+
+fn append(stream: &mut Stream<FakePage>, slots: &mut Slots, n: usize) {
+    stream.reserve(n, &mut |bytes| Ok(FakePage(bytes))).unwrap();
+    let plan = stream.plan(n);
+    let start = stream.len();
+    for write in plan.writes() {
+        let (layout, page, offset) = stream.tile_mut(write.place);
+        assert!(offset + layout.bytes() <= page.n_bytes());
+        if let Some((from, range)) = write.from_tail {
+            for slot in range {
+                let token = slots[&key(from, slot)];
+                slots.insert(key(write.place, slot), token);
+            }
+        }
+        for (i, slot) in write.from_rows.enumerate() {
+            slots.insert(key(write.place, slot), start + write.first_row + i);
+        }
+    }
+    stream.commit(plan);
+}
+
+fn assert_all_found(stream: &Stream<FakePage>, slots: &Slots, context: &str) {
+    for token in 0..stream.len() {
+        let place = stream.place(token / TILE);
+        assert_eq!(
+            slots.get(&key(place, token % TILE)),
+            Some(&token),
+            "token {token} at {place:?}, {context}"
+        );
+        let tile = stream.tile(token / TILE);
+        assert!(tile.offset + tile.layout.bytes() <= tile.page.n_bytes(), "{context}");
+    }
+}
+
+fn specs() -> Vec<StreamSpec> {
+    let mut specs = Vec::new();
+    for dtype in [DType::F16, DType::Turbo3, DType::Q8_0] {
+        let base = StreamSpec::new(dtype, Side::K, 96);
+        specs.push(base);
+        specs.push(StreamSpec { tail_tiles: 0, ..base });
+        specs.push(StreamSpec { tail_tiles: 0, sink_tiles: 2, ..base });
+        specs.push(StreamSpec { tail_tiles: 3, sink_tiles: 1, ..base });
+    }
+    specs
+}
+
+#[test]
+fn every_token_is_found_after_any_sequence_of_appends() {
+    for spec in specs() {
+        for lens in [vec![1; 100], vec![15, 1, 1, 16, 17, 33], vec![300, 1, 1, 128, 5], vec![16, 16, 16, 16]]
+        {
+            let mut stream = Stream::new(spec, &mut |bytes| Ok(FakePage(bytes))).unwrap();
+            let mut slots = Slots::new();
+            for &n in &lens {
+                append(&mut stream, &mut slots, n);
+                assert_all_found(&stream, &slots, &format!("{spec:?} {lens:?}"));
+            }
+            assert_eq!(stream.len(), lens.iter().sum::<usize>());
+        }
+    }
+}
+
+#[test]
+fn every_token_is_found_after_a_cut_and_more_appends() {
+    for spec in specs() {
+        for cut in [0, 1, 15, 16, 17, 31, 32, 40, 100, 127, 128, 129, 150, 159, 160] {
+            let mut stream = Stream::new(spec, &mut |bytes| Ok(FakePage(bytes))).unwrap();
+            let mut slots = Slots::new();
+            append(&mut stream, &mut slots, 160);
+            if let Some((place, range)) = stream.truncate(cut) {
+                let to = stream.place(cut / TILE);
+                for slot in range {
+                    let token = slots[&key(place, slot)];
+                    slots.insert(key(to, slot), token);
+                }
+            }
+            assert_all_found(&stream, &slots, &format!("{spec:?} cut {cut}"));
+            append(&mut stream, &mut slots, 1);
+            append(&mut stream, &mut slots, 50);
+            assert_all_found(&stream, &slots, &format!("{spec:?} cut {cut}, grown"));
+        }
+    }
+}
+
+#[test]
+fn the_tail_holds_at_most_its_tiles_and_starts_on_a_tile() {
+    let spec = StreamSpec { tail_tiles: 2, ..StreamSpec::new(DType::Turbo2, Side::V, 128) };
+    let mut stream = Stream::new(spec, &mut |bytes| Ok(FakePage(bytes))).unwrap();
+    let mut slots = Slots::new();
+    for _ in 0..200 {
+        append(&mut stream, &mut slots, 1);
+        assert_eq!(stream.main_end() % TILE, 0);
+        assert!(stream.len() - stream.main_end() <= 2 * TILE);
+    }
+}
+
+#[test]
+fn bytes_are_those_of_the_allocations() {
+    let mut total = 0;
+    let mut alloc = |bytes| {
+        total += bytes;
+        Ok(FakePage(bytes))
+    };
+    let mut stream = Stream::new(StreamSpec::new(DType::Turbo3, Side::K, 128), &mut alloc).unwrap();
+    stream.reserve(2000, &mut alloc).unwrap();
+    assert_eq!(stream.n_bytes(), total);
+    // 1984 tokens in 16 pages of 128 tokens (50 bytes each), and an f16 tail of 16 tokens.
+    assert_eq!(total, 16 * 128 * 50 + 16 * 128 * 2);
+}
+
+#[test]
+fn a_shared_page_is_copied_when_written() {
+    let mut stream = Stream::new(StreamSpec::new(DType::F16, Side::K, 64), &mut |b| Ok(FakePage(b))).unwrap();
+    append(&mut stream, &mut Slots::new(), 10);
+    let copy = stream.clone();
+    let (_, page, _) = stream.tile_mut(Place::Main(0));
+    page.0 += 1;
+    assert_ne!(copy.tile(0).page.0, stream.tile(0).page.0);
+}

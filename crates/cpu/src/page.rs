@@ -1,0 +1,58 @@
+//! Cache memory on the CPU: zeroed bytes aligned to a cache line.
+
+use kvant_backend::Page;
+
+/// One cache line, the unit of allocation, so that every tile can be read with aligned vector loads.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// A page of the KV cache, aligned to 64 bytes.
+#[derive(Debug, Clone)]
+pub struct CpuPage {
+    lines: Vec<Line>,
+    n_bytes: usize,
+}
+
+impl CpuPage {
+    /// A zeroed page. What it allocates, and reports, is rounded up to whole cache lines.
+    pub fn zeroed(n_bytes: usize) -> Self {
+        let n_lines = n_bytes.div_ceil(64);
+        Self { lines: vec![Line([0; 64]); n_lines], n_bytes: n_lines * 64 }
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: `lines` holds exactly `n_bytes / 64` lines of 64 initialised bytes each, without padding
+        // (`Line` is `repr(C)` around `[u8; 64]` with an alignment of 64), and u8 has no alignment need.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.n_bytes) }
+    }
+
+    /// The bytes, to write.
+    pub fn as_mut_bytes(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_bytes`; `&mut self` makes the borrow unique, and any byte value is valid for `Line`.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.n_bytes) }
+    }
+}
+
+impl Page for CpuPage {
+    fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_zeroed_aligned_and_as_long_as_it_says() {
+        for n in [0, 1, 63, 64, 65, 6400] {
+            let mut page = CpuPage::zeroed(n);
+            assert!(page.n_bytes() >= n && page.n_bytes() < n + 64);
+            assert_eq!(page.as_bytes().len(), page.n_bytes());
+            assert!(page.as_bytes().iter().all(|&b| b == 0));
+            assert_eq!(page.as_mut_bytes().as_ptr() as usize % 64, 0);
+        }
+    }
+}

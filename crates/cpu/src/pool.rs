@@ -1,0 +1,233 @@
+//! A fork-join thread pool for decode: one parallel region per op, thousands per second.
+//!
+//! Waiting threads spin, because a region lasts tens of microseconds and a futex wake costs about as much. They go
+//! to sleep when nothing happens for a while, and yield the core when they wait long, so that a machine shared with
+//! others, or more threads than cores, still makes progress.
+
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Spins before a look at the clock.
+const SPINS: u32 = 1 << 10;
+/// A worker that has been idle this long sleeps until the next region.
+const SLEEP_AFTER: Duration = Duration::from_millis(2);
+/// A thread that has waited this long gives its core away between looks.
+const YIELD_AFTER: Duration = Duration::from_micros(100);
+
+type Job<'a> = dyn Fn(usize) + Sync + 'a;
+
+struct Shared {
+    /// Number of regions started; a change tells workers that `job` is new.
+    epoch: AtomicU32,
+    /// Workers that have not finished the current region.
+    pending: AtomicUsize,
+    /// Workers asleep, or about to be, on `wake`.
+    sleepers: AtomicUsize,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+    job: UnsafeCell<Option<*const Job<'static>>>,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+// SAFETY: `job` is the only field that is not Sync by itself. It is written by the thread that holds `Pool::region`
+// while `pending` is 0 (no worker reads it), and read by workers after they saw the `epoch` increment that follows
+// the write; the pointee is `Sync`.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the pointer is only followed between the two synchronisations.
+unsafe impl Send for Shared {}
+
+/// A pool of threads that run one closure at a time, the caller included.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    region: Mutex<()>,
+}
+
+impl Pool {
+    /// A pool of `n_threads` (at least 1), of which the caller of [`Pool::run`] is one.
+    pub fn new(n_threads: usize) -> Self {
+        let shared = Arc::new(Shared {
+            epoch: AtomicU32::new(0),
+            pending: AtomicUsize::new(0),
+            sleepers: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            job: UnsafeCell::new(None),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+        });
+        let workers = (1..n_threads.max(1))
+            .map(|index| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new()
+                    .name(format!("kvant-{index}"))
+                    .spawn(move || work(&shared, index))
+                    .expect("the system refused to start a thread")
+            })
+            .collect();
+        Self { shared, workers, region: Mutex::new(()) }
+    }
+
+    /// Threads that take part in a region.
+    pub fn n_threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `job(thread)` once on each thread, `0 .. n_threads()`, and returns when all are done.
+    ///
+    /// A panic in `job` is passed on to the caller. `job` must not call into the same pool.
+    pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
+        let shared = &*self.shared;
+        if self.workers.is_empty() {
+            return job(0);
+        }
+        let _region = self.region.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: only the lifetime changes. No worker follows the pointer after `pending` has returned to 0, and
+        // this function does not return, nor unwind, before that.
+        let job_static: *const Job<'static> = unsafe { std::mem::transmute(std::ptr::from_ref(job)) };
+        // SAFETY: `region` is held and `pending` is 0, so no other thread touches the cell.
+        unsafe { *shared.job.get() = Some(job_static) };
+        shared.pending.store(self.workers.len(), Ordering::Relaxed);
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        if shared.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
+            shared.wake.notify_all();
+        }
+        let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
+        wait(|| shared.pending.load(Ordering::Acquire) == 0, None);
+        let theirs = shared.panicked.swap(false, Ordering::Relaxed);
+        if let Err(panic) = mine {
+            resume_unwind(panic);
+        }
+        assert!(!theirs, "a worker thread panicked");
+    }
+
+    /// Runs `job(item)` for every item of `0 .. n`; threads take the next item as they become free.
+    pub fn for_each(&self, n: usize, job: &(dyn Fn(usize) + Sync)) {
+        if n <= 1 {
+            return (0..n).for_each(job);
+        }
+        let next = AtomicUsize::new(0);
+        self.run(&|_| {
+            loop {
+                let item = next.fetch_add(1, Ordering::Relaxed);
+                if item >= n {
+                    break;
+                }
+                job(item);
+            }
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        drop(self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker only ends by returning: its panics are caught and reported by `run`.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn work(shared: &Shared, index: usize) {
+    let mut seen = 0;
+    loop {
+        wait(|| shared.epoch.load(Ordering::SeqCst) != seen, Some(shared));
+        seen = shared.epoch.load(Ordering::SeqCst);
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: the epoch changed, so `run` has written the cell and keeps the closure alive until `pending` is 0.
+        let job = unsafe { &*(*shared.job.get()).expect("a region without a job") };
+        if catch_unwind(AssertUnwindSafe(|| job(index))).is_err() {
+            shared.panicked.store(true, Ordering::Relaxed);
+        }
+        shared.pending.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Waits until `done`: spins, then yields between looks, then (a worker between regions) sleeps on `sleep.wake`.
+fn wait(done: impl Fn() -> bool, sleep: Option<&Shared>) {
+    let mut started = None;
+    loop {
+        for _ in 0..SPINS {
+            if done() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let waited = started.get_or_insert_with(Instant::now).elapsed();
+        match sleep {
+            Some(shared) if waited > SLEEP_AFTER => {
+                let mut guard = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+                // Announced before the last look: `run` looks at `sleepers` after it changed the epoch.
+                shared.sleepers.fetch_add(1, Ordering::SeqCst);
+                while !done() {
+                    guard = shared.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                }
+                shared.sleepers.fetch_sub(1, Ordering::SeqCst);
+                return;
+            }
+            _ if waited > YIELD_AFTER => std::thread::yield_now(),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_runs_exactly_once() {
+        for n_threads in [1, 2, 5] {
+            let pool = Pool::new(n_threads);
+            for n in [0, 1, 2, 7, 1000] {
+                let counts: Vec<_> = (0..n).map(|_| AtomicUsize::new(0)).collect();
+                pool.for_each(n, &|i| {
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(
+                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                    "{n_threads} threads, {n} items"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn workers_wake_from_sleep() {
+        let pool = Pool::new(3);
+        for _ in 0..3 {
+            let sum = AtomicUsize::new(0);
+            pool.run(&|thread| {
+                sum.fetch_add(thread + 1, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 6);
+            std::thread::sleep(2 * SLEEP_AFTER);
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(2);
+        for bad in 0..2 {
+            let result = catch_unwind(AssertUnwindSafe(|| pool.run(&|thread| assert_ne!(thread, bad))));
+            assert!(result.is_err());
+        }
+        let ran = AtomicUsize::new(0);
+        pool.for_each(10, &|_| {
+            ran.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(ran.into_inner(), 10);
+    }
+}
