@@ -48,12 +48,14 @@ pub struct WeightSource {
     pub bytes: SharedBytes,
 }
 
-/// The left operand of a projection: `[rows, n_in]` activations, normalised first when `norm` is given.
+/// The left operand of a projection: `rows` rows of `[.., n_in]` activations, normalised first when `norm` is given.
 pub struct Input<'a, B: Backend> {
-    /// Activations, `[rows, n_in]`.
+    /// Activations, `[first_row + rows, n_in]` or more.
     pub x: &'a B::Buffer,
     /// RMS norm applied to each row before the product. `x` itself is left as it is.
     pub norm: Option<Norm<'a, B::Buffer>>,
+    /// First row to read; the outputs start at their row 0.
+    pub first_row: usize,
     /// Number of rows to read.
     pub rows: usize,
 }
