@@ -1,1 +1,39 @@
 //! Block formats, codebooks and rotations of the Kvant inference engine: pure maths, no I/O, no unsafe.
+//!
+//! Everything here is a *reference*: scalar, deterministic, obvious. Devices own faster versions and are held to
+//! these; they never bring constants of their own.
+//!
+//! | module | what it answers |
+//! |---|---|
+//! | [`DType`] | which formats exist, how many bytes they take |
+//! | [`encode`], [`decode`] | values to block bytes and back, in GGML's byte layouts |
+//! | [`rotation`] | the signed Hadamard rotation in front of the turbo and TQ formats |
+//! | [`codebook`] | the Lloyd-Max tables of N(0, 1) |
+//! | [`turbo`] | turbo2/3/4: norm-corrected codes of 128 rotated values |
+//! | [`tile`] | how the KV cache stores 16 tokens of one head; the layout kernels are held to |
+//!
+//! # Bad numbers
+//!
+//! One rule for every format, applied by [`encode`], [`tile::prepare_row`] and [`tile::TileLayout::put`] alike
+//! (see [`finite`]): **NaN becomes 0, and a value outside the format's range is clamped to it**, infinities
+//! included. The range is ±65,504 (the largest f16) for every format but f32 and bf16, which have their own. Scales
+//! saturate at 65,504 too. So what was encoded here always decodes to finite numbers. A hot path
+//! that appends to a cache cannot report an error per value; it can be predictable.
+
+mod block;
+pub mod block32;
+pub mod codebook;
+mod dtype;
+mod error;
+pub mod finite;
+pub mod random;
+pub mod rotation;
+pub mod tile;
+pub mod turbo;
+
+pub use block::{decode, encode};
+pub use codebook::Codebook;
+pub use dtype::DType;
+pub use error::CodecError;
+pub use rotation::Rotation;
+pub use tile::{Side, TILE, TileLayout};

@@ -1,0 +1,188 @@
+//! GGML's blocks of 32 values: q8_0, q4_0, q4_1, q5_0, q5_1. Layouts and rounding as in GGML, bit for bit.
+//!
+//! | format | bytes | bits per value | value | layout (little endian) |
+//! |---|---|---|---|---|
+//! | q8_0 | 34 | 8.5 | code · d, code -127..=127 | d f16, 32 signed bytes |
+//! | q4_0 | 18 | 4.5 | (code - 8) · d | d f16, 16 bytes: value j low nibble, value j + 16 high nibble of byte j |
+//! | q4_1 | 20 | 5.0 | code · d + m | d f16, m f16, nibbles as q4_0 |
+//! | q5_0 | 22 | 5.5 | (code - 16) · d | d f16, u32 of high bits (bit j = value j), nibbles as q4_0 |
+//! | q5_1 | 24 | 6.0 | code · d + m | d f16, m f16, u32 of high bits, nibbles as q4_0 |
+//!
+//! q8_0 takes d = max|x| / 127. q4_0 and q5_0 let the value of largest magnitude (the first of equals) fall on the
+//! lowest code, which has no positive twin. q4_1 and q5_1 span min to max. Codes are found with the unrounded f32 d.
+//!
+//! Seek unit: one block. Zero and bad numbers: NaN counts as 0, values are clamped to ±65,504; when d vanishes in f16
+//! every code is the one of zero, so the block decodes to 0 (or to m).
+
+use half::f16;
+
+use crate::finite::{F16_MAX, clamp, to_f16};
+
+/// Values per block.
+pub const LEN: usize = 32;
+
+/// The offset that makes a stored q8_0 code of a cache tile unsigned.
+pub const Q8_0_ZERO: u8 = 128;
+/// The q4_0 code of zero.
+pub const Q4_0_ZERO: u8 = 8;
+/// The q5_0 code of zero.
+pub const Q5_0_ZERO: u8 = 16;
+
+/// A block of unsigned codes with a scale: value = (code - zero) · scale.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Coded {
+    /// d of the table above.
+    pub scale: f16,
+    /// `[32]`.
+    pub codes: [u8; LEN],
+}
+
+/// A block of unsigned codes with a scale and a minimum: value = code · scale + min.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CodedMin {
+    /// d of the table above.
+    pub scale: f16,
+    /// m of the table above.
+    pub min: f16,
+    /// `[32]`.
+    pub codes: [u8; LEN],
+}
+
+/// 1 / d, or 0 when d is nothing in f16: then every code is the one of zero.
+fn inverse(d: f32) -> f32 {
+    if to_f16(d) == f16::ZERO { 0.0 } else { 1.0 / d }
+}
+
+/// The value of largest magnitude, the first of equals.
+fn extreme(x: &[f32; LEN]) -> f32 {
+    x.iter().fold(0.0f32, |best, &v| if v.abs() > best.abs() { v } else { best })
+}
+
+/// Codes for q8_0, offset by [`Q8_0_ZERO`].
+pub fn encode_q8_0(x: &[f32; LEN]) -> Coded {
+    let x = x.map(|v| clamp(v, F16_MAX));
+    let d = extreme(&x).abs() / 127.0;
+    let id = inverse(d);
+    Coded { scale: to_f16(d), codes: x.map(|v| ((v * id).round() as i32 + i32::from(Q8_0_ZERO)) as u8) }
+}
+
+/// Codes for q4_0 (`zero` = [`Q4_0_ZERO`]) or q5_0 (`zero` = [`Q5_0_ZERO`]).
+pub fn encode_centred(x: &[f32; LEN], zero: u8) -> Coded {
+    let x = x.map(|v| clamp(v, F16_MAX));
+    let d = extreme(&x) / -f32::from(zero);
+    let id = inverse(d);
+    let top = 2 * zero - 1;
+    Coded { scale: to_f16(d), codes: x.map(|v| ((v * id + f32::from(zero) + 0.5) as u8).min(top)) }
+}
+
+/// Codes for q4_1 (`top` = 15) or q5_1 (`top` = 31).
+pub fn encode_min(x: &[f32; LEN], top: u8) -> CodedMin {
+    let x = x.map(|v| clamp(v, F16_MAX));
+    let (min, max) = x.iter().fold((f32::MAX, f32::MIN), |(lo, hi), &v| (lo.min(v), hi.max(v)));
+    let d = (max - min) / f32::from(top);
+    let id = inverse(d);
+    let codes = x.map(|v| (((v - min) * id + 0.5) as u8).min(top));
+    CodedMin { scale: to_f16(d), min: to_f16(min), codes }
+}
+
+impl Coded {
+    /// The values: (code - zero) · scale.
+    pub fn decode(&self, zero: u8) -> [f32; LEN] {
+        let d = self.scale.to_f32();
+        self.codes.map(|c| (f32::from(c) - f32::from(zero)) * d)
+    }
+}
+
+impl CodedMin {
+    /// The values: code · scale + min.
+    pub fn decode(&self) -> [f32; LEN] {
+        let (d, m) = (self.scale.to_f32(), self.min.to_f32());
+        self.codes.map(|c| f32::from(c) * d + m)
+    }
+}
+
+/// Low nibbles: value j in the low half of byte j, value j + 16 in the high half.
+fn put_nibbles(codes: &[u8; LEN], out: &mut [u8]) {
+    for (j, byte) in out.iter_mut().enumerate() {
+        *byte = (codes[j] & 15) | (codes[j + 16] & 15) << 4;
+    }
+}
+
+fn nibble(bytes: &[u8], j: usize) -> u8 {
+    bytes[j % 16] >> (4 * (j / 16)) & 15
+}
+
+/// Fifth bits: bit j of a little-endian u32 belongs to value j.
+fn put_fifth_bits(codes: &[u8; LEN], out: &mut [u8]) {
+    let bits = codes.iter().enumerate().fold(0u32, |bits, (j, &c)| bits | u32::from(c >> 4) << j);
+    out.copy_from_slice(&bits.to_le_bytes());
+}
+
+fn fifth_bit(bytes: &[u8], j: usize) -> u8 {
+    (bytes[j / 8] >> (j % 8) & 1) << 4
+}
+
+fn half_at(bytes: &[u8], at: usize) -> f16 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+pub(crate) fn pack_q8_0(x: &[f32; LEN], block: &mut [u8; 34]) {
+    let coded = encode_q8_0(x);
+    block[..2].copy_from_slice(&coded.scale.to_le_bytes());
+    for (byte, code) in block[2..].iter_mut().zip(coded.codes) {
+        *byte = code.wrapping_sub(Q8_0_ZERO);
+    }
+}
+
+pub(crate) fn unpack_q8_0(block: &[u8; 34]) -> [f32; LEN] {
+    let codes = std::array::from_fn(|j| block[2 + j].wrapping_add(Q8_0_ZERO));
+    Coded { scale: half_at(block, 0), codes }.decode(Q8_0_ZERO)
+}
+
+pub(crate) fn pack_q4_0(x: &[f32; LEN], block: &mut [u8; 18]) {
+    let coded = encode_centred(x, Q4_0_ZERO);
+    block[..2].copy_from_slice(&coded.scale.to_le_bytes());
+    put_nibbles(&coded.codes, &mut block[2..]);
+}
+
+pub(crate) fn unpack_q4_0(block: &[u8; 18]) -> [f32; LEN] {
+    let codes = std::array::from_fn(|j| nibble(&block[2..], j));
+    Coded { scale: half_at(block, 0), codes }.decode(Q4_0_ZERO)
+}
+
+pub(crate) fn pack_q5_0(x: &[f32; LEN], block: &mut [u8; 22]) {
+    let coded = encode_centred(x, Q5_0_ZERO);
+    block[..2].copy_from_slice(&coded.scale.to_le_bytes());
+    put_fifth_bits(&coded.codes, &mut block[2..6]);
+    put_nibbles(&coded.codes, &mut block[6..]);
+}
+
+pub(crate) fn unpack_q5_0(block: &[u8; 22]) -> [f32; LEN] {
+    let codes = std::array::from_fn(|j| nibble(&block[6..], j) | fifth_bit(&block[2..], j));
+    Coded { scale: half_at(block, 0), codes }.decode(Q5_0_ZERO)
+}
+
+pub(crate) fn pack_q4_1(x: &[f32; LEN], block: &mut [u8; 20]) {
+    let coded = encode_min(x, 15);
+    block[..2].copy_from_slice(&coded.scale.to_le_bytes());
+    block[2..4].copy_from_slice(&coded.min.to_le_bytes());
+    put_nibbles(&coded.codes, &mut block[4..]);
+}
+
+pub(crate) fn unpack_q4_1(block: &[u8; 20]) -> [f32; LEN] {
+    let codes = std::array::from_fn(|j| nibble(&block[4..], j));
+    CodedMin { scale: half_at(block, 0), min: half_at(block, 2), codes }.decode()
+}
+
+pub(crate) fn pack_q5_1(x: &[f32; LEN], block: &mut [u8; 24]) {
+    let coded = encode_min(x, 31);
+    block[..2].copy_from_slice(&coded.scale.to_le_bytes());
+    block[2..4].copy_from_slice(&coded.min.to_le_bytes());
+    put_fifth_bits(&coded.codes, &mut block[4..8]);
+    put_nibbles(&coded.codes, &mut block[8..]);
+}
+
+pub(crate) fn unpack_q5_1(block: &[u8; 24]) -> [f32; LEN] {
+    let codes = std::array::from_fn(|j| nibble(&block[8..], j) | fifth_bit(&block[4..], j));
+    CodedMin { scale: half_at(block, 0), min: half_at(block, 2), codes }.decode()
+}

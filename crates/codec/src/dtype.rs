@@ -1,0 +1,291 @@
+//! The formats by name, size and GGML id.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::CodecError;
+
+/// A storage format for a row of numbers.
+///
+/// Weights come in any of them except turbo; the KV cache holds those in [`DType::KV`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// The upper half of a binary32.
+    BF16,
+    /// 32 values: f16 scale, signed bytes.
+    Q8_0,
+    /// 32 values: f16 scale, nibbles centred on 8.
+    Q4_0,
+    /// 32 values: f16 scale and minimum, nibbles.
+    Q4_1,
+    /// 32 values: f16 scale, 5-bit codes centred on 16.
+    Q5_0,
+    /// 32 values: f16 scale and minimum, 5-bit codes.
+    Q5_1,
+    /// 256 values: 16 sub-blocks of 16 with 4-bit scales and minima, 2-bit codes.
+    Q2K,
+    /// 256 values: 16 sub-blocks of 16 with 6-bit scales, 3-bit codes.
+    Q3K,
+    /// 256 values: 8 sub-blocks of 32 with 6-bit scales and minima, 4-bit codes.
+    Q4K,
+    /// 256 values: 8 sub-blocks of 32 with 6-bit scales and minima, 5-bit codes.
+    Q5K,
+    /// 256 values: 16 sub-blocks of 16 with 8-bit scales, 6-bit codes.
+    Q6K,
+    /// 32 rotated values: two f16 scales, 3-bit codebook indices.
+    TQ3_1S,
+    /// 32 rotated values: two f16 scales, 4-bit codebook indices.
+    TQ4_1S,
+    /// 128 rotated values: one f16 scale, 2-bit Lloyd-Max indices. KV only.
+    Turbo2,
+    /// 128 rotated values: one f16 scale, 3-bit Lloyd-Max indices. KV only.
+    Turbo3,
+    /// 128 rotated values: one f16 scale, 4-bit Lloyd-Max indices. KV only.
+    Turbo4,
+}
+
+impl DType {
+    /// Every format.
+    pub const ALL: [Self; 18] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::TQ3_1S,
+        Self::TQ4_1S,
+        Self::Turbo2,
+        Self::Turbo3,
+        Self::Turbo4,
+    ];
+
+    /// The formats a KV cache can hold.
+    pub const KV: [Self; 8] =
+        [Self::F32, Self::F16, Self::BF16, Self::Q8_0, Self::Q4_0, Self::Turbo2, Self::Turbo3, Self::Turbo4];
+
+    /// The name users type and files print, e.g. `q4_K` or `turbo3`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+            Self::Q2K => "q2_K",
+            Self::Q3K => "q3_K",
+            Self::Q4K => "q4_K",
+            Self::Q5K => "q5_K",
+            Self::Q6K => "q6_K",
+            Self::TQ3_1S => "tq3_1s",
+            Self::TQ4_1S => "tq4_1s",
+            Self::Turbo2 => "turbo2",
+            Self::Turbo3 => "turbo3",
+            Self::Turbo4 => "turbo4",
+        }
+    }
+
+    /// Values per block, the unit that is encoded together.
+    pub const fn block_len(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::TQ3_1S | Self::TQ4_1S => {
+                32
+            }
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Turbo2 | Self::Turbo3 | Self::Turbo4 => 128,
+        }
+    }
+
+    /// Bytes per block, scales included.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::Q8_0 => 34,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+            Self::TQ3_1S => 16,
+            Self::TQ4_1S => 20,
+            Self::Turbo2 => 34,
+            Self::Turbo3 => 50,
+            Self::Turbo4 => 66,
+        }
+    }
+
+    /// Bits per stored value, scales included.
+    pub fn bits_per_value(self) -> f64 {
+        (8 * self.block_bytes()) as f64 / self.block_len() as f64
+    }
+
+    /// The tensor type id in GGUF files. `None` for the turbo formats, which no file holds.
+    ///
+    /// 45 and 46 (tq3_1s, tq4_1s) are private to one fork; upstream may give them another meaning.
+    pub const fn ggml_id(self) -> Option<u32> {
+        match self {
+            Self::F32 => Some(0),
+            Self::F16 => Some(1),
+            Self::Q4_0 => Some(2),
+            Self::Q4_1 => Some(3),
+            Self::Q5_0 => Some(6),
+            Self::Q5_1 => Some(7),
+            Self::Q8_0 => Some(8),
+            Self::Q2K => Some(10),
+            Self::Q3K => Some(11),
+            Self::Q4K => Some(12),
+            Self::Q5K => Some(13),
+            Self::Q6K => Some(14),
+            Self::BF16 => Some(30),
+            Self::TQ3_1S => Some(45),
+            Self::TQ4_1S => Some(46),
+            Self::Turbo2 | Self::Turbo3 | Self::Turbo4 => None,
+        }
+    }
+
+    /// The format behind a GGUF tensor type id, `None` if this crate does not know it.
+    pub fn from_ggml_id(id: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|t| t.ggml_id() == Some(id))
+    }
+
+    /// Bytes of a row of `values` numbers.
+    ///
+    /// # Errors
+    /// [`CodecError::NotWholeBlocks`] unless `values` is a multiple of [`DType::block_len`];
+    /// [`CodecError::TooLarge`] when the size does not fit `usize`.
+    pub fn row_bytes(self, values: usize) -> Result<usize, CodecError> {
+        let block = self.block_len();
+        if !values.is_multiple_of(block) {
+            return Err(CodecError::NotWholeBlocks { dtype: self, block, got: values });
+        }
+        (values / block).checked_mul(self.block_bytes()).ok_or(CodecError::TooLarge { dtype: self, values })
+    }
+
+    /// Whether a KV cache can hold it.
+    pub fn is_kv(self) -> bool {
+        Self::KV.contains(&self)
+    }
+
+    /// Whether it is turbo2, turbo3 or turbo4: coded in the rotated domain.
+    pub const fn is_turbo(self) -> bool {
+        matches!(self, Self::Turbo2 | Self::Turbo3 | Self::Turbo4)
+    }
+
+    /// The largest magnitude it accepts; [`crate::finite::clamp`] brings everything else there.
+    pub fn max_abs(self) -> f32 {
+        match self {
+            Self::F32 => f32::MAX,
+            Self::BF16 => half::bf16::MAX.to_f32(),
+            _ => crate::finite::F16_MAX,
+        }
+    }
+}
+
+/// Names of `types`, for messages.
+pub(crate) fn list(types: &[DType]) -> String {
+    types.iter().map(|t| t.name()).collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for DType {
+    type Err = CodecError;
+
+    /// Reads a name as [`DType::name`] writes it; case does not matter.
+    fn from_str(s: &str) -> Result<Self, CodecError> {
+        Self::ALL
+            .into_iter()
+            .find(|t| t.name().eq_ignore_ascii_case(s))
+            .ok_or_else(|| CodecError::UnknownName { name: s.to_owned(), known: list(&Self::ALL) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_the_published_ones() {
+        let want = [
+            (DType::F32, 1, 4, 32.0),
+            (DType::F16, 1, 2, 16.0),
+            (DType::BF16, 1, 2, 16.0),
+            (DType::Q8_0, 32, 34, 8.5),
+            (DType::Q4_0, 32, 18, 4.5),
+            (DType::Q4_1, 32, 20, 5.0),
+            (DType::Q5_0, 32, 22, 5.5),
+            (DType::Q5_1, 32, 24, 6.0),
+            (DType::Q2K, 256, 84, 2.625),
+            (DType::Q3K, 256, 110, 3.4375),
+            (DType::Q4K, 256, 144, 4.5),
+            (DType::Q5K, 256, 176, 5.5),
+            (DType::Q6K, 256, 210, 6.5625),
+            (DType::TQ3_1S, 32, 16, 4.0),
+            (DType::TQ4_1S, 32, 20, 5.0),
+            (DType::Turbo2, 128, 34, 2.125),
+            (DType::Turbo3, 128, 50, 3.125),
+            (DType::Turbo4, 128, 66, 4.125),
+        ];
+        assert_eq!(want.map(|w| w.0), DType::ALL);
+        for (t, len, bytes, bpv) in want {
+            assert_eq!((t.block_len(), t.block_bytes(), t.bits_per_value()), (len, bytes, bpv), "{t}");
+            assert_eq!(t.row_bytes(4 * len), Ok(4 * bytes), "{t}");
+        }
+    }
+
+    #[test]
+    fn names_and_ids_lead_back_to_their_format() {
+        for t in DType::ALL {
+            assert_eq!(t.name().parse(), Ok(t));
+            assert_eq!(t.name().to_uppercase().parse(), Ok(t));
+            assert_eq!(t.ggml_id().is_none(), t.is_turbo(), "{t}");
+            if let Some(id) = t.ggml_id() {
+                assert_eq!(DType::from_ggml_id(id), Some(t));
+            }
+        }
+        // 4, 5: formats removed from GGML; 9: q8_1; 42..=44: turbo in one fork, never in a file.
+        for id in [4, 5, 9, 15, 42, 43, 44, 47, u32::MAX] {
+            assert_eq!(DType::from_ggml_id(id), None);
+        }
+    }
+
+    #[test]
+    fn unknown_name_lists_the_known_ones() {
+        let message = "turbo5".parse::<DType>().unwrap_err().to_string();
+        assert!(message.contains("\"turbo5\"") && message.contains("turbo4") && message.contains("q4_K"));
+    }
+
+    #[test]
+    fn rows_of_broken_blocks_or_absurd_size_are_refused() {
+        assert_eq!(
+            DType::Q4K.row_bytes(255),
+            Err(CodecError::NotWholeBlocks { dtype: DType::Q4K, block: 256, got: 255 })
+        );
+        assert!(matches!(DType::F32.row_bytes(usize::MAX), Err(CodecError::TooLarge { .. })));
+        assert_eq!(DType::Turbo3.row_bytes(0), Ok(0));
+    }
+}

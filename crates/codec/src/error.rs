@@ -1,0 +1,70 @@
+//! What can go wrong when sizes and names meet.
+
+use crate::DType;
+
+/// Every way a call into this crate can be refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// A format name that no [`DType`] carries.
+    #[error("unknown format {name:?}; known: {known}")]
+    UnknownName {
+        /// The name as given.
+        name: String,
+        /// Every known name, separated by commas.
+        known: String,
+    },
+    /// A number of values that is not a whole number of blocks.
+    #[error("{dtype}: {got} values are not a multiple of the block of {block}")]
+    NotWholeBlocks {
+        /// The format asked for.
+        dtype: DType,
+        /// Values per block.
+        block: usize,
+        /// Values given.
+        got: usize,
+    },
+    /// A byte buffer whose length does not match the number of values.
+    #[error("{dtype}: {values} values take {expected} bytes, the buffer has {got}")]
+    BufferSize {
+        /// The format asked for.
+        dtype: DType,
+        /// Values given.
+        values: usize,
+        /// Bytes these values take.
+        expected: usize,
+        /// Bytes given.
+        got: usize,
+    },
+    /// A size computation that does not fit `usize`.
+    #[error("{dtype}: the size of {values} values does not fit the address space")]
+    TooLarge {
+        /// The format asked for.
+        dtype: DType,
+        /// Values asked for.
+        values: usize,
+    },
+    /// A format that the KV cache cannot hold.
+    #[error("{dtype} is not a KV cache format; the cache holds {known}")]
+    NotKv {
+        /// The format asked for.
+        dtype: DType,
+        /// Every KV format, separated by commas.
+        known: String,
+    },
+    /// A tile row length that is zero or not a multiple of the format's step.
+    #[error("{dtype}: a tile row of {got} dims is not a positive multiple of {step}")]
+    TileDim {
+        /// The format asked for.
+        dtype: DType,
+        /// Rows are padded to a multiple of this.
+        step: usize,
+        /// Dims given.
+        got: usize,
+    },
+    /// A format whose code is still to come.
+    #[error("{dtype} cannot be coded yet")]
+    NotYet {
+        /// The format asked for.
+        dtype: DType,
+    },
+}

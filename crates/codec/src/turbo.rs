@@ -1,0 +1,136 @@
+//! turbo2, turbo3, turbo4: the codec of the compressed KV cache.
+//!
+//! Purpose: store 128 coordinates of a K or V vector in 2, 3 or 4 bits each so that attention can read them without
+//! undoing anything. Method: TurboQuant's MSE quantiser ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)), with
+//! DRIVE and EDEN ([arXiv 2105.08339](https://arxiv.org/abs/2105.08339),
+//! [arXiv 2108.08842](https://arxiv.org/abs/2108.08842)) before it: rotate, code each coordinate with the Lloyd-Max
+//! table of N(0, 1/128), keep the norm in one f16.
+//!
+//! ```text
+//! y     = rotation.forward(x)                        [128]
+//! idx_j = nearest level to y_j · √128 / |y|          (ties go up)
+//! scale = f16(|y| / |c(idx)|)                        norm correction: the decoded vector has the norm of the input
+//! ŷ_j   = c(idx_j) · scale                           c ascending, levels / √128
+//! ```
+//!
+//! | format | bytes per 128 | bits per value | layout (little endian) |
+//! |---|---|---|---|
+//! | turbo2 | 34 | 2.125 | scale f16, 32 bytes: value j in byte j/4, bits 2·(j mod 4) |
+//! | turbo3 | 50 | 3.125 | scale f16, 32 bytes of low two bits as turbo2, 16 bytes of high bits: value j in byte j/8, bit j mod 8 |
+//! | turbo4 | 66 | 4.125 | scale f16, 64 bytes: value j in byte j/2, low nibble for even j |
+//!
+//! Seek unit: one block. The KV cache stores the same indices and scales in another order ([`crate::tile`]).
+//!
+//! Zero and bad numbers: a vector of norm below 1e-10 gets scale 0 and decodes to zeros. NaN counts as 0, values are
+//! clamped to ±65,504 before and after rotation, the scale saturates at 65,504 (so a longer vector decodes to one of
+//! about that norm). All-zero bytes decode to zeros.
+//!
+//! Decoding and encoding again gives the same bytes whenever the norm of the coded direction is near 1 (0.88 to 1.13
+//! suffices for all three), as it is for any vector that the rotation makes look Gaussian.
+
+use half::f16;
+
+use crate::finite::{F16_MAX, clamp, to_f16};
+use crate::{Codebook, DType, Rotation};
+
+/// Values per block: one rotation slice.
+pub const LEN: usize = 128;
+
+/// Below this norm a slice is taken for zero: its scale would vanish in f16 anyway.
+const TINY: f64 = 1e-10;
+
+/// A coded slice: 128 indices into an ascending codebook and their scale.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Coded {
+    /// What one unit of [`Codebook::centroids`] stands for.
+    pub scale: f16,
+    /// `[128]`, each below `1 << bits`.
+    pub indices: [u8; LEN],
+}
+
+/// The codebook of a turbo format, `None` for any other format.
+pub const fn codebook(dtype: DType) -> Option<Codebook> {
+    match dtype {
+        DType::Turbo2 => Some(Codebook::GAUSS2),
+        DType::Turbo3 => Some(Codebook::GAUSS3),
+        DType::Turbo4 => Some(Codebook::GAUSS4),
+        _ => None,
+    }
+}
+
+/// Codes a slice that is already rotated.
+///
+/// The norm is summed in f64 so that it does not depend on the order of summation; a kernel that sums in f32 may
+/// choose the neighbouring index for a coordinate within a few f32 steps of a decision point.
+pub fn encode_rotated(book: &Codebook, y: &[f32; LEN]) -> Coded {
+    let y = y.map(|v| clamp(v, F16_MAX));
+    let norm = y.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
+    if norm < TINY {
+        return Coded { scale: f16::ZERO, indices: [book.nearest(0.0); LEN] };
+    }
+    let to_unit_variance = ((LEN as f64).sqrt() / norm) as f32;
+    let indices = y.map(|v| book.nearest(v * to_unit_variance));
+    let coded_norm =
+        indices.iter().map(|&i| f64::from(book.centroids()[usize::from(i)]).powi(2)).sum::<f64>().sqrt();
+    Coded { scale: to_f16((norm / coded_norm) as f32), indices }
+}
+
+/// The values of a coded slice, still rotated.
+pub fn decode_rotated(book: &Codebook, coded: &Coded) -> [f32; LEN] {
+    let scale = coded.scale.to_f32();
+    coded.indices.map(|i| book.centroids()[usize::from(i)] * scale)
+}
+
+/// Rotates and codes one slice.
+pub fn encode_slice(book: &Codebook, rotation: &Rotation, x: &[f32; LEN]) -> Coded {
+    let mut y = x.map(|v| clamp(v, F16_MAX));
+    rotation.forward(&mut y);
+    encode_rotated(book, &y)
+}
+
+/// Decodes one slice and undoes the rotation.
+pub fn decode_slice(book: &Codebook, rotation: &Rotation, coded: &Coded) -> [f32; LEN] {
+    let mut x = decode_rotated(book, coded);
+    rotation.inverse(&mut x);
+    x
+}
+
+/// Rotates, codes and packs one block of [`Rotation::kv`].
+pub(crate) fn pack_block(book: &Codebook, x: &[f32; LEN], block: &mut [u8]) {
+    pack(book.bits(), &encode_slice(book, &Rotation::kv(), x), block);
+}
+
+/// Undoes [`pack_block`].
+pub(crate) fn unpack_block(book: &Codebook, block: &[u8]) -> [f32; LEN] {
+    decode_slice(book, &Rotation::kv(), &unpack(book.bits(), block))
+}
+
+/// Writes a coded slice in the block layout of `bits` = 2, 3 or 4 (see the module's table).
+fn pack(bits: u32, coded: &Coded, block: &mut [u8]) {
+    let (scale, planes) = block.split_at_mut(2);
+    scale.copy_from_slice(&coded.scale.to_le_bytes());
+    planes.fill(0);
+    for (j, &index) in coded.indices.iter().enumerate() {
+        match bits {
+            2 => planes[j / 4] |= index << (2 * (j % 4)),
+            3 => {
+                planes[j / 4] |= (index & 3) << (2 * (j % 4));
+                planes[32 + j / 8] |= (index >> 2) << (j % 8);
+            }
+            4 => planes[j / 2] |= index << (4 * (j % 2)),
+            _ => unreachable!("turbo codebooks have 2 to 4 bits, not {bits}"),
+        }
+    }
+}
+
+/// Reads what [`pack`] wrote.
+fn unpack(bits: u32, block: &[u8]) -> Coded {
+    let (scale, planes) = block.split_at(2);
+    let index = |j: usize| match bits {
+        2 => planes[j / 4] >> (2 * (j % 4)) & 3,
+        3 => (planes[j / 4] >> (2 * (j % 4)) & 3) | (planes[32 + j / 8] >> (j % 8) & 1) << 2,
+        4 => planes[j / 2] >> (4 * (j % 2)) & 15,
+        _ => unreachable!("turbo codebooks have 2 to 4 bits, not {bits}"),
+    };
+    Coded { scale: f16::from_le_bytes([scale[0], scale[1]]), indices: std::array::from_fn(index) }
+}
