@@ -46,31 +46,37 @@ pub struct StreamSpec {
 
 impl StreamSpec {
     /// A stream with no sink, the shortest tail its type needs and no scaling.
+    ///
+    /// # Panics
+    /// When `dtype` is not a KV type; a plan checks that before it makes streams.
     pub fn new(dtype: DType, side: Side, head_dim: usize) -> Self {
+        assert!(dtype.is_kv(), "{KV_ONLY}");
         let tail_tiles = usize::from(is_coded(dtype));
         Self { dtype, side, head_dim, sink_tiles: 0, tail_tiles, alpha: 1.0 }
     }
 
     /// Values per token as stored: the head padded for the stream's type.
     pub fn dim(&self) -> usize {
-        padded_dim(self.dtype, self.head_dim)
+        padded_dim(self.dtype, self.head_dim).expect(KV_ONLY)
     }
 
     /// Layout of a main tile.
     pub fn main_layout(&self) -> TileLayout {
-        TileLayout::new(self.dtype, self.side, self.dim())
+        TileLayout::new(self.dtype, self.side, self.dim()).expect(KV_ONLY)
     }
 
     /// Layout of a sink or tail tile.
     pub fn f16_layout(&self) -> TileLayout {
-        TileLayout::new(DType::F16, self.side, self.dim())
+        TileLayout::new(DType::F16, self.side, self.dim()).expect(KV_ONLY)
     }
 
     /// Whether rows are rotated before they are stored, in all three parts.
     pub fn rotates(&self) -> bool {
-        matches!(self.dtype, DType::Turbo2 | DType::Turbo3 | DType::Turbo4)
+        self.dtype.is_turbo()
     }
 }
+
+const KV_ONLY: &str = "a stream stores KV types only";
 
 fn is_coded(dtype: DType) -> bool {
     !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)

@@ -1,0 +1,122 @@
+//! What a cache stores: the shape of the model's KV heads and a type for each of them.
+
+use kvant_backend::StreamSpec;
+use kvant_codec::DType;
+use kvant_codec::tile::{Side, TILE};
+
+use crate::{KvError, Policies};
+
+/// The KV heads of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvShape {
+    /// Layers that have a cache.
+    pub n_layers: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// KV heads of each layer.
+    pub n_kv_heads: usize,
+    /// Values of a key head.
+    pub k_head_dim: usize,
+    /// Values of a value head.
+    pub v_head_dim: usize,
+}
+
+impl KvShape {
+    /// Query heads per KV head.
+    pub fn gqa_ratio(&self) -> usize {
+        self.n_heads / self.n_kv_heads.max(1)
+    }
+
+    /// Bytes that `tokens` tokens take in f16, unpadded: what every saving is measured against.
+    pub fn f16_bytes(&self, tokens: usize) -> usize {
+        2 * tokens * self.n_layers * self.n_kv_heads * (self.k_head_dim + self.v_head_dim)
+    }
+}
+
+/// The types of one KV head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadTypes {
+    /// Type of the keys.
+    pub k: DType,
+    /// Type of the values.
+    pub v: DType,
+}
+
+/// The full description of what a cache stores; kernels read it, policies fill it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Types, `[n_layers][n_kv_heads]`.
+    pub types: Vec<Vec<HeadTypes>>,
+    /// First tokens kept in f16; rounded up to whole tiles.
+    pub sink_tokens: usize,
+    /// Youngest tokens kept in f16, beyond those that wait to fill a tile; rounded up to whole tiles.
+    pub recent_tokens: usize,
+    /// Whether tokens that do not fill a tile yet wait in f16. Off, they are encoded at once; for measurements.
+    pub tail: bool,
+    /// Factor on every encoded vector's norm.
+    pub alpha: f32,
+    /// What the policies changed, one line each, for the summary.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// The same types for every head, changed by `policies`.
+    ///
+    /// # Errors
+    /// When `k` or `v` is not a KV type, or a type table does not fit the shape.
+    pub fn new(shape: &KvShape, k: DType, v: DType, policies: &Policies) -> Result<Self, KvError> {
+        for dtype in [k, v] {
+            if !dtype.is_kv() {
+                return Err(KvError::NotKvType { got: dtype.name().to_owned() });
+            }
+        }
+        let mut plan = Self {
+            types: vec![vec![HeadTypes { k, v }; shape.n_kv_heads]; shape.n_layers],
+            sink_tokens: 0,
+            recent_tokens: 0,
+            tail: true,
+            alpha: 1.0,
+            notes: Vec::new(),
+        };
+        policies.apply(shape, &mut plan)?;
+        Ok(plan)
+    }
+
+    /// The stream of one head and side.
+    pub fn stream(&self, shape: &KvShape, layer: usize, head: usize, side: Side) -> StreamSpec {
+        let types = self.types[layer][head];
+        let (dtype, head_dim) = match side {
+            Side::K => (types.k, shape.k_head_dim),
+            Side::V => (types.v, shape.v_head_dim),
+        };
+        let spec = StreamSpec::new(dtype, side, head_dim);
+        if spec.tail_tiles == 0 {
+            return spec;
+        }
+        let tail_tiles = if self.tail { spec.tail_tiles + self.recent_tokens.div_ceil(TILE) } else { 0 };
+        StreamSpec { tail_tiles, sink_tiles: self.sink_tokens.div_ceil(TILE), alpha: self.alpha, ..spec }
+    }
+
+    /// Mean bits per stored value of the keys and of the values, scales included, padding and f16 parts not.
+    pub fn bits_per_value(&self) -> (f64, f64) {
+        let heads = self.types.iter().flatten();
+        let n = heads.clone().count().max(1) as f64;
+        let (k, v) = heads
+            .fold((0.0, 0.0), |(k, v), types| (k + types.k.bits_per_value(), v + types.v.bits_per_value()));
+        (k / n, v / n)
+    }
+
+    /// The name of the keys' and of the values' type: a type name, or `mixed`.
+    pub fn type_names(&self) -> (&'static str, &'static str) {
+        let name = |pick: fn(&HeadTypes) -> DType| {
+            let mut types = self.types.iter().flatten().map(pick);
+            let first = types.next();
+            match first {
+                Some(dtype) if types.all(|other| other == dtype) => dtype.name(),
+                Some(_) => "mixed",
+                None => "none",
+            }
+        };
+        (name(|t| t.k), name(|t| t.v))
+    }
+}

@@ -1,0 +1,319 @@
+//! Policies: named rules that change a plan. They are data, parsed from `--kv-policy`, and each says what it did.
+
+use std::fmt;
+use std::str::FromStr;
+
+use kvant_codec::DType;
+
+use crate::{HeadTypes, KvError, KvShape, Plan};
+
+/// One rule.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Policy {
+    /// Keys below 8 bits become q8_0 where 6 or more query heads share a KV head: symmetric low-bit keys ruined such
+    /// models (Qwen2.5: perplexity 2887 against 7.4).
+    AutoAsymmetric,
+    /// q8_0 in the first and last KV layers, counted by KV-layer ordinal.
+    Boundary {
+        /// Layers at the start.
+        first: usize,
+        /// Layers at the end.
+        last: usize,
+    },
+    /// The first tokens stay in f16.
+    Sink(usize),
+    /// The youngest tokens stay in f16.
+    Recent(usize),
+    /// Every encoded norm is multiplied by this factor.
+    Alpha(f32),
+    /// Types from a table, see [`Policies::with_table`].
+    Table(Vec<TableRule>),
+}
+
+/// One line of a type table: which heads it names and what they become.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableRule {
+    line: usize,
+    layer: Option<usize>,
+    head: Option<usize>,
+    k: Option<DType>,
+    v: Option<DType>,
+}
+
+/// The rules of a cache, applied in order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policies(pub Vec<Policy>);
+
+/// What `--kv-policy` accepts.
+const POLICY_SYNTAX: &str =
+    "none, or a comma list of auto-asymmetric, boundary[:FIRST[:LAST]], sink:N, recent:N, alpha:X";
+
+impl Default for Policies {
+    /// `auto-asymmetric`: quality is not given away silently.
+    fn default() -> Self {
+        Self(vec![Policy::AutoAsymmetric])
+    }
+}
+
+impl Policies {
+    /// No rule at all.
+    pub fn none() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Adds an explicit type table, applied last. Each line reads `LAYER HEAD K|V|KV TYPE`, where LAYER and HEAD are
+    /// numbers from 0 or `*`; later lines win; `#` starts a comment.
+    ///
+    /// # Errors
+    /// When a line cannot be read; the shape is checked when the plan is made.
+    pub fn with_table(mut self, text: &str) -> Result<Self, KvError> {
+        let rules = text.lines().enumerate().filter_map(|(i, line)| {
+            let line_text = line.split('#').next().unwrap_or_default().trim();
+            (!line_text.is_empty()).then(|| TableRule::parse(i + 1, line_text))
+        });
+        self.0.push(Policy::Table(rules.collect::<Result<_, _>>()?));
+        Ok(self)
+    }
+
+    pub(crate) fn apply(&self, shape: &KvShape, plan: &mut Plan) -> Result<(), KvError> {
+        self.0.iter().try_for_each(|policy| policy.apply(shape, plan))
+    }
+}
+
+impl FromStr for Policies {
+    type Err = KvError;
+
+    fn from_str(text: &str) -> Result<Self, KvError> {
+        if text == "none" {
+            return Ok(Self::none());
+        }
+        text.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl FromStr for Policy {
+    type Err = KvError;
+
+    fn from_str(text: &str) -> Result<Self, KvError> {
+        let error = || KvError::Policy { got: text.to_owned(), expected: POLICY_SYNTAX };
+        let mut parts = text.trim().split(':');
+        let name = parts.next().unwrap_or_default();
+        let args: Vec<&str> = parts.collect();
+        let count = |arg: &str| arg.parse::<usize>().map_err(|_| error());
+        match (name, args.as_slice()) {
+            ("auto-asymmetric", []) => Ok(Self::AutoAsymmetric),
+            ("boundary", []) => Ok(Self::Boundary { first: 2, last: 2 }),
+            ("boundary", [n]) => Ok(Self::Boundary { first: count(n)?, last: count(n)? }),
+            ("boundary", [first, last]) => Ok(Self::Boundary { first: count(first)?, last: count(last)? }),
+            ("sink", [n]) => Ok(Self::Sink(count(n)?)),
+            ("recent", [n]) => Ok(Self::Recent(count(n)?)),
+            ("alpha", [x]) => match x.parse::<f32>() {
+                Ok(x) if x > 0.0 && x < 4.0 => Ok(Self::Alpha(x)),
+                _ => Err(error()),
+            },
+            _ => Err(error()),
+        }
+    }
+}
+
+impl Policy {
+    fn apply(&self, shape: &KvShape, plan: &mut Plan) -> Result<(), KvError> {
+        match self {
+            Self::AutoAsymmetric => {
+                let ratio = shape.gqa_ratio();
+                let mut raised = None;
+                for types in plan.types.iter_mut().flatten() {
+                    if ratio >= 6 && types.k.bits_per_value() < 8.0 {
+                        raised = Some(types.k);
+                        types.k = DType::Q8_0;
+                    }
+                }
+                if let Some(from) = raised {
+                    plan.notes.push(format!(
+                        "auto-asymmetric: K raised from {} to q8_0 ({ratio} query heads per KV head; --kv-policy none keeps it)",
+                        from.name()
+                    ));
+                }
+            }
+            Self::Boundary { first, last } => {
+                let n = plan.types.len();
+                let mut touched = 0;
+                for (layer, heads) in plan.types.iter_mut().enumerate() {
+                    if layer < *first || layer + last >= n {
+                        heads.iter_mut().for_each(raise_to_q8_0);
+                        touched += 1;
+                    }
+                }
+                plan.notes.push(format!("boundary: q8_0 in {touched} of {n} KV layers"));
+            }
+            Self::Sink(n) => {
+                plan.sink_tokens = *n;
+                plan.notes.push(format!("sink: first {n} tokens in f16"));
+            }
+            Self::Recent(n) => {
+                plan.recent_tokens = *n;
+                plan.notes.push(format!("recent: last {n} tokens in f16"));
+            }
+            Self::Alpha(x) => {
+                plan.alpha = *x;
+                plan.notes.push(format!("alpha: norms times {x}"));
+            }
+            Self::Table(rules) => {
+                for rule in rules {
+                    rule.apply(shape, plan)?;
+                }
+                plan.notes.push(format!("types from a table of {} rules", rules.len()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Policies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("none");
+        }
+        for (i, policy) in self.0.iter().enumerate() {
+            f.write_str(if i == 0 { "" } else { "," })?;
+            match policy {
+                Policy::AutoAsymmetric => f.write_str("auto-asymmetric"),
+                Policy::Boundary { first, last } => write!(f, "boundary:{first}:{last}"),
+                Policy::Sink(n) => write!(f, "sink:{n}"),
+                Policy::Recent(n) => write!(f, "recent:{n}"),
+                Policy::Alpha(x) => write!(f, "alpha:{x}"),
+                Policy::Table(rules) => write!(f, "table({} rules)", rules.len()),
+            }?;
+        }
+        Ok(())
+    }
+}
+
+fn raise_to_q8_0(types: &mut HeadTypes) {
+    for dtype in [&mut types.k, &mut types.v] {
+        if dtype.bits_per_value() < 8.0 {
+            *dtype = DType::Q8_0;
+        }
+    }
+}
+
+impl TableRule {
+    fn parse(line: usize, text: &str) -> Result<Self, KvError> {
+        let error = |what: String| KvError::Table { line, what };
+        let fields: Vec<&str> = text.split_whitespace().collect();
+        let [layer, head, side, dtype] = fields.as_slice() else {
+            return Err(error(format!("expected 'LAYER HEAD K|V|KV TYPE', got '{text}'")));
+        };
+        let index = |field: &str| match field {
+            "*" => Ok(None),
+            _ => field.parse().map(Some).map_err(|_| error(format!("expected a number or *, got '{field}'"))),
+        };
+        let dtype: DType = dtype.parse().map_err(|e| error(format!("{e}")))?;
+        if !dtype.is_kv() {
+            return Err(error(KvError::NotKvType { got: dtype.name().to_owned() }.to_string()));
+        }
+        let (k, v) = match *side {
+            "K" => (Some(dtype), None),
+            "V" => (None, Some(dtype)),
+            "KV" => (Some(dtype), Some(dtype)),
+            _ => return Err(error(format!("expected K, V or KV, got '{side}'"))),
+        };
+        Ok(Self { line, layer: index(layer)?, head: index(head)?, k, v })
+    }
+
+    fn apply(&self, shape: &KvShape, plan: &mut Plan) -> Result<(), KvError> {
+        for (what, index, n) in [("layer", self.layer, shape.n_layers), ("head", self.head, shape.n_kv_heads)]
+        {
+            if let Some(index) = index.filter(|&index| index >= n) {
+                let what = format!("{what} {index} of a model with {n}");
+                return Err(KvError::Table { line: self.line, what });
+            }
+        }
+        let hits = |wanted: Option<usize>, index: usize| wanted.is_none_or(|wanted| wanted == index);
+        let layers = plan.types.iter_mut().enumerate().filter(|(layer, _)| hits(self.layer, *layer));
+        let heads = layers.flat_map(|(_, heads)| heads.iter_mut().enumerate());
+        for (_, types) in heads.filter(|(head, _)| hits(self.head, *head)) {
+            types.k = self.k.unwrap_or(types.k);
+            types.v = self.v.unwrap_or(types.v);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_codec::tile::Side;
+
+    use super::*;
+
+    const QWEN: KvShape =
+        KvShape { n_layers: 28, n_heads: 12, n_kv_heads: 2, k_head_dim: 128, v_head_dim: 128 };
+    const LLAMA: KvShape = KvShape { n_layers: 4, n_heads: 4, n_kv_heads: 4, k_head_dim: 64, v_head_dim: 64 };
+
+    fn plan(shape: &KvShape, k: DType, v: DType, policies: &str) -> Plan {
+        Plan::new(shape, k, v, &policies.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn auto_asymmetric_raises_low_bit_keys_of_wide_groups_only() {
+        for k in [DType::Turbo2, DType::Turbo3, DType::Turbo4, DType::Q4_0] {
+            let plan = plan(&QWEN, k, DType::Turbo3, "auto-asymmetric");
+            assert_eq!(plan.type_names(), ("q8_0", "turbo3"));
+            assert_eq!(plan.notes.len(), 1);
+        }
+        assert_eq!(plan(&QWEN, DType::F16, DType::Turbo3, "auto-asymmetric").type_names().0, "f16");
+        assert_eq!(plan(&LLAMA, DType::Turbo3, DType::Turbo3, "auto-asymmetric").type_names().0, "turbo3");
+        assert_eq!(plan(&QWEN, DType::Turbo3, DType::Turbo3, "none").type_names().0, "turbo3");
+    }
+
+    #[test]
+    fn boundary_counts_kv_layers_and_never_lowers_a_type() {
+        let p = plan(&QWEN, DType::F16, DType::Turbo2, "boundary:1:2");
+        let raised: Vec<usize> = (0..28).filter(|&i| p.types[i][0].v == DType::Q8_0).collect();
+        assert_eq!(raised, [0, 26, 27]);
+        assert!(p.types.iter().flatten().all(|t| t.k == DType::F16));
+        // More boundary than layers: everything, no overflow.
+        let p = plan(&LLAMA, DType::Turbo2, DType::Turbo2, "boundary:9");
+        assert_eq!(p.type_names(), ("q8_0", "q8_0"));
+    }
+
+    #[test]
+    fn sink_and_recent_become_whole_tiles_and_leave_float_streams_alone() {
+        let p = plan(&LLAMA, DType::Turbo3, DType::F16, "sink:4,recent:100,alpha:1.02");
+        let k = p.stream(&LLAMA, 0, 0, Side::K);
+        assert_eq!((k.sink_tiles, k.tail_tiles, k.alpha), (1, 8, 1.02));
+        let v = p.stream(&LLAMA, 0, 0, Side::V);
+        assert_eq!((v.sink_tiles, v.tail_tiles, v.alpha), (0, 0, 1.0));
+    }
+
+    #[test]
+    fn a_table_names_layers_heads_and_sides_and_later_lines_win() {
+        let policies =
+            Policies::none().with_table("# all\n* * KV turbo2\n0 * K q8_0 # first\n3 1 V f16\n").unwrap();
+        let p = Plan::new(&LLAMA, DType::F16, DType::F16, &policies).unwrap();
+        assert_eq!(p.types[0][3], HeadTypes { k: DType::Q8_0, v: DType::Turbo2 });
+        assert_eq!(p.types[3][1], HeadTypes { k: DType::Turbo2, v: DType::F16 });
+        assert_eq!(p.types[3][0], HeadTypes { k: DType::Turbo2, v: DType::Turbo2 });
+    }
+
+    #[test]
+    fn bad_policies_and_tables_are_refused_with_the_place() {
+        for bad in ["", "boundry", "sink", "sink:x", "sink:1:2", "alpha:nan", "alpha:0", "none,sink:1"] {
+            assert!(matches!(bad.parse::<Policies>(), Err(KvError::Policy { .. })), "{bad:?}");
+        }
+        for bad in ["0 0 K", "0 0 Q f16", "x 0 K f16", "0 0 K q5_K", "0 0 K nope", "-1 0 K f16"] {
+            let error = Policies::none().with_table(&format!("\n{bad}\n")).unwrap_err();
+            assert!(matches!(error, KvError::Table { line: 2, .. }), "{bad:?}: {error}");
+        }
+        let beyond = Policies::none().with_table("4 0 K f16").unwrap();
+        assert!(Plan::new(&LLAMA, DType::F16, DType::F16, &beyond).is_err());
+        assert!(Plan::new(&LLAMA, DType::Q6K, DType::F16, &Policies::none()).is_err());
+    }
+
+    #[test]
+    fn policies_print_as_they_are_written() {
+        for text in ["none", "auto-asymmetric", "boundary:1:2,sink:16,recent:64,alpha:1.02"] {
+            assert_eq!(text.parse::<Policies>().unwrap().to_string(), text);
+        }
+    }
+}
