@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::finite::{clamp, to_f16};
-use crate::{Codebook, CodecError, DType, block32, turbo};
+use crate::{Codebook, CodecError, DType, block32, kquant, tq, turbo};
 
 /// Encodes `values` into `bytes` in the byte layout of `dtype`.
 ///
@@ -35,7 +35,13 @@ pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), Code
         DType::Turbo4 => {
             pack(values, bytes, |x, b: &mut [u8; 66]| turbo::pack_block(&Codebook::GAUSS4, x, b));
         }
-        _ => return Err(CodecError::NotYet { dtype }),
+        DType::Q2K => pack(values, bytes, kquant::pack_q2),
+        DType::Q3K => pack(values, bytes, kquant::pack_q3),
+        DType::Q4K => pack(values, bytes, kquant::pack_q4),
+        DType::Q5K => pack(values, bytes, kquant::pack_q5),
+        DType::Q6K => pack(values, bytes, kquant::pack_q6),
+        DType::TQ3_1S => pack(values, bytes, tq::pack_tq3),
+        DType::TQ4_1S => pack(values, bytes, tq::pack_tq4),
     }
     Ok(())
 }
@@ -67,7 +73,13 @@ pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), Code
         DType::Turbo4 => {
             unpack(bytes, values, |b: &[u8; 66]| turbo::unpack_block(&Codebook::GAUSS4, b));
         }
-        _ => return Err(CodecError::NotYet { dtype }),
+        DType::Q2K => unpack(bytes, values, kquant::unpack_q2),
+        DType::Q3K => unpack(bytes, values, kquant::unpack_q3),
+        DType::Q4K => unpack(bytes, values, kquant::unpack_q4),
+        DType::Q5K => unpack(bytes, values, kquant::unpack_q5),
+        DType::Q6K => unpack(bytes, values, kquant::unpack_q6),
+        DType::TQ3_1S => unpack(bytes, values, tq::unpack_tq3),
+        DType::TQ4_1S => unpack(bytes, values, tq::unpack_tq4),
     }
     Ok(())
 }
@@ -103,4 +115,194 @@ fn unpack<const N: usize, const B: usize>(
         unreachable!("block of {N} values and {B} bytes disagrees with its DType");
     };
     bytes.iter().zip(values).for_each(|(b, v)| *v = block(b));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    fn fnv1a(bytes: &[u8]) -> u64 {
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+    }
+
+    fn round_trip(dtype: DType, x: &[f32]) -> (Vec<u8>, Vec<f32>) {
+        let mut bytes = vec![0; dtype.row_bytes(x.len()).unwrap()];
+        let mut back = vec![f32::NAN; x.len()];
+        encode(dtype, x, &mut bytes).unwrap();
+        decode(dtype, &bytes, &mut back).unwrap();
+        (bytes, back)
+    }
+
+    fn gaussian(n: usize, sigma: f64) -> Vec<f32> {
+        let mut x = vec![0.0; n];
+        Random::new(0x5eed).fill_gaussian(&mut x, sigma);
+        x
+    }
+
+    fn relative_rmse(x: &[f32], back: &[f32]) -> f64 {
+        let sum = |f: &dyn Fn(usize) -> f64| (0..x.len()).map(|i| f(i).powi(2)).sum::<f64>();
+        (sum(&|i| f64::from(x[i]) - f64::from(back[i])) / sum(&|i| f64::from(x[i]))).sqrt()
+    }
+
+    /// Checksums from `reference/golden.py`, made by the `gguf` Python package.
+    #[test]
+    fn decodes_as_the_gguf_package_does() {
+        for (dtype, scales, want) in [
+            (DType::Q8_0, &[0][..], 0x22d8_ca6f_8c4f_f056),
+            (DType::Q4_0, &[0], 0xc622_976b_bed2_a750),
+            (DType::Q4_1, &[0, 2], 0x4c83_3d3b_6545_d4cb),
+            (DType::Q5_0, &[0], 0x38b1_a78a_0f5a_ce1b),
+            (DType::Q5_1, &[0, 2], 0xb73e_be21_d2fc_28d4),
+            (DType::Q2K, &[80, 82], 0x7238_d32c_578a_0387),
+            (DType::Q3K, &[108], 0x7584_6437_eaa6_0579),
+            (DType::Q4K, &[0, 2], 0x06de_1313_6895_ddd1),
+            (DType::Q5K, &[0, 2], 0xe683_e4be_3cd2_0509),
+            (DType::Q6K, &[208], 0x7d04_3d84_1166_b02b),
+        ] {
+            let size = dtype.block_bytes();
+            let mut random = Random::new(size as u64);
+            let mut bytes: Vec<u8> = (0..16 * size).map(|_| random.bits() as u8).collect();
+            for block in bytes.chunks_exact_mut(size) {
+                for (&at, half) in scales.iter().zip([0x224cu16, 0x29d6]) {
+                    block[at..at + 2].copy_from_slice(&half.to_le_bytes());
+                }
+            }
+            let mut values = vec![0.0; 16 * dtype.block_len()];
+            decode(dtype, &bytes, &mut values).unwrap();
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            assert_eq!(fnv1a(&bytes), want, "{dtype}");
+        }
+    }
+
+    /// Checksums from `reference/golden.py`, made by the `gguf` Python package.
+    #[test]
+    fn encodes_as_the_gguf_package_does() {
+        let mut random = Random::new(1);
+        let values: Vec<f32> =
+            (0..2048).map(|_| ((random.bits() >> 40) as f64 - 8_388_608.0) as f32 / 1_048_576.0).collect();
+        for (dtype, want) in [
+            (DType::BF16, 0x0051_5c52_09eb_9b68),
+            (DType::Q8_0, 0x900c_d875_971c_35a7),
+            (DType::Q4_0, 0x54f9_4243_7d60_f8a4),
+            (DType::Q4_1, 0xe360_5214_5218_ee79),
+            (DType::Q5_0, 0x0031_2eae_d7ca_b138),
+            (DType::Q5_1, 0x3f26_4bc0_8078_60ef),
+        ] {
+            assert_eq!(fnv1a(&round_trip(dtype, &values).0), want, "{dtype}");
+        }
+    }
+
+    /// Two-sided: a codec that suddenly does better than this measures something else.
+    #[test]
+    fn relative_error_on_gaussian_weights_is_what_was_measured() {
+        let x = gaussian(256 * 256, 0.02);
+        for (dtype, want) in [
+            (DType::Q8_0, 0.00534),
+            (DType::Q4_0, 0.08583),
+            (DType::Q4_1, 0.07795),
+            (DType::Q5_0, 0.04278),
+            (DType::Q5_1, 0.03782),
+            (DType::Q2K, 0.27511),
+            (DType::Q3K, 0.15327),
+            (DType::Q4K, 0.07167),
+            (DType::Q5K, 0.03583),
+            (DType::Q6K, 0.01769),
+            (DType::TQ3_1S, 0.15099),
+            (DType::TQ4_1S, 0.07264),
+        ] {
+            let rmse = relative_rmse(&x, &round_trip(dtype, &x).1);
+            assert!((rmse / want - 1.0).abs() <= 0.02, "{dtype}: {rmse}, measured {want}");
+        }
+    }
+
+    #[test]
+    fn bad_numbers_decode_to_finite_ones_in_every_format() {
+        let n = 256;
+        let pattern = |f: &dyn Fn(usize) -> f32| (0..n).map(f).collect::<Vec<_>>();
+        let tiny = f32::from_bits(1);
+        let inputs = [
+            ("nan", pattern(&|_| f32::NAN)),
+            ("inf", pattern(&|i| if i % 2 == 0 { f32::INFINITY } else { f32::NEG_INFINITY })),
+            ("one inf", pattern(&|i| if i == 77 { f32::INFINITY } else { (i as f32).sin() })),
+            ("one nan", pattern(&|i| if i == 77 { f32::NAN } else { (i as f32).sin() })),
+            ("max", pattern(&|i| if i % 3 == 0 { f32::MAX } else { f32::MIN })),
+            ("beyond f16", pattern(&|_| 65504.0)),
+            ("subnormal", pattern(&|i| if i % 2 == 0 { tiny } else { -tiny })),
+            ("small", pattern(&|i| 1e-9 * (i as f32).cos())),
+            ("smallest scales", pattern(&|i| 6e-6 * (i as f32).cos())),
+            ("mixed", pattern(&|i| [f32::NAN, f32::INFINITY, tiny, 1.0, f32::MIN][i % 5])),
+        ];
+        for dtype in DType::ALL {
+            for (name, x) in &inputs {
+                let (_, back) = round_trip(dtype, x);
+                assert!(back.iter().all(|v| v.is_finite()), "{dtype} {name}: {back:?}");
+            }
+            // NaN is 0, and a value out of range is the nearest one in range, whatever the format does with that.
+            let limit = dtype.max_abs();
+            for (name, x) in &inputs {
+                let fixed: Vec<f32> =
+                    x.iter().map(|&v| if v.is_nan() { 0.0 } else { v.clamp(-limit, limit) }).collect();
+                assert_eq!(round_trip(dtype, x).0, round_trip(dtype, &fixed).0, "{dtype} {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_and_what_vanishes_in_f16_decode_to_zeros() {
+        for dtype in DType::ALL {
+            assert!(round_trip(dtype, &[0.0; 256]).1.iter().all(|&v| v == 0.0), "{dtype}");
+            if !matches!(dtype, DType::F32 | DType::BF16) {
+                for x in [f32::from_bits(1), 1e-30, 1e-12] {
+                    assert!(round_trip(dtype, &[x; 256]).1.iter().all(|&v| v == 0.0), "{dtype} {x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_norm_beyond_f16_saturates_and_keeps_its_direction() {
+        let x: Vec<f32> = gaussian(128, 1.0).iter().map(|v| v * 10_000.0).collect();
+        for dtype in [DType::Turbo2, DType::Turbo3, DType::Turbo4] {
+            let back = round_trip(dtype, &x).1;
+            let dot = |a: &[f32], b: &[f32]| -> f64 {
+                a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+            };
+            assert!(dot(&x, &x).sqrt() > 65504.0);
+            let norm = dot(&back, &back).sqrt();
+            // The norm of the coded direction is within 10 % of 1 for a Gaussian vector.
+            assert!((norm / 65504.0 - 1.0).abs() <= 0.1, "{dtype}: {norm}");
+            assert!(dot(&x, &back) / dot(&x, &x).sqrt() / norm >= 0.93, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn constant_blocks_keep_their_value() {
+        for dtype in DType::ALL {
+            for value in [3.0, -3.0] {
+                // A rotated constant is one spike per block, which the rotated formats cannot code well.
+                if dtype.is_turbo() || matches!(dtype, DType::TQ3_1S | DType::TQ4_1S) {
+                    continue;
+                }
+                for back in round_trip(dtype, &[value; 256]).1 {
+                    assert!((back - value).abs() <= 0.01 * 3.0, "{dtype}: {value} became {back}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn buffers_of_the_wrong_size_are_refused() {
+        for dtype in DType::ALL {
+            let (n, size) = (dtype.block_len(), dtype.block_bytes());
+            let want = Err(CodecError::BufferSize { dtype, values: n, expected: size, got: size + 1 });
+            assert_eq!(encode(dtype, &vec![0.0; n], &mut vec![0; size + 1]), want);
+            assert_eq!(decode(dtype, &vec![0; size + 1], &mut vec![0.0; n]), want);
+            assert_eq!(encode(dtype, &[], &mut []), Ok(()));
+            if n > 1 {
+                let short = encode(dtype, &vec![0.0; n - 1], &mut vec![0; size]);
+                assert_eq!(short, Err(CodecError::NotWholeBlocks { dtype, block: n, got: n - 1 }));
+            }
+        }
+    }
 }

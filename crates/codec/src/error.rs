@@ -61,10 +61,4 @@ pub enum CodecError {
         /// Dims given.
         got: usize,
     },
-    /// A format whose code is still to come.
-    #[error("{dtype} cannot be coded yet")]
-    NotYet {
-        /// The format asked for.
-        dtype: DType,
-    },
 }

@@ -26,9 +26,12 @@ pub mod codebook;
 mod dtype;
 mod error;
 pub mod finite;
+mod kfit;
+pub mod kquant;
 pub mod random;
 pub mod rotation;
 pub mod tile;
+pub mod tq;
 pub mod turbo;
 
 pub use block::{decode, encode};

@@ -1,0 +1,174 @@
+//! The search for k-quant scales.
+//!
+//! Two shapes of super-block, each found in three steps: a float scale (and minimum) for every sub-block by trying
+//! slightly different step sizes, each followed by weighted least squares; these floats rounded to integers in units
+//! of one f16; codes chosen anew under the rounded scales. Larger values weigh more, because they matter more to a
+//! dot product. Sums are in f64 and loops in fixed order: the same input gives the same bytes everywhere.
+
+use half::f16;
+
+use crate::finite::to_f16;
+use crate::kquant::LEN;
+
+/// Step sizes tried around the one that just spans the sub-block, in tenths of a code.
+const TENTHS: std::ops::RangeInclusive<i32> = -10..=10;
+
+/// value = d · scale · code - dmin · min, `S` sub-blocks, unsigned codes.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct MinBlock<const S: usize> {
+    pub d: f16,
+    pub dmin: f16,
+    pub scales: [u8; S],
+    pub mins: [u8; S],
+    pub codes: [u8; LEN],
+}
+
+/// value = d · scale · code, 16 sub-blocks, signed codes.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct SymBlock {
+    pub d: f16,
+    pub scales: [i8; 16],
+    pub codes: [i8; LEN],
+}
+
+impl<const S: usize> MinBlock<S> {
+    /// Fits codes of 0..=`top` and scales and minima of 0..=`scale_top` to values that are in range.
+    pub fn fit(x: &[f32; LEN], top: u8, scale_top: u8) -> Self {
+        let (mut scales, mut mins) = ([0.0; S], [0.0; S]);
+        for (j, sub) in x.chunks_exact(LEN / S).enumerate() {
+            (scales[j], mins[j]) = fit_with_min(sub, top);
+        }
+        let (d, scales) = round_unsigned(&scales, scale_top);
+        let (dmin, mins) = round_unsigned(&mins, scale_top);
+        let mut coded = Self { d, dmin, scales, mins, codes: [0; LEN] };
+        for (v, code) in coded.codes.iter_mut().enumerate() {
+            let sub = v / (LEN / S);
+            let step = d.to_f32() * f32::from(scales[sub]);
+            let min = dmin.to_f32() * f32::from(mins[sub]);
+            if step > 0.0 {
+                *code = ((x[v] + min) / step).round().clamp(0.0, f32::from(top)) as u8;
+            }
+        }
+        coded
+    }
+
+    pub fn decode(&self) -> [f32; LEN] {
+        let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        std::array::from_fn(|v| {
+            let sub = v / (LEN / S);
+            d * f32::from(self.scales[sub]) * f32::from(self.codes[v]) - dmin * f32::from(self.mins[sub])
+        })
+    }
+}
+
+impl SymBlock {
+    /// Fits codes of -`n`..`n` and scales of -`scale_n`..`scale_n` to values that are in range.
+    pub fn fit(x: &[f32; LEN], n: i32, scale_n: i32) -> Self {
+        let mut scales = [0.0; 16];
+        for (scale, sub) in scales.iter_mut().zip(x.chunks_exact(16)) {
+            *scale = fit_symmetric(sub, n);
+        }
+        let (d, scales) = round_signed(&scales, scale_n);
+        let mut coded = Self { d, scales, codes: [0; LEN] };
+        for (v, code) in coded.codes.iter_mut().enumerate() {
+            let step = d.to_f32() * f32::from(scales[v / 16]);
+            if step != 0.0 {
+                *code = (x[v] / step).round().clamp(-n as f32, (n - 1) as f32) as i8;
+            }
+        }
+        coded
+    }
+
+    pub fn decode(&self) -> [f32; LEN] {
+        let d = self.d.to_f32();
+        std::array::from_fn(|v| d * f32::from(self.scales[v / 16]) * f32::from(self.codes[v]))
+    }
+}
+
+/// The scale and the minimum (as what is subtracted, >= 0) that best fit `x` with codes 0..=`top`.
+fn fit_with_min(x: &[f32], top: u8) -> (f64, f64) {
+    let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+    let lo = x.iter().copied().fold(0.0, f64::min);
+    let hi = x.iter().copied().fold(0.0, f64::max);
+    if hi == lo {
+        return (0.0, 0.0);
+    }
+    let top = f64::from(top);
+    let rms = (x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64).sqrt();
+    let weight = |v: f64| rms + v.abs();
+    let span = |tenths: i32| (top + f64::from(tenths) / 10.0) / (hi - lo);
+    let code = |v: f64, inverse: f64| ((v - lo) * inverse).round().clamp(0.0, top);
+    let error = |scale: f64, min: f64, inverse: f64| -> f64 {
+        x.iter().map(|&v| weight(v) * (scale * code(v, inverse) + min - v).powi(2)).sum()
+    };
+    // Spanning exactly is the candidate that always exists: least squares has none when all codes are equal.
+    let mut best = ((hi - lo) / top, lo);
+    let mut least = error(best.0, best.1, span(0));
+    for inverse in TENTHS.map(span) {
+        // Weighted least squares of x against scale · code + min.
+        let (mut w0, mut c1, mut c2, mut x1, mut xc) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        for &v in &x {
+            let (w, c) = (weight(v), code(v, inverse));
+            w0 += w;
+            c1 += w * c;
+            c2 += w * c * c;
+            x1 += w * v;
+            xc += w * v * c;
+        }
+        let det = w0 * c2 - c1 * c1;
+        let (mut scale, mut min) = ((w0 * xc - c1 * x1) / det, (c2 * x1 - c1 * xc) / det);
+        if min > 0.0 {
+            (scale, min) = (xc / c2, 0.0);
+        }
+        let squared = error(scale, min, inverse);
+        // NaN, from a vanishing determinant, fails both.
+        if scale > 0.0 && squared < least {
+            (best, least) = ((scale, min), squared);
+        }
+    }
+    (best.0, -best.1)
+}
+
+/// The scale, of either sign, that best fits `x` with codes -`n`..`n`. The value of largest magnitude falls near
+/// code -`n`, which has no positive twin.
+fn fit_symmetric(x: &[f32], n: i32) -> f64 {
+    let extreme = x.iter().fold(0.0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
+    if extreme == 0.0 {
+        return 0.0;
+    }
+    let (mut best, mut most) = (0.0, 0.0);
+    for tenths in TENTHS {
+        let inverse = -(f64::from(n) + f64::from(tenths) / 10.0) / f64::from(extreme);
+        let (mut xc, mut cc) = (0.0, 0.0);
+        for &v in x {
+            let v = f64::from(v);
+            let c = (v * inverse).round().clamp(f64::from(-n), f64::from(n - 1));
+            xc += v * v * v * c;
+            cc += v * v * c * c;
+        }
+        // The weighted error of the best scale xc / cc is a constant minus xc² / cc.
+        if xc * xc > most * cc {
+            (best, most) = (xc / cc, xc * xc / cc);
+        }
+    }
+    best
+}
+
+/// Non-negative floats as integers 0..=`top` in units of one f16.
+fn round_unsigned<const S: usize>(floats: &[f64; S], top: u8) -> (f16, [u8; S]) {
+    let unit = to_f16((floats.iter().copied().fold(0.0, f64::max) / f64::from(top)) as f32);
+    if unit == f16::ZERO {
+        return (unit, [0; S]);
+    }
+    (unit, floats.map(|f| (f / unit.to_f64()).round().clamp(0.0, f64::from(top)) as u8))
+}
+
+/// Floats of either sign as integers -`n`..`n` in units of one f16, the one of largest magnitude at -`n`.
+fn round_signed(floats: &[f64; 16], n: i32) -> (f16, [i8; 16]) {
+    let extreme = floats.iter().fold(0.0f64, |best, &f| if f.abs() > best.abs() { f } else { best });
+    let unit = to_f16((extreme / f64::from(-n)) as f32);
+    if unit == f16::ZERO {
+        return (unit, [0; 16]);
+    }
+    (unit, floats.map(|f| (f / unit.to_f64()).round().clamp(f64::from(-n), f64::from(n - 1)) as i8))
+}
