@@ -1,1 +1,39 @@
 //! Run large language models on a compressed KV cache.
+//!
+//! ```no_run
+//! use kvant::{GenerateOptions, KvOptions, Model, SessionOptions};
+//!
+//! fn main() -> Result<(), kvant::Error> {
+//!     let model = Model::open("model.gguf")?;
+//!     let kv = KvOptions::symmetric("turbo3".parse()?);
+//!     let mut session = model.session(SessionOptions { kv, ..Default::default() })?;
+//!     let prompt = model.chat_prompt(&[kvant::Message::user("What is the capital of France?")])?;
+//!     for token in session.generate(&prompt, GenerateOptions::default())? {
+//!         print!("{}", token?.text);
+//!     }
+//!     println!("\n{} bytes of KV cache", session.kv().bytes);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! A [`Model`] is cheap to clone and can feed any number of [`Session`]s; a session owns one KV cache. Weights,
+//! cache types and the device are chosen once; what really runs is reported by [`Model::device`].
+#![forbid(unsafe_code)]
+
+mod error;
+mod generate;
+mod model;
+mod session;
+
+pub use error::Error;
+pub use generate::{CancelFlag, Finish, GenerateOptions, Generation, Stats, Token};
+pub use kvant_backend::{DeviceInfo, KernelChoice};
+pub use kvant_codec::DType;
+pub use kvant_gguf::Gguf;
+pub use kvant_kv::{KvShape, Plan, Policies, Policy};
+pub use kvant_model::chat::{ChatTemplate, Message, RenderOptions};
+pub use kvant_model::sampler::{Sampler, SamplerParams};
+pub use kvant_model::tokenizer::{DecodeStream, Special, Tokenizer};
+pub use kvant_model::{Config, Want};
+pub use model::{Model, OpenOptions};
+pub use session::{KvOptions, KvUse, Session, SessionOptions};

@@ -1,1 +1,17 @@
-//! Hyper-parameters, weights, forward passes, tokenizer, chat template and sampler.
+//! A model from its file: hyper-parameters, weights, the forward pass, tokenizer, chat template and sampler.
+//!
+//! The forward pass ([`Decoder::step`]) reads top to bottom like the equations; it calls the ops of a
+//! [`Backend`](kvant_backend::Backend) and knows no device.
+#![forbid(unsafe_code)]
+
+mod config;
+mod decoder;
+mod error;
+mod rope;
+mod weights;
+
+pub use config::{Config, Family};
+pub use decoder::{Activations, Decoder, Want};
+pub use error::ModelError;
+pub use rope::{Rope, Scaling};
+pub use weights::Weights;

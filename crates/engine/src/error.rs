@@ -1,0 +1,64 @@
+//! The error a library user sees.
+
+use kvant_backend::BackendError;
+use kvant_codec::CodecError;
+use kvant_gguf::GgufError;
+use kvant_kv::KvError;
+use kvant_model::ModelError;
+use kvant_model::chat::TemplateError;
+use kvant_model::sampler::SampleError;
+use kvant_model::tokenizer::TokenizerError;
+
+/// Why something could not be done. `Display` is one line that names what was expected and what was found.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model file is unsound.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The model cannot be loaded or run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The vocabulary is unsound, or text cannot be encoded.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The chat template failed.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// No token can be drawn from the logits.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// The cache refused.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// A type name or a block could not be read.
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] BackendError),
+    /// The prompt leaves no room in the context.
+    #[error("the prompt has {tokens} tokens, the context holds {n_ctx} (raise it with -c)")]
+    PromptTooLong {
+        /// Tokens of the prompt, with what the session held before.
+        tokens: usize,
+        /// The context length.
+        n_ctx: usize,
+    },
+    /// There is nothing to continue from.
+    #[error("the prompt is empty: at least one token is needed")]
+    EmptyPrompt,
+    /// A setting is out of range.
+    #[error("{name}: expected {expected}, got {got}")]
+    Setting {
+        /// The setting.
+        name: &'static str,
+        /// What is allowed.
+        expected: String,
+        /// What was given.
+        got: String,
+    },
+    /// Generation was cancelled through its flag.
+    #[error("cancelled")]
+    Cancelled,
+}

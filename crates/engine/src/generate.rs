@@ -1,0 +1,207 @@
+//! Generation: an iterator that draws a token, yields its text and feeds it back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kvant_model::sampler::{Sampler, SamplerParams};
+use kvant_model::tokenizer::DecodeStream;
+
+use crate::{Error, Session};
+
+/// How to continue a prompt.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct GenerateOptions {
+    /// Tokens to generate at most; until the model ends its turn or the context is full when `None`.
+    pub max_tokens: Option<usize>,
+    /// How the next token is drawn.
+    pub sampler: SamplerParams,
+    /// Go on after an end-of-turn token.
+    pub ignore_eos: bool,
+}
+
+/// Stops a generation from another thread; clones share the flag.
+#[derive(Debug, Clone, Default)]
+pub struct CancelFlag(Arc<AtomicBool>);
+
+impl CancelFlag {
+    /// Asks the generation to stop before its next token.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes the request back, so that the flag can serve the next generation.
+    pub fn reset(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether a stop was asked for.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One generated token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Its number in the vocabulary.
+    pub id: u32,
+    /// The text that became complete with it: whole characters only, possibly none.
+    pub text: String,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended its turn.
+    Stop,
+    /// `max_tokens` were generated.
+    Length,
+    /// The context is full.
+    ContextFull,
+    /// It was cancelled.
+    Cancelled,
+}
+
+impl Finish {
+    /// `stop`, `length`, `context` or `cancelled`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::ContextFull => "context",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Counts and times of a generation so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Prompt tokens that were read (tokens kept from before not counted).
+    pub n_prompt: usize,
+    /// Time to read them.
+    pub prompt_time: Duration,
+    /// Tokens generated.
+    pub n_gen: usize,
+    /// Time spent in the model to generate them.
+    pub decode_time: Duration,
+    /// Tokens that went through the model one by one in that time.
+    pub n_decoded: usize,
+    /// Why it ended, once it has.
+    pub finish: Option<Finish>,
+}
+
+impl Stats {
+    /// Prompt tokens per second; 0 when none was read.
+    pub fn prompt_tps(&self) -> f64 {
+        rate(self.n_prompt, self.prompt_time)
+    }
+
+    /// Generated tokens per second; 0 when none went through the model.
+    pub fn decode_tps(&self) -> f64 {
+        rate(self.n_decoded, self.decode_time)
+    }
+}
+
+fn rate(n: usize, time: Duration) -> f64 {
+    if n == 0 { 0.0 } else { n as f64 / time.as_secs_f64().max(1e-9) }
+}
+
+/// An iterator over the tokens that follow a prompt. Dropping it stops the generation; the session keeps what was
+/// generated.
+pub struct Generation<'s> {
+    session: &'s mut Session,
+    sampler: Sampler,
+    decode: DecodeStream,
+    options: GenerateOptions,
+    cancel: CancelFlag,
+    /// The token drawn last, not fed yet.
+    pending: Option<u32>,
+    stats: Stats,
+}
+
+impl<'s> Generation<'s> {
+    pub(crate) fn start(
+        session: &'s mut Session,
+        prompt: &[u32],
+        options: GenerateOptions,
+        cancel: &CancelFlag,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self, Error> {
+        if prompt.len() > session.n_ctx() {
+            return Err(Error::PromptTooLong { tokens: prompt.len(), n_ctx: session.n_ctx() });
+        }
+        let kept = session.shared_prefix(prompt);
+        session.rewind(kept)?;
+        let started = Instant::now();
+        session.feed(&prompt[kept..], &mut |done| {
+            progress(done);
+            !cancel.is_cancelled()
+        })?;
+        let stats =
+            Stats { n_prompt: prompt.len() - kept, prompt_time: started.elapsed(), ..Stats::default() };
+        let sampler = Sampler::new(options.sampler.clone());
+        let decode = DecodeStream::default();
+        Ok(Self { session, sampler, decode, options, cancel: cancel.clone(), pending: None, stats })
+    }
+
+    /// Counts and times so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Text held back because its last character is not complete; to be printed when the generation has ended.
+    pub fn finish_text(&mut self) -> String {
+        self.decode.flush()
+    }
+
+    /// The next token, or why there is none.
+    fn advance(&mut self) -> Result<Result<Token, Finish>, Error> {
+        if self.cancel.is_cancelled() {
+            return Ok(Err(Finish::Cancelled));
+        }
+        if self.options.max_tokens.is_some_and(|max| self.stats.n_gen >= max) {
+            return Ok(Err(Finish::Length));
+        }
+        if let Some(token) = self.pending {
+            if self.session.tokens().len() == self.session.n_ctx() {
+                return Ok(Err(Finish::ContextFull));
+            }
+            let started = Instant::now();
+            self.session.feed(&[token], &mut |_| true)?;
+            self.pending = None;
+            self.stats.decode_time += started.elapsed();
+            self.stats.n_decoded += 1;
+        }
+        let id = self.sampler.sample(self.session.logits(), self.session.tokens())?;
+        let tokenizer = self.session.model().tokenizer()?;
+        if tokenizer.is_eog(id) && !self.options.ignore_eos {
+            return Ok(Err(Finish::Stop));
+        }
+        self.stats.n_gen += 1;
+        self.pending = Some(id);
+        Ok(Ok(Token { id, text: self.decode.push(tokenizer, id) }))
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<Token, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.stats.finish.is_some() {
+            return None;
+        }
+        match self.advance() {
+            Ok(Ok(token)) => Some(Ok(token)),
+            Ok(Err(finish)) => {
+                self.stats.finish = Some(finish);
+                None
+            }
+            Err(error) => {
+                self.stats.finish = Some(Finish::Cancelled);
+                Some(Err(error))
+            }
+        }
+    }
+}

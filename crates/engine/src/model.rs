@@ -1,0 +1,174 @@
+//! A loaded model: weights on a device, tokenizer and chat template.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kvant_backend::{Backend, DeviceInfo, KernelChoice};
+use kvant_cpu::CpuDevice;
+use kvant_gguf::Gguf;
+use kvant_model::chat::{ChatTemplate, Message, RenderOptions};
+use kvant_model::tokenizer::{Special, Tokenizer};
+use kvant_model::{Config, Decoder, Weights};
+
+use crate::{Error, Session, SessionOptions};
+
+/// Our own small model, for the first minute and for tests (see `assets/model/pocket.md`).
+static POCKET: &[u8] = include_bytes!("../../../assets/model/pocket-q8_0.gguf");
+
+/// How to load a model.
+#[derive(Default)]
+pub struct OpenOptions<'a> {
+    /// Threads to work with; all cores when `None`.
+    pub n_threads: Option<usize>,
+    /// Told the fraction loaded, from 0 to 1.
+    pub progress: Option<&'a mut dyn FnMut(f32)>,
+}
+
+/// A model, ready to make sessions. Clones share the weights.
+#[derive(Clone)]
+pub struct Model {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) device: CpuDevice,
+    pub(crate) decoder: Decoder<CpuDevice>,
+    pub(crate) gguf: Gguf,
+    /// The vocabulary and the template, or why the file has none that can be used: a model without them still
+    /// runs on token numbers.
+    tokenizer: Result<Tokenizer, String>,
+    template: Result<ChatTemplate, String>,
+}
+
+impl Model {
+    /// Loads a GGUF file (any shard of a split one) on all cores.
+    ///
+    /// # Errors
+    /// A file that is not a sound GGUF, an architecture or a type this engine does not run.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::open_with(path, OpenOptions::default())
+    }
+
+    /// Loads a GGUF file.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_with(path: impl AsRef<Path>, options: OpenOptions<'_>) -> Result<Self, Error> {
+        Self::from_gguf(Gguf::open(path)?, options)
+    }
+
+    /// The model that is built into this library.
+    ///
+    /// # Errors
+    /// When the device cannot be opened.
+    pub fn bundled(options: OpenOptions<'_>) -> Result<Self, Error> {
+        Self::from_gguf(Gguf::from_static(POCKET)?, options)
+    }
+
+    /// Loads a model from a parsed file.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn from_gguf(gguf: Gguf, options: OpenOptions<'_>) -> Result<Self, Error> {
+        let device = CpuDevice::from_env(options.n_threads)?;
+        let config = Config::from_gguf(&gguf)?;
+        let progress = options.progress.unwrap_or(&mut |_| ());
+        let weights = Weights::load(&gguf, &config, &device, progress)?;
+        let tokenizer = Tokenizer::from_gguf(&gguf);
+        let template = match &tokenizer {
+            Ok(tokenizer) => ChatTemplate::from_gguf(&gguf, tokenizer).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let tokenizer = tokenizer.map_err(|error| error.to_string());
+        let decoder = Decoder::new(config, weights);
+        Ok(Self { inner: Arc::new(Inner { device, decoder, gguf, tokenizer, template }) })
+    }
+
+    /// A session with an empty cache.
+    ///
+    /// # Errors
+    /// When the options make no sense for this model or memory runs out.
+    pub fn session(&self, options: SessionOptions) -> Result<Session, Error> {
+        Session::new(self.clone(), options)
+    }
+
+    /// The hyper-parameters.
+    pub fn config(&self) -> &Config {
+        self.inner.decoder.config()
+    }
+
+    /// The file's metadata and tensors.
+    pub fn gguf(&self) -> &Gguf {
+        &self.inner.gguf
+    }
+
+    /// Size of the vocabulary.
+    pub fn n_vocab(&self) -> usize {
+        self.inner.decoder.n_vocab()
+    }
+
+    /// Bytes of weights, in the file's types.
+    pub fn weight_bytes(&self) -> usize {
+        self.inner.decoder.weight_bytes()
+    }
+
+    /// The device the model runs on and the kernels it uses.
+    pub fn device(&self) -> DeviceInfo {
+        self.inner.device.info()
+    }
+
+    /// The kernel for every op and type.
+    pub fn kernel_choices(&self) -> Vec<KernelChoice> {
+        self.inner.device.kernel_choices()
+    }
+
+    /// The file's tokenizer.
+    ///
+    /// # Errors
+    /// When the file has none that this engine can use.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, Error> {
+        self.inner.tokenizer.as_ref().map_err(|why| missing("tokenizer", why))
+    }
+
+    /// The file's chat template.
+    ///
+    /// # Errors
+    /// When the file has none that this engine can use.
+    pub fn chat_template(&self) -> Result<&ChatTemplate, Error> {
+        self.inner.template.as_ref().map_err(|why| missing("chat template", why))
+    }
+
+    /// Tokens of a plain text prompt, with the model's begin-of-text token where it wants one. Special tokens
+    /// written in the text are read as such.
+    ///
+    /// # Errors
+    /// When there is no tokenizer or the text cannot be encoded.
+    pub fn text_prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
+        Ok(self.tokenizer()?.encode(text, Special::Parse, true)?)
+    }
+
+    /// Tokens of a conversation in the model's own chat format, ending where the assistant is to answer.
+    ///
+    /// # Errors
+    /// When there is no template, or the template refuses the conversation.
+    pub fn chat_prompt(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
+        let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
+        let text = self.chat_template()?.render(messages, &options)?;
+        // The template writes the begin-of-text token itself where the model wants one.
+        Ok(self.tokenizer()?.encode(&text, Special::Parse, false)?)
+    }
+
+    pub(crate) fn parts(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+fn missing(name: &'static str, why: &str) -> Error {
+    Error::Setting { name, expected: "one that this engine can use".to_owned(), got: why.to_owned() }
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model").field("config", self.config()).field("device", &self.device()).finish()
+    }
+}

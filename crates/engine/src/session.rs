@@ -1,0 +1,279 @@
+//! A conversation with a model: one KV cache and the tokens in it.
+
+use kvant_backend::Page;
+use kvant_codec::DType;
+use kvant_cpu::{CpuDevice, CpuPage};
+use kvant_kv::{Cache, Plan, Policies};
+use kvant_model::{Activations, Want};
+
+use crate::generate::{CancelFlag, GenerateOptions, Generation};
+use crate::{Error, Model};
+
+/// Tokens that go through the layers together while a prompt is read.
+const MAX_ROWS: usize = 512;
+
+/// What the KV cache stores.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KvOptions {
+    /// Type of the keys.
+    pub k: DType,
+    /// Type of the values.
+    pub v: DType,
+    /// Rules that change the types of some heads or keep some tokens in f16.
+    pub policies: Policies,
+    /// Whether the youngest tokens, those that do not fill a tile yet, wait in f16. On except for measurements.
+    pub tail: bool,
+}
+
+impl KvOptions {
+    /// The same type for keys and values, with the default policies.
+    pub fn symmetric(dtype: DType) -> Self {
+        Self { k: dtype, v: dtype, ..Default::default() }
+    }
+}
+
+impl Default for KvOptions {
+    fn default() -> Self {
+        Self { k: DType::F16, v: DType::F16, policies: Policies::default(), tail: true }
+    }
+}
+
+/// How to make a session.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SessionOptions {
+    /// Tokens the context holds; the model's training length when `None`.
+    pub n_ctx: Option<usize>,
+    /// What the cache stores.
+    pub kv: KvOptions,
+}
+
+/// What a cache takes, measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KvUse {
+    /// Tokens stored.
+    pub tokens: usize,
+    /// Bytes allocated: pages, f16 parts and padding.
+    pub bytes: usize,
+    /// Bytes the same tokens would take in f16.
+    pub bytes_f16: usize,
+    /// Name of the keys' type (`mixed` when heads differ).
+    pub type_k: &'static str,
+    /// Name of the values' type (`mixed` when heads differ).
+    pub type_v: &'static str,
+    /// Bits per key value, scales included.
+    pub bpv_k: f64,
+    /// Bits per value value, scales included.
+    pub bpv_v: f64,
+    /// What policies changed, one line each.
+    pub notes: Vec<String>,
+}
+
+/// One sequence of tokens and its KV cache.
+pub struct Session {
+    model: Model,
+    cache: Cache<CpuPage>,
+    act: Activations<CpuDevice>,
+    tokens: Vec<u32>,
+    /// Logits that follow the last token, `[n_vocab]`.
+    logits: Vec<f32>,
+}
+
+impl Session {
+    pub(crate) fn new(model: Model, options: SessionOptions) -> Result<Self, Error> {
+        let inner = model.parts();
+        let n_ctx = options.n_ctx.unwrap_or(model.config().n_ctx_train);
+        if n_ctx == 0 {
+            let expected = "at least 1 token of context".to_owned();
+            return Err(Error::Setting { name: "-c", expected, got: "0".to_owned() });
+        }
+        let shape = model.config().kv_shape();
+        let kv = options.kv;
+        let plan = Plan { tail: kv.tail, ..Plan::new(&shape, kv.k, kv.v, &kv.policies)? };
+        let cache = Cache::new(&inner.device, &shape, plan, n_ctx)?;
+        let act = inner.decoder.activations(&inner.device, MAX_ROWS.min(n_ctx))?;
+        let logits = vec![0.0; model.n_vocab()];
+        Ok(Self { cache, act, tokens: Vec::with_capacity(n_ctx), logits, model })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The tokens in the cache.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Tokens that fit.
+    pub fn n_ctx(&self) -> usize {
+        self.cache.n_ctx()
+    }
+
+    /// What the cache takes right now.
+    pub fn kv(&self) -> KvUse {
+        let plan = self.cache.plan();
+        let ((type_k, type_v), (bpv_k, bpv_v)) = (plan.type_names(), plan.bits_per_value());
+        KvUse {
+            tokens: self.cache.len(),
+            bytes: self.cache.n_bytes(),
+            bytes_f16: self.cache.f16_bytes(),
+            type_k,
+            type_v,
+            bpv_k,
+            bpv_v,
+            notes: plan.notes.clone(),
+        }
+    }
+
+    /// Reads `tokens` after what is there. Then [`Session::logits`] are those that follow the last one.
+    ///
+    /// `progress` is told the tokens read so far and can stop the reading by returning `false`.
+    ///
+    /// # Errors
+    /// No token, a context too small for them (nothing is read then), a token out of range,
+    /// [`Error::Cancelled`], or a device error. The session holds what it held before, or what was read whole.
+    pub fn feed(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize) -> bool) -> Result<(), Error> {
+        self.check_room(tokens)?;
+        for (done, chunk) in self.chunks(tokens) {
+            let last = done + chunk.len() == tokens.len();
+            self.step(chunk, if last { Want::Last } else { Want::Nothing })?;
+            if !progress(done + chunk.len()) && !last {
+                return Err(Error::Cancelled);
+            }
+        }
+        let inner = self.model.parts();
+        inner.decoder.logits(&inner.device, &self.act, 0, &mut self.logits)?;
+        Ok(())
+    }
+
+    /// Reads `tokens` and hands the logits after each token from index `from` on to `visit`, as
+    /// `(index into tokens, logits [n_vocab])`: what quality measurements need.
+    ///
+    /// # Errors
+    /// As [`Session::feed`].
+    pub fn feed_scored(
+        &mut self,
+        tokens: &[u32],
+        from: usize,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), Error> {
+        self.check_room(tokens)?;
+        for (done, chunk) in self.chunks(tokens) {
+            let first = from.saturating_sub(done).min(chunk.len());
+            self.step(chunk, Want::From(first))?;
+            let inner = self.model.parts();
+            for row in first..chunk.len() {
+                inner.decoder.logits(&inner.device, &self.act, row - first, &mut self.logits)?;
+                visit(done + row, &self.logits);
+            }
+        }
+        Ok(())
+    }
+
+    /// The logits that follow the last token that was fed, `[n_vocab]`.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.cache.clear();
+        self.tokens.clear();
+    }
+
+    /// Forgets everything but the first `n` tokens.
+    ///
+    /// # Errors
+    /// When the device cannot be read or written.
+    pub fn rewind(&mut self, n: usize) -> Result<(), Error> {
+        let n = n.min(self.tokens.len());
+        self.cache.truncate(&self.model.parts().device, n)?;
+        self.tokens.truncate(n);
+        Ok(())
+    }
+
+    /// A second session that starts with the same tokens; the full pages are shared until one side writes.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn fork(&self) -> Result<Self, Error> {
+        let inner = self.model.parts();
+        let act = inner.decoder.activations(&inner.device, MAX_ROWS.min(self.n_ctx()))?;
+        let mut tokens = Vec::with_capacity(self.n_ctx());
+        tokens.extend_from_slice(&self.tokens);
+        Ok(Self {
+            model: self.model.clone(),
+            cache: self.cache.clone(),
+            act,
+            tokens,
+            logits: self.logits.clone(),
+        })
+    }
+
+    /// Reads `prompt` and returns an iterator over the tokens that follow. Tokens the session shares with the
+    /// beginning of `prompt` are kept; others are forgotten, so that a whole conversation can be passed each time.
+    ///
+    /// # Errors
+    /// As [`Session::feed`], and [`Error::PromptTooLong`].
+    pub fn generate(&mut self, prompt: &[u32], options: GenerateOptions) -> Result<Generation<'_>, Error> {
+        Generation::start(self, prompt, options, &CancelFlag::default(), &mut |_| ())
+    }
+
+    /// [`Session::generate`] with a flag that stops it, and a listener for the share of the prompt read.
+    ///
+    /// # Errors
+    /// As [`Session::generate`].
+    pub fn generate_with(
+        &mut self,
+        prompt: &[u32],
+        options: GenerateOptions,
+        cancel: &CancelFlag,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Generation<'_>, Error> {
+        Generation::start(self, prompt, options, cancel, progress)
+    }
+
+    /// Tokens at the start of `prompt` that the cache holds already. At least one token is left to read, so that
+    /// there are logits to go on from.
+    pub(crate) fn shared_prefix(&self, prompt: &[u32]) -> usize {
+        let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        same.min(prompt.len().saturating_sub(1))
+    }
+
+    fn check_room(&self, tokens: &[u32]) -> Result<(), Error> {
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let total = self.tokens.len() + tokens.len();
+        if total > self.n_ctx() {
+            return Err(Error::PromptTooLong { tokens: total, n_ctx: self.n_ctx() });
+        }
+        Ok(())
+    }
+
+    /// The chunks a prompt is read in, each with the number of tokens before it.
+    fn chunks<'t>(&self, tokens: &'t [u32]) -> impl Iterator<Item = (usize, &'t [u32])> + use<'t> {
+        let size = MAX_ROWS.min(self.n_ctx());
+        tokens.chunks(size).enumerate().map(move |(i, chunk)| (i * size, chunk))
+    }
+
+    fn step(&mut self, tokens: &[u32], want: Want) -> Result<(), Error> {
+        let inner = self.model.parts();
+        let before = self.tokens.len();
+        let result = inner.decoder.step(&inner.device, &mut self.cache, &mut self.act, tokens, want);
+        if let Err(error) = result {
+            // Layers that had appended already give the tokens back, so that all of them agree again.
+            self.cache.truncate(&inner.device, before)?;
+            return Err(error.into());
+        }
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("tokens", &self.tokens.len()).field("kv", &self.kv()).finish()
+    }
+}

@@ -1,0 +1,246 @@
+//! The decoder that Llama, Mistral, Qwen2 and Qwen3 share, from tokens to logits.
+//!
+//! Pre-norm transformer with RMS norms, rotary embeddings, grouped-query attention and a SiLU-gated feed-forward
+//! layer. Families differ in data only: biases, per-head norms, pair order, tied output.
+
+use kvant_backend::{AttendParams, Backend, Heads, Input, Norm, Output};
+use kvant_kv::Cache;
+
+use crate::weights::{Layer, Weights};
+use crate::{Config, ModelError};
+
+/// A model on a device.
+pub struct Decoder<B: Backend> {
+    config: Config,
+    weights: Weights<B>,
+}
+
+/// The activations of one step. Made once per session; a step allocates nothing.
+///
+/// Every buffer has room for `max_rows` rows; a step uses the first of them.
+pub struct Activations<B: Backend> {
+    max_rows: usize,
+    /// Residual stream, `[rows, n_embd]`.
+    x: B::Buffer,
+    /// Queries, `[rows, n_heads * k_head_dim]`.
+    q: B::Buffer,
+    /// Keys, `[rows, n_kv_heads * k_head_dim]`.
+    k: B::Buffer,
+    /// Values, `[rows, n_kv_heads * v_head_dim]`.
+    v: B::Buffer,
+    /// Attention output, `[rows, n_heads * v_head_dim]`.
+    attended: B::Buffer,
+    /// Gated feed-forward activations, `[rows, n_ff]`.
+    hidden: B::Buffer,
+    /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, and the same on the host.
+    angles: (B::Buffer, Vec<f32>),
+    /// Logits of the wanted rows, `[logit_rows, n_vocab]`, and how many rows it has room for.
+    logits: (B::Buffer, usize),
+}
+
+/// Which rows of a step get logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// None: the step only fills the cache.
+    Nothing,
+    /// The last row.
+    Last,
+    /// Every row from this one on.
+    From(usize),
+}
+
+impl Want {
+    /// The first wanted row of a step with `rows` rows (`rows` when there is none).
+    fn first(self, rows: usize) -> usize {
+        match self {
+            Self::Nothing => rows,
+            Self::Last => rows - 1,
+            Self::From(row) => row.min(rows),
+        }
+    }
+}
+
+impl<B: Backend> Decoder<B> {
+    /// A decoder from its parts.
+    pub fn new(config: Config, weights: Weights<B>) -> Self {
+        Self { config, weights }
+    }
+
+    /// The hyper-parameters.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Size of the vocabulary.
+    pub fn n_vocab(&self) -> usize {
+        self.weights.n_vocab
+    }
+
+    /// Bytes of weights in the file's types.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.n_bytes
+    }
+
+    /// Activations for steps of up to `max_rows` tokens.
+    ///
+    /// # Errors
+    /// When the device has no memory left.
+    pub fn activations(&self, backend: &B, max_rows: usize) -> Result<Activations<B>, ModelError> {
+        let c = &self.config;
+        let buffer = |cols: usize| backend.buffer(max_rows * cols);
+        Ok(Activations {
+            max_rows,
+            x: buffer(c.n_embd)?,
+            q: buffer(c.n_heads * c.k_head_dim)?,
+            k: buffer(c.n_kv_heads * c.k_head_dim)?,
+            v: buffer(c.n_kv_heads * c.v_head_dim)?,
+            attended: buffer(c.n_heads * c.v_head_dim)?,
+            hidden: buffer(c.n_ff)?,
+            angles: (buffer(c.rope.params.n_rot)?, Vec::with_capacity(max_rows * c.rope.params.n_rot)),
+            logits: (backend.buffer(self.n_vocab())?, 1),
+        })
+    }
+
+    /// Runs `tokens` (at most `max_rows`, at least one) after what `cache` holds, and appends them to it.
+    ///
+    /// Logits of the wanted rows can then be read with [`Decoder::logits`].
+    ///
+    /// # Errors
+    /// A token out of range, a full context, or a device error. After an error the cache may hold some of the new
+    /// tokens in some layers; truncate it to its former length before going on.
+    pub fn step(
+        &self,
+        backend: &B,
+        cache: &mut Cache<B::Page>,
+        act: &mut Activations<B>,
+        tokens: &[u32],
+        want: Want,
+    ) -> Result<(), ModelError> {
+        let n_vocab = self.n_vocab();
+        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= n_vocab) {
+            return Err(ModelError::Token { token, n_vocab });
+        }
+        let (rows, start) = (tokens.len(), cache.len());
+        assert!(0 < rows && rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
+        cache.reserve(backend, rows)?;
+
+        self.config.rope.angles(start, rows, &mut act.angles.1);
+        backend.write(&mut act.angles.0, &act.angles.1)?;
+        backend.embed(&self.weights.embedding, tokens, &mut act.x)?;
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            self.attention(backend, layer, cache, index, act, start, rows)?;
+            self.feed_forward(backend, layer, act, rows)?;
+        }
+        self.output(backend, act, rows, want)
+    }
+
+    /// `x += W_o attention(rope(W_q n), rope(W_k n), W_v n)`, `n = norm(x)`.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one step of one layer: the operands of the equation above"
+    )]
+    fn attention(
+        &self,
+        backend: &B,
+        layer: &Layer<B>,
+        cache: &mut Cache<B::Page>,
+        index: usize,
+        act: &mut Activations<B>,
+        start: usize,
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        let c = &self.config;
+        backend.project(
+            Input { x: &act.x, norm: Some(self.norm(&layer.attn_norm)), first_row: 0, rows },
+            &mut [
+                Output { w: &layer.wq, bias: layer.bq.as_ref(), y: &mut act.q, accumulate: false },
+                Output { w: &layer.wk, bias: layer.bk.as_ref(), y: &mut act.k, accumulate: false },
+                Output { w: &layer.wv, bias: layer.bv.as_ref(), y: &mut act.v, accumulate: false },
+            ],
+        )?;
+        let q_heads = Heads { n: c.n_heads, dim: c.k_head_dim };
+        let k_heads = Heads { n: c.n_kv_heads, dim: c.k_head_dim };
+        let (q_norm, k_norm) = (layer.q_norm.as_ref(), layer.k_norm.as_ref());
+        let angles = &act.angles.0;
+        backend.rope(&mut act.q, rows, q_heads, q_norm.map(|w| self.norm(w)), c.rope.params, angles)?;
+        backend.rope(&mut act.k, rows, k_heads, k_norm.map(|w| self.norm(w)), c.rope.params, angles)?;
+
+        let kv = cache.layer_mut(index);
+        backend.kv_append(kv, &act.k, &act.v, rows)?;
+        let params = AttendParams {
+            n_heads: c.n_heads,
+            n_kv_heads: c.n_kv_heads,
+            k_head_dim: c.k_head_dim,
+            v_head_dim: c.v_head_dim,
+            scale: 1.0 / (c.k_head_dim as f32).sqrt(),
+            start,
+            rows,
+        };
+        backend.attend(&params, &act.q, kv, &mut act.attended)?;
+        backend.project(
+            Input { x: &act.attended, norm: None, first_row: 0, rows },
+            &mut [Output { w: &layer.wo, bias: layer.bo.as_ref(), y: &mut act.x, accumulate: true }],
+        )?;
+        Ok(())
+    }
+
+    /// `x += W_down (silu(W_gate n) * (W_up n))`, `n = norm(x)`.
+    fn feed_forward(
+        &self,
+        backend: &B,
+        layer: &Layer<B>,
+        act: &mut Activations<B>,
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        let input = Input { x: &act.x, norm: Some(self.norm(&layer.ffn_norm)), first_row: 0, rows };
+        backend.gated_ffn(input, &layer.gate, &layer.up, &mut act.hidden)?;
+        backend.project(
+            Input { x: &act.hidden, norm: None, first_row: 0, rows },
+            &mut [Output { w: &layer.down, bias: None, y: &mut act.x, accumulate: true }],
+        )?;
+        Ok(())
+    }
+
+    /// `logits = W_out norm(x)` for the wanted rows.
+    fn output(
+        &self,
+        backend: &B,
+        act: &mut Activations<B>,
+        rows: usize,
+        want: Want,
+    ) -> Result<(), ModelError> {
+        let first_row = want.first(rows);
+        let wanted = rows - first_row;
+        if wanted == 0 {
+            return Ok(());
+        }
+        if wanted > act.logits.1 {
+            act.logits = (backend.buffer(wanted * self.n_vocab())?, wanted);
+        }
+        let w = self.weights.output.as_ref().unwrap_or(&self.weights.embedding);
+        backend.project(
+            Input { x: &act.x, norm: Some(self.norm(&self.weights.output_norm)), first_row, rows: wanted },
+            &mut [Output { w, bias: None, y: &mut act.logits.0, accumulate: false }],
+        )?;
+        Ok(())
+    }
+
+    /// Copies the logits of the `row`-th wanted row of the last step into `out` `[n_vocab]`.
+    ///
+    /// # Errors
+    /// When `out` has another length or the device cannot be read.
+    pub fn logits(
+        &self,
+        backend: &B,
+        act: &Activations<B>,
+        row: usize,
+        out: &mut [f32],
+    ) -> Result<(), ModelError> {
+        kvant_backend::BackendError::check("logits", "length of the output", self.n_vocab(), out.len())?;
+        Ok(backend.read(&act.logits.0, row * self.n_vocab(), out)?)
+    }
+
+    fn norm<'a>(&self, weight: &'a B::Buffer) -> Norm<'a, B::Buffer> {
+        Norm { weight, eps: self.config.rms_eps }
+    }
+}

@@ -1,0 +1,61 @@
+//! Errors of loading and running a model.
+
+use kvant_backend::BackendError;
+use kvant_gguf::GgufError;
+use kvant_kv::KvError;
+
+/// Why a model cannot be loaded or run.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The file is not a sound GGUF, or lacks a key or tensor.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The architecture is not one of ours.
+    #[error("unknown architecture '{got}'; known: {known}")]
+    Architecture {
+        /// `general.architecture` of the file.
+        got: String,
+        /// What this engine runs.
+        known: String,
+    },
+    /// A feature of the architecture that is not implemented.
+    #[error("not supported yet: {what}")]
+    Unsupported {
+        /// The feature, with the key that asks for it.
+        what: String,
+    },
+    /// A metadata value that makes no sense.
+    #[error("{key}: expected {expected}, got {got}")]
+    Value {
+        /// The metadata key.
+        key: String,
+        /// What would be sound.
+        expected: String,
+        /// What the file says.
+        got: String,
+    },
+    /// A tensor of another shape than the hyper-parameters ask for.
+    #[error("tensor '{name}': expected shape {expected:?}, got {got:?}")]
+    TensorShape {
+        /// The tensor.
+        name: String,
+        /// The shape that fits, GGUF order (innermost first).
+        expected: Vec<usize>,
+        /// The shape in the file.
+        got: Vec<usize>,
+    },
+    /// A token that the model's vocabulary does not have.
+    #[error("token {token} is not in the vocabulary of {n_vocab}")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// The cache refused.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] BackendError),
+}

@@ -1,0 +1,128 @@
+//! Rotary position embeddings (RoFormer, arXiv 2104.09864) and their context extensions.
+//!
+//! Pair `i` of a head turns by `position * frequency[i]`, `frequency[i] = theta^(-2i / n_rot)`. Scaling methods change
+//! the frequencies, and YaRN also the magnitude; both are folded in here once, so that a device only sees cosines and
+//! sines.
+
+use std::f64::consts::PI;
+
+use kvant_backend::{Pairing, RopeParams};
+
+/// How a model's context was extended beyond its training.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scaling {
+    /// Not at all. (llama3 scaling arrives as per-frequency divisors in the file.)
+    None,
+    /// Positions divided by `factor` (arXiv 2306.15595).
+    Linear {
+        /// Extension factor.
+        factor: f32,
+    },
+    /// YaRN (arXiv 2309.00071): low frequencies interpolated, high ones kept, scores sharpened.
+    Yarn {
+        /// Extension factor.
+        factor: f32,
+        /// Context length before the extension.
+        n_ctx_orig: usize,
+        /// Turns within the original context above which a frequency is kept.
+        beta_fast: f32,
+        /// Turns below which it is interpolated.
+        beta_slow: f32,
+        /// Extra factor on the magnitude.
+        attn_factor: f32,
+    },
+}
+
+/// The frequencies of a model's rotary embedding.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Pair order and number of turned values.
+    pub params: RopeParams,
+    /// Angle per position, `[n_rot / 2]`.
+    frequency: Vec<f64>,
+    magnitude: f64,
+}
+
+impl Rope {
+    /// Frequencies for `n_rot` values, with `divisors` `[n_rot / 2]` (llama3 scaling) when the file has them.
+    /// `None` when a number makes no sense.
+    pub fn new(
+        pairing: Pairing,
+        n_rot: usize,
+        theta: f32,
+        scaling: &Scaling,
+        divisors: Option<&[f32]>,
+    ) -> Option<Self> {
+        let base = f64::from(theta);
+        let mut frequency: Vec<f64> =
+            (0..n_rot / 2).map(|i| base.powf(-2.0 * i as f64 / n_rot as f64)).collect();
+        if let Some(divisors) = divisors {
+            frequency.iter_mut().zip(divisors).for_each(|(f, &divisor)| *f /= f64::from(divisor));
+        }
+        let mut magnitude = 1.0;
+        match *scaling {
+            Scaling::None => {}
+            Scaling::Linear { factor } => frequency.iter_mut().for_each(|f| *f /= f64::from(factor)),
+            Scaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, attn_factor } => {
+                let factor = f64::from(factor);
+                // The pair that makes `turns` turns within the original context.
+                let pair = |turns: f32| {
+                    n_rot as f64 * (n_ctx_orig as f64 / (f64::from(turns) * 2.0 * PI)).ln()
+                        / (2.0 * base.ln())
+                };
+                let low = pair(beta_fast).floor().max(0.0);
+                let high = pair(beta_slow).ceil().min(n_rot as f64 - 1.0);
+                for (i, f) in frequency.iter_mut().enumerate() {
+                    let interpolated = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                    *f = *f / factor * interpolated + *f * (1.0 - interpolated);
+                }
+                magnitude = f64::from(attn_factor) * (1.0 + 0.1 * factor.ln());
+            }
+        }
+        let sound = frequency.iter().all(|f| f.is_finite()) && f64::is_finite(magnitude);
+        sound.then_some(Self { params: RopeParams { pairing, n_rot }, frequency, magnitude })
+    }
+
+    /// Cosines and sines for positions `start .. start + rows`, `[rows, n_rot / 2, 2]`.
+    pub fn angles(&self, start: usize, rows: usize, out: &mut Vec<f32>) {
+        out.clear();
+        for position in start..start + rows {
+            for frequency in &self.frequency {
+                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                out.extend([(cos * self.magnitude) as f32, (sin * self.magnitude) as f32]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_angles_are_position_times_frequency() {
+        let rope = Rope::new(Pairing::Halves, 4, 100.0, &Scaling::None, None).unwrap();
+        let mut out = Vec::new();
+        rope.angles(3, 1, &mut out);
+        let want = [3f32.cos(), 3f32.sin(), 0.3f32.cos(), 0.3f32.sin()];
+        assert!(out.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6), "{out:?}");
+    }
+
+    #[test]
+    fn yarn_keeps_fast_pairs_and_interpolates_slow_ones() {
+        let scaling =
+            Scaling::Yarn { factor: 4.0, n_ctx_orig: 64, beta_fast: 32.0, beta_slow: 1.0, attn_factor: 1.0 };
+        let plain = Rope::new(Pairing::Halves, 64, 10_000.0, &Scaling::None, None).unwrap();
+        let yarn = Rope::new(Pairing::Halves, 64, 10_000.0, &scaling, None).unwrap();
+        assert_eq!(yarn.frequency[0], plain.frequency[0]);
+        assert!((yarn.frequency[31] * 4.0 / plain.frequency[31] - 1.0).abs() < 1e-12);
+        assert!((yarn.magnitude - (1.0 + 0.1 * 4f64.ln())).abs() < 1e-12);
+    }
+
+    #[test]
+    fn senseless_numbers_are_refused() {
+        assert!(Rope::new(Pairing::Halves, 4, 0.0, &Scaling::None, None).is_none());
+        assert!(Rope::new(Pairing::Halves, 4, 1e4, &Scaling::Linear { factor: 0.0 }, None).is_none());
+        assert!(Rope::new(Pairing::Halves, 4, 1e4, &Scaling::None, Some(&[1.0, 0.0])).is_none());
+    }
+}
