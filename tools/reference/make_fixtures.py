@@ -1,0 +1,296 @@
+#!/usr/bin/env python3
+"""Make tiny random models and their golden outputs with Hugging Face `transformers`.
+
+Nothing here is needed to build or test Kvant: the outputs are committed in `crates/model/tests/fixtures`.
+For every model below two files are written:
+
+NAME.gguf    weights and metadata by the conventions of llama.cpp's converter. Matrices are f16, norms and biases
+             f32; there is no tokenizer (`tokenizer.ggml.model = "none"`).
+NAME.golden  what `transformers` computes in f32 from exactly those weights, little-endian:
+                 u8  magic[4] = "KVGD"
+                 u32 n_prompt, n_steps, n_vocab
+                 i32 tokens [n_prompt + n_steps]             the prompt, then the greedy continuation
+                 f32 logits [n_prompt + n_steps, n_vocab]    row t: after tokens 0..=t were read
+             Prompt rows come from one pass over the prompt, the others from one-token steps on its cache.
+
+Before a pair is written its worth as a test is checked: greedy choices are clear, the f32 result is near the f64
+result, stepping agrees with one pass over all tokens, and RoPE scaling makes a difference that cannot be missed.
+"""
+
+import argparse
+import struct
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+N_PROMPT = 64
+N_STEPS = 16
+N_VOCAB = 64
+N_LAYERS = 2
+MAX_PROMPTS = 500
+CONTEXT = 256
+ORIGINAL_CONTEXT = 32  # of scaled RoPE: short, so that 80 positions reach beyond it
+
+# The reader's tolerance on a logit is 2e-3. Each demand keeps its distance from it.
+MIN_GREEDY_MARGIN = 0.05  # between the best two logits at every chosen token
+MIN_DISTINCT_TOKENS = 5  # among the chosen ones: a decoder stuck on one token proves little
+MAX_ROUNDING_ERROR = 1e-4  # of the f32 logits against f64, and of stepping against one pass
+MIN_SCALING_EFFECT = 0.5  # largest change of a logit when RoPE scaling is left out
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family: the `transformers` configuration and the GGUF architecture it is stored as."""
+
+    config: type[PreTrainedConfig]
+    arch: gguf.MODEL_ARCH
+    interleaved_rope: bool = False  # rows of Q and K are reordered so that RoPE turns neighbours, not halves
+
+
+FAMILIES = {
+    "llama": Family(LlamaConfig, gguf.MODEL_ARCH.LLAMA, interleaved_rope=True),
+    "mistral": Family(MistralConfig, gguf.MODEL_ARCH.LLAMA, interleaved_rope=True),
+    "qwen2": Family(Qwen2Config, gguf.MODEL_ARCH.QWEN2),
+    "qwen3": Family(Qwen3Config, gguf.MODEL_ARCH.QWEN3),
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One model. `head_dim` None means `hidden / heads`, with no key for it in the GGUF file."""
+
+    name: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int | None
+    ffn: int = 48
+    tied: bool = False
+    theta: float = 10_000.0
+    rope: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.name.split("-")[0]]
+
+    def to_config(self, rope: dict[str, Any]) -> PreTrainedConfig:
+        """The `transformers` configuration, with this RoPE scaling (`{}`: none)."""
+        explicit = {} if self.head_dim is None else {"head_dim": self.head_dim}
+        return self.family.config(
+            vocab_size=N_VOCAB,
+            hidden_size=self.hidden,
+            intermediate_size=self.ffn,
+            num_hidden_layers=N_LAYERS,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            max_position_embeddings=CONTEXT,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=self.tied,
+            rope_parameters={"rope_type": "default", "rope_theta": self.theta, **rope},
+            attn_implementation="eager",
+            **explicit,
+            **self.extra,
+        )
+
+
+SCALED = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **SCALED}
+YARN = {"rope_type": "yarn", "factor": 8.0, **SCALED}
+
+# Named family-h<head size>-g<query heads per KV head>[-speciality].
+SPECS = [
+    Spec("llama-h64-g8", hidden=32, heads=8, kv_heads=1, head_dim=64),
+    Spec("llama-h80-g1-linear", hidden=32, heads=2, kv_heads=2, head_dim=80, tied=True, rope=LINEAR),
+    Spec("llama-h128-g2-llama3", hidden=32, heads=4, kv_heads=2, head_dim=128, theta=500_000.0, rope=LLAMA3),
+    Spec("llama-h64-g1-yarn", hidden=32, heads=2, kv_heads=2, head_dim=64, rope={**YARN, "attention_factor": 0.9}),
+    Spec("llama-h96-g2-bias", hidden=32, heads=2, kv_heads=1, head_dim=96, extra={"attention_bias": True}),
+    Spec("mistral-h96-g3", hidden=48, heads=3, kv_heads=1, head_dim=96, theta=1e6, extra={"sliding_window": None}),
+    Spec("qwen2-h64-g2-implicit", hidden=128, heads=2, kv_heads=1, head_dim=None, tied=True, theta=1e6),
+    Spec("qwen2-h64-g6", hidden=48, heads=6, kv_heads=1, head_dim=64),
+    Spec("qwen2-h128-g1-yarn", hidden=32, heads=2, kv_heads=2, head_dim=128, theta=1e6, rope=YARN),
+    Spec("qwen3-h80-g2-linear", hidden=32, heads=4, kv_heads=2, head_dim=80, tied=True, rope=LINEAR),
+    Spec("qwen3-h192-g3", hidden=40, heads=3, kv_heads=1, head_dim=192, ffn=56, theta=1e6),
+    Spec(
+        "qwen3-h256-g2-yarn",
+        hidden=32,
+        heads=2,
+        kv_heads=1,
+        head_dim=256,
+        theta=1e6,
+        rope={**YARN, "beta_fast": 8.0, "beta_slow": 0.5},
+    ),
+]
+
+
+def build_model(spec: Spec) -> torch.nn.Module:
+    """A model whose logits, norms and attention are all far from uniform, and whose matrices are exact in f16."""
+    torch.manual_seed(zlib.crc32(spec.name.encode()))
+    model = AutoModelForCausalLM.from_config(spec.to_config(spec.rope)).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith("norm.weight"):
+            values = 1 + 0.3 * torch.randn_like(weight)
+        elif name.endswith(".bias"):
+            values = 0.5 * torch.randn_like(weight)
+        else:
+            # Unit inputs give outputs of this spread: scores of about +-2 after the division by sqrt(head_dim).
+            gain = 1.4 if "q_proj" in name or "k_proj" in name else 2.0 if "embed" in name or "lm_head" in name else 1.0
+            values = (gain * weight.shape[-1] ** -0.5 * torch.randn_like(weight)).half().float()
+        weight.data.copy_(values)
+    return model
+
+
+@torch.no_grad()
+def forward(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
+    """Logits `[tokens, vocab]` from one pass."""
+    return model(torch.tensor([tokens])).logits[0]
+
+
+@torch.no_grad()
+def decode_greedily(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+    """The prompt with its continuation, and the logits after every token, decoded token by token on a cache."""
+    step = model(torch.tensor([prompt]), use_cache=True)
+    tokens, rows = list(prompt), [step.logits[0]]
+    for _ in range(N_STEPS):
+        tokens.append(int(rows[-1][-1].argmax()))
+        step = model(torch.tensor([tokens[-1:]]), past_key_values=step.past_key_values, use_cache=True)
+        rows.append(step.logits[0])
+    return tokens, torch.cat(rows)
+
+
+def greedy_margin(logits: torch.Tensor) -> float:
+    """The narrowest lead of a chosen token over the runner-up."""
+    best, second = logits[N_PROMPT - 1 : -1].topk(2).values.unbind(-1)
+    return float((best - second).min())
+
+
+def decode_good_prompt(spec: Spec, model: torch.nn.Module) -> tuple[list[int], torch.Tensor]:
+    """Golden output for the first random prompt with a varied continuation that no rounding can change."""
+    random = np.random.default_rng(zlib.crc32(spec.name.encode()))
+    for _ in range(MAX_PROMPTS):
+        tokens, logits = decode_greedily(model, random.integers(0, N_VOCAB, N_PROMPT).tolist())
+        varied = len(set(tokens[N_PROMPT:])) >= MIN_DISTINCT_TOKENS
+        if varied and greedy_margin(logits) >= MIN_GREEDY_MARGIN:
+            return tokens, logits
+    raise RuntimeError(f"{spec.name}: no good prompt among {MAX_PROMPTS}; change the model")
+
+
+def check_worth(spec: Spec, model: torch.nn.Module, tokens: list[int], logits: torch.Tensor) -> None:
+    """Refuses golden data that is inexact or would let a mistake pass; prints the figures."""
+    rounding = max(float((want - logits).abs().max()) for want in (forward(model, tokens), forward(model.double(), tokens)))
+    model.float()
+    assert rounding <= MAX_ROUNDING_ERROR, f"{spec.name}: rounding error {rounding}"
+    effect = "-"
+    if spec.rope:
+        plain = AutoModelForCausalLM.from_config(spec.to_config({})).eval()
+        plain.load_state_dict(model.state_dict())
+        change = float((forward(plain, tokens) - logits).abs().max())
+        assert change >= MIN_SCALING_EFFECT, f"{spec.name}: RoPE scaling changes logits by {change} only"
+        effect = f"{change:.2f}"
+    print(
+        f"{spec.name:24} logits' std {float(logits.std()):.2f}  greedy margin {greedy_margin(logits):.3f}  "
+        f"distinct tokens {len(set(tokens[N_PROMPT:])):2}  rounding {rounding:.1e}  scaling's effect {effect}"
+    )
+
+
+def to_interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Reorders the rows of each head from (first half, second half) to alternating, as llama.cpp's converter does."""
+    return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
+    """The keys llama.cpp's converter writes for these families."""
+    config = model.config
+    writer.add_name(spec.name)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(N_VOCAB)
+    writer.add_block_count(N_LAYERS)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(spec.hidden)
+    writer.add_feed_forward_length(spec.ffn)
+    writer.add_head_count(spec.heads)
+    writer.add_head_count_kv(spec.kv_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(spec.theta)
+    if spec.head_dim is not None:
+        writer.add_key_length(spec.head_dim)
+        writer.add_value_length(spec.head_dim)
+        if spec.family.arch == gguf.MODEL_ARCH.LLAMA:
+            writer.add_rope_dimension_count(spec.head_dim)
+    write_rope_scaling(writer, spec, model)
+
+
+def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
+    """RoPE scaling: keys for linear and YaRN, a tensor of frequency divisors for llama3."""
+    match spec.rope.get("rope_type"):
+        case "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(spec.rope["factor"])
+        case "yarn":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(spec.rope["factor"])
+            writer.add_rope_scaling_orig_ctx_len(spec.rope["original_max_position_embeddings"])
+            if "beta_fast" in spec.rope:
+                writer.add_rope_scaling_yarn_beta_fast(spec.rope["beta_fast"])
+                writer.add_rope_scaling_yarn_beta_slow(spec.rope["beta_slow"])
+            if "attention_factor" in spec.rope:
+                # `transformers` replaces the default magnitude 1 + 0.1 ln(factor), this key multiplies it.
+                default = 1 + 0.1 * np.log(spec.rope["factor"])
+                writer.add_rope_scaling_attn_factors(spec.rope["attention_factor"] / default)
+        case "llama3":
+            scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, device="cpu")
+            plain = spec.theta ** (-torch.arange(0, spec.head_dim, 2, dtype=torch.float64) / spec.head_dim)
+            writer.add_tensor("rope_freqs.weight", (plain / scaled.double()).float().numpy())
+
+
+def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
+    """The model as a GGUF file: matrices in f16 (exactly), vectors in f32."""
+    arch = spec.family.arch
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    write_metadata(writer, spec, model)
+    names = gguf.get_tensor_name_map(arch, N_LAYERS)
+    for name, weight in model.named_parameters():  # a tied head is listed once, as the embedding
+        if spec.family.interleaved_rope and ("q_proj" in name or "k_proj" in name):
+            weight = to_interleaved(weight, spec.heads if "q_proj" in name else spec.kv_heads)
+        kind = torch.float16 if weight.ndim == 2 else torch.float32
+        stored = weight.detach().to(kind)
+        assert torch.equal(stored.float(), weight), f"{name} is not exact in {kind}"
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), stored.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_golden(path: Path, tokens: list[int], logits: torch.Tensor) -> None:
+    """The golden file; its layout is at the top of this file."""
+    assert len(tokens) == N_PROMPT + N_STEPS and logits.shape == (len(tokens), N_VOCAB)
+    header = struct.pack("<4sIII", b"KVGD", N_PROMPT, N_STEPS, N_VOCAB)
+    path.write_bytes(header + np.array(tokens, "<i4").tobytes() + logits.numpy().astype("<f4").tobytes())
+
+
+def main() -> None:
+    default = Path(__file__).resolve().parents[2] / "crates/model/tests/fixtures"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=default, help="folder to write to (default: %(default)s)")
+    out = parser.parse_args().out
+    torch.set_num_threads(1)  # the order of additions, hence the last bit, depends on it
+    for spec in SPECS:
+        model = build_model(spec)
+        tokens, logits = decode_good_prompt(spec, model)
+        check_worth(spec, model, tokens, logits)
+        write_gguf(out / f"{spec.name}.gguf", spec, model)
+        write_golden(out / f"{spec.name}.golden", tokens, logits)
+
+
+if __name__ == "__main__":
+    main()
