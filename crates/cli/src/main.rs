@@ -1,3 +1,4 @@
 //! The `kvant` command line.
+#![forbid(unsafe_code)]
 
 fn main() {}

@@ -20,6 +20,8 @@
 //! saturate at 65,504 too. So what was encoded here always decodes to finite numbers. A hot path
 //! that appends to a cache cannot report an error per value; it can be predictable.
 
+#![forbid(unsafe_code)]
+
 mod block;
 pub mod block32;
 pub mod codebook;

@@ -1,0 +1,115 @@
+//! Tests that hold the code to what `docs/ARCHITECTURE.md` says. There is nothing to call here.
+#![cfg(test)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Which rooms a room may use. What is not listed may not be imported.
+const EDGES: &[(&str, &[&str])] = &[
+    ("kvant-codec", &[]),
+    ("kvant-gguf", &["kvant-codec"]),
+    ("kvant-backend", &["kvant-codec"]),
+    ("kvant-cpu", &["kvant-backend", "kvant-codec"]),
+    ("kvant-kv", &["kvant-backend", "kvant-codec"]),
+    ("kvant-model", &["kvant-kv", "kvant-backend", "kvant-gguf", "kvant-codec"]),
+    ("kvant", &["kvant-model", "kvant-kv", "kvant-cpu", "kvant-gguf", "kvant-backend", "kvant-codec"]),
+    ("kvant-eval", &["kvant", "kvant-codec"]),
+    ("kvant-cli", &["kvant", "kvant-eval"]),
+];
+
+/// Rooms that may contain the word `unsafe`, and why.
+const UNSAFE_ROOMS: &[(&str, &str)] =
+    &[("cpu", "vector instructions and the thread pool"), ("gguf", "the memory map")];
+
+/// Longest source file, in lines, tests included.
+const MAX_LINES: usize = 650;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn crates() -> Vec<PathBuf> {
+    let entries = fs::read_dir(root().join("crates")).unwrap();
+    let mut dirs: Vec<_> = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect();
+    dirs.sort();
+    dirs
+}
+
+fn rust_files(dir: &Path, out: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            rust_files(&path, out);
+        } else if path.extension().is_some_and(|ext| ext == "rs") {
+            out.push(path);
+        }
+    }
+}
+
+fn sources(krate: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for folder in ["src", "tests", "examples", "benches"] {
+        rust_files(&krate.join(folder), &mut files);
+    }
+    files
+}
+
+/// The `kvant*` names in the `[dependencies]` section of a manifest.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let section = manifest.split("[dependencies]").nth(1).unwrap_or_default();
+    let section = section.split("\n[").next().unwrap_or_default();
+    let names = section.lines().filter_map(|line| line.split(['.', ' ', '=']).next());
+    names.filter(|name| name.starts_with("kvant")).map(str::to_owned).collect()
+}
+
+#[test]
+fn imports_run_one_way() {
+    let mut seen = 0;
+    for krate in crates() {
+        let manifest = fs::read_to_string(krate.join("Cargo.toml")).unwrap();
+        let name = manifest.split('"').nth(1).expect("a manifest starts with its name");
+        let (_, allowed) = EDGES.iter().find(|(room, _)| *room == name).unwrap_or_else(|| {
+            panic!("{name} is not in the picture: add it to docs/ARCHITECTURE.md and to EDGES");
+        });
+        for dependency in dependencies(&manifest) {
+            assert!(allowed.contains(&dependency.as_str()), "{name} must not import {dependency}");
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, EDGES.len(), "EDGES lists a room that does not exist");
+}
+
+#[test]
+fn the_model_and_the_cache_name_no_device() {
+    for room in ["model", "kv", "backend"] {
+        for file in sources(&root().join("crates").join(room)) {
+            let text = fs::read_to_string(&file).unwrap();
+            assert!(!text.contains("kvant_cpu") && !text.contains("kvant_cuda"), "{}", file.display());
+        }
+    }
+}
+
+#[test]
+fn unsafe_stands_only_in_its_rooms() {
+    for krate in crates() {
+        let room = krate.file_name().unwrap().to_str().unwrap();
+        if UNSAFE_ROOMS.iter().any(|(allowed, _)| *allowed == room) {
+            continue;
+        }
+        for entry in ["lib.rs", "main.rs"].map(|file| krate.join("src").join(file)) {
+            let Ok(text) = fs::read_to_string(&entry) else { continue };
+            assert!(text.contains("#![forbid(unsafe_code)]"), "{} must forbid unsafe code", entry.display());
+        }
+    }
+}
+
+#[test]
+fn files_fit_a_reader() {
+    for file in crates().iter().flat_map(|krate| sources(krate)) {
+        let text = fs::read_to_string(&file).unwrap();
+        let lines = text.lines().count();
+        assert!(lines <= MAX_LINES, "{}: {lines} lines, at most {MAX_LINES}", file.display());
+        let is_module_root = text.starts_with("//!");
+        assert!(is_module_root, "{}: a file opens by saying what it is for (//!)", file.display());
+    }
+}
