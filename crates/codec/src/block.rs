@@ -8,7 +8,7 @@ use crate::{Codebook, CodecError, DType, block32, kquant, tq, turbo};
 /// Encodes `values` into `bytes` in the byte layout of `dtype`.
 ///
 /// Deterministic. NaN is stored as 0 and values outside [`DType::max_abs`] are clamped to it, so the result always
-/// decodes to finite numbers. Turbo blocks are rotated with [`Rotation::kv`], TQ blocks with [`Rotation::tq`].
+/// decodes to finite numbers. Turbo blocks are rotated with [`crate::Rotation::kv`], TQ blocks with [`crate::Rotation::tq`].
 ///
 /// # Errors
 /// [`CodecError::NotWholeBlocks`] unless `values` is a whole number of blocks, [`CodecError::BufferSize`] unless

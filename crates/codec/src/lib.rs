@@ -7,10 +7,12 @@
 //! |---|---|
 //! | [`DType`] | which formats exist, how many bytes they take |
 //! | [`encode`], [`decode`] | values to block bytes and back, in GGML's byte layouts |
+//! | [`block32`], [`kquant`], [`tq`], [`turbo`] | one data sheet per family of formats |
 //! | [`rotation`] | the signed Hadamard rotation in front of the turbo and TQ formats |
-//! | [`codebook`] | the Lloyd-Max tables of N(0, 1) |
-//! | [`turbo`] | turbo2/3/4: norm-corrected codes of 128 rotated values |
+//! | [`codebook`], [`lloyd_max`] | the Lloyd-Max tables of N(0, 1), and the solver they are checked against |
 //! | [`tile`] | how the KV cache stores 16 tokens of one head; the layout kernels are held to |
+//! | [`distortion`] | what a format loses on synthetic vectors, beside what theory predicts |
+//! | [`qjl`] | the paper's inner-product codec, for research |
 //!
 //! # Bad numbers
 //!
@@ -25,11 +27,14 @@
 mod block;
 pub mod block32;
 pub mod codebook;
+pub mod distortion;
 mod dtype;
 mod error;
 pub mod finite;
 mod kfit;
 pub mod kquant;
+pub mod lloyd_max;
+pub mod qjl;
 pub mod random;
 pub mod rotation;
 pub mod tile;
