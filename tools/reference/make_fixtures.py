@@ -185,8 +185,9 @@ def decode_good_prompt(spec: Spec, model: torch.nn.Module) -> tuple[list[int], t
 
 def check_worth(spec: Spec, model: torch.nn.Module, tokens: list[int], logits: torch.Tensor) -> None:
     """Refuses golden data that is inexact or would let a mistake pass; prints the figures."""
-    rounding = max(float((want - logits).abs().max()) for want in (forward(model, tokens), forward(model.double(), tokens)))
+    others = [forward(model, tokens), forward(model.double(), tokens)]
     model.float()
+    rounding = max(float((other - logits).abs().max()) for other in others)
     assert rounding <= MAX_ROUNDING_ERROR, f"{spec.name}: rounding error {rounding}"
     effect = "-"
     if spec.rope:
