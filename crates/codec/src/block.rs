@@ -194,6 +194,9 @@ mod tests {
     }
 
     /// Two-sided: a codec that suddenly does better than this measures something else.
+    ///
+    /// GGML's reference quantisers, run on 262,144 values of the same law, reach 0.2957 (q2_K), 0.1511 (q3_K),
+    /// 0.0715 (q4_K), 0.0362 (q5_K) and 0.0178 (q6_K): ours are within 2 %, and better at 2 bits.
     #[test]
     fn relative_error_on_gaussian_weights_is_what_was_measured() {
         let x = gaussian(256 * 256, 0.02);

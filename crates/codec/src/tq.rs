@@ -132,3 +132,78 @@ pub(crate) fn unpack_tq4(block: &[u8; 20]) -> [f32; LEN] {
     let index = |j: usize| block[4 + j / 2] >> (4 * (j % 2)) & 15;
     decode(&Codebook::GAUSS4, scales(block), &std::array::from_fn(index))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    /// Decodes by the module's tables with the dense Hadamard matrix, sharing no code but the levels.
+    fn by_hand(book: &Codebook, d: [f16; 2], index: impl Fn(usize) -> u8) -> [f64; LEN] {
+        let y: [f64; LEN] = std::array::from_fn(|j| {
+            f64::from(book.levels()[usize::from(index(j))]) * d[usize::from(j >= 16)].to_f64()
+        });
+        std::array::from_fn(|i| {
+            let h = |j: usize| if (i & j).count_ones() % 2 == 1 { -y[j] } else { y[j] };
+            let sum: f64 = (0..LEN).map(h).sum();
+            let sign = if (i as u32).wrapping_mul(0x9e37_79b9) >> 31 == 1 { -1.0 } else { 1.0 };
+            sign * sum / 32f64.sqrt()
+        })
+    }
+
+    fn assert_close(got: &[f32; LEN], want: &[f64; LEN]) {
+        for (&got, &want) in got.iter().zip(want) {
+            // Five butterflies of 32 values below 3: 5 · 2^-24 · 3 · √32 = 5e-6.
+            assert!((f64::from(got) - want).abs() <= 5e-6, "{got} {want}");
+        }
+    }
+
+    #[test]
+    fn blocks_decode_as_the_table_says() {
+        let mut random = Random::new(1);
+        let d = [f16::from_f32(0.75), f16::from_f32(-0.5)];
+        let mut tq3 = [0; 16];
+        let mut tq4 = [0; 20];
+        tq3.fill_with(|| random.bits() as u8);
+        tq4.fill_with(|| random.bits() as u8);
+        put_scales(d, &mut tq3);
+        put_scales(d, &mut tq4);
+        let bit = |j: usize, k: usize| {
+            let at = 3 * (j % 8) + k;
+            (tq3[4 + 3 * (j / 8) + at / 8] >> (at % 8) & 1) << k
+        };
+        assert_close(&unpack_tq3(&tq3), &by_hand(&Codebook::TQ3, d, |j| bit(j, 0) | bit(j, 1) | bit(j, 2)));
+        let nibble = |j: usize| tq4[4 + j / 2] >> (4 * (j % 2)) & 15;
+        assert_close(&unpack_tq4(&tq4), &by_hand(&Codebook::GAUSS4, d, nibble));
+    }
+
+    #[test]
+    fn packing_keeps_scales_and_indices() {
+        let mut w = [0.0; LEN];
+        Random::new(2).fill_gaussian(&mut w, 0.1);
+        for book in [Codebook::TQ3, Codebook::GAUSS4] {
+            let (d, indices) = fit(&book, &w);
+            let want = by_hand(&book, d, |j| indices[j]);
+            if book == Codebook::TQ3 {
+                let mut block = [0xff; 16];
+                pack_tq3(&w, &mut block);
+                assert_close(&unpack_tq3(&block), &want);
+            } else {
+                let mut block = [0xff; 20];
+                pack_tq4(&w, &mut block);
+                assert_close(&unpack_tq4(&block), &want);
+            }
+        }
+    }
+
+    #[test]
+    fn each_half_has_its_own_scale() {
+        let mut y = [0.0; LEN];
+        Random::new(3).fill_gaussian(&mut y, 1.0);
+        y[HALF..].iter_mut().for_each(|v| *v *= 100.0);
+        Rotation::tq().inverse(&mut y);
+        let (d, _) = fit(&Codebook::GAUSS4, &y);
+        let ratio = d[1].to_f32() / d[0].to_f32();
+        assert!((40.0..250.0).contains(&ratio), "{ratio}");
+    }
+}
