@@ -1,0 +1,104 @@
+//! Every family equals Hugging Face `transformers` on tiny random models (generator: `tools/reference`).
+//!
+//! Tolerance: 2e-3 on logits of order 1 to 10, as the reference runs in f32 too; sums of a few hundred products in
+//! another order differ by about 1e-5.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kvant::{KvOptions, Model, Session, SessionOptions};
+
+const TOLERANCE: f32 = 2e-3;
+
+struct Golden {
+    n_prompt: usize,
+    tokens: Vec<u32>,
+    n_vocab: usize,
+    /// `[tokens, n_vocab]`
+    logits: Vec<f32>,
+}
+
+impl Golden {
+    /// Magic `KVGD`, u32 n_prompt, n_steps, n_vocab, i32 tokens, f32 logits; little endian.
+    fn read(path: &Path) -> Self {
+        let bytes = fs::read(path).unwrap();
+        assert_eq!(&bytes[..4], b"KVGD", "{}", path.display());
+        let words: Vec<[u8; 4]> = bytes[4..].chunks_exact(4).map(|word| word.try_into().unwrap()).collect();
+        let size = |i: usize| u32::from_le_bytes(words[i]) as usize;
+        let (n_prompt, n_steps, n_vocab) = (size(0), size(1), size(2));
+        let (tokens, logits) = words[3..].split_at(n_prompt + n_steps);
+        assert_eq!(logits.len(), tokens.len() * n_vocab, "{}", path.display());
+        Self {
+            n_prompt,
+            tokens: tokens.iter().map(|&word| u32::from_le_bytes(word)).collect(),
+            n_vocab,
+            logits: logits.iter().map(|&word| f32::from_le_bytes(word)).collect(),
+        }
+    }
+
+    fn row(&self, token: usize) -> &[f32] {
+        &self.logits[token * self.n_vocab..][..self.n_vocab]
+    }
+}
+
+fn models() -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut models: Vec<_> = files.filter(|path| path.extension().is_some_and(|ext| ext == "gguf")).collect();
+    models.sort();
+    assert!(models.len() >= 9, "only {} fixtures", models.len());
+    models
+}
+
+fn session(path: &Path) -> Session {
+    let model = Model::open(path).unwrap();
+    let kv = KvOptions::symmetric("f32".parse().unwrap());
+    model.session(SessionOptions { n_ctx: Some(128), kv }).unwrap()
+}
+
+fn assert_close(got: &[f32], want: &[f32], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        let error = (got - want).abs();
+        // Written so that NaN fails.
+        assert!(error <= TOLERANCE, "{what}, logit {i}: got {got}, want {want}");
+    }
+}
+
+#[test]
+fn logits_of_a_prompt_and_of_decoded_steps_equal_transformers() {
+    for path in models() {
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let golden = Golden::read(&path.with_extension("golden"));
+        let mut session = session(&path);
+        let (prompt, steps) = golden.tokens.split_at(golden.n_prompt);
+        session
+            .feed_scored(prompt, 0, &mut |i, logits| {
+                assert_close(logits, golden.row(i), &format!("{name}, prompt token {i}"));
+            })
+            .unwrap();
+        for (i, &token) in steps.iter().enumerate() {
+            session.feed(&[token], &mut |_| true).unwrap();
+            assert_close(session.logits(), golden.row(golden.n_prompt + i), &format!("{name}, step {i}"));
+        }
+    }
+}
+
+#[test]
+fn a_prompt_in_pieces_and_after_a_rewind_equals_the_prompt_at_once() {
+    for path in models() {
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let golden = Golden::read(&path.with_extension("golden"));
+        let prompt = &golden.tokens[..golden.n_prompt];
+        let mut session = session(&path);
+        for piece in [&prompt[..7], &prompt[7..8], &prompt[8..41]] {
+            session.feed(piece, &mut |_| true).unwrap();
+        }
+        let mut fork = session.fork().unwrap();
+        session.rewind(19).unwrap();
+        session.feed(&prompt[19..], &mut |_| true).unwrap();
+        assert_close(session.logits(), golden.row(golden.n_prompt - 1), &format!("{name}, rewound"));
+        fork.feed(&prompt[41..], &mut |_| true).unwrap();
+        assert_close(fork.logits(), golden.row(golden.n_prompt - 1), &format!("{name}, forked"));
+    }
+}
