@@ -1,1 +1,209 @@
 //! Read and write GGUF v2 and v3 files; every byte is untrusted.
+//!
+//! [`Gguf::open`] maps a file, or all shards of a split one, walks it once and checks everything that later calls rely
+//! on: after that, no call can leave the bytes of the file. Metadata stays in the map: an array of 150,000 tokens costs
+//! no allocation until it is iterated. [`GgufWriter`] writes a file beside its target and renames it when it is whole.
+//!
+//! ```
+//! use kvant_codec::DType;
+//! use kvant_gguf::{Gguf, GgufError, GgufWriter, Strings};
+//!
+//! # fn main() -> Result<(), GgufError> {
+//! let mut writer = GgufWriter::new();
+//! writer.set("general.architecture", "llama")?;
+//! writer.set("llama.block_count", 1u32)?;
+//! writer.set_array("tokenizer.ggml.tokens", ["<s>", "hello"])?;
+//! writer.add_tensor("token_embd.weight", &[4, 2], DType::F32)?;
+//! let mut file = Vec::new();
+//! writer.write_to(&mut file, |data| data.bytes("token_embd.weight", &[0; 32]))?;
+//!
+//! let gguf = Gguf::from_bytes(file)?;
+//! assert_eq!(gguf.meta().get::<usize>("llama.block_count")?, 1);
+//! assert_eq!(gguf.meta().find::<f32>("llama.rope.freq_base")?, None);
+//! assert_eq!(gguf.meta().get::<Strings>("tokenizer.ggml.tokens")?.count(), 2);
+//! assert_eq!(gguf.tensor("token_embd.weight")?.bytes.len(), 32);
+//! # Ok(())
+//! # }
+//! ```
+
+mod cursor;
+mod error;
+mod meta;
+pub mod oracle;
+mod parse;
+mod source;
+mod split;
+mod value;
+mod writer;
+
+use std::path::{Path, PathBuf};
+
+use kvant_codec::DType;
+
+pub use error::{GgufError, Item, Problem};
+pub use meta::{Meta, MetaIter};
+use parse::{Parsed, sorted};
+pub use source::Source;
+pub use value::{Array, Element, Elements, FromValue, Strings, Value, ValueType};
+pub use writer::{GgufWriter, TensorSink};
+
+/// A checked GGUF model: one file, or all shards of a split one.
+pub struct Gguf {
+    /// At least one; the first holds the metadata.
+    shards: Vec<Shard>,
+    tensors: Vec<TensorInfo>,
+    /// Indices of `tensors` in the order of their names.
+    by_name: Vec<usize>,
+}
+
+/// One file of a model.
+struct Shard {
+    path: Option<PathBuf>,
+    bytes: Source,
+    parsed: Parsed,
+}
+
+/// What a file says of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// The name, unique in the model.
+    pub name: String,
+    /// 1 to 4 sizes, none zero, in GGUF order: the first is the fastest, the row length, a matrix's input features.
+    pub shape: Vec<usize>,
+    /// The format; rows are whole blocks of it.
+    pub dtype: DType,
+    /// Offset of the data in its file in bytes, a multiple of that file's alignment.
+    pub offset: u64,
+    /// Size of the data in bytes.
+    pub n_bytes: usize,
+    /// Index of the file, see [`Gguf::shard_paths`].
+    pub shard: usize,
+    /// Offset of the record in its file.
+    record: u64,
+}
+
+impl TensorInfo {
+    /// Values per row: the first size.
+    pub fn row_len(&self) -> usize {
+        self.shape[0]
+    }
+
+    /// Number of rows: the product of all sizes but the first.
+    pub fn rows(&self) -> usize {
+        self.shape[1..].iter().product()
+    }
+
+    /// Number of values.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// A tensor and its data.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorView<'a> {
+    /// Name, shape and format.
+    pub info: &'a TensorInfo,
+    /// The encoded rows, `[info.rows()]` times `[info.dtype.row_bytes(info.row_len())]` bytes. The address is as aligned
+    /// as that of the file's bytes: mapped files to the file's alignment, embedded ones perhaps not at all.
+    pub bytes: &'a [u8],
+}
+
+impl Gguf {
+    /// Maps and checks the file at `path`; if it is a shard of a split model (`NAME-00001-of-0000N.gguf`), all of its shards.
+    ///
+    /// The files must not be overwritten or truncated by another program while the model is open.
+    ///
+    /// # Errors
+    /// [`GgufError`] naming the file, the key or tensor and the byte offset of the first thing found wrong.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
+        Self::from_shards(split::open_all(path.as_ref())?)
+    }
+
+    /// Checks a file that is in memory: `Vec<u8>`, `Arc<[u8]>`, or `&'static [u8]` as `include_bytes!` gives, without a copy.
+    ///
+    /// # Errors
+    /// As [`Gguf::open`], without a file name; also for a shard of a split model.
+    pub fn from_bytes(bytes: impl Into<Source>) -> Result<Self, GgufError> {
+        let shard = Shard::new(None, bytes.into())?;
+        split::refuse_shard(&shard)?;
+        Self::from_shards(vec![shard])
+    }
+
+    fn from_shards(mut shards: Vec<Shard>) -> Result<Self, GgufError> {
+        let mut tensors = Vec::new();
+        for (i, shard) in shards.iter_mut().enumerate() {
+            let own = std::mem::take(&mut shard.parsed.tensors);
+            tensors.extend(own.into_iter().map(|t| TensorInfo { shard: i, ..t }));
+        }
+        let by_name = sorted(&tensors, |t| &t.name).map_err(|(first, second)| {
+            let (first, second) = (&tensors[first], &tensors[second]);
+            let problem =
+                Problem::Duplicate { first: first.record, first_file: shards[first.shard].path.clone() };
+            GgufError::new(Item::Tensor(second.name.clone()), second.record, problem)
+                .in_file(shards[second.shard].path.as_deref())
+        })?;
+        Ok(Self { shards, tensors, by_name })
+    }
+
+    /// The metadata: that of the first shard.
+    pub fn meta(&self) -> Meta<'_> {
+        Meta::of(&self.shards[0])
+    }
+
+    /// The tensors of all shards, in the order of the files.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The tensor of this name, `None` if there is none.
+    pub fn find_tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        let found = self.by_name.binary_search_by(|i| self.tensors[*i].name.as_str().cmp(name)).ok()?;
+        let info = &self.tensors[self.by_name[found]];
+        // Checked by `parse`: the end lies in the file, so the offset fits usize and the range the slice.
+        let start = info.offset as usize;
+        Some(TensorView { info, bytes: &self.shards[info.shard].bytes[start..start + info.n_bytes] })
+    }
+
+    /// The tensor of this name.
+    ///
+    /// # Errors
+    /// [`Problem::Missing`] if there is none.
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, GgufError> {
+        self.find_tensor(name).ok_or_else(|| {
+            GgufError::new(Item::Tensor(name.to_owned()), None, Problem::Missing).in_file(self.path())
+        })
+    }
+
+    /// The GGUF version of the (first) file, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.shards[0].parsed.version
+    }
+
+    /// The alignment of data in the (first) file in bytes, a power of two.
+    pub fn alignment(&self) -> u64 {
+        self.shards[0].parsed.alignment
+    }
+
+    /// The path of the (first) file, `None` for one in memory.
+    pub fn path(&self) -> Option<&Path> {
+        self.shards[0].path.as_deref()
+    }
+
+    /// The path of every file in order, `None` for one in memory.
+    pub fn shard_paths(&self) -> impl ExactSizeIterator<Item = Option<&Path>> {
+        self.shards.iter().map(|s| s.path.as_deref())
+    }
+
+    /// Size of all files together in bytes.
+    pub fn file_bytes(&self) -> u64 {
+        self.shards.iter().map(|s| s.bytes.len() as u64).sum()
+    }
+}
+
+impl Shard {
+    fn new(path: Option<PathBuf>, bytes: Source) -> Result<Self, GgufError> {
+        let parsed = parse::parse(&bytes).map_err(|e| e.in_file(path.as_deref()))?;
+        Ok(Self { path, bytes, parsed })
+    }
+}

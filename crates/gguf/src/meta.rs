@@ -1,0 +1,106 @@
+//! Metadata by key.
+
+use crate::error::Item;
+use crate::parse::Entry;
+use crate::value::convert;
+use crate::{FromValue, GgufError, Problem, Shard, Value};
+
+/// The metadata of a file: keys and values in the file's order.
+#[derive(Clone, Copy)]
+pub struct Meta<'a> {
+    shard: &'a Shard,
+}
+
+impl<'a> Meta<'a> {
+    pub(crate) fn of(shard: &'a Shard) -> Self {
+        Self { shard }
+    }
+
+    /// Number of keys.
+    pub fn len(&self) -> usize {
+        self.shard.parsed.entries.len()
+    }
+
+    /// Whether there are no keys.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Keys and values in the file's order.
+    pub fn iter(&self) -> MetaIter<'a> {
+        MetaIter { shard: self.shard, entries: self.shard.parsed.entries.iter() }
+    }
+
+    /// The value of `key` as the file has it.
+    pub fn value(&self, key: &str) -> Option<Value<'a>> {
+        self.entry(key).map(|e| value(self.shard, e))
+    }
+
+    /// The value of `key` as a `T`; what converts to what, see [`FromValue`].
+    ///
+    /// # Errors
+    /// [`Problem::Missing`] without such a key, else as [`Meta::find`].
+    pub fn get<T: FromValue<'a>>(&self, key: &str) -> Result<T, GgufError> {
+        self.find(key)?.ok_or_else(|| self.fail(key, None, Problem::Missing))
+    }
+
+    /// The value of `key` as a `T`, `None` without such a key.
+    ///
+    /// # Errors
+    /// [`Problem::WrongType`] for a value of another type, or one that does not fit.
+    pub fn find<T: FromValue<'a>>(&self, key: &str) -> Result<Option<T>, GgufError> {
+        let Some(entry) = self.entry(key) else { return Ok(None) };
+        convert(value(self.shard, entry)).map(Some).map_err(|problem| self.fail(key, Some(entry), problem))
+    }
+
+    /// An error about `key`, for callers whose demands go beyond the type.
+    pub(crate) fn error(&self, key: &str, problem: Problem) -> GgufError {
+        self.fail(key, self.entry(key), problem)
+    }
+
+    fn fail(&self, key: &str, entry: Option<&Entry>, problem: Problem) -> GgufError {
+        let offset = entry.map(|e| e.payload.start as u64);
+        GgufError::new(Item::Key(key.to_owned()), offset, problem).in_file(self.shard.path.as_deref())
+    }
+
+    fn entry(&self, key: &str) -> Option<&'a Entry> {
+        let parsed = &self.shard.parsed;
+        let found = parsed.by_key.binary_search_by(|i| parsed.entries[*i].key.as_str().cmp(key)).ok()?;
+        Some(&parsed.entries[parsed.by_key[found]])
+    }
+}
+
+fn value<'a>(shard: &'a Shard, entry: &Entry) -> Value<'a> {
+    Value::read_checked(entry.value_type, &shard.bytes[entry.payload.clone()])
+}
+
+impl<'a> IntoIterator for Meta<'a> {
+    type Item = (&'a str, Value<'a>);
+    type IntoIter = MetaIter<'a>;
+
+    fn into_iter(self) -> MetaIter<'a> {
+        self.iter()
+    }
+}
+
+/// The keys and values of a [`Meta`].
+#[derive(Clone)]
+pub struct MetaIter<'a> {
+    shard: &'a Shard,
+    entries: std::slice::Iter<'a, Entry>,
+}
+
+impl<'a> Iterator for MetaIter<'a> {
+    type Item = (&'a str, Value<'a>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let entry = self.entries.next()?;
+        Some((&entry.key, value(self.shard, entry)))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.entries.size_hint()
+    }
+}
+
+impl ExactSizeIterator for MetaIter<'_> {}

@@ -1,0 +1,115 @@
+//! What must hold for any bytes given to the parser; tests and the fuzz target share it.
+
+use crate::{Gguf, GgufError, GgufWriter, Value};
+
+/// Parses `bytes` and checks that they are refused in one readable line, or that everything [`Gguf`] promises holds:
+/// every slice lies within `bytes`, tensors are aligned and do not overlap, sizes agree with shapes, lookups find what
+/// iteration shows, and the file written anew reads back equal and stays the same when written again.
+///
+/// # Panics
+/// If any of that does not hold.
+pub fn check(bytes: &[u8]) {
+    match Gguf::from_bytes(bytes.to_vec()) {
+        Err(error) => check_message(&error, bytes.len()),
+        Ok(gguf) => {
+            check_tensors(&gguf, bytes);
+            check_meta(&gguf);
+            check_round_trip(&gguf);
+        }
+    }
+}
+
+fn check_message(error: &GgufError, len: usize) {
+    let message = error.to_string();
+    assert!(!message.is_empty() && message.len() < 2048 && !message.contains('\n'), "{message:?}");
+    assert!(error.item().is_some(), "names no item: {message}");
+    if let Some(offset) = error.offset() {
+        assert!(offset <= len as u64, "offset outside {len} bytes: {message}");
+    }
+}
+
+fn check_tensors(gguf: &Gguf, bytes: &[u8]) {
+    let mut extents = Vec::new();
+    for info in gguf.tensors() {
+        let view = gguf.tensor(&info.name).expect("a listed tensor is found");
+        assert_eq!(view.info, info);
+        assert_eq!(view.bytes.len(), info.n_bytes);
+        let row_bytes = info.dtype.row_bytes(info.row_len()).expect("rows are whole blocks");
+        assert_eq!(info.n_bytes, row_bytes * info.rows());
+        assert_eq!(info.elements(), info.row_len() * info.rows());
+        assert!(info.elements() > 0 && !info.dtype.is_turbo());
+        assert!(info.offset.is_multiple_of(gguf.alignment()));
+        let start = info.offset as usize;
+        assert_eq!(view.bytes, &bytes[start..start + info.n_bytes]);
+        extents.push((start, start + info.n_bytes));
+    }
+    extents.sort_unstable();
+    assert!(extents.windows(2).all(|w| w[0].1 <= w[1].0), "tensors overlap: {extents:?}");
+}
+
+fn check_meta(gguf: &Gguf) {
+    assert_eq!(gguf.meta().iter().count(), gguf.meta().len());
+    for (key, value) in gguf.meta() {
+        let found = gguf.meta().value(key).expect("a listed key is found");
+        assert_eq!(encoded(&found), encoded(&value), "{key}");
+        check_value(&value);
+    }
+}
+
+/// Arrays hold as many elements as they say, of the type they say, and nothing else.
+fn check_value(value: &Value<'_>) {
+    if let Value::Array(array) = value {
+        let mut elements = Vec::new();
+        let mut count = 0;
+        for element in array.iter() {
+            assert_eq!(element.value_type(), array.element_type());
+            element.encode(&mut elements);
+            check_value(&element);
+            count += 1;
+        }
+        assert_eq!(count, array.len());
+        assert!(encoded(value).ends_with(&elements) && encoded(value).len() == 4 + 8 + elements.len());
+    }
+}
+
+fn check_round_trip(gguf: &Gguf) {
+    let first = rewrite(gguf);
+    let again = Gguf::from_bytes(first.clone()).expect("a written file can be read");
+    assert!(
+        gguf.meta()
+            .iter()
+            .map(|(k, v)| (k, v.value_type(), encoded(&v)))
+            .eq(again.meta().iter().map(|(k, v)| (k, v.value_type(), encoded(&v))))
+    );
+    assert_eq!(gguf.tensors().len(), again.tensors().len());
+    for (a, b) in gguf.tensors().iter().zip(again.tensors()) {
+        assert_eq!((&a.name, &a.shape, a.dtype), (&b.name, &b.shape, b.dtype));
+        let data = |g: &Gguf| g.tensor(&a.name).expect("a listed tensor is found").bytes.to_vec();
+        assert_eq!(data(gguf), data(&again), "{}", a.name);
+    }
+    assert_eq!(rewrite(&again), first, "written again, it differs");
+}
+
+/// The same model in a new file.
+fn rewrite(gguf: &Gguf) -> Vec<u8> {
+    let mut writer = GgufWriter::new();
+    for (key, value) in gguf.meta() {
+        writer.set(key, value).expect("a key that was read can be written");
+    }
+    for t in gguf.tensors() {
+        writer.add_tensor(&t.name, &t.shape, t.dtype).expect("a tensor that was read can be written");
+    }
+    let mut out = Vec::new();
+    writer
+        .write_to(&mut out, |data| {
+            gguf.tensors().iter().try_for_each(|t| data.bytes(&t.name, gguf.tensor(&t.name)?.bytes))
+        })
+        .expect("memory takes everything");
+    out
+}
+
+fn encoded(value: &Value<'_>) -> Vec<u8> {
+    let mut out = Vec::new();
+    value.encode(&mut out);
+    out
+}

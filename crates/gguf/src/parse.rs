@@ -1,0 +1,305 @@
+//! One file's bytes, walked and checked once.
+//!
+//! Layout (little-endian; <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>):
+//!
+//! ```text
+//! "GGUF" | version u32 | tensor count u64 | metadata count u64
+//! per metadata record: key string | value type u32 | value
+//! per tensor record:   name string | dims u32 | dim u64 each, fastest first | type u32 | data offset u64
+//! padding to general.alignment | data section, to which data offsets are relative
+//! ```
+//!
+//! Versions 2 and 3 share it; 3 only added a big-endian twin. Work and memory stay proportional to the bytes present:
+//! every count is held against the bytes left before a loop relies on it.
+
+use std::ops::Range;
+
+use kvant_codec::DType;
+
+use crate::cursor::Cursor;
+use crate::error::{Fault, Item};
+use crate::value::convert;
+use crate::{GgufError, Problem, TensorInfo, Value, ValueType};
+
+/// Longest key in bytes, by the specification.
+pub(crate) const MAX_KEY: u64 = 65_535;
+/// Longest tensor name in bytes, by the specification.
+pub(crate) const MAX_TENSOR_NAME: u64 = 64;
+/// Most dimensions of a tensor, by the specification.
+pub(crate) const MAX_DIMS: usize = 4;
+/// Levels of arrays within arrays. No known file has more than one; the limit keeps recursion off the stack's end.
+pub(crate) const MAX_DEPTH: usize = 8;
+/// Alignment of files that do not state one.
+pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
+/// The key that states it.
+pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
+
+/// Key length, one byte of key, type and one byte of value.
+const MIN_ENTRY: u64 = 8 + 1 + 4 + 1;
+/// Name length, one byte of name, dimensions, one of them, type and offset.
+const MIN_TENSOR: u64 = 8 + 1 + 4 + 8 + 4 + 8;
+
+/// A metadata record: where its value lies.
+pub(crate) struct Entry {
+    pub key: String,
+    pub value_type: ValueType,
+    /// Byte range of the value in the file.
+    pub payload: Range<usize>,
+    /// Offset of the record.
+    pub offset: u64,
+}
+
+/// What a file holds, by place.
+pub(crate) struct Parsed {
+    pub version: u32,
+    pub alignment: u64,
+    pub entries: Vec<Entry>,
+    /// Indices of `entries` in the order of their keys.
+    pub by_key: Vec<usize>,
+    /// In the order of the file, of shard 0.
+    pub tensors: Vec<TensorInfo>,
+}
+
+/// Walks and checks a whole file.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, GgufError> {
+    let mut cursor = Cursor::new(bytes);
+    let (version, n_tensors, n_entries) = header(&mut cursor, bytes)?;
+    let entries = (0..n_entries).map(|n| entry(&mut cursor, n)).collect::<Result<Vec<_>, _>>()?;
+    let by_key = sorted(&entries, |e| &e.key).map_err(|(first, second)| {
+        let problem = Problem::Duplicate { first: entries[first].offset, first_file: None };
+        GgufError::new(Item::Key(entries[second].key.clone()), entries[second].offset, problem)
+    })?;
+    let alignment = alignment(&entries, bytes)?;
+    let records = (0..n_tensors).map(|n| tensor(&mut cursor, n)).collect::<Result<Vec<_>, _>>()?;
+    let tensors = place(records, cursor.offset(), alignment, bytes.len() as u64)?;
+    Ok(Parsed { version, alignment, entries, by_key, tensors })
+}
+
+/// Version, tensor count, metadata count.
+fn header(cursor: &mut Cursor<'_>, bytes: &[u8]) -> Result<(u32, u64, u64), GgufError> {
+    let fail = |offset, problem| GgufError::new(Item::Header, offset, problem);
+    if bytes.is_empty() {
+        return Err(fail(0, Problem::Empty));
+    }
+    if !bytes.starts_with(b"GGUF") {
+        return Err(fail(0, Problem::Magic { got: bytes[..bytes.len().min(4)].to_vec() }));
+    }
+    let mut read = || -> Result<_, Fault> {
+        cursor.take(4)?;
+        let start = *cursor;
+        let version = cursor.u32()?;
+        match version {
+            2 | 3 => {}
+            // Written in the other order, a small version has all its bits in the high half.
+            v if v != 0 && v & 0xffff == 0 => {
+                return Err(start.fault(Problem::BigEndian { version: v.swap_bytes() }));
+            }
+            got => return Err(start.fault(Problem::Version { got })),
+        }
+        let n_tensors = cursor.count("tensors", MIN_TENSOR, 8)?;
+        let n_entries = cursor.count("metadata records", MIN_ENTRY, n_tensors * MIN_TENSOR)?;
+        Ok((version, n_tensors, n_entries))
+    };
+    read().map_err(|f| f.in_item(Item::Header))
+}
+
+/// The nth metadata record.
+fn entry(cursor: &mut Cursor<'_>, n: u64) -> Result<Entry, GgufError> {
+    let offset = cursor.offset();
+    let key = cursor.name(MAX_KEY).map_err(|f| f.in_item(Item::NthKey(n)))?;
+    let mut value = || -> Result<_, Fault> {
+        let value_type = value_type(cursor)?;
+        let start = cursor.index();
+        skip(value_type, cursor, 0)?;
+        Ok((value_type, start..cursor.index()))
+    };
+    let (value_type, payload) = value().map_err(|f| f.in_item(Item::Key(key.to_owned())))?;
+    Ok(Entry { key: key.to_owned(), value_type, payload, offset })
+}
+
+fn value_type(cursor: &mut Cursor<'_>) -> Result<ValueType, Fault> {
+    let start = *cursor;
+    let id = cursor.u32()?;
+    ValueType::from_id(id).ok_or_else(|| start.fault(Problem::ValueType { id }))
+}
+
+/// Walks over a value inside `depth` arrays.
+fn skip(value_type: ValueType, cursor: &mut Cursor<'_>, depth: usize) -> Result<(), Fault> {
+    match value_type {
+        ValueType::Array => skip_array(cursor, depth + 1),
+        ValueType::String => cursor.string().map(drop),
+        ValueType::Bool => skip_bools(cursor, 1),
+        _ => cursor.take(value_type.min_size() as u64).map(drop),
+    }
+}
+
+fn skip_array(cursor: &mut Cursor<'_>, depth: usize) -> Result<(), Fault> {
+    if depth > MAX_DEPTH {
+        return Err(cursor.fault(Problem::Depth { max: MAX_DEPTH }));
+    }
+    let element = value_type(cursor)?;
+    let len = cursor.count("array elements", element.min_size() as u64, 0)?;
+    match element {
+        ValueType::Bool => skip_bools(cursor, len),
+        ValueType::String | ValueType::Array => (0..len).try_for_each(|_| skip(element, cursor, depth)),
+        // The count was held against the bytes left, so the product cannot overflow.
+        _ => cursor.take(len * element.min_size() as u64).map(drop),
+    }
+}
+
+fn skip_bools(cursor: &mut Cursor<'_>, len: u64) -> Result<(), Fault> {
+    let start = cursor.offset();
+    let bytes = cursor.take(len)?;
+    match bytes.iter().position(|b| *b > 1) {
+        Some(i) => Err(Fault { offset: start + i as u64, problem: Problem::Bool { got: bytes[i] } }),
+        None => Ok(()),
+    }
+}
+
+/// `general.alignment`, or the default.
+fn alignment(entries: &[Entry], bytes: &[u8]) -> Result<u64, GgufError> {
+    let Some(entry) = entries.iter().find(|e| e.key == ALIGNMENT_KEY) else {
+        return Ok(DEFAULT_ALIGNMENT);
+    };
+    convert::<u32>(Value::read_checked(entry.value_type, &bytes[entry.payload.clone()]))
+        .and_then(|a| check_alignment(a.into()))
+        .map_err(|problem| GgufError::new(Item::Key(entry.key.clone()), entry.payload.start as u64, problem))
+}
+
+pub(crate) fn check_alignment(alignment: u64) -> Result<u64, Problem> {
+    if alignment.is_power_of_two() { Ok(alignment) } else { Err(Problem::Alignment { got: alignment }) }
+}
+
+/// A tensor record whose data has not been looked for yet.
+struct Record {
+    name: String,
+    shape: Vec<usize>,
+    dtype: DType,
+    n_bytes: usize,
+    /// Offset of the data, relative to the data section.
+    data: u64,
+    /// Offset of the record.
+    offset: u64,
+}
+
+impl Record {
+    fn fail(&self, problem: Problem) -> GgufError {
+        GgufError::new(Item::Tensor(self.name.clone()), self.offset, problem)
+    }
+}
+
+/// The nth tensor record.
+fn tensor(cursor: &mut Cursor<'_>, n: u64) -> Result<Record, GgufError> {
+    let offset = cursor.offset();
+    let name = cursor.name(MAX_TENSOR_NAME).map_err(|f| f.in_item(Item::NthTensor(n)))?;
+    let mut rest = || -> Result<_, Fault> {
+        let start = *cursor;
+        let n_dims = cursor.u32()?;
+        if n_dims == 0 || n_dims as usize > MAX_DIMS {
+            return Err(start.fault(Problem::Dims { got: n_dims.into(), max: MAX_DIMS }));
+        }
+        let shape_at = *cursor;
+        let shape = (0..n_dims).map(|_| cursor.u64()).collect::<Result<Vec<_>, _>>()?;
+        let type_at = *cursor;
+        let id = cursor.u32()?;
+        let dtype = DType::from_ggml_id(id).ok_or_else(|| type_at.fault(Problem::TensorType { id }))?;
+        let (shape, n_bytes) = checked_shape(&shape, dtype).map_err(|p| shape_at.fault(p))?;
+        Ok(Record { name: name.to_owned(), shape, dtype, n_bytes, data: cursor.u64()?, offset })
+    };
+    rest().map_err(|f| f.in_item(Item::Tensor(name.to_owned())))
+}
+
+/// The shape as sizes, and the bytes of its data.
+pub(crate) fn checked_shape(shape: &[u64], dtype: DType) -> Result<(Vec<usize>, usize), Problem> {
+    let impossible = || Problem::Shape { shape: shape.to_vec() };
+    let sizes: Vec<usize> = shape
+        .iter()
+        .map(|d| usize::try_from(*d).ok().filter(|d| *d != 0))
+        .collect::<Option<_>>()
+        .ok_or_else(impossible)?;
+    let row = sizes[0];
+    if !row.is_multiple_of(dtype.block_len()) {
+        return Err(Problem::Row { dtype, block: dtype.block_len(), row });
+    }
+    // Elements are counted too: a format below one byte per value could fit where its values could not be counted.
+    let elements = sizes.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(impossible)?;
+    let row_bytes = dtype.row_bytes(row).map_err(|_| impossible())?;
+    let n_bytes = row_bytes.checked_mul(elements / row).ok_or_else(impossible)?;
+    Ok((sizes, n_bytes))
+}
+
+/// Checks names and extents against each other and the file, whose tensor records end at `records_end`.
+fn place(
+    records: Vec<Record>,
+    records_end: u64,
+    alignment: u64,
+    file_len: u64,
+) -> Result<Vec<TensorInfo>, GgufError> {
+    sorted(&records, |r| &r.name).map_err(|(first, second)| {
+        records[second].fail(Problem::Duplicate { first: records[first].offset, first_file: None })
+    })?;
+    // Neither addition overflows: a file is no longer than isize::MAX, the alignment at most 2^31.
+    let data_start = records_end.next_multiple_of(alignment);
+    let data_len = file_len.saturating_sub(data_start);
+    for r in &records {
+        if !r.data.is_multiple_of(alignment) {
+            return Err(r.fail(Problem::Misaligned { got: r.data, alignment }));
+        }
+        if r.data.checked_add(r.n_bytes as u64).is_none_or(|end| end > data_len) {
+            return Err(r.fail(Problem::PastEnd { bytes: r.n_bytes as u64, offset: r.data, file_len }));
+        }
+    }
+    check_neighbours(&records, data_start, data_len, alignment)?;
+    let info = |r: Record| TensorInfo {
+        name: r.name,
+        shape: r.shape,
+        dtype: r.dtype,
+        offset: data_start + r.data,
+        n_bytes: r.n_bytes,
+        shard: 0,
+        record: r.offset,
+    };
+    Ok(records.into_iter().map(info).collect())
+}
+
+/// Refuses data that overlaps, and private types whose data does not fill the space up to the next tensor.
+fn check_neighbours(
+    records: &[Record],
+    data_start: u64,
+    data_len: u64,
+    alignment: u64,
+) -> Result<(), GgufError> {
+    let mut order: Vec<&Record> = records.iter().collect();
+    order.sort_by_key(|r| r.data);
+    for (i, r) in order.iter().enumerate() {
+        let end = r.data + r.n_bytes as u64;
+        let next = order.get(i + 1);
+        if let Some(next) = next.filter(|next| next.data < end) {
+            return Err(next.fail(Problem::Overlap { other: r.name.clone(), other_end: data_start + end }));
+        }
+        let extent = next.map_or(data_len, |next| next.data) - r.data;
+        let id = r.dtype.ggml_id().unwrap_or_default();
+        // Two types of another program may carry these ids. Data of another block size would not fill its space,
+        // unless the tensor is smaller than the alignment's padding.
+        if matches!(r.dtype, DType::TQ3_1S | DType::TQ4_1S) {
+            let want = r.n_bytes as u64;
+            let padded = want.next_multiple_of(alignment);
+            // Padding after the last tensor is customary, not required.
+            if extent != padded && !(next.is_none() && (want..padded).contains(&extent)) {
+                return Err(r.fail(Problem::PrivateType { id, dtype: r.dtype, want, got: extent }));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The indices of `items` in the order of their names, or the first two indices that share one.
+pub(crate) fn sorted<T>(items: &[T], name: impl Fn(&T) -> &str) -> Result<Vec<usize>, (usize, usize)> {
+    let mut order: Vec<usize> = (0..items.len()).collect();
+    // Stable, so that of equal names the one first in the file stays first.
+    order.sort_by_key(|i| name(&items[*i]));
+    match order.windows(2).find(|w| name(&items[w[0]]) == name(&items[w[1]])) {
+        Some(pair) => Err((pair[0], pair[1])),
+        None => Ok(order),
+    }
+}

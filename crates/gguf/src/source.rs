@@ -1,0 +1,79 @@
+//! Where a file's bytes live.
+
+use std::fs::File;
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+use crate::{GgufError, Problem};
+
+/// The bytes of one file: mapped, embedded in the program, shared or owned.
+pub struct Source(Bytes);
+
+enum Bytes {
+    Mapped(Mmap),
+    Static(&'static [u8]),
+    Shared(Arc<[u8]>),
+    Owned(Vec<u8>),
+}
+
+impl Source {
+    /// Maps the file at `path` into memory.
+    pub(crate) fn map(path: &Path) -> Result<Self, GgufError> {
+        let fail = |e| GgufError::of_file(path, e);
+        // Asked before opening: to open a pipe would wait for its other end.
+        let info = std::fs::metadata(path).map_err(|e| fail(Problem::Io(e)))?;
+        if !info.is_file() {
+            return Err(fail(Problem::NotAFile));
+        }
+        if info.len() == 0 {
+            return Err(fail(Problem::Empty));
+        }
+        let file = File::open(path).map_err(|e| fail(Problem::Io(e)))?;
+        // SAFETY: the mapping is private and read-only, this process never writes to a file in place (`GgufWriter`
+        // renames a new file over the old one, which leaves the mapped one whole), and `Mmap` keeps the pages mapped
+        // for as long as the slices borrowed from it. What remains is another program that truncates or overwrites
+        // the file while it is open; `Gguf::open` documents that as the caller's duty, as every mmap reader has to.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| fail(Problem::Io(e)))?;
+        Ok(Self(Bytes::Mapped(map)))
+    }
+}
+
+impl Deref for Source {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Bytes::Mapped(map) => map,
+            Bytes::Static(bytes) => bytes,
+            Bytes::Shared(bytes) => bytes,
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+}
+
+impl From<&'static [u8]> for Source {
+    fn from(bytes: &'static [u8]) -> Self {
+        Self(Bytes::Static(bytes))
+    }
+}
+
+impl<const N: usize> From<&'static [u8; N]> for Source {
+    fn from(bytes: &'static [u8; N]) -> Self {
+        Self(Bytes::Static(bytes))
+    }
+}
+
+impl From<Arc<[u8]>> for Source {
+    fn from(bytes: Arc<[u8]>) -> Self {
+        Self(Bytes::Shared(bytes))
+    }
+}
+
+impl From<Vec<u8>> for Source {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Bytes::Owned(bytes))
+    }
+}

@@ -1,0 +1,311 @@
+//! Writing GGUF v3.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use kvant_codec::DType;
+
+use crate::error::Item;
+use crate::parse::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_KEY, MAX_TENSOR_NAME};
+use crate::value::convert;
+use crate::{Element, GgufError, Meta, Problem, Value, ValueType};
+
+/// The metadata and tensor records of a file to be written; the data is streamed by [`GgufWriter::save`].
+#[derive(Debug, Clone)]
+pub struct GgufWriter {
+    entries: Vec<Entry>,
+    tensors: Vec<Tensor>,
+    alignment: u64,
+}
+
+/// A key and its value as the file will hold it, without the type.
+#[derive(Debug, Clone)]
+struct Entry {
+    key: String,
+    value_type: ValueType,
+    encoded: Vec<u8>,
+}
+
+#[derive(Debug, Clone)]
+struct Tensor {
+    name: String,
+    shape: Vec<u64>,
+    type_id: u32,
+    n_bytes: u64,
+}
+
+impl Default for GgufWriter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl GgufWriter {
+    /// A file of nothing.
+    pub fn new() -> Self {
+        Self { entries: Vec::new(), tensors: Vec::new(), alignment: DEFAULT_ALIGNMENT }
+    }
+
+    /// A file with the metadata of another, but for the keys that describe how that one is split.
+    ///
+    /// # Errors
+    /// None for metadata of a file that was opened.
+    pub fn with_meta(meta: Meta<'_>) -> Result<Self, GgufError> {
+        let mut writer = Self::new();
+        for (key, value) in meta.iter().filter(|(key, _)| !crate::split::is_split_key(key)) {
+            writer.set(key, value)?;
+        }
+        Ok(writer)
+    }
+
+    /// Sets a key. One that exists keeps its place; `general.alignment` takes effect.
+    ///
+    /// # Errors
+    /// [`Problem::NameLength`] for an empty or too long key, [`Problem::WrongType`] or [`Problem::Alignment`] for an
+    /// alignment that is no power of two.
+    pub fn set<'a>(&mut self, key: &str, value: impl Into<Value<'a>>) -> Result<(), GgufError> {
+        let value = value.into();
+        let mut encoded = Vec::new();
+        value.encode(&mut encoded);
+        if key == ALIGNMENT_KEY {
+            self.alignment = convert::<u32>(value)
+                .and_then(|a| parse::check_alignment(a.into()))
+                .map_err(|problem| GgufError::new(Item::Key(key.to_owned()), None, problem))?;
+        }
+        self.put(key, value.value_type(), encoded)
+    }
+
+    /// Sets a key to an array of numbers, bools, `&str`, or `&[u8]` for strings that need not be UTF-8.
+    ///
+    /// # Errors
+    /// [`Problem::NameLength`] for an empty or too long key, [`Problem::WrongType`] for `general.alignment`.
+    pub fn set_array<'a, T: Element<'a>>(
+        &mut self,
+        key: &str,
+        elements: impl IntoIterator<Item = T>,
+    ) -> Result<(), GgufError> {
+        if key == ALIGNMENT_KEY {
+            let problem = Problem::WrongType { expected: "u32".to_owned(), got: "an array".to_owned() };
+            return Err(GgufError::new(Item::Key(key.to_owned()), None, problem));
+        }
+        let mut encoded = T::TYPE.id().to_le_bytes().to_vec();
+        let count_at = encoded.len();
+        encoded.extend(0u64.to_le_bytes());
+        let mut count = 0u64;
+        for element in elements {
+            element.into().encode(&mut encoded);
+            count += 1;
+        }
+        encoded[count_at..count_at + 8].copy_from_slice(&count.to_le_bytes());
+        self.put(key, ValueType::Array, encoded)
+    }
+
+    fn put(&mut self, key: &str, value_type: ValueType, encoded: Vec<u8>) -> Result<(), GgufError> {
+        check_name(key, MAX_KEY).map_err(|p| GgufError::new(Item::Key(key.to_owned()), None, p))?;
+        let entry = Entry { key: key.to_owned(), value_type, encoded };
+        match self.entries.iter_mut().find(|e| e.key == key) {
+            Some(existing) => *existing = entry,
+            None => self.entries.push(entry),
+        }
+        Ok(())
+    }
+
+    /// Adds a tensor; its data follows in the order of these calls. `shape` is in GGUF order, row length first.
+    ///
+    /// # Errors
+    /// [`Problem::NameLength`], [`Problem::Declared`], [`Problem::Dims`], [`Problem::Shape`], [`Problem::Row`], or
+    /// [`Problem::NotStorable`] for the turbo formats.
+    pub fn add_tensor(&mut self, name: &str, shape: &[usize], dtype: DType) -> Result<(), GgufError> {
+        let tensor = self
+            .checked_tensor(name, shape, dtype)
+            .map_err(|problem| GgufError::new(Item::Tensor(name.to_owned()), None, problem))?;
+        self.tensors.push(tensor);
+        Ok(())
+    }
+
+    fn checked_tensor(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor, Problem> {
+        check_name(name, MAX_TENSOR_NAME)?;
+        if let Some(first) = self.tensors.iter().position(|t| t.name == name) {
+            return Err(Problem::Declared { first });
+        }
+        if shape.is_empty() || shape.len() > MAX_DIMS {
+            return Err(Problem::Dims { got: shape.len() as u64, max: MAX_DIMS });
+        }
+        let shape: Vec<u64> = shape.iter().map(|d| *d as u64).collect();
+        let (_, n_bytes) = parse::checked_shape(&shape, dtype)?;
+        let type_id = dtype.ggml_id().ok_or(Problem::NotStorable { dtype })?;
+        Ok(Tensor { name: name.to_owned(), shape, type_id, n_bytes: n_bytes as u64 })
+    }
+
+    /// Writes the file: `fill` gives the data of every tensor in turn.
+    ///
+    /// # Errors
+    /// Whatever `fill` returns, and [`Problem::Io`], [`Problem::Order`], [`Problem::DataSize`].
+    pub fn write_to<E: From<GgufError>>(
+        &self,
+        out: &mut dyn Write,
+        fill: impl FnOnce(&mut TensorSink<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut head = self.head()?;
+        if !self.tensors.is_empty() {
+            head.resize(head.len().next_multiple_of(self.alignment as usize), 0);
+        }
+        out.write_all(&head).map_err(io_error)?;
+        let mut sink = TensorSink { out, tensors: &self.tensors, alignment: self.alignment };
+        fill(&mut sink)?;
+        sink.finish()?;
+        Ok(())
+    }
+
+    /// Writes the file at `path`: into a temporary file beside it, which is synced to the disk and renamed when whole.
+    /// Until then, and after any error, `path` stays as it was.
+    ///
+    /// # Errors
+    /// As [`GgufWriter::write_to`]; those of this crate name the file.
+    pub fn save<E: From<GgufError>>(
+        &self,
+        path: impl AsRef<Path>,
+        fill: impl FnOnce(&mut TensorSink<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let path = path.as_ref();
+        let at_path = |e: io::Error| E::from(GgufError::of_file(path, e));
+        let (file, temporary) = create_beside(path).map_err(at_path)?;
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let written = self.write_to(&mut out, fill).and_then(|()| {
+            let file = out.into_inner().map_err(|e| at_path(e.into_error()))?;
+            file.sync_all().map_err(at_path)?;
+            fs::rename(&temporary, path).map_err(at_path)
+        });
+        if let Err(error) = written {
+            // The error to report is the first one; a temporary file that cannot be removed changes nothing.
+            let _ = fs::remove_file(&temporary);
+            return Err(error);
+        }
+        sync_parent(path).map_err(at_path)
+    }
+
+    /// Everything before the padding of the data section.
+    fn head(&self) -> Result<Vec<u8>, GgufError> {
+        let mut out = b"GGUF".to_vec();
+        out.extend(3u32.to_le_bytes());
+        out.extend((self.tensors.len() as u64).to_le_bytes());
+        out.extend((self.entries.len() as u64).to_le_bytes());
+        for entry in &self.entries {
+            Value::from(entry.key.as_str()).encode(&mut out);
+            out.extend(entry.value_type.id().to_le_bytes());
+            out.extend(&entry.encoded);
+        }
+        let mut offset = 0u64;
+        for t in &self.tensors {
+            Value::from(t.name.as_str()).encode(&mut out);
+            out.extend((t.shape.len() as u32).to_le_bytes());
+            t.shape.iter().for_each(|d| out.extend(d.to_le_bytes()));
+            out.extend(t.type_id.to_le_bytes());
+            out.extend(offset.to_le_bytes());
+            let end =
+                offset.checked_add(t.n_bytes).and_then(|end| end.checked_next_multiple_of(self.alignment));
+            offset = end.ok_or_else(|| {
+                GgufError::new(Item::Tensor(t.name.clone()), None, Problem::Shape { shape: t.shape.clone() })
+            })?;
+        }
+        Ok(out)
+    }
+}
+
+/// Takes the tensors' data in the order of [`GgufWriter::add_tensor`].
+pub struct TensorSink<'a> {
+    out: &'a mut dyn Write,
+    /// Those still to come.
+    tensors: &'a [Tensor],
+    alignment: u64,
+}
+
+impl TensorSink<'_> {
+    /// The next tensor's data, as a slice.
+    ///
+    /// # Errors
+    /// [`Problem::Order`] if it is not `name`'s turn, [`Problem::DataSize`], [`Problem::Io`].
+    pub fn bytes(&mut self, name: &str, mut bytes: &[u8]) -> Result<(), GgufError> {
+        let given = bytes.len() as u64;
+        self.next(name, Some(given), &mut bytes)
+    }
+
+    /// The next tensor's data, as much as it takes of a reader.
+    ///
+    /// # Errors
+    /// As [`TensorSink::bytes`]; [`Problem::DataSize`] if the reader ends early.
+    pub fn reader(&mut self, name: &str, reader: &mut dyn Read) -> Result<(), GgufError> {
+        self.next(name, None, reader)
+    }
+
+    fn next(&mut self, name: &str, given: Option<u64>, reader: &mut dyn Read) -> Result<(), GgufError> {
+        let fail = |problem| GgufError::new(Item::Tensor(name.to_owned()), None, problem);
+        let Some((tensor, rest)) = self.tensors.split_first().filter(|(t, _)| t.name == name) else {
+            return Err(fail(Problem::Order { want: self.turn() }));
+        };
+        let want = tensor.n_bytes;
+        if let Some(got) = given.filter(|got| *got != want) {
+            return Err(fail(Problem::DataSize { want, got }));
+        }
+        let got = io::copy(&mut reader.take(want), self.out).map_err(|e| fail(Problem::Io(e)))?;
+        if got != want {
+            return Err(fail(Problem::DataSize { want, got }));
+        }
+        let padding = want.next_multiple_of(self.alignment) - want;
+        io::copy(&mut io::repeat(0).take(padding), self.out).map_err(|e| fail(Problem::Io(e)))?;
+        self.tensors = rest;
+        Ok(())
+    }
+
+    /// Whose turn it is.
+    fn turn(&self) -> String {
+        self.tensors.first().map_or("the end".to_owned(), |t| format!("{:?}", t.name))
+    }
+
+    fn finish(self) -> Result<(), GgufError> {
+        match self.tensors.first() {
+            Some(t) => {
+                let problem = Problem::DataSize { want: t.n_bytes, got: 0 };
+                Err(GgufError::new(Item::Tensor(t.name.clone()), None, problem))
+            }
+            None => self.out.flush().map_err(io_error),
+        }
+    }
+}
+
+fn io_error(error: io::Error) -> GgufError {
+    Problem::Io(error).into()
+}
+
+fn check_name(name: &str, max: u64) -> Result<(), Problem> {
+    let got = name.len() as u64;
+    if (1..=max).contains(&got) { Ok(()) } else { Err(Problem::NameLength { got, max }) }
+}
+
+/// A new file in the folder of `path`, so that a rename cannot cross file systems.
+fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    let name =
+        path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "names no file"))?;
+    // Another writer, or a left-over of one that was killed, may hold the first names.
+    for n in 0u32.. {
+        let mut temporary = std::ffi::OsString::from(".");
+        temporary.push(name);
+        temporary.push(format!(".{}-{n}.tmp", std::process::id()));
+        let temporary = path.with_file_name(temporary);
+        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            opened => return opened.map(|file| (file, temporary)),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Makes the rename last: without it, a power cut may bring the old file back.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    if cfg!(unix) {
+        let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(parent)?.sync_all()?;
+    }
+    Ok(())
+}

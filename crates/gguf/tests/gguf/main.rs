@@ -1,0 +1,3 @@
+//! The crate from outside: real files, hostile files, mutated files, split files, written files.
+
+mod files;
