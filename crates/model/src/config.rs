@@ -131,7 +131,9 @@ fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize)
         factor => factor,
     };
     let n_ctx_orig = keys.size_or("rope.scaling.original_context_length", n_ctx_train)?;
-    let scaling = match keys.str_or("rope.scaling.type", "none")? {
+    // A factor without a type means linear scaling, as other readers of GGUF take it.
+    let default = if factor == 1.0 { "none" } else { "linear" };
+    let scaling = match keys.str_or("rope.scaling.type", default)? {
         "none" => Scaling::None,
         "linear" => Scaling::Linear { factor },
         "yarn" => Scaling::Yarn {

@@ -1,5 +1,7 @@
 //! The weights of a model: from tensors of a GGUF file to matrices on a device.
 
+use std::collections::HashSet;
+
 use kvant_backend::{Backend, WeightSource};
 use kvant_gguf::{Gguf, TensorView};
 
@@ -46,7 +48,8 @@ impl<B: Backend> Weights<B> {
         backend: &B,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
-        let mut loader = Loader { gguf, backend, n_bytes: 0 };
+        let mut loader =
+            Loader { gguf, backend, n_bytes: 0, used: HashSet::from(["rope_freqs.weight".to_owned()]) };
         let n_embd = config.n_embd;
         let n_vocab = gguf.tensor("token_embd.weight")?.info.shape.get(1).map_or(0, |&n| n as usize);
         let embedding = loader.matrix("token_embd.weight", n_embd, n_vocab)?;
@@ -60,6 +63,7 @@ impl<B: Backend> Weights<B> {
             true => Some(loader.matrix("output.weight", n_embd, n_vocab)?),
             false => None,
         };
+        loader.refuse_unused()?;
         progress(1.0);
         Ok(Self { embedding, layers, output_norm, output, n_vocab, n_bytes: loader.n_bytes })
     }
@@ -69,6 +73,7 @@ struct Loader<'a, B: Backend> {
     gguf: &'a Gguf,
     backend: &'a B,
     n_bytes: usize,
+    used: HashSet<String>,
 }
 
 impl<B: Backend> Loader<'_, B> {
@@ -102,6 +107,7 @@ impl<B: Backend> Loader<'_, B> {
     fn matrix(&mut self, name: &str, n_in: usize, n_out: usize) -> Result<B::Matrix, ModelError> {
         let tensor = self.gguf.tensor(name)?;
         check_shape(&tensor, &[n_in, n_out])?;
+        self.used.insert(name.to_owned());
         self.n_bytes += tensor.bytes.len();
         let bytes = self.gguf.shared_bytes(name)?;
         Ok(self.backend.matrix(WeightSource { dtype: tensor.info.dtype, n_out, n_in, bytes })?)
@@ -109,6 +115,7 @@ impl<B: Backend> Loader<'_, B> {
 
     fn vector(&mut self, name: &str, len: usize) -> Result<B::Buffer, ModelError> {
         let tensor = self.gguf.tensor(name)?;
+        self.used.insert(name.to_owned());
         self.n_bytes += tensor.bytes.len();
         let values = decode_vector(&tensor, len)?;
         let mut buffer = self.backend.buffer(len)?;
@@ -118,6 +125,15 @@ impl<B: Backend> Loader<'_, B> {
 
     fn optional_vector(&mut self, name: &str, len: usize) -> Result<Option<B::Buffer>, ModelError> {
         if self.has(name) { self.vector(name, len).map(Some) } else { Ok(None) }
+    }
+
+    /// A tensor that nobody asked for belongs to a feature that is not implemented; leaving it out would give
+    /// other logits without a word.
+    fn refuse_unused(&self) -> Result<(), ModelError> {
+        match self.gguf.tensors().iter().find(|info| !self.used.contains(&info.name)) {
+            Some(info) => Err(ModelError::Unsupported { what: format!("tensor '{}'", info.name) }),
+            None => Ok(()),
+        }
     }
 }
 
