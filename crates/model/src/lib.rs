@@ -8,6 +8,8 @@ mod config;
 mod decoder;
 mod error;
 mod rope;
+pub mod sampler;
+pub mod tokenizer;
 mod weights;
 
 pub use config::{Config, Family};

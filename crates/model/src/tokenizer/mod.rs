@@ -1,0 +1,313 @@
+//! Text to tokens and back, from a GGUF file's vocabulary.
+//!
+//! Four kinds of vocabulary ([`TokenizerModel`]) share one way: special tokens are cut out of the
+//! text ([`Special`]), the plain text between them is tokenised by the kind's own method (modules
+//! `bpe`, `spm`, `wordpiece`), and BOS and EOS are added if asked for. Inside, a token is the bytes that
+//! it writes, whatever alphabet the file spells them in.
+//!
+//! Results equal llama.cpp's on its own vocabulary vectors; these are the choices of ours:
+//! plain text never becomes a control token, even where merges would lead to one; no Unicode
+//! normalisation (as llama.cpp, unlike some `tokenizer.json`); decoding is faithful to the bytes and
+//! removes no space before punctuation.
+
+mod bpe;
+mod bytes;
+mod error;
+mod gguf;
+mod pre;
+mod special;
+mod spm;
+mod stream;
+mod vocab;
+mod wordpiece;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::{MergeFault, TokenizerError};
+pub use stream::DecodeStream;
+pub use vocab::{SpecialIds, TokenKind, TokenizerModel, VocabData};
+
+use bpe::Bpe;
+use pre::PreTokenizer;
+use special::{Part, Partition};
+use spm::Spm;
+use vocab::Vocab;
+use wordpiece::WordPiece;
+
+/// What the text of a special token means inside a text to encode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Special {
+    /// The token: for text that a chat template has rendered.
+    Parse,
+    /// Just text: for what a person or a document says. User-defined tokens are still found.
+    AsText,
+}
+
+/// A vocabulary and its method. Shared between threads freely; every method takes `&self`.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    model: TokenizerModel,
+    vocab: Vocab,
+    method: Method,
+    partition: Partition,
+    special: SpecialIds,
+    /// Sorted.
+    eog: Vec<u32>,
+    add_bos: bool,
+    add_eos: bool,
+    add_space_prefix: bool,
+}
+
+/// How plain text becomes tokens.
+#[derive(Debug, Clone)]
+enum Method {
+    Bpe(Bpe),
+    Spm(Spm),
+    WordPiece(WordPiece),
+}
+
+impl Tokenizer {
+    /// Checks `data` and prepares it for use.
+    ///
+    /// # Errors
+    /// Any [`TokenizerError`]: an inconsistent vocabulary, an unknown pre-tokeniser, a special id out
+    /// of range, a merge of unknown tokens, ...
+    pub fn new(data: VocabData) -> Result<Self, TokenizerError> {
+        let model = data.model;
+        let mut vocab = Vocab::new(model, data.tokens, data.token_types.as_deref())?;
+        let mut special = default_ids(model, vocab.len(), data.special);
+        for (key, id) in special.keyed() {
+            if let Some(got) = id.filter(|&id| id as usize >= vocab.len()) {
+                return Err(TokenizerError::SpecialId { key, got, n_vocab: vocab.len() });
+            }
+        }
+        let eog = special::end_of_generation(model, &mut vocab, &mut special);
+        let missing = |key| TokenizerError::MissingKey { key, model: model.name() };
+        let mut bos_by_default = matches!(model, TokenizerModel::Llama | TokenizerModel::Bert);
+        let method = match model {
+            TokenizerModel::Llama => {
+                let scores = data.scores.ok_or_else(|| missing("tokenizer.ggml.scores"))?;
+                Method::Spm(Spm::new(&vocab, scores, special.unk)?)
+            }
+            TokenizerModel::Bert => {
+                let unk = special.unk.ok_or_else(|| missing("tokenizer.ggml.unknown_token_id"))?;
+                Method::WordPiece(WordPiece::new(&vocab, unk)?)
+            }
+            TokenizerModel::Gpt2 | TokenizerModel::Gemma4 => {
+                let merges = data.merges.ok_or_else(|| missing("tokenizer.ggml.merges"))?;
+                let gemma = model == TokenizerModel::Gemma4;
+                let name = if gemma { "gemma4" } else { data.pre.as_deref().unwrap_or("default") };
+                let pre = PreTokenizer::named(name)?;
+                bos_by_default = pre.add_bos || gemma;
+                Method::Bpe(Bpe::new(model, pre, &vocab, &merges)?)
+            }
+        };
+        let add_bos = data.add_bos.unwrap_or(bos_by_default);
+        let add_eos = data.add_eos.unwrap_or(model == TokenizerModel::Bert);
+        let ends = [
+            (add_bos, special.bos, "tokenizer.ggml.bos_token_id"),
+            (add_eos, special.eos, "tokenizer.ggml.eos_token_id"),
+        ];
+        if let Some((_, _, key)) = ends.into_iter().find(|(add, id, _)| *add && id.is_none()) {
+            return Err(TokenizerError::MissingSpecial { key });
+        }
+        Ok(Tokenizer {
+            partition: Partition::new(&vocab, data.strip_after_special)?,
+            add_space_prefix: data.add_space_prefix.unwrap_or(true) && model == TokenizerModel::Llama,
+            model,
+            vocab,
+            method,
+            special,
+            eog,
+            add_bos,
+            add_eos,
+        })
+    }
+
+    /// The tokens of `text`.
+    ///
+    /// With `add_bos_eos`, the tokens that the vocabulary puts around a text are added; a BOS is not
+    /// added to a text that parses to one already, as templates often write their own.
+    ///
+    /// Takes time linear in the text, but for a logarithm in the length of its longest word.
+    ///
+    /// # Errors
+    /// [`TokenizerError::NoToken`] if the vocabulary cannot write some byte of the text and has no
+    /// unknown token; [`TokenizerError::TextSize`] from 4 GiB on.
+    pub fn encode(
+        &self,
+        text: &str,
+        special: Special,
+        add_bos_eos: bool,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        if text.len() >= u32::MAX as usize {
+            return Err(TokenizerError::TextSize { got: text.len() });
+        }
+        let parts = self.partition.parts(&self.vocab, text, special == Special::Parse);
+        let mut out = Vec::with_capacity(text.len() / 3 + 4);
+        let starts_with = |id| matches!(parts.first(), Some(Part::Token(t)) if Some(*t) == id);
+        if add_bos_eos && self.add_bos && !starts_with(self.special.bos) {
+            out.extend(self.special.bos);
+        }
+        self.encode_parts(text, &parts, &mut out)?;
+        if add_bos_eos && self.add_eos {
+            out.extend(self.special.eos);
+        }
+        Ok(out)
+    }
+
+    fn encode_parts(&self, text: &str, parts: &[Part], out: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        let mut bpe_scratch = bpe::Scratch::default();
+        let mut spm_scratch = spm::Scratch::default();
+        let mut after_special = true; // the start of a text counts as such
+        let mut spaced = String::new();
+        for part in parts {
+            let range = match part {
+                Part::Token(id) => {
+                    out.push(*id);
+                    after_special = true;
+                    continue;
+                }
+                Part::Text(range) => range.clone(),
+            };
+            let mut stretch = &text[range];
+            let prefix = self.add_space_prefix && after_special;
+            after_special = false;
+            // SentencePiece's alphabet has one character for a space and its mark.
+            let marked = self.model != TokenizerModel::Gpt2 && stretch.contains(bytes::SPACE_MARK);
+            if prefix || marked {
+                spaced.clear();
+                if prefix {
+                    spaced.push(' ');
+                }
+                spaced.extend(stretch.chars().map(|c| if c == bytes::SPACE_MARK { ' ' } else { c }));
+                stretch = &spaced;
+            }
+            match &self.method {
+                Method::Bpe(m) => m.encode(&self.vocab, stretch, &mut bpe_scratch, out)?,
+                Method::Spm(m) => m.encode(&self.vocab, stretch, &mut spm_scratch, out)?,
+                Method::WordPiece(m) => m.encode(&self.vocab, stretch, out),
+            }
+        }
+        Ok(())
+    }
+
+    /// The text of `ids`: control and unknown tokens and ids out of range write nothing, the space
+    /// that the vocabulary puts before a text is removed, invalid UTF-8 reads as U+FFFD.
+    ///
+    /// For tokens as they come, or from within a text, use [`DecodeStream`].
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let mut bytes = Vec::with_capacity(ids.len() * 4);
+        for &id in ids {
+            if self.vocab.is_text(id) {
+                bytes.extend_from_slice(self.token_bytes(id));
+            }
+        }
+        let prefixed = self.add_space_prefix || self.model == TokenizerModel::Bert;
+        let text = bytes.strip_prefix(b" ").filter(|_| prefixed).unwrap_or(&bytes);
+        String::from_utf8_lossy(text).into_owned()
+    }
+
+    /// The bytes that a token writes, which may be part of a character; of a special token, its text.
+    /// Empty for an id out of range.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.vocab.bytes(id).unwrap_or_default()
+    }
+
+    /// A token's text as the file spells it (`Ġthe`, `▁the`, `<0x0A>`); `None` for an id out of range.
+    pub fn token_text(&self, id: u32) -> Option<&str> {
+        self.vocab.text(id)
+    }
+
+    /// The token with exactly this text, as the file spells it.
+    pub fn token_id(&self, text: &str) -> Option<u32> {
+        self.vocab.find_spelt(self.model, text)
+    }
+
+    /// What a token is; `None` for an id out of range.
+    pub fn kind(&self, id: u32) -> Option<TokenKind> {
+        self.vocab.kind(id)
+    }
+
+    /// Whether the model ends its answer with this token.
+    pub fn is_eog(&self, id: u32) -> bool {
+        self.eog.binary_search(&id).is_ok()
+    }
+
+    /// Every token that ends an answer, in ascending order.
+    pub fn eog_ids(&self) -> &[u32] {
+        &self.eog
+    }
+
+    /// The ids with a meaning of their own.
+    pub fn special(&self) -> &SpecialIds {
+        &self.special
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.special.bos
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<u32> {
+        self.special.eos
+    }
+
+    /// The token that ends a turn: the file's, or the well-known one of the vocabulary.
+    pub fn eot(&self) -> Option<u32> {
+        self.special.eot
+    }
+
+    /// Whether [`encode`](Self::encode) begins a text with BOS when asked to add it.
+    pub fn adds_bos(&self) -> bool {
+        self.add_bos
+    }
+
+    /// Whether [`encode`](Self::encode) ends a text with EOS when asked to add it.
+    pub fn adds_eos(&self) -> bool {
+        self.add_eos
+    }
+
+    /// Number of tokens.
+    pub fn n_vocab(&self) -> usize {
+        self.vocab.len()
+    }
+
+    /// The kind of the vocabulary.
+    pub fn model(&self) -> TokenizerModel {
+        self.model
+    }
+
+    /// The name of the pre-tokeniser at work, for vocabularies that have one.
+    pub fn pre(&self) -> Option<&'static str> {
+        match &self.method {
+            Method::Bpe(bpe) => Some(bpe.pre.name()),
+            Method::Spm(_) | Method::WordPiece(_) => None,
+        }
+    }
+}
+
+/// The ids of `given`, and where it has none, those that every vocabulary of the kind has had.
+fn default_ids(model: TokenizerModel, n_vocab: usize, given: SpecialIds) -> SpecialIds {
+    let known = |id: u32| Some(id).filter(|&id| (id as usize) < n_vocab);
+    let mut ids = given;
+    match model {
+        TokenizerModel::Llama => {
+            ids.unk = ids.unk.or(known(0));
+            ids.bos = ids.bos.or(known(1));
+            ids.eos = ids.eos.or(known(2));
+        }
+        TokenizerModel::Bert => {
+            ids.unk = ids.unk.or(known(100));
+            ids.cls = ids.cls.or(known(101));
+            ids.sep = ids.sep.or(known(102));
+            // BERT begins a text with [CLS] and ends it with [SEP].
+            ids.bos = ids.bos.or(ids.cls);
+            ids.eos = ids.eos.or(ids.sep);
+        }
+        TokenizerModel::Gpt2 | TokenizerModel::Gemma4 => {}
+    }
+    ids
+}

@@ -1,0 +1,333 @@
+//! Pre-tokenisers: how a byte-level BPE vocabulary cuts a text into words before it merges.
+//!
+//! `tokenizer.ggml.pre` names one of a fixed set. Each is a list of regular expressions applied in
+//! order: an expression cuts every piece that the one before left, and both its matches and the
+//! gaps between them become pieces. Patterns are those of each model's own `tokenizer.json`, with
+//! names and flags as llama.cpp reads them.
+//!
+//! Nearly every list ends in `\s+(?!\S)|\s+`: a run of white space before a word leaves its last
+//! character to that word. That is the only look-ahead in use, so it is done by hand ([`Tail`]) and
+//! the rest runs on `regex-automata`, whose time is linear in the text whatever the text is. A
+//! backtracking engine meets its step limit on a megabyte of spaces or capitals; the `tokenizers`
+//! crate then stops cutting without saying so, which is why it does not serve here.
+
+use std::ops::Range;
+
+use regex_automata::meta::Regex;
+
+use super::error::TokenizerError;
+
+/// What follows a pattern's own alternatives.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tail {
+    /// Nothing: what the pattern does not match stays a gap.
+    Gap,
+    /// `|\s+(?!\S)|\s+`
+    Space,
+}
+use Tail::{Gap, Space};
+
+/// One cut: a pattern and its tail.
+type Cut = (&'static str, Tail);
+
+/// A family of pre-tokenisers: the names that mean it, its cuts, and what else the name implies.
+struct Family {
+    names: &'static [&'static str],
+    cuts: &'static [Cut],
+    /// A word that is a token is taken whole, even if no chain of merges leads there.
+    whole_words: bool,
+    /// Text starts with BOS unless the file says otherwise.
+    add_bos: bool,
+}
+
+/// A family without extra implications.
+const fn plain(names: &'static [&'static str], cuts: &'static [Cut]) -> Family {
+    Family { names, cuts, whole_words: false, add_bos: false }
+}
+
+const GPT2: Cut = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+", Space);
+const DIGIT: Cut = (r"\p{N}", Gap);
+const DIGITS_3: Cut = (r"\p{N}{1,3}", Gap);
+const LINES: Cut = (r"[^\n]+|\n+", Gap);
+const LLAMA3: Cut = (
+    r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
+    Space,
+);
+const QWEN2: Cut = (
+    r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
+    Space,
+);
+const QWEN35: Cut = (
+    r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+",
+    Space,
+);
+const DEEPSEEK3: Cut = (
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+"##,
+    Space,
+);
+const TEKKEN: Cut = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+",
+    Space,
+);
+const GPT4O: Cut = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?:'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL]))?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?:'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL]))?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+",
+    Space,
+);
+const KIMI_K2: Cut = (
+    r"\p{Han}+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?:'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL]))?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?:'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL]))?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
+    Space,
+);
+const BLOOM: Cut = (r" ?[^(\s|.,!?…。，、।۔،)]+", Gap);
+/// The scripts that DeepSeek's first models count as letters, verbatim.
+const DEEPSEEK_LETTERS: Cut = (
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+    Gap,
+);
+const DEEPSEEK_PUNCTUATION: Cut = (r"\s?[!-/:-~！-／：-～‘-‟　-。]+", Gap);
+const DEEPSEEK_CJK: Cut = (r"[一-龥ࠀ-一가-퟿]+", Gap);
+
+/// Every family. The first, `default`, is what a file without a name gets, as in llama.cpp.
+const FAMILIES: &[Family] = &[
+    plain(&["default"], &[(r"[\p{P}$+<=>^~|]+", Gap), GPT2, (r"\p{N}+", Gap), (r"[0-9][0-9][0-9]", Gap)]),
+    plain(
+        &[
+            "gpt-2",
+            "phi-2",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "gigachat",
+            "exaone4",
+            "a.x-4.0",
+            "mellum",
+            "modern-bert",
+            "jina-es",
+            "jina-de",
+            "jina-v2-es",
+            "jina-v2-de",
+        ],
+        &[GPT2],
+    ),
+    plain(
+        &["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        &[DIGIT, GPT2],
+    ),
+    plain(&["falcon"], &[(r"[\p{P}$+<=>^~|`]+", Gap), GPT2, (r"[0-9][0-9][0-9]", Gap)]),
+    Family {
+        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"],
+        cuts: &[LLAMA3],
+        whole_words: true,
+        add_bos: true,
+    },
+    plain(&["dbrx", "smaug-bpe", "chatglm-bpe"], &[LLAMA3]),
+    Family { names: &["glm4", "glm5"], cuts: &[LLAMA3], whole_words: true, add_bos: false },
+    plain(
+        &[
+            "qwen2",
+            "deepseek-r1-qwen",
+            "stablelm2",
+            "hunyuan",
+            "solar-open",
+            "megrez",
+            "grok-2",
+            "kormo",
+            "f2llmv2",
+        ],
+        &[QWEN2],
+    ),
+    plain(&["qwen35"], &[QWEN35]),
+    plain(
+        &["deepseek-llm"],
+        &[
+            (r"[\r\n]", Gap),
+            DEEPSEEK_LETTERS,
+            DEEPSEEK_PUNCTUATION,
+            (r"\s+$", Gap),
+            DEEPSEEK_CJK,
+            (r"\p{N}+", Gap),
+        ],
+    ),
+    plain(
+        &["deepseek-coder"],
+        &[(r"[\r\n]", Gap), (r"\s?\p{L}+", Gap), (r"\s?\p{P}+", Gap), DEEPSEEK_CJK, DIGIT],
+    ),
+    plain(
+        &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
+        &[DIGITS_3, (r"[一-龥぀-ゟ゠-ヿ]+", Gap), DEEPSEEK3],
+    ),
+    Family { names: &["tekken"], cuts: &[TEKKEN], whole_words: true, add_bos: true },
+    plain(&["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], &[GPT4O]),
+    plain(&["kimi-k2"], &[KIMI_K2]),
+    plain(&["bloom", "poro-chat", "gpt3-finnish"], &[BLOOM]),
+    plain(&["viking"], &[BLOOM, DIGIT]),
+    plain(
+        &["bailingmoe", "bailingmoe2", "llada-moe"],
+        &[(
+            r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]",
+            Space,
+        )],
+    ),
+    plain(
+        &["seed-coder"],
+        &[(
+            r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+",
+            Space,
+        )],
+    ),
+    plain(
+        &["exaone-moe"],
+        &[(
+            r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]",
+            Space,
+        )],
+    ),
+    plain(&["gemma4"], &[LINES]),
+];
+
+/// A compiled pre-tokeniser.
+#[derive(Debug, Clone)]
+pub(super) struct PreTokenizer {
+    name: &'static str,
+    cuts: Vec<Regex>,
+    pub(super) whole_words: bool,
+    pub(super) add_bos: bool,
+}
+
+/// The pattern number, within a [`Regex`] of a cut, of the white-space tail.
+const TAIL: usize = 1;
+
+impl PreTokenizer {
+    /// Compiles the pre-tokeniser that `name` means.
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownPre`], with the known names, for any other.
+    pub(super) fn named(name: &str) -> Result<Self, TokenizerError> {
+        let found = FAMILIES.iter().find_map(|f| f.names.iter().find(|n| **n == name).map(|n| (f, *n)));
+        let Some((family, name)) = found else {
+            let known = FAMILIES.iter().flat_map(|f| f.names).copied().collect();
+            return Err(TokenizerError::UnknownPre { got: name.to_owned(), known });
+        };
+        let compile = |&(pattern, tail): &Cut| {
+            let patterns: &[&str] = match tail {
+                Gap => &[pattern],
+                Space => &[pattern, r"\s+"],
+            };
+            Regex::new_many(patterns)
+                .map_err(|e| TokenizerError::Prepare { what: "pre-tokenizer", why: e.to_string() })
+        };
+        let cuts = family.cuts.iter().map(compile).collect::<Result<_, _>>()?;
+        Ok(PreTokenizer { name, cuts, whole_words: family.whole_words, add_bos: family.add_bos })
+    }
+
+    /// The name as the file gives it.
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Cuts `text` into words: byte ranges that cover it without overlap, in order.
+    pub(super) fn words(&self, text: &str) -> Vec<Range<usize>> {
+        let mut pieces = Vec::new();
+        if !text.is_empty() {
+            pieces.push(0..text.len());
+        }
+        for cut in &self.cuts {
+            let mut finer = Vec::with_capacity(pieces.len());
+            for piece in pieces {
+                split(cut, text, piece, &mut finer);
+            }
+            pieces = finer;
+        }
+        pieces
+    }
+}
+
+/// Cuts `text[piece]` at the matches of `cut`, appending matches and gaps to `out`.
+fn split(cut: &Regex, text: &str, piece: Range<usize>, out: &mut Vec<Range<usize>>) {
+    let base = piece.start;
+    // Sliced, not spanned: `$` and the tail's look-ahead must see the end of the piece.
+    let hay = &text[piece];
+    let mut at = 0;
+    while at < hay.len() {
+        let Some(m) = cut.find(regex_automata::Input::new(hay).range(at..)) else { break };
+        let mut end = m.end();
+        if m.pattern().as_usize() == TAIL && end < hay.len() {
+            // `\s+(?!\S)`: give the last character back to the word behind, unless it is the only one.
+            let last = hay[m.start()..end].chars().next_back().map_or(0, char::len_utf8);
+            if end - last > m.start() {
+                end -= last;
+            }
+        }
+        if m.start() > at {
+            out.push(base + at..base + m.start());
+        }
+        // No pattern matches the empty string, so this always moves on.
+        out.push(base + m.start()..base + end);
+        at = end;
+    }
+    if at < hay.len() {
+        out.push(base + at..base + hay.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(name: &str, text: &str) -> Vec<String> {
+        let pre = PreTokenizer::named(name).unwrap();
+        pre.words(text).into_iter().map(|r| text[r].to_owned()).collect()
+    }
+
+    #[test]
+    fn every_family_compiles_and_covers_its_text_without_overlap() {
+        let text = "I'll  buy\n\n 1234 naïve  cafés, 你好 ÄBC's (x)\t\r\n  \u{a0}🚀🚀 end   ";
+        for name in FAMILIES.iter().flat_map(|f| f.names) {
+            let pre = PreTokenizer::named(name).unwrap();
+            let mut at = 0;
+            for w in pre.words(text) {
+                assert_eq!(w.start, at, "{name}");
+                assert!(w.end > w.start, "{name}");
+                at = w.end;
+            }
+            assert_eq!(at, text.len(), "{name}");
+            assert!(pre.words("").is_empty());
+        }
+    }
+
+    #[test]
+    fn no_name_is_listed_twice() {
+        let mut names: Vec<_> = FAMILIES.iter().flat_map(|f| f.names).collect();
+        let n = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), n);
+    }
+
+    #[test]
+    fn white_space_leaves_its_last_character_to_the_next_word() {
+        assert_eq!(words("gpt-2", "a   b"), ["a", "  ", " b"]);
+        assert_eq!(words("gpt-2", "a \n b"), ["a", " \n", " b"]);
+        assert_eq!(words("gpt-2", "a\n\nb"), ["a", "\n", "\n", "b"]);
+        assert_eq!(words("gpt-2", "a  "), ["a", "  "]);
+        assert_eq!(words("llama-bpe", "a\n\n  b"), ["a", "\n\n", " ", " b"]);
+        assert_eq!(words("gpt-2", "x\u{2003}\u{2003}y"), ["x", "\u{2003}", "\u{2003}", "y"]);
+    }
+
+    #[test]
+    fn digits_and_contractions_are_cut_as_each_family_says() {
+        assert_eq!(words("llama-bpe", "12345 I'LL"), ["123", "45", " I", "'LL"]);
+        assert_eq!(words("qwen2", "123"), ["1", "2", "3"]);
+        assert_eq!(words("gpt-2", "I'LL"), ["I", "'", "LL"]);
+        assert_eq!(words("tekken", "HelloWorld ABCdef"), ["Hello", "World", " ABCdef"]);
+        assert_eq!(words("gpt-4o", "don't"), ["don't"]);
+        assert_eq!(words("kimi-k2", "ab你好cd"), ["ab", "你好", "cd"]);
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_with_the_known_ones() {
+        let err = PreTokenizer::named("nonesuch").unwrap_err().to_string();
+        assert!(err.contains("'nonesuch'") && err.contains("llama-bpe") && err.contains("qwen2"), "{err}");
+    }
+}

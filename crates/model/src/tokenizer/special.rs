@@ -1,0 +1,157 @@
+//! Special tokens inside a text, and which tokens end a generation.
+
+use std::ops::Range;
+
+use aho_corasick::{AhoCorasick, MatchKind};
+
+use super::error::TokenizerError;
+use super::vocab::{SpecialIds, TokenKind, TokenizerModel, Vocab};
+
+/// A stretch of a text.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Plain text.
+    Text(Range<usize>),
+    /// A special token's text.
+    Token(u32),
+}
+
+/// Finds special tokens in text: at each place the longest, left to right.
+#[derive(Debug, Clone)]
+pub(super) struct Partition {
+    /// Every special token.
+    all: Finder,
+    /// Those that count in plain text as well.
+    user_defined: Finder,
+    /// White space behind a special token belongs to it (Phi-3).
+    strip_after: bool,
+}
+
+/// An automaton over token texts, and the id of each.
+#[derive(Debug, Clone)]
+struct Finder {
+    automaton: AhoCorasick,
+    ids: Vec<u32>,
+}
+
+impl Finder {
+    fn new(vocab: &Vocab, kinds: &[TokenKind]) -> Result<Self, TokenizerError> {
+        let wanted = |id: &u32| vocab.kind(*id).is_some_and(|k| kinds.contains(&k));
+        let ids: Vec<u32> = (0..vocab.len() as u32)
+            .filter(wanted)
+            .filter(|&id| vocab.text(id).is_some_and(|t| !t.is_empty()))
+            .collect();
+        let automaton = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(ids.iter().filter_map(|&id| vocab.text(id)))
+            .map_err(|e| TokenizerError::Prepare { what: "special tokens", why: e.to_string() })?;
+        Ok(Finder { automaton, ids })
+    }
+}
+
+impl Partition {
+    pub(super) fn new(vocab: &Vocab, strip_after: bool) -> Result<Self, TokenizerError> {
+        use TokenKind::{Control, Unknown, UserDefined};
+        Ok(Partition {
+            all: Finder::new(vocab, &[Control, Unknown, UserDefined])?,
+            user_defined: Finder::new(vocab, &[UserDefined])?,
+            strip_after,
+        })
+    }
+
+    /// Cuts `text` at its special tokens: at all of them, or at the user-defined ones alone.
+    pub(super) fn parts(&self, vocab: &Vocab, text: &str, all: bool) -> Vec<Part> {
+        let finder = if all { &self.all } else { &self.user_defined };
+        let mut parts = Vec::new();
+        let mut at = 0;
+        for m in finder.automaton.find_iter(text) {
+            let id = finder.ids[m.pattern().as_usize()];
+            if m.start() > at {
+                parts.push(Part::Text(at..m.start()));
+            }
+            parts.push(Part::Token(id));
+            at = m.end();
+            if self.strip_after && !KEEPS_SPACE_AFTER.contains(&vocab.text(id).unwrap_or_default()) {
+                let rest = &text[at..];
+                at += rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_whitespace()).len();
+            }
+        }
+        if at < text.len() {
+            parts.push(Part::Text(at..text.len()));
+        }
+        parts
+    }
+}
+
+/// Phi-3's special tokens that do not take the white space behind them.
+const KEEPS_SPACE_AFTER: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+
+/// Texts that end a turn or a text, by model family, turns first. The files do not always say so.
+const ENDS: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// Texts that end a turn in some vocabularies and are plain text in others (`</s>` is an HTML tag):
+/// they count only where the file marks them as special.
+const ENDS_IF_SPECIAL: &[&str] = &["<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>", "[e~["];
+
+/// Texts after which a model waits for something else than the user: a tool's result, another file.
+const PAUSES: &[&str] = &[
+    "<|eom_id|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<turn|>",
+    "<|tool_response>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+];
+
+/// Fills in EOT and EOM where the file does not name them, makes the well-known enders control
+/// tokens, and returns the sorted ids of every token that ends a generation, as llama.cpp does.
+pub(super) fn end_of_generation(
+    model: TokenizerModel,
+    vocab: &mut Vocab,
+    special: &mut SpecialIds,
+) -> Vec<u32> {
+    let find = |text: &&str| vocab.find_spelt(model, text);
+    let marked = |id: &u32| matches!(vocab.kind(*id), Some(TokenKind::Control | TokenKind::UserDefined));
+    let mut eog: Vec<u32> = ENDS.iter().filter_map(find).collect();
+    eog.extend(ENDS_IF_SPECIAL.iter().filter_map(find).filter(marked));
+    special.eot = special.eot.or(eog.first().copied());
+    special.eom = special.eom.or(find(&"<|eom_id|>"));
+    eog.extend(PAUSES.iter().filter_map(find));
+    for &id in &eog {
+        vocab.set_kind(id, TokenKind::Control);
+    }
+    eog.extend([special.eos, special.eot, special.eom].into_iter().flatten());
+    eog.sort_unstable();
+    eog.dedup();
+    keep_harmony_end(model, vocab, special, &mut eog);
+    eog
+}
+
+/// In gpt-oss's and Solar's formats `<|end|>` closes one message of several; the answer goes on.
+fn keep_harmony_end(model: TokenizerModel, vocab: &mut Vocab, special: &SpecialIds, eog: &mut Vec<u32>) {
+    let has = |text: &str| vocab.find_spelt(model, text).is_some_and(|id| eog.contains(&id));
+    let goes_on = (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>"));
+    let end = vocab.find_spelt(model, "<|end|>").filter(|&id| special.eos != Some(id));
+    if let (true, Some(end)) = (goes_on, end) {
+        eog.retain(|&id| id != end);
+    }
+    // Its channel marks are part of the answer.
+    for text in ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"] {
+        if let (true, Some(id)) = (goes_on, vocab.find_spelt(model, text)) {
+            vocab.set_kind(id, TokenKind::UserDefined);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Text from tokens as they come.
+
+use super::Tokenizer;
+use super::vocab::TokenKind;
+
+/// Turns a stream of tokens into text without ever showing half a character.
+///
+/// A token may end in the middle of a UTF-8 sequence; its bytes then wait for the next one. Bytes
+/// that cannot become UTF-8 read as U+FFFD, one for each maximal invalid sequence, exactly as
+/// [`String::from_utf8_lossy`] has it for the whole. Control tokens write nothing.
+///
+/// ```
+/// use kvant_model::tokenizer::{DecodeStream, Tokenizer, TokenizerModel, VocabData};
+///
+/// let mut data = VocabData::new(TokenizerModel::Gpt2, vec!["Ã".into(), "©".into()]);
+/// data.merges = Some(vec![]);
+/// let tokenizer = Tokenizer::new(data)?;
+/// let mut stream = DecodeStream::default();
+/// assert_eq!(stream.push(&tokenizer, 0), ""); // 0xC3: the first half of an é
+/// assert_eq!(stream.push(&tokenizer, 1), "é");
+/// assert_eq!(stream.flush(), "");
+/// # Ok::<(), kvant_model::tokenizer::TokenizerError>(())
+/// ```
+///
+/// A stream may start anywhere within a text, so no leading space is trimmed.
+#[derive(Debug, Clone, Default)]
+pub struct DecodeStream {
+    /// An incomplete sequence, at most three bytes between calls.
+    pending: Vec<u8>,
+}
+
+impl DecodeStream {
+    /// Takes one token and returns the characters that it completes, perhaps none.
+    /// An id outside of the vocabulary writes nothing.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
+        match tokenizer.kind(id) {
+            None | Some(TokenKind::Control | TokenKind::Unknown) => String::new(),
+            Some(_) => self.push_bytes(tokenizer.token_bytes(id)),
+        }
+    }
+
+    /// Ends the stream: U+FFFD for a character that never was completed, or nothing.
+    pub fn flush(&mut self) -> String {
+        let cut = !std::mem::take(&mut self.pending).is_empty();
+        if cut { char::REPLACEMENT_CHARACTER.to_string() } else { String::new() }
+    }
+
+    /// Incremental [`String::from_utf8_lossy`].
+    fn push_bytes(&mut self, bytes: &[u8]) -> String {
+        self.pending.extend_from_slice(bytes);
+        let mut text = String::with_capacity(self.pending.len());
+        let mut used = 0;
+        for chunk in self.pending.utf8_chunks() {
+            text.push_str(chunk.valid());
+            used += chunk.valid().len();
+            let invalid = chunk.invalid();
+            // At the very end, a sequence that more bytes may yet complete has to wait.
+            let at_end = used + invalid.len() == self.pending.len();
+            if at_end && std::str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none()) {
+                break;
+            }
+            if !invalid.is_empty() {
+                text.push(char::REPLACEMENT_CHARACTER);
+                used += invalid.len();
+            }
+        }
+        self.pending.drain(..used);
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_cut_of_any_bytes_reads_as_the_whole_does() {
+        let samples: [&[u8]; 7] = [
+            "héllo 世界 🚀 end".as_bytes(),
+            b"\xF0\x9F\x9A",
+            b"a\xFFb\xC3",
+            b"\xE2\x82",
+            b"\xF0\x9F\xC3\xA9",
+            b"\xED\xA0\x80x",
+            b"",
+        ];
+        for bytes in samples {
+            for step in 1..=bytes.len().max(1) {
+                let mut s = DecodeStream::default();
+                let mut got = String::new();
+                for chunk in bytes.chunks(step) {
+                    got.push_str(&s.push_bytes(chunk));
+                }
+                got.push_str(&s.flush());
+                assert_eq!(got, String::from_utf8_lossy(bytes), "{bytes:?} by {step}");
+            }
+        }
+    }
+}

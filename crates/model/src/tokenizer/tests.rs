@@ -1,0 +1,282 @@
+//! The tokenizer as a whole: llama.cpp's vectors, hostile vocabularies, long texts.
+
+use std::path::PathBuf;
+
+use kvant_gguf::Gguf;
+
+use super::*;
+
+/// The shared assets, or `None`, with a message, where this machine has none.
+fn assets(dir: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/assets")).join(dir);
+    if path.is_dir() {
+        return Some(path);
+    }
+    eprintln!("skipped: {} is not there", path.display());
+    None
+}
+
+fn open(path: &std::path::Path) -> Tokenizer {
+    let gguf = Gguf::open(path).unwrap();
+    Tokenizer::from_gguf(&gguf).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The ids of one line of a vector file.
+fn ids(line: &str) -> Vec<u32> {
+    line.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+#[test]
+fn every_vocabulary_agrees_with_its_vectors() {
+    let Some(dir) = assets("vocab") else { return };
+    let mut compared = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "gguf") {
+            continue;
+        }
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let tokenizer = open(&path);
+        let read = |ext: &str| std::fs::read_to_string(path.with_file_name(format!("{name}.{ext}")));
+        let (Ok(inputs), Ok(outputs)) = (read("inp"), read("out")) else {
+            eprintln!("{name}: loads; has no vectors");
+            continue;
+        };
+        let inputs: Vec<_> = inputs.split_terminator("\n__ggml_vocab_test__\n").collect();
+        assert_eq!(inputs.len(), outputs.lines().count(), "{name}");
+        for (text, want) in inputs.iter().zip(outputs.lines()) {
+            let got = tokenizer.encode(text, Special::AsText, false).unwrap();
+            assert_eq!(got, ids(want), "{name}: {text:?}");
+            // WordPiece lowers and strips; the others write back what they read.
+            if tokenizer.model() != TokenizerModel::Bert {
+                assert_eq!(tokenizer.decode(&got), *text, "{name}");
+            }
+        }
+        compared += 1;
+    }
+    assert!(compared >= 13, "only {compared} vocabularies had vectors");
+}
+
+#[test]
+fn every_vocabulary_streams_what_it_decodes_and_survives_any_id() {
+    let Some(dir) = assets("vocab") else { return };
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "gguf") {
+            continue;
+        }
+        let tokenizer = open(&path);
+        let all: Vec<u32> = (0..tokenizer.n_vocab() as u32).rev().collect();
+        let mut stream = DecodeStream::default();
+        let mut text: String = all.iter().map(|&id| stream.push(&tokenizer, id)).collect();
+        text.push_str(&stream.flush());
+        let whole = tokenizer.decode(&all);
+        assert!(text == whole || text.strip_prefix(' ') == Some(&whole), "{}", path.display());
+        for id in [u32::MAX, u32::MAX - 1, tokenizer.n_vocab() as u32] {
+            assert_eq!(tokenizer.decode(&[id]), "");
+            assert_eq!(stream.push(&tokenizer, id), "");
+            assert!(tokenizer.token_bytes(id).is_empty() && tokenizer.token_text(id).is_none());
+            assert!(tokenizer.kind(id).is_none() && !tokenizer.is_eog(id));
+        }
+    }
+}
+
+/// A byte-level vocabulary of all bytes, `extra` tokens and `merges`.
+fn byte_level(extra: &[&str], merges: &[&str]) -> VocabData {
+    let alphabet = (33u32..=126).chain(161..=172).chain(174..=255).chain(256..324);
+    let mut tokens: Vec<String> = alphabet.filter_map(char::from_u32).map(String::from).collect();
+    tokens.extend(extra.iter().map(|t| (*t).to_owned()));
+    let mut data = VocabData::new(TokenizerModel::Gpt2, tokens);
+    data.pre = Some("gpt-2".to_owned());
+    data.merges = Some(merges.iter().map(|m| (*m).to_owned()).collect());
+    data
+}
+
+/// A SentencePiece vocabulary: unknown, BOS, EOS, then `tokens` with their scores.
+fn sentence_piece(tokens: &[(&str, f32)]) -> VocabData {
+    let special = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)];
+    let all: Vec<_> = special.iter().chain(tokens).copied().collect();
+    let mut data = VocabData::new(TokenizerModel::Llama, all.iter().map(|(t, _)| (*t).to_owned()).collect());
+    data.scores = Some(all.iter().map(|(_, s)| *s).collect());
+    data.token_types = Some((0..all.len()).map(|i| [2, 3, 3].get(i).copied().unwrap_or(1)).collect());
+    data
+}
+
+/// `data` with the token `text` of the given GGUF type.
+fn mark(mut data: VocabData, text: &str, code: i32) -> VocabData {
+    let n = data.tokens.len();
+    let types = data.token_types.get_or_insert_with(|| vec![1; n]);
+    types[data.tokens.iter().position(|t| t == text).unwrap()] = code;
+    data
+}
+
+#[test]
+fn special_text_is_a_token_only_where_it_is_parsed() {
+    let data = mark(byte_level(&["<|im_end|>", "<think>"], &[]), "<|im_end|>", 3);
+    let t = Tokenizer::new(mark(data, "<think>", 4)).unwrap();
+    let (end, think) = (t.token_id("<|im_end|>").unwrap(), t.token_id("<think>").unwrap());
+    assert_eq!(t.encode("<|im_end|>", Special::Parse, false).unwrap(), [end]);
+    assert_eq!(t.encode("<|im_end|>", Special::AsText, false).unwrap().len(), 10);
+    // User-defined tokens are found either way.
+    assert_eq!(t.encode("a<think>", Special::AsText, false).unwrap()[1], think);
+    assert!(t.is_eog(end) && t.eot() == Some(end) && !t.is_eog(think));
+    assert_eq!(t.decode(&[end, think]), "<think>");
+    assert_eq!(t.token_bytes(end), b"<|im_end|>");
+}
+
+#[test]
+fn merges_never_grow_text_into_a_control_token() {
+    let data = mark(byte_level(&["<s"], &["< s"]), "<s", 3);
+    let t = Tokenizer::new(data).unwrap();
+    assert_eq!(t.encode("<s", Special::AsText, false).unwrap().len(), 2);
+    assert_eq!(t.encode("<s", Special::Parse, false).unwrap().len(), 1);
+    // Llama's `</s>` could be spelt from its pieces.
+    let data =
+        sentence_piece(&[("<", -9.0), ("/", -9.0), ("s", -9.0), (">", -9.0), ("</", -1.0), ("s>", -2.0)]);
+    let t = Tokenizer::new(VocabData { add_space_prefix: Some(false), ..data }).unwrap();
+    assert_eq!(t.encode("</s>", Special::AsText, false).unwrap().len(), 2);
+    assert_eq!(t.encode("</s>", Special::Parse, false).unwrap(), [2]);
+}
+
+#[test]
+fn bos_and_eos_are_added_once_and_only_when_asked_for() {
+    let mut data = sentence_piece(&[("▁", -1.0), ("a", -2.0), ("▁a", -0.5)]);
+    data.add_eos = Some(true);
+    let t = Tokenizer::new(data).unwrap();
+    assert_eq!(t.encode("a", Special::Parse, false).unwrap(), [5]);
+    assert_eq!(t.encode("a", Special::Parse, true).unwrap(), [1, 5, 2]);
+    assert_eq!(t.encode("<s>a", Special::Parse, true).unwrap(), [1, 5, 2]);
+    assert_eq!(t.encode("", Special::Parse, true).unwrap(), [1, 2]);
+    assert_eq!(t.decode(&[1, 5, 5, 2]), "a a");
+}
+
+#[test]
+fn sentence_piece_falls_back_to_bytes_then_to_unknown() {
+    let text = [("▁", -1.0), ("a", -2.0)];
+    let t = Tokenizer::new(sentence_piece(&text)).unwrap();
+    assert_eq!(t.encode("aéa", Special::AsText, false).unwrap(), [3, 4, 0, 4]);
+    let bytes: Vec<String> = (0..256).map(|b| format!("<0x{b:02X}>")).collect();
+    let all: Vec<_> = bytes.iter().map(|b| (b.as_str(), 0.0)).chain(text).collect();
+    let t = Tokenizer::new(sentence_piece(&all)).unwrap();
+    let ids = t.encode("aéa", Special::AsText, false).unwrap();
+    assert_eq!(ids, [259, 260, 3 + 0xC3, 3 + 0xA9, 260]);
+    assert_eq!(t.decode(&ids), "aéa");
+    // A literal mark is a space, and a byte's spelling in a text is just text.
+    assert_eq!(t.decode(&t.encode("a▁a<0x41>", Special::AsText, false).unwrap()), "a a<0x41>");
+}
+
+#[test]
+fn a_text_without_tokens_for_it_is_refused_with_its_place() {
+    let mut data = byte_level(&[], &[]);
+    data.tokens.retain(|t| t != "z");
+    let t = Tokenizer::new(data).unwrap();
+    let err = t.encode("ab z", Special::AsText, false).unwrap_err().to_string();
+    assert!(err.contains("0x7A") && err.contains("byte 3"), "{err}");
+}
+
+#[test]
+fn inconsistent_vocabularies_are_typed_errors() {
+    use TokenizerError as E;
+    type Edit = fn(&mut VocabData);
+    type Expected = fn(&E) -> bool;
+    let gpt2 = || byte_level(&["th"], &["t h"]);
+    let spm = || sentence_piece(&[("▁", -1.0)]);
+    let cases: &[(VocabData, Edit, Expected)] = &[
+        (gpt2(), |d| d.tokens.clear(), |e| matches!(e, E::VocabSize { got: 0, .. })),
+        (gpt2(), |d| d.merges = None, |e| matches!(e, E::MissingKey { key: "tokenizer.ggml.merges", .. })),
+        (
+            gpt2(),
+            |d| d.merges = Some(vec!["th".into()]),
+            |e| matches!(e, E::Merge { index: 0, fault: MergeFault::NoSpace, .. }),
+        ),
+        (
+            gpt2(),
+            |d| d.merges = Some(vec!["".into()]),
+            |e| matches!(e, E::Merge { fault: MergeFault::NoSpace, .. }),
+        ),
+        (
+            gpt2(),
+            |d| d.merges = Some(vec!["tt h".into()]),
+            |e| matches!(e, E::Merge { fault: MergeFault::LeftUnknown, .. }),
+        ),
+        (
+            gpt2(),
+            |d| d.merges = Some(vec!["t ".into()]),
+            |e| matches!(e, E::Merge { fault: MergeFault::RightUnknown, .. }),
+        ),
+        (
+            gpt2(),
+            |d| d.merges = Some(vec!["t h".into(), "h t".into()]),
+            |e| matches!(e, E::Merge { index: 1, fault: MergeFault::ProductUnknown, .. }),
+        ),
+        (gpt2(), |d| d.pre = Some("what".into()), |e| matches!(e, E::UnknownPre { .. })),
+        (gpt2(), |d| d.tokens.push("a".into()), |e| matches!(e, E::Duplicate { .. })),
+        (gpt2(), |d| d.token_types = Some(vec![1; 3]), |e| matches!(e, E::Length { got: 3, .. })),
+        (gpt2(), |d| d.token_types = Some(vec![7; 257]), |e| matches!(e, E::TokenType { id: 0, got: 7 })),
+        (gpt2(), |d| d.token_types = Some(vec![6; 257]), |e| matches!(e, E::ByteToken { .. })),
+        (gpt2(), |d| d.special.bos = Some(257), |e| matches!(e, E::SpecialId { got: 257, .. })),
+        (gpt2(), |d| d.special.mask = Some(u32::MAX), |e| matches!(e, E::SpecialId { .. })),
+        (gpt2(), |d| d.add_bos = Some(true), |e| matches!(e, E::MissingSpecial { .. })),
+        (spm(), |d| d.scores = None, |e| matches!(e, E::MissingKey { key: "tokenizer.ggml.scores", .. })),
+        (spm(), |d| d.scores = Some(vec![0.0]), |e| matches!(e, E::Length { got: 1, .. })),
+        (spm(), |d| d.scores = Some(vec![f32::NAN; 4]), |e| matches!(e, E::Score { id: 0, .. })),
+        (
+            spm(),
+            |d| d.model = TokenizerModel::Bert,
+            |e| matches!(e, E::MissingKey { .. } | E::MissingSpecial { .. }),
+        ),
+    ];
+    for (i, (data, edit, expected)) in cases.iter().enumerate() {
+        let mut data = data.clone();
+        edit(&mut data);
+        let err = Tokenizer::new(data).expect_err(&format!("case {i}"));
+        assert!(expected(&err), "case {i}: {err:?}");
+        assert_eq!(err.to_string().lines().count(), 1, "case {i}: {err}");
+    }
+    assert!(matches!(TokenizerModel::from_name("rwkv"), Err(E::UnknownModel { .. })));
+}
+
+#[test]
+fn merges_go_by_rank_then_from_the_left() {
+    let t = Tokenizer::new(byte_level(&["aa", "aaa", "ab"], &["a b", "a a", "aa a"])).unwrap();
+    let texts = |s: &str| -> Vec<String> {
+        let ids = t.encode(s, Special::AsText, false).unwrap();
+        ids.iter().map(|&id| t.token_text(id).unwrap().to_owned()).collect()
+    };
+    assert_eq!(texts("aaab"), ["aa", "ab"]);
+    assert_eq!(texts("aaaaa"), ["aa", "aaa"]);
+}
+
+#[test]
+fn long_words_do_not_cost_the_square_of_their_length() {
+    // Quadratic merging would take hours here, so finishing is the claim.
+    let t = Tokenizer::new(byte_level(&["aa", "aaaa"], &["a a", "aa aa"])).unwrap();
+    let n = 1_000_000;
+    let ids = t.encode(&"a".repeat(n), Special::Parse, false).unwrap();
+    assert_eq!(ids.len(), n / 4);
+    let t =
+        Tokenizer::new(sentence_piece(&[("▁", -1.0), ("a", -2.0), ("aa", -3.0), ("aaaa", -4.0)])).unwrap();
+    assert_eq!(t.encode(&"a".repeat(n), Special::AsText, false).unwrap().len(), 1 + n / 4);
+}
+
+#[test]
+fn gpt_oss_goes_on_after_an_end_of_message() {
+    let marks = ["<|return|>", "<|call|>", "<|end|>", "<|channel|>"];
+    let t = Tokenizer::new(byte_level(&marks, &[])).unwrap();
+    let is_eog = |text| t.is_eog(t.token_id(text).unwrap());
+    assert!(is_eog("<|return|>") && is_eog("<|call|>") && !is_eog("<|end|>"));
+    let t = Tokenizer::new(byte_level(&["<|end|>", "</s>"], &[])).unwrap();
+    assert!(t.is_eog(t.token_id("<|end|>").unwrap()));
+    // An HTML tag in a vocabulary that does not mark it as special.
+    assert!(!t.is_eog(t.token_id("</s>").unwrap()));
+}
+
+#[test]
+fn phi_3_special_tokens_take_the_white_space_behind_them() {
+    let mut data = mark(byte_level(&["<|end|>", "<s>"], &[]), "<|end|>", 3);
+    data = mark(data, "<s>", 3);
+    data.strip_after_special = true;
+    let t = Tokenizer::new(data).unwrap();
+    assert_eq!(t.encode("<|end|>\n\n<|end|>", Special::Parse, false).unwrap().len(), 2);
+    assert_eq!(t.encode("<s>\n", Special::Parse, false).unwrap().len(), 2);
+}

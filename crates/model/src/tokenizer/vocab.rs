@@ -1,0 +1,344 @@
+//! A vocabulary: what a GGUF file says of its tokens, checked once, and looked up by bytes.
+
+use std::hash::BuildHasher;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+use super::bytes;
+use super::error::TokenizerError;
+
+/// How a vocabulary turns text into tokens (`tokenizer.ggml.model`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenizerModel {
+    /// `gpt2`: byte-level BPE behind a named pre-tokeniser.
+    Gpt2,
+    /// `llama`: SentencePiece BPE, merged by token score, with byte fallback.
+    Llama,
+    /// `bert`: WordPiece.
+    Bert,
+    /// `gemma4`: BPE by merge rank over SentencePiece text, with byte fallback.
+    Gemma4,
+}
+
+impl TokenizerModel {
+    /// The names in GGUF files, in the order of the variants.
+    pub const NAMES: [&'static str; 4] = ["gpt2", "llama", "bert", "gemma4"];
+
+    /// The name in GGUF files.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+
+    /// The model that `name` means.
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownModel`] for any name outside of [`TokenizerModel::NAMES`].
+    pub fn from_name(name: &str) -> Result<Self, TokenizerError> {
+        match name {
+            "gpt2" => Ok(Self::Gpt2),
+            "llama" => Ok(Self::Llama),
+            "bert" => Ok(Self::Bert),
+            "gemma4" => Ok(Self::Gemma4),
+            _ => Err(TokenizerError::UnknownModel { got: name.to_owned() }),
+        }
+    }
+}
+
+/// What a token is (`tokenizer.ggml.token_type`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenKind {
+    /// A piece of text.
+    Normal,
+    /// Stands for text that no other token covers.
+    Unknown,
+    /// Structure, not text: BOS, end of turn, ... Plain text never becomes one.
+    Control,
+    /// Taken whole wherever its text stands, before anything else is tokenised.
+    UserDefined,
+    /// A filler.
+    Unused,
+    /// One raw byte.
+    Byte,
+}
+
+impl TokenKind {
+    /// The kind that GGUF numbers `code`; 0, "undefined", counts as unused.
+    fn from_code(id: u32, code: i32) -> Result<Self, TokenizerError> {
+        Ok(match code {
+            1 => Self::Normal,
+            2 => Self::Unknown,
+            3 => Self::Control,
+            4 => Self::UserDefined,
+            0 | 5 => Self::Unused,
+            6 => Self::Byte,
+            got => return Err(TokenizerError::TokenType { id, got }),
+        })
+    }
+}
+
+/// The ids with a meaning of their own. `None`: the vocabulary has no such token.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SpecialIds {
+    /// Begins a text.
+    pub bos: Option<u32>,
+    /// Ends a text.
+    pub eos: Option<u32>,
+    /// Ends a turn of a conversation.
+    pub eot: Option<u32>,
+    /// Ends a message that calls a tool.
+    pub eom: Option<u32>,
+    /// Stands for what cannot be written.
+    pub unk: Option<u32>,
+    /// Separates two texts (BERT).
+    pub sep: Option<u32>,
+    /// Fills a batch.
+    pub pad: Option<u32>,
+    /// Begins a text (BERT).
+    pub cls: Option<u32>,
+    /// Stands for a hidden word (BERT).
+    pub mask: Option<u32>,
+}
+
+impl SpecialIds {
+    /// The ids with their metadata keys.
+    pub(super) fn keyed(&mut self) -> [(&'static str, &mut Option<u32>); 9] {
+        [
+            ("tokenizer.ggml.bos_token_id", &mut self.bos),
+            ("tokenizer.ggml.eos_token_id", &mut self.eos),
+            ("tokenizer.ggml.eot_token_id", &mut self.eot),
+            ("tokenizer.ggml.eom_token_id", &mut self.eom),
+            ("tokenizer.ggml.unknown_token_id", &mut self.unk),
+            // Spelt so in the format.
+            ("tokenizer.ggml.seperator_token_id", &mut self.sep),
+            ("tokenizer.ggml.padding_token_id", &mut self.pad),
+            ("tokenizer.ggml.cls_token_id", &mut self.cls),
+            ("tokenizer.ggml.mask_token_id", &mut self.mask),
+        ]
+    }
+}
+
+/// The plain data of a vocabulary, as a GGUF file has it, unchecked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VocabData {
+    /// `tokenizer.ggml.model`.
+    pub model: TokenizerModel,
+    /// `tokenizer.ggml.pre`; only byte-level BPE looks at it.
+    pub pre: Option<String>,
+    /// `tokenizer.ggml.tokens` [n_vocab].
+    pub tokens: Vec<String>,
+    /// `tokenizer.ggml.scores` [n_vocab].
+    pub scores: Option<Vec<f32>>,
+    /// `tokenizer.ggml.token_type` [n_vocab]; absent: all normal.
+    pub token_types: Option<Vec<i32>>,
+    /// `tokenizer.ggml.merges`, best first, each "left right".
+    pub merges: Option<Vec<String>>,
+    /// The special ids that the file defines.
+    pub special: SpecialIds,
+    /// `tokenizer.ggml.add_bos_token`.
+    pub add_bos: Option<bool>,
+    /// `tokenizer.ggml.add_eos_token`.
+    pub add_eos: Option<bool>,
+    /// `tokenizer.ggml.add_space_prefix`.
+    pub add_space_prefix: Option<bool>,
+    /// White space behind a special token belongs to the token (Phi-3).
+    pub strip_after_special: bool,
+}
+
+impl VocabData {
+    /// A vocabulary of `tokens` in which the file says nothing else.
+    pub fn new(model: TokenizerModel, tokens: Vec<String>) -> Self {
+        VocabData {
+            model,
+            pre: None,
+            tokens,
+            scores: None,
+            token_types: None,
+            merges: None,
+            special: SpecialIds::default(),
+            add_bos: None,
+            add_eos: None,
+            add_space_prefix: None,
+            strip_after_special: false,
+        }
+    }
+}
+
+/// Tokens, their kinds, and the bytes each one writes.
+#[derive(Debug, Clone)]
+pub(super) struct Vocab {
+    texts: Vec<String>,
+    kinds: Vec<TokenKind>,
+    /// The bytes of all tokens, end to end.
+    arena: Vec<u8>,
+    /// Token `i` writes `arena[bounds[i]..bounds[i + 1]]`  [n_vocab + 1].
+    bounds: Vec<u32>,
+    /// Ids by the bytes they write.
+    by_bytes: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+    /// The token of each single byte, where there is one.
+    pub(super) byte_ids: [Option<u32>; 256],
+}
+
+impl Vocab {
+    /// Checks `tokens` and `token_types` and indexes them by the bytes that each token writes.
+    pub(super) fn new(
+        model: TokenizerModel,
+        tokens: Vec<String>,
+        token_types: Option<&[i32]>,
+    ) -> Result<Self, TokenizerError> {
+        let bytes: usize = tokens.iter().map(String::len).sum();
+        // Ids and arena offsets are 32 bits wide; u32::MAX is kept free as "no token".
+        let max = u32::MAX as usize - 1;
+        if tokens.is_empty() || tokens.len() > max || bytes > max {
+            return Err(TokenizerError::VocabSize { got: tokens.len(), max });
+        }
+        if let Some(types) = token_types
+            && types.len() != tokens.len()
+        {
+            let (expected, got) = (tokens.len(), types.len());
+            return Err(TokenizerError::Length { key: "tokenizer.ggml.token_type", expected, got });
+        }
+        let mut vocab = Vocab {
+            kinds: Vec::with_capacity(tokens.len()),
+            arena: Vec::with_capacity(bytes),
+            bounds: Vec::with_capacity(tokens.len() + 1),
+            by_bytes: HashTable::with_capacity(tokens.len()),
+            hasher: DefaultHashBuilder::default(),
+            byte_ids: [None; 256],
+            texts: Vec::new(),
+        };
+        vocab.bounds.push(0);
+        for (id, text) in tokens.iter().enumerate() {
+            let id = id as u32;
+            let code = token_types.map_or(1, |t| t[id as usize]);
+            vocab.push(model, id, text, TokenKind::from_code(id, code)?)?;
+        }
+        vocab.texts = tokens;
+        vocab.index()?;
+        Ok(vocab)
+    }
+
+    /// Appends token `id`: its kind and the bytes that it writes.
+    fn push(
+        &mut self,
+        model: TokenizerModel,
+        id: u32,
+        text: &str,
+        mut kind: TokenKind,
+    ) -> Result<(), TokenizerError> {
+        let mut key = Vec::new();
+        let fallback = matches!(model, TokenizerModel::Llama | TokenizerModel::Gemma4)
+            .then(|| bytes::fallback_byte(text))
+            .flatten();
+        // Old converters left the byte tokens of a SentencePiece vocabulary marked as normal.
+        if fallback.is_some() && kind == TokenKind::Normal {
+            kind = TokenKind::Byte;
+        }
+        match (kind, fallback) {
+            (TokenKind::Byte, Some(b)) => {
+                self.arena.push(b);
+                self.byte_ids[usize::from(b)] = Some(id);
+            }
+            (TokenKind::Byte, None) => {
+                return Err(TokenizerError::ByteToken { id, text: text.to_owned() });
+            }
+            (TokenKind::Normal | TokenKind::Unused, _) => {
+                bytes::spelt(model, text, &mut key);
+                self.arena.extend_from_slice(&key);
+            }
+            _ => self.arena.extend_from_slice(text.as_bytes()),
+        }
+        self.kinds.push(kind);
+        self.bounds.push(self.arena.len() as u32);
+        Ok(())
+    }
+
+    /// Fills the lookup tables. Two tokens may write the same bytes (`ĠĠ` and a user-defined run of
+    /// two spaces): the normal one is found, or else the first. Two equal texts are a fault.
+    fn index(&mut self) -> Result<(), TokenizerError> {
+        let Vocab { texts, kinds, arena, bounds, by_bytes, hasher, byte_ids } = self;
+        let piece = |id: u32| &arena[bounds[id as usize] as usize..bounds[id as usize + 1] as usize];
+        for id in 0..kinds.len() as u32 {
+            let (kind, key) = (kinds[id as usize], piece(id));
+            if kind == TokenKind::Byte || key.is_empty() {
+                continue;
+            }
+            let hash = hasher.hash_one(key);
+            match by_bytes.find_mut(hash, |&other| piece(other) == key) {
+                Some(other) if texts[*other as usize] == texts[id as usize] => {
+                    let text = texts[id as usize].clone();
+                    return Err(TokenizerError::Duplicate { first: *other, second: id, text });
+                }
+                Some(other) => {
+                    if kinds[*other as usize] != TokenKind::Normal && kind == TokenKind::Normal {
+                        *other = id;
+                    }
+                }
+                None => {
+                    by_bytes.insert_unique(hash, id, |&other| hasher.hash_one(piece(other)));
+                }
+            }
+        }
+        for b in 0..=255u8 {
+            let found = by_bytes.find(hasher.hash_one([b].as_slice()), |&id| piece(id) == [b]);
+            if let (None, Some(&id)) = (byte_ids[usize::from(b)], found)
+                && kinds[id as usize] == TokenKind::Normal
+            {
+                byte_ids[usize::from(b)] = Some(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of tokens.
+    pub(super) fn len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// The token's text as the file spells it; `None` for an id out of range.
+    pub(super) fn text(&self, id: u32) -> Option<&str> {
+        self.texts.get(id as usize).map(String::as_str)
+    }
+
+    /// The token's kind; `None` for an id out of range.
+    pub(super) fn kind(&self, id: u32) -> Option<TokenKind> {
+        self.kinds.get(id as usize).copied()
+    }
+
+    /// Overrides the kind of a token in range.
+    pub(super) fn set_kind(&mut self, id: u32, kind: TokenKind) {
+        self.kinds[id as usize] = kind;
+    }
+
+    /// The bytes that the token writes; `None` for an id out of range.
+    pub(super) fn bytes(&self, id: u32) -> Option<&[u8]> {
+        let i = id as usize;
+        (i < self.len()).then(|| &self.arena[self.bounds[i] as usize..self.bounds[i + 1] as usize])
+    }
+
+    /// The token, of any kind but a byte, that writes `key`.
+    pub(super) fn find(&self, key: &[u8]) -> Option<u32> {
+        self.by_bytes.find(self.hasher.hash_one(key), |&id| self.bytes(id) == Some(key)).copied()
+    }
+
+    /// The token that plain text `key` may become: never control, never unknown.
+    pub(super) fn find_text(&self, key: &[u8]) -> Option<u32> {
+        self.find(key).filter(|&id| self.is_text(id))
+    }
+
+    /// Whether plain text may become this token.
+    pub(super) fn is_text(&self, id: u32) -> bool {
+        !matches!(self.kind(id), None | Some(TokenKind::Control | TokenKind::Unknown))
+    }
+
+    /// The token of exactly this text, as the file spells it.
+    pub(super) fn find_spelt(&self, model: TokenizerModel, text: &str) -> Option<u32> {
+        let mut key = Vec::with_capacity(text.len());
+        bytes::spelt(model, text, &mut key);
+        // A special token's text is not spelt in the alphabet of the others.
+        [key.as_slice(), text.as_bytes()]
+            .into_iter()
+            .filter_map(|key| self.find(key))
+            .find(|&id| self.text(id) == Some(text))
+    }
+}

@@ -1,0 +1,79 @@
+//! WordPiece (Schuster and Nakajima, 2012), as in BERT's uncased models.
+//!
+//! The text is cleaned, stripped of accents and lowered, cut at white space and around every
+//! punctuation mark and Chinese character; each word then is covered by the longest tokens that fit
+//! from left to right, or becomes the unknown token. In a GGUF file the first token of a word starts
+//! with a space mark and continuations stand bare.
+
+use regex_automata::meta::Regex;
+use unicode_normalization::UnicodeNormalization;
+
+use super::error::TokenizerError;
+use super::vocab::Vocab;
+
+/// Chinese characters, in BERT's sense: each is a word of its own.
+const CHINESE: &str = r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B73F}\x{2B740}-\x{2B81F}\x{2B920}-\x{2CEAF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}";
+
+/// Patterns and limits of a WordPiece vocabulary.
+#[derive(Debug, Clone)]
+pub(super) struct WordPiece {
+    words: Regex,
+    dropped: Regex,
+    /// Bytes of the longest token.
+    longest: usize,
+    unk: u32,
+}
+
+impl WordPiece {
+    /// Prepares the patterns.
+    pub(super) fn new(vocab: &Vocab, unk: u32) -> Result<Self, TokenizerError> {
+        let prepare = |what, pattern: &str| {
+            Regex::new(pattern).map_err(|e| TokenizerError::Prepare { what, why: e.to_string() })
+        };
+        let single = format!(r"\p{{P}}$+<=>^`|~{CHINESE}");
+        let longest = (0..vocab.len() as u32).filter_map(|id| vocab.bytes(id)).map(<[u8]>::len).max();
+        Ok(WordPiece {
+            words: prepare("word pattern", &format!(r"[{single}]|[^\s{single}]+"))?,
+            dropped: prepare("character filter", r"[\p{Mn}\x{FFFD}\p{Cc}\p{Cf}\p{Co}--\s]")?,
+            longest: longest.unwrap_or(0),
+            unk,
+        })
+    }
+
+    /// Appends the tokens of `text`, which holds no special tokens, to `out`.
+    pub(super) fn encode(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
+        let decomposed: String = text.nfd().collect();
+        let mut clean = String::with_capacity(decomposed.len());
+        let mut at = 0;
+        for m in self.dropped.find_iter(&decomposed) {
+            clean.extend(decomposed[at..m.start()].chars().flat_map(char::to_lowercase));
+            at = m.end();
+        }
+        clean.extend(decomposed[at..].chars().flat_map(char::to_lowercase));
+        let mut word = String::new();
+        for m in self.words.find_iter(&clean) {
+            word.clear();
+            word.push(' ');
+            word.push_str(&clean[m.range()]);
+            self.encode_word(vocab, &word, out);
+        }
+    }
+
+    /// Appends the tokens of one word, given with its leading space.
+    fn encode_word(&self, vocab: &Vocab, word: &str, out: &mut Vec<u32>) {
+        let start = out.len();
+        let mut rest = word.as_bytes();
+        while !rest.is_empty() {
+            let fit = (1..=rest.len().min(self.longest))
+                .rev()
+                .find_map(|n| vocab.find_text(&rest[..n]).map(|id| (n, id)));
+            let Some((n, id)) = fit else {
+                out.truncate(start);
+                out.push(self.unk);
+                return;
+            };
+            out.push(id);
+            rest = &rest[n..];
+        }
+    }
+}
