@@ -3,16 +3,22 @@
 //! Every vectorised kernel takes a capability token ([`Avx2`], [`Avx512`]) that exists only on a CPU that has the
 //! instructions. The choice is made once, when the device is opened; `KVANT_ISA` forces it.
 
-#[allow(dead_code, reason = "the device calls it")]
 mod append;
-#[allow(dead_code, reason = "the device calls it")]
 mod attend;
+mod buffer;
+mod device;
+mod embed;
 mod isa;
+mod matmul;
+mod norm;
 mod page;
 mod pool;
-#[allow(dead_code, reason = "attention and appending use it")]
+mod rope;
 mod shards;
 
+pub use buffer::CpuBuffer;
+pub use device::CpuDevice;
 pub use isa::{Avx2, Avx512, Isa};
+pub use matmul::CpuMatrix;
 pub use page::CpuPage;
 pub use pool::Pool;

@@ -1,0 +1,220 @@
+//! The CPU as a [`Backend`]: checks shapes, then hands slices to the ops.
+
+use std::sync::{Mutex, PoisonError};
+
+use kvant_backend::{
+    AttendParams, Backend, BackendError, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm, Output, Page,
+    Result, RopeParams, WeightSource,
+};
+use kvant_codec::DType;
+
+use crate::matmul::{self, CpuMatrix, Operand, Product};
+use crate::shards::Shards;
+use crate::{CpuBuffer, CpuPage, Isa, Pool, append, attend, embed, rope};
+
+/// The CPU device.
+pub struct CpuDevice {
+    isa: Isa,
+    pool: Pool,
+    matmul: Mutex<matmul::Scratch>,
+    attend: Mutex<attend::Scratch>,
+}
+
+impl CpuDevice {
+    /// A device that runs the kernels of `isa` on `n_threads` threads (at least one).
+    pub fn new(isa: Isa, n_threads: usize) -> Self {
+        Self { isa, pool: Pool::new(n_threads), matmul: Mutex::default(), attend: Mutex::default() }
+    }
+
+    /// A device with the fastest kernels of this CPU, or those `KVANT_ISA` names, on `threads` threads, or as many as
+    /// the system lets this process run at once.
+    ///
+    /// # Errors
+    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured or `threads` is 0.
+    pub fn from_env(threads: Option<usize>) -> Result<Self> {
+        let n_threads = match threads {
+            Some(0) => {
+                return Err(BackendError::Setting {
+                    name: "threads",
+                    expected: "at least 1".to_owned(),
+                    got: "0".to_owned(),
+                });
+            }
+            Some(n) => n,
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        Ok(Self::new(Isa::from_env()?, n_threads))
+    }
+
+    /// The kernel set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+}
+
+/// The rows of `input`, once they are known to exist and to fit `n_in` columns.
+fn operand<'a>(op: &'static str, input: &Input<'a, CpuDevice>, n_in: usize) -> Result<Operand<'a>> {
+    let end = (input.first_row + input.rows).saturating_mul(n_in);
+    BackendError::check_at_least(op, "length of the input", end, input.x.len())?;
+    let norm = input.norm.map(|norm| norm_parts(op, norm, n_in)).transpose()?;
+    Ok(Operand { x: &input.x.as_slice()[input.first_row * n_in..end], n_in, norm })
+}
+
+/// Weight `[len]` and eps of a norm.
+fn norm_parts<'a>(op: &'static str, norm: Norm<'a, CpuBuffer>, len: usize) -> Result<(&'a [f32], f32)> {
+    BackendError::check(op, "length of the norm's weight", len, norm.weight.len())?;
+    Ok((norm.weight.as_slice(), norm.eps))
+}
+
+impl Backend for CpuDevice {
+    type Buffer = CpuBuffer;
+    type Matrix = CpuMatrix;
+    type Page = CpuPage;
+
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: "cpu".to_owned(),
+            kernels: self.isa.name().to_owned(),
+            n_threads: self.pool.n_threads(),
+        }
+    }
+
+    fn kernel_choices(&self) -> Vec<KernelChoice> {
+        let weights = DType::ALL.into_iter().filter(|dtype| !dtype.is_turbo());
+        weights
+            .map(|dtype| KernelChoice { op: "matmul", dtype, kernel: format!("rows-{dtype}-scalar") })
+            .collect()
+    }
+
+    fn buffer(&self, len: usize) -> Result<CpuBuffer> {
+        CpuBuffer::zeroed(len)
+    }
+
+    fn write(&self, dst: &mut CpuBuffer, src: &[f32]) -> Result<()> {
+        BackendError::check_at_least("write", "length of the buffer", src.len(), dst.len())?;
+        dst.as_mut_slice()[..src.len()].copy_from_slice(src);
+        Ok(())
+    }
+
+    fn read(&self, src: &CpuBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
+        let end = offset.saturating_add(dst.len());
+        BackendError::check_at_least("read", "length of the buffer", end, src.len())?;
+        dst.copy_from_slice(&src.as_slice()[offset..end]);
+        Ok(())
+    }
+
+    fn matrix(&self, source: WeightSource) -> Result<CpuMatrix> {
+        CpuMatrix::new(source)
+    }
+
+    fn page(&self, n_bytes: usize) -> Result<CpuPage> {
+        Ok(CpuPage::zeroed(n_bytes))
+    }
+
+    fn read_page(&self, page: &CpuPage, dst: &mut [u8]) -> Result<()> {
+        BackendError::check("read_page", "bytes of the destination", page.n_bytes(), dst.len())?;
+        dst.copy_from_slice(page.as_bytes());
+        Ok(())
+    }
+
+    fn write_page(&self, page: &mut CpuPage, src: &[u8]) -> Result<()> {
+        BackendError::check("write_page", "bytes of the source", page.n_bytes(), src.len())?;
+        page.as_mut_bytes().copy_from_slice(src);
+        Ok(())
+    }
+
+    fn embed(&self, table: &CpuMatrix, tokens: &[u32], out: &mut CpuBuffer) -> Result<()> {
+        const OP: &str = "embed";
+        let end = tokens.len().saturating_mul(table.n_in());
+        BackendError::check_at_least(OP, "length of the output", end, out.len())?;
+        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= table.n_out()) {
+            BackendError::check_at_least(OP, "rows of the table", token as usize + 1, table.n_out())?;
+        }
+        embed::embed(&self.pool, table, tokens, out.as_mut_slice());
+        Ok(())
+    }
+
+    fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()> {
+        const OP: &str = "project";
+        let Some(first) = outputs.first() else { return Ok(()) };
+        let x = operand(OP, &input, first.w.n_in())?;
+        for output in outputs.iter() {
+            let n_out = output.w.n_out();
+            BackendError::check(OP, "input features of the weights", x.n_in, output.w.n_in())?;
+            let len = input.rows.saturating_mul(n_out);
+            BackendError::check_at_least(OP, "length of the output", len, output.y.len())?;
+            if let Some(bias) = output.bias {
+                BackendError::check(OP, "length of the bias", n_out, bias.len())?;
+            }
+        }
+        let products = outputs.iter_mut().map(|output| Product {
+            w: output.w,
+            bias: output.bias.map(CpuBuffer::as_slice),
+            y: Shards::new(output.y.as_mut_slice()),
+            accumulate: output.accumulate,
+        });
+        let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
+        matmul::project(&self.pool, &mut scratch, x, products);
+        Ok(())
+    }
+
+    fn gated_ffn(
+        &self,
+        input: Input<'_, Self>,
+        gate: &CpuMatrix,
+        up: &CpuMatrix,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        const OP: &str = "gated_ffn";
+        let x = operand(OP, &input, gate.n_in())?;
+        BackendError::check(OP, "input features of `up`", gate.n_in(), up.n_in())?;
+        BackendError::check(OP, "output features of `up`", gate.n_out(), up.n_out())?;
+        let len = input.rows.saturating_mul(up.n_out());
+        BackendError::check_at_least(OP, "length of the output", len, y.len())?;
+        let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
+        matmul::gated_ffn(&self.pool, &mut scratch, x, gate, up, y.as_mut_slice());
+        Ok(())
+    }
+
+    fn rope(
+        &self,
+        x: &mut CpuBuffer,
+        rows: usize,
+        heads: Heads,
+        norm: Option<Norm<'_, CpuBuffer>>,
+        params: RopeParams,
+        angles: &CpuBuffer,
+    ) -> Result<()> {
+        const OP: &str = "rope";
+        let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
+        BackendError::check_at_least(OP, "length of the heads", len, x.len())?;
+        BackendError::check_at_least(OP, "size of a head", params.n_rot, heads.dim)?;
+        BackendError::check(OP, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
+        let n_angles = rows.saturating_mul(params.n_rot);
+        BackendError::check_at_least(OP, "length of the angles", n_angles, angles.len())?;
+        let norm = norm.map(|norm| norm_parts(OP, norm, heads.dim)).transpose()?;
+        rope::rope(&self.pool, x.as_mut_slice(), rows, heads, norm, params, angles.as_slice());
+        Ok(())
+    }
+
+    fn kv_append(
+        &self,
+        layer: &mut KvLayer<CpuPage>,
+        k: &CpuBuffer,
+        v: &CpuBuffer,
+        rows: usize,
+    ) -> Result<()> {
+        append::kv_append(self.isa, &self.pool, layer, k.as_slice(), v.as_slice(), rows)
+    }
+
+    fn attend(
+        &self,
+        params: &AttendParams,
+        q: &CpuBuffer,
+        layer: &KvLayer<CpuPage>,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let mut scratch = self.attend.lock().unwrap_or_else(PoisonError::into_inner);
+        attend::attend(self.isa, &self.pool, &mut scratch, params, q.as_slice(), layer, out.as_mut_slice())
+    }
+}

@@ -1,0 +1,16 @@
+//! Rows of an embedding table.
+
+use crate::matmul::CpuMatrix;
+use crate::pool::Pool;
+use crate::shards::Shards;
+
+/// Decodes row `tokens[i]` of `table` `[n_vocab, n_embd]` into row `i` of `out` `[tokens, n_embd]`. Shapes and
+/// token ids have been checked.
+pub(crate) fn embed(pool: &Pool, table: &CpuMatrix, tokens: &[u32], out: &mut [f32]) {
+    let n_embd = table.n_in();
+    let out = Shards::new(out);
+    pool.for_each(tokens.len(), &|i| {
+        // SAFETY: every row is taken by one call of this job.
+        table.decode_row(tokens[i] as usize, unsafe { out.part(i * n_embd..(i + 1) * n_embd) });
+    });
+}

@@ -1,0 +1,60 @@
+//! RMS normalisation (arXiv 1910.07467): `y = x / sqrt(mean(x²) + eps) * weight`.
+
+/// Partial sums kept side by side, so that the compiler can use vectors of any width. The order of the additions is
+/// fixed, so every kernel set gives the same result.
+const LANES: usize = 16;
+
+/// Sum of the squares of `x`.
+#[inline]
+fn sum_of_squares(x: &[f32]) -> f32 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for chunk in chunks {
+        for (sum, v) in sums.iter_mut().zip(chunk) {
+            *sum += v * v;
+        }
+    }
+    sums.iter().sum::<f32>() + rest.iter().map(|v| v * v).sum::<f32>()
+}
+
+/// The factor `1 / sqrt(mean(x²) + eps)` of a row.
+#[inline]
+pub(crate) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
+    1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt()
+}
+
+/// Normalises the row `x` into `y`, both as long as `weight`.
+#[inline]
+pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
+    let factor = inverse_rms(x, eps);
+    for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+        *y = x * factor * w;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvant_codec::random::Random;
+
+    #[test]
+    fn equals_the_equation_in_f64() {
+        let mut random = Random::new(1);
+        for (len, sigma) in [(1, 1.0), (15, 1.0), (16, 1e-3), (17, 1.0), (80, 100.0), (1536, 1.0)] {
+            let (mut x, mut w) = (vec![0.0; len], vec![0.0; len]);
+            random.fill_gaussian(&mut x, sigma);
+            random.fill_gaussian(&mut w, 1.0);
+            let mut y = vec![f32::NAN; len];
+            rms_norm(&x, &w, 1e-6, &mut y);
+            let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / len as f64;
+            for i in 0..len {
+                let want = f64::from(x[i]) / (mean + f64::from(1e-6f32)).sqrt() * f64::from(w[i]);
+                // Each lane adds len / 16 squares, then 16 lanes and up to 15 more are added; the square root halves
+                // the relative error. Five more roundings follow.
+                let bound = ((len / LANES + 31) as f64 / 2.0 + 5.0) * f64::from(f32::EPSILON);
+                let err = (f64::from(y[i]) - want).abs();
+                assert!(err <= bound * want.abs(), "len {len}, value {i}: {} for {want}", y[i]);
+            }
+        }
+    }
+}
