@@ -33,7 +33,7 @@ pub struct Model {
 pub(crate) struct Inner {
     pub(crate) device: CpuDevice,
     pub(crate) decoder: Decoder<CpuDevice>,
-    pub(crate) gguf: Gguf,
+    gguf: Arc<Gguf>,
     /// The vocabulary and the template, or why the file has none that can be used: a model without them still
     /// runs on token numbers.
     tokenizer: Result<Tokenizer, String>,
@@ -62,14 +62,15 @@ impl Model {
     /// # Errors
     /// When the device cannot be opened.
     pub fn bundled(options: OpenOptions<'_>) -> Result<Self, Error> {
-        Self::from_gguf(Gguf::from_static(POCKET)?, options)
+        Self::from_gguf(Gguf::from_bytes(POCKET)?, options)
     }
 
     /// Loads a model from a parsed file.
     ///
     /// # Errors
     /// As [`Model::open`].
-    pub fn from_gguf(gguf: Gguf, options: OpenOptions<'_>) -> Result<Self, Error> {
+    pub fn from_gguf(gguf: impl Into<Arc<Gguf>>, options: OpenOptions<'_>) -> Result<Self, Error> {
+        let gguf = gguf.into();
         let device = CpuDevice::from_env(options.n_threads)?;
         let config = Config::from_gguf(&gguf)?;
         let progress = options.progress.unwrap_or(&mut |_| ());

@@ -160,9 +160,17 @@ impl Gguf {
     pub fn find_tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let found = self.by_name.binary_search_by(|i| self.tensors[*i].name.as_str().cmp(name)).ok()?;
         let info = &self.tensors[self.by_name[found]];
+        Some(TensorView { info, bytes: self.data(info) })
+    }
+
+    /// The data of one of this model's [`Gguf::tensors`].
+    ///
+    /// # Panics
+    /// When `info` comes from another model.
+    pub fn data(&self, info: &TensorInfo) -> &[u8] {
         // Checked by `parse`: the end lies in the file, so the offset fits usize and the range the slice.
         let start = info.offset as usize;
-        Some(TensorView { info, bytes: &self.shards[info.shard].bytes[start..start + info.n_bytes] })
+        &self.shards[info.shard].bytes[start..start + info.n_bytes]
     }
 
     /// The tensor of this name.

@@ -6,6 +6,7 @@ use kvant_kv::KvShape;
 
 use crate::ModelError;
 use crate::rope::{Rope, Scaling};
+use crate::weights::decode_vector;
 
 /// The families this engine runs. They share one decoder; what differs is data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +69,7 @@ impl Config {
     /// # Errors
     /// An unknown architecture, a missing or absurd value (the key is named), or a feature that is not implemented.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
-        let arch = gguf.meta().get_str("general.architecture")?;
+        let arch = gguf.meta().get::<&str>("general.architecture")?;
         let family = Family::ALL.iter().find(|(name, _)| *name == arch).map(|(_, family)| *family);
         let family = family.ok_or_else(|| ModelError::Architecture {
             got: arch.to_owned(),
@@ -149,10 +150,8 @@ fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize)
             });
         }
     };
-    let frequency_factors = match keys.gguf.tensor("rope_freqs.weight") {
-        Ok(tensor) => Some(crate::weights::decode_vector(&tensor, n_rot / 2)?),
-        Err(_) => None,
-    };
+    let frequency_factors = keys.gguf.find_tensor("rope_freqs.weight");
+    let frequency_factors = frequency_factors.map(|t| decode_vector(&t, n_rot / 2)).transpose()?;
     Rope::new(pairing, n_rot, theta, &scaling, frequency_factors.as_deref())
         .ok_or_else(|| keys.bad("rope.freq_base", "a positive base and scaling factor", theta))
 }
@@ -169,12 +168,12 @@ impl Keys<'_> {
     }
 
     fn has(&self, key: &str) -> bool {
-        self.gguf.meta().get(&self.key(key)).is_some()
+        self.gguf.meta().value(&self.key(key)).is_some()
     }
 
     /// A size from 1 to 2³¹.
     fn size(&self, key: &str) -> Result<usize, ModelError> {
-        let value = self.gguf.meta().get_u32(&self.key(key))?;
+        let value: u32 = self.gguf.meta().get(&self.key(key))?;
         match value {
             1..=0x7fff_ffff => Ok(value as usize),
             _ => Err(self.bad(key, "a positive number", value)),
@@ -186,7 +185,7 @@ impl Keys<'_> {
     }
 
     fn float(&self, key: &str) -> Result<f32, ModelError> {
-        let value = self.gguf.meta().get_f32(&self.key(key))?;
+        let value: f32 = self.gguf.meta().get(&self.key(key))?;
         if value.is_finite() && value >= 0.0 {
             Ok(value)
         } else {
@@ -199,11 +198,11 @@ impl Keys<'_> {
     }
 
     fn str_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str, ModelError> {
-        if self.has(key) { Ok(self.gguf.meta().get_str(&self.key(key))?) } else { Ok(default) }
+        Ok(self.gguf.meta().find(&self.key(key))?.unwrap_or(default))
     }
 
     fn refuse(&self, key: &str, feature: &str) -> Result<(), ModelError> {
-        if self.has(key) && self.gguf.meta().get_u32(&self.key(key))? > 0 {
+        if self.gguf.meta().find::<u32>(&self.key(key))?.unwrap_or(0) > 0 {
             return Err(ModelError::Unsupported { what: format!("{feature} ({})", self.key(key)) });
         }
         Ok(())

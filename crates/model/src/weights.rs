@@ -1,9 +1,10 @@
 //! The weights of a model: from tensors of a GGUF file to matrices on a device.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
-use kvant_backend::{Backend, WeightSource};
-use kvant_gguf::{Gguf, TensorView};
+use kvant_backend::{Backend, SharedBytes, WeightSource};
+use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 use crate::{Config, ModelError};
 
@@ -43,7 +44,7 @@ impl<B: Backend> Weights<B> {
     /// # Errors
     /// A missing tensor, a shape that does not fit the hyper-parameters, or a device error.
     pub fn load(
-        gguf: &Gguf,
+        gguf: &Arc<Gguf>,
         config: &Config,
         backend: &B,
         progress: &mut dyn FnMut(f32),
@@ -51,7 +52,7 @@ impl<B: Backend> Weights<B> {
         let mut loader =
             Loader { gguf, backend, n_bytes: 0, used: HashSet::from(["rope_freqs.weight".to_owned()]) };
         let n_embd = config.n_embd;
-        let n_vocab = gguf.tensor("token_embd.weight")?.info.shape.get(1).map_or(0, |&n| n as usize);
+        let n_vocab = gguf.tensor("token_embd.weight")?.info.rows();
         let embedding = loader.matrix("token_embd.weight", n_embd, n_vocab)?;
         let mut layers = Vec::with_capacity(config.n_layers);
         for index in 0..config.n_layers {
@@ -70,7 +71,7 @@ impl<B: Backend> Weights<B> {
 }
 
 struct Loader<'a, B: Backend> {
-    gguf: &'a Gguf,
+    gguf: &'a Arc<Gguf>,
     backend: &'a B,
     n_bytes: usize,
     used: HashSet<String>,
@@ -101,7 +102,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn has(&self, name: &str) -> bool {
-        self.gguf.tensors().iter().any(|info| info.name == name)
+        self.gguf.find_tensor(name).is_some()
     }
 
     fn matrix(&mut self, name: &str, n_in: usize, n_out: usize) -> Result<B::Matrix, ModelError> {
@@ -109,7 +110,7 @@ impl<B: Backend> Loader<'_, B> {
         check_shape(&tensor, &[n_in, n_out])?;
         self.used.insert(name.to_owned());
         self.n_bytes += tensor.bytes.len();
-        let bytes = self.gguf.shared_bytes(name)?;
+        let bytes = shared_bytes(self.gguf, &tensor);
         Ok(self.backend.matrix(WeightSource { dtype: tensor.info.dtype, n_out, n_in, bytes })?)
     }
 
@@ -137,6 +138,18 @@ impl<B: Backend> Loader<'_, B> {
     }
 }
 
+/// The bytes of a tensor, kept alive by the file they lie in: a device can read a mapped matrix where it is.
+fn shared_bytes(gguf: &Arc<Gguf>, tensor: &TensorView<'_>) -> SharedBytes {
+    struct TensorBytes(Arc<Gguf>, TensorInfo);
+    impl AsRef<[u8]> for TensorBytes {
+        fn as_ref(&self) -> &[u8] {
+            self.0.data(&self.1)
+        }
+    }
+    let owner = TensorBytes(Arc::clone(gguf), tensor.info.clone());
+    SharedBytes::new(Arc::new(owner), 0..tensor.bytes.len()).expect("a tensor is as long as it is")
+}
+
 /// A one-dimensional tensor of `len` values in f32.
 pub(crate) fn decode_vector(tensor: &TensorView<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
     check_shape(tensor, &[len])?;
@@ -151,10 +164,14 @@ pub(crate) fn decode_vector(tensor: &TensorView<'_>, len: usize) -> Result<Vec<f
 
 /// Trailing dimensions of 1 are ignored, as writers differ in them.
 fn check_shape(tensor: &TensorView<'_>, expected: &[usize]) -> Result<(), ModelError> {
-    let got: Vec<usize> = tensor.info.shape.iter().map(|&n| n as usize).collect();
+    let got = &tensor.info.shape;
     let significant = got.len() - got.iter().rev().take_while(|&&n| n == 1).count();
-    if got[..significant] == expected[..] || got == expected {
+    if got[..significant] == *expected || got == expected {
         return Ok(());
     }
-    Err(ModelError::TensorShape { name: tensor.info.name.clone(), expected: expected.to_vec(), got })
+    Err(ModelError::TensorShape {
+        name: tensor.info.name.clone(),
+        expected: expected.to_vec(),
+        got: got.clone(),
+    })
 }
