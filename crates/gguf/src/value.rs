@@ -244,11 +244,18 @@ impl<'a> Value<'a> {
 }
 
 /// An array in a file's metadata: nothing but its place; elements are read as they are asked for.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 pub struct Array<'a> {
     element: ValueType,
     len: usize,
     payload: &'a [u8],
+}
+
+impl fmt::Debug for Array<'_> {
+    /// Type and count only; the elements may be a vocabulary.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}; {}]", self.element, self.len)
+    }
 }
 
 impl<'a> Array<'a> {

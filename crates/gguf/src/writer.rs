@@ -147,12 +147,21 @@ impl GgufWriter {
         out: &mut dyn Write,
         fill: impl FnOnce(&mut TensorSink<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut head = self.head()?;
+        self.write(out, None, fill)
+    }
+
+    fn write<E: From<GgufError>>(
+        &self,
+        out: &mut dyn Write,
+        path: Option<&Path>,
+        fill: impl FnOnce(&mut TensorSink<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut head = self.head().map_err(|e| e.in_file(path))?;
         if !self.tensors.is_empty() {
             head.resize(head.len().next_multiple_of(self.alignment as usize), 0);
         }
-        out.write_all(&head).map_err(io_error)?;
-        let mut sink = TensorSink { out, tensors: &self.tensors, alignment: self.alignment };
+        out.write_all(&head).map_err(|e| io_error(e, path))?;
+        let mut sink = TensorSink { out, path, tensors: &self.tensors, alignment: self.alignment };
         fill(&mut sink)?;
         sink.finish()?;
         Ok(())
@@ -172,17 +181,10 @@ impl GgufWriter {
         let at_path = |e: io::Error| E::from(GgufError::of_file(path, e));
         let (file, temporary) = create_beside(path).map_err(at_path)?;
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        let written = self.write_to(&mut out, fill).and_then(|()| {
-            let file = out.into_inner().map_err(|e| at_path(e.into_error()))?;
-            file.sync_all().map_err(at_path)?;
-            fs::rename(&temporary, path).map_err(at_path)
-        });
-        if let Err(error) = written {
-            // The error to report is the first one; a temporary file that cannot be removed changes nothing.
-            let _ = fs::remove_file(&temporary);
-            return Err(error);
-        }
-        sync_parent(path).map_err(at_path)
+        self.write(&mut out, Some(path), fill)?;
+        let file = out.into_inner().map_err(|e| at_path(e.into_error()))?;
+        file.sync_all().map_err(at_path)?;
+        temporary.rename(path).and_then(|()| sync_parent(path)).map_err(at_path)
     }
 
     /// Everything before the padding of the data section.
@@ -216,6 +218,8 @@ impl GgufWriter {
 /// Takes the tensors' data in the order of [`GgufWriter::add_tensor`].
 pub struct TensorSink<'a> {
     out: &'a mut dyn Write,
+    /// The file's name in the end.
+    path: Option<&'a Path>,
     /// Those still to come.
     tensors: &'a [Tensor],
     alignment: u64,
@@ -240,7 +244,8 @@ impl TensorSink<'_> {
     }
 
     fn next(&mut self, name: &str, given: Option<u64>, reader: &mut dyn Read) -> Result<(), GgufError> {
-        let fail = |problem| GgufError::new(Item::Tensor(name.to_owned()), None, problem);
+        let path = self.path;
+        let fail = |problem| GgufError::new(Item::Tensor(name.to_owned()), None, problem).in_file(path);
         let Some((tensor, rest)) = self.tensors.split_first().filter(|(t, _)| t.name == name) else {
             return Err(fail(Problem::Order { want: self.turn() }));
         };
@@ -267,15 +272,15 @@ impl TensorSink<'_> {
         match self.tensors.first() {
             Some(t) => {
                 let problem = Problem::DataSize { want: t.n_bytes, got: 0 };
-                Err(GgufError::new(Item::Tensor(t.name.clone()), None, problem))
+                Err(GgufError::new(Item::Tensor(t.name.clone()), None, problem).in_file(self.path))
             }
-            None => self.out.flush().map_err(io_error),
+            None => self.out.flush().map_err(|e| io_error(e, self.path)),
         }
     }
 }
 
-fn io_error(error: io::Error) -> GgufError {
-    Problem::Io(error).into()
+fn io_error(error: io::Error, path: Option<&Path>) -> GgufError {
+    GgufError::from(Problem::Io(error)).in_file(path)
 }
 
 fn check_name(name: &str, max: u64) -> Result<(), Problem> {
@@ -284,7 +289,7 @@ fn check_name(name: &str, max: u64) -> Result<(), Problem> {
 }
 
 /// A new file in the folder of `path`, so that a rename cannot cross file systems.
-fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+fn create_beside(path: &Path) -> io::Result<(File, Temporary)> {
     let name =
         path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "names no file"))?;
     // Another writer, or a left-over of one that was killed, may hold the first names.
@@ -295,10 +300,32 @@ fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
         let temporary = path.with_file_name(temporary);
         match OpenOptions::new().write(true).create_new(true).open(&temporary) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            opened => return opened.map(|file| (file, temporary)),
+            opened => return opened.map(|file| (file, Temporary(Some(temporary)))),
         }
     }
     Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// A file that is removed unless it gets its name, also when the caller panics.
+struct Temporary(Option<PathBuf>);
+
+impl Temporary {
+    fn rename(mut self, to: &Path) -> io::Result<()> {
+        if let Some(from) = &self.0 {
+            fs::rename(from, to)?;
+        }
+        self.0 = None;
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            // There is an error under way already; a file that cannot be removed changes nothing about it.
+            let _ = fs::remove_file(path);
+        }
+    }
 }
 
 /// Makes the rename last: without it, a power cut may bring the old file back.

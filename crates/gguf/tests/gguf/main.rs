@@ -1,3 +1,8 @@
 //! The crate from outside: real files, hostile files, mutated files, split files, written files.
 
 mod files;
+mod hostile;
+mod mutation;
+mod raw;
+mod split;
+mod writing;
