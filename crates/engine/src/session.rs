@@ -1,6 +1,5 @@
 //! A conversation with a model: one KV cache and the tokens in it.
 
-use kvant_backend::Page;
 use kvant_codec::DType;
 use kvant_cpu::{CpuDevice, CpuPage};
 use kvant_kv::{Cache, Plan, Policies};
