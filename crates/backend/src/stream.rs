@@ -70,6 +70,19 @@ impl StreamSpec {
         TileLayout::new(DType::F16, self.side, self.dim()).expect(KV_ONLY)
     }
 
+    /// Bytes that a stream of `tokens` tokens allocates: whole pages, sink and tail.
+    pub fn n_bytes(&self, tokens: usize) -> usize {
+        let main_end = Append::new(self, 0, self.sink_tiles * TILE, tokens).new_main_end;
+        let pages = (main_end - self.sink_tiles * TILE).div_ceil(TOKENS_PER_PAGE);
+        let f16_tiles = self.sink_tiles + self.tail_tiles;
+        pages * self.page_bytes() + f16_tiles * self.f16_layout().bytes()
+    }
+
+    /// Bytes of one main page.
+    fn page_bytes(&self) -> usize {
+        TILES_PER_PAGE * self.main_layout().bytes()
+    }
+
     /// Whether rows are rotated before they are stored, in all three parts.
     pub fn rotates(&self) -> bool {
         self.dtype.is_turbo()
@@ -179,29 +192,15 @@ impl<P: Page> Stream<P> {
     pub fn reserve(&mut self, n: usize, alloc: &mut dyn FnMut(usize) -> Result<P>) -> Result<()> {
         let plan = self.plan(n);
         let main_tokens = plan.new_main_end.saturating_sub(self.n_sink());
-        let page_bytes = TILES_PER_PAGE * self.spec.main_layout().bytes();
         while self.pages.len() < main_tokens.div_ceil(TOKENS_PER_PAGE) {
-            self.pages.push(Arc::new(alloc(page_bytes)?));
+            self.pages.push(Arc::new(alloc(self.spec.page_bytes())?));
         }
         Ok(())
     }
 
     /// Where `n` more tokens go, without writing anything.
     pub fn plan(&self, n: usize) -> Append {
-        let end = self.len + n;
-        let tail_tokens = self.spec.tail_tiles * TILE;
-        let new_main_end = match tail_tokens {
-            0 => end.max(self.n_sink()),
-            _ => end.saturating_sub(tail_tokens).next_multiple_of(TILE).max(self.main_end),
-        };
-        Append {
-            sink_tiles: self.spec.sink_tiles,
-            tail_tiles: self.spec.tail_tiles,
-            start: self.len,
-            end,
-            main_end: self.main_end,
-            new_main_end,
-        }
+        Append::new(&self.spec, self.len, self.main_end, self.len + n)
     }
 
     /// Marks the tokens of `plan` as stored; the device calls it after writing them.
@@ -329,6 +328,15 @@ pub struct TileWrite {
 }
 
 impl Append {
+    fn new(spec: &StreamSpec, start: usize, main_end: usize, end: usize) -> Self {
+        let new_main_end = match spec.tail_tiles * TILE {
+            0 => end.max(spec.sink_tiles * TILE),
+            tail => end.saturating_sub(tail).next_multiple_of(TILE).max(main_end),
+        };
+        let StreamSpec { sink_tiles, tail_tiles, .. } = *spec;
+        Self { sink_tiles, tail_tiles, start, end, main_end, new_main_end }
+    }
+
     /// The tiles to write, oldest first. That order is safe: a ring tile is read before it is overwritten.
     pub fn writes(self) -> Writes {
         let spills = self.new_main_end > self.main_end && self.start > self.main_end && self.tail_tiles > 0;

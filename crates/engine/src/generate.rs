@@ -141,7 +141,7 @@ impl<'s> Generation<'s> {
         })?;
         let stats =
             Stats { n_prompt: prompt.len() - kept, prompt_time: started.elapsed(), ..Stats::default() };
-        let sampler = Sampler::new(options.sampler.clone());
+        let sampler = Sampler::new(options.sampler);
         let decode = DecodeStream::default();
         Ok(Self { session, sampler, decode, options, cancel: cancel.clone(), pending: None, stats })
     }

@@ -53,7 +53,7 @@ pub struct KvUse {
     pub tokens: usize,
     /// Bytes allocated: pages, f16 parts and padding.
     pub bytes: usize,
-    /// Bytes the same tokens would take in f16.
+    /// Bytes an f16 cache would have allocated for the same tokens.
     pub bytes_f16: usize,
     /// Name of the keys' type (`mixed` when heads differ).
     pub type_k: &'static str,

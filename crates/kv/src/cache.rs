@@ -85,7 +85,7 @@ impl<P: Page> Cache<P> {
         self.streams().map(Stream::n_bytes).sum()
     }
 
-    /// Bytes that the same tokens would take in f16.
+    /// Bytes that a cache of the same tokens would have allocated in f16.
     pub fn f16_bytes(&self) -> usize {
         self.shape.f16_bytes(self.len())
     }

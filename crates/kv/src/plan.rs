@@ -27,9 +27,12 @@ impl KvShape {
         self.n_heads / self.n_kv_heads.max(1)
     }
 
-    /// Bytes that `tokens` tokens take in f16, unpadded: what every saving is measured against.
+    /// Bytes that a cache of `tokens` tokens would allocate in f16, in the same pages: what a saving is measured
+    /// against.
     pub fn f16_bytes(&self, tokens: usize) -> usize {
-        2 * tokens * self.n_layers * self.n_kv_heads * (self.k_head_dim + self.v_head_dim)
+        let stream = |side, dim| StreamSpec::new(DType::F16, side, dim).n_bytes(tokens);
+        let head = stream(Side::K, self.k_head_dim) + stream(Side::V, self.v_head_dim);
+        self.n_layers * self.n_kv_heads * head
     }
 }
 
@@ -95,6 +98,14 @@ impl Plan {
         }
         let tail_tiles = if self.tail { spec.tail_tiles + self.recent_tokens.div_ceil(TILE) } else { 0 };
         StreamSpec { tail_tiles, sink_tiles: self.sink_tokens.div_ceil(TILE), alpha: self.alpha, ..spec }
+    }
+
+    /// Bytes that a cache of `tokens` tokens allocates: what [`Cache::n_bytes`](crate::Cache::n_bytes) will report.
+    pub fn n_bytes(&self, shape: &KvShape, tokens: usize) -> usize {
+        let heads =
+            (0..shape.n_layers).flat_map(|layer| (0..shape.n_kv_heads).map(move |head| (layer, head)));
+        let streams = heads.flat_map(|(layer, head)| [Side::K, Side::V].map(|side| (layer, head, side)));
+        streams.map(|(layer, head, side)| self.stream(shape, layer, head, side).n_bytes(tokens)).sum()
     }
 
     /// Mean bits per stored value of the keys and of the values, scales included, padding and f16 parts not.

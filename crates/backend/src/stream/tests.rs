@@ -115,17 +115,23 @@ fn the_tail_holds_at_most_its_tiles_and_starts_on_a_tile() {
 }
 
 #[test]
-fn bytes_are_those_of_the_allocations() {
-    let mut total = 0;
-    let mut alloc = |bytes| {
-        total += bytes;
-        Ok(FakePage(bytes))
-    };
-    let mut stream = Stream::new(StreamSpec::new(DType::Turbo3, Side::K, 128), &mut alloc).unwrap();
-    stream.reserve(2000, &mut alloc).unwrap();
-    assert_eq!(stream.n_bytes(), total);
+fn bytes_are_those_of_the_allocations_and_can_be_told_in_advance() {
+    for spec in specs() {
+        for n in [0, 1, 16, 17, 128, 129, 144, 145, 2000] {
+            let mut total = 0;
+            let mut alloc = |bytes| {
+                total += bytes;
+                Ok(FakePage(bytes))
+            };
+            let mut stream = Stream::new(spec, &mut alloc).unwrap();
+            stream.reserve(n, &mut alloc).unwrap();
+            assert_eq!(stream.n_bytes(), total, "{spec:?} {n}");
+            assert_eq!(spec.n_bytes(n), total, "{spec:?} {n}");
+        }
+    }
     // 1984 tokens in 16 pages of 128 tokens (50 bytes each), and an f16 tail of 16 tokens.
-    assert_eq!(total, 16 * 128 * 50 + 16 * 128 * 2);
+    let spec = StreamSpec::new(DType::Turbo3, Side::K, 128);
+    assert_eq!(spec.n_bytes(2000), 16 * 128 * 50 + 16 * 128 * 2);
 }
 
 #[test]
