@@ -83,6 +83,20 @@ impl StreamSpec {
         TILES_PER_PAGE * self.main_layout().bytes()
     }
 
+    /// Whether a stream of this kind can hold `len` tokens with the main pages ending at token `main_end`.
+    pub fn admits(&self, len: usize, main_end: usize) -> bool {
+        let n_sink = self.sink_tiles * TILE;
+        match self.tail_tiles {
+            0 => main_end == len.max(n_sink),
+            _ if len <= n_sink => main_end == n_sink,
+            tail_tiles => {
+                main_end.is_multiple_of(TILE)
+                    && (n_sink..=len).contains(&main_end)
+                    && len - main_end <= tail_tiles * TILE
+            }
+        }
+    }
+
     /// Whether rows are rotated before they are stored, in all three parts.
     pub fn rotates(&self) -> bool {
         self.dtype.is_turbo()
@@ -159,6 +173,24 @@ impl<P: Page> Stream<P> {
         let sink = f16_tiles(spec.sink_tiles)?;
         let tail = f16_tiles(spec.tail_tiles)?;
         Ok(Self { spec, sink, pages: Vec::new(), tail, len: 0, main_end: spec.sink_tiles * TILE })
+    }
+
+    /// A stream that holds `len` tokens, those before `main_end` in the main pages: the shape of one that was taken
+    /// down. Its tiles are zeros; the caller writes them, each to its [`Stream::place`].
+    ///
+    /// # Panics
+    /// Unless `spec` [admits](StreamSpec::admits) such a stream.
+    pub fn restored(
+        spec: StreamSpec,
+        len: usize,
+        main_end: usize,
+        alloc: &mut dyn FnMut(usize) -> Result<P>,
+    ) -> Result<Self> {
+        assert!(spec.admits(len, main_end), "{len} tokens, main pages to {main_end}: {spec:?}");
+        let mut stream = Self::new(spec, alloc)?;
+        (stream.len, stream.main_end) = (len, main_end);
+        stream.reserve(0, alloc)?;
+        Ok(stream)
     }
 
     /// What this stream stores.

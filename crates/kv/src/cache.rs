@@ -70,6 +70,11 @@ impl<P: Page> Cache<P> {
         self.n_ctx
     }
 
+    /// Changes how many tokens fit; at least those that are stored do.
+    pub fn set_n_ctx(&mut self, n_ctx: usize) {
+        self.n_ctx = n_ctx.max(self.len());
+    }
+
     /// The streams of a layer, for the device.
     pub fn layer(&self, index: usize) -> &KvLayer<P> {
         &self.layers[index]
@@ -124,11 +129,11 @@ impl<P: Page> Cache<P> {
         self.streams_mut().try_for_each(|stream| truncate_stream(backend, stream, n))
     }
 
-    fn streams(&self) -> impl Iterator<Item = &Stream<P>> {
+    pub(crate) fn streams(&self) -> impl Iterator<Item = &Stream<P>> {
         self.layers.iter().flat_map(|layer| layer.k.iter().chain(&layer.v))
     }
 
-    fn streams_mut(&mut self) -> impl Iterator<Item = &mut Stream<P>> {
+    pub(crate) fn streams_mut(&mut self) -> impl Iterator<Item = &mut Stream<P>> {
         self.layers.iter_mut().flat_map(|layer| layer.k.iter_mut().chain(&mut layer.v))
     }
 }

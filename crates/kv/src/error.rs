@@ -35,6 +35,14 @@ pub enum KvError {
         /// What is wrong, with expected and got.
         what: String,
     },
+    /// A saved stream that does not fit the cache it is for.
+    #[error("stream {index}: {what}")]
+    Image {
+        /// Number of the stream: layer by layer, the keys of each head, then the values.
+        index: usize,
+        /// What is wrong, with expected and got.
+        what: String,
+    },
     /// The device refused.
     #[error(transparent)]
     Device(#[from] BackendError),

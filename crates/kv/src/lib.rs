@@ -14,10 +14,12 @@
 
 mod cache;
 mod error;
+mod image;
 mod plan;
 mod policy;
 
 pub use cache::Cache;
 pub use error::KvError;
+pub use image::StreamImage;
 pub use plan::{HeadTypes, KvShape, Plan};
 pub use policy::{Policies, Policy};

@@ -143,3 +143,34 @@ fn a_shared_page_is_copied_when_written() {
     page.0 += 1;
     assert_ne!(copy.tile(0).page.0, stream.tile(0).page.0);
 }
+
+#[test]
+fn a_restored_stream_has_every_token_in_its_old_place() {
+    for spec in specs() {
+        for (grown, cut) in
+            [(0, 0), (5, 5), (16, 16), (40, 40), (300, 300), (160, 150), (160, 31), (400, 129)]
+        {
+            let mut alloc = |bytes| Ok(FakePage(bytes));
+            let mut stream = Stream::new(spec, &mut alloc).unwrap();
+            append(&mut stream, &mut Slots::new(), grown);
+            stream.truncate(cut);
+            assert!(spec.admits(stream.len(), stream.main_end()), "{spec:?} {grown} {cut}");
+            let restored = Stream::restored(spec, stream.len(), stream.main_end(), &mut alloc).unwrap();
+            assert_eq!((restored.len(), restored.main_end()), (stream.len(), stream.main_end()));
+            for tile in 0..stream.n_tiles() {
+                assert_eq!(restored.place(tile), stream.place(tile));
+                assert!(restored.tile(tile).offset < restored.tile(tile).page.n_bytes());
+            }
+        }
+    }
+}
+
+#[test]
+fn impossible_ends_of_the_main_pages_are_not_admitted() {
+    let spec = StreamSpec { sink_tiles: 1, ..StreamSpec::new(DType::Turbo3, Side::K, 128) };
+    for (len, main_end) in [(0, 0), (0, 32), (20, 0), (20, 20), (20, 32), (64, 32), (usize::MAX, 16)] {
+        assert!(!spec.admits(len, main_end), "{len} {main_end}");
+    }
+    let direct = StreamSpec { tail_tiles: 0, ..spec };
+    assert!(direct.admits(3, 16) && direct.admits(40, 40) && !direct.admits(40, 32));
+}
