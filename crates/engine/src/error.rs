@@ -8,6 +8,8 @@ use kvant_model::ModelError;
 use kvant_model::sampler::SampleError;
 use kvant_model::tokenizer::TokenizerError;
 
+use crate::ContextFileError;
+
 /// Why something could not be done. `Display` is one line that names what was expected and what was found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -33,6 +35,9 @@ pub enum Error {
     /// The device refused.
     #[error(transparent)]
     Device(#[from] BackendError),
+    /// A session cannot be saved or restored.
+    #[error(transparent)]
+    ContextFile(#[from] ContextFileError),
     /// The prompt leaves no room in the context.
     #[error("the prompt has {tokens} tokens, the context holds {n_ctx} (raise it with -c)")]
     PromptTooLong {

@@ -20,11 +20,14 @@
 //! cache types and the device are chosen once; what really runs is reported by [`Model::device`].
 #![forbid(unsafe_code)]
 
+mod context_file;
+pub mod durable;
 mod error;
 mod generate;
 mod model;
 mod session;
 
+pub use context_file::ContextFileError;
 pub use error::Error;
 pub use generate::{CancelFlag, Finish, GenerateOptions, Generation, Stats, Token};
 pub use kvant_backend::{DeviceInfo, KernelChoice};

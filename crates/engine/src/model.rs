@@ -8,6 +8,7 @@ use kvant_cpu::CpuDevice;
 use kvant_gguf::Gguf;
 use kvant_model::tokenizer::{Special, Tokenizer};
 use kvant_model::{Config, Decoder, Weights};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::{Error, Session, SessionOptions};
 
@@ -106,6 +107,24 @@ impl Model {
     /// Bytes of weights, in the file's types.
     pub fn weight_bytes(&self) -> usize {
         self.inner.decoder.weight_bytes()
+    }
+
+    /// A number that tells models apart: the name, type and shape of every tensor, and the first and last 4,096
+    /// bytes of each. Two files with the same weights have the same; metadata does not count.
+    pub fn fingerprint(&self) -> String {
+        const SAMPLE: usize = 4096;
+        let gguf = &self.inner.gguf;
+        let mut hash = Xxh3::new();
+        for info in gguf.tensors() {
+            hash.update(format!("{}:{}:{:?};", info.name, info.dtype.name(), info.shape).as_bytes());
+            // A tensor that could not be read would have failed while the model was loaded.
+            if let Ok(tensor) = gguf.tensor(&info.name) {
+                let n = tensor.bytes.len();
+                hash.update(&tensor.bytes[..n.min(SAMPLE)]);
+                hash.update(&tensor.bytes[n.saturating_sub(SAMPLE)..]);
+            }
+        }
+        format!("{:016x}", hash.digest())
     }
 
     /// The device the model runs on and the kernels it uses.

@@ -89,9 +89,22 @@ impl Session {
         let kv = options.kv;
         let plan = Plan { tail: kv.tail, ..Plan::new(&shape, kv.k, kv.v, &kv.policies)? };
         let cache = Cache::new(&inner.device, &shape, plan, n_ctx)?;
-        let act = inner.decoder.activations(&inner.device, MAX_ROWS.min(n_ctx))?;
+        Self::from_parts(model, cache, Vec::with_capacity(n_ctx))
+    }
+
+    pub(crate) fn from_parts(model: Model, cache: Cache<CpuPage>, tokens: Vec<u32>) -> Result<Self, Error> {
+        let inner = model.parts();
+        let act = inner.decoder.activations(&inner.device, MAX_ROWS.min(cache.n_ctx()))?;
         let logits = vec![0.0; model.n_vocab()];
-        Ok(Self { cache, act, tokens: Vec::with_capacity(n_ctx), logits, model })
+        Ok(Self { cache, act, tokens, logits, model })
+    }
+
+    pub(crate) fn cache(&self) -> &Cache<CpuPage> {
+        &self.cache
+    }
+
+    pub(crate) fn replace(&mut self, cache: Cache<CpuPage>, tokens: Vec<u32>) {
+        (self.cache, self.tokens) = (cache, tokens);
     }
 
     /// The model.

@@ -83,6 +83,16 @@ impl Rope {
         sound.then_some(Self { params: RopeParams { pairing, n_rot }, frequency, magnitude })
     }
 
+    /// Angle per position of each pair, `[n_rot / 2]`, scaling included.
+    pub fn frequencies(&self) -> &[f64] {
+        &self.frequency
+    }
+
+    /// Factor on cosines and sines; 1 except for YaRN.
+    pub fn magnitude(&self) -> f64 {
+        self.magnitude
+    }
+
     /// Cosines and sines for positions `start .. start + rows`, `[rows, n_rot / 2, 2]`.
     pub fn angles(&self, start: usize, rows: usize, out: &mut Vec<f32>) {
         out.clear();

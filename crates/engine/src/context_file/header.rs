@@ -1,0 +1,170 @@
+//! The header of a context file: what must agree, and what the cache stores.
+
+use std::path::Path;
+
+use kvant_codec::tile::TILE;
+use kvant_codec::{DType, Rotation};
+use kvant_cpu::CpuPage;
+use kvant_kv::{Cache, HeadTypes, KvShape, Plan};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::ContextFileError;
+use super::format::Reader;
+use crate::Model;
+
+/// Version of the tile layout and of the codes in it (`docs/formats.md`).
+const LAYOUT_VERSION: u32 = 1;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Header {
+    written_by: String,
+    pub(super) n_tokens: usize,
+    /// Fields that must agree, in the order they are checked, each with its value as text.
+    identity: serde_json::Map<String, serde_json::Value>,
+    plan: StoredPlan,
+}
+
+/// A [`Plan`] on disk. Types are `[layers][heads][K, V]`.
+#[derive(Debug, Serialize, Deserialize)]
+struct StoredPlan {
+    types: Vec<Vec<[String; 2]>>,
+    sink_tokens: usize,
+    recent_tokens: usize,
+    tail: bool,
+    alpha: f32,
+    notes: Vec<String>,
+}
+
+impl Header {
+    pub(super) fn new(model: &Model, cache: &Cache<CpuPage>) -> Self {
+        let plan = cache.plan();
+        let names = |types: &HeadTypes| [types.k.name().to_owned(), types.v.name().to_owned()];
+        Self {
+            written_by: concat!("kvant ", env!("CARGO_PKG_VERSION")).to_owned(),
+            n_tokens: cache.len(),
+            identity: identity(model)
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value.into()))
+                .collect(),
+            plan: StoredPlan {
+                types: plan.types.iter().map(|heads| heads.iter().map(names).collect()).collect(),
+                sink_tokens: plan.sink_tokens,
+                recent_tokens: plan.recent_tokens,
+                tail: plan.tail,
+                alpha: plan.alpha,
+                notes: plan.notes.clone(),
+            },
+        }
+    }
+
+    pub(super) fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("text, numbers and lists become JSON")
+    }
+
+    pub(super) fn parse(reader: &Reader) -> Result<Self, ContextFileError> {
+        serde_json::from_slice(reader.header())
+            .map_err(|error| reader.corrupt(format!("the header: {error}")))
+    }
+
+    /// KV heads of all layers together.
+    pub(super) fn n_heads_in_all(&self) -> usize {
+        self.plan.types.iter().map(Vec::len).sum()
+    }
+
+    /// The file must be of this layout, model and RoPE.
+    pub(super) fn check_identity(&self, model: &Model, path: &Path) -> Result<(), ContextFileError> {
+        for (field, expected) in identity(model) {
+            let got = self.identity.get(field).and_then(|value| value.as_str()).unwrap_or("(absent)");
+            if got != expected {
+                return Err(mismatch(path, field, expected, got));
+            }
+        }
+        Ok(())
+    }
+
+    /// The cache must store the same as `plan`.
+    pub(super) fn check_plan(&self, plan: &Plan, path: &Path) -> Result<(), ContextFileError> {
+        for (layer, (stored, heads)) in self.plan.types.iter().zip(&plan.types).enumerate() {
+            for (head, ([k, v], types)) in stored.iter().zip(heads).enumerate() {
+                for (side, got, expected) in [("K", k, types.k), ("V", v, types.v)] {
+                    if got != expected.name() {
+                        let field = format!("type of {side}, layer {layer}, head {head}");
+                        return Err(mismatch(path, field, expected.name(), got));
+                    }
+                }
+            }
+        }
+        let settings = [
+            ("sink tokens", plan.sink_tokens.to_string(), self.plan.sink_tokens.to_string()),
+            ("recent tokens", plan.recent_tokens.to_string(), self.plan.recent_tokens.to_string()),
+            ("f16 tail", plan.tail.to_string(), self.plan.tail.to_string()),
+            ("alpha", plan.alpha.to_string(), self.plan.alpha.to_string()),
+        ];
+        match settings.into_iter().find(|(_, expected, got)| expected != got) {
+            Some((field, expected, got)) => Err(mismatch(path, field, expected, &got)),
+            None => Ok(()),
+        }
+    }
+
+    /// What the file's cache stores.
+    pub(super) fn plan(&self, shape: &KvShape, path: &Path) -> Result<Plan, ContextFileError> {
+        let corrupt = |what: String| ContextFileError::Corrupt { path: path.to_owned(), what };
+        let stored = &self.plan;
+        let sound = stored.types.len() == shape.n_layers
+            && stored.types.iter().all(|heads| heads.len() == shape.n_kv_heads)
+            && stored.alpha.is_finite()
+            && stored.sink_tokens.max(stored.recent_tokens) <= u32::MAX as usize;
+        if !sound {
+            return Err(corrupt("the plan does not fit the model".to_owned()));
+        }
+        let dtype = |name: &String| match name.parse::<DType>() {
+            Ok(dtype) if dtype.is_kv() => Ok(dtype),
+            _ => Err(corrupt(format!("'{name}' is no KV type"))),
+        };
+        let head = |[k, v]: &[String; 2]| Ok(HeadTypes { k: dtype(k)?, v: dtype(v)? });
+        let heads = |heads: &Vec<[String; 2]>| heads.iter().map(head).collect();
+        Ok(Plan {
+            types: stored.types.iter().map(heads).collect::<Result<_, ContextFileError>>()?,
+            sink_tokens: stored.sink_tokens,
+            recent_tokens: stored.recent_tokens,
+            tail: stored.tail,
+            alpha: stored.alpha,
+            notes: stored.notes.clone(),
+        })
+    }
+}
+
+fn mismatch(
+    path: &Path,
+    field: impl Into<String>,
+    expected: impl Into<String>,
+    got: &str,
+) -> ContextFileError {
+    let (path, field, expected) = (path.to_owned(), field.into(), expected.into());
+    ContextFileError::Mismatch { path, field, expected, got: got.to_owned() }
+}
+
+/// What decides whether cached keys and values mean the same: the layout of the bytes, the model that made them, and
+/// the rotary embedding that is in the keys. Numbers as text, so that equal means identical.
+pub(super) fn identity(model: &Model) -> Vec<(&'static str, String)> {
+    let config = model.config();
+    let (rope, shape, rotation) = (&config.rope, config.kv_shape(), Rotation::kv());
+    let frequencies: Vec<u8> = rope.frequencies().iter().flat_map(|f| f.to_le_bytes()).collect();
+    vec![
+        ("layout.version", LAYOUT_VERSION.to_string()),
+        ("layout.tile", TILE.to_string()),
+        ("layout.rotation", format!("{:032x}:{:032x}", rotation.before(), rotation.after())),
+        ("rope.pairing", format!("{:?}", rope.params.pairing).to_lowercase()),
+        ("rope.n_rot", rope.params.n_rot.to_string()),
+        ("rope.frequencies", format!("{:016x}", xxh3_64(&frequencies))),
+        ("rope.magnitude", rope.magnitude().to_string()),
+        ("model.architecture", config.family.name().to_owned()),
+        ("model.layers", shape.n_layers.to_string()),
+        ("model.heads", shape.n_heads.to_string()),
+        ("model.kv_heads", shape.n_kv_heads.to_string()),
+        ("model.head_dims", format!("{}, {}", shape.k_head_dim, shape.v_head_dim)),
+        ("model.vocabulary", model.n_vocab().to_string()),
+        ("model.weights", model.fingerprint()),
+    ]
+}

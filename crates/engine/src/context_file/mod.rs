@@ -1,0 +1,204 @@
+//! A session kept in a file: its tokens and its cache, bit for bit.
+//!
+//! # Format, version 1
+//!
+//! All numbers little endian; every section starts at a multiple of 64 bytes, so that a mapped file can be read in
+//! place. Offsets count from the start of the file.
+//!
+//! ```text
+//!   0   8   "KVANTCTX"
+//!   8   4   version, 1
+//!  12   4   bytes of the header
+//!  16   4   number of sections
+//!  20   4   0
+//!  24   8   bytes of the whole file
+//!  32   8   checksum of the header and the table
+//!  40  24   0
+//!  64   ..  header: JSON, padded with spaces to a multiple of 64
+//!  ..  32   each section: offset, bytes, checksum, where its stream's main pages end (0 for the tokens)
+//!  ..   ..  section 0: the tokens, 4 bytes each
+//!  ..   ..  section 1 ..: the streams; layer by layer, the keys of each head, then the values: the tiles in token order
+//! ```
+//!
+//! Checksums are XXH3-64. The header names what must agree before a file is used (`identity`: layout, model, RoPE,
+//! shape) and what the cache stores (`plan`).
+//!
+//! A file is written beside its final name, synced and renamed ([`write_whole`](crate::durable::write_whole)): a
+//! crash, a full disk or a kill leaves the old file whole.
+
+mod format;
+mod header;
+
+use std::path::{Path, PathBuf};
+
+use kvant_kv::{Cache, Plan, StreamImage};
+
+use crate::{Error, Model, Session};
+use format::{Reader, Writer};
+use header::Header;
+
+/// Why a session cannot be saved or restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ContextFileError {
+    /// The file system refused. A file that was there before is still whole.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the file system says.
+        source: std::io::Error,
+    },
+    /// The file begins otherwise.
+    #[error("{}: not a context file", path.display())]
+    NotOurs {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is of another version of the format.
+    #[error("{}: context file version {got}, expected {expected}", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The version this engine reads.
+        expected: u32,
+        /// The version of the file.
+        got: u32,
+    },
+    /// The file is cut short or was changed.
+    #[error("{}: corrupt context file: {what}", path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// The part that is wrong, with expected and got where that helps.
+        what: String,
+    },
+    /// The file belongs to another model, layout, RoPE or cache type.
+    #[error("{}: {field}: expected {expected}, the file has {got}", path.display())]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// Which field disagrees.
+        field: String,
+        /// What this model or session has.
+        expected: String,
+        /// What the file has.
+        got: String,
+    },
+}
+
+impl Session {
+    /// Writes the tokens and the cache to a file, replacing it whole or not at all. Returns the bytes written.
+    ///
+    /// # Errors
+    /// [`Error::ContextFile`] when the file cannot be written (the old one is still there then), a device error.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<u64, Error> {
+        let path = path.as_ref();
+        let inner = self.model().parts();
+        let header = Header::new(self.model(), self.cache());
+        let written = crate::durable::write_whole(path, |file| {
+            let n_streams = 2 * header.n_heads_in_all();
+            let mut writer = Writer::new(file, &header.to_json(), 1 + n_streams)?;
+            let tokens: Vec<u8> = self.tokens().iter().flat_map(|token| token.to_le_bytes()).collect();
+            writer.section(&tokens, 0)?;
+            for image in self.cache().images(&inner.device) {
+                let image = image.map_err(Error::from)?;
+                writer.section(&image.bytes, image.main_end as u64)?;
+            }
+            Ok(writer.finish()?)
+        });
+        written.map_err(|error| match error {
+            SaveError::Io(source) => ContextFileError::Io { path: path.to_owned(), source }.into(),
+            SaveError::Engine(error) => error,
+        })
+    }
+
+    /// Restores from a file as many tokens as its beginning shares with `prompt`, in place of what the session
+    /// holds. Returns how many; the last token of the prompt is always left to read.
+    ///
+    /// # Errors
+    /// [`Error::ContextFile`] when the file cannot be read, is corrupt, or belongs to another model, layout, RoPE or
+    /// cache type (the field is named). The session keeps what it held then.
+    pub fn load_prefix(&mut self, path: impl AsRef<Path>, prompt: &[u32]) -> Result<usize, Error> {
+        let mut reader = Reader::open(path.as_ref())?;
+        let header = Header::parse(&reader)?;
+        header.check_identity(self.model(), reader.path())?;
+        header.check_plan(self.cache().plan(), reader.path())?;
+        let tokens = reader.tokens(header.n_tokens)?;
+        let same = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let n = same.min(prompt.len().saturating_sub(1)).min(self.n_ctx());
+        if n == 0 {
+            self.clear();
+            return Ok(0);
+        }
+        let plan = self.cache().plan().clone();
+        let mut cache = restore(&mut reader, self.model(), plan, tokens.len().max(self.n_ctx()))?;
+        cache.truncate(&self.model().parts().device, n)?;
+        cache.set_n_ctx(self.n_ctx());
+        self.replace(cache, tokens[..n].to_vec());
+        Ok(n)
+    }
+}
+
+impl Model {
+    /// A session as [`Session::save`] wrote it, with the cache types of the file and a context of `n_ctx` tokens (the
+    /// model's training length when `None`; more when the file holds more).
+    ///
+    /// [`Session::logits`] are those of no token until the next one is read.
+    ///
+    /// # Errors
+    /// As [`Session::load_prefix`], the cache type aside.
+    pub fn load_session(&self, path: impl AsRef<Path>, n_ctx: Option<usize>) -> Result<Session, Error> {
+        let mut reader = Reader::open(path.as_ref())?;
+        let header = Header::parse(&reader)?;
+        header.check_identity(self, reader.path())?;
+        let plan = header.plan(&self.config().kv_shape(), reader.path())?;
+        let tokens = reader.tokens(header.n_tokens)?;
+        let n_ctx = n_ctx.unwrap_or(self.config().n_ctx_train).max(tokens.len());
+        let cache = restore(&mut reader, self, plan, n_ctx)?;
+        Session::from_parts(self.clone(), cache, tokens)
+    }
+}
+
+fn restore(
+    reader: &mut Reader,
+    model: &Model,
+    plan: Plan,
+    n_ctx: usize,
+) -> Result<Cache<kvant_cpu::CpuPage>, Error> {
+    let len = reader.n_tokens();
+    let shape = model.config().kv_shape();
+    let cache = Cache::from_images(&model.parts().device, &shape, plan, n_ctx, &mut |index| {
+        let (bytes, main_end) = reader.section(1 + index)?;
+        let main_end = usize::try_from(main_end).unwrap_or(usize::MAX);
+        Ok(StreamImage { len, main_end, bytes })
+    });
+    cache.map_err(|error| match error {
+        // The checksum holds, yet the stream does not fit: the file lies about itself.
+        Error::Kv(kvant_kv::KvError::Image { index, what }) => {
+            reader.corrupt(format!("stream {index}: {what}")).into()
+        }
+        error => error,
+    })
+}
+
+/// What can go wrong between opening a file for writing and renaming it.
+enum SaveError {
+    Io(std::io::Error),
+    Engine(Error),
+}
+
+impl From<std::io::Error> for SaveError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<Error> for SaveError {
+    fn from(error: Error) -> Self {
+        Self::Engine(error)
+    }
+}
+
+#[cfg(test)]
+mod tests;

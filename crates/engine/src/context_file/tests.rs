@@ -1,0 +1,212 @@
+//! Claims about context files, on the bundled model.
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::{KvOptions, OpenOptions, SessionOptions};
+
+fn model() -> Model {
+    Model::bundled(OpenOptions { n_threads: Some(1), progress: None }).unwrap()
+}
+
+fn file(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("kvant-context-{}-{name}", std::process::id()))
+}
+
+fn options(k: &str, v: &str, policies: &str, tail: bool) -> SessionOptions {
+    let policies = policies.parse().unwrap();
+    let kv = KvOptions { k: k.parse().unwrap(), v: v.parse().unwrap(), policies, tail };
+    SessionOptions { n_ctx: Some(300), kv }
+}
+
+/// Tokens that mean nothing but are all different in their neighbourhood.
+fn tokens(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| 100 + i * 37 % 3000).collect()
+}
+
+fn images(session: &Session) -> Vec<StreamImage> {
+    session.cache().images(&session.model().parts().device).collect::<Result<_, _>>().unwrap()
+}
+
+#[test]
+fn a_loaded_session_equals_the_saved_one_bit_for_bit() {
+    let (model, path) = (model(), file("equal"));
+    for (k, v, policies, tail) in [
+        ("f16", "f16", "none", true),
+        ("turbo3", "turbo3", "none", true),
+        ("q8_0", "turbo2", "sink:16,recent:32,alpha:1.01", true),
+        ("turbo4", "q4_0", "boundary:1", false),
+    ] {
+        let mut session = model.session(options(k, v, policies, tail)).unwrap();
+        session.feed(&tokens(150), &mut |_| true).unwrap();
+        session.rewind(139).unwrap();
+        let bytes = session.save(&path).unwrap();
+        assert_eq!(bytes, std::fs::metadata(&path).unwrap().len());
+
+        let mut loaded = model.load_session(&path, Some(300)).unwrap();
+        assert_eq!(loaded.tokens(), session.tokens());
+        assert_eq!(loaded.cache().plan(), session.cache().plan());
+        assert_eq!(images(&loaded), images(&session), "{k} {v} {policies}");
+        // Both go on alike.
+        for token in [7, 1000, 3] {
+            session.feed(&[token], &mut |_| true).unwrap();
+            loaded.feed(&[token], &mut |_| true).unwrap();
+            assert_eq!(loaded.logits(), session.logits(), "{k} {v} {policies}");
+        }
+        assert_eq!(images(&loaded), images(&session));
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn an_empty_session_can_be_kept_too() {
+    let (model, path) = (model(), file("empty"));
+    let session = model.session(options("turbo4", "turbo4", "sink:4", true)).unwrap();
+    session.save(&path).unwrap();
+    assert!(model.load_session(&path, None).unwrap().tokens().is_empty());
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn the_shared_prefix_of_a_prompt_is_restored_and_the_rest_is_read() {
+    let (model, path) = (model(), file("prefix"));
+    let opts = || options("turbo3", "turbo3", "none", true);
+    let mut whole = model.session(opts()).unwrap();
+    whole.feed(&tokens(100), &mut |_| true).unwrap();
+    whole.save(&path).unwrap();
+    let mut prompt = tokens(70);
+    prompt.extend([5, 6, 7]);
+
+    let mut session = model.session(opts()).unwrap();
+    assert_eq!(session.load_prefix(&path, &prompt).unwrap(), 70);
+    assert_eq!(session.tokens(), &prompt[..70]);
+    assert_eq!(session.n_ctx(), 300);
+    whole.rewind(70).unwrap();
+    assert_eq!(images(&session), images(&whole));
+    // The whole prompt is in the file: its last token is left to read.
+    assert_eq!(session.load_prefix(&path, &tokens(100)).unwrap(), 99);
+    assert_eq!(session.load_prefix(&path, &[9, 9]).unwrap(), 0);
+    assert!(session.tokens().is_empty());
+    // A context smaller than the file takes what fits.
+    let mut small = model.session(SessionOptions { n_ctx: Some(40), ..opts() }).unwrap();
+    assert_eq!(small.load_prefix(&path, &tokens(60)).unwrap(), 40);
+    assert_eq!(small.n_ctx(), 40);
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn another_model_layout_rope_or_type_is_refused_by_name() {
+    let (model, path) = (model(), file("other"));
+    let mut session = model.session(options("turbo3", "turbo3", "none", true)).unwrap();
+    session.feed(&tokens(20), &mut |_| true).unwrap();
+    session.save(&path).unwrap();
+    let header = Header::new(&model, session.cache()).to_json();
+    for (name, _) in header::identity(&model) {
+        // A file whose header says something else there, checksums right.
+        let mut other: serde_json::Value = serde_json::from_str(&header).unwrap();
+        other["identity"][name] = "else".into();
+        let forged = file("forged");
+        crate::durable::write_whole(&forged, |file| {
+            let mut writer = Writer::new(file, &other.to_string(), 1)?;
+            writer.section(&[], 0)?;
+            writer.finish()
+        })
+        .unwrap();
+        let error = model.load_session(&forged, None).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("the file has else"), "{error}");
+        std::fs::remove_file(&forged).unwrap();
+    }
+    for (opts, says) in [
+        (
+            options("turbo4", "turbo3", "none", true),
+            "type of K, layer 0, head 0: expected turbo4, the file has turbo3",
+        ),
+        (options("turbo3", "turbo3", "sink:16", true), "sink tokens: expected 16, the file has 0"),
+        (options("turbo3", "turbo3", "none", false), "f16 tail: expected false, the file has true"),
+        (options("turbo3", "turbo3", "alpha:1.5", true), "alpha: expected 1.5, the file has 1"),
+    ] {
+        let mut session = model.session(opts).unwrap();
+        session.feed(&[1, 2], &mut |_| true).unwrap();
+        let error = session.load_prefix(&path, &tokens(20)).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+        assert_eq!(session.tokens(), [1, 2], "a refused file changes nothing");
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn every_changed_or_missing_byte_is_noticed() {
+    let (model, path) = (model(), file("corrupt"));
+    let mut session = model.session(options("turbo2", "turbo2", "none", true)).unwrap();
+    session.feed(&tokens(40), &mut |_| true).unwrap();
+    session.save(&path).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    let load = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        model.load_session(&path, None)
+    };
+    // Every byte of the front, and a sample of the rest. Padding between sections is not part of anything.
+    let mut silent = 0;
+    for at in (0..2000).chain((2000..whole.len()).step_by(97)) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x20;
+        match load(&bytes) {
+            Err(Error::ContextFile(error)) => assert!(!error.to_string().contains('\n'), "{at}: {error}"),
+            Err(error) => panic!("byte {at}: {error}"),
+            Ok(loaded) => {
+                assert_eq!(images(&loaded), images(&session), "byte {at} changed the cache unnoticed");
+                silent += 1;
+            }
+        }
+    }
+    // The prelude's unused 28 bytes, and padding.
+    assert!(silent <= 28 + 64 * 12, "{silent} changes went unnoticed");
+    for len in [0, 7, 11, 63, 64, 500, whole.len() / 2, whole.len() - 1] {
+        assert!(matches!(load(&whole[..len]), Err(Error::ContextFile(_))), "cut to {len}");
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// Set in the child of the next test: where it saves, again and again.
+const SAVE_FOREVER: &str = "KVANT_TEST_SAVE_FOREVER";
+
+#[test]
+fn a_kill_in_the_middle_of_a_save_leaves_a_whole_file() {
+    if let Some(path) = std::env::var_os(SAVE_FOREVER) {
+        let model = model();
+        let mut session = model.session(options("f16", "f16", "none", true)).unwrap();
+        loop {
+            session.clear();
+            session.feed(&tokens(200), &mut |_| true).unwrap();
+            for _ in 0..20 {
+                session.save(&path).unwrap();
+            }
+        }
+    }
+    let folder = file("kill");
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("context");
+    let model = model();
+    let mut session = model.session(options("f16", "f16", "none", true)).unwrap();
+    session.feed(&tokens(200), &mut |_| true).unwrap();
+    session.save(&path).unwrap();
+    for round in 0..6 {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "context_file::tests::a_kill_in_the_middle_of_a_save_leaves_a_whole_file"])
+            .env(SAVE_FOREVER, &path)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let before = std::fs::metadata(&path).unwrap().modified().unwrap();
+        // Once it saves at all, at another moment each round.
+        while std::fs::metadata(&path).unwrap().modified().unwrap() == before {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        std::thread::sleep(std::time::Duration::from_micros(700 * round));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let loaded = model.load_session(&path, None).unwrap();
+        assert_eq!(images(&loaded), images(&session), "round {round}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
