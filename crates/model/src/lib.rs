@@ -4,6 +4,7 @@
 //! [`Backend`](kvant_backend::Backend) and knows no device.
 #![forbid(unsafe_code)]
 
+pub mod chat;
 mod config;
 mod decoder;
 mod error;
