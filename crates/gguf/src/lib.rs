@@ -163,10 +163,10 @@ impl Gguf {
         Some(TensorView { info, bytes: self.data(info) })
     }
 
-    /// The data of one of this model's [`Gguf::tensors`].
+    /// The data of one of this model's [`Gguf::tensors`], `[info.n_bytes]`.
     ///
     /// # Panics
-    /// When `info` comes from another model.
+    /// When `info` comes from another model and its range lies outside this one's files; within, the bytes mean nothing.
     pub fn data(&self, info: &TensorInfo) -> &[u8] {
         // Checked by `parse`: the end lies in the file, so the offset fits usize and the range the slice.
         let start = info.offset as usize;
