@@ -1,0 +1,262 @@
+//! KL divergence of cache configurations from the f16 cache (or from a base-logits file), token by token.
+//!
+//! Perplexity can fall while a cache gets worse; the divergence from what the same model says with an uncompressed cache
+//! cannot. All configurations are measured against one pass of the base, step by step, so that the logits of a single
+//! step are all that is ever held.
+
+use std::ops::Range;
+use std::path::Path;
+
+use kvant::{DType, KvOptions, Model, Policies, Session};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::base_file::BaseReader;
+use crate::run_state::RunState;
+use crate::score::{Row, TokenScore};
+use crate::stats::{Estimate, KldStats};
+use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, walk};
+
+/// What the configurations are compared with.
+#[derive(Debug)]
+pub enum Base {
+    /// The same model with an f16 cache, run beside them.
+    F16,
+    /// A base-logits file; the chunks must be those of [`Base::chunks`].
+    File(BaseReader),
+}
+
+impl Base {
+    /// A base-logits file of `model` (or of one with the same vocabulary; a file does not tell more).
+    ///
+    /// # Errors
+    /// [`EvalError::File`] when it is unsound, or its vocabulary is another.
+    pub fn open(path: &Path, model: &Model) -> Result<Self, EvalError> {
+        let reader = BaseReader::open(path)?;
+        let (expected, got) = (model.n_vocab(), reader.n_vocab());
+        if got != expected {
+            let what =
+                format!("the base of another model: {got} tokens in its vocabulary, expected {expected}");
+            return Err(EvalError::file(path, what));
+        }
+        Ok(Self::File(reader))
+    }
+
+    /// The chunks that a file was made of, `max` at most; `None` for the f16 base.
+    ///
+    /// # Errors
+    /// When the model cannot take chunks of that length.
+    pub fn chunks(&self, model: &Model, max: Option<usize>) -> Result<Option<Chunks>, EvalError> {
+        match self {
+            Self::F16 => Ok(None),
+            Self::File(file) => {
+                Chunks::from_tokens(model, file.tokens().to_vec(), file.n_ctx(), max).map(Some)
+            }
+        }
+    }
+}
+
+/// What to measure.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct KldOptions {
+    /// The configurations.
+    pub configs: Vec<KvOptions>,
+    /// Tokens per step; as many as memory allows when `None`. See the notes on the f16 tail in the crate's front page.
+    pub step: Option<usize>,
+}
+
+/// One measured configuration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Kld {
+    /// What the cache stored.
+    pub kv: KvConfig,
+    /// Tokens of a chunk.
+    pub n_ctx: usize,
+    /// The scored tokens of each chunk, positions n_ctx/2 .. n_ctx - 1.
+    pub chunks: Vec<Vec<TokenScore>>,
+}
+
+impl Kld {
+    /// The statistics over all chunks.
+    pub fn stats(&self) -> KldStats {
+        KldStats::new(&self.chunks.concat())
+    }
+
+    /// Mean divergence by position in the chunk, in `bins` bins of equal width: the bin's first position and the mean.
+    pub fn by_position(&self, bins: usize) -> Vec<(usize, f64)> {
+        let n = self.chunks.first().map_or(0, Vec::len);
+        let start = self.n_ctx / 2;
+        let edges = (0..=bins.min(n)).map(|i| i * n / bins.min(n).max(1)).collect::<Vec<_>>();
+        let mean = |range: Range<usize>| {
+            Estimate::mean(self.chunks.iter().flat_map(|chunk| &chunk[range.clone()]).map(|s| s.kld)).value
+        };
+        edges.windows(2).map(|edge| (start + edge[0], mean(edge[0]..edge[1]))).collect()
+    }
+}
+
+/// Measures every configuration. With a `state` file, a run that was cut short goes on where it stopped.
+///
+/// # Errors
+/// Logits that are not finite, chunks that are not those of the base file, a state file of another run, an engine error.
+pub fn kld(
+    model: &Model,
+    chunks: &Chunks,
+    mut base: Base,
+    options: &KldOptions,
+    state: Option<&Path>,
+    progress: OnProgress<'_>,
+) -> Result<Vec<Kld>, EvalError> {
+    let n_ctx = chunks.n_ctx();
+    if let Base::File(file) = &base
+        && (file.n_ctx() != n_ctx || !file.tokens().starts_with(chunks.tokens()))
+    {
+        return Err(EvalError::file(file.path(), "the base of another text or of another chunk length"));
+    }
+    let configs = options.configs.iter().map(|kv| KvConfig::new(model, kv, n_ctx));
+    let configs = configs.collect::<Result<Vec<_>, _>>()?;
+    let what = json!({
+        "measure": "kld", "version": 1, "model": model.fingerprint(), "text": chunks.fingerprint(),
+        "base": match &base { Base::F16 => "f16".to_owned(), Base::File(file) => file.path().display().to_string() },
+        "kv": configs.iter().map(|kv| &kv.fingerprint).collect::<Vec<_>>(), "step": options.step,
+    });
+    let (mut state, mut done) = RunState::<Vec<Vec<TokenScore>>>::open(state, &what)?;
+    done.truncate(chunks.len());
+    let resumed = done.len();
+
+    let mut walker = Walker::new(model, chunks, options)?;
+    for chunk in 0..chunks.len() {
+        if let Base::File(file) = &mut base {
+            file.next_chunk(chunk >= resumed)?;
+        }
+        if chunk < resumed {
+            continue;
+        }
+        let scores = walker.chunk(&base, chunk)?;
+        state.push(&scores)?;
+        done.push(scores);
+        progress(&step_done(&done, &configs, chunks.len(), resumed));
+    }
+    let of_config = |i: usize| done.iter().map(|chunk| chunk[i].clone()).collect();
+    let results = configs.into_iter().enumerate();
+    Ok(results.map(|(i, kv)| Kld { kv, n_ctx, chunks: of_config(i) }).collect())
+}
+
+fn step_done(done: &[Vec<Vec<TokenScore>>], configs: &[KvConfig], total: usize, resumed: usize) -> Progress {
+    let mean = |i: usize| Estimate::mean(done.iter().flat_map(|chunk| &chunk[i]).map(|s| s.kld)).value;
+    let means = configs.iter().enumerate().map(|(i, kv)| format!("{} {:.6}", kv.name(), mean(i)));
+    let note = if configs.len() > 8 { String::new() } else { means.collect::<Vec<_>>().join("  ") };
+    Progress { done: done.len(), total, resumed, note }
+}
+
+/// The sessions of a run, walked side by side.
+struct Walker<'a> {
+    chunks: &'a Chunks,
+    steps: Vec<Range<usize>>,
+    f16: Session,
+    sessions: Vec<Session>,
+    /// Logits of the base's scored rows of a step, `[rows, n_vocab]`, and their normalisers.
+    logits: Vec<f32>,
+    log_sums: Vec<f64>,
+}
+
+impl<'a> Walker<'a> {
+    fn new(model: &Model, chunks: &'a Chunks, options: &KldOptions) -> Result<Self, EvalError> {
+        let n_ctx = chunks.n_ctx();
+        let f16 = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F16) };
+        let sessions = options.configs.iter().map(|kv| walk::session(model, kv, n_ctx));
+        Ok(Self {
+            chunks,
+            steps: walk::steps(n_ctx, model.n_vocab(), options.step)?,
+            f16: walk::session(model, &f16, n_ctx)?,
+            sessions: sessions.collect::<Result<_, _>>()?,
+            logits: Vec::new(),
+            log_sums: Vec::new(),
+        })
+    }
+
+    /// The scores of a chunk, `[configs][scored positions]`.
+    fn chunk(&mut self, base: &Base, chunk: usize) -> Result<Vec<Vec<TokenScore>>, EvalError> {
+        let (input, scored) = (self.chunks.input(chunk), self.chunks.scored());
+        self.f16.clear();
+        self.sessions.iter_mut().for_each(Session::clear);
+        let mut scores = vec![Vec::with_capacity(scored.len()); self.sessions.len()];
+        for step in self.steps.clone() {
+            let first = step.start.max(scored.start);
+            if let Base::F16 = base {
+                self.base_step(chunk, &input, &step)?;
+            }
+            for (session, scores) in self.sessions.iter_mut().zip(&mut scores) {
+                let (logits, log_sums) = (&self.logits, &self.log_sums);
+                let mut failed = Ok(());
+                walk::feed(session, chunk, &input, &step, &scored, &mut |position, row| {
+                    let token = input[position + 1] as usize;
+                    let score = match base {
+                        Base::F16 => {
+                            let (i, n) = (position - first, row.logits().len());
+                            let base = Row::with_log_sum(&logits[i * n..][..n], log_sums[i]);
+                            Ok(TokenScore::new(&base, &row, token))
+                        }
+                        Base::File(file) => {
+                            let base = file.row(position - scored.start);
+                            base.map(|base| TokenScore::new(&base, &row, token))
+                        }
+                    };
+                    match score {
+                        Ok(score) => scores.push(score),
+                        Err(error) => failed = Err(error),
+                    }
+                })?;
+                failed?;
+            }
+        }
+        Ok(scores)
+    }
+
+    /// Runs a step of the base and keeps its scored rows.
+    fn base_step(&mut self, chunk: usize, input: &[u32], step: &Range<usize>) -> Result<(), EvalError> {
+        let (logits, log_sums) = (&mut self.logits, &mut self.log_sums);
+        logits.clear();
+        log_sums.clear();
+        walk::feed(&mut self.f16, chunk, input, step, &self.chunks.scored(), &mut |_, row| {
+            logits.extend_from_slice(row.logits());
+            log_sums.push(row.log_sum());
+        })
+    }
+}
+
+/// How much each layer's keys and values alone add to the divergence.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LayerKld {
+    /// KV layer, from 0.
+    pub layer: usize,
+    /// Mean divergence with only this layer's keys in the low type, in nats.
+    pub k: f64,
+    /// Mean divergence with only this layer's values in the low type, in nats.
+    pub v: f64,
+}
+
+/// Measures each layer's keys and values alone: everything else stays in f16. Types are those of `kv`, its policies do not
+/// count.
+///
+/// # Errors
+/// As [`kld`].
+pub fn kld_by_layer(
+    model: &Model,
+    chunks: &Chunks,
+    kv: &KvOptions,
+    step: Option<usize>,
+    progress: OnProgress<'_>,
+) -> Result<Vec<LayerKld>, EvalError> {
+    let n_layers = model.config().n_layers;
+    let alone = |layer: usize, side: &str, dtype: DType| {
+        let policies = Policies::none().with_table(&format!("{layer} * {side} {}", dtype.name()));
+        let policies = policies.map_err(kvant::Error::from)?;
+        Ok(KvOptions { k: DType::F16, v: DType::F16, policies, tail: kv.tail })
+    };
+    let configs = (0..n_layers).flat_map(|layer| [alone(layer, "K", kv.k), alone(layer, "V", kv.v)]);
+    let configs = configs.collect::<Result<Vec<_>, EvalError>>()?;
+    let results = kld(model, chunks, Base::F16, &KldOptions { configs, step }, None, progress)?;
+    let mean = |result: &Kld| result.stats().mean_kld.value;
+    let pairs = results.as_chunks::<2>().0.iter().enumerate();
+    Ok(pairs.map(|(layer, [k, v])| LayerKld { layer, k: mean(k), v: mean(v) }).collect())
+}

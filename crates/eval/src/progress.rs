@@ -1,0 +1,17 @@
+//! What a measurement tells while it runs.
+
+/// A step of a measurement is done.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Progress {
+    /// Steps done.
+    pub done: usize,
+    /// Steps in all.
+    pub total: usize,
+    /// Steps done that were taken from an earlier run, not measured now: they say nothing about the time left.
+    pub resumed: usize,
+    /// The result so far, in words.
+    pub note: String,
+}
+
+/// Told after every step.
+pub type OnProgress<'a> = &'a mut dyn FnMut(&Progress);

@@ -1,0 +1,62 @@
+//! Feeding a chunk to a session in steps, with an eye on the scored positions.
+//!
+//! A step's keys and values are in the cache before its queries read it. So with the f16 tail on, how many young tokens a
+//! query finds in f16 depends on the size of the steps: a step of one token is what decoding sees, a step of 512 what
+//! reading a prompt sees.
+
+use std::ops::Range;
+
+use kvant::{KvOptions, Model, Session, SessionOptions};
+
+use crate::EvalError;
+use crate::score::Row;
+
+/// Most tokens of a step.
+const MAX_STEP: usize = 512;
+/// Most logits that are held of a step: 256 MiB of f32.
+const MAX_LOGITS: usize = 1 << 26;
+
+/// The steps of a chunk: `asked` tokens each, or as many as memory for logits sensibly allows.
+pub(crate) fn steps(
+    n_ctx: usize,
+    n_vocab: usize,
+    asked: Option<usize>,
+) -> Result<Vec<Range<usize>>, EvalError> {
+    let size = match asked {
+        Some(size) if (1..=MAX_STEP).contains(&size) => size,
+        Some(size) => {
+            let expected = format!("1 to {MAX_STEP} tokens");
+            return Err(EvalError::Setting { name: "-ub", expected, got: size.to_string() });
+        }
+        None => (MAX_LOGITS / n_vocab / 16 * 16).clamp(16, MAX_STEP),
+    };
+    Ok((0..n_ctx).step_by(size).map(|start| start..(start + size).min(n_ctx)).collect())
+}
+
+pub(crate) fn session(model: &Model, kv: &KvOptions, n_ctx: usize) -> Result<Session, EvalError> {
+    Ok(model.session(SessionOptions { n_ctx: Some(n_ctx), kv: kv.clone() })?)
+}
+
+/// Feeds `input[step]` and hands the rows at scored positions to `visit`.
+pub(crate) fn feed(
+    session: &mut Session,
+    chunk: usize,
+    input: &[u32],
+    step: &Range<usize>,
+    scored: &Range<usize>,
+    visit: &mut dyn FnMut(usize, Row<'_>),
+) -> Result<(), EvalError> {
+    let from = scored.start.saturating_sub(step.start).min(step.len());
+    let mut fault = None;
+    session.feed_scored(&input[step.clone()], from, &mut |index, logits| {
+        let position = step.start + index;
+        if !scored.contains(&position) || fault.is_some() {
+            return;
+        }
+        match Row::new(logits) {
+            Ok(row) => visit(position, row),
+            Err(value) => fault = Some(EvalError::NotFinite { chunk, position, value }),
+        }
+    })?;
+    fault.map_or(Ok(()), Err)
+}
