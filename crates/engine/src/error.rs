@@ -5,6 +5,7 @@ use kvant_codec::CodecError;
 use kvant_gguf::GgufError;
 use kvant_kv::KvError;
 use kvant_model::ModelError;
+use kvant_model::chat::TemplateError;
 use kvant_model::sampler::SampleError;
 use kvant_model::tokenizer::TokenizerError;
 
@@ -23,6 +24,9 @@ pub enum Error {
     /// The vocabulary is unsound, or text cannot be encoded.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The chat template failed.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
     /// No token can be drawn from the logits.
     #[error(transparent)]
     Sample(#[from] SampleError),

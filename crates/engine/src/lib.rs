@@ -7,7 +7,7 @@
 //!     let model = Model::open("model.gguf")?;
 //!     let kv = KvOptions::symmetric("turbo3".parse()?);
 //!     let mut session = model.session(SessionOptions { kv, ..Default::default() })?;
-//!     let prompt = model.text_prompt("The capital of France is")?;
+//!     let prompt = model.chat_prompt(&[kvant::Message::user("What is the capital of France?")])?;
 //!     for token in session.generate(&prompt, GenerateOptions::default())? {
 //!         print!("{}", token?.text);
 //!     }
@@ -34,6 +34,7 @@ pub use kvant_backend::{DeviceInfo, KernelChoice};
 pub use kvant_codec::DType;
 pub use kvant_gguf::Gguf;
 pub use kvant_kv::{KvShape, Plan, Policies, Policy};
+pub use kvant_model::chat::{ChatTemplate, Message, RenderOptions};
 pub use kvant_model::sampler::{Sampler, SamplerParams};
 pub use kvant_model::tokenizer::{DecodeStream, Special, Tokenizer};
 pub use kvant_model::{Config, Want};

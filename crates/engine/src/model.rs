@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kvant_backend::{Backend, DeviceInfo, KernelChoice};
 use kvant_cpu::CpuDevice;
 use kvant_gguf::Gguf;
+use kvant_model::chat::{ChatTemplate, Message, RenderOptions};
 use kvant_model::tokenizer::{Special, Tokenizer};
 use kvant_model::{Config, Decoder, Weights};
 use xxhash_rust::xxh3::Xxh3;
@@ -37,6 +38,7 @@ pub(crate) struct Inner {
     /// The vocabulary and the template, or why the file has none that can be used: a model without them still
     /// runs on token numbers.
     tokenizer: Result<Tokenizer, String>,
+    template: Result<ChatTemplate, String>,
 }
 
 impl Model {
@@ -76,9 +78,13 @@ impl Model {
         let progress = options.progress.unwrap_or(&mut silent);
         let weights = Weights::load(&gguf, &config, &device, progress)?;
         let tokenizer = Tokenizer::from_gguf(&gguf);
+        let template = match &tokenizer {
+            Ok(tokenizer) => ChatTemplate::from_gguf(&gguf, tokenizer).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
         let tokenizer = tokenizer.map_err(|error| error.to_string());
         let decoder = Decoder::new(config, weights);
-        Ok(Self { inner: Arc::new(Inner { device, decoder, gguf, tokenizer }) })
+        Ok(Self { inner: Arc::new(Inner { device, decoder, gguf, tokenizer, template }) })
     }
 
     /// A session with an empty cache.
@@ -145,6 +151,14 @@ impl Model {
         self.inner.tokenizer.as_ref().map_err(|why| missing("tokenizer", why))
     }
 
+    /// The file's chat template.
+    ///
+    /// # Errors
+    /// When the file has none that this engine can use.
+    pub fn chat_template(&self) -> Result<&ChatTemplate, Error> {
+        self.inner.template.as_ref().map_err(|why| missing("chat template", why))
+    }
+
     /// Tokens of a plain text prompt, with the model's begin-of-text token where it wants one. Special tokens
     /// written in the text are read as such.
     ///
@@ -152,6 +166,17 @@ impl Model {
     /// When there is no tokenizer or the text cannot be encoded.
     pub fn text_prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
         Ok(self.tokenizer()?.encode(text, Special::Parse, true)?)
+    }
+
+    /// Tokens of a conversation in the model's own chat format, ending where the assistant is to answer.
+    ///
+    /// # Errors
+    /// When there is no template, or the template refuses the conversation.
+    pub fn chat_prompt(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
+        let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
+        let text = self.chat_template()?.render(messages, &options)?;
+        // The template writes the begin-of-text token itself where the model wants one.
+        Ok(self.tokenizer()?.encode(&text, Special::Parse, false)?)
     }
 
     pub(crate) fn parts(&self) -> &Inner {
