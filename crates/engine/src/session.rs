@@ -1,6 +1,6 @@
 //! A conversation with a model: one KV cache and the tokens in it.
 
-use kvant_codec::DType;
+use kvant_codec::{DType, Side};
 use kvant_cpu::{CpuDevice, CpuPage};
 use kvant_kv::{Cache, Plan, Policies};
 use kvant_model::{Activations, Want};
@@ -186,6 +186,18 @@ impl Session {
     /// The logits that follow the last token that was fed, `[n_vocab]`.
     pub fn logits(&self) -> &[f32] {
         &self.logits
+    }
+
+    /// The cached keys or values of one KV head as numbers, `[tokens, head_dim]`: what the codes stand for.
+    /// For measurements.
+    ///
+    /// # Errors
+    /// When the device cannot be read.
+    ///
+    /// # Panics
+    /// When the model has no such layer or head.
+    pub fn kv_rows(&self, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
+        Ok(self.cache.rows(&self.model.parts().device, layer, head, side)?)
     }
 
     /// Forgets everything.

@@ -1,0 +1,151 @@
+//! How needles are worded. Wording is data: built-in forms, or a JSON file of one's own.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::EvalError;
+
+/// The wording of needles, questions and answers. `{name}` and `{word}` stand for what a needle is about and what it says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NeedleForm {
+    /// What the form is called.
+    pub name: String,
+    /// The sentence in the haystack, with the space before it.
+    pub needle: String,
+    /// What follows the haystack.
+    pub question: String,
+    /// How the answer begins: given to the model, so that only the word itself is judged.
+    pub cue: String,
+    /// The rest of the answer, judged token by token.
+    pub answer: String,
+    /// What needles are about.
+    pub names: Vec<String>,
+    /// What they say.
+    pub words: Vec<String>,
+}
+
+fn owned(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&word| word.to_owned()).collect()
+}
+
+impl NeedleForm {
+    /// The names of the built-in forms.
+    pub const BUILT_IN: [&str; 3] = ["secret-word", "magic-number", "sandwich"];
+
+    /// A built-in form: `secret-word` (what the bundled model was trained on), `magic-number` (RULER,
+    /// [arXiv 2404.06654](https://arxiv.org/abs/2404.06654)) or `sandwich` (Kamradt's original).
+    pub fn built_in(name: &str) -> Option<Self> {
+        let form = |needle: &str, question: &str, cue: &str, answer: &str, names: &[&str], words: &[&str]| {
+            Some(Self {
+                name: name.to_owned(),
+                needle: needle.to_owned(),
+                question: question.to_owned(),
+                cue: cue.to_owned(),
+                answer: answer.to_owned(),
+                names: owned(names),
+                words: owned(words),
+            })
+        };
+        match name {
+            "secret-word" => form(
+                " The secret word for {name} is {word}.",
+                "\n\nQuestion: What is the secret word for {name} mentioned in the text above?",
+                "\nAnswer: The secret word for {name} is",
+                " {word}",
+                &[
+                    "Paris",
+                    "London",
+                    "Boston",
+                    "Oslo",
+                    "the red box",
+                    "the old tower",
+                    "agent seven",
+                    "the captain",
+                ],
+                &[
+                    "apple", "river", "castle", "forest", "ocean", "kitchen", "music", "doctor", "money",
+                    "village", "stone", "water", "gold", "bread", "king", "island",
+                ],
+            ),
+            "magic-number" => form(
+                " One of the special magic numbers for {name} is: {word}.",
+                "\n\nWhat is the special magic number for {name} mentioned in the provided text?",
+                " The special magic number for {name} mentioned in the provided text is",
+                " {word}",
+                &["long-context", "quiet-harbor", "amber-lantern", "northern-mill", "paper-garden"],
+                &["8231946", "4710528", "9053271", "2867403", "6194850", "3748206", "5529173", "1486390"],
+            ),
+            "sandwich" => form(
+                " The best thing to do in {name} is {word}.",
+                "\n\nQuestion: What is the best thing to do in {name}?",
+                "\nAnswer: The best thing to do in {name} is",
+                " {word}",
+                &["San Francisco"],
+                &["eat a sandwich and sit in Dolores Park on a sunny day"],
+            ),
+            _ => None,
+        }
+    }
+
+    /// The built-in form of that name, or the form in the JSON file of that name.
+    ///
+    /// # Errors
+    /// [`EvalError::File`] when there is neither, or the file is not a form.
+    pub fn find(name: &str) -> Result<Self, EvalError> {
+        if let Some(form) = Self::built_in(name) {
+            return Ok(form);
+        }
+        let path = Path::new(name);
+        if !path.exists() {
+            let what = format!("no needle form; known: {}, or a JSON file", Self::BUILT_IN.join(", "));
+            return Err(EvalError::file(path, what));
+        }
+        let text = std::fs::read_to_string(path).map_err(EvalError::io(path))?;
+        let form: Self = serde_json::from_str(&text)
+            .map_err(|error| EvalError::file(path, format!("needle form: {error}")))?;
+        let says_what = form.needle.contains("{word}") && form.answer.contains("{word}");
+        if !says_what || form.names.is_empty() || form.words.is_empty() {
+            let what =
+                "needle form: needle and answer must contain {word}, names and words must not be empty";
+            return Err(EvalError::file(path, what));
+        }
+        Ok(form)
+    }
+}
+
+/// `template` with the needle's name and word in it.
+pub(crate) fn fill(template: &str, name: &str, word: &str) -> String {
+    template.replace("{name}", name).replace("{word}", word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_built_in_form_is_found_and_asks_for_its_word() {
+        for name in NeedleForm::BUILT_IN {
+            let form = NeedleForm::find(name).unwrap();
+            assert_eq!(form.name, name);
+            assert!(form.needle.contains("{word}") && form.answer.contains("{word}"));
+            assert!(!fill(&form.question, &form.names[0], "x").contains('{'));
+        }
+    }
+
+    #[test]
+    fn a_form_of_ones_own_is_read_and_a_bad_one_refused() {
+        let path = std::env::temp_dir().join(format!("kvant-form-{}.json", std::process::id()));
+        let mut form = NeedleForm::built_in("sandwich").unwrap();
+        std::fs::write(&path, serde_json::to_string(&form).unwrap()).unwrap();
+        assert_eq!(NeedleForm::find(path.to_str().unwrap()).unwrap(), form);
+        form.words.clear();
+        std::fs::write(&path, serde_json::to_string(&form).unwrap()).unwrap();
+        assert!(NeedleForm::find(path.to_str().unwrap()).is_err());
+        std::fs::write(&path, "{}").unwrap();
+        assert!(NeedleForm::find(path.to_str().unwrap()).unwrap_err().to_string().contains("needle form"));
+        std::fs::remove_file(&path).unwrap();
+        assert!(NeedleForm::find("no-such-form").is_err());
+    }
+}
