@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use kvant::{KvOptions, Model, Session};
+use kvant::{KvOptions, Message, Model, RenderOptions, Session, Special};
 use kvant_codec::random::Random;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -28,6 +28,8 @@ pub struct NiahOptions {
     pub needles: usize,
     /// Their wording.
     pub form: NeedleForm,
+    /// Put haystack and question into the model's chat template, and the cue at the start of its answer.
+    pub chat: bool,
     /// Cache configurations.
     pub configs: Vec<KvOptions>,
 }
@@ -67,7 +69,7 @@ pub fn niah(
     let configs = configs.collect::<Result<Vec<_>, _>>()?;
     let what = json!({
         "measure": "niah", "version": 1, "model": model.fingerprint(), "haystack": haystack.fingerprint,
-        "lengths": options.lengths, "depths": options.depths, "needles": options.needles, "form": options.form,
+        "lengths": options.lengths, "depths": options.depths, "needles": options.needles, "form": options.form, "chat": options.chat,
         "kv": configs.iter().map(|kv| &kv.fingerprint).collect::<Vec<_>>(),
     });
     let (mut state, mut cells) = RunState::<NiahCell>::open(state, &what)?;
@@ -152,7 +154,8 @@ impl Haystack {
     fn new(model: &Model, text: &str) -> Result<Self, EvalError> {
         let mut sentences = Vec::new();
         for sentence in split_sentences(text) {
-            let n = encode(model, sentence)?.len();
+            let tokens = model.tokenizer()?.encode(sentence, Special::AsText, false);
+            let n = tokens.map_err(kvant::Error::from)?.len();
             sentences.push((sentence.to_owned(), n));
         }
         let n_tokens = sentences.iter().map(|(_, n)| n).sum();
@@ -188,7 +191,7 @@ impl Haystack {
         }
         loop {
             let text = self.with_needles(form, &needles, first, n, depth);
-            let questions = needles.iter().map(|needle| question(model, form, &text, needle));
+            let questions = needles.iter().map(|needle| question(model, options, &text, needle));
             let questions = questions.collect::<Result<Questions, EvalError>>()?;
             if questions.iter().all(|(tokens, _)| tokens.len() <= n_ctx) {
                 return Ok(questions);
@@ -248,20 +251,27 @@ impl Haystack {
 
 fn question(
     model: &Model,
-    form: &NeedleForm,
+    options: &NiahOptions,
     text: &str,
     &(name, word): &(&str, &str),
 ) -> Result<(Vec<u32>, usize), EvalError> {
-    let prompt = format!("{text}{}{}", fill(&form.question, name, word), fill(&form.cue, name, word));
-    let whole = format!("{prompt}{}", fill(&form.answer, name, word));
-    let (prompt, whole) = (encode(model, &prompt)?, encode(model, &whole)?);
+    let form = &options.form;
+    let asked = format!("{text}{}", fill(&form.question, name, word));
+    let (cue, answer) = (fill(&form.cue, name, word), fill(&form.answer, name, word));
+    let (prompt, special, add_bos) = if options.chat {
+        let render = RenderOptions { add_generation_prompt: true, ..Default::default() };
+        let rendered = model.chat_template()?.render(&[Message::user(&asked)], &render);
+        let rendered = rendered.map_err(kvant::Error::from)?;
+        // The template writes the begin-of-text token itself.
+        (format!("{rendered}{}", cue.trim_start()), Special::Parse, false)
+    } else {
+        (format!("{asked}{cue}"), Special::AsText, true)
+    };
+    let encode = |text: &str| model.tokenizer()?.encode(text, special, add_bos).map_err(kvant::Error::from);
+    let (prompt, whole) = (encode(&prompt)?, encode(&format!("{prompt}{answer}"))?);
     // A token may reach from the prompt into the answer; it belongs to the answer then.
     let answer = prompt.iter().zip(&whole).take_while(|(a, b)| a == b).count();
     Ok((whole, answer))
-}
-
-fn encode(model: &Model, text: &str) -> Result<Vec<u32>, EvalError> {
-    Ok(model.tokenizer()?.encode(text, kvant::Special::AsText, true).map_err(kvant::Error::from)?)
 }
 
 /// Cuts after `.`, `!` or `?` where white space follows; the white space goes with the next sentence.
