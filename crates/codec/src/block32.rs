@@ -134,9 +134,13 @@ pub(crate) fn pack_q8_0(x: &[f32; LEN], block: &mut [u8; 34]) {
     }
 }
 
-pub(crate) fn unpack_q8_0(block: &[u8; 34]) -> [f32; LEN] {
+pub(crate) fn read_q8_0(block: &[u8; 34]) -> Coded {
     let codes = std::array::from_fn(|j| block[2 + j].wrapping_add(Q8_0_ZERO));
-    Coded { scale: half_at(block, 0), codes }.decode(Q8_0_ZERO)
+    Coded { scale: half_at(block, 0), codes }
+}
+
+pub(crate) fn unpack_q8_0(block: &[u8; 34]) -> [f32; LEN] {
+    read_q8_0(block).decode(Q8_0_ZERO)
 }
 
 pub(crate) fn pack_q4_0(x: &[f32; LEN], block: &mut [u8; 18]) {
@@ -145,9 +149,13 @@ pub(crate) fn pack_q4_0(x: &[f32; LEN], block: &mut [u8; 18]) {
     put_nibbles(&coded.codes, &mut block[2..]);
 }
 
-pub(crate) fn unpack_q4_0(block: &[u8; 18]) -> [f32; LEN] {
+pub(crate) fn read_q4_0(block: &[u8; 18]) -> Coded {
     let codes = std::array::from_fn(|j| nibble(&block[2..], j));
-    Coded { scale: half_at(block, 0), codes }.decode(Q4_0_ZERO)
+    Coded { scale: half_at(block, 0), codes }
+}
+
+pub(crate) fn unpack_q4_0(block: &[u8; 18]) -> [f32; LEN] {
+    read_q4_0(block).decode(Q4_0_ZERO)
 }
 
 pub(crate) fn pack_q5_0(x: &[f32; LEN], block: &mut [u8; 22]) {
@@ -157,9 +165,13 @@ pub(crate) fn pack_q5_0(x: &[f32; LEN], block: &mut [u8; 22]) {
     put_nibbles(&coded.codes, &mut block[6..]);
 }
 
-pub(crate) fn unpack_q5_0(block: &[u8; 22]) -> [f32; LEN] {
+pub(crate) fn read_q5_0(block: &[u8; 22]) -> Coded {
     let codes = std::array::from_fn(|j| nibble(&block[6..], j) | fifth_bit(&block[2..], j));
-    Coded { scale: half_at(block, 0), codes }.decode(Q5_0_ZERO)
+    Coded { scale: half_at(block, 0), codes }
+}
+
+pub(crate) fn unpack_q5_0(block: &[u8; 22]) -> [f32; LEN] {
+    read_q5_0(block).decode(Q5_0_ZERO)
 }
 
 pub(crate) fn pack_q4_1(x: &[f32; LEN], block: &mut [u8; 20]) {
@@ -169,9 +181,13 @@ pub(crate) fn pack_q4_1(x: &[f32; LEN], block: &mut [u8; 20]) {
     put_nibbles(&coded.codes, &mut block[4..]);
 }
 
-pub(crate) fn unpack_q4_1(block: &[u8; 20]) -> [f32; LEN] {
+pub(crate) fn read_q4_1(block: &[u8; 20]) -> CodedMin {
     let codes = std::array::from_fn(|j| nibble(&block[4..], j));
-    CodedMin { scale: half_at(block, 0), min: half_at(block, 2), codes }.decode()
+    CodedMin { scale: half_at(block, 0), min: half_at(block, 2), codes }
+}
+
+pub(crate) fn unpack_q4_1(block: &[u8; 20]) -> [f32; LEN] {
+    read_q4_1(block).decode()
 }
 
 pub(crate) fn pack_q5_1(x: &[f32; LEN], block: &mut [u8; 24]) {
@@ -182,7 +198,11 @@ pub(crate) fn pack_q5_1(x: &[f32; LEN], block: &mut [u8; 24]) {
     put_nibbles(&coded.codes, &mut block[8..]);
 }
 
-pub(crate) fn unpack_q5_1(block: &[u8; 24]) -> [f32; LEN] {
+pub(crate) fn read_q5_1(block: &[u8; 24]) -> CodedMin {
     let codes = std::array::from_fn(|j| nibble(&block[8..], j) | fifth_bit(&block[4..], j));
-    CodedMin { scale: half_at(block, 0), min: half_at(block, 2), codes }.decode()
+    CodedMin { scale: half_at(block, 0), min: half_at(block, 2), codes }
+}
+
+pub(crate) fn unpack_q5_1(block: &[u8; 24]) -> [f32; LEN] {
+    read_q5_1(block).decode()
 }

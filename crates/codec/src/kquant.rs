@@ -135,15 +135,18 @@ pub(crate) fn pack_q2(x: &[f32; LEN], block: &mut [u8; 84]) {
     put_half(block, 82, coded.dmin);
 }
 
-pub(crate) fn unpack_q2(block: &[u8; 84]) -> [f32; LEN] {
-    MinBlock::<16> {
+pub(crate) fn read_q2(block: &[u8; 84]) -> MinBlock<16> {
+    MinBlock {
         d: half_at(block, 80),
         dmin: half_at(block, 82),
         scales: std::array::from_fn(|j| block[j] & 15),
         mins: std::array::from_fn(|j| block[j] >> 4),
         codes: std::array::from_fn(|v| bits(&block[16..], v, 0, 3, pair_at)),
     }
-    .decode()
+}
+
+pub(crate) fn unpack_q2(block: &[u8; 84]) -> [f32; LEN] {
+    read_q2(block).decode()
 }
 
 pub(crate) fn pack_q3(x: &[f32; LEN], block: &mut [u8; 110]) {
@@ -156,14 +159,17 @@ pub(crate) fn pack_q3(x: &[f32; LEN], block: &mut [u8; 110]) {
     put_half(block, 108, coded.d);
 }
 
-pub(crate) fn unpack_q3(block: &[u8; 110]) -> [f32; LEN] {
+pub(crate) fn read_q3(block: &[u8; 110]) -> SymBlock {
     let stored = |v| bits(block, v, 2, 1, bit_at) | bits(&block[32..], v, 0, 3, pair_at);
     SymBlock {
         d: half_at(block, 108),
         scales: scales_3(&block[96..]),
         codes: std::array::from_fn(|v| stored(v) as i8 - 4),
     }
-    .decode()
+}
+
+pub(crate) fn unpack_q3(block: &[u8; 110]) -> [f32; LEN] {
+    read_q3(block).decode()
 }
 
 pub(crate) fn pack_q4(x: &[f32; LEN], block: &mut [u8; 144]) {
@@ -175,10 +181,14 @@ pub(crate) fn pack_q4(x: &[f32; LEN], block: &mut [u8; 144]) {
     put(&mut block[16..], &coded.codes, 0, 15, nibble_at);
 }
 
-pub(crate) fn unpack_q4(block: &[u8; 144]) -> [f32; LEN] {
+pub(crate) fn read_q4(block: &[u8; 144]) -> MinBlock<8> {
     let (scales, mins) = scales_6(&block[4..]);
     let codes = std::array::from_fn(|v| bits(&block[16..], v, 0, 15, nibble_at));
-    MinBlock { d: half_at(block, 0), dmin: half_at(block, 2), scales, mins, codes }.decode()
+    MinBlock { d: half_at(block, 0), dmin: half_at(block, 2), scales, mins, codes }
+}
+
+pub(crate) fn unpack_q4(block: &[u8; 144]) -> [f32; LEN] {
+    read_q4(block).decode()
 }
 
 pub(crate) fn pack_q5(x: &[f32; LEN], block: &mut [u8; 176]) {
@@ -191,11 +201,15 @@ pub(crate) fn pack_q5(x: &[f32; LEN], block: &mut [u8; 176]) {
     put(&mut block[48..], &coded.codes, 0, 15, nibble_at);
 }
 
-pub(crate) fn unpack_q5(block: &[u8; 176]) -> [f32; LEN] {
+pub(crate) fn read_q5(block: &[u8; 176]) -> MinBlock<8> {
     let (scales, mins) = scales_6(&block[4..]);
     let code = |v| bits(&block[16..], v, 4, 1, bit_at) | bits(&block[48..], v, 0, 15, nibble_at);
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
-    MinBlock { d, dmin, scales, mins, codes: std::array::from_fn(code) }.decode()
+    MinBlock { d, dmin, scales, mins, codes: std::array::from_fn(code) }
+}
+
+pub(crate) fn unpack_q5(block: &[u8; 176]) -> [f32; LEN] {
+    read_q5(block).decode()
 }
 
 pub(crate) fn pack_q6(x: &[f32; LEN], block: &mut [u8; 210]) {
@@ -210,14 +224,17 @@ pub(crate) fn pack_q6(x: &[f32; LEN], block: &mut [u8; 210]) {
     put_half(block, 208, coded.d);
 }
 
-pub(crate) fn unpack_q6(block: &[u8; 210]) -> [f32; LEN] {
+pub(crate) fn read_q6(block: &[u8; 210]) -> SymBlock {
     let stored = |v| bits(block, v, 0, 15, wide_nibble_at) | bits(&block[128..], v, 4, 3, pair_at);
     SymBlock {
         d: half_at(block, 208),
         scales: std::array::from_fn(|j| block[192 + j] as i8),
         codes: std::array::from_fn(|v| stored(v) as i8 - 32),
     }
-    .decode()
+}
+
+pub(crate) fn unpack_q6(block: &[u8; 210]) -> [f32; LEN] {
+    read_q6(block).decode()
 }
 
 #[cfg(test)]

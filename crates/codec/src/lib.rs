@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`DType`] | which formats exist, how many bytes they take |
 //! | [`encode`], [`decode`] | values to block bytes and back, in GGML's byte layouts |
+//! | [`fields`] | the codes and scales of a block as stored, for devices that lay them out anew |
 //! | [`block32`], [`kquant`], [`tq`], [`turbo`] | one data sheet per family of formats |
 //! | [`rotation`] | the signed Hadamard rotation in front of the turbo and TQ formats |
 //! | [`codebook`], [`lloyd_max`] | the Lloyd-Max tables of N(0, 1), and the solver they are checked against |
@@ -30,6 +31,7 @@ pub mod codebook;
 pub mod distortion;
 mod dtype;
 mod error;
+pub mod fields;
 pub mod finite;
 mod kfit;
 pub mod kquant;

@@ -82,7 +82,7 @@ impl Backend for CpuDevice {
     fn kernel_choices(&self) -> Vec<KernelChoice> {
         let weights = DType::ALL.into_iter().filter(|dtype| !dtype.is_turbo());
         weights
-            .map(|dtype| KernelChoice { op: "matmul", dtype, kernel: format!("rows-{dtype}-scalar") })
+            .map(|dtype| KernelChoice { op: "matmul", dtype, kernel: matmul::kernel_name(self.isa, dtype) })
             .collect()
     }
 
@@ -104,7 +104,7 @@ impl Backend for CpuDevice {
     }
 
     fn matrix(&self, source: WeightSource) -> Result<CpuMatrix> {
-        CpuMatrix::new(source)
+        CpuMatrix::new(self.isa, &self.pool, source)
     }
 
     fn page(&self, n_bytes: usize) -> Result<CpuPage> {
@@ -152,9 +152,10 @@ impl Backend for CpuDevice {
             bias: output.bias.map(CpuBuffer::as_slice),
             y: Shards::new(output.y.as_mut_slice()),
             accumulate: output.accumulate,
+            gate: None,
         });
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
-        matmul::project(&self.pool, &mut scratch, x, products);
+        matmul::project(self.isa, &self.pool, &mut scratch, x, products);
         Ok(())
     }
 
@@ -172,7 +173,7 @@ impl Backend for CpuDevice {
         let len = input.rows.saturating_mul(up.n_out());
         BackendError::check_at_least(OP, "length of the output", len, y.len())?;
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
-        matmul::gated_ffn(&self.pool, &mut scratch, x, gate, up, y.as_mut_slice());
+        matmul::gated_ffn(self.isa, &self.pool, &mut scratch, x, gate, up, y.as_mut_slice());
         Ok(())
     }
 

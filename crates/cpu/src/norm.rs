@@ -5,7 +5,7 @@
 const LANES: usize = 16;
 
 /// Sum of the squares of `x`.
-#[inline]
+#[inline(always)]
 fn sum_of_squares(x: &[f32]) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();
     let mut sums = [0.0; LANES];
@@ -18,13 +18,13 @@ fn sum_of_squares(x: &[f32]) -> f32 {
 }
 
 /// The factor `1 / sqrt(mean(x²) + eps)` of a row.
-#[inline]
+#[inline(always)]
 pub(crate) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt()
 }
 
 /// Normalises the row `x` into `y`, both as long as `weight`.
-#[inline]
+#[inline(always)]
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
     let factor = inverse_rms(x, eps);
     for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {

@@ -1,12 +1,16 @@
 //! Every product is held to sums in f64 over weights that the codec decodes.
 
 use kvant_backend::{Backend, Input, Norm, Output, WeightSource};
+use kvant_codec::fields::{Fields, Spec};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, decode, encode};
 
-use crate::{CpuBuffer, CpuDevice, CpuMatrix, Isa};
+use super::panel::is_float;
+use super::quantise::{Quantised, Source};
+use super::uses_panels;
+use crate::{CpuBuffer, CpuDevice, CpuMatrix, Isa, Pool};
 
-pub(super) const WEIGHTS: [DType; 15] = [
+const WEIGHTS: [DType; 15] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -24,29 +28,29 @@ pub(super) const WEIGHTS: [DType; 15] = [
     DType::TQ4_1S,
 ];
 
-pub(super) fn gaussian(seed: u64, len: usize, sigma: f64) -> Vec<f32> {
+fn gaussian(seed: u64, len: usize, sigma: f64) -> Vec<f32> {
     let mut values = vec![0.0; len];
     Random::new(seed).fill_gaussian(&mut values, sigma);
     values
 }
 
-/// A random matrix on `device` and the values it stands for.
-pub(super) fn matrix(
+/// A random matrix on `device`, the values it stands for, and its bytes.
+fn encoded(
     device: &CpuDevice,
     dtype: DType,
     n_out: usize,
     n_in: usize,
     seed: u64,
-) -> (CpuMatrix, Vec<f32>) {
+) -> (CpuMatrix, Vec<f32>, Vec<u8>) {
     let mut values = gaussian(seed, n_out * n_in, 0.02);
     let mut bytes = vec![0; n_out * dtype.row_bytes(n_in).unwrap()];
     encode(dtype, &values, &mut bytes).unwrap();
     decode(dtype, &bytes, &mut values).unwrap();
-    let source = WeightSource { dtype, n_out, n_in, bytes: bytes.into() };
-    (device.matrix(source).unwrap(), values)
+    let source = WeightSource { dtype, n_out, n_in, bytes: bytes.clone().into() };
+    (device.matrix(source).unwrap(), values, bytes)
 }
 
-pub(super) fn buffer(values: &[f32]) -> CpuBuffer {
+fn buffer(values: &[f32]) -> CpuBuffer {
     let mut buffer = CpuBuffer::zeroed(values.len()).unwrap();
     buffer.as_mut_slice().copy_from_slice(values);
     buffer
@@ -54,51 +58,125 @@ pub(super) fn buffer(values: &[f32]) -> CpuBuffer {
 
 /// A sum and the largest error its evaluation may have.
 #[derive(Clone, Copy)]
-pub(super) struct Want {
+struct Want {
     pub value: f64,
     pub bound: f64,
 }
 
-/// `w · x` in f64. A kernel that rounds nothing but its f32 sums stays within
-/// `n · eps · Σ|w x|`, whatever order it adds in.
-pub(super) fn exact(w: &[f32], x: &[f32]) -> Want {
-    let (mut value, mut magnitude) = (0.0, 0.0);
-    for (&w, &x) in w.iter().zip(x) {
-        let product = f64::from(w) * f64::from(x);
-        value += product;
-        magnitude += product.abs();
-    }
-    Want { value, bound: (w.len() + 2) as f64 * f64::from(f32::EPSILON) * magnitude }
-}
-
 #[track_caller]
-pub(super) fn assert_within(got: f32, want: Want, what: &dyn Fn() -> String) {
+fn assert_within(got: f32, want: Want, what: &dyn Fn() -> String) {
     let err = (f64::from(got) - want.value).abs();
     assert!(err <= want.bound, "{}: {got}, want {} within {}", what(), want.value, want.bound);
 }
 
-fn scalar() -> CpuDevice {
-    CpuDevice::new(Isa::Scalar, 2)
+/// One device for each kernel set of this CPU.
+fn devices() -> Vec<CpuDevice> {
+    Isa::available().into_iter().map(|isa| CpuDevice::new(isa, 2)).collect()
+}
+
+/// The products of `x` with `w`, `[rows, n_out]`.
+fn project(device: &CpuDevice, w: &CpuMatrix, x: &[f32]) -> CpuBuffer {
+    let rows = x.len() / w.n_in();
+    let mut y = buffer(&vec![f32::NAN; rows * w.n_out()]);
+    let input = Input { x: &buffer(x), norm: None, first_row: 0, rows };
+    device.project(input, &mut [Output { w, bias: None, y: &mut y, accumulate: false }]).unwrap();
+    y
+}
+
+/// Row lengths that end within, at and beyond units and chunks.
+fn widths(dtype: DType) -> &'static [usize] {
+    match dtype.block_len() {
+        1 => &[1, 2, 7, 16, 129, 300],
+        32 => &[32, 64, 96, 512, 1056],
+        _ => &[256, 512, 1280],
+    }
+}
+
+/// `(n_out, rows)`: below, at and above panels, pairs of panels, tiles and row blocks.
+const SHAPES: [(usize, usize); 12] = [
+    (1, 1),
+    (17, 1),
+    (48, 2),
+    (33, 3),
+    (16, 5),
+    (15, 7),
+    (31, 8),
+    (1, 9),
+    (40, 12),
+    (33, 33),
+    (16, 96),
+    (70, 100),
+];
+
+/// The activations as coded kernels see them: steps of each block, and the values that the codes stand for.
+fn quantised(x: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let mut quantised = Quantised::default();
+    let source = Source { x, n_in: x.len(), norm: None };
+    quantised.fill(Isa::Scalar, &Pool::new(1), source, 1);
+    let tile = quantised.tile::<1>(0);
+    let steps: Vec<f32> = tile.scales.iter().map(|&[step]| step).collect();
+    let codes = tile.codes.iter().flatten().flat_map(|&[word]| word.to_le_bytes());
+    let values = codes.enumerate().map(|(i, code)| f32::from(code as i8) * steps[i / 32]).collect();
+    (steps, values)
+}
+
+/// Sum of the magnitudes that a coded kernel adds for each weight: of its code and, apart, of its minimum.
+fn magnitudes(dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32> {
+    let Some(spec) = Spec::of(dtype) else { return weights.iter().map(|w| w.abs()).collect() };
+    let blocks = row.chunks_exact(dtype.block_bytes()).zip(weights.chunks_exact(spec.len));
+    let magnitudes = blocks.flat_map(|(block, weights)| {
+        let fields = Fields::read(dtype, block);
+        let min = move |j: usize| match spec.len {
+            32 => fields.min.to_f32(),
+            _ => -fields.min.to_f32() * f32::from(fields.sub_mins[j / spec.sub_len]),
+        };
+        weights.iter().enumerate().map(move |(j, w)| (w - min(j)).abs() + min(j).abs())
+    });
+    magnitudes.collect()
+}
+
+/// What a kernel of the device must give, from its own arithmetic: 8-bit activations for coded panels, f32 otherwise.
+///
+/// Products of codes are summed exactly. Then each sub-block's sum is scaled and added in f32, at most two terms, one
+/// rounding each, behind at most five roundings of scales and steps: `n / 16 · 2 + 5` roundings, fewer than `n + 7`.
+fn wanted(weights: &[f32], magnitudes: &[f32], x: &[f32]) -> Want {
+    let dot = |w: &[f32]| -> f64 { w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum() };
+    let magnitude: f64 = magnitudes.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x.abs())).sum();
+    let roundings = (weights.len() + 7) as f64;
+    Want { value: dot(weights), bound: roundings * f64::from(f32::EPSILON) * magnitude }
 }
 
 #[test]
-fn the_reference_equals_sums_in_f64_for_every_weight_type() {
-    let device = scalar();
-    for dtype in WEIGHTS {
-        let step = dtype.block_len();
-        let sizes = if step == 1 { vec![1, 7, 16, 300] } else { vec![step, 3 * step, 512] };
-        for n_in in sizes {
-            for (n_out, rows) in [(1, 1), (17, 3), (33, 65)] {
-                let (w, values) = matrix(&device, dtype, n_out, n_in, 1);
-                let x = gaussian(2, rows * n_in, 1.0);
-                let mut y = buffer(&vec![f32::NAN; rows * n_out]);
-                let input = Input { x: &buffer(&x), norm: None, first_row: 0, rows };
-                let output = Output { w: &w, bias: None, y: &mut y, accumulate: false };
-                device.project(input, &mut [output]).unwrap();
-                for (r, y) in y.as_slice().chunks(n_out).enumerate() {
-                    for (o, &got) in y.iter().enumerate() {
-                        let want = exact(&values[o * n_in..][..n_in], &x[r * n_in..][..n_in]);
-                        assert_within(got, want, &|| format!("{dtype} {n_out}x{n_in} row {r} out {o}"));
+fn every_kernel_set_equals_sums_in_f64_of_its_own_arithmetic() {
+    for device in devices() {
+        for dtype in WEIGHTS {
+            let in_8_bits = uses_panels(device.isa(), dtype) && !is_float(dtype);
+            for (case, &n_in) in widths(dtype).iter().enumerate() {
+                for (n_out, rows) in SHAPES {
+                    let (w, weights, bytes) = encoded(&device, dtype, n_out, n_in, case as u64);
+                    let x = gaussian(2, rows * n_in, 1.0);
+                    let y = project(&device, &w, &x);
+                    let row_bytes = bytes.len() / n_out;
+                    let magnitudes: Vec<_> = (0..n_out)
+                        .map(|o| {
+                            magnitudes(
+                                dtype,
+                                &bytes[o * row_bytes..][..row_bytes],
+                                &weights[o * n_in..][..n_in],
+                            )
+                        })
+                        .collect();
+                    for (r, x) in x.chunks(n_in).enumerate() {
+                        let seen = if in_8_bits { quantised(x).1 } else { x.to_vec() };
+                        for (o, magnitudes) in magnitudes.iter().enumerate() {
+                            let want = wanted(&weights[o * n_in..][..n_in], magnitudes, &seen);
+                            assert_within(y.as_slice()[r * n_out + o], want, &|| {
+                                format!(
+                                    "{} {dtype} {n_out}x{n_in}, row {r} of {rows}, out {o}",
+                                    device.isa().name()
+                                )
+                            });
+                        }
                     }
                 }
             }
@@ -107,63 +185,150 @@ fn the_reference_equals_sums_in_f64_for_every_weight_type() {
 }
 
 #[test]
-fn bias_norm_first_row_and_accumulation_are_applied_in_order() {
-    let device = scalar();
-    let (n_in, n_out) = (64, 20);
-    let (w, _) = matrix(&device, DType::F32, n_out, n_in, 3);
-    let (v, _) = matrix(&device, DType::Q4_0, 7, n_in, 4);
-    let x = buffer(&gaussian(5, 3 * n_in, 1.0));
-    let (gain, bias) = (buffer(&gaussian(6, n_in, 1.0)), buffer(&gaussian(7, n_out, 1.0)));
-    let norm = Norm { weight: &gain, eps: 1e-5 };
-    let old = gaussian(8, 2 * n_out, 1.0);
-    let (mut y, mut z) = (buffer(&old), buffer(&[f32::NAN; 14]));
-    let input = Input { x: &x, norm: Some(norm), first_row: 1, rows: 2 };
-    let mut outputs = [
-        Output { w: &w, bias: Some(&bias), y: &mut y, accumulate: true },
-        Output { w: &v, bias: None, y: &mut z, accumulate: false },
-    ];
-    device.project(input, &mut outputs).unwrap();
+fn activations_in_8_bits_cost_at_most_half_a_step_of_each() {
+    for device in devices() {
+        for dtype in WEIGHTS {
+            let (n_out, n_in, rows) = (20, 512, 10);
+            let (w, weights, bytes) = encoded(&device, dtype, n_out, n_in, 21);
+            let mut x = gaussian(22, rows * n_in, 1.0);
+            x[5] = 60.0;
+            let y = project(&device, &w, &x);
+            let row_bytes = bytes.len() / n_out;
+            for (r, x) in x.chunks(n_in).enumerate() {
+                let steps = quantised(x).0;
+                for o in 0..n_out {
+                    let weights = &weights[o * n_in..][..n_in];
+                    let magnitudes = magnitudes(dtype, &bytes[o * row_bytes..][..row_bytes], weights);
+                    let mut want = wanted(weights, &magnitudes, x);
+                    if uses_panels(device.isa(), dtype) && !is_float(dtype) {
+                        // Half a step, and the rounding of the step.
+                        let half = |i: usize| f64::from(steps[i / 32]) * 0.500_1;
+                        want.bound += weights
+                            .iter()
+                            .enumerate()
+                            .map(|(i, &w)| half(i) * f64::from(w.abs()))
+                            .sum::<f64>();
+                    }
+                    assert_within(y.as_slice()[r * n_out + o], want, &|| {
+                        format!("{} {dtype}, row {r}, out {o}", device.isa().name())
+                    });
+                }
+            }
+        }
+    }
+}
 
-    let mut normed = vec![0.0; 2 * n_in];
-    for (r, row) in normed.chunks_mut(n_in).enumerate() {
-        crate::norm::rms_norm(&x.as_slice()[(r + 1) * n_in..][..n_in], gain.as_slice(), 1e-5, row);
+#[test]
+fn all_kernel_sets_quantise_alike_and_bad_numbers_stay_visible() {
+    let mut x = gaussian(30, 3 * 96, 5.0);
+    let gain = gaussian(31, 96, 1.0);
+    x[..32].fill(0.0);
+    x[32..64].fill(1e-35);
+    x[100] = f32::INFINITY;
+    x[200] = f32::NAN;
+    let pool = Pool::new(1);
+    for norm in [None, Some((&gain[..], 1e-5))] {
+        for tile_rows in [1, 2, 4, 6, 8] {
+            let source = Source { x: &x, n_in: 96, norm };
+            let fill = |isa| {
+                let mut quantised = Quantised::default();
+                quantised.fill(isa, &pool, source, tile_rows);
+                quantised.bits()
+            };
+            let want = fill(Isa::Scalar);
+            for isa in Isa::available() {
+                assert_eq!(fill(isa), want, "{}, {tile_rows} rows to a tile", isa.name());
+            }
+        }
     }
-    let plain = |w: &CpuMatrix, len| {
-        let mut y = CpuBuffer::zeroed(len).unwrap();
-        let input = Input { x: &buffer(&normed), norm: None, first_row: 0, rows: 2 };
-        device.project(input, &mut [Output { w, bias: None, y: &mut y, accumulate: false }]).unwrap();
-        y
-    };
-    for (i, product) in plain(&w, 2 * n_out).as_slice().iter().enumerate() {
-        assert_eq!(y.as_slice()[i], old[i] + (product + bias.as_slice()[i % n_out]));
+    let (steps, _) = quantised(&x[..96]);
+    assert_eq!(steps[..2], [0.0, 0.0]);
+    for device in devices() {
+        for dtype in [DType::Q4_0, DType::Q6K, DType::F16] {
+            let (w, _, _) = encoded(&device, dtype, 3, 256, 32);
+            for bad in [f32::NAN, f32::INFINITY] {
+                let mut x = gaussian(33, 256, 1.0);
+                x[77] = bad;
+                assert!(project(&device, &w, &x).as_slice().iter().all(|y| !y.is_finite()), "{dtype} {bad}");
+            }
+        }
     }
-    assert_eq!(z.as_slice(), plain(&v, 14).as_slice());
+}
+
+#[test]
+fn bias_norm_first_row_and_accumulation_are_applied_in_order() {
+    for (device, rows) in devices().iter().flat_map(|device| [(device, 2), (device, 11)]) {
+        let (n_in, n_out) = (64, 20);
+        let (w, ..) = encoded(device, DType::F32, n_out, n_in, 3);
+        let (v, ..) = encoded(device, DType::Q4_0, 7, n_in, 4);
+        let (t, ..) = encoded(device, DType::TQ4_1S, 9, n_in, 4);
+        let x = buffer(&gaussian(5, (rows + 1) * n_in, 1.0));
+        let (gain, bias) = (buffer(&gaussian(6, n_in, 1.0)), buffer(&gaussian(7, n_out, 1.0)));
+        let norm = Norm { weight: &gain, eps: 1e-5 };
+        let old = gaussian(8, rows * n_out, 1.0);
+        let mut ys =
+            [buffer(&old), buffer(&old), buffer(&vec![f32::NAN; rows * 7]), buffer(&vec![0.0; rows * 9])];
+        let mut plain = buffer(&old);
+        let [a, b, c, d] = &mut ys;
+        let mut outputs = [
+            Output { w: &w, bias: Some(&bias), y: a, accumulate: true },
+            Output { w: &w, bias: Some(&bias), y: b, accumulate: false },
+            Output { w: &v, bias: None, y: c, accumulate: false },
+            Output { w: &t, bias: None, y: d, accumulate: true },
+            Output { w: &w, bias: None, y: &mut plain, accumulate: true },
+        ];
+        device.project(Input { x: &x, norm: Some(norm), first_row: 1, rows }, &mut outputs).unwrap();
+
+        let mut normed = vec![0.0; rows * n_in];
+        for (r, row) in normed.chunks_mut(n_in).enumerate() {
+            crate::norm::rms_norm(&x.as_slice()[(r + 1) * n_in..][..n_in], gain.as_slice(), 1e-5, row);
+        }
+        let products = project(device, &w, &normed);
+        for (i, product) in products.as_slice().iter().enumerate() {
+            let with_bias = product + bias.as_slice()[i % n_out];
+            assert_eq!(ys[0].as_slice()[i], old[i] + with_bias);
+            assert_eq!(ys[1].as_slice()[i], with_bias);
+            assert_eq!(plain.as_slice()[i], old[i] + product);
+        }
+        assert_eq!(ys[2].as_slice(), project(device, &v, &normed).as_slice());
+        assert_eq!(ys[3].as_slice(), project(device, &t, &normed).as_slice());
+    }
 }
 
 #[test]
 fn the_gated_ffn_equals_its_unfused_parts() {
-    let device = scalar();
-    let (n_in, n_ff, rows) = (32, 40, 3);
-    let (gate, _) = matrix(&device, DType::Q8_0, n_ff, n_in, 9);
-    let (up, _) = matrix(&device, DType::F16, n_ff, n_in, 10);
-    let x = buffer(&gaussian(11, rows * n_in, 30.0));
-    let input = || Input { x: &x, norm: None, first_row: 0, rows };
-    let (mut g, mut u) = (CpuBuffer::zeroed(rows * n_ff).unwrap(), CpuBuffer::zeroed(rows * n_ff).unwrap());
-    let mut outputs = [
-        Output { w: &gate, bias: None, y: &mut g, accumulate: false },
-        Output { w: &up, bias: None, y: &mut u, accumulate: false },
-    ];
-    device.project(input(), &mut outputs).unwrap();
-    let mut y = buffer(&vec![f32::NAN; rows * n_ff]);
-    device.gated_ffn(input(), &gate, &up, &mut y).unwrap();
-    for ((g, u), y) in g.as_slice().iter().zip(u.as_slice()).zip(y.as_slice()) {
-        assert_eq!(*y, g / (1.0 + (-g).exp()) * u);
+    for device in devices() {
+        for (gate, up) in [
+            (DType::Q8_0, DType::Q8_0),
+            (DType::Q4K, DType::Q4K),
+            (DType::F16, DType::F16),
+            (DType::Q4K, DType::Q6K),
+            (DType::Q8_0, DType::TQ4_1S),
+        ] {
+            for (n_ff, rows) in [(40, 1), (33, 3), (17, 9), (48, 100)] {
+                let n_in = 256;
+                let (gate, ..) = encoded(&device, gate, n_ff, n_in, 9);
+                let (up, ..) = encoded(&device, up, n_ff, n_in, 10);
+                let x = gaussian(11, rows * n_in, 10.0);
+                let (g, u) = (project(&device, &gate, &x), project(&device, &up, &x));
+                let mut y = buffer(&vec![f32::NAN; rows * n_ff]);
+                let input = Input { x: &buffer(&x), norm: None, first_row: 0, rows };
+                device.gated_ffn(input, &gate, &up, &mut y).unwrap();
+                for ((&g, &u), &y) in g.as_slice().iter().zip(u.as_slice()).zip(y.as_slice()) {
+                    let (g, u) = (f64::from(g), f64::from(u));
+                    let value = g / (1.0 + (-g).exp()) * u;
+                    // exp within 3 roundings, then a sum, a quotient and a product.
+                    let want = Want { value, bound: 6.0 * f64::from(f32::EPSILON) * value.abs() };
+                    assert_within(y, want, &|| format!("{} {rows} rows", device.isa().name()));
+                }
+            }
+        }
     }
 }
 
 #[test]
 fn wrong_shapes_are_refused() {
-    let device = scalar();
+    let device = CpuDevice::new(Isa::Scalar, 2);
     let source =
         |dtype, n_out, n_in, len: usize| WeightSource { dtype, n_out, n_in, bytes: vec![0; len].into() };
     assert!(device.matrix(source(DType::Q4_0, 2, 33, 36)).is_err());
@@ -171,8 +336,8 @@ fn wrong_shapes_are_refused() {
     assert!(device.matrix(source(DType::F32, 2, 0, 0)).is_err());
     assert!(device.matrix(source(DType::Turbo3, 1, 128, 50)).is_err());
 
-    let (w, _) = matrix(&device, DType::F32, 4, 8, 12);
-    let (other, _) = matrix(&device, DType::F32, 4, 9, 12);
+    let (w, ..) = encoded(&device, DType::F32, 4, 8, 12);
+    let (other, ..) = encoded(&device, DType::F32, 4, 9, 12);
     let (x, bias) = (buffer(&[0.0; 16]), buffer(&[0.0; 5]));
     let mut y = buffer(&[0.0; 8]);
     let mut project = |w, bias, first_row, rows| {
@@ -180,6 +345,7 @@ fn wrong_shapes_are_refused() {
         device.project(input, &mut [Output { w, bias, y: &mut y, accumulate: false }])
     };
     assert!(project(&w, None, 0, 2).is_ok());
+    assert!(project(&w, None, 0, 0).is_ok());
     assert!(project(&w, None, 1, 2).is_err());
     assert!(project(&w, None, 0, 3).is_err());
     assert!(project(&other, None, 0, 2).is_err());
@@ -188,14 +354,15 @@ fn wrong_shapes_are_refused() {
 
 #[test]
 fn embedding_rows_are_what_the_codec_decodes() {
-    let device = scalar();
-    for dtype in WEIGHTS {
-        let (table, values) = matrix(&device, dtype, 35, 256, 13);
-        let mut out = buffer(&vec![f32::NAN; 3 * 256]);
-        device.embed(&table, &[34, 0, 16], &mut out).unwrap();
-        for (out, row) in out.as_slice().chunks(256).zip([34, 0, 16]) {
-            assert_eq!(out, &values[row * 256..][..256], "{dtype} row {row}");
+    for device in devices() {
+        for dtype in WEIGHTS {
+            let (table, values, _) = encoded(&device, dtype, 35, 256, 13);
+            let mut out = buffer(&vec![f32::NAN; 3 * 256]);
+            device.embed(&table, &[34, 0, 16], &mut out).unwrap();
+            for (out, row) in out.as_slice().chunks(256).zip([34, 0, 16]) {
+                assert_eq!(out, &values[row * 256..][..256], "{dtype} row {row}");
+            }
+            assert!(device.embed(&table, &[35], &mut out).is_err());
         }
-        assert!(device.embed(&table, &[35], &mut out).is_err());
     }
 }

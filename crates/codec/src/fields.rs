@@ -1,0 +1,227 @@
+//! The codes and scales of a block as stored, so that a device can lay weights out anew without losing a bit.
+//!
+//! ```text
+//! q8_0 q4_0 q5_0      value = (code - zero) · d
+//! q4_1 q5_1           value = code · d + m
+//! q2_K q4_K q5_K      value = d · sc · code - m · sm          sub-blocks of 16 (q2_K) or 32
+//! q3_K q6_K           value = d · (sc - sc_zero) · (code - zero)   sub-blocks of 16
+//! ```
+//!
+//! Codes are unsigned as stored; q8_0 codes are offset by [`block32::Q8_0_ZERO`], q6_K scales (signed in the file) by
+//! 128. `zero` and `sc_zero` are in [`Spec`].
+
+use half::f16;
+
+use crate::kfit::{MinBlock, SymBlock};
+use crate::{DType, block32, kquant};
+
+/// What the fields of a format mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spec {
+    /// Values per block.
+    pub len: usize,
+    /// Bits of a code.
+    pub bits: usize,
+    /// The code of zero; 0 for the formats with a minimum.
+    pub zero: u8,
+    /// Values that share a scale: the block, or a sub-block.
+    pub sub_len: usize,
+    /// The stored scale of a sub-block that means zero.
+    pub scale_zero: u8,
+    /// Whether blocks have a minimum.
+    pub has_min: bool,
+}
+
+/// The fields of one block. Those that a format lacks are 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fields {
+    /// `d`.
+    pub scale: f16,
+    /// `m`, or the unit of the sub-blocks' minima.
+    pub min: f16,
+    /// `sc` of each sub-block.
+    pub sub_scales: [u8; 16],
+    /// `sm` of each sub-block.
+    pub sub_mins: [u8; 16],
+    /// Codes of the first [`Spec::len`] values.
+    pub codes: [u8; kquant::LEN],
+}
+
+/// The zero of q3_K scales and of its codes.
+const Q3_SCALE_ZERO: u8 = 32;
+const Q3_ZERO: u8 = 4;
+/// The zero of q6_K scales, as offset here, and of its codes.
+const Q6_SCALE_ZERO: u8 = 128;
+const Q6_ZERO: u8 = 32;
+
+impl Spec {
+    /// The meaning of the fields of `dtype`; `None` for the float and the rotated formats, which have none.
+    pub const fn of(dtype: DType) -> Option<Self> {
+        let (bits, zero, sub_len, scale_zero, has_min) = match dtype {
+            DType::Q8_0 => (8, block32::Q8_0_ZERO, 32, 0, false),
+            DType::Q4_0 => (4, block32::Q4_0_ZERO, 32, 0, false),
+            DType::Q5_0 => (5, block32::Q5_0_ZERO, 32, 0, false),
+            DType::Q4_1 => (4, 0, 32, 0, true),
+            DType::Q5_1 => (5, 0, 32, 0, true),
+            DType::Q2K => (2, 0, 16, 0, true),
+            DType::Q3K => (3, Q3_ZERO, 16, Q3_SCALE_ZERO, false),
+            DType::Q4K => (4, 0, 32, 0, true),
+            DType::Q5K => (5, 0, 32, 0, true),
+            DType::Q6K => (6, Q6_ZERO, 16, Q6_SCALE_ZERO, false),
+            _ => return None,
+        };
+        Some(Self { len: dtype.block_len(), bits, zero, sub_len, scale_zero, has_min })
+    }
+}
+
+impl Fields {
+    /// No code, no scale.
+    pub const EMPTY: Self = Self {
+        scale: f16::ZERO,
+        min: f16::ZERO,
+        sub_scales: [0; 16],
+        sub_mins: [0; 16],
+        codes: [0; kquant::LEN],
+    };
+
+    /// The fields of one block of `dtype`.
+    ///
+    /// # Panics
+    /// When [`Spec::of`] knows no fields of `dtype`, or `block` does not have its bytes.
+    pub fn read(dtype: DType, block: &[u8]) -> Self {
+        match dtype {
+            DType::Q8_0 => Self::coded(block32::read_q8_0(sized(block))),
+            DType::Q4_0 => Self::coded(block32::read_q4_0(sized(block))),
+            DType::Q5_0 => Self::coded(block32::read_q5_0(sized(block))),
+            DType::Q4_1 => Self::coded_min(block32::read_q4_1(sized(block))),
+            DType::Q5_1 => Self::coded_min(block32::read_q5_1(sized(block))),
+            DType::Q2K => Self::min_block(kquant::read_q2(sized(block))),
+            DType::Q3K => Self::sym_block(kquant::read_q3(sized(block)), Q3_SCALE_ZERO, Q3_ZERO),
+            DType::Q4K => Self::min_block(kquant::read_q4(sized(block))),
+            DType::Q5K => Self::min_block(kquant::read_q5(sized(block))),
+            DType::Q6K => Self::sym_block(kquant::read_q6(sized(block)), Q6_SCALE_ZERO, Q6_ZERO),
+            _ => panic!("{dtype} has no fields"),
+        }
+    }
+
+    /// The values, exactly as [`crate::decode`] gives them for the block the fields were read from.
+    ///
+    /// # Panics
+    /// When [`Spec::of`] knows no fields of `dtype`, or `out` does not have [`Spec::len`] values.
+    pub fn decode(&self, dtype: DType, out: &mut [f32]) {
+        let codes32 = || std::array::from_fn(|j| self.codes[j]);
+        let coded = |zero| block32::Coded { scale: self.scale, codes: codes32() }.decode(zero);
+        let coded_min = || block32::CodedMin { scale: self.scale, min: self.min, codes: codes32() }.decode();
+        match dtype {
+            DType::Q8_0 => out.copy_from_slice(&coded(block32::Q8_0_ZERO)),
+            DType::Q4_0 => out.copy_from_slice(&coded(block32::Q4_0_ZERO)),
+            DType::Q5_0 => out.copy_from_slice(&coded(block32::Q5_0_ZERO)),
+            DType::Q4_1 | DType::Q5_1 => out.copy_from_slice(&coded_min()),
+            DType::Q2K => out.copy_from_slice(&self.as_min_block::<16>().decode()),
+            DType::Q4K | DType::Q5K => out.copy_from_slice(&self.as_min_block::<8>().decode()),
+            DType::Q3K => out.copy_from_slice(&self.as_sym_block(Q3_SCALE_ZERO, Q3_ZERO).decode()),
+            DType::Q6K => out.copy_from_slice(&self.as_sym_block(Q6_SCALE_ZERO, Q6_ZERO).decode()),
+            _ => panic!("{dtype} has no fields"),
+        }
+    }
+
+    fn coded(block: block32::Coded) -> Self {
+        let mut fields = Self { scale: block.scale, ..Self::EMPTY };
+        fields.codes[..block32::LEN].copy_from_slice(&block.codes);
+        fields
+    }
+
+    fn coded_min(block: block32::CodedMin) -> Self {
+        let mut fields = Self { scale: block.scale, min: block.min, ..Self::EMPTY };
+        fields.codes[..block32::LEN].copy_from_slice(&block.codes);
+        fields
+    }
+
+    fn min_block<const S: usize>(block: MinBlock<S>) -> Self {
+        let mut fields = Self { scale: block.d, min: block.dmin, codes: block.codes, ..Self::EMPTY };
+        fields.sub_scales[..S].copy_from_slice(&block.scales);
+        fields.sub_mins[..S].copy_from_slice(&block.mins);
+        fields
+    }
+
+    fn as_min_block<const S: usize>(&self) -> MinBlock<S> {
+        MinBlock {
+            d: self.scale,
+            dmin: self.min,
+            scales: std::array::from_fn(|j| self.sub_scales[j]),
+            mins: std::array::from_fn(|j| self.sub_mins[j]),
+            codes: self.codes,
+        }
+    }
+
+    fn sym_block(block: SymBlock, scale_zero: u8, zero: u8) -> Self {
+        let sub_scales = block.scales.map(|scale| (scale as u8).wrapping_add(scale_zero));
+        let codes = block.codes.map(|code| (code as u8).wrapping_add(zero));
+        Self { scale: block.d, sub_scales, codes, ..Self::EMPTY }
+    }
+
+    fn as_sym_block(&self, scale_zero: u8, zero: u8) -> SymBlock {
+        SymBlock {
+            d: self.scale,
+            scales: self.sub_scales.map(|scale| scale.wrapping_sub(scale_zero) as i8),
+            codes: self.codes.map(|code| code.wrapping_sub(zero) as i8),
+        }
+    }
+}
+
+fn sized<const B: usize>(block: &[u8]) -> &[u8; B] {
+    block.try_into().expect("a block has the bytes of its format")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode;
+    use crate::random::Random;
+
+    #[test]
+    fn fields_decode_as_their_block_does_and_stay_within_their_bits() {
+        let mut random = Random::new(11);
+        for dtype in DType::ALL {
+            let Some(spec) = Spec::of(dtype) else { continue };
+            for _ in 0..50 {
+                let block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.bits() as u8).collect();
+                let fields = Fields::read(dtype, &block);
+                let (mut want, mut got) = (vec![0.0; spec.len], vec![0.0; spec.len]);
+                decode(dtype, &block, &mut want).unwrap();
+                fields.decode(dtype, &mut got);
+                let same = got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits() || w.is_nan());
+                assert!(same, "{dtype}: {got:?} for {want:?}");
+                assert!(fields.codes.iter().all(|&code| usize::from(code) >> spec.bits == 0), "{dtype}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_specification_says_what_the_fields_stand_for() {
+        let mut random = Random::new(12);
+        for dtype in DType::ALL {
+            let Some(spec) = Spec::of(dtype) else { continue };
+            let mut values = vec![0.0; spec.len];
+            random.fill_gaussian(&mut values, 1.0);
+            let mut block = vec![0; dtype.block_bytes()];
+            crate::encode(dtype, &values, &mut block).unwrap();
+            let fields = Fields::read(dtype, &block);
+            fields.decode(dtype, &mut values);
+            let (d, m) = (fields.scale.to_f32(), fields.min.to_f32());
+            for (j, &value) in values.iter().enumerate() {
+                let code = f32::from(fields.codes[j]) - f32::from(spec.zero);
+                let sub = j / spec.sub_len;
+                let want = match spec.len {
+                    block32::LEN => d * code + m,
+                    _ => {
+                        let scale = f32::from(fields.sub_scales[sub]) - f32::from(spec.scale_zero);
+                        d * scale * code - m * f32::from(fields.sub_mins[sub])
+                    }
+                };
+                // Up to four roundings of terms below 10.
+                assert!((value - want).abs() <= 4.0 * f32::EPSILON * 10.0, "{dtype} {j}: {value}, {want}");
+            }
+        }
+    }
+}

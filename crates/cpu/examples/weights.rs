@@ -1,0 +1,112 @@
+//! How fast weights are read and multiplied: GB/s for 1 to 8 rows, GMAC/s for many, beside a plain read of memory.
+//!
+//! `cargo run --release -p kvant-cpu --example weights -- [threads] [n_out] [n_in] [types, comma separated]`
+//!
+//! The matrices lie in more memory than a cache holds. Figures are the best of several runs; GB/s counts the bytes of
+//! the file's format.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use kvant_backend::{Backend, Input, Output, WeightSource};
+use kvant_codec::random::Random;
+use kvant_codec::{DType, encode};
+use kvant_cpu::{CpuDevice, CpuMatrix};
+
+/// Bytes of weights that are cycled through, several times what a last-level cache of a few cores holds.
+const WORKING_SET: usize = 256 << 20;
+
+fn best_seconds(runs: usize, mut job: impl FnMut()) -> f64 {
+    let timed = (0..runs).map(|_| {
+        let start = Instant::now();
+        job();
+        start.elapsed().as_secs_f64()
+    });
+    timed.fold(f64::INFINITY, f64::min)
+}
+
+fn read_bandwidth(threads: usize) -> f64 {
+    let words = vec![1u64; WORKING_SET / 8];
+    let seconds = best_seconds(5, || {
+        std::thread::scope(|scope| {
+            for part in words.chunks(words.len().div_ceil(threads)) {
+                scope.spawn(move || {
+                    let mut sums = [0u64; 32];
+                    for chunk in part.as_chunks::<32>().0 {
+                        sums.iter_mut().zip(chunk).for_each(|(sum, word)| *sum ^= word);
+                    }
+                    black_box(sums)
+                });
+            }
+        });
+    });
+    WORKING_SET as f64 / seconds / 1e9
+}
+
+/// Matrices of one random panel repeated, as many as the working set takes.
+fn matrices(device: &CpuDevice, dtype: DType, n_out: usize, n_in: usize) -> Vec<CpuMatrix> {
+    let mut values = vec![0.0; 16 * n_in];
+    Random::new(1).fill_gaussian(&mut values, 0.02);
+    let row_bytes = dtype.row_bytes(n_in).expect("n_in is a multiple of 256");
+    let mut panel = vec![0; 16 * row_bytes];
+    encode(dtype, &values, &mut panel).expect("sizes match");
+    let bytes: Vec<u8> = panel.iter().copied().cycle().take(n_out * row_bytes).collect();
+    (0..WORKING_SET.div_ceil(bytes.len()))
+        .map(|_| {
+            let source = WeightSource { dtype, n_out, n_in, bytes: bytes.clone().into() };
+            device.matrix(source).expect("a weight type")
+        })
+        .collect()
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |i: usize, default| args.get(i).map_or(default, |v| v.parse().expect("a number"));
+    let (threads, n_out, n_in) = (number(0, 1), number(1, 8960), number(2, 1536));
+    let wanted = |dtype: &DType| match args.get(3) {
+        Some(list) => list.split(',').any(|name| name == dtype.name()),
+        None => !dtype.is_turbo() && !matches!(dtype, DType::TQ3_1S | DType::TQ4_1S),
+    };
+    let device = CpuDevice::from_env(Some(threads)).expect("a kernel set of this CPU");
+    println!(
+        "{threads} threads, {} kernels, {n_out} x {n_in}; plain read {:.1} GB/s",
+        device.isa().name(),
+        read_bandwidth(threads)
+    );
+    println!(
+        "{:8} {:>9} {:>7} {:>7} {:>7} {:>7} | {:>7} {:>7} {:>7}",
+        "", "load GB/s", "1", "2", "4", "8", "16", "64", "512"
+    );
+    for dtype in DType::ALL.into_iter().filter(wanted) {
+        let start = Instant::now();
+        let weights = matrices(&device, dtype, n_out, n_in);
+        let load = start.elapsed().as_secs_f64();
+        let bytes = weights.len() * n_out * dtype.row_bytes(n_in).expect("checked above");
+        print!("{:8} {:9.2}", dtype.name(), bytes as f64 / load / 1e9);
+        for rows in [1, 2, 4, 8, 16, 64, 512] {
+            let mut x = device.buffer(rows * n_in).expect("memory");
+            let mut values = vec![0.0; rows * n_in];
+            Random::new(2).fill_gaussian(&mut values, 1.0);
+            device.write(&mut x, &values).expect("sizes match");
+            let mut y = device.buffer(rows * n_out).expect("memory");
+            let used = if rows > 8 { &weights[..1] } else { &weights };
+            let seconds = best_seconds(if rows > 8 { 5 } else { 7 }, || {
+                for w in used {
+                    let input = Input { x: &x, norm: None, first_row: 0, rows };
+                    let output = Output { w, bias: None, y: &mut y, accumulate: false };
+                    device.project(input, &mut [output]).expect("shapes match");
+                }
+            });
+            if rows > 8 {
+                print!(
+                    "{} {:7.1}",
+                    if rows == 16 { " |" } else { "" },
+                    (rows * n_out * n_in) as f64 / seconds / 1e9
+                );
+            } else {
+                print!(" {:7.1}", bytes as f64 / seconds / 1e9);
+            }
+        }
+        println!();
+    }
+}

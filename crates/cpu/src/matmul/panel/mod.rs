@@ -1,0 +1,428 @@
+//! Weights laid out for the instruction that reads them: panels of 16 rows.
+//!
+//! A dot product of weight rows with an activation row wants 16 rows side by side, so that four weights of each fill a
+//! 32-bit lane and one byte dot product (`vpdpbusd`) with four activations, broadcast, adds to 16 sums at once: no
+//! horizontal sum, and one load of the weights serves any number of activation rows.
+//!
+//! # Layout
+//!
+//! A matrix `[n_out, n_in]` is cut into panels of 16 rows (the last one filled up with zero scales), a panel into units
+//! of columns. Everything is a whole number of 64-byte lines, read strictly in order:
+//!
+//! ```text
+//! unit     header lines, then `bits` lines per 32 columns           64 columns, or a super-block of 256
+//! ```
+//!
+//! **Codes.** 32 columns are 8 groups of 4; code j of a group belongs to row j / 4 and column j mod 4 of the group, and
+//! is byte j of the register that the kernel wants. Lines hold several groups side by side in each byte:
+//!
+//! | bits | low lines | high lines |
+//! |---|---|---|
+//! | 8 | 8: line g = group g | |
+//! | 4 | 4: line i = group 2i, low nibble; 2i + 1, high nibble | |
+//! | 2 | 2: line i, bits 2k = group 4i + k | |
+//! | 5, 6 | as 4 bits | 5: one line, bit g = fifth bit of group g; 6: as 2 bits |
+//! | 3 | as 2 bits | one line, bit g = third bit of group g |
+//!
+//! **Headers.** `h[i]` is the i-th f16 or byte of the line, `row` 0..16, `s` a sub-block.
+//!
+//! | format | header lines |
+//! |---|---|
+//! | q8_0 q4_0 q5_0 | d: f16 `[16·block + row]`, two blocks |
+//! | q4_1 q5_1 | d, then m in the same order |
+//! | q2_K | four lines of bytes `[16·s + row]` = sc, sm << 4; then a line of d and dmin: f16 `[row]`, `[16 + row]` |
+//! | q4_K q5_K | low nibbles of sc: byte `[16·s + row]` for s < 4, high half for s + 4; the same of sm; upper pairs: bits 0 sc s, 2 sc s + 4, 4 sm s, 6 sm s + 4; d and dmin |
+//! | q3_K | low nibbles of sc 0..8, of sc 8..16; upper pairs: bits 2k = sc 4k + s; d |
+//! | q6_K | four lines of bytes sc; d |
+//!
+//! Scales stay as stored (q3_K + 32, q6_K + 128), so nothing is rounded: a panel holds the bits of the file in another
+//! order, and takes no more room than the file (q3_K 1.8 %, q6_K 1 % more).
+//!
+//! **Floats.** One group is one column: 16 values, a line in f32, half a line in f16 and bf16.
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
+mod header;
+mod lines;
+mod planes;
+
+use half::{bf16, f16};
+use kvant_backend::BackendError;
+use kvant_codec::DType;
+use kvant_codec::fields::{Fields, Spec};
+
+pub(crate) use lines::Line;
+use lines::Lines;
+
+use crate::pool::Pool;
+use crate::shards::Shards;
+
+/// Weight rows of a panel.
+pub(crate) const PANEL: usize = 16;
+/// Columns whose codes lie together.
+pub(crate) const BLOCK: usize = 32;
+/// Groups of four columns in a block.
+pub(crate) const GROUPS: usize = 8;
+
+/// A coded weight format, as a type, so that kernels are compiled for each.
+pub(crate) trait Format {
+    const DTYPE: DType;
+    const SPEC: Spec = Spec::of(Self::DTYPE).expect("a coded weight format");
+    const LAYOUT: Layout = Layout::of(Self::SPEC);
+}
+
+macro_rules! formats {
+    ($($name:ident),*) => {$(
+        pub(crate) struct $name;
+        impl Format for $name {
+            const DTYPE: DType = DType::$name;
+        }
+    )*};
+}
+formats!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K);
+
+/// A float weight format, as a type.
+pub(crate) trait Values {
+    const DTYPE: DType;
+    /// Columns in a line.
+    const PER_LINE: usize = 64 / (PANEL * Self::DTYPE.block_bytes());
+}
+
+macro_rules! values {
+    ($($name:ident),*) => {$(
+        pub(crate) struct $name;
+        impl Values for $name {
+            const DTYPE: DType = DType::$name;
+        }
+    )*};
+}
+values!(F32, F16, BF16);
+
+/// Calls a generic function with the [`Values`] of a dtype.
+macro_rules! with_values {
+    ($dtype:expr, $V:ident => $body:expr) => {{
+        use $crate::matmul::panel as formats;
+        match $dtype {
+            DType::F32 => {
+                type $V = formats::F32;
+                $body
+            }
+            DType::F16 => {
+                type $V = formats::F16;
+                $body
+            }
+            DType::BF16 => {
+                type $V = formats::BF16;
+                $body
+            }
+            dtype => unreachable!("{dtype} has no float panels"),
+        }
+    }};
+}
+pub(crate) use with_values;
+
+/// Calls a generic function with the [`Format`] of a dtype.
+macro_rules! with_format {
+    ($dtype:expr, $F:ident => $body:expr) => {{
+        use $crate::matmul::panel as formats;
+        match $dtype {
+            DType::Q8_0 => {
+                type $F = formats::Q8_0;
+                $body
+            }
+            DType::Q4_0 => {
+                type $F = formats::Q4_0;
+                $body
+            }
+            DType::Q4_1 => {
+                type $F = formats::Q4_1;
+                $body
+            }
+            DType::Q5_0 => {
+                type $F = formats::Q5_0;
+                $body
+            }
+            DType::Q5_1 => {
+                type $F = formats::Q5_1;
+                $body
+            }
+            DType::Q2K => {
+                type $F = formats::Q2K;
+                $body
+            }
+            DType::Q3K => {
+                type $F = formats::Q3K;
+                $body
+            }
+            DType::Q4K => {
+                type $F = formats::Q4K;
+                $body
+            }
+            DType::Q5K => {
+                type $F = formats::Q5K;
+                $body
+            }
+            DType::Q6K => {
+                type $F = formats::Q6K;
+                $body
+            }
+            dtype => unreachable!("{dtype} has no coded panels"),
+        }
+    }};
+}
+pub(crate) use with_format;
+
+/// Sizes of a coded layout, in lines and columns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    /// Columns of a unit.
+    pub unit: usize,
+    /// Lines of a unit's header.
+    pub header: usize,
+    /// Lines of 32 columns of codes.
+    pub block: usize,
+}
+
+impl Layout {
+    pub const fn of(spec: Spec) -> Self {
+        let (unit, header) = match (spec.len, spec.bits) {
+            (32, _) => (64, if spec.has_min { 2 } else { 1 }),
+            (_, 2 | 6) => (256, 5),
+            _ => (256, 4),
+        };
+        Self { unit, header, block: spec.bits }
+    }
+
+    /// Lines of a unit of `n` columns (the last unit of a row may be half a unit).
+    pub const fn unit_lines(&self, n: usize) -> usize {
+        self.header + n / BLOCK * self.block
+    }
+
+    fn panel_lines(&self, n_in: usize) -> usize {
+        let rest = n_in % self.unit;
+        n_in / self.unit * self.unit_lines(self.unit) + if rest > 0 { self.unit_lines(rest) } else { 0 }
+    }
+}
+
+/// Whether weights of this type can be laid out in panels.
+pub(crate) fn has_panels(dtype: DType) -> bool {
+    Spec::of(dtype).is_some() || is_float(dtype)
+}
+
+pub(crate) fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// A matrix `[n_out, n_in]` in panels.
+#[derive(Debug)]
+pub(crate) struct Panels {
+    dtype: DType,
+    n_out: usize,
+    n_in: usize,
+    lines: Lines,
+    panel_lines: usize,
+}
+
+impl Panels {
+    /// Lays out `rows`, `n_out` rows of GGML blocks whose length has been checked.
+    ///
+    /// # Errors
+    /// [`BackendError::OutOfMemory`].
+    pub fn new(
+        pool: &Pool,
+        dtype: DType,
+        n_out: usize,
+        n_in: usize,
+        rows: &[u8],
+    ) -> Result<Self, BackendError> {
+        let panel_lines = match Spec::of(dtype) {
+            Some(spec) => Layout::of(spec).panel_lines(n_in),
+            None => (n_in * dtype.block_bytes() * PANEL).div_ceil(64),
+        };
+        let n_panels = n_out.div_ceil(PANEL);
+        let n_lines = n_panels.checked_mul(panel_lines);
+        let n_lines = n_lines.ok_or(BackendError::OutOfMemory { bytes: usize::MAX, what: "weights" })?;
+        let mut lines = Lines::zeroed(n_lines)?;
+        let row_bytes = rows.len() / n_out.max(1);
+        let panels = Shards::new(lines.as_mut_slice());
+        pool.for_each(n_panels, &|index| {
+            // SAFETY: every panel is taken by one call of this job.
+            let panel = unsafe { panels.part(index * panel_lines..(index + 1) * panel_lines) };
+            let first = index * PANEL;
+            let row = |r: usize| (first + r < n_out).then(|| &rows[(first + r) * row_bytes..][..row_bytes]);
+            match Spec::of(dtype) {
+                Some(spec) => put_coded(dtype, spec, row, n_in, panel),
+                None => put_floats(dtype.block_bytes(), row, panel),
+            }
+        });
+        Ok(Self { dtype, n_out, n_in, lines, panel_lines })
+    }
+
+    /// Number of panels.
+    pub fn len(&self) -> usize {
+        self.n_out.div_ceil(PANEL)
+    }
+
+    /// The lines of panel `index`.
+    pub fn panel(&self, index: usize) -> &[Line] {
+        &self.lines.as_slice()[index * self.panel_lines..][..self.panel_lines]
+    }
+
+    /// Decodes row `row` into `out` `[n_in]`, exactly as the codec decodes the row it was made from.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        debug_assert_eq!(out.len(), self.n_in);
+        let (panel, row) = (self.panel(row / PANEL), row % PANEL);
+        let half = |col: usize| panel[col / 2].half(16 * (col % 2) + row);
+        match self.dtype {
+            DType::F32 => {
+                for (line, v) in panel.iter().zip(out) {
+                    *v = f32::from_le_bytes(line.0.as_chunks().0[row]);
+                }
+            }
+            DType::F16 => (0..).zip(out).for_each(|(col, v)| *v = f16::from_bits(half(col)).to_f32()),
+            DType::BF16 => (0..).zip(out).for_each(|(col, v)| *v = bf16::from_bits(half(col)).to_f32()),
+            dtype => {
+                let spec = Spec::of(dtype).expect("panels are coded or float");
+                for (index, out) in out.chunks_exact_mut(spec.len).enumerate() {
+                    get_fields(dtype, spec, panel, row, index, self.n_in).decode(dtype, out);
+                }
+            }
+        }
+    }
+}
+
+/// The lines of the unit that holds block `index` of a row, and the block's place in it.
+fn unit_of(layout: Layout, spec: Spec, index: usize, n_in: usize) -> (std::ops::Range<usize>, usize) {
+    let per_unit = layout.unit / spec.len;
+    let (unit, slot) = (index / per_unit, index % per_unit);
+    let cols = layout.unit.min(n_in - unit * layout.unit);
+    let first = unit * layout.unit_lines(layout.unit);
+    (first..first + layout.unit_lines(cols), slot)
+}
+
+/// Fills a zeroed panel from the rows that exist.
+fn put_coded<'a>(
+    dtype: DType,
+    spec: Spec,
+    row: impl Fn(usize) -> Option<&'a [u8]>,
+    n_in: usize,
+    panel: &mut [Line],
+) {
+    let layout = Layout::of(spec);
+    let mut fields = [Fields::EMPTY; PANEL];
+    for index in 0..n_in / spec.len {
+        for (r, fields) in fields.iter_mut().enumerate() {
+            if let Some(row) = row(r) {
+                *fields = Fields::read(dtype, &row[index * dtype.block_bytes()..][..dtype.block_bytes()]);
+            }
+        }
+        let (unit, slot) = unit_of(layout, spec, index, n_in);
+        let (header, codes) = panel[unit].split_at_mut(layout.header);
+        for (r, fields) in fields.iter().enumerate() {
+            header::put(dtype, header, r, slot, fields);
+        }
+        let n_blocks = spec.len / BLOCK;
+        let codes = &mut codes[slot * n_blocks * layout.block..][..n_blocks * layout.block];
+        for (b, lines) in codes.chunks_exact_mut(layout.block).enumerate() {
+            planes::put(spec.bits, lines, |r, col| fields[r].codes[b * BLOCK + col]);
+        }
+    }
+}
+
+/// The fields of block `index` of row `row`.
+fn get_fields(dtype: DType, spec: Spec, panel: &[Line], row: usize, index: usize, n_in: usize) -> Fields {
+    let layout = Layout::of(spec);
+    let (unit, slot) = unit_of(layout, spec, index, n_in);
+    let (header, codes) = panel[unit].split_at(layout.header);
+    let mut fields = header::get(dtype, header, row, slot);
+    let n_blocks = spec.len / BLOCK;
+    let codes = &codes[slot * n_blocks * layout.block..][..n_blocks * layout.block];
+    for (b, lines) in codes.chunks_exact(layout.block).enumerate() {
+        for col in 0..BLOCK {
+            fields.codes[b * BLOCK + col] = planes::get(spec.bits, lines, row, col);
+        }
+    }
+    fields
+}
+
+/// Fills a zeroed panel of values of `size` bytes.
+fn put_floats<'a>(size: usize, row: impl Fn(usize) -> Option<&'a [u8]>, panel: &mut [Line]) {
+    let per_line = 64 / (PANEL * size);
+    for r in 0..PANEL {
+        let Some(row) = row(r) else { continue };
+        for (col, value) in row.chunks_exact(size).enumerate() {
+            let at = (col % per_line * PANEL + r) * size;
+            panel[col / per_line].0[at..at + size].copy_from_slice(value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvant_codec::random::Random;
+
+    /// Any bits, foreign scales included: the panel keeps them.
+    #[test]
+    fn panels_keep_every_bit_of_every_format() {
+        let pool = Pool::new(2);
+        let mut random = Random::new(7);
+        for dtype in DType::ALL.into_iter().filter(|&dtype| has_panels(dtype)) {
+            for blocks in [1, 2, 3, 5] {
+                let n_in = blocks * dtype.block_len();
+                for n_out in [1, 15, 16, 33] {
+                    let row_bytes = dtype.row_bytes(n_in).unwrap();
+                    let bytes: Vec<u8> = (0..n_out * row_bytes).map(|_| random.bits() as u8).collect();
+                    let panels = Panels::new(&pool, dtype, n_out, n_in, &bytes).unwrap();
+                    for (r, row) in bytes.chunks_exact(row_bytes).enumerate() {
+                        if let Some(spec) = Spec::of(dtype) {
+                            for (b, block) in row.chunks_exact(dtype.block_bytes()).enumerate() {
+                                let panel = panels.panel(r / PANEL);
+                                let got = get_fields(dtype, spec, panel, r % PANEL, b, n_in);
+                                let want = Fields::read(dtype, block);
+                                // Scales are compared as bits: random ones may be NaN.
+                                assert_eq!(got.scale.to_bits(), want.scale.to_bits(), "{dtype}");
+                                assert_eq!(got.min.to_bits(), want.min.to_bits(), "{dtype}");
+                                assert_eq!(got.sub_scales, want.sub_scales, "{dtype}");
+                                assert_eq!(got.sub_mins, want.sub_mins, "{dtype}");
+                                assert_eq!(got.codes, want.codes, "{dtype} {n_out}x{n_in} row {r}");
+                            }
+                        }
+                        let (mut got, mut want) = (vec![0.0; n_in], vec![0.0; n_in]);
+                        panels.decode_row(r, &mut got);
+                        kvant_codec::decode(dtype, row, &mut want).unwrap();
+                        let same =
+                            got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits() || w.is_nan());
+                        assert!(same, "{dtype} {n_out}x{n_in} row {r}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn panels_take_no_more_room_than_the_file() {
+        let pool = Pool::new(1);
+        for (dtype, percent) in [
+            (DType::F32, 0.0),
+            (DType::F16, 0.0),
+            (DType::BF16, 0.0),
+            (DType::Q8_0, 0.0),
+            (DType::Q4_0, 0.0),
+            (DType::Q4_1, 0.0),
+            (DType::Q5_0, 0.0),
+            (DType::Q5_1, 0.0),
+            (DType::Q2K, 0.0),
+            (DType::Q3K, 1.82),
+            (DType::Q4K, 0.0),
+            (DType::Q5K, 0.0),
+            (DType::Q6K, 0.96),
+        ] {
+            let (n_out, n_in) = (32, 512);
+            let bytes = vec![0; n_out * dtype.row_bytes(n_in).unwrap()];
+            let panels = Panels::new(&pool, dtype, n_out, n_in, &bytes).unwrap();
+            let more = (64 * panels.lines.as_slice().len()) as f64 / bytes.len() as f64 - 1.0;
+            assert!((100.0 * more - percent).abs() < 0.01, "{dtype}: {}", 100.0 * more);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The codes of 32 columns of a panel, in lines: writing and, for single rows, reading. The table is in
+//! [`super`](super).
+
+use super::{BLOCK, GROUPS, Line, PANEL};
+
+/// How many bits of a code lie in the low and in the high lines.
+const fn split(bits: usize) -> (usize, usize) {
+    match bits {
+        2 | 3 => (2, bits - 2),
+        4..=6 => (4, bits - 4),
+        _ => (8, 0),
+    }
+}
+
+/// Writes the codes `code(row, column)` of 16 rows and 32 columns to `bits` lines.
+pub(super) fn put(bits: usize, lines: &mut [Line], code: impl Fn(usize, usize) -> u8) {
+    let mut groups = [[0; 64]; GROUPS];
+    for row in 0..PANEL {
+        for col in 0..BLOCK {
+            groups[col / 4][4 * row + col % 4] = code(row, col);
+        }
+    }
+    let (low, high) = split(bits);
+    let (low_lines, high_lines) = lines.split_at_mut(low);
+    put_plane(low_lines, &groups, 0, low);
+    if high > 0 {
+        put_plane(high_lines, &groups, low, high);
+    }
+}
+
+/// Writes bits `from .. from + width` of every code: `8 / width` groups share a line.
+fn put_plane(lines: &mut [Line], groups: &[[u8; 64]; GROUPS], from: usize, width: usize) {
+    let mask = (0xff >> (8 - width)) as u8;
+    for (line, groups) in lines.iter_mut().zip(groups.chunks_exact(8 / width)) {
+        let mut bytes = [0; 64];
+        for (k, group) in groups.iter().enumerate() {
+            for (byte, code) in bytes.iter_mut().zip(group) {
+                *byte |= (code >> from & mask) << (width * k);
+            }
+        }
+        *line = Line(bytes);
+    }
+}
+
+/// The code of one row and column.
+pub(super) fn get(bits: usize, lines: &[Line], row: usize, col: usize) -> u8 {
+    let (low, high) = split(bits);
+    let (group, j) = (col / 4, 4 * row + col % 4);
+    let plane = |lines: &[Line], width: usize| {
+        let per_line = 8 / width;
+        let mask = (0xff >> (8 - width)) as u8;
+        lines[group / per_line].0[j] >> (width * (group % per_line)) & mask
+    };
+    let mut code = plane(&lines[..low], low);
+    if high > 0 {
+        code |= plane(&lines[low..], high) << low;
+    }
+    code
+}

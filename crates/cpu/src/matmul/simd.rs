@@ -1,0 +1,89 @@
+//! The kernels that a vector instruction set brings for panels.
+
+use super::gemm::{Chunk, FLOAT_TILE, FloatChunk, Sums, TILE};
+use super::panel::{Format, Line, PANEL, Values};
+use super::quantise::Tile;
+
+/// A capability token with panel kernels. Every product is that of the equation in [`super`], with activations as the
+/// tile gives them; sums are in f32, in an order that is the kernel's own.
+pub(super) trait Simd: Copy + Sync {
+    /// Products of one coded panel with one tile: one value for each row of the tile and of the panel.
+    fn gemv<F: Format, const T: usize>(self, panel: &[Line], tile: Tile<'_, T>) -> [[f32; PANEL]; T];
+
+    /// Unpacks `n_blocks` blocks from `lines`, which start at a unit, as panel `p` of a chunk.
+    fn unpack<F: Format>(self, lines: &[Line], n_blocks: usize, p: usize, chunk: &mut Chunk);
+
+    /// Adds the products of a chunk of format `F` with a tile of as many blocks to `sums`.
+    fn multiply<F: Format>(self, chunk: &Chunk, tile: Tile<'_, TILE>, sums: &mut Sums<TILE>);
+
+    /// Products of one float panel with one tile `[n_in]`.
+    fn gemv_floats<V: Values, const T: usize>(self, panel: &[Line], x: &[[f32; T]]) -> [[f32; PANEL]; T];
+
+    /// Widens `n_cols` columns from `lines` as panel `p` of a chunk.
+    fn unpack_floats<V: Values>(self, lines: &[Line], n_cols: usize, p: usize, chunk: &mut FloatChunk);
+
+    /// Adds the products of the first columns of a chunk with a tile of as many columns to `sums`.
+    fn multiply_floats(self, chunk: &FloatChunk, x: &[[f32; FLOAT_TILE]], sums: &mut Sums<FLOAT_TILE>);
+}
+
+/// Implements [`Simd`] for a token by the functions of a module. `$features` says what the token proves.
+#[cfg(target_arch = "x86_64")]
+macro_rules! simd {
+    ($token:ty, $kernels:ident) => {
+        impl Simd for $token {
+            fn gemv<F: Format, const T: usize>(self, panel: &[Line], tile: Tile<'_, T>) -> [[f32; PANEL]; T] {
+                // SAFETY: the token proves the features that the kernel is compiled for.
+                unsafe { $kernels::gemv::<F, T>(panel, tile) }
+            }
+
+            fn unpack<F: Format>(self, lines: &[Line], n_blocks: usize, p: usize, chunk: &mut Chunk) {
+                // SAFETY: as above.
+                unsafe { $kernels::unpack_chunk::<F>(lines, n_blocks, p, chunk) }
+            }
+
+            fn multiply<F: Format>(self, chunk: &Chunk, tile: Tile<'_, TILE>, sums: &mut Sums<TILE>) {
+                // SAFETY: as above.
+                unsafe { $kernels::multiply::<F>(chunk, tile, sums) }
+            }
+
+            fn gemv_floats<V: Values, const T: usize>(
+                self,
+                panel: &[Line],
+                x: &[[f32; T]],
+            ) -> [[f32; PANEL]; T] {
+                // SAFETY: as above.
+                unsafe { $kernels::gemv_floats::<V, T>(panel, x) }
+            }
+
+            fn unpack_floats<V: Values>(
+                self,
+                lines: &[Line],
+                n_cols: usize,
+                p: usize,
+                chunk: &mut FloatChunk,
+            ) {
+                // SAFETY: as above.
+                unsafe { $kernels::unpack_floats::<V>(lines, n_cols, p, chunk) }
+            }
+
+            fn multiply_floats(
+                self,
+                chunk: &FloatChunk,
+                x: &[[f32; FLOAT_TILE]],
+                sums: &mut Sums<FLOAT_TILE>,
+            ) {
+                // SAFETY: as above.
+                unsafe { $kernels::multiply_floats(chunk, x, sums) }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::*;
+    use crate::isa::Avx512;
+    use crate::matmul::panel::avx512;
+
+    simd!(Avx512, avx512);
+}

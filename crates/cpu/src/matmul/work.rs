@@ -1,0 +1,338 @@
+//! From the operands of an op to items of work for the threads: what is prepared, how it is split, where results go.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvant_backend::SharedBytes;
+
+use super::floats::Floats;
+use super::gemm::{self, FLOAT_TILE, Pair, ROW_BLOCK, TILE, Tiles, Workspace};
+use super::panel::{PANEL, Panels, is_float};
+use super::quantise::{Quantised, Source};
+use super::simd::Simd;
+use super::{CpuMatrix, MIN_PARALLEL_VALUES, Store, rows, silu, skinny};
+use crate::norm::rms_norm;
+use crate::shards::Shards;
+use crate::{Isa, Pool};
+
+/// Matrices that share one parallel region.
+const MAX_FUSED: usize = 4;
+/// Items per thread that the panels of a region are cut into: enough to even out threads of different speed.
+const ITEMS_PER_THREAD: usize = 8;
+
+/// The left operand: rows of `x` `[rows, n_in]`, normalised first when `norm` (weight `[n_in]`, eps) is given.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand<'a> {
+    pub x: &'a [f32],
+    pub n_in: usize,
+    pub norm: Option<(&'a [f32], f32)>,
+}
+
+impl Operand<'_> {
+    fn rows(&self) -> usize {
+        self.x.len() / self.n_in
+    }
+}
+
+/// One product and where it goes.
+pub(crate) struct Product<'a> {
+    pub w: &'a CpuMatrix,
+    /// `[n_out]`.
+    pub bias: Option<&'a [f32]>,
+    /// `[rows, n_out]`.
+    pub y: Shards<'a, f32>,
+    pub accumulate: bool,
+    /// Multiplies the product by `silu(gate x)`; a matrix of the same shape, in panels of the same type.
+    pub gate: Option<&'a CpuMatrix>,
+}
+
+impl Product<'_> {
+    /// Takes outputs `first ..` of one row, as many as there are.
+    pub(super) fn put(&self, row: usize, first: usize, values: &[f32]) {
+        let n = values.len().min(self.w.n_out - first);
+        let at = row * self.w.n_out + first;
+        // SAFETY: the outputs of a panel, for the rows of an item, are put by the thread that has that item, and items
+        // share neither panels nor rows.
+        let y = unsafe { self.y.part(at..at + n) };
+        match self.bias {
+            Some(bias) if self.accumulate => {
+                (0..n).for_each(|i| y[i] += values[i] + bias[first + i]);
+            }
+            Some(bias) => (0..n).for_each(|i| y[i] = values[i] + bias[first + i]),
+            None if self.accumulate => (0..n).for_each(|i| y[i] += values[i]),
+            None => y.copy_from_slice(&values[..n]),
+        }
+    }
+}
+
+/// Memory that lives as long as the device, so that a step allocates nothing once it has grown.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    /// The input, normalised, `[rows, n_in]`.
+    normed: Vec<f32>,
+    /// Gate activations, `[rows, n_ff]`, where gate and up are not fused.
+    gate: Vec<f32>,
+    quantised: Quantised,
+    floats: Floats,
+}
+
+/// Rows of a tile for `rows` input rows.
+fn tile_rows(rows: usize, is_float: bool) -> usize {
+    match rows {
+        0..=2 => rows.max(1),
+        3..=4 => 4,
+        5..=6 => 6,
+        7..=skinny::MAX_ROWS => skinny::MAX_ROWS,
+        _ if is_float => FLOAT_TILE,
+        _ => TILE,
+    }
+}
+
+/// The products of one parallel region, at most [`MAX_FUSED`].
+type Products<'a> = [Option<Product<'a>>; MAX_FUSED];
+
+/// What the kernels of a region share.
+#[derive(Clone, Copy)]
+struct Region<'a> {
+    pool: &'a Pool,
+    products: &'a Products<'a>,
+    /// The input in f32, `[rows, n_in]`, where a product reads it so.
+    x: &'a [f32],
+    tiles: Tiles<'a>,
+    n_in: usize,
+    rows: usize,
+}
+
+/// Prepares the input as the products want it and computes them.
+fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, products: &Products<'_>) {
+    let rows = input.rows();
+    let (mut wants_x, mut wants_floats, mut wants_codes) = (false, false, false);
+    for product in products.iter().flatten() {
+        match &product.w.store {
+            Store::Rows(_) => wants_x = true,
+            Store::Panels(_) if is_float(product.w.dtype) => wants_floats = true,
+            Store::Panels(_) => wants_codes = true,
+        }
+    }
+    let mut x = input.x;
+    if wants_x || wants_floats {
+        x = normalise(pool, &mut scratch.normed, input);
+    }
+    if wants_floats {
+        scratch.floats.fill(pool, x, input.n_in, tile_rows(rows, true));
+    }
+    if wants_codes {
+        let source = Source { x: input.x, n_in: input.n_in, norm: input.norm };
+        scratch.quantised.fill(isa, pool, source, tile_rows(rows, false));
+    }
+    let tiles = Tiles { quantised: &scratch.quantised, floats: &scratch.floats };
+    let region = Region { pool, products, x, tiles, n_in: input.n_in, rows };
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(simd) => region.run_panels(simd),
+        _ => region.run_rows(),
+    }
+}
+
+impl Region<'_> {
+    /// Every product from file rows.
+    fn run_rows(&self) {
+        self.for_each_item(CpuMatrix::n_panels, |product, panel| match &product.w.store {
+            Store::Rows(bytes) => self.file_rows(product, bytes, panel..panel + 1, 0..self.rows),
+            Store::Panels(_) => unreachable!("this kernel set lays out no panels"),
+        });
+    }
+
+    /// Every product, from panels where the weights lie in panels.
+    #[cfg(target_arch = "x86_64")]
+    fn run_panels<S: Simd>(&self, simd: S) {
+        if self.rows <= skinny::MAX_ROWS { self.run_skinny(simd) } else { self.run_blocked(simd) }
+    }
+
+    fn run_skinny<S: Simd>(&self, simd: S) {
+        let n_panels: usize = self.products.iter().flatten().map(|product| product.w.n_panels()).sum();
+        let per_item = (n_panels / (ITEMS_PER_THREAD * self.pool.n_threads())).max(1);
+        let n_items = |w: &CpuMatrix| w.n_panels().div_ceil(per_item);
+        self.for_each_item(n_items, |product, item| {
+            let panels = item * per_item..product.w.n_panels().min((item + 1) * per_item);
+            match &product.w.store {
+                Store::Rows(bytes) => self.file_rows(product, bytes, panels, 0..self.rows),
+                Store::Panels(w) => skinny::multiply(simd, product, w, self.tiles, panels, self.rows),
+            }
+        });
+    }
+
+    fn run_blocked<S: Simd>(&self, simd: S) {
+        let n_pairs = |product: &Product<'_>| match product.gate {
+            Some(_) => product.w.n_panels(),
+            None => product.w.n_panels().div_ceil(2),
+        };
+        let per_block: usize = self.products.iter().flatten().map(n_pairs).sum();
+        let n_blocks = self.rows.div_ceil(ROW_BLOCK);
+        let next = AtomicUsize::new(0);
+        self.pool.run(&|_| {
+            let mut workspace = Workspace::EMPTY;
+            loop {
+                let item = next.fetch_add(1, Ordering::Relaxed);
+                if item >= n_blocks * per_block {
+                    break;
+                }
+                let first_row = item / per_block * ROW_BLOCK;
+                let rows = first_row..self.rows.min(first_row + ROW_BLOCK);
+                let (product, index) = locate(self.products, item % per_block, n_pairs);
+                match &product.w.store {
+                    Store::Rows(bytes) => {
+                        let panels = 2 * index..product.w.n_panels().min(2 * index + 2);
+                        self.file_rows(product, bytes, panels, rows);
+                    }
+                    Store::Panels(w) => {
+                        blocked(simd, &mut workspace, product, w, index, self.tiles, rows);
+                    }
+                }
+            }
+        });
+    }
+
+    fn for_each_item(
+        &self,
+        n_items: impl Fn(&CpuMatrix) -> usize + Sync,
+        job: impl Fn(&Product<'_>, usize) + Sync,
+    ) {
+        let n_items = |product: &Product<'_>| n_items(product.w);
+        let total = self.products.iter().flatten().map(n_items).sum();
+        self.pool.for_each(total, &|item| {
+            let (product, index) = locate(self.products, item, n_items);
+            job(product, index);
+        });
+    }
+
+    /// Outputs `16 panels` of some rows, by the reference.
+    fn file_rows(
+        &self,
+        product: &Product<'_>,
+        bytes: &SharedBytes,
+        panels: Range<usize>,
+        rows: Range<usize>,
+    ) {
+        let row_bytes = bytes.len() / product.w.n_out;
+        let x = &self.x[rows.start * self.n_in..rows.end * self.n_in];
+        for o in panels.start * PANEL..(panels.end * PANEL).min(product.w.n_out) {
+            let row = &bytes[o * row_bytes..][..row_bytes];
+            rows::row_products(product.w.dtype, row, x, self.n_in, |r, value| {
+                product.put(rows.start + r, o, &[value]);
+            });
+        }
+    }
+}
+
+/// The product that item `item` belongs to, and the item's index within it.
+fn locate<'a, 'b>(
+    products: &'a Products<'b>,
+    mut item: usize,
+    n_items: impl Fn(&Product<'_>) -> usize,
+) -> (&'a Product<'b>, usize) {
+    for product in products.iter().flatten() {
+        if item < n_items(product) {
+            return (product, item);
+        }
+        item -= n_items(product);
+    }
+    unreachable!("an item beyond the last product")
+}
+
+/// One pair of panels, for the rows of one row block: neighbours, or a panel of `up` and the same of `gate`.
+fn blocked<S: Simd>(
+    simd: S,
+    workspace: &mut Workspace,
+    product: &Product<'_>,
+    w: &Panels,
+    index: usize,
+    tiles: Tiles<'_>,
+    rows: Range<usize>,
+) {
+    let pair = |panels| Pair { dtype: product.w.dtype, n_in: product.w.n_in, panels };
+    if let Some(Store::Panels(gate)) = product.gate.map(|gate| &gate.store) {
+        let pair = pair([w.panel(index), gate.panel(index)]);
+        gemm::multiply(simd, workspace, pair, tiles, rows, |row, [up, gate]| {
+            let mut gated = *up;
+            silu::gate(gate, &mut gated);
+            product.put(row, index * PANEL, &gated);
+        });
+    } else {
+        let (first, last) = (2 * index, w.len() - 1);
+        // An odd last panel is multiplied with itself for company.
+        let pair = pair([w.panel(first), w.panel(last.min(first + 1))]);
+        gemm::multiply(simd, workspace, pair, tiles, rows, |row, [a, b]| {
+            product.put(row, first * PANEL, a);
+            if first < last {
+                product.put(row, (first + 1) * PANEL, b);
+            }
+        });
+    }
+}
+
+/// Computes every product on one input. Shapes have been checked.
+pub(crate) fn project<'a>(
+    isa: Isa,
+    pool: &Pool,
+    scratch: &mut Scratch,
+    input: Operand<'_>,
+    products: impl Iterator<Item = Product<'a>>,
+) {
+    let mut products = products.peekable();
+    while products.peek().is_some() {
+        run(isa, pool, scratch, input, &std::array::from_fn(|_| products.next()));
+    }
+}
+
+/// `y = silu(gate x) * (up x)`, `y` `[rows, n_ff]`. Shapes have been checked.
+pub(crate) fn gated_ffn(
+    isa: Isa,
+    pool: &Pool,
+    scratch: &mut Scratch,
+    input: Operand<'_>,
+    gate: &CpuMatrix,
+    up: &CpuMatrix,
+    y: &mut [f32],
+) {
+    let product = |w, y, gate| Some(Product { w, bias: None, y: Shards::new(y), accumulate: false, gate });
+    if let (Store::Panels(_), Store::Panels(_)) = (&gate.store, &up.store)
+        && gate.dtype == up.dtype
+    {
+        return run(isa, pool, scratch, input, &[product(up, y, Some(gate)), None, None, None]);
+    }
+    let (rows, n_ff) = (input.rows(), gate.n_out);
+    let mut gated = std::mem::take(&mut scratch.gate);
+    if gated.len() < rows * n_ff {
+        gated.resize(rows * n_ff, 0.0);
+    }
+    run(isa, pool, scratch, input, &[product(gate, &mut gated, None), product(up, y, None), None, None]);
+    let y = Shards::new(y);
+    pool.for_each(rows, &|r| {
+        let row = r * n_ff..(r + 1) * n_ff;
+        // SAFETY: every row is taken by one call of this job.
+        silu::gate(&gated[row.clone()], unsafe { y.part(row) });
+    });
+    scratch.gate = gated;
+}
+
+/// The rows of the operand, normalised into `normed` when a norm is given.
+fn normalise<'a>(pool: &Pool, normed: &'a mut Vec<f32>, input: Operand<'a>) -> &'a [f32] {
+    let Some((weight, eps)) = input.norm else { return input.x };
+    let (n_in, rows) = (input.n_in, input.rows());
+    if normed.len() < input.x.len() {
+        normed.resize(input.x.len(), 0.0);
+    }
+    let out = Shards::new(normed);
+    let job = |r: usize| {
+        let row = r * n_in..(r + 1) * n_in;
+        // SAFETY: every row is taken by one call of this job.
+        rms_norm(&input.x[row.clone()], weight, eps, unsafe { out.part(row) });
+    };
+    if rows * n_in < MIN_PARALLEL_VALUES {
+        (0..rows).for_each(job);
+    } else {
+        pool.for_each(rows, &job);
+    }
+    &normed[..input.x.len()]
+}
