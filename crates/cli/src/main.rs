@@ -1,4 +1,78 @@
-//! The `kvant` command line.
+//! The `kvant` command line: parses arguments, calls the library, prints.
+//!
+//! Results go to stdout, progress and logs to stderr. Exit codes: 0 done, 1 the work failed, 2 wrong usage.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod args;
+mod chat;
+mod doctor;
+mod failure;
+mod inspect;
+mod output;
+mod progress;
+mod quantize;
+mod run;
+
+use std::panic::{catch_unwind, set_hook};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+use crate::failure::Failure;
+
+/// Run large language models on a compressed KV cache.
+#[derive(Parser)]
+#[command(name = "kvant", version, arg_required_else_help = true, after_help = EXAMPLE)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLE: &str = "Example:\n  kvant run -p \"What is the capital of France?\" -ctk turbo3 -ctv turbo3";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answer a prompt
+    Run(run::RunArgs),
+    /// Talk with a model in the terminal
+    Chat(chat::ChatArgs),
+    /// Show what is in a GGUF file, and what its KV cache would take
+    Inspect(inspect::InspectArgs),
+    /// Show what this machine can do, and which kernel runs for each type
+    Doctor(doctor::DoctorArgs),
+    /// Write a GGUF file with its weights in another type
+    Quantize(quantize::QuantizeArgs),
+}
+
+fn main() -> ExitCode {
+    // A panic is a bug of ours, but still no reason to show a user a stack trace.
+    set_hook(Box::new(|panic| {
+        let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
+        eprintln!("error: internal error{place}; please report it");
+    }));
+    let cli = match Cli::try_parse_from(args::with_long_cache_flags(std::env::args_os())) {
+        Ok(cli) => cli,
+        Err(error)
+            if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand =>
+        {
+            return Failure::from(error).report();
+        }
+        Err(help) => help.exit(),
+    };
+    match catch_unwind(|| dispatch(cli.command)) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(failure)) => failure.report(),
+        Err(_) => ExitCode::from(1),
+    }
+}
+
+fn dispatch(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Run(args) => run::run(args),
+        Command::Chat(args) => chat::chat(args),
+        Command::Inspect(args) => inspect::inspect(args),
+        Command::Doctor(args) => doctor::doctor(args),
+        Command::Quantize(args) => quantize::quantize(args),
+    }
+}

@@ -21,19 +21,22 @@
 #![forbid(unsafe_code)]
 
 mod context_file;
+mod device;
 pub mod durable;
 mod error;
 mod generate;
 mod model;
+pub mod quantize;
 mod session;
 
 pub use context_file::ContextFileError;
+pub use device::Device;
 pub use error::Error;
 pub use generate::{CancelFlag, Finish, GenerateOptions, Generation, Stats, Token};
 pub use kvant_backend::{DeviceInfo, KernelChoice};
 pub use kvant_codec::DType;
-pub use kvant_gguf::Gguf;
-pub use kvant_kv::{KvShape, Plan, Policies, Policy};
+pub use kvant_gguf::{self as gguf, Gguf};
+pub use kvant_kv::{KvError, KvShape, Plan, Policies, Policy};
 pub use kvant_model::chat::{ChatTemplate, Message, RenderOptions};
 pub use kvant_model::sampler::{Sampler, SamplerParams};
 pub use kvant_model::tokenizer::{DecodeStream, Special, Tokenizer};

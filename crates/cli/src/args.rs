@@ -1,0 +1,182 @@
+//! Flags that several commands share. They carry the names that llama.cpp users know.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kvant::{DType, KvOptions, Model, OpenOptions, Policies, SamplerParams, SessionOptions};
+
+use crate::failure::Failure;
+use crate::progress;
+
+/// Which model to load, and onto what.
+#[derive(Args, Debug, Clone)]
+pub struct ModelArgs {
+    /// GGUF file; the small built-in model when not given
+    #[arg(short = 'm', long, value_name = "FILE", env = "KVANT_MODEL")]
+    pub model: Option<PathBuf>,
+    /// Threads; all cores when not given
+    #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS", value_parser = positive)]
+    pub threads: Option<usize>,
+    /// Device to run on; this build has the cpu
+    #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
+    pub device: String,
+}
+
+/// What the KV cache stores.
+#[derive(Args, Debug, Clone)]
+pub struct CacheArgs {
+    /// Tokens of context; the model's own length when not given
+    #[arg(short = 'c', long, value_name = "N", env = "KVANT_CTX_SIZE", value_parser = positive)]
+    pub ctx_size: Option<usize>,
+    /// KV type of the keys (-ctk): f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2
+    #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_K", default_value = "f16", value_parser = kv_type)]
+    pub cache_type_k: DType,
+    /// KV type of the values (-ctv)
+    #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_V", default_value = "f16", value_parser = kv_type)]
+    pub cache_type_v: DType,
+    /// Rules on top of the types: none, or a comma list of auto-asymmetric, boundary[:FIRST[:LAST]], sink:N, recent:N,
+    /// alpha:X
+    #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value = "auto-asymmetric", value_parser = policies)]
+    pub kv_policy: Policies,
+    /// Table of types per layer, head and side; lines of 'LAYER HEAD K|V|KV TYPE', * for all
+    #[arg(long, value_name = "FILE", env = "KVANT_KV_TYPES")]
+    pub kv_types: Option<PathBuf>,
+}
+
+/// How the next token is drawn.
+#[derive(Args, Debug, Clone)]
+pub struct SamplingArgs {
+    /// Seed of the draws
+    #[arg(short = 's', long, value_name = "N", env = "KVANT_SEED", default_value_t = 0)]
+    pub seed: u64,
+    /// Temperature; 0 always takes the likeliest token
+    #[arg(long, value_name = "T", env = "KVANT_TEMP", default_value_t = 0.8)]
+    pub temp: f32,
+    /// Keep the K likeliest tokens; 0 keeps all
+    #[arg(long, value_name = "K", env = "KVANT_TOP_K", default_value_t = 40)]
+    pub top_k: usize,
+    /// Keep the likeliest tokens up to this probability together
+    #[arg(long, value_name = "P", env = "KVANT_TOP_P", default_value_t = 0.95)]
+    pub top_p: f32,
+    /// Keep tokens at least this likely relative to the likeliest
+    #[arg(long, value_name = "P", env = "KVANT_MIN_P", default_value_t = 0.05)]
+    pub min_p: f32,
+    /// Make recent tokens less likely; 1 does nothing
+    #[arg(long, value_name = "X", env = "KVANT_REPEAT_PENALTY", default_value_t = 1.0)]
+    pub repeat_penalty: f32,
+    /// How many of the last tokens count as recent
+    #[arg(long, value_name = "N", env = "KVANT_REPEAT_LAST_N", default_value_t = 64)]
+    pub repeat_last_n: usize,
+}
+
+impl ModelArgs {
+    /// Loads the model, with a progress bar where someone watches.
+    pub fn open(&self, quiet: bool) -> Result<Model, Failure> {
+        let bar = progress::bar("loading", 100, quiet);
+        let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
+        let options = OpenOptions { n_threads: self.threads, progress: Some(&mut tell) };
+        let model = match &self.model {
+            Some(path) => Model::open_with(path, options),
+            None => Model::bundled(options),
+        };
+        bar.finish_and_clear();
+        Ok(model?)
+    }
+
+    /// The model's name for a summary.
+    pub fn name(&self) -> String {
+        let file = self.model.as_deref().and_then(Path::file_name);
+        file.map_or_else(|| "bundled".to_owned(), |name| name.to_string_lossy().into_owned())
+    }
+}
+
+impl CacheArgs {
+    /// The options of a session.
+    pub fn session_options(&self) -> Result<SessionOptions, Failure> {
+        Ok(SessionOptions { n_ctx: self.ctx_size, kv: self.kv_options()? })
+    }
+
+    /// What the cache stores; reads the type table.
+    pub fn kv_options(&self) -> Result<KvOptions, Failure> {
+        let mut policies = self.kv_policy.clone();
+        if let Some(path) = &self.kv_types {
+            let text = read_text(path)?;
+            policies = policies.with_table(&text).map_err(|error| Failure::work(path.display(), error))?;
+        }
+        Ok(KvOptions { k: self.cache_type_k, v: self.cache_type_v, policies, tail: true })
+    }
+}
+
+impl SamplingArgs {
+    /// The sampler's settings, checked.
+    pub fn params(&self) -> Result<SamplerParams, Failure> {
+        let params = SamplerParams {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            repeat_last_n: self.repeat_last_n,
+            seed: self.seed,
+        };
+        params.validate().map_err(|error| Failure::Usage(error.to_string()))?;
+        Ok(params)
+    }
+}
+
+/// A text file's content; `-` is stdin.
+pub fn read_text(path: &Path) -> Result<String, Failure> {
+    let bytes = if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes).map(|_| bytes)
+    } else {
+        std::fs::read(path)
+    };
+    let bytes = bytes.map_err(|error| Failure::work(path.display(), error))?;
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Failure::work(path.display(), format!("expected UTF-8 text, got another byte at offset {at}"))
+    })
+}
+
+/// llama.cpp's `-ctk` and `-ctv` have more than one letter, which clap takes for several flags; they become the long ones.
+pub fn with_long_cache_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    args.map(|arg| {
+        let Some(text) = arg.to_str() else { return arg };
+        for (short, long) in [("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")] {
+            if let Some(rest) = text.strip_prefix(short)
+                && (rest.is_empty() || rest.starts_with('='))
+            {
+                return format!("{long}{rest}").into();
+            }
+        }
+        arg
+    })
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("expected a number from 1 up".to_owned()),
+    }
+}
+
+fn kv_type(text: &str) -> Result<DType, String> {
+    let known = || DType::KV.map(DType::name).join(" ");
+    match text.parse::<DType>() {
+        Ok(dtype) if dtype.is_kv() => Ok(dtype),
+        _ => Err(format!("not a KV type; known: {}", known())),
+    }
+}
+
+fn policies(text: &str) -> Result<Policies, String> {
+    text.parse().map_err(|error: kvant::KvError| error.to_string())
+}
+
+fn device(text: &str) -> Result<String, String> {
+    match text {
+        "auto" | "cpu" => Ok(text.to_owned()),
+        _ => Err("this build has: cpu".to_owned()),
+    }
+}

@@ -1,0 +1,65 @@
+//! How a command fails: one clear line, and the exit code that goes with it.
+
+use std::io;
+use std::process::ExitCode;
+
+/// Why a command did not do its work.
+#[derive(Debug)]
+pub enum Failure {
+    /// The work failed: exit code 1.
+    Work(String),
+    /// The command was called wrongly: exit code 2.
+    Usage(String),
+    /// Whoever read our output has gone, as `head` does; nothing is wrong.
+    BrokenPipe,
+}
+
+impl Failure {
+    /// A failure of the work, with what was being done.
+    pub fn work(doing: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
+        Self::Work(format!("{doing}: {error}"))
+    }
+
+    /// Prints the line and tells the exit code.
+    pub fn report(self) -> ExitCode {
+        match self {
+            Self::Work(line) => {
+                eprintln!("error: {}", one_line(&line));
+                ExitCode::from(1)
+            }
+            Self::Usage(line) => {
+                eprintln!("error: {}", one_line(&line));
+                ExitCode::from(2)
+            }
+            Self::BrokenPipe => ExitCode::SUCCESS,
+        }
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+impl From<clap::Error> for Failure {
+    /// Wrong usage in one line: what clap says first, and where to read on.
+    fn from(error: clap::Error) -> Self {
+        let text = error.render().to_string();
+        let paragraph = text.split("\n\n").next().unwrap_or_default();
+        Self::Usage(format!("{} (see --help)", paragraph.trim_start_matches("error: ").trim_end()))
+    }
+}
+
+impl From<kvant::Error> for Failure {
+    fn from(error: kvant::Error) -> Self {
+        Self::Work(error.to_string())
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::BrokenPipe,
+            _ => Self::Work(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! `kvant inspect`: what is in a GGUF file, and what a KV cache for it would take.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kvant::gguf::{TensorInfo, Value as MetaValue};
+use kvant::{Config, DType, Gguf, KvShape, Plan, Policies};
+use serde_json::{Map, Value, json};
+
+use crate::failure::Failure;
+use crate::output::{self, Format, Row};
+
+/// Arguments of `kvant inspect`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  kvant inspect assets/model/pocket-q8_0.gguf -c 8192")]
+pub struct InspectArgs {
+    /// GGUF file; any shard of a split one
+    file: PathBuf,
+    /// Context length of the memory table; the model's own when not given
+    #[arg(short = 'c', long, value_name = "N")]
+    ctx_size: Option<usize>,
+    /// Rules of the caches in the memory table, as in `run`
+    #[arg(long, value_name = "RULES", default_value = "none", value_parser = |text: &str| text.parse::<Policies>().map_err(|e| e.to_string()))]
+    kv_policy: Policies,
+    /// List every tensor
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
+    let gguf = Gguf::open(&args.file).map_err(kvant::Error::from)?;
+    // A file that is no model of ours can still be looked at; it has no memory table then.
+    let memory = Config::from_gguf(&gguf).map_err(|error| error.to_string()).and_then(|config| {
+        let n_ctx = args.ctx_size.unwrap_or(config.n_ctx_train);
+        memory_table(&config.kv_shape(), n_ctx, &args.kv_policy).map(|rows| (n_ctx, rows))
+    });
+    if args.json {
+        println!("{}", as_json(&gguf, &memory));
+        return Ok(());
+    }
+    println!(
+        "{} (GGUF v{}, {})",
+        args.file.display(),
+        gguf.version(),
+        output::bytes(gguf.file_bytes() as usize)
+    );
+    println!("\nMetadata");
+    for (key, value) in gguf.meta() {
+        println!("  {key} = {}", shorten(&value));
+    }
+    println!("\nTensors ({})", gguf.tensors().len());
+    output::print_rows(&tensor_summary(gguf.tensors()), Format::Md)?;
+    if args.verbose {
+        println!();
+        output::print_rows(&gguf.tensors().iter().map(tensor_row).collect::<Vec<_>>(), Format::Md)?;
+    }
+    match memory {
+        Ok((n_ctx, rows)) => {
+            println!("\nKV cache at {n_ctx} tokens (policy: {})", args.kv_policy);
+            output::print_rows(&rows, Format::Md)?;
+        }
+        Err(why) => println!("\nKV cache: unknown ({why})"),
+    }
+    Ok(())
+}
+
+/// A row per KV type (and the two recommended pairs): the bytes a full context allocates.
+fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<Vec<Row>, String> {
+    let pairs = DType::KV.map(|dtype| (dtype, dtype)).into_iter();
+    let pairs = pairs.chain([(DType::Q8_0, DType::Turbo4), (DType::Q8_0, DType::Turbo3)]);
+    pairs
+        .map(|(k, v)| {
+            let plan = Plan::new(shape, k, v, policies).map_err(|error| error.to_string())?;
+            let bytes = plan.n_bytes(shape, n_ctx);
+            let (bits_k, bits_v) = plan.bits_per_value();
+            Ok(row([
+                ("type K/V", format!("{}/{}", k.name(), v.name()).into()),
+                ("bits per value", ((bits_k + bits_v) / 2.0).into()),
+                ("bytes", bytes.into()),
+                ("size", output::bytes(bytes).into()),
+                ("of f16", format!("{:.1} %", 100.0 * bytes as f64 / shape.f16_bytes(n_ctx) as f64).into()),
+                ("policy", plan.notes.join("; ").into()),
+            ]))
+        })
+        .collect()
+}
+
+fn tensor_summary(tensors: &[TensorInfo]) -> Vec<Row> {
+    let types = DType::ALL.into_iter().filter_map(|dtype| {
+        let of_type = || tensors.iter().filter(move |info| info.dtype == dtype);
+        let bytes: usize = of_type().map(|info| info.n_bytes).sum();
+        let values: usize = of_type().map(TensorInfo::elements).sum();
+        (values > 0).then(|| {
+            row([
+                ("type", dtype.name().into()),
+                ("tensors", of_type().count().into()),
+                ("values", values.into()),
+                ("bytes", bytes.into()),
+                ("size", output::bytes(bytes).into()),
+            ])
+        })
+    });
+    types.collect()
+}
+
+fn tensor_row(info: &TensorInfo) -> Row {
+    let shape: Vec<String> = info.shape.iter().map(usize::to_string).collect();
+    row([
+        ("name", info.name.as_str().into()),
+        ("shape", shape.join(" x ").into()),
+        ("type", info.dtype.name().into()),
+        ("bytes", info.n_bytes.into()),
+    ])
+}
+
+fn as_json(gguf: &Gguf, memory: &Result<(usize, Vec<Row>), String>) -> Value {
+    let metadata: Map<String, Value> =
+        gguf.meta().iter().map(|(key, value)| (key.to_owned(), shorten(&value).into())).collect();
+    json!({
+        "version": gguf.version(),
+        "bytes": gguf.file_bytes(),
+        "metadata": metadata,
+        "tensors": gguf.tensors().iter().map(tensor_row).collect::<Vec<_>>(),
+        "kv": match memory {
+            Ok((n_ctx, rows)) => json!({ "n_ctx": n_ctx, "types": rows }),
+            Err(why) => json!({ "unknown": why }),
+        },
+    })
+}
+
+/// A metadata value in a few words: long texts and arrays are cut.
+fn shorten(value: &MetaValue<'_>) -> String {
+    const LIMIT: usize = 80;
+    let text = match value {
+        MetaValue::Array(array) => return format!("[{} of {}]", array.len(), array.element_type().name()),
+        MetaValue::String(bytes) => String::from_utf8_lossy(bytes).replace('\n', "\\n"),
+        MetaValue::F32(x) => x.to_string(),
+        MetaValue::F64(x) => x.to_string(),
+        MetaValue::Bool(x) => x.to_string(),
+        integer => integer.as_integer().map_or_else(String::new, |n| n.to_string()),
+    };
+    match text.char_indices().nth(LIMIT) {
+        Some((end, _)) => format!("{}... ({} characters)", &text[..end], text.chars().count()),
+        None => text,
+    }
+}
+
+fn row<const N: usize>(cells: [(&str, Value); N]) -> Row {
+    cells.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}

@@ -1,0 +1,111 @@
+//! Tables in the formats every command offers, and sizes as people read them.
+
+use std::io::{self, Write};
+
+use clap::ValueEnum;
+use serde_json::{Map, Value};
+
+/// `-o`: how a table is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Markdown
+    Md,
+    /// Comma-separated values with a header
+    Csv,
+    /// A JSON array
+    Json,
+    /// One JSON object per line
+    Jsonl,
+}
+
+/// One row: column names and values, in order.
+pub type Row = Map<String, Value>;
+
+/// Prints rows that all have the same columns.
+pub fn print_rows(rows: &[Row], format: Format) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match format {
+        Format::Json => writeln!(out, "{}", serde_json::to_string_pretty(rows).expect("rows are plain JSON")),
+        Format::Jsonl => rows.iter().try_for_each(|row| {
+            writeln!(out, "{}", serde_json::to_string(row).expect("rows are plain JSON"))
+        }),
+        Format::Csv => {
+            let lines = header(rows).into_iter().chain(rows.iter().map(cells));
+            lines.into_iter().try_for_each(|line| {
+                writeln!(out, "{}", line.iter().map(|cell| quoted(cell)).collect::<Vec<_>>().join(","))
+            })
+        }
+        Format::Md => print_markdown(&mut out, rows),
+    }
+}
+
+fn print_markdown(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
+    let lines: Vec<Vec<String>> = header(rows).into_iter().chain(rows.iter().map(cells)).collect();
+    let Some(first) = lines.first() else { return Ok(()) };
+    let widths: Vec<usize> = (0..first.len())
+        .map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    for (i, line) in lines.iter().enumerate() {
+        let cells = line.iter().zip(&widths).map(|(cell, &width)| format!(" {cell:<width$} |"));
+        writeln!(out, "|{}", cells.collect::<String>())?;
+        if i == 0 {
+            let rules = widths.iter().map(|&width| format!("{}|", "-".repeat(width + 2)));
+            writeln!(out, "|{}", rules.collect::<String>())?;
+        }
+    }
+    Ok(())
+}
+
+fn header(rows: &[Row]) -> Option<Vec<String>> {
+    rows.first().map(|row| row.keys().cloned().collect())
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let cell = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    };
+    row.values().map(cell).collect()
+}
+
+fn quoted(cell: &str) -> String {
+    if cell.contains([',', '"', '\n']) {
+        format!("\"{}\"", cell.replace('"', "\"\""))
+    } else {
+        cell.to_owned()
+    }
+}
+
+/// Bytes as people read them: `800 B`, `12.5 KiB`, `1.2 GiB`.
+pub fn bytes(n: usize) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB"];
+    let mut size = n as f64;
+    let mut unit = "B";
+    for next in units {
+        if size < 1024.0 {
+            break;
+        }
+        (size, unit) = (size / 1024.0, next);
+    }
+    if unit == "B" { format!("{n} B") } else { format!("{size:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_read_like_sizes() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(5 << 30), "5.0 GiB");
+    }
+
+    #[test]
+    fn csv_quotes_what_needs_it() {
+        assert_eq!(quoted("a"), "a");
+        assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
+    }
+}
