@@ -166,6 +166,23 @@ fn sentence_piece_falls_back_to_bytes_then_to_unknown() {
 }
 
 #[test]
+fn word_piece_lowers_strips_and_cuts_as_berts_own_tokenizer() {
+    let tokens = ["[UNK]", "[CLS]", "[SEP]", "▁e", "b", "▁!", "▁中", "▁ि", "▁eb"];
+    let mut data = VocabData::new(TokenizerModel::Bert, tokens.map(str::to_owned).to_vec());
+    (data.special.unk, data.special.cls, data.special.sep) = (Some(0), Some(1), Some(2));
+    let t = Tokenizer::new(data).unwrap();
+    let texts = |s: &str| -> Vec<_> {
+        t.encode(s, Special::AsText, false).unwrap().iter().map(|&id| t.token_text(id).unwrap()).collect()
+    };
+    assert_eq!(texts("Éb ÉBB!"), ["▁eb", "▁eb", "b", "▁!"]);
+    // Chinese characters stand alone; control characters vanish; an unknown word is one token.
+    assert_eq!(texts("e中e\u{85}b ezz"), ["▁e", "▁中", "▁eb", "[UNK]"]);
+    // A spacing mark is no accent.
+    assert_eq!(texts("ि"), ["▁ि"]);
+    assert_eq!(t.encode("e", Special::Parse, true).unwrap(), [1, 3, 2]);
+}
+
+#[test]
 fn a_text_without_tokens_for_it_is_refused_with_its_place() {
     let mut data = byte_level(&[], &[]);
     data.tokens.retain(|t| t != "z");

@@ -3,7 +3,8 @@
 //! The text is cleaned, stripped of accents and lowered, cut at white space and around every
 //! punctuation mark and Chinese character; each word then is covered by the longest tokens that fit
 //! from left to right, or becomes the unknown token. In a GGUF file the first token of a word starts
-//! with a space mark and continuations stand bare.
+//! with a space mark and continuations stand bare. What is dropped and where words end is as in
+//! Hugging Face's `BertNormalizer` and `BertPreTokenizer`; llama.cpp drops spacing marks as well.
 
 use regex_automata::meta::Regex;
 use unicode_normalization::UnicodeNormalization;
@@ -34,7 +35,7 @@ impl WordPiece {
         let longest = (0..vocab.len() as u32).filter_map(|id| vocab.bytes(id)).map(<[u8]>::len).max();
         Ok(WordPiece {
             words: prepare("word pattern", &format!(r"[{single}]|[^\s{single}]+"))?,
-            dropped: prepare("character filter", r"[\p{Mn}\x{FFFD}\p{Cc}\p{Cf}\p{Co}--\s]")?,
+            dropped: prepare("character filter", r"[\p{Mn}\x{FFFD}\p{Cc}\p{Cf}\p{Co}--[\t\n\r]]")?,
             longest: longest.unwrap_or(0),
             unk,
         })
