@@ -20,6 +20,7 @@ mod needle_form;
 mod niah;
 mod ppl;
 mod progress;
+pub mod report;
 mod run_state;
 mod score;
 mod stats;

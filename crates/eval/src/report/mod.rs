@@ -1,0 +1,182 @@
+//! One page that shows what was measured: self-contained HTML with inline SVG, for light and dark screens.
+//!
+//! A report is a folder. Each measurement leaves its numbers there as JSON; the page is made of all that the folder holds, so
+//! `kvant eval kld --report DIR` and `kvant eval niah --report DIR` together fill one page.
+
+mod charts;
+mod page;
+mod plot;
+
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::distortion::Distortion;
+use crate::{EvalError, Kld, KldStats, KvConfig, LayerKld, NiahCell, files};
+
+/// Where numbers come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// The model.
+    pub model: String,
+    /// The text.
+    pub text: String,
+    /// Device and kernels.
+    pub device: String,
+    /// The command.
+    pub command: String,
+}
+
+/// One configuration in a report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KldRow {
+    /// What the cache stored.
+    pub kv: KvConfig,
+    /// How far it is from the base.
+    pub stats: KldStats,
+    /// Mean divergence by position in the chunk: a bin's first position and its mean.
+    pub by_position: Vec<(usize, f64)>,
+}
+
+impl From<&Kld> for KldRow {
+    fn from(kld: &Kld) -> Self {
+        Self { kv: kld.kv.clone(), stats: kld.stats(), by_position: kld.by_position(32) }
+    }
+}
+
+/// What `eval kld` leaves in a report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KldReport {
+    /// Where it comes from.
+    pub about: About,
+    /// Tokens of a chunk.
+    pub n_ctx: usize,
+    /// Chunks measured.
+    pub chunks: usize,
+    /// The configurations.
+    pub rows: Vec<KldRow>,
+    /// The configuration that was measured layer by layer.
+    pub layers_of: String,
+    /// Its layers.
+    pub layers: Vec<LayerKld>,
+}
+
+/// What `eval niah` leaves in a report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NiahReport {
+    /// Where it comes from.
+    pub about: About,
+    /// The form's name.
+    pub form: String,
+    /// Needles in one haystack.
+    pub needles: usize,
+    /// The grid.
+    pub cells: Vec<NiahCell>,
+}
+
+/// What `eval distortion` leaves in a report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DistortionReport {
+    /// Where it comes from.
+    pub about: About,
+    /// The formats.
+    pub rows: Vec<Distortion>,
+}
+
+/// A part of a report.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Part {
+    /// KL divergence.
+    Kld(KldReport),
+    /// Needles.
+    Niah(NiahReport),
+    /// Distortion.
+    Distortion(DistortionReport),
+}
+
+/// All that a folder holds.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Parts {
+    kld: Option<KldReport>,
+    niah: Option<NiahReport>,
+    distortion: Option<DistortionReport>,
+}
+
+/// Puts a part into the report in `folder` (made when it is missing) and makes the page anew. Returns the page's path.
+///
+/// # Errors
+/// When the folder cannot be written, or another part in it cannot be read.
+pub fn update(folder: &Path, part: &Part) -> Result<PathBuf, EvalError> {
+    std::fs::create_dir_all(folder).map_err(EvalError::io(folder))?;
+    match part {
+        Part::Kld(part) => write_json(&folder.join("kld.json"), part)?,
+        Part::Niah(part) => write_json(&folder.join("niah.json"), part)?,
+        Part::Distortion(part) => write_json(&folder.join("distortion.json"), part)?,
+    }
+    let parts = Parts {
+        kld: read_json(&folder.join("kld.json"))?,
+        niah: read_json(&folder.join("niah.json"))?,
+        distortion: read_json(&folder.join("distortion.json"))?,
+    };
+    let page = folder.join("index.html");
+    write_bytes(&page, page::render(&parts).as_bytes())?;
+    Ok(page)
+}
+
+fn write_json(path: &Path, part: &impl Serialize) -> Result<(), EvalError> {
+    write_bytes(path, &serde_json::to_vec_pretty(part).expect("a report becomes JSON"))
+}
+
+fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), EvalError> {
+    files::write_whole(path, |file| std::io::Write::write_all(file, bytes).map_err(EvalError::io(path)))
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, EvalError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let bytes = std::fs::read(path).map_err(EvalError::io(path))?;
+    let part = serde_json::from_slice(&bytes);
+    part.map(Some).map_err(|error| EvalError::file(path, format!("not a part of a report: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::distortion::synthetic;
+
+    fn about() -> About {
+        let text = |s: &str| s.to_owned();
+        About { model: text("m <b>"), text: text("t"), device: text("cpu"), command: text("kvant eval") }
+    }
+
+    #[test]
+    fn parts_gather_on_one_self_contained_page() {
+        let folder = std::env::temp_dir().join(format!("kvant-report-{}", std::process::id()));
+        let rows = synthetic(128, 50, 1).unwrap();
+        let part = Part::Distortion(DistortionReport { about: about(), rows });
+        let page = update(&folder, &part).unwrap();
+        let cell = |depth| NiahCell {
+            n_ctx: 256,
+            depth,
+            type_k: "turbo3".to_owned(),
+            type_v: "turbo3".to_owned(),
+            exact: 1.0,
+            token_accuracy: 1.0,
+        };
+        let cells = vec![cell(0.0), cell(1.0)];
+        let niah = NiahReport { about: about(), form: "secret-word".to_owned(), needles: 1, cells };
+        update(&folder, &Part::Niah(niah)).unwrap();
+        let html = std::fs::read_to_string(&page).unwrap();
+        for wanted in ["<svg", "turbo4", "100 %", "m &lt;b&gt;", "prefers-color-scheme"] {
+            assert!(html.contains(wanted), "{wanted}");
+        }
+        for outside in ["http://", "https://", "<script", "src=", "NaN", "inf "] {
+            assert!(!html.contains(outside), "{outside}");
+        }
+        std::fs::write(folder.join("kld.json"), "{").unwrap();
+        assert!(update(&folder, &part).is_err());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
