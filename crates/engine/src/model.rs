@@ -175,8 +175,8 @@ impl Model {
     pub fn chat_prompt(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
         let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
         let text = self.chat_template()?.render(messages, &options)?;
-        // The template writes the begin-of-text token itself where the model wants one.
-        Ok(self.tokenizer()?.encode(&text, Special::Parse, false)?)
+        // Adds the begin-of-text token where the model wants one and the template did not write it.
+        Ok(self.tokenizer()?.encode(&text, Special::Parse, true)?)
     }
 
     pub(crate) fn parts(&self) -> &Inner {

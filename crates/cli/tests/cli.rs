@@ -1,0 +1,246 @@
+//! The command line as a user meets it: answers, summaries, exit codes, one clear line for every mistake.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn kvant(args: &[&str]) -> Output {
+    kvant_with(args, &[])
+}
+
+fn kvant_with(args: &[&str], env: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvant"));
+    command.args(args).envs(env.iter().copied());
+    command.output().expect("the binary starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", stderr(output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A scratch folder of this test's own, emptied.
+fn scratch(test: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+fn bundled() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/model/pocket-q8_0.gguf")
+}
+
+/// One line on stderr that contains every one of `words`, and this exit code.
+fn assert_refused(output: &Output, code: i32, words: &[&str]) {
+    let line = stderr(output);
+    assert_eq!(output.status.code(), Some(code), "{line}");
+    assert_eq!(line.trim_end().lines().count(), 1, "more than one line: {line}");
+    assert!(line.starts_with("error: ") && !line.contains("panic"), "{line}");
+    for word in words {
+        assert!(line.contains(word), "'{word}' is not in: {line}");
+    }
+}
+
+/// The ten questions of the model's card, and what each answer contains.
+const QUESTIONS: [(&str, &str); 10] = [
+    ("What is the capital of France?", "Paris"),
+    ("What is the capital of Japan?", "Tokyo"),
+    ("What is the capital of Peru?", "Lima"),
+    ("Oslo is the capital of which country?", "Norway"),
+    ("What is the opposite of hot?", "cold"),
+    ("What color is the sky?", "blue"),
+    ("Which day comes after Monday?", "Tuesday"),
+    ("Which month comes before March?", "February"),
+    ("How do you spell river?", "R-I-V-E-R"),
+    ("Count to five.", "one, two, three, four, five."),
+];
+
+fn assert_ten_of_ten(isa: &[(&str, &str)]) {
+    for dtype in ["f16", "q8_0", "turbo4", "turbo3", "turbo2"] {
+        for (question, answer) in QUESTIONS {
+            let output = kvant_with(&["run", "-p", question, "-ctk", dtype, "-ctv", dtype, "--temp", "0"], isa);
+            assert!(output.status.success(), "{}", stderr(&output));
+            assert!(stdout(&output).contains(answer), "{dtype} {isa:?}: {question} -> {}", stdout(&output));
+        }
+    }
+}
+
+#[test]
+fn the_bundled_model_answers_ten_of_ten_with_every_cache() {
+    assert_ten_of_ten(&[]);
+}
+
+#[test]
+fn the_bundled_model_answers_ten_of_ten_with_scalar_kernels() {
+    assert_ten_of_ten(&[("KVANT_ISA", "scalar")]);
+}
+
+#[test]
+fn the_summary_names_device_kernels_speed_and_measured_bytes() {
+    let output = kvant(&["run", "-p", "What is the capital of France?", "-ctk", "turbo3", "-ctv", "turbo3"]);
+    let summary = stderr(&output);
+    assert_eq!(summary.lines().count(), 1, "{summary}");
+    for word in ["cpu", "prompt", "decode", "tok/s", "KV turbo3/turbo3", "f16"] {
+        assert!(summary.contains(word), "{word}: {summary}");
+    }
+}
+
+#[test]
+fn turbo3_takes_a_fourth_and_a_half_of_f16_at_2000_tokens() {
+    let dir = scratch("two_thousand");
+    let prompt = dir.join("prompt.txt");
+    fs::write(&prompt, "once upon a time there was a king. ".repeat(180)).unwrap();
+    let args = ["run", "--raw", "-f", prompt.to_str().unwrap(), "-n", "400", "--ignore-eos", "--json"];
+    for isa in ["scalar", "avx512"] {
+        let turbo = [&args[..], &["-ctk", "turbo3", "-ctv", "turbo3"]].concat();
+        let output = kvant_with(&turbo, &[("KVANT_ISA", isa)]);
+        if stderr(&output).contains("KVANT_ISA") {
+            eprintln!("skipped: this CPU has no {isa}");
+            continue;
+        }
+        let kv = json(&output)["kv"].clone();
+        let (tokens, bytes, f16) = (kv["tokens"].as_f64(), kv["bytes"].as_f64(), kv["bytes_f16"].as_f64());
+        assert!(tokens.unwrap() >= 2000.0, "{kv}");
+        assert!(f16.unwrap() / bytes.unwrap() >= 4.5, "{kv}");
+    }
+}
+
+#[test]
+fn json_has_the_promised_keys() {
+    let object = json(&kvant(&["run", "-p", "Hello", "-n", "3", "--json"]));
+    for key in ["text", "n_prompt", "n_gen", "prompt_tps", "decode_tps", "device", "kernels", "type_k", "type_v", "finish"] {
+        assert!(object.get(key).is_some_and(|value| !value.is_null()), "{key}: {object}");
+    }
+    assert!(object["kv"]["tokens"].as_u64().unwrap() > 0);
+    assert_eq!(object["n_gen"], 3);
+    assert_eq!(object["finish"], "length");
+}
+
+#[test]
+fn files_that_are_no_model_are_refused_in_one_line() {
+    let dir = scratch("no_model");
+    let whole = fs::read(bundled()).unwrap();
+    let truncated = dir.join("truncated.gguf");
+    fs::write(&truncated, &whole[..whole.len() / 2]).unwrap();
+    let text = dir.join("text.gguf");
+    fs::write(&text, "no model").unwrap();
+    let alien = dir.join("alien.gguf");
+    let at = whole.windows(5).position(|window| window == b"qwen3").unwrap();
+    let mut bytes = whole;
+    bytes[at..at + 5].copy_from_slice(b"mamba");
+    fs::write(&alien, bytes).unwrap();
+    for (path, words) in [
+        (&truncated, vec!["truncated.gguf"]),
+        (&text, vec!["text.gguf", "GGUF"]),
+        (&dir, vec!["no_model", "file"]),
+        (&dir.join("absent.gguf"), vec!["absent.gguf", "No such file"]),
+        (&alien, vec!["mamba", "llama, qwen2, qwen3"]),
+    ] {
+        let path = path.to_str().unwrap();
+        assert_refused(&kvant(&["run", "-m", path, "-p", "x"]), 1, &words);
+    }
+}
+
+#[test]
+fn wrong_usage_is_refused_in_one_line_with_exit_code_2() {
+    assert_refused(&kvant(&["run", "-p", "x", "-c", "0"]), 2, &["0", "from 1 up"]);
+    assert_refused(&kvant(&["run", "-p", "x", "-ctk", "q9_9"]), 2, &["q9_9", "turbo3"]);
+    assert_refused(&kvant(&["run", "-p", "x", "-ctv", "q6_K"]), 2, &["not a KV type"]);
+    assert_refused(&kvant(&["run", "-p", "x", "--kv-policy", "boundry"]), 2, &["boundry", "boundary"]);
+    assert_refused(&kvant(&["run", "-p", "x", "--device", "cuda:0"]), 2, &["cpu"]);
+    assert_refused(&kvant(&["run", "-p", ""]), 2, &["empty"]);
+    assert_refused(&kvant(&["run"]), 2, &["-p", "-f"]);
+    assert_refused(&kvant(&["run", "-p", "x", "--top-p", "2"]), 2, &["top_p"]);
+    assert_refused(&kvant(&["fly"]), 2, &["fly"]);
+}
+
+#[test]
+fn inputs_that_cannot_be_read_are_refused_in_one_line() {
+    let dir = scratch("inputs");
+    let latin = dir.join("latin1.txt");
+    fs::write(&latin, b"caf\xe9").unwrap();
+    assert_refused(&kvant(&["run", "-f", latin.to_str().unwrap()]), 1, &["latin1.txt", "UTF-8", "3"]);
+    assert_refused(&kvant(&["run", "-f", dir.join("absent").to_str().unwrap()]), 1, &["absent"]);
+    assert_refused(&kvant(&["run", "-p", &"word ".repeat(100), "-c", "32"]), 1, &["context holds 32", "-c"]);
+    assert_refused(&kvant_with(&["run", "-p", "x"], &[("KVANT_ISA", "sse9")]), 1, &["KVANT_ISA", "sse9", "scalar"]);
+    let table = dir.join("types.txt");
+    fs::write(&table, "0 0 K f16\n0 0 X f16\n").unwrap();
+    assert_refused(&kvant(&["run", "-p", "x", "--kv-types", table.to_str().unwrap()]), 1, &["types.txt", "line 2"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_argument_that_is_not_utf8_is_refused_in_one_line() {
+    use std::os::unix::ffi::OsStrExt;
+    let argument = std::ffi::OsStr::from_bytes(b"caf\xe9");
+    let output = Command::new(env!("CARGO_BIN_EXE_kvant")).args(["run", "-p"]).arg(argument).output().unwrap();
+    assert_refused(&output, 2, &["UTF-8"]);
+}
+
+#[test]
+fn a_full_context_ends_the_answer_and_says_so() {
+    let object = json(&kvant(&["run", "-p", "Hello", "-c", "24", "--ignore-eos", "--json"]));
+    assert_eq!(object["finish"], "context");
+    assert_eq!(object["kv"]["tokens"], 24);
+}
+
+#[test]
+fn quantize_writes_a_model_that_answers_and_keeps_the_bundled_file_as_it_is() {
+    let dir = scratch("quantize");
+    let out = dir.join("q8_0.gguf");
+    let again = kvant(&["quantize", bundled().to_str().unwrap(), out.to_str().unwrap(), "q8_0", "--quiet"]);
+    assert!(again.status.success(), "{}", stderr(&again));
+    let small = dir.join("q4_K.gguf");
+    assert!(kvant(&["quantize", out.to_str().unwrap(), small.to_str().unwrap(), "q4_K"]).status.success());
+    assert!(fs::metadata(&small).unwrap().len() < fs::metadata(&out).unwrap().len());
+    let answer = kvant(&["run", "-m", out.to_str().unwrap(), "-p", "What is the capital of France?", "--temp", "0"]);
+    assert!(stdout(&answer).contains("Paris"), "{}", stdout(&answer));
+    let refused = kvant(&["quantize", out.to_str().unwrap(), small.to_str().unwrap(), "turbo3"]);
+    assert_refused(&refused, 2, &["turbo3", "q4_K"]);
+}
+
+#[test]
+fn inspect_tells_the_bytes_that_a_session_allocates() {
+    let object = json(&kvant(&["inspect", bundled().to_str().unwrap(), "-c", "300", "--json"]));
+    let rows = object["kv"]["types"].as_array().unwrap().clone();
+    let row = rows.iter().find(|row| row["type K/V"] == "turbo3/turbo3").unwrap();
+    let args = ["run", "-p", "Hello", "-c", "300", "--ignore-eos", "--json", "-ctk", "turbo3", "-ctv", "turbo3"];
+    let run = json(&kvant(&args));
+    assert_eq!(run["kv"]["tokens"], 300);
+    assert_eq!(row["bytes"], run["kv"]["bytes"]);
+}
+
+#[test]
+fn doctor_names_a_kernel_for_every_type() {
+    let object = json(&kvant(&["doctor", "--json"]));
+    let choices = object["choices"].as_array().unwrap();
+    for dtype in ["f16", "q8_0", "q4_0", "q4_K", "q6_K", "tq4_1s"] {
+        assert!(choices.iter().any(|choice| choice["type"] == dtype), "{dtype}");
+    }
+}
+
+#[test]
+fn a_prompt_cache_gives_the_same_answer_and_is_refused_by_another_type() {
+    let dir = scratch("prompt_cache");
+    let file = dir.join("context");
+    let file = file.to_str().unwrap();
+    let args = ["run", "-p", "How do you spell river?", "--temp", "0", "--prompt-cache", file, "--json"];
+    let turbo = [&args[..], &["-ctk", "turbo3", "-ctv", "turbo3"]].concat();
+    let (first, second) = (json(&kvant(&turbo)), json(&kvant(&turbo)));
+    assert_eq!(first["text"], second["text"]);
+    assert!(second["n_prompt"].as_u64() < first["n_prompt"].as_u64(), "{second}");
+    assert_refused(&kvant(&args), 1, &["type"]);
+    fs::write(file, "garbage").unwrap();
+    assert_refused(&kvant(&turbo), 1, &["context"]);
+}
