@@ -69,7 +69,8 @@ const QUESTIONS: [(&str, &str); 10] = [
 fn assert_ten_of_ten(isa: &[(&str, &str)]) {
     for dtype in ["f16", "q8_0", "turbo4", "turbo3", "turbo2"] {
         for (question, answer) in QUESTIONS {
-            let output = kvant_with(&["run", "-p", question, "-ctk", dtype, "-ctv", dtype, "--temp", "0"], isa);
+            let output =
+                kvant_with(&["run", "-p", question, "-ctk", dtype, "-ctv", dtype, "--temp", "0"], isa);
             assert!(output.status.success(), "{}", stderr(&output));
             assert!(stdout(&output).contains(answer), "{dtype} {isa:?}: {question} -> {}", stdout(&output));
         }
@@ -119,7 +120,18 @@ fn turbo3_takes_a_fourth_and_a_half_of_f16_at_2000_tokens() {
 #[test]
 fn json_has_the_promised_keys() {
     let object = json(&kvant(&["run", "-p", "Hello", "-n", "3", "--json"]));
-    for key in ["text", "n_prompt", "n_gen", "prompt_tps", "decode_tps", "device", "kernels", "type_k", "type_v", "finish"] {
+    for key in [
+        "text",
+        "n_prompt",
+        "n_gen",
+        "prompt_tps",
+        "decode_tps",
+        "device",
+        "kernels",
+        "type_k",
+        "type_v",
+        "finish",
+    ] {
         assert!(object.get(key).is_some_and(|value| !value.is_null()), "{key}: {object}");
     }
     assert!(object["kv"]["tokens"].as_u64().unwrap() > 0);
@@ -173,10 +185,18 @@ fn inputs_that_cannot_be_read_are_refused_in_one_line() {
     assert_refused(&kvant(&["run", "-f", latin.to_str().unwrap()]), 1, &["latin1.txt", "UTF-8", "3"]);
     assert_refused(&kvant(&["run", "-f", dir.join("absent").to_str().unwrap()]), 1, &["absent"]);
     assert_refused(&kvant(&["run", "-p", &"word ".repeat(100), "-c", "32"]), 1, &["context holds 32", "-c"]);
-    assert_refused(&kvant_with(&["run", "-p", "x"], &[("KVANT_ISA", "sse9")]), 1, &["KVANT_ISA", "sse9", "scalar"]);
+    assert_refused(
+        &kvant_with(&["run", "-p", "x"], &[("KVANT_ISA", "sse9")]),
+        1,
+        &["KVANT_ISA", "sse9", "scalar"],
+    );
     let table = dir.join("types.txt");
     fs::write(&table, "0 0 K f16\n0 0 X f16\n").unwrap();
-    assert_refused(&kvant(&["run", "-p", "x", "--kv-types", table.to_str().unwrap()]), 1, &["types.txt", "line 2"]);
+    assert_refused(
+        &kvant(&["run", "-p", "x", "--kv-types", table.to_str().unwrap()]),
+        1,
+        &["types.txt", "line 2"],
+    );
 }
 
 #[cfg(unix)]
@@ -184,7 +204,8 @@ fn inputs_that_cannot_be_read_are_refused_in_one_line() {
 fn an_argument_that_is_not_utf8_is_refused_in_one_line() {
     use std::os::unix::ffi::OsStrExt;
     let argument = std::ffi::OsStr::from_bytes(b"caf\xe9");
-    let output = Command::new(env!("CARGO_BIN_EXE_kvant")).args(["run", "-p"]).arg(argument).output().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_kvant")).args(["run", "-p"]).arg(argument).output().unwrap();
     assert_refused(&output, 2, &["UTF-8"]);
 }
 
@@ -204,7 +225,8 @@ fn quantize_writes_a_model_that_answers_and_keeps_the_bundled_file_as_it_is() {
     let small = dir.join("q4_K.gguf");
     assert!(kvant(&["quantize", out.to_str().unwrap(), small.to_str().unwrap(), "q4_K"]).status.success());
     assert!(fs::metadata(&small).unwrap().len() < fs::metadata(&out).unwrap().len());
-    let answer = kvant(&["run", "-m", out.to_str().unwrap(), "-p", "What is the capital of France?", "--temp", "0"]);
+    let answer =
+        kvant(&["run", "-m", out.to_str().unwrap(), "-p", "What is the capital of France?", "--temp", "0"]);
     assert!(stdout(&answer).contains("Paris"), "{}", stdout(&answer));
     let refused = kvant(&["quantize", out.to_str().unwrap(), small.to_str().unwrap(), "turbo3"]);
     assert_refused(&refused, 2, &["turbo3", "q4_K"]);
@@ -215,7 +237,8 @@ fn inspect_tells_the_bytes_that_a_session_allocates() {
     let object = json(&kvant(&["inspect", bundled().to_str().unwrap(), "-c", "300", "--json"]));
     let rows = object["kv"]["types"].as_array().unwrap().clone();
     let row = rows.iter().find(|row| row["type K/V"] == "turbo3/turbo3").unwrap();
-    let args = ["run", "-p", "Hello", "-c", "300", "--ignore-eos", "--json", "-ctk", "turbo3", "-ctv", "turbo3"];
+    let args =
+        ["run", "-p", "Hello", "-c", "300", "--ignore-eos", "--json", "-ctk", "turbo3", "-ctv", "turbo3"];
     let run = json(&kvant(&args));
     assert_eq!(run["kv"]["tokens"], 300);
     assert_eq!(row["bytes"], run["kv"]["bytes"]);

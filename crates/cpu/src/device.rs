@@ -46,6 +46,11 @@ impl CpuDevice {
         Ok(Self::new(Isa::from_env()?, n_threads))
     }
 
+    /// The threads in use.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// The kernel set in use.
     pub fn isa(&self) -> Isa {
         self.isa

@@ -13,6 +13,7 @@ mod matmul;
 mod norm;
 mod page;
 mod pool;
+mod roofline;
 mod rope;
 mod shards;
 

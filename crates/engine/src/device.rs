@@ -27,6 +27,12 @@ impl Device {
         self.0.kernel_choices()
     }
 
+    /// The speed at which all threads together read memory, in bytes per second: the best of several passes over
+    /// 1 GiB. What bounds decoding.
+    pub fn read_bandwidth(&self) -> f64 {
+        self.0.read_bandwidth()
+    }
+
     /// The kernel sets this machine can run, slowest first.
     pub fn instruction_sets(&self) -> Vec<&'static str> {
         Isa::available().into_iter().map(Isa::name).collect()

@@ -28,6 +28,7 @@ mod generate;
 mod model;
 pub mod quantize;
 mod session;
+pub mod synthetic;
 
 pub use context_file::ContextFileError;
 pub use device::Device;

@@ -133,6 +133,11 @@ impl Model {
         format!("{:016x}", hash.digest())
     }
 
+    /// Bytes of weights that one decoded token reads.
+    pub fn weight_bytes_per_token(&self) -> usize {
+        self.inner.decoder.weight_bytes_per_token()
+    }
+
     /// The device the model runs on and the kernels it uses.
     pub fn device(&self) -> DeviceInfo {
         self.inner.device.info()

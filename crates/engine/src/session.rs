@@ -1,5 +1,6 @@
 //! A conversation with a model: one KV cache and the tokens in it.
 
+use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
 use kvant_cpu::{CpuDevice, CpuPage};
 use kvant_kv::{Cache, Plan, Policies};
@@ -179,6 +180,23 @@ impl Session {
                 inner.decoder.logits(&inner.device, &self.act, row - first, &mut self.logits)?;
                 visit(done + row, &self.logits);
             }
+        }
+        Ok(())
+    }
+
+    /// Appends `n` tokens with random keys and values: a context of any depth in little time, to measure speed at it.
+    /// What the model then says means nothing.
+    ///
+    /// # Errors
+    /// A context too small for them, or a device error.
+    pub fn fill_random(&mut self, n: usize, seed: u64) -> Result<(), Error> {
+        let mut random = Random::new(seed);
+        let size = MAX_ROWS.min(self.n_ctx());
+        for done in (0..n).step_by(size) {
+            let rows = size.min(n - done);
+            let inner = self.model.parts();
+            inner.decoder.append_random(&inner.device, &mut self.cache, &mut self.act, rows, &mut random)?;
+            self.tokens.resize(self.tokens.len() + rows, 0);
         }
         Ok(())
     }

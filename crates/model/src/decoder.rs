@@ -4,6 +4,7 @@
 //! layer. Families differ in data only: biases, per-head norms, pair order, tied output.
 
 use kvant_backend::{AttendParams, Backend, Heads, Input, Norm, Output};
+use kvant_codec::random::Random;
 use kvant_kv::Cache;
 
 use crate::weights::{Layer, Weights};
@@ -81,6 +82,11 @@ impl<B: Backend> Decoder<B> {
         self.weights.n_bytes
     }
 
+    /// Bytes of weights that one decoded token reads: all but an embedding that is only looked up.
+    pub fn weight_bytes_per_token(&self) -> usize {
+        self.weights.n_bytes - self.weights.lookup_bytes
+    }
+
     /// Activations for steps of up to `max_rows` tokens.
     ///
     /// # Errors
@@ -132,6 +138,34 @@ impl<B: Backend> Decoder<B> {
             self.feed_forward(backend, layer, act, rows)?;
         }
         self.output(backend, act, rows, want)
+    }
+
+    /// Appends `rows` tokens (at most `max_rows`) with random keys and values: a context of any depth in little time,
+    /// to measure speed at it. What the model then says means nothing.
+    ///
+    /// # Errors
+    /// A full context, or a device error.
+    pub fn append_random(
+        &self,
+        backend: &B,
+        cache: &mut Cache<B::Page>,
+        act: &mut Activations<B>,
+        rows: usize,
+        random: &mut Random,
+    ) -> Result<(), ModelError> {
+        assert!(rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
+        cache.reserve(backend, rows)?;
+        let c = &self.config;
+        let mut k = vec![0.0; rows * c.n_kv_heads * c.k_head_dim];
+        let mut v = vec![0.0; rows * c.n_kv_heads * c.v_head_dim];
+        for index in 0..c.n_layers {
+            random.fill_gaussian(&mut k, 1.0);
+            random.fill_gaussian(&mut v, 1.0);
+            backend.write(&mut act.k, &k)?;
+            backend.write(&mut act.v, &v)?;
+            backend.kv_append(cache.layer_mut(index), &act.k, &act.v, rows)?;
+        }
+        Ok(())
     }
 
     /// `x += W_o attention(rope(W_q n), rope(W_k n), W_v n)`, `n = norm(x)`.

@@ -36,6 +36,8 @@ pub struct Weights<B: Backend> {
     pub(crate) output: Option<B::Matrix>,
     pub(crate) n_vocab: usize,
     pub(crate) n_bytes: usize,
+    /// Bytes of an embedding that is not the output matrix as well.
+    pub(crate) lookup_bytes: usize,
 }
 
 impl<B: Backend> Weights<B> {
@@ -54,6 +56,7 @@ impl<B: Backend> Weights<B> {
         let n_embd = config.n_embd;
         let n_vocab = gguf.tensor("token_embd.weight")?.info.rows();
         let embedding = loader.matrix("token_embd.weight", n_embd, n_vocab)?;
+        let embedding_bytes = loader.n_bytes;
         let mut layers = Vec::with_capacity(config.n_layers);
         for index in 0..config.n_layers {
             layers.push(loader.layer(config, index)?);
@@ -66,7 +69,8 @@ impl<B: Backend> Weights<B> {
         };
         loader.refuse_unused()?;
         progress(1.0);
-        Ok(Self { embedding, layers, output_norm, output, n_vocab, n_bytes: loader.n_bytes })
+        let lookup_bytes = if output.is_some() { embedding_bytes } else { 0 };
+        Ok(Self { embedding, layers, output_norm, output, n_vocab, n_bytes: loader.n_bytes, lookup_bytes })
     }
 }
 

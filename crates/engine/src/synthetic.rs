@@ -1,0 +1,187 @@
+//! Models with the shapes of real ones and random weights, to measure speed without a download.
+
+use kvant_codec::DType;
+use kvant_codec::random::Random;
+use kvant_gguf::{Gguf, GgufError, GgufWriter};
+
+use crate::Error;
+
+/// The shape of a well-known model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Name, as in `--synthetic NAME:TYPE`.
+    pub name: &'static str,
+    arch: &'static str,
+    n_layers: usize,
+    n_embd: usize,
+    n_ff: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    n_vocab: usize,
+    tied: bool,
+}
+
+/// The shapes there are.
+pub const SHAPES: [Shape; 6] = [
+    shape("qwen2.5-1.5b", "qwen2", 28, 1536, 8960, (12, 2, 128), 151_936, true),
+    shape("qwen2.5-7b", "qwen2", 28, 3584, 18_944, (28, 4, 128), 152_064, false),
+    shape("llama-7b", "llama", 32, 4096, 11_008, (32, 32, 128), 32_000, false),
+    shape("llama-3-8b", "llama", 32, 4096, 14_336, (32, 8, 128), 128_256, false),
+    shape("mistral-24b", "llama", 40, 5120, 32_768, (32, 8, 128), 131_072, false),
+    shape("tiny", "qwen2", 4, 256, 768, (4, 2, 64), 1024, true),
+];
+
+#[expect(clippy::too_many_arguments, reason = "one line of a table")]
+const fn shape(
+    name: &'static str,
+    arch: &'static str,
+    n_layers: usize,
+    n_embd: usize,
+    n_ff: usize,
+    (n_heads, n_kv_heads, head_dim): (usize, usize, usize),
+    n_vocab: usize,
+    tied: bool,
+) -> Shape {
+    Shape { name, arch, n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab, tied }
+}
+
+/// A tensor of a shape: name, GGUF dimensions, type.
+type Tensor = (String, Vec<usize>, DType);
+
+/// Values in the random pattern that weight matrices repeat; a multiple of every block length.
+const PATTERN: usize = 1 << 20;
+
+impl Shape {
+    /// The shape of this name.
+    ///
+    /// # Errors
+    /// An unknown name, or a model this engine does not run.
+    pub fn named(name: &str) -> Result<Self, Error> {
+        SHAPES.into_iter().find(|shape| shape.name == name).ok_or_else(|| Error::Setting {
+            name: "--synthetic",
+            expected: format!("one of {}", SHAPES.map(|shape| shape.name).join(" ")),
+            got: name.to_owned(),
+        })
+    }
+
+    /// A model of this shape whose matrices are all of type `dtype`, in memory, without a tokenizer. It is loaded like
+    /// any file.
+    ///
+    /// # Errors
+    /// A type that GGUF files cannot hold, or whose blocks do not fit the rows.
+    pub fn model(&self, dtype: DType, n_ctx: usize) -> Result<Gguf, Error> {
+        let tensors = self.tensors(dtype);
+        let mut writer = self.metadata(n_ctx)?;
+        for (name, shape, dtype) in &tensors {
+            writer.add_tensor(name, shape, *dtype)?;
+        }
+        let mut bytes = Vec::new();
+        let mut random = Random::new(1);
+        let mut weights = vec![0.0; PATTERN];
+        random.fill_gaussian(&mut weights, 0.02);
+        let mut pattern = vec![0; dtype.row_bytes(PATTERN)?];
+        kvant_codec::encode(dtype, &weights, &mut pattern)?;
+        writer.write_to(&mut bytes, |sink| {
+            for (name, shape, dtype) in &tensors {
+                let values: usize = shape.iter().product();
+                if shape.len() == 1 {
+                    sink.bytes(name, &1_f32.to_le_bytes().repeat(values))?;
+                } else {
+                    let n_bytes = dtype.row_bytes(values)?;
+                    sink.reader(name, &mut Repeat { pattern: &pattern, at: 0, left: n_bytes })?;
+                }
+            }
+            Ok::<(), Error>(())
+        })?;
+        Ok(Gguf::from_bytes(bytes)?)
+    }
+
+    fn metadata(&self, n_ctx: usize) -> Result<GgufWriter, GgufError> {
+        let mut writer = GgufWriter::new();
+        let key = |key: &str| format!("{}.{key}", self.arch);
+        writer.set("general.architecture", self.arch)?;
+        writer.set("general.name", self.name)?;
+        for (name, size) in [
+            ("block_count", self.n_layers),
+            ("context_length", n_ctx),
+            ("embedding_length", self.n_embd),
+            ("feed_forward_length", self.n_ff),
+            ("attention.head_count", self.n_heads),
+            ("attention.head_count_kv", self.n_kv_heads),
+            ("attention.key_length", self.head_dim),
+            ("attention.value_length", self.head_dim),
+        ] {
+            writer.set(&key(name), size as u32)?;
+        }
+        writer.set(&key("attention.layer_norm_rms_epsilon"), 1e-6_f32)?;
+        writer.set(&key("rope.freq_base"), 1e6_f32)?;
+        Ok(writer)
+    }
+
+    fn tensors(&self, dtype: DType) -> Vec<Tensor> {
+        let (n_q, n_kv) = (self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim);
+        let matrix = |name: String, n_in, n_out| (name, vec![n_in, n_out], dtype);
+        let vector = |name: String, len| (name, vec![len], DType::F32);
+        let mut tensors = vec![matrix("token_embd.weight".to_owned(), self.n_embd, self.n_vocab)];
+        for layer in 0..self.n_layers {
+            let name = |suffix: &str| format!("blk.{layer}.{suffix}");
+            tensors.extend([
+                vector(name("attn_norm.weight"), self.n_embd),
+                matrix(name("attn_q.weight"), self.n_embd, n_q),
+                matrix(name("attn_k.weight"), self.n_embd, n_kv),
+                matrix(name("attn_v.weight"), self.n_embd, n_kv),
+                matrix(name("attn_output.weight"), n_q, self.n_embd),
+                vector(name("ffn_norm.weight"), self.n_embd),
+                matrix(name("ffn_gate.weight"), self.n_embd, self.n_ff),
+                matrix(name("ffn_up.weight"), self.n_embd, self.n_ff),
+                matrix(name("ffn_down.weight"), self.n_ff, self.n_embd),
+            ]);
+            if self.arch == "qwen2" {
+                let biases = [("attn_q.bias", n_q), ("attn_k.bias", n_kv), ("attn_v.bias", n_kv)];
+                tensors.extend(biases.map(|(suffix, len)| vector(name(suffix), len)));
+            }
+        }
+        tensors.push(vector("output_norm.weight".to_owned(), self.n_embd));
+        if !self.tied {
+            tensors.push(matrix("output.weight".to_owned(), self.n_embd, self.n_vocab));
+        }
+        tensors
+    }
+}
+
+/// Reads a pattern over and over, up to a length.
+struct Repeat<'a> {
+    pattern: &'a [u8],
+    at: usize,
+    left: usize,
+}
+
+impl std::io::Read for Repeat<'_> {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        let n = out.len().min(self.left).min(self.pattern.len() - self.at);
+        out[..n].copy_from_slice(&self.pattern[self.at..][..n]);
+        self.at = (self.at + n) % self.pattern.len();
+        self.left -= n;
+        Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Model, OpenOptions, SessionOptions};
+
+    #[test]
+    fn a_synthetic_model_runs_in_every_weight_type() {
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()) {
+            let gguf = Shape::named("tiny").unwrap().model(dtype, 128).unwrap();
+            let model = Model::from_gguf(gguf, OpenOptions::default()).unwrap();
+            let mut session = model.session(SessionOptions::default()).unwrap();
+            session.fill_random(40, 7).unwrap();
+            session.feed(&[1, 2, 3], &mut |_| true).unwrap();
+            assert_eq!(session.tokens().len(), 43);
+            assert!(session.logits().iter().all(|logit| logit.is_finite()), "{dtype}");
+        }
+    }
+}
