@@ -162,7 +162,8 @@ fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-fn kv_type(text: &str) -> Result<DType, String> {
+/// Parses a KV type.
+pub fn kv_type(text: &str) -> Result<DType, String> {
     let known = || DType::KV.map(DType::name).join(" ");
     match text.parse::<DType>() {
         Ok(dtype) if dtype.is_kv() => Ok(dtype),

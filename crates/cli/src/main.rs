@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod chat;
 mod doctor;
 mod failure;
@@ -41,6 +42,8 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Show what this machine can do, and which kernel runs for each type
     Doctor(doctor::DoctorArgs),
+    /// Measure speed: prompts and generation, at any depth, for lists of cache types
+    Bench(bench::BenchArgs),
     /// Write a GGUF file with its weights in another type
     Quantize(quantize::QuantizeArgs),
 }
@@ -73,6 +76,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Chat(args) => chat::chat(args),
         Command::Inspect(args) => inspect::inspect(args),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::Bench(args) => bench::bench(args),
         Command::Quantize(args) => quantize::quantize(args),
     }
 }

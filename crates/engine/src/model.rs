@@ -133,6 +133,11 @@ impl Model {
         format!("{:016x}", hash.digest())
     }
 
+    /// Number of parameters.
+    pub fn n_params(&self) -> usize {
+        self.inner.gguf.tensors().iter().map(|info| info.elements()).sum()
+    }
+
     /// Bytes of weights that one decoded token reads.
     pub fn weight_bytes_per_token(&self) -> usize {
         self.inner.decoder.weight_bytes_per_token()

@@ -1,0 +1,133 @@
+//! `kvant bench`: tokens per second of prompt reading and generation, at any depth, for lists of cache types.
+//!
+//! The tests and columns are those of llama-bench; no tokenisation or sampling is in the times.
+
+mod list;
+mod measure;
+mod rows;
+
+use clap::Args;
+use kvant::synthetic::Shape;
+use kvant::{DType, Device, KvOptions, Model, OpenOptions, Policies, SessionOptions};
+
+use crate::args::ModelArgs;
+use crate::failure::Failure;
+use crate::output::{self, Format};
+use measure::{Bench, Test};
+
+/// Arguments of `kvant bench`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example:\n  kvant bench --synthetic tiny:q4_0 -p 64 -n 16 -d 0,256 -ctk f16,turbo3 -ctv f16,turbo3"
+)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Random weights in a real shape, SHAPE:TYPE; shapes: qwen2.5-1.5b qwen2.5-7b llama-7b llama-3-8b mistral-24b tiny
+    #[arg(long, value_name = "SHAPE:TYPE", conflicts_with = "model")]
+    synthetic: Option<String>,
+    /// Prompt lengths to read; lists as 512,1024, ranges as 128-512+128 or 128-1024*2; 0 for none
+    #[arg(short = 'p', long, value_name = "LIST", default_value = "512", value_parser = list::numbers)]
+    n_prompt: list::Numbers,
+    /// Numbers of tokens to generate
+    #[arg(short = 'n', long, value_name = "LIST", default_value = "128", value_parser = list::numbers)]
+    n_gen: list::Numbers,
+    /// Tokens in the cache before each test
+    #[arg(short = 'd', long, value_name = "LIST", default_value = "0", value_parser = list::numbers)]
+    n_depth: list::Numbers,
+    /// Types of the keys (-ctk), a list
+    #[arg(long, value_name = "TYPES", default_value = "f16", value_parser = list::types)]
+    cache_type_k: list::Types,
+    /// Types of the values (-ctv), a list, paired with the keys'; a single one goes with all
+    #[arg(long, value_name = "TYPES", default_value = "f16", value_parser = list::types)]
+    cache_type_v: list::Types,
+    /// Rules on top of the types, as in `run`
+    #[arg(long, value_name = "RULES", default_value = "none", value_parser = |text: &str| text.parse::<Policies>().map_err(|e| e.to_string()))]
+    kv_policy: Policies,
+    /// Repetitions of each test
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
+    repetitions: usize,
+    /// Reach depths by really reading tokens; slow. Without it the cache is filled with random keys and values
+    #[arg(long)]
+    real_fill: bool,
+    /// Measure this machine's read bandwidth too, and say how much of it decoding uses
+    #[arg(long)]
+    roofline: bool,
+    /// How to print the table
+    #[arg(short = 'o', long, value_enum, default_value = "md")]
+    output: Format,
+}
+
+/// Runs the command.
+pub fn bench(args: BenchArgs) -> Result<(), Failure> {
+    let pairs = args.pairs()?;
+    let bandwidth = match args.roofline {
+        true => Some(Device::open(args.model.threads)?.read_bandwidth()),
+        false => None,
+    };
+    let (name, model) = args.open()?;
+    let tests = args.tests();
+    let n_ctx = tests.iter().map(Test::tokens).max().unwrap_or(0).max(1);
+    let bench = Bench { repetitions: args.repetitions.max(1), real_fill: args.real_fill };
+    let mut rows = Vec::new();
+    for (k, v) in pairs {
+        let kv = KvOptions { k, v, policies: args.kv_policy.clone(), tail: true };
+        let mut session = model.session(SessionOptions { n_ctx: Some(n_ctx), kv })?;
+        for &test in &tests {
+            eprintln!("{}/{} {}", k.name(), v.name(), test.name());
+            let measured = bench.run(&mut session, test)?;
+            rows.push(rows::Measured {
+                name: &name,
+                model: &model,
+                test,
+                measured,
+                bandwidth,
+                real_fill: args.real_fill,
+            });
+        }
+    }
+    let rows: Vec<_> = match args.output {
+        Format::Md => rows.iter().map(rows::Measured::short).collect(),
+        _ => rows.iter().map(rows::Measured::full).collect(),
+    };
+    output::print_rows(&rows, args.output)?;
+    Ok(())
+}
+
+impl BenchArgs {
+    fn pairs(&self) -> Result<Vec<(DType, DType)>, Failure> {
+        let (k, v) = (&self.cache_type_k.0, &self.cache_type_v.0);
+        match (k.len(), v.len()) {
+            (n, m) if n == m => Ok(k.iter().copied().zip(v.iter().copied()).collect()),
+            (_, 1) => Ok(k.iter().map(|&k| (k, v[0])).collect()),
+            (1, _) => Ok(v.iter().map(|&v| (k[0], v)).collect()),
+            (n, m) => Err(Failure::Usage(format!(
+                "-ctk has {n} types, -ctv {m}: expected as many, or one of either"
+            ))),
+        }
+    }
+
+    fn tests(&self) -> Vec<Test> {
+        let depths = || self.n_depth.0.iter().copied();
+        let prompts = self.n_prompt.0.iter().copied().filter(|&n| n > 0);
+        let prompts =
+            prompts.flat_map(|n_prompt| depths().map(move |n_depth| Test { n_prompt, n_gen: 0, n_depth }));
+        let gens = self.n_gen.0.iter().copied().filter(|&n| n > 0);
+        let gens = gens.flat_map(|n_gen| depths().map(move |n_depth| Test { n_prompt: 0, n_gen, n_depth }));
+        prompts.chain(gens).collect()
+    }
+
+    fn open(&self) -> Result<(String, Model), Failure> {
+        let Some(synthetic) = &self.synthetic else {
+            return Ok((self.model.name(), self.model.open(false)?));
+        };
+        let Some((shape, dtype)) = synthetic.split_once(':') else {
+            return Err(Failure::Usage(format!("--synthetic: expected SHAPE:TYPE, got '{synthetic}'")));
+        };
+        let shape = Shape::named(shape).map_err(|error| Failure::Usage(error.to_string()))?;
+        let dtype: DType = dtype.parse().map_err(|error| Failure::Usage(format!("--synthetic: {error}")))?;
+        let gguf = shape.model(dtype, 1 << 17)?;
+        let options = OpenOptions { n_threads: self.model.threads, progress: None };
+        Ok((format!("{} {} (synthetic)", shape.name, dtype.name()), Model::from_gguf(gguf, options)?))
+    }
+}
