@@ -101,8 +101,7 @@ impl CacheArgs {
     pub fn kv_options(&self) -> Result<KvOptions, Failure> {
         let mut policies = self.kv_policy.clone();
         if let Some(path) = &self.kv_types {
-            let text = read_text(path)?;
-            policies = policies.with_table(&text).map_err(|error| Failure::work(path.display(), error))?;
+            policies = with_type_table(policies, path)?;
         }
         Ok(KvOptions { k: self.cache_type_k, v: self.cache_type_v, policies, tail: true })
     }
@@ -125,6 +124,12 @@ impl SamplingArgs {
     }
 }
 
+/// Rules, and then the type table in a file.
+pub fn with_type_table(policies: Policies, path: &Path) -> Result<Policies, Failure> {
+    let text = read_text(path)?;
+    policies.with_table(&text).map_err(|error| Failure::work(path.display(), error))
+}
+
 /// A text file's content; `-` is stdin.
 pub fn read_text(path: &Path) -> Result<String, Failure> {
     let bytes = if path == Path::new("-") {
@@ -140,11 +145,13 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
     })
 }
 
-/// llama.cpp's `-ctk` and `-ctv` have more than one letter, which clap takes for several flags; they become the long ones.
+/// llama.cpp's `-ctk`, `-ctv` and `-ub` have more than one letter, which clap takes for several flags; they become the long ones.
 pub fn with_long_cache_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     args.map(|arg| {
         let Some(text) = arg.to_str() else { return arg };
-        for (short, long) in [("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")] {
+        for (short, long) in
+            [("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v"), ("-ub", "--ubatch-size")]
+        {
             if let Some(rest) = text.strip_prefix(short)
                 && (rest.is_empty() || rest.starts_with('='))
             {
@@ -155,7 +162,7 @@ pub fn with_long_cache_flags(args: impl Iterator<Item = OsString>) -> impl Itera
     })
 }
 
-fn positive(text: &str) -> Result<usize, String> {
+pub fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
         _ => Err("expected a number from 1 up".to_owned()),
@@ -171,7 +178,7 @@ pub fn kv_type(text: &str) -> Result<DType, String> {
     }
 }
 
-fn policies(text: &str) -> Result<Policies, String> {
+pub fn policies(text: &str) -> Result<Policies, String> {
     text.parse().map_err(|error: kvant::KvError| error.to_string())
 }
 

@@ -7,6 +7,7 @@ mod args;
 mod bench;
 mod chat;
 mod doctor;
+mod eval;
 mod failure;
 mod inspect;
 mod output;
@@ -44,6 +45,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Measure speed: prompts and generation, at any depth, for lists of cache types
     Bench(bench::BenchArgs),
+    /// Measure what a compressed cache does to a model's output
+    Eval(eval::EvalArgs),
     /// Write a GGUF file with its weights in another type
     Quantize(quantize::QuantizeArgs),
 }
@@ -77,6 +80,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Inspect(args) => inspect::inspect(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Bench(args) => bench::bench(args),
+        Command::Eval(args) => eval::eval(args),
         Command::Quantize(args) => quantize::quantize(args),
     }
 }

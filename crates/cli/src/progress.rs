@@ -9,7 +9,7 @@ pub fn bar(label: &'static str, len: u64, quiet: bool) -> ProgressBar {
     let hidden = quiet || !std::io::stderr().is_terminal();
     let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let style =
-        ProgressStyle::with_template("{prefix} {wide_bar} {percent}% {eta}").expect("a sound template");
+        ProgressStyle::with_template("{prefix} {wide_bar} {percent}% {eta} {msg}").expect("a sound template");
     let bar = ProgressBar::with_draw_target(Some(len), target).with_style(style);
     bar.set_prefix(label);
     bar

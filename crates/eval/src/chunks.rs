@@ -59,6 +59,12 @@ impl Chunks {
         self.tokens.len() / self.n_ctx
     }
 
+    /// The first `n` of these chunks, at least one.
+    pub fn first(&self, n: usize) -> Self {
+        let tokens = self.tokens[..n.clamp(1, self.len()) * self.n_ctx].to_vec();
+        Self { tokens, ..self.clone() }
+    }
+
     /// Never: there is at least one chunk. Here because `len` is.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()

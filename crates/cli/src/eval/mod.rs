@@ -1,0 +1,197 @@
+//! `kvant eval`: does a compressed cache hurt this model?
+
+mod distortion;
+mod kld;
+mod niah;
+mod ppl;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum};
+use indicatif::ProgressBar;
+use kvant::{DType, KvOptions, Model, Policies};
+use kvant_eval::report::{About, Part};
+use kvant_eval::{EvalError, Progress};
+use serde_json::Value;
+
+use crate::args::{self, ModelArgs, kv_type, policies};
+use crate::failure::Failure;
+use crate::output::{self, Format, Row};
+use crate::progress;
+
+/// Arguments of `kvant eval`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example:\n  kvant eval kld -f book.txt --chunks 20 -ctk q8_0,turbo4,turbo3 --report report"
+)]
+pub struct EvalArgs {
+    #[command(subcommand)]
+    command: EvalCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum EvalCommand {
+    /// Perplexity of a text, by llama.cpp's method
+    Ppl(ppl::PplArgs),
+    /// KL divergence of cache types from the f16 cache
+    Kld(kld::KldArgs),
+    /// Needle in a haystack: does the model still find a sentence in a long text
+    Niah(niah::NiahArgs),
+    /// What the cache's formats lose, beside what theory allows
+    Distortion(distortion::DistortionArgs),
+}
+
+/// Runs the command.
+pub fn eval(args: EvalArgs) -> Result<(), Failure> {
+    match args.command {
+        EvalCommand::Ppl(args) => ppl::ppl(args),
+        EvalCommand::Kld(args) => kld::kld(args),
+        EvalCommand::Niah(args) => niah::niah(args),
+        EvalCommand::Distortion(args) => distortion::distortion(args),
+    }
+}
+
+impl From<EvalError> for Failure {
+    fn from(error: EvalError) -> Self {
+        Self::Work(error.to_string())
+    }
+}
+
+/// `on` or `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+/// Which caches are measured.
+#[derive(Args, Debug, Clone)]
+struct ConfigArgs {
+    /// KV types of the keys (-ctk), a comma list
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = kv_type)]
+    cache_type_k: Vec<DType>,
+    /// KV types of the values (-ctv), paired with those of the keys; the same as the keys' when not given
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = kv_type)]
+    cache_type_v: Vec<DType>,
+    /// Rules on top of the types, as in `run`
+    #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value = "auto-asymmetric", value_parser = policies)]
+    kv_policy: Policies,
+    /// Table of types per layer, head and side, as in `run`
+    #[arg(long, value_name = "FILE", env = "KVANT_KV_TYPES")]
+    kv_types: Option<PathBuf>,
+    /// Whether the youngest tokens wait in f16; off measures the types alone
+    #[arg(long, value_name = "SWITCH", default_value = "on")]
+    kv_tail: Switch,
+}
+
+impl ConfigArgs {
+    /// The configurations: those given, or `default`. A single type goes with every one of the other list.
+    fn configs(&self, default: &[(DType, DType)]) -> Result<Vec<KvOptions>, Failure> {
+        let (k, v) = (&self.cache_type_k, &self.cache_type_v);
+        let pairs = match (k.len(), v.len()) {
+            (0, 0) => default.to_vec(),
+            (_, 0) => k.iter().map(|&k| (k, k)).collect(),
+            (0, _) => v.iter().map(|&v| (v, v)).collect(),
+            (1, _) => v.iter().map(|&v| (k[0], v)).collect(),
+            (_, 1) => k.iter().map(|&k| (k, v[0])).collect(),
+            (n, m) if n == m => k.iter().copied().zip(v.iter().copied()).collect(),
+            (n, m) => {
+                return Err(Failure::Usage(format!("-ctk has {n} types, -ctv has {m}: they are paired")));
+            }
+        };
+        let mut policies = self.kv_policy.clone();
+        if let Some(path) = &self.kv_types {
+            policies = args::with_type_table(policies, path)?;
+        }
+        let tail = self.kv_tail == Switch::On;
+        Ok(pairs.into_iter().map(|(k, v)| KvOptions { k, v, policies: policies.clone(), tail }).collect())
+    }
+}
+
+/// How results are printed and kept.
+#[derive(Args, Debug, Clone)]
+struct ResultArgs {
+    /// How the table is printed
+    #[arg(short, long, value_name = "FORMAT", default_value = "md")]
+    output: Format,
+    /// The same as -o json
+    #[arg(long, conflicts_with = "output")]
+    json: bool,
+    /// No progress bar
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+impl ResultArgs {
+    fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.output }
+    }
+
+    /// Prints `short` for people, `full` for machines.
+    fn print(&self, short: &[Row], full: &[Row]) -> Result<(), Failure> {
+        let rows = if self.format() == Format::Md { short } else { full };
+        Ok(output::print_rows(rows, self.format())?)
+    }
+}
+
+/// Where a run is kept, so that it can be taken up again.
+#[derive(Args, Debug, Clone)]
+struct StateArgs {
+    /// Keep finished steps in this file, and go on from what is in it
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+}
+
+/// A bar with time left that follows a measurement.
+fn follow(bar: &ProgressBar) -> impl FnMut(&Progress) + '_ {
+    move |step| {
+        if bar.length() != Some(step.total as u64) || step.done == step.resumed + 1 {
+            // Steps of an earlier run say nothing about the time left.
+            bar.set_length(step.total as u64);
+            bar.set_position(step.resumed as u64);
+            bar.reset_eta();
+        }
+        bar.set_position(step.done as u64);
+        bar.set_message(step.note.clone());
+    }
+}
+
+fn bar(label: &'static str, results: &ResultArgs) -> ProgressBar {
+    let bar = progress::bar(label, 0, results.quiet);
+    bar.enable_steady_tick(std::time::Duration::from_millis(500));
+    bar
+}
+
+/// Where the numbers of this run come from.
+fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Path>) -> About {
+    let device = loaded.map(|model| {
+        let device = model.device();
+        format!("{} ({}, {} threads)", device.name, device.kernels, device.n_threads)
+    });
+    About {
+        model: loaded.map_or_else(String::new, |_| model.name()),
+        text: text.map_or_else(String::new, |path| path.display().to_string()),
+        device: device.unwrap_or_default(),
+        command: std::env::args().collect::<Vec<_>>().join(" "),
+    }
+}
+
+/// Adds a part to the report, if one is wanted, and tells where it is.
+fn add_to_report(folder: Option<&Path>, part: impl FnOnce() -> Part) -> Result<(), Failure> {
+    if let Some(folder) = folder {
+        eprintln!("report: {}", kvant_eval::report::update(folder, &part())?.display());
+    }
+    Ok(())
+}
+
+fn row<const N: usize>(cells: [(&str, Value); N]) -> Row {
+    cells.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The fields of something serialisable, as a row.
+fn row_of(value: &impl serde::Serialize) -> Row {
+    match serde_json::to_value(value).expect("results are plain JSON") {
+        Value::Object(row) => row,
+        _ => unreachable!("a result is an object"),
+    }
+}

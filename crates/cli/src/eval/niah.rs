@@ -1,0 +1,103 @@
+//! `kvant eval niah`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kvant::DType;
+use kvant_eval::report::{NiahReport, Part};
+use kvant_eval::{NeedleForm, NiahCell, NiahOptions};
+
+use super::{ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, follow, row, row_of};
+use crate::args::{ModelArgs, positive, read_text};
+use crate::failure::Failure;
+use crate::output::Row;
+
+/// Arguments of `kvant eval niah`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  kvant eval niah -f book.txt -c 256,512,1024 --depths 11 -ctk f16,turbo3")]
+pub struct NiahArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    configs: ConfigArgs,
+    #[command(flatten)]
+    results: ResultArgs,
+    #[command(flatten)]
+    state: StateArgs,
+    /// Haystack: a text to hide the needle in; - for stdin
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// Lengths of prompt and answer in tokens, a comma list
+    #[arg(short, long, value_name = "N", value_delimiter = ',', default_value = "256,512,1024", value_parser = positive)]
+    ctx_size: Vec<usize>,
+    /// Depths, evenly from the beginning of the haystack to its end
+    #[arg(long, value_name = "N", default_value_t = 11)]
+    depths: usize,
+    /// Needles in one haystack; each is asked for
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    needles: usize,
+    /// Wording: secret-word, magic-number, sandwich, or a JSON file
+    #[arg(long, value_name = "FORM", default_value = "secret-word")]
+    form: String,
+    /// Put haystack and question into the model's chat template
+    #[arg(long)]
+    chat: bool,
+    /// Add the results to a page in this folder
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+}
+
+/// What is measured when no type is given.
+const DEFAULT: [(DType, DType); 4] = [
+    (DType::F16, DType::F16),
+    (DType::Q8_0, DType::Q8_0),
+    (DType::Turbo4, DType::Turbo4),
+    (DType::Turbo3, DType::Turbo3),
+];
+
+/// Runs the command.
+pub fn niah(args: NiahArgs) -> Result<(), Failure> {
+    let options = NiahOptions {
+        lengths: args.ctx_size,
+        depths: args.depths,
+        needles: args.needles,
+        form: NeedleForm::find(&args.form)?,
+        chat: args.chat,
+        configs: args.configs.configs(&DEFAULT)?,
+    };
+    let haystack = read_text(&args.file)?;
+    let model = args.model.open(args.results.quiet)?;
+    let bar = bar("niah", &args.results);
+    let state = args.state.state.as_deref();
+    let cells = kvant_eval::niah(&model, &haystack, &options, state, &mut follow(&bar))?;
+    bar.finish_and_clear();
+    args.results.print(&grid(&cells, &options.lengths), &cells.iter().map(row_of).collect::<Vec<_>>())?;
+    add_to_report(args.report.as_deref(), || {
+        Part::Niah(NiahReport {
+            about: about(&args.model, Some(&model), Some(&args.file)),
+            form: options.form.name,
+            needles: options.needles,
+            cells,
+        })
+    })
+}
+
+/// The grid for people: a row per type and length, a column per depth.
+fn grid(cells: &[NiahCell], lengths: &[usize]) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    for cell in cells {
+        if cell.depth == 0.0 || rows.is_empty() || lengths.is_empty() {
+            rows.push(row([
+                ("K / V", format!("{}/{}", cell.type_k, cell.type_v).into()),
+                ("tokens", cell.n_ctx.into()),
+            ]));
+        }
+        let column = format!("{:.0} %", 100.0 * cell.depth);
+        let score = match cell.exact == cell.token_accuracy {
+            true => format!("{:.0} %", 100.0 * cell.exact),
+            false => format!("{:.0} % ({:.0} % of tokens)", 100.0 * cell.exact, 100.0 * cell.token_accuracy),
+        };
+        rows.last_mut().expect("a row was just made").insert(column, score.into());
+    }
+    rows
+}

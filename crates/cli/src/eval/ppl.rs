@@ -1,0 +1,78 @@
+//! `kvant eval ppl`.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use kvant::DType;
+use kvant_eval::{Chunks, PplOptions};
+
+use super::{ConfigArgs, ResultArgs, StateArgs, bar, follow, row_of};
+use crate::args::{ModelArgs, positive, read_text};
+use crate::failure::Failure;
+use crate::output::{self, Format};
+
+/// Arguments of `kvant eval ppl`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  kvant eval ppl -f book.txt --chunks 20 -ctk turbo3")]
+pub struct PplArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    configs: ConfigArgs,
+    #[command(flatten)]
+    results: ResultArgs,
+    #[command(flatten)]
+    state: StateArgs,
+    /// Text to measure on; - for stdin
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// Tokens of a chunk
+    #[arg(short, long, value_name = "N", default_value_t = 512)]
+    ctx_size: usize,
+    /// Chunks at most; all when not given
+    #[arg(long, value_name = "N", value_parser = positive)]
+    chunks: Option<usize>,
+    /// Tokens per step (-ub); a step finds its own keys in the cache
+    #[arg(long, value_name = "N", value_parser = positive)]
+    ubatch_size: Option<usize>,
+    /// Write the log-probabilities to a file that llama-perplexity --kl-divergence reads
+    #[arg(long, value_name = "FILE", conflicts_with = "state")]
+    save_base: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn ppl(args: PplArgs) -> Result<(), Failure> {
+    let text = read_text(&args.file)?;
+    let configs = args.configs.configs(&[(DType::F16, DType::F16)])?;
+    let [kv] = &configs[..] else {
+        return Err(Failure::Usage("-ctk, -ctv: expected one type each; eval kld takes lists".to_owned()));
+    };
+    let model = args.model.open(args.results.quiet)?;
+    let chunks = Chunks::new(&model, &text, args.ctx_size, args.chunks)?;
+    let options = PplOptions { kv: kv.clone(), step: args.ubatch_size };
+    let bar = bar("ppl", &args.results);
+    let mut progress = follow(&bar);
+    let result = match &args.save_base {
+        Some(path) => kvant_eval::ppl_saving_base(&model, &chunks, &options, path, &mut progress),
+        None => kvant_eval::ppl(&model, &chunks, &options, args.state.state.as_deref(), &mut progress),
+    };
+    drop(progress);
+    bar.finish_and_clear();
+    let result = result?;
+    let mut out = std::io::stdout().lock();
+    match args.results.format() {
+        Format::Md => {
+            let running = result.running.iter().enumerate().map(|(i, ppl)| format!("[{}]{ppl:.4},", i + 1));
+            writeln!(out, "{}\n{}", running.collect::<String>(), result.final_line())?;
+        }
+        Format::Json => {
+            writeln!(out, "{}", serde_json::to_string_pretty(&result).expect("results are plain JSON"))?;
+        }
+        format => {
+            drop(out);
+            output::print_rows(&[row_of(&result)], format)?;
+        }
+    }
+    Ok(())
+}
