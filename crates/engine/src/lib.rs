@@ -1,19 +1,22 @@
 //! Run large language models on a compressed KV cache.
 //!
-//! ```no_run
-//! use kvant::{GenerateOptions, KvOptions, Model, SessionOptions};
+//! ```
+//! use kvant::{GenerateOptions, KvOptions, Message, Model, SamplerParams, SessionOptions};
 //!
-//! fn main() -> Result<(), kvant::Error> {
-//!     let model = Model::open("model.gguf")?;
-//!     let kv = KvOptions::symmetric("turbo3".parse()?);
-//!     let mut session = model.session(SessionOptions { kv, ..Default::default() })?;
-//!     let prompt = model.chat_prompt(&[kvant::Message::user("What is the capital of France?")])?;
-//!     for token in session.generate(&prompt, GenerateOptions::default())? {
-//!         print!("{}", token?.text);
-//!     }
-//!     println!("\n{} bytes of KV cache", session.kv().bytes);
-//!     Ok(())
+//! # fn main() -> Result<(), kvant::Error> {
+//! let model = Model::bundled(Default::default())?; // or Model::open("model.gguf")?
+//! let kv = KvOptions::symmetric("turbo3".parse()?);
+//! let mut session = model.session(SessionOptions { kv, ..Default::default() })?;
+//! let prompt = model.chat_prompt(&[Message::user("What is the capital of France?")])?;
+//! let options = GenerateOptions { sampler: SamplerParams::greedy(), ..Default::default() };
+//! let mut answer = String::new();
+//! for token in session.generate(&prompt, options)? {
+//!     answer += &token?.text;
 //! }
+//! assert!(answer.contains("Paris"));
+//! println!("{answer} ({} bytes of KV cache)", session.kv().bytes);
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! A [`Model`] is cheap to clone and can feed any number of [`Session`]s; a session owns one KV cache. Weights,

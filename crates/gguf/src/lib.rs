@@ -183,6 +183,12 @@ impl Gguf {
         })
     }
 
+    /// Gives the memory of mapped files back to the system; what is read again later comes from the files. For a loader
+    /// that has copied what it needs.
+    pub fn release(&self) {
+        self.shards.iter().for_each(|shard| shard.bytes.release());
+    }
+
     /// The GGUF version of the (first) file, 2 or 3.
     pub fn version(&self) -> u32 {
         self.shards[0].parsed.version

@@ -41,6 +41,19 @@ impl Source {
     }
 }
 
+impl Source {
+    /// Gives the memory of a mapped file back; its bytes are read from the file again when they are next looked at.
+    pub(crate) fn release(&self) {
+        #[cfg(unix)]
+        if let Bytes::Mapped(map) = &self.0 {
+            // SAFETY: the mapping is private, read-only and backed by the file, and nothing ever writes to it, so what a
+            // later read brings back are the same bytes.
+            // A system that cannot give memory back keeps it: slower for others, wrong for nobody.
+            let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        }
+    }
+}
+
 impl Deref for Source {
     type Target = [u8];
 

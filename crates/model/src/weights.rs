@@ -60,6 +60,8 @@ impl<B: Backend> Weights<B> {
         let mut layers = Vec::with_capacity(config.n_layers);
         for index in 0..config.n_layers {
             layers.push(loader.layer(config, index)?);
+            // What the device has repacked need not stay in memory twice.
+            gguf.release();
             progress((index + 1) as f32 / (config.n_layers + 1) as f32);
         }
         let output_norm = loader.vector("output_norm.weight", n_embd)?;
@@ -68,6 +70,7 @@ impl<B: Backend> Weights<B> {
             false => None,
         };
         loader.refuse_unused()?;
+        gguf.release();
         progress(1.0);
         let lookup_bytes = if output.is_some() { embedding_bytes } else { 0 };
         Ok(Self { embedding, layers, output_norm, output, n_vocab, n_bytes: loader.n_bytes, lookup_bytes })
