@@ -25,6 +25,9 @@ use crate::device::{Page, Result};
 
 /// Tokens in one main page. Pages of a shared prefix are shared; a page is copied when written.
 pub const TOKENS_PER_PAGE: usize = 128;
+/// Tiles in the tail of a coded stream. With two, a token stays in 16 bit until at least 16 younger ones are there: with
+/// one, every sixteenth step would see all but its own token encoded.
+const TAIL_TILES: usize = 2;
 const TILES_PER_PAGE: usize = TOKENS_PER_PAGE / TILE;
 
 /// What one stream stores and how much of it stays in 16 bit.
@@ -45,13 +48,13 @@ pub struct StreamSpec {
 }
 
 impl StreamSpec {
-    /// A stream with no sink, the shortest tail its type needs and no scaling.
+    /// A stream with no sink, the tail its type has by default and no scaling.
     ///
     /// # Panics
     /// When `dtype` is not a KV type; a plan checks that before it makes streams.
     pub fn new(dtype: DType, side: Side, head_dim: usize) -> Self {
         assert!(dtype.is_kv(), "{KV_ONLY}");
-        let tail_tiles = usize::from(is_coded(dtype));
+        let tail_tiles = if is_coded(dtype) { TAIL_TILES } else { 0 };
         Self { dtype, side, head_dim, sink_tiles: 0, tail_tiles, alpha: 1.0 }
     }
 

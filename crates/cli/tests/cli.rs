@@ -1,8 +1,9 @@
 //! The command line as a user meets it: answers, summaries, exit codes, one clear line for every mistake.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -85,6 +86,27 @@ fn the_bundled_model_answers_ten_of_ten_with_every_cache() {
 #[test]
 fn the_bundled_model_answers_ten_of_ten_with_scalar_kernels() {
     assert_ten_of_ten(&[("KVANT_ISA", "scalar")]);
+}
+
+/// One conversation of some 250 tokens, so that most of the cache is encoded when the last questions come.
+#[test]
+fn the_bundled_model_answers_ten_of_ten_in_one_conversation_with_every_cache() {
+    for dtype in ["f16", "q8_0", "q4_0", "turbo4", "turbo3", "turbo2"] {
+        let mut chat = Command::new(env!("CARGO_BIN_EXE_kvant"))
+            .args(["chat", "-ctk", dtype, "-ctv", dtype, "--temp", "0"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let questions = QUESTIONS.map(|(question, _)| question).join("\n");
+        chat.stdin.take().unwrap().write_all(questions.as_bytes()).unwrap();
+        let answers = stdout(&chat.wait_with_output().unwrap());
+        assert_eq!(answers.lines().count(), QUESTIONS.len(), "{dtype}: {answers}");
+        for (line, (question, answer)) in answers.lines().zip(QUESTIONS) {
+            assert!(line.contains(answer), "{dtype}: {question} -> {line}");
+        }
+    }
 }
 
 #[test]

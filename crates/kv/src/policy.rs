@@ -281,7 +281,7 @@ mod tests {
     fn sink_and_recent_become_whole_tiles_and_leave_float_streams_alone() {
         let p = plan(&LLAMA, DType::Turbo3, DType::F16, "sink:4,recent:100,alpha:1.02");
         let k = p.stream(&LLAMA, 0, 0, Side::K);
-        assert_eq!((k.sink_tiles, k.tail_tiles, k.alpha), (1, 8, 1.02));
+        assert_eq!((k.sink_tiles, k.tail_tiles, k.alpha), (1, 9, 1.02));
         let v = p.stream(&LLAMA, 0, 0, Side::V);
         assert_eq!((v.sink_tiles, v.tail_tiles, v.alpha), (0, 0, 1.0));
     }
