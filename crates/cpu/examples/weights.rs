@@ -1,8 +1,9 @@
 //! How fast weights are read and multiplied: GB/s for 1 to 8 rows, GMAC/s for many, beside a plain read of memory.
 //!
-//! `cargo run --release -p kvant-cpu --example weights -- [threads] [n_out] [n_in] [types, comma separated]`
+//! `cargo run --release -p kvant-cpu --example weights -- [threads] [n_out] [n_in] [types, or all] [MiB]`
 //!
-//! The matrices lie in more memory than a cache holds. Figures are the best of several runs; GB/s counts the bytes of
+//! Matrices fill the given memory: 256 MiB by default, more than a cache holds; with 0 there is one matrix, so a small
+//! shape shows what the kernels do without waiting for memory. Figures are the best of several runs; GB/s counts the bytes of
 //! the file's format.
 
 use std::hint::black_box;
@@ -12,9 +13,6 @@ use kvant_backend::{Backend, Input, Output, WeightSource};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, encode};
 use kvant_cpu::{CpuDevice, CpuMatrix};
-
-/// Bytes of weights that are cycled through, several times what a last-level cache of a few cores holds.
-const WORKING_SET: usize = 256 << 20;
 
 fn best_seconds(runs: usize, mut job: impl FnMut()) -> f64 {
     let timed = (0..runs).map(|_| {
@@ -26,7 +24,7 @@ fn best_seconds(runs: usize, mut job: impl FnMut()) -> f64 {
 }
 
 fn read_bandwidth(threads: usize) -> f64 {
-    let words = vec![1u64; WORKING_SET / 8];
+    let words = vec![1u64; 32 << 20];
     let seconds = best_seconds(5, || {
         std::thread::scope(|scope| {
             for part in words.chunks(words.len().div_ceil(threads)) {
@@ -40,18 +38,18 @@ fn read_bandwidth(threads: usize) -> f64 {
             }
         });
     });
-    WORKING_SET as f64 / seconds / 1e9
+    (8 * words.len()) as f64 / seconds / 1e9
 }
 
-/// Matrices of one random panel repeated, as many as the working set takes.
-fn matrices(device: &CpuDevice, dtype: DType, n_out: usize, n_in: usize) -> Vec<CpuMatrix> {
+/// Matrices of one random panel repeated, at least one and as many as `n_bytes` take.
+fn matrices(device: &CpuDevice, dtype: DType, n_out: usize, n_in: usize, n_bytes: usize) -> Vec<CpuMatrix> {
     let mut values = vec![0.0; 16 * n_in];
     Random::new(1).fill_gaussian(&mut values, 0.02);
     let row_bytes = dtype.row_bytes(n_in).expect("n_in is a multiple of 256");
     let mut panel = vec![0; 16 * row_bytes];
     encode(dtype, &values, &mut panel).expect("sizes match");
     let bytes: Vec<u8> = panel.iter().copied().cycle().take(n_out * row_bytes).collect();
-    (0..WORKING_SET.div_ceil(bytes.len()))
+    (0..n_bytes.div_ceil(bytes.len()).max(1))
         .map(|_| {
             let source = WeightSource { dtype, n_out, n_in, bytes: bytes.clone().into() };
             device.matrix(source).expect("a weight type")
@@ -63,9 +61,10 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |i: usize, default| args.get(i).map_or(default, |v| v.parse().expect("a number"));
     let (threads, n_out, n_in) = (number(0, 1), number(1, 8960), number(2, 1536));
+    let mib = number(4, 256);
     let wanted = |dtype: &DType| match args.get(3) {
-        Some(list) => list.split(',').any(|name| name == dtype.name()),
-        None => !dtype.is_turbo() && !matches!(dtype, DType::TQ3_1S | DType::TQ4_1S),
+        Some(list) if list != "all" => list.split(',').any(|name| name == dtype.name()),
+        _ => !dtype.is_turbo() && !matches!(dtype, DType::TQ3_1S | DType::TQ4_1S),
     };
     let device = CpuDevice::from_env(Some(threads)).expect("a kernel set of this CPU");
     println!(
@@ -79,7 +78,7 @@ fn main() {
     );
     for dtype in DType::ALL.into_iter().filter(wanted) {
         let start = Instant::now();
-        let weights = matrices(&device, dtype, n_out, n_in);
+        let weights = matrices(&device, dtype, n_out, n_in, mib << 20);
         let load = start.elapsed().as_secs_f64();
         let bytes = weights.len() * n_out * dtype.row_bytes(n_in).expect("checked above");
         print!("{:8} {:9.2}", dtype.name(), bytes as f64 / load / 1e9);
@@ -90,7 +89,7 @@ fn main() {
             device.write(&mut x, &values).expect("sizes match");
             let mut y = device.buffer(rows * n_out).expect("memory");
             let used = if rows > 8 { &weights[..1] } else { &weights };
-            let seconds = best_seconds(if rows > 8 { 5 } else { 7 }, || {
+            let seconds = best_seconds(if mib == 0 { 300 } else { 7 }, || {
                 for w in used {
                     let input = Input { x: &x, norm: None, first_row: 0, rows };
                     let output = Output { w, bias: None, y: &mut y, accumulate: false };

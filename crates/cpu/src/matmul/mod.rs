@@ -49,7 +49,7 @@ enum Store {
 
 /// Whether `isa` reads weights of this type from panels.
 fn uses_panels(isa: Isa, dtype: DType) -> bool {
-    matches!(isa, Isa::Avx512(_)) && panel::has_panels(dtype)
+    isa != Isa::Scalar && panel::has_panels(dtype)
 }
 
 /// The names of the kernels that multiply weights of `dtype`: one to eight rows, and more.

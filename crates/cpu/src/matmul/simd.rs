@@ -26,7 +26,7 @@ pub(super) trait Simd: Copy + Sync {
     fn multiply_floats(self, chunk: &FloatChunk, x: &[[f32; FLOAT_TILE]], sums: &mut Sums<FLOAT_TILE>);
 }
 
-/// Implements [`Simd`] for a token by the functions of a module. `$features` says what the token proves.
+/// Implements [`Simd`] for a token by the functions of a module, which need no more than the token proves.
 #[cfg(target_arch = "x86_64")]
 macro_rules! simd {
     ($token:ty, $kernels:ident) => {
@@ -82,8 +82,9 @@ macro_rules! simd {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::*;
-    use crate::isa::Avx512;
-    use crate::matmul::panel::avx512;
+    use crate::isa::{Avx2, Avx512};
+    use crate::matmul::panel::{avx2, avx512};
 
+    simd!(Avx2, avx2);
     simd!(Avx512, avx512);
 }

@@ -129,6 +129,8 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     let region = Region { pool, products, x, tiles, n_in: input.n_in, rows };
     match isa {
         #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(simd) => region.run_panels(simd),
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512(simd) => region.run_panels(simd),
         _ => region.run_rows(),
     }
