@@ -89,17 +89,28 @@ impl Fields {
     /// # Panics
     /// When [`Spec::of`] knows no fields of `dtype`, or `block` does not have its bytes.
     pub fn read(dtype: DType, block: &[u8]) -> Self {
+        let mut fields = Self::EMPTY;
+        fields.read_again(dtype, block);
+        fields
+    }
+
+    /// Replaces the fields of a block of `dtype` by those of another one, as [`Fields::read`]. What the format lacks
+    /// is left as it is.
+    ///
+    /// # Panics
+    /// As [`Fields::read`].
+    pub fn read_again(&mut self, dtype: DType, block: &[u8]) {
         match dtype {
-            DType::Q8_0 => Self::coded(block32::read_q8_0(sized(block))),
-            DType::Q4_0 => Self::coded(block32::read_q4_0(sized(block))),
-            DType::Q5_0 => Self::coded(block32::read_q5_0(sized(block))),
-            DType::Q4_1 => Self::coded_min(block32::read_q4_1(sized(block))),
-            DType::Q5_1 => Self::coded_min(block32::read_q5_1(sized(block))),
-            DType::Q2K => Self::min_block(kquant::read_q2(sized(block))),
-            DType::Q3K => Self::sym_block(kquant::read_q3(sized(block)), Q3_SCALE_ZERO, Q3_ZERO),
-            DType::Q4K => Self::min_block(kquant::read_q4(sized(block))),
-            DType::Q5K => Self::min_block(kquant::read_q5(sized(block))),
-            DType::Q6K => Self::sym_block(kquant::read_q6(sized(block)), Q6_SCALE_ZERO, Q6_ZERO),
+            DType::Q8_0 => self.set_coded(block32::read_q8_0(sized(block))),
+            DType::Q4_0 => self.set_coded(block32::read_q4_0(sized(block))),
+            DType::Q5_0 => self.set_coded(block32::read_q5_0(sized(block))),
+            DType::Q4_1 => self.set_coded_min(block32::read_q4_1(sized(block))),
+            DType::Q5_1 => self.set_coded_min(block32::read_q5_1(sized(block))),
+            DType::Q2K => self.set_min_block(kquant::read_q2(sized(block))),
+            DType::Q3K => self.set_sym_block(kquant::read_q3(sized(block)), Q3_SCALE_ZERO, Q3_ZERO),
+            DType::Q4K => self.set_min_block(kquant::read_q4(sized(block))),
+            DType::Q5K => self.set_min_block(kquant::read_q5(sized(block))),
+            DType::Q6K => self.set_sym_block(kquant::read_q6(sized(block)), Q6_SCALE_ZERO, Q6_ZERO),
             _ => panic!("{dtype} has no fields"),
         }
     }
@@ -125,23 +136,20 @@ impl Fields {
         }
     }
 
-    fn coded(block: block32::Coded) -> Self {
-        let mut fields = Self { scale: block.scale, ..Self::EMPTY };
-        fields.codes[..block32::LEN].copy_from_slice(&block.codes);
-        fields
+    fn set_coded(&mut self, block: block32::Coded) {
+        self.scale = block.scale;
+        self.codes[..block32::LEN].copy_from_slice(&block.codes);
     }
 
-    fn coded_min(block: block32::CodedMin) -> Self {
-        let mut fields = Self { scale: block.scale, min: block.min, ..Self::EMPTY };
-        fields.codes[..block32::LEN].copy_from_slice(&block.codes);
-        fields
+    fn set_coded_min(&mut self, block: block32::CodedMin) {
+        (self.scale, self.min) = (block.scale, block.min);
+        self.codes[..block32::LEN].copy_from_slice(&block.codes);
     }
 
-    fn min_block<const S: usize>(block: MinBlock<S>) -> Self {
-        let mut fields = Self { scale: block.d, min: block.dmin, codes: block.codes, ..Self::EMPTY };
-        fields.sub_scales[..S].copy_from_slice(&block.scales);
-        fields.sub_mins[..S].copy_from_slice(&block.mins);
-        fields
+    fn set_min_block<const S: usize>(&mut self, block: MinBlock<S>) {
+        (self.scale, self.min, self.codes) = (block.d, block.dmin, block.codes);
+        self.sub_scales[..S].copy_from_slice(&block.scales);
+        self.sub_mins[..S].copy_from_slice(&block.mins);
     }
 
     fn as_min_block<const S: usize>(&self) -> MinBlock<S> {
@@ -154,10 +162,10 @@ impl Fields {
         }
     }
 
-    fn sym_block(block: SymBlock, scale_zero: u8, zero: u8) -> Self {
-        let sub_scales = block.scales.map(|scale| (scale as u8).wrapping_add(scale_zero));
-        let codes = block.codes.map(|code| (code as u8).wrapping_add(zero));
-        Self { scale: block.d, sub_scales, codes, ..Self::EMPTY }
+    fn set_sym_block(&mut self, block: SymBlock, scale_zero: u8, zero: u8) {
+        self.scale = block.d;
+        self.sub_scales = block.scales.map(|scale| (scale as u8).wrapping_add(scale_zero));
+        self.codes = block.codes.map(|code| (code as u8).wrapping_add(zero));
     }
 
     fn as_sym_block(&self, scale_zero: u8, zero: u8) -> SymBlock {

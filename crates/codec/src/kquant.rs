@@ -65,10 +65,15 @@ fn put(plane: &mut [u8], codes: &[u8; LEN], from: usize, mask: u8, at: impl Fn(u
     }
 }
 
-/// Reads the bits that [`put`] stored, moved back to bit `from`.
-fn bits(plane: &[u8], v: usize, from: usize, mask: u8, at: impl Fn(usize) -> (usize, usize)) -> u8 {
-    let (byte, shift) = at(v);
-    (plane[byte] >> shift & mask) << from
+/// Adds the bits that [`put`] stored to the codes, moved back to bit `from`. In every plane, 32 values in a row lie in 32
+/// bytes in a row, under one shift.
+fn get(plane: &[u8], codes: &mut [u8; LEN], from: usize, mask: u8, at: impl Fn(usize) -> (usize, usize)) {
+    for (run, codes) in codes.chunks_exact_mut(32).enumerate() {
+        let (byte, shift) = at(32 * run);
+        for (code, byte) in codes.iter_mut().zip(&plane[byte..byte + 32]) {
+            *code |= (byte >> shift & mask) << from;
+        }
+    }
 }
 
 fn half_at(block: &[u8], at: usize) -> f16 {
@@ -136,12 +141,14 @@ pub(crate) fn pack_q2(x: &[f32; LEN], block: &mut [u8; 84]) {
 }
 
 pub(crate) fn read_q2(block: &[u8; 84]) -> MinBlock<16> {
+    let mut codes = [0; LEN];
+    get(&block[16..80], &mut codes, 0, 3, pair_at);
     MinBlock {
         d: half_at(block, 80),
         dmin: half_at(block, 82),
         scales: std::array::from_fn(|j| block[j] & 15),
         mins: std::array::from_fn(|j| block[j] >> 4),
-        codes: std::array::from_fn(|v| bits(&block[16..], v, 0, 3, pair_at)),
+        codes,
     }
 }
 
@@ -160,11 +167,13 @@ pub(crate) fn pack_q3(x: &[f32; LEN], block: &mut [u8; 110]) {
 }
 
 pub(crate) fn read_q3(block: &[u8; 110]) -> SymBlock {
-    let stored = |v| bits(block, v, 2, 1, bit_at) | bits(&block[32..], v, 0, 3, pair_at);
+    let mut codes = [0; LEN];
+    get(&block[..32], &mut codes, 2, 1, bit_at);
+    get(&block[32..96], &mut codes, 0, 3, pair_at);
     SymBlock {
         d: half_at(block, 108),
         scales: scales_3(&block[96..]),
-        codes: std::array::from_fn(|v| stored(v) as i8 - 4),
+        codes: codes.map(|code| code as i8 - 4),
     }
 }
 
@@ -183,7 +192,8 @@ pub(crate) fn pack_q4(x: &[f32; LEN], block: &mut [u8; 144]) {
 
 pub(crate) fn read_q4(block: &[u8; 144]) -> MinBlock<8> {
     let (scales, mins) = scales_6(&block[4..]);
-    let codes = std::array::from_fn(|v| bits(&block[16..], v, 0, 15, nibble_at));
+    let mut codes = [0; LEN];
+    get(&block[16..], &mut codes, 0, 15, nibble_at);
     MinBlock { d: half_at(block, 0), dmin: half_at(block, 2), scales, mins, codes }
 }
 
@@ -203,9 +213,10 @@ pub(crate) fn pack_q5(x: &[f32; LEN], block: &mut [u8; 176]) {
 
 pub(crate) fn read_q5(block: &[u8; 176]) -> MinBlock<8> {
     let (scales, mins) = scales_6(&block[4..]);
-    let code = |v| bits(&block[16..], v, 4, 1, bit_at) | bits(&block[48..], v, 0, 15, nibble_at);
-    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
-    MinBlock { d, dmin, scales, mins, codes: std::array::from_fn(code) }
+    let mut codes = [0; LEN];
+    get(&block[16..48], &mut codes, 4, 1, bit_at);
+    get(&block[48..], &mut codes, 0, 15, nibble_at);
+    MinBlock { d: half_at(block, 0), dmin: half_at(block, 2), scales, mins, codes }
 }
 
 pub(crate) fn unpack_q5(block: &[u8; 176]) -> [f32; LEN] {
@@ -225,11 +236,13 @@ pub(crate) fn pack_q6(x: &[f32; LEN], block: &mut [u8; 210]) {
 }
 
 pub(crate) fn read_q6(block: &[u8; 210]) -> SymBlock {
-    let stored = |v| bits(block, v, 0, 15, wide_nibble_at) | bits(&block[128..], v, 4, 3, pair_at);
+    let mut codes = [0; LEN];
+    get(&block[..128], &mut codes, 0, 15, wide_nibble_at);
+    get(&block[128..192], &mut codes, 4, 3, pair_at);
     SymBlock {
         d: half_at(block, 208),
         scales: std::array::from_fn(|j| block[192 + j] as i8),
-        codes: std::array::from_fn(|v| stored(v) as i8 - 32),
+        codes: codes.map(|code| code as i8 - 32),
     }
 }
 

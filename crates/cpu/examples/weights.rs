@@ -9,7 +9,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kvant_backend::{Backend, Input, Output, WeightSource};
+use kvant_backend::{Backend, Input, Output, SharedBytes, WeightSource};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, encode};
 use kvant_cpu::{CpuDevice, CpuMatrix};
@@ -41,20 +41,27 @@ fn read_bandwidth(threads: usize) -> f64 {
     (8 * words.len()) as f64 / seconds / 1e9
 }
 
-/// Matrices of one random panel repeated, at least one and as many as `n_bytes` take.
-fn matrices(device: &CpuDevice, dtype: DType, n_out: usize, n_in: usize, n_bytes: usize) -> Vec<CpuMatrix> {
+/// Matrices of one random panel repeated, at least one and as many as `n_bytes` take, and the seconds that laying them
+/// out took.
+fn matrices(
+    device: &CpuDevice,
+    dtype: DType,
+    n_out: usize,
+    n_in: usize,
+    n_bytes: usize,
+) -> (Vec<CpuMatrix>, f64) {
     let mut values = vec![0.0; 16 * n_in];
     Random::new(1).fill_gaussian(&mut values, 0.02);
     let row_bytes = dtype.row_bytes(n_in).expect("n_in is a multiple of 256");
     let mut panel = vec![0; 16 * row_bytes];
     encode(dtype, &values, &mut panel).expect("sizes match");
     let bytes: Vec<u8> = panel.iter().copied().cycle().take(n_out * row_bytes).collect();
-    (0..n_bytes.div_ceil(bytes.len()).max(1))
-        .map(|_| {
-            let source = WeightSource { dtype, n_out, n_in, bytes: bytes.clone().into() };
-            device.matrix(source).expect("a weight type")
-        })
-        .collect()
+    let bytes = SharedBytes::from(bytes);
+    let n = n_bytes.div_ceil(bytes.len()).max(1);
+    let start = Instant::now();
+    let source = || WeightSource { dtype, n_out, n_in, bytes: bytes.clone() };
+    let matrices = (0..n).map(|_| device.matrix(source()).expect("a weight type")).collect();
+    (matrices, start.elapsed().as_secs_f64())
 }
 
 fn main() {
@@ -77,9 +84,7 @@ fn main() {
         "", "load GB/s", "1", "2", "4", "8", "16", "64", "512"
     );
     for dtype in DType::ALL.into_iter().filter(wanted) {
-        let start = Instant::now();
-        let weights = matrices(&device, dtype, n_out, n_in, mib << 20);
-        let load = start.elapsed().as_secs_f64();
+        let (weights, load) = matrices(&device, dtype, n_out, n_in, mib << 20);
         let bytes = weights.len() * n_out * dtype.row_bytes(n_in).expect("checked above");
         print!("{:8} {:9.2}", dtype.name(), bytes as f64 / load / 1e9);
         for rows in [1, 2, 4, 8, 16, 64, 512] {

@@ -254,7 +254,8 @@ impl Panels {
             let row = |r: usize| (first + r < n_out).then(|| &rows[(first + r) * row_bytes..][..row_bytes]);
             match Spec::of(dtype) {
                 Some(spec) => put_coded(dtype, spec, row, n_in, panel),
-                None => put_floats(dtype.block_bytes(), row, panel),
+                None if dtype == DType::F32 => put_floats::<4>(row, panel),
+                None => put_floats::<2>(row, panel),
             }
         });
         Ok(Self { dtype, n_out, n_in, lines, panel_lines })
@@ -315,7 +316,7 @@ fn put_coded<'a>(
     for index in 0..n_in / spec.len {
         for (r, fields) in fields.iter_mut().enumerate() {
             if let Some(row) = row(r) {
-                *fields = Fields::read(dtype, &row[index * dtype.block_bytes()..][..dtype.block_bytes()]);
+                fields.read_again(dtype, &row[index * dtype.block_bytes()..][..dtype.block_bytes()]);
             }
         }
         let (unit, slot) = unit_of(layout, spec, index, n_in);
@@ -326,7 +327,7 @@ fn put_coded<'a>(
         let n_blocks = spec.len / BLOCK;
         let codes = &mut codes[slot * n_blocks * layout.block..][..n_blocks * layout.block];
         for (b, lines) in codes.chunks_exact_mut(layout.block).enumerate() {
-            planes::put(spec.bits, lines, |r, col| fields[r].codes[b * BLOCK + col]);
+            planes::put(spec.bits, lines, |r| &fields[r].codes.as_chunks().0[b]);
         }
     }
 }
@@ -347,14 +348,15 @@ fn get_fields(dtype: DType, spec: Spec, panel: &[Line], row: usize, index: usize
     fields
 }
 
-/// Fills a zeroed panel of values of `size` bytes.
-fn put_floats<'a>(size: usize, row: impl Fn(usize) -> Option<&'a [u8]>, panel: &mut [Line]) {
-    let per_line = 64 / (PANEL * size);
-    for r in 0..PANEL {
-        let Some(row) = row(r) else { continue };
-        for (col, value) in row.chunks_exact(size).enumerate() {
-            let at = (col % per_line * PANEL + r) * size;
-            panel[col / per_line].0[at..at + size].copy_from_slice(value);
+/// Fills a zeroed panel of values of `N` bytes.
+fn put_floats<'a, const N: usize>(row: impl Fn(usize) -> Option<&'a [u8]>, panel: &mut [Line]) {
+    let per_line = 64 / (PANEL * N);
+    let rows: [&[[u8; N]]; PANEL] = std::array::from_fn(|r| row(r).map_or(&[][..], |row| row.as_chunks().0));
+    for (i, line) in panel.iter_mut().enumerate() {
+        for (at, out) in line.0.as_chunks_mut().0.iter_mut().enumerate() {
+            if let Some(value) = rows[at % PANEL].get(i * per_line + at / PANEL) {
+                *out = *value;
+            }
         }
     }
 }

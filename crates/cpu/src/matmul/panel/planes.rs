@@ -12,12 +12,12 @@ const fn split(bits: usize) -> (usize, usize) {
     }
 }
 
-/// Writes the codes `code(row, column)` of 16 rows and 32 columns to `bits` lines.
-pub(super) fn put(bits: usize, lines: &mut [Line], code: impl Fn(usize, usize) -> u8) {
+/// Writes the codes of 32 columns of 16 rows, `codes(row)`, to `bits` lines.
+pub(super) fn put<'a>(bits: usize, lines: &mut [Line], codes: impl Fn(usize) -> &'a [u8; BLOCK]) {
     let mut groups = [[0; 64]; GROUPS];
     for row in 0..PANEL {
-        for col in 0..BLOCK {
-            groups[col / 4][4 * row + col % 4] = code(row, col);
+        for (group, word) in groups.iter_mut().zip(codes(row).as_chunks::<4>().0) {
+            group[4 * row..4 * row + 4].copy_from_slice(word);
         }
     }
     let (low, high) = split(bits);
