@@ -218,6 +218,51 @@ fn activations_in_8_bits_cost_at_most_half_a_step_of_each() {
     }
 }
 
+/// The largest sums that codes and activations can give: a kernel that saturates or wraps is off by far more.
+#[test]
+fn extreme_codes_meet_extreme_activations_without_saturating() {
+    for device in devices() {
+        for (dtype, scales) in [
+            (DType::Q8_0, &[0][..]),
+            (DType::Q4_0, &[0]),
+            (DType::Q4_1, &[0, 2]),
+            (DType::Q5_0, &[0]),
+            (DType::Q5_1, &[0, 2]),
+            (DType::Q2K, &[80, 82]),
+            (DType::Q3K, &[108]),
+            (DType::Q4K, &[0, 2]),
+            (DType::Q5K, &[0, 2]),
+            (DType::Q6K, &[208]),
+        ] {
+            for (fill, sign) in
+                [(0x00, 1.0), (0x7f, 1.0), (0x80, 1.0), (0x80, -1.0), (0xff, 1.0), (0xff, -1.0)]
+            {
+                let (n_out, n_in) = (16, 512);
+                let mut bytes = vec![fill; n_out * dtype.row_bytes(n_in).unwrap()];
+                for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+                    // 2^-7, exactly.
+                    scales.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&0x2000u16.to_le_bytes()));
+                }
+                let mut weights = vec![0.0; n_out * n_in];
+                decode(dtype, &bytes, &mut weights).unwrap();
+                let source = WeightSource { dtype, n_out, n_in, bytes: bytes.clone().into() };
+                let w = device.matrix(source).unwrap();
+                for rows in [1, 9] {
+                    let x = vec![sign * 127.0; rows * n_in];
+                    let magnitudes =
+                        magnitudes(dtype, &bytes[..dtype.row_bytes(n_in).unwrap()], &weights[..n_in]);
+                    let want = wanted(&weights[..n_in], &magnitudes, &x[..n_in]);
+                    for &y in project(&device, &w, &x).as_slice() {
+                        assert_within(y, want, &|| {
+                            format!("{} {dtype} codes {fill:#x}, activations {}", device.isa().name(), x[0])
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn all_kernel_sets_quantise_alike_and_bad_numbers_stay_visible() {
     let mut x = gaussian(30, 3 * 96, 5.0);

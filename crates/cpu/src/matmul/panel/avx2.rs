@@ -19,6 +19,7 @@ use std::arch::x86_64::*;
 
 use kvant_codec::DType;
 
+use super::prefetch::prefetch;
 use super::{BLOCK, Format, GROUPS, Line, PANEL, Values};
 use crate::matmul::gemm::{Chunk, FLOAT_TILE, FloatChunk, PAIR, Register, Sums, TILE};
 use crate::matmul::quantise::Tile;
@@ -317,12 +318,15 @@ pub(crate) fn gemv<F: Format, const T: usize>(panel: &[Line], tile: Tile<'_, T>)
     let mut sums = [[_mm256_setzero_ps(); HALVES]; T];
     for (u, unit) in panel.chunks(layout.unit_lines(layout.unit)).enumerate() {
         let (header, lines) = unit.split_at(layout.header);
+        prefetch(header);
         let (scales, mins) = scales::<F>(header);
         let first = u * blocks_per_unit;
         for i in 0..blocks_per_unit.min(n_blocks - first) {
             let block = first + i;
+            let lines = &lines[i * layout.block..][..layout.block];
+            prefetch(lines);
             for h in 0..HALVES {
-                let codes = unpack::<F>(&lines[i * layout.block..], h);
+                let codes = unpack::<F>(lines, h);
                 for t in 0..T {
                     for sub in 0..subs {
                         let which = if subs == 1 { 2 } else { sub };
@@ -452,6 +456,7 @@ pub(crate) fn gemv_floats<V: Values, const T: usize>(panel: &[Line], x: &[[f32; 
     let mut sums = [[[_mm256_setzero_ps(); HALVES]; T]; CHAINS];
     let (quads, rest) = x.as_chunks::<CHAINS>();
     for (lines, quad) in panel.chunks_exact(CHAINS / V::PER_LINE).zip(quads) {
+        prefetch(lines);
         for chain in 0..CHAINS {
             let w = [column::<V>(lines, chain, 0), column::<V>(lines, chain, 1)];
             let sums = &mut sums[if T > 2 { 0 } else { chain }];

@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 
 use kvant_codec::DType;
 
+use super::prefetch::prefetch;
 use super::{BLOCK, Format, GROUPS, Line, PANEL, Values};
 use crate::matmul::gemm::{Chunk, FLOAT_TILE, FloatChunk, PAIR, Register, Sums, TILE};
 use crate::matmul::quantise::Tile;
@@ -242,11 +243,14 @@ pub(crate) fn gemv<F: Format, const T: usize>(panel: &[Line], tile: Tile<'_, T>)
     let n_blocks = tile.codes.len();
     for (u, unit) in panel.chunks(layout.unit_lines(layout.unit)).enumerate() {
         let (header, lines) = unit.split_at(layout.header);
+        prefetch(header);
         let (scales, mins) = scales::<F>(header);
         let first = u * blocks_per_unit;
         for i in 0..blocks_per_unit.min(n_blocks - first) {
             let block = first + i;
-            let codes = unpack::<F>(&lines[i * layout.block..]);
+            let lines = &lines[i * layout.block..][..layout.block];
+            prefetch(lines);
+            let codes = unpack::<F>(lines);
             for t in 0..T {
                 let step = _mm512_set1_ps(tile.scales[block][t]);
                 for half in 0..subs {
@@ -399,6 +403,7 @@ pub(crate) fn gemv_floats<V: Values, const T: usize>(panel: &[Line], x: &[[f32; 
     let mut sums = [[_mm512_setzero_ps(); T]; CHAINS];
     let (quads, rest) = x.as_chunks::<CHAINS>();
     for (lines, quad) in panel.chunks_exact(CHAINS / V::PER_LINE).zip(quads) {
+        prefetch(lines);
         for chain in 0..CHAINS {
             let w = column::<V>(lines, chain);
             let sums = &mut sums[if T > 4 { 0 } else { chain }];

@@ -47,6 +47,8 @@ pub(super) mod avx512;
 mod header;
 mod lines;
 mod planes;
+#[cfg(target_arch = "x86_64")]
+mod prefetch;
 
 use half::{bf16, f16};
 use kvant_backend::BackendError;

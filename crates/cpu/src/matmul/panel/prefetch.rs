@@ -1,0 +1,26 @@
+//! Asking for memory ahead of use.
+//!
+//! The hardware follows a stream of lines by itself, but not far enough ahead for kernels that spend time on each line:
+//! measured with weights that no cache holds, hints raise q4_K from half of the memory's speed to all of it and cost
+//! the others nothing.
+
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
+use super::Line;
+
+/// How far ahead, in bytes: several times what a core has in flight at full speed (latency times bandwidth, 100 ns
+/// times 40 GB/s).
+const AHEAD: usize = 8192;
+
+/// Asks for what lies [`AHEAD`] of `lines`. Panels lie one after the other, so that is what is read a while later.
+#[inline(always)]
+pub(super) fn prefetch(lines: &[Line]) {
+    for line in lines {
+        let ahead = std::ptr::from_ref(line).cast::<i8>().wrapping_add(AHEAD);
+        // SAFETY: a prefetch of any address is a hint: it neither faults nor changes memory.
+        #[allow(unused_unsafe, reason = "newer compilers know that it is safe")]
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(ahead);
+        }
+    }
+}
