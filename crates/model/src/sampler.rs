@@ -144,7 +144,7 @@ impl Sampler {
         &self.params
     }
 
-    /// The next token, given `logits` [n_vocab] and the tokens so far, oldest first. A logit of
+    /// The next token, given `logits` `[n_vocab]` and the tokens so far, oldest first. A logit of
     /// negative infinity rules its token out. Ids in `recent` without a logit are ignored.
     ///
     /// # Errors

@@ -1,3 +1,5 @@
+//! Attention over every kind of cache equals attention over its decoded rows.
+
 use kvant_backend::Stream;
 use kvant_codec::random::Random;
 use kvant_codec::tile::restore_row;

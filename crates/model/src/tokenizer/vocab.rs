@@ -124,11 +124,11 @@ pub struct VocabData {
     pub model: TokenizerModel,
     /// `tokenizer.ggml.pre`; only byte-level BPE looks at it.
     pub pre: Option<String>,
-    /// `tokenizer.ggml.tokens` [n_vocab].
+    /// `tokenizer.ggml.tokens` `[n_vocab]`.
     pub tokens: Vec<String>,
-    /// `tokenizer.ggml.scores` [n_vocab].
+    /// `tokenizer.ggml.scores` `[n_vocab]`.
     pub scores: Option<Vec<f32>>,
-    /// `tokenizer.ggml.token_type` [n_vocab]; absent: all normal.
+    /// `tokenizer.ggml.token_type` `[n_vocab]`; absent: all normal.
     pub token_types: Option<Vec<i32>>,
     /// `tokenizer.ggml.merges`, best first, each "left right".
     pub merges: Option<Vec<String>>,
