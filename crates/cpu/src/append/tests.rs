@@ -1,3 +1,5 @@
+//! What was appended reads back as the codec says, for every history of appends.
+
 use kvant_backend::Stream;
 use kvant_codec::DType;
 use kvant_codec::tile::TILE;
