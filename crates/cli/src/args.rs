@@ -35,7 +35,7 @@ pub struct CacheArgs {
     /// KV type of the values (-ctv)
     #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_V", default_value = "f16", value_parser = kv_type)]
     pub cache_type_v: DType,
-    /// Rules on top of the types: none, or a comma list of auto-asymmetric, boundary:FIRST:LAST, sink:N, recent:N,
+    /// Rules on top of the types: none, or a comma list of auto-asymmetric, boundary:FIRST,LAST, sink:N, recent:N,
     /// alpha:X
     #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value = "auto-asymmetric", value_parser = policies)]
     pub kv_policy: Policies,

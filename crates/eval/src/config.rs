@@ -29,7 +29,7 @@ pub struct KvConfig {
     pub notes: Vec<String>,
     /// Tells plans apart that are called the same.
     #[serde(skip)]
-    pub(crate) fingerprint: String,
+    fingerprint: String,
 }
 
 impl KvConfig {
@@ -64,6 +64,11 @@ impl KvConfig {
         } else {
             format!("{}/{}", self.type_k, self.type_v)
         }
+    }
+
+    /// The name, and what tells plans of the same name apart.
+    pub(crate) fn identity(&self) -> String {
+        format!("{} ({})", self.name(), self.fingerprint)
     }
 
     /// Mean bits per value of keys and values together.

@@ -61,7 +61,7 @@ impl Base {
 pub struct KldOptions {
     /// The configurations.
     pub configs: Vec<KvOptions>,
-    /// Tokens per step; as many as memory allows when `None`. See the notes on the f16 tail in the crate's front page.
+    /// Tokens per step; as many as memory allows when `None`. See the crate's notes on the f16 tail.
     pub step: Option<usize>,
 }
 
@@ -117,7 +117,7 @@ pub fn kld(
     let what = json!({
         "measure": "kld", "version": 1, "model": model.fingerprint(), "text": chunks.fingerprint(),
         "base": match &base { Base::F16 => "f16".to_owned(), Base::File(file) => file.path().display().to_string() },
-        "kv": configs.iter().map(|kv| &kv.fingerprint).collect::<Vec<_>>(), "step": options.step,
+        "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(), "step": options.step,
     });
     let (mut state, mut done) = RunState::<Vec<Vec<TokenScore>>>::open(state, &what)?;
     done.truncate(chunks.len());

@@ -7,6 +7,13 @@
 //! | [`kld_by_layer`] | which layer's keys or values are to blame |
 //! | [`niah`] | does it still find a sentence hidden in a long text |
 //! | [`distortion`] | what do the formats lose, beside what theory allows |
+//!
+//! # The f16 tail
+//!
+//! The youngest tokens of a cache wait in f16 until they fill a tile. Keys and values of a step are written before its
+//! queries read them, so how many young tokens a query finds in f16 depends on how many tokens are fed at once: fed one by
+//! one, as in decoding, every query finds the last 1 to 16; fed 512 at a time, as a prompt is read, hardly any does. Measured
+//! values lie between the two. To compare types alone, switch the tail off (`KvOptions::tail`, `--kv-tail off`).
 #![forbid(unsafe_code)]
 
 mod base_file;

@@ -70,7 +70,7 @@ pub fn niah(
     let what = json!({
         "measure": "niah", "version": 1, "model": model.fingerprint(), "haystack": haystack.fingerprint,
         "lengths": options.lengths, "depths": options.depths, "needles": options.needles, "form": options.form, "chat": options.chat,
-        "kv": configs.iter().map(|kv| &kv.fingerprint).collect::<Vec<_>>(),
+        "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(),
     });
     let (mut state, mut cells) = RunState::<NiahCell>::open(state, &what)?;
     let resumed = cells.len();

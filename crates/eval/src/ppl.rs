@@ -73,7 +73,7 @@ pub fn ppl(
     let kv = KvConfig::new(model, &options.kv, chunks.n_ctx())?;
     let what = json!({
         "measure": "ppl", "version": 1, "model": model.fingerprint(), "text": chunks.fingerprint(),
-        "chunks": chunks.len(), "kv": kv.fingerprint, "step": options.step,
+        "chunks": chunks.len(), "kv": kv.identity(), "step": options.step,
     });
     let (mut state, mut nll) = RunState::open(state, &what)?;
     nll.truncate(chunks.len());

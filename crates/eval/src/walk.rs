@@ -1,8 +1,4 @@
 //! Feeding a chunk to a session in steps, with an eye on the scored positions.
-//!
-//! A step's keys and values are in the cache before its queries read it. So with the f16 tail on, how many young tokens a
-//! query finds in f16 depends on the size of the steps: a step of one token is what decoding sees, a step of 512 what
-//! reading a prompt sees.
 
 use std::ops::Range;
 

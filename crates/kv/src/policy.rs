@@ -46,7 +46,7 @@ pub struct Policies(pub Vec<Policy>);
 
 /// What `--kv-policy` accepts.
 const POLICY_SYNTAX: &str =
-    "none, or a comma list of auto-asymmetric, boundary[:FIRST[:LAST]], sink:N, recent:N, alpha:X";
+    "none, or a comma list of auto-asymmetric, boundary[:FIRST[,LAST]], sink:N, recent:N, alpha:X";
 
 impl Default for Policies {
     /// `auto-asymmetric`: quality is not given away silently.
@@ -87,8 +87,23 @@ impl FromStr for Policies {
         if text == "none" {
             return Ok(Self::none());
         }
-        text.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
+        let mut rules: Vec<String> = Vec::new();
+        for part in text.split(',') {
+            match rules.last_mut() {
+                // `boundary:1,2`: the comma stands within the rule.
+                Some(rule) if is_number(part) && rule.strip_prefix("boundary:").is_some_and(is_number) => {
+                    rule.push(':');
+                    rule.push_str(part);
+                }
+                _ => rules.push(part.to_owned()),
+            }
+        }
+        rules.iter().map(|rule| rule.parse()).collect::<Result<_, _>>().map(Self)
     }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 impl FromStr for Policy {
@@ -178,7 +193,7 @@ impl fmt::Display for Policies {
             f.write_str(if i == 0 { "" } else { "," })?;
             match policy {
                 Policy::AutoAsymmetric => f.write_str("auto-asymmetric"),
-                Policy::Boundary { first, last } => write!(f, "boundary:{first}:{last}"),
+                Policy::Boundary { first, last } => write!(f, "boundary:{first},{last}"),
                 Policy::Sink(n) => write!(f, "sink:{n}"),
                 Policy::Recent(n) => write!(f, "recent:{n}"),
                 Policy::Alpha(x) => write!(f, "alpha:{x}"),
@@ -268,7 +283,7 @@ mod tests {
 
     #[test]
     fn boundary_counts_kv_layers_and_never_lowers_a_type() {
-        let p = plan(&QWEN, DType::F16, DType::Turbo2, "boundary:1:2");
+        let p = plan(&QWEN, DType::F16, DType::Turbo2, "boundary:1,2");
         let raised: Vec<usize> = (0..28).filter(|&i| p.types[i][0].v == DType::Q8_0).collect();
         assert_eq!(raised, [0, 26, 27]);
         assert!(p.types.iter().flatten().all(|t| t.k == DType::F16));
@@ -298,7 +313,19 @@ mod tests {
 
     #[test]
     fn bad_policies_and_tables_are_refused_with_the_place() {
-        for bad in ["", "boundry", "sink", "sink:x", "sink:1:2", "alpha:nan", "alpha:0", "none,sink:1"] {
+        for bad in [
+            "",
+            "boundry",
+            "sink",
+            "sink:x",
+            "sink:1:2",
+            "alpha:nan",
+            "alpha:0",
+            "none,sink:1",
+            "boundary:1,2,3",
+            "sink:1,2",
+            "7",
+        ] {
             assert!(matches!(bad.parse::<Policies>(), Err(KvError::Policy { .. })), "{bad:?}");
         }
         for bad in ["0 0 K", "0 0 Q f16", "x 0 K f16", "0 0 K q5_K", "0 0 K nope", "-1 0 K f16"] {
@@ -312,7 +339,7 @@ mod tests {
 
     #[test]
     fn policies_print_as_they_are_written() {
-        for text in ["none", "auto-asymmetric", "boundary:1:2,sink:16,recent:64,alpha:1.02"] {
+        for text in ["none", "auto-asymmetric", "boundary:1,2,sink:16,recent:64,alpha:1.02"] {
             assert_eq!(text.parse::<Policies>().unwrap().to_string(), text);
         }
     }

@@ -116,6 +116,11 @@ fn coarsest<'a>(configs: &'a [KvOptions], results: &'a [Kld]) -> Option<(&'a KvO
     configs.iter().zip(results).min_by(|a, b| a.1.kv.bpv().total_cmp(&b.1.kv.bpv()))
 }
 
+/// Six decimals; a rounding error below zero is zero.
+fn nats(kld: f64) -> String {
+    format!("{:.6}", if kld.abs() < 5e-7 { 0.0 } else { kld })
+}
+
 /// A row for people.
 fn short_row(result: &Kld) -> Row {
     let (s, kv) = (result.stats(), &result.kv);
@@ -124,8 +129,8 @@ fn short_row(result: &Kld) -> Row {
         ("K / V", kv.name().into()),
         ("bits", bits(kv).into()),
         ("bytes", format!("{} ({share:.1} %)", output::bytes(kv.bytes)).into()),
-        ("mean KLD", format!("{:.6} ± {:.6}", s.mean_kld.value, s.mean_kld.stderr).into()),
-        ("median", format!("{:.6}", s.kld.median).into()),
+        ("mean KLD", format!("{} ± {:.6}", nats(s.mean_kld.value), s.mean_kld.stderr).into()),
+        ("median", nats(s.kld.median).into()),
         ("90 %", format!("{:.5}", s.kld.p90).into()),
         ("95 %", format!("{:.5}", s.kld.p95).into()),
         ("99 %", format!("{:.5}", s.kld.p99).into()),
