@@ -90,7 +90,7 @@ fn a_base_file_of_ours_gives_what_the_base_in_memory_gives() {
     let stats = results[0].stats();
     // Tokens more than 16 nats below the top are brought up to there: a licence looks less surprising than it is.
     let ratio = stats.ppl_base.value / saved.ppl;
-    assert!(0.5 <= ratio && ratio <= 1.0, "{ratio}");
+    assert!((0.5..=1.0).contains(&ratio), "{ratio}");
     assert_eq!(stats.ppl.value, saved.ppl);
 
     let other = Chunks::new(&model, &TEXT[100..], 128, Some(3)).unwrap();
