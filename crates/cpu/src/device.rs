@@ -85,10 +85,17 @@ impl Backend for CpuDevice {
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
-        let weights = DType::ALL.into_iter().filter(|dtype| !dtype.is_turbo());
-        weights
-            .map(|dtype| KernelChoice { op: "matmul", dtype, kernel: matmul::kernel_name(self.isa, dtype) })
-            .collect()
+        let weights = DType::ALL.into_iter().filter(|dtype| !dtype.is_turbo()).map(|dtype| KernelChoice {
+            op: "matmul",
+            dtype,
+            kernel: matmul::kernel_name(self.isa, dtype),
+        });
+        let caches = DType::KV.into_iter().map(|dtype| KernelChoice {
+            op: "attend",
+            dtype,
+            kernel: attend::kernel_name(self.isa, dtype),
+        });
+        weights.chain(caches).collect()
     }
 
     fn buffer(&self, len: usize) -> Result<CpuBuffer> {

@@ -4,11 +4,14 @@
 //! instructions. The choice is made once, when the device is opened; `KVANT_ISA` forces it.
 
 mod append;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
 mod attend;
 mod buffer;
 mod device;
 mod embed;
 mod isa;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
+mod lanes;
 mod matmul;
 mod norm;
 mod page;

@@ -143,3 +143,206 @@ fn wrong_sizes_are_refused() {
     q.pop();
     assert!(refused(params, &q, &mut out));
 }
+
+/// What the rounding of a vectorised variant may cost: the variance of one query's output, summed over its dims.
+///
+/// Scores: each byte of a query is off by up to half a unit, u = max|q| / MAX over a block, so a score by a sum of
+/// independent errors of variance u²/12 · |k|²; and the bytes of a turbo codebook lose l |k|² of a key (see
+/// `ByteBook`), l |k|² / 128 in each dim. A score off by δ moves the output by w δ (v - out). Values: weights are off
+/// by up to half a unit, max(w) / MAX, each token's by another: variance u²/12 · |v|²; and codebooks lose w² l |v|².
+/// To this the rounding of f32 is added.
+fn variance(isa: Isa, filled: &Filled, q: &[f32], out: &[f32], start: usize, row: usize, head: usize) -> f64 {
+    let case = filled.case;
+    let (max_byte, max_split) = match isa {
+        Isa::Scalar => unreachable!("the reference"),
+        Isa::Avx2(_) => (64.0, 8191.0),
+        Isa::Avx512(_) => (127.0, 32639.0),
+    };
+    let kv_head = head / case.group;
+    let (k_stream, v_stream) = (&filled.layer.k[kv_head], &filled.layer.v[kv_head]);
+    let (keys, values) = (&filled.keys[kv_head][..=start + row], &filled.values[kv_head][..=start + row]);
+    let square = |x: &[f32]| x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>();
+    let codebook_loss = |dtype| match dtype {
+        DType::Turbo2 => 1e-7,
+        DType::Turbo3 => 4e-6,
+        DType::Turbo4 => 3.1e-5,
+        _ => 0.0,
+    };
+
+    let mut query = q.to_vec();
+    query.resize(k_stream.spec().dim(), 0.0);
+    if k_stream.spec().rotates() {
+        Rotation::kv().forward(&mut query);
+    }
+    let scale = f64::from(1.0 / (case.k_head_dim as f32).sqrt());
+    let scores: Vec<f64> = keys
+        .iter()
+        .map(|k| scale * query.iter().zip(k).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>())
+        .collect();
+    let max = scores.iter().copied().fold(f64::MIN, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+
+    let limit = if case.k == DType::Q8_0 { max_split } else { max_byte };
+    let unit = f64::from(query.iter().fold(0.0f32, |m, x| m.max(x.abs()))) / limit;
+    let rounds = super::codes::Coding::of(case.k).is_some();
+    let score_variance = |k: &[f32]| {
+        let rounding = if rounds { unit * unit } else { 0.0 };
+        scale * scale * square(k) * (rounding / 12.0 + codebook_loss(case.k) * square(&query) / 128.0)
+    };
+    let mut padded = out.to_vec();
+    padded.resize(v_stream.spec().dim(), 0.0);
+    if v_stream.spec().rotates() {
+        Rotation::kv().forward(&mut padded);
+    }
+    let mut variance = 0.0;
+    let weight_unit = 1.0 / max_split / sum;
+    for ((k, v), w) in keys.iter().zip(values).zip(&weights) {
+        let w = w / sum;
+        let away: f64 = v.iter().zip(&padded).map(|(&v, &o)| f64::from(v - o).powi(2)).sum();
+        variance += w * w * score_variance(k) * away;
+        variance += square(v) * (weight_unit.powi(2) / 12.0 + w * w * codebook_loss(case.v));
+    }
+    let norm = keys.iter().map(|k| square(k)).fold(0.0, f64::max).sqrt() * square(&query).sqrt() * scale;
+    let most = values.iter().map(|v| square(v)).fold(0.0, f64::max);
+    variance + (1e-6 * (1.0 + norm)).powi(2) * most
+}
+
+/// Every query's error within five standard deviations of what rounding may cost.
+fn assert_variants_agree(filled: &Filled, q: &[f32], start: usize, rows: usize) {
+    let case = filled.case;
+    let want = run(Isa::Scalar, filled, q, start, rows);
+    let n_heads = case.n_kv_heads * case.group;
+    for isa in Isa::available().into_iter().skip(1) {
+        let got = run(isa, filled, q, start, rows);
+        for (i, (got, want)) in got.chunks(case.v_head_dim).zip(want.chunks(case.v_head_dim)).enumerate() {
+            let query = &q[i * case.k_head_dim..][..case.k_head_dim];
+            let err: f64 = got.iter().zip(want).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+            let bound = 25.0 * variance(isa, filled, query, want, start, i / n_heads, i % n_heads);
+            assert!(err <= bound, "{isa:?} {case:?} at {start}, query {i}: {err} of {bound}");
+        }
+    }
+}
+
+fn assert_variants_agree_on_gaussian(case: Case, tokens: usize, rows: usize) {
+    let filled = Filled::gaussian(case, Isa::Scalar, tokens, 1000, 7);
+    let q = queries(case, rows, 8);
+    assert_variants_agree(&filled, &q, tokens - rows, rows);
+}
+
+#[test]
+fn variants_equal_the_reference_for_every_pair_of_types() {
+    for k in DType::KV {
+        for v in DType::KV {
+            let case = Case { group: 3, ..Case::new(k, v) };
+            assert_variants_agree_on_gaussian(case, 150, 1);
+            let mixed = Case { sink_tiles: 1, extra_tail_tiles: 2, alpha: 1.02, n_kv_heads: 1, ..case };
+            assert_variants_agree_on_gaussian(mixed, 150, 5);
+        }
+    }
+}
+
+#[test]
+fn variants_equal_the_reference_for_every_number_of_tokens_and_rows() {
+    for (k, v) in [(DType::Turbo3, DType::Turbo3), (DType::Q8_0, DType::Turbo2), (DType::F16, DType::Q4_0)] {
+        for tail in [true, false] {
+            let case = Case { n_kv_heads: 1, tail, ..Case::new(k, v) };
+            for tokens in [1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300, 700] {
+                for rows in [1, 2, 3, 7, 33] {
+                    if rows <= tokens {
+                        assert_variants_agree_on_gaussian(case, tokens, rows);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn variants_equal_the_reference_for_every_shape_of_heads() {
+    for dtype in DType::KV {
+        for head_dim in [64, 80, 96, 128, 192, 256] {
+            let case = Case { k_head_dim: head_dim, v_head_dim: head_dim, ..Case::new(dtype, dtype) };
+            for group in [1, 2, 6, 8, 12] {
+                assert_variants_agree_on_gaussian(Case { group, ..case }, 70, 1);
+            }
+            assert_variants_agree_on_gaussian(Case { v_head_dim: 128, ..case }, 33, 9);
+        }
+    }
+}
+
+/// Keys along one direction: `scores[t]` is what the query [1, 0, ..] · √dim makes of token t, before the codec.
+fn with_scores(case: Case, scores: &[f32], value: impl Fn(usize, usize) -> f32) -> (Filled, Vec<f32>) {
+    let mut filled = Filled::empty(case);
+    let mut k = vec![0.0; scores.len() * case.k_head_dim];
+    let mut v = vec![0.0; scores.len() * case.v_head_dim];
+    for (t, &score) in scores.iter().enumerate() {
+        k[t * case.k_head_dim] = score;
+        (0..case.v_head_dim).for_each(|dim| v[t * case.v_head_dim + dim] = value(t, dim));
+    }
+    filled.append(Isa::Scalar, &k, &v, scores.len());
+    let mut q = vec![0.0; case.group * case.k_head_dim];
+    q.iter_mut().step_by(case.k_head_dim).for_each(|x| *x = (case.k_head_dim as f32).sqrt());
+    (filled, q)
+}
+
+fn gaussian_value(t: usize, dim: usize) -> f32 {
+    Random::new((1000 * t + dim) as u64).gaussian() as f32
+}
+
+fn one_head(k: DType, v: DType) -> Case {
+    Case { n_kv_heads: 1, ..Case::new(k, v) }
+}
+
+#[test]
+fn a_huge_score_takes_all_the_weight() {
+    for dtype in DType::KV {
+        for (at, huge) in [(3, 3000.0), (200, 3000.0), (299, -3000.0)] {
+            let mut scores = vec![0.1; 300];
+            scores[at] = huge;
+            let (filled, q) = with_scores(one_head(dtype, dtype), &scores, gaussian_value);
+            assert_variants_agree(&filled, &q, 299, 1);
+        }
+    }
+}
+
+#[test]
+fn equal_scores_give_the_mean() {
+    for dtype in DType::KV {
+        for tokens in [1, 16, 128, 500] {
+            let case = one_head(dtype, dtype);
+            let (filled, q) = with_scores(case, &vec![0.7; tokens], gaussian_value);
+            assert_variants_agree(&filled, &q, tokens - 1, 1);
+        }
+    }
+}
+
+/// One token outweighs each other one 60,000 times, but all of those together only ten times. Weights are rounded
+/// beside the largest of their block of 128, so only those in the block of the large one are rounded away: at most
+/// half a unit each, 127 / 2 / MAX_SPLIT of the output.
+#[test]
+fn thousands_of_tiny_weights_beside_a_large_one_keep_their_mass() {
+    for v in DType::KV {
+        for large in [0, 3000, 6143] {
+            let mut scores = vec![0.0; 6144];
+            scores[large] = 11.0;
+            let value = |t, dim| if t == large { 0.0 } else { 1.0 + (dim % 3) as f32 };
+            let (filled, q) = with_scores(one_head(DType::F32, v), &scores, value);
+            let want = run(Isa::Scalar, &filled, &q, 6143, 1);
+            assert!(want.iter().sum::<f32>() > 0.08 * 2.0 * want.len() as f32, "the tiny ones have mass");
+            for isa in Isa::available().into_iter().skip(1) {
+                let max_split = if matches!(isa, Isa::Avx2(_)) { 8191.0 } else { 32639.0 };
+                // A tenth of the weight is on values, 2.2 in the mean, that all have the same error: five standard
+                // deviations of what a codebook in bytes loses.
+                let codebook = if v.is_turbo() { 0.1 * 5.0 * 2.2 * 3.1e-5f32.sqrt() } else { 0.0 };
+                for (got, want) in run(isa, &filled, &q, 6143, 1).iter().zip(&want) {
+                    let bound = 128.0 / 2.0 / max_split * 3.0 + codebook + 1e-5;
+                    assert!(
+                        (got - want).abs() <= bound,
+                        "{isa:?} {v} at {large}: {got} {want}, bound {bound}"
+                    );
+                }
+            }
+        }
+    }
+}

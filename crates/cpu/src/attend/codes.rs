@@ -1,0 +1,345 @@
+//! How the codes of a cache type lie in memory, and what they stand for.
+//!
+//! All coded types are read in *octets*: the eight groups that hold 32 dims of 16 tokens. For keys a group is four
+//! dims of 16 tokens; for values the first four groups are four tokens each of 16 dims, the other four of the next 16
+//! dims. A block (the dims that share scales) is one octet for q8_0 and q4_0, four for the turbo types.
+
+use kvant_codec::{Codebook, DType};
+
+use crate::lanes::{Lanes, Op};
+
+/// Dims of an octet.
+pub(super) const OCTET_DIMS: usize = 32;
+
+/// Bytes of an octet whose codes are whole bytes.
+pub(super) const EXPANDED_BYTES: usize = 512;
+
+/// A coding that kernels are compiled for.
+pub(super) trait Codes {
+    /// The planes of eight groups.
+    type Octet<'a>: Copy;
+
+    /// Octet `index` of a block's planes.
+    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_>;
+
+    /// Group `g` of an octet as 64 codes.
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints;
+}
+
+/// Eight pieces of `B` bytes, from byte `at` on.
+#[inline(always)]
+fn eight<const B: usize>(planes: &[u8], at: usize) -> &[[u8; B]; 8] {
+    let pieces = planes[at..at + 8 * B].as_chunks().0;
+    pieces.try_into().expect("eight pieces")
+}
+
+/// q8_0, and any other coding once expanded: code = signed value + 128.
+pub(super) struct Whole;
+
+impl Codes for Whole {
+    type Octet<'a> = &'a [[u8; 64]; 8];
+
+    #[inline(always)]
+    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_> {
+        eight(planes, 512 * index)
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+        lanes.codes_8(&octet[g])
+    }
+}
+
+/// q4_0: code = signed value + 8.
+pub(super) struct Nibbles;
+
+impl Codes for Nibbles {
+    type Octet<'a> = &'a [[u8; 32]; 8];
+
+    #[inline(always)]
+    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_> {
+        eight(planes, 256 * index)
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+        lanes.codes_4(&octet[g])
+    }
+}
+
+/// turbo4, looked up in the bytes of its codebook.
+pub(super) struct Turbo4;
+
+impl Codes for Turbo4 {
+    type Octet<'a> = &'a [[u8; 32]; 8];
+
+    #[inline(always)]
+    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_> {
+        eight(planes, 256 * index)
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+        lanes.look_up(lanes.codes_4(&octet[g]), &TURBO4.bytes)
+    }
+}
+
+/// turbo3.
+pub(super) struct Turbo3;
+
+impl Codes for Turbo3 {
+    type Octet<'a> = (&'a [[u8; 16]; 8], &'a [[u8; 8]; 8]);
+
+    #[inline(always)]
+    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_> {
+        // The low planes of the block's 32 groups come first.
+        (eight(planes, 128 * index), eight(planes, 32 * 16 + 64 * index))
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, (low, high): Self::Octet<'_>, g: usize) -> L::Ints {
+        lanes.look_up_3(&low[g], &high[g], &TURBO3.bytes)
+    }
+}
+
+/// turbo2.
+pub(super) struct Turbo2;
+
+impl Codes for Turbo2 {
+    type Octet<'a> = &'a [[u8; 16]; 8];
+
+    #[inline(always)]
+    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_> {
+        eight(planes, 128 * index)
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+        lanes.look_up(lanes.codes_2(&octet[g]), &TURBO2.bytes)
+    }
+}
+
+/// The coding of a stream, to dispatch on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Coding {
+    Whole,
+    Nibbles,
+    Turbo2,
+    Turbo3,
+    Turbo4,
+}
+
+impl Coding {
+    /// The coding of a cache type; `None` for float types.
+    pub(super) fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::Q8_0 => Some(Self::Whole),
+            DType::Q4_0 => Some(Self::Nibbles),
+            DType::Turbo2 => Some(Self::Turbo2),
+            DType::Turbo3 => Some(Self::Turbo3),
+            DType::Turbo4 => Some(Self::Turbo4),
+            _ => None,
+        }
+    }
+}
+
+/// What the codes of a type stand for: value = (code - bias) · step · scale, within half a step for codebooks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Meaning {
+    pub(super) bias: i32,
+    pub(super) step: f32,
+    /// Byte planes of a query that meets such keys.
+    pub(super) query_planes: usize,
+}
+
+impl Meaning {
+    /// The meaning of a coded type's codes; `None` for float types.
+    pub(super) fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::Q8_0 => Some(Self { bias: 128, step: 1.0, query_planes: 2 }),
+            DType::Q4_0 => Some(Self { bias: 8, step: 1.0, query_planes: 1 }),
+            DType::Turbo2 => Some(Self { bias: 128, step: TURBO2.step, query_planes: 1 }),
+            DType::Turbo3 => Some(Self { bias: 128, step: TURBO3.step, query_planes: 1 }),
+            DType::Turbo4 => Some(Self { bias: 128, step: TURBO4.step, query_planes: 1 }),
+            _ => None,
+        }
+    }
+}
+
+/// A codebook in bytes: centroid i is within half a step of `(bytes[i] - 128) · step`.
+struct ByteBook {
+    bytes: [u8; 16],
+    step: f32,
+}
+
+const TURBO2: ByteBook = ByteBook::of(&Codebook::GAUSS2);
+const TURBO3: ByteBook = ByteBook::of(&Codebook::GAUSS3);
+const TURBO4: ByteBook = ByteBook::of(&Codebook::GAUSS4);
+
+impl ByteBook {
+    /// The largest centroid becomes a whole number from 96 to 127: the one for which rounding the others costs least.
+    /// For a Gaussian of variance 1 that is 1e-7, 4e-6 and 3e-5 (2, 3 and 4 bits) on top of what the codec loses,
+    /// 0.117, 0.035 and 0.0095.
+    const fn of(book: &Codebook) -> Self {
+        let (mut best, mut least) = (0, f32::INFINITY);
+        let mut largest = 96;
+        while largest <= 127 {
+            let loss = Self::with_largest(book, largest).loss(book);
+            if loss < least {
+                (best, least) = (largest, loss);
+            }
+            largest += 1;
+        }
+        Self::with_largest(book, best)
+    }
+
+    const fn with_largest(book: &Codebook, largest: u8) -> Self {
+        let centroids = book.centroids();
+        let step = centroids[centroids.len() - 1] / largest as f32;
+        let mut bytes = [128; 16];
+        let mut i = 0;
+        while i < centroids.len() {
+            // Everything is positive here, so that cutting the sum off rounds to nearest.
+            bytes[i] = (128.5 + centroids[i] / step) as u8;
+            i += 1;
+        }
+        Self { bytes, step }
+    }
+
+    const fn value(&self, index: usize) -> f32 {
+        (self.bytes[index] as f32 - 128.0) * self.step
+    }
+
+    /// Sum of squared errors of the centroids.
+    const fn loss(&self, book: &Codebook) -> f32 {
+        let (mut sum, mut i) = (0.0, 0);
+        while i < book.centroids().len() {
+            let error = self.value(i) - book.centroids()[i];
+            sum += error * error;
+            i += 1;
+        }
+        sum
+    }
+}
+
+/// Writes one octet as whole bytes, for kernels that read it more than once.
+pub(super) struct Expand<'a> {
+    pub(super) coding: Coding,
+    /// Planes of the block.
+    pub(super) planes: &'a [u8],
+    /// Which octet of the block.
+    pub(super) octet: usize,
+    pub(super) out: &'a mut [u8; EXPANDED_BYTES],
+}
+
+impl Op for Expand<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        match self.coding {
+            Coding::Whole => self.expand::<L, Whole>(lanes),
+            Coding::Nibbles => self.expand::<L, Nibbles>(lanes),
+            Coding::Turbo2 => self.expand::<L, Turbo2>(lanes),
+            Coding::Turbo3 => self.expand::<L, Turbo3>(lanes),
+            Coding::Turbo4 => self.expand::<L, Turbo4>(lanes),
+        }
+    }
+}
+
+impl Expand<'_> {
+    #[inline(always)]
+    fn expand<L: Lanes, C: Codes>(self, lanes: L) {
+        let octet = C::octet(self.planes, self.octet);
+        let (groups, _) = self.out.as_chunks_mut();
+        for (g, out) in groups.iter_mut().enumerate() {
+            lanes.store_codes(C::group(lanes, octet, g), out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::lanes::run_on;
+    use kvant_codec::random::Random;
+    use kvant_codec::tile::{SCALE_BYTES, Side, TILE, TileLayout};
+
+    const BOOKS: [(ByteBook, Codebook, f64); 3] = [
+        (TURBO2, Codebook::GAUSS2, 1e-7),
+        (TURBO3, Codebook::GAUSS3, 4e-6),
+        (TURBO4, Codebook::GAUSS4, 3.1e-5),
+    ];
+
+    #[test]
+    fn byte_books_are_symmetric_and_within_half_a_step() {
+        for (bytes, book, _) in BOOKS {
+            let n = book.centroids().len();
+            for (i, &c) in book.centroids().iter().enumerate() {
+                assert!((bytes.value(i) - c).abs() <= 0.5001 * bytes.step, "{i}: {} {c}", bytes.value(i));
+                assert_eq!(bytes.value(i), -bytes.value(n - 1 - i));
+            }
+        }
+    }
+
+    #[test]
+    fn byte_books_lose_as_little_as_their_comment_says() {
+        for (bytes, book, most) in BOOKS {
+            let (mut random, mut loss) = (Random::new(2), 0.0);
+            for _ in 0..20_000 {
+                let i = usize::from(book.nearest(random.gaussian() as f32));
+                let scale = book.levels()[i] / book.centroids()[i];
+                loss += f64::from((bytes.value(i) - book.centroids()[i]) * scale).powi(2) / 20_000.0;
+            }
+            assert!(loss <= most, "{loss} above {most}");
+        }
+    }
+
+    /// Random bytes are a valid tile: every coding must read them as the reference does.
+    #[test]
+    fn expanded_codes_are_those_of_the_tile() {
+        let mut random = Random::new(1);
+        for dtype in DType::KV {
+            let (Some(coding), Some(meaning)) = (Coding::of(dtype), Meaning::of(dtype)) else { continue };
+            for side in [Side::K, Side::V] {
+                let layout = TileLayout::new(dtype, side, 256).unwrap();
+                let mut tile: Vec<u8> = (0..layout.bytes()).map(|_| random.bits() as u8).collect();
+                for block in tile.chunks_exact_mut(layout.block_bytes()) {
+                    block[..SCALE_BYTES].as_chunks_mut().0.fill(half::f16::ONE.to_le_bytes());
+                }
+                for isa in Isa::available() {
+                    let codes = expand_all(isa, coding, layout, &tile);
+                    let Some(codes) = codes else { continue };
+                    for slot in 0..TILE {
+                        let mut row = vec![f32::NAN; layout.dim()];
+                        layout.get(&tile, slot, &mut row);
+                        for (dim, want) in row.into_iter().enumerate() {
+                            let (g, j) = layout.place(slot, dim % layout.block_dims());
+                            let g = dim / layout.block_dims() * (layout.block_dims() / 4) + g;
+                            let got = (i32::from(codes[64 * g + j]) - meaning.bias) as f32 * meaning.step;
+                            let bound = if dtype.is_turbo() { 0.5001 * meaning.step } else { 0.0 };
+                            assert!(
+                                (got - want).abs() <= bound,
+                                "{isa:?} {dtype} {slot} {dim}: {got} {want}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn expand_all(isa: Isa, coding: Coding, layout: TileLayout, tile: &[u8]) -> Option<Vec<u8>> {
+        let mut codes = Vec::new();
+        for block in tile.chunks_exact(layout.block_bytes()) {
+            for octet in 0..layout.block_dims() / OCTET_DIMS {
+                let mut out = [0; EXPANDED_BYTES];
+                let expand = Expand { coding, planes: &block[SCALE_BYTES..], octet, out: &mut out };
+                run_on(isa, expand)?;
+                codes.extend_from_slice(&out);
+            }
+        }
+        Some(codes)
+    }
+}

@@ -1,0 +1,540 @@
+//! The loops over codes and floats, for a chunk of queries at a time. The method is that of the module above.
+//!
+//! Keys and values are read by the same product: 64 codes of a group against four signed bytes broadcast to all
+//! lanes. For keys those are four dims of a query, and a lane is a token; for values they are the weights of four
+//! tokens, and a lane is a dim. Two groups are unpacked side by side where the registers allow
+//! ([`Lanes::WIDE`]), so that each broadcast is loaded once for both.
+//!
+//! Each loop serves `N` queries, a constant, so that its sums stay in registers. Vector operations stand in no closure:
+//! a closure is compiled on its own, without the instructions, unless it happens to be inlined early.
+
+#![allow(clippy::needless_range_loop, reason = "an index runs over sums, codes and operands at once")]
+
+use std::marker::PhantomData;
+
+use kvant_codec::DType;
+use kvant_codec::tile::TILE;
+
+use super::codes::{Codes, Coding, Meaning, Nibbles, Turbo2, Turbo3, Turbo4, Whole};
+use crate::lanes::{Lanes, Op, exp2};
+
+/// Tokens that go through the softmax together.
+pub(super) const BLOCK: usize = 128;
+
+/// Tiles of a block.
+pub(super) const BLOCK_TILES: usize = BLOCK / TILE;
+
+/// Most queries of a chunk.
+pub(super) const MOST_QUERIES: usize = 6;
+
+/// Stands for the score of a token that a query may not see. Finite, so that a block without a visible token gives
+/// finite sums, which the first visible one (whose score is far larger) multiplies by 2^(HIDDEN - score) = 0.
+pub(super) const HIDDEN: f32 = -1e30;
+
+/// Signed bytes of one plane in fours: 128 dims of a query, or the weights of a block of tokens.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Bytes(pub(super) [[i8; 4]; 32]);
+
+/// Scores (times log2 e), then weights, of one query over a block of tokens, by tile. Keys are read in pairs of tiles: one of slack.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Scores(pub(super) [[f32; TILE]; BLOCK_TILES + 1]);
+
+/// Sixteen dims of an output.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Lane(pub(super) [f32; 16]);
+
+/// Evaluates `$body` with the constant `$N` equal to `$n`.
+macro_rules! with_n {
+    ($n:expr, $N:ident => $body:expr) => {
+        match $n {
+            1 => {
+                const $N: usize = 1;
+                $body
+            }
+            2 => {
+                const $N: usize = 2;
+                $body
+            }
+            3 => {
+                const $N: usize = 3;
+                $body
+            }
+            4 => {
+                const $N: usize = 4;
+                $body
+            }
+            5 => {
+                const $N: usize = 5;
+                $body
+            }
+            6 => {
+                const $N: usize = 6;
+                $body
+            }
+            n => unreachable!("a chunk of {n} queries"),
+        }
+    };
+}
+
+/// One block of dims of two neighbouring tiles of keys, against a chunk of queries.
+pub(super) struct ScoreCodes<'a> {
+    pub(super) coding: Coding,
+    /// f16 scales of the 16 tokens, each tile.
+    pub(super) scales: [&'a [u8; 32]; 2],
+    /// Planes of the block, each tile.
+    pub(super) planes: [&'a [u8]; 2],
+    pub(super) octets: usize,
+    /// The queries' bytes in the slice the block lies in, `[queries][query_planes]`.
+    pub(super) rows: &'a [Bytes],
+    pub(super) query_planes: usize,
+    /// First four dims of the block within the slice.
+    pub(super) at: usize,
+    /// `-bias · Σ integers` of the block, `[queries]`.
+    pub(super) starts: &'a [i32],
+    /// What one unit of the product stands for, scales of the keys aside, `[queries]`.
+    pub(super) factors: &'a [f32],
+    /// Where the scores are added, `[queries]`, or set if the block is the first of the tiles.
+    pub(super) scores: &'a mut [Scores],
+    pub(super) tile: usize,
+    pub(super) is_first: bool,
+}
+
+impl ScoreCodes<'_> {
+    pub(super) fn run<L: Lanes>(mut self, lanes: L) {
+        let n = self.scores.len();
+        match (self.coding, self.query_planes) {
+            (Coding::Whole, 1) => {
+                with_n!(n, N => lanes.run(ScoreChunk::<Whole, N, 1>(&mut self, PhantomData)))
+            }
+            (Coding::Whole, 2) => {
+                with_n!(n, N => lanes.run(ScoreChunk::<Whole, N, 2>(&mut self, PhantomData)))
+            }
+            (Coding::Nibbles, 1) => {
+                with_n!(n, N => lanes.run(ScoreChunk::<Nibbles, N, 1>(&mut self, PhantomData)))
+            }
+            (Coding::Turbo2, 1) => {
+                with_n!(n, N => lanes.run(ScoreChunk::<Turbo2, N, 1>(&mut self, PhantomData)))
+            }
+            (Coding::Turbo3, 1) => {
+                with_n!(n, N => lanes.run(ScoreChunk::<Turbo3, N, 1>(&mut self, PhantomData)))
+            }
+            (Coding::Turbo4, 1) => {
+                with_n!(n, N => lanes.run(ScoreChunk::<Turbo4, N, 1>(&mut self, PhantomData)))
+            }
+            (coding, planes) => unreachable!("{coding:?} against {planes} planes"),
+        }
+    }
+}
+
+struct ScoreChunk<'b, 'a, C, const N: usize, const P: usize>(&'b mut ScoreCodes<'a>, PhantomData<C>);
+
+impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let &mut ScoreCodes { rows, starts, factors, ref mut scores, planes, scales, .. } = self.0;
+        let starts: &[i32; N] = starts.try_into().expect("a start per query");
+        let factors: &[f32; N] = factors.try_into().expect("a factor per query");
+        let scores: &mut [Scores; N] = (&mut **scores).try_into().expect("scores of each query");
+        assert!(rows.len() == N * P && self.0.tile < BLOCK_TILES);
+        for first in (0..2).step_by(L::WIDE) {
+            let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
+            for sums in &mut sums {
+                for (sums, &start) in sums.iter_mut().zip(starts) {
+                    sums[P - 1] = lanes.splat_i(start);
+                }
+            }
+            for octet in 0..self.0.octets {
+                let octets = [C::octet(planes[first], octet), C::octet(planes[first + L::WIDE - 1], octet)];
+                let at = self.0.at + 8 * octet;
+                assert!(at + 8 <= 32);
+                for g in 0..8 {
+                    let codes = [C::group(lanes, octets[0], g), C::group(lanes, octets[1], g)];
+                    for n in 0..N {
+                        for p in 0..P {
+                            let dims = rows[n * P + p].0[at + g];
+                            for m in 0..L::WIDE {
+                                sums[m][n][p] = lanes.dot(sums[m][n][p], codes[m], dims);
+                            }
+                        }
+                    }
+                }
+            }
+            for m in 0..L::WIDE {
+                let scale = lanes.load_f16(scales[first + m]);
+                for n in 0..N {
+                    let sum =
+                        if P == 2 { lanes.join(sums[m][n][0], sums[m][n][P - 1]) } else { sums[m][n][0] };
+                    let product = lanes.mul(lanes.to_floats(sum), scale);
+                    let out = &mut scores[n].0[self.0.tile + first + m];
+                    let before = if self.0.is_first { lanes.splat(0.0) } else { lanes.load(out) };
+                    lanes.store(lanes.mul_add(product, lanes.splat(factors[n]), before), out);
+                }
+            }
+        }
+    }
+}
+
+/// Two neighbouring float tiles of keys `[dim][16]`, against a chunk of queries.
+pub(super) struct ScoreFloats<'a> {
+    pub(super) dtype: DType,
+    pub(super) tiles: [&'a [u8]; 2],
+    /// Scaled, `[queries][dim]`.
+    pub(super) queries: &'a [f32],
+    pub(super) scores: &'a mut [Scores],
+    pub(super) tile: usize,
+}
+
+impl ScoreFloats<'_> {
+    pub(super) fn run<L: Lanes>(mut self, lanes: L) {
+        let n = self.scores.len();
+        match self.dtype {
+            DType::F16 => with_n!(n, N => lanes.run(ScoreFloatsChunk::<F16, 32, N>(&mut self, PhantomData))),
+            DType::BF16 => {
+                with_n!(n, N => lanes.run(ScoreFloatsChunk::<BF16, 32, N>(&mut self, PhantomData)))
+            }
+            DType::F32 => with_n!(n, N => lanes.run(ScoreFloatsChunk::<F32, 64, N>(&mut self, PhantomData))),
+            dtype => unreachable!("{dtype} is not a float type"),
+        }
+    }
+}
+
+struct ScoreFloatsChunk<'b, 'a, F, const B: usize, const N: usize>(&'b mut ScoreFloats<'a>, PhantomData<F>);
+
+impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreFloatsChunk<'_, '_, F, B, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let &mut ScoreFloats { tiles, queries, ref mut scores, tile, .. } = self.0;
+        let scores: &mut [Scores; N] = (&mut **scores).try_into().expect("scores of each query");
+        let dim = queries.len() / N;
+        let queries: [&[f32]; N] = std::array::from_fn(|n| &queries[n * dim..(n + 1) * dim]);
+        let tiles = tiles.map(|tile| &tile.as_chunks::<B>().0[..dim]);
+        for first in (0..2).step_by(L::WIDE) {
+            let mut sums = [[lanes.splat(0.0); N]; 2];
+            for d in 0..dim {
+                let pair = [&tiles[first][d], &tiles[first + L::WIDE - 1][d]];
+                let keys = [F::load(lanes, pair[0]), F::load(lanes, pair[1])];
+                for n in 0..N {
+                    let q = lanes.splat(queries[n][d]);
+                    for m in 0..L::WIDE {
+                        sums[m][n] = lanes.mul_add(keys[m], q, sums[m][n]);
+                    }
+                }
+            }
+            for m in 0..L::WIDE {
+                for n in 0..N {
+                    lanes.store(sums[m][n], &mut scores[n].0[tile + first + m]);
+                }
+            }
+        }
+    }
+}
+
+/// A float type in memory: 16 values in `B` bytes.
+trait Floats<const B: usize> {
+    fn load<L: Lanes>(lanes: L, x: &[u8; B]) -> L::Floats;
+}
+
+struct F16;
+struct BF16;
+struct F32;
+
+impl Floats<32> for F16 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, x: &[u8; 32]) -> L::Floats {
+        lanes.load_f16(x)
+    }
+}
+
+impl Floats<32> for BF16 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, x: &[u8; 32]) -> L::Floats {
+        lanes.load_bf16(x)
+    }
+}
+
+impl Floats<64> for F32 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, x: &[u8; 64]) -> L::Floats {
+        lanes.load_f32(x)
+    }
+}
+
+/// Replaces the scores of a block by 2^(score - max); gives the maxima and the sums, `[queries]`.
+pub(super) struct Softmax<'a> {
+    pub(super) scores: &'a mut [Scores],
+    pub(super) tiles: usize,
+    pub(super) max: &'a mut [f32],
+    pub(super) sum: &'a mut [f32],
+}
+
+impl Op for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        for ((scores, max), sum) in self.scores.iter_mut().zip(self.max).zip(self.sum) {
+            let tiles = &mut scores.0[..self.tiles];
+            let mut most = lanes.splat(f32::NEG_INFINITY);
+            for tile in tiles.iter() {
+                most = lanes.max(lanes.load(tile), most);
+            }
+            *max = lanes.largest(most);
+            let mut all = lanes.splat(0.0);
+            for tile in tiles {
+                let p = exp2(lanes, lanes.sub(lanes.load(tile), lanes.splat(*max)));
+                all = lanes.add(all, p);
+                lanes.store(p, tile);
+            }
+            *sum = lanes.sum(all);
+        }
+    }
+}
+
+/// Joins the softmax of more tokens to that of earlier ones, for 16 queries at a time: raises the maxima and adds the
+/// sums. Gives the factors on what was summed before and on what comes in.
+pub(super) struct Join<'a> {
+    pub(super) max: &'a mut [[f32; 16]],
+    pub(super) sum: &'a mut [[f32; 16]],
+    pub(super) more_max: &'a [[f32; 16]],
+    pub(super) more_sum: &'a [[f32; 16]],
+    pub(super) keep: &'a mut [[f32; 16]],
+    pub(super) shrink: &'a mut [[f32; 16]],
+}
+
+impl Op for Join<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        for i in 0..self.max.len() {
+            let (before, more) = (lanes.load(&self.max[i]), lanes.load(&self.more_max[i]));
+            let max = lanes.max(before, more);
+            let (keep, shrink) = (exp2(lanes, lanes.sub(before, max)), exp2(lanes, lanes.sub(more, max)));
+            let sum = lanes.mul(lanes.load(&self.sum[i]), keep);
+            let sum = lanes.mul_add(lanes.load(&self.more_sum[i]), shrink, sum);
+            lanes.store(max, &mut self.max[i]);
+            lanes.store(sum, &mut self.sum[i]);
+            lanes.store(keep, &mut self.keep[i]);
+            lanes.store(shrink, &mut self.shrink[i]);
+        }
+    }
+}
+
+/// Rounds the weights of some tiles, p · scale, to integers of two bytes. A NaN among `p` may give any integers; it is
+/// the sum of the softmax that carries it on.
+pub(super) struct RoundWeights<'a> {
+    pub(super) p: &'a [Scores],
+    /// f16 scales of the first tile's tokens; the next tile's are `stride` bytes further.
+    pub(super) scales: &'a [u8],
+    pub(super) stride: usize,
+    pub(super) tiles: usize,
+    /// First of the tiles within the weights.
+    pub(super) tile: usize,
+    pub(super) meaning: Meaning,
+    /// Factor on the weights, `[queries]`.
+    pub(super) shrink: &'a [f32],
+    /// High and low bytes, `[queries][2]`.
+    pub(super) rows: &'a mut [Bytes],
+    /// `-bias · Σ integers`, `[queries]`.
+    pub(super) starts: &'a mut [i32],
+    /// What one unit of a product with codes stands for, `[queries]`.
+    pub(super) factors: &'a mut [f32],
+}
+
+impl Op for RoundWeights<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let mut scales = [lanes.splat(0.0); BLOCK_TILES];
+        for (t, scales) in scales[..self.tiles].iter_mut().enumerate() {
+            *scales = lanes.load_f16(self.scales[t * self.stride..].first_chunk().expect("16 scales"));
+        }
+        for (n, p) in self.p.iter().enumerate() {
+            let p = &p.0[self.tile..self.tile + self.tiles];
+            let mut most = lanes.splat(0.0);
+            for (p, &scale) in p.iter().zip(&scales) {
+                most = lanes.max(lanes.abs(lanes.mul(lanes.load(p), scale)), most);
+            }
+            let most = lanes.largest(most);
+            // Weights this small add nothing to any sum; dividing by them might overflow.
+            let per_unit = if most > 1e-30 { L::MAX_SPLIT as f32 / most } else { 0.0 };
+            let mut sum = lanes.splat_i(0);
+            let (high, low) = self.rows[2 * n..2 * n + 2].split_at_mut(1);
+            let fours = 4 * self.tile..4 * (self.tile + self.tiles);
+            let (high, _) = high[0].0[fours.clone()].as_chunks_mut();
+            let (low, _) = low[0].0[fours].as_chunks_mut();
+            for (((p, &scale), high), low) in p.iter().zip(&scales).zip(high).zip(low) {
+                let weight = lanes.mul(lanes.load(p), scale);
+                let integers = lanes.round(lanes.mul(weight, lanes.splat(per_unit)));
+                sum = lanes.add_i(sum, integers);
+                (*high, *low) = lanes.split(integers);
+            }
+            self.starts[n] = lanes.sum_i(sum).wrapping_mul(-self.meaning.bias);
+            self.factors[n] = most * (self.meaning.step / L::MAX_SPLIT as f32) * self.shrink[n];
+        }
+    }
+}
+
+/// One octet (two columns of 16 dims) of the values of some tiles, mixed for a chunk of queries.
+pub(super) struct MixCodes<'a> {
+    pub(super) coding: Coding,
+    /// Planes of the first tile's block; the next tile's are `stride` bytes further.
+    pub(super) planes: &'a [u8],
+    pub(super) stride: usize,
+    pub(super) octet: usize,
+    pub(super) tiles: usize,
+    /// The weights' bytes, `[queries][2]`.
+    pub(super) rows: &'a [Bytes],
+    /// First of the tiles within the rows.
+    pub(super) tile: usize,
+    /// `-bias · Σ integers`, `[queries]`.
+    pub(super) starts: &'a [i32],
+    /// What one unit of the product stands for, `[queries]`.
+    pub(super) factors: &'a [f32],
+    /// Outputs that the mixed values are added to, `[queries][width]`.
+    pub(super) out: &'a mut [Lane],
+    pub(super) width: usize,
+    /// The first of the two lanes.
+    pub(super) lane: usize,
+}
+
+impl MixCodes<'_> {
+    pub(super) fn run<L: Lanes>(mut self, lanes: L) {
+        let n = self.factors.len();
+        match self.coding {
+            Coding::Whole => with_n!(n, N => lanes.run(MixChunk::<Whole, N>(&mut self, PhantomData))),
+            Coding::Nibbles => with_n!(n, N => lanes.run(MixChunk::<Nibbles, N>(&mut self, PhantomData))),
+            Coding::Turbo2 => with_n!(n, N => lanes.run(MixChunk::<Turbo2, N>(&mut self, PhantomData))),
+            Coding::Turbo3 => with_n!(n, N => lanes.run(MixChunk::<Turbo3, N>(&mut self, PhantomData))),
+            Coding::Turbo4 => with_n!(n, N => lanes.run(MixChunk::<Turbo4, N>(&mut self, PhantomData))),
+        }
+    }
+}
+
+struct MixChunk<'b, 'a, C, const N: usize>(&'b mut MixCodes<'a>, PhantomData<C>);
+
+impl<C: Codes, const N: usize> Op for MixChunk<'_, '_, C, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let &mut MixCodes { planes, rows, starts, factors, ref mut out, width, lane, .. } = self.0;
+        let starts: &[i32; N] = starts.try_into().expect("a start per query");
+        let factors: &[f32; N] = factors.try_into().expect("a factor per query");
+        assert!(rows.len() == 2 * N && self.0.tile + self.0.tiles <= BLOCK_TILES);
+        for column in (0..2).step_by(L::WIDE) {
+            let mut sums = [[[lanes.splat_i(0); 2]; N]; 2];
+            for sums in &mut sums {
+                for (sums, &start) in sums.iter_mut().zip(starts) {
+                    sums[1] = lanes.splat_i(start);
+                }
+            }
+            for t in 0..self.0.tiles {
+                let octet = C::octet(&planes[t * self.0.stride..], self.0.octet);
+                let fours = 4 * (self.0.tile + t);
+                assert!(fours + 4 <= 32);
+                for q in 0..4 {
+                    let groups = [4 * column + q, 4 * (column + L::WIDE - 1) + q];
+                    let codes = [C::group(lanes, octet, groups[0]), C::group(lanes, octet, groups[1])];
+                    for n in 0..N {
+                        for p in 0..2 {
+                            let tokens = rows[2 * n + p].0[fours + q];
+                            for m in 0..L::WIDE {
+                                sums[m][n][p] = lanes.dot(sums[m][n][p], codes[m], tokens);
+                            }
+                        }
+                    }
+                }
+            }
+            for n in 0..N {
+                for m in 0..L::WIDE {
+                    let sum = lanes.to_floats(lanes.join(sums[m][n][0], sums[m][n][1]));
+                    let out = &mut out[n * width + lane + column + m].0;
+                    lanes.store(lanes.mul_add(sum, lanes.splat(factors[n]), lanes.load(out)), out);
+                }
+            }
+        }
+    }
+}
+
+/// Float tiles of values `[tiles][16][dim]`, mixed for a chunk of queries.
+pub(super) struct MixFloats<'a> {
+    pub(super) dtype: DType,
+    pub(super) values: &'a [u8],
+    pub(super) tiles: usize,
+    /// Weights of each query.
+    pub(super) p: &'a [Scores],
+    /// First of the tiles within the weights.
+    pub(super) tile: usize,
+    /// Factor on the weights, `[queries]`.
+    pub(super) factors: &'a [f32],
+    /// Outputs that the mixed values are added to, `[queries][width]`, `width` = dim / 16.
+    pub(super) out: &'a mut [Lane],
+    pub(super) width: usize,
+}
+
+impl MixFloats<'_> {
+    pub(super) fn run<L: Lanes>(mut self, lanes: L) {
+        let n = self.factors.len();
+        match self.dtype {
+            DType::F16 => with_n!(n, N => lanes.run(MixFloatsChunk::<F16, 32, N>(&mut self, PhantomData))),
+            DType::BF16 => with_n!(n, N => lanes.run(MixFloatsChunk::<BF16, 32, N>(&mut self, PhantomData))),
+            DType::F32 => with_n!(n, N => lanes.run(MixFloatsChunk::<F32, 64, N>(&mut self, PhantomData))),
+            dtype => unreachable!("{dtype} is not a float type"),
+        }
+    }
+}
+
+struct MixFloatsChunk<'b, 'a, F, const B: usize, const N: usize>(&'b mut MixFloats<'a>, PhantomData<F>);
+
+impl<F: Floats<B>, const B: usize, const N: usize> Op for MixFloatsChunk<'_, '_, F, B, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self, lanes: L) {
+        let mut lane = 0;
+        while lane + L::WIDE <= self.0.width {
+            self.columns::<L, 2>(lanes, lane, L::WIDE);
+            lane += L::WIDE;
+        }
+        if lane < self.0.width {
+            self.columns::<L, 1>(lanes, lane, 1);
+        }
+    }
+}
+
+impl<F: Floats<B>, const B: usize, const N: usize> MixFloatsChunk<'_, '_, F, B, N> {
+    /// Mixes `wide` columns of 16 dims, at most `M`.
+    #[inline(always)]
+    fn columns<L: Lanes, const M: usize>(&mut self, lanes: L, lane: usize, wide: usize) {
+        let &mut MixFloats { values, tiles, p, tile, factors, ref mut out, width, .. } = self.0;
+        let factors: &[f32; N] = factors.try_into().expect("a factor per query");
+        let p: &[Scores; N] = p.try_into().expect("weights of each query");
+        assert!(tile + tiles <= BLOCK_TILES && wide <= M);
+        let rows = values.as_chunks::<B>().0.chunks_exact(width);
+        let mut sums = [[lanes.splat(0.0); N]; M];
+        for (token, row) in rows.take(tiles * TILE).enumerate() {
+            for m in 0..wide {
+                let v = F::load(lanes, &row[lane + m]);
+                for n in 0..N {
+                    let weight = p[n].0[tile + token / TILE][token % TILE];
+                    sums[m][n] = lanes.mul_add(v, lanes.splat(weight), sums[m][n]);
+                }
+            }
+        }
+        for n in 0..N {
+            for m in 0..wide {
+                let out = &mut out[n * width + lane + m].0;
+                lanes.store(lanes.mul_add(sums[m][n], lanes.splat(factors[n]), lanes.load(out)), out);
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Queries, ready to meet keys: padded, scaled, rotated where the keys are, and in signed bytes where keys are coded.
+
+use kvant_backend::StreamSpec;
+
+use super::codes::Meaning;
+use super::kernels::Bytes;
+use crate::lanes::{Lanes, Op, Rotate, Way};
+
+/// Dims of a slice: one row of [`Bytes`].
+const SLICE: usize = 128;
+
+/// The queries of one KV head that are worked on together.
+#[derive(Debug, Default)]
+pub(super) struct Queries {
+    /// Padded, scaled and rotated, `[queries][dim]`.
+    pub(super) floats: Vec<f32>,
+    /// Byte planes, `[slices][queries][planes]`.
+    pub(super) rows: Vec<Bytes>,
+    /// `-bias · Σ integers`, `[blocks][queries]`.
+    pub(super) starts: Vec<i32>,
+    /// What one unit of an integer product with the codes of a key stands for, `[blocks][queries]`.
+    pub(super) factors: Vec<f32>,
+}
+
+impl Queries {
+    /// Takes `queries` of the key's head size, each times `scale`. Nothing is allocated once the vectors have grown.
+    pub(super) fn prepare<'a, L: Lanes>(
+        &mut self,
+        lanes: L,
+        keys: &StreamSpec,
+        scale: f32,
+        queries: impl Iterator<Item = &'a [f32]>,
+    ) {
+        let dim = keys.dim();
+        self.floats.clear();
+        for query in queries {
+            self.floats.extend(query.iter().map(|x| x * scale));
+            self.floats.resize(self.floats.len().next_multiple_of(dim), 0.0);
+        }
+        if keys.rotates() {
+            lanes.run(Rotate { slices: &mut self.floats, way: Way::Forward });
+        }
+        if let Some(meaning) = Meaning::of(keys.dtype) {
+            self.round(lanes, meaning, dim, keys.main_layout().block_dims());
+        }
+    }
+
+    fn round<L: Lanes>(&mut self, lanes: L, meaning: Meaning, dim: usize, block_dims: usize) {
+        let n = self.floats.len() / dim;
+        let planes = meaning.query_planes;
+        self.rows.resize(dim.div_ceil(SLICE) * n * planes, Bytes([[0; 4]; 32]));
+        self.starts.clear();
+        self.factors.clear();
+        for first in (0..dim).step_by(block_dims) {
+            for query in 0..n {
+                let row = (first / SLICE * n + query) * planes;
+                let (unit, sum) = lanes.run(RoundQuery {
+                    x: &self.floats[query * dim + first..][..block_dims],
+                    rows: &mut self.rows[row..row + planes],
+                    at: first % SLICE / 4,
+                });
+                // Any integers come from a query that is not finite; its unit is NaN.
+                self.starts.push(sum.wrapping_mul(-meaning.bias));
+                self.factors.push(unit * meaning.step);
+            }
+        }
+    }
+}
+
+/// Rounds a block of a query to integers of as many bytes as there are rows. Gives what one unit stands for, NaN if
+/// a value is not finite, and the sum of the integers.
+struct RoundQuery<'a> {
+    x: &'a [f32],
+    rows: &'a mut [Bytes],
+    /// First four dims of the block within the rows.
+    at: usize,
+}
+
+impl Op for RoundQuery<'_> {
+    type Output = (f32, i32);
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) -> (f32, i32) {
+        let (x, _) = self.x.as_chunks::<16>();
+        let (mut most, mut bad) = (lanes.splat(0.0), lanes.splat(0.0));
+        for x in x {
+            let x = lanes.load(x);
+            most = lanes.max(lanes.abs(x), most);
+            bad = lanes.mul_add(x, lanes.splat(0.0), bad);
+        }
+        // 0 when all are finite, else NaN.
+        let bad = lanes.sum(bad);
+        let most = lanes.largest(most);
+        let limit = if self.rows.len() == 2 { L::MAX_SPLIT } else { L::MAX_BYTE };
+        // A query this small gives scores of zero.
+        let per_unit = if most > 1e-30 && bad == 0.0 { limit as f32 / most } else { 0.0 };
+        let mut sum = lanes.splat_i(0);
+        for (i, x) in x.iter().enumerate() {
+            let integers = lanes.round(lanes.mul(lanes.load(x), lanes.splat(per_unit)));
+            sum = lanes.add_i(sum, integers);
+            let fours = self.at + 4 * i..self.at + 4 * i + 4;
+            match self.rows {
+                [one] => one.0[fours].copy_from_slice(&lanes.low_bytes(integers)),
+                [high, low] => {
+                    let (h, l) = lanes.split(integers);
+                    high.0[fours.clone()].copy_from_slice(&h);
+                    low.0[fours].copy_from_slice(&l);
+                }
+                _ => unreachable!("one or two planes"),
+            }
+        }
+        (most / limit as f32 + bad, lanes.sum_i(sum))
+    }
+}

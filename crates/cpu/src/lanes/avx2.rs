@@ -1,0 +1,284 @@
+//! [`Lanes`] on two 256-bit registers.
+//!
+//! `vpmaddubsw` adds two products of an unsigned and a signed byte in 16 bits and saturates: 255 · 64 · 2 = 32,640
+//! stays below 32,767, so signed bytes are held to ±64 and integers split at 128: 13 bits and a sign.
+
+use std::arch::x86_64::*;
+
+use super::{Lanes, Op};
+use crate::Avx2;
+
+/// Wraps an intrinsic: the token proves its instructions.
+macro_rules! intrinsic {
+    ($($body:tt)*) => {
+        // SAFETY: `Avx2` exists only on a CPU with AVX2, FMA and F16C; memory is read and written through array
+        // references of the full width, without any need for alignment.
+        unsafe { $($body)* }
+    };
+}
+
+/// The same operation on both halves.
+macro_rules! halves {
+    (|$($x:ident),+| $body:expr) => {
+        intrinsic!([
+            { let ($($x,)+) = ($($x[0],)+); $body },
+            { let ($($x,)+) = ($($x[1],)+); $body },
+        ])
+    };
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn run<O: Op>(lanes: Avx2, op: O) -> O::Output {
+    op.run(lanes)
+}
+
+impl Lanes for Avx2 {
+    type Ints = [__m256i; 2];
+    type Floats = [__m256; 2];
+
+    const WIDE: usize = 1;
+    const MAX_BYTE: i32 = 64;
+    const MAX_SPLIT: i32 = 64 * 128 - 1;
+
+    #[inline(always)]
+    fn run<O: Op>(self, op: O) -> O::Output {
+        intrinsic!(run(self, op))
+    }
+
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> [__m256i; 2] {
+        intrinsic!([_mm256_set1_epi32(x); 2])
+    }
+
+    #[inline(always)]
+    fn add_i(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(|a, b| _mm256_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn sum_i(self, a: [__m256i; 2]) -> i32 {
+        intrinsic!({
+            let eight = _mm256_add_epi32(a[0], a[1]);
+            let four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+            let two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+            _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<1>(two)))
+        })
+    }
+
+    #[inline(always)]
+    fn low_bytes(self, a: [__m256i; 2]) -> [[i8; 4]; 4] {
+        intrinsic!({
+            let pick = _mm256_set1_epi32(0x0c08_0400);
+            let zero_rest = _mm256_set_epi32(-1, -1, -1, 0, -1, -1, -1, 0);
+            let pick = _mm256_or_si256(pick, zero_rest);
+            let (a, b) = (_mm256_shuffle_epi8(a[0], pick), _mm256_shuffle_epi8(a[1], pick));
+            std::mem::transmute([
+                _mm_cvtsi128_si32(_mm256_castsi256_si128(a)),
+                _mm_cvtsi128_si32(_mm256_extracti128_si256::<1>(a)),
+                _mm_cvtsi128_si32(_mm256_castsi256_si128(b)),
+                _mm_cvtsi128_si32(_mm256_extracti128_si256::<1>(b)),
+            ])
+        })
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> [__m256; 2] {
+        intrinsic!([_mm256_set1_ps(x); 2])
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; 16]) -> [__m256; 2] {
+        intrinsic!([_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))])
+    }
+
+    #[inline(always)]
+    fn store(self, a: [__m256; 2], x: &mut [f32; 16]) {
+        intrinsic!({
+            _mm256_storeu_ps(x.as_mut_ptr(), a[0]);
+            _mm256_storeu_ps(x.as_mut_ptr().add(8), a[1]);
+        })
+    }
+
+    #[inline(always)]
+    fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        halves!(|a, b| _mm256_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        halves!(|a, b| _mm256_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        halves!(|a, b| _mm256_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+        halves!(|a, b, c| _mm256_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn abs(self, a: [__m256; 2]) -> [__m256; 2] {
+        halves!(|a| _mm256_andnot_ps(_mm256_set1_ps(-0.0), a))
+    }
+
+    #[inline(always)]
+    fn max(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        halves!(|a, b| _mm256_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn above_floor(self, x: [__m256; 2]) -> [__m256; 2] {
+        halves!(|x| _mm256_sub_ps(x, _mm256_floor_ps(x)))
+    }
+
+    #[inline(always)]
+    fn times_two_to_floor(self, a: [__m256; 2], x: [__m256; 2]) -> [__m256; 2] {
+        halves!(|a, x| {
+            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_floor_ps(x)), _mm256_set1_epi32(127));
+            let product = _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)));
+            _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(-126.0)), product)
+        })
+    }
+
+    #[inline(always)]
+    fn swap<const BY: usize>(self, a: [__m256; 2]) -> [__m256; 2] {
+        match BY {
+            1 => halves!(|a| _mm256_permute_ps::<0b10_11_00_01>(a)),
+            2 => halves!(|a| _mm256_permute_ps::<0b01_00_11_10>(a)),
+            4 => halves!(|a| _mm256_permute2f128_ps::<1>(a, a)),
+            8 => [a[1], a[0]],
+            _ => unreachable!("lanes {BY} apart"),
+        }
+    }
+
+    #[inline(always)]
+    fn largest(self, a: [__m256; 2]) -> f32 {
+        intrinsic!({
+            let eight = _mm256_max_ps(a[0], a[1]);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        })
+    }
+
+    #[inline(always)]
+    fn sum(self, a: [__m256; 2]) -> f32 {
+        intrinsic!({
+            let eight = _mm256_add_ps(a[0], a[1]);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        })
+    }
+
+    #[inline(always)]
+    fn round(self, a: [__m256; 2]) -> [__m256i; 2] {
+        halves!(|a| _mm256_cvtps_epi32(a))
+    }
+
+    #[inline(always)]
+    fn to_floats(self, a: [__m256i; 2]) -> [__m256; 2] {
+        halves!(|a| _mm256_cvtepi32_ps(a))
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[u8; 32]) -> [__m256; 2] {
+        let (x, _) = x.as_chunks::<16>();
+        halves!(|x| _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, x: &[u8; 32]) -> [__m256; 2] {
+        let (x, _) = x.as_chunks::<16>();
+        halves!(|x| {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        })
+    }
+
+    #[inline(always)]
+    fn load_f32(self, x: &[u8; 64]) -> [__m256; 2] {
+        intrinsic!([_mm256_loadu_ps(x.as_ptr().cast()), _mm256_loadu_ps(x.as_ptr().add(32).cast())])
+    }
+
+    #[inline(always)]
+    fn dot(self, sum: [__m256i; 2], codes: [__m256i; 2], bytes: [i8; 4]) -> [__m256i; 2] {
+        let bytes = [i32::from_le_bytes(bytes.map(|b| b as u8)); 2];
+        halves!(|sum, codes, bytes| {
+            let pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi32(bytes));
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+
+    #[inline(always)]
+    fn codes_8(self, x: &[u8; 64]) -> [__m256i; 2] {
+        intrinsic!([_mm256_loadu_si256(x.as_ptr().cast()), _mm256_loadu_si256(x.as_ptr().add(32).cast())])
+    }
+
+    #[inline(always)]
+    fn codes_4(self, x: &[u8; 32]) -> [__m256i; 2] {
+        intrinsic!({
+            let (both, nibble) = (_mm256_loadu_si256(x.as_ptr().cast()), _mm256_set1_epi8(15));
+            [_mm256_and_si256(both, nibble), _mm256_and_si256(_mm256_srli_epi16::<4>(both), nibble)]
+        })
+    }
+
+    #[inline(always)]
+    fn codes_2(self, x: &[u8; 16]) -> [__m256i; 2] {
+        intrinsic!({
+            let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(x.as_ptr().cast()));
+            let spread = _mm256_srlv_epi64(twice, _mm256_set_epi64x(2, 2, 0, 0));
+            let two = _mm256_set1_epi8(3);
+            [_mm256_and_si256(spread, two), _mm256_and_si256(_mm256_srli_epi16::<4>(spread), two)]
+        })
+    }
+
+    #[inline(always)]
+    fn look_up_3(self, low: &[u8; 16], high: &[u8; 8], table: &[u8; 16]) -> [__m256i; 2] {
+        let low = self.codes_2(low);
+        let high = [[high[0], high[1], high[2], high[3]], [high[4], high[5], high[6], high[7]]];
+        let codes = halves!(|low, high| {
+            let all = _mm256_set1_epi32(i32::from_le_bytes(high));
+            // Byte j of a half holds its bits 8·(j / 8) .. ; of those, bit j mod 8 is looked at.
+            let near = _mm256_shuffle_epi8(
+                all,
+                _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0),
+            );
+            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+            let is_set = _mm256_cmpeq_epi8(_mm256_and_si256(near, bit), bit);
+            _mm256_or_si256(low, _mm256_and_si256(is_set, _mm256_set1_epi8(4)))
+        });
+        self.look_up(codes, table)
+    }
+
+    #[inline(always)]
+    fn look_up(self, codes: [__m256i; 2], table: &[u8; 16]) -> [__m256i; 2] {
+        intrinsic!({
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            [_mm256_shuffle_epi8(table, codes[0]), _mm256_shuffle_epi8(table, codes[1])]
+        })
+    }
+
+    #[inline(always)]
+    fn store_codes(self, codes: [__m256i; 2], x: &mut [u8; 64]) {
+        intrinsic!({
+            _mm256_storeu_si256(x.as_mut_ptr().cast(), codes[0]);
+            _mm256_storeu_si256(x.as_mut_ptr().add(32).cast(), codes[1]);
+        })
+    }
+
+    #[inline(always)]
+    fn split(self, a: [__m256i; 2]) -> ([[i8; 4]; 4], [[i8; 4]; 4]) {
+        let high = halves!(|a| _mm256_srai_epi32::<7>(_mm256_add_epi32(a, _mm256_set1_epi32(64))));
+        let low = halves!(|a, high| _mm256_sub_epi32(a, _mm256_slli_epi32::<7>(high)));
+        (self.low_bytes(high), self.low_bytes(low))
+    }
+
+    #[inline(always)]
+    fn join(self, high: [__m256i; 2], low: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(|high, low| _mm256_add_epi32(_mm256_slli_epi32::<7>(high), low))
+    }
+}

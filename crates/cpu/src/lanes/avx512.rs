@@ -1,0 +1,225 @@
+//! [`Lanes`] on one 512-bit register.
+
+use std::arch::x86_64::*;
+
+use super::{Lanes, Op};
+use crate::Avx512;
+
+/// Wraps an intrinsic: the token proves its instructions.
+macro_rules! intrinsic {
+    ($($body:tt)*) => {
+        // SAFETY: `Avx512` exists only on a CPU with AVX-512 F, BW, DQ, VL and VNNI; memory is read and written
+        // through array references of the full width, without any need for alignment.
+        unsafe { $($body)* }
+    };
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,popcnt,bmi1,bmi2")]
+fn run<O: Op>(lanes: Avx512, op: O) -> O::Output {
+    op.run(lanes)
+}
+
+impl Lanes for Avx512 {
+    type Ints = __m512i;
+    type Floats = __m512;
+
+    const WIDE: usize = 2;
+    const MAX_BYTE: i32 = 127;
+    const MAX_SPLIT: i32 = 127 * 256 + 127;
+
+    #[inline(always)]
+    fn run<O: Op>(self, op: O) -> O::Output {
+        intrinsic!(run(self, op))
+    }
+
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> __m512i {
+        intrinsic!(_mm512_set1_epi32(x))
+    }
+
+    #[inline(always)]
+    fn add_i(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn sum_i(self, a: __m512i) -> i32 {
+        intrinsic!(_mm512_reduce_add_epi32(a))
+    }
+
+    #[inline(always)]
+    fn low_bytes(self, a: __m512i) -> [[i8; 4]; 4] {
+        intrinsic!(std::mem::transmute(_mm512_cvtepi32_epi8(a)))
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        intrinsic!(_mm512_set1_ps(x))
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; 16]) -> __m512 {
+        intrinsic!(_mm512_loadu_ps(x.as_ptr()))
+    }
+
+    #[inline(always)]
+    fn store(self, a: __m512, x: &mut [f32; 16]) {
+        intrinsic!(_mm512_storeu_ps(x.as_mut_ptr(), a))
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        intrinsic!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn abs(self, a: __m512) -> __m512 {
+        intrinsic!(_mm512_abs_ps(a))
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn above_floor(self, x: __m512) -> __m512 {
+        intrinsic!(_mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x))
+    }
+
+    #[inline(always)]
+    fn times_two_to_floor(self, a: __m512, x: __m512) -> __m512 {
+        intrinsic!(_mm512_scalef_ps(a, x))
+    }
+
+    #[inline(always)]
+    fn swap<const BY: usize>(self, a: __m512) -> __m512 {
+        intrinsic!(match BY {
+            1 => _mm512_permute_ps::<0b10_11_00_01>(a),
+            2 => _mm512_permute_ps::<0b01_00_11_10>(a),
+            4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(a, a),
+            8 => _mm512_shuffle_f32x4::<0b01_00_11_10>(a, a),
+            _ => unreachable!("lanes {BY} apart"),
+        })
+    }
+
+    #[inline(always)]
+    fn largest(self, a: __m512) -> f32 {
+        intrinsic!(_mm512_reduce_max_ps(a))
+    }
+
+    #[inline(always)]
+    fn sum(self, a: __m512) -> f32 {
+        intrinsic!(_mm512_reduce_add_ps(a))
+    }
+
+    #[inline(always)]
+    fn round(self, a: __m512) -> __m512i {
+        intrinsic!(_mm512_cvtps_epi32(a))
+    }
+
+    #[inline(always)]
+    fn to_floats(self, a: __m512i) -> __m512 {
+        intrinsic!(_mm512_cvtepi32_ps(a))
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[u8; 32]) -> __m512 {
+        intrinsic!(_mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, x: &[u8; 32]) -> __m512 {
+        intrinsic!({
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        })
+    }
+
+    #[inline(always)]
+    fn load_f32(self, x: &[u8; 64]) -> __m512 {
+        intrinsic!(_mm512_loadu_ps(x.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn dot(self, sum: __m512i, codes: __m512i, bytes: [i8; 4]) -> __m512i {
+        let bytes = i32::from_le_bytes(bytes.map(|b| b as u8));
+        intrinsic!(_mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(bytes)))
+    }
+
+    #[inline(always)]
+    fn codes_8(self, x: &[u8; 64]) -> __m512i {
+        intrinsic!(_mm512_loadu_si512(x.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn codes_4(self, x: &[u8; 32]) -> __m512i {
+        intrinsic!({
+            let twice = _mm512_broadcast_i64x4(_mm256_loadu_si256(x.as_ptr().cast()));
+            let down = _mm512_set_epi64(4, 4, 4, 4, 0, 0, 0, 0);
+            _mm512_and_si512(_mm512_srlv_epi64(twice, down), _mm512_set1_epi8(15))
+        })
+    }
+
+    #[inline(always)]
+    fn codes_2(self, x: &[u8; 16]) -> __m512i {
+        intrinsic!({
+            let four_times = _mm512_broadcast_i32x4(_mm_loadu_si128(x.as_ptr().cast()));
+            let down = _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0);
+            _mm512_and_si512(_mm512_srlv_epi64(four_times, down), _mm512_set1_epi8(3))
+        })
+    }
+
+    #[inline(always)]
+    fn look_up_3(self, low: &[u8; 16], high: &[u8; 8], table: &[u8; 16]) -> __m512i {
+        let low = self.codes_2(low);
+        // One look-up for codes below 4, one for the others: cheaper than joining the bits first.
+        let low_half = i32::from_le_bytes([table[0], table[1], table[2], table[3]]);
+        let high_half = i32::from_le_bytes([table[4], table[5], table[6], table[7]]);
+        intrinsic!({
+            let below = _mm512_shuffle_epi8(_mm512_set1_epi32(low_half), low);
+            let is_high = u64::from_le_bytes(*high);
+            _mm512_mask_shuffle_epi8(below, is_high, _mm512_set1_epi32(high_half), low)
+        })
+    }
+
+    #[inline(always)]
+    fn look_up(self, codes: __m512i, table: &[u8; 16]) -> __m512i {
+        intrinsic!({
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, codes)
+        })
+    }
+
+    #[inline(always)]
+    fn store_codes(self, codes: __m512i, x: &mut [u8; 64]) {
+        intrinsic!(_mm512_storeu_si512(x.as_mut_ptr().cast(), codes))
+    }
+
+    #[inline(always)]
+    fn split(self, a: __m512i) -> ([[i8; 4]; 4], [[i8; 4]; 4]) {
+        // The low byte of an integer, taken as signed, is what is left of it after rounding to the high one.
+        let high = intrinsic!(_mm512_srai_epi32::<8>(self.add_i(a, self.splat_i(128))));
+        (self.low_bytes(high), self.low_bytes(a))
+    }
+
+    #[inline(always)]
+    fn join(self, high: __m512i, low: __m512i) -> __m512i {
+        self.add_i(intrinsic!(_mm512_slli_epi32::<8>(high)), low)
+    }
+}

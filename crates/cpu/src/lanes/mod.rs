@@ -1,0 +1,176 @@
+//! Sixteen lanes: the vector operations that cache kernels are written in, once for every instruction set.
+//!
+//! A kernel is an [`Op`], generic over the token `L` that proves the instructions and gives the operations.
+//! [`Lanes::run`] compiles it for that set; everything on the way there is `inline(always)`, so that the operations
+//! end up inside the one function that has the instructions switched on.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod rotate;
+
+pub(crate) use rotate::{Rotate, Way};
+
+/// A kernel.
+pub(crate) trait Op {
+    /// What it gives back.
+    type Output;
+
+    /// The kernel's body. Implementations are `#[inline(always)]`.
+    fn run<L: Lanes>(self, lanes: L) -> Self::Output;
+}
+
+/// Operations on 16 lanes of 32 bits. Methods do lane by lane what their name says.
+///
+/// 64 *codes* are 64 unsigned bytes in the same registers, four to a lane.
+pub(crate) trait Lanes: Copy + Send + Sync {
+    /// 16 signed integers, or 64 codes.
+    type Ints: Copy;
+    /// 16 floats.
+    type Floats: Copy;
+
+    /// How many groups of codes a kernel holds side by side, 1 or 2: as many as leave registers for its sums.
+    const WIDE: usize;
+    /// Largest magnitude of a signed byte that [`Lanes::dot`] takes without saturating.
+    const MAX_BYTE: i32;
+    /// Largest magnitude of an integer that splits in two bytes for [`Lanes::dot`].
+    const MAX_SPLIT: i32;
+
+    /// Runs `op` with these instructions switched on.
+    fn run<O: Op>(self, op: O) -> O::Output;
+
+    fn splat_i(self, x: i32) -> Self::Ints;
+    fn add_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// The sum of all lanes.
+    fn sum_i(self, a: Self::Ints) -> i32;
+    /// The low byte of each lane.
+    fn low_bytes(self, a: Self::Ints) -> [[i8; 4]; 4];
+
+    fn splat(self, x: f32) -> Self::Floats;
+    fn load(self, x: &[f32; 16]) -> Self::Floats;
+    fn store(self, a: Self::Floats, x: &mut [f32; 16]);
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a · b + c`, rounded once.
+    fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    fn abs(self, a: Self::Floats) -> Self::Floats;
+    /// The larger; `b` where one of them is NaN.
+    fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `x - floor(x)`
+    fn above_floor(self, x: Self::Floats) -> Self::Floats;
+    /// `a · 2^floor(x)` for `x <= 0`; where that is subnormal it may be 0.
+    fn times_two_to_floor(self, a: Self::Floats, x: Self::Floats) -> Self::Floats;
+    /// Lane i takes what lane i xor `BY` holds; `BY` is 1, 2, 4 or 8.
+    fn swap<const BY: usize>(self, a: Self::Floats) -> Self::Floats;
+    /// The largest lane; NaN lanes may or may not win.
+    fn largest(self, a: Self::Floats) -> f32;
+    /// The sum of all lanes.
+    fn sum(self, a: Self::Floats) -> f32;
+    /// To the nearest integer, ties to even.
+    fn round(self, a: Self::Floats) -> Self::Ints;
+    fn to_floats(self, a: Self::Ints) -> Self::Floats;
+    /// 16 little-endian f16.
+    fn load_f16(self, x: &[u8; 32]) -> Self::Floats;
+    /// 16 little-endian bf16.
+    fn load_bf16(self, x: &[u8; 32]) -> Self::Floats;
+    /// 16 little-endian f32.
+    fn load_f32(self, x: &[u8; 64]) -> Self::Floats;
+
+    /// Adds to each lane the products of its four codes with four signed bytes.
+    fn dot(self, sum: Self::Ints, codes: Self::Ints, bytes: [i8; 4]) -> Self::Ints;
+    /// 64 codes as they are.
+    fn codes_8(self, x: &[u8; 64]) -> Self::Ints;
+    /// 64 codes of 4 bits: code j in byte j mod 32, low nibble first.
+    fn codes_4(self, x: &[u8; 32]) -> Self::Ints;
+    /// 64 codes of 2 bits: code j in byte j mod 16, at bit 2·(j / 16).
+    fn codes_2(self, x: &[u8; 16]) -> Self::Ints;
+    /// `table[code]` for 64 codes of 3 bits: low two as [`Lanes::codes_2`], the third of code j at bit j of `high`.
+    fn look_up_3(self, low: &[u8; 16], high: &[u8; 8], table: &[u8; 16]) -> Self::Ints;
+    /// `table[code]` for 64 codes below 16.
+    fn look_up(self, codes: Self::Ints, table: &[u8; 16]) -> Self::Ints;
+    /// 64 codes to memory.
+    fn store_codes(self, codes: Self::Ints, x: &mut [u8; 64]);
+
+    /// Splits integers of at most [`Lanes::MAX_SPLIT`] into a high and a low byte.
+    fn split(self, a: Self::Ints) -> ([[i8; 4]; 4], [[i8; 4]; 4]);
+    /// Sums of products with high and with low bytes, put together: undoes [`Lanes::split`].
+    fn join(self, high: Self::Ints, low: Self::Ints) -> Self::Ints;
+}
+
+/// `2^x` for `x <= 0`, exactly 1 for 0, NaN for NaN, perhaps 0 where the result would be subnormal.
+///
+/// `2^x = 2^floor(x) · 2^r` with `0 <= r < 1`, and the polynomial of degree 5 that is nearest to `2^r` by relative
+/// error, its first coefficient set to 1: with the rounding of its five steps, relative error below 2.5e-7.
+#[inline(always)]
+pub(crate) fn exp2<L: Lanes>(lanes: L, x: L::Floats) -> L::Floats {
+    let r = lanes.above_floor(x);
+    let mut p = lanes.splat(0.001_877_576_7);
+    for c in [0.008_989_34, 0.055_826_318, 0.240_153_61, 0.693_153_1, 1.0] {
+        p = lanes.mul_add(p, r, lanes.splat(c));
+    }
+    lanes.times_two_to_floor(p, x)
+}
+
+/// Asks for bytes to be brought to the cache.
+#[inline]
+pub(crate) fn prefetch(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..bytes.len()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: SSE is part of every x86-64 CPU, and a prefetch has no effect on memory.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
+}
+
+/// Runs `op` on the vector set of `isa`; `None` for scalar.
+#[cfg(test)]
+pub(crate) fn run_on<O: Op>(isa: crate::Isa, op: O) -> Option<O::Output> {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        crate::Isa::Avx2(lanes) => Some(lanes.run(op)),
+        #[cfg(target_arch = "x86_64")]
+        crate::Isa::Avx512(lanes) => Some(lanes.run(op)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+
+    struct Exp2([f32; 16]);
+
+    impl Op for Exp2 {
+        type Output = [f32; 16];
+
+        #[inline(always)]
+        fn run<L: Lanes>(self, lanes: L) -> [f32; 16] {
+            let mut out = [0.0; 16];
+            lanes.store(exp2(lanes, lanes.load(&self.0)), &mut out);
+            out
+        }
+    }
+
+    #[test]
+    fn exp2_is_within_its_bound_and_exact_at_zero() {
+        for isa in Isa::available() {
+            for i in 0..10_000 {
+                let x: [f32; 16] = std::array::from_fn(|lane| (i * 16 + lane) as f32 * -7.7e-4);
+                let Some(got) = run_on(isa, Exp2(x)) else { continue };
+                for (x, got) in x.into_iter().zip(got) {
+                    let err = (f64::from(got) / f64::from(x).exp2() - 1.0).abs();
+                    assert!(err <= 2.5e-7 || x < -126.0 && got < 1.2e-38, "{isa:?} {x}: {got}, off by {err}");
+                }
+            }
+            let mut x = [0.0; 16];
+            (x[1], x[2], x[3]) = (f32::NAN, f32::NEG_INFINITY, -1e30);
+            let Some(got) = run_on(isa, Exp2(x)) else { continue };
+            assert!(got[0] == 1.0 && got[1].is_nan() && got[2..4] == [0.0; 2], "{isa:?} {got:?}");
+        }
+    }
+}
