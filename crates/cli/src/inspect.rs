@@ -7,6 +7,7 @@ use kvant::gguf::{TensorInfo, Value as MetaValue};
 use kvant::{Config, DType, Gguf, KvShape, Plan, Policies};
 use serde_json::{Map, Value, json};
 
+use crate::args::with_type_table;
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
 
@@ -22,6 +23,9 @@ pub struct InspectArgs {
     /// Rules of the caches in the memory table, as in `run`
     #[arg(long, value_name = "RULES", default_value = "none", value_parser = |text: &str| text.parse::<Policies>().map_err(|e| e.to_string()))]
     kv_policy: Policies,
+    /// Table of types per layer, head and side, as in `run`
+    #[arg(long, value_name = "FILE")]
+    kv_types: Option<PathBuf>,
     /// List every tensor
     #[arg(short, long)]
     verbose: bool,
@@ -32,11 +36,15 @@ pub struct InspectArgs {
 
 /// Runs the command.
 pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
+    let policies = match &args.kv_types {
+        Some(path) => with_type_table(args.kv_policy.clone(), path)?,
+        None => args.kv_policy.clone(),
+    };
     let gguf = Gguf::open(&args.file).map_err(kvant::Error::from)?;
     // A file that is no model of ours can still be looked at; it has no memory table then.
     let memory = Config::from_gguf(&gguf).map_err(|error| error.to_string()).and_then(|config| {
         let n_ctx = args.ctx_size.unwrap_or(config.n_ctx_train);
-        memory_table(&config.kv_shape(), n_ctx, &args.kv_policy).map(|rows| (n_ctx, rows))
+        memory_table(&config.kv_shape(), n_ctx, &policies).map(|rows| (n_ctx, rows))
     });
     if args.json {
         println!("{}", as_json(&gguf, &memory));
@@ -60,7 +68,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     }
     match memory {
         Ok((n_ctx, rows)) => {
-            println!("\nKV cache at {n_ctx} tokens (policy: {})", args.kv_policy);
+            println!("\nKV cache at {n_ctx} tokens (policy: {policies})");
             output::print_rows(&rows, Format::Md)?;
         }
         Err(why) => println!("\nKV cache: unknown ({why})"),

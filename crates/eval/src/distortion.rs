@@ -80,6 +80,8 @@ pub fn captured(
     session.feed(tokens, &mut |_| true)?;
     let mut rows = Vec::new();
     let total = config.n_layers;
+    let mut tell = |done| progress(&Progress { done, total, resumed: 0, note: String::new() });
+    tell(0);
     for layer in 0..total {
         for (side, name, dim) in [(Side::K, "K", config.k_head_dim), (Side::V, "V", config.v_head_dim)] {
             let mut vectors = Vec::new();
@@ -91,7 +93,7 @@ pub fn captured(
                 rows.push(Distortion { law: format!("{name} layer {layer}"), ..lost });
             }
         }
-        progress(&Progress { done: layer + 1, total, resumed: 0, note: String::new() });
+        tell(layer + 1);
     }
     Ok(rows)
 }

@@ -123,6 +123,7 @@ pub fn kld(
     done.truncate(chunks.len());
     let resumed = done.len();
 
+    progress(&step_done(&done, &configs, chunks.len(), resumed));
     let mut walker = Walker::new(model, chunks, options)?;
     for chunk in 0..chunks.len() {
         if let Base::File(file) = &mut base {
@@ -144,7 +145,11 @@ pub fn kld(
 fn step_done(done: &[Vec<Vec<TokenScore>>], configs: &[KvConfig], total: usize, resumed: usize) -> Progress {
     let mean = |i: usize| Estimate::mean(done.iter().flat_map(|chunk| &chunk[i]).map(|s| s.kld)).value;
     let means = configs.iter().enumerate().map(|(i, kv)| format!("{} {:.6}", kv.name(), mean(i)));
-    let note = if configs.len() > 8 { String::new() } else { means.collect::<Vec<_>>().join("  ") };
+    let note = if configs.len() > 8 || done.is_empty() {
+        String::new()
+    } else {
+        means.collect::<Vec<_>>().join("  ")
+    };
     Progress { done: done.len(), total, resumed, note }
 }
 

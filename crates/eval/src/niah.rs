@@ -75,6 +75,7 @@ pub fn niah(
     let (mut state, mut cells) = RunState::<NiahCell>::open(state, &what)?;
     let resumed = cells.len();
     let total = configs.len() * options.lengths.len() * options.depths;
+    progress(&Progress { done: resumed.min(total), total, resumed, note: String::new() });
     let mut index = 0;
     for (kv, config) in options.configs.iter().zip(&configs) {
         for &n_ctx in &options.lengths {

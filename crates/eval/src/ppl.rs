@@ -79,6 +79,7 @@ pub fn ppl(
     nll.truncate(chunks.len());
     let resumed = nll.len();
     let mut session = walk::session(model, &options.kv, chunks.n_ctx())?;
+    progress(&step_done(&nll, chunks, resumed));
     for chunk in resumed..chunks.len() {
         let scores = score_chunk(model, chunks, options, &mut session, chunk, &mut |_| Ok(()))?;
         state.push(&scores)?;
@@ -105,6 +106,7 @@ pub fn ppl_saving_base(
     files::write_whole(path, |file| {
         let head = BaseWriter::new(file, chunks.n_ctx(), model.n_vocab(), chunks.tokens());
         let mut base = head.map_err(EvalError::io(path))?;
+        progress(&step_done(&nll, chunks, 0));
         for chunk in 0..chunks.len() {
             let mut write = |logits: &[f32]| base.row(logits).map_err(EvalError::io(path));
             nll.push(score_chunk(model, chunks, options, &mut session, chunk, &mut write)?);
@@ -116,7 +118,7 @@ pub fn ppl_saving_base(
 }
 
 fn step_done(nll: &[Vec<f64>], chunks: &Chunks, resumed: usize) -> Progress {
-    let note = format!("[{}]{:.4}", nll.len(), running_ppl(nll));
+    let note = if nll.is_empty() { String::new() } else { format!("[{}]{:.4}", nll.len(), running_ppl(nll)) };
     Progress { done: nll.len(), total: chunks.len(), resumed, note }
 }
 

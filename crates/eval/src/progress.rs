@@ -1,6 +1,6 @@
 //! What a measurement tells while it runs.
 
-/// A step of a measurement is done.
+/// How far a measurement is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
     /// Steps done.
@@ -13,5 +13,5 @@ pub struct Progress {
     pub note: String,
 }
 
-/// Told after every step.
+/// Told at the start and after every step.
 pub type OnProgress<'a> = &'a mut dyn FnMut(&Progress);

@@ -145,14 +145,13 @@ struct StateArgs {
 /// A bar with time left that follows a measurement.
 fn follow(bar: &ProgressBar) -> impl FnMut(&Progress) + '_ {
     move |step| {
-        if bar.length() != Some(step.total as u64) || step.done == step.resumed + 1 {
-            // Steps of an earlier run say nothing about the time left.
-            bar.set_length(step.total as u64);
-            bar.set_position(step.resumed as u64);
-            bar.reset_eta();
-        }
+        bar.set_length(step.total as u64);
         bar.set_position(step.done as u64);
         bar.set_message(step.note.clone());
+        if step.done == step.resumed {
+            // Steps of an earlier run say nothing about the time left.
+            bar.reset_eta();
+        }
     }
 }
 
