@@ -289,3 +289,53 @@ fn a_prompt_cache_gives_the_same_answer_and_is_refused_by_another_type() {
     fs::write(file, "garbage").unwrap();
     assert_refused(&kvant(&turbo), 1, &["context"]);
 }
+
+/// A text that every checkout has.
+fn licence() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../LICENSE-APACHE").display().to_string()
+}
+
+#[test]
+fn measurements_have_the_promised_keys_and_agree_with_each_other() {
+    let file = licence();
+    let text = ["-f", &file, "-c", "128", "--chunks", "2", "--json"];
+    let ppl = json(&kvant(&[&["eval", "ppl"], &text[..]].concat()));
+    for key in ["ppl", "stderr", "n_ctx", "chunks", "tokens", "type_k", "type_v", "bpv_k", "bpv_v"] {
+        assert!(!ppl[key].is_null(), "{key}: {ppl}");
+    }
+    let kld = json(&kvant(&[&["eval", "kld", "-ctk", "f16,turbo3"], &text[..]].concat()));
+    for key in ["mean_kld", "median_kld", "p99_kld", "max_kld", "same_top", "ppl", "ppl_base", "bpv_v"] {
+        assert!(!kld[1][key].is_null(), "{key}: {kld}");
+    }
+    assert_eq!(kld[0]["mean_kld"], 0.0);
+    assert_eq!(kld[0]["ppl"], ppl["ppl"]);
+    assert_eq!(kld[1]["type_v"], "turbo3");
+    let rows = json(&kvant(&["eval", "distortion", "--vectors", "50", "--json"]));
+    for key in ["codec", "bpv", "dim", "law", "mse", "ip_error"] {
+        assert!(!rows[0][key].is_null(), "{key}: {rows}");
+    }
+}
+
+#[test]
+fn measurements_of_bad_input_are_refused_in_one_line() {
+    let dir = scratch("eval");
+    let path = |name: &str| dir.join(name).display().to_string();
+    let (short, table, base) = (path("short.txt"), path("table.txt"), path("base.dat"));
+    fs::write(&short, "A few words.").unwrap();
+    fs::write(&table, "0 0 K turbo3\n0 0 X f16\n").unwrap();
+    fs::write(&base, "_logits_ and no more").unwrap();
+    let file = licence();
+    let refused = |args: &[&str], words: &[&str]| assert_refused(&kvant(args), 1, words);
+    refused(&["eval", "ppl", "-f", &short], &["tokens", "one chunk takes 512"]);
+    refused(&["eval", "niah", "-f", &short], &["tokens", "256"]);
+    refused(&["eval", "kld", "-f", &file, "--kv-types", &table], &["table.txt", "line 2"]);
+    refused(&["eval", "kld", "--base", &base], &["base.dat"]);
+    refused(&["eval", "kld", "--base", &path("none")], &["none", "No such file"]);
+    refused(&["eval", "niah", "-f", &file, "--form", "haiku"], &["haiku", "secret-word"]);
+    assert_refused(
+        &kvant(&["eval", "kld", "-f", &file, "-ctk", "f16,q8_0", "-ctv", "f16,q8_0,q4_0"]),
+        2,
+        &["paired"],
+    );
+    assert_refused(&kvant(&["eval", "kld"]), 2, &["--file"]);
+}

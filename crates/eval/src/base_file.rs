@@ -133,10 +133,11 @@ impl BaseReader {
             return Err(EvalError::file(path, what));
         }
         let [n_ctx, n_vocab, n_chunks] = [n_ctx, n_vocab, n_chunks].map(|n| n as usize);
-        let row_bytes = 2 * row_words(n_vocab) as u64;
-        let chunk_bytes = 4 * n_ctx as u64 + rows_per_chunk(n_ctx) as u64 * row_bytes;
-        let expected = 20 + (n_chunks as u64).saturating_mul(chunk_bytes);
-        if file_len != expected {
+        // Three factors of up to 2^31 do not fit 64 bits.
+        let row_bytes = 2 * row_words(n_vocab) as u128;
+        let chunk_bytes = 4 * n_ctx as u128 + rows_per_chunk(n_ctx) as u128 * row_bytes;
+        let expected = 20 + n_chunks as u128 * chunk_bytes;
+        if u128::from(file_len) != expected {
             let what = format!("expected {expected} bytes for {n_chunks} chunks, got {file_len}");
             return Err(EvalError::file(path, what));
         }
@@ -311,6 +312,7 @@ mod tests {
         refused(&|b| b.truncate(70), "expected 76 bytes");
         refused(&|b| b[16] = 2, "expected 132 bytes");
         refused(&|b| b[12..16].fill(0xff), "n_vocab -1");
+        refused(&|b| b[8..20].fill(0x7f), "for 2139062143 chunks");
         refused(&|b| b[20] = 9, "token 9 of a vocabulary of 3");
         std::fs::remove_file(&path).unwrap();
     }
