@@ -86,8 +86,10 @@ impl Cut {
         let group = p.n_heads / p.n_kv_heads.max(1);
         let query_blocks = (p.rows * group).div_ceil(QUERIES);
         let whole = (p.n_kv_heads * query_blocks).max(1);
-        // Parts of at least two blocks, four for each thread, so that a thread that is held up holds up little.
-        let most = (p.start + p.rows).div_ceil(2 * BLOCK);
+        // Four parts for each thread, so that one that is held up holds up little; long ones, since each prepares the
+        // queries anew, unless threads would have nothing to do.
+        let least = if whole >= n_threads { 8 * BLOCK } else { BLOCK };
+        let most = (p.start + p.rows).div_ceil(least);
         let wanted = if n_threads == 1 { 1 } else { (4 * n_threads).div_ceil(whole) };
         let part_tokens = (p.start + p.rows).div_ceil(wanted.min(most).max(1)).next_multiple_of(BLOCK);
         let parts = (p.start + p.rows).div_ceil(part_tokens.max(1));
@@ -269,7 +271,9 @@ impl Task<'_> {
         for (i, (query_row, head)) in self.rows().enumerate() {
             let by = 1.0 / share.sum.as_flattened()[i];
             row.clear();
-            row.extend(share.out[i * width..(i + 1) * width].iter().flat_map(|lane| lane.0).map(|x| x * by));
+            for lane in &share.out[i * width..(i + 1) * width] {
+                row.extend_from_slice(&lane.0.map(|x| x * by));
+            }
             if self.values.spec().rotates() {
                 lanes.run(Rotate { slices: row, way: Way::Inverse });
             }
@@ -367,16 +371,16 @@ impl Local {
 
     /// Adds a block of values, weighted, to the outputs; fetches the keys that come next.
     fn mix<L: Lanes>(&mut self, lanes: L, values: &Block, next: &Block, out: &mut [Lane]) {
-        next.fetch(0..BLOCK_TILES);
         for run in values.runs() {
             match Coding::of(run.layout.dtype()) {
-                Some(coding) => self.mix_codes(lanes, coding, run, out),
-                None => self.mix_floats(lanes, run, out),
+                Some(coding) => self.mix_codes(lanes, coding, run, next, out),
+                None => self.mix_floats(lanes, run, next, out),
             }
         }
     }
 
-    fn mix_floats<L: Lanes>(&self, lanes: L, run: &Run, out: &mut [Lane]) {
+    fn mix_floats<L: Lanes>(&self, lanes: L, run: &Run, next: &Block, out: &mut [Lane]) {
+        next.fetch(run.first..run.first + run.tiles);
         let width = run.layout.dim() / 16;
         let chunks = self.scores.chunks(MOST_QUERIES).zip(self.shrink.as_flattened().chunks(MOST_QUERIES));
         for ((p, factors), out) in chunks.zip(out.chunks_mut(MOST_QUERIES * width)) {
@@ -385,7 +389,7 @@ impl Local {
         }
     }
 
-    fn mix_codes<L: Lanes>(&mut self, lanes: L, coding: Coding, run: &Run, out: &mut [Lane]) {
+    fn mix_codes<L: Lanes>(&mut self, lanes: L, coding: Coding, run: &Run, next: &Block, out: &mut [Lane]) {
         let (layout, stride, n) = (run.layout, run.tile_bytes, self.scores.len());
         let meaning = Meaning::of(layout.dtype()).expect("coded tiles");
         let width = layout.dim() / 16;
@@ -405,6 +409,8 @@ impl Local {
                 factors: &mut self.factors,
             });
             for octet in 0..octets {
+                let (at, of) = (block * octets + octet, width / 2);
+                next.fetch(run.first + at * run.tiles / of..run.first + (at + 1) * run.tiles / of);
                 let mut codes = (coding, &bytes[SCALE_BYTES..], stride, octet);
                 if n > MOST_QUERIES && coding != Coding::Whole {
                     for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
