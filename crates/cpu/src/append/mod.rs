@@ -4,12 +4,15 @@
 //! tail hold rotated rows in f16, so that one query serves all parts. A tile that leaves the tail is encoded from
 //! the f16 rows that waited there. Only rows encoded into a coded main tile are scaled by the stream's `alpha`.
 
-use kvant_backend::{BackendError, KvLayer, Place, Result, Stream};
-use kvant_codec::tile::{TileLayout, prepare_row};
-use kvant_codec::{DType, Rotation};
+use kvant_backend::{BackendError, KvLayer, Result};
+use kvant_codec::DType;
 
 use crate::shards::Shards;
 use crate::{CpuPage, Isa, Pool};
+
+mod encode;
+mod scalar;
+mod slices;
 
 const OP: &str = "kv_append";
 
@@ -19,7 +22,7 @@ const OP: &str = "kv_append";
 /// # Errors
 /// [`BackendError::Shape`] when a buffer is shorter than that, or K and V differ in heads.
 pub(crate) fn kv_append(
-    _isa: Isa,
+    isa: Isa,
     pool: &Pool,
     layer: &mut KvLayer<CpuPage>,
     k: &[f32],
@@ -43,45 +46,16 @@ pub(crate) fn kv_append(
         let stream = unsafe { &mut streams.part(head..head + 1)[0] };
         let head_dim = stream.spec().head_dim;
         let width = n_kv_heads * head_dim;
-        append_rows(stream, rows, |row| &x[row * width + head * head_dim..][..head_dim]);
+        let row = |row| &x[row * width + head * head_dim..][..head_dim];
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(lanes) => slices::append(lanes, stream, rows, row),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(lanes) => slices::append(lanes, stream, rows, row),
+            _ => scalar::append(stream, rows, row),
+        }
     });
     Ok(())
-}
-
-/// Appends `row(0) .. row(rows)` `[head_dim]` to one stream.
-fn append_rows<'a>(stream: &mut Stream<CpuPage>, rows: usize, row: impl Fn(usize) -> &'a [f32]) {
-    let spec = *stream.spec();
-    let rotation = spec.rotates().then(Rotation::kv);
-    let mut value = vec![0.0; spec.dim()];
-    let plan = stream.plan(rows);
-    for write in plan.writes() {
-        let alpha = match write.place {
-            Place::Main(_) if is_coded(spec.dtype) => spec.alpha,
-            _ => 1.0,
-        };
-        if let Some((tail, slots)) = write.from_tail {
-            for slot in slots {
-                let from = stream.tile_at(tail);
-                from.layout.get(tile(from.page.as_bytes(), from.layout, from.offset), slot, &mut value);
-                put(stream, write.place, slot, alpha, &mut value);
-            }
-        }
-        for (i, slot) in write.from_rows.enumerate() {
-            prepare_row(rotation.as_ref(), row(write.first_row + i), &mut value);
-            put(stream, write.place, slot, alpha, &mut value);
-        }
-    }
-    stream.commit(plan);
-}
-
-fn put(stream: &mut Stream<CpuPage>, place: Place, slot: usize, alpha: f32, value: &mut [f32]) {
-    value.iter_mut().for_each(|v| *v *= alpha);
-    let (layout, page, offset) = stream.tile_mut(place);
-    layout.put(&mut page.as_mut_bytes()[offset..][..layout.bytes()], slot, value);
-}
-
-fn tile(page: &[u8], layout: TileLayout, offset: usize) -> &[u8] {
-    &page[offset..][..layout.bytes()]
 }
 
 fn is_coded(dtype: DType) -> bool {

@@ -5,6 +5,8 @@
 
 use std::arch::x86_64::*;
 
+use kvant_codec::finite::F16_MAX;
+
 use super::{Lanes, Op};
 use crate::Avx2;
 
@@ -202,6 +204,16 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn load_f32(self, x: &[u8; 64]) -> [__m256; 2] {
         intrinsic!([_mm256_loadu_ps(x.as_ptr().cast()), _mm256_loadu_ps(x.as_ptr().add(32).cast())])
+    }
+
+    #[inline(always)]
+    fn to_f16(self, a: [__m256; 2]) -> [[u8; 2]; 16] {
+        let halves = halves!(|a| {
+            let (most, least) = (_mm256_set1_ps(F16_MAX), _mm256_set1_ps(-F16_MAX));
+            let a = _mm256_max_ps(_mm256_min_ps(a, most), least);
+            _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(a)
+        });
+        intrinsic!(std::mem::transmute(halves))
     }
 
     #[inline(always)]

@@ -2,6 +2,8 @@
 
 use std::arch::x86_64::*;
 
+use kvant_codec::finite::F16_MAX;
+
 use super::{Lanes, Op};
 use crate::Avx512;
 
@@ -154,6 +156,15 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn load_f32(self, x: &[u8; 64]) -> __m512 {
         intrinsic!(_mm512_loadu_ps(x.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn to_f16(self, a: __m512) -> [[u8; 2]; 16] {
+        intrinsic!({
+            let (most, least) = (_mm512_set1_ps(F16_MAX), _mm512_set1_ps(-F16_MAX));
+            let a = _mm512_max_ps(_mm512_min_ps(a, most), least);
+            std::mem::transmute(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(a))
+        })
     }
 
     #[inline(always)]

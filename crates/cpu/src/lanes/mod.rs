@@ -77,6 +77,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn load_bf16(self, x: &[u8; 32]) -> Self::Floats;
     /// 16 little-endian f32.
     fn load_f32(self, x: &[u8; 64]) -> Self::Floats;
+    /// To 16 little-endian f16: ties to even; ±65,504 beyond the range.
+    fn to_f16(self, a: Self::Floats) -> [[u8; 2]; 16];
 
     /// Adds to each lane the products of its four codes with four signed bytes.
     fn dot(self, sum: Self::Ints, codes: Self::Ints, bytes: [i8; 4]) -> Self::Ints;

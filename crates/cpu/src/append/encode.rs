@@ -1,0 +1,201 @@
+//! Coding a whole tile: the codes of 16 rows are found by comparing, then laid into planes group by group.
+//!
+//! Every value gets the code the codec gives it: scales are found from the same sums in f64 (in another order, which
+//! their rounding to f16 hides but for one in many millions), codes by the same f32 comparisons.
+
+use half::f16;
+use kvant_codec::finite::{F16_MAX, clamp, to_f16};
+use kvant_codec::tile::{GROUP, SCALE_BYTES, Side, TILE, TileLayout};
+use kvant_codec::{Codebook, DType};
+
+use super::slices::{Rows, SLICE};
+use crate::lanes::{Lanes, Op};
+
+/// Codes up to 128 dims of all 16 slots of a tile, in the layout of `layout`, but for its width.
+pub(super) struct Encode<'a> {
+    pub(super) layout: TileLayout,
+    pub(super) rows: &'a Rows,
+    /// Whole blocks.
+    pub(super) out: &'a mut [u8],
+}
+
+impl Op for Encode<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) {
+        match self.layout.dtype() {
+            DType::Turbo2 => self.blocks::<Turbo2, 128>(),
+            DType::Turbo3 => self.blocks::<Turbo3, 128>(),
+            DType::Turbo4 => self.blocks::<Turbo4, 128>(),
+            DType::Q8_0 => self.blocks::<Q8_0, 32>(),
+            DType::Q4_0 => self.blocks::<Q4_0, 32>(),
+            dtype => unreachable!("{dtype} is not coded"),
+        }
+    }
+}
+
+/// A coded format with blocks of `N` dims.
+trait Format<const N: usize> {
+    /// Finds the codes and the scale of a block of one row.
+    fn code(x: &[f32; N], codes: &mut [u8; N]) -> f16;
+
+    /// Lays the codes of group `g` into the planes of the block.
+    fn pack(codes: &[u8; GROUP], g: usize, planes: &mut [u8]);
+}
+
+/// Implements [`Format`] by two functions.
+macro_rules! format {
+    ($name:ident, $n:literal, $code:expr, $pack:path) => {
+        struct $name;
+
+        impl Format<$n> for $name {
+            #[inline(always)]
+            fn code(x: &[f32; $n], codes: &mut [u8; $n]) -> f16 {
+                $code(x, codes)
+            }
+
+            #[inline(always)]
+            fn pack(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
+                $pack(codes, g, planes);
+            }
+        }
+    };
+}
+
+format!(Turbo2, 128, |x, codes| turbo(&Codebook::GAUSS2, x, codes), plane_2);
+format!(Turbo3, 128, |x, codes| turbo(&Codebook::GAUSS3, x, codes), planes_3);
+format!(Turbo4, 128, |x, codes| turbo(&Codebook::GAUSS4, x, codes), plane_4);
+format!(Q8_0, 32, q8_0, plane_8);
+format!(Q4_0, 32, q4_0, plane_4);
+
+impl Encode<'_> {
+    #[inline(always)]
+    fn blocks<F: Format<N>, const N: usize>(self) {
+        let mut codes = [[0; N]; TILE];
+        for (b, block) in self.out.chunks_exact_mut(self.layout.block_bytes()).enumerate() {
+            let (scales, planes) = block.split_at_mut(SCALE_BYTES);
+            let (scales, _) = scales.as_chunks_mut();
+            for t in 0..TILE {
+                scales[t] = F::code(&self.rows[t].as_chunks().0[b], &mut codes[t]).to_le_bytes();
+            }
+            for g in 0..N / 4 {
+                F::pack(&group(self.layout.side(), &codes, g), g, planes);
+            }
+        }
+    }
+}
+
+/// The codes of group `g`, as `kvant_codec::tile` orders them.
+#[inline(always)]
+fn group<const N: usize>(side: Side, codes: &[[u8; N]; TILE], g: usize) -> [u8; GROUP] {
+    let mut out = [0; GROUP];
+    match side {
+        Side::K => {
+            for (out, codes) in out.as_chunks_mut::<4>().0.iter_mut().zip(codes) {
+                *out = codes.as_chunks().0[g];
+            }
+        }
+        Side::V => {
+            let tokens: [&[u8; 16]; 4] =
+                std::array::from_fn(|i| &codes[4 * (g % 4) + i].as_chunks().0[g / 4]);
+            for (d, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                *out = [tokens[0][d], tokens[1][d], tokens[2][d], tokens[3][d]];
+            }
+        }
+    }
+    out
+}
+
+#[inline(always)]
+fn plane_8(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
+    planes.as_chunks_mut().0[g] = *codes;
+}
+
+#[inline(always)]
+fn plane_4(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
+    let plane: &mut [u8; 32] = &mut planes.as_chunks_mut().0[g];
+    for (j, byte) in plane.iter_mut().enumerate() {
+        *byte = codes[j] | codes[32 + j] << 4;
+    }
+}
+
+#[inline(always)]
+fn plane_2(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
+    let plane: &mut [u8; 16] = &mut planes.as_chunks_mut().0[g];
+    for (j, byte) in plane.iter_mut().enumerate() {
+        *byte = codes[j] | codes[16 + j] << 2 | codes[32 + j] << 4 | codes[48 + j] << 6;
+    }
+}
+
+#[inline(always)]
+fn planes_3(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
+    // The low planes of the 32 groups come first.
+    let (low, high) = planes.split_at_mut(32 * 16);
+    plane_2(&codes.map(|code| code & 3), g, low);
+    let high: &mut [u8; 8] = &mut high.as_chunks_mut().0[g];
+    for (byte, codes) in high.iter_mut().zip(codes.as_chunks().0) {
+        // Moves bit 2 of byte i of the word to bit i of its highest byte.
+        let third = u64::from_le_bytes(*codes) >> 2 & 0x0101_0101_0101_0101;
+        *byte = (third.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
+    }
+}
+
+/// See `kvant_codec::turbo::encode_rotated`.
+#[inline(always)]
+fn turbo(book: &Codebook, y: &[f32; SLICE], codes: &mut [u8; SLICE]) -> f16 {
+    let y = y.map(|v| clamp(v, F16_MAX));
+    let norm = sum(y.map(|v| f64::from(v) * f64::from(v))).sqrt();
+    if norm < 1e-10 {
+        codes.fill(book.nearest(0.0));
+        return f16::ZERO;
+    }
+    let to_unit_variance = ((SLICE as f64).sqrt() / norm) as f32;
+    for (codes, y) in codes.as_chunks_mut::<16>().0.iter_mut().zip(y.as_chunks::<16>().0) {
+        let z = y.map(|v| v * to_unit_variance);
+        let mut counts = [0i32; 16];
+        for &mid in book.mids() {
+            for (count, z) in counts.iter_mut().zip(z) {
+                *count += i32::from(z >= mid);
+            }
+        }
+        *codes = counts.map(|count| count as u8);
+    }
+    let coded_norm = sum(codes.map(|code| f64::from(book.centroids()[usize::from(code)]).powi(2))).sqrt();
+    to_f16((norm / coded_norm) as f32)
+}
+
+/// The sum, in eight interleaved parts.
+#[inline(always)]
+fn sum(x: [f64; SLICE]) -> f64 {
+    let mut parts = [0.0; 8];
+    for x in x.as_chunks::<8>().0 {
+        parts.iter_mut().zip(x).for_each(|(part, x)| *part += x);
+    }
+    parts.iter().sum()
+}
+
+/// See `kvant_codec::block32::encode_q8_0`.
+#[inline(always)]
+fn q8_0(x: &[f32; 32], codes: &mut [u8; 32]) -> f16 {
+    let x = x.map(|v| clamp(v, F16_MAX));
+    let d = x.iter().fold(0.0f32, |most, v| most.max(v.abs())) / 127.0;
+    let per_unit = inverse(d);
+    *codes = x.map(|v| ((v * per_unit).round() as i32 + 128) as u8);
+    to_f16(d)
+}
+
+/// See `kvant_codec::block32::encode_centred`, of q4_0.
+#[inline(always)]
+fn q4_0(x: &[f32; 32], codes: &mut [u8; 32]) -> f16 {
+    let x = x.map(|v| clamp(v, F16_MAX));
+    let d = x.iter().fold(0.0f32, |best, &v| if v.abs() > best.abs() { v } else { best }) / -8.0;
+    let per_unit = inverse(d);
+    *codes = x.map(|v| ((v * per_unit + 8.0 + 0.5) as u8).min(15));
+    to_f16(d)
+}
+
+#[inline(always)]
+fn inverse(d: f32) -> f32 {
+    if to_f16(d) == f16::ZERO { 0.0 } else { 1.0 / d }
+}
