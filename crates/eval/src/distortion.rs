@@ -1,7 +1,8 @@
 //! What the cache's formats lose, beside what theory allows: on synthetic vectors, and on the keys and values of a model.
 //!
-//! For vectors coded at b bits per value (TurboQuant, [arXiv 2504.19874](https://arxiv.org/abs/2504.19874)), the relative
-//! squared error of *any* code is at least 4^-b, and that of a rotated Lloyd-Max code at most (√3 π / 2) 4^-b.
+//! TurboQuant ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)) gives two bounds on the relative squared error of unit
+//! vectors coded at b bits per value: 4^-b for *any* code, from below, and (√3 π / 2) 4^-b for a rotated Lloyd-Max code, from
+//! above. Its norms are exact and free; the turbo formats pay [`SCALE_BITS`] for theirs.
 
 use kvant::{DType, KvOptions, Model, Policies};
 use kvant_codec::distortion::{Source, measure};
@@ -31,12 +32,15 @@ pub struct Distortion {
     pub ip_error: f64,
 }
 
+/// Bits per value that the turbo formats spend on norms: an f16 for 128 values.
+pub const SCALE_BITS: f64 = 16.0 / 128.0;
+
 /// No code of `bits` bits per value loses less on vectors without a preferred direction.
 pub fn lower_bound(bits: f64) -> f64 {
     4f64.powf(-bits)
 }
 
-/// A rotated Lloyd-Max code of `bits` bits per value loses no more.
+/// A rotated Lloyd-Max code of `bits` bits per value, norms not counted, loses no more.
 pub fn upper_bound(bits: f64) -> f64 {
     3f64.sqrt() * std::f64::consts::FRAC_PI_2 * lower_bound(bits)
 }

@@ -2,7 +2,7 @@
 
 use super::plot::{Plot, Scale};
 use super::{KldReport, KldRow};
-use crate::distortion::{Distortion, lower_bound, upper_bound};
+use crate::distortion::{Distortion, SCALE_BITS, lower_bound, upper_bound};
 
 /// Configurations with a colour of their own, the same in every plot; others share the remaining ones.
 const OWN_COLOUR: [&str; 6] = ["q8_0", "q4_0", "turbo4", "turbo3", "turbo2", "f16"];
@@ -108,7 +108,7 @@ pub(super) fn distortion(rows: &[Distortion]) -> String {
         let bits = (0..=200).map(|i| 1.0 + (most_bits.ceil() - 1.0) * f64::from(i) / 200.0);
         bits.map(|bits| (bits, bound(bits))).filter(|&(_, mse)| mse >= 10f64.powf(floor)).collect()
     };
-    let (lower, upper) = (curve(lower_bound), curve(upper_bound));
+    let (lower, upper) = (curve(lower_bound), curve(|bits| upper_bound(bits - SCALE_BITS)));
     plot.band("band", &lower, &upper);
     plot.curve("bound", &lower);
     plot.curve("bound", &upper);

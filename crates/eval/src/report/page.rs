@@ -172,7 +172,7 @@ fn bits(kv: &KvConfig) -> String {
 }
 
 fn distortion_card(out: &mut String, report: &DistortionReport) {
-    let caption = "Error of unit vectors, with each layer's keys and values and other laws as faint dots. Dashed: no code can lie below, a rotated Lloyd-Max code not above.";
+    let caption = "Error of unit vectors, with each layer's keys and values and other laws as faint dots. Dashed: no code can lie below; a rotated Lloyd-Max code with a 16-bit norm for 128 values not above.";
     card(out, false, "Distortion against bits", caption, &charts::distortion(&report.rows));
 }
 
