@@ -181,3 +181,25 @@ fn each_layer_alone_costs_less_than_all_together() {
     assert_eq!(layers.len(), model.config().n_layers);
     assert!(layers.iter().all(|l| 0.0 < l.k && l.k < all && 0.0 < l.v && l.v < all), "{layers:?} {all}");
 }
+
+#[test]
+fn logits_that_are_not_numbers_are_refused_with_their_place() {
+    let good = model();
+    let norm = good.gguf().tensor("output_norm.weight").unwrap().bytes.to_vec();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/model/pocket-q8_0.gguf");
+    let mut bytes = std::fs::read(source).unwrap();
+    let at = bytes.windows(norm.len()).position(|window| window == norm).unwrap();
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let path = file("nan.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    let model = Model::open(&path).unwrap();
+    let chunks = Chunks::new(&model, TEXT, 64, Some(1)).unwrap();
+    let refused = |error: EvalError| {
+        let sound = matches!(error, EvalError::NotFinite { chunk: 0, position: 32, value } if value.is_nan());
+        assert!(sound, "{error}");
+    };
+    refused(ppl(&model, &chunks, &PplOptions::default(), None, &mut |_| ()).unwrap_err());
+    let options = KldOptions { configs: vec![kv("turbo3", "turbo3", true)], step: None };
+    refused(kld(&model, &chunks, Base::F16, &options, None, &mut |_| ()).unwrap_err());
+    std::fs::remove_file(&path).unwrap();
+}
