@@ -7,7 +7,7 @@
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,14 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     region: Mutex<()>,
+    /// The next item of each thread's share, in [`Pool::for_each`].
+    next: Vec<Next>,
 }
+
+/// A counter on a cache line of its own (two, for processors that fetch lines in pairs).
+#[derive(Default)]
+#[repr(align(128))]
+struct Next(AtomicUsize);
 
 impl Pool {
     /// A pool of `n_threads` (at least 1), of which the caller of [`Pool::run`] is one.
@@ -70,7 +77,8 @@ impl Pool {
                     .expect("the system refused to start a thread")
             })
             .collect();
-        Self { shared, workers, region: Mutex::new(()) }
+        let next = (0..n_threads.max(1)).map(|_| Next::default()).collect();
+        Self { shared, workers, region: Mutex::new(()), next }
     }
 
     /// Threads that take part in a region.
@@ -82,11 +90,14 @@ impl Pool {
     ///
     /// A panic in `job` is passed on to the caller. `job` must not call into the same pool.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
-        let shared = &*self.shared;
         if self.workers.is_empty() {
             return job(0);
         }
-        let _region = self.region.lock().unwrap_or_else(PoisonError::into_inner);
+        self.run_region(&self.region.lock().unwrap_or_else(PoisonError::into_inner), job);
+    }
+
+    fn run_region(&self, _region: &MutexGuard<'_, ()>, job: &(dyn Fn(usize) + Sync)) {
+        let shared = &*self.shared;
         // SAFETY: only the lifetime changes. No worker follows the pointer after `pending` has returned to 0, and
         // this function does not return, nor unwind, before that.
         let job_static: *const Job<'static> = unsafe { std::mem::transmute(std::ptr::from_ref(job)) };
@@ -107,19 +118,28 @@ impl Pool {
         assert!(!theirs, "a worker thread panicked");
     }
 
-    /// Runs `job(item)` for every item of `0 .. n`; threads take the next item as they become free.
+    /// Runs `job(item)` for every item of `0 .. n`. Each thread works through its own share, in order, so that what it
+    /// reads is one stream; a thread that has finished takes items from the shares of slower ones.
     pub fn for_each(&self, n: usize, job: &(dyn Fn(usize) + Sync)) {
-        if n <= 1 {
+        let n_threads = self.n_threads();
+        if n <= 1 || n_threads == 1 {
             return (0..n).for_each(job);
         }
-        let next = AtomicUsize::new(0);
-        self.run(&|_| {
-            loop {
-                let item = next.fetch_add(1, Ordering::Relaxed);
-                if item >= n {
-                    break;
+        let region = self.region.lock().unwrap_or_else(PoisonError::into_inner);
+        let share = |thread: usize| thread * n / n_threads..(thread + 1) * n / n_threads;
+        for (thread, next) in self.next.iter().enumerate() {
+            next.0.store(share(thread).start, Ordering::Relaxed);
+        }
+        self.run_region(&region, &|thread| {
+            for owner in (thread..n_threads).chain(0..thread) {
+                let end = share(owner).end;
+                loop {
+                    let item = self.next[owner].0.fetch_add(1, Ordering::Relaxed);
+                    if item >= end {
+                        break;
+                    }
+                    job(item);
                 }
-                job(item);
             }
         });
     }
