@@ -33,6 +33,14 @@ pub enum BackendError {
         /// What it was for.
         what: &'static str,
     },
+    /// The device, its driver or its compiler failed.
+    #[error("{device}: {problem}")]
+    Failed {
+        /// The device.
+        device: &'static str,
+        /// What it says, in one line.
+        problem: String,
+    },
     /// A setting of the device (an environment variable, a thread count) cannot be honoured.
     #[error("{name}={got}: {expected}")]
     Setting {

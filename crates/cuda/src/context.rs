@@ -1,0 +1,113 @@
+//! What every op needs: the device, its compiled kernels and its memory.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytemuck::NoUninit;
+
+use crate::memory::{Arena, Block};
+use crate::module::Compiler;
+use crate::{CudaError, Define, Gpu, KernelId, Launch, ModuleId, Source};
+
+/// A device, its compiled kernels and its memory.
+pub struct Context {
+    gpu: Arc<dyn Gpu>,
+    compiler: Compiler,
+    loaded: Mutex<Loaded>,
+    arena: Arc<Arena>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    modules: Vec<(ModuleKey, ModuleId)>,
+    kernels: Vec<(usize, &'static str, KernelId)>,
+}
+
+/// A source and the macros it was compiled with.
+#[derive(PartialEq, Eq)]
+struct ModuleKey {
+    source: &'static str,
+    defines: Vec<Define>,
+}
+
+impl ModuleKey {
+    fn is(&self, source: &Source, defines: &[Define]) -> bool {
+        self.source == source.name && self.defines == defines
+    }
+}
+
+impl Context {
+    /// A context on `gpu`. Nothing is compiled yet.
+    ///
+    /// # Errors
+    /// [`CudaError::NoNvrtc`].
+    pub fn new(gpu: Arc<dyn Gpu>) -> Result<Self, CudaError> {
+        let compiler = Compiler::find()?;
+        let arena = Arena::new(Arc::clone(&gpu));
+        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena })
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &dyn Gpu {
+        &*self.gpu
+    }
+
+    /// Where memory comes from.
+    pub(crate) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    /// Uninitialised memory for the time being: at least `bytes`, aligned to 128 bytes. When it is dropped, later work
+    /// may use it again; work that is queued already is not disturbed, as all of it runs in order.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`].
+    pub fn scratch(&self, bytes: usize) -> Result<Block, CudaError> {
+        // Few sizes, so that the next request finds the memory of the last one.
+        self.arena.take(bytes.next_power_of_two())
+    }
+
+    /// The kernel `name` of `source`, compiled at the first call.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`]; never another kernel in its place.
+    pub fn kernel(&self, source: &Source, name: &'static str) -> Result<KernelId, CudaError> {
+        self.kernel_with(source, &[], name)
+    }
+
+    /// The kernel `name` of `source` compiled with macros.
+    ///
+    /// # Errors
+    /// As [`Context::kernel`].
+    pub fn kernel_with(
+        &self,
+        source: &Source,
+        defines: &[Define],
+        name: &'static str,
+    ) -> Result<KernelId, CudaError> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match loaded.modules.iter().position(|(key, _)| key.is(source, defines)) {
+            Some(index) => index,
+            None => {
+                let ptx = self.compiler.ptx(source, defines, self.gpu.properties().arch)?;
+                let key = ModuleKey { source: source.name, defines: defines.to_vec() };
+                loaded.modules.push((key, self.gpu.load(&ptx)?));
+                loaded.modules.len() - 1
+            }
+        };
+        let known = loaded.kernels.iter().find(|(index, known, _)| *index == module && *known == name);
+        if let Some(&(_, _, kernel)) = known {
+            return Ok(kernel);
+        }
+        let kernel = self.gpu.kernel(loaded.modules[module].1, name)?;
+        loaded.kernels.push((module, name, kernel));
+        Ok(kernel)
+    }
+
+    /// Queues a kernel; `params` is its one parameter.
+    ///
+    /// # Errors
+    /// When the device refuses the launch.
+    pub fn launch<P: NoUninit>(&self, kernel: KernelId, launch: Launch, params: &P) -> Result<(), CudaError> {
+        self.gpu.launch(kernel, launch, bytemuck::bytes_of(params))
+    }
+}

@@ -1,0 +1,25 @@
+//! The NVIDIA device: kernels in CUDA C++ beside the Rust that launches them, compiled at first use.
+//!
+//! Nothing of CUDA is needed to build this crate or to start a program that contains it: the driver and the compiler
+//! (NVRTC) are looked for when a device is opened, and what is missing is named in the error.
+//!
+//! Each op is a folder with its `.cu` and the Rust that checks shapes and launches it. A kernel takes one parameter, a
+//! struct whose fields are those of a `#[repr(C)]` struct beside the launch. Ops reach the device through [`Gpu`], which
+//! the driver implements and, in tests, an interpreter of the compiled PTX: what is tested is the code that runs.
+#![allow(dead_code, reason = "until the device calls the ops")]
+
+mod builds;
+mod context;
+mod driver;
+mod error;
+mod gpu;
+mod memory;
+mod module;
+mod norm;
+mod nvrtc;
+
+pub use context::Context;
+pub use error::{CudaError, CudaVersion};
+pub use gpu::{DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
+pub use memory::{CudaBuffer, CudaPage};
+pub use module::{Define, Header, Source};

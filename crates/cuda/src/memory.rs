@@ -1,0 +1,237 @@
+//! Device memory: an arena for the many small pages of a cache, and what is made of it.
+//!
+//! A page of the cache is a few KB and a long context has hundreds of thousands, while the driver takes microseconds
+//! for an allocation and rounds it up to 2 MB. So blocks up to 1 MiB come from *slabs* of equal slots; larger ones from
+//! the driver. A slab without a block in use goes back to the driver, but for one per size.
+//!
+//! All work on a device runs in order, so a block can be handed out again while kernels that use it are still queued.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvant_backend::Page;
+
+use crate::{CudaError, DevicePtr, Gpu};
+
+/// Blocks are multiples of this, and aligned to it: a memory transaction.
+const UNIT: usize = 128;
+/// Blocks larger than this come from the driver one by one.
+const MAX_SLOT: usize = 1 << 20;
+/// Size of a slab, the driver's own unit.
+const SLAB_BYTES: usize = 2 << 20;
+
+/// Where the memory of a device comes from.
+pub(crate) struct Arena {
+    gpu: Arc<dyn Gpu>,
+    classes: Mutex<HashMap<usize, Class>>,
+}
+
+/// The slabs of one slot size, by address.
+#[derive(Default)]
+struct Class {
+    slabs: BTreeMap<DevicePtr, Slab>,
+    /// Slabs that have a free slot.
+    open: Vec<DevicePtr>,
+}
+
+/// Equal slots in a row.
+struct Slab {
+    /// Slots that were handed out once and came back.
+    free: Vec<u32>,
+    /// Slots from here on were never handed out, and are zero.
+    fresh: u32,
+    used: u32,
+}
+
+impl Arena {
+    pub fn new(gpu: Arc<dyn Gpu>) -> Arc<Self> {
+        Arc::new(Self { gpu, classes: Mutex::default() })
+    }
+
+    /// At least `bytes` of memory that may hold anything.
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
+        Ok(self.take_slot(bytes)?.0)
+    }
+
+    /// At least `bytes` of zeros.
+    pub fn take_zeroed(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
+        let (block, is_zero) = self.take_slot(bytes)?;
+        if !is_zero {
+            self.gpu.zero(block.ptr, block.bytes)?;
+        }
+        Ok(block)
+    }
+
+    /// A block, and whether it is known to be zero.
+    fn take_slot(self: &Arc<Self>, bytes: usize) -> Result<(Block, bool), CudaError> {
+        let bytes = bytes.max(1).next_multiple_of(UNIT);
+        let (ptr, is_zero) = if bytes > MAX_SLOT {
+            (self.gpu.alloc(bytes)?, false)
+        } else {
+            self.classes().entry(bytes).or_default().take(&*self.gpu, bytes)?
+        };
+        Ok((Block { arena: Arc::clone(self), ptr, bytes }, is_zero))
+    }
+
+    fn give_back(&self, ptr: DevicePtr, bytes: usize) {
+        if bytes > MAX_SLOT {
+            self.gpu.free(ptr);
+        } else {
+            self.classes().get_mut(&bytes).expect("the class of a block").give_back(&*self.gpu, ptr, bytes);
+        }
+    }
+
+    fn classes(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Class>> {
+        self.classes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // Every block holds the arena, so no slot is in use.
+        for class in self.classes().values() {
+            class.slabs.keys().for_each(|&base| self.gpu.free(base));
+        }
+    }
+}
+
+impl Class {
+    fn take(&mut self, gpu: &dyn Gpu, slot_bytes: usize) -> Result<(DevicePtr, bool), CudaError> {
+        let n_slots = n_slots(slot_bytes);
+        if self.open.is_empty() {
+            let base = gpu.alloc(n_slots as usize * slot_bytes)?;
+            gpu.zero(base, n_slots as usize * slot_bytes).inspect_err(|_| gpu.free(base))?;
+            self.slabs.insert(base, Slab { free: Vec::new(), fresh: 0, used: 0 });
+            self.open.push(base);
+        }
+        let base = *self.open.last().expect("a slab with a free slot");
+        let slab = self.slabs.get_mut(&base).expect("an open slab exists");
+        // Fresh slots first: they need no zeroing.
+        let is_fresh = slab.fresh < n_slots;
+        let slot = if is_fresh {
+            slab.fresh += 1;
+            slab.fresh - 1
+        } else {
+            slab.free.pop().expect("an open slab has a free slot")
+        };
+        slab.used += 1;
+        if slab.used == n_slots {
+            self.open.pop();
+        }
+        Ok((base + u64::from(slot) * slot_bytes as u64, is_fresh))
+    }
+
+    fn give_back(&mut self, gpu: &dyn Gpu, ptr: DevicePtr, slot_bytes: usize) {
+        let (&base, slab) = self.slabs.range_mut(..=ptr).next_back().expect("the slab of a block");
+        let was_full = slab.used == n_slots(slot_bytes);
+        let slot = (ptr - base) / slot_bytes as u64;
+        slab.free.push(u32::try_from(slot).expect("a slab has few slots"));
+        slab.used -= 1;
+        let is_empty = slab.used == 0;
+        if was_full {
+            self.open.push(base);
+        }
+        if is_empty && self.slabs.values().filter(|slab| slab.used == 0).count() > 1 {
+            self.slabs.remove(&base);
+            self.open.retain(|&open| open != base);
+            gpu.free(base);
+        }
+    }
+}
+
+/// Slots of a slab.
+fn n_slots(slot_bytes: usize) -> u32 {
+    u32::try_from(SLAB_BYTES / slot_bytes).expect("at most SLAB_BYTES / UNIT")
+}
+
+/// A piece of device memory, given back when dropped.
+pub struct Block {
+    arena: Arc<Arena>,
+    ptr: DevicePtr,
+    bytes: usize,
+}
+
+impl Block {
+    /// Where it starts.
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.arena.give_back(self.ptr, self.bytes);
+    }
+}
+
+impl std::fmt::Debug for Block {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Block({} bytes at {:#x})", self.bytes, self.ptr)
+    }
+}
+
+/// f32 values on the device.
+#[derive(Debug)]
+pub struct CudaBuffer {
+    block: Block,
+    len: usize,
+}
+
+impl CudaBuffer {
+    /// A buffer of `len` zeros.
+    pub(crate) fn zeroed(arena: &Arc<Arena>, len: usize) -> Result<Self, CudaError> {
+        Ok(Self { block: arena.take_zeroed(len.saturating_mul(size_of::<f32>()))?, len })
+    }
+
+    /// Where its first value is.
+    pub fn ptr(&self) -> DevicePtr {
+        self.block.ptr
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds no value.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// A page of the KV cache on the device.
+#[derive(Debug)]
+pub struct CudaPage {
+    block: Block,
+}
+
+impl CudaPage {
+    /// A zeroed page. What it takes, and reports, is rounded up to whole memory transactions.
+    pub(crate) fn zeroed(arena: &Arc<Arena>, n_bytes: usize) -> Result<Self, CudaError> {
+        Ok(Self { block: arena.take_zeroed(n_bytes)? })
+    }
+
+    /// Where it starts.
+    pub fn ptr(&self) -> DevicePtr {
+        self.block.ptr
+    }
+}
+
+impl Clone for CudaPage {
+    /// # Panics
+    /// When the device has no memory left.
+    fn clone(&self) -> Self {
+        let arena = &self.block.arena;
+        let copied = arena.take(self.block.bytes).and_then(|block| {
+            arena.gpu.copy(block.ptr, self.block.ptr, block.bytes)?;
+            Ok(Self { block })
+        });
+        copied.expect("device memory for a copy of a shared page")
+    }
+}
+
+impl Page for CudaPage {
+    fn n_bytes(&self) -> usize {
+        self.block.bytes
+    }
+}

@@ -1,0 +1,229 @@
+//! From CUDA C++ to PTX, compiled once per source, options, architecture and compiler version.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::nvrtc::Nvrtc;
+use crate::{CudaError, CudaVersion};
+
+/// A file that sources can include, as `#include "name"`.
+#[derive(Debug, Clone, Copy)]
+pub struct Header {
+    /// What the `#include` says.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+/// A source file with kernels.
+#[derive(Debug, Clone, Copy)]
+pub struct Source {
+    /// Unique name, such as `norm.cu`.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+    /// What it may include.
+    pub headers: &'static [Header],
+    /// Compiler options besides the architecture, the language version and the definitions.
+    pub options: &'static [&'static str],
+}
+
+/// A macro and its value: how one source is compiled for several types.
+pub type Define = (&'static str, u32);
+
+/// A source with the macros of one variant: what is compiled at once.
+#[derive(Debug, Clone)]
+pub(crate) struct Build {
+    pub source: &'static Source,
+    pub defines: Vec<Define>,
+}
+
+/// Compiles sources, keeping what it has compiled in a folder.
+#[derive(Debug, Clone)]
+pub(crate) struct Compiler {
+    nvrtc: Nvrtc,
+    version: CudaVersion,
+    folder: Option<PathBuf>,
+}
+
+impl Compiler {
+    /// A compiler that keeps its results in the user's cache folder, where there is one.
+    ///
+    /// # Errors
+    /// [`CudaError::NoNvrtc`].
+    pub fn find() -> Result<Self, CudaError> {
+        Self::keeping_in(cache_folder())
+    }
+
+    /// A compiler that keeps its results in `folder`, or nowhere.
+    pub fn keeping_in(folder: Option<PathBuf>) -> Result<Self, CudaError> {
+        let nvrtc = Nvrtc::find()?;
+        Ok(Self { nvrtc, version: nvrtc.version()?, folder })
+    }
+
+    /// The version of NVRTC.
+    pub fn version(&self) -> CudaVersion {
+        self.version
+    }
+
+    /// The PTX of `source` for compute capability `arch / 10`.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`]. A cache that cannot be read or written is no error: the source is compiled then.
+    pub fn ptx(&self, source: &Source, defines: &[Define], arch: u32) -> Result<String, CudaError> {
+        let options = options(source, defines, arch);
+        let key = self.key(source, &options);
+        let kept = self.folder.as_deref().map(|folder| Kept::new(folder, source, &key));
+        if let Some(ptx) = kept.as_ref().and_then(Kept::read) {
+            return Ok(ptx);
+        }
+        let ptx = self.nvrtc.compile(source.name, source.text, source.headers, &options)?;
+        if let Some(kept) = kept {
+            // Without the file the next start compiles again, nothing else.
+            let _ = kept.write(source, &ptx);
+        }
+        Ok(ptx)
+    }
+
+    /// A number over everything the PTX depends on.
+    fn key(&self, source: &Source, options: &[String]) -> String {
+        let mut hash = Xxh3::new();
+        let mut part = |text: &str| {
+            hash.update(&(text.len() as u64).to_le_bytes());
+            hash.update(text.as_bytes());
+        };
+        part(&self.version.to_string());
+        part(source.text);
+        source.headers.iter().flat_map(|header| [header.name, header.text]).for_each(&mut part);
+        options.iter().for_each(|option| part(option));
+        format!("{:032x}", hash.digest128())
+    }
+}
+
+fn options(source: &Source, defines: &[Define], arch: u32) -> Vec<String> {
+    let fixed = [format!("--gpu-architecture=compute_{arch}"), "--std=c++17".to_owned()];
+    let defines = defines.iter().map(|(name, value)| format!("--define-macro={name}={value}"));
+    fixed.into_iter().chain(source.options.iter().map(|&option| option.to_owned())).chain(defines).collect()
+}
+
+/// The files of one compilation: the PTX, and the source it came from beside it, for whoever debugs it.
+struct Kept {
+    ptx: PathBuf,
+    source: PathBuf,
+}
+
+impl Kept {
+    fn new(folder: &Path, source: &Source, key: &str) -> Self {
+        let stem = format!("{}-{key}", source.name.trim_end_matches(".cu").replace('/', "-"));
+        Self { ptx: folder.join(format!("{stem}.ptx")), source: folder.join(format!("{stem}.cu")) }
+    }
+
+    /// The PTX, if it is there and whole: it starts with the compiler's comment and ends with a closing brace.
+    fn read(&self) -> Option<String> {
+        let ptx = fs::read_to_string(&self.ptx).ok()?;
+        (ptx.contains(".version") && ptx.trim_end().ends_with('}')).then_some(ptx)
+    }
+
+    fn write(&self, source: &Source, ptx: &str) -> io::Result<()> {
+        write_whole(&self.source, source.text)?;
+        write_whole(&self.ptx, ptx)
+    }
+}
+
+/// Writes a file beside `path` and renames it, so that readers see all of it or none.
+fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let unfinished =
+        path.with_extension(format!("{}.{:?}.tmp", std::process::id(), std::thread::current().id()));
+    let written = fs::File::create(&unfinished).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    let renamed = written.and_then(|()| fs::rename(&unfinished, path));
+    if renamed.is_err() {
+        let _ = fs::remove_file(&unfinished);
+    }
+    renamed
+}
+
+/// Where the user's programs keep what can be made again.
+fn cache_folder() -> Option<PathBuf> {
+    let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || folder("HOME").map(|home| home.join(".cache"));
+    let base = folder("XDG_CACHE_HOME").or_else(|| folder("LOCALAPPDATA")).or_else(home)?;
+    Some(base.join("kvant").join("cuda"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: Header = Header { name: "two.cuh", text: "#define TWO 2\n" };
+    const SOURCE: Source = Source {
+        name: "test.cu",
+        text: "#include \"two.cuh\"\nextern \"C\" __global__ void f(int* p) { *p = TWO * N; }\n",
+        headers: &[HEADER],
+        options: &[],
+    };
+
+    /// A compiler with an empty cache folder of its own, or `None` and a line that says so.
+    fn compiler(name: &str) -> Option<Compiler> {
+        let folder = std::env::temp_dir().join(format!("kvant-cuda-{name}-{}", std::process::id()));
+        match Compiler::keeping_in(Some(folder)) {
+            Ok(compiler) => Some(compiler),
+            Err(error) => {
+                eprintln!("skipped: {error}");
+                None
+            }
+        }
+    }
+
+    fn files(compiler: &Compiler) -> usize {
+        fs::read_dir(compiler.folder.as_ref().unwrap()).map_or(0, Iterator::count)
+    }
+
+    #[test]
+    fn a_source_is_compiled_once_for_each_set_of_macros_and_architecture() {
+        let Some(compiler) = compiler("once") else { return };
+        let first = compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap();
+        assert!(first.contains(".target sm_80") && first.contains(".entry f("), "{first}");
+        assert_eq!(files(&compiler), 2, "the PTX and its source");
+        let kept =
+            fs::read_dir(compiler.folder.as_ref().unwrap()).unwrap().map(|entry| entry.unwrap().path());
+        let kept = kept.into_iter().find(|path| path.extension().unwrap() == "ptx").unwrap();
+        fs::write(&kept, format!("// kept\n{first}")).unwrap();
+        assert!(compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap().starts_with("// kept"));
+        fs::write(&kept, &first[..first.len() / 2]).unwrap();
+        assert_eq!(compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap(), first, "half a file does not count");
+        assert_ne!(compiler.ptx(&SOURCE, &[("N", 5)], 80).unwrap(), first);
+        assert_ne!(compiler.ptx(&SOURCE, &[("N", 3)], 90).unwrap(), first);
+        assert_eq!(files(&compiler), 6);
+        fs::remove_dir_all(compiler.folder.unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_source_that_does_not_compile_is_an_error_with_the_compilers_words() {
+        let Some(compiler) = compiler("errors") else { return };
+        let error = compiler.ptx(&SOURCE, &[], 90).unwrap_err();
+        let CudaError::Compile { kernel, log } = &error else { panic!("{error}") };
+        assert!(kernel == "test.cu" && log.contains("\"N\" is undefined"), "{error}");
+        assert_eq!(files(&compiler), 0);
+    }
+
+    #[test]
+    fn every_kernel_compiles_for_every_architecture() {
+        let Some(compiler) = compiler("every") else { return };
+        for build in crate::builds::builds() {
+            for arch in [80, 89, 90] {
+                if let Err(error) = compiler.ptx(build.source, &build.defines, arch) {
+                    panic!("{} {:?} for sm_{arch}: {error}", build.source.name, build.defines);
+                }
+            }
+        }
+        fs::remove_dir_all(compiler.folder.unwrap()).unwrap();
+    }
+}

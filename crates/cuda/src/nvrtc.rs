@@ -1,0 +1,115 @@
+//! Calls into NVRTC, NVIDIA's compiler as a library (<https://docs.nvidia.com/cuda/nvrtc/>).
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::ptr;
+
+use cudarc::nvrtc::result::{self, NvrtcError};
+use cudarc::nvrtc::sys;
+
+use crate::{CudaError, CudaVersion, Header};
+
+/// Proof that NVRTC is loaded.
+#[derive(Debug, Clone, Copy)]
+pub struct Nvrtc(());
+
+impl Nvrtc {
+    /// Looks for the library.
+    ///
+    /// # Errors
+    /// [`CudaError::NoNvrtc`] when there is none.
+    pub fn find() -> Result<Self, CudaError> {
+        // SAFETY: opening a library runs its initialisers; NVRTC's have no precondition.
+        let is_present = unsafe { sys::is_culib_present() };
+        if is_present { Ok(Self(())) } else { Err(CudaError::NoNvrtc) }
+    }
+
+    /// The library's version.
+    pub fn version(self) -> Result<CudaVersion, CudaError> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: `self` proves that the library is there; both pointers are to live integers.
+        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
+            .result()
+            .map_err(|e| failed("nvrtcVersion", e))?;
+        Ok(CudaVersion { major: major.unsigned_abs(), minor: minor.unsigned_abs() })
+    }
+
+    /// Compiles CUDA C++ to PTX.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`] with the compiler's log.
+    pub fn compile(
+        self,
+        name: &str,
+        text: &str,
+        headers: &[Header],
+        options: &[String],
+    ) -> Result<String, CudaError> {
+        let program = Program::new(name, text, headers)?;
+        // SAFETY: `program` is live until the end of this function.
+        if let Err(error) = unsafe { result::compile_program(program.0, options) } {
+            let log = program.log().unwrap_or_else(|_| error.to_string());
+            return Err(CudaError::Compile { kernel: name.to_owned(), log });
+        }
+        program.ptx()
+    }
+}
+
+/// A program of NVRTC, destroyed when dropped.
+struct Program(sys::nvrtcProgram);
+
+impl Program {
+    fn new(name: &str, text: &str, headers: &[Header]) -> Result<Self, CudaError> {
+        let (name, text) = (c_string(name), c_string(text));
+        let texts: Vec<CString> = headers.iter().map(|header| c_string(header.text)).collect();
+        let names: Vec<CString> = headers.iter().map(|header| c_string(header.name)).collect();
+        let texts: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
+        let names: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+        let count = c_int::try_from(headers.len()).expect("a handful of headers");
+        let mut program = ptr::null_mut();
+        // SAFETY: the library is there (every caller holds `Nvrtc`); the strings end in NUL and outlive the call, which
+        // copies them; `count` is the length of both arrays.
+        let status = unsafe {
+            sys::nvrtcCreateProgram(
+                &mut program,
+                text.as_ptr(),
+                name.as_ptr(),
+                count,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        status.result().map_err(|e| failed("nvrtcCreateProgram", e))?;
+        Ok(Self(program))
+    }
+
+    fn ptx(&self) -> Result<String, CudaError> {
+        // SAFETY: the program is live until `self` is dropped.
+        unsafe { result::get_ptx(self.0) }.map(text_of).map_err(|e| failed("nvrtcGetPTX", e))
+    }
+
+    fn log(&self) -> Result<String, CudaError> {
+        // SAFETY: the program is live until `self` is dropped.
+        unsafe { result::get_program_log(self.0) }.map(text_of).map_err(|e| failed("nvrtcGetProgramLog", e))
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: made by `nvrtcCreateProgram`, destroyed once. A failure leaks a program, which harms nobody.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+/// The text before the first NUL.
+fn text_of(bytes: Vec<c_char>) -> String {
+    let bytes: Vec<u8> = bytes.into_iter().map(|byte| byte.cast_unsigned()).collect();
+    CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn c_string(text: &str) -> CString {
+    CString::new(text).expect("our sources have no NUL")
+}
+
+fn failed(call: &str, error: NvrtcError) -> CudaError {
+    CudaError::Call { call: call.to_owned(), problem: error.to_string() }
+}
