@@ -1,5 +1,7 @@
 //! The trait a device implements, and the operands of its ops.
 
+use std::fmt::Debug;
+
 use kvant_codec::DType;
 
 use crate::{AttendParams, BackendError, Heads, KvLayer, Norm, RopeParams, SharedBytes};
@@ -9,8 +11,25 @@ pub type Result<T> = std::result::Result<T, BackendError>;
 
 /// One allocation of cache memory on a device. `Clone` copies the bytes (copy on write of shared prefixes).
 pub trait Page: Clone + Send + Sync {
+    /// What the device keeps beside the main pages of a stream; `()` where it needs nothing.
+    type Table: PageTable<Self>;
+
     /// Size of the allocation in bytes.
     fn n_bytes(&self) -> usize;
+}
+
+/// A device's own index of the main pages of a stream, such as their addresses in its memory. The stream tells it of
+/// every change, so that a device need not look through all pages at each step. A clone belongs to the stream's clone.
+pub trait PageTable<P>: Clone + Default + Send + Sync + Debug {
+    /// Page `index`, at most one past the last, is `page` from now on. Called also when it is that already.
+    fn set(&mut self, index: usize, page: &P);
+    /// Only the first `len` pages are left.
+    fn truncate(&mut self, len: usize);
+}
+
+impl<P> PageTable<P> for () {
+    fn set(&mut self, _: usize, _: &P) {}
+    fn truncate(&mut self, _: usize) {}
 }
 
 /// What a device is, for summary lines and benchmark rows.

@@ -15,7 +15,7 @@ mod params;
 mod stream;
 
 pub use bytes::SharedBytes;
-pub use device::{Backend, DeviceInfo, Input, KernelChoice, Output, Page, Result, WeightSource};
+pub use device::{Backend, DeviceInfo, Input, KernelChoice, Output, Page, PageTable, Result, WeightSource};
 pub use error::BackendError;
 pub use params::{AttendParams, Heads, Norm, Pairing, RopeParams};
 pub use stream::{Append, KvLayer, Place, Stream, StreamSpec, TOKENS_PER_PAGE, TileRef, TileWrite, Writes};

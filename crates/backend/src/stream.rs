@@ -21,7 +21,7 @@ use std::sync::Arc;
 use kvant_codec::DType;
 use kvant_codec::tile::{Side, TILE, TileLayout, padded_dim};
 
-use crate::device::{Page, Result};
+use crate::device::{Page, PageTable, Result};
 
 /// Tokens in one main page. Pages of a shared prefix are shared; a page is copied when written.
 pub const TOKENS_PER_PAGE: usize = 128;
@@ -136,10 +136,12 @@ pub struct TileRef<'a, P> {
 
 /// The tile sequence of one (layer, KV head, K or V).
 #[derive(Debug, Clone)]
-pub struct Stream<P> {
+pub struct Stream<P: Page> {
     spec: StreamSpec,
     sink: Option<P>,
     pages: Vec<Arc<P>>,
+    /// The device's index of `pages`; told of every change of that list.
+    table: P::Table,
     tail: Option<P>,
     len: usize,
     main_end: usize,
@@ -147,14 +149,14 @@ pub struct Stream<P> {
 
 /// The streams of one layer.
 #[derive(Debug, Clone)]
-pub struct KvLayer<P> {
+pub struct KvLayer<P: Page> {
     /// Keys, `[n_kv_heads]`.
     pub k: Vec<Stream<P>>,
     /// Values, `[n_kv_heads]`.
     pub v: Vec<Stream<P>>,
 }
 
-impl<P> KvLayer<P> {
+impl<P: Page> KvLayer<P> {
     /// Tokens stored in this layer.
     pub fn len(&self) -> usize {
         self.k.first().map_or(0, |stream| stream.len)
@@ -175,7 +177,8 @@ impl<P: Page> Stream<P> {
         };
         let sink = f16_tiles(spec.sink_tiles)?;
         let tail = f16_tiles(spec.tail_tiles)?;
-        Ok(Self { spec, sink, pages: Vec::new(), tail, len: 0, main_end: spec.sink_tiles * TILE })
+        let (pages, table) = (Vec::new(), P::Table::default());
+        Ok(Self { spec, sink, pages, table, tail, len: 0, main_end: spec.sink_tiles * TILE })
     }
 
     /// A stream that holds `len` tokens, those before `main_end` in the main pages: the shape of one that was taken
@@ -228,7 +231,9 @@ impl<P: Page> Stream<P> {
         let plan = self.plan(n);
         let main_tokens = plan.new_main_end.saturating_sub(self.n_sink());
         while self.pages.len() < main_tokens.div_ceil(TOKENS_PER_PAGE) {
-            self.pages.push(Arc::new(alloc(self.spec.page_bytes())?));
+            let page = alloc(self.spec.page_bytes())?;
+            self.table.set(self.pages.len(), &page);
+            self.pages.push(Arc::new(page));
         }
         Ok(())
     }
@@ -246,7 +251,23 @@ impl<P: Page> Stream<P> {
     /// Forgets everything, keeping the memory of the f16 parts and releasing the pages.
     pub fn clear(&mut self) {
         self.pages.clear();
+        self.table.truncate(0);
         (self.len, self.main_end) = (0, self.n_sink());
+    }
+
+    /// The memory of the sink, where there is one.
+    pub fn sink(&self) -> Option<&P> {
+        self.sink.as_ref()
+    }
+
+    /// The memory of the tail, where there is one.
+    pub fn tail(&self) -> Option<&P> {
+        self.tail.as_ref()
+    }
+
+    /// The device's index of the main pages.
+    pub fn table(&self) -> &P::Table {
+        &self.table
     }
 
     /// Part and index of tile `index` (tokens `16 index ..`) as things stand.
@@ -301,7 +322,9 @@ impl<P: Page> Stream<P> {
                 (spec.f16_layout(), self.tail.as_mut().expect("tail tile without a tail"), tile)
             }
             Place::Main(tile) => {
-                let page = Arc::make_mut(&mut self.pages[tile / TILES_PER_PAGE]);
+                let index = tile / TILES_PER_PAGE;
+                let page = Arc::make_mut(&mut self.pages[index]);
+                self.table.set(index, page);
                 (spec.main_layout(), page, tile % TILES_PER_PAGE)
             }
         };
@@ -329,6 +352,7 @@ impl<P: Page> Stream<P> {
         let main_tokens = self.main_end - self.n_sink();
         let keep = (main_tokens + if moved.is_some() { TILE } else { 0 }).div_ceil(TOKENS_PER_PAGE);
         self.pages.truncate(keep);
+        self.table.truncate(keep);
         moved
     }
 

@@ -36,6 +36,8 @@ impl CpuPage {
 }
 
 impl Page for CpuPage {
+    type Table = ();
+
     fn n_bytes(&self) -> usize {
         self.n_bytes
     }

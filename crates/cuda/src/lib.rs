@@ -21,5 +21,5 @@ mod nvrtc;
 pub use context::Context;
 pub use error::{CudaError, CudaVersion};
 pub use gpu::{DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
-pub use memory::{CudaBuffer, CudaPage};
+pub use memory::{CudaBuffer, CudaPage, PageAddresses};
 pub use module::{Define, Header, Source};

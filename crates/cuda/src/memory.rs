@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kvant_backend::Page;
+use kvant_backend::{Page, PageTable};
 
-use crate::{CudaError, DevicePtr, Gpu};
+use crate::{Context, CudaError, DevicePtr, Gpu};
 
 /// Blocks are multiples of this, and aligned to it: a memory transaction.
 const UNIT: usize = 128;
@@ -19,6 +19,8 @@ const UNIT: usize = 128;
 const MAX_SLOT: usize = 1 << 20;
 /// Size of a slab, the driver's own unit.
 const SLAB_BYTES: usize = 2 << 20;
+/// Least room of a list of page addresses.
+const MIN_ADDRESSES: usize = 16;
 
 /// Where the memory of a device comes from.
 pub(crate) struct Arena {
@@ -230,7 +232,78 @@ impl Clone for CudaPage {
     }
 }
 
+/// The addresses of a stream's main pages, kept on the device for the kernels that walk them.
+#[derive(Debug, Default)]
+pub struct PageAddresses {
+    addresses: Vec<DevicePtr>,
+    on_device: Mutex<OnDevice>,
+}
+
+/// A copy on the device.
+#[derive(Debug, Default)]
+struct OnDevice {
+    block: Option<Block>,
+    /// The first `valid` addresses are there.
+    valid: usize,
+}
+
+impl PageAddresses {
+    /// Where the addresses lie on the device, `[pages]` of 8 bytes; writes those that have changed.
+    ///
+    /// # Errors
+    /// When memory runs out or the device cannot be written.
+    pub(crate) fn on_device(&self, cx: &Context) -> Result<DevicePtr, CudaError> {
+        let mut device = self.on_device.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = |len: usize| len * size_of::<DevicePtr>();
+        let len = self.addresses.len();
+        if device.block.as_ref().is_none_or(|block| block.bytes < bytes(len)) {
+            // Room to grow, so that this is rare.
+            let block = cx.arena().take(bytes(len.next_power_of_two().max(MIN_ADDRESSES)))?;
+            *device = OnDevice { block: Some(block), valid: 0 };
+        }
+        let ptr = device.block.as_ref().map_or(0, Block::ptr);
+        if device.valid < len {
+            let changed = bytemuck::cast_slice(&self.addresses[device.valid..]);
+            cx.gpu().write(ptr + bytes(device.valid) as u64, changed)?;
+            device.valid = len;
+        }
+        Ok(ptr)
+    }
+}
+
+impl Clone for PageAddresses {
+    fn clone(&self) -> Self {
+        Self { addresses: self.addresses.clone(), on_device: Mutex::default() }
+    }
+}
+
+impl PageTable<CudaPage> for PageAddresses {
+    fn set(&mut self, index: usize, page: &CudaPage) {
+        match self.addresses.get_mut(index) {
+            Some(address) if *address == page.ptr() => return,
+            Some(address) => *address = page.ptr(),
+            None => self.addresses.push(page.ptr()),
+        }
+        self.invalidate(index);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.addresses.truncate(len);
+        self.invalidate(len);
+    }
+}
+
+impl PageAddresses {
+    /// Addresses from `index` on are to be written again.
+    fn invalidate(&mut self, index: usize) {
+        let device = self.on_device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        device.valid = device.valid.min(index);
+    }
+}
+
 impl Page for CudaPage {
+    type Table = PageAddresses;
+
     fn n_bytes(&self) -> usize {
         self.block.bytes
     }

@@ -9,7 +9,7 @@ use crate::{KvError, KvShape, Plan};
 ///
 /// A clone shares the full pages of the common prefix; either side copies a page when it writes to it.
 #[derive(Debug, Clone)]
-pub struct Cache<P> {
+pub struct Cache<P: Page> {
     shape: KvShape,
     plan: Plan,
     layers: Vec<KvLayer<P>>,

@@ -1,13 +1,47 @@
 //! Carries out plans on a table of token numbers: after any history, each token must be found where the stream says.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 
-#[derive(Clone)]
-struct FakePage(usize);
+/// A size, and a number that no other page has.
+struct FakePage(usize, u64);
+
+impl FakePage {
+    fn new(bytes: usize) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(bytes, NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl Clone for FakePage {
+    fn clone(&self) -> Self {
+        Self::new(self.0)
+    }
+}
+
+/// The numbers of the pages.
+#[derive(Debug, Clone, Default)]
+struct FakeTable(Vec<u64>);
+
+impl PageTable<FakePage> for FakeTable {
+    fn set(&mut self, index: usize, page: &FakePage) {
+        assert!(index <= self.0.len());
+        match self.0.get_mut(index) {
+            Some(number) => *number = page.1,
+            None => self.0.push(page.1),
+        }
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.0.truncate(len);
+    }
+}
 
 impl Page for FakePage {
+    type Table = FakeTable;
+
     fn n_bytes(&self) -> usize {
         self.0
     }
@@ -20,7 +54,7 @@ fn key(place: Place, slot: usize) -> (String, usize) {
 }
 
 fn append(stream: &mut Stream<FakePage>, slots: &mut Slots, n: usize) {
-    stream.reserve(n, &mut |bytes| Ok(FakePage(bytes))).unwrap();
+    stream.reserve(n, &mut |bytes| Ok(FakePage::new(bytes))).unwrap();
     let plan = stream.plan(n);
     let start = stream.len();
     for write in plan.writes() {
@@ -49,7 +83,11 @@ fn assert_all_found(stream: &Stream<FakePage>, slots: &Slots, context: &str) {
         );
         let tile = stream.tile(token / TILE);
         assert!(tile.offset + tile.layout.bytes() <= tile.page.n_bytes(), "{context}");
+        if let Place::Main(index) = place {
+            assert_eq!(stream.table().0[index / TILES_PER_PAGE], tile.page.1, "{context}");
+        }
     }
+    assert_eq!(stream.table().0.len(), stream.pages.len(), "{context}");
 }
 
 fn specs() -> Vec<StreamSpec> {
@@ -69,7 +107,7 @@ fn every_token_is_found_after_any_sequence_of_appends() {
     for spec in specs() {
         for lens in [vec![1; 100], vec![15, 1, 1, 16, 17, 33], vec![300, 1, 1, 128, 5], vec![16, 16, 16, 16]]
         {
-            let mut stream = Stream::new(spec, &mut |bytes| Ok(FakePage(bytes))).unwrap();
+            let mut stream = Stream::new(spec, &mut |bytes| Ok(FakePage::new(bytes))).unwrap();
             let mut slots = Slots::new();
             for &n in &lens {
                 append(&mut stream, &mut slots, n);
@@ -84,7 +122,7 @@ fn every_token_is_found_after_any_sequence_of_appends() {
 fn every_token_is_found_after_a_cut_and_more_appends() {
     for spec in specs() {
         for cut in [0, 1, 15, 16, 17, 31, 32, 40, 100, 127, 128, 129, 150, 159, 160] {
-            let mut stream = Stream::new(spec, &mut |bytes| Ok(FakePage(bytes))).unwrap();
+            let mut stream = Stream::new(spec, &mut |bytes| Ok(FakePage::new(bytes))).unwrap();
             let mut slots = Slots::new();
             append(&mut stream, &mut slots, 160);
             if let Some((place, range)) = stream.truncate(cut) {
@@ -105,7 +143,7 @@ fn every_token_is_found_after_a_cut_and_more_appends() {
 #[test]
 fn the_tail_holds_at_most_its_tiles_and_starts_on_a_tile() {
     let spec = StreamSpec { tail_tiles: 2, ..StreamSpec::new(DType::Turbo2, Side::V, 128) };
-    let mut stream = Stream::new(spec, &mut |bytes| Ok(FakePage(bytes))).unwrap();
+    let mut stream = Stream::new(spec, &mut |bytes| Ok(FakePage::new(bytes))).unwrap();
     let mut slots = Slots::new();
     for _ in 0..200 {
         append(&mut stream, &mut slots, 1);
@@ -121,7 +159,7 @@ fn bytes_are_those_of_the_allocations_and_can_be_told_in_advance() {
             let mut total = 0;
             let mut alloc = |bytes| {
                 total += bytes;
-                Ok(FakePage(bytes))
+                Ok(FakePage::new(bytes))
             };
             let mut stream = Stream::new(spec, &mut alloc).unwrap();
             stream.reserve(n, &mut alloc).unwrap();
@@ -136,12 +174,15 @@ fn bytes_are_those_of_the_allocations_and_can_be_told_in_advance() {
 
 #[test]
 fn a_shared_page_is_copied_when_written() {
-    let mut stream = Stream::new(StreamSpec::new(DType::F16, Side::K, 64), &mut |b| Ok(FakePage(b))).unwrap();
+    let mut stream =
+        Stream::new(StreamSpec::new(DType::F16, Side::K, 64), &mut |b| Ok(FakePage::new(b))).unwrap();
     append(&mut stream, &mut Slots::new(), 10);
     let copy = stream.clone();
     let (_, page, _) = stream.tile_mut(Place::Main(0));
     page.0 += 1;
     assert_ne!(copy.tile(0).page.0, stream.tile(0).page.0);
+    assert_eq!((copy.table().0[0], stream.table().0[0]), (copy.pages[0].1, stream.pages[0].1));
+    assert_ne!(copy.pages[0].1, stream.pages[0].1);
 }
 
 #[test]
@@ -150,7 +191,7 @@ fn a_restored_stream_has_every_token_in_its_old_place() {
         for (grown, cut) in
             [(0, 0), (5, 5), (16, 16), (40, 40), (300, 300), (160, 150), (160, 31), (400, 129)]
         {
-            let mut alloc = |bytes| Ok(FakePage(bytes));
+            let mut alloc = |bytes| Ok(FakePage::new(bytes));
             let mut stream = Stream::new(spec, &mut alloc).unwrap();
             append(&mut stream, &mut Slots::new(), grown);
             stream.truncate(cut);
