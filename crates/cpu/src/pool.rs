@@ -121,9 +121,14 @@ impl Pool {
     /// Runs `job(item)` for every item of `0 .. n`. Each thread works through its own share, in order, so that what it
     /// reads is one stream; a thread that has finished takes items from the shares of slower ones.
     pub fn for_each(&self, n: usize, job: &(dyn Fn(usize) + Sync)) {
+        self.for_each_on(n, &|_, item| job(item));
+    }
+
+    /// As [`Pool::for_each`], with `job(thread, item)` told which thread it runs on.
+    pub fn for_each_on(&self, n: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         let n_threads = self.n_threads();
         if n <= 1 || n_threads == 1 {
-            return (0..n).for_each(job);
+            return (0..n).for_each(|item| job(0, item));
         }
         let region = self.region.lock().unwrap_or_else(PoisonError::into_inner);
         let share = |thread: usize| thread * n / n_threads..(thread + 1) * n / n_threads;
@@ -138,7 +143,7 @@ impl Pool {
                     if item >= end {
                         break;
                     }
-                    job(item);
+                    job(thread, item);
                 }
             }
         });

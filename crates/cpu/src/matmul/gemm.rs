@@ -20,8 +20,9 @@ pub(crate) const PAIR: usize = 2;
 pub(crate) const TILE: usize = 6;
 /// Rows of a tile of f32 activations.
 pub(crate) const FLOAT_TILE: usize = 12;
-/// Rows of a row block: whole tiles of both kinds.
-pub(super) const ROW_BLOCK: usize = 96;
+/// The most rows of a row block: 512, the usual micro-batch, in whole tiles of both kinds. The more rows share an unpacked
+/// chunk the better; its sums (64 KiB) and a chunk of its activations (256 KiB) stay in the second-level cache.
+const MAX_ROW_BLOCK: usize = 516;
 /// Blocks of 32 columns in a chunk: whole units of every format.
 const CHUNK_BLOCKS: usize = 16;
 /// Columns in a chunk of floats: whole lines of every format.
@@ -36,7 +37,14 @@ impl Register {
     const ZERO: Self = Self([0.0; PANEL]);
 }
 
+/// Rows of the row blocks that `rows` rows are cut into, for at least `least` blocks where there are tiles enough.
+pub(super) fn row_block(rows: usize, least: usize) -> usize {
+    let n_blocks = rows.div_ceil(MAX_ROW_BLOCK).max(least);
+    rows.div_ceil(n_blocks).next_multiple_of(FLOAT_TILE)
+}
+
 /// Codes, one to a byte, and scales of some columns of two panels.
+#[derive(Clone)]
 pub(crate) struct Chunk {
     /// `[block][group][panel]`.
     pub codes: [[[Line; PAIR]; GROUPS]; CHUNK_BLOCKS],
@@ -53,11 +61,12 @@ pub(crate) type FloatChunk = [[Register; PAIR]; CHUNK_COLS];
 pub(crate) type Sums<const T: usize> = [[Register; T]; PAIR];
 
 /// What a thread keeps between items.
+#[derive(Clone)]
 pub(super) struct Workspace {
     chunk: Chunk,
     float_chunk: FloatChunk,
-    sums: [Sums<TILE>; ROW_BLOCK / TILE],
-    float_sums: [Sums<FLOAT_TILE>; ROW_BLOCK / FLOAT_TILE],
+    sums: [Sums<TILE>; MAX_ROW_BLOCK / TILE],
+    float_sums: [Sums<FLOAT_TILE>; MAX_ROW_BLOCK / FLOAT_TILE],
 }
 
 impl Workspace {
@@ -68,8 +77,8 @@ impl Workspace {
             mins: [[[Register::ZERO; PAIR]; 2]; CHUNK_BLOCKS],
         },
         float_chunk: [[Register::ZERO; PAIR]; CHUNK_COLS],
-        sums: [[[Register::ZERO; TILE]; PAIR]; ROW_BLOCK / TILE],
-        float_sums: [[[Register::ZERO; FLOAT_TILE]; PAIR]; ROW_BLOCK / FLOAT_TILE],
+        sums: [[[Register::ZERO; TILE]; PAIR]; MAX_ROW_BLOCK / TILE],
+        float_sums: [[[Register::ZERO; FLOAT_TILE]; PAIR]; MAX_ROW_BLOCK / FLOAT_TILE],
     };
 }
 

@@ -24,6 +24,9 @@ pub(super) trait Simd: Copy + Sync {
 
     /// Adds the products of the first columns of a chunk with a tile of as many columns to `sums`.
     fn multiply_floats(self, chunk: &FloatChunk, x: &[[f32; FLOAT_TILE]], sums: &mut Sums<FLOAT_TILE>);
+
+    /// `u *= silu(g)` for each value.
+    fn gate(self, g: &[f32; PANEL], u: &mut [f32; PANEL]);
 }
 
 /// Implements [`Simd`] for a token by the functions of a module, which need no more than the token proves.
@@ -74,6 +77,11 @@ macro_rules! simd {
             ) {
                 // SAFETY: as above.
                 unsafe { $kernels::multiply_floats(chunk, x, sums) }
+            }
+
+            fn gate(self, g: &[f32; PANEL], u: &mut [f32; PANEL]) {
+                // SAFETY: as above.
+                unsafe { $kernels::gate(g, u) }
             }
         }
     };

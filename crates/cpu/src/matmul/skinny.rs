@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use kvant_codec::DType;
 
+use super::Store;
 use super::gemm::Tiles;
 use super::panel::{PANEL, Panels, with_format, with_values};
 use super::simd::Simd;
 use super::work::Product;
-use super::{Store, silu};
 
 /// The most rows that are multiplied together.
 pub(super) const MAX_ROWS: usize = 8;
@@ -44,7 +44,7 @@ fn multiply_tile<S: Simd, const T: usize>(
         let mut sums = panel_sums::<S, T>(simd, dtype, w, tiles, panel);
         if let Some(Store::Panels(gate)) = product.gate.map(|gate| &gate.store) {
             let gate = panel_sums::<S, T>(simd, dtype, gate, tiles, panel);
-            gate.iter().zip(&mut sums).for_each(|(gate, sums)| silu::gate(gate, sums));
+            gate.iter().zip(&mut sums).for_each(|(gate, sums)| simd.gate(gate, sums));
         }
         for (row, sums) in sums[..rows].iter().enumerate() {
             product.put(row, panel * PANEL, sums);

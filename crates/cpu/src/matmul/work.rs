@@ -1,12 +1,11 @@
 //! From the operands of an op to items of work for the threads: what is prepared, how it is split, where results go.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvant_backend::SharedBytes;
 
 use super::floats::Floats;
-use super::gemm::{self, FLOAT_TILE, Pair, ROW_BLOCK, TILE, Tiles, Workspace};
+use super::gemm::{self, FLOAT_TILE, Pair, TILE, Tiles, Workspace, row_block};
 use super::panel::{PANEL, Panels, is_float};
 use super::quantise::{Quantised, Source};
 use super::simd::Simd;
@@ -19,6 +18,8 @@ use crate::{Isa, Pool};
 const MAX_FUSED: usize = 4;
 /// Items per thread that the panels of a region are cut into: enough to even out threads of different speed.
 const ITEMS_PER_THREAD: usize = 8;
+/// The fewest items per thread that a product of many rows is cut into.
+const MIN_ITEMS_PER_THREAD: usize = 4;
 
 /// The left operand: rows of `x` `[rows, n_in]`, normalised first when `norm` (weight `[n_in]`, eps) is given.
 #[derive(Clone, Copy)]
@@ -60,7 +61,11 @@ impl Product<'_> {
             }
             Some(bias) => (0..n).for_each(|i| y[i] = values[i] + bias[first + i]),
             None if self.accumulate => (0..n).for_each(|i| y[i] += values[i]),
-            None => y.copy_from_slice(&values[..n]),
+            // A whole panel is one store, not a call of `memcpy`.
+            None => match (y.as_chunks_mut::<PANEL>(), values.as_chunks()) {
+                (([y], []), ([values], [])) => *y = *values,
+                _ => y.copy_from_slice(&values[..n]),
+            },
         }
     }
 }
@@ -74,6 +79,8 @@ pub(crate) struct Scratch {
     gate: Vec<f32>,
     quantised: Quantised,
     floats: Floats,
+    /// One for each thread.
+    workspaces: Vec<Workspace>,
 }
 
 /// Rows of a tile for `rows` input rows.
@@ -99,6 +106,8 @@ struct Region<'a> {
     /// The input in f32, `[rows, n_in]`, where a product reads it so.
     x: &'a [f32],
     tiles: Tiles<'a>,
+    /// One for each thread, where there are many rows.
+    workspaces: &'a Shards<'a, Workspace>,
     n_in: usize,
     rows: usize,
 }
@@ -125,8 +134,12 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
         let source = Source { x: input.x, n_in: input.n_in, norm: input.norm };
         scratch.quantised.fill(isa, pool, source, tile_rows(rows, false));
     }
+    if rows > skinny::MAX_ROWS && scratch.workspaces.is_empty() {
+        scratch.workspaces.resize(pool.n_threads(), Workspace::EMPTY);
+    }
+    let workspaces = &Shards::new(&mut scratch.workspaces);
     let tiles = Tiles { quantised: &scratch.quantised, floats: &scratch.floats };
-    let region = Region { pool, products, x, tiles, n_in: input.n_in, rows };
+    let region = Region { pool, products, x, tiles, workspaces, n_in: input.n_in, rows };
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(simd) => region.run_panels(simd),
@@ -170,27 +183,21 @@ impl Region<'_> {
             None => product.w.n_panels().div_ceil(2),
         };
         let per_block: usize = self.products.iter().flatten().map(n_pairs).sum();
-        let n_blocks = self.rows.div_ceil(ROW_BLOCK);
-        let next = AtomicUsize::new(0);
-        self.pool.run(&|_| {
-            let mut workspace = Workspace::EMPTY;
-            loop {
-                let item = next.fetch_add(1, Ordering::Relaxed);
-                if item >= n_blocks * per_block {
-                    break;
+        let least = (MIN_ITEMS_PER_THREAD * self.pool.n_threads()).div_ceil(per_block.max(1));
+        let row_block = row_block(self.rows, least);
+        let n_blocks = self.rows.div_ceil(row_block);
+        self.pool.for_each_on(n_blocks * per_block, &|thread, item| {
+            // SAFETY: a thread works on one item at a time, and its workspace is its own.
+            let [workspace] = (unsafe { self.workspaces.part(thread..thread + 1) }) else { unreachable!() };
+            let first_row = item / per_block * row_block;
+            let rows = first_row..self.rows.min(first_row + row_block);
+            let (product, index) = locate(self.products, item % per_block, n_pairs);
+            match &product.w.store {
+                Store::Rows(bytes) => {
+                    let panels = 2 * index..product.w.n_panels().min(2 * index + 2);
+                    self.file_rows(product, bytes, panels, rows);
                 }
-                let first_row = item / per_block * ROW_BLOCK;
-                let rows = first_row..self.rows.min(first_row + ROW_BLOCK);
-                let (product, index) = locate(self.products, item % per_block, n_pairs);
-                match &product.w.store {
-                    Store::Rows(bytes) => {
-                        let panels = 2 * index..product.w.n_panels().min(2 * index + 2);
-                        self.file_rows(product, bytes, panels, rows);
-                    }
-                    Store::Panels(w) => {
-                        blocked(simd, &mut workspace, product, w, index, self.tiles, rows);
-                    }
-                }
+                Store::Panels(w) => blocked(simd, workspace, product, w, index, self.tiles, rows),
             }
         });
     }
@@ -257,7 +264,7 @@ fn blocked<S: Simd>(
         let pair = pair([w.panel(index), gate.panel(index)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [up, gate]| {
             let mut gated = *up;
-            silu::gate(gate, &mut gated);
+            simd.gate(gate, &mut gated);
             product.put(row, index * PANEL, &gated);
         });
     } else {

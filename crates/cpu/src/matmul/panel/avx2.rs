@@ -23,6 +23,7 @@ use super::prefetch::prefetch;
 use super::{BLOCK, Format, GROUPS, Line, PANEL, Values};
 use crate::matmul::gemm::{Chunk, FLOAT_TILE, FloatChunk, PAIR, Register, Sums, TILE};
 use crate::matmul::quantise::Tile;
+use crate::matmul::silu;
 
 /// Halves of a line, and of a panel's rows.
 const HALVES: usize = 2;
@@ -523,4 +524,10 @@ pub(crate) fn multiply_floats(chunk: &FloatChunk, x: &[[f32; FLOAT_TILE]], sums:
             }
         }
     }
+}
+
+/// `u *= silu(g)` for each value.
+#[target_feature(enable = "avx2")]
+pub(crate) fn gate(g: &[f32; PANEL], u: &mut [f32; PANEL]) {
+    silu::gate(g, u);
 }

@@ -10,6 +10,7 @@ use super::prefetch::prefetch;
 use super::{BLOCK, Format, GROUPS, Line, PANEL, Values};
 use crate::matmul::gemm::{Chunk, FLOAT_TILE, FloatChunk, PAIR, Register, Sums, TILE};
 use crate::matmul::quantise::Tile;
+use crate::matmul::silu;
 
 /// Registers for the scales of a unit, one per sub-block.
 type Scales = [__m512; 16];
@@ -457,4 +458,10 @@ pub(crate) fn multiply_floats(chunk: &FloatChunk, x: &[[f32; FLOAT_TILE]], sums:
             sums[p][t] = Register(to_floats(totals[p][t]));
         }
     }
+}
+
+/// `u *= silu(g)` for each value.
+#[target_feature(enable = "avx512f")]
+pub(crate) fn gate(g: &[f32; PANEL], u: &mut [f32; PANEL]) {
+    silu::gate(g, u);
 }
