@@ -1,1 +1,380 @@
-//! The NVIDIA driver as a [`Gpu`](crate::Gpu).
+//! The NVIDIA driver as a [`Gpu`] (<https://docs.nvidia.com/cuda/cuda-driver-api/>).
+//!
+//! The library is looked for at run time. A [`Driver`] holds the device's primary context, a stream of its own and
+//! nothing in statics, so several devices, and several models on one, live side by side.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::ptr;
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
+
+use crate::recorder::Recorder;
+use crate::{CudaError, CudaVersion, DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
+
+/// Every function called here has been in the driver since this version.
+const OLDEST: CudaVersion = CudaVersion { major: 12, minor: 0 };
+/// The kernels use asynchronous copies and integer tensor cores.
+const OLDEST_ARCH: u32 = 80;
+/// Dynamic shared memory that a kernel may use without asking.
+const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
+
+/// The libraries, once it is known that they are there.
+#[derive(Debug, Clone, Copy)]
+struct Library {
+    version: CudaVersion,
+}
+
+/// A device of the NVIDIA driver.
+pub(crate) struct Driver {
+    properties: GpuProperties,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    recorder: Recorder,
+    modules: RwLock<Vec<Module>>,
+    kernels: RwLock<Vec<Kernel>>,
+}
+
+struct Module {
+    handle: sys::CUmodule,
+    ptx: String,
+}
+
+struct Kernel {
+    function: sys::CUfunction,
+    name: String,
+    /// Size of its one parameter.
+    param_bytes: usize,
+    /// Dynamic shared memory it has been allowed so far.
+    shared_bytes: AtomicU32,
+}
+
+// SAFETY: the handles are opaque pointers that the driver allows any thread to use, as long as the context is current
+// in it, which `bind` sees to before every call.
+unsafe impl Send for Driver {}
+// SAFETY: as above; the driver's functions may be called at the same time.
+unsafe impl Sync for Driver {}
+
+impl Library {
+    fn find() -> Result<Self, CudaError> {
+        // SAFETY: opening the driver's library has no precondition.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoDriver { needed: OLDEST });
+        }
+        // SAFETY: the library is there, and `cuInit` is what is to be called first.
+        check("cuInit", unsafe { sys::cuInit(0) })
+            .map_err(|error| CudaError::DriverInit { problem: error.to_string() })?;
+        let mut version = 0;
+        // SAFETY: `version` is live.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+        let version = version.unsigned_abs();
+        let version = CudaVersion { major: version / 1000, minor: version % 1000 / 10 };
+        if version < OLDEST {
+            return Err(CudaError::OldDriver {
+                found: version,
+                needed: OLDEST,
+                why: "for the functions we call",
+            });
+        }
+        Ok(Self { version })
+    }
+
+    fn count(self) -> Result<usize, CudaError> {
+        let mut count = 0;
+        // SAFETY: `count` is live.
+        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    fn properties(self, device: sys::CUdevice) -> Result<GpuProperties, CudaError> {
+        let mut name = [0; 256];
+        // SAFETY: the driver writes at most the 256 bytes it is told of, ending in NUL.
+        check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 256, device) })?;
+        let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
+        let mut total_bytes = 0;
+        // SAFETY: `total_bytes` is live.
+        check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut total_bytes, device) })?;
+        let attribute = |which| {
+            let mut value: c_int = 0;
+            // SAFETY: `value` is live.
+            check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) })?;
+            Ok::<_, CudaError>(value.unsigned_abs())
+        };
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok(GpuProperties {
+            name,
+            arch: major * 10 + minor,
+            n_sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            total_bytes,
+            driver: self.version,
+        })
+    }
+}
+
+impl Driver {
+    /// Opens device `index`.
+    ///
+    /// # Errors
+    /// A missing or old driver, no such device, or one that is too old.
+    pub fn open(index: usize) -> Result<Self, CudaError> {
+        let library = Library::find()?;
+        let count = library.count()?;
+        let ordinal = c_int::try_from(index).ok().filter(|_| index < count);
+        let ordinal = ordinal.ok_or(CudaError::NoDevice { index, count })?;
+        let mut device = 0;
+        // SAFETY: `device` is live; the ordinal is below the count.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal) })?;
+        let properties = library.properties(device)?;
+        if properties.arch < OLDEST_ARCH {
+            return Err(CudaError::OldDevice { name: properties.name, arch: properties.arch });
+        }
+        let mut context = ptr::null_mut();
+        // SAFETY: `context` is live; what is retained here is released in `drop`.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
+        let recorder = Recorder::new(context).inspect_err(|_| release(device))?;
+        let (modules, kernels) = (RwLock::default(), RwLock::default());
+        Ok(Self { properties, device, context, recorder, modules, kernels })
+    }
+
+    /// Makes the context current in this thread.
+    fn bind(&self) -> Result<(), CudaError> {
+        bind(self.context)
+    }
+}
+
+/// Makes a context current in this thread, as every other call needs.
+pub(crate) fn bind(context: sys::CUcontext) -> Result<(), CudaError> {
+    // SAFETY: the caller's context is retained until it is dropped.
+    check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })
+}
+
+fn release(device: sys::CUdevice) {
+    // SAFETY: called once for each successful retain. There is nothing to do about a failure.
+    let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) };
+}
+
+impl Gpu for Driver {
+    fn properties(&self) -> &GpuProperties {
+        &self.properties
+    }
+
+    fn free_bytes(&self) -> Result<usize, CudaError> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are live; the context is current.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free)
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
+        self.bind()?;
+        let mut address = 0;
+        // SAFETY: `address` is live; the context is current.
+        match unsafe { sys::cuMemAlloc_v2(&mut address, bytes) } {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                Err(CudaError::OutOfMemory { bytes, free: self.free_bytes()? })
+            }
+            status => check("cuMemAlloc", status).map(|()| address),
+        }
+    }
+
+    fn free(&self, ptr: DevicePtr) {
+        self.recorder.free(ptr);
+    }
+
+    fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError> {
+        self.recorder.write(dst, src)
+    }
+
+    fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
+        self.recorder.read(src, dst)
+    }
+
+    fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        let queue = self.recorder.queue()?;
+        // SAFETY: both ranges lie in memory of this device (the caller's allocations); the stream is live.
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(dst, src, bytes, queue.stream) })
+    }
+
+    fn zero(&self, dst: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        let queue = self.recorder.queue()?;
+        // SAFETY: the range lies in memory of this device (the caller's allocation); the stream is live.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(dst, 0, bytes, queue.stream) })
+    }
+
+    fn load(&self, ptx: &str) -> Result<ModuleId, CudaError> {
+        self.bind()?;
+        let text = CString::new(ptx).map_err(|_| failed("cuModuleLoadDataEx", "the PTX has a NUL"))?;
+        let mut log = [0u8; 4096];
+        let mut options = [
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(log.len() - 1)];
+        let mut handle = ptr::null_mut();
+        // SAFETY: the text ends in NUL; both arrays have the two entries named; the log's size is passed by value in the
+        // place of a pointer, as the API wants it, and leaves a final NUL; the context is current.
+        let status = unsafe {
+            sys::cuModuleLoadDataEx(
+                &mut handle,
+                text.as_ptr().cast(),
+                2,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        check("cuModuleLoadDataEx", status).map_err(|error| {
+            let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
+            failed("loading a module", format!("{error}: {}", log.trim()))
+        })?;
+        let mut modules = self.modules.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        modules.push(Module { handle, ptx: ptx.to_owned() });
+        Ok(ModuleId(modules.len() - 1))
+    }
+
+    fn kernel(&self, module: ModuleId, name: &str) -> Result<KernelId, CudaError> {
+        self.bind()?;
+        let modules = self.modules.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let module = &modules[module.0];
+        let param_bytes = param_bytes(&module.ptx, name)
+            .ok_or_else(|| failed("finding a kernel", format!("no {name} with one struct parameter")))?;
+        let c_name = CString::new(name).map_err(|_| failed("finding a kernel", "its name has a NUL"))?;
+        let mut function = ptr::null_mut();
+        // SAFETY: the module stays loaded until `self` is dropped; the name ends in NUL.
+        let status = unsafe { sys::cuModuleGetFunction(&mut function, module.handle, c_name.as_ptr()) };
+        check("cuModuleGetFunction", status)?;
+        let mut kernels = self.kernels.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let shared_bytes = AtomicU32::new(PLAIN_SHARED_BYTES);
+        kernels.push(Kernel { function, name: name.to_owned(), param_bytes, shared_bytes });
+        Ok(KernelId(kernels.len() - 1))
+    }
+
+    fn launch(&self, kernel: KernelId, launch: Launch, params: &[u8]) -> Result<(), CudaError> {
+        let queue = self.recorder.queue()?;
+        let kernels = self.kernels.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let kernel = &kernels[kernel.0];
+        if params.len() != kernel.param_bytes {
+            let problem =
+                format!("expected {} bytes of parameters, got {}", kernel.param_bytes, params.len());
+            return Err(failed(&kernel.name, problem));
+        }
+        kernel.allow_shared(launch.shared_bytes)?;
+        let (grid, block) = (launch.grid, launch.block);
+        let mut arguments = [params.as_ptr().cast_mut().cast::<c_void>()];
+        // SAFETY: the function belongs to a loaded module; it has one parameter of `params.len()` bytes (checked above),
+        // which the driver copies before it returns; the stream is live and the context current.
+        let status = unsafe {
+            sys::cuLaunchKernel(
+                kernel.function,
+                grid[0],
+                grid[1],
+                grid[2],
+                block[0],
+                block[1],
+                block[2],
+                launch.shared_bytes,
+                queue.stream,
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        check("cuLaunchKernel", status).map_err(|error| failed(&kernel.name, format!("{error} ({launch:?})")))
+    }
+
+    fn begin(&self) -> Result<(), CudaError> {
+        self.recorder.begin()
+    }
+
+    fn end(&self, run: bool) -> Result<(), CudaError> {
+        self.recorder.end(run)
+    }
+}
+
+impl Kernel {
+    /// Lets the kernel use `bytes` of dynamic shared memory; beyond 48 KB it must be told in advance.
+    fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
+        if bytes <= self.shared_bytes.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+        // SAFETY: the function belongs to a loaded module.
+        let status = unsafe { sys::cuFuncSetAttribute(self.function, attribute, value) };
+        check("cuFuncSetAttribute", status)
+            .map_err(|error| failed(&self.name, format!("{bytes} bytes of shared memory: {error}")))?;
+        self.shared_bytes.fetch_max(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if self.bind().is_ok() {
+            self.recorder.destroy();
+            for module in self.modules.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner) {
+                // SAFETY: loaded once, unloaded once; the stream is idle.
+                let _ = unsafe { sys::cuModuleUnload(module.handle) };
+            }
+        }
+        release(self.device);
+    }
+}
+
+/// `Ok`, or the driver's own words.
+pub(crate) fn check(call: &str, status: CUresult) -> Result<(), CudaError> {
+    status.result().map_err(|error| failed(call, describe(error)))
+}
+
+fn describe(error: DriverError) -> String {
+    let text = |text: Result<&CStr, DriverError>| {
+        text.map_or_else(|_| "unknown".to_owned(), |text| text.to_string_lossy().into_owned())
+    };
+    format!("{} ({})", text(error.error_string()), text(error.error_name()))
+}
+
+fn failed(call: &str, problem: impl Into<String>) -> CudaError {
+    CudaError::Call { call: call.to_owned(), problem: problem.into() }
+}
+
+/// Size of the one parameter of kernel `name`, from its PTX: `.entry name( .param .align 8 .b8 name_param_0[40] )`.
+/// `None` when there is no such kernel or its parameters are others.
+fn param_bytes(ptx: &str, name: &str) -> Option<usize> {
+    let (_, rest) = ptx.split_once(&format!(".entry {name}("))?;
+    let (parameters, _) = rest.split_once(')')?;
+    if parameters.contains(',') {
+        return None;
+    }
+    let (_, size) = parameters.split_once('[')?;
+    size.split_once(']')?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_parameter_is_read_from_the_ptx() {
+        let ptx = ".visible .entry one(\n\t.param .align 8 .b8 one_param_0[40]\n)\n{ret;}\n\
+                   .visible .entry two(\n\t.param .u64 two_param_0,\n\t.param .u64 two_param_1\n)\n{ret;}\n";
+        assert_eq!(param_bytes(ptx, "one"), Some(40));
+        assert_eq!(param_bytes(ptx, "two"), None);
+        assert_eq!(param_bytes(ptx, "on"), None);
+    }
+
+    #[test]
+    fn a_machine_without_a_driver_or_such_a_device_says_so() {
+        // No machine has this many.
+        match Driver::open(1 << 20).map(|_| ()) {
+            Err(error @ CudaError::NoDriver { .. }) => {
+                assert!(error.to_string().starts_with("no NVIDIA driver: libcuda was not found; needed: "));
+            }
+            Err(CudaError::NoDevice { index, count }) => assert!(count < index),
+            Err(CudaError::DriverInit { .. } | CudaError::OldDriver { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -73,4 +73,15 @@ pub trait Gpu: Send + Sync + 'static {
     fn kernel(&self, module: ModuleId, name: &str) -> Result<KernelId, CudaError>;
     /// Queues a kernel. `params` is its one parameter, byte for byte.
     fn launch(&self, kernel: KernelId, launch: Launch, params: &[u8]) -> Result<(), CudaError>;
+
+    /// Starts to record what this thread queues, instead of doing it. Until [`Gpu::end`] nothing can be read, and other
+    /// threads wait. A device that cannot record does everything at once: the result is the same.
+    fn begin(&self) -> Result<(), CudaError> {
+        Ok(())
+    }
+    /// Ends the recording and queues it as a whole, or drops it unless `run`.
+    fn end(&self, run: bool) -> Result<(), CudaError> {
+        let _ = run;
+        Ok(())
+    }
 }

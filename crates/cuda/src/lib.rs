@@ -17,6 +17,7 @@ mod memory;
 mod module;
 mod norm;
 mod nvrtc;
+mod recorder;
 
 pub use context::Context;
 pub use error::{CudaError, CudaVersion};
