@@ -18,6 +18,9 @@ pub struct ModelArgs {
     /// Threads; all cores when not given
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS", value_parser = positive)]
     pub threads: Option<usize>,
+    /// Leave weights as they are in the mapped file, without a copy; decoding is some 15 times slower
+    #[arg(long, env = "KVANT_NO_REPACK")]
+    pub no_repack: bool,
     /// Device to run on; this build has the cpu
     #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
     pub device: String,
@@ -75,7 +78,8 @@ impl ModelArgs {
     pub fn open(&self, quiet: bool) -> Result<Model, Failure> {
         let bar = progress::bar("loading", 100, quiet);
         let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
-        let options = OpenOptions { n_threads: self.threads, progress: Some(&mut tell) };
+        let options =
+            OpenOptions { n_threads: self.threads, no_repack: self.no_repack, progress: Some(&mut tell) };
         let model = match &self.model {
             Some(path) => Model::open_with(path, options),
             None => Model::bundled(options),

@@ -21,6 +21,8 @@ static POCKET: &[u8] = include_bytes!("../../../assets/model/pocket-q8_0.gguf");
 pub struct OpenOptions<'a> {
     /// Threads to work with; all cores when `None`.
     pub n_threads: Option<usize>,
+    /// Leave weights as they are in the mapped file instead of laying them out for the kernels: less memory, slower.
+    pub no_repack: bool,
     /// Told the fraction loaded, from 0 to 1.
     pub progress: Option<&'a mut dyn FnMut(f32)>,
 }
@@ -72,7 +74,7 @@ impl Model {
     /// As [`Model::open`].
     pub fn from_gguf(gguf: impl Into<Arc<Gguf>>, options: OpenOptions<'_>) -> Result<Self, Error> {
         let gguf = gguf.into();
-        let device = CpuDevice::from_env(options.n_threads)?;
+        let device = CpuDevice::from_env(options.n_threads)?.with_repack(!options.no_repack);
         let config = Config::from_gguf(&gguf)?;
         let mut silent = |_| ();
         let progress = options.progress.unwrap_or(&mut silent);

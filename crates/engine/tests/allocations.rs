@@ -28,7 +28,7 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn decoding_does_not_allocate_per_token() {
-    let model = Model::bundled(OpenOptions { n_threads: Some(2), progress: None }).unwrap();
+    let model = Model::bundled(OpenOptions { n_threads: Some(2), ..Default::default() }).unwrap();
     if model.device().kernels.contains("scalar") {
         eprintln!("skipped: the reference kernels are written to be read, and allocate");
         return;

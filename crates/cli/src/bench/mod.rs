@@ -127,7 +127,8 @@ impl BenchArgs {
         let shape = Shape::named(shape).map_err(|error| Failure::Usage(error.to_string()))?;
         let dtype: DType = dtype.parse().map_err(|error| Failure::Usage(format!("--synthetic: {error}")))?;
         let gguf = shape.model(dtype, 1 << 17)?;
-        let options = OpenOptions { n_threads: self.model.threads, progress: None };
+        let options =
+            OpenOptions { n_threads: self.model.threads, no_repack: self.model.no_repack, progress: None };
         Ok((format!("{} {} (synthetic)", shape.name, dtype.name()), Model::from_gguf(gguf, options)?))
     }
 }

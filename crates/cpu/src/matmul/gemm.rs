@@ -63,6 +63,8 @@ pub(crate) type Sums<const T: usize> = [[Register; T]; PAIR];
 /// What a thread keeps between items.
 #[derive(Clone)]
 pub(super) struct Workspace {
+    /// Panels of weights that are not kept in panels.
+    pub lent: [Vec<Line>; PAIR],
     chunk: Chunk,
     float_chunk: FloatChunk,
     sums: [Sums<TILE>; MAX_ROW_BLOCK / TILE],
@@ -71,6 +73,7 @@ pub(super) struct Workspace {
 
 impl Workspace {
     pub const EMPTY: Self = Self {
+        lent: [const { Vec::new() }; PAIR],
         chunk: Chunk {
             codes: [[[Line::ZERO; PAIR]; GROUPS]; CHUNK_BLOCKS],
             scales: [[[Register::ZERO; PAIR]; 2]; CHUNK_BLOCKS],

@@ -2,10 +2,11 @@
 //!
 //! | rows | weights | path |
 //! |---|---|---|
-//! | any | as in the file | [`rows`]: the reference, and what has no panels |
+//! | any | as in the file | [`rows`]: the reference, and types without panels |
 //! | 1 to 8 | panels | [`skinny`]: every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked a chunk at a time and multiplied with blocks of rows |
 //!
+//! Weights of a type with panels that stay as in the file (`repack` off) are laid out in panels as they are used.
 //! Coded panels meet activations in 8 bits ([`quantise`]), float panels and file rows meet them in f32.
 
 mod floats;
@@ -22,7 +23,7 @@ use kvant_backend::{BackendError, SharedBytes, WeightSource};
 use kvant_codec::DType;
 
 use crate::{Isa, Pool};
-use panel::{PANEL, Panels};
+use panel::{Line, PANEL, Panels};
 
 pub(crate) use work::{Operand, Product, Scratch, gated_ffn, project};
 
@@ -66,12 +67,18 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
 }
 
 impl CpuMatrix {
-    /// Takes the weights of `source`, laid out for the kernels of `isa`.
+    /// Takes the weights of `source`, laid out for the kernels of `isa`, or left where they are unless `repack`: then each
+    /// panel is laid out when it is used.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for a type or row length that no kernel reads, [`BackendError::Shape`] when the
     /// bytes are not as many as the shape says, [`BackendError::OutOfMemory`].
-    pub(crate) fn new(isa: Isa, pool: &Pool, source: WeightSource) -> Result<Self, BackendError> {
+    pub(crate) fn new(
+        isa: Isa,
+        pool: &Pool,
+        source: WeightSource,
+        repack: bool,
+    ) -> Result<Self, BackendError> {
         const OP: &str = "matrix";
         let WeightSource { dtype, n_out, n_in, bytes } = source;
         if dtype.is_turbo() {
@@ -88,7 +95,7 @@ impl CpuMatrix {
         })?;
         BackendError::check_at_least(OP, "input features", 1, n_in)?;
         BackendError::check(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())?;
-        let store = if uses_panels(isa, dtype) {
+        let store = if repack && uses_panels(isa, dtype) {
             Store::Panels(Panels::new(pool, dtype, n_out, n_in, &bytes)?)
         } else {
             Store::Rows(bytes)
@@ -120,6 +127,17 @@ impl CpuMatrix {
                 kvant_codec::decode(self.dtype, row, out).expect("rows are whole blocks");
             }
             Store::Panels(panels) => panels.decode_row(index, out),
+        }
+    }
+
+    /// Panel `index`; from rows it is laid out in `lent`.
+    fn panel<'a>(&'a self, index: usize, lent: &'a mut Vec<Line>) -> &'a [Line] {
+        match &self.store {
+            Store::Panels(panels) => panels.panel(index),
+            Store::Rows(rows) => {
+                panel::lay_out(self.dtype, self.n_in, rows, index, lent);
+                lent
+            }
         }
     }
 

@@ -2,14 +2,12 @@
 
 use std::ops::Range;
 
-use kvant_backend::SharedBytes;
-
 use super::floats::Floats;
 use super::gemm::{self, FLOAT_TILE, Pair, TILE, Tiles, Workspace, row_block};
-use super::panel::{PANEL, Panels, is_float};
+use super::panel::{PANEL, has_panels, is_float};
 use super::quantise::{Quantised, Source};
 use super::simd::Simd;
-use super::{CpuMatrix, MIN_PARALLEL_VALUES, Store, rows, silu, skinny};
+use super::{CpuMatrix, MIN_PARALLEL_VALUES, Store, rows, silu, skinny, uses_panels};
 use crate::norm::rms_norm;
 use crate::shards::Shards;
 use crate::{Isa, Pool};
@@ -106,7 +104,7 @@ struct Region<'a> {
     /// The input in f32, `[rows, n_in]`, where a product reads it so.
     x: &'a [f32],
     tiles: Tiles<'a>,
-    /// One for each thread, where there are many rows.
+    /// One for each thread.
     workspaces: &'a Shards<'a, Workspace>,
     n_in: usize,
     rows: usize,
@@ -117,10 +115,10 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     let rows = input.rows();
     let (mut wants_x, mut wants_floats, mut wants_codes) = (false, false, false);
     for product in products.iter().flatten() {
-        match &product.w.store {
-            Store::Rows(_) => wants_x = true,
-            Store::Panels(_) if is_float(product.w.dtype) => wants_floats = true,
-            Store::Panels(_) => wants_codes = true,
+        match product.w.dtype {
+            dtype if !uses_panels(isa, dtype) => wants_x = true,
+            dtype if is_float(dtype) => wants_floats = true,
+            _ => wants_codes = true,
         }
     }
     let mut x = input.x;
@@ -134,7 +132,7 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
         let source = Source { x: input.x, n_in: input.n_in, norm: input.norm };
         scratch.quantised.fill(isa, pool, source, tile_rows(rows, false));
     }
-    if rows > skinny::MAX_ROWS && scratch.workspaces.is_empty() {
+    if scratch.workspaces.is_empty() {
         scratch.workspaces.resize(pool.n_threads(), Workspace::EMPTY);
     }
     let workspaces = &Shards::new(&mut scratch.workspaces);
@@ -152,9 +150,8 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
 impl Region<'_> {
     /// Every product from file rows.
     fn run_rows(&self) {
-        self.for_each_item(CpuMatrix::n_panels, |product, panel| match &product.w.store {
-            Store::Rows(bytes) => self.file_rows(product, bytes, panel..panel + 1, 0..self.rows),
-            Store::Panels(_) => unreachable!("this kernel set lays out no panels"),
+        self.for_each_item(CpuMatrix::n_panels, |_, product, panel| {
+            self.file_rows(product, panel..panel + 1, 0..self.rows);
         });
     }
 
@@ -168,11 +165,13 @@ impl Region<'_> {
         let n_panels: usize = self.products.iter().flatten().map(|product| product.w.n_panels()).sum();
         let per_item = (n_panels / (ITEMS_PER_THREAD * self.pool.n_threads())).max(1);
         let n_items = |w: &CpuMatrix| w.n_panels().div_ceil(per_item);
-        self.for_each_item(n_items, |product, item| {
+        self.for_each_item(n_items, |thread, product, item| {
             let panels = item * per_item..product.w.n_panels().min((item + 1) * per_item);
-            match &product.w.store {
-                Store::Rows(bytes) => self.file_rows(product, bytes, panels, 0..self.rows),
-                Store::Panels(w) => skinny::multiply(simd, product, w, self.tiles, panels, self.rows),
+            if has_panels(product.w.dtype) {
+                let [lent, _] = &mut self.workspace(thread).lent;
+                skinny::multiply(simd, lent, product, self.tiles, panels, self.rows);
+            } else {
+                self.file_rows(product, panels, 0..self.rows);
             }
         });
     }
@@ -187,17 +186,14 @@ impl Region<'_> {
         let row_block = row_block(self.rows, least);
         let n_blocks = self.rows.div_ceil(row_block);
         self.pool.for_each_on(n_blocks * per_block, &|thread, item| {
-            // SAFETY: a thread works on one item at a time, and its workspace is its own.
-            let [workspace] = (unsafe { self.workspaces.part(thread..thread + 1) }) else { unreachable!() };
             let first_row = item / per_block * row_block;
             let rows = first_row..self.rows.min(first_row + row_block);
             let (product, index) = locate(self.products, item % per_block, n_pairs);
-            match &product.w.store {
-                Store::Rows(bytes) => {
-                    let panels = 2 * index..product.w.n_panels().min(2 * index + 2);
-                    self.file_rows(product, bytes, panels, rows);
-                }
-                Store::Panels(w) => blocked(simd, workspace, product, w, index, self.tiles, rows),
+            if has_panels(product.w.dtype) {
+                blocked(simd, self.workspace(thread), product, index, self.tiles, rows);
+            } else {
+                let panels = 2 * index..product.w.n_panels().min(2 * index + 2);
+                self.file_rows(product, panels, rows);
             }
         });
     }
@@ -205,24 +201,28 @@ impl Region<'_> {
     fn for_each_item(
         &self,
         n_items: impl Fn(&CpuMatrix) -> usize + Sync,
-        job: impl Fn(&Product<'_>, usize) + Sync,
+        job: impl Fn(usize, &Product<'_>, usize) + Sync,
     ) {
         let n_items = |product: &Product<'_>| n_items(product.w);
         let total = self.products.iter().flatten().map(n_items).sum();
-        self.pool.for_each(total, &|item| {
+        self.pool.for_each_on(total, &|thread, item| {
             let (product, index) = locate(self.products, item, n_items);
-            job(product, index);
+            job(thread, product, index);
         });
     }
 
+    /// The workspace of a thread, for the item it works on.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(clippy::mut_from_ref, reason = "each thread has its own")]
+    fn workspace(&self, thread: usize) -> &mut Workspace {
+        // SAFETY: a thread works on one item at a time, and nobody else asks for its workspace.
+        let own = unsafe { self.workspaces.part(thread..thread + 1) };
+        &mut own[0]
+    }
+
     /// Outputs `16 panels` of some rows, by the reference.
-    fn file_rows(
-        &self,
-        product: &Product<'_>,
-        bytes: &SharedBytes,
-        panels: Range<usize>,
-        rows: Range<usize>,
-    ) {
+    fn file_rows(&self, product: &Product<'_>, panels: Range<usize>, rows: Range<usize>) {
+        let Store::Rows(bytes) = &product.w.store else { unreachable!("panels of a type without panels") };
         let row_bytes = bytes.len() / product.w.n_out;
         let x = &self.x[rows.start * self.n_in..rows.end * self.n_in];
         for o in panels.start * PANEL..(panels.end * PANEL).min(product.w.n_out) {
@@ -250,27 +250,29 @@ fn locate<'a, 'b>(
 }
 
 /// One pair of panels, for the rows of one row block: neighbours, or a panel of `up` and the same of `gate`.
+#[cfg(target_arch = "x86_64")]
 fn blocked<S: Simd>(
     simd: S,
     workspace: &mut Workspace,
     product: &Product<'_>,
-    w: &Panels,
     index: usize,
     tiles: Tiles<'_>,
     rows: Range<usize>,
 ) {
-    let pair = |panels| Pair { dtype: product.w.dtype, n_in: product.w.n_in, panels };
-    if let Some(Store::Panels(gate)) = product.gate.map(|gate| &gate.store) {
-        let pair = pair([w.panel(index), gate.panel(index)]);
+    let (w, mut lent) = (product.w, std::mem::take(&mut workspace.lent));
+    let [one, two] = &mut lent;
+    let pair = |panels| Pair { dtype: w.dtype, n_in: w.n_in, panels };
+    if let Some(gate) = product.gate {
+        let pair = pair([w.panel(index, one), gate.panel(index, two)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [up, gate]| {
             let mut gated = *up;
             simd.gate(gate, &mut gated);
             product.put(row, index * PANEL, &gated);
         });
     } else {
-        let (first, last) = (2 * index, w.len() - 1);
+        let (first, last) = (2 * index, w.n_panels() - 1);
         // An odd last panel is multiplied with itself for company.
-        let pair = pair([w.panel(first), w.panel(last.min(first + 1))]);
+        let pair = pair([w.panel(first, one), w.panel(last.min(first + 1), two)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [a, b]| {
             product.put(row, first * PANEL, a);
             if first < last {
@@ -278,6 +280,7 @@ fn blocked<S: Simd>(
             }
         });
     }
+    workspace.lent = lent;
 }
 
 /// Computes every product on one input. Shapes have been checked.
@@ -305,9 +308,7 @@ pub(crate) fn gated_ffn(
     y: &mut [f32],
 ) {
     let product = |w, y, gate| Some(Product { w, bias: None, y: Shards::new(y), accumulate: false, gate });
-    if let (Store::Panels(_), Store::Panels(_)) = (&gate.store, &up.store)
-        && gate.dtype == up.dtype
-    {
+    if uses_panels(isa, up.dtype) && gate.dtype == up.dtype {
         return run(isa, pool, scratch, input, &[product(up, y, Some(gate)), None, None, None]);
     }
     let (rows, n_ff) = (input.rows(), gate.n_out);

@@ -6,7 +6,7 @@ use super::*;
 use crate::{KvOptions, OpenOptions, SessionOptions};
 
 fn model() -> Model {
-    Model::bundled(OpenOptions { n_threads: Some(1), progress: None }).unwrap()
+    Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap()
 }
 
 fn file(name: &str) -> PathBuf {

@@ -221,7 +221,6 @@ pub(crate) fn is_float(dtype: DType) -> bool {
 #[derive(Debug)]
 pub(crate) struct Panels {
     dtype: DType,
-    n_out: usize,
     n_in: usize,
     lines: Lines,
     panel_lines: usize,
@@ -239,10 +238,7 @@ impl Panels {
         n_in: usize,
         rows: &[u8],
     ) -> Result<Self, BackendError> {
-        let panel_lines = match Spec::of(dtype) {
-            Some(spec) => Layout::of(spec).panel_lines(n_in),
-            None => (n_in * dtype.block_bytes() * PANEL).div_ceil(64),
-        };
+        let panel_lines = panel_lines(dtype, n_in);
         let n_panels = n_out.div_ceil(PANEL);
         let n_lines = n_panels.checked_mul(panel_lines);
         let n_lines = n_lines.ok_or(BackendError::OutOfMemory { bytes: usize::MAX, what: "weights" })?;
@@ -252,20 +248,9 @@ impl Panels {
         pool.for_each(n_panels, &|index| {
             // SAFETY: every panel is taken by one call of this job.
             let panel = unsafe { panels.part(index * panel_lines..(index + 1) * panel_lines) };
-            let first = index * PANEL;
-            let row = |r: usize| (first + r < n_out).then(|| &rows[(first + r) * row_bytes..][..row_bytes]);
-            match Spec::of(dtype) {
-                Some(spec) => put_coded(dtype, spec, row, n_in, panel),
-                None if dtype == DType::F32 => put_floats::<4>(row, panel),
-                None => put_floats::<2>(row, panel),
-            }
+            put_panel(dtype, n_in, panel_rows(rows, row_bytes, index), row_bytes, panel);
         });
-        Ok(Self { dtype, n_out, n_in, lines, panel_lines })
-    }
-
-    /// Number of panels.
-    pub fn len(&self) -> usize {
-        self.n_out.div_ceil(PANEL)
+        Ok(Self { dtype, n_in, lines, panel_lines })
     }
 
     /// The lines of panel `index`.
@@ -293,6 +278,38 @@ impl Panels {
                 }
             }
         }
+    }
+}
+
+/// Lines of a panel of rows of `n_in` weights.
+fn panel_lines(dtype: DType, n_in: usize) -> usize {
+    match Spec::of(dtype) {
+        Some(spec) => Layout::of(spec).panel_lines(n_in),
+        None => (n_in * dtype.block_bytes() * PANEL).div_ceil(64),
+    }
+}
+
+/// The rows of panel `index`: sixteen, or as many as there are.
+fn panel_rows(rows: &[u8], row_bytes: usize, index: usize) -> &[u8] {
+    &rows[index * PANEL * row_bytes..rows.len().min((index + 1) * PANEL * row_bytes)]
+}
+
+/// Lays out panel `index` of `rows` (rows of `n_in` weights, whose length has been checked) in `lines`, which are used again
+/// from panel to panel: for weights that stay as they are in the file.
+pub(crate) fn lay_out(dtype: DType, n_in: usize, rows: &[u8], index: usize, lines: &mut Vec<Line>) {
+    let row_bytes = dtype.row_bytes(n_in).expect("a matrix has whole blocks");
+    lines.clear();
+    lines.resize(panel_lines(dtype, n_in), Line::ZERO);
+    put_panel(dtype, n_in, panel_rows(rows, row_bytes, index), row_bytes, lines);
+}
+
+/// Fills a zeroed panel from at most 16 rows.
+fn put_panel(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panel: &mut [Line]) {
+    let row = |r: usize| rows.get(r * row_bytes..(r + 1) * row_bytes);
+    match Spec::of(dtype) {
+        Some(spec) => put_coded(dtype, spec, row, n_in, panel),
+        None if dtype == DType::F32 => put_floats::<4>(row, panel),
+        None => put_floats::<2>(row, panel),
     }
 }
 
