@@ -39,8 +39,10 @@ pub struct DeviceInfo {
     pub name: String,
     /// The kernel set in use, such as `avx512+vnni`.
     pub kernels: String,
-    /// Threads that work on an op.
+    /// Threads that work on an op, or the multiprocessors of a GPU.
     pub n_threads: usize,
+    /// What `n_threads` counts: `threads` or `SMs`.
+    pub thread_unit: &'static str,
 }
 
 /// Which kernel a device runs for one op and type, for `kvant doctor`.
@@ -107,6 +109,22 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn info(&self) -> DeviceInfo;
     /// The kernel for every op and type this device has.
     fn kernel_choices(&self) -> Vec<KernelChoice>;
+
+    /// Memory that is free for weights and caches, in bytes, where the device has memory of its own.
+    fn free_bytes(&self) -> Result<Option<usize>> {
+        Ok(None)
+    }
+
+    /// Runs `ops`, the ops of one step of `rows` rows. Nothing is read back in them, so that a device may record them
+    /// and run them as a whole when they end.
+    fn step<T, E: From<BackendError>>(
+        &self,
+        rows: usize,
+        ops: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let _ = rows;
+        ops()
+    }
 
     /// A zeroed buffer of `len` values.
     fn buffer(&self, len: usize) -> Result<Self::Buffer>;

@@ -148,10 +148,11 @@ pub fn summary(model: &Model, kv: &KvUse, stats: &Stats) -> String {
     let ratio = kv.bytes_f16 as f64 / kv.bytes.max(1) as f64;
     let notes: String = kv.notes.iter().map(|note| format!(" | {note}")).collect();
     format!(
-        "{} ({}, {} threads) | prompt {} tok, {:.1} tok/s | decode {} tok, {:.1} tok/s | KV {}/{}: {} tok in {}, f16 {} ({ratio:.2}x){notes}",
+        "{} ({}, {} {}) | prompt {} tok, {:.1} tok/s | decode {} tok, {:.1} tok/s | KV {}/{}: {} tok in {}, f16 {} ({ratio:.2}x){notes}",
         device.name,
         device.kernels,
         device.n_threads,
+        device.thread_unit,
         stats.n_prompt,
         stats.prompt_tps(),
         stats.n_gen,

@@ -95,6 +95,7 @@ impl Backend for CpuDevice {
             name: "cpu".to_owned(),
             kernels: format!("{}{}", self.isa.name(), if self.repack { "" } else { ", no repack" }),
             n_threads: self.pool.n_threads(),
+            thread_unit: "threads",
         }
     }
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytemuck::NoUninit;
 
 use crate::memory::{Arena, Block};
-use crate::module::Compiler;
-use crate::{CudaError, Define, Gpu, KernelId, Launch, ModuleId, Source};
+use crate::module::{Build, Compiler};
+use crate::{CudaError, CudaVersion, Define, Gpu, KernelId, Launch, ModuleId, Source};
 
 /// A device, its compiled kernels and its memory.
 pub struct Context {
@@ -39,9 +39,14 @@ impl Context {
     /// A context on `gpu`. Nothing is compiled yet.
     ///
     /// # Errors
-    /// [`CudaError::NoNvrtc`].
+    /// [`CudaError::NoNvrtc`], or [`CudaError::OldDriver`] when the driver cannot load what the compiler makes.
     pub fn new(gpu: Arc<dyn Gpu>) -> Result<Self, CudaError> {
         let compiler = Compiler::find()?;
+        let (found, needed) = (gpu.properties().driver, compiler.version());
+        if found < needed {
+            let why = "the version of NVRTC here (update the driver, or install an older nvidia-cuda-nvrtc)";
+            return Err(CudaError::OldDriver { found, needed, why });
+        }
         let arena = Arena::new(Arc::clone(&gpu));
         Ok(Self { gpu, compiler, loaded: Mutex::default(), arena })
     }
@@ -49,6 +54,16 @@ impl Context {
     /// The device.
     pub fn gpu(&self) -> &dyn Gpu {
         &*self.gpu
+    }
+
+    /// The version of the compiler.
+    pub fn nvrtc(&self) -> CudaVersion {
+        self.compiler.version()
+    }
+
+    /// Compiles a source for this device without loading it.
+    pub(crate) fn compile(&self, build: &Build) -> Result<(), CudaError> {
+        self.compiler.ptx(build.source, &build.defines, self.gpu.properties().arch).map(drop)
     }
 
     /// Where memory comes from.

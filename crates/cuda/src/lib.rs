@@ -10,17 +10,23 @@
 
 mod builds;
 mod context;
+mod device;
 mod driver;
 mod error;
 mod gpu;
+mod matrix;
 mod memory;
 mod module;
 mod norm;
 mod nvrtc;
 mod recorder;
+mod rope;
+mod silu;
 
 pub use context::Context;
+pub use device::CudaDevice;
 pub use error::{CudaError, CudaVersion};
 pub use gpu::{DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
+pub use matrix::CudaMatrix;
 pub use memory::{CudaBuffer, CudaPage, PageAddresses};
 pub use module::{Define, Header, Source};

@@ -133,11 +133,13 @@ impl<B: Backend> Decoder<B> {
         self.config.rope.angles(start, rows, &mut act.angles.1);
         backend.write(&mut act.angles.0, &act.angles.1)?;
         backend.embed(&self.weights.embedding, tokens, &mut act.x)?;
-        for (index, layer) in self.weights.layers.iter().enumerate() {
-            self.attention(backend, layer, cache, index, act, start, rows)?;
-            self.feed_forward(backend, layer, act, rows)?;
-        }
-        self.output(backend, act, rows, want)
+        backend.step(rows, || {
+            for (index, layer) in self.weights.layers.iter().enumerate() {
+                self.attention(backend, layer, cache, index, act, start, rows)?;
+                self.feed_forward(backend, layer, act, rows)?;
+            }
+            self.output(backend, act, rows, want)
+        })
     }
 
     /// Appends `rows` tokens (at most `max_rows`) with random keys and values: a context of any depth in little time,

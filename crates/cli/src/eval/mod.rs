@@ -165,7 +165,7 @@ fn bar(label: &'static str, results: &ResultArgs) -> ProgressBar {
 fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Path>) -> About {
     let device = loaded.map(|model| {
         let device = model.device();
-        format!("{} ({}, {} threads)", device.name, device.kernels, device.n_threads)
+        format!("{} ({}, {} {})", device.name, device.kernels, device.n_threads, device.thread_unit)
     });
     About {
         model: loaded.map_or_else(String::new, |_| model.name()),

@@ -1,0 +1,254 @@
+//! A GPU as a [`Backend`]: checks shapes, then hands addresses to the ops.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvant_backend::{
+    AttendParams, Backend, BackendError, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm, Output, Page,
+    Result, RopeParams, WeightSource,
+};
+
+use crate::driver::Driver;
+use crate::norm::NormParts;
+use crate::{Context, CudaBuffer, CudaError, CudaMatrix, CudaPage, CudaVersion, Gpu, rope};
+
+/// The variable that switches the recording of decode steps off.
+const GRAPH: &str = "KVANT_CUDA_GRAPH";
+
+/// An NVIDIA GPU.
+pub struct CudaDevice {
+    cx: Context,
+    name: String,
+    /// Whether decode steps are recorded and run as a whole.
+    records: bool,
+    /// Whether a decode step has run, so that its kernels are compiled and loaded: that is not to be recorded.
+    is_warm: AtomicBool,
+}
+
+impl CudaDevice {
+    /// Opens device `index`. Decode steps run as CUDA graphs unless `KVANT_CUDA_GRAPH=0`.
+    ///
+    /// # Errors
+    /// What is missing or too old: the driver, the compiler, the device. [`BackendError::Setting`] when the variable has
+    /// another value than 0 or 1.
+    pub fn open(index: usize) -> Result<Self> {
+        let records = match std::env::var(GRAPH).ok().as_deref() {
+            None | Some("1") => true,
+            Some("0") => false,
+            Some(got) => {
+                let (expected, got) = ("0 or 1".to_owned(), got.to_owned());
+                return Err(BackendError::Setting { name: GRAPH, expected, got });
+            }
+        };
+        Ok(Self::new(Arc::new(Driver::open(index)?), format!("cuda:{index}"), records)?)
+    }
+
+    pub(crate) fn new(
+        gpu: Arc<dyn Gpu>,
+        name: String,
+        records: bool,
+    ) -> std::result::Result<Self, CudaError> {
+        let cx = Context::new(gpu)?;
+        Ok(Self { cx, name, records, is_warm: AtomicBool::new(false) })
+    }
+
+    /// The product's name, such as `NVIDIA H200`.
+    pub fn product(&self) -> &str {
+        &self.cx.gpu().properties().name
+    }
+
+    /// The newest CUDA the driver supports.
+    pub fn driver(&self) -> CudaVersion {
+        self.cx.gpu().properties().driver
+    }
+
+    /// The version of the compiler.
+    pub fn nvrtc(&self) -> CudaVersion {
+        self.cx.nvrtc()
+    }
+
+    /// Memory of the device, in bytes.
+    pub fn total_bytes(&self) -> usize {
+        self.cx.gpu().properties().total_bytes
+    }
+
+    /// Compiles every kernel for this device. Returns how many sources and variants there are.
+    ///
+    /// # Errors
+    /// The first that does not compile.
+    pub fn compile_all(&self) -> std::result::Result<usize, CudaError> {
+        let builds = crate::builds::builds();
+        builds.iter().try_for_each(|build| self.cx.compile(build))?;
+        Ok(builds.len())
+    }
+}
+
+/// Weight and eps of a norm over `len` values.
+fn norm_parts(op: &'static str, norm: Norm<'_, CudaBuffer>, len: usize) -> Result<NormParts> {
+    BackendError::check(op, "length of the norm's weight", len, norm.weight.len())?;
+    Ok(NormParts { weight: norm.weight.ptr(), eps: norm.eps })
+}
+
+fn missing(op: &'static str) -> BackendError {
+    BackendError::Unsupported { op, wanted: "CUDA".to_owned(), has: "no such kernel yet".to_owned() }
+}
+
+impl Backend for CudaDevice {
+    type Buffer = CudaBuffer;
+    type Matrix = CudaMatrix;
+    type Page = CudaPage;
+
+    fn info(&self) -> DeviceInfo {
+        let properties = self.cx.gpu().properties();
+        DeviceInfo {
+            name: self.name.clone(),
+            kernels: format!("{}, sm_{}", properties.name, properties.arch),
+            n_threads: properties.n_sms as usize,
+            thread_unit: "SMs",
+        }
+    }
+
+    fn kernel_choices(&self) -> Vec<KernelChoice> {
+        Vec::new()
+    }
+
+    fn free_bytes(&self) -> Result<Option<usize>> {
+        Ok(Some(self.cx.gpu().free_bytes()?))
+    }
+
+    fn step<T, E: From<BackendError>>(
+        &self,
+        rows: usize,
+        ops: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let is_decode = rows == 1;
+        if !(self.records && is_decode && self.is_warm.load(Ordering::Acquire)) {
+            let result = ops()?;
+            self.is_warm.fetch_or(is_decode, Ordering::Release);
+            return Ok(result);
+        }
+        let recording = Recording::begin(self.cx.gpu()).map_err(BackendError::from)?;
+        let result = ops()?;
+        recording.run().map_err(BackendError::from)?;
+        Ok(result)
+    }
+
+    fn buffer(&self, len: usize) -> Result<CudaBuffer> {
+        Ok(CudaBuffer::zeroed(self.cx.arena(), len)?)
+    }
+
+    fn write(&self, dst: &mut CudaBuffer, src: &[f32]) -> Result<()> {
+        BackendError::check_at_least("write", "length of the buffer", src.len(), dst.len())?;
+        Ok(self.cx.gpu().write(dst.ptr(), bytemuck::cast_slice(src))?)
+    }
+
+    fn read(&self, src: &CudaBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
+        let end = offset.saturating_add(dst.len());
+        BackendError::check_at_least("read", "length of the buffer", end, src.len())?;
+        let from = src.ptr() + (offset * size_of::<f32>()) as u64;
+        Ok(self.cx.gpu().read(from, bytemuck::cast_slice_mut(dst))?)
+    }
+
+    fn matrix(&self, source: WeightSource) -> Result<CudaMatrix> {
+        CudaMatrix::new(&self.cx, &source)
+    }
+
+    fn page(&self, n_bytes: usize) -> Result<CudaPage> {
+        Ok(CudaPage::zeroed(self.cx.arena(), n_bytes)?)
+    }
+
+    fn read_page(&self, page: &CudaPage, dst: &mut [u8]) -> Result<()> {
+        BackendError::check("read_page", "bytes of the destination", page.n_bytes(), dst.len())?;
+        Ok(self.cx.gpu().read(page.ptr(), dst)?)
+    }
+
+    fn write_page(&self, page: &mut CudaPage, src: &[u8]) -> Result<()> {
+        BackendError::check("write_page", "bytes of the source", page.n_bytes(), src.len())?;
+        Ok(self.cx.gpu().write(page.ptr(), src)?)
+    }
+
+    fn embed(&self, _table: &CudaMatrix, _tokens: &[u32], _out: &mut CudaBuffer) -> Result<()> {
+        Err(missing("embed"))
+    }
+
+    fn project(&self, _input: Input<'_, Self>, _outputs: &mut [Output<'_, Self>]) -> Result<()> {
+        Err(missing("project"))
+    }
+
+    fn gated_ffn(
+        &self,
+        _input: Input<'_, Self>,
+        _gate: &CudaMatrix,
+        _up: &CudaMatrix,
+        _y: &mut CudaBuffer,
+    ) -> Result<()> {
+        Err(missing("gated_ffn"))
+    }
+
+    fn rope(
+        &self,
+        x: &mut CudaBuffer,
+        rows: usize,
+        heads: Heads,
+        norm: Option<Norm<'_, CudaBuffer>>,
+        params: RopeParams,
+        angles: &CudaBuffer,
+    ) -> Result<()> {
+        const OP: &str = "rope";
+        let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
+        BackendError::check_at_least(OP, "length of the heads", len, x.len())?;
+        BackendError::check_at_least(OP, "size of a head", params.n_rot, heads.dim)?;
+        BackendError::check(OP, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
+        let n_angles = rows.saturating_mul(params.n_rot);
+        BackendError::check_at_least(OP, "length of the angles", n_angles, angles.len())?;
+        let norm = norm.map(|norm| norm_parts(OP, norm, heads.dim)).transpose()?;
+        Ok(rope::rope(&self.cx, x.ptr(), rows, heads, norm, params, angles.ptr())?)
+    }
+
+    fn kv_append(
+        &self,
+        _layer: &mut KvLayer<CudaPage>,
+        _k: &CudaBuffer,
+        _v: &CudaBuffer,
+        _rows: usize,
+    ) -> Result<()> {
+        Err(missing("kv_append"))
+    }
+
+    fn attend(
+        &self,
+        _params: &AttendParams,
+        _q: &CudaBuffer,
+        _layer: &KvLayer<CudaPage>,
+        _out: &mut CudaBuffer,
+    ) -> Result<()> {
+        Err(missing("attend"))
+    }
+}
+
+/// A recording in progress; what was recorded is dropped unless it is run.
+struct Recording<'a> {
+    gpu: &'a dyn Gpu,
+    is_done: bool,
+}
+
+impl<'a> Recording<'a> {
+    fn begin(gpu: &'a dyn Gpu) -> std::result::Result<Self, CudaError> {
+        gpu.begin()?;
+        Ok(Self { gpu, is_done: false })
+    }
+
+    fn run(mut self) -> std::result::Result<(), CudaError> {
+        self.is_done = true;
+        self.gpu.end(true)
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            // The error that led here is the one to report.
+            let _ = self.gpu.end(false);
+        }
+    }
+}
