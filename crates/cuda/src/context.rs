@@ -77,8 +77,7 @@ impl Context {
     /// # Errors
     /// [`CudaError::OutOfMemory`].
     pub fn scratch(&self, bytes: usize) -> Result<Block, CudaError> {
-        // Few sizes, so that the next request finds the memory of the last one.
-        self.arena.take(bytes.next_power_of_two())
+        self.arena.take_scratch(bytes)
     }
 
     /// The kernel `name` of `source`, compiled at the first call.

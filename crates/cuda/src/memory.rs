@@ -2,12 +2,13 @@
 //!
 //! A page of the cache is a few KB and a long context has hundreds of thousands, while the driver takes microseconds
 //! for an allocation and rounds it up to 2 MB. So blocks up to 1 MiB come from *slabs* of equal slots; larger ones from
-//! the driver. A slab without a block in use goes back to the driver, but for one per size.
+//! the driver. A slab without a block in use goes back to the driver, but for one per size. Large scratch memory is
+//! kept for the next op, until the device runs out.
 //!
 //! All work on a device runs in order, so a block can be handed out again while kernels that use it are still queued.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvant_backend::{Page, PageTable};
 
@@ -26,6 +27,8 @@ const MIN_ADDRESSES: usize = 16;
 pub(crate) struct Arena {
     gpu: Arc<dyn Gpu>,
     classes: Mutex<HashMap<usize, Class>>,
+    /// Large scratch blocks that nobody uses, by size.
+    kept: Mutex<HashMap<usize, Vec<DevicePtr>>>,
 }
 
 /// The slabs of one slot size, by address.
@@ -34,6 +37,8 @@ struct Class {
     slabs: BTreeMap<DevicePtr, Slab>,
     /// Slabs that have a free slot.
     open: Vec<DevicePtr>,
+    /// The slab that was emptied last.
+    spare: Option<DevicePtr>,
 }
 
 /// Equal slots in a row.
@@ -47,7 +52,7 @@ struct Slab {
 
 impl Arena {
     pub fn new(gpu: Arc<dyn Gpu>) -> Arc<Self> {
-        Arc::new(Self { gpu, classes: Mutex::default() })
+        Arc::new(Self { gpu, classes: Mutex::default(), kept: Mutex::default() })
     }
 
     /// At least `bytes` of memory that may hold anything.
@@ -64,45 +69,79 @@ impl Arena {
         Ok(block)
     }
 
+    /// At least `bytes` for the time being. Few sizes, so that the next request finds the memory of the last one.
+    pub fn take_scratch(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
+        let bytes = bytes.max(UNIT).next_power_of_two();
+        let kept = locked(&self.kept).get_mut(&bytes).and_then(Vec::pop);
+        match kept {
+            Some(ptr) => Ok(Block { arena: Arc::clone(self), ptr, bytes, is_kept: true }),
+            None => self.take(bytes).map(|mut block| {
+                block.is_kept = bytes > MAX_SLOT;
+                block
+            }),
+        }
+    }
+
     /// A block, and whether it is known to be zero.
     fn take_slot(self: &Arc<Self>, bytes: usize) -> Result<(Block, bool), CudaError> {
         let bytes = bytes.max(1).next_multiple_of(UNIT);
         let (ptr, is_zero) = if bytes > MAX_SLOT {
-            (self.gpu.alloc(bytes)?, false)
+            (self.alloc(bytes)?, false)
         } else {
-            self.classes().entry(bytes).or_default().take(&*self.gpu, bytes)?
+            locked(&self.classes).entry(bytes).or_default().take(self, bytes)?
         };
-        Ok((Block { arena: Arc::clone(self), ptr, bytes }, is_zero))
+        Ok((Block { arena: Arc::clone(self), ptr, bytes, is_kept: false }, is_zero))
     }
 
-    fn give_back(&self, ptr: DevicePtr, bytes: usize) {
-        if bytes > MAX_SLOT {
+    /// Memory from the driver; gives up the kept blocks before it fails.
+    fn alloc(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
+        self.gpu.alloc(bytes).or_else(|error| {
+            let kept = std::mem::take(&mut *locked(&self.kept));
+            if kept.is_empty() {
+                return Err(error);
+            }
+            kept.into_values().flatten().for_each(|ptr| self.gpu.free(ptr));
+            self.gpu.alloc(bytes)
+        })
+    }
+
+    fn give_back(&self, block: &Block) {
+        let Block { ptr, bytes, is_kept, .. } = *block;
+        if is_kept {
+            locked(&self.kept).entry(bytes).or_default().push(ptr);
+        } else if bytes > MAX_SLOT {
             self.gpu.free(ptr);
         } else {
-            self.classes().get_mut(&bytes).expect("the class of a block").give_back(&*self.gpu, ptr, bytes);
+            locked(&self.classes)
+                .get_mut(&bytes)
+                .expect("the class of a block")
+                .give_back(&*self.gpu, ptr, bytes);
         }
     }
+}
 
-    fn classes(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Class>> {
-        self.classes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
         // Every block holds the arena, so no slot is in use.
-        for class in self.classes().values() {
-            class.slabs.keys().for_each(|&base| self.gpu.free(base));
-        }
+        let slabs =
+            locked(&self.classes).values().flat_map(|class| class.slabs.keys().copied()).collect::<Vec<_>>();
+        let kept = std::mem::take(&mut *locked(&self.kept)).into_values().flatten();
+        slabs.into_iter().chain(kept).for_each(|ptr| self.gpu.free(ptr));
     }
 }
 
 impl Class {
-    fn take(&mut self, gpu: &dyn Gpu, slot_bytes: usize) -> Result<(DevicePtr, bool), CudaError> {
+    /// A slot, and whether it is zero.
+    fn take(&mut self, arena: &Arena, slot_bytes: usize) -> Result<(DevicePtr, bool), CudaError> {
         let n_slots = n_slots(slot_bytes);
         if self.open.is_empty() {
-            let base = gpu.alloc(n_slots as usize * slot_bytes)?;
-            gpu.zero(base, n_slots as usize * slot_bytes).inspect_err(|_| gpu.free(base))?;
+            let base = arena.alloc(n_slots as usize * slot_bytes)?;
+            let zeroed = arena.gpu.zero(base, n_slots as usize * slot_bytes);
+            zeroed.inspect_err(|_| arena.gpu.free(base))?;
             self.slabs.insert(base, Slab { free: Vec::new(), fresh: 0, used: 0 });
             self.open.push(base);
         }
@@ -129,14 +168,20 @@ impl Class {
         let slot = (ptr - base) / slot_bytes as u64;
         slab.free.push(u32::try_from(slot).expect("a slab has few slots"));
         slab.used -= 1;
-        let is_empty = slab.used == 0;
         if was_full {
             self.open.push(base);
         }
-        if is_empty && self.slabs.values().filter(|slab| slab.used == 0).count() > 1 {
-            self.slabs.remove(&base);
-            self.open.retain(|&open| open != base);
-            gpu.free(base);
+        if slab.used > 0 {
+            return;
+        }
+        match self.spare.replace(base) {
+            // It may have been used since it was put aside, or be the same one.
+            Some(other) if other != base && self.slabs[&other].used == 0 => {
+                self.slabs.remove(&other);
+                self.open.retain(|&open| open != other);
+                gpu.free(other);
+            }
+            _ => {}
         }
     }
 }
@@ -151,6 +196,8 @@ pub struct Block {
     arena: Arc<Arena>,
     ptr: DevicePtr,
     bytes: usize,
+    /// Whether it is large scratch memory, to be kept for the next op.
+    is_kept: bool,
 }
 
 impl Block {
@@ -162,7 +209,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.arena.give_back(self.ptr, self.bytes);
+        self.arena.give_back(self);
     }
 }
 
@@ -253,7 +300,7 @@ impl PageAddresses {
     /// # Errors
     /// When memory runs out or the device cannot be written.
     pub(crate) fn on_device(&self, cx: &Context) -> Result<DevicePtr, CudaError> {
-        let mut device = self.on_device.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut device = locked(&self.on_device);
         let bytes = |len: usize| len * size_of::<DevicePtr>();
         let len = self.addresses.len();
         if device.block.as_ref().is_none_or(|block| block.bytes < bytes(len)) {
