@@ -317,6 +317,33 @@ fn measurements_have_the_promised_keys_and_agree_with_each_other() {
 }
 
 #[test]
+fn a_profile_tells_every_stage_of_every_depth() {
+    let args = [
+        "bench",
+        "--profile",
+        "-d",
+        "64,32",
+        "-ctk",
+        "q8_0,turbo3",
+        "-ctv",
+        "turbo3",
+        "-r",
+        "1",
+        "-o",
+        "json",
+    ];
+    let rows = json(&kvant_with(&args, &[]));
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 2 * 5);
+    for row in rows {
+        assert!(row["ms_per_token"].as_f64().unwrap() > 0.0 && row["ns_per_pair"].as_f64().unwrap() > 0.0);
+    }
+    let scalar = kvant_with(&["bench", "--profile", "-d", "64"], &[("KVANT_ISA", "scalar")]);
+    assert_refused(&scalar, 1, &["attend", "scalar", "vector"]);
+    assert_refused(&kvant(&["bench", "--profile"]), 2, &["--profile", "-d"]);
+}
+
+#[test]
 fn measurements_of_bad_input_are_refused_in_one_line() {
     let dir = scratch("eval");
     let path = |name: &str| dir.join(name).display().to_string();

@@ -60,6 +60,25 @@ impl CpuDevice {
         Ok(Self::new(Isa::from_env()?, n_threads))
     }
 
+    /// [`Backend::attend`] with stages of its reading left out, to measure what each costs.
+    ///
+    /// # Errors
+    /// As [`Backend::attend`]; [`BackendError::Unsupported`] for the scalar kernels.
+    pub fn attend_staged(
+        &self,
+        stage: attend::Stage,
+        params: &AttendParams,
+        q: &CpuBuffer,
+        layer: &KvLayer<CpuPage>,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let mut scratch = self.attend.lock().unwrap_or_else(PoisonError::into_inner);
+        let (q, out) = (q.as_slice(), out.as_mut_slice());
+        attend::staged(self.isa, stage, &mut scratch, |scratch| {
+            attend::attend(self.isa, &self.pool, scratch, params, q, layer, out)
+        })
+    }
+
     /// The threads in use.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool

@@ -21,6 +21,7 @@ mod roofline;
 mod rope;
 mod shards;
 
+pub use attend::Stage;
 pub use buffer::CpuBuffer;
 pub use device::CpuDevice;
 pub use isa::{Avx2, Avx512, Isa};

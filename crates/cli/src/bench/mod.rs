@@ -4,6 +4,7 @@
 
 mod list;
 mod measure;
+mod profile;
 mod rows;
 
 use clap::Args;
@@ -53,6 +54,9 @@ pub struct BenchArgs {
     /// Measure this machine's read bandwidth too, and say how much of it decoding uses
     #[arg(long)]
     roofline: bool,
+    /// Instead: time the attention of one token at each depth with the stages of its reading left out one by one
+    #[arg(long, conflicts_with_all = ["roofline", "real_fill"])]
+    profile: bool,
     /// How to print the table
     #[arg(short = 'o', long, value_enum, default_value = "md")]
     output: Format,
@@ -66,6 +70,9 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         false => None,
     };
     let (name, model) = args.open()?;
+    if args.profile {
+        return profile::profile(&args, &name, &model);
+    }
     let tests = args.tests();
     let n_ctx = tests.iter().map(Test::tokens).max().unwrap_or(0).max(1);
     let bench = Bench { repetitions: args.repetitions.max(1), real_fill: args.real_fill };

@@ -13,6 +13,7 @@ use super::kernels::{
     ScoreCodes, ScoreFloats, Scores, Softmax,
 };
 use super::query::Queries;
+use super::stage::Stage;
 use crate::lanes::{Lanes, Rotate, Way, prefetch};
 use crate::shards::Shards;
 use crate::{CpuPage, Pool};
@@ -33,6 +34,8 @@ pub(crate) struct Scratch {
     shares: Vec<Share>,
     /// Parts of the tokens that are done, `[KV heads · query blocks]`.
     done: Vec<AtomicUsize>,
+    /// How much of the tiles is read: everything, but while it is measured.
+    pub(super) stage: Stage,
 }
 
 /// The softmax so far: `out / sum` is the mean of the values seen, weighted by 2^(score - max).
@@ -70,6 +73,7 @@ struct Local {
     octets: Vec<[u8; EXPANDED_BYTES]>,
     /// One output `[v_dim]`.
     row: Vec<f32>,
+    stage: Stage,
 }
 
 /// How a step is cut into items: (KV head, block of queries, part of the tokens).
@@ -113,6 +117,7 @@ pub(super) fn attend<L: Lanes>(
     scratch.threads.resize_with(n_threads.max(scratch.threads.len()), Local::default);
     let n_shares = if cut.parts > 1 { n_items } else { n_threads };
     scratch.shares.resize_with(n_shares.max(scratch.shares.len()), Share::default);
+    scratch.threads.iter_mut().for_each(|local| local.stage = scratch.stage);
     scratch.done.clear();
     scratch.done.resize_with(p.n_kv_heads * cut.query_blocks, AtomicUsize::default);
 
@@ -300,7 +305,7 @@ impl Local {
     fn score<L: Lanes>(&mut self, lanes: L, keys: &Block, next: &Block) {
         for run in keys.runs() {
             for t in (0..run.tiles).step_by(2) {
-                next.fetch(run.first + t..run.first + t + 2);
+                self.fetch(next, run.first + t..run.first + t + 2);
                 // A last tile without a neighbour is its own; what that scores lands in the slack or is overwritten.
                 let pair = [t, (t + 1).min(run.tiles - 1)].map(|t| run.tile(t));
                 match Coding::of(run.layout.dtype()) {
@@ -308,6 +313,12 @@ impl Local {
                     None => self.score_floats(lanes, run.layout, pair, run.first + t),
                 }
             }
+        }
+    }
+
+    fn fetch(&self, block: &Block, tiles: Range<usize>) {
+        if self.stage.fetches() {
+            block.fetch(tiles);
         }
     }
 
@@ -332,14 +343,14 @@ impl Local {
         let query_planes = self.queries.rows.len() / (n * layout.dim().div_ceil(BLOCK));
         for block in 0..layout.n_blocks() {
             let blocks = tiles.map(|tile| &tile[block * block_bytes..][..block_bytes]);
-            let scales = blocks.map(|block| block.first_chunk().expect("16 scales"));
-            let mut planes = blocks.map(|block| &block[SCALE_BYTES..]);
-            let mut read_as = coding;
-            if n > MOST_QUERIES && coding != Coding::Whole {
+            let scales = blocks.map(|block| self.stage.scales(block));
+            let staged = blocks.map(|block| self.stage.planes(coding, &block[SCALE_BYTES..]));
+            let (mut read_as, mut planes) = (staged[0].0, staged.map(|(_, planes)| planes));
+            if n > MOST_QUERIES && read_as != Coding::Whole {
                 let (first, second) = self.octets.split_at_mut(octets);
                 for (planes, expanded) in planes.into_iter().zip([&mut *first, &mut *second]) {
                     for (octet, out) in expanded.iter_mut().enumerate().take(octets) {
-                        lanes.run(Expand { coding, planes, octet, out });
+                        lanes.run(Expand { coding: read_as, planes, octet, out });
                     }
                 }
                 planes = [first, second].map(|octets| octets.as_flattened());
@@ -380,7 +391,7 @@ impl Local {
     }
 
     fn mix_floats<L: Lanes>(&self, lanes: L, run: &Run, next: &Block, out: &mut [Lane]) {
-        next.fetch(run.first..run.first + run.tiles);
+        self.fetch(next, run.first..run.first + run.tiles);
         let width = run.layout.dim() / 16;
         let chunks = self.scores.chunks(MOST_QUERIES).zip(self.shrink.as_flattened().chunks(MOST_QUERIES));
         for ((p, factors), out) in chunks.zip(out.chunks_mut(MOST_QUERIES * width)) {
@@ -396,10 +407,14 @@ impl Local {
         let (octets, block_bytes) = (layout.block_dims() / OCTET_DIMS, layout.block_bytes());
         for block in 0..layout.n_blocks() {
             let bytes = &run.bytes[block * block_bytes..];
+            let (scales, scale_stride) = match self.stage {
+                Stage::Nothing => (&self.stage.scales(bytes)[..], 0),
+                _ => (bytes, stride),
+            };
             lanes.run(RoundWeights {
                 p: &self.scores,
-                scales: bytes,
-                stride,
+                scales,
+                stride: scale_stride,
                 tiles: run.tiles,
                 tile: run.first,
                 meaning,
@@ -410,11 +425,12 @@ impl Local {
             });
             for octet in 0..octets {
                 let (at, of) = (block * octets + octet, width / 2);
-                next.fetch(run.first + at * run.tiles / of..run.first + (at + 1) * run.tiles / of);
-                let mut codes = (coding, &bytes[SCALE_BYTES..], stride, octet);
-                if n > MOST_QUERIES && coding != Coding::Whole {
+                self.fetch(next, run.first + at * run.tiles / of..run.first + (at + 1) * run.tiles / of);
+                let mut codes = self.staged_octet(coding, bytes, run, octet);
+                if n > MOST_QUERIES && codes.0 != Coding::Whole {
+                    let (coding, planes, ..) = codes;
                     for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
-                        lanes.run(Expand { coding, planes: &codes.1[t * stride..], octet, out });
+                        lanes.run(Expand { coding, planes: &planes[t * stride..], octet, out });
                     }
                     codes = (Coding::Whole, self.octets.as_flattened(), EXPANDED_BYTES, 0);
                 }
@@ -438,6 +454,30 @@ impl Local {
                 }
             }
         }
+    }
+}
+
+impl Local {
+    /// Coding, planes, stride from tile to tile and index of the octet to read, for a block of values at `bytes`.
+    fn staged_octet<'a>(
+        &self,
+        coding: Coding,
+        bytes: &'a [u8],
+        run: &Run,
+        octet: usize,
+    ) -> (Coding, &'a [u8], usize, usize) {
+        if !self.stage.is_blank() {
+            let (coding, planes) = self.stage.planes(coding, &bytes[SCALE_BYTES..]);
+            return (coding, planes, run.tile_bytes, octet);
+        }
+        let octets = run.layout.block_dims() / OCTET_DIMS;
+        let share = (run.layout.block_bytes() - SCALE_BYTES) / octets;
+        let mut blank = self.stage.planes(coding, &[]);
+        for t in 0..run.tiles {
+            let planes = &bytes[t * run.tile_bytes + SCALE_BYTES..];
+            blank = self.stage.planes(coding, &planes[octet * share..][..share]);
+        }
+        (blank.0, blank.1, 0, 0)
     }
 }
 

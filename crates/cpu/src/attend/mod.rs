@@ -55,8 +55,10 @@ mod drive;
 mod kernels;
 mod query;
 mod scalar;
+mod stage;
 
 pub(crate) use drive::Scratch;
+pub use stage::Stage;
 
 const OP: &str = "attend";
 
@@ -83,6 +85,29 @@ pub(crate) fn attend(
         _ => scalar::attend(pool, p, q, layer, out),
     }
     Ok(())
+}
+
+/// Calls `job`, in which [`attend`] reads no more of coded tiles than `stage` says.
+///
+/// # Errors
+/// Those of `job`; [`BackendError::Unsupported`] for the scalar kernels, which have no stages.
+pub(crate) fn staged(
+    isa: Isa,
+    stage: Stage,
+    scratch: &mut Scratch,
+    job: impl FnOnce(&mut Scratch) -> Result<()>,
+) -> Result<()> {
+    if isa == Isa::Scalar {
+        return Err(BackendError::Unsupported {
+            op: OP,
+            wanted: "stages of the scalar kernels".to_owned(),
+            has: "stages of the vector kernels".to_owned(),
+        });
+    }
+    scratch.stage = stage;
+    let result = job(scratch);
+    scratch.stage = Stage::All;
+    result
 }
 
 /// What reads tiles of a KV type, for `kvant doctor`.

@@ -5,7 +5,7 @@ use kvant_codec::random::Random;
 use kvant_codec::tile::restore_row;
 use kvant_codec::{DType, Rotation};
 
-use super::{Scratch, attend};
+use super::{Scratch, Stage, attend, staged};
 use crate::append::fixture::{Case, Filled, Rows};
 use crate::{CpuPage, Isa, Pool};
 
@@ -341,6 +341,34 @@ fn thousands_of_tiny_weights_beside_a_large_one_keep_their_mass() {
                         (got - want).abs() <= bound,
                         "{isa:?} {v} at {large}: {got} {want}, bound {bound}"
                     );
+                }
+            }
+        }
+    }
+}
+
+/// Stages that leave something out compute with other numbers, but read within the tiles and stay finite.
+#[test]
+fn stages_are_finite_and_the_last_is_attention() {
+    for k in DType::KV {
+        for (tokens, group, v) in [(150, 3, k), (40, 8, DType::Turbo3)] {
+            let filled = Filled::gaussian(Case { group, ..Case::new(k, v) }, Isa::Scalar, tokens, 33, 4);
+            let q = queries(filled.case, 1, 5);
+            for isa in Isa::available().into_iter().skip(1) {
+                let want = run(isa, &filled, &q, tokens - 1, 1);
+                let mut scratch = Scratch::default();
+                for stage in Stage::ALL {
+                    let mut out = vec![f32::NAN; want.len()];
+                    let params = filled.case.params(tokens, 1);
+                    let pool = Pool::new(2);
+                    staged(isa, stage, &mut scratch, |scratch| {
+                        attend(isa, &pool, scratch, &params, &q, &filled.layer, &mut out)
+                    })
+                    .unwrap();
+                    assert!(out.iter().all(|x| x.is_finite()), "{isa:?} {k}/{v} {}", stage.name());
+                    if stage == Stage::All {
+                        assert_eq!(out, want, "{isa:?} {k}/{v}");
+                    }
                 }
             }
         }

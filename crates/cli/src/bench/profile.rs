@@ -1,0 +1,53 @@
+//! `kvant bench --profile`: decode attention with the stages of its reading left out one by one.
+
+use kvant::{KvOptions, Model, SessionOptions};
+use serde_json::Value;
+
+use super::BenchArgs;
+use crate::failure::Failure;
+use crate::output::{self, Format, Row};
+
+/// Measures and prints every pair of types at every depth.
+pub fn profile(args: &BenchArgs, name: &str, model: &Model) -> Result<(), Failure> {
+    let depths: Vec<usize> = args.n_depth.0.iter().copied().filter(|&depth| depth > 0).collect();
+    let Some(&most) = depths.iter().max() else {
+        return Err(Failure::Usage("--profile needs a depth: try -d 4096".to_owned()));
+    };
+    let mut rows = Vec::new();
+    for (k, v) in args.pairs()? {
+        let kv = KvOptions { k, v, policies: args.kv_policy.clone(), tail: true };
+        let mut session = model.session(SessionOptions { n_ctx: Some(most), kv })?;
+        for &depth in &depths {
+            if depth < session.tokens().len() {
+                session.rewind(depth)?;
+            }
+            session.fill_random(depth - session.tokens().len(), depth as u64)?;
+            let (device, kv) = (model.device(), session.kv());
+            for time in session.profile_attention(args.repetitions.max(1))? {
+                let cells: [(&str, Value); 10] = [
+                    ("model", name.into()),
+                    ("backend", device.name.clone().into()),
+                    ("kernels", device.kernels.clone().into()),
+                    ("n_threads", device.n_threads.into()),
+                    ("type_k", kv.type_k.into()),
+                    ("type_v", kv.type_v.into()),
+                    ("n_depth", depth.into()),
+                    ("stage", time.stage.into()),
+                    ("ms_per_token", number(1e3 * time.seconds, args.output)),
+                    ("ns_per_pair", number(1e9 * time.seconds / time.pairs as f64, args.output)),
+                ];
+                rows.push(cells.into_iter().map(|(name, cell)| (name.to_owned(), cell)).collect::<Row>());
+            }
+        }
+    }
+    output::print_rows(&rows, args.output)?;
+    Ok(())
+}
+
+/// Three decimals for people, all of them for programs.
+fn number(value: f64, format: Format) -> Value {
+    match format {
+        Format::Md => format!("{value:.3}").into(),
+        _ => value.into(),
+    }
+}

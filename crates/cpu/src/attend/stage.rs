@@ -1,0 +1,91 @@
+//! Attention with stages of its reading left out, to find where its time goes.
+//!
+//! What a stage leaves out is replaced by the same few bytes over and over, which stay in the first-level cache; every
+//! product, softmax and sum is still computed. The results of all but [`Stage::All`] mean nothing.
+
+use super::codes::{Coding, EXPANDED_BYTES};
+
+/// How much of the coded tiles is really read. Each stage does what the one before does, and more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Stage {
+    /// Nothing: products with constant codes and constant scales.
+    Nothing,
+    /// The scales.
+    Scales,
+    /// All bytes are loaded, but not unpacked.
+    Bytes,
+    /// The low planes are unpacked and looked up; differs from `All` for turbo3 only, which has high planes.
+    LowBits,
+    /// Everything, as in earnest.
+    #[default]
+    All,
+}
+
+impl Stage {
+    /// Every stage, least first.
+    pub const ALL: [Self; 5] = [Self::Nothing, Self::Scales, Self::Bytes, Self::LowBits, Self::All];
+
+    /// The stage's name in a table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "no dequant",
+            Self::Scales => "scales only",
+            Self::Bytes => "all bytes",
+            Self::LowBits => "low bits",
+            Self::All => "all",
+        }
+    }
+
+    /// Whether tiles are brought to the cache ahead of their use.
+    pub(super) fn fetches(self) -> bool {
+        self >= Self::Bytes
+    }
+
+    /// The scales to read in place of those at the head of `block`.
+    pub(super) fn scales(self, block: &[u8]) -> &[u8; 32] {
+        match self {
+            Self::Nothing => &ONES,
+            _ => block.first_chunk().expect("16 scales"),
+        }
+    }
+
+    /// What to read in place of `planes`, and as what: octets of constant codes where the stage leaves codes out.
+    pub(super) fn planes(self, coding: Coding, planes: &[u8]) -> (Coding, &[u8]) {
+        match self {
+            Self::Nothing | Self::Scales => (Coding::Whole, BLANK.as_flattened()),
+            Self::Bytes => {
+                touch(planes);
+                (Coding::Whole, BLANK.as_flattened())
+            }
+            // The low planes of turbo3 lie as turbo2's.
+            Self::LowBits if coding == Coding::Turbo3 => (Coding::Turbo2, planes),
+            Self::LowBits | Self::All => (coding, planes),
+        }
+    }
+
+    /// Whether [`Stage::planes`] gives constant codes.
+    pub(super) fn is_blank(self) -> bool {
+        self <= Self::Bytes
+    }
+}
+
+/// Octets of the largest block, in whole bytes.
+static BLANK: [[u8; EXPANDED_BYTES]; 4] = [[130; EXPANDED_BYTES]; 4];
+
+/// Sixteen times 1 in f16.
+static ONES: [u8; 32] = {
+    let mut ones = [0; 32];
+    let mut i = 1;
+    while i < 32 {
+        ones[i] = 0x3c;
+        i += 2;
+    }
+    ones
+};
+
+/// Loads every byte.
+fn touch(bytes: &[u8]) {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let fold = words.iter().fold(0, |fold, word| fold ^ u64::from_ne_bytes(*word));
+    std::hint::black_box((fold, rest.len()));
+}
