@@ -99,7 +99,7 @@ pub struct Output<'a, B: Backend> {
 /// Each fused op names its unfused equivalent; the conformance suite holds the two equal.
 pub trait Backend: Send + Sync + Sized + 'static {
     /// f32 activations on the device.
-    type Buffer: Send;
+    type Buffer: Send + Sync;
     /// A weight matrix in the device's own layout.
     type Matrix: Send + Sync;
     /// Cache memory.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kvant::{DType, KvOptions, Model, OpenOptions, Policies, SamplerParams, SessionOptions};
+use kvant::{DType, DeviceChoice, KvOptions, Model, OpenOptions, Policies, SamplerParams, SessionOptions};
 
 use crate::failure::Failure;
 use crate::progress;
@@ -21,9 +21,9 @@ pub struct ModelArgs {
     /// Leave weights as they are in the mapped file, without a copy; decoding is some 15 times slower
     #[arg(long, env = "KVANT_NO_REPACK")]
     pub no_repack: bool,
-    /// Device to run on; this build has the cpu
+    /// Device to run on: cpu, cuda:N (an NVIDIA GPU), or auto, the first GPU that can be used, else the cpu
     #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
-    pub device: String,
+    pub device: DeviceChoice,
 }
 
 /// What the KV cache stores.
@@ -78,14 +78,18 @@ impl ModelArgs {
     pub fn open(&self, quiet: bool) -> Result<Model, Failure> {
         let bar = progress::bar("loading", 100, quiet);
         let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
-        let options =
-            OpenOptions { n_threads: self.threads, no_repack: self.no_repack, progress: Some(&mut tell) };
+        let options = self.options(Some(&mut tell));
         let model = match &self.model {
             Some(path) => Model::open_with(path, options),
             None => Model::bundled(options),
         };
         bar.finish_and_clear();
         Ok(model?)
+    }
+
+    /// How to load the model.
+    pub fn options<'a>(&self, progress: Option<&'a mut dyn FnMut(f32)>) -> OpenOptions<'a> {
+        OpenOptions { device: self.device, n_threads: self.threads, no_repack: self.no_repack, progress }
     }
 
     /// The model's name for a summary.
@@ -186,9 +190,6 @@ pub fn policies(text: &str) -> Result<Policies, String> {
     text.parse().map_err(|error: kvant::KvError| error.to_string())
 }
 
-fn device(text: &str) -> Result<String, String> {
-    match text {
-        "auto" | "cpu" => Ok(text.to_owned()),
-        _ => Err("this build has: cpu".to_owned()),
-    }
+fn device(text: &str) -> Result<DeviceChoice, String> {
+    text.parse().map_err(|_| "expected auto, cpu or cuda:N".to_owned())
 }

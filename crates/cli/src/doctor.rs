@@ -5,6 +5,7 @@ use kvant::Device;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::gpu;
 use crate::output::{self, Format, Row};
 
 /// Arguments of `kvant doctor`.
@@ -39,6 +40,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "cpu": cpu_name(),
             "instruction_sets": device.instruction_sets(),
             "choices": kernels,
+            "gpus": gpu::reports().into_iter().map(|gpu| gpu.json).collect::<Vec<_>>(),
         });
         println!("{object}");
         return Ok(());
@@ -46,9 +48,13 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     println!("cpu      {}", cpu_name().unwrap_or_else(|| "unknown".to_owned()));
     println!("can run  {}", device.instruction_sets().join(", "));
     println!(
-        "runs     {} on {} threads (KVANT_ISA forces a set, -t the threads)\n",
+        "runs     {} on {} threads (KVANT_ISA forces a set, -t the threads)",
         info.kernels, info.n_threads
     );
+    for gpu in gpu::reports() {
+        println!("gpu      {}", gpu.line);
+    }
+    println!();
     output::print_rows(&kernels, Format::Md)?;
     Ok(())
 }

@@ -9,6 +9,7 @@ mod chat;
 mod doctor;
 mod eval;
 mod failure;
+mod gpu;
 mod inspect;
 mod output;
 mod progress;

@@ -187,12 +187,23 @@ fn files_that_are_no_model_are_refused_in_one_line() {
 }
 
 #[test]
+fn a_gpu_that_is_not_there_is_refused_and_auto_does_without() {
+    // No machine has this many.
+    let refused = kvant(&["run", "-p", "x", "--device", "cuda:9999"]);
+    assert_refused(&refused, 1, &["cuda: no ", "needed: "]);
+    let doctor = kvant(&["doctor"]);
+    assert!(doctor.status.success());
+    let text = String::from_utf8(doctor.stdout).unwrap();
+    assert!(text.lines().any(|line| line.starts_with("gpu      ")), "{text}");
+}
+
+#[test]
 fn wrong_usage_is_refused_in_one_line_with_exit_code_2() {
     assert_refused(&kvant(&["run", "-p", "x", "-c", "0"]), 2, &["0", "from 1 up"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ctk", "q9_9"]), 2, &["q9_9", "turbo3"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ctv", "q6_K"]), 2, &["not a KV type"]);
     assert_refused(&kvant(&["run", "-p", "x", "--kv-policy", "boundry"]), 2, &["boundry", "boundary"]);
-    assert_refused(&kvant(&["run", "-p", "x", "--device", "cuda:0"]), 2, &["cpu"]);
+    assert_refused(&kvant(&["run", "-p", "x", "--device", "gpu"]), 2, &["gpu", "cpu", "cuda:N"]);
     assert_refused(&kvant(&["run", "-p", ""]), 2, &["empty"]);
     assert_refused(&kvant(&["run"]), 2, &["-p", "-f"]);
     assert_refused(&kvant(&["run", "-p", "x", "--top-p", "2"]), 2, &["top_p"]);

@@ -43,6 +43,14 @@ impl CudaDevice {
         Ok(Self::new(Arc::new(Driver::open(index)?), format!("cuda:{index}"), records)?)
     }
 
+    /// How many GPUs there are.
+    ///
+    /// # Errors
+    /// A missing or old driver.
+    pub fn count() -> Result<usize> {
+        Ok(Driver::count()?)
+    }
+
     pub(crate) fn new(
         gpu: Arc<dyn Gpu>,
         name: String,
@@ -76,7 +84,7 @@ impl CudaDevice {
     ///
     /// # Errors
     /// The first that does not compile.
-    pub fn compile_all(&self) -> std::result::Result<usize, CudaError> {
+    pub fn compile_all(&self) -> Result<usize> {
         let builds = crate::builds::builds();
         builds.iter().try_for_each(|build| self.cx.compile(build))?;
         Ok(builds.len())

@@ -116,6 +116,14 @@ impl Library {
 }
 
 impl Driver {
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// A missing or old driver.
+    pub fn count() -> Result<usize, CudaError> {
+        Library::find()?.count()
+    }
+
     /// Opens device `index`.
     ///
     /// # Errors

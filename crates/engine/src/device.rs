@@ -1,15 +1,159 @@
-//! The device a model would run on, without a model.
+//! Which device a model runs on, and what a device is without a model.
 
-use kvant_backend::{Backend, DeviceInfo, KernelChoice};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use kvant_backend::{Backend, BackendError, DeviceInfo, KernelChoice};
 use kvant_cpu::{CpuDevice, Isa};
+use kvant_cuda::CudaDevice;
+use kvant_gguf::Gguf;
+use kvant_model::Config;
 
 use crate::Error;
+use crate::runtime::{self, Loaded};
 
-/// A device, to be asked what it is and what it runs.
+/// Which device to run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceChoice {
+    /// The first NVIDIA GPU where one can be used, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The NVIDIA GPU with this index.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = Error;
+
+    /// Reads `auto`, `cpu`, `cuda` (the first one) or `cuda:N`.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text {
+            "auto" => return Ok(Self::Auto),
+            "cpu" => return Ok(Self::Cpu),
+            "cuda" => return Ok(Self::Cuda(0)),
+            _ => {}
+        }
+        let index = text.strip_prefix("cuda:").and_then(|index| index.parse().ok());
+        index.map(Self::Cuda).ok_or_else(|| Error::Setting {
+            name: "device",
+            expected: "auto, cpu or cuda:N".to_owned(),
+            got: text.to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+/// How the CPU is to work.
+pub(crate) struct CpuSettings {
+    pub n_threads: Option<usize>,
+    pub repack: bool,
+}
+
+/// Loads a model onto the chosen device.
+pub(crate) fn load(
+    choice: DeviceChoice,
+    cpu: CpuSettings,
+    config: Config,
+    gguf: &Arc<Gguf>,
+    progress: &mut dyn FnMut(f32),
+) -> Result<Arc<dyn Loaded>, Error> {
+    match open_cuda(choice)? {
+        Some(device) => runtime::load(device, config, gguf, progress),
+        None => {
+            let device = CpuDevice::from_env(cpu.n_threads)?.with_repack(cpu.repack);
+            runtime::load(device, config, gguf, progress)
+        }
+    }
+}
+
+/// The chosen GPU; `None` for the CPU.
+fn open_cuda(choice: DeviceChoice) -> Result<Option<CudaDevice>, Error> {
+    match choice {
+        DeviceChoice::Cpu => Ok(None),
+        DeviceChoice::Cuda(index) => Ok(Some(CudaDevice::open(index)?)),
+        DeviceChoice::Auto => match CudaDevice::open(0) {
+            Ok(device) => Ok(Some(device)),
+            Err(error @ BackendError::Setting { .. }) => Err(error.into()),
+            // No GPU that can be used: the device in the summary says so, `Gpu::open` says why.
+            Err(_) => Ok(None),
+        },
+    }
+}
+
+/// An NVIDIA GPU, to be asked what it is and whether its kernels compile.
+pub struct Gpu(CudaDevice);
+
+impl Gpu {
+    /// How many GPUs there are.
+    ///
+    /// # Errors
+    /// A missing or old driver.
+    pub fn count() -> Result<usize, Error> {
+        Ok(CudaDevice::count()?)
+    }
+
+    /// Opens GPU `index`.
+    ///
+    /// # Errors
+    /// What is missing or too old: the driver, the run-time compiler, the GPU.
+    pub fn open(index: usize) -> Result<Self, Error> {
+        Ok(Self(CudaDevice::open(index)?))
+    }
+
+    /// What it is.
+    pub fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+
+    /// The product's name, such as `NVIDIA H200`.
+    pub fn product(&self) -> &str {
+        self.0.product()
+    }
+
+    /// The newest CUDA that the driver supports, and the version of the compiler, as text.
+    pub fn versions(&self) -> (String, String) {
+        (self.0.driver().to_string(), self.0.nvrtc().to_string())
+    }
+
+    /// Memory that is free, and all of it, in bytes.
+    ///
+    /// # Errors
+    /// When the driver does not say.
+    pub fn memory(&self) -> Result<(usize, usize), Error> {
+        Ok((self.0.free_bytes()?.unwrap_or(0), self.0.total_bytes()))
+    }
+
+    /// The kernel for every op and type.
+    pub fn kernel_choices(&self) -> Vec<KernelChoice> {
+        self.0.kernel_choices()
+    }
+
+    /// Compiles every kernel, or finds it compiled. Returns how many sources and variants there are.
+    ///
+    /// # Errors
+    /// The first one that does not compile, with the compiler's words.
+    pub fn compile_kernels(&self) -> Result<usize, Error> {
+        Ok(self.0.compile_all()?)
+    }
+}
+
+/// The CPU, to be asked what it is and what it runs.
 pub struct Device(CpuDevice);
 
 impl Device {
-    /// Opens the device that models are loaded onto, with `n_threads` threads (all cores when `None`).
+    /// Opens the CPU with `n_threads` threads (all cores when `None`).
     ///
     /// # Errors
     /// When a setting cannot be honoured.
@@ -36,5 +180,22 @@ impl Device {
     /// The kernel sets this machine can run, slowest first.
     pub fn instruction_sets(&self) -> Vec<&'static str> {
         Isa::available().into_iter().map(Isa::name).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_read_as_it_is_written_and_others_are_refused() {
+        for choice in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(0), DeviceChoice::Cuda(7)] {
+            assert_eq!(choice.to_string().parse::<DeviceChoice>().unwrap(), choice);
+        }
+        assert_eq!("cuda".parse::<DeviceChoice>().unwrap(), DeviceChoice::Cuda(0));
+        for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:1x", "CPU"] {
+            let error = text.parse::<DeviceChoice>().unwrap_err().to_string();
+            assert_eq!(error, format!("device: expected auto, cpu or cuda:N, got {text}"));
+        }
     }
 }

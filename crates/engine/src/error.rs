@@ -50,6 +50,20 @@ pub enum Error {
         /// The context length.
         n_ctx: usize,
     },
+    /// The device has too little memory.
+    #[error("{device}: {what} takes {needed} bytes, {free} are free; {fits}")]
+    Memory {
+        /// The device.
+        device: String,
+        /// What was to be put there.
+        what: String,
+        /// Bytes it takes.
+        needed: usize,
+        /// Bytes there are.
+        free: usize,
+        /// What would fit.
+        fits: String,
+    },
     /// There is nothing to continue from.
     #[error("the prompt is empty: at least one token is needed")]
     EmptyPrompt,

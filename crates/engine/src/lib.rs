@@ -31,11 +31,12 @@ mod generate;
 mod model;
 mod profile;
 pub mod quantize;
+mod runtime;
 mod session;
 pub mod synthetic;
 
 pub use context_file::ContextFileError;
-pub use device::Device;
+pub use device::{Device, DeviceChoice, Gpu};
 pub use error::Error;
 pub use generate::{CancelFlag, Finish, GenerateOptions, Generation, Stats, Token};
 pub use kvant_backend::{DeviceInfo, KernelChoice};

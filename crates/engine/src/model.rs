@@ -3,14 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, DeviceInfo, KernelChoice};
-use kvant_cpu::CpuDevice;
+use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_gguf::Gguf;
+use kvant_model::Config;
 use kvant_model::chat::{ChatTemplate, Message, RenderOptions};
 use kvant_model::tokenizer::{Special, Tokenizer};
-use kvant_model::{Config, Decoder, Weights};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::device::{self, DeviceChoice};
+use crate::runtime::Loaded;
 use crate::{Error, Session, SessionOptions};
 
 /// Our own small model, for the first minute and for tests (see `assets/model/pocket.md`).
@@ -19,6 +20,8 @@ static POCKET: &[u8] = include_bytes!("../../../assets/model/pocket-q8_0.gguf");
 /// How to load a model.
 #[derive(Default)]
 pub struct OpenOptions<'a> {
+    /// The device to run on.
+    pub device: DeviceChoice,
     /// Threads to work with; all cores when `None`.
     pub n_threads: Option<usize>,
     /// Leave weights as they are in the mapped file instead of laying them out for the kernels: less memory, slower.
@@ -33,9 +36,8 @@ pub struct Model {
     inner: Arc<Inner>,
 }
 
-pub(crate) struct Inner {
-    pub(crate) device: CpuDevice,
-    pub(crate) decoder: Decoder<CpuDevice>,
+struct Inner {
+    loaded: Arc<dyn Loaded>,
     gguf: Arc<Gguf>,
     /// The vocabulary and the template, or why the file has none that can be used: a model without them still
     /// runs on token numbers.
@@ -74,19 +76,18 @@ impl Model {
     /// As [`Model::open`].
     pub fn from_gguf(gguf: impl Into<Arc<Gguf>>, options: OpenOptions<'_>) -> Result<Self, Error> {
         let gguf = gguf.into();
-        let device = CpuDevice::from_env(options.n_threads)?.with_repack(!options.no_repack);
         let config = Config::from_gguf(&gguf)?;
         let mut silent = |_| ();
+        let how = device::CpuSettings { n_threads: options.n_threads, repack: !options.no_repack };
         let progress = options.progress.unwrap_or(&mut silent);
-        let weights = Weights::load(&gguf, &config, &device, progress)?;
+        let loaded = device::load(options.device, how, config, &gguf, progress)?;
         let tokenizer = Tokenizer::from_gguf(&gguf);
         let template = match &tokenizer {
             Ok(tokenizer) => ChatTemplate::from_gguf(&gguf, tokenizer).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
         let tokenizer = tokenizer.map_err(|error| error.to_string());
-        let decoder = Decoder::new(config, weights);
-        Ok(Self { inner: Arc::new(Inner { device, decoder, gguf, tokenizer, template }) })
+        Ok(Self { inner: Arc::new(Inner { loaded, gguf, tokenizer, template }) })
     }
 
     /// A session with an empty cache.
@@ -99,7 +100,7 @@ impl Model {
 
     /// The hyper-parameters.
     pub fn config(&self) -> &Config {
-        self.inner.decoder.config()
+        self.inner.loaded.config()
     }
 
     /// The file's metadata and tensors.
@@ -109,12 +110,12 @@ impl Model {
 
     /// Size of the vocabulary.
     pub fn n_vocab(&self) -> usize {
-        self.inner.decoder.n_vocab()
+        self.inner.loaded.n_vocab()
     }
 
     /// Bytes of weights, in the file's types.
     pub fn weight_bytes(&self) -> usize {
-        self.inner.decoder.weight_bytes()
+        self.inner.loaded.weight_bytes()
     }
 
     /// A number that tells models apart: the name, type and shape of every tensor, and the first and last 4,096
@@ -142,17 +143,17 @@ impl Model {
 
     /// Bytes of weights that one decoded token reads.
     pub fn weight_bytes_per_token(&self) -> usize {
-        self.inner.decoder.weight_bytes_per_token()
+        self.inner.loaded.weight_bytes_per_token()
     }
 
     /// The device the model runs on and the kernels it uses.
     pub fn device(&self) -> DeviceInfo {
-        self.inner.device.info()
+        self.inner.loaded.info()
     }
 
     /// The kernel for every op and type.
     pub fn kernel_choices(&self) -> Vec<KernelChoice> {
-        self.inner.device.kernel_choices()
+        self.inner.loaded.kernel_choices()
     }
 
     /// The file's tokenizer.
@@ -191,8 +192,8 @@ impl Model {
         Ok(self.tokenizer()?.encode(&text, Special::Parse, true)?)
     }
 
-    pub(crate) fn parts(&self) -> &Inner {
-        &self.inner
+    pub(crate) fn loaded(&self) -> Arc<dyn Loaded> {
+        Arc::clone(&self.inner.loaded)
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
-use kvant_backend::{AttendParams, Backend};
+use kvant_backend::{AttendParams, Backend, BackendError};
 use kvant_codec::random::Random;
-use kvant_cpu::Stage;
+use kvant_cpu::{CpuDevice, Stage};
 
+use crate::runtime::Running;
 use crate::{Error, Session};
 
 /// What attention of one decoded token takes, with some stages left out.
@@ -26,7 +27,12 @@ impl Session {
     /// # Errors
     /// On a device or kernel set without stages.
     pub fn profile_attention(&self, repetitions: usize) -> Result<Vec<StageTime>, Error> {
-        let (inner, c) = (self.model().parts(), self.model().config());
+        let c = self.model().config();
+        let Some(running) = self.sequence().as_any().downcast_ref::<Running<CpuDevice>>() else {
+            let (wanted, has) = (self.model().device().name, "the cpu".to_owned());
+            return Err(BackendError::Unsupported { op: "attention in stages", wanted, has }.into());
+        };
+        let device = &running.on.device;
         let tokens = self.tokens().len();
         assert!(tokens > 0, "nothing to attend to");
         let params = AttendParams {
@@ -40,13 +46,13 @@ impl Session {
         };
         let mut values = vec![0.0; c.n_heads * c.k_head_dim];
         Random::new(1).fill_gaussian(&mut values, 1.0);
-        let mut q = inner.device.buffer(values.len())?;
-        inner.device.write(&mut q, &values)?;
-        let mut out = inner.device.buffer(c.n_heads * c.v_head_dim)?;
+        let mut q = device.buffer(values.len())?;
+        device.write(&mut q, &values)?;
+        let mut out = device.buffer(c.n_heads * c.v_head_dim)?;
         let mut time = |stage: Stage| {
             let started = Instant::now();
             for layer in 0..c.n_layers {
-                inner.device.attend_staged(stage, &params, &q, self.cache().layer(layer), &mut out)?;
+                device.attend_staged(stage, &params, &q, running.cache.layer(layer), &mut out)?;
             }
             Ok::<_, Error>(started.elapsed().as_secs_f64())
         };

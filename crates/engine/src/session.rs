@@ -2,15 +2,12 @@
 
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
-use kvant_cpu::{CpuDevice, CpuPage};
-use kvant_kv::{Cache, Plan, Policies};
-use kvant_model::{Activations, Want};
+use kvant_kv::{Plan, Policies};
+use kvant_model::Want;
 
 use crate::generate::{CancelFlag, GenerateOptions, Generation};
+use crate::runtime::{MAX_ROWS, Room, Sequence};
 use crate::{Error, Model};
-
-/// Tokens that go through the layers together while a prompt is read.
-const MAX_ROWS: usize = 512;
 
 /// What the KV cache stores.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,8 +68,7 @@ pub struct KvUse {
 /// One sequence of tokens and its KV cache.
 pub struct Session {
     model: Model,
-    cache: Cache<CpuPage>,
-    act: Activations<CpuDevice>,
+    sequence: Box<dyn Sequence>,
     tokens: Vec<u32>,
     /// Logits that follow the last token, `[n_vocab]`.
     logits: Vec<f32>,
@@ -80,32 +76,30 @@ pub struct Session {
 
 impl Session {
     pub(crate) fn new(model: Model, options: SessionOptions) -> Result<Self, Error> {
-        let inner = model.parts();
-        let n_ctx = options.n_ctx.unwrap_or(model.config().n_ctx_train);
-        if n_ctx == 0 {
+        let room = options.n_ctx.map_or(Room::UpTo(model.config().n_ctx_train), Room::Exactly);
+        if let Room::Exactly(0) = room {
             let expected = "at least 1 token of context".to_owned();
             return Err(Error::Setting { name: "-c", expected, got: "0".to_owned() });
         }
         let shape = model.config().kv_shape();
         let kv = options.kv;
         let plan = Plan { tail: kv.tail, ..Plan::new(&shape, kv.k, kv.v, &kv.policies)? };
-        let cache = Cache::new(&inner.device, &shape, plan, n_ctx)?;
-        Self::from_parts(model, cache, Vec::with_capacity(n_ctx))
+        let sequence = model.loaded().start(plan, room)?;
+        let tokens = Vec::with_capacity(sequence.n_ctx());
+        Ok(Self::from_parts(model, sequence, tokens))
     }
 
-    pub(crate) fn from_parts(model: Model, cache: Cache<CpuPage>, tokens: Vec<u32>) -> Result<Self, Error> {
-        let inner = model.parts();
-        let act = inner.decoder.activations(&inner.device, MAX_ROWS.min(cache.n_ctx()))?;
+    pub(crate) fn from_parts(model: Model, sequence: Box<dyn Sequence>, tokens: Vec<u32>) -> Self {
         let logits = vec![0.0; model.n_vocab()];
-        Ok(Self { cache, act, tokens, logits, model })
+        Self { sequence, tokens, logits, model }
     }
 
-    pub(crate) fn cache(&self) -> &Cache<CpuPage> {
-        &self.cache
+    pub(crate) fn sequence(&self) -> &dyn Sequence {
+        &*self.sequence
     }
 
-    pub(crate) fn replace(&mut self, cache: Cache<CpuPage>, tokens: Vec<u32>) {
-        (self.cache, self.tokens) = (cache, tokens);
+    pub(crate) fn replace(&mut self, sequence: Box<dyn Sequence>, tokens: Vec<u32>) {
+        (self.sequence, self.tokens) = (sequence, tokens);
     }
 
     /// The model.
@@ -120,17 +114,17 @@ impl Session {
 
     /// Tokens that fit.
     pub fn n_ctx(&self) -> usize {
-        self.cache.n_ctx()
+        self.sequence.n_ctx()
     }
 
     /// What the cache takes right now.
     pub fn kv(&self) -> KvUse {
-        let plan = self.cache.plan();
+        let plan = self.sequence.plan();
         let ((type_k, type_v), (bpv_k, bpv_v)) = (plan.type_names(), plan.bits_per_value());
         KvUse {
-            tokens: self.cache.len(),
-            bytes: self.cache.n_bytes(),
-            bytes_f16: self.cache.f16_bytes(),
+            tokens: self.sequence.len(),
+            bytes: self.sequence.n_bytes(),
+            bytes_f16: self.sequence.f16_bytes(),
             type_k,
             type_v,
             bpv_k,
@@ -155,9 +149,7 @@ impl Session {
                 return Err(Error::Cancelled);
             }
         }
-        let inner = self.model.parts();
-        inner.decoder.logits(&inner.device, &self.act, 0, &mut self.logits)?;
-        Ok(())
+        self.sequence.logits(0, &mut self.logits)
     }
 
     /// Reads `tokens` and hands the logits after each token from index `from` on to `visit`, as
@@ -175,9 +167,8 @@ impl Session {
         for (done, chunk) in self.chunks(tokens) {
             let first = from.saturating_sub(done).min(chunk.len());
             self.step(chunk, Want::From(first))?;
-            let inner = self.model.parts();
             for row in first..chunk.len() {
-                inner.decoder.logits(&inner.device, &self.act, row - first, &mut self.logits)?;
+                self.sequence.logits(row - first, &mut self.logits)?;
                 visit(done + row, &self.logits);
             }
         }
@@ -194,8 +185,7 @@ impl Session {
         let size = MAX_ROWS.min(self.n_ctx());
         for done in (0..n).step_by(size) {
             let rows = size.min(n - done);
-            let inner = self.model.parts();
-            inner.decoder.append_random(&inner.device, &mut self.cache, &mut self.act, rows, &mut random)?;
+            self.sequence.append_random(rows, &mut random)?;
             self.tokens.resize(self.tokens.len() + rows, 0);
         }
         Ok(())
@@ -215,12 +205,12 @@ impl Session {
     /// # Panics
     /// When the model has no such layer or head.
     pub fn kv_rows(&self, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
-        Ok(self.cache.rows(&self.model.parts().device, layer, head, side)?)
+        self.sequence.rows(layer, head, side)
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.cache.clear();
+        self.sequence.clear();
         self.tokens.clear();
     }
 
@@ -230,7 +220,7 @@ impl Session {
     /// When the device cannot be read or written.
     pub fn rewind(&mut self, n: usize) -> Result<(), Error> {
         let n = n.min(self.tokens.len());
-        self.cache.truncate(&self.model.parts().device, n)?;
+        self.sequence.truncate(n)?;
         self.tokens.truncate(n);
         Ok(())
     }
@@ -240,14 +230,11 @@ impl Session {
     /// # Errors
     /// When memory runs out.
     pub fn fork(&self) -> Result<Self, Error> {
-        let inner = self.model.parts();
-        let act = inner.decoder.activations(&inner.device, MAX_ROWS.min(self.n_ctx()))?;
         let mut tokens = Vec::with_capacity(self.n_ctx());
         tokens.extend_from_slice(&self.tokens);
         Ok(Self {
             model: self.model.clone(),
-            cache: self.cache.clone(),
-            act,
+            sequence: self.sequence.fork()?,
             tokens,
             logits: self.logits.clone(),
         })
@@ -301,14 +288,7 @@ impl Session {
     }
 
     fn step(&mut self, tokens: &[u32], want: Want) -> Result<(), Error> {
-        let inner = self.model.parts();
-        let before = self.tokens.len();
-        let result = inner.decoder.step(&inner.device, &mut self.cache, &mut self.act, tokens, want);
-        if let Err(error) = result {
-            // Layers that had appended already give the tokens back, so that all of them agree again.
-            self.cache.truncate(&inner.device, before)?;
-            return Err(error.into());
-        }
+        self.sequence.step(tokens, want)?;
         self.tokens.extend_from_slice(tokens);
         Ok(())
     }

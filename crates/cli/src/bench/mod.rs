@@ -9,7 +9,7 @@ mod rows;
 
 use clap::Args;
 use kvant::synthetic::Shape;
-use kvant::{DType, Device, KvOptions, Model, OpenOptions, Policies, SessionOptions};
+use kvant::{DType, Device, KvOptions, Model, Policies, SessionOptions};
 
 use crate::args::ModelArgs;
 use crate::failure::Failure;
@@ -134,8 +134,7 @@ impl BenchArgs {
         let shape = Shape::named(shape).map_err(|error| Failure::Usage(error.to_string()))?;
         let dtype: DType = dtype.parse().map_err(|error| Failure::Usage(format!("--synthetic: {error}")))?;
         let gguf = shape.model(dtype, 1 << 17)?;
-        let options =
-            OpenOptions { n_threads: self.model.threads, no_repack: self.model.no_repack, progress: None };
+        let options = self.model.options(None);
         Ok((format!("{} {} (synthetic)", shape.name, dtype.name()), Model::from_gguf(gguf, options)?))
     }
 }

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use kvant_codec::tile::TILE;
 use kvant_codec::{DType, Rotation};
-use kvant_cpu::CpuPage;
-use kvant_kv::{Cache, HeadTypes, KvShape, Plan};
+use kvant_kv::{HeadTypes, KvShape, Plan};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::ContextFileError;
 use super::format::Reader;
 use crate::Model;
+use crate::runtime::Sequence;
 
 /// Version of the tile layout and of the codes in it (`docs/formats.md`).
 const LAYOUT_VERSION: u32 = 1;
@@ -37,12 +37,12 @@ struct StoredPlan {
 }
 
 impl Header {
-    pub(super) fn new(model: &Model, cache: &Cache<CpuPage>) -> Self {
-        let plan = cache.plan();
+    pub(super) fn new(model: &Model, sequence: &dyn Sequence) -> Self {
+        let plan = sequence.plan();
         let names = |types: &HeadTypes| [types.k.name().to_owned(), types.v.name().to_owned()];
         Self {
             written_by: concat!("kvant ", env!("CARGO_PKG_VERSION")).to_owned(),
-            n_tokens: cache.len(),
+            n_tokens: sequence.len(),
             identity: identity(model)
                 .into_iter()
                 .map(|(name, value)| (name.to_owned(), value.into()))

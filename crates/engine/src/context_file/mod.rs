@@ -31,8 +31,9 @@ mod header;
 
 use std::path::{Path, PathBuf};
 
-use kvant_kv::{Cache, Plan, StreamImage};
+use kvant_kv::{Plan, StreamImage};
 
+use crate::runtime::Sequence;
 use crate::{Error, Model, Session};
 use format::{Reader, Writer};
 use header::Header;
@@ -94,14 +95,13 @@ impl Session {
     /// [`Error::ContextFile`] when the file cannot be written (the old one is still there then), a device error.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<u64, Error> {
         let path = path.as_ref();
-        let inner = self.model().parts();
-        let header = Header::new(self.model(), self.cache());
+        let header = Header::new(self.model(), self.sequence());
         let written = crate::durable::write_whole(path, |file| {
             let n_streams = 2 * header.n_heads_in_all();
             let mut writer = Writer::new(file, &header.to_json(), 1 + n_streams)?;
             let tokens: Vec<u8> = self.tokens().iter().flat_map(|token| token.to_le_bytes()).collect();
             writer.section(&tokens, 0)?;
-            for image in self.cache().images(&inner.device) {
+            for image in self.sequence().images() {
                 let image = image.map_err(Error::from)?;
                 writer.section(&image.bytes, image.main_end as u64)?;
             }
@@ -123,7 +123,7 @@ impl Session {
         let mut reader = Reader::open(path.as_ref())?;
         let header = Header::parse(&reader)?;
         header.check_identity(self.model(), reader.path())?;
-        header.check_plan(self.cache().plan(), reader.path())?;
+        header.check_plan(self.sequence().plan(), reader.path())?;
         let tokens = reader.tokens(header.n_tokens)?;
         let same = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let n = same.min(prompt.len().saturating_sub(1)).min(self.n_ctx());
@@ -131,11 +131,11 @@ impl Session {
             self.clear();
             return Ok(0);
         }
-        let plan = self.cache().plan().clone();
-        let mut cache = restore(&mut reader, self.model(), plan, tokens.len().max(self.n_ctx()))?;
-        cache.truncate(&self.model().parts().device, n)?;
-        cache.set_n_ctx(self.n_ctx());
-        self.replace(cache, tokens[..n].to_vec());
+        let plan = self.sequence().plan().clone();
+        let mut sequence = restore(&mut reader, self.model(), plan, tokens.len().max(self.n_ctx()))?;
+        sequence.truncate(n)?;
+        sequence.set_n_ctx(self.n_ctx());
+        self.replace(sequence, tokens[..n].to_vec());
         Ok(n)
     }
 }
@@ -155,25 +155,19 @@ impl Model {
         let plan = header.plan(&self.config().kv_shape(), reader.path())?;
         let tokens = reader.tokens(header.n_tokens)?;
         let n_ctx = n_ctx.unwrap_or(self.config().n_ctx_train).max(tokens.len());
-        let cache = restore(&mut reader, self, plan, n_ctx)?;
-        Session::from_parts(self.clone(), cache, tokens)
+        let sequence = restore(&mut reader, self, plan, n_ctx)?;
+        Ok(Session::from_parts(self.clone(), sequence, tokens))
     }
 }
 
-fn restore(
-    reader: &mut Reader,
-    model: &Model,
-    plan: Plan,
-    n_ctx: usize,
-) -> Result<Cache<kvant_cpu::CpuPage>, Error> {
+fn restore(reader: &mut Reader, model: &Model, plan: Plan, n_ctx: usize) -> Result<Box<dyn Sequence>, Error> {
     let len = reader.n_tokens();
-    let shape = model.config().kv_shape();
-    let cache = Cache::from_images(&model.parts().device, &shape, plan, n_ctx, &mut |index| {
+    let sequence = model.loaded().restore(plan, n_ctx, &mut |index| {
         let (bytes, main_end) = reader.section(1 + index)?;
         let main_end = usize::try_from(main_end).unwrap_or(usize::MAX);
         Ok(StreamImage { len, main_end, bytes })
     });
-    cache.map_err(|error| match error {
+    sequence.map_err(|error| match error {
         // The checksum holds, yet the stream does not fit: the file lies about itself.
         Error::Kv(kvant_kv::KvError::Image { index, what }) => {
             reader.corrupt(format!("stream {index}: {what}")).into()

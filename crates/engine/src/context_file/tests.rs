@@ -25,7 +25,7 @@ fn tokens(n: usize) -> Vec<u32> {
 }
 
 fn images(session: &Session) -> Vec<StreamImage> {
-    session.cache().images(&session.model().parts().device).collect::<Result<_, _>>().unwrap()
+    session.sequence().images().collect::<Result<_, _>>().unwrap()
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn a_loaded_session_equals_the_saved_one_bit_for_bit() {
 
         let mut loaded = model.load_session(&path, Some(300)).unwrap();
         assert_eq!(loaded.tokens(), session.tokens());
-        assert_eq!(loaded.cache().plan(), session.cache().plan());
+        assert_eq!(loaded.sequence().plan(), session.sequence().plan());
         assert_eq!(images(&loaded), images(&session), "{k} {v} {policies}");
         // Both go on alike.
         for token in [7, 1000, 3] {
@@ -100,7 +100,7 @@ fn another_model_layout_rope_or_type_is_refused_by_name() {
     let mut session = model.session(options("turbo3", "turbo3", "none", true)).unwrap();
     session.feed(&tokens(20), &mut |_| true).unwrap();
     session.save(&path).unwrap();
-    let header = Header::new(&model, session.cache()).to_json();
+    let header = Header::new(&model, session.sequence()).to_json();
     for (name, _) in header::identity(&model) {
         // A file whose header says something else there, checksums right.
         let mut other: serde_json::Value = serde_json::from_str(&header).unwrap();
