@@ -134,6 +134,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn read(&self, src: &Self::Buffer, offset: usize, dst: &mut [f32]) -> Result<()>;
     /// Takes a weight matrix, repacking it where that pays.
     fn matrix(&self, source: WeightSource) -> Result<Self::Matrix>;
+    /// Takes a matrix that only [`Backend::embed`] will read: a token embedding beside an output matrix of its own.
+    fn table(&self, source: WeightSource) -> Result<Self::Matrix> {
+        self.matrix(source)
+    }
     /// Zeroed cache memory of `n_bytes`.
     fn page(&self, n_bytes: usize) -> Result<Self::Page>;
     /// Copies a page's bytes to host memory of the same length.

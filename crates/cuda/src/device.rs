@@ -1,7 +1,7 @@
 //! A GPU as a [`Backend`]: checks shapes, then hands addresses to the ops.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
     AttendParams, Backend, BackendError, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm, Output, Page,
@@ -23,6 +23,8 @@ pub struct CudaDevice {
     records: bool,
     /// Whether a decode step has run, so that its kernels are compiled and loaded: that is not to be recorded.
     is_warm: AtomicBool,
+    /// Embeddings on their way to the device.
+    rows: Mutex<Vec<f32>>,
 }
 
 impl CudaDevice {
@@ -57,7 +59,7 @@ impl CudaDevice {
         records: bool,
     ) -> std::result::Result<Self, CudaError> {
         let cx = Context::new(gpu)?;
-        Ok(Self { cx, name, records, is_warm: AtomicBool::new(false) })
+        Ok(Self { cx, name, records, is_warm: AtomicBool::new(false), rows: Mutex::default() })
     }
 
     /// The product's name, such as `NVIDIA H200`.
@@ -158,7 +160,11 @@ impl Backend for CudaDevice {
     }
 
     fn matrix(&self, source: WeightSource) -> Result<CudaMatrix> {
-        CudaMatrix::new(&self.cx, &source)
+        CudaMatrix::new(&self.cx, source)
+    }
+
+    fn table(&self, source: WeightSource) -> Result<CudaMatrix> {
+        CudaMatrix::table(source)
     }
 
     fn page(&self, n_bytes: usize) -> Result<CudaPage> {
@@ -175,8 +181,17 @@ impl Backend for CudaDevice {
         Ok(self.cx.gpu().write(page.ptr(), src)?)
     }
 
-    fn embed(&self, _table: &CudaMatrix, _tokens: &[u32], _out: &mut CudaBuffer) -> Result<()> {
-        Err(missing("embed"))
+    fn embed(&self, table: &CudaMatrix, tokens: &[u32], out: &mut CudaBuffer) -> Result<()> {
+        const OP: &str = "embed";
+        let len = tokens.len().saturating_mul(table.n_in());
+        BackendError::check_at_least(OP, "length of the output", len, out.len())?;
+        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= table.n_out()) {
+            BackendError::check_at_least(OP, "rows of the table", token as usize + 1, table.n_out())?;
+        }
+        let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.resize(len, 0.0);
+        table.decode_rows(tokens, &mut rows)?;
+        Ok(self.cx.gpu().write(out.ptr(), bytemuck::cast_slice(&rows))?)
     }
 
     fn project(&self, _input: Input<'_, Self>, _outputs: &mut [Output<'_, Self>]) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Weight matrices on the device.
+//! Weight matrices: where they are for products, and the rows of a token embedding.
 
 use kvant_backend::{BackendError, Result, WeightSource};
 use kvant_codec::DType;
@@ -6,47 +6,77 @@ use kvant_codec::DType;
 use crate::memory::Block;
 use crate::{Context, DevicePtr};
 
-/// A weight matrix `[n_out, n_in]` on the device, its rows as in the file.
+/// A weight matrix `[n_out, n_in]`.
 #[derive(Debug)]
 pub struct CudaMatrix {
-    block: Block,
-    dtype: DType,
-    n_out: usize,
-    n_in: usize,
+    /// The rows in host memory, as in the file (mapped where the file is): embeddings are looked up there, so that every
+    /// type the codec knows can be, and a table that is no output matrix takes no device memory.
+    source: WeightSource,
+    /// The rows on the device; `None` for a table.
+    block: Option<Block>,
 }
 
 impl CudaMatrix {
-    /// Copies `source` to the device.
-    pub(crate) fn new(cx: &Context, source: &WeightSource) -> Result<Self> {
-        let WeightSource { dtype, n_out, n_in, ref bytes } = *source;
+    /// A table to look rows up in.
+    pub(crate) fn table(source: WeightSource) -> Result<Self> {
+        let WeightSource { dtype, n_out, n_in, ref bytes } = source;
         let row_bytes = dtype.row_bytes(n_in).map_err(|error| BackendError::Unsupported {
             op: "matrix",
             wanted: error.to_string(),
             has: "rows of whole blocks".to_owned(),
         })?;
         BackendError::check("matrix", "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())?;
-        let block = cx.arena().take(bytes.len())?;
-        cx.gpu().write(block.ptr(), bytes)?;
-        Ok(Self { block, dtype, n_out, n_in })
+        Ok(Self { source, block: None })
     }
 
-    /// Where the first row starts.
-    pub fn ptr(&self) -> DevicePtr {
-        self.block.ptr()
+    /// A matrix on the device.
+    pub(crate) fn new(cx: &Context, source: WeightSource) -> Result<Self> {
+        let mut matrix = Self::table(source)?;
+        let block = cx.arena().take(matrix.source.bytes.len())?;
+        cx.gpu().write(block.ptr(), &matrix.source.bytes)?;
+        matrix.block = Some(block);
+        Ok(matrix)
+    }
+
+    /// Where the first row starts on the device.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] for a table.
+    pub fn ptr(&self, op: &'static str) -> Result<DevicePtr> {
+        let block = self.block.as_ref().ok_or_else(|| BackendError::Unsupported {
+            op,
+            wanted: "a table of embeddings".to_owned(),
+            has: "matrices".to_owned(),
+        })?;
+        Ok(block.ptr())
     }
 
     /// Type of the weights.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.source.dtype
     }
 
     /// Rows: output features.
     pub fn n_out(&self) -> usize {
-        self.n_out
+        self.source.n_out
     }
 
     /// Columns: input features.
     pub fn n_in(&self) -> usize {
-        self.n_in
+        self.source.n_in
+    }
+
+    /// Decodes rows `tokens`, which exist, into `out` `[tokens, n_in]`.
+    pub(crate) fn decode_rows(&self, tokens: &[u32], out: &mut [f32]) -> Result<()> {
+        let row_bytes = self.source.bytes.len() / self.n_out().max(1);
+        for (&token, row) in tokens.iter().zip(out.chunks_exact_mut(self.n_in())) {
+            let bytes = &self.source.bytes[token as usize * row_bytes..][..row_bytes];
+            kvant_codec::decode(self.dtype(), bytes, row).map_err(|error| BackendError::Unsupported {
+                op: "embed",
+                wanted: error.to_string(),
+                has: "rows of whole blocks".to_owned(),
+            })?;
+        }
+        Ok(())
     }
 }

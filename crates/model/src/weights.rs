@@ -55,7 +55,10 @@ impl<B: Backend> Weights<B> {
             Loader { gguf, backend, n_bytes: 0, used: HashSet::from(["rope_freqs.weight".to_owned()]) };
         let n_embd = config.n_embd;
         let n_vocab = gguf.tensor("token_embd.weight")?.info.rows();
-        let embedding = loader.matrix("token_embd.weight", n_embd, n_vocab)?;
+        let embedding = match loader.has("output.weight") {
+            true => backend.table(loader.source("token_embd.weight", n_embd, n_vocab)?)?,
+            false => loader.matrix("token_embd.weight", n_embd, n_vocab)?,
+        };
         let embedding_bytes = loader.n_bytes;
         let mut layers = Vec::with_capacity(config.n_layers);
         for index in 0..config.n_layers {
@@ -113,12 +116,17 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn matrix(&mut self, name: &str, n_in: usize, n_out: usize) -> Result<B::Matrix, ModelError> {
+        let source = self.source(name, n_in, n_out)?;
+        Ok(self.backend.matrix(source)?)
+    }
+
+    fn source(&mut self, name: &str, n_in: usize, n_out: usize) -> Result<WeightSource, ModelError> {
         let tensor = self.gguf.tensor(name)?;
         check_shape(&tensor, &[n_in, n_out])?;
         self.used.insert(name.to_owned());
         self.n_bytes += tensor.bytes.len();
         let bytes = shared_bytes(self.gguf, &tensor);
-        Ok(self.backend.matrix(WeightSource { dtype: tensor.info.dtype, n_out, n_in, bytes })?)
+        Ok(WeightSource { dtype: tensor.info.dtype, n_out, n_in, bytes })
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<B::Buffer, ModelError> {
