@@ -2,6 +2,7 @@
 
 use clap::Args;
 use kvant::Device;
+use kvant::tuning::{self, cpu_name};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -15,6 +16,9 @@ pub struct DoctorArgs {
     /// Threads; all cores when not given
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS")]
     threads: Option<usize>,
+    /// Time the kernels' numbers (prefetch, splits, blocks) on this machine and keep the best for all later runs
+    #[arg(long)]
+    tune: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -22,6 +26,9 @@ pub struct DoctorArgs {
 
 /// Runs the command.
 pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
+    if args.tune {
+        return tune(&args);
+    }
     let device = Device::open(args.threads)?;
     let info = device.info();
     let kernels: Vec<Row> = device
@@ -59,9 +66,24 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The processor's own name, where the system tells it.
-fn cpu_name() -> Option<String> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
+/// Times what competes on this machine and tells what was kept.
+fn tune(args: &DoctorArgs) -> Result<(), Failure> {
+    eprintln!("timing, about ten seconds; other work on this machine blurs it");
+    let tuned = tuning::tune(args.threads)?;
+    let rows: Vec<Row> = tuned
+        .trials
+        .iter()
+        .map(|trial| {
+            let cells: [(&str, Value); 4] = [
+                ("number", trial.name.into()),
+                ("value", trial.value.into()),
+                ("ms", format!("{:.3}", 1e3 * trial.seconds).into()),
+                ("kept", if trial.is_taken { "yes" } else { "" }.into()),
+            ];
+            cells.into_iter().map(|(name, cell)| (name.to_owned(), cell)).collect()
+        })
+        .collect();
+    output::print_rows(&rows, if args.json { Format::Json } else { Format::Md })?;
+    eprintln!("kept in {}; KVANT_TUNING=off leaves it out", tuned.path.display());
+    Ok(())
 }

@@ -10,13 +10,14 @@ use kvant_codec::DType;
 
 use crate::matmul::{self, CpuMatrix, Operand, Product};
 use crate::shards::Shards;
-use crate::{CpuBuffer, CpuPage, Isa, Pool, append, attend, embed, rope};
+use crate::{CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, embed, rope};
 
 /// The CPU device.
 pub struct CpuDevice {
     isa: Isa,
     pool: Pool,
     repack: bool,
+    is_tuned: bool,
     matmul: Mutex<matmul::Scratch>,
     attend: Mutex<attend::Scratch>,
 }
@@ -28,6 +29,7 @@ impl CpuDevice {
             isa,
             pool: Pool::new(n_threads),
             repack: true,
+            is_tuned: false,
             matmul: Mutex::default(),
             attend: Mutex::default(),
         }
@@ -79,6 +81,17 @@ impl CpuDevice {
         })
     }
 
+    /// A device with other numbers than the default ones.
+    pub fn with_tuning(mut self, tuning: Tuning) -> Self {
+        self.set_tuning(tuning);
+        self
+    }
+
+    pub(crate) fn set_tuning(&mut self, tuning: Tuning) {
+        self.is_tuned = tuning != Tuning::default();
+        self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).tuning = tuning;
+    }
+
     /// The threads in use.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
@@ -110,9 +123,11 @@ impl Backend for CpuDevice {
     type Page = CpuPage;
 
     fn info(&self) -> DeviceInfo {
+        let tuned = if self.is_tuned { ", tuned" } else { "" };
+        let as_filed = if self.repack { "" } else { ", no repack" };
         DeviceInfo {
             name: "cpu".to_owned(),
-            kernels: format!("{}{}", self.isa.name(), if self.repack { "" } else { ", no repack" }),
+            kernels: format!("{}{tuned}{as_filed}", self.isa.name()),
             n_threads: self.pool.n_threads(),
             thread_unit: "threads",
         }

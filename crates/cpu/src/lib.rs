@@ -20,6 +20,7 @@ mod pool;
 mod roofline;
 mod rope;
 mod shards;
+mod tuning;
 
 pub use attend::Stage;
 pub use buffer::CpuBuffer;
@@ -28,3 +29,4 @@ pub use isa::{Avx2, Avx512, Isa};
 pub use matmul::CpuMatrix;
 pub use page::CpuPage;
 pub use pool::Pool;
+pub use tuning::{Trial, Tuning};

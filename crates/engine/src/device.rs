@@ -10,8 +10,8 @@ use kvant_cuda::CudaDevice;
 use kvant_gguf::Gguf;
 use kvant_model::Config;
 
-use crate::Error;
 use crate::runtime::{self, Loaded};
+use crate::{Error, tuning};
 
 /// Which device to run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,7 +72,7 @@ pub(crate) fn load(
     match open_cuda(choice)? {
         Some(device) => runtime::load(device, config, gguf, progress),
         None => {
-            let device = CpuDevice::from_env(cpu.n_threads)?.with_repack(cpu.repack);
+            let device = tuning::open_cpu(cpu.n_threads)?.with_repack(cpu.repack);
             runtime::load(device, config, gguf, progress)
         }
     }
@@ -158,7 +158,7 @@ impl Device {
     /// # Errors
     /// When a setting cannot be honoured.
     pub fn open(n_threads: Option<usize>) -> Result<Self, Error> {
-        Ok(Self(CpuDevice::from_env(n_threads)?))
+        Ok(Self(tuning::open_cpu(n_threads)?))
     }
 
     /// What it is.

@@ -34,6 +34,7 @@ pub mod quantize;
 mod runtime;
 mod session;
 pub mod synthetic;
+pub mod tuning;
 
 pub use context_file::ContextFileError;
 pub use device::{Device, DeviceChoice, Gpu};

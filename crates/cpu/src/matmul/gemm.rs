@@ -22,7 +22,7 @@ pub(crate) const TILE: usize = 6;
 pub(crate) const FLOAT_TILE: usize = 12;
 /// The most rows of a row block: 512, the usual micro-batch, in whole tiles of both kinds. The more rows share an unpacked
 /// chunk the better; its sums (64 KiB) and a chunk of its activations (256 KiB) stay in the second-level cache.
-const MAX_ROW_BLOCK: usize = 516;
+pub(crate) const MAX_ROW_BLOCK: usize = 516;
 /// Blocks of 32 columns in a chunk: whole units of every format.
 const CHUNK_BLOCKS: usize = 16;
 /// Columns in a chunk of floats: whole lines of every format.
@@ -37,9 +37,10 @@ impl Register {
     const ZERO: Self = Self([0.0; PANEL]);
 }
 
-/// Rows of the row blocks that `rows` rows are cut into, for at least `least` blocks where there are tiles enough.
-pub(super) fn row_block(rows: usize, least: usize) -> usize {
-    let n_blocks = rows.div_ceil(MAX_ROW_BLOCK).max(least);
+/// Rows of the row blocks that `rows` rows are cut into: at most `most` and what a workspace holds, for at least `least`
+/// blocks where there are tiles enough.
+pub(super) fn row_block(rows: usize, most: usize, least: usize) -> usize {
+    let n_blocks = rows.div_ceil(most.clamp(FLOAT_TILE, MAX_ROW_BLOCK)).max(least);
     rows.div_ceil(n_blocks).next_multiple_of(FLOAT_TILE)
 }
 

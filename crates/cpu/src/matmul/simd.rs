@@ -7,8 +7,14 @@ use super::quantise::Tile;
 /// A capability token with panel kernels. Every product is that of the equation in [`super`], with activations as the
 /// tile gives them; sums are in f32, in an order that is the kernel's own.
 pub(super) trait Simd: Copy + Sync {
-    /// Products of one coded panel with one tile: one value for each row of the tile and of the panel.
-    fn gemv<F: Format, const T: usize>(self, panel: &[Line], tile: Tile<'_, T>) -> [[f32; PANEL]; T];
+    /// Products of one coded panel with one tile: one value for each row of the tile and of the panel. Asks for what lies
+    /// `ahead` bytes further in memory, unless that is 0.
+    fn gemv<F: Format, const T: usize>(
+        self,
+        panel: &[Line],
+        tile: Tile<'_, T>,
+        ahead: usize,
+    ) -> [[f32; PANEL]; T];
 
     /// Unpacks `n_blocks` blocks from `lines`, which start at a unit, as panel `p` of a chunk.
     fn unpack<F: Format>(self, lines: &[Line], n_blocks: usize, p: usize, chunk: &mut Chunk);
@@ -16,8 +22,13 @@ pub(super) trait Simd: Copy + Sync {
     /// Adds the products of a chunk of format `F` with a tile of as many blocks to `sums`.
     fn multiply<F: Format>(self, chunk: &Chunk, tile: Tile<'_, TILE>, sums: &mut Sums<TILE>);
 
-    /// Products of one float panel with one tile `[n_in]`.
-    fn gemv_floats<V: Values, const T: usize>(self, panel: &[Line], x: &[[f32; T]]) -> [[f32; PANEL]; T];
+    /// Products of one float panel with one tile `[n_in]`; `ahead` as in [`Simd::gemv`].
+    fn gemv_floats<V: Values, const T: usize>(
+        self,
+        panel: &[Line],
+        x: &[[f32; T]],
+        ahead: usize,
+    ) -> [[f32; PANEL]; T];
 
     /// Widens `n_cols` columns from `lines` as panel `p` of a chunk.
     fn unpack_floats<V: Values>(self, lines: &[Line], n_cols: usize, p: usize, chunk: &mut FloatChunk);
@@ -34,9 +45,14 @@ pub(super) trait Simd: Copy + Sync {
 macro_rules! simd {
     ($token:ty, $kernels:ident) => {
         impl Simd for $token {
-            fn gemv<F: Format, const T: usize>(self, panel: &[Line], tile: Tile<'_, T>) -> [[f32; PANEL]; T] {
+            fn gemv<F: Format, const T: usize>(
+                self,
+                panel: &[Line],
+                tile: Tile<'_, T>,
+                ahead: usize,
+            ) -> [[f32; PANEL]; T] {
                 // SAFETY: the token proves the features that the kernel is compiled for.
-                unsafe { $kernels::gemv::<F, T>(panel, tile) }
+                unsafe { $kernels::gemv::<F, T>(panel, tile, ahead) }
             }
 
             fn unpack<F: Format>(self, lines: &[Line], n_blocks: usize, p: usize, chunk: &mut Chunk) {
@@ -53,9 +69,10 @@ macro_rules! simd {
                 self,
                 panel: &[Line],
                 x: &[[f32; T]],
+                ahead: usize,
             ) -> [[f32; PANEL]; T] {
                 // SAFETY: as above.
-                unsafe { $kernels::gemv_floats::<V, T>(panel, x) }
+                unsafe { $kernels::gemv_floats::<V, T>(panel, x, ahead) }
             }
 
             fn unpack_floats<V: Values>(

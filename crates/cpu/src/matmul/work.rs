@@ -10,12 +10,10 @@ use super::simd::Simd;
 use super::{CpuMatrix, MIN_PARALLEL_VALUES, Store, rows, silu, skinny, uses_panels};
 use crate::norm::rms_norm;
 use crate::shards::Shards;
-use crate::{Isa, Pool};
+use crate::{Isa, Pool, Tuning};
 
 /// Matrices that share one parallel region.
 const MAX_FUSED: usize = 4;
-/// Items per thread that the panels of a region are cut into: enough to even out threads of different speed.
-const ITEMS_PER_THREAD: usize = 8;
 /// The fewest items per thread that a product of many rows is cut into.
 const MIN_ITEMS_PER_THREAD: usize = 4;
 
@@ -71,6 +69,7 @@ impl Product<'_> {
 /// Memory that lives as long as the device, so that a step allocates nothing once it has grown.
 #[derive(Default)]
 pub(crate) struct Scratch {
+    pub tuning: Tuning,
     /// The input, normalised, `[rows, n_in]`.
     normed: Vec<f32>,
     /// Gate activations, `[rows, n_ff]`, where gate and up are not fused.
@@ -108,6 +107,7 @@ struct Region<'a> {
     workspaces: &'a Shards<'a, Workspace>,
     n_in: usize,
     rows: usize,
+    tuning: Tuning,
 }
 
 /// Prepares the input as the products want it and computes them.
@@ -137,7 +137,8 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     }
     let workspaces = &Shards::new(&mut scratch.workspaces);
     let tiles = Tiles { quantised: &scratch.quantised, floats: &scratch.floats };
-    let region = Region { pool, products, x, tiles, workspaces, n_in: input.n_in, rows };
+    let region =
+        Region { pool, products, x, tiles, workspaces, n_in: input.n_in, rows, tuning: scratch.tuning };
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(simd) => region.run_panels(simd),
@@ -163,13 +164,13 @@ impl Region<'_> {
 
     fn run_skinny<S: Simd>(&self, simd: S) {
         let n_panels: usize = self.products.iter().flatten().map(|product| product.w.n_panels()).sum();
-        let per_item = (n_panels / (ITEMS_PER_THREAD * self.pool.n_threads())).max(1);
+        let per_item = (n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads())).max(1);
         let n_items = |w: &CpuMatrix| w.n_panels().div_ceil(per_item);
         self.for_each_item(n_items, |thread, product, item| {
             let panels = item * per_item..product.w.n_panels().min((item + 1) * per_item);
             if has_panels(product.w.dtype) {
                 let [lent, _] = &mut self.workspace(thread).lent;
-                skinny::multiply(simd, lent, product, self.tiles, panels, self.rows);
+                skinny::multiply(simd, lent, product, self.tiles, panels, self.rows, self.tuning.prefetch);
             } else {
                 self.file_rows(product, panels, 0..self.rows);
             }
@@ -183,7 +184,7 @@ impl Region<'_> {
         };
         let per_block: usize = self.products.iter().flatten().map(n_pairs).sum();
         let least = (MIN_ITEMS_PER_THREAD * self.pool.n_threads()).div_ceil(per_block.max(1));
-        let row_block = row_block(self.rows, least);
+        let row_block = row_block(self.rows, self.tuning.row_block, least);
         let n_blocks = self.rows.div_ceil(row_block);
         self.pool.for_each_on(n_blocks * per_block, &|thread, item| {
             let first_row = item / per_block * row_block;

@@ -310,7 +310,11 @@ fn start<F: Format>(neg_sum: i32) -> __m256i {
 
 /// Products of one coded panel with one tile.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn gemv<F: Format, const T: usize>(panel: &[Line], tile: Tile<'_, T>) -> [[f32; PANEL]; T] {
+pub(crate) fn gemv<F: Format, const T: usize>(
+    panel: &[Line],
+    tile: Tile<'_, T>,
+    ahead: usize,
+) -> [[f32; PANEL]; T] {
     let layout = F::LAYOUT;
     let subs = BLOCK / F::SPEC.sub_len;
     let step = groups_in_16_bits(F::SPEC.bits).min(GROUPS / subs);
@@ -319,13 +323,13 @@ pub(crate) fn gemv<F: Format, const T: usize>(panel: &[Line], tile: Tile<'_, T>)
     let mut sums = [[_mm256_setzero_ps(); HALVES]; T];
     for (u, unit) in panel.chunks(layout.unit_lines(layout.unit)).enumerate() {
         let (header, lines) = unit.split_at(layout.header);
-        prefetch(header);
+        prefetch(header, ahead);
         let (scales, mins) = scales::<F>(header);
         let first = u * blocks_per_unit;
         for i in 0..blocks_per_unit.min(n_blocks - first) {
             let block = first + i;
             let lines = &lines[i * layout.block..][..layout.block];
-            prefetch(lines);
+            prefetch(lines, ahead);
             for h in 0..HALVES {
                 let codes = unpack::<F>(lines, h);
                 for t in 0..T {
@@ -451,13 +455,17 @@ fn column<V: Values>(lines: &[Line], col: usize, h: usize) -> __m256 {
 
 /// Products of one float panel with one tile.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn gemv_floats<V: Values, const T: usize>(panel: &[Line], x: &[[f32; T]]) -> [[f32; PANEL]; T] {
+pub(crate) fn gemv_floats<V: Values, const T: usize>(
+    panel: &[Line],
+    x: &[[f32; T]],
+    ahead: usize,
+) -> [[f32; PANEL]; T] {
     /// Independent sums for each row, so that additions overlap.
     const CHAINS: usize = 4;
     let mut sums = [[[_mm256_setzero_ps(); HALVES]; T]; CHAINS];
     let (quads, rest) = x.as_chunks::<CHAINS>();
     for (lines, quad) in panel.chunks_exact(CHAINS / V::PER_LINE).zip(quads) {
-        prefetch(lines);
+        prefetch(lines, ahead);
         for chain in 0..CHAINS {
             let w = [column::<V>(lines, chain, 0), column::<V>(lines, chain, 1)];
             let sums = &mut sums[if T > 2 { 0 } else { chain }];

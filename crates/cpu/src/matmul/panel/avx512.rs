@@ -236,7 +236,11 @@ fn start<F: Format>(neg_sum: i32) -> __m512i {
 
 /// Products of one panel with one tile: `sums[t][row]`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(crate) fn gemv<F: Format, const T: usize>(panel: &[Line], tile: Tile<'_, T>) -> [[f32; PANEL]; T] {
+pub(crate) fn gemv<F: Format, const T: usize>(
+    panel: &[Line],
+    tile: Tile<'_, T>,
+    ahead: usize,
+) -> [[f32; PANEL]; T] {
     let layout = F::LAYOUT;
     let subs = BLOCK / F::SPEC.sub_len;
     let blocks_per_unit = layout.unit / BLOCK;
@@ -244,13 +248,13 @@ pub(crate) fn gemv<F: Format, const T: usize>(panel: &[Line], tile: Tile<'_, T>)
     let n_blocks = tile.codes.len();
     for (u, unit) in panel.chunks(layout.unit_lines(layout.unit)).enumerate() {
         let (header, lines) = unit.split_at(layout.header);
-        prefetch(header);
+        prefetch(header, ahead);
         let (scales, mins) = scales::<F>(header);
         let first = u * blocks_per_unit;
         for i in 0..blocks_per_unit.min(n_blocks - first) {
             let block = first + i;
             let lines = &lines[i * layout.block..][..layout.block];
-            prefetch(lines);
+            prefetch(lines, ahead);
             let codes = unpack::<F>(lines);
             for t in 0..T {
                 let step = _mm512_set1_ps(tile.scales[block][t]);
@@ -398,13 +402,17 @@ fn column<V: Values>(lines: &[Line], col: usize) -> __m512 {
 
 /// Products of one float panel with one tile.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(crate) fn gemv_floats<V: Values, const T: usize>(panel: &[Line], x: &[[f32; T]]) -> [[f32; PANEL]; T] {
+pub(crate) fn gemv_floats<V: Values, const T: usize>(
+    panel: &[Line],
+    x: &[[f32; T]],
+    ahead: usize,
+) -> [[f32; PANEL]; T] {
     /// Independent sums for each row, so that additions overlap.
     const CHAINS: usize = 4;
     let mut sums = [[_mm512_setzero_ps(); T]; CHAINS];
     let (quads, rest) = x.as_chunks::<CHAINS>();
     for (lines, quad) in panel.chunks_exact(CHAINS / V::PER_LINE).zip(quads) {
-        prefetch(lines);
+        prefetch(lines, ahead);
         for chain in 0..CHAINS {
             let w = column::<V>(lines, chain);
             let sums = &mut sums[if T > 4 { 0 } else { chain }];

@@ -8,15 +8,15 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
 use super::Line;
 
-/// How far ahead, in bytes: several times what a core has in flight at full speed (latency times bandwidth, 100 ns
-/// times 40 GB/s).
-const AHEAD: usize = 8192;
-
-/// Asks for what lies [`AHEAD`] of `lines`. Panels lie one after the other, so that is what is read a while later.
+/// Asks for what lies `ahead` bytes beyond `lines`, unless that is 0. Panels lie one after the other, so that is what is
+/// read a while later.
 #[inline(always)]
-pub(super) fn prefetch(lines: &[Line]) {
+pub(super) fn prefetch(lines: &[Line], ahead: usize) {
+    if ahead == 0 {
+        return;
+    }
     for line in lines {
-        let ahead = std::ptr::from_ref(line).cast::<i8>().wrapping_add(AHEAD);
+        let ahead = std::ptr::from_ref(line).cast::<i8>().wrapping_add(ahead);
         // SAFETY: a prefetch of any address is a hint: it neither faults nor changes memory.
         #[allow(unused_unsafe, reason = "newer compilers know that it is safe")]
         unsafe {

@@ -1,0 +1,217 @@
+//! Numbers whose best value depends on the machine, and how to find it.
+//!
+//! Every value gives the same results (sums are ordered the same way); only the time differs. The defaults are sound
+//! everywhere. Candidates take turns, so that what else the machine does meets them all, and one replaces the default
+//! only when it is clearly faster.
+
+use std::time::Instant;
+
+use kvant_backend::{Backend, Input, Output, Result, SharedBytes, WeightSource};
+use kvant_codec::DType;
+use kvant_codec::random::Random;
+
+use crate::{CpuDevice, CpuMatrix, Isa};
+
+/// The numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuning {
+    /// How far ahead of their use weights are asked for while decoding, in bytes; 0 leaves that to the hardware. A core
+    /// has some 4 KB in flight at full speed (latency times bandwidth, 100 ns times 40 GB/s).
+    pub prefetch: usize,
+    /// Items per thread that the weights of a decoding step are cut into: more even out threads of different speed.
+    pub items_per_thread: usize,
+    /// The most rows of a prompt that share unpacked weights.
+    pub row_block: usize,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { prefetch: 8192, items_per_thread: 8, row_block: 512 }
+    }
+}
+
+/// One candidate and how long it took.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Trial {
+    /// The number that was varied; the others were the best so far.
+    pub name: &'static str,
+    /// Its value.
+    pub value: usize,
+    /// Seconds of the work: the median of the rounds.
+    pub seconds: f64,
+    /// Whether it was taken.
+    pub is_taken: bool,
+}
+
+/// A number to vary: its name, its place, its candidates, and the rows of the work that it matters for.
+struct Knob {
+    name: &'static str,
+    place: fn(&mut Tuning) -> &mut usize,
+    candidates: &'static [usize],
+    rows: usize,
+}
+
+const KNOBS: [Knob; 3] = [
+    Knob {
+        name: "prefetch",
+        place: |tuning| &mut tuning.prefetch,
+        candidates: &[0, 1024, 2048, 4096, 8192, 16384],
+        rows: 1,
+    },
+    Knob {
+        name: "items_per_thread",
+        place: |tuning| &mut tuning.items_per_thread,
+        candidates: &[1, 2, 4, 8, 16, 32],
+        rows: 1,
+    },
+    Knob {
+        name: "row_block",
+        place: |tuning| &mut tuning.row_block,
+        candidates: &[96, 192, 264, 512],
+        rows: 512,
+    },
+];
+
+/// Rounds in which the candidates of a number take turns.
+const ROUNDS: usize = 31;
+/// A candidate must be this much faster than the default.
+const CLEARLY: f64 = 0.97;
+/// The work: matrices of the shape of a feed-forward layer, more of them than caches hold.
+const SHAPE: (usize, usize) = (8960, 1536);
+const MATRICES: usize = 24;
+
+impl Tuning {
+    /// Times the candidates of every number on this machine; takes some ten seconds and 200 MB.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn find(isa: Isa, n_threads: usize) -> Result<(Self, Vec<Trial>)> {
+        let mut work = Work::new(isa, n_threads)?;
+        let (mut best, mut trials) = (Self::default(), Vec::new());
+        for knob in &KNOBS {
+            let mut rounds = vec![Vec::with_capacity(ROUNDS); knob.candidates.len()];
+            for _ in 0..ROUNDS {
+                for (&candidate, rounds) in knob.candidates.iter().zip(&mut rounds) {
+                    let mut tuning = best;
+                    *(knob.place)(&mut tuning) = candidate;
+                    rounds.push(work.seconds(tuning, knob.rows)?);
+                }
+            }
+            let taken = choose(knob.candidates, &rounds, *(knob.place)(&mut best));
+            let seconds = rounds.into_iter().map(|rounds| median(rounds.into_iter()));
+            *(knob.place)(&mut best) = taken;
+            trials.extend(knob.candidates.iter().zip(seconds).map(|(&value, seconds)| Trial {
+                name: knob.name,
+                value,
+                seconds,
+                is_taken: value == taken,
+            }));
+        }
+        Ok((best, trials))
+    }
+}
+
+/// The candidate that takes least beside `default` (one of them), if that is clearly less: the median over the rounds, in
+/// each of which both ran.
+fn choose(candidates: &[usize], rounds: &[Vec<f64>], default: usize) -> usize {
+    let timed = || candidates.iter().zip(rounds);
+    let Some((_, of_default)) = timed().find(|(value, _)| **value == default) else { return default };
+    let beside = |rounds: &[f64]| median(rounds.iter().zip(of_default).map(|(a, b)| a / b));
+    let least = timed().map(|(value, rounds)| (*value, beside(rounds))).min_by(|a, b| a.1.total_cmp(&b.1));
+    least.filter(|&(_, ratio)| ratio < CLEARLY).map_or(default, |(value, _)| value)
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Products with q4_0 weights, as in decoding and in reading a prompt.
+struct Work {
+    device: CpuDevice,
+    weights: Vec<CpuMatrix>,
+}
+
+impl Work {
+    fn new(isa: Isa, n_threads: usize) -> Result<Self> {
+        let device = CpuDevice::new(isa, n_threads);
+        let (n_out, n_in) = SHAPE;
+        let row_bytes = DType::Q4_0.row_bytes(n_in).expect("whole blocks");
+        // Zero scales everywhere: how long a product takes does not depend on its numbers.
+        let bytes = SharedBytes::from(vec![0; n_out * row_bytes]);
+        let source = || WeightSource { dtype: DType::Q4_0, n_out, n_in, bytes: bytes.clone() };
+        let weights = (0..MATRICES).map(|_| device.matrix(source())).collect::<Result<_>>()?;
+        Ok(Self { device, weights })
+    }
+
+    /// Seconds of one pass: over every matrix for one row, over one matrix for many.
+    fn seconds(&mut self, tuning: Tuning, rows: usize) -> Result<f64> {
+        self.device.set_tuning(tuning);
+        let (n_out, n_in) = SHAPE;
+        let mut values = vec![0.0; rows * n_in];
+        Random::new(1).fill_gaussian(&mut values, 1.0);
+        let mut x = self.device.buffer(values.len())?;
+        self.device.write(&mut x, &values)?;
+        let mut y = self.device.buffer(rows * n_out)?;
+        let used = if rows == 1 { &self.weights[..] } else { &self.weights[..1] };
+        let started = Instant::now();
+        for w in used {
+            let input = Input { x: &x, norm: None, first_row: 0, rows };
+            self.device.project(input, &mut [Output { w, bias: None, y: &mut y, accumulate: false }])?;
+        }
+        Ok(started.elapsed().as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_candidate_must_be_clearly_faster_than_the_default() {
+        let rounds = |ratios: [f64; 3]| ratios.map(|ratio| [1.0, 9.0, 2.0].map(|s| s * ratio).to_vec());
+        assert_eq!(choose(&[1, 2, 3], &rounds([1.0, 0.98, 1.5]), 1), 1);
+        assert_eq!(choose(&[1, 2, 3], &rounds([1.0, 0.95, 0.9]), 1), 3);
+        assert_eq!(choose(&[1, 2, 3], &rounds([1.0, 0.95, 0.9]), 3), 3);
+        assert_eq!(choose(&[1, 2, 3], &rounds([f64::NAN, 0.95, 0.9]), 1), 1, "no number, no choice");
+    }
+
+    #[test]
+    fn defaults_are_among_the_candidates() {
+        for knob in &KNOBS {
+            assert!(knob.candidates.contains((knob.place)(&mut Tuning::default())), "{}", knob.name);
+        }
+    }
+
+    /// Whatever the numbers, even absurd ones, the products are the same bits.
+    #[test]
+    fn tuning_changes_no_result() {
+        for isa in Isa::available() {
+            let products = |tuning| {
+                let device = CpuDevice::new(isa, 3).with_tuning(tuning);
+                let mut values = vec![0.0; 40 * 256];
+                Random::new(2).fill_gaussian(&mut values, 1.0);
+                let mut bytes = vec![0; 70 * DType::Q4_0.row_bytes(256).unwrap()];
+                kvant_codec::encode(DType::Q4_0, &values.repeat(2)[..70 * 256], &mut bytes).unwrap();
+                let source = WeightSource { dtype: DType::Q4_0, n_out: 70, n_in: 256, bytes: bytes.into() };
+                let w = device.matrix(source).unwrap();
+                let mut x = device.buffer(values.len()).unwrap();
+                device.write(&mut x, &values).unwrap();
+                [1, 5, 40].map(|rows| {
+                    let mut y = device.buffer(rows * 70).unwrap();
+                    let input = Input { x: &x, norm: None, first_row: 0, rows };
+                    let output = Output { w: &w, bias: None, y: &mut y, accumulate: false };
+                    device.project(input, &mut [output]).unwrap();
+                    y.as_slice().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+                })
+            };
+            let want = products(Tuning::default());
+            for (prefetch, items_per_thread, row_block) in [(0, 1, 1), (1 << 40, 1000, 24), (64, 3, 1 << 40)]
+            {
+                let got = products(Tuning { prefetch, items_per_thread, row_block });
+                assert_eq!(got, want, "{isa:?} {prefetch} {items_per_thread} {row_block}");
+            }
+        }
+    }
+}
