@@ -46,7 +46,7 @@ impl Nvrtc {
     ) -> Result<String, CudaError> {
         let program = Program::new(name, text, headers)?;
         // SAFETY: `program` is live until the end of this function.
-        if let Err(error) = unsafe { result::compile_program(program.0, options) } {
+        if let Err(error) = unsafe { result::compile_program(program.handle, options) } {
             let log = program.log().unwrap_or_else(|_| error.to_string());
             return Err(CudaError::Compile { kernel: name.to_owned(), log });
         }
@@ -55,48 +55,56 @@ impl Nvrtc {
 }
 
 /// A program of NVRTC, destroyed when dropped.
-struct Program(sys::nvrtcProgram);
+struct Program {
+    handle: sys::nvrtcProgram,
+    /// The name, the source and the headers: NVRTC keeps pointers to them, not copies.
+    _texts: Vec<CString>,
+}
 
 impl Program {
     fn new(name: &str, text: &str, headers: &[Header]) -> Result<Self, CudaError> {
-        let (name, text) = (c_string(name), c_string(text));
-        let texts: Vec<CString> = headers.iter().map(|header| c_string(header.text)).collect();
-        let names: Vec<CString> = headers.iter().map(|header| c_string(header.name)).collect();
-        let texts: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
-        let names: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+        let own = [name, text].into_iter();
+        let header_texts = headers.iter().map(|header| header.text);
+        let header_names = headers.iter().map(|header| header.name);
+        let texts: Vec<CString> = own.chain(header_texts).chain(header_names).map(c_string).collect();
+        let pointers: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
+        let (own, of_headers) = pointers.split_at(2);
+        let (header_texts, header_names) = of_headers.split_at(headers.len());
         let count = c_int::try_from(headers.len()).expect("a handful of headers");
-        let mut program = ptr::null_mut();
-        // SAFETY: the library is there (every caller holds `Nvrtc`); the strings end in NUL and outlive the call, which
-        // copies them; `count` is the length of both arrays.
+        let mut handle = ptr::null_mut();
+        // SAFETY: the library is there (every caller holds `Nvrtc`); the strings end in NUL and live in `texts`, which
+        // the program keeps until it is destroyed; both arrays have `count` entries.
         let status = unsafe {
             sys::nvrtcCreateProgram(
-                &mut program,
-                text.as_ptr(),
-                name.as_ptr(),
+                &mut handle,
+                own[1],
+                own[0],
                 count,
-                texts.as_ptr(),
-                names.as_ptr(),
+                header_texts.as_ptr(),
+                header_names.as_ptr(),
             )
         };
         status.result().map_err(|e| failed("nvrtcCreateProgram", e))?;
-        Ok(Self(program))
+        Ok(Self { handle, _texts: texts })
     }
 
     fn ptx(&self) -> Result<String, CudaError> {
         // SAFETY: the program is live until `self` is dropped.
-        unsafe { result::get_ptx(self.0) }.map(text_of).map_err(|e| failed("nvrtcGetPTX", e))
+        unsafe { result::get_ptx(self.handle) }.map(text_of).map_err(|e| failed("nvrtcGetPTX", e))
     }
 
     fn log(&self) -> Result<String, CudaError> {
         // SAFETY: the program is live until `self` is dropped.
-        unsafe { result::get_program_log(self.0) }.map(text_of).map_err(|e| failed("nvrtcGetProgramLog", e))
+        unsafe { result::get_program_log(self.handle) }
+            .map(text_of)
+            .map_err(|e| failed("nvrtcGetProgramLog", e))
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: made by `nvrtcCreateProgram`, destroyed once. A failure leaks a program, which harms nobody.
-        let _ = unsafe { result::destroy_program(self.0) };
+        let _ = unsafe { result::destroy_program(self.handle) };
     }
 }
 

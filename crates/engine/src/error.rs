@@ -51,7 +51,7 @@ pub enum Error {
         n_ctx: usize,
     },
     /// The device has too little memory.
-    #[error("{device}: {what} takes {needed} bytes, {free} are free; {fits}")]
+    #[error("{device}: {needed} bytes wanted for {what}, {free} free; {fits}")]
     Memory {
         /// The device.
         device: String,
