@@ -9,19 +9,21 @@ use crate::{AttendParams, BackendError, Heads, KvLayer, Norm, RopeParams, Shared
 /// Shorthand for a result with a [`BackendError`].
 pub type Result<T> = std::result::Result<T, BackendError>;
 
-/// One allocation of cache memory on a device. `Clone` copies the bytes (copy on write of shared prefixes).
-pub trait Page: Clone + Send + Sync {
+/// One allocation of cache memory on a device.
+pub trait Page: Send + Sync + Sized {
     /// What the device keeps beside the main pages of a stream; `()` where it needs nothing.
     type Table: PageTable<Self>;
 
     /// Size of the allocation in bytes.
     fn n_bytes(&self) -> usize;
+    /// A second page with the same bytes: copy on write of shared prefixes.
+    fn duplicate(&self) -> Result<Self>;
 }
 
 /// A device's own index of the main pages of a stream, such as their addresses in its memory. The stream tells it of
 /// every change, so that a device need not look through all pages at each step. A clone belongs to the stream's clone.
 pub trait PageTable<P>: Clone + Default + Send + Sync + Debug {
-    /// Page `index`, at most one past the last, is `page` from now on. Called also when it is that already.
+    /// Page `index`, at most one past the last, is `page` from now on.
     fn set(&mut self, index: usize, page: &P);
     /// Only the first `len` pages are left.
     fn truncate(&mut self, len: usize);

@@ -23,7 +23,7 @@ use kvant_codec::tile::{Side, TILE, TileLayout, padded_dim};
 
 use crate::device::{Page, PageTable, Result};
 
-/// Tokens in one main page. Pages of a shared prefix are shared; a page is copied when written.
+/// Tokens in one main page. Pages of a shared prefix are shared; a page is copied before it is written.
 pub const TOKENS_PER_PAGE: usize = 128;
 /// Tiles in the tail of a coded stream. With two, a token stays in 16 bit until at least 16 younger ones are there: with
 /// one, every sixteenth step would see all but its own token encoded.
@@ -135,7 +135,7 @@ pub struct TileRef<'a, P> {
 }
 
 /// The tile sequence of one (layer, KV head, K or V).
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Stream<P: Page> {
     spec: StreamSpec,
     sink: Option<P>,
@@ -148,7 +148,7 @@ pub struct Stream<P: Page> {
 }
 
 /// The streams of one layer.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct KvLayer<P: Page> {
     /// Keys, `[n_kv_heads]`.
     pub k: Vec<Stream<P>>,
@@ -165,6 +165,12 @@ impl<P: Page> KvLayer<P> {
     /// Whether no token is stored.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// A second layer with the same tokens, as [`Stream::fork`].
+    pub fn fork(&self) -> Result<Self> {
+        let fork = |streams: &[Stream<P>]| streams.iter().map(Stream::fork).collect::<Result<_>>();
+        Ok(Self { k: fork(&self.k)?, v: fork(&self.v)? })
     }
 }
 
@@ -199,6 +205,15 @@ impl<P: Page> Stream<P> {
         Ok(stream)
     }
 
+    /// A second stream with the same tokens. The main pages are shared until one side makes room to write to them.
+    pub fn fork(&self) -> Result<Self> {
+        let Self { spec, len, main_end, .. } = *self;
+        let sink = self.sink.as_ref().map(P::duplicate).transpose()?;
+        let tail = self.tail.as_ref().map(P::duplicate).transpose()?;
+        let (pages, table) = (self.pages.clone(), self.table.clone());
+        Ok(Self { spec, sink, pages, table, tail, len, main_end })
+    }
+
     /// What this stream stores.
     pub fn spec(&self) -> &StreamSpec {
         &self.spec
@@ -226,7 +241,7 @@ impl<P: Page> Stream<P> {
         pages.chain(f16).sum()
     }
 
-    /// Makes room for `n` more tokens in the main pages.
+    /// Makes room for `n` more tokens in the main pages, in pages that no other stream shares.
     pub fn reserve(&mut self, n: usize, alloc: &mut dyn FnMut(usize) -> Result<P>) -> Result<()> {
         let plan = self.plan(n);
         let main_tokens = plan.new_main_end.saturating_sub(self.n_sink());
@@ -234,6 +249,15 @@ impl<P: Page> Stream<P> {
             let page = alloc(self.spec.page_bytes())?;
             self.table.set(self.pages.len(), &page);
             self.pages.push(Arc::new(page));
+        }
+        for write in plan.writes() {
+            let Place::Main(tile) = write.place else { continue };
+            let index = tile / TILES_PER_PAGE;
+            if Arc::get_mut(&mut self.pages[index]).is_none() {
+                let page = self.pages[index].duplicate()?;
+                self.table.set(index, &page);
+                self.pages[index] = Arc::new(page);
+            }
         }
         Ok(())
     }
@@ -308,10 +332,10 @@ impl<P: Page> Stream<P> {
         TileRef { layout, page, offset: tile * layout.bytes() }
     }
 
-    /// Layout, page (made unique if it was shared) and byte offset of a tile that is about to be written.
+    /// Layout, page and byte offset of a tile that is about to be written.
     ///
     /// # Panics
-    /// When that part of the stream has no such tile; main pages come from [`Stream::reserve`].
+    /// When that part of the stream has no such tile, or its page is shared; main pages come from [`Stream::reserve`].
     pub fn tile_mut(&mut self, place: Place) -> (TileLayout, &mut P, usize) {
         let spec = self.spec;
         let (layout, page, tile) = match place {
@@ -322,9 +346,8 @@ impl<P: Page> Stream<P> {
                 (spec.f16_layout(), self.tail.as_mut().expect("tail tile without a tail"), tile)
             }
             Place::Main(tile) => {
-                let index = tile / TILES_PER_PAGE;
-                let page = Arc::make_mut(&mut self.pages[index]);
-                self.table.set(index, page);
+                let page = Arc::get_mut(&mut self.pages[tile / TILES_PER_PAGE]);
+                let page = page.expect("a page that was reserved is not shared");
                 (spec.main_layout(), page, tile % TILES_PER_PAGE)
             }
         };

@@ -1,6 +1,6 @@
 //! Cache memory on the CPU: zeroed bytes aligned to a cache line.
 
-use kvant_backend::Page;
+use kvant_backend::{Page, Result};
 
 /// One cache line, the unit of allocation, so that every tile can be read with aligned vector loads.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +37,10 @@ impl CpuPage {
 
 impl Page for CpuPage {
     type Table = ();
+
+    fn duplicate(&self) -> Result<Self> {
+        Ok(self.clone())
+    }
 
     fn n_bytes(&self) -> usize {
         self.n_bytes

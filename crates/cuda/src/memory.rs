@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvant_backend::{Page, PageTable};
+use kvant_backend::{BackendError, Page, PageTable};
 
 use crate::{Context, CudaError, DevicePtr, Gpu};
 
@@ -266,19 +266,6 @@ impl CudaPage {
     }
 }
 
-impl Clone for CudaPage {
-    /// # Panics
-    /// When the device has no memory left.
-    fn clone(&self) -> Self {
-        let arena = &self.block.arena;
-        let copied = arena.take(self.block.bytes).and_then(|block| {
-            arena.gpu.copy(block.ptr, self.block.ptr, block.bytes)?;
-            Ok(Self { block })
-        });
-        copied.expect("device memory for a copy of a shared page")
-    }
-}
-
 /// The addresses of a stream's main pages, kept on the device for the kernels that walk them.
 #[derive(Debug, Default)]
 pub struct PageAddresses {
@@ -327,7 +314,6 @@ impl Clone for PageAddresses {
 impl PageTable<CudaPage> for PageAddresses {
     fn set(&mut self, index: usize, page: &CudaPage) {
         match self.addresses.get_mut(index) {
-            Some(address) if *address == page.ptr() => return,
             Some(address) => *address = page.ptr(),
             None => self.addresses.push(page.ptr()),
         }
@@ -354,4 +340,14 @@ impl Page for CudaPage {
     fn n_bytes(&self) -> usize {
         self.block.bytes
     }
+
+    fn duplicate(&self) -> Result<Self, BackendError> {
+        let arena = &self.block.arena;
+        let block = arena.take(self.block.bytes)?;
+        arena.gpu.copy(block.ptr, self.block.ptr, block.bytes)?;
+        Ok(Self { block })
+    }
 }
+
+#[cfg(test)]
+mod tests;

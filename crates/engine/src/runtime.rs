@@ -248,7 +248,7 @@ impl<B: Backend> Sequence for Running<B> {
 
     fn fork(&self) -> Result<Box<dyn Sequence>, Error> {
         let act = self.on.activations(self.cache.n_ctx())?;
-        Ok(Box::new(Self { on: Arc::clone(&self.on), cache: self.cache.clone(), act }))
+        Ok(Box::new(Self { on: Arc::clone(&self.on), cache: self.cache.fork()?, act }))
     }
 
     fn rows(&self, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {

@@ -7,8 +7,8 @@ use crate::{KvError, KvShape, Plan};
 
 /// The keys and values of one sequence.
 ///
-/// A clone shares the full pages of the common prefix; either side copies a page when it writes to it.
-#[derive(Debug, Clone)]
+/// A fork shares the full pages of the common prefix; either side copies a page before it writes to it.
+#[derive(Debug)]
 pub struct Cache<P: Page> {
     shape: KvShape,
     plan: Plan,
@@ -43,6 +43,15 @@ impl<P: Page> Cache<P> {
         });
         let layers = layers.collect::<Result<_, KvError>>()?;
         Ok(Self { shape: shape.clone(), plan, layers, n_ctx })
+    }
+
+    /// A second cache with the same tokens, which shares the full pages.
+    ///
+    /// # Errors
+    /// When the device has no memory left.
+    pub fn fork(&self) -> Result<Self, KvError> {
+        let layers = self.layers.iter().map(KvLayer::fork).collect::<Result<_, _>>()?;
+        Ok(Self { shape: self.shape.clone(), plan: self.plan.clone(), layers, n_ctx: self.n_ctx })
     }
 
     /// What is stored, and how.

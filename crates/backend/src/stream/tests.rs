@@ -15,12 +15,6 @@ impl FakePage {
     }
 }
 
-impl Clone for FakePage {
-    fn clone(&self) -> Self {
-        Self::new(self.0)
-    }
-}
-
 /// The numbers of the pages.
 #[derive(Debug, Clone, Default)]
 struct FakeTable(Vec<u64>);
@@ -44,6 +38,10 @@ impl Page for FakePage {
 
     fn n_bytes(&self) -> usize {
         self.0
+    }
+
+    fn duplicate(&self) -> Result<Self> {
+        Ok(Self::new(self.0))
     }
 }
 
@@ -173,16 +171,18 @@ fn bytes_are_those_of_the_allocations_and_can_be_told_in_advance() {
 }
 
 #[test]
-fn a_shared_page_is_copied_when_written() {
+fn a_shared_page_is_copied_before_it_is_written() {
     let mut stream =
         Stream::new(StreamSpec::new(DType::F16, Side::K, 64), &mut |b| Ok(FakePage::new(b))).unwrap();
     append(&mut stream, &mut Slots::new(), 10);
-    let copy = stream.clone();
+    let fork = stream.fork().unwrap();
+    assert_eq!(fork.tile(0).page.1, stream.tile(0).page.1);
+    stream.reserve(1, &mut |b| Ok(FakePage::new(b))).unwrap();
     let (_, page, _) = stream.tile_mut(Place::Main(0));
     page.0 += 1;
-    assert_ne!(copy.tile(0).page.0, stream.tile(0).page.0);
-    assert_eq!((copy.table().0[0], stream.table().0[0]), (copy.pages[0].1, stream.pages[0].1));
-    assert_ne!(copy.pages[0].1, stream.pages[0].1);
+    assert_ne!(fork.tile(0).page.0, stream.tile(0).page.0);
+    assert_eq!((fork.table().0[0], stream.table().0[0]), (fork.pages[0].1, stream.pages[0].1));
+    assert_ne!(fork.pages[0].1, stream.pages[0].1);
 }
 
 #[test]

@@ -1,0 +1,152 @@
+//! The arena on a device that only keeps books.
+
+use super::*;
+use crate::{CudaVersion, GpuProperties, KernelId, Launch, ModuleId};
+
+/// Hands out addresses, and remembers what is allocated and how often bytes were set to zero.
+struct Books {
+    properties: GpuProperties,
+    live: Mutex<BTreeMap<DevicePtr, usize>>,
+    zeroed: Mutex<Vec<(DevicePtr, usize)>>,
+}
+
+impl Books {
+    fn new(total_bytes: usize) -> Arc<Self> {
+        let driver = CudaVersion { major: 13, minor: 0 };
+        let (name, arch, n_sms, shared_per_block) = ("books".to_owned(), 80, 1, 0);
+        let properties = GpuProperties { name, arch, n_sms, shared_per_block, total_bytes, driver };
+        Arc::new(Self { properties, live: Mutex::default(), zeroed: Mutex::default() })
+    }
+
+    fn used(&self) -> usize {
+        locked(&self.live).values().sum()
+    }
+}
+
+impl Gpu for Books {
+    fn properties(&self) -> &GpuProperties {
+        &self.properties
+    }
+
+    fn free_bytes(&self) -> Result<usize, CudaError> {
+        Ok(self.properties.total_bytes - self.used())
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
+        let free = self.free_bytes()?;
+        if bytes > free {
+            return Err(CudaError::OutOfMemory { bytes, free });
+        }
+        let mut live = locked(&self.live);
+        let end = live.last_key_value().map_or(1 << 20, |(ptr, bytes)| ptr + *bytes as u64);
+        let ptr = end.next_multiple_of(256) + 4096;
+        live.insert(ptr, bytes);
+        Ok(ptr)
+    }
+
+    fn free(&self, ptr: DevicePtr) {
+        locked(&self.live).remove(&ptr).expect("freed once");
+    }
+
+    fn zero(&self, dst: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        locked(&self.zeroed).push((dst, bytes));
+        Ok(())
+    }
+
+    fn write(&self, _: DevicePtr, _: &[u8]) -> Result<(), CudaError> {
+        unimplemented!()
+    }
+
+    fn read(&self, _: DevicePtr, _: &mut [u8]) -> Result<(), CudaError> {
+        unimplemented!()
+    }
+
+    fn copy(&self, _: DevicePtr, _: DevicePtr, _: usize) -> Result<(), CudaError> {
+        Ok(())
+    }
+
+    fn load(&self, _: &str) -> Result<ModuleId, CudaError> {
+        unimplemented!()
+    }
+
+    fn kernel(&self, _: ModuleId, _: &str) -> Result<KernelId, CudaError> {
+        unimplemented!()
+    }
+
+    fn launch(&self, _: KernelId, _: Launch, _: &[u8]) -> Result<(), CudaError> {
+        unimplemented!()
+    }
+}
+
+fn arena(total_bytes: usize) -> (Arc<Books>, Arc<Arena>) {
+    let books = Books::new(total_bytes);
+    let arena = Arena::new(Arc::clone(&books) as Arc<dyn Gpu>);
+    (books, arena)
+}
+
+fn assert_apart(blocks: &[Block]) {
+    let mut ranges: Vec<_> = blocks.iter().map(|b| b.ptr..b.ptr + b.bytes as u64).collect();
+    ranges.sort_by_key(|range| range.start);
+    assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "{ranges:x?}");
+    assert!(blocks.iter().all(|block| block.ptr % UNIT as u64 == 0));
+}
+
+#[test]
+fn many_pages_take_few_allocations_and_little_more_than_their_bytes() {
+    let (books, arena) = arena(1 << 30);
+    let pages: Vec<_> = (0..10_000).map(|_| arena.take_zeroed(6400).unwrap()).collect();
+    assert_apart(&pages);
+    assert!(locked(&books.live).len() <= 31);
+    assert!(books.used() <= 10_000 * 6400 * 104 / 100);
+    // A slab is set to zero as a whole.
+    assert_eq!(locked(&books.zeroed).len(), locked(&books.live).len());
+}
+
+#[test]
+fn blocks_of_any_size_lie_apart_and_a_used_one_is_zeroed_again() {
+    let (books, arena) = arena(1 << 30);
+    let sizes = [0, 1, 127, 128, 129, 4352, 6400, 1 << 20, (1 << 20) + 1, 3 << 20];
+    let blocks: Vec<_> = sizes.iter().flat_map(|&n| (0..3).map(move |_| n)).collect();
+    let blocks: Vec<_> = blocks.into_iter().map(|n| arena.take(n).unwrap()).collect();
+    assert!(blocks.iter().zip(sizes.iter().flat_map(|n| [n; 3])).all(|(block, &n)| block.bytes >= n));
+    assert_apart(&blocks);
+    drop(blocks);
+    // All fresh slots of a slab, then one that comes back.
+    let slots = n_slots(1 << 20) as usize;
+    let blocks: Vec<_> = (0..slots).map(|_| arena.take_zeroed(1 << 20).unwrap()).collect();
+    let (ptr, before) = (blocks[0].ptr, locked(&books.zeroed).len());
+    drop(blocks);
+    let again: Vec<_> = (0..slots).map(|_| arena.take_zeroed(1 << 20).unwrap()).collect();
+    assert!(again.iter().any(|block| block.ptr == ptr));
+    assert_eq!(locked(&books.zeroed).len(), before + slots);
+}
+
+#[test]
+fn memory_goes_back_to_the_device() {
+    let (books, arena) = arena(1 << 30);
+    for size in [6400, 17_408, 32_768] {
+        let pages: Vec<_> = (0..2000).map(|_| arena.take(size).unwrap()).collect();
+        let most = books.used();
+        assert!(most >= 2000 * size);
+        drop(pages);
+    }
+    // One slab of each size stays for what comes next.
+    assert!(books.used() <= 3 * SLAB_BYTES, "{}", books.used());
+    let scratch = arena.take_scratch(5 << 20).unwrap();
+    let ptr = scratch.ptr;
+    drop(scratch);
+    assert_eq!(arena.take_scratch(6 << 20).unwrap().ptr, ptr, "scratch is kept");
+    drop(arena);
+    assert_eq!(books.used(), 0);
+}
+
+#[test]
+fn kept_scratch_is_given_up_before_memory_runs_out() {
+    let (_, arena) = arena(20 << 20);
+    drop(arena.take_scratch(16 << 20).unwrap());
+    let block = arena.take(18 << 20).unwrap();
+    let error = arena.take(4 << 20).unwrap_err();
+    assert_eq!(error, CudaError::OutOfMemory { bytes: 4 << 20, free: 2 << 20 });
+    drop(block);
+    arena.take(4 << 20).unwrap();
+}
