@@ -14,8 +14,10 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use crate::recorder::Recorder;
 use crate::{CudaError, CudaVersion, DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
 
-/// Every function called here has been in the driver since this version.
+/// Every function called here, but for the clock, has been in the driver since this version.
 const OLDEST: CudaVersion = CudaVersion { major: 12, minor: 0 };
+/// The driver has the function that reads the device's clock since this version.
+const OLDEST_TIMER: CudaVersion = CudaVersion { major: 12, minor: 8 };
 /// The kernels use asynchronous copies and integer tensor cores.
 const OLDEST_ARCH: u32 = 80;
 /// Dynamic shared memory that a kernel may use without asking.
@@ -291,6 +293,14 @@ impl Gpu for Driver {
             )
         };
         check("cuLaunchKernel", status).map_err(|error| failed(&kernel.name, format!("{error} ({launch:?})")))
+    }
+
+    fn timed(&self, ops: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+        if self.properties.driver < OLDEST_TIMER {
+            let (found, why) = (self.properties.driver, "for the device's clock");
+            return Err(CudaError::OldDriver { found, needed: OLDEST_TIMER, why });
+        }
+        self.recorder.timed(ops)
     }
 
     fn begin(&self) -> Result<(), CudaError> {

@@ -74,6 +74,8 @@ pub trait Gpu: Send + Sync + 'static {
     /// Queues a kernel. `params` is its one parameter, byte for byte.
     fn launch(&self, kernel: KernelId, launch: Launch, params: &[u8]) -> Result<(), CudaError>;
 
+    /// Queues what `ops` does, waits for it and returns the seconds the device took, by its own clock.
+    fn timed(&self, ops: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError>;
     /// Starts to record what this thread queues, instead of doing it. Until [`Gpu::end`] nothing can be read, and other
     /// threads wait. A device that cannot record does everything at once: the result is the same.
     fn begin(&self) -> Result<(), CudaError> {

@@ -108,6 +108,21 @@ impl Recorder {
         }
     }
 
+    /// Queues what `ops` does, waits for it and returns the seconds the device took, by its own clock.
+    pub fn timed(&self, ops: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+        bind(self.context)?;
+        let (started, ended) = (Event::new()?, Event::new()?);
+        started.record(self.stream)?;
+        ops()?;
+        ended.record(self.stream)?;
+        self.synchronize()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events are live and have been recorded and reached; `milliseconds` is live.
+        let status = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, started.0, ended.0) };
+        check("cuEventElapsedTime", status)?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+
     /// Starts to record what this thread queues.
     pub fn begin(&self) -> Result<(), CudaError> {
         let mut queue = self.queue()?;
@@ -159,6 +174,31 @@ impl Recorder {
         state.drop_graph();
         // SAFETY: made in `new`, destroyed once, and idle.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
+    }
+}
+
+/// A moment in the work of a stream.
+struct Event(sys::CUevent);
+
+impl Event {
+    /// The context is current.
+    fn new() -> Result<Self, CudaError> {
+        let mut event = ptr::null_mut();
+        // SAFETY: `event` is live.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, 0) })?;
+        Ok(Self(event))
+    }
+
+    fn record(&self, stream: sys::CUstream) -> Result<(), CudaError> {
+        // SAFETY: event and stream are live and of the same context.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.0, stream) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, destroyed once.
+        let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
     }
 }
 

@@ -78,6 +78,18 @@ pub(crate) fn load(
     }
 }
 
+/// The speed of the chosen device's memory in bytes per second, which bounds decoding: what all threads of the CPU read
+/// together, or what a GPU reads and writes when it copies.
+///
+/// # Errors
+/// When the device cannot be opened or has too little memory to measure.
+pub fn memory_bandwidth(choice: DeviceChoice, n_threads: Option<usize>) -> Result<f64, Error> {
+    match open_cuda(choice)? {
+        Some(device) => Ok(device.copy_bandwidth()?),
+        None => Ok(CpuDevice::from_env(n_threads)?.read_bandwidth()),
+    }
+}
+
 /// The chosen GPU; `None` for the CPU.
 fn open_cuda(choice: DeviceChoice) -> Result<Option<CudaDevice>, Error> {
     match choice {
@@ -169,12 +181,6 @@ impl Device {
     /// The kernel for every op and type.
     pub fn kernel_choices(&self) -> Vec<KernelChoice> {
         self.0.kernel_choices()
-    }
-
-    /// The speed at which all threads together read memory, in bytes per second: the best of several passes over
-    /// 1 GiB. What bounds decoding.
-    pub fn read_bandwidth(&self) -> f64 {
-        self.0.read_bandwidth()
     }
 
     /// The kernel sets this machine can run, slowest first.

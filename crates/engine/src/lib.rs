@@ -37,7 +37,7 @@ pub mod synthetic;
 pub mod tuning;
 
 pub use context_file::ContextFileError;
-pub use device::{Device, DeviceChoice, Gpu};
+pub use device::{Device, DeviceChoice, Gpu, memory_bandwidth};
 pub use error::Error;
 pub use generate::{CancelFlag, Finish, GenerateOptions, Generation, Stats, Token};
 pub use kvant_backend::{DeviceInfo, KernelChoice};

@@ -9,7 +9,7 @@ mod rows;
 
 use clap::Args;
 use kvant::synthetic::Shape;
-use kvant::{DType, Device, KvOptions, Model, Policies, SessionOptions};
+use kvant::{DType, KvOptions, Model, Policies, SessionOptions};
 
 use crate::args::ModelArgs;
 use crate::failure::Failure;
@@ -51,7 +51,7 @@ pub struct BenchArgs {
     /// Reach depths by really reading tokens; slow. Without it the cache is filled with random keys and values
     #[arg(long)]
     real_fill: bool,
-    /// Measure this machine's read bandwidth too, and say how much of it decoding uses
+    /// Measure the bandwidth of the device's memory too, and say how much of it decoding uses
     #[arg(long)]
     roofline: bool,
     /// Instead: time the attention of one token at each depth with the stages of its reading left out one by one
@@ -66,7 +66,7 @@ pub struct BenchArgs {
 pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     let pairs = args.pairs()?;
     let bandwidth = match args.roofline {
-        true => Some(Device::open(args.model.threads)?.read_bandwidth()),
+        true => Some(kvant::memory_bandwidth(args.model.device, args.model.threads)?),
         false => None,
     };
     let (name, model) = args.open()?;

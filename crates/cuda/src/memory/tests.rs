@@ -65,6 +65,10 @@ impl Gpu for Books {
         Ok(())
     }
 
+    fn timed(&self, _: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+        unimplemented!()
+    }
+
     fn load(&self, _: &str) -> Result<ModuleId, CudaError> {
         unimplemented!()
     }
