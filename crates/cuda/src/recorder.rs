@@ -94,9 +94,11 @@ impl Recorder {
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(dst.as_mut_ptr().cast(), src, dst.len(), queue.stream)
         })?;
-        // Others may queue work meanwhile.
+        let copied = Event::new()?;
+        copied.record(queue.stream)?;
+        // Others may queue work meanwhile, or record; a stream that is being recorded cannot be waited for.
         drop(queue);
-        self.synchronize()
+        copied.wait()
     }
 
     pub fn free(&self, ptr: DevicePtr) {
@@ -112,10 +114,10 @@ impl Recorder {
     pub fn timed(&self, ops: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
         bind(self.context)?;
         let (started, ended) = (Event::new()?, Event::new()?);
-        started.record(self.stream)?;
+        started.record(self.queue()?.stream)?;
         ops()?;
-        ended.record(self.stream)?;
-        self.synchronize()?;
+        ended.record(self.queue()?.stream)?;
+        ended.wait()?;
         let mut milliseconds = 0.0;
         // SAFETY: both events are live and have been recorded and reached; `milliseconds` is live.
         let status = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, started.0, ended.0) };
@@ -192,6 +194,12 @@ impl Event {
     fn record(&self, stream: sys::CUstream) -> Result<(), CudaError> {
         // SAFETY: event and stream are live and of the same context.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.0, stream) })
+    }
+
+    /// Waits until the stream has come to where the event was recorded.
+    fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: the event is live.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0) })
     }
 }
 
