@@ -51,7 +51,7 @@ pub enum Error {
         n_ctx: usize,
     },
     /// The device has too little memory.
-    #[error("{device}: {needed} bytes wanted for {what}, {free} free; {fits}")]
+    #[error("{device}: {needed} bytes wanted for {what}, {usable} can be had; {fits}")]
     Memory {
         /// The device.
         device: String,
@@ -59,8 +59,8 @@ pub enum Error {
         what: String,
         /// Bytes it takes.
         needed: usize,
-        /// Bytes there are.
-        free: usize,
+        /// Bytes that are free, less what the ops need for themselves.
+        usable: usize,
         /// What would fit.
         fits: String,
     },

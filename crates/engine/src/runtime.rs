@@ -109,16 +109,21 @@ pub(crate) fn load<B: Backend>(
 
 /// Refuses weights that do not fit before any of them is copied.
 fn check_weights<B: Backend>(device: &B, needed: usize) -> Result<(), Error> {
-    match device.free_bytes()? {
-        Some(free) if needed.saturating_add(KEPT_FREE) > free => Err(Error::Memory {
+    match usable_bytes(device)? {
+        Some(usable) if needed > usable => Err(Error::Memory {
             device: device.info().name,
             what: "the weights".to_owned(),
             needed,
-            free,
-            fits: format!("weights of up to {} bytes fit", free.saturating_sub(KEPT_FREE)),
+            usable,
+            fits: "a smaller type of weights may fit".to_owned(),
         }),
         _ => Ok(()),
     }
+}
+
+/// Memory for weights and caches, where the device has memory of its own.
+fn usable_bytes<B: Backend>(device: &B) -> Result<Option<usize>, Error> {
+    Ok(device.free_bytes()?.map(|free| free.saturating_sub(KEPT_FREE)))
 }
 
 impl<B: Backend> On<B> {
@@ -129,9 +134,8 @@ impl<B: Backend> On<B> {
     /// The tokens of context there is memory for.
     fn fit(&self, plan: &mut Plan, room: Room) -> Result<usize, Error> {
         let (Room::Exactly(wanted) | Room::UpTo(wanted)) = room;
-        let Some(free) = self.device.free_bytes()? else { return Ok(wanted) };
+        let Some(usable) = usable_bytes(&self.device)? else { return Ok(wanted) };
         let shape = self.decoder.config().kv_shape();
-        let usable = free.saturating_sub(KEPT_FREE);
         let needed = plan.n_bytes(&shape, wanted);
         if needed <= usable {
             return Ok(wanted);
@@ -146,7 +150,7 @@ impl<B: Backend> On<B> {
                 device: self.device.info().name,
                 what: format!("the cache of {wanted} tokens"),
                 needed,
-                free,
+                usable,
                 fits: format!("{fitting} tokens fit (-c), or more in a smaller type (-ctk, -ctv)"),
             }),
         }
