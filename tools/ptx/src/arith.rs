@@ -1,0 +1,375 @@
+//! What one lane computes: integers and floats of every width, as the PTX ISA defines them.
+
+use half::{bf16, f16};
+
+use crate::inst::{Atomic, Binary, Compare, FloatMode, Round, Ternary, Ty, Unary};
+
+/// Bits of `value` as the float type's value.
+fn float(ty: Ty, value: u64) -> f64 {
+    match ty {
+        Ty::F16 => f64::from(f16::from_bits(value as u16).to_f32()),
+        Ty::BF16 => f64::from(bf16::from_bits(value as u16).to_f32()),
+        Ty::F32 => f64::from(f32::from_bits(value as u32)),
+        _ => f64::from_bits(value),
+    }
+}
+
+/// `value` rounded to f32 in a direction.
+fn to_f32(value: f64, round: Round) -> f32 {
+    let nearest = value as f32;
+    let exact = f64::from(nearest);
+    let (too_low, too_high) = (exact < value, exact > value);
+    match round {
+        Round::Down if too_high => nearest.next_down(),
+        Round::Up if too_low => nearest.next_up(),
+        Round::Zero if too_high && value > 0.0 => nearest.next_down(),
+        Round::Zero if too_low && value < 0.0 => nearest.next_up(),
+        _ => nearest,
+    }
+}
+
+/// Bits of `value`, rounded to the float type.
+fn bits(ty: Ty, value: f64, mode: FloatMode) -> u64 {
+    let value = match mode.sat {
+        true if value.is_nan() => 0.0,
+        // Adding 0 makes a negative zero positive.
+        true => value.clamp(0.0, 1.0) + 0.0,
+        false => value,
+    };
+    match ty {
+        Ty::F16 => u64::from(f16::from_f64(value).to_bits()),
+        Ty::BF16 => u64::from(bf16::from_f64(value).to_bits()),
+        Ty::F32 => {
+            let value = to_f32(value, mode.round);
+            let flushed = if mode.ftz && value.is_subnormal() { 0.0_f32.copysign(value) } else { value };
+            u64::from(flushed.to_bits())
+        }
+        _ => value.to_bits(),
+    }
+}
+
+fn operand(ty: Ty, value: u64, mode: FloatMode) -> f64 {
+    let value = float(ty, value);
+    let is_small = mode.ftz && ty == Ty::F32 && (value as f32).is_subnormal();
+    if is_small { 0.0_f64.copysign(value) } else { value }
+}
+
+/// Applies `op` to both halves of packed types, else to the value.
+fn by_halves<const N: usize>(ty: Ty, values: [u64; N], op: impl Fn(Ty, [u64; N]) -> u64) -> u64 {
+    let half = match ty {
+        Ty::F16x2 => Ty::F16,
+        Ty::BF16x2 => Ty::BF16,
+        ty => return op(ty, values),
+    };
+    let part = |shift: u32| op(half, values.map(|value| value >> shift & 0xffff));
+    part(0) | part(16) << 16
+}
+
+pub(crate) fn unary(op: Unary, ty: Ty, mode: FloatMode, a: u64) -> u64 {
+    if op == Unary::Mov {
+        return ty.cut(a);
+    }
+    if ty.is_float() {
+        return by_halves(ty, [a], |ty, [a]| match op {
+            // Sign bits change even of NaN.
+            Unary::Abs => a & !(1 << (ty.bits() - 1)),
+            Unary::Neg => a ^ 1 << (ty.bits() - 1),
+            _ => {
+                let x = operand(ty, a, mode);
+                let y = match op {
+                    Unary::Rcp => 1.0 / x,
+                    Unary::Sqrt => x.sqrt(),
+                    Unary::Rsqrt => 1.0 / x.sqrt(),
+                    Unary::Ex2 => x.exp2(),
+                    Unary::Lg2 => x.log2(),
+                    Unary::Sin => x.sin(),
+                    Unary::Cos => x.cos(),
+                    Unary::Tanh => x.tanh(),
+                    op => unreachable!("{op:?} of a float"),
+                };
+                bits(ty, y, mode)
+            }
+        });
+    }
+    let value = ty.cut(a);
+    let bits = ty.bits();
+    ty.cut(match op {
+        Unary::Abs => ty.int(a).unsigned_abs() as u64,
+        Unary::Neg => value.wrapping_neg(),
+        Unary::Not if ty == Ty::Pred => u64::from(value == 0),
+        Unary::Not => !value,
+        Unary::Clz => u64::from(value.leading_zeros() - (64 - bits)),
+        Unary::Popc => u64::from(value.count_ones()),
+        Unary::Brev => value.reverse_bits() >> (64 - bits),
+        Unary::Bfind { shift } => {
+            // The highest bit that differs from the sign.
+            let value = if ty.is_signed() && ty.int(a) < 0 { ty.cut(!value) } else { value };
+            match value {
+                0 => u64::from(u32::MAX),
+                value if shift => u64::from(value.leading_zeros() - (64 - bits)),
+                value => u64::from(63 - value.leading_zeros()),
+            }
+        }
+        op => unreachable!("{op:?} of an integer"),
+    })
+}
+
+pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Result<u64, String> {
+    if ty.is_float() {
+        return Ok(by_halves(ty, [a, b], |ty, [a, b]| {
+            let (x, y) = (operand(ty, a, mode), operand(ty, b, mode));
+            let sign = 1 << (ty.bits() - 1);
+            let value = match op {
+                Binary::Add => x + y,
+                Binary::Sub => x - y,
+                Binary::MulLo => x * y,
+                Binary::Div => x / y,
+                // The second operand gets the sign of the first.
+                Binary::CopySign => return a & sign | b & !sign,
+                Binary::Min | Binary::Max if x.is_nan() || y.is_nan() => match (x.is_nan(), y.is_nan()) {
+                    (true, false) if !mode.nan => y,
+                    (false, true) if !mode.nan => x,
+                    _ => f64::NAN,
+                },
+                // -0 is below +0.
+                Binary::Min if x == y => {
+                    if x.is_sign_negative() {
+                        x
+                    } else {
+                        y
+                    }
+                }
+                Binary::Max if x == y => {
+                    if x.is_sign_negative() {
+                        y
+                    } else {
+                        x
+                    }
+                }
+                Binary::Min => x.min(y),
+                Binary::Max => x.max(y),
+                op => unreachable!("{op:?} of floats"),
+            };
+            bits(ty, value, mode)
+        }));
+    }
+    let (x, y) = (ty.int(a), ty.int(b));
+    let distance = (b & 0xffff_ffff) as u32;
+    let value = match op {
+        Binary::Add => x + y,
+        Binary::Sub => x - y,
+        Binary::MulLo => x.wrapping_mul(y),
+        Binary::MulHi => high(ty, x, y),
+        Binary::MulWide => x * y,
+        Binary::Div | Binary::Rem if y == 0 => return Err("division by zero".to_owned()),
+        Binary::Div => x / y,
+        Binary::Rem => x % y,
+        Binary::Min => x.min(y),
+        Binary::Max => x.max(y),
+        Binary::And => x & y,
+        Binary::Or => x | y,
+        Binary::Xor => x ^ y,
+        // Shifts take any distance: too far shifts everything out.
+        Binary::Shl => {
+            if distance >= ty.bits() {
+                0
+            } else {
+                x << distance
+            }
+        }
+        Binary::Shr => x >> distance.min(ty.bits()),
+        Binary::CopySign => unreachable!("copysign of integers"),
+    };
+    Ok(if op == Binary::MulWide { wide(ty).cut(value as u64) } else { ty.cut(value as u64) })
+}
+
+/// The upper half of a product. Only that of two unsigned integers of 64 bits needs all of 128.
+fn high(ty: Ty, x: i128, y: i128) -> i128 {
+    if ty == Ty::U64 { ((x as u128 * y as u128) >> 64) as i128 } else { (x * y) >> ty.bits() }
+}
+
+/// The type of a product that loses nothing.
+pub(crate) fn wide(ty: Ty) -> Ty {
+    match ty {
+        Ty::U16 => Ty::U32,
+        Ty::S16 => Ty::S32,
+        Ty::U32 => Ty::U64,
+        Ty::S32 => Ty::S64,
+        ty => ty,
+    }
+}
+
+pub(crate) fn ternary(op: Ternary, ty: Ty, mode: FloatMode, [a, b, c]: [u64; 3]) -> u64 {
+    if op == Ternary::Fma {
+        return by_halves(ty, [a, b, c], |ty, [a, b, c]| {
+            let [x, y, z] = [a, b, c].map(|value| operand(ty, value, mode));
+            match (ty, mode.round) {
+                (Ty::F32, Round::Nearest) => {
+                    let exact = (x as f32).mul_add(y as f32, z as f32);
+                    bits(ty, f64::from(exact), mode)
+                }
+                // The product of two floats of 32 bits or fewer is exact in 64.
+                (Ty::F64, _) => bits(ty, x.mul_add(y, z), mode),
+                _ => bits(ty, x * y + z, mode),
+            }
+        });
+    }
+    let (x, y, z) = (ty.int(a), ty.int(b), ty.int(c));
+    let low = |value: u64| value & 0xffff_ffff;
+    match op {
+        Ternary::MadLo => ty.cut((x.wrapping_mul(y)).wrapping_add(z) as u64),
+        Ternary::MadHi => ty.cut((high(ty, x, y) + z) as u64),
+        Ternary::MadWide => wide(ty).cut((x * y + wide(ty).int(c)) as u64),
+        Ternary::Sad => ty.cut(((x - y).abs() + z) as u64),
+        Ternary::BfeUnsigned | Ternary::BfeSigned => extract(ty, a, b, c),
+        Ternary::Prmt => permute(a, b, c),
+        Ternary::ShfLeft { clamp } | Ternary::ShfRight { clamp } => {
+            let distance = if clamp { low(c).min(32) } else { c & 31 };
+            let joined = low(b) << 32 | low(a);
+            match op {
+                Ternary::ShfLeft { .. } => low(((u128::from(joined) << distance) >> 32) as u64),
+                _ => low(joined >> distance),
+            }
+        }
+        Ternary::Lop3(table) => {
+            let bit = |i: u32| {
+                let index = (a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1;
+                u64::from(table >> index & 1) << i
+            };
+            (0..32).map(bit).sum()
+        }
+        Ternary::Dp4a { a_signed, b_signed } => {
+            let byte = |value: u64, i: u32, signed: bool| {
+                let ty = if signed { Ty::S8 } else { Ty::U8 };
+                ty.int(value >> (8 * i))
+            };
+            let dot: i128 = (0..4).map(|i| byte(a, i, a_signed) * byte(b, i, b_signed)).sum();
+            low((dot + Ty::U32.int(c)) as u64)
+        }
+        Ternary::Fma => unreachable!("done above"),
+    }
+}
+
+fn extract(ty: Ty, a: u64, pos: u64, len: u64) -> u64 {
+    let (pos, len) = (pos & 0xff, len & 0xff);
+    let value = ty.cut(a);
+    if len == 0 {
+        return 0;
+    }
+    let sign_at = (pos + len - 1).min(u64::from(ty.bits()) - 1);
+    let field = if pos >= 64 { 0 } else { value >> pos };
+    let field = if len >= 64 { field } else { field & ((1 << len) - 1) };
+    let negative = ty.is_signed() && value >> sign_at & 1 == 1;
+    // The field ends with the value: what lies beyond is the sign.
+    let have = (sign_at + 1).saturating_sub(pos).min(len);
+    ty.cut(if negative && have < 64 { field | !0 << have } else { field })
+}
+
+pub(crate) fn insert(ty: Ty, [a, b, pos, len]: [u64; 4]) -> u64 {
+    let (pos, len) = (pos & 0xff, len & 0xff);
+    if pos >= u64::from(ty.bits()) || len == 0 {
+        return ty.cut(b);
+    }
+    let mask = if len >= 64 { u64::MAX } else { (1 << len) - 1 } << pos;
+    ty.cut(b & !mask | a << pos & mask)
+}
+
+fn permute(a: u64, b: u64, selectors: u64) -> u64 {
+    let bytes = (b & 0xffff_ffff) << 32 | a & 0xffff_ffff;
+    let pick = |i: u64| {
+        let selector = selectors >> (4 * i) & 15;
+        let byte = bytes >> (8 * (selector & 7)) & 0xff;
+        // The top bit of a selector spreads the byte's sign.
+        let byte = if selector & 8 != 0 { 0xff * (byte >> 7) } else { byte };
+        byte << (8 * i)
+    };
+    (0..4).map(pick).sum()
+}
+
+pub(crate) fn convert(to: Ty, from: Ty, mode: FloatMode, to_integer: Option<Round>, a: u64) -> u64 {
+    let rounded = |x: f64, round: Option<Round>| match round {
+        None => x,
+        Some(Round::Nearest) => x.round_ties_even(),
+        Some(Round::Zero) => x.trunc(),
+        Some(Round::Down) => x.floor(),
+        Some(Round::Up) => x.ceil(),
+    };
+    match (from.is_float(), to.is_float()) {
+        (true, true) => bits(to, rounded(operand(from, a, mode), to_integer), mode),
+        (true, false) => {
+            let x = rounded(operand(from, a, mode), Some(to_integer.unwrap_or(Round::Zero)));
+            let (least, most) = limits(to);
+            // NaN becomes 0, what does not fit the nearest that does.
+            let value = if x.is_nan() { 0 } else { (x as i128).clamp(least, most) };
+            to.cut(value as u64)
+        }
+        (false, true) => {
+            let x = from.int(a);
+            // An integer that f64 cannot hold is rounded once, to the target, where that is f32.
+            let value =
+                if to == Ty::F32 && mode.round == Round::Nearest { f64::from(x as f32) } else { x as f64 };
+            bits(to, value, mode)
+        }
+        (false, false) => {
+            let (least, most) = limits(to);
+            let x = from.int(a);
+            to.cut(if mode.sat { x.clamp(least, most) } else { x } as u64)
+        }
+    }
+}
+
+fn limits(ty: Ty) -> (i128, i128) {
+    let bits = ty.bits();
+    if ty.is_signed() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
+}
+
+/// `[a, b]` as halves, `a` the upper one.
+pub(crate) fn pack_halves(to: Ty, mode: FloatMode, [a, b]: [u64; 2]) -> u64 {
+    let half = if to == Ty::F16x2 { Ty::F16 } else { Ty::BF16 };
+    let [upper, lower] = [a, b].map(|value| bits(half, operand(Ty::F32, value, mode), mode));
+    upper << 16 | lower
+}
+
+pub(crate) fn compare(compare: Compare, ty: Ty, ftz: bool, a: u64, b: u64) -> bool {
+    use std::cmp::Ordering::{Equal, Greater, Less};
+    let mode = FloatMode { round: Round::Nearest, ftz, sat: false, nan: false };
+    let order = match ty.is_float() {
+        true => operand(ty, a, mode).partial_cmp(&operand(ty, b, mode)),
+        false => Some(ty.int(a).cmp(&ty.int(b))),
+    };
+    match (compare, order) {
+        (Compare::Num, order) => order.is_some(),
+        (Compare::Nan, order) => order.is_none(),
+        (Compare::Equ | Compare::Neu | Compare::Ltu | Compare::Leu | Compare::Gtu | Compare::Geu, None) => {
+            true
+        }
+        (_, None) => false,
+        (Compare::Eq | Compare::Equ, Some(order)) => order == Equal,
+        (Compare::Ne | Compare::Neu, Some(order)) => order != Equal,
+        (Compare::Lt | Compare::Ltu, Some(order)) => order == Less,
+        (Compare::Le | Compare::Leu, Some(order)) => order != Greater,
+        (Compare::Gt | Compare::Gtu, Some(order)) => order == Greater,
+        (Compare::Ge | Compare::Geu, Some(order)) => order != Less,
+    }
+}
+
+pub(crate) fn atomic(op: Atomic, ty: Ty, before: u64, a: u64, b: u64) -> u64 {
+    let mode = FloatMode { round: Round::Nearest, ftz: false, sat: false, nan: false };
+    let by = |op| binary(op, ty, mode, before, a).expect("not a division");
+    match op {
+        Atomic::Add => by(Binary::Add),
+        Atomic::Min => by(Binary::Min),
+        Atomic::Max => by(Binary::Max),
+        Atomic::And => by(Binary::And),
+        Atomic::Or => by(Binary::Or),
+        Atomic::Xor => by(Binary::Xor),
+        Atomic::Exch => ty.cut(a),
+        Atomic::Cas => {
+            if ty.cut(before) == ty.cut(a) {
+                ty.cut(b)
+            } else {
+                before
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! A block of threads: who waits for whom, and what they do together.
+
+use crate::arith;
+use crate::inst::{Atomic, Dst, Op, Shuffle, Src, Ty, Vote};
+use crate::memory::Global;
+use crate::thread::{Block, State, Thread};
+
+/// What went wrong, in which thread and at which line.
+pub(crate) struct Failed {
+    pub thread: usize,
+    pub line: usize,
+    pub what: String,
+}
+
+impl Failed {
+    fn new(threads: &[Thread], index: usize, block: &Block<'_>, what: String) -> Self {
+        let thread = &threads[index];
+        let line = block.kernel.insts.get(thread.pc).map_or(0, |inst| inst.line);
+        Self { thread: thread.moment.thread as usize, line, what }
+    }
+}
+
+/// Runs a block to its end.
+pub(crate) fn run(block: &mut Block<'_>, global: &mut Global, budget: &mut u64) -> Result<(), Failed> {
+    let n: u32 = block.dims.block.iter().product();
+    let mut threads: Vec<Thread> = (0..n).map(|index| Thread::new(block.kernel, index)).collect();
+    loop {
+        let mut moved = false;
+        for first in (0..threads.len()).step_by(32) {
+            let warp = first..threads.len().min(first + 32);
+            for index in warp.clone() {
+                if threads[index].state == State::Running {
+                    let ran = threads[index].run(block, global, budget);
+                    ran.map_err(|what| Failed::new(&threads, index, block, what))?;
+                    moved = true;
+                }
+            }
+            moved |= meet(&mut threads[warp], block)?;
+        }
+        if threads.iter().all(|thread| thread.state == State::Done) {
+            return Ok(());
+        }
+        moved |= pass_barrier(&mut threads, block)?;
+        if !moved {
+            return Err(stuck(&threads, block));
+        }
+    }
+}
+
+/// Threads that wait for others who will never come.
+fn stuck(threads: &[Thread], block: &Block<'_>) -> Failed {
+    let waits = |thread: &&Thread| thread.state == State::Waiting;
+    let index = threads.iter().position(|thread| waits(&thread)).expect("not all are done");
+    let lines = |state| threads.iter().filter(|thread| thread.state == state).count();
+    let elsewhere = threads.iter().filter(waits).find(|thread| thread.pc != threads[index].pc);
+    let line = elsewhere.map(|thread| block.kernel.insts[thread.pc].line);
+    let what = format!(
+        "divergence: {} threads wait, {} have ended; another waits at line {line:?}",
+        lines(State::Waiting),
+        lines(State::Done)
+    );
+    Failed::new(threads, index, block, what)
+}
+
+/// Lets the threads of a warp that have met do together what they came for.
+fn meet(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
+    let mut moved = false;
+    for index in 0..warp.len() {
+        if warp[index].state != State::Waiting {
+            continue;
+        }
+        let pc = warp[index].pc;
+        let kernel = block.kernel;
+        let op = &kernel.insts[pc].op;
+        let mask = match op {
+            Op::Barrier { .. } => continue,
+            Op::Shfl { mask, .. }
+            | Op::Vote { mask, .. }
+            | Op::Redux { mask, .. }
+            | Op::WarpBarrier(mask) => warp[index].get(block, *mask) as u32,
+            _ => u32::MAX,
+        };
+        if mask >> warp[index].lane() & 1 == 0 {
+            let what = "the mask leaves out the thread itself".to_owned();
+            return Err(Failed::new(warp, index, block, what));
+        }
+        let lanes: Vec<usize> = (0..32).filter(|lane| mask >> lane & 1 == 1).collect();
+        // A block may end within a warp: the lanes that are not there cannot be waited for.
+        let is_matrix = matches!(op, Op::Mma { .. } | Op::Ldmatrix { .. });
+        let lanes: Vec<usize> = lanes.into_iter().filter(|&lane| lane < warp.len()).collect();
+        if is_matrix && lanes.len() != 32 {
+            return Err(Failed::new(warp, index, block, "a matrix instruction needs whole warps".to_owned()));
+        }
+        if lanes.iter().any(|&lane| warp[lane].state != State::Waiting || warp[lane].pc != pc) {
+            continue;
+        }
+        if let Err(what) = together(op, warp, &lanes, block) {
+            return Err(Failed::new(warp, index, block, what));
+        }
+        for &lane in &lanes {
+            warp[lane].pc += 1;
+            warp[lane].state = State::Running;
+        }
+        moved = true;
+    }
+    Ok(moved)
+}
+
+/// Lets threads pass a barrier of the block once all that have not ended are there.
+fn pass_barrier(threads: &mut [Thread], block: &Block<'_>) -> Result<bool, Failed> {
+    let Some(index) = threads.iter().position(|thread| thread.state == State::Waiting) else {
+        return Ok(false);
+    };
+    let at = |thread: &Thread| match &block.kernel.insts[thread.pc].op {
+        Op::Barrier { id, count } if thread.state == State::Waiting => {
+            Some((thread.get(block, *id), count.map(|count| thread.get(block, count))))
+        }
+        _ => None,
+    };
+    for index in index..threads.len() {
+        let Some((id, count)) = at(&threads[index]) else { continue };
+        let here: Vec<usize> =
+            (0..threads.len()).filter(|&i| at(&threads[i]).is_some_and(|(other, _)| other == id)).collect();
+        let alive = threads.iter().filter(|thread| thread.state != State::Done).count();
+        let wanted = count.map_or(alive, |count| count as usize);
+        if here.len() < wanted {
+            continue;
+        }
+        // Threads of one warp must come to one place.
+        for pair in here.windows(2) {
+            if pair[0] / 32 == pair[1] / 32 && threads[pair[0]].pc != threads[pair[1]].pc {
+                let what = "threads of one warp at different barriers".to_owned();
+                return Err(Failed::new(threads, pair[1], block, what));
+            }
+        }
+        for index in here {
+            let thread = &mut threads[index];
+            thread.moment.block += 1;
+            thread.pc += 1;
+            thread.state = State::Running;
+        }
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+fn together(op: &Op, warp: &mut [Thread], lanes: &[usize], block: &mut Block<'_>) -> Result<(), String> {
+    match op {
+        Op::Shfl { mode, dst, valid, src, .. } => shuffle(*mode, *dst, *valid, *src, warp, lanes, block)?,
+        Op::Vote { mode, dst, pred, .. } => {
+            let holds = |lane: &usize| warp[*lane].get(block, *pred) != 0;
+            let ballot: u64 = lanes.iter().filter(|lane| holds(lane)).map(|lane| 1 << lane).sum();
+            let n = ballot.count_ones() as usize;
+            let value = match mode {
+                Vote::All => u64::from(n == lanes.len()),
+                Vote::Any => u64::from(n > 0),
+                Vote::Uni => u64::from(n == 0 || n == lanes.len()),
+                Vote::Ballot => ballot,
+            };
+            lanes.iter().for_each(|&lane| warp[lane].set(*dst, value));
+        }
+        Op::Redux { op, ty, dst, src, .. } => {
+            let mut values = lanes.iter().map(|&lane| warp[lane].get(block, *src));
+            let first = values.next().unwrap_or(0);
+            let joined = values.fold(first, |joined, value| reduce(*op, *ty, joined, value));
+            lanes.iter().for_each(|&lane| warp[lane].set(*dst, joined));
+        }
+        Op::WarpBarrier(_) => lanes.iter().for_each(|&lane| warp[lane].moment.warp += 1),
+        Op::Mma { ty, acc, d, a, b, c } => multiply(*ty, *acc, d, [a, b, c], warp, block),
+        Op::Ldmatrix { transposed, dst, addr } => {
+            for (matrix, &dst) in dst.iter().enumerate() {
+                let mut rows = [[0; 16]; 8];
+                for (row, bytes) in rows.iter_mut().enumerate() {
+                    let thread = &warp[8 * matrix + row];
+                    let address = thread.address(block, *addr);
+                    if !address.is_multiple_of(16) {
+                        return Err(format!("a row of a matrix at {address:#x}: not aligned to 16"));
+                    }
+                    block.shared.load(address, bytes, thread.moment)?;
+                }
+                let half = |row: usize, col: usize| {
+                    u64::from(u16::from_le_bytes([rows[row][2 * col], rows[row][2 * col + 1]]))
+                };
+                for (lane, thread) in warp.iter_mut().enumerate() {
+                    let (row, col) = (lane / 4, lane % 4 * 2);
+                    let [low, high] = match transposed {
+                        false => [half(row, col), half(row, col + 1)],
+                        true => [half(col, row), half(col + 1, row)],
+                    };
+                    thread.set(dst, high << 16 | low);
+                }
+            }
+        }
+        op => unreachable!("{op:?} is done alone"),
+    }
+    Ok(())
+}
+
+fn reduce(op: Atomic, ty: Ty, joined: u64, value: u64) -> u64 {
+    arith::atomic(op, ty, joined, value, 0)
+}
+
+fn shuffle(
+    mode: Shuffle,
+    dst: Dst,
+    valid: Dst,
+    [a, b, c]: [Src; 3],
+    warp: &mut [Thread],
+    lanes: &[usize],
+    block: &Block<'_>,
+) -> Result<(), String> {
+    let mut results = Vec::with_capacity(lanes.len());
+    for &lane in lanes {
+        let (b, c) = (warp[lane].get(block, b) as i64 & 31, warp[lane].get(block, c) as i64);
+        let (clamp, segment, at) = (c & 31, c >> 8 & 31, lane as i64);
+        let (most, least) = (at & segment | clamp & !segment, at & segment);
+        let (from, holds) = match mode {
+            Shuffle::Up => (at - b, at - b >= most),
+            Shuffle::Down => (at + b, at + b <= most),
+            Shuffle::Butterfly => (at ^ b, at ^ b <= most),
+            Shuffle::Index => (least | b & !segment, (least | b & !segment) <= most),
+        };
+        let from = if holds { from as usize } else { lane };
+        if !lanes.contains(&from) {
+            return Err(format!("lane {lane} reads lane {from}, which does not take part"));
+        }
+        results.push((warp[from].get(block, a) & 0xffff_ffff, holds));
+    }
+    for (&lane, (value, holds)) in lanes.iter().zip(results) {
+        warp[lane].set(dst, value);
+        warp[lane].set(valid, holds.into());
+    }
+    Ok(())
+}
+
+/// `d = a b + c`, a `[16, k]`, b `[k, 8]`. Fragments as in the PTX ISA: with e elements of a register, lane l has
+///
+/// ```text
+/// a   register r: row l / 4 + 8 (r mod 2), columns e (l mod 4) + 0..e + 4e (r / 2)
+/// b   register r: rows e (l mod 4) + 0..e + 4e r, column l / 4
+/// c   register r: row l / 4 + 8 (r / 2), column 2 (l mod 4) + r mod 2
+/// ```
+fn multiply(
+    [a_ty, b_ty]: [Ty; 2],
+    acc: Ty,
+    d: &[Dst],
+    [a, b, c]: [&[Src]; 3],
+    warp: &mut [Thread],
+    block: &Block<'_>,
+) {
+    let per = 4 / a_ty.bytes();
+    let k = 4 * per * b.len();
+    let value = |ty: Ty, register: u64, element: usize| -> f64 {
+        let part = ty.cut(register >> (element as u32 * ty.bits()));
+        if ty.is_float() { as_float(ty, part) } else { ty.int(part) as f64 }
+    };
+    let (mut left, mut right) = (vec![[0.0; 64]; 16], vec![[0.0; 8]; k]);
+    for (lane, thread) in warp.iter().enumerate() {
+        let (group, quad) = (lane / 4, lane % 4);
+        for (r, &src) in a.iter().enumerate() {
+            for e in 0..per {
+                let col = per * quad + e + 4 * per * (r / 2);
+                left[group + 8 * (r % 2)][col] = value(a_ty, thread.get(block, src), e);
+            }
+        }
+        for (r, &src) in b.iter().enumerate() {
+            for e in 0..per {
+                right[per * quad + e + 4 * per * r][group] = value(b_ty, thread.get(block, src), e);
+            }
+        }
+    }
+    for (lane, thread) in warp.iter_mut().enumerate() {
+        let (group, quad) = (lane / 4, lane % 4);
+        for (r, (&src, &dst)) in c.iter().zip(d).enumerate() {
+            let (row, col) = (group + 8 * (r / 2), 2 * quad + r % 2);
+            // Products of halves and of bytes, and these few sums of them, lose nothing in f64 that f32 would keep.
+            let dot: f64 = (0..k).map(|i| left[row][i] * right[i][col]).sum();
+            let before = thread.get(block, src);
+            let sum = match acc {
+                Ty::F32 => ((f64::from(f32::from_bits(before as u32)) + dot) as f32).to_bits().into(),
+                _ => acc.cut((Ty::S32.int(before) + dot as i128) as u64),
+            };
+            thread.set(dst, sum);
+        }
+    }
+}
+
+fn as_float(ty: Ty, bits: u64) -> f64 {
+    match ty {
+        Ty::F16 => half::f16::from_bits(bits as u16).to_f64(),
+        _ => half::bf16::from_bits(bits as u16).to_f64(),
+    }
+}

@@ -1,0 +1,336 @@
+//! One instruction, from its dotted name and its operands.
+
+use crate::inst::{
+    Atomic, Binary, Compare, Dst, FloatMode, Logic, Op, Round, Shuffle, Space, Src, Ternary, Ty, Unary, Vote,
+};
+use crate::parse::{Body, number};
+
+type Result<T> = std::result::Result<T, String>;
+
+/// The operands of one instruction.
+struct Operands<'a> {
+    body: &'a Body,
+    texts: &'a [String],
+}
+
+impl Operands<'_> {
+    fn text(&self, index: usize) -> Result<&str> {
+        self.texts.get(index).map(String::as_str).ok_or_else(|| format!("operand {index} is missing"))
+    }
+    fn dst(&self, index: usize) -> Result<Dst> {
+        self.body.dst(self.text(index)?)
+    }
+    fn src(&self, index: usize) -> Result<Src> {
+        self.body.src(self.text(index)?)
+    }
+    fn srcs<const N: usize>(&self, first: usize) -> Result<[Src; N]> {
+        let all: Result<Vec<Src>> = (first..first + N).map(|index| self.src(index)).collect();
+        Ok(all?.try_into().expect("as many as asked for"))
+    }
+    fn addr(&self, index: usize) -> Result<crate::inst::Addr> {
+        self.body.addr(self.text(index)?)
+    }
+    fn dsts(&self, index: usize) -> Result<Vec<Dst>> {
+        self.body.parts(self.text(index)?).into_iter().map(|part| self.body.dst(part)).collect()
+    }
+    fn vector(&self, index: usize) -> Result<Vec<Src>> {
+        self.body.parts(self.text(index)?).into_iter().map(|part| self.body.src(part)).collect()
+    }
+    /// `a|b`.
+    fn pair(&self, index: usize) -> Result<[Dst; 2]> {
+        match self.text(index)?.split_once('|') {
+            Some((a, b)) => Ok([self.body.dst(a.trim())?, self.body.dst(b.trim())?]),
+            None => Ok([self.dst(index)?, None]),
+        }
+    }
+}
+
+fn mode(mods: &[&str]) -> FloatMode {
+    let has = |name| mods.contains(&name);
+    let round = match () {
+        () if has("rz") => Round::Zero,
+        () if has("rm") => Round::Down,
+        () if has("rp") => Round::Up,
+        () => Round::Nearest,
+    };
+    FloatMode { round, ftz: has("ftz"), sat: has("sat"), nan: has("NaN") }
+}
+
+fn space(mods: &[&str]) -> Space {
+    let found = mods.iter().find_map(|name| match name.split("::").next()? {
+        "global" => Some(Space::Global),
+        "shared" => Some(Space::Shared),
+        "local" => Some(Space::Local),
+        "param" => Some(Space::Param),
+        "const" => Some(Space::Const),
+        _ => None,
+    });
+    found.unwrap_or(Space::Generic)
+}
+
+fn compare(name: &str) -> Option<Compare> {
+    Some(match name {
+        "eq" => Compare::Eq,
+        "ne" => Compare::Ne,
+        "lt" | "lo" => Compare::Lt,
+        "le" | "ls" => Compare::Le,
+        "gt" | "hi" => Compare::Gt,
+        "ge" | "hs" => Compare::Ge,
+        "equ" => Compare::Equ,
+        "neu" => Compare::Neu,
+        "ltu" => Compare::Ltu,
+        "leu" => Compare::Leu,
+        "gtu" => Compare::Gtu,
+        "geu" => Compare::Geu,
+        "num" => Compare::Num,
+        "nan" => Compare::Nan,
+        _ => return None,
+    })
+}
+
+fn atomic(mods: &[&str]) -> Result<Atomic> {
+    let found = mods.iter().find_map(|name| {
+        Some(match *name {
+            "add" => Atomic::Add,
+            "min" => Atomic::Min,
+            "max" => Atomic::Max,
+            "and" => Atomic::And,
+            "or" => Atomic::Or,
+            "xor" => Atomic::Xor,
+            "exch" => Atomic::Exch,
+            "cas" => Atomic::Cas,
+            _ => return None,
+        })
+    });
+    found.ok_or_else(|| "an operation that is not known".to_owned())
+}
+
+/// Decodes `mods[0].mods[1]...`.
+pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op> {
+    let o = Operands { body, texts };
+    let types: Vec<Ty> = mods.iter().skip(1).filter_map(|name| Ty::parse(name)).collect();
+    let ty = types.last().copied();
+    let need = || ty.ok_or_else(|| "no type".to_owned());
+    let float = mode(mods);
+    let unary = |op| Ok(Op::Unary(op, need()?, float, o.dst(0)?, o.src(1)?));
+    let binary = |op| Ok(Op::Binary(op, need()?, float, o.dst(0)?, o.srcs(1)?));
+    let ternary = |op| Ok(Op::Ternary(op, need()?, float, o.dst(0)?, o.srcs(1)?));
+    let has = |name| mods.contains(&name);
+    if has("cc") || mods[0] == "addc" || mods[0] == "subc" {
+        return Err("carries are not known".to_owned());
+    }
+    match mods[0] {
+        "mov" => moved(&o, need()?, float),
+        "cvta" => Ok(Op::Unary(Unary::Mov, Ty::U64, float, o.dst(0)?, o.src(1)?)),
+        "add" => binary(Binary::Add),
+        "sub" => binary(Binary::Sub),
+        "mul" if has("hi") => binary(Binary::MulHi),
+        "mul" if has("wide") => binary(Binary::MulWide),
+        "mul" => binary(Binary::MulLo),
+        "div" => binary(Binary::Div),
+        "rem" => binary(Binary::Rem),
+        "min" => binary(Binary::Min),
+        "max" => binary(Binary::Max),
+        "and" => binary(Binary::And),
+        "or" => binary(Binary::Or),
+        "xor" => binary(Binary::Xor),
+        "shl" => binary(Binary::Shl),
+        "shr" => binary(Binary::Shr),
+        "copysign" => binary(Binary::CopySign),
+        "mad" if need()?.is_float() => ternary(Ternary::Fma),
+        "mad" if has("hi") => ternary(Ternary::MadHi),
+        "mad" if has("wide") => ternary(Ternary::MadWide),
+        "mad" => ternary(Ternary::MadLo),
+        "fma" => ternary(Ternary::Fma),
+        "sad" => ternary(Ternary::Sad),
+        "bfe" if need()?.is_signed() => ternary(Ternary::BfeSigned),
+        "bfe" => ternary(Ternary::BfeUnsigned),
+        "prmt" if mods.len() == 2 => ternary(Ternary::Prmt),
+        "shf" => {
+            let clamp = has("clamp");
+            ternary(if has("l") { Ternary::ShfLeft { clamp } } else { Ternary::ShfRight { clamp } })
+        }
+        "lop3" => {
+            let table = number(o.text(4)?).ok_or("no table")? as u8;
+            ternary(Ternary::Lop3(table))
+        }
+        "dp4a" => match types[..] {
+            [a, b] => ternary(Ternary::Dp4a { a_signed: a.is_signed(), b_signed: b.is_signed() }),
+            _ => Err("two types".to_owned()),
+        },
+        "bfi" => Ok(Op::Bfi(need()?, o.dst(0)?, o.srcs(1)?)),
+        "abs" => unary(Unary::Abs),
+        "neg" => unary(Unary::Neg),
+        "not" => unary(Unary::Not),
+        "clz" => unary(Unary::Clz),
+        "popc" => unary(Unary::Popc),
+        "brev" => unary(Unary::Brev),
+        "bfind" => unary(Unary::Bfind { shift: has("shiftamt") }),
+        "rcp" => unary(Unary::Rcp),
+        "sqrt" => unary(Unary::Sqrt),
+        "rsqrt" => unary(Unary::Rsqrt),
+        "ex2" => unary(Unary::Ex2),
+        "lg2" => unary(Unary::Lg2),
+        "sin" => unary(Unary::Sin),
+        "cos" => unary(Unary::Cos),
+        "tanh" => unary(Unary::Tanh),
+        "cvt" => convert(&o, mods, &types, float),
+        "setp" => setp(&o, mods, need()?, float.ftz),
+        "set" => match types[..] {
+            [to, ty] => {
+                let compare = mods.iter().find_map(|name| compare(name)).ok_or("no comparison")?;
+                Ok(Op::Set { compare, ty, ftz: float.ftz, to, dst: o.dst(0)?, src: o.srcs(1)? })
+            }
+            _ => Err("two types".to_owned()),
+        },
+        "selp" => Ok(Op::Selp(need()?, o.dst(0)?, o.srcs(1)?, o.src(3)?)),
+        "ld" | "ldu" => Ok(Op::Ld { space: space(mods), ty: need()?, dst: o.dsts(0)?, addr: o.addr(1)? }),
+        "st" => Ok(Op::St { space: space(mods), ty: need()?, addr: o.addr(0)?, src: o.vector(1)? }),
+        "atom" | "red" => {
+            let (op, at) = (atomic(mods)?, usize::from(mods[0] == "atom"));
+            let first = o.src(at + 1)?;
+            let second = if op == Atomic::Cas { o.src(at + 2)? } else { first };
+            let dst = if at == 1 { o.dst(0)? } else { None };
+            Ok(Op::Atom { space: space(mods), op, ty: need()?, dst, addr: o.addr(at)?, src: [first, second] })
+        }
+        "cp" if has("async") => copy(&o, mods),
+        "bra" => Ok(Op::Bra(usize::MAX)),
+        "ret" | "exit" => Ok(Op::Exit),
+        "trap" => Ok(Op::Trap),
+        "membar" | "fence" | "prefetch" | "prefetchu" | "nanosleep" => Ok(Op::Nop),
+        "bar" | "barrier" => barrier(&o, mods),
+        "shfl" => {
+            let [dst, valid] = o.pair(0)?;
+            let mode = match mods {
+                [.., "up", _] => Shuffle::Up,
+                [.., "down", _] => Shuffle::Down,
+                [.., "bfly", _] => Shuffle::Butterfly,
+                [.., "idx", _] => Shuffle::Index,
+                _ => return Err("a shuffle that is not known".to_owned()),
+            };
+            Ok(Op::Shfl { mode, dst, valid, src: o.srcs(1)?, mask: o.src(4)? })
+        }
+        "vote" => {
+            let mode = match mods {
+                [.., "all", _] => Vote::All,
+                [.., "any", _] => Vote::Any,
+                [.., "uni", _] => Vote::Uni,
+                [.., "ballot", _] => Vote::Ballot,
+                _ => return Err("a vote that is not known".to_owned()),
+            };
+            Ok(Op::Vote { mode, dst: o.dst(0)?, pred: o.src(1)?, mask: o.src(2)? })
+        }
+        "redux" => {
+            let op = atomic(mods)?;
+            Ok(Op::Redux { op, ty: need()?, dst: o.dst(0)?, src: o.src(1)?, mask: o.src(2)? })
+        }
+        "mma" => matrix(&o, mods, &types),
+        "ldmatrix" if has("m8n8") && has("b16") => {
+            Ok(Op::Ldmatrix { transposed: has("trans"), dst: o.dsts(0)?, addr: o.addr(1)? })
+        }
+        _ => Err("an instruction that is not known".to_owned()),
+    }
+}
+
+fn moved(o: &Operands<'_>, ty: Ty, mode: FloatMode) -> Result<Op> {
+    if o.text(0)?.starts_with('{') {
+        let dst = o.dsts(0)?;
+        let part = part_of(ty, dst.len())?;
+        return Ok(Op::Unpack(part, dst, o.src(1)?));
+    }
+    if o.text(1)?.starts_with('{') {
+        let src = o.vector(1)?;
+        let part = part_of(ty, src.len())?;
+        return Ok(Op::Pack(part, o.dst(0)?, src));
+    }
+    Ok(Op::Unary(Unary::Mov, ty, mode, o.dst(0)?, o.src(1)?))
+}
+
+fn part_of(ty: Ty, parts: usize) -> Result<Ty> {
+    match ty.bytes() / parts {
+        1 => Ok(Ty::U8),
+        2 => Ok(Ty::U16),
+        4 => Ok(Ty::U32),
+        _ => Err("parts of this size".to_owned()),
+    }
+}
+
+fn convert(o: &Operands<'_>, mods: &[&str], types: &[Ty], mode: FloatMode) -> Result<Op> {
+    let [to, from] = types[..] else { return Err("two types".to_owned()) };
+    if matches!(to, Ty::F16x2 | Ty::BF16x2) {
+        return match from {
+            Ty::F32 => Ok(Op::CvtPack { to, mode, dst: o.dst(0)?, src: o.srcs(1)? }),
+            _ => Err("halves of f32 only".to_owned()),
+        };
+    }
+    let to_integer = mods.iter().find_map(|name| {
+        Some(match *name {
+            "rni" => Round::Nearest,
+            "rzi" => Round::Zero,
+            "rmi" => Round::Down,
+            "rpi" => Round::Up,
+            _ => return None,
+        })
+    });
+    Ok(Op::Cvt { to, from, mode, to_integer, dst: o.dst(0)?, src: o.src(1)? })
+}
+
+fn setp(o: &Operands<'_>, mods: &[&str], ty: Ty, ftz: bool) -> Result<Op> {
+    let compare = compare(mods[1]).ok_or("no comparison")?;
+    let logic = match mods[2] {
+        "and" => Some(Logic::And),
+        "or" => Some(Logic::Or),
+        "xor" => Some(Logic::Xor),
+        _ => None,
+    };
+    let with = logic.map(|logic| Ok::<_, String>((logic, o.src(3)?))).transpose()?;
+    let [dst, not] = o.pair(0)?;
+    Ok(Op::Setp { compare, ty, ftz, with, dst, not, src: o.srcs(1)? })
+}
+
+fn copy(o: &Operands<'_>, mods: &[&str]) -> Result<Op> {
+    match mods[2] {
+        "commit_group" => Ok(Op::CpCommit),
+        "wait_all" => Ok(Op::CpWait(0)),
+        "wait_group" => Ok(Op::CpWait(number(o.text(0)?).ok_or("no number")? as usize)),
+        "ca" | "cg" => {
+            let bytes = number(o.text(2)?).ok_or("no size")? as usize;
+            let read = o.texts.get(3).map(|_| o.src(3)).transpose()?;
+            Ok(Op::CpAsync { to: o.addr(0)?, from: o.addr(1)?, bytes, read })
+        }
+        _ => Err("a copy that is not known".to_owned()),
+    }
+}
+
+fn barrier(o: &Operands<'_>, mods: &[&str]) -> Result<Op> {
+    if mods.contains(&"warp") {
+        return Ok(Op::WarpBarrier(o.src(0)?));
+    }
+    if !mods.contains(&"sync") {
+        return Err("a barrier that is not known".to_owned());
+    }
+    let count = o.texts.get(1).map(|_| o.src(1)).transpose()?;
+    Ok(Op::Barrier { id: o.src(0)?, count })
+}
+
+fn matrix(o: &Operands<'_>, mods: &[&str], types: &[Ty]) -> Result<Op> {
+    let [acc, a, b, c] = types[..] else { return Err("four types".to_owned()) };
+    if acc != c || !mods.contains(&"row") || !mods.contains(&"col") {
+        return Err("a matrix product that is not known".to_owned());
+    }
+    let k = match mods.iter().find_map(|name| name.strip_prefix("m16n8k")) {
+        Some(k) => k.parse::<usize>().map_err(|_| "no shape".to_owned())?,
+        None => return Err("a shape that is not known".to_owned()),
+    };
+    let op = Op::Mma { ty: [a, b], acc, d: o.dsts(0)?, a: o.vector(1)?, b: o.vector(2)?, c: o.vector(3)? };
+    let Op::Mma { d, a: a_regs, b: b_regs, c: c_regs, .. } = &op else { unreachable!() };
+    let per_reg = 4 / a.bytes();
+    let known = matches!((a, b, acc), (Ty::F16, Ty::F16, Ty::F32) | (Ty::BF16, Ty::BF16, Ty::F32))
+        || (matches!(a, Ty::S8 | Ty::U8) && matches!(b, Ty::S8 | Ty::U8) && acc == Ty::S32);
+    let sized = a_regs.len() == k / (2 * per_reg) && 2 * b_regs.len() == a_regs.len();
+    if known && sized && d.len() == 4 && c_regs.len() == 4 {
+        Ok(op)
+    } else {
+        Err("a matrix product that is not known".to_owned())
+    }
+}

@@ -1,0 +1,207 @@
+//! Memory that knows what may be touched, what has been written, and who touched it.
+
+use std::collections::BTreeMap;
+
+/// Where the memory spaces lie among generic addresses. Nothing but global memory lies above 4 GiB, so shared
+/// addresses fit 32 bits, and an address is the same in its own space and in the generic one.
+pub(crate) const SHARED_BASE: u64 = 0x1000_0000;
+pub(crate) const LOCAL_BASE: u64 = 0x2000_0000;
+pub(crate) const PARAM_BASE: u64 = 0x3000_0000;
+const GLOBAL_BASE: u64 = 0x7f00_0000_0000;
+/// Alignment of allocations, and the least distance between them.
+const GUARD: u64 = 256;
+
+/// An allocation in global memory.
+#[derive(Debug)]
+struct Allocation {
+    bytes: Vec<u8>,
+    /// Which bytes have been written.
+    known: Vec<bool>,
+}
+
+/// Global memory.
+#[derive(Debug)]
+pub(crate) struct Global {
+    allocations: BTreeMap<u64, Allocation>,
+    next: u64,
+}
+
+impl Global {
+    pub fn new() -> Self {
+        Self { allocations: BTreeMap::new(), next: GLOBAL_BASE }
+    }
+
+    pub fn alloc(&mut self, bytes: usize) -> u64 {
+        let address = self.next;
+        self.next += (bytes as u64).next_multiple_of(GUARD) + GUARD;
+        self.allocations.insert(address, Allocation { bytes: vec![0xcd; bytes], known: vec![false; bytes] });
+        address
+    }
+
+    pub fn free(&mut self, address: u64) -> Result<(), String> {
+        let freed = self.allocations.remove(&address);
+        freed.map(drop).ok_or_else(|| format!("{address:#x} was never allocated"))
+    }
+
+    /// Bytes of all allocations.
+    pub fn used(&self) -> usize {
+        self.allocations.values().map(|allocation| allocation.bytes.len()).sum()
+    }
+
+    fn find(&mut self, address: u64, len: usize) -> Result<(&mut Allocation, usize), String> {
+        let near = self.allocations.range_mut(..=address).next_back();
+        let Some((&start, allocation)) = near else {
+            return Err(format!("{len} bytes at {address:#x}: no allocation there"));
+        };
+        let (at, size) = ((address - start) as usize, allocation.bytes.len());
+        if at.checked_add(len).is_none_or(|end| end > size) {
+            return Err(format!(
+                "{len} bytes at {address:#x}: byte {at} of the nearest allocation, which has {size}"
+            ));
+        }
+        Ok((allocation, at))
+    }
+
+    pub fn load(&mut self, address: u64, out: &mut [u8]) -> Result<(), String> {
+        let (allocation, at) = self.find(address, out.len())?;
+        if let Some(i) = allocation.known[at..at + out.len()].iter().position(|known| !known) {
+            return Err(format!(
+                "byte {} of an allocation of {} was never written",
+                at + i,
+                allocation.bytes.len()
+            ));
+        }
+        out.copy_from_slice(&allocation.bytes[at..at + out.len()]);
+        Ok(())
+    }
+
+    pub fn store(&mut self, address: u64, bytes: &[u8]) -> Result<(), String> {
+        let (allocation, at) = self.find(address, bytes.len())?;
+        allocation.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        allocation.known[at..at + bytes.len()].fill(true);
+        Ok(())
+    }
+
+    /// Copies with what is known of each byte, as a device does.
+    pub fn copy(&mut self, to: u64, from: u64, len: usize) -> Result<(), String> {
+        let (source, at) = self.find(from, len)?;
+        let (bytes, known) = (source.bytes[at..at + len].to_vec(), source.known[at..at + len].to_vec());
+        let (target, at) = self.find(to, len)?;
+        target.bytes[at..at + len].copy_from_slice(&bytes);
+        target.known[at..at + len].copy_from_slice(&known);
+        Ok(())
+    }
+}
+
+/// A thread at a moment between barriers of the block and of its warp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Moment {
+    pub thread: u32,
+    /// Barriers of the block passed so far.
+    pub block: u32,
+    /// Barriers of the warp passed so far.
+    pub warp: u32,
+}
+
+impl Moment {
+    /// Whether nothing orders an access at `self` and one at `other`.
+    fn races(self, other: Self) -> bool {
+        self.thread != other.thread
+            && self.block == other.block
+            && (self.thread / 32 != other.thread / 32 || self.warp == other.warp)
+    }
+}
+
+/// What is known of a byte of shared memory.
+#[derive(Debug, Clone, Copy, Default)]
+struct Touched {
+    written: Option<Moment>,
+    read: Option<Moment>,
+    /// A reader of another warp in the same interval as `read`.
+    also_read: Option<Moment>,
+}
+
+/// The shared memory of a block.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    bytes: Vec<u8>,
+    touched: Vec<Touched>,
+}
+
+impl Shared {
+    pub fn new(bytes: usize) -> Self {
+        Self { bytes: vec![0xcd; bytes], touched: vec![Touched::default(); bytes] }
+    }
+
+    fn at(&self, address: u64, len: usize) -> Result<usize, String> {
+        let at = address.wrapping_sub(SHARED_BASE);
+        match at.checked_add(len as u64) {
+            Some(end) if end <= self.bytes.len() as u64 => Ok(at as usize),
+            _ => Err(format!(
+                "{len} bytes at byte {} of shared memory, which has {}",
+                at as i64,
+                self.bytes.len()
+            )),
+        }
+    }
+
+    pub fn load(&mut self, address: u64, out: &mut [u8], now: Moment) -> Result<(), String> {
+        let at = self.at(address, out.len())?;
+        for (i, touched) in self.touched[at..at + out.len()].iter_mut().enumerate() {
+            match touched.written {
+                None => return Err(format!("byte {} of shared memory was never written", at + i)),
+                Some(writer) if writer.races(now) => {
+                    return Err(format!(
+                        "a race: byte {} of shared memory was written by thread {} with no barrier between",
+                        at + i,
+                        writer.thread
+                    ));
+                }
+                Some(_) => {}
+            }
+            match touched.read {
+                Some(reader) if reader.block == now.block && reader.thread / 32 != now.thread / 32 => {
+                    touched.also_read = Some(now);
+                }
+                _ => touched.read = Some(now),
+            }
+        }
+        out.copy_from_slice(&self.bytes[at..at + out.len()]);
+        Ok(())
+    }
+
+    pub fn store(&mut self, address: u64, bytes: &[u8], now: Moment) -> Result<(), String> {
+        let at = self.at(address, bytes.len())?;
+        for (i, touched) in self.touched[at..at + bytes.len()].iter_mut().enumerate() {
+            let before = [touched.written, touched.read, touched.also_read];
+            if let Some(other) = before.into_iter().flatten().find(|other| other.races(now)) {
+                return Err(format!(
+                    "a race: byte {} of shared memory was touched by thread {} with no barrier between",
+                    at + i,
+                    other.thread
+                ));
+            }
+            *touched = Touched { written: Some(now), ..Touched::default() };
+        }
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Reads and writes in one, which cannot race with others of its kind.
+    pub fn update(
+        &mut self,
+        address: u64,
+        len: usize,
+        change: impl FnOnce(u64) -> u64,
+    ) -> Result<u64, String> {
+        let at = self.at(address, len)?;
+        if let Some(i) = self.touched[at..at + len].iter().position(|touched| touched.written.is_none()) {
+            return Err(format!("byte {} of shared memory was never written", at + i));
+        }
+        let mut value = [0; 8];
+        value[..len].copy_from_slice(&self.bytes[at..at + len]);
+        let before = u64::from_le_bytes(value);
+        self.bytes[at..at + len].copy_from_slice(&change(before).to_le_bytes()[..len]);
+        Ok(before)
+    }
+}

@@ -1,0 +1,330 @@
+//! Kernels written by hand, against plain Rust; and every fault, raised.
+
+use super::*;
+
+/// A kernel `k` with a parameter of three addresses, in %rd1..%rd3, its thread in %r1, and registers of every kind.
+fn kernel(declared: &str, body: &str) -> String {
+    format!(
+        ".version 9.0\n.target sm_80\n.address_size 64\n{declared}\n.visible .entry k(\n\t.param .align 8 .b8 k_param_0[24]\n)\n{{
+        .reg .pred %p<8>; .reg .b16 %rs<8>; .reg .b32 %r<40>; .reg .f32 %f<16>; .reg .b64 %rd<24>; .reg .f64 %fd<4>;
+        ld.param.u64 %rd1, [k_param_0]; ld.param.u64 %rd2, [k_param_0+8]; ld.param.u64 %rd3, [k_param_0+16];
+        mov.u32 %r1, %tid.x;
+        {body}
+        ret;\n}}\n"
+    )
+}
+
+/// Runs `k` on `threads` threads over inputs `a` and `b` and `out` words of output.
+fn run(ptx: &str, threads: u32, a: &[u32], b: &[u32], out: usize) -> Result<Vec<u32>, Fault> {
+    let mut machine = Machine::new();
+    let module = machine.load(ptx).unwrap();
+    let mut place = |words: &[u32]| {
+        let address = machine.alloc(4 * words.len().max(1));
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        machine.write(address, &bytes).unwrap();
+        address
+    };
+    let (a, b) = (place(a), place(b));
+    let y = machine.alloc(4 * out);
+    let params: Vec<u8> = [a, b, y].iter().flat_map(|address| address.to_le_bytes()).collect();
+    let grid = Grid { blocks: [1, 1, 1], threads: [threads, 1, 1], shared_bytes: 4096 };
+    machine.launch(&module, "k", grid, &params)?;
+    let mut bytes = vec![0; 4 * out];
+    machine.read(y, &mut bytes).unwrap();
+    Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+}
+
+/// Loads word `tid` of each input to %r2 and %r3; `op` computes %r4, which is stored.
+fn each(op: &str, a: &[u32], b: &[u32]) -> Vec<u32> {
+    let body = format!(
+        "mul.wide.u32 %rd4, %r1, 4; add.s64 %rd5, %rd1, %rd4; add.s64 %rd6, %rd2, %rd4; add.s64 %rd7, %rd3, %rd4;
+        ld.global.u32 %r2, [%rd5]; ld.global.nc.u32 %r3, [%rd6]; {op} st.global.u32 [%rd7], %r4;"
+    );
+    run(&kernel("", &body), a.len() as u32, a, b, a.len()).unwrap()
+}
+
+const A: [u32; 8] = [0, 1, 7, 0x8000_0000, 0xffff_ffff, 0x1234_5678, 31, 0x7fff_ffff];
+const B: [u32; 8] = [3, 0xffff_ffff, 2, 5, 33, 0x0f0f_0f0f, 40, 1];
+
+fn assert_each(op: &str, want: impl Fn(u32, u32) -> u32) {
+    let want: Vec<u32> = A.iter().zip(B).map(|(&a, b)| want(a, b)).collect();
+    assert_eq!(each(op, &A, &B), want, "{op}");
+}
+
+#[test]
+fn integers_wrap_shift_and_divide_as_the_isa_says() {
+    assert_each("add.s32 %r4, %r2, %r3;", u32::wrapping_add);
+    assert_each("sub.s32 %r4, %r2, -5;", |a, _| a.wrapping_add(5));
+    assert_each("mul.lo.s32 %r4, %r2, %r3;", u32::wrapping_mul);
+    assert_each("mul.hi.u32 %r4, %r2, %r3;", |a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32);
+    assert_each("mul.hi.s32 %r4, %r2, %r3;", |a, b| {
+        ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32
+    });
+    assert_each("mad.lo.s32 %r4, %r2, %r3, 9;", |a, b| a.wrapping_mul(b).wrapping_add(9));
+    assert_each("div.s32 %r4, %r2, %r3;", |a, b| (i64::from(a as i32) / i64::from(b as i32)) as u32);
+    assert_each("rem.u32 %r4, %r2, %r3;", |a, b| a % b);
+    assert_each("shl.b32 %r4, %r2, %r3;", |a, b| a.checked_shl(b).unwrap_or(0));
+    assert_each("shr.u32 %r4, %r2, %r3;", |a, b| a.checked_shr(b).unwrap_or(0));
+    assert_each("shr.s32 %r4, %r2, %r3;", |a, b| (a as i32 >> b.min(31)) as u32);
+    assert_each("min.s32 %r4, %r2, %r3;", |a, b| (a as i32).min(b as i32) as u32);
+    assert_each("neg.s32 %r4, %r2;", u32_neg);
+    assert_each("not.b32 %r4, %r2;", |a, _| !a);
+    assert_each("clz.b32 %r4, %r2;", |a, _| a.leading_zeros());
+    assert_each("popc.b32 %r4, %r2;", |a, _| a.count_ones());
+    assert_each("brev.b32 %r4, %r2;", |a, _| a.reverse_bits());
+    assert_each("bfe.u32 %r4, %r2, 4, 8;", |a, _| a >> 4 & 0xff);
+    assert_each("bfe.s32 %r4, %r2, 24, 8;", |a, _| (a as i32 >> 24) as u32);
+    assert_each("bfi.b32 %r4, %r2, %r3, 4, 8;", |a, b| b & !0xff0 | (a & 0xff) << 4);
+    assert_each("shf.l.wrap.b32 %r4, %r2, %r3, 9;", |a, b| b << 9 | a >> 23);
+    assert_each("shf.r.wrap.b32 %r4, %r2, %r3, 9;", |a, b| a >> 9 | b << 23);
+    assert_each("lop3.b32 %r4, %r2, %r3, %r1, 0xe8;", |a, b| {
+        let c = A.iter().zip(B).position(|pair| pair == (&a, b)).unwrap() as u32;
+        a & b | a & c | b & c
+    });
+    assert_each("prmt.b32 %r4, %r2, %r3, 29296;", |a, b| {
+        let bytes: Vec<u8> = [a.to_le_bytes(), b.to_le_bytes()].concat();
+        u32::from_le_bytes([bytes[0], bytes[7], bytes[2], bytes[7]])
+    });
+    // A selector with its top bit set spreads the sign.
+    assert_each("prmt.b32 %r4, %r2, 0, 0xbbbb;", |a, _| if a >> 31 == 1 { u32::MAX } else { 0 });
+    assert_each("dp4a.s32.u32 %r4, %r2, %r3, 100;", |a, b| {
+        let dot: i32 = a
+            .to_le_bytes()
+            .iter()
+            .zip(b.to_le_bytes())
+            .map(|(&a, b)| i32::from(a as i8) * i32::from(b))
+            .sum();
+        (dot + 100) as u32
+    });
+    assert_each(
+        "setp.lt.s32 %p1|%p2, %r2, %r3; selp.b32 %r4, 1, 2, %p1; @%p2 add.s32 %r4, %r4, 16;",
+        |a, b| {
+            if (a as i32) < b as i32 { 1 } else { 18 }
+        },
+    );
+    assert_each(
+        "mul.wide.s32 %rd8, %r2, %r3; mul.hi.u64 %rd9, %rd8, %rd8; mov.b64 {%r5, %r4}, %rd9;",
+        |a, b| {
+            let product = i64::from(a as i32) * i64::from(b as i32);
+            (((u128::from(product as u64) * u128::from(product as u64)) >> 64) as u64 >> 32) as u32
+        },
+    );
+}
+
+fn u32_neg(a: u32, _: u32) -> u32 {
+    a.wrapping_neg()
+}
+
+#[test]
+fn floats_round_convert_and_compare_as_the_isa_says() {
+    let a = [1.5_f32, -0.0, f32::NAN, 3e38, 1e-40, -2.5, 65520.0, 0.1].map(f32::to_bits);
+    let b = [0.25_f32, 0.0, 1.0, 3e38, 1.0, 3.0, 1.0, 3.0].map(f32::to_bits);
+    let check = |op: &str, want: &dyn Fn(f32, f32) -> u32| {
+        let op = format!("mov.b32 %f1, %r2; mov.b32 %f2, %r3; {op}");
+        let got = each(&op, &a, &b);
+        for (i, got) in got.into_iter().enumerate() {
+            let want = want(f32::from_bits(a[i]), f32::from_bits(b[i]));
+            let both_nan = f32::from_bits(got).is_nan() && f32::from_bits(want).is_nan();
+            assert!(got == want || both_nan, "{op} {i}: {got:#x}, want {want:#x}");
+        }
+    };
+    check("add.f32 %f3, %f1, %f2; mov.b32 %r4, %f3;", &|a, b| (a + b).to_bits());
+    check("fma.rn.f32 %f3, %f1, %f2, %f1; mov.b32 %r4, %f3;", &|a, b| a.mul_add(b, a).to_bits());
+    check("mul.ftz.f32 %f3, %f1, %f2; mov.b32 %r4, %f3;", &|a, b| {
+        if a.is_subnormal() { 0 } else { (a * b).to_bits() }
+    });
+    check("max.f32 %f3, %f1, %f2; mov.b32 %r4, %f3;", &|a, b| if a == 0.0 { 0 } else { a.max(b).to_bits() });
+    check("max.NaN.f32 %f3, %f1, %f2; mov.b32 %r4, %f3;", &|a, b| {
+        if a.is_nan() {
+            f32::NAN.to_bits()
+        } else if a == 0.0 {
+            0
+        } else {
+            a.max(b).to_bits()
+        }
+    });
+    check("cvt.rni.s32.f32 %r4, %f1;", &|a, _| a.round_ties_even() as i32 as u32);
+    check("cvt.rzi.u32.f32 %r4, %f1;", &|a, _| a as u32);
+    check("cvt.sat.f32.f32 %f3, %f1; mov.b32 %r4, %f3;", &|a, _| {
+        if a.is_nan() { 0 } else { (a.clamp(0.0, 1.0) + 0.0).to_bits() }
+    });
+    check("cvt.rn.f16x2.f32 %r4, %f1, %f2;", &|a, b| {
+        u32::from(half::f16::from_f32(a).to_bits()) << 16 | u32::from(half::f16::from_f32(b).to_bits())
+    });
+    check("cvt.rn.bf16.f32 %rs1, %f1; cvt.u32.u16 %r4, %rs1;", &|a, _| {
+        half::bf16::from_f32(a).to_bits().into()
+    });
+    check("cvt.u16.u32 %rs1, %r2; cvt.f32.f16 %f3, %rs1; mov.b32 %r4, %f3;", &|a, _| {
+        half::f16::from_bits(a.to_bits() as u16).to_f32().to_bits()
+    });
+    check("setp.ltu.f32 %p1, %f1, %f2; selp.u32 %r4, 1, 0, %p1;", &|a, b| (a < b || a.is_nan()).into());
+    check(
+        "setp.neu.f32 %p1, %f1, %f1; setp.lt.or.f32 %p2, %f1, %f2, %p1; selp.u32 %r4, 1, 0, %p2;",
+        &|a, b| (a.is_nan() || a < b).into(),
+    );
+    check("cvt.rn.f32.s32 %f3, %r2; mov.b32 %r4, %f3;", &|a, _| (a.to_bits() as i32 as f32).to_bits());
+    check("cvt.s8.s32 %r4, %r2; cvt.s32.s8 %r4, %r4;", &|a, _| a.to_bits() as i8 as i32 as u32);
+}
+
+#[test]
+fn lanes_shuffle_vote_and_reduce() {
+    let a: Vec<u32> = (0..64).map(|i| i * i).collect();
+    let lanes = |op: &str| each(op, &a, &a);
+    let got = lanes("shfl.sync.bfly.b32 %r4|%p1, %r2, 5, 31, -1;");
+    assert!((0..64).all(|i| got[i] == a[i ^ 5]));
+    let got = lanes("shfl.sync.down.b32 %r4|%p1, %r2, 3, 31, -1; @!%p1 mov.u32 %r4, 7;");
+    assert!((0..64).all(|i| got[i] == if i % 32 < 29 { a[i + 3] } else { 7 }));
+    let got = lanes("shfl.sync.up.b32 %r4, %r2, 2, 0, -1;");
+    assert!((0..64).all(|i| got[i] == if i % 32 < 2 { a[i] } else { a[i - 2] }));
+    // Segments of 8: the upper bits of the lane stay.
+    let got = lanes("shfl.sync.idx.b32 %r4|%p1, %r2, 1, 6175, -1;");
+    assert!((0..64).all(|i| got[i] == a[i / 8 * 8 + 1]), "{got:?}");
+    let got = lanes("setp.gt.u32 %p1, %r2, 100; vote.sync.ballot.b32 %r4, %p1, -1;");
+    assert!((0..64).all(|i| got[i] == if i < 32 { !0 << 11 } else { !0 }));
+    let got = lanes("redux.sync.max.u32 %r4, %r2, -1;");
+    assert!((0..64).all(|i| got[i] == if i < 32 { 31 * 31 } else { 63 * 63 }));
+}
+
+/// Every thread copies 16 bytes to shared memory and reads its neighbour's.
+fn neighbours(before: &str) -> String {
+    let body = format!(
+        "shl.b32 %r2, %r1, 4; mov.u32 %r3, buffer; add.s32 %r4, %r3, %r2; cvt.u64.u32 %rd4, %r2; add.s64 %rd5, %rd1, %rd4;
+        cp.async.cg.shared.global [%r4], [%rd5], 16; cp.async.commit_group; {before}
+        xor.b32 %r5, %r2, 16; add.s32 %r6, %r3, %r5; ld.shared.v4.u32 {{%r7, %r8, %r9, %r10}}, [%r6];
+        add.s64 %rd6, %rd3, %rd4; st.global.v4.u32 [%rd6], {{%r7, %r8, %r9, %r10}};"
+    );
+    kernel(".extern .shared .align 16 .b8 buffer[];", &body)
+}
+
+#[test]
+fn copies_arrive_when_they_are_waited_for_and_not_before() {
+    let a: Vec<u32> = (0..256).collect();
+    let got = run(&neighbours("cp.async.wait_group 0; bar.sync 0;"), 64, &a, &[], 256).unwrap();
+    assert!((0..256).all(|i| got[i] == (i as u32 ^ 4)));
+    let fault = run(&neighbours("bar.sync 0;"), 64, &a, &[], 256).unwrap_err();
+    assert!(fault.what.contains("never written"), "{fault}");
+    let fault = run(&neighbours("cp.async.wait_all;"), 64, &a, &[], 256).unwrap_err();
+    assert!(fault.what.contains("race") || fault.what.contains("never written"), "{fault}");
+}
+
+/// `a [16, 32]` of signed bytes times `b [32, 8]`, from fragments loaded as the ISA's tables say.
+#[test]
+fn matrices_of_bytes_multiply() {
+    let a: Vec<i8> = (0..512).map(|i| (i * 37 % 251) as u8 as i8).collect();
+    let b: Vec<i8> = (0..256).map(|i| (i * 91 % 253) as u8 as i8).collect();
+    let words = |bytes: &[i8]| -> Vec<u32> {
+        bytes
+            .chunks(4)
+            .map(|c| u32::from_le_bytes([c[0] as u8, c[1] as u8, c[2] as u8, c[3] as u8]))
+            .collect()
+    };
+    // b is stored by columns: byte 32 n + k.
+    let body = "shr.u32 %r2, %r1, 2; and.b32 %r3, %r1, 3; mad.lo.s32 %r4, %r2, 32, 0; mad.lo.s32 %r4, %r3, 4, %r4;
+        cvt.u64.u32 %rd4, %r4; add.s64 %rd5, %rd1, %rd4; add.s64 %rd6, %rd2, %rd4;
+        ld.global.u32 %r10, [%rd5]; ld.global.u32 %r11, [%rd5+256]; ld.global.u32 %r12, [%rd5+16]; ld.global.u32 %r13, [%rd5+272];
+        ld.global.u32 %r14, [%rd6]; ld.global.u32 %r15, [%rd6+16];
+        mov.u32 %r16, 1; mov.u32 %r17, 2; mov.u32 %r18, 3; mov.u32 %r19, 4;
+        mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r20, %r21, %r22, %r23}, {%r10, %r11, %r12, %r13}, {%r14, %r15}, {%r16, %r17, %r18, %r19};
+        mad.lo.s32 %r5, %r2, 8, 0; mad.lo.s32 %r5, %r3, 2, %r5; mul.wide.u32 %rd7, %r5, 4; add.s64 %rd8, %rd3, %rd7;
+        st.global.v2.u32 [%rd8], {%r20, %r21}; st.global.v2.u32 [%rd8+256], {%r22, %r23};";
+    let got = run(&kernel("", body), 32, &words(&a), &words(&b), 128).unwrap();
+    for m in 0..16 {
+        for n in 0..8 {
+            let dot: i32 = (0..32).map(|k| i32::from(a[32 * m + k]) * i32::from(b[32 * n + k])).sum();
+            let start = 1 + (n % 2) as i32 + 2 * i32::from(m >= 8);
+            assert_eq!(got[8 * m + n] as i32, dot + start, "{m} {n}");
+        }
+    }
+}
+
+/// `a [16, 16] x b [16, 8]` in halves: a through `ldmatrix.x4`, b (stored `[k, n]`) through `ldmatrix.x2.trans`.
+#[test]
+fn matrices_of_halves_multiply_and_load() {
+    let values = |n: usize, seed: usize| -> Vec<half::f16> {
+        (0..n).map(|i| half::f16::from_f32(((i * seed) % 17) as f32 - 8.0)).collect()
+    };
+    let (a, b) = (values(256, 5), values(128, 7));
+    let words = |halves: &[half::f16]| -> Vec<u32> {
+        halves.chunks(2).map(|c| u32::from(c[1].to_bits()) << 16 | u32::from(c[0].to_bits())).collect()
+    };
+    let body = "mov.u32 %r3, buffer; shl.b32 %r2, %r1, 4; cvt.u64.u32 %rd4, %r2; add.s64 %rd5, %rd1, %rd4; add.s64 %rd6, %rd2, %rd4;
+        add.s32 %r4, %r3, %r2; ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd5]; st.shared.v4.u32 [%r4], {%r5, %r6, %r7, %r8};
+        setp.gt.u32 %p1, %r1, 15; @%p1 bra $L0; ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd6]; st.shared.v4.u32 [%r4+512], {%r5, %r6, %r7, %r8};
+        $L0: bar.warp.sync -1;
+        and.b32 %r5, %r1, 15; shr.u32 %r6, %r1, 4; shl.b32 %r7, %r5, 5; mad.lo.s32 %r7, %r6, 16, %r7; add.s32 %r8, %r3, %r7;
+        ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r10, %r11, %r12, %r13}, [%r8];
+        shl.b32 %r7, %r5, 4; add.s32 %r9, %r3, %r7;
+        ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%r14, %r15}, [%r9+512];
+        mov.f32 %f1, 0f00000000;
+        mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f2, %f3, %f4, %f5}, {%r10, %r11, %r12, %r13}, {%r14, %r15}, {%f1, %f1, %f1, %f1};
+        shr.u32 %r2, %r1, 2; and.b32 %r5, %r1, 3; mad.lo.s32 %r6, %r2, 8, 0; mad.lo.s32 %r6, %r5, 2, %r6; mul.wide.u32 %rd7, %r6, 4; add.s64 %rd8, %rd3, %rd7;
+        st.global.v2.f32 [%rd8], {%f2, %f3}; st.global.v2.f32 [%rd8+256], {%f4, %f5};";
+    let ptx = kernel(".extern .shared .align 16 .b8 buffer[];", body);
+    let got = run(&ptx, 32, &words(&a), &words(&b), 128).unwrap();
+    for m in 0..16 {
+        for n in 0..8 {
+            let dot: f32 = (0..16).map(|k| a[16 * m + k].to_f32() * b[8 * k + n].to_f32()).sum();
+            assert_eq!(f32::from_bits(got[8 * m + n]), dot, "{m} {n}");
+        }
+    }
+}
+
+#[test]
+fn variables_atomics_loops_and_local_memory_work() {
+    let body = "mul.wide.u32 %rd4, %r1, 4; add.s64 %rd7, %rd3, %rd4; mov.u64 %rd8, book; add.s64 %rd9, %rd8, %rd4;
+        ld.const.f32 %f1, [%rd9]; { .reg .b64 %SP; .local .align 8 .b8 depot[16]; mov.u64 %SP, depot; st.local.f32 [%SP+4], %f1; ld.local.f32 %f2, [%SP+4]; }
+        mov.u32 %r2, 0; mov.f32 %f3, 0f00000000;
+        $L1: add.f32 %f3, %f3, %f2; add.s32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, %r1; @%p1 bra $L1;
+        st.global.f32 [%rd7], %f3; cvta.to.global.u64 %rd10, %rd1; atom.global.add.u32 %r5, [%rd10], 2; red.global.max.u32 [%rd10+4], %r1;";
+    let ptx =
+        kernel(".const .align 4 .f32 book[4] = {0f3F800000, 0f40000000, 0f40400000, 0f40800000};", body);
+    let got = run(&ptx, 4, &[0, 0], &[], 4).unwrap();
+    assert_eq!(got.into_iter().map(f32::from_bits).collect::<Vec<_>>(), [1.0, 2.0, 6.0, 12.0]);
+}
+
+#[test]
+fn every_kind_of_fault_is_raised() {
+    let shared = ".shared .align 4 .b8 word[128];";
+    let cases = [
+        ("", "ld.global.u32 %r2, [%rd1+4096];", "nearest allocation"),
+        ("", "ld.global.u32 %r2, [%rd3];", "never written"),
+        ("", "ld.global.u32 %r2, [%rd1+2];", "not aligned"),
+        ("", "mov.u32 %r2, 0; div.u32 %r3, %r1, %r2;", "division by zero"),
+        ("", "trap;", "trap"),
+        ("", "ld.param.u64 %rd4, [k_param_0+24];", "the parameters"),
+        (shared, "mov.u32 %r2, word; ld.shared.u32 %r3, [%r2];", "never written"),
+        (shared, "mov.u32 %r2, word; st.shared.u32 [%r2], %r1;", "race"),
+        (shared, "mov.u32 %r2, word; st.shared.u32 [%r2+8192], %r1;", "shared memory, which has"),
+        (
+            shared,
+            "mov.u32 %r2, word; mad.lo.s32 %r3, %r1, 4, %r2; setp.gt.u32 %p1, %r1, 31; @%p1 bra $L9; st.shared.u32 [%r3], %r1; xor.b32 %r4, %r3, 4; ld.shared.u32 %r5, [%r4]; $L9: mov.u32 %r6, 0;",
+            "never written",
+        ),
+        (
+            "",
+            "setp.eq.u32 %p1, %r1, 3; @%p1 bra $L2; bar.warp.sync -1; bra $L3; $L2: bar.sync 0; $L3: mov.u32 %r2, 0;",
+            "divergence",
+        ),
+        ("", "shfl.sync.idx.b32 %r2, %r1, 1, 31, 65534;", "leaves out"),
+    ];
+    for (declared, body, what) in cases {
+        let fault = run(&kernel("", &format!("{declared} {body}")), 64, &[1], &[1], 1).unwrap_err();
+        assert!(fault.what.contains(what), "{body}: {fault}");
+        assert!(fault.line > 0, "{fault}");
+    }
+    // The same with a barrier between is no race.
+    let body = "mov.u32 %r2, word; mad.lo.s32 %r3, %r1, 4, %r2; st.shared.u32 [%r3], %r1; bar.warp.sync -1; xor.b32 %r4, %r3, 4; ld.shared.u32 %r5, [%r4];
+        mul.wide.u32 %rd4, %r1, 4; add.s64 %rd7, %rd3, %rd4; st.global.u32 [%rd7], %r5;";
+    let got = run(&kernel("", &format!("{shared} {body}")), 32, &[1], &[1], 32).unwrap();
+    assert!((0..32).all(|i| got[i] == i as u32 ^ 1));
+}
+
+#[test]
+fn what_is_not_known_is_refused_with_its_line() {
+    for (text, what) in
+        [("activemask.b32 %r2;", "not known"), ("add.s32 %r2, %r99, 1;", "operand"), ("bra $L7;", "no label")]
+    {
+        let error = Machine::new().load(&kernel("", text)).unwrap_err();
+        assert!(error.what.contains(what) && error.line > 5, "{error}");
+    }
+}
