@@ -51,6 +51,14 @@ impl Context {
         Ok(Self { gpu, compiler, loaded: Mutex::default(), arena })
     }
 
+    /// A context on an emulator: no slabs, so that it sees where a block ends, and a cache of its own.
+    #[cfg(test)]
+    pub(crate) fn emulated(gpu: Arc<dyn Gpu>) -> Result<Self, CudaError> {
+        let compiler = Compiler::keeping_in(Some(std::env::temp_dir().join("kvant-cuda-tests")))?;
+        let arena = Arena::without_slabs(Arc::clone(&gpu));
+        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena })
+    }
+
     /// The device.
     pub fn gpu(&self) -> &dyn Gpu {
         &*self.gpu

@@ -58,8 +58,11 @@ impl CudaDevice {
         name: String,
         records: bool,
     ) -> std::result::Result<Self, CudaError> {
-        let cx = Context::new(gpu)?;
-        Ok(Self { cx, name, records, is_warm: AtomicBool::new(false), rows: Mutex::default() })
+        Ok(Self::on(Context::new(gpu)?, name, records))
+    }
+
+    pub(crate) fn on(cx: Context, name: String, records: bool) -> Self {
+        Self { cx, name, records, is_warm: AtomicBool::new(false), rows: Mutex::default() }
     }
 
     /// The product's name, such as `NVIDIA H200`.

@@ -12,6 +12,8 @@ mod builds;
 mod context;
 mod device;
 mod driver;
+#[cfg(test)]
+mod emulator;
 mod error;
 mod gpu;
 mod matrix;

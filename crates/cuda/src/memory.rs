@@ -29,6 +29,10 @@ pub(crate) struct Arena {
     classes: Mutex<HashMap<usize, Class>>,
     /// Large scratch blocks that nobody uses, by size.
     kept: Mutex<HashMap<usize, Vec<DevicePtr>>>,
+    /// Blocks are multiples of this.
+    unit: usize,
+    /// Blocks larger than this come from the driver one by one.
+    max_slot: usize,
 }
 
 /// The slabs of one slot size, by address.
@@ -52,7 +56,20 @@ struct Slab {
 
 impl Arena {
     pub fn new(gpu: Arc<dyn Gpu>) -> Arc<Self> {
-        Arc::new(Self { gpu, classes: Mutex::default(), kept: Mutex::default() })
+        Arc::new(Self {
+            gpu,
+            classes: Mutex::default(),
+            kept: Mutex::default(),
+            unit: UNIT,
+            max_slot: MAX_SLOT,
+        })
+    }
+
+    /// An arena that asks the device for each block, so that an emulator sees where one ends and what was not written.
+    #[cfg(test)]
+    pub fn without_slabs(gpu: Arc<dyn Gpu>) -> Arc<Self> {
+        // 16 bytes: the longest load of a thread.
+        Arc::new(Self { gpu, classes: Mutex::default(), kept: Mutex::default(), unit: 16, max_slot: 0 })
     }
 
     /// At least `bytes` of memory that may hold anything.
@@ -71,12 +88,15 @@ impl Arena {
 
     /// At least `bytes` for the time being. Few sizes, so that the next request finds the memory of the last one.
     pub fn take_scratch(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
+        if self.max_slot == 0 {
+            return self.take(bytes);
+        }
         let bytes = bytes.max(UNIT).next_power_of_two();
         let kept = locked(&self.kept).get_mut(&bytes).and_then(Vec::pop);
         match kept {
             Some(ptr) => Ok(Block { arena: Arc::clone(self), ptr, bytes, is_kept: true }),
             None => self.take(bytes).map(|mut block| {
-                block.is_kept = bytes > MAX_SLOT;
+                block.is_kept = bytes > self.max_slot;
                 block
             }),
         }
@@ -84,8 +104,8 @@ impl Arena {
 
     /// A block, and whether it is known to be zero.
     fn take_slot(self: &Arc<Self>, bytes: usize) -> Result<(Block, bool), CudaError> {
-        let bytes = bytes.max(1).next_multiple_of(UNIT);
-        let (ptr, is_zero) = if bytes > MAX_SLOT {
+        let bytes = bytes.max(1).next_multiple_of(self.unit);
+        let (ptr, is_zero) = if bytes > self.max_slot {
             (self.alloc(bytes)?, false)
         } else {
             locked(&self.classes).entry(bytes).or_default().take(self, bytes)?
@@ -109,7 +129,7 @@ impl Arena {
         let Block { ptr, bytes, is_kept, .. } = *block;
         if is_kept {
             locked(&self.kept).entry(bytes).or_default().push(ptr);
-        } else if bytes > MAX_SLOT {
+        } else if bytes > self.max_slot {
             self.gpu.free(ptr);
         } else {
             locked(&self.classes)
@@ -230,6 +250,12 @@ impl CudaBuffer {
     /// A buffer of `len` zeros.
     pub(crate) fn zeroed(arena: &Arc<Arena>, len: usize) -> Result<Self, CudaError> {
         Ok(Self { block: arena.take_zeroed(len.saturating_mul(size_of::<f32>()))?, len })
+    }
+
+    /// A buffer of `len` values that are still to be written.
+    #[cfg(test)]
+    pub(crate) fn uninitialised(arena: &Arc<Arena>, len: usize) -> Result<Self, CudaError> {
+        Ok(Self { block: arena.take(len.saturating_mul(size_of::<f32>()))?, len })
     }
 
     /// Where its first value is.

@@ -154,3 +154,35 @@ fn kept_scratch_is_given_up_before_memory_runs_out() {
     drop(block);
     arena.take(4 << 20).unwrap();
 }
+
+#[test]
+fn the_device_has_the_address_of_every_page_after_any_change() {
+    let Some(cx) = crate::emulator::context(80) else { return };
+    let page = || CudaPage::zeroed(cx.arena(), 256).unwrap();
+    let check = |table: &PageAddresses, pages: &[CudaPage]| {
+        let mut on_device = vec![0; pages.len()];
+        let ptr = table.on_device(&cx).unwrap();
+        cx.gpu().read(ptr, bytemuck::cast_slice_mut(&mut on_device)).unwrap();
+        assert_eq!(on_device, pages.iter().map(CudaPage::ptr).collect::<Vec<_>>());
+    };
+    let (mut table, mut pages) = (PageAddresses::default(), Vec::new());
+    for n in [1, 2, 16, 17, 100] {
+        while pages.len() < n {
+            pages.push(page());
+            table.set(pages.len() - 1, pages.last().unwrap());
+        }
+        check(&table, &pages);
+    }
+    for index in [99, 0, 50] {
+        pages[index] = page();
+        table.set(index, &pages[index]);
+    }
+    check(&table, &pages);
+    let fork = table.clone();
+    pages.truncate(40);
+    table.truncate(40);
+    pages[39] = page();
+    table.set(39, &pages[39]);
+    check(&table, &pages);
+    assert_ne!(fork.on_device(&cx).unwrap(), table.on_device(&cx).unwrap(), "a fork has a list of its own");
+}

@@ -40,3 +40,40 @@ pub(crate) fn rms_norm(
     let params = RmsNormParams { x, weight: norm.weight, y, cols: cols as u32, eps: norm.eps };
     cx.launch(kernel, Launch::linear(rows as u32, 256), &params)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emulator;
+    use kvant_codec::random::Random;
+
+    #[test]
+    fn equals_the_equation_in_f64() {
+        let Some(cx) = emulator::context(80) else { return };
+        let mut random = Random::new(1);
+        for (rows, cols, sigma) in
+            [(1, 1, 1.0), (3, 31, 1e-3), (2, 255, 1.0), (2, 256, 100.0), (1, 257, 1.0), (5, 1536, 1.0)]
+        {
+            let (mut x, mut weight) = (vec![0.0; rows * cols], vec![0.0; cols]);
+            random.fill_gaussian(&mut x, sigma);
+            random.fill_gaussian(&mut weight, 1.0);
+            let (on_x, on_w) = (emulator::upload(&cx, &x), emulator::upload(&cx, &weight));
+            let y = emulator::poisoned(&cx, rows * cols);
+            let norm = NormParts { weight: on_w.ptr(), eps: 1e-6 };
+            rms_norm(&cx, on_x.ptr(), norm, [rows, cols], y.ptr()).unwrap();
+            let y = emulator::download(&cx, &y);
+            for (i, (&y, &x_i)) in y.iter().zip(&x).enumerate() {
+                let row = &x[i / cols * cols..][..cols];
+                let mean = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / cols as f64;
+                let factor = 1.0 / (mean + f64::from(1e-6f32)).sqrt();
+                let want = f64::from(x_i) * factor * f64::from(weight[i % cols]);
+                // A thread adds every 256th square, then 5 shuffles and 8 warps follow; the square root halves the
+                // relative error. Six more roundings.
+                let roundings = (cols.div_ceil(256) + 13) as f64 / 2.0 + 6.0;
+                let err = (f64::from(y) - want).abs();
+                let tol = roundings * f64::from(f32::EPSILON) * want.abs();
+                assert!(err <= tol, "{rows} x {cols}, value {i}: {y} for {want}");
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The interpreter of PTX as a [`Gpu`], for tests: what it runs is what a driver would get.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvant_ptx::{Grid, Machine, Module};
+
+use crate::{
+    Context, CudaBuffer, CudaDevice, CudaError, CudaVersion, DevicePtr, Gpu, GpuProperties, KernelId, Launch,
+    ModuleId,
+};
+
+/// A machine that runs each launch before it returns.
+pub(crate) struct Emulator {
+    properties: GpuProperties,
+    state: Mutex<State>,
+}
+
+struct State {
+    machine: Machine,
+    modules: Vec<Module>,
+    kernels: Vec<(ModuleId, String)>,
+}
+
+impl Emulator {
+    /// A machine of compute capability `arch / 10`: 80, 89 or 90.
+    pub fn new(arch: u32) -> Arc<Self> {
+        // From the table of compute capabilities in the CUDA C++ programming guide.
+        let shared_kib = match arch {
+            80 => 163,
+            89 => 99,
+            90 => 227,
+            _ => panic!("no machine of compute capability {arch}"),
+        };
+        let properties = GpuProperties {
+            name: "emulator".to_owned(),
+            arch,
+            // Few, so that work is split over blocks in small tests too.
+            n_sms: 4,
+            shared_per_block: shared_kib * 1024,
+            total_bytes: 1 << 30,
+            // Loads whatever the compiler makes.
+            driver: CudaVersion { major: u32::MAX, minor: 0 },
+        };
+        let state = State { machine: Machine::new(), modules: Vec::new(), kernels: Vec::new() };
+        Arc::new(Self { properties, state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A context on a new machine; `None`, and a line that says so, where there is no NVRTC.
+pub(crate) fn context(arch: u32) -> Option<Context> {
+    match Context::emulated(Emulator::new(arch)) {
+        Ok(context) => Some(context),
+        Err(error @ CudaError::NoNvrtc) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A device on a new machine; `None`, and a line that says so, where there is no NVRTC.
+pub(crate) fn device(arch: u32) -> Option<CudaDevice> {
+    Some(CudaDevice::on(context(arch)?, "emulator".to_owned(), true))
+}
+
+/// A buffer that holds `values`.
+pub(crate) fn upload(cx: &Context, values: &[f32]) -> CudaBuffer {
+    let buffer = poisoned(cx, values.len());
+    cx.gpu().write(buffer.ptr(), bytemuck::cast_slice(values)).unwrap();
+    buffer
+}
+
+/// A buffer of `len` values that counts as never written: whoever reads one that no kernel has written fails.
+pub(crate) fn poisoned(cx: &Context, len: usize) -> CudaBuffer {
+    CudaBuffer::uninitialised(cx.arena(), len).unwrap()
+}
+
+/// The values of a buffer, all of which have been written.
+pub(crate) fn download(cx: &Context, buffer: &CudaBuffer) -> Vec<f32> {
+    let mut values = vec![0.0; buffer.len()];
+    cx.gpu().read(buffer.ptr(), bytemuck::cast_slice_mut(&mut values)).unwrap();
+    values
+}
+
+fn failed(call: &str, problem: impl std::fmt::Display) -> CudaError {
+    CudaError::Call { call: call.to_owned(), problem: problem.to_string() }
+}
+
+impl Gpu for Emulator {
+    fn properties(&self) -> &GpuProperties {
+        &self.properties
+    }
+
+    fn free_bytes(&self) -> Result<usize, CudaError> {
+        Ok(self.properties.total_bytes - self.state().machine.used())
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
+        let free = self.free_bytes()?;
+        if bytes > free {
+            return Err(CudaError::OutOfMemory { bytes, free });
+        }
+        Ok(self.state().machine.alloc(bytes))
+    }
+
+    fn free(&self, ptr: DevicePtr) {
+        self.state().machine.free(ptr).expect("memory is freed once");
+    }
+
+    fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError> {
+        self.state().machine.write(dst, src).map_err(|error| failed("write", error))
+    }
+
+    fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
+        self.state().machine.read(src, dst).map_err(|error| failed("read", error))
+    }
+
+    fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        self.state().machine.copy(dst, src, bytes).map_err(|error| failed("copy", error))
+    }
+
+    fn zero(&self, dst: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        self.state().machine.zero(dst, bytes).map_err(|error| failed("zero", error))
+    }
+
+    fn load(&self, ptx: &str) -> Result<ModuleId, CudaError> {
+        let mut state = self.state();
+        let module = state.machine.load(ptx).map_err(|error| failed("load", error))?;
+        state.modules.push(module);
+        Ok(ModuleId(state.modules.len() - 1))
+    }
+
+    fn kernel(&self, module: ModuleId, name: &str) -> Result<KernelId, CudaError> {
+        let mut state = self.state();
+        if !state.modules[module.0].has(name) {
+            return Err(failed("kernel", format!("no kernel {name}")));
+        }
+        state.kernels.push((module, name.to_owned()));
+        Ok(KernelId(state.kernels.len() - 1))
+    }
+
+    fn launch(&self, kernel: KernelId, launch: Launch, params: &[u8]) -> Result<(), CudaError> {
+        if launch.shared_bytes > self.properties.shared_per_block {
+            return Err(failed("launch", format!("{} bytes of shared memory", launch.shared_bytes)));
+        }
+        let State { machine, modules, kernels } = &mut *self.state();
+        let (module, name) = &kernels[kernel.0];
+        let shared_bytes = launch.shared_bytes as usize;
+        let grid = Grid { blocks: launch.grid, threads: launch.block, shared_bytes };
+        machine.launch(&modules[module.0], name, grid, params).map_err(|fault| failed("launch", fault))
+    }
+
+    fn timed(&self, _: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+        Err(failed("timed", "an emulator has no clock"))
+    }
+}
