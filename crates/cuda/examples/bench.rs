@@ -1,0 +1,179 @@
+//! What a GPU reaches, by its own clock, in one run: its copy bandwidth, decode and prefill attention per cache type,
+//! and products per weight type. `cargo run --release -p kvant-cuda --example bench -- [tokens] [index]`.
+//!
+//! Attention has the shape of Llama-3-8B: 8 KV heads of 128, 4 query heads each. Layers are walked in turn, so that the
+//! cache is read from memory as in decoding. Each figure is the best of several walks.
+
+use kvant_backend::{
+    AttendParams, Backend, BackendError, Input, KvLayer, Output, Stream, StreamSpec, WeightSource,
+};
+use kvant_codec::random::Random;
+use kvant_codec::{DType, Side};
+use kvant_cuda::{CudaBuffer, CudaDevice, CudaPage};
+
+type Result<T> = std::result::Result<T, BackendError>;
+
+/// More layers than the L2 cache holds, even at 2 bits.
+const LAYERS: usize = 4;
+const KV_HEADS: usize = 8;
+const GROUP: usize = 4;
+const DIM: usize = 128;
+/// Rows appended at once while a cache is filled.
+const CHUNK: usize = 512;
+const WALKS: usize = 10;
+/// Rows of a prefill.
+const PREFILL: usize = 512;
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let tokens = args.next().map_or(Ok(65_536), |text| text.parse())?;
+    let device = CudaDevice::open(args.next().map_or(Ok(0), |text| text.parse())?)?;
+    let bandwidth = device.copy_bandwidth()?;
+    println!("{:?}: copies at {:.0} GB/s\n", device.info(), bandwidth / 1e9);
+    attention(&device, tokens, bandwidth)?;
+    products(&device, bandwidth)?;
+    Ok(())
+}
+
+/// Runs `work` and tells its best time in seconds; the first run compiles and warms up.
+fn best(device: &CudaDevice, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+    work()?;
+    (0..WALKS).try_fold(f64::INFINITY, |best, _| Ok(best.min(device.timed(&mut work)?)))
+}
+
+fn random(device: &CudaDevice, len: usize, seed: u64) -> Result<CudaBuffer> {
+    let (mut buffer, mut values) = (device.buffer(len)?, vec![0.0; len]);
+    Random::new(seed).fill_gaussian(&mut values, 1.0);
+    device.write(&mut buffer, &values)?;
+    Ok(buffer)
+}
+
+fn attention(device: &CudaDevice, tokens: usize, bandwidth: f64) -> Result<()> {
+    println!("attention over {tokens} tokens, {LAYERS} layers");
+    println!("{:>14} {:>10} {:>8} {:>8} {:>16}", "K/V", "ms/layer", "GB/s", "of copy", "prefill ms/layer");
+    let mut pairs = DType::KV.map(|dtype| (dtype, dtype)).to_vec();
+    pairs.push((DType::Q8_0, DType::Turbo3));
+    for (k, v) in pairs {
+        match attention_of(device, k, v, tokens) {
+            Ok((bytes, decode, prefill)) => {
+                let speed = bytes as f64 / decode;
+                println!(
+                    "{:>14} {:>10.4} {:>8.0} {:>7.0}% {:>16.3}",
+                    format!("{k}/{v}"),
+                    decode * 1e3 / LAYERS as f64,
+                    speed / 1e9,
+                    100.0 * speed / bandwidth,
+                    prefill * 1e3 / LAYERS as f64
+                );
+            }
+            Err(error) => println!("{:>14} {error}", format!("{k}/{v}")),
+        }
+    }
+    println!();
+    Ok(())
+}
+
+/// Bytes of the caches, seconds of one decoded row over all layers, seconds of the last [`PREFILL`] rows.
+fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Result<(usize, f64, f64)> {
+    let layers =
+        (0..LAYERS as u64).map(|seed| filled(device, k, v, tokens, seed)).collect::<Result<Vec<_>>>()?;
+    let streams = layers.iter().flat_map(|layer| layer.k.iter().chain(&layer.v));
+    let bytes = streams.map(Stream::n_bytes).sum();
+    let time = |rows: usize| {
+        let q = random(device, rows * KV_HEADS * GROUP * DIM, 1)?;
+        let mut out = device.buffer(rows * KV_HEADS * GROUP * DIM)?;
+        let params = AttendParams {
+            n_heads: KV_HEADS * GROUP,
+            n_kv_heads: KV_HEADS,
+            k_head_dim: DIM,
+            v_head_dim: DIM,
+            scale: 1.0 / (DIM as f32).sqrt(),
+            start: tokens - rows,
+            rows,
+        };
+        best(device, || layers.iter().try_for_each(|layer| device.attend(&params, &q, layer, &mut out)))
+    };
+    Ok((bytes, time(1)?, time(PREFILL.min(tokens))?))
+}
+
+/// A layer of `tokens` random tokens, written as a model would.
+fn filled(device: &CudaDevice, k: DType, v: DType, tokens: usize, seed: u64) -> Result<KvLayer<CudaPage>> {
+    let mut alloc = |bytes| device.page(bytes);
+    let mut streams = |dtype, side| -> Result<Vec<_>> {
+        (0..KV_HEADS).map(|_| Stream::new(StreamSpec::new(dtype, side, DIM), &mut alloc)).collect()
+    };
+    let mut layer = KvLayer { k: streams(k, Side::K)?, v: streams(v, Side::V)? };
+    let (keys, values) = (
+        random(device, CHUNK * KV_HEADS * DIM, 2 * seed)?,
+        random(device, CHUNK * KV_HEADS * DIM, 2 * seed + 1)?,
+    );
+    for done in (0..tokens).step_by(CHUNK) {
+        let rows = CHUNK.min(tokens - done);
+        for stream in layer.k.iter_mut().chain(&mut layer.v) {
+            stream.reserve(rows, &mut |bytes| device.page(bytes))?;
+        }
+        device.kv_append(&mut layer, &keys, &values, rows)?;
+    }
+    Ok(layer)
+}
+
+fn products(device: &CudaDevice, bandwidth: f64) -> Result<()> {
+    let (n_out, n_in) = (14_336, 4096);
+    println!("products of [{n_out}, {n_in}]");
+    println!("{:>10} {:>6} {:>10} {:>8} {:>8} {:>8}", "type", "rows", "us", "GB/s", "of copy", "TFLOP/s");
+    for dtype in DType::ALL.into_iter().filter(|dtype| !dtype.is_turbo()) {
+        for rows in [1, 4, 8, PREFILL] {
+            match product_of(device, dtype, [n_out, n_in], rows) {
+                Ok((bytes, seconds)) => {
+                    let speed = bytes as f64 / seconds;
+                    let flops = 2.0 * (rows * n_out * n_in) as f64 / seconds;
+                    println!(
+                        "{:>10} {rows:>6} {:>10.1} {:>8.0} {:>7.0}% {:>8.1}",
+                        dtype.name(),
+                        seconds * 1e6,
+                        speed / 1e9,
+                        100.0 * speed / bandwidth,
+                        flops / 1e12
+                    );
+                }
+                Err(error) => {
+                    println!("{:>10} {error}", dtype.name());
+                    break;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of the weights, and seconds of one product. Several matrices take turns, so that none stays in the L2 cache.
+fn product_of(
+    device: &CudaDevice,
+    dtype: DType,
+    [n_out, n_in]: [usize; 2],
+    rows: usize,
+) -> Result<(usize, f64)> {
+    const MATRICES: usize = 4;
+    let unsupported = |error: kvant_codec::CodecError| BackendError::Unsupported {
+        op: "matrix",
+        wanted: error.to_string(),
+        has: "whole blocks".to_owned(),
+    };
+    let row_bytes = dtype.row_bytes(n_in).map_err(unsupported)?;
+    let mut row = vec![0.0; n_in];
+    Random::new(3).fill_gaussian(&mut row, 0.02);
+    let mut row_code = vec![0; row_bytes];
+    kvant_codec::encode(dtype, &row, &mut row_code).map_err(unsupported)?;
+    let bytes = row_code.repeat(n_out);
+    let source = || WeightSource { dtype, n_out, n_in, bytes: bytes.clone().into() };
+    let weights = (0..MATRICES).map(|_| device.matrix(source())).collect::<Result<Vec<_>>>()?;
+    let x = random(device, rows * n_in, 4)?;
+    let mut y = device.buffer(rows * n_out)?;
+    let seconds = best(device, || {
+        weights.iter().try_for_each(|w| {
+            let input = Input { x: &x, norm: None, first_row: 0, rows };
+            device.project(input, &mut [Output { w, bias: None, y: &mut y, accumulate: false }])
+        })
+    })?;
+    Ok((bytes.len(), seconds / MATRICES as f64))
+}
