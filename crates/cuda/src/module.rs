@@ -46,6 +46,8 @@ pub(crate) struct Build {
 pub(crate) struct Compiler {
     nvrtc: Nvrtc,
     version: CudaVersion,
+    /// Compute capabilities it compiles for, times ten.
+    architectures: Vec<u32>,
     folder: Option<PathBuf>,
 }
 
@@ -61,7 +63,7 @@ impl Compiler {
     /// A compiler that keeps its results in `folder`, or nowhere.
     pub fn keeping_in(folder: Option<PathBuf>) -> Result<Self, CudaError> {
         let nvrtc = Nvrtc::find()?;
-        Ok(Self { nvrtc, version: nvrtc.version()?, folder })
+        Ok(Self { nvrtc, version: nvrtc.version()?, architectures: nvrtc.architectures()?, folder })
     }
 
     /// The version of NVRTC.
@@ -69,12 +71,14 @@ impl Compiler {
         self.version
     }
 
-    /// The PTX of `source` for compute capability `arch / 10`.
+    /// The PTX of `source` for compute capability `arch / 10`, or for the newest before it that the compiler knows: the
+    /// driver takes PTX for older ones too.
     ///
     /// # Errors
     /// [`CudaError::Compile`]. A cache that cannot be read or written is no error: the source is compiled then.
     pub fn ptx(&self, source: &Source, defines: &[Define], arch: u32) -> Result<String, CudaError> {
-        let options = options(source, defines, arch);
+        let known = self.architectures.iter().copied().filter(|&known| known <= arch).max();
+        let options = options(source, defines, known.unwrap_or(arch));
         let key = self.key(source, &options);
         let kept = self.folder.as_deref().map(|folder| Kept::new(folder, source, &key));
         if let Some(ptx) = kept.as_ref().and_then(Kept::read) {
@@ -202,6 +206,8 @@ mod tests {
         assert_ne!(compiler.ptx(&SOURCE, &[("N", 5)], 80).unwrap(), first);
         assert_ne!(compiler.ptx(&SOURCE, &[("N", 3)], 90).unwrap(), first);
         assert_eq!(files(&compiler), 6);
+        assert!(compiler.ptx(&SOURCE, &[], 9999).is_err(), "N is missing, the architecture is not");
+        assert!(compiler.ptx(&SOURCE, &[("N", 3)], 9999).is_ok());
         fs::remove_dir_all(compiler.folder.unwrap()).unwrap();
     }
 

@@ -33,6 +33,19 @@ impl Nvrtc {
         Ok(CudaVersion { major: major.unsigned_abs(), minor: minor.unsigned_abs() })
     }
 
+    /// The architectures it compiles for, each as compute capability times ten.
+    pub fn architectures(self) -> Result<Vec<u32>, CudaError> {
+        let mut count = 0;
+        // SAFETY: `self` proves that the library is there; `count` is live.
+        let status = unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) };
+        status.result().map_err(|e| failed("nvrtcGetNumSupportedArchs", e))?;
+        let mut architectures: Vec<c_int> = vec![0; usize::try_from(count).unwrap_or(0)];
+        // SAFETY: the array has room for as many as the library has just said.
+        let status = unsafe { sys::nvrtcGetSupportedArchs(architectures.as_mut_ptr()) };
+        status.result().map_err(|e| failed("nvrtcGetSupportedArchs", e))?;
+        Ok(architectures.into_iter().map(c_int::unsigned_abs).collect())
+    }
+
     /// Compiles CUDA C++ to PTX.
     ///
     /// # Errors
