@@ -21,6 +21,7 @@ mod memory;
 mod module;
 mod norm;
 mod nvrtc;
+mod product;
 mod recorder;
 mod rope;
 mod silu;

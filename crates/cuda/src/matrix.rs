@@ -4,7 +4,7 @@ use kvant_backend::{BackendError, Result, WeightSource};
 use kvant_codec::DType;
 
 use crate::memory::Block;
-use crate::{Context, DevicePtr};
+use crate::{Context, DevicePtr, product};
 
 /// A weight matrix `[n_out, n_in]`.
 #[derive(Debug)]
@@ -31,6 +31,10 @@ impl CudaMatrix {
 
     /// A matrix on the device.
     pub(crate) fn new(cx: &Context, source: WeightSource) -> Result<Self> {
+        if !product::supports(source.dtype) {
+            let has = product::TYPES.map(DType::name).join(", ");
+            return Err(BackendError::Unsupported { op: "matrix", wanted: source.dtype.to_string(), has });
+        }
         let mut matrix = Self::table(source)?;
         let block = cx.arena().take(matrix.source.bytes.len())?;
         cx.gpu().write(block.ptr(), &matrix.source.bytes)?;
@@ -42,7 +46,7 @@ impl CudaMatrix {
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for a table.
-    pub fn ptr(&self, op: &'static str) -> Result<DevicePtr> {
+    pub(crate) fn ptr(&self, op: &'static str) -> Result<DevicePtr> {
         let block = self.block.as_ref().ok_or_else(|| BackendError::Unsupported {
             op,
             wanted: "a table of embeddings".to_owned(),
