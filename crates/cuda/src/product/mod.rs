@@ -1,7 +1,10 @@
 //! Products with weights as they are in the file, of any type: `y = W x + bias`, decoded to f32 and added up in f32.
 //!
-//! A warp has one output feature and eight rows; a lane decodes 32 weights in a row, three to five operations each, and
-//! multiplies them with every row. Reads each weight once per eight rows: made for decoding, slow for long prompts.
+//! Few rows (`product.cu`): f32 throughout. A warp has one output feature and eight rows; a lane decodes 32 weights in a
+//! row, three to five operations each, and multiplies them with every row.
+//!
+//! Many rows (`many.cu`): tensor cores. Weights and inputs are rounded to f16 (inputs beyond ±65,504 become infinite, and
+//! are seen), sums stay in f32. Each weight is decoded once per 64 rows.
 
 use bytemuck::NoUninit;
 use kvant_codec::{Codebook, DType, Rotation};
@@ -9,18 +12,20 @@ use kvant_codec::{Codebook, DType, Rotation};
 use crate::module::{Build, Header};
 use crate::{Context, CudaError, DevicePtr, Launch, Source};
 
-/// The kernel of this op.
-pub(crate) static SOURCE: Source = Source {
-    name: "product.cu",
-    text: include_str!("product.cu"),
-    headers: &[Header { name: "weights.cuh", text: include_str!("weights.cuh") }],
-    options: &[],
-};
+static HEADERS: [Header; 1] = [Header { name: "weights.cuh", text: include_str!("weights.cuh") }];
+static FEW: Source =
+    Source { name: "product.cu", text: include_str!("product.cu"), headers: &HEADERS, options: &[] };
+static MANY: Source =
+    Source { name: "product_many.cu", text: include_str!("many.cu"), headers: &HEADERS, options: &[] };
 
 /// Output features of a block, a warp each.
 const WARPS: u32 = 4;
 /// Rows that a warp multiplies at once, as in the kernel.
 const ROWS: u32 = 8;
+/// From so many rows on the weights are decoded for tensor cores: fewer would be decoded at most twice anyway.
+const MANY_ROWS: usize = 17;
+/// Output features and rows of a block of the kernel for many rows.
+const TILE: u32 = 64;
 
 /// Types in the order of their numbers in `weights.cuh`.
 pub(crate) const TYPES: [DType; 15] = [
@@ -84,7 +89,10 @@ pub(crate) fn supports(dtype: DType) -> bool {
 
 /// Every variant there is to compile.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
-    (0..TYPES.len() as u32).map(|number| Build { source: &SOURCE, defines: vec![("TYPE", number)] })
+    let numbers = 0..TYPES.len() as u32;
+    [&FEW, &MANY].into_iter().flat_map(move |source| {
+        numbers.clone().map(move |number| Build { source, defines: vec![("TYPE", number)] })
+    })
 }
 
 /// Multiplies. The type must be one that [`supports`] names.
@@ -93,7 +101,7 @@ pub(crate) fn product(cx: &Context, p: &Product) -> Result<(), CudaError> {
         return Ok(());
     }
     let number = TYPES.iter().position(|&dtype| dtype == p.dtype).expect("a type that is supported");
-    let kernel = cx.kernel_with(&SOURCE, &[("TYPE", number as u32)], "product")?;
+    let defines = [("TYPE", number as u32)];
     let book = if p.dtype == DType::TQ3_1S { Codebook::TQ3 } else { Codebook::GAUSS4 };
     let mut levels = [0.0; 16];
     levels[..book.levels().len()].copy_from_slice(book.levels());
@@ -111,7 +119,13 @@ pub(crate) fn product(cx: &Context, p: &Product) -> Result<(), CudaError> {
         signs: Rotation::tq().before() as u32,
         unused: 0,
     };
-    let grid = [params.n_out.div_ceil(WARPS), params.rows.div_ceil(ROWS), 1];
+    let (kernel, grid) = if p.rows < MANY_ROWS {
+        let grid = [params.n_out.div_ceil(WARPS), params.rows.div_ceil(ROWS), 1];
+        (cx.kernel_with(&FEW, &defines, "product")?, grid)
+    } else {
+        let grid = [params.n_out.div_ceil(TILE), params.rows.div_ceil(TILE), 1];
+        (cx.kernel_with(&MANY, &defines, "product_many")?, grid)
+    };
     cx.launch(kernel, Launch { grid, block: [WARPS * 32, 1, 1], shared_bytes: 0 }, &params)
 }
 
@@ -121,72 +135,96 @@ mod tests {
     use crate::emulator;
     use kvant_codec::random::Random;
 
+    /// Weights as they are in a file, and what they decode to, `[n_out, n_in]`.
+    fn weights(random: &mut Random, dtype: DType, [n_out, n_in]: [usize; 2]) -> (Vec<u8>, Vec<f32>) {
+        let row_bytes = dtype.row_bytes(n_in).unwrap();
+        let (mut codes, mut w) = (vec![0; n_out * row_bytes], vec![0.0; n_out * n_in]);
+        let mut values = vec![0.0; n_in];
+        for (codes, w) in codes.chunks_mut(row_bytes).zip(w.chunks_mut(n_in)) {
+            random.fill_gaussian(&mut values, 0.1);
+            kvant_codec::encode(dtype, &values, codes).unwrap();
+            kvant_codec::decode(dtype, codes, w).unwrap();
+        }
+        (codes, w)
+    }
+
+    fn gaussian(random: &mut Random, len: usize) -> Vec<f32> {
+        let mut values = vec![0.0; len];
+        random.fill_gaussian(&mut values, 1.0);
+        values
+    }
+
+    /// Holds one product, with and without bias and accumulation, to plain sums in f64. `per_term` is the relative error
+    /// of one product of a weight and an input.
+    fn check(cx: &Context, random: &mut Random, dtype: DType, shape: [usize; 2], rows: usize, per_term: f64) {
+        let [n_out, n_in] = shape;
+        let (codes, w) = weights(random, dtype, shape);
+        let on_w = cx.arena().take(codes.len()).unwrap();
+        cx.gpu().write(on_w.ptr(), &codes).unwrap();
+        let (x, bias) = (gaussian(random, rows * n_in), gaussian(random, n_out));
+        let before = gaussian(random, rows * n_out);
+        let (on_x, on_bias) = (emulator::upload(cx, &x), emulator::upload(cx, &bias));
+        for with_more in [false, true] {
+            let y = match with_more {
+                true => emulator::upload(cx, &before),
+                false => emulator::poisoned(cx, rows * n_out),
+            };
+            let p = Product {
+                w: on_w.ptr(),
+                dtype,
+                n_out,
+                n_in,
+                x: on_x.ptr(),
+                rows,
+                bias: with_more.then_some(on_bias.ptr()),
+                y: y.ptr(),
+                accumulate: with_more,
+            };
+            product(cx, &p).unwrap();
+            for (i, got) in emulator::download(cx, &y).into_iter().enumerate() {
+                let (r, o) = (i / n_out, i % n_out);
+                let terms = w[o * n_in..][..n_in].iter().zip(&x[r * n_in..][..n_in]);
+                // What the error of a weight is relative to: the range of its block, 4 sigma at most.
+                let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), (&w, &x)| {
+                    (sum + f64::from(w) * f64::from(x), size + 0.4 * f64::from(x).abs())
+                });
+                let more = if with_more { f64::from(bias[o]) + f64::from(before[i]) } else { 0.0 };
+                // In f32: a lane adds 32 products per group; 5 shuffles, bias and former value follow. Decoding may
+                // round twice more than the codec (fused or not), tq's butterflies five times.
+                let roundings = (n_in.div_ceil(1024) * 32 + 5 + 2 + 8) as f64;
+                let tol = (roundings * f64::from(f32::EPSILON) + per_term) * (size + more.abs());
+                let err = (f64::from(got) - sum - more).abs();
+                assert!(err <= tol, "{dtype}, {shape:?}, {rows} rows, value {i}: {got} for {}", sum + more);
+            }
+        }
+    }
+
     /// Every type; rows that do not fill a tile, features that do not fill a block, a row of one block and of more than
-    /// 32 groups; with and without bias and accumulation.
+    /// 32 groups.
     #[test]
-    fn products_equal_those_of_the_decoded_weights_in_f64() {
+    fn few_rows_equal_plain_sums_of_the_decoded_weights() {
         let Some(cx) = emulator::context(80) else { return };
         let mut random = Random::new(5);
         for dtype in TYPES {
             let block = dtype.block_len();
-            for (n_out, n_in, rows) in
-                [(5, block.max(2), 1), (3, block * 33usize.div_ceil(block / 32 + 1), 3), (1, 256, 9)]
-            {
-                let mut values = vec![0.0; n_in];
-                let row_bytes = dtype.row_bytes(n_in).unwrap();
-                let (mut codes, mut w) = (vec![0; n_out * row_bytes], vec![0.0; n_out * n_in]);
-                for (codes, w) in codes.chunks_mut(row_bytes).zip(w.chunks_mut(n_in)) {
-                    random.fill_gaussian(&mut values, 0.1);
-                    kvant_codec::encode(dtype, &values, codes).unwrap();
-                    kvant_codec::decode(dtype, codes, w).unwrap();
-                }
-                let block = cx.arena().take(codes.len()).unwrap();
-                cx.gpu().write(block.ptr(), &codes).unwrap();
-                let mut fill = |len| {
-                    let mut values = vec![0.0; len];
-                    random.fill_gaussian(&mut values, 1.0);
-                    values
-                };
-                let (x, bias, before) = (fill(rows * n_in), fill(n_out), fill(rows * n_out));
-                let (on_x, on_bias) = (emulator::upload(&cx, &x), emulator::upload(&cx, &bias));
-                for (with_bias, accumulate) in [(false, false), (true, true)] {
-                    let y = match accumulate {
-                        true => emulator::upload(&cx, &before),
-                        false => emulator::poisoned(&cx, rows * n_out),
-                    };
-                    let bias_ptr = with_bias.then_some(on_bias.ptr());
-                    let (w_ptr, x_ptr, y_ptr) = (block.ptr(), on_x.ptr(), y.ptr());
-                    let p = Product {
-                        w: w_ptr,
-                        dtype,
-                        n_out,
-                        n_in,
-                        x: x_ptr,
-                        rows,
-                        bias: bias_ptr,
-                        y: y_ptr,
-                        accumulate,
-                    };
-                    product(&cx, &p).unwrap();
-                    let got = emulator::download(&cx, &y);
-                    for (i, &got) in got.iter().enumerate() {
-                        let (r, o) = (i / n_out, i % n_out);
-                        let terms = w[o * n_in..][..n_in].iter().zip(&x[r * n_in..][..n_in]);
-                        let terms = terms.map(|(&w, &x)| (f64::from(w), f64::from(x)));
-                        // What a weight's rounding is relative to: the range of its block, 4 sigma at most.
-                        let (sum, size) =
-                            terms.fold((0.0, 0.0), |(sum, size), (w, x)| (sum + w * x, size + 0.4 * x.abs()));
-                        let more = f64::from(bias[o]) * f64::from(u8::from(with_bias))
-                            + f64::from(before[i]) * f64::from(u8::from(accumulate));
-                        // A lane adds 32 products per group; 5 shuffles, bias and former value follow. Decoding may
-                        // round twice more than the codec (fused or not), tq's butterflies five times.
-                        let roundings = (n_in.div_ceil(1024) * 32 + 5 + 2 + 8) as f64;
-                        let tol = roundings * f64::from(f32::EPSILON) * (size + more.abs());
-                        let err = (f64::from(got) - sum - more).abs();
-                        assert!(err <= tol, "{dtype}, [{n_out}, {n_in}], {rows} rows, value {i}: {got}");
-                    }
-                }
-            }
+            check(&cx, &mut random, dtype, [5, block.max(2)], 1, 0.0);
+            check(&cx, &mut random, dtype, [3, block * 1280usize.div_ceil(block)], 3, 0.0);
+            check(&cx, &mut random, dtype, [1, 256], 9, 0.0);
         }
+        check(&cx, &mut random, DType::F16, [2, 1057], 16, 0.0);
+    }
+
+    #[test]
+    fn many_rows_equal_plain_sums_but_for_the_rounding_to_f16() {
+        let Some(cx) = emulator::context(80) else { return };
+        let mut random = Random::new(6);
+        // Both factors are rounded to 11 bits.
+        let per_term = 2.0 * f64::from(2.0f32.powi(-11));
+        for dtype in TYPES {
+            check(&cx, &mut random, dtype, [65, dtype.block_len().max(32)], 17, per_term);
+            check(&cx, &mut random, dtype, [3, 512], 66, per_term);
+        }
+        check(&cx, &mut random, DType::F16, [64, 41], 64, per_term);
+        check(&cx, &mut random, DType::Q4_0, [130, 96], 129, per_term);
     }
 }

@@ -5,20 +5,6 @@
 
 #define ROWS 8
 
-struct ProductParams {
-    const u8* w;        // [n_out] rows of row_bytes
-    const float* x;     // [rows, n_in]
-    const float* bias;  // [n_out], or null
-    float* y;           // [rows, n_out]
-    unsigned long long row_bytes;
-    u32 n_in;
-    u32 n_out;
-    u32 rows;
-    u32 accumulate;
-    Codebook book;
-    u32 unused;
-};
-
 extern "C" __global__ void product(const __grid_constant__ ProductParams p) {
     u32 out = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (out >= p.n_out) return;

@@ -174,3 +174,18 @@ __device__ __forceinline__ void decode_group(
 #error TYPE is not one of the numbers above
 #endif
 }
+
+// The parameter of every kernel that multiplies with them.
+struct ProductParams {
+    const u8* w;        // [n_out] rows of row_bytes
+    const float* x;     // [rows, n_in]
+    const float* bias;  // [n_out], or null
+    float* y;           // [rows, n_out]
+    unsigned long long row_bytes;
+    u32 n_in;
+    u32 n_out;
+    u32 rows;
+    u32 accumulate;
+    Codebook book;
+    u32 unused;
+};

@@ -1,0 +1,89 @@
+// y = W x + bias for many rows of x, on tensor cores: a block has 64 output features and 64 rows, a warp 16 features.
+//
+// Per step of 64 weights: each of the 128 threads decodes one group of 32 weights to f16 in shared memory (64 features,
+// 2 groups), all bring 64 x 64 values of x there, and each warp multiplies with 32 mma of 16 x 8 x 16. Sums are f32.
+
+#include "weights.cuh"
+
+#define FEATURES 64
+#define ROWS 64
+#define STEP 64
+#define PITCH (STEP + 8)  // halves from row to row: 36 words, so that the 8 rows of a fragment lie in different banks
+
+// Two floats as two halves, the first in the low half.
+__device__ __forceinline__ u32 halves(float low, float high) {
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+__device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+extern "C" __global__ void __launch_bounds__(128) product_many(const __grid_constant__ ProductParams p) {
+    __shared__ u32 weights[FEATURES * PITCH / 2];  // pairs of halves, [feature][k]
+    __shared__ u32 inputs[ROWS * PITCH / 2];       // [row][k]
+    u32 first_out = blockIdx.x * FEATURES, first_row = blockIdx.y * ROWS;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 quad = lane / 4, t = lane % 4;
+
+    float sums[ROWS / 8][4];
+#pragma unroll
+    for (int n = 0; n < ROWS / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[n][i] = 0.0f;
+    }
+
+    for (u32 k = 0; k < p.n_in; k += STEP) {
+        {
+            u32 feature = threadIdx.x / 2, g = k / 32 + threadIdx.x % 2;
+            float w[32];
+            if (first_out + feature < p.n_out && 32 * g < p.n_in) {
+                decode_group(p.w + p.row_bytes * (first_out + feature), g, p.n_in, p.book, w);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 32; i++) w[i] = 0.0f;
+            }
+            u32* to = weights + feature * (PITCH / 2) + threadIdx.x % 2 * 16;
+#pragma unroll
+            for (int i = 0; i < 16; i++) to[i] = halves(w[2 * i], w[2 * i + 1]);
+        }
+        // Neighbouring threads read neighbouring pairs.
+        for (u32 i = threadIdx.x; i < ROWS * STEP / 2; i += 128) {
+            u32 row = i / (STEP / 2), pair = i % (STEP / 2), at = k + 2 * pair;
+            const float* x = p.x + (size_t)(first_row + row) * p.n_in + at;
+            bool is_row = first_row + row < p.rows;
+            float low = is_row && at < p.n_in ? x[0] : 0.0f;
+            float high = is_row && at + 1 < p.n_in ? x[1] : 0.0f;
+            inputs[row * (PITCH / 2) + pair] = halves(low, high);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int part = 0; part < STEP / 16; part++) {
+            const u32* a_at = weights + (16 * warp + quad) * (PITCH / 2) + 8 * part + t;
+            u32 a[4] = {a_at[0], a_at[8 * (PITCH / 2)], a_at[4], a_at[8 * (PITCH / 2) + 4]};
+#pragma unroll
+            for (int n = 0; n < ROWS / 8; n++) {
+                const u32* b_at = inputs + (8 * n + quad) * (PITCH / 2) + 8 * part + t;
+                multiply(sums[n], a, b_at[0], b_at[4]);
+            }
+        }
+        __syncthreads();
+    }
+
+#pragma unroll
+    for (int n = 0; n < ROWS / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 out = first_out + 16 * warp + quad + 8 * (i / 2), row = first_row + 8 * n + 2 * t + i % 2;
+            if (out >= p.n_out || row >= p.rows) continue;
+            float sum = sums[n][i];
+            if (p.bias) sum += p.bias[out];
+            float* y = p.y + (size_t)row * p.n_out + out;
+            *y = p.accumulate ? *y + sum : sum;
+        }
+    }
+}
