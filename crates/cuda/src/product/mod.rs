@@ -1,7 +1,8 @@
 //! Products with weights as they are in the file, of any type: `y = W x + bias`, decoded to f32 and added up in f32.
 //!
-//! Few rows (`product.cu`): f32 throughout. A warp has one output feature and eight rows; a lane decodes 32 weights in a
-//! row, three to five operations each, and multiplies them with every row.
+//! Few rows (`few.cu`): f32 throughout. A lane decodes 32 weights in a row, three to five operations each, and multiplies
+//! them with one row or with eight. On an H200 that is about as many operations per byte of q4_0 as there are (25 weights
+//! per clock and SM of 33 that the memory brings).
 //!
 //! Many rows (`many.cu`): tensor cores. Weights and inputs are rounded to f16 (inputs beyond ±65,504 become infinite, and
 //! are seen), sums stay in f32. Each weight is decoded once per 64 rows.
@@ -13,15 +14,14 @@ use crate::module::{Build, Header};
 use crate::{Context, CudaError, DevicePtr, Launch, Source};
 
 static HEADERS: [Header; 1] = [Header { name: "weights.cuh", text: include_str!("weights.cuh") }];
-static FEW: Source =
-    Source { name: "product.cu", text: include_str!("product.cu"), headers: &HEADERS, options: &[] };
+static FEW: Source = Source { name: "few.cu", text: include_str!("few.cu"), headers: &HEADERS, options: &[] };
 static MANY: Source =
-    Source { name: "product_many.cu", text: include_str!("many.cu"), headers: &HEADERS, options: &[] };
+    Source { name: "many.cu", text: include_str!("many.cu"), headers: &HEADERS, options: &[] };
 
-/// Output features of a block, a warp each.
-const WARPS: u32 = 4;
-/// Rows that a warp multiplies at once, as in the kernel.
-const ROWS: u32 = 8;
+/// Output features of a block of the kernel for few rows: 8 warps, 2 each.
+const FEATURES: u32 = 16;
+/// Rows that its blocks multiply at once: one variant for decoding, one for more.
+const ROWS: [u32; 2] = [1, 8];
 /// From so many rows on the weights are decoded for tensor cores: fewer would be decoded at most twice anyway.
 const MANY_ROWS: usize = 17;
 /// Output features and rows of a block of the kernel for many rows.
@@ -89,9 +89,9 @@ pub(crate) fn supports(dtype: DType) -> bool {
 
 /// Every variant there is to compile.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
-    let numbers = 0..TYPES.len() as u32;
-    [&FEW, &MANY].into_iter().flat_map(move |source| {
-        numbers.clone().map(move |number| Build { source, defines: vec![("TYPE", number)] })
+    (0..TYPES.len() as u32).flat_map(|number| {
+        let few = ROWS.map(|rows| Build { source: &FEW, defines: vec![("TYPE", number), ("ROWS", rows)] });
+        few.into_iter().chain([Build { source: &MANY, defines: vec![("TYPE", number)] }])
     })
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn product(cx: &Context, p: &Product) -> Result<(), CudaError> {
         return Ok(());
     }
     let number = TYPES.iter().position(|&dtype| dtype == p.dtype).expect("a type that is supported");
-    let defines = [("TYPE", number as u32)];
+    let dtype = ("TYPE", number as u32);
     let book = if p.dtype == DType::TQ3_1S { Codebook::TQ3 } else { Codebook::GAUSS4 };
     let mut levels = [0.0; 16];
     levels[..book.levels().len()].copy_from_slice(book.levels());
@@ -119,14 +119,14 @@ pub(crate) fn product(cx: &Context, p: &Product) -> Result<(), CudaError> {
         signs: Rotation::tq().before() as u32,
         unused: 0,
     };
-    let (kernel, grid) = if p.rows < MANY_ROWS {
-        let grid = [params.n_out.div_ceil(WARPS), params.rows.div_ceil(ROWS), 1];
-        (cx.kernel_with(&FEW, &defines, "product")?, grid)
+    let (kernel, [features, rows], threads) = if p.rows < MANY_ROWS {
+        let rows = ROWS[usize::from(p.rows > 1)];
+        (cx.kernel_with(&FEW, &[dtype, ("ROWS", rows)], "product")?, [FEATURES, rows], 256)
     } else {
-        let grid = [params.n_out.div_ceil(TILE), params.rows.div_ceil(TILE), 1];
-        (cx.kernel_with(&MANY, &defines, "product_many")?, grid)
+        (cx.kernel_with(&MANY, &[dtype], "product_many")?, [TILE, TILE], 128)
     };
-    cx.launch(kernel, Launch { grid, block: [WARPS * 32, 1, 1], shared_bytes: 0 }, &params)
+    let grid = [params.n_out.div_ceil(features), params.rows.div_ceil(rows), 1];
+    cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes: 0 }, &params)
 }
 
 #[cfg(test)]
@@ -207,7 +207,7 @@ mod tests {
         let mut random = Random::new(5);
         for dtype in TYPES {
             let block = dtype.block_len();
-            check(&cx, &mut random, dtype, [5, block.max(2)], 1, 0.0);
+            check(&cx, &mut random, dtype, [17, block.max(2)], 1, 0.0);
             check(&cx, &mut random, dtype, [3, block * 1280usize.div_ceil(block)], 3, 0.0);
             check(&cx, &mut random, dtype, [1, 256], 9, 0.0);
         }

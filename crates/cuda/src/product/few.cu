@@ -1,0 +1,71 @@
+// y = W x + bias, with the weights as they are in the file, in f32. A block has 8 warps, a warp FEATURES output features
+// and up to ROWS rows of x.
+//
+// Per step of 1,024 inputs the block brings them to shared memory, for each row; then lane l decodes the group of 32
+// weights that starts at 32 l, and multiplies them with every row. A group of x is 33 words from the next, so that the
+// lanes' reads fall into different banks; each read serves all features of the warp.
+
+#include "weights.cuh"
+
+#define WARPS 8
+#define FEATURES 2
+#define STEP 1024
+#define PITCH 33
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_constant__ ProductParams p) {
+    __shared__ float inputs[ROWS][STEP / 32 * PITCH];
+    u32 first_out = (blockIdx.x * WARPS + threadIdx.x / 32) * FEATURES, lane = threadIdx.x % 32;
+    u32 first_row = blockIdx.y * ROWS;
+
+    float sums[FEATURES][ROWS];
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) sums[f][r] = 0.0f;
+    }
+    for (u32 k = 0; k < p.n_in; k += STEP) {
+        for (u32 r = 0; r < ROWS && first_row + r < p.rows; r++) {
+            const float* x = p.x + (size_t)(first_row + r) * p.n_in + k;
+            for (u32 i = threadIdx.x; i < STEP; i += WARPS * 32) {
+                inputs[r][i / 32 * PITCH + i % 32] = k + i < p.n_in ? x[i] : 0.0f;
+            }
+        }
+        __syncthreads();
+        u32 g = k / 32 + lane;
+        if (32 * g < p.n_in) {
+            float w[FEATURES][32];
+#pragma unroll
+            for (int f = 0; f < FEATURES; f++) {
+                // A feature beyond the last computes what the last does; it is not stored.
+                u32 out = min(first_out + f, p.n_out - 1);
+                decode_group(p.w + p.row_bytes * out, g, p.n_in, p.book, w[f]);
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (first_row + r >= p.rows) break;
+#pragma unroll
+                for (int i = 0; i < 32; i++) {
+                    float x = inputs[r][lane * PITCH + i];
+#pragma unroll
+                    for (int f = 0; f < FEATURES; f++) sums[f][r] += w[f][i] * x;
+                }
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) {
+        u32 out = first_out + f;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (first_row + r >= p.rows || out >= p.n_out) break;
+            float sum = sums[f][r];
+            for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+            if (lane == 0) {
+                float* y = p.y + (size_t)(first_row + r) * p.n_out + out;
+                if (p.bias) sum += p.bias[out];
+                *y = p.accumulate ? *y + sum : sum;
+            }
+        }
+    }
+}
