@@ -421,9 +421,14 @@ impl Append {
 
     /// The tiles to write, oldest first. That order is safe: a ring tile is read before it is overwritten.
     pub fn writes(self) -> Writes {
+        Writes { plan: self, tile: self.tiles().start }
+    }
+
+    /// The tiles from the first that is written to the last; some between may stay as they are.
+    pub fn tiles(&self) -> Range<usize> {
         let spills = self.new_main_end > self.main_end && self.start > self.main_end && self.tail_tiles > 0;
         let first = if spills { self.main_end } else { self.start };
-        Writes { plan: self, tile: first / TILE }
+        first / TILE..self.end.div_ceil(TILE)
     }
 
     /// Part and index of tile `index` once the plan is carried out.

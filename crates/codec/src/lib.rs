@@ -27,6 +27,7 @@
 
 mod block;
 pub mod block32;
+mod byte_book;
 pub mod codebook;
 pub mod distortion;
 mod dtype;
@@ -44,6 +45,7 @@ pub mod tq;
 pub mod turbo;
 
 pub use block::{decode, encode};
+pub use byte_book::ByteBook;
 pub use codebook::Codebook;
 pub use dtype::DType;
 pub use error::CodecError;

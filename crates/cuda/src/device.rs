@@ -13,8 +13,8 @@ use crate::memory::Block;
 use crate::norm::NormParts;
 use crate::product::Product;
 use crate::{
-    Context, CudaBuffer, CudaError, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, norm, product, rope,
-    silu,
+    Context, CudaBuffer, CudaError, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append, attend, norm,
+    product, rope, silu,
 };
 
 /// The variable that switches the recording of decode steps off.
@@ -68,6 +68,12 @@ impl CudaDevice {
 
     pub(crate) fn on(cx: Context, name: String, records: bool) -> Self {
         Self { cx, name, records, is_warm: AtomicBool::new(false), rows: Mutex::default() }
+    }
+
+    /// What the ops run in.
+    #[cfg(test)]
+    pub(crate) fn context(&self) -> &Context {
+        &self.cx
     }
 
     /// The product's name, such as `NVIDIA H200`.
@@ -337,22 +343,32 @@ impl Backend for CudaDevice {
 
     fn kv_append(
         &self,
-        _layer: &mut KvLayer<CudaPage>,
-        _k: &CudaBuffer,
-        _v: &CudaBuffer,
-        _rows: usize,
+        layer: &mut KvLayer<CudaPage>,
+        k: &CudaBuffer,
+        v: &CudaBuffer,
+        rows: usize,
     ) -> Result<()> {
-        Err(missing("kv_append"))
+        for (what, streams, x) in [("keys", &layer.k, k), ("values", &layer.v, v)] {
+            let head_dim = streams.first().map_or(0, |stream| stream.spec().head_dim);
+            if let Some(odd) = streams.iter().find(|stream| stream.spec().head_dim != head_dim) {
+                BackendError::check("kv_append", "head size", head_dim, odd.spec().head_dim)?;
+            }
+            BackendError::check_at_least("kv_append", what, rows * streams.len() * head_dim, x.len())?;
+        }
+        append::kv_append(&self.cx, layer, append::Rows { k: k.ptr(), v: v.ptr(), n: rows })
     }
 
     fn attend(
         &self,
-        _params: &AttendParams,
-        _q: &CudaBuffer,
-        _layer: &KvLayer<CudaPage>,
-        _out: &mut CudaBuffer,
+        params: &AttendParams,
+        q: &CudaBuffer,
+        layer: &KvLayer<CudaPage>,
+        out: &mut CudaBuffer,
     ) -> Result<()> {
-        Err(missing("attend"))
+        let AttendParams { n_heads, k_head_dim, v_head_dim, rows, .. } = *params;
+        BackendError::check_at_least("attend", "queries", rows * n_heads * k_head_dim, q.len())?;
+        BackendError::check_at_least("attend", "output", rows * n_heads * v_head_dim, out.len())?;
+        attend::attend(&self.cx, params, q.ptr(), layer, out.ptr())
     }
 }
 

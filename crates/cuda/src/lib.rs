@@ -8,6 +8,8 @@
 //! the driver implements and, in tests, an interpreter of the compiled PTX: what is tested is the code that runs.
 #![allow(dead_code, reason = "until the device calls the ops")]
 
+mod append;
+mod attend;
 mod builds;
 mod context;
 mod device;
@@ -16,6 +18,7 @@ mod driver;
 mod emulator;
 mod error;
 mod gpu;
+mod kv;
 mod matrix;
 mod memory;
 mod module;

@@ -1,0 +1,231 @@
+//! Attention over the compressed cache, with tensor cores.
+//!
+//! The equation is that of [`kvant_backend::Backend::attend`]. A warp works on 16 queries (the query heads of a group,
+//! then rows) and one tile of 16 tokens at a time, as FlashAttention-2 does ([arXiv 2307.08691](https://arxiv.org/abs/2307.08691)):
+//!
+//! 1. **Queries** are padded, rotated where the keys are, scaled by `scale · log2 e` and rounded to halves, once.
+//! 2. **A tile** is unpacked to halves in shared memory, once for all 16 queries, in the order in which it lies: what a
+//!    product sums over lies side by side in coded tiles and across in float tiles, and `ldmatrix` reads either.
+//! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers.
+//! 4. **Values** likewise, with the weights as left operand straight from the registers of step 3.
+//!
+//! Few queries (decoding) split the sequence over blocks and over the four warps of a block (flash-decoding); many
+//! queries share unpacked tiles between four warps. Shares are joined in a fixed order, so results do not depend on
+//! timing. Nothing of the cache's size is ever written.
+//!
+//! # Budget
+//!
+//! Unpacking eight codes: turbo3 about 23 operations (the two planes to eight selectors 9, look-up 2, to halves 4 + 4,
+//! scales 4), turbo2 15, turbo4 26, q8_0 13, q4_0 15; at 4.3 TB/s on 132 SMs of 1.98 GHz there are 6.7 operations per
+//! turbo3 value for 45 % of the bandwidth, of which this takes 2.9, `ldmatrix` and `mma` of keys and values 0.6 more.
+//!
+//! # Error
+//!
+//! Halves round by 2^-11, relative: queries, unpacked values, weights. Codebooks are rounded to bytes ([`ByteBook`]). The
+//! tests hold the sum of these against attention in f64.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_backend::{AttendParams, BackendError, KvLayer, Result};
+use kvant_codec::tile::TILE;
+use kvant_codec::{ByteBook, Rotation};
+
+use crate::kv::{BOOKS, MAX_HEADS, StreamParams, TILE_HEADER, small, words};
+use crate::module::Build;
+use crate::{Context, CudaPage, Define, DevicePtr, Launch, Source};
+
+/// The kernels of this op.
+pub(crate) static SOURCE: Source =
+    Source { name: "attend.cu", text: include_str!("attend.cu"), headers: &[TILE_HEADER], options: &[] };
+
+const OP: &str = "attend";
+/// Threads of a block.
+const THREADS: u32 = 128;
+const WARPS: usize = 4;
+/// Queries of a warp.
+const QUERIES: usize = 16;
+/// Above this many queries of a KV head, warps share tiles instead of splitting them.
+const FEW: usize = 32;
+/// Largest head as stored: the queries and outputs of a warp stay in registers.
+const MAX_DIM: usize = 256;
+
+/// The codebook of a type in bytes: value = (byte - bias) · step · scale.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Book {
+    bytes: [u8; 16],
+    step: f32,
+    bias: f32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct KernelParams {
+    keys: [StreamParams; MAX_HEADS],
+    values: [StreamParams; MAX_HEADS],
+    q: DevicePtr,
+    queries: DevicePtr,
+    part: DevicePtr,
+    state: DevicePtr,
+    out: DevicePtr,
+    n_kv_heads: u32,
+    first_kv_head: u32,
+    n_heads: u32,
+    group: u32,
+    k_head_dim: u32,
+    v_head_dim: u32,
+    rows: u32,
+    start: u32,
+    padded: u32,
+    splits: u32,
+    split_tiles: u32,
+    scale: f32,
+    books: [Book; 8],
+    before: [u32; 4],
+    after: [u32; 4],
+}
+
+/// Macros that the kernels are compiled with for these sizes of stored heads.
+fn defines(k_dim: usize, v_dim: usize) -> [Define; 2] {
+    [("K_DIM", k_dim as u32), ("V_DIM", v_dim as u32)]
+}
+
+/// The sizes of stored heads in use; others are compiled when they come.
+pub(crate) fn builds() -> impl Iterator<Item = Build> {
+    let sizes = [(64, 64), (64, 128), (96, 96), (128, 64), (128, 128), (256, 256)];
+    sizes.into_iter().map(|(k_dim, v_dim)| Build { source: &SOURCE, defines: defines(k_dim, v_dim).to_vec() })
+}
+
+/// Attention of `q` `[rows, n_heads * k_head_dim]` into `out` `[rows, n_heads * v_head_dim]`. The lengths of the buffers
+/// have been checked.
+pub(crate) fn attend(
+    cx: &Context,
+    p: &AttendParams,
+    q: DevicePtr,
+    layer: &KvLayer<CudaPage>,
+    out: DevicePtr,
+) -> Result<()> {
+    check(p, layer)?;
+    let dims = |head: usize| (layer.k[head].spec().dim(), layer.v[head].spec().dim());
+    let mut first = 0;
+    while p.rows > 0 && first < p.n_kv_heads {
+        // Heads whose stored sizes differ go into launches of their own.
+        let most = p.n_kv_heads.min(first + MAX_HEADS);
+        let end = (first..most).find(|&head| dims(head) != dims(first)).unwrap_or(most);
+        attend_heads(cx, p, q, layer, out, first..end)?;
+        first = end;
+    }
+    Ok(())
+}
+
+fn check(p: &AttendParams, layer: &KvLayer<CudaPage>) -> Result<()> {
+    BackendError::check(OP, "key streams", p.n_kv_heads, layer.k.len())?;
+    BackendError::check(OP, "value streams", p.n_kv_heads, layer.v.len())?;
+    BackendError::check(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
+    for (head_dim, streams) in [(p.k_head_dim, &layer.k), (p.v_head_dim, &layer.v)] {
+        for stream in streams {
+            BackendError::check(OP, "head size", head_dim, stream.spec().head_dim)?;
+            BackendError::check_at_least(OP, "cached tokens", p.start + p.rows, stream.len())?;
+            let dim = stream.spec().dim();
+            if dim > MAX_DIM {
+                return Err(BackendError::Unsupported {
+                    op: OP,
+                    wanted: format!("heads of {head_dim}, stored as {dim} values"),
+                    has: format!("heads of up to {MAX_DIM}"),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn attend_heads(
+    cx: &Context,
+    p: &AttendParams,
+    q: DevicePtr,
+    layer: &KvLayer<CudaPage>,
+    out: DevicePtr,
+    heads: std::ops::Range<usize>,
+) -> Result<()> {
+    let (k_dim, v_dim) = (layer.k[heads.start].spec().dim(), layer.v[heads.start].spec().dim());
+    let group = p.n_heads / p.n_kv_heads;
+    let queries = p.rows * group;
+    let is_few = queries <= FEW;
+    let per_block = if is_few { QUERIES } else { QUERIES * WARPS };
+    let (padded, blocks) = (queries.next_multiple_of(per_block), queries.div_ceil(per_block));
+    let tiles = (p.start + p.rows).div_ceil(TILE);
+    let split_tiles = split_tiles(cx, tiles, heads.len() * blocks);
+    let splits = tiles.div_ceil(split_tiles);
+
+    let parts = heads.len() * splits * padded;
+    let on_queries = cx.scratch(heads.len() * padded * k_dim * size_of::<u16>())?;
+    let on_part = cx.scratch(parts * v_dim * size_of::<f32>())?;
+    let on_state = cx.scratch(parts * 2 * size_of::<f32>())?;
+
+    let mut params = KernelParams::zeroed();
+    for (i, head) in heads.clone().enumerate() {
+        params.keys[i] = StreamParams::new(cx, &layer.k[head])?;
+        params.values[i] = StreamParams::new(cx, &layer.v[head])?;
+    }
+    let rotation = Rotation::kv();
+    let params = KernelParams {
+        q,
+        queries: on_queries.ptr(),
+        part: on_part.ptr(),
+        state: on_state.ptr(),
+        out,
+        n_kv_heads: heads.len() as u32,
+        first_kv_head: heads.start as u32,
+        n_heads: small(OP, "heads", p.n_heads)?,
+        group: group as u32,
+        k_head_dim: p.k_head_dim as u32,
+        v_head_dim: p.v_head_dim as u32,
+        rows: small(OP, "rows", p.rows)?,
+        start: small(OP, "tokens", p.start)?,
+        padded: small(OP, "queries", padded)?,
+        splits: splits as u32,
+        split_tiles: split_tiles as u32,
+        scale: p.scale * std::f32::consts::LOG2_E,
+        books: books(),
+        before: words(rotation.before()),
+        after: words(rotation.after()),
+        ..params
+    };
+    let launch = |name, grid: [usize; 3], shared_bytes: usize| -> Result<()> {
+        let kernel = cx.kernel_with(&SOURCE, &defines(k_dim, v_dim), name)?;
+        let grid = grid.map(|n| n as u32);
+        let launch = Launch { grid, block: [THREADS, 1, 1], shared_bytes: shared_bytes as u32 };
+        Ok(cx.launch(kernel, launch, &params)?)
+    };
+    let tile_bytes = k_dim.max(v_dim) * (TILE + 8) * size_of::<u16>();
+    launch("prepare_queries", [padded.div_ceil(WARPS), heads.len(), 1], 0)?;
+    if is_few {
+        // The tiles of the warps, and then what two of them hand over.
+        let hand = WARPS / 2 * 32 * (v_dim / 2 + 4) * size_of::<f32>();
+        launch("attend_split", [splits, blocks, heads.len()], hand.max(WARPS * tile_bytes))?;
+    } else {
+        launch("attend_many", [splits, blocks, heads.len()], 2 * WARPS * tile_bytes)?;
+    }
+    launch("combine", [queries.div_ceil(WARPS), heads.len(), 1], 0)
+}
+
+/// Tiles of one split: so many that all multiprocessors have work, but each warp several.
+fn split_tiles(cx: &Context, tiles: usize, blocks: usize) -> usize {
+    let wanted = 4 * cx.gpu().properties().n_sms as usize;
+    let splits = (wanted / blocks.max(1)).max(1);
+    tiles.div_ceil(splits).max(2 * WARPS).next_multiple_of(WARPS)
+}
+
+/// What the bytes of each type stand for, by its number in `tile.cuh`.
+fn books() -> [Book; 8] {
+    let mut books = [Book::zeroed(); 8];
+    books[3] = Book { bytes: [0; 16], step: 1.0, bias: 128.0 };
+    books[4] = Book { bytes: [0; 16], step: 1.0, bias: 8.0 };
+    for (book, codebook) in books[5..].iter_mut().zip(BOOKS) {
+        let ByteBook { bytes, step } = ByteBook::of(&codebook);
+        *book = Book { bytes, step, bias: 128.0 };
+    }
+    books
+}
+
+#[cfg(test)]
+mod tests;
