@@ -117,18 +117,18 @@ struct Codes { u32 pair[2]; };
 // Bits 0..3 of a nibble, each to bit 0 of its byte.
 __device__ u32 spread(u32 nibble) { return nibble * 0x00204081u & 0x01010101u; }
 
-__device__ Codes group_codes(u32 type, const Book& book, const u8* planes, u32 g, u32 t) {
-    if (type == Q8_0) {
+template <u32 TYPE>
+__device__ Codes group_codes(const Book& book, const u8* planes, u32 g, u32 t) {
+    if constexpr (TYPE == Q8_0) {
         const u32* words = (const u32*)(planes + 64 * g);
         u32 a = words[t], b = words[t + 8];
         return {{__byte_perm(a, b, 0x5140), __byte_perm(a, b, 0x7362)}};
-    }
-    if (type == Q4_0 || type == TURBO4) {
+    } else if constexpr (TYPE == Q4_0) {
         u32 word = ((const u32*)(planes + 32 * g))[t];
-        if (type == Q4_0) {
-            u32 even = word & 0x0f0f0f0f, odd = word >> 4 & 0x0f0f0f0f;
-            return {{__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)}};
-        }
+        u32 even = word & 0x0f0f0f0f, odd = word >> 4 & 0x0f0f0f0f;
+        return {{__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)}};
+    } else if constexpr (TYPE == TURBO4) {
+        u32 word = ((const u32*)(planes + 32 * g))[t];
         Codes codes;
         for (int i = 0; i < 2; i++) {
             // Nibbles are (t, t + 8) pairs already. Eight levels in two registers: two look-ups, and bit 3 decides.
@@ -139,48 +139,53 @@ __device__ Codes group_codes(u32 type, const Book& book, const u8* planes, u32 g
             codes.pair[i] = (low & ~mask) | (high & mask);
         }
         return codes;
+    } else {
+        // Two low bits: the word of lanes t mod 4 + 4 i, at bits 2 i.
+        u32 nibbles = ((const u32*)(planes + 16 * g))[t % 4] >> (2 * (t / 4)) & 0x33333333;
+        if constexpr (TYPE == TURBO3) {
+            uint2 high = *(const uint2*)(planes + 512 + 8 * g);
+            nibbles |= spread(high.x >> (4 * t) & 15) << 2 | spread(high.y >> (4 * t) & 15) << 6;
+        }
+        return {{__byte_perm(book.bytes[0], book.bytes[1], nibbles & 0xffff),
+                 __byte_perm(book.bytes[0], book.bytes[1], nibbles >> 16)}};
     }
-    // Two low bits: the word of lanes t mod 4 + 4 i, at bits 2 i.
-    u32 nibbles = ((const u32*)(planes + 16 * g))[t % 4] >> (2 * (t / 4)) & 0x33333333;
-    if (type == TURBO3) {
-        const u32* high = (const u32*)(planes + 512 + 8 * g);
-        nibbles |= spread(high[0] >> (4 * t) & 15) << 2 | spread(high[1] >> (4 * t) & 15) << 6;
-    }
-    return {{__byte_perm(book.bytes[0], book.bytes[1], nibbles & 0xffff),
-             __byte_perm(book.bytes[0], book.bytes[1], nibbles >> 16)}};
 }
 
 // Brings a coded tile to shared memory as halves: keys [16][K_DIM + 8], values [V_DIM][STRIDE].
-template <bool KEYS>
-__device__ void load_coded(u32 type, const Book& book, const u8* tile, u16* to, u32 lane) {
+template <bool KEYS, u32 TYPE>
+__device__ void load_coded(const Book& book, const u8* tile, u16* to, u32 lane) {
     constexpr u32 DIM = KEYS ? K_DIM : V_DIM;
-    u32 t = lane % 8, dims = block_dims(type), bytes = block_bytes(type);
-    u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
-    for (u32 g = lane / 8; g < DIM / 4; g += 4) {
-        u32 block = 4 * g / dims, of_block = g % (dims / 4);
-        const u8* start = tile + block * bytes;
-        Codes codes = group_codes(type, book, start + 32, of_block, t);
-        const u16* scales = (const u16*)start;
-        for (u32 upper = 0; upper < 2; upper++) {
-            u32 l = t + 8 * upper;
-            u32 select = upper ? 0x4341 : 0x4240;
-            // A byte below the bits of 1024 is that half plus the byte.
-            u32 a = half_sub(__byte_perm(codes.pair[0], 0x64646464, select), bias);
-            u32 b = half_sub(__byte_perm(codes.pair[1], 0x64646464, select), bias);
-            u32* at;
-            if (KEYS) {
-                float s = from_half(scales[l]) * book.step;
-                u32 scale = pack_halves(s, s);
-                a = half_mul(a, scale), b = half_mul(b, scale);
-                at = (u32*)(to + l * (DIM + 8) + 4 * g);
-            } else {
-                u32 token = 4 * (g % 4);
-                float s[4];
-                for (int e = 0; e < 4; e++) s[e] = from_half(scales[token + e]) * book.step;
-                a = half_mul(a, pack_halves(s[0], s[1])), b = half_mul(b, pack_halves(s[2], s[3]));
-                at = (u32*)(to + (g / 4 * 16 + l) * STRIDE + token);
+    constexpr u32 DIMS = TYPE >= TURBO2 ? 128 : 32;
+    if constexpr (DIM % DIMS == 0) {
+        u32 t = lane % 8, bytes = block_bytes(TYPE);
+        u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
+#pragma unroll
+        for (u32 pass = 0; pass < DIM / 16; pass++) {
+            u32 g = 4 * pass + lane / 8;
+            const u8* start = tile + 4 * g / DIMS * bytes;
+            Codes codes = group_codes<TYPE>(book, start + 32, g % (DIMS / 4), t);
+            const u16* scales = (const u16*)start;
+#pragma unroll
+            for (u32 upper = 0; upper < 2; upper++) {
+                u32 l = t + 8 * upper;
+                u32 select = upper ? 0x4341 : 0x4240;
+                // A byte below the bits of 1024 is that half plus the byte.
+                u32 a = half_sub(__byte_perm(codes.pair[0], 0x64646464, select), bias);
+                u32 b = half_sub(__byte_perm(codes.pair[1], 0x64646464, select), bias);
+                if (KEYS) {
+                    float s = from_half(scales[l]) * book.step;
+                    u32 scale = pack_halves(s, s);
+                    *(uint2*)(to + l * (DIM + 8) + 4 * g) = make_uint2(half_mul(a, scale), half_mul(b, scale));
+                } else {
+                    // The four tokens of a group are the same in every pass.
+                    u32 token = 4 * (lane / 8);
+                    uint2 four = *(const uint2*)(scales + token);
+                    u32 first = pack_halves(from_half(four.x & 0xffff) * book.step, from_half(four.x >> 16) * book.step);
+                    u32 second = pack_halves(from_half(four.y & 0xffff) * book.step, from_half(four.y >> 16) * book.step);
+                    *(uint2*)(to + (16 * pass + l) * STRIDE + token) =
+                        make_uint2(half_mul(a, first), half_mul(b, second));
+                }
             }
-            at[0] = a, at[1] = b;
         }
     }
 }
@@ -212,11 +217,22 @@ __device__ void load_tile(const AttendParams& p, const Stream& s, u32 index, u16
     u32 place = place_of(s, index, s.main_end);
     u32 type = place == IN_MAIN ? s.type : F16;
     const u8* tile = tile_at(s, index, place);
-    if (is_coded(type)) {
-        load_coded<KEYS>(type, p.books[type], tile, to, lane);
-    } else {
-        load_floats<KEYS>(type, tile, to, lane);
+    switch (type) {
+        case Q8_0: return load_coded<KEYS, Q8_0>(p.books[Q8_0], tile, to, lane);
+        case Q4_0: return load_coded<KEYS, Q4_0>(p.books[Q4_0], tile, to, lane);
+        case TURBO2: return load_coded<KEYS, TURBO2>(p.books[TURBO2], tile, to, lane);
+        case TURBO3: return load_coded<KEYS, TURBO3>(p.books[TURBO3], tile, to, lane);
+        case TURBO4: return load_coded<KEYS, TURBO4>(p.books[TURBO4], tile, to, lane);
+        default: return load_floats<KEYS>(type, tile, to, lane);
     }
+}
+
+// Asks for a tile to be brought to the second-level cache: the time its first use would wait for.
+__device__ void fetch_tile(const Stream& s, u32 index, u32 lane) {
+    u32 place = place_of(s, index, s.main_end);
+    u32 bytes = tile_bytes(place == IN_MAIN ? s.type : F16, s.dim);
+    const u8* tile = tile_at(s, index, place);
+    for (u32 at = 128 * lane; at < bytes; at += 128 * 32) asm volatile("prefetch.global.L2 [%0];" ::"l"(tile + at));
 }
 
 __device__ bool lies_across(const Stream& s, u32 index) {
@@ -374,6 +390,10 @@ extern "C" __global__ void __launch_bounds__(128) attend_split(const __grid_cons
     Work w;
     begin(w, p.queries + ((size_t)kv * p.padded + first_query) * K_DIM, lane);
     for (u32 index = split * p.split_tiles + warp; index < end; index += WARPS) {
+        if (index + WARPS < end) {
+            fetch_tile(keys, index + WARPS, lane);
+            fetch_tile(values, index + WARPS, lane);
+        }
         load_tile<true>(p, keys, index, tile, lane);
         __syncwarp();
         score(w, tile, lies_across(keys, index), index * TILE, visible, weights, lane);
@@ -441,6 +461,10 @@ extern "C" __global__ void __launch_bounds__(128) attend_many(const __grid_const
     Work w;
     begin(w, p.queries + ((size_t)kv * p.padded + first_query) * K_DIM, lane);
     for (u32 step = split * p.split_tiles; step < end; step += WARPS) {
+        if (step + WARPS + warp < end) {
+            fetch_tile(keys, step + WARPS + warp, lane);
+            fetch_tile(values, step + WARPS + warp, lane);
+        }
         if (step + warp < end) {
             load_tile<true>(p, keys, step + warp, key_tiles + warp * TILE_HALVES, lane);
             load_tile<false>(p, values, step + warp, value_tiles + warp * TILE_HALVES, lane);
