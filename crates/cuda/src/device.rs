@@ -9,11 +9,10 @@ use kvant_backend::{
 };
 
 use crate::driver::Driver;
-use crate::memory::Block;
 use crate::norm::NormParts;
-use crate::product::Product;
+use crate::product::{Operand, Product};
 use crate::{
-    Context, CudaBuffer, CudaError, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append, attend, norm,
+    Context, CudaBuffer, CudaError, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append, attend,
     product, rope, silu,
 };
 
@@ -125,41 +124,18 @@ impl CudaDevice {
         Ok(2.0 * BYTES as f64 / best)
     }
 
-    /// The rows of `input`, normalised where it says so, once they are known to exist and to fit `n_in` columns.
-    fn operand(&self, op: &'static str, input: &Input<'_, Self>, n_in: usize) -> Result<Operand> {
-        let (rows, first) = (input.rows, input.first_row.saturating_mul(n_in));
-        let end = first.saturating_add(rows.saturating_mul(n_in));
-        BackendError::check_at_least(op, "length of the input", end, input.x.len())?;
-        let x = input.x.ptr() + (first * size_of::<f32>()) as u64;
-        let Some(norm) = input.norm else { return Ok(Operand { x, n_in, rows, _normalised: None }) };
-        let norm = norm_parts(op, norm, n_in)?;
-        let normalised = self.cx.scratch(rows * n_in * size_of::<f32>())?;
-        norm::rms_norm(&self.cx, x, norm, [rows, n_in], normalised.ptr())?;
-        Ok(Operand { x: normalised.ptr(), n_in, rows, _normalised: Some(normalised) })
-    }
-
     /// `y = w x + bias`, or `y += w x + bias`.
     fn multiply(
         &self,
         op: &'static str,
-        x: &Operand,
+        x: &mut Operand,
         w: &CudaMatrix,
         bias: Option<DevicePtr>,
         y: DevicePtr,
         accumulate: bool,
     ) -> Result<()> {
-        let product = Product {
-            w: w.ptr(op)?,
-            dtype: w.dtype(),
-            n_out: w.n_out(),
-            n_in: x.n_in,
-            x: x.x,
-            rows: x.rows,
-            bias,
-            y,
-            accumulate,
-        };
-        Ok(product::product(&self.cx, &product)?)
+        let product = Product { w: w.ptr(op)?, dtype: w.dtype(), n_out: w.n_out(), bias, y, accumulate };
+        Ok(product::product(&self.cx, x, &product)?)
     }
 
     /// Compiles every kernel for this device. Returns how many sources and variants there are.
@@ -173,14 +149,14 @@ impl CudaDevice {
     }
 }
 
-/// The left operand of products.
-struct Operand {
-    /// `[rows, n_in]`
-    x: DevicePtr,
-    n_in: usize,
-    rows: usize,
-    /// Where `x` lies when it was normalised; kept until the products are queued.
-    _normalised: Option<Block>,
+/// The rows of `input`, once they are known to exist and to fit `n_in` columns.
+fn operand(op: &'static str, input: &Input<'_, CudaDevice>, n_in: usize) -> Result<Operand> {
+    let first = input.first_row.saturating_mul(n_in);
+    let end = first.saturating_add(input.rows.saturating_mul(n_in));
+    BackendError::check_at_least(op, "length of the input", end, input.x.len())?;
+    let x = input.x.ptr() + (first * size_of::<f32>()) as u64;
+    let norm = input.norm.map(|norm| norm_parts(op, norm, n_in)).transpose()?;
+    Ok(Operand::new(x, [input.rows, n_in], norm))
 }
 
 /// Weight and eps of a norm over `len` values.
@@ -209,7 +185,12 @@ impl Backend for CudaDevice {
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
-        Vec::new()
+        let weights = product::TYPES.into_iter().map(|dtype| KernelChoice {
+            op: "matmul",
+            dtype,
+            kernel: product::kernel_names(dtype).to_owned(),
+        });
+        weights.collect()
     }
 
     fn free_bytes(&self) -> Result<Option<usize>> {
@@ -287,7 +268,7 @@ impl Backend for CudaDevice {
     fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()> {
         const OP: &str = "project";
         let Some(first) = outputs.first() else { return Ok(()) };
-        let x = self.operand(OP, &input, first.w.n_in())?;
+        let mut x = operand(OP, &input, first.w.n_in())?;
         for output in outputs {
             let (w, n_out) = (output.w, output.w.n_out());
             BackendError::check(OP, "input features of the weights", x.n_in, w.n_in())?;
@@ -297,7 +278,7 @@ impl Backend for CudaDevice {
                 BackendError::check(OP, "length of the bias", n_out, bias.len())?;
             }
             let bias = output.bias.map(CudaBuffer::ptr);
-            self.multiply(OP, &x, w, bias, output.y.ptr(), output.accumulate)?;
+            self.multiply(OP, &mut x, w, bias, output.y.ptr(), output.accumulate)?;
         }
         Ok(())
     }
@@ -310,14 +291,14 @@ impl Backend for CudaDevice {
         y: &mut CudaBuffer,
     ) -> Result<()> {
         const OP: &str = "gated_ffn";
-        let x = self.operand(OP, &input, gate.n_in())?;
+        let mut x = operand(OP, &input, gate.n_in())?;
         BackendError::check(OP, "input features of `up`", gate.n_in(), up.n_in())?;
         BackendError::check(OP, "output features of `up`", gate.n_out(), up.n_out())?;
         let len = input.rows.saturating_mul(up.n_out());
         BackendError::check_at_least(OP, "length of the output", len, y.len())?;
         let g = self.cx.scratch(len * size_of::<f32>())?;
-        self.multiply(OP, &x, gate, None, g.ptr(), false)?;
-        self.multiply(OP, &x, up, None, y.ptr(), false)?;
+        self.multiply(OP, &mut x, gate, None, g.ptr(), false)?;
+        self.multiply(OP, &mut x, up, None, y.ptr(), false)?;
         Ok(silu::gate(&self.cx, g.ptr(), y.ptr(), len)?)
     }
 

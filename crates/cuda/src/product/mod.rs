@@ -1,33 +1,46 @@
-//! Products with weights as they are in the file, of any type: `y = W x + bias`, decoded to f32 and added up in f32.
+//! Products `y = W x + bias` with weights of any type, which stay as they are in the file.
 //!
-//! Few rows (`few.cu`): f32 throughout. A lane decodes 32 weights in a row, three to five operations each, and multiplies
-//! them with one row or with eight. On an H200 that is about as many operations per byte of q4_0 as there are (25 weights
-//! per clock and SM of 33 that the memory brings).
+//! Three ways, by the type and the number of rows:
 //!
-//! Many rows (`many.cu`): tensor cores. Weights and inputs are rounded to f16 (inputs beyond ±65,504 become infinite, and
-//! are seen), sums stay in f32. Each weight is decoded once per 64 rows.
+//! - few rows of float weights (`few.cu`): f32 throughout;
+//! - few rows of coded weights (`dots.cu`): inputs in 8 bits, groups of 32 with a scale each (`quantise.cu`, which also
+//!   normalises), so that 4 products are one `dp4a`. Codebooks (tq3_1s, tq4_1s) become signed bytes too, and their
+//!   rotation is applied to the inputs, once, instead of to the weights;
+//! - many rows (`many.cu`): tensor cores. Weights are decoded, and inputs rounded, to f16 (inputs beyond ±65,504 become
+//!   infinite, and are seen); each weight is decoded once per 64 rows.
+//!
+//! Sums are f32 in all three.
+
+mod operand;
 
 use bytemuck::NoUninit;
-use kvant_codec::{Codebook, DType, Rotation};
+use kvant_codec::{ByteBook, Codebook, DType, Rotation};
 
 use crate::module::{Build, Header};
 use crate::{Context, CudaError, DevicePtr, Launch, Source};
 
-static HEADERS: [Header; 1] = [Header { name: "weights.cuh", text: include_str!("weights.cuh") }];
+pub(crate) use operand::Operand;
+
+static HEADERS: [Header; 2] = [
+    Header { name: "weights.cuh", text: include_str!("weights.cuh") },
+    Header { name: "codes.cuh", text: include_str!("codes.cuh") },
+];
 static FEW: Source = Source { name: "few.cu", text: include_str!("few.cu"), headers: &HEADERS, options: &[] };
+static DOTS: Source =
+    Source { name: "dots.cu", text: include_str!("dots.cu"), headers: &HEADERS, options: &[] };
 static MANY: Source =
     Source { name: "many.cu", text: include_str!("many.cu"), headers: &HEADERS, options: &[] };
 
-/// Output features of a block of the kernel for few rows: 8 warps, 2 each.
+/// Output features of a block of the kernels for few rows: 8 warps, 2 each.
 const FEATURES: u32 = 16;
 /// Rows that its blocks multiply at once: one variant for decoding, one for more.
 const ROWS: [u32; 2] = [1, 8];
-/// From so many rows on the weights are decoded for tensor cores: fewer would be decoded at most twice anyway.
+/// From so many rows on the weights are decoded for tensor cores: fewer would be read at most twice anyway.
 const MANY_ROWS: usize = 17;
 /// Output features and rows of a block of the kernel for many rows.
 const TILE: u32 = 64;
 
-/// Types in the order of their numbers in `weights.cuh`.
+/// Types in the order of their numbers in `weights.cuh`; the first three have no codes.
 pub(crate) const TYPES: [DType; 15] = [
     DType::F32,
     DType::F16,
@@ -45,10 +58,12 @@ pub(crate) const TYPES: [DType; 15] = [
     DType::TQ3_1S,
     DType::TQ4_1S,
 ];
+const FLOATS: usize = 3;
 
+/// The parameter of `few.cu` and `many.cu`.
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct KernelParams {
+struct ProductParams {
     w: DevicePtr,
     x: DevicePtr,
     bias: DevicePtr,
@@ -63,17 +78,34 @@ struct KernelParams {
     unused: u32,
 }
 
-/// A product, its shapes checked.
+/// The parameter of `dots.cu`.
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct DotsParams {
+    w: DevicePtr,
+    codes: DevicePtr,
+    scales: DevicePtr,
+    sums: DevicePtr,
+    bias: DevicePtr,
+    y: DevicePtr,
+    row_bytes: u64,
+    groups: u32,
+    n_out: u32,
+    rows: u32,
+    accumulate: u32,
+    /// The levels of the codebook as signed bytes.
+    levels: [i8; 16],
+    unit: f32,
+    unused: u32,
+}
+
+/// The right operand of a product and where the result goes, shapes checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
     /// `[n_out, n_in]`, of type `dtype`, as in the file.
     pub w: DevicePtr,
     pub dtype: DType,
     pub n_out: usize,
-    pub n_in: usize,
-    /// `[rows, n_in]`
-    pub x: DevicePtr,
-    pub rows: usize,
     /// `[n_out]`
     pub bias: Option<DevicePtr>,
     /// `[rows, n_out]`
@@ -87,144 +119,117 @@ pub(crate) fn supports(dtype: DType) -> bool {
     TYPES.contains(&dtype)
 }
 
+/// The kernels for a type of weights, of few and of many rows.
+pub(crate) fn kernel_names(dtype: DType) -> &'static str {
+    if number(dtype) < FLOATS { "few, many (f16 mma)" } else { "dots (dp4a), many (f16 mma)" }
+}
+
 /// Every variant there is to compile.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
-    (0..TYPES.len() as u32).flat_map(|number| {
-        let few = ROWS.map(|rows| Build { source: &FEW, defines: vec![("TYPE", number), ("ROWS", rows)] });
-        few.into_iter().chain([Build { source: &MANY, defines: vec![("TYPE", number)] }])
-    })
+    let types = (0..TYPES.len()).flat_map(|number| {
+        let few = if number < FLOATS { &FEW } else { &DOTS };
+        let dtype = ("TYPE", number as u32);
+        let few = ROWS.map(|rows| Build { source: few, defines: vec![dtype, ("ROWS", rows)] });
+        few.into_iter().chain([Build { source: &MANY, defines: vec![dtype] }])
+    });
+    types.chain([Build { source: &operand::QUANTISE, defines: Vec::new() }])
+}
+
+fn number(dtype: DType) -> usize {
+    TYPES.iter().position(|&known| known == dtype).expect("a type that is supported")
+}
+
+fn codebook(dtype: DType) -> Codebook {
+    if dtype == DType::TQ3_1S { Codebook::TQ3 } else { Codebook::GAUSS4 }
 }
 
 /// Multiplies. The type must be one that [`supports`] names.
-pub(crate) fn product(cx: &Context, p: &Product) -> Result<(), CudaError> {
-    if p.rows == 0 || p.n_out == 0 {
+pub(crate) fn product(cx: &Context, x: &mut Operand, p: &Product) -> Result<(), CudaError> {
+    if x.rows == 0 || p.n_out == 0 {
         return Ok(());
     }
-    let number = TYPES.iter().position(|&dtype| dtype == p.dtype).expect("a type that is supported");
-    let dtype = ("TYPE", number as u32);
-    let book = if p.dtype == DType::TQ3_1S { Codebook::TQ3 } else { Codebook::GAUSS4 };
+    let dtype = ("TYPE", number(p.dtype) as u32);
+    let few_rows = ROWS[usize::from(x.rows > 1)];
+    let few = [dtype, ("ROWS", few_rows)];
+    if x.rows >= MANY_ROWS {
+        let kernel = cx.kernel_with(&MANY, &[dtype], "product_many")?;
+        launch(cx, kernel, [TILE, TILE], 128, x.rows, p.n_out, &params(cx, x, p)?)
+    } else if number(p.dtype) < FLOATS {
+        let kernel = cx.kernel_with(&FEW, &few, "product")?;
+        launch(cx, kernel, [FEATURES, few_rows], 256, x.rows, p.n_out, &params(cx, x, p)?)
+    } else {
+        let kernel = cx.kernel_with(&DOTS, &few, "dots")?;
+        launch(cx, kernel, [FEATURES, few_rows], 256, x.rows, p.n_out, &dots_params(cx, x, p)?)
+    }
+}
+
+/// Queues a kernel whose blocks have `tile` features and rows each.
+fn launch<P: NoUninit>(
+    cx: &Context,
+    kernel: crate::KernelId,
+    tile: [u32; 2],
+    threads: u32,
+    rows: usize,
+    n_out: usize,
+    params: &P,
+) -> Result<(), CudaError> {
+    let grid = [(n_out as u32).div_ceil(tile[0]), (rows as u32).div_ceil(tile[1]), 1];
+    cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes: 0 }, params)
+}
+
+fn row_bytes(p: &Product, n_in: usize) -> u64 {
+    p.dtype.row_bytes(n_in).expect("rows of whole blocks") as u64
+}
+
+fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<ProductParams, CudaError> {
     let mut levels = [0.0; 16];
+    let book = codebook(p.dtype);
     levels[..book.levels().len()].copy_from_slice(book.levels());
-    let params = KernelParams {
+    Ok(ProductParams {
         w: p.w,
-        x: p.x,
+        x: x.plain(cx)?,
         bias: p.bias.unwrap_or(0),
         y: p.y,
-        row_bytes: p.dtype.row_bytes(p.n_in).expect("rows of whole blocks") as u64,
-        n_in: p.n_in as u32,
+        row_bytes: row_bytes(p, x.n_in),
+        n_in: x.n_in as u32,
         n_out: p.n_out as u32,
-        rows: p.rows as u32,
+        rows: x.rows as u32,
         accumulate: u32::from(p.accumulate),
         levels,
         signs: Rotation::tq().before() as u32,
         unused: 0,
-    };
-    let (kernel, [features, rows], threads) = if p.rows < MANY_ROWS {
-        let rows = ROWS[usize::from(p.rows > 1)];
-        (cx.kernel_with(&FEW, &[dtype, ("ROWS", rows)], "product")?, [FEATURES, rows], 256)
-    } else {
-        (cx.kernel_with(&MANY, &[dtype], "product_many")?, [TILE, TILE], 128)
-    };
-    let grid = [params.n_out.div_ceil(features), params.rows.div_ceil(rows), 1];
-    cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes: 0 }, &params)
+    })
+}
+
+fn dots_params(cx: &Context, x: &mut Operand, p: &Product) -> Result<DotsParams, CudaError> {
+    let (rows, n_in) = (x.rows, x.n_in);
+    let rotates = matches!(p.dtype, DType::TQ3_1S | DType::TQ4_1S);
+    let codes = x.quantised(cx, rotates)?;
+    let (levels, unit) = byte_levels(&codebook(p.dtype));
+    Ok(DotsParams {
+        w: p.w,
+        codes: codes.codes,
+        scales: codes.scales,
+        sums: codes.sums,
+        bias: p.bias.unwrap_or(0),
+        y: p.y,
+        row_bytes: row_bytes(p, n_in),
+        groups: (n_in / 32) as u32,
+        n_out: p.n_out as u32,
+        rows: rows as u32,
+        accumulate: u32::from(p.accumulate),
+        levels,
+        unit,
+        unused: 0,
+    })
+}
+
+/// The levels as signed bytes, and what one unit of them stands for.
+fn byte_levels(book: &Codebook) -> ([i8; 16], f32) {
+    let bytes = ByteBook::of(book);
+    // Centroids are levels over the square root of 128.
+    (bytes.bytes.map(|byte| (byte ^ 0x80).cast_signed()), bytes.step * 128f32.sqrt())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::emulator;
-    use kvant_codec::random::Random;
-
-    /// Weights as they are in a file, and what they decode to, `[n_out, n_in]`.
-    fn weights(random: &mut Random, dtype: DType, [n_out, n_in]: [usize; 2]) -> (Vec<u8>, Vec<f32>) {
-        let row_bytes = dtype.row_bytes(n_in).unwrap();
-        let (mut codes, mut w) = (vec![0; n_out * row_bytes], vec![0.0; n_out * n_in]);
-        let mut values = vec![0.0; n_in];
-        for (codes, w) in codes.chunks_mut(row_bytes).zip(w.chunks_mut(n_in)) {
-            random.fill_gaussian(&mut values, 0.1);
-            kvant_codec::encode(dtype, &values, codes).unwrap();
-            kvant_codec::decode(dtype, codes, w).unwrap();
-        }
-        (codes, w)
-    }
-
-    fn gaussian(random: &mut Random, len: usize) -> Vec<f32> {
-        let mut values = vec![0.0; len];
-        random.fill_gaussian(&mut values, 1.0);
-        values
-    }
-
-    /// Holds one product, with and without bias and accumulation, to plain sums in f64. `per_term` is the relative error
-    /// of one product of a weight and an input.
-    fn check(cx: &Context, random: &mut Random, dtype: DType, shape: [usize; 2], rows: usize, per_term: f64) {
-        let [n_out, n_in] = shape;
-        let (codes, w) = weights(random, dtype, shape);
-        let on_w = cx.arena().take(codes.len()).unwrap();
-        cx.gpu().write(on_w.ptr(), &codes).unwrap();
-        let (x, bias) = (gaussian(random, rows * n_in), gaussian(random, n_out));
-        let before = gaussian(random, rows * n_out);
-        let (on_x, on_bias) = (emulator::upload(cx, &x), emulator::upload(cx, &bias));
-        for with_more in [false, true] {
-            let y = match with_more {
-                true => emulator::upload(cx, &before),
-                false => emulator::poisoned(cx, rows * n_out),
-            };
-            let p = Product {
-                w: on_w.ptr(),
-                dtype,
-                n_out,
-                n_in,
-                x: on_x.ptr(),
-                rows,
-                bias: with_more.then_some(on_bias.ptr()),
-                y: y.ptr(),
-                accumulate: with_more,
-            };
-            product(cx, &p).unwrap();
-            for (i, got) in emulator::download(cx, &y).into_iter().enumerate() {
-                let (r, o) = (i / n_out, i % n_out);
-                let terms = w[o * n_in..][..n_in].iter().zip(&x[r * n_in..][..n_in]);
-                // What the error of a weight is relative to: the range of its block, 4 sigma at most.
-                let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), (&w, &x)| {
-                    (sum + f64::from(w) * f64::from(x), size + 0.4 * f64::from(x).abs())
-                });
-                let more = if with_more { f64::from(bias[o]) + f64::from(before[i]) } else { 0.0 };
-                // In f32: a lane adds 32 products per group; 5 shuffles, bias and former value follow. Decoding may
-                // round twice more than the codec (fused or not), tq's butterflies five times.
-                let roundings = (n_in.div_ceil(1024) * 32 + 5 + 2 + 8) as f64;
-                let tol = (roundings * f64::from(f32::EPSILON) + per_term) * (size + more.abs());
-                let err = (f64::from(got) - sum - more).abs();
-                assert!(err <= tol, "{dtype}, {shape:?}, {rows} rows, value {i}: {got} for {}", sum + more);
-            }
-        }
-    }
-
-    /// Every type; rows that do not fill a tile, features that do not fill a block, a row of one block and of more than
-    /// 32 groups.
-    #[test]
-    fn few_rows_equal_plain_sums_of_the_decoded_weights() {
-        let Some(cx) = emulator::context(80) else { return };
-        let mut random = Random::new(5);
-        for dtype in TYPES {
-            let block = dtype.block_len();
-            check(&cx, &mut random, dtype, [17, block.max(2)], 1, 0.0);
-            check(&cx, &mut random, dtype, [3, block * 1280usize.div_ceil(block)], 3, 0.0);
-            check(&cx, &mut random, dtype, [1, 256], 9, 0.0);
-        }
-        check(&cx, &mut random, DType::F16, [2, 1057], 16, 0.0);
-    }
-
-    #[test]
-    fn many_rows_equal_plain_sums_but_for_the_rounding_to_f16() {
-        let Some(cx) = emulator::context(80) else { return };
-        let mut random = Random::new(6);
-        // Both factors are rounded to 11 bits.
-        let per_term = 2.0 * f64::from(2.0f32.powi(-11));
-        for dtype in TYPES {
-            check(&cx, &mut random, dtype, [65, dtype.block_len().max(32)], 17, per_term);
-            check(&cx, &mut random, dtype, [3, 512], 66, per_term);
-        }
-        check(&cx, &mut random, DType::F16, [64, 41], 64, per_term);
-        check(&cx, &mut random, DType::Q4_0, [130, 96], 129, per_term);
-    }
-}
+mod tests;

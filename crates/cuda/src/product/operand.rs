@@ -1,0 +1,101 @@
+//! The left operand of products: rows of inputs, and what the kernels make of them, each made once.
+
+use bytemuck::NoUninit;
+use kvant_codec::Rotation;
+
+use crate::memory::Block;
+use crate::norm::{self, NormParts};
+use crate::{Context, CudaError, DevicePtr, Launch, Source};
+
+pub(super) static QUANTISE: Source =
+    Source { name: "quantise.cu", text: include_str!("quantise.cu"), headers: &[], options: &[] };
+
+/// Values of a group: those that share a scale.
+const GROUP: usize = 32;
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct QuantiseParams {
+    x: DevicePtr,
+    weight: DevicePtr,
+    codes: DevicePtr,
+    scales: DevicePtr,
+    sums: DevicePtr,
+    n_in: u32,
+    eps: f32,
+    rotates: u32,
+    signs: u32,
+}
+
+/// Rows of inputs on the device, `[rows, n_in]`, to be normalised first where `norm` is given.
+pub(crate) struct Operand {
+    pub x: DevicePtr,
+    pub norm: Option<NormParts>,
+    pub rows: usize,
+    pub n_in: usize,
+    normalised: Option<Block>,
+    quantised: Option<Quantised>,
+    rotated: Option<Quantised>,
+}
+
+/// Inputs in 8 bits, in groups of 32: codes `[rows, n_in]`, scales and sums `[rows, n_in / 32]`.
+pub(super) struct Quantised {
+    _memory: Block,
+    pub codes: DevicePtr,
+    pub scales: DevicePtr,
+    pub sums: DevicePtr,
+}
+
+impl Operand {
+    /// The operand `x` `[rows, n_in]`.
+    pub fn new(x: DevicePtr, [rows, n_in]: [usize; 2], norm: Option<NormParts>) -> Self {
+        Self { x, norm, rows, n_in, normalised: None, quantised: None, rotated: None }
+    }
+
+    /// The inputs in f32, `[rows, n_in]`.
+    pub(super) fn plain(&mut self, cx: &Context) -> Result<DevicePtr, CudaError> {
+        let Some(norm) = self.norm else { return Ok(self.x) };
+        if self.normalised.is_none() {
+            let block = cx.scratch(self.rows * self.n_in * size_of::<f32>())?;
+            norm::rms_norm(cx, self.x, norm, [self.rows, self.n_in], block.ptr())?;
+            self.normalised = Some(block);
+        }
+        Ok(self.normalised.as_ref().map_or(self.x, Block::ptr))
+    }
+
+    /// The inputs in 8 bits, each group rotated first where `rotates`. `n_in` is a multiple of 32.
+    pub(super) fn quantised(&mut self, cx: &Context, rotates: bool) -> Result<&Quantised, CudaError> {
+        let place = if rotates { &mut self.rotated } else { &mut self.quantised };
+        if place.is_none() {
+            *place = Some(quantise(cx, self.x, [self.rows, self.n_in], self.norm, rotates)?);
+        }
+        Ok(place.as_ref().expect("made above"))
+    }
+}
+
+fn quantise(
+    cx: &Context,
+    x: DevicePtr,
+    [rows, n_in]: [usize; 2],
+    norm: Option<NormParts>,
+    rotates: bool,
+) -> Result<Quantised, CudaError> {
+    let (n_codes, n_groups) = (rows * n_in, rows * n_in / GROUP);
+    let memory = cx.scratch(n_codes + 2 * n_groups * size_of::<f32>())?;
+    let codes = memory.ptr();
+    let scales = codes + n_codes as u64;
+    let sums = scales + (n_groups * size_of::<f32>()) as u64;
+    let params = QuantiseParams {
+        x,
+        weight: norm.map_or(0, |norm| norm.weight),
+        codes,
+        scales,
+        sums,
+        n_in: n_in as u32,
+        eps: norm.map_or(0.0, |norm| norm.eps),
+        rotates: u32::from(rotates),
+        signs: Rotation::tq().before() as u32,
+    };
+    cx.launch(cx.kernel(&QUANTISE, "quantise")?, Launch::linear(rows as u32, 256), &params)?;
+    Ok(Quantised { _memory: memory, codes, scales, sums })
+}
