@@ -9,8 +9,9 @@
 //! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers.
 //! 4. **Values** likewise, with the weights as left operand straight from the registers of step 3.
 //!
-//! Few queries (decoding) split the sequence over blocks and over the four warps of a block (flash-decoding); many
-//! queries share unpacked tiles between four warps. Shares are joined in a fixed order, so results do not depend on
+//! Up to eight queries of a KV head (decoding) take [`decode`] instead, which needs no shared memory for tiles. More
+//! split the sequence over blocks and over the four warps of a block (flash-decoding); many queries share unpacked tiles
+//! between four warps. Shares are joined in a fixed order, so results do not depend on
 //! timing. Nothing of the cache's size is ever written.
 //!
 //! # Budget
@@ -24,11 +25,14 @@
 //! Halves round by 2^-11, relative: queries, unpacked values, weights. Codebooks are rounded to bytes ([`ByteBook`]). The
 //! tests hold the sum of these against attention in f64.
 
+mod decode;
+
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{AttendParams, BackendError, KvLayer, Result};
+use kvant_backend::{AttendParams, BackendError, KvLayer, Result, StreamSpec};
 use kvant_codec::tile::TILE;
 use kvant_codec::{ByteBook, Rotation};
 
+use self::decode::Kind;
 use crate::kv::{BOOKS, MAX_HEADS, StreamParams, TILE_HEADER, small, words};
 use crate::module::Build;
 use crate::{Context, CudaPage, Define, DevicePtr, Launch, Source};
@@ -92,7 +96,39 @@ fn defines(k_dim: usize, v_dim: usize) -> [Define; 2] {
 /// The sizes of stored heads in use; others are compiled when they come.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let sizes = [(64, 64), (64, 128), (96, 96), (128, 64), (128, 128), (256, 256)];
-    sizes.into_iter().map(|(k_dim, v_dim)| Build { source: &SOURCE, defines: defines(k_dim, v_dim).to_vec() })
+    let sized = |(k_dim, v_dim)| Build { source: &SOURCE, defines: defines(k_dim, v_dim).to_vec() };
+    sizes.into_iter().map(sized).chain(decode::builds())
+}
+
+/// Which kernel serves a number of queries of a KV head.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    /// Straight from memory to the tensor cores.
+    Decode,
+    /// Warps take tiles of their own.
+    Split,
+    /// Warps share tiles.
+    Many,
+}
+
+impl Way {
+    fn of(queries: usize) -> Self {
+        if queries <= decode::QUERIES {
+            Self::Decode
+        } else if queries <= FEW {
+            Self::Split
+        } else {
+            Self::Many
+        }
+    }
+
+    fn queries_per_block(self) -> usize {
+        match self {
+            Self::Decode => decode::QUERIES,
+            Self::Split => QUERIES,
+            Self::Many => QUERIES * WARPS,
+        }
+    }
 }
 
 /// Attention of `q` `[rows, n_heads * k_head_dim]` into `out` `[rows, n_heads * v_head_dim]`. The lengths of the buffers
@@ -105,13 +141,16 @@ pub(crate) fn attend(
     out: DevicePtr,
 ) -> Result<()> {
     check(p, layer)?;
-    let dims = |head: usize| (layer.k[head].spec().dim(), layer.v[head].spec().dim());
+    let kind = |head: usize| {
+        let specs = [layer.k[head].spec(), layer.v[head].spec()];
+        Kind { types: specs.map(|spec| spec.dtype), dims: specs.map(StreamSpec::dim) }
+    };
     let mut first = 0;
     while p.rows > 0 && first < p.n_kv_heads {
-        // Heads whose stored sizes differ go into launches of their own.
+        // Heads whose types or stored sizes differ go into launches of their own.
         let most = p.n_kv_heads.min(first + MAX_HEADS);
-        let end = (first..most).find(|&head| dims(head) != dims(first)).unwrap_or(most);
-        attend_heads(cx, p, q, layer, out, first..end)?;
+        let end = (first..most).find(|&head| kind(head) != kind(first)).unwrap_or(most);
+        attend_heads(cx, p, q, layer, out, first..end, kind(first))?;
         first = end;
     }
     Ok(())
@@ -145,15 +184,19 @@ fn attend_heads(
     layer: &KvLayer<CudaPage>,
     out: DevicePtr,
     heads: std::ops::Range<usize>,
+    kind: Kind,
 ) -> Result<()> {
-    let (k_dim, v_dim) = (layer.k[heads.start].spec().dim(), layer.v[heads.start].spec().dim());
+    let [k_dim, v_dim] = kind.dims;
     let group = p.n_heads / p.n_kv_heads;
     let queries = p.rows * group;
-    let is_few = queries <= FEW;
-    let per_block = if is_few { QUERIES } else { QUERIES * WARPS };
+    let way = Way::of(queries);
+    let per_block = way.queries_per_block();
     let (padded, blocks) = (queries.next_multiple_of(per_block), queries.div_ceil(per_block));
     let tiles = (p.start + p.rows).div_ceil(TILE);
-    let split_tiles = split_tiles(cx, tiles, heads.len() * blocks);
+    let split_tiles = match way {
+        Way::Decode => decode::split_tiles(cx, tiles, heads.len()),
+        _ => split_tiles(cx, tiles, heads.len() * blocks),
+    };
     let splits = tiles.div_ceil(split_tiles);
 
     let parts = heads.len() * splits * padded;
@@ -198,12 +241,14 @@ fn attend_heads(
     };
     let tile_bytes = k_dim.max(v_dim) * (TILE + 8) * size_of::<u16>();
     launch("prepare_queries", [padded.div_ceil(WARPS), heads.len(), 1], 0)?;
-    if is_few {
-        // The tiles of the warps, and then what two of them hand over.
-        let hand = WARPS / 2 * 32 * (v_dim / 2 + 4) * size_of::<f32>();
-        launch("attend_split", [splits, blocks, heads.len()], hand.max(WARPS * tile_bytes))?;
-    } else {
-        launch("attend_many", [splits, blocks, heads.len()], 2 * WARPS * tile_bytes)?;
+    match way {
+        Way::Decode => decode::launch(cx, &params, kind)?,
+        Way::Split => {
+            // The tiles of the warps, and then what two of them hand over.
+            let hand = WARPS / 2 * 32 * (v_dim / 2 + 4) * size_of::<f32>();
+            launch("attend_split", [splits, blocks, heads.len()], hand.max(WARPS * tile_bytes))?;
+        }
+        Way::Many => launch("attend_many", [splits, blocks, heads.len()], 2 * WARPS * tile_bytes)?,
     }
     launch("combine", [queries.div_ceil(WARPS), heads.len(), 1], 0)
 }

@@ -54,7 +54,7 @@ impl StreamParams {
 }
 
 /// The number of a KV type in `tile.cuh`.
-fn number(dtype: DType) -> u32 {
+pub(crate) fn number(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => 0,
         DType::F16 => 1,

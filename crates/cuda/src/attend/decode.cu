@@ -1,0 +1,496 @@
+// Attention of up to eight queries over compressed tiles, straight from memory to the tensor cores. The method is in
+// decode.rs.
+//
+// Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (values per token as stored).
+
+#include "tile.cuh"
+
+constexpr u32 WARPS = 4;
+constexpr u32 QUERIES = 8;
+constexpr u32 MAX_HEADS = 16;
+constexpr u32 UNIT = 8;  // tiles
+constexpr float HIDDEN = -1e30f;
+// Weights are powers of two up to 2^15, not to 1, so that as halves they keep their precision down to 2^-29.
+constexpr float LIFT = 15.0f;
+constexpr u32 SLICES = (V_DIM + 127) / 128;
+// Blocks that a multiprocessor is to hold: as many as leave the sums in registers.
+constexpr u32 BLOCKS = SLICES == 1 ? 3 : 2;
+// Bytes of the weights of a tile, [16 tokens][8 queries] halves; 16 more, so that tiles lie in different banks.
+constexpr u32 WEIGHT_BYTES = 256 + 16;
+
+struct Book {
+    u32 bytes[4];  // bytes of the levels, ascending
+    float step;    // value = (byte - bias) * step * scale
+    float bias;
+};
+
+struct DecodeParams {
+    Stream keys[MAX_HEADS];
+    Stream values[MAX_HEADS];
+    const u16* queries;  // [kv head][8][K_DIM]: halves, scaled, rotated where the keys are
+    float* part;         // [kv head][split][8][V_DIM]
+    float* state;        // [kv head][split][8][2]: maximum and sum
+    u32 rows;
+    u32 group;           // query heads per KV head
+    u32 start;           // position of the first row
+    u32 split_units;     // units of a split
+    Book key_book;
+    Book value_book;
+};
+
+__device__ inline u32 half_mul(u32 a, u32 b) {
+    u32 c;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
+__device__ inline u32 half_sub(u32 a, u32 b) {
+    u32 c;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
+__device__ inline void multiply(float c[4], const u32 a[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <u32 I>
+__device__ inline u32 word(const uint4& v) {
+    return I == 0 ? v.x : I == 1 ? v.y : I == 2 ? v.z : v.w;
+}
+
+// What a lane needs of a group: its 16 rows (tokens of K, dims of V) of four values each. `fragment<I>` makes of rows I
+// and I + 8 the left operand of a product, in the order (row I, values 0 and 1), (row I + 8, 0 and 1), (row I, 2 and 3),
+// (row I + 8, 2 and 3).
+template <u32 TYPE>
+struct Group;
+
+// Bytes of the codes of rows I and I + 8: [0] has values 0 and 1 of both (I, I + 8, I, I + 8), [1] values 2 and 3.
+struct Codes { u32 pair[2]; };
+
+template <>
+struct Group<Q8_0> {
+    uint4 rows[4];
+    __device__ void load(const u8* planes, u32 g) {
+        for (int i = 0; i < 4; i++) rows[i] = __ldg((const uint4*)(planes + 64 * g) + i);
+    }
+    template <u32 I>
+    __device__ Codes codes(const Book&) const {
+        u32 a = word<I % 4>(rows[I / 4]), b = word<I % 4>(rows[I / 4 + 2]);
+        return {{__byte_perm(a, b, 0x5140), __byte_perm(a, b, 0x7362)}};
+    }
+};
+
+struct Nibbles {
+    uint4 rows[2];
+    __device__ void load(const u8* planes, u32 g) {
+        for (int i = 0; i < 2; i++) rows[i] = __ldg((const uint4*)(planes + 32 * g) + i);
+    }
+};
+
+template <>
+struct Group<Q4_0> : Nibbles {
+    template <u32 I>
+    __device__ Codes codes(const Book&) const {
+        u32 pairs = word<I % 4>(rows[I / 4]);
+        u32 even = pairs & 0x0f0f0f0f, odd = pairs >> 4 & 0x0f0f0f0f;
+        return {{__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)}};
+    }
+};
+
+template <>
+struct Group<TURBO4> : Nibbles {
+    template <u32 I>
+    __device__ Codes codes(const Book& book) const {
+        Codes codes;
+        for (int i = 0; i < 2; i++) {
+            // Eight levels in two registers: two look-ups, and bit 3 decides.
+            u32 nibbles = word<I % 4>(rows[I / 4]) >> (16 * i), index = nibbles & 0x7777;
+            u32 low = __byte_perm(book.bytes[0], book.bytes[1], index);
+            u32 high = __byte_perm(book.bytes[2], book.bytes[3], index);
+            u32 mask = __byte_perm(0x0000ff00, 0, nibbles >> 3 & 0x1111);
+            codes.pair[i] = (low & ~mask) | (high & mask);
+        }
+        return codes;
+    }
+};
+
+template <>
+struct Group<TURBO2> {
+    uint4 low;
+    __device__ void load(const u8* planes, u32 g) { low = __ldg((const uint4*)(planes + 16 * g)); }
+    // Two low bits of rows I (low nibble) and I + 8 (high nibble) of four values.
+    template <u32 I>
+    __device__ u32 nibbles() const {
+        return word<I % 4>(low) >> (I / 4 * 2) & 0x33333333;
+    }
+    template <u32 I>
+    __device__ Codes codes(const Book& book) const {
+        u32 index = nibbles<I>();
+        return {{__byte_perm(book.bytes[0], 0, index), __byte_perm(book.bytes[0], 0, index >> 16)}};
+    }
+};
+
+// Bits 0..3 of a nibble, each to bit 0 of its byte, times a power of two.
+template <u32 SHIFT>
+__device__ inline u32 spread(u32 nibble) {
+    return nibble * (0x00204081u << SHIFT) & (0x01010101u << SHIFT);
+}
+
+template <>
+struct Group<TURBO3> : Group<TURBO2> {
+    uint2 high;
+    __device__ void load(const u8* planes, u32 g) {
+        Group<TURBO2>::load(planes, g);
+        high = __ldg((const uint2*)(planes + 512 + 8 * g));
+    }
+    template <u32 I>
+    __device__ Codes codes(const Book& book) const {
+        u32 index = nibbles<I>() | spread<2>(high.x >> (4 * I) & 15) | spread<6>(high.y >> (4 * I) & 15);
+        return {{__byte_perm(book.bytes[0], book.bytes[1], index),
+                 __byte_perm(book.bytes[0], book.bytes[1], index >> 16)}};
+    }
+};
+
+template <u32 I, u32 TYPE>
+__device__ inline void fragment(const Group<TYPE>& group, const Book& book, u32 bias, u32 a[4]) {
+    Codes codes = group.template codes<I>(book);
+    // A byte below the bits of 1024 is that half plus the byte.
+    a[0] = half_sub(__byte_perm(codes.pair[0], 0x64646464, 0x4240), bias);
+    a[1] = half_sub(__byte_perm(codes.pair[0], 0x64646464, 0x4341), bias);
+    a[2] = half_sub(__byte_perm(codes.pair[1], 0x64646464, 0x4240), bias);
+    a[3] = half_sub(__byte_perm(codes.pair[1], 0x64646464, 0x4341), bias);
+}
+
+// A group of a float tile: value e of row r is number e * stride + r from its first. f32 and bf16 beyond f16 saturate.
+struct Floats {
+    uint4 values[4][2];  // halves of the 16 rows, by value
+};
+
+template <u32 TYPE>
+__device__ inline void load_floats(Floats& f, const u8* tile, u32 first, u32 stride) {
+    for (u32 e = 0; e < 4; e++) {
+        for (u32 half = 0; half < 2; half++) {
+            u32 at = first + e * stride + 8 * half;
+            if constexpr (TYPE == F16) {
+                f.values[e][half] = __ldg((const uint4*)(tile + 2 * at));
+            } else {
+                float x[8];
+                if constexpr (TYPE == F32) {
+                    float4 low = __ldg((const float4*)(tile + 4 * at));
+                    float4 high = __ldg((const float4*)(tile + 4 * at) + 1);
+                    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+                    x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+                } else {
+                    uint4 eight = __ldg((const uint4*)(tile + 2 * at));
+                    u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+                    for (u32 i = 0; i < 8; i++) x[i] = from_bfloat((u16)(pairs[i / 2] >> (16 * (i % 2))));
+                }
+                for (u32 i = 0; i < 8; i++) x[i] = fminf(fmaxf(x[i], -HALF_MAX), HALF_MAX);
+                f.values[e][half] = make_uint4(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]),
+                                               pack_halves(x[4], x[5]), pack_halves(x[6], x[7]));
+            }
+        }
+    }
+}
+
+template <u32 I>
+__device__ inline void fragment(const Floats& f, u32 a[4]) {
+    constexpr u32 SELECT = I % 2 ? 0x7632 : 0x5410;
+    for (u32 half = 0; half < 2; half++) {
+        a[half] = __byte_perm(word<I / 2>(f.values[0][half]), word<I / 2>(f.values[1][half]), SELECT);
+        a[2 + half] = __byte_perm(word<I / 2>(f.values[2][half]), word<I / 2>(f.values[3][half]), SELECT);
+    }
+}
+
+// Calls f with 0 .. 8 as constants.
+template <u32 I>
+struct Const { static constexpr u32 value = I; };
+template <typename F>
+__device__ inline void for_eight(F f) {
+    f(Const<0>()), f(Const<1>()), f(Const<2>()), f(Const<3>());
+    f(Const<4>()), f(Const<5>()), f(Const<6>()), f(Const<7>());
+}
+
+// Sixteen halves.
+struct Scales {
+    uint4 half[2];
+    __device__ void load(const u8* block) {
+        for (int i = 0; i < 2; i++) half[i] = __ldg((const uint4*)block + i);
+    }
+    template <u32 I>
+    __device__ float get() const {
+        return from_half((u16)(word<I % 8 / 2>(half[I / 8]) >> (16 * (I % 2))));
+    }
+};
+
+// Adds the scores of the 128 tokens of a unit: scores[i] of lane (g, t) are those of tokens i (first two) and i + 8 of
+// tile g, with queries 2t and 2t + 1. Lanes whose tile is not `mine` read another one and add nothing.
+template <u32 TYPE>
+__device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine, const Book& book,
+                                  const uint2* queries, u32 lane) {
+    u32 t = lane % 4;
+    if constexpr (TYPE < Q8_0) {
+        float part[8][4] = {};
+#pragma unroll 2
+        for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
+            Floats group;
+            load_floats<TYPE>(group, tile, (16 * chunk + 4 * t) * TILE, TILE);
+            uint2 b = queries[32 * chunk + lane];
+            for_eight([&](auto i) {
+                u32 a[4];
+                fragment<i.value>(group, a);
+                multiply(part[i.value], a, b.x, b.y);
+            });
+        }
+        for_eight([&](auto i) {
+            for (int r = 0; r < 4; r++) scores[i.value][r] += mine ? part[i.value][r] : 0.0f;
+        });
+    } else {
+        constexpr u32 DIMS = TYPE >= TURBO2 ? 128 : 32, CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
+        u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
+#pragma unroll 1
+        for (u32 block = 0; block < K_DIM / DIMS; block++) {
+            const u8* at = tile + block * block_bytes(TYPE);
+            float part[8][4] = {};
+            Scales scales;
+            scales.load(at);
+#pragma unroll 1
+            for (u32 first = 0; first < CHUNKS; first += AHEAD) {
+                Group<TYPE> groups[AHEAD];
+#pragma unroll
+                for (u32 c = 0; c < AHEAD; c++) groups[c].load(at + 32, 4 * (first + c) + t);
+#pragma unroll
+                for (u32 c = 0; c < AHEAD; c++) {
+                    uint2 b = queries[32 * (block * CHUNKS + first + c) + lane];
+                    for_eight([&](auto i) {
+                        u32 a[4];
+                        fragment<i.value>(groups[c], book, bias, a);
+                        multiply(part[i.value], a, b.x, b.y);
+                    });
+                }
+            }
+            for_eight([&](auto i) {
+                float low = mine ? scales.get<i.value>() * book.step : 0.0f;
+                float high = mine ? scales.get<i.value + 8>() * book.step : 0.0f;
+                scores[i.value][0] += low * part[i.value][0], scores[i.value][1] += low * part[i.value][1];
+                scores[i.value][2] += high * part[i.value][2], scores[i.value][3] += high * part[i.value][3];
+            });
+        }
+    }
+}
+
+// Adds the values of a tile: out[s][i] of lane (g, t) are those of dims 128 s + 16 g + i (first two) and + 8, for queries
+// 2t and 2t + 1. Lanes beyond the last dim repeat the last 16 and are not written.
+template <u32 TYPE>
+__device__ inline void mix(float out[SLICES][8][4], const u8* tile, const Book& book, u32 b0, u32 b1, u32 lane) {
+    u32 t = lane % 4;
+#pragma unroll
+    for (u32 slice = 0; slice < SLICES; slice++) {
+        u32 dim = min(128 * slice + 16 * (lane / 4), V_DIM - 16);
+        if constexpr (TYPE < Q8_0) {
+            Floats group;
+            load_floats<TYPE>(group, tile, 4 * t * V_DIM + dim, V_DIM);
+            for_eight([&](auto i) {
+                u32 a[4];
+                fragment<i.value>(group, a);
+                multiply(out[slice][i.value], a, b0, b1);
+            });
+        } else {
+            constexpr u32 DIMS = TYPE >= TURBO2 ? 128 : 32;
+            u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
+            const u8* block = tile + dim / DIMS * block_bytes(TYPE);
+            Group<TYPE> group;
+            group.load(block + 32, dim % DIMS / 4 + t);
+            uint2 four = __ldg((const uint2*)block + t);
+            u32 first = pack_halves(from_half((u16)four.x) * book.step, from_half((u16)(four.x >> 16)) * book.step);
+            u32 second = pack_halves(from_half((u16)four.y) * book.step, from_half((u16)(four.y >> 16)) * book.step);
+            for_eight([&](auto i) {
+                u32 a[4];
+                fragment<i.value>(group, book, bias, a);
+                a[0] = half_mul(a[0], first), a[1] = half_mul(a[1], first);
+                a[2] = half_mul(a[2], second), a[3] = half_mul(a[3], second);
+                multiply(out[slice][i.value], a, b0, b1);
+            });
+        }
+    }
+}
+
+// The weights of a tile as right operand: token 4t + e of query g in the order of `Group`.
+__device__ inline void load_weights(u32 b[2], const u8* weights, u32 lane) {
+    u32 row = lane % 8 / 2 * 4 + lane % 2 + (lane / 8 % 2) * 2;
+    u32 at = (u32)__cvta_generic_to_shared(weights + 16 * row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(b[0]), "=r"(b[1]) : "r"(at) : "memory");
+}
+
+struct Softmax {
+    float max[2];  // of queries 2t and 2t + 1
+    float sum[2];  // of the tokens of this lane
+};
+
+// Hides what a query may not see, turns scores into weights and leaves them in shared memory; gives the factors of what
+// was summed before.
+__device__ inline void weigh(Softmax& w, float scores[8][4], u32 first_token, const u32 visible[2], u8* weights,
+                             float keep[2], u32 lane) {
+    float most[2] = {HIDDEN, HIDDEN};
+    for (u32 i = 0; i < 8; i++) {
+        for (u32 r = 0; r < 4; r++) {
+            if (first_token + i + 8 * (r / 2) >= visible[r % 2]) scores[i][r] = HIDDEN;
+            most[r % 2] = fmaxf(most[r % 2], scores[i][r]);
+        }
+    }
+    for (u32 q = 0; q < 2; q++) {
+        for (u32 step = 4; step < 32; step *= 2) most[q] = fmaxf(most[q], __shfl_xor_sync(~0u, most[q], step));
+        float max = fmaxf(w.max[q], most[q]);
+        keep[q] = exp2f(w.max[q] - max);
+        w.max[q] = max;
+        w.sum[q] *= keep[q];
+    }
+    u8* at = weights + lane / 4 * WEIGHT_BYTES + 4 * (lane % 4);
+    for (u32 i = 0; i < 8; i++) {
+        for (u32 r = 0; r < 4; r++) {
+            float& x = scores[i][r];
+            x = x == HIDDEN ? 0.0f : exp2f(x - w.max[r % 2] + LIFT);
+            w.sum[r % 2] += x;
+        }
+        *(u32*)(at + 16 * i) = pack_halves(scores[i][0], scores[i][1]);
+        *(u32*)(at + 16 * (i + 8)) = pack_halves(scores[i][2], scores[i][3]);
+    }
+}
+
+struct Shared {
+    uint2 queries[K_DIM / 16 * 32];        // right operands, by chunk of 16 dims and lane
+    u8 weights[WARPS][UNIT * WEIGHT_BYTES];
+    float out[QUERIES][V_DIM + 4];
+    float max[WARPS][QUERIES];
+    float sum[WARPS][QUERIES];
+};
+
+// The warps' shares, joined in their order, to memory.
+__device__ inline void join(const DecodeParams& p, Shared& shared, Softmax& w, float out[SLICES][8][4], u32 lane,
+                            u32 warp) {
+    u32 g = lane / 4, t = lane % 4;
+    for (u32 q = 0; q < 2; q++) {
+        for (u32 step = 4; step < 32; step *= 2) w.sum[q] += __shfl_xor_sync(~0u, w.sum[q], step);
+        if (g == 0) shared.max[warp][2 * t + q] = w.max[q], shared.sum[warp][2 * t + q] = w.sum[q];
+    }
+    __syncthreads();
+    float factor[2];
+    for (u32 q = 0; q < 2; q++) {
+        float max = HIDDEN;
+        for (u32 other = 0; other < WARPS; other++) max = fmaxf(max, shared.max[other][2 * t + q]);
+        factor[q] = exp2f(w.max[q] - max);
+    }
+    for (u32 turn = 0; turn < WARPS; turn++) {
+        if (turn == warp) {
+            for (u32 slice = 0; slice < SLICES; slice++) {
+                u32 dim = 128 * slice + 16 * g;
+                if (dim >= V_DIM) continue;
+                for (u32 i = 0; i < 8; i++) {
+                    for (u32 r = 0; r < 4; r++) {
+                        float& to = shared.out[2 * t + r % 2][dim + i + 8 * (r / 2)];
+                        float share = factor[r % 2] * out[slice][i][r];
+                        to = turn == 0 ? share : to + share;
+                    }
+                }
+            }
+        }
+        __syncthreads();
+    }
+    size_t base = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * QUERIES;
+    for (u32 i = threadIdx.x; i < QUERIES * V_DIM; i += WARPS * 32) {
+        p.part[base * V_DIM + i] = shared.out[i / V_DIM][i % V_DIM];
+    }
+    if (threadIdx.x < QUERIES) {
+        float max = HIDDEN, sum = 0.0f;
+        for (u32 other = 0; other < WARPS; other++) max = fmaxf(max, shared.max[other][threadIdx.x]);
+        for (u32 other = 0; other < WARPS; other++) {
+            sum += exp2f(shared.max[other][threadIdx.x] - max) * shared.sum[other][threadIdx.x];
+        }
+        *(float2*)(p.state + 2 * (base + threadIdx.x)) = make_float2(max, sum);
+    }
+}
+
+// A lane's tile of a unit, and whether it is there.
+struct Mine {
+    const u8* tile;
+    bool in_main;
+    bool in_f16;
+};
+
+__device__ inline Mine my_tile(const Stream& s, u32 index, u32 n_tiles) {
+    if (index >= n_tiles) return {nullptr, false, false};
+    u32 place = place_of(s, index, s.main_end);
+    return {tile_at(s, index, place), place == IN_MAIN, place != IN_MAIN};
+}
+
+__device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
+    return (const u8*)__shfl_sync(~0u, (u64)tile, lane);
+}
+
+// Grid: splits, KV heads. A warp takes every fourth unit of 8 tiles of the split.
+extern "C" __global__ void __launch_bounds__(128, BLOCKS) decode(const __grid_constant__ DecodeParams p) {
+    __shared__ __align__(16) Shared shared;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv = blockIdx.y;
+    const Stream& keys = p.keys[kv];
+    const Stream& values = p.values[kv];
+    const u16* queries = p.queries + (size_t)kv * QUERIES * K_DIM;
+    for (u32 i = threadIdx.x; i < K_DIM / 16 * 32; i += WARPS * 32) {
+        u32 query = i % 32 / 4, dim = i / 32 * 16 + i % 4 * 4;
+        shared.queries[i] = *(const uint2*)(queries + query * K_DIM + dim);
+    }
+    __syncthreads();
+
+    u32 visible[2];
+    for (u32 q = 0; q < 2; q++) {
+        u32 query = 2 * (lane % 4) + q;
+        visible[q] = query < p.rows * p.group ? p.start + query / p.group + 1 : 0;
+    }
+    u32 n_tiles = (p.start + p.rows + TILE - 1) / TILE;
+    u32 end = min((n_tiles + UNIT - 1) / UNIT, (blockIdx.x + 1) * p.split_units);
+    u8* weights = shared.weights[warp];
+    Softmax w = {{HIDDEN, HIDDEN}, {0.0f, 0.0f}};
+    float out[SLICES][8][4] = {};
+    for (u32 unit = blockIdx.x * p.split_units + warp; unit < end; unit += WARPS) {
+        u32 index = unit * UNIT + lane / 4;
+        float scores[8][4] = {};
+        Mine key = my_tile(keys, index, n_tiles), value = my_tile(values, index, n_tiles);
+        u32 in_main = __ballot_sync(~0u, key.in_main), in_f16 = __ballot_sync(~0u, key.in_f16);
+        if (in_main) {
+            const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);
+            add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, p.key_book, shared.queries, lane);
+        }
+        if (in_f16) {
+            const u8* any = tile_of_lane(key.tile, __ffs(in_f16) - 1);
+            add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, p.key_book, shared.queries, lane);
+        }
+        float keep[2];
+        weigh(w, scores, index * TILE, visible, weights, keep, lane);
+        if (keep[0] != 1.0f || keep[1] != 1.0f) {
+            for (u32 slice = 0; slice < SLICES; slice++) {
+                for (u32 i = 0; i < 8; i++) {
+                    for (u32 r = 0; r < 4; r++) out[slice][i][r] *= keep[r % 2];
+                }
+            }
+        }
+        __syncwarp();
+        in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
+#pragma unroll 2
+        for (u32 i = 0; i < UNIT; i++) {
+            const u8* tile = tile_of_lane(value.tile, 4 * i);
+            u32 b[2];
+            load_weights(b, weights + i * WEIGHT_BYTES, lane);
+            if (in_main >> (4 * i) & 1) {
+                mix<V_TYPE>(out, tile, p.value_book, b[0], b[1], lane);
+            } else if (in_f16 >> (4 * i) & 1) {
+                mix<F16>(out, tile, p.value_book, b[0], b[1], lane);
+            }
+        }
+        __syncwarp();
+    }
+    join(p, shared, w, out, lane, warp);
+}

@@ -1,0 +1,117 @@
+//! Up to eight queries of a KV head, decoding above all: tiles go from memory to the tensor cores through registers.
+//!
+//! A warp takes a *unit* of 8 tiles, 128 tokens. Its lanes are (g, t), g = 0..8 and t = 0..4, as the tensor cores number
+//! them, and the eight queries are the columns of every product:
+//!
+//! - **Keys.** Lane (g, t) loads whole groups of tile g, every fourth from t on, by 16 bytes at a time. Product i of eight
+//!   takes tokens i and i + 8 of all eight tiles as its 16 rows, and the four dims of each lane's group as its share of
+//!   16 dims: which token is a row, and which dim is a step of the sum, is ours to choose, as long as the queries follow.
+//!   So all 64 codes of a group are used by the lane that loaded them, and nothing passes through shared memory. A
+//!   token's scale multiplies its 32-bit sum.
+//! - **Weights** of the unit (128 tokens, 8 queries, halves) are the one thing that does, to become right operands.
+//! - **Values.** Lane (g, t) has the group of dims 16 g .. 16 g + 16 and tokens 4 t .. 4 t + 4 of one tile: the 32 groups
+//!   of 128 dims lie side by side. Product i takes dims i and i + 8 of each sixteen as rows. Scales are multiplied in as
+//!   halves, two tokens at a time.
+//!
+//! Tiles of the f16 sink and tail are read by the same walk with another `Group`; a unit in which both kinds meet is
+//! walked once for each, with the lanes of the other kind adding nothing.
+//!
+//! # Budget
+//!
+//! Operations per lane for eight values of turbo3: selectors 11, look-up 2, to halves 8, scales of V 4, the product 1:
+//! 2.8 per value of K, 3.3 of V. turbo2 2.0 and 2.5, turbo4 4.1 and 4.6, q8_0 1.8 and 2.3. An H200 at full bandwidth has
+//! 3 operations per turbo3 value, so about 80 % of the bandwidth is the most this can reach there, and 60 % for turbo2.
+//! Loads in flight: four groups of 24 bytes per lane, 36 KB for 12 warps on a multiprocessor, where 4.3 TB/s at 700 ns
+//! take 23 KB.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_backend::Result;
+use kvant_codec::DType;
+
+use super::{Book, KernelParams, WARPS, books};
+use crate::kv::{MAX_HEADS, StreamParams, TILE_HEADER, number};
+use crate::module::Build;
+use crate::{Context, Define, DevicePtr, Launch, Source};
+
+/// The kernel for few queries.
+static SOURCE: Source = Source {
+    name: "decode.cu",
+    text: include_str!("decode.cu"),
+    headers: &[TILE_HEADER],
+    // Lambdas are device code.
+    options: &["--device-as-default-execution-space"],
+};
+
+/// Queries of a KV head that one launch serves.
+pub(super) const QUERIES: usize = 8;
+/// Tiles that a warp works on at a time.
+const UNIT: usize = 8;
+
+/// Types and stored sizes that a kernel is compiled for, keys first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kind {
+    pub types: [DType; 2],
+    pub dims: [usize; 2],
+}
+
+impl Kind {
+    fn defines(&self) -> [Define; 4] {
+        let ([k, v], [k_dim, v_dim]) = (self.types.map(number), self.dims.map(|dim| dim as u32));
+        [("K_TYPE", k), ("V_TYPE", v), ("K_DIM", k_dim), ("V_DIM", v_dim)]
+    }
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct DecodeParams {
+    keys: [StreamParams; MAX_HEADS],
+    values: [StreamParams; MAX_HEADS],
+    queries: DevicePtr,
+    part: DevicePtr,
+    state: DevicePtr,
+    rows: u32,
+    group: u32,
+    start: u32,
+    split_units: u32,
+    key_book: Book,
+    value_book: Book,
+}
+
+/// What is compiled ahead: every type with itself and one mixed pair, for heads of 128. Others when they come.
+pub(super) fn builds() -> impl Iterator<Item = Build> {
+    let alike = DType::KV.into_iter().map(|dtype| [dtype; 2]);
+    alike.chain([[DType::Q8_0, DType::Turbo3]]).map(|types| {
+        let kind = Kind { types, dims: [128; 2] };
+        Build { source: &SOURCE, defines: kind.defines().to_vec() }
+    })
+}
+
+/// Tiles of one split: so many that all multiprocessors have work; whole units, and one for each warp where there are
+/// several.
+pub(super) fn split_tiles(cx: &Context, tiles: usize, heads: usize) -> usize {
+    let wanted = 4 * cx.gpu().properties().n_sms as usize;
+    let units = tiles.div_ceil(UNIT).div_ceil((wanted / heads).max(1));
+    UNIT * if units > 1 { units.next_multiple_of(WARPS) } else { units }
+}
+
+/// Queues the kernel: prepared queries to one share per split, as `combine` takes them.
+pub(super) fn launch(cx: &Context, p: &KernelParams, kind: Kind) -> Result<()> {
+    let kernel = cx.kernel_with(&SOURCE, &kind.defines(), "decode")?;
+    let books = books();
+    let [key_book, value_book] = kind.types.map(|dtype| books[number(dtype) as usize]);
+    let params = DecodeParams {
+        keys: p.keys,
+        values: p.values,
+        queries: p.queries,
+        part: p.part,
+        state: p.state,
+        rows: p.rows,
+        group: p.group,
+        start: p.start,
+        split_units: p.split_tiles / UNIT as u32,
+        key_book,
+        value_book,
+    };
+    let grid = [p.splits, p.n_kv_heads, 1];
+    Ok(cx.launch(kernel, Launch { grid, block: [32 * WARPS as u32, 1, 1], shared_bytes: 0 }, &params)?)
+}
