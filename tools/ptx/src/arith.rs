@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use crate::inst::{Atomic, Binary, Compare, FloatMode, Round, Ternary, Ty, Unary};
+use crate::round;
 
 /// Bits of `value` as the float type's value.
 fn float(ty: Ty, value: u64) -> f64 {
@@ -14,21 +15,7 @@ fn float(ty: Ty, value: u64) -> f64 {
     }
 }
 
-/// `value` rounded to f32 in a direction.
-fn to_f32(value: f64, round: Round) -> f32 {
-    let nearest = value as f32;
-    let exact = f64::from(nearest);
-    let (too_low, too_high) = (exact < value, exact > value);
-    match round {
-        Round::Down if too_high => nearest.next_down(),
-        Round::Up if too_low => nearest.next_up(),
-        Round::Zero if too_high && value > 0.0 => nearest.next_down(),
-        Round::Zero if too_low && value < 0.0 => nearest.next_up(),
-        _ => nearest,
-    }
-}
-
-/// Bits of `value`, rounded to the float type.
+/// Bits of `value`, rounded once to the float type.
 fn bits(ty: Ty, value: f64, mode: FloatMode) -> u64 {
     let value = match mode.sat {
         true if value.is_nan() => 0.0,
@@ -37,14 +24,20 @@ fn bits(ty: Ty, value: f64, mode: FloatMode) -> u64 {
         false => value,
     };
     match ty {
-        Ty::F16 => u64::from(f16::from_f64(value).to_bits()),
-        Ty::BF16 => u64::from(bf16::from_f64(value).to_bits()),
-        Ty::F32 => {
-            let value = to_f32(value, mode.round);
+        Ty::F64 => value.to_bits(),
+        // A result that is not a number is the same one always.
+        Ty::F32 if value.is_nan() => 0x7fff_ffff,
+        _ if value.is_nan() => 0x7fff,
+        Ty::F16 => f16::from_f64(round::to(round::F16, value, mode.round)).to_bits().into(),
+        Ty::BF16 => bf16::from_f64(round::to(round::BF16, value, mode.round)).to_bits().into(),
+        _ => {
+            let value = match mode.round {
+                Round::Nearest => value as f32,
+                direction => round::to(round::F32, value, direction) as f32,
+            };
             let flushed = if mode.ftz && value.is_subnormal() { 0.0_f32.copysign(value) } else { value };
-            u64::from(flushed.to_bits())
+            flushed.to_bits().into()
         }
-        _ => value.to_bits(),
     }
 }
 
@@ -77,8 +70,8 @@ pub(crate) fn unary(op: Unary, ty: Ty, mode: FloatMode, a: u64) -> u64 {
             _ => {
                 let x = operand(ty, a, mode);
                 let y = match op {
-                    Unary::Rcp => 1.0 / x,
-                    Unary::Sqrt => x.sqrt(),
+                    Unary::Rcp => round::divide(1.0, x),
+                    Unary::Sqrt => round::root(x),
                     Unary::Rsqrt => 1.0 / x.sqrt(),
                     Unary::Ex2 => x.exp2(),
                     Unary::Lg2 => x.log2(),
@@ -120,10 +113,16 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Res
             let (x, y) = (operand(ty, a, mode), operand(ty, b, mode));
             let sign = 1 << (ty.bits() - 1);
             let value = match op {
-                Binary::Add => x + y,
-                Binary::Sub => x - y,
+                Binary::Add | Binary::Sub | Binary::Div if ty == Ty::F64 => match op {
+                    Binary::Add => x + y,
+                    Binary::Sub => x - y,
+                    _ => x / y,
+                },
+                Binary::Add => round::add(x, y),
+                Binary::Sub => round::add(x, -y),
+                // Exact, but for f64.
                 Binary::MulLo => x * y,
-                Binary::Div => x / y,
+                Binary::Div => round::divide(x, y),
                 // The second operand gets the sign of the first.
                 Binary::CopySign => return a & sign | b & !sign,
                 Binary::Min | Binary::Max if x.is_nan() || y.is_nan() => match (x.is_nan(), y.is_nan()) {
@@ -153,12 +152,22 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Res
             bits(ty, value, mode)
         }));
     }
+    // What needs no sign, and is done most, needs no wide integers.
+    match op {
+        Binary::Add if !mode.sat => return Ok(ty.cut(a.wrapping_add(b))),
+        Binary::Sub if !mode.sat => return Ok(ty.cut(a.wrapping_sub(b))),
+        Binary::MulLo => return Ok(ty.cut(a.wrapping_mul(b))),
+        Binary::And => return Ok(ty.cut(a & b)),
+        Binary::Or => return Ok(ty.cut(a | b)),
+        Binary::Xor => return Ok(ty.cut(a ^ b)),
+        _ => {}
+    }
     let (x, y) = (ty.int(a), ty.int(b));
+    let (least, most) = limits(ty);
     let distance = (b & 0xffff_ffff) as u32;
     let value = match op {
-        Binary::Add => x + y,
-        Binary::Sub => x - y,
-        Binary::MulLo => x.wrapping_mul(y),
+        Binary::Add => (x + y).clamp(least, most),
+        Binary::Sub => (x - y).clamp(least, most),
         Binary::MulHi => high(ty, x, y),
         Binary::MulWide => x * y,
         Binary::Div | Binary::Rem if y == 0 => return Err("division by zero".to_owned()),
@@ -166,9 +175,6 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Res
         Binary::Rem => x % y,
         Binary::Min => x.min(y),
         Binary::Max => x.max(y),
-        Binary::And => x & y,
-        Binary::Or => x | y,
-        Binary::Xor => x ^ y,
         // Shifts take any distance: too far shifts everything out.
         Binary::Shl => {
             if distance >= ty.bits() {
@@ -178,7 +184,7 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Res
             }
         }
         Binary::Shr => x >> distance.min(ty.bits()),
-        Binary::CopySign => unreachable!("copysign of integers"),
+        op => unreachable!("{op:?} of integers"),
     };
     Ok(if op == Binary::MulWide { wide(ty).cut(value as u64) } else { ty.cut(value as u64) })
 }
@@ -208,16 +214,16 @@ pub(crate) fn ternary(op: Ternary, ty: Ty, mode: FloatMode, [a, b, c]: [u64; 3])
                     let exact = (x as f32).mul_add(y as f32, z as f32);
                     bits(ty, f64::from(exact), mode)
                 }
-                // The product of two floats of 32 bits or fewer is exact in 64.
                 (Ty::F64, _) => bits(ty, x.mul_add(y, z), mode),
-                _ => bits(ty, x * y + z, mode),
+                // The product of two floats of 32 bits or fewer is exact in 64.
+                _ => bits(ty, round::add(x * y, z), mode),
             }
         });
     }
     let (x, y, z) = (ty.int(a), ty.int(b), ty.int(c));
     let low = |value: u64| value & 0xffff_ffff;
     match op {
-        Ternary::MadLo => ty.cut((x.wrapping_mul(y)).wrapping_add(z) as u64),
+        Ternary::MadLo => ty.cut(a.wrapping_mul(b).wrapping_add(c)),
         Ternary::MadHi => ty.cut((high(ty, x, y) + z) as u64),
         Ternary::MadWide => wide(ty).cut((x * y + wide(ty).int(c)) as u64),
         Ternary::Sad => ty.cut(((x - y).abs() + z) as u64),
@@ -232,11 +238,21 @@ pub(crate) fn ternary(op: Ternary, ty: Ty, mode: FloatMode, [a, b, c]: [u64; 3])
             }
         }
         Ternary::Lop3(table) => {
-            let bit = |i: u32| {
-                let index = (a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1;
-                u64::from(table >> index & 1) << i
+            // A row of the table that is set selects the bits where a, b and c spell its number.
+            let spelt = |row: u32| {
+                [a, b, c].iter().zip([4, 2, 1]).fold(u64::MAX, |spelt, (value, bit)| {
+                    spelt & if row & bit != 0 { *value } else { !value }
+                })
             };
-            (0..32).map(bit).sum()
+            low((0..8).filter(|row| table >> row & 1 == 1).fold(0, |set, row| set | spelt(row)))
+        }
+        Ternary::Dp2a { a_signed, b_signed, upper } => {
+            let half = |i: u32| if a_signed { Ty::S16 } else { Ty::U16 }.int(a >> (16 * i));
+            let byte = |i: u32| {
+                let ty = if b_signed { Ty::S8 } else { Ty::U8 };
+                ty.int(b >> (8 * i + if upper { 16 } else { 0 }))
+            };
+            low((half(0) * byte(0) + half(1) * byte(1) + Ty::U32.int(c)) as u64)
         }
         Ternary::Dp4a { a_signed, b_signed } => {
             let byte = |value: u64, i: u32, signed: bool| {
@@ -305,10 +321,7 @@ pub(crate) fn convert(to: Ty, from: Ty, mode: FloatMode, to_integer: Option<Roun
         }
         (false, true) => {
             let x = from.int(a);
-            // An integer that f64 cannot hold is rounded once, to the target, where that is f32.
-            let value =
-                if to == Ty::F32 && mode.round == Round::Nearest { f64::from(x as f32) } else { x as f64 };
-            bits(to, value, mode)
+            bits(to, if to == Ty::F64 { x as f64 } else { round::integer(x) }, mode)
         }
         (false, false) => {
             let (least, most) = limits(to);

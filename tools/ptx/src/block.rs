@@ -133,9 +133,11 @@ fn pass_barrier(threads: &mut [Thread], block: &Block<'_>) -> Result<bool, Faile
                 return Err(Failed::new(threads, pair[1], block, what));
             }
         }
+        // All come out at one moment, later than any before, also after barriers that only some took part in.
+        let latest = here.iter().map(|&i| threads[i].moment.block).max().unwrap_or(0);
         for index in here {
             let thread = &mut threads[index];
-            thread.moment.block += 1;
+            thread.moment.block = latest + 1;
             thread.pc += 1;
             thread.state = State::Running;
         }

@@ -105,13 +105,69 @@ fn atomic(mods: &[&str]) -> Result<Atomic> {
     found.ok_or_else(|| "an operation that is not known".to_owned())
 }
 
+/// The modifiers that are understood of an instruction, types aside. Any other must not be passed over.
+fn known(name: &str) -> &'static str {
+    match name {
+        "add" | "sub" | "fma" => "rn rz rm rp ftz sat",
+        "mul" => "rn rz rm rp ftz sat lo hi wide",
+        "mad" => "rn rz rm rp ftz lo hi wide",
+        "div" => "rn rz rm rp ftz approx full",
+        "rcp" | "sqrt" => "rn rz rm rp ftz approx",
+        "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" => "approx ftz",
+        "min" | "max" => "ftz NaN",
+        "abs" | "neg" => "ftz",
+        "cvt" => "rn rz rm rp rni rzi rmi rpi ftz sat",
+        "setp" => "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan and or xor ftz",
+        "set" => "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan ftz",
+        "shf" => "l r wrap clamp",
+        "dp2a" => "lo hi",
+        "bfind" => "shiftamt",
+        "cvta" => "to global shared shared::cta local const param param::entry",
+        "ld" | "ldu" => {
+            "global shared shared::cta local param param::entry const nc ca cg cs lu cv volatile weak relaxed acquire \
+             cta gpu sys v2 v4 L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate \
+             L2::64B L2::128B L2::256B"
+        }
+        "st" => {
+            "global shared shared::cta local wb cg cs wt volatile weak relaxed release cta gpu sys v2 v4 \
+             L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate"
+        }
+        "atom" | "red" => {
+            "global shared shared::cta relaxed acquire release acq_rel cta gpu sys add min max and or xor exch cas noftz"
+        }
+        "cp" => {
+            "async ca cg shared shared::cta global commit_group wait_group wait_all L2::64B L2::128B L2::256B"
+        }
+        "bra" | "ret" => "uni",
+        "membar" => "cta gl sys",
+        "fence" => "sc acq_rel cta gpu sys",
+        "prefetch" => "global local L1 L2",
+        "prefetchu" => "L1",
+        "bar" | "barrier" => "sync cta aligned warp",
+        "shfl" => "sync up down bfly idx",
+        "vote" => "sync all any uni ballot",
+        "redux" => "sync add min max and or xor",
+        "mma" => "sync aligned row col m16n8k8 m16n8k16 m16n8k32",
+        "ldmatrix" => "sync aligned m8n8 x1 x2 x4 trans shared shared::cta",
+        _ => "",
+    }
+}
+
 /// Decodes `mods[0].mods[1]...`.
 pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op> {
     let o = Operands { body, texts };
+    let is_known =
+        |name: &&str| Ty::parse(name).is_some() || known(mods[0]).split_whitespace().any(|k| k == *name);
+    if let Some(name) = mods[1..].iter().find(|name| !is_known(name)) {
+        return Err(format!("a modifier that is not known of {}, .{name}", mods[0]));
+    }
     let types: Vec<Ty> = mods.iter().skip(1).filter_map(|name| Ty::parse(name)).collect();
     let ty = types.last().copied();
     let need = || ty.ok_or_else(|| "no type".to_owned());
     let float = mode(mods);
+    if ty == Some(Ty::F64) && types.len() == 1 && float.round != Round::Nearest {
+        return Err("f64 is rounded to nearest only".to_owned());
+    }
     let unary = |op| Ok(Op::Unary(op, need()?, float, o.dst(0)?, o.src(1)?));
     let binary = |op| Ok(Op::Binary(op, need()?, float, o.dst(0)?, o.srcs(1)?));
     let ternary = |op| Ok(Op::Ternary(op, need()?, float, o.dst(0)?, o.srcs(1)?));
@@ -156,6 +212,12 @@ pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op>
         }
         "dp4a" => match types[..] {
             [a, b] => ternary(Ternary::Dp4a { a_signed: a.is_signed(), b_signed: b.is_signed() }),
+            _ => Err("two types".to_owned()),
+        },
+        "dp2a" => match types[..] {
+            [a, b] => {
+                ternary(Ternary::Dp2a { a_signed: a.is_signed(), b_signed: b.is_signed(), upper: has("hi") })
+            }
             _ => Err("two types".to_owned()),
         },
         "bfi" => Ok(Op::Bfi(need()?, o.dst(0)?, o.srcs(1)?)),
@@ -263,6 +325,9 @@ fn convert(o: &Operands<'_>, mods: &[&str], types: &[Ty], mode: FloatMode) -> Re
             _ => Err("halves of f32 only".to_owned()),
         };
     }
+    if to == Ty::F64 && mode.round != Round::Nearest {
+        return Err("f64 is rounded to nearest only".to_owned());
+    }
     let to_integer = mods.iter().find_map(|name| {
         Some(match *name {
             "rni" => Round::Nearest,
@@ -276,6 +341,9 @@ fn convert(o: &Operands<'_>, mods: &[&str], types: &[Ty], mode: FloatMode) -> Re
 }
 
 fn setp(o: &Operands<'_>, mods: &[&str], ty: Ty, ftz: bool) -> Result<Op> {
+    if matches!(ty, Ty::F16x2 | Ty::BF16x2) {
+        return Err("a comparison of pairs".to_owned());
+    }
     let compare = compare(mods[1]).ok_or("no comparison")?;
     let logic = match mods[2] {
         "and" => Some(Logic::And),
@@ -291,7 +359,7 @@ fn setp(o: &Operands<'_>, mods: &[&str], ty: Ty, ftz: bool) -> Result<Op> {
 fn copy(o: &Operands<'_>, mods: &[&str]) -> Result<Op> {
     match mods[2] {
         "commit_group" => Ok(Op::CpCommit),
-        "wait_all" => Ok(Op::CpWait(0)),
+        "wait_all" => Ok(Op::CpWaitAll),
         "wait_group" => Ok(Op::CpWait(number(o.text(0)?).ok_or("no number")? as usize)),
         "ca" | "cg" => {
             let bytes = number(o.text(2)?).ok_or("no size")? as usize;

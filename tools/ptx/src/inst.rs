@@ -212,6 +212,12 @@ pub(crate) enum Ternary {
         a_signed: bool,
         b_signed: bool,
     },
+    /// Two halves by the lower or the upper two bytes.
+    Dp2a {
+        a_signed: bool,
+        b_signed: bool,
+        upper: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -345,6 +351,8 @@ pub(crate) enum Op {
     CpCommit,
     /// Waits until at most this many groups are under way.
     CpWait(usize),
+    /// Waits for every copy, of a group or not.
+    CpWaitAll,
     Bra(usize),
     Exit,
     Trap,

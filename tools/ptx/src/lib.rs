@@ -24,6 +24,7 @@ mod decode;
 mod inst;
 mod memory;
 mod parse;
+mod round;
 mod thread;
 
 #[cfg(test)]

@@ -101,12 +101,14 @@ pub(crate) struct Moment {
     pub block: u32,
     /// Barriers of the warp passed so far.
     pub warp: u32,
+    /// Other threads of the warp besides, at the same moment.
+    pub others: bool,
 }
 
 impl Moment {
     /// Whether nothing orders an access at `self` and one at `other`.
     fn races(self, other: Self) -> bool {
-        self.thread != other.thread
+        (self.thread != other.thread || self.others)
             && self.block == other.block
             && (self.thread / 32 != other.thread / 32 || self.warp == other.warp)
     }
@@ -119,6 +121,47 @@ struct Touched {
     read: Option<Moment>,
     /// A reader of another warp in the same interval as `read`.
     also_read: Option<Moment>,
+    /// Whether the last write was atomic.
+    atomic: bool,
+    /// The thread whose copy to this byte is under way.
+    copying: Option<u32>,
+}
+
+impl Touched {
+    /// Nobody may touch the target of a copy that is under way.
+    fn settled(&self, at: usize) -> Result<(), String> {
+        match self.copying {
+            None => Ok(()),
+            Some(thread) => Err(format!(
+                "byte {at} of shared memory is being copied by thread {thread}, which has not waited for it"
+            )),
+        }
+    }
+
+    /// That an exclusive access `now` is ordered against all before.
+    fn alone(&self, at: usize, now: Moment) -> Result<(), String> {
+        self.settled(at)?;
+        let before = [self.written, self.read, self.also_read];
+        match before.into_iter().flatten().find(|other| other.races(now)) {
+            None => Ok(()),
+            Some(other) => Err(format!(
+                "a race: byte {at} of shared memory was touched by thread {} with no barrier between",
+                other.thread
+            )),
+        }
+    }
+
+    fn read_at(&mut self, now: Moment) {
+        match &mut self.read {
+            Some(reader) if reader.block == now.block && reader.thread / 32 != now.thread / 32 => {
+                self.also_read = Some(now);
+            }
+            Some(reader) if reader.block == now.block && reader.warp == now.warp => {
+                reader.others |= reader.thread != now.thread;
+            }
+            _ => self.read = Some(now),
+        }
+    }
 }
 
 /// The shared memory of a block.
@@ -148,6 +191,7 @@ impl Shared {
     pub fn load(&mut self, address: u64, out: &mut [u8], now: Moment) -> Result<(), String> {
         let at = self.at(address, out.len())?;
         for (i, touched) in self.touched[at..at + out.len()].iter_mut().enumerate() {
+            touched.settled(at + i)?;
             match touched.written {
                 None => return Err(format!("byte {} of shared memory was never written", at + i)),
                 Some(writer) if writer.races(now) => {
@@ -159,12 +203,7 @@ impl Shared {
                 }
                 Some(_) => {}
             }
-            match touched.read {
-                Some(reader) if reader.block == now.block && reader.thread / 32 != now.thread / 32 => {
-                    touched.also_read = Some(now);
-                }
-                _ => touched.read = Some(now),
-            }
+            touched.read_at(now);
         }
         out.copy_from_slice(&self.bytes[at..at + out.len()]);
         Ok(())
@@ -173,18 +212,28 @@ impl Shared {
     pub fn store(&mut self, address: u64, bytes: &[u8], now: Moment) -> Result<(), String> {
         let at = self.at(address, bytes.len())?;
         for (i, touched) in self.touched[at..at + bytes.len()].iter_mut().enumerate() {
-            let before = [touched.written, touched.read, touched.also_read];
-            if let Some(other) = before.into_iter().flatten().find(|other| other.races(now)) {
-                return Err(format!(
-                    "a race: byte {} of shared memory was touched by thread {} with no barrier between",
-                    at + i,
-                    other.thread
-                ));
-            }
+            touched.alone(at + i, now)?;
             *touched = Touched { written: Some(now), ..Touched::default() };
         }
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
         Ok(())
+    }
+
+    /// Begins a copy: until it ends, the bytes are nobody's.
+    pub fn begin_copy(&mut self, address: u64, len: usize, now: Moment) -> Result<(), String> {
+        let at = self.at(address, len)?;
+        for (i, touched) in self.touched[at..at + len].iter_mut().enumerate() {
+            touched.alone(at + i, now)?;
+            *touched = Touched { copying: Some(now.thread), ..Touched::default() };
+        }
+        Ok(())
+    }
+
+    /// Ends a copy: the bytes are written `now`.
+    pub fn end_copy(&mut self, address: u64, bytes: &[u8], now: Moment) -> Result<(), String> {
+        let at = self.at(address, bytes.len())?;
+        self.touched[at..at + bytes.len()].fill(Touched::default());
+        self.store(address, bytes, now)
     }
 
     /// Reads and writes in one, which cannot race with others of its kind.
@@ -192,11 +241,17 @@ impl Shared {
         &mut self,
         address: u64,
         len: usize,
+        now: Moment,
         change: impl FnOnce(u64) -> u64,
     ) -> Result<u64, String> {
         let at = self.at(address, len)?;
-        if let Some(i) = self.touched[at..at + len].iter().position(|touched| touched.written.is_none()) {
-            return Err(format!("byte {} of shared memory was never written", at + i));
+        for (i, touched) in self.touched[at..at + len].iter_mut().enumerate() {
+            if touched.written.is_none() && touched.copying.is_none() {
+                return Err(format!("byte {} of shared memory was never written", at + i));
+            }
+            let plain = Touched { written: touched.written.filter(|_| !touched.atomic), ..*touched };
+            plain.alone(at + i, now)?;
+            *touched = Touched { written: Some(now), atomic: true, ..Touched::default() };
         }
         let mut value = [0; 8];
         value[..len].copy_from_slice(&self.bytes[at..at + len]);

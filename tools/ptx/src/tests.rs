@@ -67,6 +67,11 @@ fn integers_wrap_shift_and_divide_as_the_isa_says() {
     assert_each("shr.u32 %r4, %r2, %r3;", |a, b| a.checked_shr(b).unwrap_or(0));
     assert_each("shr.s32 %r4, %r2, %r3;", |a, b| (a as i32 >> b.min(31)) as u32);
     assert_each("min.s32 %r4, %r2, %r3;", |a, b| (a as i32).min(b as i32) as u32);
+    assert_each("add.sat.s32 %r4, %r2, %r3;", |a, b| (a as i32).saturating_add(b as i32) as u32);
+    assert_each("dp2a.hi.s32.u32 %r4, %r2, %r3, 5;", |a, b| {
+        let byte = |i: u32| (b >> (8 * i) & 0xff) as i32;
+        (i32::from(a as i16) * byte(2) + i32::from((a >> 16) as i16) * byte(3) + 5) as u32
+    });
     assert_each("neg.s32 %r4, %r2;", u32_neg);
     assert_each("not.b32 %r4, %r2;", |a, _| !a);
     assert_each("clz.b32 %r4, %r2;", |a, _| a.leading_zeros());
@@ -148,11 +153,13 @@ fn floats_round_convert_and_compare_as_the_isa_says() {
     check("cvt.sat.f32.f32 %f3, %f1; mov.b32 %r4, %f3;", &|a, _| {
         if a.is_nan() { 0 } else { (a.clamp(0.0, 1.0) + 0.0).to_bits() }
     });
-    check("cvt.rn.f16x2.f32 %r4, %f1, %f2;", &|a, b| {
-        u32::from(half::f16::from_f32(a).to_bits()) << 16 | u32::from(half::f16::from_f32(b).to_bits())
-    });
-    check("cvt.rn.bf16.f32 %rs1, %f1; cvt.u32.u16 %r4, %rs1;", &|a, _| {
-        half::bf16::from_f32(a).to_bits().into()
+    // What is not a number has one pattern in halves.
+    let f16 = |x: f32| u32::from(if x.is_nan() { 0x7fff } else { half::f16::from_f32(x).to_bits() });
+    let bf16 = |x: f32| u32::from(if x.is_nan() { 0x7fff } else { half::bf16::from_f32(x).to_bits() });
+    check("cvt.rn.f16x2.f32 %r4, %f1, %f2;", &|a, b| f16(a) << 16 | f16(b));
+    check("cvt.rn.bf16.f32 %rs1, %f1; cvt.u32.u16 %r4, %rs1;", &|a, _| bf16(a));
+    check("cvt.rz.bf16.f32 %rs1, %f1; cvt.u32.u16 %r4, %rs1;", &|a, _| {
+        if a.is_nan() { 0x7fff } else { a.to_bits() >> 16 }
     });
     check("cvt.u16.u32 %rs1, %r2; cvt.f32.f16 %f3, %rs1; mov.b32 %r4, %f3;", &|a, _| {
         half::f16::from_bits(a.to_bits() as u16).to_f32().to_bits()
@@ -201,10 +208,19 @@ fn copies_arrive_when_they_are_waited_for_and_not_before() {
     let a: Vec<u32> = (0..256).collect();
     let got = run(&neighbours("cp.async.wait_group 0; bar.sync 0;"), 64, &a, &[], 256).unwrap();
     assert!((0..256).all(|i| got[i] == (i as u32 ^ 4)));
-    let fault = run(&neighbours("bar.sync 0;"), 64, &a, &[], 256).unwrap_err();
-    assert!(fault.what.contains("never written"), "{fault}");
+    let got = run(&neighbours("cp.async.wait_all; bar.sync 0;"), 64, &a, &[], 256).unwrap();
+    assert!((0..256).all(|i| got[i] == (i as u32 ^ 4)));
+    for forgotten in ["bar.sync 0;", "cp.async.wait_group 1; bar.sync 0;"] {
+        let fault = run(&neighbours(forgotten), 64, &a, &[], 256).unwrap_err();
+        assert!(fault.what.contains("has not waited for it"), "{fault}");
+    }
     let fault = run(&neighbours("cp.async.wait_all;"), 64, &a, &[], 256).unwrap_err();
     assert!(fault.what.contains("race") || fault.what.contains("never written"), "{fault}");
+    // A copy over what a neighbour may still be reading.
+    let again = "cp.async.wait_all; bar.sync 0; xor.b32 %r5, %r2, 16; add.s32 %r6, %r3, %r5; ld.shared.u32 %r7, [%r6];
+        cp.async.cg.shared.global [%r4], [%rd5], 16; cp.async.wait_all; bar.sync 0;";
+    let fault = run(&neighbours(again), 64, &a, &[], 256).unwrap_err();
+    assert!(fault.what.contains("race") || fault.what.contains("being copied"), "{fault}");
 }
 
 /// `a [16, 32]` of signed bytes times `b [32, 8]`, from fragments loaded as the ISA's tables say.
@@ -321,9 +337,13 @@ fn every_kind_of_fault_is_raised() {
 
 #[test]
 fn what_is_not_known_is_refused_with_its_line() {
-    for (text, what) in
-        [("activemask.b32 %r2;", "not known"), ("add.s32 %r2, %r99, 1;", "operand"), ("bra $L7;", "no label")]
-    {
+    for (text, what) in [
+        ("activemask.b32 %r2;", "not known"),
+        ("fma.rn.relu.f16 %rs1, %rs1, %rs1, %rs1;", ".relu"),
+        ("add.rz.f64 %fd1, %fd1, %fd1;", "nearest"),
+        ("add.s32 %r2, %r99, 1;", "operand"),
+        ("bra $L7;", "no label"),
+    ] {
         let error = Machine::new().load(&kernel("", text)).unwrap_err();
         assert!(error.what.contains(what) && error.line > 5, "{error}");
     }

@@ -36,9 +36,8 @@ pub(crate) enum State {
 #[derive(Debug, Clone)]
 struct Copy {
     to: u64,
-    from: u64,
     bytes: usize,
-    read: usize,
+    data: [u8; 16],
 }
 
 /// One thread.
@@ -235,7 +234,7 @@ impl Thread {
                 aligned(address, ty.bytes())?;
                 let change = |before| arith::atomic(*op, *ty, before, a, b);
                 let before = if where_is(*space, address) == Space::Shared {
-                    block.shared.update(address, ty.bytes(), change)?
+                    block.shared.update(address, ty.bytes(), self.moment, change)?
                 } else {
                     let mut bytes = [0; 8];
                     global.load(address, &mut bytes[..ty.bytes()])?;
@@ -255,10 +254,17 @@ impl Thread {
                 if read > *bytes {
                     return Err(format!("a copy of {bytes} bytes that reads {read}"));
                 }
-                self.copies.push(Copy { to, from, bytes: *bytes, read });
+                let mut data = [0; 16];
+                global.load(from, &mut data[..read])?;
+                block.shared.begin_copy(to, *bytes, self.moment)?;
+                self.copies.push(Copy { to, bytes: *bytes, data });
             }
             Op::CpCommit => self.groups.push_back(std::mem::take(&mut self.copies)),
-            Op::CpWait(left) => self.finish_copies(*left, block, global)?,
+            Op::CpWait(left) => self.finish_copies(*left, block)?,
+            Op::CpWaitAll => {
+                self.groups.push_back(std::mem::take(&mut self.copies));
+                self.finish_copies(0, block)?;
+            }
             Op::Nop => {}
             Op::Trap => return Err("trap".to_owned()),
             op => unreachable!("{op:?} is not done alone"),
@@ -267,17 +273,10 @@ impl Thread {
     }
 
     /// Copies become visible only here, so that a missing wait is found.
-    fn finish_copies(
-        &mut self,
-        left: usize,
-        block: &mut Block<'_>,
-        global: &mut Global,
-    ) -> Result<(), String> {
+    fn finish_copies(&mut self, left: usize, block: &mut Block<'_>) -> Result<(), String> {
         while self.groups.len() > left {
-            for Copy { to, from, bytes, read } in self.groups.pop_front().unwrap_or_default() {
-                let mut copied = [0; 16];
-                global.load(from, &mut copied[..read])?;
-                block.shared.store(to, &copied[..bytes], self.moment)?;
+            for Copy { to, bytes, data } in self.groups.pop_front().unwrap_or_default() {
+                block.shared.end_copy(to, &data[..bytes], self.moment)?;
             }
         }
         Ok(())

@@ -1,0 +1,140 @@
+//! Rounding once, in every direction, to every float type.
+//!
+//! Results are computed in f64 and rounded "to odd": when bits are lost, the last bit kept is set. Such a value lies
+//! on the same side of every float of fewer bits, and of every tie between two, as the exact one, so rounding it again
+//! to a type of at most 51 bits gives what rounding the exact value would (Boldo and Melquiond, 2008).
+
+use crate::inst::Round;
+
+/// A float type narrower than f64: bits of its significand, and its least normal exponent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Format {
+    precision: i32,
+    least: i32,
+}
+
+pub(crate) const F32: Format = Format { precision: 24, least: -126 };
+pub(crate) const F16: Format = Format { precision: 11, least: -14 };
+pub(crate) const BF16: Format = Format { precision: 8, least: -126 };
+
+/// `value` rounded to `format`, exactly representable there or infinite.
+pub(crate) fn to(format: Format, value: f64, round: Round) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let exponent = (value.to_bits() >> 52 & 0x7ff) as i32 - 1023;
+    let quantum = power(exponent.max(format.least) - format.precision + 1);
+    // Both by a power of two, so exact.
+    let steps = value / quantum;
+    let rounded = quantum
+        * match round {
+            Round::Nearest => steps.round_ties_even(),
+            Round::Zero => steps.trunc(),
+            Round::Down => steps.floor(),
+            Round::Up => steps.ceil(),
+        };
+    let most = (2.0 - power(1 - format.precision)) * power(1 - format.least);
+    let past = match round {
+        Round::Nearest => f64::INFINITY,
+        Round::Zero => most,
+        Round::Down => {
+            if value > 0.0 {
+                most
+            } else {
+                f64::INFINITY
+            }
+        }
+        Round::Up => {
+            if value > 0.0 {
+                f64::INFINITY
+            } else {
+                most
+            }
+        }
+    };
+    if rounded.abs() > most { past.copysign(value) } else { rounded.copysign(value) }
+}
+
+fn power(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+/// `near`, from which the exact value lies in the direction of `error`'s sign, rounded to odd.
+fn odd(near: f64, error: f64) -> f64 {
+    let is_exact = !near.is_finite() || error == 0.0 || error.is_nan();
+    match is_exact || near.to_bits() & 1 == 1 {
+        true => near,
+        false if error > 0.0 => near.next_up(),
+        false => near.next_down(),
+    }
+}
+
+/// `x + y`, to odd.
+pub(crate) fn add(x: f64, y: f64) -> f64 {
+    // Knuth's sum: what was lost is a float itself.
+    let sum = x + y;
+    let second = sum - x;
+    odd(sum, (x - (sum - second)) + (y - second))
+}
+
+/// `x / y`, to odd, of floats of 32 bits or fewer.
+pub(crate) fn divide(x: f64, y: f64) -> f64 {
+    let quotient = x / y;
+    odd(quotient, (-quotient).mul_add(y, x) * y.signum())
+}
+
+/// The square root, to odd, of a float of 32 bits or fewer.
+pub(crate) fn root(x: f64) -> f64 {
+    let root = x.sqrt();
+    odd(root, (-root).mul_add(root, x))
+}
+
+/// An integer of 64 bits, to odd.
+pub(crate) fn integer(x: i128) -> f64 {
+    let near = x as f64;
+    odd(near, (x - near as i128) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Round::{Down, Nearest, Up, Zero};
+
+    #[test]
+    fn rounding_to_nearest_is_that_of_the_hardware() {
+        let mut bits = 0x9e37_79b9_7f4a_7c15_u64;
+        for _ in 0..200_000 {
+            bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let value =
+                f64::from_bits((bits & !(0x7ff << 52)) | (bits >> 54 & 0x1ff).wrapping_add(768) << 52);
+            assert_eq!(to(F32, value, Nearest), f64::from(value as f32), "{value:e}");
+            let (a, b) = (value as f32, f32::from_bits(bits as u32));
+            if a.is_finite() && b.is_finite() {
+                let (x, y) = (f64::from(a), f64::from(b));
+                assert_eq!(to(F32, add(x, y), Nearest) as f32, a + b, "{a:e} + {b:e}");
+                assert_eq!(to(F32, divide(x, y), Nearest) as f32, a / b, "{a:e} / {b:e}");
+                assert_eq!(to(F32, add(x * y, x), Nearest) as f32, a.mul_add(b, a), "{a:e} * {b:e} + {a:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn directions_bracket_the_exact_value() {
+        let tiny = power(-100);
+        assert_eq!(to(F32, add(1.0, -tiny), Down), 1.0 - power(-24));
+        assert_eq!(to(F32, add(1.0, -tiny), Zero), 1.0 - power(-24));
+        assert_eq!(to(F32, add(1.0, tiny), Up), 1.0 + power(-23));
+        assert_eq!(to(F32, add(1.0, tiny), Nearest), 1.0);
+        // A tie that what lies far below breaks.
+        assert_eq!(to(F16, add(1.0 + power(-11), tiny), Nearest), 1.0 + power(-10));
+        assert_eq!(to(F16, 1.0 + power(-11), Nearest), 1.0);
+        assert_eq!(to(F16, 65519.0, Nearest), 65504.0);
+        assert_eq!(to(F16, 65520.0, Nearest), f64::INFINITY);
+        assert_eq!(to(F16, -1e9, Zero), -65504.0);
+        assert_eq!(to(F16, -1e9, Down), f64::NEG_INFINITY);
+        assert_eq!(to(F16, power(-25), Nearest), 0.0);
+        assert_eq!(to(F16, power(-25) * 1.001, Nearest), power(-24));
+        assert_eq!(to(BF16, 1.0 + power(-8), Up), 1.0 + power(-7));
+        assert_eq!(to(F32, integer((1 << 62) + 1), Up), power(62) + power(39));
+    }
+}
