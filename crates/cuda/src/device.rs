@@ -7,6 +7,7 @@ use kvant_backend::{
     AttendParams, Backend, BackendError, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm, Output, Page,
     Result, RopeParams, WeightSource,
 };
+use kvant_codec::DType;
 
 use crate::driver::Driver;
 use crate::norm::NormParts;
@@ -165,10 +166,6 @@ fn norm_parts(op: &'static str, norm: Norm<'_, CudaBuffer>, len: usize) -> Resul
     Ok(NormParts { weight: norm.weight.ptr(), eps: norm.eps })
 }
 
-fn missing(op: &'static str) -> BackendError {
-    BackendError::Unsupported { op, wanted: "CUDA".to_owned(), has: "no such kernel yet".to_owned() }
-}
-
 impl Backend for CudaDevice {
     type Buffer = CudaBuffer;
     type Matrix = CudaMatrix;
@@ -190,7 +187,12 @@ impl Backend for CudaDevice {
             dtype,
             kernel: product::kernel_names(dtype).to_owned(),
         });
-        weights.collect()
+        let caches = DType::KV.into_iter().map(|dtype| KernelChoice {
+            op: "attend",
+            dtype,
+            kernel: "attend (f16 mma)".to_owned(),
+        });
+        weights.chain(caches).collect()
     }
 
     fn free_bytes(&self) -> Result<Option<usize>> {
