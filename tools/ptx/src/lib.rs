@@ -6,12 +6,12 @@
 //! [`Fault`] when a thread
 //!
 //! - touches memory outside an allocation, out of alignment, or bytes that nobody has written;
-//! - touches shared memory that another thread touches with no barrier between (a race), or reads what `cp.async`
-//!   brings before it has waited for it;
+//! - touches shared memory that another thread touches with no barrier between (a race), or where `cp.async` is
+//!   bringing something that has not been waited for;
 //! - waits for threads that never come: barriers, shuffles and matrix products in divergent code;
 //! - divides an integer by zero, traps, or does not end.
 //!
-//! An instruction it does not know is a [`ParseError`], never skipped.
+//! An instruction, or a modifier of one, that it does not know is a [`ParseError`], never skipped.
 //!
 //! What it does not model: time; `activemask`; races in global memory; calls of functions that were not inlined; the approximate
 //! instructions' own errors (`ex2.approx` and its like are exact here, so tolerances must leave room for 2 ulp more);
@@ -27,6 +27,8 @@ mod parse;
 mod round;
 mod thread;
 
+#[cfg(test)]
+mod compiled;
 #[cfg(test)]
 mod tests;
 
