@@ -235,7 +235,7 @@ __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine,
     u32 t = lane % 4;
     if constexpr (TYPE < Q8_0) {
         float part[8][4] = {};
-#pragma unroll 2
+#pragma unroll 1
         for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
             Floats group;
             load_floats<TYPE>(group, tile, (16 * chunk + 4 * t) * TILE, TILE);
@@ -283,41 +283,67 @@ __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine,
     }
 }
 
-// Adds the values of a tile: out[s][i] of lane (g, t) are those of dims 128 s + 16 g + i (first two) and + 8, for queries
-// 2t and 2t + 1. Lanes beyond the last dim repeat the last 16 and are not written.
-template <u32 TYPE>
-__device__ inline void mix(float out[SLICES][8][4], const u8* tile, const Book& book, u32 b0, u32 b1, u32 lane) {
-    u32 t = lane % 4;
+// What a lane needs of a tile of values: of each slice of 128 dims, tokens 4t .. 4t + 4 of dims 16 g .. 16 g + 16. Lanes
+// beyond the last dim repeat the last 16.
+__device__ inline u32 first_dim(u32 slice, u32 lane) { return min(128 * slice + 16 * (lane / 4), V_DIM - 16); }
+
+template <u32 TYPE, bool CODED = (TYPE >= Q8_0)>
+struct Values {
+    Group<TYPE> groups[SLICES];
+    uint2 scales[SLICES];  // of four tokens
+
+    __device__ void load(const u8* tile, u32 lane) {
+        constexpr u32 DIMS = TYPE >= TURBO2 ? 128 : 32;
 #pragma unroll
-    for (u32 slice = 0; slice < SLICES; slice++) {
-        u32 dim = min(128 * slice + 16 * (lane / 4), V_DIM - 16);
-        if constexpr (TYPE < Q8_0) {
-            Floats group;
-            load_floats<TYPE>(group, tile, 4 * t * V_DIM + dim, V_DIM);
-            for_eight([&](auto i) {
-                u32 a[4];
-                fragment<i.value>(group, a);
-                multiply(out[slice][i.value], a, b0, b1);
-            });
-        } else {
-            constexpr u32 DIMS = TYPE >= TURBO2 ? 128 : 32;
-            u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
+        for (u32 slice = 0; slice < SLICES; slice++) {
+            u32 dim = first_dim(slice, lane);
             const u8* block = tile + dim / DIMS * block_bytes(TYPE);
-            Group<TYPE> group;
-            group.load(block + 32, dim % DIMS / 4 + t);
-            uint2 four = __ldg((const uint2*)block + t);
+            groups[slice].load(block + 32, dim % DIMS / 4 + lane % 4);
+            scales[slice] = __ldg((const uint2*)block + lane % 4);
+        }
+    }
+
+    // Adds to out[s][i] of lane (g, t) dims 128 s + 16 g + i (first two) and + 8, for queries 2t and 2t + 1.
+    __device__ void mix(float out[SLICES][8][4], const Book& book, const u32 b[2]) const {
+        u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
+#pragma unroll
+        for (u32 slice = 0; slice < SLICES; slice++) {
+            uint2 four = scales[slice];
             u32 first = pack_halves(from_half((u16)four.x) * book.step, from_half((u16)(four.x >> 16)) * book.step);
             u32 second = pack_halves(from_half((u16)four.y) * book.step, from_half((u16)(four.y >> 16)) * book.step);
             for_eight([&](auto i) {
                 u32 a[4];
-                fragment<i.value>(group, book, bias, a);
+                fragment<i.value>(groups[slice], book, bias, a);
                 a[0] = half_mul(a[0], first), a[1] = half_mul(a[1], first);
                 a[2] = half_mul(a[2], second), a[3] = half_mul(a[3], second);
-                multiply(out[slice][i.value], a, b0, b1);
+                multiply(out[slice][i.value], a, b[0], b[1]);
             });
         }
     }
-}
+};
+
+template <u32 TYPE>
+struct Values<TYPE, false> {
+    Floats groups[SLICES];
+
+    __device__ void load(const u8* tile, u32 lane) {
+#pragma unroll
+        for (u32 slice = 0; slice < SLICES; slice++) {
+            load_floats<TYPE>(groups[slice], tile, lane % 4 * 4 * V_DIM + first_dim(slice, lane), V_DIM);
+        }
+    }
+
+    __device__ void mix(float out[SLICES][8][4], const Book&, const u32 b[2]) const {
+#pragma unroll
+        for (u32 slice = 0; slice < SLICES; slice++) {
+            for_eight([&](auto i) {
+                u32 a[4];
+                fragment<i.value>(groups[slice], a);
+                multiply(out[slice][i.value], a, b[0], b[1]);
+            });
+        }
+    }
+};
 
 // The weights of a tile as right operand: token 4t + e of query g in the order of `Group`.
 __device__ inline void load_weights(u32 b[2], const u8* weights, u32 lane) {
@@ -325,6 +351,13 @@ __device__ inline void load_weights(u32 b[2], const u8* weights, u32 lane) {
     u32 at = (u32)__cvta_generic_to_shared(weights + 16 * row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                  : "=r"(b[0]), "=r"(b[1]) : "r"(at) : "memory");
+}
+
+// 2^x within 2 ulp; what is below the normal numbers is 0.
+__device__ inline float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 struct Softmax {
@@ -354,7 +387,7 @@ __device__ inline void weigh(Softmax& w, float scores[8][4], u32 first_token, co
     for (u32 i = 0; i < 8; i++) {
         for (u32 r = 0; r < 4; r++) {
             float& x = scores[i][r];
-            x = x == HIDDEN ? 0.0f : exp2f(x - w.max[r % 2] + LIFT);
+            x = x == HIDDEN ? 0.0f : power_of_two(x - w.max[r % 2] + LIFT);
             w.sum[r % 2] += x;
         }
         *(u32*)(at + 16 * i) = pack_halves(scores[i][0], scores[i][1]);
@@ -432,6 +465,34 @@ __device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
     return (const u8*)__shfl_sync(~0u, (u64)tile, lane);
 }
 
+template <u32 TYPE>
+__device__ inline void mix_tile(float out[SLICES][8][4], const u8* tile, const Book& book, const u8* weights, u32 lane) {
+    Values<TYPE> values;
+    values.load(tile, lane);
+    u32 b[2];
+    load_weights(b, weights, lane);
+    values.mix(out, book, b);
+}
+
+// Eight tiles of one type, several on their way at a time.
+template <u32 TYPE>
+__device__ inline void mix_unit(float out[SLICES][8][4], const u8* my_tile, const Book& book, const u8* weights,
+                                u32 lane) {
+    constexpr u32 AHEAD = (TYPE >= Q4_0 ? 4 : TYPE == Q8_0 ? 2 : 1) / (TYPE >= Q8_0 ? SLICES : 1);
+#pragma unroll 1
+    for (u32 first = 0; first < UNIT; first += AHEAD) {
+        Values<TYPE> values[AHEAD];
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++) values[i].load(tile_of_lane(my_tile, 4 * (first + i)), lane);
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++) {
+            u32 b[2];
+            load_weights(b, weights + (first + i) * WEIGHT_BYTES, lane);
+            values[i].mix(out, book, b);
+        }
+    }
+}
+
 // Grid: splits, KV heads. A warp takes every fourth unit of 8 tiles of the split.
 extern "C" __global__ void __launch_bounds__(128, BLOCKS) decode(const __grid_constant__ DecodeParams p) {
     __shared__ __align__(16) Shared shared;
@@ -479,15 +540,13 @@ extern "C" __global__ void __launch_bounds__(128, BLOCKS) decode(const __grid_co
         }
         __syncwarp();
         in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
-#pragma unroll 2
-        for (u32 i = 0; i < UNIT; i++) {
-            const u8* tile = tile_of_lane(value.tile, 4 * i);
-            u32 b[2];
-            load_weights(b, weights + i * WEIGHT_BYTES, lane);
-            if (in_main >> (4 * i) & 1) {
-                mix<V_TYPE>(out, tile, p.value_book, b[0], b[1], lane);
-            } else if (in_f16 >> (4 * i) & 1) {
-                mix<F16>(out, tile, p.value_book, b[0], b[1], lane);
+        if (in_main == ~0u) {
+            mix_unit<V_TYPE>(out, value.tile, p.value_book, weights, lane);
+        } else {
+            for (u32 i = 0; i < UNIT; i++) {
+                const u8* tile = tile_of_lane(value.tile, 4 * i);
+                if (in_main >> (4 * i) & 1) mix_tile<V_TYPE>(out, tile, p.value_book, weights + i * WEIGHT_BYTES, lane);
+                if (in_f16 >> (4 * i) & 1) mix_tile<F16>(out, tile, p.value_book, weights + i * WEIGHT_BYTES, lane);
             }
         }
         __syncwarp();

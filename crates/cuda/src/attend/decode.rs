@@ -18,11 +18,17 @@
 //!
 //! # Budget
 //!
-//! Operations per lane for eight values of turbo3: selectors 11, look-up 2, to halves 8, scales of V 4, the product 1:
-//! 2.8 per value of K, 3.3 of V. turbo2 2.0 and 2.5, turbo4 4.1 and 4.6, q8_0 1.8 and 2.3. An H200 at full bandwidth has
-//! 3 operations per turbo3 value, so about 80 % of the bandwidth is the most this can reach there, and 60 % for turbo2.
-//! Loads in flight: four groups of 24 bytes per lane, 36 KB for 12 warps on a multiprocessor, where 4.3 TB/s at 700 ns
-//! take 23 KB.
+//! Instructions per value in the inner loops, counted in the machine code for compute capability 9.0 (K, V), and what
+//! share of an H200's 4.3 TB/s the 128 operations that a multiprocessor issues per clock allow, with 0.5 per value for the
+//! softmax added:
+//!
+//! | turbo2 | turbo3 | turbo4 | q4_0 | q8_0 | f16 |
+//! |---|---|---|---|---|---|
+//! | 2.0, 3.0 | 2.9, 3.7 | 3.2, 4.2 | 2.7, 2.7 | 2.4, 2.4 | 1.3, 1.0 |
+//! | 70 % | 80 % | 95 % | all | all | all |
+//!
+//! Loads in flight: two to four groups of 24 bytes per lane (turbo3), 18 to 36 KB for the 12 warps that fit a
+//! multiprocessor at 165 registers; 4.3 TB/s at 700 ns take 23 KB. None of this has been measured.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::Result;
