@@ -12,9 +12,9 @@ constexpr u32 WARPS = 4;
 constexpr u32 QUERIES = 16;
 constexpr u32 MAX_HEADS = 16;
 constexpr float HIDDEN = -1e30f;
-// Weights are powers of two up to 2^15, not to 1, so that as halves they keep their precision down to 2^-29. Their sum
-// carries the same factor.
-constexpr float LIFT = 15.0f;
+// Weights are powers of two up to 2^12, not to 1, so that as halves they keep their precision down to 2^-26, also times a
+// turbo type's scale, which may be up to 16 (a vector of length 11,000). Their sum carries the same factor.
+constexpr float LIFT = 12.0f;
 constexpr u32 MAX_DIM = K_DIM > V_DIM ? K_DIM : V_DIM;
 // Halves of a tile in shared memory: the larger of [16][dim + 8] and [dim][24]. Rows are 16 bytes off a multiple of
 // 128, so that the eight rows of a matrix lie in different banks.
@@ -98,6 +98,13 @@ extern "C" __global__ void __launch_bounds__(128) prepare_queries(const __grid_c
     }
 }
 
+// Within 2 ulp; subnormal results are 0.
+__device__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ u32 half_mul(u32 a, u32 b) {
     u32 c;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
@@ -114,44 +121,56 @@ __device__ u32 half_sub(u32 a, u32 b) {
 // [1] codes 2 and 3.
 struct Codes { u32 pair[2]; };
 
-// Bits 0..3 of a nibble, each to bit 0 of its byte.
-__device__ u32 spread(u32 nibble) { return nibble * 0x00204081u & 0x01010101u; }
+// Bits `at` to `at + 3` of a word, each to bit `to` of its byte; `at` counts from bit `to`.
+__device__ u32 spread(u32 word, u32 at, u32 to) {
+    u32 nibble = word >> at << to & 15 << to;
+    return nibble * 0x00204081u & 0x01010101u << to;
+}
 
 template <u32 TYPE>
 __device__ Codes group_codes(const Book& book, const u8* planes, u32 g, u32 t) {
     if constexpr (TYPE == Q8_0) {
         const u32* words = (const u32*)(planes + 64 * g);
-        u32 a = words[t], b = words[t + 8];
+        u32 a = __ldg(words + t), b = __ldg(words + t + 8);
         return {{__byte_perm(a, b, 0x5140), __byte_perm(a, b, 0x7362)}};
     } else if constexpr (TYPE == Q4_0) {
-        u32 word = ((const u32*)(planes + 32 * g))[t];
+        u32 word = __ldg((const u32*)(planes + 32 * g) + t);
         u32 even = word & 0x0f0f0f0f, odd = word >> 4 & 0x0f0f0f0f;
         return {{__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)}};
     } else if constexpr (TYPE == TURBO4) {
-        u32 word = ((const u32*)(planes + 32 * g))[t];
+        u32 word = __ldg((const u32*)(planes + 32 * g) + t);
+        u32 index = word & 0x77777777, upper = word >> 3 & 0x11111111;
         Codes codes;
         for (int i = 0; i < 2; i++) {
-            // Nibbles are (t, t + 8) pairs already. Eight levels in two registers: two look-ups, and bit 3 decides.
-            u32 nibbles = word >> (16 * i), index = nibbles & 0x7777;
-            u32 low = __byte_perm(book.bytes[0], book.bytes[1], index);
-            u32 high = __byte_perm(book.bytes[2], book.bytes[3], index);
-            u32 mask = __byte_perm(0x0000ff00, 0, nibbles >> 3 & 0x1111);
+            // Nibbles are (t, t + 8) pairs already. Eight levels in two registers: two look-ups, and bit 3 decides. (A
+            // permutation reads the low 16 bits of its selectors.)
+            u32 low = __byte_perm(book.bytes[0], book.bytes[1], index >> (16 * i));
+            u32 high = __byte_perm(book.bytes[2], book.bytes[3], index >> (16 * i));
+            u32 mask = __byte_perm(0x0000ff00, 0, upper >> (16 * i));
             codes.pair[i] = (low & ~mask) | (high & mask);
         }
         return codes;
     } else {
         // Two low bits: the word of lanes t mod 4 + 4 i, at bits 2 i.
-        u32 nibbles = ((const u32*)(planes + 16 * g))[t % 4] >> (2 * (t / 4)) & 0x33333333;
+        u32 nibbles = __ldg((const u32*)(planes + 16 * g) + t % 4) >> (2 * (t / 4)) & 0x33333333;
         if constexpr (TYPE == TURBO3) {
-            uint2 high = *(const uint2*)(planes + 512 + 8 * g);
-            nibbles |= spread(high.x >> (4 * t) & 15) << 2 | spread(high.y >> (4 * t) & 15) << 6;
+            uint2 high = __ldg((const uint2*)(planes + 512 + 8 * g));
+            nibbles |= spread(high.x, 4 * t, 2) | spread(high.y, 4 * t, 6);
         }
-        return {{__byte_perm(book.bytes[0], book.bytes[1], nibbles & 0xffff),
+        return {{__byte_perm(book.bytes[0], book.bytes[1], nibbles),
                  __byte_perm(book.bytes[0], book.bytes[1], nibbles >> 16)}};
     }
 }
 
-// Brings a coded tile to shared memory as halves: keys [16][K_DIM + 8], values [V_DIM][STRIDE].
+// Two adjacent scales of a block, times the step.
+__device__ float2 two_scales(const u8* block, u32 token, float step) {
+    u32 pair = __ldg((const u32*)block + token / 2);
+    return make_float2(from_half(pair & 0xffff) * step, from_half(pair >> 16) * step);
+}
+
+// Brings a coded tile to shared memory as halves: keys [16][K_DIM + 8], values [V_DIM][STRIDE]. Scales of blocks of 32
+// are brought in here. Those of turbo types, one for 128 dims, wait for the scores or go into the weights, so that
+// values are whole numbers: byte - 128, and for keys 1024 + byte, from which the scores take the rest.
 template <bool KEYS, u32 TYPE>
 __device__ void load_coded(const Book& book, const u8* tile, u16* to, u32 lane) {
     constexpr u32 DIM = KEYS ? K_DIM : V_DIM;
@@ -162,29 +181,25 @@ __device__ void load_coded(const Book& book, const u8* tile, u16* to, u32 lane) 
 #pragma unroll
         for (u32 pass = 0; pass < DIM / 16; pass++) {
             u32 g = 4 * pass + lane / 8;
-            const u8* start = tile + 4 * g / DIMS * bytes;
+            const u8* start = tile + 16 * pass / DIMS * bytes;
             Codes codes = group_codes<TYPE>(book, start + 32, g % (DIMS / 4), t);
-            const u16* scales = (const u16*)start;
 #pragma unroll
             for (u32 upper = 0; upper < 2; upper++) {
-                u32 l = t + 8 * upper;
-                u32 select = upper ? 0x4341 : 0x4240;
+                u32 l = t + 8 * upper, select = upper ? 0x4341 : 0x4240;
                 // A byte below the bits of 1024 is that half plus the byte.
-                u32 a = half_sub(__byte_perm(codes.pair[0], 0x64646464, select), bias);
-                u32 b = half_sub(__byte_perm(codes.pair[1], 0x64646464, select), bias);
-                if (KEYS) {
-                    float s = from_half(scales[l]) * book.step;
-                    u32 scale = pack_halves(s, s);
-                    *(uint2*)(to + l * (DIM + 8) + 4 * g) = make_uint2(half_mul(a, scale), half_mul(b, scale));
-                } else {
+                u32 a = __byte_perm(codes.pair[0], 0x64646464, select);
+                u32 b = __byte_perm(codes.pair[1], 0x64646464, select);
+                if (!KEYS || TYPE < TURBO2) a = half_sub(a, bias), b = half_sub(b, bias);
+                if (TYPE < TURBO2 && KEYS) {
+                    float s = from_half(__ldg((const u16*)start + l));
+                    a = half_mul(a, pack_halves(s, s)), b = half_mul(b, pack_halves(s, s));
+                } else if (TYPE < TURBO2) {
                     // The four tokens of a group are the same in every pass.
-                    u32 token = 4 * (lane / 8);
-                    uint2 four = *(const uint2*)(scales + token);
-                    u32 first = pack_halves(from_half(four.x & 0xffff) * book.step, from_half(four.x >> 16) * book.step);
-                    u32 second = pack_halves(from_half(four.y & 0xffff) * book.step, from_half(four.y >> 16) * book.step);
-                    *(uint2*)(to + (16 * pass + l) * STRIDE + token) =
-                        make_uint2(half_mul(a, first), half_mul(b, second));
+                    uint2 four = __ldg((const uint2*)start + lane / 8);
+                    a = half_mul(a, four.x), b = half_mul(b, four.y);
                 }
+                u16* at = KEYS ? to + l * (DIM + 8) + 4 * g : to + (16 * pass + l) * STRIDE + lane / 8 * 4;
+                *(uint2*)at = make_uint2(a, b);
             }
         }
     }
@@ -195,10 +210,12 @@ template <bool KEYS>
 __device__ void load_floats(u32 type, const u8* tile, u16* to, u32 lane) {
     constexpr u32 DIM = KEYS ? K_DIM : V_DIM;
     constexpr u32 COLS = KEYS ? TILE : DIM, TO_STRIDE = KEYS ? STRIDE : DIM + 8;
-    for (u32 i = 8 * lane; i < TILE * DIM; i += 256) {
+#pragma unroll
+    for (u32 pass = 0; pass < TILE * DIM / 256; pass++) {
+        u32 i = 256 * pass + 8 * lane;
         uint4 eight;
         if (type == F16) {
-            eight = *(const uint4*)(tile + 2 * i);
+            eight = __ldg((const uint4*)(tile + 2 * i));
         } else {
             float x[8];
             for (int e = 0; e < 8; e++) {
@@ -212,31 +229,48 @@ __device__ void load_floats(u32 type, const u8* tile, u16* to, u32 lane) {
     }
 }
 
+// Where a tile is and how to read it.
+struct Tile {
+    const u8* at;
+    u32 type;
+    u32 bytes;
+};
+
+// A stream, with what its tiles have in common.
+struct View {
+    const Stream& s;
+    u32 dim;
+    u32 main_bytes;
+    __device__ View(const Stream& s, u32 dim) : s(s), dim(dim), main_bytes(tile_bytes(s.type, dim)) {}
+    __device__ Tile tile(u32 index) const {
+        u32 f16_bytes = dim * TILE * 2;
+        if (index < s.sink_tiles) return {s.sink + index * f16_bytes, F16, f16_bytes};
+        if (index * TILE < s.main_end || s.tail_tiles == 0) {
+            u32 tile = index - s.sink_tiles;
+            const u8* page = (const u8*)__ldg(s.pages + tile / TILES_PER_PAGE);
+            return {page + tile % TILES_PER_PAGE * main_bytes, s.type, main_bytes};
+        }
+        return {s.tail + index % s.tail_tiles * f16_bytes, F16, f16_bytes};
+    }
+};
+
 template <bool KEYS>
-__device__ void load_tile(const AttendParams& p, const Stream& s, u32 index, u16* to, u32 lane) {
-    u32 place = place_of(s, index, s.main_end);
-    u32 type = place == IN_MAIN ? s.type : F16;
-    const u8* tile = tile_at(s, index, place);
-    switch (type) {
-        case Q8_0: return load_coded<KEYS, Q8_0>(p.books[Q8_0], tile, to, lane);
-        case Q4_0: return load_coded<KEYS, Q4_0>(p.books[Q4_0], tile, to, lane);
-        case TURBO2: return load_coded<KEYS, TURBO2>(p.books[TURBO2], tile, to, lane);
-        case TURBO3: return load_coded<KEYS, TURBO3>(p.books[TURBO3], tile, to, lane);
-        case TURBO4: return load_coded<KEYS, TURBO4>(p.books[TURBO4], tile, to, lane);
-        default: return load_floats<KEYS>(type, tile, to, lane);
+__device__ void load_tile(const AttendParams& p, const Tile& tile, u16* to, u32 lane) {
+    switch (tile.type) {
+        case Q8_0: return load_coded<KEYS, Q8_0>(p.books[Q8_0], tile.at, to, lane);
+        case Q4_0: return load_coded<KEYS, Q4_0>(p.books[Q4_0], tile.at, to, lane);
+        case TURBO2: return load_coded<KEYS, TURBO2>(p.books[TURBO2], tile.at, to, lane);
+        case TURBO3: return load_coded<KEYS, TURBO3>(p.books[TURBO3], tile.at, to, lane);
+        case TURBO4: return load_coded<KEYS, TURBO4>(p.books[TURBO4], tile.at, to, lane);
+        default: return load_floats<KEYS>(tile.type, tile.at, to, lane);
     }
 }
 
 // Asks for a tile to be brought to the second-level cache: the time its first use would wait for.
-__device__ void fetch_tile(const Stream& s, u32 index, u32 lane) {
-    u32 place = place_of(s, index, s.main_end);
-    u32 bytes = tile_bytes(place == IN_MAIN ? s.type : F16, s.dim);
-    const u8* tile = tile_at(s, index, place);
-    for (u32 at = 128 * lane; at < bytes; at += 128 * 32) asm volatile("prefetch.global.L2 [%0];" ::"l"(tile + at));
-}
-
-__device__ bool lies_across(const Stream& s, u32 index) {
-    return place_of(s, index, s.main_end) != IN_MAIN || !is_coded(s.type);
+__device__ void fetch_tile(const Tile& tile, u32 lane) {
+    for (u32 at = 128 * lane; at < tile.bytes; at += 128 * 32) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(tile.at + at));
+    }
 }
 
 __device__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -259,20 +293,34 @@ __device__ void multiply(float c[4], const u32 a[4], u32 b0, u32 b1) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+constexpr u32 K_BLOCKS = (K_DIM + 127) / 128;
+
 // Sixteen queries and what they have seen. A lane has rows lane / 4 and lane / 4 + 8.
 struct Work {
     u32 q[K_DIM / 16][4];
+    float q_sum[K_BLOCKS][2];  // of 128 dims: what 1 too much in every key adds
     float out[V_DIM / 8][4];
     float max[2];
     float sum[2];
 };
 
+__device__ float half_sum(u32 pair) { return from_half(pair & 0xffff) + from_half(pair >> 16); }
+
 __device__ void begin(Work& w, const u16* queries, u32 lane) {
     u32 row = lane / 4, col = 2 * (lane % 4);
+    for (u32 block = 0; block < K_BLOCKS; block++) w.q_sum[block][0] = w.q_sum[block][1] = 0.0f;
     for (u32 k = 0; k < K_DIM / 16; k++) {
         for (u32 r = 0; r < 4; r++) {
             const u16* at = queries + (row + 8 * (r % 2)) * K_DIM + 16 * k + col + 8 * (r / 2);
             w.q[k][r] = *(const u32*)at;
+            w.q_sum[k / 8][r % 2] += half_sum(w.q[k][r]);
+        }
+    }
+    for (u32 block = 0; block < K_BLOCKS; block++) {
+        for (int half = 0; half < 2; half++) {
+            float& sum = w.q_sum[block][half];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
         }
     }
     for (u32 n = 0; n < V_DIM / 8; n++) {
@@ -282,63 +330,102 @@ __device__ void begin(Work& w, const u16* queries, u32 lane) {
     w.sum[0] = w.sum[1] = 0.0f;
 }
 
-// Scores of the queries with the keys of a tile, masked, and weights relative to the new maximum: the left operand of
-// the product with the values.
-__device__ void score(Work& w, const u16* keys, bool across, u32 first_token, const u32 visible[2], u32 weights[4],
-                      u32 lane) {
-    float s[2][4] = {};
+// Scores of the queries with the keys of a tile: s[n][..] of tokens 8 n + 2 (lane mod 4) and the next, as `mma` has them.
+__device__ void scores(const Work& w, const AttendParams& p, const Tile& tile, const u16* keys, float s[2][4], u32 lane) {
     u32 row = lane % 8, matrix = lane / 8;
-    for (u32 k = 0; k < K_DIM / 16; k++) {
-        u32 m[4];
-        if (across) {
-            // Rows are dims: matrices (dims 0..8, tokens 0..8), (dims 8.., tokens 0..), then tokens 8..16.
-            load_matrices(m, keys + (16 * k + row + 8 * (matrix % 2)) * STRIDE + 8 * (matrix / 2), true);
-        } else {
-            load_matrices(m, keys + (row + 8 * (matrix / 2)) * (K_DIM + 8) + 16 * k + 8 * (matrix % 2), false);
-        }
-        multiply(s[0], w.q[k], m[0], m[1]);
-        multiply(s[1], w.q[k], m[2], m[3]);
+    for (u32 n = 0; n < 2; n++) {
+        for (u32 r = 0; r < 4; r++) s[n][r] = 0.0f;
     }
+#pragma unroll
+    for (u32 block = 0; block < K_BLOCKS; block++) {
+        float raw[2][4] = {};
+#pragma unroll
+        for (u32 k = 8 * block; k < K_DIM / 16 && k < 8 * block + 8; k++) {
+            u32 m[4];
+            if (is_coded(tile.type)) {
+                load_matrices(m, keys + (row + 8 * (matrix / 2)) * (K_DIM + 8) + 16 * k + 8 * (matrix % 2), false);
+            } else {
+                // Rows are dims: matrices (dims 0..8, tokens 0..8), (dims 8.., tokens 0..), then tokens 8..16.
+                load_matrices(m, keys + (16 * k + row + 8 * (matrix % 2)) * STRIDE + 8 * (matrix / 2), true);
+            }
+            multiply(raw[0], w.q[k], m[0], m[1]);
+            multiply(raw[1], w.q[k], m[2], m[3]);
+        }
+        for (u32 n = 0; n < 2; n++) {
+            float2 scale = make_float2(1.0f, 1.0f);
+            float excess = 0.0f;
+            if (is_turbo(tile.type)) {
+                const Book& book = p.books[tile.type];
+                scale = two_scales(tile.at + block * block_bytes(tile.type), 8 * n + 2 * (lane % 4), book.step);
+                excess = 1024.0f + book.bias;
+            }
+            for (u32 half = 0; half < 2; half++) {
+                float less = excess * w.q_sum[block][half];
+                s[n][2 * half] += (raw[n][2 * half] - less) * scale.x;
+                s[n][2 * half + 1] += (raw[n][2 * half + 1] - less) * scale.y;
+            }
+        }
+    }
+}
+
+// Turns scores into weights relative to the new maximum, and joins them to what came before.
+__device__ void soften(Work& w, float s[2][4], u32 first_token, const u32 visible[2], u32 lane) {
     u32 col = first_token + 2 * (lane % 4);
+    bool is_cut = first_token + TILE > visible[0] || first_token + TILE > visible[1];
     for (int half = 0; half < 2; half++) {
         float most = HIDDEN;
         for (int n = 0; n < 2; n++) {
             for (int e = 0; e < 2; e++) {
                 float& x = s[n][2 * half + e];
-                if (col + 8 * n + e >= visible[half]) x = HIDDEN;
+                if (is_cut && col + 8 * n + e >= visible[half]) x = HIDDEN;
                 most = fmaxf(most, x);
             }
         }
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        float max = fmaxf(w.max[half], most), keep = exp2f(w.max[half] - max);
-        w.max[half] = max;
+        float before = w.max[half], max = fmaxf(before, most);
         float sum = 0.0f;
         for (int n = 0; n < 2; n++) {
             for (int e = 0; e < 2; e++) {
                 float& x = s[n][2 * half + e];
                 // A hidden token counts nothing even where no other is visible yet.
-                x = x == HIDDEN ? 0.0f : exp2f(x - max + LIFT);
+                x = x == HIDDEN ? 0.0f : power_of_two(x - max + LIFT);
                 sum += x;
             }
         }
-        w.sum[half] = w.sum[half] * keep + sum;
-        if (keep != 1.0f) {
+        if (max != before) {
+            float keep = power_of_two(before - max);
+            w.max[half] = max;
+            w.sum[half] *= keep;
             for (u32 n = 0; n < V_DIM / 8; n++) w.out[n][2 * half] *= keep, w.out[n][2 * half + 1] *= keep;
         }
+        w.sum[half] += sum;
     }
-    weights[0] = pack_halves(s[0][0], s[0][1]), weights[1] = pack_halves(s[0][2], s[0][3]);
-    weights[2] = pack_halves(s[1][0], s[1][1]), weights[3] = pack_halves(s[1][2], s[1][3]);
 }
 
-__device__ void mix(Work& w, const u16* values, bool across, const u32 weights[4], u32 lane) {
-    u32 row = lane % 8, matrix = lane / 8;
+// Adds the values of a tile, weighted.
+__device__ void mix(Work& w, const AttendParams& p, const Tile& tile, const u16* values, const float s[2][4], u32 lane) {
+    u32 row = lane % 8, matrix = lane / 8, weights[4];
+#pragma unroll
     for (u32 n = 0; n < V_DIM / 16; n++) {
+        if (n % 8 == 0) {
+            float2 scale[2] = {make_float2(1.0f, 1.0f), make_float2(1.0f, 1.0f)};
+            if (is_turbo(tile.type)) {
+                const u8* block = tile.at + n / 8 * block_bytes(tile.type);
+                for (u32 i = 0; i < 2; i++) {
+                    scale[i] = two_scales(block, 8 * i + 2 * (lane % 4), p.books[tile.type].step);
+                }
+            }
+            for (u32 r = 0; r < 4; r++) {
+                const float* of = s[r / 2] + 2 * (r % 2);
+                weights[r] = pack_halves(of[0] * scale[r / 2].x, of[1] * scale[r / 2].y);
+            }
+        }
         u32 m[4];
-        if (across) {
-            load_matrices(m, values + (row + 8 * (matrix % 2)) * (V_DIM + 8) + 16 * n + 8 * (matrix / 2), true);
-        } else {
+        if (is_coded(tile.type)) {
             load_matrices(m, values + (16 * n + row + 8 * (matrix / 2)) * STRIDE + 8 * (matrix % 2), false);
+        } else {
+            load_matrices(m, values + (row + 8 * (matrix % 2)) * (V_DIM + 8) + 16 * n + 8 * (matrix / 2), true);
         }
         multiply(w.out[2 * n], weights, m[0], m[1]);
         multiply(w.out[2 * n + 1], weights, m[2], m[3]);
@@ -379,10 +466,9 @@ extern "C" __global__ void __launch_bounds__(128) attend_split(const __grid_cons
     extern __shared__ __align__(16) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, first_query = blockIdx.y * QUERIES, kv = blockIdx.z;
-    const Stream& keys = p.keys[kv];
-    const Stream& values = p.values[kv];
-    u16* tile = (u16*)shared + warp * TILE_HALVES;
-    u32 visible[2], weights[4];
+    View keys(p.keys[kv], K_DIM), values(p.values[kv], V_DIM);
+    u16* unpacked = (u16*)shared + warp * TILE_HALVES;
+    u32 visible[2];
     visible_tokens(p, first_query, visible, lane);
     u32 last_row = (min(first_query + QUERIES, p.rows * p.group) - 1) / p.group;
     u32 n_tiles = (p.start + last_row + TILE) / TILE;
@@ -390,17 +476,20 @@ extern "C" __global__ void __launch_bounds__(128) attend_split(const __grid_cons
     Work w;
     begin(w, p.queries + ((size_t)kv * p.padded + first_query) * K_DIM, lane);
     for (u32 index = split * p.split_tiles + warp; index < end; index += WARPS) {
+        Tile key = keys.tile(index), value = values.tile(index);
         if (index + WARPS < end) {
-            fetch_tile(keys, index + WARPS, lane);
-            fetch_tile(values, index + WARPS, lane);
+            fetch_tile(keys.tile(index + WARPS), lane);
+            fetch_tile(values.tile(index + WARPS), lane);
         }
-        load_tile<true>(p, keys, index, tile, lane);
+        float s[2][4];
+        load_tile<true>(p, key, unpacked, lane);
         __syncwarp();
-        score(w, tile, lies_across(keys, index), index * TILE, visible, weights, lane);
+        scores(w, p, key, unpacked, s, lane);
+        soften(w, s, index * TILE, visible, lane);
         __syncwarp();
-        load_tile<false>(p, values, index, tile, lane);
+        load_tile<false>(p, value, unpacked, lane);
         __syncwarp();
-        mix(w, tile, lies_across(values, index), weights, lane);
+        mix(w, p, value, unpacked, s, lane);
         __syncwarp();
     }
     finish_sums(w);
@@ -446,11 +535,10 @@ extern "C" __global__ void __launch_bounds__(128) attend_many(const __grid_const
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, block_query = blockIdx.y * QUERIES * WARPS, kv = blockIdx.z;
     u32 first_query = block_query + warp * QUERIES;
-    const Stream& keys = p.keys[kv];
-    const Stream& values = p.values[kv];
+    View keys(p.keys[kv], K_DIM), values(p.values[kv], V_DIM);
     u16* key_tiles = (u16*)shared;
     u16* value_tiles = key_tiles + WARPS * TILE_HALVES;
-    u32 visible[2], weights[4];
+    u32 visible[2];
     visible_tokens(p, first_query, visible, lane);
     u32 last_row = (min(block_query + QUERIES * WARPS, p.rows * p.group) - 1) / p.group;
     u32 n_tiles = (p.start + last_row + TILE) / TILE;
@@ -462,19 +550,21 @@ extern "C" __global__ void __launch_bounds__(128) attend_many(const __grid_const
     begin(w, p.queries + ((size_t)kv * p.padded + first_query) * K_DIM, lane);
     for (u32 step = split * p.split_tiles; step < end; step += WARPS) {
         if (step + WARPS + warp < end) {
-            fetch_tile(keys, step + WARPS + warp, lane);
-            fetch_tile(values, step + WARPS + warp, lane);
+            fetch_tile(keys.tile(step + WARPS + warp), lane);
+            fetch_tile(values.tile(step + WARPS + warp), lane);
         }
         if (step + warp < end) {
-            load_tile<true>(p, keys, step + warp, key_tiles + warp * TILE_HALVES, lane);
-            load_tile<false>(p, values, step + warp, value_tiles + warp * TILE_HALVES, lane);
+            load_tile<true>(p, keys.tile(step + warp), key_tiles + warp * TILE_HALVES, lane);
+            load_tile<false>(p, values.tile(step + warp), value_tiles + warp * TILE_HALVES, lane);
         }
         __syncthreads();
         for (u32 i = 0; i < WARPS && step + i < end; i++) {
             u32 index = step + i;
             if (index * TILE >= my_end) break;
-            score(w, key_tiles + i * TILE_HALVES, lies_across(keys, index), index * TILE, visible, weights, lane);
-            mix(w, value_tiles + i * TILE_HALVES, lies_across(values, index), weights, lane);
+            float s[2][4];
+            scores(w, p, keys.tile(index), key_tiles + i * TILE_HALVES, s, lane);
+            soften(w, s, index * TILE, visible, lane);
+            mix(w, p, values.tile(index), value_tiles + i * TILE_HALVES, s, lane);
         }
         __syncthreads();
     }

@@ -30,12 +30,12 @@ struct Stream {
     float alpha;       // factor on values encoded into main tiles
 };
 
-__device__ inline bool is_coded(u32 type) { return type >= Q8_0; }
-__device__ inline bool is_turbo(u32 type) { return type >= TURBO2; }
-__device__ inline u32 block_dims(u32 type) { return is_turbo(type) ? 128 : 32; }
+__host__ __device__ constexpr bool is_coded(u32 type) { return type >= Q8_0; }
+__host__ __device__ constexpr bool is_turbo(u32 type) { return type >= TURBO2; }
+__host__ __device__ constexpr u32 block_dims(u32 type) { return is_turbo(type) ? 128 : 32; }
 
 // Bytes of the 16 codes of one dim, times 4: of a group.
-__device__ inline u32 group_bytes(u32 type) {
+__host__ __device__ constexpr u32 group_bytes(u32 type) {
     switch (type) {
         case Q8_0: return 64;
         case TURBO2: return 16;
@@ -45,9 +45,9 @@ __device__ inline u32 group_bytes(u32 type) {
 }
 
 // Bytes of a block of 16 tokens, scales included.
-__device__ inline u32 block_bytes(u32 type) { return 32 + block_dims(type) / 4 * group_bytes(type); }
+__host__ __device__ constexpr u32 block_bytes(u32 type) { return 32 + block_dims(type) / 4 * group_bytes(type); }
 
-__device__ inline u32 tile_bytes(u32 type, u32 dim) {
+__host__ __device__ constexpr u32 tile_bytes(u32 type, u32 dim) {
     if (is_coded(type)) return dim / block_dims(type) * block_bytes(type);
     return dim * TILE * (type == F32 ? 4 : 2);
 }
