@@ -164,6 +164,9 @@ fn cache_folder() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
     use super::*;
 
     const HEADER: Header = Header { name: "two.cuh", text: "#define TWO 2\n" };
@@ -225,12 +228,20 @@ mod tests {
         // What this very compiler has compiled before it need not compile again.
         let Some(mut compiler) = compiler("every") else { return };
         compiler.folder = Some(std::env::temp_dir().join("kvant-cuda-tests"));
-        for build in crate::builds::builds() {
-            for arch in [80, 89, 90] {
-                if let Err(error) = compiler.ptx(build.source, &build.defines, arch) {
+        let builds = crate::builds::builds();
+        let jobs: Vec<_> = builds.iter().flat_map(|build| [80, 89, 90].map(|arch| (build, arch))).collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some((build, arch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(error) = compiler.ptx(build.source, &build.defines, *arch) {
                     panic!("{} {:?} for sm_{arch}: {error}", build.source.name, build.defines);
                 }
             }
-        }
+        };
+        thread::scope(|scope| {
+            for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+                scope.spawn(work);
+            }
+        });
     }
 }
