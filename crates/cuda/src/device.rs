@@ -125,20 +125,6 @@ impl CudaDevice {
         Ok(2.0 * BYTES as f64 / best)
     }
 
-    /// `y = w x + bias`, or `y += w x + bias`.
-    fn multiply(
-        &self,
-        op: &'static str,
-        x: &mut Operand,
-        w: &CudaMatrix,
-        bias: Option<DevicePtr>,
-        y: DevicePtr,
-        accumulate: bool,
-    ) -> Result<()> {
-        let product = Product { w: w.ptr(op)?, dtype: w.dtype(), n_out: w.n_out(), bias, y, accumulate };
-        Ok(product::product(&self.cx, x, &product)?)
-    }
-
     /// Compiles every kernel for this device. Returns how many sources and variants there are.
     ///
     /// # Errors
@@ -158,6 +144,12 @@ fn operand(op: &'static str, input: &Input<'_, CudaDevice>, n_in: usize) -> Resu
     let x = input.x.ptr() + (first * size_of::<f32>()) as u64;
     let norm = input.norm.map(|norm| norm_parts(op, norm, n_in)).transpose()?;
     Ok(Operand::new(x, [input.rows, n_in], norm))
+}
+
+/// `y = w x`, to be changed where more is wanted.
+fn product_of(op: &'static str, w: &CudaMatrix, y: DevicePtr) -> Result<Product> {
+    let (dtype, n_out) = (w.dtype(), w.n_out());
+    Ok(Product { w: w.ptr(op)?, dtype, n_out, up: None, bias: None, y, accumulate: false })
 }
 
 /// Weight and eps of a norm over `len` values.
@@ -280,7 +272,9 @@ impl Backend for CudaDevice {
                 BackendError::check(OP, "length of the bias", n_out, bias.len())?;
             }
             let bias = output.bias.map(CudaBuffer::ptr);
-            self.multiply(OP, &mut x, w, bias, output.y.ptr(), output.accumulate)?;
+            let plain = product_of(OP, w, output.y.ptr())?;
+            let product = Product { bias, accumulate: output.accumulate, ..plain };
+            product::product(&self.cx, &mut x, &product)?;
         }
         Ok(())
     }
@@ -298,9 +292,14 @@ impl Backend for CudaDevice {
         BackendError::check(OP, "output features of `up`", gate.n_out(), up.n_out())?;
         let len = input.rows.saturating_mul(up.n_out());
         BackendError::check_at_least(OP, "length of the output", len, y.len())?;
+        let up_product = product_of(OP, up, y.ptr())?;
+        if gate.dtype() == up.dtype() && product::has_gate(gate.dtype(), x.rows) {
+            let both = Product { up: Some(up_product.w), ..product_of(OP, gate, y.ptr())? };
+            return Ok(product::product(&self.cx, &mut x, &both)?);
+        }
         let g = self.cx.scratch(len * size_of::<f32>())?;
-        self.multiply(OP, &mut x, gate, None, g.ptr(), false)?;
-        self.multiply(OP, &mut x, up, None, y.ptr(), false)?;
+        product::product(&self.cx, &mut x, &product_of(OP, gate, g.ptr())?)?;
+        product::product(&self.cx, &mut x, &up_product)?;
         Ok(silu::gate(&self.cx, g.ptr(), y.ptr(), len)?)
     }
 

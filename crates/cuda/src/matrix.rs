@@ -36,9 +36,7 @@ impl CudaMatrix {
             return Err(BackendError::Unsupported { op: "matrix", wanted: source.dtype.to_string(), has });
         }
         let mut matrix = Self::table(source)?;
-        let block = cx.arena().take(matrix.source.bytes.len())?;
-        cx.gpu().write(block.ptr(), &matrix.source.bytes)?;
-        matrix.block = Some(block);
+        matrix.block = Some(product::upload(cx, matrix.dtype(), matrix.n_in(), &matrix.source.bytes)?);
         Ok(matrix)
     }
 

@@ -1,4 +1,4 @@
-// y = W x + bias, with the weights as they are in the file, in f32. A block has 8 warps, a warp FEATURES output features
+// y = W x + bias in f32, for weights that are floats. A block has 8 warps, a warp FEATURES output features
 // and up to ROWS rows of x.
 //
 // Per step of 1,024 inputs the block brings them to shared memory, for each row; then lane l decodes the group of 32

@@ -1,46 +1,46 @@
-//! Products `y = W x + bias` with weights of any type, which stay as they are in the file.
+//! Products with weights of any type: `y = W x + bias`.
 //!
-//! Three ways, by the type and the number of rows:
+//! Few rows, weights in codes (`coded.cu`): `x` in signed bytes with one scale per 32, bytes times bytes, four at a time.
+//! A single row is normalised and rounded on the way, more rows come from `quantise.cu`. The gate of a feed-forward layer
+//! is folded in. The codebooks of the rotated types become two bytes, and `x` is rotated instead of the weights.
 //!
-//! - few rows of float weights (`few.cu`): f32 throughout;
-//! - few rows of coded weights (`dots.cu`): inputs in 8 bits, groups of 32 with a scale each (`quantise.cu`, which also
-//!   normalises), so that 4 products are one `dp4a`. Codebooks (tq3_1s, tq4_1s) become signed bytes too, and their
-//!   rotation is applied to the inputs, once, instead of to the weights;
-//! - many rows (`many.cu`): tensor cores. Weights are decoded, and inputs rounded, to f16 (inputs beyond ±65,504 become
-//!   infinite, and are seen); each weight is decoded once per 64 rows.
+//! Few rows, floats (`few.cu`): f32 throughout.
 //!
-//! Sums are f32 in all three.
-
-mod operand;
+//! Many rows (`many.cu`): tensor cores. Weights and inputs are rounded to f16 (inputs beyond ±65,504 become infinite, and
+//! are seen), sums stay in f32. Each weight is decoded once per 64 rows.
 
 use bytemuck::NoUninit;
-use kvant_codec::{ByteBook, Codebook, DType, Rotation};
+use kvant_codec::{Codebook, DType, Rotation};
 
 use crate::module::{Build, Header};
 use crate::{Context, CudaError, DevicePtr, Launch, Source};
 
+mod layout;
+mod operand;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use layout::upload;
 pub(crate) use operand::Operand;
 
-static HEADERS: [Header; 2] = [
-    Header { name: "weights.cuh", text: include_str!("weights.cuh") },
-    Header { name: "codes.cuh", text: include_str!("codes.cuh") },
-];
+static HEADERS: [Header; 1] = [Header { name: "weights.cuh", text: include_str!("weights.cuh") }];
+static CODED: Source =
+    Source { name: "coded.cu", text: include_str!("coded.cu"), headers: &HEADERS, options: &[] };
 static FEW: Source = Source { name: "few.cu", text: include_str!("few.cu"), headers: &HEADERS, options: &[] };
-static DOTS: Source =
-    Source { name: "dots.cu", text: include_str!("dots.cu"), headers: &HEADERS, options: &[] };
 static MANY: Source =
     Source { name: "many.cu", text: include_str!("many.cu"), headers: &HEADERS, options: &[] };
 
-/// Output features of a block of the kernels for few rows: 8 warps, 2 each.
-const FEATURES: u32 = 16;
-/// Rows that its blocks multiply at once: one variant for decoding, one for more.
+/// Warps of a block of the kernels for few rows, and output features of each.
+const WARPS: u32 = 8;
+const FEATURES: u32 = 2;
+/// Rows that their blocks multiply at once: one variant for decoding, one for more.
 const ROWS: [u32; 2] = [1, 8];
-/// From so many rows on the weights are decoded for tensor cores: fewer would be read at most twice anyway.
+/// From so many rows on the weights are decoded for tensor cores: fewer would be decoded at most twice anyway.
 const MANY_ROWS: usize = 17;
 /// Output features and rows of a block of the kernel for many rows.
 const TILE: u32 = 64;
 
-/// Types in the order of their numbers in `weights.cuh`; the first three have no codes.
+/// Types in the order of their numbers in `weights.cuh`.
 pub(crate) const TYPES: [DType; 15] = [
     DType::F32,
     DType::F16,
@@ -58,14 +58,27 @@ pub(crate) const TYPES: [DType; 15] = [
     DType::TQ3_1S,
     DType::TQ4_1S,
 ];
-const FLOATS: usize = 3;
 
-/// The parameter of `few.cu` and `many.cu`.
+/// Levels of a codebook as `(256 high + low) unit`, as the kernels look them up.
+#[derive(Debug, Clone, Copy, NoUninit)]
+#[repr(C)]
+struct Levels {
+    high: [u32; 4],
+    low: [u32; 4],
+    unit: f32,
+    signs: u32,
+}
+
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct ProductParams {
+struct KernelParams {
     w: DevicePtr,
+    up: DevicePtr,
     x: DevicePtr,
+    norm: DevicePtr,
+    codes: DevicePtr,
+    scales: DevicePtr,
+    sums: DevicePtr,
     bias: DevicePtr,
     y: DevicePtr,
     row_bytes: u64,
@@ -73,39 +86,20 @@ struct ProductParams {
     n_out: u32,
     rows: u32,
     accumulate: u32,
-    levels: [f32; 16],
-    signs: u32,
-    unused: u32,
-}
-
-/// The parameter of `dots.cu`.
-#[derive(Clone, Copy, NoUninit)]
-#[repr(C)]
-struct DotsParams {
-    w: DevicePtr,
-    codes: DevicePtr,
-    scales: DevicePtr,
-    sums: DevicePtr,
-    bias: DevicePtr,
-    y: DevicePtr,
-    row_bytes: u64,
-    groups: u32,
-    n_out: u32,
-    rows: u32,
-    accumulate: u32,
-    /// The levels of the codebook as signed bytes.
-    levels: [i8; 16],
-    unit: f32,
+    eps: f32,
+    book: Levels,
     unused: u32,
 }
 
 /// The right operand of a product and where the result goes, shapes checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
-    /// `[n_out, n_in]`, of type `dtype`, as in the file.
+    /// `[n_out, n_in]`, of type `dtype`, from [`upload`].
     pub w: DevicePtr,
     pub dtype: DType,
     pub n_out: usize,
+    /// As `w`: `y = silu(w x) (up x)` then, without bias and accumulation, where [`has_gate`] says so.
+    pub up: Option<DevicePtr>,
     /// `[n_out]`
     pub bias: Option<DevicePtr>,
     /// `[rows, n_out]`
@@ -121,26 +115,53 @@ pub(crate) fn supports(dtype: DType) -> bool {
 
 /// The kernels for a type of weights, of few and of many rows.
 pub(crate) fn kernel_names(dtype: DType) -> &'static str {
-    if number(dtype) < FLOATS { "few, many (f16 mma)" } else { "dots (dp4a), many (f16 mma)" }
+    if is_coded(dtype) { "coded (dp4a), many (f16 mma)" } else { "few, many (f16 mma)" }
+}
+
+/// Whether products of so many rows with this type of weights take a gate along.
+pub(crate) fn has_gate(dtype: DType, rows: usize) -> bool {
+    is_coded(dtype) && rows < MANY_ROWS
+}
+
+fn is_coded(dtype: DType) -> bool {
+    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// Whether the type's weights are stored rotated.
+fn is_rotated(dtype: DType) -> bool {
+    matches!(dtype, DType::TQ3_1S | DType::TQ4_1S)
+}
+
+/// The source for few rows of this type.
+fn few(dtype: DType) -> &'static Source {
+    if is_coded(dtype) { &CODED } else { &FEW }
 }
 
 /// Every variant there is to compile.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
-    let types = (0..TYPES.len()).flat_map(|number| {
-        let few = if number < FLOATS { &FEW } else { &DOTS };
-        let dtype = ("TYPE", number as u32);
-        let few = ROWS.map(|rows| Build { source: few, defines: vec![dtype, ("ROWS", rows)] });
-        few.into_iter().chain([Build { source: &MANY, defines: vec![dtype] }])
+    let types = TYPES.into_iter().zip(0..).flat_map(|(dtype, number)| {
+        let variant = |rows| Build { source: few(dtype), defines: vec![("TYPE", number), ("ROWS", rows)] };
+        ROWS.map(variant).into_iter().chain([Build { source: &MANY, defines: vec![("TYPE", number)] }])
     });
     types.chain([Build { source: &operand::QUANTISE, defines: Vec::new() }])
 }
 
-fn number(dtype: DType) -> usize {
-    TYPES.iter().position(|&known| known == dtype).expect("a type that is supported")
-}
-
-fn codebook(dtype: DType) -> Codebook {
-    if dtype == DType::TQ3_1S { Codebook::TQ3 } else { Codebook::GAUSS4 }
+impl Levels {
+    /// The levels of the types that have a codebook.
+    fn of(dtype: DType) -> Self {
+        let book = if dtype == DType::TQ3_1S { Codebook::TQ3 } else { Codebook::GAUSS4 };
+        let largest = book.levels().iter().fold(0.0, |most: f32, level| most.max(level.abs()));
+        // 127 · 256: both bytes of every level fit.
+        let unit = largest / 32_512.0;
+        let (mut high, mut low) = ([0; 4], [0; 4]);
+        for (i, level) in book.levels().iter().enumerate() {
+            let code = (level / unit).round() as i32;
+            let byte = (code + 128) >> 8;
+            high[i / 4] |= u32::from(byte as u8) << (i % 4 * 8);
+            low[i / 4] |= u32::from((code - 256 * byte) as u8) << (i % 4 * 8);
+        }
+        Self { high, low, unit, signs: Rotation::tq().before() as u32 }
+    }
 }
 
 /// Multiplies. The type must be one that [`supports`] names.
@@ -148,88 +169,50 @@ pub(crate) fn product(cx: &Context, x: &mut Operand, p: &Product) -> Result<(), 
     if x.rows == 0 || p.n_out == 0 {
         return Ok(());
     }
-    let dtype = ("TYPE", number(p.dtype) as u32);
-    let few_rows = ROWS[usize::from(x.rows > 1)];
-    let few = [dtype, ("ROWS", few_rows)];
-    if x.rows >= MANY_ROWS {
-        let kernel = cx.kernel_with(&MANY, &[dtype], "product_many")?;
-        launch(cx, kernel, [TILE, TILE], 128, x.rows, p.n_out, &params(cx, x, p)?)
-    } else if number(p.dtype) < FLOATS {
-        let kernel = cx.kernel_with(&FEW, &few, "product")?;
-        launch(cx, kernel, [FEATURES, few_rows], 256, x.rows, p.n_out, &params(cx, x, p)?)
+    debug_assert!(p.up.is_none() || has_gate(p.dtype, x.rows), "{p:?}");
+    let number = TYPES.iter().position(|&dtype| dtype == p.dtype).expect("a type that is supported");
+    let dtype = ("TYPE", number as u32);
+    let params = params(cx, x, p)?;
+    let (kernel, [features, rows], threads) = if x.rows < MANY_ROWS {
+        let rows = ROWS[usize::from(x.rows > 1)];
+        let name = if is_coded(p.dtype) { "product_coded" } else { "product" };
+        let features = WARPS * if p.up.is_some() { 1 } else { FEATURES };
+        (cx.kernel_with(few(p.dtype), &[dtype, ("ROWS", rows)], name)?, [features, rows], 32 * WARPS)
     } else {
-        let kernel = cx.kernel_with(&DOTS, &few, "dots")?;
-        launch(cx, kernel, [FEATURES, few_rows], 256, x.rows, p.n_out, &dots_params(cx, x, p)?)
-    }
+        (cx.kernel_with(&MANY, &[dtype], "product_many")?, [TILE, TILE], 128)
+    };
+    let grid = [params.n_out.div_ceil(features), params.rows.div_ceil(rows), 1];
+    cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes: 0 }, &params)
 }
 
-/// Queues a kernel whose blocks have `tile` features and rows each.
-fn launch<P: NoUninit>(
-    cx: &Context,
-    kernel: crate::KernelId,
-    tile: [u32; 2],
-    threads: u32,
-    rows: usize,
-    n_out: usize,
-    params: &P,
-) -> Result<(), CudaError> {
-    let grid = [(n_out as u32).div_ceil(tile[0]), (rows as u32).div_ceil(tile[1]), 1];
-    cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes: 0 }, params)
-}
-
-fn row_bytes(p: &Product, n_in: usize) -> u64 {
-    p.dtype.row_bytes(n_in).expect("rows of whole blocks") as u64
-}
-
-fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<ProductParams, CudaError> {
-    let mut levels = [0.0; 16];
-    let book = codebook(p.dtype);
-    levels[..book.levels().len()].copy_from_slice(book.levels());
-    Ok(ProductParams {
+/// The parameter of the kernel for this product, with the inputs as it takes them.
+fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<KernelParams, CudaError> {
+    let mut params = KernelParams {
         w: p.w,
-        x: x.plain(cx)?,
+        up: p.up.unwrap_or(0),
+        x: x.x,
+        norm: 0,
+        codes: 0,
+        scales: 0,
+        sums: 0,
         bias: p.bias.unwrap_or(0),
         y: p.y,
-        row_bytes: row_bytes(p, x.n_in),
+        row_bytes: layout::row_bytes(p.dtype, x.n_in) as u64,
         n_in: x.n_in as u32,
         n_out: p.n_out as u32,
         rows: x.rows as u32,
         accumulate: u32::from(p.accumulate),
-        levels,
-        signs: Rotation::tq().before() as u32,
+        eps: 0.0,
+        book: Levels::of(p.dtype),
         unused: 0,
-    })
+    };
+    if !is_coded(p.dtype) || x.rows >= MANY_ROWS {
+        params.x = x.plain(cx)?;
+    } else if x.rows > 1 {
+        let quantised = x.quantised(cx, is_rotated(p.dtype))?;
+        (params.codes, params.scales, params.sums) = (quantised.codes, quantised.scales, quantised.sums);
+    } else if let Some(norm) = x.norm {
+        (params.norm, params.eps) = (norm.weight, norm.eps);
+    }
+    Ok(params)
 }
-
-fn dots_params(cx: &Context, x: &mut Operand, p: &Product) -> Result<DotsParams, CudaError> {
-    let (rows, n_in) = (x.rows, x.n_in);
-    let rotates = matches!(p.dtype, DType::TQ3_1S | DType::TQ4_1S);
-    let codes = x.quantised(cx, rotates)?;
-    let (levels, unit) = byte_levels(&codebook(p.dtype));
-    Ok(DotsParams {
-        w: p.w,
-        codes: codes.codes,
-        scales: codes.scales,
-        sums: codes.sums,
-        bias: p.bias.unwrap_or(0),
-        y: p.y,
-        row_bytes: row_bytes(p, n_in),
-        groups: (n_in / 32) as u32,
-        n_out: p.n_out as u32,
-        rows: rows as u32,
-        accumulate: u32::from(p.accumulate),
-        levels,
-        unit,
-        unused: 0,
-    })
-}
-
-/// The levels as signed bytes, and what one unit of them stands for.
-fn byte_levels(book: &Codebook) -> ([i8; 16], f32) {
-    let bytes = ByteBook::of(book);
-    // Centroids are levels over the square root of 128.
-    (bytes.bytes.map(|byte| (byte ^ 0x80).cast_signed()), bytes.step * 128f32.sqrt())
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,5 +1,8 @@
-// Decodes 32 weights in a row of any type, as the codec does (crates/codec/src/{block32,kquant,tq}.rs have the layouts).
-// TYPE is one of the numbers below; product/mod.rs has the same.
+// Reads 32 weights in a row of any type (crates/codec/src/{block32,kquant,tq}.rs have the layouts). TYPE is one of the
+// numbers below; product/mod.rs has the same.
+//
+// Blocks of 2 bytes beyond a multiple of 4 have their one half moved behind the last block of the row (layout.rs), so
+// that what is left lies at addresses that words, or 16 bytes, can be read from.
 
 #define F32 0
 #define F16 1
@@ -21,44 +24,212 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 
-__device__ __forceinline__ float half_at(const u8* p) {
+#define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16)
+#define IS_ROTATED (TYPE == TQ3_1S || TYPE == TQ4_1S)
+// Whether the two halves of 32 weights have scales of their own.
+#define HAS_HALVES (TYPE == Q2_K || TYPE == Q3_K || TYPE == Q6_K || IS_ROTATED)
+// Whether a code of zero is another value than 0.
+#define HAS_MIN (TYPE != Q8_0 && !IS_ROTATED)
+
+__device__ __forceinline__ float as_float(u16 bits) {
     float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(*(const u16*)p));
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
     return value;
 }
 
-// Four bytes at an even address.
-__device__ __forceinline__ u32 word_at(const u8* p) {
-    return (u32)((const u16*)p)[0] | (u32)((const u16*)p)[1] << 16;
-}
+__device__ __forceinline__ float half_at(const u8* p) { return as_float(*(const u16*)p); }
+__device__ __forceinline__ u32 word_at(const u8* p) { return *(const u32*)p; }
 
 // What the types with codebooks need besides the bytes.
 struct Codebook {
-    float levels[16];
+    u32 high[4];  // bytes h of the levels, level = (256 h + l) unit
+    u32 low[4];   // bytes l
+    float unit;
     u32 signs;  // of the rotation, before its butterfly
 };
 
-// Undoes the rotation of tq3_1s and tq4_1s.
-__device__ __forceinline__ void rotate_back(const Codebook& book, float (&w)[32]) {
+#if !IS_FLOAT
+// 32 weights: weight i is code i times scale[i / 16] plus min[i / 16]. Codes are signed bytes, four to a word.
+struct Group {
+    u32 codes[8];
+#if IS_ROTATED
+    u32 low[8];  // a code is 256 codes + low
+#endif
+    float scale[2];
+    float min[2];
+};
+
+__device__ __forceinline__ void load_words(const u8* p, u32 (&words)[8]) {
+#if TYPE == Q2_K || TYPE == Q3_K
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
+    for (int k = 0; k < 8; k++) words[k] = word_at(p + 4 * k);
+#else
+    uint4 a = ((const uint4*)p)[0], b = ((const uint4*)p)[1];
+    words[0] = a.x, words[1] = a.y, words[2] = a.z, words[3] = a.w;
+    words[4] = b.x, words[5] = b.y, words[6] = b.z, words[7] = b.w;
+#endif
+}
+
+// Bits 0 to 3 as the lowest bits of four bytes.
+__device__ __forceinline__ u32 spread(u32 bits) { return (bits & 15) * 0x00204081 & 0x01010101; }
+
+// Four bytes of a table of eight or 16 by the four nibbles of `index`.
+__device__ __forceinline__ u32 look_up(const u32 (&table)[4], u32 index) {
+#if TYPE == TQ3_1S
+    return __byte_perm(table[0], table[1], index);
+#else
+    u32 lower = __byte_perm(table[0], table[1], index & 0x7777);
+    u32 upper = __byte_perm(table[2], table[3], index & 0x7777);
+    return __byte_perm(lower, upper, 0x3210 | (index & 0x8888) >> 1);
+#endif
+}
+
+// Weights 32 g .. 32 g + 32 of the row of `n` weights that starts at `row`.
+__device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const Codebook& book) {
+    Group group;
+    float d, m = 0.0f;
+#if TYPE == Q8_0
+    load_words(row + 32 * g, group.codes);
+    d = half_at(row + n + 2 * g);
+#elif TYPE == Q4_0 || TYPE == Q4_1 || TYPE == Q5_0 || TYPE == Q5_1
+    const bool has_fifth = TYPE == Q5_0 || TYPE == Q5_1, has_min = TYPE == Q4_1 || TYPE == Q5_1;
+    const u32 size = 16 + 4 * has_fifth + 4 * has_min;
+    const u8* block = row + size * g;
+    if (has_min) {
+        u32 both = word_at(block);
+        d = as_float((u16)both);
+        m = as_float((u16)(both >> 16));
+    } else {
+        d = half_at(row + size * (n / 32) + 2 * g);
+        m = (has_fifth ? -16.0f : -8.0f) * d;
+    }
+    u32 fifth = has_fifth ? word_at(block + 4 * has_min) : 0;
+    const u8* nibbles = block + size - 16;
+#if TYPE == Q4_0
+    uint4 four = *(const uint4*)nibbles;
+    u32 words[4] = {four.x, four.y, four.z, four.w};
+#else
+    u32 words[4] = {word_at(nibbles), word_at(nibbles + 4), word_at(nibbles + 8), word_at(nibbles + 12)};
+#endif
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            if (i & step) continue;
-            float a = w[i], b = w[i + step];
-            w[i] = a + b;
-            w[i + step] = a - b;
-        }
+    for (int k = 0; k < 8; k++) {
+        group.codes[k] = words[k % 4] >> (k / 4 * 4) & 0x0f0f0f0f;
+        if (has_fifth) group.codes[k] |= spread(fifth >> (4 * k)) << 4;
+    }
+#elif TYPE == Q4_K || TYPE == Q5_K
+    const bool has_fifth = TYPE == Q5_K;
+    const u8* block = row + (has_fifth ? 176 : 144) * (g / 8);
+    u32 run = g % 8, at = 8 * (run % 4);
+    uint4 head = *(const uint4*)block;
+    u32 scale = head.y >> at & 63, min = head.z >> at & 63;
+    if (run >= 4) {
+        scale = head.w >> at & 15 | (head.y >> (at + 6) & 3) << 4;
+        min = head.w >> (at + 4) & 15 | (head.z >> (at + 6) & 3) << 4;
+    }
+    d = as_float((u16)head.x) * (float)scale;
+    m = -as_float((u16)(head.x >> 16)) * (float)min;
+    load_words(block + (has_fifth ? 48 : 16) + 32 * (run / 2), group.codes);
+#pragma unroll
+    for (int k = 0; k < 8; k++) group.codes[k] = group.codes[k] >> (4 * (run % 2)) & 0x0f0f0f0f;
+    if (has_fifth) {
+        u32 fifth[8];
+        load_words(block + 16, fifth);
+#pragma unroll
+        for (int k = 0; k < 8; k++) group.codes[k] |= (fifth[k] >> run & 0x01010101) << 4;
+    }
+#elif TYPE == Q2_K
+    const u8* block = row + 84 * (g / 8);
+    u32 run = g % 8, scales = ((const u16*)block)[run], both = word_at(block + 80);
+    d = as_float((u16)both);
+    m = -as_float((u16)(both >> 16));
+    load_words(block + 16 + 32 * (run / 4), group.codes);
+#pragma unroll
+    for (int k = 0; k < 8; k++) group.codes[k] = group.codes[k] >> (2 * (run % 4)) & 0x03030303;
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+        group.scale[s] = d * (float)(scales >> (8 * s) & 15);
+        group.min[s] = m * (float)(scales >> (8 * s + 4) & 15);
+    }
+#elif TYPE == Q3_K
+    const u8* block = row + 108 * (g / 8);
+    u32 run = g % 8, high[8];
+    d = half_at(row + 108 * (n / 256) + 2 * (g / 8));
+    load_words(block, high);
+    load_words(block + 32 + 32 * (run / 4), group.codes);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        group.codes[k] = group.codes[k] >> (2 * (run % 4)) & 0x03030303 | (high[k] >> run & 0x01010101) << 2;
     }
 #pragma unroll
-    for (int i = 0; i < 32; i++) w[i] *= (book.signs >> i & 1) ? -0.17677669529663687f : 0.17677669529663687f;
+    for (int s = 0; s < 2; s++) {
+        u32 j = 2 * run + s;
+        u32 lower = block[96 + j % 8] >> (4 * (j / 8)) & 15, upper = block[104 + j % 4] >> (2 * (j / 4)) & 3;
+        group.scale[s] = d * (float)((int)(lower | upper << 4) - 32);
+        group.min[s] = -4.0f * group.scale[s];
+    }
+#elif TYPE == Q6_K
+    const u8* block = row + 208 * (g / 8);
+    u32 run = g % 8, quarter = run % 4, scales = ((const u16*)(block + 192))[run], high[8];
+    d = half_at(row + 208 * (n / 256) + 2 * (g / 8));
+    load_words(block + 64 * (run / 4) + 32 * (quarter % 2), group.codes);
+    load_words(block + 128 + 32 * (run / 4), high);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        u32 lower = group.codes[k] >> (4 * (quarter / 2)) & 0x0f0f0f0f;
+        group.codes[k] = lower | (high[k] >> (2 * quarter) & 0x03030303) << 4;
+    }
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+        group.scale[s] = d * (float)(signed char)(scales >> (8 * s));
+        group.min[s] = -32.0f * group.scale[s];
+    }
+#elif IS_ROTATED
+    const u8* block = row + (TYPE == TQ3_1S ? 16 : 20) * g;
+    u32 index[8];  // four indices in the nibbles of the lower half
+#if TYPE == TQ3_1S
+    uint4 all = *(const uint4*)block;
+    u32 scales = all.x;
+    u32 eights[4] = {all.y, all.y >> 24 | all.z << 8, all.z >> 16 | all.w << 16, all.w >> 8};
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        u32 four = eights[k / 2] >> (12 * (k % 2));
+        index[k] = four & 7 | (four & 0070) << 1 | (four & 0700) << 2 | (four & 07000) << 3;
+    }
+#else
+    u32 scales = word_at(block);
+#pragma unroll
+    for (int k = 0; k < 8; k++) index[k] = word_at(block + 4 + k / 2 * 4) >> (16 * (k % 2)) & 0xffff;
+#endif
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        group.codes[k] = look_up(book.high, index[k]);
+        group.low[k] = look_up(book.low, index[k]);
+    }
+    group.scale[0] = as_float((u16)scales) * book.unit;
+    group.scale[1] = as_float((u16)(scales >> 16)) * book.unit;
+    group.min[0] = group.min[1] = 0.0f;
+    d = 0.0f;
+#else
+#error TYPE is not one of the numbers above
+#endif
+    if (!HAS_HALVES) {
+        group.scale[0] = group.scale[1] = d;
+        group.min[0] = group.min[1] = m;
+    }
+    return group;
+}
+#endif
+
+// The signs of the rotation of tq3_1s and tq4_1s, and its factor.
+__device__ __forceinline__ float rotation_sign(u32 signs, u32 i) {
+    return (signs >> i & 1) ? -0.17677669529663687f : 0.17677669529663687f;
 }
 
 // Weights 32 g .. 32 g + 32 of the row that starts at `row`; of `n` weights the last group may be cut short, where the
 // type has no blocks.
 __device__ __forceinline__ void decode_group(
     const u8* row, u32 g, u32 n, const Codebook& book, float (&w)[32]) {
-#if TYPE == F32 || TYPE == F16 || TYPE == BF16
+#if IS_FLOAT
 #pragma unroll
     for (u32 i = 0; i < 32; i++) {
         u32 at = 32 * g + i;
@@ -73,119 +244,50 @@ __device__ __forceinline__ void decode_group(
 #endif
         }
     }
-#elif TYPE == Q8_0
-    const u8* block = row + 34 * g;
-    float d = half_at(block);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        u32 four = word_at(block + 2 + 4 * i);
-#pragma unroll
-        for (int j = 0; j < 4; j++) w[4 * i + j] = (float)(signed char)(four >> (8 * j)) * d;
-    }
-#elif TYPE == Q4_0 || TYPE == Q4_1 || TYPE == Q5_0 || TYPE == Q5_1
-    const bool has_min = TYPE == Q4_1 || TYPE == Q5_1, has_fifth = TYPE == Q5_0 || TYPE == Q5_1;
-    const u8* block = row + (18 + 2 * has_min + 4 * has_fifth) * g;
-    float d = half_at(block);
-    float m = has_min ? half_at(block + 2) : 0.0f;
-    u32 fifth = has_fifth ? word_at(block + 2 + 2 * has_min) : 0;
-    const u8* nibbles = block + 2 + 2 * has_min + 4 * has_fifth;
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-        u32 four = word_at(nibbles + i % 16 / 4 * 4);
-        int code = (int)(four >> (8 * (i % 4) + 4 * (i / 16)) & 15 | (fifth >> i & 1) << 4);
-        w[i] = has_min ? (float)code * d + m : (float)(code - (has_fifth ? 16 : 8)) * d;
-    }
-#elif TYPE == Q2_K
-    const u8* block = row + 84 * (g / 8);
-    u32 run = g % 8;
-    float d = half_at(block + 80), dmin = half_at(block + 82);
-    const u8* codes = block + 16 + 32 * (run / 4);
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-        u32 scale = block[2 * run + i / 16];
-        u32 code = codes[i] >> (2 * (run % 4)) & 3;
-        w[i] = d * (float)(scale & 15) * (float)code - dmin * (float)(scale >> 4);
-    }
-#elif TYPE == Q3_K
-    const u8* block = row + 110 * (g / 8);
-    u32 run = g % 8;
-    float d = half_at(block + 108);
-    const u8* codes = block + 32 + 32 * (run / 4);
-    float scales[2];
-#pragma unroll
-    for (int s = 0; s < 2; s++) {
-        u32 j = 2 * run + s;
-        u32 low = block[96 + j % 8] >> (4 * (j / 8)) & 15, high = block[104 + j % 4] >> (2 * (j / 4)) & 3;
-        scales[s] = d * (float)((int)(low | high << 4) - 32);
-    }
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-        u32 code = codes[i] >> (2 * (run % 4)) & 3 | (block[i] >> run & 1) << 2;
-        w[i] = scales[i / 16] * (float)((int)code - 4);
-    }
-#elif TYPE == Q4_K || TYPE == Q5_K
-    const bool has_fifth = TYPE == Q5_K;
-    const u8* block = row + (has_fifth ? 176 : 144) * (g / 8);
-    u32 run = g % 8;
-    const u8* packed = block + 4;
-    u32 scale, min;
-    if (run < 4) {
-        scale = packed[run] & 63;
-        min = packed[run + 4] & 63;
-    } else {
-        scale = packed[run + 4] & 15 | packed[run - 4] >> 6 << 4;
-        min = packed[run + 4] >> 4 | packed[run] >> 6 << 4;
-    }
-    float d = half_at(block) * (float)scale, m = half_at(block + 2) * (float)min;
-    const u8* fifth = block + 16;
-    const u8* codes = block + (has_fifth ? 48 : 16) + 32 * (run / 2);
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-        u32 code = codes[i] >> (4 * (run % 2)) & 15;
-        if (has_fifth) code |= (fifth[i] >> run & 1) << 4;
-        w[i] = d * (float)code - m;
-    }
-#elif TYPE == Q6_K
-    const u8* block = row + 210 * (g / 8);
-    u32 run = g % 8, quarter = run % 4;
-    float d = half_at(block + 208);
-    const u8* low = block + 64 * (run / 4) + 32 * (quarter % 2);
-    const u8* high = block + 128 + 32 * (run / 4);
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-        u32 code = low[i] >> (4 * (quarter / 2)) & 15 | (high[i] >> (2 * quarter) & 3) << 4;
-        w[i] = d * (float)(signed char)block[192 + 2 * run + i / 16] * (float)((int)code - 32);
-    }
-#elif TYPE == TQ3_1S || TYPE == TQ4_1S
-    const u8* block = row + (TYPE == TQ3_1S ? 16 : 20) * g;
-    float d[2] = {half_at(block), half_at(block + 2)};
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-#if TYPE == TQ3_1S
-        const u8* three = block + 4 + 3 * (i / 8);
-        u32 index = ((u32)three[0] | (u32)three[1] << 8 | (u32)three[2] << 16) >> (3 * (i % 8)) & 7;
 #else
-        u32 index = block[4 + i / 2] >> (4 * (i % 2)) & 15;
+    Group group = read_group(row, g, n, book);
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        int code = (signed char)(group.codes[i / 4] >> (i % 4 * 8));
+#if IS_ROTATED
+        code = 256 * code + (signed char)(group.low[i / 4] >> (i % 4 * 8));
 #endif
-        w[i] = book.levels[index] * d[i / 16];
+        w[i] = group.scale[i / 16] * (float)code + group.min[i / 16];
     }
-    rotate_back(book, w);
-#else
-#error TYPE is not one of the numbers above
+#if IS_ROTATED
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            if (i & step) continue;
+            float a = w[i], b = w[i + step];
+            w[i] = a + b;
+            w[i + step] = a - b;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i++) w[i] *= rotation_sign(book.signs, i);
+#endif
 #endif
 }
 
 // The parameter of every kernel that multiplies with them.
 struct ProductParams {
-    const u8* w;        // [n_out] rows of row_bytes
-    const float* x;     // [rows, n_in]
-    const float* bias;  // [n_out], or null
-    float* y;           // [rows, n_out]
+    const u8* w;         // [n_out] rows of row_bytes
+    const u8* up;        // null, or as w: y = silu(w x) (up x) then
+    const float* x;      // [rows, n_in]
+    const float* norm;   // null, or [n_in]: x / sqrt(mean(x^2) + eps) * norm in the place of x
+    const u32* codes;    // x in 8 bits, [rows, n_in / 32, 8], where it comes rounded
+    const float* scales; // [rows, n_in / 32]
+    const u32* sums;     // [rows, n_in / 32]: of the codes of either half, 16 bits each, the first half's low
+    const float* bias;   // [n_out], or null
+    float* y;            // [rows, n_out]
     unsigned long long row_bytes;
     u32 n_in;
     u32 n_out;
     u32 rows;
     u32 accumulate;
+    float eps;
     Codebook book;
     u32 unused;
 };

@@ -1,0 +1,217 @@
+// y = W x + bias for few rows of x, with weights in codes: a block has 8 warps, a warp FEATURES output features and up
+// to ROWS rows. Or y = silu(W x) (U x): then the two of a warp are the same feature of W and of U.
+//
+// Per step of 1,024 inputs the block has them as signed bytes in shared memory, with one scale per 32 (for the rotated
+// types x is rotated, rather than W); lane l reads the group of 32 weights that starts at 32 l and multiplies bytes with
+// bytes, four at a time. That is one to three operations per weight, of four that the memory of an H200 leaves time for
+// at 4.5 bits. The weights are asked for before the inputs are brought, so that the one hides the other.
+//
+// A single row is normalised and rounded here, by every block again: some 50 operations per warp and step beside the 100
+// of the product, where a launch of its own would have the whole device wait for one block. The norm's factor is the
+// same for all of the row and comes last. More rows come rounded (quantise.cu).
+//
+// NaN and infinities in x make the scale of their 32 values NaN or infinite, and so the row of y NaN.
+
+#include "weights.cuh"
+
+#define WARPS 8
+#define THREADS (WARPS * 32)
+#define FEATURES 2
+#define STEP 1024
+#define GROUPS (STEP / 32)
+
+// One step of one row. Two buffers in turn: one is filled while the other may still be read.
+struct Inputs {
+    u32 codes[2][GROUPS][4];  // 16 bytes per half of a group: the lanes' reads fall into different banks
+    float scale[GROUPS];
+    float sum[2][GROUPS];  // of the half of a group, scaled
+};
+
+// Adds over the `n` neighbouring lanes of which this is one.
+template <typename T>
+__device__ __forceinline__ T add_over(T value, int n) {
+    for (int step = n / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+}
+
+#if ROWS == 1
+// Rotates a group, of which 8 neighbouring lanes have 4 values each.
+__device__ __forceinline__ void rotate(u32 signs, float (&v)[4]) {
+    u32 part = threadIdx.x % 8;
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] *= rotation_sign(signs, 4 * part + i);
+    float sums[4] = {v[0] + v[1], v[0] - v[1], v[2] + v[3], v[2] - v[3]};
+    v[0] = sums[0] + sums[2], v[1] = sums[1] + sums[3], v[2] = sums[0] - sums[2], v[3] = sums[1] - sums[3];
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float other = __shfl_xor_sync(~0u, v[i], step);
+            v[i] = part & step ? other - v[i] : v[i] + other;
+        }
+    }
+}
+
+// Rounds 4 values of each thread to bytes: a step of one row.
+__device__ __forceinline__ void round_to_bytes(Inputs& to, const float (&v)[4]) {
+    u32 group = threadIdx.x / 8, part = threadIdx.x % 8;
+    // As integers, absolute values are in order, and NaN is the largest.
+    u32 most = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(v[i]) & 0x7fffffff);
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) most = max(most, __shfl_xor_sync(~0u, most, step));
+    float largest = __uint_as_float(most);
+    // Smaller ones have no finite inverse; they count as 0.
+    bool is_zero = largest < 1e-36f;
+    float scale = is_zero ? 0.0f : largest / 127.0f, inverse = is_zero ? 0.0f : 127.0f / largest;
+    u32 codes = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) codes |= (u32)(__float2int_rn(v[i] * inverse) & 255) << (8 * i);
+    to.codes[part / 4][group][part % 4] = codes;
+    int sum = add_over(__dp4a((int)codes, 0x01010101, 0), 4);
+    if (part % 4 == 0) to.sum[part / 4][group] = scale * (float)sum;
+    if (part == 0) to.scale[group] = scale;
+}
+
+// Brings a step of the row: each thread 4 inputs, whose squares are added to `squares`.
+__device__ __forceinline__ void bring(const ProductParams& p, u32 k, Inputs& to, float& squares) {
+    u32 at = k + 4 * threadIdx.x;
+    float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (at < p.n_in) {
+        float4 x = *(const float4*)(p.x + at);
+        v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+        if (p.norm) {
+            float4 by = *(const float4*)(p.norm + at);
+            squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+            v[0] *= by.x, v[1] *= by.y, v[2] *= by.z, v[3] *= by.w;
+        }
+    }
+    if (IS_ROTATED) rotate(p.book.signs, v);
+    round_to_bytes(to, v);
+}
+
+// What the norm multiplies the row with, by the sum of each thread's squares.
+__device__ __forceinline__ float norm_factor(const ProductParams& p, float squares) {
+    __shared__ float of_warps[WARPS];
+    squares = add_over(squares, 32);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = squares;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = 0; i < WARPS; i++) sum += of_warps[i];
+    return 1.0f / sqrtf(sum / (float)p.n_in + p.eps);
+}
+#else
+// Brings a step of one row: each thread 4 codes, the first of each 8 a scale and two sums.
+__device__ __forceinline__ void bring(const ProductParams& p, u32 k, u32 row, Inputs& to) {
+    u32 group = threadIdx.x / 8, part = threadIdx.x % 8, groups = p.n_in / 32;
+    if (k / 32 + group >= groups) return;
+    size_t at = (size_t)row * groups + k / 32 + group;
+    to.codes[part / 4][group][part % 4] = p.codes[8 * at + part];
+    if (part == 0) {
+        float scale = p.scales[at];
+        u32 both = p.sums[at];
+        to.scale[group] = scale;
+        to.sum[0][group] = scale * (float)(short)both;
+        to.sum[1][group] = scale * (float)((int)both >> 16);
+    }
+}
+#endif
+
+// The product of a group with 32 inputs.
+__device__ __forceinline__ float multiply(const Group& w, const Inputs& x, u32 lane) {
+    uint4 halves[2] = {*(const uint4*)x.codes[0][lane], *(const uint4*)x.codes[1][lane]};
+    int dots[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        u32 words[4] = {halves[h].x, halves[h].y, halves[h].z, halves[h].w};
+        int dot = 0;
+#if IS_ROTATED
+#pragma unroll
+        for (int k = 0; k < 4; k++) dot = __dp4a((int)w.codes[4 * h + k], (int)words[k], dot);
+        dot *= 256;
+#pragma unroll
+        for (int k = 0; k < 4; k++) dot = __dp4a((int)w.low[4 * h + k], (int)words[k], dot);
+#else
+#pragma unroll
+        for (int k = 0; k < 4; k++) dot = __dp4a((int)w.codes[4 * h + k], (int)words[k], dot);
+#endif
+        dots[h] = dot;
+    }
+#if HAS_HALVES
+    float sum = x.scale[lane] * (w.scale[0] * (float)dots[0] + w.scale[1] * (float)dots[1]);
+    if (HAS_MIN) sum += w.min[0] * x.sum[0][lane] + w.min[1] * x.sum[1][lane];
+#else
+    float sum = x.scale[lane] * w.scale[0] * (float)(dots[0] + dots[1]);
+    if (HAS_MIN) sum += w.min[0] * (x.sum[0][lane] + x.sum[1][lane]);
+#endif
+    return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid_constant__ ProductParams p) {
+    __shared__ Inputs inputs[2][ROWS];
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 first_row = blockIdx.y * ROWS, rows = min(p.rows - first_row, (u32)ROWS);
+    u32 first_out = p.up ? blockIdx.x * WARPS + warp : (blockIdx.x * WARPS + warp) * FEATURES;
+
+    const u8* w[FEATURES];
+    float sums[FEATURES][ROWS];
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) {
+        // A feature beyond the last computes what the last does; it is not stored.
+        u32 out = min(p.up ? first_out : first_out + f, p.n_out - 1);
+        w[f] = (p.up && f == 1 ? p.up : p.w) + p.row_bytes * out;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) sums[f][r] = 0.0f;
+    }
+
+#if ROWS == 1
+    float squares = 0.0f;
+#endif
+    u32 buffer = 0;
+    for (u32 k = 0; k < p.n_in; k += STEP, buffer ^= 1) {
+        u32 g = k / 32 + lane;
+        bool has_group = 32 * g < p.n_in;
+        Group group[FEATURES];
+        if (has_group) {
+#pragma unroll
+            for (int f = 0; f < FEATURES; f++) group[f] = read_group(w[f], g, p.n_in, p.book);
+        }
+#if ROWS == 1
+        bring(p, k, inputs[buffer][0], squares);
+#else
+        for (u32 r = 0; r < rows; r++) bring(p, k, first_row + r, inputs[buffer][r]);
+#endif
+        __syncthreads();
+        if (has_group) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (r >= rows) break;
+#pragma unroll
+                for (int f = 0; f < FEATURES; f++) sums[f][r] += multiply(group[f], inputs[buffer][r], lane);
+            }
+        }
+    }
+    float factor = 1.0f;
+#if ROWS == 1
+    if (p.norm) factor = norm_factor(p, squares);
+#endif
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        if (r >= rows) break;
+        float y[FEATURES];
+#pragma unroll
+        for (int f = 0; f < FEATURES; f++) y[f] = factor * add_over(sums[f][r], 32);
+        float* to = p.y + (size_t)(first_row + r) * p.n_out + first_out;
+        if (p.up) {
+            if (lane == 0 && first_out < p.n_out) *to = y[0] / (1.0f + expf(-y[0])) * y[1];
+            continue;
+        }
+#pragma unroll
+        for (int f = 0; f < FEATURES; f++) {
+            if (lane != 0 || first_out + f >= p.n_out) continue;
+            if (p.bias) y[f] += p.bias[first_out + f];
+            to[f] = p.accumulate ? to[f] + y[f] : y[f];
+        }
+    }
+}
