@@ -24,6 +24,9 @@ pub struct ModelArgs {
     /// Device to run on: cpu, cuda:N (an NVIDIA GPU), or auto, the first GPU that can be used, else the cpu
     #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
     pub device: DeviceChoice,
+    /// Layers for the GPU (-ngl), the last ones; the CPU runs those before. A number or all; all when not given
+    #[arg(long, visible_alias = "gpu-layers", value_name = "N", env = "KVANT_N_GPU_LAYERS", value_parser = layers)]
+    pub n_gpu_layers: Option<usize>,
 }
 
 /// What the KV cache stores.
@@ -89,7 +92,13 @@ impl ModelArgs {
 
     /// How to load the model.
     pub fn options<'a>(&self, progress: Option<&'a mut dyn FnMut(f32)>) -> OpenOptions<'a> {
-        OpenOptions { device: self.device, n_threads: self.threads, no_repack: self.no_repack, progress }
+        OpenOptions {
+            device: self.device,
+            n_gpu_layers: self.n_gpu_layers,
+            n_threads: self.threads,
+            no_repack: self.no_repack,
+            progress,
+        }
     }
 
     /// The model's name for a summary.
@@ -153,13 +162,16 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
     })
 }
 
-/// llama.cpp's `-ctk`, `-ctv` and `-ub` have more than one letter, which clap takes for several flags; they become the long ones.
+/// llama.cpp's `-ctk`, `-ctv`, `-ub` and `-ngl` have more than one letter, which clap takes for several flags; they become the long ones.
 pub fn with_long_cache_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     args.map(|arg| {
         let Some(text) = arg.to_str() else { return arg };
-        for (short, long) in
-            [("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v"), ("-ub", "--ubatch-size")]
-        {
+        for (short, long) in [
+            ("-ctk", "--cache-type-k"),
+            ("-ctv", "--cache-type-v"),
+            ("-ub", "--ubatch-size"),
+            ("-ngl", "--n-gpu-layers"),
+        ] {
             if let Some(rest) = text.strip_prefix(short)
                 && (rest.is_empty() || rest.starts_with('='))
             {
@@ -188,6 +200,15 @@ pub fn kv_type(text: &str) -> Result<DType, String> {
 
 pub fn policies(text: &str) -> Result<Policies, String> {
     text.parse().map_err(|error: kvant::KvError| error.to_string())
+}
+
+/// A number of layers; `all` is more than any model has.
+fn layers(text: &str) -> Result<usize, String> {
+    if text == "all" {
+        Ok(usize::MAX)
+    } else {
+        text.parse().map_err(|_| "expected a number or all".to_owned())
+    }
 }
 
 fn device(text: &str) -> Result<DeviceChoice, String> {

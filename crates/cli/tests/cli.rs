@@ -204,6 +204,10 @@ fn wrong_usage_is_refused_in_one_line_with_exit_code_2() {
     assert_refused(&kvant(&["run", "-p", "x", "-ctv", "q6_K"]), 2, &["not a KV type"]);
     assert_refused(&kvant(&["run", "-p", "x", "--kv-policy", "boundry"]), 2, &["boundry", "boundary"]);
     assert_refused(&kvant(&["run", "-p", "x", "--device", "gpu"]), 2, &["gpu", "cpu", "cuda:N"]);
+    // Layers for a GPU are not run elsewhere in silence.
+    assert_refused(&kvant(&["run", "-p", "x", "-ngl", "3", "--device", "cpu"]), 1, &["-ngl", "cpu", "got 3"]);
+    assert_refused(&kvant(&["run", "-p", "x", "-ngl", "3", "--device", "cuda:9999"]), 1, &["cuda: no "]);
+    assert_refused(&kvant(&["run", "-p", "x", "-ngl", "many"]), 2, &["many", "a number or all"]);
     assert_refused(&kvant(&["run", "-p", ""]), 2, &["empty"]);
     assert_refused(&kvant(&["run"]), 2, &["-p", "-f"]);
     assert_refused(&kvant(&["run", "-p", "x", "--top-p", "2"]), 2, &["top_p"]);

@@ -8,7 +8,7 @@ use kvant_codec::DType;
 use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
 use kvant_kv::{Cache, Plan, Policies};
-use kvant_model::{Config, Decoder, Want, Weights};
+use kvant_model::{Activations, Config, Decoder, Entry, Part, Want, Weights};
 
 use crate::emulator;
 
@@ -18,13 +18,13 @@ fn logits<B: Backend>(device: &B, model: &str, kv: DType, pieces: &[&[u32]]) -> 
     let gguf = Arc::new(Gguf::open(folder.join(model)).unwrap());
     let config = Config::from_gguf(&gguf).unwrap();
     let shape = config.kv_shape();
-    let weights = Weights::load(&gguf, &config, device, &mut |_| ()).unwrap();
+    let weights = Weights::load(&gguf, &config, &Part::whole(config.n_layers), device, &mut |_| ()).unwrap();
     let decoder = Decoder::new(config, weights);
     let plan = Plan::new(&shape, kv, kv, &Policies::default()).unwrap();
     let mut cache = Cache::new(device, &shape, plan, 128).unwrap();
     let mut act = decoder.activations(device, 64).unwrap();
     let after = |tokens: &&[u32]| {
-        decoder.step(device, &mut cache, &mut act, tokens, Want::Last).unwrap();
+        decoder.step(device, &mut cache, &mut act, Entry::Tokens(tokens), Want::Last).unwrap();
         let mut row = vec![f32::NAN; decoder.n_vocab()];
         decoder.logits(device, &act, 0, &mut row).unwrap();
         row
@@ -39,6 +39,52 @@ fn largest_error(model: &str, kv: DType, pieces: &[&[u32]]) -> Option<f32> {
     let differences = got.iter().flatten().zip(want.iter().flatten()).map(|(got, want)| (got - want).abs());
     // Unlike `f32::max`, this keeps a NaN.
     Some(differences.fold(0.0, |max, err| if err <= max { max } else { err }))
+}
+
+/// Logits after a text whose first layer ran on the CPU and the second on `device`.
+fn logits_of_halves<B: Backend>(device: &B, model: &str, tokens: &[u32]) -> Vec<f32> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    let gguf = Arc::new(Gguf::open(folder.join(model)).unwrap());
+    let config = Config::from_gguf(&gguf).unwrap();
+    let [first, second] = Part::split(config.n_layers, 1);
+    let cpu = CpuDevice::new(Isa::Scalar, 1);
+    let mut residual = vec![f32::NAN; tokens.len() * config.n_embd];
+    let before = half(&cpu, &gguf, &first, Entry::Tokens(tokens), Want::Nothing);
+    before.0.residual(&cpu, &before.1, &mut residual).unwrap();
+    let after = half(device, &gguf, &second, Entry::Residual(&residual), Want::Last);
+    let mut row = vec![f32::NAN; after.0.n_vocab()];
+    after.0.logits(device, &after.1, 0, &mut row).unwrap();
+    row
+}
+
+/// A part of a model, after one step.
+fn half<B: Backend>(
+    device: &B,
+    gguf: &Arc<Gguf>,
+    part: &Part,
+    entry: Entry<'_>,
+    want: Want,
+) -> (Decoder<B>, Activations<B>) {
+    let config = Config::from_gguf(gguf).unwrap();
+    let weights = Weights::load(gguf, &config, part, device, &mut |_| ()).unwrap();
+    let decoder = Decoder::new(config, weights);
+    let shape = decoder.kv_shape();
+    let plan = Plan::new(&shape, DType::F16, DType::F16, &Policies::default()).unwrap();
+    let mut cache = Cache::new(device, &shape, plan, 128).unwrap();
+    let mut act = decoder.activations(device, 64).unwrap();
+    decoder.step(device, &mut cache, &mut act, entry, want).unwrap();
+    (decoder, act)
+}
+
+#[test]
+fn a_tiny_model_split_between_the_cpu_and_the_emulator_says_the_same() {
+    let (model, text) = ("qwen2-h128-g1-yarn.gguf", tokens(20));
+    let Some(device) = emulator::device(80) else { return };
+    let got = logits_of_halves(&device, model, &text);
+    let want = &logits(&CpuDevice::new(Isa::Scalar, 1), model, DType::F16, &[&text])[0];
+    for (got, want) in got.iter().zip(want) {
+        assert!((got - want).abs() <= HALVES, "{got} for {want}");
+    }
 }
 
 fn tokens(n: u32) -> Vec<u32> {

@@ -8,8 +8,9 @@ use kvant_backend::{Backend, BackendError, DeviceInfo, KernelChoice};
 use kvant_cpu::{CpuDevice, Isa};
 use kvant_cuda::CudaDevice;
 use kvant_gguf::Gguf;
-use kvant_model::Config;
+use kvant_model::{Config, Part};
 
+use crate::relay::Relay;
 use crate::runtime::{self, Loaded};
 use crate::{Error, tuning};
 
@@ -61,20 +62,54 @@ pub(crate) struct CpuSettings {
     pub repack: bool,
 }
 
-/// Loads a model onto the chosen device.
+/// How many layers go where.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Placement {
+    pub device: DeviceChoice,
+    /// Layers for the GPU; see [`OpenOptions::n_gpu_layers`](crate::OpenOptions::n_gpu_layers).
+    pub n_gpu_layers: Option<usize>,
+}
+
+impl Placement {
+    /// The device to open: the CPU where no layer is left for another, and no `auto` where some are.
+    fn device(self) -> Result<DeviceChoice, Error> {
+        match (self.device, self.n_gpu_layers) {
+            (_, Some(0)) => Ok(DeviceChoice::Cpu),
+            (DeviceChoice::Auto, Some(_)) => Ok(DeviceChoice::Cuda(0)),
+            (DeviceChoice::Cpu, Some(n)) => {
+                let expected = "0 layers for a GPU with --device cpu".to_owned();
+                Err(Error::Setting { name: "-ngl", expected, got: n.to_string() })
+            }
+            (device, _) => Ok(device),
+        }
+    }
+}
+
+/// Loads a model to where its layers go.
 pub(crate) fn load(
-    choice: DeviceChoice,
+    placement: Placement,
     cpu: CpuSettings,
     config: Config,
     gguf: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn Loaded>, Error> {
-    match open_cuda(choice)? {
-        Some(device) => runtime::load(device, config, gguf, progress),
-        None => {
-            let device = tuning::open_cpu(cpu.n_threads)?.with_repack(cpu.repack);
-            runtime::load(device, config, gguf, progress)
+    let open_cpu = || tuning::open_cpu(cpu.n_threads).map(|device| device.with_repack(cpu.repack));
+    let n_layers = config.n_layers;
+    let whole = Part::whole(n_layers);
+    let Some(gpu) = open_cuda(placement.device()?)? else {
+        return runtime::load(open_cpu()?, config, &whole, gguf, progress);
+    };
+    match placement.n_gpu_layers {
+        Some(n) if n < n_layers => {
+            let [first, last] = Part::split(n_layers, n_layers - n);
+            let share = first.layers().len() as f32 / n_layers as f32;
+            let on_cpu =
+                runtime::load(open_cpu()?, config.clone(), &first, gguf, &mut |done| progress(done * share))?;
+            let on_gpu =
+                runtime::load(gpu, config, &last, gguf, &mut |done| progress(share + done * (1.0 - share)))?;
+            Ok(Arc::new(Relay::new(vec![on_cpu, on_gpu])))
         }
+        _ => runtime::load(gpu, config, &whole, gguf, progress),
     }
 }
 
@@ -192,6 +227,19 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn layers_for_a_gpu_need_one_and_none_need_the_cpu() {
+        let device = |device, n_gpu_layers| Placement { device, n_gpu_layers }.device();
+        for any in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(1)] {
+            assert_eq!(device(any, None).unwrap(), any);
+            assert_eq!(device(any, Some(0)).unwrap(), DeviceChoice::Cpu);
+        }
+        assert_eq!(device(DeviceChoice::Auto, Some(3)).unwrap(), DeviceChoice::Cuda(0));
+        assert_eq!(device(DeviceChoice::Cuda(1), Some(3)).unwrap(), DeviceChoice::Cuda(1));
+        let error = device(DeviceChoice::Cpu, Some(3)).unwrap_err().to_string();
+        assert_eq!(error, "-ngl: expected 0 layers for a GPU with --device cpu, got 3");
+    }
 
     #[test]
     fn a_choice_is_read_as_it_is_written_and_others_are_refused() {

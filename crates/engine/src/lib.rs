@@ -31,6 +31,7 @@ mod generate;
 mod model;
 mod profile;
 pub mod quantize;
+mod relay;
 mod runtime;
 mod session;
 pub mod synthetic;

@@ -10,18 +10,21 @@ use kvant_model::chat::{ChatTemplate, Message, RenderOptions};
 use kvant_model::tokenizer::{Special, Tokenizer};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::device::{self, DeviceChoice};
+use crate::device::{self, DeviceChoice, Placement};
 use crate::runtime::Loaded;
 use crate::{Error, Session, SessionOptions};
 
 /// Our own small model, for the first minute and for tests (see `assets/model/pocket.md`).
-static POCKET: &[u8] = include_bytes!("../../../assets/model/pocket-q8_0.gguf");
+pub(crate) static POCKET: &[u8] = include_bytes!("../../../assets/model/pocket-q8_0.gguf");
 
 /// How to load a model.
 #[derive(Default)]
 pub struct OpenOptions<'a> {
     /// The device to run on.
     pub device: DeviceChoice,
+    /// How many layers a GPU takes, the last ones, with the output matrix; the CPU takes those before. All of them
+    /// when `None` or more than there are.
+    pub n_gpu_layers: Option<usize>,
     /// Threads to work with; all cores when `None`.
     pub n_threads: Option<usize>,
     /// Leave weights as they are in the mapped file instead of laying them out for the kernels: less memory, slower.
@@ -80,7 +83,8 @@ impl Model {
         let mut silent = |_| ();
         let how = device::CpuSettings { n_threads: options.n_threads, repack: !options.no_repack };
         let progress = options.progress.unwrap_or(&mut silent);
-        let loaded = device::load(options.device, how, config, &gguf, progress)?;
+        let placement = Placement { device: options.device, n_gpu_layers: options.n_gpu_layers };
+        let loaded = device::load(placement, how, config, &gguf, progress)?;
         let tokenizer = Tokenizer::from_gguf(&gguf);
         let template = match &tokenizer {
             Ok(tokenizer) => ChatTemplate::from_gguf(&gguf, tokenizer).map_err(|error| error.to_string()),

@@ -1,4 +1,4 @@
-//! A model on a device, whichever device it is.
+//! A model, or a part of one, on a device, whichever device it is.
 //!
 //! The types of weights, activations and pages are a device's own. They meet here and nowhere above: a model holds a
 //! [`Loaded`], a session a [`Sequence`], and each step crosses that border once.
@@ -10,8 +10,8 @@ use kvant_backend::{Backend, DeviceInfo, KernelChoice};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
-use kvant_kv::{Cache, KvError, Plan, StreamImage};
-use kvant_model::{Activations, Config, Decoder, Want, Weights};
+use kvant_kv::{Cache, KvError, KvShape, Plan, StreamImage};
+use kvant_model::{Activations, Config, Decoder, Entry, Part, Want, Weights};
 
 use crate::Error;
 
@@ -20,7 +20,7 @@ pub(crate) const MAX_ROWS: usize = 512;
 /// Memory of a device that weights and cache leave to the scratch of its ops, in bytes.
 const KEPT_FREE: usize = 256 << 20;
 
-/// The weights of a model on a device.
+/// The weights of a model, or of a part of one, on a device.
 pub(crate) trait Loaded: Send + Sync {
     /// The device.
     fn info(&self) -> DeviceInfo;
@@ -28,6 +28,8 @@ pub(crate) trait Loaded: Send + Sync {
     fn kernel_choices(&self) -> Vec<KernelChoice>;
     /// The hyper-parameters.
     fn config(&self) -> &Config;
+    /// The KV heads of the layers that are here.
+    fn kv_shape(&self) -> KvShape;
     /// Size of the vocabulary.
     fn n_vocab(&self) -> usize;
     /// Bytes of weights in the file's types.
@@ -56,8 +58,10 @@ pub(crate) enum Room {
 
 /// A sequence of tokens on a device: its cache, and the activations of a step.
 pub(crate) trait Sequence: Send + Sync {
-    /// Runs `tokens` after what the cache holds. After an error the cache holds what it held before.
-    fn step(&mut self, tokens: &[u32], want: Want) -> Result<(), Error>;
+    /// Runs what enters after what the cache holds. After an error the cache holds what it held before.
+    fn step(&mut self, entry: Entry<'_>, want: Want) -> Result<(), Error>;
+    /// Copies what the layers of the last step have left of the residual stream into `out` `[rows, n_embd]`.
+    fn residual(&self, out: &mut [f32]) -> Result<(), Error>;
     /// Copies the logits of the `row`-th wanted row of the last step into `out` `[n_vocab]`.
     fn logits(&self, row: usize, out: &mut [f32]) -> Result<(), Error>;
     /// Appends `rows` tokens with random keys and values.
@@ -94,31 +98,40 @@ pub(crate) struct On<B: Backend> {
     decoder: Decoder<B>,
 }
 
-/// Loads a model onto `device`; `progress` is told the fraction done.
+/// Loads `part` of a model onto `device`; `progress` is told the fraction done.
 pub(crate) fn load<B: Backend>(
     device: B,
     config: Config,
+    part: &Part,
     gguf: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn Loaded>, Error> {
-    let needed = gguf.tensors().iter().map(|info| gguf.data(info).len()).sum();
-    check_weights(&device, needed)?;
-    let weights = Weights::load(gguf, &config, &device, progress)?;
+    check_weights(&device, part, config.n_layers, gguf)?;
+    let weights = Weights::load(gguf, &config, part, &device, progress)?;
     Ok(Arc::new(On { device, decoder: Decoder::new(config, weights) }))
 }
 
 /// Refuses weights that do not fit before any of them is copied.
-fn check_weights<B: Backend>(device: &B, needed: usize) -> Result<(), Error> {
-    match usable_bytes(device)? {
-        Some(usable) if needed > usable => Err(Error::Memory {
-            device: device.info().name,
-            what: "the weights".to_owned(),
-            needed,
-            usable,
-            fits: "a smaller type of weights may fit".to_owned(),
-        }),
-        _ => Ok(()),
+fn check_weights<B: Backend>(device: &B, part: &Part, n_layers: usize, gguf: &Gguf) -> Result<(), Error> {
+    let needed = part.n_bytes(gguf);
+    let Some(usable) = usable_bytes(device)? else { return Ok(()) };
+    if needed <= usable {
+        return Ok(());
     }
+    let last =
+        |n| if n < n_layers { Part::split(n_layers, n_layers - n)[1].n_bytes(gguf) } else { usize::MAX };
+    Err(Error::Memory {
+        device: device.info().name,
+        what: "the weights".to_owned(),
+        needed,
+        usable,
+        fits: match largest(n_layers, |n| n == 0 || last(n) <= usable) {
+            0 => "not one layer fits".to_owned(),
+            n => format!(
+                "{n} of {n_layers} layers fit (-ngl {n}), with less room for the cache the more there are"
+            ),
+        },
+    })
 }
 
 /// Memory for weights and caches, where the device has memory of its own.
@@ -135,7 +148,7 @@ impl<B: Backend> On<B> {
     fn fit(&self, plan: &mut Plan, room: Room) -> Result<usize, Error> {
         let (Room::Exactly(wanted) | Room::UpTo(wanted)) = room;
         let Some(usable) = usable_bytes(&self.device)? else { return Ok(wanted) };
-        let shape = self.decoder.config().kv_shape();
+        let shape = self.decoder.kv_shape();
         let needed = plan.n_bytes(&shape, wanted);
         if needed <= usable {
             return Ok(wanted);
@@ -180,6 +193,10 @@ impl<B: Backend> Loaded for On<B> {
         self.decoder.config()
     }
 
+    fn kv_shape(&self) -> KvShape {
+        self.decoder.kv_shape()
+    }
+
     fn n_vocab(&self) -> usize {
         self.decoder.n_vocab()
     }
@@ -196,7 +213,7 @@ impl<B: Backend> Loaded for On<B> {
         let (Room::Exactly(wanted) | Room::UpTo(wanted)) = room;
         let act = self.activations(wanted)?;
         let n_ctx = self.fit(&mut plan, room)?;
-        let cache = Cache::new(&self.device, &self.decoder.config().kv_shape(), plan, n_ctx)?;
+        let cache = Cache::new(&self.device, &self.decoder.kv_shape(), plan, n_ctx)?;
         Ok(Box::new(Running { on: self, cache, act }))
     }
 
@@ -206,7 +223,7 @@ impl<B: Backend> Loaded for On<B> {
         n_ctx: usize,
         next: &mut dyn FnMut(usize) -> Result<StreamImage, Error>,
     ) -> Result<Box<dyn Sequence>, Error> {
-        let shape = self.decoder.config().kv_shape();
+        let shape = self.decoder.kv_shape();
         let cache = Cache::from_images(&self.device, &shape, plan, n_ctx, next)?;
         let act = self.activations(n_ctx)?;
         Ok(Box::new(Running { on: self, cache, act }))
@@ -221,16 +238,20 @@ pub(crate) struct Running<B: Backend> {
 }
 
 impl<B: Backend> Sequence for Running<B> {
-    fn step(&mut self, tokens: &[u32], want: Want) -> Result<(), Error> {
+    fn step(&mut self, entry: Entry<'_>, want: Want) -> Result<(), Error> {
         let On { device, decoder } = &*self.on;
         let before = self.cache.len();
-        let result = decoder.step(device, &mut self.cache, &mut self.act, tokens, want);
+        let result = decoder.step(device, &mut self.cache, &mut self.act, entry, want);
         if let Err(error) = result {
             // Layers that had appended already give the tokens back, so that all of them agree again.
             self.cache.truncate(device, before)?;
             return Err(error.into());
         }
         Ok(())
+    }
+
+    fn residual(&self, out: &mut [f32]) -> Result<(), Error> {
+        Ok(self.on.decoder.residual(&self.on.device, &self.act, out)?)
     }
 
     fn logits(&self, row: usize, out: &mut [f32]) -> Result<(), Error> {

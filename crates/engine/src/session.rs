@@ -3,7 +3,7 @@
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
 use kvant_kv::{Plan, Policies};
-use kvant_model::Want;
+use kvant_model::{Entry, Want};
 
 use crate::generate::{CancelFlag, GenerateOptions, Generation};
 use crate::runtime::{MAX_ROWS, Room, Sequence};
@@ -288,7 +288,7 @@ impl Session {
     }
 
     fn step(&mut self, tokens: &[u32], want: Want) -> Result<(), Error> {
-        self.sequence.step(tokens, want)?;
+        self.sequence.step(Entry::Tokens(tokens), want)?;
         self.tokens.extend_from_slice(tokens);
         Ok(())
     }

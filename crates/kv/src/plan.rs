@@ -1,5 +1,7 @@
 //! What a cache stores: the shape of the model's KV heads and a type for each of them.
 
+use std::ops::Range;
+
 use kvant_backend::StreamSpec;
 use kvant_codec::DType;
 use kvant_codec::tile::{Side, TILE};
@@ -83,6 +85,14 @@ impl Plan {
         };
         policies.apply(shape, &mut plan)?;
         Ok(plan)
+    }
+
+    /// The plan of some of the layers. The notes, which speak of all of them, stay behind.
+    ///
+    /// # Panics
+    /// When there are no such layers.
+    pub fn part(&self, layers: Range<usize>) -> Self {
+        Self { types: self.types[layers].to_vec(), notes: Vec::new(), ..self.clone() }
     }
 
     /// The stream of one head and side.

@@ -5,12 +5,12 @@
 
 use kvant_backend::{AttendParams, Backend, Heads, Input, Norm, Output};
 use kvant_codec::random::Random;
-use kvant_kv::Cache;
+use kvant_kv::{Cache, KvShape};
 
 use crate::weights::{Layer, Weights};
 use crate::{Config, ModelError};
 
-/// A model on a device.
+/// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
     config: Config,
     weights: Weights<B>,
@@ -37,6 +37,25 @@ pub struct Activations<B: Backend> {
     angles: (B::Buffer, Vec<f32>),
     /// Logits of the wanted rows, `[logit_rows, n_vocab]`, and how many rows it has room for.
     logits: (B::Buffer, usize),
+}
+
+/// What enters a step.
+#[derive(Debug, Clone, Copy)]
+pub enum Entry<'a> {
+    /// Tokens, where the model begins.
+    Tokens(&'a [u32]),
+    /// The residual stream that the layers before have left, `[rows, n_embd]`.
+    Residual(&'a [f32]),
+}
+
+impl Entry<'_> {
+    /// Tokens that enter, in a model of width `n_embd`.
+    pub fn rows(&self, n_embd: usize) -> usize {
+        match self {
+            Self::Tokens(tokens) => tokens.len(),
+            Self::Residual(x) => x.len() / n_embd,
+        }
+    }
 }
 
 /// Which rows of a step get logits.
@@ -70,6 +89,11 @@ impl<B: Backend> Decoder<B> {
     /// The hyper-parameters.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The KV heads of the layers that are here.
+    pub fn kv_shape(&self) -> KvShape {
+        KvShape { n_layers: self.weights.layers.len(), ..self.config.kv_shape() }
     }
 
     /// Size of the vocabulary.
@@ -107,32 +131,39 @@ impl<B: Backend> Decoder<B> {
         })
     }
 
-    /// Runs `tokens` (at most `max_rows`, at least one) after what `cache` holds, and appends them to it.
+    /// Runs what enters (at most `max_rows` rows, at least one) after what `cache` holds, and appends it there.
     ///
-    /// Logits of the wanted rows can then be read with [`Decoder::logits`].
+    /// Logits of the wanted rows can then be read with [`Decoder::logits`]; where the last layer is elsewhere, none
+    /// can be wanted, and [`Decoder::residual`] is what enters there.
     ///
     /// # Errors
     /// A token out of range, a full context, or a device error. After an error the cache may hold some of the new
     /// tokens in some layers; truncate it to its former length before going on.
+    ///
+    /// # Panics
+    /// When tokens enter and the first layer is elsewhere, or logits are wanted and the last one is.
     pub fn step(
         &self,
         backend: &B,
         cache: &mut Cache<B::Page>,
         act: &mut Activations<B>,
-        tokens: &[u32],
+        entry: Entry<'_>,
         want: Want,
     ) -> Result<(), ModelError> {
-        let n_vocab = self.n_vocab();
-        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= n_vocab) {
-            return Err(ModelError::Token { token, n_vocab });
-        }
-        let (rows, start) = (tokens.len(), cache.len());
+        let (rows, start) = (entry.rows(self.config.n_embd), cache.len());
         assert!(0 < rows && rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
+        self.check_tokens(entry)?;
         cache.reserve(backend, rows)?;
 
         self.config.rope.angles(start, rows, &mut act.angles.1);
         backend.write(&mut act.angles.0, &act.angles.1)?;
-        backend.embed(&self.weights.embedding, tokens, &mut act.x)?;
+        match entry {
+            Entry::Tokens(tokens) => {
+                let embedding = self.weights.embedding.as_ref().expect("tokens enter where the model begins");
+                backend.embed(embedding, tokens, &mut act.x)?;
+            }
+            Entry::Residual(x) => backend.write(&mut act.x, x)?,
+        }
         backend.step(rows, || {
             for (index, layer) in self.weights.layers.iter().enumerate() {
                 self.attention(backend, layer, cache, index, act, start, rows)?;
@@ -160,7 +191,7 @@ impl<B: Backend> Decoder<B> {
         let c = &self.config;
         let mut k = vec![0.0; rows * c.n_kv_heads * c.k_head_dim];
         let mut v = vec![0.0; rows * c.n_kv_heads * c.v_head_dim];
-        for index in 0..c.n_layers {
+        for index in 0..self.weights.layers.len() {
             random.fill_gaussian(&mut k, 1.0);
             random.fill_gaussian(&mut v, 1.0);
             backend.write(&mut act.k, &k)?;
@@ -253,9 +284,11 @@ impl<B: Backend> Decoder<B> {
         if wanted > act.logits.1 {
             act.logits = (backend.buffer(wanted * self.n_vocab())?, wanted);
         }
-        let w = self.weights.output.as_ref().unwrap_or(&self.weights.embedding);
+        let Weights { output, embedding, output_norm, .. } = &self.weights;
+        let norm = output_norm.as_ref().expect("logits come out where the model ends");
+        let w = output.as_ref().or(embedding.as_ref()).expect("a model that ends has an output matrix");
         backend.project(
-            Input { x: &act.x, norm: Some(self.norm(&self.weights.output_norm)), first_row, rows: wanted },
+            Input { x: &act.x, norm: Some(self.norm(norm)), first_row, rows: wanted },
             &mut [Output { w, bias: None, y: &mut act.logits.0, accumulate: false }],
         )?;
         Ok(())
@@ -274,6 +307,22 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         kvant_backend::BackendError::check("logits", "length of the output", self.n_vocab(), out.len())?;
         Ok(backend.read(&act.logits.0, row * self.n_vocab(), out)?)
+    }
+
+    /// Copies the residual stream that the last step left into `out` `[rows, n_embd]`.
+    ///
+    /// # Errors
+    /// When the device cannot be read.
+    pub fn residual(&self, backend: &B, act: &Activations<B>, out: &mut [f32]) -> Result<(), ModelError> {
+        Ok(backend.read(&act.x, 0, out)?)
+    }
+
+    fn check_tokens(&self, entry: Entry<'_>) -> Result<(), ModelError> {
+        let (Entry::Tokens(tokens), n_vocab) = (entry, self.n_vocab()) else { return Ok(()) };
+        match tokens.iter().find(|&&token| token as usize >= n_vocab) {
+            Some(&token) => Err(ModelError::Token { token, n_vocab }),
+            None => Ok(()),
+        }
     }
 
     fn norm<'a>(&self, weight: &'a B::Buffer) -> Norm<'a, B::Buffer> {

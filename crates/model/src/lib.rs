@@ -14,7 +14,7 @@ pub mod tokenizer;
 mod weights;
 
 pub use config::{Config, Family};
-pub use decoder::{Activations, Decoder, Want};
+pub use decoder::{Activations, Decoder, Entry, Want};
 pub use error::ModelError;
 pub use rope::{Rope, Scaling};
-pub use weights::Weights;
+pub use weights::{Part, Weights};

@@ -1,6 +1,7 @@
 //! The weights of a model: from tensors of a GGUF file to matrices on a device.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvant_backend::{Backend, SharedBytes, WeightSource};
@@ -27,12 +28,72 @@ pub struct Layer<B: Backend> {
     pub(crate) down: B::Matrix,
 }
 
-/// All weights of a model.
+/// A run of decoder layers, with the embedding when it begins the model and the output when it ends it: what one
+/// device holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    layers: Range<usize>,
+    n_layers: usize,
+}
+
+impl Part {
+    /// The whole of a model of `n_layers`.
+    pub fn whole(n_layers: usize) -> Self {
+        Self { layers: 0..n_layers, n_layers }
+    }
+
+    /// The first `n` layers, and the rest.
+    ///
+    /// # Panics
+    /// When `n` is not between 1 and the number of layers less one: either part has a layer.
+    pub fn split(n_layers: usize, n: usize) -> [Self; 2] {
+        assert!(0 < n && n < n_layers, "{n} of {n_layers} layers");
+        [Self { layers: 0..n, n_layers }, Self { layers: n..n_layers, n_layers }]
+    }
+
+    /// The layers.
+    pub fn layers(&self) -> Range<usize> {
+        self.layers.clone()
+    }
+
+    /// Whether tokens enter here.
+    pub fn is_first(&self) -> bool {
+        self.layers.start == 0
+    }
+
+    /// Whether logits come out here.
+    pub fn is_last(&self) -> bool {
+        self.layers.end == self.n_layers
+    }
+
+    /// Bytes of its tensors in the file.
+    pub fn n_bytes(&self, gguf: &Gguf) -> usize {
+        let is_tied = gguf.find_tensor("output.weight").is_none();
+        let own = gguf.tensors().iter().filter(|info| self.owns(&info.name, is_tied));
+        own.map(|info| gguf.data(info).len()).sum()
+    }
+
+    /// Whether a tensor belongs here. Every tensor of a model belongs to one of its parts; an embedding that is the
+    /// output matrix too, to the first and the last.
+    fn owns(&self, name: &str, is_tied: bool) -> bool {
+        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        match (layer, name) {
+            // One beyond the model's belongs to the last part, which will not know it.
+            (Some(layer), _) => self.layers.contains(&layer) || layer >= self.n_layers && self.is_last(),
+            (None, "token_embd.weight") => self.is_first() || is_tied && self.is_last(),
+            (None, _) => self.is_last(),
+        }
+    }
+}
+
+/// The weights of a model, or of a part of one.
 pub struct Weights<B: Backend> {
-    pub(crate) embedding: B::Matrix,
+    /// `None` where the first layer is elsewhere.
+    pub(crate) embedding: Option<B::Matrix>,
     pub(crate) layers: Vec<Layer<B>>,
-    pub(crate) output_norm: B::Buffer,
-    /// The output matrix; `None` when it is the embedding.
+    /// `None` where the last layer is elsewhere.
+    pub(crate) output_norm: Option<B::Buffer>,
+    /// The output matrix; `None` when it is the embedding, or elsewhere.
     pub(crate) output: Option<B::Matrix>,
     pub(crate) n_vocab: usize,
     pub(crate) n_bytes: usize,
@@ -41,13 +102,14 @@ pub struct Weights<B: Backend> {
 }
 
 impl<B: Backend> Weights<B> {
-    /// Loads every tensor of the model. `progress` is told the fraction done after each layer.
+    /// Loads every tensor of `part`. `progress` is told the fraction done after each layer.
     ///
     /// # Errors
     /// A missing tensor, a shape that does not fit the hyper-parameters, or a device error.
     pub fn load(
         gguf: &Arc<Gguf>,
         config: &Config,
+        part: &Part,
         backend: &B,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
@@ -55,27 +117,33 @@ impl<B: Backend> Weights<B> {
             Loader { gguf, backend, n_bytes: 0, used: HashSet::from(["rope_freqs.weight".to_owned()]) };
         let n_embd = config.n_embd;
         let n_vocab = gguf.tensor("token_embd.weight")?.info.rows();
-        let embedding = match loader.has("output.weight") {
-            true => backend.table(loader.source("token_embd.weight", n_embd, n_vocab)?)?,
-            false => loader.matrix("token_embd.weight", n_embd, n_vocab)?,
+        let is_tied = !loader.has("output.weight");
+        let embedding = match (part.is_first(), is_tied && part.is_last()) {
+            (true, true) => Some(loader.matrix("token_embd.weight", n_embd, n_vocab)?),
+            (true, false) => Some(backend.table(loader.source("token_embd.weight", n_embd, n_vocab)?)?),
+            (false, _) => None,
         };
         let embedding_bytes = loader.n_bytes;
-        let mut layers = Vec::with_capacity(config.n_layers);
-        for index in 0..config.n_layers {
+        let mut layers = Vec::with_capacity(part.layers().len());
+        for index in part.layers() {
             layers.push(loader.layer(config, index)?);
             // What the device has repacked need not stay in memory twice.
             gguf.release();
-            progress((index + 1) as f32 / (config.n_layers + 1) as f32);
+            progress(layers.len() as f32 / (part.layers().len() + 1) as f32);
         }
-        let output_norm = loader.vector("output_norm.weight", n_embd)?;
-        let output = match loader.has("output.weight") {
-            true => Some(loader.matrix("output.weight", n_embd, n_vocab)?),
+        let output_norm = match part.is_last() {
+            true => Some(loader.vector("output_norm.weight", n_embd)?),
             false => None,
         };
-        loader.refuse_unused()?;
+        let output = match (part.is_last(), is_tied) {
+            (true, false) => Some(loader.matrix("output.weight", n_embd, n_vocab)?),
+            (true, true) if !part.is_first() => Some(loader.matrix("token_embd.weight", n_embd, n_vocab)?),
+            _ => None,
+        };
+        loader.refuse_unused(|name| part.owns(name, is_tied))?;
         gguf.release();
         progress(1.0);
-        let lookup_bytes = if output.is_some() { embedding_bytes } else { 0 };
+        let lookup_bytes = if output.is_some() || !part.is_last() { embedding_bytes } else { 0 };
         Ok(Self { embedding, layers, output_norm, output, n_vocab, n_bytes: loader.n_bytes, lookup_bytes })
     }
 }
@@ -143,10 +211,11 @@ impl<B: Backend> Loader<'_, B> {
         if self.has(name) { self.vector(name, len).map(Some) } else { Ok(None) }
     }
 
-    /// A tensor that nobody asked for belongs to a feature that is not implemented; leaving it out would give
+    /// A tensor of ours that nobody asked for belongs to a feature that is not implemented; leaving it out would give
     /// other logits without a word.
-    fn refuse_unused(&self) -> Result<(), ModelError> {
-        match self.gguf.tensors().iter().find(|info| !self.used.contains(&info.name)) {
+    fn refuse_unused(&self, is_ours: impl Fn(&str) -> bool) -> Result<(), ModelError> {
+        let mut unused = self.gguf.tensors().iter().filter(|info| !self.used.contains(&info.name));
+        match unused.find(|info| is_ours(&info.name)) {
             Some(info) => Err(ModelError::Unsupported { what: format!("tensor '{}'", info.name) }),
             None => Ok(()),
         }

@@ -52,7 +52,7 @@ pub struct BenchArgs {
     #[arg(long)]
     real_fill: bool,
     /// Measure the bandwidth of the device's memory too, and say how much of it decoding uses
-    #[arg(long)]
+    #[arg(long, conflicts_with = "n_gpu_layers")]
     roofline: bool,
     /// Instead: time the attention of one token at each depth with the stages of its reading left out one by one
     #[arg(long, conflicts_with_all = ["roofline", "real_fill"])]
