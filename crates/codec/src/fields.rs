@@ -5,6 +5,7 @@
 //! q4_1 q5_1           value = code · d + m
 //! q2_K q4_K q5_K      value = d · sc · code - m · sm          sub-blocks of 16 (q2_K) or 32
 //! q3_K q6_K           value = d · (sc - sc_zero) · (code - zero)   sub-blocks of 16
+//! tq3_1s tq4_1s       value = level(code) · d of the half, then turned back by Rotation::tq()
 //! ```
 //!
 //! Codes are unsigned as stored; q8_0 codes are offset by [`block32::Q8_0_ZERO`], q6_K scales (signed in the file) by
@@ -13,10 +14,10 @@
 use half::f16;
 
 use crate::kfit::{MinBlock, SymBlock};
-use crate::{DType, block32, kquant};
+use crate::{Codebook, DType, block32, kquant, tq};
 
 /// What the fields of a format mean.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spec {
     /// Values per block.
     pub len: usize,
@@ -30,14 +31,16 @@ pub struct Spec {
     pub scale_zero: u8,
     /// Whether blocks have a minimum.
     pub has_min: bool,
+    /// What codes stand for in the rotated formats; in the others a code is a number.
+    pub book: Option<Codebook>,
 }
 
 /// The fields of one block. Those that a format lacks are 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fields {
-    /// `d`.
+    /// `d`; of the first half in the rotated formats.
     pub scale: f16,
-    /// `m`, or the unit of the sub-blocks' minima.
+    /// `m`, or the unit of the sub-blocks' minima, or `d` of the second half.
     pub min: f16,
     /// `sc` of each sub-block.
     pub sub_scales: [u8; 16],
@@ -55,7 +58,7 @@ const Q6_SCALE_ZERO: u8 = 128;
 const Q6_ZERO: u8 = 32;
 
 impl Spec {
-    /// The meaning of the fields of `dtype`; `None` for the float and the rotated formats, which have none.
+    /// The meaning of the fields of `dtype`; `None` for the float formats and those of the cache, which have none.
     pub const fn of(dtype: DType) -> Option<Self> {
         let (bits, zero, sub_len, scale_zero, has_min) = match dtype {
             DType::Q8_0 => (8, block32::Q8_0_ZERO, 32, 0, false),
@@ -68,9 +71,16 @@ impl Spec {
             DType::Q4K => (4, 0, 32, 0, true),
             DType::Q5K => (5, 0, 32, 0, true),
             DType::Q6K => (6, Q6_ZERO, 16, Q6_SCALE_ZERO, false),
+            DType::TQ3_1S => (3, 0, 16, 0, false),
+            DType::TQ4_1S => (4, 0, 16, 0, false),
             _ => return None,
         };
-        Some(Self { len: dtype.block_len(), bits, zero, sub_len, scale_zero, has_min })
+        let book = match dtype {
+            DType::TQ3_1S => Some(Codebook::TQ3),
+            DType::TQ4_1S => Some(Codebook::GAUSS4),
+            _ => None,
+        };
+        Some(Self { len: dtype.block_len(), bits, zero, sub_len, scale_zero, has_min, book })
     }
 }
 
@@ -111,6 +121,8 @@ impl Fields {
             DType::Q4K => self.set_min_block(kquant::read_q4(sized(block))),
             DType::Q5K => self.set_min_block(kquant::read_q5(sized(block))),
             DType::Q6K => self.set_sym_block(kquant::read_q6(sized(block)), Q6_SCALE_ZERO, Q6_ZERO),
+            DType::TQ3_1S => self.set_halves(tq::read_tq3(sized(block))),
+            DType::TQ4_1S => self.set_halves(tq::read_tq4(sized(block))),
             _ => panic!("{dtype} has no fields"),
         }
     }
@@ -123,6 +135,7 @@ impl Fields {
         let codes32 = || std::array::from_fn(|j| self.codes[j]);
         let coded = |zero| block32::Coded { scale: self.scale, codes: codes32() }.decode(zero);
         let coded_min = || block32::CodedMin { scale: self.scale, min: self.min, codes: codes32() }.decode();
+        let halves = |book| tq::decode(book, ([self.scale, self.min], codes32()));
         match dtype {
             DType::Q8_0 => out.copy_from_slice(&coded(block32::Q8_0_ZERO)),
             DType::Q4_0 => out.copy_from_slice(&coded(block32::Q4_0_ZERO)),
@@ -132,6 +145,8 @@ impl Fields {
             DType::Q4K | DType::Q5K => out.copy_from_slice(&self.as_min_block::<8>().decode()),
             DType::Q3K => out.copy_from_slice(&self.as_sym_block(Q3_SCALE_ZERO, Q3_ZERO).decode()),
             DType::Q6K => out.copy_from_slice(&self.as_sym_block(Q6_SCALE_ZERO, Q6_ZERO).decode()),
+            DType::TQ3_1S => out.copy_from_slice(&halves(&Codebook::TQ3)),
+            DType::TQ4_1S => out.copy_from_slice(&halves(&Codebook::GAUSS4)),
             _ => panic!("{dtype} has no fields"),
         }
     }
@@ -144,6 +159,11 @@ impl Fields {
     fn set_coded_min(&mut self, block: block32::CodedMin) {
         (self.scale, self.min) = (block.scale, block.min);
         self.codes[..block32::LEN].copy_from_slice(&block.codes);
+    }
+
+    fn set_halves(&mut self, ([first, second], codes): tq::Stored) {
+        (self.scale, self.min) = (first, second);
+        self.codes[..tq::LEN].copy_from_slice(&codes);
     }
 
     fn set_min_block<const S: usize>(&mut self, block: MinBlock<S>) {
@@ -184,8 +204,8 @@ fn sized<const B: usize>(block: &[u8]) -> &[u8; B] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode;
     use crate::random::Random;
+    use crate::{Rotation, decode};
 
     #[test]
     fn fields_decode_as_their_block_does_and_stay_within_their_bits() {
@@ -217,17 +237,21 @@ mod tests {
             let fields = Fields::read(dtype, &block);
             fields.decode(dtype, &mut values);
             let (d, m) = (fields.scale.to_f32(), fields.min.to_f32());
+            if spec.book.is_some() {
+                Rotation::tq().forward(&mut values);
+            }
             for (j, &value) in values.iter().enumerate() {
                 let code = f32::from(fields.codes[j]) - f32::from(spec.zero);
                 let sub = j / spec.sub_len;
-                let want = match spec.len {
-                    block32::LEN => d * code + m,
+                let want = match (spec.book, spec.len) {
+                    (Some(book), _) => book.levels()[usize::from(fields.codes[j])] * [d, m][sub],
+                    (None, block32::LEN) => d * code + m,
                     _ => {
                         let scale = f32::from(fields.sub_scales[sub]) - f32::from(spec.scale_zero);
                         d * scale * code - m * f32::from(fields.sub_mins[sub])
                     }
                 };
-                // Up to four roundings of terms below 10.
+                // Up to four roundings of terms below 10, or the roundings of ten butterflies of terms below 1.
                 assert!((value - want).abs() <= 4.0 * f32::EPSILON * 10.0, "{dtype} {j}: {value}, {want}");
             }
         }

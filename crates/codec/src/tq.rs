@@ -31,6 +31,9 @@ const HALF: usize = 16;
 const FACTORS: [f32; 9] = [0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5];
 const ROUNDS: usize = 6;
 
+/// The two scales and 32 indices of a block as stored.
+pub(crate) type Stored = ([f16; 2], [u8; LEN]);
+
 /// Indices of one half for scale `d`.
 fn assign(book: &Codebook, y: &[f32; HALF], d: f32) -> [u8; HALF] {
     let inverse = if to_f16(d) == f16::ZERO { 0.0 } else { 1.0 / d };
@@ -58,7 +61,7 @@ fn least_squares(book: &Codebook, y: &[f32; HALF], indices: &[u8; HALF]) -> f32 
 }
 
 /// The two scales and 32 indices of a block.
-fn fit(book: &Codebook, w: &[f32; LEN]) -> ([f16; 2], [u8; LEN]) {
+fn fit(book: &Codebook, w: &[f32; LEN]) -> Stored {
     let mut y = w.map(|v| clamp(v, F16_MAX));
     Rotation::tq().forward(&mut y);
     let halves: [[f32; HALF]; 2] = [std::array::from_fn(|j| y[j]), std::array::from_fn(|j| y[HALF + j])];
@@ -87,7 +90,8 @@ fn fit(book: &Codebook, w: &[f32; LEN]) -> ([f16; 2], [u8; LEN]) {
     (scales, indices)
 }
 
-fn decode(book: &Codebook, scales: [f16; 2], indices: &[u8; LEN]) -> [f32; LEN] {
+/// The values of a block.
+pub(crate) fn decode(book: &Codebook, (scales, indices): Stored) -> [f32; LEN] {
     let mut y = std::array::from_fn(|j| level(book, indices[j]) * scales[j / HALF].to_f32());
     Rotation::tq().inverse(&mut y);
     y
@@ -112,12 +116,16 @@ pub(crate) fn pack_tq3(w: &[f32; LEN], block: &mut [u8; 16]) {
     }
 }
 
-pub(crate) fn unpack_tq3(block: &[u8; 16]) -> [f32; LEN] {
+pub(crate) fn read_tq3(block: &[u8; 16]) -> Stored {
     let index = |j: usize| {
         let b = &block[4 + 3 * (j / 8)..];
         (u32::from_le_bytes([b[0], b[1], b[2], 0]) >> (3 * (j % 8)) & 7) as u8
     };
-    decode(&Codebook::TQ3, scales(block), &std::array::from_fn(index))
+    (scales(block), std::array::from_fn(index))
+}
+
+pub(crate) fn unpack_tq3(block: &[u8; 16]) -> [f32; LEN] {
+    decode(&Codebook::TQ3, read_tq3(block))
 }
 
 pub(crate) fn pack_tq4(w: &[f32; LEN], block: &mut [u8; 20]) {
@@ -128,9 +136,12 @@ pub(crate) fn pack_tq4(w: &[f32; LEN], block: &mut [u8; 20]) {
     }
 }
 
+pub(crate) fn read_tq4(block: &[u8; 20]) -> Stored {
+    (scales(block), std::array::from_fn(|j| block[4 + j / 2] >> (4 * (j % 2)) & 15))
+}
+
 pub(crate) fn unpack_tq4(block: &[u8; 20]) -> [f32; LEN] {
-    let index = |j: usize| block[4 + j / 2] >> (4 * (j % 2)) & 15;
-    decode(&Codebook::GAUSS4, scales(block), &std::array::from_fn(index))
+    decode(&Codebook::GAUSS4, read_tq4(block))
 }
 
 #[cfg(test)]

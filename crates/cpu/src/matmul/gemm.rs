@@ -10,7 +10,7 @@ use std::ops::Range;
 use kvant_codec::DType;
 
 use super::floats::Floats;
-use super::panel::{BLOCK, Format, GROUPS, Line, PANEL, Values, with_format, with_values};
+use super::panel::{BLOCK, Format, GROUPS, Line, PANEL, Values, is_rotated, with_format, with_values};
 use super::quantise::Quantised;
 use super::simd::Simd;
 
@@ -98,7 +98,16 @@ pub(super) struct Pair<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'a> {
     pub quantised: &'a Quantised,
+    /// For the rotated formats.
+    pub rotated: &'a Quantised,
     pub floats: &'a Floats,
+}
+
+impl<'a> Tiles<'a> {
+    /// What coded panels of this type meet.
+    pub fn codes(&self, dtype: DType) -> &'a Quantised {
+        if is_rotated(dtype) { self.rotated } else { self.quantised }
+    }
 }
 
 /// Multiplies `pair` with the rows `rows` (within one row block) and hands `put(row, sums of each panel)` the results.
@@ -116,7 +125,7 @@ pub(super) fn multiply<S: Simd>(
             put_sums(&workspace.float_sums, rows, put);
         }
         dtype => {
-            with_format!(dtype, F => multiply_codes::<S, F>(simd, workspace, pair, tiles.quantised, &rows));
+            with_format!(dtype, F => multiply_codes::<S, F>(simd, workspace, pair, tiles.codes(dtype), &rows));
             put_sums(&workspace.sums, rows, put);
         }
     }

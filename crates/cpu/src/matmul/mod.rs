@@ -2,12 +2,12 @@
 //!
 //! | rows | weights | path |
 //! |---|---|---|
-//! | any | as in the file | [`rows`]: the reference, and types without panels |
+//! | any | as in the file | [`rows`]: the reference, which the scalar kernel set runs |
 //! | 1 to 8 | panels | [`skinny`]: every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked a chunk at a time and multiplied with blocks of rows |
 //!
-//! Weights of a type with panels that stay as in the file (`repack` off) are laid out in panels as they are used.
-//! Coded panels meet activations in 8 bits ([`quantise`]), float panels and file rows meet them in f32.
+//! Weights that stay as in the file (`repack` off) are laid out in panels as they are used. Coded panels meet activations in
+//! 8 bits ([`quantise`]), rotated ones where the weights are; float panels and file rows meet them in f32.
 
 mod floats;
 mod gemm;
@@ -48,14 +48,14 @@ enum Store {
     Panels(Panels),
 }
 
-/// Whether `isa` reads weights of this type from panels.
-fn uses_panels(isa: Isa, dtype: DType) -> bool {
-    isa != Isa::Scalar && panel::has_panels(dtype)
+/// Whether `isa` reads weights from panels.
+fn uses_panels(isa: Isa) -> bool {
+    isa != Isa::Scalar
 }
 
 /// The names of the kernels that multiply weights of `dtype`: one to eight rows, and more.
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
-    if uses_panels(isa, dtype) {
+    if uses_panels(isa) {
         let set = match isa {
             Isa::Avx512(_) if !panel::is_float(dtype) => "avx512vnni",
             isa => isa.name(),
@@ -95,7 +95,7 @@ impl CpuMatrix {
         })?;
         BackendError::check_at_least(OP, "input features", 1, n_in)?;
         BackendError::check(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())?;
-        let store = if repack && uses_panels(isa, dtype) {
+        let store = if repack && uses_panels(isa) {
             Store::Panels(Panels::new(pool, dtype, n_out, n_in, &bytes)?)
         } else {
             Store::Rows(bytes)

@@ -65,6 +65,6 @@ fn panel_sums<S: Simd, const T: usize>(
         DType::F32 | DType::F16 | DType::BF16 => {
             with_values!(dtype, V => simd.gemv_floats::<V, T>(lines, tiles.floats.tile(0), ahead))
         }
-        dtype => with_format!(dtype, F => simd.gemv::<F, T>(lines, tiles.quantised.tile(0), ahead)),
+        dtype => with_format!(dtype, F => simd.gemv::<F, T>(lines, tiles.codes(dtype).tile(0), ahead)),
     }
 }

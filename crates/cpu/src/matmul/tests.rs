@@ -3,9 +3,9 @@
 use kvant_backend::{Backend, Input, Norm, Output, WeightSource};
 use kvant_codec::fields::{Fields, Spec};
 use kvant_codec::random::Random;
-use kvant_codec::{DType, decode, encode};
+use kvant_codec::{ByteBook, DType, Rotation, decode, encode};
 
-use super::panel::is_float;
+use super::panel::{is_float, is_rotated};
 use super::quantise::{Quantised, Source};
 use super::uses_panels;
 use crate::{CpuBuffer, CpuDevice, CpuMatrix, Isa, Pool};
@@ -109,15 +109,33 @@ const SHAPES: [(usize, usize); 12] = [
 ];
 
 /// The activations as coded kernels see them: steps of each block, and the values that the codes stand for.
-fn quantised(x: &[f32]) -> (Vec<f32>, Vec<f32>) {
+fn quantised(x: &[f32], rotates: bool) -> (Vec<f32>, Vec<f32>) {
     let mut quantised = Quantised::default();
-    let source = Source { x, n_in: x.len(), norm: None };
+    let source = Source { x, n_in: x.len(), norm: None, rotates };
     quantised.fill(Isa::Scalar, &Pool::new(1), source, 1);
     let tile = quantised.tile::<1>(0);
     let steps: Vec<f32> = tile.scales.iter().map(|&[step]| step).collect();
     let codes = tile.codes.iter().flatten().flat_map(|&[word]| word.to_le_bytes());
     let values = codes.enumerate().map(|(i, code)| f32::from(code as i8) * steps[i / 32]).collect();
     (steps, values)
+}
+
+/// The weights of a row as the kernels of the device multiply them: those of the rotated formats in panels are turned, and
+/// their levels are rounded to bytes.
+fn seen_weights(isa: Isa, dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32> {
+    let spec = Spec::of(dtype).filter(|spec| uses_panels(isa) && spec.book.is_some());
+    let Some((spec, book)) = spec.and_then(|spec| Some((spec, spec.book?))) else { return weights.to_vec() };
+    let bytes = ByteBook::of(&book);
+    let unit = bytes.step * 128f32.sqrt();
+    let blocks = row.chunks_exact(dtype.block_bytes()).flat_map(|block| {
+        let fields = Fields::read(dtype, block);
+        let d = [fields.scale.to_f32(), fields.min.to_f32()];
+        let value = move |j: usize| {
+            (f32::from(bytes.bytes[usize::from(fields.codes[j])]) - 128.0) * unit * d[j / spec.sub_len]
+        };
+        (0..spec.len).map(value)
+    });
+    blocks.collect()
 }
 
 /// Sum of the magnitudes that a coded kernel adds for each weight: of its code and, apart, of its minimum.
@@ -127,6 +145,7 @@ fn magnitudes(dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32> {
     let magnitudes = blocks.flat_map(|(block, weights)| {
         let fields = Fields::read(dtype, block);
         let min = move |j: usize| match spec.len {
+            _ if !spec.has_min => 0.0,
             32 => fields.min.to_f32(),
             _ => -fields.min.to_f32() * f32::from(fields.sub_mins[j / spec.sub_len]),
         };
@@ -150,26 +169,25 @@ fn wanted(weights: &[f32], magnitudes: &[f32], x: &[f32]) -> Want {
 fn every_kernel_set_equals_sums_in_f64_of_its_own_arithmetic() {
     for device in devices() {
         for dtype in WEIGHTS {
-            let in_8_bits = uses_panels(device.isa(), dtype) && !is_float(dtype);
+            let in_8_bits = uses_panels(device.isa()) && !is_float(dtype);
             for (case, &n_in) in widths(dtype).iter().enumerate() {
                 for (n_out, rows) in SHAPES {
                     let (w, weights, bytes) = encoded(&device, dtype, n_out, n_in, case as u64);
                     let x = gaussian(2, rows * n_in, 1.0);
                     let y = project(&device, &w, &x);
                     let row_bytes = bytes.len() / n_out;
-                    let magnitudes: Vec<_> = (0..n_out)
-                        .map(|o| {
-                            magnitudes(
-                                dtype,
-                                &bytes[o * row_bytes..][..row_bytes],
-                                &weights[o * n_in..][..n_in],
-                            )
-                        })
-                        .collect();
+                    let seen_rows = bytes.chunks_exact(row_bytes).zip(weights.chunks_exact(n_in)).map(
+                        |(row, weights)| {
+                            let weights = seen_weights(device.isa(), dtype, row, weights);
+                            let magnitudes = magnitudes(dtype, row, &weights);
+                            (weights, magnitudes)
+                        },
+                    );
+                    let seen_rows: Vec<_> = seen_rows.collect();
                     for (r, x) in x.chunks(n_in).enumerate() {
-                        let seen = if in_8_bits { quantised(x).1 } else { x.to_vec() };
-                        for (o, magnitudes) in magnitudes.iter().enumerate() {
-                            let want = wanted(&weights[o * n_in..][..n_in], magnitudes, &seen);
+                        let seen = if in_8_bits { quantised(x, is_rotated(dtype)).1 } else { x.to_vec() };
+                        for (o, (weights, magnitudes)) in seen_rows.iter().enumerate() {
+                            let want = wanted(weights, magnitudes, &seen);
                             assert_within(y.as_slice()[r * n_out + o], want, &|| {
                                 format!(
                                     "{} {dtype} {n_out}x{n_in}, row {r} of {rows}, out {o}",
@@ -195,19 +213,19 @@ fn activations_in_8_bits_cost_at_most_half_a_step_of_each() {
             let y = project(&device, &w, &x);
             let row_bytes = bytes.len() / n_out;
             for (r, x) in x.chunks(n_in).enumerate() {
-                let steps = quantised(x).0;
+                let steps = quantised(x, is_rotated(dtype)).0;
                 for o in 0..n_out {
-                    let weights = &weights[o * n_in..][..n_in];
-                    let magnitudes = magnitudes(dtype, &bytes[o * row_bytes..][..row_bytes], weights);
-                    let mut want = wanted(weights, &magnitudes, x);
-                    if uses_panels(device.isa(), dtype) && !is_float(dtype) {
+                    let (row, weights) = (&bytes[o * row_bytes..][..row_bytes], &weights[o * n_in..][..n_in]);
+                    let mut want = wanted(weights, &magnitudes(dtype, row, weights), x);
+                    if uses_panels(device.isa()) && !is_float(dtype) {
+                        let seen = seen_weights(device.isa(), dtype, row, weights);
                         // Half a step, and the rounding of the step.
                         let half = |i: usize| f64::from(steps[i / 32]) * 0.500_1;
-                        want.bound += weights
-                            .iter()
-                            .enumerate()
-                            .map(|(i, &w)| half(i) * f64::from(w.abs()))
-                            .sum::<f64>();
+                        let halves = seen.iter().enumerate().map(|(i, &w)| half(i) * f64::from(w.abs()));
+                        want.bound += halves.sum::<f64>();
+                    }
+                    if is_rotated(dtype) {
+                        want.bound += rotated_bound(dtype, row, weights, x);
                     }
                     assert_within(y.as_slice()[r * n_out + o], want, &|| {
                         format!("{} {dtype}, row {r}, out {o}", device.isa().name())
@@ -216,6 +234,23 @@ fn activations_in_8_bits_cost_at_most_half_a_step_of_each() {
             }
         }
     }
+}
+
+/// What the levels of a rotated format lose as bytes, at most half a step of 1/96 of the largest, and ten butterflies of
+/// the codec and five of the kernel, an addition each, of 32 values.
+fn rotated_bound(dtype: DType, row: &[u8], weights: &[f32], x: &[f32]) -> f64 {
+    let spec = Spec::of(dtype).expect("a rotated format has fields");
+    let largest = spec.book.map_or(0.0, |book| book.levels().iter().fold(0f32, |max, l| max.max(l.abs())));
+    let blocks = row.chunks_exact(dtype.block_bytes()).zip(weights.chunks_exact(32)).zip(x.chunks_exact(32));
+    let bounds = blocks.map(|((block, weights), x)| {
+        let fields = Fields::read(dtype, block);
+        let d = fields.scale.to_f32().abs().max(fields.min.to_f32().abs());
+        let norm = |values: &[f32]| values.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+        // Cauchy and Schwarz: 32 errors of half a step against a block of x, which a rotation leaves as long.
+        let levels = f64::from(d * largest) / 96.0 / 2.0 * 32f64.sqrt() * norm(x);
+        levels + 15.0 * 32.0 * f64::from(f32::EPSILON) * norm(weights) * norm(x)
+    });
+    bounds.sum()
 }
 
 /// The largest sums that codes and activations can give: a kernel that saturates or wraps is off by far more.
@@ -233,6 +268,8 @@ fn extreme_codes_meet_extreme_activations_without_saturating() {
             (DType::Q4K, &[0, 2]),
             (DType::Q5K, &[0, 2]),
             (DType::Q6K, &[208]),
+            (DType::TQ3_1S, &[0, 2]),
+            (DType::TQ4_1S, &[0, 2]),
         ] {
             for (fill, sign) in
                 [(0x00, 1.0), (0x7f, 1.0), (0x80, 1.0), (0x80, -1.0), (0xff, 1.0), (0xff, -1.0)]
@@ -248,13 +285,26 @@ fn extreme_codes_meet_extreme_activations_without_saturating() {
                 let source = WeightSource { dtype, n_out, n_in, bytes: bytes.clone().into() };
                 let w = device.matrix(source).unwrap();
                 for rows in [1, 9] {
-                    let x = vec![sign * 127.0; rows * n_in];
-                    let magnitudes =
-                        magnitudes(dtype, &bytes[..dtype.row_bytes(n_in).unwrap()], &weights[..n_in]);
-                    let want = wanted(&weights[..n_in], &magnitudes, &x[..n_in]);
+                    let mut x = vec![sign * 127.0; rows * n_in];
+                    if is_rotated(dtype) {
+                        Rotation::tq().inverse(&mut x);
+                    }
+                    let in_8_bits = uses_panels(device.isa());
+                    let seen = if in_8_bits {
+                        quantised(&x[..n_in], is_rotated(dtype)).1
+                    } else {
+                        x[..n_in].to_vec()
+                    };
+                    let row = &bytes[..dtype.row_bytes(n_in).unwrap()];
+                    let weights = seen_weights(device.isa(), dtype, row, &weights[..n_in]);
+                    let want = wanted(&weights, &magnitudes(dtype, row, &weights), &seen);
                     for &y in project(&device, &w, &x).as_slice() {
                         assert_within(y, want, &|| {
-                            format!("{} {dtype} codes {fill:#x}, activations {}", device.isa().name(), x[0])
+                            format!(
+                                "{} {dtype} codes {fill:#x}, activations {}",
+                                device.isa().name(),
+                                sign * 127.0
+                            )
                         });
                     }
                 }
@@ -272,9 +322,10 @@ fn all_kernel_sets_quantise_alike_and_bad_numbers_stay_visible() {
     x[100] = f32::INFINITY;
     x[200] = f32::NAN;
     let pool = Pool::new(1);
-    for norm in [None, Some((&gain[..], 1e-5))] {
+    let norms = [None, Some((&gain[..], 1e-5))];
+    for (norm, rotates) in norms.into_iter().flat_map(|norm| [(norm, false), (norm, true)]) {
         for tile_rows in [1, 2, 4, 6, 8] {
-            let source = Source { x: &x, n_in: 96, norm };
+            let source = Source { x: &x, n_in: 96, norm, rotates };
             let fill = |isa| {
                 let mut quantised = Quantised::default();
                 quantised.fill(isa, &pool, source, tile_rows);
@@ -286,10 +337,10 @@ fn all_kernel_sets_quantise_alike_and_bad_numbers_stay_visible() {
             }
         }
     }
-    let (steps, _) = quantised(&x[..96]);
+    let (steps, _) = quantised(&x[..96], false);
     assert_eq!(steps[..2], [0.0, 0.0]);
     for device in devices() {
-        for dtype in [DType::Q4_0, DType::Q6K, DType::F16] {
+        for dtype in [DType::Q4_0, DType::Q6K, DType::TQ3_1S, DType::F16] {
             let (w, _, _) = encoded(&device, dtype, 3, 256, 32);
             for bad in [f32::NAN, f32::INFINITY] {
                 let mut x = gaussian(33, 256, 1.0);
@@ -349,6 +400,7 @@ fn the_gated_ffn_equals_its_unfused_parts() {
             (DType::F16, DType::F16),
             (DType::Q4K, DType::Q6K),
             (DType::Q8_0, DType::TQ4_1S),
+            (DType::TQ3_1S, DType::TQ3_1S),
         ] {
             for (n_ff, rows) in [(40, 1), (33, 3), (17, 9), (48, 100)] {
                 let n_in = 256;

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
+use kvant_codec::DType;
+
 use super::floats::Floats;
 use super::gemm::{self, FLOAT_TILE, Pair, TILE, Tiles, Workspace, row_block};
-use super::panel::{PANEL, has_panels, is_float};
+use super::panel::{PANEL, is_float, is_rotated};
 use super::quantise::{Quantised, Source};
 use super::simd::Simd;
 use super::{CpuMatrix, MIN_PARALLEL_VALUES, Store, rows, silu, skinny, uses_panels};
@@ -75,6 +77,7 @@ pub(crate) struct Scratch {
     /// Gate activations, `[rows, n_ff]`, where gate and up are not fused.
     gate: Vec<f32>,
     quantised: Quantised,
+    rotated: Quantised,
     floats: Floats,
     /// One for each thread.
     workspaces: Vec<Workspace>,
@@ -110,33 +113,53 @@ struct Region<'a> {
     tuning: Tuning,
 }
 
+/// What the input is made into for a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Left as it is.
+    Rows,
+    /// Tiles of f32.
+    Floats,
+    /// Tiles in 8 bits.
+    Codes,
+    /// Tiles in 8 bits, rotated.
+    Rotated,
+}
+
+impl Form {
+    fn of(isa: Isa, dtype: DType) -> Self {
+        match dtype {
+            _ if !uses_panels(isa) => Self::Rows,
+            dtype if is_float(dtype) => Self::Floats,
+            dtype if is_rotated(dtype) => Self::Rotated,
+            _ => Self::Codes,
+        }
+    }
+}
+
 /// Prepares the input as the products want it and computes them.
 fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, products: &Products<'_>) {
     let rows = input.rows();
-    let (mut wants_x, mut wants_floats, mut wants_codes) = (false, false, false);
-    for product in products.iter().flatten() {
-        match product.w.dtype {
-            dtype if !uses_panels(isa, dtype) => wants_x = true,
-            dtype if is_float(dtype) => wants_floats = true,
-            _ => wants_codes = true,
-        }
-    }
+    let wants = |form| products.iter().flatten().any(|product| Form::of(isa, product.w.dtype) == form);
     let mut x = input.x;
-    if wants_x || wants_floats {
+    if wants(Form::Rows) || wants(Form::Floats) {
         x = normalise(pool, &mut scratch.normed, input);
     }
-    if wants_floats {
+    if wants(Form::Floats) {
         scratch.floats.fill(pool, x, input.n_in, tile_rows(rows, true));
     }
-    if wants_codes {
-        let source = Source { x: input.x, n_in: input.n_in, norm: input.norm };
-        scratch.quantised.fill(isa, pool, source, tile_rows(rows, false));
+    let source = |rotates| Source { x: input.x, n_in: input.n_in, norm: input.norm, rotates };
+    if wants(Form::Codes) {
+        scratch.quantised.fill(isa, pool, source(false), tile_rows(rows, false));
+    }
+    if wants(Form::Rotated) {
+        scratch.rotated.fill(isa, pool, source(true), tile_rows(rows, false));
     }
     if scratch.workspaces.is_empty() {
         scratch.workspaces.resize(pool.n_threads(), Workspace::EMPTY);
     }
     let workspaces = &Shards::new(&mut scratch.workspaces);
-    let tiles = Tiles { quantised: &scratch.quantised, floats: &scratch.floats };
+    let tiles = Tiles { quantised: &scratch.quantised, rotated: &scratch.rotated, floats: &scratch.floats };
     let region =
         Region { pool, products, x, tiles, workspaces, n_in: input.n_in, rows, tuning: scratch.tuning };
     match isa {
@@ -151,12 +174,10 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
 impl Region<'_> {
     /// Every product from file rows.
     fn run_rows(&self) {
-        self.for_each_item(CpuMatrix::n_panels, |_, product, panel| {
-            self.file_rows(product, panel..panel + 1, 0..self.rows);
-        });
+        self.for_each_item(CpuMatrix::n_panels, |_, product, panel| self.file_rows(product, panel));
     }
 
-    /// Every product, from panels where the weights lie in panels.
+    /// Every product from panels.
     #[cfg(target_arch = "x86_64")]
     fn run_panels<S: Simd>(&self, simd: S) {
         if self.rows <= skinny::MAX_ROWS { self.run_skinny(simd) } else { self.run_blocked(simd) }
@@ -168,12 +189,8 @@ impl Region<'_> {
         let n_items = |w: &CpuMatrix| w.n_panels().div_ceil(per_item);
         self.for_each_item(n_items, |thread, product, item| {
             let panels = item * per_item..product.w.n_panels().min((item + 1) * per_item);
-            if has_panels(product.w.dtype) {
-                let [lent, _] = &mut self.workspace(thread).lent;
-                skinny::multiply(simd, lent, product, self.tiles, panels, self.rows, self.tuning.prefetch);
-            } else {
-                self.file_rows(product, panels, 0..self.rows);
-            }
+            let [lent, _] = &mut self.workspace(thread).lent;
+            skinny::multiply(simd, lent, product, self.tiles, panels, self.rows, self.tuning.prefetch);
         });
     }
 
@@ -190,12 +207,7 @@ impl Region<'_> {
             let first_row = item / per_block * row_block;
             let rows = first_row..self.rows.min(first_row + row_block);
             let (product, index) = locate(self.products, item % per_block, n_pairs);
-            if has_panels(product.w.dtype) {
-                blocked(simd, self.workspace(thread), product, index, self.tiles, rows);
-            } else {
-                let panels = 2 * index..product.w.n_panels().min(2 * index + 2);
-                self.file_rows(product, panels, rows);
-            }
+            blocked(simd, self.workspace(thread), product, index, self.tiles, rows);
         });
     }
 
@@ -221,15 +233,14 @@ impl Region<'_> {
         &mut own[0]
     }
 
-    /// Outputs `16 panels` of some rows, by the reference.
-    fn file_rows(&self, product: &Product<'_>, panels: Range<usize>, rows: Range<usize>) {
-        let Store::Rows(bytes) = &product.w.store else { unreachable!("panels of a type without panels") };
+    /// The outputs of panel `panel`, by the reference.
+    fn file_rows(&self, product: &Product<'_>, panel: usize) {
+        let Store::Rows(bytes) = &product.w.store else { unreachable!("panels for the scalar kernel set") };
         let row_bytes = bytes.len() / product.w.n_out;
-        let x = &self.x[rows.start * self.n_in..rows.end * self.n_in];
-        for o in panels.start * PANEL..(panels.end * PANEL).min(product.w.n_out) {
+        for o in panel * PANEL..((panel + 1) * PANEL).min(product.w.n_out) {
             let row = &bytes[o * row_bytes..][..row_bytes];
-            rows::row_products(product.w.dtype, row, x, self.n_in, |r, value| {
-                product.put(rows.start + r, o, &[value]);
+            rows::row_products(product.w.dtype, row, self.x, self.n_in, |r, value| {
+                product.put(r, o, &[value])
             });
         }
     }
@@ -309,7 +320,7 @@ pub(crate) fn gated_ffn(
     y: &mut [f32],
 ) {
     let product = |w, y, gate| Some(Product { w, bias: None, y: Shards::new(y), accumulate: false, gate });
-    if uses_panels(isa, up.dtype) && gate.dtype == up.dtype {
+    if uses_panels(isa) && gate.dtype == up.dtype {
         return run(isa, pool, scratch, input, &[product(up, y, Some(gate)), None, None, None]);
     }
     let (rows, n_ff) = (input.rows(), gate.n_out);

@@ -105,10 +105,25 @@ fn join_right<const SHIFT: i32>(low: __m256i, line: __m256i, mask: i8) -> __m256
     _mm256_or_si256(low, field::<SHIFT>(line, mask))
 }
 
-/// The codes of 32 columns and eight rows, one register per group.
+/// What is multiplied of 32 columns and eight rows, one register per group: codes, or what they stand for in a codebook.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn unpack<F: Format>(lines: &[Line], half: usize) -> [__m256i; GROUPS] {
+    let mut groups = codes::<F>(lines, half);
+    if let Some(book) = F::BOOK {
+        // SAFETY: 16 readable bytes.
+        let bytes = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(book.bytes.as_ptr().cast()) });
+        for g in 0..GROUPS {
+            groups[g] = _mm256_shuffle_epi8(bytes, groups[g]);
+        }
+    }
+    groups
+}
+
+/// The codes of 32 columns and eight rows, one register per group.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn codes<F: Format>(lines: &[Line], half: usize) -> [__m256i; GROUPS] {
     let lines = &lines[..F::LAYOUT.block];
     match F::SPEC.bits {
         8 => {
@@ -216,6 +231,13 @@ fn scales<F: Format>(header: &[Line]) -> (Scales, Scales) {
     let header = &header[..F::LAYOUT.header];
     let zero = _mm256_setzero_ps();
     let (mut scales, mut mins) = ([[zero; HALVES]; 16], [[zero; HALVES]; 16]);
+    if F::BOOK.is_some() {
+        for (i, h) in (0..4).flat_map(|i| [(i, 0), (i, 1)]) {
+            let d = halves(&header[i / 2], i % 2, h);
+            scales[i][h] = _mm256_mul_ps(d, _mm256_set1_ps(F::D_FACTOR));
+        }
+        return (scales, mins);
+    }
     if F::SPEC.len == BLOCK {
         for block in 0..2 {
             for h in 0..HALVES {
@@ -281,7 +303,7 @@ fn scales<F: Format>(header: &[Line]) -> (Scales, Scales) {
 #[target_feature(enable = "avx2")]
 #[inline]
 fn dot<F: Format>(codes: __m256i, x: __m256i) -> __m256i {
-    if F::SPEC.bits == 8 {
+    if F::FACTOR_BITS == 8 {
         // The stored code is the signed one plus 128: its top bit flipped.
         let signed = _mm256_xor_si256(codes, _mm256_set1_epi8(i8::MIN));
         _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed))
@@ -301,10 +323,10 @@ fn widen(acc: __m256i, sums: __m256i) -> __m256i {
 #[target_feature(enable = "avx2")]
 #[inline]
 fn start<F: Format>(neg_sum: i32) -> __m256i {
-    if F::SPEC.bits == 8 {
+    if F::FACTOR_BITS == 8 {
         _mm256_setzero_si256()
     } else {
-        _mm256_set1_epi32(neg_sum * i32::from(F::SPEC.zero))
+        _mm256_set1_epi32(neg_sum * i32::from(F::FACTOR_ZERO))
     }
 }
 
@@ -317,7 +339,7 @@ pub(crate) fn gemv<F: Format, const T: usize>(
 ) -> [[f32; PANEL]; T] {
     let layout = F::LAYOUT;
     let subs = BLOCK / F::SPEC.sub_len;
-    let step = groups_in_16_bits(F::SPEC.bits).min(GROUPS / subs);
+    let step = groups_in_16_bits(F::FACTOR_BITS).min(GROUPS / subs);
     let blocks_per_unit = layout.unit / BLOCK;
     let n_blocks = tile.codes.len();
     let mut sums = [[_mm256_setzero_ps(); HALVES]; T];
@@ -399,7 +421,7 @@ pub(crate) fn unpack_chunk<F: Format>(lines: &[Line], n_blocks: usize, p: usize,
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn multiply<F: Format>(chunk: &Chunk, tile: Tile<'_, TILE>, sums: &mut Sums<TILE>) {
     let subs = BLOCK / F::SPEC.sub_len;
-    let step = groups_in_16_bits(F::SPEC.bits).min(GROUPS / subs);
+    let step = groups_in_16_bits(F::FACTOR_BITS).min(GROUPS / subs);
     for block in 0..tile.codes.len() {
         let (x, steps) = (&tile.codes[block], &tile.scales[block]);
         for (sub, p, h) in (0..subs * PAIR * HALVES).map(|i| (i / 4, i / 2 % 2, i % 2)) {

@@ -71,10 +71,25 @@ fn join_right<const SHIFT: u32>(low: __m512i, line: __m512i, mask: i8) -> __m512
     _mm512_ternarylogic_epi32::<0xf8>(low, _mm512_srli_epi16::<SHIFT>(line), _mm512_set1_epi8(mask))
 }
 
-/// The codes of 32 columns, one register per group.
+/// What is multiplied of 32 columns, one register per group: codes, or what they stand for in a codebook.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 fn unpack<F: Format>(lines: &[Line]) -> [__m512i; GROUPS] {
+    let mut groups = codes::<F>(lines);
+    if let Some(book) = F::BOOK {
+        // SAFETY: 16 readable bytes.
+        let bytes = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(book.bytes.as_ptr().cast()) });
+        for g in 0..GROUPS {
+            groups[g] = _mm512_shuffle_epi8(bytes, groups[g]);
+        }
+    }
+    groups
+}
+
+/// The codes of 32 columns, one register per group.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn codes<F: Format>(lines: &[Line]) -> [__m512i; GROUPS] {
     let lines = &lines[..F::LAYOUT.block];
     match F::SPEC.bits {
         8 => {
@@ -207,6 +222,12 @@ fn scales<F: Format>(header: &[Line]) -> (Scales, Scales) {
                 products(&mut scales[4 * i..], load(&header[i]), d, f32::from(F::SPEC.scale_zero));
             }
         }
+        DType::TQ3_1S | DType::TQ4_1S => {
+            for i in 0..4 {
+                let d = halves(&header[i / 2], i % 2);
+                scales[i] = _mm512_mul_ps(d, _mm512_set1_ps(F::D_FACTOR));
+            }
+        }
         _ => {
             for block in 0..2 {
                 scales[block] = halves(&header[0], block);
@@ -223,7 +244,7 @@ fn scales<F: Format>(header: &[Line]) -> (Scales, Scales) {
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn start<F: Format>(neg_sum: i32) -> __m512i {
-    match F::SPEC.zero {
+    match F::FACTOR_ZERO {
         0 => _mm512_setzero_si512(),
         4 => _mm512_slli_epi32::<2>(_mm512_set1_epi32(neg_sum)),
         8 => _mm512_slli_epi32::<3>(_mm512_set1_epi32(neg_sum)),

@@ -50,6 +50,7 @@ pub(super) fn put(dtype: DType, header: &mut [Line], row: usize, slot: usize, fi
             }
             put_units(&mut header[4], row, fields);
         }
+        DType::TQ3_1S | DType::TQ4_1S => put_units(&mut header[slot], row, fields),
         _ => unreachable!("{dtype} has no coded panels"),
     }
 }
@@ -95,12 +96,13 @@ pub(super) fn get(dtype: DType, header: &[Line], row: usize, slot: usize) -> Fie
             }
             get_units(&header[4], row, &mut fields);
         }
+        DType::TQ3_1S | DType::TQ4_1S => get_units(&header[slot], row, &mut fields),
         _ => unreachable!("{dtype} has no coded panels"),
     }
     fields
 }
 
-/// `d` and, where there is one, `dmin` of a super-block.
+/// `d` and, where there is one, `dmin` of a super-block; or `d` of both halves of a block.
 fn put_units(line: &mut Line, row: usize, fields: &Fields) {
     line.set_half(row, fields.scale.to_bits());
     line.set_half(PANEL + row, fields.min.to_bits());

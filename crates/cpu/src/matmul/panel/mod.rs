@@ -34,6 +34,10 @@
 //! | q4_K q5_K | low nibbles of sc: byte `[16·s + row]` for s < 4, high half for s + 4; the same of sm; upper pairs: bits 0 sc s, 2 sc s + 4, 4 sm s, 6 sm s + 4; d and dmin |
 //! | q3_K | low nibbles of sc 0..8, of sc 8..16; upper pairs: bits 2k = sc 4k + s; d |
 //! | q6_K | four lines of bytes sc; d |
+//! | tq3_1s tq4_1s | a line for each of two blocks: d of the first half and of the second, f16 `[16·half + row]` |
+//!
+//! Codes of tq3_1s and tq4_1s are indices; kernels look them up in registers ([`Format::BOOK`]) and multiply the bytes they
+//! find. Their weights are rotated, so they meet activations that have been rotated in the same way.
 //!
 //! Scales stay as stored (q3_K + 32, q6_K + 128), so nothing is rounded: a panel holds the bits of the file in another
 //! order, and takes no more room than the file (q3_K 1.8 %, q6_K 1 % more).
@@ -52,8 +56,9 @@ mod prefetch;
 
 use half::{bf16, f16};
 use kvant_backend::BackendError;
-use kvant_codec::DType;
+use kvant_codec::codebook::SIGMA_128;
 use kvant_codec::fields::{Fields, Spec};
+use kvant_codec::{ByteBook, DType};
 
 pub(crate) use lines::Line;
 use lines::Lines;
@@ -73,6 +78,19 @@ pub(crate) trait Format {
     const DTYPE: DType;
     const SPEC: Spec = Spec::of(Self::DTYPE).expect("a coded weight format");
     const LAYOUT: Layout = Layout::of(Self::SPEC);
+    /// What codes are replaced by before they are multiplied, in the rotated formats.
+    const BOOK: Option<ByteBook> = match Self::SPEC.book {
+        Some(book) => Some(ByteBook::of(&book)),
+        None => None,
+    };
+    /// Bits of what is multiplied, and the one that stands for zero.
+    const FACTOR_BITS: usize = if Self::BOOK.is_some() { 8 } else { Self::SPEC.bits };
+    const FACTOR_ZERO: u8 = if Self::BOOK.is_some() { 128 } else { Self::SPEC.zero };
+    /// What the `d` of a block of 32 is multiplied by: a byte of a book counts its steps, in units of the levels.
+    const D_FACTOR: f32 = match Self::BOOK {
+        Some(book) => book.step / SIGMA_128 as f32,
+        None => 1.0,
+    };
 }
 
 macro_rules! formats {
@@ -83,7 +101,7 @@ macro_rules! formats {
         }
     )*};
 }
-formats!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K);
+formats!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, TQ3_1S, TQ4_1S);
 
 /// A float weight format, as a type.
 pub(crate) trait Values {
@@ -170,6 +188,14 @@ macro_rules! with_format {
                 type $F = formats::Q6K;
                 $body
             }
+            DType::TQ3_1S => {
+                type $F = formats::TQ3_1S;
+                $body
+            }
+            DType::TQ4_1S => {
+                type $F = formats::TQ4_1S;
+                $body
+            }
             dtype => unreachable!("{dtype} has no coded panels"),
         }
     }};
@@ -190,7 +216,7 @@ pub(crate) struct Layout {
 impl Layout {
     pub const fn of(spec: Spec) -> Self {
         let (unit, header) = match (spec.len, spec.bits) {
-            (32, _) => (64, if spec.has_min { 2 } else { 1 }),
+            (32, _) => (64, if spec.has_min || spec.book.is_some() { 2 } else { 1 }),
             (_, 2 | 6) => (256, 5),
             _ => (256, 4),
         };
@@ -208,9 +234,9 @@ impl Layout {
     }
 }
 
-/// Whether weights of this type can be laid out in panels.
-pub(crate) fn has_panels(dtype: DType) -> bool {
-    Spec::of(dtype).is_some() || is_float(dtype)
+/// Whether weights of this type are rotated, and want rotated activations.
+pub(crate) fn is_rotated(dtype: DType) -> bool {
+    Spec::of(dtype).is_some_and(|spec| spec.book.is_some())
 }
 
 pub(crate) fn is_float(dtype: DType) -> bool {
@@ -390,7 +416,7 @@ mod tests {
     fn panels_keep_every_bit_of_every_format() {
         let pool = Pool::new(2);
         let mut random = Random::new(7);
-        for dtype in DType::ALL.into_iter().filter(|&dtype| has_panels(dtype)) {
+        for dtype in DType::ALL.into_iter().filter(|dtype| !dtype.is_turbo()) {
             for blocks in [1, 2, 3, 5] {
                 let n_in = blocks * dtype.block_len();
                 for n_out in [1, 15, 16, 33] {
@@ -440,6 +466,8 @@ mod tests {
             (DType::Q4K, 0.0),
             (DType::Q5K, 0.0),
             (DType::Q6K, 0.96),
+            (DType::TQ3_1S, 0.0),
+            (DType::TQ4_1S, 0.0),
         ] {
             let (n_out, n_in) = (32, 512);
             let bytes = vec![0; n_out * dtype.row_bytes(n_in).unwrap()];

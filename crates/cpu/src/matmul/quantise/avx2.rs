@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, GROUPS, Source, TileMut, steps};
+use super::{BLOCK, GROUPS, Source, TileMut, rotate, steps};
 
 #[target_feature(enable = "avx2")]
 #[inline]
@@ -32,6 +32,18 @@ fn max(v: __m256i) -> u32 {
     _mm_cvtsi128_si32(_mm_max_epu32(v, _mm_shuffle_epi32::<0xb1>(v))) as u32
 }
 
+#[target_feature(enable = "avx2")]
+#[inline]
+fn rotated(registers: [__m256; 4]) -> [__m256; 4] {
+    let mut values = [0.0; BLOCK];
+    for (eight, register) in values.as_chunks_mut::<8>().0.iter_mut().zip(registers) {
+        // SAFETY: 8 writable floats.
+        unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), register) };
+    }
+    rotate(&mut values);
+    std::array::from_fn(|i| load(&values, i))
+}
+
 /// As [`super::quantise_tile`].
 #[target_feature(enable = "avx2")]
 pub(super) fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
@@ -43,13 +55,18 @@ pub(super) fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMu
         }
         for (b, block) in row.iter().enumerate() {
             let mut values = [_mm256_setzero_ps(); 4];
-            let mut largest = _mm256_setzero_si256();
             for i in 0..4 {
                 values[i] = load(block, i);
                 if let Some((weight, factor)) = norm {
                     let scaled = _mm256_mul_ps(values[i], _mm256_set1_ps(factor));
                     values[i] = _mm256_mul_ps(scaled, load(&weight[b], i));
                 }
+            }
+            if source.rotates {
+                values = rotated(values);
+            }
+            let mut largest = _mm256_setzero_si256();
+            for i in 0..4 {
                 let bits = _mm256_and_si256(_mm256_castps_si256(values[i]), magnitude);
                 largest = _mm256_max_epu32(largest, bits);
             }

@@ -2,13 +2,25 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, GROUPS, Source, TileMut, steps};
+use super::{BLOCK, GROUPS, Source, TileMut, rotate, steps};
 
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn load(block: &[f32; BLOCK]) -> [__m512; 2] {
     // SAFETY: 32 readable floats.
     unsafe { [_mm512_loadu_ps(block.as_ptr()), _mm512_loadu_ps(block.as_ptr().add(16))] }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn rotated(registers: [__m512; 2]) -> [__m512; 2] {
+    let mut values = [0.0; BLOCK];
+    for (half, register) in values.as_chunks_mut::<16>().0.iter_mut().zip(registers) {
+        // SAFETY: 16 writable floats.
+        unsafe { _mm512_storeu_ps(half.as_mut_ptr(), register) };
+    }
+    rotate(&mut values);
+    load(&values)
 }
 
 /// As [`super::quantise_tile`].
@@ -26,6 +38,9 @@ pub(super) fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMu
                 let (weight, factor) = (load(&weight[b]), _mm512_set1_ps(factor));
                 low = _mm512_mul_ps(_mm512_mul_ps(low, factor), weight[0]);
                 high = _mm512_mul_ps(_mm512_mul_ps(high, factor), weight[1]);
+            }
+            if source.rotates {
+                [low, high] = rotated([low, high]);
             }
             let magnitudes = _mm512_max_epu32(
                 _mm512_and_si512(_mm512_castps_si512(low), magnitude),

@@ -7,6 +7,8 @@
 //! Each q is off by at most half a step, so a product with weights w is off by at most `scale / 2 · Σ|w|` per block.
 //! The row is quantised once per projection, with its norm applied on the way, and read by every output.
 //!
+//! For the rotated weight formats each block of 32 columns is rotated before it is quantised.
+//!
 //! Rows are grouped into *tiles* of T rows, interleaved so that a kernel reads them strictly in order: four columns of
 //! row 0, the same of row 1, ... of row T - 1, then the next four columns. A tile that is not full ends in zeros.
 
@@ -16,6 +18,8 @@ mod avx2;
 mod avx512;
 
 use std::ops::Range;
+
+use kvant_codec::Rotation;
 
 use crate::Isa;
 use crate::norm::inverse_rms;
@@ -91,6 +95,8 @@ pub(super) struct Source<'a> {
     pub n_in: usize,
     /// Weight `[n_in]` and eps.
     pub norm: Option<(&'a [f32], f32)>,
+    /// Whether each block is rotated as the weights of the rotated formats are, after the norm.
+    pub rotates: bool,
 }
 
 impl<'a> Source<'a> {
@@ -133,6 +139,30 @@ impl<const T: usize> TileMut<'_, T> {
     }
 }
 
+/// `Rotation::tq().forward` of one block, operation by operation, in a form that compilers make vectors of.
+#[inline(always)]
+fn rotate(values: &mut [f32; BLOCK]) {
+    const ROTATION: Rotation = Rotation::tq();
+    const NORM: f32 = 0.176_776_695_296_636_9_f64 as f32;
+    #[inline(always)]
+    fn butterflies<const H: usize>(values: &mut [f32; BLOCK]) {
+        let old = *values;
+        for i in 0..BLOCK {
+            values[i] = if i & H == 0 { old[i] + old[i + H] } else { old[i - H] - old[i] };
+        }
+    }
+    for (i, value) in values.iter_mut().enumerate() {
+        let sign = (ROTATION.before() >> i & 1) as u32;
+        *value = f32::from_bits(value.to_bits() ^ sign << 31);
+    }
+    butterflies::<1>(values);
+    butterflies::<2>(values);
+    butterflies::<4>(values);
+    butterflies::<8>(values);
+    butterflies::<16>(values);
+    values.iter_mut().for_each(|v| *v *= NORM);
+}
+
 /// Quantises the rows of `source` (at most `T`) into a tile. The other kernel sets do the same arithmetic and agree
 /// with this one bit for bit.
 fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
@@ -145,6 +175,9 @@ fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
             let mut values = *block;
             if let Some((weight, factor)) = norm {
                 values.iter_mut().zip(&weight[b]).for_each(|(v, w)| *v = *v * factor * w);
+            }
+            if source.rotates {
+                Rotation::tq().forward(&mut values);
             }
             // Magnitudes compare as integers; NaN is above infinity.
             let max = values.iter().fold(0, |max, v| max.max(v.to_bits() & 0x7fff_ffff));
