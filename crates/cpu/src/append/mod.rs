@@ -51,6 +51,8 @@ pub(crate) fn kv_append(
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(lanes) => slices::append(lanes, stream, rows, row),
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni(lanes) => slices::append(lanes, stream, rows, row),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512(lanes) => slices::append(lanes, stream, rows, row),
             _ => scalar::append(stream, rows, row),
         }

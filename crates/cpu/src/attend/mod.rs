@@ -81,6 +81,8 @@ pub(crate) fn attend(
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(lanes) => drive::attend(lanes, pool, scratch, p, q, layer, out),
         #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni(lanes) => drive::attend(lanes, pool, scratch, p, q, layer, out),
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512(lanes) => drive::attend(lanes, pool, scratch, p, q, layer, out),
         _ => scalar::attend(pool, p, q, layer, out),
     }
@@ -114,7 +116,8 @@ pub(crate) fn staged(
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     let set = match isa {
         Isa::Scalar => "scalar",
-        Isa::Avx2(_) => "avx2",
+        Isa::AvxVnni(_) if codes::Coding::of(dtype).is_some() => "avxvnni",
+        Isa::Avx2(_) | Isa::AvxVnni(_) => "avx2",
         Isa::Avx512(_) if codes::Coding::of(dtype).is_some() => "avx512vnni",
         Isa::Avx512(_) => "avx512",
     };

@@ -156,7 +156,7 @@ fn variance(isa: Isa, filled: &Filled, q: &[f32], out: &[f32], start: usize, row
     let (max_byte, max_split) = match isa {
         Isa::Scalar => unreachable!("the reference"),
         Isa::Avx2(_) => (64.0, 8191.0),
-        Isa::Avx512(_) => (127.0, 32639.0),
+        Isa::AvxVnni(_) | Isa::Avx512(_) => (127.0, 32639.0),
     };
     let kv_head = head / case.group;
     let (k_stream, v_stream) = (&filled.layer.k[kv_head], &filled.layer.v[kv_head]);

@@ -1,19 +1,20 @@
 //! [`Lanes`] on two 256-bit registers.
 //!
-//! `vpmaddubsw` adds two products of an unsigned and a signed byte in 16 bits and saturates: 255 · 64 · 2 = 32,640
-//! stays below 32,767, so signed bytes are held to ±64 and integers split at 128: 13 bits and a sign.
+//! Sets differ in how they multiply bytes. AVX2 has `vpmaddubsw`, which adds two products of an unsigned and a signed byte
+//! in 16 bits and saturates: 255 · 64 · 2 = 32,640 stays below 32,767, so signed bytes are held to ±64 and integers split
+//! at 128: 13 bits and a sign. AVX-VNNI has `vpdpbusd`, which adds four products in 32 bits.
 
 use std::arch::x86_64::*;
 
 use kvant_codec::finite::F16_MAX;
 
 use super::{Lanes, Op};
-use crate::Avx2;
+use crate::{Avx2, AvxVnni};
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
     ($($body:tt)*) => {
-        // SAFETY: `Avx2` exists only on a CPU with AVX2, FMA and F16C; memory is read and written through array
+        // SAFETY: tokens that are `Ymm` exist only on a CPU with AVX2, FMA and F16C; memory is read and written through array
         // references of the full width, without any need for alignment.
         unsafe { $($body)* }
     };
@@ -29,22 +30,79 @@ macro_rules! halves {
     };
 }
 
+/// A token that proves AVX2, FMA and F16C at least, and what its set brings for products of bytes.
+pub(crate) trait Ymm: Copy + Send + Sync {
+    /// [`Lanes::MAX_BYTE`]
+    const BYTE: i32;
+    /// [`Lanes::MAX_SPLIT`]
+    const SPLIT: i32;
+    /// Bits below which an integer is split.
+    const SPLIT_BITS: i32;
+
+    /// [`Lanes::run`]
+    fn run_op<O: Op>(self, op: O) -> O::Output;
+    /// Adds to each lane the products of its four codes with its four signed bytes.
+    fn dot_half(self, sum: __m256i, codes: __m256i, bytes: __m256i) -> __m256i;
+}
+
 #[target_feature(enable = "avx2,fma,f16c")]
-fn run<O: Op>(lanes: Avx2, op: O) -> O::Output {
+fn run_avx2<O: Op>(lanes: Avx2, op: O) -> O::Output {
     op.run(lanes)
 }
 
-impl Lanes for Avx2 {
+impl Ymm for Avx2 {
+    const BYTE: i32 = 64;
+    const SPLIT: i32 = 64 * 128 - 1;
+    const SPLIT_BITS: i32 = 7;
+
+    #[inline(always)]
+    fn run_op<O: Op>(self, op: O) -> O::Output {
+        intrinsic!(run_avx2(self, op))
+    }
+
+    #[inline(always)]
+    fn dot_half(self, sum: __m256i, codes: __m256i, bytes: __m256i) -> __m256i {
+        intrinsic!({
+            let pairs = _mm256_maddubs_epi16(codes, bytes);
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+fn run_avx_vnni<O: Op>(lanes: AvxVnni, op: O) -> O::Output {
+    op.run(lanes)
+}
+
+impl Ymm for AvxVnni {
+    const BYTE: i32 = 127;
+    const SPLIT: i32 = 127 * 256 + 127;
+    const SPLIT_BITS: i32 = 8;
+
+    #[inline(always)]
+    fn run_op<O: Op>(self, op: O) -> O::Output {
+        // SAFETY: this token proves AVX-VNNI beside the rest.
+        unsafe { run_avx_vnni(self, op) }
+    }
+
+    #[inline(always)]
+    fn dot_half(self, sum: __m256i, codes: __m256i, bytes: __m256i) -> __m256i {
+        // SAFETY: this token proves AVX-VNNI.
+        unsafe { _mm256_dpbusd_avx_epi32(sum, codes, bytes) }
+    }
+}
+
+impl<Y: Ymm> Lanes for Y {
     type Ints = [__m256i; 2];
     type Floats = [__m256; 2];
 
     const WIDE: usize = 1;
-    const MAX_BYTE: i32 = 64;
-    const MAX_SPLIT: i32 = 64 * 128 - 1;
+    const MAX_BYTE: i32 = Y::BYTE;
+    const MAX_SPLIT: i32 = Y::SPLIT;
 
     #[inline(always)]
     fn run<O: Op>(self, op: O) -> O::Output {
-        intrinsic!(run(self, op))
+        self.run_op(op)
     }
 
     #[inline(always)]
@@ -218,11 +276,8 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn dot(self, sum: [__m256i; 2], codes: [__m256i; 2], bytes: [i8; 4]) -> [__m256i; 2] {
-        let bytes = [i32::from_le_bytes(bytes.map(|b| b as u8)); 2];
-        halves!(|sum, codes, bytes| {
-            let pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi32(bytes));
-            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        })
+        let bytes = intrinsic!(_mm256_set1_epi32(i32::from_le_bytes(bytes.map(|b| b as u8))));
+        [self.dot_half(sum[0], codes[0], bytes), self.dot_half(sum[1], codes[1], bytes)]
     }
 
     #[inline(always)]
@@ -284,13 +339,21 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn split(self, a: [__m256i; 2]) -> ([[i8; 4]; 4], [[i8; 4]; 4]) {
-        let high = halves!(|a| _mm256_srai_epi32::<7>(_mm256_add_epi32(a, _mm256_set1_epi32(64))));
-        let low = halves!(|a, high| _mm256_sub_epi32(a, _mm256_slli_epi32::<7>(high)));
+        // What is left of an integer after rounding to the high byte is a signed byte.
+        let high = halves!(|a| {
+            let half = _mm256_set1_epi32(1 << (Y::SPLIT_BITS - 1));
+            _mm256_sra_epi32(_mm256_add_epi32(a, half), _mm_cvtsi32_si128(Y::SPLIT_BITS))
+        });
+        let low = halves!(|a, high| {
+            _mm256_sub_epi32(a, _mm256_sll_epi32(high, _mm_cvtsi32_si128(Y::SPLIT_BITS)))
+        });
         (self.low_bytes(high), self.low_bytes(low))
     }
 
     #[inline(always)]
     fn join(self, high: [__m256i; 2], low: [__m256i; 2]) -> [__m256i; 2] {
-        halves!(|high, low| _mm256_add_epi32(_mm256_slli_epi32::<7>(high), low))
+        halves!(|high, low| {
+            _mm256_add_epi32(_mm256_sll_epi32(high, _mm_cvtsi32_si128(Y::SPLIT_BITS)), low)
+        })
     }
 }

@@ -135,6 +135,8 @@ pub(crate) fn run_on<O: Op>(isa: crate::Isa, op: O) -> Option<O::Output> {
         #[cfg(target_arch = "x86_64")]
         crate::Isa::Avx2(lanes) => Some(lanes.run(op)),
         #[cfg(target_arch = "x86_64")]
+        crate::Isa::AvxVnni(lanes) => Some(lanes.run(op)),
+        #[cfg(target_arch = "x86_64")]
         crate::Isa::Avx512(lanes) => Some(lanes.run(op)),
         _ => None,
     }

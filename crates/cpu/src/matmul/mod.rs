@@ -58,6 +58,7 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     if uses_panels(isa) {
         let set = match isa {
             Isa::Avx512(_) if !panel::is_float(dtype) => "avx512vnni",
+            Isa::AvxVnni(_) if panel::is_float(dtype) => "avx2",
             isa => isa.name(),
         };
         format!("gemv-{dtype}-{set}, gemm-{dtype}-{set}")

@@ -107,9 +107,10 @@ macro_rules! simd {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::*;
-    use crate::isa::{Avx2, Avx512};
-    use crate::matmul::panel::{avx2, avx512};
+    use crate::isa::{Avx2, Avx512, AvxVnni};
+    use crate::matmul::panel::{avx_vnni, avx2, avx512};
 
     simd!(Avx2, avx2);
+    simd!(AvxVnni, avx_vnni);
     simd!(Avx512, avx512);
 }

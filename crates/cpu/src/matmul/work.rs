@@ -166,6 +166,8 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(simd) => region.run_panels(simd),
         #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni(simd) => region.run_panels(simd),
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512(simd) => region.run_panels(simd),
         _ => region.run_rows(),
     }

@@ -26,12 +26,12 @@ use crate::matmul::quantise::Tile;
 use crate::matmul::silu;
 
 /// Halves of a line, and of a panel's rows.
-const HALVES: usize = 2;
+pub(super) const HALVES: usize = 2;
 /// Rows of a half.
 const LANES: usize = PANEL / HALVES;
 
 /// The scales of a unit, for each sub-block and half.
-type Scales = [[__m256; HALVES]; 16];
+pub(super) type Scales = [[__m256; HALVES]; 16];
 
 /// Groups whose products may be added in 16 bits; the table above.
 const fn groups_in_16_bits(bits: usize) -> usize {
@@ -46,7 +46,7 @@ const fn groups_in_16_bits(bits: usize) -> usize {
 /// Half `h` of a line.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn load(line: &Line, h: usize) -> __m256i {
+pub(super) fn load(line: &Line, h: usize) -> __m256i {
     let half: &[u8; 32] = &line.0.as_chunks().0[h];
     // SAFETY: 32 readable bytes.
     unsafe { _mm256_loadu_si256(half.as_ptr().cast()) }
@@ -70,7 +70,7 @@ fn halves(line: &Line, which: usize, h: usize) -> __m256 {
 
 #[target_feature(enable = "avx2")]
 #[inline]
-fn floats(register: &Register, h: usize) -> __m256 {
+pub(super) fn floats(register: &Register, h: usize) -> __m256 {
     let eight: &[f32; LANES] = &register.0.as_chunks().0[h];
     // SAFETY: 8 readable floats.
     unsafe { _mm256_loadu_ps(eight.as_ptr()) }
@@ -78,7 +78,7 @@ fn floats(register: &Register, h: usize) -> __m256 {
 
 #[target_feature(enable = "avx2")]
 #[inline]
-fn put_floats(out: &mut [f32; PANEL], h: usize, values: __m256) {
+pub(super) fn put_floats(out: &mut [f32; PANEL], h: usize, values: __m256) {
     let eight: &mut [f32; LANES] = &mut out.as_chunks_mut().0[h];
     // SAFETY: 8 writable floats.
     unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), values) };
@@ -108,7 +108,7 @@ fn join_right<const SHIFT: i32>(low: __m256i, line: __m256i, mask: i8) -> __m256
 /// What is multiplied of 32 columns and eight rows, one register per group: codes, or what they stand for in a codebook.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn unpack<F: Format>(lines: &[Line], half: usize) -> [__m256i; GROUPS] {
+pub(super) fn unpack<F: Format>(lines: &[Line], half: usize) -> [__m256i; GROUPS] {
     let mut groups = codes::<F>(lines, half);
     if let Some(book) = F::BOOK {
         // SAFETY: 16 readable bytes.
@@ -227,7 +227,7 @@ fn products(out: &mut [[__m256; HALVES]], bytes: [__m256i; 2], unit: [__m256; HA
 /// The scale of each sub-block of a unit, and what its minimum adds.
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
-fn scales<F: Format>(header: &[Line]) -> (Scales, Scales) {
+pub(super) fn scales<F: Format>(header: &[Line]) -> (Scales, Scales) {
     let header = &header[..F::LAYOUT.header];
     let zero = _mm256_setzero_ps();
     let (mut scales, mut mins) = ([[zero; HALVES]; 16], [[zero; HALVES]; 16]);

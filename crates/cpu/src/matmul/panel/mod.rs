@@ -48,6 +48,8 @@
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx_vnni;
 mod header;
 mod lines;
 mod planes;

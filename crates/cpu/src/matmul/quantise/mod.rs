@@ -233,9 +233,9 @@ impl Quantised {
             let source = Source { x, ..source };
             match isa {
                 Isa::Scalar => quantise_tile(source, out),
-                // SAFETY: the token proves AVX2.
+                // SAFETY: either token proves AVX2.
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2(_) => unsafe { avx2::quantise_tile(source, out) },
+                Isa::Avx2(_) | Isa::AvxVnni(_) => unsafe { avx2::quantise_tile(source, out) },
                 // SAFETY: the token proves AVX-512 F, VL and VNNI.
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512(_) => unsafe { avx512::quantise_tile(source, out) },
