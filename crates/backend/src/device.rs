@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use kvant_codec::DType;
 
-use crate::{AttendParams, BackendError, Heads, KvLayer, Norm, RopeParams, SharedBytes};
+use crate::{AttendParams, BackendError, Heads, KvLayer, Norm, Rope, RopeParams, SharedBytes};
 
 /// Shorthand for a result with a [`BackendError`].
 pub type Result<T> = std::result::Result<T, BackendError>;
@@ -185,6 +185,22 @@ pub trait Backend: Send + Sync + Sized + 'static {
         v: &Self::Buffer,
         rows: usize,
     ) -> Result<()>;
+
+    /// [`Backend::rope`] of `q`, [`Backend::rope`] of `k` and [`Backend::kv_append`], which it equals. What `k` holds
+    /// afterwards is the device's affair.
+    fn rope_append(
+        &self,
+        layer: &mut KvLayer<Self::Page>,
+        rope: &Rope<'_, Self::Buffer>,
+        q: &mut Self::Buffer,
+        k: &mut Self::Buffer,
+        v: &Self::Buffer,
+        rows: usize,
+    ) -> Result<()> {
+        self.rope(q, rows, rope.q_heads, rope.q_norm, rope.params, rope.angles)?;
+        self.rope(k, rows, rope.k_heads, rope.k_norm, rope.params, rope.angles)?;
+        self.kv_append(layer, k, v, rows)
+    }
 
     /// Causal attention of `q` `[rows, n_heads * k_head_dim]` over the cached tokens of a layer into `out`
     /// `[rows, n_heads * v_head_dim]`. Queries are rotated once when K is rotated, the output un-rotated once

@@ -17,5 +17,5 @@ mod stream;
 pub use bytes::SharedBytes;
 pub use device::{Backend, DeviceInfo, Input, KernelChoice, Output, Page, PageTable, Result, WeightSource};
 pub use error::BackendError;
-pub use params::{AttendParams, Heads, Norm, Pairing, RopeParams};
+pub use params::{AttendParams, Heads, Norm, Pairing, Rope, RopeParams};
 pub use stream::{Append, KvLayer, Place, Stream, StreamSpec, TOKENS_PER_PAGE, TileRef, TileWrite, Writes};

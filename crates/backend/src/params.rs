@@ -45,6 +45,23 @@ pub struct RopeParams {
     pub n_rot: usize,
 }
 
+/// RoPE of the queries and keys of a step, with the per-head norms that may precede it.
+#[derive(Debug)]
+pub struct Rope<'a, Buffer> {
+    /// Which values are turned together.
+    pub params: RopeParams,
+    /// Cosine and sine for each row and pair, `[rows, n_rot / 2, 2]`.
+    pub angles: &'a Buffer,
+    /// Query heads.
+    pub q_heads: Heads,
+    /// Key heads.
+    pub k_heads: Heads,
+    /// Norm of each query head.
+    pub q_norm: Option<Norm<'a, Buffer>>,
+    /// Norm of each key head.
+    pub k_norm: Option<Norm<'a, Buffer>>,
+}
+
 /// Shape of one attention step over the cache. Query row `r` sits at position `start + r` and sees the keys
 /// `0 ..= start + r` (causal).
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -5,18 +5,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
     AttendParams, Backend, BackendError, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm, Output, Page,
-    Result, RopeParams, WeightSource,
+    Result, Rope, RopeParams, WeightSource,
 };
 use kvant_codec::DType;
 
 use crate::driver::Driver;
 use crate::norm::NormParts;
 use crate::product::{Operand, Product};
+use crate::rope::Turn;
 use crate::{
     Context, CudaBuffer, CudaError, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append, attend,
     product, rope, silu,
 };
 
+const ROPE: &str = "rope";
 /// The variable that switches the recording of decode steps off.
 const GRAPH: &str = "KVANT_CUDA_GRAPH";
 
@@ -156,6 +158,38 @@ fn product_of(op: &'static str, w: &CudaMatrix, y: DevicePtr) -> Result<Product>
 fn norm_parts(op: &'static str, norm: Norm<'_, CudaBuffer>, len: usize) -> Result<NormParts> {
     BackendError::check(op, "length of the norm's weight", len, norm.weight.len())?;
     Ok(NormParts { weight: norm.weight.ptr(), eps: norm.eps })
+}
+
+/// How heads are normed and turned, once the shapes are known to agree.
+fn turn_of(
+    x: &CudaBuffer,
+    rows: usize,
+    heads: Heads,
+    norm: Option<Norm<'_, CudaBuffer>>,
+    params: RopeParams,
+    angles: &CudaBuffer,
+) -> Result<Turn> {
+    let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
+    BackendError::check_at_least(ROPE, "length of the heads", len, x.len())?;
+    BackendError::check_at_least(ROPE, "size of a head", params.n_rot, heads.dim)?;
+    BackendError::check(ROPE, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
+    let n_angles = rows.saturating_mul(params.n_rot);
+    BackendError::check_at_least(ROPE, "length of the angles", n_angles, angles.len())?;
+    let norm = norm.map(|norm| norm_parts(ROPE, norm, heads.dim)).transpose()?;
+    Ok(Turn::new(norm, params, angles.ptr()))
+}
+
+/// Rows for every stream of a layer, once the shapes are known to agree.
+fn append_rows(layer: &KvLayer<CudaPage>, k: &CudaBuffer, v: &CudaBuffer, n: usize) -> Result<append::Rows> {
+    const OP: &str = "kv_append";
+    for (what, streams, x) in [("keys", &layer.k, k), ("values", &layer.v, v)] {
+        let head_dim = streams.first().map_or(0, |stream| stream.spec().head_dim);
+        if let Some(odd) = streams.iter().find(|stream| stream.spec().head_dim != head_dim) {
+            BackendError::check(OP, "head size", head_dim, odd.spec().head_dim)?;
+        }
+        BackendError::check_at_least(OP, what, n * streams.len() * head_dim, x.len())?;
+    }
+    Ok(append::Rows { k: k.ptr(), v: v.ptr(), n })
 }
 
 impl Backend for CudaDevice {
@@ -312,15 +346,8 @@ impl Backend for CudaDevice {
         params: RopeParams,
         angles: &CudaBuffer,
     ) -> Result<()> {
-        const OP: &str = "rope";
-        let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
-        BackendError::check_at_least(OP, "length of the heads", len, x.len())?;
-        BackendError::check_at_least(OP, "size of a head", params.n_rot, heads.dim)?;
-        BackendError::check(OP, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
-        let n_angles = rows.saturating_mul(params.n_rot);
-        BackendError::check_at_least(OP, "length of the angles", n_angles, angles.len())?;
-        let norm = norm.map(|norm| norm_parts(OP, norm, heads.dim)).transpose()?;
-        Ok(rope::rope(&self.cx, x.ptr(), rows, heads, norm, params, angles.ptr())?)
+        let turn = turn_of(x, rows, heads, norm, params, angles)?;
+        Ok(rope::rope(&self.cx, x.ptr(), rows, heads, turn)?)
     }
 
     fn kv_append(
@@ -330,14 +357,30 @@ impl Backend for CudaDevice {
         v: &CudaBuffer,
         rows: usize,
     ) -> Result<()> {
-        for (what, streams, x) in [("keys", &layer.k, k), ("values", &layer.v, v)] {
-            let head_dim = streams.first().map_or(0, |stream| stream.spec().head_dim);
-            if let Some(odd) = streams.iter().find(|stream| stream.spec().head_dim != head_dim) {
-                BackendError::check("kv_append", "head size", head_dim, odd.spec().head_dim)?;
-            }
-            BackendError::check_at_least("kv_append", what, rows * streams.len() * head_dim, x.len())?;
-        }
-        append::kv_append(&self.cx, layer, append::Rows { k: k.ptr(), v: v.ptr(), n: rows })
+        let rows = append_rows(layer, k, v, rows)?;
+        append::append(&self.cx, layer, rows, None)
+    }
+
+    fn rope_append(
+        &self,
+        layer: &mut KvLayer<CudaPage>,
+        rope: &Rope<'_, CudaBuffer>,
+        q: &mut CudaBuffer,
+        k: &mut CudaBuffer,
+        v: &CudaBuffer,
+        rows: usize,
+    ) -> Result<()> {
+        let Rope { params, angles, q_heads, k_heads, q_norm, k_norm } = *rope;
+        BackendError::check(ROPE, "size of a key head", q_heads.dim, k_heads.dim)?;
+        BackendError::check(ROPE, "key heads", layer.k.len(), k_heads.n)?;
+        let turns = append::Turns {
+            k: turn_of(k, rows, k_heads, k_norm, params, angles)?,
+            q: turn_of(q, rows, q_heads, q_norm, params, angles)?,
+            queries: q.ptr(),
+            n_query_heads: q_heads.n,
+        };
+        let rows = append_rows(layer, k, v, rows)?;
+        append::append(&self.cx, layer, rows, Some(turns))
     }
 
     fn attend(

@@ -3,7 +3,7 @@
 //! Pre-norm transformer with RMS norms, rotary embeddings, grouped-query attention and a SiLU-gated feed-forward
 //! layer. Families differ in data only: biases, per-head norms, pair order, tied output.
 
-use kvant_backend::{AttendParams, Backend, Heads, Input, Norm, Output};
+use kvant_backend::{AttendParams, Backend, Heads, Input, Norm, Output, Rope};
 use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape};
 
@@ -225,15 +225,16 @@ impl<B: Backend> Decoder<B> {
                 Output { w: &layer.wv, bias: layer.bv.as_ref(), y: &mut act.v, accumulate: false },
             ],
         )?;
-        let q_heads = Heads { n: c.n_heads, dim: c.k_head_dim };
-        let k_heads = Heads { n: c.n_kv_heads, dim: c.k_head_dim };
-        let (q_norm, k_norm) = (layer.q_norm.as_ref(), layer.k_norm.as_ref());
-        let angles = &act.angles.0;
-        backend.rope(&mut act.q, rows, q_heads, q_norm.map(|w| self.norm(w)), c.rope.params, angles)?;
-        backend.rope(&mut act.k, rows, k_heads, k_norm.map(|w| self.norm(w)), c.rope.params, angles)?;
-
+        let rope = Rope {
+            params: c.rope.params,
+            angles: &act.angles.0,
+            q_heads: Heads { n: c.n_heads, dim: c.k_head_dim },
+            k_heads: Heads { n: c.n_kv_heads, dim: c.k_head_dim },
+            q_norm: layer.q_norm.as_ref().map(|weight| self.norm(weight)),
+            k_norm: layer.k_norm.as_ref().map(|weight| self.norm(weight)),
+        };
         let kv = cache.layer_mut(index);
-        backend.kv_append(kv, &act.k, &act.v, rows)?;
+        backend.rope_append(kv, &rope, &mut act.q, &mut act.k, &act.v, rows)?;
         let params = AttendParams {
             n_heads: c.n_heads,
             n_kv_heads: c.n_kv_heads,

@@ -1,23 +1,31 @@
-// Writes new keys and values: pad, rotate, encode whole tiles. The method is that of kvant-codec, value for value.
+// Writes new keys and values: norm and turn the keys (RoPE), pad, rotate, encode whole tiles. The method is that of
+// kvant-codec, value for value. The queries are normed and turned on the way, as they meet the same angles.
 //
-// One block of four warps makes one tile of one stream; a warp takes every fourth token. A launch writes either the
-// tiles of sink and main pages, which may read the tail, or the tiles of the tail.
+// One block of four warps makes one tile of one stream; a warp takes every fourth token. A tile that moves from the tail to
+// a main page and the new tile that takes its place in the tail are made by the same block, one after the other. Blocks
+// beyond those turn queries, a head to a warp.
 
+#include "rope.cuh"
 #include "tile.cuh"
 
 constexpr u32 WARPS = 4;
 constexpr u32 MAX_STREAMS = 32;
+constexpr u32 NO_TILE = ~0u;
 
 struct AppendParams {
     Stream streams[MAX_STREAMS];  // keys of the heads, then their values
+    Turn k_turn;
+    Turn q_turn;
+    float* q;                     // [rows, n_query_heads * k_head_dim]
     const float* k;               // [rows, n_kv_heads * k_head_dim]
     const float* v;               // [rows, n_kv_heads * v_head_dim]
+    u32 n_query_heads;            // to be turned by this launch
     u32 n_heads;                  // of this launch
     u32 first_head;
     u32 n_kv_heads;
     u32 head_dims[2];
     u32 rows;
-    u32 to_tail;                  // which tiles this launch writes
+    u32 tiles;                    // blocks for each stream
     u32 before[4];                // signs of the rotation, bit i for value i of a slice
     u32 after[4];
     float levels[3][16];          // centroids of turbo2, turbo3, turbo4
@@ -160,31 +168,53 @@ __device__ u32 float_place(bool is_key, u32 slot, u32 dim_of, u32 dim) {
     return is_key ? dim_of * TILE + slot : slot * dim + dim_of;
 }
 
-extern "C" __global__ void __launch_bounds__(128) append_tile(const __grid_constant__ AppendParams p) {
-    extern __shared__ u8 shared[];
-    bool is_key = blockIdx.y < p.n_heads;
-    const Stream& s = p.streams[blockIdx.y];
-    u32 head = p.first_head + blockIdx.y % p.n_heads;
+// What an append does to a stream: Append of kvant-backend.
+struct Plan {
+    u32 end;           // tokens there will be
+    u32 new_main_end;
+    u32 first;         // first tile that is written
+    u32 moved_from;    // tiles of the tail that move to main pages
+    u32 moved_to;
+};
+
+__device__ Plan plan_of(const Stream& s, u32 rows) {
+    Plan plan;
+    plan.end = s.len + rows;
+    if (s.tail_tiles == 0) {
+        plan.new_main_end = max(plan.end, s.sink_tiles * TILE);
+    } else {
+        u32 tail = s.tail_tiles * TILE;
+        u32 spilled = plan.end > tail ? (plan.end - tail + TILE - 1) / TILE * TILE : 0;
+        plan.new_main_end = max(spilled, s.main_end);
+    }
+    bool moves = s.tail_tiles > 0 && plan.new_main_end > s.main_end && s.len > s.main_end;
+    plan.first = (moves ? s.main_end : s.len) / TILE;
+    plan.moved_from = s.main_end / TILE;
+    plan.moved_to = moves ? min((s.len + TILE - 1) / TILE, plan.new_main_end / TILE) : plan.moved_from;
+    return plan;
+}
+
+// The tile that will lie in the tail where tile `index` has lain, or NO_TILE.
+__device__ u32 successor(const Stream& s, const Plan& plan, u32 index) {
+    u32 first = plan.new_main_end / TILE, distance = (index + s.tail_tiles - first % s.tail_tiles) % s.tail_tiles;
+    u32 next = first + distance;
+    return next * TILE < plan.end ? next : NO_TILE;
+}
+
+// Whether a moving tile lies where tile `index` is to lie: the block of that one makes both.
+__device__ bool has_predecessor(const Stream& s, const Plan& plan, u32 index) {
+    u32 from = plan.moved_from;
+    return from + (index + s.tail_tiles - from % s.tail_tiles) % s.tail_tiles < plan.moved_to;
+}
+
+// Makes one tile; the whole block.
+__device__ void write_tile(const AppendParams& p, const Stream& s, const Plan& plan, u32 index, u32 head, bool is_key,
+                           u8* shared) {
     u32 head_dim = p.head_dims[is_key ? 0 : 1];
     const float* x = is_key ? p.k : p.v;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-
-    // The plan, as Append of kvant-backend has it.
-    u32 end = s.len + p.rows, sink_end = s.sink_tiles * TILE, new_main_end;
-    if (s.tail_tiles == 0) {
-        new_main_end = max(end, sink_end);
-    } else {
-        u32 tail = s.tail_tiles * TILE;
-        u32 spilled = end > tail ? (end - tail + TILE - 1) / TILE * TILE : 0;
-        new_main_end = max(spilled, s.main_end);
-    }
-    bool spills = s.tail_tiles > 0 && new_main_end > s.main_end && s.len > s.main_end;
-    u32 index = (spills ? s.main_end : s.len) / TILE + blockIdx.x;
-    u32 first = index * TILE;
-    if (first >= end) return;
-    u32 last = min(first + TILE, end), place = place_of(s, index, new_main_end);
-    if ((place == IN_TAIL) != (p.to_tail != 0)) return;
-    bool moves = place == IN_MAIN && s.tail_tiles > 0 && first >= s.main_end;
+    u32 first = index * TILE, last = min(first + TILE, plan.end), place = place_of(s, index, plan.new_main_end);
+    bool moves = index >= plan.moved_from && index < plan.moved_to;
     u32 rows_from = min(max(s.len, first), last);  // tokens from here on are new
     u32 from = moves ? first : rows_from;
     if (from == last) return;
@@ -208,19 +238,25 @@ extern "C" __global__ void __launch_bounds__(128) append_tile(const __grid_const
         __syncthreads();
     }
     for (u32 token = from + warp; token < last; token += WARPS) {
-        u32 slot = token % TILE;
+        u32 slot = token % TILE, row = token - s.len;
+        bool is_new = token >= rows_from, turns = is_new && is_key && p.k_turn.is_on;
+        const float* values = is_new ? x + ((size_t)row * p.n_kv_heads + head) * head_dim : nullptr;
+        const float* angles = p.k_turn.angles + (turns ? (size_t)row * p.k_turn.n_rot : 0);
+        float factor = turns ? norm_factor(p.k_turn, values, head_dim, lane) : 1.0f;
         for (u32 slice = 0; slice < s.dim; slice += 128) {
             Quad q;
             for (int i = 0; i < 4; i++) {
                 u32 at = slice + 4 * lane + i;
-                if (token < rows_from) {
+                if (!is_new) {
                     q.x[i] = at < s.dim ? from_half(tail[float_place(is_key, slot, at, s.dim)]) : 0.0f;
+                } else if (at < head_dim) {
+                    float value = turns ? turned(p.k_turn, values, at, factor, angles) : values[at];
+                    q.x[i] = clamped(value, HALF_MAX);
                 } else {
-                    const float* row = x + ((size_t)(token - s.len) * p.n_kv_heads + head) * head_dim;
-                    q.x[i] = at < head_dim ? clamped(row[at], HALF_MAX) : 0.0f;
+                    q.x[i] = 0.0f;
                 }
             }
-            if (s.rotates && token >= rows_from) rotate(q, p.before, p.after, lane);
+            if (s.rotates && is_new) rotate(q, p.before, p.after, lane);
             if (is_coded(type)) {
                 for (int i = 0; i < 4; i++) q.x[i] = __fmul_rn(q.x[i], s.alpha);
             }
@@ -266,5 +302,32 @@ extern "C" __global__ void __launch_bounds__(128) append_tile(const __grid_const
         u32 block = i / plane_bytes, byte = i % plane_bytes;
         tile[block * block_bytes(type) + 32 + byte] =
             plane_byte(type, is_key, codes, s.dim, block * per_block, byte);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) append(const __grid_constant__ AppendParams p) {
+    extern __shared__ u8 shared[];
+    u32 tile_blocks = 2 * p.n_heads * p.tiles;
+    if (blockIdx.x >= tile_blocks) {
+        u32 head = (blockIdx.x - tile_blocks) * WARPS + threadIdx.x / 32, dim = p.head_dims[0];
+        if (head >= p.rows * p.n_query_heads) return;
+        turn_head(p.q_turn, p.q + (size_t)head * dim, dim, head / p.n_query_heads, threadIdx.x % 32);
+        return;
+    }
+    u32 number = blockIdx.x / p.tiles;
+    bool is_key = number < p.n_heads;
+    const Stream& s = p.streams[number];
+    u32 head = p.first_head + number % p.n_heads;
+    Plan plan = plan_of(s, p.rows);
+    u32 index = plan.first + blockIdx.x % p.tiles;
+    if (index * TILE >= plan.end) return;
+    bool is_tail = place_of(s, index, plan.new_main_end) == IN_TAIL;
+    if (is_tail && has_predecessor(s, plan, index)) return;
+    while (index != NO_TILE) {
+        write_tile(p, s, plan, index, head, is_key, shared);
+        bool moved = index >= plan.moved_from && index < plan.moved_to;
+        index = moved ? successor(s, plan, index) : NO_TILE;
+        // The tile that moved has been read, and the shared memory too.
+        __syncthreads();
     }
 }

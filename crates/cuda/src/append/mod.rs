@@ -1,19 +1,22 @@
-//! Appending keys and values: pad, rotate, encode into the tiles that a stream's plan names.
-//!
-//! A decoded token costs one launch, or two when a tile leaves the tail: tiles of sink and main pages are written
-//! first, as they may read what the tail's new tiles overwrite.
+//! Appending keys and values: RoPE of keys and queries, pad, rotate, encode into the tiles that a stream's plan names. One
+//! launch for all of it.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, KvLayer, Place, Result};
+use kvant_backend::{BackendError, KvLayer, Result};
 use kvant_codec::Rotation;
 use kvant_codec::tile::TILE;
 
 use crate::kv::{BOOKS, MAX_HEADS, StreamParams, TILE_HEADER, small, words};
+use crate::rope::{HEADS_PER_BLOCK, TURN_HEADER, Turn};
 use crate::{Context, CudaPage, DevicePtr, Launch, Source};
 
 /// The kernel of this op.
-pub(crate) static SOURCE: Source =
-    Source { name: "append.cu", text: include_str!("append.cu"), headers: &[TILE_HEADER], options: &[] };
+pub(crate) static SOURCE: Source = Source {
+    name: "append.cu",
+    text: include_str!("append.cu"),
+    headers: &[TURN_HEADER, TILE_HEADER],
+    options: &[],
+};
 
 const OP: &str = "kv_append";
 
@@ -21,19 +24,22 @@ const OP: &str = "kv_append";
 #[repr(C)]
 struct AppendParams {
     streams: [StreamParams; 2 * MAX_HEADS],
+    k_turn: Turn,
+    q_turn: Turn,
+    q: DevicePtr,
     k: DevicePtr,
     v: DevicePtr,
+    n_query_heads: u32,
     n_heads: u32,
     first_head: u32,
     n_kv_heads: u32,
     head_dims: [u32; 2],
     rows: u32,
-    to_tail: u32,
+    tiles: u32,
     before: [u32; 4],
     after: [u32; 4],
     levels: [[f32; 16]; 3],
     mids: [[f32; 16]; 3],
-    padding: u32,
 }
 
 /// New rows of keys and values.
@@ -46,14 +52,29 @@ pub(crate) struct Rows {
     pub n: usize,
 }
 
+/// RoPE of the keys on their way into the cache, and of the queries in place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Turns {
+    pub k: Turn,
+    pub q: Turn,
+    /// `[rows, n_query_heads * k_head_dim]`.
+    pub queries: DevicePtr,
+    pub n_query_heads: usize,
+}
+
 /// Appends rows to every stream of `layer`. The pages have been reserved, the lengths of the buffers checked.
-pub(crate) fn kv_append(cx: &Context, layer: &mut KvLayer<CudaPage>, rows: Rows) -> Result<()> {
+pub(crate) fn append(
+    cx: &Context,
+    layer: &mut KvLayer<CudaPage>,
+    rows: Rows,
+    turns: Option<Turns>,
+) -> Result<()> {
     let n_kv_heads = layer.k.len();
     BackendError::check(OP, "value heads", n_kv_heads, layer.v.len())?;
     if rows.n == 0 {
         return Ok(());
     }
-    let kernel = cx.kernel(&SOURCE, "append_tile")?;
+    let kernel = cx.kernel(&SOURCE, "append")?;
     for first in (0..n_kv_heads).step_by(MAX_HEADS) {
         let heads = first..n_kv_heads.min(first + MAX_HEADS);
         let mut params = AppendParams::zeroed();
@@ -75,23 +96,22 @@ pub(crate) fn kv_append(cx: &Context, layer: &mut KvLayer<CudaPage>, rows: Rows)
             mids[..book.mids().len()].copy_from_slice(book.mids());
         }
         let streams = || layer.k[heads.clone()].iter().chain(&layer.v[heads.clone()]);
-        let plans = || streams().map(|stream| stream.plan(rows.n));
-        let most = plans().map(|plan| plan.tiles().len()).max().unwrap_or(0);
-        let dim = streams().map(|stream| stream.spec().dim()).max().unwrap_or(0);
-        let launch = Launch {
-            grid: [small(OP, "tiles", most)?, 2 * heads.len() as u32, 1],
-            block: [128, 1, 1],
-            // Codes `[16][dim]` and scales `[16][dim / 32]` at most.
-            shared_bytes: (TILE * dim + TILE * dim / 32 * 2) as u32,
-        };
-        for to_tail in [false, true] {
-            let is_needed = plans()
-                .any(|plan| plan.writes().any(|write| matches!(write.place, Place::Tail(_)) == to_tail));
-            if is_needed {
-                params.to_tail = to_tail.into();
-                cx.launch(kernel, launch, &params)?;
+        let most = streams().map(|stream| stream.plan(rows.n).tiles().len()).max().unwrap_or(0);
+        params.tiles = small(OP, "tiles", most)?;
+        let mut blocks = 2 * heads.len() * most;
+        if let Some(turns) = turns {
+            (params.k_turn, params.q_turn, params.q) = (turns.k, turns.q, turns.queries);
+            // The queries are turned once, beside the first heads.
+            if first == 0 && turns.q.is_on() {
+                params.n_query_heads = small(OP, "query heads", turns.n_query_heads)?;
+                blocks += (rows.n * turns.n_query_heads).div_ceil(HEADS_PER_BLOCK as usize);
             }
         }
+        let dim = streams().map(|stream| stream.spec().dim()).max().unwrap_or(0);
+        // Codes `[16][dim]` and scales `[16][dim / 32]` at most.
+        let shared_bytes = (TILE * dim + TILE * dim / 32 * 2) as u32;
+        let grid = [small(OP, "blocks", blocks)?, 1, 1];
+        cx.launch(kernel, Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes }, &params)?;
     }
     for stream in layer.k.iter_mut().chain(&mut layer.v) {
         let plan = stream.plan(rows.n);

@@ -2,62 +2,80 @@
 //!
 //! 12 bytes and a few operations per value, `rows * heads * dim` values: a launch's own latency for one row.
 
-use bytemuck::NoUninit;
+use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Heads, Pairing, RopeParams};
 
 use crate::norm::NormParts;
-use crate::{Context, CudaError, DevicePtr, Launch, Source};
+use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
 /// The kernel of this op.
 pub(crate) static SOURCE: Source =
-    Source { name: "rope.cu", text: include_str!("rope.cu"), headers: &[], options: &[] };
+    Source { name: "rope.cu", text: include_str!("rope.cu"), headers: &[TURN_HEADER], options: &[] };
+
+/// How heads are turned, for every kernel that does.
+pub(crate) const TURN_HEADER: Header = Header { name: "rope.cuh", text: include_str!("rope.cuh") };
 
 /// Heads that one block turns, a warp each.
-const HEADS_PER_BLOCK: u32 = 4;
+pub(crate) const HEADS_PER_BLOCK: u32 = 4;
 
-#[derive(Clone, Copy, NoUninit)]
+/// `Turn` of `rope.cuh`; zeroed, it does nothing.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct KernelParams {
-    x: DevicePtr,
+pub(crate) struct Turn {
     angles: DevicePtr,
     weight: DevicePtr,
-    n_heads: u32,
-    dim: u32,
     n_rot: u32,
-    total: u32,
     stride: u32,
     eps: f32,
+    is_on: u32,
 }
 
-/// Norms and turns `rows` rows of `x` `[rows, heads.n * heads.dim]` in place, by `angles` `[rows, n_rot / 2, 2]`.
-/// Shapes have been checked.
+impl Turn {
+    /// Norm, where there is one, and turn by `angles` `[rows, n_rot / 2, 2]`.
+    pub fn new(norm: Option<NormParts>, params: RopeParams, angles: DevicePtr) -> Self {
+        Self {
+            angles,
+            weight: norm.map_or(0, |norm| norm.weight),
+            n_rot: params.n_rot as u32,
+            stride: match params.pairing {
+                Pairing::Interleaved => 1,
+                Pairing::Halves => (params.n_rot / 2) as u32,
+            },
+            eps: norm.map_or(0.0, |norm| norm.eps),
+            is_on: (norm.is_some() || params.n_rot > 0).into(),
+        }
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.is_on != 0
+    }
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct KernelParams {
+    turn: Turn,
+    x: DevicePtr,
+    n_heads: u32,
+    dim: u32,
+    total: u32,
+    padding: u32,
+}
+
+/// Norms and turns `rows` rows of `x` `[rows, heads.n * heads.dim]` in place. Shapes have been checked.
 pub(crate) fn rope(
     cx: &Context,
     x: DevicePtr,
     rows: usize,
     heads: Heads,
-    norm: Option<NormParts>,
-    params: RopeParams,
-    angles: DevicePtr,
+    turn: Turn,
 ) -> Result<(), CudaError> {
     let total = (rows * heads.n) as u32;
-    if total == 0 || params.n_rot == 0 && norm.is_none() {
+    if total == 0 || !turn.is_on() {
         return Ok(());
     }
-    let params = KernelParams {
-        x,
-        angles,
-        weight: norm.map_or(0, |norm| norm.weight),
-        n_heads: heads.n as u32,
-        dim: heads.dim as u32,
-        n_rot: params.n_rot as u32,
-        total,
-        stride: match params.pairing {
-            Pairing::Interleaved => 1,
-            Pairing::Halves => (params.n_rot / 2) as u32,
-        },
-        eps: norm.map_or(0.0, |norm| norm.eps),
-    };
+    let (n_heads, dim) = (heads.n as u32, heads.dim as u32);
+    let params = KernelParams { turn, x, n_heads, dim, total, padding: 0 };
     let launch = Launch::linear(total.div_ceil(HEADS_PER_BLOCK), HEADS_PER_BLOCK * 32);
     cx.launch(cx.kernel(&SOURCE, "rope")?, launch, &params)
 }
@@ -108,7 +126,8 @@ mod tests {
                 let params = RopeParams { pairing, n_rot };
                 for norm in [None, Some(NormParts { weight: on_weight.ptr(), eps: 1e-6 })] {
                     let on_x = emulator::upload(&cx, &x);
-                    rope(&cx, on_x.ptr(), rows, Heads { n, dim }, norm, params, on_angles.ptr()).unwrap();
+                    let turn = Turn::new(norm, params, on_angles.ptr());
+                    rope(&cx, on_x.ptr(), rows, Heads { n, dim }, turn).unwrap();
                     let got = emulator::download(&cx, &on_x);
                     for (index, (got, head)) in got.chunks(dim).zip(x.chunks(dim)).enumerate() {
                         let norm = norm.map(|norm| (&weight[..], norm.eps));

@@ -1,0 +1,54 @@
+// Rotary position embedding (RoFormer, arXiv 2104.09864) of heads, with the per-head RMS norm that may precede it. A pair
+// (a, b) becomes (a cos - b sin, a sin + b cos). Products and sums are spelt out, so that every kernel rounds alike.
+
+struct Turn {
+    const float* angles;   // [rows, n_rot / 2, 2]: cosine and sine
+    const float* weight;   // of the norm, [dim], or null for no norm
+    unsigned n_rot;        // values that are turned, from the first
+    unsigned stride;       // from one value of a pair to the other: 1, or n_rot / 2
+    float eps;
+    unsigned is_on;        // whether there is anything to do
+};
+
+// What the norm multiplies a head by, besides its weight; a whole warp.
+__device__ inline float norm_factor(const Turn& t, const float* x, unsigned dim, unsigned lane) {
+    if (!t.weight) return 1.0f;
+    float squares = 0.0f;
+    for (unsigned i = lane; i < dim; i += 32) squares = __fmaf_rn(x[i], x[i], squares);
+    for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
+    return 1.0f / sqrtf(squares / (float)dim + t.eps);
+}
+
+__device__ inline float normed(const Turn& t, const float* x, unsigned i, float factor) {
+    return t.weight ? __fmul_rn(__fmul_rn(x[i], factor), t.weight[i]) : x[i];
+}
+
+// Both values of a pair; the angles are those of its row.
+__device__ inline float2 turn_pair(float a, float b, const float* angles, unsigned pair) {
+    float c = angles[2 * pair], s = angles[2 * pair + 1];
+    return {__fmaf_rn(a, c, -__fmul_rn(b, s)), __fmaf_rn(a, s, __fmul_rn(b, c))};
+}
+
+// Value i of a head, normed and turned.
+__device__ inline float turned(const Turn& t, const float* x, unsigned i, float factor, const float* angles) {
+    float own = normed(t, x, i, factor);
+    if (i >= t.n_rot) return own;
+    unsigned pair = t.stride == 1 ? i / 2 : i % t.stride;
+    bool is_first = t.stride == 1 ? i % 2 == 0 : i < t.stride;
+    float other = normed(t, x, is_first ? i + t.stride : i - t.stride, factor);
+    return is_first ? turn_pair(own, other, angles, pair).x : turn_pair(other, own, angles, pair).y;
+}
+
+// Norms and turns a head in place; a whole warp.
+__device__ inline void turn_head(const Turn& t, float* x, unsigned dim, unsigned row, unsigned lane) {
+    const float* angles = t.angles + (size_t)row * t.n_rot;
+    float factor = norm_factor(t, x, dim, lane);
+    __syncwarp();
+    for (unsigned pair = lane; pair < t.n_rot / 2; pair += 32) {
+        unsigned i = t.stride == 1 ? 2 * pair : pair, j = i + t.stride;
+        float2 both = turn_pair(normed(t, x, i, factor), normed(t, x, j, factor), angles, pair);
+        x[i] = both.x, x[j] = both.y;
+    }
+    if (!t.weight) return;
+    for (unsigned i = t.n_rot + lane; i < dim; i += 32) x[i] = normed(t, x, i, factor);
+}
