@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use kvant_codec::DType;
 
-use crate::{AttendParams, BackendError, Heads, KvLayer, Norm, Rope, RopeParams, SharedBytes};
+use crate::{AttendParams, BackendError, Candidate, Heads, KvLayer, Norm, Rope, RopeParams, SharedBytes};
 
 /// Shorthand for a result with a [`BackendError`].
 pub type Result<T> = std::result::Result<T, BackendError>;
@@ -134,6 +134,21 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn write(&self, dst: &mut Self::Buffer, src: &[f32]) -> Result<()>;
     /// Copies `dst.len()` values from `src`, starting at value `offset`.
     fn read(&self, src: &Self::Buffer, offset: usize, dst: &mut [f32]) -> Result<()>;
+    /// The `k` likeliest of `n_vocab` logits that start at value `offset` of `logits` into `out`, in the order of
+    /// [`Candidate::rank`]: all that sampling needs of a row, most often. Equals [`top_k`](crate::top_k) of what
+    /// [`Backend::read`] gives.
+    fn top_k(
+        &self,
+        logits: &Self::Buffer,
+        offset: usize,
+        n_vocab: usize,
+        k: usize,
+        out: &mut Vec<Candidate>,
+    ) -> Result<()>;
+    /// Waits until everything that was asked for is done.
+    fn finish(&self) -> Result<()> {
+        Ok(())
+    }
     /// Takes a weight matrix, repacking it where that pays.
     fn matrix(&self, source: WeightSource) -> Result<Self::Matrix>;
     /// Takes a matrix that only [`Backend::embed`] will read: a token embedding beside an output matrix of its own.

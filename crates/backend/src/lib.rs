@@ -9,12 +9,14 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+mod candidate;
 mod device;
 mod error;
 mod params;
 mod stream;
 
 pub use bytes::SharedBytes;
+pub use candidate::{Candidate, top_k};
 pub use device::{Backend, DeviceInfo, Input, KernelChoice, Output, Page, PageTable, Result, WeightSource};
 pub use error::BackendError;
 pub use params::{AttendParams, Heads, Norm, Pairing, Rope, RopeParams};

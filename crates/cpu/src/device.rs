@@ -3,8 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
-    AttendParams, Backend, BackendError, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm, Output, Page,
-    Result, RopeParams, WeightSource,
+    AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm,
+    Output, Page, Result, RopeParams, WeightSource,
 };
 use kvant_codec::DType;
 
@@ -161,6 +161,20 @@ impl Backend for CpuDevice {
         let end = offset.saturating_add(dst.len());
         BackendError::check_at_least("read", "length of the buffer", end, src.len())?;
         dst.copy_from_slice(&src.as_slice()[offset..end]);
+        Ok(())
+    }
+
+    fn top_k(
+        &self,
+        logits: &CpuBuffer,
+        offset: usize,
+        n_vocab: usize,
+        k: usize,
+        out: &mut Vec<Candidate>,
+    ) -> Result<()> {
+        let end = offset.saturating_add(n_vocab);
+        BackendError::check_at_least("top_k", "length of the buffer", end, logits.len())?;
+        kvant_backend::top_k(&logits.as_slice()[offset..end], k, out);
         Ok(())
     }
 

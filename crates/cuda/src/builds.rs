@@ -1,11 +1,11 @@
 //! Every source in every variant, for the doctor and the tests: an op that adds a kernel adds it here.
 
 use crate::module::Build;
-use crate::{append, attend, norm, product, rope, silu};
+use crate::{append, attend, norm, product, rope, silu, top_k};
 
 /// What there is to compile.
 pub(crate) fn builds() -> Vec<Build> {
     let plain = |source| Build { source, defines: Vec::new() };
-    let sources = [&append::SOURCE, &norm::SOURCE, &rope::SOURCE, &silu::SOURCE];
+    let sources = [&append::SOURCE, &norm::SOURCE, &rope::SOURCE, &silu::SOURCE, &top_k::SOURCE];
     sources.into_iter().map(plain).chain(attend::builds()).chain(product::builds()).collect()
 }

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    AttendParams, Backend, BackendError, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm, Output, Page,
-    Result, Rope, RopeParams, WeightSource,
+    AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm,
+    Output, Page, Result, Rope, RopeParams, WeightSource,
 };
 use kvant_codec::DType;
 
@@ -15,7 +15,7 @@ use crate::product::{Operand, Product};
 use crate::rope::Turn;
 use crate::{
     Context, CudaBuffer, CudaError, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append, attend,
-    product, rope, silu,
+    product, rope, silu, top_k,
 };
 
 const ROPE: &str = "rope";
@@ -30,7 +30,7 @@ pub struct CudaDevice {
     records: bool,
     /// Whether a decode step has run, so that its kernels are compiled and loaded: that is not to be recorded.
     is_warm: AtomicBool,
-    /// Embeddings on their way to the device.
+    /// Embeddings on their way to the device, or logits from it.
     rows: Mutex<Vec<f32>>,
 }
 
@@ -256,6 +256,33 @@ impl Backend for CudaDevice {
         BackendError::check_at_least("read", "length of the buffer", end, src.len())?;
         let from = src.ptr() + (offset * size_of::<f32>()) as u64;
         Ok(self.cx.gpu().read(from, bytemuck::cast_slice_mut(dst))?)
+    }
+
+    fn top_k(
+        &self,
+        logits: &CudaBuffer,
+        offset: usize,
+        n_vocab: usize,
+        k: usize,
+        out: &mut Vec<Candidate>,
+    ) -> Result<()> {
+        let end = offset.saturating_add(n_vocab);
+        BackendError::check_at_least("top_k", "length of the buffer", end, logits.len())?;
+        let k = k.min(n_vocab);
+        if 0 < k && k <= top_k::MAX_K {
+            let first = logits.ptr() + (offset * size_of::<f32>()) as u64;
+            return Ok(top_k::top_k(&self.cx, first, n_vocab, k, out)?);
+        }
+        // So many that the whole row is no longer to bring.
+        let mut row = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        row.resize(n_vocab, 0.0);
+        self.read(logits, offset, &mut row)?;
+        kvant_backend::top_k(&row, k, out);
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<()> {
+        Ok(self.cx.gpu().finish()?)
     }
 
     fn matrix(&self, source: WeightSource) -> Result<CudaMatrix> {

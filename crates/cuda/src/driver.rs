@@ -204,6 +204,10 @@ impl Gpu for Driver {
         self.recorder.read(src, dst)
     }
 
+    fn finish(&self) -> Result<(), CudaError> {
+        self.recorder.finish()
+    }
+
     fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<(), CudaError> {
         let queue = self.recorder.queue()?;
         // SAFETY: both ranges lie in memory of this device (the caller's allocations); the stream is live.

@@ -119,6 +119,10 @@ impl Gpu for Emulator {
         self.state().machine.read(src, dst).map_err(|error| failed("read", error))
     }
 
+    fn finish(&self) -> Result<(), CudaError> {
+        Ok(())
+    }
+
     fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<(), CudaError> {
         self.state().machine.copy(dst, src, bytes).map_err(|error| failed("copy", error))
     }

@@ -49,7 +49,7 @@ impl Launch {
 }
 
 /// Memory, modules and one queue of work on a device. Writes, copies, zeroing and launches happen in the order of the
-/// calls; only [`Gpu::read`] waits for them.
+/// calls; only [`Gpu::read`] and [`Gpu::finish`] wait for them.
 pub trait Gpu: Send + Sync + 'static {
     /// What this device is.
     fn properties(&self) -> &GpuProperties;
@@ -63,6 +63,8 @@ pub trait Gpu: Send + Sync + 'static {
     fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError>;
     /// Copies from the device, after all work queued so far.
     fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError>;
+    /// Waits for all work queued so far.
+    fn finish(&self) -> Result<(), CudaError>;
     /// Copies within the device; the ranges do not overlap.
     fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<(), CudaError>;
     /// Sets bytes to zero.

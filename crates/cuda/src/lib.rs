@@ -29,6 +29,7 @@ mod product;
 mod recorder;
 mod rope;
 mod silu;
+mod top_k;
 
 pub use context::Context;
 pub use device::CudaDevice;

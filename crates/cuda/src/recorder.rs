@@ -49,6 +49,28 @@ pub(crate) struct Queue<'a> {
     state: MutexGuard<'a, State>,
 }
 
+impl Queue<'_> {
+    fn check_not_recording(&self, call: &str) -> Result<(), CudaError> {
+        match self.state.recording {
+            None => Ok(()),
+            Some(_) => {
+                let (call, problem) = (call.to_owned(), "a step is being recorded".to_owned());
+                Err(CudaError::Call { call, problem })
+            }
+        }
+    }
+
+    /// Waits for what is queued so far.
+    fn wait(self) -> Result<(), CudaError> {
+        self.check_not_recording("wait")?;
+        let reached = Event::new()?;
+        reached.record(self.stream)?;
+        // Others may queue work meanwhile, or record; a stream that is being recorded cannot be waited for.
+        drop(self);
+        reached.wait()
+    }
+}
+
 impl Recorder {
     /// A queue on a new stream of `context`.
     pub fn new(context: sys::CUcontext) -> Result<Self, CudaError> {
@@ -86,19 +108,17 @@ impl Recorder {
 
     pub fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
         let queue = self.queue()?;
-        if queue.state.recording.is_some() {
-            let (call, problem) = ("read".to_owned(), "a step is being recorded".to_owned());
-            return Err(CudaError::Call { call, problem });
-        }
+        queue.check_not_recording("read")?;
         // SAFETY: `dst` is live and exclusive until the stream is synchronised below; `src` is the caller's allocation.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(dst.as_mut_ptr().cast(), src, dst.len(), queue.stream)
         })?;
-        let copied = Event::new()?;
-        copied.record(queue.stream)?;
-        // Others may queue work meanwhile, or record; a stream that is being recorded cannot be waited for.
-        drop(queue);
-        copied.wait()
+        queue.wait()
+    }
+
+    /// Waits for what is queued.
+    pub fn finish(&self) -> Result<(), CudaError> {
+        self.queue()?.wait()
     }
 
     pub fn free(&self, ptr: DevicePtr) {

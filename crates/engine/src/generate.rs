@@ -84,7 +84,7 @@ pub struct Stats {
     pub prompt_time: Duration,
     /// Tokens generated.
     pub n_gen: usize,
-    /// Time spent in the model to generate them.
+    /// Time spent to generate them: in the model and in choosing.
     pub decode_time: Duration,
     /// Tokens that went through the model one by one in that time.
     pub n_decoded: usize,
@@ -164,17 +164,20 @@ impl<'s> Generation<'s> {
         if self.options.max_tokens.is_some_and(|max| self.stats.n_gen >= max) {
             return Ok(Err(Finish::Length));
         }
-        if let Some(token) = self.pending {
+        let id = if let Some(token) = self.pending {
             if self.session.tokens().len() == self.session.n_ctx() {
                 return Ok(Err(Finish::ContextFull));
             }
             let started = Instant::now();
-            self.session.feed(&[token], &mut |_| true)?;
+            self.session.queue(&[token], &mut |_| true)?;
             self.pending = None;
+            let id = self.session.draw(&mut self.sampler)?;
             self.stats.decode_time += started.elapsed();
             self.stats.n_decoded += 1;
-        }
-        let id = self.sampler.sample(self.session.logits(), self.session.tokens())?;
+            id
+        } else {
+            self.session.draw(&mut self.sampler)?
+        };
         let tokenizer = self.session.model().tokenizer()?;
         if tokenizer.is_eog(id) && !self.options.ignore_eos {
             return Ok(Err(Finish::Stop));

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use kvant_backend::{DeviceInfo, KernelChoice};
+use kvant_backend::{Candidate, DeviceInfo, KernelChoice};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_kv::{KvError, KvShape, Plan, StreamImage};
@@ -151,6 +151,14 @@ impl Sequence for Running {
 
     fn logits(&self, row: usize, out: &mut [f32]) -> Result<(), Error> {
         self.last().logits(row, out)
+    }
+
+    fn top_k(&self, row: usize, k: usize, out: &mut Vec<Candidate>) -> Result<(), Error> {
+        self.last().top_k(row, k, out)
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        self.last().finish()
     }
 
     fn append_random(&mut self, rows: usize, random: &mut Random) -> Result<(), Error> {

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, DeviceInfo, KernelChoice};
+use kvant_backend::{Backend, Candidate, DeviceInfo, KernelChoice};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
@@ -64,6 +64,10 @@ pub(crate) trait Sequence: Send + Sync {
     fn residual(&self, out: &mut [f32]) -> Result<(), Error>;
     /// Copies the logits of the `row`-th wanted row of the last step into `out` `[n_vocab]`.
     fn logits(&self, row: usize, out: &mut [f32]) -> Result<(), Error>;
+    /// The `k` likeliest tokens after the `row`-th wanted row of the last step into `out`.
+    fn top_k(&self, row: usize, k: usize, out: &mut Vec<Candidate>) -> Result<(), Error>;
+    /// Waits until the device has done what the steps asked for.
+    fn finish(&self) -> Result<(), Error>;
     /// Appends `rows` tokens with random keys and values.
     fn append_random(&mut self, rows: usize, random: &mut Random) -> Result<(), Error>;
     /// Forgets every token but the first `n`.
@@ -256,6 +260,14 @@ impl<B: Backend> Sequence for Running<B> {
 
     fn logits(&self, row: usize, out: &mut [f32]) -> Result<(), Error> {
         Ok(self.on.decoder.logits(&self.on.device, &self.act, row, out)?)
+    }
+
+    fn top_k(&self, row: usize, k: usize, out: &mut Vec<Candidate>) -> Result<(), Error> {
+        Ok(self.on.decoder.top_k(&self.on.device, &self.act, row, k, out)?)
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        Ok(self.on.device.finish()?)
     }
 
     fn append_random(&mut self, rows: usize, random: &mut Random) -> Result<(), Error> {

@@ -1,8 +1,10 @@
 //! A conversation with a model: one KV cache and the tokens in it.
 
+use kvant_backend::Candidate;
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
 use kvant_kv::{Plan, Policies};
+use kvant_model::sampler::Sampler;
 use kvant_model::{Entry, Want};
 
 use crate::generate::{CancelFlag, GenerateOptions, Generation};
@@ -70,8 +72,12 @@ pub struct Session {
     model: Model,
     sequence: Box<dyn Sequence>,
     tokens: Vec<u32>,
-    /// Logits that follow the last token, `[n_vocab]`.
+    /// Which row of the last step the next token is drawn from.
+    last_row: usize,
+    /// A row of logits on the host, `[n_vocab]`.
     logits: Vec<f32>,
+    /// The likeliest tokens, while one of them is drawn.
+    likeliest: Vec<Candidate>,
 }
 
 impl Session {
@@ -91,7 +97,7 @@ impl Session {
 
     pub(crate) fn from_parts(model: Model, sequence: Box<dyn Sequence>, tokens: Vec<u32>) -> Self {
         let logits = vec![0.0; model.n_vocab()];
-        Self { sequence, tokens, logits, model }
+        Self { sequence, tokens, last_row: 0, logits, likeliest: Vec::new(), model }
     }
 
     pub(crate) fn sequence(&self) -> &dyn Sequence {
@@ -141,7 +147,18 @@ impl Session {
     /// No token, a context too small for them (nothing is read then), a token out of range,
     /// [`Error::Cancelled`], or a device error. The session holds what it held before, or what was read whole.
     pub fn feed(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize) -> bool) -> Result<(), Error> {
+        self.queue(tokens, progress)?;
+        self.sequence.finish()
+    }
+
+    /// [`Session::feed`] that need not be done when this returns.
+    pub(crate) fn queue(
+        &mut self,
+        tokens: &[u32],
+        progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<(), Error> {
         self.check_room(tokens)?;
+        self.last_row = 0;
         for (done, chunk) in self.chunks(tokens) {
             let last = done + chunk.len() == tokens.len();
             self.step(chunk, if last { Want::Last } else { Want::Nothing })?;
@@ -149,7 +166,17 @@ impl Session {
                 return Err(Error::Cancelled);
             }
         }
-        self.sequence.logits(0, &mut self.logits)
+        Ok(())
+    }
+
+    /// Draws the token that follows the last one that was fed.
+    pub(crate) fn draw(&mut self, sampler: &mut Sampler) -> Result<u32, Error> {
+        let Some(k) = sampler.n_candidates(self.tokens.len()) else {
+            self.sequence.logits(self.last_row, &mut self.logits)?;
+            return Ok(sampler.sample(&self.logits, &self.tokens)?);
+        };
+        self.sequence.top_k(self.last_row, k, &mut self.likeliest)?;
+        Ok(sampler.sample_likeliest(&self.likeliest, &self.tokens)?)
     }
 
     /// Reads `tokens` and hands the logits after each token from index `from` on to `visit`, as
@@ -168,7 +195,8 @@ impl Session {
             let first = from.saturating_sub(done).min(chunk.len());
             self.step(chunk, Want::From(first))?;
             for row in first..chunk.len() {
-                self.sequence.logits(row - first, &mut self.logits)?;
+                self.last_row = row - first;
+                self.sequence.logits(self.last_row, &mut self.logits)?;
                 visit(done + row, &self.logits);
             }
         }
@@ -191,9 +219,14 @@ impl Session {
         Ok(())
     }
 
-    /// The logits that follow the last token that was fed, `[n_vocab]`.
-    pub fn logits(&self) -> &[f32] {
-        &self.logits
+    /// The logits that follow the last token that was fed, `[n_vocab]`, read from the device. After a rewind, a fork or a
+    /// restored context they are those of no token until the next one is fed.
+    ///
+    /// # Errors
+    /// When the device cannot be read.
+    pub fn logits(&mut self) -> Result<&[f32], Error> {
+        self.sequence.logits(self.last_row, &mut self.logits)?;
+        Ok(&self.logits)
     }
 
     /// The cached keys or values of one KV head as numbers, `[tokens, head_dim]`: what the codes stand for.
@@ -232,12 +265,7 @@ impl Session {
     pub fn fork(&self) -> Result<Self, Error> {
         let mut tokens = Vec::with_capacity(self.n_ctx());
         tokens.extend_from_slice(&self.tokens);
-        Ok(Self {
-            model: self.model.clone(),
-            sequence: self.sequence.fork()?,
-            tokens,
-            logits: self.logits.clone(),
-        })
+        Ok(Self::from_parts(self.model.clone(), self.sequence.fork()?, tokens))
     }
 
     /// Reads `prompt` and returns an iterator over the tokens that follow. Tokens the session shares with the

@@ -3,7 +3,7 @@
 //! Pre-norm transformer with RMS norms, rotary embeddings, grouped-query attention and a SiLU-gated feed-forward
 //! layer. Families differ in data only: biases, per-head norms, pair order, tied output.
 
-use kvant_backend::{AttendParams, Backend, Heads, Input, Norm, Output, Rope};
+use kvant_backend::{AttendParams, Backend, Candidate, Heads, Input, Norm, Output, Rope};
 use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape};
 
@@ -308,6 +308,22 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         kvant_backend::BackendError::check("logits", "length of the output", self.n_vocab(), out.len())?;
         Ok(backend.read(&act.logits.0, row * self.n_vocab(), out)?)
+    }
+
+    /// The `k` likeliest tokens after the `row`-th wanted row of the last step into `out`.
+    ///
+    /// # Errors
+    /// When the device cannot be read.
+    pub fn top_k(
+        &self,
+        backend: &B,
+        act: &Activations<B>,
+        row: usize,
+        k: usize,
+        out: &mut Vec<Candidate>,
+    ) -> Result<(), ModelError> {
+        let n_vocab = self.n_vocab();
+        Ok(backend.top_k(&act.logits.0, row * n_vocab, n_vocab, k, out)?)
     }
 
     /// Copies the residual stream that the last step left into `out` `[rows, n_embd]`.

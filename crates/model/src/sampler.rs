@@ -8,6 +8,8 @@
 //! to the lower id, and `exp` is computed here from correctly rounded operations, as platforms' own
 //! differ in the last bit.
 
+use kvant_backend::Candidate;
+
 /// Settings of a [`Sampler`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplerParams {
@@ -94,24 +96,8 @@ pub enum SampleError {
         got: f32,
     },
     /// There is no logit, or every one is negative infinity.
-    #[error("none of the {n_vocab} tokens is possible")]
-    NoCandidate {
-        /// Number of logits.
-        n_vocab: usize,
-    },
-}
-
-/// A token and its logit.
-#[derive(Debug, Clone, Copy)]
-struct Candidate {
-    id: u32,
-    logit: f32,
-}
-
-/// Likelier first, then lower ids: a total order, as no logit is NaN by then.
-fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    // Adding zero turns -0.0 into 0.0, which total_cmp would order apart.
-    (b.logit + 0.0).total_cmp(&(a.logit + 0.0)).then(a.id.cmp(&b.id))
+    #[error("no token is possible")]
+    NoCandidate,
 }
 
 /// Draws tokens. Its buffers grow to the vocabulary in the first call and are kept.
@@ -144,6 +130,17 @@ impl Sampler {
         &self.params
     }
 
+    /// How many of the likeliest tokens a draw needs to see after `n_recent` tokens; all when `None`.
+    ///
+    /// A penalty on recent tokens lowers them and nothing else, so that at most as many others move up; a penalty below 1
+    /// may lift any token.
+    pub fn n_candidates(&self, n_recent: usize) -> Option<usize> {
+        let SamplerParams { temperature, top_k, repeat_penalty, repeat_last_n, .. } = self.params;
+        let kept = if temperature == 0.0 { 1 } else { top_k };
+        let penalised = if repeat_penalty == 1.0 { 0 } else { n_recent.min(repeat_last_n) };
+        (kept > 0 && repeat_penalty >= 1.0).then(|| kept.saturating_add(penalised))
+    }
+
     /// The next token, given `logits` `[n_vocab]` and the tokens so far, oldest first. A logit of
     /// negative infinity rules its token out. Ids in `recent` without a logit are ignored.
     ///
@@ -151,20 +148,32 @@ impl Sampler {
     /// [`SampleError`] for senseless settings, a logit that is NaN or positive infinity, and where no
     /// token is possible.
     pub fn sample(&mut self, logits: &[f32], recent: &[u32]) -> Result<u32, SampleError> {
-        self.params.validate()?;
-        if let Some(id) = logits.iter().position(|&l| l.is_nan() || l == f32::INFINITY) {
-            return Err(SampleError::NotANumber { id: id as u32, got: logits[id] });
-        }
         self.candidates.clear();
         self.candidates
             .extend(logits.iter().enumerate().map(|(id, &logit)| Candidate { id: id as u32, logit }));
+        self.choose(recent)
+    }
+
+    /// As [`Sampler::sample`], from the likeliest tokens alone, at least [`Sampler::n_candidates`] of them where there are as
+    /// many, in the order of [`Candidate::rank`]: the same token.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub fn sample_likeliest(&mut self, likeliest: &[Candidate], recent: &[u32]) -> Result<u32, SampleError> {
+        self.candidates.clear();
+        self.candidates.extend_from_slice(likeliest);
+        self.choose(recent)
+    }
+
+    fn choose(&mut self, recent: &[u32]) -> Result<u32, SampleError> {
+        self.params.validate()?;
+        if let Some(bad) = self.candidates.iter().find(|c| c.is_bad()) {
+            return Err(SampleError::NotANumber { id: bad.id, got: bad.logit });
+        }
         self.penalise(recent);
         self.candidates.retain(|c| c.logit > f32::NEG_INFINITY);
-        let best = *self
-            .candidates
-            .iter()
-            .min_by(|a, b| likelier(a, b))
-            .ok_or(SampleError::NoCandidate { n_vocab: logits.len() })?;
+        let best =
+            *self.candidates.iter().min_by(|a, b| Candidate::rank(a, b)).ok_or(SampleError::NoCandidate)?;
         if self.params.temperature == 0.0 {
             return Ok(best.id);
         }
@@ -173,7 +182,7 @@ impl Sampler {
         Ok(self.draw(best.logit))
     }
 
-    /// Makes each recent token less likely. Candidates stand in the order of ids.
+    /// Makes each recent token less likely.
     fn penalise(&mut self, recent: &[u32]) {
         let SamplerParams { repeat_penalty, repeat_last_n, .. } = self.params;
         if repeat_penalty == 1.0 {
@@ -183,24 +192,26 @@ impl Sampler {
         self.recent.extend_from_slice(&recent[recent.len().saturating_sub(repeat_last_n)..]);
         self.recent.sort_unstable();
         self.recent.dedup();
-        for &id in &self.recent {
-            if let Some(c) = self.candidates.get_mut(id as usize) {
+        for c in &mut self.candidates {
+            if c.logit > f32::NEG_INFINITY && self.recent.binary_search(&c.id).is_ok() {
                 // Clamped: an extreme penalty must not make an infinity of a logit.
                 let scaled = if c.logit <= 0.0 { c.logit * repeat_penalty } else { c.logit / repeat_penalty };
-                if c.logit > f32::NEG_INFINITY {
-                    c.logit = scaled.clamp(f32::MIN, f32::MAX);
-                }
+                c.logit = scaled.clamp(f32::MIN, f32::MAX);
             }
         }
     }
 
-    /// Keeps the likeliest `top_k`, in no order.
+    /// Keeps the likeliest `top_k`, in their order.
     fn keep_top_k(&mut self) {
         let k = self.params.top_k;
-        if k > 0 && k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(k - 1, likelier);
+        if k == 0 {
+            return;
+        }
+        if k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(k - 1, Candidate::rank);
             self.candidates.truncate(k);
         }
+        self.candidates.sort_unstable_by(Candidate::rank);
     }
 
     /// Sorts, and applies top-p and min-p. Each keeps a prefix of the sorted candidates, so together
@@ -213,7 +224,7 @@ impl Sampler {
         if min_p > 0.0 {
             self.candidates.retain(|c| weight(c) >= f64::from(min_p));
         }
-        self.candidates.sort_unstable_by(likelier);
+        self.candidates.sort_unstable_by(Candidate::rank);
         if top_p < 1.0 {
             let enough = f64::from(top_p) * total;
             let mut sum = 0.0;
@@ -293,6 +304,8 @@ impl Xoshiro256 {
 
 #[cfg(test)]
 mod tests {
+    use kvant_codec::random::Random;
+
     use super::*;
 
     const OFF: SamplerParams = SamplerParams {
@@ -411,8 +424,8 @@ mod tests {
         let inf = [0.0, 0.0, f32::INFINITY];
         assert!(matches!(s.sample(&inf, &[]), Err(SampleError::NotANumber { id: 2, .. })));
         let none = [f32::NEG_INFINITY; 3];
-        assert_eq!(s.sample(&none, &[]), Err(SampleError::NoCandidate { n_vocab: 3 }));
-        assert_eq!(s.sample(&[], &[]), Err(SampleError::NoCandidate { n_vocab: 0 }));
+        assert_eq!(s.sample(&none, &[]), Err(SampleError::NoCandidate));
+        assert_eq!(s.sample(&[], &[]), Err(SampleError::NoCandidate));
         for bad in [
             SamplerParams { temperature: -1.0, ..OFF },
             SamplerParams { temperature: f32::NAN, ..OFF },
@@ -450,5 +463,45 @@ mod tests {
         }
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(f64::NEG_INFINITY), 0.0);
+    }
+
+    /// Ties, recent tokens among the likeliest, more candidates asked for than there are.
+    #[test]
+    fn the_likeliest_tokens_are_enough_for_the_same_draws() {
+        let mut random = Random::new(3);
+        let mut logits = vec![0.0; 300];
+        let recent: Vec<u32> = (0..90).map(|i| i * 7 % 301).collect();
+        let mut likeliest = Vec::new();
+        for (temperature, top_k, repeat_penalty, repeat_last_n) in [
+            (0.0, 40, 1.0, 64),
+            (0.0, 0, 1.5, 64),
+            (0.8, 40, 1.0, 64),
+            (0.8, 5, 3.0, 64),
+            (1.0, 1, 1.1, 1000),
+            (1.0, 400, 1.1, 10),
+        ] {
+            let params = SamplerParams {
+                temperature,
+                top_k,
+                repeat_penalty,
+                repeat_last_n,
+                ..SamplerParams::default()
+            };
+            let (mut all, mut few) = (Sampler::new(params), Sampler::new(params));
+            for _ in 0..200 {
+                random.fill_gaussian(&mut logits, 2.0);
+                logits.iter_mut().for_each(|logit| *logit = (*logit * 4.0).round() / 4.0);
+                let k = few.n_candidates(recent.len()).unwrap();
+                kvant_backend::top_k(&logits, k, &mut likeliest);
+                let want = all.sample(&logits, &recent).unwrap();
+                assert_eq!(few.sample_likeliest(&likeliest, &recent), Ok(want), "{params:?}");
+            }
+        }
+        for params in [
+            SamplerParams { top_k: 0, ..SamplerParams::default() },
+            SamplerParams { repeat_penalty: 0.9, ..SamplerParams::default() },
+        ] {
+            assert_eq!(Sampler::new(params).n_candidates(5), None, "{params:?}");
+        }
     }
 }

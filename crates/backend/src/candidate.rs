@@ -1,0 +1,105 @@
+//! The likeliest tokens of a row of logits.
+
+use std::cmp::Ordering;
+
+/// A token and its logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// Its number in the vocabulary.
+    pub id: u32,
+    /// Its logit.
+    pub logit: f32,
+}
+
+impl Candidate {
+    /// Likelier first, then lower ids; 0.0 and -0.0 are as likely. What no model should give, NaN and positive infinity,
+    /// comes before everything, so that it is noticed.
+    pub fn rank(a: &Self, b: &Self) -> Ordering {
+        // Adding zero turns -0.0 into 0.0, which total_cmp would order apart.
+        let by_logit = || (b.logit + 0.0).total_cmp(&(a.logit + 0.0));
+        match (a.is_bad(), b.is_bad()) {
+            (false, false) => by_logit().then(a.id.cmp(&b.id)),
+            (true, true) => a.id.cmp(&b.id),
+            (a, b) => b.cmp(&a),
+        }
+    }
+
+    /// Whether the logit is NaN or positive infinity.
+    pub fn is_bad(&self) -> bool {
+        self.logit.is_nan() || self.logit == f32::INFINITY
+    }
+}
+
+/// Logits looked at together.
+const CHUNK: usize = 16;
+
+/// The `k` likeliest of `logits` (all when there are fewer) into `out`, in the order of [`Candidate::rank`]. What `out` held
+/// is dropped, its memory kept.
+pub fn top_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
+    out.clear();
+    if k == 0 {
+        return;
+    }
+    // Twice as many are let in before the better half is picked, so that picking costs little per token.
+    let most = 2 * k.min(logits.len());
+    out.reserve(most);
+    // Nothing up to this is among the likeliest; as ids ascend, equals come too late.
+    let mut least = None;
+    for (index, chunk) in logits.chunks(CHUNK).enumerate() {
+        if least.is_some_and(|least| chunk.iter().all(|&logit| logit <= least && logit < f32::INFINITY)) {
+            continue;
+        }
+        for (i, &logit) in chunk.iter().enumerate() {
+            out.push(Candidate { id: (index * CHUNK + i) as u32, logit });
+            if out.len() == most {
+                out.select_nth_unstable_by(k - 1, Candidate::rank);
+                out.truncate(k);
+                least = Some(out[k - 1].logit);
+            }
+        }
+    }
+    out.sort_unstable_by(Candidate::rank);
+    out.truncate(k);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvant_codec::random::Random;
+
+    #[test]
+    fn the_likeliest_are_those_of_a_sorted_list() {
+        let mut random = Random::new(1);
+        let mut out = Vec::new();
+        for n in [0, 1, 15, 16, 17, 1000, 5000] {
+            let mut logits = vec![0.0; n];
+            random.fill_gaussian(&mut logits, 3.0);
+            for (i, logit) in logits.iter_mut().enumerate() {
+                match i % 11 {
+                    // Ties, of both zeros too, and tokens that are ruled out.
+                    0 => *logit = 2.0,
+                    1 => *logit = 0.0,
+                    2 => *logit = -0.0,
+                    3 => *logit = f32::NEG_INFINITY,
+                    _ => {}
+                }
+            }
+            for bad in [&[][..], &[f32::NAN], &[f32::INFINITY, f32::NAN]] {
+                bad.iter()
+                    .enumerate()
+                    .filter(|(i, _)| 7 * i < n)
+                    .for_each(|(i, &bad)| logits[n - 1 - 7 * i] = bad);
+                let all = logits.iter().enumerate().map(|(id, &logit)| Candidate { id: id as u32, logit });
+                let mut want: Vec<_> = all.collect();
+                want.sort_by(Candidate::rank);
+                for k in [0, 1, 2, 40, 999, 1000, usize::MAX] {
+                    top_k(&logits, k, &mut out);
+                    let bits = |list: &[Candidate]| {
+                        list.iter().map(|c| (c.id, c.logit.to_bits())).collect::<Vec<_>>()
+                    };
+                    assert_eq!(bits(&out), bits(&want[..n.min(k)]), "{k} of {n}, bad {bad:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The likeliest tokens, so that a few numbers cross to the host instead of a row of the vocabulary's length.
+//!
+//! 150,000 logits are 37 blocks and then one: some 20 µs, of which a row over PCIe and a host that looks through it take
+//! several times as much.
+
+use bytemuck::NoUninit;
+use kvant_backend::Candidate;
+
+use crate::{Context, CudaError, DevicePtr, Launch, Source};
+
+/// The kernel of this op.
+pub(crate) static SOURCE: Source =
+    Source { name: "top_k.cu", text: include_str!("top_k.cu"), headers: &[], options: &[] };
+
+/// The most tokens that the kernel picks: each round leaves at most a quarter.
+pub(crate) const MAX_K: usize = SLICE / 4;
+/// Logits that a block sorts.
+const SLICE: usize = 4096;
+const THREADS: u32 = 512;
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct KernelParams {
+    logits: DevicePtr,
+    keys: DevicePtr,
+    best: DevicePtr,
+    len: u32,
+    k: u32,
+}
+
+/// The `k` likeliest of `len` logits (at least one; `k` at most `len` and [`MAX_K`]) into `out`, in the order of
+/// [`Candidate::rank`].
+pub(crate) fn top_k(
+    cx: &Context,
+    logits: DevicePtr,
+    len: usize,
+    k: usize,
+    out: &mut Vec<Candidate>,
+) -> Result<(), CudaError> {
+    let kernel = cx.kernel(&SOURCE, "top_k")?;
+    let mut params = KernelParams { logits, keys: 0, best: 0, len: len as u32, k: k as u32 };
+    // What a round reads is kept until the next has been queued.
+    let mut keys = None;
+    loop {
+        let blocks = (params.len as usize).div_ceil(SLICE);
+        let best = cx.scratch(blocks * k * size_of::<u64>())?;
+        params.best = best.ptr();
+        cx.launch(kernel, Launch::linear(blocks as u32, THREADS), &params)?;
+        if blocks == 1 {
+            return read(cx, best.ptr(), logits, k, out);
+        }
+        params = KernelParams { logits: 0, keys: best.ptr(), len: (blocks * k) as u32, ..params };
+        drop(keys.replace(best));
+    }
+}
+
+/// Keys back to tokens.
+fn read(
+    cx: &Context,
+    best: DevicePtr,
+    logits: DevicePtr,
+    k: usize,
+    out: &mut Vec<Candidate>,
+) -> Result<(), CudaError> {
+    let mut keys = [0u64; MAX_K];
+    cx.gpu().read(best, bytemuck::cast_slice_mut(&mut keys[..k]))?;
+    out.clear();
+    for key in &keys[..k] {
+        let (order, id) = ((key >> 32) as u32, !(*key as u32));
+        let logit = match order {
+            // Which of the numbers that no model should give it was, the key does not say.
+            u32::MAX => {
+                let mut logit = 0.0f32;
+                cx.gpu().read(logits + 4 * u64::from(id), bytemuck::bytes_of_mut(&mut logit))?;
+                logit
+            }
+            order if order >> 31 == 1 => f32::from_bits(order & 0x7fff_ffff),
+            order => f32::from_bits(!order),
+        };
+        out.push(Candidate { id, logit });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_codec::random::Random;
+
+    use super::*;
+    use crate::emulator;
+
+    #[test]
+    fn the_device_picks_what_the_host_picks() {
+        let Some(cx) = emulator::context(80) else { return };
+        let mut random = Random::new(4);
+        let (mut got, mut want) = (Vec::new(), Vec::new());
+        for (len, k) in [(1, 1), (40, 40), (4096, 7), (4097, 40), (13_000, 1024)] {
+            let mut logits = vec![0.0; len];
+            random.fill_gaussian(&mut logits, 3.0);
+            for (i, logit) in logits.iter_mut().enumerate() {
+                match i % 13 {
+                    1 => *logit = 6.0,
+                    2 => *logit = f32::NEG_INFINITY,
+                    3 => *logit = -0.0,
+                    _ => {}
+                }
+            }
+            for bad in [None, Some(f32::NAN), Some(f32::INFINITY)] {
+                if let Some(bad) = bad {
+                    logits[len - 1] = bad;
+                }
+                let on_logits = emulator::upload(&cx, &logits);
+                top_k(&cx, on_logits.ptr(), len, k, &mut got).unwrap();
+                kvant_backend::top_k(&logits, k, &mut want);
+                // A zero comes back without its sign.
+                let bits = |list: &[Candidate]| {
+                    list.iter().map(|c| (c.id, (c.logit + 0.0).to_bits())).collect::<Vec<_>>()
+                };
+                assert_eq!(bits(&got), bits(&want), "{k} of {len}, bad {bad:?}");
+            }
+        }
+    }
+}
