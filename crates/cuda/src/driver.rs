@@ -200,6 +200,16 @@ impl Gpu for Driver {
         self.recorder.write(dst, src)
     }
 
+    fn upload(
+        &self,
+        dst: DevicePtr,
+        n_bytes: usize,
+        unit: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), CudaError> {
+        self.recorder.upload(dst, n_bytes, unit, fill)
+    }
+
     fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
         self.recorder.read(src, dst)
     }

@@ -115,6 +115,22 @@ impl Gpu for Emulator {
         self.state().machine.write(dst, src).map_err(|error| failed("write", error))
     }
 
+    fn upload(
+        &self,
+        dst: DevicePtr,
+        n_bytes: usize,
+        unit: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), CudaError> {
+        // Pieces of one unit: whoever fills cannot rely on more.
+        let mut piece = vec![0xa5; unit];
+        for offset in (0..n_bytes).step_by(unit.max(1)) {
+            fill(offset, &mut piece);
+            self.write(dst + offset as u64, &piece)?;
+        }
+        Ok(())
+    }
+
     fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
         self.state().machine.read(src, dst).map_err(|error| failed("read", error))
     }

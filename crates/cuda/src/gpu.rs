@@ -61,6 +61,15 @@ pub trait Gpu: Send + Sync + 'static {
     fn free(&self, ptr: DevicePtr);
     /// Copies `src` to the device. `src` may be changed as soon as this returns.
     fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError>;
+    /// Copies `n_bytes` to the device that `fill(offset, piece)` makes, one piece after the other, each a multiple of `unit`
+    /// bytes, as `n_bytes` is. While the device copies a piece, `fill` makes the next: what fills may take its time.
+    fn upload(
+        &self,
+        dst: DevicePtr,
+        n_bytes: usize,
+        unit: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), CudaError>;
     /// Copies from the device, after all work queued so far.
     fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError>;
     /// Waits for all work queued so far.

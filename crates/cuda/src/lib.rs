@@ -18,6 +18,7 @@ mod emulator;
 #[cfg(test)]
 mod end_to_end;
 mod error;
+mod event;
 mod gpu;
 mod kv;
 mod matrix;
@@ -29,6 +30,7 @@ mod product;
 mod recorder;
 mod rope;
 mod silu;
+mod staging;
 mod top_k;
 
 pub use context::Context;

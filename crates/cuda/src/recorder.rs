@@ -7,7 +7,6 @@
 //!
 //! While one thread records, the others wait: what they queued would end up in the graph.
 
-use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,10 +15,9 @@ use std::thread::{self, ThreadId};
 use cudarc::driver::sys::{self, CUresult};
 
 use crate::driver::{bind, check};
+use crate::event::Event;
+use crate::staging::{Staging, Uploads};
 use crate::{CudaError, DevicePtr};
-
-/// Size of one piece of staging memory.
-const STAGING_BYTES: usize = 256 * 1024;
 
 /// A stream and, while a thread records, the graph in the making.
 pub(crate) struct Recorder {
@@ -35,6 +33,7 @@ struct State {
     /// The graph of the last step, ready to run; null before the first.
     graph: sys::CUgraphExec,
     staging: Staging,
+    uploads: Uploads,
 }
 
 struct Recording {
@@ -79,7 +78,12 @@ impl Recorder {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `stream` is live; the context is current. Destroyed in `destroy`.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-        let state = State { recording: None, graph: ptr::null_mut(), staging: Staging::default() };
+        let state = State {
+            recording: None,
+            graph: ptr::null_mut(),
+            staging: Staging::default(),
+            uploads: Uploads::default(),
+        };
         Ok(Self { context, stream, state: Mutex::new(state), ended: Condvar::new() })
     }
 
@@ -104,6 +108,20 @@ impl Recorder {
         };
         // SAFETY: `from` points to `src.len()` bytes, live as argued above; `dst` is the caller's allocation.
         check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(dst, from, src.len(), queue.stream) })
+    }
+
+    /// See [`Gpu::upload`](crate::Gpu::upload).
+    pub fn upload(
+        &self,
+        dst: DevicePtr,
+        n_bytes: usize,
+        unit: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), CudaError> {
+        let mut queue = self.queue()?;
+        queue.check_not_recording("upload")?;
+        let stream = queue.stream;
+        queue.state.uploads.copy(stream, dst, n_bytes, unit, fill)
     }
 
     pub fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
@@ -193,40 +211,10 @@ impl Recorder {
         let _ = self.synchronize();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         state.staging.destroy();
+        state.uploads.destroy();
         state.drop_graph();
         // SAFETY: made in `new`, destroyed once, and idle.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
-    }
-}
-
-/// A moment in the work of a stream.
-struct Event(sys::CUevent);
-
-impl Event {
-    /// The context is current.
-    fn new() -> Result<Self, CudaError> {
-        let mut event = ptr::null_mut();
-        // SAFETY: `event` is live.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, 0) })?;
-        Ok(Self(event))
-    }
-
-    fn record(&self, stream: sys::CUstream) -> Result<(), CudaError> {
-        // SAFETY: event and stream are live and of the same context.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(self.0, stream) })
-    }
-
-    /// Waits until the stream has come to where the event was recorded.
-    fn wait(&self) -> Result<(), CudaError> {
-        // SAFETY: the event is live.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0) })
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, destroyed once.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
     }
 }
 
@@ -258,54 +246,6 @@ impl State {
         if !graph.is_null() {
             // SAFETY: the executable graph is ours; the driver waits where it still runs.
             let _ = unsafe { sys::cuGraphExecDestroy(graph) };
-        }
-    }
-}
-
-/// Host memory that recorded copies read from.
-#[derive(Default)]
-struct Staging {
-    /// Pinned memory and its size.
-    pieces: Vec<(*mut c_void, usize)>,
-    /// Pieces that are full, and bytes used of the next.
-    full: usize,
-    filled: usize,
-}
-
-impl Staging {
-    fn used(&self) -> bool {
-        self.full + self.filled > 0
-    }
-
-    fn clear(&mut self) {
-        (self.full, self.filled) = (0, 0);
-    }
-
-    /// Copies `src` to where it stays until `clear`.
-    fn put(&mut self, src: &[u8]) -> Result<*const c_void, CudaError> {
-        while self.pieces.get(self.full).is_some_and(|&(_, size)| size - self.filled < src.len()) {
-            (self.full, self.filled) = (self.full + 1, 0);
-        }
-        if self.full == self.pieces.len() {
-            let (mut piece, size) = (ptr::null_mut(), src.len().max(STAGING_BYTES));
-            // SAFETY: `piece` is live; the context is current (every caller holds the queue).
-            check("cuMemAllocHost", unsafe { sys::cuMemAllocHost_v2(&mut piece, size) })?;
-            self.pieces.push((piece, size));
-        }
-        // SAFETY: `filled + src.len()` is at most the piece's size, and nothing else reads or writes that part of it.
-        let place = unsafe {
-            let place = self.pieces[self.full].0.cast::<u8>().add(self.filled);
-            place.copy_from_nonoverlapping(src.as_ptr(), src.len());
-            place
-        };
-        self.filled += src.len().next_multiple_of(16).min(self.pieces[self.full].1 - self.filled);
-        Ok(place.cast())
-    }
-
-    fn destroy(&mut self) {
-        for (piece, _) in self.pieces.drain(..) {
-            // SAFETY: allocated by `cuMemAllocHost`, freed once, with the stream idle.
-            let _ = unsafe { sys::cuMemFreeHost(piece) };
         }
     }
 }

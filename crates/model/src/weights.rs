@@ -102,7 +102,7 @@ pub struct Weights<B: Backend> {
 }
 
 impl<B: Backend> Weights<B> {
-    /// Loads every tensor of `part`. `progress` is told the fraction done after each layer.
+    /// Loads every tensor of `part`. `progress` is told the fraction of the bytes done after each layer.
     ///
     /// # Errors
     /// A missing tensor, a shape that does not fit the hyper-parameters, or a device error.
@@ -124,12 +124,14 @@ impl<B: Backend> Weights<B> {
             (false, _) => None,
         };
         let embedding_bytes = loader.n_bytes;
+        let total = part.n_bytes(gguf).max(1) as f32;
+        progress(loader.n_bytes as f32 / total);
         let mut layers = Vec::with_capacity(part.layers().len());
         for index in part.layers() {
             layers.push(loader.layer(config, index)?);
             // What the device has repacked need not stay in memory twice.
             gguf.release();
-            progress(layers.len() as f32 / (part.layers().len() + 1) as f32);
+            progress(loader.n_bytes as f32 / total);
         }
         let output_norm = match part.is_last() {
             true => Some(loader.vector("output_norm.weight", n_embd)?),

@@ -61,6 +61,16 @@ impl Gpu for Books {
         Ok(())
     }
 
+    fn upload(
+        &self,
+        _: DevicePtr,
+        _: usize,
+        _: usize,
+        _: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), CudaError> {
+        unimplemented!()
+    }
+
     fn read(&self, _: DevicePtr, _: &mut [u8]) -> Result<(), CudaError> {
         unimplemented!()
     }

@@ -9,8 +9,9 @@ use kvant_codec::DType;
 use crate::memory::Block;
 use crate::{Context, CudaError};
 
-/// What is laid out anew at a time, in bytes.
-const CHUNK: usize = 4 << 20;
+/// The most threads that lay out a piece, and the least bytes that are worth one.
+const MAX_THREADS: usize = 8;
+const MIN_SHARE: usize = 1 << 20;
 
 /// Where in a block the half lies that moves, in bytes.
 fn moved_half(dtype: DType) -> Option<usize> {
@@ -32,41 +33,57 @@ pub(crate) fn row_bytes(dtype: DType, n_in: usize) -> usize {
     if moved_half(dtype).is_some() { bytes.next_multiple_of(16) } else { bytes }
 }
 
-/// Brings the rows of a matrix `[n_out, n_in]`, as in the file, to the device.
+/// Brings the rows of a matrix `[n_out, n_in]`, as in the file, to the device. They are laid out on several cores, as most
+/// of the time goes into reading the mapped file.
 ///
 /// # Errors
 /// [`CudaError::OutOfMemory`].
 pub(crate) fn upload(cx: &Context, dtype: DType, n_in: usize, bytes: &[u8]) -> Result<Block, CudaError> {
-    let (Some(half), true) = (moved_half(dtype), n_in > 0) else {
-        let block = cx.arena().take(bytes.len())?;
-        cx.gpu().write(block.ptr(), bytes)?;
-        return Ok(block);
-    };
-    let (from, to) = (file_row_bytes(dtype, n_in), row_bytes(dtype, n_in));
-    let block = cx.arena().take(bytes.len() / from * to)?;
-    let rows = (CHUNK / to).max(1);
-    let mut chunk = Vec::with_capacity(rows.min(bytes.len() / from) * to);
-    let mut ptr = block.ptr();
-    for file_rows in bytes.chunks(rows * from) {
-        chunk.clear();
-        file_rows.chunks_exact(from).for_each(|row| push_row(row, dtype.block_bytes(), half, to, &mut chunk));
-        cx.gpu().write(ptr, &chunk)?;
-        ptr += chunk.len() as u64;
+    if bytes.is_empty() {
+        return cx.arena().take(0);
     }
+    let (from, to) = (file_row_bytes(dtype, n_in), row_bytes(dtype, n_in));
+    let n_bytes = bytes.len() / from * to;
+    let block = cx.arena().take(n_bytes)?;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+    let mut fill = |offset: usize, piece: &mut [u8]| {
+        let file_rows = &bytes[offset / to * from..][..piece.len() / to * from];
+        let rows = (piece.len() / to).div_ceil(threads).max(MIN_SHARE / to);
+        std::thread::scope(|scope| {
+            for (piece, file_rows) in piece.chunks_mut(rows * to).zip(file_rows.chunks(rows * from)) {
+                scope.spawn(move || put_rows(dtype, file_rows, from, piece, to));
+            }
+        });
+    };
+    cx.gpu().upload(block.ptr(), n_bytes, to, &mut fill)?;
     Ok(block)
 }
 
-/// Appends a row with the halves at its end, and zeros up to `bytes`.
-fn push_row(row: &[u8], block_bytes: usize, half: usize, bytes: usize, to: &mut Vec<u8>) {
-    let end = to.len() + bytes;
-    for block in row.chunks_exact(block_bytes) {
-        to.extend_from_slice(&block[..half]);
-        to.extend_from_slice(&block[half + 2..]);
+/// Lays rows of `from` bytes out as rows of `to` bytes.
+fn put_rows(dtype: DType, file_rows: &[u8], from: usize, rows: &mut [u8], to: usize) {
+    match moved_half(dtype) {
+        None => rows.copy_from_slice(file_rows),
+        Some(half) => {
+            for (file_row, row) in file_rows.chunks_exact(from).zip(rows.chunks_exact_mut(to)) {
+                put_row(file_row, dtype.block_bytes(), half, row);
+            }
+        }
     }
-    for block in row.chunks_exact(block_bytes) {
-        to.extend_from_slice(&block[half..half + 2]);
+}
+
+/// Writes a row with the halves behind its blocks, and zeros up to its end.
+fn put_row(file_row: &[u8], block_bytes: usize, half: usize, row: &mut [u8]) {
+    let rest = block_bytes - 2;
+    let (codes, halves) = row.split_at_mut(file_row.len() / block_bytes * rest);
+    for (block, codes) in file_row.chunks_exact(block_bytes).zip(codes.chunks_exact_mut(rest)) {
+        codes[..half].copy_from_slice(&block[..half]);
+        codes[half..].copy_from_slice(&block[half + 2..]);
     }
-    to.resize(end, 0);
+    let (halves, padding) = halves.split_at_mut(file_row.len() / block_bytes * 2);
+    for (block, to) in file_row.chunks_exact(block_bytes).zip(halves.chunks_exact_mut(2)) {
+        to.copy_from_slice(&block[half..half + 2]);
+    }
+    padding.fill(0);
 }
 
 #[cfg(test)]
@@ -75,11 +92,11 @@ mod tests {
 
     #[test]
     fn halves_move_behind_the_blocks_and_nothing_is_lost() {
-        let mut row = Vec::new();
-        push_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 0, 16, &mut row);
+        let mut row = [9; 16];
+        put_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 0, &mut row);
         assert_eq!(row, [3, 4, 7, 8, 1, 2, 5, 6, 0, 0, 0, 0, 0, 0, 0, 0]);
-        push_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 2, 8, &mut row);
-        assert_eq!(row[16..], [1, 2, 5, 6, 3, 4, 7, 8]);
+        put_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 2, &mut row[..8]);
+        assert_eq!(row[..8], [1, 2, 5, 6, 3, 4, 7, 8]);
     }
 
     #[test]
