@@ -12,8 +12,8 @@ constexpr u32 WARPS = 4;
 constexpr u32 QUERIES = 16;
 constexpr u32 MAX_HEADS = 16;
 constexpr float HIDDEN = -1e30f;
-// Weights are powers of two up to 2^12, not to 1, so that as halves they keep their precision down to 2^-26, also times a
-// turbo type's scale, which may be up to 16 (a vector of length 11,000). Their sum carries the same factor.
+// Weights are powers of two up to 2^12, not to 1, so that as halves they keep their precision down to 2^-26. Their sum
+// carries the same factor.
 constexpr float LIFT = 12.0f;
 constexpr u32 MAX_DIM = K_DIM > V_DIM ? K_DIM : V_DIM;
 // Halves of a tile in shared memory: the larger of [16][dim + 8] and [dim][24]. Rows are 16 bytes off a multiple of
@@ -168,9 +168,14 @@ __device__ float2 two_scales(const u8* block, u32 token, float step) {
     return make_float2(from_half(pair & 0xffff) * step, from_half(pair >> 16) * step);
 }
 
-// Brings a coded tile to shared memory as halves: keys [16][K_DIM + 8], values [V_DIM][STRIDE]. Scales of blocks of 32
-// are brought in here. Those of turbo types, one for 128 dims, wait for the scores or go into the weights, so that
-// values are whole numbers: byte - 128, and for keys 1024 + byte, from which the scores take the rest.
+// Two scales as halves, times the step.
+__device__ u32 stepped(u32 scales, float step) {
+    return pack_halves(from_half(scales & 0xffff) * step, from_half(scales >> 16) * step);
+}
+
+// Brings a coded tile to shared memory as halves: keys [16][K_DIM + 8], values [V_DIM][STRIDE]. Scales are brought in
+// here, but for those of keys of turbo types, one for 128 dims, which wait for the scores: such keys are whole numbers,
+// 1024 + byte, from which the scores take the rest.
 template <bool KEYS, u32 TYPE>
 __device__ void load_coded(const Book& book, const u8* tile, u16* to, u32 lane) {
     constexpr u32 DIM = KEYS ? K_DIM : V_DIM;
@@ -193,9 +198,10 @@ __device__ void load_coded(const Book& book, const u8* tile, u16* to, u32 lane) 
                 if (TYPE < TURBO2 && KEYS) {
                     float s = from_half(__ldg((const u16*)start + l));
                     a = half_mul(a, pack_halves(s, s)), b = half_mul(b, pack_halves(s, s));
-                } else if (TYPE < TURBO2) {
+                } else if (!KEYS) {
                     // The four tokens of a group are the same in every pass.
                     uint2 four = __ldg((const uint2*)start + lane / 8);
+                    if (TYPE >= TURBO2) four = make_uint2(stepped(four.x, book.step), stepped(four.y, book.step));
                     a = half_mul(a, four.x), b = half_mul(b, four.y);
                 }
                 u16* at = KEYS ? to + l * (DIM + 8) + 4 * g : to + (16 * pass + l) * STRIDE + lane / 8 * 4;
@@ -404,23 +410,11 @@ __device__ void soften(Work& w, float s[2][4], u32 first_token, const u32 visibl
 }
 
 // Adds the values of a tile, weighted.
-__device__ void mix(Work& w, const AttendParams& p, const Tile& tile, const u16* values, const float s[2][4], u32 lane) {
+__device__ void mix(Work& w, const Tile& tile, const u16* values, const float s[2][4], u32 lane) {
     u32 row = lane % 8, matrix = lane / 8, weights[4];
+    for (u32 r = 0; r < 4; r++) weights[r] = pack_halves(s[r / 2][2 * (r % 2)], s[r / 2][2 * (r % 2) + 1]);
 #pragma unroll
     for (u32 n = 0; n < V_DIM / 16; n++) {
-        if (n % 8 == 0) {
-            float2 scale[2] = {make_float2(1.0f, 1.0f), make_float2(1.0f, 1.0f)};
-            if (is_turbo(tile.type)) {
-                const u8* block = tile.at + n / 8 * block_bytes(tile.type);
-                for (u32 i = 0; i < 2; i++) {
-                    scale[i] = two_scales(block, 8 * i + 2 * (lane % 4), p.books[tile.type].step);
-                }
-            }
-            for (u32 r = 0; r < 4; r++) {
-                const float* of = s[r / 2] + 2 * (r % 2);
-                weights[r] = pack_halves(of[0] * scale[r / 2].x, of[1] * scale[r / 2].y);
-            }
-        }
         u32 m[4];
         if (is_coded(tile.type)) {
             load_matrices(m, values + (16 * n + row + 8 * (matrix / 2)) * STRIDE + 8 * (matrix % 2), false);
@@ -489,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(128) attend_split(const __grid_cons
         __syncwarp();
         load_tile<false>(p, value, unpacked, lane);
         __syncwarp();
-        mix(w, p, value, unpacked, s, lane);
+        mix(w, value, unpacked, s, lane);
         __syncwarp();
     }
     finish_sums(w);
@@ -564,7 +558,7 @@ extern "C" __global__ void __launch_bounds__(128) attend_many(const __grid_const
             float s[2][4];
             scores(w, p, keys.tile(index), key_tiles + i * TILE_HALVES, s, lane);
             soften(w, s, index * TILE, visible, lane);
-            mix(w, p, values.tile(index), value_tiles + i * TILE_HALVES, s, lane);
+            mix(w, values.tile(index), value_tiles + i * TILE_HALVES, s, lane);
         }
         __syncthreads();
     }

@@ -19,9 +19,10 @@
 //! An H200 copies 16.5 bytes and issues 128 operations per clock and multiprocessor: to read a turbo3 cache at 45 % of that
 //! speed, 6.7 operations per value may be spent, for turbo4 8.9; for q8_0 at 60 % 13.7, for f16 25.9. Counted in the
 //! machine code of the decode loop for sm_90 (K and V of 128 dims, a tile of each; raising a maximum left out, which is
-//! seldom): turbo2 4.7, turbo3 5.6, turbo4 6.0, q8_0 4.8, f16 3.0. 168 registers, so three blocks of four warps run on a
-//! multiprocessor. To get there, scales of turbo types stay out of the unpacking: those of keys multiply the scores, those
-//! of values the weights, and the offset of the keys' bytes is taken from the scores.
+//! seldom): turbo2 5.0, turbo3 5.9, turbo4 6.3, q8_0 4.8, f16 3.0. 168 registers, so three blocks of four warps run on a
+//! multiprocessor. To get there, scales of keys of turbo types stay out of the unpacking: they multiply the scores, and the
+//! offset of the keys' bytes is taken from the scores. (Scales of values could multiply the weights, 0.3 operations less; but
+//! weights as halves have no room for those of values in the thousands.)
 //!
 //! # Error
 //!

@@ -112,6 +112,23 @@ fn every_pair_of_types_attends() {
     }
 }
 
+/// Up to 40,000, and down to a tenth of a thousandth; in each of the three kernels.
+#[test]
+fn values_of_any_size_keep_their_precision() {
+    let Some(device) = emulator::device(80) else { return };
+    for v in DType::KV {
+        for v_gain in [0.01, 1e3] {
+            let case = Case { n_kv_heads: 1, group: 4, ..Case::new(DType::Q8_0, v) };
+            let mut twins = Twins::new(&device, case, 5);
+            twins.v_gain = v_gain;
+            twins.append(&device, 70);
+            for rows in [1, 5, 20] {
+                assert_attends(&device, &twins, rows, 6);
+            }
+        }
+    }
+}
+
 #[test]
 fn few_queries_attend_over_every_type() {
     let Some(device) = emulator::device(80) else { return };

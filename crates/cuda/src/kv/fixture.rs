@@ -83,6 +83,8 @@ pub(crate) struct Twins {
     pub case: Case,
     pub device: KvLayer<CudaPage>,
     pub host: KvLayer<HostPage>,
+    /// Factor on the values that are appended.
+    pub v_gain: f32,
     random: Random,
 }
 
@@ -98,6 +100,7 @@ impl Twins {
             case,
             device: layer(case, &mut |bytes| device.page(bytes)),
             host: layer(case, &mut |bytes| Ok(HostPage(vec![0; bytes]))),
+            v_gain: 1.0,
             random: Random::new(seed),
         }
     }
@@ -105,10 +108,11 @@ impl Twins {
     /// Appends `rows` rows of Gaussian numbers, with an outlier here and there, to both.
     pub fn append(&mut self, device: &CudaDevice, rows: usize) {
         let Case { n_kv_heads, k_head_dim, v_head_dim, .. } = self.case;
-        let [k, v] = [k_head_dim, v_head_dim].map(|dim| {
+        let [k, v] = [(k_head_dim, 1.0), (v_head_dim, self.v_gain)].map(|(dim, gain)| {
             let mut values = vec![0.0; rows * n_kv_heads * dim];
             self.random.fill_gaussian(&mut values, 1.0);
             values.iter_mut().step_by(97).for_each(|value| *value *= 9.0);
+            values.iter_mut().for_each(|value| *value *= gain);
             values
         });
         for stream in self.device.k.iter_mut().chain(&mut self.device.v) {
