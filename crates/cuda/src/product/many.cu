@@ -1,7 +1,8 @@
 // y = W x + bias for many rows of x, on tensor cores: a block has 64 output features and 64 rows, a warp 16 features.
 //
 // Per step of 64 weights: each of the 128 threads decodes one group of 32 weights to f16 in shared memory (64 features,
-// 2 groups), all bring 64 x 64 values of x there, and each warp multiplies with 32 mma of 16 x 8 x 16. Sums are f32.
+// 2 groups), all bring 64 x 64 halves of x there, and each warp multiplies with 32 mma of 16 x 8 x 16. Sums are f32.
+// The rows of x, here in `codes`, are halves of whole steps, and `scales` what their products are multiplied by.
 
 #include "weights.cuh"
 
@@ -24,8 +25,9 @@ __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b
 }
 
 extern "C" __global__ void __launch_bounds__(128) product_many(const __grid_constant__ ProductParams p) {
-    __shared__ u32 weights[FEATURES * PITCH / 2];  // pairs of halves, [feature][k]
-    __shared__ u32 inputs[ROWS * PITCH / 2];       // [row][k]
+    __shared__ u32 weights[FEATURES * PITCH / 2];               // pairs of halves, [feature][k]
+    __shared__ __align__(16) u32 inputs[ROWS * PITCH / 2];      // [row][k]
+    u32 pitch = (p.n_in + STEP - 1) / STEP * STEP;
     u32 first_out = blockIdx.x * FEATURES, first_row = blockIdx.y * ROWS;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 quad = lane / 4, t = lane % 4;
@@ -51,14 +53,13 @@ extern "C" __global__ void __launch_bounds__(128) product_many(const __grid_cons
 #pragma unroll
             for (int i = 0; i < 16; i++) to[i] = halves(w[2 * i], w[2 * i + 1]);
         }
-        // Neighbouring threads read neighbouring pairs.
-        for (u32 i = threadIdx.x; i < ROWS * STEP / 2; i += 128) {
-            u32 row = i / (STEP / 2), pair = i % (STEP / 2), at = k + 2 * pair;
-            const float* x = p.x + (size_t)(first_row + row) * p.n_in + at;
+        // Neighbouring threads read neighbouring eights.
+#pragma unroll
+        for (u32 i = threadIdx.x; i < ROWS * STEP / 8; i += 128) {
+            u32 row = i / (STEP / 8), eight = i % (STEP / 8);
+            const u16* x = (const u16*)p.codes + (size_t)(first_row + row) * pitch + k + 8 * eight;
             bool is_row = first_row + row < p.rows;
-            float low = is_row && at < p.n_in ? x[0] : 0.0f;
-            float high = is_row && at + 1 < p.n_in ? x[1] : 0.0f;
-            inputs[row * (PITCH / 2) + pair] = halves(low, high);
+            *(uint4*)(inputs + row * (PITCH / 2) + 4 * eight) = is_row ? *(const uint4*)x : uint4{};
         }
         __syncthreads();
 #pragma unroll
@@ -80,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(128) product_many(const __grid_cons
         for (int i = 0; i < 4; i++) {
             u32 out = first_out + 16 * warp + quad + 8 * (i / 2), row = first_row + 8 * n + 2 * t + i % 2;
             if (out >= p.n_out || row >= p.rows) continue;
-            float sum = sums[n][i];
+            float sum = sums[n][i] * p.scales[row];
             if (p.bias) sum += p.bias[out];
             float* y = p.y + (size_t)row * p.n_out + out;
             *y = p.accumulate ? *y + sum : sum;

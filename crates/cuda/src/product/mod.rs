@@ -6,8 +6,8 @@
 //!
 //! Few rows, floats (`few.cu`): f32 throughout.
 //!
-//! Many rows (`many.cu`): tensor cores. Weights and inputs are rounded to f16 (inputs beyond ±65,504 become infinite, and
-//! are seen), sums stay in f32. Each weight is decoded once per 64 rows.
+//! Many rows (`many.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs times a power of two for each
+//! row, so that none is too large or too small; sums stay in f32. Each weight is decoded once per 64 rows.
 
 use bytemuck::NoUninit;
 use kvant_codec::{Codebook, DType, Rotation};
@@ -206,7 +206,10 @@ fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<KernelParams, Cu
         book: Levels::of(p.dtype),
         unused: 0,
     };
-    if !is_coded(p.dtype) || x.rows >= MANY_ROWS {
+    if x.rows >= MANY_ROWS {
+        let halves = x.halves(cx)?;
+        (params.codes, params.scales) = (halves.halves, halves.factors);
+    } else if !is_coded(p.dtype) {
         params.x = x.plain(cx)?;
     } else if x.rows > 1 {
         let quantised = x.quantised(cx, is_rotated(p.dtype))?;

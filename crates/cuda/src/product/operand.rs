@@ -12,6 +12,8 @@ pub(super) static QUANTISE: Source =
 
 /// Values of a group: those that share a scale.
 const GROUP: usize = 32;
+/// Values of a step of the kernel for many rows.
+const STEP: usize = 64;
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
@@ -27,6 +29,19 @@ struct QuantiseParams {
     signs: u32,
 }
 
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct HalvesParams {
+    x: DevicePtr,
+    weight: DevicePtr,
+    halves: DevicePtr,
+    factors: DevicePtr,
+    n_in: u32,
+    pitch: u32,
+    eps: f32,
+    unused: u32,
+}
+
 /// Rows of inputs on the device, `[rows, n_in]`, to be normalised first where `norm` is given.
 pub(crate) struct Operand {
     pub x: DevicePtr,
@@ -34,6 +49,7 @@ pub(crate) struct Operand {
     pub rows: usize,
     pub n_in: usize,
     normalised: Option<Block>,
+    halves: Option<Halves>,
     quantised: Option<Quantised>,
     rotated: Option<Quantised>,
 }
@@ -46,10 +62,17 @@ pub(super) struct Quantised {
     pub sums: DevicePtr,
 }
 
+/// Inputs in f16, rows padded with zeros to whole steps of 64, each times a power of two that `factors` `[rows]` undo.
+pub(super) struct Halves {
+    _memory: Block,
+    pub halves: DevicePtr,
+    pub factors: DevicePtr,
+}
+
 impl Operand {
     /// The operand `x` `[rows, n_in]`.
     pub fn new(x: DevicePtr, [rows, n_in]: [usize; 2], norm: Option<NormParts>) -> Self {
-        Self { x, norm, rows, n_in, normalised: None, quantised: None, rotated: None }
+        Self { x, norm, rows, n_in, normalised: None, halves: None, quantised: None, rotated: None }
     }
 
     /// The inputs in f32, `[rows, n_in]`.
@@ -63,6 +86,14 @@ impl Operand {
         Ok(self.normalised.as_ref().map_or(self.x, Block::ptr))
     }
 
+    /// The inputs in f16.
+    pub(super) fn halves(&mut self, cx: &Context) -> Result<&Halves, CudaError> {
+        if self.halves.is_none() {
+            self.halves = Some(to_halves(cx, self.x, [self.rows, self.n_in], self.norm)?);
+        }
+        Ok(self.halves.as_ref().expect("made above"))
+    }
+
     /// The inputs in 8 bits, each group rotated first where `rotates`. `n_in` is a multiple of 32.
     pub(super) fn quantised(&mut self, cx: &Context, rotates: bool) -> Result<&Quantised, CudaError> {
         let place = if rotates { &mut self.rotated } else { &mut self.quantised };
@@ -71,6 +102,23 @@ impl Operand {
         }
         Ok(place.as_ref().expect("made above"))
     }
+}
+
+fn to_halves(
+    cx: &Context,
+    x: DevicePtr,
+    [rows, n_in]: [usize; 2],
+    norm: Option<NormParts>,
+) -> Result<Halves, CudaError> {
+    let pitch = n_in.next_multiple_of(STEP);
+    let bytes = rows * pitch * size_of::<u16>();
+    let memory = cx.scratch(bytes + rows * size_of::<f32>())?;
+    let (halves, factors) = (memory.ptr(), memory.ptr() + bytes as u64);
+    let (weight, eps) = norm.map_or((0, 0.0), |norm| (norm.weight, norm.eps));
+    let (n_in, pitch) = (n_in as u32, pitch as u32);
+    let params = HalvesParams { x, weight, halves, factors, n_in, pitch, eps, unused: 0 };
+    cx.launch(cx.kernel(&QUANTISE, "to_halves")?, Launch::linear(rows as u32, 256), &params)?;
+    Ok(Halves { _memory: memory, halves, factors })
 }
 
 fn quantise(

@@ -1,7 +1,12 @@
-// Inputs of products in 8 bits: groups of 32 values, code = round(value / scale), scale = max |value| / 127. Before that
+// Inputs of products, as the kernels take them.
+//
+// In 8 bits: groups of 32 values, code = round(value / scale), scale = max |value| / 127. Before that
 // the row may be normalised (RMS, arXiv 1910.07467), and each group rotated as the tq types' weights are. A block per row.
 
 #define THREADS 256
+
+// In halves: a row is multiplied by the power of two that brings its largest value to 2^14 .. 2^15, so that no size of
+// inputs is too large or too small for them; products are multiplied back.
 
 struct QuantiseParams {
     const float* x;       // [rows, n_in]
@@ -15,8 +20,8 @@ struct QuantiseParams {
     unsigned signs;       // of the rotation, before its butterfly
 };
 
-__device__ float block_sum(float value) {
-    __shared__ float warps[THREADS / 32];
+// `warps` is shared memory for a value of each warp.
+__device__ float block_sum(float value, float* warps) {
     for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
     __syncthreads();
@@ -25,14 +30,18 @@ __device__ float block_sum(float value) {
     return sum;
 }
 
+// What the norm multiplies a row by, besides its weight.
+__device__ float norm_factor(const float* x, const float* weight, unsigned n_in, float eps, float* warps) {
+    if (!weight) return 1.0f;
+    float squares = 0.0f;
+    for (unsigned i = threadIdx.x; i < n_in; i += THREADS) squares += x[i] * x[i];
+    return 1.0f / sqrtf(block_sum(squares, warps) / (float)n_in + eps);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_constant__ QuantiseParams p) {
+    __shared__ float warps[THREADS / 32];
     const float* x = p.x + (size_t)blockIdx.x * p.n_in;
-    float factor = 1.0f;
-    if (p.weight) {
-        float squares = 0.0f;
-        for (unsigned i = threadIdx.x; i < p.n_in; i += THREADS) squares += x[i] * x[i];
-        factor = 1.0f / sqrtf(block_sum(squares) / (float)p.n_in + p.eps);
-    }
+    float factor = norm_factor(x, p.weight, p.n_in, p.eps, warps);
     unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, groups = p.n_in / 32;
     for (unsigned g = warp; g < groups; g += THREADS / 32) {
         float value = x[32 * g + lane];
@@ -62,4 +71,46 @@ extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_cons
             p.sums[at] = (unsigned)sum & 0xffff | (unsigned)second << 16;
         }
     }
+}
+
+struct HalvesParams {
+    const float* x;          // [rows, n_in]
+    const float* weight;     // [n_in], or null for no norm
+    unsigned short* halves;  // [rows, pitch], zeros beyond n_in
+    float* factors;          // [rows]: what the products are multiplied by
+    unsigned n_in;
+    unsigned pitch;
+    float eps;
+    unsigned unused;
+};
+
+// 2^exponent, of a normal number.
+__device__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
+
+extern "C" __global__ void __launch_bounds__(THREADS) to_halves(const __grid_constant__ HalvesParams p) {
+    __shared__ float warps[THREADS / 32];
+    __shared__ unsigned largest;
+    if (threadIdx.x == 0) largest = 0;
+    const float* x = p.x + (size_t)blockIdx.x * p.n_in;
+    float factor = norm_factor(x, p.weight, p.n_in, p.eps, warps);
+    auto value = [&](unsigned i) { return p.weight ? x[i] * factor * p.weight[i] : x[i]; };
+    // Magnitudes compare as integers; NaN is above infinity.
+    unsigned mine = 0;
+    for (unsigned i = threadIdx.x; i < p.n_in; i += THREADS) {
+        mine = max(mine, __float_as_uint(value(i)) & 0x7fffffff);
+    }
+    __syncthreads();
+    atomicMax(&largest, mine);
+    __syncthreads();
+    // What is zero, or no number, stays as it is; what is nearly zero need not be brought up all the way.
+    int exponent = (int)(largest >> 23) - 127, down = 0;
+    if (largest > 0 && exponent < 128) down = max(exponent - 14, -100);
+    float by = power_of_two(-down);
+    for (unsigned i = threadIdx.x; i < p.pitch; i += THREADS) {
+        float scaled = i < p.n_in ? value(i) * by : 0.0f;
+        unsigned short bits;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(scaled));
+        p.halves[(size_t)blockIdx.x * p.pitch + i] = bits;
+    }
+    if (threadIdx.x == 0) p.factors[blockIdx.x] = power_of_two(down);
 }

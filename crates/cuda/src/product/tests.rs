@@ -177,6 +177,34 @@ fn many_rows_equal_plain_sums_but_for_the_rounding_to_f16() {
     check(&cx, &mut random, Law::Gaussian, DType::Q4_0, [130, 96], 129);
 }
 
+/// Rows with values of hundreds of thousands beside ones of every day, tiny rows, and a row of zeros.
+#[test]
+fn inputs_of_any_size_keep_their_precision_on_tensor_cores() {
+    let Some(cx) = emulator::context(80) else { return };
+    let mut random = Random::new(9);
+    let (rows, n_in, n_out) = (20, 256, 3);
+    let w = Weights::new(&cx, &mut random, DType::Q8_0, [n_out, n_in]);
+    let mut x = gaussian(&mut random, rows * n_in);
+    for (r, row) in x.chunks_mut(n_in).enumerate() {
+        let size = [1.0, 1e-6, 3e6, 0.0, 1e30, 1e-30][r % 6];
+        row.iter_mut().for_each(|v| *v *= size);
+        // An outlier.
+        row[7] *= 1e3;
+    }
+    let on_x = emulator::upload(&cx, &x);
+    let y = emulator::poisoned(&cx, rows * n_out);
+    product(&cx, &mut Operand::new(on_x.ptr(), [rows, n_in], None), &w.product(y.ptr())).unwrap();
+    for (i, got) in emulator::download(&cx, &y).into_iter().enumerate() {
+        let x = as_f64(&x[i / n_out * n_in..][..n_in]);
+        let Exact { sum, tol } = exact(DType::Q8_0, Law::Gaussian, rows, w.row(i % n_out), &x);
+        // Beside an outlier of 2^12 times their size halves round by less than 2^-24 of it.
+        let largest = x.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        let tol = tol + n_in as f64 * 0.4 * largest * 2f64.powi(-24);
+        let err = (f64::from(got) - sum).abs();
+        assert!(err <= tol, "row {}, feature {}: {got} for {sum}", i / n_out, i % n_out);
+    }
+}
+
 /// `x` normalised, `[rows, n_in]`, in f64.
 fn normalised(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
     let row = |x: &[f32]| {
