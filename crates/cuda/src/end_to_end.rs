@@ -1,90 +1,89 @@
-//! A tiny model from tokens to logits on the emulator, held to the CPU.
+//! Tiny models from tokens to logits on the emulator, held to the CPU.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use kvant_backend::Backend;
-use kvant_codec::DType;
+use kvant_codec::{DType, Side};
 use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
-use kvant_kv::{Cache, Plan, Policies};
+use kvant_kv::{Cache, KvError, Plan, Policies};
 use kvant_model::{Activations, Config, Decoder, Entry, Part, Want, Weights};
 
-use crate::emulator;
+use crate::{CudaDevice, emulator};
 
-/// Logits after each piece of the text, `[pieces][n_vocab]`.
-fn logits<B: Backend>(device: &B, model: &str, kv: DType, pieces: &[&[u32]]) -> Vec<Vec<f32>> {
+/// A model, or a part of one, and a sequence on a device.
+struct Running<B: Backend> {
+    device: B,
+    decoder: Decoder<B>,
+    cache: Cache<B::Page>,
+    act: Activations<B>,
+}
+
+fn open(model: &str) -> (Arc<Gguf>, Config) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
     let gguf = Arc::new(Gguf::open(folder.join(model)).unwrap());
     let config = Config::from_gguf(&gguf).unwrap();
-    let shape = config.kv_shape();
-    let weights = Weights::load(&gguf, &config, &Part::whole(config.n_layers), device, &mut |_| ()).unwrap();
-    let decoder = Decoder::new(config, weights);
-    let plan = Plan::new(&shape, kv, kv, &Policies::default()).unwrap();
-    let mut cache = Cache::new(device, &shape, plan, 128).unwrap();
-    let mut act = decoder.activations(device, 64).unwrap();
-    let after = |tokens: &&[u32]| {
-        decoder.step(device, &mut cache, &mut act, Entry::Tokens(tokens), Want::Last).unwrap();
-        let mut row = vec![f32::NAN; decoder.n_vocab()];
-        decoder.logits(device, &act, 0, &mut row).unwrap();
-        row
-    };
-    pieces.iter().map(after).collect()
+    (gguf, config)
 }
 
-/// Largest difference of the logits between the emulator and the CPU; `None` where there is no NVRTC.
-fn largest_error(model: &str, kv: DType, pieces: &[&[u32]]) -> Option<f32> {
-    let (cpu, device) = (CpuDevice::new(Isa::Scalar, 1), emulator::device(80)?);
-    let (got, want) = (logits(&device, model, kv, pieces), logits(&cpu, model, kv, pieces));
-    let differences = got.iter().flatten().zip(want.iter().flatten()).map(|(got, want)| (got - want).abs());
-    // Unlike `f32::max`, this keeps a NaN.
-    Some(differences.fold(0.0, |max, err| if err <= max { max } else { err }))
-}
-
-/// Logits after a text whose first layer ran on the CPU and the second on `device`.
-fn logits_of_halves<B: Backend>(device: &B, model: &str, tokens: &[u32]) -> Vec<f32> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
-    let gguf = Arc::new(Gguf::open(folder.join(model)).unwrap());
-    let config = Config::from_gguf(&gguf).unwrap();
-    let [first, second] = Part::split(config.n_layers, 1);
-    let cpu = CpuDevice::new(Isa::Scalar, 1);
-    let mut residual = vec![f32::NAN; tokens.len() * config.n_embd];
-    let before = half(&cpu, &gguf, &first, Entry::Tokens(tokens), Want::Nothing);
-    before.0.residual(&cpu, &before.1, &mut residual).unwrap();
-    let after = half(device, &gguf, &second, Entry::Residual(&residual), Want::Last);
-    let mut row = vec![f32::NAN; after.0.n_vocab()];
-    after.0.logits(device, &after.1, 0, &mut row).unwrap();
-    row
-}
-
-/// A part of a model, after one step.
-fn half<B: Backend>(
-    device: &B,
-    gguf: &Arc<Gguf>,
-    part: &Part,
-    entry: Entry<'_>,
-    want: Want,
-) -> (Decoder<B>, Activations<B>) {
-    let config = Config::from_gguf(gguf).unwrap();
-    let weights = Weights::load(gguf, &config, part, device, &mut |_| ()).unwrap();
-    let decoder = Decoder::new(config, weights);
-    let shape = decoder.kv_shape();
-    let plan = Plan::new(&shape, DType::F16, DType::F16, &Policies::default()).unwrap();
-    let mut cache = Cache::new(device, &shape, plan, 128).unwrap();
-    let mut act = decoder.activations(device, 64).unwrap();
-    decoder.step(device, &mut cache, &mut act, entry, want).unwrap();
-    (decoder, act)
-}
-
-#[test]
-fn a_tiny_model_split_between_the_cpu_and_the_emulator_says_the_same() {
-    let (model, text) = ("qwen2-h128-g1-yarn.gguf", tokens(20));
-    let Some(device) = emulator::device(80) else { return };
-    let got = logits_of_halves(&device, model, &text);
-    let want = &logits(&CpuDevice::new(Isa::Scalar, 1), model, DType::F16, &[&text])[0];
-    for (got, want) in got.iter().zip(want) {
-        assert!((got - want).abs() <= HALVES, "{got} for {want}");
+impl<B: Backend> Running<B> {
+    fn new(device: B, model: &str, part: Option<&Part>, kv: DType) -> Self {
+        let (gguf, config) = open(model);
+        let whole = Part::whole(config.n_layers);
+        let weights = Weights::load(&gguf, &config, part.unwrap_or(&whole), &device, &mut |_| ()).unwrap();
+        let decoder = Decoder::new(config, weights);
+        let shape = decoder.kv_shape();
+        let plan = Plan::new(&shape, kv, kv, &Policies::default()).unwrap();
+        let cache = Cache::new(&device, &shape, plan, 128).unwrap();
+        let act = decoder.activations(&device, 64).unwrap();
+        Self { device, decoder, cache, act }
     }
+
+    fn step(&mut self, entry: Entry<'_>, want: Want) {
+        let Self { device, decoder, cache, act } = self;
+        decoder.step(device, cache, act, entry, want).unwrap();
+    }
+
+    /// Logits after some more tokens.
+    fn logits(&mut self, entry: Entry<'_>) -> Vec<f32> {
+        self.step(entry, Want::Last);
+        let mut row = vec![f32::NAN; self.decoder.n_vocab()];
+        self.decoder.logits(&self.device, &self.act, 0, &mut row).unwrap();
+        row
+    }
+
+    fn rows(&self, layer: usize, side: Side) -> Vec<f32> {
+        self.cache.rows(&self.device, layer, 0, side).unwrap()
+    }
+}
+
+/// The model on the CPU and on the emulator; `None` where there is no NVRTC.
+fn both(model: &str, kv: DType) -> Option<(Running<CpuDevice>, Running<CudaDevice>)> {
+    let device = emulator::device(80)?;
+    Some((Running::new(cpu(), model, None, kv), Running::new(device, model, None, kv)))
+}
+
+fn cpu() -> CpuDevice {
+    CpuDevice::new(Isa::Scalar, 1)
+}
+
+/// The largest difference; NaN where there is one.
+fn distance(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    let differences = got.iter().zip(want).map(|(got, want)| (got - want).abs());
+    // Unlike `f32::max`, this keeps a NaN.
+    differences.fold(0.0, |max, err| if err <= max { max } else { err })
+}
+
+/// Largest difference of the logits after each piece.
+fn largest_error(model: &str, kv: DType, pieces: &[&[u32]]) -> Option<f32> {
+    let (mut cpu, mut gpu) = both(model, kv)?;
+    let errors = pieces.iter().map(|&tokens| {
+        let entry = Entry::Tokens(tokens);
+        distance(&gpu.logits(entry), &cpu.logits(entry))
+    });
+    Some(errors.fold(0.0, |max, err| if err <= max { max } else { err }))
 }
 
 fn tokens(n: u32) -> Vec<u32> {
@@ -95,6 +94,9 @@ fn tokens(n: u32) -> Vec<u32> {
 /// tensor cores multiply rounded to 2^-11.
 const HALVES: f32 = 2.0 * 8.0 * 3.0 / 2048.0;
 
+/// Where caches hold the same codes: halves, of numbers that a coded cache has moved by about 1. Small against that.
+const SAME_CODES: f32 = 0.1;
+
 /// A prompt at once, so that products run on tensor cores, and a token after it.
 #[test]
 fn a_tiny_model_with_an_f16_cache_says_the_same_on_the_emulator_as_on_the_cpu() {
@@ -103,6 +105,23 @@ fn a_tiny_model_with_an_f16_cache_says_the_same_on_the_emulator_as_on_the_cpu() 
         let Some(error) = largest_error(model, DType::F16, &[&text[..20], &text[20..]]) else { return };
         assert!(error <= HALVES, "{model}: {error}");
     }
+}
+
+#[test]
+fn a_tiny_model_split_between_the_cpu_and_the_emulator_says_the_same() {
+    let (model, text) = ("qwen2-h128-g1-yarn.gguf", tokens(20));
+    let Some(device) = emulator::device(80) else { return };
+    let config = open(model).1;
+    let [first, second] = Part::split(config.n_layers, 1);
+    let mut before = Running::new(cpu(), model, Some(&first), DType::F16);
+    let mut after = Running::new(device, model, Some(&second), DType::F16);
+    before.step(Entry::Tokens(&text), Want::Nothing);
+    let mut residual = vec![f32::NAN; text.len() * config.n_embd];
+    before.decoder.residual(&before.device, &before.act, &mut residual).unwrap();
+    let got = after.logits(Entry::Residual(&residual));
+    let want = Running::new(cpu(), model, None, DType::F16).logits(Entry::Tokens(&text));
+    let error = distance(&got, &want);
+    assert!(error <= HALVES, "{error}");
 }
 
 /// Pieces so small that the products are in f32. A code at a boundary may still fall to the other side, once attention
@@ -118,6 +137,39 @@ fn a_tiny_model_with_a_coded_cache_says_nearly_the_same_on_the_emulator_as_on_th
         ("qwen3-h192-g3.gguf", DType::Turbo2),
     ] {
         let Some(error) = largest_error(model, kv, &pieces) else { return };
-        assert!(error <= 0.1, "{model}, {}: {error}", kv.name());
+        assert!(error <= SAME_CODES, "{model}, {}: {error}", kv.name());
+    }
+}
+
+/// A prompt at once: keys and values that are off by 2^-11 or so have some codes fall to the other side of a boundary, on
+/// the CPU's vector kernels too. That much and no more differs in the first layer, which no attention precedes; and from
+/// the emulator's cache the CPU goes on as the emulator does.
+///
+/// Of codes with a boundary every 0.3 deviations or less, 2^-10 / 0.3 fall otherwise, by about half a deviation: 3 %.
+#[test]
+fn a_prompt_leaves_the_same_codes_but_for_those_at_a_boundary() {
+    let text = tokens(51);
+    for (model, kv) in [
+        ("qwen2-h128-g1-yarn.gguf", DType::Turbo3),
+        ("qwen3-h192-g3.gguf", DType::Turbo2),
+        ("llama-h128-g2-llama3.gguf", DType::Turbo4),
+    ] {
+        let Some((mut cpu, mut gpu)) = both(model, kv) else { return };
+        gpu.step(Entry::Tokens(&text[..50]), Want::Nothing);
+        cpu.step(Entry::Tokens(&text[..50]), Want::Nothing);
+        for side in [Side::K, Side::V] {
+            let (got, want) = (gpu.rows(0, side), cpu.rows(0, side));
+            let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
+            let away = norm(&mut got.iter().zip(&want).map(|(got, want)| got - want));
+            let share = away / norm(&mut want.iter().copied());
+            assert!(share <= 0.03, "{model}, {}, {side:?}: {share}", kv.name());
+        }
+        let images: Vec<_> = gpu.cache.images(&gpu.device).map(|image| image.unwrap()).collect();
+        let (plan, shape) = (gpu.cache.plan().clone(), cpu.decoder.kv_shape());
+        let mut next = |index: usize| Ok::<_, KvError>(images[index].clone());
+        cpu.cache = Cache::from_images(&cpu.device, &shape, plan, 128, &mut next).unwrap();
+        let error =
+            distance(&gpu.logits(Entry::Tokens(&text[50..])), &cpu.logits(Entry::Tokens(&text[50..])));
+        assert!(error <= SAME_CODES, "{model}, {}: {error}", kv.name());
     }
 }

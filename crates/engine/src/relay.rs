@@ -48,13 +48,13 @@ impl Relay {
 
 impl Loaded for Relay {
     fn info(&self) -> DeviceInfo {
-        let infos: Vec<_> = self.parts.iter().map(|part| (part.info(), part.kv_shape().n_layers)).collect();
-        let listed = |text: fn(&DeviceInfo) -> &str| {
-            let each = infos.iter().map(|(info, n)| format!("{} ({n} layers)", text(info)));
-            each.collect::<Vec<_>>().join(" + ")
-        };
-        let (name, kernels) = (listed(|info| &info.name), listed(|info| &info.kernels));
-        DeviceInfo { name, kernels, ..infos[0].0.clone() }
+        let infos: Vec<_> = self.parts.iter().map(|part| part.info()).collect();
+        let named = infos.iter().zip(&self.parts);
+        let named = named.map(|(info, part)| format!("{} ({} layers)", info.name, part.kv_shape().n_layers));
+        let kernels = infos.iter().map(|info| info.kernels.clone());
+        let joined = |parts: Vec<String>| parts.join(" + ");
+        let (name, kernels) = (joined(named.collect()), joined(kernels.collect()));
+        DeviceInfo { name, kernels, ..infos[0].clone() }
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
