@@ -1,6 +1,7 @@
 //! The trait a device implements, and the operands of its ops.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use kvant_codec::DType;
 
@@ -132,6 +133,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn buffer(&self, len: usize) -> Result<Self::Buffer>;
     /// Copies `src` to the start of `dst`.
     fn write(&self, dst: &mut Self::Buffer, src: &[f32]) -> Result<()>;
+    /// Copies `len` values of `src`, starting at value `offset`, to the start of `dst`.
+    fn copy(&self, src: &Self::Buffer, offset: usize, dst: &mut Self::Buffer, len: usize) -> Result<()>;
     /// Copies `dst.len()` values from `src`, starting at value `offset`.
     fn read(&self, src: &Self::Buffer, offset: usize, dst: &mut [f32]) -> Result<()>;
     /// The `k` likeliest of `n_vocab` logits that start at value `offset` of `logits` into `out`, in the order of
@@ -178,27 +181,27 @@ pub trait Backend: Send + Sync + Sized + 'static {
         y: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// Normalises each head of `x` `[rows, heads.n * heads.dim]` (when `norm` is given), then turns its pairs by
-    /// `angles` `[rows, n_rot / 2, 2]`: the cosine and the sine for each row and pair, magnitude included.
+    /// Normalises each head of some rows of `x` `[.., heads.n * heads.dim]` (when `norm` is given), then turns its pairs
+    /// by the same rows of `angles` `[.., n_rot / 2, 2]`: the cosine and the sine for each row and pair, magnitude included.
     fn rope(
         &self,
         x: &mut Self::Buffer,
-        rows: usize,
+        rows: Range<usize>,
         heads: Heads,
         norm: Option<Norm<'_, Self::Buffer>>,
         params: RopeParams,
         angles: &Self::Buffer,
     ) -> Result<()>;
 
-    /// Appends `rows` tokens to every stream of a layer: `k` `[rows, n_kv_heads * k_head_dim]` after RoPE, `v`
-    /// `[rows, n_kv_heads * v_head_dim]`. Pads and rotates where the stream says so, encodes into the tiles that
+    /// Appends a token for each of `rows` to every stream of a layer: `k` `[.., n_kv_heads * k_head_dim]` after RoPE, `v`
+    /// `[.., n_kv_heads * v_head_dim]`. Pads and rotates where the stream says so, encodes into the tiles that
     /// [`Stream::plan`](crate::Stream::plan) names, and commits. The pages must have been reserved.
     fn kv_append(
         &self,
         layer: &mut KvLayer<Self::Page>,
         k: &Self::Buffer,
         v: &Self::Buffer,
-        rows: usize,
+        rows: Range<usize>,
     ) -> Result<()>;
 
     /// [`Backend::rope`] of `q`, [`Backend::rope`] of `k` and [`Backend::kv_append`], which it equals. What `k` holds
@@ -210,15 +213,15 @@ pub trait Backend: Send + Sync + Sized + 'static {
         q: &mut Self::Buffer,
         k: &mut Self::Buffer,
         v: &Self::Buffer,
-        rows: usize,
+        rows: Range<usize>,
     ) -> Result<()> {
-        self.rope(q, rows, rope.q_heads, rope.q_norm, rope.params, rope.angles)?;
-        self.rope(k, rows, rope.k_heads, rope.k_norm, rope.params, rope.angles)?;
+        self.rope(q, rows.clone(), rope.q_heads, rope.q_norm, rope.params, rope.angles)?;
+        self.rope(k, rows.clone(), rope.k_heads, rope.k_norm, rope.params, rope.angles)?;
         self.kv_append(layer, k, v, rows)
     }
 
-    /// Causal attention of `q` `[rows, n_heads * k_head_dim]` over the cached tokens of a layer into `out`
-    /// `[rows, n_heads * v_head_dim]`. Queries are rotated once when K is rotated, the output un-rotated once
+    /// Causal attention of the rows of `q` `[.., n_heads * k_head_dim]` that `params` names over the cached tokens of a layer
+    /// into the same rows of `out` `[.., n_heads * v_head_dim]`. Queries are rotated once when K is rotated, the output un-rotated once
     /// when V is. Reads the tiles as they are; never writes a dequantised copy of the cache.
     fn attend(
         &self,

@@ -76,6 +76,8 @@ pub struct AttendParams {
     pub v_head_dim: usize,
     /// Factor on the scores, `1 / sqrt(k_head_dim)` with the true head size.
     pub scale: f32,
+    /// The row of the queries, and of the output, that this sequence begins with: several may stand in one buffer.
+    pub first_row: usize,
     /// Position of the first query row.
     pub start: usize,
     /// Number of query rows in this step.

@@ -113,6 +113,7 @@ fn best_walk(
         k_head_dim: DIM,
         v_head_dim: DIM,
         scale: 1.0 / (DIM as f32).sqrt(),
+        first_row: 0,
         start: tokens - rows,
         rows,
     };

@@ -1,5 +1,6 @@
 //! The CPU as a [`Backend`]: checks shapes, then hands slices to the ops.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
@@ -157,6 +158,14 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
+    fn copy(&self, src: &CpuBuffer, offset: usize, dst: &mut CpuBuffer, len: usize) -> Result<()> {
+        let end = offset.saturating_add(len);
+        BackendError::check_at_least("copy", "length of the source", end, src.len())?;
+        BackendError::check_at_least("copy", "length of the destination", len, dst.len())?;
+        dst.as_mut_slice()[..len].copy_from_slice(&src.as_slice()[offset..end]);
+        Ok(())
+    }
+
     fn read(&self, src: &CpuBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
         let end = offset.saturating_add(dst.len());
         BackendError::check_at_least("read", "length of the buffer", end, src.len())?;
@@ -255,18 +264,18 @@ impl Backend for CpuDevice {
     fn rope(
         &self,
         x: &mut CpuBuffer,
-        rows: usize,
+        rows: Range<usize>,
         heads: Heads,
         norm: Option<Norm<'_, CpuBuffer>>,
         params: RopeParams,
         angles: &CpuBuffer,
     ) -> Result<()> {
         const OP: &str = "rope";
-        let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
+        let len = rows.end.saturating_mul(heads.n).saturating_mul(heads.dim);
         BackendError::check_at_least(OP, "length of the heads", len, x.len())?;
         BackendError::check_at_least(OP, "size of a head", params.n_rot, heads.dim)?;
         BackendError::check(OP, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
-        let n_angles = rows.saturating_mul(params.n_rot);
+        let n_angles = rows.end.saturating_mul(params.n_rot);
         BackendError::check_at_least(OP, "length of the angles", n_angles, angles.len())?;
         let norm = norm.map(|norm| norm_parts(OP, norm, heads.dim)).transpose()?;
         rope::rope(&self.pool, x.as_mut_slice(), rows, heads, norm, params, angles.as_slice());
@@ -278,7 +287,7 @@ impl Backend for CpuDevice {
         layer: &mut KvLayer<CpuPage>,
         k: &CpuBuffer,
         v: &CpuBuffer,
-        rows: usize,
+        rows: Range<usize>,
     ) -> Result<()> {
         append::kv_append(self.isa, &self.pool, layer, k.as_slice(), v.as_slice(), rows)
     }

@@ -88,6 +88,7 @@ fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Resul
             k_head_dim: DIM,
             v_head_dim: DIM,
             scale: 1.0 / (DIM as f32).sqrt(),
+            first_row: 0,
             start: tokens - rows,
             rows,
         };
@@ -112,7 +113,7 @@ fn filled(device: &CudaDevice, k: DType, v: DType, tokens: usize, seed: u64) -> 
         for stream in layer.k.iter_mut().chain(&mut layer.v) {
             stream.reserve(rows, &mut |bytes| device.page(bytes))?;
         }
-        device.kv_append(&mut layer, &keys, &values, rows)?;
+        device.kv_append(&mut layer, &keys, &values, 0..rows)?;
     }
     Ok(layer)
 }

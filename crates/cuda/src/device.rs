@@ -1,11 +1,12 @@
 //! A GPU as a [`Backend`]: checks shapes, then hands addresses to the ops.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
     AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm,
-    Output, Page, Result, Rope, RopeParams, WeightSource,
+    Output, Page, Result, Rope, RopeParams, Stream, WeightSource,
 };
 use kvant_codec::DType;
 
@@ -163,33 +164,45 @@ fn norm_parts(op: &'static str, norm: Norm<'_, CudaBuffer>, len: usize) -> Resul
 /// How heads are normed and turned, once the shapes are known to agree.
 fn turn_of(
     x: &CudaBuffer,
-    rows: usize,
+    rows: &Range<usize>,
     heads: Heads,
     norm: Option<Norm<'_, CudaBuffer>>,
     params: RopeParams,
     angles: &CudaBuffer,
 ) -> Result<Turn> {
-    let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
+    let len = rows.end.saturating_mul(heads.n).saturating_mul(heads.dim);
     BackendError::check_at_least(ROPE, "length of the heads", len, x.len())?;
     BackendError::check_at_least(ROPE, "size of a head", params.n_rot, heads.dim)?;
     BackendError::check(ROPE, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
-    let n_angles = rows.saturating_mul(params.n_rot);
+    let n_angles = rows.end.saturating_mul(params.n_rot);
     BackendError::check_at_least(ROPE, "length of the angles", n_angles, angles.len())?;
     let norm = norm.map(|norm| norm_parts(ROPE, norm, heads.dim)).transpose()?;
-    Ok(Turn::new(norm, params, angles.ptr()))
+    let first = angles.ptr() + (rows.start * params.n_rot * size_of::<f32>()) as u64;
+    Ok(Turn::new(norm, params, first))
+}
+
+/// Where a row of heads starts.
+fn row_of(x: &CudaBuffer, row: usize, heads: Heads) -> DevicePtr {
+    x.ptr() + (row * heads.n * heads.dim * size_of::<f32>()) as u64
 }
 
 /// Rows for every stream of a layer, once the shapes are known to agree.
-fn append_rows(layer: &KvLayer<CudaPage>, k: &CudaBuffer, v: &CudaBuffer, n: usize) -> Result<append::Rows> {
+fn append_rows(
+    layer: &KvLayer<CudaPage>,
+    k: &CudaBuffer,
+    v: &CudaBuffer,
+    rows: Range<usize>,
+) -> Result<append::Rows> {
     const OP: &str = "kv_append";
-    for (what, streams, x) in [("keys", &layer.k, k), ("values", &layer.v, v)] {
+    let first = |what, streams: &[Stream<CudaPage>], x: &CudaBuffer| {
         let head_dim = streams.first().map_or(0, |stream| stream.spec().head_dim);
         if let Some(odd) = streams.iter().find(|stream| stream.spec().head_dim != head_dim) {
             BackendError::check(OP, "head size", head_dim, odd.spec().head_dim)?;
         }
-        BackendError::check_at_least(OP, what, n * streams.len() * head_dim, x.len())?;
-    }
-    Ok(append::Rows { k: k.ptr(), v: v.ptr(), n })
+        BackendError::check_at_least(OP, what, rows.end * streams.len() * head_dim, x.len())?;
+        Ok::<_, BackendError>(row_of(x, rows.start, Heads { n: streams.len(), dim: head_dim }))
+    };
+    Ok(append::Rows { k: first("keys", &layer.k, k)?, v: first("values", &layer.v, v)?, n: rows.len() })
 }
 
 impl Backend for CudaDevice {
@@ -249,6 +262,14 @@ impl Backend for CudaDevice {
     fn write(&self, dst: &mut CudaBuffer, src: &[f32]) -> Result<()> {
         BackendError::check_at_least("write", "length of the buffer", src.len(), dst.len())?;
         Ok(self.cx.gpu().write(dst.ptr(), bytemuck::cast_slice(src))?)
+    }
+
+    fn copy(&self, src: &CudaBuffer, offset: usize, dst: &mut CudaBuffer, len: usize) -> Result<()> {
+        let end = offset.saturating_add(len);
+        BackendError::check_at_least("copy", "length of the source", end, src.len())?;
+        BackendError::check_at_least("copy", "length of the destination", len, dst.len())?;
+        let from = src.ptr() + (offset * size_of::<f32>()) as u64;
+        Ok(self.cx.gpu().copy(dst.ptr(), from, len * size_of::<f32>())?)
     }
 
     fn read(&self, src: &CudaBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
@@ -367,14 +388,14 @@ impl Backend for CudaDevice {
     fn rope(
         &self,
         x: &mut CudaBuffer,
-        rows: usize,
+        rows: Range<usize>,
         heads: Heads,
         norm: Option<Norm<'_, CudaBuffer>>,
         params: RopeParams,
         angles: &CudaBuffer,
     ) -> Result<()> {
-        let turn = turn_of(x, rows, heads, norm, params, angles)?;
-        Ok(rope::rope(&self.cx, x.ptr(), rows, heads, turn)?)
+        let turn = turn_of(x, &rows, heads, norm, params, angles)?;
+        Ok(rope::rope(&self.cx, row_of(x, rows.start, heads), rows.len(), heads, turn)?)
     }
 
     fn kv_append(
@@ -382,7 +403,7 @@ impl Backend for CudaDevice {
         layer: &mut KvLayer<CudaPage>,
         k: &CudaBuffer,
         v: &CudaBuffer,
-        rows: usize,
+        rows: Range<usize>,
     ) -> Result<()> {
         let rows = append_rows(layer, k, v, rows)?;
         append::append(&self.cx, layer, rows, None)
@@ -395,15 +416,15 @@ impl Backend for CudaDevice {
         q: &mut CudaBuffer,
         k: &mut CudaBuffer,
         v: &CudaBuffer,
-        rows: usize,
+        rows: Range<usize>,
     ) -> Result<()> {
         let Rope { params, angles, q_heads, k_heads, q_norm, k_norm } = *rope;
         BackendError::check(ROPE, "size of a key head", q_heads.dim, k_heads.dim)?;
         BackendError::check(ROPE, "key heads", layer.k.len(), k_heads.n)?;
         let turns = append::Turns {
-            k: turn_of(k, rows, k_heads, k_norm, params, angles)?,
-            q: turn_of(q, rows, q_heads, q_norm, params, angles)?,
-            queries: q.ptr(),
+            k: turn_of(k, &rows, k_heads, k_norm, params, angles)?,
+            q: turn_of(q, &rows, q_heads, q_norm, params, angles)?,
+            queries: row_of(q, rows.start, q_heads),
             n_query_heads: q_heads.n,
         };
         let rows = append_rows(layer, k, v, rows)?;
@@ -417,10 +438,13 @@ impl Backend for CudaDevice {
         layer: &KvLayer<CudaPage>,
         out: &mut CudaBuffer,
     ) -> Result<()> {
-        let AttendParams { n_heads, k_head_dim, v_head_dim, rows, .. } = *params;
-        BackendError::check_at_least("attend", "queries", rows * n_heads * k_head_dim, q.len())?;
-        BackendError::check_at_least("attend", "output", rows * n_heads * v_head_dim, out.len())?;
-        attend::attend(&self.cx, params, q.ptr(), layer, out.ptr())
+        let AttendParams { n_heads, k_head_dim, v_head_dim, first_row, rows, .. } = *params;
+        let end = first_row + rows;
+        BackendError::check_at_least("attend", "queries", end * n_heads * k_head_dim, q.len())?;
+        BackendError::check_at_least("attend", "output", end * n_heads * v_head_dim, out.len())?;
+        let [q, out] = [(q, k_head_dim), (&*out, v_head_dim)]
+            .map(|(x, dim)| row_of(x, first_row, Heads { n: n_heads, dim }));
+        attend::attend(&self.cx, params, q, layer, out)
     }
 }
 

@@ -124,6 +124,37 @@ fn a_tiny_model_split_between_the_cpu_and_the_emulator_says_the_same() {
     assert!(error <= HALVES, "{error}");
 }
 
+/// A token for each of three sequences of other lengths: in products of several rows, and each in its own cache.
+#[test]
+fn sequences_run_together_say_what_each_says_alone() {
+    let (model, text) = ("qwen3-h80-g2-linear.gguf", tokens(40));
+    let Some(device) = emulator::device(80) else { return };
+    let mut gpu = Running::new(device, model, None, DType::F16);
+    let lengths = [12, 1, 27];
+    let shape = gpu.decoder.kv_shape();
+    let mut caches: Vec<_> = lengths
+        .iter()
+        .map(|_| Cache::new(&gpu.device, &shape, gpu.cache.plan().clone(), 128).unwrap())
+        .collect();
+    for (cache, &length) in caches.iter_mut().zip(&lengths) {
+        let entry = Entry::Tokens(&text[..length]);
+        gpu.decoder.step(&gpu.device, cache, &mut gpu.act, entry, Want::Nothing).unwrap();
+    }
+    let mut together: Vec<_> = caches.iter_mut().collect();
+    let entry = Entry::Tokens(&[5, 6, 7]);
+    gpu.decoder.step_together(&gpu.device, &mut together, &mut gpu.act, entry, Want::From(0)).unwrap();
+    let mut spare = gpu.decoder.activations(&gpu.device, 1).unwrap();
+    for (i, &length) in lengths.iter().enumerate() {
+        let mut got = vec![f32::NAN; gpu.decoder.n_vocab()];
+        gpu.decoder.copy_logits(&gpu.device, &gpu.act, i, &mut spare).unwrap();
+        gpu.decoder.logits(&gpu.device, &spare, 0, &mut got).unwrap();
+        let mut alone = Running::new(cpu(), model, None, DType::F16);
+        alone.step(Entry::Tokens(&text[..length]), Want::Nothing);
+        let error = distance(&got, &alone.logits(Entry::Tokens(&[5 + i as u32])));
+        assert!(error <= HALVES, "sequence {i}: {error}");
+    }
+}
+
 /// Pieces so small that the products are in f32. A code at a boundary may still fall to the other side, once attention
 /// has rounded to halves, and a code is a step of 2 to 60 % of the deviation: the caches themselves change these logits by
 /// about 1, and a thirtieth of their codes would have to fall otherwise for 0.1.

@@ -41,6 +41,7 @@ impl Session {
             k_head_dim: c.k_head_dim,
             v_head_dim: c.v_head_dim,
             scale: 1.0 / (c.k_head_dim as f32).sqrt(),
+            first_row: 0,
             start: tokens - 1,
             rows: 1,
         };

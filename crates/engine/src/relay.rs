@@ -11,7 +11,7 @@ use kvant_kv::{KvError, KvShape, Plan, StreamImage};
 use kvant_model::{Config, Entry, Want};
 
 use crate::Error;
-use crate::runtime::{Loaded, MAX_ROWS, Room, Sequence};
+use crate::runtime::{Loaded, MAX_ROWS, Room, Sequence, downcast};
 
 /// The parts of a model, in the order of their layers, each on a device.
 pub(crate) struct Relay {
@@ -122,15 +122,35 @@ impl Running {
     }
 
     fn run(&mut self, entry: Entry<'_>, want: Want) -> Result<(), Error> {
-        let (last, before) = self.parts.split_last_mut().expect("a model has at least one part");
+        self.hand_on(entry, want, |_, part, entry, want| part.step(entry, want))
+    }
+
+    fn run_together(&mut self, others: &mut [&mut Self], entry: Entry<'_>, want: Want) -> Result<(), Error> {
+        self.hand_on(entry, want, |index, part, entry, want| {
+            let others = others.iter_mut().map(|other| &mut *other.parts[index] as &mut dyn Sequence);
+            part.step_together(&mut others.collect::<Vec<_>>(), entry, want)
+        })
+    }
+
+    /// Takes `step` through the parts; what one leaves enters the next.
+    fn hand_on(
+        &mut self,
+        entry: Entry<'_>,
+        want: Want,
+        mut step: impl FnMut(usize, &mut dyn Sequence, Entry<'_>, Want) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         self.residual.resize(entry.rows(self.n_embd) * self.n_embd, 0.0);
+        let last = self.parts.len() - 1;
         let mut entry = entry;
-        for part in before {
-            part.step(entry, Want::Nothing)?;
+        for (index, part) in self.parts.iter_mut().enumerate() {
+            if index == last {
+                return step(index, &mut **part, entry, want);
+            }
+            step(index, &mut **part, entry, Want::Nothing)?;
             part.residual(&mut self.residual)?;
             entry = Entry::Residual(&self.residual);
         }
-        last.step(entry, want)
+        Ok(())
     }
 }
 
@@ -141,6 +161,25 @@ impl Sequence for Running {
         if result.is_err() {
             // Parts that had run already give the tokens back, so that all of them agree again.
             self.truncate(before)?;
+        }
+        result
+    }
+
+    fn step_together(
+        &mut self,
+        others: &mut [&mut dyn Sequence],
+        entry: Entry<'_>,
+        want: Want,
+    ) -> Result<(), Error> {
+        let mut others = downcast::<Self>(others)?;
+        let before: Vec<_> = others.iter().map(|other| other.len()).collect();
+        let my_before = self.len();
+        let result = self.run_together(&mut others, entry, want);
+        if result.is_err() {
+            self.truncate(my_before)?;
+            for (other, before) in others.into_iter().zip(before) {
+                other.truncate(before)?;
+            }
         }
         result
     }
@@ -196,6 +235,10 @@ impl Sequence for Running {
     }
 
     fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
         self
     }
 
@@ -283,6 +326,28 @@ mod tests {
                 assert_eq!(fork.rows(layer, 0, Side::K).unwrap(), expected.rows(layer, 0, Side::K).unwrap());
             }
         }
+    }
+
+    #[test]
+    fn sequences_of_a_cut_model_run_together() {
+        let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
+        let n_layers = Config::from_gguf(&gguf).unwrap().n_layers;
+        let relay = cut(&gguf, &Part::split(n_layers, 2));
+        let n_vocab = relay.n_vocab();
+        let text: Vec<u32> = (0..40).collect();
+        let run = |together: bool| {
+            let [mut a, mut b] = [start(&relay), start(&relay)];
+            a.step(Entry::Tokens(&text[..30]), Want::Nothing).unwrap();
+            b.step(Entry::Tokens(&text[..7]), Want::Nothing).unwrap();
+            if together {
+                a.step_together(&mut [&mut *b], Entry::Tokens(&[5, 6]), Want::From(0)).unwrap();
+            } else {
+                a.step(Entry::Tokens(&[5]), Want::Last).unwrap();
+                b.step(Entry::Tokens(&[6]), Want::Last).unwrap();
+            }
+            [a, b].map(|mut sequence| (sequence.len(), logits(&mut *sequence, &[9], n_vocab)))
+        };
+        assert_eq!(run(true), run(false));
     }
 
     #[test]

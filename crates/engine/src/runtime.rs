@@ -60,6 +60,14 @@ pub(crate) enum Room {
 pub(crate) trait Sequence: Send + Sync {
     /// Runs what enters after what the cache holds. After an error the cache holds what it held before.
     fn step(&mut self, entry: Entry<'_>, want: Want) -> Result<(), Error>;
+    /// [`Sequence::step`] of this sequence and others of the same model, a row for each in this order, in one pass over the
+    /// weights. Each then has its own logits.
+    fn step_together(
+        &mut self,
+        others: &mut [&mut dyn Sequence],
+        entry: Entry<'_>,
+        want: Want,
+    ) -> Result<(), Error>;
     /// Copies what the layers of the last step have left of the residual stream into `out` `[rows, n_embd]`.
     fn residual(&self, out: &mut [f32]) -> Result<(), Error>;
     /// Copies the logits of the `row`-th wanted row of the last step into `out` `[n_vocab]`.
@@ -82,6 +90,8 @@ pub(crate) trait Sequence: Send + Sync {
     fn images(&self) -> Box<dyn Iterator<Item = Result<StreamImage, KvError>> + '_>;
     /// This, for what only one kind of device can do.
     fn as_any(&self) -> &dyn Any;
+    /// As [`Sequence::as_any`].
+    fn as_any_mut(&mut self) -> &mut dyn Any;
     /// What the cache stores.
     fn plan(&self) -> &Plan;
     /// Tokens stored.
@@ -234,6 +244,21 @@ impl<B: Backend> Loaded for On<B> {
     }
 }
 
+/// Sequences that are all of type `T`.
+pub(crate) fn downcast<'a, T: 'static>(
+    sequences: &'a mut [&mut dyn Sequence],
+) -> Result<Vec<&'a mut T>, Error> {
+    let each = sequences
+        .iter_mut()
+        .map(|sequence| sequence.as_any_mut().downcast_mut().ok_or_else(of_another_model));
+    each.collect()
+}
+
+fn of_another_model() -> Error {
+    let (expected, got) = ("sessions of one model".to_owned(), "one of another".to_owned());
+    Error::Setting { name: "sessions", expected, got }
+}
+
 /// A sequence on a device of type `B`.
 pub(crate) struct Running<B: Backend> {
     pub(crate) on: Arc<On<B>>,
@@ -250,6 +275,35 @@ impl<B: Backend> Sequence for Running<B> {
             // Layers that had appended already give the tokens back, so that all of them agree again.
             self.cache.truncate(device, before)?;
             return Err(error.into());
+        }
+        Ok(())
+    }
+
+    fn step_together(
+        &mut self,
+        others: &mut [&mut dyn Sequence],
+        entry: Entry<'_>,
+        want: Want,
+    ) -> Result<(), Error> {
+        let Self { on, cache, act } = self;
+        let On { device, decoder } = &**on;
+        let mut others = downcast::<Self>(others)?;
+        if others.iter().any(|other| !Arc::ptr_eq(&other.on, on)) {
+            return Err(of_another_model());
+        }
+        let caches = std::iter::once(cache).chain(others.iter_mut().map(|other| &mut other.cache));
+        let mut caches: Vec<_> = caches.collect();
+        let before: Vec<_> = caches.iter().map(|cache| cache.len()).collect();
+        if let Err(error) = decoder.step_together(device, &mut caches, act, entry, want) {
+            for (cache, before) in caches.into_iter().zip(before) {
+                cache.truncate(device, before)?;
+            }
+            return Err(error.into());
+        }
+        if want != Want::Nothing {
+            for (row, other) in (1..).zip(others) {
+                decoder.copy_logits(device, act, row, &mut other.act)?;
+            }
         }
         Ok(())
     }
@@ -297,6 +351,10 @@ impl<B: Backend> Sequence for Running<B> {
     }
 
     fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
         self
     }
 

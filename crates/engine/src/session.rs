@@ -151,6 +151,38 @@ impl Session {
         self.sequence.finish()
     }
 
+    /// Reads one token for each of several sessions of one model, in one pass over its weights: together they take little
+    /// longer than one of them, as long as the weights are what takes the time. Afterwards each stands as if it had been
+    /// fed alone.
+    ///
+    /// # Errors
+    /// As [`Session::feed`]; sessions of several models, or another number of tokens. A session that was not fed holds
+    /// what it held.
+    pub fn feed_together(sessions: &mut [&mut Self], tokens: &[u32]) -> Result<(), Error> {
+        if tokens.len() != sessions.len() {
+            let expected = format!("a token for each of {} sessions", sessions.len());
+            return Err(Error::Setting { name: "tokens", expected, got: tokens.len().to_string() });
+        }
+        for (session, token) in sessions.iter().zip(tokens) {
+            session.check_room(std::slice::from_ref(token))?;
+        }
+        // The activations of the first session of each share hold the rows of all.
+        let most = sessions.iter().map(|session| session.n_ctx()).min().unwrap_or(1).min(MAX_ROWS);
+        for (sessions, tokens) in sessions.chunks_mut(most).zip(tokens.chunks(most)) {
+            let mut sequences =
+                sessions.iter_mut().map(|session| &mut *session.sequence as &mut dyn Sequence);
+            let Some(first) = sequences.next() else { return Ok(()) };
+            let mut others: Vec<_> = sequences.collect();
+            first.step_together(&mut others, Entry::Tokens(tokens), Want::From(0))?;
+            first.finish()?;
+            for (session, &token) in sessions.iter_mut().zip(tokens) {
+                session.tokens.push(token);
+                session.last_row = 0;
+            }
+        }
+        Ok(())
+    }
+
     /// [`Session::feed`] that need not be done when this returns.
     pub(crate) fn queue(
         &mut self,
@@ -325,5 +357,56 @@ impl Session {
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session").field("tokens", &self.tokens.len()).field("kv", &self.kv()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::OpenOptions;
+
+    fn session(model: &Model, kv: &str, n_tokens: u32) -> Session {
+        let kv = KvOptions::symmetric(kv.parse().unwrap());
+        let mut session = model.session(SessionOptions { n_ctx: Some(200), kv }).unwrap();
+        let prompt: Vec<u32> = (0..n_tokens).map(|i| i * 37 % 500 + n_tokens).collect();
+        session.feed(&prompt, &mut |_| true).unwrap();
+        session
+    }
+
+    fn bits(session: &mut Session) -> Vec<u32> {
+        session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
+    }
+
+    /// Of other lengths and cache types: whatever is next to them, sessions say the same to the bit.
+    #[test]
+    fn sessions_fed_together_say_what_each_says_alone() {
+        let model = Model::bundled(OpenOptions::default()).unwrap();
+        let lots = [("turbo3", 50), ("f16", 3), ("q8_0", 33), ("turbo2", 1), ("turbo3", 120)];
+        for n in 1..=lots.len() {
+            let mut together: Vec<_> = lots[..n].iter().map(|&(kv, len)| session(&model, kv, len)).collect();
+            let mut alone: Vec<_> = lots[..n].iter().map(|&(kv, len)| session(&model, kv, len)).collect();
+            for step in 0..3 {
+                let tokens: Vec<u32> = (0..n as u32).map(|i| 7 * i + step).collect();
+                Session::feed_together(&mut together.iter_mut().collect::<Vec<_>>(), &tokens).unwrap();
+                for ((together, alone), token) in together.iter_mut().zip(&mut alone).zip(tokens) {
+                    alone.feed(&[token], &mut |_| true).unwrap();
+                    assert_eq!(together.tokens(), alone.tokens());
+                    assert_eq!(bits(together), bits(alone), "one of {n}, step {step}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sessions_that_cannot_be_fed_together_stay_as_they_are() {
+        let models = [(); 2].map(|()| Model::bundled(OpenOptions::default()).unwrap());
+        let [mut a, mut b] = [0, 1].map(|i| session(&models[i], "f16", 5));
+        let error = Session::feed_together(&mut [&mut a, &mut b], &[1, 2]).unwrap_err().to_string();
+        assert_eq!(error, "sessions: expected sessions of one model, got one of another");
+        let error = Session::feed_together(&mut [&mut a], &[1, 2]).unwrap_err().to_string();
+        assert_eq!(error, "tokens: expected a token for each of 1 sessions, got 2");
+        let mut c = session(&models[0], "f16", 8);
+        Session::feed_together(&mut [&mut a, &mut c], &[1, u32::MAX]).unwrap_err();
+        assert_eq!((a.tokens().len(), c.tokens().len(), a.kv().tokens, c.kv().tokens), (5, 8, 5, 8));
     }
 }

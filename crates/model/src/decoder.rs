@@ -150,12 +150,35 @@ impl<B: Backend> Decoder<B> {
         entry: Entry<'_>,
         want: Want,
     ) -> Result<(), ModelError> {
-        let (rows, start) = (entry.rows(self.config.n_embd), cache.len());
-        assert!(0 < rows && rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
-        self.check_tokens(entry)?;
-        cache.reserve(backend, rows)?;
+        self.step_together(backend, &mut [cache], act, entry, want)
+    }
 
-        self.config.rope.angles(start, rows, &mut act.angles.1);
+    /// [`Decoder::step`] of several sequences in one pass over the weights. As many rows enter for each, those of the
+    /// first sequence first.
+    ///
+    /// # Errors
+    /// As [`Decoder::step`].
+    ///
+    /// # Panics
+    /// As [`Decoder::step`], and when the rows cannot be shared out evenly.
+    pub fn step_together(
+        &self,
+        backend: &B,
+        caches: &mut [&mut Cache<B::Page>],
+        act: &mut Activations<B>,
+        entry: Entry<'_>,
+        want: Want,
+    ) -> Result<(), ModelError> {
+        let rows = entry.rows(self.config.n_embd);
+        assert!(0 < rows && rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
+        assert!(rows.is_multiple_of(caches.len()), "{rows} rows for {} sequences", caches.len());
+        let each = rows / caches.len();
+        self.check_tokens(entry)?;
+        act.angles.1.clear();
+        for cache in caches.iter_mut() {
+            cache.reserve(backend, each)?;
+            self.config.rope.angles(cache.len(), each, &mut act.angles.1);
+        }
         backend.write(&mut act.angles.0, &act.angles.1)?;
         match entry {
             Entry::Tokens(tokens) => {
@@ -166,7 +189,7 @@ impl<B: Backend> Decoder<B> {
         }
         backend.step(rows, || {
             for (index, layer) in self.weights.layers.iter().enumerate() {
-                self.attention(backend, layer, cache, index, act, start, rows)?;
+                self.attention(backend, layer, caches, index, act, each)?;
                 self.feed_forward(backend, layer, act, rows)?;
             }
             self.output(backend, act, rows, want)
@@ -196,27 +219,22 @@ impl<B: Backend> Decoder<B> {
             random.fill_gaussian(&mut v, 1.0);
             backend.write(&mut act.k, &k)?;
             backend.write(&mut act.v, &v)?;
-            backend.kv_append(cache.layer_mut(index), &act.k, &act.v, rows)?;
+            backend.kv_append(cache.layer_mut(index), &act.k, &act.v, 0..rows)?;
         }
         Ok(())
     }
 
     /// `x += W_o attention(rope(W_q n), rope(W_k n), W_v n)`, `n = norm(x)`.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one step of one layer: the operands of the equation above"
-    )]
     fn attention(
         &self,
         backend: &B,
         layer: &Layer<B>,
-        cache: &mut Cache<B::Page>,
+        caches: &mut [&mut Cache<B::Page>],
         index: usize,
         act: &mut Activations<B>,
-        start: usize,
-        rows: usize,
+        each: usize,
     ) -> Result<(), ModelError> {
-        let c = &self.config;
+        let (c, rows) = (&self.config, each * caches.len());
         backend.project(
             Input { x: &act.x, norm: Some(self.norm(&layer.attn_norm)), first_row: 0, rows },
             &mut [
@@ -233,18 +251,22 @@ impl<B: Backend> Decoder<B> {
             q_norm: layer.q_norm.as_ref().map(|weight| self.norm(weight)),
             k_norm: layer.k_norm.as_ref().map(|weight| self.norm(weight)),
         };
-        let kv = cache.layer_mut(index);
-        backend.rope_append(kv, &rope, &mut act.q, &mut act.k, &act.v, rows)?;
-        let params = AttendParams {
-            n_heads: c.n_heads,
-            n_kv_heads: c.n_kv_heads,
-            k_head_dim: c.k_head_dim,
-            v_head_dim: c.v_head_dim,
-            scale: 1.0 / (c.k_head_dim as f32).sqrt(),
-            start,
-            rows,
-        };
-        backend.attend(&params, &act.q, kv, &mut act.attended)?;
+        for (first_row, cache) in (0..rows).step_by(each).zip(caches) {
+            let kv = cache.layer_mut(index);
+            let params = AttendParams {
+                n_heads: c.n_heads,
+                n_kv_heads: c.n_kv_heads,
+                k_head_dim: c.k_head_dim,
+                v_head_dim: c.v_head_dim,
+                scale: 1.0 / (c.k_head_dim as f32).sqrt(),
+                first_row,
+                start: kv.len(),
+                rows: each,
+            };
+            let rows = first_row..first_row + each;
+            backend.rope_append(kv, &rope, &mut act.q, &mut act.k, &act.v, rows)?;
+            backend.attend(&params, &act.q, kv, &mut act.attended)?;
+        }
         backend.project(
             Input { x: &act.attended, norm: None, first_row: 0, rows },
             &mut [Output { w: &layer.wo, bias: layer.bo.as_ref(), y: &mut act.x, accumulate: true }],
@@ -308,6 +330,21 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         kvant_backend::BackendError::check("logits", "length of the output", self.n_vocab(), out.len())?;
         Ok(backend.read(&act.logits.0, row * self.n_vocab(), out)?)
+    }
+
+    /// Makes the logits of the `row`-th wanted row of the last step of `from` the first ones of `to`.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn copy_logits(
+        &self,
+        backend: &B,
+        from: &Activations<B>,
+        row: usize,
+        to: &mut Activations<B>,
+    ) -> Result<(), ModelError> {
+        let n_vocab = self.n_vocab();
+        Ok(backend.copy(&from.logits.0, row * n_vocab, &mut to.logits.0, n_vocab)?)
     }
 
     /// The `k` likeliest tokens after the `row`-th wanted row of the last step into `out`.

@@ -93,9 +93,8 @@ impl Rope {
         self.magnitude
     }
 
-    /// Cosines and sines for positions `start .. start + rows`, `[rows, n_rot / 2, 2]`.
+    /// Appends cosines and sines for positions `start .. start + rows`, `[rows, n_rot / 2, 2]`, to `out`.
     pub fn angles(&self, start: usize, rows: usize, out: &mut Vec<f32>) {
-        out.clear();
         for position in start..start + rows {
             for frequency in &self.frequency {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();

@@ -60,6 +60,7 @@ impl Case {
             k_head_dim: self.k_head_dim,
             v_head_dim: self.v_head_dim,
             scale: 1.0 / (self.k_head_dim as f32).sqrt(),
+            first_row: 0,
             start: tokens - rows,
             rows,
         }
@@ -121,7 +122,7 @@ impl Filled {
                 });
             }
         }
-        kv_append(isa, &Pool::new(2), &mut self.layer, k, v, rows).unwrap();
+        kv_append(isa, &Pool::new(2), &mut self.layer, k, v, 0..rows).unwrap();
     }
 }
 

@@ -4,6 +4,8 @@
 //! tail hold rotated rows in f16, so that one query serves all parts. A tile that leaves the tail is encoded from
 //! the f16 rows that waited there. Only rows encoded into a coded main tile are scaled by the stream's `alpha`.
 
+use std::ops::Range;
+
 use kvant_backend::{BackendError, KvLayer, Result};
 use kvant_codec::DType;
 
@@ -16,8 +18,8 @@ mod slices;
 
 const OP: &str = "kv_append";
 
-/// Appends `rows` tokens to every stream of a layer: `k` `[rows, n_kv_heads * k_head_dim]`, `v`
-/// `[rows, n_kv_heads * v_head_dim]`. The pages must have been reserved.
+/// Appends a token for each of `rows` to every stream of a layer: `k` `[.., n_kv_heads * k_head_dim]`, `v`
+/// `[.., n_kv_heads * v_head_dim]`. The pages must have been reserved.
 ///
 /// # Errors
 /// [`BackendError::Shape`] when a buffer is shorter than that, or K and V differ in heads.
@@ -27,7 +29,7 @@ pub(crate) fn kv_append(
     layer: &mut KvLayer<CpuPage>,
     k: &[f32],
     v: &[f32],
-    rows: usize,
+    rows: Range<usize>,
 ) -> Result<()> {
     let n_kv_heads = layer.k.len();
     BackendError::check(OP, "value heads", n_kv_heads, layer.v.len())?;
@@ -36,7 +38,7 @@ pub(crate) fn kv_append(
         if let Some(odd) = streams.iter().find(|stream| stream.spec().head_dim != head_dim) {
             BackendError::check(OP, "head size", head_dim, odd.spec().head_dim)?;
         }
-        BackendError::check_at_least(OP, what, rows * n_kv_heads * head_dim, x.len())?;
+        BackendError::check_at_least(OP, what, rows.end * n_kv_heads * head_dim, x.len())?;
     }
     let (k_streams, v_streams) = (Shards::new(&mut layer.k), Shards::new(&mut layer.v));
     pool.for_each(2 * n_kv_heads, &|item| {
@@ -46,15 +48,15 @@ pub(crate) fn kv_append(
         let stream = unsafe { &mut streams.part(head..head + 1)[0] };
         let head_dim = stream.spec().head_dim;
         let width = n_kv_heads * head_dim;
-        let row = |row| &x[row * width + head * head_dim..][..head_dim];
+        let row = |row| &x[(rows.start + row) * width + head * head_dim..][..head_dim];
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(lanes) => slices::append(lanes, stream, rows, row),
+            Isa::Avx2(lanes) => slices::append(lanes, stream, rows.len(), row),
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni(lanes) => slices::append(lanes, stream, rows, row),
+            Isa::AvxVnni(lanes) => slices::append(lanes, stream, rows.len(), row),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(lanes) => slices::append(lanes, stream, rows, row),
-            _ => scalar::append(stream, rows, row),
+            Isa::Avx512(lanes) => slices::append(lanes, stream, rows.len(), row),
+            _ => scalar::append(stream, rows.len(), row),
         }
     });
     Ok(())

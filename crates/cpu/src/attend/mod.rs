@@ -77,6 +77,8 @@ pub(crate) fn attend(
     out: &mut [f32],
 ) -> Result<()> {
     check(p, q, layer, out)?;
+    let q = &q[p.first_row * p.n_heads * p.k_head_dim..];
+    let out = &mut out[p.first_row * p.n_heads * p.v_head_dim..];
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(lanes) => drive::attend(lanes, pool, scratch, p, q, layer, out),
@@ -136,8 +138,9 @@ fn check(p: &AttendParams, q: &[f32], layer: &KvLayer<CpuPage>, out: &[f32]) -> 
             BackendError::check_at_least(OP, "cached tokens", p.start + p.rows, stream.len())?;
         }
     }
-    BackendError::check_at_least(OP, "queries", p.rows * p.n_heads * p.k_head_dim, q.len())?;
-    BackendError::check_at_least(OP, "output", p.rows * p.n_heads * p.v_head_dim, out.len())
+    let end = p.first_row + p.rows;
+    BackendError::check_at_least(OP, "queries", end * p.n_heads * p.k_head_dim, q.len())?;
+    BackendError::check_at_least(OP, "output", end * p.n_heads * p.v_head_dim, out.len())
 }
 
 #[cfg(test)]

@@ -98,15 +98,15 @@ fn assert_turns(device: &CudaDevice, case: Case, params: RopeParams, has_norms: 
             }
         }
         let rope = Rope { params, angles: &angles, q_heads, k_heads, q_norm, k_norm };
-        device.rope_append(&mut fused, &rope, &mut q, &mut k, &v, rows).unwrap();
+        device.rope_append(&mut fused, &rope, &mut q, &mut k, &v, 0..rows).unwrap();
         let mut turned = vec![f32::NAN; q_values.len()];
         device.read(&q, 0, &mut turned).unwrap();
 
         device.write(&mut q, &q_values).unwrap();
         device.write(&mut k, &k_values).unwrap();
-        device.rope(&mut q, rows, q_heads, q_norm, params, &angles).unwrap();
-        device.rope(&mut k, rows, k_heads, k_norm, params, &angles).unwrap();
-        device.kv_append(&mut apart, &k, &v, rows).unwrap();
+        device.rope(&mut q, 0..rows, q_heads, q_norm, params, &angles).unwrap();
+        device.rope(&mut k, 0..rows, k_heads, k_norm, params, &angles).unwrap();
+        device.kv_append(&mut apart, &k, &v, 0..rows).unwrap();
         let mut want = vec![f32::NAN; q_values.len()];
         device.read(&q, 0, &mut want).unwrap();
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();

@@ -72,6 +72,7 @@ impl Case {
             k_head_dim: self.k_head_dim,
             v_head_dim: self.v_head_dim,
             scale: 1.0 / (self.k_head_dim as f32).sqrt(),
+            first_row: 0,
             start: tokens - rows,
             rows,
         }
@@ -123,7 +124,7 @@ impl Twins {
             device.write(&mut buffer, values).unwrap();
             buffer
         };
-        device.kv_append(&mut self.device, &upload(&k), &upload(&v), rows).unwrap();
+        device.kv_append(&mut self.device, &upload(&k), &upload(&v), 0..rows).unwrap();
         for (streams, x, dim) in [(&mut self.host.k, &k, k_head_dim), (&mut self.host.v, &v, v_head_dim)] {
             for (head, stream) in streams.iter_mut().enumerate() {
                 stream.reserve(rows, &mut |bytes| Ok(HostPage(vec![0; bytes]))).unwrap();
