@@ -230,4 +230,14 @@ pub trait Backend: Send + Sync + Sized + 'static {
         layer: &KvLayer<Self::Page>,
         out: &mut Self::Buffer,
     ) -> Result<()>;
+
+    /// [`Backend::attend`] for each of several sequences of the same shape, with as many rows each.
+    fn attend_together(
+        &self,
+        parts: &[(AttendParams, &KvLayer<Self::Page>)],
+        q: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<()> {
+        parts.iter().try_for_each(|(params, layer)| self.attend(params, q, layer, out))
+    }
 }

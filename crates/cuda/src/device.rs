@@ -438,13 +438,16 @@ impl Backend for CudaDevice {
         layer: &KvLayer<CudaPage>,
         out: &mut CudaBuffer,
     ) -> Result<()> {
-        let AttendParams { n_heads, k_head_dim, v_head_dim, first_row, rows, .. } = *params;
-        let end = first_row + rows;
-        BackendError::check_at_least("attend", "queries", end * n_heads * k_head_dim, q.len())?;
-        BackendError::check_at_least("attend", "output", end * n_heads * v_head_dim, out.len())?;
-        let [q, out] = [(q, k_head_dim), (&*out, v_head_dim)]
-            .map(|(x, dim)| row_of(x, first_row, Heads { n: n_heads, dim }));
-        attend::attend(&self.cx, params, q, layer, out)
+        self.attend_together(&[(*params, layer)], q, out)
+    }
+
+    fn attend_together(&self, parts: &attend::Parts<'_>, q: &CudaBuffer, out: &mut CudaBuffer) -> Result<()> {
+        for (p, _) in parts {
+            let end = p.first_row + p.rows;
+            BackendError::check_at_least("attend", "queries", end * p.n_heads * p.k_head_dim, q.len())?;
+            BackendError::check_at_least("attend", "output", end * p.n_heads * p.v_head_dim, out.len())?;
+        }
+        attend::attend(&self.cx, parts, q.ptr(), out.ptr())
     }
 }
 

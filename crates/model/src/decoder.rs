@@ -3,7 +3,7 @@
 //! Pre-norm transformer with RMS norms, rotary embeddings, grouped-query attention and a SiLU-gated feed-forward
 //! layer. Families differ in data only: biases, per-head norms, pair order, tied output.
 
-use kvant_backend::{AttendParams, Backend, Candidate, Heads, Input, Norm, Output, Rope};
+use kvant_backend::{AttendParams, Backend, Candidate, Heads, Input, KvLayer, Norm, Output, Rope};
 use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape};
 
@@ -251,21 +251,32 @@ impl<B: Backend> Decoder<B> {
             q_norm: layer.q_norm.as_ref().map(|weight| self.norm(weight)),
             k_norm: layer.k_norm.as_ref().map(|weight| self.norm(weight)),
         };
-        for (first_row, cache) in (0..rows).step_by(each).zip(caches) {
-            let kv = cache.layer_mut(index);
-            let params = AttendParams {
-                n_heads: c.n_heads,
-                n_kv_heads: c.n_kv_heads,
-                k_head_dim: c.k_head_dim,
-                v_head_dim: c.v_head_dim,
-                scale: 1.0 / (c.k_head_dim as f32).sqrt(),
-                first_row,
-                start: kv.len(),
-                rows: each,
-            };
+        for (first_row, cache) in (0..rows).step_by(each).zip(caches.iter_mut()) {
             let rows = first_row..first_row + each;
-            backend.rope_append(kv, &rope, &mut act.q, &mut act.k, &act.v, rows)?;
-            backend.attend(&params, &act.q, kv, &mut act.attended)?;
+            backend.rope_append(cache.layer_mut(index), &rope, &mut act.q, &mut act.k, &act.v, rows)?;
+        }
+        let part = |(first_row, layer): (usize, &KvLayer<B::Page>)| AttendParams {
+            n_heads: c.n_heads,
+            n_kv_heads: c.n_kv_heads,
+            k_head_dim: c.k_head_dim,
+            v_head_dim: c.v_head_dim,
+            scale: 1.0 / (c.k_head_dim as f32).sqrt(),
+            first_row,
+            start: layer.len() - each,
+            rows: each,
+        };
+        match caches {
+            // Decoding one sequence allocates nothing.
+            [cache] => {
+                let layer = cache.layer(index);
+                backend.attend(&part((0, layer)), &act.q, layer, &mut act.attended)?;
+            }
+            caches => {
+                let layers = caches.iter().map(|cache| cache.layer(index));
+                let parts =
+                    (0..rows).step_by(each).zip(layers).map(|(row, layer)| (part((row, layer)), layer));
+                backend.attend_together(&parts.collect::<Vec<_>>(), &act.q, &mut act.attended)?;
+            }
         }
         backend.project(
             Input { x: &act.attended, norm: None, first_row: 0, rows },

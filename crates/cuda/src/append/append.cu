@@ -9,7 +9,7 @@
 #include "tile.cuh"
 
 constexpr u32 WARPS = 4;
-constexpr u32 MAX_STREAMS = 32;
+constexpr u32 MAX_STREAMS = 48;
 constexpr u32 NO_TILE = ~0u;
 
 struct AppendParams {

@@ -68,7 +68,7 @@ fn heads_of_every_size_are_padded_and_cut() {
 #[test]
 fn more_heads_than_a_launch_takes_take_several() {
     let Some(device) = emulator::device(80) else { return };
-    let case = Case { n_kv_heads: 18, k_head_dim: 32, v_head_dim: 32, ..Case::new(DType::Q8_0, DType::F16) };
+    let case = Case { n_kv_heads: 26, k_head_dim: 32, v_head_dim: 32, ..Case::new(DType::Q8_0, DType::F16) };
     assert_appends(&device, case, &[33, 1]);
 }
 

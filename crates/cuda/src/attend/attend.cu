@@ -10,7 +10,7 @@
 
 constexpr u32 WARPS = 4;
 constexpr u32 QUERIES = 16;
-constexpr u32 MAX_HEADS = 16;
+constexpr u32 MAX_HEADS = 24;
 constexpr float HIDDEN = -1e30f;
 // Weights are powers of two up to 2^12, not to 1, so that as halves they keep their precision down to 2^-26. Their sum
 // carries the same factor.
@@ -30,20 +30,19 @@ struct Book {
 struct AttendParams {
     Stream keys[MAX_HEADS];
     Stream values[MAX_HEADS];
-    const float* q;      // [rows, n_heads * k_head_dim]
-    u16* queries;        // [n_heads of this launch / group][rows * group, padded to 64][K_DIM], halves
-    float* part;         // [kv head][split][padded queries][V_DIM]
-    float* state;        // [kv head][split][padded queries][2]: maximum and sum
-    float* out;          // [rows, n_heads * v_head_dim]
-    u32 n_kv_heads;      // of this launch
-    u32 first_kv_head;
+    Slot slots[MAX_HEADS];
+    const float* q;      // [.., n_heads * k_head_dim]
+    u16* queries;        // [slot][rows * group, padded to 64][K_DIM], halves
+    float* part;         // [slot][split][padded queries][V_DIM]
+    float* state;        // [slot][split][padded queries][2]: maximum and sum
+    float* out;          // [.., n_heads * v_head_dim]
+    u32 n_slots;
     u32 n_heads;         // query heads of the model
     u32 group;           // query heads per KV head
     u32 k_head_dim;
     u32 v_head_dim;
-    u32 rows;
-    u32 start;           // position of the first row
-    u32 padded;          // queries of a KV head, rounded up
+    u32 rows;            // of each sequence
+    u32 padded;          // queries of a slot, rounded up
     u32 splits;
     u32 split_tiles;
     float scale;         // of the scores, times log2 e
@@ -80,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(128) prepare_queries(const __grid_c
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32, kv = blockIdx.y;
     if (i >= p.padded) return;
     bool is_there = i < p.rows * p.group;
-    u32 row = i / p.group, head = (p.first_kv_head + kv) * p.group + i % p.group;
+    u32 row = p.slots[kv].first_row + i / p.group, head = p.slots[kv].kv_head * p.group + i % p.group;
     const float* q = p.q + ((size_t)row * p.n_heads + head) * p.k_head_dim;
     u16* to = p.queries + ((size_t)kv * p.padded + i) * K_DIM;
     for (u32 slice = 0; slice < K_DIM; slice += 128) {
@@ -427,10 +426,10 @@ __device__ void mix(Work& w, const Tile& tile, const u16* values, const float s[
 }
 
 // Tokens that the two rows of a lane may see, of the queries from `first_query`.
-__device__ void visible_tokens(const AttendParams& p, u32 first_query, u32 visible[2], u32 lane) {
+__device__ void visible_tokens(const AttendParams& p, u32 start, u32 first_query, u32 visible[2], u32 lane) {
     for (u32 half = 0; half < 2; half++) {
         u32 query = first_query + lane / 4 + 8 * half;
-        visible[half] = query < p.rows * p.group ? p.start + query / p.group + 1 : 0;
+        visible[half] = query < p.rows * p.group ? start + query / p.group + 1 : 0;
     }
 }
 
@@ -460,12 +459,13 @@ extern "C" __global__ void __launch_bounds__(128) attend_split(const __grid_cons
     extern __shared__ __align__(16) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, first_query = blockIdx.y * QUERIES, kv = blockIdx.z;
+    u32 start = p.slots[kv].start;
     View keys(p.keys[kv], K_DIM), values(p.values[kv], V_DIM);
     u16* unpacked = (u16*)shared + warp * TILE_HALVES;
     u32 visible[2];
-    visible_tokens(p, first_query, visible, lane);
+    visible_tokens(p, start, first_query, visible, lane);
     u32 last_row = (min(first_query + QUERIES, p.rows * p.group) - 1) / p.group;
-    u32 n_tiles = (p.start + last_row + TILE) / TILE;
+    u32 n_tiles = (start + last_row + TILE) / TILE;
     u32 end = min(n_tiles, (split + 1) * p.split_tiles);
     Work w;
     begin(w, p.queries + ((size_t)kv * p.padded + first_query) * K_DIM, lane);
@@ -529,17 +529,18 @@ extern "C" __global__ void __launch_bounds__(128) attend_many(const __grid_const
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, block_query = blockIdx.y * QUERIES * WARPS, kv = blockIdx.z;
     u32 first_query = block_query + warp * QUERIES;
+    u32 start = p.slots[kv].start;
     View keys(p.keys[kv], K_DIM), values(p.values[kv], V_DIM);
     u16* key_tiles = (u16*)shared;
     u16* value_tiles = key_tiles + WARPS * TILE_HALVES;
     u32 visible[2];
-    visible_tokens(p, first_query, visible, lane);
+    visible_tokens(p, start, first_query, visible, lane);
     u32 last_row = (min(block_query + QUERIES * WARPS, p.rows * p.group) - 1) / p.group;
-    u32 n_tiles = (p.start + last_row + TILE) / TILE;
+    u32 n_tiles = (start + last_row + TILE) / TILE;
     u32 end = min(n_tiles, (split + 1) * p.split_tiles);
     // The last token any query of this warp may see.
     u32 my_row = (min(first_query + QUERIES, p.rows * p.group) - 1) / p.group;
-    u32 my_end = first_query < p.rows * p.group ? p.start + my_row + 1 : 0;
+    u32 my_end = first_query < p.rows * p.group ? start + my_row + 1 : 0;
     Work w;
     begin(w, p.queries + ((size_t)kv * p.padded + first_query) * K_DIM, lane);
     for (u32 step = split * p.split_tiles; step < end; step += WARPS) {
@@ -577,7 +578,7 @@ extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant_
         const float* state = p.state + 2 * (base + split * stride);
         sum += exp2f(state[0] - max) * state[1];
     }
-    u32 row = i / p.group, head = (p.first_kv_head + kv) * p.group + i % p.group;
+    u32 row = p.slots[kv].first_row + i / p.group, head = p.slots[kv].kv_head * p.group + i % p.group;
     float* out = p.out + ((size_t)row * p.n_heads + head) * p.v_head_dim;
     for (u32 slice = 0; slice < V_DIM; slice += 128) {
         float x[4] = {};

@@ -7,7 +7,7 @@
 
 constexpr u32 WARPS = 4;
 constexpr u32 QUERIES = 8;
-constexpr u32 MAX_HEADS = 16;
+constexpr u32 MAX_HEADS = 24;
 constexpr u32 UNIT = 8;  // tiles
 constexpr float HIDDEN = -1e30f;
 // Weights are powers of two up to 2^15, not to 1, so that as halves they keep their precision down to 2^-29.
@@ -27,13 +27,14 @@ struct Book {
 struct DecodeParams {
     Stream keys[MAX_HEADS];
     Stream values[MAX_HEADS];
-    const u16* queries;  // [kv head][8][K_DIM]: halves, scaled, rotated where the keys are
-    float* part;         // [kv head][split][8][V_DIM]
-    float* state;        // [kv head][split][8][2]: maximum and sum
-    u32 rows;
+    Slot slots[MAX_HEADS];
+    const u16* queries;  // [slot][8][K_DIM]: halves, scaled, rotated where the keys are
+    float* part;         // [slot][split][8][V_DIM]
+    float* state;        // [slot][split][8][2]: maximum and sum
+    u32 rows;            // of each sequence
     u32 group;           // query heads per KV head
-    u32 start;           // position of the first row
     u32 split_units;     // units of a split
+    u32 unused;
     Book key_book;
     Book value_book;
 };
@@ -493,10 +494,10 @@ __device__ inline void mix_unit(float out[SLICES][8][4], const u8* my_tile, cons
     }
 }
 
-// Grid: splits, KV heads. A warp takes every fourth unit of 8 tiles of the split.
+// Grid: splits, slots. A warp takes every fourth unit of 8 tiles of the split.
 extern "C" __global__ void __launch_bounds__(128, BLOCKS) decode(const __grid_constant__ DecodeParams p) {
     __shared__ __align__(16) Shared shared;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv = blockIdx.y;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv = blockIdx.y, start = p.slots[kv].start;
     const Stream& keys = p.keys[kv];
     const Stream& values = p.values[kv];
     const u16* queries = p.queries + (size_t)kv * QUERIES * K_DIM;
@@ -509,9 +510,9 @@ extern "C" __global__ void __launch_bounds__(128, BLOCKS) decode(const __grid_co
     u32 visible[2];
     for (u32 q = 0; q < 2; q++) {
         u32 query = 2 * (lane % 4) + q;
-        visible[q] = query < p.rows * p.group ? p.start + query / p.group + 1 : 0;
+        visible[q] = query < p.rows * p.group ? start + query / p.group + 1 : 0;
     }
-    u32 n_tiles = (p.start + p.rows + TILE - 1) / TILE;
+    u32 n_tiles = (start + p.rows + TILE - 1) / TILE;
     u32 end = min((n_tiles + UNIT - 1) / UNIT, (blockIdx.x + 1) * p.split_units);
     u8* weights = shared.weights[warp];
     Softmax w = {{HIDDEN, HIDDEN}, {0.0f, 0.0f}};

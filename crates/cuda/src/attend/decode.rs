@@ -34,7 +34,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::Result;
 use kvant_codec::DType;
 
-use super::{Book, KernelParams, WARPS, books};
+use super::{Book, KernelParams, Slot, WARPS, books};
 use crate::kv::{MAX_HEADS, StreamParams, TILE_HEADER, number};
 use crate::module::Build;
 use crate::{Context, Define, DevicePtr, Launch, Source};
@@ -72,13 +72,14 @@ impl Kind {
 struct DecodeParams {
     keys: [StreamParams; MAX_HEADS],
     values: [StreamParams; MAX_HEADS],
+    slots: [Slot; MAX_HEADS],
     queries: DevicePtr,
     part: DevicePtr,
     state: DevicePtr,
     rows: u32,
     group: u32,
-    start: u32,
     split_units: u32,
+    unused: u32,
     key_book: Book,
     value_book: Book,
 }
@@ -108,16 +109,17 @@ pub(super) fn launch(cx: &Context, p: &KernelParams, kind: Kind) -> Result<()> {
     let params = DecodeParams {
         keys: p.keys,
         values: p.values,
+        slots: p.slots,
         queries: p.queries,
         part: p.part,
         state: p.state,
         rows: p.rows,
         group: p.group,
-        start: p.start,
         split_units: p.split_tiles / UNIT as u32,
+        unused: 0,
         key_book,
         value_book,
     };
-    let grid = [p.splits, p.n_kv_heads, 1];
+    let grid = [p.splits, p.n_slots, 1];
     Ok(cx.launch(kernel, Launch { grid, block: [32 * WARPS as u32, 1, 1], shared_bytes: 0 }, &params)?)
 }

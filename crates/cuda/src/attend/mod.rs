@@ -9,6 +9,8 @@
 //! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers.
 //! 4. **Values** likewise, with the weights as left operand straight from the registers of step 3.
 //!
+//! The KV heads of one sequence or of several that step together share launches.
+//!
 //! Up to eight queries of a KV head (decoding) take [`decode`] instead, which needs no shared memory for tiles. More
 //! split the sequence over blocks and over the four warps of a block (flash-decoding); many queries share unpacked tiles
 //! between four warps. Shares are joined in a fixed order, so results do not depend on
@@ -65,24 +67,33 @@ struct Book {
     bias: f32,
 }
 
+/// `Slot` of `tile.cuh`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Slot {
+    first_row: u32,
+    kv_head: u32,
+    start: u32,
+    unused: u32,
+}
+
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct KernelParams {
     keys: [StreamParams; MAX_HEADS],
     values: [StreamParams; MAX_HEADS],
+    slots: [Slot; MAX_HEADS],
     q: DevicePtr,
     queries: DevicePtr,
     part: DevicePtr,
     state: DevicePtr,
     out: DevicePtr,
-    n_kv_heads: u32,
-    first_kv_head: u32,
+    n_slots: u32,
     n_heads: u32,
     group: u32,
     k_head_dim: u32,
     v_head_dim: u32,
     rows: u32,
-    start: u32,
     padded: u32,
     splits: u32,
     split_tiles: u32,
@@ -135,36 +146,45 @@ impl Way {
     }
 }
 
-/// Attention of `q` `[rows, n_heads * k_head_dim]` into `out` `[rows, n_heads * v_head_dim]`. The lengths of the buffers
-/// have been checked.
-pub(crate) fn attend(
-    cx: &Context,
-    p: &AttendParams,
-    q: DevicePtr,
-    layer: &KvLayer<CudaPage>,
-    out: DevicePtr,
-) -> Result<()> {
-    check(p, layer)?;
-    let kind = |head: usize| {
-        let specs = [layer.k[head].spec(), layer.v[head].spec()];
-        Kind { types: specs.map(|spec| spec.dtype), dims: specs.map(StreamSpec::dim) }
-    };
-    let mut first = 0;
-    while p.rows > 0 && first < p.n_kv_heads {
-        // Heads whose types or stored sizes differ go into launches of their own.
-        let most = p.n_kv_heads.min(first + MAX_HEADS);
-        let end = (first..most).find(|&head| kind(head) != kind(first)).unwrap_or(most);
-        attend_heads(cx, p, q, layer, out, first..end, kind(first))?;
-        first = end;
+/// The sequences of a launch: as many rows of each, of one shape. Rows of queries and outputs are those that each names.
+pub(crate) type Parts<'a> = [(AttendParams, &'a KvLayer<CudaPage>)];
+
+/// Attention of `q` `[.., n_heads * k_head_dim]` into `out` `[.., n_heads * v_head_dim]`. The lengths of the buffers have
+/// been checked.
+pub(crate) fn attend(cx: &Context, parts: &Parts<'_>, q: DevicePtr, out: DevicePtr) -> Result<()> {
+    for (p, layer) in parts {
+        check(p, &parts[0].0, layer)?;
+    }
+    let slots: Vec<_> = parts
+        .iter()
+        .filter(|(p, _)| p.rows > 0)
+        .flat_map(|part| (0..part.0.n_kv_heads).map(move |head| (part, head)))
+        .collect();
+    // Heads whose types or stored sizes differ go into launches of their own.
+    for alike in slots.chunk_by(|a, b| kind(a) == kind(b)) {
+        for slots in alike.chunks(MAX_HEADS) {
+            attend_slots(cx, q, out, slots)?;
+        }
     }
     Ok(())
 }
 
-fn check(p: &AttendParams, layer: &KvLayer<CudaPage>) -> Result<()> {
+/// A KV head of a sequence.
+type PartHead<'a> = (&'a (AttendParams, &'a KvLayer<CudaPage>), usize);
+
+fn kind(&((_, layer), head): &PartHead<'_>) -> Kind {
+    let specs = [layer.k[head].spec(), layer.v[head].spec()];
+    Kind { types: specs.map(|spec| spec.dtype), dims: specs.map(StreamSpec::dim) }
+}
+
+fn check(p: &AttendParams, first: &AttendParams, layer: &KvLayer<CudaPage>) -> Result<()> {
+    BackendError::check(OP, "rows of each sequence", first.rows, p.rows)?;
+    BackendError::check(OP, "query heads", first.n_heads, p.n_heads)?;
+    BackendError::check(OP, "key heads", first.n_kv_heads, p.n_kv_heads)?;
     BackendError::check(OP, "key streams", p.n_kv_heads, layer.k.len())?;
     BackendError::check(OP, "value streams", p.n_kv_heads, layer.v.len())?;
     BackendError::check(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
-    for (head_dim, streams) in [(p.k_head_dim, &layer.k), (p.v_head_dim, &layer.v)] {
+    for (head_dim, streams) in [(first.k_head_dim, &layer.k), (first.v_head_dim, &layer.v)] {
         for stream in streams {
             BackendError::check(OP, "head size", head_dim, stream.spec().head_dim)?;
             BackendError::check_at_least(OP, "cached tokens", p.start + p.rows, stream.len())?;
@@ -181,37 +201,37 @@ fn check(p: &AttendParams, layer: &KvLayer<CudaPage>) -> Result<()> {
     Ok(())
 }
 
-fn attend_heads(
-    cx: &Context,
-    p: &AttendParams,
-    q: DevicePtr,
-    layer: &KvLayer<CudaPage>,
-    out: DevicePtr,
-    heads: std::ops::Range<usize>,
-    kind: Kind,
-) -> Result<()> {
+fn attend_slots(cx: &Context, q: DevicePtr, out: DevicePtr, slots: &[PartHead<'_>]) -> Result<()> {
+    let (kind, p) = (kind(&slots[0]), &slots[0].0.0);
     let [k_dim, v_dim] = kind.dims;
     let group = p.n_heads / p.n_kv_heads;
     let queries = p.rows * group;
     let way = Way::of(queries);
     let per_block = way.queries_per_block();
     let (padded, blocks) = (queries.next_multiple_of(per_block), queries.div_ceil(per_block));
-    let tiles = (p.start + p.rows).div_ceil(TILE);
+    let tokens = slots.iter().map(|((p, _), _)| p.start + p.rows).max().unwrap_or(0);
+    let tiles = tokens.div_ceil(TILE);
     let split_tiles = match way {
-        Way::Decode => decode::split_tiles(cx, tiles, heads.len()),
-        _ => split_tiles(cx, tiles, heads.len() * blocks),
+        Way::Decode => decode::split_tiles(cx, tiles, slots.len()),
+        _ => split_tiles(cx, tiles, slots.len() * blocks),
     };
     let splits = tiles.div_ceil(split_tiles);
 
-    let parts = heads.len() * splits * padded;
-    let on_queries = cx.scratch(heads.len() * padded * k_dim * size_of::<u16>())?;
-    let on_part = cx.scratch(parts * v_dim * size_of::<f32>())?;
-    let on_state = cx.scratch(parts * 2 * size_of::<f32>())?;
+    let shares = slots.len() * splits * padded;
+    let on_queries = cx.scratch(slots.len() * padded * k_dim * size_of::<u16>())?;
+    let on_part = cx.scratch(shares * v_dim * size_of::<f32>())?;
+    let on_state = cx.scratch(shares * 2 * size_of::<f32>())?;
 
     let mut params = KernelParams::zeroed();
-    for (i, head) in heads.clone().enumerate() {
+    for (i, &((p, layer), head)) in slots.iter().enumerate() {
         params.keys[i] = StreamParams::new(cx, &layer.k[head])?;
         params.values[i] = StreamParams::new(cx, &layer.v[head])?;
+        params.slots[i] = Slot {
+            first_row: small(OP, "rows", p.first_row)?,
+            kv_head: head as u32,
+            start: small(OP, "tokens", p.start + p.rows)? - p.rows as u32,
+            unused: 0,
+        };
     }
     let rotation = Rotation::kv();
     let params = KernelParams {
@@ -220,14 +240,12 @@ fn attend_heads(
         part: on_part.ptr(),
         state: on_state.ptr(),
         out,
-        n_kv_heads: heads.len() as u32,
-        first_kv_head: heads.start as u32,
+        n_slots: slots.len() as u32,
         n_heads: small(OP, "heads", p.n_heads)?,
         group: group as u32,
         k_head_dim: p.k_head_dim as u32,
         v_head_dim: p.v_head_dim as u32,
         rows: small(OP, "rows", p.rows)?,
-        start: small(OP, "tokens", p.start)?,
         padded: small(OP, "queries", padded)?,
         splits: splits as u32,
         split_tiles: split_tiles as u32,
@@ -244,17 +262,17 @@ fn attend_heads(
         Ok(cx.launch(kernel, launch, &params)?)
     };
     let tile_bytes = k_dim.max(v_dim) * (TILE + 8) * size_of::<u16>();
-    launch("prepare_queries", [padded.div_ceil(WARPS), heads.len(), 1], 0)?;
+    launch("prepare_queries", [padded.div_ceil(WARPS), slots.len(), 1], 0)?;
     match way {
         Way::Decode => decode::launch(cx, &params, kind)?,
         Way::Split => {
             // The tiles of the warps, and then what two of them hand over.
             let hand = WARPS / 2 * 32 * (v_dim / 2 + 4) * size_of::<f32>();
-            launch("attend_split", [splits, blocks, heads.len()], hand.max(WARPS * tile_bytes))?;
+            launch("attend_split", [splits, blocks, slots.len()], hand.max(WARPS * tile_bytes))?;
         }
-        Way::Many => launch("attend_many", [splits, blocks, heads.len()], 2 * WARPS * tile_bytes)?,
+        Way::Many => launch("attend_many", [splits, blocks, slots.len()], 2 * WARPS * tile_bytes)?,
     }
-    launch("combine", [queries.div_ceil(WARPS), heads.len(), 1], 0)
+    launch("combine", [queries.div_ceil(WARPS), slots.len(), 1], 0)
 }
 
 /// Tiles of one split: so many that all multiprocessors have work, but each warp several.

@@ -12,8 +12,9 @@ use crate::{Context, CudaPage, DevicePtr, Header};
 /// Tiles and their codes, for the kernels that read and write them.
 pub(crate) const TILE_HEADER: Header = Header { name: "tile.cuh", text: include_str!("tile.cuh") };
 
-/// KV heads of one launch; a layer with more takes several.
-pub(crate) const MAX_HEADS: usize = 16;
+/// KV heads of one launch, of one sequence or of several; more take several launches. As many as fit the 4 KB that every
+/// driver passes to a kernel.
+pub(crate) const MAX_HEADS: usize = 24;
 
 /// `Stream` of `tile.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]

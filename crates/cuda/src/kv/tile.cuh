@@ -52,6 +52,14 @@ __host__ __device__ constexpr u32 tile_bytes(u32 type, u32 dim) {
     return dim * TILE * (type == F32 ? 4 : 2);
 }
 
+// A KV head of a sequence in an attention launch.
+struct Slot {
+    u32 first_row;  // of the sequence, among the queries and the outputs
+    u32 kv_head;
+    u32 start;      // position of its first row
+    u32 unused;
+};
+
 // Which part of the stream tile `index` lies in, once the main tiles end at token `main_end`.
 enum { IN_SINK, IN_MAIN, IN_TAIL };
 
