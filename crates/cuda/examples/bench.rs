@@ -21,15 +21,18 @@ const DIM: usize = 128;
 /// Rows appended at once while a cache is filled.
 const CHUNK: usize = 512;
 const WALKS: usize = 10;
-/// Rows of a prefill.
+/// Rows that go through attention and products together while a prompt is read.
 const PREFILL: usize = 512;
+/// Tokens of a prompt that is read from its beginning.
+const PROMPT: usize = 8192;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let tokens = args.next().map_or(Ok(65_536), |text| text.parse())?;
     let device = CudaDevice::open(args.next().map_or(Ok(0), |text| text.parse())?)?;
     let bandwidth = device.copy_bandwidth()?;
-    println!("{:?}: copies at {:.0} GB/s\n", device.info(), bandwidth / 1e9);
+    let info = device.info();
+    println!("{}, {}: copies at {:.0} GB/s\n", info.name, info.kernels, bandwidth / 1e9);
     attention(&device, tokens, bandwidth)?;
     products(&device, bandwidth)?;
     Ok(())
@@ -50,20 +53,24 @@ fn random(device: &CudaDevice, len: usize, seed: u64) -> Result<CudaBuffer> {
 
 fn attention(device: &CudaDevice, tokens: usize, bandwidth: f64) -> Result<()> {
     println!("attention over {tokens} tokens, {LAYERS} layers");
-    println!("{:>14} {:>10} {:>8} {:>8} {:>16}", "K/V", "ms/layer", "GB/s", "of copy", "prefill ms/layer");
+    println!(
+        "{:>14} {:>10} {:>8} {:>8} {:>16} {:>16}",
+        "K/V", "ms/layer", "GB/s", "of copy", "last 512, ms", "first 8192, ms"
+    );
     let mut pairs = DType::KV.map(|dtype| (dtype, dtype)).to_vec();
     pairs.push((DType::Q8_0, DType::Turbo3));
     for (k, v) in pairs {
         match attention_of(device, k, v, tokens) {
-            Ok((bytes, decode, prefill)) => {
+            Ok((bytes, [decode, last, first])) => {
                 let speed = bytes as f64 / decode;
                 println!(
-                    "{:>14} {:>10.4} {:>8.0} {:>7.0}% {:>16.3}",
+                    "{:>14} {:>10.4} {:>8.0} {:>7.0}% {:>16.3} {:>16.3}",
                     format!("{k}/{v}"),
                     decode * 1e3 / LAYERS as f64,
                     speed / 1e9,
                     100.0 * speed / bandwidth,
-                    prefill * 1e3 / LAYERS as f64
+                    last * 1e3 / LAYERS as f64,
+                    first * 1e3 / LAYERS as f64
                 );
             }
             Err(error) => println!("{:>14} {error}", format!("{k}/{v}")),
@@ -73,28 +80,36 @@ fn attention(device: &CudaDevice, tokens: usize, bandwidth: f64) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the caches, seconds of one decoded row over all layers, seconds of the last [`PREFILL`] rows.
-fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Result<(usize, f64, f64)> {
+/// Bytes of the caches, and seconds over all layers of one decoded row, of the last [`PREFILL`] rows, and of the first
+/// [`PROMPT`] in pieces of that size.
+fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Result<(usize, [f64; 3])> {
     let layers =
         (0..LAYERS as u64).map(|seed| filled(device, k, v, tokens, seed)).collect::<Result<Vec<_>>>()?;
     let streams = layers.iter().flat_map(|layer| layer.k.iter().chain(&layer.v));
     let bytes = streams.map(Stream::n_bytes).sum();
-    let time = |rows: usize| {
+    let time = |rows: usize, starts: &[usize]| {
         let q = random(device, rows * KV_HEADS * GROUP * DIM, 1)?;
         let mut out = device.buffer(rows * KV_HEADS * GROUP * DIM)?;
-        let params = AttendParams {
+        let params = |start| AttendParams {
             n_heads: KV_HEADS * GROUP,
             n_kv_heads: KV_HEADS,
             k_head_dim: DIM,
             v_head_dim: DIM,
             scale: 1.0 / (DIM as f32).sqrt(),
             first_row: 0,
-            start: tokens - rows,
+            start,
             rows,
         };
-        best(device, || layers.iter().try_for_each(|layer| device.attend(&params, &q, layer, &mut out)))
+        best(device, || {
+            let steps = layers.iter().flat_map(|layer| starts.iter().map(move |&start| (layer, start)));
+            steps
+                .into_iter()
+                .try_for_each(|(layer, start)| device.attend(&params(start), &q, layer, &mut out))
+        })
     };
-    Ok((bytes, time(1)?, time(PREFILL.min(tokens))?))
+    let rows = PREFILL.min(tokens);
+    let prompt: Vec<_> = (0..PROMPT.min(tokens) / rows).map(|i| i * rows).collect();
+    Ok((bytes, [time(1, &[tokens - 1])?, time(rows, &[tokens - rows])?, time(rows, &prompt)?]))
 }
 
 /// A layer of `tokens` random tokens, written as a model would.
