@@ -202,7 +202,10 @@ impl Session {
     }
 
     /// Draws the token that follows the last one that was fed.
-    pub(crate) fn draw(&mut self, sampler: &mut Sampler) -> Result<u32, Error> {
+    ///
+    /// # Errors
+    /// What the sampler finds wrong with its settings or with the logits, or a device error.
+    pub fn draw(&mut self, sampler: &mut Sampler) -> Result<u32, Error> {
         let Some(k) = sampler.n_candidates(self.tokens.len()) else {
             self.sequence.logits(self.last_row, &mut self.logits)?;
             return Ok(sampler.sample(&self.logits, &self.tokens)?);

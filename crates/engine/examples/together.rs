@@ -1,0 +1,62 @@
+//! Several conversations at once: one pass over the weights reads a token for each of them.
+//!
+//! `cargo run --release -p kvant --example together -- [MODEL.gguf]`
+
+use std::time::Instant;
+
+use kvant::{KvOptions, Message, Model, Sampler, SamplerParams, Session, SessionOptions};
+
+const QUESTIONS: [&str; 4] = [
+    "What is the capital of France?",
+    "What is the capital of Japan?",
+    "What is the capital of Italy?",
+    "What is the capital of Egypt?",
+];
+const MAX_TOKENS: usize = 32;
+
+fn main() -> Result<(), kvant::Error> {
+    let model = match std::env::args().nth(1) {
+        Some(path) => Model::open(path)?,
+        None => Model::bundled(Default::default())?,
+    };
+    let tokenizer = model.tokenizer()?;
+    let mut sessions =
+        QUESTIONS.iter().map(|question| ask(&model, question)).collect::<Result<Vec<_>, _>>()?;
+    let mut sampler = Sampler::new(SamplerParams::greedy());
+    let mut answers = vec![Vec::new(); sessions.len()];
+
+    let (started, mut n_tokens) = (Instant::now(), 0);
+    for _ in 0..MAX_TOKENS {
+        // Conversations whose answer is not over yet, each with its next token.
+        let (mut open, mut tokens) = (Vec::new(), Vec::new());
+        for (session, answer) in sessions.iter_mut().zip(&mut answers) {
+            let is_over = answer.last().is_some_and(|&token| tokenizer.is_eog(token));
+            if is_over {
+                continue;
+            }
+            let token = session.draw(&mut sampler)?;
+            answer.push(token);
+            tokens.push(token);
+            open.push(session);
+        }
+        if open.is_empty() {
+            break;
+        }
+        n_tokens += tokens.len();
+        Session::feed_together(&mut open, &tokens)?;
+    }
+    let speed = n_tokens as f64 / started.elapsed().as_secs_f64();
+    for (question, answer) in QUESTIONS.iter().zip(&answers) {
+        println!("{question} {}", tokenizer.decode(answer));
+    }
+    println!("{n_tokens} tokens at {speed:.0} per second");
+    Ok(())
+}
+
+/// A session that has read a question.
+fn ask(model: &Model, question: &str) -> Result<Session, kvant::Error> {
+    let kv = KvOptions::symmetric("turbo3".parse()?);
+    let mut session = model.session(SessionOptions { n_ctx: Some(512), kv })?;
+    session.feed(&model.chat_prompt(&[Message::user(question)])?, &mut |_| true)?;
+    Ok(session)
+}
