@@ -1,6 +1,6 @@
 """Renders every chat template of a folder as Hugging Face `transformers` does.
 
-Writes crates/model/tests/fixtures/chat_templates.json: {"cases": {case: context},
+Writes crates/text/tests/fixtures/chat_templates.json: {"cases": {case: context},
 "templates": {file: {case: {"text": ...} or {"error": ...}}}}. The clock stands still, and the tokens
 are <BOS> and <EOS>, so every run writes the same bytes.
 """
@@ -13,7 +13,7 @@ import sys
 import jinja2
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-OUT = pathlib.Path(__file__).parents[2] / "crates/model/tests/fixtures/chat_templates.json"
+OUT = pathlib.Path(__file__).parents[2] / "crates/text/tests/fixtures/chat_templates.json"
 NOW = datetime.datetime(2026, 1, 2, 15, 4, 5)
 
 # Quotes, HTML characters, non-ASCII and a union type: what tojson and str treat in their own ways.

@@ -1,6 +1,6 @@
 """Cuts texts into words as Hugging Face `tokenizers` does with each model's own patterns.
 
-Writes crates/model/tests/fixtures/pretokenizers.json: {"texts": [...], "words": {name: [[characters of
+Writes crates/text/tests/fixtures/pretokenizers.json: {"texts": [...], "words": {name: [[characters of
 each word, ...] for each text]}}. Patterns are those of the models' tokenizer.json files.
 """
 
@@ -10,7 +10,7 @@ import random
 
 from tokenizers import Regex, pre_tokenizers
 
-OUT = pathlib.Path(__file__).parents[2] / "crates/model/tests/fixtures/pretokenizers.json"
+OUT = pathlib.Path(__file__).parents[2] / "crates/text/tests/fixtures/pretokenizers.json"
 
 SPACES = r"|\s+(?!\S)|\s+"
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -9,15 +9,14 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
-mod candidate;
 mod device;
 mod error;
 mod params;
 mod stream;
 
 pub use bytes::SharedBytes;
-pub use candidate::{Candidate, top_k};
 pub use device::{Backend, DeviceInfo, Input, KernelChoice, Output, Page, PageTable, Result, WeightSource};
 pub use error::BackendError;
+pub use kvant_codec::candidate::{Candidate, top_k};
 pub use params::{AttendParams, Heads, Norm, Pairing, Rope, RopeParams};
 pub use stream::{Append, KvLayer, Place, Stream, StreamSpec, TOKENS_PER_PAGE, TileRef, TileWrite, Writes};

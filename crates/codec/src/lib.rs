@@ -12,6 +12,7 @@
 //! | [`rotation`] | the signed Hadamard rotation in front of the turbo and TQ formats |
 //! | [`codebook`], [`lloyd_max`] | the Lloyd-Max tables of N(0, 1), and the solver they are checked against |
 //! | [`tile`] | how the KV cache stores 16 tokens of one head; the layout kernels are held to |
+//! | [`candidate`] | the likeliest tokens of a row of logits, and their order |
 //! | [`distortion`] | what a format loses on synthetic vectors, beside what theory predicts |
 //! | [`qjl`] | the paper's inner-product codec, for research |
 //!
@@ -28,6 +29,7 @@
 mod block;
 pub mod block32;
 mod byte_book;
+pub mod candidate;
 pub mod codebook;
 pub mod distortion;
 mod dtype;

@@ -5,9 +5,9 @@ use kvant_codec::CodecError;
 use kvant_gguf::GgufError;
 use kvant_kv::KvError;
 use kvant_model::ModelError;
-use kvant_model::chat::TemplateError;
-use kvant_model::sampler::SampleError;
-use kvant_model::tokenizer::TokenizerError;
+use kvant_text::chat::TemplateError;
+use kvant_text::sampler::SampleError;
+use kvant_text::tokenizer::TokenizerError;
 
 use crate::ContextFileError;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvant_model::sampler::{Sampler, SamplerParams};
-use kvant_model::tokenizer::DecodeStream;
+use kvant_text::sampler::{Sampler, SamplerParams};
+use kvant_text::tokenizer::DecodeStream;
 
 use crate::{Error, Session};
 

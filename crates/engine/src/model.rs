@@ -6,8 +6,8 @@ use std::sync::Arc;
 use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_gguf::Gguf;
 use kvant_model::Config;
-use kvant_model::chat::{ChatTemplate, Message, RenderOptions};
-use kvant_model::tokenizer::{Special, Tokenizer};
+use kvant_text::chat::{ChatTemplate, Message, RenderOptions};
+use kvant_text::tokenizer::{Special, Tokenizer};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::device::{self, DeviceChoice, Placement};

@@ -4,8 +4,8 @@ use kvant_backend::Candidate;
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
 use kvant_kv::{Plan, Policies};
-use kvant_model::sampler::Sampler;
 use kvant_model::{Entry, Want};
+use kvant_text::sampler::Sampler;
 
 use crate::generate::{CancelFlag, GenerateOptions, Generation};
 use crate::runtime::{MAX_ROWS, Room, Sequence};

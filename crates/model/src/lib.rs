@@ -1,16 +1,13 @@
-//! A model from its file: hyper-parameters, weights, the forward pass, tokenizer, chat template and sampler.
+//! A model from its file: hyper-parameters, weights and the forward pass.
 //!
 //! The forward pass ([`Decoder::step`]) reads top to bottom like the equations; it calls the ops of a
 //! [`Backend`](kvant_backend::Backend) and knows no device.
 #![forbid(unsafe_code)]
 
-pub mod chat;
 mod config;
 mod decoder;
 mod error;
 mod rope;
-pub mod sampler;
-pub mod tokenizer;
 mod weights;
 
 pub use config::{Config, Family};

@@ -12,10 +12,20 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-cpu", &["kvant-backend", "kvant-codec"]),
     ("kvant-cuda", &["kvant-backend", "kvant-codec"]),
     ("kvant-kv", &["kvant-backend", "kvant-codec"]),
+    ("kvant-text", &["kvant-gguf", "kvant-codec"]),
     ("kvant-model", &["kvant-kv", "kvant-backend", "kvant-gguf", "kvant-codec"]),
     (
         "kvant",
-        &["kvant-model", "kvant-kv", "kvant-cpu", "kvant-cuda", "kvant-gguf", "kvant-backend", "kvant-codec"],
+        &[
+            "kvant-text",
+            "kvant-model",
+            "kvant-kv",
+            "kvant-cpu",
+            "kvant-cuda",
+            "kvant-gguf",
+            "kvant-backend",
+            "kvant-codec",
+        ],
     ),
     ("kvant-eval", &["kvant", "kvant-codec"]),
     ("kvant-cli", &["kvant", "kvant-eval"]),
@@ -91,8 +101,8 @@ fn imports_run_one_way() {
 }
 
 #[test]
-fn the_model_and_the_cache_name_no_device() {
-    for room in ["model", "kv", "backend"] {
+fn the_text_the_model_and_the_cache_name_no_device() {
+    for room in ["text", "model", "kv", "backend"] {
         for file in sources(&root().join("crates").join(room)) {
             let text = fs::read_to_string(&file).unwrap();
             assert!(!text.contains("kvant_cpu") && !text.contains("kvant_cuda"), "{}", file.display());

@@ -8,7 +8,7 @@
 //! to the lower id, and `exp` is computed here from correctly rounded operations, as platforms' own
 //! differ in the last bit.
 
-use kvant_backend::Candidate;
+use kvant_codec::candidate::Candidate;
 
 /// Settings of a [`Sampler`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -304,6 +304,7 @@ impl Xoshiro256 {
 
 #[cfg(test)]
 mod tests {
+    use kvant_codec::candidate;
     use kvant_codec::random::Random;
 
     use super::*;
@@ -492,7 +493,7 @@ mod tests {
                 random.fill_gaussian(&mut logits, 2.0);
                 logits.iter_mut().for_each(|logit| *logit = (*logit * 4.0).round() / 4.0);
                 let k = few.n_candidates(recent.len()).unwrap();
-                kvant_backend::top_k(&logits, k, &mut likeliest);
+                candidate::top_k(&logits, k, &mut likeliest);
                 let want = all.sample(&logits, &recent).unwrap();
                 assert_eq!(few.sample_likeliest(&likeliest, &recent), Ok(want), "{params:?}");
             }

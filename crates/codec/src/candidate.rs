@@ -1,4 +1,4 @@
-//! The likeliest tokens of a row of logits.
+//! The likeliest tokens of a row of logits: what a device picks and a sampler draws from.
 
 use std::cmp::Ordering;
 
@@ -65,7 +65,7 @@ pub fn top_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvant_codec::random::Random;
+    use crate::random::Random;
 
     #[test]
     fn the_likeliest_are_those_of_a_sorted_list() {

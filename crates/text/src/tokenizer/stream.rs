@@ -10,7 +10,7 @@ use super::vocab::TokenKind;
 /// [`String::from_utf8_lossy`] has it for the whole. Control tokens write nothing.
 ///
 /// ```
-/// use kvant_model::tokenizer::{DecodeStream, Tokenizer, TokenizerModel, VocabData};
+/// use kvant_text::tokenizer::{DecodeStream, Tokenizer, TokenizerModel, VocabData};
 ///
 /// let mut data = VocabData::new(TokenizerModel::Gpt2, vec!["Ã".into(), "©".into()]);
 /// data.merges = Some(vec![]);
@@ -19,7 +19,7 @@ use super::vocab::TokenKind;
 /// assert_eq!(stream.push(&tokenizer, 0), ""); // 0xC3: the first half of an é
 /// assert_eq!(stream.push(&tokenizer, 1), "é");
 /// assert_eq!(stream.flush(), "");
-/// # Ok::<(), kvant_model::tokenizer::TokenizerError>(())
+/// # Ok::<(), kvant_text::tokenizer::TokenizerError>(())
 /// ```
 ///
 /// A stream may start anywhere within a text, so no leading space is trimmed.
