@@ -12,8 +12,9 @@ use hashbrown::HashMap;
 
 use super::bytes;
 use super::error::{MergeFault, TokenizerError};
+use super::model::TokenizerModel;
 use super::pre::PreTokenizer;
-use super::vocab::{TokenizerModel, Vocab};
+use super::vocab::Vocab;
 
 /// "No symbol" in a list of symbols, and "no token" in a symbol.
 pub(super) const NONE: u32 = u32::MAX;

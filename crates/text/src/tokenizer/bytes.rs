@@ -4,7 +4,7 @@
 //! for itself, the other 68 bytes are the characters from U+0100 on, in order. So a space reads
 //! `Ġ` and a newline `Ċ`. *Byte fallback* (SentencePiece) writes `<0x0A>`.
 
-use super::vocab::TokenizerModel;
+use super::model::TokenizerModel;
 
 /// Whether GPT-2's alphabet writes `b` as the character with the same code.
 const fn stands_for_itself(b: u8) -> bool {

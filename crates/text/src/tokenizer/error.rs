@@ -33,10 +33,12 @@ pub enum TokenizerError {
         text: String,
     },
     /// `tokenizer.ggml.model` names a kind that is not implemented.
-    #[error("unknown tokenizer model '{got}' (known: {})", super::vocab::TokenizerModel::NAMES.join(", "))]
+    #[error("unknown tokenizer model '{got}' (known: {})", known.join(", "))]
     UnknownModel {
         /// The name in the file.
         got: String,
+        /// Every accepted name.
+        known: &'static [&'static str],
     },
     /// `tokenizer.ggml.pre` names a pre-tokeniser that is not implemented.
     #[error("unknown pre-tokenizer '{got}' (known: {})", known.join(", "))]

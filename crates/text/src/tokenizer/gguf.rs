@@ -4,7 +4,8 @@ use kvant_gguf::{Gguf, Meta, Strings};
 
 use super::Tokenizer;
 use super::error::TokenizerError;
-use super::vocab::{SpecialIds, TokenizerModel, VocabData};
+use super::model::TokenizerModel;
+use super::vocab::{SpecialIds, VocabData};
 
 impl Tokenizer {
     /// The tokenizer of a model file.

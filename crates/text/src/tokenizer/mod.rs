@@ -19,6 +19,7 @@ mod bpe;
 mod bytes;
 mod error;
 mod gguf;
+mod model;
 mod pre;
 mod special;
 mod spm;
@@ -30,8 +31,9 @@ mod wordpiece;
 mod tests;
 
 pub use error::{MergeFault, TokenizerError};
+pub use model::TokenizerModel;
 pub use stream::DecodeStream;
-pub use vocab::{SpecialIds, TokenKind, TokenizerModel, VocabData};
+pub use vocab::{SpecialIds, TokenKind, VocabData};
 
 use bpe::Bpe;
 use pre::PreTokenizer;

@@ -5,7 +5,8 @@ use std::ops::Range;
 use aho_corasick::{AhoCorasick, MatchKind};
 
 use super::error::TokenizerError;
-use super::vocab::{SpecialIds, TokenKind, TokenizerModel, Vocab};
+use super::model::TokenizerModel;
+use super::vocab::{SpecialIds, TokenKind, Vocab};
 
 /// A stretch of a text.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,0 +1,40 @@
+//! The kinds of vocabulary there are.
+
+use super::error::TokenizerError;
+
+/// How a vocabulary turns text into tokens (`tokenizer.ggml.model`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenizerModel {
+    /// `gpt2`: byte-level BPE behind a named pre-tokeniser.
+    Gpt2,
+    /// `llama`: SentencePiece BPE, merged by token score, with byte fallback.
+    Llama,
+    /// `bert`: WordPiece.
+    Bert,
+    /// `gemma4`: BPE by merge rank over SentencePiece text, with byte fallback.
+    Gemma4,
+}
+
+impl TokenizerModel {
+    /// The names in GGUF files, in the order of the variants.
+    pub const NAMES: [&'static str; 4] = ["gpt2", "llama", "bert", "gemma4"];
+
+    /// The name in GGUF files.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+
+    /// The model that `name` means.
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownModel`] for any name outside of [`TokenizerModel::NAMES`].
+    pub fn from_name(name: &str) -> Result<Self, TokenizerError> {
+        match name {
+            "gpt2" => Ok(Self::Gpt2),
+            "llama" => Ok(Self::Llama),
+            "bert" => Ok(Self::Bert),
+            "gemma4" => Ok(Self::Gemma4),
+            _ => Err(TokenizerError::UnknownModel { got: name.to_owned(), known: &Self::NAMES }),
+        }
+    }
+}
