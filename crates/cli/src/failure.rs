@@ -3,6 +3,8 @@
 use std::io;
 use std::process::ExitCode;
 
+use crate::hints;
+
 /// Why a command did not do its work.
 #[derive(Debug)]
 pub enum Failure {
@@ -51,7 +53,7 @@ impl From<clap::Error> for Failure {
 
 impl From<kvant::Error> for Failure {
     fn from(error: kvant::Error) -> Self {
-        Self::Work(error.to_string())
+        Self::Work(hints::of_engine(&error))
     }
 }
 

@@ -10,6 +10,7 @@ mod doctor;
 mod eval;
 mod failure;
 mod gpu;
+mod hints;
 mod inspect;
 mod output;
 mod progress;

@@ -77,8 +77,8 @@ impl Placement {
             (_, Some(0)) => Ok(DeviceChoice::Cpu),
             (DeviceChoice::Auto, Some(_)) => Ok(DeviceChoice::Cuda(0)),
             (DeviceChoice::Cpu, Some(n)) => {
-                let expected = "0 layers for a GPU with --device cpu".to_owned();
-                Err(Error::Setting { name: "-ngl", expected, got: n.to_string() })
+                let expected = "0 layers for a GPU with device cpu".to_owned();
+                Err(Error::Setting { name: "n_gpu_layers", expected, got: n.to_string() })
             }
             (device, _) => Ok(device),
         }
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(device(DeviceChoice::Auto, Some(3)).unwrap(), DeviceChoice::Cuda(0));
         assert_eq!(device(DeviceChoice::Cuda(1), Some(3)).unwrap(), DeviceChoice::Cuda(1));
         let error = device(DeviceChoice::Cpu, Some(3)).unwrap_err().to_string();
-        assert_eq!(error, "-ngl: expected 0 layers for a GPU with --device cpu, got 3");
+        assert_eq!(error, "n_gpu_layers: expected 0 layers for a GPU with device cpu, got 3");
     }
 
     #[test]

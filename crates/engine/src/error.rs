@@ -43,26 +43,45 @@ pub enum Error {
     #[error(transparent)]
     ContextFile(#[from] ContextFileError),
     /// The prompt leaves no room in the context.
-    #[error("the prompt has {tokens} tokens, the context holds {n_ctx} (raise it with -c)")]
+    #[error("the prompt has {tokens} tokens, the context holds {n_ctx}")]
     PromptTooLong {
         /// Tokens of the prompt, with what the session held before.
         tokens: usize,
         /// The context length.
         n_ctx: usize,
     },
-    /// The device has too little memory.
-    #[error("{device}: {needed} bytes wanted for {what}, {usable} can be had; {fits}")]
-    Memory {
+    /// The device has too little memory for the layers it is to take.
+    #[error(
+        "{device}: {needed} bytes wanted for the weights, {usable} can be had; {fitting} of {n_layers} layers fit"
+    )]
+    WeightMemory {
         /// The device.
         device: String,
-        /// What was to be put there.
-        what: String,
+        /// Bytes the weights take.
+        needed: usize,
+        /// Bytes that are free, less what the ops need for themselves.
+        usable: usize,
+        /// How many layers would fit, the last ones, with the output matrix and nothing left for a cache.
+        fitting: usize,
+        /// Layers of the model.
+        n_layers: usize,
+    },
+    /// The device has too little memory for the cache.
+    #[error(
+        "{device}: {needed} bytes wanted for the cache of {tokens} tokens, {usable} can be had; {fitting} tokens fit, or \
+         more in a smaller type"
+    )]
+    CacheMemory {
+        /// The device.
+        device: String,
+        /// Tokens the cache was to hold.
+        tokens: usize,
         /// Bytes it takes.
         needed: usize,
         /// Bytes that are free, less what the ops need for themselves.
         usable: usize,
-        /// What would fit.
-        fits: String,
+        /// Tokens that would fit.
+        fitting: usize,
     },
     /// There is nothing to continue from.
     #[error("the prompt is empty: at least one token is needed")]

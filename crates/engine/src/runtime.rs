@@ -134,18 +134,8 @@ fn check_weights<B: Backend>(device: &B, part: &Part, n_layers: usize, gguf: &Gg
     }
     let last =
         |n| if n < n_layers { Part::split(n_layers, n_layers - n)[1].n_bytes(gguf) } else { usize::MAX };
-    Err(Error::Memory {
-        device: device.info().name,
-        what: "the weights".to_owned(),
-        needed,
-        usable,
-        fits: match largest(n_layers, |n| n == 0 || last(n) <= usable) {
-            0 => "not one layer fits".to_owned(),
-            n => format!(
-                "{n} of {n_layers} layers fit (-ngl {n}), with less room for the cache the more there are"
-            ),
-        },
-    })
+    let fitting = largest(n_layers, |n| n == 0 || last(n) <= usable);
+    Err(Error::WeightMemory { device: device.info().name, needed, usable, fitting, n_layers })
 }
 
 /// Memory for weights and caches, where the device has memory of its own.
@@ -173,13 +163,10 @@ impl<B: Backend> On<B> {
                 plan.notes.push(format!("context of {fitting} tokens: {wanted} do not fit"));
                 Ok(fitting)
             }
-            _ => Err(Error::Memory {
-                device: self.device.info().name,
-                what: format!("the cache of {wanted} tokens"),
-                needed,
-                usable,
-                fits: format!("{fitting} tokens fit (-c), or more in a smaller type (-ctk, -ctv)"),
-            }),
+            _ => {
+                let device = self.device.info().name;
+                Err(Error::CacheMemory { device, tokens: wanted, needed, usable, fitting })
+            }
         }
     }
 }

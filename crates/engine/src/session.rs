@@ -85,7 +85,7 @@ impl Session {
         let room = options.n_ctx.map_or(Room::UpTo(model.config().n_ctx_train), Room::Exactly);
         if let Room::Exactly(0) = room {
             let expected = "at least 1 token of context".to_owned();
-            return Err(Error::Setting { name: "-c", expected, got: "0".to_owned() });
+            return Err(Error::Setting { name: "n_ctx", expected, got: "0".to_owned() });
         }
         let shape = model.config().kv_shape();
         let kv = options.kv;

@@ -9,7 +9,7 @@ use crate::Error;
 /// The shape of a well-known model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Name, as in `--synthetic NAME:TYPE`.
+    /// Its name, for [`Shape::named`].
     pub name: &'static str,
     arch: &'static str,
     n_layers: usize,
@@ -59,7 +59,7 @@ impl Shape {
     /// An unknown name, or a model this engine does not run.
     pub fn named(name: &str) -> Result<Self, Error> {
         SHAPES.into_iter().find(|shape| shape.name == name).ok_or_else(|| Error::Setting {
-            name: "--synthetic",
+            name: "shape",
             expected: format!("one of {}", SHAPES.map(|shape| shape.name).join(" ")),
             got: name.to_owned(),
         })

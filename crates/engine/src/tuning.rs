@@ -41,7 +41,7 @@ pub struct Tuned {
 pub fn tune(n_threads: Option<usize>) -> Result<Tuned, Error> {
     let Some(path) = path() else {
         let expected = "a cache folder: set HOME, XDG_CACHE_HOME or KVANT_TUNING".to_owned();
-        return Err(Error::Setting { name: "--tune", expected, got: "none".to_owned() });
+        return Err(Error::Setting { name: "tuning", expected, got: "none".to_owned() });
     };
     let n_threads = CpuDevice::from_env(n_threads)?.info().n_threads;
     let isa = Isa::from_env()?;
@@ -79,7 +79,7 @@ fn read(path: &Path) -> Result<Option<Kept>, Error> {
         Err(error) => Err(unusable(path, "to be readable", &error)),
         Ok(text) => match serde_json::from_str(&text) {
             Ok(kept) => Ok(Some(kept)),
-            Err(error) => Err(unusable(path, "what `kvant doctor --tune` writes (delete it)", &error)),
+            Err(error) => Err(unusable(path, "to be what tuning writes (delete it)", &error)),
         },
     }
 }

@@ -40,7 +40,7 @@ impl Chunks {
         let n_train = model.config().n_ctx_train;
         if n_ctx < 4 || n_ctx > n_train {
             let expected = format!("4 to {n_train} tokens, what the model was trained for");
-            return Err(EvalError::Setting { name: "-c", expected, got: n_ctx.to_string() });
+            return Err(EvalError::Setting { name: "n_ctx", expected, got: n_ctx.to_string() });
         }
         let n_chunks = (tokens.len() / n_ctx).min(max.unwrap_or(usize::MAX));
         if tokens.len() < n_ctx {
@@ -48,7 +48,7 @@ impl Chunks {
         }
         if n_chunks == 0 {
             let expected = "at least 1".to_owned();
-            return Err(EvalError::Setting { name: "--chunks", expected, got: "0".to_owned() });
+            return Err(EvalError::Setting { name: "chunks", expected, got: "0".to_owned() });
         }
         tokens.truncate(n_chunks * n_ctx);
         Ok(Self { tokens, n_ctx, bos: begin_of_text(model)? })

@@ -23,7 +23,7 @@ pub struct KvConfig {
     pub bytes_f16: usize,
     /// Whether the youngest tokens wait in f16.
     pub tail: bool,
-    /// The policies, as `--kv-policy` takes them.
+    /// The policies, as [`Policies`](kvant::Policies) are written.
     pub policies: String,
     /// What the policies changed, one line each.
     pub notes: Vec<String>,

@@ -13,7 +13,7 @@ pub enum EvalError {
     #[error(transparent)]
     Codec(#[from] kvant_codec::CodecError),
     /// The text has too few tokens.
-    #[error("the text has {tokens} tokens, one chunk takes {n_ctx} (lower it with -c)")]
+    #[error("the text has {tokens} tokens, one chunk takes {n_ctx}")]
     ShortText {
         /// Tokens of the text.
         tokens: usize,

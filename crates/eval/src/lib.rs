@@ -13,7 +13,7 @@
 //! The youngest tokens of a cache wait in f16 until they fill a tile. Keys and values of a step are written before its
 //! queries read them, so how many young tokens a query finds in f16 depends on how many tokens are fed at once: fed one by
 //! one, as in decoding, every query finds at least the last 16; fed 512 at a time, as a prompt is read, hardly any does. Measured
-//! values lie between the two. To compare types alone, switch the tail off (`KvOptions::tail`, `--kv-tail off`).
+//! values lie between the two. To compare types alone, switch the tail off (`KvOptions::tail`).
 #![forbid(unsafe_code)]
 
 mod base_file;

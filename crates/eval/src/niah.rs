@@ -107,13 +107,13 @@ fn check(options: &NiahOptions) -> Result<(), EvalError> {
         |name, expected: String, got: usize| Err(EvalError::Setting { name, expected, got: got.to_string() });
     if !(1..=most).contains(&options.needles) {
         return bad(
-            "--needles",
+            "needles",
             format!("1 to {most}, what the form {} has names for", form.name),
             options.needles,
         );
     }
     if options.depths == 0 {
-        return bad("--depths", "at least 1".to_owned(), 0);
+        return bad("depths", "at least 1".to_owned(), 0);
     }
     Ok(())
 }
@@ -199,7 +199,7 @@ impl Haystack {
             }
             let Some(fewer) = n.checked_sub(1) else {
                 let expected = format!("room for {} needles and a question", needles.len());
-                return Err(EvalError::Setting { name: "-c", expected, got: n_ctx.to_string() });
+                return Err(EvalError::Setting { name: "n_ctx", expected, got: n_ctx.to_string() });
             };
             n = fewer;
         }

@@ -22,7 +22,7 @@ pub(crate) fn steps(
         Some(size) if (1..=MAX_STEP).contains(&size) => size,
         Some(size) => {
             let expected = format!("1 to {MAX_STEP} tokens");
-            return Err(EvalError::Setting { name: "-ub", expected, got: size.to_string() });
+            return Err(EvalError::Setting { name: "step", expected, got: size.to_string() });
         }
         None => (MAX_LOGITS / n_vocab / 16 * 16).clamp(16, MAX_STEP),
     };

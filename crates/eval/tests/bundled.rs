@@ -152,7 +152,7 @@ fn a_needle_is_found_at_every_depth() {
     let too_many = NiahOptions { needles: 99, ..options };
     assert!(matches!(
         niah(&model, &haystack.repeat(4), &too_many, None, &mut |_| ()),
-        Err(EvalError::Setting { name: "--needles", .. })
+        Err(EvalError::Setting { name: "needles", .. })
     ));
 }
 

@@ -1,12 +1,13 @@
 //! Errors of the cache.
 
 use kvant_backend::BackendError;
+use kvant_codec::DType;
 
 /// Why a cache cannot be made or grown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
     /// The context has no room for the tokens.
-    #[error("the context is full: {need} tokens needed, {n_ctx} fit (raise it with -c)")]
+    #[error("the context is full: {need} tokens needed, {n_ctx} fit")]
     Full {
         /// Tokens that would have to fit.
         need: usize,
@@ -14,7 +15,7 @@ pub enum KvError {
         n_ctx: usize,
     },
     /// A type that is not for caches.
-    #[error("{got} is no KV type; known: f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2")]
+    #[error("{got} is no KV type; known: {}", DType::KV.map(DType::name).join(" "))]
     NotKvType {
         /// The type asked for.
         got: String,

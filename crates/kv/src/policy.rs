@@ -1,4 +1,5 @@
-//! Policies: named rules that change a plan. They are data, parsed from `--kv-policy`, and each says what it did.
+//! Policies: named rules that change a plan. They are data, read from text such as `sink:16,recent:64`, and each
+//! says what it did.
 
 use std::fmt;
 use std::str::FromStr;
@@ -44,7 +45,7 @@ pub struct TableRule {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policies(pub Vec<Policy>);
 
-/// What `--kv-policy` accepts.
+/// How policies are written.
 const POLICY_SYNTAX: &str =
     "none, or a comma list of auto-asymmetric, boundary[:FIRST[,LAST]], sink:N, recent:N, alpha:X";
 
@@ -145,7 +146,7 @@ impl Policy {
                 }
                 if let Some(from) = raised {
                     plan.notes.push(format!(
-                        "auto-asymmetric: K raised from {} to q8_0 ({ratio} query heads per KV head; --kv-policy none keeps it)",
+                        "auto-asymmetric: K raised from {} to q8_0 ({ratio} query heads per KV head; policy none keeps it)",
                         from.name()
                     ));
                 }

@@ -110,6 +110,33 @@ fn the_text_the_model_and_the_cache_name_no_device() {
     }
 }
 
+/// Whether a line of code, comments apart, writes something like `-c` or `--kv-policy` within quotes.
+fn names_a_flag(line: &str) -> bool {
+    let is_flag = |word: &str| {
+        let letters = word.strip_prefix("--").or(word.strip_prefix('-')).unwrap_or_default();
+        letters.starts_with(|c: char| c.is_ascii_lowercase()) && !letters.ends_with('-')
+    };
+    let code = line.split("//").next().unwrap_or_default();
+    let mut quoted = code.split('"').skip(1).step_by(2);
+    quoted.any(|text| text.split([' ', '(', '`', '\'']).any(is_flag))
+}
+
+#[test]
+fn libraries_name_no_flags() {
+    let (with, without) =
+        (r#"error("raise it with -c")"#, r#"("a - b", "-of-", "auto-asymmetric", -c) // "-c""#);
+    assert!(names_a_flag(with) && names_a_flag("\"--chunks\"") && !names_a_flag(without));
+    for room in ["codec", "gguf", "backend", "kv", "model", "text", "engine", "eval"] {
+        let mut files = Vec::new();
+        rust_files(&root().join("crates").join(room).join("src"), &mut files);
+        for file in files.iter().filter(|file| !file.ends_with("tests.rs")) {
+            let text = fs::read_to_string(file).unwrap();
+            let line = text.lines().position(names_a_flag).map(|at| at + 1);
+            assert_eq!(line, None, "{}: the command line knows flags, a library settings", file.display());
+        }
+    }
+}
+
 #[test]
 fn unsafe_stands_only_in_its_rooms() {
     for krate in crates() {

@@ -131,7 +131,7 @@ impl BenchArgs {
         let Some((shape, dtype)) = synthetic.split_once(':') else {
             return Err(Failure::Usage(format!("--synthetic: expected SHAPE:TYPE, got '{synthetic}'")));
         };
-        let shape = Shape::named(shape).map_err(|error| Failure::Usage(error.to_string()))?;
+        let shape = Shape::named(shape).map_err(|error| Failure::Usage(format!("--synthetic: {error}")))?;
         let dtype: DType = dtype.parse().map_err(|error| Failure::Usage(format!("--synthetic: {error}")))?;
         let gguf = shape.model(dtype, 1 << 17)?;
         let options = self.model.options(None);

@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::args::{self, ModelArgs, kv_type, policies};
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
-use crate::progress;
+use crate::{hints, progress};
 
 /// Arguments of `kvant eval`.
 #[derive(Args, Debug)]
@@ -53,7 +53,7 @@ pub fn eval(args: EvalArgs) -> Result<(), Failure> {
 
 impl From<EvalError> for Failure {
     fn from(error: EvalError) -> Self {
-        Self::Work(error.to_string())
+        Self::Work(hints::of_eval(&error))
     }
 }
 

@@ -1,0 +1,85 @@
+//! Errors of the libraries in the words of the command line. They speak of settings and of what would fit; here the flag
+//! is added that sets it.
+
+use kvant::{Error, KvError};
+use kvant_eval::EvalError;
+
+/// The line that tells an error of the engine.
+pub fn of_engine(error: &Error) -> String {
+    match error {
+        Error::Setting { name: "tuning", .. } => format!("{error} (see kvant doctor --tune)"),
+        Error::Setting { name, expected, got } => setting(name, expected, got),
+        Error::PromptTooLong { .. } | Error::Kv(KvError::Full { .. }) => {
+            format!("{error} (raise it with -c)")
+        }
+        Error::WeightMemory { fitting: 0, .. } => format!("{error} (-ngl 0 leaves all to the CPU)"),
+        Error::WeightMemory { fitting, .. } => {
+            format!("{error} (-ngl {fitting}, or fewer for more room for the cache)")
+        }
+        Error::CacheMemory { .. } => format!("{error} (-c, -ctk, -ctv)"),
+        _ => error.to_string(),
+    }
+}
+
+/// The line that tells an error of a measurement.
+pub fn of_eval(error: &EvalError) -> String {
+    match error {
+        EvalError::Engine(error) => of_engine(error),
+        EvalError::Setting { name, expected, got } => setting(name, expected, got),
+        EvalError::ShortText { .. } => format!("{error} (lower it with -c)"),
+        _ => error.to_string(),
+    }
+}
+
+/// A setting that was refused, by its flag where it has one.
+fn setting(name: &str, expected: &str, got: &str) -> String {
+    let flag = match name {
+        "n_ctx" => "-c",
+        "n_gpu_layers" => "-ngl",
+        "device" => "--device",
+        "chunks" => "--chunks",
+        "step" => "-ub",
+        "needles" => "--needles",
+        "depths" => "--depths",
+        _ => name,
+    };
+    format!("{flag}: expected {expected}, got {got}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_flag_would_change_is_told_with_the_flag() {
+        let memory = |fitting| Error::WeightMemory {
+            device: "gpu".to_owned(),
+            needed: 9,
+            usable: 5,
+            fitting,
+            n_layers: 8,
+        };
+        let cache =
+            Error::CacheMemory { device: "gpu".to_owned(), tokens: 9, needed: 9, usable: 5, fitting: 4 };
+        let setting = |name| Error::Setting { name, expected: "at least 1".to_owned(), got: "0".to_owned() };
+        for (error, want) in [
+            (Error::PromptTooLong { tokens: 9, n_ctx: 8 }, "(raise it with -c)"),
+            (KvError::Full { need: 9, n_ctx: 8 }.into(), "(raise it with -c)"),
+            (memory(3), "3 of 8 layers fit (-ngl 3, or fewer for more room for the cache)"),
+            (memory(0), "0 of 8 layers fit (-ngl 0 leaves all to the CPU)"),
+            (cache, "4 tokens fit, or more in a smaller type (-c, -ctk, -ctv)"),
+            (setting("n_ctx"), "-c: expected at least 1, got 0"),
+            (setting("n_gpu_layers"), "-ngl: expected at least 1, got 0"),
+            (setting("sessions"), "sessions: expected at least 1, got 0"),
+            (setting("tuning"), "(see kvant doctor --tune)"),
+        ] {
+            let told = of_engine(&error);
+            assert!(told.contains(want), "{told}");
+            assert_eq!(of_eval(&EvalError::Engine(error)), told);
+        }
+        let short = EvalError::ShortText { tokens: 3, n_ctx: 8 };
+        assert!(of_eval(&short).ends_with("(lower it with -c)"));
+        let step = EvalError::Setting { name: "step", expected: "1 to 512".to_owned(), got: "0".to_owned() };
+        assert_eq!(of_eval(&step), "-ub: expected 1 to 512, got 0");
+    }
+}
