@@ -20,10 +20,11 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-eval", &["kvant", "kvant-codec"]),
     ("kvant-cli", &["kvant", "kvant-eval"]),
     ("kvant-conformance", &["kvant-backend", "kvant-codec"]),
+    ("kvant-fuzz-targets", &["kvant", "kvant-codec"]),
 ];
 
 /// Rooms outside `crates`.
-const OUTSIDE: [&str; 1] = ["conformance"];
+const OUTSIDE: [&str; 2] = ["conformance", "fuzz/targets"];
 
 /// Rooms that may contain the word `unsafe`, and why.
 const UNSAFE_ROOMS: &[(&str, &str)] = &[
