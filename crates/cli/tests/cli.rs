@@ -285,8 +285,14 @@ fn inspect_tells_the_bytes_that_a_session_allocates() {
 fn doctor_names_a_kernel_for_every_type() {
     let object = json(&kvant(&["doctor", "--json"]));
     let choices = object["choices"].as_array().unwrap();
-    for dtype in ["f16", "q8_0", "q4_0", "q4_K", "q6_K", "tq4_1s"] {
-        assert!(choices.iter().any(|choice| choice["type"] == dtype), "{dtype}");
+    for dtype in kvant::DType::ALL {
+        // Weights are multiplied, cache types attended to; f32 to q4_0 are both.
+        for (op, has) in [("matmul", !dtype.is_turbo()), ("attend", dtype.is_kv())] {
+            let rows = choices.iter().filter(|choice| choice["type"] == dtype.name() && choice["op"] == op);
+            let kernels: Vec<_> = rows.map(|choice| choice["kernel"].as_str().unwrap()).collect();
+            assert_eq!(kernels.len(), usize::from(has), "{op} {dtype}: {kernels:?}");
+            assert!(kernels.iter().all(|kernel| kernel.contains(dtype.name())), "{op} {dtype}: {kernels:?}");
+        }
     }
 }
 

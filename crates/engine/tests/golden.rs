@@ -1,14 +1,15 @@
 //! Every family equals Hugging Face `transformers` on tiny random models (generator: `tools/reference`).
 //!
-//! Tolerance: 2e-3 on logits of order 1 to 10, as the reference runs in f32 too; sums of a few hundred products in
-//! another order differ by about 1e-5.
+//! Tolerance: 1e-4 on logits of order 1 to 10. The reference runs in f32 too, and the order of its sums is another: of all
+//! 62,976 comparisons the furthest is 1.9e-5 (scalar) and 3.0e-5 (avx2, avxvnni, avx512) off. Three times that is left for
+//! kernels that add in yet another order.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use kvant::{KvOptions, Model, Session, SessionOptions};
 
-const TOLERANCE: f32 = 2e-3;
+const TOLERANCE: f32 = 1e-4;
 
 struct Golden {
     n_prompt: usize,

@@ -1,0 +1,48 @@
+//! Rows of a table: what the codec decodes.
+
+use kvant_backend::Backend;
+use kvant_codec::DType;
+
+use crate::Subject;
+use crate::judge::Want;
+use crate::weights::{Weights, weight_types};
+
+/// Below, at and above panels of 16 rows.
+const TABLES: [usize; 5] = [1, 15, 16, 17, 35];
+
+/// Holds `embed` to the codec.
+pub fn run<B: Backend>(subject: &Subject<B>) {
+    for dtype in weight_types() {
+        let n_in = if dtype.block_len() == 1 { 33 } else { 3 * dtype.block_len() };
+        let weights = Weights::gaussian(dtype, TABLES[TABLES.len() - 1], n_in, 13);
+        for n_vocab in TABLES {
+            rows_are_what_the_codec_decodes(subject, &weights, n_vocab);
+        }
+    }
+    unknown_tokens_and_short_outputs_are_refused(subject);
+}
+
+fn rows_are_what_the_codec_decodes<B: Backend>(subject: &Subject<B>, weights: &Weights, n_vocab: usize) {
+    let table = subject.matrix(weights.source(n_vocab));
+    let last = n_vocab as u32 - 1;
+    for tokens in [&[][..], &[last], &[last, 0, last, last / 2]] {
+        let want: Vec<Want> = tokens.iter().flat_map(|&token| weights.row(token as usize)).collect();
+        let mut out = subject.poisoned(want.len());
+        let what =
+            || subject.case("embed", format_args!("{} {n_vocab}x{} {tokens:?}", weights.dtype, weights.n_in));
+        subject
+            .device()
+            .embed(&table, tokens, &mut out)
+            .unwrap_or_else(|error| panic!("{}: {error}", what()));
+        subject.expect(&out, &want, &what);
+    }
+}
+
+fn unknown_tokens_and_short_outputs_are_refused<B: Backend>(subject: &Subject<B>) {
+    let table = subject.matrix(Weights::gaussian(DType::F32, 4, 8, 1).source(4));
+    let mut out = subject.upload(&[0.0; 16]);
+    let mut embed = |tokens: &[u32]| subject.device().embed(&table, tokens, &mut out);
+    subject.expect_refusal("embed", "token 4 of 4", embed(&[0, 4]));
+    subject.expect_refusal("embed", "the largest token", embed(&[u32::MAX]));
+    subject.expect_refusal("embed", "three rows into two", embed(&[0, 1, 2]));
+}

@@ -1,0 +1,104 @@
+//! The gated feed-forward: `silu(gate x) * (up x)`.
+
+use kvant_backend::{Backend, Input, Norm};
+use kvant_codec::DType;
+
+use super::project::products;
+use crate::Subject;
+use crate::judge::{Want, roundings};
+use crate::reference::silu;
+use crate::weights::{Activations, Weights, gaussian};
+
+const EPS: f32 = 1e-5;
+const N_IN: usize = 256;
+
+/// Equal types, which a device may run as one; unequal ones; coded with rotated.
+const TYPES: [(DType, DType); 8] = [
+    (DType::Q8_0, DType::Q8_0),
+    (DType::Q4K, DType::Q4K),
+    (DType::F16, DType::F16),
+    (DType::F32, DType::BF16),
+    (DType::Q4K, DType::Q6K),
+    (DType::Q5_1, DType::F32),
+    (DType::Q8_0, DType::TQ4_1S),
+    (DType::TQ3_1S, DType::TQ3_1S),
+];
+
+/// `(n_ff, rows)`.
+const SHAPES: [(usize, usize); 7] = [(1, 1), (40, 1), (33, 3), (16, 8), (17, 9), (48, 13), (31, 66)];
+/// The most features of [`SHAPES`].
+const MOST: usize = 48;
+
+/// The largest slope of silu, at 2.4: 1.0998.
+const SLOPE: f64 = 1.1;
+/// Roundings of `g / (1 + exp(-g)) * u` beside those of g and u: three of exp, six where a device has an approximate one, a
+/// sum, a quotient, a product; an approximate quotient two more.
+const GATE: usize = 11;
+
+/// Holds `gated_ffn` to its equation.
+pub fn run<B: Backend>(subject: &Subject<B>) {
+    for (gate, up) in TYPES {
+        let [gate, up] =
+            [(gate, 9), (up, 10)].map(|(dtype, seed)| Weights::gaussian(dtype, MOST, N_IN, seed));
+        for (n_ff, rows) in SHAPES {
+            for has_norm in [false, true] {
+                equals_its_equation(subject, [&gate, &up], n_ff, rows, has_norm);
+            }
+        }
+    }
+    wrong_shapes_are_refused(subject);
+}
+
+fn equals_its_equation<B: Backend>(
+    subject: &Subject<B>,
+    weights: [&Weights; 2],
+    n_ff: usize,
+    rows: usize,
+    has_norm: bool,
+) {
+    // Gates of magnitude up to ten, where silu bends.
+    let x = gaussian(11, (rows + 1) * N_IN, 10.0);
+    let gain = gaussian(12, N_IN, 10.0);
+    let matrices = weights.map(|weights| subject.matrix(weights.source(n_ff)));
+    let weight = subject.upload(&gain);
+    let norm = has_norm.then_some(Norm { weight: &weight, eps: EPS });
+    let input = Input { x: &subject.upload(&x), norm, first_row: 1, rows };
+    let mut y = subject.poisoned(rows * n_ff);
+    let what = || {
+        let [gate, up] = weights.map(|weights| weights.dtype);
+        subject.case("gated_ffn", format_args!("{gate} {up} {n_ff}x{N_IN}, {rows} rows, norm {has_norm}"))
+    };
+    let result = subject.device().gated_ffn(input, &matrices[0], &matrices[1], &mut y);
+    result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+
+    let seen =
+        |x: &[f32]| if has_norm { Activations::normalised(x, &gain, EPS) } else { Activations::new(x) };
+    let x: Vec<_> = x[N_IN..].chunks_exact(N_IN).map(seen).collect();
+    let [gates, ups] = weights.map(|weights| products(weights, n_ff, &x, subject.arithmetic()));
+    let want: Vec<Want> = gates.iter().zip(&ups).map(|(&g, &u)| gated(g, u)).collect();
+    subject.expect(&y, &want, &what);
+}
+
+/// `silu(g) * u` of two uncertain numbers.
+fn gated(g: Want, u: Want) -> Want {
+    let gate = silu(g.value);
+    let gate_error = SLOPE * g.tolerance;
+    let value = gate * u.value;
+    let tolerance = gate_error * u.value.abs() + (gate.abs() + gate_error) * u.tolerance;
+    Want { value, tolerance: tolerance + roundings(GATE) * (value.abs() + tolerance) }
+}
+
+fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
+    let matrix = |n_out, n_in| subject.matrix(Weights::gaussian(DType::F32, n_out, n_in, 12).source(n_out));
+    let (w, taller, wider) = (matrix(4, 8), matrix(5, 8), matrix(4, 9));
+    let x = subject.upload(&[0.0; 16]);
+    let mut y = subject.upload(&[0.0; 8]);
+    let mut ffn = |gate, up, first_row, rows| {
+        let input = Input { x: &x, norm: None, first_row, rows };
+        subject.device().gated_ffn(input, gate, up, &mut y)
+    };
+    subject.expect_refusal("gated_ffn", "five features up of four", ffn(&w, &taller, 0, 1));
+    subject.expect_refusal("gated_ffn", "nine columns up of eight", ffn(&w, &wider, 0, 1));
+    subject.expect_refusal("gated_ffn", "a row beyond the input", ffn(&w, &w, 1, 2));
+    subject.expect_refusal("gated_ffn", "a row beyond the output", ffn(&w, &w, 0, 3));
+}

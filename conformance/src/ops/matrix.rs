@@ -1,0 +1,68 @@
+//! Weights on their way to a device: no bit of a foreign file is lost, and no shape is taken that the bytes do not have.
+
+use kvant_backend::{Backend, WeightSource};
+use kvant_codec::DType;
+use kvant_codec::random::Random;
+
+use crate::Subject;
+use crate::judge::Want;
+use crate::weights::{Weights, weight_types};
+
+/// Holds `matrix` and `table` to keep what they are given.
+pub fn run<B: Backend>(subject: &Subject<B>) {
+    for dtype in weight_types() {
+        for n_blocks in [1, 2, 3, 5] {
+            any_bits_are_kept(subject, dtype, n_blocks * dtype.block_len());
+        }
+        wrong_shapes_are_refused(subject, dtype);
+    }
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_turbo()) {
+        let bytes = vec![0; dtype.block_bytes()].into();
+        let source = WeightSource { dtype, n_out: 1, n_in: dtype.block_len(), bytes };
+        subject.expect_refusal(
+            "matrix",
+            &format!("{dtype}, a type of the cache"),
+            subject.device().matrix(source),
+        );
+    }
+}
+
+/// Random bytes, NaN and infinite scales among them: each row reads back as the codec decodes it, bad numbers as bad ones.
+fn any_bits_are_kept<B: Backend>(subject: &Subject<B>, dtype: DType, n_in: usize) {
+    let n_out = 17;
+    let mut random = Random::new(n_in as u64);
+    let n_bytes = n_out * dtype.row_bytes(n_in).expect("whole blocks");
+    let weights = Weights::from_bytes(dtype, n_in, (0..n_bytes).map(|_| random.bits() as u8).collect());
+    let tokens: Vec<u32> = (0..n_out as u32).collect();
+    let want: Vec<Want> = (0..n_out).flat_map(|row| weights.row(row)).collect();
+    let device = subject.device();
+    for (op, matrix) in
+        [("matrix", device.matrix(weights.source(n_out))), ("table", device.table(weights.source(n_out)))]
+    {
+        let what = || subject.case(op, format_args!("{dtype} {n_out}x{n_in} of random bits"));
+        let matrix = matrix.unwrap_or_else(|error| panic!("{}: {error}", what()));
+        let mut out = subject.poisoned(want.len());
+        device.embed(&matrix, &tokens, &mut out).unwrap_or_else(|error| panic!("{}: {error}", what()));
+        for (i, (got, want)) in subject.download(&out, want.len()).into_iter().zip(&want).enumerate() {
+            let is_kept = if want.value.is_finite() { want.admits(got) } else { !got.is_finite() };
+            assert!(is_kept, "{}: [{i}] is {got}, want {want:?}", what());
+        }
+    }
+}
+
+fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>, dtype: DType) {
+    let (len, size) = (dtype.block_len(), dtype.block_bytes());
+    let cases = [
+        ("a byte too few", 2, len, 2 * size - 1),
+        ("a byte too many", 2, len, 2 * size + 1),
+        ("no columns", 2, 0, 0),
+        ("more rows than memory", usize::MAX, len, size),
+        ("rows that end within a block", 1, len + 1, 2 * size),
+    ];
+    // The last case needs blocks of more than one value.
+    for (case, n_out, n_in, n_bytes) in cases.into_iter().take(if len > 1 { 5 } else { 4 }) {
+        let source = || WeightSource { dtype, n_out, n_in, bytes: vec![0; n_bytes].into() };
+        subject.expect_refusal("matrix", &format!("{dtype}, {case}"), subject.device().matrix(source()));
+        subject.expect_refusal("table", &format!("{dtype}, {case}"), subject.device().table(source()));
+    }
+}

@@ -1,0 +1,191 @@
+//! Products of activations with weights, and everything that is fused around them.
+
+use kvant_backend::{Backend, Input, Norm, Output};
+use kvant_codec::DType;
+
+use crate::judge::{Want, roundings};
+use crate::weights::{Activations, Weights, gaussian, weight_types};
+use crate::{Arithmetic, Subject};
+
+const EPS: f32 = 1e-5;
+
+/// `(n_out, rows)`: below, at and above panels of 16 outputs, pairs of them, tiles of 6, 8 and 12 rows, and row blocks.
+const SHAPES: [(usize, usize); 13] = [
+    (1, 1),
+    (17, 1),
+    (48, 2),
+    (33, 3),
+    (16, 5),
+    (31, 6),
+    (15, 7),
+    (31, 8),
+    (1, 9),
+    (40, 12),
+    (32, 13),
+    (33, 33),
+    (7, 65),
+];
+/// The most outputs of [`SHAPES`].
+const MOST: usize = 48;
+
+/// Row lengths that end within, at and beyond units and chunks of every kernel.
+fn widths(dtype: DType) -> &'static [usize] {
+    match dtype.block_len() {
+        1 => &[1, 2, 7, 16, 129, 300],
+        32 => &[32, 64, 96, 512, 544],
+        _ => &[256, 512, 1280],
+    }
+}
+
+/// Holds `project` to sums in f64.
+pub fn run<B: Backend>(subject: &Subject<B>) {
+    for dtype in weight_types() {
+        for &n_in in widths(dtype) {
+            products_are_sums(subject, &Weights::gaussian(dtype, MOST, n_in, n_in as u64));
+        }
+        bad_numbers_stay_visible(subject, dtype);
+    }
+    for rows in [1, 2, 11, 40] {
+        norm_bias_and_residual_are_applied_in_order(subject, rows);
+    }
+    wrong_shapes_are_refused(subject);
+}
+
+fn products_are_sums<B: Backend>(subject: &Subject<B>, weights: &Weights) {
+    let &Weights { dtype, n_in, .. } = weights;
+    for (n_out, rows) in SHAPES {
+        let w = subject.matrix(weights.source(n_out));
+        let x = gaussian(2, rows * n_in, 1.0);
+        let mut y = subject.poisoned(rows * n_out);
+        let what = || subject.case("project", format_args!("{dtype} {n_out}x{n_in}, {rows} rows"));
+        let input = Input { x: &subject.upload(&x), norm: None, first_row: 0, rows };
+        let result = subject
+            .device()
+            .project(input, &mut [Output { w: &w, bias: None, y: &mut y, accumulate: false }]);
+        result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+        let x: Vec<_> = x.chunks_exact(n_in).map(Activations::new).collect();
+        subject.expect(&y, &products(weights, n_out, &x, subject.arithmetic()), &what);
+    }
+}
+
+/// Every product of `x` with the first `n_out` rows, `[rows, n_out]`.
+pub fn products(weights: &Weights, n_out: usize, x: &[Activations], arithmetic: Arithmetic) -> Vec<Want> {
+    x.iter().flat_map(|x| (0..n_out).map(|row| weights.product(row, x, arithmetic))).collect()
+}
+
+/// A NaN or an infinity in a row reaches every product of that row, and of no other.
+fn bad_numbers_stay_visible<B: Backend>(subject: &Subject<B>, dtype: DType) {
+    let (n_in, n_out) = (256, 20);
+    let weights = Weights::gaussian(dtype, n_out, n_in, 5);
+    let w = subject.matrix(weights.source(n_out));
+    for (bad, rows) in [(f32::NAN, 2), (f32::INFINITY, 2), (f32::NAN, 14), (f32::NEG_INFINITY, 14)] {
+        let mut x = gaussian(6, rows * n_in, 1.0);
+        x[n_in + 77] = bad;
+        let mut y = subject.poisoned(rows * n_out);
+        let what = || subject.case("project", format_args!("{dtype}, {bad} in row 1 of {rows}"));
+        let input = Input { x: &subject.upload(&x), norm: None, first_row: 0, rows };
+        let result = subject
+            .device()
+            .project(input, &mut [Output { w: &w, bias: None, y: &mut y, accumulate: false }]);
+        result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+        for (row, y) in subject.download(&y, rows * n_out).chunks_exact(n_out).enumerate() {
+            assert!(y.iter().all(|y| y.is_finite() == (row != 1)), "{}: row {row} is {y:?}", what());
+        }
+    }
+}
+
+/// One output of a fused projection.
+struct Part {
+    weights: Weights,
+    n_out: usize,
+    has_bias: bool,
+    accumulate: bool,
+}
+
+/// Several types on one normalised input that starts at its second row. Equals a norm, a product, a sum with the bias and a
+/// sum with what was there; each sum is one more rounding of what is added.
+fn norm_bias_and_residual_are_applied_in_order<B: Backend>(subject: &Subject<B>, rows: usize) {
+    let n_in = 256;
+    let part = |dtype, n_out, has_bias, accumulate| {
+        let weights = Weights::gaussian(dtype, n_out, n_in, n_out as u64);
+        Part { weights, n_out, has_bias, accumulate }
+    };
+    let parts = [
+        part(DType::F32, 20, true, true),
+        part(DType::Q4_0, 7, true, false),
+        part(DType::TQ4_1S, 33, false, true),
+        part(DType::Q6K, 16, false, false),
+        part(DType::BF16, 1, true, true),
+    ];
+    let x = gaussian(5, (rows + 1) * n_in, 4.0);
+    let gain = gaussian(6, n_in, 1.0);
+    let old: Vec<_> = parts.iter().map(|part| gaussian(7, rows * part.n_out, 1.0)).collect();
+    let biases: Vec<_> = parts.iter().map(|part| gaussian(8, part.n_out, 1.0)).collect();
+
+    let matrices: Vec<_> = parts.iter().map(|part| subject.matrix(part.weights.source(part.n_out))).collect();
+    let on_device: Vec<_> = biases.iter().map(|bias| subject.upload(bias)).collect();
+    let start = |(part, old): (&Part, &Vec<f32>)| {
+        if part.accumulate { subject.guarded(old) } else { subject.poisoned(old.len()) }
+    };
+    let mut ys: Vec<_> = parts.iter().zip(&old).map(start).collect();
+    let operands = parts.iter().zip(&matrices).zip(&on_device).zip(&mut ys);
+    let mut outputs: Vec<_> = operands
+        .map(|(((part, w), bias), y)| Output {
+            w,
+            bias: part.has_bias.then_some(bias),
+            y,
+            accumulate: part.accumulate,
+        })
+        .collect();
+    let weight = subject.upload(&gain);
+    let norm = Some(Norm { weight: &weight, eps: EPS });
+    let input = Input { x: &subject.upload(&x), norm, first_row: 1, rows };
+    let what = |part: &Part| {
+        let Part { weights, has_bias, accumulate, .. } = part;
+        subject.case(
+            "project",
+            format_args!("norm, {rows} rows, {}, bias {has_bias}, accumulate {accumulate}", weights.dtype),
+        )
+    };
+    subject
+        .device()
+        .project(input, &mut outputs)
+        .unwrap_or_else(|error| panic!("{}: {error}", what(&parts[0])));
+
+    let x: Vec<_> =
+        x[n_in..].chunks_exact(n_in).map(|row| Activations::normalised(row, &gain, EPS)).collect();
+    for (((part, y), old), bias) in parts.iter().zip(&ys).zip(&old).zip(&biases) {
+        let mut want = products(&part.weights, part.n_out, &x, subject.arithmetic());
+        for (i, want) in want.iter_mut().enumerate() {
+            let bias = if part.has_bias { f64::from(bias[i % part.n_out]) } else { 0.0 };
+            let old = if part.accumulate { f64::from(old[i]) } else { 0.0 };
+            let added = want.value.abs() + want.tolerance + bias.abs() + old.abs();
+            want.value += bias + old;
+            want.tolerance += roundings(2) * added;
+        }
+        subject.expect(y, &want, &|| what(part));
+    }
+}
+
+fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
+    let device = subject.device();
+    let matrix = |n_in| subject.matrix(Weights::gaussian(DType::F32, 4, n_in, 12).source(4));
+    let (w, other) = (matrix(8), matrix(9));
+    let (x, five) = (subject.upload(&[0.0; 16]), subject.upload(&[0.0; 5]));
+    let mut y = subject.upload(&[0.0; 8]);
+    let mut project = |w, bias, norm, first_row, rows| {
+        let input = Input { x: &x, norm, first_row, rows };
+        device.project(input, &mut [Output { w, bias, y: &mut y, accumulate: false }])
+    };
+    let norm = Some(Norm { weight: &five, eps: EPS });
+    subject.expect_refusal("project", "a row beyond the input", project(&w, None, None, 1, 2));
+    subject.expect_refusal("project", "a row beyond the output", project(&w, None, None, 0, 3));
+    subject.expect_refusal("project", "nine columns on eight", project(&other, None, None, 0, 2));
+    subject.expect_refusal("project", "a bias of five", project(&w, Some(&five), None, 0, 1));
+    subject.expect_refusal("project", "a norm of five", project(&w, None, norm, 0, 1));
+    let mut ys = [subject.upload(&[0.0; 8]), subject.upload(&[0.0; 8])];
+    let [a, b] = &mut ys;
+    let mut outputs = [(&w, a), (&other, b)].map(|(w, y)| Output { w, bias: None, y, accumulate: false });
+    let input = Input { x: &x, norm: None, first_row: 0, rows: 1 };
+    subject.expect_refusal("project", "two widths on one input", device.project(input, &mut outputs));
+}

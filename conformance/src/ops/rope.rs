@@ -1,0 +1,105 @@
+//! Rotary embedding: pairs turned by their angles, after the norm of their head; every other row as it was.
+
+use std::ops::Range;
+
+use kvant_backend::{Backend, Heads, Norm, Pairing, RopeParams};
+
+use crate::Subject;
+use crate::judge::{Want, roundings};
+use crate::reference::{pair, rms_norm, turn};
+use crate::weights::{gaussian, norm_error};
+
+const EPS: f32 = 1e-6;
+
+/// One shape of the op.
+#[derive(Clone, Copy)]
+struct Case<'a> {
+    heads: Heads,
+    params: RopeParams,
+    weight: Option<&'a [f32]>,
+}
+
+/// Holds `rope` to its equation.
+pub fn run<B: Backend>(subject: &Subject<B>) {
+    // Odd counts, heads that fill no vector, and the sizes of models.
+    for (n, dim) in [(1, 2), (3, 10), (2, 64), (1, 80), (5, 128), (1, 256)] {
+        let weight = gaussian(1, dim, 1.0);
+        for n_rot in [0, 2, dim / 4 * 2, dim] {
+            for pairing in [Pairing::Interleaved, Pairing::Halves] {
+                for weight in [None, Some(&weight[..])] {
+                    let case =
+                        Case { heads: Heads { n, dim }, params: RopeParams { pairing, n_rot }, weight };
+                    for rows in [0..0, 0..1, 2..5, 0..33] {
+                        pairs_are_turned_by_their_angles(subject, case, rows);
+                    }
+                }
+            }
+        }
+    }
+    wrong_shapes_are_refused(subject);
+}
+
+fn pairs_are_turned_by_their_angles<B: Backend>(subject: &Subject<B>, case: Case<'_>, rows: Range<usize>) {
+    let Case { heads, params, weight } = case;
+    let (cols, n_rows) = (heads.n * heads.dim, rows.end + 1);
+    let x = gaussian(2, n_rows * cols, 3.0);
+    // Any factor may stand in cosine and sine.
+    let turns = gaussian(3, n_rows * params.n_rot / 2, 2.0);
+    let angles: Vec<f32> = turns.iter().flat_map(|a| [1.25 * a.cos(), 1.25 * a.sin()]).collect();
+    let mut want: Vec<Want> = x.iter().copied().map(Want::exactly).collect();
+    for row in rows.clone() {
+        let angles = &angles[row * params.n_rot..][..params.n_rot];
+        for head in want[row * cols..][..cols].chunks_exact_mut(heads.dim) {
+            expect_head(head, params, weight, angles.as_chunks().0);
+        }
+    }
+    let mut buffer = subject.guarded(&x);
+    let what =
+        || subject.case("rope", format_args!("{heads:?} {params:?} rows {rows:?} norm {}", weight.is_some()));
+    let weight = weight.map(|weight| subject.upload(weight));
+    let norm = weight.as_ref().map(|weight| Norm { weight, eps: EPS });
+    let result =
+        subject.device().rope(&mut buffer, rows.clone(), heads, norm, params, &subject.upload(&angles));
+    result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+    subject.expect(&buffer, &want, &what);
+}
+
+/// Replaces the values of a head by what becomes of them. A norm costs each value [`norm_error`]; a turn two products and a
+/// sum, three roundings of what is added.
+fn expect_head(head: &mut [Want], params: RopeParams, weight: Option<&[f32]>, angles: &[[f32; 2]]) {
+    let mut values: Vec<f64> = head.iter().map(|want| want.value).collect();
+    let mut error = 0.0;
+    if let Some(weight) = weight {
+        values = rms_norm(&values, weight, EPS);
+        error = norm_error(values.len());
+    }
+    let before: Vec<f64> = values.iter().map(|v| v.abs()).collect();
+    turn(&mut values, params.pairing, angles);
+    let mut tolerances: Vec<f64> = before.iter().map(|v| error * v).collect();
+    for (i, angle) in angles.iter().enumerate() {
+        let (a, b) = pair(params.pairing, angles.len(), i);
+        let [cos, sin] = angle.map(|v| f64::from(v).abs());
+        let allowed = error + roundings(3);
+        tolerances[a] = allowed * (before[a] * cos + before[b] * sin);
+        tolerances[b] = allowed * (before[a] * sin + before[b] * cos);
+    }
+    for ((want, value), tolerance) in head.iter_mut().zip(values).zip(tolerances) {
+        *want = Want { value, tolerance };
+    }
+}
+
+fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
+    let heads = Heads { n: 2, dim: 8 };
+    let (mut x, short) = (subject.upload(&[1.0; 32]), subject.upload(&[1.0; 7]));
+    let angles = subject.upload(&[1.0; 16]);
+    let mut rope = |rows, n_rot, norm, angles| {
+        let params = RopeParams { pairing: Pairing::Halves, n_rot };
+        subject.device().rope(&mut x, rows, heads, norm, params, angles)
+    };
+    let norm = Some(Norm { weight: &short, eps: EPS });
+    subject.expect_refusal("rope", "three rows of two", rope(0..3, 4, None, &angles));
+    subject.expect_refusal("rope", "half a pair", rope(0..1, 3, None, &angles));
+    subject.expect_refusal("rope", "more than a head", rope(0..1, 10, None, &angles));
+    subject.expect_refusal("rope", "a norm of seven", rope(0..1, 4, norm, &angles));
+    subject.expect_refusal("rope", "angles for less", rope(0..2, 8, None, &short));
+}

@@ -1,0 +1,56 @@
+//! The likeliest tokens: those of a sorted list, bit for bit.
+
+use kvant_backend::{Backend, Candidate};
+
+use crate::Subject;
+use crate::reference;
+use crate::weights::gaussian;
+
+/// What a row of logits may hold instead of plain numbers, here and there.
+const ODD: [f32; 7] = [0.0, -0.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN, f32::MIN, 1.5];
+
+/// Holds `top_k` to sorting.
+pub fn run<B: Backend>(subject: &Subject<B>) {
+    for n in [0, 1, 15, 16, 17, 255, 256, 257, 1025, 4096] {
+        // Plain numbers; the smaller, the more equal ones; then bad ones too.
+        let plain = gaussian(7, n, 3.0);
+        let tied: Vec<f32> = plain.iter().map(|logit| logit.round()).collect();
+        let finite = with_odd(&tied, &ODD[..3]);
+        for logits in [&plain, &tied, &finite, &with_odd(&plain, &ODD)] {
+            the_likeliest_come_first(subject, logits);
+        }
+    }
+    logits_that_are_not_there_are_refused(subject);
+}
+
+/// Every fifth value another one.
+fn with_odd(logits: &[f32], odd: &[f32]) -> Vec<f32> {
+    let mut logits = logits.to_vec();
+    let places = logits.iter_mut().skip(2).step_by(5);
+    places.zip(odd.iter().cycle()).for_each(|(logit, odd)| *logit = *odd);
+    logits
+}
+
+fn the_likeliest_come_first<B: Backend>(subject: &Subject<B>, logits: &[f32]) {
+    let n = logits.len();
+    let bits = |list: &[Candidate]| list.iter().map(|c| (c.id, c.logit.to_bits())).collect::<Vec<_>>();
+    for offset in [0, 5] {
+        // The row before would win if it were looked at.
+        let buffer = subject.guarded(&[&vec![1e30; offset], logits].concat());
+        for k in [0, 1, 2, 40, n, n + 1, usize::MAX] {
+            let mut got = vec![Candidate { id: 9, logit: f32::NAN }; 3];
+            let what = || subject.case("top_k", format_args!("{k} of {n} at {offset}"));
+            let result = subject.device().top_k(&buffer, offset, n, k, &mut got);
+            result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+            assert_eq!(bits(&got), bits(&reference::top_k(logits, k)), "{}", what());
+        }
+    }
+}
+
+fn logits_that_are_not_there_are_refused<B: Backend>(subject: &Subject<B>) {
+    let buffer = subject.upload(&[0.0; 8]);
+    let top_k = |offset, n| subject.device().top_k(&buffer, offset, n, 1, &mut Vec::new());
+    subject.expect_refusal("top_k", "9 of 8", top_k(0, 9));
+    subject.expect_refusal("top_k", "2 at 7 of 8", top_k(7, 2));
+    subject.expect_refusal("top_k", "an offset that overflows", top_k(usize::MAX, 2));
+}

@@ -1,0 +1,213 @@
+//! Weight matrices of every type, and what a device may lose when it multiplies with them.
+//!
+//! A product `sum_j w[j] x[j]` of `n` terms, added in any order, is off by at most `roundings(n + 7) * sum_j m[j] |x[j]|`: the
+//! sum takes `n` roundings, scales, minima and the step of the activations seven at most, and `m[j]` is what the kernel
+//! really adds for a weight: the code's part and the minimum's part apart, where the type has minima.
+//!
+//! In [`Arithmetic::EightBit`] an activation is off by half a step of its block, `step = max|x| / 127`, and by what the
+//! quotient `x / step` of up to 127 loses to four roundings, so `0.5001 step`. The rotated types meet activations where their
+//! levels are: both are turned (invariant under an orthogonal matrix), a level is off by half a step of its
+//! [`ByteBook`] and a turn adds 32 terms in five butterflies and scales them, on the codec's side as on the device's.
+
+use kvant_backend::WeightSource;
+use kvant_codec::fields::{Fields, Spec};
+use kvant_codec::random::Random;
+use kvant_codec::{ByteBook, DType, decode, encode};
+
+use crate::Arithmetic;
+use crate::judge::{Want, roundings};
+use crate::reference::{dot, rotate};
+
+/// Columns that share a step of the activations, and that are turned together.
+const BLOCK: usize = 32;
+/// Half a step, and what its quotient loses to rounding.
+const HALF_STEP: f64 = 0.5001;
+/// The steps of the largest activation of a block.
+const STEPS: f64 = 127.0;
+/// Roundings of a turn in butterflies: five additions, the factor; of the codec also the level times its scale.
+const TURN: usize = 14;
+
+/// The types a weight matrix can have.
+pub fn weight_types() -> impl Iterator<Item = DType> {
+    DType::ALL.into_iter().filter(|dtype| !dtype.is_turbo())
+}
+
+/// Independent Gaussians of standard deviation `sigma`.
+pub fn gaussian(seed: u64, len: usize, sigma: f64) -> Vec<f32> {
+    let mut values = vec![0.0; len];
+    Random::new(seed).fill_gaussian(&mut values, sigma);
+    values
+}
+
+/// A matrix as its file holds it, and as the equation sees it.
+pub struct Weights {
+    /// Type of the rows.
+    pub dtype: DType,
+    /// Columns.
+    pub n_in: usize,
+    bytes: Vec<u8>,
+    rows: Vec<Row>,
+}
+
+/// A row of weights; every list is `[n_in]`.
+struct Row {
+    values: Vec<f64>,
+    /// What is added for each weight, in magnitude.
+    magnitudes: Vec<f64>,
+    /// In the rotated types: levels times scales, and half a step of the bytes that may stand for them.
+    levels: Option<(Vec<f64>, Vec<f64>)>,
+}
+
+impl Weights {
+    /// `n_out` rows of Gaussians as `dtype` codes them.
+    pub fn gaussian(dtype: DType, n_out: usize, n_in: usize, seed: u64) -> Self {
+        let row_bytes = dtype.row_bytes(n_in).expect("rows are whole blocks");
+        let mut bytes = vec![0; n_out * row_bytes];
+        encode(dtype, &gaussian(seed, n_out * n_in, 0.02), &mut bytes).expect("sizes agree");
+        Self::from_bytes(dtype, n_in, bytes)
+    }
+
+    /// Rows as they lie in a file, whoever wrote it.
+    pub fn from_bytes(dtype: DType, n_in: usize, bytes: Vec<u8>) -> Self {
+        let row_bytes = dtype.row_bytes(n_in).expect("rows are whole blocks");
+        let rows = bytes.chunks_exact(row_bytes).map(|row| Row::read(dtype, n_in, row)).collect();
+        Self { dtype, n_in, bytes, rows }
+    }
+
+    /// The first `n_out` rows, for a device.
+    pub fn source(&self, n_out: usize) -> WeightSource {
+        let row_bytes = self.bytes.len() / self.rows.len();
+        let bytes = self.bytes[..n_out * row_bytes].to_vec().into();
+        WeightSource { dtype: self.dtype, n_out, n_in: self.n_in, bytes }
+    }
+
+    /// Row `index` on its own: what the codec decodes, or the same in another order of a few roundings.
+    pub fn row(&self, index: usize) -> Vec<Want> {
+        let row = &self.rows[index];
+        let tolerances: Vec<f64> = match (&row.levels, Spec::of(self.dtype)) {
+            (Some((levels, _)), _) => levels.chunks_exact(BLOCK).flat_map(turn_errors).collect(),
+            (None, Some(_)) => row.magnitudes.iter().map(|m| roundings(4) * m).collect(),
+            (None, None) => vec![0.0; self.n_in],
+        };
+        row.values.iter().zip(tolerances).map(|(&value, tolerance)| Want { value, tolerance }).collect()
+    }
+
+    /// The product of row `index` with `x` on a device of this arithmetic.
+    pub fn product(&self, index: usize, x: &Activations, arithmetic: Arithmetic) -> Want {
+        let row = &self.rows[index];
+        let in_bytes = arithmetic == Arithmetic::EightBit && Spec::of(self.dtype).is_some();
+        let summed = roundings(self.n_in + 7);
+        let lost = match &row.levels {
+            Some((levels, half_steps)) if in_bytes => {
+                let cols = levels.iter().zip(half_steps).zip(x.turned.iter().zip(&x.turned_half_steps));
+                let bytes = cols.map(|((w, dw), (x, dx))| {
+                    let (w, x) = (w.abs(), x.abs());
+                    w * dx + dw * (x + dx) + summed * (w + dw) * (x + dx)
+                });
+                let turns = levels.chunks_exact(BLOCK).zip(x.values.chunks_exact(BLOCK));
+                let turns =
+                    turns.map(|(w, x)| roundings(TURN) * norm_1(w) * norm_1(x) / (BLOCK as f64).sqrt());
+                bytes.sum::<f64>() + turns.sum::<f64>()
+            }
+            None if in_bytes => {
+                let cols = row.values.iter().zip(&row.magnitudes).zip(x.values.iter().zip(&x.half_steps));
+                cols.map(|((w, m), (x, dx))| w.abs() * dx + summed * m * (x.abs() + dx)).sum()
+            }
+            _ => row.magnitudes.iter().zip(&x.values).map(|(m, x)| summed * m * x.abs()).sum(),
+        };
+        let magnitude: f64 = row.values.iter().zip(&x.values).map(|(w, x)| (w * x).abs()).sum();
+        Want { value: dot(&row.values, &x.values), tolerance: lost + x.relative_error * magnitude }
+    }
+}
+
+impl Row {
+    fn read(dtype: DType, n_in: usize, bytes: &[u8]) -> Self {
+        let mut values = vec![0.0; n_in];
+        decode(dtype, bytes, &mut values).expect("sizes agree");
+        let values: Vec<f64> = values.into_iter().map(f64::from).collect();
+        let mut row = Self { magnitudes: values.iter().map(|w| w.abs()).collect(), values, levels: None };
+        if let Some(spec) = Spec::of(dtype) {
+            let blocks: Vec<_> =
+                bytes.chunks_exact(dtype.block_bytes()).map(|block| Fields::read(dtype, block)).collect();
+            row.split_minima(spec, &blocks);
+            row.find_levels(spec, &blocks);
+        }
+        row
+    }
+
+    /// Adds code and minimum apart.
+    fn split_minima(&mut self, spec: Spec, blocks: &[Fields]) {
+        if !spec.has_min {
+            return;
+        }
+        for (i, (magnitude, value)) in self.magnitudes.iter_mut().zip(&self.values).enumerate() {
+            let (fields, sub) = (&blocks[i / spec.len], i % spec.len / spec.sub_len);
+            let unit = f64::from(fields.min.to_f32());
+            let min = if spec.len == BLOCK { unit } else { -unit * f64::from(fields.sub_mins[sub]) };
+            *magnitude = (value - min).abs() + min.abs();
+        }
+    }
+
+    fn find_levels(&mut self, spec: Spec, blocks: &[Fields]) {
+        let Some(book) = spec.book else { return };
+        // Centroids are levels over the square root of 128.
+        let half_step = HALF_STEP * f64::from(ByteBook::of(&book).step) * 128f64.sqrt();
+        let scale =
+            |fields: &Fields, j: usize| f64::from([fields.scale, fields.min][j / spec.sub_len].to_f32());
+        let level = |fields: &Fields, j: usize| f64::from(book.levels()[usize::from(fields.codes[j])]);
+        let all = || blocks.iter().flat_map(|fields| (0..spec.len).map(move |j| (fields, j)));
+        let levels = all().map(|(fields, j)| level(fields, j) * scale(fields, j)).collect();
+        self.levels = Some((levels, all().map(|(fields, j)| half_step * scale(fields, j).abs()).collect()));
+    }
+}
+
+fn norm_1(values: &[f64]) -> f64 {
+    values.iter().map(|v| v.abs()).sum()
+}
+
+/// How far a turned block may be off, from the magnitudes that go into each of its values.
+fn turn_errors(block: &[f64]) -> impl Iterator<Item = f64> {
+    std::iter::repeat_n(roundings(TURN) * norm_1(block) / (BLOCK as f64).sqrt(), block.len())
+}
+
+/// A row of activations, and what a device may lose on it.
+pub struct Activations {
+    /// `[n_in]`, normalised where the op says so.
+    values: Vec<f64>,
+    half_steps: Vec<f64>,
+    turned: Vec<f64>,
+    turned_half_steps: Vec<f64>,
+    /// Of each value: what the norm costs.
+    relative_error: f64,
+}
+
+impl Activations {
+    /// A row as it is.
+    pub fn new(x: &[f32]) -> Self {
+        Self::known_within(x.iter().copied().map(f64::from).collect(), 0.0)
+    }
+
+    /// A row after its norm: `n` squares added in any order, of which the root halves the error, then a mean, eps, a root,
+    /// its inverse (two units of the last place where a device approximates it) and two factors: eight roundings.
+    pub fn normalised(x: &[f32], weight: &[f32], eps: f32) -> Self {
+        let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
+        Self::known_within(crate::reference::rms_norm(&x, weight, eps), norm_error(x.len()))
+    }
+
+    fn known_within(values: Vec<f64>, relative_error: f64) -> Self {
+        let turned = rotate(&values);
+        let (half_steps, turned_half_steps) = (half_steps(&values), half_steps(&turned));
+        Self { values, half_steps, turned, turned_half_steps, relative_error }
+    }
+}
+
+/// By which share of itself a value of a row of `n` may be off after its RMS norm; see [`Activations::normalised`].
+pub fn norm_error(n: usize) -> f64 {
+    roundings(n.div_ceil(2) + 8)
+}
+
+/// How far each of `values` may be off in bytes.
+fn half_steps(values: &[f64]) -> Vec<f64> {
+    let step = |block: &[f64]| block.iter().fold(0.0f64, |max, v| max.max(v.abs())) / STEPS;
+    values.chunks(BLOCK).flat_map(|block| std::iter::repeat_n(HALF_STEP * step(block), block.len())).collect()
+}

@@ -1,0 +1,6 @@
+//! The tokenizer of the bundled model on arbitrary text.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    kvant_fuzz_targets::tokenizer(bytes);
+});

@@ -1,0 +1,43 @@
+//! What must hold for any bytes. cargo-fuzz drives these functions where a nightly compiler is; `kvant-fuzz`, which needs
+//! none, drives them in `.ci/run`.
+#![forbid(unsafe_code)]
+
+mod codec;
+mod mutate;
+mod tokenizer;
+
+use kvant::Gguf;
+
+pub use codec::codec;
+pub use mutate::Mutator;
+pub use tokenizer::tokenizer;
+
+/// A function to be fed with anything.
+pub struct Target {
+    /// Its name, that of its file in `fuzz/fuzz_targets` too.
+    pub name: &'static str,
+    /// Panics if what must hold does not. Whether the input got past the first checks, and so is worth changing further.
+    pub check: fn(&[u8]) -> bool,
+    /// Inputs to begin with.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// Every target.
+pub const TARGETS: [Target; 3] = [
+    Target {
+        name: "gguf",
+        check: gguf,
+        seeds: || vec![include_bytes!("../../seeds/gguf/sample.gguf").to_vec()],
+    },
+    Target { name: "codec", check: codec, seeds: codec::seeds },
+    Target { name: "tokenizer", check: tokenizer, seeds: tokenizer::seeds },
+];
+
+/// The GGUF parser; what must hold is [`kvant::gguf::oracle`]'s to say.
+///
+/// # Panics
+/// If it does not.
+pub fn gguf(bytes: &[u8]) -> bool {
+    kvant::gguf::oracle::check(bytes);
+    Gguf::from_bytes(bytes.to_vec()).is_ok()
+}
