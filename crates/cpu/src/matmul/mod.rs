@@ -19,6 +19,8 @@ mod simd;
 mod skinny;
 mod work;
 
+use std::ops::Range;
+
 use kvant_backend::{BackendError, SharedBytes, WeightSource};
 use kvant_codec::DType;
 
@@ -131,12 +133,12 @@ impl CpuMatrix {
         }
     }
 
-    /// Panel `index`; from rows it is laid out in `lent`.
-    fn panel<'a>(&'a self, index: usize, lent: &'a mut Vec<Line>) -> &'a [Line] {
+    /// Some panels, one after the other; from rows they are laid out in `lent`.
+    fn panels<'a>(&'a self, panels: Range<usize>, lent: &'a mut Vec<Line>) -> &'a [Line] {
         match &self.store {
-            Store::Panels(panels) => panels.panel(index),
+            Store::Panels(kept) => kept.panels(panels),
             Store::Rows(rows) => {
-                panel::lay_out(self.dtype, self.n_in, rows, index, lent);
+                panel::lay_out(self.dtype, self.n_in, rows, panels, lent);
                 lent
             }
         }

@@ -5,8 +5,12 @@ use super::panel::{Format, Line, PANEL, Values};
 use super::quantise::Tile;
 
 /// A capability token with panel kernels. Every product is that of the equation in [`super`], with activations as the
-/// tile gives them; sums are in f32, in an order that is the kernel's own.
+/// tile gives them. Sums are in f32, one for each row of weights and of activations, and take the columns in their order: so a
+/// row's bits do not depend on the rows that are multiplied with it.
 pub(super) trait Simd: Copy + Sync {
+    /// Registers that sixteen floats fill.
+    const PARTS: usize;
+
     /// Products of one coded panel with one tile: one value for each row of the tile and of the panel. Asks for what lies
     /// `ahead` bytes further in memory, unless that is 0.
     fn gemv<F: Format, const T: usize>(
@@ -22,13 +26,13 @@ pub(super) trait Simd: Copy + Sync {
     /// Adds the products of a chunk of format `F` with a tile of as many blocks to `sums`.
     fn multiply<F: Format>(self, chunk: &Chunk, tile: Tile<'_, TILE>, sums: &mut Sums<TILE>);
 
-    /// Products of one float panel with one tile `[n_in]`; `ahead` as in [`Simd::gemv`].
-    fn gemv_floats<V: Values, const T: usize>(
+    /// Products of `P` float panels, one after the other, with one tile `[n_in]`; `ahead` as in [`Simd::gemv`].
+    fn gemv_floats<V: Values, const P: usize, const T: usize>(
         self,
-        panel: &[Line],
+        panels: &[Line],
         x: &[[f32; T]],
         ahead: usize,
-    ) -> [[f32; PANEL]; T];
+    ) -> [[[f32; PANEL]; T]; P];
 
     /// Widens `n_cols` columns from `lines` as panel `p` of a chunk.
     fn unpack_floats<V: Values>(self, lines: &[Line], n_cols: usize, p: usize, chunk: &mut FloatChunk);
@@ -43,8 +47,10 @@ pub(super) trait Simd: Copy + Sync {
 /// Implements [`Simd`] for a token by the functions of a module, which need no more than the token proves.
 #[cfg(target_arch = "x86_64")]
 macro_rules! simd {
-    ($token:ty, $kernels:ident) => {
+    ($token:ty, $kernels:ident, $parts:literal) => {
         impl Simd for $token {
+            const PARTS: usize = $parts;
+
             fn gemv<F: Format, const T: usize>(
                 self,
                 panel: &[Line],
@@ -65,14 +71,14 @@ macro_rules! simd {
                 unsafe { $kernels::multiply::<F>(chunk, tile, sums) }
             }
 
-            fn gemv_floats<V: Values, const T: usize>(
+            fn gemv_floats<V: Values, const P: usize, const T: usize>(
                 self,
-                panel: &[Line],
+                panels: &[Line],
                 x: &[[f32; T]],
                 ahead: usize,
-            ) -> [[f32; PANEL]; T] {
+            ) -> [[[f32; PANEL]; T]; P] {
                 // SAFETY: as above.
-                unsafe { $kernels::gemv_floats::<V, T>(panel, x, ahead) }
+                unsafe { $kernels::gemv_floats::<V, P, T>(panels, x, ahead) }
             }
 
             fn unpack_floats<V: Values>(
@@ -110,7 +116,7 @@ mod x86 {
     use crate::isa::{Avx2, Avx512, AvxVnni};
     use crate::matmul::panel::{avx_vnni, avx2, avx512};
 
-    simd!(Avx2, avx2);
-    simd!(AvxVnni, avx_vnni);
-    simd!(Avx512, avx512);
+    simd!(Avx2, avx2, 2);
+    simd!(AvxVnni, avx_vnni, 2);
+    simd!(Avx512, avx512, 1);
 }

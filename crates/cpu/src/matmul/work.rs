@@ -277,7 +277,7 @@ fn blocked<S: Simd>(
     let [one, two] = &mut lent;
     let pair = |panels| Pair { dtype: w.dtype, n_in: w.n_in, panels };
     if let Some(gate) = product.gate {
-        let pair = pair([w.panel(index, one), gate.panel(index, two)]);
+        let pair = pair([w.panels(index..index + 1, one), gate.panels(index..index + 1, two)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [up, gate]| {
             let mut gated = *up;
             simd.gate(gate, &mut gated);
@@ -286,7 +286,8 @@ fn blocked<S: Simd>(
     } else {
         let (first, last) = (2 * index, w.n_panels() - 1);
         // An odd last panel is multiplied with itself for company.
-        let pair = pair([w.panel(first, one), w.panel(last.min(first + 1), two)]);
+        let second = last.min(first + 1);
+        let pair = pair([w.panels(first..first + 1, one), w.panels(second..second + 1, two)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [a, b]| {
             product.put(row, first * PANEL, a);
             if first < last {

@@ -20,7 +20,7 @@ use std::arch::x86_64::*;
 use kvant_codec::DType;
 
 use super::prefetch::prefetch;
-use super::{BLOCK, Format, GROUPS, Line, PANEL, Values};
+use super::{BLOCK, Format, GROUPS, Line, PANEL, QUAD, Values, split};
 use crate::matmul::gemm::{Chunk, FLOAT_TILE, FloatChunk, PAIR, Register, Sums, TILE};
 use crate::matmul::quantise::Tile;
 use crate::matmul::silu;
@@ -475,44 +475,52 @@ fn column<V: Values>(lines: &[Line], col: usize, h: usize) -> __m256 {
     }
 }
 
-/// Products of one float panel with one tile.
+/// Products of `P` float panels, one after the other, with one tile.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn gemv_floats<V: Values, const T: usize>(
-    panel: &[Line],
+pub(crate) fn gemv_floats<V: Values, const P: usize, const T: usize>(
+    panels: &[Line],
     x: &[[f32; T]],
     ahead: usize,
-) -> [[f32; PANEL]; T] {
-    /// Independent sums for each row, so that additions overlap.
-    const CHAINS: usize = 4;
-    let mut sums = [[[_mm256_setzero_ps(); HALVES]; T]; CHAINS];
-    let (quads, rest) = x.as_chunks::<CHAINS>();
-    for (lines, quad) in panel.chunks_exact(CHAINS / V::PER_LINE).zip(quads) {
-        prefetch(lines, ahead);
-        for chain in 0..CHAINS {
-            let w = [column::<V>(lines, chain, 0), column::<V>(lines, chain, 1)];
-            let sums = &mut sums[if T > 2 { 0 } else { chain }];
-            for t in 0..T {
-                let x = _mm256_set1_ps(quad[chain][t]);
-                for h in 0..HALVES {
-                    sums[t][h] = _mm256_fmadd_ps(w[h], x, sums[t][h]);
+) -> [[[f32; PANEL]; T]; P] {
+    let mut sums = [[[_mm256_setzero_ps(); HALVES]; T]; P];
+    let panels: [&[Line]; P] = split(panels);
+    let (quads, rest) = x.as_chunks::<QUAD>();
+    for (i, quad) in quads.iter().enumerate() {
+        let n_lines = QUAD / V::PER_LINE;
+        let mut lines = [&panels[0][..n_lines]; P];
+        for p in 0..P {
+            lines[p] = &panels[p][i * n_lines..][..n_lines];
+            prefetch(lines[p], ahead);
+        }
+        for (col, x) in quad.iter().enumerate() {
+            for p in 0..P {
+                let w = [column::<V>(lines[p], col, 0), column::<V>(lines[p], col, 1)];
+                for t in 0..T {
+                    let x = _mm256_set1_ps(x[t]);
+                    for h in 0..HALVES {
+                        sums[p][t][h] = _mm256_fmadd_ps(w[h], x, sums[p][t][h]);
+                    }
                 }
             }
         }
     }
-    for (i, x) in rest.iter().enumerate() {
-        for t in 0..T {
-            for h in 0..HALVES {
-                let w = column::<V>(panel, CHAINS * quads.len() + i, h);
-                sums[0][t][h] = _mm256_fmadd_ps(w, _mm256_set1_ps(x[t]), sums[0][t][h]);
+    for (col, x) in (QUAD * quads.len()..).zip(rest) {
+        for p in 0..P {
+            let w = [column::<V>(panels[p], col, 0), column::<V>(panels[p], col, 1)];
+            for t in 0..T {
+                let x = _mm256_set1_ps(x[t]);
+                for h in 0..HALVES {
+                    sums[p][t][h] = _mm256_fmadd_ps(w[h], x, sums[p][t][h]);
+                }
             }
         }
     }
-    let mut out = [[0.0; PANEL]; T];
-    for t in 0..T {
-        for h in 0..HALVES {
-            let pairs =
-                [_mm256_add_ps(sums[0][t][h], sums[1][t][h]), _mm256_add_ps(sums[2][t][h], sums[3][t][h])];
-            put_floats(&mut out[t], h, _mm256_add_ps(pairs[0], pairs[1]));
+    let mut out = [[[0.0; PANEL]; T]; P];
+    for p in 0..P {
+        for t in 0..T {
+            for h in 0..HALVES {
+                put_floats(&mut out[p][t], h, sums[p][t][h]);
+            }
         }
     }
     out

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use kvant_codec::DType;
 
 use super::prefetch::prefetch;
-use super::{BLOCK, Format, GROUPS, Line, PANEL, Values};
+use super::{BLOCK, Format, GROUPS, Line, PANEL, QUAD, Values, split};
 use crate::matmul::gemm::{Chunk, FLOAT_TILE, FloatChunk, PAIR, Register, Sums, TILE};
 use crate::matmul::quantise::Tile;
 use crate::matmul::silu;
@@ -421,37 +421,45 @@ fn column<V: Values>(lines: &[Line], col: usize) -> __m512 {
     }
 }
 
-/// Products of one float panel with one tile.
+/// Products of `P` float panels, one after the other, with one tile.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(crate) fn gemv_floats<V: Values, const T: usize>(
-    panel: &[Line],
+pub(crate) fn gemv_floats<V: Values, const P: usize, const T: usize>(
+    panels: &[Line],
     x: &[[f32; T]],
     ahead: usize,
-) -> [[f32; PANEL]; T] {
-    /// Independent sums for each row, so that additions overlap.
-    const CHAINS: usize = 4;
-    let mut sums = [[_mm512_setzero_ps(); T]; CHAINS];
-    let (quads, rest) = x.as_chunks::<CHAINS>();
-    for (lines, quad) in panel.chunks_exact(CHAINS / V::PER_LINE).zip(quads) {
-        prefetch(lines, ahead);
-        for chain in 0..CHAINS {
-            let w = column::<V>(lines, chain);
-            let sums = &mut sums[if T > 4 { 0 } else { chain }];
-            for t in 0..T {
-                sums[t] = _mm512_fmadd_ps(w, _mm512_set1_ps(quad[chain][t]), sums[t]);
+) -> [[[f32; PANEL]; T]; P] {
+    let mut sums = [[_mm512_setzero_ps(); T]; P];
+    let panels: [&[Line]; P] = split(panels);
+    let (quads, rest) = x.as_chunks::<QUAD>();
+    for (i, quad) in quads.iter().enumerate() {
+        let n_lines = QUAD / V::PER_LINE;
+        let mut lines = [&panels[0][..n_lines]; P];
+        for p in 0..P {
+            lines[p] = &panels[p][i * n_lines..][..n_lines];
+            prefetch(lines[p], ahead);
+        }
+        for (col, x) in quad.iter().enumerate() {
+            for p in 0..P {
+                let w = column::<V>(lines[p], col);
+                for t in 0..T {
+                    sums[p][t] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[t]), sums[p][t]);
+                }
             }
         }
     }
-    for (i, x) in rest.iter().enumerate() {
-        let w = column::<V>(panel, CHAINS * quads.len() + i);
-        for t in 0..T {
-            sums[0][t] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[t]), sums[0][t]);
+    for (col, x) in (QUAD * quads.len()..).zip(rest) {
+        for p in 0..P {
+            let w = column::<V>(panels[p], col);
+            for t in 0..T {
+                sums[p][t] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[t]), sums[p][t]);
+            }
         }
     }
-    let mut out = [[0.0; PANEL]; T];
-    for t in 0..T {
-        let pairs = [_mm512_add_ps(sums[0][t], sums[1][t]), _mm512_add_ps(sums[2][t], sums[3][t])];
-        out[t] = to_floats(_mm512_add_ps(pairs[0], pairs[1]));
+    let mut out = [[[0.0; PANEL]; T]; P];
+    for p in 0..P {
+        for t in 0..T {
+            out[p][t] = to_floats(sums[p][t]);
+        }
     }
     out
 }
