@@ -11,10 +11,13 @@
 
 mod floats;
 mod gemm;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
+mod kernels;
 mod panel;
 mod quantise;
 mod rows;
 mod silu;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod simd;
 mod skinny;
 mod work;

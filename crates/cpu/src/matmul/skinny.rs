@@ -1,8 +1,11 @@
 //! Few rows: every panel is read once, strictly in order, and multiplied with all rows.
 
+use std::marker::PhantomData;
+
 use kvant_codec::DType;
 
 use super::gemm::Tiles;
+use super::kernels::{Gate, Gemv, GemvFloats};
 use super::panel::{Line, PANEL, is_float, split, with_format, with_values};
 use super::simd::Simd;
 use super::work::Outputs;
@@ -63,7 +66,7 @@ fn multiply_group<S: Simd, const P: usize, const T: usize>(
     if let Some(gate) = outputs.product.gate {
         let gate = group_sums::<S, P, T>(simd, w.dtype, gate.panels(panels, lent), tiles, ahead);
         let pairs = gate.as_flattened().iter().zip(sums.as_flattened_mut());
-        pairs.for_each(|(gate, sums)| simd.gate(gate, sums));
+        pairs.for_each(|(g, u)| simd.run(Gate { g, u }));
     }
     for (panel, sums) in (first..).zip(&sums) {
         for (row, sums) in outputs.rows.clone().zip(sums) {
@@ -80,14 +83,15 @@ fn group_sums<S: Simd, const P: usize, const T: usize>(
     tiles: Tiles<'_>,
     ahead: usize,
 ) -> [[[f32; PANEL]; T]; P] {
-    match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => {
-            with_values!(dtype, V => simd.gemv_floats::<V, P, T>(lines, tiles.floats.tile(0), ahead))
-        }
-        dtype => {
-            let tile = tiles.codes(dtype).tile(0);
-            let panels = split::<P>(lines);
-            with_format!(dtype, F => panels.map(|panel| simd.gemv::<F, T>(panel, tile, ahead)))
-        }
+    if is_float(dtype) {
+        let x = tiles.floats.tile(0);
+        return with_values!(dtype, V => {
+            simd.run(GemvFloats::<V, P, T> { panels: lines, x, ahead, values: PhantomData })
+        });
     }
+    let tile = tiles.codes(dtype).tile(0);
+    let panels = split::<P>(lines);
+    with_format!(dtype, F => {
+        panels.map(|panel| simd.run(Gemv::<F, T> { panel, tile, ahead, format: PhantomData }))
+    })
 }

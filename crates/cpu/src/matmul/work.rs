@@ -5,7 +5,8 @@ use std::ops::Range;
 use kvant_codec::DType;
 
 use super::floats::Floats;
-use super::gemm::{self, FLOAT_TILE, PAIR, Pair, TILE, Tiles, Workspace, row_block};
+use super::gemm::{self, Pair, Tiles, Workspace, row_block};
+use super::kernels::{Gate, PAIR};
 use super::panel::{PANEL, is_float, is_rotated};
 use super::quantise::{Quantised, Source};
 use super::simd::Simd;
@@ -107,14 +108,22 @@ pub(crate) struct Scratch {
 }
 
 /// Rows of a tile for `rows` input rows.
-fn tile_rows(rows: usize, is_float: bool) -> usize {
-    match rows {
-        0..=2 => rows.max(1),
-        3..=4 => 4,
-        5..=6 => 6,
-        7..=skinny::MAX_ROWS => skinny::MAX_ROWS,
-        _ if is_float => FLOAT_TILE,
-        _ => TILE,
+fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
+    fn blocked<S: Simd>(_: S, is_float: bool) -> usize {
+        if is_float { S::FLOAT_TILE } else { S::TILE }
+    }
+    match (rows, isa) {
+        (0..=2, _) => rows.max(1),
+        (3..=4, _) => 4,
+        (5..=6, _) => 6,
+        (7..=skinny::MAX_ROWS, _) => skinny::MAX_ROWS,
+        #[cfg(target_arch = "x86_64")]
+        (_, Isa::Avx2(simd)) => blocked(simd, is_float),
+        #[cfg(target_arch = "x86_64")]
+        (_, Isa::AvxVnni(simd)) => blocked(simd, is_float),
+        #[cfg(target_arch = "x86_64")]
+        (_, Isa::Avx512(simd)) => blocked(simd, is_float),
+        _ => unreachable!("{} reads rows as they are", isa.name()),
     }
 }
 
@@ -167,14 +176,14 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
         x = normalise(pool, &mut scratch.normed, input);
     }
     if wants(Form::Floats) {
-        scratch.floats.fill(pool, x, input.n_in, tile_rows(rows, true));
+        scratch.floats.fill(pool, x, input.n_in, tile_rows(isa, rows, true));
     }
     let source = |rotates| Source { x: input.x, n_in: input.n_in, norm: input.norm, rotates };
     if wants(Form::Codes) {
-        scratch.quantised.fill(isa, pool, source(false), tile_rows(rows, false));
+        scratch.quantised.fill(isa, pool, source(false), tile_rows(isa, rows, false));
     }
     if wants(Form::Rotated) {
-        scratch.rotated.fill(isa, pool, source(true), tile_rows(rows, false));
+        scratch.rotated.fill(isa, pool, source(true), tile_rows(isa, rows, false));
     }
     if scratch.workspaces.is_empty() {
         scratch.workspaces.resize(pool.n_threads(), Workspace::EMPTY);
@@ -287,7 +296,7 @@ fn blocked<S: Simd>(simd: S, workspace: &mut Workspace, mut outputs: Outputs<'_,
         let pair = pair([w.panels(panel.clone(), one), gate.panels(panel, two)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [up, gate]| {
             let mut gated = *up;
-            simd.gate(gate, &mut gated);
+            simd.run(Gate { g: gate, u: &mut gated });
             outputs.put(row, first * PANEL, &gated);
         });
     } else {

@@ -44,17 +44,9 @@
 //!
 //! **Floats.** One group is one column: 16 values, a line in f32, half a line in f16 and bf16.
 
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx2;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx512;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx_vnni;
 mod header;
 mod lines;
 mod planes;
-#[cfg(target_arch = "x86_64")]
-mod prefetch;
 
 use std::ops::Range;
 
