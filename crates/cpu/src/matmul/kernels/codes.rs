@@ -6,11 +6,14 @@
 use std::marker::PhantomData;
 
 use super::prefetch::prefetch;
-use super::unpack::{Stored, scales, unpack};
+use super::unpack::{Scales, Stored, unpack};
 use super::{Chunk, PAIR, Sums, place};
 use crate::matmul::panel::{BLOCK, Format, GROUPS, Line, PANEL};
 use crate::matmul::quantise::Tile;
 use crate::matmul::simd::{Kernel, MAX_ACROSS, MAX_PARTS, Simd};
+
+/// The most sub-blocks of a block.
+const MAX_SUBS: usize = 2;
 
 /// Sub-blocks of a block.
 #[inline(always)]
@@ -55,11 +58,12 @@ impl<F: Format, const T: usize> Kernel for Gemv<'_, F, T> {
     fn run<S: Simd>(self, simd: S) -> [[f32; PANEL]; T] {
         let layout = F::LAYOUT;
         let mut sums = [[simd.splat(0.0); T]; MAX_PARTS];
+        let mut stored = Stored::ZERO;
         for (u, unit) in self.panel.chunks(layout.unit_lines(layout.unit)).enumerate() {
             let (header, lines) = unit.split_at(layout.header);
             prefetch(header, self.ahead);
-            let stored = &Stored::read::<S, F>(simd, header);
-            let unit = Unit { header, lines, stored, first: u * (layout.unit / BLOCK) };
+            stored.read::<S, F>(simd, header);
+            let unit = Unit { header, lines, stored: &stored, first: u * (layout.unit / BLOCK) };
             // Not a loop: sums stay in registers where the part is known.
             add_unit::<S, F, T>(simd, unit, self.tile, 0, &mut sums[0], self.ahead);
             if S::PARTS == MAX_PARTS {
@@ -87,12 +91,19 @@ fn add_unit<S: Simd, F: Format, const T: usize>(
     ahead: usize,
 ) {
     let (layout, subs, step) = (F::LAYOUT, subs::<F>(), short_groups::<S, F>());
-    let (scales, mins) = scales::<S, F>(simd, unit.header, unit.stored, part);
+    let scales = Scales::new::<F>(simd, unit.header, unit.stored, part);
     for i in 0..(layout.unit / BLOCK).min(tile.codes.len() - unit.first) {
         let block = unit.first + i;
         let lines = &unit.lines[i * layout.block..][..layout.block];
         prefetch(lines, ahead);
         let codes = unpack::<S, F>(simd, lines, part);
+        let (mut scale, mut min) = ([simd.splat(0.0); MAX_SUBS], [simd.splat(0.0); MAX_SUBS]);
+        for sub in 0..subs {
+            scale[sub] = scales.scale::<F>(simd, i * subs + sub);
+            if F::SPEC.has_min {
+                min[sub] = scales.min::<F>(simd, i * subs + sub);
+            }
+        }
         for t in 0..T {
             for sub in 0..subs {
                 let mut sum = simd.start::<F>(tile.neg_sums[block][which::<F>(sub)][t]);
@@ -103,11 +114,11 @@ fn add_unit<S: Simd, F: Format, const T: usize>(
                     }
                     sum = simd.widen(sum, short);
                 }
-                let scaled = simd.mul(simd.to_floats(sum), scales[i * subs + sub]);
+                let scaled = simd.mul(simd.to_floats(sum), scale[sub]);
                 sums[t] = simd.mul_add(scaled, simd.splat(tile.scales[block][t]), sums[t]);
                 if F::SPEC.has_min {
                     let weighted = simd.splat(tile.weighted[block][which::<F>(sub)][t]);
-                    sums[t] = simd.mul_add(mins[i * subs + sub], weighted, sums[t]);
+                    sums[t] = simd.mul_add(min[sub], weighted, sums[t]);
                 }
             }
         }

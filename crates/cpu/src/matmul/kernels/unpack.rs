@@ -75,15 +75,14 @@ pub(super) struct Stored {
 }
 
 impl Stored {
+    pub(super) const ZERO: Self = Self { scales: [Line::ZERO; 4], mins: [Line::ZERO; 4] };
+
     /// Reads the header of a unit, where its scales share bytes.
     #[inline(always)]
-    pub(super) fn read<S: Simd, F: Format>(simd: S, header: &[Line]) -> Self {
-        let header = &header[..F::LAYOUT.header];
-        let mut stored = Self { scales: [Line::ZERO; 4], mins: [Line::ZERO; 4] };
+    pub(super) fn read<S: Simd, F: Format>(&mut self, simd: S, header: &[Line]) {
         for part in 0..S::PARTS {
-            stored.read_part::<S, F>(simd, header, part);
+            self.read_part::<S, F>(simd, &header[..F::LAYOUT.header], part);
         }
-        stored
     }
 
     #[inline(always)]
@@ -118,50 +117,49 @@ impl Stored {
     }
 }
 
-/// A float for each sub-block of a unit.
-pub(super) type Floats<S> = [<S as Simd>::Floats; 16];
-
-/// The scale of each sub-block of a unit, and what its minimum adds.
-#[inline(always)]
-pub(super) fn scales<S: Simd, F: Format>(
-    simd: S,
-    header: &[Line],
-    stored: &Stored,
+/// Where the scales of a part of a unit come from; each is made when it is used.
+pub(super) struct Scales<'a, S: Simd> {
+    header: &'a [Line],
+    stored: &'a Stored,
     part: usize,
-) -> (Floats<S>, Floats<S>) {
-    let header = &header[..F::LAYOUT.header];
-    let zero = simd.splat(0.0);
-    let (mut scales, mut mins) = ([zero; 16], [zero; 16]);
-    if F::BOOK.is_some() {
-        for i in 0..4 {
-            let d = simd.load_f16(&header[i / 2].0, i % 2, part);
-            scales[i] = simd.mul(d, simd.splat(F::D_FACTOR));
-        }
-    } else if F::SPEC.len == BLOCK {
-        for block in 0..2 {
-            scales[block] = simd.load_f16(&header[0].0, block, part);
-            if F::SPEC.has_min {
-                mins[block] = simd.load_f16(&header[1].0, block, part);
-            }
-        }
-    } else {
+    d: S::Floats,
+    minus_dmin: S::Floats,
+}
+
+impl<'a, S: Simd> Scales<'a, S> {
+    #[inline(always)]
+    pub(super) fn new<F: Format>(simd: S, header: &'a [Line], stored: &'a Stored, part: usize) -> Self {
+        let header = &header[..F::LAYOUT.header];
+        // Of a super-block; where there is none, nothing reads them.
         let units = &header[F::LAYOUT.header - 1].0;
         let d = simd.load_f16(units, 0, part);
-        let minus_dmin = simd.sub(zero, simd.load_f16(units, 1, part));
-        let lines = if F::DTYPE == DType::Q6K { header } else { &stored.scales[..] };
-        let offset = simd.splat(f32::from(F::SPEC.scale_zero));
-        for i in 0..F::SPEC.len / F::SPEC.sub_len / 4 {
-            for quarter in 0..4 {
-                let scale = simd.load_bytes(&lines[i].0, quarter, part);
-                scales[4 * i + quarter] = simd.mul(d, simd.sub(scale, offset));
-                if F::SPEC.has_min {
-                    let min = simd.load_bytes(&stored.mins[i].0, quarter, part);
-                    mins[4 * i + quarter] = simd.mul(minus_dmin, min);
-                }
-            }
-        }
+        let minus_dmin = simd.sub(simd.splat(0.0), simd.load_f16(units, 1, part));
+        Self { header, stored, part, d, minus_dmin }
     }
-    (scales, mins)
+
+    /// The scale of sub-block `s`.
+    #[inline(always)]
+    pub(super) fn scale<F: Format>(&self, simd: S, s: usize) -> S::Floats {
+        if F::BOOK.is_some() {
+            let d = simd.load_f16(&self.header[s / 2].0, s % 2, self.part);
+            return simd.mul(d, simd.splat(F::D_FACTOR));
+        }
+        if F::SPEC.len == BLOCK {
+            return simd.load_f16(&self.header[0].0, s % 2, self.part);
+        }
+        let lines = if F::DTYPE == DType::Q6K { self.header } else { &self.stored.scales };
+        let stored = simd.load_bytes(&lines[s / 4].0, s % 4, self.part);
+        simd.mul(self.d, simd.sub(stored, simd.splat(f32::from(F::SPEC.scale_zero))))
+    }
+
+    /// What the minimum of sub-block `s` adds, in the formats that have one.
+    #[inline(always)]
+    pub(super) fn min<F: Format>(&self, simd: S, s: usize) -> S::Floats {
+        if F::SPEC.len == BLOCK {
+            return simd.load_f16(&self.header[1].0, s % 2, self.part);
+        }
+        simd.mul(self.minus_dmin, simd.load_bytes(&self.stored.mins[s / 4].0, s % 4, self.part))
+    }
 }
 
 /// Unpacks `n_blocks` blocks from `lines`, which start at a unit, as panel `p` of a chunk.
@@ -182,22 +180,24 @@ impl<F: Format> Kernel for Unpack<'_, F> {
         let layout = F::LAYOUT;
         let subs = BLOCK / F::SPEC.sub_len;
         let blocks_per_unit = layout.unit / BLOCK;
+        let mut stored = Stored::ZERO;
         for (u, unit) in lines.chunks(layout.unit_lines(layout.unit)).enumerate() {
             let (header, lines) = unit.split_at(layout.header);
-            let stored = Stored::read::<S, F>(simd, header);
+            stored.read::<S, F>(simd, header);
             let first = u * blocks_per_unit;
             for part in 0..S::PARTS {
-                let (scales, mins) = scales::<S, F>(simd, header, &stored, part);
+                let scales = Scales::new::<F>(simd, header, &stored, part);
                 for i in 0..blocks_per_unit.min(n_blocks - first) {
                     let codes = unpack::<S, F>(simd, &lines[i * layout.block..], part);
                     for g in 0..GROUPS {
                         simd.store(codes[g], &mut chunk.codes[first + i][g][p].0, part);
                     }
                     for sub in 0..subs {
-                        let at = i * subs + sub;
-                        simd.store_floats(scales[at], &mut chunk.scales[first + i][sub][p].0, part);
+                        let scale = scales.scale::<F>(simd, i * subs + sub);
+                        simd.store_floats(scale, &mut chunk.scales[first + i][sub][p].0, part);
                         if F::SPEC.has_min {
-                            simd.store_floats(mins[at], &mut chunk.mins[first + i][sub][p].0, part);
+                            let min = scales.min::<F>(simd, i * subs + sub);
+                            simd.store_floats(min, &mut chunk.mins[first + i][sub][p].0, part);
                         }
                     }
                 }
