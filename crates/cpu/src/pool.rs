@@ -11,6 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::shards::Shards;
+
 /// Spins before a look at the clock.
 const SPINS: u32 = 1 << 10;
 /// A worker that has been idle this long sleeps until the next region.
@@ -124,8 +126,22 @@ impl Pool {
         self.for_each_on(n, &|_, item| job(item));
     }
 
+    /// As [`Pool::for_each`], with `job(state, item)` given the state of the thread it runs on.
+    ///
+    /// # Panics
+    /// Unless there is a state for each thread.
+    pub fn for_each_with<T: Send>(&self, states: &mut [T], n: usize, job: &(dyn Fn(&mut T, usize) + Sync)) {
+        assert_eq!(states.len(), self.n_threads(), "a state for each thread");
+        let states = Shards::new(states);
+        self.for_each_on(n, &|thread, item| {
+            // SAFETY: each number of a thread belongs to one thread of the region, which works on one item at a time.
+            let own = unsafe { states.part(thread..thread + 1) };
+            job(&mut own[0], item);
+        });
+    }
+
     /// As [`Pool::for_each`], with `job(thread, item)` told which thread it runs on.
-    pub fn for_each_on(&self, n: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+    fn for_each_on(&self, n: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         let n_threads = self.n_threads();
         if n <= 1 || n_threads == 1 {
             return (0..n).for_each(|item| job(0, item));
@@ -227,6 +243,16 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn every_item_meets_the_state_of_one_thread() {
+        let pool = Pool::new(3);
+        let mut items = vec![Vec::new(); 3];
+        pool.for_each_with(&mut items, 100, &|own, item| own.push(item));
+        let mut all = items.concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..100).collect::<Vec<_>>());
     }
 
     #[test]

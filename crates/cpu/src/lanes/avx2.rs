@@ -9,6 +9,7 @@ use std::arch::x86_64::*;
 use kvant_codec::finite::F16_MAX;
 
 use super::{Lanes, Op};
+use crate::isa::{avx_vnni, avx2};
 use crate::{Avx2, AvxVnni};
 
 /// Wraps an intrinsic: the token proves its instructions.
@@ -45,9 +46,10 @@ pub(crate) trait Ymm: Copy + Send + Sync {
     fn dot_half(self, sum: __m256i, codes: __m256i, bytes: __m256i) -> __m256i;
 }
 
-#[target_feature(enable = "avx2,fma,f16c")]
-fn run_avx2<O: Op>(lanes: Avx2, op: O) -> O::Output {
-    op.run(lanes)
+avx2! {
+    fn run_avx2<O: Op>(lanes: Avx2, op: O) -> O::Output {
+        op.run(lanes)
+    }
 }
 
 impl Ymm for Avx2 {
@@ -69,9 +71,10 @@ impl Ymm for Avx2 {
     }
 }
 
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-fn run_avx_vnni<O: Op>(lanes: AvxVnni, op: O) -> O::Output {
-    op.run(lanes)
+avx_vnni! {
+    fn run_avx_vnni<O: Op>(lanes: AvxVnni, op: O) -> O::Output {
+        op.run(lanes)
+    }
 }
 
 impl Ymm for AvxVnni {

@@ -6,6 +6,7 @@ use kvant_codec::finite::F16_MAX;
 
 use super::{Lanes, Op};
 use crate::Avx512;
+use crate::isa::avx512;
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
@@ -16,9 +17,10 @@ macro_rules! intrinsic {
     };
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,popcnt,bmi1,bmi2")]
-fn run<O: Op>(lanes: Avx512, op: O) -> O::Output {
-    op.run(lanes)
+avx512! {
+    fn run<O: Op>(lanes: Avx512, op: O) -> O::Output {
+        op.run(lanes)
+    }
 }
 
 impl Lanes for Avx512 {

@@ -11,13 +11,18 @@
 
 mod floats;
 mod gemm;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
+mod kernels;
 mod panel;
 mod quantise;
 mod rows;
 mod silu;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod simd;
 mod skinny;
 mod work;
+
+use std::ops::Range;
 
 use kvant_backend::{BackendError, SharedBytes, WeightSource};
 use kvant_codec::DType;
@@ -131,12 +136,12 @@ impl CpuMatrix {
         }
     }
 
-    /// Panel `index`; from rows it is laid out in `lent`.
-    fn panel<'a>(&'a self, index: usize, lent: &'a mut Vec<Line>) -> &'a [Line] {
+    /// Some panels, one after the other; from rows they are laid out in `lent`.
+    fn panels<'a>(&'a self, panels: Range<usize>, lent: &'a mut Vec<Line>) -> &'a [Line] {
         match &self.store {
-            Store::Panels(panels) => panels.panel(index),
+            Store::Panels(kept) => kept.panels(panels),
             Store::Rows(rows) => {
-                panel::lay_out(self.dtype, self.n_in, rows, index, lent);
+                panel::lay_out(self.dtype, self.n_in, rows, panels, lent);
                 lent
             }
         }

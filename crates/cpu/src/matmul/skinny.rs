@@ -1,70 +1,97 @@
 //! Few rows: every panel is read once, strictly in order, and multiplied with all rows.
 
-use std::ops::Range;
+use std::marker::PhantomData;
 
 use kvant_codec::DType;
 
 use super::gemm::Tiles;
-use super::panel::{Line, PANEL, with_format, with_values};
+use super::kernels::{Gate, Gemv, GemvFloats};
+use super::panel::{Line, PANEL, is_float, split, with_format, with_values};
 use super::simd::Simd;
-use super::work::Product;
+use super::work::Outputs;
 
 /// The most rows that are multiplied together.
 pub(super) const MAX_ROWS: usize = 8;
+/// Registers of sums that keep the adders busy. A sum takes one column after the other, so that its bits do not depend on the
+/// number of rows; where the sums of one float panel are fewer, several panels are multiplied side by side.
+const SUMS: usize = 8;
 
-/// Computes the outputs of some panels of `product` for all `rows` rows of the input, asking for weights `ahead` bytes before
-/// their use.
+/// Computes `outputs` for all rows of the input, asking for weights `ahead` bytes before their use.
 pub(super) fn multiply<S: Simd>(
     simd: S,
     lent: &mut Vec<Line>,
-    product: &Product<'_>,
+    outputs: Outputs<'_, '_>,
     tiles: Tiles<'_>,
-    panels: Range<usize>,
-    rows: usize,
     ahead: usize,
 ) {
-    match rows {
-        1 => multiply_tile::<S, 1>(simd, lent, product, tiles, panels, rows, ahead),
-        2 => multiply_tile::<S, 2>(simd, lent, product, tiles, panels, rows, ahead),
-        3..=4 => multiply_tile::<S, 4>(simd, lent, product, tiles, panels, rows, ahead),
-        5..=6 => multiply_tile::<S, 6>(simd, lent, product, tiles, panels, rows, ahead),
-        _ => multiply_tile::<S, MAX_ROWS>(simd, lent, product, tiles, panels, rows, ahead),
+    match outputs.rows.len() {
+        1 => multiply_tile::<S, 1>(simd, lent, outputs, tiles, ahead),
+        2 => multiply_tile::<S, 2>(simd, lent, outputs, tiles, ahead),
+        3..=4 => multiply_tile::<S, 4>(simd, lent, outputs, tiles, ahead),
+        5..=6 => multiply_tile::<S, 6>(simd, lent, outputs, tiles, ahead),
+        _ => multiply_tile::<S, MAX_ROWS>(simd, lent, outputs, tiles, ahead),
     }
 }
 
 fn multiply_tile<S: Simd, const T: usize>(
     simd: S,
     lent: &mut Vec<Line>,
-    product: &Product<'_>,
+    mut outputs: Outputs<'_, '_>,
     tiles: Tiles<'_>,
-    panels: Range<usize>,
-    rows: usize,
     ahead: usize,
 ) {
-    let dtype = product.w.dtype;
-    for panel in panels {
-        let mut sums = panel_sums::<S, T>(simd, dtype, product.w.panel(panel, lent), tiles, ahead);
-        if let Some(gate) = product.gate {
-            let gate = panel_sums::<S, T>(simd, dtype, gate.panel(panel, lent), tiles, ahead);
-            gate.iter().zip(&mut sums).for_each(|(gate, sums)| simd.gate(gate, sums));
-        }
-        for (row, sums) in sums[..rows].iter().enumerate() {
-            product.put(row, panel * PANEL, sums);
-        }
+    let mut rest = outputs.panels.clone();
+    while !rest.is_empty() {
+        let wanted = if is_float(outputs.product.w.dtype) { SUMS / (T * S::PARTS) } else { 1 };
+        let (first, outputs) = (rest.start, &mut outputs);
+        rest.start += match wanted.min(rest.len()) {
+            4.. => multiply_group::<S, 4, T>(simd, lent, outputs, first, tiles, ahead),
+            2.. => multiply_group::<S, 2, T>(simd, lent, outputs, first, tiles, ahead),
+            _ => multiply_group::<S, 1, T>(simd, lent, outputs, first, tiles, ahead),
+        };
     }
 }
 
-fn panel_sums<S: Simd, const T: usize>(
+/// Computes the outputs of `P` panels side by side, from panel `first`, and returns `P`.
+fn multiply_group<S: Simd, const P: usize, const T: usize>(
+    simd: S,
+    lent: &mut Vec<Line>,
+    outputs: &mut Outputs<'_, '_>,
+    first: usize,
+    tiles: Tiles<'_>,
+    ahead: usize,
+) -> usize {
+    let (w, panels) = (outputs.product.w, first..first + P);
+    let mut sums = group_sums::<S, P, T>(simd, w.dtype, w.panels(panels.clone(), lent), tiles, ahead);
+    if let Some(gate) = outputs.product.gate {
+        let gate = group_sums::<S, P, T>(simd, w.dtype, gate.panels(panels, lent), tiles, ahead);
+        let pairs = gate.as_flattened().iter().zip(sums.as_flattened_mut());
+        pairs.for_each(|(g, u)| simd.run(Gate { g, u }));
+    }
+    for (panel, sums) in (first..).zip(&sums) {
+        for (row, sums) in outputs.rows.clone().zip(sums) {
+            outputs.put(row, panel * PANEL, sums);
+        }
+    }
+    P
+}
+
+fn group_sums<S: Simd, const P: usize, const T: usize>(
     simd: S,
     dtype: DType,
     lines: &[Line],
     tiles: Tiles<'_>,
     ahead: usize,
-) -> [[f32; PANEL]; T] {
-    match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => {
-            with_values!(dtype, V => simd.gemv_floats::<V, T>(lines, tiles.floats.tile(0), ahead))
-        }
-        dtype => with_format!(dtype, F => simd.gemv::<F, T>(lines, tiles.codes(dtype).tile(0), ahead)),
+) -> [[[f32; PANEL]; T]; P] {
+    if is_float(dtype) {
+        let x = tiles.floats.tile(0);
+        return with_values!(dtype, V => {
+            simd.run(GemvFloats::<V, P, T> { panels: lines, x, ahead, values: PhantomData })
+        });
     }
+    let tile = tiles.codes(dtype).tile(0);
+    let panels = split::<P>(lines);
+    with_format!(dtype, F => {
+        panels.map(|panel| simd.run(Gemv::<F, T> { panel, tile, ahead, format: PhantomData }))
+    })
 }

@@ -1,5 +1,7 @@
 //! Every product is held to sums in f64 over weights that the codec decodes.
 
+mod company;
+
 use kvant_backend::{Backend, Input, Norm, Output, WeightSource};
 use kvant_codec::fields::{Fields, Spec};
 use kvant_codec::random::Random;

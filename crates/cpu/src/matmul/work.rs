@@ -5,7 +5,8 @@ use std::ops::Range;
 use kvant_codec::DType;
 
 use super::floats::Floats;
-use super::gemm::{self, FLOAT_TILE, Pair, TILE, Tiles, Workspace, row_block};
+use super::gemm::{self, Pair, Tiles, Workspace, row_block};
+use super::kernels::{Gate, PAIR};
 use super::panel::{PANEL, is_float, is_rotated};
 use super::quantise::{Quantised, Source};
 use super::simd::Simd;
@@ -45,20 +46,43 @@ pub(crate) struct Product<'a> {
     pub gate: Option<&'a CpuMatrix>,
 }
 
-impl Product<'_> {
+impl<'a> Product<'a> {
+    /// The outputs of some panels for some rows, to write.
+    ///
+    /// # Safety
+    /// While they are held, no others of this product may be that share both a panel and a row with them.
+    pub(super) unsafe fn outputs(&self, panels: Range<usize>, rows: Range<usize>) -> Outputs<'_, 'a> {
+        Outputs { product: self, panels, rows }
+    }
+}
+
+/// Outputs of a product that one thread writes: some panels, for some rows.
+pub(super) struct Outputs<'a, 'b> {
+    pub product: &'a Product<'b>,
+    pub panels: Range<usize>,
+    pub rows: Range<usize>,
+}
+
+impl Outputs<'_, '_> {
     /// Takes outputs `first ..` of one row, as many as there are.
-    pub(super) fn put(&self, row: usize, first: usize, values: &[f32]) {
-        let n = values.len().min(self.w.n_out - first);
-        let at = row * self.w.n_out + first;
-        // SAFETY: the outputs of a panel, for the rows of an item, are put by the thread that has that item, and items
-        // share neither panels nor rows.
-        let y = unsafe { self.y.part(at..at + n) };
-        match self.bias {
-            Some(bias) if self.accumulate => {
+    ///
+    /// # Panics
+    /// When they are not among these outputs.
+    pub(super) fn put(&mut self, row: usize, first: usize, values: &[f32]) {
+        let outputs = self.panels.start * PANEL..self.panels.end * PANEL;
+        assert!(self.rows.contains(&row) && outputs.start <= first && first + values.len() <= outputs.end);
+        let Product { w, bias, y, accumulate, .. } = self.product;
+        let n = values.len().min(w.n_out - first);
+        let at = row * w.n_out + first;
+        // SAFETY: nobody else holds these outputs, as was promised when they were handed out, and here they are borrowed
+        // for as long as `y` lives.
+        let y = unsafe { y.part(at..at + n) };
+        match bias {
+            Some(bias) if *accumulate => {
                 (0..n).for_each(|i| y[i] += values[i] + bias[first + i]);
             }
             Some(bias) => (0..n).for_each(|i| y[i] = values[i] + bias[first + i]),
-            None if self.accumulate => (0..n).for_each(|i| y[i] += values[i]),
+            None if *accumulate => (0..n).for_each(|i| y[i] += values[i]),
             // A whole panel is one store, not a call of `memcpy`.
             None => match (y.as_chunks_mut::<PANEL>(), values.as_chunks()) {
                 (([y], []), ([values], [])) => *y = *values,
@@ -84,14 +108,22 @@ pub(crate) struct Scratch {
 }
 
 /// Rows of a tile for `rows` input rows.
-fn tile_rows(rows: usize, is_float: bool) -> usize {
-    match rows {
-        0..=2 => rows.max(1),
-        3..=4 => 4,
-        5..=6 => 6,
-        7..=skinny::MAX_ROWS => skinny::MAX_ROWS,
-        _ if is_float => FLOAT_TILE,
-        _ => TILE,
+fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
+    fn blocked<S: Simd>(_: S, is_float: bool) -> usize {
+        if is_float { S::FLOAT_TILE } else { S::TILE }
+    }
+    match (rows, isa) {
+        (0..=2, _) => rows.max(1),
+        (3..=4, _) => 4,
+        (5..=6, _) => 6,
+        (7..=skinny::MAX_ROWS, _) => skinny::MAX_ROWS,
+        #[cfg(target_arch = "x86_64")]
+        (_, Isa::Avx2(simd)) => blocked(simd, is_float),
+        #[cfg(target_arch = "x86_64")]
+        (_, Isa::AvxVnni(simd)) => blocked(simd, is_float),
+        #[cfg(target_arch = "x86_64")]
+        (_, Isa::Avx512(simd)) => blocked(simd, is_float),
+        _ => unreachable!("{} reads rows as they are", isa.name()),
     }
 }
 
@@ -106,8 +138,6 @@ struct Region<'a> {
     /// The input in f32, `[rows, n_in]`, where a product reads it so.
     x: &'a [f32],
     tiles: Tiles<'a>,
-    /// One for each thread.
-    workspaces: &'a Shards<'a, Workspace>,
     n_in: usize,
     rows: usize,
     tuning: Tuning,
@@ -146,104 +176,95 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
         x = normalise(pool, &mut scratch.normed, input);
     }
     if wants(Form::Floats) {
-        scratch.floats.fill(pool, x, input.n_in, tile_rows(rows, true));
+        scratch.floats.fill(pool, x, input.n_in, tile_rows(isa, rows, true));
     }
     let source = |rotates| Source { x: input.x, n_in: input.n_in, norm: input.norm, rotates };
     if wants(Form::Codes) {
-        scratch.quantised.fill(isa, pool, source(false), tile_rows(rows, false));
+        scratch.quantised.fill(isa, pool, source(false), tile_rows(isa, rows, false));
     }
     if wants(Form::Rotated) {
-        scratch.rotated.fill(isa, pool, source(true), tile_rows(rows, false));
+        scratch.rotated.fill(isa, pool, source(true), tile_rows(isa, rows, false));
     }
     if scratch.workspaces.is_empty() {
         scratch.workspaces.resize(pool.n_threads(), Workspace::EMPTY);
     }
-    let workspaces = &Shards::new(&mut scratch.workspaces);
+    let workspaces = &mut scratch.workspaces;
     let tiles = Tiles { quantised: &scratch.quantised, rotated: &scratch.rotated, floats: &scratch.floats };
-    let region =
-        Region { pool, products, x, tiles, workspaces, n_in: input.n_in, rows, tuning: scratch.tuning };
+    let region = Region { pool, products, x, tiles, n_in: input.n_in, rows, tuning: scratch.tuning };
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(simd) => region.run_panels(simd),
+        Isa::Avx2(simd) => region.run_panels(simd, workspaces),
         #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni(simd) => region.run_panels(simd),
+        Isa::AvxVnni(simd) => region.run_panels(simd, workspaces),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(simd) => region.run_panels(simd),
-        _ => region.run_rows(),
+        Isa::Avx512(simd) => region.run_panels(simd, workspaces),
+        _ => region.run_rows(workspaces),
     }
 }
 
 impl Region<'_> {
     /// Every product from file rows.
-    fn run_rows(&self) {
-        self.for_each_item(CpuMatrix::n_panels, |_, product, panel| self.file_rows(product, panel));
+    fn run_rows(&self, workspaces: &mut [Workspace]) {
+        self.for_each_item(workspaces, 1, |_, outputs| self.file_rows(outputs));
     }
 
     /// Every product from panels.
     #[cfg(target_arch = "x86_64")]
-    fn run_panels<S: Simd>(&self, simd: S) {
-        if self.rows <= skinny::MAX_ROWS { self.run_skinny(simd) } else { self.run_blocked(simd) }
-    }
-
-    fn run_skinny<S: Simd>(&self, simd: S) {
+    fn run_panels<S: Simd>(&self, simd: S, workspaces: &mut [Workspace]) {
+        if self.rows > skinny::MAX_ROWS {
+            return self.run_blocked(simd, workspaces);
+        }
         let n_panels: usize = self.products.iter().flatten().map(|product| product.w.n_panels()).sum();
         let per_item = (n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads())).max(1);
-        let n_items = |w: &CpuMatrix| w.n_panels().div_ceil(per_item);
-        self.for_each_item(n_items, |thread, product, item| {
-            let panels = item * per_item..product.w.n_panels().min((item + 1) * per_item);
-            let [lent, _] = &mut self.workspace(thread).lent;
-            skinny::multiply(simd, lent, product, self.tiles, panels, self.rows, self.tuning.prefetch);
+        self.for_each_item(workspaces, per_item, |workspace, outputs| {
+            let [lent, _] = &mut workspace.lent;
+            skinny::multiply(simd, lent, outputs, self.tiles, self.tuning.prefetch);
         });
     }
 
-    fn run_blocked<S: Simd>(&self, simd: S) {
-        let n_pairs = |product: &Product<'_>| match product.gate {
-            Some(_) => product.w.n_panels(),
-            None => product.w.n_panels().div_ceil(2),
-        };
+    /// Hands out all outputs, `per_item` panels of one product at a time.
+    fn for_each_item(
+        &self,
+        workspaces: &mut [Workspace],
+        per_item: usize,
+        job: impl Fn(&mut Workspace, Outputs<'_, '_>) + Sync,
+    ) {
+        let n_items = |product: &Product<'_>| product.w.n_panels().div_ceil(per_item);
+        let total = self.products.iter().flatten().map(n_items).sum();
+        self.pool.for_each_with(workspaces, total, &|workspace, item| {
+            let (product, index) = locate(self.products, item, n_items);
+            let panels = index * per_item..product.w.n_panels().min((index + 1) * per_item);
+            // SAFETY: every item runs once, and no other has these panels.
+            job(workspace, unsafe { product.outputs(panels, 0..self.rows) });
+        });
+    }
+
+    fn run_blocked<S: Simd>(&self, simd: S, workspaces: &mut [Workspace]) {
+        let per_pair = |product: &Product<'_>| if product.gate.is_some() { 1 } else { PAIR };
+        let n_pairs = |product: &Product<'_>| product.w.n_panels().div_ceil(per_pair(product));
         let per_block: usize = self.products.iter().flatten().map(n_pairs).sum();
         let least = (MIN_ITEMS_PER_THREAD * self.pool.n_threads()).div_ceil(per_block.max(1));
         let row_block = row_block(self.rows, self.tuning.row_block, least);
         let n_blocks = self.rows.div_ceil(row_block);
-        self.pool.for_each_on(n_blocks * per_block, &|thread, item| {
+        self.pool.for_each_with(workspaces, n_blocks * per_block, &|workspace, item| {
             let first_row = item / per_block * row_block;
             let rows = first_row..self.rows.min(first_row + row_block);
             let (product, index) = locate(self.products, item % per_block, n_pairs);
-            blocked(simd, self.workspace(thread), product, index, self.tiles, rows);
+            let first = index * per_pair(product);
+            let panels = first..product.w.n_panels().min(first + per_pair(product));
+            // SAFETY: every item runs once, and no other has these panels for these rows.
+            blocked(simd, workspace, unsafe { product.outputs(panels, rows) }, self.tiles);
         });
     }
 
-    fn for_each_item(
-        &self,
-        n_items: impl Fn(&CpuMatrix) -> usize + Sync,
-        job: impl Fn(usize, &Product<'_>, usize) + Sync,
-    ) {
-        let n_items = |product: &Product<'_>| n_items(product.w);
-        let total = self.products.iter().flatten().map(n_items).sum();
-        self.pool.for_each_on(total, &|thread, item| {
-            let (product, index) = locate(self.products, item, n_items);
-            job(thread, product, index);
-        });
-    }
-
-    /// The workspace of a thread, for the item it works on.
-    #[cfg(target_arch = "x86_64")]
-    #[expect(clippy::mut_from_ref, reason = "each thread has its own")]
-    fn workspace(&self, thread: usize) -> &mut Workspace {
-        // SAFETY: a thread works on one item at a time, and nobody else asks for its workspace.
-        let own = unsafe { self.workspaces.part(thread..thread + 1) };
-        &mut own[0]
-    }
-
-    /// The outputs of panel `panel`, by the reference.
-    fn file_rows(&self, product: &Product<'_>, panel: usize) {
-        let Store::Rows(bytes) = &product.w.store else { unreachable!("panels for the scalar kernel set") };
-        let row_bytes = bytes.len() / product.w.n_out;
-        for o in panel * PANEL..((panel + 1) * PANEL).min(product.w.n_out) {
+    /// Outputs by the reference.
+    fn file_rows(&self, mut outputs: Outputs<'_, '_>) {
+        let w = outputs.product.w;
+        let Store::Rows(bytes) = &w.store else { unreachable!("panels for the scalar kernel set") };
+        let row_bytes = bytes.len() / w.n_out;
+        for o in outputs.panels.start * PANEL..w.n_out.min(outputs.panels.end * PANEL) {
             let row = &bytes[o * row_bytes..][..row_bytes];
-            rows::row_products(product.w.dtype, row, self.x, self.n_in, |r, value| {
-                product.put(r, o, &[value])
-            });
+            rows::row_products(w.dtype, row, self.x, self.n_in, |r, value| outputs.put(r, o, &[value]));
         }
     }
 }
@@ -263,34 +284,29 @@ fn locate<'a, 'b>(
     unreachable!("an item beyond the last product")
 }
 
-/// One pair of panels, for the rows of one row block: neighbours, or a panel of `up` and the same of `gate`.
+/// Outputs of one pair of panels for the rows of one row block: of neighbours, or of a panel of `up` and the same of `gate`.
 #[cfg(target_arch = "x86_64")]
-fn blocked<S: Simd>(
-    simd: S,
-    workspace: &mut Workspace,
-    product: &Product<'_>,
-    index: usize,
-    tiles: Tiles<'_>,
-    rows: Range<usize>,
-) {
-    let (w, mut lent) = (product.w, std::mem::take(&mut workspace.lent));
+fn blocked<S: Simd>(simd: S, workspace: &mut Workspace, mut outputs: Outputs<'_, '_>, tiles: Tiles<'_>) {
+    let (w, first, rows) = (outputs.product.w, outputs.panels.start, outputs.rows.clone());
+    let mut lent = std::mem::take(&mut workspace.lent);
     let [one, two] = &mut lent;
     let pair = |panels| Pair { dtype: w.dtype, n_in: w.n_in, panels };
-    if let Some(gate) = product.gate {
-        let pair = pair([w.panel(index, one), gate.panel(index, two)]);
+    let panel = first..first + 1;
+    if let Some(gate) = outputs.product.gate {
+        let pair = pair([w.panels(panel.clone(), one), gate.panels(panel, two)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [up, gate]| {
             let mut gated = *up;
-            simd.gate(gate, &mut gated);
-            product.put(row, index * PANEL, &gated);
+            simd.run(Gate { g: gate, u: &mut gated });
+            outputs.put(row, first * PANEL, &gated);
         });
     } else {
-        let (first, last) = (2 * index, w.n_panels() - 1);
         // An odd last panel is multiplied with itself for company.
-        let pair = pair([w.panel(first, one), w.panel(last.min(first + 1), two)]);
+        let last = outputs.panels.end - 1;
+        let pair = pair([w.panels(panel, one), w.panels(last..last + 1, two)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [a, b]| {
-            product.put(row, first * PANEL, a);
+            outputs.put(row, first * PANEL, a);
             if first < last {
-                product.put(row, (first + 1) * PANEL, b);
+                outputs.put(row, last * PANEL, b);
             }
         });
     }

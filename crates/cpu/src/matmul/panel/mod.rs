@@ -44,17 +44,11 @@
 //!
 //! **Floats.** One group is one column: 16 values, a line in f32, half a line in f16 and bf16.
 
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx2;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx512;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx_vnni;
 mod header;
 mod lines;
 mod planes;
-#[cfg(target_arch = "x86_64")]
-mod prefetch;
+
+use std::ops::Range;
 
 use half::{bf16, f16};
 use kvant_backend::BackendError;
@@ -74,6 +68,9 @@ pub(crate) const PANEL: usize = 16;
 pub(crate) const BLOCK: usize = 32;
 /// Groups of four columns in a block.
 pub(crate) const GROUPS: usize = 8;
+/// Columns that are whole lines of every float type.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no kernel reads panels"))]
+pub(crate) const QUAD: usize = 4;
 
 /// A coded weight format, as a type, so that kernels are compiled for each.
 pub(crate) trait Format {
@@ -283,7 +280,12 @@ impl Panels {
 
     /// The lines of panel `index`.
     pub fn panel(&self, index: usize) -> &[Line] {
-        &self.lines.as_slice()[index * self.panel_lines..][..self.panel_lines]
+        self.panels(index..index + 1)
+    }
+
+    /// The lines of some panels, one after the other.
+    pub fn panels(&self, panels: Range<usize>) -> &[Line] {
+        &self.lines.as_slice()[panels.start * self.panel_lines..panels.end * self.panel_lines]
     }
 
     /// Decodes row `row` into `out` `[n_in]`, exactly as the codec decodes the row it was made from.
@@ -322,13 +324,24 @@ fn panel_rows(rows: &[u8], row_bytes: usize, index: usize) -> &[u8] {
     &rows[index * PANEL * row_bytes..rows.len().min((index + 1) * PANEL * row_bytes)]
 }
 
-/// Lays out panel `index` of `rows` (rows of `n_in` weights, whose length has been checked) in `lines`, which are used again
-/// from panel to panel: for weights that stay as they are in the file.
-pub(crate) fn lay_out(dtype: DType, n_in: usize, rows: &[u8], index: usize, lines: &mut Vec<Line>) {
+/// Cuts the lines of `P` panels apart.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no kernel reads panels"))]
+#[inline(always)]
+pub(crate) fn split<const P: usize>(panels: &[Line]) -> [&[Line]; P] {
+    let len = panels.len() / P;
+    std::array::from_fn(|p| &panels[p * len..][..len])
+}
+
+/// Lays out some panels of `rows` (rows of `n_in` weights, whose length has been checked) in `lines`, which are used again
+/// from item to item: for weights that stay as they are in the file.
+pub(crate) fn lay_out(dtype: DType, n_in: usize, rows: &[u8], panels: Range<usize>, lines: &mut Vec<Line>) {
     let row_bytes = dtype.row_bytes(n_in).expect("a matrix has whole blocks");
+    let panel_lines = panel_lines(dtype, n_in);
     lines.clear();
-    lines.resize(panel_lines(dtype, n_in), Line::ZERO);
-    put_panel(dtype, n_in, panel_rows(rows, row_bytes, index), row_bytes, lines);
+    lines.resize(panels.len() * panel_lines, Line::ZERO);
+    for (index, panel) in panels.zip(lines.chunks_exact_mut(panel_lines)) {
+        put_panel(dtype, n_in, panel_rows(rows, row_bytes, index), row_bytes, panel);
+    }
 }
 
 /// Fills a zeroed panel from at most 16 rows.
@@ -342,7 +355,7 @@ fn put_panel(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panel: &m
 }
 
 /// The lines of the unit that holds block `index` of a row, and the block's place in it.
-fn unit_of(layout: Layout, spec: Spec, index: usize, n_in: usize) -> (std::ops::Range<usize>, usize) {
+fn unit_of(layout: Layout, spec: Spec, index: usize, n_in: usize) -> (Range<usize>, usize) {
     let per_unit = layout.unit / spec.len;
     let (unit, slot) = (index / per_unit, index % per_unit);
     let cols = layout.unit.min(n_in - unit * layout.unit);

@@ -1,0 +1,224 @@
+//! Coded panels with activations in 8 bits. Each sub-block's products of codes are summed as integers; its sum, scaled, and
+//! what its minimum adds go to the sums one after the other, in the order of the columns.
+
+#![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
+
+use std::marker::PhantomData;
+
+use super::prefetch::prefetch;
+use super::unpack::{Scales, Stored, unpack};
+use super::{Chunk, PAIR, Sums, place};
+use crate::matmul::panel::{BLOCK, Format, GROUPS, Line, PANEL};
+use crate::matmul::quantise::Tile;
+use crate::matmul::simd::{Kernel, MAX_ACROSS, MAX_PARTS, Simd};
+
+/// The most sub-blocks of a block.
+const MAX_SUBS: usize = 2;
+
+/// Sub-blocks of a block.
+#[inline(always)]
+fn subs<F: Format>() -> usize {
+    BLOCK / F::SPEC.sub_len
+}
+
+/// Groups whose products are added before they are widened.
+#[inline(always)]
+fn short_groups<S: Simd, F: Format>() -> usize {
+    S::groups_in_short_sum(F::FACTOR_BITS).min(GROUPS / subs::<F>())
+}
+
+/// Where a tile keeps the sums for sub-block `sub` of a block.
+#[inline(always)]
+fn which<F: Format>(sub: usize) -> usize {
+    if subs::<F>() == 1 { 2 } else { sub }
+}
+
+/// Products of one panel with one tile: one value for each row of the tile and of the panel. Asks for what lies `ahead`
+/// bytes further in memory, unless that is 0.
+pub(in crate::matmul) struct Gemv<'a, F, const T: usize> {
+    pub panel: &'a [Line],
+    pub tile: Tile<'a, T>,
+    pub ahead: usize,
+    pub format: PhantomData<F>,
+}
+
+/// A unit of a panel, and the number of its first block.
+#[derive(Clone, Copy)]
+struct Unit<'a> {
+    header: &'a [Line],
+    lines: &'a [Line],
+    stored: &'a Stored,
+    first: usize,
+}
+
+impl<F: Format, const T: usize> Kernel for Gemv<'_, F, T> {
+    type Output = [[f32; PANEL]; T];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> [[f32; PANEL]; T] {
+        let layout = F::LAYOUT;
+        let mut sums = [[simd.splat(0.0); T]; MAX_PARTS];
+        let mut stored = Stored::ZERO;
+        for (u, unit) in self.panel.chunks(layout.unit_lines(layout.unit)).enumerate() {
+            let (header, lines) = unit.split_at(layout.header);
+            prefetch(header, self.ahead);
+            stored.read::<S, F>(simd, header);
+            let unit = Unit { header, lines, stored: &stored, first: u * (layout.unit / BLOCK) };
+            // Not a loop: sums stay in registers where the part is known.
+            add_unit::<S, F, T>(simd, unit, self.tile, 0, &mut sums[0], self.ahead);
+            if S::PARTS == MAX_PARTS {
+                add_unit::<S, F, T>(simd, unit, self.tile, 1, &mut sums[1], 0);
+            }
+        }
+        let mut out = [[0.0; PANEL]; T];
+        for t in 0..T {
+            for part in 0..S::PARTS {
+                simd.store_floats(sums[part][t], &mut out[t], part);
+            }
+        }
+        out
+    }
+}
+
+/// Adds the products of a part of a unit.
+#[inline(always)]
+fn add_unit<S: Simd, F: Format, const T: usize>(
+    simd: S,
+    unit: Unit<'_>,
+    tile: Tile<'_, T>,
+    part: usize,
+    sums: &mut [S::Floats; T],
+    ahead: usize,
+) {
+    let (layout, subs, step) = (F::LAYOUT, subs::<F>(), short_groups::<S, F>());
+    let scales = Scales::new::<F>(simd, unit.header, unit.stored, part);
+    for i in 0..(layout.unit / BLOCK).min(tile.codes.len() - unit.first) {
+        let block = unit.first + i;
+        let lines = &unit.lines[i * layout.block..][..layout.block];
+        prefetch(lines, ahead);
+        let codes = unpack::<S, F>(simd, lines, part);
+        let (mut scale, mut min) = ([simd.splat(0.0); MAX_SUBS], [simd.splat(0.0); MAX_SUBS]);
+        for sub in 0..subs {
+            scale[sub] = scales.scale::<F>(simd, i * subs + sub);
+            if F::SPEC.has_min {
+                min[sub] = scales.min::<F>(simd, i * subs + sub);
+            }
+        }
+        for t in 0..T {
+            for sub in 0..subs {
+                let mut sum = simd.start::<F>(tile.neg_sums[block][which::<F>(sub)][t]);
+                for from in (sub * GROUPS / subs..(sub + 1) * GROUPS / subs).step_by(step) {
+                    let mut short = simd.short(sum);
+                    for g in from..from + step {
+                        short = simd.dot::<F>(short, codes[g], simd.splat_i(tile.codes[block][g][t]));
+                    }
+                    sum = simd.widen(sum, short);
+                }
+                let scaled = simd.mul(simd.to_floats(sum), scale[sub]);
+                sums[t] = simd.mul_add(scaled, simd.splat(tile.scales[block][t]), sums[t]);
+                if F::SPEC.has_min {
+                    let weighted = simd.splat(tile.weighted[block][which::<F>(sub)][t]);
+                    sums[t] = simd.mul_add(min[sub], weighted, sums[t]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of a chunk with a tile of as many blocks to `sums`.
+pub(in crate::matmul) struct Multiply<'a, F, const T: usize> {
+    pub chunk: &'a Chunk,
+    pub tile: Tile<'a, T>,
+    pub sums: &'a mut Sums<T>,
+    pub format: PhantomData<F>,
+}
+
+impl<F: Format, const T: usize> Kernel for Multiply<'_, F, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for first in (0..PAIR * S::PARTS).step_by(S::ACROSS) {
+            multiply::<S, F, T>(simd, self.chunk, self.tile, self.sums, first);
+        }
+    }
+}
+
+/// Adds the products of registers `first ..` of each group, as many as are held at once.
+#[inline(always)]
+fn multiply<S: Simd, F: Format, const T: usize>(
+    simd: S,
+    chunk: &Chunk,
+    tile: Tile<'_, T>,
+    sums: &mut Sums<T>,
+    first: usize,
+) {
+    let (subs, step) = (subs::<F>(), short_groups::<S, F>());
+    let mut totals = [[simd.splat(0.0); T]; MAX_ACROSS];
+    for a in 0..S::ACROSS {
+        let (p, part) = place::<S>(first + a);
+        for t in 0..T {
+            totals[a][t] = simd.load_floats(&sums[p][t].0, part);
+        }
+    }
+    let blocks = chunk.codes.iter().zip(&chunk.scales).zip(&chunk.mins);
+    let rows = tile.codes.iter().zip(tile.scales).zip(tile.neg_sums).zip(tile.weighted);
+    for (((codes, scales), mins), (((x, steps), neg_sums), weighted)) in blocks.zip(rows) {
+        for sub in 0..subs {
+            let mut acc = [[simd.splat_i(0); T]; MAX_ACROSS];
+            for t in 0..T {
+                let start = simd.start::<F>(neg_sums[which::<F>(sub)][t]);
+                for a in 0..S::ACROSS {
+                    acc[a][t] = start;
+                }
+            }
+            for from in (sub * GROUPS / subs..(sub + 1) * GROUPS / subs).step_by(step) {
+                let mut short = acc;
+                for a in 0..S::ACROSS {
+                    for t in 0..T {
+                        short[a][t] = simd.short(acc[a][t]);
+                    }
+                }
+                for g in from..from + step {
+                    let mut w = [simd.splat_i(0); MAX_ACROSS];
+                    for a in 0..S::ACROSS {
+                        let (p, part) = place::<S>(first + a);
+                        w[a] = simd.load(&codes[g][p].0, part);
+                    }
+                    for t in 0..T {
+                        let x = simd.splat_i(x[g][t]);
+                        for a in 0..S::ACROSS {
+                            short[a][t] = simd.dot::<F>(short[a][t], w[a], x);
+                        }
+                    }
+                }
+                for a in 0..S::ACROSS {
+                    for t in 0..T {
+                        acc[a][t] = simd.widen(acc[a][t], short[a][t]);
+                    }
+                }
+            }
+            for a in 0..S::ACROSS {
+                let (p, part) = place::<S>(first + a);
+                let scale = simd.load_floats(&scales[sub][p].0, part);
+                for t in 0..T {
+                    let scaled = simd.mul(simd.to_floats(acc[a][t]), scale);
+                    totals[a][t] = simd.mul_add(scaled, simd.splat(steps[t]), totals[a][t]);
+                }
+                if F::SPEC.has_min {
+                    let min = simd.load_floats(&mins[sub][p].0, part);
+                    for t in 0..T {
+                        let weighted = simd.splat(weighted[which::<F>(sub)][t]);
+                        totals[a][t] = simd.mul_add(min, weighted, totals[a][t]);
+                    }
+                }
+            }
+        }
+    }
+    for a in 0..S::ACROSS {
+        let (p, part) = place::<S>(first + a);
+        for t in 0..T {
+            simd.store_floats(totals[a][t], &mut sums[p][t].0, part);
+        }
+    }
+}

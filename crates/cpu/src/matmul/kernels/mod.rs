@@ -1,0 +1,76 @@
+//! Products of panels, written once over [`Simd`](super::simd::Simd).
+
+mod codes;
+mod floats;
+mod prefetch;
+mod unpack;
+
+use super::panel::{GROUPS, Line, PANEL};
+use super::silu;
+use super::simd::{Kernel, Simd};
+
+pub(super) use codes::{Gemv, Multiply};
+pub(super) use floats::{GemvFloats, MultiplyFloats, UnpackFloats};
+pub(super) use unpack::Unpack;
+
+/// Panels of a blocked product.
+pub(super) const PAIR: usize = 2;
+/// Blocks of 32 columns in a chunk: whole units of every format.
+pub(super) const CHUNK_BLOCKS: usize = 16;
+/// Columns in a chunk of floats: whole lines of every format.
+pub(super) const CHUNK_COLS: usize = 128;
+
+/// Sixteen floats.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Register(pub [f32; PANEL]);
+
+impl Register {
+    pub const ZERO: Self = Self([0.0; PANEL]);
+}
+
+/// Codes, one to a byte, and scales of some columns of two panels.
+#[derive(Clone)]
+pub(super) struct Chunk {
+    /// `[block][group][panel]`.
+    pub codes: [[[Line; PAIR]; GROUPS]; CHUNK_BLOCKS],
+    /// `[block][sub-block][panel]`.
+    pub scales: [[[Register; PAIR]; 2]; CHUNK_BLOCKS],
+    /// What a minimum adds, as the scales.
+    pub mins: [[[Register; PAIR]; 2]; CHUNK_BLOCKS],
+}
+
+impl Chunk {
+    pub const ZERO: Self = Self {
+        codes: [[[Line::ZERO; PAIR]; GROUPS]; CHUNK_BLOCKS],
+        scales: [[[Register::ZERO; PAIR]; 2]; CHUNK_BLOCKS],
+        mins: [[[Register::ZERO; PAIR]; 2]; CHUNK_BLOCKS],
+    };
+}
+
+/// Values of some columns of two panels, `[column][panel]`.
+pub(super) type FloatChunk = [[Register; PAIR]; CHUNK_COLS];
+
+/// Sums of one tile, `[panel][row of the tile]`, with one value for each row of the panel.
+pub(super) type Sums<const T: usize> = [[Register; T]; PAIR];
+
+/// The panel of a pair, and its part, that register `index` of the pair's `PAIR * PARTS` holds.
+#[inline(always)]
+fn place<S: Simd>(index: usize) -> (usize, usize) {
+    (index / S::PARTS % PAIR, index % S::PARTS)
+}
+
+/// `u *= silu(g)` for each value.
+pub(super) struct Gate<'a> {
+    pub g: &'a [f32; PANEL],
+    pub u: &'a mut [f32; PANEL],
+}
+
+impl Kernel for Gate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        silu::gate(self.g, self.u);
+    }
+}

@@ -1,0 +1,286 @@
+//! [`Simd`] on 256-bit registers: eight rows to a register. Sets differ in how they multiply bytes.
+//!
+//! AVX-VNNI has `vpdpbusd`, which adds four products in 32 bits. AVX2 has `vpmaddubsw`, which multiplies unsigned codes with
+//! signed activations and adds neighbours to 16 bits, *saturating*. No sum reaches that, since an activation is at most 127:
+//!
+//! | bits | largest code | one pair of products | groups added before widening to 32 bits | largest sum |
+//! |---|---|---|---|---|
+//! | 2, 3, 4 | 15 | 2 · 15 · 127 = 3,810 | 8 | 30,480 |
+//! | 5 | 31 | 7,874 | 4 | 31,496 |
+//! | 6 | 63 | 16,002 | 2 | 32,004 |
+//! | 8 | 128 | 32,512 | 1 | 32,512 |
+//!
+//! With 8 bits the code is taken as a signed number, its sign moved to the activation and its magnitude (at most 128)
+//! multiplied, so it needs no zero taken back. The limit is 32,767.
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, Simd};
+use crate::isa::{Avx2, AvxVnni, avx_vnni, avx2};
+use crate::matmul::panel::{Format, PANEL};
+
+/// Wraps an intrinsic: the token proves its instructions.
+macro_rules! intrinsic {
+    ($($body:tt)*) => {
+        // SAFETY: tokens that are `Ymm` exist only on a CPU with the features of the AVX2 set; memory is read and written
+        // through array references of the full width, without any need for alignment.
+        unsafe { $($body)* }
+    };
+}
+
+/// A token that proves AVX2, FMA and F16C at least, and what its set brings for products of bytes: as in [`Simd`].
+pub(crate) trait Ymm: Copy + Send + Sync {
+    const ACROSS: usize;
+
+    fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output;
+    fn groups(bits: usize) -> usize;
+    fn first<F: Format>(self, neg_sum: i32) -> __m256i;
+    fn begin(self, sum: __m256i) -> __m256i;
+    fn add_products<F: Format>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i;
+    fn end(self, sum: __m256i, short: __m256i) -> __m256i;
+}
+
+avx2! {
+    fn run_avx2<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+        kernel.run(simd)
+    }
+}
+
+impl Ymm for Avx2 {
+    /// Short sums take as many registers as sums.
+    const ACROSS: usize = 1;
+
+    #[inline(always)]
+    fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output {
+        intrinsic!(run_avx2(self, kernel))
+    }
+
+    /// The table above.
+    #[inline(always)]
+    fn groups(bits: usize) -> usize {
+        match bits {
+            2..=4 => 8,
+            5 => 4,
+            6 => 2,
+            _ => 1,
+        }
+    }
+
+    #[inline(always)]
+    fn first<F: Format>(self, neg_sum: i32) -> __m256i {
+        let zero = if F::FACTOR_BITS == 8 { 0 } else { i32::from(F::FACTOR_ZERO) };
+        intrinsic!(_mm256_set1_epi32(neg_sum * zero))
+    }
+
+    #[inline(always)]
+    fn begin(self, _: __m256i) -> __m256i {
+        intrinsic!(_mm256_setzero_si256())
+    }
+
+    #[inline(always)]
+    fn add_products<F: Format>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        intrinsic!({
+            let products = if F::FACTOR_BITS == 8 {
+                // The stored code is the signed one plus 128: its top bit flipped.
+                let signed = _mm256_xor_si256(w, _mm256_set1_epi8(i8::MIN));
+                _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed))
+            } else {
+                _mm256_maddubs_epi16(w, x)
+            };
+            _mm256_add_epi16(short, products)
+        })
+    }
+
+    #[inline(always)]
+    fn end(self, sum: __m256i, short: __m256i) -> __m256i {
+        intrinsic!(_mm256_add_epi32(sum, _mm256_madd_epi16(short, _mm256_set1_epi16(1))))
+    }
+}
+
+avx_vnni! {
+    fn run_avx_vnni<K: Kernel>(simd: AvxVnni, kernel: K) -> K::Output {
+        kernel.run(simd)
+    }
+}
+
+impl Ymm for AvxVnni {
+    const ACROSS: usize = 2;
+
+    #[inline(always)]
+    fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: the token proves the features of its set.
+        unsafe { run_avx_vnni(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn groups(_: usize) -> usize {
+        usize::MAX
+    }
+
+    #[inline(always)]
+    fn first<F: Format>(self, neg_sum: i32) -> __m256i {
+        intrinsic!(_mm256_set1_epi32(neg_sum * i32::from(F::FACTOR_ZERO)))
+    }
+
+    #[inline(always)]
+    fn begin(self, sum: __m256i) -> __m256i {
+        sum
+    }
+
+    #[inline(always)]
+    fn add_products<F: Format>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: the token proves AVX-VNNI.
+        unsafe { _mm256_dpbusd_avx_epi32(short, w, x) }
+    }
+
+    #[inline(always)]
+    fn end(self, _: __m256i, short: __m256i) -> __m256i {
+        short
+    }
+}
+
+impl<Y: Ymm> Simd for Y {
+    type Ints = __m256i;
+    type Floats = __m256;
+
+    const PARTS: usize = 2;
+    const ACROSS: usize = Y::ACROSS;
+    const TILE: usize = 6;
+    const FLOAT_TILE: usize = 6;
+
+    #[inline(always)]
+    fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        self.run_kernel(kernel)
+    }
+
+    #[inline(always)]
+    fn load(self, line: &[u8; 64], part: usize) -> __m256i {
+        let half: &[u8; 32] = &line.as_chunks().0[part];
+        intrinsic!(_mm256_loadu_si256(half.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn store(self, a: __m256i, line: &mut [u8; 64], part: usize) {
+        let half: &mut [u8; 32] = &mut line.as_chunks_mut().0[part];
+        intrinsic!(_mm256_storeu_si256(half.as_mut_ptr().cast(), a))
+    }
+
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> __m256i {
+        intrinsic!(_mm256_set1_epi32(x))
+    }
+
+    #[inline(always)]
+    fn field(self, a: __m256i, by: i32, mask: i8) -> __m256i {
+        intrinsic!(_mm256_and_si256(_mm256_srl_epi16(a, _mm_cvtsi32_si128(by)), _mm256_set1_epi8(mask)))
+    }
+
+    #[inline(always)]
+    fn join(self, low: __m256i, a: __m256i, left: i32, mask: i8) -> __m256i {
+        intrinsic!({
+            let shifted = if left < 0 {
+                _mm256_srl_epi16(a, _mm_cvtsi32_si128(-left))
+            } else {
+                _mm256_sll_epi16(a, _mm_cvtsi32_si128(left))
+            };
+            _mm256_or_si256(low, _mm256_and_si256(shifted, _mm256_set1_epi8(mask)))
+        })
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], codes: __m256i) -> __m256i {
+        intrinsic!({
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm256_shuffle_epi8(table, codes)
+        })
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        intrinsic!(_mm256_set1_ps(x))
+    }
+
+    #[inline(always)]
+    fn load_floats(self, x: &[f32; PANEL], part: usize) -> __m256 {
+        let half: &[f32; 8] = &x.as_chunks().0[part];
+        intrinsic!(_mm256_loadu_ps(half.as_ptr()))
+    }
+
+    #[inline(always)]
+    fn store_floats(self, a: __m256, x: &mut [f32; PANEL], part: usize) {
+        let half: &mut [f32; 8] = &mut x.as_chunks_mut().0[part];
+        intrinsic!(_mm256_storeu_ps(half.as_mut_ptr(), a))
+    }
+
+    #[inline(always)]
+    fn load_f16(self, line: &[u8; 64], half: usize, part: usize) -> __m256 {
+        let eight: &[u8; 16] = &line.as_chunks().0[2 * half + part];
+        intrinsic!(_mm256_cvtph_ps(_mm_loadu_si128(eight.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, line: &[u8; 64], half: usize, part: usize) -> __m256 {
+        let eight: &[u8; 16] = &line.as_chunks().0[2 * half + part];
+        // A bf16 is the upper half of an f32.
+        intrinsic!({
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(eight.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        })
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, line: &[u8; 64], quarter: usize, part: usize) -> __m256 {
+        let eight: &[u8; 8] = &line.as_chunks().0[2 * quarter + part];
+        intrinsic!(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(eight.as_ptr().cast()))))
+    }
+
+    #[inline(always)]
+    fn to_floats(self, a: __m256i) -> __m256 {
+        intrinsic!(_mm256_cvtepi32_ps(a))
+    }
+
+    #[inline(always)]
+    fn bits_to_floats(self, a: __m256i) -> __m256 {
+        intrinsic!(_mm256_castsi256_ps(a))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        intrinsic!(_mm256_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn groups_in_short_sum(bits: usize) -> usize {
+        Y::groups(bits)
+    }
+
+    #[inline(always)]
+    fn start<F: Format>(self, neg_sum: i32) -> __m256i {
+        self.first::<F>(neg_sum)
+    }
+
+    #[inline(always)]
+    fn short(self, sum: __m256i) -> __m256i {
+        self.begin(sum)
+    }
+
+    #[inline(always)]
+    fn dot<F: Format>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        self.add_products::<F>(short, w, x)
+    }
+
+    #[inline(always)]
+    fn widen(self, sum: __m256i, short: __m256i) -> __m256i {
+        self.end(sum, short)
+    }
+}
