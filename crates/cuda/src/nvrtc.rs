@@ -10,7 +10,7 @@ use crate::{CudaError, CudaVersion, Header};
 
 /// Proof that NVRTC is loaded.
 #[derive(Debug, Clone, Copy)]
-pub struct Nvrtc(());
+pub(crate) struct Nvrtc(());
 
 impl Nvrtc {
     /// Looks for the library.
@@ -132,5 +132,5 @@ fn c_string(text: &str) -> CString {
 }
 
 fn failed(call: &str, error: NvrtcError) -> CudaError {
-    CudaError::Call { call: call.to_owned(), problem: error.to_string() }
+    CudaError::call(call, error.to_string())
 }
