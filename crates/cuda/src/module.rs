@@ -168,6 +168,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::emulator::or_skip;
 
     const HEADER: Header = Header { name: "two.cuh", text: "#define TWO 2\n" };
     const SOURCE: Source = Source {
@@ -177,16 +178,10 @@ mod tests {
         options: &[],
     };
 
-    /// A compiler with an empty cache folder of its own, or `None` and a line that says so.
+    /// A compiler with an empty cache folder of its own, or [`or_skip`].
     fn compiler(name: &str) -> Option<Compiler> {
         let folder = std::env::temp_dir().join(format!("kvant-cuda-{name}-{}", std::process::id()));
-        match Compiler::keeping_in(Some(folder)) {
-            Ok(compiler) => Some(compiler),
-            Err(error) => {
-                eprintln!("skipped: {error}");
-                None
-            }
-        }
+        or_skip(Compiler::keeping_in(Some(folder)))
     }
 
     fn files(compiler: &Compiler) -> usize {
