@@ -75,6 +75,8 @@ pub(crate) fn append(
         return Ok(());
     }
     let kernel = cx.kernel(&SOURCE, "append")?;
+    let [k_plans, v_plans] = [&layer.k, &layer.v]
+        .map(|streams| streams.iter().map(|stream| stream.plan(rows.n)).collect::<Vec<_>>());
     for first in (0..n_kv_heads).step_by(MAX_HEADS) {
         let heads = first..n_kv_heads.min(first + MAX_HEADS);
         let mut params = AppendParams::zeroed();
@@ -95,8 +97,8 @@ pub(crate) fn append(
             levels[..book.centroids().len()].copy_from_slice(book.centroids());
             mids[..book.mids().len()].copy_from_slice(book.mids());
         }
-        let streams = || layer.k[heads.clone()].iter().chain(&layer.v[heads.clone()]);
-        let most = streams().map(|stream| stream.plan(rows.n).tiles().len()).max().unwrap_or(0);
+        let plans = k_plans[heads.clone()].iter().chain(&v_plans[heads.clone()]);
+        let most = plans.map(|plan| plan.tiles().len()).max().unwrap_or(0);
         params.tiles = small(OP, "tiles", most)?;
         let mut blocks = 2 * heads.len() * most;
         if let Some(turns) = turns {
@@ -107,16 +109,15 @@ pub(crate) fn append(
                 blocks += (rows.n * turns.n_query_heads).div_ceil(HEADS_PER_BLOCK as usize);
             }
         }
-        let dim = streams().map(|stream| stream.spec().dim()).max().unwrap_or(0);
+        let streams = layer.k[heads.clone()].iter().chain(&layer.v[heads]);
+        let dim = streams.map(|stream| stream.spec().dim()).max().unwrap_or(0);
         // Codes `[16][dim]` and scales `[16][dim / 32]` at most.
         let shared_bytes = (TILE * dim + TILE * dim / 32 * 2) as u32;
         let grid = [small(OP, "blocks", blocks)?, 1, 1];
         cx.launch(kernel, Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes }, &params)?;
     }
-    for stream in layer.k.iter_mut().chain(&mut layer.v) {
-        let plan = stream.plan(rows.n);
-        stream.commit(plan);
-    }
+    let streams = layer.k.iter_mut().chain(&mut layer.v);
+    streams.zip(k_plans.into_iter().chain(v_plans)).for_each(|(stream, plan)| stream.commit(plan));
     Ok(())
 }
 
