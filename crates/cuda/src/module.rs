@@ -11,7 +11,7 @@ use crate::{CudaError, CudaVersion};
 
 /// A file that sources can include, as `#include "name"`.
 #[derive(Debug, Clone, Copy)]
-pub struct Header {
+pub(crate) struct Header {
     /// What the `#include` says.
     pub name: &'static str,
     /// Its text.
@@ -20,7 +20,7 @@ pub struct Header {
 
 /// A source file with kernels.
 #[derive(Debug, Clone, Copy)]
-pub struct Source {
+pub(crate) struct Source {
     /// Unique name, such as `norm.cu`.
     pub name: &'static str,
     /// Its text.
@@ -32,7 +32,7 @@ pub struct Source {
 }
 
 /// A macro and its value: how one source is compiled for several types.
-pub type Define = (&'static str, u32);
+pub(crate) type Define = (&'static str, u32);
 
 /// A source with the macros of one variant: what is compiled at once.
 #[derive(Debug, Clone)]
