@@ -9,7 +9,7 @@ use crate::module::{Build, Compiler};
 use crate::{CudaError, CudaVersion, Define, Gpu, KernelId, Launch, ModuleId, Source};
 
 /// A device, its compiled kernels and its memory.
-pub struct Context {
+pub(crate) struct Context {
     gpu: Arc<dyn Gpu>,
     compiler: Compiler,
     loaded: Mutex<Loaded>,

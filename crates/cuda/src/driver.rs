@@ -5,12 +5,12 @@
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{PoisonError, RwLock};
 
-use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 
+use crate::calls::{DriverStream, bind, check};
 use crate::recorder::Recorder;
 use crate::{CudaError, CudaVersion, DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
 
@@ -29,19 +29,47 @@ struct Library {
     version: CudaVersion,
 }
 
-/// A device of the NVIDIA driver.
+/// A device of the NVIDIA driver. Dropped in this order: the queue, which waits for its work, the modules, the context.
 pub(crate) struct Driver {
     properties: GpuProperties,
-    device: sys::CUdevice,
-    context: sys::CUcontext,
-    recorder: Recorder,
+    recorder: Recorder<DriverStream>,
     modules: RwLock<Vec<Module>>,
     kernels: RwLock<Vec<Kernel>>,
+    primary: Primary,
+}
+
+/// The primary context of a device, retained.
+struct Primary {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+}
+
+impl Primary {
+    fn retain(device: sys::CUdevice) -> Result<Self, CudaError> {
+        let mut context = ptr::null_mut();
+        // SAFETY: `context` is live; what is retained here is released in `drop`.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
+        Ok(Self { device, context })
+    }
+}
+
+impl Drop for Primary {
+    fn drop(&mut self) {
+        // SAFETY: retained once, released once. There is nothing to do about a failure.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
 }
 
 struct Module {
     handle: sys::CUmodule,
     ptx: String,
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded once, unloaded once; the queue, dropped before, has left its stream idle and the context current.
+        let _ = unsafe { sys::cuModuleUnload(self.handle) };
+    }
 }
 
 struct Kernel {
@@ -142,29 +170,16 @@ impl Driver {
         if properties.arch < OLDEST_ARCH {
             return Err(CudaError::OldDevice { name: properties.name, arch: properties.arch });
         }
-        let mut context = ptr::null_mut();
-        // SAFETY: `context` is live; what is retained here is released in `drop`.
-        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
-        let recorder = Recorder::new(context).inspect_err(|_| release(device))?;
+        let primary = Primary::retain(device)?;
+        let recorder = Recorder::new(DriverStream::new(primary.context)?);
         let (modules, kernels) = (RwLock::default(), RwLock::default());
-        Ok(Self { properties, device, context, recorder, modules, kernels })
+        Ok(Self { properties, recorder, modules, kernels, primary })
     }
 
     /// Makes the context current in this thread.
     fn bind(&self) -> Result<(), CudaError> {
-        bind(self.context)
+        bind(self.primary.context)
     }
-}
-
-/// Makes a context current in this thread, as every other call needs.
-pub(crate) fn bind(context: sys::CUcontext) -> Result<(), CudaError> {
-    // SAFETY: the caller's context is retained until it is dropped.
-    check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })
-}
-
-fn release(device: sys::CUdevice) {
-    // SAFETY: called once for each successful retain. There is nothing to do about a failure.
-    let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) };
 }
 
 impl Gpu for Driver {
@@ -221,18 +236,21 @@ impl Gpu for Driver {
     fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<(), CudaError> {
         let queue = self.recorder.queue()?;
         // SAFETY: both ranges lie in memory of this device (the caller's allocations); the stream is live.
-        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(dst, src, bytes, queue.stream) })
+        check("cuMemcpyDtoDAsync", unsafe {
+            sys::cuMemcpyDtoDAsync_v2(dst, src, bytes, queue.calls.handle())
+        })
     }
 
     fn zero(&self, dst: DevicePtr, bytes: usize) -> Result<(), CudaError> {
         let queue = self.recorder.queue()?;
         // SAFETY: the range lies in memory of this device (the caller's allocation); the stream is live.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(dst, 0, bytes, queue.stream) })
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(dst, 0, bytes, queue.calls.handle()) })
     }
 
     fn load(&self, ptx: &str) -> Result<ModuleId, CudaError> {
         self.bind()?;
-        let text = CString::new(ptx).map_err(|_| failed("cuModuleLoadDataEx", "the PTX has a NUL"))?;
+        let text =
+            CString::new(ptx).map_err(|_| CudaError::call("cuModuleLoadDataEx", "the PTX has a NUL"))?;
         let mut log = [0u8; 4096];
         let mut options = [
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
@@ -253,25 +271,27 @@ impl Gpu for Driver {
         };
         check("cuModuleLoadDataEx", status).map_err(|error| {
             let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
-            failed("loading a module", format!("{error}: {}", log.trim()))
+            CudaError::call("loading a module", format!("{error}: {}", log.trim()))
         })?;
-        let mut modules = self.modules.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut modules = self.modules.write().unwrap_or_else(PoisonError::into_inner);
         modules.push(Module { handle, ptx: ptx.to_owned() });
         Ok(ModuleId(modules.len() - 1))
     }
 
     fn kernel(&self, module: ModuleId, name: &str) -> Result<KernelId, CudaError> {
         self.bind()?;
-        let modules = self.modules.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let modules = self.modules.read().unwrap_or_else(PoisonError::into_inner);
         let module = &modules[module.0];
-        let param_bytes = param_bytes(&module.ptx, name)
-            .ok_or_else(|| failed("finding a kernel", format!("no {name} with one struct parameter")))?;
-        let c_name = CString::new(name).map_err(|_| failed("finding a kernel", "its name has a NUL"))?;
+        let param_bytes = param_bytes(&module.ptx, name).ok_or_else(|| {
+            CudaError::call("finding a kernel", format!("no {name} with one struct parameter"))
+        })?;
+        let c_name =
+            CString::new(name).map_err(|_| CudaError::call("finding a kernel", "its name has a NUL"))?;
         let mut function = ptr::null_mut();
         // SAFETY: the module stays loaded until `self` is dropped; the name ends in NUL.
         let status = unsafe { sys::cuModuleGetFunction(&mut function, module.handle, c_name.as_ptr()) };
         check("cuModuleGetFunction", status)?;
-        let mut kernels = self.kernels.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
         let shared_bytes = AtomicU32::new(PLAIN_SHARED_BYTES);
         kernels.push(Kernel { function, name: name.to_owned(), param_bytes, shared_bytes });
         Ok(KernelId(kernels.len() - 1))
@@ -279,12 +299,12 @@ impl Gpu for Driver {
 
     fn launch(&self, kernel: KernelId, launch: Launch, params: &[u8]) -> Result<(), CudaError> {
         let queue = self.recorder.queue()?;
-        let kernels = self.kernels.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let kernel = &kernels[kernel.0];
         if params.len() != kernel.param_bytes {
             let problem =
                 format!("expected {} bytes of parameters, got {}", kernel.param_bytes, params.len());
-            return Err(failed(&kernel.name, problem));
+            return Err(CudaError::call(&kernel.name, problem));
         }
         kernel.allow_shared(launch.shared_bytes)?;
         let (grid, block) = (launch.grid, launch.block);
@@ -301,12 +321,13 @@ impl Gpu for Driver {
                 block[1],
                 block[2],
                 launch.shared_bytes,
-                queue.stream,
+                queue.calls.handle(),
                 arguments.as_mut_ptr(),
                 ptr::null_mut(),
             )
         };
-        check("cuLaunchKernel", status).map_err(|error| failed(&kernel.name, format!("{error} ({launch:?})")))
+        check("cuLaunchKernel", status)
+            .map_err(|error| CudaError::call(&kernel.name, format!("{error} ({launch:?})")))
     }
 
     fn timed(&self, ops: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
@@ -336,40 +357,12 @@ impl Kernel {
         let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: the function belongs to a loaded module.
         let status = unsafe { sys::cuFuncSetAttribute(self.function, attribute, value) };
-        check("cuFuncSetAttribute", status)
-            .map_err(|error| failed(&self.name, format!("{bytes} bytes of shared memory: {error}")))?;
+        check("cuFuncSetAttribute", status).map_err(|error| {
+            CudaError::call(&self.name, format!("{bytes} bytes of shared memory: {error}"))
+        })?;
         self.shared_bytes.fetch_max(bytes, Ordering::Relaxed);
         Ok(())
     }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        if self.bind().is_ok() {
-            self.recorder.destroy();
-            for module in self.modules.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner) {
-                // SAFETY: loaded once, unloaded once; the stream is idle.
-                let _ = unsafe { sys::cuModuleUnload(module.handle) };
-            }
-        }
-        release(self.device);
-    }
-}
-
-/// `Ok`, or the driver's own words.
-pub(crate) fn check(call: &str, status: CUresult) -> Result<(), CudaError> {
-    status.result().map_err(|error| failed(call, describe(error)))
-}
-
-fn describe(error: DriverError) -> String {
-    let text = |text: Result<&CStr, DriverError>| {
-        text.map_or_else(|_| "unknown".to_owned(), |text| text.to_string_lossy().into_owned())
-    };
-    format!("{} ({})", text(error.error_string()), text(error.error_name()))
-}
-
-fn failed(call: &str, problem: impl Into<String>) -> CudaError {
-    CudaError::Call { call: call.to_owned(), problem: problem.into() }
 }
 
 /// Size of the one parameter of kernel `name`, from its PTX: `.entry name( .param .align 8 .b8 name_param_0[40] )`.

@@ -21,7 +21,7 @@ impl fmt::Display for CudaVersion {
 
 /// Why CUDA could not do what was asked. `Display` is one line that says what was found and what is needed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CudaError {
+pub(crate) enum CudaError {
     /// The driver's library is not on this machine.
     #[error("no NVIDIA driver: libcuda was not found; needed: a driver for CUDA {needed} or later")]
     NoDriver {
@@ -90,6 +90,13 @@ pub enum CudaError {
         /// What it answered.
         problem: String,
     },
+}
+
+impl CudaError {
+    /// [`CudaError::Call`].
+    pub(crate) fn call(call: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Call { call: call.into(), problem: problem.into() }
+    }
 }
 
 impl From<CudaError> for BackendError {

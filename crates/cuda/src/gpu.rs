@@ -3,11 +3,11 @@
 use crate::{CudaError, CudaVersion};
 
 /// An address in device memory.
-pub type DevicePtr = u64;
+pub(crate) type DevicePtr = u64;
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuProperties {
+pub(crate) struct GpuProperties {
     /// The product's name, `NVIDIA H200`.
     pub name: String,
     /// Compute capability times ten: 80, 89, 90.
@@ -24,15 +24,15 @@ pub struct GpuProperties {
 
 /// A loaded module of one [`Gpu`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ModuleId(pub usize);
+pub(crate) struct ModuleId(pub usize);
 
 /// A kernel of a loaded module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct KernelId(pub usize);
+pub(crate) struct KernelId(pub usize);
 
 /// The geometry of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Launch {
+pub(crate) struct Launch {
     /// Blocks in x, y and z.
     pub grid: [u32; 3],
     /// Threads of a block in x, y and z.
@@ -50,7 +50,7 @@ impl Launch {
 
 /// Memory, modules and one queue of work on a device. Writes, copies, zeroing and launches happen in the order of the
 /// calls; only [`Gpu::read`] and [`Gpu::finish`] wait for them.
-pub trait Gpu: Send + Sync + 'static {
+pub(crate) trait Gpu: Send + Sync + 'static {
     /// What this device is.
     fn properties(&self) -> &GpuProperties;
     /// Memory that is free now, in bytes.

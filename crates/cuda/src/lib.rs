@@ -4,12 +4,14 @@
 //! (NVRTC) are looked for when a device is opened, and what is missing is named in the error.
 //!
 //! Each op is a folder with its `.cu` and the Rust that checks shapes and launches it. A kernel takes one parameter, a
-//! struct whose fields are those of a `#[repr(C)]` struct beside the launch. Ops reach the device through [`Gpu`], which
+//! struct whose fields are those of a `#[repr(C)]` struct beside the launch. Ops reach the device through `Gpu`, which
 //! the driver implements and, in tests, an interpreter of the compiled PTX: what is tested is the code that runs.
 
 mod append;
 mod attend;
 mod builds;
+mod calls;
+mod constants;
 mod context;
 mod device;
 mod driver;
@@ -18,8 +20,8 @@ mod emulator;
 #[cfg(test)]
 mod end_to_end;
 mod error;
-mod event;
 mod gpu;
+mod half;
 mod kv;
 mod matrix;
 mod memory;
@@ -29,14 +31,17 @@ mod nvrtc;
 mod product;
 mod recorder;
 mod rope;
+mod rotate;
 mod silu;
 mod staging;
 mod top_k;
 
-pub use context::Context;
 pub use device::CudaDevice;
-pub use error::{CudaError, CudaVersion};
-pub use gpu::{DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
+pub use error::CudaVersion;
 pub use matrix::CudaMatrix;
 pub use memory::{CudaBuffer, CudaPage, PageAddresses};
-pub use module::{Define, Header, Source};
+
+use context::Context;
+use error::CudaError;
+use gpu::{DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
+use module::{Define, Header, Source};

@@ -54,17 +54,17 @@ impl CudaMatrix {
     }
 
     /// Type of the weights.
-    pub fn dtype(&self) -> DType {
+    pub(crate) fn dtype(&self) -> DType {
         self.source.dtype
     }
 
     /// Rows: output features.
-    pub fn n_out(&self) -> usize {
+    pub(crate) fn n_out(&self) -> usize {
         self.source.n_out
     }
 
     /// Columns: input features.
-    pub fn n_in(&self) -> usize {
+    pub(crate) fn n_in(&self) -> usize {
         self.source.n_in
     }
 

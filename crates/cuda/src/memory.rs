@@ -212,7 +212,7 @@ fn n_slots(slot_bytes: usize) -> u32 {
 }
 
 /// A piece of device memory, given back when dropped.
-pub struct Block {
+pub(crate) struct Block {
     arena: Arc<Arena>,
     ptr: DevicePtr,
     bytes: usize,
@@ -222,7 +222,7 @@ pub struct Block {
 
 impl Block {
     /// Where it starts.
-    pub fn ptr(&self) -> DevicePtr {
+    pub(crate) fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 }
@@ -259,7 +259,7 @@ impl CudaBuffer {
     }
 
     /// Where its first value is.
-    pub fn ptr(&self) -> DevicePtr {
+    pub(crate) fn ptr(&self) -> DevicePtr {
         self.block.ptr
     }
 
@@ -287,7 +287,7 @@ impl CudaPage {
     }
 
     /// Where it starts.
-    pub fn ptr(&self) -> DevicePtr {
+    pub(crate) fn ptr(&self) -> DevicePtr {
         self.block.ptr
     }
 }

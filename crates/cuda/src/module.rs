@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::constants::Constants;
 use crate::nvrtc::Nvrtc;
 use crate::{CudaError, CudaVersion};
 
 /// A file that sources can include, as `#include "name"`.
 #[derive(Debug, Clone, Copy)]
-pub struct Header {
+pub(crate) struct Header {
     /// What the `#include` says.
     pub name: &'static str,
     /// Its text.
@@ -20,19 +21,21 @@ pub struct Header {
 
 /// A source file with kernels.
 #[derive(Debug, Clone, Copy)]
-pub struct Source {
+pub(crate) struct Source {
     /// Unique name, such as `norm.cu`.
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
     /// What it may include.
     pub headers: &'static [Header],
+    /// The numbers that it includes as [`Constants::HEADER`].
+    pub constants: fn() -> Constants,
     /// Compiler options besides the architecture, the language version and the definitions.
     pub options: &'static [&'static str],
 }
 
 /// A macro and its value: how one source is compiled for several types.
-pub type Define = (&'static str, u32);
+pub(crate) type Define = (&'static str, u32);
 
 /// A source with the macros of one variant: what is compiled at once.
 #[derive(Debug, Clone)]
@@ -79,21 +82,24 @@ impl Compiler {
     pub fn ptx(&self, source: &Source, defines: &[Define], arch: u32) -> Result<String, CudaError> {
         let known = self.architectures.iter().copied().filter(|&known| known <= arch).max();
         let options = options(source, defines, known.unwrap_or(arch));
-        let key = self.key(source, &options);
+        let constants = (source.constants)();
+        let key = self.key(source, constants.text(), &options);
         let kept = self.folder.as_deref().map(|folder| Kept::new(folder, source, &key));
         if let Some(ptx) = kept.as_ref().and_then(Kept::read) {
             return Ok(ptx);
         }
-        let ptx = self.nvrtc.compile(source.name, source.text, source.headers, &options)?;
+        let headers = source.headers.iter().map(|header| (header.name, header.text));
+        let headers: Vec<_> = headers.chain([(Constants::HEADER, constants.text())]).collect();
+        let ptx = self.nvrtc.compile(source.name, source.text, &headers, &options)?;
         if let Some(kept) = kept {
             // Without the file the next start compiles again, nothing else.
-            let _ = kept.write(source, &ptx);
+            let _ = kept.write(source, constants.text(), &ptx);
         }
         Ok(ptx)
     }
 
     /// A number over everything the PTX depends on.
-    fn key(&self, source: &Source, options: &[String]) -> String {
+    fn key(&self, source: &Source, constants: &str, options: &[String]) -> String {
         let mut hash = Xxh3::new();
         let mut part = |text: &str| {
             hash.update(&(text.len() as u64).to_le_bytes());
@@ -101,6 +107,7 @@ impl Compiler {
         };
         part(&self.version.to_string());
         part(source.text);
+        part(constants);
         source.headers.iter().flat_map(|header| [header.name, header.text]).for_each(&mut part);
         options.iter().for_each(|option| part(option));
         format!("{:032x}", hash.digest128())
@@ -113,7 +120,7 @@ fn options(source: &Source, defines: &[Define], arch: u32) -> Vec<String> {
     fixed.into_iter().chain(source.options.iter().map(|&option| option.to_owned())).chain(defines).collect()
 }
 
-/// The files of one compilation: the PTX, and the source it came from beside it, for whoever debugs it.
+/// The files of one compilation: the PTX, and its constants and source beside it, for whoever debugs it.
 struct Kept {
     ptx: PathBuf,
     source: PathBuf,
@@ -131,8 +138,8 @@ impl Kept {
         (ptx.contains(".version") && ptx.trim_end().ends_with('}')).then_some(ptx)
     }
 
-    fn write(&self, source: &Source, ptx: &str) -> io::Result<()> {
-        write_whole(&self.source, source.text)?;
+    fn write(&self, source: &Source, constants: &str, ptx: &str) -> io::Result<()> {
+        write_whole(&self.source, &format!("{constants}\n{}", source.text))?;
         write_whole(&self.ptx, ptx)
     }
 }
@@ -168,25 +175,22 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::emulator::or_skip;
 
     const HEADER: Header = Header { name: "two.cuh", text: "#define TWO 2\n" };
     const SOURCE: Source = Source {
         name: "test.cu",
-        text: "#include \"two.cuh\"\nextern \"C\" __global__ void f(int* p) { *p = TWO * N; }\n",
+        text: "#include \"constants.cuh\"\n#include \"two.cuh\"\n\
+               extern \"C\" __global__ void f(int* p) { *p = TWO * N + THREE; }\n",
         headers: &[HEADER],
+        constants: || Constants::default().whole("THREE", 3),
         options: &[],
     };
 
-    /// A compiler with an empty cache folder of its own, or `None` and a line that says so.
+    /// A compiler with an empty cache folder of its own, or [`or_skip`].
     fn compiler(name: &str) -> Option<Compiler> {
         let folder = std::env::temp_dir().join(format!("kvant-cuda-{name}-{}", std::process::id()));
-        match Compiler::keeping_in(Some(folder)) {
-            Ok(compiler) => Some(compiler),
-            Err(error) => {
-                eprintln!("skipped: {error}");
-                None
-            }
-        }
+        or_skip(Compiler::keeping_in(Some(folder)))
     }
 
     fn files(compiler: &Compiler) -> usize {
@@ -208,7 +212,9 @@ mod tests {
         assert_eq!(compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap(), first, "half a file does not count");
         assert_ne!(compiler.ptx(&SOURCE, &[("N", 5)], 80).unwrap(), first);
         assert_ne!(compiler.ptx(&SOURCE, &[("N", 3)], 90).unwrap(), first);
-        assert_eq!(files(&compiler), 6);
+        let other = Source { constants: || Constants::default().whole("THREE", 4), ..SOURCE };
+        assert_ne!(compiler.ptx(&other, &[("N", 3)], 80).unwrap(), first, "its constants belong to a source");
+        assert_eq!(files(&compiler), 8);
         assert!(compiler.ptx(&SOURCE, &[], 9999).is_err(), "N is missing, the architecture is not");
         assert!(compiler.ptx(&SOURCE, &[("N", 3)], 9999).is_ok());
         fs::remove_dir_all(compiler.folder.unwrap()).unwrap();

@@ -6,11 +6,11 @@ use std::ptr;
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 
-use crate::{CudaError, CudaVersion, Header};
+use crate::{CudaError, CudaVersion};
 
 /// Proof that NVRTC is loaded.
 #[derive(Debug, Clone, Copy)]
-pub struct Nvrtc(());
+pub(crate) struct Nvrtc(());
 
 impl Nvrtc {
     /// Looks for the library.
@@ -46,7 +46,7 @@ impl Nvrtc {
         Ok(architectures.into_iter().map(c_int::unsigned_abs).collect())
     }
 
-    /// Compiles CUDA C++ to PTX.
+    /// Compiles CUDA C++ to PTX; headers are name and text.
     ///
     /// # Errors
     /// [`CudaError::Compile`] with the compiler's log.
@@ -54,7 +54,7 @@ impl Nvrtc {
         self,
         name: &str,
         text: &str,
-        headers: &[Header],
+        headers: &[(&str, &str)],
         options: &[String],
     ) -> Result<String, CudaError> {
         let program = Program::new(name, text, headers)?;
@@ -75,10 +75,10 @@ struct Program {
 }
 
 impl Program {
-    fn new(name: &str, text: &str, headers: &[Header]) -> Result<Self, CudaError> {
+    fn new(name: &str, text: &str, headers: &[(&str, &str)]) -> Result<Self, CudaError> {
         let own = [name, text].into_iter();
-        let header_texts = headers.iter().map(|header| header.text);
-        let header_names = headers.iter().map(|header| header.name);
+        let header_texts = headers.iter().map(|&(_, text)| text);
+        let header_names = headers.iter().map(|&(name, _)| name);
         let texts: Vec<CString> = own.chain(header_texts).chain(header_names).map(c_string).collect();
         let pointers: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
         let (own, of_headers) = pointers.split_at(2);
@@ -132,5 +132,5 @@ fn c_string(text: &str) -> CString {
 }
 
 fn failed(call: &str, error: NvrtcError) -> CudaError {
-    CudaError::Call { call: call.to_owned(), problem: error.to_string() }
+    CudaError::call(call, error.to_string())
 }

@@ -6,14 +6,14 @@
 // beyond those turn queries, a head to a warp.
 
 #include "rope.cuh"
+#include "rotate.cuh"
 #include "tile.cuh"
 
-constexpr u32 WARPS = 4;
-constexpr u32 MAX_STREAMS = 48;
+constexpr u32 THREADS = 32 * WARPS;
 constexpr u32 NO_TILE = ~0u;
 
 struct AppendParams {
-    Stream streams[MAX_STREAMS];  // keys of the heads, then their values
+    Stream streams[2 * MAX_HEADS];  // keys of the heads, then their values
     Turn k_turn;
     Turn q_turn;
     float* q;                     // [rows, n_query_heads * k_head_dim]
@@ -28,8 +28,8 @@ struct AppendParams {
     u32 tiles;                    // blocks for each stream
     u32 before[4];                // signs of the rotation, bit i for value i of a slice
     u32 after[4];
-    float levels[3][16];          // centroids of turbo2, turbo3, turbo4
-    float mids[3][16];            // decision points for unit variance
+    float levels[N_BOOKS][MAX_LEVELS];  // centroids of turbo2, turbo3, turbo4
+    float mids[N_BOOKS][MAX_LEVELS];    // decision points for unit variance
 };
 
 // What lane l of a warp holds of a slice of 128: values 4l .. 4l + 3.
@@ -48,28 +48,6 @@ __device__ double warp_sum(double v) {
     return v;
 }
 
-__device__ void flip(Quad& q, const u32* signs, u32 lane) {
-    u32 bits = signs[lane / 8] >> (4 * (lane % 8));
-    for (int i = 0; i < 4; i++) {
-        if (bits >> i & 1) q.x[i] = -q.x[i];
-    }
-}
-
-// signs H / sqrt(128) signs x, with the codec's order of operations.
-__device__ void rotate(Quad& q, const u32* first, const u32* last, u32 lane) {
-    flip(q, first, lane);
-    float a = q.x[0] + q.x[1], b = q.x[0] - q.x[1], c = q.x[2] + q.x[3], d = q.x[2] - q.x[3];
-    q.x[0] = a + c, q.x[1] = b + d, q.x[2] = a - c, q.x[3] = b - d;
-    for (int step = 1; step < 32; step *= 2) {
-        for (int i = 0; i < 4; i++) {
-            float other = __shfl_xor_sync(~0u, q.x[i], step);
-            q.x[i] = lane & step ? other - q.x[i] : q.x[i] + other;
-        }
-    }
-    for (int i = 0; i < 4; i++) q.x[i] = __fmul_rn(q.x[i], 0.088388347648318440f);
-    flip(q, last, lane);
-}
-
 // Codes a slice that is rotated already; gives the scale.
 __device__ u16 encode_turbo(const float* levels, const float* mids, u32 n_levels, Quad q, u8* codes) {
     double squares = 0.0;
@@ -79,7 +57,7 @@ __device__ u16 encode_turbo(const float* levels, const float* mids, u32 n_levels
     }
     double norm = sqrt(warp_sum(squares));
     bool is_tiny = norm < 1e-10;
-    float to_unit = is_tiny ? 0.0f : (float)(11.313708498984761 / norm);
+    float to_unit = is_tiny ? 0.0f : (float)(SQRT_TURBO_DIMS / norm);
     double coded = 0.0;
     for (int i = 0; i < 4; i++) {
         float z = __fmul_rn(q.x[i], to_unit);
@@ -108,15 +86,15 @@ __device__ u16 encode_block32(u32 type, Quad q, u32 lane, u8* codes) {
         // The first of equals; a zero has no place.
         if (larger || (equal && other_at < at)) extreme = other, at = other_at;
     }
-    float d = type == Q8_0 ? fabsf(extreme) / 127.0f : extreme / -8.0f;
+    float d = type == Q8_0 ? fabsf(extreme) / (float)(Q8_0_ZERO - 1) : extreme / -(float)Q4_0_ZERO;
     u16 scale = to_half(clamped(d, HALF_MAX));
     float inverse = (scale & 0x7fff) == 0 ? 0.0f : 1.0f / d;
     for (int i = 0; i < 4; i++) {
         if (type == Q8_0) {
-            codes[i] = (u8)((int)roundf(__fmul_rn(q.x[i], inverse)) + 128);
+            codes[i] = (u8)((int)roundf(__fmul_rn(q.x[i], inverse)) + Q8_0_ZERO);
         } else {
-            float code = __fadd_rn(__fadd_rn(__fmul_rn(q.x[i], inverse), 8.0f), 0.5f);
-            codes[i] = (u8)min((int)fmaxf(code, 0.0f), 15);
+            float code = __fadd_rn(__fadd_rn(__fmul_rn(q.x[i], inverse), (float)Q4_0_ZERO), 0.5f);
+            codes[i] = (u8)min((int)fmaxf(code, 0.0f), 2 * Q4_0_ZERO - 1);
         }
     }
     return scale;
@@ -130,12 +108,12 @@ __device__ void code_place(bool is_key, u32 slot, u32 dim, u32& group, u32& j) {
 
 __device__ u8 stored_code(u32 type, const u8* planes, u32 group, u32 j) {
     switch (type) {
-        case Q8_0: return planes[64 * group + j];
-        case TURBO2: return planes[16 * group + j % 16] >> (2 * (j / 16)) & 3;
+        case Q8_0: return planes[Q8_0_GROUP * group + j];
+        case TURBO2: return planes[TURBO2_GROUP * group + j % 16] >> (2 * (j / 16)) & 3;
         case TURBO3:
-            return (planes[16 * group + j % 16] >> (2 * (j / 16)) & 3) |
-                   (planes[512 + 8 * group + j / 8] >> (j % 8) & 1) << 2;
-        default: return planes[32 * group + j % 32] >> (4 * (j / 32)) & 15;
+            return (planes[TURBO2_GROUP * group + j % 16] >> (2 * (j / 16)) & 3) |
+                   (planes[HIGH_PLANES + HIGH_GROUP * group + j / 8] >> (j % 8) & 1) << 2;
+        default: return planes[NIBBLES_GROUP * group + j % 32] >> (4 * (j / 32)) & 15;
     }
 }
 
@@ -147,19 +125,23 @@ __device__ u8 plane_byte(u32 type, bool is_key, const u8* codes, u32 dim, u32 fi
         return codes[slot * dim + first_dim + at];
     };
     switch (type) {
-        case Q8_0: return (u8)code(byte / 64, byte % 64);
+        case Q8_0: return (u8)code(byte / Q8_0_GROUP, byte % Q8_0_GROUP);
         case TURBO2:
         case TURBO3: {
             u32 value = 0;
-            if (byte < 512) {
-                for (u32 i = 0; i < 4; i++) value |= (code(byte / 16, byte % 16 + 16 * i) & 3) << (2 * i);
+            if (byte < HIGH_PLANES) {
+                u32 group = byte / TURBO2_GROUP, first = byte % TURBO2_GROUP;
+                for (u32 i = 0; i < 4; i++) value |= (code(group, first + 16 * i) & 3) << (2 * i);
             } else {
-                u32 high = byte - 512;
-                for (u32 i = 0; i < 8; i++) value |= (code(high / 8, high % 8 * 8 + i) >> 2) << i;
+                u32 group = (byte - HIGH_PLANES) / HIGH_GROUP, first = (byte - HIGH_PLANES) % HIGH_GROUP * 8;
+                for (u32 i = 0; i < 8; i++) value |= (code(group, first + i) >> 2) << i;
             }
             return (u8)value;
         }
-        default: return (u8)(code(byte / 32, byte % 32) | code(byte / 32, byte % 32 + 32) << 4);
+        default: {
+            u32 group = byte / NIBBLES_GROUP, first = byte % NIBBLES_GROUP;
+            return (u8)(code(group, first) | code(group, first + 32) << 4);
+        }
     }
 }
 
@@ -228,11 +210,11 @@ __device__ void write_tile(const AppendParams& p, const Stream& s, const Plan& p
 
     if (is_coded(type) && (from > first || last < first + TILE)) {
         // Tokens that stay: their codes are taken apart and put back.
-        for (u32 i = threadIdx.x; i < TILE * s.dim; i += 128) {
+        for (u32 i = threadIdx.x; i < TILE * s.dim; i += THREADS) {
             u32 slot = i / s.dim, at = i % s.dim, group, j;
             const u8* block = tile + at / per_block * block_bytes(type);
             code_place(is_key, slot, at % per_block, group, j);
-            codes[i] = stored_code(type, block + 32, group, j);
+            codes[i] = stored_code(type, block + SCALE_BYTES, group, j);
             if (at % per_block == 0) scales[slot * blocks + at / per_block] = ((const u16*)block)[slot];
         }
         __syncthreads();
@@ -243,7 +225,7 @@ __device__ void write_tile(const AppendParams& p, const Stream& s, const Plan& p
         const float* values = is_new ? x + ((size_t)row * p.n_kv_heads + head) * head_dim : nullptr;
         const float* angles = p.k_turn.angles + (turns ? (size_t)row * p.k_turn.n_rot : 0);
         float factor = turns ? norm_factor(p.k_turn, values, head_dim, lane) : 1.0f;
-        for (u32 slice = 0; slice < s.dim; slice += 128) {
+        for (u32 slice = 0; slice < s.dim; slice += SPAN) {
             Quad q;
             for (int i = 0; i < 4; i++) {
                 u32 at = slice + 4 * lane + i;
@@ -256,7 +238,7 @@ __device__ void write_tile(const AppendParams& p, const Stream& s, const Plan& p
                     q.x[i] = 0.0f;
                 }
             }
-            if (s.rotates && is_new) rotate(q, p.before, p.after, lane);
+            if (s.rotates && is_new) rotate(q.x, ROTATION, p.before, p.after, lane);
             if (is_coded(type)) {
                 for (int i = 0; i < 4; i++) q.x[i] = __fmul_rn(q.x[i], s.alpha);
             }
@@ -264,14 +246,14 @@ __device__ void write_tile(const AppendParams& p, const Stream& s, const Plan& p
                 u32 book = type - TURBO2;
                 u16 scale = encode_turbo(p.levels[book], p.mids[book], 4u << book, q,
                                          codes + slot * s.dim + slice + 4 * lane);
-                if (lane == 0) scales[slot * blocks + slice / 128] = scale;
+                if (lane == 0) scales[slot * blocks + slice / TURBO_DIMS] = scale;
             } else if (is_coded(type)) {
                 u8 four[4];
                 u16 scale = encode_block32(type, q, lane, four);
                 u32 at = slice + 4 * lane;
                 if (at < s.dim) {
                     for (int i = 0; i < 4; i++) codes[slot * s.dim + at + i] = four[i];
-                    if (lane % 8 == 0) scales[slot * blocks + at / 32] = scale;
+                    if (lane % 8 == 0) scales[slot * blocks + at / BLOCK32_DIMS] = scale;
                 }
             } else {
                 for (int i = 0; i < 4; i++) {
@@ -293,19 +275,19 @@ __device__ void write_tile(const AppendParams& p, const Stream& s, const Plan& p
     if (!is_coded(type)) return;
     __syncthreads();
     u32 per_tile = TILE * blocks;
-    for (u32 i = threadIdx.x; i < per_tile; i += 128) {
+    for (u32 i = threadIdx.x; i < per_tile; i += THREADS) {
         u32 block = i / TILE, slot = i % TILE;
         ((u16*)(tile + block * block_bytes(type)))[slot] = scales[slot * blocks + block];
     }
-    u32 plane_bytes = block_bytes(type) - 32;
-    for (u32 i = threadIdx.x; i < blocks * plane_bytes; i += 128) {
+    u32 plane_bytes = block_bytes(type) - SCALE_BYTES;
+    for (u32 i = threadIdx.x; i < blocks * plane_bytes; i += THREADS) {
         u32 block = i / plane_bytes, byte = i % plane_bytes;
-        tile[block * block_bytes(type) + 32 + byte] =
+        tile[block * block_bytes(type) + SCALE_BYTES + byte] =
             plane_byte(type, is_key, codes, s.dim, block * per_block, byte);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) append(const __grid_constant__ AppendParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ AppendParams p) {
     extern __shared__ u8 shared[];
     u32 tile_blocks = 2 * p.n_heads * p.tiles;
     if (blockIdx.x >= tile_blocks) {

@@ -3,22 +3,27 @@
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{BackendError, KvLayer, Result};
-use kvant_codec::Rotation;
 use kvant_codec::tile::TILE;
+use kvant_codec::{Rotation, block32, turbo};
 
-use crate::kv::{BOOKS, MAX_HEADS, StreamParams, TILE_HEADER, small, words};
+use crate::constants::Constants;
+use crate::kv::{self, BOOKS, MAX_HEADS, StreamParams, small};
 use crate::rope::{HEADS_PER_BLOCK, TURN_HEADER, Turn};
-use crate::{Context, CudaPage, DevicePtr, Launch, Source};
+use crate::rotate::words;
+use crate::{Context, CudaPage, DevicePtr, Header, Launch, Source};
 
-/// The kernel of this op.
-pub(crate) static SOURCE: Source = Source {
-    name: "append.cu",
-    text: include_str!("append.cu"),
-    headers: &[TURN_HEADER, TILE_HEADER],
-    options: &[],
+const HEADERS: [Header; 4] = {
+    let [half, rotate, tile] = kv::HEADERS;
+    [TURN_HEADER, half, rotate, tile]
 };
 
+/// The kernel of this op.
+pub(crate) static SOURCE: Source =
+    Source { name: "append.cu", text: include_str!("append.cu"), headers: &HEADERS, constants, options: &[] };
+
 const OP: &str = "kv_append";
+/// Most levels of a codebook.
+const MAX_LEVELS: usize = 16;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -38,8 +43,18 @@ struct AppendParams {
     tiles: u32,
     before: [u32; 4],
     after: [u32; 4],
-    levels: [[f32; 16]; 3],
-    mids: [[f32; 16]; 3],
+    levels: [[f32; MAX_LEVELS]; BOOKS.len()],
+    mids: [[f32; MAX_LEVELS]; BOOKS.len()],
+}
+
+fn constants() -> Constants {
+    kv::constants()
+        .whole("WARPS", HEADS_PER_BLOCK as usize)
+        .whole("N_BOOKS", BOOKS.len())
+        .whole("MAX_LEVELS", MAX_LEVELS)
+        .whole("Q8_0_ZERO", block32::Q8_0_ZERO.into())
+        .whole("Q4_0_ZERO", block32::Q4_0_ZERO.into())
+        .double("SQRT_TURBO_DIMS", (turbo::LEN as f64).sqrt())
 }
 
 /// New rows of keys and values.
@@ -75,6 +90,8 @@ pub(crate) fn append(
         return Ok(());
     }
     let kernel = cx.kernel(&SOURCE, "append")?;
+    let [k_plans, v_plans] = [&layer.k, &layer.v]
+        .map(|streams| streams.iter().map(|stream| stream.plan(rows.n)).collect::<Vec<_>>());
     for first in (0..n_kv_heads).step_by(MAX_HEADS) {
         let heads = first..n_kv_heads.min(first + MAX_HEADS);
         let mut params = AppendParams::zeroed();
@@ -95,8 +112,8 @@ pub(crate) fn append(
             levels[..book.centroids().len()].copy_from_slice(book.centroids());
             mids[..book.mids().len()].copy_from_slice(book.mids());
         }
-        let streams = || layer.k[heads.clone()].iter().chain(&layer.v[heads.clone()]);
-        let most = streams().map(|stream| stream.plan(rows.n).tiles().len()).max().unwrap_or(0);
+        let plans = k_plans[heads.clone()].iter().chain(&v_plans[heads.clone()]);
+        let most = plans.map(|plan| plan.tiles().len()).max().unwrap_or(0);
         params.tiles = small(OP, "tiles", most)?;
         let mut blocks = 2 * heads.len() * most;
         if let Some(turns) = turns {
@@ -107,16 +124,15 @@ pub(crate) fn append(
                 blocks += (rows.n * turns.n_query_heads).div_ceil(HEADS_PER_BLOCK as usize);
             }
         }
-        let dim = streams().map(|stream| stream.spec().dim()).max().unwrap_or(0);
+        let streams = layer.k[heads.clone()].iter().chain(&layer.v[heads]);
+        let dim = streams.map(|stream| stream.spec().dim()).max().unwrap_or(0);
         // Codes `[16][dim]` and scales `[16][dim / 32]` at most.
-        let shared_bytes = (TILE * dim + TILE * dim / 32 * 2) as u32;
+        let shared_bytes = (TILE * dim + TILE * dim / block32::LEN * size_of::<u16>()) as u32;
         let grid = [small(OP, "blocks", blocks)?, 1, 1];
         cx.launch(kernel, Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes }, &params)?;
     }
-    for stream in layer.k.iter_mut().chain(&mut layer.v) {
-        let plan = stream.plan(rows.n);
-        stream.commit(plan);
-    }
+    let streams = layer.k.iter_mut().chain(&mut layer.v);
+    streams.zip(k_plans.into_iter().chain(v_plans)).for_each(|(stream, plan)| stream.commit(plan));
     Ok(())
 }
 

@@ -6,26 +6,15 @@
 //
 // Macros: K_DIM, V_DIM (values per token as stored, multiples of 16).
 
-#include "tile.cuh"
+#include "attend.cuh"
+#include "rotate.cuh"
 
-constexpr u32 WARPS = 4;
-constexpr u32 QUERIES = 16;
-constexpr u32 MAX_HEADS = 24;
-constexpr float HIDDEN = -1e30f;
-// Weights are powers of two up to 2^12, not to 1, so that as halves they keep their precision down to 2^-26. Their sum
-// carries the same factor.
-constexpr float LIFT = 12.0f;
+constexpr u32 THREADS = 32 * WARPS;
 constexpr u32 MAX_DIM = K_DIM > V_DIM ? K_DIM : V_DIM;
-// Halves of a tile in shared memory: the larger of [16][dim + 8] and [dim][24]. Rows are 16 bytes off a multiple of
+// Halves of a tile in shared memory: the larger of [16][dim + PAD] and [dim][16 + PAD]. Rows are 16 bytes off a multiple of
 // 128, so that the eight rows of a matrix lie in different banks.
-constexpr u32 STRIDE = TILE + 8;
+constexpr u32 STRIDE = TILE + PAD;
 constexpr u32 TILE_HALVES = MAX_DIM * STRIDE;
-
-struct Book {
-    u32 bytes[4];  // bytes of the levels, ascending
-    float step;    // value = (byte - bias) * step * scale
-    float bias;
-};
 
 struct AttendParams {
     Stream keys[MAX_HEADS];
@@ -46,49 +35,27 @@ struct AttendParams {
     u32 splits;
     u32 split_tiles;
     float scale;         // of the scores, times log2 e
-    Book books[8];       // by type of the stream
+    Book books[N_TYPES]; // by type of the stream
     u32 before[4];
     u32 after[4];
 };
 
-__device__ void flip(float* x, const u32* signs, u32 lane) {
-    u32 bits = signs[lane / 8] >> (4 * (lane % 8));
-    for (int i = 0; i < 4; i++) {
-        if (bits >> i & 1) x[i] = -x[i];
-    }
-}
-
-// Rotates a slice of 128 held by a warp, lane l with values 4l .. 4l + 3.
-__device__ void rotate(float* x, const u32* first, const u32* last, u32 lane) {
-    flip(x, first, lane);
-    float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
-    x[0] = a + c, x[1] = b + d, x[2] = a - c, x[3] = b - d;
-    for (int step = 1; step < 32; step *= 2) {
-        for (int i = 0; i < 4; i++) {
-            float other = __shfl_xor_sync(~0u, x[i], step);
-            x[i] = lane & step ? other - x[i] : x[i] + other;
-        }
-    }
-    for (int i = 0; i < 4; i++) x[i] *= 0.088388347648318440f;
-    flip(x, last, lane);
-}
-
 // Pads, rotates and scales the queries: one warp per query, blocks of WARPS. Query i of a KV head is query head
 // i % group of its group, of row i / group.
-extern "C" __global__ void __launch_bounds__(128) prepare_queries(const __grid_constant__ AttendParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) prepare_queries(const __grid_constant__ AttendParams p) {
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32, kv = blockIdx.y;
     if (i >= p.padded) return;
     bool is_there = i < p.rows * p.group;
     u32 row = p.slots[kv].first_row + i / p.group, head = p.slots[kv].kv_head * p.group + i % p.group;
     const float* q = p.q + ((size_t)row * p.n_heads + head) * p.k_head_dim;
     u16* to = p.queries + ((size_t)kv * p.padded + i) * K_DIM;
-    for (u32 slice = 0; slice < K_DIM; slice += 128) {
+    for (u32 slice = 0; slice < K_DIM; slice += SPAN) {
         float x[4];
         for (int e = 0; e < 4; e++) {
             u32 at = slice + 4 * lane + e;
             x[e] = is_there && at < p.k_head_dim ? q[at] : 0.0f;
         }
-        if (p.keys[kv].rotates) rotate(x, p.before, p.after, lane);
+        if (p.keys[kv].rotates) rotate(x, ROTATION, p.before, p.after, lane);
         u32 at = slice + 4 * lane;
         if (at < K_DIM) {
             ((u32*)(to + at))[0] = pack_halves(x[0] * p.scale, x[1] * p.scale);
@@ -96,29 +63,6 @@ extern "C" __global__ void __launch_bounds__(128) prepare_queries(const __grid_c
         }
     }
 }
-
-// Within 2 ulp; subnormal results are 0.
-__device__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ u32 half_mul(u32 a, u32 b) {
-    u32 c;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
-
-__device__ u32 half_sub(u32 a, u32 b) {
-    u32 c;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
-
-// Bytes of the codes of lanes t and t + 8 of a group, interleaved: [0] has codes 0 and 1 of both (t, t + 8, t, t + 8),
-// [1] codes 2 and 3.
-struct Codes { u32 pair[2]; };
 
 // Bits `at` to `at + 3` of a word, each to bit `to` of its byte; `at` counts from bit `to`.
 __device__ u32 spread(u32 word, u32 at, u32 to) {
@@ -129,15 +73,15 @@ __device__ u32 spread(u32 word, u32 at, u32 to) {
 template <u32 TYPE>
 __device__ Codes group_codes(const Book& book, const u8* planes, u32 g, u32 t) {
     if constexpr (TYPE == Q8_0) {
-        const u32* words = (const u32*)(planes + 64 * g);
+        const u32* words = (const u32*)(planes + Q8_0_GROUP * g);
         u32 a = __ldg(words + t), b = __ldg(words + t + 8);
         return {{__byte_perm(a, b, 0x5140), __byte_perm(a, b, 0x7362)}};
     } else if constexpr (TYPE == Q4_0) {
-        u32 word = __ldg((const u32*)(planes + 32 * g) + t);
+        u32 word = __ldg((const u32*)(planes + NIBBLES_GROUP * g) + t);
         u32 even = word & 0x0f0f0f0f, odd = word >> 4 & 0x0f0f0f0f;
         return {{__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)}};
     } else if constexpr (TYPE == TURBO4) {
-        u32 word = __ldg((const u32*)(planes + 32 * g) + t);
+        u32 word = __ldg((const u32*)(planes + NIBBLES_GROUP * g) + t);
         u32 index = word & 0x77777777, upper = word >> 3 & 0x11111111;
         Codes codes;
         for (int i = 0; i < 2; i++) {
@@ -151,9 +95,9 @@ __device__ Codes group_codes(const Book& book, const u8* planes, u32 g, u32 t) {
         return codes;
     } else {
         // Two low bits: the word of lanes t mod 4 + 4 i, at bits 2 i.
-        u32 nibbles = __ldg((const u32*)(planes + 16 * g) + t % 4) >> (2 * (t / 4)) & 0x33333333;
+        u32 nibbles = __ldg((const u32*)(planes + TURBO2_GROUP * g) + t % 4) >> (2 * (t / 4)) & 0x33333333;
         if constexpr (TYPE == TURBO3) {
-            uint2 high = __ldg((const uint2*)(planes + 512 + 8 * g));
+            uint2 high = __ldg((const uint2*)(planes + HIGH_PLANES + HIGH_GROUP * g));
             nibbles |= spread(high.x, 4 * t, 2) | spread(high.y, 4 * t, 6);
         }
         return {{__byte_perm(book.bytes[0], book.bytes[1], nibbles),
@@ -172,13 +116,13 @@ __device__ u32 stepped(u32 scales, float step) {
     return pack_halves(from_half(scales & 0xffff) * step, from_half(scales >> 16) * step);
 }
 
-// Brings a coded tile to shared memory as halves: keys [16][K_DIM + 8], values [V_DIM][STRIDE]. Scales are brought in
+// Brings a coded tile to shared memory as halves: keys [16][K_DIM + PAD], values [V_DIM][STRIDE]. Scales are brought in
 // here, but for those of keys of turbo types, one for 128 dims, which wait for the scores: such keys are whole numbers,
 // 1024 + byte, from which the scores take the rest.
 template <bool KEYS, u32 TYPE>
 __device__ void load_coded(const Book& book, const u8* tile, u16* to, u32 lane) {
     constexpr u32 DIM = KEYS ? K_DIM : V_DIM;
-    constexpr u32 DIMS = TYPE >= TURBO2 ? 128 : 32;
+    constexpr u32 DIMS = block_dims(TYPE);
     if constexpr (DIM % DIMS == 0) {
         u32 t = lane % 8, bytes = block_bytes(TYPE);
         u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
@@ -186,7 +130,7 @@ __device__ void load_coded(const Book& book, const u8* tile, u16* to, u32 lane) 
         for (u32 pass = 0; pass < DIM / 16; pass++) {
             u32 g = 4 * pass + lane / 8;
             const u8* start = tile + 16 * pass / DIMS * bytes;
-            Codes codes = group_codes<TYPE>(book, start + 32, g % (DIMS / 4), t);
+            Codes codes = group_codes<TYPE>(book, start + SCALE_BYTES, g % (DIMS / 4), t);
 #pragma unroll
             for (u32 upper = 0; upper < 2; upper++) {
                 u32 l = t + 8 * upper, select = upper ? 0x4341 : 0x4240;
@@ -203,18 +147,18 @@ __device__ void load_coded(const Book& book, const u8* tile, u16* to, u32 lane) 
                     if (TYPE >= TURBO2) four = make_uint2(stepped(four.x, book.step), stepped(four.y, book.step));
                     a = half_mul(a, four.x), b = half_mul(b, four.y);
                 }
-                u16* at = KEYS ? to + l * (DIM + 8) + 4 * g : to + (16 * pass + l) * STRIDE + lane / 8 * 4;
+                u16* at = KEYS ? to + l * (DIM + PAD) + 4 * g : to + (16 * pass + l) * STRIDE + lane / 8 * 4;
                 *(uint2*)at = make_uint2(a, b);
             }
         }
     }
 }
 
-// A float tile: keys [K_DIM][STRIDE], values [16][V_DIM + 8]. f32 and bf16 beyond f16 saturate.
+// A float tile: keys [K_DIM][STRIDE], values [16][V_DIM + PAD]. f32 and bf16 beyond f16 saturate.
 template <bool KEYS>
 __device__ void load_floats(u32 type, const u8* tile, u16* to, u32 lane) {
     constexpr u32 DIM = KEYS ? K_DIM : V_DIM;
-    constexpr u32 COLS = KEYS ? TILE : DIM, TO_STRIDE = KEYS ? STRIDE : DIM + 8;
+    constexpr u32 COLS = KEYS ? TILE : DIM, TO_STRIDE = KEYS ? STRIDE : DIM + PAD;
 #pragma unroll
     for (u32 pass = 0; pass < TILE * DIM / 256; pass++) {
         u32 i = 256 * pass + 8 * lane;
@@ -291,14 +235,7 @@ __device__ void load_matrices(u32 m[4], const u16* row, bool transposed) {
     }
 }
 
-__device__ void multiply(float c[4], const u32 a[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-constexpr u32 K_BLOCKS = (K_DIM + 127) / 128;
+constexpr u32 K_BLOCKS = (K_DIM + TURBO_DIMS - 1) / TURBO_DIMS;
 
 // Sixteen queries and what they have seen. A lane has rows lane / 4 and lane / 4 + 8.
 struct Work {
@@ -348,7 +285,7 @@ __device__ void scores(const Work& w, const AttendParams& p, const Tile& tile, c
         for (u32 k = 8 * block; k < K_DIM / 16 && k < 8 * block + 8; k++) {
             u32 m[4];
             if (is_coded(tile.type)) {
-                load_matrices(m, keys + (row + 8 * (matrix / 2)) * (K_DIM + 8) + 16 * k + 8 * (matrix % 2), false);
+                load_matrices(m, keys + (row + 8 * (matrix / 2)) * (K_DIM + PAD) + 16 * k + 8 * (matrix % 2), false);
             } else {
                 // Rows are dims: matrices (dims 0..8, tokens 0..8), (dims 8.., tokens 0..), then tokens 8..16.
                 load_matrices(m, keys + (16 * k + row + 8 * (matrix % 2)) * STRIDE + 8 * (matrix / 2), true);
@@ -418,7 +355,7 @@ __device__ void mix(Work& w, const Tile& tile, const u16* values, const float s[
         if (is_coded(tile.type)) {
             load_matrices(m, values + (16 * n + row + 8 * (matrix / 2)) * STRIDE + 8 * (matrix % 2), false);
         } else {
-            load_matrices(m, values + (row + 8 * (matrix % 2)) * (V_DIM + 8) + 16 * n + 8 * (matrix / 2), true);
+            load_matrices(m, values + (row + 8 * (matrix % 2)) * (V_DIM + PAD) + 16 * n + 8 * (matrix / 2), true);
         }
         multiply(w.out[2 * n], weights, m[0], m[1]);
         multiply(w.out[2 * n + 1], weights, m[2], m[3]);
@@ -455,7 +392,7 @@ __device__ void write_part(const AttendParams& p, const Work& w, u32 kv, u32 spl
 
 // Few queries: every warp takes every fourth tile of the split for the same 16 queries; their shares are joined in the
 // order of the warps. Grid: splits, blocks of 16 queries, KV heads.
-extern "C" __global__ void __launch_bounds__(128) attend_split(const __grid_constant__ AttendParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(16) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, first_query = blockIdx.y * QUERIES, kv = blockIdx.z;
@@ -489,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(128) attend_split(const __grid_cons
     finish_sums(w);
     // Joined by halves: warps 2 and 3 hand over to 0 and 1, then 1 to 0.
     float* hand = (float*)shared;
-    constexpr u32 SHARE = V_DIM / 2 + 4;  // floats of a lane
+    constexpr u32 SHARE = V_DIM / 2 + HAND_STATE;  // floats of a lane
     __syncthreads();
     for (u32 step = WARPS / 2; step > 0; step /= 2) {
         if (warp >= step && warp < 2 * step) {
@@ -524,7 +461,7 @@ extern "C" __global__ void __launch_bounds__(128) attend_split(const __grid_cons
 
 // Many queries: the warps of a block take 16 queries each and share tiles, four at a time, each brought by one warp.
 // Grid: splits, blocks of 64 queries, KV heads.
-extern "C" __global__ void __launch_bounds__(128) attend_many(const __grid_constant__ AttendParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) attend_many(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(16) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, block_query = blockIdx.y * QUERIES * WARPS, kv = blockIdx.z;
@@ -568,7 +505,7 @@ extern "C" __global__ void __launch_bounds__(128) attend_many(const __grid_const
 }
 
 // Joins the splits in their order, divides, un-rotates and writes: one warp per query.
-extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant__ AttendParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_constant__ AttendParams p) {
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32, kv = blockIdx.y;
     if (i >= p.rows * p.group) return;
     size_t stride = p.padded, base = (size_t)kv * p.splits * stride + i;
@@ -580,7 +517,7 @@ extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant_
     }
     u32 row = p.slots[kv].first_row + i / p.group, head = p.slots[kv].kv_head * p.group + i % p.group;
     float* out = p.out + ((size_t)row * p.n_heads + head) * p.v_head_dim;
-    for (u32 slice = 0; slice < V_DIM; slice += 128) {
+    for (u32 slice = 0; slice < V_DIM; slice += SPAN) {
         float x[4] = {};
         u32 at = slice + 4 * lane;
         for (u32 split = 0; split < p.splits && at < V_DIM; split++) {
@@ -589,7 +526,7 @@ extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant_
             x[0] += weight * v.x, x[1] += weight * v.y, x[2] += weight * v.z, x[3] += weight * v.w;
         }
         for (int e = 0; e < 4; e++) x[e] /= sum;
-        if (p.values[kv].rotates) rotate(x, p.after, p.before, lane);
+        if (p.values[kv].rotates) rotate(x, ROTATION, p.after, p.before, lane);
         for (int e = 0; e < 4; e++) {
             if (at + e < p.v_head_dim) out[at + e] = x[e];
         }

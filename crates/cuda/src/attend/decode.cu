@@ -3,26 +3,13 @@
 //
 // Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (values per token as stored).
 
-#include "tile.cuh"
+#include "attend.cuh"
 
-constexpr u32 WARPS = 4;
-constexpr u32 QUERIES = 8;
-constexpr u32 MAX_HEADS = 24;
-constexpr u32 UNIT = 8;  // tiles
-constexpr float HIDDEN = -1e30f;
-// Weights are powers of two up to 2^15, not to 1, so that as halves they keep their precision down to 2^-29.
-constexpr float LIFT = 15.0f;
 constexpr u32 SLICES = (V_DIM + 127) / 128;
 // Blocks that a multiprocessor is to hold: as many as leave the sums in registers.
 constexpr u32 BLOCKS = SLICES == 1 ? 3 : 2;
 // Bytes of the weights of a tile, [16 tokens][8 queries] halves; 16 more, so that tiles lie in different banks.
-constexpr u32 WEIGHT_BYTES = 256 + 16;
-
-struct Book {
-    u32 bytes[4];  // bytes of the levels, ascending
-    float step;    // value = (byte - bias) * step * scale
-    float bias;
-};
+constexpr u32 WEIGHT_BYTES = TILE * QUERIES * 2 + 16;
 
 struct DecodeParams {
     Stream keys[MAX_HEADS];
@@ -39,25 +26,6 @@ struct DecodeParams {
     Book value_book;
 };
 
-__device__ inline u32 half_mul(u32 a, u32 b) {
-    u32 c;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
-
-__device__ inline u32 half_sub(u32 a, u32 b) {
-    u32 c;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
-
-__device__ inline void multiply(float c[4], const u32 a[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 template <u32 I>
 __device__ inline u32 word(const uint4& v) {
     return I == 0 ? v.x : I == 1 ? v.y : I == 2 ? v.z : v.w;
@@ -69,14 +37,11 @@ __device__ inline u32 word(const uint4& v) {
 template <u32 TYPE>
 struct Group;
 
-// Bytes of the codes of rows I and I + 8: [0] has values 0 and 1 of both (I, I + 8, I, I + 8), [1] values 2 and 3.
-struct Codes { u32 pair[2]; };
-
 template <>
 struct Group<Q8_0> {
     uint4 rows[4];
     __device__ void load(const u8* planes, u32 g) {
-        for (int i = 0; i < 4; i++) rows[i] = __ldg((const uint4*)(planes + 64 * g) + i);
+        for (int i = 0; i < 4; i++) rows[i] = __ldg((const uint4*)(planes + Q8_0_GROUP * g) + i);
     }
     template <u32 I>
     __device__ Codes codes(const Book&) const {
@@ -88,7 +53,7 @@ struct Group<Q8_0> {
 struct Nibbles {
     uint4 rows[2];
     __device__ void load(const u8* planes, u32 g) {
-        for (int i = 0; i < 2; i++) rows[i] = __ldg((const uint4*)(planes + 32 * g) + i);
+        for (int i = 0; i < 2; i++) rows[i] = __ldg((const uint4*)(planes + NIBBLES_GROUP * g) + i);
     }
 };
 
@@ -122,7 +87,7 @@ struct Group<TURBO4> : Nibbles {
 template <>
 struct Group<TURBO2> {
     uint4 low;
-    __device__ void load(const u8* planes, u32 g) { low = __ldg((const uint4*)(planes + 16 * g)); }
+    __device__ void load(const u8* planes, u32 g) { low = __ldg((const uint4*)(planes + TURBO2_GROUP * g)); }
     // Two low bits of rows I (low nibble) and I + 8 (high nibble) of four values.
     template <u32 I>
     __device__ u32 nibbles() const {
@@ -146,7 +111,7 @@ struct Group<TURBO3> : Group<TURBO2> {
     uint2 high;
     __device__ void load(const u8* planes, u32 g) {
         Group<TURBO2>::load(planes, g);
-        high = __ldg((const uint2*)(planes + 512 + 8 * g));
+        high = __ldg((const uint2*)(planes + HIGH_PLANES + HIGH_GROUP * g));
     }
     template <u32 I>
     __device__ Codes codes(const Book& book) const {
@@ -251,7 +216,7 @@ __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine,
             for (int r = 0; r < 4; r++) scores[i.value][r] += mine ? part[i.value][r] : 0.0f;
         });
     } else {
-        constexpr u32 DIMS = TYPE >= TURBO2 ? 128 : 32, CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
+        constexpr u32 DIMS = block_dims(TYPE), CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
         u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
 #pragma unroll 1
         for (u32 block = 0; block < K_DIM / DIMS; block++) {
@@ -263,7 +228,7 @@ __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine,
             for (u32 first = 0; first < CHUNKS; first += AHEAD) {
                 Group<TYPE> groups[AHEAD];
 #pragma unroll
-                for (u32 c = 0; c < AHEAD; c++) groups[c].load(at + 32, 4 * (first + c) + t);
+                for (u32 c = 0; c < AHEAD; c++) groups[c].load(at + SCALE_BYTES, 4 * (first + c) + t);
 #pragma unroll
                 for (u32 c = 0; c < AHEAD; c++) {
                     uint2 b = queries[32 * (block * CHUNKS + first + c) + lane];
@@ -294,12 +259,12 @@ struct Values {
     uint2 scales[SLICES];  // of four tokens
 
     __device__ void load(const u8* tile, u32 lane) {
-        constexpr u32 DIMS = TYPE >= TURBO2 ? 128 : 32;
+        constexpr u32 DIMS = block_dims(TYPE);
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             u32 dim = first_dim(slice, lane);
             const u8* block = tile + dim / DIMS * block_bytes(TYPE);
-            groups[slice].load(block + 32, dim % DIMS / 4 + lane % 4);
+            groups[slice].load(block + SCALE_BYTES, dim % DIMS / 4 + lane % 4);
             scales[slice] = __ldg((const uint2*)block + lane % 4);
         }
     }
@@ -352,13 +317,6 @@ __device__ inline void load_weights(u32 b[2], const u8* weights, u32 lane) {
     u32 at = (u32)__cvta_generic_to_shared(weights + 16 * row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                  : "=r"(b[0]), "=r"(b[1]) : "r"(at) : "memory");
-}
-
-// 2^x within 2 ulp; what is below the normal numbers is 0.
-__device__ inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 struct Softmax {
@@ -495,7 +453,7 @@ __device__ inline void mix_unit(float out[SLICES][8][4], const u8* my_tile, cons
 }
 
 // Grid: splits, slots. A warp takes every fourth unit of 8 tiles of the split.
-extern "C" __global__ void __launch_bounds__(128, BLOCKS) decode(const __grid_constant__ DecodeParams p) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __grid_constant__ DecodeParams p) {
     __shared__ __align__(16) Shared shared;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv = blockIdx.y, start = p.slots[kv].start;
     const Stream& keys = p.keys[kv];

@@ -34,8 +34,8 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::Result;
 use kvant_codec::DType;
 
-use super::{Book, KernelParams, Slot, WARPS, books};
-use crate::kv::{MAX_HEADS, StreamParams, TILE_HEADER, number};
+use super::{Book, HEADERS, KernelParams, Slot, THREADS, WARPS, books, constants};
+use crate::kv::{MAX_HEADS, StreamParams, number};
 use crate::module::Build;
 use crate::{Context, Define, DevicePtr, Launch, Source};
 
@@ -43,7 +43,8 @@ use crate::{Context, Define, DevicePtr, Launch, Source};
 static SOURCE: Source = Source {
     name: "decode.cu",
     text: include_str!("decode.cu"),
-    headers: &[TILE_HEADER],
+    headers: &HEADERS,
+    constants: || constants().whole("QUERIES", QUERIES).whole("UNIT", UNIT),
     // Lambdas are device code.
     options: &["--device-as-default-execution-space"],
 };
@@ -121,5 +122,5 @@ pub(super) fn launch(cx: &Context, p: &KernelParams, kind: Kind) -> Result<()> {
         value_book,
     };
     let grid = [p.splits, p.n_slots, 1];
-    Ok(cx.launch(kernel, Launch { grid, block: [32 * WARPS as u32, 1, 1], shared_bytes: 0 }, &params)?)
+    Ok(cx.launch(kernel, Launch { grid, block: [THREADS, 1, 1], shared_bytes: 0 }, &params)?)
 }

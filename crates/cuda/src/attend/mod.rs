@@ -35,26 +35,49 @@ mod decode;
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{AttendParams, BackendError, KvLayer, Result, StreamSpec};
+use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::TILE;
-use kvant_codec::{ByteBook, Rotation};
+use kvant_codec::{ByteBook, DType, Rotation, block32, turbo};
 
 use self::decode::Kind;
-use crate::kv::{BOOKS, MAX_HEADS, StreamParams, TILE_HEADER, small, words};
+use crate::constants::Constants;
+use crate::kv::{self, MAX_HEADS, StreamParams, small};
 use crate::module::Build;
-use crate::{Context, CudaPage, Define, DevicePtr, Launch, Source};
+use crate::rotate::words;
+use crate::{Context, CudaPage, Define, DevicePtr, Header, Launch, Source};
 
 /// The kernels of this op.
-pub(crate) static SOURCE: Source =
-    Source { name: "attend.cu", text: include_str!("attend.cu"), headers: &[TILE_HEADER], options: &[] };
+pub(crate) static SOURCE: Source = Source {
+    name: "attend.cu",
+    text: include_str!("attend.cu"),
+    headers: &HEADERS,
+    constants: || constants().whole("QUERIES", QUERIES).whole("PAD", PAD).whole("HAND_STATE", HAND_STATE),
+    options: &[],
+};
+
+/// What the kernels of this op include.
+const HEADERS: [Header; 4] = {
+    let [half, rotate, tile] = kv::HEADERS;
+    [half, rotate, tile, Header { name: "attend.cuh", text: include_str!("attend.cuh") }]
+};
 
 const OP: &str = "attend";
-/// Threads of a block.
-const THREADS: u32 = 128;
+/// Warps of a block, in every kernel of this op.
 const WARPS: usize = 4;
+const THREADS: u32 = 32 * WARPS as u32;
 /// Queries of a warp.
 const QUERIES: usize = 16;
 /// Above this many queries of a KV head, warps share tiles instead of splitting them.
 const FEW: usize = 32;
+/// Halves of room after each row of a tile in shared memory.
+const PAD: usize = 8;
+/// Floats that a lane hands over besides its outputs: maxima and sums of its two queries.
+const HAND_STATE: usize = 4;
+/// Score of a token that a query may not see; maxima begin there.
+const HIDDEN: f32 = -1e30;
+/// Weights are powers of two up to 2^LIFT, not to 1: the largest power that is a half, so that as halves they keep their
+/// precision down to 2^(-14 - LIFT). Their sum carries the same factor.
+const LIFT: u32 = F16_MAX.to_bits() / (1 << 23) - 127;
 /// Largest head as stored: the queries and outputs of a warp stay in registers.
 const MAX_DIM: usize = 256;
 
@@ -67,7 +90,7 @@ struct Book {
     bias: f32,
 }
 
-/// `Slot` of `tile.cuh`.
+/// `Slot` of `attend.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Slot {
@@ -98,9 +121,14 @@ struct KernelParams {
     splits: u32,
     split_tiles: u32,
     scale: f32,
-    books: [Book; 8],
+    books: [Book; DType::KV.len()],
     before: [u32; 4],
     after: [u32; 4],
+}
+
+/// What both sources of this op take.
+fn constants() -> Constants {
+    kv::constants().whole("WARPS", WARPS).float("HIDDEN", HIDDEN).float("LIFT", LIFT as f32)
 }
 
 /// Macros that the kernels are compiled with for these sizes of stored heads.
@@ -261,13 +289,13 @@ fn attend_slots(cx: &Context, q: DevicePtr, out: DevicePtr, slots: &[PartHead<'_
         let launch = Launch { grid, block: [THREADS, 1, 1], shared_bytes: shared_bytes as u32 };
         Ok(cx.launch(kernel, launch, &params)?)
     };
-    let tile_bytes = k_dim.max(v_dim) * (TILE + 8) * size_of::<u16>();
+    let tile_bytes = k_dim.max(v_dim) * (TILE + PAD) * size_of::<u16>();
     launch("prepare_queries", [padded.div_ceil(WARPS), slots.len(), 1], 0)?;
     match way {
         Way::Decode => decode::launch(cx, &params, kind)?,
         Way::Split => {
             // The tiles of the warps, and then what two of them hand over.
-            let hand = WARPS / 2 * 32 * (v_dim / 2 + 4) * size_of::<f32>();
+            let hand = WARPS / 2 * 32 * (v_dim / 2 + HAND_STATE) * size_of::<f32>();
             launch("attend_split", [splits, blocks, slots.len()], hand.max(WARPS * tile_bytes))?;
         }
         Way::Many => launch("attend_many", [splits, blocks, slots.len()], 2 * WARPS * tile_bytes)?,
@@ -282,16 +310,17 @@ fn split_tiles(cx: &Context, tiles: usize, blocks: usize) -> usize {
     tiles.div_ceil(splits).max(2 * WARPS).next_multiple_of(WARPS)
 }
 
-/// What the bytes of each type stand for, by its number in `tile.cuh`.
-fn books() -> [Book; 8] {
-    let mut books = [Book::zeroed(); 8];
-    books[3] = Book { bytes: [0; 16], step: 1.0, bias: 128.0 };
-    books[4] = Book { bytes: [0; 16], step: 1.0, bias: 8.0 };
-    for (book, codebook) in books[5..].iter_mut().zip(BOOKS) {
-        let ByteBook { bytes, step } = ByteBook::of(&codebook);
-        *book = Book { bytes, step, bias: 128.0 };
-    }
-    books
+/// What the bytes of each type stand for, by its number in kernels.
+fn books() -> [Book; DType::KV.len()] {
+    DType::KV.map(|dtype| match (dtype, turbo::codebook(dtype)) {
+        (_, Some(codebook)) => {
+            let ByteBook { bytes, step } = ByteBook::of(&codebook);
+            Book { bytes, step, bias: 128.0 }
+        }
+        (DType::Q8_0, _) => Book { bytes: [0; 16], step: 1.0, bias: block32::Q8_0_ZERO.into() },
+        (DType::Q4_0, _) => Book { bytes: [0; 16], step: 1.0, bias: block32::Q4_0_ZERO.into() },
+        _ => Book::zeroed(),
+    })
 }
 
 #[cfg(test)]

@@ -4,13 +4,21 @@
 pub(crate) mod fixture;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, Result, Stream};
-use kvant_codec::{Codebook, DType};
+use kvant_backend::{BackendError, Result, Stream, TOKENS_PER_PAGE};
+use kvant_codec::finite::F16_MAX;
+use kvant_codec::tile::{SCALE_BYTES, TILE};
+use kvant_codec::{Codebook, DType, Rotation, Side, TileLayout, block32, turbo};
 
+use crate::constants::Constants;
+use crate::half::HALF_HEADER;
+use crate::rotate::{self, ROTATE_HEADER};
 use crate::{Context, CudaPage, DevicePtr, Header};
 
 /// Tiles and their codes, for the kernels that read and write them.
-pub(crate) const TILE_HEADER: Header = Header { name: "tile.cuh", text: include_str!("tile.cuh") };
+const TILE_HEADER: Header = Header { name: "tile.cuh", text: include_str!("tile.cuh") };
+
+/// What kernels that work on streams include, with [`constants`].
+pub(crate) const HEADERS: [Header; 3] = [HALF_HEADER, ROTATE_HEADER, TILE_HEADER];
 
 /// KV heads of one launch, of one sequence or of several; more take several launches. As many as fit the 4 KB that every
 /// driver passes to a kernel.
@@ -54,28 +62,41 @@ impl StreamParams {
     }
 }
 
-/// The number of a KV type in `tile.cuh`.
+/// The number of a KV type in kernels: floats first, then blocks of 32, then the turbo types by bits.
 pub(crate) fn number(dtype: DType) -> u32 {
-    match dtype {
-        DType::F32 => 0,
-        DType::F16 => 1,
-        DType::BF16 => 2,
-        DType::Q8_0 => 3,
-        DType::Q4_0 => 4,
-        DType::Turbo2 => 5,
-        DType::Turbo3 => 6,
-        DType::Turbo4 => 7,
-        dtype => unreachable!("a stream of {dtype}"),
-    }
+    let index = DType::KV.into_iter().position(|known| known == dtype);
+    index.unwrap_or_else(|| unreachable!("a stream of {dtype}")) as u32
+}
+
+/// Numbers for [`HEADERS`] and for whoever includes them.
+pub(crate) fn constants() -> Constants {
+    let types = DType::KV.into_iter().fold(Constants::default(), |constants, dtype| {
+        constants.whole(&dtype.name().to_uppercase(), number(dtype) as usize)
+    });
+    rotate::constants(types)
+        .whole("N_TYPES", DType::KV.len())
+        .whole("MAX_HEADS", MAX_HEADS)
+        .whole("TILE", TILE)
+        .whole("TILES_PER_PAGE", TOKENS_PER_PAGE / TILE)
+        .whole("SCALE_BYTES", SCALE_BYTES)
+        .whole("BLOCK32_DIMS", block32::LEN)
+        .whole("TURBO_DIMS", turbo::LEN)
+        .whole("Q8_0_GROUP", group_bytes(DType::Q8_0))
+        .whole("TURBO2_GROUP", group_bytes(DType::Turbo2))
+        .whole("TURBO3_GROUP", group_bytes(DType::Turbo3))
+        .whole("NIBBLES_GROUP", group_bytes(DType::Turbo4))
+        .whole("ROTATION", Rotation::kv().len())
+        .float("HALF_MAX", F16_MAX)
+}
+
+/// Bytes of a group of 64 codes of a coded type.
+fn group_bytes(dtype: DType) -> usize {
+    let layout = TileLayout::new(dtype, Side::K, dtype.block_len()).expect("a block of a KV type");
+    (layout.block_bytes() - SCALE_BYTES) / (layout.block_dims() / 4)
 }
 
 /// The codebooks of turbo2, turbo3 and turbo4.
 pub(crate) const BOOKS: [Codebook; 3] = [Codebook::GAUSS2, Codebook::GAUSS3, Codebook::GAUSS4];
-
-/// A mask of 128 signs in words.
-pub(crate) fn words(mask: u128) -> [u32; 4] {
-    std::array::from_fn(|i| (mask >> (32 * i)) as u32)
-}
 
 /// `count`, which is a size of something in memory, as kernels take it.
 ///

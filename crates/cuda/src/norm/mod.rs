@@ -2,11 +2,19 @@
 
 use bytemuck::NoUninit;
 
+use crate::constants::Constants;
 use crate::{Context, CudaError, DevicePtr, Launch, Source};
 
 /// The kernels of this op.
 pub(crate) static SOURCE: Source =
-    Source { name: "norm.cu", text: include_str!("norm.cu"), headers: &[], options: &[] };
+    Source { name: "norm.cu", text: include_str!("norm.cu"), headers: &[], constants, options: &[] };
+
+/// Threads of a block, which has a row.
+const THREADS: u32 = 256;
+
+fn constants() -> Constants {
+    Constants::default().whole("THREADS", THREADS as usize)
+}
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
@@ -38,7 +46,7 @@ pub(crate) fn rms_norm(
     }
     let kernel = cx.kernel(&SOURCE, "rms_norm")?;
     let params = RmsNormParams { x, weight: norm.weight, y, cols: cols as u32, eps: norm.eps };
-    cx.launch(kernel, Launch::linear(rows as u32, 256), &params)
+    cx.launch(kernel, Launch::linear(rows as u32, THREADS), &params)
 }
 
 #[cfg(test)]

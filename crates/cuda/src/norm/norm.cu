@@ -1,5 +1,7 @@
 // RMS normalisation (arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight, one block per row.
 
+#include "constants.cuh"
+
 struct RmsNormParams {
     const float* x;       // [rows, cols]
     const float* weight;  // [cols]
@@ -8,14 +10,14 @@ struct RmsNormParams {
     float eps;
 };
 
-// Sum over a block of 256 threads; every thread gets it. The order of the additions is fixed.
+// Sum over a block; every thread gets it. The order of the additions is fixed.
 __device__ float block_sum(float value) {
-    __shared__ float warps[8];
+    __shared__ float warps[THREADS / 32];
     for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
     __syncthreads();
     float sum = 0.0f;
-    for (int warp = 0; warp < 8; warp++) sum += warps[warp];
+    for (int warp = 0; warp < THREADS / 32; warp++) sum += warps[warp];
     return sum;
 }
 
@@ -23,7 +25,7 @@ extern "C" __global__ void rms_norm(const __grid_constant__ RmsNormParams p) {
     const float* x = p.x + (size_t)blockIdx.x * p.cols;
     float* y = p.y + (size_t)blockIdx.x * p.cols;
     float squares = 0.0f;
-    for (unsigned i = threadIdx.x; i < p.cols; i += 256) squares += x[i] * x[i];
+    for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) squares += x[i] * x[i];
     float factor = 1.0f / sqrtf(block_sum(squares) / (float)p.cols + p.eps);
-    for (unsigned i = threadIdx.x; i < p.cols; i += 256) y[i] = x[i] * factor * p.weight[i];
+    for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) y[i] = x[i] * factor * p.weight[i];
 }

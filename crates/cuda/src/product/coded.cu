@@ -14,9 +14,7 @@
 
 #include "weights.cuh"
 
-#define WARPS 8
 #define THREADS (WARPS * 32)
-#define FEATURES 2
 #define STEP 1024
 #define GROUPS (STEP / 32)
 

@@ -7,8 +7,6 @@
 
 #include "weights.cuh"
 
-#define WARPS 8
-#define FEATURES 2
 #define STEP 1024
 #define PITCH 33
 

@@ -13,13 +13,21 @@ use crate::{Context, CudaError};
 const MAX_THREADS: usize = 8;
 const MIN_SHARE: usize = 1 << 20;
 
+/// Bytes of the half that moves.
+const HALF: usize = 2;
+
 /// Where in a block the half lies that moves, in bytes.
 fn moved_half(dtype: DType) -> Option<usize> {
     match dtype {
         DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => Some(0),
-        DType::Q3K | DType::Q6K => Some(dtype.block_bytes() - 2),
+        DType::Q3K | DType::Q6K => Some(dtype.block_bytes() - HALF),
         _ => None,
     }
+}
+
+/// Bytes of a block but for the half that moves.
+pub(super) fn block_bytes(dtype: DType) -> usize {
+    dtype.block_bytes() - if moved_half(dtype).is_some() { HALF } else { 0 }
 }
 
 /// Bytes of a row in the file.
@@ -73,15 +81,15 @@ fn put_rows(dtype: DType, file_rows: &[u8], from: usize, rows: &mut [u8], to: us
 
 /// Writes a row with the halves behind its blocks, and zeros up to its end.
 fn put_row(file_row: &[u8], block_bytes: usize, half: usize, row: &mut [u8]) {
-    let rest = block_bytes - 2;
+    let rest = block_bytes - HALF;
     let (codes, halves) = row.split_at_mut(file_row.len() / block_bytes * rest);
     for (block, codes) in file_row.chunks_exact(block_bytes).zip(codes.chunks_exact_mut(rest)) {
         codes[..half].copy_from_slice(&block[..half]);
-        codes[half..].copy_from_slice(&block[half + 2..]);
+        codes[half..].copy_from_slice(&block[half + HALF..]);
     }
-    let (halves, padding) = halves.split_at_mut(file_row.len() / block_bytes * 2);
-    for (block, to) in file_row.chunks_exact(block_bytes).zip(halves.chunks_exact_mut(2)) {
-        to.copy_from_slice(&block[half..half + 2]);
+    let (halves, padding) = halves.split_at_mut(file_row.len() / block_bytes * HALF);
+    for (block, to) in file_row.chunks_exact(block_bytes).zip(halves.chunks_exact_mut(HALF)) {
+        to.copy_from_slice(&block[half..half + HALF]);
     }
     padding.fill(0);
 }
@@ -102,9 +110,8 @@ mod tests {
     #[test]
     fn what_is_left_of_every_block_is_whole_words() {
         for dtype in crate::product::TYPES {
-            let moved = if moved_half(dtype).is_some() { 2 } else { 0 };
             if dtype.block_len() > 1 {
-                assert_eq!((dtype.block_bytes() - moved) % 4, 0, "{dtype}");
+                assert_eq!(block_bytes(dtype) % 4, 0, "{dtype}");
             }
         }
     }

@@ -1,4 +1,4 @@
-// y = W x + bias for many rows of x, on tensor cores: a block has 64 output features and 64 rows, a warp 16 features.
+// y = W x + bias for many rows of x, on tensor cores: a block has TILE output features and TILE rows, a warp 16 features.
 //
 // Per step of 64 weights: each of the 128 threads decodes one group of 32 weights to f16 in shared memory (64 features,
 // 2 groups), all bring 64 x 64 halves of x there, and each warp multiplies with 32 mma of 16 x 8 x 16. Sums are f32.
@@ -6,25 +6,12 @@
 
 #include "weights.cuh"
 
-#define FEATURES 64
-#define ROWS 64
-#define STEP 64
+#define FEATURES TILE
+#define ROWS TILE
+#define THREADS (2 * FEATURES)  // two groups of each feature
 #define PITCH (STEP + 8)  // halves from row to row: 36 words, so that the 8 rows of a fragment lie in different banks
 
-// Two floats as two halves, the first in the low half.
-__device__ __forceinline__ u32 halves(float low, float high) {
-    u32 both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
-__device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-extern "C" __global__ void __launch_bounds__(128) product_many(const __grid_constant__ ProductParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) product_many(const __grid_constant__ ProductParams p) {
     __shared__ u32 weights[FEATURES * PITCH / 2];               // pairs of halves, [feature][k]
     __shared__ __align__(16) u32 inputs[ROWS * PITCH / 2];      // [row][k]
     u32 pitch = (p.n_in + STEP - 1) / STEP * STEP;
@@ -51,11 +38,11 @@ extern "C" __global__ void __launch_bounds__(128) product_many(const __grid_cons
             }
             u32* to = weights + feature * (PITCH / 2) + threadIdx.x % 2 * 16;
 #pragma unroll
-            for (int i = 0; i < 16; i++) to[i] = halves(w[2 * i], w[2 * i + 1]);
+            for (int i = 0; i < 16; i++) to[i] = pack_halves(w[2 * i], w[2 * i + 1]);
         }
         // Neighbouring threads read neighbouring eights.
 #pragma unroll
-        for (u32 i = threadIdx.x; i < ROWS * STEP / 8; i += 128) {
+        for (u32 i = threadIdx.x; i < ROWS * STEP / 8; i += THREADS) {
             u32 row = i / (STEP / 8), eight = i % (STEP / 8);
             const u16* x = (const u16*)p.codes + (size_t)(first_row + row) * pitch + k + 8 * eight;
             bool is_row = first_row + row < p.rows;

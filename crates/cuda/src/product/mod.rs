@@ -12,8 +12,10 @@
 use bytemuck::NoUninit;
 use kvant_codec::{Codebook, DType, Rotation};
 
+use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::module::{Build, Header};
-use crate::{Context, CudaError, DevicePtr, Launch, Source};
+use crate::{Context, CudaError, DevicePtr, Launch, Source, rotate};
 
 mod layout;
 mod operand;
@@ -23,12 +25,29 @@ mod tests;
 pub(crate) use layout::upload;
 pub(crate) use operand::Operand;
 
-static HEADERS: [Header; 1] = [Header { name: "weights.cuh", text: include_str!("weights.cuh") }];
-static CODED: Source =
-    Source { name: "coded.cu", text: include_str!("coded.cu"), headers: &HEADERS, options: &[] };
-static FEW: Source = Source { name: "few.cu", text: include_str!("few.cu"), headers: &HEADERS, options: &[] };
-static MANY: Source =
-    Source { name: "many.cu", text: include_str!("many.cu"), headers: &HEADERS, options: &[] };
+static HEADERS: [Header; 2] =
+    [HALF_HEADER, Header { name: "weights.cuh", text: include_str!("weights.cuh") }];
+static CODED: Source = Source {
+    name: "coded.cu",
+    text: include_str!("coded.cu"),
+    headers: &HEADERS,
+    constants: few_constants,
+    options: &[],
+};
+static FEW: Source = Source {
+    name: "few.cu",
+    text: include_str!("few.cu"),
+    headers: &HEADERS,
+    constants: few_constants,
+    options: &[],
+};
+static MANY: Source = Source {
+    name: "many.cu",
+    text: include_str!("many.cu"),
+    headers: &HEADERS,
+    constants: || constants().whole("TILE", TILE as usize).whole("STEP", operand::STEP),
+    options: &[],
+};
 
 /// Warps of a block of the kernels for few rows, and output features of each.
 const WARPS: u32 = 8;
@@ -40,7 +59,7 @@ const MANY_ROWS: usize = 17;
 /// Output features and rows of a block of the kernel for many rows.
 const TILE: u32 = 64;
 
-/// Types in the order of their numbers in `weights.cuh`.
+/// Types in the order of their numbers in kernels.
 pub(crate) const TYPES: [DType; 15] = [
     DType::F32,
     DType::F16,
@@ -58,6 +77,23 @@ pub(crate) const TYPES: [DType; 15] = [
     DType::TQ3_1S,
     DType::TQ4_1S,
 ];
+
+/// What `weights.cuh` takes: the types' numbers, and bytes of their blocks without the half that moves.
+fn constants() -> Constants {
+    let types = TYPES.into_iter().zip(0..).fold(Constants::default(), |constants, (dtype, number)| {
+        let name = dtype.name().to_uppercase();
+        let constants = constants.whole(&name, number);
+        if dtype.block_len() == 1 {
+            return constants;
+        }
+        constants.whole(&format!("{name}_BYTES"), layout::block_bytes(dtype))
+    });
+    rotate::constants(types)
+}
+
+fn few_constants() -> Constants {
+    constants().whole("WARPS", WARPS as usize).whole("FEATURES", FEATURES as usize)
+}
 
 /// Levels of a codebook as `(256 high + low) unit`, as the kernels look them up.
 #[derive(Debug, Clone, Copy, NoUninit)]
@@ -179,7 +215,7 @@ pub(crate) fn product(cx: &Context, x: &mut Operand, p: &Product) -> Result<(), 
         let features = WARPS * if p.up.is_some() { 1 } else { FEATURES };
         (cx.kernel_with(few(p.dtype), &[dtype, ("ROWS", rows)], name)?, [features, rows], 32 * WARPS)
     } else {
-        (cx.kernel_with(&MANY, &[dtype], "product_many")?, [TILE, TILE], 128)
+        (cx.kernel_with(&MANY, &[dtype], "product_many")?, [TILE, TILE], 2 * TILE)
     };
     let grid = [params.n_out.div_ceil(features), params.rows.div_ceil(rows), 1];
     cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes: 0 }, &params)

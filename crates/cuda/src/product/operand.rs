@@ -3,17 +3,27 @@
 use bytemuck::NoUninit;
 use kvant_codec::Rotation;
 
+use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::memory::Block;
 use crate::norm::{self, NormParts};
-use crate::{Context, CudaError, DevicePtr, Launch, Source};
+use crate::{Context, CudaError, DevicePtr, Launch, Source, rotate};
 
-pub(super) static QUANTISE: Source =
-    Source { name: "quantise.cu", text: include_str!("quantise.cu"), headers: &[], options: &[] };
+pub(super) static QUANTISE: Source = Source {
+    name: "quantise.cu",
+    text: include_str!("quantise.cu"),
+    headers: &[HALF_HEADER],
+    constants: || rotate::constants(Constants::default()).whole("THREADS", THREADS as usize),
+    options: &[],
+};
+
+/// Threads of a block, which has a row.
+const THREADS: u32 = 256;
 
 /// Values of a group: those that share a scale.
 const GROUP: usize = 32;
 /// Values of a step of the kernel for many rows.
-const STEP: usize = 64;
+pub(super) const STEP: usize = 64;
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
@@ -117,7 +127,7 @@ fn to_halves(
     let (weight, eps) = norm.map_or((0, 0.0), |norm| (norm.weight, norm.eps));
     let (n_in, pitch) = (n_in as u32, pitch as u32);
     let params = HalvesParams { x, weight, halves, factors, n_in, pitch, eps, unused: 0 };
-    cx.launch(cx.kernel(&QUANTISE, "to_halves")?, Launch::linear(rows as u32, 256), &params)?;
+    cx.launch(cx.kernel(&QUANTISE, "to_halves")?, Launch::linear(rows as u32, THREADS), &params)?;
     Ok(Halves { _memory: memory, halves, factors })
 }
 
@@ -144,6 +154,6 @@ fn quantise(
         rotates: u32::from(rotates),
         signs: Rotation::tq().before() as u32,
     };
-    cx.launch(cx.kernel(&QUANTISE, "quantise")?, Launch::linear(rows as u32, 256), &params)?;
+    cx.launch(cx.kernel(&QUANTISE, "quantise")?, Launch::linear(rows as u32, THREADS), &params)?;
     Ok(Quantised { _memory: memory, codes, scales, sums })
 }

@@ -3,7 +3,8 @@
 // In 8 bits: groups of 32 values, code = round(value / scale), scale = max |value| / 127. Before that
 // the row may be normalised (RMS, arXiv 1910.07467), and each group rotated as the tq types' weights are. A block per row.
 
-#define THREADS 256
+#include "constants.cuh"
+#include "half.cuh"
 
 // In halves: a row is multiplied by the power of two that brings its largest value to 2^14 .. 2^15, so that no size of
 // inputs is too large or too small for them; products are multiplied back.
@@ -52,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_cons
                 float other = __shfl_xor_sync(~0u, value, step);
                 value = lane & step ? other - value : value + other;
             }
-            value *= 0.17677669529663687f;
+            value *= ROTATION_32;
         }
         float largest = fabsf(value);
         for (int step = 16; step > 0; step /= 2) {
@@ -108,9 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) to_halves(const __grid_con
     float by = power_of_two(-down);
     for (unsigned i = threadIdx.x; i < p.pitch; i += THREADS) {
         float scaled = i < p.n_in ? value(i) * by : 0.0f;
-        unsigned short bits;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(scaled));
-        p.halves[(size_t)blockIdx.x * p.pitch + i] = bits;
+        p.halves[(size_t)blockIdx.x * p.pitch + i] = to_half(scaled);
     }
     if (threadIdx.x == 0) p.factors[blockIdx.x] = power_of_two(down);
 }

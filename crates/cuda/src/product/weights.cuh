@@ -1,28 +1,11 @@
 // Reads 32 weights in a row of any type (crates/codec/src/{block32,kquant,tq}.rs have the layouts). TYPE is one of the
-// numbers below; product/mod.rs has the same.
+// numbers that product/mod.rs gives the types.
 //
 // Blocks of 2 bytes beyond a multiple of 4 have their one half moved behind the last block of the row (layout.rs), so
 // that what is left lies at addresses that words, or 16 bytes, can be read from.
 
-#define F32 0
-#define F16 1
-#define BF16 2
-#define Q8_0 3
-#define Q4_0 4
-#define Q4_1 5
-#define Q5_0 6
-#define Q5_1 7
-#define Q2_K 8
-#define Q3_K 9
-#define Q4_K 10
-#define Q5_K 11
-#define Q6_K 12
-#define TQ3_1S 13
-#define TQ4_1S 14
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
+#include "constants.cuh"
+#include "half.cuh"
 
 #define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16)
 #define IS_ROTATED (TYPE == TQ3_1S || TYPE == TQ4_1S)
@@ -31,13 +14,7 @@ typedef unsigned int u32;
 // Whether a code of zero is another value than 0.
 #define HAS_MIN (TYPE != Q8_0 && !IS_ROTATED)
 
-__device__ __forceinline__ float as_float(u16 bits) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-}
-
-__device__ __forceinline__ float half_at(const u8* p) { return as_float(*(const u16*)p); }
+__device__ __forceinline__ float half_at(const u8* p) { return from_half(*(const u16*)p); }
 __device__ __forceinline__ u32 word_at(const u8* p) { return *(const u32*)p; }
 
 // What the types with codebooks need besides the bytes.
@@ -97,8 +74,8 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
     const u8* block = row + size * g;
     if (has_min) {
         u32 both = word_at(block);
-        d = as_float((u16)both);
-        m = as_float((u16)(both >> 16));
+        d = from_half((u16)both);
+        m = from_half((u16)(both >> 16));
     } else {
         d = half_at(row + size * (n / 32) + 2 * g);
         m = (has_fifth ? -16.0f : -8.0f) * d;
@@ -118,7 +95,7 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
     }
 #elif TYPE == Q4_K || TYPE == Q5_K
     const bool has_fifth = TYPE == Q5_K;
-    const u8* block = row + (has_fifth ? 176 : 144) * (g / 8);
+    const u8* block = row + (has_fifth ? Q5_K_BYTES : Q4_K_BYTES) * (g / 8);
     u32 run = g % 8, at = 8 * (run % 4);
     uint4 head = *(const uint4*)block;
     u32 scale = head.y >> at & 63, min = head.z >> at & 63;
@@ -126,8 +103,8 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         scale = head.w >> at & 15 | (head.y >> (at + 6) & 3) << 4;
         min = head.w >> (at + 4) & 15 | (head.z >> (at + 6) & 3) << 4;
     }
-    d = as_float((u16)head.x) * (float)scale;
-    m = -as_float((u16)(head.x >> 16)) * (float)min;
+    d = from_half((u16)head.x) * (float)scale;
+    m = -from_half((u16)(head.x >> 16)) * (float)min;
     load_words(block + (has_fifth ? 48 : 16) + 32 * (run / 2), group.codes);
 #pragma unroll
     for (int k = 0; k < 8; k++) group.codes[k] = group.codes[k] >> (4 * (run % 2)) & 0x0f0f0f0f;
@@ -138,10 +115,10 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         for (int k = 0; k < 8; k++) group.codes[k] |= (fifth[k] >> run & 0x01010101) << 4;
     }
 #elif TYPE == Q2_K
-    const u8* block = row + 84 * (g / 8);
+    const u8* block = row + Q2_K_BYTES * (g / 8);
     u32 run = g % 8, scales = ((const u16*)block)[run], both = word_at(block + 80);
-    d = as_float((u16)both);
-    m = -as_float((u16)(both >> 16));
+    d = from_half((u16)both);
+    m = -from_half((u16)(both >> 16));
     load_words(block + 16 + 32 * (run / 4), group.codes);
 #pragma unroll
     for (int k = 0; k < 8; k++) group.codes[k] = group.codes[k] >> (2 * (run % 4)) & 0x03030303;
@@ -151,9 +128,9 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         group.min[s] = m * (float)(scales >> (8 * s + 4) & 15);
     }
 #elif TYPE == Q3_K
-    const u8* block = row + 108 * (g / 8);
+    const u8* block = row + Q3_K_BYTES * (g / 8);
     u32 run = g % 8, high[8];
-    d = half_at(row + 108 * (n / 256) + 2 * (g / 8));
+    d = half_at(row + Q3_K_BYTES * (n / 256) + 2 * (g / 8));
     load_words(block, high);
     load_words(block + 32 + 32 * (run / 4), group.codes);
 #pragma unroll
@@ -168,9 +145,9 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         group.min[s] = -4.0f * group.scale[s];
     }
 #elif TYPE == Q6_K
-    const u8* block = row + 208 * (g / 8);
+    const u8* block = row + Q6_K_BYTES * (g / 8);
     u32 run = g % 8, quarter = run % 4, scales = ((const u16*)(block + 192))[run], high[8];
-    d = half_at(row + 208 * (n / 256) + 2 * (g / 8));
+    d = half_at(row + Q6_K_BYTES * (n / 256) + 2 * (g / 8));
     load_words(block + 64 * (run / 4) + 32 * (quarter % 2), group.codes);
     load_words(block + 128 + 32 * (run / 4), high);
 #pragma unroll
@@ -184,7 +161,7 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         group.min[s] = -32.0f * group.scale[s];
     }
 #elif IS_ROTATED
-    const u8* block = row + (TYPE == TQ3_1S ? 16 : 20) * g;
+    const u8* block = row + (TYPE == TQ3_1S ? TQ3_1S_BYTES : TQ4_1S_BYTES) * g;
     u32 index[8];  // four indices in the nibbles of the lower half
 #if TYPE == TQ3_1S
     uint4 all = *(const uint4*)block;
@@ -205,12 +182,12 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         group.codes[k] = look_up(book.high, index[k]);
         group.low[k] = look_up(book.low, index[k]);
     }
-    group.scale[0] = as_float((u16)scales) * book.unit;
-    group.scale[1] = as_float((u16)(scales >> 16)) * book.unit;
+    group.scale[0] = from_half((u16)scales) * book.unit;
+    group.scale[1] = from_half((u16)(scales >> 16)) * book.unit;
     group.min[0] = group.min[1] = 0.0f;
     d = 0.0f;
 #else
-#error TYPE is not one of the numbers above
+#error TYPE is not one of those numbers
 #endif
     if (!HAS_HALVES) {
         group.scale[0] = group.scale[1] = d;
@@ -222,7 +199,7 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
 
 // The signs of the rotation of tq3_1s and tq4_1s, and its factor.
 __device__ __forceinline__ float rotation_sign(u32 signs, u32 i) {
-    return (signs >> i & 1) ? -0.17677669529663687f : 0.17677669529663687f;
+    return (signs >> i & 1) ? -ROTATION_32 : ROTATION_32;
 }
 
 // Weights 32 g .. 32 g + 32 of the row that starts at `row`; of `n` weights the last group may be cut short, where the

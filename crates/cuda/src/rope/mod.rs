@@ -5,12 +5,18 @@
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Heads, Pairing, RopeParams};
 
+use crate::constants::Constants;
 use crate::norm::NormParts;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
 /// The kernel of this op.
-pub(crate) static SOURCE: Source =
-    Source { name: "rope.cu", text: include_str!("rope.cu"), headers: &[TURN_HEADER], options: &[] };
+pub(crate) static SOURCE: Source = Source {
+    name: "rope.cu",
+    text: include_str!("rope.cu"),
+    headers: &[TURN_HEADER],
+    constants: Constants::default,
+    options: &[],
+};
 
 /// How heads are turned, for every kernel that does.
 pub(crate) const TURN_HEADER: Header = Header { name: "rope.cuh", text: include_str!("rope.cuh") };

@@ -2,11 +2,17 @@
 
 use bytemuck::NoUninit;
 
+use crate::constants::Constants;
 use crate::{Context, CudaError, DevicePtr, Launch, Source};
 
 /// The kernel of this op.
-pub(crate) static SOURCE: Source =
-    Source { name: "silu.cu", text: include_str!("silu.cu"), headers: &[], options: &[] };
+pub(crate) static SOURCE: Source = Source {
+    name: "silu.cu",
+    text: include_str!("silu.cu"),
+    headers: &[],
+    constants: Constants::default,
+    options: &[],
+};
 
 const THREADS: u32 = 256;
 

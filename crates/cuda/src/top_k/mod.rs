@@ -6,11 +6,17 @@
 use bytemuck::NoUninit;
 use kvant_backend::Candidate;
 
+use crate::constants::Constants;
 use crate::{Context, CudaError, DevicePtr, Launch, Source};
 
 /// The kernel of this op.
-pub(crate) static SOURCE: Source =
-    Source { name: "top_k.cu", text: include_str!("top_k.cu"), headers: &[], options: &[] };
+pub(crate) static SOURCE: Source = Source {
+    name: "top_k.cu",
+    text: include_str!("top_k.cu"),
+    headers: &[],
+    constants: || Constants::default().whole("SLICE", SLICE),
+    options: &[],
+};
 
 /// The most tokens that the kernel picks: each round leaves at most a quarter.
 pub(crate) const MAX_K: usize = SLICE / 4;

@@ -3,10 +3,10 @@
 // A key is a logit, as an integer of the same order, above the token's complement: larger keys are likelier, and of equal
 // logits the lower token's. NaN and positive infinity are above everything. 0 is no token.
 
+#include "constants.cuh"
+
 typedef unsigned int u32;
 typedef unsigned long long u64;
-
-constexpr u32 SLICE = 4096;
 
 struct TopKParams {
     const float* logits;  // [len], or null:

@@ -1,0 +1,168 @@
+//! The queue on a stream that does nothing before it must.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::*;
+use crate::calls::fake::Fake;
+
+fn recorder() -> (Fake, Recorder<Fake>) {
+    let fake = Fake::default();
+    (Fake::clone(&fake), Recorder::new(fake))
+}
+
+#[test]
+fn what_is_recorded_is_done_at_its_end_with_the_bytes_it_was_given() {
+    let (fake, recorder) = recorder();
+    recorder.begin().unwrap();
+    let mut bytes = [1, 2, 3];
+    recorder.write(0, &bytes).unwrap();
+    bytes = [7, 8, 9];
+    recorder.write(3, &bytes).unwrap();
+    assert_eq!(fake.n_recorded(), 2);
+    recorder.end(true).unwrap();
+    let mut got = [0; 6];
+    recorder.read(0, &mut got).unwrap();
+    assert_eq!(got, [1, 2, 3, 7, 8, 9]);
+}
+
+#[test]
+fn a_recording_that_is_dropped_leaves_no_trace() {
+    let (fake, recorder) = recorder();
+    recorder.write(0, &[1, 2]).unwrap();
+    recorder.begin().unwrap();
+    recorder.write(0, &[5, 6]).unwrap();
+    recorder.end(false).unwrap();
+    recorder.finish().unwrap();
+    assert_eq!(fake.memory(0..2), [1, 2]);
+    assert_eq!(fake.n_runnables(), (0, 0, 0));
+}
+
+/// The host is steps ahead of the device, and each step stages more than a piece holds.
+#[test]
+fn a_step_does_not_disturb_the_one_before_it() {
+    const BYTES: usize = 200_000;
+    let (fake, recorder) = recorder();
+    let mut pinned = None;
+    for step in 0..5 {
+        recorder.begin().unwrap();
+        for part in 0..3 {
+            let bytes = vec![10 * step + part; BYTES];
+            recorder.write((3 * step as usize + part as usize) as u64 * BYTES as u64, &bytes).unwrap();
+        }
+        recorder.end(true).unwrap();
+        assert_eq!(*pinned.get_or_insert(fake.n_pinned()), fake.n_pinned(), "pieces are used again");
+    }
+    recorder.finish().unwrap();
+    for (i, part) in fake.memory(0..15 * BYTES).chunks(BYTES).enumerate() {
+        let want = (10 * (i / 3) + i % 3) as u8;
+        assert!(part.iter().all(|&byte| byte == want), "step {}, part {}", i / 3, i % 3);
+    }
+}
+
+#[test]
+fn memory_that_recorded_work_may_use_is_freed_after_it() {
+    let (fake, recorder) = recorder();
+    recorder.free(5);
+    recorder.begin().unwrap();
+    recorder.write(64, &[1]).unwrap();
+    recorder.free(64);
+    assert_eq!(fake.freed(), [5]);
+    recorder.end(true).unwrap();
+    assert_eq!(fake.freed(), [5, 64]);
+    assert_eq!(fake.memory(64..65), [1], "what was recorded ran first");
+}
+
+#[test]
+fn what_cannot_be_recorded_is_refused_and_does_no_harm() {
+    let (fake, recorder) = recorder();
+    recorder.begin().unwrap();
+    recorder.write(0, &[4]).unwrap();
+    let refused = [
+        recorder.read(0, &mut [0]),
+        recorder.finish(),
+        recorder.upload(0, 8, 4, &mut |_, _| ()),
+        recorder.begin(),
+    ];
+    for refused in refused {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.ends_with("a step is being recorded"), "{error}");
+    }
+    recorder.end(true).unwrap();
+    recorder.finish().unwrap();
+    assert_eq!(fake.memory(0..1), [4]);
+}
+
+#[test]
+fn other_threads_wait_until_a_recording_has_ended() {
+    let (fake, recorder) = recorder();
+    let (about_to, is_about_to) = mpsc::channel();
+    thread::scope(|scope| {
+        recorder.begin().unwrap();
+        recorder.write(0, &[1]).unwrap();
+        scope.spawn(|| {
+            about_to.send(()).unwrap();
+            recorder.write(0, &[2]).unwrap();
+        });
+        is_about_to.recv().unwrap();
+        // Time for a thread that does not wait to be found out; one that does passes whatever the time.
+        thread::sleep(Duration::from_millis(30));
+        assert_eq!(fake.n_recorded(), 1);
+        recorder.end(true).unwrap();
+    });
+    recorder.finish().unwrap();
+    assert_eq!(fake.memory(0..1), [2], "the other thread's write comes last");
+}
+
+#[test]
+fn a_step_like_the_last_takes_its_graph_over_and_another_has_a_new_one_made() {
+    let (fake, recorder) = recorder();
+    let counts = [2, 2, 3, 3, 3, 1].map(|writes: u8| {
+        recorder.begin().unwrap();
+        for i in 0..writes {
+            recorder.write(i.into(), &[writes]).unwrap();
+        }
+        recorder.end(true).unwrap();
+        recorder.finish().unwrap();
+        assert_eq!(fake.memory(0..writes.into()), vec![writes; writes.into()]);
+        fake.n_runnables()
+    });
+    assert_eq!(counts, [(1, 1, 0), (1, 1, 1), (2, 1, 1), (2, 1, 2), (2, 1, 3), (3, 1, 3)]);
+}
+
+#[test]
+fn a_recording_that_fails_frees_its_memory_and_lets_others_go_on() {
+    let (fake, recorder) = recorder();
+    recorder.begin().unwrap();
+    recorder.write(0, &[1]).unwrap();
+    recorder.free(9);
+    fake.fail_to_end();
+    recorder.end(true).unwrap_err();
+    assert_eq!(fake.freed(), [9]);
+    thread::scope(|scope| scope.spawn(|| recorder.write(0, &[3]).unwrap()).join()).unwrap();
+    recorder.finish().unwrap();
+    assert_eq!(fake.memory(0..1), [3]);
+}
+
+#[test]
+fn work_is_timed_from_the_first_to_the_last_of_it() {
+    let (fake, recorder) = recorder();
+    assert_eq!(recorder.timed(&mut || recorder.write(0, &[1])).unwrap(), 0.5);
+    assert_eq!(fake.memory(0..1), [1]);
+    let failed = recorder.timed(&mut || Err(CudaError::call("op", "failed"))).unwrap_err();
+    assert_eq!(failed.to_string(), "op: failed");
+}
+
+#[test]
+fn everything_goes_back_once_the_work_is_done() {
+    let (fake, recorder) = recorder();
+    recorder.upload(0, 100, 1, &mut |_, piece| piece.fill(6)).unwrap();
+    recorder.begin().unwrap();
+    recorder.write(100, &[7]).unwrap();
+    recorder.end(true).unwrap();
+    assert!(!fake.is_idle());
+    drop(recorder);
+    assert!(fake.is_idle());
+    assert_eq!(fake.memory(98..101), [6, 6, 7]);
+    assert_eq!((fake.n_pinned(), fake.n_runnables().1), (0, 0));
+}
