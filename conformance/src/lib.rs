@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`judge`] | compares what a device gave with what it should have given; NaN never passes |
 //! | [`mod@reference`] | every op in plain loops and f64, from its equation |
+//! | [`kv`] | caches of every shape, what they must hold, and what a device may lose when it attends |
 //! | [`weights`] | matrices of every weight type, and what a device may lose on each |
 //! | `ops` | one suite per op: edge sizes, poisoned outputs, refusals |
 //!
@@ -11,12 +12,17 @@
 //! this machine; a device whose emulator lives in its own tests runs the same suites from there:
 //!
 //! ```text
-//! let subject = Subject::new("cuda-ptx", device, Arithmetic::EightBit);
-//! for suite in suites() { (suite.run)(&subject); }
+//! let subject = Subject::new("cuda-ptx", device, Arithmetic::EightBit, attention);
+//! for suite in suites() { assert_eq!((suite.run)(&subject).reason(), None); }
 //! ```
+//!
+//! A device need not have every shape of cache: what it refuses with [`BackendError::Unsupported`](kvant_backend::BackendError)
+//! is in the [`Lacks`] that a suite gives back, and whoever runs it reports the suite as ignored, never as passed.
 #![forbid(unsafe_code)]
 
 pub mod judge;
+pub mod kv;
+mod lacks;
 mod ops;
 pub mod reference;
 mod subject;
@@ -24,29 +30,43 @@ pub mod weights;
 
 use kvant_backend::Backend;
 
-pub use subject::{Arithmetic, Subject};
+pub use lacks::Lacks;
+pub use subject::{Arithmetic, Attention, Subject};
 
 /// Everything one op has to hold.
 pub struct Suite<B: Backend> {
-    /// The op, as [`Backend`] calls it, or what several ops have in common.
+    /// The op, as [`Backend`] calls it, or a part of what it has to hold, or what several ops have in common.
     pub op: &'static str,
-    /// Runs it; panics with device, case, place and both values where the device is wrong.
-    pub run: fn(&Subject<B>),
+    /// Runs it; panics with device, case, place and both values where the device is wrong. Gives what the device lacks.
+    pub run: fn(&Subject<B>) -> Lacks,
 }
 
-/// One suite for each op that every device has.
-pub fn suites<B: Backend>() -> Vec<Suite<B>> {
-    vec![
-        Suite { op: "buffers", run: ops::buffers::run },
-        Suite { op: "matrix", run: ops::matrix::run },
-        Suite { op: "embed", run: ops::embed::run },
-        Suite { op: "project", run: ops::project::run },
-        Suite { op: "gated_ffn", run: ops::gated_ffn::run },
-        Suite { op: "no_rows", run: ops::no_rows::run },
-        Suite { op: "rope", run: ops::rope::run },
-        Suite { op: "top_k", run: ops::top_k::run },
-    ]
+/// Names and suites from one list, so that they cannot differ.
+macro_rules! list {
+    ($($op:literal: $run:expr,)*) => {
+        /// One suite for each op that every device has.
+        pub fn suites<B: Backend>() -> Vec<Suite<B>> {
+            vec![$(Suite { op: $op, run: |subject| $run(subject).into() }),*]
+        }
+
+        /// The ops of [`suites`], for devices that this machine lacks.
+        pub const OPS: &[&str] = &[$($op),*];
+    };
 }
 
-/// The ops of [`suites`], for devices that this machine lacks.
-pub const OPS: [&str; 8] = ["buffers", "matrix", "embed", "project", "gated_ffn", "no_rows", "rope", "top_k"];
+list! {
+    "buffers": ops::buffers::run,
+    "matrix": ops::matrix::run,
+    "embed": ops::embed::run,
+    "project": ops::project::run,
+    "gated_ffn": ops::gated_ffn::run,
+    "no_rows": ops::no_rows::run,
+    "rope": ops::rope::run,
+    "top_k": ops::top_k::run,
+    "kv_append": ops::kv_append::run,
+    "rope_append": ops::rope_append::run,
+    "attend_types": ops::attend::types,
+    "attend_heads": ops::attend::heads,
+    "attend_steps": ops::attend::steps,
+    "attend_company": ops::company::run,
+}

@@ -15,6 +15,19 @@ pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
+/// `sqrt(sum x[i]²)`.
+pub fn norm(x: &[f32]) -> f64 {
+    x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt()
+}
+
+/// `exp(s[i] - max s) / sum exp(s[j] - max s)`, in place.
+pub fn softmax(scores: &mut [f64]) {
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    scores.iter_mut().for_each(|s| *s = (*s - max).exp());
+    let sum: f64 = scores.iter().sum();
+    scores.iter_mut().for_each(|s| *s /= sum);
+}
+
 /// `g / (1 + exp(-g))`.
 pub fn silu(g: f64) -> f64 {
     g / (1.0 + (-g).exp())

@@ -2,7 +2,8 @@
 
 use std::fmt::Display;
 
-use kvant_backend::{Backend, BackendError, WeightSource};
+use kvant_backend::{Backend, BackendError, Page, WeightSource};
+use kvant_codec::DType;
 
 use crate::judge::{Want, assert_close, first_written};
 
@@ -16,11 +17,46 @@ pub enum Arithmetic {
     EightBit,
 }
 
+/// In what numbers a device attends. It decides what its attention may lose; a device with others brings its variant.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Attention {
+    /// Queries and weights as they are, tiles as the codec decodes them, sums in f64.
+    Exact,
+    /// Queries and weights that meet codes in integers, codebooks in bytes, the rest in f32.
+    Integers {
+        /// The largest integer of one byte.
+        byte: f64,
+        /// The largest integer of two bytes.
+        split: f64,
+    },
+}
+
+impl Attention {
+    /// How many steps the largest value of a query has that meets codes of keys of type `keys`. Infinitely many where it
+    /// stays as it is. q8_0 loses so little itself that its queries take two bytes.
+    pub(crate) fn query_steps(self, keys: DType) -> f64 {
+        match self {
+            Self::Exact => f64::INFINITY,
+            Self::Integers { split, .. } if keys == DType::Q8_0 => split,
+            Self::Integers { byte, .. } => byte,
+        }
+    }
+
+    /// How many steps the largest weight has that meets codes of values.
+    pub(crate) fn weight_steps(self) -> f64 {
+        match self {
+            Self::Exact => f64::INFINITY,
+            Self::Integers { split, .. } => split,
+        }
+    }
+}
+
 /// A device, its name in messages, and its arithmetic.
 pub struct Subject<B> {
     name: &'static str,
     device: B,
     arithmetic: Arithmetic,
+    attention: Attention,
 }
 
 /// Poisoned values behind every output, to see that nothing is written there.
@@ -28,8 +64,13 @@ const MARGIN: usize = 3;
 
 impl<B: Backend> Subject<B> {
     /// A device to hold to the suites.
-    pub fn new(name: &'static str, device: B, arithmetic: Arithmetic) -> Self {
-        Self { name, device, arithmetic }
+    pub fn new(name: &'static str, device: B, arithmetic: Arithmetic, attention: Attention) -> Self {
+        Self { name, device, arithmetic, attention }
+    }
+
+    /// Its name in messages.
+    pub fn name(&self) -> &'static str {
+        self.name
     }
 
     /// The device.
@@ -40,6 +81,11 @@ impl<B: Backend> Subject<B> {
     /// How it multiplies coded weights.
     pub fn arithmetic(&self) -> Arithmetic {
         self.arithmetic
+    }
+
+    /// How it attends.
+    pub fn attention(&self) -> Attention {
+        self.attention
     }
 
     /// The start of every message: device and op, then the case.
@@ -77,12 +123,28 @@ impl<B: Backend> Subject<B> {
     /// As [`assert_close`].
     #[track_caller]
     pub fn expect(&self, got: &B::Buffer, want: &[Want], what: &dyn Fn() -> String) {
-        let got = self.download(got, want.len() + MARGIN);
-        let (values, behind) = got.split_at(want.len());
-        assert_close(values, want, what);
-        if let Some(index) = first_written(behind) {
+        assert_close(&self.results(got, want.len(), what), want, what);
+    }
+
+    /// The `len` results in a buffer from [`Subject::poisoned`] or [`Subject::guarded`].
+    ///
+    /// # Panics
+    /// When the poison behind them is there no more.
+    #[track_caller]
+    pub fn results(&self, got: &B::Buffer, len: usize, what: &dyn Fn() -> String) -> Vec<f32> {
+        let mut got = self.download(got, len + MARGIN);
+        let behind = got.split_off(len);
+        if let Some(index) = first_written(&behind) {
             panic!("{}: value {index} beyond the output was written: {}", what(), behind[index]);
         }
+        got
+    }
+
+    /// The bytes of a page.
+    pub fn page_bytes(&self, page: &B::Page) -> Vec<u8> {
+        let mut bytes = vec![0; page.n_bytes()];
+        self.device.read_page(page, &mut bytes).expect("a page is as long as it says");
+        bytes
     }
 
     /// Holds a call to be refused in one line.

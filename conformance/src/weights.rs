@@ -29,7 +29,7 @@ const TURN: usize = 14;
 
 /// The types a weight matrix can have.
 pub fn weight_types() -> impl Iterator<Item = DType> {
-    DType::ALL.into_iter().filter(|dtype| !dtype.is_turbo())
+    DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some())
 }
 
 /// Independent Gaussians of standard deviation `sigma`.

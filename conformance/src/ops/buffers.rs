@@ -11,7 +11,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
     for len in [0, 1, 15, 16, 17, 1000] {
         a_new_buffer_is_zero(subject, len);
         what_is_written_is_read(subject, len);
-        a_copy_starts_where_it_says(subject, len);
+        a_copy_lands_where_it_says_and_nowhere_else(subject, len);
     }
     what_does_not_fit_is_refused(subject);
 }
@@ -41,14 +41,20 @@ fn what_is_written_is_read<B: Backend>(subject: &Subject<B>, len: usize) {
     }
 }
 
-fn a_copy_starts_where_it_says<B: Backend>(subject: &Subject<B>, len: usize) {
-    let values = gaussian(3, len, 1.0);
+fn a_copy_lands_where_it_says_and_nowhere_else<B: Backend>(subject: &Subject<B>, len: usize) {
+    let (values, old) = (gaussian(3, len, 1.0), gaussian(4, len, 1.0));
     let source = subject.upload(&values);
-    for (offset, n) in [(0, len), (len / 3, len / 3), (len, 0)] {
-        let mut target = subject.poisoned(n);
-        subject.device().copy(&source, offset, &mut target, n).expect("it is there, and fits");
-        let what = || subject.case("copy", format_args!("{n} of {len} values from {offset}"));
-        subject.expect(&target, &exactly(&values[offset..offset + n]), &what);
+    for (from, to, n) in
+        [(0, 0, len), (len / 3, 0, len / 3), (0, len / 2, len / 3), (len / 3, len / 2, len / 3)]
+            .into_iter()
+            .chain([(len, 0, 0), (0, len, 0), (len, len, 0)])
+    {
+        let mut target = subject.guarded(&old);
+        subject.device().copy(&source, from, &mut target, to, n).expect("it is there, and fits");
+        let want = [&old[..to], &values[from..from + n], &old[to + n..]].concat();
+        let what = || subject.case("copy", format_args!("{n} of {len} values from {from} to {to}"));
+        subject.expect(&target, &exactly(&want), &what);
+        assert_close(&subject.download(&source, len), &exactly(&values), &what);
     }
 }
 
@@ -59,7 +65,9 @@ fn what_does_not_fit_is_refused<B: Backend>(subject: &Subject<B>) {
     refused("write", "5 values to 4", device.write(&mut target, &[0.0; 5]));
     refused("read", "2 values at 7 of 8", device.read(&source, 7, &mut [0.0; 2]));
     refused("read", "at an offset that overflows", device.read(&source, usize::MAX, &mut [0.0; 2]));
-    refused("copy", "2 values at 7 of 8", device.copy(&source, 7, &mut target, 2));
-    refused("copy", "5 values to 4", device.copy(&source, 0, &mut target, 5));
-    refused("copy", "from an offset that overflows", device.copy(&source, usize::MAX, &mut target, 2));
+    refused("copy", "2 values from 7 of 8", device.copy(&source, 7, &mut target, 0, 2));
+    refused("copy", "5 values to 4", device.copy(&source, 0, &mut target, 0, 5));
+    refused("copy", "2 values to 3 of 4", device.copy(&source, 0, &mut target, 3, 2));
+    refused("copy", "from an offset that overflows", device.copy(&source, usize::MAX, &mut target, 0, 2));
+    refused("copy", "to an offset that overflows", device.copy(&source, 0, &mut target, usize::MAX, 2));
 }

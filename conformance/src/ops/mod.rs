@@ -1,10 +1,14 @@
 //! One suite per op.
 
+pub mod attend;
 pub mod buffers;
+pub mod company;
 pub mod embed;
 pub mod gated_ffn;
+pub mod kv_append;
 pub mod matrix;
 pub mod no_rows;
 pub mod project;
 pub mod rope;
+pub mod rope_append;
 pub mod top_k;

@@ -3,36 +3,29 @@
 use std::sync::Arc;
 
 use kvant_backend::Backend;
-use kvant_conformance::{Arithmetic, OPS, Subject, Suite, suites};
+use kvant_conformance::{Arithmetic, Attention, OPS, Subject, Suite, suites};
 use kvant_cpu::{CpuDevice, Isa};
 use libtest_mimic::{Completion, Trial};
 
 /// Threads of a CPU device: more than one, so that work is shared out.
 const THREADS: usize = 2;
 
-/// The kernel sets of CPUs, and how each multiplies coded weights.
-const CPU_SETS: [(&str, &str, Arithmetic); 4] = [
-    ("scalar", "cpu-scalar", Arithmetic::Float),
-    ("avx2", "cpu-avx2", Arithmetic::EightBit),
-    ("avxvnni", "cpu-avxvnni", Arithmetic::EightBit),
-    ("avx512", "cpu-avx512", Arithmetic::EightBit),
+/// The kernel sets of CPUs, how each multiplies coded weights, and how it attends.
+const CPU_SETS: [(&str, &str, Arithmetic, Attention); 4] = [
+    ("scalar", "cpu-scalar", Arithmetic::Float, Attention::Exact),
+    // Its 16-bit sums must not saturate.
+    ("avx2", "cpu-avx2", Arithmetic::EightBit, Attention::Integers { byte: 64.0, split: 8191.0 }),
+    ("avxvnni", "cpu-avxvnni", Arithmetic::EightBit, WHOLE_BYTES),
+    ("avx512", "cpu-avx512", Arithmetic::EightBit, WHOLE_BYTES),
 ];
-
-/// What is known to be wrong, until it is mended: device, op and reason. Ignored and counted, never passed.
-const KNOWN_FAULTS: [(&str, &str, &str); 3] = [
-    ("cpu-avx2", "no_rows", PANICS_ON_NO_ROWS),
-    ("cpu-avxvnni", "no_rows", PANICS_ON_NO_ROWS),
-    ("cpu-avx512", "no_rows", PANICS_ON_NO_ROWS),
-];
-const PANICS_ON_NO_ROWS: &str =
-    "products from panels panic on no rows: no tile is filled, then tiles of 8 are asked for";
+const WHOLE_BYTES: Attention = Attention::Integers { byte: 127.0, split: 32639.0 };
 
 /// A trial for each device and op.
 pub fn trials() -> Vec<Trial> {
     let available = Isa::available();
-    let cpus = CPU_SETS.into_iter().flat_map(|(set, name, arithmetic)| {
+    let cpus = CPU_SETS.into_iter().flat_map(|(set, name, arithmetic, attention)| {
         match available.iter().find(|isa| isa.name() == set) {
-            Some(&isa) => present(name, arithmetic, CpuDevice::new(isa, THREADS)),
+            Some(&isa) => present(Subject::new(name, CpuDevice::new(isa, THREADS), arithmetic, attention)),
             None => absent(name, &format!("this CPU has no {set}")),
         }
     });
@@ -42,18 +35,14 @@ pub fn trials() -> Vec<Trial> {
     cpus.collect()
 }
 
-/// Every suite on `device`.
-fn present<B: Backend>(name: &'static str, arithmetic: Arithmetic, device: B) -> Vec<Trial> {
-    let subject = Arc::new(Subject::new(name, device, arithmetic));
+/// Every suite on a device.
+fn present<B: Backend>(subject: Subject<B>) -> Vec<Trial> {
+    let subject = Arc::new(subject);
     let trial = |suite: Suite<B>| {
-        let fault = KNOWN_FAULTS.into_iter().find(|(device, op, _)| (*device, *op) == (name, suite.op));
-        if let Some((.., reason)) = fault {
-            return ignored(name, suite.op, reason);
-        }
-        let subject = subject.clone();
-        Trial::test(format!("{name}::{}", suite.op), move || {
-            (suite.run)(&subject);
-            Ok(())
+        let (subject, trial) = (subject.clone(), format!("{}::{}", subject.name(), suite.op));
+        Trial::ignorable_test(trial.clone(), move || {
+            let lacks = (suite.run)(&subject);
+            Ok(lacks.reason().map_or(Completion::Completed, |reason| skipped(&trial, reason)))
         })
     };
     suites().into_iter().map(trial).collect()
@@ -61,14 +50,15 @@ fn present<B: Backend>(name: &'static str, arithmetic: Arithmetic, device: B) ->
 
 /// Every suite ignored because of `reason`.
 fn absent(name: &'static str, reason: &str) -> Vec<Trial> {
-    OPS.into_iter().map(|op| ignored(name, op, reason)).collect()
+    let ignored = |op| {
+        let (trial, reason) = (format!("{name}::{op}"), reason.to_owned());
+        Trial::ignorable_test(trial.clone(), move || Ok(skipped(&trial, reason)))
+    };
+    OPS.iter().map(ignored).collect()
 }
 
-/// A trial that does not run because of `reason`, and says so in the way that `.ci/run` counts.
-fn ignored(name: &str, op: &str, reason: &str) -> Trial {
-    let (trial, reason) = (format!("{name}::{op}"), reason.to_owned());
-    Trial::ignorable_test(trial.clone(), move || {
-        eprintln!("skipped: {trial}: {reason}");
-        Ok(Completion::ignored_with(reason))
-    })
+/// A trial that did not run, or not all of it, because of `reason`; says so in the way that `.ci/run` counts.
+fn skipped(trial: &str, reason: String) -> Completion {
+    eprintln!("skipped: {trial}: {reason}");
+    Completion::ignored_with(reason)
 }

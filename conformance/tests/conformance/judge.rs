@@ -1,14 +1,22 @@
 //! What the judge itself must do: a test that cannot fail shows nothing.
 
+use kvant_backend::BackendError;
+use kvant_conformance::Lacks;
 use kvant_conformance::judge::{Want, fault, first_written};
+use kvant_conformance::kv::Answer;
 use libtest_mimic::Trial;
 
 /// A trial for each claim.
 pub fn trials() -> Vec<Trial> {
-    let claims: [(&str, fn()); 3] = [
+    let claims: [(&str, fn()); 5] = [
         ("nan_never_passes", nan_never_passes),
         ("the_worst_value_is_named", the_worst_value_is_named),
         ("what_is_written_behind_an_output_is_seen", what_is_written_behind_an_output_is_seen),
+        ("nan_is_no_answer_to_a_query", nan_is_no_answer_to_a_query),
+        (
+            "what_a_device_lacks_is_told_and_nothing_else_excused",
+            what_a_device_lacks_is_told_and_nothing_else_excused,
+        ),
     ];
     let trial = |(name, claim): (&str, fn())| {
         Trial::test(format!("judge::{name}"), move || {
@@ -48,4 +56,35 @@ fn the_worst_value_is_named() {
 fn what_is_written_behind_an_output_is_seen() {
     assert_eq!(first_written(&[f32::NAN; 3]), None);
     assert_eq!(first_written(&[f32::NAN, 0.0]), Some(1));
+}
+
+fn nan_is_no_answer_to_a_query() {
+    let answer = |distance| Answer { out: vec![3.0, 4.0], distance };
+    assert_eq!(answer(5.0).fault(&[0.0, 0.0]), None);
+    assert_eq!(answer(0.0).fault(&[3.0, 4.0]), None);
+    assert!(answer(4.9).fault(&[0.0, 0.0]).is_some(), "another answer passed");
+    assert!(answer(f64::INFINITY).fault(&[f32::NAN, 4.0]).is_some(), "NaN passed");
+    assert!(answer(f64::NAN).fault(&[3.0, 4.0]).is_some(), "a bound of NaN passed");
+    assert!(answer(5.0).fault(&[3.0]).is_some(), "another length passed");
+}
+
+fn what_a_device_lacks_is_told_and_nothing_else_excused() {
+    let what = || "a case".to_owned();
+    let lacking = |wanted: &str| BackendError::Unsupported {
+        op: "attend",
+        wanted: wanted.to_owned(),
+        has: "heads of 64".to_owned(),
+    };
+    let mut lacks = Lacks::default();
+    assert_eq!((lacks.take(Ok(7), &what), lacks.reason()), (Some(7), None));
+    for wanted in ["heads of 80", "heads of 80", "heads of 96"] {
+        assert_eq!(lacks.take(Err::<(), _>(lacking(wanted)), &what), None);
+    }
+    let reason = lacks.reason().expect("three cases were refused");
+    for part in ["3 cases", "heads of 80", "heads of 96"] {
+        assert_eq!(reason.matches(part).count(), 1, "{part}: {reason}");
+    }
+    let failed = BackendError::Failed { device: "cuda:0", problem: "lost".to_owned() };
+    assert!(!lacks.excuses(&failed), "a failure was excused");
+    assert_eq!(lacks.reason(), Some(reason));
 }

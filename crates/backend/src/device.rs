@@ -1,18 +1,17 @@
 //! The trait a device implements, and the operands of its ops.
 
 use std::fmt::Debug;
-use std::ops::Range;
 
 use kvant_codec::DType;
 
-use crate::{AttendParams, BackendError, Candidate, Heads, KvLayer, Norm, Rope, RopeParams, SharedBytes};
+use crate::{AttendParams, BackendError, Candidate, Heads, KvPart, Norm, Rope, RopeParams, SharedBytes};
 
 /// Shorthand for a result with a [`BackendError`].
 pub type Result<T> = std::result::Result<T, BackendError>;
 
 /// One allocation of cache memory on a device.
 pub trait Page: Send + Sync + Sized {
-    /// What the device keeps beside the main pages of a stream; `()` where it needs nothing.
+    /// What the device keeps beside the blocks of a sequence; `()` where it needs nothing.
     type Table: PageTable<Self>;
 
     /// Size of the allocation in bytes.
@@ -21,12 +20,12 @@ pub trait Page: Send + Sync + Sized {
     fn duplicate(&self) -> Result<Self>;
 }
 
-/// A device's own index of the main pages of a stream, such as their addresses in its memory. The stream tells it of
-/// every change, so that a device need not look through all pages at each step. A clone belongs to the stream's clone.
+/// A device's own index of the blocks of a sequence, such as their addresses in its memory. It is told of every change, so that
+/// a device need not look through all blocks at each step. A clone belongs to the sequence's clone.
 pub trait PageTable<P>: Clone + Default + Send + Sync + Debug {
-    /// Page `index`, at most one past the last, is `page` from now on.
+    /// Block `index`, at most one past the last, is `page` from now on.
     fn set(&mut self, index: usize, page: &P);
-    /// Only the first `len` pages are left.
+    /// Only the first `len` blocks are left.
     fn truncate(&mut self, len: usize);
 }
 
@@ -118,14 +117,14 @@ pub trait Backend: Send + Sync + Sized + 'static {
         Ok(None)
     }
 
-    /// Runs `ops`, the ops of one step of `rows` rows. Nothing is read back in them, so that a device may record them
-    /// and run them as a whole when they end.
+    /// Runs `ops`, the ops of one step; `is_decode` says that each sequence has one row in it. Nothing is read back in them, so
+    /// that a device may record them and run them as a whole when they end.
     fn step<T, E: From<BackendError>>(
         &self,
-        rows: usize,
+        is_decode: bool,
         ops: impl FnOnce() -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
-        let _ = rows;
+        let _ = is_decode;
         ops()
     }
 
@@ -133,8 +132,15 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn buffer(&self, len: usize) -> Result<Self::Buffer>;
     /// Copies `src` to the start of `dst`.
     fn write(&self, dst: &mut Self::Buffer, src: &[f32]) -> Result<()>;
-    /// Copies `len` values of `src`, starting at value `offset`, to the start of `dst`.
-    fn copy(&self, src: &Self::Buffer, offset: usize, dst: &mut Self::Buffer, len: usize) -> Result<()>;
+    /// Copies `len` values of `src`, from value `from` on, to `dst`, from value `to` on.
+    fn copy(
+        &self,
+        src: &Self::Buffer,
+        from: usize,
+        dst: &mut Self::Buffer,
+        to: usize,
+        len: usize,
+    ) -> Result<()>;
     /// Copies `dst.len()` values from `src`, starting at value `offset`.
     fn read(&self, src: &Self::Buffer, offset: usize, dst: &mut [f32]) -> Result<()>;
     /// The `k` likeliest of `n_vocab` logits that start at value `offset` of `logits` into `out`, in the order of
@@ -181,63 +187,83 @@ pub trait Backend: Send + Sync + Sized + 'static {
         y: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// Normalises each head of some rows of `x` `[.., heads.n * heads.dim]` (when `norm` is given), then turns its pairs
-    /// by the same rows of `angles` `[.., n_rot / 2, 2]`: the cosine and the sine for each row and pair, magnitude included.
+    /// Normalises each head of the first `rows` rows of `x` `[rows, heads.n * heads.dim]` (when `norm` is given), then turns its
+    /// pairs by `angles` `[rows, n_rot / 2, 2]`: the cosine and the sine for each row and pair, magnitude included.
     fn rope(
         &self,
         x: &mut Self::Buffer,
-        rows: Range<usize>,
+        rows: usize,
         heads: Heads,
         norm: Option<Norm<'_, Self::Buffer>>,
         params: RopeParams,
         angles: &Self::Buffer,
     ) -> Result<()>;
 
-    /// Appends a token for each of `rows` to every stream of a layer: `k` `[.., n_kv_heads * k_head_dim]` after RoPE, `v`
-    /// `[.., n_kv_heads * v_head_dim]`. Pads and rotates where the stream says so, encodes into the tiles that
-    /// [`Stream::plan`](crate::Stream::plan) names, and commits. The pages must have been reserved.
+    /// Appends the rows of each part to its streams: `k` `[rows, n_kv_heads * k_head_dim]` after RoPE, `v`
+    /// `[rows, n_kv_heads * v_head_dim]`. Pads and rotates where a stream says so, and writes the tiles that
+    /// [`StreamSpec::writes`](crate::StreamSpec::writes) names, those of the band to `band`. The memory must have been
+    /// reserved.
     fn kv_append(
         &self,
-        layer: &mut KvLayer<Self::Page>,
+        parts: &mut [KvPart<'_, Self::Page>],
         k: &Self::Buffer,
         v: &Self::Buffer,
-        rows: Range<usize>,
+        band: Option<&mut Self::Page>,
     ) -> Result<()>;
 
     /// [`Backend::rope`] of `q`, [`Backend::rope`] of `k` and [`Backend::kv_append`], which it equals. What `k` holds
     /// afterwards is the device's affair.
     fn rope_append(
         &self,
-        layer: &mut KvLayer<Self::Page>,
+        parts: &mut [KvPart<'_, Self::Page>],
         rope: &Rope<'_, Self::Buffer>,
         q: &mut Self::Buffer,
         k: &mut Self::Buffer,
         v: &Self::Buffer,
-        rows: Range<usize>,
+        band: Option<&mut Self::Page>,
     ) -> Result<()> {
-        self.rope(q, rows.clone(), rope.q_heads, rope.q_norm, rope.params, rope.angles)?;
-        self.rope(k, rows.clone(), rope.k_heads, rope.k_norm, rope.params, rope.angles)?;
-        self.kv_append(layer, k, v, rows)
+        let rows = parts.iter().map(|part| part.rows.range().end).max().unwrap_or(0);
+        self.rope(q, rows, rope.q_heads, rope.q_norm, rope.params, rope.angles)?;
+        self.rope(k, rows, rope.k_heads, rope.k_norm, rope.params, rope.angles)?;
+        self.kv_append(parts, k, v, band)
     }
 
-    /// Causal attention of the rows of `q` `[.., n_heads * k_head_dim]` that `params` names over the cached tokens of a layer
-    /// into the same rows of `out` `[.., n_heads * v_head_dim]`. Queries are rotated once when K is rotated, the output un-rotated once
-    /// when V is. Reads the tiles as they are; never writes a dequantised copy of the cache.
+    /// Causal attention of the rows of each part of `q` `[rows, n_heads * k_head_dim]`, once they have been appended, over
+    /// the tokens that the part's sequence holds, into the same rows of `out` `[rows, n_heads * v_head_dim]`. What a row sees
+    /// in 16 bit and what in codes depends on its position alone (see [`StreamSpec::window`](crate::StreamSpec::window));
+    /// `band` is what the append has written. Queries are rotated once when K is rotated, the output un-rotated once when V
+    /// is. Reads the tiles as they are; never writes a dequantised copy of the cache.
     fn attend(
         &self,
         params: &AttendParams,
+        parts: &[KvPart<'_, Self::Page>],
         q: &Self::Buffer,
-        layer: &KvLayer<Self::Page>,
+        band: Option<&Self::Page>,
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// [`Backend::attend`] for each of several sequences of the same shape, with as many rows each.
-    fn attend_together(
+    /// What can be left out of the reading of coded tiles, to measure what it costs: names, least reading first, the last one
+    /// attention in earnest. None where a device has no such stages.
+    fn stages(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// [`Backend::attend`] with all that stage `stage` of [`Backend::stages`] leaves out; but for the last, the results mean
+    /// nothing.
+    fn attend_staged(
         &self,
-        parts: &[(AttendParams, &KvLayer<Self::Page>)],
+        stage: usize,
+        params: &AttendParams,
+        parts: &[KvPart<'_, Self::Page>],
         q: &Self::Buffer,
+        band: Option<&Self::Page>,
         out: &mut Self::Buffer,
     ) -> Result<()> {
-        parts.iter().try_for_each(|(params, layer)| self.attend(params, q, layer, out))
+        let _ = (params, parts, q, band, out);
+        Err(BackendError::Unsupported {
+            op: "attend",
+            wanted: format!("stage {stage}"),
+            has: format!("{} stages", self.stages().len()),
+        })
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A model calls the ops of a [`Backend`] eagerly, one after the other; there is no graph. The KV cache
 //! (crate `kvant-kv`) decides *where* each token of each head lives; a device only encodes rows into tiles
-//! and reads tiles back while it attends. Both sides meet in [`Stream`], the view of one
-//! (layer, KV head, K or V) sequence of tiles.
+//! and reads tiles back while it attends. Both sides meet in [`KvPart`]: the rows of one sequence, the streams of one layer
+//! and the memory they lie in.
 //!
 //! Devices never import each other, and `model` and `kv` never name a device.
 #![forbid(unsafe_code)]
@@ -11,12 +11,15 @@
 mod bytes;
 mod device;
 mod error;
+mod kv;
 mod params;
-mod stream;
 
 pub use bytes::SharedBytes;
 pub use device::{Backend, DeviceInfo, Input, KernelChoice, Output, Page, PageTable, Result, WeightSource};
 pub use error::BackendError;
+pub use kv::{
+    BORDER, Held, KvLayer, KvMemory, KvPart, KvStream, Pages, Place, Rows, StreamSizes, StreamSpec,
+    TILES_PER_BLOCK, TOKENS_PER_BLOCK, TileRef, TileWrite, Writes, check_append, check_attend,
+};
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use params::{AttendParams, Heads, Norm, Pairing, Rope, RopeParams};
-pub use stream::{Append, KvLayer, Place, Stream, StreamSpec, TOKENS_PER_PAGE, TileRef, TileWrite, Writes};

@@ -62,8 +62,8 @@ pub struct Rope<'a, Buffer> {
     pub k_norm: Option<Norm<'a, Buffer>>,
 }
 
-/// Shape of one attention step over the cache. Query row `r` sits at position `start + r` and sees the keys
-/// `0 ..= start + r` (causal).
+/// Shape of attention. A row at position p sees the keys `0 ..= p` (causal), or the youngest of them where the layer has a
+/// window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttendParams {
     /// Query heads. A multiple of `n_kv_heads`.
@@ -76,10 +76,4 @@ pub struct AttendParams {
     pub v_head_dim: usize,
     /// Factor on the scores, `1 / sqrt(k_head_dim)` with the true head size.
     pub scale: f32,
-    /// The row of the queries, and of the output, that this sequence begins with: several may stand in one buffer.
-    pub first_row: usize,
-    /// Position of the first query row.
-    pub start: usize,
-    /// Number of query rows in this step.
-    pub rows: usize,
 }

@@ -84,7 +84,7 @@ fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<Ve
         .map(|(k, v)| {
             let plan = Plan::new(shape, k, v, policies).map_err(|error| error.to_string())?;
             let bytes = plan.n_bytes(shape, n_ctx);
-            let (bits_k, bits_v) = plan.bits_per_value();
+            let (bits_k, bits_v) = plan.bits_per_value(shape);
             Ok(row([
                 ("type K/V", format!("{}/{}", k.name(), v.name()).into()),
                 ("bits per value", ((bits_k + bits_v) / 2.0).into()),

@@ -21,12 +21,15 @@
 //! whose mean, by expanding to second order in the fluctuations of M and B over vectors (of order 1/d, taken from d
 //! Gaussians conditioned on their norm), is [`norm_corrected_mse`]. Rescaling costs at 2 bits and gains at 3 and 4.
 //!
-//! Theory is given for whole slices of 128 only. Padding changes the game: part of the error falls on dims that are
-//! cut away, but a slice of 64 padded to 128 has two mirrored halves with the same codes, and gains nothing.
+//! A head of 64 is one slice of 64; one of 192 a slice of 128 and one of 64, each with its own loss. Heads that are padded
+//! have no theory here: part of the error falls on dims that are cut away.
+
+use std::ops::Range;
 
 use crate::lloyd_max::Law;
 use crate::random::Random;
-use crate::{Codebook, CodecError, DType, Rotation, decode, encode, turbo};
+use crate::tile::{TILE, padded_dim, prepare_row, restore_row, slices};
+use crate::{Code, Codebook, CodecError, DType, Rotation, Side, TileLayout, decode, encode, turbo};
 
 /// How synthetic vectors are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,10 +88,67 @@ pub struct Distortion {
     pub ip_error: f64,
 }
 
-/// Encodes and decodes `vectors` random vectors of `dim` values (padded with zeros to whole blocks).
+/// Takes vectors of one size through a format the way they are kept: KV types in a tile of the cache, other formats in blocks,
+/// padded with zeros.
+#[derive(Debug)]
+pub struct RoundTrip {
+    codec: DType,
+    dim: usize,
+    tile: Option<TileLayout>,
+    bytes: Vec<u8>,
+    padded: Vec<f32>,
+}
+
+impl RoundTrip {
+    /// Vectors of `dim` values through `codec`.
+    ///
+    /// # Errors
+    /// [`CodecError::TooLarge`] if the padded vector does not fit the address space, [`CodecError::TileDim`] for no values.
+    pub fn new(codec: DType, dim: usize) -> Result<Self, CodecError> {
+        let padded = padded_dim(codec, dim).unwrap_or_else(|_| dim.next_multiple_of(codec.block_len()));
+        let tile = codec.is_kv().then(|| TileLayout::new(codec, Side::K, padded)).transpose()?;
+        let too_large = CodecError::TooLarge { dtype: codec, values: dim };
+        let row_bytes = codec.row_bytes(padded.next_multiple_of(codec.block_len()))?;
+        row_bytes.checked_mul(TILE).ok_or(too_large)?;
+        let n_bytes = tile.map_or(row_bytes, |tile| tile.bytes());
+        Ok(Self { codec, dim, tile, bytes: vec![0; n_bytes], padded: vec![0.0; padded] })
+    }
+
+    /// Stored bits per value, scales and padding included.
+    pub fn bits_per_value(&self) -> f64 {
+        let rows = if self.tile.is_some() { TILE } else { 1 };
+        (8 * self.bytes.len()) as f64 / (rows * self.dim) as f64
+    }
+
+    /// What becomes of `x` `[dim]`.
+    ///
+    /// # Errors
+    /// Never, once the sizes fit.
+    ///
+    /// # Panics
+    /// When `x` or `back` have another length.
+    pub fn apply(&mut self, x: &[f32], back: &mut [f32]) -> Result<(), CodecError> {
+        let Some(tile) = &self.tile else {
+            self.padded[..self.dim].copy_from_slice(x);
+            encode(self.codec, &self.padded, &mut self.bytes)?;
+            decode(self.codec, &self.bytes, &mut self.padded)?;
+            back.copy_from_slice(&self.padded[..self.dim]);
+            self.padded[self.dim..].fill(0.0);
+            return Ok(());
+        };
+        let rotates = self.codec.code().is_some_and(Code::rotates);
+        prepare_row(rotates, x, &mut self.padded);
+        tile.put(&mut self.bytes, 0, &self.padded);
+        tile.get(&self.bytes, 0, &mut self.padded);
+        restore_row(rotates, &mut self.padded, back);
+        Ok(())
+    }
+}
+
+/// Encodes and decodes `vectors` random vectors of `dim` values.
 ///
 /// # Errors
-/// [`CodecError::TooLarge`] if the padded vector does not fit the address space.
+/// As [`RoundTrip::new`].
 pub fn measure(
     codec: DType,
     dim: usize,
@@ -96,17 +156,14 @@ pub fn measure(
     vectors: usize,
     seed: u64,
 ) -> Result<Distortion, CodecError> {
-    let padded = dim.next_multiple_of(codec.block_len());
-    let mut bytes = vec![0; codec.row_bytes(padded)?];
-    let (mut x, mut back) = (vec![0.0; padded], vec![0.0; padded]);
-    let mut q = vec![0.0; dim];
+    let mut trip = RoundTrip::new(codec, dim)?;
+    let (mut x, mut back, mut q) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
     let mut random = Random::new(seed);
     let (mut error, mut energy, mut ip) = (0.0, 0.0, 0.0);
     for _ in 0..vectors {
-        source.draw(&mut random, &mut x[..dim]);
+        source.draw(&mut random, &mut x);
         random.fill_gaussian(&mut q, 1.0);
-        encode(codec, &x, &mut bytes)?;
-        decode(codec, &bytes, &mut back)?;
+        trip.apply(&x, &mut back)?;
         energy += squared_norm(&x);
         let mut dot = 0.0;
         for (i, &qi) in q.iter().enumerate() {
@@ -118,7 +175,7 @@ pub fn measure(
     }
     Ok(Distortion {
         codec,
-        bpv: (8 * bytes.len()) as f64 / dim as f64,
+        bpv: trip.bits_per_value(),
         dim,
         source,
         vectors,
@@ -128,12 +185,14 @@ pub fn measure(
     })
 }
 
-/// What theory gives for [`Distortion::mse`]: known for the turbo formats, whole slices, and vectors without a
+/// What theory gives for [`Distortion::mse`]: known for the turbo formats, heads that need no padding, and vectors without a
 /// preferred direction.
 pub fn theory_mse(codec: DType, dim: usize, source: Source) -> Option<f64> {
     let book = turbo::codebook(codec)?;
-    let known = source != Source::Outliers && dim > 0 && dim.is_multiple_of(turbo::LEN);
-    known.then(|| norm_corrected_mse(&book, turbo::LEN))
+    let known = source != Source::Outliers && dim > 0 && padded_dim(codec, dim) == Ok(dim);
+    // Each slice loses its share.
+    let of_slice = |slice: Range<usize>| norm_corrected_mse(&book, slice.len()) * slice.len() as f64;
+    known.then(|| slices(dim, turbo::LEN).map(of_slice).sum::<f64>() / dim as f64)
 }
 
 /// E(t - c)² of a codebook under a law, per unit variance: what it loses before norm correction.
@@ -168,7 +227,7 @@ fn widen(table: &[f32]) -> Vec<f64> {
 /// The relative squared error of a codebook alone, before norm correction and without an f16 scale: rotate, replace
 /// each of the 128 coordinates by its centroid, rotate back.
 pub fn measure_codebook(book: &Codebook, source: Source, vectors: usize, seed: u64) -> f64 {
-    let rotation = Rotation::kv();
+    let rotation = Rotation::kv(turbo::LEN);
     let mut random = Random::new(seed);
     let mut x = [0.0; turbo::LEN];
     let (mut error, mut energy) = (0.0, 0.0);
@@ -223,9 +282,17 @@ mod tests {
         {
             let theory = theory_mse(dtype, 128, Source::Sphere).unwrap();
             assert!((theory - pinned).abs() <= 1e-6, "{dtype}: {theory} {pinned}");
-            for (dim, source) in [(128, Source::Gaussian), (128, Source::Sphere), (256, Source::Sphere)] {
+            // Theory leaves out what falls with 1/d² and is within 0.5 % at 128: half as many dims, four times that at most.
+            for (dim, source, within) in [
+                (128, Source::Gaussian, 0.005),
+                (128, Source::Sphere, 0.005),
+                (256, Source::Sphere, 0.005),
+                (64, Source::Sphere, 0.02),
+                (192, Source::Sphere, 0.02),
+            ] {
+                let theory = theory_mse(dtype, dim, source).unwrap();
                 let d = measure(dtype, dim, source, 20_000, 3).unwrap();
-                assert!((d.mse / theory - 1.0).abs() <= 0.005, "{d:?}");
+                assert!((d.mse / theory - 1.0).abs() <= within, "{d:?}");
                 // Squares of a Gaussian: the mean over 20,000 has a relative standard error of √(2/20,000) = 1 %.
                 assert!((d.ip_error / d.mse - 1.0).abs() <= 0.04, "{d:?}");
             }
@@ -244,26 +311,15 @@ mod tests {
         }
     }
 
-    /// The butterfly of a zero-padded half repeats it up to sign, so the error repeats too and none of it is cut away.
-    #[test]
-    fn a_slice_of_64_padded_to_128_gains_nothing_from_the_second_half() {
-        let rotation = Rotation::kv();
-        let mut y = [0.0; 128];
-        Source::Gaussian.draw(&mut Random::new(6), &mut y[..64]);
-        rotation.forward(&mut y);
-        for i in 0..64 {
-            assert_eq!(y[i].abs(), y[i + 64].abs());
-        }
-        assert_eq!(theory_mse(DType::Turbo3, 64, Source::Sphere), None);
-        let d = measure(DType::Turbo3, 64, Source::Sphere, 2_000, 6).unwrap();
-        assert!((d.mse / 0.0328 - 1.0).abs() <= 0.02, "{d:?}");
-    }
-
     #[test]
     fn bits_per_value_count_padding() {
-        for (dtype, dim, want) in
-            [(DType::Turbo3, 128, 3.125), (DType::Turbo3, 64, 6.25), (DType::Q8_0, 80, 10.2)]
-        {
+        for (dtype, dim, want) in [
+            (DType::Turbo3, 128, 3.125),
+            (DType::Turbo3, 64, 3.25),
+            (DType::Turbo3, 80, 4.0),
+            (DType::Q8_0, 80, 10.2),
+            (DType::Q5_0, 32, 5.5),
+        ] {
             assert_eq!(measure(dtype, dim, Source::Sphere, 1, 0).unwrap().bpv, want);
         }
     }

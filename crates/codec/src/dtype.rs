@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::CodecError;
+use crate::{Codebook, CodecError, block32};
 
 /// A storage format for a row of numbers.
 ///
@@ -75,63 +75,24 @@ impl DType {
     pub const KV: [Self; 8] =
         [Self::F32, Self::F16, Self::BF16, Self::Q8_0, Self::Q4_0, Self::Turbo2, Self::Turbo3, Self::Turbo4];
 
+    /// All that is known of it.
+    pub const fn format(self) -> &'static Format {
+        &FORMATS[self as usize]
+    }
+
     /// The name users type and files print, e.g. `q4_K` or `turbo3`.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::BF16 => "bf16",
-            Self::Q8_0 => "q8_0",
-            Self::Q4_0 => "q4_0",
-            Self::Q4_1 => "q4_1",
-            Self::Q5_0 => "q5_0",
-            Self::Q5_1 => "q5_1",
-            Self::Q2K => "q2_K",
-            Self::Q3K => "q3_K",
-            Self::Q4K => "q4_K",
-            Self::Q5K => "q5_K",
-            Self::Q6K => "q6_K",
-            Self::TQ3_1S => "tq3_1s",
-            Self::TQ4_1S => "tq4_1s",
-            Self::Turbo2 => "turbo2",
-            Self::Turbo3 => "turbo3",
-            Self::Turbo4 => "turbo4",
-        }
+        self.format().name
     }
 
     /// Values per block, the unit that is encoded together.
     pub const fn block_len(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::TQ3_1S | Self::TQ4_1S => {
-                32
-            }
-            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
-            Self::Turbo2 | Self::Turbo3 | Self::Turbo4 => 128,
-        }
+        self.format().block_len
     }
 
     /// Bytes per block, scales included.
     pub const fn block_bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::BF16 => 2,
-            Self::Q8_0 => 34,
-            Self::Q4_0 => 18,
-            Self::Q4_1 => 20,
-            Self::Q5_0 => 22,
-            Self::Q5_1 => 24,
-            Self::Q2K => 84,
-            Self::Q3K => 110,
-            Self::Q4K => 144,
-            Self::Q5K => 176,
-            Self::Q6K => 210,
-            Self::TQ3_1S => 16,
-            Self::TQ4_1S => 20,
-            Self::Turbo2 => 34,
-            Self::Turbo3 => 50,
-            Self::Turbo4 => 66,
-        }
+        self.format().block_bytes
     }
 
     /// Bits per stored value, scales included.
@@ -143,24 +104,7 @@ impl DType {
     ///
     /// 45 and 46 (tq3_1s, tq4_1s) are private to one fork; upstream may give them another meaning.
     pub const fn ggml_id(self) -> Option<u32> {
-        match self {
-            Self::F32 => Some(0),
-            Self::F16 => Some(1),
-            Self::Q4_0 => Some(2),
-            Self::Q4_1 => Some(3),
-            Self::Q5_0 => Some(6),
-            Self::Q5_1 => Some(7),
-            Self::Q8_0 => Some(8),
-            Self::Q2K => Some(10),
-            Self::Q3K => Some(11),
-            Self::Q4K => Some(12),
-            Self::Q5K => Some(13),
-            Self::Q6K => Some(14),
-            Self::BF16 => Some(30),
-            Self::TQ3_1S => Some(45),
-            Self::TQ4_1S => Some(46),
-            Self::Turbo2 | Self::Turbo3 | Self::Turbo4 => None,
-        }
+        self.format().ggml_id
     }
 
     /// The format behind a GGUF tensor type id, `None` if this crate does not know it.
@@ -182,13 +126,16 @@ impl DType {
     }
 
     /// Whether a KV cache can hold it.
-    pub fn is_kv(self) -> bool {
-        Self::KV.contains(&self)
+    pub const fn is_kv(self) -> bool {
+        !matches!(self.format().kv, Kv::No)
     }
 
-    /// Whether it is turbo2, turbo3 or turbo4: coded in the rotated domain.
-    pub const fn is_turbo(self) -> bool {
-        matches!(self, Self::Turbo2 | Self::Turbo3 | Self::Turbo4)
+    /// How a KV cache codes it; `None` for float types and for those that no cache holds.
+    pub const fn code(self) -> Option<&'static Code> {
+        match &self.format().kv {
+            Kv::Coded(code) => Some(code),
+            Kv::No | Kv::Float => None,
+        }
     }
 
     /// The largest magnitude it accepts; [`crate::finite::clamp`] brings everything else there.
@@ -200,6 +147,116 @@ impl DType {
         }
     }
 }
+
+/// The data sheet of a format: what a new one adds here, beside its reference and its kernels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Format {
+    /// The format.
+    pub dtype: DType,
+    /// The name users type and files print.
+    pub name: &'static str,
+    /// The tensor type id in GGUF files.
+    pub ggml_id: Option<u32>,
+    /// Values per block.
+    pub block_len: usize,
+    /// Bytes per block, scales included.
+    pub block_bytes: usize,
+    /// How a KV cache stores it.
+    pub kv: Kv,
+}
+
+/// How a KV cache stores a format.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kv {
+    /// Not at all.
+    No,
+    /// As numbers.
+    Float,
+    /// As codes with scales.
+    Coded(Code),
+}
+
+/// Codes of a KV cache: each token has, for each block of dims, an f16 scale and a code per dim.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Code {
+    /// Bits per value.
+    pub bits: usize,
+    /// What a code stands for, in units of the scale.
+    pub levels: Levels,
+}
+
+/// What a code stands for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Levels {
+    /// Equal steps: `code - zero`. Blocks of 32 dims.
+    Steps {
+        /// The code of zero.
+        zero: u8,
+    },
+    /// The centroids of a codebook, of rotated values. Blocks of 128, 64 and 32 dims, as many as the head is made of.
+    Book(Codebook),
+}
+
+impl Code {
+    /// Whether rows are rotated before they are coded.
+    pub const fn rotates(&self) -> bool {
+        self.book().is_some()
+    }
+
+    /// The codebook, where there is one.
+    pub const fn book(&self) -> Option<&Codebook> {
+        match &self.levels {
+            Levels::Steps { .. } => None,
+            Levels::Book(book) => Some(book),
+        }
+    }
+
+    /// The most dims that share a scale: 32, or 128.
+    pub const fn most_dims(&self) -> usize {
+        if self.rotates() { 128 } else { 32 }
+    }
+}
+
+/// One line of the table of formats.
+const fn format(
+    dtype: DType,
+    name: &'static str,
+    ggml_id: Option<u32>,
+    [block_len, block_bytes]: [usize; 2],
+    kv: Kv,
+) -> Format {
+    Format { dtype, name, ggml_id, block_len, block_bytes, kv }
+}
+
+const fn steps(bits: usize, zero: u8) -> Kv {
+    Kv::Coded(Code { bits, levels: Levels::Steps { zero } })
+}
+
+const fn book(book: Codebook) -> Kv {
+    Kv::Coded(Code { bits: book.bits() as usize, levels: Levels::Book(book) })
+}
+
+/// The formats, in the order of [`DType`].
+static FORMATS: [Format; 18] = [
+    format(DType::F32, "f32", Some(0), [1, 4], Kv::Float),
+    format(DType::F16, "f16", Some(1), [1, 2], Kv::Float),
+    format(DType::BF16, "bf16", Some(30), [1, 2], Kv::Float),
+    format(DType::Q8_0, "q8_0", Some(8), [32, 34], steps(8, block32::Q8_0_ZERO)),
+    format(DType::Q4_0, "q4_0", Some(2), [32, 18], steps(4, block32::Q4_0_ZERO)),
+    format(DType::Q4_1, "q4_1", Some(3), [32, 20], Kv::No),
+    format(DType::Q5_0, "q5_0", Some(6), [32, 22], Kv::No),
+    format(DType::Q5_1, "q5_1", Some(7), [32, 24], Kv::No),
+    format(DType::Q2K, "q2_K", Some(10), [256, 84], Kv::No),
+    format(DType::Q3K, "q3_K", Some(11), [256, 110], Kv::No),
+    format(DType::Q4K, "q4_K", Some(12), [256, 144], Kv::No),
+    format(DType::Q5K, "q5_K", Some(13), [256, 176], Kv::No),
+    format(DType::Q6K, "q6_K", Some(14), [256, 210], Kv::No),
+    format(DType::TQ3_1S, "tq3_1s", Some(45), [32, 16], Kv::No),
+    format(DType::TQ4_1S, "tq4_1s", Some(46), [32, 20], Kv::No),
+    format(DType::Turbo2, "turbo2", None, [128, 34], book(Codebook::GAUSS2)),
+    format(DType::Turbo3, "turbo3", None, [128, 50], book(Codebook::GAUSS3)),
+    format(DType::Turbo4, "turbo4", None, [128, 66], book(Codebook::GAUSS4)),
+];
 
 /// Names of `types`, for messages.
 pub(crate) fn list(types: &[DType]) -> String {
@@ -262,7 +319,8 @@ mod tests {
         for t in DType::ALL {
             assert_eq!(t.name().parse(), Ok(t));
             assert_eq!(t.name().to_uppercase().parse(), Ok(t));
-            assert_eq!(t.ggml_id().is_none(), t.is_turbo(), "{t}");
+            assert_eq!(t.format().dtype, t);
+            assert_eq!(t.ggml_id().is_none(), t.code().is_some_and(Code::rotates), "{t}");
             if let Some(id) = t.ggml_id() {
                 assert_eq!(DType::from_ggml_id(id), Some(t));
             }
@@ -270,6 +328,19 @@ mod tests {
         // 4, 5: formats removed from GGML; 9: q8_1; 42..=44: turbo in one fork, never in a file.
         for id in [4, 5, 9, 15, 42, 43, 44, 47, u32::MAX] {
             assert_eq!(DType::from_ggml_id(id), None);
+        }
+    }
+
+    #[test]
+    fn caches_hold_what_the_table_says() {
+        let kv: Vec<DType> = DType::ALL.into_iter().filter(|t| t.is_kv()).collect();
+        assert_eq!(kv, DType::KV);
+        for (t, code) in DType::KV.into_iter().filter_map(|t| Some((t, t.code()?))) {
+            // A row of one block: its codes and an f16.
+            assert_eq!(t.block_bytes(), code.most_dims() * code.bits / 8 + 2, "{t}");
+            assert_eq!(t.block_len(), code.most_dims(), "{t}");
+            let levels = code.book().map_or(1 << code.bits, |book| book.levels().len());
+            assert_eq!(levels, 1 << code.bits, "{t}");
         }
     }
 

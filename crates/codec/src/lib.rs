@@ -49,7 +49,7 @@ pub mod turbo;
 pub use block::{decode, encode};
 pub use byte_book::ByteBook;
 pub use codebook::Codebook;
-pub use dtype::DType;
+pub use dtype::{Code, DType, Format, Kv, Levels};
 pub use error::CodecError;
 pub use rotation::Rotation;
 pub use tile::{Side, TILE, TileLayout};

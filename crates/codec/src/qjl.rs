@@ -65,7 +65,7 @@ impl Qjl {
         };
         let mut projection = vec![0.0; LEN * LEN];
         Random::new(seed).fill_gaussian(&mut projection, 1.0);
-        Some(Self { book, rotation: Rotation::kv(), projection })
+        Some(Self { book, rotation: Rotation::kv(LEN), projection })
     }
 
     /// The codebook of the first b - 1 bits.

@@ -33,11 +33,19 @@ impl Rotation {
         Self { len, before, after }
     }
 
-    /// The rotation of the KV cache: 128 values, fixed sign masks, the same for every layer, head, K and V.
+    /// The rotation of slices of `len` values of the KV cache: fixed sign masks, the same for every layer, head, K and V.
     ///
-    /// The masks are those of the public turbo caches (numpy `default_rng(42)`), so dumps can be compared.
-    pub const fn kv() -> Self {
-        Self::new(128, 0x49f250a9a4c63bbb_42f85949e46a0359, 0xbea56562b7a5357a_3f628fdc16acee90)
+    /// The masks are those of the public turbo caches (numpy `default_rng(42)`), so dumps can be compared; a shorter slice
+    /// takes their lowest bits.
+    ///
+    /// # Panics
+    /// Unless `len` is a power of two up to 128.
+    pub const fn kv(len: usize) -> Self {
+        const BEFORE: u128 = 0x49f250a9a4c63bbb_42f85949e46a0359;
+        const AFTER: u128 = 0xbea56562b7a5357a_3f628fdc16acee90;
+        assert!(0 < len && len <= 128, "a rotation takes a power of two up to 128");
+        let mask = u128::MAX >> (128 - len);
+        Self::new(len, BEFORE & mask, AFTER & mask)
     }
 
     /// The rotation of the TQ weight formats: 32 values, signs before the butterfly only.
@@ -143,7 +151,14 @@ mod tests {
 
     #[test]
     fn butterfly_equals_the_dense_matrix_and_inverts() {
-        for r in [Rotation::kv(), Rotation::tq(), Rotation::new(1, 1, 1), Rotation::new(64, 5, 9)] {
+        for r in [
+            Rotation::kv(128),
+            Rotation::kv(64),
+            Rotation::kv(32),
+            Rotation::tq(),
+            Rotation::new(1, 1, 1),
+            Rotation::new(64, 5, 9),
+        ] {
             let x: Vec<f32> = (0..r.len()).map(|i| ((i * 37 + 11) % 101) as f32 / 50.0 - 1.0).collect();
             let mut y = x.clone();
             r.forward(&mut y);
@@ -160,14 +175,17 @@ mod tests {
 
     #[test]
     fn masks_are_the_published_ones() {
-        assert_eq!((Rotation::kv().before().count_ones(), Rotation::kv().after().count_ones()), (60, 70));
+        assert_eq!(
+            (Rotation::kv(128).before().count_ones(), Rotation::kv(128).after().count_ones()),
+            (60, 70)
+        );
         let tq: u128 = (0..32u32).map(|i| u128::from(i.wrapping_mul(0x9e3779b9) >> 31) << i).sum();
         assert_eq!((Rotation::tq().before(), Rotation::tq().after()), (tq, 0));
     }
 
     #[test]
     fn slices_rotate_independently() {
-        let r = Rotation::kv();
+        let r = Rotation::kv(128);
         let mut x: Vec<f32> = (0..256).map(|i| (i as f32).sin()).collect();
         let (mut a, mut b) = (x[..128].to_vec(), x[128..].to_vec());
         r.forward(&mut x);

@@ -12,8 +12,9 @@
 //! K   [dim][16 tokens]        V   [16 tokens][dim]
 //! ```
 //!
-//! Coded formats: the dims are cut into blocks (turbo: 128 dims, q8_0 and q4_0: 32), stored one after the other.
-//! Each block:
+//! Coded formats: the dims are cut into blocks, stored one after the other: 32 dims each for q8_0 and q4_0; for turbo as many
+//! of 128 as fit, then one of 64 and one of 32 where they do (heads of 64 are one block of 64, heads of 80 and 96 one of 64
+//! and one of 32, heads of 192 one of 128 and one of 64). Each block:
 //!
 //! ```text
 //! scales   16 × f16, one per token                                  32 bytes
@@ -36,15 +37,15 @@
 //! | 2 bits (turbo2) | 16 | byte j mod 16, bits 2·(j / 16) |
 //! | 3 bits (turbo3) | 16 + 8 | low two bits as the 2-bit plane; high bit: bit j of a little-endian u64 |
 //!
-//! turbo3 stores the low planes of all 32 groups of the block first, then the 32 high planes.
+//! turbo3 stores the low planes of all groups of the block first, then the high planes.
 //!
-//! | format | bytes per block of 16 tokens | dims per block |
-//! |---|---|---|
-//! | q8_0 | 544 | 32 |
-//! | q4_0 | 288 | 32 |
-//! | turbo2 | 544 | 128 |
-//! | turbo3 | 800 | 128 |
-//! | turbo4 | 1,056 | 128 |
+//! | format | bytes per block of 16 tokens and 128, 64, 32 dims |
+//! |---|---|
+//! | q8_0 | 544 (32 dims) |
+//! | q4_0 | 288 (32 dims) |
+//! | turbo2 | 544, 288, 160 |
+//! | turbo3 | 800, 416, 224 |
+//! | turbo4 | 1,056, 544, 288 |
 //!
 //! # Rotation
 //!
@@ -55,10 +56,12 @@
 //! A zeroed tile decodes to zeros in every format except q8_0 and q4_0, where it decodes to minus zero: their scale
 //! is 0 and their code is not the one of zero.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use crate::finite::{F16_MAX, clamp, to_f16};
-use crate::{Codebook, CodecError, DType, Rotation, block32, dtype, turbo};
+use crate::{Code, Codebook, CodecError, DType, Levels, Rotation, block32, dtype, turbo};
 
 /// Tokens per tile.
 pub const TILE: usize = 16;
@@ -78,8 +81,7 @@ pub enum Side {
     V,
 }
 
-/// Values per row after padding a head of `head_dim` for `dtype`: the next multiple of 128 for turbo, 32 for q8_0
-/// and q4_0, 16 for the float formats.
+/// Values per row after padding a head of `head_dim` for `dtype`: the next multiple of 32, or of 16 for the float formats.
 ///
 /// # Errors
 /// [`CodecError::NotKv`] for a format that the cache cannot hold.
@@ -87,12 +89,38 @@ pub fn padded_dim(dtype: DType, head_dim: usize) -> Result<usize, CodecError> {
     Ok(head_dim.next_multiple_of(dim_step(dtype)?))
 }
 
-/// Rows are padded to a multiple of this.
+/// Rows are padded to a multiple of this: the narrowest block.
 fn dim_step(dtype: DType) -> Result<usize, CodecError> {
-    match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => Ok(16),
-        _ if dtype.is_kv() => Ok(dtype.block_len()),
-        _ => Err(CodecError::NotKv { dtype, known: dtype::list(&DType::KV) }),
+    match dtype.code() {
+        Some(_) => Ok(LEAST_DIMS),
+        None if dtype.is_kv() => Ok(16),
+        None => Err(CodecError::NotKv { dtype, known: dtype::list(&DType::KV) }),
+    }
+}
+
+/// Dims of the narrowest block.
+const LEAST_DIMS: usize = 32;
+
+/// Cuts `dim` values, a multiple of 32, into slices of at most `most` (a power of two): as many of `most` as fit, then halves of
+/// it down to 32, where they fit.
+pub fn slices(dim: usize, most: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    let width = move |first: usize| {
+        let mut width = most;
+        while width > LEAST_DIMS && width > dim - first {
+            width /= 2;
+        }
+        width
+    };
+    let next =
+        move |slice: &Range<usize>| Some(slice.end..slice.end + width(slice.end)).filter(|s| s.end <= dim);
+    std::iter::successors(next(&(0..0)), next)
+}
+
+/// Rotates the slices of `row` `[dim]` by [`Rotation::kv`], or back.
+fn rotate(row: &mut [f32], apply: fn(&Rotation, &mut [f32])) {
+    assert!(row.len().is_multiple_of(LEAST_DIMS), "{} values are no whole slices", row.len());
+    for slice in slices(row.len(), turbo::LEN) {
+        apply(&Rotation::kv(slice.len()), &mut row[slice]);
     }
 }
 
@@ -101,25 +129,47 @@ fn dim_step(dtype: DType) -> Result<usize, CodecError> {
 /// Bad numbers are brought into range first (NaN 0, the rest ±65,504), so one of them cannot spoil its slice.
 ///
 /// # Panics
-/// If `out` is shorter than `x`, or not a whole number of rotation slices.
-pub fn prepare_row(rotation: Option<&Rotation>, x: &[f32], out: &mut [f32]) {
+/// If `out` is shorter than `x`, or not a whole number of slices.
+pub fn prepare_row(rotates: bool, x: &[f32], out: &mut [f32]) {
     let (head, padding) = out.split_at_mut(x.len());
     head.iter_mut().zip(x).for_each(|(o, &v)| *o = clamp(v, F16_MAX));
     padding.fill(0.0);
-    if let Some(rotation) = rotation {
-        rotation.forward(out);
+    if rotates {
+        rotate(out, Rotation::forward);
+    }
+}
+
+/// Pads a query `[head_dim]` with zeros to `out` `[dim]` and rotates it as the keys it meets. Bad numbers stay what they are.
+///
+/// # Panics
+/// As [`prepare_row`].
+pub fn prepare_query(rotates: bool, x: &[f32], out: &mut [f32]) {
+    let (head, padding) = out.split_at_mut(x.len());
+    head.copy_from_slice(x);
+    padding.fill(0.0);
+    if rotates {
+        rotate(out, Rotation::forward);
     }
 }
 
 /// Undoes [`prepare_row`]: un-rotates `y` `[dim]` in place and copies its first `[head_dim]` values to `out`.
 ///
 /// # Panics
-/// If `y` is shorter than `out`, or not a whole number of rotation slices.
-pub fn restore_row(rotation: Option<&Rotation>, y: &mut [f32], out: &mut [f32]) {
-    if let Some(rotation) = rotation {
-        rotation.inverse(y);
+/// If `y` is shorter than `out`, or not a whole number of slices.
+pub fn restore_row(rotates: bool, y: &mut [f32], out: &mut [f32]) {
+    if rotates {
+        rotate(y, Rotation::inverse);
     }
     out.copy_from_slice(&y[..out.len()]);
+}
+
+/// Dims of a coded tile that share scales: 16 scales, one per token, then the planes of their codes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TileBlock {
+    /// The dims.
+    pub dims: Range<usize>,
+    /// Its bytes within the tile.
+    pub bytes: Range<usize>,
 }
 
 /// How one tile is laid out: format, side and values per row.
@@ -159,36 +209,40 @@ impl TileLayout {
         self.dim
     }
 
-    /// Dims that share a scale: 128 for turbo, 32 for q8_0 and q4_0, all of them for the float formats.
-    pub const fn block_dims(&self) -> usize {
-        match self.dtype {
-            DType::F32 | DType::F16 | DType::BF16 => self.dim,
-            _ => self.dtype.block_len(),
-        }
+    /// The blocks of a coded tile, in order; none for the float formats.
+    pub fn blocks(&self) -> impl Iterator<Item = TileBlock> + Clone {
+        let most = self.dtype.code().map_or(usize::MAX, Code::most_dims);
+        let dim = if most == usize::MAX { 0 } else { self.dim };
+        let layout = *self;
+        slices(dim, most).scan(0, move |at, dims| {
+            let first = *at;
+            *at += layout.block_bytes(dims.len());
+            Some(TileBlock { dims, bytes: first..*at })
+        })
     }
 
-    /// Blocks per tile; 1 for the float formats.
-    pub const fn n_blocks(&self) -> usize {
-        self.dim / self.block_dims()
-    }
-
-    /// Bytes of one block of 16 tokens, scales included.
-    pub const fn block_bytes(&self) -> usize {
-        match self.dtype {
-            // Coded formats keep exactly the bytes of their block format, in another order.
-            DType::F32 | DType::F16 | DType::BF16 => self.dim * self.dtype.block_bytes() * TILE,
-            _ => self.dtype.block_bytes() * TILE,
+    /// Bytes of a block of 16 tokens and `dims` dims, scales included.
+    const fn block_bytes(&self, dims: usize) -> usize {
+        match self.dtype.code() {
+            Some(code) => SCALE_BYTES + dims * code.bits / 8 * TILE,
+            None => dims * self.dtype.block_bytes() * TILE,
         }
     }
 
     /// Bytes of the tile.
     pub const fn bytes(&self) -> usize {
-        self.n_blocks() * self.block_bytes()
-    }
-
-    /// Whether rows of this format are coded in the rotated domain.
-    pub const fn rotates(&self) -> bool {
-        self.dtype.is_turbo()
+        let scales = match self.dtype.code() {
+            Some(code) => {
+                let (most, rest) = (code.most_dims(), self.dim % code.most_dims());
+                // One block for each binary digit of what whole blocks leave.
+                SCALE_BYTES * (self.dim / most + (rest / LEAST_DIMS).count_ones() as usize)
+            }
+            None => 0,
+        };
+        match self.dtype.code() {
+            Some(code) => scales + self.dim * code.bits / 8 * TILE,
+            None => self.block_bytes(self.dim),
+        }
     }
 
     /// Where a code lies within its block: `(group, j)`, for the value of dim `dim` (within the block) of the token
@@ -213,18 +267,11 @@ impl TileLayout {
             DType::BF16 => self.put_floats(tile, slot, row, |v| {
                 bf16::from_f32(clamp(v, self.dtype.max_abs())).to_le_bytes()
             }),
-            DType::Q8_0 => self.put_coded(tile, slot, row, |x| {
-                let coded = block32::encode_q8_0(x);
-                (coded.scale, coded.codes)
-            }),
-            DType::Q4_0 => self.put_coded(tile, slot, row, |x| {
-                let coded = block32::encode_centred(x, block32::Q4_0_ZERO);
-                (coded.scale, coded.codes)
-            }),
-            _ => self.put_coded(tile, slot, row, |y| {
-                let coded = turbo::encode_rotated(&self.codebook(), y);
-                (coded.scale, coded.indices)
-            }),
+            _ => {
+                for block in self.blocks() {
+                    self.put_block(&mut tile[block.bytes], slot, &row[block.dims]);
+                }
+            }
         }
     }
 
@@ -238,15 +285,55 @@ impl TileLayout {
             DType::F32 => self.get_floats(tile, slot, out, f32::from_le_bytes),
             DType::F16 => self.get_floats(tile, slot, out, |b| f16::from_le_bytes(b).to_f32()),
             DType::BF16 => self.get_floats(tile, slot, out, |b| bf16::from_le_bytes(b).to_f32()),
-            DType::Q8_0 => self.get_coded(tile, slot, out, |scale, codes| {
-                block32::Coded { scale, codes }.decode(block32::Q8_0_ZERO)
-            }),
-            DType::Q4_0 => self.get_coded(tile, slot, out, |scale, codes| {
-                block32::Coded { scale, codes }.decode(block32::Q4_0_ZERO)
-            }),
-            _ => self.get_coded(tile, slot, out, |scale, indices| {
-                turbo::decode_rotated(&self.codebook(), &turbo::Coded { scale, indices })
-            }),
+            _ => {
+                for block in self.blocks() {
+                    self.get_block(&tile[block.bytes], slot, &mut out[block.dims]);
+                }
+            }
+        }
+    }
+
+    /// Codes one row of a block.
+    fn put_block(&self, block: &mut [u8], slot: usize, x: &[f32]) {
+        let Code { bits, levels } = self.code();
+        match (levels, x.len()) {
+            (Levels::Steps { .. }, _) => {
+                let x = x.try_into().expect("blocks of 32 dims");
+                let coded = if *bits == 8 {
+                    block32::encode_q8_0(x)
+                } else {
+                    block32::encode_centred(x, block32::Q4_0_ZERO)
+                };
+                self.put_codes(block, slot, coded.scale, &coded.codes);
+            }
+            (Levels::Book(book), 128) => self.put_turbo::<128>(book, block, slot, x),
+            (Levels::Book(book), 64) => self.put_turbo::<64>(book, block, slot, x),
+            (Levels::Book(book), _) => self.put_turbo::<32>(book, block, slot, x),
+        }
+    }
+
+    fn put_turbo<const N: usize>(&self, book: &Codebook, block: &mut [u8], slot: usize, x: &[f32]) {
+        let coded = turbo::encode_rotated::<N>(book, x.try_into().expect("a slice"));
+        self.put_codes(block, slot, coded.scale, &coded.indices);
+    }
+
+    fn put_codes(&self, block: &mut [u8], slot: usize, scale: f16, codes: &[u8]) {
+        block[2 * slot..2 * slot + 2].copy_from_slice(&scale.to_le_bytes());
+        for (dim, &code) in codes.iter().enumerate() {
+            self.set_code(&mut block[SCALE_BYTES..], slot, dim, code);
+        }
+    }
+
+    /// Decodes one row of a block.
+    fn get_block(&self, block: &[u8], slot: usize, x: &mut [f32]) {
+        let scale = f16::from_le_bytes([block[2 * slot], block[2 * slot + 1]]).to_f32();
+        for (dim, x) in x.iter_mut().enumerate() {
+            let code = self.code_at(&block[SCALE_BYTES..], slot, dim);
+            let level = match &self.code().levels {
+                Levels::Steps { zero } => f32::from(i16::from(code) - i16::from(*zero)),
+                Levels::Book(book) => book.centroids()[usize::from(code)],
+            };
+            *x = level * scale;
         }
     }
 
@@ -256,8 +343,8 @@ impl TileLayout {
         assert!(dim == self.dim, "{self:?}: a row of {dim} values");
     }
 
-    fn codebook(&self) -> Codebook {
-        turbo::codebook(self.dtype).expect("a KV format that is neither float nor block32 is turbo")
+    fn code(&self) -> &'static Code {
+        self.dtype.code().expect("float tiles have no codes")
     }
 
     /// The index of a float among the tile's floats.
@@ -294,69 +381,43 @@ impl TileLayout {
         }
     }
 
-    fn put_coded<const N: usize>(
-        &self,
-        tile: &mut [u8],
-        slot: usize,
-        row: &[f32],
-        code: impl Fn(&[f32; N]) -> (f16, [u8; N]),
-    ) {
-        for (block, x) in tile.chunks_exact_mut(self.block_bytes()).zip(row.as_chunks().0) {
-            let (scale, codes) = code(x);
-            block[2 * slot..2 * slot + 2].copy_from_slice(&scale.to_le_bytes());
-            for (dim, &c) in codes.iter().enumerate() {
-                self.set_code(&mut block[SCALE_BYTES..], slot, dim, c);
-            }
-        }
-    }
-
-    fn get_coded<const N: usize>(
-        &self,
-        tile: &[u8],
-        slot: usize,
-        out: &mut [f32],
-        decode: impl Fn(f16, [u8; N]) -> [f32; N],
-    ) {
-        for (block, x) in tile.chunks_exact(self.block_bytes()).zip(out.as_chunks_mut().0) {
-            let scale = f16::from_le_bytes([block[2 * slot], block[2 * slot + 1]]);
-            *x = decode(scale, std::array::from_fn(|dim| self.code(&block[SCALE_BYTES..], slot, dim)));
-        }
-    }
-
     /// Sets one code in the planes of a block.
     fn set_code(&self, planes: &mut [u8], slot: usize, dim: usize, code: u8) {
         let (g, j) = self.place(slot, dim);
-        match self.dtype {
-            DType::Q8_0 => planes[64 * g + j] = code,
-            DType::Q4_0 | DType::Turbo4 => set_bits(&mut planes[32 * g + j % 32], 4 * (j / 32), 4, code),
-            DType::Turbo2 => set_bits(&mut planes[16 * g + j % 16], 2 * (j / 16), 2, code),
-            DType::Turbo3 => {
+        match self.code().bits {
+            8 => planes[64 * g + j] = code,
+            4 => set_bits(&mut planes[32 * g + j % 32], 4 * (j / 32), 4, code),
+            2 => set_bits(&mut planes[16 * g + j % 16], 2 * (j / 16), 2, code),
+            3 => {
+                let high = high_planes(planes.len());
                 set_bits(&mut planes[16 * g + j % 16], 2 * (j / 16), 2, code & 3);
-                set_bits(&mut planes[TURBO3_HIGH + 8 * g + j / 8], j % 8, 1, code >> 2);
+                set_bits(&mut planes[high + 8 * g + j / 8], j % 8, 1, code >> 2);
             }
-            _ => unreachable!("{self:?} has no codes"),
+            bits => unreachable!("no codes of {bits} bits"),
         }
     }
 
     /// Reads one code from the planes of a block.
-    fn code(&self, planes: &[u8], slot: usize, dim: usize) -> u8 {
+    fn code_at(&self, planes: &[u8], slot: usize, dim: usize) -> u8 {
         let (g, j) = self.place(slot, dim);
-        match self.dtype {
-            DType::Q8_0 => planes[64 * g + j],
-            DType::Q4_0 | DType::Turbo4 => planes[32 * g + j % 32] >> (4 * (j / 32)) & 15,
-            DType::Turbo2 => planes[16 * g + j % 16] >> (2 * (j / 16)) & 3,
-            DType::Turbo3 => {
+        match self.code().bits {
+            8 => planes[64 * g + j],
+            4 => planes[32 * g + j % 32] >> (4 * (j / 32)) & 15,
+            2 => planes[16 * g + j % 16] >> (2 * (j / 16)) & 3,
+            3 => {
                 let low = planes[16 * g + j % 16] >> (2 * (j / 16)) & 3;
-                let high = planes[TURBO3_HIGH + 8 * g + j / 8] >> (j % 8) & 1;
+                let high = planes[high_planes(planes.len()) + 8 * g + j / 8] >> (j % 8) & 1;
                 high << 2 | low
             }
-            _ => unreachable!("{self:?} has no codes"),
+            bits => unreachable!("no codes of {bits} bits"),
         }
     }
 }
 
-/// Where the high planes of a turbo3 block begin, after the low planes of its 32 groups.
-const TURBO3_HIGH: usize = 512;
+/// Where the high planes of a block of 3-bit codes begin, whose planes take `bytes`: 16 of 24 bytes of a group lie before.
+pub const fn high_planes(bytes: usize) -> usize {
+    bytes / 3 * 2
+}
 
 /// Replaces `width` bits of `byte` from bit `at`.
 fn set_bits(byte: &mut u8, at: usize, width: usize, value: u8) {
@@ -365,235 +426,4 @@ fn set_bits(byte: &mut u8, at: usize, width: usize, value: u8) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::random::Random;
-    use crate::{decode, encode};
-
-    const SIDES: [Side; 2] = [Side::K, Side::V];
-
-    fn rows(dim: usize, seed: u64) -> Vec<Vec<f32>> {
-        let mut random = Random::new(seed);
-        (0..TILE)
-            .map(|_| {
-                let mut row = vec![0.0; dim];
-                random.fill_gaussian(&mut row, 1.0);
-                row
-            })
-            .collect()
-    }
-
-    fn filled(layout: &TileLayout, rows: &[Vec<f32>]) -> Vec<u8> {
-        let mut tile = vec![0; layout.bytes()];
-        rows.iter().enumerate().for_each(|(slot, row)| layout.put(&mut tile, slot, row));
-        tile
-    }
-
-    fn got(layout: &TileLayout, tile: &[u8], slot: usize) -> Vec<f32> {
-        let mut out = vec![f32::NAN; layout.dim()];
-        layout.get(tile, slot, &mut out);
-        out
-    }
-
-    #[test]
-    fn sizes_are_exact() {
-        for (dtype, head_dim, dim, bytes) in [
-            (DType::F32, 128, 128, 8192),
-            (DType::F16, 128, 128, 4096),
-            (DType::BF16, 80, 80, 2560),
-            (DType::Q8_0, 128, 128, 2176),
-            (DType::Q8_0, 80, 96, 1632),
-            (DType::Q4_0, 128, 128, 1152),
-            (DType::Turbo2, 128, 128, 544),
-            (DType::Turbo3, 128, 128, 800),
-            (DType::Turbo3, 64, 128, 800),
-            (DType::Turbo3, 192, 256, 1600),
-            (DType::Turbo4, 128, 128, 1056),
-            (DType::Turbo4, 576, 640, 5280),
-        ] {
-            assert_eq!(padded_dim(dtype, head_dim), Ok(dim));
-            for side in SIDES {
-                assert_eq!(TileLayout::new(dtype, side, dim).unwrap().bytes(), bytes, "{dtype} {head_dim}");
-            }
-        }
-    }
-
-    #[test]
-    fn wrong_formats_and_dims_are_refused() {
-        assert!(matches!(padded_dim(DType::Q4K, 128), Err(CodecError::NotKv { .. })));
-        assert!(matches!(TileLayout::new(DType::Q5_0, Side::K, 128), Err(CodecError::NotKv { .. })));
-        for dim in [0, 64, 130] {
-            assert_eq!(
-                TileLayout::new(DType::Turbo3, Side::K, dim),
-                Err(CodecError::TileDim { dtype: DType::Turbo3, step: 128, got: dim })
-            );
-        }
-    }
-
-    #[test]
-    fn a_row_decodes_as_its_block_format_does_bit_for_bit() {
-        for dtype in DType::KV {
-            for head_dim in [64, 80, 96, 128, 192, 256] {
-                let dim = padded_dim(dtype, head_dim).unwrap();
-                let rotation = Rotation::kv();
-                let rotation = dtype.is_turbo().then_some(&rotation);
-                let heads = rows(head_dim, 7);
-                let prepared: Vec<Vec<f32>> = heads
-                    .iter()
-                    .map(|x| {
-                        let mut row = vec![f32::NAN; dim];
-                        prepare_row(rotation, x, &mut row);
-                        row
-                    })
-                    .collect();
-                for side in SIDES {
-                    let layout = TileLayout::new(dtype, side, dim).unwrap();
-                    let tile = filled(&layout, &prepared);
-                    for (slot, x) in heads.iter().enumerate() {
-                        let mut padded = x.clone();
-                        padded.resize(dim, 0.0);
-                        let mut bytes = vec![0; dtype.row_bytes(dim).unwrap()];
-                        encode(dtype, &padded, &mut bytes).unwrap();
-                        let mut want = vec![0.0; dim];
-                        decode(dtype, &bytes, &mut want).unwrap();
-                        let mut restored = vec![0.0; head_dim];
-                        restore_row(rotation, &mut got(&layout, &tile, slot), &mut restored);
-                        assert_eq!(restored, want[..head_dim], "{dtype} {side:?} {head_dim} slot {slot}");
-                    }
-                }
-            }
-        }
-    }
-
-    /// The layout of the module's table, spelled out value by value with no code shared with the module.
-    #[test]
-    fn bits_lie_where_the_table_says() {
-        let rows = rows(256, 3);
-        for (dtype, bits, block) in [
-            (DType::Q8_0, 8, 32),
-            (DType::Q4_0, 4, 32),
-            (DType::Turbo2, 2, 128),
-            (DType::Turbo3, 3, 128),
-            (DType::Turbo4, 4, 128),
-        ] {
-            for side in SIDES {
-                let layout = TileLayout::new(dtype, side, 256).unwrap();
-                let tile = filled(&layout, &rows);
-                for (slot, row) in rows.iter().enumerate() {
-                    for (b, x) in row.chunks(block).enumerate() {
-                        let bytes = &tile[b * layout.block_bytes()..(b + 1) * layout.block_bytes()];
-                        let (scale, codes) = code(dtype, x);
-                        assert_eq!(bytes[2 * slot..2 * slot + 2], scale.to_le_bytes());
-                        let planes = &bytes[32..];
-                        for (dim, &want) in codes.iter().enumerate() {
-                            let (g, j) = if side == Side::K {
-                                (dim / 4, 4 * slot + dim % 4)
-                            } else {
-                                (4 * (dim / 16) + slot / 4, 4 * (dim % 16) + slot % 4)
-                            };
-                            let bit = |byte: usize, at: usize| planes[byte] >> at & 1;
-                            let mut have = 0;
-                            for k in 0..bits {
-                                have |= match bits {
-                                    8 => bit(64 * g + j, k),
-                                    4 => bit(32 * g + j % 32, 4 * (j / 32) + k),
-                                    3 if k == 2 => bit(512 + 8 * g + j / 8, j % 8),
-                                    _ => bit(16 * g + j % 16, 2 * (j / 16) + k),
-                                } << k;
-                            }
-                            assert_eq!(have, want, "{dtype} {side:?} slot {slot} dim {dim}");
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    fn code(dtype: DType, x: &[f32]) -> (f16, Vec<u8>) {
-        if let Some(book) = turbo::codebook(dtype) {
-            let coded = turbo::encode_rotated(&book, x.try_into().unwrap());
-            return (coded.scale, coded.indices.to_vec());
-        }
-        let x = x.try_into().unwrap();
-        let coded = match dtype {
-            DType::Q8_0 => block32::encode_q8_0(x),
-            _ => block32::encode_centred(x, 8),
-        };
-        (coded.scale, coded.codes.to_vec())
-    }
-
-    #[test]
-    fn floats_lie_dim_major_for_k_and_token_major_for_v() {
-        for (side, at) in [(Side::K, 3 * 16 + 5), (Side::V, 5 * 48 + 3)] {
-            let layout = TileLayout::new(DType::F16, side, 48).unwrap();
-            let mut tile = vec![0; layout.bytes()];
-            let mut row = vec![0.0; 48];
-            row[3] = 1.0;
-            layout.put(&mut tile, 5, &row);
-            assert_eq!(tile[2 * at..2 * at + 2], f16::ONE.to_le_bytes());
-            assert_eq!(tile.iter().filter(|&&b| b != 0).count(), 1);
-        }
-    }
-
-    #[test]
-    fn put_touches_its_own_slot_only() {
-        for dtype in DType::KV {
-            for side in SIDES {
-                let layout = TileLayout::new(dtype, side, 128).unwrap();
-                let mut tile = filled(&layout, &rows(128, 1));
-                let before: Vec<_> = (0..TILE).map(|slot| got(&layout, &tile, slot)).collect();
-                let new = &rows(128, 2)[0];
-                layout.put(&mut tile, 6, new);
-                for slot in (0..TILE).filter(|&s| s != 6) {
-                    assert_eq!(got(&layout, &tile, slot), before[slot], "{dtype} {side:?} slot {slot}");
-                }
-                assert_ne!(got(&layout, &tile, 6), before[6]);
-                let mut fresh = vec![0xff; layout.bytes()];
-                layout.put(&mut fresh, 6, new);
-                assert_eq!(got(&layout, &fresh, 6), got(&layout, &tile, 6), "{dtype} depends on old bits");
-            }
-        }
-    }
-
-    #[test]
-    fn decoding_and_encoding_again_gives_the_same_tile() {
-        for dtype in DType::KV {
-            for side in SIDES {
-                let layout = TileLayout::new(dtype, side, 256).unwrap();
-                let tile = filled(&layout, &rows(256, 11));
-                let decoded: Vec<_> = (0..TILE).map(|slot| got(&layout, &tile, slot)).collect();
-                assert_eq!(filled(&layout, &decoded), tile, "{dtype} {side:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn zeroed_tiles_and_bad_rows_decode_to_finite_numbers() {
-        let mut bad = vec![0.0; 128];
-        (bad[0], bad[1], bad[2], bad[3]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX);
-        for dtype in DType::KV {
-            for side in SIDES {
-                let layout = TileLayout::new(dtype, side, 128).unwrap();
-                let mut tile = vec![0; layout.bytes()];
-                assert!(got(&layout, &tile, 9).iter().all(|&v| v == 0.0), "{dtype}");
-                layout.put(&mut tile, 0, &bad);
-                assert!(got(&layout, &tile, 0).iter().all(|v| v.is_finite()), "{dtype}");
-            }
-        }
-    }
-
-    #[test]
-    fn restore_undoes_prepare() {
-        for (rotation, dim) in [(None, 96), (Some(Rotation::kv()), 128)] {
-            let x = &rows(80, 5)[0];
-            let (mut row, mut back) = (vec![f32::NAN; dim], vec![0.0; 80]);
-            prepare_row(rotation.as_ref(), x, &mut row);
-            let norm = |v: &[f32]| v.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>();
-            assert!((norm(&row) / norm(x) - 1.0).abs() <= 1e-5, "padding leaks energy");
-            restore_row(rotation.as_ref(), &mut row, &mut back);
-            for (b, x) in back.iter().zip(x) {
-                assert!((b - x).abs() <= 1e-5, "{b} {x}");
-            }
-        }
-    }
-}
+mod tests;

@@ -1,16 +1,16 @@
 //! turbo2, turbo3, turbo4: the codec of the compressed KV cache.
 //!
-//! Purpose: store 128 coordinates of a K or V vector in 2, 3 or 4 bits each so that attention can read them without
+//! Purpose: store N = 128 (or, where a head's size leaves less, 64 or 32) coordinates of a K or V vector in 2, 3 or 4 bits each so that attention can read them without
 //! undoing anything. Method: TurboQuant's MSE quantiser ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)), with
 //! DRIVE and EDEN ([arXiv 2105.08339](https://arxiv.org/abs/2105.08339),
 //! [arXiv 2108.08842](https://arxiv.org/abs/2108.08842)) before it: rotate, code each coordinate with the Lloyd-Max
-//! table of N(0, 1/128), keep the norm in one f16.
+//! table of N(0, 1/N), keep the norm in one f16.
 //!
 //! ```text
-//! y     = rotation.forward(x)                        [128]
-//! idx_j = nearest level to y_j · √128 / |y|          (ties go up)
+//! y     = rotation.forward(x)                        [N]
+//! idx_j = nearest level to y_j · √N / |y|            (ties go up)
 //! scale = f16(|y| / |c(idx)|)                        norm correction: the decoded vector has the norm of the input
-//! ŷ_j   = c(idx_j) · scale                           c ascending, levels / √128
+//! ŷ_j   = c(idx_j) · scale                           c ascending, levels / √128 whatever N is
 //! ```
 //!
 //! | format | bytes per 128 | bits per value | layout (little endian) |
@@ -31,29 +31,27 @@
 use half::f16;
 
 use crate::finite::{F16_MAX, clamp, to_f16};
-use crate::{Codebook, DType, Rotation};
+use crate::{Code, Codebook, DType, Levels, Rotation};
 
-/// Values per block: one rotation slice.
+/// Values per block, the widest slice there is.
 pub const LEN: usize = 128;
 
 /// Below this norm a slice is taken for zero: its scale would vanish in f16 anyway.
 const TINY: f64 = 1e-10;
 
-/// A coded slice: 128 indices into an ascending codebook and their scale.
+/// A coded slice: indices into an ascending codebook and their scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Coded {
+pub struct Coded<const N: usize = LEN> {
     /// What one unit of [`Codebook::centroids`] stands for.
     pub scale: f16,
-    /// `[128]`, each below `1 << bits`.
-    pub indices: [u8; LEN],
+    /// `[N]`, each below `1 << bits`.
+    pub indices: [u8; N],
 }
 
 /// The codebook of a turbo format, `None` for any other format.
 pub const fn codebook(dtype: DType) -> Option<Codebook> {
-    match dtype {
-        DType::Turbo2 => Some(Codebook::GAUSS2),
-        DType::Turbo3 => Some(Codebook::GAUSS3),
-        DType::Turbo4 => Some(Codebook::GAUSS4),
+    match dtype.code() {
+        Some(Code { levels: Levels::Book(book), .. }) => Some(*book),
         _ => None,
     }
 }
@@ -62,13 +60,13 @@ pub const fn codebook(dtype: DType) -> Option<Codebook> {
 ///
 /// The norm is summed in f64 so that it does not depend on the order of summation; a kernel that sums in f32 may
 /// choose the neighbouring index for a coordinate within a few f32 steps of a decision point.
-pub fn encode_rotated(book: &Codebook, y: &[f32; LEN]) -> Coded {
+pub fn encode_rotated<const N: usize>(book: &Codebook, y: &[f32; N]) -> Coded<N> {
     let y = y.map(|v| clamp(v, F16_MAX));
     let norm = y.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
     if norm < TINY {
-        return Coded { scale: f16::ZERO, indices: [book.nearest(0.0); LEN] };
+        return Coded { scale: f16::ZERO, indices: [book.nearest(0.0); N] };
     }
-    let to_unit_variance = ((LEN as f64).sqrt() / norm) as f32;
+    let to_unit_variance = ((N as f64).sqrt() / norm) as f32;
     let indices = y.map(|v| book.nearest(v * to_unit_variance));
     let coded_norm =
         indices.iter().map(|&i| f64::from(book.centroids()[usize::from(i)]).powi(2)).sum::<f64>().sqrt();
@@ -76,7 +74,7 @@ pub fn encode_rotated(book: &Codebook, y: &[f32; LEN]) -> Coded {
 }
 
 /// The values of a coded slice, still rotated.
-pub fn decode_rotated(book: &Codebook, coded: &Coded) -> [f32; LEN] {
+pub fn decode_rotated<const N: usize>(book: &Codebook, coded: &Coded<N>) -> [f32; N] {
     let scale = coded.scale.to_f32();
     coded.indices.map(|i| book.centroids()[usize::from(i)] * scale)
 }
@@ -97,12 +95,12 @@ pub fn decode_slice(book: &Codebook, rotation: &Rotation, coded: &Coded) -> [f32
 
 /// Rotates, codes and packs one block of [`Rotation::kv`].
 pub(crate) fn pack_block(book: &Codebook, x: &[f32; LEN], block: &mut [u8]) {
-    pack(book.bits(), &encode_slice(book, &Rotation::kv(), x), block);
+    pack(book.bits(), &encode_slice(book, &Rotation::kv(LEN), x), block);
 }
 
 /// Undoes [`pack_block`].
 pub(crate) fn unpack_block(book: &Codebook, block: &[u8]) -> [f32; LEN] {
-    decode_slice(book, &Rotation::kv(), &unpack(book.bits(), block))
+    decode_slice(book, &Rotation::kv(LEN), &unpack(book.bits(), block))
 }
 
 /// Writes a coded slice in the block layout of `bits` = 2, 3 or 4 (see the module's table).
@@ -158,7 +156,7 @@ mod tests {
         for dtype in FORMATS {
             let book = codebook(dtype).unwrap();
             let x = gaussian(1, 1.0);
-            let coded = encode_slice(&book, &Rotation::kv(), &x);
+            let coded = encode_slice(&book, &Rotation::kv(LEN), &x);
             let mut block = vec![0xff; dtype.block_bytes()];
             pack_block(&book, &x, &mut block);
             assert_eq!(block[..2], coded.scale.to_le_bytes());
@@ -194,7 +192,8 @@ mod tests {
             let book = codebook(dtype).unwrap();
             for (seed, sigma) in [(3, 1.0), (4, 1e-2), (5, 300.0)] {
                 let x = gaussian(seed, sigma);
-                let back = decode_slice(&book, &Rotation::kv(), &encode_slice(&book, &Rotation::kv(), &x));
+                let back =
+                    decode_slice(&book, &Rotation::kv(LEN), &encode_slice(&book, &Rotation::kv(LEN), &x));
                 // Half a step of the f16 scale, 2^-11, and a little f32 rounding.
                 assert!((norm(&back) / norm(&x) - 1.0).abs() <= 4.9e-4, "{dtype} {sigma}");
             }

@@ -5,9 +5,14 @@
 //! that the cache is read from memory as in decoding. Keys and values are random tiles, repeated. Each figure is the
 //! best of several walks, since the machine may be shared.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
-use kvant_backend::{AttendParams, Backend, KvLayer, Place, Stream, StreamSpec};
+use kvant_backend::{
+    AttendParams, Backend, Held, KvLayer, KvMemory, KvPart, Pages, Place, Result, Rows, StreamSizes,
+    StreamSpec, TOKENS_PER_BLOCK,
+};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side, TILE};
 use kvant_cpu::{CpuDevice, CpuPage, Isa};
@@ -19,7 +24,7 @@ const DIM: usize = 128;
 /// Tiles that are made; the rest repeat them.
 const DISTINCT: usize = 31;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let tokens = args.next().map_or(Ok(32768), |s| s.parse())?;
     let rows = args.next().map_or(Ok(1), |s| s.parse())?;
@@ -36,15 +41,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{tokens} tokens, {rows} rows, {} kernels", isa.name());
     println!("{:>16} {:>8} {:>14} {:>8}", "K/V", "threads", "ns/(q head,key)", "GB/s");
     for (k, v) in pairs {
-        let layers =
-            (0..LAYERS).map(|layer| filled(k, v, tokens, layer as u64)).collect::<Result<Vec<_>, _>>()?;
+        let mut layers: Vec<_> = (0..LAYERS).map(|layer| filled(k, v, tokens, layer as u64)).collect();
         for threads in [1, 2] {
             let device = CpuDevice::new(isa, threads);
-            let seconds = best_walk(&device, &layers, tokens, rows)?;
+            let seconds = best_walk(&device, &mut layers, tokens, rows)?;
             let pairs: usize = (tokens - rows + 1..=tokens).sum::<usize>() * KV_HEADS * GROUP * LAYERS;
-            let streams = layers.iter().flat_map(|layer| layer.k.iter().chain(&layer.v));
-            let bytes: usize =
-                streams.map(|stream| tokens / TILE * stream.spec().main_layout().bytes()).sum();
+            let streams = layers.iter().flat_map(|(layer, _)| layer.streams());
+            let bytes: usize = streams.map(|stream| tokens / TILE * stream.spec.main_layout().bytes()).sum();
             println!(
                 "{:>16} {threads:>8} {:>14.3} {:>8.1}",
                 format!("{k}/{v}"),
@@ -56,21 +59,35 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// A layer of `tokens` tokens in the main pages, all in whole tiles.
-fn filled(
-    k: DType,
-    v: DType,
-    tokens: usize,
-    seed: u64,
-) -> Result<KvLayer<CpuPage>, kvant_backend::BackendError> {
-    let stream = |dtype, side, seed| {
-        let mut alloc = |bytes| Ok(CpuPage::zeroed(bytes));
-        let spec = StreamSpec { tail_tiles: 0, ..StreamSpec::new(dtype, side, DIM) };
-        let mut stream = Stream::new(spec, &mut alloc)?;
-        stream.reserve(tokens, &mut alloc)?;
-        let mut random = Random::new(seed);
-        let layout = spec.main_layout();
-        let mut row = vec![0.0; spec.dim()];
+/// New memory whenever it is asked for.
+struct Fresh(Arc<AtomicUsize>);
+
+impl Pages<CpuPage> for Fresh {
+    fn page(&self, n_bytes: usize) -> Result<Held<CpuPage>> {
+        Ok(Held::new(CpuPage::zeroed(n_bytes), &self.0))
+    }
+
+    fn copy(&self, page: &CpuPage) -> Result<Held<CpuPage>> {
+        Ok(Held::new(page.clone(), &self.0))
+    }
+}
+
+/// A layer and its memory.
+type Filled = (KvLayer, KvMemory<CpuPage>);
+
+/// A layer of `tokens` tokens in blocks, all in whole tiles.
+fn filled(k: DType, v: DType, tokens: usize, seed: u64) -> Filled {
+    let spec = |dtype, side| StreamSpec { tail_tiles: 0, ..StreamSpec::new(dtype, side, DIM) };
+    let mut sizes = StreamSizes::default();
+    let streams = |dtype, side| [spec(dtype, side); KV_HEADS];
+    let layer = KvLayer::new(streams(k, Side::K), streams(v, Side::V), None, &mut sizes);
+    let mut memory = KvMemory::new(sizes);
+    let blocks = 0..tokens.div_ceil(TOKENS_PER_BLOCK);
+    memory.reserve(blocks, false, &Fresh(Arc::default())).expect("memory");
+    for (index, stream) in layer.streams().enumerate() {
+        let mut random = Random::new(64 * seed + index as u64);
+        let layout = stream.spec.main_layout();
+        let mut row = vec![0.0; stream.spec.dim()];
         let tiles: Vec<Vec<u8>> = (0..DISTINCT)
             .map(|_| {
                 let mut tile = vec![0; layout.bytes()];
@@ -82,26 +99,16 @@ fn filled(
             })
             .collect();
         for tile in 0..tokens.div_ceil(TILE) {
-            let (layout, page, offset) = stream.tile_mut(Place::Main(tile));
+            let (layout, offset) = stream.locate(Place::Main(tile));
+            let page = memory.page_mut(Place::Main(tile));
             page.as_mut_bytes()[offset..][..layout.bytes()].copy_from_slice(&tiles[tile % DISTINCT]);
         }
-        let plan = stream.plan(tokens);
-        stream.commit(plan);
-        Ok(stream)
-    };
-    let heads = |dtype, side, seed: u64| {
-        (0..KV_HEADS as u64).map(move |head| stream(dtype, side, 64 * seed + head)).collect::<Result<_, _>>()
-    };
-    Ok(KvLayer { k: heads(k, Side::K, 2 * seed)?, v: heads(v, Side::V, 2 * seed + 1)? })
+    }
+    (layer, memory)
 }
 
 /// Seconds of the fastest walk over all layers.
-fn best_walk(
-    device: &CpuDevice,
-    layers: &[KvLayer<CpuPage>],
-    tokens: usize,
-    rows: usize,
-) -> Result<f64, kvant_backend::BackendError> {
+fn best_walk(device: &CpuDevice, layers: &mut [Filled], tokens: usize, rows: usize) -> Result<f64> {
     let len = rows * KV_HEADS * GROUP * DIM;
     let mut values = vec![0.0; len];
     Random::new(0).fill_gaussian(&mut values, 1.0);
@@ -113,16 +120,15 @@ fn best_walk(
         k_head_dim: DIM,
         v_head_dim: DIM,
         scale: 1.0 / (DIM as f32).sqrt(),
-        first_row: 0,
-        start: tokens - rows,
-        rows,
     };
+    let rows = Rows { first: 0, n: rows, start: tokens - rows, coded: 0 };
     let mut best = f64::INFINITY;
     let began = Instant::now();
     while best.is_infinite() || began.elapsed().as_secs_f64() < 3.0 {
         let walk = Instant::now();
-        for layer in layers {
-            device.attend(&params, &q, layer, &mut out)?;
+        for (layer, memory) in layers.iter_mut() {
+            let part = KvPart { rows, layer, memory, band: 0 };
+            device.attend(&params, &[part], &q, None, &mut out)?;
         }
         best = best.min(walk.elapsed().as_secs_f64());
     }

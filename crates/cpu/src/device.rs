@@ -1,14 +1,14 @@
 //! The CPU as a [`Backend`]: checks shapes, then hands slices to the ops.
 
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
-    AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm,
+    AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice, KvPart, Norm,
     Output, Page, Result, RopeParams, WeightSource,
 };
 use kvant_codec::DType;
 
+use crate::attend::Stage;
 use crate::matmul::{self, CpuMatrix, Operand, Product};
 use crate::shards::Shards;
 use crate::{CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, embed, rope};
@@ -20,6 +20,7 @@ pub struct CpuDevice {
     repack: bool,
     is_tuned: bool,
     matmul: Mutex<matmul::Scratch>,
+    append: Mutex<append::Scratch>,
     attend: Mutex<attend::Scratch>,
 }
 
@@ -32,6 +33,7 @@ impl CpuDevice {
             repack: true,
             is_tuned: false,
             matmul: Mutex::default(),
+            append: Mutex::default(),
             attend: Mutex::default(),
         }
     }
@@ -61,25 +63,6 @@ impl CpuDevice {
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         Ok(Self::new(Isa::from_env()?, n_threads))
-    }
-
-    /// [`Backend::attend`] with stages of its reading left out, to measure what each costs.
-    ///
-    /// # Errors
-    /// As [`Backend::attend`]; [`BackendError::Unsupported`] for the scalar kernels.
-    pub fn attend_staged(
-        &self,
-        stage: attend::Stage,
-        params: &AttendParams,
-        q: &CpuBuffer,
-        layer: &KvLayer<CpuPage>,
-        out: &mut CpuBuffer,
-    ) -> Result<()> {
-        let mut scratch = self.attend.lock().unwrap_or_else(PoisonError::into_inner);
-        let (q, out) = (q.as_slice(), out.as_mut_slice());
-        attend::staged(self.isa, stage, &mut scratch, |scratch| {
-            attend::attend(self.isa, &self.pool, scratch, params, q, layer, out)
-        })
     }
 
     /// A device with other numbers than the default ones.
@@ -135,11 +118,10 @@ impl Backend for CpuDevice {
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
-        let weights = DType::ALL.into_iter().filter(|dtype| !dtype.is_turbo()).map(|dtype| KernelChoice {
-            op: "matmul",
-            dtype,
-            kernel: matmul::kernel_name(self.isa, dtype),
-        });
+        let weights = DType::ALL
+            .into_iter()
+            .filter(|dtype| dtype.ggml_id().is_some())
+            .map(|dtype| KernelChoice { op: "matmul", dtype, kernel: matmul::kernel_name(self.isa, dtype) });
         let caches = DType::KV.into_iter().map(|dtype| KernelChoice {
             op: "attend",
             dtype,
@@ -158,11 +140,11 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
-    fn copy(&self, src: &CpuBuffer, offset: usize, dst: &mut CpuBuffer, len: usize) -> Result<()> {
-        let end = offset.saturating_add(len);
-        BackendError::check_at_least("copy", "length of the source", end, src.len())?;
-        BackendError::check_at_least("copy", "length of the destination", len, dst.len())?;
-        dst.as_mut_slice()[..len].copy_from_slice(&src.as_slice()[offset..end]);
+    fn copy(&self, src: &CpuBuffer, from: usize, dst: &mut CpuBuffer, to: usize, len: usize) -> Result<()> {
+        let (from_end, to_end) = (from.saturating_add(len), to.saturating_add(len));
+        BackendError::check_at_least("copy", "length of the source", from_end, src.len())?;
+        BackendError::check_at_least("copy", "length of the destination", to_end, dst.len())?;
+        dst.as_mut_slice()[to..to_end].copy_from_slice(&src.as_slice()[from..from_end]);
         Ok(())
     }
 
@@ -264,18 +246,18 @@ impl Backend for CpuDevice {
     fn rope(
         &self,
         x: &mut CpuBuffer,
-        rows: Range<usize>,
+        rows: usize,
         heads: Heads,
         norm: Option<Norm<'_, CpuBuffer>>,
         params: RopeParams,
         angles: &CpuBuffer,
     ) -> Result<()> {
         const OP: &str = "rope";
-        let len = rows.end.saturating_mul(heads.n).saturating_mul(heads.dim);
+        let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
         BackendError::check_at_least(OP, "length of the heads", len, x.len())?;
         BackendError::check_at_least(OP, "size of a head", params.n_rot, heads.dim)?;
         BackendError::check(OP, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
-        let n_angles = rows.end.saturating_mul(params.n_rot);
+        let n_angles = rows.saturating_mul(params.n_rot);
         BackendError::check_at_least(OP, "length of the angles", n_angles, angles.len())?;
         let norm = norm.map(|norm| norm_parts(OP, norm, heads.dim)).transpose()?;
         rope::rope(&self.pool, x.as_mut_slice(), rows, heads, norm, params, angles.as_slice());
@@ -284,22 +266,43 @@ impl Backend for CpuDevice {
 
     fn kv_append(
         &self,
-        layer: &mut KvLayer<CpuPage>,
+        parts: &mut [KvPart<'_, CpuPage>],
         k: &CpuBuffer,
         v: &CpuBuffer,
-        rows: Range<usize>,
+        band: Option<&mut CpuPage>,
     ) -> Result<()> {
-        append::kv_append(self.isa, &self.pool, layer, k.as_slice(), v.as_slice(), rows)
+        let scratch = &mut self.append.lock().unwrap_or_else(PoisonError::into_inner);
+        append::kv_append(self.isa, &self.pool, scratch, parts, [k.as_slice(), v.as_slice()], band)
     }
 
     fn attend(
         &self,
         params: &AttendParams,
+        parts: &[KvPart<'_, CpuPage>],
         q: &CpuBuffer,
-        layer: &KvLayer<CpuPage>,
+        band: Option<&CpuPage>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        let mut scratch = self.attend.lock().unwrap_or_else(PoisonError::into_inner);
-        attend::attend(self.isa, &self.pool, &mut scratch, params, q.as_slice(), layer, out.as_mut_slice())
+        self.attend_staged(self.stages().len() - 1, params, parts, q, band, out)
+    }
+
+    fn stages(&self) -> &'static [&'static str] {
+        // The scalar kernels leave nothing out.
+        if self.isa == Isa::Scalar { &Stage::NAMES[Stage::NAMES.len() - 1..] } else { &Stage::NAMES }
+    }
+
+    fn attend_staged(
+        &self,
+        stage: usize,
+        params: &AttendParams,
+        parts: &[KvPart<'_, CpuPage>],
+        q: &CpuBuffer,
+        band: Option<&CpuPage>,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let stage = Stage::ALL[stage + Stage::ALL.len() - self.stages().len()];
+        let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
+        let (q, out) = (q.as_slice(), out.as_mut_slice());
+        attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, band, out)
     }
 }

@@ -22,7 +22,6 @@ mod rope;
 mod shards;
 mod tuning;
 
-pub use attend::Stage;
 pub use buffer::CpuBuffer;
 pub use device::CpuDevice;
 pub use isa::{Avx2, Avx512, AvxVnni, Isa};

@@ -1,37 +1,33 @@
 //! Cache memory on the CPU: zeroed bytes aligned to a cache line.
 
+use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Page, Result};
 
 /// One cache line, the unit of allocation, so that every tile can be read with aligned vector loads.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// A page of the KV cache, aligned to 64 bytes.
+/// An allocation of the KV cache, aligned to 64 bytes.
 #[derive(Debug, Clone)]
 pub struct CpuPage {
     lines: Vec<Line>,
-    n_bytes: usize,
 }
 
 impl CpuPage {
-    /// A zeroed page. What it allocates, and reports, is rounded up to whole cache lines.
+    /// Zeroed memory. What it allocates, and reports, is rounded up to whole cache lines.
     pub fn zeroed(n_bytes: usize) -> Self {
-        let n_lines = n_bytes.div_ceil(64);
-        Self { lines: vec![Line([0; 64]); n_lines], n_bytes: n_lines * 64 }
+        Self { lines: vec![Line([0; 64]); n_bytes.div_ceil(64)] }
     }
 
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: `lines` holds exactly `n_bytes / 64` lines of 64 initialised bytes each, without padding
-        // (`Line` is `repr(C)` around `[u8; 64]` with an alignment of 64), and u8 has no alignment need.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.n_bytes) }
+        bytemuck::cast_slice(&self.lines)
     }
 
     /// The bytes, to write.
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
-        // SAFETY: as in `as_bytes`; `&mut self` makes the borrow unique, and any byte value is valid for `Line`.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.n_bytes) }
+        bytemuck::cast_slice_mut(&mut self.lines)
     }
 }
 
@@ -43,7 +39,7 @@ impl Page for CpuPage {
     }
 
     fn n_bytes(&self) -> usize {
-        self.n_bytes
+        self.as_bytes().len()
     }
 }
 

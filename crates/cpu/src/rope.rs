@@ -2,8 +2,6 @@
 //!
 //! A pair `(a, b)` of a head becomes `(a cos - b sin, a sin + b cos)`.
 
-use std::ops::Range;
-
 use kvant_backend::{Heads, Pairing, RopeParams};
 
 use crate::norm::inverse_rms;
@@ -13,12 +11,12 @@ use crate::shards::Shards;
 /// Rows that are worth a parallel region: below it, waking threads costs more than the work.
 const MIN_PARALLEL_VALUES: usize = 16 * 1024;
 
-/// Norms (weight `[heads.dim]`, eps) and turns some rows of `x` `[.., heads.n * heads.dim]` by the same rows of `angles`
-/// `[.., n_rot / 2, 2]`. Shapes have been checked.
+/// Norms (weight `[heads.dim]`, eps) and turns the first rows of `x` `[rows, heads.n * heads.dim]` by `angles`
+/// `[rows, n_rot / 2, 2]`. Shapes have been checked.
 pub(crate) fn rope(
     pool: &Pool,
     x: &mut [f32],
-    rows: Range<usize>,
+    rows: usize,
     heads: Heads,
     norm: Option<(&[f32], f32)>,
     params: RopeParams,
@@ -42,10 +40,10 @@ pub(crate) fn rope(
         let x = unsafe { shards.part(r * cols..(r + 1) * cols) };
         row(x, &angles[r * params.n_rot..][..params.n_rot]);
     };
-    if rows.len() * cols < MIN_PARALLEL_VALUES {
-        rows.for_each(job);
+    if rows * cols < MIN_PARALLEL_VALUES {
+        (0..rows).for_each(job);
     } else {
-        pool.for_each(rows.len(), &|i| job(rows.start + i));
+        pool.for_each(rows, &job);
     }
 }
 
@@ -96,7 +94,7 @@ mod tests {
             for pairing in [Pairing::Interleaved, Pairing::Halves] {
                 for norm in [None, Some((&weight[..], 1e-6))] {
                     let mut y = x.clone();
-                    rope(&pool, &mut y, 0..rows, heads, norm, RopeParams { pairing, n_rot: 8 }, &angles);
+                    rope(&pool, &mut y, rows, heads, norm, RopeParams { pairing, n_rot: 8 }, &angles);
                     for (index, head) in y.chunks(10).enumerate() {
                         let mut want = x[index * 10..][..10].to_vec();
                         if let Some((weight, eps)) = norm {

@@ -4,10 +4,15 @@
 //! Attention has the shape of Llama-3-8B: 8 KV heads of 128, 4 query heads each. Layers are walked in turn, so that the
 //! cache is read from memory as in decoding. Each figure is the best of several walks.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
 use kvant_backend::{
-    AttendParams, Backend, BackendError, Input, KvLayer, Output, Stream, StreamSpec, WeightSource,
+    AttendParams, Backend, BackendError, Held, Input, KvLayer, KvMemory, KvPart, Output, Page, Pages, Rows,
+    StreamSizes, StreamSpec, TOKENS_PER_BLOCK, WeightSource,
 };
 use kvant_codec::random::Random;
+use kvant_codec::tile::TILE;
 use kvant_codec::{DType, Side};
 use kvant_cuda::{CudaBuffer, CudaDevice, CudaPage};
 
@@ -83,28 +88,27 @@ fn attention(device: &CudaDevice, tokens: usize, bandwidth: f64) -> Result<()> {
 /// Bytes of the caches, and seconds over all layers of one decoded row, of the last [`PREFILL`] rows, and of the first
 /// [`PROMPT`] in pieces of that size.
 fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Result<(usize, [f64; 3])> {
-    let layers =
-        (0..LAYERS as u64).map(|seed| filled(device, k, v, tokens, seed)).collect::<Result<Vec<_>>>()?;
-    let streams = layers.iter().flat_map(|layer| layer.k.iter().chain(&layer.v));
-    let bytes = streams.map(Stream::n_bytes).sum();
-    let time = |rows: usize, starts: &[usize]| {
-        let q = random(device, rows * KV_HEADS * GROUP * DIM, 1)?;
-        let mut out = device.buffer(rows * KV_HEADS * GROUP * DIM)?;
-        let params = |start| AttendParams {
-            n_heads: KV_HEADS * GROUP,
-            n_kv_heads: KV_HEADS,
-            k_head_dim: DIM,
-            v_head_dim: DIM,
-            scale: 1.0 / (DIM as f32).sqrt(),
-            first_row: 0,
-            start,
-            rows,
-        };
+    let mut layers =
+        (0..LAYERS as u64).map(|seed| Filled::new(device, k, v, tokens, seed)).collect::<Result<Vec<_>>>()?;
+    let bytes = layers.iter().flat_map(|filled| filled.memory.pages()).map(|page| page.n_bytes()).sum();
+    let params = AttendParams {
+        n_heads: KV_HEADS * GROUP,
+        n_kv_heads: KV_HEADS,
+        k_head_dim: DIM,
+        v_head_dim: DIM,
+        scale: 1.0 / (DIM as f32).sqrt(),
+    };
+    let mut time = |n: usize, starts: &[usize]| {
+        let q = random(device, n * KV_HEADS * GROUP * DIM, 1)?;
+        let mut out = device.buffer(n * KV_HEADS * GROUP * DIM)?;
         best(device, || {
-            let steps = layers.iter().flat_map(|layer| starts.iter().map(move |&start| (layer, start)));
-            steps
-                .into_iter()
-                .try_for_each(|(layer, start)| device.attend(&params(start), &q, layer, &mut out))
+            for filled in &mut layers {
+                for &start in starts {
+                    let (part, band) = filled.part(start, n);
+                    device.attend(&params, &[part], &q, Some(band), &mut out)?;
+                }
+            }
+            Ok(())
         })
     };
     let rows = PREFILL.min(tokens);
@@ -112,32 +116,65 @@ fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Resul
     Ok((bytes, [time(1, &[tokens - 1])?, time(rows, &[tokens - rows])?, time(rows, &prompt)?]))
 }
 
-/// A layer of `tokens` random tokens, written as a model would.
-fn filled(device: &CudaDevice, k: DType, v: DType, tokens: usize, seed: u64) -> Result<KvLayer<CudaPage>> {
-    let mut alloc = |bytes| device.page(bytes);
-    let mut streams = |dtype, side| -> Result<Vec<_>> {
-        (0..KV_HEADS).map(|_| Stream::new(StreamSpec::new(dtype, side, DIM), &mut alloc)).collect()
-    };
-    let mut layer = KvLayer { k: streams(k, Side::K)?, v: streams(v, Side::V)? };
-    let (keys, values) = (
-        random(device, CHUNK * KV_HEADS * DIM, 2 * seed)?,
-        random(device, CHUNK * KV_HEADS * DIM, 2 * seed + 1)?,
-    );
-    for done in (0..tokens).step_by(CHUNK) {
-        let rows = CHUNK.min(tokens - done);
-        for stream in layer.k.iter_mut().chain(&mut layer.v) {
-            stream.reserve(rows, &mut |bytes| device.page(bytes))?;
-        }
-        device.kv_append(&mut layer, &keys, &values, 0..rows)?;
+/// A layer of random tokens.
+struct Filled {
+    layer: KvLayer,
+    memory: KvMemory<CudaPage>,
+    band: CudaPage,
+}
+
+/// Memory whenever it is asked for.
+struct Fresh<'a>(&'a CudaDevice, Arc<AtomicUsize>);
+
+impl Pages<CudaPage> for Fresh<'_> {
+    fn page(&self, n_bytes: usize) -> Result<Held<CudaPage>> {
+        Ok(Held::new(self.0.page(n_bytes)?, &self.1))
     }
-    Ok(layer)
+
+    fn copy(&self, page: &CudaPage) -> Result<Held<CudaPage>> {
+        Ok(Held::new(page.duplicate()?, &self.1))
+    }
+}
+
+impl Filled {
+    /// `tokens` of them, written as a model would.
+    fn new(device: &CudaDevice, k: DType, v: DType, tokens: usize, seed: u64) -> Result<Self> {
+        let mut sizes = StreamSizes::default();
+        let streams = |dtype, side| [StreamSpec::new(dtype, side, DIM); KV_HEADS];
+        let layer = KvLayer::new(streams(k, Side::K), streams(v, Side::V), None, &mut sizes);
+        // Rows in all tiles of a chunk and the two before.
+        let band = device.page((CHUNK / TILE + 3) * layer.band_bytes.max(1))?;
+        let mut filled = Self { layer, memory: KvMemory::new(sizes), band };
+        let keys = random(device, CHUNK * KV_HEADS * DIM, 2 * seed)?;
+        let values = random(device, CHUNK * KV_HEADS * DIM, 2 * seed + 1)?;
+        for start in (0..tokens).step_by(CHUNK) {
+            let rows = rows(start, CHUNK.min(tokens - start), &filled.layer);
+            let blocks = start / TOKENS_PER_BLOCK..rows.end().div_ceil(TOKENS_PER_BLOCK);
+            let first = blocks.start.saturating_sub(1).min(filled.memory.blocks().len());
+            filled.memory.reserve(first..blocks.end, false, &Fresh(device, Arc::default()))?;
+            let part = KvPart { rows, layer: &filled.layer, memory: &mut filled.memory, band: 0 };
+            device.kv_append(&mut [part], &keys, &values, Some(&mut filled.band))?;
+        }
+        Ok(filled)
+    }
+
+    /// `n` rows from `start` on, to be attended for as if they had just been appended; what the band holds is as good as any.
+    fn part(&mut self, start: usize, n: usize) -> (KvPart<'_, CudaPage>, &CudaPage) {
+        let rows = rows(start, n, &self.layer);
+        (KvPart { rows, layer: &self.layer, memory: &mut self.memory, band: 0 }, &self.band)
+    }
+}
+
+fn rows(start: usize, n: usize, layer: &KvLayer) -> Rows {
+    let coded = layer.streams().map(|stream| stream.spec).find(|spec| spec.tail_tiles > 0);
+    Rows { first: 0, n, start, coded: coded.map_or(0, |spec| spec.coded_tiles(start)) }
 }
 
 fn products(device: &CudaDevice, bandwidth: f64) -> Result<()> {
     let (n_out, n_in) = (14_336, 4096);
     println!("products of [{n_out}, {n_in}]");
     println!("{:>10} {:>6} {:>10} {:>8} {:>8} {:>8}", "type", "rows", "us", "GB/s", "of copy", "TFLOP/s");
-    for dtype in DType::ALL.into_iter().filter(|dtype| !dtype.is_turbo()) {
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()) {
         for rows in [1, 4, 8, PREFILL] {
             match product_of(device, dtype, [n_out, n_in], rows) {
                 Ok((bytes, seconds)) => {

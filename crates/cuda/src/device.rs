@@ -1,12 +1,11 @@
 //! A GPU as a [`Backend`]: checks shapes, then hands addresses to the ops.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice, KvLayer, Norm,
-    Output, Page, Result, Rope, RopeParams, Stream, WeightSource,
+    AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice, KvPart, Norm,
+    Output, Page, Result, Rope, RopeParams, WeightSource, check_append, check_attend,
 };
 use kvant_codec::DType;
 
@@ -164,45 +163,31 @@ fn norm_parts(op: &'static str, norm: Norm<'_, CudaBuffer>, len: usize) -> Resul
 /// How heads are normed and turned, once the shapes are known to agree.
 fn turn_of(
     x: &CudaBuffer,
-    rows: &Range<usize>,
+    rows: usize,
     heads: Heads,
     norm: Option<Norm<'_, CudaBuffer>>,
     params: RopeParams,
     angles: &CudaBuffer,
 ) -> Result<Turn> {
-    let len = rows.end.saturating_mul(heads.n).saturating_mul(heads.dim);
+    let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
     BackendError::check_at_least(ROPE, "length of the heads", len, x.len())?;
     BackendError::check_at_least(ROPE, "size of a head", params.n_rot, heads.dim)?;
     BackendError::check(ROPE, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
-    let n_angles = rows.end.saturating_mul(params.n_rot);
+    let n_angles = rows.saturating_mul(params.n_rot);
     BackendError::check_at_least(ROPE, "length of the angles", n_angles, angles.len())?;
     let norm = norm.map(|norm| norm_parts(ROPE, norm, heads.dim)).transpose()?;
-    let first = angles.ptr() + (rows.start * params.n_rot * size_of::<f32>()) as u64;
-    Ok(Turn::new(norm, params, first))
+    Ok(Turn::new(norm, params, angles.ptr()))
 }
 
-/// Where a row of heads starts.
-fn row_of(x: &CudaBuffer, row: usize, heads: Heads) -> DevicePtr {
-    x.ptr() + (row * heads.n * heads.dim * size_of::<f32>()) as u64
-}
-
-/// Rows for every stream of a layer, once the shapes are known to agree.
-fn append_rows(
-    layer: &KvLayer<CudaPage>,
+/// Where new rows and the band are, once the shapes are known to agree.
+fn new_rows(
+    parts: &[KvPart<'_, CudaPage>],
     k: &CudaBuffer,
     v: &CudaBuffer,
-    rows: Range<usize>,
-) -> Result<append::Rows> {
-    const OP: &str = "kv_append";
-    let first = |what, streams: &[Stream<CudaPage>], x: &CudaBuffer| {
-        let head_dim = streams.first().map_or(0, |stream| stream.spec().head_dim);
-        if let Some(odd) = streams.iter().find(|stream| stream.spec().head_dim != head_dim) {
-            BackendError::check(OP, "head size", head_dim, odd.spec().head_dim)?;
-        }
-        BackendError::check_at_least(OP, what, rows.end * streams.len() * head_dim, x.len())?;
-        Ok::<_, BackendError>(row_of(x, rows.start, Heads { n: streams.len(), dim: head_dim }))
-    };
-    Ok(append::Rows { k: first("keys", &layer.k, k)?, v: first("values", &layer.v, v)?, n: rows.len() })
+    band: Option<&CudaPage>,
+) -> Result<append::NewRows> {
+    check_append(parts, [k.len(), v.len()], band.map_or(0, CudaPage::n_bytes))?;
+    Ok(append::NewRows { k: k.ptr(), v: v.ptr(), band: band.map_or(0, CudaPage::ptr) })
 }
 
 impl Backend for CudaDevice {
@@ -240,10 +225,9 @@ impl Backend for CudaDevice {
 
     fn step<T, E: From<BackendError>>(
         &self,
-        rows: usize,
+        is_decode: bool,
         ops: impl FnOnce() -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
-        let is_decode = rows == 1;
         if !(self.records && is_decode && self.is_warm.load(Ordering::Acquire)) {
             let result = ops()?;
             self.is_warm.fetch_or(is_decode, Ordering::Release);
@@ -264,12 +248,14 @@ impl Backend for CudaDevice {
         Ok(self.cx.gpu().write(dst.ptr(), bytemuck::cast_slice(src))?)
     }
 
-    fn copy(&self, src: &CudaBuffer, offset: usize, dst: &mut CudaBuffer, len: usize) -> Result<()> {
-        let end = offset.saturating_add(len);
-        BackendError::check_at_least("copy", "length of the source", end, src.len())?;
-        BackendError::check_at_least("copy", "length of the destination", len, dst.len())?;
-        let from = src.ptr() + (offset * size_of::<f32>()) as u64;
-        Ok(self.cx.gpu().copy(dst.ptr(), from, len * size_of::<f32>())?)
+    fn copy(&self, src: &CudaBuffer, from: usize, dst: &mut CudaBuffer, to: usize, len: usize) -> Result<()> {
+        BackendError::check_at_least("copy", "length of the source", from.saturating_add(len), src.len())?;
+        BackendError::check_at_least("copy", "length of the destination", to.saturating_add(len), dst.len())?;
+        if len == 0 {
+            return Ok(());
+        }
+        let [from, to] = [(src.ptr(), from), (dst.ptr(), to)].map(|(ptr, at)| ptr + bytes(at) as u64);
+        Ok(self.cx.gpu().copy(to, from, bytes(len))?)
     }
 
     fn read(&self, src: &CudaBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
@@ -388,67 +374,68 @@ impl Backend for CudaDevice {
     fn rope(
         &self,
         x: &mut CudaBuffer,
-        rows: Range<usize>,
+        rows: usize,
         heads: Heads,
         norm: Option<Norm<'_, CudaBuffer>>,
         params: RopeParams,
         angles: &CudaBuffer,
     ) -> Result<()> {
-        let turn = turn_of(x, &rows, heads, norm, params, angles)?;
-        Ok(rope::rope(&self.cx, row_of(x, rows.start, heads), rows.len(), heads, turn)?)
+        let turn = turn_of(x, rows, heads, norm, params, angles)?;
+        Ok(rope::rope(&self.cx, x.ptr(), rows, heads, turn)?)
     }
 
     fn kv_append(
         &self,
-        layer: &mut KvLayer<CudaPage>,
+        parts: &mut [KvPart<'_, CudaPage>],
         k: &CudaBuffer,
         v: &CudaBuffer,
-        rows: Range<usize>,
+        band: Option<&mut CudaPage>,
     ) -> Result<()> {
-        let rows = append_rows(layer, k, v, rows)?;
-        append::append(&self.cx, layer, rows, None)
+        append::append(&self.cx, parts, new_rows(parts, k, v, band.as_deref())?, None)
     }
 
     fn rope_append(
         &self,
-        layer: &mut KvLayer<CudaPage>,
+        parts: &mut [KvPart<'_, CudaPage>],
         rope: &Rope<'_, CudaBuffer>,
         q: &mut CudaBuffer,
         k: &mut CudaBuffer,
         v: &CudaBuffer,
-        rows: Range<usize>,
+        band: Option<&mut CudaPage>,
     ) -> Result<()> {
         let Rope { params, angles, q_heads, k_heads, q_norm, k_norm } = *rope;
         BackendError::check(ROPE, "size of a key head", q_heads.dim, k_heads.dim)?;
-        BackendError::check(ROPE, "key heads", layer.k.len(), k_heads.n)?;
+        for part in &*parts {
+            BackendError::check(ROPE, "key heads", part.layer.k.len(), k_heads.n)?;
+        }
+        let rows = parts.iter().map(|part| part.rows.range().end).max().unwrap_or(0);
         let turns = append::Turns {
-            k: turn_of(k, &rows, k_heads, k_norm, params, angles)?,
-            q: turn_of(q, &rows, q_heads, q_norm, params, angles)?,
-            queries: row_of(q, rows.start, q_heads),
+            k: turn_of(k, rows, k_heads, k_norm, params, angles)?,
+            q: turn_of(q, rows, q_heads, q_norm, params, angles)?,
+            queries: q.ptr(),
             n_query_heads: q_heads.n,
+            rows,
         };
-        let rows = append_rows(layer, k, v, rows)?;
-        append::append(&self.cx, layer, rows, Some(turns))
+        append::append(&self.cx, parts, new_rows(parts, k, v, band.as_deref())?, Some(turns))
     }
 
     fn attend(
         &self,
         params: &AttendParams,
+        parts: &[KvPart<'_, CudaPage>],
         q: &CudaBuffer,
-        layer: &KvLayer<CudaPage>,
+        band: Option<&CudaPage>,
         out: &mut CudaBuffer,
     ) -> Result<()> {
-        self.attend_together(&[(*params, layer)], q, out)
+        check_attend(params, parts, [q.len(), out.len()], band.map_or(0, CudaPage::n_bytes))?;
+        let rows = attend::Rows { q: q.ptr(), band: band.map_or(0, CudaPage::ptr), out: out.ptr() };
+        attend::attend(&self.cx, params, parts, rows)
     }
+}
 
-    fn attend_together(&self, parts: &attend::Parts<'_>, q: &CudaBuffer, out: &mut CudaBuffer) -> Result<()> {
-        for (p, _) in parts {
-            let end = p.first_row + p.rows;
-            BackendError::check_at_least("attend", "queries", end * p.n_heads * p.k_head_dim, q.len())?;
-            BackendError::check_at_least("attend", "output", end * p.n_heads * p.v_head_dim, out.len())?;
-        }
-        attend::attend(&self.cx, parts, q.ptr(), out.ptr())
-    }
+/// Bytes of so many values.
+fn bytes(values: usize) -> usize {
+    values * size_of::<f32>()
 }
 
 /// A recording in progress; what was recorded is dropped unless it is run.

@@ -7,16 +7,18 @@ use kvant_backend::Backend;
 use kvant_codec::{DType, Side};
 use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
-use kvant_kv::{Cache, KvError, Plan, Policies};
-use kvant_model::{Activations, Config, Decoder, Entry, Part, Want, Weights};
+use kvant_kv::{Cache, KvError, Layout, Plan, Policies, Pool};
+use kvant_model::{Activations, Config, Decoder, Entry, Part, StepPart, Want, Weights};
 
 use crate::{CudaDevice, emulator};
 
-/// A model, or a part of one, and a sequence on a device.
+/// A model, or a part of one, and sequences on a device.
 struct Running<B: Backend> {
     device: B,
     decoder: Decoder<B>,
-    cache: Cache<B::Page>,
+    layout: Arc<Layout>,
+    pool: Pool<B::Page>,
+    caches: Vec<Cache<B::Page>>,
     act: Activations<B>,
 }
 
@@ -30,31 +32,42 @@ fn open(model: &str) -> (Arc<Gguf>, Config) {
 impl<B: Backend> Running<B> {
     fn new(device: B, model: &str, part: Option<&Part>, kv: DType) -> Self {
         let (gguf, config) = open(model);
-        let whole = Part::whole(config.n_layers);
+        let whole = Part::whole(config.layers.len());
         let weights = Weights::load(&gguf, &config, part.unwrap_or(&whole), &device, &mut |_| ()).unwrap();
         let decoder = Decoder::new(config, weights);
         let shape = decoder.kv_shape();
         let plan = Plan::new(&shape, kv, kv, &Policies::default()).unwrap();
-        let cache = Cache::new(&device, &shape, plan, 128).unwrap();
+        let layout = Arc::new(Layout::new(&shape, plan));
         let act = decoder.activations(&device, 64).unwrap();
-        Self { device, decoder, cache, act }
+        let caches = vec![Cache::new(Arc::clone(&layout), 128)];
+        Self { device, decoder, layout, pool: Pool::default(), caches, act }
     }
 
-    fn step(&mut self, entry: Entry<'_>, want: Want) {
-        let Self { device, decoder, cache, act } = self;
-        decoder.step(device, cache, act, entry, want).unwrap();
-    }
-
-    /// Logits after some more tokens.
-    fn logits(&mut self, entry: Entry<'_>) -> Vec<f32> {
-        self.step(entry, Want::Last);
-        let mut row = vec![f32::NAN; self.decoder.n_vocab()];
-        self.decoder.logits(&self.device, &self.act, 0, &mut row).unwrap();
+    /// Steps with the first `ns.len()` sequences, `ns[i]` rows of sequence i; the logits of the wanted rows.
+    fn step_together(&mut self, ns: &[usize], entry: Entry<'_>, want: Want) -> Vec<f32> {
+        let Self { device, decoder, pool, caches, act, .. } = self;
+        let parts = caches.iter_mut().zip(ns).map(|(cache, &n)| StepPart { cache, n, want });
+        let mut parts: Vec<_> = parts.collect();
+        let n_wanted: usize = ns.iter().map(|&n| want.count(n)).sum();
+        let mut row = vec![f32::NAN; n_wanted * decoder.n_vocab()];
+        let mut logits = device.buffer(row.len()).unwrap();
+        let on_logits = (n_wanted > 0).then_some(&mut logits);
+        decoder.step(device, pool, &mut parts, act, entry, on_logits).unwrap();
+        device.read(&logits, 0, &mut row).unwrap();
         row
     }
 
+    fn step(&mut self, n: usize, entry: Entry<'_>, want: Want) -> Vec<f32> {
+        self.step_together(&[n], entry, want)
+    }
+
+    /// Logits after some more tokens.
+    fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
+        self.step(tokens.len(), Entry::Tokens(tokens), Want::Last)
+    }
+
     fn rows(&self, layer: usize, side: Side) -> Vec<f32> {
-        self.cache.rows(&self.device, layer, 0, side).unwrap()
+        self.caches[0].rows_of(&self.device, layer, 0, side).unwrap()
     }
 }
 
@@ -91,11 +104,7 @@ fn a_bad_number_among_errors_is_not_forgotten() {
 /// Largest difference of the logits after each piece.
 fn largest_error(model: &str, kv: DType, pieces: &[&[u32]]) -> Option<f32> {
     let (mut cpu, mut gpu) = both(model, kv)?;
-    let errors = pieces.iter().map(|&tokens| {
-        let entry = Entry::Tokens(tokens);
-        distance(&gpu.logits(entry), &cpu.logits(entry))
-    });
-    Some(worst(errors))
+    Some(worst(pieces.iter().map(|&tokens| distance(&gpu.logits(tokens), &cpu.logits(tokens)))))
 }
 
 fn tokens(n: u32) -> Vec<u32> {
@@ -120,10 +129,7 @@ fn same_codes(model: &str, kv: DType, pieces: &[&[u32]]) -> f32 {
         _ => return HALVES,
     };
     let [mut plain, mut coded] = [DType::F16, kv].map(|kv| Running::new(cpu(), model, None, kv));
-    let moved = worst(pieces.iter().map(|&tokens| {
-        let entry = Entry::Tokens(tokens);
-        distance(&coded.logits(entry), &plain.logits(entry))
-    }));
+    let moved = worst(pieces.iter().map(|&tokens| distance(&coded.logits(tokens), &plain.logits(tokens))));
     HALVES + moved * (of_bytes / of_codec).sqrt()
 }
 
@@ -142,46 +148,42 @@ fn a_tiny_model_split_between_the_cpu_and_the_emulator_says_the_same() {
     let (model, text) = ("qwen2-h128-g1-yarn.gguf", tokens(20));
     let Some(device) = emulator::device(80) else { return };
     let config = open(model).1;
-    let [first, second] = Part::split(config.n_layers, 1);
+    let [first, second] = Part::split(config.layers.len(), 1);
     let mut before = Running::new(cpu(), model, Some(&first), DType::F16);
     let mut after = Running::new(device, model, Some(&second), DType::F16);
-    before.step(Entry::Tokens(&text), Want::Nothing);
+    before.step(text.len(), Entry::Tokens(&text), Want::Nothing);
     let mut residual = vec![f32::NAN; text.len() * config.n_embd];
     before.decoder.residual(&before.device, &before.act, &mut residual).unwrap();
-    let got = after.logits(Entry::Residual(&residual));
-    let want = Running::new(cpu(), model, None, DType::F16).logits(Entry::Tokens(&text));
+    let got = after.step(text.len(), Entry::Residual(&residual), Want::Last);
+    let want = Running::new(cpu(), model, None, DType::F16).logits(&text);
     let error = distance(&got, &want);
     assert!(error <= HALVES, "{error}");
 }
 
-/// A token for each of three sequences of other lengths: in products of several rows, and each in its own cache.
+/// Prompts of three sequences at once, then a token for each of them, again and again: in products of several rows, and each in
+/// its own cache.
 #[test]
 fn sequences_run_together_say_what_each_says_alone() {
-    let (model, text) = ("qwen3-h80-g2-linear.gguf", tokens(40));
+    let (model, text) = ("qwen3-h80-g2-linear.gguf", tokens(64));
     let Some(device) = emulator::device(80) else { return };
     let mut gpu = Running::new(device, model, None, DType::F16);
-    let lengths = [12, 1, 27];
-    let shape = gpu.decoder.kv_shape();
-    let mut caches: Vec<_> = lengths
-        .iter()
-        .map(|_| Cache::new(&gpu.device, &shape, gpu.cache.plan().clone(), 128).unwrap())
-        .collect();
-    for (cache, &length) in caches.iter_mut().zip(&lengths) {
-        let entry = Entry::Tokens(&text[..length]);
-        gpu.decoder.step(&gpu.device, cache, &mut gpu.act, entry, Want::Nothing).unwrap();
-    }
-    let mut together: Vec<_> = caches.iter_mut().collect();
-    let entry = Entry::Tokens(&[5, 6, 7]);
-    gpu.decoder.step_together(&gpu.device, &mut together, &mut gpu.act, entry, Want::From(0)).unwrap();
-    let mut spare = gpu.decoder.activations(&gpu.device, 1).unwrap();
-    for (i, &length) in lengths.iter().enumerate() {
-        let mut got = vec![f32::NAN; gpu.decoder.n_vocab()];
-        gpu.decoder.copy_logits(&gpu.device, &gpu.act, i, &mut spare).unwrap();
-        gpu.decoder.logits(&gpu.device, &spare, 0, &mut got).unwrap();
+    let lengths = [20, 1, 27];
+    gpu.caches = lengths.map(|_| Cache::new(Arc::clone(&gpu.layout), 128)).into();
+    let prompts: Vec<_> = lengths.iter().flat_map(|&length| &text[..length]).copied().collect();
+    gpu.step_together(&lengths, Entry::Tokens(&prompts), Want::Nothing);
+    let mut alone = lengths.map(|length| {
         let mut alone = Running::new(cpu(), model, None, DType::F16);
-        alone.step(Entry::Tokens(&text[..length]), Want::Nothing);
-        let error = distance(&got, &alone.logits(Entry::Tokens(&[5 + i as u32])));
-        assert!(error <= HALVES, "sequence {i}: {error}");
+        alone.logits(&text[..length]);
+        alone
+    });
+    for step in [5, 11, 3] {
+        let next = [step, step + 1, step + 2];
+        let got = gpu.step_together(&[1; 3], Entry::Tokens(&next), Want::Last);
+        let got = got.chunks_exact(gpu.decoder.n_vocab());
+        for ((got, alone), token) in got.zip(&mut alone).zip(next) {
+            let error = distance(got, &alone.logits(&[token]));
+            assert!(error <= HALVES, "token {token}: {error}");
+        }
     }
 }
 
@@ -195,6 +197,7 @@ fn a_tiny_model_with_a_coded_cache_says_nearly_the_same_on_the_emulator_as_on_th
         ("qwen2-h128-g1-yarn.gguf", DType::Turbo3),
         ("qwen3-h80-g2-linear.gguf", DType::Q8_0),
         ("qwen3-h192-g3.gguf", DType::Turbo2),
+        ("llama-h64-g8.gguf", DType::Turbo3),
     ] {
         let Some(error) = largest_error(model, kv, &pieces) else { return };
         let tol = same_codes(model, kv, &pieces);
@@ -216,8 +219,8 @@ fn a_prompt_leaves_the_same_codes_but_for_those_at_a_boundary() {
         ("llama-h128-g2-llama3.gguf", DType::Turbo4),
     ] {
         let Some((mut cpu, mut gpu)) = both(model, kv) else { return };
-        gpu.step(Entry::Tokens(&text[..50]), Want::Nothing);
-        cpu.step(Entry::Tokens(&text[..50]), Want::Nothing);
+        gpu.step(50, Entry::Tokens(&text[..50]), Want::Nothing);
+        cpu.step(50, Entry::Tokens(&text[..50]), Want::Nothing);
         for side in [Side::K, Side::V] {
             let (got, want) = (gpu.rows(0, side), cpu.rows(0, side));
             let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
@@ -225,12 +228,12 @@ fn a_prompt_leaves_the_same_codes_but_for_those_at_a_boundary() {
             let share = away / norm(&mut want.iter().copied());
             assert!(share <= 0.03, "{model}, {}, {side:?}: {share}", kv.name());
         }
-        let images: Vec<_> = gpu.cache.images(&gpu.device).map(|image| image.unwrap()).collect();
-        let (plan, shape) = (gpu.cache.plan().clone(), cpu.decoder.kv_shape());
+        let images: Vec<_> = gpu.caches[0].images(&gpu.device).map(|image| image.unwrap()).collect();
+        let (layout, state) = (Arc::clone(&cpu.layout), gpu.caches[0].state());
         let mut next = |index: usize| Ok::<_, KvError>(images[index].clone());
-        cpu.cache = Cache::from_images(&cpu.device, &shape, plan, 128, &mut next).unwrap();
-        let error =
-            distance(&gpu.logits(Entry::Tokens(&text[50..])), &cpu.logits(Entry::Tokens(&text[50..])));
+        let cache = Cache::from_images(&cpu.device, &cpu.pool, layout, 128, state, &mut next).unwrap();
+        cpu.caches = vec![cache];
+        let error = distance(&gpu.logits(&text[50..]), &cpu.logits(&text[50..]));
         let tol = same_codes(model, kv, &[&text[..50], &text[50..]]);
         assert!(error <= tol, "{model}, {}: {error} of {tol}", kv.name());
     }

@@ -10,7 +10,6 @@
 mod append;
 mod attend;
 mod builds;
-mod calls;
 mod constants;
 mod context;
 mod device;

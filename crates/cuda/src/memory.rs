@@ -292,7 +292,7 @@ impl CudaPage {
     }
 }
 
-/// The addresses of a stream's main pages, kept on the device for the kernels that walk them.
+/// The addresses of a sequence's blocks, kept on the device for the kernels that walk them.
 #[derive(Debug, Default)]
 pub struct PageAddresses {
     addresses: Vec<DevicePtr>,
@@ -308,7 +308,7 @@ struct OnDevice {
 }
 
 impl PageAddresses {
-    /// Where the addresses lie on the device, `[pages]` of 8 bytes; writes those that have changed.
+    /// Where the addresses lie on the device, `[blocks]` of 8 bytes; writes those that have changed.
     ///
     /// # Errors
     /// When memory runs out or the device cannot be written.
@@ -339,10 +339,9 @@ impl Clone for PageAddresses {
 
 impl PageTable<CudaPage> for PageAddresses {
     fn set(&mut self, index: usize, page: &CudaPage) {
-        match self.addresses.get_mut(index) {
-            Some(address) => *address = page.ptr(),
-            None => self.addresses.push(page.ptr()),
-        }
+        // Blocks that no query sees may never have been there: nobody looks at their addresses.
+        self.addresses.resize(self.addresses.len().max(index + 1), 0);
+        self.addresses[index] = page.ptr();
         self.invalidate(index);
     }
 

@@ -10,8 +10,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use crate::calls::Calls;
-use crate::staging::{Staging, Uploads};
+use crate::staging::{Calls, Staging, Uploads};
 use crate::{CudaError, DevicePtr};
 
 /// A stream and, while a thread records, the graph in the making.
@@ -192,4 +191,4 @@ impl<C: Calls> State<C> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

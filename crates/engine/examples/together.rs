@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use kvant::{KvOptions, Message, Model, Sampler, SamplerParams, Session, SessionOptions};
+use kvant::{Feed, KvOptions, Message, Model, Sampler, SamplerParams, Session, SessionOptions};
 
 const QUESTIONS: [&str; 4] = [
     "What is the capital of France?",
@@ -36,14 +36,15 @@ fn main() -> Result<(), kvant::Error> {
             }
             let token = session.draw(&mut sampler)?;
             answer.push(token);
-            tokens.push(token);
+            tokens.push([token]);
             open.push(session);
         }
         if open.is_empty() {
             break;
         }
         n_tokens += tokens.len();
-        Session::feed_together(&mut open, &tokens)?;
+        let feeds = open.into_iter().zip(&tokens).map(|(session, tokens)| Feed { session, tokens });
+        Session::feed_together(&mut feeds.collect::<Vec<_>>())?;
     }
     let speed = n_tokens as f64 / started.elapsed().as_secs_f64();
     for (question, answer) in QUESTIONS.iter().zip(&answers) {

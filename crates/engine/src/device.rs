@@ -4,15 +4,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, BackendError, DeviceInfo, KernelChoice};
+use kvant_backend::{Backend, DeviceInfo, KernelChoice};
 use kvant_cpu::{CpuDevice, Isa};
-use kvant_cuda::CudaDevice;
 use kvant_gguf::Gguf;
 use kvant_model::{Config, Part};
 
-use crate::relay::Relay;
-use crate::runtime::{self, Loaded};
-use crate::{Error, tuning};
+use crate::runtime::{self, Loaded, Relay};
+use crate::{Error, Gpu, tuning};
 
 /// Which device to run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -94,9 +92,9 @@ pub(crate) fn load(
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn Loaded>, Error> {
     let open_cpu = || tuning::open_cpu(cpu.n_threads).map(|device| device.with_repack(cpu.repack));
-    let n_layers = config.n_layers;
+    let n_layers = config.layers.len();
     let whole = Part::whole(n_layers);
-    let Some(gpu) = open_cuda(placement.device()?)? else {
+    let Some(gpu) = Gpu::choose(placement.device()?)? else {
         return runtime::load(open_cpu()?, config, &whole, gguf, progress);
     };
     match placement.n_gpu_layers {
@@ -105,11 +103,10 @@ pub(crate) fn load(
             let share = first.layers().len() as f32 / n_layers as f32;
             let on_cpu =
                 runtime::load(open_cpu()?, config.clone(), &first, gguf, &mut |done| progress(done * share))?;
-            let on_gpu =
-                runtime::load(gpu, config, &last, gguf, &mut |done| progress(share + done * (1.0 - share)))?;
+            let on_gpu = gpu.load(config, &last, gguf, &mut |done| progress(share + done * (1.0 - share)))?;
             Ok(Arc::new(Relay::new(vec![on_cpu, on_gpu])))
         }
-        _ => runtime::load(gpu, config, &whole, gguf, progress),
+        _ => gpu.load(config, &whole, gguf, progress),
     }
 }
 
@@ -119,80 +116,9 @@ pub(crate) fn load(
 /// # Errors
 /// When the device cannot be opened or has too little memory to measure.
 pub fn memory_bandwidth(choice: DeviceChoice, n_threads: Option<usize>) -> Result<f64, Error> {
-    match open_cuda(choice)? {
-        Some(device) => Ok(device.copy_bandwidth()?),
+    match Gpu::choose(choice)? {
+        Some(gpu) => gpu.copy_bandwidth(),
         None => Ok(CpuDevice::from_env(n_threads)?.read_bandwidth()),
-    }
-}
-
-/// The chosen GPU; `None` for the CPU.
-fn open_cuda(choice: DeviceChoice) -> Result<Option<CudaDevice>, Error> {
-    match choice {
-        DeviceChoice::Cpu => Ok(None),
-        DeviceChoice::Cuda(index) => Ok(Some(CudaDevice::open(index)?)),
-        DeviceChoice::Auto => match CudaDevice::open(0) {
-            Ok(device) => Ok(Some(device)),
-            Err(error @ BackendError::Setting { .. }) => Err(error.into()),
-            // No GPU that can be used: the device in the summary says so, `Gpu::open` says why.
-            Err(_) => Ok(None),
-        },
-    }
-}
-
-/// An NVIDIA GPU, to be asked what it is and whether its kernels compile.
-pub struct Gpu(CudaDevice);
-
-impl Gpu {
-    /// How many GPUs there are.
-    ///
-    /// # Errors
-    /// A missing or old driver.
-    pub fn count() -> Result<usize, Error> {
-        Ok(CudaDevice::count()?)
-    }
-
-    /// Opens GPU `index`.
-    ///
-    /// # Errors
-    /// What is missing or too old: the driver, the run-time compiler, the GPU.
-    pub fn open(index: usize) -> Result<Self, Error> {
-        Ok(Self(CudaDevice::open(index)?))
-    }
-
-    /// What it is.
-    pub fn info(&self) -> DeviceInfo {
-        self.0.info()
-    }
-
-    /// The product's name, such as `NVIDIA H200`.
-    pub fn product(&self) -> &str {
-        self.0.product()
-    }
-
-    /// The newest CUDA that the driver supports, and the version of the compiler, as text.
-    pub fn versions(&self) -> (String, String) {
-        (self.0.driver().to_string(), self.0.nvrtc().to_string())
-    }
-
-    /// Memory that is free, and all of it, in bytes.
-    ///
-    /// # Errors
-    /// When the driver does not say.
-    pub fn memory(&self) -> Result<(usize, usize), Error> {
-        Ok((self.0.free_bytes()?.unwrap_or(0), self.0.total_bytes()))
-    }
-
-    /// The kernel for every op and type.
-    pub fn kernel_choices(&self) -> Vec<KernelChoice> {
-        self.0.kernel_choices()
-    }
-
-    /// Compiles every kernel, or finds it compiled. Returns how many sources and variants there are.
-    ///
-    /// # Errors
-    /// The first one that does not compile, with the compiler's words.
-    pub fn compile_kernels(&self) -> Result<usize, Error> {
-        Ok(self.0.compile_all()?)
     }
 }
 

@@ -86,6 +86,9 @@ pub enum Error {
     /// There is nothing to continue from.
     #[error("the prompt is empty: at least one token is needed")]
     EmptyPrompt,
+    /// Nothing has been fed since the session was begun, rewound, forked or restored.
+    #[error("no logits: feed a token first")]
+    NoLogits,
     /// A setting is out of range.
     #[error("{name}: expected {expected}, got {got}")]
     Setting {

@@ -132,13 +132,14 @@ impl<'s> Generation<'s> {
         if prompt.len() > session.n_ctx() {
             return Err(Error::PromptTooLong { tokens: prompt.len(), n_ctx: session.n_ctx() });
         }
-        let kept = session.shared_prefix(prompt);
-        session.rewind(kept)?;
         let started = Instant::now();
+        let kept = session.keep_prefix(prompt);
         session.feed(&prompt[kept..], &mut |done| {
             progress(done);
             !cancel.is_cancelled()
         })?;
+        // Another answer to the same prompt begins here.
+        session.mark();
         let stats =
             Stats { n_prompt: prompt.len() - kept, prompt_time: started.elapsed(), ..Stats::default() };
         let sampler = Sampler::new(options.sampler);
@@ -199,6 +200,8 @@ impl Iterator for Generation<'_> {
             Ok(Ok(token)) => Some(Ok(token)),
             Ok(Err(finish)) => {
                 self.stats.finish = Some(finish);
+                // A session that nobody draws from holds its cache and nothing else.
+                self.session.rest();
                 None
             }
             Err(error) => {

@@ -1,10 +1,11 @@
 //! A loaded model: weights on a device, tokenizer and chat template.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_gguf::Gguf;
+use kvant_kv::{BlockKey, Plan};
 use kvant_model::Config;
 use kvant_text::chat::{ChatTemplate, Message, RenderOptions};
 use kvant_text::tokenizer::{Special, Tokenizer};
@@ -46,6 +47,7 @@ struct Inner {
     /// runs on token numbers.
     tokenizer: Result<Tokenizer, String>,
     template: Result<ChatTemplate, String>,
+    fingerprint: OnceLock<String>,
 }
 
 impl Model {
@@ -91,7 +93,9 @@ impl Model {
             Err(error) => Err(error.to_string()),
         };
         let tokenizer = tokenizer.map_err(|error| error.to_string());
-        Ok(Self { inner: Arc::new(Inner { loaded, gguf, tokenizer, template }) })
+        Ok(Self {
+            inner: Arc::new(Inner { loaded, gguf, tokenizer, template, fingerprint: OnceLock::new() }),
+        })
     }
 
     /// A session with an empty cache.
@@ -124,20 +128,24 @@ impl Model {
 
     /// A number that tells models apart: the name, type and shape of every tensor, and the first and last 4,096
     /// bytes of each. Two files with the same weights have the same; metadata does not count.
-    pub fn fingerprint(&self) -> String {
-        const SAMPLE: usize = 4096;
-        let gguf = &self.inner.gguf;
-        let mut hash = Xxh3::new();
-        for info in gguf.tensors() {
-            hash.update(format!("{}:{}:{:?};", info.name, info.dtype.name(), info.shape).as_bytes());
-            // A tensor that could not be read would have failed while the model was loaded.
-            if let Ok(tensor) = gguf.tensor(&info.name) {
-                let n = tensor.bytes.len();
-                hash.update(&tensor.bytes[..n.min(SAMPLE)]);
-                hash.update(&tensor.bytes[n.saturating_sub(SAMPLE)..]);
-            }
-        }
-        format!("{:016x}", hash.digest())
+    pub fn fingerprint(&self) -> &str {
+        self.inner.fingerprint.get_or_init(|| fingerprint(&self.inner.gguf))
+    }
+
+    /// What the first block of a cache with this plan follows on.
+    pub(crate) fn block_root(&self, plan: &Plan) -> BlockKey {
+        let stored = Plan { notes: Vec::new(), ..plan.clone() };
+        BlockKey::root(&[self.fingerprint().as_bytes(), format!("{stored:?}").as_bytes()])
+    }
+
+    /// Bytes that the caches of all sessions have allocated together; what several share is counted once.
+    pub fn kv_bytes(&self) -> usize {
+        self.inner.loaded.pool_bytes()
+    }
+
+    /// Refuses to allocate more than so many bytes for the caches of all sessions together.
+    pub fn set_kv_budget(&self, bytes: usize) {
+        self.inner.loaded.set_budget(bytes);
     }
 
     /// Number of parameters.
@@ -196,8 +204,8 @@ impl Model {
         Ok(self.tokenizer()?.encode(&text, Special::Parse, true)?)
     }
 
-    pub(crate) fn loaded(&self) -> Arc<dyn Loaded> {
-        Arc::clone(&self.inner.loaded)
+    pub(crate) fn loaded(&self) -> &Arc<dyn Loaded> {
+        &self.inner.loaded
     }
 }
 
@@ -209,4 +217,20 @@ impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Model").field("config", self.config()).field("device", &self.device()).finish()
     }
+}
+
+/// See [`Model::fingerprint`].
+fn fingerprint(gguf: &Gguf) -> String {
+    const SAMPLE: usize = 4096;
+    let mut hash = Xxh3::new();
+    for info in gguf.tensors() {
+        hash.update(format!("{}:{}:{:?};", info.name, info.dtype.name(), info.shape).as_bytes());
+        // A tensor that could not be read would have failed while the model was loaded.
+        if let Ok(tensor) = gguf.tensor(&info.name) {
+            let n = tensor.bytes.len();
+            hash.update(&tensor.bytes[..n.min(SAMPLE)]);
+            hash.update(&tensor.bytes[n.saturating_sub(SAMPLE)..]);
+        }
+    }
+    format!("{:016x}", hash.digest())
 }

@@ -1,5 +1,7 @@
 //! A conversation with a model: one KV cache and the tokens in it.
 
+use std::sync::Arc;
+
 use kvant_backend::Candidate;
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
@@ -8,7 +10,7 @@ use kvant_model::{Entry, Want};
 use kvant_text::sampler::Sampler;
 
 use crate::generate::{CancelFlag, GenerateOptions, Generation};
-use crate::runtime::{MAX_ROWS, Room, Sequence};
+use crate::runtime::{Logits, MAX_ROWS, Room, Sequence, StepRow};
 use crate::{Error, Model};
 
 /// What the KV cache stores.
@@ -68,16 +70,28 @@ pub struct KvUse {
 }
 
 /// One sequence of tokens and its KV cache.
+///
+/// What it owns is the cache: activations and logits are the model's, lent for a step or until the next one.
 pub struct Session {
     model: Model,
-    sequence: Box<dyn Sequence>,
+    sequence: Sequence,
     tokens: Vec<u32>,
-    /// Which row of the last step the next token is drawn from.
-    last_row: usize,
-    /// A row of logits on the host, `[n_vocab]`.
-    logits: Vec<f32>,
+    /// Logits of the last step, and which row of them follows the last token.
+    lent: Option<(Arc<dyn Logits>, usize)>,
+    /// That row on the host, `[n_vocab]`, once it has been asked for.
+    row: Vec<f32>,
     /// The likeliest tokens, while one of them is drawn.
     likeliest: Vec<Candidate>,
+    /// Whether the cache holds what the model made of the tokens.
+    is_real: bool,
+}
+
+/// What one of several sessions reads in a step.
+pub struct Feed<'a> {
+    /// The session.
+    pub session: &'a mut Session,
+    /// Tokens to read after what is there, at least one.
+    pub tokens: &'a [u32],
 }
 
 impl Session {
@@ -90,22 +104,22 @@ impl Session {
         let shape = model.config().kv_shape();
         let kv = options.kv;
         let plan = Plan { tail: kv.tail, ..Plan::new(&shape, kv.k, kv.v, &kv.policies)? };
-        let sequence = model.loaded().start(plan, room)?;
-        let tokens = Vec::with_capacity(sequence.n_ctx());
-        Ok(Self::from_parts(model, sequence, tokens))
+        let sequence = Sequence::start(Arc::clone(model.loaded()), plan, room)?;
+        Ok(Self::from_parts(model, sequence, Vec::new()))
     }
 
-    pub(crate) fn from_parts(model: Model, sequence: Box<dyn Sequence>, tokens: Vec<u32>) -> Self {
-        let logits = vec![0.0; model.n_vocab()];
-        Self { sequence, tokens, last_row: 0, logits, likeliest: Vec::new(), model }
+    pub(crate) fn from_parts(model: Model, sequence: Sequence, tokens: Vec<u32>) -> Self {
+        sequence.loaded().set_root(sequence.id(), model.block_root(sequence.plan()));
+        let (row, likeliest) = (Vec::new(), Vec::new());
+        Self { model, sequence, tokens, lent: None, row, likeliest, is_real: true }
     }
 
-    pub(crate) fn sequence(&self) -> &dyn Sequence {
-        &*self.sequence
+    pub(crate) fn sequence(&self) -> &Sequence {
+        &self.sequence
     }
 
-    pub(crate) fn replace(&mut self, sequence: Box<dyn Sequence>, tokens: Vec<u32>) {
-        (self.sequence, self.tokens) = (sequence, tokens);
+    pub(crate) fn replace(&mut self, sequence: Sequence, tokens: Vec<u32>) {
+        *self = Self::from_parts(self.model.clone(), sequence, tokens);
     }
 
     /// The model.
@@ -125,12 +139,12 @@ impl Session {
 
     /// What the cache takes right now.
     pub fn kv(&self) -> KvUse {
-        let plan = self.sequence.plan();
-        let ((type_k, type_v), (bpv_k, bpv_v)) = (plan.type_names(), plan.bits_per_value());
+        let (plan, shape) = (self.sequence.plan(), self.model.config().kv_shape());
+        let ((type_k, type_v), (bpv_k, bpv_v)) = (plan.type_names(), plan.bits_per_value(&shape));
         KvUse {
             tokens: self.sequence.len(),
-            bytes: self.sequence.n_bytes(),
-            bytes_f16: self.sequence.f16_bytes(),
+            bytes: self.sequence.loaded().n_bytes(self.sequence.id()),
+            bytes_f16: self.sequence.f16_bytes(&shape),
             type_k,
             type_v,
             bpv_k,
@@ -145,42 +159,34 @@ impl Session {
     ///
     /// # Errors
     /// No token, a context too small for them (nothing is read then), a token out of range,
-    /// [`Error::Cancelled`], or a device error. The session holds what it held before, or what was read whole.
+    /// [`Error::Cancelled`], or a device error. The session holds what it held before, or what was read whole; after a device
+    /// error, perhaps fewer tokens.
     pub fn feed(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize) -> bool) -> Result<(), Error> {
         self.queue(tokens, progress)?;
-        self.sequence.finish()
+        self.sequence.loaded().finish()
     }
 
-    /// Reads one token for each of several sessions of one model, in one pass over its weights: together they take little
-    /// longer than one of them, as long as the weights are what takes the time. Afterwards each stands as if it had been
-    /// fed alone.
+    /// Reads tokens for each of several sessions of one model, as many as each likes, in one pass over its weights: together
+    /// they take little longer than one of them, as long as the weights are what takes the time. Afterwards each stands, bit
+    /// for bit, as if it had been fed alone.
     ///
     /// # Errors
-    /// As [`Session::feed`]; sessions of several models, or another number of tokens. A session that was not fed holds
-    /// what it held.
-    pub fn feed_together(sessions: &mut [&mut Self], tokens: &[u32]) -> Result<(), Error> {
-        if tokens.len() != sessions.len() {
-            let expected = format!("a token for each of {} sessions", sessions.len());
-            return Err(Error::Setting { name: "tokens", expected, got: tokens.len().to_string() });
-        }
-        for (session, token) in sessions.iter().zip(tokens) {
-            session.check_room(std::slice::from_ref(token))?;
-        }
-        // The activations of the first session of each share hold the rows of all.
-        let most = sessions.iter().map(|session| session.n_ctx()).min().unwrap_or(1).min(MAX_ROWS);
-        for (sessions, tokens) in sessions.chunks_mut(most).zip(tokens.chunks(most)) {
-            let mut sequences =
-                sessions.iter_mut().map(|session| &mut *session.sequence as &mut dyn Sequence);
-            let Some(first) = sequences.next() else { return Ok(()) };
-            let mut others: Vec<_> = sequences.collect();
-            first.step_together(&mut others, Entry::Tokens(tokens), Want::From(0))?;
-            first.finish()?;
-            for (session, &token) in sessions.iter_mut().zip(tokens) {
-                session.tokens.push(token);
-                session.last_row = 0;
+    /// As [`Session::feed`]; sessions of several models. A session that was not fed holds what it held.
+    pub fn feed_together(feeds: &mut [Feed<'_>]) -> Result<(), Error> {
+        let Some(first) = feeds.first() else { return Ok(()) };
+        let model = first.session.model.clone();
+        for feed in feeds.iter() {
+            if !feed.session.sequence.is_of(model.loaded()) {
+                let (expected, got) = ("sessions of one model".to_owned(), "one of another".to_owned());
+                return Err(Error::Setting { name: "sessions", expected, got });
             }
+            feed.session.check_room(feed.tokens)?;
         }
-        Ok(())
+        let mut read = vec![0; feeds.len()];
+        while let Some(batch) = next_batch(feeds, &read) {
+            step(&model, feeds, &batch, &mut read)?;
+        }
+        model.loaded().finish()
     }
 
     /// [`Session::feed`] that need not be done when this returns.
@@ -190,8 +196,7 @@ impl Session {
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<(), Error> {
         self.check_room(tokens)?;
-        self.last_row = 0;
-        for (done, chunk) in self.chunks(tokens) {
+        for (done, chunk) in chunks(tokens) {
             let last = done + chunk.len() == tokens.len();
             self.step(chunk, if last { Want::Last } else { Want::Nothing })?;
             if !progress(done + chunk.len()) && !last {
@@ -204,13 +209,14 @@ impl Session {
     /// Draws the token that follows the last one that was fed.
     ///
     /// # Errors
-    /// What the sampler finds wrong with its settings or with the logits, or a device error.
+    /// No logits, as after a rewind; what the sampler finds wrong with its settings or with the logits, or a device error.
     pub fn draw(&mut self, sampler: &mut Sampler) -> Result<u32, Error> {
         let Some(k) = sampler.n_candidates(self.tokens.len()) else {
-            self.sequence.logits(self.last_row, &mut self.logits)?;
-            return Ok(sampler.sample(&self.logits, &self.tokens)?);
+            self.logits()?;
+            return Ok(sampler.sample(&self.row, &self.tokens)?);
         };
-        self.sequence.top_k(self.last_row, k, &mut self.likeliest)?;
+        let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
+        logits.top_k(*row, k, &mut self.likeliest)?;
         Ok(sampler.sample_likeliest(&self.likeliest, &self.tokens)?)
     }
 
@@ -226,13 +232,13 @@ impl Session {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
         self.check_room(tokens)?;
-        for (done, chunk) in self.chunks(tokens) {
+        for (done, chunk) in chunks(tokens) {
             let first = from.saturating_sub(done).min(chunk.len());
             self.step(chunk, Want::From(first))?;
             for row in first..chunk.len() {
-                self.last_row = row - first;
-                self.sequence.logits(self.last_row, &mut self.logits)?;
-                visit(done + row, &self.logits);
+                let (logits, _) = self.lent.take().ok_or(Error::NoLogits)?;
+                self.lent = Some((logits, row - first));
+                visit(done + row, self.logits()?);
             }
         }
         Ok(())
@@ -245,23 +251,32 @@ impl Session {
     /// A context too small for them, or a device error.
     pub fn fill_random(&mut self, n: usize, seed: u64) -> Result<(), Error> {
         let mut random = Random::new(seed);
-        let size = MAX_ROWS.min(self.n_ctx());
-        for done in (0..n).step_by(size) {
-            let rows = size.min(n - done);
-            self.sequence.append_random(rows, &mut random)?;
-            self.tokens.resize(self.tokens.len() + rows, 0);
+        (self.lent, self.is_real) = (None, false);
+        for done in (0..n).step_by(MAX_ROWS) {
+            let rows = MAX_ROWS.min(n - done);
+            let result = self.sequence.loaded().append_random(self.sequence.id(), rows, &mut random);
+            self.tokens.resize(self.sequence.len(), 0);
+            result?;
         }
         Ok(())
     }
 
-    /// The logits that follow the last token that was fed, `[n_vocab]`, read from the device. After a rewind, a fork or a
-    /// restored context they are those of no token until the next one is fed.
+    /// The logits that follow the last token that was fed, `[n_vocab]`, read from the device.
     ///
     /// # Errors
-    /// When the device cannot be read.
+    /// [`Error::NoLogits`] after a rewind, a fork or a restored context, until the next token is fed; when the device cannot be
+    /// read.
     pub fn logits(&mut self) -> Result<&[f32], Error> {
-        self.sequence.logits(self.last_row, &mut self.logits)?;
-        Ok(&self.logits)
+        let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
+        self.row.resize(self.model.n_vocab(), 0.0);
+        logits.read(*row, &mut self.row)?;
+        Ok(&self.row)
+    }
+
+    /// Gives back what was lent, the logits, until the next token is fed, and room for tokens that may not come.
+    pub(crate) fn rest(&mut self) {
+        self.tokens.shrink_to_fit();
+        (self.lent, self.row, self.likeliest) = (None, Vec::new(), Vec::new());
     }
 
     /// The cached keys or values of one KV head as numbers, `[tokens, head_dim]`: what the codes stand for.
@@ -273,34 +288,52 @@ impl Session {
     /// # Panics
     /// When the model has no such layer or head.
     pub fn kv_rows(&self, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
-        self.sequence.rows(layer, head, side)
+        self.sequence.loaded().rows(self.sequence.id(), layer, head, side)
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.sequence.clear();
-        self.tokens.clear();
+        self.cut(0);
+        self.is_real = true;
     }
 
-    /// Forgets everything but the first `n` tokens.
+    /// Forgets everything but the first `n` tokens. Where what comes next would see in 16 bit what is there in codes only, some
+    /// of them, 511 at most, are read once more: the session then stands as one that was fed those tokens and nothing else,
+    /// bit for bit.
     ///
     /// # Errors
-    /// When the device cannot be read or written.
+    /// As [`Session::feed`].
     pub fn rewind(&mut self, n: usize) -> Result<(), Error> {
         let n = n.min(self.tokens.len());
-        self.sequence.truncate(n)?;
-        self.tokens.truncate(n);
-        Ok(())
+        let mut again = self.tokens[..n].to_vec();
+        let left = self.cut(n);
+        again.drain(..left);
+        chunks(&again).try_for_each(|(_, chunk)| self.step(chunk, Want::Nothing))
     }
 
-    /// A second session that starts with the same tokens; the full pages are shared until one side writes.
-    ///
-    /// # Errors
-    /// When memory runs out.
-    pub fn fork(&self) -> Result<Self, Error> {
-        let mut tokens = Vec::with_capacity(self.n_ctx());
-        tokens.extend_from_slice(&self.tokens);
-        Ok(Self::from_parts(self.model.clone(), self.sequence.fork()?, tokens))
+    /// Forgets everything but the first `n` tokens or, where that cannot be done without reading some again, fewer.
+    fn cut(&mut self, n: usize) -> usize {
+        self.lent = None;
+        let left = self.sequence.loaded().cut(self.sequence.id(), n);
+        self.tokens.truncate(left);
+        left
+    }
+
+    /// Begins an empty session with as many of `tokens`, but for the last one, as other sessions of the model with the same
+    /// options hold: it shares their memory, and stands as if it had been fed them. Returns how many.
+    pub fn attach(&mut self, tokens: &[u32]) -> usize {
+        if !self.tokens.is_empty() {
+            return 0;
+        }
+        let n = self.sequence.loaded().attach(self.sequence.id(), tokens, self.n_ctx());
+        self.tokens.extend_from_slice(&tokens[..n]);
+        n
+    }
+
+    /// A second session that starts with the same tokens; all memory is shared until one side writes.
+    pub fn fork(&self) -> Self {
+        let (tokens, is_real) = (self.tokens.clone(), self.is_real);
+        Self { is_real, ..Self::from_parts(self.model.clone(), self.sequence.fork(), tokens) }
     }
 
     /// Reads `prompt` and returns an iterator over the tokens that follow. Tokens the session shares with the
@@ -326,11 +359,20 @@ impl Session {
         Generation::start(self, prompt, options, cancel, progress)
     }
 
-    /// Tokens at the start of `prompt` that the cache holds already. At least one token is left to read, so that
-    /// there are logits to go on from.
-    pub(crate) fn shared_prefix(&self, prompt: &[u32]) -> usize {
+    /// Keeps what the cache shares with the beginning of `prompt`, or what other sessions do, and forgets the rest. At least one
+    /// token is left to read, so that there are logits to go on from. Returns the tokens that are there.
+    pub(crate) fn keep_prefix(&mut self, prompt: &[u32]) -> usize {
         let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        same.min(prompt.len().saturating_sub(1))
+        match self.cut(same.min(prompt.len().saturating_sub(1))) {
+            0 => self.attach(prompt),
+            kept => kept,
+        }
+    }
+
+    /// Remembers this place, in place of the one before: rewinding to it, or to the tokens just before it, reads none again.
+    /// Nothing is remembered of a short one: it would cost more than a tenth of the cache's bytes.
+    pub fn mark(&mut self) {
+        self.sequence.loaded().mark(self.sequence.id());
     }
 
     fn check_room(&self, tokens: &[u32]) -> Result<(), Error> {
@@ -344,17 +386,83 @@ impl Session {
         Ok(())
     }
 
-    /// The chunks a prompt is read in, each with the number of tokens before it.
-    fn chunks<'t>(&self, tokens: &'t [u32]) -> impl Iterator<Item = (usize, &'t [u32])> + use<'t> {
-        let size = MAX_ROWS.min(self.n_ctx());
-        tokens.chunks(size).enumerate().map(move |(i, chunk)| (i * size, chunk))
+    fn step(&mut self, tokens: &[u32], want: Want) -> Result<(), Error> {
+        self.lent = None;
+        let row = StepRow { id: self.sequence.id(), n: tokens.len(), want };
+        match self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None) {
+            Ok(logits) => {
+                self.lent = logits.map(|logits| (logits, want.count(tokens.len()) - 1));
+                self.stepped(tokens);
+                Ok(())
+            }
+            Err(error) => Err(self.failed(error)),
+        }
     }
 
-    fn step(&mut self, tokens: &[u32], want: Want) -> Result<(), Error> {
-        self.sequence.step(Entry::Tokens(tokens), want)?;
+    /// Takes note of tokens that a step has read.
+    fn stepped(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
-        Ok(())
+        if self.is_real {
+            self.sequence.loaded().publish(self.sequence.id(), &self.tokens);
+        }
     }
+
+    /// Takes note of a step that failed.
+    fn failed(&mut self, error: Error) -> Error {
+        self.tokens.truncate(self.sequence.len());
+        error
+    }
+}
+
+/// The chunks a prompt is read in, each with the number of tokens before it.
+fn chunks(tokens: &[u32]) -> impl Iterator<Item = (usize, &[u32])> {
+    tokens.chunks(MAX_ROWS).enumerate().map(|(i, chunk)| (i * MAX_ROWS, chunk))
+}
+
+/// The next rows of a feed together: index of each feed that has some, and how many. `None` when all is read.
+fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Option<Vec<(usize, usize)>> {
+    let mut room = MAX_ROWS;
+    let left = feeds.iter().zip(read).map(|(feed, read)| feed.tokens.len() - read).enumerate();
+    let take = |(index, left): (usize, usize)| {
+        let n = left.min(room);
+        room -= n;
+        (n > 0).then_some((index, n))
+    };
+    let batch: Vec<_> = left.filter_map(take).collect();
+    (!batch.is_empty()).then_some(batch)
+}
+
+/// One step of a feed together.
+fn step(
+    model: &Model,
+    feeds: &mut [Feed<'_>],
+    batch: &[(usize, usize)],
+    read: &mut [usize],
+) -> Result<(), Error> {
+    let (mut rows, mut tokens) = (Vec::new(), Vec::new());
+    for &(index, n) in batch {
+        let Feed { session, tokens: all } = &mut feeds[index];
+        session.lent = None;
+        let want = if read[index] + n == all.len() { Want::Last } else { Want::Nothing };
+        rows.push(StepRow { id: session.sequence.id(), n, want });
+        tokens.extend_from_slice(&all[read[index]..][..n]);
+    }
+    let result = model.loaded().step(&rows, Entry::Tokens(&tokens), None);
+    let mut next_row = 0;
+    for (&(index, n), row) in batch.iter().zip(&rows) {
+        let Feed { session, tokens: all } = &mut feeds[index];
+        if let Ok(logits) = &result {
+            session.stepped(&all[read[index]..][..n]);
+            if row.want == Want::Last {
+                session.lent = logits.clone().map(|logits| (logits, next_row));
+                next_row += 1;
+            }
+            read[index] += n;
+        } else {
+            session.tokens.truncate(session.sequence.len());
+        }
+    }
+    result.map(|_| ())
 }
 
 impl std::fmt::Debug for Session {
@@ -370,7 +478,7 @@ mod tests {
 
     fn session(model: &Model, kv: &str, n_tokens: u32) -> Session {
         let kv = KvOptions::symmetric(kv.parse().unwrap());
-        let mut session = model.session(SessionOptions { n_ctx: Some(200), kv }).unwrap();
+        let mut session = model.session(SessionOptions { n_ctx: Some(300), kv }).unwrap();
         let prompt: Vec<u32> = (0..n_tokens).map(|i| i * 37 % 500 + n_tokens).collect();
         session.feed(&prompt, &mut |_| true).unwrap();
         session
@@ -389,10 +497,18 @@ mod tests {
             let mut together: Vec<_> = lots[..n].iter().map(|&(kv, len)| session(&model, kv, len)).collect();
             let mut alone: Vec<_> = lots[..n].iter().map(|&(kv, len)| session(&model, kv, len)).collect();
             for step in 0..3 {
-                let tokens: Vec<u32> = (0..n as u32).map(|i| 7 * i + step).collect();
-                Session::feed_together(&mut together.iter_mut().collect::<Vec<_>>(), &tokens).unwrap();
-                for ((together, alone), token) in together.iter_mut().zip(&mut alone).zip(tokens) {
-                    alone.feed(&[token], &mut |_| true).unwrap();
+                // Some read a prompt while others say a token.
+                let tokens: Vec<Vec<u32>> = (0..n as u32)
+                    .map(|i| (0..1 + 17 * (i * step % 3)).map(|t| 7 * i + step + t).collect())
+                    .collect();
+                let mut feeds: Vec<_> = together
+                    .iter_mut()
+                    .zip(&tokens)
+                    .map(|(session, tokens)| Feed { session, tokens })
+                    .collect();
+                Session::feed_together(&mut feeds).unwrap();
+                for ((together, alone), tokens) in together.iter_mut().zip(&mut alone).zip(tokens) {
+                    tokens.iter().for_each(|&token| alone.feed(&[token], &mut |_| true).unwrap());
                     assert_eq!(together.tokens(), alone.tokens());
                     assert_eq!(bits(together), bits(alone), "one of {n}, step {step}");
                 }
@@ -404,12 +520,26 @@ mod tests {
     fn sessions_that_cannot_be_fed_together_stay_as_they_are() {
         let models = [(); 2].map(|()| Model::bundled(OpenOptions::default()).unwrap());
         let [mut a, mut b] = [0, 1].map(|i| session(&models[i], "f16", 5));
-        let error = Session::feed_together(&mut [&mut a, &mut b], &[1, 2]).unwrap_err().to_string();
+        let together = |feeds: [(&mut Session, &[u32]); 2]| {
+            Session::feed_together(&mut feeds.map(|(session, tokens)| Feed { session, tokens }))
+        };
+        let error = together([(&mut a, &[1]), (&mut b, &[2])]).unwrap_err().to_string();
         assert_eq!(error, "sessions: expected sessions of one model, got one of another");
-        let error = Session::feed_together(&mut [&mut a], &[1, 2]).unwrap_err().to_string();
-        assert_eq!(error, "tokens: expected a token for each of 1 sessions, got 2");
         let mut c = session(&models[0], "f16", 8);
-        Session::feed_together(&mut [&mut a, &mut c], &[1, u32::MAX]).unwrap_err();
+        assert!(together([(&mut a, &[1]), (&mut c, &[])]).is_err());
+        together([(&mut a, &[1]), (&mut c, &[u32::MAX])]).unwrap_err();
         assert_eq!((a.tokens().len(), c.tokens().len(), a.kv().tokens, c.kv().tokens), (5, 8, 5, 8));
+    }
+
+    #[test]
+    fn a_rewound_session_has_no_logits_until_it_is_fed() {
+        let model = Model::bundled(OpenOptions::default()).unwrap();
+        let mut session = session(&model, "turbo3", 60);
+        assert!(session.logits().is_ok());
+        session.rewind(30).unwrap();
+        assert!(matches!(session.logits(), Err(Error::NoLogits)));
+        assert!(matches!(session.fork().logits(), Err(Error::NoLogits)));
+        session.feed(&[1], &mut |_| true).unwrap();
+        assert_eq!(session.logits().unwrap().len(), model.n_vocab());
     }
 }

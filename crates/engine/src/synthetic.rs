@@ -23,10 +23,11 @@ pub struct Shape {
 }
 
 /// The shapes there are.
-pub const SHAPES: [Shape; 6] = [
+pub const SHAPES: [Shape; 7] = [
     shape("qwen2.5-1.5b", "qwen2", 28, 1536, 8960, (12, 2, 128), 151_936, true),
     shape("qwen2.5-7b", "qwen2", 28, 3584, 18_944, (28, 4, 128), 152_064, false),
     shape("llama-7b", "llama", 32, 4096, 11_008, (32, 32, 128), 32_000, false),
+    shape("llama-3.2-1b", "llama", 16, 2048, 8192, (32, 8, 64), 128_256, true),
     shape("llama-3-8b", "llama", 32, 4096, 14_336, (32, 8, 128), 128_256, false),
     shape("mistral-24b", "llama", 40, 5120, 32_768, (32, 8, 128), 131_072, false),
     shape("tiny", "qwen2", 4, 256, 768, (4, 2, 64), 1024, true),

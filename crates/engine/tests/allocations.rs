@@ -1,23 +1,34 @@
-//! Decoding allocates nothing per token: only new pages (every 128 tokens) and a deeper context's scratch ask for memory.
+//! Decoding allocates nothing per token: only new blocks (every 128 tokens) and a deeper context's scratch ask for memory.
+//! A session that nobody draws from holds its cache and little else.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use kvant::{DeviceChoice, KvOptions, Model, OpenOptions, SessionOptions};
+use kvant::{
+    DeviceChoice, GenerateOptions, KvOptions, Model, OpenOptions, SamplerParams, Session, SessionOptions,
+};
 
 struct Counting;
 
+/// Calls for memory so far.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Bytes that have been given out and not taken back.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+/// Held by a test while it counts.
+static COUNTING: Mutex<()> = Mutex::new(());
 
 // SAFETY: every call is passed on to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
+        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller keeps the contract of `alloc`, which is the system's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: `ptr` came from `System` with this layout, as `alloc` above is the only source.
         unsafe { System.dealloc(ptr, layout) }
     }
@@ -26,19 +37,27 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+fn model() -> Model {
+    let options = OpenOptions { device: DeviceChoice::Cpu, n_threads: Some(2), ..Default::default() };
+    Model::bundled(options).unwrap()
+}
+
+fn session(model: &Model, dtype: &str, n_ctx: usize) -> Session {
+    let kv = KvOptions::symmetric(dtype.parse().unwrap());
+    model.session(SessionOptions { n_ctx: Some(n_ctx), kv }).unwrap()
+}
+
 #[test]
 fn decoding_does_not_allocate_per_token() {
-    let model =
-        Model::bundled(OpenOptions { device: DeviceChoice::Cpu, n_threads: Some(2), ..Default::default() })
-            .unwrap();
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let model = model();
     if model.device().kernels.contains("scalar") {
         eprintln!("skipped: the reference kernels are written to be read, and allocate");
         return;
     }
     for dtype in ["f16", "q8_0", "turbo3"] {
-        let kv = KvOptions::symmetric(dtype.parse().unwrap());
-        let mut session = model.session(SessionOptions { n_ctx: Some(512), kv }).unwrap();
-        // Past the end of a page of the main part, so that the next 60 tokens need no new one.
+        let mut session = session(&model, dtype, 512);
+        // Past the end of a block, so that the next 60 tokens need no new one.
         session.feed(&[7; 180], &mut |_| true).unwrap();
         for _ in 0..4 {
             session.feed(&[7], &mut |_| true).unwrap();
@@ -52,4 +71,34 @@ fn decoding_does_not_allocate_per_token() {
         let allocating = allocating.count();
         assert!(allocating <= 2, "{dtype}: {allocating} of 60 tokens allocated");
     }
+}
+
+/// Reads a prompt, answers, and waits.
+fn converse(session: &mut Session, prompt: &[u32]) {
+    let sampler = SamplerParams::greedy();
+    let options = GenerateOptions { max_tokens: Some(10), sampler, ignore_eos: true };
+    assert_eq!(session.generate(prompt, options).unwrap().count(), 10);
+}
+
+#[test]
+fn an_idle_session_holds_its_blocks_and_at_most_64_kb() {
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let model = model();
+    let n_tokens = if model.device().kernels.contains("scalar") { 1024 } else { 8192 };
+    let prompt: Vec<u32> = (0..n_tokens).map(|i| i * 37 % 500).collect();
+    // What belongs to the device grows when a context this deep is first read, and stays.
+    let mut first = session(&model, "turbo3", 8300);
+    first.fill_random(n_tokens as usize - 600, 1).unwrap();
+    converse(&mut first, &[&[0].repeat(n_tokens as usize - 600), &prompt[..600]].concat());
+    drop(first);
+    assert_eq!(model.kv_bytes(), 0);
+
+    let before = LIVE.load(Ordering::Relaxed);
+    let mut session = session(&model, "turbo3", 8300);
+    converse(&mut session, &prompt);
+    let held = LIVE.load(Ordering::Relaxed) - before;
+    let (tokens, blocks) = (session.kv().tokens, session.kv().bytes);
+    assert_eq!(model.kv_bytes(), blocks);
+    assert!(tokens >= prompt.len());
+    assert!(held <= blocks + 65_536, "{tokens} tokens: {held} bytes, {blocks} of them in blocks");
 }

@@ -99,7 +99,7 @@ fn a_prompt_in_pieces_and_after_a_rewind_equals_the_prompt_at_once() {
         for piece in [&prompt[..7], &prompt[7..8], &prompt[8..41]] {
             session.feed(piece, &mut |_| true).unwrap();
         }
-        let mut fork = session.fork().unwrap();
+        let mut fork = session.fork();
         session.rewind(19).unwrap();
         session.feed(&prompt[19..], &mut |_| true).unwrap();
         assert_close(session.logits().unwrap(), golden.row(golden.n_prompt - 1), &format!("{name}, rewound"));

@@ -5,9 +5,9 @@
 //! above. Its norms are exact and free; the turbo formats pay [`SCALE_BITS`] for theirs.
 
 use kvant::{DType, KvOptions, Model, Policies};
-use kvant_codec::distortion::{Source, measure};
+use kvant_codec::Side;
+use kvant_codec::distortion::{RoundTrip, Source, measure};
 use kvant_codec::random::Random;
-use kvant_codec::{Side, decode, encode};
 use serde::{Deserialize, Serialize};
 
 use crate::{EvalError, OnProgress, Progress, walk};
@@ -78,18 +78,19 @@ pub fn captured(
     seed: u64,
     progress: OnProgress<'_>,
 ) -> Result<Vec<Distortion>, EvalError> {
-    let config = model.config();
+    let layers = &model.config().layers;
     let f32 = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F32) };
     let mut session = walk::session(model, &f32, tokens.len())?;
     session.feed(tokens, &mut |_| true)?;
     let mut rows = Vec::new();
-    let total = config.n_layers;
+    let total = layers.len();
     let mut tell = |done| progress(&Progress { done, total, resumed: 0, note: String::new() });
     tell(0);
-    for layer in 0..total {
-        for (side, name, dim) in [(Side::K, "K", config.k_head_dim), (Side::V, "V", config.v_head_dim)] {
+    for (layer, spec) in layers.iter().enumerate() {
+        let heads = &spec.heads;
+        for (side, name, dim) in [(Side::K, "K", heads.k_head_dim), (Side::V, "V", heads.v_head_dim)] {
             let mut vectors = Vec::new();
-            for head in 0..config.n_kv_heads {
+            for head in 0..heads.n_kv_heads {
                 vectors.extend(session.kv_rows(layer, head, side)?);
             }
             for codec in DType::KV {
@@ -104,16 +105,13 @@ pub fn captured(
 
 /// One format on given vectors, `[n, dim]`.
 fn measure_rows(codec: DType, rows: &[f32], dim: usize, seed: u64) -> Result<Distortion, EvalError> {
-    let padded = dim.next_multiple_of(codec.block_len());
-    let mut bytes = vec![0; codec.row_bytes(padded)?];
-    let (mut x, mut back, mut q) = (vec![0.0; padded], vec![0.0; padded], vec![0.0; dim]);
+    let mut trip = RoundTrip::new(codec, dim)?;
+    let (mut back, mut q) = (vec![0.0; dim], vec![0.0; dim]);
     let mut random = Random::new(seed);
     let (mut error, mut energy, mut ip) = (0.0, 0.0, 0.0);
     for row in rows.chunks_exact(dim) {
-        x[..dim].copy_from_slice(row);
         random.fill_gaussian(&mut q, 1.0);
-        encode(codec, &x, &mut bytes)?;
-        decode(codec, &bytes, &mut back)?;
+        trip.apply(row, &mut back)?;
         let mut dot = 0.0;
         for ((&x, &back), &q) in row.iter().zip(&back).zip(&q) {
             let e = f64::from(x) - f64::from(back);
@@ -125,7 +123,7 @@ fn measure_rows(codec: DType, rows: &[f32], dim: usize, seed: u64) -> Result<Dis
     }
     Ok(Distortion {
         codec: codec.name().to_owned(),
-        bpv: (8 * bytes.len()) as f64 / dim as f64,
+        bpv: trip.bits_per_value(),
         dim,
         law: String::new(),
         mse: error / energy,

@@ -161,7 +161,7 @@ fn keys_and_values_of_a_model_lose_what_gaussian_vectors_do() {
     let model = model();
     let tokens = model.text_prompt(TEXT).unwrap();
     let rows = captured(&model, &tokens[..256], 1, &mut |_| ()).unwrap();
-    assert_eq!(rows.len(), 2 * model.config().n_layers * kvant::DType::KV.len());
+    assert_eq!(rows.len(), 2 * model.config().layers.len() * kvant::DType::KV.len());
     // 256 vectors of a layer resemble each other: twice the spread that independent ones would have.
     for (codec, theory) in [("turbo2", 0.1188), ("turbo3", 0.0338), ("turbo4", 0.0092)] {
         for row in rows.iter().filter(|row| row.codec == codec) {
@@ -178,7 +178,7 @@ fn each_layer_alone_costs_less_than_all_together() {
     let turbo2 = kv("turbo2", "turbo2", false);
     let all = means(&measure(&model, &chunks, std::slice::from_ref(&turbo2), None))[0];
     let layers = kld_by_layer(&model, &chunks, &turbo2, None, &mut |_| ()).unwrap();
-    assert_eq!(layers.len(), model.config().n_layers);
+    assert_eq!(layers.len(), model.config().layers.len());
     assert!(layers.iter().all(|l| 0.0 < l.k && l.k < all && 0.0 < l.v && l.v < all), "{layers:?} {all}");
 }
 

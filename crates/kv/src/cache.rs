@@ -1,77 +1,78 @@
-//! The cache of one sequence: a stream per (layer, KV head, K or V).
+//! The cache of one sequence.
 
-use kvant_backend::{Backend, KvLayer, Page, Stream};
-use kvant_codec::tile::Side;
+use std::sync::Arc;
 
-use crate::{KvError, KvShape, Plan};
+use kvant_backend::{BORDER, Backend, Held, KvMemory, KvPart, Page, Rows, TOKENS_PER_BLOCK};
+use kvant_codec::tile::TILE;
 
-/// The keys and values of one sequence.
+use crate::layout::Group;
+use crate::pool::{BlockKey, Pool};
+use crate::{CacheState, KvError, Layout};
+
+/// The keys and values of one sequence: blocks of 128 tokens, a sink and a tail for each group of layers.
 ///
-/// A fork shares the full pages of the common prefix; either side copies a page before it writes to it.
+/// A fork shares all of them; either side copies what it is about to write.
 #[derive(Debug)]
 pub struct Cache<P: Page> {
-    shape: KvShape,
-    plan: Plan,
-    layers: Vec<KvLayer<P>>,
+    layout: Arc<Layout>,
+    /// `[groups]`
+    memory: Vec<KvMemory<P>>,
+    len: usize,
+    /// Tiles before this one are in the sink or the blocks.
+    coded: usize,
     n_ctx: usize,
+    /// Keys of the blocks that have been made known, behind what the first one follows on.
+    keys: Vec<BlockKey>,
+    mark: Option<Mark<P>>,
+}
+
+/// Tokens from which on a tail of two f16 tiles is less than a tenth of the cache, 2.25 bits per value being the least.
+const LEAST_MARKED: usize = 5 * BORDER;
+
+/// A place to go back to: the tails as they were.
+#[derive(Debug)]
+pub(crate) struct Mark<P: Page> {
+    pub(crate) len: usize,
+    pub(crate) coded: usize,
+    /// `[groups]`
+    pub(crate) tails: Vec<Option<Arc<Held<P>>>>,
+}
+
+impl<P: Page> Clone for Mark<P> {
+    fn clone(&self) -> Self {
+        Self { tails: self.tails.clone(), ..*self }
+    }
+}
+
+impl<P: Page> Clone for Cache<P> {
+    fn clone(&self) -> Self {
+        let Self { layout, memory, len, coded, n_ctx, keys, mark } = self;
+        let (layout, memory, keys, mark) = (Arc::clone(layout), memory.clone(), keys.clone(), mark.clone());
+        Self { layout, memory, len: *len, coded: *coded, n_ctx: *n_ctx, keys, mark }
+    }
 }
 
 impl<P: Page> Cache<P> {
-    /// An empty cache for at most `n_ctx` tokens. Pages are allocated as the context grows.
-    ///
-    /// # Errors
-    /// When the device has no memory left.
-    ///
-    /// # Panics
-    /// When `plan` was made for another shape.
-    pub fn new<B: Backend<Page = P>>(
-        backend: &B,
-        shape: &KvShape,
-        plan: Plan,
-        n_ctx: usize,
-    ) -> Result<Self, KvError> {
-        assert_eq!(plan.types.len(), shape.n_layers, "the plan belongs to another model");
-        let stream = |layer, head, side| {
-            Stream::new(plan.stream(shape, layer, head, side), &mut |bytes| backend.page(bytes))
-        };
-        let heads = |layer, side| (0..shape.n_kv_heads).map(move |head| stream(layer, head, side));
-        let layers = (0..shape.n_layers).map(|layer| {
-            Ok(KvLayer {
-                k: heads(layer, Side::K).collect::<Result<_, _>>()?,
-                v: heads(layer, Side::V).collect::<Result<_, _>>()?,
-            })
-        });
-        let layers = layers.collect::<Result<_, KvError>>()?;
-        Ok(Self { shape: shape.clone(), plan, layers, n_ctx })
+    /// An empty cache for at most `n_ctx` tokens. Nothing is allocated before tokens come.
+    pub fn new(layout: Arc<Layout>, n_ctx: usize) -> Self {
+        let memory = layout.groups().iter().map(|group| KvMemory::new(group.sizes)).collect();
+        let coded = layout.coded_tiles(0);
+        Self { layout, memory, len: 0, coded, n_ctx, keys: Vec::new(), mark: None }
     }
 
-    /// A second cache with the same tokens, which shares the full pages.
-    ///
-    /// # Errors
-    /// When the device has no memory left.
-    pub fn fork(&self) -> Result<Self, KvError> {
-        let layers = self.layers.iter().map(KvLayer::fork).collect::<Result<_, _>>()?;
-        Ok(Self { shape: self.shape.clone(), plan: self.plan.clone(), layers, n_ctx: self.n_ctx })
-    }
-
-    /// What is stored, and how.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    /// The model's KV heads.
-    pub fn shape(&self) -> &KvShape {
-        &self.shape
+    /// What is stored, and where.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
     }
 
     /// Tokens stored.
     pub fn len(&self) -> usize {
-        self.layers.first().map_or(0, KvLayer::len)
+        self.len
     }
 
     /// Whether no token is stored.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len == 0
     }
 
     /// Tokens that fit.
@@ -84,89 +85,239 @@ impl<P: Page> Cache<P> {
         self.n_ctx = n_ctx.max(self.len());
     }
 
-    /// The streams of a layer, for the device.
-    pub fn layer(&self, index: usize) -> &KvLayer<P> {
-        &self.layers[index]
-    }
-
-    /// The streams of a layer, for the device to append to.
-    pub fn layer_mut(&mut self, index: usize) -> &mut KvLayer<P> {
-        &mut self.layers[index]
-    }
-
-    /// Bytes allocated for this cache: pages, sink and tail, padding included.
+    /// Bytes allocated for this cache, padding included; what others share is counted too.
     pub fn n_bytes(&self) -> usize {
-        self.streams().map(Stream::n_bytes).sum()
+        let marked = self.mark.iter().flat_map(|mark| mark.tails.iter().flatten());
+        let own = |page: &&Arc<Held<P>>| {
+            !self.memory.iter().any(|m| m.tail().is_some_and(|t| Arc::ptr_eq(t, page)))
+        };
+        let pages = self.memory.iter().flat_map(KvMemory::pages).chain(marked.filter(own));
+        pages.map(|page| page.n_bytes()).sum()
     }
 
     /// Bytes that a cache of the same tokens would have allocated in f16.
     pub fn f16_bytes(&self) -> usize {
-        self.shape.f16_bytes(self.len())
+        self.layout.shape().f16_bytes(self.len())
     }
 
-    /// Makes room for `n` more tokens in every layer.
+    /// The memory of the group that `layer` belongs to.
+    pub fn memory(&self, layer: usize) -> &KvMemory<P> {
+        &self.memory[self.layout.group_of(layer)]
+    }
+
+    /// `n` more rows, the first of them row `first` of a step.
+    pub fn rows(&self, first: usize, n: usize) -> Rows {
+        Rows { first, n, start: self.len, coded: self.coded }
+    }
+
+    /// The last `n` of the tokens that are stored as rows of a step, to attend once more.
+    ///
+    /// # Panics
+    /// When there are not as many.
+    pub fn last_rows(&self, n: usize) -> Rows {
+        Rows { first: 0, n, start: self.len - n, coded: self.coded }
+    }
+
+    /// The streams and the memory of a layer, for a step of `rows`; its share of the band begins at byte `band`.
+    pub fn part(&mut self, layer: usize, rows: Rows, band: usize) -> KvPart<'_, P> {
+        let memory = &mut self.memory[self.layout.group_of(layer)];
+        KvPart { rows, layer: self.layout.layer(layer), memory, band }
+    }
+
+    /// Makes room for `n` more tokens, in memory that nobody else has.
     ///
     /// # Errors
     /// [`KvError::Full`] when they do not fit in the context; a device error when memory runs out. Nothing that was
-    /// stored is lost.
-    pub fn reserve<B: Backend<Page = P>>(&mut self, backend: &B, n: usize) -> Result<(), KvError> {
-        let need = self.len() + n;
+    /// stored is lost, and [`Cache::unreserve`] gives back what had been found until then.
+    pub fn reserve<B: Backend<Page = P>>(
+        &mut self,
+        backend: &B,
+        pool: &Pool<P>,
+        n: usize,
+    ) -> Result<(), KvError> {
+        let need = self.len + n;
         if need > self.n_ctx {
             return Err(KvError::Full { need, n_ctx: self.n_ctx });
         }
-        for stream in self.streams_mut() {
-            stream.reserve(n, &mut |bytes| backend.page(bytes))?;
+        let rows = self.rows(0, n);
+        let coded = self.layout.coded_tiles(rows.end());
+        for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
+            let end = group.n_blocks(rows.end(), coded);
+            let first = group.first_block(rows).unwrap_or(end).min(end);
+            memory.reserve(first..end, group.writes_sink(rows), &pool.on(backend))?;
         }
         Ok(())
     }
 
-    /// Forgets every token and gives the pages back.
-    pub fn clear(&mut self) {
-        self.streams_mut().for_each(Stream::clear);
+    /// Gives back what was [reserved](Cache::reserve) for a step that did not come.
+    pub fn unreserve(&mut self) {
+        for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
+            memory.truncate(group.n_blocks(self.len, self.coded));
+            if self.len == 0 {
+                memory.set_sink(None);
+                memory.set_tail(None);
+            }
+        }
     }
 
-    /// Forgets every token but the first `n`. Encoded tokens of a tile that is cut through return to the f16 tail
-    /// with the values the codes stand for, so nothing is encoded from a rounded value twice over: decoding and
-    /// encoding again gives the same codes.
-    ///
-    /// # Errors
-    /// When the device cannot be read or written.
+    /// Counts `n` more tokens as stored, once every layer has written them, and lets go of blocks that no query will see.
+    pub fn commit(&mut self, n: usize) {
+        self.len += n;
+        self.coded = self.layout.coded_tiles(self.len);
+        for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
+            memory.forget(group.oldest_block(self.len));
+        }
+    }
+
+    /// Forgets every token and gives the memory back.
+    pub fn clear(&mut self) {
+        let n_ctx = self.n_ctx;
+        let root = self.keys.first().copied();
+        *self = Self::new(Arc::clone(&self.layout), n_ctx);
+        self.keys.extend(root);
+    }
+
+    /// Remembers this place, in place of the one before: [`Cache::cut`] finds back to it, or to the tokens just before it,
+    /// without feeding any again. Costs a copy of the tails once more tokens come; of few tokens, where that would be more than
+    /// a tenth of the cache, nothing is remembered.
+    pub fn mark(&mut self) {
+        let is_worth_it = self.len >= LEAST_MARKED && self.state().has_tail();
+        self.mark = is_worth_it.then(|| Mark {
+            len: self.len,
+            coded: self.coded,
+            tails: self.memory.iter().map(|memory| memory.tail().cloned()).collect(),
+        });
+    }
+
+    /// Forgets every token but the first `n`, or fewer: where what comes next would see in 16 bit what is there in codes only,
+    /// the cut goes back to where it would not. Returns the tokens that are left; feeding the others again gives the cache
+    /// that feeding `n` tokens gives, bit for bit.
     ///
     /// # Panics
     /// When `n > len()`.
-    pub fn truncate<B: Backend<Page = P>>(&mut self, backend: &B, n: usize) -> Result<(), KvError> {
-        self.streams_mut().try_for_each(|stream| truncate_stream(backend, stream, n))
+    pub fn cut(&mut self, n: usize) -> usize {
+        assert!(n <= self.len, "cannot cut {} tokens to {n}", self.len);
+        if n == self.len {
+            return n;
+        }
+        let now = self.layout.exact_cut(n, self.coded);
+        let marked = self.mark.as_ref().map_or(0, |mark| self.layout.exact_cut(n.min(mark.len), mark.coded));
+        let n = now.max(marked);
+        if n == 0 || !self.is_there(n) {
+            self.clear();
+            return 0;
+        }
+        if let Some(mark) = self.mark.take_if(|_| now < marked) {
+            self.coded = mark.coded;
+            self.memory.iter_mut().zip(mark.tails).for_each(|(memory, tail)| memory.set_tail(tail));
+        }
+        self.mark.take_if(|mark| mark.len > n);
+        (self.len, self.coded) = (n, self.coded.min(n.div_ceil(TILE)).max(self.layout.coded_tiles(0)));
+        for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
+            memory.truncate(group.n_blocks(self.len, self.coded));
+        }
+        self.keys.truncate(1 + n / TOKENS_PER_BLOCK);
+        n
     }
 
-    pub(crate) fn streams(&self) -> impl Iterator<Item = &Stream<P>> {
-        self.layers.iter().flat_map(|layer| layer.k.iter().chain(&layer.v))
+    /// Whether no block has been let go of that a query after `n` tokens may see.
+    fn is_there(&self, n: usize) -> bool {
+        self.groups().all(|(group, memory)| {
+            let coded = self.coded.min(n.div_ceil(TILE));
+            let blocks = group.oldest_block(n)..group.n_blocks(n, coded);
+            memory.blocks().get(blocks).is_none_or(|blocks| blocks.iter().all(Option::is_some))
+        })
     }
 
-    pub(crate) fn streams_mut(&mut self) -> impl Iterator<Item = &mut Stream<P>> {
-        self.layers.iter_mut().flat_map(|layer| layer.k.iter_mut().chain(&mut layer.v))
+    /// After a step that failed: nothing of it is kept. The tail may have been written over, so that more may have to go: see
+    /// [`Cache::cut`]. Returns the tokens that are left.
+    pub fn undo_step(&mut self) -> usize {
+        // As if everything had been coded: only a cut that needs nothing of the tail will do.
+        self.coded = usize::MAX;
+        let len = self.len;
+        self.len += 1;
+        self.cut(len)
     }
-}
 
-fn truncate_stream<B: Backend>(backend: &B, stream: &mut Stream<B::Page>, n: usize) -> Result<(), KvError> {
-    let Some((torn, slots)) = stream.truncate(n) else { return Ok(()) };
-    let alpha = stream.spec().alpha;
-    let (main, tail) = (stream.spec().main_layout(), stream.spec().f16_layout());
-
-    let from = stream.tile_at(torn);
-    let mut page = vec![0; from.page.n_bytes()];
-    backend.read_page(from.page, &mut page)?;
-    let codes = &page[from.offset..][..main.bytes()];
-
-    let to = stream.place(n / kvant_codec::tile::TILE);
-    let (_, tail_page, offset) = stream.tile_mut(to);
-    let mut bytes = vec![0; tail_page.n_bytes()];
-    backend.read_page(tail_page, &mut bytes)?;
-    let mut row = vec![0.0; main.dim()];
-    for slot in slots {
-        main.get(codes, slot, &mut row);
-        row.iter_mut().for_each(|value| *value /= alpha);
-        tail.put(&mut bytes[offset..][..tail.bytes()], slot, &row);
+    /// Tiles that are coded.
+    pub(crate) fn coded(&self) -> usize {
+        self.coded
     }
-    backend.write_page(tail_page, &bytes)?;
-    Ok(())
+
+    pub(crate) fn set_state(&mut self, state: CacheState, mark: Option<Mark<P>>) {
+        (self.len, self.coded, self.mark) = (state.len, state.coded, mark);
+    }
+
+    pub(crate) fn marked(&self) -> Option<&Mark<P>> {
+        self.mark.as_ref()
+    }
+
+    /// Each group with its memory.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = (&Group, &KvMemory<P>)> {
+        self.layout.groups().iter().zip(&self.memory)
+    }
+
+    pub(crate) fn memory_mut(&mut self) -> &mut [KvMemory<P>] {
+        &mut self.memory
+    }
+
+    /// Says what the first block follows on; without, blocks are neither made known nor looked for.
+    pub fn set_root(&mut self, root: BlockKey) {
+        if self.keys.is_empty() {
+            self.keys.push(root);
+        }
+    }
+
+    /// Makes the blocks known that are complete, so that other sequences can begin with them. `tokens` are those that are
+    /// stored.
+    pub fn publish(&mut self, pool: &Pool<P>, tokens: &[u32]) {
+        let groups = self.layout.groups().iter();
+        let complete = groups.map(|group| group.complete_blocks(self.len, self.coded)).min().unwrap_or(0);
+        let (known, _) = tokens.as_chunks();
+        while let Some(&parent) = self.keys.last().filter(|_| self.keys.len() <= complete) {
+            let index = self.keys.len() - 1;
+            let weak = |page: &Arc<_>| Arc::downgrade(page);
+            let block = |memory: &KvMemory<P>| memory.blocks()[index].as_ref().map(weak);
+            let blocks = self.memory.iter().map(block).collect();
+            let sinks = self.memory.iter().map(|memory| memory.sink().map(weak)).collect();
+            self.keys.push(pool.publish(parent, &known[index], blocks, sinks));
+        }
+    }
+
+    /// Begins with the longest prefix of `tokens` that other sequences hold, all but the last token at most: bit for bit what
+    /// feeding it gives. Returns its length.
+    ///
+    /// # Panics
+    /// When tokens are stored already.
+    pub fn attach(&mut self, pool: &Pool<P>, tokens: &[u32]) -> usize {
+        assert!(self.is_empty(), "a sequence that holds tokens cannot begin anew");
+        let most = tokens.len().saturating_sub(1).min(self.n_ctx);
+        let (Some(&root), (blocks, _)) = (self.keys.first(), tokens[..most].as_chunks::<TOKENS_PER_BLOCK>())
+        else {
+            return 0;
+        };
+        let (mut keys, mut found) = (vec![root], Vec::new());
+        for tokens in blocks {
+            let Some((key, block)) = pool.find(*keys.last().expect("the root"), tokens) else { break };
+            keys.push(key);
+            found.push(block);
+        }
+        let is_whole = |n: usize| {
+            self.layout.is_attachable(n * TOKENS_PER_BLOCK)
+                && self.layout.groups().iter().enumerate().all(|(g, group)| {
+                    let seen = group.oldest_block(n * TOKENS_PER_BLOCK)..n;
+                    found[seen].iter().all(|block| block.blocks[g].is_some())
+                })
+        };
+        let n = (0..=found.len()).rev().find(|&n| n == 0 || is_whole(n)).unwrap_or(0);
+        for (g, memory) in self.memory.iter_mut().enumerate() {
+            found[..n].iter().for_each(|block| memory.push(block.blocks[g].clone()));
+            memory.set_sink(found[..n].last().and_then(|block| block.sinks[g].clone()));
+        }
+        keys.truncate(1 + n);
+        self.keys = keys;
+        self.len = n * TOKENS_PER_BLOCK;
+        self.coded = (self.len / TILE).max(self.layout.coded_tiles(0));
+        self.len
+    }
 }

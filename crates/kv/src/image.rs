@@ -1,172 +1,168 @@
-//! A cache taken down and put up again: each stream as its tiles' bytes in token order, bit for bit.
+//! A cache taken down and put up again: its allocations, byte for byte.
 
-use kvant_backend::{Backend, Page, Stream, StreamSpec};
-use kvant_codec::Rotation;
+use std::sync::Arc;
+
+use kvant_backend::{Backend, Page, Pages};
 use kvant_codec::tile::{Side, TILE, restore_row};
 
-use crate::{Cache, KvError, KvShape, Plan};
+use crate::cache::Mark;
+use crate::pool::Pool;
+use crate::{Cache, KvError, Layout};
 
-/// One stream, flattened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StreamImage {
+/// The state of a cache beside its allocations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheState {
     /// Tokens stored.
     pub len: usize,
-    /// Where its main pages end and its f16 tail begins, in tokens.
-    pub main_end: usize,
-    /// Its tiles, those of the sink first, then the main ones, then those of the tail.
-    pub bytes: Vec<u8>,
+    /// Tiles of 16 tokens that are coded.
+    pub coded: usize,
+    /// Tokens and coded tiles of the place that is remembered.
+    pub mark: Option<(usize, usize)>,
 }
 
-impl StreamImage {
-    /// Bytes that the tiles of a stream of `len` tokens take.
-    pub fn n_bytes(spec: &StreamSpec, len: usize, main_end: usize) -> usize {
-        let n_tiles = len.div_ceil(TILE);
-        let f16_tiles = n_tiles.min(spec.sink_tiles) + n_tiles.saturating_sub(main_end.div_ceil(TILE));
-        f16_tiles * spec.f16_layout().bytes() + (n_tiles - f16_tiles) * spec.main_layout().bytes()
+impl CacheState {
+    /// Whether tokens wait in the tail: neither a cut to a border nor a prefix of another sequence leaves any there.
+    pub(crate) fn has_tail(self) -> bool {
+        self.coded * TILE < self.len
     }
 }
 
 impl<P: Page> Cache<P> {
-    /// Every stream: layer by layer, the keys of each head, then the values.
+    /// What [`Cache::images`] does not say.
+    pub fn state(&self) -> CacheState {
+        CacheState {
+            len: self.len(),
+            coded: self.coded(),
+            mark: self.marked().map(|mark| (mark.len, mark.coded)),
+        }
+    }
+
+    /// Every allocation that what comes next may read: for each group the sink, the tail, and the blocks.
+    fn kept(&self) -> impl Iterator<Item = &P> {
+        let pages = self.groups().flat_map(|(group, memory)| {
+            let tail = memory.tail().filter(|_| self.state().has_tail());
+            let f16 = memory.sink().into_iter().chain(tail);
+            f16.chain(memory.blocks()[group.oldest_block(self.len())..].iter().flatten())
+        });
+        let marked = self.marked().into_iter().flat_map(|mark| mark.tails.iter().flatten());
+        pages.chain(marked).map(|page| &***page)
+    }
+
+    /// How many [images](Cache::images) there are.
+    pub fn n_images(&self) -> usize {
+        self.kept().count()
+    }
+
+    /// The bytes of every allocation that what comes next may read: for each group the sink, the tail, and the blocks; then the
+    /// tails of the place that is remembered.
     pub fn images<B: Backend<Page = P>>(
         &self,
         backend: &B,
-    ) -> impl Iterator<Item = Result<StreamImage, KvError>> {
-        self.streams().map(|stream| take_down(backend, stream))
+    ) -> impl Iterator<Item = Result<Vec<u8>, KvError>> {
+        self.kept().map(|page| {
+            let mut bytes = vec![0; page.n_bytes()];
+            backend.read_page(page, &mut bytes)?;
+            Ok(bytes)
+        })
     }
 
-    /// A cache from the images of another, asked for in the order of [`Cache::images`] with the stream's number.
+    /// A cache from the images of another, asked for in the order of [`Cache::images`] with the number and the expected
+    /// bytes.
     ///
     /// # Errors
-    /// [`KvError::Image`] when an image does not fit the plan or the other images, [`KvError::Full`] when there are
-    /// more tokens than `n_ctx`, a device error, and whatever `next` fails with.
-    ///
-    /// # Panics
-    /// When `plan` was made for another shape.
+    /// [`KvError::Image`] when the state or an image does not fit the layout, [`KvError::Full`] when there are more tokens than
+    /// `n_ctx`, a device error, and whatever `next` fails with.
     pub fn from_images<B: Backend<Page = P>, E: From<KvError>>(
         backend: &B,
-        shape: &KvShape,
-        plan: Plan,
+        pool: &Pool<P>,
+        layout: Arc<Layout>,
         n_ctx: usize,
-        next: &mut dyn FnMut(usize) -> Result<StreamImage, E>,
+        state: CacheState,
+        next: &mut dyn FnMut(usize) -> Result<Vec<u8>, E>,
     ) -> Result<Self, E> {
-        let mut cache = Self::new(backend, shape, plan, n_ctx)?;
-        let mut len = None;
-        for (index, stream) in cache.streams_mut().enumerate() {
-            let image = next(index)?;
-            let expected = *len.get_or_insert(image.len);
-            if image.len != expected {
-                let what = format!("expected {expected} tokens as in the first stream, got {}", image.len);
+        let CacheState { len, coded, mark } = state;
+        if len > n_ctx {
+            return Err(KvError::Full { need: len, n_ctx }.into());
+        }
+        let mut cache = Self::new(Arc::clone(&layout), n_ctx);
+        for (len, coded) in std::iter::once((len, coded)).chain(mark) {
+            // What a cache of so many tokens can have come to: by being fed, or by a cut after that.
+            let least = layout.coded_tiles(len);
+            if len > state.len || coded < least || (coded > least && coded > len.div_ceil(TILE)) {
+                let what = format!("{coded} coded tiles cannot be those of {len} tokens");
+                return Err(KvError::Image { index: 0, what }.into());
+            }
+        }
+        let mut index = 0;
+        let mut read = |n_bytes: usize| {
+            let bytes = next(index)?;
+            if bytes.len() != n_bytes {
+                let what = format!("expected {n_bytes} bytes, got {}", bytes.len());
                 return Err(KvError::Image { index, what }.into());
             }
-            if image.len > n_ctx {
-                return Err(KvError::Full { need: image.len, n_ctx }.into());
+            index += 1;
+            let mut page = pool.on(backend).page(n_bytes).map_err(KvError::from)?;
+            backend.write_page(&mut page, &bytes).map_err(KvError::from)?;
+            Ok::<_, E>(Arc::new(page))
+        };
+        for (group, memory) in layout.groups().iter().zip(cache.memory_mut()) {
+            let sizes = group.sizes;
+            if sizes.sink > 0 && len > 0 {
+                memory.set_sink(Some(read(sizes.sink)?));
             }
-            *stream = put_up(backend, *stream.spec(), &image, index)?;
+            if sizes.tail > 0 && state.has_tail() {
+                memory.set_tail(Some(read(sizes.tail)?));
+            }
+            let oldest = group.oldest_block(len);
+            for block in 0..group.n_blocks(len, coded) {
+                memory.push(if block < oldest { None } else { Some(read(sizes.block)?) });
+            }
         }
+        let mark = match mark {
+            None => None,
+            Some((len, coded)) => {
+                let sizes = layout.groups().iter().map(|group| group.sizes.tail);
+                let tails =
+                    sizes.map(|tail| (tail > 0).then(|| read(tail)).transpose()).collect::<Result<_, _>>()?;
+                Some(Mark { len, coded, tails })
+            }
+        };
+        cache.set_state(state, mark);
         Ok(cache)
     }
 
-    /// The stored keys or values of one head as numbers, `[len, head_dim]`: decoded and, where the stream is
-    /// rotated, rotated back. For measurements.
+    /// The stored keys or values of one head as numbers, `[tokens, head_dim]` from the oldest token on that is kept: decoded
+    /// and, where the stream is rotated, rotated back. For measurements.
     ///
     /// # Errors
     /// When the device cannot be read.
-    pub fn rows<B: Backend<Page = P>>(
+    pub fn rows_of<B: Backend<Page = P>>(
         &self,
         backend: &B,
         layer: usize,
         head: usize,
         side: Side,
     ) -> Result<Vec<f32>, KvError> {
-        let streams = match side {
-            Side::K => &self.layer(layer).k,
-            Side::V => &self.layer(layer).v,
+        let streams = self.layout().layer(layer);
+        let stream = match side {
+            Side::K => &streams.k[head],
+            Side::V => &streams.v[head],
         };
-        let (stream, rotation) = (&streams[head], Rotation::kv());
-        let spec = stream.spec();
-        let rotation = spec.rotates().then_some(&rotation);
-        let mut rows = vec![0.0; stream.len() * spec.head_dim];
+        let (spec, memory) = (&stream.spec, self.memory(layer));
+        let first = streams.oldest(self.len());
+        let mut rows = vec![0.0; (self.len() - first) * spec.head_dim];
         let mut padded = vec![0.0; spec.dim()];
-        let mut reader = PageReader::new(backend);
-        for (token, row) in rows.chunks_exact_mut(spec.head_dim).enumerate() {
-            let tile = stream.tile(token / TILE);
-            let bytes = &reader.read(tile.page)?[tile.offset..][..tile.layout.bytes()];
-            tile.layout.get(bytes, token % TILE, &mut padded);
-            restore_row(rotation, &mut padded, row);
+        let mut read: (Option<&P>, Vec<u8>) = (None, Vec::new());
+        for (token, row) in (first..).zip(rows.chunks_exact_mut(spec.head_dim)) {
+            let tile = memory.tile(stream, spec.place(token / TILE, self.coded()));
+            if !read.0.is_some_and(|page| std::ptr::eq(page, tile.page)) {
+                read = (None, vec![0; tile.page.n_bytes()]);
+                backend.read_page(tile.page, &mut read.1)?;
+                read.0 = Some(tile.page);
+            }
+            tile.layout.get(&read.1[tile.offset..][..tile.layout.bytes()], token % TILE, &mut padded);
+            restore_row(spec.rotates(), &mut padded, row);
         }
         Ok(rows)
     }
-}
-
-/// Reads pages from the device, each once while it is asked for again and again.
-struct PageReader<'a, B: Backend> {
-    backend: &'a B,
-    page: Option<&'a B::Page>,
-    bytes: Vec<u8>,
-}
-
-impl<'a, B: Backend> PageReader<'a, B> {
-    fn new(backend: &'a B) -> Self {
-        Self { backend, page: None, bytes: Vec::new() }
-    }
-
-    fn read(&mut self, page: &'a B::Page) -> Result<&[u8], KvError> {
-        if !self.page.is_some_and(|read| std::ptr::eq(read, page)) {
-            self.page = None;
-            self.bytes.resize(page.n_bytes(), 0);
-            self.backend.read_page(page, &mut self.bytes)?;
-            self.page = Some(page);
-        }
-        Ok(&self.bytes)
-    }
-}
-
-fn take_down<B: Backend>(backend: &B, stream: &Stream<B::Page>) -> Result<StreamImage, KvError> {
-    let (len, main_end) = (stream.len(), stream.main_end());
-    let mut bytes = Vec::with_capacity(StreamImage::n_bytes(stream.spec(), len, main_end));
-    let mut reader = PageReader::new(backend);
-    for index in 0..stream.n_tiles() {
-        let tile = stream.tile(index);
-        bytes.extend_from_slice(&reader.read(tile.page)?[tile.offset..][..tile.layout.bytes()]);
-    }
-    Ok(StreamImage { len, main_end, bytes })
-}
-
-fn put_up<B: Backend>(
-    backend: &B,
-    spec: StreamSpec,
-    image: &StreamImage,
-    index: usize,
-) -> Result<Stream<B::Page>, KvError> {
-    let (len, main_end) = (image.len, image.main_end);
-    if !spec.admits(len, main_end) {
-        let what = format!("{len} tokens cannot have main pages that end at token {main_end}");
-        return Err(KvError::Image { index, what });
-    }
-    let expected = StreamImage::n_bytes(&spec, len, main_end);
-    if image.bytes.len() != expected {
-        let what = format!("expected {expected} bytes for {len} tokens, got {}", image.bytes.len());
-        return Err(KvError::Image { index, what });
-    }
-    let mut stream = Stream::restored(spec, len, main_end, &mut |bytes| backend.page(bytes))?;
-    let mut host = Vec::new();
-    let (mut tile, mut rest) = (0, &image.bytes[..]);
-    while tile < stream.n_tiles() {
-        // All tiles of one page, then the page as a whole.
-        let first = stream.place(tile);
-        let (_, page, _) = stream.tile_mut(first);
-        let this_page: *const B::Page = page;
-        host.clear();
-        host.resize(page.n_bytes(), 0);
-        while tile < stream.n_tiles() && std::ptr::eq(stream.tile(tile).page, this_page) {
-            let at = stream.tile(tile);
-            let (bytes, after) = rest.split_at(at.layout.bytes());
-            host[at.offset..][..bytes.len()].copy_from_slice(bytes);
-            (tile, rest) = (tile + 1, after);
-        }
-        let (_, page, _) = stream.tile_mut(first);
-        backend.write_page(page, &host)?;
-    }
-    Ok(stream)
 }

@@ -6,35 +6,57 @@ use kvant_backend::StreamSpec;
 use kvant_codec::DType;
 use kvant_codec::tile::{Side, TILE};
 
-use crate::{KvError, Policies};
+use crate::{KvError, Layout, Policies};
 
 /// The KV heads of a model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KvShape {
-    /// Layers that have a cache.
-    pub n_layers: usize,
+    /// The layers that have a cache.
+    pub layers: Vec<KvLayerShape>,
+}
+
+/// The KV heads of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayerShape {
     /// Query heads.
     pub n_heads: usize,
-    /// KV heads of each layer.
+    /// KV heads.
     pub n_kv_heads: usize,
     /// Values of a key head.
     pub k_head_dim: usize,
     /// Values of a value head.
     pub v_head_dim: usize,
+    /// The youngest tokens that a query sees, itself included; all of them when `None`.
+    pub window: Option<usize>,
 }
 
-impl KvShape {
+impl KvLayerShape {
     /// Query heads per KV head.
     pub fn gqa_ratio(&self) -> usize {
         self.n_heads / self.n_kv_heads.max(1)
     }
+}
 
-    /// Bytes that a cache of `tokens` tokens would allocate in f16, in the same pages: what a saving is measured
+impl KvShape {
+    /// Layers of one shape.
+    pub fn uniform(n_layers: usize, layer: KvLayerShape) -> Self {
+        Self { layers: vec![layer; n_layers] }
+    }
+
+    /// Some of the layers.
+    ///
+    /// # Panics
+    /// When there are no such layers.
+    pub fn part(&self, layers: Range<usize>) -> Self {
+        Self { layers: self.layers[layers].to_vec() }
+    }
+
+    /// Bytes that a cache of `tokens` tokens would allocate in f16, in the same blocks: what a saving is measured
     /// against.
     pub fn f16_bytes(&self, tokens: usize) -> usize {
-        let stream = |side, dim| StreamSpec::new(DType::F16, side, dim).n_bytes(tokens);
-        let head = stream(Side::K, self.k_head_dim) + stream(Side::V, self.v_head_dim);
-        self.n_layers * self.n_kv_heads * head
+        let f16 = HeadTypes { k: DType::F16, v: DType::F16 };
+        let types = self.layers.iter().map(|layer| vec![f16; layer.n_kv_heads]).collect();
+        Layout::new(self, Plan::of(types)).n_bytes(tokens)
     }
 }
 
@@ -50,7 +72,7 @@ pub struct HeadTypes {
 /// The full description of what a cache stores; kernels read it, policies fill it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Types, `[n_layers][n_kv_heads]`.
+    /// Types, `[layers][n_kv_heads]`.
     pub types: Vec<Vec<HeadTypes>>,
     /// First tokens kept in f16; rounded up to whole tiles.
     pub sink_tokens: usize,
@@ -75,16 +97,15 @@ impl Plan {
                 return Err(KvError::NotKvType { got: dtype.name().to_owned() });
             }
         }
-        let mut plan = Self {
-            types: vec![vec![HeadTypes { k, v }; shape.n_kv_heads]; shape.n_layers],
-            sink_tokens: 0,
-            recent_tokens: 0,
-            tail: true,
-            alpha: 1.0,
-            notes: Vec::new(),
-        };
+        let types = shape.layers.iter().map(|layer| vec![HeadTypes { k, v }; layer.n_kv_heads]).collect();
+        let mut plan = Self::of(types);
         policies.apply(shape, &mut plan)?;
         Ok(plan)
+    }
+
+    /// These types and nothing else.
+    fn of(types: Vec<Vec<HeadTypes>>) -> Self {
+        Self { types, sink_tokens: 0, recent_tokens: 0, tail: true, alpha: 1.0, notes: Vec::new() }
     }
 
     /// The plan of some of the layers. The notes, which speak of all of them, stay behind.
@@ -99,8 +120,8 @@ impl Plan {
     pub fn stream(&self, shape: &KvShape, layer: usize, head: usize, side: Side) -> StreamSpec {
         let types = self.types[layer][head];
         let (dtype, head_dim) = match side {
-            Side::K => (types.k, shape.k_head_dim),
-            Side::V => (types.v, shape.v_head_dim),
+            Side::K => (types.k, shape.layers[layer].k_head_dim),
+            Side::V => (types.v, shape.layers[layer].v_head_dim),
         };
         let spec = StreamSpec::new(dtype, side, head_dim);
         if spec.tail_tiles == 0 {
@@ -112,19 +133,21 @@ impl Plan {
 
     /// Bytes that a cache of `tokens` tokens allocates: what [`Cache::n_bytes`](crate::Cache::n_bytes) will report.
     pub fn n_bytes(&self, shape: &KvShape, tokens: usize) -> usize {
-        let heads =
-            (0..shape.n_layers).flat_map(|layer| (0..shape.n_kv_heads).map(move |head| (layer, head)));
-        let streams = heads.flat_map(|(layer, head)| [Side::K, Side::V].map(|side| (layer, head, side)));
-        streams.map(|(layer, head, side)| self.stream(shape, layer, head, side).n_bytes(tokens)).sum()
+        Layout::new(shape, self.clone()).n_bytes(tokens)
     }
 
-    /// Mean bits per stored value of the keys and of the values, scales included, padding and f16 parts not.
-    pub fn bits_per_value(&self) -> (f64, f64) {
-        let heads = self.types.iter().flatten();
-        let n = heads.clone().count().max(1) as f64;
-        let (k, v) = heads
-            .fold((0.0, 0.0), |(k, v), types| (k + types.k.bits_per_value(), v + types.v.bits_per_value()));
-        (k / n, v / n)
+    /// Mean bits per value of the keys and of the values in blocks, scales included.
+    pub fn bits_per_value(&self, shape: &KvShape) -> (f64, f64) {
+        let mean = |side| {
+            let heads = (0..self.types.len()).flat_map(|layer| {
+                (0..self.types[layer].len()).map(move |head| self.stream(shape, layer, head, side))
+            });
+            let (bits, values) = heads.fold((0, 0), |(bits, values), spec| {
+                (bits + 8 * spec.main_layout().bytes(), values + TILE * spec.head_dim)
+            });
+            bits as f64 / values.max(1) as f64
+        };
+        (mean(Side::K), mean(Side::V))
     }
 
     /// The name of the keys' and of the values' type: a type name, or `mixed`.

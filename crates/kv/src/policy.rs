@@ -45,6 +45,9 @@ pub struct TableRule {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policies(pub Vec<Policy>);
 
+/// Query heads per KV head from which on keys of few bits are not trusted.
+const WIDE_GROUP: usize = 6;
+
 /// How policies are written.
 const POLICY_SYNTAX: &str =
     "none, or a comma list of auto-asymmetric, boundary[:FIRST[,LAST]], sink:N, recent:N, alpha:X";
@@ -136,15 +139,16 @@ impl Policy {
     fn apply(&self, shape: &KvShape, plan: &mut Plan) -> Result<(), KvError> {
         match self {
             Self::AutoAsymmetric => {
-                let ratio = shape.gqa_ratio();
                 let mut raised = None;
-                for types in plan.types.iter_mut().flatten() {
-                    if ratio >= 6 && types.k.bits_per_value() < 8.0 {
-                        raised = Some(types.k);
-                        types.k = DType::Q8_0;
+                for (layer, heads) in shape.layers.iter().zip(&mut plan.types) {
+                    for types in heads.iter_mut().filter(|types| types.k.bits_per_value() < 8.0) {
+                        if layer.gqa_ratio() >= WIDE_GROUP {
+                            raised = Some((types.k, layer.gqa_ratio()));
+                            types.k = DType::Q8_0;
+                        }
                     }
                 }
-                if let Some(from) = raised {
+                if let Some((from, ratio)) = raised {
                     plan.notes.push(format!(
                         "auto-asymmetric: K raised from {} to q8_0 ({ratio} query heads per KV head; policy none keeps it)",
                         from.name()
@@ -238,8 +242,8 @@ impl TableRule {
     }
 
     fn apply(&self, shape: &KvShape, plan: &mut Plan) -> Result<(), KvError> {
-        for (what, index, n) in [("layer", self.layer, shape.n_layers), ("head", self.head, shape.n_kv_heads)]
-        {
+        let n_heads = shape.layers.iter().map(|layer| layer.n_kv_heads).max().unwrap_or(0);
+        for (what, index, n) in [("layer", self.layer, shape.layers.len()), ("head", self.head, n_heads)] {
             if let Some(index) = index.filter(|&index| index >= n) {
                 let what = format!("{what} {index} of a model with {n}");
                 return Err(KvError::Table { line: self.line, what });
@@ -261,10 +265,20 @@ mod tests {
     use kvant_codec::tile::Side;
 
     use super::*;
+    use crate::KvLayerShape;
 
-    const QWEN: KvShape =
-        KvShape { n_layers: 28, n_heads: 12, n_kv_heads: 2, k_head_dim: 128, v_head_dim: 128 };
-    const LLAMA: KvShape = KvShape { n_layers: 4, n_heads: 4, n_kv_heads: 4, k_head_dim: 64, v_head_dim: 64 };
+    fn shape(n_layers: usize, n_heads: usize, n_kv_heads: usize, head_dim: usize) -> KvShape {
+        let (k_head_dim, v_head_dim, window) = (head_dim, head_dim, None);
+        KvShape::uniform(n_layers, KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window })
+    }
+
+    fn qwen() -> KvShape {
+        shape(28, 12, 2, 128)
+    }
+
+    fn llama() -> KvShape {
+        shape(4, 4, 4, 64)
+    }
 
     fn plan(shape: &KvShape, k: DType, v: DType, policies: &str) -> Plan {
         Plan::new(shape, k, v, &policies.parse().unwrap()).unwrap()
@@ -273,32 +287,32 @@ mod tests {
     #[test]
     fn auto_asymmetric_raises_low_bit_keys_of_wide_groups_only() {
         for k in [DType::Turbo2, DType::Turbo3, DType::Turbo4, DType::Q4_0] {
-            let plan = plan(&QWEN, k, DType::Turbo3, "auto-asymmetric");
+            let plan = plan(&qwen(), k, DType::Turbo3, "auto-asymmetric");
             assert_eq!(plan.type_names(), ("q8_0", "turbo3"));
             assert_eq!(plan.notes.len(), 1);
         }
-        assert_eq!(plan(&QWEN, DType::F16, DType::Turbo3, "auto-asymmetric").type_names().0, "f16");
-        assert_eq!(plan(&LLAMA, DType::Turbo3, DType::Turbo3, "auto-asymmetric").type_names().0, "turbo3");
-        assert_eq!(plan(&QWEN, DType::Turbo3, DType::Turbo3, "none").type_names().0, "turbo3");
+        assert_eq!(plan(&qwen(), DType::F16, DType::Turbo3, "auto-asymmetric").type_names().0, "f16");
+        assert_eq!(plan(&llama(), DType::Turbo3, DType::Turbo3, "auto-asymmetric").type_names().0, "turbo3");
+        assert_eq!(plan(&qwen(), DType::Turbo3, DType::Turbo3, "none").type_names().0, "turbo3");
     }
 
     #[test]
     fn boundary_counts_kv_layers_and_never_lowers_a_type() {
-        let p = plan(&QWEN, DType::F16, DType::Turbo2, "boundary:1,2");
+        let p = plan(&qwen(), DType::F16, DType::Turbo2, "boundary:1,2");
         let raised: Vec<usize> = (0..28).filter(|&i| p.types[i][0].v == DType::Q8_0).collect();
         assert_eq!(raised, [0, 26, 27]);
         assert!(p.types.iter().flatten().all(|t| t.k == DType::F16));
         // More boundary than layers: everything, no overflow.
-        let p = plan(&LLAMA, DType::Turbo2, DType::Turbo2, "boundary:9");
+        let p = plan(&llama(), DType::Turbo2, DType::Turbo2, "boundary:9");
         assert_eq!(p.type_names(), ("q8_0", "q8_0"));
     }
 
     #[test]
     fn sink_and_recent_become_whole_tiles_and_leave_float_streams_alone() {
-        let p = plan(&LLAMA, DType::Turbo3, DType::F16, "sink:4,recent:100,alpha:1.02");
-        let k = p.stream(&LLAMA, 0, 0, Side::K);
+        let p = plan(&llama(), DType::Turbo3, DType::F16, "sink:4,recent:100,alpha:1.02");
+        let k = p.stream(&llama(), 0, 0, Side::K);
         assert_eq!((k.sink_tiles, k.tail_tiles, k.alpha), (1, 9, 1.02));
-        let v = p.stream(&LLAMA, 0, 0, Side::V);
+        let v = p.stream(&llama(), 0, 0, Side::V);
         assert_eq!((v.sink_tiles, v.tail_tiles, v.alpha), (0, 0, 1.0));
     }
 
@@ -306,7 +320,7 @@ mod tests {
     fn a_table_names_layers_heads_and_sides_and_later_lines_win() {
         let policies =
             Policies::none().with_table("# all\n* * KV turbo2\n0 * K q8_0 # first\n3 1 V f16\n").unwrap();
-        let p = Plan::new(&LLAMA, DType::F16, DType::F16, &policies).unwrap();
+        let p = Plan::new(&llama(), DType::F16, DType::F16, &policies).unwrap();
         assert_eq!(p.types[0][3], HeadTypes { k: DType::Q8_0, v: DType::Turbo2 });
         assert_eq!(p.types[3][1], HeadTypes { k: DType::Turbo2, v: DType::F16 });
         assert_eq!(p.types[3][0], HeadTypes { k: DType::Turbo2, v: DType::Turbo2 });
@@ -334,8 +348,8 @@ mod tests {
             assert!(matches!(error, KvError::Table { line: 2, .. }), "{bad:?}: {error}");
         }
         let beyond = Policies::none().with_table("4 0 K f16").unwrap();
-        assert!(Plan::new(&LLAMA, DType::F16, DType::F16, &beyond).is_err());
-        assert!(Plan::new(&LLAMA, DType::Q6K, DType::F16, &Policies::none()).is_err());
+        assert!(Plan::new(&llama(), DType::F16, DType::F16, &beyond).is_err());
+        assert!(Plan::new(&llama(), DType::Q6K, DType::F16, &Policies::none()).is_err());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use kvant_backend::Pairing;
 use kvant_gguf::Gguf;
-use kvant_kv::KvShape;
+use kvant_kv::{KvLayerShape, KvShape};
 
 use crate::ModelError;
 use crate::rope::{Rope, Scaling};
@@ -41,26 +41,52 @@ impl Family {
 pub struct Config {
     /// Which family's conventions hold.
     pub family: Family,
-    /// Decoder layers.
-    pub n_layers: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Width of the feed-forward layer.
-    pub n_ff: usize,
-    /// Query heads.
-    pub n_heads: usize,
-    /// Key and value heads.
-    pub n_kv_heads: usize,
-    /// Values of a query head and of a key head.
-    pub k_head_dim: usize,
-    /// Values of a value head.
-    pub v_head_dim: usize,
+    /// The decoder layers, in order.
+    pub layers: Vec<LayerSpec>,
     /// Added to the mean square in every norm.
     pub rms_eps: f32,
     /// Context length the model was trained for.
     pub n_ctx_train: usize,
     /// Rotary embedding.
     pub rope: Rope,
+}
+
+/// The shape of a decoder layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerSpec {
+    /// Its heads, and what its queries see.
+    pub heads: KvLayerShape,
+    /// Width of the feed-forward layer.
+    pub n_ff: usize,
+}
+
+impl LayerSpec {
+    /// Factor on the scores.
+    pub fn scale(&self) -> f32 {
+        1.0 / (self.heads.k_head_dim as f32).sqrt()
+    }
+
+    /// Values of all queries of a row.
+    pub fn n_q(&self) -> usize {
+        self.heads.n_heads * self.heads.k_head_dim
+    }
+
+    /// Values of all keys of a row.
+    pub fn n_k(&self) -> usize {
+        self.heads.n_kv_heads * self.heads.k_head_dim
+    }
+
+    /// Values of all values of a row.
+    pub fn n_v(&self) -> usize {
+        self.heads.n_kv_heads * self.heads.v_head_dim
+    }
+
+    /// Values of what attention gives for a row.
+    pub fn n_out(&self) -> usize {
+        self.heads.n_heads * self.heads.v_head_dim
+    }
 }
 
 impl Config {
@@ -94,15 +120,17 @@ impl Config {
             }
         }
         let n_ctx_train = keys.size("context_length")?;
+        let n_layers = keys.size("block_count")?;
+        // Each layer has tensors; a number beyond them is checked before anything is made for each.
+        if n_layers > gguf.tensors().len() {
+            let what = format!("at most one layer for each of {} tensors", gguf.tensors().len());
+            return Err(keys.bad("block_count", &what, n_layers));
+        }
+        let heads = KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window: None };
         Ok(Self {
             family,
-            n_layers: keys.size("block_count")?,
             n_embd,
-            n_ff: keys.size("feed_forward_length")?,
-            n_heads,
-            n_kv_heads,
-            k_head_dim,
-            v_head_dim,
+            layers: vec![LayerSpec { heads, n_ff: keys.size("feed_forward_length")? }; n_layers],
             rms_eps: keys.float("attention.layer_norm_rms_epsilon")?,
             n_ctx_train,
             rope: read_rope(&keys, family.pairing(), k_head_dim, n_ctx_train)?,
@@ -111,13 +139,7 @@ impl Config {
 
     /// The KV heads, as the cache sees them.
     pub fn kv_shape(&self) -> KvShape {
-        KvShape {
-            n_layers: self.n_layers,
-            n_heads: self.n_heads,
-            n_kv_heads: self.n_kv_heads,
-            k_head_dim: self.k_head_dim,
-            v_head_dim: self.v_head_dim,
-        }
+        KvShape { layers: self.layers.iter().map(|layer| layer.heads).collect() }
     }
 }
 

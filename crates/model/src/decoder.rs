@@ -2,13 +2,16 @@
 //!
 //! Pre-norm transformer with RMS norms, rotary embeddings, grouped-query attention and a SiLU-gated feed-forward
 //! layer. Families differ in data only: biases, per-head norms, pair order, tied output.
+//!
+//! A step is a batch: rows of any number of sequences, each with as many tokens as it likes, go through the layers together,
+//! in one pass over the weights. What a row becomes does not depend on the others.
 
-use kvant_backend::{AttendParams, Backend, Candidate, Heads, Input, KvLayer, Norm, Output, Rope};
+use kvant_backend::{AttendParams, Backend, Heads, Input, KvPart, Norm, Output, Page, Rope, Rows};
 use kvant_codec::random::Random;
-use kvant_kv::{Cache, KvShape};
+use kvant_kv::{Cache, KvShape, Pool};
 
 use crate::weights::{Layer, Weights};
-use crate::{Config, ModelError};
+use crate::{Config, LayerSpec, ModelError};
 
 /// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
@@ -16,7 +19,7 @@ pub struct Decoder<B: Backend> {
     weights: Weights<B>,
 }
 
-/// The activations of one step. Made once per session; a step allocates nothing.
+/// The activations of a step. They belong to the device, not to a sequence; a step allocates nothing.
 ///
 /// Every buffer has room for `max_rows` rows; a step uses the first of them.
 pub struct Activations<B: Backend> {
@@ -35,8 +38,10 @@ pub struct Activations<B: Backend> {
     hidden: B::Buffer,
     /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, and the same on the host.
     angles: (B::Buffer, Vec<f32>),
-    /// Logits of the wanted rows, `[logit_rows, n_vocab]`, and how many rows it has room for.
-    logits: (B::Buffer, usize),
+    /// Rows of `x` that are wanted, side by side, `[rows, n_embd]`.
+    wanted: B::Buffer,
+    /// f16 tiles of the step that older rows see and the tail no longer holds, of one layer at a time.
+    band: Option<B::Page>,
 }
 
 /// What enters a step.
@@ -48,17 +53,7 @@ pub enum Entry<'a> {
     Residual(&'a [f32]),
 }
 
-impl Entry<'_> {
-    /// Tokens that enter, in a model of width `n_embd`.
-    pub fn rows(&self, n_embd: usize) -> usize {
-        match self {
-            Self::Tokens(tokens) => tokens.len(),
-            Self::Residual(x) => x.len() / n_embd,
-        }
-    }
-}
-
-/// Which rows of a step get logits.
+/// Which rows of a sequence get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
     /// None: the step only fills the cache.
@@ -70,14 +65,30 @@ pub enum Want {
 }
 
 impl Want {
-    /// The first wanted row of a step with `rows` rows (`rows` when there is none).
+    /// The first wanted row of a sequence with `rows` rows in the step (`rows` when there is none).
     fn first(self, rows: usize) -> usize {
         match self {
             Self::Nothing => rows,
-            Self::Last => rows - 1,
+            Self::Last => rows.saturating_sub(1),
             Self::From(row) => row.min(rows),
         }
     }
+
+    /// Rows that are wanted of a sequence with `rows` rows in the step.
+    pub fn count(self, rows: usize) -> usize {
+        rows - self.first(rows)
+    }
+}
+
+/// One sequence of a step.
+#[derive(Debug)]
+pub struct StepPart<'a, P: Page> {
+    /// Its cache; the rows go after what it holds.
+    pub cache: &'a mut Cache<P>,
+    /// Its rows, at least one; those of the first sequence come first.
+    pub n: usize,
+    /// Which of them get logits.
+    pub want: Want,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -93,7 +104,7 @@ impl<B: Backend> Decoder<B> {
 
     /// The KV heads of the layers that are here.
     pub fn kv_shape(&self) -> KvShape {
-        KvShape { n_layers: self.weights.layers.len(), ..self.config.kv_shape() }
+        self.config.kv_shape().part(self.weights.part.layers())
     }
 
     /// Size of the vocabulary.
@@ -111,73 +122,88 @@ impl<B: Backend> Decoder<B> {
         self.weights.n_bytes - self.weights.lookup_bytes
     }
 
-    /// Activations for steps of up to `max_rows` tokens.
+    /// Activations for steps of up to `max_rows` rows.
     ///
     /// # Errors
     /// When the device has no memory left.
     pub fn activations(&self, backend: &B, max_rows: usize) -> Result<Activations<B>, ModelError> {
         let c = &self.config;
         let buffer = |cols: usize| backend.buffer(max_rows * cols);
+        let widest = |cols: fn(&LayerSpec) -> usize| buffer(c.layers.iter().map(cols).max().unwrap_or(0));
         Ok(Activations {
             max_rows,
             x: buffer(c.n_embd)?,
-            q: buffer(c.n_heads * c.k_head_dim)?,
-            k: buffer(c.n_kv_heads * c.k_head_dim)?,
-            v: buffer(c.n_kv_heads * c.v_head_dim)?,
-            attended: buffer(c.n_heads * c.v_head_dim)?,
-            hidden: buffer(c.n_ff)?,
+            q: widest(LayerSpec::n_q)?,
+            k: widest(LayerSpec::n_k)?,
+            v: widest(LayerSpec::n_v)?,
+            attended: widest(LayerSpec::n_out)?,
+            hidden: widest(|layer| layer.n_ff)?,
             angles: (buffer(c.rope.params.n_rot)?, Vec::with_capacity(max_rows * c.rope.params.n_rot)),
-            logits: (backend.buffer(self.n_vocab())?, 1),
+            wanted: buffer(c.n_embd)?,
+            band: None,
         })
     }
 
-    /// Runs what enters (at most `max_rows` rows, at least one) after what `cache` holds, and appends it there.
-    ///
-    /// Logits of the wanted rows can then be read with [`Decoder::logits`]; where the last layer is elsewhere, none
-    /// can be wanted, and [`Decoder::residual`] is what enters there.
+    /// Runs what enters, the rows of all `parts` one after the other, each after what its cache holds, and appends it there.
+    /// Logits of the wanted rows of all parts, one after the other, come to lie in `logits` `[wanted rows, n_vocab]`; where
+    /// the last layer is elsewhere, none can be wanted, and [`Decoder::residual`] is what enters there.
     ///
     /// # Errors
-    /// A token out of range, a full context, or a device error. After an error the cache may hold some of the new
-    /// tokens in some layers; truncate it to its former length before going on.
+    /// A token out of range, a full context or no memory: nothing has been changed then. A device error in the middle of a step:
+    /// [undo it](Cache::undo_step) in every cache before going on.
     ///
     /// # Panics
-    /// When tokens enter and the first layer is elsewhere, or logits are wanted and the last one is.
+    /// When there are more rows than the activations have room for, tokens enter and the first layer is elsewhere, or logits are
+    /// wanted and the last one is, or `logits` is too short.
     pub fn step(
         &self,
         backend: &B,
-        cache: &mut Cache<B::Page>,
+        pool: &Pool<B::Page>,
+        parts: &mut [StepPart<'_, B::Page>],
         act: &mut Activations<B>,
         entry: Entry<'_>,
-        want: Want,
-    ) -> Result<(), ModelError> {
-        self.step_together(backend, &mut [cache], act, entry, want)
+        logits: Option<&mut B::Buffer>,
+    ) -> Result<(), StepError> {
+        let rows = parts.iter().map(|part| part.n).sum();
+        assert!(0 < rows && rows <= act.max_rows, "{rows} rows in a step of at most {}", act.max_rows);
+        self.prepare(backend, pool, parts, act, entry).map_err(StepError::Refused)?;
+        let is_decode = parts.iter().all(|part| part.n == 1);
+        let run = || {
+            for (index, layer) in self.weights.layers.iter().enumerate() {
+                let spec = &self.config.layers[self.weights.part.layers().start + index];
+                self.attention(backend, (layer, spec), parts, index, act, rows)?;
+                self.feed_forward(backend, layer, act, rows)?;
+            }
+            match logits {
+                Some(logits) => self.output(backend, act, parts, logits),
+                None => Ok(()),
+            }
+        };
+        backend.step(is_decode, run).map_err(StepError::Broken)?;
+        parts.iter_mut().for_each(|part| part.cache.commit(part.n));
+        Ok(())
     }
 
-    /// [`Decoder::step`] of several sequences in one pass over the weights. As many rows enter for each, those of the
-    /// first sequence first.
-    ///
-    /// # Errors
-    /// As [`Decoder::step`].
-    ///
-    /// # Panics
-    /// As [`Decoder::step`], and when the rows cannot be shared out evenly.
-    pub fn step_together(
+    /// What can be refused before anything is written: tokens, room, memory. Then the rows enter.
+    fn prepare(
         &self,
         backend: &B,
-        caches: &mut [&mut Cache<B::Page>],
+        pool: &Pool<B::Page>,
+        parts: &mut [StepPart<'_, B::Page>],
         act: &mut Activations<B>,
         entry: Entry<'_>,
-        want: Want,
     ) -> Result<(), ModelError> {
-        let rows = entry.rows(self.config.n_embd);
-        assert!(0 < rows && rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
-        assert!(rows.is_multiple_of(caches.len()), "{rows} rows for {} sequences", caches.len());
-        let each = rows / caches.len();
         self.check_tokens(entry)?;
         act.angles.1.clear();
-        for cache in caches.iter_mut() {
-            cache.reserve(backend, each)?;
-            self.config.rope.angles(cache.len(), each, &mut act.angles.1);
+        for part in parts.iter_mut() {
+            part.cache.reserve(backend, pool, part.n)?;
+            self.config.rope.angles(part.cache.len(), part.n, &mut act.angles.1);
+        }
+        let band =
+            |index| for_parts(parts, index, |parts| parts.iter().map(KvPart::band_bytes).sum::<usize>());
+        let n_bytes = (0..self.weights.layers.len()).map(band).max().unwrap_or(0);
+        if act.band.as_ref().map_or(0, Page::n_bytes) < n_bytes {
+            act.band = Some(backend.page(n_bytes)?);
         }
         backend.write(&mut act.angles.0, &act.angles.1)?;
         match entry {
@@ -187,40 +213,39 @@ impl<B: Backend> Decoder<B> {
             }
             Entry::Residual(x) => backend.write(&mut act.x, x)?,
         }
-        backend.step(rows, || {
-            for (index, layer) in self.weights.layers.iter().enumerate() {
-                self.attention(backend, layer, caches, index, act, each)?;
-                self.feed_forward(backend, layer, act, rows)?;
-            }
-            self.output(backend, act, rows, want)
-        })
+        Ok(())
     }
 
     /// Appends `rows` tokens (at most `max_rows`) with random keys and values: a context of any depth in little time,
     /// to measure speed at it. What the model then says means nothing.
     ///
     /// # Errors
-    /// A full context, or a device error.
+    /// As [`Decoder::step`].
     pub fn append_random(
         &self,
         backend: &B,
-        cache: &mut Cache<B::Page>,
+        pool: &Pool<B::Page>,
+        part: StepPart<'_, B::Page>,
         act: &mut Activations<B>,
-        rows: usize,
         random: &mut Random,
-    ) -> Result<(), ModelError> {
+    ) -> Result<(), StepError> {
+        let rows = part.n;
         assert!(rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
-        cache.reserve(backend, rows)?;
-        let c = &self.config;
-        let mut k = vec![0.0; rows * c.n_kv_heads * c.k_head_dim];
-        let mut v = vec![0.0; rows * c.n_kv_heads * c.v_head_dim];
-        for index in 0..self.weights.layers.len() {
-            random.fill_gaussian(&mut k, 1.0);
-            random.fill_gaussian(&mut v, 1.0);
-            backend.write(&mut act.k, &k)?;
-            backend.write(&mut act.v, &v)?;
-            backend.kv_append(cache.layer_mut(index), &act.k, &act.v, 0..rows)?;
+        let parts = &mut [part];
+        self.prepare(backend, pool, parts, act, Entry::Residual(&[])).map_err(StepError::Refused)?;
+        for (index, spec) in self.weights.part.layers().map(|layer| &self.config.layers[layer]).enumerate() {
+            let mut append = || {
+                for (width, buffer) in [(spec.n_k(), &mut act.k), (spec.n_v(), &mut act.v)] {
+                    let mut x = vec![0.0; rows * width];
+                    random.fill_gaussian(&mut x, 1.0);
+                    backend.write(buffer, &x)?;
+                }
+                let (k, v, band) = (&act.k, &act.v, act.band.as_mut());
+                for_parts(parts, index, |parts| backend.kv_append(parts, k, v, band))
+            };
+            append().map_err(|error| StepError::Broken(error.into()))?;
         }
+        parts[0].cache.commit(rows);
         Ok(())
     }
 
@@ -228,13 +253,13 @@ impl<B: Backend> Decoder<B> {
     fn attention(
         &self,
         backend: &B,
-        layer: &Layer<B>,
-        caches: &mut [&mut Cache<B::Page>],
+        (layer, spec): (&Layer<B>, &LayerSpec),
+        parts: &mut [StepPart<'_, B::Page>],
         index: usize,
         act: &mut Activations<B>,
-        each: usize,
+        rows: usize,
     ) -> Result<(), ModelError> {
-        let (c, rows) = (&self.config, each * caches.len());
+        let (c, heads) = (&self.config, &spec.heads);
         backend.project(
             Input { x: &act.x, norm: Some(self.norm(&layer.attn_norm)), first_row: 0, rows },
             &mut [
@@ -246,38 +271,23 @@ impl<B: Backend> Decoder<B> {
         let rope = Rope {
             params: c.rope.params,
             angles: &act.angles.0,
-            q_heads: Heads { n: c.n_heads, dim: c.k_head_dim },
-            k_heads: Heads { n: c.n_kv_heads, dim: c.k_head_dim },
+            q_heads: Heads { n: heads.n_heads, dim: heads.k_head_dim },
+            k_heads: Heads { n: heads.n_kv_heads, dim: heads.k_head_dim },
             q_norm: layer.q_norm.as_ref().map(|weight| self.norm(weight)),
             k_norm: layer.k_norm.as_ref().map(|weight| self.norm(weight)),
         };
-        for (first_row, cache) in (0..rows).step_by(each).zip(caches.iter_mut()) {
-            let rows = first_row..first_row + each;
-            backend.rope_append(cache.layer_mut(index), &rope, &mut act.q, &mut act.k, &act.v, rows)?;
-        }
-        let part = |(first_row, layer): (usize, &KvLayer<B::Page>)| AttendParams {
-            n_heads: c.n_heads,
-            n_kv_heads: c.n_kv_heads,
-            k_head_dim: c.k_head_dim,
-            v_head_dim: c.v_head_dim,
-            scale: 1.0 / (c.k_head_dim as f32).sqrt(),
-            first_row,
-            start: layer.len() - each,
-            rows: each,
+        let params = AttendParams {
+            n_heads: heads.n_heads,
+            n_kv_heads: heads.n_kv_heads,
+            k_head_dim: heads.k_head_dim,
+            v_head_dim: heads.v_head_dim,
+            scale: spec.scale(),
         };
-        match caches {
-            // Decoding one sequence allocates nothing.
-            [cache] => {
-                let layer = cache.layer(index);
-                backend.attend(&part((0, layer)), &act.q, layer, &mut act.attended)?;
-            }
-            caches => {
-                let layers = caches.iter().map(|cache| cache.layer(index));
-                let parts =
-                    (0..rows).step_by(each).zip(layers).map(|(row, layer)| (part((row, layer)), layer));
-                backend.attend_together(&parts.collect::<Vec<_>>(), &act.q, &mut act.attended)?;
-            }
-        }
+        let (q, k, v, band) = (&mut act.q, &mut act.k, &act.v, &mut act.band);
+        for_parts(parts, index, |parts| {
+            backend.rope_append(parts, &rope, q, k, v, band.as_mut())?;
+            backend.attend(&params, parts, q, band.as_ref(), &mut act.attended)
+        })?;
         backend.project(
             Input { x: &act.attended, norm: None, first_row: 0, rows },
             &mut [Output { w: &layer.wo, bias: layer.bo.as_ref(), y: &mut act.x, accumulate: true }],
@@ -307,71 +317,27 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         act: &mut Activations<B>,
-        rows: usize,
-        want: Want,
+        parts: &[StepPart<'_, B::Page>],
+        logits: &mut B::Buffer,
     ) -> Result<(), ModelError> {
-        let first_row = want.first(rows);
-        let wanted = rows - first_row;
+        let n_embd = self.config.n_embd;
+        let (mut wanted, mut before) = (0, 0);
+        for part in parts {
+            let (first, n) = (before + part.want.first(part.n), part.want.count(part.n));
+            backend.copy(&act.x, first * n_embd, &mut act.wanted, wanted * n_embd, n * n_embd)?;
+            (wanted, before) = (wanted + n, before + part.n);
+        }
         if wanted == 0 {
             return Ok(());
-        }
-        if wanted > act.logits.1 {
-            act.logits = (backend.buffer(wanted * self.n_vocab())?, wanted);
         }
         let Weights { output, embedding, output_norm, .. } = &self.weights;
         let norm = output_norm.as_ref().expect("logits come out where the model ends");
         let w = output.as_ref().or(embedding.as_ref()).expect("a model that ends has an output matrix");
         backend.project(
-            Input { x: &act.x, norm: Some(self.norm(norm)), first_row, rows: wanted },
-            &mut [Output { w, bias: None, y: &mut act.logits.0, accumulate: false }],
+            Input { x: &act.wanted, norm: Some(self.norm(norm)), first_row: 0, rows: wanted },
+            &mut [Output { w, bias: None, y: logits, accumulate: false }],
         )?;
         Ok(())
-    }
-
-    /// Copies the logits of the `row`-th wanted row of the last step into `out` `[n_vocab]`.
-    ///
-    /// # Errors
-    /// When `out` has another length or the device cannot be read.
-    pub fn logits(
-        &self,
-        backend: &B,
-        act: &Activations<B>,
-        row: usize,
-        out: &mut [f32],
-    ) -> Result<(), ModelError> {
-        kvant_backend::BackendError::check("logits", "length of the output", self.n_vocab(), out.len())?;
-        Ok(backend.read(&act.logits.0, row * self.n_vocab(), out)?)
-    }
-
-    /// Makes the logits of the `row`-th wanted row of the last step of `from` the first ones of `to`.
-    ///
-    /// # Errors
-    /// When the device refuses.
-    pub fn copy_logits(
-        &self,
-        backend: &B,
-        from: &Activations<B>,
-        row: usize,
-        to: &mut Activations<B>,
-    ) -> Result<(), ModelError> {
-        let n_vocab = self.n_vocab();
-        Ok(backend.copy(&from.logits.0, row * n_vocab, &mut to.logits.0, n_vocab)?)
-    }
-
-    /// The `k` likeliest tokens after the `row`-th wanted row of the last step into `out`.
-    ///
-    /// # Errors
-    /// When the device cannot be read.
-    pub fn top_k(
-        &self,
-        backend: &B,
-        act: &Activations<B>,
-        row: usize,
-        k: usize,
-        out: &mut Vec<Candidate>,
-    ) -> Result<(), ModelError> {
-        let n_vocab = self.n_vocab();
-        Ok(backend.top_k(&act.logits.0, row * n_vocab, n_vocab, k, out)?)
     }
 
     /// Copies the residual stream that the last step left into `out` `[rows, n_embd]`.
@@ -392,5 +358,43 @@ impl<B: Backend> Decoder<B> {
 
     fn norm<'a>(&self, weight: &'a B::Buffer) -> Norm<'a, B::Buffer> {
         Norm { weight, eps: self.config.rms_eps }
+    }
+}
+
+/// A step that did not happen.
+#[derive(Debug)]
+pub enum StepError {
+    /// Nothing has been changed.
+    Refused(ModelError),
+    /// Some layers may have written: the caches want [`Cache::undo_step`].
+    Broken(ModelError),
+}
+
+/// Hands the parts of a step, as layer `index` sees them, to `f`.
+fn for_parts<P: Page, T>(
+    parts: &mut [StepPart<'_, P>],
+    index: usize,
+    f: impl FnOnce(&mut [KvPart<'_, P>]) -> T,
+) -> T {
+    let (mut first, mut band) = (0, 0);
+    let mut part = |part: &mut StepPart<'_, P>| -> (Rows, usize) {
+        let at = (part.cache.rows(first, part.n), band);
+        first += part.n;
+        band += part.cache.part(index, at.0, 0).band_bytes();
+        at
+    };
+    match parts {
+        // Decoding one sequence allocates nothing.
+        [one] => {
+            let (rows, band) = part(one);
+            f(&mut [one.cache.part(index, rows, band)])
+        }
+        parts => {
+            let parts = parts.iter_mut().map(|one| {
+                let (rows, band) = part(one);
+                one.cache.part(index, rows, band)
+            });
+            f(&mut parts.collect::<Vec<_>>())
+        }
     }
 }

@@ -10,8 +10,8 @@ mod error;
 mod rope;
 mod weights;
 
-pub use config::{Config, Family};
-pub use decoder::{Activations, Decoder, Entry, Want};
+pub use config::{Config, Family, LayerSpec};
+pub use decoder::{Activations, Decoder, Entry, StepError, StepPart, Want};
 pub use error::ModelError;
 pub use rope::{Rope, Scaling};
 pub use weights::{Part, Weights};

@@ -88,6 +88,8 @@ impl Part {
 
 /// The weights of a model, or of a part of one.
 pub struct Weights<B: Backend> {
+    /// Which layers.
+    pub(crate) part: Part,
     /// `None` where the first layer is elsewhere.
     pub(crate) embedding: Option<B::Matrix>,
     pub(crate) layers: Vec<Layer<B>>,
@@ -146,7 +148,17 @@ impl<B: Backend> Weights<B> {
         gguf.release();
         progress(1.0);
         let lookup_bytes = if output.is_some() || !part.is_last() { embedding_bytes } else { 0 };
-        Ok(Self { embedding, layers, output_norm, output, n_vocab, n_bytes: loader.n_bytes, lookup_bytes })
+        let part = part.clone();
+        Ok(Self {
+            part,
+            embedding,
+            layers,
+            output_norm,
+            output,
+            n_vocab,
+            n_bytes: loader.n_bytes,
+            lookup_bytes,
+        })
     }
 }
 
@@ -160,24 +172,24 @@ struct Loader<'a, B: Backend> {
 impl<B: Backend> Loader<'_, B> {
     fn layer(&mut self, c: &Config, index: usize) -> Result<Layer<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
-        let (n_q, n_k, n_v) =
-            (c.n_heads * c.k_head_dim, c.n_kv_heads * c.k_head_dim, c.n_kv_heads * c.v_head_dim);
+        let spec = &c.layers[index];
+        let (n_q, n_k, n_v) = (spec.n_q(), spec.n_k(), spec.n_v());
         Ok(Layer {
             attn_norm: self.vector(&name("attn_norm.weight"), c.n_embd)?,
             wq: self.matrix(&name("attn_q.weight"), c.n_embd, n_q)?,
             wk: self.matrix(&name("attn_k.weight"), c.n_embd, n_k)?,
             wv: self.matrix(&name("attn_v.weight"), c.n_embd, n_v)?,
-            wo: self.matrix(&name("attn_output.weight"), c.n_heads * c.v_head_dim, c.n_embd)?,
+            wo: self.matrix(&name("attn_output.weight"), spec.n_out(), c.n_embd)?,
             bq: self.optional_vector(&name("attn_q.bias"), n_q)?,
             bk: self.optional_vector(&name("attn_k.bias"), n_k)?,
             bv: self.optional_vector(&name("attn_v.bias"), n_v)?,
             bo: self.optional_vector(&name("attn_output.bias"), c.n_embd)?,
-            q_norm: self.optional_vector(&name("attn_q_norm.weight"), c.k_head_dim)?,
-            k_norm: self.optional_vector(&name("attn_k_norm.weight"), c.k_head_dim)?,
+            q_norm: self.optional_vector(&name("attn_q_norm.weight"), spec.heads.k_head_dim)?,
+            k_norm: self.optional_vector(&name("attn_k_norm.weight"), spec.heads.k_head_dim)?,
             ffn_norm: self.vector(&name("ffn_norm.weight"), c.n_embd)?,
-            gate: self.matrix(&name("ffn_gate.weight"), c.n_embd, c.n_ff)?,
-            up: self.matrix(&name("ffn_up.weight"), c.n_embd, c.n_ff)?,
-            down: self.matrix(&name("ffn_down.weight"), c.n_ff, c.n_embd)?,
+            gate: self.matrix(&name("ffn_gate.weight"), c.n_embd, spec.n_ff)?,
+            up: self.matrix(&name("ffn_up.weight"), c.n_embd, spec.n_ff)?,
+            down: self.matrix(&name("ffn_down.weight"), spec.n_ff, c.n_embd)?,
         })
     }
 

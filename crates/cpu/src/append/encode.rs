@@ -5,16 +5,19 @@
 
 use half::f16;
 use kvant_codec::finite::{F16_MAX, clamp, to_f16};
-use kvant_codec::tile::{GROUP, SCALE_BYTES, Side, TILE, TileLayout};
+use kvant_codec::tile::{GROUP, SCALE_BYTES, Side, TILE, high_planes};
 use kvant_codec::{Codebook, DType};
 
-use super::slices::{Rows, SLICE};
+use super::slices::Rows;
 use crate::lanes::{Lanes, Op};
 
-/// Codes up to 128 dims of all 16 slots of a tile, in the layout of `layout`, but for its width.
+/// Codes up to 128 dims of all 16 slots of a tile.
 pub(super) struct Encode<'a> {
-    pub(super) layout: TileLayout,
+    pub(super) dtype: DType,
+    pub(super) side: Side,
     pub(super) rows: &'a Rows,
+    /// How many dims there are: one block of a rotated type, or several of 32.
+    pub(super) dims: usize,
     /// Whole blocks.
     pub(super) out: &'a mut [u8],
 }
@@ -24,10 +27,10 @@ impl Op for Encode<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) {
-        match self.layout.dtype() {
-            DType::Turbo2 => self.blocks::<Turbo2, 128>(),
-            DType::Turbo3 => self.blocks::<Turbo3, 128>(),
-            DType::Turbo4 => self.blocks::<Turbo4, 128>(),
+        match self.dtype {
+            DType::Turbo2 => self.turbo::<Turbo2>(),
+            DType::Turbo3 => self.turbo::<Turbo3>(),
+            DType::Turbo4 => self.turbo::<Turbo4>(),
             DType::Q8_0 => self.blocks::<Q8_0, 32>(),
             DType::Q4_0 => self.blocks::<Q4_0, 32>(),
             dtype => unreachable!("{dtype} is not coded"),
@@ -35,7 +38,7 @@ impl Op for Encode<'_> {
     }
 }
 
-/// A coded format with blocks of `N` dims.
+/// A coded format, in blocks of `N` dims.
 trait Format<const N: usize> {
     /// Finds the codes and the scale of a block of one row.
     fn code(x: &[f32; N], codes: &mut [u8; N]) -> f16;
@@ -44,14 +47,14 @@ trait Format<const N: usize> {
     fn pack(codes: &[u8; GROUP], g: usize, planes: &mut [u8]);
 }
 
-/// Implements [`Format`] by two functions.
+/// Implements [`Format`] by two functions, for blocks of one size or of any.
 macro_rules! format {
-    ($name:ident, $n:literal, $code:expr, $pack:path) => {
+    ($name:ident, $([$n:ident])? $($m:literal)?, $code:expr, $pack:path) => {
         struct $name;
 
-        impl Format<$n> for $name {
+        impl$(<const $n: usize>)? Format<{$($n)? $($m)?}> for $name {
             #[inline(always)]
-            fn code(x: &[f32; $n], codes: &mut [u8; $n]) -> f16 {
+            fn code(x: &[f32; {$($n)? $($m)?}], codes: &mut [u8; {$($n)? $($m)?}]) -> f16 {
                 $code(x, codes)
             }
 
@@ -63,24 +66,35 @@ macro_rules! format {
     };
 }
 
-format!(Turbo2, 128, |x, codes| turbo(&Codebook::GAUSS2, x, codes), plane_2);
-format!(Turbo3, 128, |x, codes| turbo(&Codebook::GAUSS3, x, codes), planes_3);
-format!(Turbo4, 128, |x, codes| turbo(&Codebook::GAUSS4, x, codes), plane_4);
+format!(Turbo2, [N], |x, codes| turbo::<N>(&Codebook::GAUSS2, x, codes), plane_2);
+format!(Turbo3, [N], |x, codes| turbo::<N>(&Codebook::GAUSS3, x, codes), planes_3);
+format!(Turbo4, [N], |x, codes| turbo::<N>(&Codebook::GAUSS4, x, codes), plane_4);
 format!(Q8_0, 32, q8_0, plane_8);
 format!(Q4_0, 32, q4_0, plane_4);
 
 impl Encode<'_> {
     #[inline(always)]
+    fn turbo<F: Format<128> + Format<64> + Format<32>>(self) {
+        match self.dims {
+            128 => self.blocks::<F, 128>(),
+            64 => self.blocks::<F, 64>(),
+            32 => self.blocks::<F, 32>(),
+            dims => unreachable!("a slice of {dims} dims"),
+        }
+    }
+
+    #[inline(always)]
     fn blocks<F: Format<N>, const N: usize>(self) {
         let mut codes = [[0; N]; TILE];
-        for (b, block) in self.out.chunks_exact_mut(self.layout.block_bytes()).enumerate() {
+        let block_bytes = self.out.len() / (self.dims / N);
+        for (b, block) in self.out.chunks_exact_mut(block_bytes).enumerate() {
             let (scales, planes) = block.split_at_mut(SCALE_BYTES);
             let (scales, _) = scales.as_chunks_mut();
             for t in 0..TILE {
                 scales[t] = F::code(&self.rows[t].as_chunks().0[b], &mut codes[t]).to_le_bytes();
             }
             for g in 0..N / 4 {
-                F::pack(&group(self.layout.side(), &codes, g), g, planes);
+                F::pack(&group(self.side, &codes, g), g, planes);
             }
         }
     }
@@ -130,8 +144,8 @@ fn plane_2(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
 
 #[inline(always)]
 fn planes_3(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
-    // The low planes of the 32 groups come first.
-    let (low, high) = planes.split_at_mut(32 * 16);
+    // The low planes of all groups come first.
+    let (low, high) = planes.split_at_mut(high_planes(planes.len()));
     plane_2(&codes.map(|code| code & 3), g, low);
     let high: &mut [u8; 8] = &mut high.as_chunks_mut().0[g];
     for (byte, codes) in high.iter_mut().zip(codes.as_chunks().0) {
@@ -143,14 +157,14 @@ fn planes_3(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
 
 /// See `kvant_codec::turbo::encode_rotated`.
 #[inline(always)]
-fn turbo(book: &Codebook, y: &[f32; SLICE], codes: &mut [u8; SLICE]) -> f16 {
+fn turbo<const N: usize>(book: &Codebook, y: &[f32; N], codes: &mut [u8; N]) -> f16 {
     let y = y.map(|v| clamp(v, F16_MAX));
     let norm = sum(y.map(|v| f64::from(v) * f64::from(v))).sqrt();
     if norm < 1e-10 {
         codes.fill(book.nearest(0.0));
         return f16::ZERO;
     }
-    let to_unit_variance = ((SLICE as f64).sqrt() / norm) as f32;
+    let to_unit_variance = ((N as f64).sqrt() / norm) as f32;
     for (codes, y) in codes.as_chunks_mut::<16>().0.iter_mut().zip(y.as_chunks::<16>().0) {
         let z = y.map(|v| v * to_unit_variance);
         let mut counts = [0i32; 16];
@@ -167,7 +181,7 @@ fn turbo(book: &Codebook, y: &[f32; SLICE], codes: &mut [u8; SLICE]) -> f16 {
 
 /// The sum, in eight interleaved parts.
 #[inline(always)]
-fn sum(x: [f64; SLICE]) -> f64 {
+fn sum<const N: usize>(x: [f64; N]) -> f64 {
     let mut parts = [0.0; 8];
     for x in x.as_chunks::<8>().0 {
         parts.iter_mut().zip(x).for_each(|(part, x)| *part += x);

@@ -1,41 +1,49 @@
 //! The reference: one row at a time, through the codec.
 
-use kvant_backend::{Place, Stream};
-use kvant_codec::Rotation;
-use kvant_codec::tile::prepare_row;
+use kvant_backend::{KvStream, Place, Rows};
+use kvant_codec::tile::{TILE, TileLayout, prepare_row};
 
-use super::is_coded;
-use crate::CpuPage;
+use super::target::Target;
 
-/// Appends `row(0) .. row(rows)` `[head_dim]` to one stream.
-pub(super) fn append<'a>(stream: &mut Stream<CpuPage>, rows: usize, row: impl Fn(usize) -> &'a [f32]) {
-    let spec = *stream.spec();
-    let rotation = spec.rotates().then(Rotation::kv);
-    let mut value = vec![0.0; spec.dim()];
-    let plan = stream.plan(rows);
-    for write in plan.writes() {
-        let alpha = match write.place {
-            Place::Main(_) if is_coded(spec.dtype) => spec.alpha,
-            _ => 1.0,
-        };
-        if let Some((tail, slots)) = write.from_tail {
-            for slot in slots {
-                let from = stream.tile_at(tail);
-                let tile = &from.page.as_bytes()[from.offset..][..from.layout.bytes()];
-                from.layout.get(tile, slot, &mut value);
-                put(stream, write.place, slot, alpha, &mut value);
+/// Appends `row(0) .. row(rows.n)` `[head_dim]` to one stream.
+pub(super) fn append<'a>(
+    stream: &KvStream,
+    rows: Rows,
+    mut target: Target<'_>,
+    row: impl Fn(usize) -> &'a [f32],
+) {
+    let spec = &stream.spec;
+    let mut values = vec![vec![0.0; spec.dim()]; TILE];
+    for write in spec.writes(rows) {
+        if !write.old.is_empty() {
+            let (layout, tile) = target.tile(Place::Tail(write.tile % spec.tail_tiles));
+            write.old.clone().for_each(|slot| layout.get(tile, slot, &mut values[slot]));
+        }
+        for (i, slot) in write.new.clone().enumerate() {
+            prepare_row(spec.rotates(), row(write.first_row + i), &mut values[slot]);
+            if spec.tail_tiles > 0 {
+                round_to_f16(spec.f16_layout(), &mut values[slot]);
             }
         }
-        for (i, slot) in write.from_rows.enumerate() {
-            prepare_row(rotation.as_ref(), row(write.first_row + i), &mut value);
-            put(stream, write.place, slot, alpha, &mut value);
+        let all = write.slots();
+        if write.in_band {
+            let (layout, tile) = target.band_tile(write.tile);
+            all.clone().for_each(|slot| layout.put(tile, slot, &values[slot]));
+        }
+        let is_coded = matches!(write.place, Place::Main(_)) && spec.dtype.code().is_some();
+        let (layout, tile) = target.tile(write.place);
+        for slot in if matches!(write.place, Place::Main(_)) { all } else { write.new } {
+            if is_coded {
+                values[slot].iter_mut().for_each(|v| *v *= spec.alpha);
+            }
+            layout.put(tile, slot, &values[slot]);
         }
     }
-    stream.commit(plan);
 }
 
-fn put(stream: &mut Stream<CpuPage>, place: Place, slot: usize, alpha: f32, value: &mut [f32]) {
-    value.iter_mut().for_each(|v| *v *= alpha);
-    let (layout, page, offset) = stream.tile_mut(place);
-    layout.put(&mut page.as_mut_bytes()[offset..][..layout.bytes()], slot, value);
+/// What waits in 16 bit is coded from there, however long it waits.
+fn round_to_f16(layout: TileLayout, row: &mut [f32]) {
+    let mut tile = vec![0; layout.bytes()];
+    layout.put(&mut tile, 0, row);
+    layout.get(&tile, 0, row);
 }

@@ -3,83 +3,116 @@
 //!
 //! Everything works in one buffer of a fixed size; nothing is allocated.
 
+use std::ops::Range;
+
 use half::bf16;
-use kvant_backend::{Place, Stream, TileWrite};
+use kvant_backend::{KvStream, Place, Rows as StepRows, StreamSpec, TileWrite};
 use kvant_codec::DType;
 use kvant_codec::finite::{F16_MAX, clamp};
-use kvant_codec::tile::{Side, TILE, TileLayout};
+use kvant_codec::tile::{Side, TILE, TileLayout, slices};
 
 use super::encode::Encode;
-use super::is_coded;
-use crate::CpuPage;
+use super::target::Target;
 use crate::lanes::{Lanes, Op, Rotate, Way};
 
-/// Dims that are worked on together: a slice of the rotation.
-pub(super) const SLICE: usize = 128;
+/// Most dims that are worked on together: the widest slice of the rotation.
+const SLICE: usize = 128;
 
 /// A slice of the rows of a tile. Slots that are not written hold zeros.
 pub(super) type Rows = [[f32; SLICE]; TILE];
 
-/// Appends `row(0) .. row(rows)` `[head_dim]` to one stream.
+/// Appends `row(0) .. row(rows.n)` `[head_dim]` to one stream.
 pub(super) fn append<'a, L: Lanes>(
     lanes: L,
-    stream: &mut Stream<CpuPage>,
-    rows: usize,
+    stream: &KvStream,
+    rows: StepRows,
+    mut target: Target<'_>,
     row: impl Fn(usize) -> &'a [f32],
 ) {
-    let plan = stream.plan(rows);
-    for write in plan.writes() {
-        for first in (0..stream.spec().dim()).step_by(SLICE) {
-            append_slice(lanes, stream, &write, first, &row);
+    let spec = &stream.spec;
+    let (dim, is_coded) = (spec.dim(), spec.dtype.code().is_some());
+    for write in spec.writes(rows) {
+        if is_coded {
+            for dims in slices(dim, SLICE) {
+                append_slice(lanes, spec, &mut target, &write, dims, &row);
+            }
+        } else {
+            for first in (0..dim).step_by(SLICE) {
+                append_slice(lanes, spec, &mut target, &write, first..(first + SLICE).min(dim), &row);
+            }
         }
     }
-    stream.commit(plan);
 }
 
-/// Writes dims `first .. first + 128` (or to the end) of one tile.
+/// Writes some dims of one tile.
 fn append_slice<'a, L: Lanes>(
     lanes: L,
-    stream: &mut Stream<CpuPage>,
+    spec: &StreamSpec,
+    target: &mut Target<'_>,
     write: &TileWrite,
-    first: usize,
+    dims: Range<usize>,
     row: &impl Fn(usize) -> &'a [f32],
 ) {
-    let spec = *stream.spec();
-    let dims = first..(first + SLICE).min(spec.dim());
     let mut rows = [[0.0; SLICE]; TILE];
-    for (i, out) in rows[write.from_rows.clone()].iter_mut().enumerate() {
+    for (i, out) in rows[write.new.clone()].iter_mut().enumerate() {
         let row = row(write.first_row + i);
-        let slice = &row[first.min(row.len())..dims.end.min(row.len())];
+        let slice = &row[dims.start.min(row.len())..dims.end.min(row.len())];
         out.iter_mut().zip(slice).for_each(|(out, &v)| *out = clamp(v, F16_MAX));
     }
+    let new = rows[write.new.clone()].as_flattened_mut();
     if spec.rotates() {
-        let slices = rows[write.from_rows.clone()].as_flattened_mut();
-        lanes.run(Rotate { slices, way: Way::Forward });
+        lanes.run(Rotate { rows: &mut *new, width: SLICE, slice: 0..dims.len(), way: Way::Forward });
     }
-    let mut slots = write.from_rows.clone();
-    if let Some((tail, moved)) = &write.from_tail {
-        let from = stream.tile_at(*tail);
-        let tile = &from.page.as_bytes()[from.offset..][..from.layout.bytes()];
-        lanes.run(LoadF16 { layout: from.layout, tile, dims: dims.clone(), rows: &mut rows[moved.clone()] });
-        slots = moved.start..slots.end.max(moved.end);
+    if spec.tail_tiles > 0 {
+        lanes.run(RoundToF16 { rows: new });
     }
-    if matches!(write.place, Place::Main(_)) && is_coded(spec.dtype) && spec.alpha != 1.0 {
-        rows.as_flattened_mut().iter_mut().for_each(|v| *v *= spec.alpha);
+    if !write.old.is_empty() {
+        let (layout, tile) = target.tile(Place::Tail(write.tile % spec.tail_tiles));
+        lanes.run(LoadF16 { layout, tile, dims: dims.clone(), rows: &mut rows[write.old.clone()] });
+    }
+    let all = write.slots();
+    if write.in_band {
+        let (layout, tile) = target.band_tile(write.tile);
+        lanes.run(StoreFloats { layout, tile, dims: dims.clone(), slots: all.clone(), rows: &rows });
     }
 
-    let (layout, page, offset) = stream.tile_mut(write.place);
-    let tile = &mut page.as_mut_bytes()[offset..][..layout.bytes()];
-    if !is_coded(layout.dtype()) {
+    let (layout, tile) = target.tile(write.place);
+    if layout.dtype().code().is_none() {
+        let slots = if matches!(write.place, Place::Main(_)) { all } else { write.new.clone() };
         return lanes.run(StoreFloats { layout, tile, dims, slots, rows: &rows });
     }
-    let blocks = first / layout.block_dims()..dims.end / layout.block_dims();
-    let part = &mut tile[blocks.start * layout.block_bytes()..blocks.end * layout.block_bytes()];
-    if slots == (0..TILE) {
-        lanes.run(Encode { layout, rows: &rows, out: part });
+    if spec.alpha != 1.0 {
+        rows.as_flattened_mut().iter_mut().for_each(|v| *v *= spec.alpha);
+    }
+    let mut blocks = layout.blocks().skip_while(|block| block.dims.start < dims.start);
+    let bytes = blocks.next().map_or(0, |block| block.bytes.start);
+    let end = layout.blocks().take_while(|block| block.dims.end <= dims.end).last();
+    let part = &mut tile[bytes..end.map_or(bytes, |block| block.bytes.end)];
+    if all == (0..TILE) {
+        let (dtype, side) = (layout.dtype(), layout.side());
+        lanes.run(Encode { dtype, side, rows: &rows, dims: dims.len(), out: part });
     } else {
         // Only a stream without a tail writes tiles in parts.
         let layout = TileLayout::new(layout.dtype(), layout.side(), dims.len()).expect("whole blocks");
-        slots.for_each(|slot| layout.put(part, slot, &rows[slot][..dims.len()]));
+        all.for_each(|slot| layout.put(part, slot, &rows[slot][..dims.len()]));
+    }
+}
+
+/// Rounds values to f16: what waits in 16 bit is coded from there, however long it waits.
+struct RoundToF16<'a> {
+    rows: &'a mut [f32],
+}
+
+impl Op for RoundToF16<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        for x in self.rows.as_chunks_mut::<16>().0 {
+            let halves = lanes.to_f16(lanes.load(x));
+            let bytes: &[u8; 32] = halves.as_flattened().try_into().expect("16 halves");
+            lanes.store(lanes.load_f16(bytes), x);
+        }
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! All coded types are read in *octets*: the eight groups that hold 32 dims of 16 tokens. For keys a group is four
 //! dims of 16 tokens; for values the first four groups are four tokens each of 16 dims, the other four of the next 16
-//! dims. A block (the dims that share scales) is one octet for q8_0 and q4_0, four for the turbo types.
+//! dims. A block (the dims that share scales) is one octet for q8_0 and q4_0; four, two or one for the turbo types.
 
-use kvant_codec::{ByteBook, Codebook, DType};
+use kvant_codec::tile::high_planes;
+use kvant_codec::{ByteBook, Codebook, DType, Levels};
 
 use crate::lanes::{Lanes, Op};
 
@@ -19,8 +20,8 @@ pub(super) trait Codes {
     /// The planes of eight groups.
     type Octet<'a>: Copy;
 
-    /// Octet `index` of a block's planes.
-    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_>;
+    /// Octet `index` of a block's planes; the high planes begin at byte `high`, where there are any.
+    fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_>;
 
     /// Group `g` of an octet as 64 codes.
     fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints;
@@ -40,7 +41,7 @@ impl Codes for Whole {
     type Octet<'a> = &'a [[u8; 64]; 8];
 
     #[inline(always)]
-    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_> {
+    fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
         eight(planes, 512 * index)
     }
 
@@ -57,7 +58,7 @@ impl Codes for Nibbles {
     type Octet<'a> = &'a [[u8; 32]; 8];
 
     #[inline(always)]
-    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_> {
+    fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
         eight(planes, 256 * index)
     }
 
@@ -74,7 +75,7 @@ impl Codes for Turbo4 {
     type Octet<'a> = &'a [[u8; 32]; 8];
 
     #[inline(always)]
-    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_> {
+    fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
         eight(planes, 256 * index)
     }
 
@@ -91,9 +92,9 @@ impl Codes for Turbo3 {
     type Octet<'a> = (&'a [[u8; 16]; 8], &'a [[u8; 8]; 8]);
 
     #[inline(always)]
-    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_> {
-        // The low planes of the block's 32 groups come first.
-        (eight(planes, 128 * index), eight(planes, 32 * 16 + 64 * index))
+    fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_> {
+        // The low planes of all groups of the block come first.
+        (eight(planes, 128 * index), eight(planes, high + 64 * index))
     }
 
     #[inline(always)]
@@ -109,7 +110,7 @@ impl Codes for Turbo2 {
     type Octet<'a> = &'a [[u8; 16]; 8];
 
     #[inline(always)]
-    fn octet(planes: &[u8], index: usize) -> Self::Octet<'_> {
+    fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
         eight(planes, 128 * index)
     }
 
@@ -132,14 +133,15 @@ pub(super) enum Coding {
 impl Coding {
     /// The coding of a cache type; `None` for float types.
     pub(super) fn of(dtype: DType) -> Option<Self> {
-        match dtype {
-            DType::Q8_0 => Some(Self::Whole),
-            DType::Q4_0 => Some(Self::Nibbles),
-            DType::Turbo2 => Some(Self::Turbo2),
-            DType::Turbo3 => Some(Self::Turbo3),
-            DType::Turbo4 => Some(Self::Turbo4),
-            _ => None,
-        }
+        let code = dtype.code()?;
+        Some(match (&code.levels, code.bits) {
+            (Levels::Steps { .. }, 8) => Self::Whole,
+            (Levels::Steps { .. }, 4) => Self::Nibbles,
+            (Levels::Book(_), 2) => Self::Turbo2,
+            (Levels::Book(_), 3) => Self::Turbo3,
+            (Levels::Book(_), 4) => Self::Turbo4,
+            (levels, bits) => unreachable!("codes of {bits} bits for {levels:?}"),
+        })
     }
 }
 
@@ -155,14 +157,20 @@ pub(super) struct Meaning {
 impl Meaning {
     /// The meaning of a coded type's codes; `None` for float types.
     pub(super) fn of(dtype: DType) -> Option<Self> {
-        match dtype {
-            DType::Q8_0 => Some(Self { bias: 128, step: 1.0, query_planes: 2 }),
-            DType::Q4_0 => Some(Self { bias: 8, step: 1.0, query_planes: 1 }),
-            DType::Turbo2 => Some(Self { bias: 128, step: TURBO2.step, query_planes: 1 }),
-            DType::Turbo3 => Some(Self { bias: 128, step: TURBO3.step, query_planes: 1 }),
-            DType::Turbo4 => Some(Self { bias: 128, step: TURBO4.step, query_planes: 1 }),
-            _ => None,
-        }
+        let code = dtype.code()?;
+        Some(match (&code.levels, code.bits) {
+            // q8_0 loses so little itself that its queries take two bytes.
+            (Levels::Steps { zero }, bits) => {
+                Self { bias: i32::from(*zero), step: 1.0, query_planes: if bits == 8 { 2 } else { 1 } }
+            }
+            (Levels::Book(_), 2) => Self::of_book(&TURBO2),
+            (Levels::Book(_), 3) => Self::of_book(&TURBO3),
+            (Levels::Book(_), _) => Self::of_book(&TURBO4),
+        })
+    }
+
+    fn of_book(book: &ByteBook) -> Self {
+        Self { bias: 128, step: book.step, query_planes: 1 }
     }
 }
 
@@ -173,7 +181,7 @@ const TURBO4: ByteBook = ByteBook::of(&Codebook::GAUSS4);
 /// Writes one octet as whole bytes, for kernels that read it more than once.
 pub(super) struct Expand<'a> {
     pub(super) coding: Coding,
-    /// Planes of the block.
+    /// Planes of the block, and nothing else.
     pub(super) planes: &'a [u8],
     /// Which octet of the block.
     pub(super) octet: usize,
@@ -198,7 +206,7 @@ impl Op for Expand<'_> {
 impl Expand<'_> {
     #[inline(always)]
     fn expand<L: Lanes, C: Codes>(self, lanes: L) {
-        let octet = C::octet(self.planes, self.octet);
+        let octet = C::octet(self.planes, high_planes(self.planes.len()), self.octet);
         let (groups, _) = self.out.as_chunks_mut();
         for (g, out) in groups.iter_mut().enumerate() {
             lanes.store_codes(C::group(lanes, octet, g), out);
@@ -221,10 +229,10 @@ mod tests {
         for dtype in DType::KV {
             let (Some(coding), Some(meaning)) = (Coding::of(dtype), Meaning::of(dtype)) else { continue };
             for side in [Side::K, Side::V] {
-                let layout = TileLayout::new(dtype, side, 256).unwrap();
+                let layout = TileLayout::new(dtype, side, 224).unwrap();
                 let mut tile: Vec<u8> = (0..layout.bytes()).map(|_| random.bits() as u8).collect();
-                for block in tile.chunks_exact_mut(layout.block_bytes()) {
-                    block[..SCALE_BYTES].as_chunks_mut().0.fill(half::f16::ONE.to_le_bytes());
+                for block in layout.blocks() {
+                    tile[block.bytes][..SCALE_BYTES].as_chunks_mut().0.fill(half::f16::ONE.to_le_bytes());
                 }
                 for isa in Isa::available() {
                     let codes = expand_all(isa, coding, layout, &tile);
@@ -232,15 +240,19 @@ mod tests {
                     for slot in 0..TILE {
                         let mut row = vec![f32::NAN; layout.dim()];
                         layout.get(&tile, slot, &mut row);
-                        for (dim, want) in row.into_iter().enumerate() {
-                            let (g, j) = layout.place(slot, dim % layout.block_dims());
-                            let g = dim / layout.block_dims() * (layout.block_dims() / 4) + g;
-                            let got = (i32::from(codes[64 * g + j]) - meaning.bias) as f32 * meaning.step;
-                            let bound = if dtype.is_turbo() { 0.5001 * meaning.step } else { 0.0 };
-                            assert!(
-                                (got - want).abs() <= bound,
-                                "{isa:?} {dtype} {slot} {dim}: {got} {want}"
-                            );
+                        for block in layout.blocks() {
+                            for dim in block.dims.clone() {
+                                let (g, j) = layout.place(slot, dim - block.dims.start);
+                                let code = codes[64 * (block.dims.start / 4 + g) + j];
+                                let got = (i32::from(code) - meaning.bias) as f32 * meaning.step;
+                                let is_book = matches!(dtype.code().unwrap().levels, Levels::Book(_));
+                                let bound = if is_book { 0.5001 * meaning.step } else { 0.0 };
+                                let want = row[dim];
+                                assert!(
+                                    (got - want).abs() <= bound,
+                                    "{isa:?} {dtype} {slot} {dim}: {got} {want}"
+                                );
+                            }
                         }
                     }
                 }
@@ -250,10 +262,11 @@ mod tests {
 
     fn expand_all(isa: Isa, coding: Coding, layout: TileLayout, tile: &[u8]) -> Option<Vec<u8>> {
         let mut codes = Vec::new();
-        for block in tile.chunks_exact(layout.block_bytes()) {
-            for octet in 0..layout.block_dims() / OCTET_DIMS {
+        for block in layout.blocks() {
+            for octet in 0..block.dims.len() / OCTET_DIMS {
                 let mut out = [0; EXPANDED_BYTES];
-                let expand = Expand { coding, planes: &block[SCALE_BYTES..], octet, out: &mut out };
+                let planes = &tile[block.bytes.clone()][SCALE_BYTES..];
+                let expand = Expand { coding, planes, octet, out: &mut out };
                 run_on(isa, expand)?;
                 codes.extend_from_slice(&out);
             }

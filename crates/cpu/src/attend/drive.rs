@@ -1,20 +1,24 @@
-//! Walks the cache: which thread takes which queries and tokens, block by block, and how their shares join.
+//! Walks the cache: which thread takes which queries and tokens, and how their shares join.
+//!
+//! What a query gets does not depend on its company. The tokens before its window are cut at multiples of [`SHARE`], each
+//! share is walked in blocks of 128 from a fresh softmax, shares join in the order of the tokens, and the window comes last
+//! as a share of its own. Queries walked together may see more or less: a token that is hidden from a query weighs exactly
+//! nothing, and so does a block or a share of such tokens. Which thread walks what, and whether it walks one share or all of
+//! them, changes nothing either.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvant_backend::{AttendParams, KvLayer, Place, Stream, TOKENS_PER_PAGE, TileRef};
-use kvant_codec::tile::{SCALE_BYTES, TILE, TileLayout};
+use kvant_backend::{AttendParams, KvPart};
+use kvant_codec::tile::{TILE, slices};
 
-use super::codes::{Coding, EXPANDED_BYTES, Expand, Meaning, OCTET_DIMS};
-use super::kernels::{
-    BLOCK, BLOCK_TILES, Bytes, HIDDEN, Join, Lane, MOST_QUERIES, MixCodes, MixFloats, RoundWeights,
-    ScoreCodes, ScoreFloats, Scores, Softmax,
-};
-use super::query::Queries;
+use super::kernels::{BLOCK, HIDDEN, Join, Lane};
+use super::local::Local;
+use super::query::SLICE;
 use super::stage::Stage;
-use crate::lanes::{Lanes, Rotate, Way, prefetch};
+use super::view::{Block, Form, View};
+use crate::lanes::{Lanes, Rotate, Way};
 use crate::shards::Shards;
 use crate::{CpuPage, Pool};
 
@@ -22,145 +26,162 @@ use crate::{CpuPage, Pool};
 /// their scores and outputs still fit the second level of cache.
 const QUERIES: usize = 48;
 
-/// Octets of the largest block (turbo: 128 dims).
-const BLOCK_OCTETS: usize = 4;
+/// Tokens of a share.
+const SHARE: usize = 512;
+
+/// Jobs for each thread below which they are cut into shares.
+const JOBS_PER_THREAD: usize = 4;
 
 /// Memory that one call leaves to the next, so that decoding allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// `[threads]`
     threads: Vec<Local>,
-    /// Shares of the items in work: `[items]` where tokens are split, else `[threads]`.
+    /// Of every item where jobs are cut, else two for each thread.
     shares: Vec<Share>,
-    /// Parts of the tokens that are done, `[KV heads · query blocks]`.
+    jobs: Vec<Job>,
+    /// Shares that are done, `[jobs]`.
     done: Vec<AtomicUsize>,
-    /// How much of the tiles is read: everything, but while it is measured.
-    pub(super) stage: Stage,
+}
+
+/// A block of queries of one KV head of a part.
+#[derive(Debug, Clone)]
+struct Job {
+    part: usize,
+    head: usize,
+    /// Query i is head `i mod group` of the group, of row `i / group` of the part.
+    queries: Range<usize>,
+    /// Its shares among those of all jobs.
+    shares: Range<usize>,
 }
 
 /// The softmax so far: `out / sum` is the mean of the values seen, weighted by 2^(score - max).
 #[derive(Debug, Default)]
-struct Share {
+pub(super) struct Share {
     /// `[queries]`, in sixteens.
     max: Vec<[f32; 16]>,
     /// `[queries]`, in sixteens.
     sum: Vec<[f32; 16]>,
     /// `[queries][v_dim / 16]`
-    out: Vec<Lane>,
+    pub(super) out: Vec<Lane>,
 }
 
-/// What a thread works with.
-#[derive(Debug, Default)]
-struct Local {
-    queries: Queries,
-    /// `[queries]`
-    scores: Vec<Scores>,
-    /// Of the scores of a block, `[queries]` in sixteens.
-    max: Vec<[f32; 16]>,
-    /// Of the weights of a block, `[queries]` in sixteens.
-    sum: Vec<[f32; 16]>,
-    /// Factor on the outputs so far, `[queries]` in sixteens.
-    keep: Vec<[f32; 16]>,
-    /// Factor on the weights of a block, `[queries]` in sixteens.
-    shrink: Vec<[f32; 16]>,
-    /// Byte planes of the weights, `[queries][2]`.
-    weights: Vec<Bytes>,
-    /// `-bias · Σ integers` of the weights, `[queries]`.
-    starts: Vec<i32>,
-    /// What one unit of weights times codes stands for, `[queries]`.
-    factors: Vec<f32>,
-    /// Expanded octets: of the blocks of two tiles of keys, or of a column pair of a block of tokens.
-    octets: Vec<[u8; EXPANDED_BYTES]>,
-    /// One output `[v_dim]`.
-    row: Vec<f32>,
-    stage: Stage,
-}
-
-/// How a step is cut into items: (KV head, block of queries, part of the tokens).
-struct Cut {
-    /// Query heads per KV head.
-    group: usize,
-    query_blocks: usize,
-    parts: usize,
-    part_tokens: usize,
-}
-
-impl Cut {
-    fn new(p: &AttendParams, n_threads: usize) -> Self {
-        let group = p.n_heads / p.n_kv_heads.max(1);
-        let query_blocks = (p.rows * group).div_ceil(QUERIES);
-        let whole = (p.n_kv_heads * query_blocks).max(1);
-        // Four parts for each thread, so that one that is held up holds up little; long ones, since each prepares the
-        // queries anew, unless threads would have nothing to do.
-        let least = if whole >= n_threads { 8 * BLOCK } else { BLOCK };
-        let most = (p.start + p.rows).div_ceil(least);
-        let wanted = if n_threads == 1 { 1 } else { (4 * n_threads).div_ceil(whole) };
-        let part_tokens = (p.start + p.rows).div_ceil(wanted.min(most).max(1)).next_multiple_of(BLOCK);
-        let parts = (p.start + p.rows).div_ceil(part_tokens.max(1));
-        Self { group, query_blocks, parts, part_tokens }
-    }
+/// What all threads of a call read.
+struct Call<'a> {
+    p: &'a AttendParams,
+    parts: &'a [KvPart<'a, CpuPage>],
+    q: &'a [f32],
+    band: Option<&'a CpuPage>,
 }
 
 /// See [`super::attend`], which has checked the shapes.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
 pub(super) fn attend<L: Lanes>(
     lanes: L,
     pool: &Pool,
     scratch: &mut Scratch,
+    stage: Stage,
     p: &AttendParams,
+    parts: &[KvPart<'_, CpuPage>],
     q: &[f32],
-    layer: &KvLayer<CpuPage>,
+    band: Option<&CpuPage>,
     out: &mut [f32],
 ) {
-    let cut = Cut::new(p, pool.n_threads());
-    let n_items = p.n_kv_heads * cut.query_blocks * cut.parts;
+    let call = Call { p, parts, q, band };
+    call.cut(&mut scratch.jobs);
+    let jobs = &scratch.jobs;
     let n_threads = pool.n_threads();
+    let n_shares = jobs.last().map_or(0, |job| job.shares.end);
+    let cuts = n_threads > 1 && jobs.len() < JOBS_PER_THREAD * n_threads;
+    let n_items = if cuts { n_shares } else { jobs.len() };
     scratch.threads.resize_with(n_threads.max(scratch.threads.len()), Local::default);
-    let n_shares = if cut.parts > 1 { n_items } else { n_threads };
-    scratch.shares.resize_with(n_shares.max(scratch.shares.len()), Share::default);
-    scratch.threads.iter_mut().for_each(|local| local.stage = scratch.stage);
+    let n_kept = if cuts { n_shares } else { 2 * n_threads };
+    scratch.shares.resize_with(n_kept.max(scratch.shares.len()), Share::default);
     scratch.done.clear();
-    scratch.done.resize_with(p.n_kv_heads * cut.query_blocks, AtomicUsize::default);
+    scratch.done.resize_with(jobs.len(), AtomicUsize::default);
 
     let (locals, shares) = (Shards::new(&mut scratch.threads), Shards::new(&mut scratch.shares));
     let (done, out, next) = (&scratch.done, Shards::new(out), AtomicUsize::new(0));
+    // Neighbouring shares go to one thread, which asks for the next while it works on one, but not so many that a thread that
+    // is held up holds up the others.
+    let together = if cuts { (n_items / (JOBS_PER_THREAD * n_threads)).max(1) } else { 1 };
     let work = |thread: usize| {
         // SAFETY: each thread of the region has its own number.
         let local = unsafe { &mut locals.part(thread..thread + 1)[0] };
+        local.begin(stage);
         loop {
-            let item = next.fetch_add(1, Ordering::Relaxed);
-            if item >= n_items {
+            let first = next.fetch_add(together, Ordering::Relaxed);
+            if first >= n_items {
                 return;
             }
-            let (whole, part) = (item / cut.parts, item % cut.parts);
-            // The last queries see the most tokens: they come first, so that the threads finish together.
-            let (block, head) = (cut.query_blocks - 1 - whole / p.n_kv_heads, whole % p.n_kv_heads);
-            let task = Task {
-                p,
-                group: cut.group,
-                head,
-                queries: QUERIES * block,
-                keys: &layer.k[head],
-                values: &layer.v[head],
-            };
-            let tokens = part * cut.part_tokens..(part + 1) * cut.part_tokens;
-            let index = if cut.parts > 1 { item } else { thread };
-            // SAFETY: without parts, the share is this thread's; with parts, it is this item's.
-            let share = unsafe { &mut shares.part(index..index + 1)[0] };
-            task.walk(lanes, local, share, q, tokens);
-            if cut.parts == 1 {
-                task.finish(lanes, share, &mut local.row, &out);
-            } else if done[whole].fetch_add(1, Ordering::AcqRel) + 1 == cut.parts {
-                // SAFETY: all parts of these queries are done, and the counter's ordering makes their shares visible;
-                // nobody else looks at them.
-                let parts = unsafe { shares.part(whole * cut.parts..(whole + 1) * cut.parts) };
-                let (first, rest) = parts.split_first_mut().expect("at least two parts");
-                let queries = task.rows().count();
-                rest.iter().for_each(|other| first.join_share(lanes, other, local, queries));
-                task.finish(lanes, first, &mut local.row, &out);
+            let items = first..n_items.min(first + together);
+            for item in items.clone() {
+                if !cuts {
+                    // SAFETY: these two shares are this thread's.
+                    let own = unsafe { shares.part(2 * thread..2 * thread + 2) };
+                    call.task(&jobs[item]).run(lanes, local, own, item, &out);
+                    continue;
+                }
+                let index = jobs.partition_point(|job| job.shares.end <= item);
+                let (job, task) = (&jobs[index], call.task(&jobs[index]));
+                // SAFETY: this share is this item's.
+                let share = unsafe { &mut shares.part(item..item + 1)[0] };
+                task.walk(lanes, local, share, index, item - job.shares.start, item + 1 < items.end);
+                if done[index].fetch_add(1, Ordering::AcqRel) + 1 == job.shares.len() {
+                    // SAFETY: all shares of this job are done, and the counter's ordering makes them visible; nobody else
+                    // looks at them.
+                    let parts = unsafe { shares.part(job.shares.clone()) };
+                    let (first, rest) = parts.split_first_mut().expect("at least one share");
+                    rest.iter().for_each(|other| first.join_share(lanes, other, local, job.queries.len()));
+                    task.finish(lanes, first, local, &out);
+                }
             }
         }
     };
-    if n_items == 1 { work(0) } else { pool.run(&work) }
+    if n_items <= 1 { work(0) } else { pool.run(&work) }
+}
+
+impl<'a> Call<'a> {
+    fn group(&self) -> usize {
+        self.p.n_heads / self.p.n_kv_heads.max(1)
+    }
+
+    /// Cuts the step into jobs. The last queries of a sequence see the most tokens: they come first, so that the threads
+    /// finish together.
+    fn cut(&self, jobs: &mut Vec<Job>) {
+        jobs.clear();
+        let mut first_share = 0;
+        for (index, part) in self.parts.iter().enumerate() {
+            let n_queries = part.rows.n * self.group();
+            for block in (0..n_queries.div_ceil(QUERIES)).rev() {
+                for head in 0..self.p.n_kv_heads {
+                    let queries = QUERIES * block..n_queries.min(QUERIES * (block + 1));
+                    let mut job = Job { part: index, head, queries, shares: 0..0 };
+                    job.shares = first_share..first_share + self.task(&job).n_shares();
+                    first_share = job.shares.end;
+                    jobs.push(job);
+                }
+            }
+        }
+    }
+
+    fn task(&'a self, job: &'a Job) -> Task<'a> {
+        let (part, group) = (&self.parts[job.part], self.group());
+        let position = |query: usize| part.rows.start + query / group;
+        let positions = position(job.queries.start)..position(job.queries.end - 1) + 1;
+        let window = |position: usize| TILE * part.layer.head_window(job.head, position / TILE);
+        let oldest = part.layer.oldest(positions.start);
+        Task {
+            call: self,
+            part,
+            group,
+            job,
+            main: oldest..window(positions.end - 1).min(positions.end),
+            window: window(positions.start).max(oldest)..positions.end,
+            keys: View::new(part, &part.layer.k[job.head], self.band),
+            values: View::new(part, &part.layer.v[job.head], self.band),
+        }
+    }
 }
 
 impl Share {
@@ -194,7 +215,7 @@ impl Share {
         }
     }
 
-    /// Joins what another thread found for the same queries.
+    /// Joins a later share of the same queries.
     fn join_share<L: Lanes>(&mut self, lanes: L, other: &Self, local: &mut Local, queries: usize) {
         self.join(lanes, (&other.max, &other.sum), &mut local.keep, &mut local.shrink, queries);
         let width = self.out.len() / queries;
@@ -207,342 +228,154 @@ impl Share {
     }
 }
 
-/// A block of queries of one KV head.
+/// A job, and what its queries see.
 struct Task<'a> {
-    p: &'a AttendParams,
+    call: &'a Call<'a>,
+    part: &'a KvPart<'a, CpuPage>,
     group: usize,
-    head: usize,
-    /// First query; query i is head `i mod group` of the group, of row `i / group`.
-    queries: usize,
-    keys: &'a Stream<CpuPage>,
-    values: &'a Stream<CpuPage>,
+    job: &'a Job,
+    /// Tokens that some of the queries see as they lie in the blocks.
+    main: Range<usize>,
+    /// Tokens that some of the queries see in their window; none where there is no tail.
+    window: Range<usize>,
+    keys: View<'a>,
+    values: View<'a>,
 }
 
 impl Task<'_> {
-    /// (row, query head) of each query.
+    /// (row of the step, query head) of each query.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
-        let (group, head) = (self.group, self.head);
-        let end = (self.queries + QUERIES).min(self.p.rows * group);
-        (self.queries..end).map(move |i| (i / group, head * group + i % group))
+        let (group, head, first) = (self.group, self.job.head, self.part.rows.first);
+        self.job.queries.clone().map(move |i| (first + i / group, head * group + i % group))
     }
 
-    /// Attends over `tokens`.
+    /// Shares of the tokens in the blocks.
+    fn main_shares(&self) -> Range<usize> {
+        if self.main.is_empty() { 0..0 } else { self.main.start / SHARE..self.main.end.div_ceil(SHARE) }
+    }
+
+    fn n_shares(&self) -> usize {
+        self.main_shares().len() + usize::from(!self.window.is_empty())
+    }
+
+    /// Walks share after share and writes the outputs; `shares` are two to work with.
+    fn run<L: Lanes>(
+        &self,
+        lanes: L,
+        local: &mut Local,
+        shares: &mut [Share],
+        index: usize,
+        out: &Shards<f32>,
+    ) {
+        let [all, more] = shares else { unreachable!("two shares") };
+        self.walk(lanes, local, all, index, 0, true);
+        for share in 1..self.n_shares() {
+            self.walk(lanes, local, more, index, share, true);
+            all.join_share(lanes, more, local, self.job.queries.len());
+        }
+        self.finish(lanes, all, local, out);
+    }
+
+    /// Attends over one share of the tokens. The task is that of job `index`; `goes_on` says that this thread takes the next share
+    /// too.
     fn walk<L: Lanes>(
         &self,
         lanes: L,
         local: &mut Local,
         share: &mut Share,
-        q: &[f32],
-        tokens: Range<usize>,
+        index: usize,
+        number: usize,
+        goes_on: bool,
     ) {
-        let p = self.p;
-        let queries =
-            self.rows().map(|(row, head)| &q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim]);
-        local.queries.prepare(lanes, self.keys.spec(), p.scale * LOG2_E, queries);
-        let n = self.rows().count();
-        local.reset(n);
-        share.reset(n, self.values.spec().dim() / 16);
-
-        let last_row = self.rows().last().map_or(0, |(row, _)| row);
-        let end = tokens.end.min(p.start + last_row + 1);
-        let block =
-            |stream, first: usize| Block::new(stream, first / TILE..(first + BLOCK).min(end).div_ceil(TILE));
-        let mut keys = block(self.keys, tokens.start);
-        for first in (tokens.start..end).step_by(BLOCK) {
+        let p = self.call.p;
+        let n = self.job.queries.len();
+        if local.is_for_another(index) {
+            let queries = self
+                .rows()
+                .map(|(row, head)| &self.call.q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim]);
+            local.queries.prepare(lanes, &self.keys.stream.spec, p.scale * LOG2_E, queries);
+            local.reset(n);
+        }
+        share.reset(n, self.values.stream.spec.dim() / 16);
+        let main_shares = self.main_shares();
+        let (form, tokens) = if number < main_shares.len() {
+            let first = (main_shares.start + number) * SHARE;
+            (Form::Main, first.max(self.main.start)..self.main.end.min(first + SHARE))
+        } else {
+            (Form::Window, self.window.clone())
+        };
+        // Where the keys end that are asked for ahead.
+        let ahead = if goes_on && form == Form::Main { self.main.end } else { tokens.end };
+        let block = |view, first: usize| {
+            let within = |token: usize| token.clamp(first, first + BLOCK) - first;
+            let tiles = within(tokens.start) / TILE..within(ahead).div_ceil(TILE);
+            Block::new(view, first / TILE, tiles, form)
+        };
+        let sure = self.seen_by_all(form);
+        let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
+        let mut keys = block(self.keys, blocks.start);
+        for first in blocks.step_by(BLOCK) {
             let values = block(self.values, first);
             local.score(lanes, &keys, &values);
-            for ((row, _), scores) in self.rows().zip(&mut local.scores) {
-                let visible = (p.start + row + 1).saturating_sub(first);
-                if visible < values.tiles * TILE {
-                    scores.0.as_flattened_mut()[visible..].fill(HIDDEN);
-                }
+            if first < sure.start || first + TILE * values.tiles.end > sure.end {
+                self.hide(local, first, &values.tiles, form);
             }
-            lanes.run(Softmax {
-                scores: &mut local.scores,
-                tiles: values.tiles,
-                max: local.max.as_flattened_mut(),
-                sum: local.sum.as_flattened_mut(),
-            });
+            local.soften(lanes, values.tiles.clone());
             share.join(lanes, (&local.max, &local.sum), &mut local.keep, &mut local.shrink, n);
             keys = block(self.keys, first + BLOCK);
             local.mix(lanes, &values, &keys, &mut share.out);
         }
     }
 
+    /// Tokens that a query at `position` sees in this form.
+    fn seen(&self, position: usize, form: Form) -> Range<usize> {
+        let layer = self.part.layer;
+        let (oldest, window) =
+            (layer.oldest(position), TILE * layer.head_window(self.job.head, position / TILE));
+        match form {
+            Form::Main => oldest..window.min(position + 1),
+            Form::Window => window.max(oldest)..position + 1,
+        }
+    }
+
+    /// Tokens that every query of the job sees in this form: what the last one has not lost, and the first one has already.
+    fn seen_by_all(&self, form: Form) -> Range<usize> {
+        let position = |query: usize| self.part.rows.start + query / self.group;
+        let [first, last] = [self.job.queries.start, self.job.queries.end - 1].map(position);
+        self.seen(last, form).start..self.seen(first, form).end
+    }
+
+    /// Hides from each query the tokens that it does not see, or not in this form. The block begins with token `first`.
+    fn hide(&self, local: &mut Local, first: usize, tiles: &Range<usize>, form: Form) {
+        let (begin, end) = (tiles.start * TILE, tiles.end * TILE);
+        for (query, scores) in self.job.queries.clone().zip(&mut local.scores) {
+            let seen = self.seen(self.part.rows.start + query / self.group, form);
+            let within = |token: usize| token.saturating_sub(first).clamp(begin, end);
+            let scores = scores.0.as_flattened_mut();
+            scores[begin..within(seen.start)].fill(HIDDEN);
+            scores[within(seen.end)..end].fill(HIDDEN);
+        }
+    }
+
     /// Divides by the sums, un-rotates and writes the outputs.
-    fn finish<L: Lanes>(&self, lanes: L, share: &Share, row: &mut Vec<f32>, out: &Shards<f32>) {
-        let p = self.p;
-        let width = self.values.spec().dim() / 16;
+    fn finish<L: Lanes>(&self, lanes: L, share: &Share, local: &mut Local, out: &Shards<f32>) {
+        let p = self.call.p;
+        let (spec, row) = (&self.values.stream.spec, &mut local.row);
+        let (dim, width) = (spec.dim(), spec.dim() / 16);
         for (i, (query_row, head)) in self.rows().enumerate() {
             let by = 1.0 / share.sum.as_flattened()[i];
             row.clear();
             for lane in &share.out[i * width..(i + 1) * width] {
                 row.extend_from_slice(&lane.0.map(|x| x * by));
             }
-            if self.values.spec().rotates() {
-                lanes.run(Rotate { slices: row, way: Way::Inverse });
+            if spec.rotates() {
+                for slice in slices(dim, SLICE) {
+                    lanes.run(Rotate { rows: row, width: dim, slice, way: Way::Inverse });
+                }
             }
             let at = (query_row * p.n_heads + head) * p.v_head_dim;
-            // SAFETY: each (row, query head) is finished once, by the thread that completes its block of queries.
+            // SAFETY: each (row, query head) is finished once, by the thread that completes its job.
             unsafe { out.part(at..at + p.v_head_dim) }.copy_from_slice(&row[..p.v_head_dim]);
-        }
-    }
-}
-
-impl Local {
-    fn reset(&mut self, queries: usize) {
-        self.scores.resize(queries, Scores([[0.0; TILE]; BLOCK_TILES + 1]));
-        self.weights.resize(2 * queries, Bytes([[0; 4]; 32]));
-        self.starts.resize(queries, 0);
-        self.factors.resize(queries, 0.0);
-        for state in [&mut self.max, &mut self.sum, &mut self.keep, &mut self.shrink] {
-            state.resize(queries.div_ceil(16), [0.0; 16]);
-        }
-        self.octets.resize(2 * BLOCK_OCTETS.max(BLOCK_TILES), [0; EXPANDED_BYTES]);
-    }
-
-    /// Scores of all queries with a block of keys; fetches the values that come next.
-    fn score<L: Lanes>(&mut self, lanes: L, keys: &Block, next: &Block) {
-        for run in keys.runs() {
-            for t in (0..run.tiles).step_by(2) {
-                self.fetch(next, run.first + t..run.first + t + 2);
-                // A last tile without a neighbour is its own; what that scores lands in the slack or is overwritten.
-                let pair = [t, (t + 1).min(run.tiles - 1)].map(|t| run.tile(t));
-                match Coding::of(run.layout.dtype()) {
-                    Some(coding) => self.score_codes(lanes, coding, run.layout, pair, run.first + t),
-                    None => self.score_floats(lanes, run.layout, pair, run.first + t),
-                }
-            }
-        }
-    }
-
-    fn fetch(&self, block: &Block, tiles: Range<usize>) {
-        if self.stage.fetches() {
-            block.fetch(tiles);
-        }
-    }
-
-    fn score_floats<L: Lanes>(&mut self, lanes: L, layout: TileLayout, tiles: [&[u8]; 2], tile: usize) {
-        let chunks = self.queries.floats.chunks(MOST_QUERIES * layout.dim());
-        for (queries, scores) in chunks.zip(self.scores.chunks_mut(MOST_QUERIES)) {
-            ScoreFloats { dtype: layout.dtype(), tiles, queries, scores, tile }.run(lanes);
-        }
-    }
-
-    fn score_codes<L: Lanes>(
-        &mut self,
-        lanes: L,
-        coding: Coding,
-        layout: TileLayout,
-        tiles: [&[u8]; 2],
-        tile: usize,
-    ) {
-        let n = self.scores.len();
-        let (block_dims, block_bytes) = (layout.block_dims(), layout.block_bytes());
-        let octets = block_dims / OCTET_DIMS;
-        let query_planes = self.queries.rows.len() / (n * layout.dim().div_ceil(BLOCK));
-        for block in 0..layout.n_blocks() {
-            let blocks = tiles.map(|tile| &tile[block * block_bytes..][..block_bytes]);
-            let scales = blocks.map(|block| self.stage.scales(block));
-            let staged = blocks.map(|block| self.stage.planes(coding, &block[SCALE_BYTES..]));
-            let (mut read_as, mut planes) = (staged[0].0, staged.map(|(_, planes)| planes));
-            if n > MOST_QUERIES && read_as != Coding::Whole {
-                let (first, second) = self.octets.split_at_mut(octets);
-                for (planes, expanded) in planes.into_iter().zip([&mut *first, &mut *second]) {
-                    for (octet, out) in expanded.iter_mut().enumerate().take(octets) {
-                        lanes.run(Expand { coding: read_as, planes, octet, out });
-                    }
-                }
-                planes = [first, second].map(|octets| octets.as_flattened());
-                read_as = Coding::Whole;
-            }
-            let slice = block * block_dims / BLOCK;
-            for from in (0..n).step_by(MOST_QUERIES) {
-                let to = (from + MOST_QUERIES).min(n);
-                let chunk = block * n + from..block * n + to;
-                ScoreCodes {
-                    coding: read_as,
-                    scales,
-                    planes,
-                    octets,
-                    rows: &self.queries.rows
-                        [(slice * n + from) * query_planes..(slice * n + to) * query_planes],
-                    query_planes,
-                    at: block * block_dims % BLOCK / 4,
-                    starts: &self.queries.starts[chunk.clone()],
-                    factors: &self.queries.factors[chunk],
-                    scores: &mut self.scores[from..to],
-                    tile,
-                    is_first: block == 0,
-                }
-                .run(lanes);
-            }
-        }
-    }
-
-    /// Adds a block of values, weighted, to the outputs; fetches the keys that come next.
-    fn mix<L: Lanes>(&mut self, lanes: L, values: &Block, next: &Block, out: &mut [Lane]) {
-        for run in values.runs() {
-            match Coding::of(run.layout.dtype()) {
-                Some(coding) => self.mix_codes(lanes, coding, run, next, out),
-                None => self.mix_floats(lanes, run, next, out),
-            }
-        }
-    }
-
-    fn mix_floats<L: Lanes>(&self, lanes: L, run: &Run, next: &Block, out: &mut [Lane]) {
-        self.fetch(next, run.first..run.first + run.tiles);
-        let width = run.layout.dim() / 16;
-        let chunks = self.scores.chunks(MOST_QUERIES).zip(self.shrink.as_flattened().chunks(MOST_QUERIES));
-        for ((p, factors), out) in chunks.zip(out.chunks_mut(MOST_QUERIES * width)) {
-            let (values, tiles, tile, factors) = (run.bytes, run.tiles, run.first, &factors[..p.len()]);
-            MixFloats { dtype: run.layout.dtype(), values, tiles, p, tile, factors, out, width }.run(lanes);
-        }
-    }
-
-    fn mix_codes<L: Lanes>(&mut self, lanes: L, coding: Coding, run: &Run, next: &Block, out: &mut [Lane]) {
-        let (layout, stride, n) = (run.layout, run.tile_bytes, self.scores.len());
-        let meaning = Meaning::of(layout.dtype()).expect("coded tiles");
-        let width = layout.dim() / 16;
-        let (octets, block_bytes) = (layout.block_dims() / OCTET_DIMS, layout.block_bytes());
-        for block in 0..layout.n_blocks() {
-            let bytes = &run.bytes[block * block_bytes..];
-            let (scales, scale_stride) = match self.stage {
-                Stage::Nothing => (&self.stage.scales(bytes)[..], 0),
-                _ => (bytes, stride),
-            };
-            lanes.run(RoundWeights {
-                p: &self.scores,
-                scales,
-                stride: scale_stride,
-                tiles: run.tiles,
-                tile: run.first,
-                meaning,
-                shrink: self.shrink.as_flattened(),
-                rows: &mut self.weights,
-                starts: &mut self.starts,
-                factors: &mut self.factors,
-            });
-            for octet in 0..octets {
-                let (at, of) = (block * octets + octet, width / 2);
-                self.fetch(next, run.first + at * run.tiles / of..run.first + (at + 1) * run.tiles / of);
-                let mut codes = self.staged_octet(coding, bytes, run, octet);
-                if n > MOST_QUERIES && codes.0 != Coding::Whole {
-                    let (coding, planes, ..) = codes;
-                    for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
-                        lanes.run(Expand { coding, planes: &planes[t * stride..], octet, out });
-                    }
-                    codes = (Coding::Whole, self.octets.as_flattened(), EXPANDED_BYTES, 0);
-                }
-                for from in (0..n).step_by(MOST_QUERIES) {
-                    let to = (from + MOST_QUERIES).min(n);
-                    MixCodes {
-                        coding: codes.0,
-                        planes: codes.1,
-                        stride: codes.2,
-                        octet: codes.3,
-                        tiles: run.tiles,
-                        rows: &self.weights[2 * from..2 * to],
-                        tile: run.first,
-                        starts: &self.starts[from..to],
-                        factors: &self.factors[from..to],
-                        out: &mut out[from * width..to * width],
-                        width,
-                        lane: 2 * (block * octets + octet),
-                    }
-                    .run(lanes);
-                }
-            }
-        }
-    }
-}
-
-impl Local {
-    /// Coding, planes, stride from tile to tile and index of the octet to read, for a block of values at `bytes`.
-    fn staged_octet<'a>(
-        &self,
-        coding: Coding,
-        bytes: &'a [u8],
-        run: &Run,
-        octet: usize,
-    ) -> (Coding, &'a [u8], usize, usize) {
-        if !self.stage.is_blank() {
-            let (coding, planes) = self.stage.planes(coding, &bytes[SCALE_BYTES..]);
-            return (coding, planes, run.tile_bytes, octet);
-        }
-        let octets = run.layout.block_dims() / OCTET_DIMS;
-        let share = (run.layout.block_bytes() - SCALE_BYTES) / octets;
-        let mut blank = self.stage.planes(coding, &[]);
-        for t in 0..run.tiles {
-            let planes = &bytes[t * run.tile_bytes + SCALE_BYTES..];
-            blank = self.stage.planes(coding, &planes[octet * share..][..share]);
-        }
-        (blank.0, blank.1, 0, 0)
-    }
-}
-
-/// Tiles of one layout that lie one after the other.
-#[derive(Clone, Copy)]
-struct Run<'a> {
-    layout: TileLayout,
-    /// `[tiles][tile_bytes]`
-    bytes: &'a [u8],
-    /// `layout.bytes()`
-    tile_bytes: usize,
-    /// First of them, counted from the start of the block.
-    first: usize,
-    tiles: usize,
-}
-
-impl<'a> Run<'a> {
-    fn tile(&self, t: usize) -> &'a [u8] {
-        &self.bytes[t * self.tile_bytes..][..self.tile_bytes]
-    }
-}
-
-/// Where the tiles of a block lie. A run ends with a page, with a part of the stream, or where the tail's ring wraps.
-struct Block<'a> {
-    runs: [Option<Run<'a>>; BLOCK_TILES],
-    tiles: usize,
-}
-
-impl<'a> Block<'a> {
-    fn new(stream: &'a Stream<CpuPage>, tiles: Range<usize>) -> Self {
-        const TILES_PER_PAGE: usize = TOKENS_PER_PAGE / TILE;
-        let spec = stream.spec();
-        let mut runs = [None; BLOCK_TILES];
-        let mut at = tiles.start;
-        for run in &mut runs {
-            if at >= tiles.end {
-                break;
-            }
-            let place = stream.place(at);
-            let left = match place {
-                Place::Sink(tile) => spec.sink_tiles - tile,
-                Place::Main(tile) => {
-                    (TILES_PER_PAGE - tile % TILES_PER_PAGE).min(stream.main_end().div_ceil(TILE) - at)
-                }
-                Place::Tail(tile) => spec.tail_tiles - tile,
-            };
-            let n = left.min(tiles.end - at);
-            let TileRef { layout, page, offset } = stream.tile_at(place);
-            let tile_bytes = layout.bytes();
-            let bytes = &page.as_bytes()[offset..][..n * tile_bytes];
-            *run = Some(Run { layout, bytes, tile_bytes, first: at - tiles.start, tiles: n });
-            at += n;
-        }
-        Self { runs, tiles: tiles.len() }
-    }
-
-    fn runs(&self) -> impl Iterator<Item = &Run<'a>> {
-        self.runs.iter().map_while(Option::as_ref)
-    }
-
-    /// Asks for some tiles to be brought to the cache.
-    fn fetch(&self, tiles: Range<usize>) {
-        for run in self.runs() {
-            let of_run = |tile: usize| tile.saturating_sub(run.first).min(run.tiles) * run.tile_bytes;
-            prefetch(&run.bytes[of_run(tiles.start)..of_run(tiles.end)]);
         }
     }
 }

@@ -11,9 +11,10 @@
 #![allow(clippy::needless_range_loop, reason = "an index runs over sums, codes and operands at once")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use kvant_codec::DType;
-use kvant_codec::tile::TILE;
+use kvant_codec::tile::{TILE, high_planes};
 
 use super::codes::{Codes, Coding, Meaning, Nibbles, Turbo2, Turbo3, Turbo4, Whole};
 use crate::lanes::{Lanes, Op, exp2};
@@ -141,6 +142,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
         let factors: &[f32; N] = factors.try_into().expect("a factor per query");
         let scores: &mut [Scores; N] = (&mut **scores).try_into().expect("scores of each query");
         assert!(rows.len() == N * P && self.0.tile < BLOCK_TILES);
+        let high = high_planes(planes[0].len());
         for first in (0..2).step_by(L::WIDE) {
             let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
             for sums in &mut sums {
@@ -149,7 +151,8 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
                 }
             }
             for octet in 0..self.0.octets {
-                let octets = [C::octet(planes[first], octet), C::octet(planes[first + L::WIDE - 1], octet)];
+                let pair = [planes[first], planes[first + L::WIDE - 1]];
+                let octets = [C::octet(pair[0], high, octet), C::octet(pair[1], high, octet)];
                 let at = self.0.at + 8 * octet;
                 assert!(at + 8 <= 32);
                 for g in 0..8 {
@@ -266,10 +269,10 @@ impl Floats<64> for F32 {
     }
 }
 
-/// Replaces the scores of a block by 2^(score - max); gives the maxima and the sums, `[queries]`.
+/// Replaces the scores of some tiles of a block by 2^(score - max); gives the maxima and the sums, `[queries]`.
 pub(super) struct Softmax<'a> {
     pub(super) scores: &'a mut [Scores],
-    pub(super) tiles: usize,
+    pub(super) tiles: Range<usize>,
     pub(super) max: &'a mut [f32],
     pub(super) sum: &'a mut [f32],
 }
@@ -280,7 +283,7 @@ impl Op for Softmax<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         for ((scores, max), sum) in self.scores.iter_mut().zip(self.max).zip(self.sum) {
-            let tiles = &mut scores.0[..self.tiles];
+            let tiles = &mut scores.0[self.tiles.clone()];
             let mut most = lanes.splat(f32::NEG_INFINITY);
             for tile in tiles.iter() {
                 most = lanes.max(lanes.load(tile), most);
@@ -386,8 +389,9 @@ impl Op for RoundWeights<'_> {
 /// One octet (two columns of 16 dims) of the values of some tiles, mixed for a chunk of queries.
 pub(super) struct MixCodes<'a> {
     pub(super) coding: Coding,
-    /// Planes of the first tile's block; the next tile's are `stride` bytes further.
+    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes further.
     pub(super) planes: &'a [u8],
+    pub(super) plane_bytes: usize,
     pub(super) stride: usize,
     pub(super) octet: usize,
     pub(super) tiles: usize,
@@ -430,6 +434,7 @@ impl<C: Codes, const N: usize> Op for MixChunk<'_, '_, C, N> {
         let starts: &[i32; N] = starts.try_into().expect("a start per query");
         let factors: &[f32; N] = factors.try_into().expect("a factor per query");
         assert!(rows.len() == 2 * N && self.0.tile + self.0.tiles <= BLOCK_TILES);
+        let high = high_planes(self.0.plane_bytes);
         for column in (0..2).step_by(L::WIDE) {
             let mut sums = [[[lanes.splat_i(0); 2]; N]; 2];
             for sums in &mut sums {
@@ -438,7 +443,7 @@ impl<C: Codes, const N: usize> Op for MixChunk<'_, '_, C, N> {
                 }
             }
             for t in 0..self.0.tiles {
-                let octet = C::octet(&planes[t * self.0.stride..], self.0.octet);
+                let octet = C::octet(&planes[t * self.0.stride..], high, self.0.octet);
                 let fours = 4 * (self.0.tile + t);
                 assert!(fours + 4 <= 32);
                 for q in 0..4 {

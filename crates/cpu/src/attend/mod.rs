@@ -45,7 +45,7 @@
 //!
 //! The tests hold every variant to these variances. A query that is not finite gives an output that is NaN.
 
-use kvant_backend::{AttendParams, BackendError, KvLayer, Result};
+use kvant_backend::{AttendParams, BackendError, KvPart, Result, check_attend};
 use kvant_codec::DType;
 
 use crate::{CpuPage, Isa, Pool};
@@ -53,65 +53,51 @@ use crate::{CpuPage, Isa, Pool};
 mod codes;
 mod drive;
 mod kernels;
+mod local;
 mod query;
 mod scalar;
 mod stage;
+mod view;
 
 pub(crate) use drive::Scratch;
-pub use stage::Stage;
+pub(crate) use stage::Stage;
 
-const OP: &str = "attend";
-
-/// Causal attention of `q` `[rows, n_heads * k_head_dim]` over the tokens of `layer` into `out`
-/// `[rows, n_heads * v_head_dim]`. See [`kvant_backend::Backend::attend`].
+/// See [`kvant_backend::Backend::attend`]; reads no more of coded tiles than `stage` says, which is everything but for
+/// measurements.
 ///
 /// # Errors
-/// [`BackendError::Shape`] when the layer or a buffer does not have the sizes of `p`.
+/// [`BackendError::Shape`] when a layer, a buffer or the band does not have the sizes of `p`;
+/// [`BackendError::Unsupported`] for other stages of the scalar kernels, which have none.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
 pub(crate) fn attend(
     isa: Isa,
     pool: &Pool,
     scratch: &mut Scratch,
+    stage: Stage,
     p: &AttendParams,
+    parts: &[KvPart<'_, CpuPage>],
     q: &[f32],
-    layer: &KvLayer<CpuPage>,
+    band: Option<&CpuPage>,
     out: &mut [f32],
 ) -> Result<()> {
-    check(p, q, layer, out)?;
-    let q = &q[p.first_row * p.n_heads * p.k_head_dim..];
-    let out = &mut out[p.first_row * p.n_heads * p.v_head_dim..];
+    check_attend(p, parts, [q.len(), out.len()], band.map_or(0, |band| band.as_bytes().len()))?;
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(lanes) => drive::attend(lanes, pool, scratch, p, q, layer, out),
+        Isa::Avx2(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, band, out),
         #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni(lanes) => drive::attend(lanes, pool, scratch, p, q, layer, out),
+        Isa::AvxVnni(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, band, out),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(lanes) => drive::attend(lanes, pool, scratch, p, q, layer, out),
-        _ => scalar::attend(pool, p, q, layer, out),
+        Isa::Avx512(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, band, out),
+        _ if stage != Stage::All => {
+            return Err(BackendError::Unsupported {
+                op: "attend",
+                wanted: "stages of the scalar kernels".to_owned(),
+                has: "stages of the vector kernels".to_owned(),
+            });
+        }
+        _ => scalar::attend(pool, p, parts, q, band, out),
     }
     Ok(())
-}
-
-/// Calls `job`, in which [`attend`] reads no more of coded tiles than `stage` says.
-///
-/// # Errors
-/// Those of `job`; [`BackendError::Unsupported`] for the scalar kernels, which have no stages.
-pub(crate) fn staged(
-    isa: Isa,
-    stage: Stage,
-    scratch: &mut Scratch,
-    job: impl FnOnce(&mut Scratch) -> Result<()>,
-) -> Result<()> {
-    if isa == Isa::Scalar {
-        return Err(BackendError::Unsupported {
-            op: OP,
-            wanted: "stages of the scalar kernels".to_owned(),
-            has: "stages of the vector kernels".to_owned(),
-        });
-    }
-    scratch.stage = stage;
-    let result = job(scratch);
-    scratch.stage = Stage::All;
-    result
 }
 
 /// What reads tiles of a KV type, for `kvant doctor`.
@@ -124,23 +110,6 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
         Isa::Avx512(_) => "avx512",
     };
     format!("attend-{dtype}-{set}")
-}
-
-fn check(p: &AttendParams, q: &[f32], layer: &KvLayer<CpuPage>, out: &[f32]) -> Result<()> {
-    BackendError::check(OP, "key streams", p.n_kv_heads, layer.k.len())?;
-    BackendError::check(OP, "value streams", p.n_kv_heads, layer.v.len())?;
-    BackendError::check(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
-    for (what, head_dim, streams) in
-        [("key head size", p.k_head_dim, &layer.k), ("value head size", p.v_head_dim, &layer.v)]
-    {
-        for stream in streams {
-            BackendError::check(OP, what, head_dim, stream.spec().head_dim)?;
-            BackendError::check_at_least(OP, "cached tokens", p.start + p.rows, stream.len())?;
-        }
-    }
-    let end = p.first_row + p.rows;
-    BackendError::check_at_least(OP, "queries", end * p.n_heads * p.k_head_dim, q.len())?;
-    BackendError::check_at_least(OP, "output", end * p.n_heads * p.v_head_dim, out.len())
 }
 
 #[cfg(test)]

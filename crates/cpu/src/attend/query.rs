@@ -1,13 +1,14 @@
 //! Queries, ready to meet keys: padded, scaled, rotated where the keys are, and in signed bytes where keys are coded.
 
 use kvant_backend::StreamSpec;
+use kvant_codec::tile::{TileBlock, TileLayout, slices};
 
 use super::codes::Meaning;
 use super::kernels::Bytes;
 use crate::lanes::{Lanes, Op, Rotate, Way};
 
-/// Dims of a slice: one row of [`Bytes`].
-const SLICE: usize = 128;
+/// Dims of one row of [`Bytes`]; no block lies across two of them.
+pub(super) const SLICE: usize = 128;
 
 /// The queries of one KV head that are worked on together.
 #[derive(Debug, Default)]
@@ -38,26 +39,29 @@ impl Queries {
             self.floats.resize(self.floats.len().next_multiple_of(dim), 0.0);
         }
         if keys.rotates() {
-            lanes.run(Rotate { slices: &mut self.floats, way: Way::Forward });
+            for slice in slices(dim, SLICE) {
+                lanes.run(Rotate { rows: &mut self.floats, width: dim, slice, way: Way::Forward });
+            }
         }
         if let Some(meaning) = Meaning::of(keys.dtype) {
-            self.round(lanes, meaning, dim, keys.main_layout().block_dims());
+            self.round(lanes, meaning, &keys.main_layout());
         }
     }
 
-    fn round<L: Lanes>(&mut self, lanes: L, meaning: Meaning, dim: usize, block_dims: usize) {
+    fn round<L: Lanes>(&mut self, lanes: L, meaning: Meaning, keys: &TileLayout) {
+        let dim = keys.dim();
         let n = self.floats.len() / dim;
         let planes = meaning.query_planes;
         self.rows.resize(dim.div_ceil(SLICE) * n * planes, Bytes([[0; 4]; 32]));
         self.starts.clear();
         self.factors.clear();
-        for first in (0..dim).step_by(block_dims) {
+        for TileBlock { dims, .. } in keys.blocks() {
             for query in 0..n {
-                let row = (first / SLICE * n + query) * planes;
+                let row = (dims.start / SLICE * n + query) * planes;
                 let (unit, sum) = lanes.run(RoundQuery {
-                    x: &self.floats[query * dim + first..][..block_dims],
+                    x: &self.floats[query * dim..][dims.clone()],
                     rows: &mut self.rows[row..row + planes],
-                    at: first % SLICE / 4,
+                    at: dims.start % SLICE / 4,
                 });
                 // Any integers come from a query that is not finite; its unit is NaN.
                 self.starts.push(sum.wrapping_mul(-meaning.bias));

@@ -6,8 +6,8 @@
 use super::codes::{Coding, EXPANDED_BYTES};
 
 /// How much of the coded tiles is really read. Each stage does what the one before does, and more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum Stage {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
     /// Nothing: products with constant codes and constant scales.
     Nothing,
     /// The scales.
@@ -17,7 +17,6 @@ pub enum Stage {
     /// The low planes are unpacked and looked up; differs from `All` for turbo3 only, which has high planes.
     LowBits,
     /// Everything, as in earnest.
-    #[default]
     All,
 }
 
@@ -25,16 +24,8 @@ impl Stage {
     /// Every stage, least first.
     pub const ALL: [Self; 5] = [Self::Nothing, Self::Scales, Self::Bytes, Self::LowBits, Self::All];
 
-    /// The stage's name in a table.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Nothing => "no dequant",
-            Self::Scales => "scales only",
-            Self::Bytes => "all bytes",
-            Self::LowBits => "low bits",
-            Self::All => "all",
-        }
-    }
+    /// Their names in a table, in the same order.
+    pub const NAMES: [&'static str; 5] = ["no dequant", "scales only", "all bytes", "low bits", "all"];
 
     /// Whether tiles are brought to the cache ahead of their use.
     pub(super) fn fetches(self) -> bool {

@@ -87,7 +87,7 @@ impl CpuMatrix {
     ) -> Result<Self, BackendError> {
         const OP: &str = "matrix";
         let WeightSource { dtype, n_out, n_in, bytes } = source;
-        if dtype.is_turbo() {
+        if dtype.ggml_id().is_none() {
             return Err(BackendError::Unsupported {
                 op: OP,
                 wanted: format!("weights in {dtype}"),

@@ -170,6 +170,9 @@ impl Form {
 /// Prepares the input as the products want it and computes them.
 fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, products: &Products<'_>) {
     let rows = input.rows();
+    if rows == 0 {
+        return;
+    }
     let wants = |form| products.iter().flatten().any(|product| Form::of(isa, product.w.dtype) == form);
     let mut x = input.x;
     if wants(Form::Rows) || wants(Form::Floats) {

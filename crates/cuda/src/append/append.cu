@@ -1,63 +1,97 @@
 // Writes new keys and values: norm and turn the keys (RoPE), pad, rotate, encode whole tiles. The method is that of
 // kvant-codec, value for value. The queries are normed and turned on the way, as they meet the same angles.
 //
-// One block of four warps makes one tile of one stream; a warp takes every fourth token. A tile that moves from the tail to
-// a main page and the new tile that takes its place in the tail are made by the same block, one after the other. Blocks
-// beyond those turn queries, a head to a warp.
+// What is to be done, and in which order, is the host's plan: a list of tiles for each sequence and kind of stream, in
+// chains. One block of four warps makes the tiles of one chain of one stream, one after the other; a warp takes every fourth
+// token. A tile that leaves the ring of the tail and the new one that takes its place there are of one chain. Blocks beyond
+// those turn queries, a head to a warp.
 
 #include "rope.cuh"
 #include "rotate.cuh"
 #include "tile.cuh"
 
 constexpr u32 THREADS = 32 * WARPS;
-constexpr u32 NO_TILE = ~0u;
+
+struct AppendStream {
+    Offsets at;
+    Spec spec;
+    float alpha;      // factor on values encoded into main tiles
+    u16 plan;         // which of each sequence's plans is its own
+    u16 rotates;
+};
+
+struct AppendPart {
+    Memory memory;
+    u32 first_row;    // among the rows of the step
+    u32 plans;        // the first of its plans, in the list
+};
+
+// Of the list, which is short enough to come along, or lies in memory:
+// what a step does to streams of one kind,
+struct Plan {
+    u32 first;        // of its tiles in the list: the first ones of the chains, then the others
+    u32 chains;
+    Band band;
+};
+// and to one tile.
+struct Write {
+    u32 tile;
+    u32 flags;        // where it goes; 4: to the band too; from 8 on: the next one of the chain, 0 for none
+    u32 slots;        // bytes: first and end of those read from the tail, and of those of new rows
+    u32 first_row;    // of the new rows, among those of the sequence
+};
 
 struct AppendParams {
-    Stream streams[2 * MAX_HEADS];  // keys of the heads, then their values
+    AppendStream streams[2 * MAX_HEADS];  // keys of the heads, then their values
+    AppendPart parts[MAX_PARTS];
+    uint4 near[NEAR];                     // the list, when `far` is null
+    const uint4* far;
     Turn k_turn;
     Turn q_turn;
     float* q;                     // [rows, n_query_heads * k_head_dim]
     const float* k;               // [rows, n_kv_heads * k_head_dim]
     const float* v;               // [rows, n_kv_heads * v_head_dim]
-    u32 n_query_heads;            // to be turned by this launch
+    u32 rows;                     // of all sequences, to be turned by this launch
+    u32 n_query_heads;            // 0 when they are not
+    u32 n_parts;
     u32 n_heads;                  // of this launch
     u32 first_head;
     u32 n_kv_heads;
     u32 head_dims[2];
-    u32 rows;
-    u32 tiles;                    // blocks for each stream
+    u32 chains;                   // blocks for each stream of each sequence
+    u32 unused[3];
     u32 before[4];                // signs of the rotation, bit i for value i of a slice
     u32 after[4];
     float levels[N_BOOKS][MAX_LEVELS];  // centroids of turbo2, turbo3, turbo4
     float mids[N_BOOKS][MAX_LEVELS];    // decision points for unit variance
 };
 
-// What lane l of a warp holds of a slice of 128: values 4l .. 4l + 3.
+__device__ inline uint4 listed(const AppendParams& p, u32 index) { return p.far ? p.far[index] : p.near[index]; }
+
+// What lane l of a warp holds of 128 values: 4l .. 4l + 3.
 struct Quad { float x[4]; };
 
-__device__ float warp_sum(float v) {
-    for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
-    return v;
-}
-
-__device__ double warp_sum(double v) {
-    for (int step = 16; step > 0; step /= 2) {
+// The sum over the `lanes` (a power of two) of a block; its lanes lie side by side. A whole warp.
+__device__ double block_sum(double v, u32 lanes) {
+    for (u32 step = 16; step > 0; step /= 2) {
         int low = __double2loint(v), high = __double2hiint(v);
-        v += __hiloint2double(__shfl_xor_sync(~0u, high, step), __shfl_xor_sync(~0u, low, step));
+        double other = __hiloint2double(__shfl_xor_sync(~0u, high, step), __shfl_xor_sync(~0u, low, step));
+        if (step < lanes) v += other;
     }
     return v;
 }
 
-// Codes a slice that is rotated already; gives the scale.
-__device__ u16 encode_turbo(const float* levels, const float* mids, u32 n_levels, Quad q, u8* codes) {
+// Codes a block of `dims` that is rotated already; gives the scale.
+__device__ u16 encode_turbo(const float* levels, const float* mids, u32 n_levels, u32 dims, Quad q, u8* codes) {
     double squares = 0.0;
     for (int i = 0; i < 4; i++) {
         q.x[i] = clamped(q.x[i], HALF_MAX);
         squares += (double)q.x[i] * (double)q.x[i];
     }
-    double norm = sqrt(warp_sum(squares));
+    double norm = sqrt(block_sum(squares, dims / 4));
+    double root = dims == 128 ? SQRT_128 : dims == 64 ? SQRT_64 : SQRT_32;
     bool is_tiny = norm < 1e-10;
-    float to_unit = is_tiny ? 0.0f : (float)(SQRT_TURBO_DIMS / norm);
+    float to_unit = is_tiny ? 0.0f : (float)(root / norm);
     double coded = 0.0;
     for (int i = 0; i < 4; i++) {
         float z = __fmul_rn(q.x[i], to_unit);
@@ -66,7 +100,7 @@ __device__ u16 encode_turbo(const float* levels, const float* mids, u32 n_levels
         codes[i] = (u8)index;
         coded += (double)levels[index] * (double)levels[index];
     }
-    coded = sqrt(warp_sum(coded));
+    coded = sqrt(block_sum(coded, dims / 4));
     return is_tiny ? 0 : to_half(clamped((float)(norm / coded), HALF_MAX));
 }
 
@@ -106,34 +140,34 @@ __device__ void code_place(bool is_key, u32 slot, u32 dim, u32& group, u32& j) {
     j = is_key ? 4 * slot + dim % 4 : 4 * (dim % 16) + slot % 4;
 }
 
-__device__ u8 stored_code(u32 type, const u8* planes, u32 group, u32 j) {
+__device__ u8 stored_code(u32 type, const u8* planes, u32 dims, u32 group, u32 j) {
     switch (type) {
         case Q8_0: return planes[Q8_0_GROUP * group + j];
         case TURBO2: return planes[TURBO2_GROUP * group + j % 16] >> (2 * (j / 16)) & 3;
         case TURBO3:
             return (planes[TURBO2_GROUP * group + j % 16] >> (2 * (j / 16)) & 3) |
-                   (planes[HIGH_PLANES + HIGH_GROUP * group + j / 8] >> (j % 8) & 1) << 2;
+                   (planes[high_planes(dims) + HIGH_GROUP * group + j / 8] >> (j % 8) & 1) << 2;
         default: return planes[NIBBLES_GROUP * group + j % 32] >> (4 * (j / 32)) & 15;
     }
 }
 
 // One byte of a block's planes, from the codes of the tile `[16][dim]`.
-__device__ u8 plane_byte(u32 type, bool is_key, const u8* codes, u32 dim, u32 first_dim, u32 byte) {
+__device__ u8 plane_byte(u32 type, bool is_key, const u8* codes, u32 dim, const Dims& block, u32 byte) {
     auto code = [&](u32 group, u32 j) -> u32 {
         u32 slot = is_key ? j / 4 : group % 4 * 4 + j % 4;
         u32 at = is_key ? 4 * group + j % 4 : group / 4 * 16 + j / 4;
-        return codes[slot * dim + first_dim + at];
+        return codes[slot * dim + block.first + at];
     };
     switch (type) {
         case Q8_0: return (u8)code(byte / Q8_0_GROUP, byte % Q8_0_GROUP);
         case TURBO2:
         case TURBO3: {
             u32 value = 0;
-            if (byte < HIGH_PLANES) {
+            if (byte < high_planes(block.n)) {
                 u32 group = byte / TURBO2_GROUP, first = byte % TURBO2_GROUP;
                 for (u32 i = 0; i < 4; i++) value |= (code(group, first + 16 * i) & 3) << (2 * i);
             } else {
-                u32 group = (byte - HIGH_PLANES) / HIGH_GROUP, first = (byte - HIGH_PLANES) % HIGH_GROUP * 8;
+                u32 high = byte - high_planes(block.n), group = high / HIGH_GROUP, first = high % HIGH_GROUP * 8;
                 for (u32 i = 0; i < 8; i++) value |= (code(group, first + i) >> 2) << i;
             }
             return (u8)value;
@@ -150,165 +184,156 @@ __device__ u32 float_place(bool is_key, u32 slot, u32 dim_of, u32 dim) {
     return is_key ? dim_of * TILE + slot : slot * dim + dim_of;
 }
 
-// What an append does to a stream: Append of kvant-backend.
-struct Plan {
-    u32 end;           // tokens there will be
-    u32 new_main_end;
-    u32 first;         // first tile that is written
-    u32 moved_from;    // tiles of the tail that move to main pages
-    u32 moved_to;
+// One stream of a sequence.
+struct Target {
+    const AppendStream& s;
+    const AppendPart& part;
+    Band band;
+    u32 head;
+    bool is_key;
 };
 
-__device__ Plan plan_of(const Stream& s, u32 rows) {
-    Plan plan;
-    plan.end = s.len + rows;
-    if (s.tail_tiles == 0) {
-        plan.new_main_end = max(plan.end, s.sink_tiles * TILE);
-    } else {
-        u32 tail = s.tail_tiles * TILE;
-        u32 spilled = plan.end > tail ? (plan.end - tail + TILE - 1) / TILE * TILE : 0;
-        plan.new_main_end = max(spilled, s.main_end);
+// Four values of a new row from `at` on: normed, turned, clamped, padded.
+struct Row {
+    const Turn* turn;     // null when they are taken as they are
+    const float* values;
+    const float* angles;
+    float factor;
+    u32 head_dim;
+
+    __device__ Row(const AppendParams& p, const Target& t, u32 row, u32 lane) {
+        head_dim = p.head_dims[t.is_key ? 0 : 1];
+        values = (t.is_key ? p.k : p.v) + ((size_t)row * p.n_kv_heads + t.head) * head_dim;
+        turn = t.is_key && p.k_turn.is_on ? &p.k_turn : nullptr;
+        angles = turn ? turn->angles + (size_t)row * turn->n_rot : nullptr;
+        factor = turn ? norm_factor(*turn, values, head_dim, lane) : 1.0f;
     }
-    bool moves = s.tail_tiles > 0 && plan.new_main_end > s.main_end && s.len > s.main_end;
-    plan.first = (moves ? s.main_end : s.len) / TILE;
-    plan.moved_from = s.main_end / TILE;
-    plan.moved_to = moves ? min((s.len + TILE - 1) / TILE, plan.new_main_end / TILE) : plan.moved_from;
-    return plan;
-}
 
-// The tile that will lie in the tail where tile `index` has lain, or NO_TILE.
-__device__ u32 successor(const Stream& s, const Plan& plan, u32 index) {
-    u32 first = plan.new_main_end / TILE, distance = (index + s.tail_tiles - first % s.tail_tiles) % s.tail_tiles;
-    u32 next = first + distance;
-    return next * TILE < plan.end ? next : NO_TILE;
-}
+    __device__ Quad four(u32 at) const {
+        Quad q;
+        for (u32 i = 0; i < 4; i++) {
+            float value = 0.0f;
+            if (at + i < head_dim) value = turn ? turned(*turn, values, at + i, factor, angles) : values[at + i];
+            q.x[i] = clamped(value, HALF_MAX);
+        }
+        return q;
+    }
+};
 
-// Whether a moving tile lies where tile `index` is to lie: the block of that one makes both.
-__device__ bool has_predecessor(const Stream& s, const Plan& plan, u32 index) {
-    u32 from = plan.moved_from;
-    return from + (index + s.tail_tiles - from % s.tail_tiles) % s.tail_tiles < plan.moved_to;
+// Writes four values of a float tile.
+__device__ void store_floats(u32 type, bool is_key, u8* tile, u32 slot, u32 dim, u32 at, const Quad& q) {
+    for (u32 i = 0; i < 4 && at + i < dim; i++) {
+        u32 to = float_place(is_key, slot, at + i, dim);
+        if (type == F32) {
+            ((float*)tile)[to] = q.x[i];
+        } else if (type == F16) {
+            ((u16*)tile)[to] = to_half(clamped(q.x[i], HALF_MAX));
+        } else {
+            u16 bits;
+            asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(q.x[i]));
+            ((u16*)tile)[to] = bits;
+        }
+    }
 }
 
 // Makes one tile; the whole block.
-__device__ void write_tile(const AppendParams& p, const Stream& s, const Plan& plan, u32 index, u32 head, bool is_key,
-                           u8* shared) {
-    u32 head_dim = p.head_dims[is_key ? 0 : 1];
-    const float* x = is_key ? p.k : p.v;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 first = index * TILE, last = min(first + TILE, plan.end), place = place_of(s, index, plan.new_main_end);
-    bool moves = index >= plan.moved_from && index < plan.moved_to;
-    u32 rows_from = min(max(s.len, first), last);  // tokens from here on are new
-    u32 from = moves ? first : rows_from;
-    if (from == last) return;
+__device__ void write_tile(const AppendParams& p, const Target& t, const Write& w, u8* shared) {
+    const AppendStream& s = t.s;
+    const Spec& spec = s.spec;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = spec.dim, place = w.flags % 4;
+    u32 old = w.slots & 255, old_end = w.slots >> 8 & 255, first_new = w.slots >> 16 & 255, end = w.slots >> 24;
+    u32 from = old < old_end ? old : first_new;
+    u8* tile = tile_at(t.part.memory, spec, s.at, w.tile, place);
+    u8* band = w.flags & 4 ? band_at(t.part.memory, spec, s.at, t.band, w.tile) : nullptr;
+    const u16* tail = old < old_end ? (const u16*)tile_at(t.part.memory, spec, s.at, w.tile, IN_TAIL) : nullptr;
+    u32 type = place == IN_MAIN ? spec.type : F16;
+    u32 blocks = is_coded(type) ? n_blocks(type, dim) : 0;
+    u8* codes = shared;                             // [16][dim]
+    u16* scales = (u16*)(shared + TILE * dim);      // [16][blocks]
 
-    u8* tile = tile_at(s, index, place);
-    u32 type = place == IN_MAIN ? s.type : F16;
-    u8* codes = shared;                               // [16][dim]
-    u16* scales = (u16*)(shared + TILE * s.dim);      // [16][dim / block]
-    u32 per_block = block_dims(type), blocks = s.dim / per_block;
-    const u16* tail = moves ? (const u16*)tile_at(s, index, IN_TAIL) : nullptr;
-
-    if (is_coded(type) && (from > first || last < first + TILE)) {
+    if (is_coded(type) && (from > 0 || end < TILE)) {
         // Tokens that stay: their codes are taken apart and put back.
-        for (u32 i = threadIdx.x; i < TILE * s.dim; i += THREADS) {
-            u32 slot = i / s.dim, at = i % s.dim, group, j;
-            const u8* block = tile + at / per_block * block_bytes(type);
-            code_place(is_key, slot, at % per_block, group, j);
-            codes[i] = stored_code(type, block + SCALE_BYTES, group, j);
-            if (at % per_block == 0) scales[slot * blocks + at / per_block] = ((const u16*)block)[slot];
+        for (u32 i = threadIdx.x; i < TILE * dim; i += THREADS) {
+            u32 slot = i / dim, at = i % dim, group, j;
+            Dims block = block_at(type, dim, at);
+            const u8* bytes = tile + block_byte(type, block.index, block.first);
+            code_place(t.is_key, slot, at - block.first, group, j);
+            codes[i] = stored_code(type, bytes + SCALE_BYTES, block.n, group, j);
+            if (at == block.first) scales[slot * blocks + block.index] = ((const u16*)bytes)[slot];
         }
         __syncthreads();
     }
-    for (u32 token = from + warp; token < last; token += WARPS) {
-        u32 slot = token % TILE, row = token - s.len;
-        bool is_new = token >= rows_from, turns = is_new && is_key && p.k_turn.is_on;
-        const float* values = is_new ? x + ((size_t)row * p.n_kv_heads + head) * head_dim : nullptr;
-        const float* angles = p.k_turn.angles + (turns ? (size_t)row * p.k_turn.n_rot : 0);
-        float factor = turns ? norm_factor(p.k_turn, values, head_dim, lane) : 1.0f;
-        for (u32 slice = 0; slice < s.dim; slice += SPAN) {
-            Quad q;
-            for (int i = 0; i < 4; i++) {
-                u32 at = slice + 4 * lane + i;
+    for (u32 slot = from + warp; slot < end; slot += WARPS) {
+        bool is_new = slot >= first_new;
+        Row row(p, t, t.part.first_row + w.first_row + (is_new ? slot - first_new : 0), lane);
+        for (u32 span = 0; span < dim; span += SPAN) {
+            u32 at = span + 4 * lane;
+            Dims block = block_at(s.rotates ? TURBO2 : Q8_0, dim, at);
+            Quad q = row.four(at);
+            if (s.rotates) rotate(q.x, block.n, p.before, p.after, lane);
+            for (u32 i = 0; i < 4; i++) {
                 if (!is_new) {
-                    q.x[i] = at < s.dim ? from_half(tail[float_place(is_key, slot, at, s.dim)]) : 0.0f;
-                } else if (at < head_dim) {
-                    float value = turns ? turned(p.k_turn, values, at, factor, angles) : values[at];
-                    q.x[i] = clamped(value, HALF_MAX);
-                } else {
-                    q.x[i] = 0.0f;
+                    q.x[i] = at + i < dim ? from_half(tail[float_place(t.is_key, slot, at + i, dim)]) : 0.0f;
+                } else if (spec.tail_tiles > 0) {
+                    // What waits in 16 bit is coded from there, however long it waits.
+                    q.x[i] = from_half(to_half(clamped(q.x[i], HALF_MAX)));
                 }
             }
-            if (s.rotates && is_new) rotate(q.x, ROTATION, p.before, p.after, lane);
-            if (is_coded(type)) {
-                for (int i = 0; i < 4; i++) q.x[i] = __fmul_rn(q.x[i], s.alpha);
+            if (band) store_floats(F16, t.is_key, band, slot, dim, at, q);
+            if (!is_new && place != IN_MAIN) continue;
+            if (!is_coded(type)) {
+                store_floats(type, t.is_key, tile, slot, dim, at, q);
+                continue;
             }
+            for (u32 i = 0; i < 4; i++) q.x[i] = __fmul_rn(q.x[i], s.alpha);
+            u8 four[4];
+            u16 scale;
             if (is_turbo(type)) {
                 u32 book = type - TURBO2;
-                u16 scale = encode_turbo(p.levels[book], p.mids[book], 4u << book, q,
-                                         codes + slot * s.dim + slice + 4 * lane);
-                if (lane == 0) scales[slot * blocks + slice / TURBO_DIMS] = scale;
-            } else if (is_coded(type)) {
-                u8 four[4];
-                u16 scale = encode_block32(type, q, lane, four);
-                u32 at = slice + 4 * lane;
-                if (at < s.dim) {
-                    for (int i = 0; i < 4; i++) codes[slot * s.dim + at + i] = four[i];
-                    if (lane % 8 == 0) scales[slot * blocks + at / BLOCK32_DIMS] = scale;
-                }
+                scale = encode_turbo(p.levels[book], p.mids[book], 4u << book, block.n, q, four);
             } else {
-                for (int i = 0; i < 4; i++) {
-                    u32 at = slice + 4 * lane + i, to = float_place(is_key, slot, at, s.dim);
-                    if (at >= s.dim) continue;
-                    if (type == F32) {
-                        ((float*)tile)[to] = q.x[i];
-                    } else if (type == F16) {
-                        ((u16*)tile)[to] = to_half(clamped(q.x[i], HALF_MAX));
-                    } else {
-                        u16 bits;
-                        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(q.x[i]));
-                        ((u16*)tile)[to] = bits;
-                    }
-                }
+                scale = encode_block32(type, q, lane, four);
             }
+            if (at >= dim) continue;
+            for (u32 i = 0; i < 4; i++) codes[slot * dim + at + i] = four[i];
+            if (at == block.first) scales[slot * blocks + block.index] = scale;
         }
     }
     if (!is_coded(type)) return;
     __syncthreads();
-    u32 per_tile = TILE * blocks;
-    for (u32 i = threadIdx.x; i < per_tile; i += THREADS) {
-        u32 block = i / TILE, slot = i % TILE;
-        ((u16*)(tile + block * block_bytes(type)))[slot] = scales[slot * blocks + block];
-    }
-    u32 plane_bytes = block_bytes(type) - SCALE_BYTES;
-    for (u32 i = threadIdx.x; i < blocks * plane_bytes; i += THREADS) {
-        u32 block = i / plane_bytes, byte = i % plane_bytes;
-        tile[block * block_bytes(type) + SCALE_BYTES + byte] =
-            plane_byte(type, is_key, codes, s.dim, block * per_block, byte);
+    for (u32 at = 0; at < dim;) {
+        Dims block = block_at(type, dim, at);
+        at += block.n;
+        u8* bytes = tile + block_byte(type, block.index, block.first);
+        if (threadIdx.x < TILE) ((u16*)bytes)[threadIdx.x] = scales[threadIdx.x * blocks + block.index];
+        for (u32 byte = threadIdx.x; byte < block.n / 4 * group_bytes(type); byte += THREADS) {
+            bytes[SCALE_BYTES + byte] = plane_byte(type, t.is_key, codes, dim, block, byte);
+        }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ AppendParams p) {
     extern __shared__ u8 shared[];
-    u32 tile_blocks = 2 * p.n_heads * p.tiles;
+    u32 streams = 2 * p.n_heads, tile_blocks = p.n_parts * streams * p.chains;
     if (blockIdx.x >= tile_blocks) {
         u32 head = (blockIdx.x - tile_blocks) * WARPS + threadIdx.x / 32, dim = p.head_dims[0];
         if (head >= p.rows * p.n_query_heads) return;
         turn_head(p.q_turn, p.q + (size_t)head * dim, dim, head / p.n_query_heads, threadIdx.x % 32);
         return;
     }
-    u32 number = blockIdx.x / p.tiles;
-    bool is_key = number < p.n_heads;
-    const Stream& s = p.streams[number];
-    u32 head = p.first_head + number % p.n_heads;
-    Plan plan = plan_of(s, p.rows);
-    u32 index = plan.first + blockIdx.x % p.tiles;
-    if (index * TILE >= plan.end) return;
-    bool is_tail = place_of(s, index, plan.new_main_end) == IN_TAIL;
-    if (is_tail && has_predecessor(s, plan, index)) return;
-    while (index != NO_TILE) {
-        write_tile(p, s, plan, index, head, is_key, shared);
-        bool moved = index >= plan.moved_from && index < plan.moved_to;
-        index = moved ? successor(s, plan, index) : NO_TILE;
+    u32 chain = blockIdx.x % p.chains, number = blockIdx.x / p.chains % streams;
+    const AppendPart& part = p.parts[blockIdx.x / p.chains / streams];
+    const AppendStream& s = p.streams[number];
+    uint4 listed_plan = listed(p, part.plans + s.plan);
+    Plan plan = {listed_plan.x, listed_plan.y, {listed_plan.z, listed_plan.w}};
+    if (chain >= plan.chains) return;
+    Target target = {s, part, plan.band, p.first_head + number % p.n_heads, number < p.n_heads};
+    for (u32 index = chain;;) {
+        uint4 listed_write = listed(p, plan.first + index);
+        Write write = {listed_write.x, listed_write.y, listed_write.z, listed_write.w};
+        write_tile(p, target, write, shared);
+        index = write.flags >> 3;
+        if (index == 0) return;
         // The tile that moved has been read, and the shared memory too.
         __syncthreads();
     }

@@ -1,13 +1,25 @@
-//! Appending keys and values: RoPE of keys and queries, pad, rotate, encode into the tiles that a stream's plan names. One
-//! launch for all of it.
+//! Appending keys and values: RoPE of keys and queries, pad, rotate, encode into the tiles that [`StreamSpec::writes`] names.
+//! One launch for all of it, of up to [`MAX_PARTS`] sequences and [`MAX_HEADS`] KV heads.
+//!
+//! What is written where is planned on the host and handed over as a list. That of a decode step travels with the launch, so
+//! that a recorded step copies nothing; that of a prompt is copied to the device before.
+//!
+//! [`StreamSpec::writes`]: kvant_backend::StreamSpec::writes
+
+mod plan;
+
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, KvLayer, Result};
+use kvant_backend::{BackendError, KvPart, KvStream, Result};
 use kvant_codec::tile::TILE;
 use kvant_codec::{Rotation, block32, turbo};
 
 use crate::constants::Constants;
-use crate::kv::{self, BOOKS, MAX_HEADS, StreamParams, small};
+use crate::kv::{
+    self, BOOKS, MAX_HEADS, MAX_PARAMS, MAX_PARTS, MemoryParams, Offsets, SpecParams, is_same, small,
+};
+use crate::memory::Block;
 use crate::rope::{HEADS_PER_BLOCK, TURN_HEADER, Turn};
 use crate::rotate::words;
 use crate::{Context, CudaPage, DevicePtr, Header, Launch, Source};
@@ -24,47 +36,80 @@ pub(crate) static SOURCE: Source =
 const OP: &str = "kv_append";
 /// Most levels of a codebook.
 const MAX_LEVELS: usize = 16;
+/// Entries of the list of what is to be done that travel with a launch: enough for one token of each of sixteen sequences.
+const NEAR: usize = 64;
+
+/// `AppendStream` of `append.cu`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct StreamParams {
+    at: Offsets,
+    spec: SpecParams,
+    alpha: f32,
+    plan: u16,
+    rotates: u16,
+}
+
+/// `AppendPart` of `append.cu`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct PartParams {
+    memory: MemoryParams,
+    first_row: u32,
+    plans: u32,
+}
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct AppendParams {
     streams: [StreamParams; 2 * MAX_HEADS],
+    parts: [PartParams; MAX_PARTS],
+    near: [plan::Entry; NEAR],
+    far: DevicePtr,
     k_turn: Turn,
     q_turn: Turn,
     q: DevicePtr,
     k: DevicePtr,
     v: DevicePtr,
+    rows: u32,
     n_query_heads: u32,
+    n_parts: u32,
     n_heads: u32,
     first_head: u32,
     n_kv_heads: u32,
     head_dims: [u32; 2],
-    rows: u32,
-    tiles: u32,
+    chains: u32,
+    unused: [u32; 3],
     before: [u32; 4],
     after: [u32; 4],
     levels: [[f32; MAX_LEVELS]; BOOKS.len()],
     mids: [[f32; MAX_LEVELS]; BOOKS.len()],
 }
 
+const _: () = assert!(size_of::<AppendParams>() <= MAX_PARAMS);
+
 fn constants() -> Constants {
     kv::constants()
         .whole("WARPS", HEADS_PER_BLOCK as usize)
+        .whole("NEAR", NEAR)
         .whole("N_BOOKS", BOOKS.len())
         .whole("MAX_LEVELS", MAX_LEVELS)
         .whole("Q8_0_ZERO", block32::Q8_0_ZERO.into())
         .whole("Q4_0_ZERO", block32::Q4_0_ZERO.into())
-        .double("SQRT_TURBO_DIMS", (turbo::LEN as f64).sqrt())
+        .double("SQRT_128", 128f64.sqrt())
+        .double("SQRT_64", 64f64.sqrt())
+        .double("SQRT_32", 32f64.sqrt())
 }
 
-/// New rows of keys and values.
+/// Where new rows are, of the whole step.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rows {
+pub(crate) struct NewRows {
     /// `[rows, n_kv_heads * k_head_dim]`.
     pub k: DevicePtr,
     /// `[rows, n_kv_heads * v_head_dim]`.
     pub v: DevicePtr,
-    pub n: usize,
+    /// Where the band begins; anything when there is none.
+    pub band: DevicePtr,
 }
 
 /// RoPE of the keys on their way into the cache, and of the queries in place.
@@ -75,65 +120,98 @@ pub(crate) struct Turns {
     /// `[rows, n_query_heads * k_head_dim]`.
     pub queries: DevicePtr,
     pub n_query_heads: usize,
+    /// Rows of the step.
+    pub rows: usize,
 }
 
-/// Appends rows to every stream of `layer`. The pages have been reserved, the lengths of the buffers checked.
+/// Appends the rows of each part to every stream of its layer. The memory has been reserved, the shapes have been checked.
 pub(crate) fn append(
     cx: &Context,
-    layer: &mut KvLayer<CudaPage>,
-    rows: Rows,
+    parts: &[KvPart<'_, CudaPage>],
+    rows: NewRows,
     turns: Option<Turns>,
 ) -> Result<()> {
-    let n_kv_heads = layer.k.len();
-    BackendError::check(OP, "value heads", n_kv_heads, layer.v.len())?;
-    if rows.n == 0 {
-        return Ok(());
-    }
-    let kernel = cx.kernel(&SOURCE, "append")?;
-    let [k_plans, v_plans] = [&layer.k, &layer.v]
-        .map(|streams| streams.iter().map(|stream| stream.plan(rows.n)).collect::<Vec<_>>());
-    for first in (0..n_kv_heads).step_by(MAX_HEADS) {
-        let heads = first..n_kv_heads.min(first + MAX_HEADS);
-        let mut params = AppendParams::zeroed();
-        let streams = layer.k[heads.clone()].iter().chain(&layer.v[heads.clone()]);
-        for (slot, stream) in params.streams.iter_mut().zip(streams) {
-            *slot = StreamParams::new(cx, stream)?;
-        }
-        params.k = rows.k;
-        params.v = rows.v;
-        params.n_heads = heads.len() as u32;
-        params.first_head = first as u32;
-        params.n_kv_heads = small(OP, "heads", n_kv_heads)?;
-        params.head_dims = [layer.k[first].spec().head_dim as u32, layer.v[first].spec().head_dim as u32];
-        params.rows = small(OP, "rows", rows.n)?;
-        let rotation = Rotation::kv();
-        (params.before, params.after) = (words(rotation.before()), words(rotation.after()));
-        for (book, (levels, mids)) in BOOKS.iter().zip(params.levels.iter_mut().zip(&mut params.mids)) {
-            levels[..book.centroids().len()].copy_from_slice(book.centroids());
-            mids[..book.mids().len()].copy_from_slice(book.mids());
-        }
-        let plans = k_plans[heads.clone()].iter().chain(&v_plans[heads.clone()]);
-        let most = plans.map(|plan| plan.tiles().len()).max().unwrap_or(0);
-        params.tiles = small(OP, "tiles", most)?;
-        let mut blocks = 2 * heads.len() * most;
-        if let Some(turns) = turns {
-            (params.k_turn, params.q_turn, params.q) = (turns.k, turns.q, turns.queries);
-            // The queries are turned once, beside the first heads.
-            if first == 0 && turns.q.is_on() {
-                params.n_query_heads = small(OP, "query heads", turns.n_query_heads)?;
-                blocks += (rows.n * turns.n_query_heads).div_ceil(HEADS_PER_BLOCK as usize);
+    // The queries are turned once, beside the first parts and heads.
+    let mut queries = turns.filter(|turns| turns.q.is_on());
+    // Sequences of one layer share launches.
+    for alike in parts.chunk_by(|a, b| is_same(a.layer, b.layer)) {
+        for parts in alike.chunks(MAX_PARTS) {
+            let n_kv_heads = parts[0].layer.k.len();
+            BackendError::check_at_least(OP, "key heads", 1, n_kv_heads)?;
+            for first in (0..n_kv_heads).step_by(MAX_HEADS) {
+                let heads = first..n_kv_heads.min(first + MAX_HEADS);
+                launch(cx, parts, heads, rows, turns.map(|turns| turns.k), queries.take())?;
             }
         }
-        let streams = layer.k[heads.clone()].iter().chain(&layer.v[heads]);
-        let dim = streams.map(|stream| stream.spec().dim()).max().unwrap_or(0);
-        // Codes `[16][dim]` and scales `[16][dim / 32]` at most.
-        let shared_bytes = (TILE * dim + TILE * dim / block32::LEN * size_of::<u16>()) as u32;
-        let grid = [small(OP, "blocks", blocks)?, 1, 1];
-        cx.launch(kernel, Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes }, &params)?;
     }
-    let streams = layer.k.iter_mut().chain(&mut layer.v);
-    streams.zip(k_plans.into_iter().chain(v_plans)).for_each(|(stream, plan)| stream.commit(plan));
     Ok(())
+}
+
+fn launch(
+    cx: &Context,
+    parts: &[KvPart<'_, CudaPage>],
+    heads: Range<usize>,
+    rows: NewRows,
+    k_turn: Option<Turn>,
+    queries: Option<Turns>,
+) -> Result<()> {
+    let layer = parts[0].layer;
+    let list = plan::List::new(parts, &heads)?;
+    let mut params = AppendParams::zeroed();
+    let streams = layer.k[heads.clone()].iter().chain(&layer.v[heads.clone()]);
+    for (to, stream) in params.streams.iter_mut().zip(streams.clone()) {
+        *to = StreamParams {
+            at: Offsets::new(OP, stream)?,
+            spec: SpecParams::new(OP, &stream.spec)?,
+            alpha: stream.spec.alpha,
+            plan: list.plan_of(&stream.spec),
+            rotates: stream.spec.rotates().into(),
+        };
+    }
+    for (index, (to, part)) in params.parts.iter_mut().zip(parts).enumerate() {
+        *to = PartParams {
+            memory: MemoryParams::new(cx, part, rows.band)?,
+            first_row: small(OP, "rows", part.rows.range().end)? - part.rows.n as u32,
+            plans: list.plans_of_part(index),
+        };
+    }
+    let far = (list.entries().len() > NEAR).then(|| cx.scratch(size_of_val(list.entries()))).transpose()?;
+    match &far {
+        Some(far) => cx.gpu().write(far.ptr(), bytemuck::cast_slice(list.entries()))?,
+        None => params.near[..list.entries().len()].copy_from_slice(list.entries()),
+    }
+    params.far = far.as_ref().map_or(0, Block::ptr);
+    (params.k, params.v) = (rows.k, rows.v);
+    params.n_parts = parts.len() as u32;
+    params.n_heads = heads.len() as u32;
+    params.first_head = heads.start as u32;
+    params.n_kv_heads = small(OP, "heads", layer.k.len())?;
+    let head_dim = |streams: &[KvStream]| streams[heads.start].spec.head_dim as u32;
+    params.head_dims = [head_dim(&layer.k), head_dim(&layer.v)];
+    params.chains = list.most_chains();
+    let masks = Rotation::kv(turbo::LEN);
+    (params.before, params.after) = (words(masks.before()), words(masks.after()));
+    for (book, (levels, mids)) in BOOKS.iter().zip(params.levels.iter_mut().zip(&mut params.mids)) {
+        levels[..book.centroids().len()].copy_from_slice(book.centroids());
+        mids[..book.mids().len()].copy_from_slice(book.mids());
+    }
+    params.k_turn = k_turn.unwrap_or(Turn::zeroed());
+    let mut blocks = parts.len() * 2 * heads.len() * list.most_chains() as usize;
+    if let Some(turns) = queries {
+        (params.q_turn, params.q) = (turns.q, turns.queries);
+        (params.rows, params.n_query_heads) = (turns.rows as u32, turns.n_query_heads as u32);
+        let n_heads = small(OP, "query heads", turns.rows * turns.n_query_heads)?;
+        blocks += n_heads.div_ceil(HEADS_PER_BLOCK) as usize;
+    }
+    if blocks == 0 {
+        return Ok(());
+    }
+    let dim = streams.map(|stream| stream.spec.dim()).max().unwrap_or(0);
+    // Codes `[16][dim]` and scales `[16][dim / 32]` at most.
+    let shared_bytes = (TILE * dim + TILE * dim / block32::LEN * size_of::<u16>()) as u32;
+    let grid = [small(OP, "blocks", blocks)?, 1, 1];
+    let launch = Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes };
+    Ok(cx.launch(cx.kernel(&SOURCE, "append")?, launch, &params)?)
 }
 
 #[cfg(test)]

@@ -17,49 +17,41 @@ constexpr u32 STRIDE = TILE + PAD;
 constexpr u32 TILE_HALVES = MAX_DIM * STRIDE;
 
 struct AttendParams {
-    Stream keys[MAX_HEADS];
-    Stream values[MAX_HEADS];
-    Slot slots[MAX_HEADS];
-    const float* q;      // [.., n_heads * k_head_dim]
-    u16* queries;        // [slot][rows * group, padded to 64][K_DIM], halves
-    float* part;         // [slot][split][padded queries][V_DIM]
-    float* state;        // [slot][split][padded queries][2]: maximum and sum
-    float* out;          // [.., n_heads * v_head_dim]
-    u32 n_slots;
-    u32 n_heads;         // query heads of the model
-    u32 group;           // query heads per KV head
+    Common c;
+    const float* q;      // [.., n_query_heads * k_head_dim]
+    float* out;          // [.., n_query_heads * v_head_dim]
+    u32 n_query_heads;
     u32 k_head_dim;
     u32 v_head_dim;
-    u32 rows;            // of each sequence
-    u32 padded;          // queries of a slot, rounded up
-    u32 splits;
-    u32 split_tiles;
     float scale;         // of the scores, times log2 e
+    u32 rotates[2];      // keys, values
     Book books[N_TYPES]; // by type of the stream
     u32 before[4];
     u32 after[4];
 };
 
-// Pads, rotates and scales the queries: one warp per query, blocks of WARPS. Query i of a KV head is query head
-// i % group of its group, of row i / group.
+// Query i of a KV head: query head i % group of its group, of row i / group.
+__device__ size_t query_head(const AttendParams& p, const Slot& slot, u32 i) {
+    u32 row = slot.part.first_row + i / p.c.group, head = slot.head.kv_head * p.c.group + i % p.c.group;
+    return (size_t)row * p.n_query_heads + head;
+}
+
+// Pads, rotates and scales the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) prepare_queries(const __grid_constant__ AttendParams p) {
-    u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32, kv = blockIdx.y;
-    if (i >= p.padded) return;
-    bool is_there = i < p.rows * p.group;
-    u32 row = p.slots[kv].first_row + i / p.group, head = p.slots[kv].kv_head * p.group + i % p.group;
-    const float* q = p.q + ((size_t)row * p.n_heads + head) * p.k_head_dim;
-    u16* to = p.queries + ((size_t)kv * p.padded + i) * K_DIM;
-    for (u32 slice = 0; slice < K_DIM; slice += SPAN) {
+    u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
+    Slot slot(p.c, blockIdx.y);
+    if (i >= slot.part.padded) return;
+    bool is_there = i < slot.n_queries(p.c);
+    const float* q = p.q + query_head(p, slot, is_there ? i : 0) * p.k_head_dim;
+    u16* to = p.c.queries + slot.query(i) * K_DIM;
+    for (u32 span = 0; span < K_DIM; span += SPAN) {
         float x[4];
-        for (int e = 0; e < 4; e++) {
-            u32 at = slice + 4 * lane + e;
-            x[e] = is_there && at < p.k_head_dim ? q[at] : 0.0f;
-        }
-        if (p.keys[kv].rotates) rotate(x, ROTATION, p.before, p.after, lane);
-        u32 at = slice + 4 * lane;
-        if (at < K_DIM) {
-            ((u32*)(to + at))[0] = pack_halves(x[0] * p.scale, x[1] * p.scale);
-            ((u32*)(to + at))[1] = pack_halves(x[2] * p.scale, x[3] * p.scale);
+        u32 first = span + 4 * lane;
+        for (u32 e = 0; e < 4; e++) x[e] = is_there && first + e < p.k_head_dim ? q[first + e] : 0.0f;
+        if (p.rotates[0]) rotate(x, block_at(TURBO2, K_DIM, first).n, p.before, p.after, lane);
+        if (first < K_DIM) {
+            ((u32*)(to + first))[0] = pack_halves(x[0] * p.scale, x[1] * p.scale);
+            ((u32*)(to + first))[1] = pack_halves(x[2] * p.scale, x[3] * p.scale);
         }
     }
 }
@@ -70,8 +62,9 @@ __device__ u32 spread(u32 word, u32 at, u32 to) {
     return nibble * 0x00204081u & 0x01010101u << to;
 }
 
+// The codes of rows t and t + 8 of group g of a block of `dims`.
 template <u32 TYPE>
-__device__ Codes group_codes(const Book& book, const u8* planes, u32 g, u32 t) {
+__device__ Codes group_codes(const Book& book, const u8* planes, u32 dims, u32 g, u32 t) {
     if constexpr (TYPE == Q8_0) {
         const u32* words = (const u32*)(planes + Q8_0_GROUP * g);
         u32 a = __ldg(words + t), b = __ldg(words + t + 8);
@@ -97,7 +90,7 @@ __device__ Codes group_codes(const Book& book, const u8* planes, u32 g, u32 t) {
         // Two low bits: the word of lanes t mod 4 + 4 i, at bits 2 i.
         u32 nibbles = __ldg((const u32*)(planes + TURBO2_GROUP * g) + t % 4) >> (2 * (t / 4)) & 0x33333333;
         if constexpr (TYPE == TURBO3) {
-            uint2 high = __ldg((const uint2*)(planes + HIGH_PLANES + HIGH_GROUP * g));
+            uint2 high = __ldg((const uint2*)(planes + high_planes(dims) + HIGH_GROUP * g));
             nibbles |= spread(high.x, 4 * t, 2) | spread(high.y, 4 * t, 6);
         }
         return {{__byte_perm(book.bytes[0], book.bytes[1], nibbles),
@@ -117,20 +110,20 @@ __device__ u32 stepped(u32 scales, float step) {
 }
 
 // Brings a coded tile to shared memory as halves: keys [16][K_DIM + PAD], values [V_DIM][STRIDE]. Scales are brought in
-// here, but for those of keys of turbo types, one for 128 dims, which wait for the scores: such keys are whole numbers,
+// here, but for those of keys of turbo types, few beside their dims, which wait for the scores: such keys are whole numbers,
 // 1024 + byte, from which the scores take the rest.
 template <bool KEYS, u32 TYPE>
 __device__ void load_coded(const Book& book, const u8* tile, u16* to, u32 lane) {
     constexpr u32 DIM = KEYS ? K_DIM : V_DIM;
-    constexpr u32 DIMS = block_dims(TYPE);
-    if constexpr (DIM % DIMS == 0) {
-        u32 t = lane % 8, bytes = block_bytes(TYPE);
+    if constexpr (DIM % LEAST_DIMS == 0) {
+        u32 t = lane % 8;
         u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
 #pragma unroll
         for (u32 pass = 0; pass < DIM / 16; pass++) {
             u32 g = 4 * pass + lane / 8;
-            const u8* start = tile + 16 * pass / DIMS * bytes;
-            Codes codes = group_codes<TYPE>(book, start + SCALE_BYTES, g % (DIMS / 4), t);
+            Dims block = block_at(TYPE, DIM, 16 * pass);
+            const u8* start = tile + block_byte(TYPE, block.index, block.first);
+            Codes codes = group_codes<TYPE>(book, start + SCALE_BYTES, block.n, g - block.first / 4, t);
 #pragma unroll
             for (u32 upper = 0; upper < 2; upper++) {
                 u32 l = t + 8 * upper, select = upper ? 0x4341 : 0x4240;
@@ -185,23 +178,31 @@ struct Tile {
     u32 bytes;
 };
 
-// A stream, with what its tiles have in common.
+// One side of a KV head of a sequence.
 struct View {
-    const Stream& s;
-    u32 dim;
-    u32 main_bytes;
-    __device__ View(const Stream& s, u32 dim) : s(s), dim(dim), main_bytes(tile_bytes(s.type, dim)) {}
-    __device__ Tile tile(u32 index) const {
-        u32 f16_bytes = dim * TILE * 2;
-        if (index < s.sink_tiles) return {s.sink + index * f16_bytes, F16, f16_bytes};
-        if (index * TILE < s.main_end || s.tail_tiles == 0) {
-            u32 tile = index - s.sink_tiles;
-            const u8* page = (const u8*)__ldg(s.pages + tile / TILES_PER_PAGE);
-            return {page + tile % TILES_PER_PAGE * main_bytes, s.type, main_bytes};
-        }
-        return {s.tail + index % s.tail_tiles * f16_bytes, F16, f16_bytes};
+    const Memory& memory;
+    const Spec& spec;
+    const Offsets& at;
+    const Band& band;
+
+    // A tile as it lies in the blocks (or the sink), or in 16 bit where there is a tail.
+    __device__ Tile tile(u32 index, bool is_main) const {
+        u32 place = place_of(spec, index, is_main ? ~0u : 0);
+        u32 type = place == IN_MAIN ? spec.type : F16;
+        const u8* at_tile = place == IN_TAIL && index - band.first < band.tiles
+            ? band_at(memory, spec, at, band, index)
+            : tile_at(memory, spec, at, index, place);
+        return {at_tile, type, place == IN_MAIN ? spec.tile_bytes : f16_bytes(spec.dim)};
     }
 };
+
+__device__ View keys_of(const Common& c, const Slot& slot) {
+    return {slot.part.memory, c.keys, slot.head.keys, slot.part.key_band};
+}
+
+__device__ View values_of(const Common& c, const Slot& slot) {
+    return {slot.part.memory, c.values, slot.head.values, slot.part.value_band};
+}
 
 template <bool KEYS>
 __device__ void load_tile(const AttendParams& p, const Tile& tile, u16* to, u32 lane) {
@@ -235,12 +236,13 @@ __device__ void load_matrices(u32 m[4], const u16* row, bool transposed) {
     }
 }
 
-constexpr u32 K_BLOCKS = (K_DIM + TURBO_DIMS - 1) / TURBO_DIMS;
+// Keys of turbo types have a scale for each of these blocks. (Others may be of a width that leaves 16 dims at the end.)
+constexpr u32 K_BLOCKS = n_blocks(TURBO2, K_DIM);
 
 // Sixteen queries and what they have seen. A lane has rows lane / 4 and lane / 4 + 8.
 struct Work {
     u32 q[K_DIM / 16][4];
-    float q_sum[K_BLOCKS][2];  // of 128 dims: what 1 too much in every key adds
+    float q_sum[K_BLOCKS][2];  // of the blocks: what 1 too much in every key adds
     float out[V_DIM / 8][4];
     float max[2];
     float sum[2];
@@ -251,11 +253,12 @@ __device__ float half_sum(u32 pair) { return from_half(pair & 0xffff) + from_hal
 __device__ void begin(Work& w, const u16* queries, u32 lane) {
     u32 row = lane / 4, col = 2 * (lane % 4);
     for (u32 block = 0; block < K_BLOCKS; block++) w.q_sum[block][0] = w.q_sum[block][1] = 0.0f;
+#pragma unroll
     for (u32 k = 0; k < K_DIM / 16; k++) {
         for (u32 r = 0; r < 4; r++) {
             const u16* at = queries + (row + 8 * (r % 2)) * K_DIM + 16 * k + col + 8 * (r / 2);
             w.q[k][r] = *(const u32*)at;
-            w.q_sum[k / 8][r % 2] += half_sum(w.q[k][r]);
+            w.q_sum[block_at(TURBO2, K_DIM, 16 * k).index][r % 2] += half_sum(w.q[k][r]);
         }
     }
     for (u32 block = 0; block < K_BLOCKS; block++) {
@@ -278,48 +281,74 @@ __device__ void scores(const Work& w, const AttendParams& p, const Tile& tile, c
     for (u32 n = 0; n < 2; n++) {
         for (u32 r = 0; r < 4; r++) s[n][r] = 0.0f;
     }
+    float raw[2][4] = {};
 #pragma unroll
-    for (u32 block = 0; block < K_BLOCKS; block++) {
-        float raw[2][4] = {};
-#pragma unroll
-        for (u32 k = 8 * block; k < K_DIM / 16 && k < 8 * block + 8; k++) {
-            u32 m[4];
-            if (is_coded(tile.type)) {
-                load_matrices(m, keys + (row + 8 * (matrix / 2)) * (K_DIM + PAD) + 16 * k + 8 * (matrix % 2), false);
-            } else {
-                // Rows are dims: matrices (dims 0..8, tokens 0..8), (dims 8.., tokens 0..), then tokens 8..16.
-                load_matrices(m, keys + (16 * k + row + 8 * (matrix % 2)) * STRIDE + 8 * (matrix / 2), true);
-            }
-            multiply(raw[0], w.q[k], m[0], m[1]);
-            multiply(raw[1], w.q[k], m[2], m[3]);
+    for (u32 k = 0; k < K_DIM / 16; k++) {
+        Dims block = block_at(TURBO2, K_DIM, 16 * k);
+        u32 m[4];
+        if (is_coded(tile.type)) {
+            load_matrices(m, keys + (row + 8 * (matrix / 2)) * (K_DIM + PAD) + 16 * k + 8 * (matrix % 2), false);
+        } else {
+            // Rows are dims: matrices (dims 0..8, tokens 0..8), (dims 8.., tokens 0..), then tokens 8..16.
+            load_matrices(m, keys + (16 * k + row + 8 * (matrix % 2)) * STRIDE + 8 * (matrix / 2), true);
         }
+        multiply(raw[0], w.q[k], m[0], m[1]);
+        multiply(raw[1], w.q[k], m[2], m[3]);
+        if (16 * (k + 1) < K_DIM && 16 * (k + 1) < block.first + block.n) continue;
         for (u32 n = 0; n < 2; n++) {
             float2 scale = make_float2(1.0f, 1.0f);
             float excess = 0.0f;
             if (is_turbo(tile.type)) {
                 const Book& book = p.books[tile.type];
-                scale = two_scales(tile.at + block * block_bytes(tile.type), 8 * n + 2 * (lane % 4), book.step);
+                const u8* start = tile.at + block_byte(tile.type, block.index, block.first);
+                scale = two_scales(start, 8 * n + 2 * (lane % 4), book.step);
                 excess = 1024.0f + book.bias;
             }
             for (u32 half = 0; half < 2; half++) {
-                float less = excess * w.q_sum[block][half];
+                float less = excess * w.q_sum[block.index][half];
                 s[n][2 * half] += (raw[n][2 * half] - less) * scale.x;
                 s[n][2 * half + 1] += (raw[n][2 * half + 1] - less) * scale.y;
+                raw[n][2 * half] = raw[n][2 * half + 1] = 0.0f;
             }
         }
     }
 }
 
+// What the two rows of a lane see: tokens from `oldest` to before `window` as they lie in the blocks, from there to before `end`
+// in 16 bit.
+struct Sight {
+    u32 oldest[2], window[2], end[2];
+
+    __device__ Sight(const Common& c, const Slot& slot, u32 first_query, u32 lane) {
+        for (u32 half = 0; half < 2; half++) {
+            u32 query = first_query + lane / 4 + 8 * half, row = query / c.group;
+            oldest[half] = window[half] = end[half] = 0;
+            if (query >= slot.n_queries(c)) continue;
+            oldest[half] = oldest_of(c, slot.part, row), end[half] = slot.part.start + row + 1;
+            window[half] = min(max(window_of(c, slot.part, row) * TILE, oldest[half]), end[half]);
+        }
+    }
+    __device__ u32 first(bool is_main, u32 half) const { return is_main ? oldest[half] : window[half]; }
+    __device__ u32 last(bool is_main, u32 half) const { return is_main ? window[half] : end[half]; }
+    // Whether a query of the warp sees something of a tile in this form.
+    __device__ bool sees(u32 token, bool is_main) const {
+        bool mine = false;
+        for (u32 half = 0; half < 2; half++) mine |= token + TILE > first(is_main, half) && token < last(is_main, half);
+        return __any_sync(~0u, mine);
+    }
+};
+
 // Turns scores into weights relative to the new maximum, and joins them to what came before.
-__device__ void soften(Work& w, float s[2][4], u32 first_token, const u32 visible[2], u32 lane) {
+__device__ void soften(Work& w, float s[2][4], u32 first_token, bool is_main, const Sight& sight, u32 lane) {
     u32 col = first_token + 2 * (lane % 4);
-    bool is_cut = first_token + TILE > visible[0] || first_token + TILE > visible[1];
     for (int half = 0; half < 2; half++) {
         float most = HIDDEN;
+        u32 from = sight.first(is_main, half), to = sight.last(is_main, half);
+        bool is_cut = first_token < from || first_token + TILE > to;
         for (int n = 0; n < 2; n++) {
             for (int e = 0; e < 2; e++) {
                 float& x = s[n][2 * half + e];
-                if (is_cut && col + 8 * n + e >= visible[half]) x = HIDDEN;
+                if (is_cut && (col + 8 * n + e < from || col + 8 * n + e >= to)) x = HIDDEN;
                 most = fmaxf(most, x);
             }
         }
@@ -362,14 +391,6 @@ __device__ void mix(Work& w, const Tile& tile, const u16* values, const float s[
     }
 }
 
-// Tokens that the two rows of a lane may see, of the queries from `first_query`.
-__device__ void visible_tokens(const AttendParams& p, u32 start, u32 first_query, u32 visible[2], u32 lane) {
-    for (u32 half = 0; half < 2; half++) {
-        u32 query = first_query + lane / 4 + 8 * half;
-        visible[half] = query < p.rows * p.group ? start + query / p.group + 1 : 0;
-    }
-}
-
 // Sums over the tokens, of which each lane of four has seen a share.
 __device__ void finish_sums(Work& w) {
     for (int half = 0; half < 2; half++) {
@@ -378,45 +399,47 @@ __device__ void finish_sums(Work& w) {
     }
 }
 
-__device__ void write_part(const AttendParams& p, const Work& w, u32 kv, u32 split, u32 first_query, u32 lane) {
-    size_t base = ((size_t)kv * p.splits + split) * p.padded + first_query;
+__device__ void write_share(const Common& c, const Slot& slot, const Work& w, u32 split, u32 first_query, u32 lane) {
+    size_t base = slot.share(split, first_query);
     for (u32 half = 0; half < 2; half++) {
         u32 row = lane / 4 + 8 * half;
-        float* out = p.part + (base + row) * V_DIM + 2 * (lane % 4);
+        float* out = c.share + (base + row) * V_DIM + 2 * (lane % 4);
         for (u32 n = 0; n < V_DIM / 8; n++) {
             *(float2*)(out + 8 * n) = make_float2(w.out[n][2 * half], w.out[n][2 * half + 1]);
         }
-        if (lane % 4 == 0) *(float2*)(p.state + 2 * (base + row)) = make_float2(w.max[half], w.sum[half]);
+        if (lane % 4 == 0) *(float2*)(c.state + 2 * (base + row)) = make_float2(w.max[half], w.sum[half]);
     }
 }
 
-// Few queries: every warp takes every fourth tile of the split for the same 16 queries; their shares are joined in the
-// order of the warps. Grid: splits, blocks of 16 queries, KV heads.
+// Few queries: every warp takes every fourth tile of the split for the same 16 queries; their shares are joined in the order
+// of the warps. Grid: splits, blocks of 16 queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(16) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 split = blockIdx.x, first_query = blockIdx.y * QUERIES, kv = blockIdx.z;
-    u32 start = p.slots[kv].start;
-    View keys(p.keys[kv], K_DIM), values(p.values[kv], V_DIM);
+    u32 split = blockIdx.x, first_query = blockIdx.y * QUERIES;
+    Slot slot(p.c, blockIdx.z);
+    if (split >= slot.part.splits || first_query >= slot.n_queries(p.c)) return;
+    View keys = keys_of(p.c, slot), values = values_of(p.c, slot);
     u16* unpacked = (u16*)shared + warp * TILE_HALVES;
-    u32 visible[2];
-    visible_tokens(p, start, first_query, visible, lane);
-    u32 last_row = (min(first_query + QUERIES, p.rows * p.group) - 1) / p.group;
-    u32 n_tiles = (start + last_row + TILE) / TILE;
-    u32 end = min(n_tiles, (split + 1) * p.split_tiles);
+    Sight sight(p.c, slot, first_query, lane);
+    u32 last_query = min(first_query + QUERIES, slot.n_queries(p.c)) - 1;
+    Walk walk = walk_of(p.c, slot.part, first_query / p.c.group, last_query / p.c.group);
+    u32 end = min(walk.n, (split + 1) * slot.part.split_tiles);
     Work w;
-    begin(w, p.queries + ((size_t)kv * p.padded + first_query) * K_DIM, lane);
-    for (u32 index = split * p.split_tiles + warp; index < end; index += WARPS) {
-        Tile key = keys.tile(index), value = values.tile(index);
-        if (index + WARPS < end) {
-            fetch_tile(keys.tile(index + WARPS), lane);
-            fetch_tile(values.tile(index + WARPS), lane);
+    begin(w, p.c.queries + slot.query(first_query) * K_DIM, lane);
+    for (u32 i = split * slot.part.split_tiles + warp; i < end; i += WARPS) {
+        u32 index = walk.tile(i), next = walk.tile(i + WARPS);
+        bool is_main = walk.is_main(i);
+        Tile key = keys.tile(index, is_main), value = values.tile(index, is_main);
+        if (i + WARPS < end) {
+            fetch_tile(keys.tile(next, walk.is_main(i + WARPS)), lane);
+            fetch_tile(values.tile(next, walk.is_main(i + WARPS)), lane);
         }
         float s[2][4];
         load_tile<true>(p, key, unpacked, lane);
         __syncwarp();
         scores(w, p, key, unpacked, s, lane);
-        soften(w, s, index * TILE, visible, lane);
+        soften(w, s, index * TILE, is_main, sight, lane);
         __syncwarp();
         load_tile<false>(p, value, unpacked, lane);
         __syncwarp();
@@ -456,79 +479,78 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_
         }
         __syncthreads();
     }
-    if (warp == 0) write_part(p, w, kv, split, first_query, lane);
+    if (warp == 0) write_share(p.c, slot, w, split, first_query, lane);
 }
 
 // Many queries: the warps of a block take 16 queries each and share tiles, four at a time, each brought by one warp.
-// Grid: splits, blocks of 64 queries, KV heads.
+// Grid: splits, blocks of 64 queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) attend_many(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(16) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 split = blockIdx.x, block_query = blockIdx.y * QUERIES * WARPS, kv = blockIdx.z;
+    u32 split = blockIdx.x, block_query = blockIdx.y * QUERIES * WARPS;
     u32 first_query = block_query + warp * QUERIES;
-    u32 start = p.slots[kv].start;
-    View keys(p.keys[kv], K_DIM), values(p.values[kv], V_DIM);
+    Slot slot(p.c, blockIdx.z);
+    if (split >= slot.part.splits || block_query >= slot.n_queries(p.c)) return;
+    View keys = keys_of(p.c, slot), values = values_of(p.c, slot);
     u16* key_tiles = (u16*)shared;
     u16* value_tiles = key_tiles + WARPS * TILE_HALVES;
-    u32 visible[2];
-    visible_tokens(p, start, first_query, visible, lane);
-    u32 last_row = (min(block_query + QUERIES * WARPS, p.rows * p.group) - 1) / p.group;
-    u32 n_tiles = (start + last_row + TILE) / TILE;
-    u32 end = min(n_tiles, (split + 1) * p.split_tiles);
-    // The last token any query of this warp may see.
-    u32 my_row = (min(first_query + QUERIES, p.rows * p.group) - 1) / p.group;
-    u32 my_end = first_query < p.rows * p.group ? start + my_row + 1 : 0;
+    Sight sight(p.c, slot, first_query, lane);
+    u32 last_query = min(block_query + QUERIES * WARPS, slot.n_queries(p.c)) - 1;
+    Walk walk = walk_of(p.c, slot.part, block_query / p.c.group, last_query / p.c.group);
+    u32 end = min(walk.n, (split + 1) * slot.part.split_tiles);
     Work w;
-    begin(w, p.queries + ((size_t)kv * p.padded + first_query) * K_DIM, lane);
-    for (u32 step = split * p.split_tiles; step < end; step += WARPS) {
-        if (step + WARPS + warp < end) {
-            fetch_tile(keys.tile(step + WARPS + warp), lane);
-            fetch_tile(values.tile(step + WARPS + warp), lane);
+    begin(w, p.c.queries + slot.query(first_query) * K_DIM, lane);
+    for (u32 step = split * slot.part.split_tiles; step < end; step += WARPS) {
+        u32 mine = step + warp, next = mine + WARPS;
+        if (next < end) {
+            fetch_tile(keys.tile(walk.tile(next), walk.is_main(next)), lane);
+            fetch_tile(values.tile(walk.tile(next), walk.is_main(next)), lane);
         }
-        if (step + warp < end) {
-            load_tile<true>(p, keys.tile(step + warp), key_tiles + warp * TILE_HALVES, lane);
-            load_tile<false>(p, values.tile(step + warp), value_tiles + warp * TILE_HALVES, lane);
+        if (mine < end) {
+            load_tile<true>(p, keys.tile(walk.tile(mine), walk.is_main(mine)), key_tiles + warp * TILE_HALVES, lane);
+            load_tile<false>(p, values.tile(walk.tile(mine), walk.is_main(mine)), value_tiles + warp * TILE_HALVES, lane);
         }
         __syncthreads();
         for (u32 i = 0; i < WARPS && step + i < end; i++) {
-            u32 index = step + i;
-            if (index * TILE >= my_end) break;
+            u32 index = walk.tile(step + i);
+            bool is_main = walk.is_main(step + i);
+            if (!sight.sees(index * TILE, is_main)) continue;
             float s[2][4];
-            scores(w, p, keys.tile(index), key_tiles + i * TILE_HALVES, s, lane);
-            soften(w, s, index * TILE, visible, lane);
-            mix(w, values.tile(index), value_tiles + i * TILE_HALVES, s, lane);
+            scores(w, p, keys.tile(index, is_main), key_tiles + i * TILE_HALVES, s, lane);
+            soften(w, s, index * TILE, is_main, sight, lane);
+            mix(w, values.tile(index, is_main), value_tiles + i * TILE_HALVES, s, lane);
         }
         __syncthreads();
     }
     finish_sums(w);
-    write_part(p, w, kv, split, first_query, lane);
+    write_share(p.c, slot, w, split, first_query, lane);
 }
 
-// Joins the splits in their order, divides, un-rotates and writes: one warp per query.
+// Joins the splits in their order, divides, un-rotates and writes: one warp per query. Grid: queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_constant__ AttendParams p) {
-    u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32, kv = blockIdx.y;
-    if (i >= p.rows * p.group) return;
-    size_t stride = p.padded, base = (size_t)kv * p.splits * stride + i;
+    u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
+    Slot slot(p.c, blockIdx.y);
+    if (i >= slot.n_queries(p.c)) return;
+    u32 splits = slot.part.splits;
     float max = HIDDEN, sum = 0.0f;
-    for (u32 split = 0; split < p.splits; split++) max = fmaxf(max, p.state[2 * (base + split * stride)]);
-    for (u32 split = 0; split < p.splits; split++) {
-        const float* state = p.state + 2 * (base + split * stride);
+    for (u32 split = 0; split < splits; split++) max = fmaxf(max, p.c.state[2 * slot.share(split, i)]);
+    for (u32 split = 0; split < splits; split++) {
+        const float* state = p.c.state + 2 * slot.share(split, i);
         sum += exp2f(state[0] - max) * state[1];
     }
-    u32 row = p.slots[kv].first_row + i / p.group, head = p.slots[kv].kv_head * p.group + i % p.group;
-    float* out = p.out + ((size_t)row * p.n_heads + head) * p.v_head_dim;
-    for (u32 slice = 0; slice < V_DIM; slice += SPAN) {
+    float* out = p.out + query_head(p, slot, i) * p.v_head_dim;
+    for (u32 span = 0; span < V_DIM; span += SPAN) {
         float x[4] = {};
-        u32 at = slice + 4 * lane;
-        for (u32 split = 0; split < p.splits && at < V_DIM; split++) {
-            float weight = exp2f(p.state[2 * (base + split * stride)] - max);
-            float4 v = *(const float4*)(p.part + (base + split * stride) * V_DIM + at);
+        u32 first = span + 4 * lane;
+        for (u32 split = 0; split < splits && first < V_DIM; split++) {
+            float weight = exp2f(p.c.state[2 * slot.share(split, i)] - max);
+            float4 v = *(const float4*)(p.c.share + slot.share(split, i) * V_DIM + first);
             x[0] += weight * v.x, x[1] += weight * v.y, x[2] += weight * v.z, x[3] += weight * v.w;
         }
-        for (int e = 0; e < 4; e++) x[e] /= sum;
-        if (p.values[kv].rotates) rotate(x, ROTATION, p.after, p.before, lane);
-        for (int e = 0; e < 4; e++) {
-            if (at + e < p.v_head_dim) out[at + e] = x[e];
+        for (u32 e = 0; e < 4; e++) x[e] /= sum;
+        if (p.rotates[1]) rotate(x, block_at(TURBO2, V_DIM, first).n, p.after, p.before, lane);
+        for (u32 e = 0; e < 4; e++) {
+            if (first + e < p.v_head_dim) out[first + e] = x[e];
         }
     }
 }

@@ -15,13 +15,87 @@ struct Book {
 // [1] codes 2 and 3.
 struct Codes { u32 pair[2]; };
 
-// A KV head of a sequence.
-struct Slot {
-    u32 first_row;  // of the sequence, among the queries and the outputs
+// A KV head of a layer.
+struct Head {
+    Offsets keys;
+    Offsets values;
     u32 kv_head;
-    u32 start;      // position of its first row
     u32 unused;
 };
+
+// A sequence.
+struct Part {
+    Memory memory;
+    u32 first_row;     // among the rows of queries and outputs
+    u32 rows;
+    u32 start;         // position of the first one
+    u32 window;        // first tile that rows of the first row's tile see in 16 bit
+    u32 windows;       // where those of the next tiles lie in `windows`
+    Band key_band;
+    Band value_band;
+    u32 first_query;   // among the prepared ones: of the first head
+    u32 padded;        // queries of a KV head, rounded up
+    u32 first_share;   // of the first head
+    u32 splits;        // of the walk
+    u32 split_tiles;   // tiles of each
+};
+
+struct Common {
+    Head heads[MAX_HEADS];
+    Part parts[MAX_PARTS];
+    Spec keys;
+    Spec values;
+    const u32* windows;
+    u16* queries;      // halves, scaled, rotated where the keys are, [part][head][padded][K_DIM]
+    float* share;      // [part][head][split][padded][V_DIM]
+    float* state;      // [part][head][split][padded][2]: maximum and sum
+    u32 n_heads;       // of this launch
+    u32 group;         // query heads per KV head
+    u32 visible;       // youngest tokens that a query sees
+    u32 unused;
+};
+
+// A KV head of a sequence, number `index` of those of the launch.
+struct Slot {
+    const Part& part;
+    const Head& head;
+    u32 index;         // of the head
+
+    __device__ Slot(const Common& c, u32 number)
+        : part(c.parts[number / c.n_heads]), head(c.heads[number % c.n_heads]), index(number % c.n_heads) {}
+    __device__ u32 n_queries(const Common& c) const { return part.rows * c.group; }
+    __device__ size_t query(u32 i) const { return part.first_query + (size_t)index * part.padded + i; }
+    __device__ size_t share(u32 split, u32 i) const {
+        return part.first_share + ((size_t)index * part.splits + split) * part.padded + i;
+    }
+};
+
+// The oldest token that row `row` sees.
+__device__ inline u32 oldest_of(const Common& c, const Part& part, u32 row) {
+    u32 end = part.start + row + 1;
+    return end - min(end, c.visible);
+}
+
+// The first tile that row `row` sees in 16 bit.
+__device__ inline u32 window_of(const Common& c, const Part& part, u32 row) {
+    u32 later = (part.start + row) / TILE - part.start / TILE;
+    return later == 0 ? part.window : c.windows[part.windows + later - 1];
+}
+
+// The tiles that rows from `first` to `last` see: `mains` from `main` on as they lie in the blocks, then those from `recent` on
+// in 16 bit, `n` of them in all. A tile may be there in both forms.
+struct Walk {
+    u32 main, mains, recent, n;
+    __device__ bool is_main(u32 i) const { return i < mains; }
+    __device__ u32 tile(u32 i) const { return i < mains ? main + i : recent + i - mains; }
+};
+
+__device__ inline Walk walk_of(const Common& c, const Part& part, u32 first, u32 last) {
+    u32 main = oldest_of(c, part, first) / TILE, end = (part.start + last) / TILE + 1;
+    u32 to = min(window_of(c, part, last), end), recent = max(window_of(c, part, first), main);
+    u32 mains = to > main ? to - main : 0;
+    return {main, mains, recent, mains + (end > recent ? end - recent : 0)};
+}
 
 // Within 2 ulp; subnormal results are 0.
 __device__ inline float power_of_two(float x) {

@@ -12,16 +12,7 @@ constexpr u32 BLOCKS = SLICES == 1 ? 3 : 2;
 constexpr u32 WEIGHT_BYTES = TILE * QUERIES * 2 + 16;
 
 struct DecodeParams {
-    Stream keys[MAX_HEADS];
-    Stream values[MAX_HEADS];
-    Slot slots[MAX_HEADS];
-    const u16* queries;  // [slot][8][K_DIM]: halves, scaled, rotated where the keys are
-    float* part;         // [slot][split][8][V_DIM]
-    float* state;        // [slot][split][8][2]: maximum and sum
-    u32 rows;            // of each sequence
-    u32 group;           // query heads per KV head
-    u32 split_units;     // units of a split
-    u32 unused;
+    Common c;
     Book key_book;
     Book value_book;
 };
@@ -31,7 +22,7 @@ __device__ inline u32 word(const uint4& v) {
     return I == 0 ? v.x : I == 1 ? v.y : I == 2 ? v.z : v.w;
 }
 
-// What a lane needs of a group: its 16 rows (tokens of K, dims of V) of four values each. `fragment<I>` makes of rows I
+// What a lane needs of group g of a block of `dims`: its 16 rows (tokens of K, dims of V) of four values each. `fragment<I>` makes of rows I
 // and I + 8 the left operand of a product, in the order (row I, values 0 and 1), (row I + 8, 0 and 1), (row I, 2 and 3),
 // (row I + 8, 2 and 3).
 template <u32 TYPE>
@@ -40,7 +31,7 @@ struct Group;
 template <>
 struct Group<Q8_0> {
     uint4 rows[4];
-    __device__ void load(const u8* planes, u32 g) {
+    __device__ void load(const u8* planes, u32, u32 g) {
         for (int i = 0; i < 4; i++) rows[i] = __ldg((const uint4*)(planes + Q8_0_GROUP * g) + i);
     }
     template <u32 I>
@@ -52,7 +43,7 @@ struct Group<Q8_0> {
 
 struct Nibbles {
     uint4 rows[2];
-    __device__ void load(const u8* planes, u32 g) {
+    __device__ void load(const u8* planes, u32, u32 g) {
         for (int i = 0; i < 2; i++) rows[i] = __ldg((const uint4*)(planes + NIBBLES_GROUP * g) + i);
     }
 };
@@ -87,7 +78,7 @@ struct Group<TURBO4> : Nibbles {
 template <>
 struct Group<TURBO2> {
     uint4 low;
-    __device__ void load(const u8* planes, u32 g) { low = __ldg((const uint4*)(planes + TURBO2_GROUP * g)); }
+    __device__ void load(const u8* planes, u32, u32 g) { low = __ldg((const uint4*)(planes + TURBO2_GROUP * g)); }
     // Two low bits of rows I (low nibble) and I + 8 (high nibble) of four values.
     template <u32 I>
     __device__ u32 nibbles() const {
@@ -109,9 +100,9 @@ __device__ inline u32 spread(u32 nibble) {
 template <>
 struct Group<TURBO3> : Group<TURBO2> {
     uint2 high;
-    __device__ void load(const u8* planes, u32 g) {
-        Group<TURBO2>::load(planes, g);
-        high = __ldg((const uint2*)(planes + HIGH_PLANES + HIGH_GROUP * g));
+    __device__ void load(const u8* planes, u32 dims, u32 g) {
+        Group<TURBO2>::load(planes, dims, g);
+        high = __ldg((const uint2*)(planes + high_planes(dims) + HIGH_GROUP * g));
     }
     template <u32 I>
     __device__ Codes codes(const Book& book) const {
@@ -193,18 +184,49 @@ struct Scales {
     }
 };
 
+// Adds the scores of the `DIMS` dims of one block, as `add_scores` does; `queries` begin with those dims.
+template <u32 TYPE, u32 DIMS>
+__device__ inline void add_block_scores(float scores[8][4], const u8* block, bool mine, const Book& book,
+                                        const uint2* queries, u32 lane) {
+    constexpr u32 CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
+    u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
+    float part[8][4] = {};
+    Scales scales;
+    scales.load(block);
+#pragma unroll 1
+    for (u32 first = 0; first < CHUNKS; first += AHEAD) {
+        Group<TYPE> groups[AHEAD];
+#pragma unroll
+        for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, DIMS, 4 * (first + c) + lane % 4);
+#pragma unroll
+        for (u32 c = 0; c < AHEAD; c++) {
+            uint2 b = queries[32 * (first + c) + lane];
+            for_eight([&](auto i) {
+                u32 a[4];
+                fragment<i.value>(groups[c], book, bias, a);
+                multiply(part[i.value], a, b.x, b.y);
+            });
+        }
+    }
+    for_eight([&](auto i) {
+        float low = mine ? scales.get<i.value>() * book.step : 0.0f;
+        float high = mine ? scales.get<i.value + 8>() * book.step : 0.0f;
+        scores[i.value][0] += low * part[i.value][0], scores[i.value][1] += low * part[i.value][1];
+        scores[i.value][2] += high * part[i.value][2], scores[i.value][3] += high * part[i.value][3];
+    });
+}
+
 // Adds the scores of the 128 tokens of a unit: scores[i] of lane (g, t) are those of tokens i (first two) and i + 8 of
 // tile g, with queries 2t and 2t + 1. Lanes whose tile is not `mine` read another one and add nothing.
 template <u32 TYPE>
 __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine, const Book& book,
                                   const uint2* queries, u32 lane) {
-    u32 t = lane % 4;
     if constexpr (TYPE < Q8_0) {
         float part[8][4] = {};
 #pragma unroll 1
         for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
             Floats group;
-            load_floats<TYPE>(group, tile, (16 * chunk + 4 * t) * TILE, TILE);
+            load_floats<TYPE>(group, tile, (16 * chunk + 4 * (lane % 4)) * TILE, TILE);
             uint2 b = queries[32 * chunk + lane];
             for_eight([&](auto i) {
                 u32 a[4];
@@ -216,35 +238,20 @@ __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine,
             for (int r = 0; r < 4; r++) scores[i.value][r] += mine ? part[i.value][r] : 0.0f;
         });
     } else {
-        constexpr u32 DIMS = block_dims(TYPE), CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
-        u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
+        constexpr u32 MOST = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, WHOLE = K_DIM / MOST * MOST;
 #pragma unroll 1
-        for (u32 block = 0; block < K_DIM / DIMS; block++) {
-            const u8* at = tile + block * block_bytes(TYPE);
-            float part[8][4] = {};
-            Scales scales;
-            scales.load(at);
-#pragma unroll 1
-            for (u32 first = 0; first < CHUNKS; first += AHEAD) {
-                Group<TYPE> groups[AHEAD];
-#pragma unroll
-                for (u32 c = 0; c < AHEAD; c++) groups[c].load(at + SCALE_BYTES, 4 * (first + c) + t);
-#pragma unroll
-                for (u32 c = 0; c < AHEAD; c++) {
-                    uint2 b = queries[32 * (block * CHUNKS + first + c) + lane];
-                    for_eight([&](auto i) {
-                        u32 a[4];
-                        fragment<i.value>(groups[c], book, bias, a);
-                        multiply(part[i.value], a, b.x, b.y);
-                    });
-                }
-            }
-            for_eight([&](auto i) {
-                float low = mine ? scales.get<i.value>() * book.step : 0.0f;
-                float high = mine ? scales.get<i.value + 8>() * book.step : 0.0f;
-                scores[i.value][0] += low * part[i.value][0], scores[i.value][1] += low * part[i.value][1];
-                scores[i.value][2] += high * part[i.value][2], scores[i.value][3] += high * part[i.value][3];
-            });
+        for (u32 first = 0; first < WHOLE; first += MOST) {
+            const u8* block = tile + block_byte(TYPE, first / MOST, first);
+            add_block_scores<TYPE, MOST>(scores, block, mine, book, queries + 2 * first, lane);
+        }
+        if constexpr (K_DIM - WHOLE >= 64) {
+            const u8* block = tile + block_byte(TYPE, WHOLE / MOST, WHOLE);
+            add_block_scores<TYPE, 64>(scores, block, mine, book, queries + 2 * WHOLE, lane);
+        }
+        if constexpr ((K_DIM - WHOLE) % 64 > 0) {
+            constexpr Dims LAST = block_at(TYPE, K_DIM, K_DIM - 1);
+            const u8* block = tile + block_byte(TYPE, LAST.index, LAST.first);
+            add_block_scores<TYPE, 32>(scores, block, mine, book, queries + 2 * LAST.first, lane);
         }
     }
 }
@@ -259,12 +266,12 @@ struct Values {
     uint2 scales[SLICES];  // of four tokens
 
     __device__ void load(const u8* tile, u32 lane) {
-        constexpr u32 DIMS = block_dims(TYPE);
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             u32 dim = first_dim(slice, lane);
-            const u8* block = tile + dim / DIMS * block_bytes(TYPE);
-            groups[slice].load(block + SCALE_BYTES, dim % DIMS / 4 + lane % 4);
+            Dims in = block_at(TYPE, V_DIM, dim);
+            const u8* block = tile + block_byte(TYPE, in.index, in.first);
+            groups[slice].load(block + SCALE_BYTES, in.n, (dim - in.first) / 4 + lane % 4);
             scales[slice] = __ldg((const uint2*)block + lane % 4);
         }
     }
@@ -324,14 +331,18 @@ struct Softmax {
     float sum[2];  // of the tokens of this lane
 };
 
+// The tokens that the queries 2t and 2t + 1 of a lane see.
+struct Sight { u32 oldest[2], end[2]; };
+
 // Hides what a query may not see, turns scores into weights and leaves them in shared memory; gives the factors of what
 // was summed before.
-__device__ inline void weigh(Softmax& w, float scores[8][4], u32 first_token, const u32 visible[2], u8* weights,
+__device__ inline void weigh(Softmax& w, float scores[8][4], u32 first_token, const Sight& sight, u8* weights,
                              float keep[2], u32 lane) {
     float most[2] = {HIDDEN, HIDDEN};
     for (u32 i = 0; i < 8; i++) {
         for (u32 r = 0; r < 4; r++) {
-            if (first_token + i + 8 * (r / 2) >= visible[r % 2]) scores[i][r] = HIDDEN;
+            u32 token = first_token + i + 8 * (r / 2);
+            if (token < sight.oldest[r % 2] || token >= sight.end[r % 2]) scores[i][r] = HIDDEN;
             most[r % 2] = fmaxf(most[r % 2], scores[i][r]);
         }
     }
@@ -363,7 +374,7 @@ struct Shared {
 };
 
 // The warps' shares, joined in their order, to memory.
-__device__ inline void join(const DecodeParams& p, Shared& shared, Softmax& w, float out[SLICES][8][4], u32 lane,
+__device__ inline void join(const Common& c, size_t base, Shared& shared, Softmax& w, float out[SLICES][8][4], u32 lane,
                             u32 warp) {
     u32 g = lane / 4, t = lane % 4;
     for (u32 q = 0; q < 2; q++) {
@@ -393,9 +404,8 @@ __device__ inline void join(const DecodeParams& p, Shared& shared, Softmax& w, f
         }
         __syncthreads();
     }
-    size_t base = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * QUERIES;
     for (u32 i = threadIdx.x; i < QUERIES * V_DIM; i += WARPS * 32) {
-        p.part[base * V_DIM + i] = shared.out[i / V_DIM][i % V_DIM];
+        c.share[base * V_DIM + i] = shared.out[i / V_DIM][i % V_DIM];
     }
     if (threadIdx.x < QUERIES) {
         float max = HIDDEN, sum = 0.0f;
@@ -403,7 +413,7 @@ __device__ inline void join(const DecodeParams& p, Shared& shared, Softmax& w, f
         for (u32 other = 0; other < WARPS; other++) {
             sum += exp2f(shared.max[other][threadIdx.x] - max) * shared.sum[other][threadIdx.x];
         }
-        *(float2*)(p.state + 2 * (base + threadIdx.x)) = make_float2(max, sum);
+        *(float2*)(c.state + 2 * (base + threadIdx.x)) = make_float2(max, sum);
     }
 }
 
@@ -414,10 +424,11 @@ struct Mine {
     bool in_f16;
 };
 
-__device__ inline Mine my_tile(const Stream& s, u32 index, u32 n_tiles) {
-    if (index >= n_tiles) return {nullptr, false, false};
-    u32 place = place_of(s, index, s.main_end);
-    return {tile_at(s, index, place), place == IN_MAIN, place != IN_MAIN};
+// The tile, if it is before `end`; those before `window` as they lie in the blocks, later ones in 16 bit.
+__device__ inline Mine my_tile(const Memory& memory, const Spec& s, const Offsets& at, u32 index, u32 window, u32 end) {
+    if (index >= end) return {nullptr, false, false};
+    u32 place = place_of(s, index, window);
+    return {tile_at(memory, s, at, index, place), place == IN_MAIN, place != IN_MAIN};
 }
 
 __device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
@@ -452,33 +463,39 @@ __device__ inline void mix_unit(float out[SLICES][8][4], const u8* my_tile, cons
     }
 }
 
-// Grid: splits, slots. A warp takes every fourth unit of 8 tiles of the split.
+// Rows of one tile: all of them see all tiles in the same form, and none in a band. Grid: splits, KV heads of all sequences. A
+// warp takes every fourth unit of 8 tiles of the split.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __grid_constant__ DecodeParams p) {
     __shared__ __align__(16) Shared shared;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv = blockIdx.y, start = p.slots[kv].start;
-    const Stream& keys = p.keys[kv];
-    const Stream& values = p.values[kv];
-    const u16* queries = p.queries + (size_t)kv * QUERIES * K_DIM;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Slot slot(p.c, blockIdx.y);
+    const Part& part = slot.part;
+    if (blockIdx.x >= part.splits) return;
+    const u16* queries = p.c.queries + slot.query(0) * K_DIM;
     for (u32 i = threadIdx.x; i < K_DIM / 16 * 32; i += WARPS * 32) {
         u32 query = i % 32 / 4, dim = i / 32 * 16 + i % 4 * 4;
         shared.queries[i] = *(const uint2*)(queries + query * K_DIM + dim);
     }
     __syncthreads();
 
-    u32 visible[2];
+    Sight sight;
     for (u32 q = 0; q < 2; q++) {
-        u32 query = 2 * (lane % 4) + q;
-        visible[q] = query < p.rows * p.group ? start + query / p.group + 1 : 0;
+        u32 query = 2 * (lane % 4) + q, row = query / p.c.group;
+        bool is_there = query < slot.n_queries(p.c);
+        sight.oldest[q] = is_there ? oldest_of(p.c, part, row) : 0;
+        sight.end[q] = is_there ? part.start + row + 1 : 0;
     }
-    u32 n_tiles = (start + p.rows + TILE - 1) / TILE;
-    u32 end = min((n_tiles + UNIT - 1) / UNIT, (blockIdx.x + 1) * p.split_units);
+    u32 first_tile = oldest_of(p.c, part, 0) / TILE, end_tile = (part.start + part.rows + TILE - 1) / TILE;
+    u32 units = (end_tile - first_tile + UNIT - 1) / UNIT, split_units = part.split_tiles / UNIT;
+    u32 end = min(units, (blockIdx.x + 1) * split_units);
     u8* weights = shared.weights[warp];
     Softmax w = {{HIDDEN, HIDDEN}, {0.0f, 0.0f}};
     float out[SLICES][8][4] = {};
-    for (u32 unit = blockIdx.x * p.split_units + warp; unit < end; unit += WARPS) {
-        u32 index = unit * UNIT + lane / 4;
+    for (u32 unit = blockIdx.x * split_units + warp; unit < end; unit += WARPS) {
+        u32 index = first_tile + unit * UNIT + lane / 4;
         float scores[8][4] = {};
-        Mine key = my_tile(keys, index, n_tiles), value = my_tile(values, index, n_tiles);
+        Mine key = my_tile(part.memory, p.c.keys, slot.head.keys, index, part.window, end_tile);
+        Mine value = my_tile(part.memory, p.c.values, slot.head.values, index, part.window, end_tile);
         u32 in_main = __ballot_sync(~0u, key.in_main), in_f16 = __ballot_sync(~0u, key.in_f16);
         if (in_main) {
             const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);
@@ -489,7 +506,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
             add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, p.key_book, shared.queries, lane);
         }
         float keep[2];
-        weigh(w, scores, index * TILE, visible, weights, keep, lane);
+        weigh(w, scores, index * TILE, sight, weights, keep, lane);
         if (keep[0] != 1.0f || keep[1] != 1.0f) {
             for (u32 slice = 0; slice < SLICES; slice++) {
                 for (u32 i = 0; i < 8; i++) {
@@ -510,5 +527,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         }
         __syncwarp();
     }
-    join(p, shared, w, out, lane, warp);
+    join(p.c, slot.share(blockIdx.x, 0), shared, w, out, lane, warp);
 }

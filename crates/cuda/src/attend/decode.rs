@@ -31,13 +31,13 @@
 //! multiprocessor at 165 registers; 4.3 TB/s at 700 ns take 23 KB. None of this has been measured.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::Result;
+use kvant_backend::{Result, StreamSpec};
 use kvant_codec::DType;
 
-use super::{Book, HEADERS, KernelParams, Slot, THREADS, WARPS, books, constants};
-use crate::kv::{MAX_HEADS, StreamParams, number};
+use super::{BOOKS, Book, Common, HEADERS, OP, THREADS, WARPS, constants};
+use crate::kv::{SpecParams, number};
 use crate::module::Build;
-use crate::{Context, Define, DevicePtr, Launch, Source};
+use crate::{Context, Define, Launch, Source};
 
 /// The kernel for few queries.
 static SOURCE: Source = Source {
@@ -54,73 +54,63 @@ pub(super) const QUERIES: usize = 8;
 /// Tiles that a warp works on at a time.
 const UNIT: usize = 8;
 
-/// Types and stored sizes that a kernel is compiled for, keys first.
+/// What the streams of a KV head store, keys first. A kernel is compiled for the types and sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kind {
-    pub types: [DType; 2],
-    pub dims: [usize; 2],
+    types: [DType; 2],
+    pub specs: [SpecParams; 2],
 }
 
 impl Kind {
-    fn defines(&self) -> [Define; 4] {
-        let ([k, v], [k_dim, v_dim]) = (self.types.map(number), self.dims.map(|dim| dim as u32));
-        [("K_TYPE", k), ("V_TYPE", v), ("K_DIM", k_dim), ("V_DIM", v_dim)]
+    /// Of keys and values.
+    ///
+    /// # Errors
+    /// [`Unsupported`](kvant_backend::BackendError::Unsupported) when there is more of something than a kernel can count.
+    pub fn new(specs: [&StreamSpec; 2]) -> Result<Self> {
+        let params = [SpecParams::new(OP, specs[0])?, SpecParams::new(OP, specs[1])?];
+        Ok(Self { types: specs.map(|spec| spec.dtype), specs: params })
     }
+
+    /// Values of a token as stored.
+    pub fn dims(&self) -> [usize; 2] {
+        self.specs.map(|spec| spec.dim.into())
+    }
+}
+
+fn defines(types: [DType; 2], dims: [usize; 2]) -> [Define; 4] {
+    let ([k, v], [k_dim, v_dim]) = (types.map(number), dims.map(|dim| dim as u32));
+    [("K_TYPE", k), ("V_TYPE", v), ("K_DIM", k_dim), ("V_DIM", v_dim)]
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct DecodeParams {
-    keys: [StreamParams; MAX_HEADS],
-    values: [StreamParams; MAX_HEADS],
-    slots: [Slot; MAX_HEADS],
-    queries: DevicePtr,
-    part: DevicePtr,
-    state: DevicePtr,
-    rows: u32,
-    group: u32,
-    split_units: u32,
-    unused: u32,
+    common: Common,
     key_book: Book,
     value_book: Book,
 }
 
-/// What is compiled ahead: every type with itself and one mixed pair, for heads of 128. Others when they come.
+/// What is compiled ahead: every type with itself and one mixed pair, for heads of 128, and turbo types in blocks of every size.
+/// Others when they come.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
     let alike = DType::KV.into_iter().map(|dtype| [dtype; 2]);
-    alike.chain([[DType::Q8_0, DType::Turbo3]]).map(|types| {
-        let kind = Kind { types, dims: [128; 2] };
-        Build { source: &SOURCE, defines: kind.defines().to_vec() }
-    })
+    let pairs = alike.chain([[DType::Q8_0, DType::Turbo3]]).map(|types| (types, [128; 2]));
+    let small = [([DType::Turbo3; 2], [64; 2]), ([DType::Turbo4, DType::Turbo3], [192, 96])];
+    pairs.chain(small).map(|(types, dims)| Build { source: &SOURCE, defines: defines(types, dims).to_vec() })
 }
 
-/// Tiles of one split: so many that all multiprocessors have work; whole units, and one for each warp where there are
-/// several.
-pub(super) fn split_tiles(cx: &Context, tiles: usize, heads: usize) -> usize {
-    let wanted = 4 * cx.gpu().properties().n_sms as usize;
-    let units = tiles.div_ceil(UNIT).div_ceil((wanted / heads).max(1));
-    UNIT * if units > 1 { units.next_multiple_of(WARPS) } else { units }
+/// Tiles of one split of a walk over `tiles`, by a sequence of `n_kv_heads`: whole units, one for each warp or several, so many
+/// that one sequence alone keeps all multiprocessors busy.
+pub(super) fn split_tiles(cx: &Context, tiles: usize, n_kv_heads: usize) -> usize {
+    let most = (4 * cx.gpu().properties().n_sms as usize / n_kv_heads).max(1);
+    UNIT * WARPS * tiles.div_ceil(UNIT * WARPS).div_ceil(most).max(1)
 }
 
 /// Queues the kernel: prepared queries to one share per split, as `combine` takes them.
-pub(super) fn launch(cx: &Context, p: &KernelParams, kind: Kind) -> Result<()> {
-    let kernel = cx.kernel_with(&SOURCE, &kind.defines(), "decode")?;
-    let books = books();
-    let [key_book, value_book] = kind.types.map(|dtype| books[number(dtype) as usize]);
-    let params = DecodeParams {
-        keys: p.keys,
-        values: p.values,
-        slots: p.slots,
-        queries: p.queries,
-        part: p.part,
-        state: p.state,
-        rows: p.rows,
-        group: p.group,
-        split_units: p.split_tiles / UNIT as u32,
-        unused: 0,
-        key_book,
-        value_book,
-    };
-    let grid = [p.splits, p.n_slots, 1];
+pub(super) fn launch(cx: &Context, common: &Common, kind: &Kind, [splits, slots]: [usize; 2]) -> Result<()> {
+    let kernel = cx.kernel_with(&SOURCE, &defines(kind.types, kind.dims()), "decode")?;
+    let [key_book, value_book] = kind.types.map(|dtype| BOOKS[number(dtype) as usize]);
+    let params = DecodeParams { common: *common, key_book, value_book };
+    let grid = [splits as u32, slots as u32, 1];
     Ok(cx.launch(kernel, Launch { grid, block: [THREADS, 1, 1], shared_bytes: 0 }, &params)?)
 }

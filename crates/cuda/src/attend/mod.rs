@@ -9,12 +9,20 @@
 //! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers.
 //! 4. **Values** likewise, with the weights as left operand straight from the registers of step 3.
 //!
-//! The KV heads of one sequence or of several that step together share launches.
+//! # What a query sees
 //!
-//! Up to eight queries of a KV head (decoding) take [`decode`] instead, which needs no shared memory for tiles. More
-//! split the sequence over blocks and over the four warps of a block (flash-decoding); many queries share unpacked tiles
-//! between four warps. Shares are joined in a fixed order, so results do not depend on
-//! timing. Nothing of the cache's size is ever written.
+//! Rows of one tile see the same tiles in the same form: codes up to the window, 16 bit from there on. Queries that are
+//! walked together may not, so a walk has two parts: the tiles that any of them sees as they lie in the blocks, and after them
+//! those that any of them sees in 16 bit, in the band or the tail. Each query hides in each part what it does not see there.
+//!
+//! # Who walks what
+//!
+//! The KV heads of all sequences of a step share launches. Up to eight queries of a KV head whose rows lie in one tile
+//! (decoding) take [`decode`], which needs no shared memory for tiles. Up to 32 others split the sequence over blocks and over
+//! the four warps of a block (flash-decoding); many share unpacked tiles between four warps. How a walk is split depends on
+//! the rows of its own sequence alone, and shares are joined in a fixed order: whoever else is in the step, the results are the
+//! same to the bit. Chunks of a prompt that are cut elsewhere may be walked by another kernel or split elsewhere: their results
+//! differ by roundings, within the error below. Nothing of the cache's size is ever written.
 //!
 //! # Budget
 //!
@@ -29,19 +37,23 @@
 //! # Error
 //!
 //! Halves round by 2^-11, relative: queries, values of blocks of 32, weights. Codebooks are rounded to bytes ([`ByteBook`]). The
-//! tests hold the sum of these against attention in f64.
+//! tests hold the sum of these against the CPU's attention in f64.
 
 mod decode;
+mod parts;
+
+use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{AttendParams, BackendError, KvLayer, Result, StreamSpec};
+use kvant_backend::{AttendParams, BackendError, KvLayer, KvPart, KvStream, Result};
 use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::TILE;
 use kvant_codec::{ByteBook, DType, Rotation, block32, turbo};
 
 use self::decode::Kind;
+use self::parts::{Launched, PartParams, Way};
 use crate::constants::Constants;
-use crate::kv::{self, MAX_HEADS, StreamParams, small};
+use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_PARTS, Offsets, SpecParams, is_same, small};
 use crate::module::Build;
 use crate::rotate::words;
 use crate::{Context, CudaPage, Define, DevicePtr, Header, Launch, Source};
@@ -67,8 +79,6 @@ const WARPS: usize = 4;
 const THREADS: u32 = 32 * WARPS as u32;
 /// Queries of a warp.
 const QUERIES: usize = 16;
-/// Above this many queries of a KV head, warps share tiles instead of splitting them.
-const FEW: usize = 32;
 /// Halves of room after each row of a tile in shared memory.
 const PAD: usize = 8;
 /// Floats that a lane hands over besides its outputs: maxima and sums of its two queries.
@@ -90,41 +100,51 @@ struct Book {
     bias: f32,
 }
 
-/// `Slot` of `attend.cuh`.
+/// `Head` of `attend.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Slot {
-    first_row: u32,
+struct HeadParams {
+    keys: Offsets,
+    values: Offsets,
     kv_head: u32,
-    start: u32,
+    unused: u32,
+}
+
+/// `Common` of `attend.cuh`: what all kernels of this op take.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Common {
+    heads: [HeadParams; MAX_HEADS],
+    parts: [PartParams; MAX_PARTS],
+    keys: SpecParams,
+    values: SpecParams,
+    windows: DevicePtr,
+    queries: DevicePtr,
+    share: DevicePtr,
+    state: DevicePtr,
+    n_heads: u32,
+    group: u32,
+    visible: u32,
     unused: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct KernelParams {
-    keys: [StreamParams; MAX_HEADS],
-    values: [StreamParams; MAX_HEADS],
-    slots: [Slot; MAX_HEADS],
+    common: Common,
     q: DevicePtr,
-    queries: DevicePtr,
-    part: DevicePtr,
-    state: DevicePtr,
     out: DevicePtr,
-    n_slots: u32,
-    n_heads: u32,
-    group: u32,
+    n_query_heads: u32,
     k_head_dim: u32,
     v_head_dim: u32,
-    rows: u32,
-    padded: u32,
-    splits: u32,
-    split_tiles: u32,
     scale: f32,
+    rotates: [u32; 2],
     books: [Book; DType::KV.len()],
     before: [u32; 4],
     after: [u32; 4],
 }
+
+const _: () = assert!(size_of::<KernelParams>() <= MAX_PARAMS);
 
 /// What both sources of this op take.
 fn constants() -> Constants {
@@ -143,175 +163,156 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
     sizes.into_iter().map(sized).chain(decode::builds())
 }
 
-/// Which kernel serves a number of queries of a KV head.
+/// Where queries are read from and outputs written to, and where the band of the step begins (anything when there is none).
 #[derive(Debug, Clone, Copy)]
-enum Way {
-    /// Straight from memory to the tensor cores.
-    Decode,
-    /// Warps take tiles of their own.
-    Split,
-    /// Warps share tiles.
-    Many,
+pub(crate) struct Rows {
+    /// `[rows, n_heads * k_head_dim]`.
+    pub q: DevicePtr,
+    pub band: DevicePtr,
+    /// `[rows, n_heads * v_head_dim]`.
+    pub out: DevicePtr,
 }
 
-impl Way {
-    fn of(queries: usize) -> Self {
-        if queries <= decode::QUERIES {
-            Self::Decode
-        } else if queries <= FEW {
-            Self::Split
-        } else {
-            Self::Many
-        }
+/// Attention of the rows of each part. The shapes have been checked.
+pub(crate) fn attend(
+    cx: &Context,
+    p: &AttendParams,
+    parts: &[KvPart<'_, CudaPage>],
+    rows: Rows,
+) -> Result<()> {
+    let group = p.n_heads / p.n_kv_heads.max(1);
+    for part in parts {
+        check(p, part.layer)?;
     }
-
-    fn queries_per_block(self) -> usize {
-        match self {
-            Self::Decode => decode::QUERIES,
-            Self::Split => QUERIES,
-            Self::Many => QUERIES * WARPS,
-        }
-    }
-}
-
-/// The sequences of a launch: as many rows of each, of one shape. Rows of queries and outputs are those that each names.
-pub(crate) type Parts<'a> = [(AttendParams, &'a KvLayer<CudaPage>)];
-
-/// Attention of `q` `[.., n_heads * k_head_dim]` into `out` `[.., n_heads * v_head_dim]`. The lengths of the buffers have
-/// been checked.
-pub(crate) fn attend(cx: &Context, parts: &Parts<'_>, q: DevicePtr, out: DevicePtr) -> Result<()> {
-    for (p, layer) in parts {
-        check(p, &parts[0].0, layer)?;
-    }
-    let slots: Vec<_> = parts
-        .iter()
-        .filter(|(p, _)| p.rows > 0)
-        .flat_map(|part| (0..part.0.n_kv_heads).map(move |head| (part, head)))
-        .collect();
-    // Heads whose types or stored sizes differ go into launches of their own.
-    for alike in slots.chunk_by(|a, b| kind(a) == kind(b)) {
-        for slots in alike.chunks(MAX_HEADS) {
-            attend_slots(cx, q, out, slots)?;
-        }
-    }
-    Ok(())
-}
-
-/// A KV head of a sequence.
-type PartHead<'a> = (&'a (AttendParams, &'a KvLayer<CudaPage>), usize);
-
-fn kind(&((_, layer), head): &PartHead<'_>) -> Kind {
-    let specs = [layer.k[head].spec(), layer.v[head].spec()];
-    Kind { types: specs.map(|spec| spec.dtype), dims: specs.map(StreamSpec::dim) }
-}
-
-fn check(p: &AttendParams, first: &AttendParams, layer: &KvLayer<CudaPage>) -> Result<()> {
-    BackendError::check(OP, "rows of each sequence", first.rows, p.rows)?;
-    BackendError::check(OP, "query heads", first.n_heads, p.n_heads)?;
-    BackendError::check(OP, "key heads", first.n_kv_heads, p.n_kv_heads)?;
-    BackendError::check(OP, "key streams", p.n_kv_heads, layer.k.len())?;
-    BackendError::check(OP, "value streams", p.n_kv_heads, layer.v.len())?;
-    BackendError::check(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
-    for (head_dim, streams) in [(first.k_head_dim, &layer.k), (first.v_head_dim, &layer.v)] {
-        for stream in streams {
-            BackendError::check(OP, "head size", head_dim, stream.spec().head_dim)?;
-            BackendError::check_at_least(OP, "cached tokens", p.start + p.rows, stream.len())?;
-            let dim = stream.spec().dim();
-            if dim > MAX_DIM {
-                return Err(BackendError::Unsupported {
-                    op: OP,
-                    wanted: format!("heads of {head_dim}, stored as {dim} values"),
-                    has: format!("heads of up to {MAX_DIM}"),
-                });
+    let parts: Vec<_> = parts.iter().filter(|part| part.rows.n > 0 && p.n_kv_heads > 0).collect();
+    let mut sorted: Vec<_> = parts.iter().map(|part| (Way::of(part.rows, group), *part)).collect();
+    sorted.sort_by_key(|(way, _)| *way);
+    // Sequences of one layer that take one way share launches, and so do heads that store alike.
+    for alike in sorted.chunk_by(|(way, a), (other, b)| way == other && is_same(a.layer, b.layer)) {
+        let (way, layer) = (alike[0].0, alike[0].1.layer);
+        let parts: Vec<_> = alike.iter().map(|(_, part)| *part).collect();
+        for (kind, heads) in kinds(layer)? {
+            for heads in heads.chunks(MAX_HEADS) {
+                for parts in parts.chunks(MAX_PARTS) {
+                    launch(cx, p, way, &kind, heads, parts, rows)?;
+                }
             }
         }
     }
     Ok(())
 }
 
-fn attend_slots(cx: &Context, q: DevicePtr, out: DevicePtr, slots: &[PartHead<'_>]) -> Result<()> {
-    let (kind, p) = (kind(&slots[0]), &slots[0].0.0);
-    let [k_dim, v_dim] = kind.dims;
-    let group = p.n_heads / p.n_kv_heads;
-    let queries = p.rows * group;
-    let way = Way::of(queries);
-    let per_block = way.queries_per_block();
-    let (padded, blocks) = (queries.next_multiple_of(per_block), queries.div_ceil(per_block));
-    let tokens = slots.iter().map(|((p, _), _)| p.start + p.rows).max().unwrap_or(0);
-    let tiles = tokens.div_ceil(TILE);
-    let split_tiles = match way {
-        Way::Decode => decode::split_tiles(cx, tiles, slots.len()),
-        _ => split_tiles(cx, tiles, slots.len() * blocks),
-    };
-    let splits = tiles.div_ceil(split_tiles);
+/// The KV heads of a layer, by what their streams store.
+fn kinds(layer: &KvLayer) -> Result<Vec<(Kind, Vec<usize>)>> {
+    let mut kinds: Vec<(Kind, Vec<usize>)> = Vec::new();
+    for (head, streams) in layer.k.iter().zip(&layer.v).enumerate() {
+        let kind = Kind::new([&streams.0.spec, &streams.1.spec])?;
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, heads)) => heads.push(head),
+            None => kinds.push((kind, vec![head])),
+        }
+    }
+    Ok(kinds)
+}
 
-    let shares = slots.len() * splits * padded;
-    let on_queries = cx.scratch(slots.len() * padded * k_dim * size_of::<u16>())?;
-    let on_part = cx.scratch(shares * v_dim * size_of::<f32>())?;
-    let on_state = cx.scratch(shares * 2 * size_of::<f32>())?;
+/// Refuses what no kernel can read.
+fn check(p: &AttendParams, layer: &KvLayer) -> Result<()> {
+    let unsupported = |wanted, has| Err(BackendError::Unsupported { op: OP, wanted, has });
+    for stream in layer.streams() {
+        let dim = stream.spec.dim();
+        if dim > MAX_DIM {
+            let wanted = format!("heads of {}, stored as {dim} values", stream.spec.head_dim);
+            return unsupported(wanted, format!("heads of up to {MAX_DIM}"));
+        }
+    }
+    for (k, v) in layer.k.iter().zip(&layer.v) {
+        let tails = [k, v].map(|stream: &KvStream| stream.spec.tail_tiles);
+        if tails[0] != tails[1] && !tails.contains(&0) {
+            let wanted = format!("{} tiles in 16 bit of keys and {} of values", tails[0], tails[1]);
+            return unsupported(wanted, "as many of both, or of one side".to_owned());
+        }
+    }
+    small(OP, "heads", p.n_heads * p.k_head_dim.max(p.v_head_dim))?;
+    Ok(())
+}
+
+fn launch(
+    cx: &Context,
+    p: &AttendParams,
+    way: Way,
+    kind: &Kind,
+    heads: &[usize],
+    parts: &[&KvPart<'_, CudaPage>],
+    rows: Rows,
+) -> Result<()> {
+    let [k_dim, v_dim] = kind.dims();
+    let layer = parts[0].layer;
+    let launched = Launched::new(cx, p, way, heads, parts, rows.band)?;
+    let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
+    let on_share = cx.scratch(launched.n_shares * v_dim * size_of::<f32>())?;
+    let on_state = cx.scratch(launched.n_shares * 2 * size_of::<f32>())?;
+    let windows =
+        (!launched.windows.is_empty()).then(|| cx.scratch(size_of_val(&launched.windows[..]))).transpose()?;
+    if let Some(windows) = &windows {
+        cx.gpu().write(windows.ptr(), bytemuck::cast_slice(&launched.windows))?;
+    }
 
     let mut params = KernelParams::zeroed();
-    for (i, &((p, layer), head)) in slots.iter().enumerate() {
-        params.keys[i] = StreamParams::new(cx, &layer.k[head])?;
-        params.values[i] = StreamParams::new(cx, &layer.v[head])?;
-        params.slots[i] = Slot {
-            first_row: small(OP, "rows", p.first_row)?,
-            kv_head: head as u32,
-            start: small(OP, "tokens", p.start + p.rows)? - p.rows as u32,
-            unused: 0,
-        };
+    for (to, &head) in params.common.heads.iter_mut().zip(heads) {
+        let (keys, values) = (Offsets::new(OP, &layer.k[head])?, Offsets::new(OP, &layer.v[head])?);
+        *to = HeadParams { keys, values, kv_head: head as u32, unused: 0 };
     }
-    let rotation = Rotation::kv();
+    params.common.parts[..parts.len()].copy_from_slice(&launched.parts);
+    let masks = Rotation::kv(turbo::LEN);
     let params = KernelParams {
-        q,
-        queries: on_queries.ptr(),
-        part: on_part.ptr(),
-        state: on_state.ptr(),
-        out,
-        n_slots: slots.len() as u32,
-        n_heads: small(OP, "heads", p.n_heads)?,
-        group: group as u32,
+        common: Common {
+            keys: kind.specs[0],
+            values: kind.specs[1],
+            windows: windows.as_ref().map_or(0, |windows| windows.ptr()),
+            queries: on_queries.ptr(),
+            share: on_share.ptr(),
+            state: on_state.ptr(),
+            n_heads: heads.len() as u32,
+            group: (p.n_heads / p.n_kv_heads) as u32,
+            visible: layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+            ..params.common
+        },
+        q: rows.q,
+        out: rows.out,
+        n_query_heads: p.n_heads as u32,
         k_head_dim: p.k_head_dim as u32,
         v_head_dim: p.v_head_dim as u32,
-        rows: small(OP, "rows", p.rows)?,
-        padded: small(OP, "queries", padded)?,
-        splits: splits as u32,
-        split_tiles: split_tiles as u32,
         scale: p.scale * std::f32::consts::LOG2_E,
-        books: books(),
-        before: words(rotation.before()),
-        after: words(rotation.after()),
-        ..params
+        rotates: [&layer.k, &layer.v].map(|streams| streams[heads[0]].spec.rotates().into()),
+        books: *BOOKS,
+        before: words(masks.before()),
+        after: words(masks.after()),
     };
-    let launch = |name, grid: [usize; 3], shared_bytes: usize| -> Result<()> {
+    let slots = parts.len() * heads.len();
+    let start = |name, grid: [usize; 3], shared_bytes: usize| -> Result<()> {
         let kernel = cx.kernel_with(&SOURCE, &defines(k_dim, v_dim), name)?;
         let grid = grid.map(|n| n as u32);
         let launch = Launch { grid, block: [THREADS, 1, 1], shared_bytes: shared_bytes as u32 };
         Ok(cx.launch(kernel, launch, &params)?)
     };
     let tile_bytes = k_dim.max(v_dim) * (TILE + PAD) * size_of::<u16>();
-    launch("prepare_queries", [padded.div_ceil(WARPS), slots.len(), 1], 0)?;
+    let (splits, most) = (launched.most_splits, launched.most_queries);
+    start("prepare_queries", [most.next_multiple_of(way.queries_per_block()).div_ceil(WARPS), slots, 1], 0)?;
+    let blocks = most.div_ceil(way.queries_per_block());
     match way {
-        Way::Decode => decode::launch(cx, &params, kind)?,
+        Way::Decode => decode::launch(cx, &params.common, kind, [splits, slots])?,
         Way::Split => {
             // The tiles of the warps, and then what two of them hand over.
             let hand = WARPS / 2 * 32 * (v_dim / 2 + HAND_STATE) * size_of::<f32>();
-            launch("attend_split", [splits, blocks, slots.len()], hand.max(WARPS * tile_bytes))?;
+            start("attend_split", [splits, blocks, slots], hand.max(WARPS * tile_bytes))?;
         }
-        Way::Many => launch("attend_many", [splits, blocks, slots.len()], 2 * WARPS * tile_bytes)?,
+        Way::Many => start("attend_many", [splits, blocks, slots], 2 * WARPS * tile_bytes)?,
     }
-    launch("combine", [queries.div_ceil(WARPS), slots.len(), 1], 0)
-}
-
-/// Tiles of one split: so many that all multiprocessors have work, but each warp several.
-fn split_tiles(cx: &Context, tiles: usize, blocks: usize) -> usize {
-    let wanted = 4 * cx.gpu().properties().n_sms as usize;
-    let splits = (wanted / blocks.max(1)).max(1);
-    tiles.div_ceil(splits).max(2 * WARPS).next_multiple_of(WARPS)
+    start("combine", [most.div_ceil(WARPS), slots, 1], 0)
 }
 
 /// What the bytes of each type stand for, by its number in kernels.
-fn books() -> [Book; DType::KV.len()] {
+static BOOKS: LazyLock<[Book; DType::KV.len()]> = LazyLock::new(|| {
     DType::KV.map(|dtype| match (dtype, turbo::codebook(dtype)) {
         (_, Some(codebook)) => {
             let ByteBook { bytes, step } = ByteBook::of(&codebook);
@@ -321,7 +322,7 @@ fn books() -> [Book; DType::KV.len()] {
         (DType::Q4_0, _) => Book { bytes: [0; 16], step: 1.0, bias: block32::Q4_0_ZERO.into() },
         _ => Book::zeroed(),
     })
-}
+});
 
 #[cfg(test)]
 mod tests;

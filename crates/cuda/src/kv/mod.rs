@@ -3,11 +3,13 @@
 #[cfg(test)]
 pub(crate) mod fixture;
 
+use std::sync::Arc;
+
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, Result, Stream, TOKENS_PER_PAGE};
+use kvant_backend::{BackendError, Held, KvLayer, KvPart, KvStream, Result, StreamSpec, TILES_PER_BLOCK};
 use kvant_codec::finite::F16_MAX;
-use kvant_codec::tile::{SCALE_BYTES, TILE};
-use kvant_codec::{Codebook, DType, Rotation, Side, TileLayout, block32, turbo};
+use kvant_codec::tile::{GROUP, SCALE_BYTES, TILE};
+use kvant_codec::{Codebook, DType, block32, turbo};
 
 use crate::constants::Constants;
 use crate::half::HALF_HEADER;
@@ -20,44 +22,91 @@ const TILE_HEADER: Header = Header { name: "tile.cuh", text: include_str!("tile.
 /// What kernels that work on streams include, with [`constants`].
 pub(crate) const HEADERS: [Header; 3] = [HALF_HEADER, ROTATE_HEADER, TILE_HEADER];
 
-/// KV heads of one launch, of one sequence or of several; more take several launches. As many as fit the 4 KB that every
-/// driver passes to a kernel.
+/// KV heads of one launch; more take several launches. With [`MAX_PARTS`], as many as fit the 4 KB that every driver passes to a
+/// kernel.
 pub(crate) const MAX_HEADS: usize = 24;
 
-/// `Stream` of `tile.cuh`.
-#[derive(Clone, Copy, Pod, Zeroable)]
+/// Sequences of one launch; more take several.
+pub(crate) const MAX_PARTS: usize = 16;
+
+/// Bytes of parameters that every driver passes to a kernel.
+pub(crate) const MAX_PARAMS: usize = 4096;
+
+/// `Spec` of `tile.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
-pub(crate) struct StreamParams {
-    pages: DevicePtr,
-    sink: DevicePtr,
-    tail: DevicePtr,
-    dtype: u32,
-    dim: u32,
-    sink_tiles: u32,
-    tail_tiles: u32,
-    main_end: u32,
-    len: u32,
-    rotates: u32,
-    alpha: f32,
+pub(crate) struct SpecParams {
+    pub dtype: u16,
+    pub dim: u16,
+    pub sink_tiles: u16,
+    pub tail_tiles: u16,
+    pub tile_bytes: u32,
 }
 
-impl StreamParams {
-    /// The stream as it stands.
-    pub fn new(cx: &Context, stream: &Stream<CudaPage>) -> Result<Self> {
-        let spec = stream.spec();
-        let ptr = |page: Option<&CudaPage>| page.map_or(0, CudaPage::ptr);
+impl SpecParams {
+    /// What `spec` stores.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] when a count does not fit.
+    pub fn new(op: &'static str, spec: &StreamSpec) -> Result<Self> {
         Ok(Self {
-            pages: stream.table().on_device(cx)?,
-            sink: ptr(stream.sink()),
-            tail: ptr(stream.tail()),
-            dtype: number(spec.dtype),
-            dim: spec.dim() as u32,
-            sink_tiles: spec.sink_tiles as u32,
-            tail_tiles: spec.tail_tiles as u32,
-            main_end: stream.main_end() as u32,
-            len: stream.len() as u32,
-            rotates: spec.rotates().into(),
-            alpha: spec.alpha,
+            dtype: number(spec.dtype) as u16,
+            dim: short(op, "values of a token", spec.dim())?,
+            sink_tiles: short(op, "tiles of the sink", spec.sink_tiles)?,
+            tail_tiles: short(op, "tiles of the tail", spec.tail_tiles)?,
+            tile_bytes: small(op, "bytes of a tile", spec.main_layout().bytes())?,
+        })
+    }
+}
+
+/// `Offsets` of `tile.cuh`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Offsets {
+    main: u32,
+    sink: u32,
+    tail: u32,
+    band: u32,
+}
+
+impl Offsets {
+    /// Where `stream` lies.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] beyond 32 bits.
+    pub fn new(op: &'static str, stream: &KvStream) -> Result<Self> {
+        let offset = |bytes| small(op, "bytes of an allocation", bytes);
+        Ok(Self {
+            main: offset(stream.main)?,
+            sink: offset(stream.sink)?,
+            tail: offset(stream.tail)?,
+            band: offset(stream.band)?,
+        })
+    }
+}
+
+/// `Memory` of `tile.cuh`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct MemoryParams {
+    blocks: DevicePtr,
+    sink: DevicePtr,
+    tail: DevicePtr,
+    band: DevicePtr,
+}
+
+impl MemoryParams {
+    /// The allocations of `part` as they stand, in a step whose band begins at `band`.
+    ///
+    /// # Errors
+    /// When the device cannot be told where the blocks are.
+    pub fn new(cx: &Context, part: &KvPart<'_, CudaPage>, band: DevicePtr) -> Result<Self> {
+        let ptr = |page: Option<&Arc<Held<CudaPage>>>| page.map_or(0, |page| page.ptr());
+        Ok(Self {
+            blocks: part.memory.table().on_device(cx)?,
+            sink: ptr(part.memory.sink()),
+            tail: ptr(part.memory.tail()),
+            band: band + part.band as u64,
         })
     }
 }
@@ -77,22 +126,22 @@ pub(crate) fn constants() -> Constants {
         .whole("N_TYPES", DType::KV.len())
         .whole("MAX_HEADS", MAX_HEADS)
         .whole("TILE", TILE)
-        .whole("TILES_PER_PAGE", TOKENS_PER_PAGE / TILE)
+        .whole("MAX_PARTS", MAX_PARTS)
+        .whole("TILES_PER_BLOCK", TILES_PER_BLOCK)
         .whole("SCALE_BYTES", SCALE_BYTES)
         .whole("BLOCK32_DIMS", block32::LEN)
         .whole("TURBO_DIMS", turbo::LEN)
+        .whole("LEAST_DIMS", block32::LEN)
         .whole("Q8_0_GROUP", group_bytes(DType::Q8_0))
         .whole("TURBO2_GROUP", group_bytes(DType::Turbo2))
         .whole("TURBO3_GROUP", group_bytes(DType::Turbo3))
         .whole("NIBBLES_GROUP", group_bytes(DType::Turbo4))
-        .whole("ROTATION", Rotation::kv().len())
         .float("HALF_MAX", F16_MAX)
 }
 
-/// Bytes of a group of 64 codes of a coded type.
+/// Bytes of a group of codes of a coded type.
 fn group_bytes(dtype: DType) -> usize {
-    let layout = TileLayout::new(dtype, Side::K, dtype.block_len()).expect("a block of a KV type");
-    (layout.block_bytes() - SCALE_BYTES) / (layout.block_dims() / 4)
+    dtype.code().map_or(0, |code| GROUP * code.bits / 8)
 }
 
 /// The codebooks of turbo2, turbo3 and turbo4.
@@ -107,5 +156,19 @@ pub(crate) fn small(op: &'static str, what: &'static str, count: usize) -> Resul
         op,
         wanted: format!("{count} {what}"),
         has: format!("at most {}", u32::MAX),
+    })
+}
+
+/// Whether sequences of these layers can share launches: parts of a step have one and the same, most often.
+pub(crate) fn is_same(a: &KvLayer, b: &KvLayer) -> bool {
+    std::ptr::eq(a, b) || a == b
+}
+
+/// As [`small`], in 16 bits.
+fn short(op: &'static str, what: &'static str, count: usize) -> Result<u16> {
+    u16::try_from(count).map_err(|_| BackendError::Unsupported {
+        op,
+        wanted: format!("{count} {what}"),
+        has: format!("at most {}", u16::MAX),
     })
 }

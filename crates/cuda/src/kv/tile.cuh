@@ -1,8 +1,8 @@
 // The streams of a layer and their tiles, as kvant_codec::tile lays them out: 16 tokens of one head, K or V.
 //
-// Coded tiles are blocks of 128 dims (turbo) or 32 (q8_0, q4_0): 16 f16 scales, then groups of 64 codes. A group has
-// 16 lanes of 4 codes. For keys a lane is a token and its codes are 4 dims; for values a lane is a dim and its codes
-// are 4 tokens: what a product sums over lies side by side.
+// Coded tiles are blocks of 32 dims (q8_0, q4_0), or of 128 as many as fit, then one of 64 and one of 32 where they do
+// (turbo): 16 f16 scales, then groups of 64 codes. A group has 16 lanes of 4 codes. For keys a lane is a token and its codes
+// are 4 dims; for values a lane is a dim and its codes are 4 tokens: what a product sums over lies side by side.
 //
 // Types and sizes are those of Rust (constants in kv/mod.rs).
 
@@ -11,19 +11,29 @@
 #include "constants.cuh"
 #include "half.cuh"
 
-// One side of one KV head of a layer.
-struct Stream {
-    const u64* pages;  // addresses of the main pages
-    u8* sink;          // f16 tiles of the first tokens
-    u8* tail;          // ring of f16 tiles of the youngest tokens
-    u32 type;          // of the main tiles
-    u32 dim;           // values per token as stored
-    u32 sink_tiles;
-    u32 tail_tiles;    // 0: no tail
-    u32 main_end;      // tokens from the sink to here are in main tiles
-    u32 len;
-    u32 rotates;
-    float alpha;       // factor on values encoded into main tiles
+// What one side of one KV head stores.
+struct Spec {
+    u16 type;        // of the main tiles
+    u16 dim;         // values per token as stored
+    u16 sink_tiles;
+    u16 tail_tiles;  // 0: no tail
+    u32 tile_bytes;  // of the main tiles
+};
+
+// Where it lies in each allocation, in bytes.
+struct Offsets {
+    u32 main;  // its tiles in a block
+    u32 sink;
+    u32 tail;
+    u32 band;  // times the tiles of the band
+};
+
+// The allocations of a sequence.
+struct Memory {
+    const u64* blocks;  // addresses of the blocks, 8 tiles of each stream
+    u8* sink;           // f16 tiles of the first tokens
+    u8* tail;           // rings of f16 tiles of the youngest tokens
+    u8* band;           // f16 tiles of the step that some rows see and the tail no longer holds
 };
 
 static_assert(F32 < Q8_0 && F16 < Q8_0 && BF16 < Q8_0 && Q8_0 < TURBO2 && Q4_0 < TURBO2, "types are in this order");
@@ -31,8 +41,6 @@ static_assert(TURBO3 == TURBO2 + 1 && TURBO4 == TURBO2 + 2, "a book has the numb
 
 __host__ __device__ constexpr bool is_coded(u32 type) { return type >= Q8_0; }
 __host__ __device__ constexpr bool is_turbo(u32 type) { return type >= TURBO2; }
-__host__ __device__ constexpr u32 block_dims(u32 type) { return is_turbo(type) ? TURBO_DIMS : BLOCK32_DIMS; }
-
 // Bytes of the 16 codes of one dim, times 4: of a group.
 __host__ __device__ constexpr u32 group_bytes(u32 type) {
     switch (type) {
@@ -45,32 +53,57 @@ __host__ __device__ constexpr u32 group_bytes(u32 type) {
 
 // The planes of turbo3 are those of turbo2, then the highest bits, so many bytes of a group.
 constexpr u32 HIGH_GROUP = TURBO3_GROUP - TURBO2_GROUP;
-constexpr u32 HIGH_PLANES = TURBO_DIMS / 4 * TURBO2_GROUP;
+__host__ __device__ constexpr u32 high_planes(u32 dims) { return dims / 4 * TURBO2_GROUP; }
 
-// Bytes of a block of 16 tokens, scales included.
-__host__ __device__ constexpr u32 block_bytes(u32 type) {
-    return SCALE_BYTES + block_dims(type) / 4 * group_bytes(type);
+// A block of a coded tile.
+struct Dims {
+    u32 index;
+    u32 first;  // of its dims
+    u32 n;      // how many
+};
+
+// The block that dim `at` of `dim` lies in. A width that does not fit a block of its own counts as one of 32.
+__host__ __device__ constexpr Dims block_at(u32 type, u32 dim, u32 at) {
+    u32 most = is_turbo(type) ? TURBO_DIMS : BLOCK32_DIMS;
+    u32 index = dim / most, first = index * most;
+    if (at < first) return {at / most, at / most * most, most};
+    for (u32 n = most / 2; n > LEAST_DIMS; n /= 2) {
+        if (!(dim & n)) continue;
+        if (at < first + n) return {index, first, n};
+        index++, first += n;
+    }
+    return {index, first, LEAST_DIMS};
 }
 
-__host__ __device__ constexpr u32 tile_bytes(u32 type, u32 dim) {
-    if (is_coded(type)) return dim / block_dims(type) * block_bytes(type);
-    return dim * TILE * (type == F32 ? 4 : 2);
+// Blocks of `dim` dims, a multiple of 32.
+__host__ __device__ constexpr u32 n_blocks(u32 type, u32 dim) { return block_at(type, dim, dim - 1).index + 1; }
+
+// Where a block begins.
+__host__ __device__ constexpr u32 block_byte(u32 type, u32 index, u32 first) {
+    return index * SCALE_BYTES + first / 4 * group_bytes(type);
 }
 
-// Which part of the stream tile `index` lies in, once the main tiles end at token `main_end`.
+__host__ __device__ constexpr u32 f16_bytes(u32 dim) { return dim * TILE * 2; }
+
+// Which part of a stream tile `index` lies in, when those before `coded` are in the sink or the blocks.
 enum { IN_SINK, IN_MAIN, IN_TAIL };
 
-__device__ inline u32 place_of(const Stream& s, u32 index, u32 main_end) {
+__device__ inline u32 place_of(const Spec& s, u32 index, u32 coded) {
     if (index < s.sink_tiles) return IN_SINK;
-    return index * TILE < main_end || s.tail_tiles == 0 ? IN_MAIN : IN_TAIL;
+    return index < coded || s.tail_tiles == 0 ? IN_MAIN : IN_TAIL;
 }
 
-__device__ inline u8* tile_at(const Stream& s, u32 index, u32 place) {
-    u32 f16_bytes = s.dim * TILE * 2;
-    if (place == IN_SINK) return s.sink + index * f16_bytes;
-    if (place == IN_TAIL) return s.tail + index % s.tail_tiles * f16_bytes;
-    u32 tile = index - s.sink_tiles;
-    return (u8*)s.pages[tile / TILES_PER_PAGE] + tile % TILES_PER_PAGE * tile_bytes(s.type, s.dim);
+__device__ inline u8* tile_at(const Memory& m, const Spec& s, const Offsets& at, u32 index, u32 place) {
+    if (place == IN_SINK) return m.sink + at.sink + index * f16_bytes(s.dim);
+    if (place == IN_TAIL) return m.tail + at.tail + index % s.tail_tiles * f16_bytes(s.dim);
+    return (u8*)m.blocks[index / TILES_PER_BLOCK] + at.main + index % TILES_PER_BLOCK * s.tile_bytes;
+}
+
+// Tiles of a stream that are in the band: so many, from the first on.
+struct Band { u32 first; u32 tiles; };
+
+__device__ inline u8* band_at(const Memory& m, const Spec& s, const Offsets& at, const Band& band, u32 index) {
+    return m.band + (size_t)band.tiles * at.band + (size_t)(index - band.first) * f16_bytes(s.dim);
 }
 
 __device__ inline float from_bfloat(u16 bits) { return __uint_as_float((u32)bits << 16); }

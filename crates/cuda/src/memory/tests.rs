@@ -200,3 +200,14 @@ fn the_device_has_the_address_of_every_page_after_any_change() {
     check(&table, &pages);
     assert_ne!(fork.on_device(&cx).unwrap(), table.on_device(&cx).unwrap(), "a fork has a list of its own");
 }
+
+/// A sequence that went on from a saved one has no blocks that its window is past.
+#[test]
+fn blocks_that_were_never_there_leave_the_others_in_their_places() {
+    let Some(cx) = crate::emulator::context(80) else { return };
+    let (mut table, page) = (PageAddresses::default(), CudaPage::zeroed(cx.arena(), 256).unwrap());
+    table.set(2, &page);
+    let mut on_device = [DevicePtr::MAX; 3];
+    cx.gpu().read(table.on_device(&cx).unwrap(), bytemuck::cast_slice_mut(&mut on_device)).unwrap();
+    assert_eq!(on_device, [0, 0, page.ptr()]);
+}

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::*;
-use crate::calls::fake::Fake;
+use crate::staging::fake::Fake;
 
 fn recorder() -> (Fake, Recorder<Fake>) {
     let fake = Fake::default();

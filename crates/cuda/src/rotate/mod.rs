@@ -71,8 +71,9 @@ mod tests {
         Random::new(1).fill_gaussian(&mut x, 1.0);
         (x[5], x[100], x[200]) = (1e4, -0.0, 1e-39);
         for n in SLICES {
-            let rotation = Rotation::new(n, Rotation::kv().before(), Rotation::kv().after());
-            let (before, after) = (words(rotation.before()), words(rotation.after()));
+            let rotation = Rotation::kv(n);
+            let masks = Rotation::kv(128);
+            let (before, after) = (words(masks.before()), words(masks.after()));
             let run = |x: &[f32], first, last| {
                 let (on_x, on_y) = (emulator::upload(&cx, x), emulator::poisoned(&cx, x.len()));
                 let params = Params { x: on_x.ptr(), y: on_y.ptr(), n: n as u32, unused: 0, first, last };

@@ -17,16 +17,16 @@ __device__ inline void flip(float* x, u32 n, const u32* signs, u32 lane) {
     }
 }
 
-// D(last) H / sqrt(n) D(first) x for each slice of `n` values: 128, 64 or 32. Of the masks, 128 bits each, the lowest `n`
-// count. A whole warp.
+// D(last) H / sqrt(n) D(first) x for each slice of `n` values: 128, 64 or 32. Lanes of other slices may have another `n`. Of
+// the masks, 128 bits each, the lowest `n` count. A whole warp.
 __device__ inline void rotate(float* x, u32 n, const u32* first, const u32* last, u32 lane) {
     flip(x, n, first, lane);
     float a = __fadd_rn(x[0], x[1]), b = __fsub_rn(x[0], x[1]), c = __fadd_rn(x[2], x[3]), d = __fsub_rn(x[2], x[3]);
     x[0] = __fadd_rn(a, c), x[1] = __fadd_rn(b, d), x[2] = __fsub_rn(a, c), x[3] = __fsub_rn(b, d);
-    for (u32 step = 1; step < n / 4; step *= 2) {
+    for (u32 step = 1; step < SPAN / 4; step *= 2) {
         for (int i = 0; i < 4; i++) {
             float other = __shfl_xor_sync(~0u, x[i], step);
-            x[i] = __fadd_rn(other, lane & step ? -x[i] : x[i]);
+            if (step < n / 4) x[i] = __fadd_rn(other, lane & step ? -x[i] : x[i]);
         }
     }
     float factor = n == 128 ? ROTATION_128 : n == 64 ? ROTATION_64 : ROTATION_32;

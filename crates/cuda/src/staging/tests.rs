@@ -1,7 +1,7 @@
 //! Staged and uploaded bytes on a stream that does nothing before it must: it fails when memory is filled again too soon.
 
 use super::*;
-use crate::calls::fake::Fake;
+use crate::staging::fake::Fake;
 
 fn byte(offset: usize) -> u8 {
     (offset / 1000 * 31 + offset) as u8

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::ContextFileError;
 
 const MAGIC: &[u8; 8] = b"KVANTCTX";
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Sections start at multiples of this.
 const ALIGN: u64 = 64;
 const PRELUDE: u64 = 64;
@@ -22,13 +22,12 @@ struct Section {
     offset: u64,
     len: u64,
     checksum: u64,
-    main_end: u64,
 }
 
 impl Section {
     fn to_bytes(self) -> [u8; ENTRY as usize] {
         let mut bytes = [0; ENTRY as usize];
-        let words = [self.offset, self.len, self.checksum, self.main_end];
+        let words = [self.offset, self.len, self.checksum];
         for (field, word) in bytes.chunks_exact_mut(8).zip(words) {
             field.copy_from_slice(&word.to_le_bytes());
         }
@@ -37,7 +36,7 @@ impl Section {
 
     fn from_bytes(bytes: &[u8]) -> Self {
         let word = |i: usize| u64_at(bytes, 8 * i);
-        Self { offset: word(0), len: word(1), checksum: word(2), main_end: word(3) }
+        Self { offset: word(0), len: word(1), checksum: word(2) }
     }
 }
 
@@ -69,10 +68,9 @@ impl<'a> Writer<'a> {
         Ok(writer)
     }
 
-    pub(super) fn section(&mut self, bytes: &[u8], main_end: u64) -> io::Result<()> {
+    pub(super) fn section(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.zeros(self.at.next_multiple_of(ALIGN) - self.at)?;
-        let section =
-            Section { offset: self.at, len: bytes.len() as u64, checksum: xxh3_64(bytes), main_end };
+        let section = Section { offset: self.at, len: bytes.len() as u64, checksum: xxh3_64(bytes) };
         self.table.extend_from_slice(&section.to_bytes());
         self.file.write_all(bytes)?;
         self.at += section.len;
@@ -168,22 +166,22 @@ impl Reader {
         ContextFileError::Corrupt { path: self.path.clone(), what }
     }
 
-    /// Tokens in section 0, by its size.
-    pub(super) fn n_tokens(&self) -> usize {
-        (self.sections[0].len / 4) as usize
-    }
-
     /// The tokens; the header must say the same number.
     pub(super) fn tokens(&mut self, announced: usize) -> Result<Vec<u32>, ContextFileError> {
-        let (bytes, _) = self.section(0)?;
+        let bytes = self.section(0)?;
         if Some(bytes.len()) != announced.checked_mul(4) {
             return Err(self.corrupt(format!("expected {announced} tokens, got {} bytes", bytes.len())));
         }
         Ok(bytes.chunks_exact(4).map(|token| u32_at(token, 0)).collect())
     }
 
-    /// The bytes of a section, checked, and where its stream's main pages end.
-    pub(super) fn section(&mut self, index: usize) -> Result<(Vec<u8>, u64), ContextFileError> {
+    /// How many sections there are.
+    pub(super) fn n_sections(&self) -> usize {
+        self.sections.len()
+    }
+
+    /// The bytes of a section, checked.
+    pub(super) fn section(&mut self, index: usize) -> Result<Vec<u8>, ContextFileError> {
         let n = self.sections.len();
         let section = *self
             .sections
@@ -196,7 +194,7 @@ impl Reader {
         if xxh3_64(&bytes) != section.checksum {
             return Err(self.corrupt(format!("the checksum of section {index} of {n}")));
         }
-        Ok((bytes, section.main_end))
+        Ok(bytes)
     }
 }
 

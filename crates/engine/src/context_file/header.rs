@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kvant_codec::tile::TILE;
 use kvant_codec::{DType, Rotation};
-use kvant_kv::{HeadTypes, KvShape, Plan};
+use kvant_kv::{CacheState, HeadTypes, KvLayerShape, KvShape, Plan};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -14,12 +14,16 @@ use crate::Model;
 use crate::runtime::Sequence;
 
 /// Version of the tile layout and of the codes in it (`docs/formats.md`).
-const LAYOUT_VERSION: u32 = 1;
+const LAYOUT_VERSION: u32 = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Header {
     written_by: String,
     pub(super) n_tokens: usize,
+    /// Tiles of 16 tokens that are coded.
+    coded_tiles: usize,
+    /// Tokens and coded tiles of the place that is remembered.
+    mark: Option<(usize, usize)>,
     /// Fields that must agree, in the order they are checked, each with its value as text.
     identity: serde_json::Map<String, serde_json::Value>,
     plan: StoredPlan,
@@ -37,12 +41,14 @@ struct StoredPlan {
 }
 
 impl Header {
-    pub(super) fn new(model: &Model, sequence: &dyn Sequence) -> Self {
-        let plan = sequence.plan();
+    pub(super) fn new(model: &Model, sequence: &Sequence) -> Self {
+        let (plan, state) = (sequence.plan(), sequence.loaded().state(sequence.id()));
         let names = |types: &HeadTypes| [types.k.name().to_owned(), types.v.name().to_owned()];
         Self {
             written_by: concat!("kvant ", env!("CARGO_PKG_VERSION")).to_owned(),
-            n_tokens: sequence.len(),
+            n_tokens: state.len,
+            coded_tiles: state.coded,
+            mark: state.mark,
             identity: identity(model)
                 .into_iter()
                 .map(|(name, value)| (name.to_owned(), value.into()))
@@ -67,9 +73,9 @@ impl Header {
             .map_err(|error| reader.corrupt(format!("the header: {error}")))
     }
 
-    /// KV heads of all layers together.
-    pub(super) fn n_heads_in_all(&self) -> usize {
-        self.plan.types.iter().map(Vec::len).sum()
+    /// The state of the cache beside its pages.
+    pub(super) fn state(&self) -> CacheState {
+        CacheState { len: self.n_tokens, coded: self.coded_tiles, mark: self.mark }
     }
 
     /// The file must be of this layout, model and RoPE.
@@ -111,8 +117,7 @@ impl Header {
     pub(super) fn plan(&self, shape: &KvShape, path: &Path) -> Result<Plan, ContextFileError> {
         let corrupt = |what: String| ContextFileError::Corrupt { path: path.to_owned(), what };
         let stored = &self.plan;
-        let sound = stored.types.len() == shape.n_layers
-            && stored.types.iter().all(|heads| heads.len() == shape.n_kv_heads)
+        let sound = stored.types.iter().map(Vec::len).eq(shape.layers.iter().map(|layer| layer.n_kv_heads))
             && stored.alpha.is_finite()
             && stored.sink_tokens.max(stored.recent_tokens) <= u32::MAX as usize;
         if !sound {
@@ -145,11 +150,22 @@ fn mismatch(
     ContextFileError::Mismatch { path, field, expected, got: got.to_owned() }
 }
 
+/// The shapes of the layers, each with how many layers in a row have it.
+fn heads(shape: &KvShape) -> String {
+    let runs = shape.layers.chunk_by(|a, b| a == b);
+    let run = |run: &[KvLayerShape]| {
+        let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window } = run[0];
+        let window = window.map_or_else(String::new, |window| format!(" window {window}"));
+        format!("{} x {n_heads}/{n_kv_heads} of {k_head_dim}, {v_head_dim}{window}", run.len())
+    };
+    runs.map(run).collect::<Vec<_>>().join("; ")
+}
+
 /// What decides whether cached keys and values mean the same: the layout of the bytes, the model that made them, and
 /// the rotary embedding that is in the keys. Numbers as text, so that equal means identical.
 pub(super) fn identity(model: &Model) -> Vec<(&'static str, String)> {
     let config = model.config();
-    let (rope, shape, rotation) = (&config.rope, config.kv_shape(), Rotation::kv());
+    let (rope, shape, rotation) = (&config.rope, config.kv_shape(), Rotation::kv(128));
     let frequencies: Vec<u8> = rope.frequencies().iter().flat_map(|f| f.to_le_bytes()).collect();
     vec![
         ("layout.version", LAYOUT_VERSION.to_string()),
@@ -160,11 +176,9 @@ pub(super) fn identity(model: &Model) -> Vec<(&'static str, String)> {
         ("rope.frequencies", format!("{:016x}", xxh3_64(&frequencies))),
         ("rope.magnitude", rope.magnitude().to_string()),
         ("model.architecture", config.family.name().to_owned()),
-        ("model.layers", shape.n_layers.to_string()),
-        ("model.heads", shape.n_heads.to_string()),
-        ("model.kv_heads", shape.n_kv_heads.to_string()),
-        ("model.head_dims", format!("{}, {}", shape.k_head_dim, shape.v_head_dim)),
+        ("model.layers", shape.layers.len().to_string()),
+        ("model.heads", heads(&shape)),
         ("model.vocabulary", model.n_vocab().to_string()),
-        ("model.weights", model.fingerprint()),
+        ("model.weights", model.fingerprint().to_owned()),
     ]
 }

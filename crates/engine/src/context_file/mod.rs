@@ -1,13 +1,13 @@
 //! A session kept in a file: its tokens and its cache, bit for bit.
 //!
-//! # Format, version 1
+//! # Format, version 2
 //!
 //! All numbers little endian; every section starts at a multiple of 64 bytes, so that a mapped file can be read in
 //! place. Offsets count from the start of the file.
 //!
 //! ```text
 //!   0   8   "KVANTCTX"
-//!   8   4   version, 1
+//!   8   4   version, 2
 //!  12   4   bytes of the header
 //!  16   4   number of sections
 //!  20   4   0
@@ -15,9 +15,11 @@
 //!  32   8   checksum of the header and the table
 //!  40  24   0
 //!  64   ..  header: JSON, padded with spaces to a multiple of 64
-//!  ..  32   each section: offset, bytes, checksum, where its stream's main pages end (0 for the tokens)
+//!  ..  32   each section: offset, bytes, checksum, 0
 //!  ..   ..  section 0: the tokens, 4 bytes each
-//!  ..   ..  section 1 ..: the streams; layer by layer, the keys of each head, then the values: the tiles in token order
+//!  ..   ..  section 1 ..: for each group of layers with the same window the sink, the tail, and the blocks of 128 tokens that
+//!           a query can still see, byte for byte (those that the plan has and the tokens have reached); then, where a place
+//!           to go back to is remembered, the tail as it was there, group by group
 //! ```
 //!
 //! Checksums are XXH3-64. The header names what must agree before a file is used (`identity`: layout, model, RoPE,
@@ -30,8 +32,9 @@ mod format;
 mod header;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use kvant_kv::{Plan, StreamImage};
+use kvant_kv::{CacheState, Plan};
 
 use crate::runtime::Sequence;
 use crate::{Error, Model, Session};
@@ -97,14 +100,19 @@ impl Session {
         let path = path.as_ref();
         let header = Header::new(self.model(), self.sequence());
         let written = crate::durable::write_whole(path, |file| {
-            let n_streams = 2 * header.n_heads_in_all();
-            let mut writer = Writer::new(file, &header.to_json(), 1 + n_streams)?;
+            let (loaded, id) = (self.sequence().loaded(), self.sequence().id());
+            let mut writer = Writer::new(file, &header.to_json(), 1 + loaded.n_images(id))?;
             let tokens: Vec<u8> = self.tokens().iter().flat_map(|token| token.to_le_bytes()).collect();
-            writer.section(&tokens, 0)?;
-            for image in self.sequence().images() {
-                let image = image.map_err(Error::from)?;
-                writer.section(&image.bytes, image.main_end as u64)?;
-            }
+            writer.section(&tokens)?;
+            let mut failed = Ok(());
+            loaded
+                .images(id, &mut |image| {
+                    failed = writer.section(&image);
+                    // What the device says is one thing, what the file system says another.
+                    if failed.is_ok() { Ok(()) } else { Err(Error::Cancelled) }
+                })
+                .or_else(|error| if failed.is_err() { Ok(()) } else { Err(error) })?;
+            failed?;
             Ok(writer.finish()?)
         });
         written.map_err(|error| match error {
@@ -114,7 +122,8 @@ impl Session {
     }
 
     /// Restores from a file as many tokens as its beginning shares with `prompt`, in place of what the session
-    /// holds. Returns how many; the last token of the prompt is always left to read.
+    /// holds: all of them or, where what comes next would see in 16 bit what the file has in codes only, up to 511 fewer.
+    /// Returns how many; the last token of the prompt is always left to read.
     ///
     /// # Errors
     /// [`Error::ContextFile`] when the file cannot be read, is corrupt, or belongs to another model, layout, RoPE or
@@ -132,8 +141,9 @@ impl Session {
             return Ok(0);
         }
         let plan = self.sequence().plan().clone();
-        let mut sequence = restore(&mut reader, self.model(), plan, tokens.len().max(self.n_ctx()))?;
-        sequence.truncate(n)?;
+        let n_ctx = tokens.len().max(self.n_ctx());
+        let mut sequence = restore(&mut reader, self.model(), plan, n_ctx, header.state())?;
+        let n = sequence.loaded().cut(sequence.id(), n);
         sequence.set_n_ctx(self.n_ctx());
         self.replace(sequence, tokens[..n].to_vec());
         Ok(n)
@@ -155,25 +165,36 @@ impl Model {
         let plan = header.plan(&self.config().kv_shape(), reader.path())?;
         let tokens = reader.tokens(header.n_tokens)?;
         let n_ctx = n_ctx.unwrap_or(self.config().n_ctx_train).max(tokens.len());
-        let sequence = restore(&mut reader, self, plan, n_ctx)?;
+        let sequence = restore(&mut reader, self, plan, n_ctx, header.state())?;
         Ok(Session::from_parts(self.clone(), sequence, tokens))
     }
 }
 
-fn restore(reader: &mut Reader, model: &Model, plan: Plan, n_ctx: usize) -> Result<Box<dyn Sequence>, Error> {
-    let len = reader.n_tokens();
-    let sequence = model.loaded().restore(plan, n_ctx, &mut |index| {
-        let (bytes, main_end) = reader.section(1 + index)?;
-        let main_end = usize::try_from(main_end).unwrap_or(usize::MAX);
-        Ok(StreamImage { len, main_end, bytes })
+fn restore(
+    reader: &mut Reader,
+    model: &Model,
+    plan: Plan,
+    n_ctx: usize,
+    state: CacheState,
+) -> Result<Sequence, Error> {
+    let mut used = 1;
+    let loaded = Arc::clone(model.loaded());
+    let sequence = Sequence::restore(loaded, plan, n_ctx, state, &mut |index| {
+        used = 2 + index;
+        Ok(reader.section(1 + index)?)
     });
-    sequence.map_err(|error| match error {
-        // The checksum holds, yet the stream does not fit: the file lies about itself.
+    let sequence = sequence.map_err(|error| match error {
+        // The checksum holds, yet the page does not fit: the file lies about itself.
         Error::Kv(kvant_kv::KvError::Image { index, what }) => {
-            reader.corrupt(format!("stream {index}: {what}")).into()
+            reader.corrupt(format!("page {index}: {what}")).into()
         }
         error => error,
-    })
+    })?;
+    if used != reader.n_sections() {
+        let what = format!("expected {used} sections, got {}", reader.n_sections());
+        return Err(reader.corrupt(what).into());
+    }
+    Ok(sequence)
 }
 
 /// What can go wrong between opening a file for writing and renaming it.

@@ -1,0 +1,166 @@
+//! Attention over what a query sees, in f64, and how far from it a device may be.
+//!
+//! All distances are between whole outputs of a head, in the 2-norm: a rotation keeps it.
+//!
+//! # A reader of numbers as they are
+//!
+//! A rotation adds in seven butterflies at most and scales once, each a rounding of the whole vector: with the codec's,
+//! the device's and what they convert, [`ROTATIONS`] roundings of the query and the keys, and as many of values and output.
+//! So a score is off by at most `e = roundings · scale |q| max|k|`, a weight by a factor within `exp(±2e)` (its own error,
+//! and that of the sum), and the output by `(exp(2e) - 1 + roundings) max|v|`.
+//!
+//! # A reader that rounds to integers
+//!
+//! Rounding to whole units is off by a variance of `unit² / 12`, each number by another:
+//!
+//! - the values of a query that meets codes have a unit of `max|q| / MAX`, so that a score is off by a variance of
+//!   `scale² unit² / 12 |k|²`;
+//! - the codebook of keys loses `l |k|² / dims` in each dim ([`kvant_codec::ByteBook`]): `scale² l |k|² |q|² / dims`;
+//! - a score that is off by `d` moves the output by `w d (v - out)`, where w is the token's weight;
+//! - the weights of coded values have a unit of `max(w) / MAX`, as if all scales were alike, which those of Gaussians are:
+//!   `unit² / 12 |v|²`; and their codebook loses `w² l |v|²`;
+//! - to this f32 adds: sums of up to 256 terms whose roundings walk at random, so √256 of them, and [`EXP2`].
+//!
+//! An output may be five standard deviations away.
+
+use kvant_codec::DType;
+use kvant_codec::tile::prepare_query;
+
+use super::Tokens;
+use crate::Attention;
+use crate::judge::roundings;
+use crate::reference::{norm, softmax};
+
+/// Roundings of two rotations of 128 values, at both ends.
+const ROTATIONS: usize = 20;
+/// Roundings that a sum of 256 terms comes to, and `2^x` in f32 (2.5e-7 of itself).
+const WALK: usize = 16 + EXP2;
+/// Roundings of `2^x`.
+const EXP2: usize = 5;
+/// Standard deviations that an output may be away.
+const DEVIATIONS: f64 = 5.0;
+
+/// What a device must answer to one query of one head.
+pub struct Answer {
+    /// `[v_head_dim]`
+    pub out: Vec<f64>,
+    /// How far from it a device may be.
+    pub distance: f64,
+}
+
+/// A token as the query sees it.
+struct Seen<'a> {
+    weight: f64,
+    /// As stored, for the norms of what kernels work with.
+    key: Side,
+    value: Side,
+    /// As it stands for, `[v_head_dim]`.
+    plain: &'a [f32],
+}
+
+/// One side of a token.
+struct Side {
+    norm: f64,
+    in_codes: bool,
+}
+
+impl Answer {
+    /// Query `q` `[k_head_dim]` of query head `head` at `position`, which sees tokens from `oldest` on.
+    pub fn new(
+        tokens: &Tokens,
+        oldest: usize,
+        position: usize,
+        head: usize,
+        q: &[f32],
+        attention: Attention,
+    ) -> Self {
+        let (shape, kv_head) = (&tokens.shape, head / tokens.shape.group);
+        let scale = f64::from(shape.params().scale);
+        let (mut scores, mut seen) = (Vec::new(), Vec::new());
+        for token in oldest..=position {
+            let (key, key_in_codes) = tokens.keys[kv_head].seen(position, token);
+            let (value, value_in_codes) = tokens.values[kv_head].seen(position, token);
+            scores.push(
+                scale * q.iter().zip(&key.plain).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>(),
+            );
+            seen.push(Seen {
+                weight: 0.0,
+                key: Side { norm: norm(&key.stored), in_codes: key_in_codes },
+                value: Side { norm: norm(&value.stored), in_codes: value_in_codes },
+                plain: &value.plain,
+            });
+        }
+        softmax(&mut scores);
+        let mut out = vec![0.0; shape.v_head_dim];
+        for (seen, weight) in seen.iter_mut().zip(scores) {
+            seen.weight = weight;
+            out.iter_mut().zip(seen.plain).for_each(|(out, &v)| *out += weight * f64::from(v));
+        }
+        let spec = tokens.shape.spec(kvant_codec::Side::K);
+        let mut stored = vec![0.0; spec.dim()];
+        prepare_query(spec.rotates(), q, &mut stored);
+        let distance = match attention {
+            Attention::Exact => exact(&seen, scale * norm(&stored)),
+            Attention::Integers { .. } => {
+                DEVIATIONS * variance(tokens, &seen, &out, &stored, attention).sqrt()
+            }
+        };
+        Self { out, distance }
+    }
+
+    /// What is wrong with `got`, in one sentence; `None` when it is near enough. NaN is near nothing.
+    pub fn fault(&self, got: &[f32]) -> Option<String> {
+        if got.len() != self.out.len() {
+            return Some(format!("{} values, want {}", got.len(), self.out.len()));
+        }
+        let squares = got.iter().zip(&self.out).map(|(&got, want)| (f64::from(got) - want).powi(2));
+        let distance = squares.sum::<f64>().sqrt();
+        let is_near = distance <= self.distance;
+        (!is_near)
+            .then(|| format!("{distance:e} away, allowed {:e}: {got:?}, want {:?}", self.distance, self.out))
+    }
+}
+
+/// The bound of a reader of numbers as they are. A score is at most `reach` times the norm of its key.
+fn exact(seen: &[Seen<'_>], reach: f64) -> f64 {
+    let e = roundings(ROTATIONS) * reach * most(seen, |seen| seen.key.norm);
+    ((2.0 * e).exp_m1() + roundings(ROTATIONS)) * most(seen, |seen| seen.value.norm)
+}
+
+/// The variance of the output of a reader that rounds, summed over its dims.
+fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attention: Attention) -> f64 {
+    let shape = &tokens.shape;
+    let scale = f64::from(shape.params().scale);
+    let largest = q.iter().fold(0.0f64, |most, x| most.max(f64::from(x.abs())));
+    let query_unit = largest / attention.query_steps(shape.k);
+    let weight_unit = most(seen, |seen| seen.weight) / attention.weight_steps();
+    let lost_by_books = codebook_loss(shape.k) * norm(q).powi(2) / q.len() as f64;
+    let mut variance = 0.0;
+    for Seen { weight, key, value, plain } in seen {
+        if key.in_codes {
+            let of_score = (scale * key.norm).powi(2) * (query_unit.powi(2) / 12.0 + lost_by_books);
+            let away: f64 = plain.iter().zip(out).map(|(&v, out)| (f64::from(v) - out).powi(2)).sum();
+            variance += weight.powi(2) * of_score * away;
+        }
+        if value.in_codes {
+            let of_weight = weight_unit.powi(2) / 12.0 + weight.powi(2) * codebook_loss(shape.v);
+            variance += value.norm.powi(2) * of_weight;
+        }
+    }
+    let reach = scale * norm(q) * most(seen, |seen| seen.key.norm);
+    variance + (roundings(WALK) * (1.0 + reach) * most(seen, |seen| seen.value.norm)).powi(2)
+}
+
+/// What the codebook of a type loses in bytes, for a variance of 1; see [`kvant_codec::ByteBook`].
+fn codebook_loss(dtype: DType) -> f64 {
+    match dtype {
+        DType::Turbo2 => 1e-7,
+        DType::Turbo3 => 4e-6,
+        DType::Turbo4 => 3.1e-5,
+        _ => 0.0,
+    }
+}
+
+fn most(seen: &[Seen<'_>], of: impl Fn(&Seen<'_>) -> f64) -> f64 {
+    seen.iter().map(of).fold(0.0, f64::max)
+}

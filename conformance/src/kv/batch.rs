@@ -1,0 +1,335 @@
+//! Sequences of one layer that step together, on a device.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use kvant_backend::{
+    Backend, Held, KvLayer, KvMemory, KvPart, KvStream, Page, Pages, Place, Result, Rope, Rows, StreamSizes,
+    TILES_PER_BLOCK, TOKENS_PER_BLOCK,
+};
+use kvant_codec::Side;
+use kvant_codec::tile::TILE;
+
+use super::{Record, Shape, Tokens};
+use crate::Subject;
+
+/// Bytes around the band, to see that nothing is written there.
+const MARGIN: usize = 64;
+/// What a band is full of before it is written: finite numbers, as those of an earlier step.
+const STALE: u8 = 0x3c;
+
+/// Sequences of one layer, and the band of their last step.
+pub struct Batch<'a, B: Backend> {
+    subject: &'a Subject<B>,
+    shape: Shape,
+    layer: KvLayer,
+    sequences: Vec<Sequence<'a, B>>,
+    band: Option<B::Page>,
+}
+
+struct Sequence<'a, B: Backend> {
+    tokens: &'a Tokens,
+    memory: KvMemory<B::Page>,
+    /// Those of the last step.
+    rows: Rows,
+    /// Where its share of the band begins.
+    band: usize,
+}
+
+/// All bytes of a sequence's memory.
+#[derive(Debug, PartialEq)]
+pub struct Image {
+    sink: Vec<u8>,
+    tail: Vec<u8>,
+    blocks: Vec<Vec<u8>>,
+}
+
+impl<'a, B: Backend> Batch<'a, B> {
+    /// Empty sequences of one shape, to be fed these tokens.
+    pub fn new(subject: &'a Subject<B>, tokens: &[&'a Tokens]) -> Self {
+        let shape = tokens[0].shape;
+        let mut sizes = StreamSizes::default();
+        let specs = |side| vec![shape.spec(side); shape.n_kv_heads];
+        let layer = KvLayer::new(specs(Side::K), specs(Side::V), shape.window, &mut sizes);
+        let rows = Rows { first: 0, n: 0, start: 0, coded: shape.sink_tiles };
+        let empty = |&tokens| Sequence { tokens, memory: KvMemory::new(sizes), rows, band: 0 };
+        let sequences = tokens.iter().map(empty).collect();
+        Self { subject, shape, layer, sequences, band: None }
+    }
+
+    /// One sequence that holds the first `n` of `tokens`, fed `chunk` at a time.
+    pub fn fed(subject: &'a Subject<B>, tokens: &'a Tokens, n: usize, chunk: usize) -> Result<Self> {
+        let mut batch = Self::new(subject, &[tokens]);
+        batch.feed(&[n], chunk)?;
+        Ok(batch)
+    }
+
+    /// Appends the next tokens of each sequence, as many as `counts` says, at most `chunk` of one in a step.
+    pub fn feed(&mut self, counts: &[usize], chunk: usize) -> Result<()> {
+        let mut left = counts.to_vec();
+        while left.iter().any(|&n| n > 0) {
+            let step: Vec<usize> = left.iter().map(|&n| n.min(chunk)).collect();
+            left.iter_mut().zip(&step).for_each(|(left, n)| *left -= n);
+            self.append(&step)?;
+        }
+        Ok(())
+    }
+
+    /// Appends the next tokens of each sequence, as many as `counts` says; a sequence of which that is none is not in the step.
+    pub fn append(&mut self, counts: &[usize]) -> Result<()> {
+        self.begin(counts)?;
+        let [k, v] = self.step_rows();
+        self.append_rows(&k, &v)
+    }
+
+    /// As [`Batch::append`], but of these keys and values.
+    pub fn append_from(&mut self, counts: &[usize], k: &[f32], v: &[f32]) -> Result<()> {
+        self.begin(counts)?;
+        self.append_rows(k, v)
+    }
+
+    fn append_rows(&mut self, k: &[f32], v: &[f32]) -> Result<()> {
+        let [k, v] = [k, v].map(|rows| self.subject.upload(rows));
+        let mut parts = parts(&self.layer, &mut self.sequences);
+        self.subject.device().kv_append(&mut parts, &k, &v, self.band.as_mut())
+    }
+
+    /// As [`Batch::append`], of keys that are turned on the way, together with the queries `q`.
+    pub fn rope_append(
+        &mut self,
+        counts: &[usize],
+        rope: &Rope<'_, B::Buffer>,
+        q: &mut B::Buffer,
+    ) -> Result<()> {
+        self.begin(counts)?;
+        let [mut k, v] = self.step_rows().map(|rows| self.subject.upload(&rows));
+        let mut parts = parts(&self.layer, &mut self.sequences);
+        self.subject.device().rope_append(&mut parts, rope, q, &mut k, &v, self.band.as_mut())
+    }
+
+    /// What [`Batch::rope_append`] equals.
+    pub fn rope_then_append(
+        &mut self,
+        counts: &[usize],
+        rope: &Rope<'_, B::Buffer>,
+        q: &mut B::Buffer,
+    ) -> Result<()> {
+        self.begin(counts)?;
+        let (device, rows) = (self.subject.device(), counts.iter().sum());
+        let [mut k, v] = self.step_rows().map(|rows| self.subject.upload(&rows));
+        device.rope(q, rows, rope.q_heads, rope.q_norm, rope.params, rope.angles)?;
+        device.rope(&mut k, rows, rope.k_heads, rope.k_norm, rope.params, rope.angles)?;
+        device.kv_append(&mut parts(&self.layer, &mut self.sequences), &k, &v, self.band.as_mut())
+    }
+
+    /// Attention of the rows of the last step, `q` and result `[rows, n_heads, head_dim]`.
+    pub fn attend(&mut self, q: &[f32], what: &dyn Fn() -> String) -> Result<Vec<f32>> {
+        let rows: usize = self.sequences.iter().map(|sequence| sequence.rows.n).sum();
+        let len = rows * self.shape.n_heads() * self.shape.v_head_dim;
+        let (q, mut out) = (self.subject.upload(q), self.subject.poisoned(len));
+        let parts = parts(&self.layer, &mut self.sequences);
+        self.subject.device().attend(&self.shape.params(), &parts, &q, self.band.as_ref(), &mut out)?;
+        Ok(self.subject.results(&out, len, what))
+    }
+
+    /// Their shape.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The position of each row of the last step, and whose it is.
+    pub fn rows(&self) -> impl Iterator<Item = (&'a Tokens, usize)> {
+        let positions = |s: &Sequence<'a, B>| {
+            (s.rows.start..s.rows.end()).map({
+                let tokens = s.tokens;
+                move |position| (tokens, position)
+            })
+        };
+        self.sequences.iter().flat_map(positions)
+    }
+
+    /// The oldest token that a query at `position` sees.
+    pub fn oldest(&self, position: usize) -> usize {
+        self.layer.oldest(position)
+    }
+
+    /// The bytes of sequence `index`.
+    pub fn image(&self, index: usize) -> Image {
+        let read = |page: &Arc<Held<B::Page>>| self.subject.page_bytes(page);
+        let memory = &self.sequences[index].memory;
+        let optional = |page: Option<_>| page.map(read).unwrap_or_default();
+        let blocks = memory.blocks().iter().map(|block| optional(block.as_ref())).collect();
+        Image { sink: optional(memory.sink()), tail: optional(memory.tail()), blocks }
+    }
+
+    /// The bytes of the band of the last step, what surrounds it included; none where it had none.
+    pub fn band_bytes(&self) -> Vec<u8> {
+        self.band.as_ref().map(|page| self.subject.page_bytes(page)).unwrap_or_default()
+    }
+
+    /// Begins a step: makes room for it, and for its band.
+    fn begin(&mut self, counts: &[usize]) -> Result<()> {
+        let (layer, pages) = (&self.layer, Fresh { device: self.subject.device(), live: Arc::default() });
+        let mut first = 0;
+        for (sequence, &n) in self.sequences.iter_mut().zip(counts) {
+            let start = sequence.rows.end();
+            let tailed = layer.streams().find(|stream| stream.spec.tail_tiles > 0);
+            let coded = tailed.map_or(self.shape.sink_tiles, |stream| stream.spec.coded_tiles(start));
+            sequence.rows = Rows { first, n, start, coded };
+            first += n;
+            let written = |stream: &KvStream| {
+                stream.spec.writes(sequence.rows).find_map(|write| match write.place {
+                    Place::Main(tile) => Some(tile / TILES_PER_BLOCK),
+                    _ => None,
+                })
+            };
+            let end = layer.streams().map(|stream| stream.spec.main_end(sequence.rows.end())).max();
+            let end = end.unwrap_or(0).div_ceil(TOKENS_PER_BLOCK);
+            let blocks = layer.streams().filter_map(written).min().unwrap_or(end)..end;
+            sequence.memory.reserve(blocks, true, &pages)?;
+        }
+        self.make_band()
+    }
+
+    fn make_band(&mut self) -> Result<()> {
+        let parts = all_parts(&self.layer, &mut self.sequences);
+        let sizes: Vec<usize> = parts.map(|(part, _)| part.band_bytes()).collect();
+        let mut end = MARGIN;
+        for (sequence, bytes) in self.sequences.iter_mut().zip(sizes) {
+            sequence.band = end;
+            end += bytes;
+        }
+        self.band = None;
+        if end > MARGIN {
+            let device = self.subject.device();
+            let mut band = device.page(end + MARGIN)?;
+            let stale = vec![STALE; band.n_bytes()];
+            device.write_page(&mut band, &stale)?;
+            self.band = Some(band);
+        }
+        Ok(())
+    }
+
+    /// Keys and values of the rows of the step, `[rows, n_kv_heads, head_dim]`.
+    fn step_rows(&self) -> [Vec<f32>; 2] {
+        let shape = self.shape;
+        let side = |of: fn(&Tokens) -> &[f32], head_dim| {
+            let width = shape.n_kv_heads * head_dim;
+            let rows =
+                |s: &Sequence<'a, B>| of(s.tokens)[s.rows.start * width..s.rows.end() * width].to_vec();
+            self.sequences.iter().flat_map(rows).collect()
+        };
+        [side(|tokens| &tokens.k, shape.k_head_dim), side(|tokens| &tokens.v, shape.v_head_dim)]
+    }
+
+    /// Holds every token that is stored to what the codec makes of it, in each form that it is stored in.
+    ///
+    /// # Panics
+    /// With the first token that is another.
+    #[track_caller]
+    pub fn assert_holds_what_was_fed(&mut self, what: &dyn Fn() -> String) {
+        for index in 0..self.sequences.len() {
+            let image = self.image(index);
+            let Sequence { tokens, rows, .. } = &self.sequences[index];
+            for (stream, record) in streams(&self.layer, tokens) {
+                let coded = stream.spec.coded_tiles(rows.end());
+                for token in 0..rows.end() {
+                    let place = stream.spec.place(token / TILE, coded);
+                    let (layout, offset) = stream.locate(place);
+                    let mut got = vec![f32::NAN; layout.dim()];
+                    layout.get(&image.page(place)[offset..][..layout.bytes()], token % TILE, &mut got);
+                    let is_main = matches!(place, Place::Main(_));
+                    let want = if is_main { record.main(token) } else { record.sixteen(token) };
+                    assert!(
+                        got == want.stored,
+                        "{}: sequence {index}, {:?}, token {token} at {place:?} is {got:?}, want {:?}",
+                        what(),
+                        stream.spec,
+                        want.stored
+                    );
+                }
+            }
+        }
+        self.assert_band_holds_what_was_fed(what);
+    }
+
+    #[track_caller]
+    fn assert_band_holds_what_was_fed(&mut self, what: &dyn Fn() -> String) {
+        let bytes = self.band_bytes();
+        let mut end = MARGIN;
+        for (part, tokens) in all_parts(&self.layer, &mut self.sequences) {
+            for (stream, record) in streams(&self.layer, tokens) {
+                let (tiles, layout) = (part.band_tiles(stream), stream.spec.f16_layout());
+                for token in tiles.start * TILE..part.rows.end().min(tiles.end * TILE) {
+                    let offset = part.band_offset(stream, token / TILE);
+                    let mut got = vec![f32::NAN; layout.dim()];
+                    layout.get(&bytes[offset..][..layout.bytes()], token % TILE, &mut got);
+                    let want = &record.sixteen(token).stored;
+                    assert!(
+                        got == *want,
+                        "{}: {:?}, token {token} in the band is {got:?}, want {want:?}",
+                        what(),
+                        stream.spec
+                    );
+                }
+            }
+            end += part.band_bytes();
+        }
+        if !bytes.is_empty() {
+            let around = bytes[..MARGIN].iter().chain(&bytes[end..]);
+            assert!(
+                around.copied().all(|byte| byte == STALE),
+                "{}: bytes around the band are written",
+                what()
+            );
+        }
+    }
+}
+
+impl Image {
+    fn page(&self, place: Place) -> &[u8] {
+        match place {
+            Place::Sink(_) => &self.sink,
+            Place::Main(tile) => &self.blocks[tile / TILES_PER_BLOCK],
+            Place::Tail(_) => &self.tail,
+        }
+    }
+}
+
+/// The streams of a layer, each with what it must hold.
+fn streams<'a>(layer: &'a KvLayer, tokens: &'a Tokens) -> impl Iterator<Item = (&'a KvStream, &'a Record)> {
+    layer.k.iter().zip(&tokens.keys).chain(layer.v.iter().zip(&tokens.values))
+}
+
+/// The sequences of the step as a device sees them.
+fn parts<'s, B: Backend>(
+    layer: &'s KvLayer,
+    sequences: &'s mut [Sequence<'_, B>],
+) -> Vec<KvPart<'s, B::Page>> {
+    all_parts(layer, sequences).map(|(part, _)| part).filter(|part| part.rows.n > 0).collect()
+}
+
+fn all_parts<'s, 't, B: Backend>(
+    layer: &'s KvLayer,
+    sequences: &'s mut [Sequence<'t, B>],
+) -> impl Iterator<Item = (KvPart<'s, B::Page>, &'t Tokens)> {
+    sequences.iter_mut().map(move |Sequence { tokens, memory, rows, band }| {
+        (KvPart { rows: *rows, layer, memory, band: *band }, *tokens)
+    })
+}
+
+/// New memory whenever it is asked for.
+struct Fresh<'a, B> {
+    device: &'a B,
+    live: Arc<AtomicUsize>,
+}
+
+impl<B: Backend> Pages<B::Page> for Fresh<'_, B> {
+    fn page(&self, n_bytes: usize) -> Result<Held<B::Page>> {
+        Ok(Held::new(self.device.page(n_bytes)?, &self.live))
+    }
+
+    fn copy(&self, page: &B::Page) -> Result<Held<B::Page>> {
+        Ok(Held::new(page.duplicate()?, &self.live))
+    }
+}

@@ -1,0 +1,94 @@
+//! Caches of every shape, and what they must hold.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `tokens` | keys and values to feed, and what each must read back as |
+//! | `batch` | sequences of one layer that step together, on a device |
+//! | `attention` | attention over what a query sees, in f64, and how far a device may be from it |
+
+use kvant_backend::{AttendParams, StreamSpec};
+use kvant_codec::{DType, Side};
+
+mod attention;
+mod batch;
+mod tokens;
+
+pub use attention::Answer;
+pub use batch::{Batch, Image};
+pub use tokens::{Record, Row, Tokens};
+
+/// The streams of a layer, and the queries that meet them.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    /// Type of the keys.
+    pub k: DType,
+    /// Type of the values.
+    pub v: DType,
+    /// True size of a key head.
+    pub k_head_dim: usize,
+    /// True size of a value head.
+    pub v_head_dim: usize,
+    /// KV heads.
+    pub n_kv_heads: usize,
+    /// Query heads for each KV head.
+    pub group: usize,
+    /// First tiles of coded streams that stay in 16 bit.
+    pub sink_tiles: usize,
+    /// Tiles in the tail of coded streams beyond those that it has by default.
+    pub extra_tail_tiles: usize,
+    /// Whether coded streams have a tail.
+    pub has_tail: bool,
+    /// Factor on every coded vector.
+    pub alpha: f32,
+    /// The youngest tokens that a query sees.
+    pub window: Option<usize>,
+}
+
+impl Shape {
+    /// One KV head of 128 for two query heads, and what streams have by default.
+    pub fn new(k: DType, v: DType) -> Self {
+        Self {
+            k,
+            v,
+            k_head_dim: 128,
+            v_head_dim: 128,
+            n_kv_heads: 1,
+            group: 2,
+            sink_tiles: 0,
+            extra_tail_tiles: 0,
+            has_tail: true,
+            alpha: 1.0,
+            window: None,
+        }
+    }
+
+    /// The streams of one side.
+    pub fn spec(&self, side: Side) -> StreamSpec {
+        let (dtype, head_dim) = match side {
+            Side::K => (self.k, self.k_head_dim),
+            Side::V => (self.v, self.v_head_dim),
+        };
+        let spec = StreamSpec::new(dtype, side, head_dim);
+        if dtype.code().is_none() {
+            return spec;
+        }
+        let tail_tiles = if self.has_tail { spec.tail_tiles + self.extra_tail_tiles } else { 0 };
+        StreamSpec { sink_tiles: self.sink_tiles, tail_tiles, alpha: self.alpha, ..spec }
+    }
+
+    /// What attention is told of it.
+    pub fn params(&self) -> AttendParams {
+        AttendParams {
+            n_heads: self.n_heads(),
+            n_kv_heads: self.n_kv_heads,
+            k_head_dim: self.k_head_dim,
+            v_head_dim: self.v_head_dim,
+            scale: 1.0 / (self.k_head_dim as f32).sqrt(),
+        }
+    }
+
+    /// Query heads.
+    pub fn n_heads(&self) -> usize {
+        self.n_kv_heads * self.group
+    }
+}

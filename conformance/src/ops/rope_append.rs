@@ -1,0 +1,85 @@
+//! Turning and appending in one: bit for bit what turning and then appending gives.
+
+use kvant_backend::{Backend, Heads, Norm, Pairing, Rope, RopeParams};
+use kvant_codec::DType;
+
+use crate::kv::{Batch, Shape, Tokens};
+use crate::weights::gaussian;
+use crate::{Lacks, Subject};
+
+const EPS: f32 = 1e-6;
+/// Of three sequences; the second step crosses tiles.
+const STEPS: [[usize; 3]; 3] = [[5, 17, 1], [12, 1, 40], [1, 1, 1]];
+
+/// Holds `rope_append` to `rope` and `kv_append`.
+pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = Lacks::default();
+    for dtype in DType::KV {
+        let shape = Shape { n_kv_heads: 2, ..Shape::new(dtype, dtype) };
+        let shapes = [
+            shape,
+            Shape { k_head_dim: 64, v_head_dim: 96, group: 1, sink_tiles: 1, ..shape },
+            Shape { k_head_dim: 80, v_head_dim: 80, group: 3, has_tail: false, ..shape },
+        ];
+        for shape in shapes {
+            let tokens = [1, 2, 3].map(|seed| Tokens::gaussian(shape, 42, seed));
+            let dim = shape.k_head_dim;
+            for (pairing, n_rot) in
+                [(Pairing::Halves, dim), (Pairing::Interleaved, dim / 4 * 2), (Pairing::Interleaved, 0)]
+            {
+                for has_norms in [false, true] {
+                    equals_its_parts(subject, &tokens, RopeParams { pairing, n_rot }, has_norms, &mut lacks);
+                }
+            }
+        }
+    }
+    lacks
+}
+
+fn equals_its_parts<B: Backend>(
+    subject: &Subject<B>,
+    tokens: &[Tokens; 3],
+    params: RopeParams,
+    has_norms: bool,
+    lacks: &mut Lacks,
+) {
+    let shape = tokens[0].shape;
+    let what = || subject.case("rope_append", format_args!("{shape:?} {params:?} norms {has_norms}"));
+    let [q_gain, k_gain] = [4, 5].map(|seed| subject.upload(&gaussian(seed, shape.k_head_dim, 1.0)));
+    let norm = |weight| has_norms.then_some(Norm { weight, eps: EPS });
+    let heads = |n| Heads { n, dim: shape.k_head_dim };
+    let (mut fused, mut apart) =
+        (Batch::new(subject, &tokens.each_ref()), Batch::new(subject, &tokens.each_ref()));
+    for counts in STEPS {
+        let rows: usize = counts.iter().sum();
+        let turns = gaussian(6, rows * params.n_rot / 2, 2.0);
+        let angles: Vec<f32> = turns.iter().flat_map(|a| [1.25 * a.cos(), 1.25 * a.sin()]).collect();
+        let rope = Rope {
+            params,
+            angles: &subject.upload(&angles),
+            q_heads: heads(shape.n_heads()),
+            k_heads: heads(shape.n_kv_heads),
+            q_norm: norm(&q_gain),
+            k_norm: norm(&k_gain),
+        };
+        let q = gaussian(7, rows * shape.n_heads() * shape.k_head_dim, 1.0);
+        let [mut q_fused, mut q_apart] = [(); 2].map(|()| subject.guarded(&q));
+        let result = fused.rope_append(&counts, &rope, &mut q_fused);
+        if lacks.take(result, &what).is_none() {
+            return;
+        }
+        let result = apart.rope_then_append(&counts, &rope, &mut q_apart);
+        result.unwrap_or_else(|error| panic!("{}: apart: {error}", what()));
+
+        let bits = |buffer| {
+            let values = subject.results(buffer, q.len(), &what);
+            values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        assert!(bits(&q_fused) == bits(&q_apart), "{}: other queries, {counts:?} rows", what());
+        for index in 0..counts.len() {
+            let is_same = fused.image(index) == apart.image(index);
+            assert!(is_same, "{}: other bytes of sequence {index}, {counts:?} rows", what());
+        }
+        assert!(fused.band_bytes() == apart.band_bytes(), "{}: another band, {counts:?} rows", what());
+    }
+}

@@ -1,0 +1,77 @@
+//! The shapes that every device asks of the cache's ops, checked once.
+
+use kvant_codec::tile::TILE;
+
+use super::{KvPart, KvStream};
+use crate::device::{Page, Result};
+use crate::{AttendParams, BackendError};
+
+/// Checks the shapes of [`Backend::kv_append`](crate::Backend::kv_append), for buffers of `k` and `v` values and a band of
+/// `band` bytes.
+///
+/// # Errors
+/// [`BackendError::Shape`] that names what is off.
+pub fn check_append<P: Page>(parts: &[KvPart<'_, P>], [k, v]: [usize; 2], band: usize) -> Result<()> {
+    const OP: &str = "kv_append";
+    for part in parts {
+        let n_kv_heads = part.layer.k.len();
+        BackendError::check(OP, "value heads", n_kv_heads, part.layer.v.len())?;
+        for (what, streams, len) in [("keys", &part.layer.k, k), ("values", &part.layer.v, v)] {
+            let head_dim = head_dim(OP, "head size", streams)?;
+            BackendError::check_at_least(OP, what, part.rows.range().end * n_kv_heads * head_dim, len)?;
+        }
+        check_band(OP, part, band)?;
+    }
+    Ok(())
+}
+
+/// Checks the shapes of [`Backend::attend`](crate::Backend::attend), for buffers of `q` and `out` values and a band of `band`
+/// bytes.
+///
+/// # Errors
+/// As [`check_append`].
+pub fn check_attend<P: Page>(
+    p: &AttendParams,
+    parts: &[KvPart<'_, P>],
+    [q, out]: [usize; 2],
+    band: usize,
+) -> Result<()> {
+    const OP: &str = "attend";
+    BackendError::check(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
+    for part in parts {
+        BackendError::check(OP, "key streams", p.n_kv_heads, part.layer.k.len())?;
+        BackendError::check(OP, "value streams", p.n_kv_heads, part.layer.v.len())?;
+        if p.n_kv_heads > 0 {
+            let k_head_dim = head_dim(OP, "key head size", &part.layer.k)?;
+            BackendError::check(OP, "key head size", p.k_head_dim, k_head_dim)?;
+            let v_head_dim = head_dim(OP, "value head size", &part.layer.v)?;
+            BackendError::check(OP, "value head size", p.v_head_dim, v_head_dim)?;
+        }
+        let rows = part.rows.range().end;
+        BackendError::check_at_least(OP, "queries", rows * p.n_heads * p.k_head_dim, q)?;
+        BackendError::check_at_least(OP, "output", rows * p.n_heads * p.v_head_dim, out)?;
+        for stream in part.layer.streams() {
+            let tokens = stream.spec.main_end(part.rows.end());
+            let blocks = tokens.div_ceil(TILE).div_ceil(super::TILES_PER_BLOCK);
+            BackendError::check_at_least(OP, "blocks", blocks, part.memory.blocks().len())?;
+        }
+        check_band(OP, part, band)?;
+    }
+    Ok(())
+}
+
+fn check_band<P: Page>(op: &'static str, part: &KvPart<'_, P>, band: usize) -> Result<()> {
+    match part.band_bytes() {
+        0 => Ok(()),
+        bytes => BackendError::check_at_least(op, "bytes of the band", part.band + bytes, band),
+    }
+}
+
+/// The size that all heads of a side have, and that their 16-bit parts agree.
+fn head_dim(op: &'static str, what: &'static str, streams: &[KvStream]) -> Result<usize> {
+    let head_dim = streams.first().map_or(0, |stream| stream.spec.head_dim);
+    for stream in streams {
+        BackendError::check(op, what, head_dim, stream.spec.head_dim)?;
+    }
+    Ok(head_dim)
+}

@@ -1,0 +1,122 @@
+//! What a stream stores, and which of its tokens are in 16 bit.
+
+use kvant_codec::tile::{Side, TILE, TileLayout, padded_dim};
+use kvant_codec::{Code, DType};
+
+/// Tokens after which the 16-bit window begins anew: what lies before a multiple of it is seen in codes by all that comes
+/// after.
+pub const BORDER: usize = 512;
+
+/// Tiles in the tail of a coded stream. With two, a token stays in 16 bit until at least 16 younger ones are there: with
+/// one, every sixteenth step would see all but its own token encoded.
+const TAIL_TILES: usize = 2;
+
+/// What one stream stores and how much of it stays in 16 bit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StreamSpec {
+    /// Type of the main tiles.
+    pub dtype: DType,
+    /// Keys or values.
+    pub side: Side,
+    /// True size of a head.
+    pub head_dim: usize,
+    /// First tokens kept in f16, in tiles.
+    pub sink_tiles: usize,
+    /// Youngest tokens kept in f16, in tiles; 0 switches the tail off.
+    pub tail_tiles: usize,
+    /// Factor on every encoded vector (1 for none); tokens in 16 bit are not scaled.
+    pub alpha: f32,
+}
+
+const KV_ONLY: &str = "a stream stores KV types only";
+
+/// Which part of a stream a tile lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Tile of the sink.
+    Sink(usize),
+    /// Tile of the blocks, counted from token 0.
+    Main(usize),
+    /// Tile of the tail's ring.
+    Tail(usize),
+}
+
+impl StreamSpec {
+    /// A stream with no sink, the tail its type has by default and no scaling.
+    ///
+    /// # Panics
+    /// When `dtype` is not a KV type; a plan checks that before it makes streams.
+    pub fn new(dtype: DType, side: Side, head_dim: usize) -> Self {
+        assert!(dtype.is_kv(), "{KV_ONLY}");
+        let tail_tiles = if dtype.code().is_some() { TAIL_TILES } else { 0 };
+        Self { dtype, side, head_dim, sink_tiles: 0, tail_tiles, alpha: 1.0 }
+    }
+
+    /// Values per token as stored: the head padded for the stream's type.
+    pub fn dim(&self) -> usize {
+        padded_dim(self.dtype, self.head_dim).expect(KV_ONLY)
+    }
+
+    /// Layout of a main tile.
+    pub fn main_layout(&self) -> TileLayout {
+        TileLayout::new(self.dtype, self.side, self.dim()).expect(KV_ONLY)
+    }
+
+    /// Layout of a sink, tail or band tile.
+    pub fn f16_layout(&self) -> TileLayout {
+        TileLayout::new(DType::F16, self.side, self.dim()).expect(KV_ONLY)
+    }
+
+    /// Whether rows are rotated before they are stored, in all parts.
+    pub fn rotates(&self) -> bool {
+        self.dtype.code().is_some_and(Code::rotates)
+    }
+
+    /// The first tile that a query in tile `tile` sees in 16 bit, the sink aside; it sees codes of those before. One beyond
+    /// its own where there is no tail.
+    pub fn window(&self, tile: usize) -> usize {
+        let begins = match self.tail_tiles {
+            0 => tile + 1,
+            // The tail that every coded stream has; a policy that keeps more keeps it over borders too.
+            TAIL_TILES => (tile + 1).saturating_sub(TAIL_TILES).max(tile / BORDER_TILES * BORDER_TILES),
+            tiles => (tile + 1).saturating_sub(tiles),
+        };
+        begins.max(self.sink_tiles)
+    }
+
+    /// Tiles before this one are in the sink or the blocks once `len` tokens have been fed, later ones in the tail.
+    pub fn coded_tiles(&self, len: usize) -> usize {
+        match len.div_ceil(TILE) {
+            0 => self.sink_tiles,
+            tiles => self.window(tiles - 1),
+        }
+    }
+
+    /// Tokens that the blocks reach up to when `len` tokens are stored.
+    pub fn main_end(&self, len: usize) -> usize {
+        let end = if self.tail_tiles == 0 { len } else { self.coded_tiles(len) * TILE };
+        if end <= self.sink_tiles * TILE { 0 } else { end }
+    }
+
+    /// Where tile `tile` lies while those before `coded` are in the sink or the blocks.
+    pub fn place(&self, tile: usize, coded: usize) -> Place {
+        if tile < self.sink_tiles {
+            Place::Sink(tile)
+        } else if self.tail_tiles == 0 || tile < coded {
+            Place::Main(tile)
+        } else {
+            Place::Tail(tile % self.tail_tiles)
+        }
+    }
+
+    /// The longest cut to at most `n` tokens that can be gone on from as if nothing more had ever been fed, while tiles
+    /// before `coded` are coded: whatever the next query sees in 16 bit is still in 16 bit.
+    pub fn exact_cut(&self, n: usize, coded: usize) -> usize {
+        let is_exact =
+            |n: usize| self.tail_tiles == 0 || self.window(n / TILE) >= coded.min(n.div_ceil(TILE));
+        let border = n / BORDER * BORDER;
+        [n, border].into_iter().find(|&n| is_exact(n)).unwrap_or(0)
+    }
+}
+
+const BORDER_TILES: usize = BORDER / TILE;

@@ -1,0 +1,242 @@
+//! Carries out steps on a table of token numbers: after any history, each query must find each token where it looks for it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use kvant_codec::{DType, Side};
+
+use super::*;
+use crate::device::{Page, PageTable, Result};
+
+/// A size, and a number that no other page has.
+struct FakePage(usize, u64);
+
+impl FakePage {
+    fn new(bytes: usize) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(bytes, NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The numbers of the pages.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct FakeTable(Vec<u64>);
+
+impl PageTable<FakePage> for FakeTable {
+    fn set(&mut self, index: usize, page: &FakePage) {
+        assert!(index <= self.0.len());
+        match self.0.get_mut(index) {
+            Some(number) => *number = page.1,
+            None => self.0.push(page.1),
+        }
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.0.truncate(len);
+    }
+}
+
+impl Page for FakePage {
+    type Table = FakeTable;
+
+    fn n_bytes(&self) -> usize {
+        self.0
+    }
+
+    fn duplicate(&self) -> Result<Self> {
+        Ok(Self::new(self.0))
+    }
+}
+
+/// Remembers what was asked for.
+#[derive(Default)]
+struct FakePages {
+    asked: RefCell<Vec<usize>>,
+    live: Arc<AtomicUsize>,
+}
+
+impl Pages<FakePage> for FakePages {
+    fn page(&self, n_bytes: usize) -> Result<Held<FakePage>> {
+        self.asked.borrow_mut().push(n_bytes);
+        Ok(Held::new(FakePage::new(n_bytes), &self.live))
+    }
+
+    fn copy(&self, page: &FakePage) -> Result<Held<FakePage>> {
+        Ok(Held::new(page.duplicate()?, &self.live))
+    }
+}
+
+/// Which token lies in a slot of a place, of one stream.
+struct Tokens {
+    spec: StreamSpec,
+    slots: HashMap<(String, usize), usize>,
+    len: usize,
+    coded: usize,
+}
+
+impl Tokens {
+    fn new(spec: StreamSpec) -> Self {
+        Self { spec, slots: HashMap::new(), len: 0, coded: spec.sink_tiles }
+    }
+
+    /// Appends `n` tokens, and looks for what each of them sees.
+    fn step(&mut self, n: usize) {
+        let rows = Rows { first: 3, n, start: self.len, coded: self.coded };
+        let mut band: HashMap<usize, usize> = HashMap::new();
+        for write in self.spec.writes(rows) {
+            let tail = format!("{:?}", Place::Tail(write.tile % self.spec.tail_tiles.max(1)));
+            let place = format!("{:?}", write.place);
+            for slot in write.old {
+                let token = self.slots[&(tail.clone(), slot)];
+                assert_eq!(token, write.tile * TILE + slot, "a tile waits in the tail");
+                self.slots.insert((place.clone(), slot), token);
+                band.extend(write.in_band.then_some((token, token)));
+            }
+            for (i, slot) in write.new.enumerate() {
+                let token = rows.start + write.first_row + i;
+                assert!(write.first_row + i < n);
+                self.slots.insert((place.clone(), slot), token);
+                band.extend(write.in_band.then_some((token, token)));
+            }
+        }
+        (self.len, self.coded) = (rows.end(), self.spec.coded_tiles(rows.end()));
+        for position in rows.start..rows.end() {
+            let window = self.spec.window(position / TILE);
+            for token in 0..=position {
+                let tile = token / TILE;
+                let place = if tile < window {
+                    self.spec.place(tile, usize::MAX)
+                } else if rows.cross() {
+                    assert_eq!(band.get(&token), Some(&token), "{position} sees {token} in the band");
+                    continue;
+                } else {
+                    self.spec.place(tile, self.coded)
+                };
+                let found = self.slots.get(&(format!("{place:?}"), token % TILE));
+                assert_eq!(found, Some(&token), "{:?}: {position} looks for {token} at {place:?}", self.spec);
+            }
+        }
+    }
+
+    fn cut(&mut self, n: usize) -> usize {
+        let n = self.spec.exact_cut(n.min(self.len), self.coded);
+        (self.len, self.coded) = (n, self.coded.min(n.div_ceil(TILE)).max(self.spec.sink_tiles));
+        n
+    }
+}
+
+fn specs() -> Vec<StreamSpec> {
+    let mut specs = Vec::new();
+    for dtype in [DType::F16, DType::Turbo3, DType::Q8_0] {
+        let base = StreamSpec::new(dtype, Side::K, 96);
+        specs.push(base);
+        specs.push(StreamSpec { tail_tiles: 0, ..base });
+        specs.push(StreamSpec { tail_tiles: 0, sink_tiles: 2, ..base });
+        if dtype.code().is_some() {
+            specs.push(StreamSpec { tail_tiles: 3, sink_tiles: 1, ..base });
+            specs.push(StreamSpec { sink_tiles: 1, ..base });
+        }
+    }
+    specs
+}
+
+#[test]
+fn every_query_finds_what_it_sees_after_any_sequence_of_steps() {
+    for spec in specs() {
+        for lens in
+            [vec![1; 100], vec![15, 1, 1, 16, 17, 33], vec![300, 1, 1, 128, 5], vec![500, 40], vec![16; 4]]
+        {
+            let mut tokens = Tokens::new(spec);
+            lens.iter().for_each(|&n| tokens.step(n));
+        }
+    }
+}
+
+#[test]
+fn every_query_finds_what_it_sees_after_a_cut_and_more_steps() {
+    for spec in specs() {
+        for cut in [0, 1, 15, 16, 17, 31, 32, 40, 500, 511, 512, 513, 560, 575, 576, 590, 599, 600] {
+            let mut tokens = Tokens::new(spec);
+            tokens.step(600);
+            let exact = tokens.cut(cut);
+            assert!(exact <= cut && (cut - exact < BORDER || spec.tail_tiles > 2), "{spec:?} {cut}: {exact}");
+            tokens.step(1);
+            tokens.step(30);
+            tokens.cut(exact + 20);
+            tokens.step(50);
+        }
+    }
+}
+
+/// 17 to 32 tokens in 16 bit, fewer only after a border.
+#[test]
+fn the_window_is_one_to_two_tiles_and_begins_anew_at_a_border() {
+    let spec = StreamSpec::new(DType::Turbo2, Side::V, 128);
+    for position in 0..2000 {
+        let in_16_bit = position + 1 - TILE * spec.window(position / TILE).min(position / TILE);
+        let since_border = position % BORDER + 1;
+        assert!(
+            (17..=32).contains(&in_16_bit) || in_16_bit == since_border && since_border <= 16,
+            "{position}"
+        );
+    }
+    assert_eq!(spec.exact_cut(BORDER, 100), BORDER);
+    assert_eq!(spec.exact_cut(BORDER + 100, 100), BORDER);
+    assert_eq!(StreamSpec { tail_tiles: 0, ..spec }.exact_cut(77, 100), 77);
+}
+
+#[test]
+fn streams_lie_side_by_side_in_each_allocation() {
+    let mut sizes = StreamSizes::default();
+    let spec = |dtype, side| StreamSpec { sink_tiles: 1, ..StreamSpec::new(dtype, side, 64) };
+    let layers: Vec<KvLayer> = [DType::Turbo3, DType::F16, DType::Q8_0]
+        .map(|dtype| {
+            KvLayer::new([spec(dtype, Side::K); 2], [spec(DType::Turbo2, Side::V); 2], None, &mut sizes)
+        })
+        .into();
+    let (mut main, mut sink, mut tail) = (0, 0, 0);
+    for layer in &layers {
+        let mut band = 0;
+        for stream in layer.streams() {
+            assert_eq!((stream.main, stream.sink, stream.tail, stream.band), (main, sink, tail, band));
+            let f16 = stream.spec.f16_layout().bytes();
+            main += TILES_PER_BLOCK * stream.spec.main_layout().bytes();
+            sink += f16;
+            tail += stream.spec.tail_tiles * f16;
+            band += if stream.spec.tail_tiles > 0 { f16 } else { 0 };
+            let (layout, offset) = stream.locate(Place::Main(13));
+            assert_eq!(offset, stream.main + 5 * layout.bytes());
+        }
+        assert_eq!(layer.band_bytes, band);
+    }
+    assert_eq!(sizes, StreamSizes { block: main, sink, tail });
+}
+
+#[test]
+fn memory_that_is_shared_is_copied_before_it_is_written() {
+    let sizes = StreamSizes { block: 100, sink: 10, tail: 20 };
+    let pages = FakePages::default();
+    let mut memory = KvMemory::new(sizes);
+    memory.reserve(0..2, true, &pages).unwrap();
+    memory.reserve(1..3, false, &pages).unwrap();
+    let fork = memory.clone();
+    let before = fork.table().clone();
+    memory.reserve(2..4, false, &pages).unwrap();
+    assert_eq!(*pages.asked.borrow(), [10, 20, 100, 100, 100, 100]);
+    // Five of them, and copies of the tail, of block 2 and of no other.
+    assert_eq!(pages.live.load(Ordering::Relaxed), 10 + 20 + 400 + 20 + 100);
+    assert_eq!(fork.table(), &before);
+    for index in 0..4 {
+        assert_eq!(memory.table().0[index], memory.blocks()[index].as_ref().unwrap().1);
+        let is_same = before.0.get(index) == memory.table().0.get(index);
+        assert_eq!(is_same, index < 2, "block {index}");
+    }
+    assert_eq!(memory.pages().count(), 6);
+    memory.page_mut(Place::Main(20)).0 += 1;
+    assert_eq!(fork.blocks()[2].as_ref().unwrap().0, 100);
+    memory.forget(1);
+    memory.truncate(3);
+    assert_eq!((memory.blocks().len(), memory.blocks()[0].is_none(), memory.table().0.len()), (3, true, 3));
+}

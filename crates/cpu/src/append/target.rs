@@ -1,0 +1,142 @@
+//! The memory of a step's parts, while several threads write it: each stream is one thread's.
+
+use std::ops::Range;
+
+use kvant_backend::{KvPart, KvStream, Place, Rows, TILES_PER_BLOCK};
+use kvant_codec::tile::TileLayout;
+
+use crate::CpuPage;
+
+/// An allocation that threads divide among themselves.
+#[derive(Debug, Clone, Copy)]
+struct Raw {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: a `Raw` is an address; who may write where is the contract of [`Targets::of`].
+unsafe impl Send for Raw {}
+// SAFETY: as above.
+unsafe impl Sync for Raw {}
+
+impl Raw {
+    const NONE: Self = Self { start: std::ptr::null_mut(), len: 0 };
+
+    fn of(page: &mut CpuPage) -> Self {
+        let bytes = page.as_mut_bytes();
+        Self { start: bytes.as_mut_ptr(), len: bytes.len() }
+    }
+
+    /// The bytes of `range`.
+    ///
+    /// # Safety
+    /// The allocation is alive and borrowed for writing, and nothing else reads or writes these bytes while they are borrowed.
+    unsafe fn bytes<'a>(self, range: Range<usize>) -> &'a mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        // SAFETY: within the allocation by the assertion, exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+/// The allocations that one part writes.
+#[derive(Debug)]
+struct Bases {
+    sink: Raw,
+    tail: Raw,
+    /// Blocks from `first_block` on, as a range of all parts' blocks.
+    blocks: Range<usize>,
+    first_block: usize,
+}
+
+/// The allocations of all parts. Kept from step to step, so that decoding allocates nothing.
+#[derive(Debug, Default)]
+pub(super) struct Targets {
+    parts: Vec<Bases>,
+    blocks: Vec<Raw>,
+    band: Option<Raw>,
+}
+
+impl Targets {
+    /// Takes down where everything is that `parts` and their band write.
+    pub(super) fn fill(&mut self, parts: &mut [KvPart<'_, CpuPage>], band: Option<&mut CpuPage>) {
+        self.parts.clear();
+        self.blocks.clear();
+        self.band = band.map(Raw::of);
+        for part in parts {
+            let n_blocks = part.memory.blocks().len();
+            let first = part.layer.streams().filter_map(|stream| first_block(stream, part.rows)).min();
+            let first_block = first.unwrap_or(n_blocks);
+            let from = self.blocks.len();
+            for block in first_block..n_blocks {
+                self.blocks.push(Raw::of(part.memory.page_mut(Place::Main(block * TILES_PER_BLOCK))));
+            }
+            let writes_sink = part.layer.streams().any(|stream| {
+                stream.spec.writes(part.rows).any(|write| matches!(write.place, Place::Sink(_)))
+            });
+            self.parts.push(Bases {
+                sink: if writes_sink { Raw::of(part.memory.page_mut(Place::Sink(0))) } else { Raw::NONE },
+                tail: match part.memory.tail() {
+                    Some(_) => Raw::of(part.memory.page_mut(Place::Tail(0))),
+                    None => Raw::NONE,
+                },
+                blocks: from..self.blocks.len(),
+                first_block,
+            });
+        }
+    }
+
+    /// What `part`, the `index`-th of those that were taken down, writes of `stream`.
+    ///
+    /// # Safety
+    /// The parts and the band are still borrowed for writing, and nobody else has a target of this stream of this part.
+    pub(super) unsafe fn of<'a>(
+        &'a self,
+        index: usize,
+        part: &'a KvPart<'_, CpuPage>,
+        stream: &'a KvStream,
+    ) -> Target<'a> {
+        let bases = &self.parts[index];
+        let band = match part.band_tiles(stream) {
+            tiles if tiles.is_empty() => Raw::NONE,
+            _ => self.band.expect("a band, as the shapes have been checked"),
+        };
+        Target { stream, bases, blocks: &self.blocks[bases.blocks.clone()], band, part }
+    }
+}
+
+fn first_block(stream: &KvStream, rows: Rows) -> Option<usize> {
+    stream.spec.writes(rows).find_map(|write| match write.place {
+        Place::Main(tile) => Some(tile / TILES_PER_BLOCK),
+        _ => None,
+    })
+}
+
+/// One stream of a part, to be written.
+pub(super) struct Target<'a> {
+    stream: &'a KvStream,
+    part: &'a KvPart<'a, CpuPage>,
+    bases: &'a Bases,
+    blocks: &'a [Raw],
+    band: Raw,
+}
+
+impl Target<'_> {
+    /// The tile at `place`.
+    pub(super) fn tile(&mut self, place: Place) -> (TileLayout, &mut [u8]) {
+        let (layout, offset) = self.stream.locate(place);
+        let raw = match place {
+            Place::Sink(_) => self.bases.sink,
+            Place::Tail(_) => self.bases.tail,
+            Place::Main(tile) => self.blocks[tile / TILES_PER_BLOCK - self.bases.first_block],
+        };
+        // SAFETY: the bytes are those of this stream alone, which is this target's by the contract of `Targets::of`.
+        (layout, unsafe { raw.bytes(offset..offset + layout.bytes()) })
+    }
+
+    /// Tile `tile` of the band.
+    pub(super) fn band_tile(&mut self, tile: usize) -> (TileLayout, &mut [u8]) {
+        let (layout, offset) = (self.stream.spec.f16_layout(), self.part.band_offset(self.stream, tile));
+        // SAFETY: as above: streams lie side by side in the band, parts too.
+        (layout, unsafe { self.band.bytes(offset..offset + layout.bytes()) })
+    }
+}

@@ -1,0 +1,306 @@
+//! What a thread works with, and its work on one block of tokens: scores, weights, mixed values.
+
+use std::ops::Range;
+
+use kvant_codec::tile::{SCALE_BYTES, TILE, TileBlock, TileLayout};
+
+use super::codes::{Coding, EXPANDED_BYTES, Expand, Meaning, OCTET_DIMS};
+use super::kernels::{
+    BLOCK_TILES, Bytes, Lane, MOST_QUERIES, MixCodes, MixFloats, RoundWeights, ScoreCodes, ScoreFloats,
+    Scores, Softmax,
+};
+use super::query::{Queries, SLICE};
+use super::stage::Stage;
+use super::view::{Block, Run};
+use crate::lanes::Lanes;
+
+/// Octets of the largest block (turbo: 128 dims).
+const BLOCK_OCTETS: usize = 4;
+
+/// What a thread works with.
+#[derive(Debug)]
+pub(super) struct Local {
+    /// The job whose queries are prepared.
+    job: Option<usize>,
+    pub(super) queries: Queries,
+    /// `[queries]`
+    pub(super) scores: Vec<Scores>,
+    /// Of the scores of a block, `[queries]` in sixteens.
+    pub(super) max: Vec<[f32; 16]>,
+    /// Of the weights of a block, `[queries]` in sixteens.
+    pub(super) sum: Vec<[f32; 16]>,
+    /// Factor on the outputs so far, `[queries]` in sixteens.
+    pub(super) keep: Vec<[f32; 16]>,
+    /// Factor on the weights of a block, `[queries]` in sixteens.
+    pub(super) shrink: Vec<[f32; 16]>,
+    /// Byte planes of the weights, `[queries][2]`.
+    weights: Vec<Bytes>,
+    /// `-bias · Σ integers` of the weights, `[queries]`.
+    starts: Vec<i32>,
+    /// What one unit of weights times codes stands for, `[queries]`.
+    factors: Vec<f32>,
+    /// Expanded octets: of the blocks of two tiles of keys, or of a column pair of a block of tokens.
+    octets: Vec<[u8; EXPANDED_BYTES]>,
+    /// One output `[v_dim]`.
+    pub(super) row: Vec<f32>,
+    /// How much of the tiles is read: everything, but while it is measured.
+    stage: Stage,
+}
+
+impl Local {
+    /// Begins a call: what was prepared belongs to another.
+    pub(super) fn begin(&mut self, stage: Stage) {
+        (self.stage, self.job) = (stage, None);
+    }
+
+    /// Whether the queries that are prepared are not those of job `index`; from now on they are.
+    pub(super) fn is_for_another(&mut self, index: usize) -> bool {
+        self.job.replace(index) != Some(index)
+    }
+
+    /// Makes room for so many queries.
+    pub(super) fn reset(&mut self, queries: usize) {
+        self.scores.resize(queries, Scores([[0.0; TILE]; BLOCK_TILES + 1]));
+        self.weights.resize(2 * queries, Bytes([[0; 4]; 32]));
+        self.starts.resize(queries, 0);
+        self.factors.resize(queries, 0.0);
+        for state in [&mut self.max, &mut self.sum, &mut self.keep, &mut self.shrink] {
+            state.resize(queries.div_ceil(16), [0.0; 16]);
+        }
+        self.octets.resize(2 * BLOCK_OCTETS.max(BLOCK_TILES), [0; EXPANDED_BYTES]);
+    }
+
+    /// Scores of all queries with a block of keys; fetches the values that come next.
+    pub(super) fn score<L: Lanes>(&mut self, lanes: L, keys: &Block, next: &Block) {
+        for run in keys.runs() {
+            for t in (0..run.tiles).step_by(2) {
+                self.fetch(next, run.first + t..run.first + t + 2);
+                // A last tile without a neighbour is its own; what that scores lands in the slack or is overwritten.
+                let pair = [t, (t + 1).min(run.tiles - 1)].map(|t| run.tile(t));
+                match Coding::of(run.layout.dtype()) {
+                    Some(coding) => self.score_codes(lanes, coding, run.layout, pair, run.first + t),
+                    None => self.score_floats(lanes, run.layout, pair, run.first + t),
+                }
+            }
+        }
+    }
+
+    /// Turns the scores of some tiles into weights, with their maxima and sums.
+    pub(super) fn soften<L: Lanes>(&mut self, lanes: L, tiles: Range<usize>) {
+        lanes.run(Softmax {
+            scores: &mut self.scores,
+            tiles,
+            max: self.max.as_flattened_mut(),
+            sum: self.sum.as_flattened_mut(),
+        });
+    }
+
+    fn fetch(&self, block: &Block, tiles: Range<usize>) {
+        if self.stage.fetches() {
+            block.fetch(tiles);
+        }
+    }
+
+    fn score_floats<L: Lanes>(&mut self, lanes: L, layout: TileLayout, tiles: [&[u8]; 2], tile: usize) {
+        let chunks = self.queries.floats.chunks(MOST_QUERIES * layout.dim());
+        for (queries, scores) in chunks.zip(self.scores.chunks_mut(MOST_QUERIES)) {
+            ScoreFloats { dtype: layout.dtype(), tiles, queries, scores, tile }.run(lanes);
+        }
+    }
+
+    fn score_codes<L: Lanes>(
+        &mut self,
+        lanes: L,
+        coding: Coding,
+        layout: TileLayout,
+        tiles: [&[u8]; 2],
+        tile: usize,
+    ) {
+        let n = self.scores.len();
+        let query_planes = self.queries.rows.len() / (n * layout.dim().div_ceil(SLICE));
+        for (block, TileBlock { dims, bytes }) in layout.blocks().enumerate() {
+            let octets = dims.len() / OCTET_DIMS;
+            let blocks = tiles.map(|tile| &tile[bytes.clone()]);
+            let scales = blocks.map(|block| self.stage.scales(block));
+            let staged = blocks.map(|block| self.stage.planes(coding, &block[SCALE_BYTES..]));
+            let (mut read_as, mut planes) = (staged[0].0, staged.map(|(_, planes)| planes));
+            if n > MOST_QUERIES && read_as != Coding::Whole {
+                let (first, second) = self.octets.split_at_mut(octets);
+                for (planes, expanded) in planes.into_iter().zip([&mut *first, &mut *second]) {
+                    for (octet, out) in expanded.iter_mut().enumerate().take(octets) {
+                        lanes.run(Expand { coding: read_as, planes, octet, out });
+                    }
+                }
+                planes = [first, second].map(|octets| octets.as_flattened());
+                read_as = Coding::Whole;
+            }
+            let slice = dims.start / SLICE;
+            for from in (0..n).step_by(MOST_QUERIES) {
+                let to = (from + MOST_QUERIES).min(n);
+                let chunk = block * n + from..block * n + to;
+                ScoreCodes {
+                    coding: read_as,
+                    scales,
+                    planes,
+                    octets,
+                    rows: &self.queries.rows
+                        [(slice * n + from) * query_planes..(slice * n + to) * query_planes],
+                    query_planes,
+                    at: dims.start % SLICE / 4,
+                    starts: &self.queries.starts[chunk.clone()],
+                    factors: &self.queries.factors[chunk],
+                    scores: &mut self.scores[from..to],
+                    tile,
+                    is_first: block == 0,
+                }
+                .run(lanes);
+            }
+        }
+    }
+
+    /// Adds a block of values, weighted, to the outputs; fetches the keys that come next.
+    pub(super) fn mix<L: Lanes>(&mut self, lanes: L, values: &Block, next: &Block, out: &mut [Lane]) {
+        for run in values.runs() {
+            match Coding::of(run.layout.dtype()) {
+                Some(coding) => self.mix_codes(lanes, coding, run, next, out),
+                None => self.mix_floats(lanes, run, next, out),
+            }
+        }
+    }
+
+    fn mix_floats<L: Lanes>(&self, lanes: L, run: &Run, next: &Block, out: &mut [Lane]) {
+        self.fetch(next, run.first..run.first + run.tiles);
+        let width = run.layout.dim() / 16;
+        let chunks = self.scores.chunks(MOST_QUERIES).zip(self.shrink.as_flattened().chunks(MOST_QUERIES));
+        for ((p, factors), out) in chunks.zip(out.chunks_mut(MOST_QUERIES * width)) {
+            let (values, tiles, tile, factors) = (run.bytes, run.tiles, run.first, &factors[..p.len()]);
+            MixFloats { dtype: run.layout.dtype(), values, tiles, p, tile, factors, out, width }.run(lanes);
+        }
+    }
+
+    fn mix_codes<L: Lanes>(&mut self, lanes: L, coding: Coding, run: &Run, next: &Block, out: &mut [Lane]) {
+        let (layout, stride, n) = (run.layout, run.tile_bytes, self.scores.len());
+        let meaning = Meaning::of(layout.dtype()).expect("coded tiles");
+        let width = layout.dim() / 16;
+        for TileBlock { dims, bytes: place } in layout.blocks() {
+            let bytes = &run.bytes[place.start..];
+            let block_bytes = place.len();
+            let (scales, scale_stride) = match self.stage {
+                Stage::Nothing => (&self.stage.scales(bytes)[..], 0),
+                _ => (bytes, stride),
+            };
+            lanes.run(RoundWeights {
+                p: &self.scores,
+                scales,
+                stride: scale_stride,
+                tiles: run.tiles,
+                tile: run.first,
+                meaning,
+                shrink: self.shrink.as_flattened(),
+                rows: &mut self.weights,
+                starts: &mut self.starts,
+                factors: &mut self.factors,
+            });
+            let octets = dims.len() / OCTET_DIMS;
+            for octet in 0..octets {
+                let (at, of) = (dims.start / OCTET_DIMS + octet, width / 2);
+                self.fetch(next, run.first + at * run.tiles / of..run.first + (at + 1) * run.tiles / of);
+                let mut codes = self.staged_octet(coding, bytes, block_bytes, run, (octet, octets));
+                if n > MOST_QUERIES && codes.coding != Coding::Whole {
+                    let Octet { coding, planes, plane_bytes, .. } = codes;
+                    for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
+                        let planes = &planes[t * stride..][..plane_bytes];
+                        lanes.run(Expand { coding, planes, octet, out });
+                    }
+                    codes = Octet {
+                        coding: Coding::Whole,
+                        planes: self.octets.as_flattened(),
+                        plane_bytes: EXPANDED_BYTES,
+                        stride: EXPANDED_BYTES,
+                        index: 0,
+                    };
+                }
+                for from in (0..n).step_by(MOST_QUERIES) {
+                    let to = (from + MOST_QUERIES).min(n);
+                    MixCodes {
+                        coding: codes.coding,
+                        planes: codes.planes,
+                        plane_bytes: codes.plane_bytes,
+                        stride: codes.stride,
+                        octet: codes.index,
+                        tiles: run.tiles,
+                        rows: &self.weights[2 * from..2 * to],
+                        tile: run.first,
+                        starts: &self.starts[from..to],
+                        factors: &self.factors[from..to],
+                        out: &mut out[from * width..to * width],
+                        width,
+                        lane: 2 * at,
+                    }
+                    .run(lanes);
+                }
+            }
+        }
+    }
+}
+
+impl Default for Local {
+    fn default() -> Self {
+        let (queries, stage) = (Queries::default(), Stage::All);
+        let (scores, weights, starts, factors) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let [max, sum, keep, shrink] = [const { Vec::new() }; 4];
+        let (octets, row) = (Vec::new(), Vec::new());
+        Self {
+            job: None,
+            queries,
+            scores,
+            max,
+            sum,
+            keep,
+            shrink,
+            weights,
+            starts,
+            factors,
+            octets,
+            row,
+            stage,
+        }
+    }
+}
+
+/// One octet of each of some tiles.
+#[derive(Clone, Copy)]
+struct Octet<'a> {
+    coding: Coding,
+    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes further.
+    planes: &'a [u8],
+    plane_bytes: usize,
+    stride: usize,
+    /// Which of the block.
+    index: usize,
+}
+
+impl Local {
+    /// What to read as an octet of values, whose block of `block_bytes` begins with `bytes` in the first tile of `run`.
+    fn staged_octet<'a>(
+        &self,
+        coding: Coding,
+        bytes: &'a [u8],
+        block_bytes: usize,
+        run: &Run,
+        (index, octets): (usize, usize),
+    ) -> Octet<'a> {
+        let plane_bytes = block_bytes - SCALE_BYTES;
+        if !self.stage.is_blank() {
+            let (coding, planes) = self.stage.planes(coding, &bytes[SCALE_BYTES..]);
+            return Octet { coding, planes, plane_bytes, stride: run.tile_bytes, index };
+        }
+        let share = plane_bytes / octets;
+        let mut blank = self.stage.planes(coding, &[]);
+        for t in 0..run.tiles {
+            let planes = &bytes[t * run.tile_bytes + SCALE_BYTES..];
+            blank = self.stage.planes(coding, &planes[index * share..][..share]);
+        }
+        Octet { coding: blank.0, planes: blank.1, plane_bytes: blank.1.len(), stride: 0, index: 0 }
+    }
+}

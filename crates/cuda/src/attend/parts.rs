@@ -1,0 +1,172 @@
+//! How the sequences of a launch are walked: which kernel, which tiles, in how many shares.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_backend::{AttendParams, KvPart, Result, Rows};
+use kvant_codec::tile::TILE;
+
+use super::{OP, QUERIES, WARPS, decode};
+use crate::kv::{MemoryParams, small};
+use crate::{Context, CudaPage, DevicePtr};
+
+/// Above this many queries of a KV head, warps share tiles instead of splitting them.
+const FEW: usize = 32;
+
+/// Which kernel serves the rows of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Way {
+    /// Straight from memory to the tensor cores.
+    Decode,
+    /// Warps take tiles of their own.
+    Split,
+    /// Warps share tiles.
+    Many,
+}
+
+impl Way {
+    /// For rows with `group` queries of a KV head each.
+    pub fn of(rows: Rows, group: usize) -> Self {
+        match rows.n * group {
+            // It walks each tile in one form, so the rows must lie in one tile.
+            queries if queries <= decode::QUERIES && !rows.cross() => Self::Decode,
+            queries if queries <= FEW => Self::Split,
+            _ => Self::Many,
+        }
+    }
+
+    pub fn queries_per_block(self) -> usize {
+        match self {
+            Self::Decode => decode::QUERIES,
+            Self::Split => QUERIES,
+            Self::Many => QUERIES * WARPS,
+        }
+    }
+}
+
+/// `Part` of `attend.cuh`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct PartParams {
+    memory: MemoryParams,
+    first_row: u32,
+    rows: u32,
+    start: u32,
+    window: u32,
+    windows: u32,
+    key_band: [u32; 2],
+    value_band: [u32; 2],
+    first_query: u32,
+    padded: u32,
+    first_share: u32,
+    splits: u32,
+    split_tiles: u32,
+}
+
+/// The sequences of a launch, and what room they take together.
+pub(super) struct Launched {
+    pub parts: Vec<PartParams>,
+    /// The first tiles in 16 bit, for the tiles of rows after a sequence's first.
+    pub windows: Vec<u32>,
+    /// Prepared queries.
+    pub n_queries: usize,
+    /// Shares of queries, one for each split.
+    pub n_shares: usize,
+    pub most_splits: usize,
+    /// Most queries of a KV head of a sequence.
+    pub most_queries: usize,
+}
+
+impl Launched {
+    /// Sequences that go one way, for some heads of their layer that store alike.
+    pub fn new(
+        cx: &Context,
+        p: &AttendParams,
+        way: Way,
+        heads: &[usize],
+        parts: &[&KvPart<'_, CudaPage>],
+        band: DevicePtr,
+    ) -> Result<Self> {
+        let mut all = Self {
+            parts: Vec::with_capacity(parts.len()),
+            windows: Vec::new(),
+            n_queries: 0,
+            n_shares: 0,
+            most_splits: 0,
+            most_queries: 0,
+        };
+        for part in parts {
+            all.push(cx, p, way, heads, part, band)?;
+        }
+        small(OP, "shares", all.n_shares)?;
+        Ok(all)
+    }
+
+    fn push(
+        &mut self,
+        cx: &Context,
+        p: &AttendParams,
+        way: Way,
+        heads: &[usize],
+        part: &KvPart<'_, CudaPage>,
+        band: DevicePtr,
+    ) -> Result<()> {
+        let (rows, head) = (part.rows, heads[0]);
+        let queries = rows.n * (p.n_heads / p.n_kv_heads);
+        let padded = queries.next_multiple_of(way.queries_per_block());
+        let tiles = most_tiles(p, way, part, head);
+        let split_tiles = match way {
+            Way::Decode => decode::split_tiles(cx, tiles, p.n_kv_heads),
+            _ => split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block()),
+        };
+        let splits = tiles.div_ceil(split_tiles);
+        let mut row_tiles = rows.start / TILE..rows.end().div_ceil(TILE);
+        let window = |tile| small(OP, "tiles", part.layer.head_window(head, tile));
+        let in_band = |stream| -> Result<[u32; 2]> {
+            let tiles = part.band_tiles(stream);
+            Ok([small(OP, "tiles", tiles.start)?, tiles.len() as u32])
+        };
+        self.parts.push(PartParams {
+            memory: MemoryParams::new(cx, part, band)?,
+            first_row: small(OP, "rows", rows.range().end)? - rows.n as u32,
+            rows: rows.n as u32,
+            start: small(OP, "tokens", rows.end())? - rows.n as u32,
+            window: window(row_tiles.next().unwrap_or(0))?,
+            windows: self.windows.len() as u32,
+            key_band: in_band(&part.layer.k[head])?,
+            value_band: in_band(&part.layer.v[head])?,
+            first_query: small(OP, "queries", self.n_queries)?,
+            padded: padded as u32,
+            first_share: self.n_shares as u32,
+            splits: splits as u32,
+            split_tiles: split_tiles as u32,
+        });
+        for tile in row_tiles {
+            self.windows.push(window(tile)?);
+        }
+        self.n_queries += heads.len() * padded;
+        self.n_shares += heads.len() * splits * padded;
+        self.most_splits = self.most_splits.max(splits);
+        self.most_queries = self.most_queries.max(queries);
+        Ok(())
+    }
+}
+
+/// Tiles of the longest walk of a block of queries: `walk_of` of `attend.cuh`, over all blocks.
+fn most_tiles(p: &AttendParams, way: Way, part: &KvPart<'_, CudaPage>, head: usize) -> usize {
+    let (rows, layer, group) = (part.rows, part.layer, p.n_heads / p.n_kv_heads);
+    let per_block = way.queries_per_block();
+    let walk = |first_query: usize| {
+        let last_query = (first_query + per_block).min(rows.n * group) - 1;
+        let [first, last] = [first_query, last_query].map(|query| rows.start + query / group);
+        let (oldest, end) = (layer.oldest(first) / TILE, last / TILE + 1);
+        let codes = layer.head_window(head, last / TILE).min(end).saturating_sub(oldest);
+        codes + end.saturating_sub(layer.head_window(head, first / TILE).max(oldest))
+    };
+    (0..rows.n * group).step_by(per_block).map(walk).max().unwrap_or(0)
+}
+
+/// Tiles of one split: so many that all multiprocessors have work, but each warp several.
+fn split_tiles(cx: &Context, tiles: usize, blocks: usize) -> usize {
+    let wanted = 4 * cx.gpu().properties().n_sms as usize;
+    let splits = (wanted / blocks.max(1)).max(1);
+    tiles.div_ceil(splits).max(2 * WARPS).next_multiple_of(WARPS)
+}

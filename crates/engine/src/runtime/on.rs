@@ -1,0 +1,412 @@
+//! A model, or a part of one, on one device.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use kvant_backend::{AttendParams, Backend, BackendError, Candidate, DeviceInfo, KernelChoice};
+use kvant_codec::Side;
+use kvant_codec::random::Random;
+use kvant_gguf::Gguf;
+use kvant_kv::{BlockKey, Cache, CacheState, KvShape, Layout, Plan, Pool};
+use kvant_model::{Activations, Config, Decoder, Entry, Part, StepError, StepPart, Want, Weights};
+
+use super::{Caches, Loaded, Logits, MAX_ROWS, Room, SequenceId, StepRow};
+use crate::Error;
+use crate::profile::StageTime;
+
+/// Memory of a device that weights and cache leave to the scratch of its ops, in bytes.
+const KEPT_FREE: usize = 256 << 20;
+
+/// A device, the weights on it, and the sequences.
+struct On<B: Backend> {
+    device: Arc<B>,
+    decoder: Decoder<B>,
+    pool: Pool<B::Page>,
+    state: Mutex<State<B>>,
+}
+
+/// What steps work on.
+struct State<B: Backend> {
+    caches: HashMap<SequenceId, Cache<B::Page>>,
+    act: Activations<B>,
+    /// Logits that have been lent; those that nobody holds any more serve again.
+    logits: Vec<Arc<Lent<B>>>,
+}
+
+/// Rows of logits `[rows, n_vocab]`.
+struct Lent<B: Backend> {
+    device: Arc<B>,
+    buffer: B::Buffer,
+    rows: usize,
+    n_vocab: usize,
+}
+
+/// Loads `part` of a model onto `device`; `progress` is told the fraction done.
+pub(crate) fn load<B: Backend>(
+    device: B,
+    config: Config,
+    part: &Part,
+    gguf: &Arc<Gguf>,
+    progress: &mut dyn FnMut(f32),
+) -> Result<Arc<dyn Loaded>, Error> {
+    check_weights(&device, part, config.layers.len(), gguf)?;
+    let weights = Weights::load(gguf, &config, part, &device, progress)?;
+    let decoder = Decoder::new(config, weights);
+    let act = decoder.activations(&device, MAX_ROWS)?;
+    let state = Mutex::new(State { caches: HashMap::new(), act, logits: Vec::new() });
+    Ok(Arc::new(On { device: Arc::new(device), decoder, pool: Pool::default(), state }))
+}
+
+/// Refuses weights that do not fit before any of them is copied.
+fn check_weights<B: Backend>(device: &B, part: &Part, n_layers: usize, gguf: &Gguf) -> Result<(), Error> {
+    let needed = part.n_bytes(gguf);
+    let Some(usable) = usable_bytes(device)? else { return Ok(()) };
+    if needed <= usable {
+        return Ok(());
+    }
+    let last =
+        |n| if n < n_layers { Part::split(n_layers, n_layers - n)[1].n_bytes(gguf) } else { usize::MAX };
+    let fitting = largest(n_layers, |n| n == 0 || last(n) <= usable);
+    Err(Error::WeightMemory { device: device.info().name, needed, usable, fitting, n_layers })
+}
+
+/// Memory for weights and caches, where the device has memory of its own.
+fn usable_bytes<B: Backend>(device: &B) -> Result<Option<usize>, Error> {
+    Ok(device.free_bytes()?.map(|free| free.saturating_sub(KEPT_FREE)))
+}
+
+/// The largest number up to `most` for which `holds`, which is true up to some number and false from there on.
+fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, most);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if holds(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}
+
+impl<B: Backend> On<B> {
+    fn state(&self) -> MutexGuard<'_, State<B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `f` with a sequence's cache.
+    fn with<T>(&self, id: SequenceId, f: impl FnOnce(&mut Cache<B::Page>) -> T) -> T {
+        f(self.state().caches.get_mut(&id).expect("a sequence that was started and not released"))
+    }
+
+    /// The tokens of context there is memory for.
+    fn fit(&self, plan: &mut Plan, room: Room) -> Result<usize, Error> {
+        let (Room::Exactly(wanted) | Room::UpTo(wanted)) = room;
+        let Some(usable) = usable_bytes(&*self.device)? else { return Ok(wanted) };
+        let layout = Layout::new(&self.decoder.kv_shape(), plan.clone());
+        let needed = layout.n_bytes(wanted);
+        if needed <= usable {
+            return Ok(wanted);
+        }
+        let fitting = largest(wanted, |tokens| layout.n_bytes(tokens) <= usable);
+        match room {
+            Room::UpTo(_) if fitting > 0 => {
+                plan.notes.push(format!("context of {fitting} tokens: {wanted} do not fit"));
+                Ok(fitting)
+            }
+            _ => {
+                let device = self.device.info().name;
+                Err(Error::CacheMemory { device, tokens: wanted, needed, usable, fitting })
+            }
+        }
+    }
+}
+
+impl<B: Backend> State<B> {
+    /// The caches of a batch, in its order, each with its rows.
+    fn parts(
+        &mut self,
+        batch: &[StepRow],
+        f: impl FnOnce(&mut [StepPart<'_, B::Page>], &mut Activations<B>),
+    ) {
+        let known = "a sequence that was started and not released";
+        // Decoding one sequence allocates nothing.
+        if let [StepRow { id, n, want }] = *batch {
+            let cache = self.caches.get_mut(&id).expect(known);
+            return f(&mut [StepPart { cache, n, want }], &mut self.act);
+        }
+        let mut taken: Vec<_> = batch.iter().map(|row| self.caches.remove(&row.id).expect(known)).collect();
+        let rows = taken.iter_mut().zip(batch);
+        let mut parts: Vec<_> =
+            rows.map(|(cache, &StepRow { n, want, .. })| StepPart { cache, n, want }).collect();
+        f(&mut parts, &mut self.act);
+        self.caches.extend(batch.iter().map(|row| row.id).zip(taken));
+    }
+
+    /// Logits with room for `rows` rows that nobody holds: the smallest there are, or new ones.
+    fn free_logits(&mut self, device: &Arc<B>, rows: usize, n_vocab: usize) -> Result<usize, Error> {
+        let fits = |lent: &mut Arc<Lent<B>>| Arc::get_mut(lent).is_some_and(|lent| lent.rows >= rows);
+        let fitting =
+            self.logits.iter_mut().enumerate().filter_map(|(i, lent)| fits(lent).then_some((lent.rows, i)));
+        if let Some((_, index)) = fitting.min() {
+            return Ok(index);
+        }
+        // Smaller ones that nobody holds make room for the larger.
+        self.logits.retain_mut(|lent| Arc::get_mut(lent).is_none());
+        let buffer = device.buffer(rows * n_vocab)?;
+        self.logits.push(Arc::new(Lent { device: Arc::clone(device), buffer, rows, n_vocab }));
+        Ok(self.logits.len() - 1)
+    }
+}
+
+impl<B: Backend> Logits for Lent<B> {
+    fn read(&self, row: usize, out: &mut [f32]) -> Result<(), Error> {
+        BackendError::check("logits", "length of the output", self.n_vocab, out.len())?;
+        Ok(self.device.read(&self.buffer, row * self.n_vocab, out)?)
+    }
+
+    fn top_k(&self, row: usize, k: usize, out: &mut Vec<Candidate>) -> Result<(), Error> {
+        Ok(self.device.top_k(&self.buffer, row * self.n_vocab, self.n_vocab, k, out)?)
+    }
+}
+
+impl<B: Backend> Loaded for On<B> {
+    fn info(&self) -> DeviceInfo {
+        self.device.info()
+    }
+
+    fn kernel_choices(&self) -> Vec<KernelChoice> {
+        self.device.kernel_choices()
+    }
+
+    fn config(&self) -> &Config {
+        self.decoder.config()
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        self.decoder.kv_shape()
+    }
+
+    fn n_vocab(&self) -> usize {
+        self.decoder.n_vocab()
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.decoder.weight_bytes()
+    }
+
+    fn weight_bytes_per_token(&self) -> usize {
+        self.decoder.weight_bytes_per_token()
+    }
+
+    fn step(
+        &self,
+        batch: &[StepRow],
+        entry: Entry<'_>,
+        residual: Option<&mut Vec<f32>>,
+    ) -> Result<Option<Arc<dyn Logits>>, Error> {
+        let (device, decoder) = (&*self.device, &self.decoder);
+        let state = &mut *self.state();
+        let wanted: usize = batch.iter().map(|row| row.want.count(row.n)).sum();
+        let lent = match wanted {
+            0 => None,
+            _ => Some(state.free_logits(&self.device, wanted, decoder.n_vocab())?),
+        };
+        let mut logits = lent.map(|index| state.logits.swap_remove(index));
+        let mut result = Ok(());
+        state.parts(batch, |parts, act| {
+            let buffer = logits.as_mut().and_then(Arc::get_mut).map(|lent| &mut lent.buffer);
+            result =
+                decoder.step(device, &self.pool, parts, act, entry, buffer).map_err(|error| match error {
+                    StepError::Refused(error) => {
+                        parts.iter_mut().for_each(|part| part.cache.unreserve());
+                        error.into()
+                    }
+                    StepError::Broken(error) => {
+                        parts.iter_mut().for_each(|part| _ = part.cache.undo_step());
+                        Error::from(error)
+                    }
+                });
+        });
+        state.logits.extend(logits.clone());
+        result?;
+        if let Some(out) = residual {
+            let rows: usize = batch.iter().map(|row| row.n).sum();
+            out.resize(rows * decoder.config().n_embd, 0.0);
+            decoder.residual(device, &state.act, out)?;
+        }
+        Ok(logits.map(|logits| logits as Arc<dyn Logits>))
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        Ok(self.device.finish()?)
+    }
+
+    fn append_random(&self, id: SequenceId, n: usize, random: &mut Random) -> Result<(), Error> {
+        let State { caches, act, .. } = &mut *self.state();
+        let cache = caches.get_mut(&id).expect("a sequence that was started and not released");
+        let part = StepPart { cache, n, want: Want::Nothing };
+        let result = self.decoder.append_random(&*self.device, &self.pool, part, act, random);
+        result.map_err(|error| match error {
+            StepError::Refused(error) => {
+                cache.unreserve();
+                error.into()
+            }
+            StepError::Broken(error) => {
+                cache.undo_step();
+                error.into()
+            }
+        })
+    }
+
+    fn profile_attention(&self, id: SequenceId, repetitions: usize) -> Result<Vec<StageTime>, Error> {
+        let stages = self.device.stages();
+        if stages.len() < 2 {
+            let (wanted, has) = ("attention in stages".to_owned(), format!("none on {}", self.info().name));
+            return Err(BackendError::Unsupported { op: "attend", wanted, has }.into());
+        }
+        let shape = self.kv_shape();
+        let mut seconds = vec![Vec::with_capacity(repetitions); stages.len()];
+        let mut random = Random::new(1);
+        let widest =
+            |width: fn(&kvant_kv::KvLayerShape) -> usize| shape.layers.iter().map(width).max().unwrap_or(0);
+        let mut values = vec![0.0; widest(|layer| layer.n_heads * layer.k_head_dim)];
+        random.fill_gaussian(&mut values, 1.0);
+        let mut q = self.device.buffer(values.len())?;
+        self.device.write(&mut q, &values)?;
+        let mut out = self.device.buffer(widest(|layer| layer.n_heads * layer.v_head_dim))?;
+        let (mut tokens, mut pairs) = (0, 0);
+        self.with(id, |cache| {
+            tokens = cache.len();
+            pairs = tokens * shape.layers.iter().map(|layer| layer.n_heads).sum::<usize>();
+            // Stages take turns, so that what else the machine does meets them all.
+            for repetition in 0..=repetitions {
+                for (stage, seconds) in seconds.iter_mut().enumerate() {
+                    let started = Instant::now();
+                    for (layer, heads) in shape.layers.iter().enumerate() {
+                        let params = AttendParams {
+                            n_heads: heads.n_heads,
+                            n_kv_heads: heads.n_kv_heads,
+                            k_head_dim: heads.k_head_dim,
+                            v_head_dim: heads.v_head_dim,
+                            scale: 1.0 / (heads.k_head_dim as f32).sqrt(),
+                        };
+                        let part = cache.part(layer, cache.last_rows(1), 0);
+                        self.device.attend_staged(stage, &params, &[part], &q, None, &mut out)?;
+                    }
+                    // The first round warms up.
+                    if repetition > 0 {
+                        seconds.push(started.elapsed().as_secs_f64());
+                    }
+                }
+            }
+            Ok::<_, Error>(())
+        })?;
+        let median = |mut seconds: Vec<f64>| {
+            seconds.sort_by(f64::total_cmp);
+            seconds[seconds.len() / 2]
+        };
+        let times = stages.iter().zip(seconds);
+        Ok(times.map(|(stage, seconds)| StageTime { stage, seconds: median(seconds), pairs }).collect())
+    }
+}
+
+impl<B: Backend> Caches for On<B> {
+    fn start(&self, id: SequenceId, mut plan: Plan, room: Room) -> Result<(usize, Plan), Error> {
+        let n_ctx = self.fit(&mut plan, room)?;
+        let layout = Arc::new(Layout::new(&self.decoder.kv_shape(), plan.clone()));
+        self.state().caches.insert(id, Cache::new(layout, n_ctx));
+        Ok((n_ctx, plan))
+    }
+
+    fn restore(
+        &self,
+        id: SequenceId,
+        plan: Plan,
+        n_ctx: usize,
+        state: CacheState,
+        next: &mut dyn FnMut(usize) -> Result<Vec<u8>, Error>,
+    ) -> Result<(), Error> {
+        let layout = Arc::new(Layout::new(&self.decoder.kv_shape(), plan));
+        let cache = Cache::from_images(&*self.device, &self.pool, layout, n_ctx, state, next)?;
+        self.state().caches.insert(id, cache);
+        Ok(())
+    }
+
+    fn fork(&self, from: SequenceId, to: SequenceId) {
+        let cache = self.with(from, |cache| cache.clone());
+        self.state().caches.insert(to, cache);
+    }
+
+    fn release(&self, id: SequenceId) {
+        self.state().caches.remove(&id);
+    }
+
+    fn state(&self, id: SequenceId) -> CacheState {
+        self.with(id, |cache| cache.state())
+    }
+
+    fn set_n_ctx(&self, id: SequenceId, n_ctx: usize) {
+        self.with(id, |cache| cache.set_n_ctx(n_ctx));
+    }
+
+    fn cut(&self, id: SequenceId, n: usize) -> usize {
+        self.with(id, |cache| cache.cut(n))
+    }
+
+    fn mark(&self, id: SequenceId) {
+        self.with(id, Cache::mark);
+    }
+
+    fn set_root(&self, id: SequenceId, root: BlockKey) {
+        self.with(id, |cache| cache.set_root(root));
+    }
+
+    fn publish(&self, id: SequenceId, tokens: &[u32]) {
+        self.with(id, |cache| cache.publish(&self.pool, tokens));
+    }
+
+    fn attach(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize {
+        self.with(id, |cache| cache.attach(&self.pool, &tokens[..tokens.len().min(most + 1)]))
+    }
+
+    fn rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
+        Ok(self.with(id, |cache| cache.rows_of(&*self.device, layer, head, side))?)
+    }
+
+    fn n_images(&self, id: SequenceId) -> usize {
+        self.with(id, |cache| cache.n_images())
+    }
+
+    fn images(
+        &self,
+        id: SequenceId,
+        visit: &mut dyn FnMut(Vec<u8>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        // A copy shares all memory, and others can go on while it is read.
+        let cache = self.with(id, |cache| cache.clone());
+        cache.images(&*self.device).try_for_each(|image| visit(image?))
+    }
+
+    fn n_bytes(&self, id: SequenceId) -> usize {
+        self.with(id, |cache| cache.n_bytes())
+    }
+
+    fn pool_bytes(&self) -> usize {
+        self.pool.n_bytes()
+    }
+
+    fn set_budget(&self, bytes: usize) {
+        self.pool.set_budget(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_number_that_holds_is_found() {
+        for (most, limit) in [(0, 5), (1, 0), (1, 1), (100, 0), (100, 37), (100, 99), (100, 100), (100, 500)]
+        {
+            assert_eq!(largest(most, |n| n <= limit), most.min(limit));
+        }
+    }
+}

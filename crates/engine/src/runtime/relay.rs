@@ -1,0 +1,400 @@
+//! A model whose layers are split between devices: the residual stream is handed on from one to the next through host
+//! memory, `n_embd` values per token.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvant_backend::{BackendError, DeviceInfo, KernelChoice};
+use kvant_codec::Side;
+use kvant_codec::random::Random;
+use kvant_kv::{BlockKey, CacheState, KvShape, Plan};
+use kvant_model::{Config, Entry, Want};
+
+use super::{Caches, Loaded, Logits, Room, SequenceId, StepRow};
+use crate::Error;
+use crate::profile::StageTime;
+
+/// The parts of a model, in the order of their layers, each on a device.
+pub(crate) struct Relay {
+    parts: Vec<Arc<dyn Loaded>>,
+    /// What one part hands on to the next, `[rows, n_embd]`.
+    residual: Mutex<Vec<f32>>,
+}
+
+impl Relay {
+    /// A model from its parts.
+    pub fn new(parts: Vec<Arc<dyn Loaded>>) -> Self {
+        assert!(!parts.is_empty(), "a model has at least one part");
+        Self { parts, residual: Mutex::default() }
+    }
+
+    /// Each part with the number of layers before it.
+    fn parts(&self) -> impl Iterator<Item = (usize, &Arc<dyn Loaded>)> {
+        self.parts.iter().scan(0, |before, part| {
+            let first = *before;
+            *before += part.kv_shape().layers.len();
+            Some((first, part))
+        })
+    }
+
+    /// What each part says to `ask`, added up.
+    fn sum(&self, ask: impl Fn(&dyn Loaded) -> usize) -> usize {
+        self.parts.iter().map(|part| ask(&**part)).sum()
+    }
+
+    /// Plan of the layers of a part that begins with layer `first`.
+    fn own(plan: &Plan, first: usize, part: &Arc<dyn Loaded>) -> Plan {
+        plan.part(first..first + part.kv_shape().layers.len())
+    }
+
+    /// Takes a step through the parts; what one leaves enters the next.
+    fn hand_on(&self, batch: &[StepRow], entry: Entry<'_>) -> Result<Option<Arc<dyn Logits>>, Error> {
+        let mut residual = self.residual.lock().unwrap_or_else(PoisonError::into_inner);
+        let silent: Vec<_> = batch.iter().map(|row| StepRow { want: Want::Nothing, ..*row }).collect();
+        let (last, before) = self.parts.split_last().expect("a model has at least one part");
+        let mut handed = Vec::new();
+        for (index, part) in before.iter().enumerate() {
+            let entry = if index == 0 { entry } else { Entry::Residual(&handed) };
+            part.step(&silent, entry, Some(&mut residual))?;
+            handed.clone_from(&residual);
+        }
+        last.step(batch, if before.is_empty() { entry } else { Entry::Residual(&handed) }, None)
+    }
+}
+
+impl Loaded for Relay {
+    fn info(&self) -> DeviceInfo {
+        let infos: Vec<_> = self.parts.iter().map(|part| part.info()).collect();
+        let named = infos.iter().zip(&self.parts);
+        let named =
+            named.map(|(info, part)| format!("{} ({} layers)", info.name, part.kv_shape().layers.len()));
+        let kernels = infos.iter().map(|info| info.kernels.clone());
+        let joined = |parts: Vec<String>| parts.join(" + ");
+        let (name, kernels) = (joined(named.collect()), joined(kernels.collect()));
+        DeviceInfo { name, kernels, ..infos[0].clone() }
+    }
+
+    fn kernel_choices(&self) -> Vec<KernelChoice> {
+        self.parts.iter().flat_map(|part| part.kernel_choices()).collect()
+    }
+
+    fn config(&self) -> &Config {
+        self.parts[0].config()
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        self.config().kv_shape()
+    }
+
+    fn n_vocab(&self) -> usize {
+        self.parts[0].n_vocab()
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.sum(|part| part.weight_bytes())
+    }
+
+    fn weight_bytes_per_token(&self) -> usize {
+        self.sum(|part| part.weight_bytes_per_token())
+    }
+
+    fn step(
+        &self,
+        batch: &[StepRow],
+        entry: Entry<'_>,
+        residual: Option<&mut Vec<f32>>,
+    ) -> Result<Option<Arc<dyn Logits>>, Error> {
+        assert!(residual.is_none(), "a relay ends with the model");
+        let result = self.hand_on(batch, entry);
+        if result.is_err() {
+            // Parts that had run already give the tokens back, so that all of them agree again.
+            for row in batch {
+                while let Some(least) = self.disagreement(row.id) {
+                    self.parts
+                        .iter()
+                        .for_each(|part| _ = part.cut(row.id, least.min(part.state(row.id).len)));
+                }
+            }
+        }
+        result
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        self.parts.iter().try_for_each(|part| part.finish())
+    }
+
+    fn append_random(&self, id: SequenceId, n: usize, random: &mut Random) -> Result<(), Error> {
+        self.parts.iter().try_for_each(|part| part.append_random(id, n, random))
+    }
+
+    fn profile_attention(&self, _: SequenceId, _: usize) -> Result<Vec<StageTime>, Error> {
+        let (wanted, has) = ("attention in stages".to_owned(), format!("none on {}", self.info().name));
+        Err(BackendError::Unsupported { op: "attend", wanted, has }.into())
+    }
+}
+
+impl Relay {
+    /// The fewest tokens that a part holds of a sequence, if parts hold different numbers.
+    fn disagreement(&self, id: SequenceId) -> Option<usize> {
+        let lens = || self.parts.iter().map(|part| part.state(id).len);
+        let least = lens().min()?;
+        lens().any(|len| len != least).then_some(least)
+    }
+}
+
+impl Caches for Relay {
+    fn start(&self, id: SequenceId, mut plan: Plan, room: Room) -> Result<(usize, Plan), Error> {
+        let mut least = usize::MAX;
+        for (first, part) in self.parts() {
+            // A part may have had to make the context shorter, and says so.
+            let (n_ctx, own) = part.start(id, Self::own(&plan, first, part), room)?;
+            least = least.min(n_ctx);
+            plan.notes.extend(own.notes);
+        }
+        self.set_n_ctx(id, least);
+        Ok((least, plan))
+    }
+
+    fn restore(
+        &self,
+        id: SequenceId,
+        plan: Plan,
+        n_ctx: usize,
+        state: CacheState,
+        next: &mut dyn FnMut(usize) -> Result<Vec<u8>, Error>,
+    ) -> Result<(), Error> {
+        let mut read = 0;
+        for (first, part) in self.parts() {
+            let before = read;
+            let own = Self::own(&plan, first, part);
+            part.restore(id, own, n_ctx, state, &mut |index| {
+                read = before + index + 1;
+                next(before + index)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn fork(&self, from: SequenceId, to: SequenceId) {
+        self.parts.iter().for_each(|part| part.fork(from, to));
+    }
+
+    fn release(&self, id: SequenceId) {
+        self.parts.iter().for_each(|part| part.release(id));
+    }
+
+    fn state(&self, id: SequenceId) -> CacheState {
+        self.parts[0].state(id)
+    }
+
+    fn set_n_ctx(&self, id: SequenceId, n_ctx: usize) {
+        self.parts.iter().for_each(|part| part.set_n_ctx(id, n_ctx));
+    }
+
+    fn cut(&self, id: SequenceId, n: usize) -> usize {
+        let mut n = n;
+        // Each part may have to cut further than the others did.
+        loop {
+            let cut = self.parts.iter().fold(n, |n, part| part.cut(id, n.min(part.state(id).len)));
+            if cut == n {
+                return n;
+            }
+            n = cut;
+        }
+    }
+
+    fn mark(&self, id: SequenceId) {
+        self.parts.iter().for_each(|part| part.mark(id));
+    }
+
+    fn set_root(&self, id: SequenceId, root: BlockKey) {
+        self.parts.iter().for_each(|part| part.set_root(id, root));
+    }
+
+    fn publish(&self, id: SequenceId, tokens: &[u32]) {
+        self.parts.iter().for_each(|part| part.publish(id, tokens));
+    }
+
+    fn attach(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize {
+        let mut most = most;
+        // All parts begin with what each of them has.
+        loop {
+            let attached = self.parts.iter().map(|part| part.attach(id, tokens, most)).min().unwrap_or(0);
+            if self.disagreement(id).is_none() {
+                return attached;
+            }
+            self.parts.iter().for_each(|part| _ = part.cut(id, 0));
+            most = attached;
+        }
+    }
+
+    fn rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
+        let part = self.parts().take_while(|(first, _)| *first <= layer).last();
+        let (first, part) = part.expect("a model has at least one part");
+        part.rows(id, layer - first, head, side)
+    }
+
+    fn n_images(&self, id: SequenceId) -> usize {
+        self.sum(|part| part.n_images(id))
+    }
+
+    fn images(
+        &self,
+        id: SequenceId,
+        visit: &mut dyn FnMut(Vec<u8>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.parts.iter().try_for_each(|part| part.images(id, visit))
+    }
+
+    fn n_bytes(&self, id: SequenceId) -> usize {
+        self.sum(|part| part.n_bytes(id))
+    }
+
+    fn pool_bytes(&self) -> usize {
+        self.sum(|part| part.pool_bytes())
+    }
+
+    fn set_budget(&self, bytes: usize) {
+        // Each part has the share of its layers.
+        let n_layers = self.kv_shape().layers.len().max(1);
+        for part in &self.parts {
+            part.set_budget(bytes / n_layers * part.kv_shape().layers.len());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_codec::DType;
+    use kvant_cpu::CpuDevice;
+    use kvant_gguf::Gguf;
+    use kvant_kv::Policies;
+    use kvant_model::Part;
+
+    use super::*;
+    use crate::model::POCKET;
+    use crate::runtime::{Sequence, load};
+
+    /// The bundled model, cut before each of these layers.
+    fn cut(gguf: &Arc<Gguf>, parts: &[Part]) -> Arc<Relay> {
+        let part = |part: &Part| {
+            let device = CpuDevice::from_env(Some(1)).unwrap();
+            load(device, Config::from_gguf(gguf).unwrap(), part, gguf, &mut |_| ()).unwrap()
+        };
+        Arc::new(Relay::new(parts.iter().map(part).collect()))
+    }
+
+    fn start(relay: &Arc<Relay>) -> Sequence {
+        let plan = Plan::new(&relay.kv_shape(), DType::Turbo3, DType::Q8_0, &Policies::default()).unwrap();
+        Sequence::start(Arc::clone(relay) as Arc<dyn Loaded>, plan, Room::Exactly(700)).unwrap()
+    }
+
+    fn row(sequence: &Sequence, n: usize, want: Want) -> StepRow {
+        StepRow { id: sequence.id(), n, want }
+    }
+
+    fn logits(sequence: &Sequence, tokens: &[u32]) -> Vec<u32> {
+        let batch = [row(sequence, tokens.len(), Want::Last)];
+        let logits = sequence.loaded().step(&batch, Entry::Tokens(tokens), None).unwrap().unwrap();
+        let mut row = vec![f32::NAN; sequence.loaded().n_vocab()];
+        logits.read(0, &mut row).unwrap();
+        row.iter().map(|logit| logit.to_bits()).collect()
+    }
+
+    fn images(sequence: &Sequence) -> Vec<Vec<u8>> {
+        let mut images = Vec::new();
+        let visit = &mut |image| {
+            images.push(image);
+            Ok(())
+        };
+        sequence.loaded().images(sequence.id(), visit).unwrap();
+        images
+    }
+
+    fn text(n: u32) -> Vec<u32> {
+        (0..n).map(|i| i * 37 % 500).collect()
+    }
+
+    #[test]
+    fn a_model_cut_anywhere_says_bit_for_bit_the_same() {
+        let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
+        let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
+        let whole = cut(&gguf, &[Part::whole(n_layers)]);
+        let text = text(60);
+        let expected = start(&whole);
+        let after_prompt = logits(&expected, &text[..50]);
+        let after_token = logits(&expected, &text[50..51]);
+        for n in 1..n_layers {
+            let relay = cut(&gguf, &Part::split(n_layers, n));
+            let sequence = start(&relay);
+            assert_eq!(logits(&sequence, &text[..50]), after_prompt, "cut before layer {n}");
+            let fork = sequence.fork();
+            assert_eq!(logits(&sequence, &text[50..51]), after_token);
+            // A token that no vocabulary has leaves nothing behind.
+            let bad = [row(&sequence, 1, Want::Last)];
+            assert!(relay.step(&bad, Entry::Tokens(&[u32::MAX]), None).is_err());
+            assert_eq!(sequence.len(), 51);
+            assert_eq!(logits(&fork, &text[50..51]), after_token, "a fork");
+            assert_eq!(relay.n_bytes(fork.id()), whole.n_bytes(expected.id()));
+            for layer in [0, n_layers - 1] {
+                let rows = |relay: &Relay, of: &Sequence| relay.rows(of.id(), layer, 0, Side::K).unwrap();
+                assert_eq!(rows(&relay, &fork), rows(&whole, &expected));
+            }
+        }
+    }
+
+    #[test]
+    fn sequences_of_a_cut_model_run_together_and_begin_with_what_others_hold() {
+        let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
+        let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
+        let relay = cut(&gguf, &Part::split(n_layers, 2));
+        let text = text(600);
+        let [a, b, alone] = [(); 3].map(|()| start(&relay));
+        logits(&a, &text[..500]);
+        let batch = [row(&a, 50, Want::Nothing), row(&b, 7, Want::Last)];
+        let entered = [&text[500..550], &text[..7]].concat();
+        let together = relay.step(&batch, Entry::Tokens(&entered), None).unwrap().unwrap();
+        let mut got = vec![f32::NAN; relay.n_vocab()];
+        together.read(0, &mut got).unwrap();
+        let want = logits(&alone, &text[..7]);
+        assert!(got.iter().map(|logit| logit.to_bits()).eq(want));
+
+        let root = BlockKey::root(&[b"test"]);
+        a.loaded().set_root(a.id(), root);
+        a.loaded().publish(a.id(), &text[..550]);
+        let c = start(&relay);
+        c.loaded().set_root(c.id(), root);
+        assert_eq!(c.loaded().attach(c.id(), &text, usize::MAX - 1), 512);
+        assert_eq!(relay.cut(a.id(), 512), 512);
+        assert_eq!(logits(&c, &text[512..540]), logits(&a, &text[512..540]));
+    }
+
+    #[test]
+    fn a_whole_model_goes_on_from_what_a_whole_one_stored() {
+        let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
+        let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
+        let halves = cut(&gguf, &Part::split(n_layers, 2));
+        let sequence = start(&halves);
+        logits(&sequence, &text(40));
+        let images_of = images(&sequence);
+        let state = sequence.loaded().state(sequence.id());
+        let next = &mut |index: usize| Ok(images_of[index].clone());
+        let plan = sequence.plan().clone();
+        let restored = Sequence::restore(Arc::clone(&halves) as _, plan, 200, state, next).unwrap();
+        assert_eq!(images(&restored), images_of);
+        assert_eq!(logits(&restored, &[7]), logits(&sequence, &[7]));
+    }
+
+    #[test]
+    fn parts_own_every_tensor_between_them() {
+        let gguf = Gguf::from_bytes(POCKET).unwrap();
+        let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
+        let whole = Part::whole(n_layers).n_bytes(&gguf);
+        assert_eq!(whole, gguf.tensors().iter().map(|info| gguf.data(info).len()).sum::<usize>());
+        // The embedding is the output matrix too, so both ends have it.
+        let embedding = gguf.tensor("token_embd.weight").unwrap().bytes.len();
+        for n in 1..n_layers {
+            let halves = Part::split(n_layers, n).map(|part| part.n_bytes(&gguf));
+            assert_eq!(halves[0] + halves[1], whole + embedding, "cut before layer {n}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Layers that differ: a window on some of them.
+
+use kvant_codec::DType;
+use kvant_cpu::CpuDevice;
+use kvant_gguf::Gguf;
+use kvant_kv::Policies;
+use kvant_model::Part;
+
+use super::*;
+use crate::model::POCKET;
+
+/// The bundled model, every other layer of which sees `window` tokens.
+fn windowed(window: Option<usize>) -> Arc<dyn Loaded> {
+    let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
+    let mut config = Config::from_gguf(&gguf).unwrap();
+    config.layers.iter_mut().step_by(2).for_each(|layer| layer.heads.window = window);
+    let whole = Part::whole(config.layers.len());
+    load(CpuDevice::from_env(Some(2)).unwrap(), config, &whole, &gguf, &mut |_| ()).unwrap()
+}
+
+fn start(loaded: &Arc<dyn Loaded>, dtype: DType) -> Sequence {
+    let plan = Plan::new(&loaded.kv_shape(), dtype, dtype, &Policies::default()).unwrap();
+    Sequence::start(Arc::clone(loaded), plan, Room::Exactly(3000)).unwrap()
+}
+
+/// Feeds tokens `from..to` in chunks; gives the last logits.
+fn feed(sequence: &Sequence, from: u32, to: u32, chunk: usize) -> Vec<u32> {
+    let tokens: Vec<u32> = (from..to).map(|i| i * 37 % 500).collect();
+    let mut row = vec![f32::NAN; sequence.loaded().n_vocab()];
+    for tokens in tokens.chunks(chunk) {
+        let batch = [StepRow { id: sequence.id(), n: tokens.len(), want: Want::Last }];
+        let logits = sequence.loaded().step(&batch, Entry::Tokens(tokens), None).unwrap();
+        logits.unwrap().read(0, &mut row).unwrap();
+    }
+    row.iter().map(|logit| logit.to_bits()).collect()
+}
+
+#[test]
+fn windowed_layers_say_the_same_however_they_are_fed_and_let_go_of_what_they_cannot_see() {
+    let (plain, model) = (windowed(None), windowed(Some(150)));
+    for dtype in [DType::F16, DType::Turbo3] {
+        let sequence = start(&model, dtype);
+        let at_once = feed(&sequence, 0, 600, 512);
+        let by_seven = start(&model, dtype);
+        assert_eq!(feed(&by_seven, 0, 600, 7), at_once, "{dtype}");
+        let without = start(&plain, dtype);
+        assert_ne!(feed(&without, 0, 600, 512), at_once, "{dtype}: the window counts");
+        let wide = windowed(Some(600));
+        assert_eq!(
+            feed(&start(&wide, dtype), 0, 600, 512),
+            feed(&start(&plain, dtype), 0, 600, 512),
+            "{dtype}"
+        );
+
+        // Tokens before 451 are beyond every window: three of five blocks of half the layers.
+        let (bytes, all) = (model.n_bytes(sequence.id()), plain.n_bytes(without.id()));
+        assert!(bytes < all, "{dtype}: {bytes} of {all}");
+        assert_eq!(bytes, sequence.plan().n_bytes(&model.kv_shape(), 600), "{dtype}");
+        // What is gone must be fed again.
+        assert_eq!(model.cut(sequence.id(), 520), 0);
+        assert_eq!(feed(&sequence, 0, 600, 100), at_once, "{dtype}");
+    }
+}
+
+#[test]
+fn a_place_that_is_remembered_is_found_again_in_memory_and_from_images() {
+    let model = windowed(None);
+    let sequence = start(&model, DType::Turbo3);
+    feed(&sequence, 0, 2605, 512);
+    let bytes = model.n_bytes(sequence.id());
+    model.mark(sequence.id());
+    assert_eq!(model.n_bytes(sequence.id()), bytes, "nothing is copied yet");
+    feed(&sequence, 3000, 3100, 100);
+    let (state, mut images) = (model.state(sequence.id()), Vec::new());
+    assert_eq!(state.mark.map(|(len, _)| len), Some(2605));
+    let visit = &mut |image| {
+        images.push(image);
+        Ok(())
+    };
+    model.images(sequence.id(), visit).unwrap();
+    let next = &mut |index: usize| Ok(images[index].clone());
+    let plan = sequence.plan().clone();
+    let restored = Sequence::restore(Arc::clone(&model), plan, 3000, state, next).unwrap();
+
+    let fresh = start(&model, DType::Turbo3);
+    feed(&fresh, 0, 2604, 512);
+    let want = feed(&fresh, 2604, 2640, 36);
+    for sequence in [sequence, restored] {
+        assert_eq!(model.cut(sequence.id(), 2604), 2604);
+        assert_eq!(feed(&sequence, 2604, 2640, 5), want);
+        // The place is gone with the cut before it; the border is still there.
+        assert_eq!(model.cut(sequence.id(), 2600), 2560);
+    }
+}

@@ -1,0 +1,356 @@
+//! What a session says depends on its tokens alone, bit for bit: not on how they came to be in the cache.
+//!
+//! A reference is fed token by token on one thread. Other sessions come to the same tokens by random histories, and each of
+//! them must have the reference's logits wherever it stops.
+
+use std::path::{Path, PathBuf};
+
+use kvant::{
+    DeviceChoice, Feed, GenerateOptions, KvOptions, Message, Model, OpenOptions, SamplerParams, Session,
+    SessionOptions,
+};
+use kvant_codec::random::Random;
+
+/// Tokens of every text: past a border of 512 and the block after it.
+const N_TEXT: usize = 700;
+/// Most sessions of a history.
+const MOST_SESSIONS: usize = 8;
+
+/// A cache to test: types of keys and values, policies, whether there is a tail.
+type Case = (&'static str, &'static str, &'static str, bool);
+
+const CASES: [Case; 16] = [
+    ("turbo3", "turbo3", "none", true),
+    ("q8_0", "q8_0", "none", true),
+    ("f16", "f16", "none", true),
+    ("turbo2", "turbo2", "none", true),
+    ("turbo3", "turbo3", "sink:16", true),
+    ("turbo3", "turbo3", "recent:64", true),
+    ("turbo3", "q8_0", "none", false),
+    ("turbo4", "turbo4", "none", true),
+    ("q4_0", "q4_0", "none", true),
+    ("bf16", "bf16", "none", true),
+    ("f32", "f32", "none", true),
+    ("f16", "turbo2", "none", true),
+    ("q8_0", "turbo4", "sink:16,recent:64", true),
+    ("turbo2", "f32", "sink:40", true),
+    ("q4_0", "turbo3", "recent:64", true),
+    ("turbo4", "turbo4", "sink:16", false),
+];
+
+/// Families: one head per KV head with YaRN, wide heads in groups, and heads that no power of two fits.
+const FAMILIES: [&str; 3] = ["llama-h64-g1-yarn", "llama-h128-g2-llama3", "qwen3-h80-g2-linear"];
+
+fn options<'a>(n_threads: usize) -> OpenOptions<'a> {
+    OpenOptions { device: DeviceChoice::Cpu, n_threads: Some(n_threads), ..Default::default() }
+}
+
+fn family(name: &str, n_threads: usize) -> Model {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    Model::open_with(folder.join(format!("{name}.gguf")), options(n_threads)).unwrap()
+}
+
+fn bundled(n_threads: usize) -> Model {
+    Model::bundled(options(n_threads)).unwrap()
+}
+
+fn is_scalar(model: &Model) -> bool {
+    model.device().kernels.contains("scalar")
+}
+
+fn empty(model: &Model, (k, v, policies, tail): Case) -> Session {
+    let (k, v, policies) = (k.parse().unwrap(), v.parse().unwrap(), policies.parse().unwrap());
+    let kv = KvOptions { k, v, policies, tail };
+    model.session(SessionOptions { n_ctx: Some(N_TEXT), kv }).unwrap()
+}
+
+fn feed(session: &mut Session, tokens: &[u32]) {
+    session.feed(tokens, &mut |_| true).unwrap();
+}
+
+fn bits(session: &mut Session) -> Vec<u32> {
+    session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// A file of this process that is removed in the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("kvant-{name}-{}", std::process::id())))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left of a test in the folder for such files does no harm.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A text, and the logits after each of its tokens.
+struct Reference {
+    text: Vec<u32>,
+    /// `[N_TEXT][n_vocab]`, as bits
+    logits: Vec<Vec<u32>>,
+}
+
+impl Reference {
+    fn new(model: &Model, case: Case, random: &mut Random) -> Self {
+        let text: Vec<u32> = (0..N_TEXT).map(|_| below(random, model.n_vocab()) as u32).collect();
+        let mut session = empty(model, case);
+        let logits = text.iter().map(|&token| {
+            feed(&mut session, &[token]);
+            assert!(session.logits().unwrap().iter().all(|logit| logit.is_finite()), "{case:?}");
+            bits(&mut session)
+        });
+        Self { logits: logits.collect(), text }
+    }
+}
+
+fn below(random: &mut Random, n: usize) -> usize {
+    (random.bits() % n as u64) as usize
+}
+
+/// Sessions of one model, all of which hold a beginning of the reference's text between any two steps.
+struct History<'a> {
+    model: &'a Model,
+    case: Case,
+    reference: &'a Reference,
+    random: Random,
+    file: &'a Path,
+    sessions: Vec<Session>,
+    /// What was done, to be told when the logits differ.
+    told: Vec<String>,
+    /// Tokens that sessions began with because others held them.
+    attached: usize,
+}
+
+impl History<'_> {
+    fn below(&mut self, n: usize) -> usize {
+        below(&mut self.random, n)
+    }
+
+    /// Sizes of all orders, so that steps end within tiles, blocks and beyond borders.
+    fn size(&mut self) -> usize {
+        let most = [1, 16, 130, 512][self.below(4)];
+        1 + self.below(most)
+    }
+
+    fn check(&mut self, index: usize) {
+        let (n, told) = (self.sessions[index].tokens().len(), &self.told);
+        assert_eq!(self.sessions[index].tokens(), &self.reference.text[..n], "{:?}: {told:#?}", self.case);
+        let is_same = bits(&mut self.sessions[index]) == self.reference.logits[n - 1];
+        assert!(is_same, "{:?}: session {index} differs after {n} tokens: {told:#?}", self.case);
+    }
+
+    fn add(&mut self, session: Session) {
+        if self.sessions.len() == MOST_SESSIONS {
+            let index = self.below(MOST_SESSIONS);
+            self.sessions.swap_remove(index);
+            self.told.push(format!("drop {index}"));
+        }
+        self.sessions.push(session);
+    }
+
+    /// The text after what a session holds, as much of it as there is of `most` tokens.
+    fn next(&self, index: usize, most: usize) -> &[u32] {
+        let start = self.sessions[index].tokens().len();
+        &self.reference.text[start..N_TEXT.min(start + most)]
+    }
+
+    fn feed(&mut self) {
+        let (index, size) = (self.below(self.sessions.len()), self.size());
+        let tokens = self.next(index, size).to_vec();
+        if !tokens.is_empty() {
+            self.told.push(format!("feed {index} {}", tokens.len()));
+            feed(&mut self.sessions[index], &tokens);
+            self.check(index);
+        }
+    }
+
+    fn feed_together(&mut self) {
+        let sizes: Vec<_> = (0..self.sessions.len()).map(|_| self.size() * self.below(3).min(1)).collect();
+        self.feed_all(&sizes);
+    }
+
+    /// Feeds as many tokens to each session, in the order of the sessions.
+    fn feed_all(&mut self, sizes: &[usize]) {
+        let tokens: Vec<_> = (0..sizes.len()).map(|index| self.next(index, sizes[index]).to_vec()).collect();
+        self.told.push(format!("together {:?}", tokens.iter().map(Vec::len).collect::<Vec<_>>()));
+        let each = self.sessions.iter_mut().zip(&tokens).filter(|(_, tokens)| !tokens.is_empty());
+        let mut feeds: Vec<_> = each.map(|(session, tokens)| Feed { session, tokens }).collect();
+        Session::feed_together(&mut feeds).unwrap();
+        (0..tokens.len()).filter(|&index| !tokens[index].is_empty()).for_each(|index| self.check(index));
+    }
+
+    fn fork(&mut self) {
+        let index = self.below(self.sessions.len());
+        self.told.push(format!("fork {index}"));
+        let fork = self.sessions[index].fork();
+        self.add(fork);
+    }
+
+    /// Back to some token, on with another text, and back again, perhaps further.
+    fn rewind(&mut self) {
+        let index = self.below(self.sessions.len());
+        let n = self.below(self.sessions[index].tokens().len() + 1);
+        let wrong = self.size().min(N_TEXT - n);
+        let again = n - self.below(n + 1) * self.below(2);
+        self.told.push(format!("rewind {index} to {n}, {wrong} others, to {again}"));
+        let other: Vec<u32> = (0..wrong).map(|i| self.reference.text[wrong - 1 - i]).collect();
+        let session = &mut self.sessions[index];
+        session.rewind(n).unwrap();
+        if !other.is_empty() {
+            feed(session, &other);
+        }
+        session.rewind(again).unwrap();
+        assert_eq!(session.tokens().len(), again);
+    }
+
+    fn save(&mut self) {
+        let index = self.below(self.sessions.len());
+        self.told.push(format!("save {index} ({} tokens)", self.sessions[index].tokens().len()));
+        self.sessions[index].save(self.file).unwrap();
+    }
+
+    /// From the file, which a session of another number of threads may have written.
+    fn load(&mut self) {
+        if !self.file.exists() {
+            return self.save();
+        }
+        let session = self.model.load_session(self.file, Some(N_TEXT)).unwrap();
+        self.told.push(format!("load {} tokens", session.tokens().len()));
+        self.add(session);
+    }
+
+    fn load_prefix(&mut self) {
+        if !self.file.exists() {
+            return self.save();
+        }
+        let n = self.below(N_TEXT + 1);
+        let mut prompt = self.reference.text[..n].to_vec();
+        // What follows is another text.
+        prompt.extend(self.reference.text.get(n).map(|token| token ^ 1));
+        let mut session = empty(self.model, self.case);
+        let loaded = session.load_prefix(self.file, &prompt).unwrap();
+        self.told.push(format!("load a prefix of {n}: {loaded}"));
+        assert!(loaded <= n && session.tokens() == &self.reference.text[..loaded]);
+        self.add(session);
+    }
+
+    fn attach(&mut self, n: usize) {
+        let mut session = empty(self.model, self.case);
+        let attached = session.attach(&self.reference.text[..n]);
+        self.told.push(format!("attach to a prefix of {n}: {attached}"));
+        assert!(attached < n.max(1) && session.tokens() == &self.reference.text[..attached]);
+        self.attached += attached;
+        self.add(session);
+    }
+
+    fn run(mut self, n_steps: usize) -> usize {
+        for _ in 0..n_steps {
+            match self.below(12) {
+                0..3 => self.feed(),
+                3..6 => self.feed_together(),
+                6 => self.fork(),
+                7 => self.rewind(),
+                8 => self.save(),
+                9 => self.load(),
+                10 => self.load_prefix(),
+                _ => {
+                    let n = self.below(N_TEXT + 1);
+                    self.attach(n);
+                }
+            }
+        }
+        // With a tail nothing can be shared before the border, so that few of those came to hold anything.
+        self.feed_all(&[N_TEXT]);
+        self.attach(N_TEXT);
+        // However it came about, it goes on like the reference.
+        self.feed_all(&vec![17; self.sessions.len()]);
+        self.feed_all(&vec![1; self.sessions.len()]);
+        self.attached
+    }
+}
+
+/// One history per model, which differ in the number of threads; each hands the file it saved to the next. Returns the tokens that were attached.
+fn histories(models: &[Model], case: Case, seed: u64, n_steps: usize) -> usize {
+    let mut random = Random::new(seed);
+    let reference = Reference::new(&models[0], case, &mut random);
+    let file = Scratch::new(&format!("schedules-{seed}"));
+    let run = |model: &Model| {
+        let sessions = vec![empty(model, case), empty(model, case)];
+        let (random, told) = (Random::new(random.bits()), Vec::new());
+        let (reference, file) = (&reference, &*file.0);
+        History { model, case, reference, random, file, sessions, told, attached: 0 }.run(n_steps)
+    };
+    models.iter().map(run).sum()
+}
+
+#[test]
+fn logits_depend_on_the_tokens_alone() {
+    let scalar = is_scalar(&family(FAMILIES[0], 1));
+    let (n_cases, n_steps, threads) =
+        if scalar { (5, 10, &[1, 3][..]) } else { (CASES.len(), 30, &[1, 2, 3, 4][..]) };
+    let models = FAMILIES.map(|name| threads.iter().map(|&n| family(name, n)).collect::<Vec<_>>());
+    for (i, &case) in CASES[..n_cases].iter().enumerate() {
+        let attached = histories(&models[i % models.len()], case, i as u64, n_steps);
+        // A window kept beyond borders leaves nothing that could be shared.
+        assert_eq!(attached == 0, case.2.contains("recent"), "{case:?}: {attached} tokens attached");
+    }
+}
+
+#[test]
+fn a_trained_model_says_the_same_on_any_number_of_threads_after_any_history() {
+    let models = [1, 2, 3].map(bundled);
+    let (cases, n_steps) = if is_scalar(&models[0]) { (&CASES[..1], 3) } else { (&CASES[..2], 12) };
+    for (i, &case) in cases.iter().enumerate() {
+        histories(&models, case, 100 + i as u64, n_steps);
+    }
+}
+
+/// A question with a preamble of about `words` words.
+fn question(model: &Model, words: usize) -> Vec<u32> {
+    let preamble = "The capital of a country is where it is governed from. ".repeat(words.div_ceil(11));
+    model.chat_prompt(&[Message::user(format!("{preamble}What is the capital of France?"))]).unwrap()
+}
+
+/// What a session draws greedily after `prompt`.
+fn continuation(session: &mut Session, prompt: &[u32], n: usize) -> Vec<u32> {
+    let sampler = SamplerParams::greedy();
+    let options = GenerateOptions { sampler, max_tokens: Some(n), ignore_eos: true };
+    session.generate(prompt, options).unwrap().map(|token| token.unwrap().id).collect()
+}
+
+#[test]
+fn a_prompt_cache_changes_no_token() {
+    let model = bundled(2);
+    let n = if is_scalar(&model) { 40 } else { 90 };
+    for (i, words) in [0, 30, 430].into_iter().enumerate() {
+        let file = Scratch::new(&format!("prompt-cache-{i}"));
+        let prompt = question(&model, words);
+        let mut session = empty(&model, CASES[0]);
+        let want = continuation(&mut session, &prompt, n);
+        session.save(&file.0).unwrap();
+        drop(session);
+        for _ in 0..2 {
+            let mut session = empty(&model, CASES[0]);
+            session.load_prefix(&file.0, &prompt).unwrap();
+            assert_eq!(continuation(&mut session, &prompt, n), want, "a prompt of {} tokens", prompt.len());
+            session.save(&file.0).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_token() {
+    let models = [1, 2, 3].map(bundled);
+    let n = if is_scalar(&models[0]) { 40 } else { 90 };
+    for case in [CASES[0], CASES[2]] {
+        let prompt = question(&models[0], 60);
+        let said = models.each_ref().map(|model| continuation(&mut empty(model, case), &prompt, n));
+        assert_eq!(said[1], said[0], "{case:?}: 2 threads and 1");
+        assert_eq!(said[2], said[0], "{case:?}: 3 threads and 1");
+    }
+}

@@ -1,0 +1,157 @@
+//! How the streams of all layers lie in memory: worked out once for a plan, shared by the caches that follow it.
+
+use kvant_backend::{KvLayer, Rows, StreamSizes, StreamSpec, TOKENS_PER_BLOCK};
+use kvant_codec::tile::{Side, TILE};
+
+use crate::{KvShape, Plan};
+
+/// A plan, and where its streams lie.
+///
+/// Layers with the same window form a group, whose streams share blocks: a windowed group lets go of blocks that no query
+/// can see, while the others keep theirs.
+#[derive(Debug)]
+pub struct Layout {
+    shape: KvShape,
+    plan: Plan,
+    layers: Vec<KvLayer>,
+    /// The group of each layer.
+    group_of: Vec<usize>,
+    groups: Vec<Group>,
+    /// What decides which tokens are in 16 bit: any stream with a tail, as all have the same.
+    tailed: Option<StreamSpec>,
+}
+
+/// Layers that share blocks.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// The youngest tokens that a query of these layers sees.
+    window: Option<usize>,
+    pub(crate) sizes: StreamSizes,
+    /// One stream of each kind: with a tail and without. What they write, all of the group write.
+    kinds: Vec<StreamSpec>,
+}
+
+impl Layout {
+    /// The layout of `plan` for a model of this shape.
+    ///
+    /// # Panics
+    /// When `plan` was made for another shape.
+    pub fn new(shape: &KvShape, plan: Plan) -> Self {
+        assert_eq!(plan.types.len(), shape.layers.len(), "the plan belongs to another model");
+        let mut groups: Vec<Group> = Vec::new();
+        let (mut layers, mut group_of) = (Vec::new(), Vec::new());
+        for (index, layer) in shape.layers.iter().enumerate() {
+            let known = groups.iter().position(|group| group.window == layer.window);
+            let group = known.unwrap_or_else(|| {
+                groups.push(Group { window: layer.window, sizes: StreamSizes::default(), kinds: Vec::new() });
+                groups.len() - 1
+            });
+            let streams = |side| {
+                let spec = |head| plan.stream(shape, index, head, side);
+                (0..layer.n_kv_heads).map(spec).collect::<Vec<_>>()
+            };
+            let (k, v) = (streams(Side::K), streams(Side::V));
+            let Group { sizes, kinds, .. } = &mut groups[group];
+            for spec in k.iter().chain(&v) {
+                if !kinds.iter().any(|kind| (kind.tail_tiles > 0) == (spec.tail_tiles > 0)) {
+                    kinds.push(*spec);
+                }
+            }
+            layers.push(KvLayer::new(k, v, layer.window, sizes));
+            group_of.push(group);
+        }
+        let tailed = groups.iter().flat_map(|group| &group.kinds).find(|kind| kind.tail_tiles > 0).copied();
+        Self { shape: shape.clone(), plan, layers, group_of, groups, tailed }
+    }
+
+    /// What is stored, and how.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The model's KV heads.
+    pub fn shape(&self) -> &KvShape {
+        &self.shape
+    }
+
+    /// The streams of a layer.
+    pub fn layer(&self, index: usize) -> &KvLayer {
+        &self.layers[index]
+    }
+
+    /// Bytes that a cache of `tokens` tokens allocates.
+    pub fn n_bytes(&self, tokens: usize) -> usize {
+        let of_group = |group: &Group| {
+            let blocks = group.n_blocks(tokens, self.coded_tiles(tokens)) - group.oldest_block(tokens);
+            let StreamSizes { block, sink, tail } = group.sizes;
+            blocks * block + if tokens > 0 { sink + tail } else { 0 }
+        };
+        self.groups.iter().map(of_group).sum()
+    }
+
+    /// The longest cut to at most `n` tokens that can be gone on from as if no more had ever been fed, while tiles before
+    /// `coded` are coded.
+    pub(crate) fn exact_cut(&self, n: usize, coded: usize) -> usize {
+        self.tailed.map_or(n, |spec| spec.exact_cut(n, coded))
+    }
+
+    /// Tiles that are coded once `len` tokens have been fed.
+    pub(crate) fn coded_tiles(&self, len: usize) -> usize {
+        self.tailed.map_or(0, |spec| spec.coded_tiles(len))
+    }
+
+    pub(crate) fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    pub(crate) fn group_of(&self, layer: usize) -> usize {
+        self.group_of[layer]
+    }
+
+    /// Whether blocks of the first `n` tokens say all of them: a sequence can begin with them.
+    pub(crate) fn is_attachable(&self, n: usize) -> bool {
+        n.is_multiple_of(TOKENS_PER_BLOCK) && self.exact_cut(n, n / TILE) == n && {
+            let n_sink = self.tailed.map_or(0, |spec| spec.sink_tiles * TILE);
+            n >= n_sink
+        }
+    }
+}
+
+impl Group {
+    /// Blocks that `len` tokens reach into, while tiles before `coded` are coded.
+    pub(crate) fn n_blocks(&self, len: usize, coded: usize) -> usize {
+        let end = |kind: &StreamSpec| match kind.tail_tiles {
+            0 => kind.main_end(len),
+            _ if coded <= kind.sink_tiles => 0,
+            _ => coded * TILE,
+        };
+        self.kinds.iter().map(end).max().unwrap_or(0).div_ceil(TOKENS_PER_BLOCK)
+    }
+
+    /// The first block that a query after `len` tokens may see.
+    pub(crate) fn oldest_block(&self, len: usize) -> usize {
+        self.window.map_or(0, |window| (len + 1).saturating_sub(window)) / TOKENS_PER_BLOCK
+    }
+
+    /// Tokens whose block holds everything that queries may ever see of it, while tiles before `coded` are coded.
+    pub(crate) fn complete_blocks(&self, len: usize, coded: usize) -> usize {
+        let end = |kind: &StreamSpec| if kind.tail_tiles == 0 { len } else { coded * TILE };
+        self.kinds.iter().map(end).min().unwrap_or(0) / TOKENS_PER_BLOCK
+    }
+
+    /// The first block that a step of `rows` writes; `None` when it writes none.
+    pub(crate) fn first_block(&self, rows: Rows) -> Option<usize> {
+        let first = |kind: &StreamSpec| {
+            kind.writes(rows).find_map(|write| match write.place {
+                kvant_backend::Place::Main(tile) => Some(tile * TILE / TOKENS_PER_BLOCK),
+                _ => None,
+            })
+        };
+        self.kinds.iter().filter_map(first).min()
+    }
+
+    /// Whether a step of `rows` writes to the sink.
+    pub(crate) fn writes_sink(&self, rows: Rows) -> bool {
+        self.kinds.iter().any(|kind| rows.start < kind.sink_tiles * TILE)
+    }
+}

@@ -1,0 +1,164 @@
+//! Memory for caches on one device: counted, within a budget, and found again by the tokens it holds.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use kvant_backend::{Backend, BackendError, Held, Page, Pages, Result, TOKENS_PER_BLOCK};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Names a block by all that its bytes depend on: model, plan, salt and the tokens up to its end, each block's key made from
+/// the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockKey(u128);
+
+impl BlockKey {
+    /// What the first block follows on: whatever tells models, plans and owners apart.
+    pub fn root(parts: &[&[u8]]) -> Self {
+        let mut hash = Xxh3::new();
+        for part in parts {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        Self(hash.digest128())
+    }
+
+    /// The key of the block of `tokens` after this one.
+    pub fn then(self, tokens: &[u32]) -> Self {
+        let mut hash = Xxh3::new();
+        hash.update(&self.0.to_le_bytes());
+        tokens.iter().for_each(|token| hash.update(&token.to_le_bytes()));
+        Self(hash.digest128())
+    }
+}
+
+/// What is kept of a block for as long as some sequence holds it.
+struct Entry<P: Page> {
+    parent: BlockKey,
+    /// What [`Pool::check`] makes of the tokens: equal keys are not taken for equal tokens.
+    check: u64,
+    /// The block of each group, `None` where it had been let go of.
+    blocks: Vec<Option<Weak<Held<P>>>>,
+    /// The sink of each group that has one.
+    sinks: Vec<Option<Weak<Held<P>>>>,
+}
+
+/// A block that was found: its page in each group, where it is still held, and the groups' sinks.
+pub(crate) struct Found<P: Page> {
+    pub(crate) blocks: Vec<Option<Arc<Held<P>>>>,
+    pub(crate) sinks: Vec<Option<Arc<Held<P>>>>,
+}
+
+/// The memory of all caches on a device.
+pub struct Pool<P: Page> {
+    live: Arc<AtomicUsize>,
+    budget: AtomicUsize,
+    known: Mutex<HashMap<BlockKey, Entry<P>>>,
+    /// Key of [`Pool::check`], drawn at random for each pool.
+    secret: RandomState,
+}
+
+impl<P: Page> Default for Pool<P> {
+    fn default() -> Self {
+        let budget = AtomicUsize::new(usize::MAX);
+        Self { live: Arc::default(), budget, known: Mutex::default(), secret: RandomState::new() }
+    }
+}
+
+impl<P: Page> Pool<P> {
+    /// Bytes that all caches together have allocated; what several share is counted once.
+    pub fn n_bytes(&self) -> usize {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    /// Refuses memory beyond so many bytes from now on.
+    pub fn set_budget(&self, bytes: usize) {
+        self.budget.store(bytes, Ordering::Relaxed);
+    }
+
+    /// This pool, with the device that the memory is on.
+    pub(crate) fn on<'a, B: Backend<Page = P>>(&'a self, backend: &'a B) -> PoolOn<'a, B> {
+        PoolOn { pool: self, backend }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<BlockKey, Entry<P>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A keyed hash beside that of the [key](BlockKey), so that nobody can make up tokens that pass for others. It takes 8 bytes
+    /// where the tokens would take 512, for every block.
+    fn check(&self, tokens: &[u32]) -> u64 {
+        self.secret.hash_one(tokens)
+    }
+
+    /// The block of `tokens` after `parent`, if a sequence holds it.
+    pub(crate) fn find(&self, parent: BlockKey, tokens: &[u32]) -> Option<(BlockKey, Found<P>)> {
+        let key = parent.then(tokens);
+        let known = self.known();
+        let check = self.check(tokens);
+        let entry = known.get(&key).filter(|entry| entry.parent == parent && entry.check == check)?;
+        let blocks = entry.blocks.iter().map(|page| page.as_ref().and_then(Weak::upgrade)).collect();
+        // A sink that was there and is gone cannot be done without.
+        let sink = |page: &Option<Weak<Held<P>>>| match page {
+            Some(page) => page.upgrade().map(Some),
+            None => Some(None),
+        };
+        let sinks = entry.sinks.iter().map(sink).collect::<Option<_>>()?;
+        Some((key, Found { blocks, sinks }))
+    }
+
+    /// Makes the block of `tokens` after `parent` known.
+    pub(crate) fn publish(
+        &self,
+        parent: BlockKey,
+        tokens: &[u32; TOKENS_PER_BLOCK],
+        blocks: Vec<Option<Weak<Held<P>>>>,
+        sinks: Vec<Option<Weak<Held<P>>>>,
+    ) -> BlockKey {
+        let key = parent.then(tokens);
+        let mut known = self.known();
+        if known.len() == known.capacity() {
+            known.retain(|_, entry| entry.blocks.iter().flatten().any(|page| page.strong_count() > 0));
+        }
+        // Whoever was first stays: those who come later share with it, not with each other.
+        let is_gone = |entry: &Entry<P>| entry.blocks.iter().flatten().any(|page| page.strong_count() == 0);
+        let entry = Entry { parent, check: self.check(tokens), blocks, sinks };
+        match known.get_mut(&key) {
+            Some(there) if is_gone(there) => *there = entry,
+            Some(_) => {}
+            None => {
+                known.insert(key, entry);
+            }
+        }
+        key
+    }
+}
+
+/// A pool with its device.
+pub(crate) struct PoolOn<'a, B: Backend> {
+    pool: &'a Pool<B::Page>,
+    backend: &'a B,
+}
+
+impl<B: Backend> PoolOn<'_, B> {
+    fn held(&self, n_bytes: usize, page: impl FnOnce() -> Result<B::Page>) -> Result<Held<B::Page>> {
+        if self.pool.n_bytes().saturating_add(n_bytes) > self.pool.budget.load(Ordering::Relaxed) {
+            return Err(BackendError::OutOfMemory {
+                bytes: n_bytes,
+                what: "the cache, whose budget is used up",
+            });
+        }
+        Ok(Held::new(page()?, &self.pool.live))
+    }
+}
+
+impl<B: Backend> Pages<B::Page> for PoolOn<'_, B> {
+    fn page(&self, n_bytes: usize) -> Result<Held<B::Page>> {
+        self.held(n_bytes, || self.backend.page(n_bytes))
+    }
+
+    fn copy(&self, page: &B::Page) -> Result<Held<B::Page>> {
+        self.held(page.n_bytes(), || page.duplicate())
+    }
+}
