@@ -27,7 +27,7 @@ use crate::{CpuPage, Pool};
 const QUERIES: usize = 48;
 
 /// Tokens of a share.
-const SHARE: usize = 512;
+const SHARE: usize = 1024;
 
 /// Jobs for each thread below which they are cut into shares.
 const JOBS_PER_THREAD: usize = 4;
@@ -294,7 +294,7 @@ impl Task<'_> {
                 .rows()
                 .map(|(row, head)| &self.call.q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim]);
             local.queries.prepare(lanes, &self.keys.stream.spec, p.scale * LOG2_E, queries);
-            local.reset(n);
+            local.reset(n, [self.keys, self.values].map(|view| view.stream.spec.main_layout()));
         }
         share.reset(n, self.values.stream.spec.dim() / 16);
         let main_shares = self.main_shares();

@@ -41,6 +41,8 @@ pub(super) struct Local {
     factors: Vec<f32>,
     /// Expanded octets: of the blocks of two tiles of keys, or of a column pair of a block of tokens.
     octets: Vec<[u8; EXPANDED_BYTES]>,
+    /// Blocks of dims of a coded tile of keys, and of values.
+    blocks: [Vec<TileBlock>; 2],
     /// One output `[v_dim]`.
     pub(super) row: Vec<f32>,
     /// How much of the tiles is read: everything, but while it is measured.
@@ -58,8 +60,12 @@ impl Local {
         self.job.replace(index) != Some(index)
     }
 
-    /// Makes room for so many queries.
-    pub(super) fn reset(&mut self, queries: usize) {
+    /// Makes room for so many queries of these keys and values.
+    pub(super) fn reset(&mut self, queries: usize, tiles: [TileLayout; 2]) {
+        for (blocks, layout) in self.blocks.iter_mut().zip(tiles) {
+            blocks.clear();
+            blocks.extend(layout.blocks());
+        }
         self.scores.resize(queries, Scores([[0.0; TILE]; BLOCK_TILES + 1]));
         self.weights.resize(2 * queries, Bytes([[0; 4]; 32]));
         self.starts.resize(queries, 0);
@@ -118,7 +124,7 @@ impl Local {
     ) {
         let n = self.scores.len();
         let query_planes = self.queries.rows.len() / (n * layout.dim().div_ceil(SLICE));
-        for (block, TileBlock { dims, bytes }) in layout.blocks().enumerate() {
+        for (block, TileBlock { dims, bytes }) in self.blocks[0].iter().enumerate() {
             let octets = dims.len() / OCTET_DIMS;
             let blocks = tiles.map(|tile| &tile[bytes.clone()]);
             let scales = blocks.map(|block| self.stage.scales(block));
@@ -182,7 +188,7 @@ impl Local {
         let (layout, stride, n) = (run.layout, run.tile_bytes, self.scores.len());
         let meaning = Meaning::of(layout.dtype()).expect("coded tiles");
         let width = layout.dim() / 16;
-        for TileBlock { dims, bytes: place } in layout.blocks() {
+        for TileBlock { dims, bytes: place } in &self.blocks[1] {
             let bytes = &run.bytes[place.start..];
             let block_bytes = place.len();
             let (scales, scale_stride) = match self.stage {
@@ -263,6 +269,7 @@ impl Default for Local {
             factors,
             octets,
             row,
+            blocks: [const { Vec::new() }; 2],
             stage,
         }
     }

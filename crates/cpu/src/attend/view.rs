@@ -1,8 +1,9 @@
 //! Where the tiles of a stream lie that a walk reads.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use kvant_backend::{KvPart, KvStream, Place, TILES_PER_BLOCK, TileRef};
+use kvant_backend::{Held, KvPart, KvStream, Place, TILES_PER_BLOCK};
 use kvant_codec::tile::TileLayout;
 
 use super::kernels::BLOCK_TILES;
@@ -18,12 +19,16 @@ pub(super) enum Form {
     Window,
 }
 
-/// One side of a KV head of a part.
+/// One side of a KV head of a part. Layouts are worked out once, not for each block.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
     pub(super) stream: &'a KvStream,
     part: &'a KvPart<'a, CpuPage>,
     band: &'a [u8],
+    /// Tiles that lie in the band.
+    in_band: (usize, usize),
+    main: (TileLayout, usize),
+    f16: (TileLayout, usize),
 }
 
 impl<'a> View<'a> {
@@ -32,34 +37,52 @@ impl<'a> View<'a> {
         stream: &'a KvStream,
         band: Option<&'a CpuPage>,
     ) -> Self {
-        Self { stream, part, band: band.map_or(&[], CpuPage::as_bytes) }
+        let with_bytes = |layout: TileLayout| (layout, layout.bytes());
+        let Range { start, end } = part.band_tiles(stream);
+        Self {
+            stream,
+            part,
+            band: band.map_or(&[], CpuPage::as_bytes),
+            in_band: (start, end),
+            main: with_bytes(stream.spec.main_layout()),
+            f16: with_bytes(stream.spec.f16_layout()),
+        }
     }
 
-    /// Tile `tile`, its layout and its bytes and those of the tiles that follow it in memory, how many there are of these.
-    fn tiles(&self, tile: usize, form: Form) -> (TileLayout, &'a [u8], usize) {
-        let spec = &self.stream.spec;
+    /// Tile `tile`: its layout and bytes per tile, the bytes of it and of what follows in memory, and how many tiles of these
+    /// there are.
+    fn tiles(&self, tile: usize, form: Form) -> (TileLayout, usize, &'a [u8], usize) {
         let coded = match form {
             Form::Main => usize::MAX,
             Form::Window => 0,
         };
-        let place = spec.place(tile, coded);
-        let left = match place {
-            Place::Sink(tile) => spec.sink_tiles - tile,
-            Place::Main(tile) => TILES_PER_BLOCK - tile % TILES_PER_BLOCK,
-            // One at a time: in the band they lie side by side, in the ring they may not, and sums are to be the same.
-            Place::Tail(_) => 1,
+        let (stream, memory) = (self.stream, &self.part.memory);
+        let bytes = |page: Option<&'a Arc<Held<CpuPage>>>, at: usize| {
+            &page.expect("a tile that was written").as_bytes()[at..]
         };
-        if matches!(place, Place::Tail(_)) && self.part.band_tiles(self.stream).contains(&tile) {
-            return (spec.f16_layout(), &self.band[self.part.band_offset(self.stream, tile)..], left);
+        let (layout, f16_bytes) = self.f16;
+        match stream.spec.place(tile, coded) {
+            Place::Sink(t) => {
+                let left = stream.spec.sink_tiles - t;
+                (layout, f16_bytes, bytes(memory.sink(), stream.sink + t * f16_bytes), left)
+            }
+            Place::Main(t) => {
+                let ((layout, main_bytes), slot) = (self.main, t % TILES_PER_BLOCK);
+                let block = memory.blocks()[t / TILES_PER_BLOCK].as_ref();
+                (layout, main_bytes, bytes(block, stream.main + slot * main_bytes), TILES_PER_BLOCK - slot)
+            }
+            // One at a time: in the band they lie side by side, in the ring they may not, and sums are to be the same.
+            Place::Tail(_) if self.in_band.0 <= tile && tile < self.in_band.1 => {
+                (layout, f16_bytes, &self.band[self.part.band_offset(stream, tile)..], 1)
+            }
+            Place::Tail(t) => (layout, f16_bytes, bytes(memory.tail(), stream.tail + t * f16_bytes), 1),
         }
-        let TileRef { layout, page, offset } = self.part.memory.tile(self.stream, place);
-        (layout, &page.as_bytes()[offset..], left)
     }
 
     /// The bytes of one tile.
     pub(super) fn tile(&self, tile: usize, form: Form) -> (TileLayout, &'a [u8]) {
-        let (layout, bytes, _) = self.tiles(tile, form);
-        (layout, &bytes[..layout.bytes()])
+        let (layout, tile_bytes, bytes, _) = self.tiles(tile, form);
+        (layout, &bytes[..tile_bytes])
     }
 }
 
@@ -98,8 +121,8 @@ impl<'a> Block<'a> {
             if at >= tiles.end {
                 break;
             }
-            let (layout, bytes, left) = view.tiles(first + at, form);
-            let (tile_bytes, n) = (layout.bytes(), left.min(tiles.end - at));
+            let (layout, tile_bytes, bytes, left) = view.tiles(first + at, form);
+            let n = left.min(tiles.end - at);
             *run = Some(Run { layout, bytes: &bytes[..n * tile_bytes], tile_bytes, first: at, tiles: n });
             at += n;
         }
