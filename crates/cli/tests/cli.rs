@@ -327,11 +327,14 @@ fn a_prompt_cache_gives_the_same_answer_and_is_refused_by_another_type() {
     let dir = scratch("prompt_cache");
     let file = dir.join("context");
     let file = file.to_str().unwrap();
-    let args = ["run", "-p", "How do you spell river?", "--temp", "0", "--prompt-cache", file, "--json"];
+    // Long enough to reach over a border: what lies before it is read from the file.
+    let prompt = "How do you spell river? ".repeat(100);
+    let args = ["run", "-p", &prompt, "-n", "20", "--temp", "0", "--prompt-cache", file, "--json"];
     let turbo = [&args[..], &["-ctk", "turbo3", "-ctv", "turbo3"]].concat();
     let (first, second) = (json(&kvant(&turbo)), json(&kvant(&turbo)));
     assert_eq!(first["text"], second["text"]);
-    assert!(second["n_prompt"].as_u64() < first["n_prompt"].as_u64(), "{second}");
+    let [first, second] = [&first, &second].map(|row| row["n_prompt"].as_u64().unwrap());
+    assert!(first > 600 && second <= first - 512, "{second} of {first}");
     assert_refused(&kvant(&args), 1, &["type"]);
     fs::write(file, "garbage").unwrap();
     assert_refused(&kvant(&turbo), 1, &["context"]);
@@ -386,7 +389,7 @@ fn a_profile_tells_every_stage_of_every_depth() {
         assert!(row["ms_per_token"].as_f64().unwrap() > 0.0 && row["ns_per_pair"].as_f64().unwrap() > 0.0);
     }
     let scalar = kvant_with(&["bench", "--profile", "-d", "64"], &[("KVANT_ISA", "scalar")]);
-    assert_refused(&scalar, 1, &["attend", "scalar", "vector"]);
+    assert_refused(&scalar, 1, &["attend", "stages", "scalar"]);
     assert_refused(&kvant(&["bench", "--profile"]), 2, &["--profile", "-d"]);
 }
 

@@ -65,5 +65,3 @@ pub(crate) fn kv_append(
 
 #[cfg(test)]
 pub(crate) mod fixture;
-#[cfg(test)]
-mod tests;

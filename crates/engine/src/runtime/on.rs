@@ -259,7 +259,9 @@ impl<B: Backend> Loaded for On<B> {
     fn profile_attention(&self, id: SequenceId, repetitions: usize) -> Result<Vec<StageTime>, Error> {
         let stages = self.device.stages();
         if stages.len() < 2 {
-            let (wanted, has) = ("attention in stages".to_owned(), format!("none on {}", self.info().name));
+            let DeviceInfo { name, kernels, .. } = self.info();
+            let wanted = "attention in stages".to_owned();
+            let has = format!("none with the {kernels} kernels of {name}");
             return Err(BackendError::Unsupported { op: "attend", wanted, has }.into());
         }
         let shape = self.kv_shape();
