@@ -56,12 +56,13 @@ fn the_divergence_grows_as_bits_go_and_f16_is_at_zero() {
 }
 
 #[test]
-fn the_f16_tail_helps_most_where_tokens_are_fed_one_by_one() {
+fn the_f16_tail_helps_as_much_however_tokens_are_fed() {
     let model = model();
     let chunks = Chunks::new(&model, TEXT, 128, Some(1)).unwrap();
     let at = |tail, step| means(&measure(&model, &chunks, &[kv("turbo2", "turbo2", tail)], Some(step)))[0];
     let (off, all_at_once, one_by_one) = (at(false, 128), at(true, 128), at(true, 1));
-    assert!(one_by_one < all_at_once && all_at_once < off, "{one_by_one} {all_at_once} {off}");
+    assert_eq!(all_at_once.to_bits(), one_by_one.to_bits(), "what a query sees depends on positions alone");
+    assert!(2.0 * all_at_once < off, "{all_at_once} {off}");
 }
 
 #[test]
