@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kvant_backend::{AttendParams, Backend, BackendError, Candidate, DeviceInfo, KernelChoice};
+use kvant_backend::{AttendParams, Backend, BackendError, Candidate, DeviceInfo, KernelChoice, Page};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
@@ -84,6 +84,23 @@ fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
         if holds(middle) { low = middle } else { high = middle - 1 }
     }
     low
+}
+
+/// Leaves nothing of a step that failed in the caches it was for.
+fn take_back<'c, P: Page + 'c>(
+    error: StepError,
+    caches: impl IntoIterator<Item = &'c mut Cache<P>>,
+) -> Error {
+    match error {
+        StepError::Refused(error) => {
+            caches.into_iter().for_each(Cache::unreserve);
+            error.into()
+        }
+        StepError::Broken(error) => {
+            caches.into_iter().for_each(|cache| _ = cache.undo_step());
+            error.into()
+        }
+    }
 }
 
 impl<B: Backend> On<B> {
@@ -213,17 +230,9 @@ impl<B: Backend> Loaded for On<B> {
         let mut result = Ok(());
         state.parts(batch, |parts, act| {
             let buffer = logits.as_mut().and_then(Arc::get_mut).map(|lent| &mut lent.buffer);
-            result =
-                decoder.step(device, &self.pool, parts, act, entry, buffer).map_err(|error| match error {
-                    StepError::Refused(error) => {
-                        parts.iter_mut().for_each(|part| part.cache.unreserve());
-                        error.into()
-                    }
-                    StepError::Broken(error) => {
-                        parts.iter_mut().for_each(|part| _ = part.cache.undo_step());
-                        Error::from(error)
-                    }
-                });
+            result = decoder
+                .step(device, &self.pool, parts, act, entry, buffer)
+                .map_err(|error| take_back(error, parts.iter_mut().map(|part| &mut *part.cache)));
         });
         state.logits.extend(logits.clone());
         result?;
@@ -244,16 +253,7 @@ impl<B: Backend> Loaded for On<B> {
         let cache = caches.get_mut(&id).expect("a sequence that was started and not released");
         let part = StepPart { cache, n, want: Want::Nothing };
         let result = self.decoder.append_random(&*self.device, &self.pool, part, act, random);
-        result.map_err(|error| match error {
-            StepError::Refused(error) => {
-                cache.unreserve();
-                error.into()
-            }
-            StepError::Broken(error) => {
-                cache.undo_step();
-                error.into()
-            }
-        })
+        result.map_err(|error| take_back(error, [cache]))
     }
 
     fn profile_attention(&self, id: SequenceId, repetitions: usize) -> Result<Vec<StageTime>, Error> {
