@@ -95,11 +95,6 @@ impl<P: Page> Cache<P> {
         pages.map(|page| page.n_bytes()).sum()
     }
 
-    /// Bytes that a cache of the same tokens would have allocated in f16.
-    pub fn f16_bytes(&self) -> usize {
-        self.layout.shape().f16_bytes(self.len())
-    }
-
     /// The memory of the group that `layer` belongs to.
     pub fn memory(&self, layer: usize) -> &KvMemory<P> {
         &self.memory[self.layout.group_of(layer)]

@@ -11,7 +11,6 @@ use crate::{KvShape, Plan};
 /// can see, while the others keep theirs.
 #[derive(Debug)]
 pub struct Layout {
-    shape: KvShape,
     plan: Plan,
     layers: Vec<KvLayer>,
     /// The group of each layer.
@@ -61,17 +60,12 @@ impl Layout {
             group_of.push(group);
         }
         let tailed = groups.iter().flat_map(|group| &group.kinds).find(|kind| kind.tail_tiles > 0).copied();
-        Self { shape: shape.clone(), plan, layers, group_of, groups, tailed }
+        Self { plan, layers, group_of, groups, tailed }
     }
 
     /// What is stored, and how.
     pub fn plan(&self) -> &Plan {
         &self.plan
-    }
-
-    /// The model's KV heads.
-    pub fn shape(&self) -> &KvShape {
-        &self.shape
     }
 
     /// The streams of a layer.
