@@ -1,6 +1,6 @@
 //! Hyper-parameters, read from a GGUF file's metadata.
 
-use kvant_backend::Pairing;
+use kvant_backend::{AttendParams, Pairing};
 use kvant_gguf::Gguf;
 use kvant_kv::{KvLayerShape, KvShape};
 
@@ -63,9 +63,10 @@ pub struct LayerSpec {
 }
 
 impl LayerSpec {
-    /// Factor on the scores.
-    pub fn scale(&self) -> f32 {
-        1.0 / (self.heads.k_head_dim as f32).sqrt()
+    /// What attention goes by.
+    pub fn attend_params(&self) -> AttendParams {
+        let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, .. } = self.heads;
+        AttendParams { n_heads, n_kv_heads, k_head_dim, v_head_dim, scale: 1.0 / (k_head_dim as f32).sqrt() }
     }
 
     /// Values of all queries of a row.

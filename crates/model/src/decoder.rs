@@ -6,7 +6,7 @@
 //! A step is a batch: rows of any number of sequences, each with as many tokens as it likes, go through the layers together,
 //! in one pass over the weights. What a row becomes does not depend on the others.
 
-use kvant_backend::{AttendParams, Backend, Heads, Input, KvPart, Norm, Output, Page, Rope, Rows};
+use kvant_backend::{Backend, Heads, Input, KvPart, Norm, Output, Page, Rope, Rows};
 use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
@@ -102,6 +102,11 @@ impl<B: Backend> Decoder<B> {
         &self.config
     }
 
+    /// The shapes of the layers that are here.
+    pub fn layers(&self) -> &[LayerSpec] {
+        &self.config.layers[self.weights.part.layers()]
+    }
+
     /// The KV heads of the layers that are here.
     pub fn kv_shape(&self) -> KvShape {
         self.config.kv_shape().part(self.weights.part.layers())
@@ -169,8 +174,7 @@ impl<B: Backend> Decoder<B> {
         self.prepare(backend, pool, parts, act, entry).map_err(StepError::Refused)?;
         let is_decode = parts.iter().all(|part| part.n == 1);
         let run = || {
-            for (index, layer) in self.weights.layers.iter().enumerate() {
-                let spec = &self.config.layers[self.weights.part.layers().start + index];
+            for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
                 self.attention(backend, (layer, spec), parts, index, act, rows)?;
                 self.feed_forward(backend, layer, act, rows)?;
             }
@@ -233,7 +237,7 @@ impl<B: Backend> Decoder<B> {
         assert!(rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
         let parts = &mut [part];
         self.prepare(backend, pool, parts, act, Entry::Residual(&[])).map_err(StepError::Refused)?;
-        for (index, spec) in self.weights.part.layers().map(|layer| &self.config.layers[layer]).enumerate() {
+        for (index, spec) in self.layers().iter().enumerate() {
             let mut append = || {
                 for (width, buffer) in [(spec.n_k(), &mut act.k), (spec.n_v(), &mut act.v)] {
                     let mut x = vec![0.0; rows * width];
@@ -276,13 +280,7 @@ impl<B: Backend> Decoder<B> {
             q_norm: layer.q_norm.as_ref().map(|weight| self.norm(weight)),
             k_norm: layer.k_norm.as_ref().map(|weight| self.norm(weight)),
         };
-        let params = AttendParams {
-            n_heads: heads.n_heads,
-            n_kv_heads: heads.n_kv_heads,
-            k_head_dim: heads.k_head_dim,
-            v_head_dim: heads.v_head_dim,
-            scale: spec.scale(),
-        };
+        let params = spec.attend_params();
         let (q, k, v, band) = (&mut act.q, &mut act.k, &act.v, &mut act.band);
         for_parts(parts, index, |parts| {
             backend.rope_append(parts, &rope, q, k, v, band.as_mut())?;

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kvant_backend::{AttendParams, Backend, BackendError, Candidate, DeviceInfo, KernelChoice, Page};
+use kvant_backend::{Backend, BackendError, Candidate, DeviceInfo, KernelChoice, Page};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, Cache, CacheState, KvShape, Layout, Plan, Pool};
-use kvant_model::{Activations, Config, Decoder, Entry, Part, StepError, StepPart, Want, Weights};
+use kvant_model::{Activations, Config, Decoder, Entry, LayerSpec, Part, StepError, StepPart, Want, Weights};
 
 use super::{Caches, Loaded, Logits, MAX_ROWS, Room, SequenceId, StepRow};
 use crate::Error;
@@ -264,33 +264,26 @@ impl<B: Backend> Loaded for On<B> {
             let has = format!("none with the {kernels} kernels of {name}");
             return Err(BackendError::Unsupported { op: "attend", wanted, has }.into());
         }
-        let shape = self.kv_shape();
+        let layers = self.decoder.layers();
         let mut seconds = vec![Vec::with_capacity(repetitions); stages.len()];
         let mut random = Random::new(1);
-        let widest =
-            |width: fn(&kvant_kv::KvLayerShape) -> usize| shape.layers.iter().map(width).max().unwrap_or(0);
-        let mut values = vec![0.0; widest(|layer| layer.n_heads * layer.k_head_dim)];
+        let widest = |width: fn(&LayerSpec) -> usize| layers.iter().map(width).max().unwrap_or(0);
+        let mut values = vec![0.0; widest(LayerSpec::n_q)];
         random.fill_gaussian(&mut values, 1.0);
         let mut q = self.device.buffer(values.len())?;
         self.device.write(&mut q, &values)?;
-        let mut out = self.device.buffer(widest(|layer| layer.n_heads * layer.v_head_dim))?;
+        let mut out = self.device.buffer(widest(LayerSpec::n_out))?;
         let (mut tokens, mut pairs) = (0, 0);
         self.with(id, |cache| {
             tokens = cache.len();
-            pairs = tokens * shape.layers.iter().map(|layer| layer.n_heads).sum::<usize>();
+            pairs = tokens * layers.iter().map(|layer| layer.heads.n_heads).sum::<usize>();
             // Stages take turns, so that what else the machine does meets them all.
             for repetition in 0..=repetitions {
                 for (stage, seconds) in seconds.iter_mut().enumerate() {
                     let started = Instant::now();
-                    for (layer, heads) in shape.layers.iter().enumerate() {
-                        let params = AttendParams {
-                            n_heads: heads.n_heads,
-                            n_kv_heads: heads.n_kv_heads,
-                            k_head_dim: heads.k_head_dim,
-                            v_head_dim: heads.v_head_dim,
-                            scale: 1.0 / (heads.k_head_dim as f32).sqrt(),
-                        };
-                        let part = cache.part(layer, cache.last_rows(1), 0);
+                    for (index, layer) in layers.iter().enumerate() {
+                        let params = layer.attend_params();
+                        let part = cache.part(index, cache.last_rows(1), 0);
                         self.device.attend_staged(stage, &params, &[part], &q, None, &mut out)?;
                     }
                     // The first round warms up.
