@@ -18,8 +18,8 @@ pub use bytes::SharedBytes;
 pub use device::{Backend, DeviceInfo, Input, KernelChoice, Output, Page, PageTable, Result, WeightSource};
 pub use error::BackendError;
 pub use kv::{
-    BORDER, Held, KvLayer, KvMemory, KvPart, KvStream, Pages, Place, Rows, StreamSizes, StreamSpec,
-    TILES_PER_BLOCK, TOKENS_PER_BLOCK, TileRef, TileWrite, Writes, check_append, check_attend,
+    BORDER, Held, KvLayer, KvMemory, KvPart, KvStream, Pages, Place, Rows, StatePart, StreamSizes,
+    StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TileRef, TileWrite, Writes, check_append, check_attend,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use params::{AttendParams, Heads, Norm, Pairing, Rope, RopeParams};

@@ -196,10 +196,11 @@ impl Session {
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<(), Error> {
         self.check_room(tokens)?;
-        for (done, chunk) in chunks(tokens) {
-            let last = done + chunk.len() == tokens.len();
+        let mut left = tokens;
+        while let Some(chunk) = self.next_chunk(&mut left) {
+            let last = left.is_empty();
             self.step(chunk, if last { Want::Last } else { Want::Nothing })?;
-            if !progress(done + chunk.len()) && !last {
+            if !progress(tokens.len() - left.len()) && !last {
                 return Err(Error::Cancelled);
             }
         }
@@ -232,7 +233,9 @@ impl Session {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
         self.check_room(tokens)?;
-        for (done, chunk) in chunks(tokens) {
+        let mut left = tokens;
+        while let Some(chunk) = self.next_chunk(&mut left) {
+            let done = tokens.len() - left.len() - chunk.len();
             let first = from.saturating_sub(done).min(chunk.len());
             self.step(chunk, Want::From(first))?;
             for row in first..chunk.len() {
@@ -252,11 +255,13 @@ impl Session {
     pub fn fill_random(&mut self, n: usize, seed: u64) -> Result<(), Error> {
         let mut random = Random::new(seed);
         (self.lent, self.is_real) = (None, false);
-        for done in (0..n).step_by(MAX_ROWS) {
-            let rows = MAX_ROWS.min(n - done);
+        let mut left = n;
+        while left > 0 {
+            let rows = self.sequence.most_rows().min(left);
             let result = self.sequence.loaded().append_random(self.sequence.id(), rows, &mut random);
             self.tokens.resize(self.sequence.len(), 0);
             result?;
+            left -= rows;
         }
         Ok(())
     }
@@ -308,7 +313,11 @@ impl Session {
         let mut again = self.tokens[..n].to_vec();
         let left = self.cut(n);
         again.drain(..left);
-        chunks(&again).try_for_each(|(_, chunk)| self.step(chunk, Want::Nothing))
+        let mut left = &again[..];
+        while let Some(chunk) = self.next_chunk(&mut left) {
+            self.step(chunk, Want::Nothing)?;
+        }
+        Ok(())
     }
 
     /// Forgets everything but the first `n` tokens or, where that cannot be done without reading some again, fewer.
@@ -386,6 +395,16 @@ impl Session {
         Ok(())
     }
 
+    /// Takes from `left` what the next step reads; `None` when nothing is left.
+    fn next_chunk<'t>(&self, left: &mut &'t [u32]) -> Option<&'t [u32]> {
+        if left.is_empty() {
+            return None;
+        }
+        let (chunk, rest) = left.split_at(self.sequence.most_rows().min(left.len()));
+        *left = rest;
+        Some(chunk)
+    }
+
     fn step(&mut self, tokens: &[u32], want: Want) -> Result<(), Error> {
         self.lent = None;
         let row = StepRow { id: self.sequence.id(), n: tokens.len(), want };
@@ -414,17 +433,12 @@ impl Session {
     }
 }
 
-/// The chunks a prompt is read in, each with the number of tokens before it.
-fn chunks(tokens: &[u32]) -> impl Iterator<Item = (usize, &[u32])> {
-    tokens.chunks(MAX_ROWS).enumerate().map(|(i, chunk)| (i * MAX_ROWS, chunk))
-}
-
 /// The next rows of a feed together: index of each feed that has some, and how many. `None` when all is read.
 fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Option<Vec<(usize, usize)>> {
     let mut room = MAX_ROWS;
-    let left = feeds.iter().zip(read).map(|(feed, read)| feed.tokens.len() - read).enumerate();
-    let take = |(index, left): (usize, usize)| {
-        let n = left.min(room);
+    let left = feeds.iter().zip(read).map(|(feed, read)| (feed, feed.tokens.len() - read)).enumerate();
+    let take = |(index, (feed, left)): (usize, (&Feed<'_>, usize))| {
+        let n = left.min(room).min(feed.session.sequence.most_rows());
         room -= n;
         (n > 0).then_some((index, n))
     };

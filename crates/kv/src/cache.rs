@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{BORDER, Backend, Held, KvMemory, KvPart, Page, Rows, TOKENS_PER_BLOCK};
+use kvant_backend::{BORDER, Backend, Held, KvMemory, KvPart, Page, Rows, StatePart, TOKENS_PER_BLOCK};
 use kvant_codec::tile::TILE;
 
 use crate::layout::Group;
-use crate::pool::{BlockKey, Pool};
+use crate::pool::{BlockKey, Entry, Pool};
+use crate::states::States;
 use crate::{CacheState, KvError, Layout};
 
 /// The keys and values of one sequence: blocks of 128 tokens, a sink and a tail for each group of layers.
@@ -17,6 +18,7 @@ pub struct Cache<P: Page> {
     layout: Arc<Layout>,
     /// `[groups]`
     memory: Vec<KvMemory<P>>,
+    states: States<P>,
     len: usize,
     /// Tiles before this one are in the sink or the blocks.
     coded: usize,
@@ -29,26 +31,28 @@ pub struct Cache<P: Page> {
 /// Tokens from which on a tail of two f16 tiles is less than a tenth of the cache, 2.25 bits per value being the least.
 const LEAST_MARKED: usize = 5 * BORDER;
 
-/// A place to go back to: the tails as they were.
+/// A place to go back to: the tails and the states as they were.
 #[derive(Debug)]
 pub(crate) struct Mark<P: Page> {
     pub(crate) len: usize,
     pub(crate) coded: usize,
     /// `[groups]`
     pub(crate) tails: Vec<Option<Arc<Held<P>>>>,
+    pub(crate) states: Option<Arc<Held<P>>>,
 }
 
 impl<P: Page> Clone for Mark<P> {
     fn clone(&self) -> Self {
-        Self { tails: self.tails.clone(), ..*self }
+        Self { tails: self.tails.clone(), states: self.states.clone(), ..*self }
     }
 }
 
 impl<P: Page> Clone for Cache<P> {
     fn clone(&self) -> Self {
-        let Self { layout, memory, len, coded, n_ctx, keys, mark } = self;
-        let (layout, memory, keys, mark) = (Arc::clone(layout), memory.clone(), keys.clone(), mark.clone());
-        Self { layout, memory, len: *len, coded: *coded, n_ctx: *n_ctx, keys, mark }
+        let Self { layout, memory, states, len, coded, n_ctx, keys, mark } = self;
+        let (layout, memory, states) = (Arc::clone(layout), memory.clone(), states.clone());
+        let (keys, mark) = (keys.clone(), mark.clone());
+        Self { layout, memory, states, len: *len, coded: *coded, n_ctx: *n_ctx, keys, mark }
     }
 }
 
@@ -57,7 +61,8 @@ impl<P: Page> Cache<P> {
     pub fn new(layout: Arc<Layout>, n_ctx: usize) -> Self {
         let memory = layout.groups().iter().map(|group| KvMemory::new(group.sizes)).collect();
         let coded = layout.coded_tiles(0);
-        Self { layout, memory, len: 0, coded, n_ctx, keys: Vec::new(), mark: None }
+        let states = States::default();
+        Self { layout, memory, states, len: 0, coded, n_ctx, keys: Vec::new(), mark: None }
     }
 
     /// What is stored, and where.
@@ -87,11 +92,15 @@ impl<P: Page> Cache<P> {
 
     /// Bytes allocated for this cache, padding included; what others share is counted too.
     pub fn n_bytes(&self) -> usize {
-        let marked = self.mark.iter().flat_map(|mark| mark.tails.iter().flatten());
-        let own = |page: &&Arc<Held<P>>| {
-            !self.memory.iter().any(|m| m.tail().is_some_and(|t| Arc::ptr_eq(t, page)))
+        let marked = self.mark.iter().flat_map(|mark| mark.tails.iter().flatten().chain(&mark.states));
+        let is_there = |page: &&Arc<Held<P>>| {
+            let tails = self.memory.iter().filter_map(KvMemory::tail);
+            tails.chain(self.states.pages()).any(|there| Arc::ptr_eq(there, page))
         };
-        let pages = self.memory.iter().flat_map(KvMemory::pages).chain(marked.filter(own));
+        let marked = marked.filter(|page| !is_there(page));
+        // The youngest snapshot may still be what is there.
+        let states = self.states.pages().skip(usize::from(self.states.is_remembered()));
+        let pages = self.memory.iter().flat_map(KvMemory::pages).chain(states).chain(marked);
         pages.map(|page| page.n_bytes()).sum()
     }
 
@@ -119,11 +128,28 @@ impl<P: Page> Cache<P> {
         KvPart { rows, layer: self.layout.layer(layer), memory, band }
     }
 
+    /// The state of recurrent layer `index`, for a step of `rows`.
+    ///
+    /// # Panics
+    /// When the model has no such layer, or nothing was reserved.
+    pub fn state_part(&mut self, index: usize, rows: Rows) -> StatePart<'_, P> {
+        let layout = self.layout.states().expect("a model with recurrent layers");
+        self.states.part(layout, index, rows)
+    }
+
+    /// The most tokens that the next step may add: it must not step over a place where the states are remembered.
+    pub fn most_rows(&self) -> usize {
+        self.layout.states().map_or(usize::MAX, |states| states.until_snapshot(self.len))
+    }
+
     /// Makes room for `n` more tokens, in memory that nobody else has.
     ///
     /// # Errors
     /// [`KvError::Full`] when they do not fit in the context; a device error when memory runs out. Nothing that was
     /// stored is lost, and [`Cache::unreserve`] gives back what had been found until then.
+    ///
+    /// # Panics
+    /// When `n` is more than [`Cache::most_rows`].
     pub fn reserve<B: Backend<Page = P>>(
         &mut self,
         backend: &B,
@@ -134,12 +160,16 @@ impl<P: Page> Cache<P> {
         if need > self.n_ctx {
             return Err(KvError::Full { need, n_ctx: self.n_ctx });
         }
+        assert!(n <= self.most_rows(), "a step of {n} tokens steps over a snapshot");
         let rows = self.rows(0, n);
         let coded = self.layout.coded_tiles(rows.end());
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
             let end = group.n_blocks(rows.end(), coded);
             let first = group.first_block(rows).unwrap_or(end).min(end);
             memory.reserve(first..end, group.writes_sink(rows), &pool.on(backend))?;
+        }
+        if let Some(states) = self.layout.states() {
+            self.states.reserve(states, &pool.on(backend))?;
         }
         Ok(())
     }
@@ -153,6 +183,9 @@ impl<P: Page> Cache<P> {
                 memory.set_tail(None);
             }
         }
+        if self.len == 0 {
+            self.states = States::default();
+        }
     }
 
     /// Counts `n` more tokens as stored, once every layer has written them, and lets go of blocks that no query will see.
@@ -161,6 +194,9 @@ impl<P: Page> Cache<P> {
         self.coded = self.layout.coded_tiles(self.len);
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
             memory.forget(group.oldest_block(self.len));
+        }
+        if let Some(states) = self.layout.states() {
+            self.states.commit(states, self.len);
         }
     }
 
@@ -173,14 +209,18 @@ impl<P: Page> Cache<P> {
     }
 
     /// Remembers this place, in place of the one before: [`Cache::cut`] finds back to it, or to the tokens just before it,
-    /// without feeding any again. Costs a copy of the tails once more tokens come; of few tokens, where that would be more than
-    /// a tenth of the cache, nothing is remembered.
+    /// without feeding any again. Costs a copy of the tails and states once more tokens come; of few tokens, where that would be
+    /// more than a tenth of the cache, nothing is remembered, unless there are states: the way back to these is long.
     pub fn mark(&mut self) {
-        let is_worth_it = self.len >= LEAST_MARKED && self.state().has_tail();
+        let is_worth_it = match self.states.now() {
+            Some(_) => self.len > 0,
+            None => self.len >= LEAST_MARKED && self.state().has_tail(),
+        };
         self.mark = is_worth_it.then(|| Mark {
             len: self.len,
             coded: self.coded,
             tails: self.memory.iter().map(|memory| memory.tail().cloned()).collect(),
+            states: self.states.now().cloned(),
         });
     }
 
@@ -195,17 +235,23 @@ impl<P: Page> Cache<P> {
         if n == self.len {
             return n;
         }
-        let now = self.layout.exact_cut(n, self.coded);
-        let marked = self.mark.as_ref().map_or(0, |mark| self.layout.exact_cut(n.min(mark.len), mark.coded));
+        let now = self.way_back(n, self.coded);
+        let marked = self.mark.as_ref().map_or(0, |mark| match n >= mark.len {
+            true => mark.len,
+            false => self.way_back(n, mark.coded),
+        });
         let n = now.max(marked);
         if n == 0 || !self.is_there(n) {
             self.clear();
             return 0;
         }
+        let mut states = self.states.after(n).cloned();
         if let Some(mark) = self.mark.take_if(|_| now < marked) {
             self.coded = mark.coded;
             self.memory.iter_mut().zip(mark.tails).for_each(|(memory, tail)| memory.set_tail(tail));
+            states = states.or(mark.states.filter(|_| mark.len == n));
         }
+        self.states.go_back(n, states);
         self.mark.take_if(|mark| mark.len > n);
         (self.len, self.coded) = (n, self.coded.min(n.div_ceil(TILE)).max(self.layout.coded_tiles(0)));
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
@@ -213,6 +259,16 @@ impl<P: Page> Cache<P> {
         }
         self.keys.truncate(1 + n / TOKENS_PER_BLOCK);
         n
+    }
+
+    /// The longest place up to `n` that can be gone on from as if no more had ever been fed, while tiles before `coded` are
+    /// coded.
+    fn way_back(&self, n: usize, coded: usize) -> usize {
+        let is_exact = |at: &usize| *at <= n && self.layout.exact_cut(*at, coded) == *at;
+        match self.layout.states() {
+            None => self.layout.exact_cut(n, coded),
+            Some(_) => self.states.places().find(is_exact).unwrap_or(0),
+        }
     }
 
     /// Whether no block has been let go of that a query after `n` tokens may see.
@@ -239,8 +295,18 @@ impl<P: Page> Cache<P> {
         self.coded
     }
 
-    pub(crate) fn set_state(&mut self, state: CacheState, mark: Option<Mark<P>>) {
+    pub(crate) fn set_state(
+        &mut self,
+        state: CacheState,
+        states: Option<Arc<Held<P>>>,
+        mark: Option<Mark<P>>,
+    ) {
         (self.len, self.coded, self.mark) = (state.len, state.coded, mark);
+        self.states.go_back(state.len, states);
+    }
+
+    pub(crate) fn states(&self) -> &States<P> {
+        &self.states
     }
 
     pub(crate) fn marked(&self) -> Option<&Mark<P>> {
@@ -275,7 +341,8 @@ impl<P: Page> Cache<P> {
             let block = |memory: &KvMemory<P>| memory.blocks()[index].as_ref().map(weak);
             let blocks = self.memory.iter().map(block).collect();
             let sinks = self.memory.iter().map(|memory| memory.sink().map(weak)).collect();
-            self.keys.push(pool.publish(parent, &known[index], blocks, sinks));
+            let states = self.states.after((index + 1) * TOKENS_PER_BLOCK).map(weak);
+            self.keys.push(pool.publish(parent, &known[index], Entry { blocks, sinks, states }));
         }
     }
 
@@ -299,6 +366,7 @@ impl<P: Page> Cache<P> {
         }
         let is_whole = |n: usize| {
             self.layout.is_attachable(n * TOKENS_PER_BLOCK)
+                && (self.layout.states().is_none() || found[n - 1].states.is_some())
                 && self.layout.groups().iter().enumerate().all(|(g, group)| {
                     let seen = group.oldest_block(n * TOKENS_PER_BLOCK)..n;
                     found[seen].iter().all(|block| block.blocks[g].is_some())
@@ -308,6 +376,9 @@ impl<P: Page> Cache<P> {
         for (g, memory) in self.memory.iter_mut().enumerate() {
             found[..n].iter().for_each(|block| memory.push(block.blocks[g].clone()));
             memory.set_sink(found[..n].last().and_then(|block| block.sinks[g].clone()));
+        }
+        if let Some(states) = found[..n].last().and_then(|block| block.states.clone()) {
+            self.states.attach(n * TOKENS_PER_BLOCK, states);
         }
         keys.truncate(1 + n);
         self.keys = keys;

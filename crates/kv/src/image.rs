@@ -6,6 +6,7 @@ use kvant_backend::{Backend, Page, Pages};
 use kvant_codec::tile::{Side, TILE, restore_row};
 
 use crate::cache::Mark;
+use crate::layout::StateLayout;
 use crate::pool::Pool;
 use crate::{Cache, KvError, Layout};
 
@@ -37,15 +38,17 @@ impl<P: Page> Cache<P> {
         }
     }
 
-    /// Every allocation that what comes next may read: for each group the sink, the tail, and the blocks.
+    /// Every allocation that what comes next may read.
     fn kept(&self) -> impl Iterator<Item = &P> {
         let pages = self.groups().flat_map(|(group, memory)| {
             let tail = memory.tail().filter(|_| self.state().has_tail());
             let f16 = memory.sink().into_iter().chain(tail);
             f16.chain(memory.blocks()[group.oldest_block(self.len())..].iter().flatten())
         });
-        let marked = self.marked().into_iter().flat_map(|mark| mark.tails.iter().flatten());
-        pages.chain(marked).map(|page| &***page)
+        let states = self.states().now().filter(|_| !self.is_empty());
+        let marked =
+            self.marked().into_iter().flat_map(|mark| mark.tails.iter().flatten().chain(&mark.states));
+        pages.chain(states).chain(marked).map(|page| &***page)
     }
 
     /// How many [images](Cache::images) there are.
@@ -53,8 +56,8 @@ impl<P: Page> Cache<P> {
         self.kept().count()
     }
 
-    /// The bytes of every allocation that what comes next may read: for each group the sink, the tail, and the blocks; then the
-    /// tails of the place that is remembered.
+    /// The bytes of every allocation that what comes next may read: for each group the sink, the tail, and the blocks; the
+    /// states of recurrent layers; then the tails and the states of the place that is remembered.
     pub fn images<B: Backend<Page = P>>(
         &self,
         backend: &B,
@@ -118,16 +121,19 @@ impl<P: Page> Cache<P> {
                 memory.push(if block < oldest { None } else { Some(read(sizes.block)?) });
             }
         }
+        let state_bytes = layout.states().filter(|_| len > 0).map(StateLayout::n_bytes);
+        let states = state_bytes.map(&mut read).transpose()?;
         let mark = match mark {
             None => None,
             Some((len, coded)) => {
                 let sizes = layout.groups().iter().map(|group| group.sizes.tail);
                 let tails =
                     sizes.map(|tail| (tail > 0).then(|| read(tail)).transpose()).collect::<Result<_, _>>()?;
-                Some(Mark { len, coded, tails })
+                let states = state_bytes.map(&mut read).transpose()?;
+                Some(Mark { len, coded, tails, states })
             }
         };
-        cache.set_state(state, mark);
+        cache.set_state(state, states, mark);
         Ok(cache)
     }
 

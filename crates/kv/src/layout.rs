@@ -1,9 +1,9 @@
 //! How the streams of all layers lie in memory: worked out once for a plan, shared by the caches that follow it.
 
-use kvant_backend::{KvLayer, Rows, StreamSizes, StreamSpec, TOKENS_PER_BLOCK};
+use kvant_backend::{BORDER, KvLayer, Rows, StreamSizes, StreamSpec, TOKENS_PER_BLOCK};
 use kvant_codec::tile::{Side, TILE};
 
-use crate::{KvShape, Plan};
+use crate::{KvLayerShape, KvShape, Plan};
 
 /// A plan, and where its streams lie.
 ///
@@ -18,6 +18,16 @@ pub struct Layout {
     groups: Vec<Group>,
     /// What decides which tokens are in 16 bit: any stream with a tail, as all have the same.
     tailed: Option<StreamSpec>,
+    states: Option<StateLayout>,
+}
+
+/// How the states of recurrent layers lie in memory, and when they are remembered.
+#[derive(Debug)]
+pub(crate) struct StateLayout {
+    /// Where each state begins, in bytes, and its length in f32 values.
+    states: Vec<(usize, usize)>,
+    n_bytes: usize,
+    every: usize,
 }
 
 /// Layers that share blocks.
@@ -60,7 +70,8 @@ impl Layout {
             group_of.push(group);
         }
         let tailed = groups.iter().flat_map(|group| &group.kinds).find(|kind| kind.tail_tiles > 0).copied();
-        Self { plan, layers, group_of, groups, tailed }
+        let states = (!shape.states.is_empty()).then(|| StateLayout::new(shape));
+        Self { plan, layers, group_of, groups, tailed, states }
     }
 
     /// What is stored, and how.
@@ -80,7 +91,14 @@ impl Layout {
             let StreamSizes { block, sink, tail } = group.sizes;
             blocks * block + if tokens > 0 { sink + tail } else { 0 }
         };
-        self.groups.iter().map(of_group).sum()
+        // One that changes, and one after each place that is remembered.
+        let of_states = |states: &StateLayout| tokens.div_ceil(states.every) * states.n_bytes;
+        self.groups.iter().map(of_group).sum::<usize>() + self.states.as_ref().map_or(0, of_states)
+    }
+
+    /// How the states of recurrent layers lie in memory, where there are any.
+    pub(crate) fn states(&self) -> Option<&StateLayout> {
+        self.states.as_ref()
     }
 
     /// The longest cut to at most `n` tokens that can be gone on from as if no more had ever been fed, while tiles before
@@ -110,6 +128,47 @@ impl Layout {
         }
     }
 }
+
+impl StateLayout {
+    /// Snapshots are as far apart as makes them no larger than the keys and values between them, one byte per value: with
+    /// them, a cache is at most twice as large, whatever the model.
+    fn new(shape: &KvShape) -> Self {
+        let mut n_bytes = 0;
+        let mut put = |&n_values: &usize| {
+            let offset = n_bytes;
+            n_bytes += (n_values * size_of::<f32>()).next_multiple_of(STATE_ALIGN);
+            (offset, n_values)
+        };
+        let states = shape.states.iter().map(&mut put).collect();
+        let per_token = |layer: &KvLayerShape| layer.n_kv_heads * (layer.k_head_dim + layer.v_head_dim);
+        let per_token: usize = shape.layers.iter().map(per_token).sum();
+        let borders = n_bytes.div_ceil(BORDER * per_token.max(1)).max(1);
+        Self { states, n_bytes, every: borders.next_power_of_two() * BORDER }
+    }
+
+    /// Bytes of all states together.
+    pub(crate) fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+
+    /// Where the state of recurrent layer `index` begins, in bytes, and its length in f32 values.
+    pub(crate) fn state(&self, index: usize) -> (usize, usize) {
+        self.states[index]
+    }
+
+    /// Tokens from one snapshot to the next; a multiple of [`BORDER`], where the keys and values are in blocks alone.
+    pub(crate) fn every(&self) -> usize {
+        self.every
+    }
+
+    /// Tokens from `len` on to the next snapshot, at least one.
+    pub(crate) fn until_snapshot(&self, len: usize) -> usize {
+        self.every - len % self.every
+    }
+}
+
+/// States begin at multiples of so many bytes, as tiles do.
+const STATE_ALIGN: usize = 64;
 
 impl Group {
     /// Blocks that `len` tokens reach into, while tiles before `coded` are coded.

@@ -20,6 +20,7 @@ mod layout;
 mod plan;
 mod policy;
 mod pool;
+mod states;
 
 pub use cache::Cache;
 pub use error::KvError;

@@ -8,11 +8,13 @@ use kvant_codec::tile::{Side, TILE};
 
 use crate::{KvError, Layout, Policies};
 
-/// The KV heads of a model.
+/// What a model keeps of past tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KvShape {
-    /// The layers that have a cache.
+    /// The layers that have keys and values of their own.
     pub layers: Vec<KvLayerShape>,
+    /// The recurrent layers: f32 values of each one's state.
+    pub states: Vec<usize>,
 }
 
 /// The KV heads of a layer.
@@ -40,15 +42,7 @@ impl KvLayerShape {
 impl KvShape {
     /// Layers of one shape.
     pub fn uniform(n_layers: usize, layer: KvLayerShape) -> Self {
-        Self { layers: vec![layer; n_layers] }
-    }
-
-    /// Some of the layers.
-    ///
-    /// # Panics
-    /// When there are no such layers.
-    pub fn part(&self, layers: Range<usize>) -> Self {
-        Self { layers: self.layers[layers].to_vec() }
+        Self { layers: vec![layer; n_layers], states: Vec::new() }
     }
 
     /// Bytes that a cache of `tokens` tokens would allocate in f16, in the same blocks: what a saving is measured

@@ -34,27 +34,44 @@ impl BlockKey {
 }
 
 /// What is kept of a block for as long as some sequence holds it.
-struct Entry<P: Page> {
+pub(crate) struct Entry<P: Page> {
+    /// The block of each group, `None` where it had been let go of.
+    pub(crate) blocks: Vec<Option<Weak<Held<P>>>>,
+    /// The sink of each group that has one.
+    pub(crate) sinks: Vec<Option<Weak<Held<P>>>>,
+    /// The states of recurrent layers at the end of the block, where they are remembered.
+    pub(crate) states: Option<Weak<Held<P>>>,
+}
+
+impl<P: Page> Entry<P> {
+    /// Whether something of it that `other` has is held by nobody any more, or never was there.
+    fn lacks_what_is_in(&self, other: &Self) -> bool {
+        let is_gone = |page: &Weak<Held<P>>| page.strong_count() == 0;
+        let lacks_states = self.states.as_ref().is_none_or(is_gone) && other.states.is_some();
+        self.blocks.iter().flatten().any(is_gone) || lacks_states
+    }
+}
+
+/// An entry, and what it was made known for.
+struct Known<P: Page> {
     parent: BlockKey,
     /// What [`Pool::check`] makes of the tokens: equal keys are not taken for equal tokens.
     check: u64,
-    /// The block of each group, `None` where it had been let go of.
-    blocks: Vec<Option<Weak<Held<P>>>>,
-    /// The sink of each group that has one.
-    sinks: Vec<Option<Weak<Held<P>>>>,
+    entry: Entry<P>,
 }
 
-/// A block that was found: its page in each group, where it is still held, and the groups' sinks.
+/// A block that was found: its page in each group, where it is still held, the groups' sinks, and the states at its end.
 pub(crate) struct Found<P: Page> {
     pub(crate) blocks: Vec<Option<Arc<Held<P>>>>,
     pub(crate) sinks: Vec<Option<Arc<Held<P>>>>,
+    pub(crate) states: Option<Arc<Held<P>>>,
 }
 
 /// The memory of all caches on a device.
 pub struct Pool<P: Page> {
     live: Arc<AtomicUsize>,
     budget: AtomicUsize,
-    known: Mutex<HashMap<BlockKey, Entry<P>>>,
+    known: Mutex<HashMap<BlockKey, Known<P>>>,
     /// Key of [`Pool::check`], drawn at random for each pool.
     secret: RandomState,
 }
@@ -82,7 +99,7 @@ impl<P: Page> Pool<P> {
         PoolOn { pool: self, backend }
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<BlockKey, Entry<P>>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<BlockKey, Known<P>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -97,7 +114,7 @@ impl<P: Page> Pool<P> {
         let key = parent.then(tokens);
         let known = self.known();
         let check = self.check(tokens);
-        let entry = known.get(&key).filter(|entry| entry.parent == parent && entry.check == check)?;
+        let entry = &known.get(&key).filter(|known| known.parent == parent && known.check == check)?.entry;
         let blocks = entry.blocks.iter().map(|page| page.as_ref().and_then(Weak::upgrade)).collect();
         // A sink that was there and is gone cannot be done without.
         let sink = |page: &Option<Weak<Held<P>>>| match page {
@@ -105,7 +122,8 @@ impl<P: Page> Pool<P> {
             None => Some(None),
         };
         let sinks = entry.sinks.iter().map(sink).collect::<Option<_>>()?;
-        Some((key, Found { blocks, sinks }))
+        let states = entry.states.as_ref().and_then(Weak::upgrade);
+        Some((key, Found { blocks, sinks, states }))
     }
 
     /// Makes the block of `tokens` after `parent` known.
@@ -113,22 +131,20 @@ impl<P: Page> Pool<P> {
         &self,
         parent: BlockKey,
         tokens: &[u32; TOKENS_PER_BLOCK],
-        blocks: Vec<Option<Weak<Held<P>>>>,
-        sinks: Vec<Option<Weak<Held<P>>>>,
+        entry: Entry<P>,
     ) -> BlockKey {
         let key = parent.then(tokens);
         let mut known = self.known();
         if known.len() == known.capacity() {
-            known.retain(|_, entry| entry.blocks.iter().flatten().any(|page| page.strong_count() > 0));
+            known.retain(|_, known| known.entry.blocks.iter().flatten().any(|page| page.strong_count() > 0));
         }
         // Whoever was first stays: those who come later share with it, not with each other.
-        let is_gone = |entry: &Entry<P>| entry.blocks.iter().flatten().any(|page| page.strong_count() == 0);
-        let entry = Entry { parent, check: self.check(tokens), blocks, sinks };
+        let here = Known { parent, check: self.check(tokens), entry };
         match known.get_mut(&key) {
-            Some(there) if is_gone(there) => *there = entry,
+            Some(there) if there.entry.lacks_what_is_in(&here.entry) => *there = here,
             Some(_) => {}
             None => {
-                known.insert(key, entry);
+                known.insert(key, here);
             }
         }
         key

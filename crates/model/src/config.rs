@@ -1,5 +1,7 @@
 //! Hyper-parameters, read from a GGUF file's metadata.
 
+use std::ops::Range;
+
 use kvant_backend::{AttendParams, Pairing};
 use kvant_gguf::Gguf;
 use kvant_kv::{KvLayerShape, KvShape};
@@ -140,7 +142,15 @@ impl Config {
 
     /// The KV heads, as the cache sees them.
     pub fn kv_shape(&self) -> KvShape {
-        KvShape { layers: self.layers.iter().map(|layer| layer.heads).collect() }
+        self.kv_shape_of(0..self.layers.len())
+    }
+
+    /// What some of the layers keep.
+    ///
+    /// # Panics
+    /// When there are no such layers.
+    pub fn kv_shape_of(&self, layers: Range<usize>) -> KvShape {
+        KvShape { layers: self.layers[layers].iter().map(|layer| layer.heads).collect(), states: Vec::new() }
     }
 }
 

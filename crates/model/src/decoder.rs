@@ -109,7 +109,7 @@ impl<B: Backend> Decoder<B> {
 
     /// The KV heads of the layers that are here.
     pub fn kv_shape(&self) -> KvShape {
-        self.config.kv_shape().part(self.weights.part.layers())
+        self.config.kv_shape_of(self.weights.part.layers())
     }
 
     /// Size of the vocabulary.

@@ -23,6 +23,24 @@ impl<P: Page> Held<P> {
         live.fetch_add(page.n_bytes(), Ordering::Relaxed);
         Self { page, live: Arc::clone(live) }
     }
+
+    /// Makes `page` one of `bytes` bytes that nobody else has or knows of; says whether it is another one now.
+    ///
+    /// # Errors
+    /// Those of `pages`.
+    pub fn own(page: &mut Option<Arc<Self>>, bytes: usize, pages: &dyn Pages<P>) -> Result<bool> {
+        let Some(there) = page else {
+            if bytes > 0 {
+                *page = Some(Arc::new(pages.page(bytes)?));
+            }
+            return Ok(bytes > 0);
+        };
+        let is_shared = Arc::get_mut(there).is_none();
+        if is_shared {
+            *there = Arc::new(pages.copy(there)?);
+        }
+        Ok(is_shared)
+    }
 }
 
 impl<P: Page> Drop for Held<P> {
@@ -129,15 +147,15 @@ impl<P: Page> KvMemory<P> {
     /// Those of `pages`. What there was stays as it was, but for copies.
     pub fn reserve(&mut self, blocks: Range<usize>, sink: bool, pages: &dyn Pages<P>) -> Result<()> {
         if sink {
-            own(&mut self.sink, self.sizes.sink, pages)?;
+            Held::own(&mut self.sink, self.sizes.sink, pages)?;
         }
-        own(&mut self.tail, self.sizes.tail, pages)?;
+        Held::own(&mut self.tail, self.sizes.tail, pages)?;
         for index in blocks {
             assert!(index <= self.blocks.len(), "block {index} of {}", self.blocks.len());
             if index == self.blocks.len() {
                 self.blocks.push(None);
             }
-            if own(&mut self.blocks[index], self.sizes.block, pages)? {
+            if Held::own(&mut self.blocks[index], self.sizes.block, pages)? {
                 self.tell(index);
             }
         }
@@ -218,21 +236,6 @@ impl<P: Page> KvMemory<P> {
     }
 }
 
-/// Makes `page` one that nobody else has or knows of; says whether it is another one now.
-fn own<P: Page>(page: &mut Option<Arc<Held<P>>>, bytes: usize, pages: &dyn Pages<P>) -> Result<bool> {
-    let Some(there) = page else {
-        if bytes > 0 {
-            *page = Some(Arc::new(pages.page(bytes)?));
-        }
-        return Ok(bytes > 0);
-    };
-    let is_shared = Arc::get_mut(there).is_none();
-    if is_shared {
-        *there = Arc::new(pages.copy(there)?);
-    }
-    Ok(is_shared)
-}
-
 /// Rows of a step that belong to one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
@@ -263,7 +266,20 @@ impl Rows {
     }
 }
 
-/// One sequence of a step, as one layer sees it.
+/// One sequence of a step, as a recurrent layer sees it.
+#[derive(Debug)]
+pub struct StatePart<'a, P: Page> {
+    /// Its rows.
+    pub rows: Rows,
+    /// Where the layer's state lies: zero before the first token, changed by each row.
+    pub page: &'a mut P,
+    /// Where in it the state begins, in bytes.
+    pub offset: usize,
+    /// Its length in f32 values.
+    pub n_values: usize,
+}
+
+/// One sequence of a step, as one layer with keys and values sees it.
 #[derive(Debug)]
 pub struct KvPart<'a, P: Page> {
     /// Its rows.

@@ -30,7 +30,8 @@
 //! # Memory
 //!
 //! A *block* is the main tiles of 128 tokens of all streams of a group of layers, one allocation; sink and tail of those
-//! streams are one more each. [`KvMemory`] holds them, [`KvStream`] says where in them a stream lies.
+//! streams are one more each. [`KvMemory`] holds them, [`KvStream`] says where in them a stream lies. What recurrent layers
+//! keep is no stream: a state of fixed size that every row changes ([`StatePart`]).
 //!
 //! Everything here is arithmetic on token numbers; bytes are moved by the device.
 
@@ -42,7 +43,7 @@ mod writes;
 
 pub use check::{check_append, check_attend};
 pub use layer::{KvLayer, KvStream, StreamSizes};
-pub use memory::{Held, KvMemory, KvPart, Pages, Rows, TileRef};
+pub use memory::{Held, KvMemory, KvPart, Pages, Rows, StatePart, TileRef};
 pub use spec::{BORDER, Place, StreamSpec};
 pub use writes::{TileWrite, Writes};
 

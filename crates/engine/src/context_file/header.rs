@@ -153,12 +153,14 @@ fn mismatch(
 /// The shapes of the layers, each with how many layers in a row have it.
 fn heads(shape: &KvShape) -> String {
     let runs = shape.layers.chunk_by(|a, b| a == b);
+    let mut states =
+        shape.states.chunk_by(|a, b| a == b).map(|run| format!("{} x state of {}", run.len(), run[0]));
     let run = |run: &[KvLayerShape]| {
         let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window } = run[0];
         let window = window.map_or_else(String::new, |window| format!(" window {window}"));
         format!("{} x {n_heads}/{n_kv_heads} of {k_head_dim}, {v_head_dim}{window}", run.len())
     };
-    runs.map(run).collect::<Vec<_>>().join("; ")
+    runs.map(run).chain(&mut states).collect::<Vec<_>>().join("; ")
 }
 
 /// What decides whether cached keys and values mean the same: the layout of the bytes, the model that made them, and

@@ -114,6 +114,8 @@ pub(crate) trait Caches {
     fn state(&self, id: SequenceId) -> CacheState;
     /// Changes how many tokens fit; at least those that are stored do.
     fn set_n_ctx(&self, id: SequenceId, n_ctx: usize);
+    /// See [`Cache::most_rows`](kvant_kv::Cache::most_rows).
+    fn most_rows(&self, id: SequenceId) -> usize;
     /// See [`Cache::cut`](kvant_kv::Cache::cut).
     fn cut(&self, id: SequenceId, n: usize) -> usize;
     /// See [`Cache::mark`](kvant_kv::Cache::mark).

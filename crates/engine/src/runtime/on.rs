@@ -342,6 +342,10 @@ impl<B: Backend> Caches for On<B> {
         self.with(id, |cache| cache.set_n_ctx(n_ctx));
     }
 
+    fn most_rows(&self, id: SequenceId) -> usize {
+        self.with(id, |cache| cache.most_rows())
+    }
+
     fn cut(&self, id: SequenceId, n: usize) -> usize {
         self.with(id, |cache| cache.cut(n))
     }

@@ -190,6 +190,10 @@ impl Caches for Relay {
         self.parts.iter().for_each(|part| part.set_n_ctx(id, n_ctx));
     }
 
+    fn most_rows(&self, id: SequenceId) -> usize {
+        self.parts.iter().map(|part| part.most_rows(id)).min().unwrap_or(usize::MAX)
+    }
+
     fn cut(&self, id: SequenceId, n: usize) -> usize {
         let mut n = n;
         // Each part may have to cut further than the others did.

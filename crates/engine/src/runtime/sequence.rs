@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvant_kv::{CacheState, KvShape, Plan};
 
-use super::{Loaded, Room, SequenceId};
+use super::{Loaded, MAX_ROWS, Room, SequenceId};
 use crate::Error;
 
 /// A sequence; it is let go of when this is dropped.
@@ -71,6 +71,11 @@ impl Sequence {
     /// Tokens stored.
     pub fn len(&self) -> usize {
         self.loaded.state(self.id).len
+    }
+
+    /// The most tokens that the next step may add.
+    pub fn most_rows(&self) -> usize {
+        MAX_ROWS.min(self.loaded.most_rows(self.id))
     }
 
     /// Tokens that fit.

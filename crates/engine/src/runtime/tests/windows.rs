@@ -6,7 +6,7 @@ use kvant_gguf::Gguf;
 use kvant_kv::Policies;
 use kvant_model::Part;
 
-use super::*;
+use super::super::*;
 use crate::model::POCKET;
 
 /// The bundled model, every other layer of which sees `window` tokens.

@@ -1,0 +1,196 @@
+//! States of recurrent layers: whatever is forked, cut, remembered, stored or attached, a sequence's states are those that
+//! feeding its tokens one by one gives.
+
+use std::sync::Arc;
+
+use kvant_backend::Rows;
+use kvant_codec::DType;
+use kvant_codec::random::Random;
+use kvant_cpu::{CpuDevice, CpuPage};
+use kvant_kv::{BlockKey, Cache, KvLayerShape, KvShape, Layout, Plan, Policies, Pool};
+
+/// Two recurrent layers beside one with keys and values. States as large as these are remembered every 1,024 tokens.
+const STATES: [usize; 2] = [5, 18_000];
+const EVERY: usize = 1024;
+const N_CTX: usize = 6000;
+
+struct Model {
+    device: CpuDevice,
+    pool: Pool<CpuPage>,
+    layout: Arc<Layout>,
+}
+
+impl Model {
+    fn new() -> Self {
+        let heads = KvLayerShape { n_heads: 2, n_kv_heads: 1, k_head_dim: 64, v_head_dim: 64, window: None };
+        let shape = KvShape { layers: vec![heads], states: STATES.to_vec() };
+        let plan = Plan::new(&shape, DType::Turbo3, DType::Turbo3, &Policies::none()).unwrap();
+        let device = CpuDevice::from_env(Some(1)).unwrap();
+        Self { device, pool: Pool::default(), layout: Arc::new(Layout::new(&shape, plan)) }
+    }
+
+    fn start(&self) -> Sequence {
+        let mut cache = Cache::new(Arc::clone(&self.layout), N_CTX);
+        cache.set_root(BlockKey::root(&[b"states"]));
+        Sequence { cache, tokens: Vec::new() }
+    }
+}
+
+/// What a layer makes of its state and a token: nothing that could be undone.
+fn turn(layer: usize, state: &mut [u8], token: u32) {
+    for (index, value) in state.chunks_exact_mut(4).enumerate().step_by(1 + 97 * layer) {
+        let old = u32::from_le_bytes(value.try_into().unwrap());
+        let new = (old ^ token).wrapping_mul(0x9e37_79b1).rotate_left(index as u32 % 31) ^ layer as u32;
+        value.copy_from_slice(&new.to_le_bytes());
+    }
+}
+
+#[derive(Clone)]
+struct Sequence {
+    cache: Cache<CpuPage>,
+    tokens: Vec<u32>,
+}
+
+impl Sequence {
+    /// Feeds `tokens` in steps of at most `chunk`; the keys and values stay what the memory was.
+    fn feed(&mut self, model: &Model, tokens: &[u32], chunk: usize) {
+        let mut left = tokens;
+        while !left.is_empty() {
+            let n = left.len().min(chunk).min(self.cache.most_rows());
+            self.cache.reserve(&model.device, &model.pool, n).unwrap();
+            for (layer, n_values) in STATES.into_iter().enumerate() {
+                let rows: Rows = self.cache.rows(0, n);
+                let part = self.cache.state_part(layer, rows);
+                assert_eq!((part.n_values, part.rows.n), (n_values, n));
+                let state = &mut part.page.as_mut_bytes()[part.offset..][..4 * n_values];
+                left[..n].iter().for_each(|&token| turn(layer, state, token));
+            }
+            self.cache.commit(n);
+            self.tokens.extend_from_slice(&left[..n]);
+            self.cache.publish(&model.pool, &self.tokens);
+            left = &left[n..];
+        }
+    }
+
+    /// Goes back to at most `n` tokens; says how many are left.
+    fn cut(&mut self, n: usize) -> usize {
+        let left = self.cache.cut(n);
+        self.tokens.truncate(left);
+        left
+    }
+
+    /// The states, as a step finds them, are those of the tokens.
+    fn check(&self, model: &Model, what: &str) {
+        assert_eq!(self.cache.len(), self.tokens.len(), "{what}");
+        let mut cache = self.cache.clone();
+        cache.reserve(&model.device, &model.pool, 1).unwrap();
+        for (layer, n_values) in STATES.into_iter().enumerate() {
+            let mut want = vec![0; 4 * n_values];
+            self.tokens.iter().for_each(|&token| turn(layer, &mut want, token));
+            let rows = cache.rows(0, 1);
+            let part = cache.state_part(layer, rows);
+            let got = &part.page.as_bytes()[part.offset..][..want.len()];
+            assert!(got == want, "{what}: layer {layer} after {} tokens", self.tokens.len());
+        }
+    }
+
+    fn stored(&self, model: &Model) -> Self {
+        let images: Vec<_> = self.cache.images(&model.device).collect::<Result<_, _>>().unwrap();
+        assert_eq!(images.len(), self.cache.n_images());
+        let next = &mut |index: usize| Ok::<_, kvant_kv::KvError>(images[index].clone());
+        let (layout, state) = (Arc::clone(&model.layout), self.cache.state());
+        let mut cache = Cache::from_images(&model.device, &model.pool, layout, N_CTX, state, next).unwrap();
+        cache.set_root(BlockKey::root(&[b"states"]));
+        Self { cache, tokens: self.tokens.clone() }
+    }
+}
+
+fn text(from: u32, to: u32) -> Vec<u32> {
+    (from..to).map(|i| i * 37 % 501).collect()
+}
+
+#[test]
+fn states_are_those_of_the_tokens_whatever_a_sequence_went_through() {
+    let model = Model::new();
+    let mut random = Random::new(7);
+    let mut below = |n: usize| random.bits() as usize % n;
+    for round in 0..12 {
+        let mut sequences = vec![model.start()];
+        for _ in 0..14 {
+            let which = below(sequences.len());
+            let (chunk, n) = (1 + below(512), 1 + below(900));
+            let sequence = &mut sequences[which];
+            let len = sequence.tokens.len();
+            match below(8) {
+                0..=3 if len + n < N_CTX => {
+                    // The same text for all, so that prefixes are shared.
+                    sequence.feed(&model, &text(len as u32, (len + n) as u32), chunk);
+                }
+                4 => _ = sequence.cut(below(len + 1)),
+                5 => sequence.cache.mark(),
+                6 => {
+                    let fork = sequence.clone();
+                    sequences.push(fork);
+                }
+                _ => {
+                    let stored = sequence.stored(&model);
+                    let mut attached = model.start();
+                    let prefix = text(0, 5000);
+                    let n = attached.cache.attach(&model.pool, &prefix);
+                    assert_eq!(n % EVERY, 0);
+                    attached.tokens.extend_from_slice(&prefix[..n]);
+                    sequences.extend([stored, attached]);
+                }
+            }
+            sequences.iter().for_each(|sequence| sequence.check(&model, &format!("round {round}")));
+        }
+    }
+}
+
+#[test]
+fn a_cut_goes_back_to_a_place_that_is_remembered() {
+    let model = Model::new();
+    let mut sequence = model.start();
+    sequence.feed(&model, &text(0, 2500), 300);
+    sequence.cache.mark();
+    sequence.feed(&model, &text(2500, 2600), 100);
+    let mut fork = sequence.clone();
+    assert_eq!((sequence.cut(2550), fork.cut(2499)), (2500, 2 * EVERY));
+    sequence.check(&model, "the mark");
+    fork.check(&model, "a snapshot");
+    assert_eq!((sequence.cut(2499), sequence.cut(1500), sequence.cut(1000)), (2 * EVERY, EVERY, 0));
+    // A step that failed has spoilt the states: what is remembered is not.
+    fork.feed(&model, &text(2048, 2100), 7);
+    assert_eq!(fork.cache.undo_step(), 2 * EVERY);
+    fork.tokens.truncate(2 * EVERY);
+    fork.check(&model, "after a step that failed");
+}
+
+#[test]
+fn a_prefix_is_shared_where_states_are_remembered() {
+    let model = Model::new();
+    let mut first = model.start();
+    first.feed(&model, &text(0, 1024 + 700), 512);
+    let before = model.pool.n_bytes();
+    let mut second = model.start();
+    assert_eq!(second.cache.attach(&model.pool, &text(0, 1700)), EVERY);
+    second.tokens = text(0, 1024);
+    assert_eq!(model.pool.n_bytes(), before, "shared");
+    second.check(&model, "attached");
+    // Whoever held them is gone: so are they.
+    drop((first, second));
+    assert_eq!(model.pool.n_bytes(), 0);
+    assert_eq!(model.start().cache.attach(&model.pool, &text(0, 1700)), 0);
+}
+
+#[test]
+fn bytes_are_those_that_were_announced() {
+    let model = Model::new();
+    let mut sequence = model.start();
+    for n in [1, 15, 500, 507, 1, 1, 1023, 2, 900] {
+        let len = sequence.tokens.len() as u32;
+        sequence.feed(&model, &text(len, len + n), 512);
+        assert_eq!(sequence.cache.n_bytes(), model.layout.n_bytes(sequence.tokens.len()), "{len} + {n}");
+        assert_eq!(sequence.cache.n_bytes(), model.pool.n_bytes());
+    }
+}
