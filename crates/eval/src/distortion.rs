@@ -78,7 +78,7 @@ pub fn captured(
     seed: u64,
     progress: OnProgress<'_>,
 ) -> Result<Vec<Distortion>, EvalError> {
-    let layers = &model.config().layers;
+    let layers = model.config().kv_shape().layers;
     let f32 = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F32) };
     let mut session = walk::session(model, &f32, tokens.len())?;
     session.feed(tokens, &mut |_| true)?;
@@ -86,8 +86,7 @@ pub fn captured(
     let total = layers.len();
     let mut tell = |done| progress(&Progress { done, total, resumed: 0, note: String::new() });
     tell(0);
-    for (layer, spec) in layers.iter().enumerate() {
-        let heads = &spec.heads;
+    for (layer, heads) in layers.iter().enumerate() {
         for (side, name, dim) in [(Side::K, "K", heads.k_head_dim), (Side::V, "V", heads.v_head_dim)] {
             let mut vectors = Vec::new();
             for head in 0..heads.n_kv_heads {

@@ -252,7 +252,7 @@ pub fn kld_by_layer(
     step: Option<usize>,
     progress: OnProgress<'_>,
 ) -> Result<Vec<LayerKld>, EvalError> {
-    let n_layers = model.config().layers.len();
+    let n_layers = model.config().kv_shape().layers.len();
     let alone = |layer: usize, side: &str, dtype: DType| {
         let policies = Policies::none().with_table(&format!("{layer} * {side} {}", dtype.name()));
         let policies = policies.map_err(kvant::Error::from)?;

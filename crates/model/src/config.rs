@@ -60,8 +60,19 @@ pub struct Config {
 pub struct LayerSpec {
     /// Its heads, and what its queries see.
     pub heads: KvLayerShape,
+    /// Where the keys and values lie that its queries meet.
+    pub state: LayerState,
     /// Width of the feed-forward layer.
     pub n_ff: usize,
+}
+
+/// What a layer keeps of past tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerState {
+    /// Keys and values of its own.
+    Own,
+    /// Nothing: its queries meet the keys and values of this earlier layer, which has the same KV heads.
+    Shared(usize),
 }
 
 impl LayerSpec {
@@ -133,7 +144,10 @@ impl Config {
         Ok(Self {
             family,
             n_embd,
-            layers: vec![LayerSpec { heads, n_ff: keys.size("feed_forward_length")? }; n_layers],
+            layers: vec![
+                LayerSpec { heads, state: LayerState::Own, n_ff: keys.size("feed_forward_length")? };
+                n_layers
+            ],
             rms_eps: keys.float("attention.layer_norm_rms_epsilon")?,
             n_ctx_train,
             rope: read_rope(&keys, family.pairing(), k_head_dim, n_ctx_train)?,
@@ -145,12 +159,24 @@ impl Config {
         self.kv_shape_of(0..self.layers.len())
     }
 
+    /// Which keys and values layer `index` meets: their number among those that layers from `first` on keep; `None` when an
+    /// earlier layer keeps them.
+    pub fn kv_ordinal(&self, first: usize, index: usize) -> Option<usize> {
+        let owner = match self.layers[index].state {
+            LayerState::Own => index,
+            LayerState::Shared(owner) => owner,
+        };
+        let before = self.layers.get(first..owner)?;
+        Some(before.iter().filter(|layer| layer.state == LayerState::Own).count())
+    }
+
     /// What some of the layers keep.
     ///
     /// # Panics
-    /// When there are no such layers.
+    /// When the model has no such layers.
     pub fn kv_shape_of(&self, layers: Range<usize>) -> KvShape {
-        KvShape { layers: self.layers[layers].iter().map(|layer| layer.heads).collect(), states: Vec::new() }
+        let own = self.layers[layers].iter().filter(|layer| layer.state == LayerState::Own);
+        KvShape { layers: own.map(|layer| layer.heads).collect(), states: Vec::new() }
     }
 }
 

@@ -10,13 +10,15 @@ use kvant_backend::{Backend, Heads, Input, KvPart, Norm, Output, Page, Rope, Row
 use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
-use crate::weights::{Layer, Weights};
-use crate::{Config, LayerSpec, ModelError};
+use crate::weights::{KvWeights, Layer, Weights};
+use crate::{Config, LayerSpec, LayerState, ModelError};
 
 /// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
     config: Config,
     weights: Weights<B>,
+    /// Which keys and values each layer that is here meets.
+    kv: Vec<usize>,
 }
 
 /// The activations of a step. They belong to the device, not to a sequence; a step allocates nothing.
@@ -40,8 +42,11 @@ pub struct Activations<B: Backend> {
     angles: (B::Buffer, Vec<f32>),
     /// Rows of `x` that are wanted, side by side, `[rows, n_embd]`.
     wanted: B::Buffer,
-    /// f16 tiles of the step that older rows see and the tail no longer holds, of one layer at a time.
+    /// f16 tiles of the step that older rows see and the tail no longer holds.
     band: Option<B::Page>,
+    /// Where those of each layer's keys and values begin, in bytes, `[layers that keep some]`: all in one place, but for those that
+    /// later layers meet too.
+    bands: Vec<usize>,
 }
 
 /// What enters a step.
@@ -94,7 +99,11 @@ pub struct StepPart<'a, P: Page> {
 impl<B: Backend> Decoder<B> {
     /// A decoder from its parts.
     pub fn new(config: Config, weights: Weights<B>) -> Self {
-        Self { config, weights }
+        let layers = weights.part.layers();
+        let ordinal =
+            |index| config.kv_ordinal(layers.start, index).expect("layers that are here are complete");
+        let kv = layers.clone().map(ordinal).collect();
+        Self { config, weights, kv }
     }
 
     /// The hyper-parameters.
@@ -105,6 +114,11 @@ impl<B: Backend> Decoder<B> {
     /// The shapes of the layers that are here.
     pub fn layers(&self) -> &[LayerSpec] {
         &self.config.layers[self.weights.part.layers()]
+    }
+
+    /// Which keys and values layer `index` of those that are here meets, as the cache counts them.
+    pub fn kv_layer(&self, index: usize) -> usize {
+        self.kv[index]
     }
 
     /// The KV heads of the layers that are here.
@@ -146,6 +160,7 @@ impl<B: Backend> Decoder<B> {
             angles: (buffer(c.rope.params.n_rot)?, Vec::with_capacity(max_rows * c.rope.params.n_rot)),
             wanted: buffer(c.n_embd)?,
             band: None,
+            bands: Vec::new(),
         })
     }
 
@@ -175,7 +190,7 @@ impl<B: Backend> Decoder<B> {
         let is_decode = parts.iter().all(|part| part.n == 1);
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
-                self.attention(backend, (layer, spec), parts, index, act, rows)?;
+                self.attention(backend, (layer, spec), parts, self.kv[index], act, rows)?;
                 self.feed_forward(backend, layer, act, rows)?;
             }
             match logits {
@@ -203,9 +218,7 @@ impl<B: Backend> Decoder<B> {
             part.cache.reserve(backend, pool, part.n)?;
             self.config.rope.angles(part.cache.len(), part.n, &mut act.angles.1);
         }
-        let band =
-            |index| for_parts(parts, index, |parts| parts.iter().map(KvPart::band_bytes).sum::<usize>());
-        let n_bytes = (0..self.weights.layers.len()).map(band).max().unwrap_or(0);
+        let n_bytes = self.place_bands(parts, &mut act.bands);
         if act.band.as_ref().map_or(0, Page::n_bytes) < n_bytes {
             act.band = Some(backend.page(n_bytes)?);
         }
@@ -218,6 +231,21 @@ impl<B: Backend> Decoder<B> {
             Entry::Residual(x) => backend.write(&mut act.x, x)?,
         }
         Ok(())
+    }
+
+    /// Where the band of each layer's keys and values begins; gives the bytes of all of them.
+    fn place_bands(&self, parts: &mut [StepPart<'_, B::Page>], bands: &mut Vec<usize>) -> usize {
+        let n_kv = self.kv.iter().max().map_or(0, |last| last + 1);
+        let mut n_bytes =
+            |kv| for_parts(parts, kv, 0, |parts| parts.iter().map(KvPart::band_bytes).sum::<usize>());
+        let mut end = (0..n_kv).map(&mut n_bytes).max().unwrap_or(0);
+        bands.clear();
+        for kv in 0..n_kv {
+            let is_shared = self.kv.iter().filter(|&&of| of == kv).count() > 1;
+            bands.push(if is_shared { end } else { 0 });
+            end += if is_shared { n_bytes(kv) } else { 0 };
+        }
+        end
     }
 
     /// Appends `rows` tokens (at most `max_rows`) with random keys and values: a context of any depth in little time,
@@ -237,7 +265,8 @@ impl<B: Backend> Decoder<B> {
         assert!(rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
         let parts = &mut [part];
         self.prepare(backend, pool, parts, act, Entry::Residual(&[])).map_err(StepError::Refused)?;
-        for (index, spec) in self.layers().iter().enumerate() {
+        let own = self.layers().iter().zip(&self.kv).filter(|(spec, _)| spec.state == LayerState::Own);
+        for (spec, &kv) in own {
             let mut append = || {
                 for (width, buffer) in [(spec.n_k(), &mut act.k), (spec.n_v(), &mut act.v)] {
                     let mut x = vec![0.0; rows * width];
@@ -245,7 +274,7 @@ impl<B: Backend> Decoder<B> {
                     backend.write(buffer, &x)?;
                 }
                 let (k, v, band) = (&act.k, &act.v, act.band.as_mut());
-                for_parts(parts, index, |parts| backend.kv_append(parts, k, v, band))
+                for_parts(parts, kv, act.bands[kv], |parts| backend.kv_append(parts, k, v, band))
             };
             append().map_err(|error| StepError::Broken(error.into()))?;
         }
@@ -259,32 +288,34 @@ impl<B: Backend> Decoder<B> {
         backend: &B,
         (layer, spec): (&Layer<B>, &LayerSpec),
         parts: &mut [StepPart<'_, B::Page>],
-        index: usize,
+        kv: usize,
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let (c, heads) = (&self.config, &spec.heads);
-        backend.project(
-            Input { x: &act.x, norm: Some(self.norm(&layer.attn_norm)), first_row: 0, rows },
-            &mut [
-                Output { w: &layer.wq, bias: layer.bq.as_ref(), y: &mut act.q, accumulate: false },
-                Output { w: &layer.wk, bias: layer.bk.as_ref(), y: &mut act.k, accumulate: false },
-                Output { w: &layer.wv, bias: layer.bv.as_ref(), y: &mut act.v, accumulate: false },
-            ],
-        )?;
-        let rope = Rope {
-            params: c.rope.params,
-            angles: &act.angles.0,
-            q_heads: Heads { n: heads.n_heads, dim: heads.k_head_dim },
-            k_heads: Heads { n: heads.n_kv_heads, dim: heads.k_head_dim },
-            q_norm: layer.q_norm.as_ref().map(|weight| self.norm(weight)),
-            k_norm: layer.k_norm.as_ref().map(|weight| self.norm(weight)),
-        };
-        let params = spec.attend_params();
-        let (q, k, v, band) = (&mut act.q, &mut act.k, &act.v, &mut act.band);
-        for_parts(parts, index, |parts| {
-            backend.rope_append(parts, &rope, q, k, v, band.as_mut())?;
-            backend.attend(&params, parts, q, band.as_ref(), &mut act.attended)
+        let (rope, heads, angles) = (self.config.rope.params, &spec.heads, &act.angles.0);
+        let input = Input { x: &act.x, norm: Some(self.norm(&layer.attn_norm)), first_row: 0, rows };
+        let queries = Output { w: &layer.wq, bias: layer.bq.as_ref(), y: &mut act.q, accumulate: false };
+        let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
+        let q_norm = layer.q_norm.as_ref().map(|weight| self.norm(weight));
+        let (params, first_band) = (spec.attend_params(), act.bands[kv]);
+        match &layer.kv {
+            Some(KvWeights { wk, wv, bk, bv, k_norm }) => {
+                let keys = Output { w: wk, bias: bk.as_ref(), y: &mut act.k, accumulate: false };
+                let values = Output { w: wv, bias: bv.as_ref(), y: &mut act.v, accumulate: false };
+                backend.project(input, &mut [queries, keys, values])?;
+                let k_heads = Heads { n: heads.n_kv_heads, dim: heads.k_head_dim };
+                let k_norm = k_norm.as_ref().map(|weight| self.norm(weight));
+                let rope = Rope { params: rope, angles, q_heads, k_heads, q_norm, k_norm };
+                let (q, k, v, band) = (&mut act.q, &mut act.k, &act.v, act.band.as_mut());
+                for_parts(parts, kv, first_band, |parts| backend.rope_append(parts, &rope, q, k, v, band))?;
+            }
+            None => {
+                backend.project(input, &mut [queries])?;
+                backend.rope(&mut act.q, rows, q_heads, q_norm, rope, angles)?;
+            }
+        }
+        for_parts(parts, kv, first_band, |parts| {
+            backend.attend(&params, parts, &act.q, act.band.as_ref(), &mut act.attended)
         })?;
         backend.project(
             Input { x: &act.attended, norm: None, first_row: 0, rows },
@@ -368,29 +399,30 @@ pub enum StepError {
     Broken(ModelError),
 }
 
-/// Hands the parts of a step, as layer `index` sees them, to `f`.
+/// Hands the parts of a step to `f` with the keys and values number `kv`, whose band begins at byte `first_band`.
 fn for_parts<P: Page, T>(
     parts: &mut [StepPart<'_, P>],
-    index: usize,
+    kv: usize,
+    first_band: usize,
     f: impl FnOnce(&mut [KvPart<'_, P>]) -> T,
 ) -> T {
-    let (mut first, mut band) = (0, 0);
+    let (mut first, mut band) = (0, first_band);
     let mut part = |part: &mut StepPart<'_, P>| -> (Rows, usize) {
         let at = (part.cache.rows(first, part.n), band);
         first += part.n;
-        band += part.cache.part(index, at.0, 0).band_bytes();
+        band += part.cache.part(kv, at.0, 0).band_bytes();
         at
     };
     match parts {
         // Decoding one sequence allocates nothing.
         [one] => {
             let (rows, band) = part(one);
-            f(&mut [one.cache.part(index, rows, band)])
+            f(&mut [one.cache.part(kv, rows, band)])
         }
         parts => {
             let parts = parts.iter_mut().map(|one| {
                 let (rows, band) = part(one);
-                one.cache.part(index, rows, band)
+                one.cache.part(kv, rows, band)
             });
             f(&mut parts.collect::<Vec<_>>())
         }

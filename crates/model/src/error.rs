@@ -34,6 +34,14 @@ pub enum ModelError {
         /// What the file says.
         got: String,
     },
+    /// A layer that meets the keys and values of a layer on another device.
+    #[error("layer {layer} needs what layer {with} keeps, and cannot be on another device")]
+    Apart {
+        /// The layer.
+        layer: usize,
+        /// The layer that keeps the keys and values.
+        with: usize,
+    },
     /// A tensor of another shape than the hyper-parameters ask for.
     #[error("tensor '{name}': expected shape {expected:?}, got {got:?}")]
     TensorShape {

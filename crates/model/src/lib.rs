@@ -10,7 +10,7 @@ mod error;
 mod rope;
 mod weights;
 
-pub use config::{Config, Family, LayerSpec};
+pub use config::{Config, Family, LayerSpec, LayerState};
 pub use decoder::{Activations, Decoder, Entry, StepError, StepPart, Want};
 pub use error::ModelError;
 pub use rope::{Rope, Scaling};

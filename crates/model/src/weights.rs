@@ -7,25 +7,32 @@ use std::sync::Arc;
 use kvant_backend::{Backend, SharedBytes, WeightSource};
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
+use crate::config::LayerState;
 use crate::{Config, ModelError};
 
 /// The weights of one decoder layer. Matrices are `[n_out, n_in]`.
 pub struct Layer<B: Backend> {
     pub(crate) attn_norm: B::Buffer,
     pub(crate) wq: B::Matrix,
-    pub(crate) wk: B::Matrix,
-    pub(crate) wv: B::Matrix,
     pub(crate) wo: B::Matrix,
     pub(crate) bq: Option<B::Buffer>,
-    pub(crate) bk: Option<B::Buffer>,
-    pub(crate) bv: Option<B::Buffer>,
     pub(crate) bo: Option<B::Buffer>,
     pub(crate) q_norm: Option<B::Buffer>,
-    pub(crate) k_norm: Option<B::Buffer>,
+    /// What its keys and values are made with, where they are its own.
+    pub(crate) kv: Option<KvWeights<B>>,
     pub(crate) ffn_norm: B::Buffer,
     pub(crate) gate: B::Matrix,
     pub(crate) up: B::Matrix,
     pub(crate) down: B::Matrix,
+}
+
+/// What keys and values are made with.
+pub(crate) struct KvWeights<B: Backend> {
+    pub(crate) wk: B::Matrix,
+    pub(crate) wv: B::Matrix,
+    pub(crate) bk: Option<B::Buffer>,
+    pub(crate) bv: Option<B::Buffer>,
+    pub(crate) k_norm: Option<B::Buffer>,
 }
 
 /// A run of decoder layers, with the embedding when it begins the model and the output when it ends it: what one
@@ -130,6 +137,11 @@ impl<B: Backend> Weights<B> {
         progress(loader.n_bytes as f32 / total);
         let mut layers = Vec::with_capacity(part.layers().len());
         for index in part.layers() {
+            if let LayerState::Shared(with) = config.layers[index].state
+                && config.kv_ordinal(part.layers().start, index).is_none()
+            {
+                return Err(ModelError::Apart { layer: index, with });
+            }
             layers.push(loader.layer(config, index)?);
             // What the device has repacked need not stay in memory twice.
             gguf.release();
@@ -162,6 +174,10 @@ impl<B: Backend> Weights<B> {
     }
 }
 
+/// Tensors of a layer that its keys and values are made with.
+const KV_TENSORS: [&str; 5] =
+    ["attn_k.weight", "attn_v.weight", "attn_k.bias", "attn_v.bias", "attn_k_norm.weight"];
+
 struct Loader<'a, B: Backend> {
     gguf: &'a Arc<Gguf>,
     backend: &'a B,
@@ -173,23 +189,39 @@ impl<B: Backend> Loader<'_, B> {
     fn layer(&mut self, c: &Config, index: usize) -> Result<Layer<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let spec = &c.layers[index];
-        let (n_q, n_k, n_v) = (spec.n_q(), spec.n_k(), spec.n_v());
+        let n_q = spec.n_q();
+        let kv = match spec.state {
+            LayerState::Own => Some(self.kv(c, index)?),
+            LayerState::Shared(_) => {
+                // Files have them all the same.
+                self.used.extend(KV_TENSORS.iter().map(|suffix| name(suffix)));
+                None
+            }
+        };
         Ok(Layer {
             attn_norm: self.vector(&name("attn_norm.weight"), c.n_embd)?,
             wq: self.matrix(&name("attn_q.weight"), c.n_embd, n_q)?,
-            wk: self.matrix(&name("attn_k.weight"), c.n_embd, n_k)?,
-            wv: self.matrix(&name("attn_v.weight"), c.n_embd, n_v)?,
             wo: self.matrix(&name("attn_output.weight"), spec.n_out(), c.n_embd)?,
             bq: self.optional_vector(&name("attn_q.bias"), n_q)?,
-            bk: self.optional_vector(&name("attn_k.bias"), n_k)?,
-            bv: self.optional_vector(&name("attn_v.bias"), n_v)?,
             bo: self.optional_vector(&name("attn_output.bias"), c.n_embd)?,
             q_norm: self.optional_vector(&name("attn_q_norm.weight"), spec.heads.k_head_dim)?,
-            k_norm: self.optional_vector(&name("attn_k_norm.weight"), spec.heads.k_head_dim)?,
+            kv,
             ffn_norm: self.vector(&name("ffn_norm.weight"), c.n_embd)?,
             gate: self.matrix(&name("ffn_gate.weight"), c.n_embd, spec.n_ff)?,
             up: self.matrix(&name("ffn_up.weight"), c.n_embd, spec.n_ff)?,
             down: self.matrix(&name("ffn_down.weight"), spec.n_ff, c.n_embd)?,
+        })
+    }
+
+    fn kv(&mut self, c: &Config, index: usize) -> Result<KvWeights<B>, ModelError> {
+        let spec = &c.layers[index];
+        let [wk, wv, bk, bv, k_norm] = KV_TENSORS.map(|suffix| format!("blk.{index}.{suffix}"));
+        Ok(KvWeights {
+            wk: self.matrix(&wk, c.n_embd, spec.n_k())?,
+            wv: self.matrix(&wv, c.n_embd, spec.n_v())?,
+            bk: self.optional_vector(&bk, spec.n_k())?,
+            bv: self.optional_vector(&bv, spec.n_v())?,
+            k_norm: self.optional_vector(&k_norm, spec.heads.k_head_dim)?,
         })
     }
 

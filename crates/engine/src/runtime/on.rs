@@ -283,7 +283,7 @@ impl<B: Backend> Loaded for On<B> {
                     let started = Instant::now();
                     for (index, layer) in layers.iter().enumerate() {
                         let params = layer.attend_params();
-                        let part = cache.part(index, cache.last_rows(1), 0);
+                        let part = cache.part(self.decoder.kv_layer(index), cache.last_rows(1), 0);
                         self.device.attend_staged(stage, &params, &[part], &q, None, &mut out)?;
                     }
                     // The first round warms up.
