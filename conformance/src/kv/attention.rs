@@ -98,7 +98,7 @@ impl Answer {
         }
         let spec = tokens.shape.spec(kvant_codec::Side::K);
         let mut stored = vec![0.0; spec.dim()];
-        prepare_query(spec.rotates(), q, &mut stored);
+        prepare_query(spec.rotates, q, &mut stored);
         let distance = match attention {
             Attention::Exact => exact(&seen, scale * norm(&stored)),
             Attention::Integers { .. } => {

@@ -73,7 +73,7 @@ impl Record {
         let (mut sixteen, mut main) = (Vec::new(), Vec::new());
         for row in rows {
             let mut padded = vec![0.0; spec.dim()];
-            prepare_row(spec.rotates(), row, &mut padded);
+            prepare_row(spec.rotates, row, &mut padded);
             let rounded = Row::through(&spec, spec.f16_layout(), &padded);
             if spec.tail_tiles > 0 {
                 padded.clone_from(&rounded.stored);
@@ -115,7 +115,7 @@ impl Row {
         layout.put(&mut tile, 0, row);
         layout.get(&tile, 0, &mut stored);
         let mut plain = vec![0.0; spec.head_dim];
-        restore_row(spec.rotates(), &mut stored.clone(), &mut plain);
+        restore_row(spec.rotates, &mut stored.clone(), &mut plain);
         Self { stored, plain }
     }
 }

@@ -29,7 +29,7 @@ use std::ops::Range;
 use crate::lloyd_max::Law;
 use crate::random::Random;
 use crate::tile::{TILE, padded_dim, prepare_row, restore_row, slices};
-use crate::{Code, Codebook, CodecError, DType, Rotation, Side, TileLayout, decode, encode, turbo};
+use crate::{Codebook, CodecError, DType, Rotation, Side, TileLayout, decode, encode, turbo};
 
 /// How synthetic vectors are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -136,7 +136,7 @@ impl RoundTrip {
             self.padded[self.dim..].fill(0.0);
             return Ok(());
         };
-        let rotates = self.codec.code().is_some_and(Code::rotates);
+        let rotates = self.codec.code().is_some_and(|code| code.rotates);
         prepare_row(rotates, x, &mut self.padded);
         tile.put(&mut self.bytes, 0, &self.padded);
         tile.get(&self.bytes, 0, &mut self.padded);
@@ -301,9 +301,12 @@ mod tests {
 
     #[test]
     fn rotation_makes_outliers_harmless() {
-        for (dtype, least, most) in
-            [(DType::Turbo3, 0.8, 1.0), (DType::Turbo4, 0.8, 1.0), (DType::Q4_0, 3.0, 4.0)]
-        {
+        for (dtype, least, most) in [
+            (DType::Turbo3, 0.8, 1.0),
+            (DType::Turbo4, 0.8, 1.0),
+            (DType::Q4_0, 0.3, 1.0),
+            (DType::Q8_0, 4.0, 6.0),
+        ] {
             let plain = measure(dtype, 128, Source::Gaussian, 2_000, 5).unwrap();
             let outliers = measure(dtype, 128, Source::Outliers, 2_000, 5).unwrap();
             let ratio = outliers.mse / plain.mse;

@@ -183,6 +183,8 @@ pub struct Code {
     pub bits: usize,
     /// What a code stands for, in units of the scale.
     pub levels: Levels,
+    /// Whether rows of a cache are rotated before they are coded, unless told otherwise: where that loses less.
+    pub rotates: bool,
 }
 
 /// What a code stands for.
@@ -198,11 +200,6 @@ pub enum Levels {
 }
 
 impl Code {
-    /// Whether rows are rotated before they are coded.
-    pub const fn rotates(&self) -> bool {
-        self.book().is_some()
-    }
-
     /// The codebook, where there is one.
     pub const fn book(&self) -> Option<&Codebook> {
         match &self.levels {
@@ -213,7 +210,7 @@ impl Code {
 
     /// The most dims that share a scale: 32, or 128.
     pub const fn most_dims(&self) -> usize {
-        if self.rotates() { 128 } else { 32 }
+        if self.book().is_some() { 128 } else { 32 }
     }
 }
 
@@ -228,12 +225,12 @@ const fn format(
     Format { dtype, name, ggml_id, block_len, block_bytes, kv }
 }
 
-const fn steps(bits: usize, zero: u8) -> Kv {
-    Kv::Coded(Code { bits, levels: Levels::Steps { zero } })
+const fn steps(bits: usize, zero: u8, rotates: bool) -> Kv {
+    Kv::Coded(Code { bits, levels: Levels::Steps { zero }, rotates })
 }
 
 const fn book(book: Codebook) -> Kv {
-    Kv::Coded(Code { bits: book.bits() as usize, levels: Levels::Book(book) })
+    Kv::Coded(Code { bits: book.bits() as usize, levels: Levels::Book(book), rotates: true })
 }
 
 /// The formats, in the order of [`DType`].
@@ -241,8 +238,8 @@ static FORMATS: [Format; 18] = [
     format(DType::F32, "f32", Some(0), [1, 4], Kv::Float),
     format(DType::F16, "f16", Some(1), [1, 2], Kv::Float),
     format(DType::BF16, "bf16", Some(30), [1, 2], Kv::Float),
-    format(DType::Q8_0, "q8_0", Some(8), [32, 34], steps(8, block32::Q8_0_ZERO)),
-    format(DType::Q4_0, "q4_0", Some(2), [32, 18], steps(4, block32::Q4_0_ZERO)),
+    format(DType::Q8_0, "q8_0", Some(8), [32, 34], steps(8, block32::Q8_0_ZERO, false)),
+    format(DType::Q4_0, "q4_0", Some(2), [32, 18], steps(4, block32::Q4_0_ZERO, true)),
     format(DType::Q4_1, "q4_1", Some(3), [32, 20], Kv::No),
     format(DType::Q5_0, "q5_0", Some(6), [32, 22], Kv::No),
     format(DType::Q5_1, "q5_1", Some(7), [32, 24], Kv::No),
@@ -320,7 +317,7 @@ mod tests {
             assert_eq!(t.name().parse(), Ok(t));
             assert_eq!(t.name().to_uppercase().parse(), Ok(t));
             assert_eq!(t.format().dtype, t);
-            assert_eq!(t.ggml_id().is_none(), t.code().is_some_and(Code::rotates), "{t}");
+            assert_eq!(t.ggml_id().is_none(), t.code().is_some_and(|code| code.book().is_some()), "{t}");
             if let Some(id) = t.ggml_id() {
                 assert_eq!(DType::from_ggml_id(id), Some(t));
             }

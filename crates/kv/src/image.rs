@@ -167,7 +167,7 @@ impl<P: Page> Cache<P> {
                 read.0 = Some(tile.page);
             }
             tile.layout.get(&read.1[tile.offset..][..tile.layout.bytes()], token % TILE, &mut padded);
-            restore_row(spec.rotates(), &mut padded, row);
+            restore_row(spec.rotates, &mut padded, row);
         }
         Ok(rows)
     }

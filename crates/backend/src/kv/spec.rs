@@ -1,7 +1,7 @@
 //! What a stream stores, and which of its tokens are in 16 bit.
 
+use kvant_codec::DType;
 use kvant_codec::tile::{Side, TILE, TileLayout, padded_dim};
-use kvant_codec::{Code, DType};
 
 /// Tokens after which the 16-bit window begins anew: what lies before a multiple of it is seen in codes by all that comes
 /// after.
@@ -26,6 +26,8 @@ pub struct StreamSpec {
     pub tail_tiles: usize,
     /// Factor on every encoded vector (1 for none); tokens in 16 bit are not scaled.
     pub alpha: f32,
+    /// Whether rows are rotated before they are stored, in all parts.
+    pub rotates: bool,
 }
 
 const KV_ONLY: &str = "a stream stores KV types only";
@@ -42,14 +44,15 @@ pub enum Place {
 }
 
 impl StreamSpec {
-    /// A stream with no sink, the tail its type has by default and no scaling.
+    /// A stream with no sink, no scaling, and the tail and the rotation that its type has by default.
     ///
     /// # Panics
     /// When `dtype` is not a KV type; a plan checks that before it makes streams.
     pub fn new(dtype: DType, side: Side, head_dim: usize) -> Self {
         assert!(dtype.is_kv(), "{KV_ONLY}");
         let tail_tiles = if dtype.code().is_some() { TAIL_TILES } else { 0 };
-        Self { dtype, side, head_dim, sink_tiles: 0, tail_tiles, alpha: 1.0 }
+        let rotates = dtype.code().is_some_and(|code| code.rotates);
+        Self { dtype, side, head_dim, sink_tiles: 0, tail_tiles, alpha: 1.0, rotates }
     }
 
     /// Values per token as stored: the head padded for the stream's type.
@@ -65,11 +68,6 @@ impl StreamSpec {
     /// Layout of a sink, tail or band tile.
     pub fn f16_layout(&self) -> TileLayout {
         TileLayout::new(DType::F16, self.side, self.dim()).expect(KV_ONLY)
-    }
-
-    /// Whether rows are rotated before they are stored, in all parts.
-    pub fn rotates(&self) -> bool {
-        self.dtype.code().is_some_and(Code::rotates)
     }
 
     /// The first tile that a query in tile `tile` sees in 16 bit, the sink aside; it sees codes of those before. One beyond

@@ -20,7 +20,7 @@ pub(super) fn append<'a>(
             write.old.clone().for_each(|slot| layout.get(tile, slot, &mut values[slot]));
         }
         for (i, slot) in write.new.clone().enumerate() {
-            prepare_row(spec.rotates(), row(write.first_row + i), &mut values[slot]);
+            prepare_row(spec.rotates, row(write.first_row + i), &mut values[slot]);
             if spec.tail_tiles > 0 {
                 round_to_f16(spec.f16_layout(), &mut values[slot]);
             }

@@ -60,7 +60,7 @@ fn append_slice<'a, L: Lanes>(
         out.iter_mut().zip(slice).for_each(|(out, &v)| *out = clamp(v, F16_MAX));
     }
     let new = rows[write.new.clone()].as_flattened_mut();
-    if spec.rotates() {
+    if spec.rotates {
         lanes.run(Rotate { rows: &mut *new, width: SLICE, slice: 0..dims.len(), way: Way::Forward });
     }
     if spec.tail_tiles > 0 {

@@ -368,7 +368,7 @@ impl Task<'_> {
             for lane in &share.out[i * width..(i + 1) * width] {
                 row.extend_from_slice(&lane.0.map(|x| x * by));
             }
-            if spec.rotates() {
+            if spec.rotates {
                 for slice in slices(dim, SLICE) {
                     lanes.run(Rotate { rows: row, width: dim, slice, way: Way::Inverse });
                 }

@@ -38,7 +38,7 @@ impl Queries {
             self.floats.extend(query.iter().map(|x| x * scale));
             self.floats.resize(self.floats.len().next_multiple_of(dim), 0.0);
         }
-        if keys.rotates() {
+        if keys.rotates {
             for slice in slices(dim, SLICE) {
                 lanes.run(Rotate { rows: &mut self.floats, width: dim, slice, way: Way::Forward });
             }

@@ -60,7 +60,7 @@ pub(super) fn attend(
                 let at = at(position, head) * p.v_head_dim;
                 // SAFETY: each (row, query head) belongs to exactly one item.
                 let out = unsafe { out.part(at..at + p.v_head_dim) };
-                restore_row(values.stream.spec.rotates(), &mut mean, out);
+                restore_row(values.stream.spec.rotates, &mut mean, out);
             }
         });
     }
@@ -82,7 +82,7 @@ impl View<'_> {
 impl State {
     fn new(keys: &View<'_>, values: &View<'_>, query: &[f32]) -> Self {
         let mut padded = vec![0.0; keys.dim()];
-        prepare_query(keys.stream.spec.rotates(), query, &mut padded);
+        prepare_query(keys.stream.spec.rotates, query, &mut padded);
         Self { query: padded, max: f64::NEG_INFINITY, sum: 0.0, out: vec![0.0; values.dim()] }
     }
 

@@ -14,7 +14,7 @@ fn seen(filled: &Filled, stream: &KvStream, record: &Record, position: usize) ->
     let restore = |token| {
         let mut row = record.seen(&stream.spec, position, token).to_vec();
         let mut out = vec![0.0; stream.spec.head_dim];
-        restore_row(stream.spec.rotates(), &mut row, &mut out);
+        restore_row(stream.spec.rotates, &mut row, &mut out);
         out
     };
     (filled.layer.oldest(position)..=position).map(restore).collect()
@@ -207,7 +207,7 @@ fn variance(isa: Isa, filled: &Filled, q: &[f32], out: &[f32], row: usize, head:
     };
 
     let mut query = vec![0.0; k_stream.spec.dim()];
-    prepare_query(k_stream.spec.rotates(), q, &mut query);
+    prepare_query(k_stream.spec.rotates, q, &mut query);
     let scale = f64::from(1.0 / (case.k_head_dim as f32).sqrt());
     let scores: Vec<f64> = keys
         .iter()
@@ -225,7 +225,7 @@ fn variance(isa: Isa, filled: &Filled, q: &[f32], out: &[f32], row: usize, head:
         scale * scale * square(k) * (rounding / 12.0 + codebook_loss(case.k) * square(&query) / 128.0)
     };
     let mut padded = vec![0.0; v_stream.spec.dim()];
-    prepare_query(v_stream.spec.rotates(), out, &mut padded);
+    prepare_query(v_stream.spec.rotates, out, &mut padded);
     let mut variance = 0.0;
     let weight_unit = 1.0 / max_split / sum;
     for ((k, v), w) in keys.iter().zip(&values).zip(&weights) {

@@ -268,9 +268,10 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
         Row row(p, t, t.part.first_row + w.first_row + (is_new ? slot - first_new : 0), lane);
         for (u32 span = 0; span < dim; span += SPAN) {
             u32 at = span + 4 * lane;
-            Dims block = block_at(s.rotates ? TURBO2 : Q8_0, dim, at);
+            Dims block = block_at(type, dim, at);
             Quad q = row.four(at);
-            if (s.rotates) rotate(q.x, block.n, p.before, p.after, lane);
+            // Slices of the rotation are as wide as the widest blocks.
+            if (s.rotates) rotate(q.x, block_at(TURBO2, dim, at).n, p.before, p.after, lane);
             for (u32 i = 0; i < 4; i++) {
                 if (!is_new) {
                     q.x[i] = at + i < dim ? from_half(tail[float_place(t.is_key, slot, at + i, dim)]) : 0.0f;

@@ -165,7 +165,7 @@ fn launch(
             spec: SpecParams::new(OP, &stream.spec)?,
             alpha: stream.spec.alpha,
             plan: list.plan_of(&stream.spec),
-            rotates: stream.spec.rotates().into(),
+            rotates: stream.spec.rotates.into(),
         };
     }
     for (index, (to, part)) in params.parts.iter_mut().zip(parts).enumerate() {

@@ -283,7 +283,7 @@ fn launch(
         k_head_dim: p.k_head_dim as u32,
         v_head_dim: p.v_head_dim as u32,
         scale: p.scale * std::f32::consts::LOG2_E,
-        rotates: [&layer.k, &layer.v].map(|streams| streams[heads[0]].spec.rotates().into()),
+        rotates: [&layer.k, &layer.v].map(|streams| streams[heads[0]].spec.rotates.into()),
         books: *BOOKS,
         before: words(masks.before()),
         after: words(masks.after()),

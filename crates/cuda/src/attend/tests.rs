@@ -15,7 +15,7 @@ fn squares(x: &[f32]) -> f64 {
 /// Padded, and rotated as the stream is.
 fn prepared(spec: &StreamSpec, x: &[f32]) -> Vec<f32> {
     let mut out = vec![0.0; spec.dim()];
-    prepare_query(spec.rotates(), x, &mut out);
+    prepare_query(spec.rotates, x, &mut out);
     out
 }
 

@@ -88,7 +88,7 @@ impl Record {
 
     fn push(&mut self, spec: &StreamSpec, row: &[f32]) {
         let mut padded = vec![0.0; spec.dim()];
-        prepare_row(spec.rotates(), row, &mut padded);
+        prepare_row(spec.rotates, row, &mut padded);
         let sixteen = through(spec.f16_layout(), &padded);
         if spec.tail_tiles > 0 {
             padded.clone_from(&sixteen);

@@ -14,7 +14,7 @@ use crate::Model;
 use crate::runtime::Sequence;
 
 /// Version of the tile layout and of the codes in it (`docs/formats.md`).
-const LAYOUT_VERSION: u32 = 2;
+const LAYOUT_VERSION: u32 = 3;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Header {
