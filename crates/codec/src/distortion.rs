@@ -136,7 +136,7 @@ impl RoundTrip {
             self.padded[self.dim..].fill(0.0);
             return Ok(());
         };
-        let rotates = self.codec.code().is_some_and(|code| code.rotates);
+        let rotates = self.codec.code().is_some();
         prepare_row(rotates, x, &mut self.padded);
         tile.put(&mut self.bytes, 0, &self.padded);
         tile.get(&self.bytes, 0, &mut self.padded);
@@ -305,7 +305,9 @@ mod tests {
             (DType::Turbo3, 0.8, 1.0),
             (DType::Turbo4, 0.8, 1.0),
             (DType::Q4_0, 0.3, 1.0),
-            (DType::Q8_0, 4.0, 6.0),
+            (DType::Q8_0, 0.3, 1.0),
+            // Weights are not rotated.
+            (DType::Q5_0, 4.0, 6.0),
         ] {
             let plain = measure(dtype, 128, Source::Gaussian, 2_000, 5).unwrap();
             let outliers = measure(dtype, 128, Source::Outliers, 2_000, 5).unwrap();

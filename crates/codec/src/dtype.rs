@@ -183,8 +183,6 @@ pub struct Code {
     pub bits: usize,
     /// What a code stands for, in units of the scale.
     pub levels: Levels,
-    /// Whether rows of a cache are rotated before they are coded, unless told otherwise: where that loses less.
-    pub rotates: bool,
 }
 
 /// What a code stands for.
@@ -225,12 +223,12 @@ const fn format(
     Format { dtype, name, ggml_id, block_len, block_bytes, kv }
 }
 
-const fn steps(bits: usize, zero: u8, rotates: bool) -> Kv {
-    Kv::Coded(Code { bits, levels: Levels::Steps { zero }, rotates })
+const fn steps(bits: usize, zero: u8) -> Kv {
+    Kv::Coded(Code { bits, levels: Levels::Steps { zero } })
 }
 
 const fn book(book: Codebook) -> Kv {
-    Kv::Coded(Code { bits: book.bits() as usize, levels: Levels::Book(book), rotates: true })
+    Kv::Coded(Code { bits: book.bits() as usize, levels: Levels::Book(book) })
 }
 
 /// The formats, in the order of [`DType`].
@@ -238,8 +236,8 @@ static FORMATS: [Format; 18] = [
     format(DType::F32, "f32", Some(0), [1, 4], Kv::Float),
     format(DType::F16, "f16", Some(1), [1, 2], Kv::Float),
     format(DType::BF16, "bf16", Some(30), [1, 2], Kv::Float),
-    format(DType::Q8_0, "q8_0", Some(8), [32, 34], steps(8, block32::Q8_0_ZERO, false)),
-    format(DType::Q4_0, "q4_0", Some(2), [32, 18], steps(4, block32::Q4_0_ZERO, true)),
+    format(DType::Q8_0, "q8_0", Some(8), [32, 34], steps(8, block32::Q8_0_ZERO)),
+    format(DType::Q4_0, "q4_0", Some(2), [32, 18], steps(4, block32::Q4_0_ZERO)),
     format(DType::Q4_1, "q4_1", Some(3), [32, 20], Kv::No),
     format(DType::Q5_0, "q5_0", Some(6), [32, 22], Kv::No),
     format(DType::Q5_1, "q5_1", Some(7), [32, 24], Kv::No),

@@ -295,7 +295,7 @@ impl TileLayout {
 
     /// Codes one row of a block.
     fn put_block(&self, block: &mut [u8], slot: usize, x: &[f32]) {
-        let Code { bits, levels, .. } = self.code();
+        let Code { bits, levels } = self.code();
         match (levels, x.len()) {
             (Levels::Steps { .. }, _) => {
                 let x = x.try_into().expect("blocks of 32 dims");

@@ -119,7 +119,7 @@ fn a_row_decodes_as_its_block_format_does_bit_for_bit() {
     for dtype in DType::KV {
         for head_dim in [16, 64, 80, 96, 128, 192, 256] {
             let dim = padded_dim(dtype, head_dim).unwrap();
-            let rotates = dtype.code().is_some_and(|code| code.rotates);
+            let rotates = dtype.code().is_some();
             let heads = rows(head_dim, 7);
             let prepared: Vec<Vec<f32>> = heads
                 .iter()
