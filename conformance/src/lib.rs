@@ -60,6 +60,8 @@ list! {
     "embed": ops::embed::run,
     "project": ops::project::run,
     "gated_ffn": ops::gated_ffn::run,
+    "add_normed": ops::add_normed::run,
+    "soft_cap": ops::soft_cap::run,
     "no_rows": ops::no_rows::run,
     "rope": ops::rope::run,
     "top_k": ops::top_k::run,
@@ -68,5 +70,6 @@ list! {
     "attend_types": ops::attend::types,
     "attend_heads": ops::attend::heads,
     "attend_steps": ops::attend::steps,
+    "attend_capped": ops::attend::capped,
     "attend_company": ops::company::run,
 }

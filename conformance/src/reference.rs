@@ -1,6 +1,6 @@
 //! Every op in plain loops and f64, from its equation.
 
-use kvant_backend::{Candidate, Pairing};
+use kvant_backend::{Activation, Candidate, Pairing};
 use kvant_codec::Rotation;
 
 /// `x / sqrt(mean(x²) + eps) * weight` (arXiv 1910.07467).
@@ -28,9 +28,19 @@ pub fn softmax(scores: &mut [f64]) {
     scores.iter_mut().for_each(|s| *s /= sum);
 }
 
-/// `g / (1 + exp(-g))`.
-pub fn silu(g: f64) -> f64 {
-    g / (1.0 + (-g).exp())
+/// SiLU, `g / (1 + exp(-g))`, or GELU in its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`.
+pub fn activate(activation: Activation, g: f64) -> f64 {
+    match activation {
+        Activation::Silu => g / (1.0 + (-g).exp()),
+        Activation::Gelu => {
+            g / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3))).tanh())
+        }
+    }
+}
+
+/// `cap tanh(x / cap)`.
+pub fn soft_cap(x: f64, cap: f32) -> f64 {
+    f64::from(cap) * (x / f64::from(cap)).tanh()
 }
 
 /// Turns the pairs of `head` by `angles` `[n_rot / 2][cos, sin]`; the rest passes (RoFormer, arXiv 2104.09864).

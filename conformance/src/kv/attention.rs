@@ -21,6 +21,9 @@
 //!   `unit² / 12 |v|²`; and their codebook loses `w² l |v|²`;
 //! - to this f32 adds: sums of up to 256 terms whose roundings walk at random, so √256 of them, and [`EXP2`].
 //!
+//! A soft cap moves scores together, so that these bounds hold with it too; its tanh is off by no more than [`WALK`] roundings
+//! of the cap.
+//!
 //! An output may be five standard deviations away.
 
 use kvant_codec::DType;
@@ -29,7 +32,7 @@ use kvant_codec::tile::prepare_query;
 use super::Tokens;
 use crate::Attention;
 use crate::judge::roundings;
-use crate::reference::{norm, softmax};
+use crate::reference::{norm, soft_cap, softmax};
 
 /// Roundings of two rotations of 128 values, at both ends.
 const ROTATIONS: usize = 20;
@@ -80,9 +83,9 @@ impl Answer {
         for token in oldest..=position {
             let (key, key_in_codes) = tokens.keys[kv_head].seen(position, token);
             let (value, value_in_codes) = tokens.values[kv_head].seen(position, token);
-            scores.push(
-                scale * q.iter().zip(&key.plain).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>(),
-            );
+            let products = q.iter().zip(&key.plain).map(|(&q, &k)| f64::from(q) * f64::from(k));
+            let score = scale * products.sum::<f64>();
+            scores.push(shape.soft_cap.map_or(score, |cap| soft_cap(score, cap)));
             seen.push(Seen {
                 weight: 0.0,
                 key: Side { norm: norm(&key.stored), in_codes: key_in_codes },
@@ -147,7 +150,8 @@ fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attentio
             variance += value.norm.powi(2) * of_weight;
         }
     }
-    let reach = scale * norm(q) * most(seen, |seen| seen.key.norm);
+    let cap = shape.soft_cap.map_or(0.0, f64::from);
+    let reach = scale * norm(q) * most(seen, |seen| seen.key.norm) + cap;
     variance + (roundings(WALK) * (1.0 + reach) * most(seen, |seen| seen.value.norm)).powi(2)
 }
 

@@ -42,6 +42,8 @@ pub struct Shape {
     pub alpha: f32,
     /// The youngest tokens that a query sees.
     pub window: Option<usize>,
+    /// Bound on the scores.
+    pub soft_cap: Option<f32>,
 }
 
 impl Shape {
@@ -59,6 +61,7 @@ impl Shape {
             has_tail: true,
             alpha: 1.0,
             window: None,
+            soft_cap: None,
         }
     }
 
@@ -84,6 +87,7 @@ impl Shape {
             k_head_dim: self.k_head_dim,
             v_head_dim: self.v_head_dim,
             scale: 1.0 / (self.k_head_dim as f32).sqrt(),
+            soft_cap: self.soft_cap,
         }
     }
 

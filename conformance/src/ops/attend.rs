@@ -72,6 +72,26 @@ pub fn steps<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
+/// Holds `attend` to its equation where scores, of spread 1, are bounded: so that they bend, and so that they hardly do.
+pub fn capped<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = Lacks::default();
+    for (k, v) in [
+        (DType::Turbo3, DType::Turbo3),
+        (DType::Q8_0, DType::Turbo2),
+        (DType::F16, DType::Q4_0),
+        (DType::Turbo4, DType::F32),
+    ] {
+        for (head_dim, cap, window) in [(128, 1.0, None), (256, 1.5, Some(40)), (256, 50.0, None)] {
+            let heads = Shape { k_head_dim: head_dim, v_head_dim: head_dim, group: 4, ..Shape::new(k, v) };
+            let tokens = Tokens::gaussian(Shape { soft_cap: Some(cap), window, ..heads }, 150, 8);
+            for (n, rows) in [(1, 1), (70, 2), (150, 1), (150, 7), (150, 40)] {
+                equals_its_equation(subject, &tokens, n, rows, &mut lacks);
+            }
+        }
+    }
+    lacks
+}
+
 /// The first `n` of `tokens`, the last `rows` of them fed in one step.
 fn equals_its_equation<B: Backend>(
     subject: &Subject<B>,

@@ -1,10 +1,10 @@
-//! Rows of a table: what the codec decodes.
+//! Rows of a table: what the codec decodes, times a factor.
 
 use kvant_backend::Backend;
 use kvant_codec::DType;
 
 use crate::Subject;
-use crate::judge::Want;
+use crate::judge::{Want, roundings};
 use crate::weights::{Weights, weight_types};
 
 /// Below, at and above panels of 16 rows.
@@ -25,23 +25,40 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
 fn rows_are_what_the_codec_decodes<B: Backend>(subject: &Subject<B>, weights: &Weights, n_vocab: usize) {
     let table = subject.matrix(weights.source(n_vocab));
     let last = n_vocab as u32 - 1;
-    for tokens in [&[][..], &[last], &[last, 0, last, last / 2]] {
-        let want: Vec<Want> = tokens.iter().flat_map(|&token| weights.row(token as usize)).collect();
+    for (tokens, scale) in
+        [(&[][..], 1.0), (&[last], 1.0), (&[last, 0, last, last / 2], 1.0), (&[0, last], 640_f32.sqrt())]
+    {
+        let scaled = |want: Want| Want {
+            value: want.value * f64::from(scale),
+            // A product with 1 is exact.
+            tolerance: if scale == 1.0 { want.tolerance } else { scaled_tolerance(want, f64::from(scale)) },
+        };
+        let want = tokens.iter().flat_map(|&token| weights.row(token as usize)).map(scaled);
+        let want: Vec<Want> = want.collect();
         let mut out = subject.poisoned(want.len());
-        let what =
-            || subject.case("embed", format_args!("{} {n_vocab}x{} {tokens:?}", weights.dtype, weights.n_in));
+        let what = || {
+            subject.case(
+                "embed",
+                format_args!("{} {n_vocab}x{} {tokens:?} times {scale}", weights.dtype, weights.n_in),
+            )
+        };
         subject
             .device()
-            .embed(&table, tokens, &mut out)
+            .embed(&table, tokens, scale, &mut out)
             .unwrap_or_else(|error| panic!("{}: {error}", what()));
         subject.expect(&out, &want, &what);
     }
 }
 
+/// How far a value of `want`, times `scale`, may be off: one more rounding.
+fn scaled_tolerance(want: Want, scale: f64) -> f64 {
+    scale * (want.tolerance + roundings(1) * (want.value.abs() + want.tolerance))
+}
+
 fn unknown_tokens_and_short_outputs_are_refused<B: Backend>(subject: &Subject<B>) {
     let table = subject.matrix(Weights::gaussian(DType::F32, 4, 8, 1).source(4));
     let mut out = subject.upload(&[0.0; 16]);
-    let mut embed = |tokens: &[u32]| subject.device().embed(&table, tokens, &mut out);
+    let mut embed = |tokens: &[u32]| subject.device().embed(&table, tokens, 1.0, &mut out);
     subject.expect_refusal("embed", "token 4 of 4", embed(&[0, 4]));
     subject.expect_refusal("embed", "the largest token", embed(&[u32::MAX]));
     subject.expect_refusal("embed", "three rows into two", embed(&[0, 1, 2]));

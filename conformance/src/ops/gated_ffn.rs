@@ -1,12 +1,12 @@
-//! The gated feed-forward: `silu(gate x) * (up x)`.
+//! The gated feed-forward: `a(gate x) * (up x)`, a the activation.
 
-use kvant_backend::{Backend, Input, Norm};
+use kvant_backend::{Activation, Backend, Input, Norm};
 use kvant_codec::DType;
 
 use super::project::products;
 use crate::Subject;
 use crate::judge::{Want, roundings};
-use crate::reference::silu;
+use crate::reference::activate;
 use crate::weights::{Activations, Weights, gaussian};
 
 const EPS: f32 = 1e-5;
@@ -29,9 +29,15 @@ const SHAPES: [(usize, usize); 7] = [(1, 1), (40, 1), (33, 3), (16, 8), (17, 9),
 /// The most features of [`SHAPES`].
 const MOST: usize = 48;
 
-/// The largest slope of silu, at 2.4: 1.0998.
-const SLOPE: f64 = 1.1;
-/// Roundings of `g / (1 + exp(-g)) * u` beside those of g and u: three of exp, six where a device has an approximate one, a
+/// Whether there is a norm, and the activation.
+const CASES: [(bool, Activation); 4] = [
+    (false, Activation::Silu),
+    (true, Activation::Silu),
+    (false, Activation::Gelu),
+    (true, Activation::Gelu),
+];
+
+/// Roundings of `g / (1 + exp(-z)) * u` beside those of g and u: three of exp, six where a device has an approximate one, a
 /// sum, a quotient, a product; an approximate quotient two more.
 const GATE: usize = 11;
 
@@ -41,8 +47,8 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
         let [gate, up] =
             [(gate, 9), (up, 10)].map(|(dtype, seed)| Weights::gaussian(dtype, MOST, N_IN, seed));
         for (n_ff, rows) in SHAPES {
-            for has_norm in [false, true] {
-                equals_its_equation(subject, [&gate, &up], n_ff, rows, has_norm);
+            for (has_norm, activation) in CASES {
+                equals_its_equation(subject, [&gate, &up], n_ff, rows, has_norm, activation);
             }
         }
     }
@@ -55,8 +61,9 @@ fn equals_its_equation<B: Backend>(
     n_ff: usize,
     rows: usize,
     has_norm: bool,
+    activation: Activation,
 ) {
-    // Gates of magnitude up to ten, where silu bends.
+    // Gates of magnitude up to ten, where activations bend.
     let x = gaussian(11, (rows + 1) * N_IN, 10.0);
     let gain = gaussian(12, N_IN, 10.0);
     let matrices = weights.map(|weights| subject.matrix(weights.source(n_ff)));
@@ -66,23 +73,31 @@ fn equals_its_equation<B: Backend>(
     let mut y = subject.poisoned(rows * n_ff);
     let what = || {
         let [gate, up] = weights.map(|weights| weights.dtype);
-        subject.case("gated_ffn", format_args!("{gate} {up} {n_ff}x{N_IN}, {rows} rows, norm {has_norm}"))
+        let shape = format_args!("{gate} {up} {n_ff}x{N_IN}, {rows} rows, norm {has_norm}, {activation:?}");
+        subject.case("gated_ffn", shape)
     };
-    let result = subject.device().gated_ffn(input, &matrices[0], &matrices[1], &mut y);
+    let result = subject.device().gated_ffn(input, activation, &matrices[0], &matrices[1], &mut y);
     result.unwrap_or_else(|error| panic!("{}: {error}", what()));
 
     let seen =
         |x: &[f32]| if has_norm { Activations::normalised(x, &gain, EPS) } else { Activations::new(x) };
     let x: Vec<_> = x[N_IN..].chunks_exact(N_IN).map(seen).collect();
     let [gates, ups] = weights.map(|weights| products(weights, n_ff, &x, subject.arithmetic()));
-    let want: Vec<Want> = gates.iter().zip(&ups).map(|(&g, &u)| gated(g, u)).collect();
+    let want: Vec<Want> = gates.iter().zip(&ups).map(|(&g, &u)| gated(activation, g, u)).collect();
     subject.expect(&y, &want, &what);
 }
 
-/// `silu(g) * u` of two uncertain numbers.
-fn gated(g: Want, u: Want) -> Want {
-    let gate = silu(g.value);
-    let gate_error = SLOPE * g.tolerance;
+/// `a(g) * u` of two uncertain numbers.
+fn gated(activation: Activation, g: Want, u: Want) -> Want {
+    let (slope, of_z) = match activation {
+        // The largest slope, at 2.4: 1.0998.
+        Activation::Silu => (1.1, 0.0),
+        // The largest, at 1.4: 1.129. With s = 1 / (1 + exp(-z)), a rounding of z moves `g s` by `g z s (1 - s)`, at most 0.255
+        // (at 1.3), of itself; z takes five.
+        Activation::Gelu => (1.13, 0.26 * roundings(5)),
+    };
+    let gate = activate(activation, g.value);
+    let gate_error = slope * g.tolerance + of_z;
     let value = gate * u.value;
     let tolerance = gate_error * u.value.abs() + (gate.abs() + gate_error) * u.tolerance;
     Want { value, tolerance: tolerance + roundings(GATE) * (value.abs() + tolerance) }
@@ -95,7 +110,7 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
     let mut y = subject.upload(&[0.0; 8]);
     let mut ffn = |gate, up, first_row, rows| {
         let input = Input { x: &x, norm: None, first_row, rows };
-        subject.device().gated_ffn(input, gate, up, &mut y)
+        subject.device().gated_ffn(input, Activation::Gelu, gate, up, &mut y)
     };
     subject.expect_refusal("gated_ffn", "five features up of four", ffn(&w, &taller, 0, 1));
     subject.expect_refusal("gated_ffn", "nine columns up of eight", ffn(&w, &wider, 0, 1));

@@ -42,7 +42,7 @@ fn any_bits_are_kept<B: Backend>(subject: &Subject<B>, dtype: DType, n_in: usize
         let what = || subject.case(op, format_args!("{dtype} {n_out}x{n_in} of random bits"));
         let matrix = matrix.unwrap_or_else(|error| panic!("{}: {error}", what()));
         let mut out = subject.poisoned(want.len());
-        device.embed(&matrix, &tokens, &mut out).unwrap_or_else(|error| panic!("{}: {error}", what()));
+        device.embed(&matrix, &tokens, 1.0, &mut out).unwrap_or_else(|error| panic!("{}: {error}", what()));
         for (i, (got, want)) in subject.download(&out, want.len()).into_iter().zip(&want).enumerate() {
             let is_kept = if want.value.is_finite() { want.admits(got) } else { !got.is_finite() };
             assert!(is_kept, "{}: [{i}] is {got}, want {want:?}", what());

@@ -1,5 +1,6 @@
 //! One suite per op.
 
+pub mod add_normed;
 pub mod attend;
 pub mod buffers;
 pub mod company;
@@ -11,4 +12,5 @@ pub mod no_rows;
 pub mod project;
 pub mod rope;
 pub mod rope_append;
+pub mod soft_cap;
 pub mod top_k;

@@ -1,6 +1,6 @@
 //! Products of no rows at all: nothing is done, and nothing is wrong.
 
-use kvant_backend::{Backend, Input, Norm, Output};
+use kvant_backend::{Activation, Backend, Input, Norm, Output};
 use kvant_codec::DType;
 
 use crate::Subject;
@@ -24,7 +24,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
                 let result = subject.device().project(input(), &mut [output]);
                 result.unwrap_or_else(|error| panic!("{}: {error}", what("project")));
                 subject.expect(&y, &[], &|| what("project"));
-                let result = subject.device().gated_ffn(input(), &w, &w, &mut y);
+                let result = subject.device().gated_ffn(input(), Activation::Silu, &w, &w, &mut y);
                 result.unwrap_or_else(|error| panic!("{}: {error}", what("gated_ffn")));
                 subject.expect(&y, &[], &|| what("gated_ffn"));
             }

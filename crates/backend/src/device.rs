@@ -4,7 +4,9 @@ use std::fmt::Debug;
 
 use kvant_codec::DType;
 
-use crate::{AttendParams, BackendError, Candidate, Heads, KvPart, Norm, Rope, RopeParams, SharedBytes};
+use crate::{
+    Activation, AttendParams, BackendError, Candidate, Heads, KvPart, Norm, Rope, RopeParams, SharedBytes,
+};
 
 /// Shorthand for a result with a [`BackendError`].
 pub type Result<T> = std::result::Result<T, BackendError>;
@@ -171,21 +173,35 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Overwrites a page from host memory of the same length.
     fn write_page(&self, page: &mut Self::Page, src: &[u8]) -> Result<()>;
 
-    /// Looks up rows of `table` `[n_vocab, n_embd]` into `out` `[tokens, n_embd]`.
-    fn embed(&self, table: &Self::Matrix, tokens: &[u32], out: &mut Self::Buffer) -> Result<()>;
+    /// Looks up rows of `table` `[n_vocab, n_embd]` into `out` `[tokens, n_embd]`, each value times `scale`.
+    fn embed(&self, table: &Self::Matrix, tokens: &[u32], scale: f32, out: &mut Self::Buffer) -> Result<()>;
 
     /// Every product of `outputs` on the same input. Equals `rms_norm` into a scratch buffer (when `norm` is
     /// given) and one product per output; the input is normalised and quantised once for all of them.
     fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()>;
 
-    /// `y = silu(gate x) * (up x)`, `[rows, n_ff]`. Equals `project` with two outputs, then `silu(g) * u`.
+    /// `y = a(gate x) * (up x)`, `[rows, n_ff]`, `a` the activation. Equals `project` with two outputs, then `a(g) * u`.
     fn gated_ffn(
         &self,
         input: Input<'_, Self>,
+        activation: Activation,
         gate: &Self::Matrix,
         up: &Self::Matrix,
         y: &mut Self::Buffer,
     ) -> Result<()>;
+
+    /// `x += norm(y)`, `norm` over each of the first `rows` rows of `y` `[rows, n]`, n the length of its weight: a branch that
+    /// is normalised before it joins the residual stream.
+    fn add_normed(
+        &self,
+        x: &mut Self::Buffer,
+        y: &Self::Buffer,
+        rows: usize,
+        norm: Norm<'_, Self::Buffer>,
+    ) -> Result<()>;
+
+    /// `x = cap tanh(x / cap)` for the first `len` values of `x` (arXiv 2408.00118).
+    fn soft_cap(&self, x: &mut Self::Buffer, len: usize, cap: f32) -> Result<()>;
 
     /// Normalises each head of the first `rows` rows of `x` `[rows, heads.n * heads.dim]` (when `norm` is given), then turns its
     /// pairs by `angles` `[rows, n_rot / 2, 2]`: the cosine and the sine for each row and pair, magnitude included.

@@ -22,4 +22,4 @@ pub use kv::{
     StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TileRef, TileWrite, Writes, check_append, check_attend,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
-pub use params::{AttendParams, Heads, Norm, Pairing, Rope, RopeParams};
+pub use params::{Activation, AttendParams, Heads, Norm, Pairing, Rope, RopeParams};

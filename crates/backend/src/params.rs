@@ -17,6 +17,21 @@ impl<Buffer> Clone for Norm<'_, Buffer> {
 
 impl<Buffer> Copy for Norm<'_, Buffer> {}
 
+/// The activation of the gate in a gated feed-forward layer: `g / (1 + exp(-z))`, with a z of g.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// SiLU: `z = g`.
+    Silu,
+    /// GELU in its tanh form (arXiv 1606.08415), `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`: `z = g (a + b g²)` with
+    /// a and b of [`Activation::GELU`].
+    Gelu,
+}
+
+impl Activation {
+    /// `√(8/π)`, and `0.044715 √(8/π)`.
+    pub const GELU: [f32; 2] = [1.595_769_1, 0.071_354_814];
+}
+
 /// How the last dimension of a buffer splits into heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
@@ -76,4 +91,6 @@ pub struct AttendParams {
     pub v_head_dim: usize,
     /// Factor on the scores, `1 / sqrt(k_head_dim)` with the true head size.
     pub scale: f32,
+    /// Where scores `s` are bounded, by the cap `c`: `c tanh(s / c)` takes their place (arXiv 2408.00118). Positive.
+    pub soft_cap: Option<f32>,
 }

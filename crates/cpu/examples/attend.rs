@@ -120,6 +120,7 @@ fn best_walk(device: &CpuDevice, layers: &mut [Filled], tokens: usize, rows: usi
         k_head_dim: DIM,
         v_head_dim: DIM,
         scale: 1.0 / (DIM as f32).sqrt(),
+        soft_cap: None,
     };
     let rows = Rows { first: 0, n: rows, start: tokens - rows, coded: 0 };
     let mut best = f64::INFINITY;

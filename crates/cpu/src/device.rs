@@ -3,15 +3,15 @@
 use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
-    AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice, KvPart, Norm,
-    Output, Page, Result, RopeParams, WeightSource,
+    Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice,
+    KvPart, Norm, Output, Page, Result, RopeParams, WeightSource,
 };
 use kvant_codec::DType;
 
 use crate::attend::Stage;
 use crate::matmul::{self, CpuMatrix, Operand, Product};
 use crate::shards::Shards;
-use crate::{CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, embed, rope};
+use crate::{CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, embed, norm, rope, soft_cap};
 
 /// The CPU device.
 pub struct CpuDevice {
@@ -189,14 +189,14 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
-    fn embed(&self, table: &CpuMatrix, tokens: &[u32], out: &mut CpuBuffer) -> Result<()> {
+    fn embed(&self, table: &CpuMatrix, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
         const OP: &str = "embed";
         let end = tokens.len().saturating_mul(table.n_in());
         BackendError::check_at_least(OP, "length of the output", end, out.len())?;
         if let Some(&token) = tokens.iter().find(|&&token| token as usize >= table.n_out()) {
             BackendError::check_at_least(OP, "rows of the table", token as usize + 1, table.n_out())?;
         }
-        embed::embed(&self.pool, table, tokens, out.as_mut_slice());
+        embed::embed(&self.pool, table, tokens, scale, out.as_mut_slice());
         Ok(())
     }
 
@@ -228,6 +228,7 @@ impl Backend for CpuDevice {
     fn gated_ffn(
         &self,
         input: Input<'_, Self>,
+        activation: Activation,
         gate: &CpuMatrix,
         up: &CpuMatrix,
         y: &mut CpuBuffer,
@@ -239,7 +240,28 @@ impl Backend for CpuDevice {
         let len = input.rows.saturating_mul(up.n_out());
         BackendError::check_at_least(OP, "length of the output", len, y.len())?;
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
-        matmul::gated_ffn(self.isa, &self.pool, &mut scratch, x, gate, up, y.as_mut_slice());
+        matmul::gated_ffn(self.isa, &self.pool, &mut scratch, x, activation, gate, up, y.as_mut_slice());
+        Ok(())
+    }
+
+    fn add_normed(
+        &self,
+        x: &mut CpuBuffer,
+        y: &CpuBuffer,
+        rows: usize,
+        norm: Norm<'_, CpuBuffer>,
+    ) -> Result<()> {
+        const OP: &str = "add_normed";
+        let len = rows.saturating_mul(norm.weight.len());
+        BackendError::check_at_least(OP, "length of the sum", len, x.len())?;
+        BackendError::check_at_least(OP, "length of the branch", len, y.len())?;
+        norm::add_normed(&self.pool, x.as_mut_slice(), y.as_slice(), rows, norm.weight.as_slice(), norm.eps);
+        Ok(())
+    }
+
+    fn soft_cap(&self, x: &mut CpuBuffer, len: usize, cap: f32) -> Result<()> {
+        BackendError::check_at_least("soft_cap", "length of the buffer", len, x.len())?;
+        soft_cap::soft_cap(&self.pool, &mut x.as_mut_slice()[..len], cap);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ mod attend;
 mod buffer;
 mod device;
 mod embed;
+mod exp;
 mod isa;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod lanes;
@@ -20,6 +21,7 @@ mod pool;
 mod roofline;
 mod rope;
 mod shards;
+mod soft_cap;
 mod tuning;
 
 pub use buffer::CpuBuffer;

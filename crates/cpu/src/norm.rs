@@ -1,5 +1,8 @@
 //! RMS normalisation (arXiv 1910.07467): `y = x / sqrt(mean(x²) + eps) * weight`.
 
+use crate::Pool;
+use crate::shards::Shards;
+
 /// Partial sums kept side by side, so that the compiler can use vectors of any width. The order of the additions is
 /// fixed, so every kernel set gives the same result.
 const LANES: usize = 16;
@@ -30,6 +33,21 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
     for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
         *y = x * factor * w;
     }
+}
+
+/// Adds the rows of `y` `[rows, weight.len()]`, normalised, to those of `x`. Shapes have been checked.
+pub(crate) fn add_normed(pool: &Pool, x: &mut [f32], y: &[f32], rows: usize, weight: &[f32], eps: f32) {
+    let n = weight.len();
+    let x = Shards::new(x);
+    pool.for_each(rows, &|row| {
+        let row = row * n..(row + 1) * n;
+        let y = &y[row.clone()];
+        let factor = inverse_rms(y, eps);
+        // SAFETY: every row is taken by one call of this job.
+        for ((x, y), w) in unsafe { x.part(row) }.iter_mut().zip(y).zip(weight) {
+            *x += y * factor * w;
+        }
+    });
 }
 
 #[cfg(test)]

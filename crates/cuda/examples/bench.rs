@@ -97,6 +97,7 @@ fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Resul
         k_head_dim: DIM,
         v_head_dim: DIM,
         scale: 1.0 / (DIM as f32).sqrt(),
+        soft_cap: None,
     };
     let mut time = |n: usize, starts: &[usize]| {
         let q = random(device, n * KV_HEADS * GROUP * DIM, 1)?;

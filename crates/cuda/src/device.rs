@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice, KvPart, Norm,
-    Output, Page, Result, Rope, RopeParams, WeightSource, check_append, check_attend,
+    Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice,
+    KvPart, Norm, Output, Page, Result, Rope, RopeParams, WeightSource, check_append, check_attend,
 };
 use kvant_codec::DType;
 
@@ -14,8 +14,8 @@ use crate::norm::NormParts;
 use crate::product::{Operand, Product};
 use crate::rope::Turn;
 use crate::{
-    Context, CudaBuffer, CudaError, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append, attend,
-    product, rope, silu, top_k,
+    Context, CudaBuffer, CudaError, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append, attend, gate,
+    norm, product, rope, soft_cap, top_k,
 };
 
 const ROPE: &str = "rope";
@@ -314,7 +314,7 @@ impl Backend for CudaDevice {
         Ok(self.cx.gpu().write(page.ptr(), src)?)
     }
 
-    fn embed(&self, table: &CudaMatrix, tokens: &[u32], out: &mut CudaBuffer) -> Result<()> {
+    fn embed(&self, table: &CudaMatrix, tokens: &[u32], scale: f32, out: &mut CudaBuffer) -> Result<()> {
         const OP: &str = "embed";
         let len = tokens.len().saturating_mul(table.n_in());
         BackendError::check_at_least(OP, "length of the output", len, out.len())?;
@@ -324,6 +324,7 @@ impl Backend for CudaDevice {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.resize(len, 0.0);
         table.decode_rows(tokens, &mut rows)?;
+        rows.iter_mut().for_each(|x| *x *= scale);
         Ok(self.cx.gpu().write(out.ptr(), bytemuck::cast_slice(&rows))?)
     }
 
@@ -350,6 +351,7 @@ impl Backend for CudaDevice {
     fn gated_ffn(
         &self,
         input: Input<'_, Self>,
+        activation: Activation,
         gate: &CudaMatrix,
         up: &CudaMatrix,
         y: &mut CudaBuffer,
@@ -362,13 +364,34 @@ impl Backend for CudaDevice {
         BackendError::check_at_least(OP, "length of the output", len, y.len())?;
         let up_product = product_of(OP, up, y.ptr())?;
         if gate.dtype() == up.dtype() && product::has_gate(gate.dtype(), x.rows) {
-            let both = Product { up: Some(up_product.w), ..product_of(OP, gate, y.ptr())? };
+            let both = Product { up: Some((up_product.w, activation)), ..product_of(OP, gate, y.ptr())? };
             return Ok(product::product(&self.cx, &mut x, &both)?);
         }
         let g = self.cx.scratch(len * size_of::<f32>())?;
         product::product(&self.cx, &mut x, &product_of(OP, gate, g.ptr())?)?;
         product::product(&self.cx, &mut x, &up_product)?;
-        Ok(silu::gate(&self.cx, g.ptr(), y.ptr(), len)?)
+        Ok(gate::gate(&self.cx, activation, g.ptr(), y.ptr(), len)?)
+    }
+
+    fn add_normed(
+        &self,
+        x: &mut CudaBuffer,
+        y: &CudaBuffer,
+        rows: usize,
+        norm: Norm<'_, CudaBuffer>,
+    ) -> Result<()> {
+        const OP: &str = "add_normed";
+        let n = norm.weight.len();
+        let len = rows.saturating_mul(n);
+        BackendError::check_at_least(OP, "length of the sum", len, x.len())?;
+        BackendError::check_at_least(OP, "length of the branch", len, y.len())?;
+        let norm = norm_parts(OP, norm, n)?;
+        Ok(norm::add_normed(&self.cx, y.ptr(), norm, [rows, n], x.ptr())?)
+    }
+
+    fn soft_cap(&self, x: &mut CudaBuffer, len: usize, cap: f32) -> Result<()> {
+        BackendError::check_at_least("soft_cap", "length of the buffer", len, x.len())?;
+        Ok(soft_cap::soft_cap(&self.cx, x.ptr(), len, cap)?)
     }
 
     fn rope(

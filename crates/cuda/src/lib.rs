@@ -19,6 +19,7 @@ mod emulator;
 #[cfg(test)]
 mod end_to_end;
 mod error;
+mod gate;
 mod gpu;
 mod half;
 mod kv;
@@ -31,7 +32,7 @@ mod product;
 mod recorder;
 mod rope;
 mod rotate;
-mod silu;
+mod soft_cap;
 mod staging;
 mod top_k;
 

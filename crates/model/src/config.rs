@@ -79,7 +79,8 @@ impl LayerSpec {
     /// What attention goes by.
     pub fn attend_params(&self) -> AttendParams {
         let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, .. } = self.heads;
-        AttendParams { n_heads, n_kv_heads, k_head_dim, v_head_dim, scale: 1.0 / (k_head_dim as f32).sqrt() }
+        let scale = 1.0 / (k_head_dim as f32).sqrt();
+        AttendParams { n_heads, n_kv_heads, k_head_dim, v_head_dim, scale, soft_cap: None }
     }
 
     /// Values of all queries of a row.

@@ -6,7 +6,7 @@
 //! A step is a batch: rows of any number of sequences, each with as many tokens as it likes, go through the layers together,
 //! in one pass over the weights. What a row becomes does not depend on the others.
 
-use kvant_backend::{Backend, Heads, Input, KvPart, Norm, Output, Page, Rope, Rows};
+use kvant_backend::{Activation, Backend, Heads, Input, KvPart, Norm, Output, Page, Rope, Rows};
 use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
@@ -226,7 +226,7 @@ impl<B: Backend> Decoder<B> {
         match entry {
             Entry::Tokens(tokens) => {
                 let embedding = self.weights.embedding.as_ref().expect("tokens enter where the model begins");
-                backend.embed(embedding, tokens, &mut act.x)?;
+                backend.embed(embedding, tokens, 1.0, &mut act.x)?;
             }
             Entry::Residual(x) => backend.write(&mut act.x, x)?,
         }
@@ -333,7 +333,7 @@ impl<B: Backend> Decoder<B> {
         rows: usize,
     ) -> Result<(), ModelError> {
         let input = Input { x: &act.x, norm: Some(self.norm(&layer.ffn_norm)), first_row: 0, rows };
-        backend.gated_ffn(input, &layer.gate, &layer.up, &mut act.hidden)?;
+        backend.gated_ffn(input, Activation::Silu, &layer.gate, &layer.up, &mut act.hidden)?;
         backend.project(
             Input { x: &act.hidden, norm: None, first_row: 0, rows },
             &mut [Output { w: &layer.down, bias: None, y: &mut act.x, accumulate: true }],

@@ -68,6 +68,7 @@ impl Case {
             k_head_dim: self.k_head_dim,
             v_head_dim: self.v_head_dim,
             scale: 1.0 / (self.k_head_dim as f32).sqrt(),
+            soft_cap: None,
         }
     }
 }

@@ -317,6 +317,9 @@ impl Task<'_> {
         for first in blocks.step_by(BLOCK) {
             let values = block(self.values, first);
             local.score(lanes, &keys, &values);
+            if let Some(cap) = p.soft_cap {
+                local.soft_cap(lanes, cap * LOG2_E, values.tiles.clone());
+            }
             if first < sure.start || first + TILE * values.tiles.end > sure.end {
                 self.hide(local, first, &values.tiles, form);
             }

@@ -7,7 +7,7 @@ use kvant_codec::tile::{SCALE_BYTES, TILE, TileBlock, TileLayout};
 use super::codes::{Coding, EXPANDED_BYTES, Expand, Meaning, OCTET_DIMS};
 use super::kernels::{
     BLOCK_TILES, Bytes, Lane, MOST_QUERIES, MixCodes, MixFloats, RoundWeights, ScoreCodes, ScoreFloats,
-    Scores, Softmax,
+    Scores, SoftCap, Softmax,
 };
 use super::query::{Queries, SLICE};
 use super::stage::Stage;
@@ -89,6 +89,11 @@ impl Local {
                 }
             }
         }
+    }
+
+    /// Bounds the scores of some tiles by `cap`, which carries the scores' factor.
+    pub(super) fn soft_cap<L: Lanes>(&mut self, lanes: L, cap: f32, tiles: Range<usize>) {
+        lanes.run(SoftCap { scores: &mut self.scores, tiles, cap });
     }
 
     /// Turns the scores of some tiles into weights, with their maxima and sums.

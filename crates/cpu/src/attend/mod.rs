@@ -8,6 +8,8 @@
 //! out = Σ_t exp(s_t - max s) v_t / Σ_t exp(s_t - max s)
 //! ```
 //!
+//! with `c tanh(s_t / c)` in the place of `s_t` where there is a soft cap c: a pass of its own over the scores of a block.
+//!
 //! Keys of a rotated stream are read rotated: the query is rotated once instead, since rotations keep inner products.
 //! Values of a rotated stream are summed rotated, and the sum is un-rotated once.
 //!
@@ -41,7 +43,7 @@
 //! - a weight by the largest of its block / MAX / 2. At worst, if every weight of a block of 128 is rounded the same
 //!   way, that moves the output by 64 / 32,639 = 0.2 % of the largest value (AVX2 0.8 %); weights in other blocks are
 //!   not touched by a large one;
-//! - 2^x by 2.5e-7, relative.
+//! - 2^x by 2.5e-7, relative; a soft cap's tanh by 7e-7.
 //!
 //! The tests hold every variant to these variances. A query that is not finite gives an output that is NaN.
 

@@ -51,7 +51,7 @@ pub(super) fn attend(
                 values.read(tile, token, &mut value);
                 for ((position, _), state) in queries().zip(&mut states) {
                     if (oldest(position)..=position).contains(&token) {
-                        state.add(p.scale, &key, &value);
+                        state.add(p, &key, &value);
                     }
                 }
             }
@@ -86,9 +86,13 @@ impl State {
         Self { query: padded, max: f64::NEG_INFINITY, sum: 0.0, out: vec![0.0; values.dim()] }
     }
 
-    fn add(&mut self, scale: f32, key: &[f32], value: &[f32]) {
+    fn add(&mut self, p: &AttendParams, key: &[f32], value: &[f32]) {
         let dot: f64 = self.query.iter().zip(key).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
-        let score = f64::from(scale) * dot;
+        let mut score = f64::from(p.scale) * dot;
+        if let Some(cap) = p.soft_cap.map(f64::from) {
+            // A score that is not finite must not end as the cap.
+            score = cap * (score / cap).tanh() + 0.0 * score;
+        }
         if score > self.max {
             let shrink = (self.max - score).exp();
             self.sum *= shrink;

@@ -178,6 +178,11 @@ impl<Y: Ymm> Lanes for Y {
     }
 
     #[inline(always)]
+    fn div(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        halves!(|a, b| _mm256_div_ps(a, b))
+    }
+
+    #[inline(always)]
     fn mul_add(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
         halves!(|a, b, c| _mm256_fmadd_ps(a, b, c))
     }

@@ -87,6 +87,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_div_ps(a, b))
+    }
+
+    #[inline(always)]
     fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         intrinsic!(_mm512_fmadd_ps(a, b, c))
     }

@@ -53,6 +53,7 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn div(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a · b + c`, rounded once.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     fn abs(self, a: Self::Floats) -> Self::Floats;

@@ -10,13 +10,13 @@
 //! 8 bits ([`quantise`]), rotated ones where the weights are; float panels and file rows meet them in f32.
 
 mod floats;
+mod gate;
 mod gemm;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod kernels;
 mod panel;
 mod quantise;
 mod rows;
-mod silu;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod simd;
 mod skinny;

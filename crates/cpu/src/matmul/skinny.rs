@@ -8,7 +8,7 @@ use super::gemm::Tiles;
 use super::kernels::{Gate, Gemv, GemvFloats};
 use super::panel::{Line, PANEL, is_float, split, with_format, with_values};
 use super::simd::Simd;
-use super::work::Outputs;
+use super::work::{Gating, Outputs};
 
 /// The most rows that are multiplied together.
 pub(super) const MAX_ROWS: usize = 8;
@@ -64,9 +64,10 @@ fn multiply_group<S: Simd, const P: usize, const T: usize>(
     let (w, panels) = (outputs.product.w, first..first + P);
     let mut sums = group_sums::<S, P, T>(simd, w.dtype, w.panels(panels.clone(), lent), tiles, ahead);
     if let Some(gate) = outputs.product.gate {
+        let Gating { w: gate, activation } = gate;
         let gate = group_sums::<S, P, T>(simd, w.dtype, gate.panels(panels, lent), tiles, ahead);
         let pairs = gate.as_flattened().iter().zip(sums.as_flattened_mut());
-        pairs.for_each(|(g, u)| simd.run(Gate { g, u }));
+        pairs.for_each(|(g, u)| simd.run(Gate { activation, g, u }));
     }
     for (panel, sums) in (first..).zip(&sums) {
         for (row, sums) in outputs.rows.clone().zip(sums) {

@@ -2,7 +2,7 @@
 
 mod company;
 
-use kvant_backend::{Backend, Input, Norm, Output, WeightSource};
+use kvant_backend::{Activation, Backend, Input, Norm, Output, WeightSource};
 use kvant_codec::fields::{Fields, Spec};
 use kvant_codec::random::Random;
 use kvant_codec::{ByteBook, DType, Rotation, decode, encode};
@@ -412,7 +412,7 @@ fn the_gated_ffn_equals_its_unfused_parts() {
                 let (g, u) = (project(&device, &gate, &x), project(&device, &up, &x));
                 let mut y = buffer(&vec![f32::NAN; rows * n_ff]);
                 let input = Input { x: &buffer(&x), norm: None, first_row: 0, rows };
-                device.gated_ffn(input, &gate, &up, &mut y).unwrap();
+                device.gated_ffn(input, Activation::Silu, &gate, &up, &mut y).unwrap();
                 for ((&g, &u), &y) in g.as_slice().iter().zip(u.as_slice()).zip(y.as_slice()) {
                     let (g, u) = (f64::from(g), f64::from(u));
                     let value = g / (1.0 + (-g).exp()) * u;
@@ -457,11 +457,11 @@ fn embedding_rows_are_what_the_codec_decodes() {
         for dtype in WEIGHTS {
             let (table, values, _) = encoded(&device, dtype, 35, 256, 13);
             let mut out = buffer(&vec![f32::NAN; 3 * 256]);
-            device.embed(&table, &[34, 0, 16], &mut out).unwrap();
+            device.embed(&table, &[34, 0, 16], 1.0, &mut out).unwrap();
             for (out, row) in out.as_slice().chunks(256).zip([34, 0, 16]) {
                 assert_eq!(out, &values[row * 256..][..256], "{dtype} row {row}");
             }
-            assert!(device.embed(&table, &[35], &mut out).is_err());
+            assert!(device.embed(&table, &[35], 1.0, &mut out).is_err());
         }
     }
 }
@@ -480,7 +480,7 @@ fn weights_that_are_not_repacked_give_the_same_bits() {
                     let (gate, ..) = encoded(device, dtype, n_out, n_in, 2);
                     let mut gated = buffer(&vec![f32::NAN; rows * n_out]);
                     let input = Input { x: &buffer(&x), norm: None, first_row: 0, rows };
-                    device.gated_ffn(input, &gate, &w, &mut gated).unwrap();
+                    device.gated_ffn(input, Activation::Silu, &gate, &w, &mut gated).unwrap();
                     let plain = project(device, &w, &x);
                     [plain, gated].map(|y| y.as_slice().iter().map(|v| v.to_bits()).collect::<Vec<_>>())
                 });

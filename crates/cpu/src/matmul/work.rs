@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use kvant_backend::Activation;
 use kvant_codec::DType;
 
 use super::floats::Floats;
@@ -10,7 +11,7 @@ use super::kernels::{Gate, PAIR};
 use super::panel::{PANEL, is_float, is_rotated};
 use super::quantise::{Quantised, Source};
 use super::simd::Simd;
-use super::{CpuMatrix, MIN_PARALLEL_VALUES, Store, rows, silu, skinny, uses_panels};
+use super::{CpuMatrix, MIN_PARALLEL_VALUES, Store, gate, rows, skinny, uses_panels};
 use crate::norm::rms_norm;
 use crate::shards::Shards;
 use crate::{Isa, Pool, Tuning};
@@ -42,8 +43,16 @@ pub(crate) struct Product<'a> {
     /// `[rows, n_out]`.
     pub y: Shards<'a, f32>,
     pub accumulate: bool,
-    /// Multiplies the product by `silu(gate x)`; a matrix of the same shape, in panels of the same type.
-    pub gate: Option<&'a CpuMatrix>,
+    /// What the product is multiplied by.
+    pub gate: Option<Gating<'a>>,
+}
+
+/// The gate of a product: `a(w x)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Gating<'a> {
+    /// A matrix of the product's shape, in panels of the same type.
+    pub w: &'a CpuMatrix,
+    pub activation: Activation,
 }
 
 impl<'a> Product<'a> {
@@ -295,11 +304,11 @@ fn blocked<S: Simd>(simd: S, workspace: &mut Workspace, mut outputs: Outputs<'_,
     let [one, two] = &mut lent;
     let pair = |panels| Pair { dtype: w.dtype, n_in: w.n_in, panels };
     let panel = first..first + 1;
-    if let Some(gate) = outputs.product.gate {
+    if let Some(Gating { w: gate, activation }) = outputs.product.gate {
         let pair = pair([w.panels(panel.clone(), one), gate.panels(panel, two)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [up, gate]| {
             let mut gated = *up;
-            simd.run(Gate { g: gate, u: &mut gated });
+            simd.run(Gate { activation, g: gate, u: &mut gated });
             outputs.put(row, first * PANEL, &gated);
         });
     } else {
@@ -330,19 +339,22 @@ pub(crate) fn project<'a>(
     }
 }
 
-/// `y = silu(gate x) * (up x)`, `y` `[rows, n_ff]`. Shapes have been checked.
+/// `y = a(gate x) * (up x)`, `y` `[rows, n_ff]`, `a` the activation. Shapes have been checked.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
 pub(crate) fn gated_ffn(
     isa: Isa,
     pool: &Pool,
     scratch: &mut Scratch,
     input: Operand<'_>,
+    activation: Activation,
     gate: &CpuMatrix,
     up: &CpuMatrix,
     y: &mut [f32],
 ) {
     let product = |w, y, gate| Some(Product { w, bias: None, y: Shards::new(y), accumulate: false, gate });
     if uses_panels(isa) && gate.dtype == up.dtype {
-        return run(isa, pool, scratch, input, &[product(up, y, Some(gate)), None, None, None]);
+        let gate = Some(Gating { w: gate, activation });
+        return run(isa, pool, scratch, input, &[product(up, y, gate), None, None, None]);
     }
     let (rows, n_ff) = (input.rows(), gate.n_out);
     let mut gated = std::mem::take(&mut scratch.gate);
@@ -354,7 +366,7 @@ pub(crate) fn gated_ffn(
     pool.for_each(rows, &|r| {
         let row = r * n_ff..(r + 1) * n_ff;
         // SAFETY: every row is taken by one call of this job.
-        silu::gate(&gated[row.clone()], unsafe { y.part(row) });
+        gate::gate(activation, &gated[row.clone()], unsafe { y.part(row) });
     });
     scratch.gate = gated;
 }

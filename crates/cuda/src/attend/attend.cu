@@ -4,7 +4,7 @@
 // tile's own order: what a product sums over lies side by side in coded tiles (keys [token][dim], values [dim][token]),
 // across in float tiles (keys [dim][token], values [token][dim]), which `ldmatrix` transposes on the way.
 //
-// Macros: K_DIM, V_DIM (values per token as stored, multiples of 16).
+// Macros: K_DIM, V_DIM (values per token as stored, multiples of 16), CAPPED (whether scores are).
 
 #include "attend.cuh"
 #include "rotate.cuh"
@@ -339,7 +339,8 @@ struct Sight {
 };
 
 // Turns scores into weights relative to the new maximum, and joins them to what came before.
-__device__ void soften(Work& w, float s[2][4], u32 first_token, bool is_main, const Sight& sight, u32 lane) {
+__device__ void soften(const Common& c, Work& w, float s[2][4], u32 first_token, bool is_main, const Sight& sight,
+                       u32 lane) {
     u32 col = first_token + 2 * (lane % 4);
     for (int half = 0; half < 2; half++) {
         float most = HIDDEN;
@@ -348,6 +349,7 @@ __device__ void soften(Work& w, float s[2][4], u32 first_token, bool is_main, co
         for (int n = 0; n < 2; n++) {
             for (int e = 0; e < 2; e++) {
                 float& x = s[n][2 * half + e];
+                x = capped(c, x);
                 if (is_cut && (col + 8 * n + e < from || col + 8 * n + e >= to)) x = HIDDEN;
                 most = fmaxf(most, x);
             }
@@ -439,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_
         load_tile<true>(p, key, unpacked, lane);
         __syncwarp();
         scores(w, p, key, unpacked, s, lane);
-        soften(w, s, index * TILE, is_main, sight, lane);
+        soften(p.c, w, s, index * TILE, is_main, sight, lane);
         __syncwarp();
         load_tile<false>(p, value, unpacked, lane);
         __syncwarp();
@@ -517,7 +519,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_many(const __grid_c
             if (!sight.sees(index * TILE, is_main)) continue;
             float s[2][4];
             scores(w, p, keys.tile(index, is_main), key_tiles + i * TILE_HALVES, s, lane);
-            soften(w, s, index * TILE, is_main, sight, lane);
+            soften(p.c, w, s, index * TILE, is_main, sight, lane);
             mix(w, values.tile(index, is_main), value_tiles + i * TILE_HALVES, s, lane);
         }
         __syncthreads();

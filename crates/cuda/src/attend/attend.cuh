@@ -52,7 +52,7 @@ struct Common {
     u32 n_heads;       // of this launch
     u32 group;         // query heads per KV head
     u32 visible;       // youngest tokens that a query sees
-    u32 unused;
+    float soft_cap;    // of the scores, times log2 e, where CAPPED
 };
 
 // A KV head of a sequence, number `index` of those of the launch.
@@ -102,4 +102,17 @@ __device__ inline float power_of_two(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+// A score where the kernel is compiled without a cap; else cap tanh(score / cap), both times log2 e, and NaN for what is not
+// finite.
+__device__ inline float capped(const Common& c, float score) {
+#if CAPPED
+    // exp(-2 y) as a power of two: 2 log2 e, rounded.
+    float e = power_of_two(-2.88539008f * fabsf(score / c.soft_cap));
+    float bounded = c.soft_cap * ((1.0f - e) / (1.0f + e));
+    return (score < 0.0f ? -bounded : bounded) + 0.0f * score;
+#else
+    return score;
+#endif
 }

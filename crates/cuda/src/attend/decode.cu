@@ -1,7 +1,7 @@
 // Attention of up to eight queries over compressed tiles, straight from memory to the tensor cores. The method is in
 // decode.rs.
 //
-// Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (values per token as stored).
+// Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (values per token as stored), CAPPED (whether scores are).
 
 #include "attend.cuh"
 
@@ -336,12 +336,13 @@ struct Sight { u32 oldest[2], end[2]; };
 
 // Hides what a query may not see, turns scores into weights and leaves them in shared memory; gives the factors of what
 // was summed before.
-__device__ inline void weigh(Softmax& w, float scores[8][4], u32 first_token, const Sight& sight, u8* weights,
-                             float keep[2], u32 lane) {
+__device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], u32 first_token, const Sight& sight,
+                             u8* weights, float keep[2], u32 lane) {
     float most[2] = {HIDDEN, HIDDEN};
     for (u32 i = 0; i < 8; i++) {
         for (u32 r = 0; r < 4; r++) {
             u32 token = first_token + i + 8 * (r / 2);
+            scores[i][r] = capped(c, scores[i][r]);
             if (token < sight.oldest[r % 2] || token >= sight.end[r % 2]) scores[i][r] = HIDDEN;
             most[r % 2] = fmaxf(most[r % 2], scores[i][r]);
         }
@@ -506,7 +507,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
             add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, p.key_book, shared.queries, lane);
         }
         float keep[2];
-        weigh(w, scores, index * TILE, sight, weights, keep, lane);
+        weigh(p.c, w, scores, index * TILE, sight, weights, keep, lane);
         if (keep[0] != 1.0f || keep[1] != 1.0f) {
             for (u32 slice = 0; slice < SLICES; slice++) {
                 for (u32 i = 0; i < 8; i++) {

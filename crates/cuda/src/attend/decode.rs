@@ -77,9 +77,9 @@ impl Kind {
     }
 }
 
-fn defines(types: [DType; 2], dims: [usize; 2]) -> [Define; 4] {
-    let ([k, v], [k_dim, v_dim]) = (types.map(number), dims.map(|dim| dim as u32));
-    [("K_TYPE", k), ("V_TYPE", v), ("K_DIM", k_dim), ("V_DIM", v_dim)]
+fn defines(types: [DType; 2], dims: [usize; 2], is_capped: bool) -> [Define; 5] {
+    let ([k, v], [k_dim, v_dim, capped]) = (types.map(number), super::defines(dims, is_capped));
+    [("K_TYPE", k), ("V_TYPE", v), k_dim, v_dim, capped]
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -96,7 +96,13 @@ pub(super) fn builds() -> impl Iterator<Item = Build> {
     let alike = DType::KV.into_iter().map(|dtype| [dtype; 2]);
     let pairs = alike.chain([[DType::Q8_0, DType::Turbo3]]).map(|types| (types, [128; 2]));
     let small = [([DType::Turbo3; 2], [64; 2]), ([DType::Turbo4, DType::Turbo3], [192, 96])];
-    pairs.chain(small).map(|(types, dims)| Build { source: &SOURCE, defines: defines(types, dims).to_vec() })
+    let plain = pairs.chain(small).map(|(types, dims)| (types, dims, false));
+    let capped = [128, 256].map(|dim| ([DType::Turbo3; 2], [dim; 2], true));
+    let build = |(types, dims, is_capped)| Build {
+        source: &SOURCE,
+        defines: defines(types, dims, is_capped).to_vec(),
+    };
+    plain.chain(capped).map(build)
 }
 
 /// Tiles of one split of a walk over `tiles`, by a sequence of `n_kv_heads`: whole units, one for each warp or several, so many
@@ -107,8 +113,14 @@ pub(super) fn split_tiles(cx: &Context, tiles: usize, n_kv_heads: usize) -> usiz
 }
 
 /// Queues the kernel: prepared queries to one share per split, as `combine` takes them.
-pub(super) fn launch(cx: &Context, common: &Common, kind: &Kind, [splits, slots]: [usize; 2]) -> Result<()> {
-    let kernel = cx.kernel_with(&SOURCE, &defines(kind.types, kind.dims()), "decode")?;
+pub(super) fn launch(
+    cx: &Context,
+    common: &Common,
+    kind: &Kind,
+    is_capped: bool,
+    [splits, slots]: [usize; 2],
+) -> Result<()> {
+    let kernel = cx.kernel_with(&SOURCE, &defines(kind.types, kind.dims(), is_capped), "decode")?;
     let [key_book, value_book] = kind.types.map(|dtype| BOOKS[number(dtype) as usize]);
     let params = DecodeParams { common: *common, key_book, value_book };
     let grid = [splits as u32, slots as u32, 1];

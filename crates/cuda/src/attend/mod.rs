@@ -9,6 +9,8 @@
 //! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers.
 //! 4. **Values** likewise, with the weights as left operand straight from the registers of step 3.
 //!
+//! A soft cap bounds the scores before their softmax, in kernels compiled for it: others pay nothing.
+//!
 //! # What a query sees
 //!
 //! Rows of one tile see the same tiles in the same form: codes up to the window, 16 bit from there on. Queries that are
@@ -125,7 +127,7 @@ struct Common {
     n_heads: u32,
     group: u32,
     visible: u32,
-    unused: u32,
+    soft_cap: f32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -151,16 +153,17 @@ fn constants() -> Constants {
     kv::constants().whole("WARPS", WARPS).float("HIDDEN", HIDDEN).float("LIFT", LIFT as f32)
 }
 
-/// Macros that the kernels are compiled with for these sizes of stored heads.
-fn defines(k_dim: usize, v_dim: usize) -> [Define; 2] {
-    [("K_DIM", k_dim as u32), ("V_DIM", v_dim as u32)]
+/// Macros that the kernels are compiled with for these sizes of stored heads, with or without a cap on the scores.
+fn defines([k_dim, v_dim]: [usize; 2], is_capped: bool) -> [Define; 3] {
+    [("K_DIM", k_dim as u32), ("V_DIM", v_dim as u32), ("CAPPED", is_capped.into())]
 }
 
 /// The sizes of stored heads in use; others are compiled when they come.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
-    let sizes = [(64, 64), (64, 128), (96, 96), (128, 64), (128, 128), (256, 256)];
-    let sized = |(k_dim, v_dim)| Build { source: &SOURCE, defines: defines(k_dim, v_dim).to_vec() };
-    sizes.into_iter().map(sized).chain(decode::builds())
+    let plain = [[64, 64], [64, 128], [96, 96], [128, 64], [128, 128], [256, 256]].map(|dims| (dims, false));
+    let capped = [[128, 128], [256, 256]].map(|dims| (dims, true));
+    let build = |(dims, is_capped)| Build { source: &SOURCE, defines: defines(dims, is_capped).to_vec() };
+    plain.into_iter().chain(capped).map(build).chain(decode::builds())
 }
 
 /// Where queries are read from and outputs written to, and where the band of the step begins (anything when there is none).
@@ -275,6 +278,7 @@ fn launch(
             n_heads: heads.len() as u32,
             group: (p.n_heads / p.n_kv_heads) as u32,
             visible: layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+            soft_cap: p.soft_cap.map_or(0.0, |cap| cap * std::f32::consts::LOG2_E),
             ..params.common
         },
         q: rows.q,
@@ -290,7 +294,7 @@ fn launch(
     };
     let slots = parts.len() * heads.len();
     let start = |name, grid: [usize; 3], shared_bytes: usize| -> Result<()> {
-        let kernel = cx.kernel_with(&SOURCE, &defines(k_dim, v_dim), name)?;
+        let kernel = cx.kernel_with(&SOURCE, &defines(kind.dims(), p.soft_cap.is_some()), name)?;
         let grid = grid.map(|n| n as u32);
         let launch = Launch { grid, block: [THREADS, 1, 1], shared_bytes: shared_bytes as u32 };
         Ok(cx.launch(kernel, launch, &params)?)
@@ -300,7 +304,9 @@ fn launch(
     start("prepare_queries", [most.next_multiple_of(way.queries_per_block()).div_ceil(WARPS), slots, 1], 0)?;
     let blocks = most.div_ceil(way.queries_per_block());
     match way {
-        Way::Decode => decode::launch(cx, &params.common, kind, [splits, slots])?,
+        Way::Decode => {
+            decode::launch(cx, &params.common, kind, p.soft_cap.is_some(), [splits, slots])?;
+        }
         Way::Split => {
             // The tiles of the warps, and then what two of them hand over.
             let hand = WARPS / 2 * 32 * (v_dim / 2 + HAND_STATE) * size_of::<f32>();

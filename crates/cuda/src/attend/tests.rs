@@ -40,7 +40,12 @@ fn expected(twins: &Twins, row: usize, head: usize, q: &[f32], out: &[f32]) -> f
     let products =
         |key: &[f32]| q.iter().zip(key).map(|(&q, &k)| f64::from(q) * f64::from(k)).collect::<Vec<_>>();
     let scale = f64::from(p.scale);
-    let scores: Vec<f64> = keys.iter().map(|(key, _)| scale * products(key).iter().sum::<f64>()).collect();
+    let capped = |score: f64| match p.soft_cap.map(f64::from) {
+        Some(cap) => cap * (score / cap).tanh(),
+        None => score,
+    };
+    let scores: Vec<f64> =
+        keys.iter().map(|(key, _)| capped(scale * products(key).iter().sum::<f64>())).collect();
     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
     let halves = 3.0 * (2.0_f64).powi(-22) / 3.0;
@@ -272,6 +277,26 @@ fn every_shape_of_heads_attends() {
             twins.fill(&device, 50, 50);
             assert_attends(&device, &mut twins, 1, 14);
             assert_attends(&device, &mut twins, 25, 14);
+        }
+    }
+}
+
+/// In each of the three kernels, so that scores bend and so that they hardly do. A cap moves scores together, so that no more is
+/// to be expected of them than without.
+#[test]
+fn scores_are_bounded_by_a_soft_cap() {
+    let Some(device) = emulator::device(80) else { return };
+    for (k, v, head_dim, cap) in [
+        (DType::Turbo3, DType::Turbo3, 256, 1.0),
+        (DType::Q8_0, DType::F16, 128, 2.0),
+        (DType::F16, DType::Turbo4, 256, 50.0),
+    ] {
+        let case =
+            Case { k_head_dim: head_dim, v_head_dim: head_dim, n_kv_heads: 1, group: 4, ..Case::new(k, v) };
+        let mut twins = Twins::new(Case { soft_cap: Some(cap), window: Some(90), ..case }, 25);
+        twins.fill(&device, 140, 140);
+        for rows in [1, 5, 20] {
+            assert_attends(&device, &mut twins, rows, 26);
         }
     }
 }

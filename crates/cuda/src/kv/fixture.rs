@@ -29,6 +29,7 @@ pub(crate) struct Case {
     pub tail_tiles: usize,
     pub alpha: f32,
     pub window: Option<usize>,
+    pub soft_cap: Option<f32>,
 }
 
 impl Case {
@@ -45,6 +46,7 @@ impl Case {
             tail_tiles: 2,
             alpha: 1.0,
             window: None,
+            soft_cap: None,
         }
     }
 
@@ -67,6 +69,7 @@ impl Case {
             k_head_dim: self.k_head_dim,
             v_head_dim: self.v_head_dim,
             scale: 1.0 / (self.k_head_dim as f32).sqrt(),
+            soft_cap: self.soft_cap,
         }
     }
 }

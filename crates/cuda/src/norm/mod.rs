@@ -41,10 +41,32 @@ pub(crate) fn rms_norm(
     [rows, cols]: [usize; 2],
     y: DevicePtr,
 ) -> Result<(), CudaError> {
+    launch(cx, "rms_norm", x, norm, [rows, cols], y)
+}
+
+/// As [`rms_norm`], but adds to `y`.
+pub(crate) fn add_normed(
+    cx: &Context,
+    x: DevicePtr,
+    norm: NormParts,
+    [rows, cols]: [usize; 2],
+    y: DevicePtr,
+) -> Result<(), CudaError> {
+    launch(cx, "add_normed", x, norm, [rows, cols], y)
+}
+
+fn launch(
+    cx: &Context,
+    kernel: &'static str,
+    x: DevicePtr,
+    norm: NormParts,
+    [rows, cols]: [usize; 2],
+    y: DevicePtr,
+) -> Result<(), CudaError> {
     if rows == 0 || cols == 0 {
         return Ok(());
     }
-    let kernel = cx.kernel(&SOURCE, "rms_norm")?;
+    let kernel = cx.kernel(&SOURCE, kernel)?;
     let params = RmsNormParams { x, weight: norm.weight, y, cols: cols as u32, eps: norm.eps };
     cx.launch(kernel, Launch::linear(rows as u32, THREADS), &params)
 }
@@ -70,6 +92,13 @@ mod tests {
             let norm = NormParts { weight: on_w.ptr(), eps: 1e-6 };
             rms_norm(&cx, on_x.ptr(), norm, [rows, cols], y.ptr()).unwrap();
             let y = emulator::download(&cx, &y);
+            let sum = emulator::upload(&cx, &x);
+            add_normed(&cx, on_x.ptr(), norm, [rows, cols], sum.ptr()).unwrap();
+            for ((sum, x), y) in emulator::download(&cx, &sum).into_iter().zip(&x).zip(&y) {
+                // The product with the weight may be added before it is rounded.
+                let tol = f32::EPSILON * (sum.abs() + y.abs());
+                assert!((sum - (x + y)).abs() <= tol, "{rows} x {cols}: {sum} for {x} + {y}");
+            }
             for (i, (&y, &x_i)) in y.iter().zip(&x).enumerate() {
                 let row = &x[i / cols * cols..][..cols];
                 let mean = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / cols as f64;

@@ -10,9 +10,8 @@ struct RmsNormParams {
     float eps;
 };
 
-// Sum over a block; every thread gets it. The order of the additions is fixed.
-__device__ float block_sum(float value) {
-    __shared__ float warps[THREADS / 32];
+// Sum over a block, by way of `warps` in shared memory; every thread gets it. The order of the additions is fixed.
+__device__ inline float block_sum(float value, float* warps) {
     for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
     __syncthreads();
@@ -21,11 +20,25 @@ __device__ float block_sum(float value) {
     return sum;
 }
 
-extern "C" __global__ void rms_norm(const __grid_constant__ RmsNormParams p) {
+// One row into y, or onto it.
+__device__ inline void norm_row(const RmsNormParams& p, float* warps, bool accumulate) {
     const float* x = p.x + (size_t)blockIdx.x * p.cols;
     float* y = p.y + (size_t)blockIdx.x * p.cols;
     float squares = 0.0f;
     for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) squares += x[i] * x[i];
-    float factor = 1.0f / sqrtf(block_sum(squares) / (float)p.cols + p.eps);
-    for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) y[i] = x[i] * factor * p.weight[i];
+    float factor = 1.0f / sqrtf(block_sum(squares, warps) / (float)p.cols + p.eps);
+    for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) {
+        float normed = x[i] * factor * p.weight[i];
+        y[i] = accumulate ? y[i] + normed : normed;
+    }
+}
+
+extern "C" __global__ void rms_norm(const __grid_constant__ RmsNormParams p) {
+    __shared__ float warps[THREADS / 32];
+    norm_row(p, warps, false);
+}
+
+extern "C" __global__ void add_normed(const __grid_constant__ RmsNormParams p) {
+    __shared__ float warps[THREADS / 32];
+    norm_row(p, warps, true);
 }

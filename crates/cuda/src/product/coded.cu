@@ -1,5 +1,5 @@
 // y = W x + bias for few rows of x, with weights in codes: a block has 8 warps, a warp FEATURES output features and up
-// to ROWS rows. Or y = silu(W x) (U x): then the two of a warp are the same feature of W and of U.
+// to ROWS rows. Or y = a(W x) (U x), a an activation: then the two of a warp are the same feature of W and of U.
 //
 // Per step of 1,024 inputs the block has them as signed bytes in shared memory, with one scale per 32 (for the rotated
 // types x is rotated, rather than W); lane l reads the group of 32 weights that starts at 32 l and multiplies bytes with
@@ -12,6 +12,7 @@
 //
 // NaN and infinities in x make the scale of their 32 values NaN or infinite, and so the row of y NaN.
 
+#include "gate.cuh"
 #include "weights.cuh"
 
 #define THREADS (WARPS * 32)
@@ -202,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid
         for (int f = 0; f < FEATURES; f++) y[f] = factor * add_over(sums[f][r], 32);
         float* to = p.y + (size_t)(first_row + r) * p.n_out + first_out;
         if (p.up) {
-            if (lane == 0 && first_out < p.n_out) *to = y[0] / (1.0f + expf(-y[0])) * y[1];
+            if (lane == 0 && first_out < p.n_out) *to = gated(p.activation, y[0], y[1]);
             continue;
         }
 #pragma unroll

@@ -10,12 +10,13 @@
 //! row, so that none is too large or too small; sums stay in f32. Each weight is decoded once per 64 rows.
 
 use bytemuck::NoUninit;
+use kvant_backend::Activation;
 use kvant_codec::{Codebook, DType, Rotation};
 
 use crate::constants::Constants;
 use crate::half::HALF_HEADER;
 use crate::module::{Build, Header};
-use crate::{Context, CudaError, DevicePtr, Launch, Source, rotate};
+use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, rotate};
 
 mod layout;
 mod operand;
@@ -25,8 +26,8 @@ mod tests;
 pub(crate) use layout::upload;
 pub(crate) use operand::Operand;
 
-static HEADERS: [Header; 2] =
-    [HALF_HEADER, Header { name: "weights.cuh", text: include_str!("weights.cuh") }];
+static HEADERS: [Header; 3] =
+    [HALF_HEADER, gate::HEADER, Header { name: "weights.cuh", text: include_str!("weights.cuh") }];
 static CODED: Source = Source {
     name: "coded.cu",
     text: include_str!("coded.cu"),
@@ -92,7 +93,7 @@ fn constants() -> Constants {
 }
 
 fn few_constants() -> Constants {
-    constants().whole("WARPS", WARPS as usize).whole("FEATURES", FEATURES as usize)
+    gate::constants(constants()).whole("WARPS", WARPS as usize).whole("FEATURES", FEATURES as usize)
 }
 
 /// Levels of a codebook as `(256 high + low) unit`, as the kernels look them up.
@@ -124,7 +125,7 @@ struct KernelParams {
     accumulate: u32,
     eps: f32,
     book: Levels,
-    unused: u32,
+    activation: u32,
 }
 
 /// The right operand of a product and where the result goes, shapes checked.
@@ -134,8 +135,8 @@ pub(crate) struct Product {
     pub w: DevicePtr,
     pub dtype: DType,
     pub n_out: usize,
-    /// As `w`: `y = silu(w x) (up x)` then, without bias and accumulation, where [`has_gate`] says so.
-    pub up: Option<DevicePtr>,
+    /// As `w`: `y = a(w x) (up x)` then, a the activation, without bias and accumulation, where [`has_gate`] says so.
+    pub up: Option<(DevicePtr, Activation)>,
     /// `[n_out]`
     pub bias: Option<DevicePtr>,
     /// `[rows, n_out]`
@@ -225,7 +226,7 @@ pub(crate) fn product(cx: &Context, x: &mut Operand, p: &Product) -> Result<(), 
 fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<KernelParams, CudaError> {
     let mut params = KernelParams {
         w: p.w,
-        up: p.up.unwrap_or(0),
+        up: p.up.map_or(0, |(up, _)| up),
         x: x.x,
         norm: 0,
         codes: 0,
@@ -240,7 +241,7 @@ fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<KernelParams, Cu
         accumulate: u32::from(p.accumulate),
         eps: 0.0,
         book: Levels::of(p.dtype),
-        unused: 0,
+        activation: p.up.map_or(0, |(_, activation)| gate::number(activation)),
     };
     if x.rows >= MANY_ROWS {
         let halves = x.halves(cx)?;

@@ -227,7 +227,7 @@ fn a_norm_and_a_gate_are_folded_into_the_product() {
             let (on_x, on_weight) = (emulator::upload(&cx, &x), emulator::upload(&cx, &weight));
             let y = emulator::poisoned(&cx, rows * n_out);
             let norm = Some(NormParts { weight: on_weight.ptr(), eps: 1e-5 });
-            let p = Product { up: Some(up.block.ptr()), ..gate.product(y.ptr()) };
+            let p = Product { up: Some((up.block.ptr(), Activation::Silu)), ..gate.product(y.ptr()) };
             product(&cx, &mut Operand::new(on_x.ptr(), [rows, n_in], norm), &p).unwrap();
             let x = normalised(&x, &weight, 1e-5);
             for (i, got) in emulator::download(&cx, &y).into_iter().enumerate() {

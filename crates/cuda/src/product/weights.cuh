@@ -251,7 +251,7 @@ __device__ __forceinline__ void decode_group(
 // The parameter of every kernel that multiplies with them.
 struct ProductParams {
     const u8* w;         // [n_out] rows of row_bytes
-    const u8* up;        // null, or as w: y = silu(w x) (up x) then
+    const u8* up;        // null, or as w: y = a(w x) (up x) then, a the activation
     const float* x;      // [rows, n_in]
     const float* norm;   // null, or [n_in]: x / sqrt(mean(x^2) + eps) * norm in the place of x
     const u32* codes;    // x in 8 bits, [rows, n_in / 32, 8], where it comes rounded
@@ -266,5 +266,5 @@ struct ProductParams {
     u32 accumulate;
     float eps;
     Codebook book;
-    u32 unused;
+    u32 activation;      // of the gate
 };

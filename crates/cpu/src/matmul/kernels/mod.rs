@@ -5,8 +5,10 @@ mod floats;
 mod prefetch;
 mod unpack;
 
+use kvant_backend::Activation;
+
+use super::gate;
 use super::panel::{GROUPS, Line, PANEL};
-use super::silu;
 use super::simd::{Kernel, Simd};
 
 pub(super) use codes::{Gemv, Multiply};
@@ -60,8 +62,9 @@ fn place<S: Simd>(index: usize) -> (usize, usize) {
     (index / S::PARTS % PAIR, index % S::PARTS)
 }
 
-/// `u *= silu(g)` for each value.
+/// `u *= a(g)` for each value, `a` the activation.
 pub(super) struct Gate<'a> {
+    pub activation: Activation,
     pub g: &'a [f32; PANEL],
     pub u: &'a mut [f32; PANEL],
 }
@@ -71,6 +74,6 @@ impl Kernel for Gate<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        silu::gate(self.g, self.u);
+        gate::gate(self.activation, self.g, self.u);
     }
 }

@@ -1,7 +1,7 @@
 //! What a row is multiplied to does not depend on the rows beside it, on the threads, or on where the weights lie.
 
 use super::*;
-use crate::matmul::silu;
+use crate::matmul::gate;
 
 /// Rows at once: alone, below, at and above every tile, and more than a row block.
 const ROWS: [usize; 10] = [1, 2, 3, 5, 8, 9, 13, 37, 130, 520];
@@ -44,7 +44,7 @@ impl Case {
         let mut outputs =
             [output(with_bias, Some(&self.bias), false), output(accumulated, Some(&self.bias), true)];
         device.project(input(true), &mut outputs).unwrap();
-        device.gated_ffn(input(true), &self.gate, &self.w, gated).unwrap();
+        device.gated_ffn(input(true), Activation::Gelu, &self.gate, &self.w, gated).unwrap();
         let [plain, with_bias, accumulated, gated] = ys.map(|y| bits(y.as_slice()));
         Bits { plain, with_bias, accumulated, gated }
     }
@@ -57,7 +57,7 @@ impl Case {
         let input = Input { x: &self.x, norm, first_row: row, rows: 1 };
         let output = |w, y| Output { w, bias: None, y, accumulate: false };
         device.project(input, &mut [output(&self.gate, &mut g), output(&self.w, &mut u)]).unwrap();
-        silu::gate(g.as_slice(), u.as_mut_slice());
+        gate::gate(Activation::Gelu, g.as_slice(), u.as_mut_slice());
         bits(u.as_slice())
     }
 }

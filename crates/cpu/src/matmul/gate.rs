@@ -1,0 +1,39 @@
+//! The gate of a gated feed-forward layer: `a(g) * u`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`].
+
+use kvant_backend::Activation;
+
+use crate::exp::exp;
+
+/// `u *= a(g)` for each value.
+#[inline(always)]
+pub(super) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
+    match activation {
+        Activation::Silu => {
+            for (u, g) in u.iter_mut().zip(g) {
+                *u *= g / (1.0 + exp(-g));
+            }
+        }
+        Activation::Gelu => {
+            let [a, b] = Activation::GELU;
+            for (u, g) in u.iter_mut().zip(g) {
+                *u *= g / (1.0 + exp(-(g * (a + b * (g * g)))));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_numbers_stay_visible_and_large_ones_are_themselves_or_nothing() {
+        for activation in [Activation::Silu, Activation::Gelu] {
+            let mut u = [1.0; 5];
+            gate(activation, &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 200.0, -200.0], &mut u);
+            assert!(u[0].is_nan() && u[1] == f32::INFINITY && !(u[2].abs() > 1e38 && u[2] > 0.0));
+            assert_eq!(u[3], 200.0);
+            assert!(u[4].abs() <= 1e-30);
+        }
+    }
+}

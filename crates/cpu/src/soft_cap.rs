@@ -1,0 +1,42 @@
+//! Bounds values smoothly: `cap tanh(x / cap)` (arXiv 2408.00118).
+
+use crate::Pool;
+use crate::exp::exp;
+use crate::shards::Shards;
+
+/// Values of an item of work: those of a large vocabulary are worth several threads.
+const PIECE: usize = 8 * 1024;
+
+/// Bounds every value. What is not finite becomes NaN.
+pub(crate) fn soft_cap(pool: &Pool, x: &mut [f32], cap: f32) {
+    let len = x.len();
+    let x = Shards::new(x);
+    pool.for_each(len.div_ceil(PIECE), &|piece| {
+        let piece = piece * PIECE..len.min((piece + 1) * PIECE);
+        // SAFETY: every piece is taken by one call of this job.
+        bound(unsafe { x.part(piece) }, cap);
+    });
+}
+
+/// `tanh(y) = (exp(2 y) - 1) / (exp(2 y) + 1)`: off by 6 roundings of 1 at most, so `cap tanh(x / cap)` by as many of the cap.
+fn bound(x: &mut [f32], cap: f32) {
+    let rate = 2.0 / cap;
+    for x in x {
+        let e = exp(*x * rate);
+        // A value that is not finite must not end as the cap.
+        *x = cap * ((e - 1.0) / (e + 1.0)) + 0.0 * *x;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_finite_stays_visible() {
+        let mut x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30, -1e30, 0.0];
+        soft_cap(&Pool::new(1), &mut x, 30.0);
+        assert!(x[..3].iter().all(|x| x.is_nan()), "{x:?}");
+        assert_eq!(x[3..], [30.0, -30.0, 0.0]);
+    }
+}

@@ -1,0 +1,100 @@
+//! The gate of a gated feed-forward layer: `u *= a(g)`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`].
+
+use bytemuck::NoUninit;
+use kvant_backend::Activation;
+
+use crate::constants::Constants;
+use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
+
+/// The kernel of this op.
+pub(crate) static SOURCE: Source = Source {
+    name: "gate.cu",
+    text: include_str!("gate.cu"),
+    headers: &[HEADER],
+    constants: || constants(Constants::default()),
+    options: &[],
+};
+
+/// The equation, for every kernel that has a gate; it takes [`constants`].
+pub(crate) const HEADER: Header = Header { name: "gate.cuh", text: include_str!("gate.cuh") };
+
+const THREADS: u32 = 256;
+
+/// Adds what [`HEADER`] takes.
+pub(crate) fn constants(constants: Constants) -> Constants {
+    let [a, b] = Activation::GELU;
+    constants.whole("GELU", number(Activation::Gelu) as usize).float("GELU_A", a).float("GELU_B", b)
+}
+
+/// The number of an activation in kernels.
+pub(crate) fn number(activation: Activation) -> u32 {
+    match activation {
+        Activation::Silu => 0,
+        Activation::Gelu => 1,
+    }
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct KernelParams {
+    g: DevicePtr,
+    u: DevicePtr,
+    n: u32,
+    activation: u32,
+}
+
+/// `u *= a(g)` for `n` values.
+pub(crate) fn gate(
+    cx: &Context,
+    activation: Activation,
+    g: DevicePtr,
+    u: DevicePtr,
+    n: usize,
+) -> Result<(), CudaError> {
+    if n == 0 {
+        return Ok(());
+    }
+    let params = KernelParams { g, u, n: n as u32, activation: number(activation) };
+    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    cx.launch(cx.kernel(&SOURCE, "gate")?, launch, &params)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emulator;
+
+    #[test]
+    fn the_gate_is_within_a_few_roundings_and_bad_numbers_stay_visible() {
+        let Some(cx) = emulator::context(80) else { return };
+        let g: Vec<f32> = (-1500..=1500).map(|i| i as f32 / 17.0).collect();
+        let u: Vec<f32> = (0..g.len()).map(|i| (i % 13) as f32 - 6.5).collect();
+        for activation in [Activation::Silu, Activation::Gelu] {
+            for n in [0, 1, 255, 256, 257, g.len()] {
+                let (on_g, on_u) = (emulator::upload(&cx, &g[..n]), emulator::upload(&cx, &u[..n]));
+                gate(&cx, activation, on_g.ptr(), on_u.ptr(), n).unwrap();
+                for (i, got) in emulator::download(&cx, &on_u).into_iter().enumerate() {
+                    let (g, u) = (f64::from(g[i]), f64::from(u[i]));
+                    let z = match activation {
+                        Activation::Silu => g,
+                        Activation::Gelu => (8.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3)),
+                    };
+                    let want = u * g / (1.0 + (-z).exp());
+                    // expf is within 2 ulp (CUDA's table of accuracies); a sum, a quotient and a product follow. Of GELU's z
+                    // five roundings (two of them the constants') move the exponential by as many times |z|; results so small
+                    // that they are subnormal lose digits.
+                    let of_z = if activation == Activation::Gelu { 2.5 * z.abs() } else { 0.0 };
+                    let tol = (5.0 + of_z) * f64::from(f32::EPSILON) * want.abs() + 1e-37;
+                    let err = (f64::from(got) - want).abs();
+                    assert!(err <= tol, "{activation:?} {g}: {got} for {want}");
+                }
+            }
+            let g = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 200.0, -200.0];
+            let (on_g, on_u) = (emulator::upload(&cx, &g), emulator::upload(&cx, &[1.0; 5]));
+            gate(&cx, activation, on_g.ptr(), on_u.ptr(), 5).unwrap();
+            let got = emulator::download(&cx, &on_u);
+            assert!(got[0].is_nan() && got[1] == f32::INFINITY && got[2].is_nan(), "{got:?}");
+            assert!(got[3] == 200.0 && got[4].abs() <= 1e-30, "{got:?}");
+        }
+    }
+}

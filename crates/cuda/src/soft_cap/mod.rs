@@ -1,0 +1,59 @@
+//! Bounds values smoothly: `x = cap tanh(x / cap)` (arXiv 2408.00118).
+
+use bytemuck::NoUninit;
+
+use crate::constants::Constants;
+use crate::{Context, CudaError, DevicePtr, Launch, Source};
+
+/// The kernel of this op.
+pub(crate) static SOURCE: Source = Source {
+    name: "soft_cap.cu",
+    text: include_str!("soft_cap.cu"),
+    headers: &[],
+    constants: Constants::default,
+    options: &[],
+};
+
+const THREADS: u32 = 256;
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct KernelParams {
+    x: DevicePtr,
+    n: u32,
+    cap: f32,
+}
+
+/// Bounds `n` values.
+pub(crate) fn soft_cap(cx: &Context, x: DevicePtr, n: usize, cap: f32) -> Result<(), CudaError> {
+    if n == 0 {
+        return Ok(());
+    }
+    let params = KernelParams { x, n: n as u32, cap };
+    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    cx.launch(cx.kernel(&SOURCE, "soft_cap")?, launch, &params)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emulator;
+
+    #[test]
+    fn values_are_bounded_within_a_few_roundings_of_the_cap() {
+        let Some(cx) = emulator::context(80) else { return };
+        let mut x: Vec<f32> = (-600..=600).map(|i| i as f32 / 7.0).collect();
+        x.extend([1e30, -1e30, f32::INFINITY, f32::NEG_INFINITY, f32::NAN]);
+        let on_x = emulator::upload(&cx, &x);
+        let (n, cap) = (x.len() - 1, 30.0_f32);
+        soft_cap(&cx, on_x.ptr(), n, cap).unwrap();
+        let got = emulator::download(&cx, &on_x);
+        for (got, x) in got[..1203].iter().zip(&x) {
+            let want = f64::from(cap) * (f64::from(*x) / f64::from(cap)).tanh();
+            // expf is within 2 ulp of at most 1 and its argument within two roundings; two sums, a quotient, a product.
+            let tol = 4.0 * f64::from(f32::EPSILON * cap);
+            assert!((f64::from(*got) - want).abs() <= tol, "{x}: {got} for {want}");
+        }
+        assert!(got[1203..].iter().all(|x| x.is_nan()), "{:?}", &got[1203..]);
+    }
+}
