@@ -72,7 +72,15 @@ impl Model {
     /// # Errors
     /// When the device cannot be opened.
     pub fn bundled(options: OpenOptions<'_>) -> Result<Self, Error> {
-        Self::from_gguf(Gguf::from_bytes(POCKET)?, options)
+        Self::from_gguf(Self::bundled_file()?, options)
+    }
+
+    /// The file of the model that is built into this library.
+    ///
+    /// # Errors
+    /// Never, unless the library itself is damaged.
+    pub fn bundled_file() -> Result<Gguf, Error> {
+        Ok(Gguf::from_bytes(POCKET)?)
     }
 
     /// Loads a model from a parsed file.
