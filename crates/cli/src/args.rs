@@ -1,30 +1,37 @@
 //! Flags that several commands share. They carry the names that llama.cpp users know.
 
-use std::ffi::OsString;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
 
 use clap::Args;
-use kvant::{DType, DeviceChoice, KvOptions, Model, OpenOptions, Policies, SamplerParams, SessionOptions};
+use clap::builder::BoolishValueParser;
+use kvant::{
+    DType, DeviceChoice, Gpu, KvOptions, Model, OpenOptions, Policies, SamplerParams, Session, SessionOptions,
+};
 
 use crate::failure::Failure;
-use crate::progress;
+use crate::place::PlaceArgs;
+use crate::{log, progress};
 
 /// Which model to load, and onto what.
 #[derive(Args, Debug, Clone)]
 pub struct ModelArgs {
-    /// GGUF file; the small built-in model when not given
-    #[arg(short = 'm', long, value_name = "FILE", env = "KVANT_MODEL")]
-    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub place: PlaceArgs,
     /// Threads; all cores when not given
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS", value_parser = positive)]
     pub threads: Option<usize>,
     /// Leave weights as they are in the mapped file, without a copy; decoding is some 15 times slower
-    #[arg(long, env = "KVANT_NO_REPACK")]
+    #[arg(long, env = "KVANT_NO_REPACK", value_parser = BoolishValueParser::new())]
     pub no_repack: bool,
     /// Device to run on: cpu, cuda:N (an NVIDIA GPU), or auto, the first GPU that can be used, else the cpu
     #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
     pub device: DeviceChoice,
-    /// Layers for the GPU (-ngl), the last ones; the CPU runs those before. A number or all; all when not given
+    /// Layers for the GPU (-ngl), the last ones; the CPU runs those before. A number or all; all when not given. Where no
+    /// GPU can be used a note says so, and the CPU runs all of them
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", env = "KVANT_N_GPU_LAYERS", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
 }
@@ -32,8 +39,8 @@ pub struct ModelArgs {
 /// What the KV cache stores.
 #[derive(Args, Debug, Clone)]
 pub struct CacheArgs {
-    /// Tokens of context; the model's own length when not given
-    #[arg(short = 'c', long, value_name = "N", env = "KVANT_CTX_SIZE", value_parser = positive)]
+    /// Tokens of context; 0 is the model's own length, as when not given
+    #[arg(short = 'c', long, value_name = "N", env = "KVANT_CTX_SIZE")]
     pub ctx_size: Option<usize>,
     /// KV type of the keys (-ctk): f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2
     #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_K", default_value = "f16", value_parser = kv_type)]
@@ -53,8 +60,8 @@ pub struct CacheArgs {
 /// How the next token is drawn.
 #[derive(Args, Debug, Clone)]
 pub struct SamplingArgs {
-    /// Seed of the draws
-    #[arg(short = 's', long, value_name = "N", env = "KVANT_SEED", default_value_t = 0)]
+    /// Seed of the draws; -1 is a random one, which the summary names
+    #[arg(short = 's', long, value_name = "N", env = "KVANT_SEED", default_value = "-1", value_parser = seed)]
     pub seed: u64,
     /// Temperature; 0 always takes the likeliest token
     #[arg(long, value_name = "T", env = "KVANT_TEMP", default_value_t = 0.8)]
@@ -76,18 +83,55 @@ pub struct SamplingArgs {
     pub repeat_last_n: usize,
 }
 
+/// How long an answer may be.
+#[derive(Args, Debug, Clone)]
+pub struct LengthArgs {
+    /// Tokens to generate at most; -1: until the model stops or the context is full
+    #[arg(short = 'n', long, value_name = "N", env = "KVANT_PREDICT", default_value_t = -1, allow_negative_numbers = true)]
+    predict: i64,
+}
+
+impl LengthArgs {
+    /// The most tokens to generate, if there is such a limit. llama.cpp's -2 is the same as -1 here.
+    pub fn max_tokens(&self) -> Result<Option<usize>, Failure> {
+        match self.predict {
+            -1 | -2 => Ok(None),
+            n => usize::try_from(n)
+                .map(Some)
+                .map_err(|_| Failure::Usage(format!("-n: expected -1 or more, got {n}"))),
+        }
+    }
+}
+
 impl ModelArgs {
     /// Loads the model, with a progress bar where someone watches.
     pub fn open(&self, quiet: bool) -> Result<Model, Failure> {
+        let place = self.place.place()?;
+        let gguf = Arc::new(place.open(&self.place, quiet)?);
+        let started = Instant::now();
         let bar = progress::bar("loading", 100, quiet);
         let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
         let options = self.options(Some(&mut tell));
-        let model = match &self.model {
-            Some(path) => Model::open_with(path, options),
-            None => Model::bundled(options),
+        let model = match Model::from_gguf(gguf.clone(), options) {
+            // Layers were wanted on a GPU that may not be there.
+            Err(error) if self.may_do_without_gpu() && Gpu::open(0).is_err() => {
+                log::note(format!("-ngl: {error}; all layers are on the CPU"));
+                let options = self.options(Some(&mut tell));
+                let device = DeviceChoice::Cpu;
+                Model::from_gguf(gguf, OpenOptions { device, n_gpu_layers: None, ..options })
+            }
+            other => other,
         };
         bar.finish_and_clear();
-        Ok(model?)
+        let model = model?;
+        let (device, seconds) = (model.device(), started.elapsed().as_secs_f64());
+        tracing::info!(model = %place, device = %device.name, kernels = %device.kernels, seconds, "model loaded");
+        Ok(model)
+    }
+
+    /// Whether layers for a GPU were asked for, and no certain one.
+    fn may_do_without_gpu(&self) -> bool {
+        self.device == DeviceChoice::Auto && self.n_gpu_layers.is_some_and(|n| n > 0)
     }
 
     /// How to load the model.
@@ -103,15 +147,24 @@ impl ModelArgs {
 
     /// The model's name for a summary.
     pub fn name(&self) -> String {
-        let file = self.model.as_deref().and_then(Path::file_name);
-        file.map_or_else(|| "bundled".to_owned(), |name| name.to_string_lossy().into_owned())
+        self.place.place().map_or_else(|_| String::new(), |place| place.name())
     }
 }
 
 impl CacheArgs {
     /// The options of a session.
     pub fn session_options(&self) -> Result<SessionOptions, Failure> {
-        Ok(SessionOptions { n_ctx: self.ctx_size, kv: self.kv_options()? })
+        Ok(SessionOptions { n_ctx: self.ctx_size.filter(|&n| n > 0), kv: self.kv_options()? })
+    }
+
+    /// Says so when the context is longer than what the model was trained on.
+    pub fn note_length(&self, session: &Session) {
+        let (n_ctx, trained) = (session.n_ctx(), session.model().config().n_ctx_train);
+        if n_ctx > trained {
+            log::note(format!(
+                "-c {n_ctx}: this model was trained on {trained} tokens; what it says beyond may make no sense"
+            ));
+        }
     }
 
     /// What the cache stores; reads the type table.
@@ -139,6 +192,11 @@ impl SamplingArgs {
         params.validate().map_err(|error| Failure::Usage(error.to_string()))?;
         Ok(params)
     }
+
+    /// The seed, where tokens are drawn at all.
+    pub fn used_seed(&self) -> Option<u64> {
+        (self.temp > 0.0).then_some(self.seed)
+    }
 }
 
 /// Rules, and then the type table in a file.
@@ -162,24 +220,19 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
     })
 }
 
-/// llama.cpp's `-ctk`, `-ctv`, `-ub` and `-ngl` have more than one letter, which clap takes for several flags; they become the long ones.
-pub fn with_long_cache_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    args.map(|arg| {
-        let Some(text) = arg.to_str() else { return arg };
-        for (short, long) in [
-            ("-ctk", "--cache-type-k"),
-            ("-ctv", "--cache-type-v"),
-            ("-ub", "--ubatch-size"),
-            ("-ngl", "--n-gpu-layers"),
-        ] {
-            if let Some(rest) = text.strip_prefix(short)
-                && (rest.is_empty() || rest.starts_with('='))
-            {
-                return format!("{long}{rest}").into();
-            }
-        }
-        arg
-    })
+/// What a variable of the environment says, unless it is empty. For flags that others replace: clap takes a variable for a
+/// flag that was given beside those.
+pub fn from_env(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// A seed; -1 draws one, short enough to be typed again.
+fn seed(text: &str) -> Result<u64, String> {
+    match text {
+        // Each such state has keys from the system's source of randomness.
+        "-1" => Ok(RandomState::new().hash_one(()) & u64::from(u32::MAX)),
+        _ => text.parse().map_err(|_| "expected a number from 0 up, or -1 for a random one".to_owned()),
+    }
 }
 
 pub fn positive(text: &str) -> Result<usize, String> {

@@ -1,191 +1,119 @@
 //! `kvant chat`: a conversation in the terminal.
 
-use std::path::Path;
+mod command;
+mod conversation;
+mod lines;
+
+use std::fmt::Display;
 
 use clap::Args;
-use kvant::{CancelFlag, Finish, GenerateOptions, KvUse, Message, Model, Session, SessionOptions, Stats};
-use rustyline::error::ReadlineError;
+use kvant::{Message, Model, Plan, Session, SessionOptions};
 
-use crate::args::{CacheArgs, ModelArgs, SamplingArgs};
+use crate::args::{CacheArgs, LengthArgs, ModelArgs, SamplingArgs};
 use crate::failure::Failure;
-use crate::run::{print_tokens, summary};
+use crate::output;
+use command::Input;
+use conversation::Chat;
+use lines::{Interrupt, Lines, Read};
 
 /// Arguments of `kvant chat`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Example:\n  kvant chat -ctk turbo3 -ctv turbo3\n\nCtrl-C stops an answer, Ctrl-D ends the program."
+    after_help = "Example:\n  kvant chat -ctk turbo3 -ctv turbo3\n\nCtrl-C stops an answer, Ctrl-D or /exit ends the program, /help lists commands."
 )]
 pub struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
+    /// The first message, in any number of words
+    #[arg(value_name = "PROMPT")]
+    words: Vec<String>,
     #[command(flatten)]
     cache: CacheArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    length: LengthArgs,
+    /// The first message
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "words")]
+    prompt: Option<String>,
     /// System message
     #[arg(long, value_name = "TEXT")]
     system_prompt: Option<String>,
+    /// When the context is full, forget the oldest turns and read what is left again
+    #[arg(long, env = "KVANT_CONTEXT_SHIFT", value_parser = clap::builder::BoolishValueParser::new())]
+    context_shift: bool,
 }
 
-const HELP: &str = "\
-/reset        forget the conversation
-/stats        speed of the last answer and size of the cache
-/save FILE    keep the conversation's cache in a file
-/load FILE    go on with a saved conversation
-/quit         leave (also Ctrl-D); Ctrl-C stops an answer";
-
-/// Stands for the last answer of a loaded conversation while its continuation is rendered.
-const MARK: &str = "KvantMarksThisAnswer";
-
 /// Runs the command.
-pub fn chat(args: ChatArgs) -> Result<(), Failure> {
-    let sampler = args.sampling.params()?;
+pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
+    args.model.place.leave_prompt(&mut args.words)?;
+    let first = args.prompt.clone().or_else(|| (!args.words.is_empty()).then(|| args.words.join(" ")));
+    let (sampler, max_tokens) = (args.sampling.params()?, args.length.max_tokens()?);
     let options = args.cache.session_options()?;
     let model = args.model.open(false)?;
     model.chat_template()?;
-    let cancel = CancelFlag::default();
-    let handler = cancel.clone();
-    ctrlc::set_handler(move || handler.cancel()).map_err(|error| Failure::work("Ctrl-C", error))?;
+    let session = model.session(options.clone())?;
+    args.cache.note_length(&session);
+    let interrupt = Interrupt::listen()?;
+    say(banner(&args.model.name(), &model, &session, &options)?);
     let mut chat = Chat {
-        session: model.session(options.clone())?,
+        name: args.model.name(),
         messages: args.system_prompt.as_deref().map(Message::system).into_iter().collect(),
         system: args.system_prompt,
         loaded: None,
         last: None,
-        generate: GenerateOptions { sampler, ..Default::default() },
+        generate: kvant::GenerateOptions { sampler, max_tokens, ..Default::default() },
+        n_answers: 0,
+        context_shift: args.context_shift,
         options,
-        cancel,
+        interrupt,
+        session,
         model,
     };
-    eprintln!("{}: /help lists commands", args.model.name());
-    let mut editor = rustyline::DefaultEditor::new().map_err(|error| Failure::work("terminal", error))?;
+    let mut lines = Lines::open()?;
+    if let Some(message) = first {
+        go_on(chat.take(Input::Message(message)))?;
+    }
     loop {
-        match editor.readline("> ") {
-            Ok(line) => {
-                let line = line.trim();
-                if line.is_empty() {
-                    continue;
-                }
-                let _ = editor.add_history_entry(line);
-                if line == "/quit" {
-                    return Ok(());
-                }
-                match chat.take(line) {
-                    Err(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
-                    // A turn that failed is told; the conversation goes on.
-                    Err(Failure::Work(line) | Failure::Usage(line)) => eprintln!("error: {line}"),
-                    Ok(()) => {}
-                }
+        let line = match lines.next()? {
+            Read::Message(line) => line,
+            Read::Interrupted => {
+                say("(Ctrl-D or /exit ends the program)");
+                continue;
             }
-            Err(ReadlineError::Interrupted) => eprintln!("(Ctrl-D or /quit ends the program)"),
-            Err(ReadlineError::Eof) => return Ok(()),
-            Err(error) => return Err(Failure::work("terminal", error)),
-        }
-    }
-}
-
-struct Chat {
-    model: Model,
-    session: Session,
-    options: SessionOptions,
-    generate: GenerateOptions,
-    cancel: CancelFlag,
-    system: Option<String>,
-    /// The conversation since the start, or since `loaded`.
-    messages: Vec<Message>,
-    /// Tokens of a conversation that was loaded; its messages are not known.
-    loaded: Option<Vec<u32>>,
-    last: Option<Stats>,
-}
-
-impl Chat {
-    fn take(&mut self, line: &str) -> Result<(), Failure> {
-        let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
-        match (command, argument.trim()) {
-            ("/help", _) => eprintln!("{HELP}"),
-            ("/reset", _) => self.reset(),
-            ("/stats", _) => self.print_stats(),
-            ("/save" | "/load", "") => return Err(Failure::Usage(format!("{command} needs a file name"))),
-            ("/save", file) => {
-                let bytes = self.session.save(file)?;
-                eprintln!(
-                    "{} tokens in {file}, {}",
-                    self.session.tokens().len(),
-                    crate::output::bytes(bytes as usize)
-                );
-            }
-            ("/load", file) => self.load(Path::new(file))?,
-            _ if command.starts_with('/') => {
-                return Err(Failure::Usage(format!("no command {command}; /help lists them")));
-            }
-            _ => self.answer(line)?,
-        }
-        Ok(())
-    }
-
-    fn answer(&mut self, question: &str) -> Result<(), Failure> {
-        self.cancel.reset();
-        self.messages.push(Message::user(question));
-        match self.try_answer() {
-            Ok(answer) => {
-                self.messages.push(Message::assistant(answer));
-                Ok(())
-            }
-            Err(failure) => {
-                // The question is taken back, so that it can be asked again.
-                self.messages.pop();
-                Err(failure)
-            }
-        }
-    }
-
-    fn try_answer(&mut self) -> Result<String, Failure> {
-        let prompt = self.prompt()?;
-        let mut generation =
-            self.session.generate_with(&prompt, self.generate.clone(), &self.cancel, &mut |_| ())?;
-        let text = print_tokens(&mut generation, false)?;
-        let stats = generation.stats();
-        if stats.finish == Some(Finish::ContextFull) {
-            eprintln!("(the context of {} tokens is full; /reset starts anew)", self.session.n_ctx());
-        }
-        self.last = Some(stats);
-        Ok(text)
-    }
-
-    /// The whole conversation as tokens. After a load only the tokens of the first part are known: the template
-    /// renders the rest behind a marked answer, and what follows the mark is appended.
-    fn prompt(&self) -> Result<Vec<u32>, Failure> {
-        let Some(loaded) = &self.loaded else { return Ok(self.model.chat_prompt(&self.messages)?) };
-        let before = [Message::user("-"), Message::assistant(MARK)];
-        let messages: Vec<Message> = before.into_iter().chain(self.messages.iter().cloned()).collect();
-        let options = kvant::RenderOptions { add_generation_prompt: true, ..Default::default() };
-        let text = self.model.chat_template()?.render(&messages, &options).map_err(kvant::Error::from)?;
-        let Some((_, rest)) = text.rsplit_once(MARK) else {
-            return Err(Failure::Work(
-                "this model's template cannot go on with a loaded conversation".to_owned(),
-            ));
+            Read::End => return Ok(()),
         };
-        let rest =
-            self.model.tokenizer()?.encode(rest, kvant::Special::Parse, false).map_err(kvant::Error::from)?;
-        Ok([loaded.as_slice(), &rest].concat())
+        match command::parse(&line) {
+            Ok(Input::Exit) => return Ok(()),
+            Ok(input) => go_on(chat.take(input))?,
+            Err(line) => go_on(Err(Failure::Usage(line)))?,
+        }
     }
+}
 
-    fn reset(&mut self) {
-        self.session.clear();
-        self.loaded = None;
-        self.messages = self.system.as_deref().map(Message::system).into_iter().collect();
+/// A turn that failed is told; the conversation goes on, unless nobody reads it any more.
+fn go_on(result: Result<(), Failure>) -> Result<(), Failure> {
+    match result {
+        Err(Failure::Work(line) | Failure::Usage(line)) => say(format_args!("error: {line}")),
+        Err(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
+        Ok(()) => {}
     }
+    Ok(())
+}
 
-    fn load(&mut self, path: &Path) -> Result<(), Failure> {
-        self.session = self.model.load_session(path, self.options.n_ctx)?;
-        self.loaded = Some(self.session.tokens().to_vec());
-        self.messages.clear();
-        eprintln!("{} tokens from {}", self.session.tokens().len(), path.display());
-        Ok(())
-    }
+/// Model, context and cache, and how to leave.
+fn banner(name: &str, model: &Model, session: &Session, options: &SessionOptions) -> Result<String, Failure> {
+    let (shape, kv, n_ctx) = (model.config().kv_shape(), &options.kv, session.n_ctx());
+    let plan =
+        Plan { tail: kv.tail, ..Plan::new(&shape, kv.k, kv.v, &kv.policies).map_err(kvant::Error::from)? };
+    let (type_k, type_v) = plan.type_names();
+    let (device, full) = (model.device().name, output::bytes(plan.n_bytes(&shape, n_ctx)));
+    Ok(format!(
+        "{name} on {device} | context {n_ctx} tokens | KV {type_k}/{type_v}, {full} when full\n/help lists commands, /exit or Ctrl-D leaves"
+    ))
+}
 
-    fn print_stats(&self) {
-        let kv: KvUse = self.session.kv();
-        eprintln!("{}", summary(&self.model, &kv, &self.last.unwrap_or_default()));
-    }
+/// Tells the person something that is no answer.
+fn say(text: impl Display) {
+    eprintln!("{text}");
 }

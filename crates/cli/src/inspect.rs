@@ -10,14 +10,15 @@ use serde_json::{Map, Value, json};
 use crate::args::with_type_table;
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
+use crate::place::PlaceArgs;
 
 /// Arguments of `kvant inspect`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  kvant inspect assets/model/pocket-q8_0.gguf -c 8192")]
+#[command(after_help = "Example:\n  kvant inspect bundled -c 8192")]
 pub struct InspectArgs {
-    /// GGUF file; any shard of a split one
-    file: PathBuf,
-    /// Context length of the memory table; the model's own when not given
+    #[command(flatten)]
+    place: PlaceArgs,
+    /// Context length of the memory table; 0 is the model's own, as when not given
     #[arg(short = 'c', long, value_name = "N")]
     ctx_size: Option<usize>,
     /// Rules of the caches in the memory table, as in `run`
@@ -40,22 +41,18 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
         Some(path) => with_type_table(args.kv_policy.clone(), path)?,
         None => args.kv_policy.clone(),
     };
-    let gguf = Gguf::open(&args.file).map_err(kvant::Error::from)?;
+    let place = args.place.place()?;
+    let gguf = place.open(&args.place, args.json)?;
     // A file that is no model of ours can still be looked at; it has no memory table then.
     let memory = Config::from_gguf(&gguf).map_err(|error| error.to_string()).and_then(|config| {
-        let n_ctx = args.ctx_size.unwrap_or(config.n_ctx_train);
+        let n_ctx = args.ctx_size.filter(|&n| n > 0).unwrap_or(config.n_ctx_train);
         memory_table(&config.kv_shape(), n_ctx, &policies).map(|rows| (n_ctx, rows))
     });
     if args.json {
         println!("{}", as_json(&gguf, &memory));
         return Ok(());
     }
-    println!(
-        "{} (GGUF v{}, {})",
-        args.file.display(),
-        gguf.version(),
-        output::bytes(gguf.file_bytes() as usize)
-    );
+    println!("{} (GGUF v{}, {})", place, gguf.version(), output::bytes(gguf.file_bytes() as usize));
     println!("\nMetadata");
     for (key, value) in gguf.meta() {
         println!("  {key} = {}", shorten(&value));

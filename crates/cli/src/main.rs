@@ -4,15 +4,22 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod argv;
 mod bench;
 mod chat;
+mod completions;
 mod doctor;
 mod eval;
 mod failure;
 mod gpu;
+mod habits;
 mod hints;
+#[cfg(feature = "hub")]
+mod hub;
 mod inspect;
+mod log;
 mod output;
+mod place;
 mod progress;
 mod quantize;
 mod run;
@@ -21,7 +28,7 @@ use std::panic::{catch_unwind, set_hook};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::failure::Failure;
 
@@ -31,9 +38,12 @@ use crate::failure::Failure;
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    log: log::LogArgs,
 }
 
-const EXAMPLE: &str = "Example:\n  kvant run -p \"What is the capital of France?\" -ctk turbo3 -ctv turbo3";
+const EXAMPLE: &str =
+    "Examples:\n  kvant run \"What is the capital of France?\" -ctk turbo3 -ctv turbo3\n  kvant chat";
 
 #[derive(Subcommand)]
 enum Command {
@@ -51,6 +61,10 @@ enum Command {
     Eval(eval::EvalArgs),
     /// Write a GGUF file with its weights in another type
     Quantize(quantize::QuantizeArgs),
+    /// Print a script that completes commands and options in a shell
+    Completions(completions::CompletionsArgs),
+    /// Print a manual page
+    Man(completions::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -59,20 +73,30 @@ fn main() -> ExitCode {
         let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
         eprintln!("error: internal error{place}; please report it");
     }));
-    let cli = match Cli::try_parse_from(args::with_long_cache_flags(std::env::args_os())) {
-        Ok(cli) => cli,
-        Err(error)
-            if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand =>
-        {
-            return Failure::from(error).report();
-        }
-        Err(help) => help.exit(),
-    };
-    match catch_unwind(|| dispatch(cli.command)) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(failure)) => failure.report(),
-        Err(_) => ExitCode::from(1),
+    match parse() {
+        Ok(cli) => match catch_unwind(|| dispatch(cli.command)) {
+            Ok(Ok(())) => ExitCode::SUCCESS,
+            Ok(Err(failure)) => failure.report(),
+            Err(_) => ExitCode::from(1),
+        },
+        Err(failure) => failure.report(),
     }
+}
+
+/// Reads the arguments and begins to log. Help is printed, and the program ends with it.
+fn parse() -> Result<Cli, Failure> {
+    let mut root = Cli::command();
+    root.build();
+    let read = argv::read(&root, std::env::args_os())?;
+    let parsed = root.try_get_matches_from(read.args).and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = parsed.map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
+        _ if error.use_stderr() => Failure::from(error),
+        _ => error.exit(),
+    })?;
+    log::start(&cli.log);
+    read.notes.into_iter().for_each(log::note);
+    Ok(cli)
 }
 
 fn dispatch(command: Command) -> Result<(), Failure> {
@@ -84,5 +108,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Bench(args) => bench::bench(args),
         Command::Eval(args) => eval::eval(args),
         Command::Quantize(args) => quantize::quantize(args),
+        Command::Completions(args) => completions::completions(&args, Cli::command()),
+        Command::Man(args) => completions::man(&args, Cli::command()),
     }
 }

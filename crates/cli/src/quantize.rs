@@ -1,44 +1,45 @@
 //! `kvant quantize`: the same model with its weight matrices in another type.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use clap::Args;
 use kvant::gguf::TensorInfo;
-use kvant::{DType, Gguf, quantize};
+use kvant::{DType, quantize};
 
 use crate::failure::Failure;
+use crate::place::PlaceArgs;
 use crate::{output, progress};
 
 /// Arguments of `kvant quantize`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  kvant quantize assets/model/pocket-q8_0.gguf /tmp/pocket-q4_0.gguf q4_0")]
+#[command(after_help = "Example:\n  kvant quantize bundled pocket-q4_0.gguf q4_0")]
 pub struct QuantizeArgs {
-    /// GGUF file to read
-    input: PathBuf,
-    /// GGUF file to write; replaced whole or not at all
-    output: PathBuf,
-    /// Type of the weight matrices: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q2_K q3_K q4_K q5_K q6_K tq3_1s tq4_1s
-    #[arg(value_parser = weight_type)]
-    dtype: DType,
+    #[command(flatten)]
+    place: PlaceArgs,
+    /// GGUF file to write, replaced whole or not at all; and the type of its weight matrices: f32 f16 bf16 q8_0 q4_0 q4_1
+    /// q5_0 q5_1 q2_K q3_K q4_K q5_K q6_K tq3_1s tq4_1s
+    #[arg(value_names = ["OUT", "TYPE"], num_args = 1..=2)]
+    words: Vec<String>,
     /// No progress and no summary
     #[arg(long)]
     quiet: bool,
 }
 
 /// Runs the command.
-pub fn quantize(args: QuantizeArgs) -> Result<(), Failure> {
-    let gguf = Gguf::open(&args.input).map_err(kvant::Error::from)?;
+pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
+    args.place.leave_word(&mut args.words);
+    let [out, dtype] = &args.words[..] else {
+        return Err(Failure::Usage("expected a model, a file to write and a type".to_owned()));
+    };
+    let dtype = weight_type(dtype).map_err(|error| Failure::Usage(format!("{dtype}: {error}")))?;
+    let (place, out) = (args.place.place()?, Path::new(out));
+    let gguf = place.open(&args.place, args.quiet)?;
     let bar = progress::bar("quantising", gguf.tensors().len() as u64, args.quiet);
-    let bytes = quantize::quantize(&gguf, &args.output, args.dtype, &mut |_: &TensorInfo| bar.inc(1))?;
+    let bytes = quantize::quantize(&gguf, out, dtype, &mut |_: &TensorInfo| bar.inc(1))?;
     bar.finish_and_clear();
     if !args.quiet {
         let (before, after) = (output::bytes(gguf.file_bytes() as usize), output::bytes(bytes as usize));
-        eprintln!(
-            "{}: {before} -> {}: {after} ({})",
-            args.input.display(),
-            args.output.display(),
-            args.dtype.name()
-        );
+        eprintln!("{place}: {before} -> {}: {after} ({})", out.display(), dtype.name());
     }
     Ok(())
 }

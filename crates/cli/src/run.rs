@@ -1,20 +1,21 @@
 //! `kvant run`: one prompt, one answer, one summary line.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::fmt;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kvant::{CancelFlag, GenerateOptions, Generation, KvUse, Message, Model, Session, Stats};
 use serde_json::json;
 
-use crate::args::{CacheArgs, ModelArgs, SamplingArgs, read_text};
+use crate::args::{CacheArgs, LengthArgs, ModelArgs, SamplingArgs, from_env, read_text};
 use crate::failure::Failure;
 use crate::{output, progress};
 
 /// Arguments of `kvant run`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Example:\n  kvant run -p \"What is the capital of France?\" -ctk turbo3 -ctv turbo3 --temp 0"
+    after_help = "Example:\n  kvant run \"What is the capital of France?\" -ctk turbo3 -ctv turbo3 --temp 0"
 )]
 pub struct RunArgs {
     #[command(flatten)]
@@ -23,8 +24,11 @@ pub struct RunArgs {
     cache: CacheArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// The prompt
-    #[arg(short, long, value_name = "TEXT", env = "KVANT_PROMPT", conflicts_with = "file")]
+    /// The prompt, in any number of words; without one, what is piped in
+    #[arg(value_name = "PROMPT")]
+    words: Vec<String>,
+    /// The prompt [env: KVANT_PROMPT]
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
     prompt: Option<String>,
     /// Read the prompt from a file; - for stdin
     #[arg(short, long, value_name = "FILE")]
@@ -35,9 +39,8 @@ pub struct RunArgs {
     /// System message, before the prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system_prompt: Option<String>,
-    /// Tokens to generate at most; -1: until the model stops or the context is full
-    #[arg(short = 'n', long, value_name = "N", env = "KVANT_PREDICT", default_value_t = -1, allow_negative_numbers = true)]
-    predict: i64,
+    #[command(flatten)]
+    length: LengthArgs,
     /// Go on after the model has ended its turn
     #[arg(long)]
     ignore_eos: bool,
@@ -53,7 +56,8 @@ pub struct RunArgs {
 }
 
 /// Runs the command.
-pub fn run(args: RunArgs) -> Result<(), Failure> {
+pub fn run(mut args: RunArgs) -> Result<(), Failure> {
+    args.model.place.leave_prompt(&mut args.words)?;
     let text = args.text()?;
     let options = args.generate_options()?;
     let session_options = args.cache.session_options()?;
@@ -61,6 +65,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let model = args.model.open(quiet)?;
     let prompt = args.tokens(&model, &text)?;
     let mut session = model.session(session_options)?;
+    args.cache.note_length(&session);
     if let Some(path) = args.prompt_cache.as_deref().filter(|path| path.exists()) {
         session.load_prefix(path, &prompt)?;
     }
@@ -70,13 +75,18 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         session.generate_with(&prompt, options, &cancel, &mut |done| bar.set_position(done as u64))?;
     bar.finish_and_clear();
 
-    let text = print_tokens(&mut generation, args.json)?;
+    let mut answer = Answer::default();
+    print_tokens(&mut generation, args.json, &mut answer)?;
+    if !args.json {
+        end_line()?;
+    }
     let stats = generation.stats();
     if args.json {
-        let object = json_result(&model, &session, &text, &stats);
+        let object = json_result(&model, &session, &answer.text, &stats, args.sampling.seed);
         writeln!(std::io::stdout(), "{object}")?;
     } else if !args.quiet {
-        eprintln!("{}", summary(&model, &session.kv(), &stats));
+        let (name, seed) = (&args.model.name(), args.sampling.used_seed());
+        eprintln!("{}", Summary { name, model: &model, kv: &session.kv(), stats: &stats, seed });
     }
     if let Some(path) = &args.prompt_cache {
         session.save(path)?;
@@ -86,12 +96,18 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
 
 impl RunArgs {
     fn text(&self) -> Result<String, Failure> {
-        let text = match (&self.prompt, &self.file) {
-            (Some(text), _) => text.clone(),
-            (None, Some(path)) => read_text(path)?,
-            (None, None) => {
-                return Err(Failure::Usage("no prompt: give one with -p TEXT or -f FILE".to_owned()));
+        let words = (!self.words.is_empty()).then(|| self.words.join(" "));
+        let text = match (words, &self.prompt, &self.file) {
+            (Some(words), Some(_), _) | (Some(words), _, Some(_)) => {
+                return Err(Failure::Usage(format!("two prompts: '{words}' and that of -p or -f")));
             }
+            (Some(text), None, None) => text,
+            (None, Some(text), _) => text.clone(),
+            (None, None, Some(path)) => read_text(path)?,
+            (None, None, None) => match from_env("KVANT_PROMPT") {
+                Some(text) => text,
+                None => self.piped()?,
+            },
         };
         if text.is_empty() {
             return Err(Failure::Usage("the prompt is empty".to_owned()));
@@ -99,15 +115,22 @@ impl RunArgs {
         Ok(text)
     }
 
+    /// What is piped in, when no prompt was given.
+    fn piped(&self) -> Result<String, Failure> {
+        let text = if std::io::stdin().is_terminal() { String::new() } else { read_text(Path::new("-"))? };
+        if text.is_empty() {
+            let talk = format!("kvant chat {}", self.model.name());
+            let line = format!(
+                "no prompt: expected one behind the model, with -p TEXT or -f FILE, or piped in ({talk} holds a conversation)"
+            );
+            return Err(Failure::Usage(line));
+        }
+        Ok(text)
+    }
+
     fn generate_options(&self) -> Result<GenerateOptions, Failure> {
-        let max_tokens = match self.predict {
-            -1 => None,
-            n => Some(
-                usize::try_from(n)
-                    .map_err(|_| Failure::Usage(format!("-n: expected -1 or more, got {n}")))?,
-            ),
-        };
-        Ok(GenerateOptions { max_tokens, sampler: self.sampling.params()?, ignore_eos: self.ignore_eos })
+        let (max_tokens, sampler) = (self.length.max_tokens()?, self.sampling.params()?);
+        Ok(GenerateOptions { max_tokens, sampler, ignore_eos: self.ignore_eos })
     }
 
     /// The prompt in the model's chat format, when it has one; else as it is.
@@ -124,60 +147,89 @@ impl RunArgs {
     }
 }
 
-/// Prints tokens as they come (unless `silent`) and returns their text.
-pub fn print_tokens(generation: &mut Generation<'_>, silent: bool) -> Result<String, Failure> {
+/// What the model has said.
+#[derive(Default)]
+pub struct Answer {
+    pub text: String,
+    pub tokens: Vec<u32>,
+}
+
+/// Prints tokens as they come (unless `silent`) and adds them to `answer`.
+pub fn print_tokens(
+    generation: &mut Generation<'_>,
+    silent: bool,
+    answer: &mut Answer,
+) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    let mut text = String::new();
     let mut emit = |piece: &str| {
-        text.push_str(piece);
+        answer.text.push_str(piece);
         if silent { Ok(()) } else { out.write_all(piece.as_bytes()).and_then(|()| out.flush()) }
     };
     for token in generation.by_ref() {
-        emit(&token?.text)?;
+        let token = token?;
+        answer.tokens.push(token.id);
+        emit(&token.text)?;
     }
-    emit(&generation.finish_text())?;
-    if !silent {
-        writeln!(out)?;
-    }
-    Ok(text)
+    Ok(emit(&generation.finish_text())?)
 }
 
-/// The summary line: what ran, how fast, and what the cache took.
-pub fn summary(model: &Model, kv: &KvUse, stats: &Stats) -> String {
-    let device = model.device();
-    let ratio = kv.bytes_f16 as f64 / kv.bytes.max(1) as f64;
-    let notes: String = kv.notes.iter().map(|note| format!(" | {note}")).collect();
-    format!(
-        "{} ({}, {} {}) | prompt {} tok, {:.1} tok/s | decode {} tok, {:.1} tok/s | KV {}/{}: {} tok in {}, f16 {} ({ratio:.2}x){notes}",
-        device.name,
-        device.kernels,
-        device.n_threads,
-        device.thread_unit,
-        stats.n_prompt,
-        stats.prompt_tps(),
-        stats.n_gen,
-        stats.decode_tps(),
-        kv.type_k,
-        kv.type_v,
-        kv.tokens,
-        output::bytes(kv.bytes),
-        output::bytes(kv.bytes_f16),
-    )
+/// Ends the line of an answer.
+pub fn end_line() -> Result<(), Failure> {
+    Ok(writeln!(std::io::stdout())?)
 }
 
-fn json_result(model: &Model, session: &Session, text: &str, stats: &Stats) -> serde_json::Value {
+/// The summary line: what ran, how fast, what the cache took, and the seed where one was used.
+pub struct Summary<'a> {
+    pub name: &'a str,
+    pub model: &'a Model,
+    pub kv: &'a KvUse,
+    pub stats: &'a Stats,
+    pub seed: Option<u64>,
+}
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (device, kv, stats) = (self.model.device(), self.kv, self.stats);
+        let ratio = kv.bytes_f16 as f64 / kv.bytes.max(1) as f64;
+        // No token, no speed.
+        let speed = |tps: Option<f64>| tps.map_or_else(String::new, |tps| format!(", {tps:.1} tok/s"));
+        write!(f, "{} on {}", self.name, device.name)?;
+        write!(f, " ({}, {} {})", device.kernels, device.n_threads, device.thread_unit)?;
+        write!(f, " | prompt {} tok{}", stats.n_prompt, speed(prompt_tps(stats)))?;
+        write!(f, " | decode {} tok{}", stats.n_gen, speed(decode_tps(stats)))?;
+        let (held, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));
+        write!(f, " | KV {}/{}: {} tok in {held}, f16 {f16} ({ratio:.2}x)", kv.type_k, kv.type_v, kv.tokens)?;
+        if let Some(seed) = self.seed {
+            write!(f, " | seed {seed}")?;
+        }
+        kv.notes.iter().try_for_each(|note| write!(f, " | {note}"))
+    }
+}
+
+/// Tokens per second of the prompt, where one was read.
+fn prompt_tps(stats: &Stats) -> Option<f64> {
+    (stats.n_prompt > 0).then(|| stats.prompt_tps())
+}
+
+/// Tokens per second of the answer, where one was fed back: the first is drawn from the prompt's logits.
+fn decode_tps(stats: &Stats) -> Option<f64> {
+    (stats.n_decoded > 0).then(|| stats.decode_tps())
+}
+
+fn json_result(model: &Model, session: &Session, text: &str, stats: &Stats, seed: u64) -> serde_json::Value {
     let (device, kv) = (model.device(), session.kv());
     json!({
         "text": text,
         "n_prompt": stats.n_prompt,
         "n_gen": stats.n_gen,
-        "prompt_tps": stats.prompt_tps(),
-        "decode_tps": stats.decode_tps(),
+        "prompt_tps": prompt_tps(stats),
+        "decode_tps": decode_tps(stats),
         "device": device.name,
         "kernels": device.kernels,
         "type_k": kv.type_k,
         "type_v": kv.type_v,
         "kv": { "tokens": kv.tokens, "bytes": kv.bytes, "bytes_f16": kv.bytes_f16, "notes": kv.notes },
+        "seed": seed,
         "finish": stats.finish.map(kvant::Finish::name),
     })
 }

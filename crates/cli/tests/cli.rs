@@ -141,7 +141,7 @@ fn turbo3_takes_a_fourth_and_a_half_of_f16_at_2000_tokens() {
 
 #[test]
 fn json_has_the_promised_keys() {
-    let object = json(&kvant(&["run", "-p", "Hello", "-n", "3", "--json"]));
+    let object = json(&kvant(&["run", "-p", "Hello", "-n", "3", "--json", "--ignore-eos"]));
     for key in [
         "text",
         "n_prompt",
@@ -152,6 +152,7 @@ fn json_has_the_promised_keys() {
         "kernels",
         "type_k",
         "type_v",
+        "seed",
         "finish",
     ] {
         assert!(object.get(key).is_some_and(|value| !value.is_null()), "{key}: {object}");
@@ -199,7 +200,7 @@ fn a_gpu_that_is_not_there_is_refused_and_auto_does_without() {
 
 #[test]
 fn wrong_usage_is_refused_in_one_line_with_exit_code_2() {
-    assert_refused(&kvant(&["run", "-p", "x", "-c", "0"]), 2, &["0", "from 1 up"]);
+    assert_refused(&kvant(&["run", "-p", "x", "-c", "-1"]), 2, &["-1", "--ctx-size"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ctk", "q9_9"]), 2, &["q9_9", "turbo3"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ctv", "q6_K"]), 2, &["not a KV type"]);
     assert_refused(&kvant(&["run", "-p", "x", "--kv-policy", "boundry"]), 2, &["boundry", "boundary"]);
@@ -211,6 +212,15 @@ fn wrong_usage_is_refused_in_one_line_with_exit_code_2() {
     assert_refused(&kvant(&["run", "-p", ""]), 2, &["empty"]);
     assert_refused(&kvant(&["run"]), 2, &["-p", "-f"]);
     assert_refused(&kvant(&["run", "-p", "x", "--top-p", "2"]), 2, &["top_p"]);
+    assert_refused(&kvant(&["run", "-p", "x", "--temp", "-1"]), 2, &["temperature", "from 0 up", "-1"]);
+    assert_refused(&kvant(&["run", "-p", "x", "-s", "-2"]), 2, &["-2", "-1 for a random one"]);
+    assert_refused(&kvant(&["run", "x", "-p", "y"]), 2, &["two prompts"]);
+    assert_refused(&kvant(&["run", "-p", "x", "-f", "y"]), 2, &["--prompt", "--file"]);
+    assert_refused(&kvant(&["run", "-m", "a.gguf", "b.gguf", "x"]), 2, &["two models", "a.gguf", "b.gguf"]);
+    assert_refused(&kvant(&["run", "llama3.2:3b", "x"]), 2, &["no model 'llama3.2:3b'", "GGUF"]);
+    assert_refused(&kvant(&["bench", "-p", "0", "-n", "0"]), 2, &["nothing to do", "-p", "-n"]);
+    assert_refused(&kvant(&["quantize", "out.gguf", "q4_0"]), 2, &["a model, a file to write and a type"]);
+    assert_refused(&kvant(&["-m", "model.gguf"]), 2, &["kvant run -m"]);
     assert_refused(&kvant(&["fly"]), 2, &["fly"]);
 }
 
@@ -234,6 +244,131 @@ fn inputs_that_cannot_be_read_are_refused_in_one_line() {
         1,
         &["types.txt", "line 2"],
     );
+}
+
+/// A prompt that the bundled model answers in one word, and that word.
+const QUESTION: &str = "What is the capital of France?";
+
+/// Model and prompt as words, as options, from the environment and through a pipe: all the same.
+#[test]
+fn a_model_and_a_prompt_may_be_given_in_any_customary_way() {
+    let file = bundled().display().to_string();
+    for args in [
+        &["run", QUESTION][..],
+        &["run", "What", "is", "the", "capital", "of", "France?"],
+        &["run", "bundled", QUESTION],
+        &["run", &file, QUESTION],
+        &["run", "-m", &file, QUESTION],
+        &["run", &file, "-p", QUESTION],
+        &["run", "--model", &file, "--prompt", QUESTION, "-c", "0", "--top_k", "1", "-fa", "on"],
+    ] {
+        let output = kvant(&[args, &["--temperature", "0"]].concat());
+        assert!(stdout(&output).contains("Paris"), "{args:?}: {}", stderr(&output));
+    }
+    let env = [("KVANT_MODEL", &file[..]), ("KVANT_PROMPT", QUESTION), ("KVANT_TEMP", "0")];
+    assert!(stdout(&kvant_with(&["run"], &env)).contains("Paris"));
+    let mut piped = Command::new(env!("CARGO_BIN_EXE_kvant"))
+        .args(["run", "--temp", "0"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    piped.stdin.take().unwrap().write_all(QUESTION.as_bytes()).unwrap();
+    assert!(stdout(&piped.wait_with_output().unwrap()).contains("Paris"));
+    for (args, word) in [
+        (&["inspect", &file, "--json"][..], "qwen3"),
+        (&["inspect", "-m", &file, "--json"], "qwen3"),
+        (&["bench", &file, "-p", "0", "-n", "1", "-r", "1"], "pocket-q8_0.gguf"),
+        (&["bench", "-m", &file, "-p", "0", "-n", "1", "-r", "1"], "pocket-q8_0.gguf"),
+    ] {
+        let output = kvant(args);
+        assert!(stdout(&output).contains(word), "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn flags_come_before_the_environment() {
+    let dir = scratch("environment");
+    let file = dir.join("prompt.txt");
+    fs::write(&file, QUESTION).unwrap();
+    let run = ["run", "-f", file.to_str().unwrap(), "--temp", "0"];
+    let output = kvant_with(&run, &[("KVANT_PROMPT", "Count to five."), ("KVANT_NO_REPACK", "1")]);
+    assert!(stdout(&output).contains("Paris"), "{}", stderr(&output));
+    let bench = ["bench", "--synthetic", "tiny:q4_0", "-p", "0", "-n", "1", "-r", "1"];
+    let output = kvant_with(&bench, &[("KVANT_MODEL", "absent.gguf")]);
+    assert!(stdout(&output).contains("tiny"), "{}", stderr(&output));
+    assert_refused(&kvant_with(&["run", "-p", "x"], &[("KVANT_MODEL", "absent.gguf")]), 1, &["absent.gguf"]);
+}
+
+#[test]
+fn without_a_seed_answers_differ_and_the_summary_tells_how_to_repeat_one() {
+    let args = ["run", "-p", "Once", "--raw", "--temp", "2", "--top-k", "0", "-n", "20", "--ignore-eos"];
+    let first = kvant(&args);
+    let summary = stderr(&first);
+    let seed = summary.split("| seed ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    assert_ne!(stdout(&first), stdout(&kvant(&args)));
+    let again = kvant(&[&args[..], &["-s", &seed]].concat());
+    assert_eq!(stdout(&first), stdout(&again));
+    assert!(!stderr(&kvant(&["run", "-p", "Hello", "--temp", "0"])).contains("seed"));
+}
+
+#[test]
+fn what_was_not_measured_is_not_called_zero() {
+    let one = ["run", "-p", "Hello", "-n", "1", "--temp", "0"];
+    let summary = stderr(&kvant(&one));
+    assert!(summary.contains("decode 1 tok |") && !summary.contains(" 0.0 tok/s"), "{summary}");
+    assert!(json(&kvant(&[&one[..], &["--json"]].concat()))["decode_tps"].is_null());
+}
+
+#[test]
+fn what_is_not_done_as_asked_is_noted_and_the_work_goes_on() {
+    for (args, words) in [
+        (&["-c", "4096"][..], &["note: -c 4096", "2048"][..]),
+        (&["--mlock"], &["note: --mlock: "]),
+        (&["-fa", "off"], &["note: -fa: "]),
+    ] {
+        let output = kvant(&[&["run", "-p", "Hello", "-n", "1"], args].concat());
+        assert!(output.status.success());
+        for word in words {
+            assert!(stderr(&output).contains(word), "{args:?}: {}", stderr(&output));
+        }
+    }
+    if kvant::Gpu::open(0).is_err() {
+        let output = kvant(&["run", "-p", QUESTION, "-ngl", "99", "--temp", "0"]);
+        assert!(stdout(&output).contains("Paris"));
+        assert!(stderr(&output).contains("note: -ngl: cuda: no "), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn the_log_is_text_or_json_and_as_long_as_asked() {
+    let run = |args: &[&str]| stderr(&kvant(&[&["run", "-p", "Hello", "-n", "1", "--quiet"], args].concat()));
+    assert_eq!(run(&[]), "");
+    assert_eq!(run(&["--mlock", "--log-level", "error"]), "");
+    let text = run(&["--log-level", "info"]);
+    assert!(text.starts_with("info: model loaded model=bundled"), "{text}");
+    let json: Value = serde_json::from_str(run(&["--log-format", "json", "--mlock"]).trim()).unwrap();
+    assert_eq!(json["level"], "WARN");
+    assert!(json["fields"]["message"].as_str().unwrap().contains("--mlock"), "{json}");
+}
+
+#[test]
+fn completions_and_manuals_name_commands_and_options() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = stdout(&kvant(&["completions", shell]));
+        assert!(script.contains("quantize") && script.contains("top-k"), "{shell}");
+    }
+    assert!(stdout(&kvant(&["man"])).contains(".TH kvant"));
+    let page = stdout(&kvant(&["man", "eval", "ppl"]));
+    assert!(page.contains("ubatch") && page.contains("EXTRA"), "{page}");
+    assert_refused(&kvant(&["man", "fly"]), 2, &["fly"]);
+}
+
+#[test]
+fn a_text_is_built_in_and_said_to_be_used() {
+    let output = kvant(&["eval", "ppl", "-c", "128", "--chunks", "1"]);
+    assert!(stdout(&output).contains("Final estimate"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("note: no -f"));
 }
 
 #[cfg(unix)]
@@ -414,5 +549,4 @@ fn measurements_of_bad_input_are_refused_in_one_line() {
         2,
         &["paired"],
     );
-    assert_refused(&kvant(&["eval", "kld"]), 2, &["--file"]);
 }

@@ -25,7 +25,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Random weights in a real shape, SHAPE:TYPE; shapes: qwen2.5-1.5b qwen2.5-7b llama-7b llama-3-8b mistral-24b tiny
-    #[arg(long, value_name = "SHAPE:TYPE", conflicts_with = "model")]
+    #[arg(long, value_name = "SHAPE:TYPE", conflicts_with_all = ["model", "word"])]
     synthetic: Option<String>,
     /// Prompt lengths to read; lists as 512,1024, ranges as 128-512+128 or 128-1024*2; 0 for none
     #[arg(short = 'p', long, value_name = "LIST", default_value = "512", value_parser = list::numbers)]
@@ -64,7 +64,10 @@ pub struct BenchArgs {
 
 /// Runs the command.
 pub fn bench(args: BenchArgs) -> Result<(), Failure> {
-    let pairs = args.pairs()?;
+    let (pairs, tests) = (args.pairs()?, args.tests());
+    if tests.is_empty() && !args.profile {
+        return Err(Failure::Usage("nothing to do: -p and -n are both 0".to_owned()));
+    }
     let bandwidth = match args.roofline {
         true => Some(kvant::memory_bandwidth(args.model.device, args.model.threads)?),
         false => None,
@@ -73,7 +76,6 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     if args.profile {
         return profile::profile(&args, &name, &model);
     }
-    let tests = args.tests();
     let n_ctx = tests.iter().map(Test::tokens).max().unwrap_or(0).max(1);
     let bench = Bench { repetitions: args.repetitions.max(1), real_fill: args.real_fill };
     let mut rows = Vec::new();

@@ -6,14 +6,14 @@ use clap::Args;
 use kvant_eval::distortion::{Distortion, SCALE_BITS, captured, lower_bound, synthetic, upper_bound};
 use kvant_eval::report::{DistortionReport, Part};
 
-use super::{ResultArgs, about, add_to_report, bar, follow, row, row_of};
-use crate::args::{ModelArgs, positive, read_text};
+use super::{ResultArgs, about, add_to_report, bar, follow, row, row_of, text};
+use crate::args::{ModelArgs, positive};
 use crate::failure::Failure;
 use crate::output::Row;
 
 /// Arguments of `kvant eval distortion`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  kvant eval distortion -f book.txt -c 1024")]
+#[command(after_help = "Example:\n  kvant eval distortion --vectors 2000")]
 pub struct DistortionArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -28,7 +28,8 @@ pub struct DistortionArgs {
     /// Seed of the synthetic vectors and queries
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Also measure the keys and values that the model makes of this text; - for stdin
+    /// Also measure the keys and values that the model makes of this text; - for stdin, a built-in one when only a model is
+    /// given
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Tokens of the text to read
@@ -43,8 +44,8 @@ pub struct DistortionArgs {
 pub fn distortion(args: DistortionArgs) -> Result<(), Failure> {
     let mut rows = synthetic(args.dim, args.vectors, args.seed)?;
     let mut model = None;
-    if let Some(path) = &args.file {
-        let text = read_text(path)?;
+    if args.file.is_some() || args.model.place.is_given() {
+        let text = text(args.file.as_deref())?;
         let loaded = args.model.open(args.results.quiet)?;
         let mut tokens = loaded.text_prompt(&text)?;
         tokens.truncate(args.ctx_size);

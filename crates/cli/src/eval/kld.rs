@@ -7,16 +7,14 @@ use kvant::{DType, KvOptions};
 use kvant_eval::report::{KldReport, KldRow, Part};
 use kvant_eval::{Base, Chunks, Kld, KldOptions, KvConfig};
 
-use super::{ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, follow, row, row_of};
-use crate::args::{ModelArgs, positive, read_text};
+use super::{ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, follow, row, row_of, text};
+use crate::args::{ModelArgs, positive};
 use crate::failure::Failure;
 use crate::output::{self, Row};
 
 /// Arguments of `kvant eval kld`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Example:\n  kvant eval kld -f book.txt --chunks 20 -ctk q8_0,q8_0 -ctv turbo4,turbo3"
-)]
+#[command(after_help = "Example:\n  kvant eval kld --chunks 4 -ctk q8_0,q8_0 -ctv turbo4,turbo3")]
 pub struct KldArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -26,8 +24,8 @@ pub struct KldArgs {
     results: ResultArgs,
     #[command(flatten)]
     state: StateArgs,
-    /// Text to measure on; - for stdin
-    #[arg(short, long, value_name = "FILE", required_unless_present = "base")]
+    /// Text to measure on; - for stdin, a built-in one when neither this nor --base is given
+    #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Compare with this file of llama-perplexity (or of eval ppl --save-base) instead of our own f16 cache; it holds the
     /// text too
@@ -64,7 +62,10 @@ const LAYER_CHUNKS: usize = 4;
 /// Runs the command.
 pub fn kld(args: KldArgs) -> Result<(), Failure> {
     let configs = args.configs.configs(&DEFAULT)?;
-    let text = args.file.as_deref().map(read_text).transpose()?;
+    let text = match (&args.file, &args.base) {
+        (None, Some(_)) => None,
+        (file, _) => Some(text(file.as_deref())?),
+    };
     let model = args.model.open(args.results.quiet)?;
     let base = match &args.base {
         Some(path) => Base::open(path, &model)?,

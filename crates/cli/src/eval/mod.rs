@@ -11,19 +11,17 @@ use clap::{Args, Subcommand, ValueEnum};
 use indicatif::ProgressBar;
 use kvant::{DType, KvOptions, Model, Policies};
 use kvant_eval::report::{About, Part};
-use kvant_eval::{EvalError, Progress};
+use kvant_eval::{EvalError, Progress, SAMPLE};
 use serde_json::Value;
 
 use crate::args::{self, ModelArgs, kv_type, policies};
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
-use crate::{hints, progress};
+use crate::{hints, log, progress};
 
 /// Arguments of `kvant eval`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Example:\n  kvant eval kld -f book.txt --chunks 20 -ctk q8_0,turbo4,turbo3 --report report"
-)]
+#[command(after_help = "Example:\n  kvant eval kld --chunks 4 -ctk q8_0,turbo4,turbo3 --report report")]
 pub struct EvalArgs {
     #[command(subcommand)]
     command: EvalCommand,
@@ -62,6 +60,17 @@ impl From<EvalError> for Failure {
 enum Switch {
     On,
     Off,
+}
+
+/// The text in a file or, where none is given, the built-in one.
+fn text(file: Option<&Path>) -> Result<String, Failure> {
+    match file {
+        Some(path) => args::read_text(path),
+        None => {
+            log::note("no -f: measured on the built-in text, five chapters of Frankenstein");
+            Ok(SAMPLE.to_owned())
+        }
+    }
 }
 
 /// Which caches are measured.
@@ -167,9 +176,10 @@ fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Path>) -> Abou
         let device = model.device();
         format!("{} ({}, {} {})", device.name, device.kernels, device.n_threads, device.thread_unit)
     });
+    let built_in = if loaded.is_some() { "built-in" } else { "" };
     About {
         model: loaded.map_or_else(String::new, |_| model.name()),
-        text: text.map_or_else(String::new, |path| path.display().to_string()),
+        text: text.map_or_else(|| built_in.to_owned(), |path| path.display().to_string()),
         device: device.unwrap_or_default(),
         command: std::env::args().collect::<Vec<_>>().join(" "),
     }

@@ -7,14 +7,14 @@ use kvant::DType;
 use kvant_eval::report::{NiahReport, Part};
 use kvant_eval::{NeedleForm, NiahCell, NiahOptions};
 
-use super::{ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, follow, row, row_of};
-use crate::args::{ModelArgs, positive, read_text};
+use super::{ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, follow, row, row_of, text};
+use crate::args::{ModelArgs, positive};
 use crate::failure::Failure;
 use crate::output::Row;
 
 /// Arguments of `kvant eval niah`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  kvant eval niah -f book.txt -c 256,512,1024 --depths 11 -ctk f16,turbo3")]
+#[command(after_help = "Example:\n  kvant eval niah -c 256,512 --depths 3 -ctk f16,turbo3")]
 pub struct NiahArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -24,9 +24,9 @@ pub struct NiahArgs {
     results: ResultArgs,
     #[command(flatten)]
     state: StateArgs,
-    /// Haystack: a text to hide the needle in; - for stdin
+    /// Haystack: a text to hide the needle in; - for stdin, a built-in one when not given
     #[arg(short, long, value_name = "FILE")]
-    file: PathBuf,
+    file: Option<PathBuf>,
     /// Lengths of prompt and answer in tokens, a comma list
     #[arg(short, long, value_name = "N", value_delimiter = ',', default_value = "256,512,1024", value_parser = positive)]
     ctx_size: Vec<usize>,
@@ -65,7 +65,7 @@ pub fn niah(args: NiahArgs) -> Result<(), Failure> {
         chat: args.chat,
         configs: args.configs.configs(&DEFAULT)?,
     };
-    let haystack = read_text(&args.file)?;
+    let haystack = text(args.file.as_deref())?;
     let model = args.model.open(args.results.quiet)?;
     let bar = bar("niah", &args.results);
     let state = args.state.state.as_deref();
@@ -74,7 +74,7 @@ pub fn niah(args: NiahArgs) -> Result<(), Failure> {
     args.results.print(&grid(&cells, &options.lengths), &cells.iter().map(row_of).collect::<Vec<_>>())?;
     add_to_report(args.report.as_deref(), || {
         Part::Niah(NiahReport {
-            about: about(&args.model, Some(&model), Some(&args.file)),
+            about: about(&args.model, Some(&model), args.file.as_deref()),
             form: options.form.name,
             needles: options.needles,
             cells,

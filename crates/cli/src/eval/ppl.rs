@@ -7,14 +7,14 @@ use clap::Args;
 use kvant::DType;
 use kvant_eval::{Chunks, PplOptions};
 
-use super::{ConfigArgs, ResultArgs, StateArgs, bar, follow, row_of};
-use crate::args::{ModelArgs, positive, read_text};
+use super::{ConfigArgs, ResultArgs, StateArgs, bar, follow, row_of, text};
+use crate::args::{ModelArgs, positive};
 use crate::failure::Failure;
 use crate::output::{self, Format};
 
 /// Arguments of `kvant eval ppl`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  kvant eval ppl -f book.txt --chunks 20 -ctk turbo3")]
+#[command(after_help = "Example:\n  kvant eval ppl --chunks 4 -ctk turbo3")]
 pub struct PplArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -24,9 +24,9 @@ pub struct PplArgs {
     results: ResultArgs,
     #[command(flatten)]
     state: StateArgs,
-    /// Text to measure on; - for stdin
+    /// Text to measure on; - for stdin, a built-in one when not given
     #[arg(short, long, value_name = "FILE")]
-    file: PathBuf,
+    file: Option<PathBuf>,
     /// Tokens of a chunk
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     ctx_size: usize,
@@ -43,7 +43,7 @@ pub struct PplArgs {
 
 /// Runs the command.
 pub fn ppl(args: PplArgs) -> Result<(), Failure> {
-    let text = read_text(&args.file)?;
+    let text = text(args.file.as_deref())?;
     let configs = args.configs.configs(&[(DType::F16, DType::F16)])?;
     let [kv] = &configs[..] else {
         return Err(Failure::Usage("-ctk, -ctv: expected one type each; eval kld takes lists".to_owned()));

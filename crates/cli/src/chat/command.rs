@@ -1,0 +1,97 @@
+//! What a line of a conversation asks for: an answer, or one of the commands that begin with `/`.
+
+/// A line, understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// A message for the model.
+    Message(String),
+    /// `/help`
+    Help,
+    /// `/exit`
+    Exit,
+    /// `/clear`
+    Clear,
+    /// `/regenerate`
+    Regenerate,
+    /// `/system`, with a new message where there is one.
+    System(Option<String>),
+    /// `/stats`
+    Stats,
+    /// `/kv`
+    Kv,
+    /// `/save FILE`
+    Save(String),
+    /// `/load FILE`
+    Load(String),
+}
+
+/// What `/help` says.
+pub const HELP: &str = "\
+/clear          forget the conversation (also /reset)
+/regenerate     another answer to the last message
+/system TEXT    another system message; without TEXT, show it
+/stats          speed of the last answer
+/kv             what the cache holds and takes
+/save FILE      keep the conversation's cache in a file
+/load FILE      go on with a saved conversation
+/exit           leave (also /bye, /quit, Ctrl-D); Ctrl-C stops an answer
+//TEXT          a message that begins with /
+A line that ends in \\ goes on in the next; \"\"\" begins and ends a message of several lines.";
+
+/// Understands a message or command that is not empty.
+///
+/// # Errors
+/// A line for whoever typed an unknown command, or one without its file.
+pub fn parse(line: &str) -> Result<Input, String> {
+    let Some(rest) = line.strip_prefix('/') else { return Ok(Input::Message(line.to_owned())) };
+    if rest.starts_with('/') {
+        return Ok(Input::Message(rest.to_owned()));
+    }
+    let (name, argument) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+    let argument = Some(argument.trim()).filter(|argument| !argument.is_empty()).map(str::to_owned);
+    let file = || argument.clone().ok_or_else(|| format!("/{name} needs a file name"));
+    match name {
+        "help" | "?" => Ok(Input::Help),
+        "exit" | "bye" | "quit" => Ok(Input::Exit),
+        "clear" | "reset" => Ok(Input::Clear),
+        "regenerate" | "regen" => Ok(Input::Regenerate),
+        "system" => Ok(Input::System(argument)),
+        "stats" => Ok(Input::Stats),
+        "kv" => Ok(Input::Kv),
+        "save" => file().map(Input::Save),
+        "load" => file().map(Input::Load),
+        _ => Err(format!("no command /{name}; /help lists them, // begins a message with /")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_messages_and_what_begins_with_one_slash_is_a_command() {
+        let message = |text: &str| Ok(Input::Message(text.to_owned()));
+        assert_eq!(parse("hello"), message("hello"));
+        assert_eq!(parse("//etc/hosts"), message("/etc/hosts"));
+        assert_eq!(parse("1 / 2"), message("1 / 2"));
+        for leave in ["/exit", "/bye", "/quit"] {
+            assert_eq!(parse(leave), Ok(Input::Exit));
+        }
+        assert_eq!(parse("/system"), Ok(Input::System(None)));
+        assert_eq!(parse("/system  Be brief. "), Ok(Input::System(Some("Be brief.".to_owned()))));
+        assert_eq!(parse("/save a b"), Ok(Input::Save("a b".to_owned())));
+        assert!(parse("/load").unwrap_err().contains("file name"));
+        assert!(parse("/etc/hosts").unwrap_err().contains("//"));
+    }
+
+    #[test]
+    fn help_names_every_command_and_every_command_it_names_is_one() {
+        for line in HELP.lines().filter(|line| line.starts_with('/') && !line.starts_with("//")) {
+            let usage = line.split("  ").next().unwrap_or_default();
+            assert!(parse(usage).is_ok(), "{usage}");
+        }
+        for name in ["clear", "regenerate", "system", "stats", "kv", "save", "load", "exit"] {
+            assert!(HELP.contains(&format!("/{name}")), "{name}");
+        }
+    }
+}

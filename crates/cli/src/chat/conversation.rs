@@ -1,0 +1,236 @@
+//! A conversation: its messages, the cache that holds them, and what to do when that is full.
+
+use std::path::Path;
+
+use kvant::{
+    Error, Finish, GenerateOptions, Message, Model, RenderOptions, Session, SessionOptions, Special, Stats,
+};
+
+use super::command::{HELP, Input};
+use super::lines::Interrupt;
+use super::say;
+use crate::failure::Failure;
+use crate::output;
+use crate::run::{Answer, Summary, end_line, print_tokens};
+
+/// Stands for the last answer of a loaded conversation while its continuation is rendered.
+const MARK: &str = "KvantMarksThisAnswer";
+
+pub struct Chat {
+    pub name: String,
+    pub model: Model,
+    pub session: Session,
+    /// What was asked for; a loaded session may be another.
+    pub options: SessionOptions,
+    pub generate: GenerateOptions,
+    /// Each answer has a seed of its own, so that another one to the same message is another.
+    pub n_answers: u64,
+    pub context_shift: bool,
+    pub interrupt: Interrupt,
+    pub system: Option<String>,
+    /// The conversation since the start, or since `loaded`.
+    pub messages: Vec<Message>,
+    /// Tokens of a conversation that was loaded; its messages are not known.
+    pub loaded: Option<Vec<u32>>,
+    pub last: Option<Stats>,
+}
+
+impl Chat {
+    pub fn take(&mut self, input: Input) -> Result<(), Failure> {
+        match input {
+            Input::Message(text) => self.answer(&text)?,
+            Input::Regenerate => self.regenerate()?,
+            Input::Clear => self.clear()?,
+            Input::System(Some(text)) => self.set_system(text),
+            Input::System(None) => say(self.system.as_deref().unwrap_or("(no system message)")),
+            Input::Stats => self.say_stats(),
+            Input::Kv => self.say_kv(),
+            Input::Save(file) => {
+                let bytes = self.session.save(&file)?;
+                let (tokens, size) = (self.session.tokens().len(), output::bytes(bytes as usize));
+                say(format_args!("{tokens} tokens in {file}, {size}"));
+            }
+            Input::Load(file) => self.load(Path::new(&file))?,
+            Input::Help => say(HELP),
+            Input::Exit => {}
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, question: &str) -> Result<(), Failure> {
+        self.messages.push(Message::user(question));
+        match self.speak() {
+            Ok(answer) => self.messages.push(Message::assistant(answer)),
+            Err(failure) => {
+                // The question is taken back, so that it can be asked again.
+                self.messages.pop();
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    fn regenerate(&mut self) -> Result<(), Failure> {
+        let Some(before) = self.messages.pop_if(|message| message.role == "assistant") else {
+            return Err(Failure::Usage("/regenerate: nothing was answered yet".to_owned()));
+        };
+        let answer = self.speak().map(Message::assistant);
+        let (answer, result) =
+            answer.map_or_else(|failure| (before, Err(failure)), |answer| (answer, Ok(())));
+        self.messages.push(answer);
+        result
+    }
+
+    /// Answers the conversation as it stands. Where the context is full and turns may be forgotten, it is read again without the
+    /// oldest, and the answer goes on where it was.
+    fn speak(&mut self) -> Result<String, Failure> {
+        let interrupt = self.interrupt.clone();
+        let mut answer = Answer::default();
+        interrupt.during(|| {
+            while self.speak_on(&mut answer)? == Some(Finish::ContextFull) {
+                if !(self.context_shift && self.make_room(answer.tokens.len())?) {
+                    let n_ctx = self.session.n_ctx();
+                    say(format_args!("(the context of {n_ctx} tokens is full: {})", self.way_out()));
+                    break;
+                }
+            }
+            Ok::<_, Failure>(())
+        })?;
+        end_line()?;
+        Ok(answer.text)
+    }
+
+    fn speak_on(&mut self, answer: &mut Answer) -> Result<Option<Finish>, Failure> {
+        let mut prompt = self.prompt()?;
+        let (n_ctx, n_said) = (self.session.n_ctx(), answer.tokens.len());
+        if prompt.len() + n_said > n_ctx && self.context_shift && self.make_room(n_said)? {
+            prompt = self.prompt()?;
+        }
+        prompt.extend_from_slice(&answer.tokens);
+        let mut options = self.generate.clone();
+        options.sampler.seed = options.sampler.seed.wrapping_add(self.n_answers);
+        options.max_tokens = options.max_tokens.map(|max| max.saturating_sub(n_said));
+        self.n_answers += 1;
+        let cancel = self.interrupt.cancel.clone();
+        let way_out = self.way_out();
+        let generation = self.session.generate_with(&prompt, options, &cancel, &mut |_| ());
+        let mut generation = generation.map_err(|error| match error {
+            Error::PromptTooLong { tokens, n_ctx } => {
+                let line =
+                    format!("the conversation has {tokens} tokens, the context holds {n_ctx}: {way_out}");
+                Failure::Work(line)
+            }
+            error => error.into(),
+        })?;
+        print_tokens(&mut generation, false, answer)?;
+        let stats = generation.stats();
+        self.last = Some(stats);
+        Ok(stats.finish)
+    }
+
+    /// What to do about a full context.
+    fn way_out(&self) -> &'static str {
+        if self.context_shift {
+            "/clear starts anew"
+        } else {
+            "/clear starts anew; kvant chat --context-shift forgets the oldest turns instead"
+        }
+    }
+
+    /// The whole conversation as tokens. After a load only the tokens of the first part are known: the template
+    /// renders the rest behind a marked answer, and what follows the mark is appended.
+    fn prompt(&self) -> Result<Vec<u32>, Failure> {
+        let Some(loaded) = &self.loaded else { return Ok(self.model.chat_prompt(&self.messages)?) };
+        let before = [Message::user("-"), Message::assistant(MARK)];
+        let messages: Vec<Message> = before.into_iter().chain(self.messages.iter().cloned()).collect();
+        let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
+        let text = self.model.chat_template()?.render(&messages, &options).map_err(Error::from)?;
+        let Some((_, rest)) = text.rsplit_once(MARK) else {
+            return Err(Failure::Work(
+                "this model's template cannot go on with a loaded conversation".to_owned(),
+            ));
+        };
+        let rest = self.model.tokenizer()?.encode(rest, Special::Parse, false).map_err(Error::from)?;
+        Ok([loaded.as_slice(), &rest].concat())
+    }
+
+    /// Forgets the oldest turns until the conversation and `n_said` tokens of an answer leave a quarter of the context free.
+    /// `false` when there was none to forget.
+    fn make_room(&mut self, n_said: usize) -> Result<bool, Failure> {
+        let most = self.session.n_ctx() - self.session.n_ctx() / 4;
+        let mut n_turns = 0;
+        while (n_turns == 0 || self.prompt()?.len() + n_said > most) && self.forget_oldest() {
+            n_turns += 1;
+        }
+        if n_turns > 0 {
+            say(format_args!("(the context is full: the oldest {n_turns} turns are forgotten)"));
+        }
+        Ok(n_turns > 0)
+    }
+
+    /// Forgets what was loaded, or else the oldest question and its answer; never the last question.
+    fn forget_oldest(&mut self) -> bool {
+        if self.loaded.take().is_some() {
+            self.messages.splice(0..0, self.system.as_deref().map(Message::system));
+            return true;
+        }
+        let first = usize::from(self.messages.first().is_some_and(|message| message.role == "system"));
+        let has_two = self.messages.len() > first + 2;
+        if has_two {
+            self.messages.drain(first..first + 2);
+        }
+        has_two
+    }
+
+    /// Forgets everything, and returns to the types that were asked for.
+    fn clear(&mut self) -> Result<(), Failure> {
+        self.session = self.model.session(self.options.clone())?;
+        (self.loaded, self.last) = (None, None);
+        self.messages = self.system.as_deref().map(Message::system).into_iter().collect();
+        Ok(())
+    }
+
+    /// Takes another system message; the conversation goes on under it.
+    fn set_system(&mut self, text: String) {
+        if self.loaded.is_some() {
+            say("(a loaded conversation keeps the system message that it began with; /clear takes this one)");
+        } else {
+            let n_old = usize::from(self.messages.first().is_some_and(|message| message.role == "system"));
+            self.messages.splice(0..n_old, [Message::system(&text)]);
+        }
+        self.system = Some(text);
+    }
+
+    fn load(&mut self, path: &Path) -> Result<(), Failure> {
+        let asked = self.model.session(self.options.clone())?.kv();
+        self.session = self.model.load_session(path, self.options.n_ctx)?;
+        self.loaded = Some(self.session.tokens().to_vec());
+        self.messages.clear();
+        say(format_args!("{} tokens from {}", self.session.tokens().len(), path.display()));
+        let kv = self.session.kv();
+        if (kv.type_k, kv.type_v) != (asked.type_k, asked.type_v) {
+            say(format_args!(
+                "(its cache is {}/{}, not {}/{} as asked; /clear returns to those)",
+                kv.type_k, kv.type_v, asked.type_k, asked.type_v
+            ));
+        }
+        Ok(())
+    }
+
+    fn say_stats(&self) {
+        let sampler = &self.generate.sampler;
+        let seed = (sampler.temperature > 0.0).then_some(sampler.seed);
+        let (kv, stats) = (self.session.kv(), self.last.unwrap_or_default());
+        say(Summary { name: &self.name, model: &self.model, kv: &kv, stats: &stats, seed });
+    }
+
+    fn say_kv(&self) {
+        let (kv, n_ctx) = (self.session.kv(), self.session.n_ctx());
+        let (held, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));
+        say(format_args!(
+            "{} of {n_ctx} tokens, {}/{}: {held}, as f16 {f16}",
+            kv.tokens, kv.type_k, kv.type_v
+        ));
+        kv.notes.iter().for_each(say);
+    }
+}

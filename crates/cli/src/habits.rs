@@ -1,0 +1,226 @@
+//! What people of llama.cpp and ollama type, and what it means here: the same by another name, nothing that has to be done,
+//! or something that Kvant does not do, and what it does instead.
+
+/// What an option of another program means here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Means {
+    /// This option of ours (with its value, where one is written), in commands that have it.
+    Is(&'static str),
+    /// Nothing to do; a note says why, unless it is empty.
+    Nothing {
+        /// What follows it.
+        takes: Takes,
+        /// For whom it concerns.
+        why: &'static str,
+    },
+    /// Nothing to do in this command; refused in others, with this line.
+    Only(&'static str, &'static str),
+    /// Refused with this line.
+    No(&'static str),
+}
+
+/// What follows an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Takes {
+    /// Another argument.
+    Nothing,
+    /// A value.
+    Value,
+    /// Perhaps `on`, `off` or `auto`; on is what is done anyway.
+    Switch,
+}
+
+const fn silent(takes: Takes) -> Means {
+    Means::Nothing { takes, why: "" }
+}
+
+const fn noted(takes: Takes, why: &'static str) -> Means {
+    Means::Nothing { takes, why }
+}
+
+use Means::{Is, No, Only};
+use Takes::{Nothing, Switch, Value};
+
+const CHAT: Means = Only("chat", "kvant chat holds a conversation, kvant run answers once");
+const LINES: Means = Only(
+    "chat",
+    "kvant chat reads several lines: \\ at a line's end goes on, \"\"\" begins and ends a block",
+);
+const CHUNKS: Means = noted(Value, "prompts are read 512 tokens at a time");
+const MAPPED: &str = "weights are laid out anew in memory as they are loaded";
+const SPLIT: Means = No(
+    "layers are split between one GPU and the CPU: --device cuda:N chooses it, -ngl N says how many go there",
+);
+const SAMPLERS: Means = No("tokens are drawn with --temp, --top-k, --top-p, --min-p and --repeat-penalty");
+const GRAMMAR: Means = No("answers cannot be held to a grammar");
+const ROPE: Means = No("positions are as the model's file says");
+const DRAFT: Means = No("there is no speculative decoding");
+const IMAGES: Means = No("models read text alone");
+const HUB: Means = No("this build fetches nothing (feature `hub`)");
+const TEMPLATE: Means = No("the model's own chat template is used; --raw takes the text as it is");
+
+/// Options and their meanings. Where a name has several, the first that the command at hand can follow holds.
+const OPTIONS: &[(&str, Means)] = &[
+    // By another name.
+    ("-ctk", Is("--cache-type-k")),
+    ("-ctv", Is("--cache-type-v")),
+    ("-ngl", Is("--n-gpu-layers")),
+    ("-ub", Is("--ubatch-size")),
+    ("-ub", CHUNKS),
+    ("--ubatch-size", CHUNKS),
+    ("-sys", Is("--system-prompt")),
+    ("--system", Is("--system-prompt")),
+    ("-no-cnv", Is("--raw")),
+    ("-no-cnv", No("kvant chat is a conversation; kvant run --raw goes on with a text as it is")),
+    ("--no-conversation", Is("--raw")),
+    ("--n-predict", Is("--predict")),
+    ("--temperature", Is("--temp")),
+    ("--num-predict", Is("--predict")),
+    ("--num-ctx", Is("--ctx-size")),
+    ("--threads-batch", noted(Value, "prompts are read on as many threads as tokens are written (-t)")),
+    ("-tb", noted(Value, "prompts are read on as many threads as tokens are written (-t)")),
+    ("-dev", Is("--device")),
+    ("-hf", Is("--hf-repo")),
+    ("-hfr", Is("--hf-repo")),
+    ("-hff", Is("--hf-file")),
+    ("-hf", HUB),
+    ("-hfr", HUB),
+    ("-hff", HUB),
+    ("--hf-repo", HUB),
+    ("--hf-file", HUB),
+    ("--offline", HUB),
+    ("--no-repack", noted(Nothing, MAPPED)),
+    ("--verbose", Is("--log-level=debug")),
+    ("-v", Is("--log-level=debug")),
+    ("--no-perf", Is("--quiet")),
+    ("--log-disable", Is("--quiet")),
+    ("--format", No("--json prints one object")),
+    // What is done anyway, or has no counterpart that anyone would miss.
+    ("-fa", noted(Switch, "attention is always one fused pass over the cache as it is stored")),
+    ("--flash-attn", noted(Switch, "attention is always one fused pass over the cache as it is stored")),
+    ("-b", CHUNKS),
+    ("--batch-size", CHUNKS),
+    ("--mlock", noted(Nothing, "the system decides which pages stay in memory")),
+    ("--mmap", noted(Nothing, MAPPED)),
+    ("--no-mmap", noted(Nothing, MAPPED)),
+    ("-mmp", noted(Value, MAPPED)),
+    ("--numa", noted(Value, "threads are not bound to nodes; numactl binds them")),
+    ("--keep", noted(Value, "the system message is always kept")),
+    ("--display-prompt", noted(Nothing, "the prompt is not shown")),
+    ("--verbose-prompt", noted(Nothing, "the prompt is not shown")),
+    ("--no-display-prompt", silent(Nothing)),
+    ("--no-context-shift", silent(Nothing)),
+    ("--no-escape", silent(Nothing)),
+    ("--no-warmup", silent(Nothing)),
+    ("--warmup", silent(Nothing)),
+    ("--jinja", silent(Nothing)),
+    ("--simple-io", silent(Nothing)),
+    ("--prompt-cache-all", silent(Nothing)),
+    ("--nowordwrap", silent(Nothing)),
+    ("-co", silent(Switch)),
+    ("--color", silent(Switch)),
+    // Of another command.
+    ("-cnv", CHAT),
+    ("--conversation", CHAT),
+    ("-i", CHAT),
+    ("--interactive", CHAT),
+    ("-if", CHAT),
+    ("--interactive-first", CHAT),
+    ("-mli", LINES),
+    ("--multiline-input", LINES),
+    ("-st", Only("run", "kvant run answers once and ends")),
+    ("--single-turn", Only("run", "kvant run answers once and ends")),
+    ("--list-devices", No("kvant doctor lists the devices")),
+    ("-pg", No("prompts (-p) and generation (-n) are timed apart")),
+    // What Kvant does not do.
+    ("-e", No("text is taken as it is; a shell writes a line break as $'a\\nb', and -f FILE reads a file")),
+    (
+        "--escape",
+        No("text is taken as it is; a shell writes a line break as $'a\\nb', and -f FILE reads a file"),
+    ),
+    ("-sysf", No("a shell reads a file: --system-prompt \"$(cat FILE)\"")),
+    ("--system-prompt-file", No("a shell reads a file: --system-prompt \"$(cat FILE)\"")),
+    ("-bf", No("-f FILE reads the prompt, as UTF-8 text")),
+    ("--binary-file", No("-f FILE reads the prompt, as UTF-8 text")),
+    ("-lv", No("--log-level takes off, error, warn, info, debug or trace")),
+    ("--verbosity", No("--log-level takes off, error, warn, info, debug or trace")),
+    ("-r", No("an answer ends where the model ends it, or after -n tokens")),
+    ("--reverse-prompt", No("an answer ends where the model ends it, or after -n tokens")),
+    ("-nkvo", No("the cache lies where its layers run; -ngl N says how many the GPU takes")),
+    ("--no-kv-offload", No("the cache lies where its layers run; -ngl N says how many the GPU takes")),
+    ("-sm", SPLIT),
+    ("--split-mode", SPLIT),
+    ("-ts", SPLIT),
+    ("--tensor-split", SPLIT),
+    ("-mg", SPLIT),
+    ("--main-gpu", SPLIT),
+    ("-ot", SPLIT),
+    ("--override-tensor", SPLIT),
+    ("-cmoe", SPLIT),
+    ("-ncmoe", SPLIT),
+    ("--mirostat", SAMPLERS),
+    ("--typical", SAMPLERS),
+    ("--samplers", SAMPLERS),
+    ("--sampling-seq", SAMPLERS),
+    ("--presence-penalty", SAMPLERS),
+    ("--frequency-penalty", SAMPLERS),
+    ("--dry-multiplier", SAMPLERS),
+    ("--xtc-probability", SAMPLERS),
+    ("--dynatemp-range", SAMPLERS),
+    ("-l", SAMPLERS),
+    ("--logit-bias", SAMPLERS),
+    ("--grammar", GRAMMAR),
+    ("--grammar-file", GRAMMAR),
+    ("-j", GRAMMAR),
+    ("--json-schema", GRAMMAR),
+    ("--rope-scaling", ROPE),
+    ("--rope-scale", ROPE),
+    ("--rope-freq-base", ROPE),
+    ("--rope-freq-scale", ROPE),
+    ("--override-kv", No("a model's metadata is taken as its file has it")),
+    ("--in-prefix", TEMPLATE),
+    ("--in-suffix", TEMPLATE),
+    ("--chat-template", TEMPLATE),
+    ("--chat-template-file", TEMPLATE),
+    ("--lora", No("adapters are not read; merge it into the model first")),
+    ("-md", DRAFT),
+    ("--model-draft", DRAFT),
+    ("--mmproj", IMAGES),
+    ("--image", IMAGES),
+    ("-mu", No("-m takes a file, -hf USER/REPO one of the Hugging Face hub")),
+    ("--model-url", No("-m takes a file, -hf USER/REPO one of the Hugging Face hub")),
+    ("-hft", No("the hub's token is read from HF_TOKEN")),
+    ("--hf-token", No("the hub's token is read from HF_TOKEN")),
+    ("--prompt-cache-ro", No("--prompt-cache is written at the end; copy the file to keep it")),
+    ("--keepalive", No("nothing stays loaded between runs")),
+];
+
+/// Commands of other programs, and what to type instead.
+const COMMANDS: &[(&str, &str)] = &[
+    ("show", "kvant inspect MODEL shows what is in it"),
+    ("pull", "kvant run -hf USER/REPO fetches a model and runs it"),
+    ("list", "models are files, wherever they lie"),
+    ("ls", "models are files, wherever they lie"),
+    ("ps", "nothing stays loaded between runs"),
+    ("stop", "nothing stays loaded between runs"),
+    ("rm", "models are files, wherever they lie"),
+    ("create", "kvant quantize writes a model in another type"),
+    ("perplexity", "kvant eval ppl measures it"),
+    ("generate", "kvant run answers a prompt"),
+    ("cli", "kvant run answers a prompt, kvant chat holds a conversation"),
+];
+
+/// What an option may mean, with its dashes, in order.
+pub fn of(name: &str) -> impl Iterator<Item = Means> {
+    OPTIONS.iter().filter(move |(other, _)| *other == name).map(|(_, means)| *means)
+}
+
+/// Names of all options that mean something.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    OPTIONS.iter().map(|(name, _)| *name)
+}
+
+/// What to type instead of a command of another program.
+pub fn command(name: &str) -> Option<&'static str> {
+    COMMANDS.iter().find(|(other, _)| *other == name).map(|(_, instead)| *instead)
+}

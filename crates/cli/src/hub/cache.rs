@@ -1,0 +1,155 @@
+//! The hub's folder on this machine.
+//!
+//! ```text
+//! models--USER--NAME/
+//!   refs/main                    the commit that was seen last
+//!   blobs/ETAG                   content, named by its checksum; ETAG.incomplete while it is fetched
+//!   snapshots/COMMIT/FILE        a link to the content
+//! ```
+
+use std::env::var_os;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::remote::{About, Problem};
+use crate::failure::Failure;
+
+/// The folder of a repository.
+pub struct Cache {
+    home: PathBuf,
+    folder: PathBuf,
+}
+
+impl Cache {
+    /// Where the hub's own tools would keep this repository.
+    pub fn from_env(repo: &str) -> Result<Self, Failure> {
+        let dir = |name: &str| var_os(name).filter(|dir| !dir.is_empty()).map(PathBuf::from);
+        let user = || dir("HOME").or_else(|| dir("USERPROFILE")).map(|home| home.join(".cache"));
+        let home = dir("HF_HOME")
+            .or_else(|| dir("XDG_CACHE_HOME").or_else(user).map(|cache| cache.join("huggingface")));
+        let home = home.ok_or_else(|| Failure::Work("no folder for models: set HF_HOME".to_owned()))?;
+        let hub = dir("HF_HUB_CACHE").unwrap_or_else(|| home.join("hub"));
+        Ok(Self { folder: hub.join(format!("models--{}", repo.replace('/', "--"))), home })
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The token that the hub's own tools have left.
+    pub fn token(&self) -> Option<String> {
+        let token =
+            std::env::var("HF_TOKEN").ok().or_else(|| fs::read_to_string(self.home.join("token")).ok());
+        token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty())
+    }
+
+    /// The commit that was seen last.
+    pub fn commit(&self) -> Option<String> {
+        let commit = fs::read_to_string(self.folder.join("refs/main")).ok()?;
+        Some(commit.trim().to_owned()).filter(|commit| is_plain(commit))
+    }
+
+    /// Remembers the commit.
+    pub fn set_commit(&self, commit: &str) -> Result<(), Problem> {
+        let path = self.folder.join("refs/main");
+        create_parent(&path).and_then(|()| fs::write(&path, commit)).map_err(|error| failed(&path, error))
+    }
+
+    /// Where a file of a commit is, or will be.
+    pub fn snapshot(&self, commit: &str, file: &str) -> PathBuf {
+        self.folder.join("snapshots").join(commit).join(file)
+    }
+
+    /// The files of a commit that are here, with `/` between folders.
+    pub fn files(&self, commit: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        walk(&self.folder.join("snapshots").join(commit), "", &mut found);
+        found
+    }
+
+    /// Brings a file here: `fetch` is given what there is of it, open to append, and how many bytes that is.
+    pub fn keep(
+        &self,
+        commit: &str,
+        file: &str,
+        about: &About,
+        fetch: impl FnOnce(&mut File, u64) -> Result<(), Problem>,
+    ) -> Result<(), Problem> {
+        if !is_plain(&about.etag) || !is_plain(commit) || file.split('/').any(|part| !is_plain(part)) {
+            return Err(Problem::Failed(format!("a name that is none: {file}")));
+        }
+        let blob = self.folder.join("blobs").join(&about.etag);
+        if !blob.is_file() {
+            let part = blob.with_file_name(format!("{}.incomplete", about.etag));
+            let open = || {
+                create_parent(&part)?;
+                let file = OpenOptions::new().create(true).read(true).append(true).open(&part)?;
+                // Another program that fetches the same is waited for.
+                file.lock()?;
+                let n_bytes = file.metadata()?.len();
+                Ok((file, n_bytes))
+            };
+            let (mut open_part, n_bytes) = open().map_err(|error| failed(&part, error))?;
+            if !blob.is_file() {
+                match fetch(&mut open_part, n_bytes) {
+                    Ok(()) => fs::rename(&part, &blob).map_err(|error| failed(&blob, error))?,
+                    Err(problem) => {
+                        // Content that is not what it should be is no beginning.
+                        if let Problem::Failed(_) = problem {
+                            let _ = fs::remove_file(&part);
+                        }
+                        return Err(problem);
+                    }
+                }
+            }
+        }
+        let link = self.snapshot(commit, file);
+        create_parent(&link)
+            .and_then(|()| place(&blob, &link, 2 + file.matches('/').count()))
+            .map_err(|error| failed(&link, error))
+    }
+}
+
+/// Puts a blob where a snapshot has it: a link that `n_up` folders go up to.
+#[cfg(unix)]
+fn place(blob: &Path, link: &Path, n_up: usize) -> io::Result<()> {
+    let name = blob.file_name().unwrap_or_default();
+    let target: PathBuf = std::iter::repeat_n("..", n_up).collect();
+    match std::os::unix::fs::symlink(target.join("blobs").join(name), link) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Puts a blob where a snapshot has it; without links, it is moved there.
+#[cfg(not(unix))]
+fn place(blob: &Path, link: &Path, _: usize) -> io::Result<()> {
+    fs::rename(blob, link)
+}
+
+/// Whether this is one name of a file, and no way to another folder.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', ':', '\0'])
+}
+
+fn create_parent(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)
+}
+
+fn failed(path: &Path, error: io::Error) -> Problem {
+    Problem::Failed(format!("{}: {error}", path.display()))
+}
+
+fn walk(folder: &Path, above: &str, found: &mut Vec<String>) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = format!("{above}{}", entry.file_name().to_string_lossy());
+        let path = entry.path();
+        if path.is_dir() {
+            walk(&path, &format!("{name}/"), found);
+        } else {
+            found.push(name);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Models of the Hugging Face hub, kept where its own tools keep them.
+//!
+//! The folder is that of `huggingface_hub` (`HF_HUB_CACHE`, `HF_HOME/hub`, `~/.cache/huggingface/hub`), so that what one program
+//! has fetched another finds. A client of our own for three requests: `hf-hub` 1.0 brings an async runtime and the hub's
+//! chunk store along, its older versions neither resume nor check what they fetched.
+
+mod cache;
+mod choose;
+mod remote;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::failure::Failure;
+use crate::log;
+use cache::Cache;
+use remote::{Problem, Remote};
+
+/// A model of the hub.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Id {
+    /// `USER/NAME`
+    pub repo: String,
+    /// What the file's name is to contain, such as `Q4_K_M`.
+    pub quant: Option<String>,
+    /// The file, when it is named.
+    pub file: Option<String>,
+}
+
+impl Id {
+    /// Reads `USER/NAME[:QUANT]`, with the hub's address before it or not.
+    pub fn parse(text: &str) -> Option<Self> {
+        const ADDRESSES: [&str; 4] =
+            ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/"];
+        let text = ADDRESSES.iter().find_map(|address| text.strip_prefix(address)).unwrap_or(text);
+        let (repo, quant) = text.split_once(':').map_or((text, None), |(repo, quant)| (repo, Some(quant)));
+        let is_name = |name: &str| {
+            name.starts_with(|c: char| c.is_ascii_alphanumeric())
+                && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        };
+        let (user, name) = repo.split_once('/')?;
+        let is_id = is_name(user) && is_name(name) && quant.is_none_or(is_name);
+        is_id.then(|| Self { repo: repo.to_owned(), quant: quant.map(str::to_owned), file: None })
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.repo)?;
+        self.quant.iter().try_for_each(|quant| write!(f, ":{quant}"))?;
+        self.file.iter().try_for_each(|file| write!(f, "/{file}"))
+    }
+}
+
+/// The model's file on this machine (of a split one the first), fetched where it is not there yet.
+///
+/// # Errors
+/// A hub that cannot be reached and no copy, no such repository or file, a copy that is not what the hub says, a full disk.
+pub fn fetch(id: &Id, offline: bool, quiet: bool) -> Result<PathBuf, Failure> {
+    let cache = Cache::from_env(&id.repo)?;
+    let set = |name| {
+        std::env::var(name).is_ok_and(|value| !matches!(&value[..], "" | "0" | "false" | "off" | "no"))
+    };
+    if offline || set("HF_HUB_OFFLINE") || set("TRANSFORMERS_OFFLINE") {
+        return cached(&cache, id)
+            .ok_or_else(|| Failure::Work(format!("{id}: not in {}, and offline", cache.folder().display())));
+    }
+    let remote = Remote::from_env(&id.repo, cache.token());
+    match update(&remote, &cache, id, quiet) {
+        Ok(path) => Ok(path),
+        Err(Problem::Unreachable(why)) => {
+            let path = cached(&cache, id).ok_or_else(|| Failure::work(id, &why))?;
+            log::note(format!("{id}: {why}; the copy in {} is used", cache.folder().display()));
+            Ok(path)
+        }
+        Err(Problem::Failed(why)) => Err(Failure::work(id, why)),
+    }
+}
+
+/// The copy that is there.
+fn cached(cache: &Cache, id: &Id) -> Option<PathBuf> {
+    let commit = cache.commit()?;
+    let files = choose::files(&cache.files(&commit), id).ok()?;
+    let paths: Vec<PathBuf> = files.iter().map(|file| cache.snapshot(&commit, file)).collect();
+    paths.iter().all(|path| path.is_file()).then(|| paths.into_iter().next())?
+}
+
+/// Fetches what is missing of the newest version.
+fn update(remote: &Remote, cache: &Cache, id: &Id, quiet: bool) -> Result<PathBuf, Problem> {
+    let (commit, names) = remote.files()?;
+    let files = choose::files(&names, id)?;
+    for file in &files {
+        if !cache.snapshot(&commit, file).is_file() {
+            let about = remote.about(&commit, file)?;
+            cache.keep(&commit, file, &about, |part, from| {
+                remote.fetch(&commit, file, &about, part, from, quiet)
+            })?;
+        }
+    }
+    cache.set_commit(&commit)?;
+    Ok(cache.snapshot(&commit, &files[0]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_a_user_a_name_and_perhaps_a_type() {
+        let id = Id::parse("bartowski/Llama-3.2-1B-Instruct-GGUF:Q8_0").unwrap();
+        assert_eq!(id.repo, "bartowski/Llama-3.2-1B-Instruct-GGUF");
+        assert_eq!(id.quant.as_deref(), Some("Q8_0"));
+        assert_eq!(Id::parse("https://huggingface.co/a/b").unwrap().repo, "a/b");
+        assert_eq!(Id::parse("hf.co/a/b:q4").unwrap().to_string(), "a/b:q4");
+        for text in
+            ["a", "a/b/c", "/a/b", "./a", "../a", "a/", "a/b c", "a/b:", "a/.b", "what is 1/2?", "~/a"]
+        {
+            assert_eq!(Id::parse(text), None, "{text}");
+        }
+    }
+}

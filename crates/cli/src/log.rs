@@ -1,0 +1,109 @@
+//! What the program says besides results and errors: notes and, when asked, what it is doing. As text for people, or as JSON
+//! lines for programs; always to stderr.
+
+use std::fmt;
+use std::io::stderr;
+
+use clap::{Args, ValueEnum};
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// How much is said, and how.
+#[derive(Args, Debug, Clone)]
+pub struct LogArgs {
+    /// What to say on stderr besides results: notes (warn), what is being done (info), more (debug)
+    #[arg(long, global = true, value_name = "LEVEL", env = "KVANT_LOG_LEVEL", default_value = "warn", help_heading = LOG)]
+    log_level: LogLevel,
+    /// How to say it
+    #[arg(long, global = true, value_name = "FORMAT", env = "KVANT_LOG_FORMAT", default_value = "text", help_heading = LOG)]
+    log_format: LogFormat,
+}
+
+const LOG: &str = "Log";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// For people
+    Text,
+    /// An object per line: timestamp, level, fields
+    Json,
+}
+
+/// Begins to listen to what is said.
+pub fn start(args: &LogArgs) {
+    let level = match args.log_level {
+        LogLevel::Off => LevelFilter::OFF,
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    // A log that cannot be written stops nothing.
+    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(stderr).log_internal_errors(false);
+    match args.log_format {
+        LogFormat::Text => log.event_format(Plain).init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+/// Tells the user of something that was not asked for, or that was asked for and is not done.
+pub fn note(text: impl fmt::Display) {
+    tracing::warn!("{text}");
+}
+
+/// A line for people: `note: ...`.
+struct Plain;
+
+impl<S, N> FormatEvent<S, N> for Plain
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let word = match *event.metadata().level() {
+            Level::ERROR => "error",
+            Level::WARN => "note",
+            Level::INFO => "info",
+            Level::DEBUG => "debug",
+            Level::TRACE => "trace",
+        };
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        writeln!(out, "{word}: {}{}", fields.message, fields.others)
+    }
+}
+
+/// The fields of an event: its message, and the others as ` name=value`.
+#[derive(Default)]
+struct Fields {
+    message: String,
+    others: String,
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        match field.name() {
+            "message" => self.message = format!("{value:?}"),
+            name => self.others += &format!(" {name}={value:?}"),
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+}

@@ -1,0 +1,201 @@
+//! Where a model is: in this program, in a file, or on the Hugging Face hub.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kvant::{Gguf, Model};
+
+use crate::args::from_env;
+use crate::failure::Failure;
+#[cfg(feature = "hub")]
+use crate::hub::{self, Id};
+
+/// What the model inside the program is called.
+pub const BUNDLED: &str = "bundled";
+
+/// Which model.
+#[derive(Args, Debug, Clone)]
+pub struct PlaceArgs {
+    /// The model, as with -m
+    #[arg(value_name = "MODEL")]
+    word: Option<String>,
+    /// GGUF file, Hugging Face id (USER/REPO[:QUANT]), or bundled for the small built-in model, which is taken when none is
+    /// given [env: KVANT_MODEL]
+    #[arg(short = 'm', long, value_name = "MODEL")]
+    model: Option<String>,
+    /// Model of the Hugging Face hub (-hf), fetched where it is not there yet: USER/REPO[:QUANT], Q4_K_M when no type is given
+    #[cfg(feature = "hub")]
+    #[arg(long, value_name = "REPO", value_parser = hub_id, help_heading = HUB)]
+    hf_repo: Option<Id>,
+    /// File of that repository (-hff)
+    #[cfg(feature = "hub")]
+    #[arg(long, value_name = "FILE", requires = "hf_repo", help_heading = HUB)]
+    hf_file: Option<String>,
+    /// Take what was fetched before and ask nobody, as HF_HUB_OFFLINE=1 does
+    #[cfg(feature = "hub")]
+    #[arg(long, help_heading = HUB)]
+    offline: bool,
+}
+
+#[cfg(feature = "hub")]
+const HUB: &str = "Hugging Face hub";
+
+#[cfg(feature = "hub")]
+fn hub_id(text: &str) -> Result<Id, String> {
+    Id::parse(text).ok_or_else(|| "expected USER/REPO or USER/REPO:QUANT".to_owned())
+}
+
+impl PlaceArgs {
+    /// In a command that takes a prompt as well, the first word may belong to that: then it is moved to `prompt`.
+    ///
+    /// # Errors
+    /// A word that names a model of another program's catalogue, which is surely no prompt.
+    pub fn leave_prompt(&mut self, prompt: &mut Vec<String>) -> Result<(), Failure> {
+        let Some(word) = self.word.take_if(|word| Place::guess(word).is_none()) else { return Ok(()) };
+        if !self.is_by_flag() && is_catalogue_name(&word) {
+            let line = format!("no model '{word}': expected {EXPECTED} (-p takes it as a prompt)");
+            return Err(Failure::Usage(line));
+        }
+        prompt.insert(0, word);
+        Ok(())
+    }
+
+    /// Where a model was given with `-m`, the first word belongs to what follows: it is moved there.
+    pub fn leave_word(&mut self, words: &mut Vec<String>) {
+        if self.is_by_flag()
+            && let Some(word) = self.word.take()
+        {
+            words.insert(0, word);
+        }
+    }
+
+    /// Whether a model is named, here and not in the environment.
+    pub fn is_given(&self) -> bool {
+        self.word.is_some() || self.is_by_flag()
+    }
+
+    /// Whether a flag names the model.
+    fn is_by_flag(&self) -> bool {
+        #[cfg(feature = "hub")]
+        if self.hf_repo.is_some() {
+            return true;
+        }
+        self.model.is_some()
+    }
+
+    /// Where the model is.
+    pub fn place(&self) -> Result<Place, Failure> {
+        #[cfg(feature = "hub")]
+        if let Some(id) = &self.hf_repo {
+            if let Some(other) = self.word.as_ref().or(self.model.as_ref()) {
+                return Err(Failure::Usage(format!("two models: {id} and {other}")));
+            }
+            return Ok(Place::Hub(Id { file: self.hf_file.clone(), ..id.clone() }));
+        }
+        let given = match (&self.word, &self.model) {
+            (Some(a), Some(b)) if a != b => return Err(Failure::Usage(format!("two models: {b} and {a}"))),
+            (given @ Some(_), _) | (None, given) => given.clone().or_else(|| from_env("KVANT_MODEL")),
+        };
+        Ok(given.map_or(Place::Bundled, |given| Place::new(&given)))
+    }
+}
+
+/// Where a model is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// Inside the program.
+    Bundled,
+    /// A GGUF file.
+    File(PathBuf),
+    /// On the hub.
+    #[cfg(feature = "hub")]
+    Hub(Id),
+}
+
+/// What a model may be given as.
+const EXPECTED: &str = if cfg!(feature = "hub") { "a GGUF file or a Hugging Face id" } else { "a GGUF file" };
+
+impl Place {
+    /// What `text` names where a model is expected.
+    pub fn new(text: &str) -> Self {
+        if Path::new(text).exists() {
+            return Self::File(text.into());
+        }
+        #[cfg(feature = "hub")]
+        if let Some(id) = hub_model(text) {
+            return Self::Hub(id);
+        }
+        if text == BUNDLED { Self::Bundled } else { Self::File(text.into()) }
+    }
+
+    /// What `text` names where a prompt may stand as well: `None` unless it can only be a model.
+    pub fn guess(text: &str) -> Option<Self> {
+        let path = Path::new(text);
+        #[cfg(feature = "hub")]
+        if !path.exists() && hub_model(text).is_some() {
+            return Some(Self::new(text));
+        }
+        let is_gguf = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+        (text == BUNDLED || is_gguf && !text.contains('\n') || begins_as_gguf(path)).then(|| Self::new(text))
+    }
+
+    /// Opens it, fetched first where it has to be.
+    pub fn open(&self, place: &PlaceArgs, quiet: bool) -> Result<Gguf, Failure> {
+        #[cfg(not(feature = "hub"))]
+        let _ = (place, quiet);
+        match self {
+            #[cfg(feature = "hub")]
+            Self::Hub(id) => Self::File(hub::fetch(id, place.offline, quiet)?).open(place, quiet),
+            Self::Bundled => Ok(Model::bundled_file()?),
+            Self::File(path) => Ok(Gguf::open(path).map_err(kvant::Error::from)?),
+        }
+    }
+
+    /// The file's name, for a summary.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Bundled => BUNDLED.to_owned(),
+            #[cfg(feature = "hub")]
+            Self::Hub(id) => id.to_string(),
+            Self::File(path) => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bundled => f.write_str(BUNDLED),
+            #[cfg(feature = "hub")]
+            Self::Hub(id) => id.fmt(f),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// A word that is the id of a model on the hub; `x/y.gguf` is rather a file.
+#[cfg(feature = "hub")]
+fn hub_model(text: &str) -> Option<Id> {
+    Id::parse(text).filter(|id| !id.repo.to_ascii_lowercase().ends_with(".gguf"))
+}
+
+fn begins_as_gguf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    // Only a plain file is looked into: a pipe would lose what is read.
+    path.is_file()
+        && File::open(path).is_ok_and(|mut file| file.read_exact(&mut magic).is_ok())
+        && magic == *b"GGUF"
+}
+
+/// Whether this looks like a name of ollama's catalogue, such as `llama3.2` or `qwen2.5:7b`.
+fn is_catalogue_name(text: &str) -> bool {
+    const FAMILIES: [&str; 9] =
+        ["llama", "qwen", "mistral", "gemma", "phi", "deepseek-", "smollm", "tinyllama", "gpt-oss"];
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || ".:-_".contains(c);
+    let has_digit = |rest: &str| rest.contains(|c: char| c.is_ascii_digit());
+    text.chars().all(is_plain)
+        && FAMILIES.iter().any(|family| text.strip_prefix(family).is_some_and(has_digit))
+}

@@ -1,0 +1,165 @@
+//! A conversation through a pipe: its commands, and what happens when the context is full or somebody presses Ctrl-C.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What was said on stdout and stderr to lines of input.
+fn chat(args: &[&str], lines: &str) -> (String, String) {
+    let mut chat = Command::new(env!("CARGO_BIN_EXE_kvant"))
+        .arg("chat")
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    chat.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = chat.wait_with_output().unwrap();
+    assert!(output.status.success());
+    (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+fn scratch(test: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chat").join(test);
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+const FRANCE: &str = "What is the capital of France?";
+
+#[test]
+fn a_banner_names_model_context_cache_and_the_way_out() {
+    let (out, err) = chat(&["-c", "512", "-ctk", "turbo3", "-ctv", "turbo3"], "");
+    assert_eq!(out, "");
+    for word in
+        ["bundled", "cpu", "context 512 tokens", "KV turbo3/turbo3", "KiB when full", "/help", "/exit"]
+    {
+        assert!(err.contains(word), "{word}: {err}");
+    }
+    assert!(!err.contains('\u{1b}'), "no colours through a pipe: {err}");
+}
+
+#[test]
+fn what_leaves_is_exit_bye_quit_or_the_end() {
+    for leave in ["/exit", "/bye", "/quit"] {
+        let (out, _) = chat(&["--temp", "0", "-n", "4"], &format!("{FRANCE}\n{leave}\n{FRANCE}\n"));
+        assert_eq!(out.lines().count(), 1, "{leave}: {out}");
+    }
+}
+
+#[test]
+fn a_message_may_begin_with_a_slash_and_have_several_lines() {
+    let (out, err) = chat(&["-n", "4"], "/etc\n//etc\none\\\ntwo\n\"\"\"three\nfour\"\"\"\n");
+    assert_eq!(out.lines().count(), 3, "{out}{err}");
+    assert!(err.contains("no command /etc") && err.contains("//"), "{err}");
+}
+
+#[test]
+fn a_first_message_may_be_given_with_the_command() {
+    for args in [&["--temp", "0", FRANCE][..], &["--temp", "0", "bundled", "-p", FRANCE]] {
+        assert!(chat(args, "").0.contains("Paris"), "{args:?}");
+    }
+}
+
+#[test]
+fn an_answer_is_as_long_as_asked_and_another_one_is_another() {
+    let args = ["-n", "12", "--temp", "2", "--top-k", "0", "--min-p", "0", "--top-p", "1", "-s", "7"];
+    let (out, err) = chat(&args, "/regenerate\nOnce\n/regenerate\n/stats\n");
+    assert!(err.contains("nothing was answered"), "{err}");
+    assert!(err.contains("seed 7"), "{err}");
+    let (again, _) = chat(&args, "Once\n/regenerate\n");
+    assert_eq!(out, again, "the seed repeats a conversation");
+    let (first, second) = out.split_at(chat(&args, "Once\n").0.len());
+    assert_ne!(first, second);
+}
+
+#[test]
+fn a_system_message_is_shown_changed_and_kept_over_a_clear() {
+    let (_, err) = chat(&["--system-prompt", "Be brief."], "/system\n/system Be long.\n/clear\n/system\n");
+    assert!(err.contains("\nBe brief.\nBe long.\n"), "{err}");
+    let (_, err) = chat(
+        &["-sys", "Be brief.", "-n", "1"],
+        "hi\n/kv\n/system Another one, which is longer.\n/regenerate\n/kv\n",
+    );
+    let tokens: Vec<usize> =
+        err.lines().filter_map(|line| line.split(" of 2048 tokens").next()?.parse().ok()).collect();
+    assert!(tokens.len() == 2 && tokens[1] > tokens[0], "{err}");
+}
+
+#[test]
+fn a_loaded_cache_of_another_type_is_named_and_clear_returns_to_what_was_asked() {
+    let file = scratch("load").join("f16");
+    let file = file.to_str().unwrap();
+    let (_, err) = chat(&["--temp", "0"], &format!("{FRANCE}\n/save {file}\n"));
+    assert!(err.contains(" tokens in "), "{err}");
+    let turbo = ["-ctk", "turbo3", "-ctv", "turbo3", "--temp", "0"];
+    let (_, err) = chat(&turbo, &format!("/load {file}\n/kv\n/clear\n/kv\n"));
+    assert!(err.contains("f16/f16, not turbo3/turbo3"), "{err}");
+    let kv: Vec<&str> = err.lines().filter(|line| line.contains(" of 2048 tokens")).collect();
+    assert!(
+        kv[0].contains("f16/f16") && kv[1].starts_with("0 of") && kv[1].contains("turbo3/turbo3"),
+        "{err}"
+    );
+    let (_, err) = chat(&["--temp", "0"], &format!("/load {file}\n"));
+    assert!(!err.contains("as asked"), "{err}");
+}
+
+#[test]
+fn a_full_context_offers_a_way_out_that_works() {
+    let questions = format!("{FRANCE}\n").repeat(6);
+    let (out, err) = chat(&["-c", "64", "--temp", "0"], &format!("{questions}/clear\n{FRANCE}\n"));
+    assert!(err.contains("/clear starts anew; kvant chat --context-shift"), "{err}");
+    assert!(out.lines().last().unwrap().contains("Paris"), "{out}");
+}
+
+#[test]
+fn a_shifted_context_goes_on_without_end() {
+    let questions = format!("{FRANCE}\n").repeat(12);
+    let (out, err) = chat(&["-c", "96", "--temp", "0", "--context-shift"], &format!("{questions}/kv\n"));
+    assert_eq!(out.lines().filter(|line| line.contains("Paris")).count(), 12, "{out}{err}");
+    assert!(err.contains("turns are forgotten") && !err.contains("error"), "{err}");
+    // A question that has no room by itself is refused, and the conversation lives on.
+    let long = "word ".repeat(200);
+    let (out, err) = chat(&["-c", "96", "--temp", "0", "--context-shift"], &format!("{long}\n{FRANCE}\n"));
+    assert!(err.contains("the context holds 96") && out.contains("Paris"), "{out}{err}");
+}
+
+/// A long answer goes on where it was when older turns make room for it.
+#[test]
+fn an_answer_that_fills_the_context_goes_on_after_a_shift() {
+    let args = ["-c", "128", "-n", "100", "--temp", "0", "--context-shift", "--log-level", "info"];
+    let (_, err) =
+        chat(&args, &format!("{FRANCE}\nCount to five.\nWhat color is the sky?\nTell me a story.\n/kv\n"));
+    assert!(!err.contains("error"), "{err}");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_a_chat_that_waits_at_a_pipe() {
+    use std::time::{Duration, Instant};
+    let mut chat = Command::new(env!("CARGO_BIN_EXE_kvant"))
+        .arg("chat")
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(chat.stderr.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().contains("/exit")));
+    let id = chat.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    let started = Instant::now();
+    let status = loop {
+        match chat.try_wait().unwrap() {
+            Some(status) => break status,
+            None if started.elapsed() > Duration::from_secs(20) => {
+                chat.kill().unwrap();
+                panic!("still there");
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    assert_eq!(status.code(), Some(130));
+}

@@ -1,0 +1,228 @@
+//! Models of the hub, from a server that plays it: what is fetched, where it is kept, and what happens when the line breaks.
+#![cfg(feature = "hub")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+
+use sha2::{Digest, Sha256};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const REPO: &str = "someone/Pocket-GGUF";
+
+/// What the server does wrong.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// Every connection ends after so many bytes.
+    Breaks(usize),
+    /// The content is not that of the checksum.
+    Lies,
+}
+
+/// A server of one repository, and what it was asked for.
+struct Hub {
+    address: String,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Hub {
+    fn serve(files: Vec<(&'static str, Vec<u8>)>, fault: Fault) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&asked);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                // A client that has gone is its own affair.
+                let _ = answer(stream.unwrap(), &files, fault, &seen);
+            }
+        });
+        Self { address, asked }
+    }
+
+    fn kvant(&self, home: &Path, args: &[&str]) -> Output {
+        kvant(&self.address, home, args)
+    }
+
+    fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.asked.lock().unwrap())
+    }
+}
+
+fn kvant(endpoint: &str, home: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvant"));
+    command.args(args).env("HF_ENDPOINT", endpoint).env("HF_HOME", home).env("HF_TOKEN", "secret");
+    for other in
+        ["HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY", "ALL_PROXY"]
+    {
+        command.env_remove(other);
+    }
+    command.output().unwrap()
+}
+
+fn answer(
+    mut stream: TcpStream,
+    files: &[(&str, Vec<u8>)],
+    fault: Fault,
+    asked: &Mutex<Vec<String>>,
+) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream.try_clone()?).lines();
+    let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
+    let headers: Vec<String> = lines
+        .map_while(Result::ok)
+        .take_while(|line| !line.is_empty())
+        .map(|line| line.to_lowercase())
+        .collect();
+    let header = |name: &str| headers.iter().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    assert_eq!(header("authorization:"), Some("bearer secret"));
+    let range = header("range: bytes=").and_then(|range| range.trim_end_matches('-').parse().ok());
+    let (method, path) = request.split_once(' ').unwrap_or_default();
+    let path = path.split(' ').next().unwrap_or_default();
+    asked.lock().unwrap().push(format!("{method} {path} {}", range.unwrap_or(0)));
+    let say = |stream: &mut TcpStream, status: &str, head: &str, body: &[u8]| {
+        write!(
+            stream,
+            "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n{head}\r\n",
+            body.len()
+        )?;
+        if method == "HEAD" { Ok(()) } else { stream.write_all(body) }
+    };
+    if path == format!("/api/models/{REPO}/revision/main") {
+        let names: Vec<_> = files.iter().map(|(name, _)| serde_json::json!({ "rfilename": name })).collect();
+        let body = serde_json::json!({ "sha": COMMIT, "siblings": names }).to_string();
+        return say(&mut stream, "200 OK", "", body.as_bytes());
+    }
+    let file = path.strip_prefix(&format!("/{REPO}/resolve/{COMMIT}/")[..]);
+    let Some((_, content)) = files.iter().find(|(name, _)| Some(*name) == file) else {
+        return say(&mut stream, "404 Not Found", "", b"");
+    };
+    let etag: String = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+    if method == "HEAD" {
+        let head = format!("X-Linked-Etag: \"{etag}\"\r\nX-Linked-Size: {}\r\n", content.len());
+        let elsewhere = format!("{head}Location: http://127.0.0.1:1/elsewhere\r\n");
+        return say(&mut stream, "302 Found", &elsewhere, b"");
+    }
+    let mut sent = content[range.unwrap_or(0)..].to_vec();
+    if fault == Fault::Lies {
+        sent[content.len() / 2] ^= 1;
+    }
+    let status = if range.is_some() { "206 Partial Content" } else { "200 OK" };
+    if let Fault::Breaks(after) = fault {
+        write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n", sent.len())?;
+        return stream.write_all(&sent[..after.min(sent.len())]);
+    }
+    say(&mut stream, status, "", &sent)
+}
+
+fn bundled() -> Vec<u8> {
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/model/pocket-q8_0.gguf")).unwrap()
+}
+
+fn home(test: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hub").join(test);
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+fn assert_answers(output: &Output) {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out.contains("Paris"), "{out}{err}");
+}
+
+fn refused(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+const QUESTION: [&str; 3] = ["What is the capital of France?", "--temp", "0"];
+
+fn run<'a>(model: &[&'a str]) -> Vec<&'a str> {
+    [&["run"], model, &QUESTION[..]].concat()
+}
+
+#[test]
+fn a_model_is_fetched_once_into_the_hubs_own_layout_and_found_without_a_network() {
+    let home = home("once");
+    let hub = Hub::serve(
+        vec![("other-Q8_0.gguf", b"GGUF?".to_vec()), ("pocket-Q4_K_M.gguf", bundled())],
+        Fault::None,
+    );
+    assert_answers(&hub.kvant(&home, &run(&["-hf", REPO])));
+    let folder = home.join("hub/models--someone--Pocket-GGUF");
+    assert_eq!(fs::read_to_string(folder.join("refs/main")).unwrap(), COMMIT);
+    let link = folder.join("snapshots").join(COMMIT).join("pocket-Q4_K_M.gguf");
+    assert_eq!(fs::read(&link).unwrap(), bundled());
+    assert!(fs::read_link(&link).unwrap().starts_with("../../blobs"));
+    assert_eq!(fs::read_dir(folder.join("blobs")).unwrap().count(), 1);
+    let gets = |asked: Vec<String>| asked.iter().filter(|line| line.contains("GET /someone")).count();
+    assert_eq!(gets(hub.asked()), 1);
+    // A word, with a type, is the same model: nothing is fetched again.
+    assert_answers(&hub.kvant(&home, &run(&[&format!("{REPO}:q4_k_m")])));
+    assert_eq!(gets(hub.asked()), 0);
+    assert_answers(&hub.kvant(&home, &run(&["-hf", REPO, "--offline"])));
+    assert!(hub.asked().is_empty());
+    let output = kvant("http://127.0.0.1:1", &home, &run(&["-m", REPO]));
+    assert_answers(&output);
+    assert!(
+        String::from_utf8_lossy(&output.stderr)
+            .contains("note: someone/Pocket-GGUF: http://127.0.0.1:1 cannot be reached")
+    );
+}
+
+#[test]
+fn what_is_not_there_is_told_with_what_is() {
+    let home = home("absent");
+    let hub = Hub::serve(vec![("pocket-q8_0.gguf", bundled())], Fault::None);
+    let line = refused(&hub.kvant(&home, &run(&["-hf", "someone/Pocket-GGUF:q2_k"])));
+    assert!(line.contains("someone/Pocket-GGUF:q2_k: no such file; there is pocket-q8_0.gguf"), "{line}");
+    let line = refused(&hub.kvant(&home, &run(&["nobody/nothing"])));
+    assert!(line.contains("nobody/nothing: ") && line.contains("HF_TOKEN"), "{line}");
+    let line = refused(&hub.kvant(&home, &run(&["-hf", REPO, "--offline"])));
+    assert!(line.contains("offline"), "{line}");
+    let line = refused(&kvant("http://127.0.0.1:1", &home, &run(&["-hf", REPO])));
+    assert!(line.contains("cannot be reached"), "{line}");
+}
+
+#[test]
+fn a_broken_line_is_taken_up_where_it_broke() {
+    let home = home("breaks");
+    let n_bytes = bundled().len();
+    let hub = Hub::serve(vec![("pocket-q8_0.gguf", bundled())], Fault::Breaks(n_bytes / 3));
+    assert_answers(&hub.kvant(&home, &run(&["-hf", REPO])));
+    let asked = hub.asked();
+    let froms: Vec<usize> = asked
+        .iter()
+        .filter(|line| line.starts_with("GET /someone"))
+        .map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
+        .collect();
+    assert!(froms.len() == 4 && froms[0] == 0 && froms.is_sorted() && froms[1] > 0, "{froms:?}");
+}
+
+#[test]
+fn content_that_is_not_what_the_hub_says_is_refused_and_not_kept() {
+    let home = home("lies");
+    let hub = Hub::serve(vec![("pocket-q8_0.gguf", bundled())], Fault::Lies);
+    let line = refused(&hub.kvant(&home, &run(&["-hf", REPO])));
+    assert!(line.contains("expected SHA-256"), "{line}");
+    assert_eq!(fs::read_dir(home.join("hub/models--someone--Pocket-GGUF/blobs")).unwrap().count(), 0);
+}
+
+#[test]
+fn every_part_of_a_split_file_is_fetched() {
+    let home = home("split");
+    let parts = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
+    let hub = Hub::serve(vec![(parts[0], bundled()), (parts[1], bundled())], Fault::None);
+    // Each is a whole model here; what is opened is the first, when all are there.
+    assert_answers(&hub.kvant(&home, &run(&["-hf", REPO])));
+    for part in parts {
+        let path = home.join("hub/models--someone--Pocket-GGUF/snapshots").join(COMMIT).join(part);
+        let mut magic = [0; 4];
+        fs::File::open(path).unwrap().read_exact(&mut magic).unwrap();
+        assert_eq!(&magic, b"GGUF");
+    }
+}
