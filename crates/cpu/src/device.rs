@@ -4,7 +4,9 @@ use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice,
-    KvPart, Norm, Output, Page, Result, RopeParams, WeightSource,
+    KvPart, Matrix, Norm, Output, Page, Result, RopeParams, WeightSource, check_add_normed, check_copy,
+    check_embed, check_gated_ffn, check_project, check_read, check_rope, check_soft_cap, check_top_k,
+    check_write,
 };
 use kvant_codec::DType;
 
@@ -87,18 +89,15 @@ impl CpuDevice {
     }
 }
 
-/// The rows of `input`, once they are known to exist and to fit `n_in` columns.
-fn operand<'a>(op: &'static str, input: &Input<'a, CpuDevice>, n_in: usize) -> Result<Operand<'a>> {
-    let end = (input.first_row + input.rows).saturating_mul(n_in);
-    BackendError::check_at_least(op, "length of the input", end, input.x.len())?;
-    let norm = input.norm.map(|norm| norm_parts(op, norm, n_in)).transpose()?;
-    Ok(Operand { x: &input.x.as_slice()[input.first_row * n_in..end], n_in, norm })
+/// The rows of `input`, which have `n_in` columns.
+fn operand<'a>(input: &Input<'a, CpuDevice>, n_in: usize) -> Operand<'a> {
+    let x = &input.x.as_slice()[input.first_row * n_in..][..input.rows * n_in];
+    Operand { x, n_in, norm: input.norm.map(norm_parts) }
 }
 
-/// Weight `[len]` and eps of a norm.
-fn norm_parts<'a>(op: &'static str, norm: Norm<'a, CpuBuffer>, len: usize) -> Result<(&'a [f32], f32)> {
-    BackendError::check(op, "length of the norm's weight", len, norm.weight.len())?;
-    Ok((norm.weight.as_slice(), norm.eps))
+/// Weight and eps of a norm.
+fn norm_parts(norm: Norm<'_, CpuBuffer>) -> (&[f32], f32) {
+    (norm.weight.as_slice(), norm.eps)
 }
 
 impl Backend for CpuDevice {
@@ -135,23 +134,20 @@ impl Backend for CpuDevice {
     }
 
     fn write(&self, dst: &mut CpuBuffer, src: &[f32]) -> Result<()> {
-        BackendError::check_at_least("write", "length of the buffer", src.len(), dst.len())?;
+        check_write(dst, src)?;
         dst.as_mut_slice()[..src.len()].copy_from_slice(src);
         Ok(())
     }
 
     fn copy(&self, src: &CpuBuffer, from: usize, dst: &mut CpuBuffer, to: usize, len: usize) -> Result<()> {
-        let (from_end, to_end) = (from.saturating_add(len), to.saturating_add(len));
-        BackendError::check_at_least("copy", "length of the source", from_end, src.len())?;
-        BackendError::check_at_least("copy", "length of the destination", to_end, dst.len())?;
-        dst.as_mut_slice()[to..to_end].copy_from_slice(&src.as_slice()[from..from_end]);
+        check_copy(src, from, dst, to, len)?;
+        dst.as_mut_slice()[to..][..len].copy_from_slice(&src.as_slice()[from..][..len]);
         Ok(())
     }
 
     fn read(&self, src: &CpuBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
-        let end = offset.saturating_add(dst.len());
-        BackendError::check_at_least("read", "length of the buffer", end, src.len())?;
-        dst.copy_from_slice(&src.as_slice()[offset..end]);
+        check_read(src, offset, dst)?;
+        dst.copy_from_slice(&src.as_slice()[offset..][..dst.len()]);
         Ok(())
     }
 
@@ -163,9 +159,8 @@ impl Backend for CpuDevice {
         k: usize,
         out: &mut Vec<Candidate>,
     ) -> Result<()> {
-        let end = offset.saturating_add(n_vocab);
-        BackendError::check_at_least("top_k", "length of the buffer", end, logits.len())?;
-        kvant_backend::top_k(&logits.as_slice()[offset..end], k, out);
+        check_top_k(logits, offset, n_vocab)?;
+        kvant_backend::top_k(&logits.as_slice()[offset..][..n_vocab], k, out);
         Ok(())
     }
 
@@ -190,29 +185,15 @@ impl Backend for CpuDevice {
     }
 
     fn embed(&self, table: &CpuMatrix, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
-        const OP: &str = "embed";
-        let end = tokens.len().saturating_mul(table.n_in());
-        BackendError::check_at_least(OP, "length of the output", end, out.len())?;
-        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= table.n_out()) {
-            BackendError::check_at_least(OP, "rows of the table", token as usize + 1, table.n_out())?;
-        }
+        check_embed(table, tokens, out)?;
         embed::embed(&self.pool, table, tokens, scale, out.as_mut_slice());
         Ok(())
     }
 
     fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()> {
-        const OP: &str = "project";
+        check_project(&input, outputs)?;
         let Some(first) = outputs.first() else { return Ok(()) };
-        let x = operand(OP, &input, first.w.n_in())?;
-        for output in outputs.iter() {
-            let n_out = output.w.n_out();
-            BackendError::check(OP, "input features of the weights", x.n_in, output.w.n_in())?;
-            let len = input.rows.saturating_mul(n_out);
-            BackendError::check_at_least(OP, "length of the output", len, output.y.len())?;
-            if let Some(bias) = output.bias {
-                BackendError::check(OP, "length of the bias", n_out, bias.len())?;
-            }
-        }
+        let x = operand(&input, first.w.n_in());
         let products = outputs.iter_mut().map(|output| Product {
             w: output.w,
             bias: output.bias.map(CpuBuffer::as_slice),
@@ -233,12 +214,8 @@ impl Backend for CpuDevice {
         up: &CpuMatrix,
         y: &mut CpuBuffer,
     ) -> Result<()> {
-        const OP: &str = "gated_ffn";
-        let x = operand(OP, &input, gate.n_in())?;
-        BackendError::check(OP, "input features of `up`", gate.n_in(), up.n_in())?;
-        BackendError::check(OP, "output features of `up`", gate.n_out(), up.n_out())?;
-        let len = input.rows.saturating_mul(up.n_out());
-        BackendError::check_at_least(OP, "length of the output", len, y.len())?;
+        check_gated_ffn(&input, gate, up, y)?;
+        let x = operand(&input, gate.n_in());
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
         matmul::gated_ffn(self.isa, &self.pool, &mut scratch, x, activation, gate, up, y.as_mut_slice());
         Ok(())
@@ -251,16 +228,13 @@ impl Backend for CpuDevice {
         rows: usize,
         norm: Norm<'_, CpuBuffer>,
     ) -> Result<()> {
-        const OP: &str = "add_normed";
-        let len = rows.saturating_mul(norm.weight.len());
-        BackendError::check_at_least(OP, "length of the sum", len, x.len())?;
-        BackendError::check_at_least(OP, "length of the branch", len, y.len())?;
+        check_add_normed(x, y, rows, &norm)?;
         norm::add_normed(&self.pool, x.as_mut_slice(), y.as_slice(), rows, norm.weight.as_slice(), norm.eps);
         Ok(())
     }
 
     fn soft_cap(&self, x: &mut CpuBuffer, len: usize, cap: f32) -> Result<()> {
-        BackendError::check_at_least("soft_cap", "length of the buffer", len, x.len())?;
+        check_soft_cap(x, len)?;
         soft_cap::soft_cap(&self.pool, &mut x.as_mut_slice()[..len], cap);
         Ok(())
     }
@@ -274,14 +248,8 @@ impl Backend for CpuDevice {
         params: RopeParams,
         angles: &CpuBuffer,
     ) -> Result<()> {
-        const OP: &str = "rope";
-        let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
-        BackendError::check_at_least(OP, "length of the heads", len, x.len())?;
-        BackendError::check_at_least(OP, "size of a head", params.n_rot, heads.dim)?;
-        BackendError::check(OP, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
-        let n_angles = rows.saturating_mul(params.n_rot);
-        BackendError::check_at_least(OP, "length of the angles", n_angles, angles.len())?;
-        let norm = norm.map(|norm| norm_parts(OP, norm, heads.dim)).transpose()?;
+        check_rope(x, rows, heads, norm, params, angles)?;
+        let norm = norm.map(norm_parts);
         rope::rope(&self.pool, x.as_mut_slice(), rows, heads, norm, params, angles.as_slice());
         Ok(())
     }

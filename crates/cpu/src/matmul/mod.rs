@@ -24,7 +24,7 @@ mod work;
 
 use std::ops::Range;
 
-use kvant_backend::{BackendError, SharedBytes, WeightSource};
+use kvant_backend::{BackendError, Matrix, SharedBytes, WeightSource, check_matrix};
 use kvant_codec::DType;
 
 use crate::{Isa, Pool};
@@ -85,22 +85,8 @@ impl CpuMatrix {
         source: WeightSource,
         repack: bool,
     ) -> Result<Self, BackendError> {
-        const OP: &str = "matrix";
+        check_matrix(&source)?;
         let WeightSource { dtype, n_out, n_in, bytes } = source;
-        if dtype.ggml_id().is_none() {
-            return Err(BackendError::Unsupported {
-                op: OP,
-                wanted: format!("weights in {dtype}"),
-                has: "every type but the turbo cache types".to_owned(),
-            });
-        }
-        let row_bytes = dtype.row_bytes(n_in).map_err(|error| BackendError::Unsupported {
-            op: OP,
-            wanted: format!("{dtype} rows of {n_in} values"),
-            has: error.to_string(),
-        })?;
-        BackendError::check_at_least(OP, "input features", 1, n_in)?;
-        BackendError::check(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())?;
         let store = if repack && uses_panels(isa) {
             Store::Panels(Panels::new(pool, dtype, n_out, n_in, &bytes)?)
         } else {
@@ -112,16 +98,6 @@ impl CpuMatrix {
     /// Storage type of the weights.
     pub fn dtype(&self) -> DType {
         self.dtype
-    }
-
-    /// Output features.
-    pub fn n_out(&self) -> usize {
-        self.n_out
-    }
-
-    /// Input features.
-    pub fn n_in(&self) -> usize {
-        self.n_in
     }
 
     /// Decodes row `index` into `out` `[n_in]`.
@@ -149,6 +125,16 @@ impl CpuMatrix {
 
     fn n_panels(&self) -> usize {
         self.n_out.div_ceil(PANEL)
+    }
+}
+
+impl Matrix for CpuMatrix {
+    fn n_out(&self) -> usize {
+        self.n_out
+    }
+
+    fn n_in(&self) -> usize {
+        self.n_in
     }
 }
 

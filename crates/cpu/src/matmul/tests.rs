@@ -2,7 +2,7 @@
 
 mod company;
 
-use kvant_backend::{Activation, Backend, Input, Norm, Output, WeightSource};
+use kvant_backend::{Activation, Backend, Input, Matrix, Norm, Output, WeightSource};
 use kvant_codec::fields::{Fields, Spec};
 use kvant_codec::random::Random;
 use kvant_codec::{ByteBook, DType, Rotation, decode, encode};
