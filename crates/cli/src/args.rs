@@ -147,6 +147,12 @@ pub fn with_type_table(policies: Policies, path: &Path) -> Result<Policies, Fail
     policies.with_table(&text).map_err(|error| Failure::work(path.display(), error))
 }
 
+/// Refuses a file that cannot be written, before the work whose result is to go there.
+pub fn check_target(path: Option<&Path>) -> Result<(), Failure> {
+    let Some(path) = path else { return Ok(()) };
+    kvant::files::check_target(path).map_err(|error| Failure::work(path.display(), error))
+}
+
 /// A text file's content; `-` is stdin.
 pub fn read_text(path: &Path) -> Result<String, Failure> {
     let bytes = if path == Path::new("-") {

@@ -29,6 +29,9 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     if args.tune {
         return tune(&args);
     }
+    if let Some(why) = tuning::unusable() {
+        eprintln!("warning: {why}; not used (kvant doctor --tune makes it anew)");
+    }
     let device = Device::open(args.threads)?;
     let info = device.info();
     let kernels: Vec<Row> = device

@@ -6,6 +6,7 @@ use clap::Args;
 use kvant::gguf::TensorInfo;
 use kvant::{DType, Gguf, quantize};
 
+use crate::args::check_target;
 use crate::failure::Failure;
 use crate::{output, progress};
 
@@ -27,6 +28,7 @@ pub struct QuantizeArgs {
 
 /// Runs the command.
 pub fn quantize(args: QuantizeArgs) -> Result<(), Failure> {
+    check_target(Some(&args.output))?;
     let gguf = Gguf::open(&args.input).map_err(kvant::Error::from)?;
     let bar = progress::bar("quantising", gguf.tensors().len() as u64, args.quiet);
     let bytes = quantize::quantize(&gguf, &args.output, args.dtype, &mut |_: &TensorInfo| bar.inc(1))?;

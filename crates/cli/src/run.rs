@@ -7,7 +7,7 @@ use clap::Args;
 use kvant::{CancelFlag, GenerateOptions, Generation, KvUse, Message, Model, Session, Stats};
 use serde_json::json;
 
-use crate::args::{CacheArgs, ModelArgs, SamplingArgs, read_text};
+use crate::args::{CacheArgs, ModelArgs, SamplingArgs, check_target, read_text};
 use crate::failure::Failure;
 use crate::{output, progress};
 
@@ -54,6 +54,7 @@ pub struct RunArgs {
 
 /// Runs the command.
 pub fn run(args: RunArgs) -> Result<(), Failure> {
+    check_target(args.prompt_cache.as_deref())?;
     let text = args.text()?;
     let options = args.generate_options()?;
     let session_options = args.cache.session_options()?;

@@ -297,7 +297,7 @@ fn doctor_names_a_kernel_for_every_type() {
 }
 
 #[test]
-fn a_tuned_machine_says_so_and_a_damaged_file_is_refused() {
+fn a_tuned_machine_says_so_and_numbers_of_another_do_not_count() {
     let file = scratch("tuning").join("folder").join("tuning.json");
     let env = [("KVANT_TUNING", file.to_str().unwrap())];
     let trials = json(&kvant_with(&["doctor", "--tune", "--json"], &env));
@@ -313,12 +313,6 @@ fn a_tuned_machine_says_so_and_a_damaged_file_is_refused() {
     assert!(
         !device["kernels"].as_str().unwrap().contains("tuned"),
         "numbers of another machine do not count"
-    );
-    std::fs::write(&file, "{").unwrap();
-    assert_refused(
-        &kvant_with(&["run", "-p", "hi", "-n", "1"], &env),
-        1,
-        &["tuning.json", "doctor --tune", "EOF"],
     );
 }
 

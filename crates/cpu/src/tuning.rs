@@ -109,6 +109,11 @@ impl Tuning {
         }
         Ok((best, trials))
     }
+
+    /// Whether [`Tuning::find`] can have come to these numbers: those of a file may be anybody's.
+    pub fn can_be_found(mut self) -> bool {
+        KNOBS.iter().all(|knob| knob.candidates.contains((knob.place)(&mut self)))
+    }
 }
 
 /// The candidate that takes least beside `default` (one of them), if that is clearly less: the median over the rounds, in
@@ -182,6 +187,8 @@ mod tests {
         for knob in &KNOBS {
             assert!(knob.candidates.contains((knob.place)(&mut Tuning::default())), "{}", knob.name);
         }
+        assert!(Tuning::default().can_be_found());
+        assert!(!Tuning { items_per_thread: usize::MAX, ..Default::default() }.can_be_found());
     }
 
     /// Whatever the numbers, even absurd ones, the products are the same bits.

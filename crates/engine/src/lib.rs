@@ -25,8 +25,8 @@
 
 mod context_file;
 mod device;
-pub mod durable;
 mod error;
+mod fingerprint;
 mod generate;
 #[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
 mod gpu;
@@ -45,6 +45,7 @@ pub use generate::{CancelFlag, Finish, GenerateOptions, Generation, Stats, Token
 pub use gpu::Gpu;
 pub use kvant_backend::{DeviceInfo, KernelChoice};
 pub use kvant_codec::DType;
+pub use kvant_files as files;
 pub use kvant_gguf::{self as gguf, Gguf};
 pub use kvant_kv::{KvError, KvLayerShape, KvShape, Plan, Policies, Policy};
 pub use kvant_model::{Config, LayerSpec, Want};

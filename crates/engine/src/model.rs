@@ -9,11 +9,10 @@ use kvant_kv::{BlockKey, Plan};
 use kvant_model::Config;
 use kvant_text::chat::{ChatTemplate, Message, RenderOptions};
 use kvant_text::tokenizer::{Special, Tokenizer};
-use xxhash_rust::xxh3::Xxh3;
 
 use crate::device::{self, DeviceChoice, Placement};
 use crate::runtime::Loaded;
-use crate::{Error, Session, SessionOptions};
+use crate::{Error, Session, SessionOptions, fingerprint};
 
 /// Our own small model, for the first minute and for tests (see `assets/model/pocket.md`).
 pub(crate) static POCKET: &[u8] = include_bytes!("../../../assets/model/pocket-q8_0.gguf");
@@ -126,16 +125,19 @@ impl Model {
         self.inner.loaded.weight_bytes()
     }
 
-    /// A number that tells models apart: the name, type and shape of every tensor, and the first and last 4,096
-    /// bytes of each. Two files with the same weights have the same; metadata does not count.
+    /// A number that tells models apart, 32 hexadecimal digits: over every byte of every tensor, the hyper-parameters, the
+    /// vocabulary and the chat template. The first call reads the whole model, unless the user's cache folder knows its
+    /// files.
     pub fn fingerprint(&self) -> &str {
-        self.inner.fingerprint.get_or_init(|| fingerprint(&self.inner.gguf))
+        let find = || fingerprint::find(&self.inner.gguf, kvant_files::cache_folder().as_deref());
+        self.inner.fingerprint.get_or_init(find)
     }
 
-    /// What the first block of a cache with this plan follows on.
-    pub(crate) fn block_root(&self, plan: &Plan) -> BlockKey {
+    /// What the first block of a cache with this plan follows on. Blocks are found in the memory of one loaded model alone, so
+    /// the plan is all that tells them apart.
+    pub(crate) fn block_root(plan: &Plan) -> BlockKey {
         let stored = Plan { notes: Vec::new(), ..plan.clone() };
-        BlockKey::root(&[self.fingerprint().as_bytes(), format!("{stored:?}").as_bytes()])
+        BlockKey::root(&[format!("{stored:?}").as_bytes()])
     }
 
     /// Bytes that the caches of all sessions have allocated together; what several share is counted once.
@@ -217,20 +219,4 @@ impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Model").field("config", self.config()).field("device", &self.device()).finish()
     }
-}
-
-/// See [`Model::fingerprint`].
-fn fingerprint(gguf: &Gguf) -> String {
-    const SAMPLE: usize = 4096;
-    let mut hash = Xxh3::new();
-    for info in gguf.tensors() {
-        hash.update(format!("{}:{}:{:?};", info.name, info.dtype.name(), info.shape).as_bytes());
-        // A tensor that could not be read would have failed while the model was loaded.
-        if let Ok(tensor) = gguf.tensor(&info.name) {
-            let n = tensor.bytes.len();
-            hash.update(&tensor.bytes[..n.min(SAMPLE)]);
-            hash.update(&tensor.bytes[n.saturating_sub(SAMPLE)..]);
-        }
-    }
-    format!("{:016x}", hash.digest())
 }

@@ -109,7 +109,7 @@ impl Session {
     }
 
     pub(crate) fn from_parts(model: Model, sequence: Sequence, tokens: Vec<u32>) -> Self {
-        sequence.loaded().set_root(sequence.id(), model.block_root(sequence.plan()));
+        sequence.loaded().set_root(sequence.id(), Model::block_root(sequence.plan()));
         let (row, likeliest) = (Vec::new(), Vec::new());
         Self { model, sequence, tokens, lent: None, row, likeliest, is_real: true }
     }

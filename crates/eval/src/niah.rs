@@ -67,12 +67,15 @@ pub fn niah(
     let haystack = Haystack::new(model, haystack)?;
     let configs = options.configs.iter().map(|kv| KvConfig::new(model, kv, 1));
     let configs = configs.collect::<Result<Vec<_>, _>>()?;
-    let what = json!({
-        "measure": "niah", "version": 1, "model": model.fingerprint(), "haystack": haystack.fingerprint,
-        "lengths": options.lengths, "depths": options.depths, "needles": options.needles, "form": options.form, "chat": options.chat,
-        "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(),
-    });
-    let (mut state, mut cells) = RunState::<NiahCell>::open(state, &what)?;
+    let what = || {
+        json!({
+            "measure": "niah", "version": 1, "model": model.fingerprint(), "haystack": haystack.fingerprint,
+            "lengths": options.lengths, "depths": options.depths, "needles": options.needles,
+            "form": options.form, "chat": options.chat,
+            "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(),
+        })
+    };
+    let (mut state, mut cells) = RunState::<NiahCell>::open(state, what)?;
     let resumed = cells.len();
     let total = configs.len() * options.lengths.len() * options.depths;
     progress(&Progress { done: resumed.min(total), total, resumed, note: String::new() });

@@ -39,12 +39,9 @@ pub enum Item {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The operating system refused.
+    /// The operating system refused, or the path leads to no regular file.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The path leads to a directory, a pipe or a device.
-    #[error("is not a regular file")]
-    NotAFile,
     /// The file has no bytes.
     #[error("the file is empty")]
     Empty,
@@ -198,9 +195,9 @@ pub enum Problem {
         /// Absolute offset where that one ends.
         other_end: u64,
     },
-    /// A private tensor type whose data does not have the size this crate gives that type.
-    #[error("claims private type {id} ({dtype}, {want} bytes), but {got} bytes lie before the next tensor")]
-    PrivateType {
+    /// A tensor whose data does not fill the space up to the next one: its type or shape is not what it was written with.
+    #[error("claims type {id} ({dtype}, {want} bytes), but {got} bytes lie before {}", if *.is_last { "the file's end" } else { "the next tensor" })]
+    Space {
         /// The id found.
         id: u32,
         /// What the id means here.
@@ -209,6 +206,8 @@ pub enum Problem {
         want: u64,
         /// Bytes up to the next tensor or the end of the file.
         got: u64,
+        /// Whether no tensor follows.
+        is_last: bool,
     },
     /// A key or tensor that is not in the file.
     #[error("is missing")]

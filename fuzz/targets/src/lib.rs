@@ -3,12 +3,14 @@
 #![forbid(unsafe_code)]
 
 mod codec;
+mod context;
 mod mutate;
 mod tokenizer;
 
 use kvant::Gguf;
 
 pub use codec::codec;
+pub use context::context;
 pub use mutate::Mutator;
 pub use tokenizer::tokenizer;
 
@@ -23,13 +25,14 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 3] = [
+pub const TARGETS: [Target; 4] = [
     Target {
         name: "gguf",
         check: gguf,
         seeds: || vec![include_bytes!("../../seeds/gguf/sample.gguf").to_vec()],
     },
     Target { name: "codec", check: codec, seeds: codec::seeds },
+    Target { name: "context", check: context, seeds: context::seeds },
     Target { name: "tokenizer", check: tokenizer, seeds: tokenizer::seeds },
 ];
 

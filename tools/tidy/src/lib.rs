@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 /// Which rooms a room may use. What is not listed may not be imported.
 const EDGES: &[(&str, &[&str])] = &[
     ("kvant-codec", &[]),
-    ("kvant-gguf", &["kvant-codec"]),
+    ("kvant-files", &[]),
+    ("kvant-gguf", &["kvant-codec", "kvant-files"]),
     ("kvant-backend", &["kvant-codec"]),
     ("kvant-cpu", &["kvant-backend", "kvant-codec"]),
-    ("kvant-cuda", &["kvant-backend", "kvant-codec"]),
+    ("kvant-cuda", &["kvant-backend", "kvant-codec", "kvant-files"]),
     ("kvant-kv", &["kvant-backend", "kvant-codec"]),
     ("kvant-text", &["kvant-gguf", "kvant-codec"]),
     ("kvant-model", &["kvant-kv", "kvant-backend", "kvant-gguf", "kvant-codec"]),
@@ -25,6 +26,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "kvant-gguf",
             "kvant-backend",
             "kvant-codec",
+            "kvant-files",
         ],
     ),
     ("kvant-eval", &["kvant", "kvant-codec"]),
@@ -140,7 +142,7 @@ fn libraries_name_no_flags() {
     let (with, without) =
         (r#"error("raise it with -c")"#, r#"("a - b", "-of-", "auto-asymmetric", -c) // "-c""#);
     assert!(names_a_flag(with) && names_a_flag("\"--chunks\"") && !names_a_flag(without));
-    for room in ["codec", "gguf", "backend", "kv", "model", "text", "engine", "eval"] {
+    for room in ["codec", "files", "gguf", "backend", "kv", "model", "text", "engine", "eval"] {
         let mut written = Vec::new();
         files(&root().join("crates").join(room).join("src"), &["rs"], &mut written);
         for file in written.iter().filter(|file| !file.ends_with("tests.rs")) {

@@ -6,7 +6,7 @@ use clap::Args;
 use kvant_eval::distortion::{Distortion, SCALE_BITS, captured, lower_bound, synthetic, upper_bound};
 use kvant_eval::report::{DistortionReport, Part};
 
-use super::{ResultArgs, about, add_to_report, bar, follow, row, row_of};
+use super::{ResultArgs, about, add_to_report, bar, check_report, follow, row, row_of};
 use crate::args::{ModelArgs, positive, read_text};
 use crate::failure::Failure;
 use crate::output::Row;
@@ -41,6 +41,7 @@ pub struct DistortionArgs {
 
 /// Runs the command.
 pub fn distortion(args: DistortionArgs) -> Result<(), Failure> {
+    check_report(args.report.as_deref())?;
     let mut rows = synthetic(args.dim, args.vectors, args.seed)?;
     let mut model = None;
     if let Some(path) = &args.file {

@@ -7,7 +7,9 @@ use kvant::{DType, KvOptions};
 use kvant_eval::report::{KldReport, KldRow, Part};
 use kvant_eval::{Base, Chunks, Kld, KldOptions, KvConfig};
 
-use super::{ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, follow, row, row_of};
+use super::{
+    ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, check_report, follow, row, row_of,
+};
 use crate::args::{ModelArgs, positive, read_text};
 use crate::failure::Failure;
 use crate::output::{self, Row};
@@ -63,6 +65,8 @@ const LAYER_CHUNKS: usize = 4;
 
 /// Runs the command.
 pub fn kld(args: KldArgs) -> Result<(), Failure> {
+    args.state.check()?;
+    check_report(args.report.as_deref())?;
     let configs = args.configs.configs(&DEFAULT)?;
     let text = args.file.as_deref().map(read_text).transpose()?;
     let model = args.model.open(args.results.quiet)?;
@@ -70,6 +74,14 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
         Some(path) => Base::open(path, &model)?,
         None => Base::F16,
     };
+    if let Base::File(file) = &base
+        && file.fingerprint().is_some_and(|of| of != model.fingerprint())
+    {
+        eprintln!(
+            "note: {} is the base of another model, or of the same with other weights",
+            file.path().display()
+        );
+    }
     let chunks = match (base.chunks(&model, args.chunks)?, &text) {
         (Some(chunks), None) if args.ctx_size.is_none_or(|n| n == chunks.n_ctx()) => chunks,
         (in_file, text) => {

@@ -142,6 +142,13 @@ struct StateArgs {
     state: Option<PathBuf>,
 }
 
+impl StateArgs {
+    /// Refuses a file that cannot be written, before anything is measured.
+    fn check(&self) -> Result<(), Failure> {
+        args::check_target(self.state.as_deref())
+    }
+}
+
 /// A bar with time left that follows a measurement.
 fn follow(bar: &ProgressBar) -> impl FnMut(&Progress) + '_ {
     move |step| {
@@ -173,6 +180,11 @@ fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Path>) -> Abou
         device: device.unwrap_or_default(),
         command: std::env::args().collect::<Vec<_>>().join(" "),
     }
+}
+
+/// Refuses a report that cannot be written, if one is wanted, before anything is measured.
+fn check_report(folder: Option<&Path>) -> Result<(), Failure> {
+    Ok(folder.map_or(Ok(()), kvant_eval::report::check)?)
 }
 
 /// Adds a part to the report, if one is wanted, and tells where it is.

@@ -8,7 +8,7 @@ use kvant::DType;
 use kvant_eval::{Chunks, PplOptions};
 
 use super::{ConfigArgs, ResultArgs, StateArgs, bar, follow, row_of};
-use crate::args::{ModelArgs, positive, read_text};
+use crate::args::{ModelArgs, check_target, positive, read_text};
 use crate::failure::Failure;
 use crate::output::{self, Format};
 
@@ -43,6 +43,8 @@ pub struct PplArgs {
 
 /// Runs the command.
 pub fn ppl(args: PplArgs) -> Result<(), Failure> {
+    check_target(args.save_base.as_deref())?;
+    args.state.check()?;
     let text = read_text(&args.file)?;
     let configs = args.configs.configs(&[(DType::F16, DType::F16)])?;
     let [kv] = &configs[..] else {
