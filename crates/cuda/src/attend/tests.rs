@@ -224,6 +224,28 @@ fn values_of_any_size_keep_their_precision() {
     }
 }
 
+/// Beyond f16, most of them: they are clipped at 65,504, and what their codes stand for is no more than that. In each of the
+/// three kernels.
+#[test]
+fn keys_and_values_at_the_edge_of_f16_give_numbers() {
+    let Some(device) = emulator::device(80) else { return };
+    for dtype in DType::KV {
+        let case = Case { n_kv_heads: 1, group: 4, ..Case::new(dtype, dtype) };
+        for [k_gain, v_gain] in [[1e6, 1.0], [1.0, 1e6]] {
+            let mut twins = Twins::new(case, 5);
+            (twins.k_gain, twins.v_gain) = (k_gain, v_gain);
+            twins.fill(&device, 70, 70);
+            for rows in [1, 5, 20] {
+                let step = twins.append(&device, rows);
+                let q = queries(&[&mut twins], 6);
+                let [got, _] = step.attend(&device, &mut [&mut twins], &q);
+                let at = got.iter().position(|x| !x.is_finite());
+                assert_eq!(at, None, "{dtype}, gains {k_gain} and {v_gain}, {rows} rows");
+            }
+        }
+    }
+}
+
 #[test]
 fn few_queries_attend_over_every_type() {
     let Some(device) = emulator::device(80) else { return };

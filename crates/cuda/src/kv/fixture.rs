@@ -123,7 +123,8 @@ pub(crate) struct Twins {
     pub band: usize,
     pub keys: Vec<Record>,
     pub values: Vec<Record>,
-    /// Factor on the values that are appended.
+    /// Factors on the keys and on the values that are appended.
+    pub k_gain: f32,
     pub v_gain: f32,
     random: Random,
 }
@@ -149,6 +150,7 @@ impl Twins {
             band: 0,
             keys: records.clone(),
             values: records,
+            k_gain: 1.0,
             v_gain: 1.0,
             random: Random::new(seed),
         }
@@ -197,7 +199,7 @@ impl Twins {
         let [mut k, mut v] = [const { Vec::new() }; 2];
         // Token by token, so that the same come whatever the chunks.
         for token in self.rows.start..self.rows.end() {
-            for (x, dim, gain) in [(&mut k, k_head_dim, 1.0), (&mut v, v_head_dim, self.v_gain)] {
+            for (x, dim, gain) in [(&mut k, k_head_dim, self.k_gain), (&mut v, v_head_dim, self.v_gain)] {
                 let from = x.len();
                 x.resize(from + n_kv_heads * dim, 0.0);
                 self.random.fill_gaussian(&mut x[from..], 1.0);
