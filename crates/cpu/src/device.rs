@@ -17,7 +17,6 @@ use crate::{CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, embed, norm, 
 pub struct CpuDevice {
     isa: Isa,
     pool: Pool,
-    repack: bool,
     is_tuned: bool,
     matmul: Mutex<matmul::Scratch>,
     append: Mutex<append::Scratch>,
@@ -30,19 +29,11 @@ impl CpuDevice {
         Self {
             isa,
             pool: Pool::new(n_threads),
-            repack: true,
             is_tuned: false,
             matmul: Mutex::default(),
             append: Mutex::default(),
             attend: Mutex::default(),
         }
-    }
-
-    /// Whether weights are laid out anew when they are loaded (they are by default) or stay as they are in the file, mapped,
-    /// and are laid out panel by panel each time they are used: no second copy, and pages that the system may drop and
-    /// share. Prompts are read at 0.86 of the speed; decoding, which lays everything out for one row, at a fifteenth.
-    pub fn with_repack(self, repack: bool) -> Self {
-        Self { repack, ..self }
     }
 
     /// A device with the fastest kernels of this CPU, or those `KVANT_ISA` names, on `threads` threads, or as many as
@@ -108,10 +99,9 @@ impl Backend for CpuDevice {
 
     fn info(&self) -> DeviceInfo {
         let tuned = if self.is_tuned { ", tuned" } else { "" };
-        let as_filed = if self.repack { "" } else { ", no repack" };
         DeviceInfo {
             name: "cpu".to_owned(),
-            kernels: format!("{}{tuned}{as_filed}", self.isa.name()),
+            kernels: format!("{}{tuned}", self.isa.name()),
             n_threads: self.pool.n_threads(),
             thread_unit: "threads",
         }
@@ -170,7 +160,7 @@ impl Backend for CpuDevice {
     }
 
     fn matrix(&self, source: WeightSource) -> Result<CpuMatrix> {
-        CpuMatrix::new(self.isa, &self.pool, source, self.repack)
+        CpuMatrix::new(self.isa, &self.pool, source)
     }
 
     fn page(&self, n_bytes: usize) -> Result<CpuPage> {

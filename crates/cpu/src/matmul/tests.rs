@@ -465,27 +465,3 @@ fn embedding_rows_are_what_the_codec_decodes() {
         }
     }
 }
-
-/// Weights that stay as in the file go through the same panels, so that nothing differs but the time.
-#[test]
-fn weights_that_are_not_repacked_give_the_same_bits() {
-    for isa in Isa::available() {
-        let devices = [true, false].map(|repack| CpuDevice::new(isa, 2).with_repack(repack));
-        for dtype in WEIGHTS {
-            let (n_out, n_in) = (50, 256);
-            for rows in [1, 3, 9, 20] {
-                let x = gaussian(3, rows * n_in, 1.0);
-                let [kept, laid_out] = devices.each_ref().map(|device| {
-                    let (w, ..) = encoded(device, dtype, n_out, n_in, 1);
-                    let (gate, ..) = encoded(device, dtype, n_out, n_in, 2);
-                    let mut gated = buffer(&vec![f32::NAN; rows * n_out]);
-                    let input = Input { x: &buffer(&x), norm: None, first_row: 0, rows };
-                    device.gated_ffn(input, Activation::Silu, &gate, &w, &mut gated).unwrap();
-                    let plain = project(device, &w, &x);
-                    [plain, gated].map(|y| y.as_slice().iter().map(|v| v.to_bits()).collect::<Vec<_>>())
-                });
-                assert_eq!(kept, laid_out, "{isa:?} {dtype} {rows} rows");
-            }
-        }
-    }
-}
