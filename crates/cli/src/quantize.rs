@@ -7,7 +7,7 @@ use kvant::gguf::TensorInfo;
 use kvant::{DType, Gguf, quantize};
 
 use crate::failure::Failure;
-use crate::{output, progress};
+use crate::{console, output, progress};
 
 /// Arguments of `kvant quantize`.
 #[derive(Args, Debug)]
@@ -33,12 +33,12 @@ pub fn quantize(args: QuantizeArgs) -> Result<(), Failure> {
     bar.finish_and_clear();
     if !args.quiet {
         let (before, after) = (output::bytes(gguf.file_bytes() as usize), output::bytes(bytes as usize));
-        eprintln!(
+        console::say(format_args!(
             "{}: {before} -> {}: {after} ({})",
             args.input.display(),
             args.output.display(),
             args.dtype.name()
-        );
+        ));
     }
     Ok(())
 }

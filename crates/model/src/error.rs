@@ -1,7 +1,7 @@
 //! Errors of loading and running a model.
 
 use kvant_backend::BackendError;
-use kvant_gguf::GgufError;
+use kvant_gguf::{GgufError, printable};
 use kvant_kv::KvError;
 
 /// Why a model cannot be loaded or run.
@@ -11,7 +11,7 @@ pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// The architecture is not one of ours.
-    #[error("unknown architecture '{got}'; known: {known}")]
+    #[error("unknown architecture '{}'; known: {known}", printable(.got, 64))]
     Architecture {
         /// `general.architecture` of the file.
         got: String,
@@ -19,7 +19,7 @@ pub enum ModelError {
         known: String,
     },
     /// A feature of the architecture that is not implemented.
-    #[error("not supported yet: {what}")]
+    #[error("not supported yet: {}", printable(.what, 256))]
     Unsupported {
         /// The feature, with the key that asks for it.
         what: String,

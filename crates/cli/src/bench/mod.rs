@@ -12,6 +12,7 @@ use kvant::synthetic::Shape;
 use kvant::{DType, KvOptions, Model, Policies, SessionOptions};
 
 use crate::args::ModelArgs;
+use crate::console;
 use crate::failure::Failure;
 use crate::output::{self, Format};
 use measure::{Bench, Test};
@@ -81,7 +82,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         let kv = KvOptions { k, v, policies: args.kv_policy.clone(), tail: true };
         let mut session = model.session(SessionOptions { n_ctx: Some(n_ctx), kv })?;
         for &test in &tests {
-            eprintln!("{}/{} {}", k.name(), v.name(), test.name());
+            console::say(format_args!("{}/{} {}", k.name(), v.name(), test.name()));
             let measured = bench.run(&mut session, test)?;
             rows.push(rows::Measured {
                 name: &name,
