@@ -12,6 +12,7 @@ mod bytes;
 mod device;
 mod error;
 mod kv;
+pub mod limits;
 mod params;
 
 pub use bytes::SharedBytes;

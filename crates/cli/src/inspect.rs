@@ -4,13 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kvant::gguf::{TensorInfo, Value as MetaValue, printable};
+use kvant::limits::{MAX_TOKENS, check_size};
 use kvant::{Config, DType, Gguf, KvShape, Plan, Policies};
 use serde_json::{Map, Value, json};
 
 use crate::args::with_type_table;
-use crate::console;
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
+use crate::{console, hints};
 
 /// Arguments of `kvant inspect`.
 #[derive(Args, Debug)]
@@ -18,7 +19,7 @@ use crate::output::{self, Format, Row};
 pub struct InspectArgs {
     /// GGUF file; any shard of a split one
     file: PathBuf,
-    /// Context length of the memory table; the model's own when not given
+    /// Context length of the memory table; the model's own when 0 or not given
     #[arg(short = 'c', long, value_name = "N")]
     ctx_size: Option<usize>,
     /// Rules of the caches in the memory table, as in `run`
@@ -41,11 +42,16 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
         Some(path) => with_type_table(args.kv_policy.clone(), path)?,
         None => args.kv_policy.clone(),
     };
+    // No length is the model's own.
+    let n_ctx = args.ctx_size.filter(|&n_ctx| n_ctx > 0);
+    if let Some(n_ctx) = n_ctx {
+        check_size("n_ctx", n_ctx, 1..=MAX_TOKENS).map_err(kvant::Error::from)?;
+    }
     let gguf = Gguf::open(&args.file).map_err(kvant::Error::from)?;
     // A file that is no model of ours can still be looked at; it has no memory table then.
     let memory = Config::from_gguf(&gguf)
         .map_err(|error| error.to_string())
-        .and_then(|config| memory_table(&config.kv_shape(), args.ctx_size.unwrap_or(config.n_ctx_train), &policies));
+        .and_then(|config| memory_table(&config.kv_shape(), n_ctx.unwrap_or(config.n_ctx_train), &policies));
     if args.json {
         return Ok(console::print_json(&as_json(&gguf, &memory))?);
     }
@@ -76,7 +82,7 @@ fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<(u
     let pairs = pairs.chain([(DType::Q8_0, DType::Turbo4), (DType::Q8_0, DType::Turbo3)]);
     let rows = pairs
         .map(|(k, v)| {
-            let plan = Plan::new(shape, k, v, policies).map_err(|error| error.to_string())?;
+            let plan = Plan::new(shape, k, v, policies).map_err(|error| hints::of_engine(&error.into()))?;
             let bytes = plan.n_bytes(shape, n_ctx);
             let (bits_k, bits_v) = plan.bits_per_value(shape);
             Ok(row([

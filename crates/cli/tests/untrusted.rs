@@ -5,8 +5,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use kvant::DType;
 use kvant::gguf::GgufWriter;
+use kvant::{DType, limits};
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvant"));
@@ -102,6 +102,85 @@ fn a_stderr_that_cannot_be_written_stops_no_work() {
     }
 }
 
+#[test]
+fn numbers_beyond_memory_or_sense_are_refused_in_one_line() {
+    let (most, model) = (usize::MAX.to_string(), bundled());
+    let licence = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../LICENSE-APACHE");
+    let licence = licence.to_str().unwrap();
+    let run = ["run", "-p", "x", "-n", "1"];
+    let turbo = ["-ctk", "turbo3", "-ctv", "turbo3", "--kv-policy"];
+    let bench = ["bench", "--synthetic", "tiny:q4_0"];
+    let with =
+        |first: &[&str], rest: &[&str]| [first, rest].concat().into_iter().map(str::to_owned).collect();
+    let cases: Vec<(Vec<String>, i32, &[&str])> = vec![
+        (with(&run, &["-c", "20000000000"]), 1, &["-c: expected 1 to 2147483647", "20000000000"]),
+        (with(&run, &["-c", &most]), 1, &["-c: expected 1 to 2147483647"]),
+        (with(&run, &["-c", "2147483647"]), 1, &["2147483647 tokens", "fit", "-c"]),
+        (
+            with(&[&run[..], &turbo].concat(), &[&format!("sink:{most}")]),
+            1,
+            &["--kv-policy sink", "2147483647"],
+        ),
+        (
+            with(&[&run[..], &turbo].concat(), &["recent:99999999999"]),
+            1,
+            &["--kv-policy recent", "2147483647"],
+        ),
+        (with(&[&run[..], &turbo].concat(), &["sink:2147483647"]), 1, &["wanted for the cache"]),
+        (with(&run, &["-t", &most]), 1, &["-t: expected 1 to "]),
+        (with(&run, &["-t", "5000"]), 1, &["-t: expected 1 to ", "got 5000"]),
+        (with(&["doctor", "-t"], &[&most]), 1, &["-t: expected 1 to "]),
+        (with(&["doctor", "-t", "0"], &[]), 1, &["-t: expected 1 to ", "got 0"]),
+        (with(&["inspect", &model, "-c", "100000000000000000"], &[]), 1, &["-c: expected 1 to 2147483647"]),
+        (with(&["eval", "distortion", "--dim", "1000000000000"], &[]), 1, &["--dim: expected 1 to "]),
+        (
+            with(&["eval", "niah", "-f", licence, "-c", "64", "--depths"], &[&most]),
+            1,
+            &["--depths: expected 1 to "],
+        ),
+        (with(&["eval", "niah", "-f", licence, "-c"], &[&most]), 1, &["-c: expected 1 to 2147483647"]),
+        (with(&["eval", "ppl", "-f", licence, "-c"], &[&most]), 1, &["-c: expected 4 to "]),
+        (with(&["eval", "ppl", "-f", licence, "-ub"], &[&most]), 1, &["-ub: expected 1 to 512"]),
+        (with(&bench, &["--profile", "-d", &most]), 1, &["-p, -n, -d: expected 1 to 2147483647"]),
+        (with(&bench, &["-r", &most]), 1, &["-r: expected 0 to 1000000"]),
+        (with(&bench, &["-n", "0", "-p", "1000000000000000"]), 1, &["-p, -n, -d: expected 1 to 2147483647"]),
+        (with(&bench, &["-p", "0", "-n", &most, "-d", "5"]), 1, &["-p, -n, -d: expected 1 to 2147483647"]),
+        (
+            with(&bench, &["-p", "0", "-n", "1", "-d", "100000000000000"]),
+            1,
+            &["-p, -n, -d: expected 1 to 2147483647"],
+        ),
+    ];
+    for (args, code, words) in cases {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let output = kvant(&args);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", text(&output.stderr));
+        assert_line(&format!("{args:?}"), &output.stderr, words);
+    }
+}
+
+#[test]
+fn large_numbers_that_ask_for_nothing_are_taken() {
+    let most = usize::MAX.to_string();
+    let many =
+        ["--top-k", &most, "--repeat-last-n", &most, "--repeat-penalty", "1.1", "-n", "9223372036854775807"];
+    let output = kvant(&[&["run", "-p", "hi", "-c", "40", "--ignore-eos"], &many[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let threads = limits::n_cores().to_string();
+    assert!(kvant(&["run", "-p", "hi", "-n", "1", "-t", &threads]).status.success());
+}
+
+#[test]
+fn no_table_of_memory_says_nan() {
+    for n_ctx in ["0", "1", "2147483647"] {
+        let output = kvant(&["inspect", &bundled(), "-c", n_ctx]);
+        let table = text(&output.stdout);
+        assert!(output.status.success() && !table.contains("NaN") && table.contains("100.0 %"), "{table}");
+    }
+    let own = text(&kvant(&["inspect", &bundled()]).stdout);
+    assert_eq!(own, text(&kvant(&["inspect", &bundled(), "-c", "0"]).stdout));
+}
+
 /// A file that says of itself what is written here, with one tensor of 4 rows of `row` values, all of them `value`.
 fn write_file(path: &Path, meta: &[(&str, &str)], tensor: &str, row: usize, value: f32) {
     let mut writer = GgufWriter::new();
@@ -109,6 +188,38 @@ fn write_file(path: &Path, meta: &[(&str, &str)], tensor: &str, row: usize, valu
     writer.add_tensor(tensor, &[row, 4], DType::F32).unwrap();
     let data = value.to_le_bytes().repeat(4 * row);
     writer.save(path, |sink| sink.bytes(tensor, &data)).unwrap();
+}
+
+/// Sizes in a file are held against its tensors before anything is made for each head and layer.
+#[test]
+fn heads_and_layers_that_no_tensor_has_are_refused() {
+    let dir = scratch("sizes");
+    let path = dir.join("sizes.gguf");
+    for (key, value) in [("attention.head_count_kv", i32::MAX as u32), ("block_count", 1_000_000_000)] {
+        let mut writer = GgufWriter::new();
+        writer.set("general.architecture", "llama").unwrap();
+        let heads = if key == "block_count" { 1 } else { value };
+        for (name, size) in [
+            ("embedding_length", 32),
+            ("feed_forward_length", 32),
+            ("context_length", 64),
+            ("attention.head_count", heads),
+            ("attention.head_count_kv", heads),
+            ("attention.key_length", 32),
+            ("block_count", if key == "block_count" { value } else { 1 }),
+        ] {
+            writer.set(&format!("llama.{name}"), size).unwrap();
+        }
+        writer.set("llama.attention.layer_norm_rms_epsilon", 1e-5_f32).unwrap();
+        writer.add_tensor("token_embd.weight", &[32, 4], DType::F32).unwrap();
+        writer.save(&path, |sink| sink.bytes("token_embd.weight", &[0; 512])).unwrap();
+        let path = path.to_str().unwrap();
+        let output = kvant(&["run", "-m", path, "-p", "x"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert_line(key, &output.stderr, &[&format!("llama.{key}: expected "), &format!("got {value}")]);
+        let shown = text(&kvant(&["inspect", path]).stdout);
+        assert!(shown.contains(&format!("KV cache: unknown (llama.{key}: expected ")), "{shown}");
+    }
 }
 
 #[test]

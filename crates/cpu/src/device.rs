@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice,
-    KvPart, Norm, Output, Page, Result, RopeParams, WeightSource,
+    KvPart, Norm, Output, Page, Result, RopeParams, WeightSource, limits,
 };
 use kvant_codec::DType;
 
@@ -25,35 +25,30 @@ pub struct CpuDevice {
 
 impl CpuDevice {
     /// A device that runs the kernels of `isa` on `n_threads` threads (at least one).
-    pub fn new(isa: Isa, n_threads: usize) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// [`BackendError::Threads`] when the system does not start as many.
+    pub fn new(isa: Isa, n_threads: usize) -> Result<Self> {
+        Ok(Self {
             isa,
-            pool: Pool::new(n_threads),
+            pool: Pool::new(n_threads)?,
             is_tuned: false,
             matmul: Mutex::default(),
             append: Mutex::default(),
             attend: Mutex::default(),
-        }
+        })
     }
 
     /// A device with the fastest kernels of this CPU, or those `KVANT_ISA` names, on `threads` threads, or as many as
     /// the system lets this process run at once.
     ///
     /// # Errors
-    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured or `threads` is 0.
+    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured, [`BackendError::Size`] for no threads or more than
+    /// [make sense](limits::max_threads), [`BackendError::Threads`] when the system does not start as many.
     pub fn from_env(threads: Option<usize>) -> Result<Self> {
-        let n_threads = match threads {
-            Some(0) => {
-                return Err(BackendError::Setting {
-                    name: "threads",
-                    expected: "at least 1".to_owned(),
-                    got: "0".to_owned(),
-                });
-            }
-            Some(n) => n,
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-        };
-        Ok(Self::new(Isa::from_env()?, n_threads))
+        let n_threads = threads.unwrap_or_else(limits::n_cores);
+        limits::check_size("threads", n_threads, 1..=limits::max_threads())?;
+        Self::new(Isa::from_env()?, n_threads)
     }
 
     /// A device with other numbers than the default ones.
@@ -164,7 +159,7 @@ impl Backend for CpuDevice {
     }
 
     fn page(&self, n_bytes: usize) -> Result<CpuPage> {
-        Ok(CpuPage::zeroed(n_bytes))
+        CpuPage::zeroed(n_bytes)
     }
 
     fn read_page(&self, page: &CpuPage, dst: &mut [u8]) -> Result<()> {
@@ -316,5 +311,21 @@ impl Backend for CpuDevice {
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, out) = (q.as_slice(), out.as_mut_slice());
         attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, band, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_make_no_sense_are_refused_before_one_is_started() {
+        for threads in [0, limits::max_threads() + 1, usize::MAX] {
+            let error = CpuDevice::from_env(Some(threads)).err().expect("a refusal");
+            assert!(
+                matches!(error, BackendError::Size { name: "threads", got, .. } if got == threads),
+                "{error}"
+            );
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use kvant_backend::limits;
 use kvant_codec::DType;
 use kvant_cpu::Pool;
 use kvant_gguf::{Gguf, GgufWriter, TensorInfo};
@@ -34,7 +35,7 @@ pub fn quantize(
     for info in gguf.tensors() {
         writer.add_tensor(&info.name, &info.shape, target(info, dtype))?;
     }
-    let pool = Pool::new(std::thread::available_parallelism().map_or(1, usize::from));
+    let pool = Pool::new(limits::n_cores())?;
     writer.save(path, |sink| {
         for info in gguf.tensors() {
             let data = gguf.data(info);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kvant_backend::Candidate;
+use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
 use kvant_kv::{Plan, Policies};
@@ -97,9 +98,8 @@ pub struct Feed<'a> {
 impl Session {
     pub(crate) fn new(model: Model, options: SessionOptions) -> Result<Self, Error> {
         let room = options.n_ctx.map_or(Room::UpTo(model.config().n_ctx_train), Room::Exactly);
-        if let Room::Exactly(0) = room {
-            let expected = "at least 1 token of context".to_owned();
-            return Err(Error::Setting { name: "n_ctx", expected, got: "0".to_owned() });
+        if let Room::Exactly(n_ctx) = room {
+            check_size("n_ctx", n_ctx, 1..=MAX_TOKENS)?;
         }
         let shape = model.config().kv_shape();
         let kv = options.kv;

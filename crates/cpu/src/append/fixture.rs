@@ -112,7 +112,7 @@ impl Filled {
             layer,
             memory: KvMemory::new(sizes),
             rows: StepRows { first: 0, n: 0, start: 0, coded: case.sink_tiles },
-            band: CpuPage::zeroed(0),
+            band: CpuPage::zeroed(0).unwrap(),
             keys: none.clone(),
             values: none,
         }
@@ -178,8 +178,8 @@ impl Filled {
             }
         }
         let part = KvPart { rows: self.rows, layer: &self.layer, memory: &mut self.memory, band: 64 };
-        self.band = CpuPage::zeroed(64 + part.band_bytes());
-        let (pool, band) = (Pool::new(2), Some(&mut self.band));
+        self.band = CpuPage::zeroed(64 + part.band_bytes()).unwrap();
+        let (pool, band) = (Pool::new(2).unwrap(), Some(&mut self.band));
         kv_append(isa, &pool, &mut Scratch::default(), &mut [part], [k, v], band).unwrap();
     }
 
@@ -188,7 +188,7 @@ impl Filled {
         let case = self.case;
         let part = KvPart { rows: self.rows, layer: &self.layer, memory: &mut self.memory, band: 64 };
         let mut out = vec![f32::NAN; self.rows.n * case.n_kv_heads * case.group * case.v_head_dim];
-        let (pool, scratch) = (Pool::new(n_threads), &mut attend::Scratch::default());
+        let (pool, scratch) = (Pool::new(n_threads).unwrap(), &mut attend::Scratch::default());
         let (params, band) = (case.params(), Some(&self.band));
         attend::attend(isa, &pool, scratch, stage, &params, &[part], q, band, &mut out).unwrap();
         out
@@ -201,7 +201,7 @@ struct Fresh(Arc<AtomicUsize>);
 
 impl Pages<CpuPage> for Fresh {
     fn page(&self, n_bytes: usize) -> Result<Held<CpuPage>> {
-        Ok(Held::new(CpuPage::zeroed(n_bytes), &self.0))
+        Ok(Held::new(CpuPage::zeroed(n_bytes)?, &self.0))
     }
 
     fn copy(&self, page: &CpuPage) -> Result<Held<CpuPage>> {

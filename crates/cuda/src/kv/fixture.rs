@@ -235,7 +235,7 @@ impl Twins {
 
 /// The reference.
 pub(crate) fn cpu() -> CpuDevice {
-    CpuDevice::new(Isa::Scalar, 1)
+    CpuDevice::new(Isa::Scalar, 1).unwrap()
 }
 
 /// New memory whenever it is asked for.

@@ -417,7 +417,7 @@ mod tests {
     /// Any bits, foreign scales included: the panel keeps them.
     #[test]
     fn panels_keep_every_bit_of_every_format() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2).unwrap();
         let mut random = Random::new(7);
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()) {
             for blocks in [1, 2, 3, 5] {
@@ -454,7 +454,7 @@ mod tests {
 
     #[test]
     fn panels_take_no_more_room_than_the_file() {
-        let pool = Pool::new(1);
+        let pool = Pool::new(1).unwrap();
         for (dtype, percent) in [
             (DType::F32, 0.0),
             (DType::F16, 0.0),
