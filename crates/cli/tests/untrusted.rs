@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use kvant::gguf::GgufWriter;
+use kvant::gguf::{Gguf, GgufWriter};
 use kvant::{DType, limits};
 
 fn command(args: &[&str]) -> Command {
@@ -268,4 +268,17 @@ fn a_name_of_a_megabyte_gives_a_short_line() {
     assert!(output.stderr.len() < 300, "{} bytes", output.stderr.len());
     let shown = kvant(&["inspect", path.to_str().unwrap()]).stdout;
     assert!(shown.len() < 4000, "{} bytes", shown.len());
+}
+
+#[test]
+fn types_that_stand_in_for_the_one_asked_for_are_told_with_their_number() {
+    let dir = scratch("stand_in");
+    let (path, out) = (dir.join("in.gguf"), dir.join("out.gguf"));
+    write_file(&path, &[("general.architecture", "llama")], "blk.0.ffn_up.weight", 96, 0.5);
+    let output = kvant(&["quantize", path.to_str().unwrap(), out.to_str().unwrap(), "q2_K"]);
+    let told = text(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    assert!(told.contains("q2_K: 0 matrices\n"), "{told}");
+    assert!(told.contains("q4_0: 1 matrices instead of q2_K, as their rows are no multiple of"), "{told}");
+    assert_eq!(Gguf::open(&out).unwrap().tensors()[0].dtype, DType::Q4_0);
 }
