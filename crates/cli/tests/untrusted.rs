@@ -282,3 +282,33 @@ fn types_that_stand_in_for_the_one_asked_for_are_told_with_their_number() {
     assert!(told.contains("q4_0: 1 matrices instead of q2_K, as their rows are no multiple of"), "{told}");
     assert_eq!(Gguf::open(&out).unwrap().tensors()[0].dtype, DType::Q4_0);
 }
+
+#[test]
+fn weights_that_are_no_numbers_are_refused_with_the_tensor() {
+    let dir = scratch("nan");
+    let (path, out) = (dir.join("nan.gguf"), dir.join("out.gguf"));
+    let (path, out) = (path.to_str().unwrap(), out.to_str().unwrap());
+    let gguf = Gguf::open(bundled()).unwrap();
+    let mut tensors: Vec<_> = gguf.tensors().iter().filter(|info| info.name.starts_with("blk.1.")).collect();
+    tensors.extend(gguf.find_tensor("token_embd.weight").map(|tensor| tensor.info));
+    assert!(tensors.iter().any(|info| info.dtype == DType::Q8_0), "scales to break");
+    for info in tensors {
+        let mut bytes = fs::read(bundled()).unwrap();
+        // The scale of the last block of the last row, or the last value.
+        let last = info.offset as usize + info.n_bytes - info.dtype.block_bytes();
+        let (broken, at) = match info.dtype {
+            DType::F32 => (&f32::INFINITY.to_le_bytes()[..], last),
+            _ => (&[0xff, 0x7f][..], last),
+        };
+        bytes[at..at + broken.len()].copy_from_slice(broken);
+        fs::write(path, bytes).unwrap();
+        let row = format!("row {} holds NaN or an infinity", info.rows() - 1);
+        for args in [&["run", "-m", path, "-p", "x", "--device", "cpu"][..], &["quantize", path, out, "q4_0"]]
+        {
+            let output = kvant(args);
+            assert_eq!(output.status.code(), Some(1), "{args:?}");
+            assert_line(&format!("{args:?}"), &output.stderr, &[&format!("tensor '{}'", info.name), &row]);
+        }
+        assert!(!Path::new(out).exists());
+    }
+}

@@ -271,6 +271,14 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
+    fn broken_row(&self, x: &CpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
+        let end = rows.saturating_mul(cols);
+        BackendError::check_at_least("broken_row", "length of the buffer", end, x.len())?;
+        // No early end within a row, so that it becomes vector code.
+        let is_broken = |row: &[f32]| row.iter().fold(false, |any, v| any | !v.is_finite());
+        Ok(x.as_slice()[..end].chunks_exact(cols.max(1)).position(is_broken))
+    }
+
     fn kv_append(
         &self,
         parts: &mut [KvPart<'_, CpuPage>],
@@ -317,6 +325,20 @@ impl Backend for CpuDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_row_that_is_no_number_is_found() {
+        let device = CpuDevice::new(Isa::Scalar, 1).unwrap();
+        let mut x = device.buffer(5 * 40).unwrap();
+        assert_eq!(device.broken_row(&x, 5, 40), Ok(None));
+        for (at, broken) in [(199, f32::NEG_INFINITY), (3 * 40, f32::INFINITY), (2 * 40 + 39, f32::NAN)] {
+            x.as_mut_slice()[at] = broken;
+            assert_eq!(device.broken_row(&x, 5, 40), Ok(Some(at / 40)));
+            assert_eq!(device.broken_row(&x, at / 40, 40), Ok(None), "rows beyond are not looked at");
+        }
+        assert!(device.broken_row(&x, 6, 40).is_err());
+        assert_eq!(device.broken_row(&x, 0, 0), Ok(None));
+    }
 
     #[test]
     fn threads_that_make_no_sense_are_refused_before_one_is_started() {

@@ -7,6 +7,7 @@ use kvant_backend::limits;
 use kvant_codec::DType;
 use kvant_cpu::Pool;
 use kvant_gguf::{Gguf, GgufWriter, TensorInfo};
+use kvant_model::check_finite;
 
 use crate::Error;
 
@@ -28,7 +29,7 @@ pub struct Quantized {
 /// replaced whole or not at all.
 ///
 /// # Errors
-/// A type that GGUF files cannot hold, or a file that cannot be written.
+/// A type that GGUF files cannot hold, a tensor that holds NaN or an infinity (it is named), or a file that cannot be written.
 pub fn quantize(
     gguf: &Gguf,
     path: &Path,
@@ -50,6 +51,7 @@ pub fn quantize(
     writer.save(path, |sink| {
         for info in gguf.tensors() {
             let data = gguf.data(info);
+            check_finite(info, data)?;
             match target(info, dtype) {
                 same if same == info.dtype => sink.bytes(&info.name, data)?,
                 to => sink.bytes(&info.name, &convert(&pool, info, data, to)?)?,
@@ -195,5 +197,17 @@ mod tests {
         let written = quantize(&file(&[64, 96], 0.5), &path, Q8_0, &mut |_| ()).unwrap();
         assert_eq!(written.types, [(Q8_0, 2)]);
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn weights_that_are_no_numbers_are_refused_with_the_tensor_and_nothing_is_written() {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for dtype in [DType::Q8_0, DType::F32] {
+                let path = path("refused");
+                let error = quantize(&file(&[64], value), &path, dtype, &mut |_| ()).unwrap_err().to_string();
+                assert_eq!(error, "tensor 'blk.0.ffn_up.weight': row 0 holds NaN or an infinity");
+                assert!(!path.exists());
+            }
+        }
     }
 }

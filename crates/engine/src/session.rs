@@ -8,7 +8,7 @@ use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
 use kvant_kv::{Plan, Policies};
 use kvant_model::{Entry, Want};
-use kvant_text::sampler::Sampler;
+use kvant_text::sampler::{SampleError, Sampler};
 
 use crate::generate::{CancelFlag, GenerateOptions, Generation};
 use crate::runtime::{Logits, MAX_ROWS, Room, Sequence, StepRow};
@@ -214,11 +214,21 @@ impl Session {
     pub fn draw(&mut self, sampler: &mut Sampler) -> Result<u32, Error> {
         let Some(k) = sampler.n_candidates(self.tokens.len()) else {
             self.logits()?;
-            return Ok(sampler.sample(&self.row, &self.tokens)?);
+            return sampler.sample(&self.row, &self.tokens).map_err(|error| self.misdrawn(error));
         };
         let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
         logits.top_k(*row, k, &mut self.likeliest)?;
-        Ok(sampler.sample_likeliest(&self.likeliest, &self.tokens)?)
+        sampler.sample_likeliest(&self.likeliest, &self.tokens).map_err(|error| self.misdrawn(error))
+    }
+
+    /// Why no token could be drawn; of logits that are no numbers, after which token.
+    fn misdrawn(&self, error: SampleError) -> Error {
+        match error {
+            SampleError::NotANumber { id, got } => {
+                Error::LogitNotFinite { position: self.tokens.len().saturating_sub(1), token: id, got }
+            }
+            error => error.into(),
+        }
     }
 
     /// Reads `tokens` and hands the logits after each token from index `from` on to `visit`, as

@@ -52,6 +52,24 @@ pub enum ModelError {
         /// The shape in the file.
         got: Vec<usize>,
     },
+    /// A weight that is no number.
+    #[error("tensor '{}': row {row} holds NaN or an infinity", printable(.name, 96))]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// The first row at fault, from 0.
+        row: usize,
+    },
+    /// A key or a value that is no number, before it went to the cache.
+    #[error("the {what} of layer {layer} at position {position} hold NaN or an infinity")]
+    RowNotFinite {
+        /// `keys` or `values`.
+        what: &'static str,
+        /// The layer, from 0.
+        layer: usize,
+        /// Position of the token.
+        position: usize,
+    },
     /// A token that the model's vocabulary does not have.
     #[error("token {token} is not in the vocabulary of {n_vocab}")]
     Token {
