@@ -69,6 +69,7 @@ list! {
     "attend_capped": ops::attend::capped,
     "attend_company": ops::company::run,
     "attend_sizes": ops::extremes::sizes,
+    "attend_clipped": ops::extremes::clipped,
     "attend_bad_queries": ops::extremes::bad_queries,
     "attend_forgotten": ops::extremes::forgotten,
     "attend_stages": ops::extremes::stages,

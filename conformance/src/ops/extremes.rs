@@ -34,6 +34,25 @@ pub fn sizes<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
+/// Holds keys and values beyond f16 to give numbers: they are clipped, and what their codes stand for is within f16 too.
+pub fn clipped<B: Backend>(subject: &Subject<B>) -> Lacks {
+    const TOKENS: usize = 70;
+    let mut lacks = subject.lacks();
+    for (dtype, (gains, rows)) in lacks.combine(&DType::KV, &product(&[[1e6, 1.0], [1.0, 1e6]], &[1, 5, 20]))
+    {
+        let shape = Shape { group: 4, ..Shape::new(dtype, dtype) };
+        let what = || subject.case("attend", format_args!("{shape:?}, gains {gains:?}, {rows} rows"));
+        let dims = [shape.k_head_dim, shape.v_head_dim];
+        let [k, v] = [0, 1].map(|side| gaussian(13 + side as u64, TOKENS * dims[side], gains[side]));
+        let q = gaussian(15, rows * shape.n_heads() * shape.k_head_dim, 1.0);
+        let tokens = Tokens::new(shape, k, v);
+        if let Some((_, got)) = lacks.take(attended(subject, &tokens, TOKENS, rows, &q, &what), &what) {
+            assert_eq!(got.iter().position(|x| !x.is_finite()), None, "{}", what());
+        }
+    }
+    lacks
+}
+
 /// Holds a NaN or an infinity in a query to reach the output of that query, and no other.
 pub fn bad_queries<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();

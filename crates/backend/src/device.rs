@@ -230,6 +230,13 @@ pub trait Backend: Send + Sync + Sized + 'static {
         angles: &Self::Buffer,
     ) -> Result<()>;
 
+    /// The first of the first `rows` rows of `x` `[rows, cols]` that holds NaN or an infinity. `None` too where that cannot be
+    /// told without waiting for the device: what is broken then shows in the logits.
+    fn broken_row(&self, x: &Self::Buffer, rows: usize, cols: usize) -> Result<Option<usize>> {
+        let _ = (x, rows, cols);
+        Ok(None)
+    }
+
     /// Appends the rows of each part to its streams: `k` `[rows, n_kv_heads * k_head_dim]` after RoPE, `v`
     /// `[rows, n_kv_heads * v_head_dim]`. Pads and rotates where a stream says so, and writes the tiles that
     /// [`StreamSpec::writes`](crate::StreamSpec::writes) names, those of the band to `band`. The memory must have been

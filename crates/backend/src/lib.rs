@@ -13,6 +13,7 @@ mod check;
 mod device;
 mod error;
 mod kv;
+pub mod limits;
 mod params;
 
 pub use bytes::SharedBytes;

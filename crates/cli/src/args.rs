@@ -18,9 +18,6 @@ pub struct ModelArgs {
     /// Threads; all cores when not given
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS", value_parser = positive)]
     pub threads: Option<usize>,
-    /// Leave weights as they are in the mapped file, without a copy; decoding is some 15 times slower
-    #[arg(long, env = "KVANT_NO_REPACK")]
-    pub no_repack: bool,
     /// Device to run on: cpu, cuda:N (an NVIDIA GPU), or auto, the first GPU that can be used, else the cpu
     #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
     pub device: DeviceChoice,
@@ -96,7 +93,6 @@ impl ModelArgs {
             device: self.device,
             n_gpu_layers: self.n_gpu_layers,
             n_threads: self.threads,
-            no_repack: self.no_repack,
             progress,
         }
     }

@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use clap::Args;
+use kvant::gguf::printable;
 use kvant::{CancelFlag, Finish, GenerateOptions, KvUse, Message, Model, Session, SessionOptions, Stats};
 use rustyline::error::ReadlineError;
 
 use crate::args::{CacheArgs, ModelArgs, SamplingArgs};
+use crate::console;
 use crate::failure::Failure;
 use crate::run::{print_tokens, summary};
 
@@ -57,7 +59,7 @@ pub fn chat(args: ChatArgs) -> Result<(), Failure> {
         cancel,
         model,
     };
-    eprintln!("{}: /help lists commands", args.model.name());
+    console::say(format_args!("{}: /help lists commands", printable(&args.model.name(), 128)));
     let mut editor = rustyline::DefaultEditor::new().map_err(|error| Failure::work("terminal", error))?;
     loop {
         match editor.readline("> ") {
@@ -73,11 +75,11 @@ pub fn chat(args: ChatArgs) -> Result<(), Failure> {
                 match chat.take(line) {
                     Err(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
                     // A turn that failed is told; the conversation goes on.
-                    Err(Failure::Work(line) | Failure::Usage(line)) => eprintln!("error: {line}"),
+                    Err(failure) => failure.tell(),
                     Ok(()) => {}
                 }
             }
-            Err(ReadlineError::Interrupted) => eprintln!("(Ctrl-D or /quit ends the program)"),
+            Err(ReadlineError::Interrupted) => console::say("(Ctrl-D or /quit ends the program)"),
             Err(ReadlineError::Eof) => return Ok(()),
             Err(error) => return Err(Failure::work("terminal", error)),
         }
@@ -102,17 +104,14 @@ impl Chat {
     fn take(&mut self, line: &str) -> Result<(), Failure> {
         let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
         match (command, argument.trim()) {
-            ("/help", _) => eprintln!("{HELP}"),
+            ("/help", _) => console::say(HELP),
             ("/reset", _) => self.reset(),
             ("/stats", _) => self.print_stats(),
             ("/save" | "/load", "") => return Err(Failure::Usage(format!("{command} needs a file name"))),
             ("/save", file) => {
                 let bytes = self.session.save(file)?;
-                eprintln!(
-                    "{} tokens in {file}, {}",
-                    self.session.tokens().len(),
-                    crate::output::bytes(bytes as usize)
-                );
+                let (tokens, size) = (self.session.tokens().len(), crate::output::bytes(bytes as usize));
+                console::say(format_args!("{tokens} tokens in {file}, {size}"));
             }
             ("/load", file) => self.load(Path::new(file))?,
             _ if command.starts_with('/') => {
@@ -146,7 +145,8 @@ impl Chat {
         let text = print_tokens(&mut generation, false)?;
         let stats = generation.stats();
         if stats.finish == Some(Finish::ContextFull) {
-            eprintln!("(the context of {} tokens is full; /reset starts anew)", self.session.n_ctx());
+            let n_ctx = self.session.n_ctx();
+            console::say(format_args!("(the context of {n_ctx} tokens is full; /reset starts anew)"));
         }
         self.last = Some(stats);
         Ok(text)
@@ -180,12 +180,12 @@ impl Chat {
         self.session = self.model.load_session(path, self.options.n_ctx)?;
         self.loaded = Some(self.session.tokens().to_vec());
         self.messages.clear();
-        eprintln!("{} tokens from {}", self.session.tokens().len(), path.display());
+        console::say(format_args!("{} tokens from {}", self.session.tokens().len(), path.display()));
         Ok(())
     }
 
     fn print_stats(&self) {
         let kv: KvUse = self.session.kv();
-        eprintln!("{}", summary(&self.model, &kv, &self.last.unwrap_or_default()));
+        console::say(summary(&self.model, &kv, &self.last.unwrap_or_default()));
     }
 }

@@ -6,6 +6,7 @@
 mod args;
 mod bench;
 mod chat;
+mod console;
 mod doctor;
 mod eval;
 mod failure;
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
     // A panic is a bug of ours, but still no reason to show a user a stack trace.
     set_hook(Box::new(|panic| {
         let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
-        eprintln!("error: internal error{place}; please report it");
+        console::say(format_args!("error: internal error{place}; please report it"));
     }));
     let cli = match Cli::try_parse_from(args::with_long_cache_flags(std::env::args_os())) {
         Ok(cli) => cli,
@@ -66,12 +67,22 @@ fn main() -> ExitCode {
         {
             return Failure::from(error).report();
         }
-        Err(help) => help.exit(),
+        Err(help) => return show(&help),
     };
-    match catch_unwind(|| dispatch(cli.command)) {
+    match catch_unwind(|| dispatch(cli.command).and_then(|()| Ok(console::flush()?))) {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failure)) => failure.report(),
         Err(_) => ExitCode::from(1),
+    }
+}
+
+/// Shows a help text, or the version.
+fn show(help: &clap::Error) -> ExitCode {
+    match help.print().and_then(|()| console::flush()) {
+        // Whoever asked for nothing is told on stderr what there is to ask for.
+        Ok(()) => ExitCode::from(help.exit_code() as u8),
+        Err(_) if help.use_stderr() => ExitCode::from(2),
+        Err(error) => Failure::from(error).report(),
     }
 }
 

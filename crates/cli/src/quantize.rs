@@ -8,7 +8,7 @@ use kvant::{DType, Gguf, quantize};
 
 use crate::args::check_target;
 use crate::failure::Failure;
-use crate::{output, progress};
+use crate::{console, output, progress};
 
 /// Arguments of `kvant quantize`.
 #[derive(Args, Debug)]
@@ -31,18 +31,24 @@ pub fn quantize(args: QuantizeArgs) -> Result<(), Failure> {
     check_target(Some(&args.output))?;
     let gguf = Gguf::open(&args.input).map_err(kvant::Error::from)?;
     let bar = progress::bar("quantising", gguf.tensors().len() as u64, args.quiet);
-    let bytes = quantize::quantize(&gguf, &args.output, args.dtype, &mut |_: &TensorInfo| bar.inc(1))?;
+    let written = quantize::quantize(&gguf, &args.output, args.dtype, &mut |_: &TensorInfo| bar.inc(1))?;
     bar.finish_and_clear();
     if !args.quiet {
-        let (before, after) = (output::bytes(gguf.file_bytes() as usize), output::bytes(bytes as usize));
-        eprintln!(
-            "{}: {before} -> {}: {after} ({})",
-            args.input.display(),
-            args.output.display(),
-            args.dtype.name()
-        );
+        let (from, to) = (args.input.display(), args.output.display());
+        let (before, after) =
+            (output::bytes(gguf.file_bytes() as usize), output::bytes(written.n_bytes as usize));
+        console::say(format_args!("{from}: {before} -> {to}: {after}"));
+        for (dtype, n) in written.types {
+            let why = if dtype == args.dtype { String::new() } else { instead_of(args.dtype) };
+            console::say(format_args!("{dtype}: {n} matrices{why}"));
+        }
     }
     Ok(())
+}
+
+/// Why a type stands in for `dtype`.
+fn instead_of(dtype: DType) -> String {
+    format!(" instead of {dtype}, as their rows are no multiple of its blocks of {}", dtype.block_len())
 }
 
 fn weight_type(text: &str) -> Result<DType, String> {

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::args::{CacheArgs, ModelArgs, SamplingArgs, check_target, read_text};
 use crate::failure::Failure;
-use crate::{output, progress};
+use crate::{console, output, progress};
 
 /// Arguments of `kvant run`.
 #[derive(Args, Debug)]
@@ -75,9 +75,9 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let stats = generation.stats();
     if args.json {
         let object = json_result(&model, &session, &text, &stats);
-        writeln!(std::io::stdout(), "{object}")?;
+        console::print_json(&object)?;
     } else if !args.quiet {
-        eprintln!("{}", summary(&model, &session.kv(), &stats));
+        console::say(summary(&model, &session.kv(), &stats));
     }
     if let Some(path) = &args.prompt_cache {
         session.save(path)?;
@@ -127,7 +127,7 @@ impl RunArgs {
 
 /// Prints tokens as they come (unless `silent`) and returns their text.
 pub fn print_tokens(generation: &mut Generation<'_>, silent: bool) -> Result<String, Failure> {
-    let mut out = std::io::stdout().lock();
+    let mut out = console::results();
     let mut text = String::new();
     let mut emit = |piece: &str| {
         text.push_str(piece);

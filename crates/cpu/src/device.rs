@@ -6,7 +6,7 @@ use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice,
     KvPart, Matrix, Norm, Output, Page, Result, RopeParams, WeightSource, check_add_normed, check_copy,
     check_embed, check_gated_ffn, check_project, check_read, check_rope, check_soft_cap, check_top_k,
-    check_write,
+    check_write, limits,
 };
 use kvant_codec::DType;
 
@@ -19,7 +19,6 @@ use crate::{CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, embed, norm, 
 pub struct CpuDevice {
     isa: Isa,
     pool: Pool,
-    repack: bool,
     is_tuned: bool,
     matmul: Mutex<matmul::Scratch>,
     append: Mutex<append::Scratch>,
@@ -28,43 +27,30 @@ pub struct CpuDevice {
 
 impl CpuDevice {
     /// A device that runs the kernels of `isa` on `n_threads` threads (at least one).
-    pub fn new(isa: Isa, n_threads: usize) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// [`BackendError::Threads`] when the system does not start as many.
+    pub fn new(isa: Isa, n_threads: usize) -> Result<Self> {
+        Ok(Self {
             isa,
-            pool: Pool::new(n_threads),
-            repack: true,
+            pool: Pool::new(n_threads)?,
             is_tuned: false,
             matmul: Mutex::default(),
             append: Mutex::default(),
             attend: Mutex::default(),
-        }
-    }
-
-    /// Whether weights are laid out anew when they are loaded (they are by default) or stay as they are in the file, mapped,
-    /// and are laid out panel by panel each time they are used: no second copy, and pages that the system may drop and
-    /// share. Prompts are read at 0.86 of the speed; decoding, which lays everything out for one row, at a fifteenth.
-    pub fn with_repack(self, repack: bool) -> Self {
-        Self { repack, ..self }
+        })
     }
 
     /// A device with the fastest kernels of this CPU, or those `KVANT_ISA` names, on `threads` threads, or as many as
     /// the system lets this process run at once.
     ///
     /// # Errors
-    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured or `threads` is 0.
+    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured, [`BackendError::Size`] for no threads or more than
+    /// [make sense](limits::max_threads), [`BackendError::Threads`] when the system does not start as many.
     pub fn from_env(threads: Option<usize>) -> Result<Self> {
-        let n_threads = match threads {
-            Some(0) => {
-                return Err(BackendError::Setting {
-                    name: "threads",
-                    expected: "at least 1".to_owned(),
-                    got: "0".to_owned(),
-                });
-            }
-            Some(n) => n,
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-        };
-        Ok(Self::new(Isa::from_env()?, n_threads))
+        let n_threads = threads.unwrap_or_else(limits::n_cores);
+        limits::check_size("threads", n_threads, 1..=limits::max_threads())?;
+        Self::new(Isa::from_env()?, n_threads)
     }
 
     /// A device with other numbers than the default ones.
@@ -107,10 +93,9 @@ impl Backend for CpuDevice {
 
     fn info(&self) -> DeviceInfo {
         let tuned = if self.is_tuned { ", tuned" } else { "" };
-        let as_filed = if self.repack { "" } else { ", no repack" };
         DeviceInfo {
             name: "cpu".to_owned(),
-            kernels: format!("{}{tuned}{as_filed}", self.isa.name()),
+            kernels: format!("{}{tuned}", self.isa.name()),
             n_threads: self.pool.n_threads(),
             thread_unit: "threads",
         }
@@ -165,11 +150,11 @@ impl Backend for CpuDevice {
     }
 
     fn matrix(&self, source: WeightSource) -> Result<CpuMatrix> {
-        CpuMatrix::new(self.isa, &self.pool, source, self.repack)
+        CpuMatrix::new(self.isa, &self.pool, source)
     }
 
     fn page(&self, n_bytes: usize) -> Result<CpuPage> {
-        Ok(CpuPage::zeroed(n_bytes))
+        CpuPage::zeroed(n_bytes)
     }
 
     fn read_page(&self, page: &CpuPage, dst: &mut [u8]) -> Result<()> {
@@ -254,6 +239,14 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
+    fn broken_row(&self, x: &CpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
+        let end = rows.saturating_mul(cols);
+        BackendError::check_at_least("broken_row", "length of the buffer", end, x.len())?;
+        // No early end within a row, so that it becomes vector code.
+        let is_broken = |row: &[f32]| row.iter().fold(false, |any, v| any | !v.is_finite());
+        Ok(x.as_slice()[..end].chunks_exact(cols.max(1)).position(is_broken))
+    }
+
     fn kv_append(
         &self,
         parts: &mut [KvPart<'_, CpuPage>],
@@ -294,5 +287,35 @@ impl Backend for CpuDevice {
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, out) = (q.as_slice(), out.as_mut_slice());
         attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, band, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_row_that_is_no_number_is_found() {
+        let device = CpuDevice::new(Isa::Scalar, 1).unwrap();
+        let mut x = device.buffer(5 * 40).unwrap();
+        assert_eq!(device.broken_row(&x, 5, 40), Ok(None));
+        for (at, broken) in [(199, f32::NEG_INFINITY), (3 * 40, f32::INFINITY), (2 * 40 + 39, f32::NAN)] {
+            x.as_mut_slice()[at] = broken;
+            assert_eq!(device.broken_row(&x, 5, 40), Ok(Some(at / 40)));
+            assert_eq!(device.broken_row(&x, at / 40, 40), Ok(None), "rows beyond are not looked at");
+        }
+        assert!(device.broken_row(&x, 6, 40).is_err());
+        assert_eq!(device.broken_row(&x, 0, 0), Ok(None));
+    }
+
+    #[test]
+    fn threads_that_make_no_sense_are_refused_before_one_is_started() {
+        for threads in [0, limits::max_threads() + 1, usize::MAX] {
+            let error = CpuDevice::from_env(Some(threads)).err().expect("a refusal");
+            assert!(
+                matches!(error, BackendError::Size { name: "threads", got, .. } if got == threads),
+                "{error}"
+            );
+        }
     }
 }

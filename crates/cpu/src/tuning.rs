@@ -140,7 +140,7 @@ struct Work {
 
 impl Work {
     fn new(isa: Isa, n_threads: usize) -> Result<Self> {
-        let device = CpuDevice::new(isa, n_threads);
+        let device = CpuDevice::new(isa, n_threads)?;
         let (n_out, n_in) = SHAPE;
         let row_bytes = DType::Q4_0.row_bytes(n_in).expect("whole blocks");
         // Zero scales everywhere: how long a product takes does not depend on its numbers.
@@ -196,7 +196,7 @@ mod tests {
     fn tuning_changes_no_result() {
         for isa in Isa::available() {
             let products = |tuning| {
-                let device = CpuDevice::new(isa, 3).with_tuning(tuning);
+                let device = CpuDevice::new(isa, 3).unwrap().with_tuning(tuning);
                 let mut values = vec![0.0; 40 * 256];
                 Random::new(2).fill_gaussian(&mut values, 1.0);
                 let mut bytes = vec![0; 70 * DType::Q4_0.row_bytes(256).unwrap()];

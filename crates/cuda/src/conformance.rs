@@ -86,6 +86,7 @@ tests! {
     attend_capped: 80,
     attend_company: 80,
     attend_sizes: 80,
+    attend_clipped: 80,
     attend_bad_queries: 80,
     attend_forgotten: 80,
     attend_stages: 80,

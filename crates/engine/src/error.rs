@@ -89,6 +89,16 @@ pub enum Error {
     /// Nothing has been fed since the session was begun, rewound, forked or restored.
     #[error("no logits: feed a token first")]
     NoLogits,
+    /// The model's output is broken: a logit is NaN or positive infinity.
+    #[error("the logits after position {position} are broken: that of token {token} is {got}")]
+    LogitNotFinite {
+        /// Position of the token that was read last, from 0.
+        position: usize,
+        /// The first token at fault.
+        token: u32,
+        /// Its logit.
+        got: f32,
+    },
     /// A setting is out of range.
     #[error("{name}: expected {expected}, got {got}")]
     Setting {

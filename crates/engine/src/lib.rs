@@ -43,7 +43,7 @@ pub use device::{Device, DeviceChoice, memory_bandwidth};
 pub use error::Error;
 pub use generate::{CancelFlag, Finish, GenerateOptions, Generation, Stats, Token};
 pub use gpu::Gpu;
-pub use kvant_backend::{DeviceInfo, KernelChoice};
+pub use kvant_backend::{BackendError, DeviceInfo, KernelChoice, limits};
 pub use kvant_codec::DType;
 pub use kvant_files as files;
 pub use kvant_gguf::{self as gguf, Gguf};

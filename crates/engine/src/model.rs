@@ -27,8 +27,6 @@ pub struct OpenOptions<'a> {
     pub n_gpu_layers: Option<usize>,
     /// Threads to work with; all cores when `None`.
     pub n_threads: Option<usize>,
-    /// Leave weights as they are in the mapped file instead of laying them out for the kernels: less memory, slower.
-    pub no_repack: bool,
     /// Told the fraction loaded, from 0 to 1.
     pub progress: Option<&'a mut dyn FnMut(f32)>,
 }
@@ -82,10 +80,9 @@ impl Model {
         let gguf = gguf.into();
         let config = Config::from_gguf(&gguf)?;
         let mut silent = |_| ();
-        let how = device::CpuSettings { n_threads: options.n_threads, repack: !options.no_repack };
         let progress = options.progress.unwrap_or(&mut silent);
         let placement = Placement { device: options.device, n_gpu_layers: options.n_gpu_layers };
-        let loaded = device::load(placement, how, config, &gguf, progress)?;
+        let loaded = device::load(placement, options.n_threads, config, &gguf, progress)?;
         let tokenizer = Tokenizer::from_gguf(&gguf);
         let template = match &tokenizer {
             Ok(tokenizer) => ChatTemplate::from_gguf(&gguf, tokenizer).map_err(|error| error.to_string()),

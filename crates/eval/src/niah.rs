@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use kvant::limits::check_size;
 use kvant::{KvOptions, Message, Model, RenderOptions, Session, Special};
 use kvant_codec::random::Random;
 use serde::{Deserialize, Serialize};
@@ -103,6 +104,9 @@ pub fn niah(
     Ok(cells)
 }
 
+/// The most depths: more than prompts have places.
+const MAX_DEPTHS: usize = 100_000;
+
 fn check(options: &NiahOptions) -> Result<(), EvalError> {
     let form = &options.form;
     let most = form.names.len().min(form.words.len());
@@ -115,9 +119,7 @@ fn check(options: &NiahOptions) -> Result<(), EvalError> {
             options.needles,
         );
     }
-    if options.depths == 0 {
-        return bad("depths", "at least 1".to_owned(), 0);
-    }
+    check_size("depths", options.depths, 1..=MAX_DEPTHS).map_err(kvant::Error::from)?;
     Ok(())
 }
 

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use kvant_codec::DType;
 
+use crate::printable;
+
 /// Why a file could not be read, looked into or written: [`Problem`], [`Item`], byte offset and file.
 ///
 /// `Display` gives one line, e.g. `model.gguf: tensor "output.weight" at byte 5120: ends at byte 9000, the file has 8192`.
@@ -188,7 +190,7 @@ pub enum Problem {
         file_len: u64,
     },
     /// Two tensors that share bytes.
-    #[error("overlaps tensor {other:?}, which ends at byte {other_end}")]
+    #[error("overlaps tensor {}, which ends at byte {other_end}", name(.other))]
     Overlap {
         /// The tensor before.
         other: String,
@@ -302,8 +304,7 @@ impl fmt::Display for GgufError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { file, item, offset, problem } = &*self.0;
         if let Some(file) = file {
-            // A path may hold line breaks; a message may not.
-            write!(f, "{}: ", file.display().to_string().replace(char::is_control, "?"))?;
+            write!(f, "{}: ", path(file))?;
         }
         match (item, offset) {
             (Some(item), Some(offset)) => write!(f, "{item} at byte {offset}: {problem}"),
@@ -328,9 +329,9 @@ impl fmt::Display for Item {
         match self {
             Self::Header => f.write_str("header"),
             Self::NthKey(n) => write!(f, "metadata record {n}"),
-            Self::Key(key) => write!(f, "key {:?}", clip(key)),
+            Self::Key(key) => write!(f, "key {}", name(key)),
             Self::NthTensor(n) => write!(f, "tensor record {n}"),
-            Self::Tensor(name) => write!(f, "tensor {:?}", clip(name)),
+            Self::Tensor(tensor) => write!(f, "tensor {}", name(tensor)),
         }
     }
 }
@@ -348,17 +349,18 @@ impl Fault {
     }
 }
 
-/// The beginning of a name that may be 64 KiB long, for messages.
-pub(crate) fn clip(name: &str) -> String {
-    const MAX: usize = 96;
-    match name.char_indices().nth(MAX) {
-        Some((end, _)) => format!("{}…", &name[..end]),
-        None => name.to_owned(),
-    }
+/// A name, which may be 64 KiB of anything, in quotes.
+fn name(name: &str) -> String {
+    format!("\"{}\"", printable(name, 96))
+}
+
+/// A path, which may hold line breaks; a message may not.
+fn path(path: &Path) -> String {
+    printable(&path.display().to_string(), 4096)
 }
 
 fn in_file(file: &Option<PathBuf>) -> String {
-    file.as_ref().map(|f| format!(" of {}", f.display())).unwrap_or_default()
+    file.as_ref().map(|f| format!(" of {}", path(f))).unwrap_or_default()
 }
 
 /// GGML's name of a type that the codec does not know, in brackets; empty where GGML has none either.

@@ -11,6 +11,7 @@ use super::{
     ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, check_report, follow, row, row_of,
 };
 use crate::args::{ModelArgs, positive, read_text};
+use crate::console;
 use crate::failure::Failure;
 use crate::output::{self, Row};
 
@@ -109,7 +110,7 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
     bar.finish_and_clear();
     args.results.print(&short, &full)?;
     for note in results.iter().flat_map(|result| &result.kv.notes) {
-        eprintln!("note: {note}");
+        console::say(format_args!("note: {note}"));
     }
     add_to_report(args.report.as_deref(), || {
         Part::Kld(KldReport {

@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::args::{self, ModelArgs, kv_type, policies};
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
-use crate::{hints, progress};
+use crate::{console, hints, progress};
 
 /// Arguments of `kvant eval`.
 #[derive(Args, Debug)]
@@ -190,7 +190,8 @@ fn check_report(folder: Option<&Path>) -> Result<(), Failure> {
 /// Adds a part to the report, if one is wanted, and tells where it is.
 fn add_to_report(folder: Option<&Path>, part: impl FnOnce() -> Part) -> Result<(), Failure> {
     if let Some(folder) = folder {
-        eprintln!("report: {}", kvant_eval::report::update(folder, &part())?.display());
+        let page = kvant_eval::report::update(folder, &part())?;
+        console::say(format_args!("report: {}", page.display()));
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use kvant_eval::{Chunks, PplOptions};
 
 use super::{ConfigArgs, ResultArgs, StateArgs, bar, follow, row_of};
 use crate::args::{ModelArgs, check_target, positive, read_text};
+use crate::console;
 use crate::failure::Failure;
 use crate::output::{self, Format};
 
@@ -62,7 +63,7 @@ pub fn ppl(args: PplArgs) -> Result<(), Failure> {
     drop(progress);
     bar.finish_and_clear();
     let result = result?;
-    let mut out = std::io::stdout().lock();
+    let mut out = console::results();
     match args.results.format() {
         Format::Md => {
             let running = result.running.iter().enumerate().map(|(i, ppl)| format!("[{}]{ppl:.4},", i + 1));

@@ -8,7 +8,7 @@ use kvant_conformance::{Arithmetic, Attention, Subject};
 use crate::{CpuDevice, Isa};
 
 fn subject(isa: Isa, n_threads: usize) -> Subject<CpuDevice> {
-    Subject::new("cpu", CpuDevice::new(isa, n_threads), Arithmetic::Float, Attention::Exact)
+    Subject::new("cpu", CpuDevice::new(isa, n_threads).unwrap(), Arithmetic::Float, Attention::Exact)
 }
 
 /// Attention of the last `rows` tokens, fed in one step.
