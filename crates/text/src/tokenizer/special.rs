@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use aho_corasick::{AhoCorasick, Input, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
 
 use super::error::TokenizerError;
 use super::model::TokenizerModel;
@@ -44,6 +44,8 @@ impl Finder {
             .collect();
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
+            // Left to choose, the crate takes a DFA for few tokens, and building one takes the square of their length.
+            .kind(Some(AhoCorasickKind::ContiguousNFA))
             .build(ids.iter().filter_map(|&id| vocab.text(id)))
             .map_err(|e| TokenizerError::Prepare { what: "special tokens", why: e.to_string() })?;
         Ok(Finder { automaton, ids })
