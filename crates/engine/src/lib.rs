@@ -51,7 +51,7 @@ pub use kvant_kv::{KvError, KvLayerShape, KvShape, Plan, Policies, Policy};
 pub use kvant_model::{Config, LayerSpec, Want};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::sampler::{Sampler, SamplerParams};
-pub use kvant_text::tokenizer::{DecodeStream, Special, Tokenizer};
+pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use model::{Model, Needs, OpenOptions};
 pub use profile::StageTime;
 pub use session::{Feed, KvOptions, KvUse, Session, SessionOptions};

@@ -4,12 +4,14 @@
 
 mod codec;
 mod mutate;
+mod template;
 mod tokenizer;
 
 use kvant::Gguf;
 
 pub use codec::codec;
 pub use mutate::Mutator;
+pub use template::template;
 pub use tokenizer::tokenizer;
 
 /// A function to be fed with anything.
@@ -23,7 +25,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 3] = [
+pub const TARGETS: [Target; 4] = [
     Target {
         name: "gguf",
         check: gguf,
@@ -31,6 +33,7 @@ pub const TARGETS: [Target; 3] = [
     },
     Target { name: "codec", check: codec, seeds: codec::seeds },
     Target { name: "tokenizer", check: tokenizer, seeds: tokenizer::seeds },
+    Target { name: "template", check: template, seeds: template::seeds },
 ];
 
 /// The GGUF parser; what must hold is [`kvant::gguf::oracle`]'s to say.
