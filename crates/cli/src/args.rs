@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kvant::{DType, DeviceChoice, KvOptions, Model, OpenOptions, Policies, SamplerParams, SessionOptions};
+use kvant::{
+    DType, DeviceChoice, KvOptions, Model, Needs, OpenOptions, Policies, SamplerParams, SessionOptions,
+};
 
 use crate::failure::Failure;
 use crate::progress;
@@ -76,9 +78,19 @@ pub struct SamplingArgs {
 impl ModelArgs {
     /// Loads the model, with a progress bar where someone watches.
     pub fn open(&self, quiet: bool) -> Result<Model, Failure> {
+        self.open_for(quiet, Needs::Nothing, None)
+    }
+
+    /// As [`open`](Self::open), for a command that needs text: what is missing is told before the weights are loaded.
+    pub fn open_for(
+        &self,
+        quiet: bool,
+        needs: Needs,
+        chat_template: Option<String>,
+    ) -> Result<Model, Failure> {
         let bar = progress::bar("loading", 100, quiet);
         let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
-        let options = self.options(Some(&mut tell));
+        let options = OpenOptions { needs, chat_template, ..self.options(Some(&mut tell)) };
         let model = match &self.model {
             Some(path) => Model::open_with(path, options),
             None => Model::bundled(options),
@@ -94,6 +106,7 @@ impl ModelArgs {
             n_gpu_layers: self.n_gpu_layers,
             n_threads: self.threads,
             progress,
+            ..Default::default()
         }
     }
 

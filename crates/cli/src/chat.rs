@@ -4,13 +4,16 @@ use std::path::Path;
 
 use clap::Args;
 use kvant::gguf::printable;
-use kvant::{CancelFlag, Finish, GenerateOptions, KvUse, Message, Model, Session, SessionOptions, Stats};
+use kvant::{
+    CancelFlag, Finish, GenerateOptions, KvUse, Message, Model, Needs, Session, SessionOptions, Stats,
+};
 use rustyline::error::ReadlineError;
 
 use crate::args::{CacheArgs, ModelArgs, SamplingArgs};
 use crate::console;
 use crate::failure::Failure;
 use crate::run::{print_tokens, summary};
+use crate::template::TemplateArgs;
 
 /// Arguments of `kvant chat`.
 #[derive(Args, Debug)]
@@ -24,6 +27,8 @@ pub struct ChatArgs {
     cache: CacheArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// System message
     #[arg(long, value_name = "TEXT")]
     system_prompt: Option<String>,
@@ -43,8 +48,7 @@ const MARK: &str = "KvantMarksThisAnswer";
 pub fn chat(args: ChatArgs) -> Result<(), Failure> {
     let sampler = args.sampling.params()?;
     let options = args.cache.session_options()?;
-    let model = args.model.open(false)?;
-    model.chat_template()?;
+    let model = args.model.open_for(false, Needs::ChatTemplate, args.template.source()?)?;
     let cancel = CancelFlag::default();
     let handler = cancel.clone();
     ctrlc::set_handler(move || handler.cancel()).map_err(|error| Failure::work("Ctrl-C", error))?;
@@ -155,18 +159,18 @@ impl Chat {
     /// The whole conversation as tokens. After a load only the tokens of the first part are known: the template
     /// renders the rest behind a marked answer, and what follows the mark is appended.
     fn prompt(&self) -> Result<Vec<u32>, Failure> {
-        let Some(loaded) = &self.loaded else { return Ok(self.model.chat_prompt(&self.messages)?) };
+        let Some(loaded) = &self.loaded else { return Ok(self.session.chat_prompt(&self.messages)?) };
         let before = [Message::user("-"), Message::assistant(MARK)];
         let messages: Vec<Message> = before.into_iter().chain(self.messages.iter().cloned()).collect();
         let options = kvant::RenderOptions { add_generation_prompt: true, ..Default::default() };
         let text = self.model.chat_template()?.render(&messages, &options).map_err(kvant::Error::from)?;
-        let Some((_, rest)) = text.rsplit_once(MARK) else {
+        let Some(rest) = text.after(MARK) else {
             return Err(Failure::Work(
                 "this model's template cannot go on with a loaded conversation".to_owned(),
             ));
         };
-        let rest =
-            self.model.tokenizer()?.encode(rest, kvant::Special::Parse, false).map_err(kvant::Error::from)?;
+        let rest = self.model.tokenizer()?.encode(rest.as_str(), rest.special(), false);
+        let rest = rest.map_err(kvant::Error::from)?;
         Ok([loaded.as_slice(), &rest].concat())
     }
 

@@ -31,7 +31,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
         return tune(&args);
     }
     if let Some(why) = tuning::unusable() {
-        eprintln!("warning: {why}; not used (kvant doctor --tune makes it anew)");
+        console::say(format_args!("warning: {why}; not used (kvant doctor --tune makes it anew)"));
     }
     let device = Device::open(args.threads)?;
     let info = device.info();

@@ -11,8 +11,15 @@ pub fn of_engine(error: &Error) -> String {
         Error::Setting { name, expected, got } => setting(name, expected, got),
         Error::Device(size @ BackendError::Size { .. })
         | Error::Kv(KvError::Device(size @ BackendError::Size { .. })) => of_size(size),
-        Error::PromptTooLong { .. } | Error::Kv(KvError::Full { .. }) => {
+        Error::PromptTooLong { .. } | Error::TextTooLong { .. } | Error::Kv(KvError::Full { .. }) => {
             format!("{error} (raise it with -c)")
+        }
+        Error::Template(kvant::TemplateError::Refused(_)) => error.to_string(),
+        Error::Template(_) => {
+            format!(
+                "{error} (--chat-template with {} or a file, or --raw)",
+                crate::template::names().join(", ")
+            )
         }
         Error::WeightMemory { fitting: 0, .. } => format!("{error} (-ngl 0 leaves all to the CPU)"),
         Error::WeightMemory { fitting, .. } => {
@@ -83,6 +90,14 @@ mod tests {
         let setting = |name| Error::Setting { name, expected: "at least 1".to_owned(), got: "0".to_owned() };
         for (error, want) in [
             (Error::PromptTooLong { tokens: 9, n_ctx: 8 }, "(raise it with -c)"),
+            (
+                Error::TextTooLong { fewest: 9, n_ctx: 8 },
+                "9 tokens or more, the context holds 8 (raise it with -c)",
+            ),
+            (
+                kvant::TemplateError::Missing.into(),
+                "(--chat-template with chatml, llama3, gemma, mistral, phi3 or a file, or --raw)",
+            ),
             (KvError::Full { need: 9, n_ctx: 8 }.into(), "(raise it with -c)"),
             (memory(3), "3 of 8 layers fit (-ngl 3, or fewer for more room for the cache)"),
             (memory(0), "0 of 8 layers fit (-ngl 0 leaves all to the CPU)"),

@@ -17,6 +17,7 @@ mod output;
 mod progress;
 mod quantize;
 mod run;
+mod template;
 
 use std::panic::{catch_unwind, set_hook};
 use std::process::ExitCode;

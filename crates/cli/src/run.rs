@@ -4,11 +4,15 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use kvant::{CancelFlag, GenerateOptions, Generation, KvUse, Message, Model, Session, Stats};
+use kvant::{
+    CancelFlag, Error, GenerateOptions, Generation, KvUse, Message, Model, Needs, Session, Special, Stats,
+    TemplateError,
+};
 use serde_json::json;
 
 use crate::args::{CacheArgs, ModelArgs, SamplingArgs, check_target, read_text};
 use crate::failure::Failure;
+use crate::template::TemplateArgs;
 use crate::{console, output, progress};
 
 /// Arguments of `kvant run`.
@@ -32,6 +36,11 @@ pub struct RunArgs {
     /// Continue the text as it is, without the model's chat template
     #[arg(long)]
     raw: bool,
+    /// With --raw: special tokens written in the text are just text
+    #[arg(long, requires = "raw")]
+    no_special: bool,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// System message, before the prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system_prompt: Option<String>,
@@ -59,9 +68,10 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let options = args.generate_options()?;
     let session_options = args.cache.session_options()?;
     let quiet = args.quiet || args.json;
-    let model = args.model.open(quiet)?;
-    let prompt = args.tokens(&model, &text)?;
+    let needs = if args.raw { Needs::Tokenizer } else { Needs::NoBadTemplate };
+    let model = args.model.open_for(quiet, needs, args.template.source()?)?;
     let mut session = model.session(session_options)?;
+    let prompt = args.tokens(&session, &text)?;
     if let Some(path) = args.prompt_cache.as_deref().filter(|path| path.exists()) {
         session.load_prefix(path, &prompt)?;
     }
@@ -112,16 +122,21 @@ impl RunArgs {
     }
 
     /// The prompt in the model's chat format, when it has one; else as it is.
-    fn tokens(&self, model: &Model, text: &str) -> Result<Vec<u32>, Failure> {
-        if self.raw || model.chat_template().is_err() {
+    fn tokens(&self, session: &Session, text: &str) -> Result<Vec<u32>, Failure> {
+        if self.raw {
+            let special = if self.no_special { Special::AsText } else { Special::Parse };
+            return Ok(session.text_prompt(text, special)?);
+        }
+        if let Err(missing @ Error::Template(TemplateError::Missing)) = session.model().chat_template() {
             if self.system_prompt.is_some() {
-                return Err(Failure::Work("this model has no chat template for a system message".to_owned()));
+                return Err(missing.into());
             }
-            return Ok(model.text_prompt(text)?);
+            console::say("note: this model has no chat template, so the text is continued as it is");
+            return Ok(session.text_prompt(text, Special::AsText)?);
         }
         let system = self.system_prompt.as_deref().map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain([Message::user(text)]).collect();
-        Ok(model.chat_prompt(&messages)?)
+        Ok(session.chat_prompt(&messages)?)
     }
 }
 

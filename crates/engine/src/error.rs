@@ -50,6 +50,14 @@ pub enum Error {
         /// The context length.
         n_ctx: usize,
     },
+    /// The prompt is so long that it needs no counting.
+    #[error("the prompt has {fewest} tokens or more, the context holds {n_ctx}")]
+    TextTooLong {
+        /// The fewest tokens that a text of this length can have.
+        fewest: usize,
+        /// The context length.
+        n_ctx: usize,
+    },
     /// The device has too little memory for the layers it is to take.
     #[error(
         "{device}: {needed} bytes wanted for the weights, {usable} can be had; {fitting} of {n_layers} layers fit"

@@ -264,12 +264,13 @@ fn question(
     let form = &options.form;
     let asked = format!("{text}{}", fill(&form.question, name, word));
     let (cue, answer) = (fill(&form.cue, name, word), fill(&form.answer, name, word));
+    let rendered;
     let (prompt, special, add_bos) = if options.chat {
         let render = RenderOptions { add_generation_prompt: true, ..Default::default() };
-        let rendered = model.chat_template()?.render(&[Message::user(&asked)], &render);
-        let rendered = rendered.map_err(kvant::Error::from)?;
+        rendered =
+            model.chat_template()?.render(&[Message::user(&asked)], &render).map_err(kvant::Error::from)?;
         // The template writes the begin-of-text token itself.
-        (format!("{rendered}{}", cue.trim_start()), Special::Parse, false)
+        (format!("{rendered}{}", cue.trim_start()), rendered.special(), false)
     } else {
         (format!("{asked}{cue}"), Special::AsText, true)
     };

@@ -5,6 +5,7 @@
 mod codec;
 mod context;
 mod mutate;
+mod template;
 mod tokenizer;
 
 use kvant::Gguf;
@@ -12,6 +13,7 @@ use kvant::Gguf;
 pub use codec::codec;
 pub use context::context;
 pub use mutate::Mutator;
+pub use template::template;
 pub use tokenizer::tokenizer;
 
 /// A function to be fed with anything.
@@ -25,7 +27,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 5] = [
     Target {
         name: "gguf",
         check: gguf,
@@ -34,6 +36,7 @@ pub const TARGETS: [Target; 4] = [
     Target { name: "codec", check: codec, seeds: codec::seeds },
     Target { name: "context", check: context, seeds: context::seeds },
     Target { name: "tokenizer", check: tokenizer, seeds: tokenizer::seeds },
+    Target { name: "template", check: template, seeds: template::seeds },
 ];
 
 /// The GGUF parser; what must hold is [`kvant::gguf::oracle`]'s to say.

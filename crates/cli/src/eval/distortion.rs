@@ -47,7 +47,7 @@ pub fn distortion(args: DistortionArgs) -> Result<(), Failure> {
     if let Some(path) = &args.file {
         let text = read_text(path)?;
         let loaded = args.model.open(args.results.quiet)?;
-        let mut tokens = loaded.text_prompt(&text)?;
+        let mut tokens = loaded.text_prompt(&text, kvant::Special::AsText)?;
         tokens.truncate(args.ctx_size);
         let bar = bar("layers", &args.results);
         rows.extend(captured(&loaded, &tokens, args.seed, &mut follow(&bar))?);

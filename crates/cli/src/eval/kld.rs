@@ -78,10 +78,10 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
     if let Base::File(file) = &base
         && file.fingerprint().is_some_and(|of| of != model.fingerprint())
     {
-        eprintln!(
+        console::say(format_args!(
             "note: {} is the base of another model, or of the same with other weights",
             file.path().display()
-        );
+        ));
     }
     let chunks = match (base.chunks(&model, args.chunks)?, &text) {
         (Some(chunks), None) if args.ctx_size.is_none_or(|n| n == chunks.n_ctx()) => chunks,
