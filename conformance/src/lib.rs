@@ -9,15 +9,11 @@
 //! | `ops` | one suite per op: edge sizes, poisoned outputs, refusals |
 //!
 //! A device becomes a [`Subject`] and is held to all of [`suites`]. `tests/conformance/devices.rs` lists those that need nothing but
-//! this machine; a device whose emulator lives in its own tests runs the same suites from there:
+//! this machine; a device whose emulator lives in its own tests runs the same suites from there, as `crates/cuda` does.
 //!
-//! ```text
-//! let subject = Subject::new("cuda-ptx", device, Arithmetic::EightBit, attention);
-//! for suite in suites() { assert_eq!((suite.run)(&subject).reason(), None); }
-//! ```
-//!
-//! A device need not have every shape of cache: what it refuses with [`BackendError::Unsupported`](kvant_backend::BackendError)
-//! is in the [`Lacks`] that a suite gives back, and whoever runs it reports the suite as ignored, never as passed.
+//! A device need not have every shape of cache, and an interpreter need not try every combination of sizes ([`Coverage`]): what it
+//! refuses with [`BackendError::Unsupported`](kvant_backend::BackendError), what it does not promise and what it is not asked for
+//! is in the [`Lacks`] that a suite gives back, and whoever runs it tells that on a line `skipped: ..`.
 #![forbid(unsafe_code)]
 
 pub mod judge;
@@ -31,7 +27,7 @@ pub mod weights;
 use kvant_backend::Backend;
 
 pub use lacks::Lacks;
-pub use subject::{Arithmetic, Attention, Subject};
+pub use subject::{Arithmetic, Attention, Coverage, Subject};
 
 /// Everything one op has to hold.
 pub struct Suite<B: Backend> {
@@ -72,4 +68,9 @@ list! {
     "attend_steps": ops::attend::steps,
     "attend_capped": ops::attend::capped,
     "attend_company": ops::company::run,
+    "attend_sizes": ops::extremes::sizes,
+    "attend_clipped": ops::extremes::clipped,
+    "attend_bad_queries": ops::extremes::bad_queries,
+    "attend_forgotten": ops::extremes::forgotten,
+    "attend_stages": ops::extremes::stages,
 }

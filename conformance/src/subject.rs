@@ -5,6 +5,7 @@ use std::fmt::Display;
 use kvant_backend::{Backend, BackendError, Page, WeightSource};
 use kvant_codec::DType;
 
+use crate::Lacks;
 use crate::judge::{Want, assert_close, first_written};
 
 /// In what numbers a device multiplies activations with coded weights. It decides what its products may lose.
@@ -15,6 +16,12 @@ pub enum Arithmetic {
     /// Activations in signed bytes with one step per row and 32 columns, turned for the rotated formats; their levels in bytes
     /// too ([`kvant_codec::ByteBook`]). Float weights meet activations as they are.
     EightBit,
+    /// On tensor cores: weights and activations rounded to f16, a row of activations times a power of two that brings its
+    /// largest to 2^14 .. 2^15 (of at most 2^100). Sums in f32.
+    Halves {
+        /// The fewest rows of a product that is done so; fewer are multiplied as in [`Arithmetic::EightBit`].
+        from: usize,
+    },
 }
 
 /// In what numbers a device attends. It decides what its attention may lose; a device with others brings its variant.
@@ -29,6 +36,8 @@ pub enum Attention {
         /// The largest integer of two bytes.
         split: f64,
     },
+    /// Whatever is multiplied rounded to f16, codebooks in bytes, sums in f32.
+    Halves,
 }
 
 impl Attention {
@@ -36,7 +45,7 @@ impl Attention {
     /// stays as it is. q8_0 loses so little itself that its queries take two bytes.
     pub(crate) fn query_steps(self, keys: DType) -> f64 {
         match self {
-            Self::Exact => f64::INFINITY,
+            Self::Exact | Self::Halves => f64::INFINITY,
             Self::Integers { split, .. } if keys == DType::Q8_0 => split,
             Self::Integers { byte, .. } => byte,
         }
@@ -45,10 +54,20 @@ impl Attention {
     /// How many steps the largest weight has that meets codes of values.
     pub(crate) fn weight_steps(self) -> f64 {
         match self {
-            Self::Exact => f64::INFINITY,
+            Self::Exact | Self::Halves => f64::INFINITY,
             Self::Integers { split, .. } => split,
         }
     }
+}
+
+/// Which combinations of edge sizes a device is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coverage {
+    /// All of them.
+    Every,
+    /// As few as have every edge size in one of them: for a device that takes a thousand times longer than others. What is left
+    /// out is counted in [`Lacks`].
+    Each,
 }
 
 /// A device, its name in messages, and its arithmetic.
@@ -57,15 +76,27 @@ pub struct Subject<B> {
     device: B,
     arithmetic: Arithmetic,
     attention: Attention,
+    coverage: Coverage,
+    rows_stand_alone: bool,
 }
 
 /// Poisoned values behind every output, to see that nothing is written there.
 const MARGIN: usize = 3;
 
 impl<B: Backend> Subject<B> {
-    /// A device to hold to the suites.
+    /// A device to hold to the suites, to all of them.
     pub fn new(name: &'static str, device: B, arithmetic: Arithmetic, attention: Attention) -> Self {
-        Self { name, device, arithmetic, attention }
+        Self { name, device, arithmetic, attention, coverage: Coverage::Every, rows_stand_alone: true }
+    }
+
+    /// Asks for these combinations of edge sizes.
+    pub fn with_coverage(self, coverage: Coverage) -> Self {
+        Self { coverage, ..self }
+    }
+
+    /// Of a device whose attention, by roundings, depends on the rows of its own sequence that are in the step.
+    pub fn whose_rows_lean_on_each_other(self) -> Self {
+        Self { rows_stand_alone: false, ..self }
     }
 
     /// Its name in messages.
@@ -86,6 +117,17 @@ impl<B: Backend> Subject<B> {
     /// How it attends.
     pub fn attention(&self) -> Attention {
         self.attention
+    }
+
+    /// Whether a row of attention has the bits that it has alone whatever other rows of its sequence are in the step. Rows of
+    /// other sequences never change any.
+    pub fn rows_stand_alone(&self) -> bool {
+        self.rows_stand_alone
+    }
+
+    /// What a suite leaves out, so far nothing.
+    pub fn lacks(&self) -> Lacks {
+        Lacks::new(self.coverage)
     }
 
     /// The start of every message: device and op, then the case.

@@ -8,6 +8,11 @@
 //! quotient `x / step` of up to 127 loses to four roundings, so `0.5001 step`. The rotated types meet activations where their
 //! levels are: both are turned (invariant under an orthogonal matrix), a level is off by half a step of its
 //! [`ByteBook`] and a turn adds 32 terms in five butterflies and scales them, on the codec's side as on the device's.
+//!
+//! In [`Arithmetic::Halves`] weights are decoded, and then rounded to f16 as activations are: either is off by 2^-11 of itself,
+//! or where it is nearly zero by 2^-25 (of an activation: times the power of two of its row, so 2^-39 of its largest or, as that
+//! is at most 2^100, 2^-125). Levels have two bytes there, at least [`FINER`] times as fine as one. Tensor cores may cut off
+//! where others round, which costs up to twice as much.
 
 use kvant_backend::WeightSource;
 use kvant_codec::fields::{Fields, Spec};
@@ -24,6 +29,12 @@ const BLOCK: usize = 32;
 const HALF_STEP: f64 = 0.5001;
 /// The steps of the largest activation of a block.
 const STEPS: f64 = 127.0;
+/// Levels of two bytes beside those of one.
+const FINER: f64 = 128.0;
+/// By which share of itself a number is off at most in f16.
+const HALF: f64 = 1.0 / 2048.0;
+/// How far a number is off at most that is nearly zero in f16: half the least one.
+const LEAST_HALF: f64 = HALF / (1u64 << 14) as f64;
 /// Roundings of a turn in butterflies: five additions, the factor; of the codec also the level times its scale.
 const TURN: usize = 14;
 
@@ -92,12 +103,14 @@ impl Weights {
         row.values.iter().zip(tolerances).map(|(&value, tolerance)| Want { value, tolerance }).collect()
     }
 
-    /// The product of row `index` with `x` on a device of this arithmetic.
-    pub fn product(&self, index: usize, x: &Activations, arithmetic: Arithmetic) -> Want {
+    /// The product of row `index` with `x`, one of `rows` rows, on a device of this arithmetic.
+    pub fn product(&self, index: usize, x: &Activations, rows: usize, arithmetic: Arithmetic) -> Want {
         let row = &self.rows[index];
-        let in_bytes = arithmetic == Arithmetic::EightBit && Spec::of(self.dtype).is_some();
+        let in_halves = matches!(arithmetic, Arithmetic::Halves { from } if rows >= from);
+        let in_bytes = arithmetic != Arithmetic::Float && Spec::of(self.dtype).is_some();
         let summed = roundings(self.n_in + 7);
         let lost = match &row.levels {
+            _ if in_halves => self.lost_to_halves(row, x),
             Some((levels, half_steps)) if in_bytes => {
                 let cols = levels.iter().zip(half_steps).zip(x.turned.iter().zip(&x.turned_half_steps));
                 let bytes = cols.map(|((w, dw), (x, dx))| {
@@ -117,6 +130,26 @@ impl Weights {
         };
         let magnitude: f64 = row.values.iter().zip(&x.values).map(|(w, x)| (w * x).abs()).sum();
         Want { value: dot(&row.values, &x.values), tolerance: lost + x.relative_error * magnitude }
+    }
+
+    fn lost_to_halves(&self, row: &Row, x: &Activations) -> f64 {
+        let summed = 2.0 * roundings(self.n_in + 7);
+        let decoded: Vec<f64> = match &row.levels {
+            Some((levels, half_steps)) => {
+                let finer = half_steps.chunks_exact(BLOCK).flat_map(|steps| spread(norm_1(steps) / FINER));
+                levels.chunks_exact(BLOCK).flat_map(turn_errors).zip(finer).map(|(a, b)| a + b).collect()
+            }
+            None => row.magnitudes.iter().map(|m| roundings(4) * m).collect(),
+        };
+        let largest = x.values.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        let least = (LEAST_HALF / (1u64 << 14) as f64 * largest).max(LEAST_HALF / 2f64.powi(100));
+        let cols = row.values.iter().zip(decoded).zip(&x.values).map(|((w, decoded), x)| {
+            let (w, x) = (w.abs(), x.abs());
+            let dw = decoded + HALF * (w + decoded) + LEAST_HALF;
+            let dx = HALF * x + least;
+            w * dx + dw * (x + dx) + summed * (w + dw) * (x + dx)
+        });
+        cols.sum()
     }
 }
 
@@ -167,7 +200,12 @@ fn norm_1(values: &[f64]) -> f64 {
 
 /// How far a turned block may be off, from the magnitudes that go into each of its values.
 fn turn_errors(block: &[f64]) -> impl Iterator<Item = f64> {
-    std::iter::repeat_n(roundings(TURN) * norm_1(block) / (BLOCK as f64).sqrt(), block.len())
+    spread(roundings(TURN) * norm_1(block))
+}
+
+/// What each value of a block may be off by once it is turned, of errors that are `total` together.
+fn spread(total: f64) -> impl Iterator<Item = f64> {
+    std::iter::repeat_n(total / (BLOCK as f64).sqrt(), BLOCK)
 }
 
 /// A row of activations, and what a device may lose on it.
@@ -185,6 +223,16 @@ impl Activations {
     /// A row as it is.
     pub fn new(x: &[f32]) -> Self {
         Self::known_within(x.iter().copied().map(f64::from).collect(), 0.0)
+    }
+
+    /// A row that is whole numbers up to 127, which is among any 32, once it is turned for the rotated types: bytes hold it, but
+    /// for the roundings of the turn and of what was turned back for it.
+    pub fn whole(x: &[f32]) -> Self {
+        let row = Self::new(x);
+        let turns =
+            row.values.chunks_exact(BLOCK).flat_map(|block| spread(roundings(TURN + 1) * norm_1(block)));
+        let turned_half_steps = turns.collect();
+        Self { half_steps: vec![0.0; x.len()], turned_half_steps, ..row }
     }
 
     /// A row after its norm: `n` squares added in any order, of which the root halves the error, then a mean, eps, a root,

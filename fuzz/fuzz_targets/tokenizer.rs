@@ -1,4 +1,4 @@
-//! The tokenizer of the bundled model on arbitrary text.
+//! The tokenizers of the bundled model and of the shared vocabularies on arbitrary text.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

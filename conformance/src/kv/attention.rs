@@ -25,6 +25,12 @@
 //! of the cap.
 //!
 //! An output may be five standard deviations away.
+//!
+//! # A reader of halves
+//!
+//! Rounding to f16 is off by a variance of `(2^-11)² / 3` of the square, at most. A product of a query with a key takes three
+//! such roundings (query, key, the scale of its block), so a score is off by a variance of `2^-22 scale² sum q[d]² k[d]²`; weights,
+//! values and their scales are three again, `2^-22 w² |v|²`. Codebooks in bytes and f32 are those of integers.
 
 use kvant_codec::DType;
 use kvant_codec::tile::prepare_query;
@@ -40,6 +46,8 @@ const ROTATIONS: usize = 20;
 const WALK: usize = 16 + EXP2;
 /// Roundings of `2^x`.
 const EXP2: usize = 5;
+/// The variance of three roundings to f16, for a square of 1.
+const THREE_HALVES: f64 = 1.0 / (1u64 << 22) as f64;
 /// Standard deviations that an output may be away.
 const DEVIATIONS: f64 = 5.0;
 
@@ -59,6 +67,8 @@ struct Seen<'a> {
     value: Side,
     /// As it stands for, `[v_head_dim]`.
     plain: &'a [f32],
+    /// `sum q[d]² k[d]²` of what is stored.
+    meeting: f64,
 }
 
 /// One side of a token.
@@ -79,6 +89,9 @@ impl Answer {
     ) -> Self {
         let (shape, kv_head) = (&tokens.shape, head / tokens.shape.group);
         let scale = f64::from(shape.params().scale);
+        let spec = shape.spec(kvant_codec::Side::K);
+        let mut stored = vec![0.0; spec.dim()];
+        prepare_query(spec.rotates, q, &mut stored);
         let (mut scores, mut seen) = (Vec::new(), Vec::new());
         for token in oldest..=position {
             let (key, key_in_codes) = tokens.keys[kv_head].seen(position, token);
@@ -91,6 +104,7 @@ impl Answer {
                 key: Side { norm: norm(&key.stored), in_codes: key_in_codes },
                 value: Side { norm: norm(&value.stored), in_codes: value_in_codes },
                 plain: &value.plain,
+                meeting: stored.iter().zip(&key.stored).map(|(q, k)| f64::from(q * k).powi(2)).sum(),
             });
         }
         softmax(&mut scores);
@@ -99,12 +113,9 @@ impl Answer {
             seen.weight = weight;
             out.iter_mut().zip(seen.plain).for_each(|(out, &v)| *out += weight * f64::from(v));
         }
-        let spec = tokens.shape.spec(kvant_codec::Side::K);
-        let mut stored = vec![0.0; spec.dim()];
-        prepare_query(spec.rotates, q, &mut stored);
         let distance = match attention {
             Attention::Exact => exact(&seen, scale * norm(&stored)),
-            Attention::Integers { .. } => {
+            Attention::Integers { .. } | Attention::Halves => {
                 DEVIATIONS * variance(tokens, &seen, &out, &stored, attention).sqrt()
             }
         };
@@ -138,17 +149,19 @@ fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attentio
     let query_unit = largest / attention.query_steps(shape.k);
     let weight_unit = most(seen, |seen| seen.weight) / attention.weight_steps();
     let lost_by_books = codebook_loss(shape.k) * norm(q).powi(2) / q.len() as f64;
+    let halves = if attention == Attention::Halves { THREE_HALVES } else { 0.0 };
     let mut variance = 0.0;
-    for Seen { weight, key, value, plain } in seen {
+    for Seen { weight, key, value, plain, meeting } in seen {
+        let mut of_score = halves * scale.powi(2) * meeting;
         if key.in_codes {
-            let of_score = (scale * key.norm).powi(2) * (query_unit.powi(2) / 12.0 + lost_by_books);
-            let away: f64 = plain.iter().zip(out).map(|(&v, out)| (f64::from(v) - out).powi(2)).sum();
-            variance += weight.powi(2) * of_score * away;
+            of_score += (scale * key.norm).powi(2) * (query_unit.powi(2) / 12.0 + lost_by_books);
         }
+        let away: f64 = plain.iter().zip(out).map(|(&v, out)| (f64::from(v) - out).powi(2)).sum();
+        let mut of_weight = halves * weight.powi(2);
         if value.in_codes {
-            let of_weight = weight_unit.powi(2) / 12.0 + weight.powi(2) * codebook_loss(shape.v);
-            variance += value.norm.powi(2) * of_weight;
+            of_weight += weight_unit.powi(2) / 12.0 + weight.powi(2) * codebook_loss(shape.v);
         }
+        variance += weight.powi(2) * of_score * away + value.norm.powi(2) * of_weight;
     }
     let cap = shape.soft_cap.map_or(0.0, f64::from);
     let reach = scale * norm(q) * most(seen, |seen| seen.key.norm) + cap;

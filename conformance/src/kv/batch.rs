@@ -1,16 +1,17 @@
-//! Sequences of one layer that step together, on a device.
+//! Sequences that step together, on a device.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use kvant_backend::{
-    Backend, Held, KvLayer, KvMemory, KvPart, KvStream, Page, Pages, Place, Result, Rope, Rows, StreamSizes,
-    TILES_PER_BLOCK, TOKENS_PER_BLOCK,
+    AttendParams, Backend, Held, KvLayer, KvMemory, KvPart, KvStream, Page, Pages, Place, Result, Rope, Rows,
+    StreamSizes, TILES_PER_BLOCK, TOKENS_PER_BLOCK,
 };
 use kvant_codec::Side;
 use kvant_codec::tile::TILE;
 
-use super::{Record, Shape, Tokens};
+use super::{Answer, Record, Shape, Tokens};
 use crate::Subject;
 
 /// Bytes around the band, to see that nothing is written there.
@@ -18,17 +19,16 @@ const MARGIN: usize = 64;
 /// What a band is full of before it is written: finite numbers, as those of an earlier step.
 const STALE: u8 = 0x3c;
 
-/// Sequences of one layer, and the band of their last step.
+/// Sequences, and the band of their last step.
 pub struct Batch<'a, B: Backend> {
     subject: &'a Subject<B>,
-    shape: Shape,
-    layer: KvLayer,
     sequences: Vec<Sequence<'a, B>>,
     band: Option<B::Page>,
 }
 
 struct Sequence<'a, B: Backend> {
     tokens: &'a Tokens,
+    layer: Arc<KvLayer>,
     memory: KvMemory<B::Page>,
     /// Those of the last step.
     rows: Rows,
@@ -45,16 +45,23 @@ pub struct Image {
 }
 
 impl<'a, B: Backend> Batch<'a, B> {
-    /// Empty sequences of one shape, to be fed these tokens.
+    /// Empty sequences, to be fed these tokens. Those of one shape have one layer; all have heads of the same number and size.
     pub fn new(subject: &'a Subject<B>, tokens: &[&'a Tokens]) -> Self {
-        let shape = tokens[0].shape;
-        let mut sizes = StreamSizes::default();
-        let specs = |side| vec![shape.spec(side); shape.n_kv_heads];
-        let layer = KvLayer::new(specs(Side::K), specs(Side::V), shape.window, &mut sizes);
-        let rows = Rows { first: 0, n: 0, start: 0, coded: shape.sink_tiles };
-        let empty = |&tokens| Sequence { tokens, memory: KvMemory::new(sizes), rows, band: 0 };
-        let sequences = tokens.iter().map(empty).collect();
-        Self { subject, shape, layer, sequences, band: None }
+        let mut layers: Vec<(Shape, Arc<KvLayer>, StreamSizes)> = Vec::new();
+        let empty = |&tokens: &&'a Tokens| {
+            let shape = tokens.shape;
+            let known = layers.iter().position(|(known, ..)| *known == shape).unwrap_or_else(|| {
+                let mut sizes = StreamSizes::default();
+                let specs = |side| vec![shape.spec(side); shape.n_kv_heads];
+                let layer = KvLayer::new(specs(Side::K), specs(Side::V), shape.window, &mut sizes);
+                layers.push((shape, Arc::new(layer), sizes));
+                layers.len() - 1
+            });
+            let (layer, memory) = (Arc::clone(&layers[known].1), KvMemory::new(layers[known].2));
+            let rows = Rows { first: 0, n: 0, start: 0, coded: shape.sink_tiles };
+            Sequence { tokens, layer, memory, rows, band: 0 }
+        };
+        Self { subject, sequences: tokens.iter().map(empty).collect(), band: None }
     }
 
     /// One sequence that holds the first `n` of `tokens`, fed `chunk` at a time.
@@ -90,7 +97,7 @@ impl<'a, B: Backend> Batch<'a, B> {
 
     fn append_rows(&mut self, k: &[f32], v: &[f32]) -> Result<()> {
         let [k, v] = [k, v].map(|rows| self.subject.upload(rows));
-        let mut parts = parts(&self.layer, &mut self.sequences);
+        let mut parts = parts(&mut self.sequences);
         self.subject.device().kv_append(&mut parts, &k, &v, self.band.as_mut())
     }
 
@@ -103,7 +110,7 @@ impl<'a, B: Backend> Batch<'a, B> {
     ) -> Result<()> {
         self.begin(counts)?;
         let [mut k, v] = self.step_rows().map(|rows| self.subject.upload(&rows));
-        let mut parts = parts(&self.layer, &mut self.sequences);
+        let mut parts = parts(&mut self.sequences);
         self.subject.device().rope_append(&mut parts, rope, q, &mut k, &v, self.band.as_mut())
     }
 
@@ -119,38 +126,76 @@ impl<'a, B: Backend> Batch<'a, B> {
         let [mut k, v] = self.step_rows().map(|rows| self.subject.upload(&rows));
         device.rope(q, rows, rope.q_heads, rope.q_norm, rope.params, rope.angles)?;
         device.rope(&mut k, rows, rope.k_heads, rope.k_norm, rope.params, rope.angles)?;
-        device.kv_append(&mut parts(&self.layer, &mut self.sequences), &k, &v, self.band.as_mut())
+        device.kv_append(&mut parts(&mut self.sequences), &k, &v, self.band.as_mut())
     }
 
     /// Attention of the rows of the last step, `q` and result `[rows, n_heads, head_dim]`.
     pub fn attend(&mut self, q: &[f32], what: &dyn Fn() -> String) -> Result<Vec<f32>> {
+        self.attend_by(q, what, |device, params, parts, q, band, out| {
+            device.attend(params, parts, q, band, out)
+        })
+    }
+
+    /// As [`Batch::attend`], of one stage.
+    pub fn attend_staged(&mut self, stage: usize, q: &[f32], what: &dyn Fn() -> String) -> Result<Vec<f32>> {
+        self.attend_by(q, what, |device, params, parts, q, band, out| {
+            device.attend_staged(stage, params, parts, q, band, out)
+        })
+    }
+
+    fn attend_by(
+        &mut self,
+        q: &[f32],
+        what: &dyn Fn() -> String,
+        attend: impl FnOnce(
+            &B,
+            &AttendParams,
+            &[KvPart<'_, B::Page>],
+            &B::Buffer,
+            Option<&B::Page>,
+            &mut B::Buffer,
+        ) -> Result<()>,
+    ) -> Result<Vec<f32>> {
+        let shape = self.shape();
         let rows: usize = self.sequences.iter().map(|sequence| sequence.rows.n).sum();
-        let len = rows * self.shape.n_heads() * self.shape.v_head_dim;
+        let len = rows * shape.n_heads() * shape.v_head_dim;
         let (q, mut out) = (self.subject.upload(q), self.subject.poisoned(len));
-        let parts = parts(&self.layer, &mut self.sequences);
-        self.subject.device().attend(&self.shape.params(), &parts, &q, self.band.as_ref(), &mut out)?;
+        let parts = parts(&mut self.sequences);
+        attend(self.subject.device(), &shape.params(), &parts, &q, self.band.as_ref(), &mut out)?;
         Ok(self.subject.results(&out, len, what))
     }
 
-    /// Their shape.
-    pub fn shape(&self) -> Shape {
-        self.shape
+    /// Holds what the rows `q` of the last step got to what each must get.
+    ///
+    /// # Panics
+    /// With the first that did not.
+    #[track_caller]
+    pub fn assert_answers(&self, q: &[f32], got: &[f32], what: &dyn Fn() -> String) {
+        let shape = self.shape();
+        let (mut queries, mut outs) = (q.chunks_exact(shape.k_head_dim), got.chunks_exact(shape.v_head_dim));
+        for Sequence { tokens, layer, rows, .. } in &self.sequences {
+            for (position, head) in product(rows.start..rows.end(), 0..shape.n_heads()) {
+                let (q, got) =
+                    queries.next().zip(outs.next()).expect("a query and an output for each row and head");
+                let oldest = layer.oldest(position);
+                let answer = Answer::new(tokens, oldest, position, head, q, self.subject.attention());
+                if let Some(fault) = answer.fault(got) {
+                    panic!("{}: position {position}, head {head}: {fault}", what());
+                }
+            }
+        }
     }
 
-    /// The position of each row of the last step, and whose it is.
-    pub fn rows(&self) -> impl Iterator<Item = (&'a Tokens, usize)> {
-        let positions = |s: &Sequence<'a, B>| {
-            (s.rows.start..s.rows.end()).map({
-                let tokens = s.tokens;
-                move |position| (tokens, position)
-            })
-        };
-        self.sequences.iter().flat_map(positions)
+    /// Lets go of the blocks that no query to come can see.
+    pub fn forget(&mut self) {
+        for Sequence { layer, memory, rows, .. } in &mut self.sequences {
+            memory.forget(layer.oldest(rows.end()) / TOKENS_PER_BLOCK);
+        }
     }
 
-    /// The oldest token that a query at `position` sees.
-    pub fn oldest(&self, position: usize) -> usize {
-        self.layer.oldest(position)
+    /// What attention takes them all to be.
+    fn shape(&self) -> Shape {
+        self.sequences[0].tokens.shape
     }
 
     /// The bytes of sequence `index`.
@@ -169,31 +214,30 @@ impl<'a, B: Backend> Batch<'a, B> {
 
     /// Begins a step: makes room for it, and for its band.
     fn begin(&mut self, counts: &[usize]) -> Result<()> {
-        let (layer, pages) = (&self.layer, Fresh { device: self.subject.device(), live: Arc::default() });
+        let pages = Fresh { device: self.subject.device(), live: Arc::default() };
         let mut first = 0;
-        for (sequence, &n) in self.sequences.iter_mut().zip(counts) {
-            let start = sequence.rows.end();
+        for (Sequence { tokens, layer, memory, rows, .. }, &n) in self.sequences.iter_mut().zip(counts) {
+            let start = rows.end();
             let tailed = layer.streams().find(|stream| stream.spec.tail_tiles > 0);
-            let coded = tailed.map_or(self.shape.sink_tiles, |stream| stream.spec.coded_tiles(start));
-            sequence.rows = Rows { first, n, start, coded };
+            let coded = tailed.map_or(tokens.shape.sink_tiles, |stream| stream.spec.coded_tiles(start));
+            *rows = Rows { first, n, start, coded };
             first += n;
             let written = |stream: &KvStream| {
-                stream.spec.writes(sequence.rows).find_map(|write| match write.place {
+                stream.spec.writes(*rows).find_map(|write| match write.place {
                     Place::Main(tile) => Some(tile / TILES_PER_BLOCK),
                     _ => None,
                 })
             };
-            let end = layer.streams().map(|stream| stream.spec.main_end(sequence.rows.end())).max();
+            let end = layer.streams().map(|stream| stream.spec.main_end(rows.end())).max();
             let end = end.unwrap_or(0).div_ceil(TOKENS_PER_BLOCK);
             let blocks = layer.streams().filter_map(written).min().unwrap_or(end)..end;
-            sequence.memory.reserve(blocks, true, &pages)?;
+            memory.reserve(blocks, true, &pages)?;
         }
         self.make_band()
     }
 
     fn make_band(&mut self) -> Result<()> {
-        let parts = all_parts(&self.layer, &mut self.sequences);
-        let sizes: Vec<usize> = parts.map(|(part, _)| part.band_bytes()).collect();
+        let sizes: Vec<usize> = all_parts(&mut self.sequences).map(|(part, _)| part.band_bytes()).collect();
         let mut end = MARGIN;
         for (sequence, bytes) in self.sequences.iter_mut().zip(sizes) {
             sequence.band = end;
@@ -212,14 +256,17 @@ impl<'a, B: Backend> Batch<'a, B> {
 
     /// Keys and values of the rows of the step, `[rows, n_kv_heads, head_dim]`.
     fn step_rows(&self) -> [Vec<f32>; 2] {
-        let shape = self.shape;
-        let side = |of: fn(&Tokens) -> &[f32], head_dim| {
-            let width = shape.n_kv_heads * head_dim;
-            let rows =
-                |s: &Sequence<'a, B>| of(s.tokens)[s.rows.start * width..s.rows.end() * width].to_vec();
+        let side = |of: fn(&Tokens) -> &[f32], head_dim: fn(&Shape) -> usize| {
+            let rows = |s: &Sequence<'a, B>| {
+                let width = s.tokens.shape.n_kv_heads * head_dim(&s.tokens.shape);
+                of(s.tokens)[s.rows.start * width..s.rows.end() * width].to_vec()
+            };
             self.sequences.iter().flat_map(rows).collect()
         };
-        [side(|tokens| &tokens.k, shape.k_head_dim), side(|tokens| &tokens.v, shape.v_head_dim)]
+        [
+            side(|tokens| &tokens.k, |shape| shape.k_head_dim),
+            side(|tokens| &tokens.v, |shape| shape.v_head_dim),
+        ]
     }
 
     /// Holds every token that is stored to what the codec makes of it, in each form that it is stored in.
@@ -230,8 +277,8 @@ impl<'a, B: Backend> Batch<'a, B> {
     pub fn assert_holds_what_was_fed(&mut self, what: &dyn Fn() -> String) {
         for index in 0..self.sequences.len() {
             let image = self.image(index);
-            let Sequence { tokens, rows, .. } = &self.sequences[index];
-            for (stream, record) in streams(&self.layer, tokens) {
+            let Sequence { tokens, layer, rows, .. } = &self.sequences[index];
+            for (stream, record) in streams(layer, tokens) {
                 let coded = stream.spec.coded_tiles(rows.end());
                 for token in 0..rows.end() {
                     let place = stream.spec.place(token / TILE, coded);
@@ -257,8 +304,8 @@ impl<'a, B: Backend> Batch<'a, B> {
     fn assert_band_holds_what_was_fed(&mut self, what: &dyn Fn() -> String) {
         let bytes = self.band_bytes();
         let mut end = MARGIN;
-        for (part, tokens) in all_parts(&self.layer, &mut self.sequences) {
-            for (stream, record) in streams(&self.layer, tokens) {
+        for (part, tokens) in all_parts(&mut self.sequences) {
+            for (stream, record) in streams(part.layer, tokens) {
                 let (tiles, layout) = (part.band_tiles(stream), stream.spec.f16_layout());
                 for token in tiles.start * TILE..part.rows.end().min(tiles.end * TILE) {
                     let offset = part.band_offset(stream, token / TILE);
@@ -302,20 +349,21 @@ fn streams<'a>(layer: &'a KvLayer, tokens: &'a Tokens) -> impl Iterator<Item = (
 }
 
 /// The sequences of the step as a device sees them.
-fn parts<'s, B: Backend>(
-    layer: &'s KvLayer,
-    sequences: &'s mut [Sequence<'_, B>],
-) -> Vec<KvPart<'s, B::Page>> {
-    all_parts(layer, sequences).map(|(part, _)| part).filter(|part| part.rows.n > 0).collect()
+fn parts<'s, B: Backend>(sequences: &'s mut [Sequence<'_, B>]) -> Vec<KvPart<'s, B::Page>> {
+    all_parts(sequences).map(|(part, _)| part).filter(|part| part.rows.n > 0).collect()
 }
 
 fn all_parts<'s, 't, B: Backend>(
-    layer: &'s KvLayer,
     sequences: &'s mut [Sequence<'t, B>],
 ) -> impl Iterator<Item = (KvPart<'s, B::Page>, &'t Tokens)> {
-    sequences.iter_mut().map(move |Sequence { tokens, memory, rows, band }| {
+    sequences.iter_mut().map(|Sequence { tokens, layer, memory, rows, band }| {
         (KvPart { rows: *rows, layer, memory, band: *band }, *tokens)
     })
+}
+
+/// Every pair, in order.
+fn product(a: Range<usize>, b: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
+    a.flat_map(move |a| b.clone().map(move |b| (a, b)))
 }
 
 /// New memory whenever it is asked for.

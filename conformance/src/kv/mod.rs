@@ -18,7 +18,7 @@ pub use batch::{Batch, Image};
 pub use tokens::{Record, Row, Tokens};
 
 /// The streams of a layer, and the queries that meet them.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     /// Type of the keys.
     pub k: DType,

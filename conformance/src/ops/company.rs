@@ -4,8 +4,8 @@
 use kvant_backend::Backend;
 use kvant_codec::DType;
 
-use super::attend::assert_answers;
 use crate::kv::{Batch, Shape, Tokens};
+use crate::lacks::product;
 use crate::weights::gaussian;
 use crate::{Lacks, Subject};
 
@@ -16,28 +16,30 @@ const OTHERS: [(usize, usize); 2] = [(33, 1), (520, 20)];
 
 /// Holds `attend`, after `kv_append`, to give each row what it gives it alone.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
-    let mut lacks = Lacks::default();
-    for (k, v) in [
+    let mut lacks = subject.lacks();
+    if !subject.rows_stand_alone() {
+        lacks.leave_out("bits that do not depend on other rows of the sequence are not promised".to_owned());
+    }
+    let types = [
         (DType::Turbo3, DType::Turbo3),
         (DType::Q8_0, DType::Turbo2),
         (DType::F16, DType::Q4_0),
         (DType::Turbo4, DType::F32),
         (DType::BF16, DType::BF16),
-    ] {
-        let shape = Shape { k_head_dim: 96, ..Shape::new(k, v) };
-        for shape in [
-            shape,
-            Shape { sink_tiles: 1, window: Some(100), ..shape },
-            Shape { has_tail: false, group: 3, ..shape },
-            Shape { extra_tail_tiles: 7, window: Some(400), n_kv_heads: 2, group: 1, ..shape },
-        ] {
-            let most = |steps: &[(usize, usize)]| steps.iter().map(|(n, rows)| n + rows).max().unwrap_or(0);
-            let tokens = Tokens::gaussian(shape, most(&STEPS), 1);
-            let others = [2, 3].map(|seed| Tokens::gaussian(shape, most(&OTHERS), seed));
-            for (n, rows) in STEPS {
-                rows_have_the_bits_they_have_alone(subject, &tokens, &others, n, rows, &mut lacks);
-            }
-        }
+    ];
+    let shape = Shape { k_head_dim: 96, ..Shape::new(DType::F16, DType::F16) };
+    let shapes = [
+        shape,
+        Shape { sink_tiles: 1, window: Some(100), ..shape },
+        Shape { has_tail: false, group: 3, ..shape },
+        Shape { extra_tail_tiles: 7, window: Some(400), n_kv_heads: 2, group: 1, ..shape },
+    ];
+    for ((shape, (n, rows)), (k, v)) in lacks.combine(&product(&shapes, &STEPS), &types) {
+        let shape = Shape { k, v, ..shape };
+        let most = OTHERS.iter().map(|(n, rows)| n + rows).max().unwrap_or(0);
+        let others = [2, 3].map(|seed| Tokens::gaussian(shape, most, seed));
+        let tokens = Tokens::gaussian(shape, n + rows, 1);
+        rows_have_the_bits_they_have_alone(subject, &tokens, &others, n, rows, &mut lacks);
     }
     lacks
 }
@@ -56,11 +58,13 @@ fn rows_have_the_bits_they_have_alone<B: Backend>(
     let width = shape.n_heads() * shape.k_head_dim;
     let q = gaussian(4, rows * width, 1.0);
     let outs = (|| {
-        let mut alone = Batch::fed(subject, tokens, n, 100)?;
         let mut by_one = Vec::new();
-        for q in q.chunks_exact(width) {
-            alone.append(&[1])?;
-            by_one.extend(alone.attend(q, &what)?);
+        if subject.rows_stand_alone() {
+            let mut alone = Batch::fed(subject, tokens, n, 100)?;
+            for q in q.chunks_exact(width) {
+                alone.append(&[1])?;
+                by_one.extend(alone.attend(q, &what)?);
+            }
         }
 
         let mut together = Batch::fed(subject, tokens, n, 100)?;
@@ -75,17 +79,21 @@ fn rows_have_the_bits_they_have_alone<B: Backend>(
             [(5, first_rows), (6, second_rows)].map(|(seed, rows)| gaussian(seed, rows * width, 1.0));
         let q = [&before[..], &q, &after].concat();
         let got = among.attend(&q, &what)?;
-        assert_answers(subject, &among, &q, &got, &what);
+        among.assert_answers(&q, &got, &what);
         let skip = first_rows * shape.n_heads() * shape.v_head_dim;
         let among = got[skip..skip + together.len()].to_vec();
         Ok([by_one, together, among])
     })();
     let Some([by_one, together, among]) = lacks.take(outs, &what) else { return };
-    for (company, got) in [("other rows", together), ("other sequences", among)] {
+    let mut alone = vec![("other sequences", &together, among)];
+    if subject.rows_stand_alone() {
+        alone.push(("other rows", &by_one, together.clone()));
+    }
+    for (company, alone, got) in alone {
         let differs = |(alone, got): (&f32, &f32)| alone.to_bits() != got.to_bits();
-        if let Some(i) = by_one.iter().zip(&got).position(differs) {
-            panic!("{}, beside {company}: [{i}] is {}, alone {}", what(), got[i], by_one[i]);
+        if let Some(i) = alone.iter().zip(&got).position(differs) {
+            panic!("{}, beside {company}: [{i}] is {}, alone {}", what(), got[i], alone[i]);
         }
-        assert!(by_one.iter().all(|x| x.is_finite()), "{}: {by_one:?}", what());
+        assert!(alone.iter().all(|x| x.is_finite()), "{}: {alone:?}", what());
     }
 }

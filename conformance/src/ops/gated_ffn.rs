@@ -4,10 +4,11 @@ use kvant_backend::{Activation, Backend, Input, Norm};
 use kvant_codec::DType;
 
 use super::project::products;
-use crate::Subject;
 use crate::judge::{Want, roundings};
+use crate::lacks::product;
 use crate::reference::activate;
 use crate::weights::{Activations, Weights, gaussian};
+use crate::{Lacks, Subject};
 
 const EPS: f32 = 1e-5;
 const N_IN: usize = 256;
@@ -25,7 +26,7 @@ const TYPES: [(DType, DType); 8] = [
 ];
 
 /// `(n_ff, rows)`.
-const SHAPES: [(usize, usize); 7] = [(1, 1), (40, 1), (33, 3), (16, 8), (17, 9), (48, 13), (31, 66)];
+const SHAPES: [(usize, usize); 8] = [(1, 1), (40, 1), (33, 3), (16, 8), (17, 9), (48, 13), (9, 17), (31, 66)];
 /// The most features of [`SHAPES`].
 const MOST: usize = 48;
 
@@ -42,17 +43,18 @@ const CASES: [(bool, Activation); 4] = [
 const GATE: usize = 11;
 
 /// Holds `gated_ffn` to its equation.
-pub fn run<B: Backend>(subject: &Subject<B>) {
-    for (gate, up) in TYPES {
-        let [gate, up] =
-            [(gate, 9), (up, 10)].map(|(dtype, seed)| Weights::gaussian(dtype, MOST, N_IN, seed));
-        for (n_ff, rows) in SHAPES {
-            for (has_norm, activation) in CASES {
-                equals_its_equation(subject, [&gate, &up], n_ff, rows, has_norm, activation);
-            }
-        }
+pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
+    let weights = TYPES.map(|(gate, up)| {
+        [(gate, 9), (up, 10)].map(|(dtype, seed)| Weights::gaussian(dtype, MOST, N_IN, seed))
+    });
+    for (types, ((n_ff, rows), (has_norm, activation))) in
+        lacks.combine(&weights.each_ref(), &product(&SHAPES, &CASES))
+    {
+        equals_its_equation(subject, types.each_ref(), n_ff, rows, has_norm, activation);
     }
     wrong_shapes_are_refused(subject);
+    lacks
 }
 
 fn equals_its_equation<B: Backend>(

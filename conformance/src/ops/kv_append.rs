@@ -4,6 +4,7 @@ use kvant_backend::Backend;
 use kvant_codec::DType;
 
 use crate::kv::{Batch, Shape, Tokens};
+use crate::lacks::product;
 use crate::{Lacks, Subject};
 
 /// Below, at and above blocks of 32, 64 and 128 dims, and several of them.
@@ -11,45 +12,50 @@ pub const HEAD_DIMS: [usize; 7] = [32, 64, 80, 96, 128, 192, 256];
 
 /// Tokens that fill a block and begin another.
 const TOKENS: usize = 200;
+/// Tokens that go over a border of the window, to where no slot of the tail's ring is left from before.
+const OVER_A_BORDER: usize = 608;
 
 /// Holds `kv_append` to the codec.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
-    let mut lacks = Lacks::default();
+    let mut lacks = subject.lacks();
+    let shape = |dtype| Shape { k_head_dim: 80, v_head_dim: 192, ..Shape::new(dtype, dtype) };
+    let kept = [(true, 0, 0, 1.0), (true, 1, 2, 1.02), (false, 0, 0, 1.0), (false, 2, 0, 0.9)];
+    let kept = kept.map(|(has_tail, sink_tiles, extra_tail_tiles, alpha)| {
+        move |shape| Shape { has_tail, sink_tiles, extra_tail_tiles, alpha, ..shape }
+    });
+    for (dtype, (kept, chunk)) in lacks.combine(&DType::KV, &product(&kept, &[1, 7, 130])) {
+        let tokens = Tokens::gaussian(kept(shape(dtype)), TOKENS, 1);
+        chunks_hold_what_was_fed(subject, &tokens, chunk, &mut lacks);
+    }
+    for (dtype, kept) in lacks.combine(&DType::KV, &kept) {
+        parts_are_what_they_are_alone(subject, Shape { n_kv_heads: 2, ..kept(shape(dtype)) }, &mut lacks);
+    }
+    let dims: Vec<_> = HEAD_DIMS.into_iter().zip(HEAD_DIMS.into_iter().rev()).chain([(16, 96)]).collect();
+    for (dtype, (k_head_dim, v_head_dim)) in lacks.combine(&DType::KV, &dims) {
+        let shape = Shape { k_head_dim, v_head_dim, n_kv_heads: 2, ..Shape::new(dtype, dtype) };
+        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, 50, 2), 50, &mut lacks);
+    }
+    for (dtype, chunk) in lacks.combine(&DType::KV, &[1, 5, 16, 100, OVER_A_BORDER]) {
+        let shape = Shape { k_head_dim: 64, sink_tiles: 1, ..Shape::new(dtype, dtype) };
+        bytes_do_not_depend_on_chunks(subject, shape, chunk, &mut lacks);
+    }
     for dtype in DType::KV {
-        let shape = Shape::new(dtype, dtype);
-        for (has_tail, sink_tiles, extra_tail_tiles, alpha) in
-            [(true, 0, 0, 1.0), (true, 1, 2, 1.02), (false, 0, 0, 1.0), (false, 2, 0, 0.9)]
-        {
-            let shape = Shape { has_tail, sink_tiles, extra_tail_tiles, alpha, ..shape };
-            let shape = Shape { k_head_dim: 80, v_head_dim: 192, ..shape };
-            any_chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 1), &mut lacks);
-            parts_are_what_they_are_alone(subject, Shape { n_kv_heads: 2, ..shape }, &mut lacks);
-        }
-        for (k_head_dim, v_head_dim) in HEAD_DIMS.into_iter().zip(HEAD_DIMS.into_iter().rev()) {
-            let shape = Shape { k_head_dim, v_head_dim, n_kv_heads: 2, ..shape };
-            fed_at_once_holds_what_was_fed(subject, &Tokens::gaussian(shape, 50, 2), &mut lacks);
-        }
-        bytes_do_not_depend_on_chunks(subject, Shape { k_head_dim: 64, sink_tiles: 1, ..shape }, &mut lacks);
-        bad_numbers_are_stored_as_the_codec_stores_them(subject, shape, &mut lacks);
+        bad_numbers_are_stored_as_the_codec_stores_them(subject, Shape::new(dtype, dtype), &mut lacks);
     }
     unequal_types_stand_side_by_side(subject, &mut lacks);
+    unlike_layers_meet_in_a_step(subject, &mut lacks);
     what_is_not_there_is_refused(subject);
     lacks
 }
 
-fn any_chunks_hold_what_was_fed<B: Backend>(subject: &Subject<B>, tokens: &Tokens, lacks: &mut Lacks) {
-    for chunk in [1, 7, 130] {
-        let what = || subject.case("kv_append", format_args!("{:?} in chunks of {chunk}", tokens.shape));
-        let Some(mut batch) = lacks.take(Batch::fed(subject, tokens, tokens.len(), chunk), &what) else {
-            return;
-        };
-        batch.assert_holds_what_was_fed(&what);
-    }
-}
-
-fn fed_at_once_holds_what_was_fed<B: Backend>(subject: &Subject<B>, tokens: &Tokens, lacks: &mut Lacks) {
-    let what = || subject.case("kv_append", format_args!("{:?} at once", tokens.shape));
-    if let Some(mut batch) = lacks.take(Batch::fed(subject, tokens, tokens.len(), tokens.len()), &what) {
+fn chunks_hold_what_was_fed<B: Backend>(
+    subject: &Subject<B>,
+    tokens: &Tokens,
+    chunk: usize,
+    lacks: &mut Lacks,
+) {
+    let what = || subject.case("kv_append", format_args!("{:?} in chunks of {chunk}", tokens.shape));
+    if let Some(mut batch) = lacks.take(Batch::fed(subject, tokens, tokens.len(), chunk), &what) {
         batch.assert_holds_what_was_fed(&what);
     }
 }
@@ -74,18 +80,38 @@ fn parts_are_what_they_are_alone<B: Backend>(subject: &Subject<B>, shape: Shape,
     }
 }
 
-/// Over a border of the window, to where no slot of the tail's ring is left from before.
-fn bytes_do_not_depend_on_chunks<B: Backend>(subject: &Subject<B>, shape: Shape, lacks: &mut Lacks) {
-    const LEN: usize = 608;
-    let tokens = Tokens::gaussian(shape, LEN, 9);
-    let what = |chunk| subject.case("kv_append", format_args!("{shape:?} in chunks of {chunk}"));
-    let Some(mut one_by_one) = lacks.take(Batch::fed(subject, &tokens, LEN, 1), &|| what(1)) else { return };
-    one_by_one.assert_holds_what_was_fed(&|| what(1));
-    for chunk in [5, 16, 100, LEN] {
-        let Some(batch) = lacks.take(Batch::fed(subject, &tokens, LEN, chunk), &|| what(chunk)) else {
-            return;
-        };
-        assert!(batch.image(0) == one_by_one.image(0), "{}: other bytes than one by one", what(chunk));
+/// Sequences whose layers store otherwise: some of one, some of the other, in turns.
+fn unlike_layers_meet_in_a_step<B: Backend>(subject: &Subject<B>, lacks: &mut Lacks) {
+    let shape = Shape { n_kv_heads: 2, k_head_dim: 64, ..Shape::new(DType::Turbo3, DType::Q8_0) };
+    let other = Shape { k: DType::F16, v: DType::Turbo2, sink_tiles: 1, ..shape };
+    let shapes = [shape, shape, other, shape, other];
+    let tokens: Vec<_> = (0..).zip(shapes).map(|(seed, shape)| Tokens::gaussian(shape, 80, seed)).collect();
+    let mut batch = Batch::new(subject, &tokens.iter().collect::<Vec<_>>());
+    for counts in [[20, 1, 33, 7, 1], [1, 1, 1, 1, 1], [30, 40, 2, 1, 17]] {
+        let what = || subject.case("kv_append", format_args!("{shape:?} with {other:?}, {counts:?} rows"));
+        if lacks.take(batch.append(&counts), &what).is_some() {
+            batch.assert_holds_what_was_fed(&what);
+        }
+    }
+}
+
+/// One by one over a border of the window, and in chunks from the start.
+fn bytes_do_not_depend_on_chunks<B: Backend>(
+    subject: &Subject<B>,
+    shape: Shape,
+    chunk: usize,
+    lacks: &mut Lacks,
+) {
+    const BEFORE: usize = 450;
+    let tokens = Tokens::gaussian(shape, OVER_A_BORDER, 9);
+    let what = || subject.case("kv_append", format_args!("{shape:?} in chunks of {chunk}, and one by one"));
+    let fed = Batch::fed(subject, &tokens, BEFORE, BEFORE).and_then(|mut one_by_one| {
+        one_by_one.feed(&[OVER_A_BORDER - BEFORE], 1)?;
+        Ok((one_by_one, Batch::fed(subject, &tokens, OVER_A_BORDER, chunk)?))
+    });
+    if let Some((mut one_by_one, in_chunks)) = lacks.take(fed, &what) {
+        one_by_one.assert_holds_what_was_fed(&what);
+        assert!(in_chunks.image(0) == one_by_one.image(0), "{}: other bytes", what());
     }
 }
 
@@ -104,7 +130,7 @@ fn bad_numbers_are_stored_as_the_codec_stores_them<B: Backend>(
     let shape = Shape { k_head_dim: DIM, v_head_dim: DIM, ..shape };
     for has_tail in [true, false] {
         let tokens = Tokens::new(Shape { has_tail, ..shape }, x.clone(), x.clone());
-        fed_at_once_holds_what_was_fed(subject, &tokens, lacks);
+        chunks_hold_what_was_fed(subject, &tokens, tokens.len(), lacks);
     }
 }
 
@@ -112,7 +138,7 @@ fn bad_numbers_are_stored_as_the_codec_stores_them<B: Backend>(
 fn unequal_types_stand_side_by_side<B: Backend>(subject: &Subject<B>, lacks: &mut Lacks) {
     for (k, v) in [(DType::Q8_0, DType::Turbo3), (DType::Turbo4, DType::F16), (DType::BF16, DType::Q4_0)] {
         let shape = Shape { sink_tiles: 1, ..Shape::new(k, v) };
-        any_chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 6), lacks);
+        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 6), 7, lacks);
     }
 }
 

@@ -5,6 +5,7 @@ pub mod attend;
 pub mod buffers;
 pub mod company;
 pub mod embed;
+pub mod extremes;
 pub mod gated_ffn;
 pub mod kv_append;
 pub mod matrix;

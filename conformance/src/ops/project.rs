@@ -1,16 +1,19 @@
 //! Products of activations with weights, and everything that is fused around them.
 
 use kvant_backend::{Backend, Input, Norm, Output};
-use kvant_codec::DType;
+use kvant_codec::fields::Spec;
+use kvant_codec::random::Random;
+use kvant_codec::{DType, Rotation};
 
 use crate::judge::{Want, roundings};
 use crate::weights::{Activations, Weights, gaussian, weight_types};
-use crate::{Arithmetic, Subject};
+use crate::{Arithmetic, Lacks, Subject};
 
 const EPS: f32 = 1e-5;
 
-/// `(n_out, rows)`: below, at and above panels of 16 outputs, pairs of them, tiles of 6, 8 and 12 rows, and row blocks.
-const SHAPES: [(usize, usize); 13] = [
+/// `(n_out, rows)`: below, at and above panels of 16 and tiles of 64 outputs, pairs of them, tiles of 6, 8, 12, 16 and 64 rows,
+/// and row blocks.
+const SHAPES: [(usize, usize); 15] = [
     (1, 1),
     (17, 1),
     (48, 2),
@@ -22,11 +25,13 @@ const SHAPES: [(usize, usize); 13] = [
     (1, 9),
     (40, 12),
     (32, 13),
+    (64, 16),
+    (65, 17),
     (33, 33),
     (7, 65),
 ];
 /// The most outputs of [`SHAPES`].
-const MOST: usize = 48;
+const MOST: usize = 65;
 
 /// Row lengths that end within, at and beyond units and chunks of every kernel.
 fn widths(dtype: DType) -> &'static [usize] {
@@ -38,59 +43,115 @@ fn widths(dtype: DType) -> &'static [usize] {
 }
 
 /// Holds `project` to sums in f64.
-pub fn run<B: Backend>(subject: &Subject<B>) {
+pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
     for dtype in weight_types() {
-        for &n_in in widths(dtype) {
-            products_are_sums(subject, &Weights::gaussian(dtype, MOST, n_in, n_in as u64));
+        let matrices: Vec<_> =
+            widths(dtype).iter().map(|&n_in| Weights::gaussian(dtype, MOST, n_in, n_in as u64)).collect();
+        let numbers: Vec<usize> = (0..matrices.len()).collect();
+        for (number, shape) in lacks.combine(&numbers, &SHAPES) {
+            products_are_sums(subject, &matrices[number], shape);
         }
-        bad_numbers_stay_visible(subject, dtype);
+        if Spec::of(dtype).is_some() {
+            for shape in [(17, 1), (2, 5), (15, 16), (33, 20)] {
+                bytes_lose_nothing_of_whole_numbers(subject, dtype, shape);
+            }
+        }
+        for (bad, rows) in lacks.combine(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY], &[2, 14, 20]) {
+            bad_numbers_stay_visible(subject, dtype, bad, rows);
+        }
+    }
+    for dtype in [DType::F16, DType::Q8_0, DType::Q4K, DType::TQ4_1S] {
+        for rows in [6, 20] {
+            inputs_of_any_size_keep_their_precision(subject, dtype, rows);
+        }
     }
     for rows in [1, 2, 11, 40] {
         norm_bias_and_residual_are_applied_in_order(subject, rows);
     }
     wrong_shapes_are_refused(subject);
+    lacks
 }
 
-fn products_are_sums<B: Backend>(subject: &Subject<B>, weights: &Weights) {
-    let &Weights { dtype, n_in, .. } = weights;
-    for (n_out, rows) in SHAPES {
-        let w = subject.matrix(weights.source(n_out));
-        let x = gaussian(2, rows * n_in, 1.0);
-        let mut y = subject.poisoned(rows * n_out);
-        let what = || subject.case("project", format_args!("{dtype} {n_out}x{n_in}, {rows} rows"));
-        let input = Input { x: &subject.upload(&x), norm: None, first_row: 0, rows };
-        let result = subject
-            .device()
-            .project(input, &mut [Output { w: &w, bias: None, y: &mut y, accumulate: false }]);
-        result.unwrap_or_else(|error| panic!("{}: {error}", what()));
-        let x: Vec<_> = x.chunks_exact(n_in).map(Activations::new).collect();
-        subject.expect(&y, &products(weights, n_out, &x, subject.arithmetic()), &what);
+fn products_are_sums<B: Backend>(subject: &Subject<B>, weights: &Weights, (n_out, rows): (usize, usize)) {
+    let x = gaussian(2, rows * weights.n_in, 1.0);
+    let seen: Vec<_> = x.chunks_exact(weights.n_in).map(Activations::new).collect();
+    equals_sums(subject, weights, n_out, &x, &seen, "gaussian");
+}
+
+/// Whole numbers, one of 127 among any 32, are what bytes with one step for 32 values hold: all that is left are roundings of sums.
+fn bytes_lose_nothing_of_whole_numbers<B: Backend>(
+    subject: &Subject<B>,
+    dtype: DType,
+    (n_out, rows): (usize, usize),
+) {
+    let n_in = 2 * dtype.block_len();
+    let mut random = Random::new(14);
+    let mut x: Vec<f32> = (0..rows * n_in).map(|_| f32::from((random.bits() >> 40) as u8) - 128.0).collect();
+    for group in x.as_chunks_mut::<32>().0 {
+        group.iter_mut().for_each(|v| *v = v.max(-127.0));
+        group[7] = 127.0;
+        if Spec::of(dtype).is_some_and(|spec| spec.book.is_some()) {
+            Rotation::tq().inverse(group);
+        }
     }
+    let seen: Vec<_> = x.chunks_exact(n_in).map(Activations::whole).collect();
+    equals_sums(subject, &Weights::gaussian(dtype, n_out, n_in, 15), n_out, &x, &seen, "whole");
+}
+
+/// Rows of millions beside ones of every day, tiny rows and a row of zeros, each with an outlier.
+fn inputs_of_any_size_keep_their_precision<B: Backend>(subject: &Subject<B>, dtype: DType, rows: usize) {
+    let (n_in, n_out) = (256, 3);
+    let mut x = gaussian(16, rows * n_in, 1.0);
+    for (row, size) in x.chunks_exact_mut(n_in).zip([1.0, 1e-6, 3e6, 0.0, 1e30, 1e-30].into_iter().cycle()) {
+        row.iter_mut().for_each(|v| *v *= size);
+        row[7] *= 1e3;
+    }
+    let seen: Vec<_> = x.chunks_exact(n_in).map(Activations::new).collect();
+    equals_sums(subject, &Weights::gaussian(dtype, n_out, n_in, 17), n_out, &x, &seen, "of any size");
+}
+
+/// Holds the products of `x` `[rows, n_in]` with the first `n_out` rows to what must come of `seen`.
+fn equals_sums<B: Backend>(
+    subject: &Subject<B>,
+    weights: &Weights,
+    n_out: usize,
+    x: &[f32],
+    seen: &[Activations],
+    law: &str,
+) {
+    let (&Weights { dtype, n_in, .. }, rows) = (weights, seen.len());
+    let w = subject.matrix(weights.source(n_out));
+    let mut y = subject.poisoned(rows * n_out);
+    let what = || subject.case("project", format_args!("{dtype} {n_out}x{n_in}, {rows} rows, {law}"));
+    let input = Input { x: &subject.upload(x), norm: None, first_row: 0, rows };
+    let outputs = &mut [Output { w: &w, bias: None, y: &mut y, accumulate: false }];
+    subject.device().project(input, outputs).unwrap_or_else(|error| panic!("{}: {error}", what()));
+    subject.expect(&y, &products(weights, n_out, seen, subject.arithmetic()), &what);
 }
 
 /// Every product of `x` with the first `n_out` rows, `[rows, n_out]`.
 pub fn products(weights: &Weights, n_out: usize, x: &[Activations], arithmetic: Arithmetic) -> Vec<Want> {
-    x.iter().flat_map(|x| (0..n_out).map(|row| weights.product(row, x, arithmetic))).collect()
+    let rows = x.len();
+    x.iter().flat_map(|x| (0..n_out).map(move |row| weights.product(row, x, rows, arithmetic))).collect()
 }
 
 /// A NaN or an infinity in a row reaches every product of that row, and of no other.
-fn bad_numbers_stay_visible<B: Backend>(subject: &Subject<B>, dtype: DType) {
+fn bad_numbers_stay_visible<B: Backend>(subject: &Subject<B>, dtype: DType, bad: f32, rows: usize) {
     let (n_in, n_out) = (256, 20);
     let weights = Weights::gaussian(dtype, n_out, n_in, 5);
     let w = subject.matrix(weights.source(n_out));
-    for (bad, rows) in [(f32::NAN, 2), (f32::INFINITY, 2), (f32::NAN, 14), (f32::NEG_INFINITY, 14)] {
-        let mut x = gaussian(6, rows * n_in, 1.0);
-        x[n_in + 77] = bad;
-        let mut y = subject.poisoned(rows * n_out);
-        let what = || subject.case("project", format_args!("{dtype}, {bad} in row 1 of {rows}"));
-        let input = Input { x: &subject.upload(&x), norm: None, first_row: 0, rows };
-        let result = subject
-            .device()
-            .project(input, &mut [Output { w: &w, bias: None, y: &mut y, accumulate: false }]);
-        result.unwrap_or_else(|error| panic!("{}: {error}", what()));
-        for (row, y) in subject.download(&y, rows * n_out).chunks_exact(n_out).enumerate() {
-            assert!(y.iter().all(|y| y.is_finite() == (row != 1)), "{}: row {row} is {y:?}", what());
-        }
+    let mut x = gaussian(6, rows * n_in, 1.0);
+    // A row that is nearly nothing, and the bad one.
+    x[..n_in].iter_mut().for_each(|v| *v *= 1e-40);
+    x[n_in + 77] = bad;
+    let mut y = subject.poisoned(rows * n_out);
+    let what = || subject.case("project", format_args!("{dtype}, {bad} in row 1 of {rows}"));
+    let input = Input { x: &subject.upload(&x), norm: None, first_row: 0, rows };
+    let outputs = &mut [Output { w: &w, bias: None, y: &mut y, accumulate: false }];
+    subject.device().project(input, outputs).unwrap_or_else(|error| panic!("{}: {error}", what()));
+    for (row, y) in subject.download(&y, rows * n_out).chunks_exact(n_out).enumerate() {
+        assert!(y.iter().all(|y| y.is_finite() == (row != 1)), "{}: row {row} is {y:?}", what());
     }
 }
 

@@ -2,10 +2,11 @@
 
 use kvant_backend::{Backend, Heads, Norm, Pairing, RopeParams};
 
-use crate::Subject;
 use crate::judge::{Want, roundings};
+use crate::lacks::product;
 use crate::reference::{pair, rms_norm, turn};
 use crate::weights::{gaussian, norm_error};
+use crate::{Lacks, Subject};
 
 const EPS: f32 = 1e-6;
 
@@ -18,23 +19,21 @@ struct Case<'a> {
 }
 
 /// Holds `rope` to its equation.
-pub fn run<B: Backend>(subject: &Subject<B>) {
+pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
     // Odd counts, heads that fill no vector, and the sizes of models.
-    for (n, dim) in [(1, 2), (3, 10), (2, 64), (1, 80), (5, 128), (1, 256)] {
-        let weight = gaussian(1, dim, 1.0);
-        for n_rot in [0, 2, dim / 4 * 2, dim] {
-            for pairing in [Pairing::Interleaved, Pairing::Halves] {
-                for weight in [None, Some(&weight[..])] {
-                    let case =
-                        Case { heads: Heads { n, dim }, params: RopeParams { pairing, n_rot }, weight };
-                    for rows in [0, 1, 5, 33] {
-                        pairs_are_turned_by_their_angles(subject, case, rows);
-                    }
-                }
-            }
-        }
+    let heads = [(1, 2), (3, 10), (2, 64), (1, 80), (5, 128), (1, 256)];
+    let n_rot: [fn(usize) -> usize; 4] = [|_| 0, |_| 2, |dim| dim / 4 * 2, |dim| dim];
+    let ways = product(&[Pairing::Interleaved, Pairing::Halves], &[false, true]);
+    let cases = lacks.combine(&heads, &product(&product(&n_rot, &ways), &[0, 1, 5, 33]));
+    for ((n, dim), ((n_rot, (pairing, has_norm)), rows)) in cases {
+        let weight = has_norm.then(|| gaussian(1, dim, 1.0));
+        let params = RopeParams { pairing, n_rot: n_rot(dim) };
+        let case = Case { heads: Heads { n, dim }, params, weight: weight.as_deref() };
+        pairs_are_turned_by_their_angles(subject, case, rows);
     }
     wrong_shapes_are_refused(subject);
+    lacks
 }
 
 fn pairs_are_turned_by_their_angles<B: Backend>(subject: &Subject<B>, case: Case<'_>, rows: usize) {

@@ -4,6 +4,7 @@ use kvant_backend::{Backend, Heads, Norm, Pairing, Rope, RopeParams};
 use kvant_codec::DType;
 
 use crate::kv::{Batch, Shape, Tokens};
+use crate::lacks::product;
 use crate::weights::gaussian;
 use crate::{Lacks, Subject};
 
@@ -13,25 +14,24 @@ const STEPS: [[usize; 3]; 3] = [[5, 17, 1], [12, 1, 40], [1, 1, 1]];
 
 /// Holds `rope_append` to `rope` and `kv_append`.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
-    let mut lacks = Lacks::default();
-    for dtype in DType::KV {
-        let shape = Shape { n_kv_heads: 2, ..Shape::new(dtype, dtype) };
-        let shapes = [
-            shape,
-            Shape { k_head_dim: 64, v_head_dim: 96, group: 1, sink_tiles: 1, ..shape },
-            Shape { k_head_dim: 80, v_head_dim: 80, group: 3, has_tail: false, ..shape },
-        ];
-        for shape in shapes {
-            let tokens = [1, 2, 3].map(|seed| Tokens::gaussian(shape, 42, seed));
-            let dim = shape.k_head_dim;
-            for (pairing, n_rot) in
-                [(Pairing::Halves, dim), (Pairing::Interleaved, dim / 4 * 2), (Pairing::Interleaved, 0)]
-            {
-                for has_norms in [false, true] {
-                    equals_its_parts(subject, &tokens, RopeParams { pairing, n_rot }, has_norms, &mut lacks);
-                }
-            }
-        }
+    let mut lacks = subject.lacks();
+    let shape = Shape { n_kv_heads: 2, ..Shape::new(DType::F16, DType::F16) };
+    let shapes = [
+        shape,
+        Shape { k_head_dim: 64, v_head_dim: 96, group: 1, sink_tiles: 1, ..shape },
+        Shape { k_head_dim: 80, v_head_dim: 80, group: 3, has_tail: false, ..shape },
+        Shape { k_head_dim: 256, v_head_dim: 32, group: 1, n_kv_heads: 1, ..shape },
+    ];
+    // Quarters of a head that are turned.
+    let turns =
+        [(Pairing::Halves, 4), (Pairing::Halves, 3), (Pairing::Interleaved, 2), (Pairing::Interleaved, 0)];
+    let ways = product(&turns, &[false, true]);
+    let kinds = lacks.combine(&shapes, &ways);
+    for (dtype, (shape, ((pairing, quarters), has_norms))) in lacks.combine(&DType::KV, &kinds) {
+        let shape = Shape { k: dtype, v: dtype, ..shape };
+        let tokens = [1, 2, 3].map(|seed| Tokens::gaussian(shape, 42, seed));
+        let n_rot = shape.k_head_dim / 4 * quarters;
+        equals_its_parts(subject, &tokens, RopeParams { pairing, n_rot }, has_norms, &mut lacks);
     }
     lacks
 }

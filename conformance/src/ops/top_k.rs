@@ -2,25 +2,32 @@
 
 use kvant_backend::{Backend, Candidate};
 
-use crate::Subject;
-use crate::reference;
+use crate::lacks::product;
 use crate::weights::gaussian;
+use crate::{Lacks, Subject, reference};
 
 /// What a row of logits may hold instead of plain numbers, here and there.
 const ODD: [f32; 7] = [0.0, -0.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN, f32::MIN, 1.5];
 
+/// What plain numbers become.
+type Law = fn(&[f32]) -> Vec<f32>;
+
 /// Holds `top_k` to sorting.
-pub fn run<B: Backend>(subject: &Subject<B>) {
-    for n in [0, 1, 15, 16, 17, 255, 256, 257, 1025, 4096] {
-        // Plain numbers; the smaller, the more equal ones; then bad ones too.
-        let plain = gaussian(7, n, 3.0);
-        let tied: Vec<f32> = plain.iter().map(|logit| logit.round()).collect();
-        let finite = with_odd(&tied, &ODD[..3]);
-        for logits in [&plain, &tied, &finite, &with_odd(&plain, &ODD)] {
-            the_likeliest_come_first(subject, logits);
-        }
+pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
+    let sizes = [0, 1, 15, 16, 17, 255, 256, 257, 1025, 4096, 4097, 13_000];
+    let laws: [Law; 4] =
+        [<[f32]>::to_vec, tied, |plain| with_odd(&tied(plain), &ODD[..3]), |plain| with_odd(plain, &ODD)];
+    for (n, (law, offset)) in lacks.combine(&sizes, &product(&laws, &[0, 5])) {
+        the_likeliest_come_first(subject, &law(&gaussian(7, n, 3.0)), offset);
     }
     logits_that_are_not_there_are_refused(subject);
+    lacks
+}
+
+/// The smaller, the more equal ones.
+fn tied(logits: &[f32]) -> Vec<f32> {
+    logits.iter().map(|logit| logit.round()).collect()
 }
 
 /// Every fifth value another one.
@@ -31,19 +38,17 @@ fn with_odd(logits: &[f32], odd: &[f32]) -> Vec<f32> {
     logits
 }
 
-fn the_likeliest_come_first<B: Backend>(subject: &Subject<B>, logits: &[f32]) {
+fn the_likeliest_come_first<B: Backend>(subject: &Subject<B>, logits: &[f32], offset: usize) {
     let n = logits.len();
     let bits = |list: &[Candidate]| list.iter().map(|c| (c.id, c.logit.to_bits())).collect::<Vec<_>>();
-    for offset in [0, 5] {
-        // The row before would win if it were looked at.
-        let buffer = subject.guarded(&[&vec![1e30; offset], logits].concat());
-        for k in [0, 1, 2, 40, n, n + 1, usize::MAX] {
-            let mut got = vec![Candidate { id: 9, logit: f32::NAN }; 3];
-            let what = || subject.case("top_k", format_args!("{k} of {n} at {offset}"));
-            let result = subject.device().top_k(&buffer, offset, n, k, &mut got);
-            result.unwrap_or_else(|error| panic!("{}: {error}", what()));
-            assert_eq!(bits(&got), bits(&reference::top_k(logits, k)), "{}", what());
-        }
+    // The row before would win if it were looked at.
+    let buffer = subject.guarded(&[&vec![1e30; offset], logits].concat());
+    for k in [0, 1, 2, 40, 1024, n, n + 1, usize::MAX] {
+        let mut got = vec![Candidate { id: 9, logit: f32::NAN }; 3];
+        let what = || subject.case("top_k", format_args!("{k} of {n} at {offset}"));
+        let result = subject.device().top_k(&buffer, offset, n, k, &mut got);
+        result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+        assert_eq!(bits(&got), bits(&reference::top_k(logits, k)), "{}", what());
     }
 }
 

@@ -25,7 +25,9 @@ pub fn trials() -> Vec<Trial> {
     let available = Isa::available();
     let cpus = CPU_SETS.into_iter().flat_map(|(set, name, arithmetic, attention)| {
         match available.iter().find(|isa| isa.name() == set) {
-            Some(&isa) => present(Subject::new(name, CpuDevice::new(isa, THREADS), arithmetic, attention)),
+            Some(&isa) => {
+                present(Subject::new(name, CpuDevice::new(isa, THREADS).unwrap(), arithmetic, attention))
+            }
             None => absent(name, &format!("this CPU has no {set}")),
         }
     });

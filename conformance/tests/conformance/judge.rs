@@ -1,14 +1,14 @@
 //! What the judge itself must do: a test that cannot fail shows nothing.
 
 use kvant_backend::BackendError;
-use kvant_conformance::Lacks;
 use kvant_conformance::judge::{Want, fault, first_written};
 use kvant_conformance::kv::Answer;
+use kvant_conformance::{Coverage, Lacks};
 use libtest_mimic::Trial;
 
 /// A trial for each claim.
 pub fn trials() -> Vec<Trial> {
-    let claims: [(&str, fn()); 5] = [
+    let claims: [(&str, fn()); 6] = [
         ("nan_never_passes", nan_never_passes),
         ("the_worst_value_is_named", the_worst_value_is_named),
         ("what_is_written_behind_an_output_is_seen", what_is_written_behind_an_output_is_seen),
@@ -16,6 +16,10 @@ pub fn trials() -> Vec<Trial> {
         (
             "what_a_device_lacks_is_told_and_nothing_else_excused",
             what_a_device_lacks_is_told_and_nothing_else_excused,
+        ),
+        (
+            "every_edge_is_asked_for_and_what_is_left_out_is_counted",
+            every_edge_is_asked_for_and_what_is_left_out_is_counted,
         ),
     ];
     let trial = |(name, claim): (&str, fn())| {
@@ -75,7 +79,7 @@ fn what_a_device_lacks_is_told_and_nothing_else_excused() {
         wanted: wanted.to_owned(),
         has: "heads of 64".to_owned(),
     };
-    let mut lacks = Lacks::default();
+    let mut lacks = Lacks::new(Coverage::Every);
     assert_eq!((lacks.take(Ok(7), &what), lacks.reason()), (Some(7), None));
     for wanted in ["heads of 80", "heads of 80", "heads of 96"] {
         assert_eq!(lacks.take(Err::<(), _>(lacking(wanted)), &what), None);
@@ -87,4 +91,20 @@ fn what_a_device_lacks_is_told_and_nothing_else_excused() {
     let failed = BackendError::Failed { device: "cuda:0", problem: "lost".to_owned() };
     assert!(!lacks.excuses(&failed), "a failure was excused");
     assert_eq!(lacks.reason(), Some(reason));
+}
+
+fn every_edge_is_asked_for_and_what_is_left_out_is_counted() {
+    let (a, b) = ([1, 2, 3, 4, 5, 6], [10, 20, 30, 40]);
+    let mut all = Lacks::new(Coverage::Every);
+    assert_eq!((all.combine(&a, &b).len(), all.reason()), (24, None));
+    let mut some = Lacks::new(Coverage::Each);
+    for _ in 0..5 {
+        let chosen = some.combine(&a, &b);
+        assert_eq!(chosen.len(), 6);
+        assert!(a.iter().all(|a| chosen.iter().any(|(chosen, _)| chosen == a)), "{chosen:?}");
+        assert!(b.iter().all(|b| chosen.iter().any(|(_, chosen)| chosen == b)), "{chosen:?}");
+    }
+    assert!(some.combine(&a, &[0; 0]).is_empty());
+    let reason = some.reason().expect("some were left out");
+    assert!(reason.starts_with("90 of 120 combinations"), "{reason}");
 }

@@ -11,6 +11,20 @@ use crate::{
 /// Shorthand for a result with a [`BackendError`].
 pub type Result<T> = std::result::Result<T, BackendError>;
 
+/// f32 activations on a device.
+pub trait Buffer: Send + Sync {
+    /// Number of values.
+    fn n_values(&self) -> usize;
+}
+
+/// A weight matrix `[n_out, n_in]` in a device's own layout.
+pub trait Matrix: Send + Sync {
+    /// Rows: output features.
+    fn n_out(&self) -> usize;
+    /// Columns: input features, at least one.
+    fn n_in(&self) -> usize;
+}
+
 /// One allocation of cache memory on a device.
 pub trait Page: Send + Sync + Sized {
     /// What the device keeps beside the blocks of a sequence; `()` where it needs nothing.
@@ -100,12 +114,13 @@ pub struct Output<'a, B: Backend> {
 /// A device: memory, and the ops of a transformer step.
 ///
 /// Buffers hold f32 activations, `[rows, cols]` without padding; they may be longer than the step needs.
-/// Each fused op names its unfused equivalent; the conformance suite holds the two equal.
+/// Each fused op names its unfused equivalent; the conformance suite holds the two equal. What does not fit is refused: a device
+/// calls the `check_..` function of the op before it does anything.
 pub trait Backend: Send + Sync + Sized + 'static {
     /// f32 activations on the device.
-    type Buffer: Send + Sync;
+    type Buffer: Buffer;
     /// A weight matrix in the device's own layout.
-    type Matrix: Send + Sync;
+    type Matrix: Matrix;
     /// Cache memory.
     type Page: Page;
 
@@ -214,6 +229,13 @@ pub trait Backend: Send + Sync + Sized + 'static {
         params: RopeParams,
         angles: &Self::Buffer,
     ) -> Result<()>;
+
+    /// The first of the first `rows` rows of `x` `[rows, cols]` that holds NaN or an infinity. `None` too where that cannot be
+    /// told without waiting for the device: what is broken then shows in the logits.
+    fn broken_row(&self, x: &Self::Buffer, rows: usize, cols: usize) -> Result<Option<usize>> {
+        let _ = (x, rows, cols);
+        Ok(None)
+    }
 
     /// Appends the rows of each part to its streams: `k` `[rows, n_kv_heads * k_head_dim]` after RoPE, `v`
     /// `[rows, n_kv_heads * v_head_dim]`. Pads and rotates where a stream says so, and writes the tiles that

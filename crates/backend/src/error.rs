@@ -41,6 +41,28 @@ pub enum BackendError {
         /// What it says, in one line.
         problem: String,
     },
+    /// A number that makes no sense, see [`check_size`](crate::limits::check_size).
+    #[error("{name}: expected {least} to {most}, got {got}")]
+    Size {
+        /// What was given.
+        name: &'static str,
+        /// The least that is allowed.
+        least: usize,
+        /// The most that is allowed.
+        most: usize,
+        /// The number given.
+        got: usize,
+    },
+    /// A thread that the system did not start.
+    #[error("{started} of {wanted} threads started: {problem}")]
+    Threads {
+        /// Threads that were asked for.
+        wanted: usize,
+        /// Threads that there were then.
+        started: usize,
+        /// What the system says.
+        problem: String,
+    },
     /// A setting of the device (an environment variable, a thread count) cannot be honoured.
     #[error("{name}={got}: {expected}")]
     Setting {

@@ -9,13 +9,21 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+mod check;
 mod device;
 mod error;
 mod kv;
+pub mod limits;
 mod params;
 
 pub use bytes::SharedBytes;
-pub use device::{Backend, DeviceInfo, Input, KernelChoice, Output, Page, PageTable, Result, WeightSource};
+pub use check::{
+    check_add_normed, check_copy, check_embed, check_gated_ffn, check_matrix, check_project, check_read,
+    check_rope, check_rope_append, check_soft_cap, check_top_k, check_write,
+};
+pub use device::{
+    Backend, Buffer, DeviceInfo, Input, KernelChoice, Matrix, Output, Page, PageTable, Result, WeightSource,
+};
 pub use error::BackendError;
 pub use kv::{
     BORDER, Held, KvLayer, KvMemory, KvPart, KvStream, Pages, Place, Rows, StatePart, StreamSizes,

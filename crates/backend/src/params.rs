@@ -29,7 +29,7 @@ pub enum Activation {
 
 impl Activation {
     /// `√(8/π)`, and `0.044715 √(8/π)`.
-    pub const GELU: [f32; 2] = [1.595_769_1, 0.071_354_814];
+    pub const GELU: [f32; 2] = [1.595_769_2, 0.071_354_81];
 }
 
 /// How the last dimension of a buffer splits into heads.

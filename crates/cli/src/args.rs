@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
-use clap::builder::BoolishValueParser;
 use kvant::{
-    DType, DeviceChoice, Gpu, KvOptions, Model, OpenOptions, Policies, SamplerParams, Session, SessionOptions,
+    DType, DeviceChoice, Error, Gpu, KvOptions, Model, Needs, OpenOptions, Policies, SamplerParams, Session,
+    SessionOptions,
 };
 
 use crate::failure::Failure;
@@ -24,9 +24,6 @@ pub struct ModelArgs {
     /// Threads; all cores when not given
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS", value_parser = positive)]
     pub threads: Option<usize>,
-    /// Leave weights as they are in the mapped file, without a copy; decoding is some 15 times slower
-    #[arg(long, env = "KVANT_NO_REPACK", value_parser = BoolishValueParser::new())]
-    pub no_repack: bool,
     /// Device to run on: cpu, cuda:N (an NVIDIA GPU), or auto, the first GPU that can be used, else the cpu
     #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
     pub device: DeviceChoice,
@@ -106,19 +103,30 @@ impl LengthArgs {
 impl ModelArgs {
     /// Loads the model, with a progress bar where someone watches.
     pub fn open(&self, quiet: bool) -> Result<Model, Failure> {
+        self.open_for(quiet, Needs::Nothing, None)
+    }
+
+    /// As [`open`](Self::open), for a command that needs text: what is missing is told before the weights are loaded.
+    pub fn open_for(
+        &self,
+        quiet: bool,
+        needs: Needs,
+        chat_template: Option<String>,
+    ) -> Result<Model, Failure> {
         let place = self.place.place()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
         let started = Instant::now();
         let bar = progress::bar("loading", 100, quiet);
         let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
-        let options = self.options(Some(&mut tell));
+        let template = chat_template.clone();
+        let options = OpenOptions { needs, chat_template: template, ..self.options(Some(&mut tell)) };
         let model = match Model::from_gguf(gguf.clone(), options) {
             // Layers were wanted on a GPU that may not be there.
-            Err(error) if self.may_do_without_gpu() && Gpu::open(0).is_err() => {
-                log::note(format!("-ngl: {error}; all layers are on the CPU"));
+            Err(Error::Device(error)) if self.may_do_without_gpu() && Gpu::open(0).is_err() => {
+                log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
+                let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
                 let options = self.options(Some(&mut tell));
-                let device = DeviceChoice::Cpu;
-                Model::from_gguf(gguf, OpenOptions { device, n_gpu_layers: None, ..options })
+                Model::from_gguf(gguf, OpenOptions { needs, chat_template, device, n_gpu_layers, ..options })
             }
             other => other,
         };
@@ -140,8 +148,8 @@ impl ModelArgs {
             device: self.device,
             n_gpu_layers: self.n_gpu_layers,
             n_threads: self.threads,
-            no_repack: self.no_repack,
             progress,
+            ..Default::default()
         }
     }
 
@@ -203,6 +211,12 @@ impl SamplingArgs {
 pub fn with_type_table(policies: Policies, path: &Path) -> Result<Policies, Failure> {
     let text = read_text(path)?;
     policies.with_table(&text).map_err(|error| Failure::work(path.display(), error))
+}
+
+/// Refuses a file that cannot be written, before the work whose result is to go there.
+pub fn check_target(path: Option<&Path>) -> Result<(), Failure> {
+    let Some(path) = path else { return Ok(()) };
+    kvant::files::check_target(path).map_err(|error| Failure::work(path.display(), error))
 }
 
 /// A text file's content; `-` is stdin.

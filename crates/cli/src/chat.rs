@@ -4,14 +4,14 @@ mod command;
 mod conversation;
 mod lines;
 
-use std::fmt::Display;
-
 use clap::Args;
-use kvant::{Message, Model, Plan, Session, SessionOptions};
+use kvant::gguf::printable;
+use kvant::{Message, Model, Needs, Plan, Session, SessionOptions};
 
 use crate::args::{CacheArgs, LengthArgs, ModelArgs, SamplingArgs};
 use crate::failure::Failure;
-use crate::output;
+use crate::template::TemplateArgs;
+use crate::{console, output};
 use command::Input;
 use conversation::Chat;
 use lines::{Interrupt, Lines, Read};
@@ -33,6 +33,8 @@ pub struct ChatArgs {
     sampling: SamplingArgs,
     #[command(flatten)]
     length: LengthArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// The first message
     #[arg(short, long, value_name = "TEXT", conflicts_with = "words")]
     prompt: Option<String>,
@@ -50,12 +52,11 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     let first = args.prompt.clone().or_else(|| (!args.words.is_empty()).then(|| args.words.join(" ")));
     let (sampler, max_tokens) = (args.sampling.params()?, args.length.max_tokens()?);
     let options = args.cache.session_options()?;
-    let model = args.model.open(false)?;
-    model.chat_template()?;
+    let model = args.model.open_for(false, Needs::ChatTemplate, args.template.source()?)?;
     let session = model.session(options.clone())?;
     args.cache.note_length(&session);
     let interrupt = Interrupt::listen()?;
-    say(banner(&args.model.name(), &model, &session, &options)?);
+    console::say(banner(&args.model.name(), &model, &session, &options)?);
     let mut chat = Chat {
         name: args.model.name(),
         messages: args.system_prompt.as_deref().map(Message::system).into_iter().collect(),
@@ -78,7 +79,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
         let line = match lines.next()? {
             Read::Message(line) => line,
             Read::Interrupted => {
-                say("(Ctrl-D or /exit ends the program)");
+                console::say("(Ctrl-D or /exit ends the program)");
                 continue;
             }
             Read::End => return Ok(()),
@@ -94,11 +95,13 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
 /// A turn that failed is told; the conversation goes on, unless nobody reads it any more.
 fn go_on(result: Result<(), Failure>) -> Result<(), Failure> {
     match result {
-        Err(Failure::Work(line) | Failure::Usage(line)) => say(format_args!("error: {line}")),
-        Err(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
-        Ok(()) => {}
+        Err(Failure::BrokenPipe) => Err(Failure::BrokenPipe),
+        Err(failure) => {
+            failure.tell();
+            Ok(())
+        }
+        Ok(()) => Ok(()),
     }
-    Ok(())
 }
 
 /// Model, context and cache, and how to leave.
@@ -107,13 +110,9 @@ fn banner(name: &str, model: &Model, session: &Session, options: &SessionOptions
     let plan =
         Plan { tail: kv.tail, ..Plan::new(&shape, kv.k, kv.v, &kv.policies).map_err(kvant::Error::from)? };
     let (type_k, type_v) = plan.type_names();
+    let name = printable(name, 128);
     let (device, full) = (model.device().name, output::bytes(plan.n_bytes(&shape, n_ctx)));
     Ok(format!(
         "{name} on {device} | context {n_ctx} tokens | KV {type_k}/{type_v}, {full} when full\n/help lists commands, /exit or Ctrl-D leaves"
     ))
-}
-
-/// Tells the person something that is no answer.
-fn say(text: impl Display) {
-    eprintln!("{text}");
 }

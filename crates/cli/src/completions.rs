@@ -5,6 +5,7 @@ use std::io::Write;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
+use crate::console;
 use crate::failure::Failure;
 
 /// Arguments of `kvant completions`.
@@ -28,7 +29,7 @@ pub struct ManArgs {
 pub fn completions(args: &CompletionsArgs, mut root: Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut root, "kvant", &mut script);
-    Ok(std::io::stdout().write_all(&script)?)
+    Ok(console::results().write_all(&script)?)
 }
 
 /// Prints a page for `man`.
@@ -41,5 +42,5 @@ pub fn man(args: &ManArgs, mut root: Command) -> Result<(), Failure> {
     }
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut page)?;
-    Ok(std::io::stdout().write_all(&page)?)
+    Ok(console::results().write_all(&page)?)
 }

@@ -5,6 +5,7 @@ use kvant::Device;
 use kvant::tuning::{self, cpu_name};
 use serde_json::{Value, json};
 
+use crate::console;
 use crate::failure::Failure;
 use crate::gpu;
 use crate::output::{self, Format, Row};
@@ -29,6 +30,9 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     if args.tune {
         return tune(&args);
     }
+    if let Some(why) = tuning::unusable() {
+        console::say(format_args!("warning: {why}; not used (kvant doctor --tune makes it anew)"));
+    }
     let device = Device::open(args.threads)?;
     let info = device.info();
     let kernels: Vec<Row> = device
@@ -49,26 +53,25 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "choices": kernels,
             "gpus": gpu::reports().into_iter().map(|gpu| gpu.json).collect::<Vec<_>>(),
         });
-        println!("{object}");
-        return Ok(());
+        return Ok(console::print_json(&object)?);
     }
-    println!("cpu      {}", cpu_name().unwrap_or_else(|| "unknown".to_owned()));
-    println!("can run  {}", device.instruction_sets().join(", "));
-    println!(
+    console::print(format_args!("cpu      {}", cpu_name().unwrap_or_else(|| "unknown".to_owned())))?;
+    console::print(format_args!("can run  {}", device.instruction_sets().join(", ")))?;
+    console::print(format_args!(
         "runs     {} on {} threads (KVANT_ISA forces a set, -t the threads)",
         info.kernels, info.n_threads
-    );
+    ))?;
     for gpu in gpu::reports() {
-        println!("gpu      {}", gpu.line);
+        console::print(format_args!("gpu      {}", gpu.line))?;
     }
-    println!();
+    console::print("")?;
     output::print_rows(&kernels, Format::Md)?;
     Ok(())
 }
 
 /// Times what competes on this machine and tells what was kept.
 fn tune(args: &DoctorArgs) -> Result<(), Failure> {
-    eprintln!("timing, about ten seconds; other work on this machine blurs it");
+    console::say("timing, about ten seconds; other work on this machine blurs it");
     let tuned = tuning::tune(args.threads)?;
     let rows: Vec<Row> = tuned
         .trials
@@ -84,6 +87,6 @@ fn tune(args: &DoctorArgs) -> Result<(), Failure> {
         })
         .collect();
     output::print_rows(&rows, if args.json { Format::Json } else { Format::Md })?;
-    eprintln!("kept in {}; KVANT_TUNING=off leaves it out", tuned.path.display());
+    console::say(format_args!("kept in {}; KVANT_TUNING=off leaves it out", tuned.path.display()));
     Ok(())
 }

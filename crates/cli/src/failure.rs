@@ -3,7 +3,7 @@
 use std::io;
 use std::process::ExitCode;
 
-use crate::hints;
+use crate::{console, hints};
 
 /// Why a command did not do its work.
 #[derive(Debug)]
@@ -22,17 +22,19 @@ impl Failure {
         Self::Work(format!("{doing}: {error}"))
     }
 
-    /// Prints the line and tells the exit code.
+    /// Says the line, where there is something to say.
+    pub fn tell(&self) {
+        if let Self::Work(line) | Self::Usage(line) = self {
+            console::say(format_args!("error: {}", one_line(line)));
+        }
+    }
+
+    /// Says the line and gives the exit code.
     pub fn report(self) -> ExitCode {
+        self.tell();
         match self {
-            Self::Work(line) => {
-                eprintln!("error: {}", one_line(&line));
-                ExitCode::from(1)
-            }
-            Self::Usage(line) => {
-                eprintln!("error: {}", one_line(&line));
-                ExitCode::from(2)
-            }
+            Self::Work(_) => ExitCode::from(1),
+            Self::Usage(_) => ExitCode::from(2),
             Self::BrokenPipe => ExitCode::SUCCESS,
         }
     }
@@ -58,10 +60,11 @@ impl From<kvant::Error> for Failure {
 }
 
 impl From<io::Error> for Failure {
+    /// A result that could not be [written](console::results).
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::BrokenPipe,
-            _ => Self::Work(error.to_string()),
+            _ => Self::work("stdout", error),
         }
     }
 }

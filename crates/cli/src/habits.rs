@@ -57,7 +57,7 @@ const ROPE: Means = No("positions are as the model's file says");
 const DRAFT: Means = No("there is no speculative decoding");
 const IMAGES: Means = No("models read text alone");
 const HUB: Means = No("this build fetches nothing (feature `hub`)");
-const TEMPLATE: Means = No("the model's own chat template is used; --raw takes the text as it is");
+const TEMPLATE: Means = No("--chat-template takes a format's name or a file, --raw the text as it is");
 
 /// Options and their meanings. Where a name has several, the first that the command at hand can follow holds.
 const OPTIONS: &[(&str, Means)] = &[
@@ -70,6 +70,7 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--ubatch-size", CHUNKS),
     ("-sys", Is("--system-prompt")),
     ("--system", Is("--system-prompt")),
+    ("--chat-template-file", Is("--chat-template")),
     ("-no-cnv", Is("--raw")),
     ("-no-cnv", No("kvant chat is a conversation; kvant run --raw goes on with a text as it is")),
     ("--no-conversation", Is("--raw")),
@@ -180,8 +181,6 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--override-kv", No("a model's metadata is taken as its file has it")),
     ("--in-prefix", TEMPLATE),
     ("--in-suffix", TEMPLATE),
-    ("--chat-template", TEMPLATE),
-    ("--chat-template-file", TEMPLATE),
     ("--lora", No("adapters are not read; merge it into the model first")),
     ("-md", DRAFT),
     ("--model-draft", DRAFT),

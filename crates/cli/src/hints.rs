@@ -1,7 +1,7 @@
 //! Errors of the libraries in the words of the command line. They speak of settings and of what would fit; here the flag
 //! is added that sets it.
 
-use kvant::{Error, KvError};
+use kvant::{BackendError, Error, KvError};
 use kvant_eval::EvalError;
 
 /// The line that tells an error of the engine.
@@ -9,8 +9,17 @@ pub fn of_engine(error: &Error) -> String {
     match error {
         Error::Setting { name: "tuning", .. } => format!("{error} (see kvant doctor --tune)"),
         Error::Setting { name, expected, got } => setting(name, expected, got),
-        Error::PromptTooLong { .. } | Error::Kv(KvError::Full { .. }) => {
+        Error::Device(size @ BackendError::Size { .. })
+        | Error::Kv(KvError::Device(size @ BackendError::Size { .. })) => of_size(size),
+        Error::PromptTooLong { .. } | Error::TextTooLong { .. } | Error::Kv(KvError::Full { .. }) => {
             format!("{error} (raise it with -c)")
+        }
+        Error::Template(kvant::TemplateError::Refused(_)) => error.to_string(),
+        Error::Template(_) => {
+            format!(
+                "{error} (--chat-template with {} or a file, or --raw)",
+                crate::template::names().join(", ")
+            )
         }
         Error::WeightMemory { fitting: 0, .. } => format!("{error} (-ngl 0 leaves all to the CPU)"),
         Error::WeightMemory { fitting, .. } => {
@@ -31,6 +40,16 @@ pub fn of_eval(error: &EvalError) -> String {
     }
 }
 
+/// The line that tells of a number that makes no sense; other errors are told as they are.
+fn of_size(error: &BackendError) -> String {
+    match error {
+        BackendError::Size { name, least, most, got } => {
+            setting(name, &format!("{least} to {most}"), &got.to_string())
+        }
+        other => other.to_string(),
+    }
+}
+
 /// A setting that was refused, by its flag where it has one.
 fn setting(name: &str, expected: &str, got: &str) -> String {
     let flag = match name {
@@ -39,6 +58,12 @@ fn setting(name: &str, expected: &str, got: &str) -> String {
         "device" => "--device",
         "chunks" => "--chunks",
         "step" => "-ub",
+        "repetitions" => "-r",
+        "dim" => "--dim",
+        "threads" => "-t",
+        "vectors" => "--vectors",
+        "sink" => "--kv-policy sink",
+        "recent" => "--kv-policy recent",
         "needles" => "--needles",
         "depths" => "--depths",
         _ => name,
@@ -61,9 +86,18 @@ mod tests {
         };
         let cache =
             Error::CacheMemory { device: "gpu".to_owned(), tokens: 9, needed: 9, usable: 5, fitting: 4 };
+        let size = |name| BackendError::Size { name, least: 1, most: 8, got: 9 };
         let setting = |name| Error::Setting { name, expected: "at least 1".to_owned(), got: "0".to_owned() };
         for (error, want) in [
             (Error::PromptTooLong { tokens: 9, n_ctx: 8 }, "(raise it with -c)"),
+            (
+                Error::TextTooLong { fewest: 9, n_ctx: 8 },
+                "9 tokens or more, the context holds 8 (raise it with -c)",
+            ),
+            (
+                kvant::TemplateError::Missing.into(),
+                "(--chat-template with chatml, llama3, gemma, mistral, phi3 or a file, or --raw)",
+            ),
             (KvError::Full { need: 9, n_ctx: 8 }.into(), "(raise it with -c)"),
             (memory(3), "3 of 8 layers fit (-ngl 3, or fewer for more room for the cache)"),
             (memory(0), "0 of 8 layers fit (-ngl 0 leaves all to the CPU)"),
@@ -72,6 +106,8 @@ mod tests {
             (setting("n_gpu_layers"), "-ngl: expected at least 1, got 0"),
             (setting("sessions"), "sessions: expected at least 1, got 0"),
             (setting("tuning"), "(see kvant doctor --tune)"),
+            (size("threads").into(), "-t: expected 1 to 8, got 9"),
+            (KvError::from(size("sink")).into(), "--kv-policy sink: expected 1 to 8, got 9"),
         ] {
             let told = of_engine(&error);
             assert!(told.contains(want), "{told}");

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kvant::gguf::{TensorInfo, Value as MetaValue};
+use kvant::gguf::{TensorInfo, Value as MetaValue, printable};
+use kvant::limits::{MAX_TOKENS, check_size};
 use kvant::{Config, DType, Gguf, KvShape, Plan, Policies};
 use serde_json::{Map, Value, json};
 
@@ -11,6 +12,7 @@ use crate::args::with_type_table;
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
 use crate::place::PlaceArgs;
+use crate::{console, hints};
 
 /// Arguments of `kvant inspect`.
 #[derive(Args, Debug)]
@@ -41,45 +43,48 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
         Some(path) => with_type_table(args.kv_policy.clone(), path)?,
         None => args.kv_policy.clone(),
     };
+    // No length is the model's own.
+    let n_ctx = args.ctx_size.filter(|&n_ctx| n_ctx > 0);
+    if let Some(n_ctx) = n_ctx {
+        check_size("n_ctx", n_ctx, 1..=MAX_TOKENS).map_err(kvant::Error::from)?;
+    }
     let place = args.place.place()?;
     let gguf = place.open(&args.place, args.json)?;
     // A file that is no model of ours can still be looked at; it has no memory table then.
-    let memory = Config::from_gguf(&gguf).map_err(|error| error.to_string()).and_then(|config| {
-        let n_ctx = args.ctx_size.filter(|&n| n > 0).unwrap_or(config.n_ctx_train);
-        memory_table(&config.kv_shape(), n_ctx, &policies).map(|rows| (n_ctx, rows))
-    });
+    let memory = Config::from_gguf(&gguf)
+        .map_err(|error| error.to_string())
+        .and_then(|config| memory_table(&config.kv_shape(), n_ctx.unwrap_or(config.n_ctx_train), &policies));
     if args.json {
-        println!("{}", as_json(&gguf, &memory));
-        return Ok(());
+        return Ok(console::print_json(&as_json(&gguf, &memory))?);
     }
-    println!("{} (GGUF v{}, {})", place, gguf.version(), output::bytes(gguf.file_bytes() as usize));
-    println!("\nMetadata");
+    let size = output::bytes(gguf.file_bytes() as usize);
+    console::print(format_args!("{place} (GGUF v{}, {size})\n\nMetadata", gguf.version()))?;
     for (key, value) in gguf.meta() {
-        println!("  {key} = {}", shorten(&value));
+        console::print(format_args!("  {} = {}", printable(key, LIMIT), printable(&text_of(&value), LIMIT)))?;
     }
-    println!("\nTensors ({})", gguf.tensors().len());
+    console::print(format_args!("\nTensors ({})", gguf.tensors().len()))?;
     output::print_rows(&tensor_summary(gguf.tensors()), Format::Md)?;
     if args.verbose {
-        println!();
+        console::print("")?;
         output::print_rows(&gguf.tensors().iter().map(tensor_row).collect::<Vec<_>>(), Format::Md)?;
     }
     match memory {
         Ok((n_ctx, rows)) => {
-            println!("\nKV cache at {n_ctx} tokens (policy: {policies})");
+            console::print(format_args!("\nKV cache at {n_ctx} tokens (policy: {policies})"))?;
             output::print_rows(&rows, Format::Md)?;
         }
-        Err(why) => println!("\nKV cache: unknown ({why})"),
+        Err(why) => console::print(format_args!("\nKV cache: unknown ({why})"))?,
     }
     Ok(())
 }
 
 /// A row per KV type (and the two recommended pairs): the bytes a full context allocates.
-fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<Vec<Row>, String> {
+fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<(usize, Vec<Row>), String> {
     let pairs = DType::KV.map(|dtype| (dtype, dtype)).into_iter();
     let pairs = pairs.chain([(DType::Q8_0, DType::Turbo4), (DType::Q8_0, DType::Turbo3)]);
-    pairs
+    let rows = pairs
         .map(|(k, v)| {
-            let plan = Plan::new(shape, k, v, policies).map_err(|error| error.to_string())?;
+            let plan = Plan::new(shape, k, v, policies).map_err(|error| hints::of_engine(&error.into()))?;
             let bytes = plan.n_bytes(shape, n_ctx);
             let (bits_k, bits_v) = plan.bits_per_value(shape);
             Ok(row([
@@ -91,7 +96,8 @@ fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<Ve
                 ("policy", plan.notes.join("; ").into()),
             ]))
         })
-        .collect()
+        .collect::<Result<_, String>>()?;
+    Ok((n_ctx, rows))
 }
 
 fn tensor_summary(tensors: &[TensorInfo]) -> Vec<Row> {
@@ -123,8 +129,11 @@ fn tensor_row(info: &TensorInfo) -> Row {
 }
 
 fn as_json(gguf: &Gguf, memory: &Result<(usize, Vec<Row>), String>) -> Value {
-    let metadata: Map<String, Value> =
-        gguf.meta().iter().map(|(key, value)| (key.to_owned(), shorten(&value).into())).collect();
+    let metadata: Map<String, Value> = gguf
+        .meta()
+        .iter()
+        .map(|(key, value)| (key.to_owned(), printable(&text_of(&value), LIMIT).into()))
+        .collect();
     json!({
         "version": gguf.version(),
         "bytes": gguf.file_bytes(),
@@ -137,20 +146,18 @@ fn as_json(gguf: &Gguf, memory: &Result<(usize, Vec<Row>), String>) -> Value {
     })
 }
 
-/// A metadata value in a few words: long texts and arrays are cut.
-fn shorten(value: &MetaValue<'_>) -> String {
-    const LIMIT: usize = 80;
-    let text = match value {
-        MetaValue::Array(array) => return format!("[{} of {}]", array.len(), array.element_type().name()),
-        MetaValue::String(bytes) => String::from_utf8_lossy(bytes).replace('\n', "\\n"),
+/// The most characters of a metadata key or value that are shown.
+const LIMIT: usize = 80;
+
+/// A metadata value as text; of an array, what it is an array of.
+fn text_of(value: &MetaValue<'_>) -> String {
+    match value {
+        MetaValue::Array(array) => format!("[{} of {}]", array.len(), array.element_type().name()),
+        MetaValue::String(bytes) => String::from_utf8_lossy(bytes).into_owned(),
         MetaValue::F32(x) => x.to_string(),
         MetaValue::F64(x) => x.to_string(),
         MetaValue::Bool(x) => x.to_string(),
         integer => integer.as_integer().map_or_else(String::new, |n| n.to_string()),
-    };
-    match text.char_indices().nth(LIMIT) {
-        Some((end, _)) => format!("{}... ({} characters)", &text[..end], text.chars().count()),
-        None => text,
     }
 }
 

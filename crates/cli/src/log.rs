@@ -2,7 +2,7 @@
 //! lines for programs; always to stderr.
 
 use std::fmt;
-use std::io::stderr;
+use std::io::{self, Write};
 
 use clap::{Args, ValueEnum};
 use tracing::field::{Field, Visit};
@@ -11,6 +11,8 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
+
+use crate::console;
 
 /// How much is said, and how.
 #[derive(Args, Debug, Clone)]
@@ -53,11 +55,28 @@ pub fn start(args: &LogArgs) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    // A log that cannot be written stops nothing.
-    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(stderr).log_internal_errors(false);
+    let log = tracing_subscriber::fmt().with_max_level(level);
     match args.log_format {
-        LogFormat::Text => log.event_format(Plain).init(),
-        LogFormat::Json => log.json().init(),
+        LogFormat::Text => log.with_writer(|| Lines(LogFormat::Text)).event_format(Plain).init(),
+        LogFormat::Json => log.with_writer(|| Lines(LogFormat::Json)).json().init(),
+    }
+}
+
+/// Says the lines of the log; the subscriber writes each whole.
+struct Lines(LogFormat);
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line).trim_end_matches('\n').to_owned();
+        match self.0 {
+            LogFormat::Text => console::say(text),
+            LogFormat::Json => console::say_json(text),
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

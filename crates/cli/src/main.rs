@@ -8,6 +8,7 @@ mod argv;
 mod bench;
 mod chat;
 mod completions;
+mod console;
 mod doctor;
 mod eval;
 mod failure;
@@ -23,6 +24,7 @@ mod place;
 mod progress;
 mod quantize;
 mod run;
+mod template;
 
 use std::panic::{catch_unwind, set_hook};
 use std::process::ExitCode;
@@ -71,32 +73,45 @@ fn main() -> ExitCode {
     // A panic is a bug of ours, but still no reason to show a user a stack trace.
     set_hook(Box::new(|panic| {
         let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
-        eprintln!("error: internal error{place}; please report it");
+        console::say(format_args!("error: internal error{place}; please report it"));
     }));
     match parse() {
-        Ok(cli) => match catch_unwind(|| dispatch(cli.command)) {
+        Ok(cli) => match catch_unwind(|| dispatch(cli.command).and_then(|()| Ok(console::flush()?))) {
             Ok(Ok(())) => ExitCode::SUCCESS,
             Ok(Err(failure)) => failure.report(),
             Err(_) => ExitCode::from(1),
         },
-        Err(failure) => failure.report(),
+        Err(code) => code,
     }
 }
 
-/// Reads the arguments and begins to log. Help is printed, and the program ends with it.
-fn parse() -> Result<Cli, Failure> {
+/// Reads the arguments and begins to log.
+///
+/// # Errors
+/// The exit code of a program that has said all there was to say: help, the version, or what is wrong with the arguments.
+fn parse() -> Result<Cli, ExitCode> {
     let mut root = Cli::command();
     root.build();
-    let read = argv::read(&root, std::env::args_os())?;
+    let read = argv::read(&root, std::env::args_os()).map_err(Failure::report)?;
     let parsed = root.try_get_matches_from(read.args).and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = parsed.map_err(|error| match error.kind() {
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
-        _ if error.use_stderr() => Failure::from(error),
-        _ => error.exit(),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => show(&error),
+        _ if error.use_stderr() => Failure::from(error).report(),
+        _ => show(&error),
     })?;
     log::start(&cli.log);
     read.notes.into_iter().for_each(log::note);
     Ok(cli)
+}
+
+/// Shows a help text, or the version.
+fn show(help: &clap::Error) -> ExitCode {
+    match help.print().and_then(|()| console::flush()) {
+        // Whoever asked for nothing is told on stderr what there is to ask for.
+        Ok(()) => ExitCode::from(help.exit_code() as u8),
+        Err(_) if help.use_stderr() => ExitCode::from(2),
+        Err(error) => Failure::from(error).report(),
+    }
 }
 
 fn dispatch(command: Command) -> Result<(), Failure> {

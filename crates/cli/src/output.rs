@@ -3,7 +3,10 @@
 use std::io::{self, Write};
 
 use clap::ValueEnum;
+use kvant::gguf::printable;
 use serde_json::{Map, Value};
+
+use crate::console;
 
 /// `-o`: how a table is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -18,16 +21,23 @@ pub enum Format {
     Jsonl,
 }
 
+/// The most characters of a cell, in tables that are no JSON.
+const CELL: usize = 256;
+
 /// One row: column names and values, in order.
 pub type Row = Map<String, Value>;
 
 /// Prints rows that all have the same columns.
 pub fn print_rows(rows: &[Row], format: Format) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = console::results();
     match format {
-        Format::Json => writeln!(out, "{}", serde_json::to_string_pretty(rows).expect("rows are plain JSON")),
+        Format::Json => {
+            let json = serde_json::to_string_pretty(rows).expect("rows are plain JSON");
+            writeln!(out, "{}", console::escaped(json))
+        }
         Format::Jsonl => rows.iter().try_for_each(|row| {
-            writeln!(out, "{}", serde_json::to_string(row).expect("rows are plain JSON"))
+            let json = serde_json::to_string(row).expect("rows are plain JSON");
+            writeln!(out, "{}", console::escaped(json))
         }),
         Format::Csv => {
             let lines = header(rows).into_iter().chain(rows.iter().map(cells));
@@ -62,7 +72,7 @@ fn header(rows: &[Row]) -> Option<Vec<String>> {
 
 fn cells(row: &Row) -> Vec<String> {
     let cell = |value: &Value| match value {
-        Value::String(text) => text.clone(),
+        Value::String(text) => printable(text, CELL),
         Value::Null => String::new(),
         other => other.to_string(),
     };
@@ -79,7 +89,7 @@ fn quoted(cell: &str) -> String {
 
 /// Bytes as people read them: `800 B`, `12.5 KiB`, `1.2 GiB`.
 pub fn bytes(n: usize) -> String {
-    let units = ["KiB", "MiB", "GiB", "TiB"];
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut size = n as f64;
     let mut unit = "B";
     for next in units {
@@ -101,6 +111,7 @@ mod tests {
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(5 << 30), "5.0 GiB");
+        assert_eq!(bytes(usize::MAX), "16.0 EiB");
     }
 
     #[test]

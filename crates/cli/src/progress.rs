@@ -1,12 +1,12 @@
 //! Progress bars on stderr, shown only where someone watches.
 
-use std::io::IsTerminal;
-
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::console;
 
 /// A bar of `len` steps; a hidden one when stderr is no terminal or `quiet` is set.
 pub fn bar(label: &'static str, len: u64, quiet: bool) -> ProgressBar {
-    let hidden = quiet || !std::io::stderr().is_terminal();
+    let hidden = quiet || !console::is_watched();
     let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let style =
         ProgressStyle::with_template("{prefix} {wide_bar} {percent}% {eta} {msg}").expect("a sound template");

@@ -6,9 +6,10 @@ use clap::Args;
 use kvant::gguf::TensorInfo;
 use kvant::{DType, quantize};
 
+use crate::args::check_target;
 use crate::failure::Failure;
 use crate::place::PlaceArgs;
-use crate::{output, progress};
+use crate::{console, output, progress};
 
 /// Arguments of `kvant quantize`.
 #[derive(Args, Debug)]
@@ -33,15 +34,26 @@ pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
     };
     let dtype = weight_type(dtype).map_err(|error| Failure::Usage(format!("{dtype}: {error}")))?;
     let (place, out) = (args.place.place()?, Path::new(out));
+    check_target(Some(out))?;
     let gguf = place.open(&args.place, args.quiet)?;
     let bar = progress::bar("quantising", gguf.tensors().len() as u64, args.quiet);
-    let bytes = quantize::quantize(&gguf, out, dtype, &mut |_: &TensorInfo| bar.inc(1))?;
+    let written = quantize::quantize(&gguf, out, dtype, &mut |_: &TensorInfo| bar.inc(1))?;
     bar.finish_and_clear();
     if !args.quiet {
-        let (before, after) = (output::bytes(gguf.file_bytes() as usize), output::bytes(bytes as usize));
-        eprintln!("{place}: {before} -> {}: {after} ({})", out.display(), dtype.name());
+        let [before, after] =
+            [gguf.file_bytes(), written.n_bytes].map(|n_bytes| output::bytes(n_bytes as usize));
+        console::say(format_args!("{place}: {before} -> {}: {after}", out.display()));
+        for (used, n) in written.types {
+            let why = if used == dtype { String::new() } else { instead_of(dtype) };
+            console::say(format_args!("{used}: {n} matrices{why}"));
+        }
     }
     Ok(())
+}
+
+/// Why a type stands in for `dtype`.
+fn instead_of(dtype: DType) -> String {
+    format!(" instead of {dtype}, as their rows are no multiple of its blocks of {}", dtype.block_len())
 }
 
 fn weight_type(text: &str) -> Result<DType, String> {

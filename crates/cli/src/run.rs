@@ -5,12 +5,17 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kvant::{CancelFlag, GenerateOptions, Generation, KvUse, Message, Model, Session, Stats};
+use kvant::gguf::printable;
+use kvant::{
+    CancelFlag, Error, GenerateOptions, Generation, KvUse, Message, Model, Needs, Session, Special, Stats,
+    TemplateError,
+};
 use serde_json::json;
 
-use crate::args::{CacheArgs, LengthArgs, ModelArgs, SamplingArgs, from_env, read_text};
+use crate::args::{CacheArgs, LengthArgs, ModelArgs, SamplingArgs, check_target, from_env, read_text};
 use crate::failure::Failure;
-use crate::{output, progress};
+use crate::template::TemplateArgs;
+use crate::{console, log, output, progress};
 
 /// Arguments of `kvant run`.
 #[derive(Args, Debug)]
@@ -36,6 +41,11 @@ pub struct RunArgs {
     /// Continue the text as it is, without the model's chat template
     #[arg(long)]
     raw: bool,
+    /// With --raw: special tokens written in the text are just text
+    #[arg(long, requires = "raw")]
+    no_special: bool,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// System message, before the prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system_prompt: Option<String>,
@@ -58,14 +68,16 @@ pub struct RunArgs {
 /// Runs the command.
 pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     args.model.place.leave_prompt(&mut args.words)?;
+    check_target(args.prompt_cache.as_deref())?;
     let text = args.text()?;
     let options = args.generate_options()?;
     let session_options = args.cache.session_options()?;
     let quiet = args.quiet || args.json;
-    let model = args.model.open(quiet)?;
-    let prompt = args.tokens(&model, &text)?;
+    let needs = if args.raw { Needs::Tokenizer } else { Needs::NoBadTemplate };
+    let model = args.model.open_for(quiet, needs, args.template.source()?)?;
     let mut session = model.session(session_options)?;
     args.cache.note_length(&session);
+    let prompt = args.tokens(&session, &text)?;
     if let Some(path) = args.prompt_cache.as_deref().filter(|path| path.exists()) {
         session.load_prefix(path, &prompt)?;
     }
@@ -83,10 +95,10 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let stats = generation.stats();
     if args.json {
         let object = json_result(&model, &session, &answer.text, &stats, args.sampling.seed);
-        writeln!(std::io::stdout(), "{object}")?;
+        console::print_json(&object)?;
     } else if !args.quiet {
         let (name, seed) = (&args.model.name(), args.sampling.used_seed());
-        eprintln!("{}", Summary { name, model: &model, kv: &session.kv(), stats: &stats, seed });
+        console::say(Summary { name, model: &model, kv: &session.kv(), stats: &stats, seed });
     }
     if let Some(path) = &args.prompt_cache {
         session.save(path)?;
@@ -134,16 +146,21 @@ impl RunArgs {
     }
 
     /// The prompt in the model's chat format, when it has one; else as it is.
-    fn tokens(&self, model: &Model, text: &str) -> Result<Vec<u32>, Failure> {
-        if self.raw || model.chat_template().is_err() {
+    fn tokens(&self, session: &Session, text: &str) -> Result<Vec<u32>, Failure> {
+        if self.raw {
+            let special = if self.no_special { Special::AsText } else { Special::Parse };
+            return Ok(session.text_prompt(text, special)?);
+        }
+        if let Err(missing @ Error::Template(TemplateError::Missing)) = session.model().chat_template() {
             if self.system_prompt.is_some() {
-                return Err(Failure::Work("this model has no chat template for a system message".to_owned()));
+                return Err(missing.into());
             }
-            return Ok(model.text_prompt(text)?);
+            log::note("this model has no chat template, so the text is continued as it is");
+            return Ok(session.text_prompt(text, Special::AsText)?);
         }
         let system = self.system_prompt.as_deref().map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain([Message::user(text)]).collect();
-        Ok(model.chat_prompt(&messages)?)
+        Ok(session.chat_prompt(&messages)?)
     }
 }
 
@@ -160,7 +177,7 @@ pub fn print_tokens(
     silent: bool,
     answer: &mut Answer,
 ) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
+    let mut out = console::results();
     let mut emit = |piece: &str| {
         answer.text.push_str(piece);
         if silent { Ok(()) } else { out.write_all(piece.as_bytes()).and_then(|()| out.flush()) }
@@ -175,7 +192,7 @@ pub fn print_tokens(
 
 /// Ends the line of an answer.
 pub fn end_line() -> Result<(), Failure> {
-    Ok(writeln!(std::io::stdout())?)
+    Ok(writeln!(console::results())?)
 }
 
 /// The summary line: what ran, how fast, what the cache took, and the seed where one was used.
@@ -193,7 +210,7 @@ impl fmt::Display for Summary<'_> {
         let ratio = kv.bytes_f16 as f64 / kv.bytes.max(1) as f64;
         // No token, no speed.
         let speed = |tps: Option<f64>| tps.map_or_else(String::new, |tps| format!(", {tps:.1} tok/s"));
-        write!(f, "{} on {}", self.name, device.name)?;
+        write!(f, "{} on {}", printable(self.name, 128), device.name)?;
         write!(f, " ({}, {} {})", device.kernels, device.n_threads, device.thread_unit)?;
         write!(f, " | prompt {} tok{}", stats.n_prompt, speed(prompt_tps(stats)))?;
         write!(f, " | decode {} tok{}", stats.n_gen, speed(decode_tps(stats)))?;

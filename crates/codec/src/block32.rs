@@ -12,7 +12,8 @@
 //! lowest code, which has no positive twin. q4_1 and q5_1 span min to max. Codes are found with the unrounded f32 d.
 //!
 //! Seek unit: one block. Zero and bad numbers: NaN counts as 0, values are clamped to ±65,504; when d vanishes in f16
-//! every code is the one of zero, so the block decodes to 0 (or to m).
+//! every code is the one of zero, so the block decodes to 0 (or to m). What q8_0, q4_0 and q5_0 decode to is within ±65,504
+//! too, so that a device may multiply in f16: the d of q8_0 is at most 515.5, as 127 times the next one, 516, is 65,532.
 
 use half::f16;
 
@@ -20,6 +21,9 @@ use crate::finite::{F16_MAX, clamp, to_f16};
 
 /// Values per block.
 pub const LEN: usize = 32;
+
+/// The largest d of q8_0: 127 times as much is still an f16.
+pub const Q8_0_MAX_SCALE: f32 = 515.5;
 
 /// The offset that makes a stored q8_0 code of a cache tile unsigned.
 pub const Q8_0_ZERO: u8 = 128;
@@ -63,7 +67,8 @@ pub fn encode_q8_0(x: &[f32; LEN]) -> Coded {
     let x = x.map(|v| clamp(v, F16_MAX));
     let d = extreme(&x).abs() / 127.0;
     let id = inverse(d);
-    Coded { scale: to_f16(d), codes: x.map(|v| ((v * id).round() as i32 + i32::from(Q8_0_ZERO)) as u8) }
+    let scale = to_f16(d.min(Q8_0_MAX_SCALE));
+    Coded { scale, codes: x.map(|v| ((v * id).round() as i32 + i32::from(Q8_0_ZERO)) as u8) }
 }
 
 /// Codes for q4_0 (`zero` = [`Q4_0_ZERO`]) or q5_0 (`zero` = [`Q5_0_ZERO`]).

@@ -3,7 +3,9 @@
 //! NaN becomes 0. A value beyond the range is clamped to it, infinities included. A scale beyond f16 saturates at
 //! 65,504. Values too small for a scale in f16 become 0.
 
-use half::f16;
+use half::{bf16, f16};
+
+use crate::DType;
 
 /// The largest finite f16: the range of every format whose scale is an f16.
 pub const F16_MAX: f32 = 65504.0;
@@ -20,9 +22,52 @@ pub fn to_f16(x: f32) -> f16 {
     f16::from_f32(clamp(x, F16_MAX))
 }
 
+/// The first block of `bytes` (blocks of `dtype`) that does not stand for finite numbers alone. Encoding here leaves none; a
+/// file may hold some: floats as they are, or a scale in f16 that is NaN or infinite.
+pub fn find_broken_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
+    match dtype {
+        DType::F32 => find::<4>(bytes, |v| !f32::from_le_bytes(*v).is_finite()),
+        DType::F16 => find::<2>(bytes, |v| !f16::from_le_bytes(*v).is_finite()),
+        DType::BF16 => find::<2>(bytes, |v| !bf16::from_le_bytes(*v).is_finite()),
+        dtype => {
+            let is_broken =
+                |at| move |block: &[u8]| !f16::from_le_bytes([block[at], block[at + 1]]).is_finite();
+            let mut blocks = bytes.chunks_exact(dtype.block_bytes());
+            match *scales(dtype) {
+                [at] => blocks.position(is_broken(at)),
+                [a, b] => blocks.position(|block| is_broken(a)(block) | is_broken(b)(block)),
+                _ => None,
+            }
+        }
+    }
+}
+
+/// Where the scales lie in a block, in bytes.
+const fn scales(dtype: DType) -> &'static [usize] {
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => &[],
+        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0],
+        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K | DType::TQ3_1S | DType::TQ4_1S => &[0, 2],
+        DType::Q2K => &[80, 82],
+        DType::Q3K => &[108],
+        DType::Q6K => &[208],
+        DType::Turbo2 | DType::Turbo3 | DType::Turbo4 => &[0],
+    }
+}
+
+/// The first value for which `is_broken`.
+fn find<const N: usize>(bytes: &[u8], is_broken: impl Fn(&[u8; N]) -> bool) -> Option<usize> {
+    const TOGETHER: usize = 1024;
+    // Values looked at together have no early end, so that they become vector code.
+    let any = |values: &&[[u8; N]]| values.iter().fold(false, |any, value| any | is_broken(value));
+    let (first, values) = bytes.as_chunks().0.chunks(TOGETHER).enumerate().find(|(_, values)| any(values))?;
+    Some(first * TOGETHER + values.iter().position(is_broken)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
 
     #[test]
     fn bad_numbers_have_a_defined_result() {
@@ -39,5 +84,37 @@ mod tests {
         }
         assert_eq!(clamp(f32::INFINITY, f32::MAX), f32::MAX);
         assert_eq!(clamp(f32::from_bits(1), F16_MAX), f32::from_bits(1));
+    }
+
+    /// Held to the decoder: on random bits, of which many are no numbers, and where one block of many is broken.
+    #[test]
+    fn a_block_is_broken_where_it_decodes_to_what_is_not_finite() {
+        let mut random = Random::new(3);
+        for dtype in DType::ALL {
+            let (len, size) = (dtype.block_len(), dtype.block_bytes());
+            let is_sound = |block: &[u8]| {
+                let mut values = vec![0.0; len];
+                crate::decode(dtype, block, &mut values).unwrap();
+                values.iter().all(|v| v.is_finite())
+            };
+            let mut n_broken = 0;
+            for _ in 0..2000 {
+                let mut block: Vec<u8> = (0..size).map(|_| random.bits() as u8).collect();
+                // Every other one has the largest exponent in most places.
+                if random.bits().is_multiple_of(2) {
+                    block.iter_mut().for_each(|byte| *byte |= 0x7f);
+                }
+                let found = find_broken_block(dtype, &block);
+                assert_eq!(found.is_none(), is_sound(&block), "{dtype} {block:02x?}");
+                n_broken += usize::from(found.is_some());
+            }
+            assert!(n_broken > 100, "{dtype}: {n_broken} of 2000");
+
+            let mut bytes = vec![0; 3000 * size];
+            assert_eq!(find_broken_block(dtype, &bytes), None);
+            bytes[2500 * size..][..size].fill(0xff);
+            bytes[2999 * size..][..size].fill(0xff);
+            assert_eq!(find_broken_block(dtype, &bytes), Some(2500), "{dtype}");
+        }
     }
 }

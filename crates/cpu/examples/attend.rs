@@ -43,7 +43,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     for (k, v) in pairs {
         let mut layers: Vec<_> = (0..LAYERS).map(|layer| filled(k, v, tokens, layer as u64)).collect();
         for threads in [1, 2] {
-            let device = CpuDevice::new(isa, threads);
+            let device = CpuDevice::new(isa, threads).expect("threads");
             let seconds = best_walk(&device, &mut layers, tokens, rows)?;
             let pairs: usize = (tokens - rows + 1..=tokens).sum::<usize>() * KV_HEADS * GROUP * LAYERS;
             let streams = layers.iter().flat_map(|(layer, _)| layer.streams());
@@ -64,7 +64,7 @@ struct Fresh(Arc<AtomicUsize>);
 
 impl Pages<CpuPage> for Fresh {
     fn page(&self, n_bytes: usize) -> Result<Held<CpuPage>> {
-        Ok(Held::new(CpuPage::zeroed(n_bytes), &self.0))
+        Ok(Held::new(CpuPage::zeroed(n_bytes)?, &self.0))
     }
 
     fn copy(&self, page: &CpuPage) -> Result<Held<CpuPage>> {

@@ -1,6 +1,6 @@
 //! Activations on the CPU: f32 values aligned to a cache line.
 
-use kvant_backend::BackendError;
+use kvant_backend::{BackendError, Buffer};
 
 /// One cache line of values, the unit of allocation.
 #[derive(Clone, Copy)]
@@ -51,6 +51,12 @@ impl CpuBuffer {
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
         // SAFETY: as in `as_slice`; `&mut self` makes the borrow unique.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+impl Buffer for CpuBuffer {
+    fn n_values(&self) -> usize {
+        self.len
     }
 }
 

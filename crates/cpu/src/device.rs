@@ -4,7 +4,9 @@ use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice,
-    KvPart, Norm, Output, Page, Result, RopeParams, WeightSource,
+    KvPart, Matrix, Norm, Output, Page, Result, RopeParams, WeightSource, check_add_normed, check_copy,
+    check_embed, check_gated_ffn, check_project, check_read, check_rope, check_soft_cap, check_top_k,
+    check_write, limits,
 };
 use kvant_codec::DType;
 
@@ -17,7 +19,6 @@ use crate::{CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, embed, norm, 
 pub struct CpuDevice {
     isa: Isa,
     pool: Pool,
-    repack: bool,
     is_tuned: bool,
     matmul: Mutex<matmul::Scratch>,
     append: Mutex<append::Scratch>,
@@ -26,43 +27,30 @@ pub struct CpuDevice {
 
 impl CpuDevice {
     /// A device that runs the kernels of `isa` on `n_threads` threads (at least one).
-    pub fn new(isa: Isa, n_threads: usize) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// [`BackendError::Threads`] when the system does not start as many.
+    pub fn new(isa: Isa, n_threads: usize) -> Result<Self> {
+        Ok(Self {
             isa,
-            pool: Pool::new(n_threads),
-            repack: true,
+            pool: Pool::new(n_threads)?,
             is_tuned: false,
             matmul: Mutex::default(),
             append: Mutex::default(),
             attend: Mutex::default(),
-        }
-    }
-
-    /// Whether weights are laid out anew when they are loaded (they are by default) or stay as they are in the file, mapped,
-    /// and are laid out panel by panel each time they are used: no second copy, and pages that the system may drop and
-    /// share. Prompts are read at 0.86 of the speed; decoding, which lays everything out for one row, at a fifteenth.
-    pub fn with_repack(self, repack: bool) -> Self {
-        Self { repack, ..self }
+        })
     }
 
     /// A device with the fastest kernels of this CPU, or those `KVANT_ISA` names, on `threads` threads, or as many as
     /// the system lets this process run at once.
     ///
     /// # Errors
-    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured or `threads` is 0.
+    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured, [`BackendError::Size`] for no threads or more than
+    /// [make sense](limits::max_threads), [`BackendError::Threads`] when the system does not start as many.
     pub fn from_env(threads: Option<usize>) -> Result<Self> {
-        let n_threads = match threads {
-            Some(0) => {
-                return Err(BackendError::Setting {
-                    name: "threads",
-                    expected: "at least 1".to_owned(),
-                    got: "0".to_owned(),
-                });
-            }
-            Some(n) => n,
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-        };
-        Ok(Self::new(Isa::from_env()?, n_threads))
+        let n_threads = threads.unwrap_or_else(limits::n_cores);
+        limits::check_size("threads", n_threads, 1..=limits::max_threads())?;
+        Self::new(Isa::from_env()?, n_threads)
     }
 
     /// A device with other numbers than the default ones.
@@ -87,18 +75,15 @@ impl CpuDevice {
     }
 }
 
-/// The rows of `input`, once they are known to exist and to fit `n_in` columns.
-fn operand<'a>(op: &'static str, input: &Input<'a, CpuDevice>, n_in: usize) -> Result<Operand<'a>> {
-    let end = (input.first_row + input.rows).saturating_mul(n_in);
-    BackendError::check_at_least(op, "length of the input", end, input.x.len())?;
-    let norm = input.norm.map(|norm| norm_parts(op, norm, n_in)).transpose()?;
-    Ok(Operand { x: &input.x.as_slice()[input.first_row * n_in..end], n_in, norm })
+/// The rows of `input`, which have `n_in` columns.
+fn operand<'a>(input: &Input<'a, CpuDevice>, n_in: usize) -> Operand<'a> {
+    let x = &input.x.as_slice()[input.first_row * n_in..][..input.rows * n_in];
+    Operand { x, n_in, norm: input.norm.map(norm_parts) }
 }
 
-/// Weight `[len]` and eps of a norm.
-fn norm_parts<'a>(op: &'static str, norm: Norm<'a, CpuBuffer>, len: usize) -> Result<(&'a [f32], f32)> {
-    BackendError::check(op, "length of the norm's weight", len, norm.weight.len())?;
-    Ok((norm.weight.as_slice(), norm.eps))
+/// Weight and eps of a norm.
+fn norm_parts(norm: Norm<'_, CpuBuffer>) -> (&[f32], f32) {
+    (norm.weight.as_slice(), norm.eps)
 }
 
 impl Backend for CpuDevice {
@@ -108,10 +93,9 @@ impl Backend for CpuDevice {
 
     fn info(&self) -> DeviceInfo {
         let tuned = if self.is_tuned { ", tuned" } else { "" };
-        let as_filed = if self.repack { "" } else { ", no repack" };
         DeviceInfo {
             name: "cpu".to_owned(),
-            kernels: format!("{}{tuned}{as_filed}", self.isa.name()),
+            kernels: format!("{}{tuned}", self.isa.name()),
             n_threads: self.pool.n_threads(),
             thread_unit: "threads",
         }
@@ -135,23 +119,20 @@ impl Backend for CpuDevice {
     }
 
     fn write(&self, dst: &mut CpuBuffer, src: &[f32]) -> Result<()> {
-        BackendError::check_at_least("write", "length of the buffer", src.len(), dst.len())?;
+        check_write(dst, src)?;
         dst.as_mut_slice()[..src.len()].copy_from_slice(src);
         Ok(())
     }
 
     fn copy(&self, src: &CpuBuffer, from: usize, dst: &mut CpuBuffer, to: usize, len: usize) -> Result<()> {
-        let (from_end, to_end) = (from.saturating_add(len), to.saturating_add(len));
-        BackendError::check_at_least("copy", "length of the source", from_end, src.len())?;
-        BackendError::check_at_least("copy", "length of the destination", to_end, dst.len())?;
-        dst.as_mut_slice()[to..to_end].copy_from_slice(&src.as_slice()[from..from_end]);
+        check_copy(src, from, dst, to, len)?;
+        dst.as_mut_slice()[to..][..len].copy_from_slice(&src.as_slice()[from..][..len]);
         Ok(())
     }
 
     fn read(&self, src: &CpuBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
-        let end = offset.saturating_add(dst.len());
-        BackendError::check_at_least("read", "length of the buffer", end, src.len())?;
-        dst.copy_from_slice(&src.as_slice()[offset..end]);
+        check_read(src, offset, dst)?;
+        dst.copy_from_slice(&src.as_slice()[offset..][..dst.len()]);
         Ok(())
     }
 
@@ -163,18 +144,17 @@ impl Backend for CpuDevice {
         k: usize,
         out: &mut Vec<Candidate>,
     ) -> Result<()> {
-        let end = offset.saturating_add(n_vocab);
-        BackendError::check_at_least("top_k", "length of the buffer", end, logits.len())?;
-        kvant_backend::top_k(&logits.as_slice()[offset..end], k, out);
+        check_top_k(logits, offset, n_vocab)?;
+        kvant_backend::top_k(&logits.as_slice()[offset..][..n_vocab], k, out);
         Ok(())
     }
 
     fn matrix(&self, source: WeightSource) -> Result<CpuMatrix> {
-        CpuMatrix::new(self.isa, &self.pool, source, self.repack)
+        CpuMatrix::new(self.isa, &self.pool, source)
     }
 
     fn page(&self, n_bytes: usize) -> Result<CpuPage> {
-        Ok(CpuPage::zeroed(n_bytes))
+        CpuPage::zeroed(n_bytes)
     }
 
     fn read_page(&self, page: &CpuPage, dst: &mut [u8]) -> Result<()> {
@@ -190,29 +170,15 @@ impl Backend for CpuDevice {
     }
 
     fn embed(&self, table: &CpuMatrix, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
-        const OP: &str = "embed";
-        let end = tokens.len().saturating_mul(table.n_in());
-        BackendError::check_at_least(OP, "length of the output", end, out.len())?;
-        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= table.n_out()) {
-            BackendError::check_at_least(OP, "rows of the table", token as usize + 1, table.n_out())?;
-        }
+        check_embed(table, tokens, out)?;
         embed::embed(&self.pool, table, tokens, scale, out.as_mut_slice());
         Ok(())
     }
 
     fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()> {
-        const OP: &str = "project";
+        check_project(&input, outputs)?;
         let Some(first) = outputs.first() else { return Ok(()) };
-        let x = operand(OP, &input, first.w.n_in())?;
-        for output in outputs.iter() {
-            let n_out = output.w.n_out();
-            BackendError::check(OP, "input features of the weights", x.n_in, output.w.n_in())?;
-            let len = input.rows.saturating_mul(n_out);
-            BackendError::check_at_least(OP, "length of the output", len, output.y.len())?;
-            if let Some(bias) = output.bias {
-                BackendError::check(OP, "length of the bias", n_out, bias.len())?;
-            }
-        }
+        let x = operand(&input, first.w.n_in());
         let products = outputs.iter_mut().map(|output| Product {
             w: output.w,
             bias: output.bias.map(CpuBuffer::as_slice),
@@ -233,12 +199,8 @@ impl Backend for CpuDevice {
         up: &CpuMatrix,
         y: &mut CpuBuffer,
     ) -> Result<()> {
-        const OP: &str = "gated_ffn";
-        let x = operand(OP, &input, gate.n_in())?;
-        BackendError::check(OP, "input features of `up`", gate.n_in(), up.n_in())?;
-        BackendError::check(OP, "output features of `up`", gate.n_out(), up.n_out())?;
-        let len = input.rows.saturating_mul(up.n_out());
-        BackendError::check_at_least(OP, "length of the output", len, y.len())?;
+        check_gated_ffn(&input, gate, up, y)?;
+        let x = operand(&input, gate.n_in());
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
         matmul::gated_ffn(self.isa, &self.pool, &mut scratch, x, activation, gate, up, y.as_mut_slice());
         Ok(())
@@ -251,16 +213,13 @@ impl Backend for CpuDevice {
         rows: usize,
         norm: Norm<'_, CpuBuffer>,
     ) -> Result<()> {
-        const OP: &str = "add_normed";
-        let len = rows.saturating_mul(norm.weight.len());
-        BackendError::check_at_least(OP, "length of the sum", len, x.len())?;
-        BackendError::check_at_least(OP, "length of the branch", len, y.len())?;
+        check_add_normed(x, y, rows, &norm)?;
         norm::add_normed(&self.pool, x.as_mut_slice(), y.as_slice(), rows, norm.weight.as_slice(), norm.eps);
         Ok(())
     }
 
     fn soft_cap(&self, x: &mut CpuBuffer, len: usize, cap: f32) -> Result<()> {
-        BackendError::check_at_least("soft_cap", "length of the buffer", len, x.len())?;
+        check_soft_cap(x, len)?;
         soft_cap::soft_cap(&self.pool, &mut x.as_mut_slice()[..len], cap);
         Ok(())
     }
@@ -274,16 +233,18 @@ impl Backend for CpuDevice {
         params: RopeParams,
         angles: &CpuBuffer,
     ) -> Result<()> {
-        const OP: &str = "rope";
-        let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
-        BackendError::check_at_least(OP, "length of the heads", len, x.len())?;
-        BackendError::check_at_least(OP, "size of a head", params.n_rot, heads.dim)?;
-        BackendError::check(OP, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
-        let n_angles = rows.saturating_mul(params.n_rot);
-        BackendError::check_at_least(OP, "length of the angles", n_angles, angles.len())?;
-        let norm = norm.map(|norm| norm_parts(OP, norm, heads.dim)).transpose()?;
+        check_rope(x, rows, heads, norm, params, angles)?;
+        let norm = norm.map(norm_parts);
         rope::rope(&self.pool, x.as_mut_slice(), rows, heads, norm, params, angles.as_slice());
         Ok(())
+    }
+
+    fn broken_row(&self, x: &CpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
+        let end = rows.saturating_mul(cols);
+        BackendError::check_at_least("broken_row", "length of the buffer", end, x.len())?;
+        // No early end within a row, so that it becomes vector code.
+        let is_broken = |row: &[f32]| row.iter().fold(false, |any, v| any | !v.is_finite());
+        Ok(x.as_slice()[..end].chunks_exact(cols.max(1)).position(is_broken))
     }
 
     fn kv_append(
@@ -326,5 +287,35 @@ impl Backend for CpuDevice {
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, out) = (q.as_slice(), out.as_mut_slice());
         attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, band, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_row_that_is_no_number_is_found() {
+        let device = CpuDevice::new(Isa::Scalar, 1).unwrap();
+        let mut x = device.buffer(5 * 40).unwrap();
+        assert_eq!(device.broken_row(&x, 5, 40), Ok(None));
+        for (at, broken) in [(199, f32::NEG_INFINITY), (3 * 40, f32::INFINITY), (2 * 40 + 39, f32::NAN)] {
+            x.as_mut_slice()[at] = broken;
+            assert_eq!(device.broken_row(&x, 5, 40), Ok(Some(at / 40)));
+            assert_eq!(device.broken_row(&x, at / 40, 40), Ok(None), "rows beyond are not looked at");
+        }
+        assert!(device.broken_row(&x, 6, 40).is_err());
+        assert_eq!(device.broken_row(&x, 0, 0), Ok(None));
+    }
+
+    #[test]
+    fn threads_that_make_no_sense_are_refused_before_one_is_started() {
+        for threads in [0, limits::max_threads() + 1, usize::MAX] {
+            let error = CpuDevice::from_env(Some(threads)).err().expect("a refusal");
+            assert!(
+                matches!(error, BackendError::Size { name: "threads", got, .. } if got == threads),
+                "{error}"
+            );
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! Rows of an embedding table.
 
+use kvant_backend::Matrix;
+
 use crate::matmul::CpuMatrix;
 use crate::pool::Pool;
 use crate::shards::Shards;

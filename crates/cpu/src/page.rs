@@ -1,7 +1,7 @@
 //! Cache memory on the CPU: zeroed bytes aligned to a cache line.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{Page, Result};
+use kvant_backend::{BackendError, Page, Result};
 
 /// One cache line, the unit of allocation, so that every tile can be read with aligned vector loads.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -16,8 +16,17 @@ pub struct CpuPage {
 
 impl CpuPage {
     /// Zeroed memory. What it allocates, and reports, is rounded up to whole cache lines.
-    pub fn zeroed(n_bytes: usize) -> Self {
-        Self { lines: vec![Line([0; 64]); n_bytes.div_ceil(64)] }
+    ///
+    /// # Errors
+    /// [`BackendError::OutOfMemory`] when the allocator refuses.
+    pub fn zeroed(n_bytes: usize) -> Result<Self> {
+        let n_lines = n_bytes.div_ceil(64);
+        let mut lines = Vec::new();
+        lines
+            .try_reserve_exact(n_lines)
+            .map_err(|_| BackendError::OutOfMemory { bytes: n_bytes, what: "the cache" })?;
+        lines.resize(n_lines, Line([0; 64]));
+        Ok(Self { lines })
     }
 
     /// The bytes.
@@ -50,11 +59,12 @@ mod tests {
     #[test]
     fn a_page_is_zeroed_aligned_and_as_long_as_it_says() {
         for n in [0, 1, 63, 64, 65, 6400] {
-            let mut page = CpuPage::zeroed(n);
+            let mut page = CpuPage::zeroed(n).unwrap();
             assert!(page.n_bytes() >= n && page.n_bytes() < n + 64);
             assert_eq!(page.as_bytes().len(), page.n_bytes());
             assert!(page.as_bytes().iter().all(|&b| b == 0));
             assert_eq!(page.as_mut_bytes().as_ptr() as usize % 64, 0);
         }
+        assert!(CpuPage::zeroed(usize::MAX).is_err());
     }
 }

@@ -5,11 +5,14 @@
 //! others, or more threads than cores, still makes progress.
 
 use std::cell::UnsafeCell;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use kvant_backend::{BackendError, Result};
 
 use crate::shards::Shards;
 
@@ -59,7 +62,19 @@ struct Next(AtomicUsize);
 
 impl Pool {
     /// A pool of `n_threads` (at least 1), of which the caller of [`Pool::run`] is one.
-    pub fn new(n_threads: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`BackendError::Threads`] when the system starts fewer; those it has started are ended again.
+    pub fn new(n_threads: usize) -> Result<Self> {
+        Self::spawned(n_threads, |name, work| std::thread::Builder::new().name(name).spawn(work))
+    }
+
+    /// A pool whose threads `spawn` starts.
+    fn spawned(
+        n_threads: usize,
+        spawn: impl Fn(String, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
+    ) -> Result<Self> {
+        let wanted = n_threads.max(1);
         let shared = Arc::new(Shared {
             epoch: AtomicU32::new(0),
             pending: AtomicUsize::new(0),
@@ -70,17 +85,18 @@ impl Pool {
             lock: Mutex::new(()),
             wake: Condvar::new(),
         });
-        let workers = (1..n_threads.max(1))
-            .map(|index| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("kvant-{index}"))
-                    .spawn(move || work(&shared, index))
-                    .expect("the system refused to start a thread")
-            })
-            .collect();
-        let next = (0..n_threads.max(1)).map(|_| Next::default()).collect();
-        Self { shared, workers, region: Mutex::new(()), next }
+        let next = (0..wanted).map(|_| Next::default()).collect();
+        let mut pool = Self { shared, workers: Vec::new(), region: Mutex::new(()), next };
+        for index in 1..wanted {
+            let shared = Arc::clone(&pool.shared);
+            match spawn(format!("kvant-{index}"), Box::new(move || work(&shared, index))) {
+                Ok(worker) => pool.workers.push(worker),
+                Err(error) => {
+                    return Err(BackendError::Threads { wanted, started: index, problem: error.to_string() });
+                }
+            }
+        }
+        Ok(pool)
     }
 
     /// Threads that take part in a region.
@@ -231,7 +247,7 @@ mod tests {
     #[test]
     fn every_item_runs_exactly_once() {
         for n_threads in [1, 2, 5] {
-            let pool = Pool::new(n_threads);
+            let pool = Pool::new(n_threads).unwrap();
             for n in [0, 1, 2, 7, 1000] {
                 let counts: Vec<_> = (0..n).map(|_| AtomicUsize::new(0)).collect();
                 pool.for_each(n, &|i| {
@@ -247,7 +263,7 @@ mod tests {
 
     #[test]
     fn every_item_meets_the_state_of_one_thread() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3).unwrap();
         let mut items = vec![Vec::new(); 3];
         pool.for_each_with(&mut items, 100, &|own, item| own.push(item));
         let mut all = items.concat();
@@ -257,7 +273,7 @@ mod tests {
 
     #[test]
     fn workers_wake_from_sleep() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3).unwrap();
         for _ in 0..3 {
             let sum = AtomicUsize::new(0);
             pool.run(&|thread| {
@@ -270,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2).unwrap();
         for bad in 0..2 {
             let result = catch_unwind(AssertUnwindSafe(|| pool.run(&|thread| assert_ne!(thread, bad))));
             assert!(result.is_err());
@@ -280,5 +296,26 @@ mod tests {
             ran.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(ran.into_inner(), 10);
+    }
+
+    /// Of five threads the system starts three.
+    #[test]
+    fn a_thread_that_cannot_be_started_is_an_error_and_the_others_end() {
+        let alive = Arc::new(AtomicUsize::new(0));
+        let refused = Pool::spawned(5, |name, work| {
+            if name == "kvant-3" {
+                return Err(io::Error::from(io::ErrorKind::WouldBlock));
+            }
+            let alive = Arc::clone(&alive);
+            std::thread::Builder::new().spawn(move || {
+                alive.fetch_add(1, Ordering::SeqCst);
+                work();
+                alive.fetch_sub(1, Ordering::SeqCst);
+            })
+        });
+        let error = refused.err().expect("a refusal").to_string();
+        assert!(error.starts_with("3 of 5 threads started: "), "{error}");
+        // The pool is gone, and with it everyone it had waited for.
+        assert_eq!(alive.load(Ordering::SeqCst), 0);
     }
 }

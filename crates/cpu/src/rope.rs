@@ -82,7 +82,7 @@ mod tests {
     /// Both pairings, a part of the head passed through, more rows than the serial path takes.
     #[test]
     fn pairs_are_turned_by_their_angle_after_the_norm() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2).unwrap();
         let heads = Heads { n: 3, dim: 10 };
         let weight: Vec<f32> = (0..10).map(|i| 0.5 + i as f32 / 8.0).collect();
         for rows in [1, 2, MIN_PARALLEL_VALUES / 30 + 1] {

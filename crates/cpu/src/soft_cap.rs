@@ -35,7 +35,7 @@ mod tests {
     #[test]
     fn what_is_not_finite_stays_visible() {
         let mut x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30, -1e30, 0.0];
-        soft_cap(&Pool::new(1), &mut x, 30.0);
+        soft_cap(&Pool::new(1).unwrap(), &mut x, 30.0);
         assert!(x[..3].iter().all(|x| x.is_nan()), "{x:?}");
         assert_eq!(x[3..], [30.0, -30.0, 0.0]);
     }

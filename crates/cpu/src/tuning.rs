@@ -109,6 +109,11 @@ impl Tuning {
         }
         Ok((best, trials))
     }
+
+    /// Whether [`Tuning::find`] can have come to these numbers: those of a file may be anybody's.
+    pub fn can_be_found(mut self) -> bool {
+        KNOBS.iter().all(|knob| knob.candidates.contains((knob.place)(&mut self)))
+    }
 }
 
 /// The candidate that takes least beside `default` (one of them), if that is clearly less: the median over the rounds, in
@@ -135,7 +140,7 @@ struct Work {
 
 impl Work {
     fn new(isa: Isa, n_threads: usize) -> Result<Self> {
-        let device = CpuDevice::new(isa, n_threads);
+        let device = CpuDevice::new(isa, n_threads)?;
         let (n_out, n_in) = SHAPE;
         let row_bytes = DType::Q4_0.row_bytes(n_in).expect("whole blocks");
         // Zero scales everywhere: how long a product takes does not depend on its numbers.
@@ -182,6 +187,8 @@ mod tests {
         for knob in &KNOBS {
             assert!(knob.candidates.contains((knob.place)(&mut Tuning::default())), "{}", knob.name);
         }
+        assert!(Tuning::default().can_be_found());
+        assert!(!Tuning { items_per_thread: usize::MAX, ..Default::default() }.can_be_found());
     }
 
     /// Whatever the numbers, even absurd ones, the products are the same bits.
@@ -189,7 +196,7 @@ mod tests {
     fn tuning_changes_no_result() {
         for isa in Isa::available() {
             let products = |tuning| {
-                let device = CpuDevice::new(isa, 3).with_tuning(tuning);
+                let device = CpuDevice::new(isa, 3).unwrap().with_tuning(tuning);
                 let mut values = vec![0.0; 40 * 256];
                 Random::new(2).fill_gaussian(&mut values, 1.0);
                 let mut bytes = vec![0; 70 * DType::Q4_0.row_bytes(256).unwrap()];

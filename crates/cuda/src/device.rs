@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice,
-    KvPart, Norm, Output, Page, Result, Rope, RopeParams, WeightSource, check_append, check_attend,
+    KvPart, Matrix, Norm, Output, Page, Result, Rope, RopeParams, WeightSource, check_add_normed,
+    check_append, check_attend, check_copy, check_embed, check_gated_ffn, check_project, check_read,
+    check_rope, check_rope_append, check_soft_cap, check_top_k, check_write,
 };
 use kvant_codec::DType;
 
@@ -18,7 +20,6 @@ use crate::{
     norm, product, rope, soft_cap, top_k,
 };
 
-const ROPE: &str = "rope";
 /// The variable that switches the recording of decode steps off.
 const GRAPH: &str = "KVANT_CUDA_GRAPH";
 
@@ -70,12 +71,6 @@ impl CudaDevice {
 
     pub(crate) fn on(cx: Context, name: String, records: bool) -> Self {
         Self { cx, name, records, is_warm: AtomicBool::new(false), rows: Mutex::default() }
-    }
-
-    /// What the ops run in.
-    #[cfg(test)]
-    pub(crate) fn context(&self) -> &Context {
-        &self.cx
     }
 
     /// The product's name, such as `NVIDIA H200`.
@@ -138,14 +133,10 @@ impl CudaDevice {
     }
 }
 
-/// The rows of `input`, once they are known to exist and to fit `n_in` columns.
-fn operand(op: &'static str, input: &Input<'_, CudaDevice>, n_in: usize) -> Result<Operand> {
-    let first = input.first_row.saturating_mul(n_in);
-    let end = first.saturating_add(input.rows.saturating_mul(n_in));
-    BackendError::check_at_least(op, "length of the input", end, input.x.len())?;
-    let x = input.x.ptr() + (first * size_of::<f32>()) as u64;
-    let norm = input.norm.map(|norm| norm_parts(op, norm, n_in)).transpose()?;
-    Ok(Operand::new(x, [input.rows, n_in], norm))
+/// The rows of `input`, which have `n_in` columns.
+fn operand(input: &Input<'_, CudaDevice>, n_in: usize) -> Operand {
+    let x = input.x.ptr() + bytes(input.first_row * n_in) as u64;
+    Operand::new(x, [input.rows, n_in], input.norm.map(norm_parts))
 }
 
 /// `y = w x`, to be changed where more is wanted.
@@ -154,29 +145,9 @@ fn product_of(op: &'static str, w: &CudaMatrix, y: DevicePtr) -> Result<Product>
     Ok(Product { w: w.ptr(op)?, dtype, n_out, up: None, bias: None, y, accumulate: false })
 }
 
-/// Weight and eps of a norm over `len` values.
-fn norm_parts(op: &'static str, norm: Norm<'_, CudaBuffer>, len: usize) -> Result<NormParts> {
-    BackendError::check(op, "length of the norm's weight", len, norm.weight.len())?;
-    Ok(NormParts { weight: norm.weight.ptr(), eps: norm.eps })
-}
-
-/// How heads are normed and turned, once the shapes are known to agree.
-fn turn_of(
-    x: &CudaBuffer,
-    rows: usize,
-    heads: Heads,
-    norm: Option<Norm<'_, CudaBuffer>>,
-    params: RopeParams,
-    angles: &CudaBuffer,
-) -> Result<Turn> {
-    let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
-    BackendError::check_at_least(ROPE, "length of the heads", len, x.len())?;
-    BackendError::check_at_least(ROPE, "size of a head", params.n_rot, heads.dim)?;
-    BackendError::check(ROPE, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
-    let n_angles = rows.saturating_mul(params.n_rot);
-    BackendError::check_at_least(ROPE, "length of the angles", n_angles, angles.len())?;
-    let norm = norm.map(|norm| norm_parts(ROPE, norm, heads.dim)).transpose()?;
-    Ok(Turn::new(norm, params, angles.ptr()))
+/// Weight and eps of a norm.
+fn norm_parts(norm: Norm<'_, CudaBuffer>) -> NormParts {
+    NormParts { weight: norm.weight.ptr(), eps: norm.eps }
 }
 
 /// Where new rows and the band are, once the shapes are known to agree.
@@ -244,13 +215,12 @@ impl Backend for CudaDevice {
     }
 
     fn write(&self, dst: &mut CudaBuffer, src: &[f32]) -> Result<()> {
-        BackendError::check_at_least("write", "length of the buffer", src.len(), dst.len())?;
+        check_write(dst, src)?;
         Ok(self.cx.gpu().write(dst.ptr(), bytemuck::cast_slice(src))?)
     }
 
     fn copy(&self, src: &CudaBuffer, from: usize, dst: &mut CudaBuffer, to: usize, len: usize) -> Result<()> {
-        BackendError::check_at_least("copy", "length of the source", from.saturating_add(len), src.len())?;
-        BackendError::check_at_least("copy", "length of the destination", to.saturating_add(len), dst.len())?;
+        check_copy(src, from, dst, to, len)?;
         if len == 0 {
             return Ok(());
         }
@@ -259,9 +229,8 @@ impl Backend for CudaDevice {
     }
 
     fn read(&self, src: &CudaBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
-        let end = offset.saturating_add(dst.len());
-        BackendError::check_at_least("read", "length of the buffer", end, src.len())?;
-        let from = src.ptr() + (offset * size_of::<f32>()) as u64;
+        check_read(src, offset, dst)?;
+        let from = src.ptr() + bytes(offset) as u64;
         Ok(self.cx.gpu().read(from, bytemuck::cast_slice_mut(dst))?)
     }
 
@@ -273,11 +242,10 @@ impl Backend for CudaDevice {
         k: usize,
         out: &mut Vec<Candidate>,
     ) -> Result<()> {
-        let end = offset.saturating_add(n_vocab);
-        BackendError::check_at_least("top_k", "length of the buffer", end, logits.len())?;
+        check_top_k(logits, offset, n_vocab)?;
         let k = k.min(n_vocab);
         if 0 < k && k <= top_k::MAX_K {
-            let first = logits.ptr() + (offset * size_of::<f32>()) as u64;
+            let first = logits.ptr() + bytes(offset) as u64;
             return Ok(top_k::top_k(&self.cx, first, n_vocab, k, out)?);
         }
         // So many that the whole row is no longer to bring.
@@ -315,14 +283,9 @@ impl Backend for CudaDevice {
     }
 
     fn embed(&self, table: &CudaMatrix, tokens: &[u32], scale: f32, out: &mut CudaBuffer) -> Result<()> {
-        const OP: &str = "embed";
-        let len = tokens.len().saturating_mul(table.n_in());
-        BackendError::check_at_least(OP, "length of the output", len, out.len())?;
-        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= table.n_out()) {
-            BackendError::check_at_least(OP, "rows of the table", token as usize + 1, table.n_out())?;
-        }
+        check_embed(table, tokens, out)?;
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-        rows.resize(len, 0.0);
+        rows.resize(tokens.len() * table.n_in(), 0.0);
         table.decode_rows(tokens, &mut rows)?;
         rows.iter_mut().for_each(|x| *x *= scale);
         Ok(self.cx.gpu().write(out.ptr(), bytemuck::cast_slice(&rows))?)
@@ -330,18 +293,12 @@ impl Backend for CudaDevice {
 
     fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()> {
         const OP: &str = "project";
+        check_project(&input, outputs)?;
         let Some(first) = outputs.first() else { return Ok(()) };
-        let mut x = operand(OP, &input, first.w.n_in())?;
+        let mut x = operand(&input, first.w.n_in());
         for output in outputs {
-            let (w, n_out) = (output.w, output.w.n_out());
-            BackendError::check(OP, "input features of the weights", x.n_in, w.n_in())?;
-            let len = input.rows.saturating_mul(n_out);
-            BackendError::check_at_least(OP, "length of the output", len, output.y.len())?;
-            if let Some(bias) = output.bias {
-                BackendError::check(OP, "length of the bias", n_out, bias.len())?;
-            }
             let bias = output.bias.map(CudaBuffer::ptr);
-            let plain = product_of(OP, w, output.y.ptr())?;
+            let plain = product_of(OP, output.w, output.y.ptr())?;
             let product = Product { bias, accumulate: output.accumulate, ..plain };
             product::product(&self.cx, &mut x, &product)?;
         }
@@ -357,17 +314,15 @@ impl Backend for CudaDevice {
         y: &mut CudaBuffer,
     ) -> Result<()> {
         const OP: &str = "gated_ffn";
-        let mut x = operand(OP, &input, gate.n_in())?;
-        BackendError::check(OP, "input features of `up`", gate.n_in(), up.n_in())?;
-        BackendError::check(OP, "output features of `up`", gate.n_out(), up.n_out())?;
-        let len = input.rows.saturating_mul(up.n_out());
-        BackendError::check_at_least(OP, "length of the output", len, y.len())?;
+        check_gated_ffn(&input, gate, up, y)?;
+        let mut x = operand(&input, gate.n_in());
         let up_product = product_of(OP, up, y.ptr())?;
         if gate.dtype() == up.dtype() && product::has_gate(gate.dtype(), x.rows) {
             let both = Product { up: Some((up_product.w, activation)), ..product_of(OP, gate, y.ptr())? };
             return Ok(product::product(&self.cx, &mut x, &both)?);
         }
-        let g = self.cx.scratch(len * size_of::<f32>())?;
+        let len = input.rows * up.n_out();
+        let g = self.cx.scratch(bytes(len))?;
         product::product(&self.cx, &mut x, &product_of(OP, gate, g.ptr())?)?;
         product::product(&self.cx, &mut x, &up_product)?;
         Ok(gate::gate(&self.cx, activation, g.ptr(), y.ptr(), len)?)
@@ -380,17 +335,14 @@ impl Backend for CudaDevice {
         rows: usize,
         norm: Norm<'_, CudaBuffer>,
     ) -> Result<()> {
-        const OP: &str = "add_normed";
+        check_add_normed(x, y, rows, &norm)?;
         let n = norm.weight.len();
-        let len = rows.saturating_mul(n);
-        BackendError::check_at_least(OP, "length of the sum", len, x.len())?;
-        BackendError::check_at_least(OP, "length of the branch", len, y.len())?;
-        let norm = norm_parts(OP, norm, n)?;
+        let norm = norm_parts(norm);
         Ok(norm::add_normed(&self.cx, y.ptr(), norm, [rows, n], x.ptr())?)
     }
 
     fn soft_cap(&self, x: &mut CudaBuffer, len: usize, cap: f32) -> Result<()> {
-        BackendError::check_at_least("soft_cap", "length of the buffer", len, x.len())?;
+        check_soft_cap(x, len)?;
         Ok(soft_cap::soft_cap(&self.cx, x.ptr(), len, cap)?)
     }
 
@@ -403,7 +355,8 @@ impl Backend for CudaDevice {
         params: RopeParams,
         angles: &CudaBuffer,
     ) -> Result<()> {
-        let turn = turn_of(x, rows, heads, norm, params, angles)?;
+        check_rope(x, rows, heads, norm, params, angles)?;
+        let turn = Turn::new(norm.map(norm_parts), params, angles.ptr());
         Ok(rope::rope(&self.cx, x.ptr(), rows, heads, turn)?)
     }
 
@@ -426,17 +379,13 @@ impl Backend for CudaDevice {
         v: &CudaBuffer,
         band: Option<&mut CudaPage>,
     ) -> Result<()> {
-        let Rope { params, angles, q_heads, k_heads, q_norm, k_norm } = *rope;
-        BackendError::check(ROPE, "size of a key head", q_heads.dim, k_heads.dim)?;
-        for part in &*parts {
-            BackendError::check(ROPE, "key heads", part.layer.k.len(), k_heads.n)?;
-        }
-        let rows = parts.iter().map(|part| part.rows.range().end).max().unwrap_or(0);
+        let rows = check_rope_append(parts, rope, q, k)?;
+        let turn = |norm: Option<_>| Turn::new(norm.map(norm_parts), rope.params, rope.angles.ptr());
         let turns = append::Turns {
-            k: turn_of(k, rows, k_heads, k_norm, params, angles)?,
-            q: turn_of(q, rows, q_heads, q_norm, params, angles)?,
+            k: turn(rope.k_norm),
+            q: turn(rope.q_norm),
             queries: q.ptr(),
-            n_query_heads: q_heads.n,
+            n_query_heads: rope.q_heads.n,
             rows,
         };
         append::append(&self.cx, parts, new_rows(parts, k, v, band.as_deref())?, Some(turns))

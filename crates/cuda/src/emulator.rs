@@ -1,5 +1,6 @@
 //! The interpreter of PTX as a [`Gpu`], for tests: what it runs is what a driver would get.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -61,13 +62,18 @@ pub(crate) fn or_skip<T>(found: Result<T, CudaError>) -> Option<T> {
     match found {
         Ok(found) => Some(found),
         Err(error @ CudaError::NoNvrtc) if !is_required => {
-            let test = std::thread::current().name().unwrap_or("a test").to_owned();
-            // Not by a macro: what those print in tests that pass is swallowed.
-            let _ = io::stderr().write_all(format!("skipped: {test}: {error}\n").as_bytes());
+            skipped(&error);
             None
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Says on a line `skipped: ..` that this test does not run, or not all of it, because of `reason`.
+pub(crate) fn skipped(reason: &dyn Display) {
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    // Not by a macro: what those print in tests that pass is swallowed.
+    let _ = io::stderr().write_all(format!("skipped: {test}: {reason}\n").as_bytes());
 }
 
 /// A context on a new machine, or [`or_skip`].

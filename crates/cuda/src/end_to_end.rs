@@ -78,7 +78,7 @@ fn both(model: &str, kv: DType) -> Option<(Running<CpuDevice>, Running<CudaDevic
 }
 
 fn cpu() -> CpuDevice {
-    CpuDevice::new(Isa::Scalar, 1)
+    CpuDevice::new(Isa::Scalar, 1).unwrap()
 }
 
 /// The largest of some errors; NaN where one is, wherever it stands.

@@ -10,6 +10,8 @@
 mod append;
 mod attend;
 mod builds;
+#[cfg(test)]
+mod conformance;
 mod constants;
 mod context;
 mod device;

@@ -1,6 +1,6 @@
 //! Weight matrices: where they are for products, and the rows of a token embedding.
 
-use kvant_backend::{BackendError, Result, WeightSource};
+use kvant_backend::{BackendError, Matrix, Result, WeightSource, check_matrix};
 use kvant_codec::DType;
 
 use crate::memory::Block;
@@ -19,13 +19,7 @@ pub struct CudaMatrix {
 impl CudaMatrix {
     /// A table to look rows up in.
     pub(crate) fn table(source: WeightSource) -> Result<Self> {
-        let WeightSource { dtype, n_out, n_in, ref bytes } = source;
-        let row_bytes = dtype.row_bytes(n_in).map_err(|error| BackendError::Unsupported {
-            op: "matrix",
-            wanted: error.to_string(),
-            has: "rows of whole blocks".to_owned(),
-        })?;
-        BackendError::check("matrix", "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())?;
+        check_matrix(&source)?;
         Ok(Self { source, block: None })
     }
 
@@ -58,16 +52,6 @@ impl CudaMatrix {
         self.source.dtype
     }
 
-    /// Rows: output features.
-    pub(crate) fn n_out(&self) -> usize {
-        self.source.n_out
-    }
-
-    /// Columns: input features.
-    pub(crate) fn n_in(&self) -> usize {
-        self.source.n_in
-    }
-
     /// Decodes rows `tokens`, which exist, into `out` `[tokens, n_in]`.
     pub(crate) fn decode_rows(&self, tokens: &[u32], out: &mut [f32]) -> Result<()> {
         let row_bytes = self.source.bytes.len() / self.n_out().max(1);
@@ -80,5 +64,15 @@ impl CudaMatrix {
             })?;
         }
         Ok(())
+    }
+}
+
+impl Matrix for CudaMatrix {
+    fn n_out(&self) -> usize {
+        self.source.n_out
+    }
+
+    fn n_in(&self) -> usize {
+        self.source.n_in
     }
 }

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvant_backend::{BackendError, Page, PageTable};
+use kvant_backend::{BackendError, Buffer, Page, PageTable};
 
 use crate::{Context, CudaError, DevicePtr, Gpu};
 
@@ -271,6 +271,12 @@ impl CudaBuffer {
     /// Whether it holds no value.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+}
+
+impl Buffer for CudaBuffer {
+    fn n_values(&self) -> usize {
+        self.len
     }
 }
 

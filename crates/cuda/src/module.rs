@@ -1,7 +1,7 @@
 //! From CUDA C++ to PTX, compiled once per source, options, architecture and compiler version.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
@@ -60,7 +60,7 @@ impl Compiler {
     /// # Errors
     /// [`CudaError::NoNvrtc`].
     pub fn find() -> Result<Self, CudaError> {
-        Self::keeping_in(cache_folder())
+        Self::keeping_in(kvant_files::cache_folder().map(|folder| folder.join("cuda")))
     }
 
     /// A compiler that keeps its results in `folder`, or nowhere.
@@ -134,39 +134,15 @@ impl Kept {
 
     /// The PTX, if it is there and whole: it starts with the compiler's comment and ends with a closing brace.
     fn read(&self) -> Option<String> {
-        let ptx = fs::read_to_string(&self.ptx).ok()?;
+        let ptx = String::from_utf8(kvant_files::read(&self.ptx).ok()?).ok()?;
         (ptx.contains(".version") && ptx.trim_end().ends_with('}')).then_some(ptx)
     }
 
     fn write(&self, source: &Source, constants: &str, ptx: &str) -> io::Result<()> {
-        write_whole(&self.source, &format!("{constants}\n{}", source.text))?;
-        write_whole(&self.ptx, ptx)
+        self.ptx.parent().map_or(Ok(()), fs::create_dir_all)?;
+        kvant_files::write(&self.source, format!("{constants}\n{}", source.text).as_bytes())?;
+        kvant_files::write(&self.ptx, ptx.as_bytes())
     }
-}
-
-/// Writes a file beside `path` and renames it, so that readers see all of it or none.
-fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let unfinished =
-        path.with_extension(format!("{}.{:?}.tmp", std::process::id(), std::thread::current().id()));
-    let written = fs::File::create(&unfinished).and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    });
-    let renamed = written.and_then(|()| fs::rename(&unfinished, path));
-    if renamed.is_err() {
-        let _ = fs::remove_file(&unfinished);
-    }
-    renamed
-}
-
-/// Where the user's programs keep what can be made again.
-fn cache_folder() -> Option<PathBuf> {
-    let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = || folder("HOME").map(|home| home.join(".cache"));
-    let base = folder("XDG_CACHE_HOME").or_else(|| folder("LOCALAPPDATA")).or_else(home)?;
-    Some(base.join("kvant").join("cuda"))
 }
 
 #[cfg(test)]

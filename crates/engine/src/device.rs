@@ -54,12 +54,6 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// How the CPU is to work.
-pub(crate) struct CpuSettings {
-    pub n_threads: Option<usize>,
-    pub repack: bool,
-}
-
 /// How many layers go where.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Placement {
@@ -86,12 +80,12 @@ impl Placement {
 /// Loads a model to where its layers go.
 pub(crate) fn load(
     placement: Placement,
-    cpu: CpuSettings,
+    n_threads: Option<usize>,
     config: Config,
     gguf: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn Loaded>, Error> {
-    let open_cpu = || tuning::open_cpu(cpu.n_threads).map(|device| device.with_repack(cpu.repack));
+    let open_cpu = || tuning::open_cpu(n_threads);
     let n_layers = config.layers.len();
     let whole = Part::whole(n_layers);
     let Some(gpu) = Gpu::choose(placement.device()?)? else {

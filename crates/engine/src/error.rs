@@ -50,6 +50,14 @@ pub enum Error {
         /// The context length.
         n_ctx: usize,
     },
+    /// The prompt is so long that it needs no counting.
+    #[error("the prompt has {fewest} tokens or more, the context holds {n_ctx}")]
+    TextTooLong {
+        /// The fewest tokens that a text of this length can have.
+        fewest: usize,
+        /// The context length.
+        n_ctx: usize,
+    },
     /// The device has too little memory for the layers it is to take.
     #[error(
         "{device}: {needed} bytes wanted for the weights, {usable} can be had; {fitting} of {n_layers} layers fit"
@@ -89,6 +97,16 @@ pub enum Error {
     /// Nothing has been fed since the session was begun, rewound, forked or restored.
     #[error("no logits: feed a token first")]
     NoLogits,
+    /// The model's output is broken: a logit is NaN or positive infinity.
+    #[error("the logits after position {position} are broken: that of token {token} is {got}")]
+    LogitNotFinite {
+        /// Position of the token that was read last, from 0.
+        position: usize,
+        /// The first token at fault.
+        token: u32,
+        /// Its logit.
+        got: f32,
+    },
     /// A setting is out of range.
     #[error("{name}: expected {expected}, got {got}")]
     Setting {

@@ -25,13 +25,14 @@
 
 mod context_file;
 mod device;
-pub mod durable;
 mod error;
+mod fingerprint;
 mod generate;
 #[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
 mod gpu;
 mod model;
 mod profile;
+mod prompt;
 pub mod quantize;
 mod runtime;
 mod session;
@@ -43,14 +44,15 @@ pub use device::{Device, DeviceChoice, memory_bandwidth};
 pub use error::Error;
 pub use generate::{CancelFlag, Finish, GenerateOptions, Generation, Stats, Token};
 pub use gpu::Gpu;
-pub use kvant_backend::{DeviceInfo, KernelChoice};
+pub use kvant_backend::{BackendError, DeviceInfo, KernelChoice, limits};
 pub use kvant_codec::DType;
+pub use kvant_files as files;
 pub use kvant_gguf::{self as gguf, Gguf};
 pub use kvant_kv::{KvError, KvLayerShape, KvShape, Plan, Policies, Policy};
 pub use kvant_model::{Config, LayerSpec, Want};
-pub use kvant_text::chat::{ChatTemplate, Message, RenderOptions};
+pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::sampler::{Sampler, SamplerParams};
-pub use kvant_text::tokenizer::{DecodeStream, Special, Tokenizer};
-pub use model::{Model, OpenOptions};
+pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
+pub use model::{Model, Needs, OpenOptions};
 pub use profile::StageTime;
 pub use session::{Feed, KvOptions, KvUse, Session, SessionOptions};

@@ -7,13 +7,12 @@ use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, Plan};
 use kvant_model::Config;
-use kvant_text::chat::{ChatTemplate, Message, RenderOptions};
-use kvant_text::tokenizer::{Special, Tokenizer};
-use xxhash_rust::xxh3::Xxh3;
+use kvant_text::chat::{ChatTemplate, TemplateError};
+use kvant_text::tokenizer::Tokenizer;
 
 use crate::device::{self, DeviceChoice, Placement};
 use crate::runtime::Loaded;
-use crate::{Error, Session, SessionOptions};
+use crate::{Error, Session, SessionOptions, fingerprint};
 
 /// Our own small model, for the first minute and for tests (see `assets/model/pocket.md`).
 pub(crate) static POCKET: &[u8] = include_bytes!("../../../assets/model/pocket-q8_0.gguf");
@@ -28,10 +27,26 @@ pub struct OpenOptions<'a> {
     pub n_gpu_layers: Option<usize>,
     /// Threads to work with; all cores when `None`.
     pub n_threads: Option<usize>,
-    /// Leave weights as they are in the mapped file instead of laying them out for the kernels: less memory, slower.
-    pub no_repack: bool,
+    /// A chat template to use instead of the file's own.
+    pub chat_template: Option<String>,
+    /// What the file must have besides its weights.
+    pub needs: Needs,
     /// Told the fraction loaded, from 0 to 1.
     pub progress: Option<&'a mut dyn FnMut(f32)>,
+}
+
+/// What a file must have besides weights; it is refused before they are loaded if it has not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Needs {
+    /// Nothing: token numbers are enough.
+    #[default]
+    Nothing,
+    /// A tokenizer.
+    Tokenizer,
+    /// A tokenizer, and no chat template that cannot be used.
+    NoBadTemplate,
+    /// A tokenizer and a chat template.
+    ChatTemplate,
 }
 
 /// A model, ready to make sessions. Clones share the weights.
@@ -46,7 +61,7 @@ struct Inner {
     /// The vocabulary and the template, or why the file has none that can be used: a model without them still
     /// runs on token numbers.
     tokenizer: Result<Tokenizer, String>,
-    template: Result<ChatTemplate, String>,
+    template: Result<ChatTemplate, TemplateError>,
     fingerprint: OnceLock<String>,
 }
 
@@ -90,17 +105,11 @@ impl Model {
     pub fn from_gguf(gguf: impl Into<Arc<Gguf>>, options: OpenOptions<'_>) -> Result<Self, Error> {
         let gguf = gguf.into();
         let config = Config::from_gguf(&gguf)?;
+        let (tokenizer, template) = text_side(&gguf, options.chat_template.as_deref(), options.needs)?;
         let mut silent = |_| ();
-        let how = device::CpuSettings { n_threads: options.n_threads, repack: !options.no_repack };
         let progress = options.progress.unwrap_or(&mut silent);
         let placement = Placement { device: options.device, n_gpu_layers: options.n_gpu_layers };
-        let loaded = device::load(placement, how, config, &gguf, progress)?;
-        let tokenizer = Tokenizer::from_gguf(&gguf);
-        let template = match &tokenizer {
-            Ok(tokenizer) => ChatTemplate::from_gguf(&gguf, tokenizer).map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        let tokenizer = tokenizer.map_err(|error| error.to_string());
+        let loaded = device::load(placement, options.n_threads, config, &gguf, progress)?;
         Ok(Self {
             inner: Arc::new(Inner { loaded, gguf, tokenizer, template, fingerprint: OnceLock::new() }),
         })
@@ -134,16 +143,19 @@ impl Model {
         self.inner.loaded.weight_bytes()
     }
 
-    /// A number that tells models apart: the name, type and shape of every tensor, and the first and last 4,096
-    /// bytes of each. Two files with the same weights have the same; metadata does not count.
+    /// A number that tells models apart, 32 hexadecimal digits: over every byte of every tensor, the hyper-parameters, the
+    /// vocabulary and the chat template. The first call reads the whole model, unless the user's cache folder knows its
+    /// files.
     pub fn fingerprint(&self) -> &str {
-        self.inner.fingerprint.get_or_init(|| fingerprint(&self.inner.gguf))
+        let find = || fingerprint::find(&self.inner.gguf, kvant_files::cache_folder().as_deref());
+        self.inner.fingerprint.get_or_init(find)
     }
 
-    /// What the first block of a cache with this plan follows on.
-    pub(crate) fn block_root(&self, plan: &Plan) -> BlockKey {
+    /// What the first block of a cache with this plan follows on. Blocks are found in the memory of one loaded model alone, so
+    /// the plan is all that tells them apart.
+    pub(crate) fn block_root(plan: &Plan) -> BlockKey {
         let stored = Plan { notes: Vec::new(), ..plan.clone() };
-        BlockKey::root(&[self.fingerprint().as_bytes(), format!("{stored:?}").as_bytes()])
+        BlockKey::root(&[format!("{stored:?}").as_bytes()])
     }
 
     /// Bytes that the caches of all sessions have allocated together; what several share is counted once.
@@ -181,35 +193,19 @@ impl Model {
     /// # Errors
     /// When the file has none that this engine can use.
     pub fn tokenizer(&self) -> Result<&Tokenizer, Error> {
-        self.inner.tokenizer.as_ref().map_err(|why| missing("tokenizer", why))
+        self.inner.tokenizer.as_ref().map_err(|why| Error::Setting {
+            name: "tokenizer",
+            expected: "one that this engine can use".to_owned(),
+            got: why.clone(),
+        })
     }
 
     /// The file's chat template.
     ///
     /// # Errors
-    /// When the file has none that this engine can use.
+    /// [`TemplateError::Missing`] when it has none, and what is wrong with one that cannot be used.
     pub fn chat_template(&self) -> Result<&ChatTemplate, Error> {
-        self.inner.template.as_ref().map_err(|why| missing("chat template", why))
-    }
-
-    /// Tokens of a plain text prompt, with the model's begin-of-text token where it wants one. Special tokens
-    /// written in the text are read as such.
-    ///
-    /// # Errors
-    /// When there is no tokenizer or the text cannot be encoded.
-    pub fn text_prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
-        Ok(self.tokenizer()?.encode(text, Special::Parse, true)?)
-    }
-
-    /// Tokens of a conversation in the model's own chat format, ending where the assistant is to answer.
-    ///
-    /// # Errors
-    /// When there is no template, or the template refuses the conversation.
-    pub fn chat_prompt(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
-        let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
-        let text = self.chat_template()?.render(messages, &options)?;
-        // Adds the begin-of-text token where the model wants one and the template did not write it.
-        Ok(self.tokenizer()?.encode(&text, Special::Parse, true)?)
+        self.inner.template.as_ref().map_err(|error| error.clone().into())
     }
 
     pub(crate) fn loaded(&self) -> &Arc<dyn Loaded> {
@@ -217,28 +213,29 @@ impl Model {
     }
 }
 
-fn missing(name: &'static str, why: &str) -> Error {
-    Error::Setting { name, expected: "one that this engine can use".to_owned(), got: why.to_owned() }
+type TextSide = (Result<Tokenizer, String>, Result<ChatTemplate, TemplateError>);
+
+/// The tokenizer and the chat template of a file, or why there is none; refused here if it is needed.
+fn text_side(gguf: &Gguf, source: Option<&str>, needs: Needs) -> Result<TextSide, Error> {
+    let tokenizer = match Tokenizer::from_gguf(gguf) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) if needs != Needs::Nothing => return Err(error.into()),
+        Err(error) => return Ok((Err(error.to_string()), Err(TemplateError::Missing))),
+    };
+    let template = match source {
+        Some(source) => ChatTemplate::for_tokenizer(source, &tokenizer),
+        None => ChatTemplate::from_gguf(gguf, &tokenizer),
+    };
+    match (&template, needs) {
+        (Err(TemplateError::Missing), Needs::NoBadTemplate) => {}
+        (Err(error), Needs::NoBadTemplate | Needs::ChatTemplate) => return Err(error.clone().into()),
+        _ => {}
+    }
+    Ok((Ok(tokenizer), template))
 }
 
 impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Model").field("config", self.config()).field("device", &self.device()).finish()
     }
-}
-
-/// See [`Model::fingerprint`].
-fn fingerprint(gguf: &Gguf) -> String {
-    const SAMPLE: usize = 4096;
-    let mut hash = Xxh3::new();
-    for info in gguf.tensors() {
-        hash.update(format!("{}:{}:{:?};", info.name, info.dtype.name(), info.shape).as_bytes());
-        // A tensor that could not be read would have failed while the model was loaded.
-        if let Ok(tensor) = gguf.tensor(&info.name) {
-            let n = tensor.bytes.len();
-            hash.update(&tensor.bytes[..n.min(SAMPLE)]);
-            hash.update(&tensor.bytes[n.saturating_sub(SAMPLE)..]);
-        }
-    }
-    format!("{:016x}", hash.digest())
 }

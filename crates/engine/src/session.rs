@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use kvant_backend::Candidate;
+use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
 use kvant_kv::{Plan, Policies};
 use kvant_model::{Entry, Want};
-use kvant_text::sampler::Sampler;
+use kvant_text::sampler::{SampleError, Sampler};
 
 use crate::generate::{CancelFlag, GenerateOptions, Generation};
 use crate::runtime::{Logits, MAX_ROWS, Room, Sequence, StepRow};
@@ -97,9 +98,8 @@ pub struct Feed<'a> {
 impl Session {
     pub(crate) fn new(model: Model, options: SessionOptions) -> Result<Self, Error> {
         let room = options.n_ctx.map_or(Room::UpTo(model.config().n_ctx_train), Room::Exactly);
-        if let Room::Exactly(0) = room {
-            let expected = "at least 1 token of context".to_owned();
-            return Err(Error::Setting { name: "n_ctx", expected, got: "0".to_owned() });
+        if let Room::Exactly(n_ctx) = room {
+            check_size("n_ctx", n_ctx, 1..=MAX_TOKENS)?;
         }
         let shape = model.config().kv_shape();
         let kv = options.kv;
@@ -109,7 +109,7 @@ impl Session {
     }
 
     pub(crate) fn from_parts(model: Model, sequence: Sequence, tokens: Vec<u32>) -> Self {
-        sequence.loaded().set_root(sequence.id(), model.block_root(sequence.plan()));
+        sequence.loaded().set_root(sequence.id(), Model::block_root(sequence.plan()));
         let (row, likeliest) = (Vec::new(), Vec::new());
         Self { model, sequence, tokens, lent: None, row, likeliest, is_real: true }
     }
@@ -214,11 +214,21 @@ impl Session {
     pub fn draw(&mut self, sampler: &mut Sampler) -> Result<u32, Error> {
         let Some(k) = sampler.n_candidates(self.tokens.len()) else {
             self.logits()?;
-            return Ok(sampler.sample(&self.row, &self.tokens)?);
+            return sampler.sample(&self.row, &self.tokens).map_err(|error| self.misdrawn(error));
         };
         let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
         logits.top_k(*row, k, &mut self.likeliest)?;
-        Ok(sampler.sample_likeliest(&self.likeliest, &self.tokens)?)
+        sampler.sample_likeliest(&self.likeliest, &self.tokens).map_err(|error| self.misdrawn(error))
+    }
+
+    /// Why no token could be drawn; of logits that are no numbers, after which token.
+    fn misdrawn(&self, error: SampleError) -> Error {
+        match error {
+            SampleError::NotANumber { id, got } => {
+                Error::LogitNotFinite { position: self.tokens.len().saturating_sub(1), token: id, got }
+            }
+            error => error.into(),
+        }
     }
 
     /// Reads `tokens` and hands the logits after each token from index `from` on to `visit`, as

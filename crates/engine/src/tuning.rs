@@ -1,7 +1,8 @@
 //! What `kvant doctor --tune` found on this machine, kept in a small file.
 //!
 //! The file is `kvant/tuning.json` in the user's cache folder; `KVANT_TUNING` names another, or is `off`. It counts
-//! only for the processor, the kernel set and the number of threads it was measured with.
+//! only for the processor, the kernel set and the number of threads it was measured with. One that cannot be read, or that
+//! another version wrote, counts for nothing and stops nothing; [`unusable`] tells of it.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -10,7 +11,7 @@ use kvant_backend::Backend;
 use kvant_cpu::{CpuDevice, Isa, Trial, Tuning};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, durable};
+use crate::Error;
 
 /// The file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +23,13 @@ struct Kept {
     prefetch: usize,
     items_per_thread: usize,
     row_block: usize,
+}
+
+impl Kept {
+    fn tuning(&self) -> Tuning {
+        let Self { prefetch, items_per_thread, row_block, .. } = *self;
+        Tuning { prefetch, items_per_thread, row_block }
+    }
 }
 
 /// What was tried, and where the winners are kept.
@@ -45,61 +53,61 @@ pub fn tune(n_threads: Option<usize>) -> Result<Tuned, Error> {
     };
     let n_threads = CpuDevice::from_env(n_threads)?.info().n_threads;
     let isa = Isa::from_env()?;
+    let refused = |error: io::Error| Error::Setting {
+        name: "tuning",
+        expected: format!("{} to be written", path.display()),
+        got: error.to_string(),
+    };
+    path.parent().map_or(Ok(()), fs::create_dir_all).map_err(refused)?;
+    kvant_files::check_target(&path).map_err(refused)?;
     let (tuning, trials) = Tuning::find(isa, n_threads)?;
     let Tuning { prefetch, items_per_thread, row_block } = tuning;
     let (cpu, kernels) = (cpu_name().unwrap_or_default(), isa.name().to_owned());
     let kept = Kept { cpu, kernels, n_threads, prefetch, items_per_thread, row_block };
     let text = serde_json::to_string_pretty(&kept).expect("plain JSON");
-    let written = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| {
-        durable::write_whole(&path, |file| io::Write::write_all(file, format!("{text}\n").as_bytes()))
-    });
-    match written {
-        Ok(()) => Ok(Tuned { trials, path }),
-        Err(error) => Err(unusable(&path, "to be written", &error)),
-    }
+    kvant_files::write(&path, format!("{text}\n").as_bytes()).map_err(refused)?;
+    Ok(Tuned { trials, path })
+}
+
+/// Why the file that is there counts for nothing, in one line; `None` where there is none, or it can be read.
+pub fn unusable() -> Option<String> {
+    let path = path()?;
+    let error = read(&path).err()?;
+    Some(format!("{}: {error}", path.display()))
 }
 
 /// The CPU with `n_threads` threads (all cores when `None`), tuned when this machine has been.
 ///
 /// # Errors
-/// When a setting cannot be honoured, or the file exists and cannot be read.
+/// When a setting cannot be honoured.
 pub(crate) fn open_cpu(n_threads: Option<usize>) -> Result<CpuDevice, Error> {
     let device = CpuDevice::from_env(n_threads)?;
-    let Some(kept) = path().map_or(Ok(None), |path| read(&path))? else { return Ok(device) };
+    let Some(kept) = path().and_then(|path| read(&path).ok()?) else { return Ok(device) };
     let fits = kept.kernels == device.isa().name()
         && kept.n_threads == device.info().n_threads
         && kept.cpu == cpu_name().unwrap_or_default();
-    let Kept { prefetch, items_per_thread, row_block, .. } = kept;
-    Ok(if fits { device.with_tuning(Tuning { prefetch, items_per_thread, row_block }) } else { device })
+    Ok(if fits { device.with_tuning(kept.tuning()) } else { device })
 }
 
-fn read(path: &Path) -> Result<Option<Kept>, Error> {
-    match fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(unusable(path, "to be readable", &error)),
-        Ok(text) => match serde_json::from_str(&text) {
-            Ok(kept) => Ok(Some(kept)),
-            Err(error) => Err(unusable(path, "to be what tuning writes (delete it)", &error)),
+fn read(path: &Path) -> io::Result<Option<Kept>> {
+    match kvant_files::read(path) {
+        Ok(text) => match serde_json::from_slice::<Kept>(&text)? {
+            kept if kept.tuning().can_be_found() => Ok(Some(kept)),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "numbers that tuning does not come to")),
         },
-    }
-}
-
-fn unusable(path: &Path, expected: &str, error: &dyn std::fmt::Display) -> Error {
-    Error::Setting {
-        name: "tuning",
-        expected: format!("{} {expected}", path.display()),
-        got: error.to_string(),
+        // Without a home, or with one that is no folder, nothing was kept.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 
 fn path() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("KVANT_TUNING") {
-        return (path != "off").then(|| path.into());
+    match std::env::var_os("KVANT_TUNING") {
+        Some(path) => (path != "off").then(|| path.into()),
+        None => Some(kvant_files::cache_folder()?.join("tuning.json")),
     }
-    let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = || folder("HOME").map(|home| home.join(".cache"));
-    let base = folder("XDG_CACHE_HOME").or_else(|| folder("LOCALAPPDATA")).or_else(home)?;
-    Some(base.join("kvant").join("tuning.json"))
 }
 
 /// The processor's own name, where the system tells it.

@@ -1,4 +1,5 @@
-//! llama.cpp's base-logits file (`llama-perplexity --kl-divergence-base`), read and written byte for byte.
+//! llama.cpp's base-logits file (`llama-perplexity --kl-divergence-base`), read and written byte for byte. Behind the last
+//! row, ours have a [trailer](crate::base_trailer) with checksums, which llama.cpp does not look at.
 //!
 //! ```text
 //!  0   8   "_logits_"
@@ -15,13 +16,19 @@
 //! rounding, and what the cut tail of the distribution held (log p <= -16 is not counted when it is read).
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use kvant::files;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
 use crate::EvalError;
+use crate::base_trailer::Trailer;
 use crate::score::LogProbs;
 
 const MAGIC: &[u8; 8] = b"_logits_";
+/// Bytes before the tokens.
+const HEAD: usize = 20;
 /// Nats below the top at which a logit is cut.
 const RANGE: f32 = 16.0;
 /// Words in front of a row's codes: two f32.
@@ -104,6 +111,11 @@ pub struct BaseReader {
     n_ctx: usize,
     n_vocab: usize,
     tokens: Vec<u32>,
+    /// Tells files apart.
+    identity: String,
+    trailer: Option<Trailer>,
+    /// Chunks read or passed over.
+    n_read: usize,
     /// Rows of the chunk read last.
     words: Vec<u16>,
 }
@@ -112,12 +124,13 @@ impl BaseReader {
     /// Opens a file and reads its head and tokens.
     ///
     /// # Errors
-    /// [`EvalError::File`] when it is no such file, is cut short, or holds senseless numbers.
+    /// [`EvalError::File`] when it is no such file, is cut short, was changed (where it has checksums), or holds senseless
+    /// numbers.
     pub fn open(path: &Path) -> Result<Self, EvalError> {
-        let file = File::open(path).map_err(EvalError::io(path))?;
+        let file = files::open(path).map_err(EvalError::io(path))?;
         let file_len = file.metadata().map_err(EvalError::io(path))?.len();
         let mut file = BufReader::with_capacity(1 << 20, file);
-        let mut head = [0; 20];
+        let mut head = [0; HEAD];
         match file.read_exact(&mut head) {
             Ok(()) if head[..8] == *MAGIC => {}
             Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
@@ -136,8 +149,10 @@ impl BaseReader {
         // Three factors of up to 2^31 do not fit 64 bits.
         let row_bytes = 2 * row_words(n_vocab) as u128;
         let chunk_bytes = 4 * n_ctx as u128 + rows_per_chunk(n_ctx) as u128 * row_bytes;
-        let expected = 20 + n_chunks as u128 * chunk_bytes;
-        if u128::from(file_len) != expected {
+        let expected = HEAD as u128 + n_chunks as u128 * chunk_bytes;
+        let with_trailer = expected + Trailer::n_bytes(n_chunks) as u128;
+        let has_trailer = u128::from(file_len) == with_trailer;
+        if u128::from(file_len) != expected && !has_trailer {
             let what = format!("expected {expected} bytes for {n_chunks} chunks, got {file_len}");
             return Err(EvalError::file(path, what));
         }
@@ -148,7 +163,27 @@ impl BaseReader {
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= n_vocab) {
             return Err(EvalError::file(path, format!("token {token} of a vocabulary of {n_vocab}")));
         }
-        Ok(Self { path: path.to_owned(), file, n_ctx, n_vocab, tokens, words: Vec::new() })
+        let mut front = Xxh3::new();
+        front.update(&head);
+        front.update(&bytes);
+        let mut identity = format!("{:016x}", front.digest());
+        let trailer = match has_trailer {
+            true => Some(read_trailer(&mut file, expected as u64, n_chunks).map_err(EvalError::io(path))?),
+            false => None,
+        };
+        let trailer = match trailer.map(|bytes| (Trailer::from_bytes(&bytes), xxh3_64(&bytes))) {
+            Some((Ok(trailer), sum)) => {
+                identity += &format!(":{sum:016x}");
+                Some(trailer)
+            }
+            Some((Err(what), _)) => return Err(corrupt(path, &what)),
+            None => None,
+        };
+        if trailer.as_ref().is_some_and(|trailer| trailer.sums[0] != front.digest()) {
+            return Err(corrupt(path, "the checksum of the head and the tokens"));
+        }
+        let path = path.to_owned();
+        Ok(Self { path, file, n_ctx, n_vocab, tokens, identity, trailer, n_read: 0, words: Vec::new() })
     }
 
     /// The file.
@@ -171,19 +206,32 @@ impl BaseReader {
         &self.tokens
     }
 
+    /// The [fingerprint](kvant::Model::fingerprint) of the model that the file is of, if it tells: llama.cpp's do not.
+    pub fn fingerprint(&self) -> Option<&str> {
+        self.trailer.as_ref().map(|trailer| trailer.fingerprint.as_str())
+    }
+
+    /// Tells files apart: by their text, and by their rows where they have checksums.
+    pub(crate) fn identity(&self) -> &str {
+        &self.identity
+    }
+
     /// Reads the rows of the next chunk, or passes over them.
     pub(crate) fn next_chunk(&mut self, wanted: bool) -> Result<(), EvalError> {
         let n_words = rows_per_chunk(self.n_ctx) * row_words(self.n_vocab);
-        let read = if wanted {
-            let mut bytes = vec![0; 2 * n_words];
-            let read = self.file.read_exact(&mut bytes);
-            self.words.clear();
-            self.words.extend(bytes.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes)));
-            read
-        } else {
-            self.file.seek_relative(2 * n_words as i64)
-        };
-        read.map_err(EvalError::io(&self.path))
+        self.n_read += 1;
+        if !wanted {
+            return self.file.seek_relative(2 * n_words as i64).map_err(EvalError::io(&self.path));
+        }
+        let mut bytes = vec![0; 2 * n_words];
+        self.file.read_exact(&mut bytes).map_err(EvalError::io(&self.path))?;
+        let sum = self.trailer.as_ref().and_then(|trailer| trailer.sums.get(self.n_read));
+        if sum.is_some_and(|&sum| sum != xxh3_64(&bytes)) {
+            return Err(corrupt(&self.path, &format!("the checksum of chunk {}", self.n_read)));
+        }
+        self.words.clear();
+        self.words.extend(bytes.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes)));
+        Ok(())
     }
 
     /// Row `index` of the chunk read last.
@@ -198,11 +246,30 @@ impl BaseReader {
     }
 }
 
+fn corrupt(path: &Path, what: &str) -> EvalError {
+    EvalError::file(path, format!("corrupt base-logits file: {what}"))
+}
+
+/// The bytes of the trailer at `at`; the file stands where it stood.
+fn read_trailer(file: &mut BufReader<File>, at: u64, n_chunks: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; Trailer::n_bytes(n_chunks)];
+    let here = file.stream_position()?;
+    file.seek(SeekFrom::Start(at))?;
+    file.read_exact(&mut bytes)?;
+    file.seek(SeekFrom::Start(here))?;
+    Ok(bytes)
+}
+
 /// Writes a base-logits file.
-#[derive(Debug)]
 pub struct BaseWriter<'a> {
     file: &'a mut BufWriter<File>,
+    rows_per_chunk: usize,
     words: Vec<u16>,
+    /// Of head and tokens, and of the chunks that are whole.
+    sums: Vec<u64>,
+    /// Of the chunk that is being written, and how many of its rows are.
+    chunk: Xxh3,
+    n_rows: usize,
 }
 
 impl<'a> BaseWriter<'a> {
@@ -216,14 +283,12 @@ impl<'a> BaseWriter<'a> {
         n_vocab: usize,
         tokens: &[u32],
     ) -> io::Result<Self> {
-        file.write_all(MAGIC)?;
-        for number in [n_ctx, n_vocab, tokens.len() / n_ctx] {
-            file.write_all(&(number as u32).to_le_bytes())?;
-        }
-        for token in tokens {
-            file.write_all(&token.to_le_bytes())?;
-        }
-        Ok(Self { file, words: Vec::new() })
+        let numbers = [n_ctx, n_vocab, tokens.len() / n_ctx].map(|number| (number as u32).to_le_bytes());
+        let mut front = [MAGIC.as_slice(), numbers.as_flattened()].concat();
+        front.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+        file.write_all(&front)?;
+        let (rows_per_chunk, sums) = (rows_per_chunk(n_ctx), vec![xxh3_64(&front)]);
+        Ok(Self { file, rows_per_chunk, words: Vec::new(), sums, chunk: Xxh3::new(), n_rows: 0 })
     }
 
     /// Writes the next row, `[n_vocab]` finite logits.
@@ -233,7 +298,22 @@ impl<'a> BaseWriter<'a> {
     pub fn row(&mut self, logits: &[f32]) -> io::Result<()> {
         encode_row(logits, &mut self.words);
         let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.chunk.update(&bytes);
+        self.n_rows += 1;
+        if self.n_rows == self.rows_per_chunk {
+            self.sums.push(self.chunk.digest());
+            (self.chunk, self.n_rows) = (Xxh3::new(), 0);
+        }
         self.file.write_all(&bytes)
+    }
+
+    /// Writes the trailer, once all rows are written, with the [fingerprint](kvant::Model::fingerprint) of the model.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn finish(self, fingerprint: &str) -> io::Result<()> {
+        let trailer = Trailer { fingerprint: fingerprint.to_owned(), sums: self.sums };
+        self.file.write_all(&trailer.to_bytes())
     }
 }
 
@@ -282,26 +362,53 @@ mod tests {
         }
     }
 
+    const FINGERPRINT: &str = "00112233445566778899aabbccddeeff";
+
+    /// A file of two chunks of 6 tokens, of which positions 3 and 4 are scored, and where its trailer begins.
+    fn sample(path: &Path) -> (Vec<u8>, usize) {
+        files::write_whole(path, std::convert::identity, |file| {
+            let mut writer = BaseWriter::new(file, 6, 3, &[0, 1, 2, 0, 1, 2, 2, 2, 1, 1, 0, 0])?;
+            let rows = [[0.5, 1.0, 2.0], [3.0, 2.0, 1.0], [-1.0, 0.0, 5.0], [2.0, 2.5, 2.25]];
+            rows.iter().try_for_each(|row| writer.row(row))?;
+            writer.finish(FINGERPRINT)
+        })
+        .unwrap();
+        (std::fs::read(path).unwrap(), HEAD + 48 + 4 * 16)
+    }
+
+    /// The tokens and every row of a file, as bits.
+    fn contents(path: &Path) -> Result<(Vec<u32>, Vec<u64>), EvalError> {
+        let mut reader = BaseReader::open(path)?;
+        let mut bits = Vec::new();
+        for _ in 0..reader.tokens().len() / reader.n_ctx() {
+            reader.next_chunk(true)?;
+            for index in 0..rows_per_chunk(reader.n_ctx()) {
+                let row = reader.row(index)?;
+                bits.extend((0..row.n_vocab()).map(|i| row.log_prob(i).to_bits()));
+            }
+        }
+        Ok((reader.tokens().to_vec(), bits))
+    }
+
     #[test]
     fn what_is_written_is_read_and_bad_files_are_refused() {
         let path = std::env::temp_dir().join(format!("kvant-base-{}", std::process::id()));
-        let rows = [[0.5, 1.0, 2.0], [3.0, 2.0, 1.0]];
-        let write = |file: &mut BufWriter<File>| {
-            // Chunks of 6: positions 3 and 4 are scored.
-            let mut writer = BaseWriter::new(file, 6, 3, &[0, 1, 2, 0, 1, 2])?;
-            rows.iter().try_for_each(|row| writer.row(row))
-        };
-        kvant::durable::write_whole(&path, write).unwrap();
-        let whole = std::fs::read(&path).unwrap();
-        assert_eq!(whole.len(), 20 + 24 + 2 * 16);
+        let (whole, end) = sample(&path);
+        assert_eq!(whole.len(), end + Trailer::n_bytes(2));
         let mut reader = BaseReader::open(&path).unwrap();
-        assert_eq!((reader.n_ctx(), reader.n_vocab(), reader.tokens().len()), (6, 3, 6));
+        assert_eq!((reader.n_ctx(), reader.n_vocab(), reader.tokens().len()), (6, 3, 12));
+        assert_eq!(reader.fingerprint(), Some(FINGERPRINT));
         reader.next_chunk(true).unwrap();
         assert_eq!(reader.row(0).unwrap().top(), 2);
         assert_eq!(reader.row(1).unwrap().top(), 0);
+        // As llama.cpp writes it.
+        let all = contents(&path).unwrap();
+        std::fs::write(&path, &whole[..end]).unwrap();
+        assert_eq!(contents(&path).unwrap(), all);
+        assert_eq!(BaseReader::open(&path).unwrap().fingerprint(), None);
 
         let refused = |change: &dyn Fn(&mut Vec<u8>), says: &str| {
-            let mut bytes = whole.clone();
+            let mut bytes = whole[..end].to_vec();
             change(&mut bytes);
             std::fs::write(&path, bytes).unwrap();
             let error = BaseReader::open(&path).unwrap_err().to_string();
@@ -309,11 +416,36 @@ mod tests {
         };
         refused(&|b| b[0] = b'x', "not a base-logits file");
         refused(&|b| b.truncate(10), "not a base-logits file");
-        refused(&|b| b.truncate(70), "expected 76 bytes");
-        refused(&|b| b[16] = 2, "expected 132 bytes");
+        refused(&|b| b.truncate(130), "expected 132 bytes");
+        refused(&|b| b[16] = 3, "expected 188 bytes");
         refused(&|b| b[12..16].fill(0xff), "n_vocab -1");
         refused(&|b| b[8..20].fill(0x7f), "for 2139062143 chunks");
         refused(&|b| b[20] = 9, "token 9 of a vocabulary of 3");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn every_flip_and_every_cut_is_refused_or_changes_nothing() {
+        let path = std::env::temp_dir().join(format!("kvant-base-flips-{}", std::process::id()));
+        let (whole, end) = sample(&path);
+        let all = contents(&path).unwrap();
+        for bit in 0..8 * whole.len() {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, bytes).unwrap();
+            let error = contents(&path).expect_err("a flip").to_string();
+            assert!(!error.contains('\n'), "bit {bit}: {error}");
+        }
+        for len in 0..whole.len() {
+            std::fs::write(&path, &whole[..len]).unwrap();
+            match contents(&path) {
+                // Without the trailer it is one of llama.cpp's.
+                Ok(found) => assert_eq!((len, found), (end, all.clone())),
+                Err(error) => {
+                    assert!(len != end && !error.to_string().contains('\n'), "cut to {len}: {error}")
+                }
+            }
+        }
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -4,6 +4,7 @@
 //! vectors coded at b bits per value: 4^-b for *any* code, from below, and (√3 π / 2) 4^-b for a rotated Lloyd-Max code, from
 //! above. Its norms are exact and free; the turbo formats pay [`SCALE_BITS`] for theirs.
 
+use kvant::limits::check_size;
 use kvant::{DType, KvOptions, Model, Policies};
 use kvant_codec::Side;
 use kvant_codec::distortion::{RoundTrip, Source, measure};
@@ -45,11 +46,16 @@ pub fn upper_bound(bits: f64) -> f64 {
     3f64.sqrt() * std::f64::consts::FRAC_PI_2 * lower_bound(bits)
 }
 
+/// The widest synthetic vectors: a thousand times the widest heads.
+const MAX_DIM: usize = 1 << 20;
+
 /// Every KV format on `vectors` synthetic vectors of each law.
 ///
 /// # Errors
-/// When the vectors do not fit the address space.
+/// Vectors of no values, or wider than any that is cached.
 pub fn synthetic(dim: usize, vectors: usize, seed: u64) -> Result<Vec<Distortion>, EvalError> {
+    check_size("dim", dim, 1..=MAX_DIM).map_err(kvant::Error::from)?;
+    check_size("vectors", vectors, 1..=usize::MAX).map_err(kvant::Error::from)?;
     let mut rows = Vec::new();
     for source in [Source::Sphere, Source::Gaussian, Source::Outliers] {
         for codec in DType::KV {

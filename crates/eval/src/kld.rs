@@ -23,11 +23,11 @@ pub enum Base {
     /// The same model with an f16 cache, run beside them.
     F16,
     /// A base-logits file; the chunks must be those of [`Base::chunks`].
-    File(BaseReader),
+    File(Box<BaseReader>),
 }
 
 impl Base {
-    /// A base-logits file of `model` (or of one with the same vocabulary; a file does not tell more).
+    /// A base-logits file of `model` (or of one with the same vocabulary: a base of the unquantised model is a good one).
     ///
     /// # Errors
     /// [`EvalError::File`] when it is unsound, or its vocabulary is another.
@@ -39,7 +39,7 @@ impl Base {
                 format!("the base of another model: {got} tokens in its vocabulary, expected {expected}");
             return Err(EvalError::file(path, what));
         }
-        Ok(Self::File(reader))
+        Ok(Self::File(Box::new(reader)))
     }
 
     /// The chunks that a file was made of, `max` at most; `None` for the f16 base.
@@ -114,12 +114,14 @@ pub fn kld(
     }
     let configs = options.configs.iter().map(|kv| KvConfig::new(model, kv, n_ctx));
     let configs = configs.collect::<Result<Vec<_>, _>>()?;
-    let what = json!({
-        "measure": "kld", "version": 1, "model": model.fingerprint(), "text": chunks.fingerprint(),
-        "base": match &base { Base::F16 => "f16".to_owned(), Base::File(file) => file.path().display().to_string() },
-        "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(), "step": options.step,
-    });
-    let (mut state, mut done) = RunState::<Vec<Vec<TokenScore>>>::open(state, &what)?;
+    let what = || {
+        json!({
+            "measure": "kld", "version": 1, "model": model.fingerprint(), "text": chunks.fingerprint(),
+            "base": match &base { Base::F16 => "f16", Base::File(file) => file.identity() },
+            "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(), "step": options.step,
+        })
+    };
+    let (mut state, mut done) = RunState::<Vec<Vec<TokenScore>>>::open(state, what)?;
     done.truncate(chunks.len());
     let resumed = done.len();
 

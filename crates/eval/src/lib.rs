@@ -17,11 +17,11 @@
 #![forbid(unsafe_code)]
 
 mod base_file;
+mod base_trailer;
 mod chunks;
 mod config;
 pub mod distortion;
 mod error;
-mod files;
 mod kld;
 mod needle_form;
 mod niah;

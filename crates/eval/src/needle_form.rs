@@ -102,8 +102,8 @@ impl NeedleForm {
             let what = format!("no needle form; known: {}, or a JSON file", Self::BUILT_IN.join(", "));
             return Err(EvalError::file(path, what));
         }
-        let text = std::fs::read_to_string(path).map_err(EvalError::io(path))?;
-        let form: Self = serde_json::from_str(&text)
+        let text = kvant::files::read(path).map_err(EvalError::io(path))?;
+        let form: Self = serde_json::from_slice(&text)
             .map_err(|error| EvalError::file(path, format!("needle form: {error}")))?;
         let says_what = form.needle.contains("{word}") && form.answer.contains("{word}");
         if !says_what || form.names.is_empty() || form.words.is_empty() {

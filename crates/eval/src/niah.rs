@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use kvant::limits::check_size;
 use kvant::{KvOptions, Message, Model, RenderOptions, Session, Special};
 use kvant_codec::random::Random;
 use serde::{Deserialize, Serialize};
@@ -67,12 +68,15 @@ pub fn niah(
     let haystack = Haystack::new(model, haystack)?;
     let configs = options.configs.iter().map(|kv| KvConfig::new(model, kv, 1));
     let configs = configs.collect::<Result<Vec<_>, _>>()?;
-    let what = json!({
-        "measure": "niah", "version": 1, "model": model.fingerprint(), "haystack": haystack.fingerprint,
-        "lengths": options.lengths, "depths": options.depths, "needles": options.needles, "form": options.form, "chat": options.chat,
-        "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(),
-    });
-    let (mut state, mut cells) = RunState::<NiahCell>::open(state, &what)?;
+    let what = || {
+        json!({
+            "measure": "niah", "version": 1, "model": model.fingerprint(), "haystack": haystack.fingerprint,
+            "lengths": options.lengths, "depths": options.depths, "needles": options.needles,
+            "form": options.form, "chat": options.chat,
+            "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(),
+        })
+    };
+    let (mut state, mut cells) = RunState::<NiahCell>::open(state, what)?;
     let resumed = cells.len();
     let total = configs.len() * options.lengths.len() * options.depths;
     progress(&Progress { done: resumed.min(total), total, resumed, note: String::new() });
@@ -100,6 +104,9 @@ pub fn niah(
     Ok(cells)
 }
 
+/// The most depths: more than prompts have places.
+const MAX_DEPTHS: usize = 100_000;
+
 fn check(options: &NiahOptions) -> Result<(), EvalError> {
     let form = &options.form;
     let most = form.names.len().min(form.words.len());
@@ -112,9 +119,7 @@ fn check(options: &NiahOptions) -> Result<(), EvalError> {
             options.needles,
         );
     }
-    if options.depths == 0 {
-        return bad("depths", "at least 1".to_owned(), 0);
-    }
+    check_size("depths", options.depths, 1..=MAX_DEPTHS).map_err(kvant::Error::from)?;
     Ok(())
 }
 
@@ -259,12 +264,13 @@ fn question(
     let form = &options.form;
     let asked = format!("{text}{}", fill(&form.question, name, word));
     let (cue, answer) = (fill(&form.cue, name, word), fill(&form.answer, name, word));
+    let rendered;
     let (prompt, special, add_bos) = if options.chat {
         let render = RenderOptions { add_generation_prompt: true, ..Default::default() };
-        let rendered = model.chat_template()?.render(&[Message::user(&asked)], &render);
-        let rendered = rendered.map_err(kvant::Error::from)?;
+        rendered =
+            model.chat_template()?.render(&[Message::user(&asked)], &render).map_err(kvant::Error::from)?;
         // The template writes the begin-of-text token itself.
-        (format!("{rendered}{}", cue.trim_start()), Special::Parse, false)
+        (format!("{rendered}{}", cue.trim_start()), rendered.special(), false)
     } else {
         (format!("{asked}{cue}"), Special::AsText, true)
     };

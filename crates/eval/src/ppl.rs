@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvant::{KvOptions, Model};
+use kvant::{KvOptions, Model, files};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -10,7 +10,7 @@ use crate::base_file::BaseWriter;
 use crate::run_state::RunState;
 use crate::score::LogProbs;
 use crate::stats::Estimate;
-use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, files, walk};
+use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, walk};
 
 /// How to measure.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -71,11 +71,13 @@ pub fn ppl(
     progress: OnProgress<'_>,
 ) -> Result<Ppl, EvalError> {
     let kv = KvConfig::new(model, &options.kv, chunks.n_ctx())?;
-    let what = json!({
-        "measure": "ppl", "version": 1, "model": model.fingerprint(), "text": chunks.fingerprint(),
-        "chunks": chunks.len(), "kv": kv.identity(), "step": options.step,
-    });
-    let (mut state, mut nll) = RunState::open(state, &what)?;
+    let what = || {
+        json!({
+            "measure": "ppl", "version": 1, "model": model.fingerprint(), "text": chunks.fingerprint(),
+            "chunks": chunks.len(), "kv": kv.identity(), "step": options.step,
+        })
+    };
+    let (mut state, mut nll) = RunState::open(state, what)?;
     nll.truncate(chunks.len());
     let resumed = nll.len();
     let mut session = walk::session(model, &options.kv, chunks.n_ctx())?;
@@ -103,17 +105,21 @@ pub fn ppl_saving_base(
     let kv = KvConfig::new(model, &options.kv, chunks.n_ctx())?;
     let mut session = walk::session(model, &options.kv, chunks.n_ctx())?;
     let mut nll = Vec::new();
-    files::write_whole(path, |file| {
-        let head = BaseWriter::new(file, chunks.n_ctx(), model.n_vocab(), chunks.tokens());
-        let mut base = head.map_err(EvalError::io(path))?;
-        progress(&step_done(&nll, chunks, 0));
-        for chunk in 0..chunks.len() {
-            let mut write = |logits: &[f32]| base.row(logits).map_err(EvalError::io(path));
-            nll.push(score_chunk(model, chunks, options, &mut session, chunk, &mut write)?);
+    files::write_whole(
+        path,
+        |error| EvalError::io(path)(error),
+        |file| {
+            let head = BaseWriter::new(file, chunks.n_ctx(), model.n_vocab(), chunks.tokens());
+            let mut base = head.map_err(EvalError::io(path))?;
             progress(&step_done(&nll, chunks, 0));
-        }
-        Ok(())
-    })?;
+            for chunk in 0..chunks.len() {
+                let mut write = |logits: &[f32]| base.row(logits).map_err(EvalError::io(path));
+                nll.push(score_chunk(model, chunks, options, &mut session, chunk, &mut write)?);
+                progress(&step_done(&nll, chunks, 0));
+            }
+            base.finish(model.fingerprint()).map_err(EvalError::io(path))
+        },
+    )?;
     Ok(Ppl::new(chunks.n_ctx(), kv, &nll))
 }
 

@@ -1,81 +1,127 @@
 //! A run that can be taken up again: a file of one line per finished step.
 //!
-//! The first line says what is measured; a file of another run is refused. Each further line is the result of a
-//! step, as JSON. A line counts when it is whole: what a kill left unfinished is cut off and measured again. Numbers
-//! come back as they were, to the last bit.
+//! The first line says what is measured; a file of another run is refused. Each further line is the result of a step, as
+//! JSON. In front of each stands its checksum: 16 hexadecimal digits, XXH3-64 of the line and, for all but the first, of the
+//! checksum before it, so that a line that was changed, moved or taken out is noticed. A line counts when it is whole: what a
+//! kill left unfinished at the end is cut off and measured again. Numbers come back as they were, to the last bit.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
+use kvant::files;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::EvalError;
 
+/// Hexadecimal digits of a checksum.
+const DIGITS: usize = 16;
+
 /// The results of the steps of a run so far, kept in a file when one is given.
 pub(crate) struct RunState<T> {
-    file: Option<(PathBuf, File)>,
+    kept: Option<Kept>,
     results: PhantomData<T>,
 }
 
+/// The file, and the checksum of its last line.
+struct Kept {
+    path: PathBuf,
+    file: File,
+    last: u64,
+}
+
 impl<T: Serialize + DeserializeOwned> RunState<T> {
-    /// Opens the state of the run that `what` describes, or begins it. Returns the results that are there.
-    pub fn open(path: Option<&Path>, what: &impl Serialize) -> Result<(Self, Vec<T>), EvalError> {
-        let Some(path) = path else { return Ok((Self { file: None, results: PhantomData }, Vec::new())) };
+    /// Opens the state of the run that `what` describes, or begins it. Returns the results that are there. Without a file
+    /// nobody asks what it is.
+    pub fn open<W: Serialize>(
+        path: Option<&Path>,
+        what: impl FnOnce() -> W,
+    ) -> Result<(Self, Vec<T>), EvalError> {
+        let Some(path) = path else { return Ok((Self { kept: None, results: PhantomData }, Vec::new())) };
         let io = EvalError::io;
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(io(path))?;
+        let what = serde_json::to_vec(&what()).expect("a description becomes JSON");
+        let mut file = files::edit(path).map_err(io(path))?;
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(io(path))?;
         let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
-        let mut lines = text[..whole].split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
-        let head = serde_json::to_vec(what).expect("a description becomes JSON");
-        let results = match lines.next() {
-            None if text.is_empty() => {
-                append(&mut file, &head).map_err(io(path))?;
-                return Ok((Self::of(path, file), Vec::new()));
+        let lines = lines(&text[..whole]).map_err(|what| EvalError::file(path, what))?;
+        let mut results = Vec::new();
+        match lines.split_first() {
+            // Of another program, unless it is what a kill left of our first line.
+            None if !text.is_empty() && !line(0, &what).starts_with(&text) => {
+                return Err(EvalError::file(path, "not the state of a run"));
             }
-            Some(line) if line == head => lines.map(serde_json::from_slice).collect::<Result<Vec<T>, _>>(),
-            _ => return Err(EvalError::file(path, another_run(&text, &head))),
-        };
-        let results =
-            results.map_err(|error| EvalError::file(path, format!("corrupt run state: {error}")))?;
+            None => {}
+            Some((head, _)) if *head != what => {
+                return Err(EvalError::file(path, another_run(head, &what)));
+            }
+            Some((_, rest)) => {
+                let parsed = rest.iter().map(|line| serde_json::from_slice(line)).collect::<Result<_, _>>();
+                results =
+                    parsed.map_err(|error| EvalError::file(path, format!("corrupt run state: {error}")))?;
+            }
+        }
+        let last = lines.iter().fold(0, |last, line| checksum(last, line));
         file.set_len(whole as u64).map_err(io(path))?;
         file.seek(SeekFrom::End(0)).map_err(io(path))?;
-        Ok((Self::of(path, file), results))
-    }
-
-    fn of(path: &Path, file: File) -> Self {
-        Self { file: Some((path.to_owned(), file)), results: PhantomData }
+        let mut kept = Kept { path: path.to_owned(), file, last };
+        if lines.is_empty() {
+            kept.append(&what)?;
+        }
+        Ok((Self { kept: Some(kept), results: PhantomData }, results))
     }
 
     /// Adds the result of a step.
     pub fn push(&mut self, result: &T) -> Result<(), EvalError> {
-        let Some((path, file)) = &mut self.file else { return Ok(()) };
-        let line = serde_json::to_vec(result).expect("a result becomes JSON");
-        append(file, &line).map_err(EvalError::io(path))
+        let Some(kept) = &mut self.kept else { return Ok(()) };
+        kept.append(&serde_json::to_vec(result).expect("a result becomes JSON"))
     }
 }
 
-fn append(file: &mut File, line: &[u8]) -> io::Result<()> {
-    let mut line = line.to_vec();
-    line.push(b'\n');
-    file.write_all(&line)?;
-    file.sync_data()
+impl Kept {
+    fn append(&mut self, text: &[u8]) -> Result<(), EvalError> {
+        let written = self.file.write_all(&line(self.last, text)).and_then(|()| self.file.sync_data());
+        written.map_err(EvalError::io(&self.path))?;
+        self.last = checksum(self.last, text);
+        Ok(())
+    }
+}
+
+/// The checksum of a line that follows on one with the checksum `last`.
+fn checksum(last: u64, text: &[u8]) -> u64 {
+    xxh3_64_with_seed(text, last)
+}
+
+/// A line as it stands in the file.
+fn line(last: u64, text: &[u8]) -> Vec<u8> {
+    [format!("{:0DIGITS$x} ", checksum(last, text)).as_bytes(), text, b"\n"].concat()
+}
+
+/// The lines of whole lines, without checksums, which must be right.
+fn lines(text: &[u8]) -> Result<Vec<&[u8]>, String> {
+    let mut lines: Vec<&[u8]> = Vec::new();
+    let mut last = 0;
+    for (index, whole) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
+        let Some(rest) = whole.get(DIGITS + 1..whole.len() - 1).filter(|rest| line(last, rest) == whole)
+        else {
+            return Err(match index {
+                0 => "not the state of a run, or one of an older version".to_owned(),
+                _ => format!("corrupt run state: the checksum of line {}", index + 1),
+            });
+        };
+        last = checksum(last, rest);
+        lines.push(rest);
+    }
+    Ok(lines)
 }
 
 /// Names the first field in which the run of a state file differs from the one that is wanted.
-fn another_run(text: &[u8], wanted: &[u8]) -> String {
+fn another_run(found: &[u8], wanted: &[u8]) -> String {
     let parse = |line: &[u8]| serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(line).ok();
-    let first = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
-    let (Some(found), Some(wanted)) = (parse(first), parse(wanted)) else {
+    let (Some(found), Some(wanted)) = (parse(found), parse(wanted)) else {
         return "not the state of a run".to_owned();
     };
     let field = wanted.iter().find(|(name, value)| found.get(*name) != Some(value));
@@ -90,34 +136,101 @@ fn another_run(text: &[u8], wanted: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use kvant_codec::random::Random;
+    use serde_json::{Value, json};
 
     use super::*;
 
+    fn file(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("kvant-state-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        path
+    }
+
+    fn open(path: &Path, what: &Value) -> Result<(RunState<f64>, Vec<f64>), EvalError> {
+        RunState::open(Some(path), || what)
+    }
+
     #[test]
     fn results_come_back_bit_for_bit_and_a_torn_line_is_dropped() {
-        let path = std::env::temp_dir().join(format!("kvant-state-{}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
+        let path = file("torn");
         let what = json!({"model": "m", "n_ctx": 512});
         let values = [0.1 + 0.2, 1e-300, f64::MAX, -0.0];
-        let (mut state, old) = RunState::<f64>::open(Some(&path), &what).unwrap();
+        let (mut state, old) = open(&path, &what).unwrap();
         assert!(old.is_empty());
         values.iter().for_each(|value| state.push(value).unwrap());
         drop(state);
         let torn = [&std::fs::read(&path).unwrap()[..], b"0.12"].concat();
         std::fs::write(&path, torn).unwrap();
-        let (mut state, old) = RunState::<f64>::open(Some(&path), &what).unwrap();
+        let (mut state, old) = open(&path, &what).unwrap();
         assert_eq!(old.iter().map(|v| v.to_bits()).collect::<Vec<_>>(), values.map(f64::to_bits));
         state.push(&7.0).unwrap();
         drop(state);
-        assert_eq!(RunState::<f64>::open(Some(&path), &what).unwrap().1[4], 7.0);
+        assert_eq!(open(&path, &what).unwrap().1[4], 7.0);
 
-        let other = json!({"model": "m", "n_ctx": 256});
-        let error = RunState::<f64>::open(Some(&path), &other).err().unwrap().to_string();
+        let error = open(&path, &json!({"model": "m", "n_ctx": 256})).err().unwrap().to_string();
         assert!(error.contains("n_ctx: expected 256, got 512"), "{error}");
-        std::fs::write(&path, "some text\n").unwrap();
-        assert!(RunState::<f64>::open(Some(&path), &what).is_err());
-        assert_eq!(std::fs::read(&path).unwrap(), b"some text\n");
+        for foreign in ["some text\n", "some text", "{\"measure\":\"ppl\",\"version\":1}\n[1.0]\n"] {
+            std::fs::write(&path, foreign).unwrap();
+            let error = open(&path, &what).err().unwrap().to_string();
+            assert!(error.contains("not the state of a run"), "{error}");
+            assert_eq!(std::fs::read(&path).unwrap(), foreign.as_bytes(), "a foreign file stays as it is");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn without_a_file_nobody_asks_what_is_measured() {
+        let (mut state, old) =
+            RunState::<f64>::open(None, || -> Value { panic!("it reads a whole model") }).unwrap();
+        state.push(&1.0).unwrap();
+        assert!(old.is_empty());
+    }
+
+    /// Every bit of a small file, and a thousand heavier changes: refused, or what is left is what was written.
+    #[test]
+    fn a_changed_state_is_refused_or_a_beginning_of_what_was_written() {
+        let path = file("flips");
+        let what = json!({"measure": "ppl", "model": "0123456789abcdef", "n_ctx": 512});
+        let values: Vec<f64> = (0..6).map(|i| f64::from(i).sqrt()).collect();
+        let (mut state, _) = open(&path, &what).unwrap();
+        values.iter().for_each(|value| state.push(value).unwrap());
+        let whole = std::fs::read(&path).unwrap();
+        let mut refused = 0;
+        let mut check = |bytes: &[u8], how: &str| {
+            std::fs::write(&path, bytes).unwrap();
+            match open(&path, &what) {
+                Err(error) => {
+                    assert!(!error.to_string().contains('\n'), "{how}: {error}");
+                    assert_eq!(std::fs::read(&path).unwrap(), bytes, "{how}: a refused file stays as it is");
+                    refused += 1;
+                }
+                Ok((_, found)) => assert!(values.starts_with(&found), "{how}: {found:?}"),
+            }
+        };
+        for bit in 0..8 * whole.len() {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            check(&bytes, &format!("bit {bit}"));
+        }
+        for len in 0..whole.len() {
+            check(&whole[..len], &format!("cut to {len}"));
+        }
+        let mut random = Random::new(22);
+        let mut below = |n: usize| (random.bits() % n as u64) as usize;
+        for round in 0..1000 {
+            let mut bytes = whole.clone();
+            let (at, to) = (below(whole.len()), below(whole.len()));
+            let len = below(whole.len() - at.max(to));
+            match below(3) {
+                0 => bytes.copy_within(at..at + len, to),
+                1 => drop(bytes.drain(at..at + len)),
+                _ => drop(bytes.splice(to..to, whole[at..at + len].to_vec())),
+            }
+            check(&bytes, &format!("round {round}"));
+        }
+        // A flip in the last line end leaves a torn line; nearly all others are seen.
+        assert!(refused > 8 * whole.len() - 9, "{refused}");
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -160,7 +160,7 @@ fn a_needle_is_found_at_every_depth() {
 #[test]
 fn keys_and_values_of_a_model_lose_what_gaussian_vectors_do() {
     let model = model();
-    let tokens = model.text_prompt(TEXT).unwrap();
+    let tokens = model.text_prompt(TEXT, kvant::Special::AsText).unwrap();
     let rows = captured(&model, &tokens[..256], 1, &mut |_| ()).unwrap();
     assert_eq!(rows.len(), 2 * model.config().layers.len() * kvant::DType::KV.len());
     // 256 vectors of a layer resemble each other: twice the spread that independent ones would have.

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use kvant_codec::DType;
 
+use crate::printable;
+
 /// Why a file could not be read, looked into or written: [`Problem`], [`Item`], byte offset and file.
 ///
 /// `Display` gives one line, e.g. `model.gguf: tensor "output.weight" at byte 5120: ends at byte 9000, the file has 8192`.
@@ -39,12 +41,9 @@ pub enum Item {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The operating system refused.
+    /// The operating system refused, or the path leads to no regular file.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The path leads to a directory, a pipe or a device.
-    #[error("is not a regular file")]
-    NotAFile,
     /// The file has no bytes.
     #[error("the file is empty")]
     Empty,
@@ -191,16 +190,16 @@ pub enum Problem {
         file_len: u64,
     },
     /// Two tensors that share bytes.
-    #[error("overlaps tensor {other:?}, which ends at byte {other_end}")]
+    #[error("overlaps tensor {}, which ends at byte {other_end}", name(.other))]
     Overlap {
         /// The tensor before.
         other: String,
         /// Absolute offset where that one ends.
         other_end: u64,
     },
-    /// A private tensor type whose data does not have the size this crate gives that type.
-    #[error("claims private type {id} ({dtype}, {want} bytes), but {got} bytes lie before the next tensor")]
-    PrivateType {
+    /// A tensor whose data does not fill the space up to the next one: its type or shape is not what it was written with.
+    #[error("claims type {id} ({dtype}, {want} bytes), but {got} bytes lie before {}", if *.is_last { "the file's end" } else { "the next tensor" })]
+    Space {
         /// The id found.
         id: u32,
         /// What the id means here.
@@ -209,6 +208,8 @@ pub enum Problem {
         want: u64,
         /// Bytes up to the next tensor or the end of the file.
         got: u64,
+        /// Whether no tensor follows.
+        is_last: bool,
     },
     /// A key or tensor that is not in the file.
     #[error("is missing")]
@@ -303,8 +304,7 @@ impl fmt::Display for GgufError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { file, item, offset, problem } = &*self.0;
         if let Some(file) = file {
-            // A path may hold line breaks; a message may not.
-            write!(f, "{}: ", file.display().to_string().replace(char::is_control, "?"))?;
+            write!(f, "{}: ", path(file))?;
         }
         match (item, offset) {
             (Some(item), Some(offset)) => write!(f, "{item} at byte {offset}: {problem}"),
@@ -329,9 +329,9 @@ impl fmt::Display for Item {
         match self {
             Self::Header => f.write_str("header"),
             Self::NthKey(n) => write!(f, "metadata record {n}"),
-            Self::Key(key) => write!(f, "key {:?}", clip(key)),
+            Self::Key(key) => write!(f, "key {}", name(key)),
             Self::NthTensor(n) => write!(f, "tensor record {n}"),
-            Self::Tensor(name) => write!(f, "tensor {:?}", clip(name)),
+            Self::Tensor(tensor) => write!(f, "tensor {}", name(tensor)),
         }
     }
 }
@@ -349,17 +349,18 @@ impl Fault {
     }
 }
 
-/// The beginning of a name that may be 64 KiB long, for messages.
-pub(crate) fn clip(name: &str) -> String {
-    const MAX: usize = 96;
-    match name.char_indices().nth(MAX) {
-        Some((end, _)) => format!("{}…", &name[..end]),
-        None => name.to_owned(),
-    }
+/// A name, which may be 64 KiB of anything, in quotes.
+fn name(name: &str) -> String {
+    format!("\"{}\"", printable(name, 96))
+}
+
+/// A path, which may hold line breaks; a message may not.
+fn path(path: &Path) -> String {
+    printable(&path.display().to_string(), 4096)
 }
 
 fn in_file(file: &Option<PathBuf>) -> String {
-    file.as_ref().map(|f| format!(" of {}", f.display())).unwrap_or_default()
+    file.as_ref().map(|f| format!(" of {}", path(f))).unwrap_or_default()
 }
 
 /// GGML's name of a type that the codec does not know, in brackets; empty where GGML has none either.

@@ -2,7 +2,7 @@
 //!
 //! [`Gguf::open`] maps a file, or all shards of a split one, walks it once and checks everything that later calls rely
 //! on: after that, no call can leave the bytes of the file. Metadata stays in the map: an array of 150,000 tokens costs
-//! no allocation until it is iterated. [`GgufWriter`] writes a file beside its target and renames it when it is whole.
+//! no allocation until it is iterated. [`GgufWriter`] writes a file whole or not at all.
 //!
 //! ```
 //! use kvant_codec::DType;
@@ -31,18 +31,21 @@ mod error;
 mod meta;
 pub mod oracle;
 mod parse;
+mod printable;
 mod source;
 mod split;
 mod value;
 mod writer;
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use kvant_codec::DType;
 
 pub use error::{GgufError, Item, Problem};
 pub use meta::{Meta, MetaIter};
 use parse::{Parsed, sorted};
+pub use printable::printable;
 pub use source::Source;
 pub use value::{Array, Element, Elements, FromValue, Strings, Value, ValueType};
 pub use writer::{GgufWriter, TensorSink};
@@ -59,6 +62,7 @@ pub struct Gguf {
 /// One file of a model.
 struct Shard {
     path: Option<PathBuf>,
+    modified: Option<SystemTime>,
     bytes: Source,
     parsed: Parsed,
 }
@@ -209,6 +213,12 @@ impl Gguf {
         self.shards.iter().map(|s| s.path.as_deref())
     }
 
+    /// Size in bytes of every file in order, and when it was changed last, as it was opened; `None` where the system does not
+    /// tell, and for one in memory.
+    pub fn shard_stamps(&self) -> impl ExactSizeIterator<Item = (u64, Option<SystemTime>)> {
+        self.shards.iter().map(|s| (s.bytes.len() as u64, s.modified))
+    }
+
     /// Size of all files together in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.shards.iter().map(|s| s.bytes.len() as u64).sum()
@@ -218,6 +228,6 @@ impl Gguf {
 impl Shard {
     fn new(path: Option<PathBuf>, bytes: Source) -> Result<Self, GgufError> {
         let parsed = parse::parse(&bytes).map_err(|e| e.in_file(path.as_deref()))?;
-        Ok(Self { path, bytes, parsed })
+        Ok(Self { path, modified: None, bytes, parsed })
     }
 }

@@ -186,6 +186,20 @@ impl Record {
     fn fail(&self, problem: Problem) -> GgufError {
         GgufError::new(Item::Tensor(self.name.clone()), self.offset, problem)
     }
+
+    /// Whether `got` bytes up to the end of the file may be this tensor's. Padding there is customary, not required, and
+    /// other programs may append to a file: only what is exactly the space of another type speaks against this one.
+    /// Two types of another program may carry our private ids, in blocks of any size: with those, nothing may follow.
+    fn is_last_of(&self, got: u64, alignment: u64) -> bool {
+        let is_space_of = |n_bytes: u64| (n_bytes..=n_bytes.next_multiple_of(alignment)).contains(&got);
+        let is_private = matches!(self.dtype, DType::TQ3_1S | DType::TQ4_1S);
+        let is_of = |dtype: DType| {
+            let shape: Vec<u64> = self.shape.iter().map(|d| *d as u64).collect();
+            checked_shape(&shape, dtype).is_ok_and(|(_, n_bytes)| is_space_of(n_bytes as u64))
+        };
+        let in_files = |dtype: &DType| dtype.ggml_id().is_some();
+        is_space_of(self.n_bytes as u64) || !is_private && !DType::ALL.into_iter().filter(in_files).any(is_of)
+    }
 }
 
 /// The nth tensor record.
@@ -262,7 +276,8 @@ fn place(
     Ok(records.into_iter().map(info).collect())
 }
 
-/// Refuses data that overlaps, and private types whose data does not fill the space up to the next tensor.
+/// Refuses data that overlaps, and data that does not fill the space up to the next tensor: then a type or a shape is not
+/// the one it was written with. All that GGML writes and reads is packed like that.
 fn check_neighbours(
     records: &[Record],
     data_start: u64,
@@ -277,17 +292,15 @@ fn check_neighbours(
         if let Some(next) = next.filter(|next| next.data < end) {
             return Err(next.fail(Problem::Overlap { other: r.name.clone(), other_end: data_start + end }));
         }
-        let extent = next.map_or(data_len, |next| next.data) - r.data;
-        let id = r.dtype.ggml_id().unwrap_or_default();
-        // Two types of another program may carry these ids. Data of another block size would not fill its space,
-        // unless the tensor is smaller than the alignment's padding.
-        if matches!(r.dtype, DType::TQ3_1S | DType::TQ4_1S) {
-            let want = r.n_bytes as u64;
-            let padded = want.next_multiple_of(alignment);
-            // Padding after the last tensor is customary, not required.
-            if extent != padded && !(next.is_none() && (want..padded).contains(&extent)) {
-                return Err(r.fail(Problem::PrivateType { id, dtype: r.dtype, want, got: extent }));
-            }
+        let got = next.map_or(data_len, |next| next.data) - r.data;
+        let fits = match next {
+            Some(_) => got == (r.n_bytes as u64).next_multiple_of(alignment),
+            None => r.is_last_of(got, alignment),
+        };
+        if !fits {
+            let (dtype, want) = (r.dtype, r.n_bytes as u64);
+            let id = dtype.ggml_id().unwrap_or_default();
+            return Err(r.fail(Problem::Space { id, dtype, want, got, is_last: next.is_none() }));
         }
     }
     Ok(())

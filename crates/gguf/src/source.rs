@@ -1,9 +1,10 @@
 //! Where a file's bytes live.
 
-use std::fs::File;
+use std::io;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use memmap2::Mmap;
 
@@ -20,24 +21,20 @@ enum Bytes {
 }
 
 impl Source {
-    /// Maps the file at `path` into memory.
-    pub(crate) fn map(path: &Path) -> Result<Self, GgufError> {
-        let fail = |e| GgufError::of_file(path, e);
-        // Asked before opening: to open a pipe would wait for its other end.
-        let info = std::fs::metadata(path).map_err(|e| fail(Problem::Io(e)))?;
-        if !info.is_file() {
-            return Err(fail(Problem::NotAFile));
-        }
+    /// Maps the file at `path` into memory. Also gives the time at which it was changed last.
+    pub(crate) fn map(path: &Path) -> Result<(Self, Option<SystemTime>), GgufError> {
+        let fail = |e: io::Error| GgufError::of_file(path, e);
+        let file = kvant_files::open(path).map_err(fail)?;
+        let info = file.metadata().map_err(fail)?;
         if info.len() == 0 {
-            return Err(fail(Problem::Empty));
+            return Err(GgufError::of_file(path, Problem::Empty));
         }
-        let file = File::open(path).map_err(|e| fail(Problem::Io(e)))?;
         // SAFETY: the mapping is private and read-only, this process never writes to a file in place (`GgufWriter`
         // renames a new file over the old one, which leaves the mapped one whole), and `Mmap` keeps the pages mapped
         // for as long as the slices borrowed from it. What remains is another program that truncates or overwrites
         // the file while it is open; `Gguf::open` documents that as the caller's duty, as every mmap reader has to.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| fail(Problem::Io(e)))?;
-        Ok(Self(Bytes::Mapped(map)))
+        let map = unsafe { Mmap::map(&file) }.map_err(fail)?;
+        Ok((Self(Bytes::Mapped(map)), info.modified().ok()))
     }
 }
 

@@ -57,8 +57,8 @@ pub(crate) fn refuse_shard(shard: &Shard) -> Result<(), GgufError> {
 }
 
 fn open(path: PathBuf) -> Result<Shard, GgufError> {
-    let source = Source::map(&path)?;
-    Shard::new(Some(path), source)
+    let (source, modified) = Source::map(&path)?;
+    Ok(Shard { modified, ..Shard::new(Some(path), source)? })
 }
 
 /// The number of files of the model, `None` for one that is whole.

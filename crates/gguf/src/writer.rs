@@ -1,8 +1,7 @@
 //! Writing GGUF v3.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Read, Write};
+use std::path::Path;
 
 use kvant_codec::DType;
 
@@ -167,8 +166,7 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Writes the file at `path`: into a temporary file beside it, which is synced to the disk and renamed when whole.
-    /// Until then, and after any error, `path` stays as it was.
+    /// Writes the file at `path`, whole or not at all: see [`kvant_files::write_whole`].
     ///
     /// # Errors
     /// As [`GgufWriter::write_to`]; those of this crate name the file.
@@ -179,12 +177,7 @@ impl GgufWriter {
     ) -> Result<(), E> {
         let path = path.as_ref();
         let at_path = |e: io::Error| E::from(GgufError::of_file(path, e));
-        let (file, temporary) = create_beside(path).map_err(at_path)?;
-        let mut out = BufWriter::with_capacity(1 << 20, file);
-        self.write(&mut out, Some(path), fill)?;
-        let file = out.into_inner().map_err(|e| at_path(e.into_error()))?;
-        file.sync_all().map_err(at_path)?;
-        temporary.rename(path).and_then(|()| sync_parent(path)).map_err(at_path)
+        kvant_files::write_whole(path, at_path, |out| self.write(out, Some(path), fill))
     }
 
     /// Everything before the padding of the data section.
@@ -286,53 +279,4 @@ fn io_error(error: io::Error, path: Option<&Path>) -> GgufError {
 fn check_name(name: &str, max: u64) -> Result<(), Problem> {
     let got = name.len() as u64;
     if (1..=max).contains(&got) { Ok(()) } else { Err(Problem::NameLength { got, max }) }
-}
-
-/// A new file in the folder of `path`, so that a rename cannot cross file systems.
-fn create_beside(path: &Path) -> io::Result<(File, Temporary)> {
-    let name =
-        path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "names no file"))?;
-    // Another writer, or a left-over of one that was killed, may hold the first names.
-    for n in 0u32.. {
-        let mut temporary = std::ffi::OsString::from(".");
-        temporary.push(name);
-        temporary.push(format!(".{}-{n}.tmp", std::process::id()));
-        let temporary = path.with_file_name(temporary);
-        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            opened => return opened.map(|file| (file, Temporary(Some(temporary)))),
-        }
-    }
-    Err(io::ErrorKind::AlreadyExists.into())
-}
-
-/// A file that is removed unless it gets its name, also when the caller panics.
-struct Temporary(Option<PathBuf>);
-
-impl Temporary {
-    fn rename(mut self, to: &Path) -> io::Result<()> {
-        if let Some(from) = &self.0 {
-            fs::rename(from, to)?;
-        }
-        self.0 = None;
-        Ok(())
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            // There is an error under way already; a file that cannot be removed changes nothing about it.
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
-/// Makes the rename last: without it, a power cut may bring the old file back.
-fn sync_parent(path: &Path) -> io::Result<()> {
-    if cfg!(unix) {
-        let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(parent)?.sync_all()?;
-    }
-    Ok(())
 }

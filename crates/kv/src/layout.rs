@@ -84,16 +84,18 @@ impl Layout {
         &self.layers[index]
     }
 
-    /// Bytes that a cache of `tokens` tokens allocates.
+    /// Bytes that a cache of `tokens` tokens allocates; `usize::MAX` when they are more than that.
     pub fn n_bytes(&self, tokens: usize) -> usize {
         let of_group = |group: &Group| {
             let blocks = group.n_blocks(tokens, self.coded_tiles(tokens)) - group.oldest_block(tokens);
             let StreamSizes { block, sink, tail } = group.sizes;
-            blocks * block + if tokens > 0 { sink + tail } else { 0 }
+            let sixteen = if tokens > 0 { sink.saturating_add(tail) } else { 0 };
+            blocks.saturating_mul(block).saturating_add(sixteen)
         };
         // One that changes, and one after each place that is remembered.
-        let of_states = |states: &StateLayout| tokens.div_ceil(states.every) * states.n_bytes;
-        self.groups.iter().map(of_group).sum::<usize>() + self.states.as_ref().map_or(0, of_states)
+        let of_states = |states: &StateLayout| tokens.div_ceil(states.every).saturating_mul(states.n_bytes);
+        let of_states = self.states.as_ref().map_or(0, of_states);
+        self.groups.iter().map(of_group).fold(of_states, usize::saturating_add)
     }
 
     /// How the states of recurrent layers lie in memory, where there are any.

@@ -46,7 +46,7 @@ impl KvShape {
     }
 
     /// Bytes that a cache of `tokens` tokens would allocate in f16, in the same blocks: what a saving is measured
-    /// against.
+    /// against. `usize::MAX` when they are more than that.
     pub fn f16_bytes(&self, tokens: usize) -> usize {
         let f16 = HeadTypes { k: DType::F16, v: DType::F16 };
         let types = self.layers.iter().map(|layer| vec![f16; layer.n_kv_heads]).collect();
@@ -84,7 +84,8 @@ impl Plan {
     /// The same types for every head, changed by `policies`.
     ///
     /// # Errors
-    /// When `k` or `v` is not a KV type, or a type table does not fit the shape.
+    /// When `k` or `v` is not a KV type, a type table does not fit the shape, or a policy keeps more tokens than any context
+    /// has.
     pub fn new(shape: &KvShape, k: DType, v: DType, policies: &Policies) -> Result<Self, KvError> {
         for dtype in [k, v] {
             if !dtype.is_kv() {
@@ -121,7 +122,8 @@ impl Plan {
         if spec.tail_tiles == 0 {
             return spec;
         }
-        let tail_tiles = if self.tail { spec.tail_tiles + self.recent_tokens.div_ceil(TILE) } else { 0 };
+        let tail_tiles =
+            if self.tail { spec.tail_tiles.saturating_add(self.recent_tokens.div_ceil(TILE)) } else { 0 };
         StreamSpec { tail_tiles, sink_tiles: self.sink_tokens.div_ceil(TILE), alpha: self.alpha, ..spec }
     }
 

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_codec::DType;
 
 use crate::{HeadTypes, KvError, KvShape, Plan};
@@ -159,7 +160,7 @@ impl Policy {
                 let n = plan.types.len();
                 let mut touched = 0;
                 for (layer, heads) in plan.types.iter_mut().enumerate() {
-                    if layer < *first || layer + last >= n {
+                    if layer < *first || layer.saturating_add(*last) >= n {
                         heads.iter_mut().for_each(raise_to_q8_0);
                         touched += 1;
                     }
@@ -167,11 +168,11 @@ impl Policy {
                 plan.notes.push(format!("boundary: q8_0 in {touched} of {n} KV layers"));
             }
             Self::Sink(n) => {
-                plan.sink_tokens = *n;
+                plan.sink_tokens = check_size("sink", *n, 0..=MAX_TOKENS)?;
                 plan.notes.push(format!("sink: first {n} tokens in f16"));
             }
             Self::Recent(n) => {
-                plan.recent_tokens = *n;
+                plan.recent_tokens = check_size("recent", *n, 0..=MAX_TOKENS)?;
                 plan.notes.push(format!("recent: last {n} tokens in f16"));
             }
             Self::Alpha(x) => {
@@ -314,6 +315,23 @@ mod tests {
         assert_eq!((k.sink_tiles, k.tail_tiles, k.alpha), (1, 9, 1.02));
         let v = p.stream(&llama(), 0, 0, Side::V);
         assert_eq!((v.sink_tiles, v.tail_tiles, v.alpha), (0, 0, 1.0));
+    }
+
+    #[test]
+    fn tokens_that_no_context_has_are_refused_and_large_numbers_add_up_without_wrapping() {
+        for name in ["sink", "recent"] {
+            for n in [MAX_TOKENS + 1, usize::MAX] {
+                let policies: Policies = format!("{name}:{n}").parse().unwrap();
+                let error = Plan::new(&llama(), DType::Turbo3, DType::Turbo3, &policies).unwrap_err();
+                assert_eq!(error.to_string(), format!("{name}: expected 0 to {MAX_TOKENS}, got {n}"));
+            }
+        }
+        let most = format!("sink:{MAX_TOKENS},recent:{MAX_TOKENS}");
+        let p = plan(&llama(), DType::Turbo3, DType::Turbo3, &most);
+        // Keys and values of four heads of 64 in four layers, in f16.
+        assert!(p.n_bytes(&llama(), 1) >= 2 * MAX_TOKENS * (2 * 4 * 64 * 4) * 2);
+        let p = plan(&llama(), DType::F16, DType::F16, &format!("boundary:{0},{0}", usize::MAX));
+        assert_eq!(p.n_bytes(&llama(), usize::MAX), usize::MAX);
     }
 
     #[test]

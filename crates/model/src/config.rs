@@ -141,6 +141,7 @@ impl Config {
             let what = format!("at most one layer for each of {} tensors", gguf.tensors().len());
             return Err(keys.bad("block_count", &what, n_layers));
         }
+        check_heads(&keys, n_layers, [n_kv_heads, k_head_dim, v_head_dim])?;
         let heads = KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window: None };
         Ok(Self {
             family,
@@ -179,6 +180,17 @@ impl Config {
         let own = self.layers[layers].iter().filter(|layer| layer.state == LayerState::Own);
         KvShape { layers: own.map(|layer| layer.heads).collect(), states: Vec::new() }
     }
+}
+
+/// Holds the KV heads against the tensors: each takes rows of them, at least a value for each dim.
+fn check_heads(keys: &Keys, n_layers: usize, [n_kv_heads, k, v]: [usize; 3]) -> Result<(), ModelError> {
+    let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
+    let taken = n_layers as u128 * n_kv_heads as u128 * (k + v) as u128;
+    if taken <= stored {
+        return Ok(());
+    }
+    let what = format!("heads that {stored} values in tensors suffice for");
+    Err(keys.bad("attention.head_count_kv", &what, n_kv_heads))
 }
 
 fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {

@@ -303,6 +303,7 @@ impl<B: Backend> Decoder<B> {
                 let keys = Output { w: wk, bias: bk.as_ref(), y: &mut act.k, accumulate: false };
                 let values = Output { w: wv, bias: bv.as_ref(), y: &mut act.v, accumulate: false };
                 backend.project(input, &mut [queries, keys, values])?;
+                self.check_rows(backend, parts, kv, [(&act.k, spec.n_k()), (&act.v, spec.n_v())], rows)?;
                 let k_heads = Heads { n: heads.n_kv_heads, dim: heads.k_head_dim };
                 let k_norm = k_norm.as_ref().map(|weight| self.norm(weight));
                 let rope = Rope { params: rope, angles, q_heads, k_heads, q_norm, k_norm };
@@ -321,6 +322,31 @@ impl<B: Backend> Decoder<B> {
             Input { x: &act.attended, norm: None, first_row: 0, rows },
             &mut [Output { w: &layer.wo, bias: layer.bo.as_ref(), y: &mut act.x, accumulate: true }],
         )?;
+        Ok(())
+    }
+
+    /// Refuses keys and values `[rows, width]` that are no numbers: the cache, which holds numbers only, would make some of
+    /// them.
+    fn check_rows(
+        &self,
+        backend: &B,
+        parts: &[StepPart<'_, B::Page>],
+        kv: usize,
+        [keys, values]: [(&B::Buffer, usize); 2],
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        for (what, (x, width)) in [("keys", keys), ("values", values)] {
+            let Some(mut row) = backend.broken_row(x, rows, width)? else { continue };
+            // The first layer that meets them is the one that makes them.
+            let own = self.kv.iter().position(|&of_layer| of_layer == kv).unwrap_or(kv);
+            let layer = self.weights.part.layers().start + own;
+            for part in parts {
+                if row < part.n {
+                    return Err(ModelError::RowNotFinite { what, layer, position: part.cache.len() + row });
+                }
+                row -= part.n;
+            }
+        }
         Ok(())
     }
 

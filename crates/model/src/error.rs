@@ -1,7 +1,7 @@
 //! Errors of loading and running a model.
 
 use kvant_backend::BackendError;
-use kvant_gguf::GgufError;
+use kvant_gguf::{GgufError, printable};
 use kvant_kv::KvError;
 
 /// Why a model cannot be loaded or run.
@@ -11,7 +11,7 @@ pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// The architecture is not one of ours.
-    #[error("unknown architecture '{got}'; known: {known}")]
+    #[error("unknown architecture '{}'; known: {known}", printable(.got, 64))]
     Architecture {
         /// `general.architecture` of the file.
         got: String,
@@ -19,7 +19,7 @@ pub enum ModelError {
         known: String,
     },
     /// A feature of the architecture that is not implemented.
-    #[error("not supported yet: {what}")]
+    #[error("not supported yet: {}", printable(.what, 256))]
     Unsupported {
         /// The feature, with the key that asks for it.
         what: String,
@@ -51,6 +51,24 @@ pub enum ModelError {
         expected: Vec<usize>,
         /// The shape in the file.
         got: Vec<usize>,
+    },
+    /// A weight that is no number.
+    #[error("tensor '{}': row {row} holds NaN or an infinity", printable(.name, 96))]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// The first row at fault, from 0.
+        row: usize,
+    },
+    /// A key or a value that is no number, before it went to the cache.
+    #[error("the {what} of layer {layer} at position {position} hold NaN or an infinity")]
+    RowNotFinite {
+        /// `keys` or `values`.
+        what: &'static str,
+        /// The layer, from 0.
+        layer: usize,
+        /// Position of the token.
+        position: usize,
     },
     /// A token that the model's vocabulary does not have.
     #[error("token {token} is not in the vocabulary of {n_vocab}")]

@@ -14,4 +14,4 @@ pub use config::{Config, Family, LayerSpec, LayerState};
 pub use decoder::{Activations, Decoder, Entry, StepError, StepPart, Want};
 pub use error::ModelError;
 pub use rope::{Rope, Scaling};
-pub use weights::{Part, Weights};
+pub use weights::{Part, Weights, check_finite};

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, SharedBytes, WeightSource};
+use kvant_backend::{Backend, SharedBytes, WeightSource, limits};
+use kvant_codec::finite::find_broken_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 use crate::config::LayerState;
@@ -239,6 +240,7 @@ impl<B: Backend> Loader<'_, B> {
         check_shape(&tensor, &[n_in, n_out])?;
         self.used.insert(name.to_owned());
         self.n_bytes += tensor.bytes.len();
+        check_finite(tensor.info, tensor.bytes)?;
         let bytes = shared_bytes(self.gguf, &tensor);
         Ok(WeightSource { dtype: tensor.info.dtype, n_out, n_in, bytes })
     }
@@ -289,7 +291,41 @@ pub(crate) fn decode_vector(tensor: &TensorView<'_>, len: usize) -> Result<Vec<f
         expected: format!("{len} values"),
         got: error.to_string(),
     })?;
+    check_finite(tensor.info, tensor.bytes)?;
     Ok(values)
+}
+
+/// Bytes that are worth a thread of their own.
+const SHARE: usize = 1 << 20;
+
+/// Refuses a tensor (its data `bytes`) that holds NaN or an infinity: whatever the model says would be made of that. Looked
+/// through on every core, just before a device reads the same bytes: they are in the caches then.
+///
+/// # Errors
+/// [`ModelError::NotFinite`] with the first row at fault.
+pub fn check_finite(info: &TensorInfo, bytes: &[u8]) -> Result<(), ModelError> {
+    let block_bytes = info.dtype.block_bytes();
+    let share = bytes.len().div_ceil(limits::n_cores()).max(SHARE).next_multiple_of(block_bytes);
+    let find = |share: &[u8]| find_broken_block(info.dtype, share);
+    let broken = if bytes.len() <= share {
+        find(bytes)
+    } else {
+        std::thread::scope(|scope| {
+            let shares: Vec<_> = bytes.chunks(share).map(|bytes| scope.spawn(move || find(bytes))).collect();
+            let found = shares.into_iter().enumerate().map(|(i, found)| {
+                let block = found.join().expect("looking at bytes does not panic");
+                block.map(|block| i * share / block_bytes + block)
+            });
+            found.fold(None, Option::or)
+        })
+    };
+    match broken {
+        None => Ok(()),
+        Some(block) => {
+            let row = block * info.dtype.block_len() / info.row_len().max(1);
+            Err(ModelError::NotFinite { name: info.name.clone(), row })
+        }
+    }
 }
 
 /// Trailing dimensions of 1 are ignored, as writers differ in them.

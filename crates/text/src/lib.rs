@@ -5,5 +5,6 @@
 #![forbid(unsafe_code)]
 
 pub mod chat;
+mod jinja;
 pub mod sampler;
 pub mod tokenizer;

@@ -3,13 +3,17 @@
 #![forbid(unsafe_code)]
 
 mod codec;
+mod context;
 mod mutate;
+mod template;
 mod tokenizer;
 
 use kvant::Gguf;
 
 pub use codec::codec;
+pub use context::context;
 pub use mutate::Mutator;
+pub use template::template;
 pub use tokenizer::tokenizer;
 
 /// A function to be fed with anything.
@@ -23,14 +27,16 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 3] = [
+pub const TARGETS: [Target; 5] = [
     Target {
         name: "gguf",
         check: gguf,
         seeds: || vec![include_bytes!("../../seeds/gguf/sample.gguf").to_vec()],
     },
     Target { name: "codec", check: codec, seeds: codec::seeds },
+    Target { name: "context", check: context, seeds: context::seeds },
     Target { name: "tokenizer", check: tokenizer, seeds: tokenizer::seeds },
+    Target { name: "template", check: template, seeds: template::seeds },
 ];
 
 /// The GGUF parser; what must hold is [`kvant::gguf::oracle`]'s to say.

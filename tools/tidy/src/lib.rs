@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 /// Which rooms a room may use. What is not listed may not be imported.
 const EDGES: &[(&str, &[&str])] = &[
     ("kvant-codec", &[]),
-    ("kvant-gguf", &["kvant-codec"]),
+    ("kvant-files", &[]),
+    ("kvant-gguf", &["kvant-codec", "kvant-files"]),
     ("kvant-backend", &["kvant-codec"]),
     ("kvant-cpu", &["kvant-backend", "kvant-codec"]),
-    ("kvant-cuda", &["kvant-backend", "kvant-codec"]),
+    ("kvant-cuda", &["kvant-backend", "kvant-codec", "kvant-files"]),
     ("kvant-kv", &["kvant-backend", "kvant-codec"]),
     ("kvant-text", &["kvant-gguf", "kvant-codec"]),
     ("kvant-model", &["kvant-kv", "kvant-backend", "kvant-gguf", "kvant-codec"]),
@@ -25,6 +26,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "kvant-gguf",
             "kvant-backend",
             "kvant-codec",
+            "kvant-files",
         ],
     ),
     ("kvant-eval", &["kvant", "kvant-codec"]),
@@ -140,7 +142,7 @@ fn libraries_name_no_flags() {
     let (with, without) =
         (r#"error("raise it with -c")"#, r#"("a - b", "-of-", "auto-asymmetric", -c) // "-c""#);
     assert!(names_a_flag(with) && names_a_flag("\"--chunks\"") && !names_a_flag(without));
-    for room in ["codec", "gguf", "backend", "kv", "model", "text", "engine", "eval"] {
+    for room in ["codec", "files", "gguf", "backend", "kv", "model", "text", "engine", "eval"] {
         let mut written = Vec::new();
         files(&root().join("crates").join(room).join("src"), &["rs"], &mut written);
         for file in written.iter().filter(|file| !file.ends_with("tests.rs")) {
@@ -148,6 +150,43 @@ fn libraries_name_no_flags() {
             let line = text.lines().position(names_a_flag).map(|at| at + 1);
             assert_eq!(line, None, "{}: the command line knows flags, a library settings", file.display());
         }
+    }
+}
+
+/// What writes to the terminal by itself, and panics where that is closed or full.
+const PRINTING: [&str; 3] = ["print!", "println!", "dbg!"];
+/// The ends it writes to, and the one file that holds them.
+const ENDS: [&str; 2] = ["io::stdout(", "io::stderr("];
+const CONSOLE: &str = "crates/cli/src/console.rs";
+/// Files that are compiled for tests alone; those say what they skip.
+const TESTS_ALONE: [&str; 2] = ["tests.rs", "emulator.rs"];
+
+/// The first line, from 1, that prints or, but in the console, holds an end; tests and comments apart.
+fn first_print(text: &str, is_console: bool) -> Option<usize> {
+    let ends = if is_console { &[][..] } else { &ENDS };
+    let prints = |line: &str| {
+        let code = line.split("//").next().unwrap_or_default();
+        PRINTING.iter().chain(ends).any(|name| code.contains(name))
+    };
+    let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+    code.lines().position(prints).map(|at| at + 1)
+}
+
+#[test]
+fn one_file_writes_to_the_terminal() {
+    assert_eq!(first_print("a\n    eprintln!(\"b\");", true), Some(2));
+    assert_eq!(first_print("std::io::stdout().lock()", false), Some(1));
+    assert_eq!(first_print("std::io::stdout().lock()", true), None);
+    let sound = "/// println!()\nwriteln!(out)?;\n#[cfg(test)]\nmod tests { fn f() { println!() } }";
+    assert_eq!(first_print(sound, false), None);
+    let mut written = Vec::new();
+    for krate in fs::read_dir(root().join("crates")).unwrap() {
+        files(&krate.unwrap().path().join("src"), &["rs"], &mut written);
+    }
+    assert!(written.contains(&root().join(CONSOLE)));
+    for file in written.iter().filter(|file| !TESTS_ALONE.iter().any(|name| file.ends_with(name))) {
+        let at = first_print(&fs::read_to_string(file).unwrap(), **file == root().join(CONSOLE));
+        assert_eq!(at, None, "{}: {CONSOLE} alone writes to the terminal", file.display());
     }
 }
 

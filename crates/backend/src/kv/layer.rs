@@ -50,7 +50,7 @@ pub struct KvLayer {
     pub band_bytes: usize,
 }
 
-/// Sizes of the allocations of a group of layers, in bytes, while streams are added one after the other.
+/// Sizes of the allocations of a group of layers, in bytes, while streams are added one after the other. Sums saturate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StreamSizes {
     /// A block.
@@ -74,9 +74,9 @@ impl KvLayer {
             let f16_bytes = spec.f16_layout().bytes();
             let StreamSizes { block: main, sink, tail } = *sizes;
             let stream = KvStream { spec, main, sink, tail, band: band_bytes };
-            sizes.block += TILES_PER_BLOCK * spec.main_layout().bytes();
-            sizes.sink += spec.sink_tiles * f16_bytes;
-            sizes.tail += spec.tail_tiles * f16_bytes;
+            sizes.block = sizes.block.saturating_add(TILES_PER_BLOCK * spec.main_layout().bytes());
+            sizes.sink = sizes.sink.saturating_add(spec.sink_tiles.saturating_mul(f16_bytes));
+            sizes.tail = sizes.tail.saturating_add(spec.tail_tiles.saturating_mul(f16_bytes));
             band_bytes += if spec.tail_tiles > 0 { f16_bytes } else { 0 };
             stream
         };

@@ -15,9 +15,9 @@ pub struct Test {
 }
 
 impl Test {
-    /// Tokens in the cache when it is done.
+    /// Tokens in the cache when it is done; `usize::MAX` when they are more.
     pub fn tokens(&self) -> usize {
-        self.n_prompt + self.n_gen + self.n_depth
+        self.n_prompt.saturating_add(self.n_gen).saturating_add(self.n_depth)
     }
 
     /// llama-bench's name: `pp512`, `tg128 @ d4096`.
@@ -62,7 +62,7 @@ impl Bench {
             0 => session.feed(&prompt[..prompt.len().min(32)], &mut |_| true)?,
             _ => session.feed(&[token(0)], &mut |_| true)?,
         }
-        let mut tps = Vec::with_capacity(self.repetitions);
+        let mut tps = Vec::new();
         for _ in 0..self.repetitions {
             session.rewind(test.n_depth)?;
             let started = Instant::now();

@@ -8,10 +8,12 @@ mod profile;
 mod rows;
 
 use clap::Args;
+use kvant::limits::{MAX_TOKENS, check_size};
 use kvant::synthetic::Shape;
 use kvant::{DType, KvOptions, Model, Policies, SessionOptions};
 
 use crate::args::ModelArgs;
+use crate::console;
 use crate::failure::Failure;
 use crate::output::{self, Format};
 use measure::{Bench, Test};
@@ -62,12 +64,18 @@ pub struct BenchArgs {
     output: Format,
 }
 
+/// Repetitions whose results fit a mind and a page.
+const MAX_REPETITIONS: usize = 1_000_000;
+
 /// Runs the command.
 pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     let (pairs, tests) = (args.pairs()?, args.tests());
     if tests.is_empty() && !args.profile {
         return Err(Failure::Usage("nothing to do: -p and -n are both 0".to_owned()));
     }
+    check_size("repetitions", args.repetitions, 0..=MAX_REPETITIONS).map_err(kvant::Error::from)?;
+    let n_ctx = tests.iter().map(Test::tokens).max().unwrap_or(0).max(1);
+    check_size("-p, -n, -d", n_ctx, 1..=MAX_TOKENS).map_err(kvant::Error::from)?;
     let bandwidth = match args.roofline {
         true => Some(kvant::memory_bandwidth(args.model.device, args.model.threads)?),
         false => None,
@@ -76,14 +84,13 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     if args.profile {
         return profile::profile(&args, &name, &model);
     }
-    let n_ctx = tests.iter().map(Test::tokens).max().unwrap_or(0).max(1);
     let bench = Bench { repetitions: args.repetitions.max(1), real_fill: args.real_fill };
     let mut rows = Vec::new();
     for (k, v) in pairs {
         let kv = KvOptions { k, v, policies: args.kv_policy.clone(), tail: true };
         let mut session = model.session(SessionOptions { n_ctx: Some(n_ctx), kv })?;
         for &test in &tests {
-            eprintln!("{}/{} {}", k.name(), v.name(), test.name());
+            console::say(format_args!("{}/{} {}", k.name(), v.name(), test.name()));
             let measured = bench.run(&mut session, test)?;
             rows.push(rows::Measured {
                 name: &name,

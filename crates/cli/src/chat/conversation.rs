@@ -2,16 +2,13 @@
 
 use std::path::Path;
 
-use kvant::{
-    Error, Finish, GenerateOptions, Message, Model, RenderOptions, Session, SessionOptions, Special, Stats,
-};
+use kvant::{Error, Finish, GenerateOptions, Message, Model, RenderOptions, Session, SessionOptions, Stats};
 
 use super::command::{HELP, Input};
 use super::lines::Interrupt;
-use super::say;
 use crate::failure::Failure;
-use crate::output;
 use crate::run::{Answer, Summary, end_line, print_tokens};
+use crate::{console, output};
 
 /// Stands for the last answer of a loaded conversation while its continuation is rendered.
 const MARK: &str = "KvantMarksThisAnswer";
@@ -42,16 +39,16 @@ impl Chat {
             Input::Regenerate => self.regenerate()?,
             Input::Clear => self.clear()?,
             Input::System(Some(text)) => self.set_system(text),
-            Input::System(None) => say(self.system.as_deref().unwrap_or("(no system message)")),
+            Input::System(None) => console::say(self.system.as_deref().unwrap_or("(no system message)")),
             Input::Stats => self.say_stats(),
             Input::Kv => self.say_kv(),
             Input::Save(file) => {
                 let bytes = self.session.save(&file)?;
                 let (tokens, size) = (self.session.tokens().len(), output::bytes(bytes as usize));
-                say(format_args!("{tokens} tokens in {file}, {size}"));
+                console::say(format_args!("{tokens} tokens in {file}, {size}"));
             }
             Input::Load(file) => self.load(Path::new(&file))?,
-            Input::Help => say(HELP),
+            Input::Help => console::say(HELP),
             Input::Exit => {}
         }
         Ok(())
@@ -90,7 +87,7 @@ impl Chat {
             while self.speak_on(&mut answer)? == Some(Finish::ContextFull) {
                 if !(self.context_shift && self.make_room(answer.tokens.len())?) {
                     let n_ctx = self.session.n_ctx();
-                    say(format_args!("(the context of {n_ctx} tokens is full: {})", self.way_out()));
+                    console::say(format_args!("(the context of {n_ctx} tokens is full: {})", self.way_out()));
                     break;
                 }
             }
@@ -111,17 +108,9 @@ impl Chat {
         options.sampler.seed = options.sampler.seed.wrapping_add(self.n_answers);
         options.max_tokens = options.max_tokens.map(|max| max.saturating_sub(n_said));
         self.n_answers += 1;
-        let cancel = self.interrupt.cancel.clone();
-        let way_out = self.way_out();
+        let (cancel, way_out) = (self.interrupt.cancel.clone(), self.way_out());
         let generation = self.session.generate_with(&prompt, options, &cancel, &mut |_| ());
-        let mut generation = generation.map_err(|error| match error {
-            Error::PromptTooLong { tokens, n_ctx } => {
-                let line =
-                    format!("the conversation has {tokens} tokens, the context holds {n_ctx}: {way_out}");
-                Failure::Work(line)
-            }
-            error => error.into(),
-        })?;
+        let mut generation = generation.map_err(|error| too_long(error, way_out))?;
         print_tokens(&mut generation, false, answer)?;
         let stats = generation.stats();
         self.last = Some(stats);
@@ -140,17 +129,25 @@ impl Chat {
     /// The whole conversation as tokens. After a load only the tokens of the first part are known: the template
     /// renders the rest behind a marked answer, and what follows the mark is appended.
     fn prompt(&self) -> Result<Vec<u32>, Failure> {
-        let Some(loaded) = &self.loaded else { return Ok(self.model.chat_prompt(&self.messages)?) };
+        let Some(loaded) = &self.loaded else {
+            let prompt = match self.context_shift {
+                // What is too long now may fit without its oldest turns.
+                true => self.model.chat_prompt(&self.messages),
+                false => self.session.chat_prompt(&self.messages),
+            };
+            return prompt.map_err(|error| too_long(error, self.way_out()));
+        };
         let before = [Message::user("-"), Message::assistant(MARK)];
         let messages: Vec<Message> = before.into_iter().chain(self.messages.iter().cloned()).collect();
         let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
         let text = self.model.chat_template()?.render(&messages, &options).map_err(Error::from)?;
-        let Some((_, rest)) = text.rsplit_once(MARK) else {
+        let Some(rest) = text.after(MARK) else {
             return Err(Failure::Work(
                 "this model's template cannot go on with a loaded conversation".to_owned(),
             ));
         };
-        let rest = self.model.tokenizer()?.encode(rest, Special::Parse, false).map_err(Error::from)?;
+        let rest = self.model.tokenizer()?.encode(rest.as_str(), rest.special(), false);
+        let rest = rest.map_err(Error::from)?;
         Ok([loaded.as_slice(), &rest].concat())
     }
 
@@ -163,7 +160,7 @@ impl Chat {
             n_turns += 1;
         }
         if n_turns > 0 {
-            say(format_args!("(the context is full: the oldest {n_turns} turns are forgotten)"));
+            console::say(format_args!("(the context is full: the oldest {n_turns} turns are forgotten)"));
         }
         Ok(n_turns > 0)
     }
@@ -193,7 +190,9 @@ impl Chat {
     /// Takes another system message; the conversation goes on under it.
     fn set_system(&mut self, text: String) {
         if self.loaded.is_some() {
-            say("(a loaded conversation keeps the system message that it began with; /clear takes this one)");
+            console::say(
+                "(a loaded conversation keeps the system message that it began with; /clear takes this one)",
+            );
         } else {
             let n_old = usize::from(self.messages.first().is_some_and(|message| message.role == "system"));
             self.messages.splice(0..n_old, [Message::system(&text)]);
@@ -206,10 +205,10 @@ impl Chat {
         self.session = self.model.load_session(path, self.options.n_ctx)?;
         self.loaded = Some(self.session.tokens().to_vec());
         self.messages.clear();
-        say(format_args!("{} tokens from {}", self.session.tokens().len(), path.display()));
+        console::say(format_args!("{} tokens from {}", self.session.tokens().len(), path.display()));
         let kv = self.session.kv();
         if (kv.type_k, kv.type_v) != (asked.type_k, asked.type_v) {
-            say(format_args!(
+            console::say(format_args!(
                 "(its cache is {}/{}, not {}/{} as asked; /clear returns to those)",
                 kv.type_k, kv.type_v, asked.type_k, asked.type_v
             ));
@@ -221,16 +220,26 @@ impl Chat {
         let sampler = &self.generate.sampler;
         let seed = (sampler.temperature > 0.0).then_some(sampler.seed);
         let (kv, stats) = (self.session.kv(), self.last.unwrap_or_default());
-        say(Summary { name: &self.name, model: &self.model, kv: &kv, stats: &stats, seed });
+        console::say(Summary { name: &self.name, model: &self.model, kv: &kv, stats: &stats, seed });
     }
 
     fn say_kv(&self) {
         let (kv, n_ctx) = (self.session.kv(), self.session.n_ctx());
         let (held, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));
-        say(format_args!(
+        console::say(format_args!(
             "{} of {n_ctx} tokens, {}/{}: {held}, as f16 {f16}",
             kv.tokens, kv.type_k, kv.type_v
         ));
-        kv.notes.iter().for_each(say);
+        kv.notes.iter().for_each(console::say);
     }
+}
+
+/// What went wrong; of a conversation that is too long, what to do about it.
+fn too_long(error: Error, way_out: &str) -> Failure {
+    let (tokens, n_ctx) = match error {
+        Error::PromptTooLong { tokens, n_ctx } => (tokens.to_string(), n_ctx),
+        Error::TextTooLong { fewest, n_ctx } => (format!("{fewest} or more"), n_ctx),
+        error => return error.into(),
+    };
+    Failure::Work(format!("the conversation has {tokens} tokens, the context holds {n_ctx}: {way_out}"))
 }

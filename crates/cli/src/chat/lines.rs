@@ -1,15 +1,15 @@
 //! Messages as they are typed or piped in, and what Ctrl-C does.
 
-use std::io::{IsTerminal, stdin, stdout};
+use std::io::{IsTerminal, stdin};
 use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anstream::{AutoStream, ColorChoice};
 use kvant::CancelFlag;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
+use crate::console;
 use crate::failure::Failure;
 
 /// Begins and ends a message of several lines.
@@ -35,8 +35,8 @@ impl Lines {
     /// Opens stdin.
     pub fn open() -> Result<Self, Failure> {
         let mut editor = DefaultEditor::new().map_err(|error| Failure::work("terminal", error))?;
-        // The editor shows colours when it has a helper. None for NO_COLOR, for what is no terminal or knows none.
-        if AutoStream::choice(&stdout()) != ColorChoice::Never {
+        // The editor shows colours when it has a helper.
+        if console::has_colours() {
             editor.set_helper(Some(()));
         }
         Ok(Self(editor))

@@ -6,7 +6,7 @@ use clap::Args;
 use kvant_eval::distortion::{Distortion, SCALE_BITS, captured, lower_bound, synthetic, upper_bound};
 use kvant_eval::report::{DistortionReport, Part};
 
-use super::{ResultArgs, about, add_to_report, bar, follow, row, row_of, text};
+use super::{ResultArgs, about, add_to_report, bar, check_report, follow, row, row_of, text};
 use crate::args::{ModelArgs, positive};
 use crate::failure::Failure;
 use crate::output::Row;
@@ -42,12 +42,13 @@ pub struct DistortionArgs {
 
 /// Runs the command.
 pub fn distortion(args: DistortionArgs) -> Result<(), Failure> {
+    check_report(args.report.as_deref())?;
     let mut rows = synthetic(args.dim, args.vectors, args.seed)?;
     let mut model = None;
     if args.file.is_some() || args.model.place.is_given() {
         let text = text(args.file.as_deref())?;
         let loaded = args.model.open(args.results.quiet)?;
-        let mut tokens = loaded.text_prompt(&text)?;
+        let mut tokens = loaded.text_prompt(&text, kvant::Special::AsText)?;
         tokens.truncate(args.ctx_size);
         let bar = bar("layers", &args.results);
         rows.extend(captured(&loaded, &tokens, args.seed, &mut follow(&bar))?);

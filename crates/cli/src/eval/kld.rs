@@ -7,9 +7,12 @@ use kvant::{DType, KvOptions};
 use kvant_eval::report::{KldReport, KldRow, Part};
 use kvant_eval::{Base, Chunks, Kld, KldOptions, KvConfig};
 
-use super::{ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, follow, row, row_of, text};
+use super::{
+    ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, check_report, follow, row, row_of, text,
+};
 use crate::args::{ModelArgs, positive};
 use crate::failure::Failure;
+use crate::log;
 use crate::output::{self, Row};
 
 /// Arguments of `kvant eval kld`.
@@ -61,6 +64,8 @@ const LAYER_CHUNKS: usize = 4;
 
 /// Runs the command.
 pub fn kld(args: KldArgs) -> Result<(), Failure> {
+    args.state.check()?;
+    check_report(args.report.as_deref())?;
     let configs = args.configs.configs(&DEFAULT)?;
     let text = match (&args.file, &args.base) {
         (None, Some(_)) => None,
@@ -71,6 +76,14 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
         Some(path) => Base::open(path, &model)?,
         None => Base::F16,
     };
+    if let Base::File(file) = &base
+        && file.fingerprint().is_some_and(|of| of != model.fingerprint())
+    {
+        log::note(format_args!(
+            "{} is the base of another model, or of the same with other weights",
+            file.path().display()
+        ));
+    }
     let chunks = match (base.chunks(&model, args.chunks)?, &text) {
         (Some(chunks), None) if args.ctx_size.is_none_or(|n| n == chunks.n_ctx()) => chunks,
         (in_file, text) => {
@@ -98,7 +111,7 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
     bar.finish_and_clear();
     args.results.print(&short, &full)?;
     for note in results.iter().flat_map(|result| &result.kv.notes) {
-        eprintln!("note: {note}");
+        log::note(note);
     }
     add_to_report(args.report.as_deref(), || {
         Part::Kld(KldReport {

@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::args::{self, ModelArgs, kv_type, policies};
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
-use crate::{hints, log, progress};
+use crate::{console, hints, log, progress};
 
 /// Arguments of `kvant eval`.
 #[derive(Args, Debug)]
@@ -151,6 +151,13 @@ struct StateArgs {
     state: Option<PathBuf>,
 }
 
+impl StateArgs {
+    /// Refuses a file that cannot be written, before anything is measured.
+    fn check(&self) -> Result<(), Failure> {
+        args::check_target(self.state.as_deref())
+    }
+}
+
 /// A bar with time left that follows a measurement.
 fn follow(bar: &ProgressBar) -> impl FnMut(&Progress) + '_ {
     move |step| {
@@ -185,10 +192,16 @@ fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Path>) -> Abou
     }
 }
 
+/// Refuses a report that cannot be written, if one is wanted, before anything is measured.
+fn check_report(folder: Option<&Path>) -> Result<(), Failure> {
+    Ok(folder.map_or(Ok(()), kvant_eval::report::check)?)
+}
+
 /// Adds a part to the report, if one is wanted, and tells where it is.
 fn add_to_report(folder: Option<&Path>, part: impl FnOnce() -> Part) -> Result<(), Failure> {
     if let Some(folder) = folder {
-        eprintln!("report: {}", kvant_eval::report::update(folder, &part())?.display());
+        let page = kvant_eval::report::update(folder, &part())?;
+        console::say(format_args!("report: {}", page.display()));
     }
     Ok(())
 }

@@ -7,7 +7,9 @@ use kvant::DType;
 use kvant_eval::report::{NiahReport, Part};
 use kvant_eval::{NeedleForm, NiahCell, NiahOptions};
 
-use super::{ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, follow, row, row_of, text};
+use super::{
+    ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, check_report, follow, row, row_of, text,
+};
 use crate::args::{ModelArgs, positive};
 use crate::failure::Failure;
 use crate::output::Row;
@@ -57,6 +59,8 @@ const DEFAULT: [(DType, DType); 4] = [
 
 /// Runs the command.
 pub fn niah(args: NiahArgs) -> Result<(), Failure> {
+    args.state.check()?;
+    check_report(args.report.as_deref())?;
     let options = NiahOptions {
         lengths: args.ctx_size,
         depths: args.depths,

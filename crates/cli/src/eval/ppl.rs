@@ -8,7 +8,8 @@ use kvant::DType;
 use kvant_eval::{Chunks, PplOptions};
 
 use super::{ConfigArgs, ResultArgs, StateArgs, bar, follow, row_of, text};
-use crate::args::{ModelArgs, positive};
+use crate::args::{ModelArgs, check_target, positive};
+use crate::console;
 use crate::failure::Failure;
 use crate::output::{self, Format};
 
@@ -43,6 +44,8 @@ pub struct PplArgs {
 
 /// Runs the command.
 pub fn ppl(args: PplArgs) -> Result<(), Failure> {
+    check_target(args.save_base.as_deref())?;
+    args.state.check()?;
     let text = text(args.file.as_deref())?;
     let configs = args.configs.configs(&[(DType::F16, DType::F16)])?;
     let [kv] = &configs[..] else {
@@ -60,7 +63,7 @@ pub fn ppl(args: PplArgs) -> Result<(), Failure> {
     drop(progress);
     bar.finish_and_clear();
     let result = result?;
-    let mut out = std::io::stdout().lock();
+    let mut out = console::results();
     match args.results.format() {
         Format::Md => {
             let running = result.running.iter().enumerate().map(|(i, ppl)| format!("[{}]{ppl:.4},", i + 1));

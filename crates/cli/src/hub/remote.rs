@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::time::Duration;
 
+use kvant::gguf::printable;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use ureq::{Agent, Body, http::Response};
@@ -116,7 +117,7 @@ impl Remote {
     ) -> Result<(), Problem> {
         let url = self.url(commit, file);
         let bar = progress::bar("fetching", about.size.unwrap_or(0), quiet);
-        bar.set_message(file.to_owned());
+        bar.set_message(printable(file, 64));
         let mut done = from;
         let mut tries = 0;
         while about.size.is_none_or(|size| done < size) {

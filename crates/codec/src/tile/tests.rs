@@ -288,3 +288,30 @@ fn restore_undoes_prepare() {
         }
     }
 }
+
+/// Devices multiply codes with scales in f16.
+#[test]
+fn codes_of_clipped_values_stand_for_what_f16_holds() {
+    const DIM: usize = 128;
+    let spike = |at: usize, x: f32| (0..DIM).map(|i| if i % 32 == at { x } else { 1.0 }).collect::<Vec<_>>();
+    let mut inputs = vec![vec![f32::MAX; DIM], vec![f32::MIN; DIM]];
+    // From 65,500.25 on, f16 would round the scale of q8_0 up to 516.
+    for x in [65500.0, 65500.25, 65500.3, 65503.0, 65504.0, 1e30] {
+        inputs.extend([spike(0, x), spike(31, -x), (0..DIM).map(|i| [x, -x][i % 2]).collect()]);
+    }
+    let mut random = Random::new(4);
+    inputs.extend((0..50).map(|_| {
+        let mut x = vec![0.0; DIM];
+        random.fill_gaussian(&mut x, 1e5);
+        x
+    }));
+    for dtype in DType::KV.into_iter().filter(|dtype| dtype.code().is_some()) {
+        let layout = TileLayout::new(dtype, Side::K, DIM).unwrap();
+        let mut tile = vec![0; layout.bytes()];
+        for x in &inputs {
+            layout.put(&mut tile, 3, x);
+            let most = got(&layout, &tile, 3).into_iter().fold(0.0, |most: f32, v| most.max(v.abs()));
+            assert!(most > 0.0 && most <= F16_MAX, "{dtype}: {most} from {:?}", &x[..4]);
+        }
+    }
+}

@@ -4,6 +4,7 @@
 //! their rounding to f16 hides but for one in many millions), codes by the same f32 comparisons.
 
 use half::f16;
+use kvant_codec::block32::Q8_0_MAX_SCALE;
 use kvant_codec::finite::{F16_MAX, clamp, to_f16};
 use kvant_codec::tile::{GROUP, SCALE_BYTES, Side, TILE, high_planes};
 use kvant_codec::{Codebook, DType};
@@ -196,7 +197,7 @@ fn q8_0(x: &[f32; 32], codes: &mut [u8; 32]) -> f16 {
     let d = x.iter().fold(0.0f32, |most, v| most.max(v.abs())) / 127.0;
     let per_unit = inverse(d);
     *codes = x.map(|v| ((v * per_unit).round() as i32 + 128) as u8);
-    to_f16(d)
+    to_f16(d.min(Q8_0_MAX_SCALE))
 }
 
 /// See `kvant_codec::block32::encode_centred`, of q4_0.

@@ -62,6 +62,3 @@ pub(crate) fn kv_append(
     });
     Ok(())
 }
-
-#[cfg(test)]
-pub(crate) mod fixture;

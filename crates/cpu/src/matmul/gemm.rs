@@ -35,8 +35,6 @@ pub(super) fn row_block(rows: usize, most: usize, least: usize) -> usize {
 /// What a thread keeps between items.
 #[derive(Clone)]
 pub(super) struct Workspace {
-    /// Panels of weights that are not kept in panels.
-    pub lent: [Vec<Line>; PAIR],
     chunk: Chunk,
     float_chunk: FloatChunk,
     /// Of a row block, `[tile][panel][row of the tile]`.
@@ -45,7 +43,6 @@ pub(super) struct Workspace {
 
 impl Workspace {
     pub const EMPTY: Self = Self {
-        lent: [const { Vec::new() }; PAIR],
         chunk: Chunk::ZERO,
         float_chunk: [[Register::ZERO; PAIR]; CHUNK_COLS],
         sums: [Register::ZERO; PAIR * MAX_ROW_BLOCK],

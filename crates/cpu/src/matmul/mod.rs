@@ -6,8 +6,8 @@
 //! | 1 to 8 | panels | [`skinny`]: every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked a chunk at a time and multiplied with blocks of rows |
 //!
-//! Weights that stay as in the file (`repack` off) are laid out in panels as they are used. Coded panels meet activations in
-//! 8 bits ([`quantise`]), rotated ones where the weights are; float panels and file rows meet them in f32.
+//! Coded panels meet activations in 8 bits ([`quantise`]), rotated ones where the weights are; float panels and file rows meet
+//! them in f32.
 
 mod floats;
 mod gate;
@@ -24,7 +24,7 @@ mod work;
 
 use std::ops::Range;
 
-use kvant_backend::{BackendError, SharedBytes, WeightSource};
+use kvant_backend::{BackendError, Matrix, SharedBytes, WeightSource, check_matrix};
 use kvant_codec::DType;
 
 use crate::{Isa, Pool};
@@ -73,35 +73,15 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
 }
 
 impl CpuMatrix {
-    /// Takes the weights of `source`, laid out for the kernels of `isa`, or left where they are unless `repack`: then each
-    /// panel is laid out when it is used.
+    /// Takes the weights of `source`, laid out for the kernels of `isa`.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for a type or row length that no kernel reads, [`BackendError::Shape`] when the
     /// bytes are not as many as the shape says, [`BackendError::OutOfMemory`].
-    pub(crate) fn new(
-        isa: Isa,
-        pool: &Pool,
-        source: WeightSource,
-        repack: bool,
-    ) -> Result<Self, BackendError> {
-        const OP: &str = "matrix";
+    pub(crate) fn new(isa: Isa, pool: &Pool, source: WeightSource) -> Result<Self, BackendError> {
+        check_matrix(&source)?;
         let WeightSource { dtype, n_out, n_in, bytes } = source;
-        if dtype.ggml_id().is_none() {
-            return Err(BackendError::Unsupported {
-                op: OP,
-                wanted: format!("weights in {dtype}"),
-                has: "every type but the turbo cache types".to_owned(),
-            });
-        }
-        let row_bytes = dtype.row_bytes(n_in).map_err(|error| BackendError::Unsupported {
-            op: OP,
-            wanted: format!("{dtype} rows of {n_in} values"),
-            has: error.to_string(),
-        })?;
-        BackendError::check_at_least(OP, "input features", 1, n_in)?;
-        BackendError::check(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())?;
-        let store = if repack && uses_panels(isa) {
+        let store = if uses_panels(isa) {
             Store::Panels(Panels::new(pool, dtype, n_out, n_in, &bytes)?)
         } else {
             Store::Rows(bytes)
@@ -112,16 +92,6 @@ impl CpuMatrix {
     /// Storage type of the weights.
     pub fn dtype(&self) -> DType {
         self.dtype
-    }
-
-    /// Output features.
-    pub fn n_out(&self) -> usize {
-        self.n_out
-    }
-
-    /// Input features.
-    pub fn n_in(&self) -> usize {
-        self.n_in
     }
 
     /// Decodes row `index` into `out` `[n_in]`.
@@ -136,19 +106,27 @@ impl CpuMatrix {
         }
     }
 
-    /// Some panels, one after the other; from rows they are laid out in `lent`.
-    fn panels<'a>(&'a self, panels: Range<usize>, lent: &'a mut Vec<Line>) -> &'a [Line] {
+    /// Some panels, one after the other.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no kernel reads panels"))]
+    fn panels(&self, panels: Range<usize>) -> &[Line] {
         match &self.store {
             Store::Panels(kept) => kept.panels(panels),
-            Store::Rows(rows) => {
-                panel::lay_out(self.dtype, self.n_in, rows, panels, lent);
-                lent
-            }
+            Store::Rows(_) => unreachable!("file rows for a kernel set that reads panels"),
         }
     }
 
     fn n_panels(&self) -> usize {
         self.n_out.div_ceil(PANEL)
+    }
+}
+
+impl Matrix for CpuMatrix {
+    fn n_out(&self) -> usize {
+        self.n_out
+    }
+
+    fn n_in(&self) -> usize {
+        self.n_in
     }
 }
 

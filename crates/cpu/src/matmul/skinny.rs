@@ -17,25 +17,18 @@ pub(super) const MAX_ROWS: usize = 8;
 const SUMS: usize = 8;
 
 /// Computes `outputs` for all rows of the input, asking for weights `ahead` bytes before their use.
-pub(super) fn multiply<S: Simd>(
-    simd: S,
-    lent: &mut Vec<Line>,
-    outputs: Outputs<'_, '_>,
-    tiles: Tiles<'_>,
-    ahead: usize,
-) {
+pub(super) fn multiply<S: Simd>(simd: S, outputs: Outputs<'_, '_>, tiles: Tiles<'_>, ahead: usize) {
     match outputs.rows.len() {
-        1 => multiply_tile::<S, 1>(simd, lent, outputs, tiles, ahead),
-        2 => multiply_tile::<S, 2>(simd, lent, outputs, tiles, ahead),
-        3..=4 => multiply_tile::<S, 4>(simd, lent, outputs, tiles, ahead),
-        5..=6 => multiply_tile::<S, 6>(simd, lent, outputs, tiles, ahead),
-        _ => multiply_tile::<S, MAX_ROWS>(simd, lent, outputs, tiles, ahead),
+        1 => multiply_tile::<S, 1>(simd, outputs, tiles, ahead),
+        2 => multiply_tile::<S, 2>(simd, outputs, tiles, ahead),
+        3..=4 => multiply_tile::<S, 4>(simd, outputs, tiles, ahead),
+        5..=6 => multiply_tile::<S, 6>(simd, outputs, tiles, ahead),
+        _ => multiply_tile::<S, MAX_ROWS>(simd, outputs, tiles, ahead),
     }
 }
 
 fn multiply_tile<S: Simd, const T: usize>(
     simd: S,
-    lent: &mut Vec<Line>,
     mut outputs: Outputs<'_, '_>,
     tiles: Tiles<'_>,
     ahead: usize,
@@ -45,9 +38,9 @@ fn multiply_tile<S: Simd, const T: usize>(
         let wanted = if is_float(outputs.product.w.dtype) { SUMS / (T * S::PARTS) } else { 1 };
         let (first, outputs) = (rest.start, &mut outputs);
         rest.start += match wanted.min(rest.len()) {
-            4.. => multiply_group::<S, 4, T>(simd, lent, outputs, first, tiles, ahead),
-            2.. => multiply_group::<S, 2, T>(simd, lent, outputs, first, tiles, ahead),
-            _ => multiply_group::<S, 1, T>(simd, lent, outputs, first, tiles, ahead),
+            4.. => multiply_group::<S, 4, T>(simd, outputs, first, tiles, ahead),
+            2.. => multiply_group::<S, 2, T>(simd, outputs, first, tiles, ahead),
+            _ => multiply_group::<S, 1, T>(simd, outputs, first, tiles, ahead),
         };
     }
 }
@@ -55,17 +48,16 @@ fn multiply_tile<S: Simd, const T: usize>(
 /// Computes the outputs of `P` panels side by side, from panel `first`, and returns `P`.
 fn multiply_group<S: Simd, const P: usize, const T: usize>(
     simd: S,
-    lent: &mut Vec<Line>,
     outputs: &mut Outputs<'_, '_>,
     first: usize,
     tiles: Tiles<'_>,
     ahead: usize,
 ) -> usize {
     let (w, panels) = (outputs.product.w, first..first + P);
-    let mut sums = group_sums::<S, P, T>(simd, w.dtype, w.panels(panels.clone(), lent), tiles, ahead);
+    let mut sums = group_sums::<S, P, T>(simd, w.dtype, w.panels(panels.clone()), tiles, ahead);
     if let Some(gate) = outputs.product.gate {
         let Gating { w: gate, activation } = gate;
-        let gate = group_sums::<S, P, T>(simd, w.dtype, gate.panels(panels, lent), tiles, ahead);
+        let gate = group_sums::<S, P, T>(simd, w.dtype, gate.panels(panels), tiles, ahead);
         let pairs = gate.as_flattened().iter().zip(sums.as_flattened_mut());
         pairs.for_each(|(g, u)| simd.run(Gate { activation, g, u }));
     }

@@ -210,14 +210,14 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
         Isa::AvxVnni(simd) => region.run_panels(simd, workspaces),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512(simd) => region.run_panels(simd, workspaces),
-        _ => region.run_rows(workspaces),
+        _ => region.run_rows(),
     }
 }
 
 impl Region<'_> {
     /// Every product from file rows.
-    fn run_rows(&self, workspaces: &mut [Workspace]) {
-        self.for_each_item(workspaces, 1, |_, outputs| self.file_rows(outputs));
+    fn run_rows(&self) {
+        self.for_each_item(1, |outputs| self.file_rows(outputs));
     }
 
     /// Every product from panels.
@@ -228,26 +228,20 @@ impl Region<'_> {
         }
         let n_panels: usize = self.products.iter().flatten().map(|product| product.w.n_panels()).sum();
         let per_item = (n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads())).max(1);
-        self.for_each_item(workspaces, per_item, |workspace, outputs| {
-            let [lent, _] = &mut workspace.lent;
-            skinny::multiply(simd, lent, outputs, self.tiles, self.tuning.prefetch);
+        self.for_each_item(per_item, |outputs| {
+            skinny::multiply(simd, outputs, self.tiles, self.tuning.prefetch);
         });
     }
 
     /// Hands out all outputs, `per_item` panels of one product at a time.
-    fn for_each_item(
-        &self,
-        workspaces: &mut [Workspace],
-        per_item: usize,
-        job: impl Fn(&mut Workspace, Outputs<'_, '_>) + Sync,
-    ) {
+    fn for_each_item(&self, per_item: usize, job: impl Fn(Outputs<'_, '_>) + Sync) {
         let n_items = |product: &Product<'_>| product.w.n_panels().div_ceil(per_item);
         let total = self.products.iter().flatten().map(n_items).sum();
-        self.pool.for_each_with(workspaces, total, &|workspace, item| {
+        self.pool.for_each(total, &|item| {
             let (product, index) = locate(self.products, item, n_items);
             let panels = index * per_item..product.w.n_panels().min((index + 1) * per_item);
             // SAFETY: every item runs once, and no other has these panels.
-            job(workspace, unsafe { product.outputs(panels, 0..self.rows) });
+            job(unsafe { product.outputs(panels, 0..self.rows) });
         });
     }
 
@@ -300,12 +294,10 @@ fn locate<'a, 'b>(
 #[cfg(target_arch = "x86_64")]
 fn blocked<S: Simd>(simd: S, workspace: &mut Workspace, mut outputs: Outputs<'_, '_>, tiles: Tiles<'_>) {
     let (w, first, rows) = (outputs.product.w, outputs.panels.start, outputs.rows.clone());
-    let mut lent = std::mem::take(&mut workspace.lent);
-    let [one, two] = &mut lent;
     let pair = |panels| Pair { dtype: w.dtype, n_in: w.n_in, panels };
     let panel = first..first + 1;
     if let Some(Gating { w: gate, activation }) = outputs.product.gate {
-        let pair = pair([w.panels(panel.clone(), one), gate.panels(panel, two)]);
+        let pair = pair([w.panels(panel.clone()), gate.panels(panel)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [up, gate]| {
             let mut gated = *up;
             simd.run(Gate { activation, g: gate, u: &mut gated });
@@ -314,7 +306,7 @@ fn blocked<S: Simd>(simd: S, workspace: &mut Workspace, mut outputs: Outputs<'_,
     } else {
         // An odd last panel is multiplied with itself for company.
         let last = outputs.panels.end - 1;
-        let pair = pair([w.panels(panel, one), w.panels(last..last + 1, two)]);
+        let pair = pair([w.panels(panel), w.panels(last..last + 1)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [a, b]| {
             outputs.put(row, first * PANEL, a);
             if first < last {
@@ -322,7 +314,6 @@ fn blocked<S: Simd>(simd: S, workspace: &mut Workspace, mut outputs: Outputs<'_,
             }
         });
     }
-    workspace.lent = lent;
 }
 
 /// Computes every product on one input. Shapes have been checked.

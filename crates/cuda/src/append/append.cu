@@ -121,7 +121,7 @@ __device__ u16 encode_block32(u32 type, Quad q, u32 lane, u8* codes) {
         if (larger || (equal && other_at < at)) extreme = other, at = other_at;
     }
     float d = type == Q8_0 ? fabsf(extreme) / (float)(Q8_0_ZERO - 1) : extreme / -(float)Q4_0_ZERO;
-    u16 scale = to_half(clamped(d, HALF_MAX));
+    u16 scale = to_half(type == Q8_0 ? fminf(d, Q8_0_MAX_SCALE) : d);
     float inverse = (scale & 0x7fff) == 0 ? 0.0f : 1.0f / d;
     for (int i = 0; i < 4; i++) {
         if (type == Q8_0) {

@@ -96,6 +96,7 @@ fn constants() -> Constants {
         .whole("MAX_LEVELS", MAX_LEVELS)
         .whole("Q8_0_ZERO", block32::Q8_0_ZERO.into())
         .whole("Q4_0_ZERO", block32::Q4_0_ZERO.into())
+        .float("Q8_0_MAX_SCALE", block32::Q8_0_MAX_SCALE)
         .double("SQRT_128", 128f64.sqrt())
         .double("SQRT_64", 64f64.sqrt())
         .double("SQRT_32", 32f64.sqrt())

@@ -1,8 +1,5 @@
 //! The streams of a layer as kernels see them.
 
-#[cfg(test)]
-pub(crate) mod fixture;
-
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};

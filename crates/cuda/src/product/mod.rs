@@ -20,9 +20,6 @@ use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, rotate};
 
 mod layout;
 mod operand;
-#[cfg(test)]
-mod tests;
-
 pub(crate) use layout::upload;
 pub(crate) use operand::Operand;
 
@@ -56,7 +53,7 @@ const FEATURES: u32 = 2;
 /// Rows that their blocks multiply at once: one variant for decoding, one for more.
 const ROWS: [u32; 2] = [1, 8];
 /// From so many rows on the weights are decoded for tensor cores: fewer would be decoded at most twice anyway.
-const MANY_ROWS: usize = 17;
+pub(crate) const MANY_ROWS: usize = 17;
 /// Output features and rows of a block of the kernel for many rows.
 const TILE: u32 = 64;
 
@@ -255,4 +252,21 @@ fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<KernelParams, Cu
         (params.norm, params.eps) = (norm.weight, norm.eps);
     }
     Ok(params)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_of_two_bytes_are_within_half_a_unit() {
+        for (dtype, book) in [(DType::TQ3_1S, Codebook::TQ3), (DType::TQ4_1S, Codebook::GAUSS4)] {
+            let levels = Levels::of(dtype);
+            for (i, &level) in book.levels().iter().enumerate() {
+                let byte = |table: [u32; 4]| f32::from((table[i / 4] >> (i % 4 * 8)) as u8 as i8);
+                let got = (256.0 * byte(levels.high) + byte(levels.low)) * levels.unit;
+                assert!((got - level).abs() <= 0.501 * levels.unit, "{dtype} {i}: {got} for {level}");
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::ContextFileError;
 
 const MAGIC: &[u8; 8] = b"KVANTCTX";
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// Sections start at multiples of this.
 const ALIGN: u64 = 64;
 const PRELUDE: u64 = 64;
@@ -116,7 +116,7 @@ impl Reader {
     pub(super) fn open(path: &Path) -> Result<Self, ContextFileError> {
         let io = |source| ContextFileError::Io { path: path.to_owned(), source };
         let corrupt = |what: String| ContextFileError::Corrupt { path: path.to_owned(), what };
-        let mut file = File::open(path).map_err(io)?;
+        let mut file = kvant_files::open(path).map_err(io)?;
         let file_len = file.metadata().map_err(io)?.len();
         let mut prelude = [0; PRELUDE as usize];
         let n = read_up_to(&mut file, &mut prelude).map_err(io)?;

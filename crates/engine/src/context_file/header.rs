@@ -181,6 +181,6 @@ pub(super) fn identity(model: &Model) -> Vec<(&'static str, String)> {
         ("model.layers", shape.layers.len().to_string()),
         ("model.heads", heads(&shape)),
         ("model.vocabulary", model.n_vocab().to_string()),
-        ("model.weights", model.fingerprint().to_owned()),
+        ("model.fingerprint", model.fingerprint().to_owned()),
     ]
 }

@@ -1,13 +1,13 @@
 //! A session kept in a file: its tokens and its cache, bit for bit.
 //!
-//! # Format, version 2
+//! # Format, version 3
 //!
 //! All numbers little endian; every section starts at a multiple of 64 bytes, so that a mapped file can be read in
 //! place. Offsets count from the start of the file.
 //!
 //! ```text
 //!   0   8   "KVANTCTX"
-//!   8   4   version, 2
+//!   8   4   version, 3
 //!  12   4   bytes of the header
 //!  16   4   number of sections
 //!  20   4   0
@@ -22,11 +22,11 @@
 //!           to go back to is remembered, the tail as it was there, group by group
 //! ```
 //!
-//! Checksums are XXH3-64. The header names what must agree before a file is used (`identity`: layout, model, RoPE,
-//! shape) and what the cache stores (`plan`).
+//! Checksums are XXH3-64. The header names what must agree before a file is used (`identity`: layout, RoPE, shape, and the
+//! [fingerprint](Model::fingerprint) of the whole model) and what the cache stores (`plan`).
 //!
-//! A file is written beside its final name, synced and renamed ([`write_whole`](crate::durable::write_whole)): a
-//! crash, a full disk or a kill leaves the old file whole.
+//! A file is replaced whole or not at all ([`write_whole`](kvant_files::write_whole)): a crash, a full disk or a kill
+//! leaves the old one.
 
 mod format;
 mod header;
@@ -98,26 +98,15 @@ impl Session {
     /// [`Error::ContextFile`] when the file cannot be written (the old one is still there then), a device error.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<u64, Error> {
         let path = path.as_ref();
+        let io = |source| Error::from(ContextFileError::Io { path: path.to_owned(), source });
         let header = Header::new(self.model(), self.sequence());
-        let written = crate::durable::write_whole(path, |file| {
+        kvant_files::write_whole(path, io, |file| {
             let (loaded, id) = (self.sequence().loaded(), self.sequence().id());
-            let mut writer = Writer::new(file, &header.to_json(), 1 + loaded.n_images(id))?;
+            let mut writer = Writer::new(file, &header.to_json(), 1 + loaded.n_images(id)).map_err(io)?;
             let tokens: Vec<u8> = self.tokens().iter().flat_map(|token| token.to_le_bytes()).collect();
-            writer.section(&tokens)?;
-            let mut failed = Ok(());
-            loaded
-                .images(id, &mut |image| {
-                    failed = writer.section(&image);
-                    // What the device says is one thing, what the file system says another.
-                    if failed.is_ok() { Ok(()) } else { Err(Error::Cancelled) }
-                })
-                .or_else(|error| if failed.is_err() { Ok(()) } else { Err(error) })?;
-            failed?;
-            Ok(writer.finish()?)
-        });
-        written.map_err(|error| match error {
-            SaveError::Io(source) => ContextFileError::Io { path: path.to_owned(), source }.into(),
-            SaveError::Engine(error) => error,
+            writer.section(&tokens).map_err(io)?;
+            loaded.images(id, &mut |image| writer.section(&image).map_err(io))?;
+            writer.finish().map_err(io)
         })
     }
 
@@ -195,24 +184,6 @@ fn restore(
         return Err(reader.corrupt(what).into());
     }
     Ok(sequence)
-}
-
-/// What can go wrong between opening a file for writing and renaming it.
-enum SaveError {
-    Io(std::io::Error),
-    Engine(Error),
-}
-
-impl From<std::io::Error> for SaveError {
-    fn from(error: std::io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl From<Error> for SaveError {
-    fn from(error: Error) -> Self {
-        Self::Engine(error)
-    }
 }
 
 #[cfg(test)]

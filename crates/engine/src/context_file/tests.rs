@@ -117,7 +117,7 @@ fn another_model_layout_rope_or_type_is_refused_by_name() {
         let mut other: serde_json::Value = serde_json::from_str(&header).unwrap();
         other["identity"][name] = "else".into();
         let forged = file("forged");
-        crate::durable::write_whole(&forged, |file| {
+        kvant_files::write_whole(&forged, std::convert::identity, |file| {
             let mut writer = Writer::new(file, &other.to_string(), 1)?;
             writer.section(&[])?;
             writer.finish()
@@ -178,6 +178,34 @@ fn every_changed_or_missing_byte_is_noticed() {
     std::fs::remove_file(&path).unwrap();
 }
 
+/// The bundled model, but for one hyper-parameter that changes neither a shape nor a weight.
+fn model_with_another_epsilon() -> Model {
+    let gguf = kvant_gguf::Gguf::from_bytes(crate::model::POCKET).unwrap();
+    let mut writer = kvant_gguf::GgufWriter::with_meta(gguf.meta()).unwrap();
+    let architecture = gguf.meta().get::<&str>("general.architecture").unwrap();
+    writer.set(&format!("{architecture}.attention.layer_norm_rms_epsilon"), 3e-6f32).unwrap();
+    gguf.tensors().iter().for_each(|t| writer.add_tensor(&t.name, &t.shape, t.dtype).unwrap());
+    let mut bytes = Vec::new();
+    let fill = |data: &mut kvant_gguf::TensorSink<'_>| {
+        gguf.tensors().iter().try_for_each(|info| data.bytes(&info.name, gguf.data(info)))
+    };
+    writer.write_to::<kvant_gguf::GgufError>(&mut bytes, fill).unwrap();
+    let gguf = kvant_gguf::Gguf::from_bytes(bytes).unwrap();
+    Model::from_gguf(gguf, OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap()
+}
+
+#[test]
+fn a_model_with_the_same_weights_and_another_epsilon_is_another_model() {
+    let path = file("epsilon");
+    let mut session = model().session(options("turbo3", "turbo3", "none", true)).unwrap();
+    session.feed(&tokens(20), &mut |_| true).unwrap();
+    session.save(&path).unwrap();
+    let other = model_with_another_epsilon();
+    let error = other.load_session(&path, None).unwrap_err().to_string();
+    assert!(error.contains("model.fingerprint: expected ") && !error.contains('\n'), "{error}");
+    std::fs::remove_file(&path).unwrap();
+}
+
 /// Set in the child of the next test: where it saves, again and again.
 const SAVE_FOREVER: &str = "KVANT_TEST_SAVE_FOREVER";
 
@@ -219,5 +247,11 @@ fn a_kill_in_the_middle_of_a_save_leaves_a_whole_file() {
         let loaded = model.load_session(&path, None).unwrap();
         assert_eq!(images(&loaded), images(&session), "round {round}");
     }
+    session.save(&path).unwrap();
+    assert_eq!(
+        std::fs::read_dir(&folder).unwrap().count(),
+        1,
+        "what a killed save left is gone with the next"
+    );
     std::fs::remove_dir_all(&folder).unwrap();
 }

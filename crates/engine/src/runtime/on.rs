@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kvant_backend::{Backend, BackendError, Candidate, DeviceInfo, KernelChoice, Page};
+use kvant_backend::{Backend, BackendError, Candidate, DeviceInfo, KernelChoice, Page, limits};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
@@ -113,10 +113,11 @@ impl<B: Backend> On<B> {
         f(self.state().caches.get_mut(&id).expect("a sequence that was started and not released"))
     }
 
-    /// The tokens of context there is memory for.
+    /// The tokens of context there is memory for: of the device, or of the machine, which lends it as tokens come.
     fn fit(&self, plan: &mut Plan, room: Room) -> Result<usize, Error> {
         let (Room::Exactly(wanted) | Room::UpTo(wanted)) = room;
-        let Some(usable) = usable_bytes(&*self.device)? else { return Ok(wanted) };
+        let usable =
+            usable_bytes(&*self.device)?.or_else(limits::machine_bytes).unwrap_or(isize::MAX as usize);
         let layout = Layout::new(&self.decoder.kv_shape(), plan.clone());
         let needed = layout.n_bytes(wanted);
         if needed <= usable {
@@ -265,7 +266,7 @@ impl<B: Backend> Loaded for On<B> {
             return Err(BackendError::Unsupported { op: "attend", wanted, has }.into());
         }
         let layers = self.decoder.layers();
-        let mut seconds = vec![Vec::with_capacity(repetitions); stages.len()];
+        let mut seconds = vec![Vec::new(); stages.len()];
         let mut random = Random::new(1);
         let widest = |width: fn(&LayerSpec) -> usize| layers.iter().map(width).max().unwrap_or(0);
         let mut values = vec![0.0; widest(LayerSpec::n_q)];

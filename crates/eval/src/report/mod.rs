@@ -9,11 +9,12 @@ mod plot;
 
 use std::path::{Path, PathBuf};
 
+use kvant::files;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::distortion::Distortion;
-use crate::{EvalError, Kld, KldStats, KvConfig, LayerKld, NiahCell, files};
+use crate::{EvalError, Kld, KldStats, KvConfig, LayerKld, NiahCell};
 
 /// Where numbers come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,40 +104,72 @@ struct Parts {
     distortion: Option<DistortionReport>,
 }
 
+impl Part {
+    /// The file that keeps it.
+    fn file(&self) -> &'static str {
+        match self {
+            Self::Kld(_) => KLD,
+            Self::Niah(_) => NIAH,
+            Self::Distortion(_) => DISTORTION,
+        }
+    }
+}
+
+const KLD: &str = "kld.json";
+const NIAH: &str = "niah.json";
+const DISTORTION: &str = "distortion.json";
+const PAGE: &str = "index.html";
+
+/// Whether a report can be written to `folder`, to be asked before its part is measured. Makes the folder when it is missing.
+///
+/// # Errors
+/// When the folder or a file of a report in it cannot be written.
+pub fn check(folder: &Path) -> Result<(), EvalError> {
+    std::fs::create_dir_all(folder).map_err(EvalError::io(folder))?;
+    for name in [KLD, NIAH, DISTORTION, PAGE] {
+        let path = folder.join(name);
+        files::check_target(&path).map_err(EvalError::io(&path))?;
+    }
+    Ok(())
+}
+
 /// Puts a part into the report in `folder` (made when it is missing) and makes the page anew. Returns the page's path.
 ///
 /// # Errors
 /// When the folder cannot be written, or another part in it cannot be read.
 pub fn update(folder: &Path, part: &Part) -> Result<PathBuf, EvalError> {
     std::fs::create_dir_all(folder).map_err(EvalError::io(folder))?;
+    let path = folder.join(part.file());
     match part {
-        Part::Kld(part) => write_json(&folder.join("kld.json"), part)?,
-        Part::Niah(part) => write_json(&folder.join("niah.json"), part)?,
-        Part::Distortion(part) => write_json(&folder.join("distortion.json"), part)?,
+        Part::Kld(part) => write_json(&path, part)?,
+        Part::Niah(part) => write_json(&path, part)?,
+        Part::Distortion(part) => write_json(&path, part)?,
     }
-    let parts = Parts {
-        kld: read_json(&folder.join("kld.json"))?,
-        niah: read_json(&folder.join("niah.json"))?,
-        distortion: read_json(&folder.join("distortion.json"))?,
-    };
-    let page = folder.join("index.html");
-    write_bytes(&page, page::render(&parts).as_bytes())?;
+    let page = folder.join(PAGE);
+    files::write(&page, page::render(&Parts::read(folder)?).as_bytes()).map_err(EvalError::io(&page))?;
     Ok(page)
 }
 
-fn write_json(path: &Path, part: &impl Serialize) -> Result<(), EvalError> {
-    write_bytes(path, &serde_json::to_vec_pretty(part).expect("a report becomes JSON"))
+impl Parts {
+    fn read(folder: &Path) -> Result<Self, EvalError> {
+        Ok(Self {
+            kld: read_json(&folder.join(KLD))?,
+            niah: read_json(&folder.join(NIAH))?,
+            distortion: read_json(&folder.join(DISTORTION))?,
+        })
+    }
 }
 
-fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), EvalError> {
-    files::write_whole(path, |file| std::io::Write::write_all(file, bytes).map_err(EvalError::io(path)))
+fn write_json(path: &Path, part: &impl Serialize) -> Result<(), EvalError> {
+    let bytes = serde_json::to_vec_pretty(part).expect("a report becomes JSON");
+    files::write(path, &bytes).map_err(EvalError::io(path))
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, EvalError> {
     if !path.exists() {
         return Ok(None);
     }
-    let bytes = std::fs::read(path).map_err(EvalError::io(path))?;
+    let bytes = files::read(path).map_err(EvalError::io(path))?;
     let part = serde_json::from_slice(&bytes);
     part.map(Some).map_err(|error| EvalError::file(path, format!("not a part of a report: {error}")))
 }
@@ -156,6 +189,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("kvant-report-{}", std::process::id()));
         let rows = synthetic(128, 50, 1).unwrap();
         let part = Part::Distortion(DistortionReport { about: about(), rows });
+        check(&folder).unwrap();
         let page = update(&folder, &part).unwrap();
         let cell = |depth| NiahCell {
             n_ctx: 256,

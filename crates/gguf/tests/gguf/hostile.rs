@@ -1,6 +1,7 @@
 //! Each way a file can lie, and what it gets for an answer.
 
-use kvant_gguf::{Array, Gguf, GgufError, Item, Problem, Strings, Value, oracle};
+use kvant_codec::DType;
+use kvant_gguf::{Array, Gguf, GgufError, GgufWriter, Item, Problem, Strings, TensorSink, Value, oracle};
 
 use crate::raw::{Raw, folder, header};
 
@@ -367,23 +368,92 @@ fn private_types_are_read_only_where_their_block_size_fits() {
             file(TQ4_1S, 192).data(32, 256),
             tensor("a"),
             24,
-            "claims private type 46 (tq4_1s, 160 bytes), but 192 bytes lie",
+            "claims type 46 (tq4_1s, 160 bytes), but 192 bytes lie",
         ),
         case(
             "a gap of one place",
             file(TQ3_1S, 160).data(32, 192),
             tensor("a"),
             24,
-            "claims private type 45 (tq3_1s, 128 bytes), but 160 bytes lie",
+            "claims type 45 (tq3_1s, 128 bytes), but 160 bytes lie",
         ),
         case(
             "blocks of 34 bytes at the end",
             last(TQ3_1S, 34),
             tensor("a"),
             24,
-            "but 34 bytes lie before the next tensor",
+            "but 34 bytes lie before the file's end",
         ),
     ]);
+}
+
+#[test]
+fn a_type_that_does_not_fill_its_space_is_refused() {
+    const F16: u32 = 1;
+    const BF16: u32 = 30;
+    // 8 rows of 64 values: 1,024 bytes as f16, 544 as q8_0.
+    let file = |type_id| {
+        let records = header(2, 0).tensor("a", &[64, 8], type_id, 0).tensor("b", &[64, 8], F16, 1024);
+        records.data(32, 2048)
+    };
+    for type_id in [F16, BF16] {
+        Gguf::from_bytes(file(type_id).0).unwrap();
+    }
+    let last = |type_id, bytes| header(1, 0).tensor("a", &[64, 8], type_id, 0).data(32, bytes);
+    // Whole, without padding, or with something behind that is no type's size.
+    for (type_id, bytes) in [(F16, 1024), (Q8_0, 544), (F16, 1500), (Q8_0, 700)] {
+        Gguf::from_bytes(last(type_id, bytes).0).unwrap();
+    }
+    check(vec![
+        case(
+            "f16 changed to q8_0",
+            file(Q8_0),
+            tensor("a"),
+            24,
+            "claims type 8 (q8_0, 544 bytes), but 1024 bytes lie before the next tensor",
+        ),
+        case(
+            "the last one changed",
+            last(Q8_0, 1024),
+            tensor("a"),
+            24,
+            "claims type 8 (q8_0, 544 bytes), but 1024 bytes lie before the file's end",
+        ),
+        case(
+            "a shape cut short",
+            header(2, 0).tensor("a", &[8], F32, 0).tensor("b", &[8], F32, 64).data(32, 96),
+            tensor("a"),
+            24,
+            "claims type 0 (f32, 32 bytes), but 64 bytes lie before the next tensor",
+        ),
+    ]);
+}
+
+/// Every bit of every type byte of a file of ours: none gives another model.
+#[test]
+fn no_single_flip_in_a_type_is_read_as_another_type() {
+    let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some());
+    let mut writer = GgufWriter::new();
+    for dtype in types.clone() {
+        writer.add_tensor(dtype.name(), &[512, 4], dtype).unwrap();
+    }
+    let mut file = Vec::new();
+    let fill = |data: &mut TensorSink<'_>| {
+        types.clone().try_for_each(|dtype| data.reader(dtype.name(), &mut std::io::repeat(0)))
+    };
+    writer.write_to::<GgufError>(&mut file, fill).unwrap();
+    for dtype in types {
+        let name = dtype.name().as_bytes();
+        // Name, two dimensions, then the type.
+        let at = file.windows(name.len() + 4).position(|w| w == [name, &[2, 0, 0, 0]].concat()).unwrap();
+        let at = at + name.len() + 4 + 16;
+        assert_eq!(file[at], dtype.ggml_id().unwrap() as u8);
+        for bit in 0..32 {
+            let mut bytes = file.clone();
+            bytes[at + bit / 8] ^= 1 << (bit % 8);
+            assert!(Gguf::from_bytes(bytes).is_err(), "{dtype}, bit {bit}");
+        }
+    }
 }
 
 #[test]
@@ -444,7 +514,7 @@ fn paths_that_lead_to_no_model_are_refused_in_one_line() {
     std::fs::write(folder.join("empty.gguf"), "").unwrap();
     std::fs::write(folder.join("text.gguf"), "once upon a time").unwrap();
     for (name, message) in [
-        ("", "is not a regular file"),
+        ("", "is a folder, not a regular file"),
         ("empty.gguf", "the file is empty"),
         ("text.gguf", "not a GGUF file"),
         ("absent.gguf", "No such file"),

@@ -143,7 +143,11 @@ fn shards_that_are_absent_or_broken_are_named() {
     std::fs::remove_file(&third).unwrap();
     assert!(fail().to_string().contains("model-00003-of-00003.gguf: No such file"), "{}", fail());
     std::fs::create_dir(&third).unwrap();
-    assert!(fail().to_string().contains("model-00003-of-00003.gguf: is not a regular file"), "{}", fail());
+    assert!(
+        fail().to_string().contains("model-00003-of-00003.gguf: is a folder, not a regular file"),
+        "{}",
+        fail()
+    );
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn unwritable_targets_are_named() {
     let absent = folder.join("absent/m.gguf");
     assert!(save(&absent).starts_with(&format!("{}: ", absent.display())), "{}", save(&absent));
     std::fs::create_dir(folder.join("d")).unwrap();
-    assert!(save(&folder.join("d")).contains("directory"), "{}", save(&folder.join("d")));
+    assert!(save(&folder.join("d")).contains("is a folder"), "{}", save(&folder.join("d")));
     assert_eq!(files_in(&folder), ["d"]);
 }
 

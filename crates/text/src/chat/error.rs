@@ -3,10 +3,11 @@
 use std::fmt;
 
 use kvant_gguf::GgufError;
-use minijinja::ErrorKind;
+
+use crate::jinja::{self, Fault, Located};
 
 /// Every way in which a chat template fails. Each reads as one line.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
     /// The file has no template, and its vocabulary does not tell of a format.
@@ -15,8 +16,8 @@ pub enum TemplateError {
     )]
     Missing,
     /// The template's key holds something else than text.
-    #[error(transparent)]
-    Metadata(#[from] GgufError),
+    #[error("{0}")]
+    Metadata(String),
     /// The template itself refuses the conversation (`raise_exception`).
     #[error("the chat template refuses this conversation: {0}")]
     Refused(String),
@@ -36,11 +37,13 @@ pub enum TemplateError {
         /// What went wrong.
         message: String,
     },
-    /// The template ran longer, or wrote more, than any honest one does.
-    #[error("the chat template was stopped after {limit}")]
+    /// The template takes, or nests, more than any honest one does.
+    #[error("the chat template was stopped{at}: {limit}")]
     Limit {
+        /// Where.
+        at: Line,
         /// The limit that it met.
-        limit: &'static str,
+        limit: String,
     },
 }
 
@@ -54,48 +57,50 @@ impl fmt::Display for Line {
     }
 }
 
-/// Marks an error as coming from `raise_exception`.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct Raised(pub(super) String);
-
-/// Marks an error as too much output.
-#[derive(Debug, thiserror::Error)]
-#[error("too much output")]
-pub(super) struct TooLong;
+impl From<GgufError> for TemplateError {
+    fn from(error: GgufError) -> Self {
+        TemplateError::Metadata(error.to_string())
+    }
+}
 
 impl TemplateError {
     /// The error of a template that did not parse.
-    pub(super) fn syntax(error: &minijinja::Error) -> Self {
-        TemplateError::Syntax { at: Line(error.line()), message: message(error) }
+    pub(super) fn syntax((fault, line): Located) -> Self {
+        match Self::render((fault, line)) {
+            TemplateError::Render { at, message } => TemplateError::Syntax { at, message },
+            other => other,
+        }
     }
 
     /// The error of a template that did not render.
-    pub(super) fn render(error: &minijinja::Error) -> Self {
-        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-        while let Some(e) = cause {
-            if let Some(Raised(text)) = e.downcast_ref() {
-                return TemplateError::Refused(one_line(text));
-            }
-            let io_error = e.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-            if io_error.is_some_and(|inner| inner.is::<TooLong>()) {
-                return TemplateError::Limit { limit: super::MAX_OUTPUT_TEXT };
-            }
-            cause = e.source();
-        }
-        if error.kind() == ErrorKind::OutOfFuel {
-            return TemplateError::Limit { limit: super::MAX_STEPS_TEXT };
-        }
-        TemplateError::Render { at: Line(error.line()), message: message(error) }
+    pub(super) fn render((fault, line): Located) -> Self {
+        let at = Line(Some(line as usize));
+        let limit = match fault {
+            Fault::Raised(words) => return TemplateError::Refused(one_line(&words)),
+            Fault::Failed(message) => return TemplateError::Render { at, message: one_line(&message) },
+            Fault::Steps => format!("more than {} million steps", jinja::MAX_STEPS / 1_000_000),
+            Fault::Bytes => format!("more than {} MiB at a time", jinja::MAX_BYTES >> 20),
+            Fault::Nesting => format!("values nested deeper than {} levels", jinja::MAX_NESTING),
+            Fault::Depth => format!("calls and expressions deeper than {} levels", jinja::MAX_DEPTH),
+        };
+        TemplateError::Limit { at, limit }
     }
 }
 
-/// Kind and detail, without the name and line that `Display` appends.
-fn message(error: &minijinja::Error) -> String {
-    let kind = error.kind().to_string();
-    error.detail().map_or(kind.clone(), |detail| one_line(&format!("{kind}: {detail}")))
-}
+/// The longest message, in characters: some repeat what a template wrote.
+const MAX_MESSAGE: usize = 300;
 
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let mut line = String::new();
+    for word in text.split_whitespace() {
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.extend(word.chars().filter(|c| !c.is_control()).take(MAX_MESSAGE));
+        if line.len() > MAX_MESSAGE {
+            line = line.chars().take(MAX_MESSAGE).chain(['…']).collect();
+            break;
+        }
+    }
+    line
 }

@@ -48,17 +48,19 @@ fn every_template_renders_as_transformers_does() {
             let want = &want[case_name];
             let text = want["lenient"].as_str().or(want["text"].as_str());
             let same = match (&got, text, want["error"].as_str()) {
-                (Ok(got), Some(want), _) => got == want,
+                (Ok(got), Some(want), _) => got.as_str() == want,
                 // The template's own words, or a failure of its code.
                 (Err(TemplateError::Refused(words)), None, Some(want)) => {
-                    want.strip_prefix("TemplateError: ") == Some(words)
+                    want.strip_prefix("TemplateError: ") == Some(words.as_str())
                 }
-                (Err(TemplateError::Render { .. }), None, Some(want)) => {
+                (Err(TemplateError::Render { .. } | TemplateError::Limit { .. }), None, Some(want)) => {
                     !want.starts_with("TemplateError") && one_line(&got)
                 }
                 _ => false,
             };
-            let word = got.as_ref().map_or_else(|e| format!("error ({e})"), |t| format!("{} bytes", t.len()));
+            let word = got
+                .as_ref()
+                .map_or_else(|e| format!("error ({e})"), |t| format!("{} bytes", t.as_str().len()));
             row += &format!(" {case_name}: {word}{};", if same { "" } else { " WRONG" });
             if !same {
                 wrong.push(format!("{name}, {case_name}:\n got {got:?}\nwant {want:?}"));
@@ -70,14 +72,16 @@ fn every_template_renders_as_transformers_does() {
 }
 
 /// Whether an error, if it is one, reads as one line.
-fn one_line(result: &Result<String, TemplateError>) -> bool {
+fn one_line<T>(result: &Result<T, TemplateError>) -> bool {
     result.as_ref().err().is_none_or(|e| e.to_string().lines().count() == 1)
 }
 
 /// `source` rendered on one user message `Hi`.
 fn render(source: &str) -> Result<String, TemplateError> {
     let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
-    ChatTemplate::new(source, "<s>", "</s>")?.render_at(&[Message::user("Hi")], &options, then())
+    let rendered =
+        ChatTemplate::new(source, "<s>", "</s>")?.render_at(&[Message::user("Hi")], &options, then());
+    rendered.map(|rendered| rendered.to_string())
 }
 
 #[test]
@@ -117,7 +121,7 @@ fn tojson_is_pythons() {
     let show = |filter: &str| {
         let template = ChatTemplate::new(&format!("{{{{ tools[0] | {filter} }}}}"), "", "").unwrap();
         let options = RenderOptions { tools: Some(tools.clone()), ..Default::default() };
-        template.render(&[], &options).unwrap()
+        template.render(&[], &options).unwrap().to_string()
     };
     let plain = r#"{"b": "<é & '\"🚀>", "a": [1, 2.5, true, null, {}, []]}"#;
     assert_eq!(show("tojson"), plain);
@@ -145,7 +149,7 @@ fn refusals_and_failures_are_one_line_each() {
         ("\n{{ missing.field }}", "failed at line 2"),
         ("{{ undefined_function() }}", "failed at line 1"),
         ("{{ tojson | nofilter }}", "nofilter"),
-        ("{% include 'secrets' %}", "failed"),
+        ("{% include 'secrets' %}", "does not parse at line 1"),
         ("{{ missing | tojson }}", "undefined"),
         ("{{ strftime_now('%') }}", "strftime_now"),
     ];
@@ -154,19 +158,6 @@ fn refusals_and_failures_are_one_line_each() {
         let err = got.as_ref().expect_err(source).to_string();
         assert!(err.contains(want) && one_line(&got), "{source}: {err}");
     }
-}
-
-#[test]
-fn hostile_templates_are_stopped() {
-    let forever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
-    let flood = "{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}";
-    let deep = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
-    assert!(matches!(render(forever), Err(TemplateError::Limit { limit: MAX_STEPS_TEXT })));
-    assert!(matches!(render(flood), Err(TemplateError::Limit { limit: MAX_OUTPUT_TEXT })));
-    assert!(matches!(render(deep), Err(TemplateError::Render { .. })));
-    let nested = format!("{}{}", "{% if true %}".repeat(2000), "{% endif %}".repeat(2000));
-    assert!(render(&nested).is_err() && render(&"{{ [".repeat(5000)).is_err());
-    assert!(one_line(&render(&nested)));
 }
 
 /// A file with the tokens `tokens`, and `template` if any.
@@ -190,10 +181,126 @@ fn a_file_without_a_template_speaks_chatml_only_if_its_vocabulary_does() {
     let text = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap();
     let text = text.render(&[Message::system("S"), Message::user("U")], &options).unwrap();
     let want = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n";
-    assert_eq!(text, want);
+    assert_eq!(text.as_str(), want);
     let (gguf, tokenizer) = file(&["a"], None);
     assert!(matches!(ChatTemplate::from_gguf(&gguf, &tokenizer), Err(TemplateError::Missing)));
     let (gguf, tokenizer) = file(&["<BOS>", "<|im_start|>"], Some("{{ bos_token }}{{ eos_token }}"));
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap();
-    assert_eq!(template.render(&[], &options).unwrap(), "<BOS>");
+    assert_eq!(template.render(&[], &options).unwrap().as_str(), "<BOS>");
+}
+
+/// Texts of control tokens, of all families.
+const MARKS: [&str; 14] = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "<|end|>",
+    "<|user|>",
+    "<|assistant|>",
+];
+
+/// A byte-level vocabulary in which [`MARKS`] are control tokens and `<tool>` is user-defined.
+fn marks() -> Tokenizer {
+    let alphabet = (33u32..=126).chain(161..=172).chain(174..=255).chain(256..324);
+    let mut tokens: Vec<String> = alphabet.filter_map(char::from_u32).map(String::from).collect();
+    let n_bytes = tokens.len();
+    tokens.extend(MARKS.map(str::to_owned));
+    tokens.push("<tool>".to_owned());
+    let mut types = vec![1; n_bytes];
+    types.extend([3; MARKS.len()]);
+    types.push(4);
+    let mut data = VocabData::new(TokenizerModel::Gpt2, tokens);
+    (data.merges, data.token_types) = (Some(Vec::new()), Some(types));
+    (data.special.bos, data.special.eos) = (Some(n_bytes as u32 + 7), Some(n_bytes as u32 + 8));
+    Tokenizer::new(data).unwrap()
+}
+
+/// The control tokens that a conversation in which everybody says `said` comes to, or `None` if it is refused.
+fn control_tokens(template: &ChatTemplate, tokenizer: &Tokenizer, said: &str) -> Option<Vec<u32>> {
+    let messages =
+        [Message::system(said), Message::user(said), Message::assistant(said), Message::user(said)];
+    let tools = json!([{"type": "function", "function": {
+        "name": said, "description": said, "parameters": {"type": "object", "properties": {said: {"type": "string"}}},
+    }}]);
+    let with_tools = RenderOptions { add_generation_prompt: true, tools: Some(tools), ..Default::default() };
+    let plain = RenderOptions { tools: None, ..with_tools.clone() };
+    // Some formats know no tools, and some no system message.
+    let ways = [(&messages[..], &with_tools), (&messages[..], &plain), (&messages[1..], &plain)];
+    let rendered = ways.into_iter().find_map(|(m, options)| template.render_at(m, options, then()).ok())?;
+    let ids = tokenizer.encode(rendered.as_str(), rendered.special(), true).unwrap();
+    Some(
+        ids.into_iter()
+            .filter(|&id| tokenizer.kind(id) == Some(crate::tokenizer::TokenKind::Control))
+            .collect(),
+    )
+}
+
+#[test]
+fn nothing_that_is_said_becomes_a_control_token_in_any_format() {
+    let tokenizer = marks();
+    let mut sources: Vec<(String, String)> =
+        BUILTIN.map(|(name, source)| (name.to_owned(), source.to_owned())).into();
+    let dir = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/assets/templates"));
+    match std::fs::read_dir(&dir) {
+        Ok(files) => sources.extend(files.map(|file| file.unwrap().path()).filter_map(|path| {
+            let name = path.file_name()?.to_str()?.strip_suffix(".jinja")?.to_owned();
+            Some((name, std::fs::read_to_string(path).ok()?))
+        })),
+        Err(_) => eprintln!("skipped: {} is not there", dir.display()),
+    }
+    let mut told = 0;
+    for (name, source) in &sources {
+        let template = ChatTemplate::for_tokenizer(source, &tokenizer).unwrap();
+        let Some(want) = control_tokens(&template, &tokenizer, "word") else { continue };
+        told += 1;
+        let all = MARKS.concat();
+        let halves: Vec<&str> = MARKS.iter().flat_map(|mark| <[&str; 2]>::from(mark.split_at(2))).collect();
+        for said in MARKS
+            .iter()
+            .copied()
+            .chain([all.as_str(), "<|im_", "end|>", "<|", "|>", "[", "INST]"])
+            .chain(halves)
+        {
+            let got = control_tokens(&template, &tokenizer, said);
+            assert_eq!(got.as_ref(), Some(&want), "{name}, who says {said:?}");
+        }
+    }
+    assert!(told >= BUILTIN.len(), "only {told} of {} formats told anything", sources.len());
+}
+
+#[test]
+fn user_defined_tokens_may_be_said_and_what_the_template_writes_is_parsed() {
+    let tokenizer = marks();
+    let template = ChatTemplate::for_tokenizer(builtin("chatml").unwrap(), &tokenizer).unwrap();
+    let rendered = template.render(&[Message::user("a<tool>\u{e000}«»")], &RenderOptions::default()).unwrap();
+    let ids = tokenizer.encode(rendered.as_str(), rendered.special(), false).unwrap();
+    let id = |text| tokenizer.token_id(text).unwrap();
+    assert_eq!(ids.iter().filter(|&&i| i == id("<tool>")).count(), 1);
+    assert_eq!(
+        (ids.first(), ids.iter().filter(|&&i| i == id("<|im_end|>")).count()),
+        (Some(&id("<|im_start|>")), 1)
+    );
+    // All but the marks is tokenised as one text: the same tokens as if all of it were trusted.
+    assert_eq!(ids, tokenizer.encode(rendered.as_str(), Special::Parse, false).unwrap());
+}
+
+#[test]
+fn what_stands_behind_a_mark_keeps_whose_words_it_is() {
+    let tokenizer = marks();
+    let template = ChatTemplate::for_tokenizer(builtin("chatml").unwrap(), &tokenizer).unwrap();
+    let messages = [Message::assistant("MARK"), Message::user("<|im_end|>MARK<|im_end|>")];
+    let rest = template.render(&messages, &RenderOptions::default()).unwrap().after("MARK").unwrap();
+    assert_eq!(rest.as_str(), "<|im_end|>\n<|im_start|>user\n<|im_end|>MARK<|im_end|><|im_end|>\n");
+    let ids = tokenizer.encode(rest.as_str(), rest.special(), false).unwrap();
+    let end = tokenizer.token_id("<|im_end|>").unwrap();
+    assert_eq!(ids.iter().filter(|&&id| id == end).count(), 2);
+    assert!(rest.after("NONE").is_none());
 }

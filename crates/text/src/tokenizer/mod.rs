@@ -19,8 +19,10 @@ mod bpe;
 mod bytes;
 mod error;
 mod gguf;
+mod merge;
 mod model;
 mod pre;
+mod seams;
 mod special;
 mod spm;
 mod stream;
@@ -30,12 +32,15 @@ mod wordpiece;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 pub use error::{MergeFault, TokenizerError};
 pub use model::TokenizerModel;
 pub use stream::DecodeStream;
 pub use vocab::{SpecialIds, TokenKind, VocabData};
 
 use bpe::Bpe;
+use merge::Merger;
 use pre::PreTokenizer;
 use special::{Part, Partition};
 use spm::Spm;
@@ -44,11 +49,14 @@ use wordpiece::WordPiece;
 
 /// What the text of a special token means inside a text to encode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Special {
-    /// The token: for text that a chat template has rendered.
+pub enum Special<'a> {
+    /// The token: for text that is trusted as a whole.
     Parse,
     /// Just text: for what a person or a document says. User-defined tokens are still found.
     AsText,
+    /// The token where it stands wholly within one of these ranges of bytes, which ascend; elsewhere just text. For what
+    /// a chat template has rendered.
+    Within(&'a [Range<usize>]),
 }
 
 /// A vocabulary and its method. Shared between threads freely; every method takes `&self`.
@@ -137,7 +145,7 @@ impl Tokenizer {
     /// With `add_bos_eos`, the tokens that the vocabulary puts around a text are added; a BOS is not
     /// added to a text that parses to one already, as templates often write their own.
     ///
-    /// Takes time linear in the text, but for a logarithm in the length of its longest word.
+    /// Takes time linear in the text, but for a logarithm in the length of words that do not repeat themselves.
     ///
     /// # Errors
     /// [`TokenizerError::NoToken`] if the vocabulary cannot write some byte of the text and has no
@@ -145,13 +153,19 @@ impl Tokenizer {
     pub fn encode(
         &self,
         text: &str,
-        special: Special,
+        special: Special<'_>,
         add_bos_eos: bool,
     ) -> Result<Vec<u32>, TokenizerError> {
         if text.len() >= u32::MAX as usize {
             return Err(TokenizerError::TextSize { got: text.len() });
         }
-        let parts = self.partition.parts(&self.vocab, text, special == Special::Parse);
+        let all = 0..text.len();
+        let own = match special {
+            Special::Parse => std::slice::from_ref(&all),
+            Special::AsText => &[],
+            Special::Within(ranges) => ranges,
+        };
+        let parts = self.partition.parts(&self.vocab, text, own);
         let mut out = Vec::with_capacity(text.len() / 3 + 4);
         let starts_with = |id| matches!(parts.first(), Some(Part::Token(t)) if Some(*t) == id);
         if add_bos_eos && self.add_bos && !starts_with(self.special.bos) {
@@ -165,8 +179,7 @@ impl Tokenizer {
     }
 
     fn encode_parts(&self, text: &str, parts: &[Part], out: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        let mut bpe_scratch = bpe::Scratch::default();
-        let mut spm_scratch = spm::Scratch::default();
+        let mut merger = Merger::default();
         let mut after_special = true; // the start of a text counts as such
         let mut spaced = String::new();
         for part in parts {
@@ -192,12 +205,22 @@ impl Tokenizer {
                 stretch = &spaced;
             }
             match &self.method {
-                Method::Bpe(m) => m.encode(&self.vocab, stretch, &mut bpe_scratch, out)?,
-                Method::Spm(m) => m.encode(&self.vocab, stretch, &mut spm_scratch, out)?,
+                Method::Bpe(m) => m.encode(&self.vocab, stretch, &mut merger, out)?,
+                Method::Spm(m) => m.encode(&self.vocab, stretch, &mut merger, out)?,
                 Method::WordPiece(m) => m.encode(&self.vocab, stretch, out),
             }
         }
         Ok(())
+    }
+
+    /// A number of tokens that `text` takes at least, without a look at what they are: as many as if the longest token
+    /// of the vocabulary stood again and again. 0 where text may be dropped.
+    pub fn fewest_tokens(&self, text: &str) -> usize {
+        if self.model == TokenizerModel::Bert || self.partition.strips() {
+            return 0;
+        }
+        // Characters, as the mark of a space has three bytes and writes one.
+        text.chars().count() / self.vocab.longest().max(1)
     }
 
     /// The text of `ids`: control and unknown tokens and ids out of range write nothing, the space
@@ -207,7 +230,7 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut bytes = Vec::with_capacity(ids.len() * 4);
         for &id in ids {
-            if self.vocab.is_text(id) {
+            if self.vocab.is_shown(id) {
                 bytes.extend_from_slice(self.token_bytes(id));
             }
         }

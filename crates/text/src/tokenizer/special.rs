@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
 
 use super::error::TokenizerError;
 use super::model::TokenizerModel;
@@ -44,9 +44,18 @@ impl Finder {
             .collect();
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
+            // Left to choose, the crate takes a DFA for few tokens, and building one takes the square of their length.
+            .kind(Some(AhoCorasickKind::ContiguousNFA))
             .build(ids.iter().filter_map(|&id| vocab.text(id)))
             .map_err(|e| TokenizerError::Prepare { what: "special tokens", why: e.to_string() })?;
         Ok(Finder { automaton, ids })
+    }
+
+    /// The first match that lies within `range`; none in a range that is none of `text`.
+    fn find(&self, text: &str, range: Range<usize>) -> Option<Found> {
+        text.get(range.clone())?;
+        let found = self.automaton.find(Input::new(text).range(range))?;
+        Some((self.ids[found.pattern().as_usize()], found.range()))
     }
 }
 
@@ -60,21 +69,34 @@ impl Partition {
         })
     }
 
-    /// Cuts `text` at its special tokens: at all of them, or at the user-defined ones alone.
-    pub(super) fn parts(&self, vocab: &Vocab, text: &str, all: bool) -> Vec<Part> {
-        let finder = if all { &self.all } else { &self.user_defined };
+    /// Whether white space behind a token is dropped.
+    pub(super) fn strips(&self) -> bool {
+        self.strip_after
+    }
+
+    /// Cuts `text` at its special tokens: at those that stand wholly within one of the ranges `own`, which ascend, and
+    /// at user-defined ones anywhere.
+    pub(super) fn parts(&self, vocab: &Vocab, text: &str, own: &[Range<usize>]) -> Vec<Part> {
         let mut parts = Vec::new();
-        let mut at = 0;
-        for m in finder.automaton.find_iter(text) {
-            let id = finder.ids[m.pattern().as_usize()];
-            if m.start() > at {
-                parts.push(Part::Text(at..m.start()));
+        let (mut at, mut own) = (0, own);
+        let mut anywhere = self.user_defined.find(text, 0..text.len());
+        let mut within = self.next_within(text, 0, &mut own);
+        while let Some((id, range)) = earlier(&anywhere, &within) {
+            if range.start > at {
+                parts.push(Part::Text(at..range.start));
             }
             parts.push(Part::Token(id));
-            at = m.end();
+            at = range.end;
             if self.strip_after && !KEEPS_SPACE_AFTER.contains(&vocab.text(id).unwrap_or_default()) {
                 let rest = &text[at..];
                 at += rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_whitespace()).len();
+            }
+            // What was found and lies behind is still the next: every byte is looked at about once.
+            if anywhere.as_ref().is_some_and(|(_, range)| range.start < at) {
+                anywhere = self.user_defined.find(text, at..text.len());
+            }
+            if within.as_ref().is_some_and(|(_, range)| range.start < at) {
+                within = self.next_within(text, at, &mut own);
             }
         }
         if at < text.len() {
@@ -82,6 +104,28 @@ impl Partition {
         }
         parts
     }
+
+    /// The first special token from byte `at` on that lies within one of `own`, from which ranges that are behind are
+    /// dropped.
+    fn next_within(&self, text: &str, at: usize, own: &mut &[Range<usize>]) -> Option<Found> {
+        while let Some(range) = own.first() {
+            let start = range.start.max(at);
+            if let Some(found) = self.all.find(text, start..range.end) {
+                return Some(found);
+            }
+            *own = &own[1..];
+        }
+        None
+    }
+}
+
+/// A token and where its text stands.
+type Found = (u32, Range<usize>);
+
+/// The one that begins first, or else the longer one.
+fn earlier(a: &Option<Found>, b: &Option<Found>) -> Option<Found> {
+    let order = |found: &&Found| (found.1.start, std::cmp::Reverse(found.1.end));
+    a.iter().chain(b).min_by_key(order).cloned()
 }
 
 /// Phi-3's special tokens that do not take the white space behind them.
@@ -149,10 +193,11 @@ fn keep_harmony_end(model: TokenizerModel, vocab: &mut Vocab, special: &SpecialI
     if let (true, Some(end)) = (goes_on, end) {
         eog.retain(|&id| id != end);
     }
-    // Its channel marks are part of the answer.
+    // Its channel marks are part of the answer, but still no message may write one.
     for text in ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"] {
         if let (true, Some(id)) = (goes_on, vocab.find_spelt(model, text)) {
-            vocab.set_kind(id, TokenKind::UserDefined);
+            vocab.set_kind(id, TokenKind::Control);
+            vocab.show(id);
         }
     }
 }

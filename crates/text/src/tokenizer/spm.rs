@@ -1,63 +1,22 @@
 //! SentencePiece BPE (Kudo and Richardson, <https://arxiv.org/abs/1808.06226>), as in Llama 2.
 //!
 //! Symbols start as characters. Of all neighbouring pairs that together are a token, the one of
-//! highest score is joined, leftmost first among equals, until no pair is a token. A character that
-//! is no token falls back to its bytes, or else to the unknown token. Linked list and heap as in
-//! [`super::bpe`].
+//! highest score is joined, leftmost first among equals, until no pair is a token ([`super::merge`]). A
+//! character that is no token falls back to its bytes, or else to the unknown token.
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
-
-use super::bpe::{NONE, Symbol, emit, join, push_symbol};
 use super::error::TokenizerError;
+use super::merge::{Joined, Merger, NONE};
+use super::seams::Seams;
 use super::vocab::Vocab;
-
-/// A pair that may be joined; the greatest is joined first.
-#[derive(Clone, Copy)]
-struct Candidate {
-    score: f32,
-    left: u32,
-    right: u32,
-    /// Bytes of both; differs from the symbols' own once the candidate is stale.
-    len: u32,
-    id: u32,
-}
-
-impl Ord for Candidate {
-    fn cmp(&self, other: &Self) -> Ordering {
-        // Scores are checked to be ordered and without a negative zero, so this is a total order.
-        self.score.total_cmp(&other.score).then(other.left.cmp(&self.left))
-    }
-}
-
-impl PartialOrd for Candidate {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Candidate {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Candidate {}
 
 /// The scores by which pairs are joined.
 #[derive(Debug, Clone)]
 pub(super) struct Spm {
-    /// [n_vocab]
-    scores: Vec<f32>,
+    /// The score of each token as a number that is lower for a higher score  [n_vocab]
+    keys: Vec<u32>,
+    seams: Seams,
     /// The unknown token, for vocabularies without byte tokens.
     unk: Option<u32>,
-}
-
-/// Buffers of one `encode` call, kept from stretch to stretch.
-#[derive(Default)]
-pub(super) struct Scratch {
-    symbols: Vec<Symbol>,
-    heap: BinaryHeap<Candidate>,
 }
 
 impl Spm {
@@ -65,18 +24,16 @@ impl Spm {
     ///
     /// # Errors
     /// [`TokenizerError::Length`] and [`TokenizerError::Score`].
-    pub(super) fn new(vocab: &Vocab, mut scores: Vec<f32>, unk: Option<u32>) -> Result<Self, TokenizerError> {
+    pub(super) fn new(vocab: &Vocab, scores: Vec<f32>, unk: Option<u32>) -> Result<Self, TokenizerError> {
         if scores.len() != vocab.len() {
             let (expected, got) = (vocab.len(), scores.len());
             return Err(TokenizerError::Length { key: "tokenizer.ggml.scores", expected, got });
         }
-        for (id, score) in scores.iter_mut().enumerate() {
-            if score.is_nan() {
-                return Err(TokenizerError::Score { id: id as u32, got: *score });
-            }
-            *score += 0.0; // -0.0 becomes 0.0
+        if let Some(id) = scores.iter().position(|score| score.is_nan()) {
+            return Err(TokenizerError::Score { id: id as u32, got: scores[id] });
         }
-        Ok(Spm { scores, unk })
+        let keys = scores.into_iter().map(descending).collect();
+        Ok(Spm { keys, seams: Seams::new(vocab), unk })
     }
 
     /// Appends the tokens of `text`, which holds no special tokens, to `out`.
@@ -84,54 +41,45 @@ impl Spm {
         &self,
         vocab: &Vocab,
         text: &str,
-        scratch: &mut Scratch,
+        merger: &mut Merger,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        let Scratch { symbols, heap } = scratch;
-        symbols.clear();
-        heap.clear();
-        for (i, c) in text.char_indices() {
-            let bytes = &text.as_bytes()[i..i + c.len_utf8()];
-            let id = vocab.find_text(bytes).or_else(|| {
-                // Without a byte to fall back to, a character is unknown as a whole.
-                self.unk.filter(|_| bytes.iter().any(|&b| vocab.byte_ids[usize::from(b)].is_none()))
-            });
-            push_symbol(symbols, i, bytes.len(), id.unwrap_or(NONE));
-        }
-        for right in 1..symbols.len() as u32 {
-            self.offer(vocab, text, symbols, heap, right - 1, right);
-        }
-        while let Some(c) = heap.pop() {
-            let (l, r) = (symbols[c.left as usize], symbols[c.right as usize]);
-            if l.len == 0 || r.len == 0 || l.len + r.len != c.len {
-                continue;
+        for (at, piece) in self.seams.cut(text) {
+            merger.clear();
+            for c in piece.chars() {
+                let mut bytes = [0; 4];
+                let bytes = c.encode_utf8(&mut bytes).as_bytes();
+                let id = vocab.find_text(bytes).or_else(|| {
+                    // Without a byte to fall back to, a character is unknown as a whole.
+                    self.unk.filter(|_| bytes.iter().any(|&b| vocab.byte_ids[usize::from(b)].is_none()))
+                });
+                merger.push(bytes.len(), id.unwrap_or(NONE));
             }
-            join(symbols, c.left, c.right, c.id);
-            let Symbol { prev, next, .. } = symbols[c.left as usize];
-            self.offer(vocab, text, symbols, heap, prev, c.left);
-            self.offer(vocab, text, symbols, heap, c.left, next);
+            merger.merge(|left, right| {
+                let id = vocab.find_text(&piece.as_bytes()[left.start..right.end])?;
+                Some(Joined { key: self.keys[id as usize], id })
+            });
+            merger.emit(vocab, piece, at, out)?;
         }
-        emit(vocab, text, 0, symbols, out)
+        Ok(())
     }
+}
 
-    /// Puts the pair on the heap if it is a token.
-    fn offer(
-        &self,
-        vocab: &Vocab,
-        text: &str,
-        symbols: &[Symbol],
-        heap: &mut BinaryHeap<Candidate>,
-        left: u32,
-        right: u32,
-    ) {
-        if left == NONE || right == NONE {
-            return;
-        }
-        let (l, r) = (symbols[left as usize], symbols[right as usize]);
-        let len = l.len + r.len;
-        let joined = &text.as_bytes()[l.start as usize..(l.start + len) as usize];
-        if let Some(id) = vocab.find_text(joined) {
-            heap.push(Candidate { score: self.scores[id as usize], left, right, len, id });
-        }
+/// A number that is lower for a higher score, which is ordered.
+fn descending(score: f32) -> u32 {
+    let bits = (score + 0.0).to_bits(); // -0.0 becomes 0.0
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    !ascending
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_fall_as_scores_rise() {
+        let scores = [f32::NEG_INFINITY, -1e9, -1.5, -1e-40, 0.0, 1e-40, 1.0, f32::INFINITY];
+        assert!(scores.windows(2).all(|pair| descending(pair[0]) > descending(pair[1])));
+        assert_eq!(descending(-0.0), descending(0.0));
     }
 }

@@ -1,7 +1,6 @@
 //! Text from tokens as they come.
 
 use super::Tokenizer;
-use super::vocab::TokenKind;
 
 /// Turns a stream of tokens into text without ever showing half a character.
 ///
@@ -33,10 +32,7 @@ impl DecodeStream {
     /// Takes one token and returns the characters that it completes, perhaps none.
     /// An id outside of the vocabulary writes nothing.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
-        match tokenizer.kind(id) {
-            None | Some(TokenKind::Control | TokenKind::Unknown) => String::new(),
-            Some(_) => self.push_bytes(tokenizer.token_bytes(id)),
-        }
+        if tokenizer.vocab.is_shown(id) { self.push_bytes(tokenizer.token_bytes(id)) } else { String::new() }
     }
 
     /// Ends the stream: U+FFFD for a character that never was completed, or nothing.

@@ -277,6 +277,87 @@ fn long_words_do_not_cost_the_square_of_their_length() {
 }
 
 #[test]
+fn a_long_special_token_does_not_cost_the_square_of_its_length() {
+    // The square would take days, so finishing is the claim.
+    let long: String =
+        (0..2_000_000u32).map(|i| char::from(33 + (i.wrapping_mul(i) >> 3) as u8 % 89)).collect();
+    for kind in [3, 4] {
+        let t = Tokenizer::new(mark(byte_level(&[&long], &[]), &long, kind)).unwrap();
+        assert_eq!(t.encode(&long, Special::Parse, false).unwrap(), [256]);
+        assert_eq!(t.fewest_tokens(&long.repeat(3)), 3);
+    }
+}
+
+/// The tokens of `text` by SentencePiece's definition: the best pair of all is joined, again and again.
+fn slowly(tokens: &[(String, f32)], text: &str) -> Vec<String> {
+    let mut pieces: Vec<String> = text.chars().map(String::from).collect();
+    let score = |text: &str| tokens.iter().find(|(token, _)| token == text).map(|(_, score)| *score);
+    loop {
+        let mut best: Option<(f32, usize)> = None;
+        for (at, pair) in pieces.windows(2).enumerate() {
+            if let Some(score) =
+                score(&pair.concat()).filter(|&score| best.is_none_or(|(most, _)| score > most))
+            {
+                best = Some((score, at));
+            }
+        }
+        let Some((_, at)) = best else { return pieces };
+        let right = pieces.remove(at + 1);
+        pieces[at] += &right;
+    }
+}
+
+#[test]
+fn sentence_piece_joins_as_its_definition_says_whatever_the_vocabulary() {
+    let mut random = kvant_codec::random::Random::new(11);
+    for round in 0..200 {
+        let mut below = |n: usize| (random.bits() % n as u64) as usize;
+        let chars = ["a", "b", "é", "▁", "🚀"];
+        let mut tokens: Vec<(String, f32)> = chars.iter().map(|c| ((*c).to_owned(), -9.0)).collect();
+        for _ in 0..below(25) {
+            let text: String = (0..2 + below(3)).map(|_| chars[below(chars.len())]).collect();
+            if tokens.iter().all(|(other, _)| *other != text) {
+                tokens.push((text, below(6) as f32 - 8.0));
+            }
+        }
+        let borrowed: Vec<(&str, f32)> = tokens.iter().map(|(text, score)| (text.as_str(), *score)).collect();
+        let t = Tokenizer::new(sentence_piece(&borrowed)).unwrap();
+        // Short texts; one long enough for the other queue; a run.
+        let n = [20, 400, 300][round % 3];
+        let of = if round % 3 == 2 { 1 } else { chars.len() };
+        let text: String = (0..n).map(|_| chars[(below(of) + round) % chars.len()]).collect();
+        let ids = t.encode(&text, Special::AsText, false).unwrap();
+        let got: Vec<&str> = ids.iter().map(|&id| t.token_text(id).unwrap()).collect();
+        assert_eq!(got, slowly(&tokens, &format!("▁{text}")), "round {round}: {text:?} of {tokens:?}");
+    }
+}
+
+#[test]
+fn special_tokens_count_only_within_the_ranges_that_are_trusted() {
+    let data = mark(byte_level(&["<s>", "<s", "<tool>", "<tool><s>"], &[]), "<s>", 3);
+    let data = mark(mark(mark(data, "<s", 3), "<tool>", 4), "<tool><s>", 3);
+    let t = Tokenizer::new(data).unwrap();
+    let texts = |text: &str, own: &[(usize, usize)]| -> Vec<String> {
+        let own: Vec<Range<usize>> = own.iter().map(|&(start, end)| start..end).collect();
+        let ids = t.encode(text, Special::Within(&own), false).unwrap();
+        ids.iter().map(|&id| t.token_text(id).unwrap().to_owned()).collect()
+    };
+    let all = |text: &str| [(0, text.len())];
+    assert_eq!(texts("<s>a<s>", &all("<s>a<s>")), ["<s>", "a", "<s>"]);
+    assert_eq!(texts("<s>a<s>", &[]).len(), 7);
+    assert_eq!(texts("<s>a<s>", &[(4, 7)]), ["<", "s", ">", "a", "<s>"]);
+    // A shorter one that is trusted; one across two ranges is not.
+    assert_eq!(texts("<s>", &[(0, 2)]), ["<s", ">"]);
+    assert_eq!(texts("<s>", &[(0, 1), (1, 3)]), ["<", "s", ">"]);
+    // What may be said is found anywhere, and the longer one where both may be.
+    assert_eq!(texts("<tool><s>", &[]), ["<tool>", "<", "s", ">"]);
+    assert_eq!(texts("<tool><s>", &[(6, 9)]), ["<tool>", "<s>"]);
+    assert_eq!(texts("<tool><s>", &all("<tool><s>")), ["<tool><s>"]);
+    // Ranges that are none of the text count for nothing.
+    assert_eq!(texts("é<s>", &[(1, 4), (2, 900)]).len(), 5);
+}
+
+#[test]
 fn gpt_oss_goes_on_after_an_end_of_message() {
     let marks = ["<|return|>", "<|call|>", "<|end|>", "<|channel|>"];
     let t = Tokenizer::new(byte_level(&marks, &[])).unwrap();
@@ -284,6 +365,16 @@ fn gpt_oss_goes_on_after_an_end_of_message() {
     assert!(is_eog("<|return|>") && is_eog("<|call|>") && !is_eog("<|end|>"));
     let t = Tokenizer::new(byte_level(&["<|end|>", "</s>"], &[])).unwrap();
     assert!(t.is_eog(t.token_id("<|end|>").unwrap()));
+    // Its channel marks are shown, but nobody may say them.
+    let t = Tokenizer::new(byte_level(&["<|return|>", "<|call|>", "<|channel|>"], &[])).unwrap();
+    let channel = t.token_id("<|channel|>").unwrap();
+    assert_eq!(t.encode("<|channel|>", Special::AsText, false).unwrap().len(), 11);
+    assert_eq!(t.encode("<|channel|>", Special::Parse, false).unwrap(), [channel]);
+    assert_eq!(
+        (t.decode(&[channel]), DecodeStream::default().push(&t, channel)),
+        ("<|channel|>".into(), "<|channel|>".into())
+    );
+    let t = Tokenizer::new(byte_level(&["<|end|>", "</s>"], &[])).unwrap();
     // An HTML tag in a vocabulary that does not mark it as special.
     assert!(!t.is_eog(t.token_id("</s>").unwrap()));
 }

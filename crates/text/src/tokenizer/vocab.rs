@@ -141,6 +141,8 @@ pub(super) struct Vocab {
     hasher: DefaultHashBuilder,
     /// The token of each single byte, where there is one.
     pub(super) byte_ids: [Option<u32>; 256],
+    /// Control tokens whose text is part of an answer.
+    shown: Vec<u32>,
 }
 
 impl Vocab {
@@ -170,6 +172,7 @@ impl Vocab {
             hasher: DefaultHashBuilder::default(),
             byte_ids: [None; 256],
             texts: Vec::new(),
+            shown: Vec::new(),
         };
         vocab.bounds.push(0);
         for (id, text) in tokens.iter().enumerate() {
@@ -220,7 +223,7 @@ impl Vocab {
     /// Fills the lookup tables. Two tokens may write the same bytes (`ĠĠ` and a user-defined run of
     /// two spaces): the normal one is found, or else the first. Two equal texts are a fault.
     fn index(&mut self) -> Result<(), TokenizerError> {
-        let Vocab { texts, kinds, arena, bounds, by_bytes, hasher, byte_ids } = self;
+        let Vocab { texts, kinds, arena, bounds, by_bytes, hasher, byte_ids, .. } = self;
         let piece = |id: u32| &arena[bounds[id as usize] as usize..bounds[id as usize + 1] as usize];
         for id in 0..kinds.len() as u32 {
             let (kind, key) = (kinds[id as usize], piece(id));
@@ -274,10 +277,25 @@ impl Vocab {
         self.kinds[id as usize] = kind;
     }
 
+    /// Counts the text of a control token as part of an answer.
+    pub(super) fn show(&mut self, id: u32) {
+        self.shown.push(id);
+    }
+
+    /// Whether an answer shows the text of this token.
+    pub(super) fn is_shown(&self, id: u32) -> bool {
+        self.is_text(id) || self.shown.contains(&id)
+    }
+
     /// The bytes that the token writes; `None` for an id out of range.
     pub(super) fn bytes(&self, id: u32) -> Option<&[u8]> {
         let i = id as usize;
         (i < self.len()).then(|| &self.arena[self.bounds[i] as usize..self.bounds[i + 1] as usize])
+    }
+
+    /// Bytes of the longest token.
+    pub(super) fn longest(&self) -> usize {
+        self.bounds.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0)
     }
 
     /// The token, of any kind but a byte, that writes `key`.

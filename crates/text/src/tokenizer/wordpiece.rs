@@ -32,11 +32,10 @@ impl WordPiece {
             Regex::new(pattern).map_err(|e| TokenizerError::Prepare { what, why: e.to_string() })
         };
         let single = format!(r"\p{{P}}$+<=>^`|~{CHINESE}");
-        let longest = (0..vocab.len() as u32).filter_map(|id| vocab.bytes(id)).map(<[u8]>::len).max();
         Ok(WordPiece {
             words: prepare("word pattern", &format!(r"[{single}]|[^\s{single}]+"))?,
             dropped: prepare("character filter", r"[\p{Mn}\x{FFFD}\p{Cc}\p{Cf}\p{Co}--[\t\n\r]]")?,
-            longest: longest.unwrap_or(0),
+            longest: vocab.longest(),
             unk,
         })
     }

@@ -332,18 +332,6 @@ pub(crate) fn split<const P: usize>(panels: &[Line]) -> [&[Line]; P] {
     std::array::from_fn(|p| &panels[p * len..][..len])
 }
 
-/// Lays out some panels of `rows` (rows of `n_in` weights, whose length has been checked) in `lines`, which are used again
-/// from item to item: for weights that stay as they are in the file.
-pub(crate) fn lay_out(dtype: DType, n_in: usize, rows: &[u8], panels: Range<usize>, lines: &mut Vec<Line>) {
-    let row_bytes = dtype.row_bytes(n_in).expect("a matrix has whole blocks");
-    let panel_lines = panel_lines(dtype, n_in);
-    lines.clear();
-    lines.resize(panels.len() * panel_lines, Line::ZERO);
-    for (index, panel) in panels.zip(lines.chunks_exact_mut(panel_lines)) {
-        put_panel(dtype, n_in, panel_rows(rows, row_bytes, index), row_bytes, panel);
-    }
-}
-
 /// Fills a zeroed panel from at most 16 rows.
 fn put_panel(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panel: &mut [Line]) {
     let row = |r: usize| rows.get(r * row_bytes..(r + 1) * row_bytes);
@@ -429,7 +417,7 @@ mod tests {
     /// Any bits, foreign scales included: the panel keeps them.
     #[test]
     fn panels_keep_every_bit_of_every_format() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2).unwrap();
         let mut random = Random::new(7);
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()) {
             for blocks in [1, 2, 3, 5] {
@@ -466,7 +454,7 @@ mod tests {
 
     #[test]
     fn panels_take_no_more_room_than_the_file() {
-        let pool = Pool::new(1);
+        let pool = Pool::new(1).unwrap();
         for (dtype, percent) in [
             (DType::F32, 0.0),
             (DType::F16, 0.0),

@@ -292,7 +292,7 @@ fn flags_come_before_the_environment() {
     let file = dir.join("prompt.txt");
     fs::write(&file, QUESTION).unwrap();
     let run = ["run", "-f", file.to_str().unwrap(), "--temp", "0"];
-    let output = kvant_with(&run, &[("KVANT_PROMPT", "Count to five."), ("KVANT_NO_REPACK", "1")]);
+    let output = kvant_with(&run, &[("KVANT_PROMPT", "Count to five.")]);
     assert!(stdout(&output).contains("Paris"), "{}", stderr(&output));
     let bench = ["bench", "--synthetic", "tiny:q4_0", "-p", "0", "-n", "1", "-r", "1"];
     let output = kvant_with(&bench, &[("KVANT_MODEL", "absent.gguf")]);
@@ -432,7 +432,7 @@ fn doctor_names_a_kernel_for_every_type() {
 }
 
 #[test]
-fn a_tuned_machine_says_so_and_a_damaged_file_is_refused() {
+fn a_tuned_machine_says_so_and_numbers_of_another_do_not_count() {
     let file = scratch("tuning").join("folder").join("tuning.json");
     let env = [("KVANT_TUNING", file.to_str().unwrap())];
     let trials = json(&kvant_with(&["doctor", "--tune", "--json"], &env));
@@ -448,12 +448,6 @@ fn a_tuned_machine_says_so_and_a_damaged_file_is_refused() {
     assert!(
         !device["kernels"].as_str().unwrap().contains("tuned"),
         "numbers of another machine do not count"
-    );
-    std::fs::write(&file, "{").unwrap();
-    assert_refused(
-        &kvant_with(&["run", "-p", "hi", "-n", "1"], &env),
-        1,
-        &["tuning.json", "doctor --tune", "EOF"],
     );
 }
 

@@ -1,0 +1,161 @@
+//! Attention where weights, values or queries are far from ordinary, and where memory is gone that nobody sees.
+
+use kvant_backend::Backend;
+use kvant_codec::DType;
+
+use super::attend::attended;
+use crate::kv::{Batch, Shape, Tokens};
+use crate::lacks::product;
+use crate::weights::gaussian;
+use crate::{Lacks, Subject};
+
+/// Holds `attend` to its equation for scores and values of any size.
+pub fn sizes<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
+    // One token far above or below all others, wherever it is; and all alike.
+    let scores = [(300, Some((3, 3000.0))), (300, Some((200, 3000.0))), (300, Some((299, -3000.0)))];
+    let scores = [&scores[..], &[1, 16, 128, 500].map(|n| (n, None))].concat();
+    for (dtype, (n, far)) in lacks.combine(&DType::KV, &scores) {
+        let mut scores = vec![0.7; n];
+        if let Some((token, score)) = far {
+            scores[token] = score;
+        }
+        weights_are_those_of_scores(subject, Shape::new(dtype, dtype), &scores, &mut lacks);
+    }
+    for ((v, gain), rows) in lacks.combine(&product(&DType::KV, &[0.01, 1e3]), &[1, 5, 20]) {
+        values_of_any_size_keep_their_precision(
+            subject,
+            Shape { group: 4, ..Shape::new(DType::Q8_0, v) },
+            gain,
+            rows,
+            &mut lacks,
+        );
+    }
+    lacks
+}
+
+/// Holds keys and values beyond f16 to give numbers: they are clipped, and what their codes stand for is within f16 too.
+pub fn clipped<B: Backend>(subject: &Subject<B>) -> Lacks {
+    const TOKENS: usize = 70;
+    let mut lacks = subject.lacks();
+    for (dtype, (gains, rows)) in lacks.combine(&DType::KV, &product(&[[1e6, 1.0], [1.0, 1e6]], &[1, 5, 20]))
+    {
+        let shape = Shape { group: 4, ..Shape::new(dtype, dtype) };
+        let what = || subject.case("attend", format_args!("{shape:?}, gains {gains:?}, {rows} rows"));
+        let dims = [shape.k_head_dim, shape.v_head_dim];
+        let [k, v] = [0, 1].map(|side| gaussian(13 + side as u64, TOKENS * dims[side], gains[side]));
+        let q = gaussian(15, rows * shape.n_heads() * shape.k_head_dim, 1.0);
+        let tokens = Tokens::new(shape, k, v);
+        if let Some((_, got)) = lacks.take(attended(subject, &tokens, TOKENS, rows, &q, &what), &what) {
+            assert_eq!(got.iter().position(|x| !x.is_finite()), None, "{}", what());
+        }
+    }
+    lacks
+}
+
+/// Holds a NaN or an infinity in a query to reach the output of that query, and no other.
+pub fn bad_queries<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
+    for (dtype, (bad, rows)) in lacks.combine(&DType::KV, &product(&[f32::NAN, f32::INFINITY], &[1, 2, 20])) {
+        let shape = Shape { n_kv_heads: 2, ..Shape::new(dtype, dtype) };
+        let what = || subject.case("attend", format_args!("{shape:?}, {bad} in one query of {rows} rows"));
+        let tokens = Tokens::gaussian(shape, 58 + rows, 3);
+        let mut q = gaussian(4, rows * shape.n_heads() * shape.k_head_dim, 1.0);
+        let head = (rows - 1) * shape.n_heads() + 1;
+        q[head * shape.k_head_dim + 17] = bad;
+        let Some(got) = lacks.take(attended(subject, &tokens, tokens.len(), rows, &q, &what), &what) else {
+            continue;
+        };
+        for (index, out) in got.1.chunks_exact(shape.v_head_dim).enumerate() {
+            assert!(out.iter().all(|x| x.is_nan() == (index == head)), "{}: output {index}: {out:?}", what());
+        }
+    }
+    lacks
+}
+
+/// Holds a window to read nothing before it: blocks that no query sees any more are gone.
+pub fn forgotten<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
+    let types = [(DType::Turbo3, DType::F16), (DType::Q8_0, DType::Turbo4)];
+    for ((k, v), (group, rows)) in lacks.combine(&types, &[(1, 1), (3, 3), (3, 60), (12, 1)]) {
+        let shape = Shape { group, window: Some(40), ..Shape::new(k, v) };
+        let what = || subject.case("attend", format_args!("{shape:?}, {rows} rows, old blocks gone"));
+        let tokens = Tokens::gaussian(shape, 330 + rows, 6);
+        let q = gaussian(7, rows * shape.n_heads() * shape.k_head_dim, 1.0);
+        let result = Batch::fed(subject, &tokens, 330, 330).and_then(|mut batch| {
+            batch.forget();
+            batch.append(&[rows])?;
+            let got = batch.attend(&q, &what)?;
+            Ok((batch, got))
+        });
+        if let Some((batch, got)) = lacks.take(result, &what) {
+            batch.assert_answers(&q, &got, &what);
+        }
+    }
+    lacks
+}
+
+/// Holds the stages of `attend` to be finite, as they read within the tiles, and the last of them to be attention.
+pub fn stages<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
+    let stages = subject.device().stages();
+    if stages.is_empty() {
+        return lacks;
+    }
+    for (k, (n, group, v)) in lacks.combine(&DType::KV, &[(150, 3, None), (40, 8, Some(DType::Turbo3))]) {
+        let shape = Shape { group, n_kv_heads: 2, ..Shape::new(k, v.unwrap_or(k)) };
+        let what = || subject.case("attend_staged", format_args!("{shape:?}, {n} tokens"));
+        let tokens = Tokens::gaussian(shape, n, 4);
+        let q = gaussian(5, shape.n_heads() * shape.k_head_dim, 1.0);
+        let Some((mut batch, want)) =
+            lacks.take(attended(subject, &tokens, tokens.len(), 1, &q, &what), &what)
+        else {
+            continue;
+        };
+        for (stage, name) in stages.iter().enumerate() {
+            let result = batch.attend_staged(stage, &q, &what);
+            let out = result.unwrap_or_else(|error| panic!("{}: {name}: {error}", what()));
+            assert!(out.iter().all(|x| x.is_finite()), "{}: {name}: {out:?}", what());
+            assert!(stage + 1 < stages.len() || out == want, "{}: the last stage is not attention", what());
+        }
+    }
+    lacks
+}
+
+/// Keys along one direction: `scores[t]` is what the query makes of token t, before the codec.
+fn weights_are_those_of_scores<B: Backend>(
+    subject: &Subject<B>,
+    shape: Shape,
+    scores: &[f32],
+    lacks: &mut Lacks,
+) {
+    let dim = shape.k_head_dim;
+    let mut k = vec![0.0; scores.len() * dim];
+    k.iter_mut().step_by(dim).zip(scores).for_each(|(k, score)| *k = *score);
+    let v = gaussian(9, scores.len() * shape.v_head_dim, 1.0);
+    let mut q = vec![0.0; shape.n_heads() * dim];
+    q.iter_mut().step_by(dim).for_each(|q| *q = (dim as f32).sqrt());
+    let what = || subject.case("attend", format_args!("{shape:?}, scores of {scores:?}"));
+    let tokens = Tokens::new(shape, k, v);
+    if let Some((batch, got)) = lacks.take(attended(subject, &tokens, tokens.len(), 1, &q, &what), &what) {
+        batch.assert_answers(&q, &got, &what);
+    }
+}
+
+fn values_of_any_size_keep_their_precision<B: Backend>(
+    subject: &Subject<B>,
+    shape: Shape,
+    gain: f64,
+    rows: usize,
+    lacks: &mut Lacks,
+) {
+    const TOKENS: usize = 90;
+    let what = || subject.case("attend", format_args!("{shape:?}, values of {gain}, {rows} rows"));
+    let (k, v) =
+        (gaussian(10, TOKENS * shape.k_head_dim, 1.0), gaussian(11, TOKENS * shape.v_head_dim, gain));
+    let q = gaussian(12, rows * shape.n_heads() * shape.k_head_dim, 1.0);
+    let tokens = Tokens::new(shape, k, v);
+    if let Some((batch, got)) = lacks.take(attended(subject, &tokens, tokens.len(), rows, &q, &what), &what) {
+        batch.assert_answers(&q, &got, &what);
+    }
+}

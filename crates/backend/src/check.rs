@@ -1,0 +1,157 @@
+//! The shapes that every device asks of the ops that know no sequences, checked once. Those of the cache's ops are in `kv`.
+//!
+//! Each function has the operands of the op that it is named after, and its errors: [`BackendError::Shape`], which names what is
+//! off, unless it says otherwise.
+
+use crate::device::{Backend, Buffer, Input, Matrix, Output, Page, Result, WeightSource};
+use crate::{BackendError, Heads, KvPart, Norm, Rope, RopeParams};
+
+/// Checks [`Backend::write`].
+pub fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
+    BackendError::check_at_least("write", "length of the buffer", src.len(), dst.n_values())
+}
+
+/// Checks [`Backend::copy`].
+pub fn check_copy<B: Buffer>(src: &B, from: usize, dst: &B, to: usize, len: usize) -> Result<()> {
+    const OP: &str = "copy";
+    BackendError::check_at_least(OP, "length of the source", from.saturating_add(len), src.n_values())?;
+    BackendError::check_at_least(OP, "length of the destination", to.saturating_add(len), dst.n_values())
+}
+
+/// Checks [`Backend::read`].
+pub fn check_read(src: &impl Buffer, offset: usize, dst: &[f32]) -> Result<()> {
+    let end = offset.saturating_add(dst.len());
+    BackendError::check_at_least("read", "length of the buffer", end, src.n_values())
+}
+
+/// Checks [`Backend::top_k`].
+pub fn check_top_k(logits: &impl Buffer, offset: usize, n_vocab: usize) -> Result<()> {
+    let end = offset.saturating_add(n_vocab);
+    BackendError::check_at_least("top_k", "length of the buffer", end, logits.n_values())
+}
+
+/// Checks [`Backend::matrix`] and [`Backend::table`].
+///
+/// # Errors
+/// [`BackendError::Unsupported`] for a type that no file holds and for rows that are not whole blocks.
+pub fn check_matrix(source: &WeightSource) -> Result<()> {
+    const OP: &str = "matrix";
+    let &WeightSource { dtype, n_out, n_in, ref bytes } = source;
+    let unsupported = |wanted, has| BackendError::Unsupported { op: OP, wanted, has };
+    if dtype.ggml_id().is_none() {
+        let has = "every type but the turbo cache types".to_owned();
+        return Err(unsupported(format!("weights in {dtype}"), has));
+    }
+    let row_bytes = dtype
+        .row_bytes(n_in)
+        .map_err(|error| unsupported(format!("{dtype} rows of {n_in} values"), error.to_string()))?;
+    BackendError::check_at_least(OP, "input features", 1, n_in)?;
+    BackendError::check(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())
+}
+
+/// Checks [`Backend::embed`].
+pub fn check_embed(table: &impl Matrix, tokens: &[u32], out: &impl Buffer) -> Result<()> {
+    const OP: &str = "embed";
+    let len = tokens.len().saturating_mul(table.n_in());
+    BackendError::check_at_least(OP, "length of the output", len, out.n_values())?;
+    let rows = tokens.iter().map(|&token| (token as usize).saturating_add(1)).max().unwrap_or(0);
+    BackendError::check_at_least(OP, "rows of the table", rows, table.n_out())
+}
+
+/// Checks [`Backend::project`].
+pub fn check_project<B: Backend>(input: &Input<'_, B>, outputs: &[Output<'_, B>]) -> Result<()> {
+    const OP: &str = "project";
+    let Some(first) = outputs.first() else { return Ok(()) };
+    let n_in = first.w.n_in();
+    check_input(OP, input, n_in)?;
+    for Output { w, bias, y, .. } in outputs {
+        BackendError::check(OP, "input features of the weights", n_in, w.n_in())?;
+        check_output(OP, input.rows, *w, *y)?;
+        if let Some(bias) = bias {
+            BackendError::check(OP, "length of the bias", w.n_out(), bias.n_values())?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks [`Backend::gated_ffn`].
+pub fn check_gated_ffn<B: Backend>(
+    input: &Input<'_, B>,
+    gate: &B::Matrix,
+    up: &B::Matrix,
+    y: &B::Buffer,
+) -> Result<()> {
+    const OP: &str = "gated_ffn";
+    check_input(OP, input, gate.n_in())?;
+    BackendError::check(OP, "input features of `up`", gate.n_in(), up.n_in())?;
+    BackendError::check(OP, "output features of `up`", gate.n_out(), up.n_out())?;
+    check_output(OP, input.rows, up, y)
+}
+
+/// Checks [`Backend::add_normed`].
+pub fn check_add_normed<B: Buffer>(x: &B, y: &B, rows: usize, norm: &Norm<'_, B>) -> Result<()> {
+    const OP: &str = "add_normed";
+    let len = rows.saturating_mul(norm.weight.n_values());
+    BackendError::check_at_least(OP, "length of the sum", len, x.n_values())?;
+    BackendError::check_at_least(OP, "length of the branch", len, y.n_values())
+}
+
+/// Checks [`Backend::soft_cap`].
+pub fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
+    BackendError::check_at_least("soft_cap", "length of the buffer", len, x.n_values())
+}
+
+/// Checks [`Backend::rope`].
+pub fn check_rope<B: Buffer>(
+    x: &B,
+    rows: usize,
+    heads: Heads,
+    norm: Option<Norm<'_, B>>,
+    params: RopeParams,
+    angles: &B,
+) -> Result<()> {
+    const OP: &str = "rope";
+    let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
+    BackendError::check_at_least(OP, "length of the heads", len, x.n_values())?;
+    BackendError::check_at_least(OP, "size of a head", params.n_rot, heads.dim)?;
+    BackendError::check(OP, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
+    let n_angles = rows.saturating_mul(params.n_rot);
+    BackendError::check_at_least(OP, "length of the angles", n_angles, angles.n_values())?;
+    check_norm(OP, norm, heads.dim)
+}
+
+/// Checks the turning of [`Backend::rope_append`], for a device that does it on the way into the cache; what is appended is
+/// [`check_append`](crate::check_append)'s affair. Gives the rows that are turned.
+pub fn check_rope_append<P: Page, B: Buffer>(
+    parts: &[KvPart<'_, P>],
+    rope: &Rope<'_, B>,
+    q: &B,
+    k: &B,
+) -> Result<usize> {
+    const OP: &str = "rope_append";
+    let &Rope { params, angles, q_heads, k_heads, q_norm, k_norm } = rope;
+    BackendError::check(OP, "size of a key head", q_heads.dim, k_heads.dim)?;
+    for part in parts {
+        BackendError::check(OP, "key heads", part.layer.k.len(), k_heads.n)?;
+    }
+    let rows = parts.iter().map(|part| part.rows.range().end).max().unwrap_or(0);
+    check_rope(q, rows, q_heads, q_norm, params, angles)?;
+    check_rope(k, rows, k_heads, k_norm, params, angles)?;
+    Ok(rows)
+}
+
+/// Rows of `n_in` activations, and the norm that comes before the product.
+fn check_input<B: Backend>(op: &'static str, input: &Input<'_, B>, n_in: usize) -> Result<()> {
+    let end = input.first_row.saturating_add(input.rows).saturating_mul(n_in);
+    BackendError::check_at_least(op, "length of the input", end, input.x.n_values())?;
+    check_norm(op, input.norm, n_in)
+}
+
+fn check_norm<B: Buffer>(op: &'static str, norm: Option<Norm<'_, B>>, len: usize) -> Result<()> {
+    let weight = norm.map_or(len, |norm| norm.weight.n_values());
+    BackendError::check(op, "length of the norm's weight", len, weight)
+}
+
+fn check_output(op: &'static str, rows: usize, w: &impl Matrix, y: &impl Buffer) -> Result<()> {
+    BackendError::check_at_least(op, "length of the output", rows.saturating_mul(w.n_out()), y.n_values())
+}

@@ -1,0 +1,72 @@
+//! How much a person or a file may ask for: looked at before anything is allocated, in one place for all.
+//!
+//! A number is held to a range that makes sense ([`check_size`]), and the memory that comes of it to what there is: sums
+//! saturate on the way, so that what does not fit a `usize` fits no memory either.
+
+use std::ops::RangeInclusive;
+
+use crate::{BackendError, Result};
+
+/// The most tokens of a context: positions are 32-bit numbers on every device.
+pub const MAX_TOKENS: usize = i32::MAX as usize;
+
+/// `got`, once it lies within `allowed`.
+///
+/// # Errors
+/// [`BackendError::Size`] with the range.
+pub fn check_size(name: &'static str, got: usize, allowed: RangeInclusive<usize>) -> Result<usize> {
+    if allowed.contains(&got) {
+        return Ok(got);
+    }
+    Err(BackendError::Size { name, least: *allowed.start(), most: *allowed.end(), got })
+}
+
+/// Threads that this machine runs at once, as far as the system tells.
+pub fn n_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The most threads that may be asked for: eight for each core, and 64 on any machine. More wait for each other.
+pub fn max_threads() -> usize {
+    n_cores().saturating_mul(8).max(64)
+}
+
+/// Bytes of memory that this machine has, swap space included; `None` where the system does not tell.
+pub fn machine_bytes() -> Option<usize> {
+    memory_in(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// What `/proc/meminfo` says.
+fn memory_in(meminfo: &str) -> Option<usize> {
+    let kib = |name: &str| -> Option<usize> {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().strip_suffix("kB")?.trim().parse().ok()
+    };
+    Some((kib("MemTotal")?.saturating_add(kib("SwapTotal").unwrap_or(0))).saturating_mul(1024))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_outside_its_range_is_refused_with_the_range() {
+        assert_eq!(check_size("n", 1, 1..=8), Ok(1));
+        assert_eq!(check_size("n", 8, 1..=8), Ok(8));
+        for got in [0, 9, usize::MAX] {
+            let error = check_size("n", got, 1..=8).unwrap_err();
+            assert_eq!(error.to_string(), format!("n: expected 1 to 8, got {got}"));
+        }
+    }
+
+    #[test]
+    fn memory_is_read_as_linux_writes_it() {
+        let text = "MemTotal:       16384 kB\nMemFree:  12 kB\nSwapTotal:       1024 kB\n";
+        assert_eq!(memory_in(text), Some(17408 * 1024));
+        assert_eq!(memory_in("MemTotal: 4 kB\n"), Some(4096));
+        for unreadable in ["", "MemTotal: many kB", "MemTotal: 4"] {
+            assert_eq!(memory_in(unreadable), None, "{unreadable}");
+        }
+        assert!(machine_bytes().is_none_or(|bytes| bytes > 1 << 20));
+    }
+}

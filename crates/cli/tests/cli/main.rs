@@ -1,0 +1,9 @@
+//! The `kvant` program as its users meet it. One test binary, as each links for seconds.
+
+mod chat;
+mod files;
+mod help;
+mod hub;
+mod prompts;
+mod untrusted;
+mod usage;

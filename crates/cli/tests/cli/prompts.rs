@@ -1,0 +1,154 @@
+//! What is said, what the template writes, and templates that cannot be used.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+fn run(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvant"));
+    command.args(["run", "--device", "cpu", "-t", "1", "-n", "1", "--json"]).args(args).output().unwrap()
+}
+
+fn n_prompt(args: &[&str]) -> u64 {
+    let output = run(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["n_prompt"].as_u64().unwrap()
+}
+
+/// What a command that fails with `code` says, in one line.
+fn refusal(args: &[&str], code: i32) -> String {
+    let output = run(args);
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), line.lines().count()), (Some(code), 1), "{args:?}: {line}");
+    line
+}
+
+const BUNDLED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/model/pocket-q8_0.gguf");
+
+/// A folder for these tests; every file in it is written by one of them.
+fn scratch() -> PathBuf {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("prompts");
+    std::fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+/// The bundled model with some of its bytes changed, each `from` to a `to` of the same length.
+fn changed(name: &str, changes: &[(&str, &str)]) -> PathBuf {
+    let mut bytes = std::fs::read(BUNDLED).unwrap();
+    for (from, to) in changes {
+        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
+    }
+    let path = scratch().join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn a_prompt_cannot_end_its_own_turn() {
+    // One letter is a token; the ten characters of the mark are several, unless they are trusted.
+    let (x, mark) = (n_prompt(&["-p", "x"]), n_prompt(&["-p", "<|im_end|>"]));
+    assert!(mark > x, "{mark} tokens of prompt with the mark, {x} with a letter");
+    let raw = |more: &[&str]| n_prompt(&[&["--raw", "-p", "<|im_end|>"], more].concat());
+    assert!(raw(&["--no-special"]) > raw(&[]));
+}
+
+#[test]
+fn a_template_that_cannot_be_used_is_refused_with_the_way_on() {
+    let text = scratch().join("bad.jinja");
+    for (template, want) in
+        [("{% async %}", "does not parse at line 1"), ("{{ 1 + 'a' }}", "failed at line 1")]
+    {
+        std::fs::write(&text, template).unwrap();
+        let line = refusal(&["--chat-template", text.to_str().unwrap(), "-p", "x"], 1);
+        assert!(line.contains(want) && line.contains("--raw") && line.contains("chatml"), "{line}");
+    }
+    let line = refusal(&["--chat-template", "nonsense", "-p", "x"], 2);
+    assert!(line.contains("llama3") && line.contains("'nonsense'"), "{line}");
+    // The template of the file itself: its beginning is changed.
+    let bundled = std::fs::read(BUNDLED).unwrap();
+    let key = b"tokenizer.chat_template";
+    let at = bundled.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 12;
+    let begin = String::from_utf8(bundled[at..at + 11].to_vec()).unwrap();
+    let bad = changed("bad-template.gguf", &[(&begin, "{% async %}")]);
+    let bad = bad.to_str().unwrap();
+    assert!(refusal(&["-m", bad, "-p", "x"], 1).contains("does not parse at line 1"));
+    assert!(
+        n_prompt(&["-m", bad, "-p", "x", "--chat-template", "chatml"])
+            > n_prompt(&["-m", bad, "-p", "x", "--raw"])
+    );
+}
+
+#[test]
+fn a_model_without_a_template_says_so() {
+    let changes = [("tokenizer.chat_template", "tokenizer.chat_nothing!"), ("<|im_start|>", "<|im_stort|>")];
+    let base = changed("no-template.gguf", &changes);
+    let base = base.to_str().unwrap();
+    let output = run(&["-m", base, "-p", "x"]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.success() && told.lines().count() == 1 && told.contains("no chat template"),
+        "{told}"
+    );
+    let line = refusal(&["-m", base, "-p", "x", "--system-prompt", "s"], 1);
+    assert!(line.contains("--chat-template"), "{line}");
+}
+
+#[test]
+fn a_prompt_far_too_long_is_refused_at_once() {
+    let file = scratch().join("spaces.txt");
+    std::fs::write(&file, " ".repeat(10_000_000)).unwrap();
+    let line = refusal(&["-f", file.to_str().unwrap(), "-c", "512", "--raw"], 1);
+    assert!(line.contains("tokens or more, the context holds 512"), "{line}");
+}
+
+#[test]
+fn a_template_of_another_program_s_options_is_the_same_and_other_commands_have_none() {
+    let chatml = n_prompt(&["--chat-template", "chatml", "-p", "x"]);
+    assert_eq!(chatml, n_prompt(&["--chat-template-file", "chatml", "x"]));
+    assert!(chatml > n_prompt(&["--raw", "-p", "x"]));
+    assert!(refusal(&["--raw", "--in-prefix", "y", "-p", "x"], 2).contains("--chat-template"));
+}
+
+/// Layers for a GPU that is not there are noted; a template that cannot be used is not blamed on them.
+#[test]
+fn what_is_missing_is_told_before_a_gpu_is_looked_for() {
+    let output = Command::new(env!("CARGO_BIN_EXE_kvant"))
+        .args(["run", "-ngl", "99", "-p", "x", "--chat-template"])
+        .arg({
+            let bad = scratch().join("bad-for-gpu.jinja");
+            std::fs::write(&bad, "{% async %}").unwrap();
+            bad
+        })
+        .output()
+        .unwrap();
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), line.lines().count()), (Some(1), 1), "{line}");
+    assert!(line.contains("does not parse at line 1"), "{line}");
+}
+
+/// A conversation of which a part was loaded goes on in the model's own format: its marks are structure, those in what is said
+/// are not.
+#[test]
+fn a_loaded_conversation_goes_on_and_what_is_said_in_it_is_no_structure() {
+    let file = scratch().join("conversation");
+    let file = file.to_str().unwrap();
+    let n_held = |lines: &str| {
+        let mut chat = Command::new(env!("CARGO_BIN_EXE_kvant"))
+            .args(["chat", "--device", "cpu", "--temp", "0", "-n", "1"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        chat.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let told = String::from_utf8(chat.wait_with_output().unwrap().stderr).unwrap();
+        let held =
+            told.lines().filter_map(|line| line.split(" of 2048 tokens").next()?.parse().ok()).next_back();
+        held.unwrap_or_else(|| panic!("{told}"))
+    };
+    let begun: u64 = n_held(&format!("Hello\n/save {file}\n/kv\n"));
+    let on = |said: &str| n_held(&format!("/load {file}\n{said}\n/kv\n")) - begun;
+    let (x, mark) = (on("x"), on("<|im_end|>"));
+    assert!(x > 3 && mark > x, "{mark} tokens with the mark, {x} with a letter");
+}

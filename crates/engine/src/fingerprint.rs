@@ -1,0 +1,258 @@
+//! A number that tells models apart, over all that decides what a model says.
+//!
+//! It is 128 bits of XXH3 over the metadata (hyper-parameters, vocabulary, chat template; not what only describes the file:
+//! `general.*` but for the architecture, and `split.*`) and over the name, type, shape and every byte of every tensor. Keys
+//! and tensors count in the order of their names, so that a file written anew, split or joined stays the same model.
+//!
+//! That reads the whole model, so it is computed when it is first asked for, on all cores, and kept in the cache folder:
+//! `fingerprints/` has a small file for each model, which counts for these paths, sizes and times of change.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kvant_gguf::Gguf;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
+
+/// Changes when the same model gets another number.
+const VERSION: u32 = 1;
+/// Bytes of a tensor that one thread takes at once. Part of what the number is.
+const PIECE: usize = 8 << 20;
+/// A file that was changed so lately may be changed once more without a later time of change.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// The fingerprint of a model, from the files in `folder` where they know it: 32 hexadecimal digits.
+pub(crate) fn find(gguf: &Gguf, folder: Option<&Path>) -> String {
+    let kept = folder.zip(files(gguf)).map(|(folder, files)| (place(folder, &files), files));
+    if let Some(known) = kept.as_ref().and_then(|(path, files)| read(path, files)) {
+        return known;
+    }
+    let fingerprint = format!("{:032x}", compute(gguf));
+    if let Some((path, files)) = kept
+        && files.iter().all(|file| file.is_settled)
+    {
+        // Without it, it is computed once more the next time.
+        let _ = keep(&path, Kept { version: VERSION, files, fingerprint: fingerprint.clone() });
+    }
+    fingerprint
+}
+
+/// What a kept fingerprint counts for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct FileStamp {
+    path: PathBuf,
+    bytes: u64,
+    /// Nanoseconds since 1970.
+    modified: u64,
+    #[serde(skip)]
+    is_settled: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    version: u32,
+    files: Vec<FileStamp>,
+    fingerprint: String,
+}
+
+/// The files of a model as they were opened; `None` for one in memory.
+fn files(gguf: &Gguf) -> Option<Vec<FileStamp>> {
+    let stamp = |(path, (bytes, modified)): (Option<&Path>, (u64, Option<SystemTime>))| {
+        let (path, modified) = (path?.canonicalize().ok()?, modified?);
+        let is_settled = modified.elapsed().is_ok_and(|age| age > SETTLED);
+        let modified = u64::try_from(modified.duration_since(UNIX_EPOCH).ok()?.as_nanos()).ok()?;
+        Some(FileStamp { path, bytes, modified, is_settled })
+    };
+    gguf.shard_paths().zip(gguf.shard_stamps()).map(stamp).collect()
+}
+
+/// Where the fingerprint of a model with these files is kept.
+fn place(folder: &Path, files: &[FileStamp]) -> PathBuf {
+    let name = files.first().map_or(0, |file| xxh3_64(file.path.as_os_str().as_encoded_bytes()));
+    folder.join("fingerprints").join(format!("{name:016x}.json"))
+}
+
+/// What is kept for these very files. Anything else there is as good as nothing.
+fn read(path: &Path, files: &[FileStamp]) -> Option<String> {
+    let kept: Kept = serde_json::from_slice(&kvant_files::read(path).ok()?).ok()?;
+    let is_same =
+        |(a, b): (&FileStamp, &FileStamp)| (&a.path, a.bytes, a.modified) == (&b.path, b.bytes, b.modified);
+    let is_of_these = kept.files.len() == files.len() && kept.files.iter().zip(files).all(is_same);
+    let is_sound = kept.fingerprint.len() == 32 && kept.fingerprint.bytes().all(|b| b.is_ascii_hexdigit());
+    (kept.version == VERSION && is_of_these && is_sound).then_some(kept.fingerprint)
+}
+
+fn keep(path: &Path, kept: Kept) -> std::io::Result<()> {
+    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    kvant_files::write(path, &serde_json::to_vec_pretty(&kept)?)
+}
+
+fn compute(gguf: &Gguf) -> u128 {
+    let mut hash = Xxh3::new();
+    let mut part = |bytes: &[u8]| {
+        hash.update(&(bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    let mut keys: Vec<_> = gguf.meta().iter().filter(|(key, _)| decides(key)).collect();
+    keys.sort_by_key(|(key, _)| *key);
+    for (key, value) in keys {
+        let mut encoded = value.value_type().id().to_le_bytes().to_vec();
+        value.encode(&mut encoded);
+        part(key.as_bytes());
+        part(&encoded);
+    }
+    let mut tensors: Vec<_> = gguf.tensors().iter().collect();
+    tensors.sort_by_key(|info| &info.name);
+    for info in &tensors {
+        part(format!("{}:{}:{:?}", info.name, info.dtype.name(), info.shape).as_bytes());
+    }
+    let pieces: Vec<&[u8]> = tensors.iter().flat_map(|info| gguf.data(info).chunks(PIECE)).collect();
+    for digest in digests(&pieces) {
+        hash.update(&digest.to_le_bytes());
+    }
+    // The weights are elsewhere by now, or come back when they are looked at.
+    gguf.release();
+    hash.digest128()
+}
+
+/// Whether a key of the metadata decides what the model says.
+fn decides(key: &str) -> bool {
+    key == "general.architecture" || !(key.starts_with("general.") || key.starts_with("split."))
+}
+
+/// The hash of every piece, on all cores.
+fn digests(pieces: &[&[u8]]) -> Vec<u128> {
+    let digests: Vec<Mutex<u128>> = pieces.iter().map(|_| Mutex::new(0)).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(index) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < pieces.len()) {
+            *digests[index].lock().expect("nobody panics with it") = xxh3_128(pieces[index]);
+        }
+    };
+    std::thread::scope(|scope| {
+        let helpers = std::thread::available_parallelism().map_or(0, |n| n.get() - 1);
+        for _ in 0..helpers {
+            // Without a thread more, the others do its share.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    digests.into_iter().map(|digest| digest.into_inner().expect("nobody panics with it")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_gguf::GgufWriter;
+
+    use super::*;
+    use crate::model::POCKET;
+
+    fn pocket() -> Gguf {
+        Gguf::from_bytes(POCKET).unwrap()
+    }
+
+    /// The pocket model with a changed key or a changed byte of a tensor.
+    fn changed(change: impl FnOnce(&mut GgufWriter), byte: Option<(usize, usize)>) -> Vec<u8> {
+        let gguf = pocket();
+        let mut writer = GgufWriter::with_meta(gguf.meta()).unwrap();
+        change(&mut writer);
+        gguf.tensors().iter().for_each(|t| writer.add_tensor(&t.name, &t.shape, t.dtype).unwrap());
+        let mut out = Vec::new();
+        let fill = |data: &mut kvant_gguf::TensorSink<'_>| -> Result<(), kvant_gguf::GgufError> {
+            for (index, info) in gguf.tensors().iter().enumerate() {
+                let mut bytes = gguf.data(info).to_vec();
+                if let Some((_, at)) = byte.filter(|(tensor, _)| *tensor == index) {
+                    bytes[at] ^= 1;
+                }
+                data.bytes(&info.name, &bytes)?;
+            }
+            Ok(())
+        };
+        writer.write_to(&mut out, fill).unwrap();
+        out
+    }
+
+    fn of(bytes: Vec<u8>) -> String {
+        find(&Gguf::from_bytes(bytes).unwrap(), None)
+    }
+
+    #[test]
+    fn every_byte_of_the_model_counts_and_none_of_its_description() {
+        let fingerprint = find(&pocket(), None);
+        assert_eq!(fingerprint.len(), 32);
+        assert_eq!(of(changed(|_| (), None)), fingerprint, "written anew");
+        assert_eq!(of(changed(|w| w.set("general.name", "another").unwrap(), None)), fingerprint);
+        // The middle of the largest tensor, far from both its ends.
+        let gguf = pocket();
+        let sizes = gguf.tensors().iter().map(|info| info.n_bytes).enumerate();
+        let (index, n_bytes) = sizes.max_by_key(|(_, n)| *n).unwrap();
+        assert!(n_bytes > 4 * 8192);
+        let architecture = gguf.meta().get::<&str>("general.architecture").unwrap();
+        let eps = format!("{architecture}.attention.layer_norm_rms_epsilon");
+        assert!(gguf.meta().get::<f32>(&eps).unwrap() != 2e-6);
+        let others = [
+            changed(|_| (), Some((index, n_bytes / 2))),
+            changed(|_| (), Some((0, 0))),
+            changed(|w| w.set(&eps, 2e-6f32).unwrap(), None),
+            changed(|w| w.set("tokenizer.chat_template", "{{ messages }}").unwrap(), None),
+            changed(|w| w.set("tokenizer.ggml.eos_token_id", 1u32).unwrap(), None),
+        ];
+        let mut all: Vec<String> = others.into_iter().map(of).collect();
+        all.push(fingerprint);
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 6);
+    }
+
+    #[test]
+    fn a_kept_fingerprint_counts_for_these_files_alone_and_a_foreign_one_stops_nothing() {
+        let folder = std::env::temp_dir().join(format!("kvant-fingerprint-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        let (path, cache) = (folder.join("model.gguf"), Some(folder.as_path()));
+        let write = |bytes: &[u8], seconds: u64| {
+            std::fs::write(&path, bytes).unwrap();
+            let file = std::fs::File::options().write(true).open(&path).unwrap();
+            file.set_modified(UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+            Gguf::open(&path).unwrap()
+        };
+        let gguf = write(POCKET, 1000);
+        let (right, place) = (find(&gguf, cache), place(&folder, &files(&gguf).unwrap()));
+        assert_eq!(find(&pocket(), None), right);
+        // What is kept is believed.
+        let kept = std::fs::read_to_string(&place).unwrap();
+        let forged = "0123456789abcdef0123456789abcdef";
+        std::fs::write(&place, kept.replace(&right, forged)).unwrap();
+        assert_eq!(find(&gguf, cache), forged);
+        // But not for a file that was changed since.
+        assert_eq!(find(&write(POCKET, 2000), cache), right);
+        let other = changed(|w| w.set("x", 1u8).unwrap(), None);
+        assert_ne!(find(&write(&other, 2000), cache), right);
+        let gguf = write(POCKET, 1000);
+        let (short, newer) = (kept.replace(&right, "short"), kept.replace("version\": ", "version\": 9"));
+        for foreign in ["", "{", "[]", short.as_str(), newer.as_str()] {
+            std::fs::write(&place, foreign).unwrap();
+            assert_eq!(find(&gguf, cache), right, "{foreign}");
+            assert_eq!(std::fs::read_to_string(&place).unwrap(), kept, "it is made anew");
+        }
+        // Where nothing can be kept, it is computed all the same.
+        std::fs::remove_file(&place).unwrap();
+        std::fs::create_dir(&place).unwrap();
+        assert_eq!(find(&gguf, cache), right);
+        assert_eq!(find(&gguf, Some(&path)), right);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_was_changed_a_moment_ago_is_not_kept() {
+        let folder = std::env::temp_dir().join(format!("kvant-fingerprint-new-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("model.gguf");
+        std::fs::write(&path, POCKET).unwrap();
+        find(&Gguf::open(&path).unwrap(), Some(&folder));
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,64 @@
+//! What our base-logits files have behind what llama.cpp writes and reads: checksums, and the model that they are of.
+//!
+//! ```text
+//!  0   8   "kvantsum"
+//!  8   4   version, u32: 1
+//! 12   4   0
+//! 16  32   fingerprint of the model, hexadecimal digits
+//! 48   8   checksum of the head and the tokens
+//! ..   8   checksum of the rows of each chunk
+//! ..   8   checksum of the trailer up to here
+//! ```
+//!
+//! Checksums are XXH3-64. llama.cpp reads no further than the last row.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+const MAGIC: &[u8; 8] = b"kvantsum";
+const VERSION: u32 = 1;
+const DIGITS: usize = 32;
+const SUMS: usize = 16 + DIGITS;
+
+/// The trailer of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Trailer {
+    /// See [`Model::fingerprint`](kvant::Model::fingerprint).
+    pub fingerprint: String,
+    /// Of head and tokens, then of the rows of each chunk.
+    pub sums: Vec<u64>,
+}
+
+impl Trailer {
+    /// Bytes of the trailer of a file of so many chunks.
+    pub fn n_bytes(n_chunks: usize) -> usize {
+        SUMS + 8 * (n_chunks + 2)
+    }
+
+    /// As it stands in the file.
+    ///
+    /// # Panics
+    /// Unless the fingerprint has 32 digits.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        assert_eq!(self.fingerprint.len(), DIGITS, "digits of a fingerprint");
+        let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &[0; 4], self.fingerprint.as_bytes()].concat();
+        self.sums.iter().for_each(|sum| bytes.extend(sum.to_le_bytes()));
+        let own = xxh3_64(&bytes);
+        bytes.extend(own.to_le_bytes());
+        bytes
+    }
+
+    /// Reads `[n_bytes(n_chunks)]` bytes, or says what is wrong with them.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        let (rest, own) = bytes.split_at(bytes.len() - 8);
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        if rest[..8] != *MAGIC || xxh3_64(rest) != word(own) {
+            return Err("the checksum of the trailer".to_owned());
+        }
+        let version = u32::from_le_bytes(rest[8..12].try_into().expect("four bytes"));
+        if version != VERSION {
+            return Err(format!("trailer version {version}, expected {VERSION}"));
+        }
+        let fingerprint = String::from_utf8_lossy(&rest[16..SUMS]).into_owned();
+        Ok(Self { fingerprint, sums: rest[SUMS..].chunks_exact(8).map(word).collect() })
+    }
+}

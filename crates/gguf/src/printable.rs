@@ -1,0 +1,44 @@
+//! A stranger's text, made fit to be shown.
+
+/// `text` in one line that a terminal shows and does not obey: its first `max` characters, with control characters and those
+/// that turn the direction of writing spelt out (`\u{1b}`). What was longer says by how much.
+pub fn printable(text: &str, max: usize) -> String {
+    let mut shown = String::new();
+    for c in text.chars().take(max) {
+        if is_obeyed(c) { shown.extend(c.escape_debug()) } else { shown.push(c) }
+    }
+    if text.chars().nth(max).is_some() {
+        shown += &format!("… ({} characters)", text.chars().count());
+    }
+    shown
+}
+
+/// Whether a terminal does something else with a character than show it.
+fn is_obeyed(c: char) -> bool {
+    let turns =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_is_left() {
+        let hostile = "\u{1b}[31mred\u{9b}2J\u{7f}\r\n\t\0 \u{202e}abc\u{2028}";
+        let shown = printable(hostile, 100);
+        assert!(!shown.chars().any(is_obeyed), "{shown:?}");
+        assert_eq!(shown, r"\u{1b}[31mred\u{9b}2J\u{7f}\r\n\t\0 \u{202e}abc\u{2028}");
+        for plain in ["", "Ünï→字 e\u{301} \"quoted\" C:\\x", "😀"] {
+            assert_eq!(printable(plain, 100), plain);
+        }
+    }
+
+    #[test]
+    fn long_text_is_cut_between_characters_and_says_how_long_it_is() {
+        assert_eq!(printable("字字字", 3), "字字字");
+        assert_eq!(printable("字字字字", 3), "字字字… (4 characters)");
+        assert!(printable(&"x".repeat(1 << 20), 64).len() < 100);
+    }
+}

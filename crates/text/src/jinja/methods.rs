@@ -1,0 +1,255 @@
+//! Python's methods of text, mappings and lists.
+
+use std::rc::Rc;
+
+use super::Fault;
+use super::eval::{CallArgs, Interpreter};
+use super::meter::Meter;
+use super::show;
+use super::text::{Draft, Text};
+use super::value::{Items, List, Value};
+use super::{eval, ops};
+
+type Result<T> = std::result::Result<T, Fault>;
+
+impl Interpreter {
+    /// `value.name(args)`
+    pub(super) fn method(&mut self, value: &Value, name: &str, args: CallArgs) -> Result<Value> {
+        self.meter.work(1)?;
+        // A function in a mapping or namespace goes before the mapping's own methods.
+        if matches!(value, Value::Map(_) | Value::Namespace(_) | Value::Undefined) {
+            let found = self.attr(value, name)?;
+            if matches!(found, Value::Macro(_) | Value::Function(_)) {
+                return self.call(&found, args);
+            }
+        }
+        let unknown = || Fault::failed(format!("{} has no method '{name}'", value.kind()));
+        let done = match value {
+            Value::Text(text) => self.text_method(text, name, args)?,
+            Value::Map(map) => map_method(map, name, args, &self.meter)?,
+            Value::List(list) if matches!(name, "count" | "index") => {
+                Some(list_method(list, name, args, &self.meter)?)
+            }
+            Value::Loop(_, at) if name == "cycle" => {
+                let n = args.positional.len().max(1);
+                args.positional.get(at % n).cloned()
+            }
+            _ => None,
+        };
+        done.ok_or_else(unknown)
+    }
+
+    fn text_method(&self, text: &Text, name: &str, mut args: CallArgs) -> Result<Option<Value>> {
+        self.meter.read(text.len())?;
+        let all = text.as_str();
+        let every = |is: fn(char) -> bool| Value::Bool(!all.is_empty() && all.chars().all(is));
+        let cased = |is: fn(char) -> bool, not: fn(char) -> bool| {
+            Value::Bool(all.chars().any(is) && !all.chars().any(not))
+        };
+        let (value, n_args) = match name {
+            "upper" | "lower" | "capitalize" | "title" => {
+                (Value::Text(self::cased(name, text, |c| !c.is_alphabetic())?), 0)
+            }
+            "strip" | "lstrip" | "rstrip" => {
+                let chars = match args.take(0, "chars") {
+                    Some(Value::Text(chars)) => Some(chars),
+                    _ => None,
+                };
+                (Value::Text(strip(text, chars.as_ref(), name != "rstrip", name != "lstrip")?), 1)
+            }
+            "isspace" => (every(char::is_whitespace), 0),
+            "isdigit" | "isnumeric" => (every(char::is_numeric), 0),
+            "isalpha" => (every(char::is_alphabetic), 0),
+            "isalnum" => (every(char::is_alphanumeric), 0),
+            "islower" => (cased(char::is_lowercase, char::is_uppercase), 0),
+            "isupper" => (cased(char::is_uppercase, char::is_lowercase), 0),
+            "isascii" => (Value::Bool(all.is_ascii()), 0),
+            "split" | "rsplit" => {
+                let by = match args.take(0, "sep") {
+                    Some(Value::Text(by)) => Some(by),
+                    _ => None,
+                };
+                let n = args.take(1, "maxsplit").and_then(|n| n.as_int()).map_or(usize::MAX, limit);
+                (split(text, by.as_ref(), n, name == "rsplit")?, 2)
+            }
+            "splitlines" => {
+                let keep = args.take(0, "keepends").is_some_and(|k| k.is_true());
+                let ended =
+                    |line: &'_ str| if keep { line.len() } else { line.trim_end_matches(['\n', '\r']).len() };
+                (ops::parts(text, all.split_inclusive('\n').map(|line| &line[..ended(line)]))?, 1)
+            }
+            "join" => (join(text, &ops::list(&args.need(0, "iterable")?, &self.meter)?, &self.meter)?, 1),
+            _ => return self.text_search(text, name, args),
+        };
+        args.finish(n_args)?;
+        Ok(Some(value))
+    }
+
+    /// The methods that look for other text.
+    fn text_search(&self, text: &Text, name: &str, mut args: CallArgs) -> Result<Option<Value>> {
+        if !["replace", "startswith", "endswith", "find", "rfind", "count", "removeprefix", "removesuffix"]
+            .contains(&name)
+        {
+            return Ok(None);
+        }
+        let first = args.need(0, "sub")?;
+        let all = text.as_str();
+        if let ("startswith" | "endswith", Value::List(list)) = (name, &first) {
+            args.finish(1)?;
+            let mut found = false;
+            for one in list.items() {
+                let args = CallArgs { positional: vec![one.clone()], named: Vec::new() };
+                found |= self.text_search(text, name, args)?.is_some_and(|found| found.is_true());
+            }
+            return Ok(Some(Value::Bool(found)));
+        }
+        let Value::Text(sub) = &first else {
+            return Err(Fault::failed(format!("'{name}' expects text, got {}", first.kind())));
+        };
+        let at = |byte: Option<usize>| byte.map_or(-1, |byte| all[..byte].chars().count() as i128);
+        let (value, n_args) = match name {
+            "startswith" => (Value::Bool(all.starts_with(sub.as_str())), 1),
+            "endswith" => (Value::Bool(all.ends_with(sub.as_str())), 1),
+            "find" => (Value::Int(at(all.find(sub.as_str()))), 1),
+            "rfind" => (Value::Int(at(all.rfind(sub.as_str()))), 1),
+            "count" => (Value::Int(all.matches(sub.as_str()).count() as i128), 1),
+            "removeprefix" => (Value::Text(text.part(all.strip_prefix(sub.as_str()).unwrap_or(all))?), 1),
+            "removesuffix" => (Value::Text(text.part(all.strip_suffix(sub.as_str()).unwrap_or(all))?), 1),
+            _ => {
+                let new = self.text(&args.need(1, "new")?)?;
+                let count = args.take(2, "count").and_then(|n| n.as_int()).map_or(usize::MAX, limit);
+                (Value::Text(text.replace(sub.as_str(), &new, count)?), 3)
+            }
+        };
+        args.finish(n_args)?;
+        Ok(Some(value))
+    }
+}
+
+/// A count, of which a negative one means all.
+pub(super) fn limit(n: i128) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+/// The items with `between` between them.
+pub(super) fn join(between: &Text, list: &List, meter: &Rc<Meter>) -> Result<Value> {
+    let mut out = Draft::new(meter);
+    for (i, item) in list.items().iter().enumerate() {
+        if i > 0 {
+            out.push_text(between)?;
+        }
+        show::print(item, &mut out, meter)?;
+    }
+    Ok(Value::Text(out.finish()?))
+}
+
+/// `text` without white space, or else `chars`, at its start and end.
+pub(super) fn strip(text: &Text, chars: Option<&Text>, start: bool, end: bool) -> Result<Text> {
+    let goes = |c: char| chars.map_or(c.is_whitespace(), |chars| chars.as_str().contains(c));
+    text.meter().read(text.len())?;
+    // Every character that goes is looked for among `chars`.
+    let n_chars = chars.map_or(0, Text::len);
+    let mut part = text.as_str();
+    if start {
+        part = part.trim_start_matches(goes);
+    }
+    if end {
+        part = part.trim_end_matches(goes);
+    }
+    text.meter().read((text.len() - part.len() + 2).saturating_mul(n_chars))?;
+    text.part(part)
+}
+
+/// `upper`, `lower`, `capitalize` or `title`, whose words begin behind characters for which `ends` holds.
+pub(super) fn cased(how: &str, text: &Text, ends: fn(char) -> bool) -> Result<Text> {
+    match how {
+        "upper" => return text.map(str::to_uppercase),
+        "lower" => return text.map(str::to_lowercase),
+        _ => {}
+    }
+    let mut out = Draft::new(text.meter());
+    let mut begins = true;
+    for (c, said) in text.chars() {
+        let changed: String = if begins { c.to_uppercase().collect() } else { c.to_lowercase().collect() };
+        out.push(&changed, said)?;
+        begins = how == "title" && ends(c);
+    }
+    out.finish()
+}
+
+/// The parts between `by`, or else white space, at most `n` cuts from the start or from the end.
+fn split(text: &Text, by: Option<&Text>, n: usize, from_end: bool) -> Result<Value> {
+    let all = text.as_str();
+    let Some(by) = by else {
+        if n == usize::MAX {
+            return ops::parts(text, all.split_whitespace());
+        }
+        // The rest keeps the white space inside of it.
+        let mut parts = Items::new(text.meter());
+        let mut rest = all.trim();
+        for _ in 0..n {
+            let Some(end) = rest.find(char::is_whitespace) else { break };
+            parts.push(Value::Text(text.part(&rest[..end])?))?;
+            rest = rest[end..].trim_start();
+        }
+        if !rest.is_empty() {
+            parts.push(Value::Text(text.part(rest)?))?;
+        }
+        return parts.finish();
+    };
+    if by.len() == 0 {
+        return Err(Fault::failed("cannot split by nothing"));
+    }
+    let n = n.saturating_add(1);
+    if from_end && n < usize::MAX {
+        let mut parts: Vec<&str> = Vec::new();
+        for part in all.rsplitn(n, by.as_str()) {
+            text.meter().work(1)?;
+            parts.push(part);
+        }
+        return ops::parts(text, parts.into_iter().rev());
+    }
+    ops::parts(text, all.splitn(n, by.as_str()))
+}
+
+fn map_method(
+    map: &super::value::Map,
+    name: &str,
+    mut args: CallArgs,
+    meter: &Rc<Meter>,
+) -> Result<Option<Value>> {
+    let entries = map.entries();
+    let value = match name {
+        "get" => {
+            let found = map.get(&args.need(0, "key")?, meter)?;
+            let other = args.take(1, "default").unwrap_or(Value::None);
+            args.finish(2)?;
+            return Ok(Some(found.unwrap_or(other)));
+        }
+        "keys" => List::collect(meter, entries.iter().map(|(key, _)| Ok(key.clone())))?,
+        "values" => List::collect(meter, entries.iter().map(|(_, value)| Ok(value.clone())))?,
+        "items" => {
+            let pair =
+                |(key, value): &(Value, Value)| List::collect(meter, [Ok(key.clone()), Ok(value.clone())]);
+            List::collect(meter, entries.iter().map(pair))?
+        }
+        _ => return Ok(None),
+    };
+    args.finish(0)?;
+    Ok(Some(value))
+}
+
+fn list_method(list: &List, name: &str, mut args: eval::CallArgs, meter: &Meter) -> Result<Value> {
+    let wanted = args.need(0, "value")?;
+    args.finish(1)?;
+    let mut n = 0;
+    for (at, item) in list.items().iter().enumerate() {
+        if item.equals(&wanted, meter)? {
+            if name == "index" {
+                return Ok(Value::Int(at as i128));
+            }
+            n += 1;
+        }
+    }
+    if name == "index" { Err(Fault::failed("the list has no such value")) } else { Ok(Value::Int(n)) }
+}

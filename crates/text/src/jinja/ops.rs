@@ -1,0 +1,294 @@
+//! Operators, items and slices.
+
+use std::rc::Rc;
+
+use super::Fault;
+use super::ast::{Cmp, Op};
+use super::eval::CallArgs;
+use super::meter::Meter;
+use super::show;
+use super::text::{Draft, Text};
+use super::value::{Items, List, Value};
+
+type Result<T> = std::result::Result<T, Fault>;
+
+/// What a loop goes through: items, keys or characters. None and what is undefined are empty.
+pub(super) fn list(value: &Value, meter: &Rc<Meter>) -> Result<List> {
+    let made = match value {
+        Value::List(list) => return Ok(list.clone()),
+        Value::Undefined | Value::None => Items::new(meter).finish()?,
+        Value::Map(map) => List::collect(meter, map.entries().iter().map(|(key, _)| Ok(key.clone())))?,
+        Value::Text(text) => List::collect(meter, text.chars().map(|(c, said)| char_text(meter, c, said)))?,
+        _ => return Err(Fault::failed(format!("{} cannot be gone through", value.kind()))),
+    };
+    match made {
+        Value::List(list) => Ok(list),
+        _ => Err(Fault::failed("no list")),
+    }
+}
+
+fn char_text(meter: &Rc<Meter>, c: char, said: bool) -> Result<Value> {
+    Ok(Value::Text(Text::new(meter, c.encode_utf8(&mut [0; 4]), said)?))
+}
+
+/// The parts of `text` as a list.
+pub(super) fn parts<'a>(text: &Text, parts: impl IntoIterator<Item = &'a str>) -> Result<Value> {
+    text.meter().read(text.len())?;
+    List::collect(text.meter(), parts.into_iter().map(|part| Ok(Value::Text(text.part(part)?))))
+}
+
+/// `left op right`
+pub(super) fn binary(op: Op, left: &Value, right: &Value, meter: &Rc<Meter>) -> Result<Value> {
+    meter.work(1)?;
+    match (op, left, right) {
+        (Op::Concat, _, _) | (Op::Add, Value::Text(_), Value::Text(_)) => {
+            let mut out = Draft::new(meter);
+            show::print(left, &mut out, meter)?;
+            show::print(right, &mut out, meter)?;
+            Ok(Value::Text(out.finish()?))
+        }
+        (Op::Add, Value::List(a), Value::List(b)) => {
+            List::collect(meter, a.items().iter().chain(b.items()).map(|item| Ok(item.clone())))
+        }
+        (Op::Mul, Value::Text(text), n) | (Op::Mul, n, Value::Text(text)) => {
+            let mut out = Draft::new(meter);
+            for _ in 0..times(n, text.len())? {
+                out.push_text(text)?;
+            }
+            Ok(Value::Text(out.finish()?))
+        }
+        (Op::Mul, Value::List(list), n) | (Op::Mul, n, Value::List(list)) => {
+            let times = times(n, list.items().len())?;
+            let all = (0..times).flat_map(|_| list.items());
+            List::collect(meter, all.map(|item| Ok(item.clone())))
+        }
+        _ => number(op, left, right),
+    }
+}
+
+/// How often something of `len` is repeated: never, if it is empty.
+fn times(n: &Value, len: usize) -> Result<u128> {
+    let n = n.as_int().ok_or_else(|| Fault::failed(format!("cannot repeat something by {}", n.kind())))?;
+    Ok(if len == 0 { 0 } else { u128::try_from(n).unwrap_or(0) })
+}
+
+fn number(op: Op, left: &Value, right: &Value) -> Result<Value> {
+    let sign = match op {
+        Op::Add => "+",
+        Op::Sub => "-",
+        Op::Concat => "~",
+        Op::Mul => "*",
+        Op::Div => "/",
+        Op::FloorDiv => "//",
+        Op::Rem => "%",
+        Op::Pow => "**",
+    };
+    let beyond = || Fault::failed(format!("'{sign}' goes beyond the numbers that can be had"));
+    let (Some(x), Some(y)) = (left.as_float(), right.as_float()) else {
+        return Err(Fault::failed(format!("cannot do {} {sign} {}", left.kind(), right.kind())));
+    };
+    if matches!(op, Op::Div | Op::FloorDiv | Op::Rem) && y == 0.0 {
+        return Err(Fault::failed("division by zero"));
+    }
+    if let (Some(a), Some(b)) = (left.as_int(), right.as_int()) {
+        let whole = match op {
+            Op::Add => Some(a.checked_add(b)),
+            Op::Sub => Some(a.checked_sub(b)),
+            Op::Mul => Some(a.checked_mul(b)),
+            Op::FloorDiv => Some(a.checked_div_euclid(b).map(|q| q - i128::from(b < 0 && a % b != 0))),
+            Op::Rem => Some(a.checked_rem(b).map(|r| if r != 0 && (r < 0) != (b < 0) { r + b } else { r })),
+            Op::Pow => u32::try_from(b).ok().map(|b| a.checked_pow(b)),
+            Op::Div | Op::Concat => None,
+        };
+        if let Some(whole) = whole {
+            return whole.map(Value::Int).ok_or_else(beyond);
+        }
+    }
+    Ok(Value::Float(match op {
+        Op::Add => x + y,
+        Op::Sub => x - y,
+        Op::Mul => x * y,
+        Op::Div | Op::Concat => x / y,
+        Op::FloorDiv => (x / y).floor(),
+        Op::Rem => x - y * (x / y).floor(),
+        Op::Pow => x.powf(y),
+    }))
+}
+
+/// `-value`
+pub(super) fn minus(value: &Value) -> Result<Value> {
+    match (value.as_int(), value) {
+        (Some(n), _) => {
+            let n = n
+                .checked_neg()
+                .ok_or_else(|| Fault::failed("'-' goes beyond the numbers that can be had"))?;
+            Ok(Value::Int(n))
+        }
+        (None, Value::Float(x)) => Ok(Value::Float(-x)),
+        _ => Err(Fault::failed(format!("{} has no negative", value.kind()))),
+    }
+}
+
+/// Whether `left cmp right` holds.
+pub(super) fn compare(cmp: Cmp, left: &Value, right: &Value, meter: &Rc<Meter>) -> Result<bool> {
+    Ok(match cmp {
+        Cmp::Eq => left.equals(right, meter)?,
+        Cmp::Ne => !left.equals(right, meter)?,
+        Cmp::Lt => left.compare(right, meter)?.is_lt(),
+        Cmp::Le => left.compare(right, meter)?.is_le(),
+        Cmp::Gt => left.compare(right, meter)?.is_gt(),
+        Cmp::Ge => left.compare(right, meter)?.is_ge(),
+        Cmp::In => contains(right, left, meter)?,
+        Cmp::NotIn => !contains(right, left, meter)?,
+    })
+}
+
+/// Whether `item in all`.
+pub(super) fn contains(all: &Value, item: &Value, meter: &Rc<Meter>) -> Result<bool> {
+    Ok(match (all, item) {
+        (Value::Text(all), Value::Text(item)) => {
+            meter.read(all.len())?;
+            all.as_str().contains(item.as_str())
+        }
+        (Value::Map(map), key) => map.get(key, meter)?.is_some(),
+        (Value::List(list), item) => {
+            for other in list.items() {
+                if other.equals(item, meter)? {
+                    return Ok(true);
+                }
+            }
+            false
+        }
+        (Value::Undefined | Value::None, _) => false,
+        _ => return Err(Fault::failed(format!("{} cannot be in {}", item.kind(), all.kind()))),
+    })
+}
+
+/// `value[key]`; undefined where there is none.
+pub(super) fn item(value: &Value, key: &Value, meter: &Rc<Meter>) -> Result<Value> {
+    let found = match (value, key.as_int()) {
+        (Value::Undefined, _) => return Err(Fault::failed("cannot read an item of an undefined value")),
+        (Value::Map(map), _) => map.get(key, meter)?,
+        (Value::List(list), Some(at)) => place(at, list.items().len()).map(|at| list.items()[at].clone()),
+        (Value::Text(text), Some(at)) => {
+            meter.read(text.len())?;
+            let n = text.as_str().chars().count();
+            let at = place(at, n).and_then(|at| text.chars().nth(at));
+            at.map(|(c, said)| char_text(meter, c, said)).transpose()?
+        }
+        _ => None,
+    };
+    Ok(found.unwrap_or(Value::Undefined))
+}
+
+/// Position `at` of `n`, counted from the end where it is negative.
+fn place(at: i128, n: usize) -> Option<usize> {
+    let at = if at < 0 { at.checked_add(n as i128)? } else { at };
+    usize::try_from(at).ok().filter(|&at| at < n)
+}
+
+/// `value[start:stop:step]`
+pub(super) fn slice(value: &Value, parts: [Option<Value>; 3], meter: &Rc<Meter>) -> Result<Value> {
+    let number = |part: &Option<Value>| match part {
+        None | Some(Value::None) => Ok(None),
+        Some(value) => value
+            .as_int()
+            .and_then(|n| i64::try_from(n).ok())
+            .map(Some)
+            .ok_or_else(|| Fault::failed(format!("cannot slice by {}", value.kind()))),
+    };
+    let [start, stop, step] = &parts;
+    let (start, stop, step) = (number(start)?, number(stop)?, number(step)?.unwrap_or(1));
+    if step == 0 {
+        return Err(Fault::failed("cannot slice by steps of 0"));
+    }
+    match value {
+        Value::Text(text) => {
+            meter.read(text.len())?;
+            let n = text.as_str().chars().count();
+            if step == 1 {
+                let Some((first, last)) = bounds(start, stop, 1, n) else { return Value::own(meter, "") };
+                let byte = |at: usize| text.as_str().char_indices().nth(at).map_or(text.len(), |(i, _)| i);
+                return Ok(Value::Text(text.slice(byte(first)..byte(last + 1))?));
+            }
+            meter.work(n)?;
+            let chars: Vec<(char, bool)> = text.chars().collect();
+            let mut out = Draft::new(meter);
+            for at in steps(start, stop, step, n) {
+                out.push(chars[at].0.encode_utf8(&mut [0; 4]), chars[at].1)?;
+            }
+            Ok(Value::Text(out.finish()?))
+        }
+        Value::List(list) => {
+            let items = list.items();
+            List::collect(meter, steps(start, stop, step, items.len()).map(|at| Ok(items[at].clone())))
+        }
+        Value::Undefined | Value::None => Items::new(meter).finish(),
+        _ => Err(Fault::failed(format!("{} cannot be sliced", value.kind()))),
+    }
+}
+
+/// First and last position of a slice of `n` items; `None` if it is empty.
+fn bounds(start: Option<i64>, stop: Option<i64>, step: i64, n: usize) -> Option<(usize, usize)> {
+    let n = n as i64;
+    // Python clips to 0..=n going up, to -1..n going down.
+    let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
+    let clip = |at: i64| if at < 0 { at.saturating_add(n) } else { at }.clamp(low, high);
+    let start = start.map_or(if step > 0 { low } else { high }, clip);
+    let stop = stop.map_or(if step > 0 { high } else { low }, clip);
+    let last = if step > 0 { stop - 1 } else { stop + 1 };
+    let is_empty = if step > 0 { start >= stop } else { start <= stop };
+    if is_empty { None } else { Some((start as usize, last as usize)) }
+}
+
+/// The positions of a slice of `n` items.
+fn steps(start: Option<i64>, stop: Option<i64>, step: i64, n: usize) -> impl Iterator<Item = usize> {
+    let stride = step.unsigned_abs() as usize;
+    let (first, last) = bounds(start, stop, step, n).unwrap_or((1, 0));
+    let len =
+        if step > 0 { last.wrapping_add(1).saturating_sub(first) } else { (first + 1).saturating_sub(last) };
+    let len = if bounds(start, stop, step, n).is_some() { len } else { 0 };
+    (0..len).step_by(stride).map(move |i| if step > 0 { first + i } else { first - i })
+}
+
+/// `range(stop)`, `range(start, stop)` or `range(start, stop, step)`.
+pub(super) fn range(args: CallArgs, meter: &Rc<Meter>) -> Result<Value> {
+    let mut numbers = Vec::new();
+    for value in &args.positional {
+        let n = value.as_int().and_then(|n| i64::try_from(n).ok());
+        numbers.push(n.ok_or_else(|| Fault::failed(format!("range of {}", value.kind())))?);
+    }
+    let (start, stop, step) = match numbers[..] {
+        [stop] => (0, stop, 1),
+        [start, stop] => (start, stop, 1),
+        [start, stop, step] if step != 0 => (start, stop, step),
+        _ => return Err(Fault::failed("range expects one to three numbers, of which the last is not 0")),
+    };
+    let mut at = Some(start);
+    let numbers = std::iter::from_fn(|| {
+        let n = at.filter(|&n| if step > 0 { n < stop } else { n > stop })?;
+        at = n.checked_add(step);
+        Some(Ok(Value::Int(i128::from(n))))
+    });
+    List::collect(meter, numbers)
+}
+
+/// An attribute of `loop`, at position `at` of `list`.
+pub(super) fn loop_attr(list: &List, at: usize, name: &str) -> Option<Value> {
+    let n = list.items().len();
+    let number = |n: usize| Some(Value::Int(n as i128));
+    match name {
+        "index" => number(at + 1),
+        "index0" => number(at),
+        "revindex" => number(n - at),
+        "revindex0" => number(n - at - 1),
+        "length" => number(n),
+        "first" => Some(Value::Bool(at == 0)),
+        "last" => Some(Value::Bool(at + 1 == n)),
+        "previtem" => at.checked_sub(1).map(|at| list.items()[at].clone()),
+        "nextitem" => list.items().get(at + 1).cloned(),
+        "depth" => number(1),
+        "depth0" => number(0),
+        _ => None,
+    }
+}

@@ -1,0 +1,168 @@
+//! The language, and whose words it writes. What whole templates make of conversations is tested in `chat`.
+
+use serde_json::json;
+
+use super::*;
+
+/// What `source` writes of some values, with what was said in «marks».
+fn marked(source: &str) -> Result<String, Fault> {
+    let said = vec![
+        ("x", json!("Ab c")),
+        ("end", json!("<|end|>")),
+        ("list", json!(["b", "A", "c"])),
+        ("map", json!({"k": "v", "role": "user"})),
+        ("message", json!({"role": "<|end|>", "n": 3, "f": 1e16, "content": " hi\nyou "})),
+    ];
+    let given = Given { own: vec![("bos", "<s>")], said };
+    let now = jiff::civil::date(2026, 1, 2).at(3, 4, 5, 0);
+    let template = Template::parse(source).map_err(|(fault, _)| fault)?;
+    let (text, own) = template.render(&given, now).map_err(|(fault, _)| fault)?;
+    let mut out = String::new();
+    let mut at = 0;
+    for range in own {
+        assert!(at <= range.start && range.start < range.end && range.end <= text.len());
+        if at < range.start {
+            out += &format!("«{}»", &text[at..range.start]);
+        }
+        out += &text[range.clone()];
+        at = range.end;
+    }
+    if at < text.len() {
+        out += &format!("«{}»", &text[at..]);
+    }
+    Ok(out)
+}
+
+#[test]
+fn what_was_said_stays_said_whatever_is_done_to_it() {
+    for (source, want) in [
+        ("{{ x }}", "«Ab c»"),
+        ("{{ bos + x + '!' }}", "<s>«Ab c»!"),
+        ("{{ x ~ 1 ~ x }}", "«Ab c»1«Ab c»"),
+        ("{{ (x + '!') * 2 }}", "«Ab c»!«Ab c»!"),
+        ("{{ x|upper }}{{ x.lower() }}{{ x|title }}{{ x|capitalize }}", "«AB Cab cAb CAb c»"),
+        ("{{ ('a ' + message.content + ' b').strip()|trim('a') }}", " « hi\nyou » b"),
+        ("{{ (message.content + ' ')|trim }}|{{ (' ' + message.content).lstrip() }}", "«hi\nyou»|«hi\nyou »"),
+        ("{{ ('[' + x + ']').split(' ')|join('-') }}", "[«Ab»-«c»]"),
+        ("{{ ('[' + x + ']').split()[0] }}{{ x.splitlines()[0] }}", "[«AbAb c»"),
+        ("{{ x.rsplit(' ', 1)[0] }}{{ x.split(' ', 1)|last }}", "«Abc»"),
+        ("{{ ('(' + x + ')').replace('b', '_') }}", "(«A»_« c»)"),
+        ("{{ 'a.b'|replace('.', end) }}", "a«<|end|>»b"),
+        ("{{ ('<' + x + '>')[1:3] }}{{ ('<' + x + '>')[0] }}{{ x[-1] }}", "«Ab»<«c»"),
+        ("{{ ('<' + x)[::-1] }}{{ ('<' + x)|reverse }}", "«c bA»<«c bA»<"),
+        ("{{ ('1\\n' + message.content)|indent(2) }}", "1\n  « hi»\n  «you »"),
+        ("{{ ('<' + end)|e }}", "&lt;«&lt;|end|&gt;»"),
+        ("{{ [x, 'y'] }}{{ {'a': x} }}", "['«Ab c»', 'y']{'a': '«Ab c»'}"),
+        (
+            "{{ [x, 'y']|tojson }}{{ message|tojson }}",
+            "[\"«Ab c»\", \"y\"]{\"«role»\": \"«<|end|>»\", \"«n»\": 3, \"«f»\": 1e+16, \"«content»\": \"« hi\\nyou »\"}",
+        ),
+        ("{{ list|sort|join }}{{ list|map('upper')|join(',') }}{{ list|first }}", "«AbcB»,«A»,«Cb»"),
+        ("{% for c in 'a' + x %}{{ c }}.{% endfor %}", "a.«A».«b».« ».«c»."),
+        ("{% for k, v in map.items() %}{{ k }}={{ v }};{% endfor %}", "«k»=«v»;«role»=user;"),
+        ("{% set y %}({{ x }}){% endset %}{{ y }}{{ y|string }}", "(«Ab c»)(«Ab c»)"),
+        (
+            "{% macro f(a, b='.') %}{{ a }}{{ b }}{% endmacro %}{{ f(x) }}{{ f(b=x, a='-') }}",
+            "«Ab c».-«Ab c»",
+        ),
+        ("{% set ns = namespace(t='') %}{% set ns.t = ns.t + end %}{{ ns.t }}", "«<|end|>»"),
+        ("{{ x if x else 'no' }}{{ x or 'y' }}{{ nothing|default(x) }}", "«Ab cAb cAb c»"),
+        ("{{ '<|' + message.role + '|>' }}{{ '<|' + map.role + '|>' }}", "<|«<|end|>»|><|user|>"),
+        ("{{ x|list|join('') }}{{ x.join(['1', '2']) }}", "«Ab c»1«Ab c»2"),
+        ("{{ x.removeprefix('A') }}{{ (x + '.').removesuffix('c.') }}", "«b cAb »"),
+    ] {
+        assert_eq!(marked(source).as_deref(), Ok(want), "{source}");
+    }
+}
+
+#[test]
+fn expressions_and_statements_mean_what_jinja_says() {
+    for (source, want) in [
+        (
+            "{{ 1 + 2 * 3 }} {{ 7 // 2 }} {{ -7 // 2 }} {{ 7 // -2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 10 }}",
+            "7 3 -4 -4 2 3.5 1024",
+        ),
+        ("{{ 1 ~ 2 + 3 if false else 1 ~ (2 + 3) }}", "15"),
+        ("{{ 1 < 2 < 3 }}{{ 1 < 3 < 2 }}{{ 'a' < 'b' }}{{ not 1 == 2 }}", "TrueFalseTrueTrue"),
+        ("{{ 1 == 1.0 }}{{ true == 1 }}{{ none == false }}{{ [1, 'a'] == [1.0, 'a'] }}", "TrueTrueFalseTrue"),
+        ("{{ 'b' in 'abc' }}{{ 2 in [1, 2] }}{{ 'k' in {'k': 1} }}{{ 3 not in [1] }}", "TrueTrueTrueTrue"),
+        ("{{ 10 is divisibleby 5 }}{{ 3 is odd and 4 is even }}{{ x is not defined }}", "TrueTrueFalse"),
+        ("{{ -1|abs }}{{ '7'|int + 1 }}{{ 'x'|int(9) }}{{ 2.5|round }}{{ '1.5'|float }}", "1892.01.5"),
+        (
+            "{{ 1.0 }} {{ 1e16 }} {{ 123456789012345.0 }} {{ 0.0001 }} {{ 0.00001 }} {{ 1e-7 }}",
+            "1.0 1e+16 123456789012345.0 0.0001 1e-05 1e-07",
+        ),
+        (
+            "{{ [1, 2, 3][1:] }}{{ [1, 2, 3][::-1] }}{{ [1, 2, 3][-2] }}{{ 'abc'[:-1] }}{{ [1][5:] }}",
+            "[2, 3][3, 2, 1]2ab[]",
+        ),
+        ("{{ range(3)|list }}{{ range(5, 0, -2)|list }}", "[0, 1, 2][5, 3, 1]"),
+        (
+            "{% for i in range(4) if i != 1 %}{{ loop.index }}{{ i }}{{ ',' if not loop.last }}{% else %}no{% endfor %}",
+            "10,22,33",
+        ),
+        ("{% for i in [] %}{% else %}none{% endfor %}{% for i in nothing %}x{% endfor %}", "none"),
+        (
+            "{% set a = 1 %}{% for i in 'x' %}{% set a = 2 %}{% endfor %}{{ a }}{% if true %}{% set a = 3 %}{% endif %}{{ a }}",
+            "13",
+        ),
+        ("{% set a, b = 1, 2 %}{{ a }}{{ b }}{% with c = 5 %}{{ c }}{% endwith %}{{ c }}", "125"),
+        ("{% macro f(n) %}{{ n }}{% if n > 0 %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(3) }}", "3210"),
+        ("{% macro g() %}[{{ caller('x') }}]{% endmacro %}{% call(y) g() %}{{ y }}!{% endcall %}", "[x!]"),
+        ("{% filter upper %}a{{ 'b' }}{% endfilter %}{% raw %}{{ x }}{% endraw %}", "AB{{ x }}"),
+        (
+            "{{ [{'a': 1, 'b': 2}, {'a': 3}]|selectattr('b')|list|length }}{{ [1, 2, 3]|select('gt', 1)|list }}",
+            "1[2, 3]",
+        ),
+        (
+            "{{ [{'a': 2}, {'a': 1}]|map(attribute='a')|list }}{{ [{'a': 2}, {'a': 1}]|sort(attribute='a') }}",
+            "[2, 1][{'a': 1}, {'a': 2}]",
+        ),
+        (
+            "{{ {'b': 1, 'a': 2}|dictsort }}{{ [3, 1, 3]|unique|list }}{{ [3, 1]|min }}{{ [3, 1]|max }}{{ [1, 2]|sum }}",
+            "[['a', 2], ['b', 1]][3, 1]133",
+        ),
+        ("a\n  {%- if true +%}\n b{% endif %}\n\n {#- c -#} d", "a\n bd"),
+        ("{{ 'it''s' }}{{ \"a\\tb\\u00e9\\x41\\q\" }}", "its{a}"),
+        ("  {% if true %}\n  x\n  {%+ endif %}y\n", "  x\n  y"),
+        ("{{ strftime_now('%Y-%m-%d') }}{# {{ comment }} #}{{ {'a': {'b': 1}}['a'].b }}", "2026-01-021"),
+        (
+            "{{ 'a\nb\n'.split('\n') }}{{ ' a  b '.split() }}{{ ' a b c'.split(None, 1) }}",
+            "['a', 'b', '']['a', 'b']['a', 'b c']",
+        ),
+    ] {
+        // What was not said stands there without marks; only the case of escapes is spelt apart.
+        let want = want.replace("{a}", "a\tb\u{e9}A\\q");
+        assert_eq!(marked(source).as_deref(), Ok(want.as_str()), "{source}");
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_said_with_its_line() {
+    for (source, line, want) in [
+        ("a\n{{ 1 + 'a' }}", 2, "a number + text"),
+        ("\n\n{{ nothing.x }}", 3, "'x' of an undefined value"),
+        ("{{ f() }}", 1, "'f' is not a function"),
+        ("{{ 1|nofilter }}", 1, "no filter 'nofilter'"),
+        ("{{ 1 is notest }}", 1, "no test 'notest'"),
+        ("{{ 'a'.nomethod() }}", 1, "no method 'nomethod'"),
+        ("{% set a.b = 1 %}", 1, "'a' is no namespace"),
+        ("{{ 'a'|trim('b', 'c') }}", 1, "expected 1 arguments, got 2"),
+        ("{{ 'a'|upper(x=1) }}", 1, "unknown argument 'x'"),
+        ("{{ [1, 'a']|sort }}", 1, "cannot order"),
+        ("\n{% endif %}", 2, "tag 'endif'"),
+        ("{% if x %}", 1, "got the end"),
+        ("{{ 'a }}", 1, "a string does not end"),
+        ("{{ a ? b }}", 1, "unexpected character '?'"),
+        ("{% break %}", 1, "tag 'break'"),
+    ] {
+        let rendered = Template::parse(source)
+            .and_then(|template| template.render(&Given::default(), jiff::civil::DateTime::default()));
+        match rendered {
+            Err((Fault::Failed(message), at)) => {
+                assert!(message.contains(want) && at == line, "{source}: line {at}: {message}");
+            }
+            other => panic!("{source}: {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Text that knows whose words it holds.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::Fault;
+use super::meter::{Held, Meter};
+
+/// Bytes of a text besides its characters: its counters, and what the allocator adds.
+const OVERHEAD: usize = 96;
+
+/// A piece of text of which every byte is either the template's own or *said*: part of a message, a tool or whatever
+/// else the template was given. Every operation keeps this apart, so that it holds for what is written at the end.
+#[derive(Debug, Clone)]
+pub(super) struct Text(Rc<Buf>);
+
+#[derive(Debug)]
+struct Buf {
+    text: String,
+    /// Where the template's own words change into said ones and back, in ascending order; the first change is to said.
+    flips: Vec<usize>,
+    held: Held,
+}
+
+impl Text {
+    /// A copy of `text`, all of it said or none.
+    pub(super) fn new(meter: &Rc<Meter>, text: &str, said: bool) -> Result<Self, Fault> {
+        let mut draft = Draft::new(meter);
+        draft.push(text, said)?;
+        draft.finish()
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.0.text
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.text.len()
+    }
+
+    pub(super) fn meter(&self) -> &Rc<Meter> {
+        self.0.held.meter()
+    }
+
+    /// The pieces of `range` in order, and whether each was said.
+    pub(super) fn stretches(&self, range: Range<usize>) -> impl Iterator<Item = (&str, bool)> {
+        let Buf { text, flips, .. } = &*self.0;
+        let mut at = range.start;
+        let mut next = flips.partition_point(|&flip| flip <= at);
+        std::iter::from_fn(move || {
+            let end = flips.get(next).map_or(range.end, |&flip| flip.min(range.end));
+            let piece = text.get(at..end).filter(|piece| !piece.is_empty())?;
+            let said = next % 2 == 1;
+            (at, next) = (end, next + 1);
+            Some((piece, said))
+        })
+    }
+
+    /// The part `range`, which begins and ends between characters.
+    pub(super) fn slice(&self, range: Range<usize>) -> Result<Self, Fault> {
+        if range == (0..self.len()) {
+            return Ok(self.clone());
+        }
+        let mut draft = Draft::new(self.meter());
+        draft.push_part(self, range)?;
+        draft.finish()
+    }
+
+    /// The part that `part` is, which must be a slice of this text.
+    pub(super) fn part(&self, part: &str) -> Result<Self, Fault> {
+        let start = (part.as_ptr() as usize).wrapping_sub(self.as_str().as_ptr() as usize);
+        // An empty part may be a literal; anything else that is not ours would be a bug, and reads as empty.
+        let end = start.saturating_add(part.len());
+        if self.as_str().get(start..end).is_some() { self.slice(start..end) } else { self.slice(0..0) }
+    }
+
+    /// Each stretch changed by `change`.
+    pub(super) fn map(&self, mut change: impl FnMut(&str) -> String) -> Result<Self, Fault> {
+        let mut draft = Draft::new(self.meter());
+        for (piece, said) in self.stretches(0..self.len()) {
+            self.meter().read(piece.len())?;
+            draft.push(&change(piece), said)?;
+        }
+        draft.finish()
+    }
+
+    /// The characters, each with whether it was said.
+    pub(super) fn chars(&self) -> impl Iterator<Item = (char, bool)> {
+        self.stretches(0..self.len()).flat_map(|(piece, said)| piece.chars().map(move |c| (c, said)))
+    }
+
+    /// Every `old` replaced by `new`, at most `limit` times. An empty `old` stands between all characters.
+    pub(super) fn replace(&self, old: &str, new: &Text, limit: usize) -> Result<Self, Fault> {
+        let mut draft = Draft::new(self.meter());
+        self.meter().read(self.len())?;
+        let mut at = 0;
+        for (found, _) in self.as_str().match_indices(old).take(limit) {
+            draft.push_part(self, at..found)?;
+            draft.push_text(new)?;
+            at = found + old.len();
+        }
+        draft.push_part(self, at..self.len())?;
+        draft.finish()
+    }
+
+    /// The text, and the ranges of it that are the template's own.
+    pub(super) fn into_own(self) -> (String, Vec<Range<usize>>) {
+        let mut own = Vec::new();
+        let mut at = 0;
+        for (piece, said) in self.stretches(0..self.len()) {
+            if !said {
+                own.push(at..at + piece.len());
+            }
+            at += piece.len();
+        }
+        let text = Rc::try_unwrap(self.0).map_or_else(|shared| shared.text.clone(), |buf| buf.text);
+        (text, own)
+    }
+}
+
+/// A text being written.
+#[derive(Debug)]
+pub(super) struct Draft(Buf);
+
+impl Draft {
+    pub(super) fn new(meter: &Rc<Meter>) -> Self {
+        Draft(Buf { text: String::new(), flips: Vec::new(), held: Held::none(meter) })
+    }
+
+    /// Appends a piece.
+    pub(super) fn push(&mut self, piece: &str, said: bool) -> Result<(), Fault> {
+        let Buf { text, flips, held } = &mut self.0;
+        if piece.is_empty() {
+            return Ok(());
+        }
+        if (flips.len() % 2 == 1) != said {
+            held.grow(size_of::<usize>())?;
+            flips.push(text.len());
+        }
+        held.grow(piece.len())?;
+        text.push_str(piece);
+        Ok(())
+    }
+
+    /// Appends the template's own words.
+    pub(super) fn own(&mut self, piece: &str) -> Result<(), Fault> {
+        self.push(piece, false)
+    }
+
+    /// Appends a text.
+    pub(super) fn push_text(&mut self, text: &Text) -> Result<(), Fault> {
+        self.push_part(text, 0..text.len())
+    }
+
+    /// Appends a part of a text.
+    pub(super) fn push_part(&mut self, text: &Text, range: Range<usize>) -> Result<(), Fault> {
+        for (piece, said) in text.stretches(range) {
+            self.push(piece, said)?;
+        }
+        Ok(())
+    }
+
+    /// The text that was written.
+    pub(super) fn finish(mut self) -> Result<Text, Fault> {
+        self.0.held.grow(OVERHEAD)?;
+        Ok(Text(Rc::new(self.0)))
+    }
+}

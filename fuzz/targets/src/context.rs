@@ -1,0 +1,61 @@
+//! Context files of the bundled model, changed.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use kvant::{Error, KvOptions, Model, OpenOptions, SessionOptions};
+
+/// The model, and the file of a session with it.
+static BUNDLED: LazyLock<(Model, Vec<u8>)> = LazyLock::new(|| {
+    let options = OpenOptions { n_threads: Some(1), ..Default::default() };
+    let model = Model::bundled(options).expect("the bundled model is sound");
+    let kv = KvOptions::symmetric(kvant::DType::Turbo2);
+    let options = SessionOptions { n_ctx: Some(64), kv };
+    let mut session = model.session(options).expect("64 tokens of context");
+    let tokens: Vec<u32> = (100..140).collect();
+    session.feed(&tokens, &mut |_| true).expect("40 tokens fit");
+    let file = place("whole");
+    session.save(&file).expect("the folder for temporary files can be written");
+    (model, fs::read(&file).expect("it was just written"))
+});
+
+fn place(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("kvant-fuzz-{}-{name}", std::process::id()))
+}
+
+/// Whether a changed file is refused in one line, or is the session that it was made of: saved again, it is the same file.
+/// Every five bytes of the input are a place in the file and what its byte is changed by; what is left over cuts the file.
+/// An input that changes something is worth changing further.
+///
+/// # Panics
+/// If it is neither.
+pub fn context(bytes: &[u8]) -> bool {
+    let (model, whole) = &*BUNDLED;
+    let mut file = whole.clone();
+    let (changes, cut) = bytes.as_chunks::<5>();
+    for [a, b, c, d, by] in changes {
+        let at = u32::from_le_bytes([*a, *b, *c, *d]) as usize % file.len();
+        file[at] ^= by;
+    }
+    if let Ok(len) = <[u8; 4]>::try_from(cut) {
+        file.truncate(u32::from_le_bytes(len) as usize);
+    }
+    let path = place("changed");
+    fs::write(&path, &file).expect("the folder for temporary files can be written");
+    match model.load_session(&path, Some(64)) {
+        Ok(session) => {
+            session.save(&path).expect("the folder for temporary files can be written");
+            assert!(fs::read(&path).expect("it was just written") == *whole, "another session was loaded");
+        }
+        Err(Error::ContextFile(error)) => assert!(!error.to_string().contains('\n'), "{error}"),
+        Err(error) => panic!("{error}"),
+    }
+    file != *whole
+}
+
+/// Nothing changed, a byte of the header, a byte of the cache, and a cut.
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let at = |place: u32| place.to_le_bytes();
+    vec![vec![], [&at(100)[..], &[1]].concat(), [&at(9000)[..], &[0x80]].concat(), at(5000).to_vec()]
+}
