@@ -11,7 +11,7 @@
 //!
 //! In [`Arithmetic::Halves`] weights are decoded, and then rounded to f16 as activations are: either is off by 2^-11 of itself,
 //! or where it is nearly zero by 2^-25 (of an activation: times the power of two of its row, so 2^-39 of its largest or, as that
-//! is at most 2^100, 2^-125). Levels have two bytes there, at least [`FINER`] times as fine as one. Tensor cores may cut off
+//! is at most 2^100, 2^-125). Levels have two bytes there, at least `FINER` times as fine as one. Tensor cores may cut off
 //! where others round, which costs up to twice as much.
 
 use kvant_backend::WeightSource;

@@ -14,7 +14,8 @@ NAME.golden  what `transformers` computes in f32 from exactly those weights, lit
              Prompt rows come from one pass over the prompt, the others from one-token steps on its cache.
 
 Before a pair is written its worth as a test is checked: greedy choices are clear, the f32 result is near the f64
-result, stepping agrees with one pass over all tokens, and RoPE scaling makes a difference that cannot be missed.
+result, stepping agrees with one pass over all tokens, and RoPE scaling, windows, bounds and the like make a difference that
+cannot be missed.
 """
 
 import argparse
@@ -27,7 +28,22 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 N_PROMPT = 64
@@ -42,7 +58,7 @@ ORIGINAL_CONTEXT = 32  # of scaled RoPE: short, so that 80 positions reach beyon
 MIN_GREEDY_MARGIN = 0.05  # between the best two logits at every chosen token
 MIN_DISTINCT_TOKENS = 5  # among the chosen ones: a decoder stuck on one token proves little
 MAX_ROUNDING_ERROR = 1e-4  # of the f32 logits against f64, and of stepping against one pass
-MIN_SCALING_EFFECT = 0.5  # largest change of a logit when RoPE scaling is left out
+MIN_EFFECT = 0.5  # largest change of a logit when a feature is left out, RoPE scaling for one
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,9 @@ class Family:
     config: type[PreTrainedConfig]
     arch: gguf.MODEL_ARCH
     interleaved_rope: bool = False  # rows of Q and K are reordered so that RoPE turns neighbours, not halves
+    norm_offset: float = 0.0  # what norms multiply by, beyond their weights; files hold the sum
+    quiet: float = 1.0  # how much smaller embeddings are, and larger what the last norm gives: scaled ones drown the layers
+    local_theta: float | None = None  # RoPE base of layers with a window, which scaling leaves alone
 
 
 FAMILIES = {
@@ -59,6 +78,14 @@ FAMILIES = {
     "mistral": Family(MistralConfig, gguf.MODEL_ARCH.LLAMA, interleaved_rope=True),
     "qwen2": Family(Qwen2Config, gguf.MODEL_ARCH.QWEN2),
     "qwen3": Family(Qwen3Config, gguf.MODEL_ARCH.QWEN3),
+    "gemma": Family(GemmaConfig, gguf.MODEL_ARCH.GEMMA, norm_offset=1.0, quiet=8.0),
+    "gemma2": Family(Gemma2Config, gguf.MODEL_ARCH.GEMMA2, norm_offset=1.0, quiet=8.0),
+    "gemma3": Family(Gemma3TextConfig, gguf.MODEL_ARCH.GEMMA3, norm_offset=1.0, quiet=8.0, local_theta=10_000.0),
+    "granite": Family(GraniteConfig, gguf.MODEL_ARCH.GRANITE, interleaved_rope=True, quiet=8.0),
+    "smollm3": Family(SmolLM3Config, gguf.MODEL_ARCH.SMOLLM3, interleaved_rope=True),
+    "olmo2": Family(Olmo2Config, gguf.MODEL_ARCH.OLMO2),
+    "phi3": Family(Phi3Config, gguf.MODEL_ARCH.PHI3),
+    "glm4": Family(Glm4Config, gguf.MODEL_ARCH.GLM4),
 }
 
 
@@ -72,32 +99,44 @@ class Spec:
     kv_heads: int
     head_dim: int | None
     ffn: int = 48
+    layers: int = N_LAYERS
     tied: bool = False
     theta: float = 10_000.0
+    local_theta: float | None = None  # where it is not the family's
     rope: dict[str, Any] = field(default_factory=dict)
+    partial: float = 1.0  # share of a head that RoPE turns
     extra: dict[str, Any] = field(default_factory=dict)
+    without: tuple[dict[str, Any], ...] = ()  # what to put in the place of `extra` to see that it matters
 
     @property
     def family(self) -> Family:
         return FAMILIES[self.name.split("-")[0]]
 
-    def to_config(self, rope: dict[str, Any]) -> PreTrainedConfig:
-        """The `transformers` configuration, with this RoPE scaling (`{}`: none)."""
+    def to_config(self, rope: dict[str, Any], extra: dict[str, Any] | None = None) -> PreTrainedConfig:
+        """The `transformers` configuration, with this RoPE scaling (`{}`: none), and this in the place of `extra`."""
+        extra = extra or {}
         explicit = {} if self.head_dim is None else {"head_dim": self.head_dim}
+        turns = {"rope_type": "default", "rope_theta": self.theta, **rope}
+        if self.partial != 1.0:
+            turns["partial_rotary_factor"] = self.partial
+        if self.family.local_theta is not None:
+            local = self.local_theta or self.family.local_theta
+            turns = {"full_attention": turns, "sliding_attention": {"rope_type": "default", "rope_theta": local}}
         return self.family.config(
             vocab_size=N_VOCAB,
             hidden_size=self.hidden,
             intermediate_size=self.ffn,
-            num_hidden_layers=N_LAYERS,
+            num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
             max_position_embeddings=CONTEXT,
             rms_norm_eps=1e-6,
             tie_word_embeddings=self.tied,
-            rope_parameters={"rope_type": "default", "rope_theta": self.theta, **rope},
+            rope_parameters=turns,
+            pad_token_id=None,
             attn_implementation="eager",
             **explicit,
-            **self.extra,
+            **{**self.extra, **extra},
         )
 
 
@@ -105,6 +144,9 @@ SCALED = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **SCALED}
 YARN = {"rope_type": "yarn", "factor": 8.0, **SCALED}
+# So low that scores and logits bend.
+GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 0.7}
+GEMMA2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0}
 
 # Named family-h<head size>-g<query heads per KV head>[-speciality].
 SPECS = [
@@ -113,7 +155,7 @@ SPECS = [
     Spec("llama-h128-g2-llama3", hidden=32, heads=4, kv_heads=2, head_dim=128, theta=500_000.0, rope=LLAMA3),
     Spec("llama-h64-g1-yarn", hidden=32, heads=2, kv_heads=2, head_dim=64, rope={**YARN, "attention_factor": 0.9}),
     Spec("llama-h96-g2-bias", hidden=32, heads=2, kv_heads=1, head_dim=96, extra={"attention_bias": True}),
-    Spec("mistral-h96-g3", hidden=48, heads=3, kv_heads=1, head_dim=96, theta=1e6, extra={"sliding_window": None}),
+    Spec("mistral-h96-g3", hidden=48, heads=3, kv_heads=1, head_dim=96, theta=1e6, extra={"sliding_window": 10_000}),
     Spec("qwen2-h64-g2-implicit", hidden=128, heads=2, kv_heads=1, head_dim=None, tied=True, theta=1e6),
     Spec("qwen2-h64-g6", hidden=48, heads=6, kv_heads=1, head_dim=64),
     Spec("qwen2-h128-g1-yarn", hidden=32, heads=2, kv_heads=2, head_dim=128, theta=1e6, rope=YARN),
@@ -128,6 +170,77 @@ SPECS = [
         theta=1e6,
         rope={**YARN, "beta_fast": 8.0, "beta_slow": 0.5},
     ),
+    Spec("gemma-h64-g2", hidden=32, heads=2, kv_heads=1, head_dim=64, tied=True),
+    Spec(
+        "gemma2-h64-g2-window20-caps",
+        hidden=32,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        layers=3,
+        tied=True,
+        extra={**GEMMA2, "query_pre_attn_scalar": 64, "sliding_window": 20},
+        without=({"sliding_window": 10_000}, {"attn_logit_softcapping": None}, {"final_logit_softcapping": None}),
+    ),
+    Spec(
+        "gemma3-h256-g4-window24",
+        hidden=32,
+        heads=4,
+        kv_heads=1,
+        head_dim=256,
+        layers=7,
+        tied=True,
+        theta=1e6,
+        extra={"query_pre_attn_scalar": 256, "sliding_window": 24},
+        without=({"sliding_window": 10_000},),
+    ),
+    Spec(
+        "gemma3-h96-g2-window40-linear",
+        hidden=32,
+        heads=4,
+        kv_heads=2,
+        head_dim=96,
+        layers=6,
+        tied=True,
+        theta=1e6,
+        local_theta=500.0,
+        rope=LINEAR,
+        extra={"query_pre_attn_scalar": 96, "sliding_window": 40},
+        without=({"sliding_window": 10_000},),
+    ),
+    Spec(
+        "granite-h64-g2-factors",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        tied=True,
+        extra=GRANITE,
+        without=tuple({name: 1.0} for name in GRANITE),
+    ),
+    Spec(
+        "smollm3-h64-g2-unturned",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        layers=4,
+        tied=True,
+        theta=5e4,
+        without=({"no_rope_layer_interval": 100},),
+    ),
+    Spec("olmo2-h64-g2", hidden=128, heads=2, kv_heads=1, head_dim=None, theta=5e5),
+    Spec(
+        "phi3-h64-g2-window24",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        partial=0.75,
+        extra={"sliding_window": 24},
+        without=({"sliding_window": 10_000},),
+    ),
+    Spec("glm4-h64-g2-bias", hidden=32, heads=4, kv_heads=2, head_dim=64, partial=0.5, extra={"attention_bias": True}),
 ]
 
 
@@ -138,11 +251,16 @@ def build_model(spec: Spec) -> torch.nn.Module:
     for name, weight in model.named_parameters():
         if name.endswith("norm.weight"):
             values = 1 + 0.3 * torch.randn_like(weight)
+            if name == "model.norm.weight":
+                values *= spec.family.quiet
+            values -= spec.family.norm_offset
         elif name.endswith(".bias"):
             values = 0.5 * torch.randn_like(weight)
         else:
             # Unit inputs give outputs of this spread: scores of about +-2 after the division by sqrt(head_dim).
             gain = 1.4 if "q_proj" in name or "k_proj" in name else 2.0 if "embed" in name or "lm_head" in name else 1.0
+            if "embed" in name:
+                gain /= spec.family.quiet
             values = (gain * weight.shape[-1] ** -0.5 * torch.randn_like(weight)).half().float()
         weight.data.copy_(values)
     return model
@@ -189,16 +307,15 @@ def check_worth(spec: Spec, model: torch.nn.Module, tokens: list[int], logits: t
     model.float()
     rounding = max(float((other - logits).abs().max()) for other in others)
     assert rounding <= MAX_ROUNDING_ERROR, f"{spec.name}: rounding error {rounding}"
-    effect = "-"
-    if spec.rope:
-        plain = AutoModelForCausalLM.from_config(spec.to_config({})).eval()
+    effects = []
+    for config in ([spec.to_config({})] if spec.rope else []) + [spec.to_config(spec.rope, less) for less in spec.without]:
+        plain = AutoModelForCausalLM.from_config(config).eval()
         plain.load_state_dict(model.state_dict())
-        change = float((forward(plain, tokens) - logits).abs().max())
-        assert change >= MIN_SCALING_EFFECT, f"{spec.name}: RoPE scaling changes logits by {change} only"
-        effect = f"{change:.2f}"
+        effects.append(float((forward(plain, tokens) - logits).abs().max()))
+        assert effects[-1] >= MIN_EFFECT, f"{spec.name}: a feature changes logits by {effects[-1]} only"
     print(
-        f"{spec.name:24} logits' std {float(logits.std()):.2f}  greedy margin {greedy_margin(logits):.3f}  "
-        f"distinct tokens {len(set(tokens[N_PROMPT:])):2}  rounding {rounding:.1e}  scaling's effect {effect}"
+        f"{spec.name:30} logits' std {float(logits.std()):.2f}  greedy margin {greedy_margin(logits):.3f}  "
+        f"distinct tokens {len(set(tokens[N_PROMPT:])):2}  rounding {rounding:.1e}  effects {' '.join(f'{effect:.2f}' for effect in effects) or '-'}"
     )
 
 
@@ -214,7 +331,7 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) 
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(N_VOCAB)
-    writer.add_block_count(N_LAYERS)
+    writer.add_block_count(spec.layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(spec.hidden)
     writer.add_feed_forward_length(spec.ffn)
@@ -227,7 +344,27 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) 
         writer.add_value_length(spec.head_dim)
         if spec.family.arch == gguf.MODEL_ARCH.LLAMA:
             writer.add_rope_dimension_count(spec.head_dim)
+    if spec.partial != 1.0:
+        writer.add_rope_dimension_count(int(spec.partial * (spec.head_dim or spec.hidden // spec.heads)))
+    write_extra(writer, spec)
     write_rope_scaling(writer, spec, model)
+
+
+def write_extra(writer: gguf.GGUFWriter, spec: Spec) -> None:
+    """What the families have beside the usual."""
+    if spec.local_theta is not None:
+        writer.add_rope_freq_base_swa(spec.local_theta)
+    for name, add in {
+        "sliding_window": writer.add_sliding_window,
+        "attn_logit_softcapping": writer.add_attn_logit_softcapping,
+        "final_logit_softcapping": writer.add_final_logit_softcapping,
+        "embedding_multiplier": writer.add_embedding_scale,
+        "residual_multiplier": writer.add_residual_scale,
+        "attention_multiplier": writer.add_attention_scale,
+        "logits_scaling": writer.add_logit_scale,
+    }.items():
+        if spec.extra.get(name) is not None:
+            add(spec.extra[name])
 
 
 def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
@@ -258,10 +395,12 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
     arch = spec.family.arch
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     write_metadata(writer, spec, model)
-    names = gguf.get_tensor_name_map(arch, N_LAYERS)
+    names = gguf.get_tensor_name_map(arch, spec.layers)
     for name, weight in model.named_parameters():  # a tied head is listed once, as the embedding
         if spec.family.interleaved_rope and ("q_proj" in name or "k_proj" in name):
             weight = to_interleaved(weight, spec.heads if "q_proj" in name else spec.kv_heads)
+        if name.endswith("norm.weight"):
+            weight = weight + spec.family.norm_offset
         kind = torch.float16 if weight.ndim == 2 else torch.float32
         stored = weight.detach().to(kind)
         assert torch.equal(stored.float(), weight), f"{name} is not exact in {kind}"
@@ -283,14 +422,17 @@ def main() -> None:
     default = Path(__file__).resolve().parents[2] / "crates/model/tests/fixtures"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=default, help="folder to write to (default: %(default)s)")
-    out = parser.parse_args().out
+    parser.add_argument("names", nargs="*", help="models to make (default: all)")
+    args = parser.parse_args()
     torch.set_num_threads(1)  # the order of additions, hence the last bit, depends on it
     for spec in SPECS:
+        if args.names and spec.name not in args.names:
+            continue
         model = build_model(spec)
         tokens, logits = decode_good_prompt(spec, model)
         check_worth(spec, model, tokens, logits)
-        write_gguf(out / f"{spec.name}.gguf", spec, model)
-        write_golden(out / f"{spec.name}.golden", tokens, logits)
+        write_gguf(args.out / f"{spec.name}.gguf", spec, model)
+        write_golden(args.out / f"{spec.name}.golden", tokens, logits)
 
 
 if __name__ == "__main__":

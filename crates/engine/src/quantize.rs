@@ -25,7 +25,7 @@ pub struct Quantized {
 }
 
 /// Writes `gguf` to `path` with every weight matrix as `dtype`, or, where its rows are no whole blocks of that, as the
-/// [next best](fallback) type whose blocks they are; norms, biases and other tensors stay as they are. The file at `path` is
+/// next best type whose blocks they are; norms, biases and other tensors stay as they are. The file at `path` is
 /// replaced whole or not at all.
 ///
 /// # Errors

@@ -2,47 +2,20 @@
 
 use std::ops::Range;
 
-use kvant_backend::{AttendParams, Pairing};
-use kvant_gguf::Gguf;
+use kvant_backend::{Activation, AttendParams, Pairing};
+use kvant_gguf::{Gguf, Value};
 use kvant_kv::{KvLayerShape, KvShape};
 
 use crate::ModelError;
+use crate::family::{Factors, Family, Norms};
 use crate::rope::{Rope, Scaling};
 use crate::weights::decode_vector;
-
-/// The families this engine runs. They share one decoder; what differs is data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    /// Llama and Mistral: interleaved RoPE pairs.
-    Llama,
-    /// Qwen2 and Qwen2.5: biases on Q, K and V.
-    Qwen2,
-    /// Qwen3: an RMS norm on every query and key head.
-    Qwen3,
-}
-
-impl Family {
-    const ALL: [(&'static str, Self); 3] =
-        [("llama", Self::Llama), ("qwen2", Self::Qwen2), ("qwen3", Self::Qwen3)];
-
-    /// The name in `general.architecture`.
-    pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, family)| *family == self).expect("every family is listed").0
-    }
-
-    fn pairing(self) -> Pairing {
-        match self {
-            Self::Llama => Pairing::Interleaved,
-            Self::Qwen2 | Self::Qwen3 => Pairing::Halves,
-        }
-    }
-}
 
 /// The shape of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Which family's conventions hold.
-    pub family: Family,
+    pub family: &'static Family,
     /// Width of the residual stream.
     pub n_embd: usize,
     /// The decoder layers, in order.
@@ -51,11 +24,17 @@ pub struct Config {
     pub rms_eps: f32,
     /// Context length the model was trained for.
     pub n_ctx_train: usize,
-    /// Rotary embedding.
-    pub rope: Rope,
+    /// The rotary embeddings that its layers name.
+    pub ropes: Vec<Rope>,
+    /// Factor on the embeddings of tokens.
+    pub embedding_scale: f32,
+    /// Factor on the logits.
+    pub logit_scale: f32,
+    /// Bound on the logits, after that factor.
+    pub logit_soft_cap: Option<f32>,
 }
 
-/// The shape of a decoder layer.
+/// What a decoder layer is and does.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerSpec {
     /// Its heads, and what its queries see.
@@ -64,6 +43,16 @@ pub struct LayerSpec {
     pub state: LayerState,
     /// Width of the feed-forward layer.
     pub n_ff: usize,
+    /// Which of [`Config::ropes`] turns its queries and keys.
+    pub rope: usize,
+    /// Factor on its scores.
+    pub scale: f32,
+    /// Bound on its scores.
+    pub soft_cap: Option<f32>,
+    /// Of the gate of its feed-forward layer.
+    pub activation: Activation,
+    /// Where it normalises.
+    pub norms: Norms,
 }
 
 /// What a layer keeps of past tokens.
@@ -79,8 +68,8 @@ impl LayerSpec {
     /// What attention goes by.
     pub fn attend_params(&self) -> AttendParams {
         let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, .. } = self.heads;
-        let scale = 1.0 / (k_head_dim as f32).sqrt();
-        AttendParams { n_heads, n_kv_heads, k_head_dim, v_head_dim, scale, soft_cap: None }
+        let (scale, soft_cap) = (self.scale, self.soft_cap);
+        AttendParams { n_heads, n_kv_heads, k_head_dim, v_head_dim, scale, soft_cap }
     }
 
     /// Values of all queries of a row.
@@ -111,29 +100,11 @@ impl Config {
     /// An unknown architecture, a missing or absurd value (the key is named), or a feature that is not implemented.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
         let arch = gguf.meta().get::<&str>("general.architecture")?;
-        let family = Family::ALL.iter().find(|(name, _)| *name == arch).map(|(_, family)| *family);
-        let family = family.ok_or_else(|| ModelError::Architecture {
-            got: arch.to_owned(),
-            known: Family::ALL.map(|(name, _)| name).join(", "),
-        })?;
+        let family = Family::named(arch)?;
         let keys = Keys { gguf, arch };
         keys.refuse("expert_count", "mixture of experts")?;
-        keys.refuse("attention.sliding_window", "sliding-window attention")?;
 
         let n_embd = keys.size("embedding_length")?;
-        let n_heads = keys.size("attention.head_count")?;
-        let n_kv_heads = keys.size_or("attention.head_count_kv", n_heads)?;
-        if n_heads % n_kv_heads != 0 {
-            let what = format!("a multiple of the {n_kv_heads} KV heads");
-            return Err(keys.bad("attention.head_count", &what, n_heads));
-        }
-        let k_head_dim = keys.size_or("attention.key_length", n_embd / n_heads)?;
-        let v_head_dim = keys.size_or("attention.value_length", k_head_dim)?;
-        for (key, dim) in [("attention.key_length", k_head_dim), ("attention.value_length", v_head_dim)] {
-            if dim == 0 || dim % 2 != 0 || dim > 1024 {
-                return Err(keys.bad(key, "an even head size from 2 to 1024", dim));
-            }
-        }
         let n_ctx_train = keys.size("context_length")?;
         let n_layers = keys.size("block_count")?;
         // Each layer has tensors; a number beyond them is checked before anything is made for each.
@@ -141,19 +112,60 @@ impl Config {
             let what = format!("at most one layer for each of {} tensors", gguf.tensors().len());
             return Err(keys.bad("block_count", &what, n_layers));
         }
-        check_heads(&keys, n_layers, [n_kv_heads, k_head_dim, v_head_dim])?;
-        let heads = KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window: None };
-        Ok(Self {
+        let heads = read_heads(&keys, n_embd)?;
+        check_heads(&keys, n_layers, heads)?;
+        let windows = read_windows(&keys, family, n_layers)?;
+        let ropes = read_ropes(&keys, family, heads.k_head_dim, n_ctx_train)?;
+        let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
+        let usual = LayerSpec {
+            heads,
+            state: LayerState::Own,
+            n_ff: keys.size("feed_forward_length")?,
+            rope: 0,
+            scale: read_scale(&keys, family, n_layers, n_embd, heads)?,
+            soft_cap,
+            activation: family.activation,
+            norms: family.norms,
+        };
+        let layer = |(index, window): (usize, Option<usize>)| LayerSpec {
+            heads: KvLayerShape { window, ..heads },
+            rope: match (family.unturned, window) {
+                (period @ 1.., _) if (index + 1) % period == 0 => ropes.unturned,
+                (_, Some(_)) => ropes.windowed,
+                _ => 0,
+            },
+            ..usual
+        };
+        let mut config = Self {
             family,
             n_embd,
-            layers: vec![
-                LayerSpec { heads, state: LayerState::Own, n_ff: keys.size("feed_forward_length")? };
-                n_layers
-            ],
+            layers: windows.into_iter().enumerate().map(layer).collect(),
             rms_eps: keys.float("attention.layer_norm_rms_epsilon")?,
             n_ctx_train,
-            rope: read_rope(&keys, family.pairing(), k_head_dim, n_ctx_train)?,
-        })
+            ropes: ropes.all,
+            embedding_scale: 1.0,
+            logit_scale: 1.0,
+            logit_soft_cap,
+        };
+        config.read_factors(&keys)?;
+        Ok(config)
+    }
+
+    fn read_factors(&mut self, keys: &Keys) -> Result<(), ModelError> {
+        match self.family.factors {
+            Factors::None => {}
+            Factors::Root => self.embedding_scale = (self.n_embd as f32).sqrt(),
+            Factors::Named => {
+                let factor = |key| Ok::<_, ModelError>(keys.positive(key)?.unwrap_or(1.0));
+                let (embedding, branch) = (factor("embedding_scale")?, factor("residual_scale")?);
+                // A residual stream x whose branches are scaled, x + r f(norm(x)), is r times the stream x / r + f(norm(x)): norms
+                // see no factor, but for what is added to the mean square.
+                self.embedding_scale = embedding / branch;
+                self.rms_eps /= branch * branch;
+                self.logit_scale = 1.0 / factor("logit_scale")?;
+            }
+        }
+        Ok(())
     }
 
     /// The KV heads, as the cache sees them.
@@ -183,7 +195,8 @@ impl Config {
 }
 
 /// Holds the KV heads against the tensors: each takes rows of them, at least a value for each dim.
-fn check_heads(keys: &Keys, n_layers: usize, [n_kv_heads, k, v]: [usize; 3]) -> Result<(), ModelError> {
+fn check_heads(keys: &Keys, n_layers: usize, heads: KvLayerShape) -> Result<(), ModelError> {
+    let KvLayerShape { n_kv_heads, k_head_dim: k, v_head_dim: v, .. } = heads;
     let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
     let taken = n_layers as u128 * n_kv_heads as u128 * (k + v) as u128;
     if taken <= stored {
@@ -191,6 +204,102 @@ fn check_heads(keys: &Keys, n_layers: usize, [n_kv_heads, k, v]: [usize; 3]) -> 
     }
     let what = format!("heads that {stored} values in tensors suffice for");
     Err(keys.bad("attention.head_count_kv", &what, n_kv_heads))
+}
+
+fn read_heads(keys: &Keys, n_embd: usize) -> Result<KvLayerShape, ModelError> {
+    let n_heads = keys.size("attention.head_count")?;
+    let n_kv_heads = keys.size_or("attention.head_count_kv", n_heads)?;
+    if n_heads % n_kv_heads != 0 {
+        let what = format!("a multiple of the {n_kv_heads} KV heads");
+        return Err(keys.bad("attention.head_count", &what, n_heads));
+    }
+    let k_head_dim = keys.size_or("attention.key_length", n_embd / n_heads)?;
+    let v_head_dim = keys.size_or("attention.value_length", k_head_dim)?;
+    for (key, dim) in [("attention.key_length", k_head_dim), ("attention.value_length", v_head_dim)] {
+        if dim == 0 || dim % 2 != 0 || dim > 1024 {
+            return Err(keys.bad(key, "an even head size from 2 to 1024", dim));
+        }
+    }
+    Ok(KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window: None })
+}
+
+/// The youngest tokens that each layer sees.
+fn read_windows(keys: &Keys, family: &Family, n_layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
+    const LENGTH: &str = "attention.sliding_window";
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let Some(windows) = family.windows else {
+        keys.refuse(LENGTH, "sliding-window attention")?;
+        return Ok(vec![None; n_layers]);
+    };
+    // 0 switches windows off.
+    let named = keys.gguf.meta().find::<u32>(&keys.key(LENGTH))?;
+    let length = named.map_or(windows.length, |n| Some(n as usize).filter(|&n| n > 0));
+    let is_windowed: Vec<bool> = match keys.gguf.meta().value(&keys.key(PATTERN)) {
+        Some(Value::Array(_)) => keys.gguf.meta().get(&keys.key(PATTERN))?,
+        value => {
+            let period = if value.is_some() { keys.size(PATTERN)? } else { windows.period };
+            (1..=n_layers).map(|layer| period == 0 || layer % period != 0).collect()
+        }
+    };
+    if is_windowed.len() < n_layers {
+        return Err(keys.bad(PATTERN, &format!("{n_layers} layers"), is_windowed.len()));
+    }
+    Ok(is_windowed[..n_layers].iter().map(|is_windowed| length.filter(|_| *is_windowed)).collect())
+}
+
+/// Bounds on scores and on logits.
+fn read_soft_caps(keys: &Keys, family: &Family) -> Result<[Option<f32>; 2], ModelError> {
+    let [scores, logits] = family.soft_caps;
+    let scores = keys.positive_or("attn_logit_softcapping", scores)?;
+    Ok([scores, keys.positive_or("final_logit_softcapping", logits)?])
+}
+
+/// The factor on scores.
+fn read_scale(
+    keys: &Keys,
+    family: &Family,
+    n_layers: usize,
+    n_embd: usize,
+    heads: KvLayerShape,
+) -> Result<f32, ModelError> {
+    let by_width = family.scaled_by_width == Some(n_layers);
+    let dim = if by_width { n_embd / heads.n_heads } else { heads.k_head_dim };
+    Ok(keys.positive("attention.scale")?.unwrap_or(1.0 / (dim as f32).sqrt()))
+}
+
+/// The rotary embeddings of a model; the first is that of layers that see everything.
+struct Ropes {
+    all: Vec<Rope>,
+    /// That of layers with a window.
+    windowed: usize,
+    /// That of layers that turn nothing.
+    unturned: usize,
+}
+
+fn read_ropes(
+    keys: &Keys,
+    family: &Family,
+    head_dim: usize,
+    n_ctx_train: usize,
+) -> Result<Ropes, ModelError> {
+    const BASE: &str = "rope.freq_base_swa";
+    let first = read_rope(keys, family.pairing, head_dim, n_ctx_train)?;
+    let (n_rot, mut ropes) = (first.params.n_rot, Ropes { all: vec![first], windowed: 0, unturned: 0 });
+    let plain = |n_rot, base| {
+        let rope = Rope::new(family.pairing, n_rot, base, &Scaling::None, None);
+        rope.ok_or_else(|| keys.bad(BASE, "a positive base", base))
+    };
+    if let Some(windows) = family.windows
+        && let Some(base) = keys.positive_or(BASE, windows.base)?
+    {
+        ropes.windowed = ropes.all.len();
+        ropes.all.push(plain(n_rot, base)?);
+    }
+    if family.unturned > 0 {
+        ropes.unturned = ropes.all.len();
+        ropes.all.push(plain(0, 1.0)?);
+    }
+    Ok(ropes)
 }
 
 fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
@@ -267,6 +376,16 @@ impl Keys<'_> {
 
     fn float_or(&self, key: &str, default: f32) -> Result<f32, ModelError> {
         if self.has(key) { self.float(key) } else { Ok(default) }
+    }
+
+    /// A number above 0; `None` where the file has none, or 0, which stands for none.
+    fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        self.positive_or(key, None)
+    }
+
+    /// As [`Keys::positive`], but `default` where the file has none.
+    fn positive_or(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
+        if self.has(key) { Ok(Some(self.float(key)?).filter(|&x| x > 0.0)) } else { Ok(default) }
     }
 
     fn str_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str, ModelError> {

@@ -1,17 +1,19 @@
-//! The decoder that Llama, Mistral, Qwen2 and Qwen3 share, from tokens to logits.
+//! The decoder that all families share, from tokens to logits.
 //!
-//! Pre-norm transformer with RMS norms, rotary embeddings, grouped-query attention and a SiLU-gated feed-forward
-//! layer. Families differ in data only: biases, per-head norms, pair order, tied output.
+//! Transformer with RMS norms, rotary embeddings, grouped-query attention and a gated feed-forward layer. Families differ in
+//! data only ([`LayerSpec`]): biases, where there are norms, windows, pair order, activation, bounds, tied output.
 //!
 //! A step is a batch: rows of any number of sequences, each with as many tokens as it likes, go through the layers together,
 //! in one pass over the weights. What a row becomes does not depend on the others.
 
-use kvant_backend::{Activation, Backend, Heads, Input, KvPart, Norm, Output, Page, Rope, Rows};
+use kvant_backend::{
+    Backend, BackendError, Heads, Input, KvPart, Norm, Output, Page, Rope, RopeParams, Rows,
+};
 use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
 use crate::weights::{KvWeights, Layer, Weights};
-use crate::{Config, LayerSpec, LayerState, ModelError};
+use crate::{Config, HeadNorms, LayerSpec, LayerState, ModelError};
 
 /// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
@@ -38,10 +40,10 @@ pub struct Activations<B: Backend> {
     attended: B::Buffer,
     /// Gated feed-forward activations, `[rows, n_ff]`.
     hidden: B::Buffer,
-    /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, and the same on the host.
-    angles: (B::Buffer, Vec<f32>),
-    /// Rows of `x` that are wanted, side by side, `[rows, n_embd]`.
-    wanted: B::Buffer,
+    /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, and the same on the host, of each of [`Config::ropes`].
+    angles: Vec<(B::Buffer, Vec<f32>)>,
+    /// A branch before its norm, and then the rows of `x` that are wanted, side by side, `[rows, n_embd]`.
+    spare: B::Buffer,
     /// f16 tiles of the step that older rows see and the tail no longer holds.
     band: Option<B::Page>,
     /// Where those of each layer's keys and values begin, in bytes, `[layers that keep some]`: all in one place, but for those that
@@ -148,6 +150,7 @@ impl<B: Backend> Decoder<B> {
     pub fn activations(&self, backend: &B, max_rows: usize) -> Result<Activations<B>, ModelError> {
         let c = &self.config;
         let buffer = |cols: usize| backend.buffer(max_rows * cols);
+        let angles = |n_rot: usize| Ok((buffer(n_rot)?, Vec::with_capacity(max_rows * n_rot)));
         let widest = |cols: fn(&LayerSpec) -> usize| buffer(c.layers.iter().map(cols).max().unwrap_or(0));
         Ok(Activations {
             max_rows,
@@ -157,8 +160,12 @@ impl<B: Backend> Decoder<B> {
             v: widest(LayerSpec::n_v)?,
             attended: widest(LayerSpec::n_out)?,
             hidden: widest(|layer| layer.n_ff)?,
-            angles: (buffer(c.rope.params.n_rot)?, Vec::with_capacity(max_rows * c.rope.params.n_rot)),
-            wanted: buffer(c.n_embd)?,
+            angles: c
+                .ropes
+                .iter()
+                .map(|rope| angles(rope.params.n_rot))
+                .collect::<Result<_, BackendError>>()?,
+            spare: buffer(c.n_embd)?,
             band: None,
             bands: Vec::new(),
         })
@@ -191,7 +198,7 @@ impl<B: Backend> Decoder<B> {
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
                 self.attention(backend, (layer, spec), parts, self.kv[index], act, rows)?;
-                self.feed_forward(backend, layer, act, rows)?;
+                self.feed_forward(backend, (layer, spec), act, rows)?;
             }
             match logits {
                 Some(logits) => self.output(backend, act, parts, logits),
@@ -213,20 +220,22 @@ impl<B: Backend> Decoder<B> {
         entry: Entry<'_>,
     ) -> Result<(), ModelError> {
         self.check_tokens(entry)?;
-        act.angles.1.clear();
         for part in parts.iter_mut() {
             part.cache.reserve(backend, pool, part.n)?;
-            self.config.rope.angles(part.cache.len(), part.n, &mut act.angles.1);
+        }
+        for (rope, (on_device, angles)) in self.config.ropes.iter().zip(&mut act.angles) {
+            angles.clear();
+            parts.iter().for_each(|part| rope.angles(part.cache.len(), part.n, angles));
+            backend.write(on_device, angles)?;
         }
         let n_bytes = self.place_bands(parts, &mut act.bands);
         if act.band.as_ref().map_or(0, Page::n_bytes) < n_bytes {
             act.band = Some(backend.page(n_bytes)?);
         }
-        backend.write(&mut act.angles.0, &act.angles.1)?;
         match entry {
             Entry::Tokens(tokens) => {
                 let embedding = self.weights.embedding.as_ref().expect("tokens enter where the model begins");
-                backend.embed(embedding, tokens, 1.0, &mut act.x)?;
+                backend.embed(embedding, tokens, self.config.embedding_scale, &mut act.x)?;
             }
             Entry::Residual(x) => backend.write(&mut act.x, x)?,
         }
@@ -282,7 +291,7 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// `x += W_o attention(rope(W_q n), rope(W_k n), W_v n)`, `n = norm(x)`.
+    /// `x += W_o attention(rope(W_q n), rope(W_k n), W_v n)`, `n = norm(x)`; norms where the layer has them.
     fn attention(
         &self,
         backend: &B,
@@ -292,11 +301,22 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let (rope, heads, angles) = (self.config.rope.params, &spec.heads, &act.angles.0);
-        let input = Input { x: &act.x, norm: Some(self.norm(&layer.attn_norm)), first_row: 0, rows };
+        let (rope, heads, angles) =
+            (self.config.ropes[spec.rope].params, &spec.heads, &act.angles[spec.rope].0);
+        let input = Input { x: &act.x, norm: self.norm(&layer.attn_norm), first_row: 0, rows };
         let queries = Output { w: &layer.wq, bias: layer.bq.as_ref(), y: &mut act.q, accumulate: false };
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
-        let q_norm = layer.q_norm.as_ref().map(|weight| self.norm(weight));
+        let mut q_norm = self.norm(&layer.q_norm);
+        let are_together = spec.norms.heads == HeadNorms::Together;
+        // One head as wide as the row, of which nothing is turned.
+        let norm_row =
+            |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, dim: usize| match norm.take() {
+                Some(norm) => {
+                    let unturned = RopeParams { n_rot: 0, ..rope };
+                    backend.rope(x, rows, Heads { n: 1, dim }, Some(norm), unturned, angles)
+                }
+                None => Ok(()),
+            };
         let (params, first_band) = (spec.attend_params(), act.bands[kv]);
         match &layer.kv {
             Some(KvWeights { wk, wv, bk, bv, k_norm }) => {
@@ -305,24 +325,29 @@ impl<B: Backend> Decoder<B> {
                 backend.project(input, &mut [queries, keys, values])?;
                 self.check_rows(backend, parts, kv, [(&act.k, spec.n_k()), (&act.v, spec.n_v())], rows)?;
                 let k_heads = Heads { n: heads.n_kv_heads, dim: heads.k_head_dim };
-                let k_norm = k_norm.as_ref().map(|weight| self.norm(weight));
+                let mut k_norm = self.norm(k_norm);
+                if are_together {
+                    norm_row(&mut act.q, &mut q_norm, spec.n_q())?;
+                    norm_row(&mut act.k, &mut k_norm, spec.n_k())?;
+                }
                 let rope = Rope { params: rope, angles, q_heads, k_heads, q_norm, k_norm };
                 let (q, k, v, band) = (&mut act.q, &mut act.k, &act.v, act.band.as_mut());
                 for_parts(parts, kv, first_band, |parts| backend.rope_append(parts, &rope, q, k, v, band))?;
             }
             None => {
                 backend.project(input, &mut [queries])?;
+                if are_together {
+                    norm_row(&mut act.q, &mut q_norm, spec.n_q())?;
+                }
                 backend.rope(&mut act.q, rows, q_heads, q_norm, rope, angles)?;
             }
         }
         for_parts(parts, kv, first_band, |parts| {
             backend.attend(&params, parts, &act.q, act.band.as_ref(), &mut act.attended)
         })?;
-        backend.project(
-            Input { x: &act.attended, norm: None, first_row: 0, rows },
-            &mut [Output { w: &layer.wo, bias: layer.bo.as_ref(), y: &mut act.x, accumulate: true }],
-        )?;
-        Ok(())
+        let branch =
+            Branch { of: &act.attended, w: &layer.wo, bias: layer.bo.as_ref(), norm: &layer.attn_after };
+        self.add(backend, &mut act.x, branch, &mut act.spare, rows)
     }
 
     /// Refuses keys and values `[rows, width]` that are no numbers: the cache, which holds numbers only, would make some of
@@ -350,24 +375,41 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// `x += W_down (silu(W_gate n) * (W_up n))`, `n = norm(x)`.
+    /// `x += W_down (a(W_gate n) * (W_up n))`, `n = norm(x)`, `a` the activation; norms where the layer has them.
     fn feed_forward(
         &self,
         backend: &B,
-        layer: &Layer<B>,
+        (layer, spec): (&Layer<B>, &LayerSpec),
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let input = Input { x: &act.x, norm: Some(self.norm(&layer.ffn_norm)), first_row: 0, rows };
-        backend.gated_ffn(input, Activation::Silu, &layer.gate, &layer.up, &mut act.hidden)?;
-        backend.project(
-            Input { x: &act.hidden, norm: None, first_row: 0, rows },
-            &mut [Output { w: &layer.down, bias: None, y: &mut act.x, accumulate: true }],
-        )?;
+        let input = Input { x: &act.x, norm: self.norm(&layer.ffn_norm), first_row: 0, rows };
+        backend.gated_ffn(input, spec.activation, &layer.gate, &layer.up, &mut act.hidden)?;
+        let branch = Branch { of: &act.hidden, w: &layer.down, bias: None, norm: &layer.ffn_after };
+        self.add(backend, &mut act.x, branch, &mut act.spare, rows)
+    }
+
+    /// `x += W y + b`, or `x += norm(W y + b)`.
+    fn add(
+        &self,
+        backend: &B,
+        x: &mut B::Buffer,
+        Branch { of, w, bias, norm }: Branch<'_, B>,
+        spare: &mut B::Buffer,
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        let input = Input { x: of, norm: None, first_row: 0, rows };
+        match self.norm(norm) {
+            None => backend.project(input, &mut [Output { w, bias, y: x, accumulate: true }])?,
+            Some(norm) => {
+                backend.project(input, &mut [Output { w, bias, y: spare, accumulate: false }])?;
+                backend.add_normed(x, spare, rows, norm)?;
+            }
+        }
         Ok(())
     }
 
-    /// `logits = W_out norm(x)` for the wanted rows.
+    /// `logits = W_out norm(x)` for the wanted rows, bounded where the model bounds them.
     fn output(
         &self,
         backend: &B,
@@ -379,19 +421,22 @@ impl<B: Backend> Decoder<B> {
         let (mut wanted, mut before) = (0, 0);
         for part in parts {
             let (first, n) = (before + part.want.first(part.n), part.want.count(part.n));
-            backend.copy(&act.x, first * n_embd, &mut act.wanted, wanted * n_embd, n * n_embd)?;
+            backend.copy(&act.x, first * n_embd, &mut act.spare, wanted * n_embd, n * n_embd)?;
             (wanted, before) = (wanted + n, before + part.n);
         }
         if wanted == 0 {
             return Ok(());
         }
         let Weights { output, embedding, output_norm, .. } = &self.weights;
-        let norm = output_norm.as_ref().expect("logits come out where the model ends");
+        assert!(output_norm.is_some(), "logits come out where the model ends");
         let w = output.as_ref().or(embedding.as_ref()).expect("a model that ends has an output matrix");
         backend.project(
-            Input { x: &act.wanted, norm: Some(self.norm(norm)), first_row: 0, rows: wanted },
+            Input { x: &act.spare, norm: self.norm(output_norm), first_row: 0, rows: wanted },
             &mut [Output { w, bias: None, y: logits, accumulate: false }],
         )?;
+        if let Some(cap) = self.config.logit_soft_cap {
+            backend.soft_cap(logits, wanted * self.n_vocab(), cap)?;
+        }
         Ok(())
     }
 
@@ -411,9 +456,17 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    fn norm<'a>(&self, weight: &'a B::Buffer) -> Norm<'a, B::Buffer> {
-        Norm { weight, eps: self.config.rms_eps }
+    fn norm<'a>(&self, weight: &'a Option<B::Buffer>) -> Option<Norm<'a, B::Buffer>> {
+        weight.as_ref().map(|weight| Norm { weight, eps: self.config.rms_eps })
     }
+}
+
+/// What joins the residual stream: `w of + bias`, normalised where there is a norm.
+struct Branch<'a, B: Backend> {
+    of: &'a B::Buffer,
+    w: &'a B::Matrix,
+    bias: Option<&'a B::Buffer>,
+    norm: &'a Option<B::Buffer>,
 }
 
 /// A step that did not happen.

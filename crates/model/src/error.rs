@@ -11,10 +11,12 @@ pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// The architecture is not one of ours.
-    #[error("unknown architecture '{}'; known: {known}", printable(.got, 64))]
+    #[error("unknown architecture '{}'; the nearest is {nearest}, known are {known}", printable(.got, 64))]
     Architecture {
         /// `general.architecture` of the file.
         got: String,
+        /// The most alike of them.
+        nearest: &'static str,
         /// What this engine runs.
         known: String,
     },

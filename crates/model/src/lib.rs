@@ -7,11 +7,13 @@
 mod config;
 mod decoder;
 mod error;
+mod family;
 mod rope;
 mod weights;
 
-pub use config::{Config, Family, LayerSpec, LayerState};
+pub use config::{Config, LayerSpec, LayerState};
 pub use decoder::{Activations, Decoder, Entry, StepError, StepPart, Want};
 pub use error::ModelError;
+pub use family::{Family, HeadNorms, Norms};
 pub use rope::{Rope, Scaling};
 pub use weights::{Part, Weights, check_finite};

@@ -9,11 +9,11 @@ use kvant_codec::finite::find_broken_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 use crate::config::LayerState;
-use crate::{Config, ModelError};
+use crate::{Config, ModelError, Norms};
 
 /// The weights of one decoder layer. Matrices are `[n_out, n_in]`.
 pub struct Layer<B: Backend> {
-    pub(crate) attn_norm: B::Buffer,
+    pub(crate) attn_norm: Option<B::Buffer>,
     pub(crate) wq: B::Matrix,
     pub(crate) wo: B::Matrix,
     pub(crate) bq: Option<B::Buffer>,
@@ -21,10 +21,14 @@ pub struct Layer<B: Backend> {
     pub(crate) q_norm: Option<B::Buffer>,
     /// What its keys and values are made with, where they are its own.
     pub(crate) kv: Option<KvWeights<B>>,
-    pub(crate) ffn_norm: B::Buffer,
+    /// Of what attention adds to the residual stream.
+    pub(crate) attn_after: Option<B::Buffer>,
+    pub(crate) ffn_norm: Option<B::Buffer>,
     pub(crate) gate: B::Matrix,
     pub(crate) up: B::Matrix,
     pub(crate) down: B::Matrix,
+    /// Of what the feed-forward layer adds.
+    pub(crate) ffn_after: Option<B::Buffer>,
 }
 
 /// What keys and values are made with.
@@ -149,7 +153,7 @@ impl<B: Backend> Weights<B> {
             progress(loader.n_bytes as f32 / total);
         }
         let output_norm = match part.is_last() {
-            true => Some(loader.vector("output_norm.weight", n_embd)?),
+            true => Some(loader.scaled_vector("output_norm.weight", n_embd, config.logit_scale)?),
             false => None,
         };
         let output = match (part.is_last(), is_tied) {
@@ -191,39 +195,49 @@ impl<B: Backend> Loader<'_, B> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let spec = &c.layers[index];
         let n_q = spec.n_q();
-        let kv = match spec.state {
-            LayerState::Own => Some(self.kv(c, index)?),
+        let Norms { before, after, .. } = spec.norms;
+        let (before, after) = (before.then_some(c.n_embd), after.then_some(c.n_embd));
+        let q_normed = spec.norms.heads.width(spec.heads.k_head_dim, n_q);
+        let (wq, kv) = match spec.state {
+            LayerState::Own => {
+                let (wq, kv) = self.qkv(c, index)?;
+                (wq, Some(kv))
+            }
             LayerState::Shared(_) => {
                 // Files have them all the same.
                 self.used.extend(KV_TENSORS.iter().map(|suffix| name(suffix)));
-                None
+                (self.matrix(&name("attn_q.weight"), c.n_embd, n_q)?, None)
             }
         };
+        let gated = [("ffn_gate.weight", spec.n_ff), ("ffn_up.weight", spec.n_ff)];
+        let [gate, up] = self.matrices("ffn_up.weight", gated, index, c.n_embd)?;
         Ok(Layer {
-            attn_norm: self.vector(&name("attn_norm.weight"), c.n_embd)?,
-            wq: self.matrix(&name("attn_q.weight"), c.n_embd, n_q)?,
+            attn_norm: self.vector_if(before, &name("attn_norm.weight"))?,
+            wq,
             wo: self.matrix(&name("attn_output.weight"), spec.n_out(), c.n_embd)?,
             bq: self.optional_vector(&name("attn_q.bias"), n_q)?,
             bo: self.optional_vector(&name("attn_output.bias"), c.n_embd)?,
-            q_norm: self.optional_vector(&name("attn_q_norm.weight"), spec.heads.k_head_dim)?,
+            q_norm: self.vector_if(q_normed, &name("attn_q_norm.weight"))?,
             kv,
-            ffn_norm: self.vector(&name("ffn_norm.weight"), c.n_embd)?,
-            gate: self.matrix(&name("ffn_gate.weight"), c.n_embd, spec.n_ff)?,
-            up: self.matrix(&name("ffn_up.weight"), c.n_embd, spec.n_ff)?,
+            attn_after: self.vector_if(after, &name("post_attention_norm.weight"))?,
+            ffn_norm: self.vector_if(before, &name("ffn_norm.weight"))?,
+            gate,
+            up,
             down: self.matrix(&name("ffn_down.weight"), spec.n_ff, c.n_embd)?,
+            ffn_after: self.vector_if(after, &name("post_ffw_norm.weight"))?,
         })
     }
 
-    fn kv(&mut self, c: &Config, index: usize) -> Result<KvWeights<B>, ModelError> {
+    fn qkv(&mut self, c: &Config, index: usize) -> Result<(B::Matrix, KvWeights<B>), ModelError> {
         let spec = &c.layers[index];
-        let [wk, wv, bk, bv, k_norm] = KV_TENSORS.map(|suffix| format!("blk.{index}.{suffix}"));
-        Ok(KvWeights {
-            wk: self.matrix(&wk, c.n_embd, spec.n_k())?,
-            wv: self.matrix(&wv, c.n_embd, spec.n_v())?,
-            bk: self.optional_vector(&bk, spec.n_k())?,
-            bv: self.optional_vector(&bv, spec.n_v())?,
-            k_norm: self.optional_vector(&k_norm, spec.heads.k_head_dim)?,
-        })
+        let (n_k, n_v) = (spec.n_k(), spec.n_v());
+        let [k, v, bk, bv, k_norm] = KV_TENSORS;
+        let parts = [("attn_q.weight", spec.n_q()), (k, n_k), (v, n_v)];
+        let [wq, wk, wv] = self.matrices("attn_qkv.weight", parts, index, c.n_embd)?;
+        let [bk, bv, k_norm] = [bk, bv, k_norm].map(|suffix| format!("blk.{index}.{suffix}"));
+        let k_normed = spec.norms.heads.width(spec.heads.k_head_dim, n_k);
+        let (bk, bv) = (self.optional_vector(&bk, n_k)?, self.optional_vector(&bv, n_v)?);
+        Ok((wq, KvWeights { wk, wv, bk, bv, k_norm: self.vector_if(k_normed, &k_norm)? }))
     }
 
     fn has(&self, name: &str) -> bool {
@@ -235,26 +249,76 @@ impl<B: Backend> Loader<'_, B> {
         Ok(self.backend.matrix(source)?)
     }
 
+    /// Matrices of layer `index`, of so many rows each: tensors of their own, or where there is none for the first, the rows of
+    /// `fused`, one matrix after the other.
+    fn matrices<const N: usize>(
+        &mut self,
+        fused: &str,
+        parts: [(&str, usize); N],
+        index: usize,
+        n_in: usize,
+    ) -> Result<[B::Matrix; N], ModelError> {
+        let name = |suffix: &str| format!("blk.{index}.{suffix}");
+        let (fused, total) = (name(fused), parts.iter().map(|(_, n_out)| n_out).sum());
+        let holds_all = |info: &TensorInfo| info.name == fused && info.rows() == total;
+        let is_fused = !self.has(&name(parts[0].0)) && self.gguf.tensors().iter().any(holds_all);
+        let mut first = 0;
+        let mut matrices = Vec::with_capacity(N);
+        for (part, n_out) in parts {
+            let source = match is_fused {
+                true => self.rows(&fused, [n_in, total], first..first + n_out)?,
+                false => self.source(&name(part), n_in, n_out)?,
+            };
+            matrices.push(self.backend.matrix(source)?);
+            first += n_out;
+        }
+        Ok(matrices.try_into().unwrap_or_else(|_| unreachable!("a matrix for each part")))
+    }
+
     fn source(&mut self, name: &str, n_in: usize, n_out: usize) -> Result<WeightSource, ModelError> {
+        self.rows(name, [n_in, n_out], 0..n_out)
+    }
+
+    /// Some rows of a tensor `[n_in, n_out]`.
+    fn rows(
+        &mut self,
+        name: &str,
+        [n_in, n_out]: [usize; 2],
+        rows: Range<usize>,
+    ) -> Result<WeightSource, ModelError> {
         let tensor = self.gguf.tensor(name)?;
         check_shape(&tensor, &[n_in, n_out])?;
         self.used.insert(name.to_owned());
-        self.n_bytes += tensor.bytes.len();
+        let row_bytes = tensor.bytes.len() / n_out.max(1);
+        let range = rows.start * row_bytes..rows.end * row_bytes;
+        self.n_bytes += range.len();
         check_finite(tensor.info, tensor.bytes)?;
-        let bytes = shared_bytes(self.gguf, &tensor);
-        Ok(WeightSource { dtype: tensor.info.dtype, n_out, n_in, bytes })
+        let bytes = shared_bytes(self.gguf, &tensor, range);
+        Ok(WeightSource { dtype: tensor.info.dtype, n_out: rows.len(), n_in, bytes })
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<B::Buffer, ModelError> {
+        self.scaled_vector(name, len, 1.0)
+    }
+
+    /// The vector, each value times `scale`.
+    fn scaled_vector(&mut self, name: &str, len: usize, scale: f32) -> Result<B::Buffer, ModelError> {
         let tensor = self.gguf.tensor(name)?;
         self.used.insert(name.to_owned());
         self.n_bytes += tensor.bytes.len();
-        let values = decode_vector(&tensor, len)?;
+        let mut values = decode_vector(&tensor, len)?;
+        values.iter_mut().for_each(|x| *x *= scale);
         let mut buffer = self.backend.buffer(len)?;
         self.backend.write(&mut buffer, &values)?;
         Ok(buffer)
     }
 
+    /// The vector that a layer of this specification has, of so many values.
+    fn vector_if(&mut self, len: Option<usize>, name: &str) -> Result<Option<B::Buffer>, ModelError> {
+        len.map(|len| self.vector(name, len)).transpose()
+    }
+
+    /// The vector if the file has it.
     fn optional_vector(&mut self, name: &str, len: usize) -> Result<Option<B::Buffer>, ModelError> {
         if self.has(name) { self.vector(name, len).map(Some) } else { Ok(None) }
     }
@@ -270,8 +334,8 @@ impl<B: Backend> Loader<'_, B> {
     }
 }
 
-/// The bytes of a tensor, kept alive by the file they lie in: a device can read a mapped matrix where it is.
-fn shared_bytes(gguf: &Arc<Gguf>, tensor: &TensorView<'_>) -> SharedBytes {
+/// Some bytes of a tensor, kept alive by the file they lie in: a device can read a mapped matrix where it is.
+fn shared_bytes(gguf: &Arc<Gguf>, tensor: &TensorView<'_>, range: Range<usize>) -> SharedBytes {
     struct TensorBytes(Arc<Gguf>, TensorInfo);
     impl AsRef<[u8]> for TensorBytes {
         fn as_ref(&self) -> &[u8] {
@@ -279,7 +343,7 @@ fn shared_bytes(gguf: &Arc<Gguf>, tensor: &TensorView<'_>) -> SharedBytes {
         }
     }
     let owner = TensorBytes(Arc::clone(gguf), tensor.info.clone());
-    SharedBytes::new(Arc::new(owner), 0..tensor.bytes.len()).expect("a tensor is as long as it is")
+    SharedBytes::new(Arc::new(owner), range).expect("rows of a tensor lie in it")
 }
 
 /// A one-dimensional tensor of `len` values in f32.

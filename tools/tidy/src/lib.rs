@@ -130,7 +130,8 @@ fn the_text_the_model_and_the_cache_name_no_device() {
 fn names_a_flag(line: &str) -> bool {
     let is_flag = |word: &str| {
         let letters = word.strip_prefix("--").or(word.strip_prefix('-')).unwrap_or_default();
-        letters.starts_with(|c: char| c.is_ascii_lowercase()) && !letters.ends_with('-')
+        let is_number = word == "-inf";
+        letters.starts_with(|c: char| c.is_ascii_lowercase()) && !letters.ends_with('-') && !is_number
     };
     let code = line.split("//").next().unwrap_or_default();
     let mut quoted = code.split('"').skip(1).step_by(2);

@@ -21,7 +21,7 @@ use crate::{console, hints, log, progress};
 
 /// Arguments of `kvant eval`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  kvant eval kld --chunks 4 -ctk q8_0,turbo4,turbo3 --report report")]
+#[command(after_help = "Example:\n  kvant eval kld --chunks 1 -ctk q8_0,turbo3 --report report")]
 pub struct EvalArgs {
     #[command(subcommand)]
     command: EvalCommand,

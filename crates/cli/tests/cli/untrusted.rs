@@ -263,7 +263,7 @@ fn a_name_of_a_megabyte_gives_a_short_line() {
     assert_line(
         "run",
         &output.stderr,
-        &["unknown architecture 'xxxx", "(1048576 characters)", "known: llama"],
+        &["unknown architecture 'xxxx", "(1048576 characters)", "known are llama"],
     );
     assert!(output.stderr.len() < 300, "{} bytes", output.stderr.len());
     let shown = kvant(&["inspect", path.to_str().unwrap()]).stdout;

@@ -5,6 +5,7 @@ use std::path::Path;
 use kvant_codec::tile::TILE;
 use kvant_codec::{DType, Rotation};
 use kvant_kv::{CacheState, HeadTypes, KvLayerShape, KvShape, Plan};
+use kvant_model::Rope;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -167,17 +168,19 @@ fn heads(shape: &KvShape) -> String {
 /// the rotary embedding that is in the keys. Numbers as text, so that equal means identical.
 pub(super) fn identity(model: &Model) -> Vec<(&'static str, String)> {
     let config = model.config();
-    let (rope, shape, rotation) = (&config.rope, config.kv_shape(), Rotation::kv(128));
-    let frequencies: Vec<u8> = rope.frequencies().iter().flat_map(|f| f.to_le_bytes()).collect();
+    let (ropes, shape, rotation) = (&config.ropes, config.kv_shape(), Rotation::kv(128));
+    let frequencies: Vec<u8> =
+        ropes.iter().flat_map(|rope| rope.frequencies()).flat_map(|f| f.to_le_bytes()).collect();
+    let of_each = |what: fn(&Rope) -> String| ropes.iter().map(what).collect::<Vec<_>>().join(", ");
     vec![
         ("layout.version", LAYOUT_VERSION.to_string()),
         ("layout.tile", TILE.to_string()),
         ("layout.rotation", format!("{:032x}:{:032x}", rotation.before(), rotation.after())),
-        ("rope.pairing", format!("{:?}", rope.params.pairing).to_lowercase()),
-        ("rope.n_rot", rope.params.n_rot.to_string()),
+        ("rope.pairing", of_each(|rope| format!("{:?}", rope.params.pairing).to_lowercase())),
+        ("rope.n_rot", of_each(|rope| rope.params.n_rot.to_string())),
         ("rope.frequencies", format!("{:016x}", xxh3_64(&frequencies))),
-        ("rope.magnitude", rope.magnitude().to_string()),
-        ("model.architecture", config.family.name().to_owned()),
+        ("rope.magnitude", of_each(|rope| rope.magnitude().to_string())),
+        ("model.architecture", config.family.name.to_owned()),
         ("model.layers", shape.layers.len().to_string()),
         ("model.heads", heads(&shape)),
         ("model.vocabulary", model.n_vocab().to_string()),

@@ -1,0 +1,170 @@
+//! The families this engine runs: a line of a table each.
+//!
+//! They share one decoder. What differs is data: the numbers are in the file, and what no file says is here. From both comes a
+//! [`LayerSpec`](crate::LayerSpec) for each layer, and nothing else looks at the family.
+
+use kvant_backend::{Activation, Pairing};
+
+use crate::ModelError;
+
+/// What the layers of a family do, beyond the numbers in the file.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Family {
+    /// The name in `general.architecture`.
+    pub name: &'static str,
+    /// Which values RoPE turns together.
+    pub(crate) pairing: Pairing,
+    /// Of the gate of the feed-forward layer.
+    pub(crate) activation: Activation,
+    /// Where it normalises.
+    pub(crate) norms: Norms,
+    /// What it multiplies the residual stream and the logits with.
+    pub(crate) factors: Factors,
+    /// Which layers see the youngest tokens only; `None` where all see everything.
+    pub(crate) windows: Option<Windows>,
+    /// Every so many layers one turns nothing; 0 where all do.
+    pub(crate) unturned: usize,
+    /// Bounds on scores and on logits where the file names none.
+    pub(crate) soft_caps: [Option<f32>; 2],
+    /// The model of so many layers divides its scores by the root of width / query heads, not by that of the head size. No
+    /// file says so.
+    pub(crate) scaled_by_width: Option<usize>,
+}
+
+/// Where a layer normalises, besides its queries and keys the streams that enter and leave its two halves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Norms {
+    /// What enters attention and the feed-forward layer.
+    pub before: bool,
+    /// What leaves them, before it is added to the residual stream.
+    pub after: bool,
+    /// Queries and keys.
+    pub heads: HeadNorms,
+}
+
+/// How queries and keys are normalised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadNorms {
+    /// Not at all.
+    None,
+    /// Each head by itself.
+    Each,
+    /// All heads of a row together.
+    Together,
+}
+
+impl HeadNorms {
+    /// Values of the weight of such a norm, for heads of `dim` that are `row` values together.
+    pub(crate) fn width(self, dim: usize, row: usize) -> Option<usize> {
+        match self {
+            Self::None => None,
+            Self::Each => Some(dim),
+            Self::Together => Some(row),
+        }
+    }
+}
+
+/// What is multiplied with what, besides the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Factors {
+    /// Nothing.
+    None,
+    /// Embeddings, with the root of the model's width.
+    Root,
+    /// Embeddings, branches and logits, with numbers in the file.
+    Named,
+}
+
+/// Layers with a window among others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Windows {
+    /// Every so many layers the last one sees everything, where the file does not say; none does when 0.
+    pub period: usize,
+    /// The youngest tokens that the others see, where the file does not say; everything when `None`.
+    pub length: Option<usize>,
+    /// The RoPE base of the others, whose positions are never scaled, where the file does not say; all turn alike when `None`.
+    pub base: Option<f32>,
+}
+
+const LLAMA: Family = Family {
+    name: "llama",
+    pairing: Pairing::Interleaved,
+    activation: Activation::Silu,
+    norms: Norms { before: true, after: false, heads: HeadNorms::None },
+    factors: Factors::None,
+    windows: None,
+    unturned: 0,
+    soft_caps: [None; 2],
+    scaled_by_width: None,
+};
+
+const QWEN2: Family = Family { name: "qwen2", pairing: Pairing::Halves, ..LLAMA };
+
+const GEMMA: Family = Family { name: "gemma", activation: Activation::Gelu, factors: Factors::Root, ..QWEN2 };
+
+/// Every family; see `docs/adding-a-family.md`.
+static FAMILIES: &[Family] = &[
+    LLAMA,
+    QWEN2,
+    Family { name: "qwen3", norms: Norms { heads: HeadNorms::Each, ..QWEN2.norms }, ..QWEN2 },
+    GEMMA,
+    Family {
+        name: "gemma2",
+        norms: Norms { after: true, ..GEMMA.norms },
+        windows: Some(Windows { period: 2, length: Some(4096), base: None }),
+        soft_caps: [Some(50.0), Some(30.0)],
+        scaled_by_width: Some(46),
+        ..GEMMA
+    },
+    Family {
+        name: "gemma3",
+        norms: Norms { after: true, heads: HeadNorms::Each, ..GEMMA.norms },
+        windows: Some(Windows { period: 6, length: None, base: Some(10_000.0) }),
+        scaled_by_width: Some(62),
+        ..GEMMA
+    },
+    Family { name: "glm4", norms: Norms { after: true, ..LLAMA.norms }, ..LLAMA },
+    Family { name: "granite", factors: Factors::Named, ..LLAMA },
+    Family { name: "smollm3", unturned: 4, ..LLAMA },
+    Family {
+        name: "olmo2",
+        norms: Norms { before: false, after: true, heads: HeadNorms::Together },
+        ..QWEN2
+    },
+    Family { name: "phi3", windows: Some(Windows { period: 0, length: None, base: None }), ..QWEN2 },
+];
+
+impl Family {
+    /// The family of this name.
+    ///
+    /// # Errors
+    /// [`ModelError::Architecture`] with the known name that is most like it.
+    pub(crate) fn named(name: &str) -> Result<&'static Self, ModelError> {
+        let likeness = |family: &&Self| strsim::jaro_winkler(family.name, name);
+        let nearest = FAMILIES.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+        match nearest {
+            Some(family) if family.name == name => Ok(family),
+            nearest => Err(ModelError::Architecture {
+                got: name.to_owned(),
+                nearest: nearest.map_or("none", |family| family.name),
+                known: FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", "),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_family_is_found_and_an_unknown_one_is_told_the_nearest() {
+        for family in FAMILIES {
+            assert_eq!(Family::named(family.name).unwrap(), family);
+        }
+        for (name, nearest) in [("gemma4", "gemma"), ("qwen3moe", "qwen3"), ("llama4", "llama"), ("", "")] {
+            let error = Family::named(name).unwrap_err().to_string();
+            assert!(error.contains(&format!("'{name}'")) && error.contains(nearest), "{error}");
+        }
+    }
+}
