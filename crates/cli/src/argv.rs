@@ -2,7 +2,7 @@
 //!
 //! llama.cpp's options differ from clap's in three ways: some have one dash and several letters (`-ngl`), long ones may be
 //! written with underscores (`--top_k`), and the argument after an option is its value whatever it looks like (`--temp -1`,
-//! `-p "-5+3=?"`). Options that go by another name here, or by none, are looked up in [`habits`](crate::habits); what nobody
+//! `-p "-5+3=?"`). Options that go by another name here, or by none, are looked up in `habits.rs`; what nobody
 //! knows is refused with the nearest name.
 
 use std::ffi::{OsStr, OsString};

@@ -17,6 +17,7 @@ use crate::hub::{self, Id};
 pub const BUNDLED: &str = "bundled";
 
 /// Which model.
+#[allow(rustdoc::broken_intra_doc_links, reason = "the help has brackets that are no links")]
 #[derive(Args, Debug, Clone)]
 pub struct PlaceArgs {
     /// The model, as with -m
