@@ -288,11 +288,13 @@ impl<B: Backend> Loader<'_, B> {
     ) -> Result<WeightSource, ModelError> {
         let tensor = self.gguf.tensor(name)?;
         check_shape(&tensor, &[n_in, n_out])?;
-        self.used.insert(name.to_owned());
+        // A tensor that holds several matrices is looked through once, whole.
+        if self.used.insert(name.to_owned()) {
+            check_finite(tensor.info, tensor.bytes)?;
+        }
         let row_bytes = tensor.bytes.len() / n_out.max(1);
         let range = rows.start * row_bytes..rows.end * row_bytes;
         self.n_bytes += range.len();
-        check_finite(tensor.info, tensor.bytes)?;
         let bytes = shared_bytes(self.gguf, &tensor, range);
         Ok(WeightSource { dtype: tensor.info.dtype, n_out: rows.len(), n_in, bytes })
     }
