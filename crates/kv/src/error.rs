@@ -36,6 +36,12 @@ pub enum KvError {
         /// What is wrong, with expected and got.
         what: String,
     },
+    /// Factors and centres of another model, or out of range.
+    #[error("balance: {what}")]
+    Balance {
+        /// What is wrong, with expected and got.
+        what: String,
+    },
     /// A saved stream that does not fit the cache it is for.
     #[error("stream {index}: {what}")]
     Image {

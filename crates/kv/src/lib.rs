@@ -13,6 +13,7 @@
 //! with [`KvError::Full`] instead.
 #![forbid(unsafe_code)]
 
+mod balance;
 mod cache;
 mod error;
 mod image;
@@ -22,6 +23,7 @@ mod policy;
 mod pool;
 mod states;
 
+pub use balance::{Balance, LayerBalance};
 pub use cache::Cache;
 pub use error::KvError;
 pub use image::CacheState;

@@ -1,0 +1,102 @@
+//! What keys and values are multiplied by before they are stored, so that the noise of codes falls where attention looks
+//! least.
+//!
+//! Attention is invariant: `q.k = (q / s).(s k)`, and `sum w (v - c) + c = sum w v`. A rotated code spreads its noise evenly
+//! over the stored dims, so that dims in which queries are long deserve larger keys, and dims that the output matrix reads
+//! strongly larger values.
+
+use kvant_codec::finite::F16_MAX;
+
+use crate::{KvError, KvLayerShape, KvShape};
+
+/// Factors and centres of all layers that have keys and values of their own, by KV-layer ordinal.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Balance {
+    /// `[layers]`
+    pub layers: Vec<LayerBalance>,
+}
+
+/// Factors and centres of one layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerBalance {
+    /// Factor on each dim of the keys after RoPE, `[n_kv_heads * k_head_dim]`: queries are divided by it. A centre of keys
+    /// need not be known: it is taken from the text.
+    pub k_scale: Vec<f32>,
+    /// Factor on each dim of the values, `[n_kv_heads * v_head_dim]`: outputs are divided by it.
+    pub v_scale: Vec<f32>,
+    /// What is taken from the values before, and added to the outputs after, `[n_kv_heads * v_head_dim]`.
+    pub v_centre: Vec<f32>,
+}
+
+/// Factors further apart than this would lose values at one end of f16.
+const MOST_SCALE: f32 = 1024.0;
+
+impl Balance {
+    /// Says whether this belongs to a model of that shape.
+    ///
+    /// # Errors
+    /// When lengths differ, a factor is not within 1/1024 to 1024, or a centre is no f16 number.
+    pub fn check(&self, shape: &KvShape) -> Result<(), KvError> {
+        let error = |what: String| Err(KvError::Balance { what });
+        if self.layers.len() != shape.layers.len() {
+            return error(format!("expected {} layers, got {}", shape.layers.len(), self.layers.len()));
+        }
+        for (index, (layer, shape)) in self.layers.iter().zip(&shape.layers).enumerate() {
+            let KvLayerShape { n_kv_heads, k_head_dim, v_head_dim, .. } = *shape;
+            let LayerBalance { k_scale, v_scale, v_centre } = layer;
+            let lengths = [
+                ("factors of keys", k_scale, n_kv_heads * k_head_dim),
+                ("factors of values", v_scale, n_kv_heads * v_head_dim),
+                ("centres of values", v_centre, n_kv_heads * v_head_dim),
+            ];
+            if let Some((what, got, n)) = lengths.iter().find(|(_, got, n)| got.len() != *n) {
+                return error(format!("layer {index}: expected {n} {what}, got {}", got.len()));
+            }
+            let factors = k_scale.iter().chain(v_scale);
+            if let Some(bad) = factors.copied().find(|x| !(1.0 / MOST_SCALE..=MOST_SCALE).contains(x)) {
+                return error(format!("layer {index}: expected factors of 1/1024 to 1024, got {bad}"));
+            }
+            if let Some(bad) = v_centre.iter().copied().find(|x| !(-F16_MAX..=F16_MAX).contains(x)) {
+                return error(format!("layer {index}: expected centres within f16, got {bad}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// That of some of the layers.
+    ///
+    /// # Panics
+    /// When there are no such layers.
+    pub fn part(&self, layers: std::ops::Range<usize>) -> Self {
+        Self { layers: self.layers[layers].to_vec() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_balance_of_another_shape_or_out_of_range_is_refused_with_the_place() {
+        let layer = KvLayerShape { n_heads: 4, n_kv_heads: 2, k_head_dim: 8, v_head_dim: 4, window: None };
+        let shape = KvShape::uniform(2, layer);
+        let fits = LayerBalance { k_scale: vec![2.0; 16], v_scale: vec![0.5; 8], v_centre: vec![-3.0; 8] };
+        let balance = Balance { layers: vec![fits.clone(), fits] };
+        balance.check(&shape).unwrap();
+        assert_eq!(balance.part(1..2).layers.len(), 1);
+        let refused = |spoil: fn(&mut Balance), why: &str| {
+            let mut balance = balance.clone();
+            spoil(&mut balance);
+            assert_eq!(balance.check(&shape).unwrap_err().to_string(), format!("balance: {why}"));
+        };
+        refused(|b| b.layers.truncate(1), "expected 2 layers, got 1");
+        refused(|b| b.layers[1].k_scale.truncate(3), "layer 1: expected 16 factors of keys, got 3");
+        refused(|b| b.layers[0].v_centre.push(0.0), "layer 0: expected 8 centres of values, got 9");
+        refused(|b| b.layers[0].v_scale[1] = 0.0, "layer 0: expected factors of 1/1024 to 1024, got 0");
+        refused(
+            |b| b.layers[0].k_scale[1] = f32::NAN,
+            "layer 0: expected factors of 1/1024 to 1024, got NaN",
+        );
+        refused(|b| b.layers[1].v_centre[0] = 1e6, "layer 1: expected centres within f16, got 1000000");
+    }
+}
