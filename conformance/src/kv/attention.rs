@@ -35,7 +35,7 @@
 use kvant_codec::DType;
 use kvant_codec::tile::prepare_query;
 
-use super::Tokens;
+use super::{Affine, Tokens};
 use crate::Attention;
 use crate::judge::roundings;
 use crate::reference::{norm, soft_cap, softmax};
@@ -67,13 +67,15 @@ struct Seen<'a> {
     value: Side,
     /// As it stands for, `[v_head_dim]`.
     plain: &'a [f32],
-    /// `sum q[d]² k[d]²` of what is stored.
+    /// `sum q[d]² k[d]²`, where k is as large as what is stored and its centre together.
     meeting: f64,
 }
 
 /// One side of a token.
 struct Side {
+    /// Of what is stored.
     norm: f64,
+    centre: f64,
     in_codes: bool,
 }
 
@@ -90,6 +92,7 @@ impl Answer {
         let (shape, kv_head) = (&tokens.shape, head / tokens.shape.group);
         let scale = f64::from(shape.params().scale);
         let spec = shape.spec(kvant_codec::Side::K);
+        let q = &Affine::on_results(shape, kvant_codec::Side::K, kv_head).apply(q);
         let mut stored = vec![0.0; spec.dim()];
         prepare_query(spec.rotates, q, &mut stored);
         let (mut scores, mut seen) = (Vec::new(), Vec::new());
@@ -101,10 +104,18 @@ impl Answer {
             scores.push(shape.soft_cap.map_or(score, |cap| soft_cap(score, cap)));
             seen.push(Seen {
                 weight: 0.0,
-                key: Side { norm: norm(&key.stored), in_codes: key_in_codes },
-                value: Side { norm: norm(&value.stored), in_codes: value_in_codes },
+                key: Side { norm: norm(&key.stored), centre: norm(&key.centre), in_codes: key_in_codes },
+                value: Side {
+                    norm: norm(&value.stored),
+                    centre: norm(&value.centre),
+                    in_codes: value_in_codes,
+                },
                 plain: &value.plain,
-                meeting: stored.iter().zip(&key.stored).map(|(q, k)| f64::from(q * k).powi(2)).sum(),
+                meeting: stored
+                    .iter()
+                    .zip(key.stored.iter().zip(&key.centre))
+                    .map(|(q, (k, c))| f64::from(q.abs() * (k.abs() + c.abs())).powi(2))
+                    .sum(),
             });
         }
         softmax(&mut scores);
@@ -119,7 +130,12 @@ impl Answer {
                 DEVIATIONS * variance(tokens, &seen, &out, &stored, attention).sqrt()
             }
         };
-        Self { out, distance }
+        // Factors on the output stretch what it is off by, and take a rounding or two themselves.
+        let back = Affine::on_results(shape, kvant_codec::Side::V, kv_head);
+        let stretched = distance * back.most_stretch();
+        let out = back.apply(&out);
+        let lost = roundings(2) * back.reach(&out);
+        Self { out, distance: stretched + lost }
     }
 
     /// What is wrong with `got`, in one sentence; `None` when it is near enough. NaN is near nothing.
@@ -137,7 +153,7 @@ impl Answer {
 
 /// The bound of a reader of numbers as they are. A score is at most `reach` times the norm of its key.
 fn exact(seen: &[Seen<'_>], reach: f64) -> f64 {
-    let e = roundings(ROTATIONS) * reach * most(seen, |seen| seen.key.norm);
+    let e = roundings(ROTATIONS) * reach * most(seen, |seen| seen.key.norm + seen.key.centre);
     ((2.0 * e).exp_m1() + roundings(ROTATIONS)) * most(seen, |seen| seen.value.norm)
 }
 
@@ -164,7 +180,7 @@ fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attentio
         variance += weight.powi(2) * of_score * away + value.norm.powi(2) * of_weight;
     }
     let cap = shape.soft_cap.map_or(0.0, f64::from);
-    let reach = scale * norm(q) * most(seen, |seen| seen.key.norm) + cap;
+    let reach = scale * norm(q) * most(seen, |seen| seen.key.norm + seen.key.centre) + cap;
     variance + (roundings(WALK) * (1.0 + reach) * most(seen, |seen| seen.value.norm)).powi(2)
 }
 

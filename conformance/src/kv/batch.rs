@@ -34,6 +34,8 @@ struct Sequence<'a, B: Backend> {
     rows: Rows,
     /// Where its share of the band begins.
     band: usize,
+    /// What its rows are multiplied by.
+    balance: Option<B::Page>,
 }
 
 /// All bytes of a sequence's memory.
@@ -59,7 +61,8 @@ impl<'a, B: Backend> Batch<'a, B> {
             });
             let (layer, memory) = (Arc::clone(&layers[known].1), KvMemory::new(layers[known].2));
             let rows = Rows { first: 0, n: 0, start: 0, coded: shape.sink_tiles };
-            Sequence { tokens, layer, memory, rows, band: 0 }
+            let balance = shape.balance().map(|values| balance_page(subject, &values));
+            Sequence { tokens, layer, memory, rows, band: 0, balance }
         };
         Self { subject, sequences: tokens.iter().map(empty).collect(), band: None }
     }
@@ -348,6 +351,17 @@ fn streams<'a>(layer: &'a KvLayer, tokens: &'a Tokens) -> impl Iterator<Item = (
     layer.k.iter().zip(&tokens.keys).chain(layer.v.iter().zip(&tokens.values))
 }
 
+/// Factors and shifts on the device.
+fn balance_page<B: Backend>(subject: &Subject<B>, values: &[f32]) -> B::Page {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let device = subject.device();
+    let mut page = device.page(bytes.len()).expect("memory for the balance");
+    let mut all = vec![0; page.n_bytes()];
+    all[..bytes.len()].copy_from_slice(&bytes);
+    device.write_page(&mut page, &all).expect("the balance is written");
+    page
+}
+
 /// The sequences of the step as a device sees them.
 fn parts<'s, B: Backend>(sequences: &'s mut [Sequence<'_, B>]) -> Vec<KvPart<'s, B::Page>> {
     all_parts(sequences).map(|(part, _)| part).filter(|part| part.rows.n > 0).collect()
@@ -356,8 +370,8 @@ fn parts<'s, B: Backend>(sequences: &'s mut [Sequence<'_, B>]) -> Vec<KvPart<'s,
 fn all_parts<'s, 't, B: Backend>(
     sequences: &'s mut [Sequence<'t, B>],
 ) -> impl Iterator<Item = (KvPart<'s, B::Page>, &'t Tokens)> {
-    sequences.iter_mut().map(|Sequence { tokens, layer, memory, rows, band }| {
-        (KvPart { rows: *rows, layer, memory, band: *band }, *tokens)
+    sequences.iter_mut().map(|Sequence { tokens, layer, memory, rows, band, balance }| {
+        (KvPart { rows: *rows, layer, memory, band: *band, balance: balance.as_ref() }, *tokens)
     })
 }
 

@@ -6,7 +6,7 @@
 //! | `batch` | sequences of one layer that step together, on a device |
 //! | `attention` | attention over what a query sees, in f64, and how far a device may be from it |
 
-use kvant_backend::{AttendParams, StreamSpec};
+use kvant_backend::{AttendParams, BalanceLayout, StreamSpec};
 use kvant_codec::{DType, Side};
 
 mod attention;
@@ -15,7 +15,9 @@ mod tokens;
 
 pub use attention::Answer;
 pub use batch::{Batch, Image};
-pub use tokens::{Record, Row, Tokens};
+pub use tokens::{Affine, Record, Row, Tokens};
+
+use crate::weights::gaussian;
 
 /// The streams of a layer, and the queries that meet them.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,6 +40,10 @@ pub struct Shape {
     pub extra_tail_tiles: usize,
     /// Whether coded streams have a tail.
     pub has_tail: bool,
+    /// Whether codes of keys are of what the centres of their blocks leave.
+    pub centres: bool,
+    /// Whether rows are multiplied and moved before they are stored.
+    pub balanced: bool,
     /// Factor on every coded vector.
     pub alpha: f32,
     /// The youngest tokens that a query sees.
@@ -59,6 +65,8 @@ impl Shape {
             sink_tiles: 0,
             extra_tail_tiles: 0,
             has_tail: true,
+            centres: true,
+            balanced: false,
             alpha: 1.0,
             window: None,
             soft_cap: None,
@@ -76,7 +84,32 @@ impl Shape {
             return spec;
         }
         let tail_tiles = if self.has_tail { spec.tail_tiles + self.extra_tail_tiles } else { 0 };
-        StreamSpec { sink_tiles: self.sink_tiles, tail_tiles, alpha: self.alpha, ..spec }
+        let centres = spec.centres && self.centres;
+        StreamSpec { sink_tiles: self.sink_tiles, tail_tiles, alpha: self.alpha, centres, ..spec }
+    }
+
+    /// What rows are multiplied by, as [`BalanceLayout`] says, where they are: factors between 1/4 and 4, those of queries and
+    /// outputs undoing those of keys and values, and shifts.
+    pub fn balance(&self) -> Option<Vec<f32>> {
+        self.balanced.then(|| {
+            let layout = self.balance_layout();
+            let mut values = gaussian(77, layout.n_values(), 1.0);
+            let (key, value) = (layout.key.clone(), layout.value.clone());
+            values[key.clone()].iter_mut().for_each(|x| *x = x.clamp(-2.0, 2.0).exp2());
+            values[value.clone()].iter_mut().for_each(|x| *x = x.clamp(-2.0, 2.0).exp2());
+            key.zip(layout.query).for_each(|(k, q)| values[q] = 1.0 / values[k]);
+            for (((v, shift), o), back) in value.zip(layout.value_shift).zip(layout.out).zip(layout.out_shift)
+            {
+                values[o] = 1.0 / values[v];
+                values[back] = -values[shift] / values[v];
+            }
+            values
+        })
+    }
+
+    /// Where in these each of them is.
+    pub fn balance_layout(&self) -> BalanceLayout {
+        BalanceLayout::new(self.n_kv_heads * self.k_head_dim, self.n_kv_heads * self.v_head_dim)
     }
 
     /// What attention is told of it.

@@ -1,8 +1,10 @@
 //! Keys and values to feed, and what each must read back as.
 
-use kvant_backend::StreamSpec;
+use std::ops::{Add, Mul, Range};
+
+use kvant_backend::{StreamSpec, TOKENS_PER_BLOCK};
 use kvant_codec::Side;
-use kvant_codec::tile::{TILE, TileLayout, prepare_row, restore_row};
+use kvant_codec::tile::{TILE, TileLayout, centre, prepare_row, put_centre, restore_row};
 
 use super::Shape;
 use crate::weights::gaussian;
@@ -21,6 +23,67 @@ pub struct Tokens {
     pub values: Vec<Record>,
 }
 
+/// `x * scale + shift`, dim by dim.
+pub struct Affine {
+    scale: Vec<f32>,
+    shift: Vec<f32>,
+}
+
+impl Affine {
+    /// On the rows of a KV head that are stored.
+    pub fn on_rows(shape: &Shape, side: Side, kv_head: usize) -> Self {
+        let layout = shape.balance_layout();
+        match side {
+            Side::K => Self::new(shape, side, kv_head, layout.key, None),
+            Side::V => Self::new(shape, side, kv_head, layout.value, Some(layout.value_shift)),
+        }
+    }
+
+    /// On the queries that meet keys of a KV head, or the outputs that its values make.
+    pub fn on_results(shape: &Shape, side: Side, kv_head: usize) -> Self {
+        let layout = shape.balance_layout();
+        match side {
+            Side::K => Self::new(shape, side, kv_head, layout.query, None),
+            Side::V => Self::new(shape, side, kv_head, layout.out, Some(layout.out_shift)),
+        }
+    }
+
+    fn new(
+        shape: &Shape,
+        side: Side,
+        kv_head: usize,
+        scale: Range<usize>,
+        shift: Option<Range<usize>>,
+    ) -> Self {
+        let dim = shape.spec(side).head_dim;
+        let Some(values) = shape.balance() else {
+            return Self { scale: vec![1.0; dim], shift: vec![0.0; dim] };
+        };
+        let of_head = |all: Range<usize>| values[all][kv_head * dim..][..dim].to_vec();
+        Self { scale: of_head(scale), shift: shift.map_or_else(|| vec![0.0; dim], of_head) }
+    }
+
+    /// What becomes of `row` `[head_dim]`.
+    pub fn apply<T: Copy + From<f32> + Mul<Output = T> + Add<Output = T>>(&self, row: &[T]) -> Vec<T> {
+        let affine = self.scale.iter().zip(&self.shift);
+        row.iter().zip(affine).map(|(&x, (&s, &b))| x * s.into() + b.into()).collect()
+    }
+
+    /// The most that it makes a vector longer.
+    pub fn most_stretch(&self) -> f64 {
+        self.scale.iter().fold(0.0, |most, s| most.max(f64::from(s.abs())))
+    }
+
+    /// The norm of the largest numbers that are rounded on the way to `out`; 0 where nothing is done.
+    pub fn reach(&self, out: &[f64]) -> f64 {
+        if self.scale.iter().all(|&s| s == 1.0) && self.shift.iter().all(|&b| b == 0.0) {
+            return 0.0;
+        }
+        let largest = out.iter().zip(&self.shift).map(|(x, b)| x.abs() + f64::from(b.abs()));
+        largest.map(|x| x * x).sum::<f64>().sqrt()
+    }
+}
+
 /// Every row of a stream in both forms, `[tokens]`, as the codec makes them.
 pub struct Record {
     spec: StreamSpec,
@@ -30,9 +93,11 @@ pub struct Record {
 
 /// A row of a stream in one form.
 pub struct Row {
-    /// Padded, rotated where the stream is, `[dim]`.
+    /// Padded, rotated where the stream is, less the centre where it has one, `[dim]`.
     pub stored: Vec<f32>,
-    /// What it stands for, `[head_dim]`.
+    /// That centre, `[dim]`.
+    pub centre: Vec<f32>,
+    /// What it stands for, balanced where rows are, `[head_dim]`.
     pub plain: Vec<f32>,
 }
 
@@ -48,8 +113,9 @@ impl Tokens {
     pub fn new(shape: Shape, k: Vec<f32>, v: Vec<f32>) -> Self {
         let record = |side, x: &[f32], head: usize| {
             let spec = shape.spec(side);
+            let balance = Affine::on_rows(&shape, side, head);
             let rows = x.chunks_exact(spec.head_dim).skip(head).step_by(shape.n_kv_heads);
-            Record::new(spec, rows)
+            Record::new(spec, rows.map(|row| balance.apply(row)))
         };
         let keys = (0..shape.n_kv_heads).map(|head| record(Side::K, &k, head)).collect();
         let values = (0..shape.n_kv_heads).map(|head| record(Side::V, &v, head)).collect();
@@ -69,22 +135,38 @@ impl Tokens {
 
 impl Record {
     /// Rows are rounded to f16 first and coded from there in a stream that has a tail; `alpha` scales what is coded.
-    fn new<'a>(spec: StreamSpec, rows: impl Iterator<Item = &'a [f32]>) -> Self {
-        let (mut sixteen, mut main) = (Vec::new(), Vec::new());
+    fn new(spec: StreamSpec, rows: impl Iterator<Item = Vec<f32>>) -> Self {
+        let (mut sixteen, mut rows_to_code) = (Vec::new(), Vec::new());
         for row in rows {
             let mut padded = vec![0.0; spec.dim()];
-            prepare_row(spec.rotates, row, &mut padded);
-            let rounded = Row::through(&spec, spec.f16_layout(), &padded);
+            prepare_row(spec.rotates, &row, &mut padded);
+            let rounded = Row::through(&spec, spec.f16_layout(), &padded, &vec![0.0; spec.dim()]);
             if spec.tail_tiles > 0 {
                 padded.clone_from(&rounded.stored);
             }
-            if spec.dtype.code().is_some() {
-                padded.iter_mut().for_each(|v| *v *= spec.alpha);
-            }
-            main.push(Row::through(&spec, spec.main_layout(), &padded));
+            rows_to_code.push(padded);
             sixteen.push(rounded);
         }
+        let coded = |(token, row): (usize, &Vec<f32>)| {
+            let centre = Self::centre(&spec, &rows_to_code, token);
+            let mut row: Vec<f32> = row.iter().zip(&centre).map(|(v, c)| v - c).collect();
+            if spec.dtype.code().is_some() {
+                row.iter_mut().for_each(|v| *v *= spec.alpha);
+            }
+            Row::through(&spec, spec.main_layout(), &row, &centre)
+        };
+        let main = rows_to_code.iter().enumerate().map(coded).collect();
         Self { spec, sixteen, main }
+    }
+
+    /// What is taken from `token` before it is coded, `[dim]`.
+    fn centre(spec: &StreamSpec, rows: &[Vec<f32>], token: usize) -> Vec<f32> {
+        let mut bytes = vec![0; 2 * spec.dim()];
+        let first = (token / TOKENS_PER_BLOCK * TOKENS_PER_BLOCK).max(TILE * spec.sink_tiles);
+        if spec.centres && first < rows.len() {
+            put_centre(rows[first..rows.len().min(first + 2 * TILE)].iter().map(Vec::as_slice), &mut bytes);
+        }
+        centre(&bytes).collect()
     }
 
     /// The row of `token` as it is in 16 bit.
@@ -109,13 +191,14 @@ impl Record {
 }
 
 impl Row {
-    /// What becomes of `row` in a tile of this layout.
-    fn through(spec: &StreamSpec, layout: TileLayout, row: &[f32]) -> Self {
+    /// What becomes of `row` in a tile of this layout, where a block has this centre.
+    fn through(spec: &StreamSpec, layout: TileLayout, row: &[f32], centre: &[f32]) -> Self {
         let (mut tile, mut stored) = (vec![0; layout.bytes()], vec![0.0; row.len()]);
         layout.put(&mut tile, 0, row);
         layout.get(&tile, 0, &mut stored);
+        let mut whole: Vec<f32> = stored.iter().zip(centre).map(|(v, c)| v + c).collect();
         let mut plain = vec![0.0; spec.head_dim];
-        restore_row(spec.rotates, &mut stored.clone(), &mut plain);
-        Self { stored, plain }
+        restore_row(spec.rotates, &mut whole, &mut plain);
+        Self { stored, centre: centre.to_vec(), plain }
     }
 }

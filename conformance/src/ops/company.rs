@@ -31,7 +31,8 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let shapes = [
         shape,
         Shape { sink_tiles: 1, window: Some(100), ..shape },
-        Shape { has_tail: false, group: 3, ..shape },
+        Shape { has_tail: false, centres: false, group: 3, ..shape },
+        Shape { balanced: true, sink_tiles: 1, window: Some(150), ..shape },
         Shape { extra_tail_tiles: 7, window: Some(400), n_kv_heads: 2, group: 1, ..shape },
     ];
     for ((shape, (n, rows)), (k, v)) in lacks.combine(&product(&shapes, &STEPS), &types) {

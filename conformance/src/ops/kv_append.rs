@@ -21,11 +21,18 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let shape = |dtype| Shape { k_head_dim: 80, v_head_dim: 192, ..Shape::new(dtype, dtype) };
     let kept = [(true, 0, 0, 1.0), (true, 1, 2, 1.02), (false, 0, 0, 1.0), (false, 2, 0, 0.9)];
     let kept = kept.map(|(has_tail, sink_tiles, extra_tail_tiles, alpha)| {
-        move |shape| Shape { has_tail, sink_tiles, extra_tail_tiles, alpha, ..shape }
+        // Without a tail a centre depends on how tokens are fed.
+        move |shape| Shape { has_tail, centres: has_tail, sink_tiles, extra_tail_tiles, alpha, ..shape }
     });
     for (dtype, (kept, chunk)) in lacks.combine(&DType::KV, &product(&kept, &[1, 7, 130])) {
         let tokens = Tokens::gaussian(kept(shape(dtype)), TOKENS, 1);
         chunks_hold_what_was_fed(subject, &tokens, chunk, &mut lacks);
+    }
+    for (dtype, sink_tiles) in lacks.combine(&DType::KV, &[0, 2, 9]) {
+        let shape = Shape { has_tail: false, sink_tiles, balanced: true, ..shape(dtype) };
+        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 8), TOKENS, &mut lacks);
+        let shape = Shape { has_tail: true, n_kv_heads: 2, ..shape };
+        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 8), 33, &mut lacks);
     }
     for (dtype, kept) in lacks.combine(&DType::KV, &kept) {
         parts_are_what_they_are_alone(subject, Shape { n_kv_heads: 2, ..kept(shape(dtype)) }, &mut lacks);

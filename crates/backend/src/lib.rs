@@ -26,8 +26,9 @@ pub use device::{
 };
 pub use error::BackendError;
 pub use kv::{
-    BORDER, Held, KvLayer, KvMemory, KvPart, KvStream, Pages, Place, Rows, StatePart, StreamSizes,
-    StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TileRef, TileWrite, Writes, check_append, check_attend,
+    BORDER, BalanceLayout, Held, KvLayer, KvMemory, KvPart, KvStream, Pages, Place, Rows, StatePart,
+    StreamSizes, StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TileRef, TileRows, TileWrite, Writes,
+    check_append, check_attend,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use params::{Activation, AttendParams, Heads, Norm, Pairing, Rope, RopeParams};

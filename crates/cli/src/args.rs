@@ -181,7 +181,7 @@ impl CacheArgs {
         if let Some(path) = &self.kv_types {
             policies = with_type_table(policies, path)?;
         }
-        Ok(KvOptions { k: self.cache_type_k, v: self.cache_type_v, policies, tail: true })
+        Ok(KvOptions { k: self.cache_type_k, v: self.cache_type_v, policies, ..Default::default() })
     }
 }
 

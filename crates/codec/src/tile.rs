@@ -163,6 +163,21 @@ pub fn restore_row(rotates: bool, y: &mut [f32], out: &mut [f32]) {
     out.copy_from_slice(&y[..out.len()]);
 }
 
+/// Writes the mean of `rows` `[dim]`, added one after the other, to `out` in f16: the *centre* that is taken from rows before
+/// they are coded.
+pub fn put_centre<'a>(rows: impl ExactSizeIterator<Item = &'a [f32]>, out: &mut [u8]) {
+    let (out, _) = out.as_chunks_mut();
+    let mut sum = vec![0.0f32; out.len()];
+    let by = 1.0 / rows.len().max(1) as f32;
+    rows.for_each(|row| sum.iter_mut().zip(row).for_each(|(sum, v)| *sum += v));
+    out.iter_mut().zip(sum).for_each(|(out, sum)| *out = to_f16(sum * by).to_le_bytes());
+}
+
+/// The values of a centre, `[dim]` in f16.
+pub fn centre(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.as_chunks().0.iter().map(|&c| f16::from_le_bytes(c).to_f32())
+}
+
 /// Dims of a coded tile that share scales: 16 scales, one per token, then the planes of their codes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TileBlock {

@@ -7,6 +7,7 @@
 mod append;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
 mod attend;
+mod balance;
 mod buffer;
 mod device;
 mod embed;

@@ -153,7 +153,8 @@ impl Filled {
             let blocks = start / TOKENS_PER_BLOCK..rows.end().div_ceil(TOKENS_PER_BLOCK);
             let first = blocks.start.saturating_sub(1).min(filled.memory.blocks().len());
             filled.memory.reserve(first..blocks.end, false, &Fresh(device, Arc::default()))?;
-            let part = KvPart { rows, layer: &filled.layer, memory: &mut filled.memory, band: 0 };
+            let part =
+                KvPart { rows, layer: &filled.layer, memory: &mut filled.memory, band: 0, balance: None };
             device.kv_append(&mut [part], &keys, &values, Some(&mut filled.band))?;
         }
         Ok(filled)
@@ -162,7 +163,7 @@ impl Filled {
     /// `n` rows from `start` on, to be attended for as if they had just been appended; what the band holds is as good as any.
     fn part(&mut self, start: usize, n: usize) -> (KvPart<'_, CudaPage>, &CudaPage) {
         let rows = rows(start, n, &self.layer);
-        (KvPart { rows, layer: &self.layer, memory: &mut self.memory, band: 0 }, &self.band)
+        (KvPart { rows, layer: &self.layer, memory: &mut self.memory, band: 0, balance: None }, &self.band)
     }
 }
 

@@ -48,7 +48,7 @@ pub use kvant_backend::{BackendError, DeviceInfo, KernelChoice, limits};
 pub use kvant_codec::DType;
 pub use kvant_files as files;
 pub use kvant_gguf::{self as gguf, Gguf};
-pub use kvant_kv::{KvError, KvLayerShape, KvShape, Plan, Policies, Policy};
+pub use kvant_kv::{Balance, KvError, KvLayerShape, KvShape, LayerBalance, Plan, Policies, Policy};
 pub use kvant_model::{Config, LayerSpec, Want};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::sampler::{Sampler, SamplerParams};

@@ -6,7 +6,7 @@ use kvant_backend::Candidate;
 use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
-use kvant_kv::{Plan, Policies};
+use kvant_kv::{Balance, Plan, Policies};
 use kvant_model::{Entry, Want};
 use kvant_text::sampler::{SampleError, Sampler};
 
@@ -23,6 +23,8 @@ pub struct KvOptions {
     pub v: DType,
     /// Rules that change the types of some heads or keep some tokens in f16.
     pub policies: Policies,
+    /// What keys and values are multiplied by before they are stored.
+    pub balance: Option<Arc<Balance>>,
     /// Whether the youngest tokens, those that do not fill a tile yet, wait in f16. On except for measurements.
     pub tail: bool,
 }
@@ -36,7 +38,7 @@ impl KvOptions {
 
 impl Default for KvOptions {
     fn default() -> Self {
-        Self { k: DType::F16, v: DType::F16, policies: Policies::default(), tail: true }
+        Self { k: DType::F16, v: DType::F16, policies: Policies::default(), balance: None, tail: true }
     }
 }
 
@@ -103,7 +105,11 @@ impl Session {
         }
         let shape = model.config().kv_shape();
         let kv = options.kv;
-        let plan = Plan { tail: kv.tail, ..Plan::new(&shape, kv.k, kv.v, &kv.policies)? };
+        if let Some(balance) = &kv.balance {
+            balance.check(&shape)?;
+        }
+        let balance = kv.balance.clone();
+        let plan = Plan { tail: kv.tail, balance, ..Plan::new(&shape, kv.k, kv.v, &kv.policies)? };
         let sequence = Sequence::start(Arc::clone(model.loaded()), plan, room)?;
         Ok(Self::from_parts(model, sequence, Vec::new()))
     }

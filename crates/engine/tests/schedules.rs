@@ -60,7 +60,7 @@ fn is_scalar(model: &Model) -> bool {
 
 fn empty(model: &Model, (k, v, policies, tail): Case) -> Session {
     let (k, v, policies) = (k.parse().unwrap(), v.parse().unwrap(), policies.parse().unwrap());
-    let kv = KvOptions { k, v, policies, tail };
+    let kv = KvOptions { k, v, policies, tail, ..Default::default() };
     model.session(SessionOptions { n_ctx: Some(N_TEXT), kv }).unwrap()
 }
 

@@ -258,7 +258,7 @@ pub fn kld_by_layer(
     let alone = |layer: usize, side: &str, dtype: DType| {
         let policies = Policies::none().with_table(&format!("{layer} * {side} {}", dtype.name()));
         let policies = policies.map_err(kvant::Error::from)?;
-        Ok(KvOptions { k: DType::F16, v: DType::F16, policies, tail: kv.tail })
+        Ok(KvOptions { policies, tail: kv.tail, ..Default::default() })
     };
     let configs = (0..n_layers).flat_map(|layer| [alone(layer, "K", kv.k), alone(layer, "V", kv.v)]);
     let configs = configs.collect::<Result<Vec<_>, EvalError>>()?;

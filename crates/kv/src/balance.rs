@@ -5,7 +5,9 @@
 //! over the stored dims, so that dims in which queries are long deserve larger keys, and dims that the output matrix reads
 //! strongly larger values.
 
+use kvant_backend::BalanceLayout;
 use kvant_codec::finite::F16_MAX;
+use kvant_codec::tile::Side;
 
 use crate::{KvError, KvLayerShape, KvShape};
 
@@ -26,6 +28,20 @@ pub struct LayerBalance {
     pub v_scale: Vec<f32>,
     /// What is taken from the values before, and added to the outputs after, `[n_kv_heads * v_head_dim]`.
     pub v_centre: Vec<f32>,
+}
+
+impl LayerBalance {
+    /// Gives a row `[head_dim]` of a head back what it was before.
+    pub(crate) fn undo(&self, head: usize, side: Side, row: &mut [f32]) {
+        let dims = head * row.len()..(head + 1) * row.len();
+        match side {
+            Side::K => row.iter_mut().zip(&self.k_scale[dims]).for_each(|(x, s)| *x /= s),
+            Side::V => {
+                let affine = self.v_scale[dims.clone()].iter().zip(&self.v_centre[dims]);
+                row.iter_mut().zip(affine).for_each(|(x, (s, c))| *x = *x / s + c);
+            }
+        }
+    }
 }
 
 /// Factors further apart than this would lose values at one end of f16.
@@ -61,6 +77,30 @@ impl Balance {
             }
         }
         Ok(())
+    }
+
+    /// What a device is given for layer `index`, as [`BalanceLayout`] says, in bytes.
+    pub(crate) fn bytes(&self, index: usize) -> Vec<u8> {
+        let LayerBalance { k_scale, v_scale, v_centre } = &self.layers[index];
+        let inverse = |scale: &[f32]| scale.iter().map(|s| 1.0 / s).collect::<Vec<_>>();
+        let layout = BalanceLayout::new(k_scale.len(), v_scale.len());
+        let v_shift: Vec<f32> = v_centre.iter().zip(v_scale).map(|(c, s)| -c * s).collect();
+        let mut values = vec![0.0; layout.n_values()];
+        values[layout.key].copy_from_slice(k_scale);
+        values[layout.query].copy_from_slice(&inverse(k_scale));
+        values[layout.value].copy_from_slice(v_scale);
+        values[layout.value_shift].copy_from_slice(&v_shift);
+        values[layout.out].copy_from_slice(&inverse(v_scale));
+        values[layout.out_shift].copy_from_slice(v_centre);
+        values.into_iter().flat_map(f32::to_le_bytes).collect()
+    }
+
+    /// Bytes that a device is given for all layers.
+    pub(crate) fn n_bytes(&self) -> usize {
+        let of_layer = |layer: &LayerBalance| {
+            size_of::<f32>() * BalanceLayout::new(layer.k_scale.len(), layer.v_scale.len()).n_values()
+        };
+        self.layers.iter().map(of_layer).map(|n| n.next_multiple_of(64)).sum()
     }
 
     /// That of some of the layers.

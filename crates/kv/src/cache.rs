@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{BORDER, Backend, Held, KvMemory, KvPart, Page, Rows, StatePart, TOKENS_PER_BLOCK};
+use kvant_backend::{
+    BORDER, Backend, Held, KvMemory, KvPart, Page, Pages, Rows, StatePart, TOKENS_PER_BLOCK,
+};
 use kvant_codec::tile::TILE;
 
 use crate::layout::Group;
@@ -19,6 +21,8 @@ pub struct Cache<P: Page> {
     /// `[groups]`
     memory: Vec<KvMemory<P>>,
     states: States<P>,
+    /// What each layer's rows are multiplied by, `[layers]`; empty where nothing is, or nothing has been fed.
+    balance: Vec<Arc<Held<P>>>,
     len: usize,
     /// Tiles before this one are in the sink or the blocks.
     coded: usize,
@@ -49,10 +53,10 @@ impl<P: Page> Clone for Mark<P> {
 
 impl<P: Page> Clone for Cache<P> {
     fn clone(&self) -> Self {
-        let Self { layout, memory, states, len, coded, n_ctx, keys, mark } = self;
+        let Self { layout, memory, states, balance, len, coded, n_ctx, keys, mark } = self;
         let (layout, memory, states) = (Arc::clone(layout), memory.clone(), states.clone());
-        let (keys, mark) = (keys.clone(), mark.clone());
-        Self { layout, memory, states, len: *len, coded: *coded, n_ctx: *n_ctx, keys, mark }
+        let (balance, keys, mark) = (balance.clone(), keys.clone(), mark.clone());
+        Self { layout, memory, states, balance, len: *len, coded: *coded, n_ctx: *n_ctx, keys, mark }
     }
 }
 
@@ -61,8 +65,8 @@ impl<P: Page> Cache<P> {
     pub fn new(layout: Arc<Layout>, n_ctx: usize) -> Self {
         let memory = layout.groups().iter().map(|group| KvMemory::new(group.sizes)).collect();
         let coded = layout.coded_tiles(0);
-        let states = States::default();
-        Self { layout, memory, states, len: 0, coded, n_ctx, keys: Vec::new(), mark: None }
+        let (states, balance, keys) = (States::default(), Vec::new(), Vec::new());
+        Self { layout, memory, states, balance, len: 0, coded, n_ctx, keys, mark: None }
     }
 
     /// What is stored, and where.
@@ -100,7 +104,8 @@ impl<P: Page> Cache<P> {
         let marked = marked.filter(|page| !is_there(page));
         // The youngest snapshot may still be what is there.
         let states = self.states.pages().skip(usize::from(self.states.is_remembered()));
-        let pages = self.memory.iter().flat_map(KvMemory::pages).chain(states).chain(marked);
+        let pages =
+            self.memory.iter().flat_map(KvMemory::pages).chain(states).chain(marked).chain(&self.balance);
         pages.map(|page| page.n_bytes()).sum()
     }
 
@@ -125,7 +130,8 @@ impl<P: Page> Cache<P> {
     /// The streams and the memory of a layer, for a step of `rows`; its share of the band begins at byte `band`.
     pub fn part(&mut self, layer: usize, rows: Rows, band: usize) -> KvPart<'_, P> {
         let memory = &mut self.memory[self.layout.group_of(layer)];
-        KvPart { rows, layer: self.layout.layer(layer), memory, band }
+        let balance = self.balance.get(layer).map(|page| &***page);
+        KvPart { rows, layer: self.layout.layer(layer), memory, band, balance }
     }
 
     /// The state of recurrent layer `index`, for a step of `rows`.
@@ -171,6 +177,27 @@ impl<P: Page> Cache<P> {
         if let Some(states) = self.layout.states() {
             self.states.reserve(states, &pool.on(backend))?;
         }
+        self.bring_balance(backend, pool)
+    }
+
+    /// Brings the balance of the plan to the device, if it is not there.
+    pub(crate) fn bring_balance<B: Backend<Page = P>>(
+        &mut self,
+        backend: &B,
+        pool: &Pool<P>,
+    ) -> Result<(), KvError> {
+        let Some(balance) = self.layout.plan().balance.as_ref().filter(|_| self.balance.is_empty()) else {
+            return Ok(());
+        };
+        let on_device = |index| {
+            let bytes = balance.bytes(index);
+            let mut page = pool.on(backend).page(bytes.len())?;
+            let mut all = vec![0; page.n_bytes()];
+            all[..bytes.len()].copy_from_slice(&bytes);
+            backend.write_page(&mut page, &all)?;
+            Ok(Arc::new(page))
+        };
+        self.balance = (0..balance.layers.len()).map(on_device).collect::<Result<_, KvError>>()?;
         Ok(())
     }
 
@@ -185,6 +212,7 @@ impl<P: Page> Cache<P> {
         }
         if self.len == 0 {
             self.states = States::default();
+            self.balance.clear();
         }
     }
 

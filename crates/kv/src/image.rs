@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{Backend, Page, Pages};
-use kvant_codec::tile::{Side, TILE, restore_row};
+use kvant_backend::{Backend, Page, Pages, Place};
+use kvant_codec::tile::{self, Side, TILE, restore_row};
 
 use crate::cache::Mark;
 use crate::layout::StateLayout;
@@ -134,11 +134,14 @@ impl<P: Page> Cache<P> {
             }
         };
         cache.set_state(state, states, mark);
+        if len > 0 {
+            cache.bring_balance(backend, pool)?;
+        }
         Ok(cache)
     }
 
-    /// The stored keys or values of one head as numbers, `[tokens, head_dim]` from the oldest token on that is kept: decoded
-    /// and, where the stream is rotated, rotated back. For measurements.
+    /// The stored keys or values of one head as numbers, `[tokens, head_dim]` from the oldest token on that is kept: decoded,
+    /// rotated back and freed of the balance. For measurements.
     ///
     /// # Errors
     /// When the device cannot be read.
@@ -160,14 +163,22 @@ impl<P: Page> Cache<P> {
         let mut padded = vec![0.0; spec.dim()];
         let mut read: (Option<&P>, Vec<u8>) = (None, Vec::new());
         for (token, row) in (first..).zip(rows.chunks_exact_mut(spec.head_dim)) {
-            let tile = memory.tile(stream, spec.place(token / TILE, self.coded()));
-            if !read.0.is_some_and(|page| std::ptr::eq(page, tile.page)) {
-                read = (None, vec![0; tile.page.n_bytes()]);
-                backend.read_page(tile.page, &mut read.1)?;
-                read.0 = Some(tile.page);
+            let place = spec.place(token / TILE, self.coded());
+            let stored = memory.tile(stream, place);
+            if !read.0.is_some_and(|page| std::ptr::eq(page, stored.page)) {
+                read = (None, vec![0; stored.page.n_bytes()]);
+                backend.read_page(stored.page, &mut read.1)?;
+                read.0 = Some(stored.page);
             }
-            tile.layout.get(&read.1[tile.offset..][..tile.layout.bytes()], token % TILE, &mut padded);
+            stored.layout.get(&read.1[stored.offset..][..stored.layout.bytes()], token % TILE, &mut padded);
+            if spec.centres && matches!(place, Place::Main(_)) {
+                let centre = &read.1[stream.centre..][..spec.centre_bytes()];
+                padded.iter_mut().zip(tile::centre(centre)).for_each(|(v, c)| *v += c);
+            }
             restore_row(spec.rotates, &mut padded, row);
+            if let Some(balance) = &self.layout().plan().balance {
+                balance.layers[layer].undo(head, side, row);
+            }
         }
         Ok(rows)
     }

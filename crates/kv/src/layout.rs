@@ -95,7 +95,9 @@ impl Layout {
         // One that changes, and one after each place that is remembered.
         let of_states = |states: &StateLayout| tokens.div_ceil(states.every).saturating_mul(states.n_bytes);
         let of_states = self.states.as_ref().map_or(0, of_states);
-        self.groups.iter().map(of_group).fold(of_states, usize::saturating_add)
+        let of_balance =
+            self.plan.balance.as_ref().filter(|_| tokens > 0).map_or(0, |balance| balance.n_bytes());
+        self.groups.iter().map(of_group).fold(of_states, usize::saturating_add).saturating_add(of_balance)
     }
 
     /// How the states of recurrent layers lie in memory, where there are any.

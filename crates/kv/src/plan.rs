@@ -1,12 +1,13 @@
 //! What a cache stores: the shape of the model's KV heads and a type for each of them.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use kvant_backend::StreamSpec;
+use kvant_backend::{StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK};
 use kvant_codec::DType;
 use kvant_codec::tile::{Side, TILE};
 
-use crate::{KvError, Layout, Policies};
+use crate::{Balance, KvError, Layout, Policies};
 
 /// What a model keeps of past tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -76,6 +77,8 @@ pub struct Plan {
     pub tail: bool,
     /// Factor on every encoded vector's norm.
     pub alpha: f32,
+    /// What keys and values are multiplied by first.
+    pub balance: Option<Arc<Balance>>,
     /// What the policies changed, one line each, for the summary.
     pub notes: Vec<String>,
 }
@@ -100,7 +103,8 @@ impl Plan {
 
     /// These types and nothing else.
     fn of(types: Vec<Vec<HeadTypes>>) -> Self {
-        Self { types, sink_tokens: 0, recent_tokens: 0, tail: true, alpha: 1.0, notes: Vec::new() }
+        let notes = Vec::new();
+        Self { types, sink_tokens: 0, recent_tokens: 0, tail: true, alpha: 1.0, balance: None, notes }
     }
 
     /// The plan of some of the layers. The notes, which speak of all of them, stay behind.
@@ -108,7 +112,8 @@ impl Plan {
     /// # Panics
     /// When there are no such layers.
     pub fn part(&self, layers: Range<usize>) -> Self {
-        Self { types: self.types[layers].to_vec(), notes: Vec::new(), ..self.clone() }
+        let balance = self.balance.as_ref().map(|balance| Arc::new(balance.part(layers.clone())));
+        Self { types: self.types[layers].to_vec(), balance, notes: Vec::new(), ..self.clone() }
     }
 
     /// The stream of one head and side.
@@ -132,14 +137,15 @@ impl Plan {
         Layout::new(shape, self.clone()).n_bytes(tokens)
     }
 
-    /// Mean bits per value of the keys and of the values in blocks, scales included.
+    /// Mean bits per value of the keys and of the values in blocks, scales and centres included.
     pub fn bits_per_value(&self, shape: &KvShape) -> (f64, f64) {
         let mean = |side| {
             let heads = (0..self.types.len()).flat_map(|layer| {
                 (0..self.types[layer].len()).map(move |head| self.stream(shape, layer, head, side))
             });
             let (bits, values) = heads.fold((0, 0), |(bits, values), spec| {
-                (bits + 8 * spec.main_layout().bytes(), values + TILE * spec.head_dim)
+                let tiles = TILES_PER_BLOCK * spec.main_layout().bytes();
+                (bits + 8 * (tiles + spec.centre_bytes()), values + TOKENS_PER_BLOCK * spec.head_dim)
             });
             bits as f64 / values.max(1) as f64
         };

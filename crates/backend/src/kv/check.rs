@@ -2,7 +2,7 @@
 
 use kvant_codec::tile::TILE;
 
-use super::{KvPart, KvStream};
+use super::{BalanceLayout, KvPart, KvStream};
 use crate::device::{Page, Result};
 use crate::{AttendParams, BackendError};
 
@@ -21,6 +21,7 @@ pub fn check_append<P: Page>(parts: &[KvPart<'_, P>], [k, v]: [usize; 2], band: 
             BackendError::check_at_least(OP, what, part.rows.range().end * n_kv_heads * head_dim, len)?;
         }
         check_band(OP, part, band)?;
+        check_balance(OP, part)?;
     }
     Ok(())
 }
@@ -56,8 +57,15 @@ pub fn check_attend<P: Page>(
             BackendError::check_at_least(OP, "blocks", blocks, part.memory.blocks().len())?;
         }
         check_band(OP, part, band)?;
+        check_balance(OP, part)?;
     }
     Ok(())
+}
+
+fn check_balance<P: Page>(op: &'static str, part: &KvPart<'_, P>) -> Result<()> {
+    let Some(page) = part.balance else { return Ok(()) };
+    let n_bytes = BalanceLayout::of(part.layer).n_values() * size_of::<f32>();
+    BackendError::check_at_least(op, "bytes of the balance", n_bytes, page.n_bytes())
 }
 
 fn check_band<P: Page>(op: &'static str, part: &KvPart<'_, P>, band: usize) -> Result<()> {

@@ -11,6 +11,8 @@ pub struct KvStream {
     pub spec: StreamSpec,
     /// Its eight tiles in a block.
     pub main: usize,
+    /// The centre of these, where it has one.
+    pub centre: usize,
     /// Its tiles in the sink.
     pub sink: usize,
     /// Its ring in the tail.
@@ -61,6 +63,9 @@ pub struct StreamSizes {
     pub tail: usize,
 }
 
+/// Tiles begin at multiples of so many bytes.
+const ALIGN: usize = 64;
+
 impl KvLayer {
     /// A layer with streams of `k` and `v`, placed behind those that `sizes` counts.
     pub fn new(
@@ -73,8 +78,9 @@ impl KvLayer {
         let mut put = |spec: StreamSpec| {
             let f16_bytes = spec.f16_layout().bytes();
             let StreamSizes { block: main, sink, tail } = *sizes;
-            let stream = KvStream { spec, main, sink, tail, band: band_bytes };
-            sizes.block = sizes.block.saturating_add(TILES_PER_BLOCK * spec.main_layout().bytes());
+            let centre = main.saturating_add(TILES_PER_BLOCK * spec.main_layout().bytes());
+            let stream = KvStream { spec, main, centre, sink, tail, band: band_bytes };
+            sizes.block = centre.saturating_add(spec.centre_bytes().next_multiple_of(ALIGN));
             sizes.sink = sizes.sink.saturating_add(spec.sink_tiles.saturating_mul(f16_bytes));
             sizes.tail = sizes.tail.saturating_add(spec.tail_tiles.saturating_mul(f16_bytes));
             band_bytes += if spec.tail_tiles > 0 { f16_bytes } else { 0 };

@@ -290,6 +290,8 @@ pub struct KvPart<'a, P: Page> {
     pub memory: &'a mut KvMemory<P>,
     /// Where its share of the band begins, in bytes.
     pub band: usize,
+    /// What rows are multiplied by, as [`BalanceLayout`](super::BalanceLayout) says; nothing when there is none.
+    pub balance: Option<&'a P>,
 }
 
 impl<P: Page> KvPart<'_, P> {

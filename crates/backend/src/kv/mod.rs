@@ -35,17 +35,19 @@
 //!
 //! Everything here is arithmetic on token numbers; bytes are moved by the device.
 
+mod balance;
 mod check;
 mod layer;
 mod memory;
 mod spec;
 mod writes;
 
+pub use balance::BalanceLayout;
 pub use check::{check_append, check_attend};
 pub use layer::{KvLayer, KvStream, StreamSizes};
 pub use memory::{Held, KvMemory, KvPart, Pages, Rows, StatePart, TileRef};
 pub use spec::{BORDER, Place, StreamSpec};
-pub use writes::{TileWrite, Writes};
+pub use writes::{TileRows, TileWrite, Writes};
 
 use kvant_codec::tile::TILE;
 

@@ -28,6 +28,10 @@ pub struct StreamSpec {
     pub alpha: f32,
     /// Whether rows are rotated before they are stored, in all parts.
     pub rotates: bool,
+    /// Whether codes are of what is left of a row when the *centre* of its block is taken away: the mean of its
+    /// [first tokens](StreamSpec::centre_rows), in f16, which lies in the block beside them. Keys drift slowly around an offset
+    /// that is half of their energy; a score misses nothing but `q . centre`, one number for each query and block.
+    pub centres: bool,
 }
 
 const KV_ONLY: &str = "a stream stores KV types only";
@@ -44,7 +48,7 @@ pub enum Place {
 }
 
 impl StreamSpec {
-    /// A stream with no sink, no scaling, and the tail and the rotation that its type has by default.
+    /// A stream with no sink, no scaling, and the tail, the rotation and the centres that its type and side have by default.
     ///
     /// # Panics
     /// When `dtype` is not a KV type; a plan checks that before it makes streams.
@@ -53,7 +57,8 @@ impl StreamSpec {
         let tail_tiles = if dtype.code().is_some() { TAIL_TILES } else { 0 };
         // Codes of every kind lose less of rows that have been rotated.
         let rotates = dtype.code().is_some();
-        Self { dtype, side, head_dim, sink_tiles: 0, tail_tiles, alpha: 1.0, rotates }
+        let centres = rotates && side == Side::K;
+        Self { dtype, side, head_dim, sink_tiles: 0, tail_tiles, alpha: 1.0, rotates, centres }
     }
 
     /// Values per token as stored: the head padded for the stream's type.
@@ -69,6 +74,11 @@ impl StreamSpec {
     /// Layout of a sink, tail or band tile.
     pub fn f16_layout(&self) -> TileLayout {
         TileLayout::new(DType::F16, self.side, self.dim()).expect(KV_ONLY)
+    }
+
+    /// Bytes of a block's centre, `[dim]` in f16; none where there is none.
+    pub fn centre_bytes(&self) -> usize {
+        if self.centres { 2 * self.dim() } else { 0 }
     }
 
     /// The first tile that a query in tile `tile` sees in 16 bit, the sink aside; it sees codes of those before. One beyond

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvant_codec::tile::TILE;
 
-use super::{Place, Rows, StreamSpec};
+use super::{Place, Rows, StreamSpec, TILES_PER_BLOCK};
 
 /// One tile to write. Its first slots wait in the tail, or stay as they are; the others are new rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +30,19 @@ impl TileWrite {
     }
 }
 
+/// Where the rows of a tile are while a step is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TileRows {
+    /// The tile, counted from token 0.
+    pub tile: usize,
+    /// Slots that lie in the tail.
+    pub old: Range<usize>,
+    /// Slots of new rows.
+    pub new: Range<usize>,
+    /// Row of the sequence's rows that belongs in slot `new.start`.
+    pub first_row: usize,
+}
+
 /// Iterator over the tiles that a step writes, oldest first. That order is safe: a tile of the ring is read before it is
 /// overwritten.
 #[derive(Debug, Clone)]
@@ -44,6 +57,32 @@ pub struct Writes {
 }
 
 impl StreamSpec {
+    /// Whose mean is the centre of a block, where this write of a step of `rows` is the one that sets it: the rows of its tile and
+    /// of the one after, which is in the tail or comes with the step. A centre of 32 tokens is nearer to that of their block
+    /// than one of 16.
+    ///
+    /// A write sets the centre if it is of the first coded tile of its block, from its first slot on. In a stream with a tail
+    /// both tiles are complete then; without, as many rows count as the step brings, so that what is stored depends on how
+    /// tokens are fed.
+    pub fn centre_rows(&self, write: &TileWrite, rows: Rows) -> Option<[TileRows; 2]> {
+        let of_block = write.tile / TILES_PER_BLOCK * TILES_PER_BLOCK;
+        let sets = self.centres
+            && matches!(write.place, Place::Main(_))
+            && write.tile == of_block.max(self.sink_tiles)
+            && write.slots().start == 0;
+        let TileWrite { tile, old, new, first_row, .. } = write.clone();
+        sets.then(|| [TileRows { tile, old, new, first_row }, self.tile_rows(tile + 1, rows)])
+    }
+
+    /// Where the rows of tile `tile` are.
+    fn tile_rows(&self, tile: usize, rows: Rows) -> TileRows {
+        let first = tile * TILE;
+        let last = (first + TILE).min(rows.end()).max(first);
+        let new = rows.start.clamp(first, last) - first..last - first;
+        let old = 0..if self.tail_tiles > 0 { new.start } else { 0 };
+        TileRows { tile, old, new: new.clone(), first_row: (first + new.start).saturating_sub(rows.start) }
+    }
+
     /// The tiles that a step of `rows` writes.
     pub fn writes(&self, rows: Rows) -> Writes {
         let first = rows.start / TILE;

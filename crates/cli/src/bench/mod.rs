@@ -87,7 +87,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     let bench = Bench { repetitions: args.repetitions.max(1), real_fill: args.real_fill };
     let mut rows = Vec::new();
     for (k, v) in pairs {
-        let kv = KvOptions { k, v, policies: args.kv_policy.clone(), tail: true };
+        let kv = KvOptions { k, v, policies: args.kv_policy.clone(), ..Default::default() };
         let mut session = model.session(SessionOptions { n_ctx: Some(n_ctx), kv })?;
         for &test in &tests {
             console::say(format_args!("{}/{} {}", k.name(), v.name(), test.name()));

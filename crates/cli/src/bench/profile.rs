@@ -15,7 +15,7 @@ pub fn profile(args: &BenchArgs, name: &str, model: &Model) -> Result<(), Failur
     };
     let mut rows = Vec::new();
     for (k, v) in args.pairs()? {
-        let kv = KvOptions { k, v, policies: args.kv_policy.clone(), tail: true };
+        let kv = KvOptions { k, v, policies: args.kv_policy.clone(), ..Default::default() };
         let mut session = model.session(SessionOptions { n_ctx: Some(most), kv })?;
         for &depth in &depths {
             if depth < session.tokens().len() {

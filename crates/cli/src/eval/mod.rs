@@ -113,7 +113,10 @@ impl ConfigArgs {
             policies = args::with_type_table(policies, path)?;
         }
         let tail = self.kv_tail == Switch::On;
-        Ok(pairs.into_iter().map(|(k, v)| KvOptions { k, v, policies: policies.clone(), tail }).collect())
+        Ok(pairs
+            .into_iter()
+            .map(|(k, v)| KvOptions { k, v, policies: policies.clone(), tail, ..Default::default() })
+            .collect())
     }
 }
 

@@ -3,10 +3,13 @@
 //! A new row is padded to the stream's width and, in a rotated stream, rotated, whatever part it lands in: sink, tail and
 //! band hold rotated rows in f16, so that one query serves all parts. A stream with a tail codes every row from its f16
 //! values, whether it waited there or not: what a token becomes does not depend on how it was fed. Only rows encoded into a
-//! coded main tile are scaled by the stream's `alpha`.
+//! coded main tile lose the centre of their block and are scaled by the stream's `alpha`.
+
+use std::ops::Range;
 
 use kvant_backend::{KvPart, Result, check_append};
 
+use crate::balance::{Affine, HeadBalance};
 use crate::{CpuPage, Isa, Pool};
 
 mod encode;
@@ -15,6 +18,26 @@ mod slices;
 mod target;
 
 use target::Targets;
+
+/// The rows of one stream, before anything is done to them.
+struct Source<'a, F: Fn(usize) -> &'a [f32]> {
+    /// Row i `[head_dim]`.
+    row: F,
+    /// What each is multiplied and moved by first.
+    balance: Option<Affine<'a>>,
+}
+
+impl<'a, F: Fn(usize) -> &'a [f32]> Source<'a, F> {
+    /// Values `dims` of row `index`, as many as there are of them, at the start of `out`.
+    fn read(&self, index: usize, dims: Range<usize>, out: &mut [f32]) {
+        let row = (self.row)(index);
+        let row = &row[dims.start.min(row.len())..dims.end.min(row.len())];
+        match self.balance {
+            None => out[..row.len()].copy_from_slice(row),
+            Some(affine) => affine.apply(dims.start..dims.start + row.len(), row, out),
+        }
+    }
+}
 
 /// Memory that one call leaves to the next, so that decoding allocates nothing.
 #[derive(Debug, Default)]
@@ -50,14 +73,16 @@ pub(crate) fn kv_append(
         let (rows, head_dim) = (part.rows, stream.spec.head_dim);
         let width = streams.len() * head_dim;
         let row = |row| &x[(rows.first + row) * width + head * head_dim..][..head_dim];
+        let balance = HeadBalance::of(part, head).map(|of| if is_key { of.key } else { of.value });
+        let source = Source { row, balance };
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(lanes) => slices::append(lanes, stream, rows, target, row),
+            Isa::Avx2(lanes) => slices::append(lanes, stream, rows, target, source),
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni(lanes) => slices::append(lanes, stream, rows, target, row),
+            Isa::AvxVnni(lanes) => slices::append(lanes, stream, rows, target, source),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(lanes) => slices::append(lanes, stream, rows, target, row),
-            _ => scalar::append(stream, rows, target, row),
+            Isa::Avx512(lanes) => slices::append(lanes, stream, rows, target, source),
+            _ => scalar::append(stream, rows, target, source),
         }
     });
     Ok(())

@@ -1,36 +1,42 @@
 //! The reference: one row at a time, through the codec.
 
-use kvant_backend::{KvStream, Place, Rows};
-use kvant_codec::tile::{TILE, TileLayout, prepare_row};
+use kvant_backend::{KvStream, Place, Rows, StreamSpec, TileRows, TileWrite};
+use kvant_codec::tile::{TILE, TileLayout, centre, prepare_row, put_centre};
 
+use super::Source;
 use super::target::Target;
 
-/// Appends `row(0) .. row(rows.n)` `[head_dim]` to one stream.
+/// Appends `rows.n` rows of `source` `[head_dim]` to one stream.
 pub(super) fn append<'a>(
     stream: &KvStream,
     rows: Rows,
     mut target: Target<'_>,
-    row: impl Fn(usize) -> &'a [f32],
+    source: Source<'a, impl Fn(usize) -> &'a [f32]>,
 ) {
     let spec = &stream.spec;
-    let mut values = vec![vec![0.0; spec.dim()]; TILE];
     for write in spec.writes(rows) {
-        if !write.old.is_empty() {
-            let (layout, tile) = target.tile(Place::Tail(write.tile % spec.tail_tiles));
-            write.old.clone().for_each(|slot| layout.get(tile, slot, &mut values[slot]));
-        }
-        for (i, slot) in write.new.clone().enumerate() {
-            prepare_row(spec.rotates, row(write.first_row + i), &mut values[slot]);
-            if spec.tail_tiles > 0 {
-                round_to_f16(spec.f16_layout(), &mut values[slot]);
-            }
-        }
+        let TileWrite { tile, old, new, first_row, .. } = write.clone();
+        let mut values = gather(spec, &mut target, &source, &TileRows { tile, old, new, first_row });
         let all = write.slots();
         if write.in_band {
             let (layout, tile) = target.band_tile(write.tile);
             all.clone().for_each(|slot| layout.put(tile, slot, &values[slot]));
         }
         let is_coded = matches!(write.place, Place::Main(_)) && spec.dtype.code().is_some();
+        if is_coded && spec.centres {
+            if let Some(tiles) = spec.centre_rows(&write, rows) {
+                let of_tile = |tile: TileRows| {
+                    let rows = gather(spec, &mut target, &source, &tile);
+                    rows.into_iter().take(tile.new.end)
+                };
+                let rows: Vec<_> = tiles.into_iter().flat_map(of_tile).collect();
+                put_centre(rows.iter().map(Vec::as_slice), target.centre(write.tile));
+            }
+            let bytes = target.centre(write.tile);
+            for row in &mut values[all.clone()] {
+                row.iter_mut().zip(centre(bytes)).for_each(|(v, c)| *v -= c);
+            }
+        }
         let (layout, tile) = target.tile(write.place);
         for slot in if matches!(write.place, Place::Main(_)) { all } else { write.new } {
             if is_coded {
@@ -39,6 +45,28 @@ pub(super) fn append<'a>(
             layout.put(tile, slot, &values[slot]);
         }
     }
+}
+
+/// The rows of a tile `[16, dim]` as they are coded from, zeros where there are none.
+fn gather<'a>(
+    spec: &StreamSpec,
+    target: &mut Target<'_>,
+    source: &Source<'a, impl Fn(usize) -> &'a [f32]>,
+    TileRows { tile, old, new, first_row }: &TileRows,
+) -> Vec<Vec<f32>> {
+    let (mut values, mut row) = (vec![vec![0.0; spec.dim()]; TILE], vec![0.0; spec.head_dim]);
+    if !old.is_empty() {
+        let (layout, bytes) = target.tile(Place::Tail(tile % spec.tail_tiles));
+        old.clone().for_each(|slot| layout.get(bytes, slot, &mut values[slot]));
+    }
+    for (i, slot) in new.clone().enumerate() {
+        source.read(first_row + i, 0..spec.head_dim, &mut row);
+        prepare_row(spec.rotates, &row, &mut values[slot]);
+        if spec.tail_tiles > 0 {
+            round_to_f16(spec.f16_layout(), &mut values[slot]);
+        }
+    }
+    values
 }
 
 /// What waits in 16 bit is coded from there, however long it waits.

@@ -6,11 +6,12 @@
 use std::ops::Range;
 
 use half::bf16;
-use kvant_backend::{KvStream, Place, Rows as StepRows, StreamSpec, TileWrite};
+use kvant_backend::{KvStream, Place, Rows as StepRows, StreamSpec, TileRows, TileWrite};
 use kvant_codec::DType;
 use kvant_codec::finite::{F16_MAX, clamp};
 use kvant_codec::tile::{Side, TILE, TileLayout, slices};
 
+use super::Source;
 use super::encode::Encode;
 use super::target::Target;
 use crate::lanes::{Lanes, Op, Rotate, Way};
@@ -21,24 +22,32 @@ const SLICE: usize = 128;
 /// A slice of the rows of a tile. Slots that are not written hold zeros.
 pub(super) type Rows = [[f32; SLICE]; TILE];
 
-/// Appends `row(0) .. row(rows.n)` `[head_dim]` to one stream.
+/// Appends `rows.n` rows of `source` `[head_dim]` to one stream.
 pub(super) fn append<'a, L: Lanes>(
     lanes: L,
     stream: &KvStream,
     rows: StepRows,
     mut target: Target<'_>,
-    row: impl Fn(usize) -> &'a [f32],
+    source: Source<'a, impl Fn(usize) -> &'a [f32]>,
 ) {
     let spec = &stream.spec;
     let (dim, is_coded) = (spec.dim(), spec.dtype.code().is_some());
     for write in spec.writes(rows) {
         if is_coded {
             for dims in slices(dim, SLICE) {
-                append_slice(lanes, spec, &mut target, &write, dims, &row);
+                append_slice(lanes, spec, rows, &mut target, &write, dims, &source);
             }
         } else {
             for first in (0..dim).step_by(SLICE) {
-                append_slice(lanes, spec, &mut target, &write, first..(first + SLICE).min(dim), &row);
+                append_slice(
+                    lanes,
+                    spec,
+                    rows,
+                    &mut target,
+                    &write,
+                    first..(first + SLICE).min(dim),
+                    &source,
+                );
             }
         }
     }
@@ -48,28 +57,14 @@ pub(super) fn append<'a, L: Lanes>(
 fn append_slice<'a, L: Lanes>(
     lanes: L,
     spec: &StreamSpec,
+    step: StepRows,
     target: &mut Target<'_>,
     write: &TileWrite,
     dims: Range<usize>,
-    row: &impl Fn(usize) -> &'a [f32],
+    source: &Source<'a, impl Fn(usize) -> &'a [f32]>,
 ) {
-    let mut rows = [[0.0; SLICE]; TILE];
-    for (i, out) in rows[write.new.clone()].iter_mut().enumerate() {
-        let row = row(write.first_row + i);
-        let slice = &row[dims.start.min(row.len())..dims.end.min(row.len())];
-        out.iter_mut().zip(slice).for_each(|(out, &v)| *out = clamp(v, F16_MAX));
-    }
-    let new = rows[write.new.clone()].as_flattened_mut();
-    if spec.rotates {
-        lanes.run(Rotate { rows: &mut *new, width: SLICE, slice: 0..dims.len(), way: Way::Forward });
-    }
-    if spec.tail_tiles > 0 {
-        lanes.run(RoundToF16 { rows: new });
-    }
-    if !write.old.is_empty() {
-        let (layout, tile) = target.tile(Place::Tail(write.tile % spec.tail_tiles));
-        lanes.run(LoadF16 { layout, tile, dims: dims.clone(), rows: &mut rows[write.old.clone()] });
-    }
+    let TileWrite { tile, old, new, first_row, .. } = write.clone();
+    let mut rows = gather(lanes, spec, target, &TileRows { tile, old, new, first_row }, dims.clone(), source);
     let all = write.slots();
     if write.in_band {
         let (layout, tile) = target.band_tile(write.tile);
@@ -81,6 +76,19 @@ fn append_slice<'a, L: Lanes>(
         let slots = if matches!(write.place, Place::Main(_)) { all } else { write.new.clone() };
         return lanes.run(StoreFloats { layout, tile, dims, slots, rows: &rows });
     }
+    if spec.centres {
+        let place = 2 * dims.start..2 * dims.end;
+        if let Some([own, next]) = spec.centre_rows(write, step) {
+            let more = gather(lanes, spec, target, &next, dims.clone(), source);
+            let (rows, out) = (
+                [&rows[..own.new.end], &more[..next.new.end]],
+                &mut target.centre(write.tile)[place.clone()],
+            );
+            lanes.run(PutCentre { rows, out });
+        }
+        lanes.run(TakeCentre { rows: &mut rows[all.clone()], centre: &target.centre(write.tile)[place] });
+    }
+    let (layout, tile) = target.tile(write.place);
     if spec.alpha != 1.0 {
         rows.as_flattened_mut().iter_mut().for_each(|v| *v *= spec.alpha);
     }
@@ -96,6 +104,80 @@ fn append_slice<'a, L: Lanes>(
         let layout = TileLayout::new(layout.dtype(), layout.side(), dims.len()).expect("whole blocks");
         all.for_each(|slot| layout.put(part, slot, &rows[slot][..dims.len()]));
     }
+}
+
+/// Writes the mean of some rows in f16: see `kvant_codec::tile::put_centre`.
+struct PutCentre<'a> {
+    rows: [&'a [[f32; SLICE]]; 2],
+    out: &'a mut [u8],
+}
+
+impl Op for PutCentre<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let n_rows: usize = self.rows.iter().map(|rows| rows.len()).sum();
+        let by = lanes.splat(1.0 / n_rows.max(1) as f32);
+        for (i, out) in self.out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let mut sum = lanes.splat(0.0);
+            for rows in self.rows {
+                for row in rows {
+                    sum = lanes.add(sum, lanes.load(&row.as_chunks().0[i]));
+                }
+            }
+            out.copy_from_slice(lanes.to_f16(lanes.mul(sum, by)).as_flattened());
+        }
+    }
+}
+
+/// Takes a centre in f16 away from rows.
+struct TakeCentre<'a> {
+    rows: &'a mut [[f32; SLICE]],
+    centre: &'a [u8],
+}
+
+impl Op for TakeCentre<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        for (i, centre) in self.centre.as_chunks().0.iter().enumerate() {
+            let centre = lanes.load_f16(centre);
+            for row in self.rows.iter_mut() {
+                let x = &mut row.as_chunks_mut().0[i];
+                lanes.store(lanes.sub(lanes.load(x), centre), x);
+            }
+        }
+    }
+}
+
+/// A slice of the rows of a tile as they are coded from: padded, rotated, and rounded to f16 where they may have waited.
+fn gather<'a, L: Lanes>(
+    lanes: L,
+    spec: &StreamSpec,
+    target: &mut Target<'_>,
+    TileRows { tile, old, new, first_row }: &TileRows,
+    dims: Range<usize>,
+    source: &Source<'a, impl Fn(usize) -> &'a [f32]>,
+) -> Rows {
+    let mut rows = [[0.0; SLICE]; TILE];
+    for (i, out) in rows[new.clone()].iter_mut().enumerate() {
+        source.read(first_row + i, dims.clone(), out);
+        out.iter_mut().for_each(|v| *v = clamp(*v, F16_MAX));
+    }
+    let fresh = rows[new.clone()].as_flattened_mut();
+    if spec.rotates {
+        lanes.run(Rotate { rows: &mut *fresh, width: SLICE, slice: 0..dims.len(), way: Way::Forward });
+    }
+    if spec.tail_tiles > 0 {
+        lanes.run(RoundToF16 { rows: fresh });
+    }
+    if !old.is_empty() {
+        let (layout, tile) = target.tile(Place::Tail(tile % spec.tail_tiles));
+        lanes.run(LoadF16 { layout, tile, dims, rows: &mut rows[old.clone()] });
+    }
+    rows
 }
 
 /// Rounds values to f16: what waits in 16 bit is coded from there, however long it waits.

@@ -133,6 +133,14 @@ impl Target<'_> {
         (layout, unsafe { raw.bytes(offset..offset + layout.bytes()) })
     }
 
+    /// The centre of the block that tile `tile` lies in.
+    pub(super) fn centre(&mut self, tile: usize) -> &mut [u8] {
+        let (offset, raw) =
+            (self.stream.centre, self.blocks[tile / TILES_PER_BLOCK - self.bases.first_block]);
+        // SAFETY: as above: the centre stands behind the stream's own tiles.
+        unsafe { raw.bytes(offset..offset + self.stream.spec.centre_bytes()) }
+    }
+
     /// Tile `tile` of the band.
     pub(super) fn band_tile(&mut self, tile: usize) -> (TileLayout, &mut [u8]) {
         let (layout, offset) = (self.stream.spec.f16_layout(), self.part.band_offset(self.stream, tile));

@@ -18,6 +18,7 @@ use super::local::Local;
 use super::query::SLICE;
 use super::stage::Stage;
 use super::view::{Block, Form, View};
+use crate::balance::HeadBalance;
 use crate::lanes::{Lanes, Rotate, Way};
 use crate::shards::Shards;
 use crate::{CpuPage, Pool};
@@ -180,6 +181,7 @@ impl<'a> Call<'a> {
             window: window(positions.start).max(oldest)..positions.end,
             keys: View::new(part, &part.layer.k[job.head], self.band),
             values: View::new(part, &part.layer.v[job.head], self.band),
+            balance: HeadBalance::of(part, job.head),
         }
     }
 }
@@ -240,6 +242,7 @@ struct Task<'a> {
     window: Range<usize>,
     keys: View<'a>,
     values: View<'a>,
+    balance: Option<HeadBalance<'a>>,
 }
 
 impl Task<'_> {
@@ -293,7 +296,8 @@ impl Task<'_> {
             let queries = self
                 .rows()
                 .map(|(row, head)| &self.call.q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim]);
-            local.queries.prepare(lanes, &self.keys.stream.spec, p.scale * LOG2_E, queries);
+            let balance = self.balance.as_ref().map(|balance| balance.query);
+            local.queries.prepare(lanes, &self.keys.stream.spec, p.scale * LOG2_E, balance, queries);
             local.reset(n, [self.keys, self.values].map(|view| view.stream.spec.main_layout()));
         }
         share.reset(n, self.values.stream.spec.dim() / 16);
@@ -317,6 +321,14 @@ impl Task<'_> {
         for first in blocks.step_by(BLOCK) {
             let values = block(self.values, first);
             local.score(lanes, &keys, &values);
+            // Where all scores of a block miss the same, their maximum alone has to be told; a bound is no such sum.
+            let is_even = keys.centre.is_some_and(|centre| centre.first == 0) && p.soft_cap.is_none();
+            if let Some(centre) = keys.centre {
+                local.meet(lanes, centre.bytes);
+                if !is_even {
+                    local.add_met(lanes, centre.first.max(keys.tiles.start)..keys.tiles.end);
+                }
+            }
             if let Some(cap) = p.soft_cap {
                 local.soft_cap(lanes, cap * LOG2_E, values.tiles.clone());
             }
@@ -324,6 +336,9 @@ impl Task<'_> {
                 self.hide(local, first, &values.tiles, form);
             }
             local.soften(lanes, values.tiles.clone());
+            if is_even {
+                local.raise_by_met();
+            }
             share.join(lanes, (&local.max, &local.sum), &mut local.keep, &mut local.shrink, n);
             keys = block(self.keys, first + BLOCK);
             local.mix(lanes, &values, &keys, &mut share.out);
@@ -360,7 +375,7 @@ impl Task<'_> {
         }
     }
 
-    /// Divides by the sums, un-rotates and writes the outputs.
+    /// Divides by the sums, un-rotates, undoes the balance and writes the outputs.
     fn finish<L: Lanes>(&self, lanes: L, share: &Share, local: &mut Local, out: &Shards<f32>) {
         let p = self.call.p;
         let (spec, row) = (&self.values.stream.spec, &mut local.row);
@@ -378,7 +393,11 @@ impl Task<'_> {
             }
             let at = (query_row * p.n_heads + head) * p.v_head_dim;
             // SAFETY: each (row, query head) is finished once, by the thread that completes its job.
-            unsafe { out.part(at..at + p.v_head_dim) }.copy_from_slice(&row[..p.v_head_dim]);
+            let (out, row) = (unsafe { out.part(at..at + p.v_head_dim) }, &row[..p.v_head_dim]);
+            match &self.balance {
+                None => out.copy_from_slice(row),
+                Some(balance) => balance.out.apply(0..row.len(), row, out),
+            }
         }
     }
 }

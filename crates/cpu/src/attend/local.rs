@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use kvant_codec::tile::{SCALE_BYTES, TILE, TileBlock, TileLayout};
 
+use super::centre::{Meet, Shift};
 use super::codes::{Coding, EXPANDED_BYTES, Expand, Meaning, OCTET_DIMS};
 use super::kernels::{
     BLOCK_TILES, Bytes, Lane, MOST_QUERIES, MixCodes, MixFloats, RoundWeights, ScoreCodes, ScoreFloats,
@@ -25,6 +26,10 @@ pub(super) struct Local {
     pub(super) queries: Queries,
     /// `[queries]`
     pub(super) scores: Vec<Scores>,
+    /// The centre of a block of keys, `[k_dim]`.
+    centre: Vec<f32>,
+    /// What every score of the block misses without it, `[queries]` in sixteens.
+    met: Vec<[f32; 16]>,
     /// Of the scores of a block, `[queries]` in sixteens.
     pub(super) max: Vec<[f32; 16]>,
     /// Of the weights of a block, `[queries]` in sixteens.
@@ -70,7 +75,7 @@ impl Local {
         self.weights.resize(2 * queries, Bytes([[0; 4]; 32]));
         self.starts.resize(queries, 0);
         self.factors.resize(queries, 0.0);
-        for state in [&mut self.max, &mut self.sum, &mut self.keep, &mut self.shrink] {
+        for state in [&mut self.met, &mut self.max, &mut self.sum, &mut self.keep, &mut self.shrink] {
             state.resize(queries.div_ceil(16), [0.0; 16]);
         }
         self.octets.resize(2 * BLOCK_OCTETS.max(BLOCK_TILES), [0; EXPANDED_BYTES]);
@@ -89,6 +94,28 @@ impl Local {
                 }
             }
         }
+    }
+
+    /// The products of all queries with the centre of a block of keys.
+    pub(super) fn meet<L: Lanes>(&mut self, lanes: L, centre: &[u8]) {
+        self.centre.resize(centre.len() / 2, 0.0);
+        lanes.run(Meet {
+            queries: &self.queries.floats,
+            bytes: centre,
+            centre: &mut self.centre,
+            met: self.met.as_flattened_mut(),
+        });
+    }
+
+    /// Adds them to the scores of some tiles.
+    pub(super) fn add_met<L: Lanes>(&mut self, lanes: L, tiles: Range<usize>) {
+        lanes.run(Shift { scores: &mut self.scores, tiles, by: self.met.as_flattened() });
+    }
+
+    /// Adds them to the maxima.
+    pub(super) fn raise_by_met(&mut self) {
+        let met = self.met.as_flattened();
+        self.max.as_flattened_mut().iter_mut().zip(met).for_each(|(max, met)| *max += met);
     }
 
     /// Bounds the scores of some tiles by `cap`, which carries the scores' factor.
@@ -259,12 +286,14 @@ impl Default for Local {
     fn default() -> Self {
         let (queries, stage) = (Queries::default(), Stage::All);
         let (scores, weights, starts, factors) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let [max, sum, keep, shrink] = [const { Vec::new() }; 4];
+        let [met, max, sum, keep, shrink] = [const { Vec::new() }; 5];
         let (octets, row) = (Vec::new(), Vec::new());
         Self {
             job: None,
             queries,
             scores,
+            centre: Vec::new(),
+            met,
             max,
             sum,
             keep,

@@ -10,6 +10,9 @@
 //!
 //! with `c tanh(s_t / c)` in the place of `s_t` where there is a soft cap c: a pass of its own over the scores of a block.
 //!
+//! Codes of a stream with centres stand for `k_t - c`, c the centre of the block of 128 tokens: `q · c` is added to the scores
+//! of the block, or, where all of them miss it, to their maximum, so that it costs nothing per token.
+//!
 //! Keys of a rotated stream are read rotated: the query is rotated once instead, since rotations keep inner products.
 //! Values of a rotated stream are summed rotated, and the sum is un-rotated once.
 //!
@@ -52,6 +55,7 @@ use kvant_codec::DType;
 
 use crate::{CpuPage, Isa, Pool};
 
+mod centre;
 mod codes;
 mod drive;
 mod kernels;

@@ -5,6 +5,7 @@ use kvant_codec::tile::{TileBlock, TileLayout, slices};
 
 use super::codes::Meaning;
 use super::kernels::Bytes;
+use crate::balance::Affine;
 use crate::lanes::{Lanes, Op, Rotate, Way};
 
 /// Dims of one row of [`Bytes`]; no block lies across two of them.
@@ -24,18 +25,24 @@ pub(super) struct Queries {
 }
 
 impl Queries {
-    /// Takes `queries` of the key's head size, each times `scale`. Nothing is allocated once the vectors have grown.
+    /// Takes `queries` of the key's head size, each times `balance`, dim by dim, and `scale`. Nothing is allocated once the vectors have grown.
     pub(super) fn prepare<'a, L: Lanes>(
         &mut self,
         lanes: L,
         keys: &StreamSpec,
         scale: f32,
+        balance: Option<Affine<'_>>,
         queries: impl Iterator<Item = &'a [f32]>,
     ) {
         let dim = keys.dim();
         self.floats.clear();
         for query in queries {
-            self.floats.extend(query.iter().map(|x| x * scale));
+            let first = self.floats.len();
+            self.floats.extend_from_slice(query);
+            if let Some(balance) = balance {
+                balance.apply(0..query.len(), query, &mut self.floats[first..]);
+            }
+            self.floats[first..].iter_mut().for_each(|x| *x *= scale);
             self.floats.resize(self.floats.len().next_multiple_of(dim), 0.0);
         }
         if keys.rotates {

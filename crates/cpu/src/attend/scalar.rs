@@ -1,9 +1,10 @@
 //! The reference: one token at a time, decoded by the codec, with an online softmax in f64.
 
 use kvant_backend::{AttendParams, KvPart};
-use kvant_codec::tile::{TILE, prepare_query, restore_row};
+use kvant_codec::tile::{self, TILE, prepare_query, restore_row};
 
 use super::view::{Form, View};
+use crate::balance::HeadBalance;
 use crate::shards::Shards;
 use crate::{CpuPage, Pool};
 
@@ -37,10 +38,15 @@ pub(super) fn attend(
                 positions.clone().flat_map(|p| (kv_head * group..(kv_head + 1) * group).map(move |h| (p, h)))
             };
             let at = |position: usize, head: usize| (rows.first + position - rows.start) * p.n_heads + head;
+            let balance = HeadBalance::of(part, kv_head);
             let keys = View::new(part, &part.layer.k[kv_head], band);
             let values = View::new(part, &part.layer.v[kv_head], band);
             let query = |(position, head)| {
-                State::new(&keys, &values, &q[at(position, head) * p.k_head_dim..][..p.k_head_dim])
+                let mut q = q[at(position, head) * p.k_head_dim..][..p.k_head_dim].to_vec();
+                if let Some(balance) = &balance {
+                    balance.query.apply(0..p.k_head_dim, &q.clone(), &mut q);
+                }
+                State::new(&keys, &values, &q)
             };
             let mut states: Vec<State> = queries().map(query).collect();
 
@@ -61,6 +67,9 @@ pub(super) fn attend(
                 // SAFETY: each (row, query head) belongs to exactly one item.
                 let out = unsafe { out.part(at..at + p.v_head_dim) };
                 restore_row(values.stream.spec.rotates, &mut mean, out);
+                if let Some(balance) = &balance {
+                    balance.out.apply(0..p.v_head_dim, &mean[..p.v_head_dim], out);
+                }
             }
         });
     }
@@ -73,9 +82,12 @@ impl View<'_> {
 
     /// The row of `token` as a query in tile `tile` sees it.
     fn read(&self, tile: usize, token: usize, row: &mut [f32]) {
-        let in_window = token / TILE >= self.stream.spec.window(tile);
-        let (layout, tile) = self.tile(token / TILE, if in_window { Form::Window } else { Form::Main });
-        layout.get(tile, token % TILE, row);
+        let (in_window, tile) = (token / TILE >= self.stream.spec.window(tile), token / TILE);
+        let (layout, bytes) = self.tile(tile, if in_window { Form::Window } else { Form::Main });
+        layout.get(bytes, token % TILE, row);
+        if let Some(centre) = self.centre(tile).filter(|_| layout.dtype().code().is_some()) {
+            row.iter_mut().zip(tile::centre(centre)).for_each(|(v, c)| *v += c);
+        }
     }
 }
 

@@ -79,6 +79,14 @@ impl<'a> View<'a> {
         }
     }
 
+    /// The centre of the block that tile `tile` lies in, `[dim]` in f16, where codes of it are of what that leaves.
+    pub(super) fn centre(&self, tile: usize) -> Option<&'a [u8]> {
+        let (stream, spec) = (self.stream, &self.stream.spec);
+        let block =
+            || self.part.memory.blocks()[tile / TILES_PER_BLOCK].as_ref().expect("a tile that was written");
+        spec.centres.then(|| &block().as_bytes()[stream.centre..][..spec.centre_bytes()])
+    }
+
     /// The bytes of one tile.
     pub(super) fn tile(&self, tile: usize, form: Form) -> (TileLayout, &'a [u8]) {
         let (layout, tile_bytes, bytes, _) = self.tiles(tile, form);
@@ -110,6 +118,17 @@ pub(super) struct Block<'a> {
     runs: [Option<Run<'a>>; BLOCK_TILES],
     /// The tiles, counted from the start of the block.
     pub(super) tiles: Range<usize>,
+    /// What codes of it were taken from, if anything.
+    pub(super) centre: Option<Centre<'a>>,
+}
+
+/// What the coded tiles of a block are relative to.
+#[derive(Clone, Copy)]
+pub(super) struct Centre<'a> {
+    /// `[dim]` in f16.
+    pub(super) bytes: &'a [u8],
+    /// The first tile it is for, counted from the start of the block: 0 unless the sink reaches into the block.
+    pub(super) first: usize,
 }
 
 impl<'a> Block<'a> {
@@ -126,7 +145,10 @@ impl<'a> Block<'a> {
             *run = Some(Run { layout, bytes: &bytes[..n * tile_bytes], tile_bytes, first: at, tiles: n });
             at += n;
         }
-        Self { runs, tiles }
+        let sink = view.stream.spec.sink_tiles.saturating_sub(first);
+        let has_codes = form == Form::Main && tiles.start.max(sink) < tiles.end;
+        let centre = if has_codes { view.centre(first) } else { None };
+        Self { runs, tiles, centre: centre.map(|bytes| Centre { bytes, first: sink }) }
     }
 
     pub(super) fn runs(&self) -> impl Iterator<Item = &Run<'a>> {

@@ -1,10 +1,11 @@
 //! The header of a context file: what must agree, and what the cache stores.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use kvant_codec::tile::TILE;
 use kvant_codec::{DType, Rotation};
-use kvant_kv::{CacheState, HeadTypes, KvLayerShape, KvShape, Plan};
+use kvant_kv::{Balance, CacheState, HeadTypes, KvLayerShape, KvShape, LayerBalance, Plan};
 use kvant_model::Rope;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -15,7 +16,7 @@ use crate::Model;
 use crate::runtime::Sequence;
 
 /// Version of the tile layout and of the codes in it (`docs/formats.md`).
-const LAYOUT_VERSION: u32 = 3;
+const LAYOUT_VERSION: u32 = 4;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Header {
@@ -38,6 +39,9 @@ struct StoredPlan {
     recent_tokens: usize,
     tail: bool,
     alpha: f32,
+    /// Factors of keys, of values, and centres of values, `[layers][3]`.
+    #[serde(default)]
+    balance: Option<Vec<[Vec<f32>; 3]>>,
     notes: Vec<String>,
 }
 
@@ -60,6 +64,7 @@ impl Header {
                 recent_tokens: plan.recent_tokens,
                 tail: plan.tail,
                 alpha: plan.alpha,
+                balance: plan.balance.as_deref().map(stored_balance),
                 notes: plan.notes.clone(),
             },
         }
@@ -108,9 +113,16 @@ impl Header {
             ("f16 tail", plan.tail.to_string(), self.plan.tail.to_string()),
             ("alpha", plan.alpha.to_string(), self.plan.alpha.to_string()),
         ];
-        match settings.into_iter().find(|(_, expected, got)| expected != got) {
-            Some((field, expected, got)) => Err(mismatch(path, field, expected, &got)),
-            None => Ok(()),
+        if let Some((field, expected, got)) = settings.into_iter().find(|(_, expected, got)| expected != got)
+        {
+            return Err(mismatch(path, field, expected, &got));
+        }
+        let expected = plan.balance.as_deref().map(stored_balance);
+        match (&expected, &self.plan.balance) {
+            (None, Some(_)) => Err(mismatch(path, "balance", "none", "one")),
+            (Some(_), None) => Err(mismatch(path, "balance", "one", "none")),
+            (expected, got) if expected == got => Ok(()),
+            _ => Err(mismatch(path, "balance", "that of this plan", "that of another")),
         }
     }
 
@@ -128,6 +140,15 @@ impl Header {
             Ok(dtype) if dtype.is_kv() => Ok(dtype),
             _ => Err(corrupt(format!("'{name}' is no KV type"))),
         };
+        let balance = stored.balance.clone().map(|layers| Balance {
+            layers: layers
+                .into_iter()
+                .map(|[k_scale, v_scale, v_centre]| LayerBalance { k_scale, v_scale, v_centre })
+                .collect(),
+        });
+        if let Some(error) = balance.as_ref().and_then(|balance| balance.check(shape).err()) {
+            return Err(corrupt(error.to_string()));
+        }
         let head = |[k, v]: &[String; 2]| Ok(HeadTypes { k: dtype(k)?, v: dtype(v)? });
         let heads = |heads: &Vec<[String; 2]>| heads.iter().map(head).collect();
         Ok(Plan {
@@ -136,9 +157,18 @@ impl Header {
             recent_tokens: stored.recent_tokens,
             tail: stored.tail,
             alpha: stored.alpha,
+            balance: balance.map(Arc::new),
             notes: stored.notes.clone(),
         })
     }
+}
+
+fn stored_balance(balance: &Balance) -> Vec<[Vec<f32>; 3]> {
+    let of_layer = |layer: &LayerBalance| {
+        let LayerBalance { k_scale, v_scale, v_centre } = layer.clone();
+        [k_scale, v_scale, v_centre]
+    };
+    balance.layers.iter().map(of_layer).collect()
 }
 
 fn mismatch(

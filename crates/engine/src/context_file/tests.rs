@@ -15,7 +15,7 @@ fn file(name: &str) -> PathBuf {
 
 fn options(k: &str, v: &str, policies: &str, tail: bool) -> SessionOptions {
     let policies = policies.parse().unwrap();
-    let kv = KvOptions { k: k.parse().unwrap(), v: v.parse().unwrap(), policies, tail };
+    let kv = KvOptions { k: k.parse().unwrap(), v: v.parse().unwrap(), policies, tail, ..Default::default() };
     SessionOptions { n_ctx: Some(300), kv }
 }
 

@@ -1,0 +1,53 @@
+//! What the rows of a KV head are multiplied by and moved by, before they are rotated or after.
+
+use std::ops::Range;
+
+use kvant_backend::{BalanceLayout, KvPart};
+
+use crate::CpuPage;
+
+/// `x * scale + shift`, dim by dim.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Affine<'a> {
+    scale: &'a [f32],
+    shift: Option<&'a [f32]>,
+}
+
+impl Affine<'_> {
+    /// Dims `dims` of a row, of which `x` has as many as it has.
+    pub(crate) fn apply(&self, dims: Range<usize>, x: &[f32], out: &mut [f32]) {
+        let scale = &self.scale[dims.clone()][..x.len()];
+        match self.shift {
+            None => out.iter_mut().zip(x).zip(scale).for_each(|((out, x), s)| *out = x * s),
+            Some(shift) => {
+                let factors = scale.iter().zip(&shift[dims]);
+                out.iter_mut().zip(x).zip(factors).for_each(|((out, x), (s, b))| *out = x * s + b);
+            }
+        }
+    }
+}
+
+/// What the rows of one KV head meet.
+pub(crate) struct HeadBalance<'a> {
+    pub(crate) key: Affine<'a>,
+    pub(crate) query: Affine<'a>,
+    pub(crate) value: Affine<'a>,
+    pub(crate) out: Affine<'a>,
+}
+
+impl<'a> HeadBalance<'a> {
+    /// That of head `head` of `part`, where it has one.
+    pub(crate) fn of(part: &KvPart<'a, CpuPage>, head: usize) -> Option<Self> {
+        let values: &'a [f32] = bytemuck::cast_slice(part.balance?.as_bytes());
+        let layout = BalanceLayout::of(part.layer);
+        let [k, v] = [&part.layer.k, &part.layer.v].map(|streams| streams[head].spec.head_dim);
+        let of_head = |all: Range<usize>, dim: usize| &values[all][head * dim..][..dim];
+        let affine = |scale, shift| Affine { scale, shift };
+        Some(Self {
+            key: affine(of_head(layout.key, k), None),
+            query: affine(of_head(layout.query, k), None),
+            value: affine(of_head(layout.value, v), Some(of_head(layout.value_shift, v))),
+            out: affine(of_head(layout.out, v), Some(of_head(layout.out_shift, v))),
+        })
+    }
+}
