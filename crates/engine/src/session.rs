@@ -25,7 +25,8 @@ pub struct KvOptions {
     pub policies: Policies,
     /// What keys and values are multiplied by before they are stored.
     pub balance: Option<Arc<Balance>>,
-    /// Whether the youngest tokens, those that do not fill a tile yet, wait in f16. On except for measurements.
+    /// Whether the youngest tokens, those that do not fill a tile yet, wait in f16. On except for measurements:
+    /// without, what is stored depends on how tokens are fed.
     pub tail: bool,
 }
 

@@ -73,7 +73,8 @@ pub struct Plan {
     pub sink_tokens: usize,
     /// Youngest tokens kept in f16, beyond those that wait to fill a tile; rounded up to whole tiles.
     pub recent_tokens: usize,
-    /// Whether tokens that do not fill a tile yet wait in f16. Off, they are encoded at once; for measurements.
+    /// Whether tokens that do not fill a tile yet wait in f16. Off, they are encoded at once, and what is stored depends on how
+    /// they are fed; for measurements.
     pub tail: bool,
     /// Factor on every encoded vector's norm.
     pub alpha: f32,

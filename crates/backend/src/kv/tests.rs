@@ -187,6 +187,39 @@ fn the_window_is_one_to_two_tiles_and_begins_anew_at_a_border() {
     assert_eq!(StreamSpec { tail_tiles: 0, ..spec }.exact_cut(77, 100), 77);
 }
 
+/// However tokens come, the centre of a block is set once, by its first coded tile, and from the same 32 tokens.
+#[test]
+fn a_centre_is_set_once_and_from_whole_tiles() {
+    for (sink_tiles, tail_tiles) in [(0, 2), (1, 2), (9, 2), (0, 4), (7, 3)] {
+        let spec = StreamSpec { sink_tiles, tail_tiles, ..StreamSpec::new(DType::Turbo3, Side::K, 128) };
+        for chunk in [1, 7, 16, 100, 1300] {
+            let mut set = Vec::new();
+            for start in (0..1300).step_by(chunk) {
+                let n = chunk.min(1300 - start);
+                let rows = Rows { first: 0, n, start, coded: spec.coded_tiles(start) };
+                for write in spec.writes(rows) {
+                    let Some(tiles) = spec.centre_rows(&write, rows) else { continue };
+                    for (i, TileRows { tile, old, new, first_row }) in tiles.into_iter().enumerate() {
+                        assert_eq!((tile, old.end, new.end), (write.tile + i, new.start, TILE));
+                        assert!(new.is_empty() || start + first_row == tile * TILE + new.start);
+                        // What is not new is in the ring.
+                        assert!(old.is_empty() || tile + tail_tiles > (start - 1) / TILE);
+                    }
+                    set.push(write.tile);
+                }
+            }
+            let coded = spec.coded_tiles(1300);
+            let first = |block: usize| (block * TILES_PER_BLOCK).max(sink_tiles);
+            let blocks = sink_tiles / TILES_PER_BLOCK..coded.div_ceil(TILES_PER_BLOCK);
+            assert_eq!(
+                set,
+                blocks.map(first).collect::<Vec<_>>(),
+                "sink {sink_tiles}, tail {tail_tiles}, {chunk}"
+            );
+        }
+    }
+}
+
 #[test]
 fn streams_lie_side_by_side_in_each_allocation() {
     let mut sizes = StreamSizes::default();
@@ -203,6 +236,9 @@ fn streams_lie_side_by_side_in_each_allocation() {
             assert_eq!((stream.main, stream.sink, stream.tail, stream.band), (main, sink, tail, band));
             let f16 = stream.spec.f16_layout().bytes();
             main += TILES_PER_BLOCK * stream.spec.main_layout().bytes();
+            assert_eq!(stream.centre, main);
+            let has_centre = stream.spec.side == Side::K && stream.spec.dtype != DType::F16;
+            main += if has_centre { 2 * 64 } else { 0 };
             sink += f16;
             tail += stream.spec.tail_tiles * f16;
             band += if stream.spec.tail_tiles > 0 { f16 } else { 0 };
