@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_codec::DType;
+use kvant_codec::tile::TILE;
 
 use crate::{HeadTypes, KvError, KvShape, Plan};
 
@@ -54,9 +55,10 @@ const POLICY_SYNTAX: &str =
     "none, or a comma list of auto-asymmetric, boundary[:FIRST[,LAST]], sink:N, recent:N, alpha:X";
 
 impl Default for Policies {
-    /// `auto-asymmetric`: quality is not given away silently.
+    /// `auto-asymmetric,sink:16`: quality is not given away silently. Many heads look at the first token wherever they are, so that
+    /// a code of it is off for every query; a tile in f16 is the cheapest quality there is.
     fn default() -> Self {
-        Self(vec![Policy::AutoAsymmetric])
+        Self(vec![Policy::AutoAsymmetric, Policy::Sink(TILE)])
     }
 }
 
@@ -169,7 +171,11 @@ impl Policy {
             }
             Self::Sink(n) => {
                 plan.sink_tokens = check_size("sink", *n, 0..=MAX_TOKENS)?;
-                plan.notes.push(format!("sink: first {n} tokens in f16"));
+                // Floats have no sink to tell of.
+                let is_coded = |types: &HeadTypes| types.k.code().is_some() || types.v.code().is_some();
+                if plan.types.iter().flatten().any(is_coded) {
+                    plan.notes.push(format!("sink: first {n} tokens in f16"));
+                }
             }
             Self::Recent(n) => {
                 plan.recent_tokens = check_size("recent", *n, 0..=MAX_TOKENS)?;
