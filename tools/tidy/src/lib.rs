@@ -1,6 +1,8 @@
 //! Tests that hold the code to what `docs/ARCHITECTURE.md` says. There is nothing to call here.
 #![cfg(test)]
 
+mod packages;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
