@@ -1,4 +1,4 @@
-//! What is handed out: packages that build on their own.
+//! What is handed out: packages that build on their own, and an image whose recipe names files that exist.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -69,4 +69,35 @@ fn a_package_says_what_it_is_and_carries_its_licences() {
             assert!(is_ours, "{}: link {name} to ../../{name}", krate.display());
         }
     }
+}
+
+/// What the list of files for an image leaves in: its lines that begin with `!`.
+fn in_the_image() -> Vec<String> {
+    let list = fs::read_to_string(root().join(".dockerignore")).unwrap();
+    list.lines().filter_map(|line| line.strip_prefix('!')).map(str::to_owned).collect()
+}
+
+#[test]
+fn an_image_is_built_from_every_room_and_nothing_that_is_not_there() {
+    let kept = in_the_image();
+    for name in kept.iter().filter(|name| !name.ends_with('*')) {
+        assert!(root().join(name).exists(), ".dockerignore keeps {name}, which does not exist");
+    }
+    // Cargo reads the manifest of every member, whichever it builds.
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let members = manifest.split("members = [").nth(2).and_then(|rest| rest.split(']').next()).unwrap();
+    for member in members.split('"').skip(1).step_by(2) {
+        let is_kept = kept.iter().any(|name| Path::new(member).starts_with(name));
+        assert!(is_kept, ".dockerignore leaves out {member}, a member of the workspace");
+    }
+}
+
+#[test]
+fn an_image_is_built_by_a_compiler_that_is_new_enough() {
+    let version = |text: &str| -> Vec<u32> { text.split('.').map(|part| part.parse().unwrap()).collect() };
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let oldest = manifest.split("rust-version = \"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+    let recipe = fs::read_to_string(root().join("Dockerfile")).unwrap();
+    let used = recipe.split("FROM rust:").nth(1).and_then(|rest| rest.split('-').next()).unwrap();
+    assert!(version(used) >= version(oldest), "the Dockerfile has Rust {used}, {oldest} is wanted");
 }
