@@ -33,6 +33,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("kvant-eval", &["kvant", "kvant-codec"]),
     ("kvant-cli", &["kvant", "kvant-eval"]),
+    ("kvant-capi", &["kvant"]),
     ("kvant-conformance", &["kvant-backend", "kvant-codec"]),
     ("kvant-fuzz-targets", &["kvant", "kvant-codec"]),
 ];
@@ -42,6 +43,7 @@ const OUTSIDE: [&str; 2] = ["conformance", "fuzz/targets"];
 
 /// Rooms that may contain the word `unsafe`, and why.
 const UNSAFE_ROOMS: &[(&str, &str)] = &[
+    ("capi", "pointers that C hands over"),
     ("cpu", "vector instructions and the thread pool"),
     ("cuda", "calls into the driver and NVRTC"),
     ("gguf", "the memory map"),
@@ -58,7 +60,7 @@ const LONG_FILES: &[(&str, &str)] = &[];
 
 /// Folders with files that people write, and how the names of those files end.
 const WRITTEN_IN: [&str; 5] = ["conformance", "crates", "docs", "fuzz", "tools"];
-const WRITTEN_AS: [&str; 7] = ["rs", "cu", "cuh", "py", "css", "md", "toml"];
+const WRITTEN_AS: [&str; 8] = ["rs", "c", "cu", "cuh", "py", "css", "md", "toml"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
