@@ -34,6 +34,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-eval", &["kvant", "kvant-codec"]),
     ("kvant-cli", &["kvant", "kvant-eval"]),
     ("kvant-capi", &["kvant"]),
+    ("kvant-python", &["kvant"]),
     ("kvant-conformance", &["kvant-backend", "kvant-codec"]),
     ("kvant-fuzz-targets", &["kvant", "kvant-codec"]),
 ];
@@ -60,7 +61,7 @@ const LONG_FILES: &[(&str, &str)] = &[];
 
 /// Folders with files that people write, and how the names of those files end.
 const WRITTEN_IN: [&str; 5] = ["conformance", "crates", "docs", "fuzz", "tools"];
-const WRITTEN_AS: [&str; 8] = ["rs", "c", "cu", "cuh", "py", "css", "md", "toml"];
+const WRITTEN_AS: [&str; 9] = ["rs", "c", "cu", "cuh", "py", "pyi", "css", "md", "toml"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
