@@ -112,6 +112,43 @@ fn rate(n: usize, time: Duration) -> f64 {
 /// generated.
 pub struct Generation<'s> {
     session: &'s mut Session,
+    course: Continuation,
+}
+
+impl<'s> Generation<'s> {
+    pub(crate) fn start(
+        session: &'s mut Session,
+        prompt: &[u32],
+        options: GenerateOptions,
+        cancel: &CancelFlag,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self, Error> {
+        let course = Continuation::start(session, prompt, options, cancel, progress)?;
+        Ok(Self { session, course })
+    }
+
+    /// Counts and times so far.
+    pub fn stats(&self) -> Stats {
+        self.course.stats()
+    }
+
+    /// Text held back because its last character is not complete; to be printed when the generation has ended.
+    pub fn finish_text(&mut self) -> String {
+        self.course.finish_text()
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<Token, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.course.next(self.session)
+    }
+}
+
+/// A generation that does not hold its session, for those who cannot lend it that long: other languages, many sessions at
+/// once. See [`Session::begin`].
+pub struct Continuation {
     sampler: Sampler,
     decode: DecodeStream,
     options: GenerateOptions,
@@ -121,9 +158,9 @@ pub struct Generation<'s> {
     stats: Stats,
 }
 
-impl<'s> Generation<'s> {
+impl Continuation {
     pub(crate) fn start(
-        session: &'s mut Session,
+        session: &mut Session,
         prompt: &[u32],
         options: GenerateOptions,
         cancel: &CancelFlag,
@@ -144,7 +181,7 @@ impl<'s> Generation<'s> {
             Stats { n_prompt: prompt.len() - kept, prompt_time: started.elapsed(), ..Stats::default() };
         let sampler = Sampler::new(options.sampler);
         let decode = DecodeStream::default();
-        Ok(Self { session, sampler, decode, options, cancel: cancel.clone(), pending: None, stats })
+        Ok(Self { sampler, decode, options, cancel: cancel.clone(), pending: None, stats })
     }
 
     /// Counts and times so far.
@@ -157,51 +194,18 @@ impl<'s> Generation<'s> {
         self.decode.flush()
     }
 
-    /// The next token, or why there is none.
-    fn advance(&mut self) -> Result<Result<Token, Finish>, Error> {
-        if self.cancel.is_cancelled() {
-            return Ok(Err(Finish::Cancelled));
-        }
-        if self.options.max_tokens.is_some_and(|max| self.stats.n_gen >= max) {
-            return Ok(Err(Finish::Length));
-        }
-        let id = if let Some(token) = self.pending {
-            if self.session.tokens().len() == self.session.n_ctx() {
-                return Ok(Err(Finish::ContextFull));
-            }
-            let started = Instant::now();
-            self.session.queue(&[token], &mut |_| true)?;
-            self.pending = None;
-            let id = self.session.draw(&mut self.sampler)?;
-            self.stats.decode_time += started.elapsed();
-            self.stats.n_decoded += 1;
-            id
-        } else {
-            self.session.draw(&mut self.sampler)?
-        };
-        let tokenizer = self.session.model().tokenizer()?;
-        if tokenizer.is_eog(id) && !self.options.ignore_eos {
-            return Ok(Err(Finish::Stop));
-        }
-        self.stats.n_gen += 1;
-        self.pending = Some(id);
-        Ok(Ok(Token { id, text: self.decode.push(tokenizer, id) }))
-    }
-}
-
-impl Iterator for Generation<'_> {
-    type Item = Result<Token, Error>;
-
-    fn next(&mut self) -> Option<Self::Item> {
+    /// The next token of `session`; `None` when the generation has ended. It is to be the session that this began with, as the
+    /// last call left it.
+    pub fn next(&mut self, session: &mut Session) -> Option<Result<Token, Error>> {
         if self.stats.finish.is_some() {
             return None;
         }
-        match self.advance() {
+        match self.advance(session) {
             Ok(Ok(token)) => Some(Ok(token)),
             Ok(Err(finish)) => {
                 self.stats.finish = Some(finish);
                 // A session that nobody draws from holds its cache and nothing else.
-                self.session.rest();
+                session.rest();
                 None
             }
             Err(error) => {
@@ -209,5 +213,36 @@ impl Iterator for Generation<'_> {
                 Some(Err(error))
             }
         }
+    }
+
+    /// The next token, or why there is none.
+    fn advance(&mut self, session: &mut Session) -> Result<Result<Token, Finish>, Error> {
+        if self.cancel.is_cancelled() {
+            return Ok(Err(Finish::Cancelled));
+        }
+        if self.options.max_tokens.is_some_and(|max| self.stats.n_gen >= max) {
+            return Ok(Err(Finish::Length));
+        }
+        let id = if let Some(token) = self.pending {
+            if session.tokens().len() == session.n_ctx() {
+                return Ok(Err(Finish::ContextFull));
+            }
+            let started = Instant::now();
+            session.queue(&[token], &mut |_| true)?;
+            self.pending = None;
+            let id = session.draw(&mut self.sampler)?;
+            self.stats.decode_time += started.elapsed();
+            self.stats.n_decoded += 1;
+            id
+        } else {
+            session.draw(&mut self.sampler)?
+        };
+        let tokenizer = session.model().tokenizer()?;
+        if tokenizer.is_eog(id) && !self.options.ignore_eos {
+            return Ok(Err(Finish::Stop));
+        }
+        self.stats.n_gen += 1;
+        self.pending = Some(id);
+        Ok(Ok(Token { id, text: self.decode.push(tokenizer, id) }))
     }
 }

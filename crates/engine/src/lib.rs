@@ -42,7 +42,7 @@ pub mod tuning;
 pub use context_file::ContextFileError;
 pub use device::{Device, DeviceChoice, memory_bandwidth};
 pub use error::Error;
-pub use generate::{CancelFlag, Finish, GenerateOptions, Generation, Stats, Token};
+pub use generate::{CancelFlag, Continuation, Finish, GenerateOptions, Generation, Stats, Token};
 pub use gpu::Gpu;
 pub use kvant_backend::{BackendError, DeviceInfo, KernelChoice, limits};
 pub use kvant_codec::DType;

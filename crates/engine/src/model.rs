@@ -14,8 +14,8 @@ use crate::device::{self, DeviceChoice, Placement};
 use crate::runtime::Loaded;
 use crate::{Error, Session, SessionOptions, fingerprint};
 
-/// Our own small model, for the first minute and for tests (see `assets/model/pocket.md`).
-pub(crate) static POCKET: &[u8] = include_bytes!("../../../assets/model/pocket-q8_0.gguf");
+/// Our own small model, for the first minute and for tests.
+pub(crate) static POCKET: &[u8] = include_bytes!("../assets/pocket-q8_0.gguf");
 
 /// How to load a model.
 #[derive(Default)]

@@ -10,7 +10,7 @@ use kvant_kv::{Balance, Plan, Policies};
 use kvant_model::{Entry, Want};
 use kvant_text::sampler::{SampleError, Sampler};
 
-use crate::generate::{CancelFlag, GenerateOptions, Generation};
+use crate::generate::{CancelFlag, Continuation, GenerateOptions, Generation};
 use crate::runtime::{Logits, MAX_ROWS, Room, Sequence, StepRow};
 use crate::{Error, Model};
 
@@ -383,6 +383,20 @@ impl Session {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Generation<'_>, Error> {
         Generation::start(self, prompt, options, cancel, progress)
+    }
+
+    /// [`Session::generate_with`] for a generation that is handed the session for each token instead of holding it.
+    ///
+    /// # Errors
+    /// As [`Session::generate`].
+    pub fn begin(
+        &mut self,
+        prompt: &[u32],
+        options: GenerateOptions,
+        cancel: &CancelFlag,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Continuation, Error> {
+        Continuation::start(self, prompt, options, cancel, progress)
     }
 
     /// Keeps what the cache shares with the beginning of `prompt`, or what other sessions do, and forgets the rest. At least one

@@ -2,4 +2,4 @@
 
 /// The first five chapters of Mary Shelley's *Frankenstein* in the edition of 1831, 63 kB: long enough for 20 chunks of 512
 /// tokens, in the public domain, and unknown to the bundled model.
-pub const SAMPLE: &str = include_str!("../../../assets/text/frankenstein.txt");
+pub const SAMPLE: &str = include_str!("../assets/frankenstein.txt");

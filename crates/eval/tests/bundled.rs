@@ -187,7 +187,7 @@ fn each_layer_alone_costs_less_than_all_together() {
 fn logits_that_are_not_numbers_are_refused_with_their_place() {
     let good = model();
     let norm = good.gguf().tensor("output_norm.weight").unwrap().bytes.to_vec();
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/model/pocket-q8_0.gguf");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/assets/pocket-q8_0.gguf");
     let mut bytes = std::fs::read(source).unwrap();
     let at = bytes.windows(norm.len()).position(|window| window == norm).unwrap();
     // Finite themselves, which files must be, and nothing that meets them is.

@@ -7,7 +7,7 @@ use kvant::tokenizer::TokenKind;
 use kvant::{ChatTemplate, Gguf, Message, RenderOptions, Special, Tokenizer};
 
 static BUNDLED: LazyLock<Tokenizer> = LazyLock::new(|| {
-    let file: &'static [u8] = include_bytes!("../../../assets/model/pocket-q8_0.gguf");
+    let file: &'static [u8] = include_bytes!("../../../crates/engine/assets/pocket-q8_0.gguf");
     let gguf = Gguf::from_bytes(file).expect("the bundled model is sound");
     Tokenizer::from_gguf(&gguf).expect("the bundled model has a tokenizer")
 });

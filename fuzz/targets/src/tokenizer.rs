@@ -7,7 +7,7 @@ use kvant::tokenizer::{TokenKind, TokenizerError, TokenizerModel};
 use kvant::{DecodeStream, Gguf, Special, Tokenizer};
 
 static TOKENIZERS: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
-    let file: &'static [u8] = include_bytes!("../../../assets/model/pocket-q8_0.gguf");
+    let file: &'static [u8] = include_bytes!("../../../crates/engine/assets/pocket-q8_0.gguf");
     let bundled = Gguf::from_bytes(file).expect("the bundled model is sound");
     let shared = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/assets/vocab");
     let mut files: Vec<_> =

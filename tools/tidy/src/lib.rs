@@ -1,6 +1,8 @@
 //! Tests that hold the code to what `docs/ARCHITECTURE.md` says. There is nothing to call here.
 #![cfg(test)]
 
+mod packages;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +33,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("kvant-eval", &["kvant", "kvant-codec"]),
     ("kvant-cli", &["kvant", "kvant-eval"]),
+    ("kvant-capi", &["kvant"]),
+    ("kvant-python", &["kvant"]),
     ("kvant-conformance", &["kvant-backend", "kvant-codec"]),
     ("kvant-fuzz-targets", &["kvant", "kvant-codec"]),
 ];
@@ -40,6 +44,7 @@ const OUTSIDE: [&str; 2] = ["conformance", "fuzz/targets"];
 
 /// Rooms that may contain the word `unsafe`, and why.
 const UNSAFE_ROOMS: &[(&str, &str)] = &[
+    ("capi", "pointers that C hands over"),
     ("cpu", "vector instructions and the thread pool"),
     ("cuda", "calls into the driver and NVRTC"),
     ("gguf", "the memory map"),
@@ -56,7 +61,7 @@ const LONG_FILES: &[(&str, &str)] = &[];
 
 /// Folders with files that people write, and how the names of those files end.
 const WRITTEN_IN: [&str; 5] = ["conformance", "crates", "docs", "fuzz", "tools"];
-const WRITTEN_AS: [&str; 7] = ["rs", "cu", "cuh", "py", "css", "md", "toml"];
+const WRITTEN_AS: [&str; 9] = ["rs", "c", "cu", "cuh", "py", "pyi", "css", "md", "toml"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

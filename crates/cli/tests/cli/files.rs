@@ -59,7 +59,7 @@ fn asset(path: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path).display().to_string()
 }
 
-const POCKET: &str = "assets/model/pocket-q8_0.gguf";
+const POCKET: &str = "crates/engine/assets/pocket-q8_0.gguf";
 const TEXT: &str = "LICENSE-APACHE";
 
 /// Commands with a place for a file each; those in the second list write it.

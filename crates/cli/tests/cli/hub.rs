@@ -119,7 +119,7 @@ fn answer(
 }
 
 fn bundled() -> Vec<u8> {
-    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/model/pocket-q8_0.gguf")).unwrap()
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/assets/pocket-q8_0.gguf")).unwrap()
 }
 
 fn home(test: &str) -> PathBuf {

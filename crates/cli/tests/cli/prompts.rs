@@ -23,7 +23,7 @@ fn refusal(args: &[&str], code: i32) -> String {
     line
 }
 
-const BUNDLED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/model/pocket-q8_0.gguf");
+const BUNDLED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/assets/pocket-q8_0.gguf");
 
 /// A folder for these tests; every file in it is written by one of them.
 fn scratch() -> PathBuf {

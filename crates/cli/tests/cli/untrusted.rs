@@ -31,7 +31,7 @@ fn scratch(test: &str) -> PathBuf {
 }
 
 fn bundled() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/model/pocket-q8_0.gguf");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/assets/pocket-q8_0.gguf");
     path.to_str().unwrap().to_owned()
 }
 

@@ -39,7 +39,7 @@ fn scratch(test: &str) -> PathBuf {
 }
 
 fn bundled() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/model/pocket-q8_0.gguf")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/assets/pocket-q8_0.gguf")
 }
 
 /// One line on stderr that contains every one of `words`, and this exit code.

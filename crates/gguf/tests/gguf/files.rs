@@ -39,7 +39,7 @@ fn every_vocabulary_can_be_read_and_rewritten() {
 
 #[test]
 fn bundled_model_can_be_read_and_rewritten() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/model/pocket-q8_0.gguf");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/assets/pocket-q8_0.gguf");
     let gguf = Gguf::open(&path).unwrap();
     let meta = gguf.meta();
     assert_eq!(meta.get::<&str>("general.architecture").unwrap(), "qwen3");

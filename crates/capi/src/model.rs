@@ -1,0 +1,169 @@
+//! Models: opened, asked for tokens of texts, freed.
+
+use std::ffi::c_char;
+
+use kvant::{DeviceChoice, Message, Model, OpenOptions, Special};
+
+use crate::KvantStatus;
+use crate::border::{Failure, borrowed, call, copy, owned_text, place, text, text_or_null, values};
+
+/// A loaded model.
+pub struct KvantModel(pub(crate) Model);
+
+/// How to load a model. Zeroes mean the defaults.
+#[repr(C)]
+pub struct KvantModelOptions {
+    /// `auto`, `cpu` or `cuda:N`; NULL is `auto`, the first NVIDIA GPU where one can be used, else the CPU.
+    pub device: *const c_char,
+    /// Threads to work with; 0 is all cores.
+    pub n_threads: usize,
+}
+
+/// What someone says in a conversation.
+#[repr(C)]
+pub struct KvantMessage {
+    /// Who speaks: `system`, `user`, `assistant`, or what else the model's template knows.
+    pub role: *const c_char,
+    /// What is said.
+    pub content: *const c_char,
+}
+
+/// # Safety
+/// `options` is NULL or valid.
+unsafe fn open_options(options: *const KvantModelOptions) -> Result<OpenOptions<'static>, Failure> {
+    // SAFETY: as the caller promises.
+    let Some(options) = (unsafe { options.as_ref() }) else { return Ok(OpenOptions::default()) };
+    // SAFETY: a text or NULL, by the contract of this library.
+    let device = unsafe { text_or_null(options.device, "device") }?;
+    Ok(OpenOptions {
+        device: device.map_or(Ok(DeviceChoice::Auto), str::parse)?,
+        n_threads: Some(options.n_threads).filter(|&n| n > 0),
+        ..Default::default()
+    })
+}
+
+/// Loads a GGUF file (any shard of a split one). `options` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_model_open(
+    path: *const c_char,
+    options: *const KvantModelOptions,
+    model: *mut *mut KvantModel,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe {
+        call(error, || {
+            let (path, place) = (text(path, "path")?, place(model, "model")?);
+            let model = Model::open_with(path, open_options(options)?)?;
+            place.put(Box::into_raw(Box::new(KvantModel(model))));
+            Ok(())
+        })
+    }
+}
+
+/// Loads the small model that is built into this library. `options` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_model_bundled(
+    options: *const KvantModelOptions,
+    model: *mut *mut KvantModel,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe {
+        call(error, || {
+            let place = place(model, "model")?;
+            let model = Model::bundled(open_options(options)?)?;
+            place.put(Box::into_raw(Box::new(KvantModel(model))));
+            Ok(())
+        })
+    }
+}
+
+/// Frees a model; its sessions go on. NULL is gone over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_model_free(model: *mut KvantModel) {
+    if !model.is_null() {
+        // SAFETY: it was made by `Box::into_raw` above and has not been freed.
+        drop(unsafe { Box::from_raw(model) });
+    }
+}
+
+/// Size of the vocabulary; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_model_n_vocab(model: *const KvantModel) -> usize {
+    // SAFETY: NULL or a model of ours.
+    unsafe { model.as_ref() }.map_or(0, |model| model.0.n_vocab())
+}
+
+/// Tokens of a plain text, with the model's begin-of-text token where it wants one. What looks like a special token in the text
+/// is just text. The first `capacity` tokens are written to `tokens` and the number of all to `n_tokens`: a capacity of 0 asks
+/// for the number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_model_text_prompt(
+    model: *const KvantModel,
+    prompt: *const c_char,
+    tokens: *mut u32,
+    capacity: usize,
+    n_tokens: *mut usize,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe {
+        call(error, || {
+            let place = place(n_tokens, "n_tokens")?;
+            let all = borrowed(model, "model")?.0.text_prompt(text(prompt, "prompt")?, Special::AsText)?;
+            copy(&all, tokens, capacity, "tokens")?;
+            place.put(all.len());
+            Ok(())
+        })
+    }
+}
+
+/// Tokens of a conversation in the model's own chat format, ending where the assistant is to answer, written as by
+/// `kvant_model_text_prompt`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_model_chat_prompt(
+    model: *const KvantModel,
+    messages: *const KvantMessage,
+    n_messages: usize,
+    tokens: *mut u32,
+    capacity: usize,
+    n_tokens: *mut usize,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe {
+        call(error, || {
+            let place = place(n_tokens, "n_tokens")?;
+            let said = values(messages, n_messages, "messages")?.iter();
+            let said = said.map(|message| {
+                Ok(Message::new(text(message.role, "role")?, text(message.content, "content")?))
+            });
+            let said = said.collect::<Result<Vec<_>, Failure>>()?;
+            let all = borrowed(model, "model")?.0.chat_prompt(&said)?;
+            copy(&all, tokens, capacity, "tokens")?;
+            place.put(all.len());
+            Ok(())
+        })
+    }
+}
+
+/// The text of tokens, to be freed with `kvant_string_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_model_decode(
+    model: *const KvantModel,
+    tokens: *const u32,
+    n_tokens: usize,
+    text: *mut *mut c_char,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe {
+        call(error, || {
+            let place = place(text, "text")?;
+            let tokens = values(tokens, n_tokens, "tokens")?;
+            place.put(owned_text(borrowed(model, "model")?.0.tokenizer()?.decode(tokens)));
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,171 @@
+//! Sessions: tokens read, logits handed out, the cache measured.
+
+use std::ffi::c_char;
+
+use kvant::{DType, KvOptions, Policies, Session, SessionOptions};
+
+use crate::border::{Failure, borrowed, call, changed, copy, place, text_or_null, values};
+use crate::{KvantModel, KvantStatus};
+
+/// A conversation with a model: tokens and their KV cache.
+pub struct KvantSession(pub(crate) Session);
+
+/// How to make a session. Zeroes mean the defaults.
+#[repr(C)]
+pub struct KvantSessionOptions {
+    /// What the cache stores of keys, by name (`turbo3`, `q8_0`, ...); NULL is `f16`.
+    pub type_k: *const c_char,
+    /// What the cache stores of values; NULL is `f16`.
+    pub type_v: *const c_char,
+    /// Rules on top, as `sink:16,boundary:2` or `none`; NULL is `auto-asymmetric`.
+    pub kv_policy: *const c_char,
+    /// Tokens the context holds; 0 is the length the model was trained for.
+    pub n_ctx: usize,
+}
+
+/// What a cache takes, measured.
+#[repr(C)]
+pub struct KvantKvUse {
+    /// Tokens stored.
+    pub tokens: usize,
+    /// Bytes allocated: pages, f16 parts and padding.
+    pub bytes: usize,
+    /// Bytes an f16 cache would have allocated for the same tokens.
+    pub bytes_f16: usize,
+    /// Bits per key value, scales included.
+    pub bpv_k: f64,
+    /// Bits per value value, scales included.
+    pub bpv_v: f64,
+}
+
+/// # Safety
+/// `options` is NULL or valid.
+unsafe fn session_options(options: *const KvantSessionOptions) -> Result<SessionOptions, Failure> {
+    // SAFETY: as the caller promises.
+    let Some(options) = (unsafe { options.as_ref() }) else { return Ok(SessionOptions::default()) };
+    let dtype = |name: Option<&str>| name.map_or(Ok(DType::F16), str::parse);
+    // SAFETY: texts or NULL, by the contract of this library.
+    let (k, v, policy) = unsafe {
+        let types = (text_or_null(options.type_k, "type_k")?, text_or_null(options.type_v, "type_v")?);
+        (types.0, types.1, text_or_null(options.kv_policy, "kv_policy")?)
+    };
+    let policies = policy.map_or(Ok(Policies::default()), str::parse)?;
+    let kv = KvOptions { k: dtype(k)?, v: dtype(v)?, policies, ..Default::default() };
+    Ok(SessionOptions { n_ctx: Some(options.n_ctx).filter(|&n| n > 0), kv })
+}
+
+/// Makes a session with an empty cache. `options` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_session_new(
+    model: *const KvantModel,
+    options: *const KvantSessionOptions,
+    session: *mut *mut KvantSession,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe {
+        call(error, || {
+            let place = place(session, "session")?;
+            let session = borrowed(model, "model")?.0.session(session_options(options)?)?;
+            place.put(Box::into_raw(Box::new(KvantSession(session))));
+            Ok(())
+        })
+    }
+}
+
+/// Frees a session and its cache. NULL is gone over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_session_free(session: *mut KvantSession) {
+    if !session.is_null() {
+        // SAFETY: it was made by `Box::into_raw` above and has not been freed.
+        drop(unsafe { Box::from_raw(session) });
+    }
+}
+
+/// Reads tokens after those that are there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_session_feed(
+    session: *mut KvantSession,
+    tokens: *const u32,
+    n_tokens: usize,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe {
+        call(error, || {
+            let tokens = values(tokens, n_tokens, "tokens")?;
+            Ok(changed(session, "session")?.0.feed(tokens, &mut |_| true)?)
+        })
+    }
+}
+
+/// The logits that follow the last token that was fed: the first `capacity` of `kvant_model_n_vocab` are written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_session_logits(
+    session: *mut KvantSession,
+    logits: *mut f32,
+    capacity: usize,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe { call(error, || copy(changed(session, "session")?.0.logits()?, logits, capacity, "logits")) }
+}
+
+/// Forgets everything but the first `n_tokens`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_session_rewind(
+    session: *mut KvantSession,
+    n_tokens: usize,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe { call(error, || Ok(changed(session, "session")?.0.rewind(n_tokens)?)) }
+}
+
+/// The tokens in the cache: the first `capacity` are written to `tokens` and the number of all to `n_tokens`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_session_tokens(
+    session: *const KvantSession,
+    tokens: *mut u32,
+    capacity: usize,
+    n_tokens: *mut usize,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe {
+        call(error, || {
+            let place = place(n_tokens, "n_tokens")?;
+            let all = borrowed(session, "session")?.0.tokens();
+            copy(all, tokens, capacity, "tokens")?;
+            place.put(all.len());
+            Ok(())
+        })
+    }
+}
+
+/// What the cache takes right now.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_session_kv(
+    session: *const KvantSession,
+    kv: *mut KvantKvUse,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe {
+        call(error, || {
+            let place = place(kv, "kv")?;
+            let kvant::KvUse { tokens, bytes, bytes_f16, bpv_k, bpv_v, .. } =
+                borrowed(session, "session")?.0.kv();
+            place.put(KvantKvUse { tokens, bytes, bytes_f16, bpv_k, bpv_v });
+            Ok(())
+        })
+    }
+}
+
+/// What the header promises of threads.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    const fn handed_on<T: Send>() {}
+    shared::<KvantModel>();
+    handed_on::<KvantSession>();
+};

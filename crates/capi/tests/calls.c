@@ -1,0 +1,149 @@
+// Every call of kvant.h, as it is meant and as it is not. Prints `all held`, or the first line that does not.
+
+#include "kvant.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HOLDS(claim)                                                   \
+    do {                                                               \
+        if (!(claim)) {                                                \
+            fprintf(stderr, "line %d: not so: %s\n", __LINE__, #claim); \
+            exit(1);                                                   \
+        }                                                              \
+    } while (0)
+
+static char *error = NULL;
+
+// Whether a call was refused with a text that has `part` in it; takes the text away.
+static bool refused(kvant_status status, kvant_status expected, const char *part) {
+    bool is_so = status == expected && error != NULL && strstr(error, part) != NULL;
+    if (!is_so) {
+        fprintf(stderr, "status %d: %s\n", (int)status, error == NULL ? "no text" : error);
+    }
+    kvant_string_free(error);
+    error = NULL;
+    return is_so;
+}
+
+struct heard {
+    char text[4096];
+    size_t n_bytes, n_calls, most_calls;
+};
+
+static bool hear(void *user, const char *text, size_t n_bytes) {
+    struct heard *heard = user;
+    HOLDS(text[n_bytes] == 0 && heard->n_bytes + n_bytes < sizeof heard->text);
+    memcpy(heard->text + heard->n_bytes, text, n_bytes);
+    heard->n_bytes += n_bytes;
+    heard->n_calls += 1;
+    return heard->n_calls < heard->most_calls;
+}
+
+static void models_are_refused_in_words(void) {
+    kvant_model *model = NULL;
+    HOLDS(refused(kvant_model_open(NULL, NULL, &model, &error), KVANT_STATUS_ARGUMENT, "path: expected a pointer"));
+    HOLDS(refused(kvant_model_open("x", NULL, NULL, &error), KVANT_STATUS_ARGUMENT, "model: expected a pointer"));
+    HOLDS(refused(kvant_model_open("\xff", NULL, &model, &error), KVANT_STATUS_ARGUMENT, "path: expected UTF-8"));
+    HOLDS(refused(kvant_model_open("absent.gguf", NULL, &model, &error), KVANT_STATUS_REFUSED, "absent.gguf"));
+    HOLDS(kvant_model_open("absent.gguf", NULL, &model, NULL) == KVANT_STATUS_REFUSED);
+    kvant_model_options options = {.device = "toaster"};
+    HOLDS(refused(kvant_model_bundled(&options, &model, &error), KVANT_STATUS_REFUSED, "toaster"));
+    HOLDS(model == NULL && kvant_model_n_vocab(NULL) == 0);
+    kvant_model_free(NULL);
+    kvant_session_free(NULL);
+    kvant_string_free(NULL);
+}
+
+static void tokens_say_their_text(const kvant_model *model) {
+    uint32_t tokens[16];
+    size_t n_tokens = 0;
+    const char *text = "Once upon a time";
+    HOLDS(kvant_model_text_prompt(model, text, NULL, 0, &n_tokens, &error) == KVANT_STATUS_OK && error == NULL);
+    HOLDS(n_tokens > 1 && n_tokens <= 16);
+    size_t again = 0;
+    HOLDS(kvant_model_text_prompt(model, text, tokens, 16, &again, &error) == KVANT_STATUS_OK && again == n_tokens);
+    char *said = NULL;
+    HOLDS(kvant_model_decode(model, tokens, n_tokens, &said, &error) == KVANT_STATUS_OK);
+    HOLDS(strcmp(said, text) == 0);
+    kvant_string_free(said);
+    HOLDS(refused(kvant_model_text_prompt(model, text, NULL, 1, &again, &error), KVANT_STATUS_ARGUMENT, "tokens"));
+    HOLDS(refused(kvant_model_text_prompt(NULL, text, NULL, 0, &again, &error), KVANT_STATUS_ARGUMENT, "model"));
+    kvant_message message = {.role = "user", .content = NULL};
+    HOLDS(refused(kvant_model_chat_prompt(model, &message, 1, NULL, 0, &again, &error), KVANT_STATUS_ARGUMENT,
+                  "content"));
+}
+
+static void sessions_read_and_forget(const kvant_model *model) {
+    kvant_session *session = NULL;
+    kvant_session_options options = {.type_k = "turbo9"};
+    HOLDS(refused(kvant_session_new(model, &options, &session, &error), KVANT_STATUS_REFUSED, "turbo3"));
+    options = (kvant_session_options){.type_k = "q8_0", .type_v = "turbo3", .kv_policy = "none", .n_ctx = 64};
+    HOLDS(kvant_session_new(model, &options, &session, &error) == KVANT_STATUS_OK);
+
+    size_t n_vocab = kvant_model_n_vocab(model);
+    float *logits = malloc(n_vocab * sizeof *logits);
+    HOLDS(refused(kvant_session_logits(session, logits, n_vocab, &error), KVANT_STATUS_REFUSED, "feed a token"));
+    uint32_t tokens[65] = {1, 2, 3};
+    HOLDS(kvant_session_feed(session, tokens, 3, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_session_logits(session, logits, n_vocab, &error) == KVANT_STATUS_OK);
+    for (size_t i = 0; i < n_vocab; i++) {
+        HOLDS(isfinite(logits[i]));
+    }
+    HOLDS(refused(kvant_session_feed(session, tokens, 65, &error), KVANT_STATUS_REFUSED, "the context holds 64"));
+    HOLDS(kvant_session_rewind(session, 2, &error) == KVANT_STATUS_OK);
+    uint32_t left[4] = {0};
+    size_t n_left = 0;
+    HOLDS(kvant_session_tokens(session, left, 4, &n_left, &error) == KVANT_STATUS_OK);
+    HOLDS(n_left == 2 && left[0] == 1 && left[1] == 2 && left[2] == 0);
+    kvant_kv_use kv;
+    HOLDS(kvant_session_kv(session, &kv, &error) == KVANT_STATUS_OK);
+    HOLDS(kv.tokens == 2 && kv.bpv_k == 8.5 && kv.bpv_v > 3 && kv.bpv_v < 4);
+    HOLDS(refused(kvant_session_rewind(NULL, 0, &error), KVANT_STATUS_ARGUMENT, "session"));
+    free(logits);
+    kvant_session_free(session);
+}
+
+static void a_generation_goes_on_until_it_is_told_otherwise(kvant_model *model) {
+    kvant_session *session = NULL;
+    kvant_session_options options = {.type_k = "turbo3", .type_v = "turbo3"};
+    HOLDS(kvant_session_new(model, &options, &session, &error) == KVANT_STATUS_OK);
+    kvant_message message = {.role = "user", .content = "What is the capital of France?"};
+    uint32_t prompt[64];
+    size_t n_prompt = 0;
+    HOLDS(kvant_model_chat_prompt(model, &message, 1, prompt, 64, &n_prompt, &error) == KVANT_STATUS_OK);
+    // The session keeps what it needs of the model.
+    kvant_model_free(model);
+
+    kvant_generate_options how = kvant_generate_options_default();
+    how.temperature = 0;
+    kvant_generated done;
+    struct heard all = {.most_calls = 1000}, two = {.most_calls = 2};
+    HOLDS(kvant_session_generate(session, prompt, n_prompt, &how, hear, &all, &done, &error) == KVANT_STATUS_OK);
+    HOLDS(done.finish == KVANT_FINISH_STOP && done.n_prompt == n_prompt && strstr(all.text, "Paris") != NULL);
+    HOLDS(kvant_session_generate(session, prompt, n_prompt, &how, hear, &two, &done, &error) == KVANT_STATUS_OK);
+    HOLDS(done.finish == KVANT_FINISH_CANCELLED && two.n_calls == 2 && done.n_gen == 2);
+    HOLDS(strncmp(all.text, two.text, two.n_bytes) == 0);
+    how.max_tokens = 3;
+    HOLDS(kvant_session_generate(session, prompt, n_prompt, &how, NULL, NULL, &done, &error) == KVANT_STATUS_OK);
+    HOLDS(done.finish == KVANT_FINISH_LENGTH && done.n_gen == 3);
+    how.temperature = NAN;
+    HOLDS(refused(kvant_session_generate(session, prompt, n_prompt, &how, NULL, NULL, NULL, &error),
+                  KVANT_STATUS_REFUSED, "temperature"));
+    HOLDS(refused(kvant_session_generate(session, NULL, 0, NULL, NULL, NULL, NULL, &error), KVANT_STATUS_REFUSED,
+                  "prompt is empty"));
+    kvant_session_free(session);
+}
+
+int main(void) {
+    models_are_refused_in_words();
+    kvant_model *model = NULL;
+    HOLDS(kvant_model_bundled(NULL, &model, &error) == KVANT_STATUS_OK);
+    tokens_say_their_text(model);
+    sessions_read_and_forget(model);
+    a_generation_goes_on_until_it_is_told_otherwise(model);
+    puts("all held");
+    return 0;
+}

@@ -1,0 +1,68 @@
+//! The header, and C programs that use it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::{env, fs, str};
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// A program made of `source` with the shared library of this build; `None` where there is no C compiler.
+fn compile(source: &Path, name: &str) -> Option<PathBuf> {
+    let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
+    if Command::new(&compiler).arg("--version").output().is_err() {
+        eprintln!("skipped: {name}.c: there is no C compiler");
+        return None;
+    }
+    // Cargo puts the library beside this program.
+    let libraries = env::current_exe().unwrap().parent().unwrap().to_owned();
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let mut command = Command::new(compiler);
+    command.args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"]).arg(here("include"));
+    command.arg(source).arg("-L").arg(&libraries).arg("-lkvant_capi");
+    command.arg(format!("-Wl,-rpath,{}", libraries.display())).arg("-o").arg(&program);
+    let Output { status, stderr, .. } = command.output().unwrap();
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    Some(program)
+}
+
+fn run(program: &Path, args: &[&str]) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = Command::new(program).args(args).output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+/// `KVANT_BLESS=1` writes the header instead.
+#[test]
+fn the_header_is_what_the_code_says() {
+    let config = cbindgen::Config::from_file(here("cbindgen.toml")).unwrap();
+    let sources = ["src/border.rs", "src/model.rs", "src/session.rs", "src/generate.rs"];
+    let builder = sources.iter().fold(cbindgen::Builder::new(), |made, file| made.with_src(here(file)));
+    let mut said = Vec::new();
+    builder.with_config(config).generate().unwrap().write(&mut said);
+    let said = str::from_utf8(&said).unwrap();
+    let header = here("include/kvant.h");
+    if env::var_os("KVANT_BLESS").is_some() {
+        fs::write(&header, said).unwrap();
+    }
+    let written = fs::read_to_string(&header).unwrap_or_default();
+    assert!(written == said, "include/kvant.h is not what the code says: run this with KVANT_BLESS=1");
+}
+
+#[test]
+fn the_example_answers_and_says_what_is_wrong_with_a_file() {
+    let Some(program) = compile(&here("examples/hello.c"), "hello") else { return };
+    let (code, said, complaint) = run(&program, &[]);
+    assert_eq!((code, complaint.as_str()), (Some(0), ""));
+    assert!(said.contains("Paris") && said.contains("bytes of KV cache"), "{said}");
+    let (code, said, complaint) = run(&program, &[here("Cargo.toml").to_str().unwrap()]);
+    assert_eq!((code, said.as_str(), complaint.lines().count()), (Some(1), "", 1), "{complaint}");
+    assert!(complaint.contains("not a GGUF file"), "{complaint}");
+}
+
+#[test]
+fn every_call_holds_from_c() {
+    let Some(program) = compile(&here("tests/calls.c"), "calls") else { return };
+    let (code, said, complaint) = run(&program, &[]);
+    assert_eq!((code, said.as_str(), complaint.as_str()), (Some(0), "all held\n", ""));
+}

@@ -1,0 +1,138 @@
+"""The wheel as its users meet it: `python -m unittest discover crates/python/tests` where it is installed."""
+
+import ast
+import math
+import threading
+import unittest
+from pathlib import Path
+
+import kvant
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+STUB = Path(__file__).parent.parent / "kvant.pyi"
+
+
+class Generating(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.model = kvant.Model.bundled(n_threads=2)
+
+    def test_text_comes_as_it_is_made(self):
+        session = self.model.session(kv=("q8_0", "turbo3"), kv_policy="none")
+        generation = session.generate(FRANCE, temperature=0)
+        first = next(generation)
+        self.assertEqual((generation.n_gen, generation.finish), (1, None))
+        text = first + "".join(generation)
+        self.assertIn("Paris", text)
+        self.assertEqual((generation.finish, list(generation)), ("stop", []))
+        self.assertGreater(generation.prompt_tps, 0)
+        self.assertGreater(generation.decode_tps, 0)
+        kv = session.kv
+        self.assertEqual((kv.type_k, kv.type_v, kv.bpv_k), ("q8_0", "turbo3", 8.5))
+        self.assertLess(kv.bytes, kv.bytes_f16)
+        self.assertIn("q8_0/turbo3", repr(kv))
+
+    def test_a_conversation_is_read_once(self):
+        session = self.model.session()
+        first = session.generate(FRANCE, max_tokens=2, temperature=0)
+        self.assertEqual(len(list(first)), 2)
+        self.assertEqual((first.finish, first.n_prompt), ("length", len(self.model.tokens(FRANCE))))
+        again = session.generate(FRANCE, max_tokens=2, temperature=0)
+        self.assertEqual(again.n_prompt, 1)
+
+    def test_draws_follow_their_seed(self):
+        def text(seed):
+            return "".join(self.model.session().generate("Once upon a time", max_tokens=24, temperature=2.0, seed=seed))
+
+        self.assertEqual(text(1), text(1))
+        self.assertNotEqual(text(1), text(2))
+
+    def test_a_prompt_is_text_tokens_or_messages(self):
+        text = "Once upon a time"
+        tokens = self.model.tokens(text)
+        self.assertEqual((self.model.text(tokens), self.model.tokens(tokens)), (text, tokens))
+        said = ["".join(self.model.session().generate(p, max_tokens=8, temperature=0)) for p in (text, tokens)]
+        self.assertEqual(said[0], said[1])
+        with self.assertRaises(KeyError):
+            self.model.tokens([{"role": "user"}])
+        with self.assertRaises(TypeError):
+            self.model.tokens(3)
+
+    def test_a_generation_ends_when_its_session_is_used_for_something_else(self):
+        session = self.model.session()
+        generation = session.generate(FRANCE, temperature=0)
+        next(generation)
+        session.feed([1])
+        with self.assertRaisesRegex(kvant.KvantError, "used for something else"):
+            next(generation)
+
+
+class Sessions(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.model = kvant.Model.bundled(n_threads=1)
+
+    def test_logits_are_a_buffer_of_the_vocabulary(self):
+        session = self.model.session("turbo3")
+        with self.assertRaisesRegex(kvant.KvantError, "feed a token"):
+            session.logits()
+        session.feed([1, 2, 3])
+        logits = session.logits()
+        self.assertEqual((len(logits), memoryview(logits).format), (self.model.n_vocab, "f"))
+        self.assertTrue(all(map(math.isfinite, logits)))
+
+    def test_a_session_forks_and_forgets(self):
+        session = self.model.session(n_ctx=64)
+        session.feed([1, 2, 3])
+        fork = session.fork()
+        session.rewind(1)
+        self.assertEqual((session.tokens, fork.tokens, session.n_ctx), ([1], [1, 2, 3], 64))
+        session.feed([2, 3])
+        logits = session.logits()
+        fork.rewind(2)
+        fork.feed([3])
+        self.assertEqual(logits, fork.logits())
+
+    def test_errors_are_lines_of_the_engine(self):
+        refused = self.assertRaisesRegex
+        with refused(kvant.KvantError, "absent.gguf"):
+            kvant.Model.open(Path("absent.gguf"))
+        with refused(kvant.KvantError, "toaster"):
+            kvant.Model.bundled(device="toaster")
+        with refused(kvant.KvantError, "turbo3"):
+            self.model.session("turbo9")
+        with refused(kvant.KvantError, "the context holds 64"):
+            self.model.session(n_ctx=64).feed([1] * 65)
+        with refused(kvant.KvantError, "temperature"):
+            list(self.model.session().generate([1], temperature=-1))
+
+    def test_other_threads_run_while_the_model_reads(self):
+        session = self.model.session()
+        reading = threading.Thread(target=session.feed, args=([1] * 2000,))
+        reading.start()
+        n_turns = 0
+        while reading.is_alive():
+            n_turns += 1
+        reading.join()
+        self.assertEqual(len(session.tokens), 2000)
+        # With the interpreter held, this thread would get a turn or two.
+        self.assertGreater(n_turns, 100)
+
+
+class Stub(unittest.TestCase):
+    def test_the_stub_names_what_there_is(self):
+        named = {}
+        for node in ast.parse(STUB.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                named[node.name] = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+        for name, members in named.items():
+            if name == "KvantError":
+                continue
+            kind = getattr(kvant, name)
+            public = {m for m in vars(kind) if not m.startswith("_")}
+            self.assertEqual({m for m in members if not m.startswith("_")}, public, name)
+        self.assertEqual({n for n in vars(kvant) if n[0].isupper()}, set(named))
+
+
+if __name__ == "__main__":
+    unittest.main()
