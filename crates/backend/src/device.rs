@@ -61,6 +61,8 @@ pub struct DeviceInfo {
     pub n_threads: usize,
     /// What `n_threads` counts: `threads` or `SMs`.
     pub thread_unit: &'static str,
+    /// Whether [`Backend::broken_row`] looks. Where it does not, what is broken shows in the logits.
+    pub looks_for_broken_rows: bool,
 }
 
 /// Which kernel a device runs for one op and type, for `kvant doctor`.
@@ -230,12 +232,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
         angles: &Self::Buffer,
     ) -> Result<()>;
 
-    /// The first of the first `rows` rows of `x` `[rows, cols]` that holds NaN or an infinity. `None` too where that cannot be
-    /// told without waiting for the device: what is broken then shows in the logits.
-    fn broken_row(&self, x: &Self::Buffer, rows: usize, cols: usize) -> Result<Option<usize>> {
-        let _ = (x, rows, cols);
-        Ok(None)
-    }
+    /// The first of the first `rows` rows of `x` `[rows, cols]` that holds NaN or an infinity. `None` too of a device that
+    /// [says](DeviceInfo::looks_for_broken_rows) that it does not look, as it could not tell without being waited for.
+    fn broken_row(&self, x: &Self::Buffer, rows: usize, cols: usize) -> Result<Option<usize>>;
 
     /// Appends the rows of each part to its streams: `k` `[rows, n_kv_heads * k_head_dim]` after RoPE, `v`
     /// `[rows, n_kv_heads * v_head_dim]`. Pads and rotates where a stream says so, and writes the tiles that

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
+use kvant::gguf::printable_path;
 use kvant::{
     DType, DeviceChoice, Error, Gpu, KvOptions, Model, Needs, OpenOptions, Policies, SamplerParams, Session,
     SessionOptions,
@@ -210,13 +211,13 @@ impl SamplingArgs {
 /// Rules, and then the type table in a file.
 pub fn with_type_table(policies: Policies, path: &Path) -> Result<Policies, Failure> {
     let text = read_text(path)?;
-    policies.with_table(&text).map_err(|error| Failure::work(path.display(), error))
+    policies.with_table(&text).map_err(|error| Failure::work(printable_path(path), error))
 }
 
 /// Refuses a file that cannot be written, before the work whose result is to go there.
 pub fn check_target(path: Option<&Path>) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
-    kvant::files::check_target(path).map_err(|error| Failure::work(path.display(), error))
+    kvant::files::check_target(path).map_err(|error| Failure::work(printable_path(path), error))
 }
 
 /// A text file's content; `-` is stdin.
@@ -227,10 +228,10 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
     } else {
         std::fs::read(path)
     };
-    let bytes = bytes.map_err(|error| Failure::work(path.display(), error))?;
+    let bytes = bytes.map_err(|error| Failure::work(printable_path(path), error))?;
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        Failure::work(path.display(), format!("expected UTF-8 text, got another byte at offset {at}"))
+        Failure::work(printable_path(path), format!("expected UTF-8 text, got another byte at offset {at}"))
     })
 }
 

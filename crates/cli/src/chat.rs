@@ -92,10 +92,10 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     }
 }
 
-/// A turn that failed is told; the conversation goes on, unless nobody reads it any more.
+/// A turn that failed is told; the conversation goes on, unless nobody can read it any more.
 fn go_on(result: Result<(), Failure>) -> Result<(), Failure> {
     match result {
-        Err(Failure::BrokenPipe) => Err(Failure::BrokenPipe),
+        Err(lost @ (Failure::BrokenPipe | Failure::Output(_))) => Err(lost),
         Err(failure) => {
             failure.tell();
             Ok(())

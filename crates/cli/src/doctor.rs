@@ -2,6 +2,7 @@
 
 use clap::Args;
 use kvant::Device;
+use kvant::gguf::printable_path;
 use kvant::tuning::{self, cpu_name};
 use serde_json::{Value, json};
 
@@ -87,6 +88,6 @@ fn tune(args: &DoctorArgs) -> Result<(), Failure> {
         })
         .collect();
     output::print_rows(&rows, if args.json { Format::Json } else { Format::Md })?;
-    console::say(format_args!("kept in {}; KVANT_TUNING=off leaves it out", tuned.path.display()));
+    console::say(format_args!("kept in {}; KVANT_TUNING=off leaves it out", printable_path(&tuned.path)));
     Ok(())
 }

@@ -12,6 +12,8 @@ pub enum Failure {
     Work(String),
     /// The command was called wrongly: exit code 2.
     Usage(String),
+    /// A result could not be [written](crate::console::results), nor could another one.
+    Output(io::Error),
     /// Whoever read our output has gone, as `head` does; nothing is wrong.
     BrokenPipe,
 }
@@ -24,16 +26,19 @@ impl Failure {
 
     /// Says the line, where there is something to say.
     pub fn tell(&self) {
-        if let Self::Work(line) | Self::Usage(line) = self {
-            console::say(format_args!("error: {}", one_line(line)));
-        }
+        let line = match self {
+            Self::Work(line) | Self::Usage(line) => one_line(line),
+            Self::Output(error) => format!("stdout: {error}"),
+            Self::BrokenPipe => return,
+        };
+        console::say(format_args!("error: {line}"));
     }
 
     /// Says the line and gives the exit code.
     pub fn report(self) -> ExitCode {
         self.tell();
         match self {
-            Self::Work(_) => ExitCode::from(1),
+            Self::Work(_) | Self::Output(_) => ExitCode::from(1),
             Self::Usage(_) => ExitCode::from(2),
             Self::BrokenPipe => ExitCode::SUCCESS,
         }
@@ -64,7 +69,7 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::BrokenPipe,
-            _ => Self::work("stdout", error),
+            _ => Self::Output(error),
         }
     }
 }

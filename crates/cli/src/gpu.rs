@@ -1,6 +1,6 @@
 //! What the doctor says about the NVIDIA GPUs of this machine.
 
-use kvant::{Error, Gpu};
+use kvant::{DeviceInfo, Error, Gpu};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -30,18 +30,21 @@ fn unusable(error: &Error) -> Report {
 /// Opens the GPU and compiles its kernels.
 fn examine(index: usize) -> Result<Report, Error> {
     let gpu = Gpu::open(index)?;
-    let (name, (driver, nvrtc), (free, total)) = (gpu.info().name, gpu.versions(), gpu.memory()?);
+    let (info, (driver, nvrtc), (free, total)) = (gpu.info(), gpu.versions(), gpu.memory()?);
     let n_kernels = gpu.compile_kernels()?;
     let line = format!(
-        "{name} {}, driver for CUDA {driver}, NVRTC {nvrtc}, {} of {} free, {n_kernels} kernel sources compile",
-        gpu.info().kernels,
+        "{} {}, driver for CUDA {driver}, NVRTC {nvrtc}, {} of {} free, {n_kernels} kernel sources compile{}",
+        info.name,
+        info.kernels,
         output::bytes(free),
         output::bytes(total),
+        unlooked(&info),
     );
     let json = json!({
-        "device": name,
+        "device": info.name,
         "product": gpu.product(),
-        "n_sms": gpu.info().n_threads,
+        "n_sms": info.n_threads,
+        "looks_for_broken_rows": info.looks_for_broken_rows,
         "driver": driver,
         "nvrtc": nvrtc,
         "free_bytes": free,
@@ -49,4 +52,25 @@ fn examine(index: usize) -> Result<Report, Error> {
         "kernel_sources": n_kernels,
     });
     Ok(Report { line, json })
+}
+
+/// What a device does not look for, as no other line would tell.
+fn unlooked(info: &DeviceInfo) -> &'static str {
+    if info.looks_for_broken_rows {
+        ""
+    } else {
+        "; keys and values that are no numbers are noticed in the logits alone"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_does_not_look_for_broken_rows_is_told_of() {
+        let cpu = kvant::Device::open(Some(1)).unwrap().info();
+        assert_eq!(unlooked(&cpu), "");
+        assert!(unlooked(&DeviceInfo { looks_for_broken_rows: false, ..cpu }).contains("logits alone"));
+    }
 }

@@ -62,14 +62,14 @@ pub fn start(args: &LogArgs) {
     }
 }
 
-/// Says the lines of the log; the subscriber writes each whole.
+/// Says the lines of the log; the subscriber writes each whole. What is noted stays on one line, whatever it quotes.
 struct Lines(LogFormat);
 
 impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(line).trim_end_matches('\n').to_owned();
         match self.0 {
-            LogFormat::Text => console::say(text),
+            LogFormat::Text => console::say(text.replace('\n', "\\n")),
             LogFormat::Json => console::say_json(text),
         }
         Ok(line.len())

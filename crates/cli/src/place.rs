@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use kvant::gguf::printable_path;
 use kvant::{Gguf, Model};
 
 use crate::args::from_env;
@@ -172,7 +173,7 @@ impl fmt::Display for Place {
             Self::Bundled => f.write_str(BUNDLED),
             #[cfg(feature = "hub")]
             Self::Hub(id) => id.fmt(f),
-            Self::File(path) => path.display().fmt(f),
+            Self::File(path) => f.write_str(&printable_path(path)),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use kvant::gguf::TensorInfo;
+use kvant::gguf::{TensorInfo, printable_path};
 use kvant::{DType, quantize};
 
 use crate::args::check_target;
@@ -42,7 +42,7 @@ pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
     if !args.quiet {
         let [before, after] =
             [gguf.file_bytes(), written.n_bytes].map(|n_bytes| output::bytes(n_bytes as usize));
-        console::say(format_args!("{place}: {before} -> {}: {after}", out.display()));
+        console::say(format_args!("{place}: {before} -> {}: {after}", printable_path(out)));
         for (used, n) in written.types {
             let why = if used == dtype { String::new() } else { instead_of(dtype) };
             console::say(format_args!("{used}: {n} matrices{why}"));

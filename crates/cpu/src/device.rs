@@ -98,6 +98,7 @@ impl Backend for CpuDevice {
             kernels: format!("{}{tuned}", self.isa.name()),
             n_threads: self.pool.n_threads(),
             thread_unit: "threads",
+            looks_for_broken_rows: true,
         }
     }
 

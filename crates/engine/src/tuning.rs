@@ -9,6 +9,7 @@ use std::{fs, io};
 
 use kvant_backend::Backend;
 use kvant_cpu::{CpuDevice, Isa, Trial, Tuning};
+use kvant_gguf::printable_path;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -55,7 +56,7 @@ pub fn tune(n_threads: Option<usize>) -> Result<Tuned, Error> {
     let isa = Isa::from_env()?;
     let refused = |error: io::Error| Error::Setting {
         name: "tuning",
-        expected: format!("{} to be written", path.display()),
+        expected: format!("{} to be written", printable_path(&path)),
         got: error.to_string(),
     };
     path.parent().map_or(Ok(()), fs::create_dir_all).map_err(refused)?;
@@ -73,7 +74,7 @@ pub fn tune(n_threads: Option<usize>) -> Result<Tuned, Error> {
 pub fn unusable() -> Option<String> {
     let path = path()?;
     let error = read(&path).err()?;
-    Some(format!("{}: {error}", path.display()))
+    Some(format!("{}: {error}", printable_path(&path)))
 }
 
 /// The CPU with `n_threads` threads (all cores when `None`), tuned when this machine has been.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use kvant::gguf::printable_path;
+
 /// The error of every measurement. `Display` is one line with what was expected and what was found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -41,7 +43,7 @@ pub enum EvalError {
         got: String,
     },
     /// The file system refused.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", printable_path(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -49,7 +51,7 @@ pub enum EvalError {
         source: std::io::Error,
     },
     /// A file that is not what it should be, or belongs to another run or model.
-    #[error("{}: {what}", path.display())]
+    #[error("{}: {what}", printable_path(path))]
     File {
         /// The file.
         path: PathBuf,

@@ -144,7 +144,7 @@ fn where_nothing_can_be_written_is_known_before() {
     let folder = folder("targets");
     let says = |path: &Path| check_target(path).unwrap_err().to_string();
     let missing = folder.join("missing");
-    assert!(says(&missing.join("file")).contains(&format!("folder {}", missing.display())));
+    assert!(says(&missing.join("file")).contains(&format!("folder {missing:?}")));
     write(folder.join("file"), b"x").unwrap();
     assert!(says(&folder.join("file").join("below")).contains("ot a directory"));
     assert!(check_target(Path::new("/")).is_err() && check_target(Path::new("")).is_err());

@@ -54,8 +54,8 @@ fn begin(path: &Path) -> io::Result<(Target, Unfinished)> {
     let target = Target::find(path)?;
     let unfinished = Unfinished::begin(&target.path, target.mode());
     let unfinished = unfinished.map_err(|error| {
-        let folder = folder_of(&target.path).display();
-        io::Error::new(error.kind(), format!("no file can be written to the folder {folder}: {error}"))
+        let folder = folder_of(&target.path);
+        io::Error::new(error.kind(), format!("no file can be written to the folder {folder:?}: {error}"))
     })?;
     Ok((target, unfinished))
 }

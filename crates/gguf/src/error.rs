@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kvant_codec::DType;
 
-use crate::printable;
+use crate::{printable, printable_path};
 
 /// Why a file could not be read, looked into or written: [`Problem`], [`Item`], byte offset and file.
 ///
@@ -304,7 +304,7 @@ impl fmt::Display for GgufError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { file, item, offset, problem } = &*self.0;
         if let Some(file) = file {
-            write!(f, "{}: ", path(file))?;
+            write!(f, "{}: ", printable_path(file))?;
         }
         match (item, offset) {
             (Some(item), Some(offset)) => write!(f, "{item} at byte {offset}: {problem}"),
@@ -354,13 +354,8 @@ fn name(name: &str) -> String {
     format!("\"{}\"", printable(name, 96))
 }
 
-/// A path, which may hold line breaks; a message may not.
-fn path(path: &Path) -> String {
-    printable(&path.display().to_string(), 4096)
-}
-
 fn in_file(file: &Option<PathBuf>) -> String {
-    file.as_ref().map(|f| format!(" of {}", path(f))).unwrap_or_default()
+    file.as_ref().map(|f| format!(" of {}", printable_path(f))).unwrap_or_default()
 }
 
 /// GGML's name of a type that the codec does not know, in brackets; empty where GGML has none either.

@@ -45,7 +45,7 @@ use kvant_codec::DType;
 pub use error::{GgufError, Item, Problem};
 pub use meta::{Meta, MetaIter};
 use parse::{Parsed, sorted};
-pub use printable::printable;
+pub use printable::{printable, printable_path};
 pub use source::Source;
 pub use value::{Array, Element, Elements, FromValue, Strings, Value, ValueType};
 pub use writer::{GgufWriter, TensorSink};

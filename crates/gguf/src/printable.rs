@@ -1,5 +1,7 @@
 //! A stranger's text, made fit to be shown.
 
+use std::path::Path;
+
 /// `text` in one line that a terminal shows and does not obey: its first `max` characters, with control characters and those
 /// that turn the direction of writing spelt out (`\u{1b}`). What was longer says by how much.
 pub fn printable(text: &str, max: usize) -> String {
@@ -11,6 +13,11 @@ pub fn printable(text: &str, max: usize) -> String {
         shown += &format!("… ({} characters)", text.chars().count());
     }
     shown
+}
+
+/// A path as every message shows it, at most 4,096 characters: it may hold line breaks, a message may not.
+pub fn printable_path(path: &Path) -> String {
+    printable(&path.to_string_lossy(), 4096)
 }
 
 /// Whether a terminal does something else with a character than show it.

@@ -196,6 +196,24 @@ fn one_file_writes_to_the_terminal() {
     }
 }
 
+/// The file that makes paths fit to be shown.
+const PATHS: &str = "crates/gguf/src/printable.rs";
+
+/// A path may hold a line break or what a terminal obeys, and `display` leaves it there.
+#[test]
+fn paths_are_shown_one_way() {
+    let mut written = Vec::new();
+    for krate in fs::read_dir(root().join("crates")).unwrap() {
+        files(&krate.unwrap().path().join("src"), &["rs"], &mut written);
+    }
+    for file in written.iter().filter(|file| !TESTS_ALONE.iter().any(|name| file.ends_with(name))) {
+        let text = fs::read_to_string(file).unwrap();
+        let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        let at = code.lines().position(|line| line.contains(".display()")).map(|at| at + 1);
+        assert_eq!(at, None, "{}: show a path with `printable_path` of {PATHS}", file.display());
+    }
+}
+
 #[test]
 fn unsafe_stands_only_in_its_rooms() {
     for krate in crates() {

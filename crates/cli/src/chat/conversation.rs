@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use kvant::gguf::printable_path;
 use kvant::{Error, Finish, GenerateOptions, Message, Model, RenderOptions, Session, SessionOptions, Stats};
 
 use super::command::{HELP, Input};
@@ -45,7 +46,7 @@ impl Chat {
             Input::Save(file) => {
                 let bytes = self.session.save(&file)?;
                 let (tokens, size) = (self.session.tokens().len(), output::bytes(bytes as usize));
-                console::say(format_args!("{tokens} tokens in {file}, {size}"));
+                console::say(format_args!("{tokens} tokens in {}, {size}", printable_path(file.as_ref())));
             }
             Input::Load(file) => self.load(Path::new(&file))?,
             Input::Help => console::say(HELP),
@@ -205,7 +206,7 @@ impl Chat {
         self.session = self.model.load_session(path, self.options.n_ctx)?;
         self.loaded = Some(self.session.tokens().to_vec());
         self.messages.clear();
-        console::say(format_args!("{} tokens from {}", self.session.tokens().len(), path.display()));
+        console::say(format_args!("{} tokens from {}", self.session.tokens().len(), printable_path(path)));
         let kv = self.session.kv();
         if (kv.type_k, kv.type_v) != (asked.type_k, asked.type_v) {
             console::say(format_args!(

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use kvant::gguf::printable_path;
 use kvant::{DType, KvOptions};
 use kvant_eval::report::{KldReport, KldRow, Part};
 use kvant_eval::{Base, Chunks, Kld, KldOptions, KvConfig};
@@ -81,7 +82,7 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
     {
         log::note(format_args!(
             "{} is the base of another model, or of the same with other weights",
-            file.path().display()
+            printable_path(file.path())
         ));
     }
     let chunks = match (base.chunks(&model, args.chunks)?, &text) {

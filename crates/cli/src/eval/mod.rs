@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::ProgressBar;
+use kvant::gguf::printable_path;
 use kvant::{DType, KvOptions, Model, Policies};
 use kvant_eval::report::{About, Part};
 use kvant_eval::{EvalError, Progress, SAMPLE};
@@ -189,7 +190,7 @@ fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Path>) -> Abou
     let built_in = if loaded.is_some() { "built-in" } else { "" };
     About {
         model: loaded.map_or_else(String::new, |_| model.name()),
-        text: text.map_or_else(|| built_in.to_owned(), |path| path.display().to_string()),
+        text: text.map_or_else(|| built_in.to_owned(), printable_path),
         device: device.unwrap_or_default(),
         command: std::env::args().collect::<Vec<_>>().join(" "),
     }
@@ -204,7 +205,7 @@ fn check_report(folder: Option<&Path>) -> Result<(), Failure> {
 fn add_to_report(folder: Option<&Path>, part: impl FnOnce() -> Part) -> Result<(), Failure> {
     if let Some(folder) = folder {
         let page = kvant_eval::report::update(folder, &part())?;
-        console::say(format_args!("report: {}", page.display()));
+        console::say(format_args!("report: {}", printable_path(&page)));
     }
     Ok(())
 }

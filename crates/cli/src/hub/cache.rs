@@ -12,6 +12,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kvant::gguf::printable_path;
+
 use super::remote::{About, Problem};
 use crate::failure::Failure;
 
@@ -138,7 +140,7 @@ fn create_parent(path: &Path) -> io::Result<()> {
 }
 
 fn failed(path: &Path, error: io::Error) -> Problem {
-    Problem::Failed(format!("{}: {error}", path.display()))
+    Problem::Failed(format!("{}: {error}", printable_path(path)))
 }
 
 fn walk(folder: &Path, above: &str, found: &mut Vec<String>) {

@@ -11,6 +11,8 @@ mod remote;
 use std::fmt;
 use std::path::PathBuf;
 
+use kvant::gguf::printable_path;
+
 use crate::failure::Failure;
 use crate::log;
 use cache::Cache;
@@ -62,15 +64,16 @@ pub fn fetch(id: &Id, offline: bool, quiet: bool) -> Result<PathBuf, Failure> {
         std::env::var(name).is_ok_and(|value| !matches!(&value[..], "" | "0" | "false" | "off" | "no"))
     };
     if offline || set("HF_HUB_OFFLINE") || set("TRANSFORMERS_OFFLINE") {
-        return cached(&cache, id)
-            .ok_or_else(|| Failure::Work(format!("{id}: not in {}, and offline", cache.folder().display())));
+        return cached(&cache, id).ok_or_else(|| {
+            Failure::Work(format!("{id}: not in {}, and offline", printable_path(cache.folder())))
+        });
     }
     let remote = Remote::from_env(&id.repo, cache.token());
     match update(&remote, &cache, id, quiet) {
         Ok(path) => Ok(path),
         Err(Problem::Unreachable(why)) => {
             let path = cached(&cache, id).ok_or_else(|| Failure::work(id, &why))?;
-            log::note(format!("{id}: {why}; the copy in {} is used", cache.folder().display()));
+            log::note(format!("{id}: {why}; the copy in {} is used", printable_path(cache.folder())));
             Ok(path)
         }
         Err(Problem::Failed(why)) => Err(Failure::work(id, why)),

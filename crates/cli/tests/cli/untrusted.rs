@@ -73,6 +73,20 @@ fn a_result_that_cannot_be_written_is_told_in_one_line() {
     }
 }
 
+/// A turn that failed is told and the next one follows; with stdout gone there is no use in a next one.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_chat_that_cannot_be_written_ends_and_says_so_once() {
+    use std::io::Write;
+    let mut child = command(&["chat", "-n", "2"]);
+    let mut child = child.stdin(Stdio::piped()).stdout(full()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"hello\nhello\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(said.matches("error: ").count(), 1, "{said}");
+}
+
 #[test]
 fn a_closed_pipe_ends_a_command_quietly() {
     let model = bundled();
@@ -251,6 +265,30 @@ fn what_strangers_write_is_shown_and_not_obeyed() {
         let is_obeyed = |c: char| c.is_control() && c != '\n' || c == '\u{202e}' && !args.contains(&"--json");
         assert!(!shown.is_empty() && !shown.contains(is_obeyed), "{args:?}: {shown:?}");
     }
+}
+
+#[test]
+fn a_line_break_in_a_path_breaks_no_line() {
+    let dir = scratch("lines");
+    let named = |name: &str| dir.join(format!("a\nerror: {name}")).to_str().unwrap().to_owned();
+    let [path, out, cache, missing] = ["in.gguf", "out.gguf", "cache", "none"].map(named);
+    fs::copy(bundled(), &path).unwrap();
+    for args in [
+        &["inspect", &path][..],
+        &["quantize", &path, &out, "q4_0"],
+        &["run", &path, "-p", "x", "-n", "1", "--prompt-cache", &cache],
+        &["run", "-m", &missing, "-p", "x"],
+        &["run", "-f", &missing],
+        &["eval", "kld", "--base", &missing],
+        &["bench", &path, "-p", "1", "-n", "0", "-r", "1"],
+    ] {
+        let output = kvant(args);
+        let shown = text(&output.stdout) + &text(&output.stderr);
+        let begins = shown.lines().filter(|line| line.starts_with("error: ")).count();
+        assert_eq!(begins, usize::from(!output.status.success()), "{args:?}: {shown}");
+    }
+    let shown = text(&kvant(&["inspect", &path]).stdout);
+    assert!(shown.lines().next().unwrap().contains(r"a\nerror: in.gguf (GGUF v3"), "{shown}");
 }
 
 #[test]

@@ -34,6 +34,7 @@ mod header;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kvant_gguf::printable_path;
 use kvant_kv::{CacheState, Plan};
 
 use crate::runtime::Sequence;
@@ -46,7 +47,7 @@ use header::Header;
 #[non_exhaustive]
 pub enum ContextFileError {
     /// The file system refused. A file that was there before is still whole.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", printable_path(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -54,13 +55,13 @@ pub enum ContextFileError {
         source: std::io::Error,
     },
     /// The file begins otherwise.
-    #[error("{}: not a context file", path.display())]
+    #[error("{}: not a context file", printable_path(path))]
     NotOurs {
         /// The file.
         path: PathBuf,
     },
     /// The file is of another version of the format.
-    #[error("{}: context file version {got}, expected {expected}", path.display())]
+    #[error("{}: context file version {got}, expected {expected}", printable_path(path))]
     Version {
         /// The file.
         path: PathBuf,
@@ -70,7 +71,7 @@ pub enum ContextFileError {
         got: u32,
     },
     /// The file is cut short or was changed.
-    #[error("{}: corrupt context file: {what}", path.display())]
+    #[error("{}: corrupt context file: {what}", printable_path(path))]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -78,7 +79,7 @@ pub enum ContextFileError {
         what: String,
     },
     /// The file belongs to another model, layout, RoPE or cache type.
-    #[error("{}: {field}: expected {expected}, the file has {got}", path.display())]
+    #[error("{}: {field}: expected {expected}, the file has {got}", printable_path(path))]
     Mismatch {
         /// The file.
         path: PathBuf,

@@ -70,7 +70,8 @@ impl Loaded for Relay {
         let kernels = infos.iter().map(|info| info.kernels.clone());
         let joined = |parts: Vec<String>| parts.join(" + ");
         let (name, kernels) = (joined(named.collect()), joined(kernels.collect()));
-        DeviceInfo { name, kernels, ..infos[0].clone() }
+        let looks_for_broken_rows = infos.iter().all(|info| info.looks_for_broken_rows);
+        DeviceInfo { name, kernels, looks_for_broken_rows, ..infos[0].clone() }
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
