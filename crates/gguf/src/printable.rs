@@ -2,15 +2,21 @@
 
 use std::path::Path;
 
-/// `text` in one line that a terminal shows and does not obey: its first `max` characters, with control characters and those
-/// that turn the direction of writing spelt out (`\u{1b}`). What was longer says by how much.
+/// `text` in one line that a terminal shows and does not obey: as much of it as `max` characters show, with control characters
+/// and those that turn the direction of writing spelt out (`\u{1b}`). What was longer says by how much.
 pub fn printable(text: &str, max: usize) -> String {
-    let mut shown = String::new();
-    for c in text.chars().take(max) {
-        if is_obeyed(c) { shown.extend(c.escape_debug()) } else { shown.push(c) }
-    }
-    if text.chars().nth(max).is_some() {
-        shown += &format!("… ({} characters)", text.chars().count());
+    let (mut shown, mut left) = (String::new(), max);
+    for c in text.chars() {
+        let spelt = is_obeyed(c).then(|| c.escape_debug());
+        let Some(rest) = left.checked_sub(spelt.as_ref().map_or(1, ExactSizeIterator::len)) else {
+            shown += &format!("… ({} characters)", text.chars().count());
+            break;
+        };
+        left = rest;
+        match spelt {
+            Some(spelt) => shown.extend(spelt),
+            None => shown.push(c),
+        }
     }
     shown
 }
@@ -47,5 +53,7 @@ mod tests {
         assert_eq!(printable("字字字", 3), "字字字");
         assert_eq!(printable("字字字字", 3), "字字字… (4 characters)");
         assert!(printable(&"x".repeat(1 << 20), 64).len() < 100);
+        assert_eq!(printable("\n\u{1b}\n", 8), r"\n\u{1b}… (3 characters)");
+        assert!(printable(&"\u{202e}".repeat(1 << 20), 64).chars().count() < 100);
     }
 }

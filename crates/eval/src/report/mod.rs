@@ -120,17 +120,23 @@ const NIAH: &str = "niah.json";
 const DISTORTION: &str = "distortion.json";
 const PAGE: &str = "index.html";
 
-/// Whether a report can be written to `folder`, to be asked before its part is measured. Makes the folder when it is missing.
+/// Whether a report can be written to `folder`, to be asked before its part is measured. Changes nothing.
 ///
 /// # Errors
 /// When the folder or a file of a report in it cannot be written.
 pub fn check(folder: &Path) -> Result<(), EvalError> {
-    std::fs::create_dir_all(folder).map_err(EvalError::io(folder))?;
-    for name in [KLD, NIAH, DISTORTION, PAGE] {
-        let path = folder.join(name);
-        files::check_target(&path).map_err(EvalError::io(&path))?;
-    }
-    Ok(())
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+    let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
+    let made = std::fs::create_dir_all(folder).map_err(EvalError::io(folder));
+    let result = made.and_then(|()| {
+        [KLD, NIAH, DISTORTION, PAGE].iter().try_for_each(|name| {
+            let path = folder.join(name);
+            files::check_target(&path).map_err(EvalError::io(&path))
+        })
+    });
+    // The report makes them; a run that fails before it leaves nothing.
+    missing.into_iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
+    result
 }
 
 /// Puts a part into the report in `folder` (made when it is missing) and makes the page anew. Returns the page's path.
@@ -189,7 +195,8 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("kvant-report-{}", std::process::id()));
         let rows = synthetic(128, 50, 1).unwrap();
         let part = Part::Distortion(DistortionReport { about: about(), rows });
-        check(&folder).unwrap();
+        check(&folder.join("missing/too")).unwrap();
+        assert!(!folder.exists(), "a question makes no folders");
         let page = update(&folder, &part).unwrap();
         let cell = |depth| NiahCell {
             n_ctx: 256,

@@ -1,0 +1,112 @@
+//! Runs a case, within a time and a memory.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::case::{Case, End};
+
+/// What takes longer hangs: the bundled model answers in a fraction of a second.
+const TIME: Duration = Duration::from_secs(20);
+/// The most memory in use, in bytes: the bundled model takes some 20 MB.
+const MEMORY: u64 = 1 << 30;
+/// The most memory mapped, in KiB, held by the system. Beyond it an allocation fails, which aborts.
+const MAPPED: u64 = 8 << 20;
+
+/// How a run ended, and what it said.
+pub struct Outcome {
+    /// The exit code, if the program came to one.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// Why we ended it.
+    pub ended: Option<Ended>,
+    /// What it wrote to stdout, where that is kept.
+    pub stdout: Vec<u8>,
+    /// As `stdout`.
+    pub stderr: Vec<u8>,
+}
+
+/// Why a run was ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It took longer than [`TIME`].
+    Hang,
+    /// It took more than [`MEMORY`].
+    Memory,
+}
+
+/// Runs `binary` as the case says, with ends in `beside` and a home there.
+pub fn run(case: &Case, binary: &Path, beside: &Path) -> io::Result<Outcome> {
+    let (out, err) = (beside.join("stdout"), beside.join("stderr"));
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script(case)).arg("sh").arg(binary).args(&case.args);
+    command.current_dir(&case.folder).env_clear();
+    command.env("PATH", "/usr/bin:/bin").env("HOME", beside.join("home"));
+    command.envs(case.env.iter().map(|(key, value)| (key, value)));
+    command.stdin(input(case, &beside.join("stdin"))?);
+    command.stdout(end(case.stdout, &out)?).stderr(end(case.stderr, &err)?);
+    let mut child = command.spawn()?;
+    let (status, ended) = wait(&mut child)?;
+    Ok(Outcome {
+        code: status.code().filter(|_| ended.is_none()),
+        signal: status.signal().filter(|_| ended.is_none()),
+        ended,
+        stdout: fs::read(out).unwrap_or_default(),
+        stderr: fs::read(err).unwrap_or_default(),
+    })
+}
+
+/// Limits that the standard library cannot set, and ends that it cannot close.
+fn script(case: &Case) -> String {
+    let closed = [
+        (case.stdin.is_none(), " <&-"),
+        (case.stdout == End::Closed, " >&-"),
+        (case.stderr == End::Closed, " 2>&-"),
+    ];
+    let closed: String = closed.iter().filter(|(is, _)| *is).map(|(_, how)| *how).collect();
+    format!("ulimit -v {MAPPED}; ulimit -c 0; exec \"$@\"{closed}")
+}
+
+fn input(case: &Case, file: &Path) -> io::Result<Stdio> {
+    let Some(bytes) = &case.stdin else { return Ok(Stdio::null()) };
+    fs::write(file, bytes)?;
+    Ok(File::open(file)?.into())
+}
+
+fn end(end: End, file: &Path) -> io::Result<Stdio> {
+    let _ = fs::remove_file(file);
+    Ok(match end {
+        End::Kept => File::create(file)?.into(),
+        End::Full => OpenOptions::new().write(true).open("/dev/full")?.into(),
+        End::Closed => Stdio::null(),
+    })
+}
+
+/// Waits for the end, or makes one.
+fn wait(child: &mut Child) -> io::Result<(ExitStatus, Option<Ended>)> {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok((status, None));
+        }
+        let too_long = (started.elapsed() > TIME).then_some(Ended::Hang);
+        let too_large = (resident(child.id()) > MEMORY).then_some(Ended::Memory);
+        if let Some(ended) = too_long.or(too_large) {
+            child.kill()?;
+            return Ok((child.wait()?, Some(ended)));
+        }
+        sleep(Duration::from_millis(2));
+    }
+}
+
+/// Bytes in memory, where the system tells.
+fn resident(id: u32) -> u64 {
+    let pages = fs::read_to_string(format!("/proc/{id}/statm")).unwrap_or_default();
+    let pages = pages.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok());
+    pages.unwrap_or_default().saturating_mul(4096)
+}

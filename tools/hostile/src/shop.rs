@@ -1,0 +1,101 @@
+//! Sound files to change: the bundled model, and what the program itself keeps in files.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kvant_gguf::{Gguf, Strings, Value};
+
+use crate::case::{Case, Expect};
+use crate::judge::{Verdict, judge};
+use crate::run::run;
+
+/// The bundled model's file.
+pub const MODEL: &[u8] = include_bytes!("../../../crates/engine/assets/pocket-q8_0.gguf");
+/// The prompt of the kept contexts.
+pub const PROMPT: &str = "Once upon a time there was a fox who counted stars, one by one.";
+
+/// What inputs are made of.
+pub struct Shop {
+    /// The program.
+    pub binary: PathBuf,
+    /// The model, read.
+    pub gguf: Gguf,
+    /// Names of its control tokens.
+    pub specials: Vec<String>,
+    /// Context files, each with the cache type it was made with.
+    pub contexts: Vec<(&'static str, Vec<u8>)>,
+    /// A file of base logits.
+    pub base: Vec<u8>,
+    /// Files of finished steps, with the measurement that they belong to.
+    pub states: Vec<(&'static str, Vec<u8>)>,
+    /// Tokens of a prompt that says `x`.
+    pub n_prompt: usize,
+}
+
+/// A short text, for measurements of two chunks.
+pub const MEASURE: [&str; 8] = ["-t", "1", "-c", "32", "--chunks", "2", "-q", "-f"];
+
+impl Shop {
+    /// Has `binary` make its files in `beside`.
+    pub fn open(binary: &Path, beside: &Path) -> io::Result<Self> {
+        let gguf = Gguf::from_bytes(MODEL).map_err(io::Error::other)?;
+        let folder = beside.join("given");
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join("text"), text())?;
+        let make = |args: &[&str], file: &str| -> io::Result<Vec<u8>> {
+            let case = Case::new(&folder, args).expect(Expect::Answered).output("text").output(file);
+            let outcome = run(&case, binary, beside)?;
+            let verdict = judge(&case, &outcome);
+            if verdict != Verdict::Answered {
+                let said = String::from_utf8_lossy(&outcome.stderr).into_owned();
+                return Err(io::Error::other(format!("{}: {verdict:?}: {said}", case.command(binary))));
+            }
+            match file {
+                "-" => Ok(outcome.stdout),
+                _ => fs::read(folder.join(file))
+                    .and_then(|bytes| fs::remove_file(folder.join(file)).map(|()| bytes)),
+            }
+        };
+        let kept = |kv: &'static str| {
+            let cache = ["--prompt-cache", "cache", "-ctk", kv, "-ctv", kv];
+            let run = ["run", "-p", PROMPT, "-n", "2", "-c", "256", "-t", "1", "--temp", "0", "--quiet"];
+            Ok::<_, io::Error>((kv, make(&[&run[..], &cache].concat(), "cache")?))
+        };
+        let contexts = ["f16", "turbo3", "q8_0"].map(kept).into_iter().collect::<io::Result<_>>()?;
+        let measure = |command: &[&str], option: &str, file: &str| {
+            make(&[&["eval"], command, &MEASURE, &["text", option, file]].concat(), file)
+        };
+        let base = measure(&["ppl"], "--save-base", "base")?;
+        let ppl = measure(&["ppl"], "--state", "state")?;
+        let kld = measure(&["kld", "-ctk", "turbo3"], "--state", "state")?;
+        let said = make(&["run", "-p", "x", "-n", "1", "--json"], "-")?;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        let n_prompt = said.split("\"n_prompt\":").nth(1).and_then(|rest| rest.split(',').next());
+        let n_prompt =
+            n_prompt.and_then(|n| n.parse().ok()).ok_or_else(|| io::Error::other("no n_prompt"))?;
+        Ok(Self {
+            binary: binary.to_owned(),
+            specials: control_tokens(&gguf),
+            gguf,
+            contexts,
+            base,
+            states: vec![("ppl", ppl), ("kld", kld)],
+            n_prompt,
+        })
+    }
+}
+
+/// Enough words for two chunks.
+pub fn text() -> Vec<u8> {
+    "The quick brown fox jumps over the lazy dog, and nobody minds it at all. ".repeat(12).into_bytes()
+}
+
+fn control_tokens(gguf: &Gguf) -> Vec<String> {
+    const CONTROL: i128 = 3;
+    let tokens = gguf.meta().get::<Strings>("tokenizer.ggml.tokens").into_iter().flatten();
+    let Some(Value::Array(kinds)) = gguf.meta().value("tokenizer.ggml.token_type") else { return Vec::new() };
+    let both = tokens.zip(kinds.iter());
+    let control = both.filter(|(_, kind)| kind.as_integer() == Some(CONTROL));
+    control.map(|(token, _)| String::from_utf8_lossy(token).into_owned()).collect()
+}

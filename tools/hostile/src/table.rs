@@ -1,0 +1,94 @@
+//! Runs the inputs and prints what came of them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::chance::Chance;
+use crate::judge::{Verdict, judge};
+use crate::kinds::{Kind, N_WEIGHTS};
+use crate::run::run;
+use crate::shop::Shop;
+
+/// Inputs of a whole run, all kinds together.
+pub const N_INPUTS: usize = 1300;
+
+/// Columns of the table.
+const COLUMNS: [&str; 7] = ["answered", "refused", "panics", "aborts", "hangs", "memory", "wrong"];
+
+fn column(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Answered => "answered",
+        Verdict::Refused => "refused",
+        Verdict::Panic => "panics",
+        Verdict::Abort(_) => "aborts",
+        Verdict::Hang => "hangs",
+        Verdict::Memory => "memory",
+        Verdict::Wrong(_) => "wrong",
+    }
+}
+
+/// Throws the first `n_inputs`, shared out between all kinds, of `kinds` at `binary`. Whether it stood all of them.
+///
+/// # Errors
+/// What keeps the inputs from being made, or the program from being started.
+pub fn measure(binary: &str, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bool> {
+    let binary = fs::canonicalize(binary).map_err(|error| io::Error::other(format!("{binary}: {error}")))?;
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/hostile");
+    let _ = fs::remove_dir_all(&kept);
+    let beside = std::env::temp_dir().join(format!("kvant-hostile-{}", std::process::id()));
+    fs::create_dir_all(beside.join("home"))?;
+    let result = Shop::open(&binary, &beside).and_then(|shop| {
+        println!("{:10} {:>8}{}", "kind", "inputs", COLUMNS.map(|name| format!("{name:>10}")).concat());
+        let mut is_sound = true;
+        for kind in kinds {
+            // Some of each kind, however few there are.
+            let n = (n_inputs * kind.weight).div_ceil(N_WEIGHTS);
+            is_sound &= throw(kind, n, &shop, &beside, &kept)?;
+        }
+        Ok(is_sound)
+    });
+    fs::remove_dir_all(&beside)?;
+    result
+}
+
+/// Throws `n` inputs of one kind, and prints its line.
+fn throw(kind: &Kind, n: usize, shop: &Shop, beside: &Path, kept: &Path) -> io::Result<bool> {
+    let mut counts = BTreeMap::new();
+    for number in 0..n {
+        let folder = beside.join("case");
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder)?;
+        let case = (kind.make)(&mut Chance::new(kind.name, number), shop, &folder)?;
+        let outcome = run(&case, &shop.binary, beside)?;
+        let verdict = judge(&case, &outcome);
+        *counts.entry(column(&verdict)).or_insert(0) += 1;
+        if !matches!(verdict, Verdict::Answered | Verdict::Refused) {
+            let command = case.command(&shop.binary);
+            let place = keep(kept.join(format!("{}-{number}", kind.name)), &folder, beside, &command)?;
+            let said = String::from_utf8_lossy(&outcome.stderr);
+            let said: String = said.trim_end().chars().take(300).flat_map(char::escape_debug).collect();
+            println!(
+                "{}-{number}: {verdict:?}\n  {command}\n  {said}\n  kept in {}",
+                kind.name,
+                place.display()
+            );
+        }
+    }
+    let line = COLUMNS.map(|name| format!("{:>10}", counts.get(name).copied().unwrap_or(0)));
+    println!("{:10} {n:>8}{}", kind.name, line.concat());
+    Ok(counts.keys().all(|name| ["answered", "refused"].contains(name)))
+}
+
+/// Keeps what a failure needs to be seen again: files, stdin and the command.
+fn keep(place: PathBuf, folder: &Path, beside: &Path, command: &str) -> io::Result<PathBuf> {
+    fs::create_dir_all(&place)?;
+    for path in fs::read_dir(folder)?.flatten().map(|entry| entry.path()).filter(|path| path.is_file()) {
+        fs::copy(&path, place.join(path.file_name().unwrap_or_default()))?;
+    }
+    let _ = fs::copy(beside.join("stdin"), place.join("given-stdin"));
+    let _ = fs::copy(beside.join("stderr"), place.join("given-stderr"));
+    fs::write(place.join("given-command"), command)?;
+    Ok(place)
+}
