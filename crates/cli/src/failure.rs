@@ -24,14 +24,20 @@ impl Failure {
         Self::Work(format!("{doing}: {error}"))
     }
 
-    /// Says the line, where there is something to say.
+    /// What went wrong, in one line, where there is something to say.
+    pub fn line(&self) -> Option<String> {
+        match self {
+            Self::Work(line) | Self::Usage(line) => Some(one_line(line)),
+            Self::Output(error) => Some(format!("stdout: {error}")),
+            Self::BrokenPipe => None,
+        }
+    }
+
+    /// Says the line.
     pub fn tell(&self) {
-        let line = match self {
-            Self::Work(line) | Self::Usage(line) => one_line(line),
-            Self::Output(error) => format!("stdout: {error}"),
-            Self::BrokenPipe => return,
-        };
-        console::say(format_args!("error: {line}"));
+        if let Some(line) = self.line() {
+            console::say(format_args!("error: {line}"));
+        }
     }
 
     /// Says the line and gives the exit code.

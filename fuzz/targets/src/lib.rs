@@ -2,6 +2,8 @@
 //! none, drives them in `.ci/run`.
 #![forbid(unsafe_code)]
 
+mod arguments;
+mod base;
 mod codec;
 mod context;
 mod mutate;
@@ -10,6 +12,8 @@ mod tokenizer;
 
 use kvant::Gguf;
 
+pub use arguments::arguments;
+pub use base::base;
 pub use codec::codec;
 pub use context::context;
 pub use mutate::Mutator;
@@ -27,7 +31,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 7] = [
     Target {
         name: "gguf",
         check: gguf,
@@ -37,6 +41,8 @@ pub const TARGETS: [Target; 5] = [
     Target { name: "context", check: context, seeds: context::seeds },
     Target { name: "tokenizer", check: tokenizer, seeds: tokenizer::seeds },
     Target { name: "template", check: template, seeds: template::seeds },
+    Target { name: "base", check: base, seeds: base::seeds },
+    Target { name: "arguments", check: arguments, seeds: arguments::seeds },
 ];
 
 /// The GGUF parser; what must hold is [`kvant::gguf::oracle`]'s to say.

@@ -1,0 +1,6 @@
+//! Arguments of the command line.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    kvant_fuzz_targets::arguments(bytes);
+});
