@@ -270,9 +270,9 @@ pub fn policies(text: &str) -> Result<Policies, String> {
     text.parse().map_err(|error: kvant::KvError| error.to_string())
 }
 
-/// A number of layers; `all` is more than any model has.
+/// A number of layers; `all` is more than any model has, and what llama.cpp writes as `auto` or -1 comes to the same.
 fn layers(text: &str) -> Result<usize, String> {
-    if text == "all" {
+    if ["all", "auto", "-1"].contains(&text) {
         Ok(usize::MAX)
     } else {
         text.parse().map_err(|_| "expected a number or all".to_owned())
@@ -281,4 +281,18 @@ fn layers(text: &str) -> Result<usize, String> {
 
 fn device(text: &str) -> Result<DeviceChoice, String> {
     text.parse().map_err(|_| "expected auto, cpu or cuda:N".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_layers_go_by_several_names() {
+        for all in ["all", "auto", "-1"] {
+            assert_eq!(layers(all), Ok(usize::MAX));
+        }
+        assert_eq!(layers("7"), Ok(7));
+        assert!(layers("-2").is_err() && layers("").is_err());
+    }
 }

@@ -57,6 +57,10 @@ const ROPE: Means = No("positions are as the model's file says");
 const DRAFT: Means = No("there is no speculative decoding");
 const IMAGES: Means = No("models read text alone");
 const HUB: Means = No("this build fetches nothing (feature `hub`)");
+const SERVER: Means = No("there is no server; kvant chat holds a conversation in the terminal");
+const THINKING: Means = No("what a model thinks is shown as it writes it");
+const UNBOUND: Means = noted(Value, "the system places threads; taskset binds them");
+const ONE_CACHE: &str = "a cache is as its types and policies say (-ctk, -ctv, --kv-policy)";
 const TEMPLATE: Means = No("--chat-template takes a format's name or a file, --raw the text as it is");
 
 /// Options and their meanings. Where a name has several, the first that the command at hand can follow holds.
@@ -106,6 +110,25 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--no-mmap", noted(Nothing, MAPPED)),
     ("-mmp", noted(Value, MAPPED)),
     ("--numa", noted(Value, "threads are not bound to nodes; numactl binds them")),
+    ("-C", UNBOUND),
+    ("--cpu-mask", UNBOUND),
+    ("-Cr", UNBOUND),
+    ("--cpu-range", UNBOUND),
+    ("--cpu-strict", UNBOUND),
+    ("--prio", UNBOUND),
+    ("--poll", UNBOUND),
+    ("--swa-full", noted(Nothing, ONE_CACHE)),
+    ("-kvu", noted(Nothing, ONE_CACHE)),
+    ("--kv-unified", noted(Nothing, ONE_CACHE)),
+    ("-dt", noted(Value, ONE_CACHE)),
+    ("--defrag-thold", noted(Value, ONE_CACHE)),
+    ("-fit", silent(Switch)),
+    ("--fit", silent(Switch)),
+    ("--no-mmproj", silent(Nothing)),
+    ("--log-colors", silent(Switch)),
+    ("--log-prefix", silent(Nothing)),
+    ("--log-timestamps", silent(Nothing)),
+    ("--insecure", silent(Nothing)),
     ("--keep", noted(Value, "the system message is always kept")),
     ("--display-prompt", noted(Nothing, "the prompt is not shown")),
     ("--verbose-prompt", noted(Nothing, "the prompt is not shown")),
@@ -161,12 +184,18 @@ const OPTIONS: &[(&str, Means)] = &[
     ("-ncmoe", SPLIT),
     ("--mirostat", SAMPLERS),
     ("--typical", SAMPLERS),
+    ("--typical-p", SAMPLERS),
+    ("--top-nsigma", SAMPLERS),
+    ("--top-n-sigma", SAMPLERS),
+    ("--mirostat-lr", SAMPLERS),
+    ("--mirostat-ent", SAMPLERS),
     ("--samplers", SAMPLERS),
     ("--sampling-seq", SAMPLERS),
     ("--presence-penalty", SAMPLERS),
     ("--frequency-penalty", SAMPLERS),
     ("--dry-multiplier", SAMPLERS),
     ("--xtc-probability", SAMPLERS),
+    ("--xtc-threshold", SAMPLERS),
     ("--dynatemp-range", SAMPLERS),
     ("-l", SAMPLERS),
     ("--logit-bias", SAMPLERS),
@@ -174,6 +203,10 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--grammar-file", GRAMMAR),
     ("-j", GRAMMAR),
     ("--json-schema", GRAMMAR),
+    ("-gan", ROPE),
+    ("-gaw", ROPE),
+    ("--grp-attn-n", ROPE),
+    ("--grp-attn-w", ROPE),
     ("--rope-scaling", ROPE),
     ("--rope-scale", ROPE),
     ("--rope-freq-base", ROPE),
@@ -181,9 +214,26 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--override-kv", No("a model's metadata is taken as its file has it")),
     ("--in-prefix", TEMPLATE),
     ("--in-suffix", TEMPLATE),
+    ("--chat-template-kwargs", TEMPLATE),
+    ("--think", THINKING),
+    ("--hidethinking", THINKING),
+    ("-rea", THINKING),
+    ("--reasoning", THINKING),
+    ("--reasoning-budget", THINKING),
+    ("--reasoning-format", THINKING),
+    ("--host", SERVER),
+    ("--port", SERVER),
+    ("-np", SERVER),
+    ("--parallel", SERVER),
+    ("--api-key", SERVER),
+    ("--log-file", No("a shell keeps what is said in a file: 2> FILE")),
     ("--lora", No("adapters are not read; merge it into the model first")),
     ("-md", DRAFT),
     ("--model-draft", DRAFT),
+    ("--draft", DRAFT),
+    ("--draft-max", DRAFT),
+    ("--draft-min", DRAFT),
+    ("--spec-type", DRAFT),
     ("--mmproj", IMAGES),
     ("--image", IMAGES),
     ("-mu", No("-m takes a file, -hf USER/REPO one of the Hugging Face hub")),
@@ -206,6 +256,14 @@ const COMMANDS: &[(&str, &str)] = &[
     ("create", "kvant quantize writes a model in another type"),
     ("perplexity", "kvant eval ppl measures it"),
     ("generate", "kvant run answers a prompt"),
+    ("serve", "there is no server; kvant chat holds a conversation in the terminal"),
+    ("server", "there is no server; kvant chat holds a conversation in the terminal"),
+    ("push", "models are files, wherever they lie"),
+    ("cp", "models are files, wherever they lie"),
+    ("version", "kvant --version tells it"),
+    ("convert", "models are GGUF files; llama.cpp's convert_hf_to_gguf.py makes them"),
+    ("tokenize", "kvant run tells how many tokens a prompt has"),
+    ("embedding", "models write text alone"),
     ("cli", "kvant run answers a prompt, kvant chat holds a conversation"),
 ];
 
@@ -219,7 +277,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|(name, _)| *name)
 }
 
-/// What to type instead of a command of another program.
+/// What to type instead of a command of another program, or of that program.
 pub fn command(name: &str) -> Option<&'static str> {
+    let name = name.strip_prefix("llama-").unwrap_or(name);
     COMMANDS.iter().find(|(other, _)| *other == name).map(|(_, instead)| *instead)
 }

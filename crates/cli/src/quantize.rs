@@ -19,7 +19,7 @@ pub struct QuantizeArgs {
     place: PlaceArgs,
     /// GGUF file to write, replaced whole or not at all; and the type of its weight matrices: f32 f16 bf16 q8_0 q4_0 q4_1
     /// q5_0 q5_1 q2_K q3_K q4_K q5_K q6_K tq3_1s tq4_1s
-    #[arg(value_names = ["OUT", "TYPE"], num_args = 1..=2)]
+    #[arg(value_names = ["OUT", "TYPE"], num_args = 1..)]
     words: Vec<String>,
     /// No progress and no summary
     #[arg(long)]
@@ -30,7 +30,8 @@ pub struct QuantizeArgs {
 pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
     args.place.leave_word(&mut args.words);
     let [out, dtype] = &args.words[..] else {
-        return Err(Failure::Usage("expected a model, a file to write and a type".to_owned()));
+        let line = "expected a model, a file to write and a type, and nothing else".to_owned();
+        return Err(Failure::Usage(line));
     };
     let dtype = weight_type(dtype).map_err(|error| Failure::Usage(format!("{dtype}: {error}")))?;
     let (place, out) = (args.place.place()?, Path::new(out));
@@ -61,8 +62,34 @@ fn weight_type(text: &str) -> Result<DType, String> {
     match text.parse::<DType>() {
         Ok(dtype) if dtype.ggml_id().is_some() => Ok(dtype),
         _ => Err(format!(
-            "not a weight type; known: {}",
+            "not a weight type{}; known: {}",
+            mix_of(text)
+                .map_or_else(String::new, |dtype| format!(" (of llama.cpp's mixes there is {dtype} alone)")),
             weights().map(DType::name).collect::<Vec<_>>().join(" ")
         )),
+    }
+}
+
+/// The type that most matrices have in a mix of llama.cpp's, such as `Q4_K_M`.
+fn mix_of(text: &str) -> Option<DType> {
+    let (name, _) = text.rsplit_once('_').filter(|(_, size)| ["S", "M", "L"].contains(size))?;
+    name.parse().ok().filter(|dtype: &DType| dtype.ggml_id().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mix_is_refused_with_the_type_that_there_is() {
+        assert_eq!(weight_type("Q4_K"), Ok(DType::Q4K));
+        let told = |text: &str| weight_type(text).unwrap_err();
+        assert!(
+            told("Q4_K_M")
+                .starts_with("not a weight type (of llama.cpp's mixes there is q4_K alone); known: ")
+        );
+        for other in ["COPY", "_M", "q4_K_XL", "turbo3_M"] {
+            assert!(told(other).starts_with("not a weight type; known: f32 "), "{}", told(other));
+        }
     }
 }

@@ -38,6 +38,19 @@ pub const HELP: &str = "\
 //TEXT          a message that begins with /
 A line that ends in \\ goes on in the next; \"\"\" begins and ends a message of several lines.";
 
+/// Commands of other programs' conversations, and what there is instead.
+const OTHERS: [(&str, &str); 6] = [
+    (
+        "set",
+        "/system TEXT sets the system message, and options stand behind kvant chat (see kvant chat --help)",
+    ),
+    ("show", "/stats, /kv and /system show what there is, kvant inspect what is in a model"),
+    ("read", "kvant run -f FILE reads a file, and a text between \"\"\" may have many lines"),
+    ("glob", "kvant run -f FILE reads a file, and a text between \"\"\" may have many lines"),
+    ("image", "models read text alone"),
+    ("model", "another model is another kvant chat MODEL"),
+];
+
 /// Understands a message or command that is not empty.
 ///
 /// # Errors
@@ -60,7 +73,11 @@ pub fn parse(line: &str) -> Result<Input, String> {
         "kv" => Ok(Input::Kv),
         "save" => file().map(Input::Save),
         "load" => file().map(Input::Load),
-        _ => Err(format!("no command /{name}; /help lists them, // begins a message with /")),
+        _ => {
+            let instead = OTHERS.iter().find(|(other, _)| *other == name).map(|(_, instead)| *instead);
+            let instead = instead.unwrap_or("/help lists them, // begins a message with /");
+            Err(format!("no command /{name}; {instead}"))
+        }
     }
 }
 
@@ -82,6 +99,7 @@ mod tests {
         assert_eq!(parse("/save a b"), Ok(Input::Save("a b".to_owned())));
         assert!(parse("/load").unwrap_err().contains("file name"));
         assert!(parse("/etc/hosts").unwrap_err().contains("//"));
+        assert!(parse("/set system x").unwrap_err().contains("/system TEXT"));
     }
 
     #[test]
