@@ -55,7 +55,7 @@ impl Measured<'_> {
         let mut cells = row([
             ("model", self.name.into()),
             ("size", output::bytes(self.model.weight_bytes()).into()),
-            ("params", format!("{:.2} B", self.model.n_params() as f64 / 1e9).into()),
+            ("params", params(self.model.n_params()).into()),
             ("backend", format!("{} {}", device.name, device.kernels).into()),
             ("threads", device.n_threads.into()),
             ("type_k", sample.type_k.into()),
@@ -110,4 +110,21 @@ fn commit() -> String {
 
 fn row<const N: usize>(cells: [(&str, Value); N]) -> Row {
     cells.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Parameters as people count them: `4.63 M`, `1.54 B`.
+fn params(n: usize) -> String {
+    let n = n as f64;
+    if n < 1e9 { format!("{:.2} M", n / 1e6) } else { format!("{:.2} B", n / 1e9) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_models_have_parameters_too() {
+        assert_eq!(params(4_630_000), "4.63 M");
+        assert_eq!(params(1_543_714_304), "1.54 B");
+    }
 }

@@ -30,15 +30,16 @@ pub(super) fn put<'a>(bits: usize, lines: &mut [Line], codes: impl Fn(usize) -> 
 
 /// Writes bits `from .. from + width` of every code: `8 / width` groups share a line.
 fn put_plane(lines: &mut [Line], groups: &[[u8; 64]; GROUPS], from: usize, width: usize) {
-    let mask = (0xff >> (8 - width)) as u8;
+    // Eight codes at a time, as a model is loaded through here: no bit that the mask keeps leaves its byte.
+    let mask = u64::from_ne_bytes([0xff >> (8 - width); 8]);
     for (line, groups) in lines.iter_mut().zip(groups.chunks_exact(8 / width)) {
-        let mut bytes = [0; 64];
+        let mut words = [0; 8];
         for (k, group) in groups.iter().enumerate() {
-            for (byte, code) in bytes.iter_mut().zip(group) {
-                *byte |= (code >> from & mask) << (width * k);
+            for (word, codes) in words.iter_mut().zip(group.as_chunks().0) {
+                *word |= (u64::from_ne_bytes(*codes) >> from & mask) << (width * k);
             }
         }
-        *line = Line(bytes);
+        *line = Line(bytemuck::cast(words));
     }
 }
 
