@@ -48,7 +48,7 @@ pub struct CacheArgs {
     pub cache_type_v: DType,
     /// Rules on top of the types: none, or a comma list of auto-asymmetric, boundary:FIRST,LAST, sink:N, recent:N,
     /// alpha:X
-    #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value = "auto-asymmetric,sink:16", value_parser = policies)]
+    #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value_t, value_parser = policies)]
     pub kv_policy: Policies,
     /// Table of types per layer, head and side; lines of 'LAYER HEAD K|V|KV TYPE', * for all
     #[arg(long, value_name = "FILE", env = "KVANT_KV_TYPES")]

@@ -24,7 +24,7 @@ pub struct InspectArgs {
     #[arg(short = 'c', long, value_name = "N")]
     ctx_size: Option<usize>,
     /// Rules of the caches in the memory table, as in `run`
-    #[arg(long, value_name = "RULES", default_value = "none", value_parser = |text: &str| text.parse::<Policies>().map_err(|e| e.to_string()))]
+    #[arg(long, value_name = "RULES", default_value_t, value_parser = |text: &str| text.parse::<Policies>().map_err(|e| e.to_string()))]
     kv_policy: Policies,
     /// Table of types per layer, head and side, as in `run`
     #[arg(long, value_name = "FILE")]

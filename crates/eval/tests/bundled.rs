@@ -20,7 +20,13 @@ fn file(name: &str) -> PathBuf {
 }
 
 fn kv(k: &str, v: &str, tail: bool) -> KvOptions {
-    KvOptions { k: k.parse().unwrap(), v: v.parse().unwrap(), policies: Policies::none(), tail }
+    KvOptions {
+        k: k.parse().unwrap(),
+        v: v.parse().unwrap(),
+        policies: Policies::none(),
+        tail,
+        ..Default::default()
+    }
 }
 
 fn measure(model: &Model, chunks: &Chunks, configs: &[KvOptions], step: Option<usize>) -> Vec<Kld> {

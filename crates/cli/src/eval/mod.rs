@@ -84,7 +84,7 @@ struct ConfigArgs {
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = kv_type)]
     cache_type_v: Vec<DType>,
     /// Rules on top of the types, as in `run`
-    #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value = "auto-asymmetric,sink:16", value_parser = policies)]
+    #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value_t, value_parser = policies)]
     kv_policy: Policies,
     /// Table of types per layer, head and side, as in `run`
     #[arg(long, value_name = "FILE", env = "KVANT_KV_TYPES")]

@@ -85,7 +85,9 @@ impl View<'_> {
         let (in_window, tile) = (token / TILE >= self.stream.spec.window(tile), token / TILE);
         let (layout, bytes) = self.tile(tile, if in_window { Form::Window } else { Form::Main });
         layout.get(bytes, token % TILE, row);
-        if let Some(centre) = self.centre(tile).filter(|_| layout.dtype().code().is_some()) {
+        if layout.dtype().code().is_some()
+            && let Some(centre) = self.centre(tile)
+        {
             row.iter_mut().zip(tile::centre(centre)).for_each(|(v, c)| *v += c);
         }
     }
