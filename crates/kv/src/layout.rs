@@ -36,7 +36,7 @@ pub(crate) struct Group {
     /// The youngest tokens that a query of these layers sees.
     window: Option<usize>,
     pub(crate) sizes: StreamSizes,
-    /// One stream of each kind: with a tail and without. What they write, all of the group write.
+    /// One stream of each kind: with a tail and without, with a sink and without. What they write, all of the group write.
     kinds: Vec<StreamSpec>,
 }
 
@@ -62,7 +62,8 @@ impl Layout {
             let (k, v) = (streams(Side::K), streams(Side::V));
             let Group { sizes, kinds, .. } = &mut groups[group];
             for spec in k.iter().chain(&v) {
-                if !kinds.iter().any(|kind| (kind.tail_tiles > 0) == (spec.tail_tiles > 0)) {
+                let of = |spec: &StreamSpec| (spec.tail_tiles > 0, spec.sink_tiles);
+                if !kinds.iter().any(|kind| of(kind) == of(spec)) {
                     kinds.push(*spec);
                 }
             }
