@@ -1,4 +1,4 @@
-// Writes new keys and values: norm and turn the keys (RoPE), pad, rotate, encode whole tiles. The method is that of
+// Writes new keys and values: norm and turn the keys (RoPE), balance, pad, rotate, encode whole tiles. The method is that of
 // kvant-codec, value for value. The queries are normed and turned on the way, as they meet the same angles.
 //
 // What is to be done, and in which order, is the host's plan: a list of tiles for each sequence and kind of stream, in
@@ -22,8 +22,9 @@ struct AppendStream {
 
 struct AppendPart {
     Memory memory;
-    u32 first_row;    // among the rows of the step
-    u32 plans;        // the first of its plans, in the list
+    const float* balance;  // of its layer, or null
+    u32 first_row;         // among the rows of the step
+    u32 plans;            // the first of its plans, in the list
 };
 
 // Of the list, which is short enough to come along, or lies in memory:
@@ -59,7 +60,7 @@ struct AppendParams {
     u32 n_kv_heads;
     u32 head_dims[2];
     u32 chains;                   // blocks for each stream of each sequence
-    u32 unused[3];
+    u32 balance_at[3];            // where in a balance factors on keys, on values, and what is added to these begin
     u32 before[4];                // signs of the rotation, bit i for value i of a slice
     u32 after[4];
     float levels[N_BOOKS][MAX_LEVELS];  // centroids of turbo2, turbo3, turbo4
@@ -193,11 +194,13 @@ struct Target {
     bool is_key;
 };
 
-// Four values of a new row from `at` on: normed, turned, clamped, padded.
+// Four values of a new row from `at` on: normed, turned, balanced, clamped, padded.
 struct Row {
     const Turn* turn;     // null when they are taken as they are
     const float* values;
     const float* angles;
+    const float* scale;   // of the balance, or null
+    const float* shift;
     float factor;
     u32 head_dim;
 
@@ -206,6 +209,9 @@ struct Row {
         values = (t.is_key ? p.k : p.v) + ((size_t)row * p.n_kv_heads + t.head) * head_dim;
         turn = t.is_key && p.k_turn.is_on ? &p.k_turn : nullptr;
         angles = turn ? turn->angles + (size_t)row * turn->n_rot : nullptr;
+        const float* balance = t.part.balance ? t.part.balance + t.head * head_dim : nullptr;
+        scale = balance ? balance + p.balance_at[t.is_key ? 0 : 1] : nullptr;
+        shift = balance && !t.is_key ? balance + p.balance_at[2] : nullptr;
         factor = turn ? norm_factor(*turn, values, head_dim, lane) : 1.0f;
     }
 
@@ -213,7 +219,11 @@ struct Row {
         Quad q;
         for (u32 i = 0; i < 4; i++) {
             float value = 0.0f;
-            if (at + i < head_dim) value = turn ? turned(*turn, values, at + i, factor, angles) : values[at + i];
+            if (at + i < head_dim) {
+                value = turn ? turned(*turn, values, at + i, factor, angles) : values[at + i];
+                if (scale) value = __fmul_rn(value, scale[at + i]);
+                if (shift) value = __fadd_rn(value, shift[at + i]);
+            }
             q.x[i] = clamped(value, HALF_MAX);
         }
         return q;

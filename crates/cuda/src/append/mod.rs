@@ -1,4 +1,4 @@
-//! Appending keys and values: RoPE of keys and queries, pad, rotate, encode into the tiles that [`StreamSpec::writes`] names.
+//! Appending keys and values: RoPE of keys and queries, balance, pad, rotate, encode into the tiles that [`StreamSpec::writes`] names.
 //! One launch for all of it, of up to [`MAX_PARTS`] sequences and [`MAX_HEADS`] KV heads.
 //!
 //! What is written where is planned on the host and handed over as a list. That of a decode step travels with the launch, so
@@ -11,7 +11,7 @@ mod plan;
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, KvPart, KvStream, Result};
+use kvant_backend::{BackendError, BalanceLayout, KvPart, KvStream, Result};
 use kvant_codec::tile::TILE;
 use kvant_codec::{Rotation, block32, turbo};
 
@@ -55,6 +55,7 @@ struct StreamParams {
 #[repr(C)]
 struct PartParams {
     memory: MemoryParams,
+    balance: DevicePtr,
     first_row: u32,
     plans: u32,
 }
@@ -79,7 +80,7 @@ struct AppendParams {
     n_kv_heads: u32,
     head_dims: [u32; 2],
     chains: u32,
-    unused: [u32; 3],
+    balance_at: [u32; 3],
     before: [u32; 4],
     after: [u32; 4],
     levels: [[f32; MAX_LEVELS]; BOOKS.len()],
@@ -172,6 +173,7 @@ fn launch(
     for (index, (to, part)) in params.parts.iter_mut().zip(parts).enumerate() {
         *to = PartParams {
             memory: MemoryParams::new(cx, part, rows.band)?,
+            balance: kv::balance(part),
             first_row: small(OP, "rows", part.rows.range().end)? - part.rows.n as u32,
             plans: list.plans_of_part(index),
         };
@@ -190,6 +192,10 @@ fn launch(
     let head_dim = |streams: &[KvStream]| streams[heads.start].spec.head_dim as u32;
     params.head_dims = [head_dim(&layer.k), head_dim(&layer.v)];
     params.chains = list.most_chains();
+    let balance = BalanceLayout::of(layer);
+    for (to, from) in params.balance_at.iter_mut().zip([balance.key, balance.value, balance.value_shift]) {
+        *to = small(OP, "values of the balance", from.start)?;
+    }
     let masks = Rotation::kv(turbo::LEN);
     (params.before, params.after) = (words(masks.before()), words(masks.after()));
     for (book, (levels, mids)) in BOOKS.iter().zip(params.levels.iter_mut().zip(&mut params.mids)) {

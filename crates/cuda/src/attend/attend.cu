@@ -25,6 +25,8 @@ struct AttendParams {
     u32 v_head_dim;
     float scale;         // of the scores, times log2 e
     u32 rotates[2];      // keys, values
+    u32 balance_at[3];   // where in a balance factors on queries, on outputs, and what is added to these begin
+    u32 unused;
     Book books[N_TYPES]; // by type of the stream
     u32 before[4];
     u32 after[4];
@@ -36,18 +38,27 @@ __device__ size_t query_head(const AttendParams& p, const Slot& slot, u32 i) {
     return (size_t)row * p.n_query_heads + head;
 }
 
-// Pads, rotates and scales the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all sequences.
+// Numbers of the balance of a KV head of a sequence, of `dim` values: null where there is none.
+__device__ const float* balance_of(const Slot& slot, u32 at, u32 dim) {
+    return slot.part.balance ? slot.part.balance + at + slot.head.kv_head * dim : nullptr;
+}
+
+// Balances, pads, rotates and scales the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) prepare_queries(const __grid_constant__ AttendParams p) {
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
     Slot slot(p.c, blockIdx.y);
     if (i >= slot.part.padded) return;
     bool is_there = i < slot.n_queries(p.c);
     const float* q = p.q + query_head(p, slot, is_there ? i : 0) * p.k_head_dim;
+    const float* factors = balance_of(slot, p.balance_at[0], p.k_head_dim);
     u16* to = p.c.queries + slot.query(i) * K_DIM;
     for (u32 span = 0; span < K_DIM; span += SPAN) {
         float x[4];
         u32 first = span + 4 * lane;
-        for (u32 e = 0; e < 4; e++) x[e] = is_there && first + e < p.k_head_dim ? q[first + e] : 0.0f;
+        for (u32 e = 0; e < 4; e++) {
+            x[e] = is_there && first + e < p.k_head_dim ? q[first + e] : 0.0f;
+            if (factors && first + e < p.k_head_dim) x[e] = __fmul_rn(x[e], factors[first + e]);
+        }
         if (p.rotates[0]) rotate(x, block_at(TURBO2, K_DIM, first).n, p.before, p.after, lane);
         if (first < K_DIM) {
             ((u32*)(to + first))[0] = pack_halves(x[0] * p.scale, x[1] * p.scale);
@@ -528,7 +539,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_many(const __grid_c
     write_share(p.c, slot, w, split, first_query, lane);
 }
 
-// Joins the splits in their order, divides, un-rotates and writes: one warp per query. Grid: queries, KV heads of all sequences.
+// Joins the splits in their order, divides, un-rotates, balances and writes: one warp per query. Grid: queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_constant__ AttendParams p) {
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
     Slot slot(p.c, blockIdx.y);
@@ -541,6 +552,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_const
         sum += exp2f(state[0] - max) * state[1];
     }
     float* out = p.out + query_head(p, slot, i) * p.v_head_dim;
+    const float* factors = balance_of(slot, p.balance_at[1], p.v_head_dim);
+    const float* shifts = balance_of(slot, p.balance_at[2], p.v_head_dim);
     for (u32 span = 0; span < V_DIM; span += SPAN) {
         float x[4] = {};
         u32 first = span + 4 * lane;
@@ -552,7 +565,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_const
         for (u32 e = 0; e < 4; e++) x[e] /= sum;
         if (p.rotates[1]) rotate(x, block_at(TURBO2, V_DIM, first).n, p.after, p.before, lane);
         for (u32 e = 0; e < 4; e++) {
-            if (first + e < p.v_head_dim) out[first + e] = x[e];
+            if (first + e >= p.v_head_dim) continue;
+            out[first + e] = factors ? __fadd_rn(__fmul_rn(x[e], factors[first + e]), shifts[first + e]) : x[e];
         }
     }
 }

@@ -108,6 +108,11 @@ impl MemoryParams {
     }
 }
 
+/// Where the balance of `part` lies, which has the order of [`BalanceLayout`](kvant_backend::BalanceLayout); null for none.
+pub(crate) fn balance(part: &KvPart<'_, CudaPage>) -> DevicePtr {
+    part.balance.map_or(0, CudaPage::ptr)
+}
+
 /// The number of a KV type in kernels: floats first, then blocks of 32, then the turbo types by bits.
 pub(crate) fn number(dtype: DType) -> u32 {
     let index = DType::KV.into_iter().position(|known| known == dtype);
