@@ -4,6 +4,10 @@
 //! What is written where is planned on the host and handed over as a list. That of a decode step travels with the launch, so
 //! that a recorded step copies nothing; that of a prompt is copied to the device before.
 //!
+//! Where a block begins, a launch before that sets its centre: all that codes tiles of the block takes it from there, and the rows
+//! it is the mean of may be overwritten. A decode step has it once in 128 tokens, when a new block makes it unlike the step before
+//! anyway.
+//!
 //! [`StreamSpec::writes`]: kvant_backend::StreamSpec::writes
 
 mod plan;
@@ -81,6 +85,8 @@ struct AppendParams {
     head_dims: [u32; 2],
     chains: u32,
     balance_at: [u32; 3],
+    first_centre: u32,
+    unused: [u32; 3],
     before: [u32; 4],
     after: [u32; 4],
     levels: [[f32; MAX_LEVELS]; BOOKS.len()],
@@ -95,6 +101,7 @@ fn constants() -> Constants {
         .whole("NEAR", NEAR)
         .whole("N_BOOKS", BOOKS.len())
         .whole("MAX_LEVELS", MAX_LEVELS)
+        .whole("MAX_KINDS", plan::MAX_KINDS)
         .whole("Q8_0_ZERO", block32::Q8_0_ZERO.into())
         .whole("Q4_0_ZERO", block32::Q4_0_ZERO.into())
         .float("Q8_0_MAX_SCALE", block32::Q8_0_MAX_SCALE)
@@ -203,6 +210,13 @@ fn launch(
         mids[..book.mids().len()].copy_from_slice(book.mids());
     }
     params.k_turn = k_turn.unwrap_or(Turn::zeroed());
+    let (first_centre, n_centres) = list.centres();
+    if n_centres > 0 {
+        params.first_centre = small(OP, "centres", first_centre)?;
+        let grid = [small(OP, "centres", n_centres)?, 2 * heads.len() as u32, 1];
+        let launch = Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes: 0 };
+        cx.launch(cx.kernel(&SOURCE, "centres")?, launch, &params)?;
+    }
     let mut blocks = parts.len() * 2 * heads.len() * list.most_chains() as usize;
     if let Some(turns) = queries {
         (params.q_turn, params.q) = (turns.q, turns.queries);

@@ -205,6 +205,11 @@ struct View {
             : tile_at(memory, spec, at, index, place);
         return {at_tile, type, place == IN_MAIN ? spec.tile_bytes : f16_bytes(spec.dim)};
     }
+
+    // What the codes of tile `index` are relative to; null for nothing.
+    __device__ const u16* centre(u32 index, const Tile& tile) const {
+        return spec.centres && is_coded(tile.type) ? centre_of(spec, index, tile.at) : nullptr;
+    }
 };
 
 __device__ View keys_of(const Common& c, const Slot& slot) {
@@ -254,6 +259,8 @@ constexpr u32 K_BLOCKS = n_blocks(TURBO2, K_DIM);
 struct Work {
     u32 q[K_DIM / 16][4];
     float q_sum[K_BLOCKS][2];  // of the blocks: what 1 too much in every key adds
+    const u16* centre;         // of the block of the last keys, or null
+    float met[2];              // what it adds to the scores
     float out[V_DIM / 8][4];
     float max[2];
     float sum[2];
@@ -282,15 +289,32 @@ __device__ void begin(Work& w, const u16* queries, u32 lane) {
     for (u32 n = 0; n < V_DIM / 8; n++) {
         for (u32 r = 0; r < 4; r++) w.out[n][r] = 0.0f;
     }
+    w.centre = nullptr;
+    w.met[0] = w.met[1] = 0.0f;
     w.max[0] = w.max[1] = HIDDEN;
     w.sum[0] = w.sum[1] = 0.0f;
 }
 
-// Scores of the queries with the keys of a tile: s[n][..] of tokens 8 n + 2 (lane mod 4) and the next, as `mma` has them.
+// Meets the centre of the keys that come next, which is that of the last ones most often. As right operand it has eight equal
+// columns, so that every lane gets the products of its rows.
+__device__ void meet(Work& w, const u16* centre, u32 lane) {
+    if (centre == w.centre) return;
+    float met[4] = {};
+    if (centre) {
+#pragma unroll
+        for (u32 k = 0; k < K_DIM / 16; k++) {
+            const u32* at = (const u32*)(centre + 16 * k) + lane % 4;
+            multiply(met, w.q[k], __ldg(at), __ldg(at + 4));
+        }
+    }
+    w.centre = centre, w.met[0] = met[0], w.met[1] = met[2];
+}
+
+// Scores of the queries with the keys of a tile, whose centre they have met: s[n][..] of tokens 8 n + 2 (lane mod 4) and the next, as `mma` has them.
 __device__ void scores(const Work& w, const AttendParams& p, const Tile& tile, const u16* keys, float s[2][4], u32 lane) {
     u32 row = lane % 8, matrix = lane / 8;
     for (u32 n = 0; n < 2; n++) {
-        for (u32 r = 0; r < 4; r++) s[n][r] = 0.0f;
+        for (u32 r = 0; r < 4; r++) s[n][r] = w.met[r / 2];
     }
     float raw[2][4] = {};
 #pragma unroll
@@ -450,6 +474,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_
         }
         float s[2][4];
         load_tile<true>(p, key, unpacked, lane);
+        meet(w, keys.centre(index, key), lane);
         __syncwarp();
         scores(w, p, key, unpacked, s, lane);
         soften(p.c, w, s, index * TILE, is_main, sight, lane);
@@ -528,8 +553,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_many(const __grid_c
             u32 index = walk.tile(step + i);
             bool is_main = walk.is_main(step + i);
             if (!sight.sees(index * TILE, is_main)) continue;
+            Tile key = keys.tile(index, is_main);
+            meet(w, keys.centre(index, key), lane);
             float s[2][4];
-            scores(w, p, keys.tile(index, is_main), key_tiles + i * TILE_HALVES, s, lane);
+            scores(w, p, key, key_tiles + i * TILE_HALVES, s, lane);
             soften(p.c, w, s, index * TILE, is_main, sight, lane);
             mix(w, values.tile(index, is_main), value_tiles + i * TILE_HALVES, s, lane);
         }

@@ -6,7 +6,8 @@
 //! 1. **Queries** are balanced, padded, rotated where the keys are, scaled by `scale · log2 e` and rounded to halves, once.
 //! 2. **A tile** is unpacked to halves in shared memory, once for all 16 queries, in the order in which it lies: what a
 //!    product sums over lies side by side in coded tiles and across in float tiles, and `ldmatrix` reads either.
-//! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers.
+//! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers. Those of coded keys begin
+//!    with what the centre of their block adds, met once per block.
 //! 4. **Values** likewise, with the weights as left operand straight from the registers of step 3.
 //!
 //! A soft cap bounds the scores before their softmax, in kernels compiled for it: others pay nothing.
