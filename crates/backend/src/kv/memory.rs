@@ -140,8 +140,8 @@ impl<P: Page> KvMemory<P> {
         &self.table
     }
 
-    /// Makes everything that a step writes its own: the sink (when `sink`), the tail, and the blocks `blocks`, the last of which
-    /// may not exist yet.
+    /// Makes everything that a step writes its own: the sink (when `sink`), the tail, and the blocks `blocks`, of which some may not
+    /// exist yet, nor those before.
     ///
     /// # Errors
     /// Those of `pages`. What there was stays as it was, but for copies.
@@ -150,8 +150,8 @@ impl<P: Page> KvMemory<P> {
             Held::own(&mut self.sink, self.sizes.sink, pages)?;
         }
         Held::own(&mut self.tail, self.sizes.tail, pages)?;
-        for index in blocks {
-            assert!(index <= self.blocks.len(), "block {index} of {}", self.blocks.len());
+        // A sink may reach over the first blocks: nothing of theirs is ever written, but they are counted.
+        for index in blocks.start.min(self.blocks.len())..blocks.end {
             if index == self.blocks.len() {
                 self.blocks.push(None);
             }

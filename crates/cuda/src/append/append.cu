@@ -1,16 +1,17 @@
-// Writes new keys and values: norm and turn the keys (RoPE), pad, rotate, encode whole tiles. The method is that of
+// Writes new keys and values: norm and turn the keys (RoPE), balance, pad, rotate, encode whole tiles. The method is that of
 // kvant-codec, value for value. The queries are normed and turned on the way, as they meet the same angles.
 //
 // What is to be done, and in which order, is the host's plan: a list of tiles for each sequence and kind of stream, in
 // chains. One block of four warps makes the tiles of one chain of one stream, one after the other; a warp takes every fourth
 // token. A tile that leaves the ring of the tail and the new one that takes its place there are of one chain. Blocks beyond
-// those turn queries, a head to a warp.
+// those turn queries, a head to a warp. Centres of blocks are set by a kernel of their own, before.
 
 #include "rope.cuh"
 #include "rotate.cuh"
 #include "tile.cuh"
 
 constexpr u32 THREADS = 32 * WARPS;
+static_assert(THREADS == SPAN, "a thread sums one dim");
 
 struct AppendStream {
     Offsets at;
@@ -22,8 +23,9 @@ struct AppendStream {
 
 struct AppendPart {
     Memory memory;
-    u32 first_row;    // among the rows of the step
-    u32 plans;        // the first of its plans, in the list
+    const float* balance;  // of its layer, or null
+    u32 first_row;         // among the rows of the step
+    u32 plans;            // the first of its plans, in the list
 };
 
 // Of the list, which is short enough to come along, or lies in memory:
@@ -39,6 +41,14 @@ struct Write {
     u32 flags;        // where it goes; 4: to the band too; from 8 on: the next one of the chain, 0 for none
     u32 slots;        // bytes: first and end of those read from the tail, and of those of new rows
     u32 first_row;    // of the new rows, among those of the sequence
+};
+
+// And a centre to be set: the mean of rows of two tiles, from the first slot of the first on.
+struct Centre {
+    u32 tile;
+    u32 plan;         // of which sequence, times MAX_KINDS, and which of its plans
+    u32 rows;
+    u32 start;        // tokens before this one wait in the tail
 };
 
 struct AppendParams {
@@ -59,6 +69,8 @@ struct AppendParams {
     u32 n_kv_heads;
     u32 head_dims[2];
     u32 chains;                   // blocks for each stream of each sequence
+    u32 balance_at[3];            // where in a balance factors on keys, on values, and what is added to these begin
+    u32 first_centre;             // in the list
     u32 unused[3];
     u32 before[4];                // signs of the rotation, bit i for value i of a slice
     u32 after[4];
@@ -193,11 +205,13 @@ struct Target {
     bool is_key;
 };
 
-// Four values of a new row from `at` on: normed, turned, clamped, padded.
+// Four values of a new row from `at` on: normed, turned, balanced, clamped, padded.
 struct Row {
     const Turn* turn;     // null when they are taken as they are
     const float* values;
     const float* angles;
+    const float* scale;   // of the balance, or null
+    const float* shift;
     float factor;
     u32 head_dim;
 
@@ -206,6 +220,9 @@ struct Row {
         values = (t.is_key ? p.k : p.v) + ((size_t)row * p.n_kv_heads + t.head) * head_dim;
         turn = t.is_key && p.k_turn.is_on ? &p.k_turn : nullptr;
         angles = turn ? turn->angles + (size_t)row * turn->n_rot : nullptr;
+        const float* balance = t.part.balance ? t.part.balance + t.head * head_dim : nullptr;
+        scale = balance ? balance + p.balance_at[t.is_key ? 0 : 1] : nullptr;
+        shift = balance && !t.is_key ? balance + p.balance_at[2] : nullptr;
         factor = turn ? norm_factor(*turn, values, head_dim, lane) : 1.0f;
     }
 
@@ -213,7 +230,11 @@ struct Row {
         Quad q;
         for (u32 i = 0; i < 4; i++) {
             float value = 0.0f;
-            if (at + i < head_dim) value = turn ? turned(*turn, values, at + i, factor, angles) : values[at + i];
+            if (at + i < head_dim) {
+                value = turn ? turned(*turn, values, at + i, factor, angles) : values[at + i];
+                if (scale) value = __fmul_rn(value, scale[at + i]);
+                if (shift) value = __fadd_rn(value, shift[at + i]);
+            }
             q.x[i] = clamped(value, HALF_MAX);
         }
         return q;
@@ -236,6 +257,28 @@ __device__ void store_floats(u32 type, bool is_key, u8* tile, u32 slot, u32 dim,
     }
 }
 
+// Four values of a token from `at` on as they are coded: from slot `slot` of the tile `waiting`, or, where that is null, of a
+// new row. A whole warp.
+__device__ Quad gather(const AppendParams& p, const Target& t, const Row& row, const u16* waiting, u32 slot, u32 at,
+                       u32 lane) {
+    u32 dim = t.s.spec.dim;
+    if (waiting) {
+        Quad q;
+        for (u32 i = 0; i < 4; i++) {
+            q.x[i] = at + i < dim ? from_half(waiting[float_place(t.is_key, slot, at + i, dim)]) : 0.0f;
+        }
+        return q;
+    }
+    Quad q = row.four(at);
+    // Slices of the rotation are as wide as the widest blocks.
+    if (t.s.rotates) rotate(q.x, block_at(TURBO2, dim, at).n, p.before, p.after, lane);
+    if (t.s.spec.tail_tiles > 0) {
+        // What waits in 16 bit is coded from there, however long it waits.
+        for (u32 i = 0; i < 4; i++) q.x[i] = from_half(to_half(clamped(q.x[i], HALF_MAX)));
+    }
+    return q;
+}
+
 // Makes one tile; the whole block.
 __device__ void write_tile(const AppendParams& p, const Target& t, const Write& w, u8* shared) {
     const AppendStream& s = t.s;
@@ -250,6 +293,7 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
     u32 blocks = is_coded(type) ? n_blocks(type, dim) : 0;
     u8* codes = shared;                             // [16][dim]
     u16* scales = (u16*)(shared + TILE * dim);      // [16][blocks]
+    const u16* centre = is_coded(type) && spec.centres ? centre_of(spec, w.tile, tile) : nullptr;
 
     if (is_coded(type) && (from > 0 || end < TILE)) {
         // Tokens that stay: their codes are taken apart and put back.
@@ -269,24 +313,17 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
         for (u32 span = 0; span < dim; span += SPAN) {
             u32 at = span + 4 * lane;
             Dims block = block_at(type, dim, at);
-            Quad q = row.four(at);
-            // Slices of the rotation are as wide as the widest blocks.
-            if (s.rotates) rotate(q.x, block_at(TURBO2, dim, at).n, p.before, p.after, lane);
-            for (u32 i = 0; i < 4; i++) {
-                if (!is_new) {
-                    q.x[i] = at + i < dim ? from_half(tail[float_place(t.is_key, slot, at + i, dim)]) : 0.0f;
-                } else if (spec.tail_tiles > 0) {
-                    // What waits in 16 bit is coded from there, however long it waits.
-                    q.x[i] = from_half(to_half(clamped(q.x[i], HALF_MAX)));
-                }
-            }
+            Quad q = gather(p, t, row, is_new ? nullptr : tail, slot, at, lane);
             if (band) store_floats(F16, t.is_key, band, slot, dim, at, q);
             if (!is_new && place != IN_MAIN) continue;
             if (!is_coded(type)) {
                 store_floats(type, t.is_key, tile, slot, dim, at, q);
                 continue;
             }
-            for (u32 i = 0; i < 4; i++) q.x[i] = __fmul_rn(q.x[i], s.alpha);
+            for (u32 i = 0; i < 4; i++) {
+                if (centre && at < dim) q.x[i] = __fsub_rn(q.x[i], from_half(centre[at + i]));
+                q.x[i] = __fmul_rn(q.x[i], s.alpha);
+            }
             u8 four[4];
             u16 scale;
             if (is_turbo(type)) {
@@ -310,6 +347,37 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
         for (u32 byte = threadIdx.x; byte < block.n / 4 * group_bytes(type); byte += THREADS) {
             bytes[SCALE_BYTES + byte] = plane_byte(type, t.is_key, codes, dim, block, byte);
         }
+    }
+}
+
+// Sets centres, before any tile of their blocks is coded and while the rows that they are the mean of still wait. Grid: those of
+// the list, streams.
+extern "C" __global__ void __launch_bounds__(THREADS) centres(const __grid_constant__ AppendParams p) {
+    __shared__ float rows[2 * TILE][SPAN];
+    uint4 listed_centre = listed(p, p.first_centre + blockIdx.x);
+    Centre c = {listed_centre.x, listed_centre.y, listed_centre.z, listed_centre.w};
+    const AppendPart& part = p.parts[c.plan / MAX_KINDS];
+    const AppendStream& s = p.streams[blockIdx.y];
+    if (!s.spec.centres || s.plan != c.plan % MAX_KINDS) return;
+    Target target = {s, part, {}, p.first_head + blockIdx.y % p.n_heads, blockIdx.y < p.n_heads};
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = s.spec.dim;
+    u16* centre = (u16*)centre_of(s.spec, c.tile, tile_at(part.memory, s.spec, s.at, c.tile, IN_MAIN));
+    for (u32 span = 0; span < dim; span += SPAN) {
+        for (u32 i = warp; i < c.rows; i += WARPS) {
+            u32 tile = c.tile + i / TILE, token = c.tile * TILE + i;
+            bool is_new = token >= c.start;
+            Row row(p, target, part.first_row + (is_new ? token - c.start : 0), lane);
+            const u16* tail = is_new ? nullptr : (const u16*)tile_at(part.memory, s.spec, s.at, tile, IN_TAIL);
+            Quad q = gather(p, target, row, tail, i % TILE, span + 4 * lane, lane);
+            for (u32 e = 0; e < 4; e++) rows[i][4 * lane + e] = q.x[e];
+        }
+        __syncthreads();
+        if (span + threadIdx.x < dim) {
+            float sum = 0.0f;
+            for (u32 i = 0; i < c.rows; i++) sum = __fadd_rn(sum, rows[i][threadIdx.x]);
+            centre[span + threadIdx.x] = to_half(clamped(__fmul_rn(sum, 1.0f / (float)c.rows), HALF_MAX));
+        }
+        __syncthreads();
     }
 }
 

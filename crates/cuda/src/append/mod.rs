@@ -1,8 +1,12 @@
-//! Appending keys and values: RoPE of keys and queries, pad, rotate, encode into the tiles that [`StreamSpec::writes`] names.
+//! Appending keys and values: RoPE of keys and queries, balance, pad, rotate, encode into the tiles that [`StreamSpec::writes`] names.
 //! One launch for all of it, of up to [`MAX_PARTS`] sequences and [`MAX_HEADS`] KV heads.
 //!
 //! What is written where is planned on the host and handed over as a list. That of a decode step travels with the launch, so
 //! that a recorded step copies nothing; that of a prompt is copied to the device before.
+//!
+//! Where a block begins, a launch before that sets its centre: all that codes tiles of the block takes it from there, and the rows
+//! it is the mean of may be overwritten. A decode step has it once in 128 tokens, when a new block makes it unlike the step before
+//! anyway.
 //!
 //! [`StreamSpec::writes`]: kvant_backend::StreamSpec::writes
 
@@ -11,7 +15,7 @@ mod plan;
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, KvPart, KvStream, Result};
+use kvant_backend::{BackendError, BalanceLayout, KvPart, KvStream, Result};
 use kvant_codec::tile::TILE;
 use kvant_codec::{Rotation, block32, turbo};
 
@@ -55,6 +59,7 @@ struct StreamParams {
 #[repr(C)]
 struct PartParams {
     memory: MemoryParams,
+    balance: DevicePtr,
     first_row: u32,
     plans: u32,
 }
@@ -79,6 +84,8 @@ struct AppendParams {
     n_kv_heads: u32,
     head_dims: [u32; 2],
     chains: u32,
+    balance_at: [u32; 3],
+    first_centre: u32,
     unused: [u32; 3],
     before: [u32; 4],
     after: [u32; 4],
@@ -94,6 +101,7 @@ fn constants() -> Constants {
         .whole("NEAR", NEAR)
         .whole("N_BOOKS", BOOKS.len())
         .whole("MAX_LEVELS", MAX_LEVELS)
+        .whole("MAX_KINDS", plan::MAX_KINDS)
         .whole("Q8_0_ZERO", block32::Q8_0_ZERO.into())
         .whole("Q4_0_ZERO", block32::Q4_0_ZERO.into())
         .float("Q8_0_MAX_SCALE", block32::Q8_0_MAX_SCALE)
@@ -172,6 +180,7 @@ fn launch(
     for (index, (to, part)) in params.parts.iter_mut().zip(parts).enumerate() {
         *to = PartParams {
             memory: MemoryParams::new(cx, part, rows.band)?,
+            balance: kv::balance(part),
             first_row: small(OP, "rows", part.rows.range().end)? - part.rows.n as u32,
             plans: list.plans_of_part(index),
         };
@@ -190,6 +199,10 @@ fn launch(
     let head_dim = |streams: &[KvStream]| streams[heads.start].spec.head_dim as u32;
     params.head_dims = [head_dim(&layer.k), head_dim(&layer.v)];
     params.chains = list.most_chains();
+    let balance = BalanceLayout::of(layer);
+    for (to, from) in params.balance_at.iter_mut().zip([balance.key, balance.value, balance.value_shift]) {
+        *to = small(OP, "values of the balance", from.start)?;
+    }
     let masks = Rotation::kv(turbo::LEN);
     (params.before, params.after) = (words(masks.before()), words(masks.after()));
     for (book, (levels, mids)) in BOOKS.iter().zip(params.levels.iter_mut().zip(&mut params.mids)) {
@@ -197,6 +210,13 @@ fn launch(
         mids[..book.mids().len()].copy_from_slice(book.mids());
     }
     params.k_turn = k_turn.unwrap_or(Turn::zeroed());
+    let (first_centre, n_centres) = list.centres();
+    if n_centres > 0 {
+        params.first_centre = small(OP, "centres", first_centre)?;
+        let grid = [small(OP, "centres", n_centres)?, 2 * heads.len() as u32, 1];
+        let launch = Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes: 0 };
+        cx.launch(cx.kernel(&SOURCE, "centres")?, launch, &params)?;
+    }
     let mut blocks = parts.len() * 2 * heads.len() * list.most_chains() as usize;
     if let Some(turns) = queries {
         (params.q_turn, params.q) = (turns.q, turns.queries);

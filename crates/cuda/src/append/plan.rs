@@ -6,15 +6,18 @@ use kvant_backend::{KvPart, KvStream, Place, Result, StreamSpec, TileWrite};
 
 use super::OP;
 use crate::CudaPage;
-use crate::kv::small;
+use crate::kv::{has_centres, small};
 
-/// `Plan` or `Write` of `append.cu`.
+/// `Plan`, `Write` or `Centre` of `append.cu`.
 pub(super) type Entry = [u32; 4];
 
 /// Flag of a tile that goes to the band too.
 const IN_BAND: u32 = 4;
 /// The next tile of a chain counts in this.
 const NEXT: u32 = 8;
+
+/// More kinds of streams than a launch has streams.
+pub(super) const MAX_KINDS: usize = 1 << 8;
 
 /// What is written of a stream, and where its share of the band lies, depends on these of it.
 type Kind = [usize; 2];
@@ -23,11 +26,12 @@ fn kind(spec: &StreamSpec) -> Kind {
     [spec.sink_tiles, spec.tail_tiles]
 }
 
-/// For each part the plans of all kinds of streams, and for each plan its tiles.
+/// For each part the plans of all kinds of streams, for each plan its tiles, and the centres that are set.
 pub(super) struct List {
     kinds: Vec<Kind>,
     entries: Vec<Entry>,
     most_chains: u32,
+    first_centre: usize,
 }
 
 impl List {
@@ -45,7 +49,7 @@ impl List {
         }
         let kinds = streams.iter().map(|stream| kind(&stream.spec)).collect();
         let n_plans = parts.len() * streams.len();
-        let mut list = Self { kinds, entries: vec![[0; 4]; n_plans], most_chains: 0 };
+        let mut list = Self { kinds, entries: vec![[0; 4]; n_plans], most_chains: 0, first_centre: 0 };
         for (index, part) in parts.iter().enumerate() {
             for (of_part, stream) in streams.iter().enumerate() {
                 let first = small(OP, "tiles", list.entries.len())?;
@@ -56,7 +60,42 @@ impl List {
                 list.most_chains = list.most_chains.max(chains);
             }
         }
+        list.first_centre = list.entries.len();
+        let specs = layer.k[heads.clone()].iter().chain(&layer.v[heads.clone()]).map(|stream| &stream.spec);
+        for of_part in 0..streams.len() {
+            let is_meant = |spec: &&StreamSpec| has_centres(spec) && kind(spec) == list.kinds[of_part];
+            let Some(spec) = specs.clone().find(is_meant) else { continue };
+            for (index, part) in parts.iter().enumerate() {
+                list.push_centres(spec, part, [index, of_part])?;
+            }
+        }
         Ok(list)
+    }
+
+    /// Takes down the centres that a step sets in streams of plan `of_part` of part `index`.
+    fn push_centres(
+        &mut self,
+        spec: &StreamSpec,
+        part: &KvPart<'_, CudaPage>,
+        [index, of_part]: [usize; 2],
+    ) -> Result<()> {
+        for write in spec.writes(part.rows) {
+            let Some([own, next]) = spec.centre_rows(&write, part.rows) else { continue };
+            // Both begin with their first slots, so that the rows lie side by side.
+            let n_rows = own.new.end + next.new.end;
+            self.entries.push([
+                small(OP, "tiles", own.tile)?,
+                (index * MAX_KINDS + of_part) as u32,
+                n_rows as u32,
+                small(OP, "tokens", part.rows.end())? - part.rows.n as u32,
+            ]);
+        }
+        Ok(())
+    }
+
+    /// Where the centres begin among the entries, and how many there are.
+    pub fn centres(&self) -> (usize, usize) {
+        (self.first_centre, self.entries.len() - self.first_centre)
     }
 
     /// Takes down the tiles of one plan: the first ones of the chains, then the others. Says how many chains there are.
@@ -77,7 +116,7 @@ impl List {
         Ok(n_chains)
     }
 
-    /// All of it: the plans, part by part, then their tiles.
+    /// All of it: the plans, part by part, then their tiles, then the centres.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }

@@ -25,6 +25,8 @@ struct AttendParams {
     u32 v_head_dim;
     float scale;         // of the scores, times log2 e
     u32 rotates[2];      // keys, values
+    u32 balance_at[3];   // where in a balance factors on queries, on outputs, and what is added to these begin
+    u32 unused;
     Book books[N_TYPES]; // by type of the stream
     u32 before[4];
     u32 after[4];
@@ -36,18 +38,27 @@ __device__ size_t query_head(const AttendParams& p, const Slot& slot, u32 i) {
     return (size_t)row * p.n_query_heads + head;
 }
 
-// Pads, rotates and scales the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all sequences.
+// Numbers of the balance of a KV head of a sequence, of `dim` values: null where there is none.
+__device__ const float* balance_of(const Slot& slot, u32 at, u32 dim) {
+    return slot.part.balance ? slot.part.balance + at + slot.head.kv_head * dim : nullptr;
+}
+
+// Balances, pads, rotates and scales the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) prepare_queries(const __grid_constant__ AttendParams p) {
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
     Slot slot(p.c, blockIdx.y);
     if (i >= slot.part.padded) return;
     bool is_there = i < slot.n_queries(p.c);
     const float* q = p.q + query_head(p, slot, is_there ? i : 0) * p.k_head_dim;
+    const float* factors = balance_of(slot, p.balance_at[0], p.k_head_dim);
     u16* to = p.c.queries + slot.query(i) * K_DIM;
     for (u32 span = 0; span < K_DIM; span += SPAN) {
         float x[4];
         u32 first = span + 4 * lane;
-        for (u32 e = 0; e < 4; e++) x[e] = is_there && first + e < p.k_head_dim ? q[first + e] : 0.0f;
+        for (u32 e = 0; e < 4; e++) {
+            x[e] = is_there && first + e < p.k_head_dim ? q[first + e] : 0.0f;
+            if (factors && first + e < p.k_head_dim) x[e] = __fmul_rn(x[e], factors[first + e]);
+        }
         if (p.rotates[0]) rotate(x, block_at(TURBO2, K_DIM, first).n, p.before, p.after, lane);
         if (first < K_DIM) {
             ((u32*)(to + first))[0] = pack_halves(x[0] * p.scale, x[1] * p.scale);
@@ -194,6 +205,11 @@ struct View {
             : tile_at(memory, spec, at, index, place);
         return {at_tile, type, place == IN_MAIN ? spec.tile_bytes : f16_bytes(spec.dim)};
     }
+
+    // What the codes of tile `index` are relative to; null for nothing.
+    __device__ const u16* centre(u32 index, const Tile& tile) const {
+        return spec.centres && is_coded(tile.type) ? centre_of(spec, index, tile.at) : nullptr;
+    }
 };
 
 __device__ View keys_of(const Common& c, const Slot& slot) {
@@ -243,6 +259,8 @@ constexpr u32 K_BLOCKS = n_blocks(TURBO2, K_DIM);
 struct Work {
     u32 q[K_DIM / 16][4];
     float q_sum[K_BLOCKS][2];  // of the blocks: what 1 too much in every key adds
+    const u16* centre;         // of the block of the last keys, or null
+    float met[2];              // what it adds to the scores
     float out[V_DIM / 8][4];
     float max[2];
     float sum[2];
@@ -271,15 +289,32 @@ __device__ void begin(Work& w, const u16* queries, u32 lane) {
     for (u32 n = 0; n < V_DIM / 8; n++) {
         for (u32 r = 0; r < 4; r++) w.out[n][r] = 0.0f;
     }
+    w.centre = nullptr;
+    w.met[0] = w.met[1] = 0.0f;
     w.max[0] = w.max[1] = HIDDEN;
     w.sum[0] = w.sum[1] = 0.0f;
 }
 
-// Scores of the queries with the keys of a tile: s[n][..] of tokens 8 n + 2 (lane mod 4) and the next, as `mma` has them.
+// Meets the centre of the keys that come next, which is that of the last ones most often. As right operand it has eight equal
+// columns, so that every lane gets the products of its rows.
+__device__ void meet(Work& w, const u16* centre, u32 lane) {
+    if (centre == w.centre) return;
+    float met[4] = {};
+    if (centre) {
+#pragma unroll
+        for (u32 k = 0; k < K_DIM / 16; k++) {
+            const u32* at = (const u32*)(centre + 16 * k) + lane % 4;
+            multiply(met, w.q[k], __ldg(at), __ldg(at + 4));
+        }
+    }
+    w.centre = centre, w.met[0] = met[0], w.met[1] = met[2];
+}
+
+// Scores of the queries with the keys of a tile, whose centre they have met: s[n][..] of tokens 8 n + 2 (lane mod 4) and the next, as `mma` has them.
 __device__ void scores(const Work& w, const AttendParams& p, const Tile& tile, const u16* keys, float s[2][4], u32 lane) {
     u32 row = lane % 8, matrix = lane / 8;
     for (u32 n = 0; n < 2; n++) {
-        for (u32 r = 0; r < 4; r++) s[n][r] = 0.0f;
+        for (u32 r = 0; r < 4; r++) s[n][r] = w.met[r / 2];
     }
     float raw[2][4] = {};
 #pragma unroll
@@ -439,6 +474,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_
         }
         float s[2][4];
         load_tile<true>(p, key, unpacked, lane);
+        meet(w, keys.centre(index, key), lane);
         __syncwarp();
         scores(w, p, key, unpacked, s, lane);
         soften(p.c, w, s, index * TILE, is_main, sight, lane);
@@ -517,8 +553,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_many(const __grid_c
             u32 index = walk.tile(step + i);
             bool is_main = walk.is_main(step + i);
             if (!sight.sees(index * TILE, is_main)) continue;
+            Tile key = keys.tile(index, is_main);
+            meet(w, keys.centre(index, key), lane);
             float s[2][4];
-            scores(w, p, keys.tile(index, is_main), key_tiles + i * TILE_HALVES, s, lane);
+            scores(w, p, key, key_tiles + i * TILE_HALVES, s, lane);
             soften(p.c, w, s, index * TILE, is_main, sight, lane);
             mix(w, values.tile(index, is_main), value_tiles + i * TILE_HALVES, s, lane);
         }
@@ -528,7 +566,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_many(const __grid_c
     write_share(p.c, slot, w, split, first_query, lane);
 }
 
-// Joins the splits in their order, divides, un-rotates and writes: one warp per query. Grid: queries, KV heads of all sequences.
+// Joins the splits in their order, divides, un-rotates, balances and writes: one warp per query. Grid: queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_constant__ AttendParams p) {
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
     Slot slot(p.c, blockIdx.y);
@@ -541,6 +579,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_const
         sum += exp2f(state[0] - max) * state[1];
     }
     float* out = p.out + query_head(p, slot, i) * p.v_head_dim;
+    const float* factors = balance_of(slot, p.balance_at[1], p.v_head_dim);
+    const float* shifts = balance_of(slot, p.balance_at[2], p.v_head_dim);
     for (u32 span = 0; span < V_DIM; span += SPAN) {
         float x[4] = {};
         u32 first = span + 4 * lane;
@@ -552,7 +592,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_const
         for (u32 e = 0; e < 4; e++) x[e] /= sum;
         if (p.rotates[1]) rotate(x, block_at(TURBO2, V_DIM, first).n, p.after, p.before, lane);
         for (u32 e = 0; e < 4; e++) {
-            if (first + e < p.v_head_dim) out[first + e] = x[e];
+            if (first + e >= p.v_head_dim) continue;
+            out[first + e] = factors ? __fadd_rn(__fmul_rn(x[e], factors[first + e]), shifts[first + e]) : x[e];
         }
     }
 }

@@ -26,6 +26,7 @@ struct Head {
 // A sequence.
 struct Part {
     Memory memory;
+    const float* balance;  // of its layer, or null
     u32 first_row;     // among the rows of queries and outputs
     u32 rows;
     u32 start;         // position of the first one

@@ -256,6 +256,20 @@ __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine,
     }
 }
 
+// What the centre of a lane's tile adds to its scores with queries 2t and 2t + 1; nothing where that is null. Rows of the product
+// are the tiles of the unit, each twice, so that it comes out where the scores do.
+__device__ inline void meet(float met[2], const u16* centre, const uint2* queries, u32 lane) {
+    float products[4] = {};
+#pragma unroll
+    for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
+        uint2 four = {0, 0}, b = queries[32 * chunk + lane];
+        if (centre) four = __ldg((const uint2*)(centre + 16 * chunk) + lane % 4);
+        u32 a[4] = {four.x, four.x, four.y, four.y};
+        multiply(products, a, b.x, b.y);
+    }
+    for (u32 q = 0; q < 2; q++) met[q] = centre ? products[q] : 0.0f;
+}
+
 // What a lane needs of a tile of values: of each slice of 128 dims, tokens 4t .. 4t + 4 of dims 16 g .. 16 g + 16. Lanes
 // beyond the last dim repeat the last 16.
 __device__ inline u32 first_dim(u32 slice, u32 lane) { return min(128 * slice + 16 * (lane / 4), V_DIM - 16); }
@@ -334,31 +348,34 @@ struct Softmax {
 // The tokens that the queries 2t and 2t + 1 of a lane see.
 struct Sight { u32 oldest[2], end[2]; };
 
-// Hides what a query may not see, turns scores into weights and leaves them in shared memory; gives the factors of what
-// was summed before.
-__device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], u32 first_token, const Sight& sight,
-                             u8* weights, float keep[2], u32 lane) {
+// Hides what a query may not see, turns scores, which miss `met` each, into weights and leaves them in shared memory; gives the
+// factors of what was summed before.
+__device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], const float met[2], u32 first_token,
+                             const Sight& sight, u8* weights, float keep[2], u32 lane) {
     float most[2] = {HIDDEN, HIDDEN};
     for (u32 i = 0; i < 8; i++) {
         for (u32 r = 0; r < 4; r++) {
             u32 token = first_token + i + 8 * (r / 2);
-            scores[i][r] = capped(c, scores[i][r]);
+            if (CAPPED) scores[i][r] = capped(c, scores[i][r] + met[r % 2]);
             if (token < sight.oldest[r % 2] || token >= sight.end[r % 2]) scores[i][r] = HIDDEN;
             most[r % 2] = fmaxf(most[r % 2], scores[i][r]);
         }
     }
     for (u32 q = 0; q < 2; q++) {
-        for (u32 step = 4; step < 32; step *= 2) most[q] = fmaxf(most[q], __shfl_xor_sync(~0u, most[q], step));
-        float max = fmaxf(w.max[q], most[q]);
+        float own = CAPPED ? most[q] : most[q] + met[q], max = fmaxf(w.max[q], own);
+        for (u32 step = 4; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
         keep[q] = exp2f(w.max[q] - max);
         w.max[q] = max;
         w.sum[q] *= keep[q];
+        // All scores of a tile miss the same: not they are moved, but what they are told from. That is not less than they are,
+        // however large they are and whatever was rounded.
+        most[q] -= own - max;
     }
     u8* at = weights + lane / 4 * WEIGHT_BYTES + 4 * (lane % 4);
     for (u32 i = 0; i < 8; i++) {
         for (u32 r = 0; r < 4; r++) {
             float& x = scores[i][r];
-            x = x == HIDDEN ? 0.0f : power_of_two(x - w.max[r % 2] + LIFT);
+            x = x == HIDDEN ? 0.0f : power_of_two(x - most[r % 2] + LIFT);
             w.sum[r % 2] += x;
         }
         *(u32*)(at + 16 * i) = pack_halves(scores[i][0], scores[i][1]);
@@ -498,6 +515,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         Mine key = my_tile(part.memory, p.c.keys, slot.head.keys, index, part.window, end_tile);
         Mine value = my_tile(part.memory, p.c.values, slot.head.values, index, part.window, end_tile);
         u32 in_main = __ballot_sync(~0u, key.in_main), in_f16 = __ballot_sync(~0u, key.in_f16);
+        bool meets = is_coded(K_TYPE) && p.c.keys.centres && in_main;
+        const u16* centre = meets && key.in_main ? centre_of(p.c.keys, index, key.tile) : nullptr;
+        // On its way while the codes are, and then beside the multiprocessors.
+        if (centre) asm volatile("prefetch.global.L2 [%0];" ::"l"(centre + lane % 4 * (K_DIM / 4)));
         if (in_main) {
             const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);
             add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, p.key_book, shared.queries, lane);
@@ -506,8 +527,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
             const u8* any = tile_of_lane(key.tile, __ffs(in_f16) - 1);
             add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, p.key_book, shared.queries, lane);
         }
-        float keep[2];
-        weigh(p.c, w, scores, index * TILE, sight, weights, keep, lane);
+        float keep[2], met[2] = {};
+        if (meets) meet(met, centre, shared.queries, lane);
+        weigh(p.c, w, scores, met, index * TILE, sight, weights, keep, lane);
         if (keep[0] != 1.0f || keep[1] != 1.0f) {
             for (u32 slice = 0; slice < SLICES; slice++) {
                 for (u32 i = 0; i < 8; i++) {

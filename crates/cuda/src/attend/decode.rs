@@ -8,6 +8,8 @@
 //!   16 dims: which token is a row, and which dim is a step of the sum, is ours to choose, as long as the queries follow.
 //!   So all 64 codes of a group are used by the lane that loaded them, and nothing passes through shared memory. A
 //!   token's scale multiplies its 32-bit sum.
+//! - **Centres** that keys of a block are relative to are rows of one product more for each 16 dims, a row to a tile: with a window
+//!   a unit may lie in two blocks. What it gives is told to the maximum of the tile, not to its scores.
 //! - **Weights** of the unit (128 tokens, 8 queries, halves) are the one thing that does, to become right operands.
 //! - **Values.** Lane (g, t) has the group of dims 16 g .. 16 g + 16 and tokens 4 t .. 4 t + 4 of one tile: the 32 groups
 //!   of 128 dims lie side by side. Product i takes dims i and i + 8 of each sixteen as rows. Scales are multiplied in as

@@ -3,10 +3,11 @@
 //! The equation is that of [`kvant_backend::Backend::attend`]. A warp works on 16 queries (the query heads of a group,
 //! then rows) and one tile of 16 tokens at a time, as FlashAttention-2 does ([arXiv 2307.08691](https://arxiv.org/abs/2307.08691)):
 //!
-//! 1. **Queries** are padded, rotated where the keys are, scaled by `scale · log2 e` and rounded to halves, once.
+//! 1. **Queries** are balanced, padded, rotated where the keys are, scaled by `scale · log2 e` and rounded to halves, once.
 //! 2. **A tile** is unpacked to halves in shared memory, once for all 16 queries, in the order in which it lies: what a
 //!    product sums over lies side by side in coded tiles and across in float tiles, and `ldmatrix` reads either.
-//! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers.
+//! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers. Those of coded keys begin
+//!    with what the centre of their block adds, met once per block.
 //! 4. **Values** likewise, with the weights as left operand straight from the registers of step 3.
 //!
 //! A soft cap bounds the scores before their softmax, in kernels compiled for it: others pay nothing.
@@ -44,10 +45,11 @@
 mod decode;
 mod parts;
 
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{AttendParams, BackendError, KvLayer, KvPart, KvStream, Result};
+use kvant_backend::{AttendParams, BackendError, BalanceLayout, KvLayer, KvPart, KvStream, Result};
 use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::TILE;
 use kvant_codec::{ByteBook, DType, Rotation, block32, turbo};
@@ -141,6 +143,8 @@ struct KernelParams {
     v_head_dim: u32,
     scale: f32,
     rotates: [u32; 2],
+    balance_at: [u32; 3],
+    unused: u32,
     books: [Book; DType::KV.len()],
     before: [u32; 4],
     after: [u32; 4],
@@ -267,6 +271,8 @@ fn launch(
     }
     params.common.parts[..parts.len()].copy_from_slice(&launched.parts);
     let masks = Rotation::kv(turbo::LEN);
+    let BalanceLayout { query, out, out_shift, .. } = BalanceLayout::of(layer);
+    let begin = |values: Range<usize>| small(OP, "values of the balance", values.start);
     let params = KernelParams {
         common: Common {
             keys: kind.specs[0],
@@ -288,6 +294,8 @@ fn launch(
         v_head_dim: p.v_head_dim as u32,
         scale: p.scale * std::f32::consts::LOG2_E,
         rotates: [&layer.k, &layer.v].map(|streams| streams[heads[0]].spec.rotates.into()),
+        balance_at: [begin(query)?, begin(out)?, begin(out_shift)?],
+        unused: 0,
         books: *BOOKS,
         before: words(masks.before()),
         after: words(masks.after()),

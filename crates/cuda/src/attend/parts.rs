@@ -5,7 +5,7 @@ use kvant_backend::{AttendParams, KvPart, Result, Rows};
 use kvant_codec::tile::TILE;
 
 use super::{OP, QUERIES, WARPS, decode};
-use crate::kv::{MemoryParams, small};
+use crate::kv::{self, MemoryParams, small};
 use crate::{Context, CudaPage, DevicePtr};
 
 /// Above this many queries of a KV head, warps share tiles instead of splitting them.
@@ -47,6 +47,7 @@ impl Way {
 #[repr(C)]
 pub(super) struct PartParams {
     memory: MemoryParams,
+    balance: DevicePtr,
     first_row: u32,
     rows: u32,
     start: u32,
@@ -126,6 +127,7 @@ impl Launched {
         };
         self.parts.push(PartParams {
             memory: MemoryParams::new(cx, part, band)?,
+            balance: kv::balance(part),
             first_row: small(OP, "rows", rows.range().end)? - rows.n as u32,
             rows: rows.n as u32,
             start: small(OP, "tokens", rows.end())? - rows.n as u32,

@@ -57,6 +57,32 @@ fn a_long_context_is_split_and_joined() {
     }
 }
 
+/// With a window units of eight tiles begin anywhere, so that two centres meet in one; a sink has none.
+#[test]
+fn centres_are_those_of_the_block_wherever_a_window_begins() {
+    let Some(subject) = on_emulator(80) else { return };
+    let base =
+        Shape { k_head_dim: 64, v_head_dim: 32, window: Some(150), ..Shape::new(DType::Turbo3, DType::Q8_0) };
+    for (shape, len) in
+        [(base, 330), (Shape { sink_tiles: 9, ..base }, 250), (Shape { soft_cap: Some(2.0), ..base }, 330)]
+    {
+        // Keys with an offset that turns from block to block.
+        let k = gaussian(3, (len + 60) * 64, 1.0);
+        let k =
+            k.iter().enumerate().map(|(i, x)| x + if i / 64 / 128 % 2 == 0 { 2.0 } else { -2.0 }).collect();
+        let tokens = Tokens::new(shape, k, gaussian(4, (len + 60) * 32, 1.0));
+        let mut batch = Batch::fed(&subject, &tokens, len, 100).unwrap();
+        // One kernel each.
+        for n in [1, 10, 40] {
+            let what = || format!("{shape:?}, {n} rows after {len} tokens and more");
+            batch.append(&[n]).unwrap();
+            let q = gaussian(7, n * shape.n_heads() * 64, 1.0);
+            let got = batch.attend(&q, &what).unwrap();
+            batch.assert_answers(&q, &got, &what);
+        }
+    }
+}
+
 /// What no kernel can read is refused by name.
 #[test]
 fn heads_that_are_too_large_and_tails_that_differ_are_refused() {

@@ -33,7 +33,8 @@ pub(crate) const MAX_PARAMS: usize = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct SpecParams {
-    pub dtype: u16,
+    pub dtype: u8,
+    pub centres: u8,
     pub dim: u16,
     pub sink_tiles: u16,
     pub tail_tiles: u16,
@@ -47,7 +48,8 @@ impl SpecParams {
     /// [`BackendError::Unsupported`] when a count does not fit.
     pub fn new(op: &'static str, spec: &StreamSpec) -> Result<Self> {
         Ok(Self {
-            dtype: number(spec.dtype) as u16,
+            dtype: number(spec.dtype) as u8,
+            centres: has_centres(spec).into(),
             dim: short(op, "values of a token", spec.dim())?,
             sink_tiles: short(op, "tiles of the sink", spec.sink_tiles)?,
             tail_tiles: short(op, "tiles of the tail", spec.tail_tiles)?,
@@ -71,7 +73,12 @@ impl Offsets {
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] beyond 32 bits.
+    ///
+    /// # Panics
+    /// When its centre does not follow its tiles, where kernels look for it.
     pub fn new(op: &'static str, stream: &KvStream) -> Result<Self> {
+        let tiles = TILES_PER_BLOCK * stream.spec.main_layout().bytes();
+        assert_eq!(stream.main + tiles, stream.centre, "a centre that does not follow the tiles");
         let offset = |bytes| small(op, "bytes of an allocation", bytes);
         Ok(Self {
             main: offset(stream.main)?,
@@ -106,6 +113,16 @@ impl MemoryParams {
             band: band + part.band as u64,
         })
     }
+}
+
+/// Where the balance of `part` lies, which has the order of [`BalanceLayout`](kvant_backend::BalanceLayout); null for none.
+pub(crate) fn balance(part: &KvPart<'_, CudaPage>) -> DevicePtr {
+    part.balance.map_or(0, CudaPage::ptr)
+}
+
+/// Whether codes of a stream are of what the centres of their blocks leave. Floats are stored as they are.
+pub(crate) fn has_centres(spec: &StreamSpec) -> bool {
+    spec.centres && spec.dtype.code().is_some()
 }
 
 /// The number of a KV type in kernels: floats first, then blocks of 32, then the turbo types by bits.

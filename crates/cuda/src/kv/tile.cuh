@@ -13,7 +13,8 @@
 
 // What one side of one KV head stores.
 struct Spec {
-    u16 type;        // of the main tiles
+    u8 type;         // of the main tiles
+    u8 centres;      // whether codes are of what the centre of their block leaves
     u16 dim;         // values per token as stored
     u16 sink_tiles;
     u16 tail_tiles;  // 0: no tail
@@ -97,6 +98,11 @@ __device__ inline u8* tile_at(const Memory& m, const Spec& s, const Offsets& at,
     if (place == IN_SINK) return m.sink + at.sink + index * f16_bytes(s.dim);
     if (place == IN_TAIL) return m.tail + at.tail + index % s.tail_tiles * f16_bytes(s.dim);
     return (u8*)m.blocks[index / TILES_PER_BLOCK] + at.main + index % TILES_PER_BLOCK * s.tile_bytes;
+}
+
+// The centre of the block that tile `index` lies in, which is at `tile`, [dim] halves: it follows the tiles.
+__device__ inline const u16* centre_of(const Spec& s, u32 index, const u8* tile) {
+    return (const u16*)(tile + (TILES_PER_BLOCK - index % TILES_PER_BLOCK) * s.tile_bytes);
 }
 
 // Tiles of a stream that are in the band: so many, from the first on.
