@@ -15,6 +15,7 @@ use kvant::{
 
 use crate::failure::Failure;
 use crate::place::PlaceArgs;
+use crate::plan::{KvPlanArgs, with_policies};
 use crate::{log, progress};
 
 /// Which model to load, and onto what.
@@ -40,12 +41,12 @@ pub struct CacheArgs {
     /// Tokens of context; 0 is the model's own length, as when not given
     #[arg(short = 'c', long, value_name = "N", env = "KVANT_CTX_SIZE")]
     pub ctx_size: Option<usize>,
-    /// KV type of the keys (-ctk): f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2
-    #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_K", default_value = "f16", value_parser = kv_type)]
-    pub cache_type_k: DType,
-    /// KV type of the values (-ctv)
-    #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_V", default_value = "f16", value_parser = kv_type)]
-    pub cache_type_v: DType,
+    /// KV type of the keys (-ctk): f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2; f16 when not given
+    #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_K", value_parser = kv_type)]
+    cache_type_k: Option<DType>,
+    /// KV type of the values (-ctv); f16 when not given
+    #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_V", value_parser = kv_type)]
+    cache_type_v: Option<DType>,
     /// Rules on top of the types: none, or a comma list of auto-asymmetric, boundary:FIRST,LAST, sink:N, recent:N,
     /// alpha:X
     #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value_t, value_parser = policies)]
@@ -53,6 +54,8 @@ pub struct CacheArgs {
     /// Table of types per layer, head and side; lines of 'LAYER HEAD K|V|KV TYPE', * for all
     #[arg(long, value_name = "FILE", env = "KVANT_KV_TYPES")]
     pub kv_types: Option<PathBuf>,
+    #[command(flatten)]
+    plan: KvPlanArgs,
 }
 
 /// How the next token is drawn.
@@ -182,7 +185,19 @@ impl CacheArgs {
         if let Some(path) = &self.kv_types {
             policies = with_type_table(policies, path)?;
         }
-        Ok(KvOptions { k: self.cache_type_k, v: self.cache_type_v, policies, ..Default::default() })
+        let (k, v) = (self.cache_type_k.unwrap_or(DType::F16), self.cache_type_v.unwrap_or(DType::F16));
+        Ok(KvOptions { k, v, policies, ..Default::default() })
+    }
+
+    /// These options with the plan for `model`, where one is given.
+    pub fn with_plan(&self, options: SessionOptions, model: &Model) -> Result<SessionOptions, Failure> {
+        let Some(plan) = self.plan.open(model)? else { return Ok(options) };
+        let has_types = self.cache_type_k.is_some() || self.cache_type_v.is_some() || self.kv_types.is_some();
+        let kv = match has_types {
+            true => KvOptions { balance: plan.balance, ..options.kv },
+            false => with_policies(plan, &self.kv_policy),
+        };
+        Ok(SessionOptions { kv, ..options })
     }
 }
 

@@ -53,6 +53,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     let (sampler, max_tokens) = (args.sampling.params()?, args.length.max_tokens()?);
     let options = args.cache.session_options()?;
     let model = args.model.open_for(false, Needs::ChatTemplate, args.template.source()?)?;
+    let options = args.cache.with_plan(options, &model)?;
     let session = model.session(options.clone())?;
     args.cache.note_length(&session);
     let interrupt = Interrupt::listen()?;
@@ -107,8 +108,8 @@ fn go_on(result: Result<(), Failure>) -> Result<(), Failure> {
 /// Model, context and cache, and how to leave.
 fn banner(name: &str, model: &Model, session: &Session, options: &SessionOptions) -> Result<String, Failure> {
     let (shape, kv, n_ctx) = (model.config().kv_shape(), &options.kv, session.n_ctx());
-    let plan =
-        Plan { tail: kv.tail, ..Plan::new(&shape, kv.k, kv.v, &kv.policies).map_err(kvant::Error::from)? };
+    let plan = Plan::new(&shape, kv.k, kv.v, &kv.policies).map_err(kvant::Error::from)?;
+    let plan = Plan { tail: kv.tail, balance: kv.balance.clone(), ..plan };
     let (type_k, type_v) = plan.type_names();
     let name = printable(name, 128);
     let (device, full) = (model.device().name, output::bytes(plan.n_bytes(&shape, n_ctx)));

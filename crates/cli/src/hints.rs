@@ -53,7 +53,8 @@ fn of_size(error: &BackendError) -> String {
 /// A setting that was refused, by its flag where it has one.
 fn setting(name: &str, expected: &str, got: &str) -> String {
     let flag = match name {
-        "n_ctx" => "-c",
+        "n_ctx" | "context" => "-c",
+        "budget" => "--budget",
         "n_gpu_layers" => "-ngl",
         "device" => "--device",
         "chunks" => "--chunks",

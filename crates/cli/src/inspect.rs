@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 use kvant::gguf::{TensorInfo, Value as MetaValue, printable};
 use kvant::limits::{MAX_TOKENS, check_size};
-use kvant::{Config, DType, Gguf, KvShape, Plan, Policies};
+use kvant::{Config, DType, Gguf, KvPlan, KvShape, Plan, Policies};
 use serde_json::{Map, Value, json};
 
 use crate::args::with_type_table;
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
 use crate::place::PlaceArgs;
+use crate::plan::certificate;
 use crate::{console, hints};
 
 /// Arguments of `kvant inspect`.
@@ -54,8 +55,9 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     let memory = Config::from_gguf(&gguf)
         .map_err(|error| error.to_string())
         .and_then(|config| memory_table(&config.kv_shape(), n_ctx.unwrap_or(config.n_ctx_train), &policies));
+    let plan = plan_beside(&gguf);
     if args.json {
-        return Ok(console::print_json(&as_json(&gguf, &memory))?);
+        return Ok(console::print_json(&as_json(&gguf, &memory, plan.as_ref()))?);
     }
     let size = output::bytes(gguf.file_bytes() as usize);
     console::print(format_args!("{place} (GGUF v{}, {size})\n\nMetadata", gguf.version()))?;
@@ -75,7 +77,18 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
         }
         Err(why) => console::print(format_args!("\nKV cache: unknown ({why})"))?,
     }
+    match plan {
+        Some(Ok(plan)) => console::print(format_args!("\nPlan\n{}", certificate(&plan.certificate)))?,
+        Some(Err(why)) => console::print(format_args!("\nPlan: not usable ({why})"))?,
+        None => {}
+    }
     Ok(())
+}
+
+/// The plan that lies beside a model, or why it counts for nothing; `None` where none does.
+fn plan_beside(gguf: &Gguf) -> Option<Result<KvPlan, String>> {
+    let path = gguf.path()?.with_extension("kvplan");
+    path.exists().then(|| KvPlan::open(&path, gguf).map_err(|error| hints::of_engine(&error)))
 }
 
 /// A row per KV type (and the two recommended pairs): the bytes a full context allocates.
@@ -128,7 +141,11 @@ fn tensor_row(info: &TensorInfo) -> Row {
     ])
 }
 
-fn as_json(gguf: &Gguf, memory: &Result<(usize, Vec<Row>), String>) -> Value {
+fn as_json(
+    gguf: &Gguf,
+    memory: &Result<(usize, Vec<Row>), String>,
+    plan: Option<&Result<KvPlan, String>>,
+) -> Value {
     let metadata: Map<String, Value> = gguf
         .meta()
         .iter()
@@ -143,6 +160,10 @@ fn as_json(gguf: &Gguf, memory: &Result<(usize, Vec<Row>), String>) -> Value {
             Ok((n_ctx, rows)) => json!({ "n_ctx": n_ctx, "types": rows }),
             Err(why) => json!({ "unknown": why }),
         },
+        "plan": plan.map(|plan| match plan {
+            Ok(plan) => json!({ "sink": plan.sink, "certificate": plan.certificate }),
+            Err(why) => json!({ "unusable": why }),
+        }),
     })
 }
 

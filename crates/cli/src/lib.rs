@@ -22,6 +22,7 @@ mod inspect;
 mod log;
 mod output;
 mod place;
+mod plan;
 mod progress;
 mod quantize;
 mod run;
@@ -63,6 +64,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Measure what a compressed cache does to a model's output
     Eval(eval::EvalArgs),
+    /// Find out what a model's cache should store, and keep that beside the model
+    Plan(plan::PlanArgs),
     /// Write a GGUF file with its weights in another type
     Quantize(quantize::QuantizeArgs),
     /// Print a script that completes commands and options in a shell
@@ -157,6 +160,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Doctor(args) => doctor::doctor(args),
         Command::Bench(args) => bench::bench(args),
         Command::Eval(args) => eval::eval(args),
+        Command::Plan(args) => plan::plan(args),
         Command::Quantize(args) => quantize::quantize(args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
         Command::Man(args) => completions::man(&args, Cli::command()),

@@ -75,7 +75,7 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let quiet = args.quiet || args.json;
     let needs = if args.raw { Needs::Tokenizer } else { Needs::NoBadTemplate };
     let model = args.model.open_for(quiet, needs, args.template.source()?)?;
-    let mut session = model.session(session_options)?;
+    let mut session = model.session(args.cache.with_plan(session_options, &model)?)?;
     args.cache.note_length(&session);
     let prompt = args.tokens(&session, &text)?;
     if let Some(path) = args.prompt_cache.as_deref().filter(|path| path.exists()) {

@@ -8,7 +8,7 @@ use kvant_codec::{DType, Side};
 use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
 use kvant_kv::{Cache, KvError, Layout, Plan, Policies, Pool};
-use kvant_model::{Activations, Config, Decoder, Entry, Part, StepPart, Want, Weights};
+use kvant_model::{Activations, Config, Decoder, Entry, Outputs, Part, StepPart, Want, Weights};
 
 use crate::{CudaDevice, emulator};
 
@@ -52,7 +52,7 @@ impl<B: Backend> Running<B> {
         let mut row = vec![f32::NAN; n_wanted * decoder.n_vocab()];
         let mut logits = device.buffer(row.len()).unwrap();
         let on_logits = (n_wanted > 0).then_some(&mut logits);
-        decoder.step(device, pool, &mut parts, act, entry, on_logits).unwrap();
+        decoder.step(device, pool, &mut parts, act, entry, Outputs::logits(on_logits)).unwrap();
         device.read(&logits, 0, &mut row).unwrap();
         row
     }

@@ -9,7 +9,7 @@ use kvant_text::chat::TemplateError;
 use kvant_text::sampler::SampleError;
 use kvant_text::tokenizer::TokenizerError;
 
-use crate::ContextFileError;
+use crate::{ContextFileError, PlanFileError};
 
 /// Why something could not be done. `Display` is one line that names what was expected and what was found.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +42,9 @@ pub enum Error {
     /// A session cannot be saved or restored.
     #[error(transparent)]
     ContextFile(#[from] ContextFileError),
+    /// A cache plan cannot be kept or used.
+    #[error(transparent)]
+    PlanFile(#[from] PlanFileError),
     /// The prompt leaves no room in the context.
     #[error("the prompt has {tokens} tokens, the context holds {n_ctx}")]
     PromptTooLong {

@@ -31,6 +31,7 @@ mod generate;
 #[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
 mod gpu;
 mod model;
+mod plan_file;
 mod profile;
 mod prompt;
 pub mod quantize;
@@ -44,15 +45,18 @@ pub use device::{Device, DeviceChoice, memory_bandwidth};
 pub use error::Error;
 pub use generate::{CancelFlag, Continuation, Finish, GenerateOptions, Generation, Stats, Token};
 pub use gpu::Gpu;
-pub use kvant_backend::{BackendError, DeviceInfo, KernelChoice, limits};
+pub use kvant_backend::{BackendError, DeviceInfo, KernelChoice, Pairing, RopeParams, limits};
 pub use kvant_codec::DType;
 pub use kvant_files as files;
 pub use kvant_gguf::{self as gguf, Gguf};
-pub use kvant_kv::{Balance, KvError, KvLayerShape, KvShape, LayerBalance, Plan, Policies, Policy};
+pub use kvant_kv::{
+    Balance, HeadTypes, KvError, KvLayerShape, KvShape, LayerBalance, Plan, Policies, Policy,
+};
 pub use kvant_model::{Config, LayerSpec, Want};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::sampler::{Sampler, SamplerParams};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use model::{Model, Needs, OpenOptions};
+pub use plan_file::{Certificate, KvPlan, PlanFileError};
 pub use profile::StageTime;
 pub use session::{Feed, KvOptions, KvUse, Session, SessionOptions};

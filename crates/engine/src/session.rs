@@ -7,7 +7,7 @@ use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
 use kvant_kv::{Balance, Plan, Policies};
-use kvant_model::{Entry, Want};
+use kvant_model::{Entry, OnQueries, Want};
 use kvant_text::sampler::{SampleError, Sampler};
 
 use crate::generate::{CancelFlag, Continuation, GenerateOptions, Generation};
@@ -206,7 +206,7 @@ impl Session {
         let mut left = tokens;
         while let Some(chunk) = self.next_chunk(&mut left) {
             let last = left.is_empty();
-            self.step(chunk, if last { Want::Last } else { Want::Nothing })?;
+            self.step(chunk, if last { Want::Last } else { Want::Nothing }, None)?;
             if !progress(tokens.len() - left.len()) && !last {
                 return Err(Error::Cancelled);
             }
@@ -254,7 +254,7 @@ impl Session {
         while let Some(chunk) = self.next_chunk(&mut left) {
             let done = tokens.len() - left.len() - chunk.len();
             let first = from.saturating_sub(done).min(chunk.len());
-            self.step(chunk, Want::From(first))?;
+            self.step(chunk, Want::From(first), None)?;
             for row in first..chunk.len() {
                 let (logits, _) = self.lent.take().ok_or(Error::NoLogits)?;
                 self.lent = Some((logits, row - first));
@@ -262,6 +262,26 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Reads `tokens`, at most as many as a step takes, and hands the queries of each layer to `tell`, as `(KV layer whose keys
+    /// they meet, queries after RoPE [tokens, n_heads * k_head_dim])`. The keys and values are [`Session::kv_rows`] then.
+    ///
+    /// # Errors
+    /// As [`Session::feed`]; more tokens than [`Session::most_tokens`].
+    pub fn feed_observed(
+        &mut self,
+        tokens: &[u32],
+        tell: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), Error> {
+        self.check_room(tokens)?;
+        check_size("tokens", tokens.len(), 1..=self.most_tokens())?;
+        self.step(tokens, Want::Nothing, Some(tell))
+    }
+
+    /// The most tokens that the next step may read.
+    pub fn most_tokens(&self) -> usize {
+        self.sequence.most_rows()
     }
 
     /// Appends `n` tokens with random keys and values: a context of any depth in little time, to measure speed at it.
@@ -332,7 +352,7 @@ impl Session {
         again.drain(..left);
         let mut left = &again[..];
         while let Some(chunk) = self.next_chunk(&mut left) {
-            self.step(chunk, Want::Nothing)?;
+            self.step(chunk, Want::Nothing, None)?;
         }
         Ok(())
     }
@@ -436,10 +456,10 @@ impl Session {
         Some(chunk)
     }
 
-    fn step(&mut self, tokens: &[u32], want: Want) -> Result<(), Error> {
+    fn step(&mut self, tokens: &[u32], want: Want, queries: OnQueries<'_>) -> Result<(), Error> {
         self.lent = None;
         let row = StepRow { id: self.sequence.id(), n: tokens.len(), want };
-        match self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None) {
+        match self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None, queries) {
             Ok(logits) => {
                 self.lent = logits.map(|logits| (logits, want.count(tokens.len()) - 1));
                 self.stepped(tokens);
@@ -492,7 +512,7 @@ fn step(
         rows.push(StepRow { id: session.sequence.id(), n, want });
         tokens.extend_from_slice(&all[read[index]..][..n]);
     }
-    let result = model.loaded().step(&rows, Entry::Tokens(&tokens), None);
+    let result = model.loaded().step(&rows, Entry::Tokens(&tokens), None, None);
     let mut next_row = 0;
     for (&(index, n), row) in batch.iter().zip(&rows) {
         let Feed { session, tokens: all } = &mut feeds[index];
@@ -574,6 +594,29 @@ mod tests {
         assert!(together([(&mut a, &[1]), (&mut c, &[])]).is_err());
         together([(&mut a, &[1]), (&mut c, &[u32::MAX])]).unwrap_err();
         assert_eq!((a.tokens().len(), c.tokens().len(), a.kv().tokens, c.kv().tokens), (5, 8, 5, 8));
+    }
+
+    #[test]
+    fn an_observed_step_tells_every_layer_and_changes_nothing() {
+        let model = Model::bundled(OpenOptions::default()).unwrap();
+        let (mut observed, mut plain) = (session(&model, "f16", 20), session(&model, "f16", 20));
+        let text: Vec<u32> = (0..40).map(|i| i * 29 % 500).collect();
+        let mut seen = Vec::new();
+        let mut tell = |layer: usize, q: &[f32]| {
+            assert!(q.iter().all(|q| q.is_finite()) && q.iter().any(|q| *q != 0.0));
+            seen.push((layer, q.len()));
+        };
+        observed.feed_observed(&text, &mut tell).unwrap();
+        let widths = model.config().layers.iter().map(|layer| text.len() * layer.n_q());
+        assert_eq!(seen, widths.enumerate().collect::<Vec<_>>());
+        plain.feed(&text, &mut |_| true).unwrap();
+        for session in [&mut observed, &mut plain] {
+            session.feed(&text[..3], &mut |_| true).unwrap();
+        }
+        assert_eq!(bits(&mut observed), bits(&mut plain));
+        let most = observed.most_tokens();
+        let error = observed.feed_observed(&vec![1; most + 1], &mut |_, _| ()).unwrap_err();
+        assert!(matches!(error, Error::PromptTooLong { .. } | Error::Device(_)), "{error}");
     }
 
     #[test]

@@ -41,7 +41,8 @@ impl KvConfig {
         let shape = model.config().kv_shape();
         let plan = |k, v, policies: &Policies| Plan::new(&shape, k, v, policies).map_err(kvant::Error::from);
         let plan_f16 = plan(DType::F16, DType::F16, &Policies::none())?;
-        let plan = Plan { tail: kv.tail, ..plan(kv.k, kv.v, &kv.policies)? };
+        let balance = kv.balance.clone();
+        let plan = Plan { tail: kv.tail, balance, ..plan(kv.k, kv.v, &kv.policies)? };
         let ((type_k, type_v), (bpv_k, bpv_v)) = (plan.type_names(), plan.bits_per_value(&shape));
         Ok(Self {
             type_k: type_k.to_owned(),

@@ -5,6 +5,7 @@
 //! | [`ppl`] | how well does the model predict a text (llama.cpp's method and numbers) |
 //! | [`kld`] | how far is its output from what it says with an f16 cache |
 //! | [`kld_by_layer`] | which layer's keys or values are to blame |
+//! | [`plan`] | which types suit this model, and what are its keys and values best multiplied by |
 //! | [`niah`] | does it still find a sentence hidden in a long text |
 //! | [`distortion`] | what do the formats lose, beside what theory allows |
 //!
@@ -25,6 +26,7 @@ mod error;
 mod kld;
 mod needle_form;
 mod niah;
+mod plan;
 mod ppl;
 mod progress;
 pub mod report;
@@ -41,8 +43,9 @@ pub use error::EvalError;
 pub use kld::{Base, Kld, KldOptions, LayerKld, kld, kld_by_layer};
 pub use needle_form::NeedleForm;
 pub use niah::{NiahCell, NiahOptions, niah};
+pub use plan::{Goal, PlanOptions, plan};
 pub use ppl::{Ppl, PplOptions, ppl, ppl_saving_base};
 pub use progress::{OnProgress, Progress};
-pub use sample::SAMPLE;
+pub use sample::{MIXTURE, SAMPLE};
 pub use score::TokenScore;
 pub use stats::{Estimate, KldStats, Percentiles};

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use kvant::{KvOptions, Model, OpenOptions, Policies};
 use kvant_eval::distortion::captured;
 use kvant_eval::{
-    Base, Chunks, EvalError, Kld, KldOptions, NeedleForm, NiahOptions, PplOptions, kld, kld_by_layer, niah,
-    ppl, ppl_saving_base,
+    Base, Chunks, EvalError, Goal, Kld, KldOptions, NeedleForm, NiahOptions, PlanOptions, PplOptions, kld,
+    kld_by_layer, niah, plan, ppl, ppl_saving_base,
 };
 
 const TEXT: &str = include_str!("../../../LICENSE-APACHE");
@@ -211,4 +211,28 @@ fn logits_that_are_not_numbers_are_refused_with_their_place() {
     let options = KldOptions { configs: vec![kv("turbo3", "turbo3", true)], step: None };
     refused(kld(&model, &chunks, Base::F16, &options, None, &mut |_| ()).unwrap_err());
     std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
+    let model = model();
+    let of = |goal| plan(&model, TEXT, PlanOptions { goal, n_ctx: 256 }, &mut |_| ());
+    let found = of(Goal::Bits(3.4)).unwrap();
+    let certificate = &found.certificate;
+    assert!(certificate.bits <= 3.4 && certificate.bits > 3.0, "{certificate:?}");
+    assert_eq!((found.model.as_str(), found.sink), (model.fingerprint(), 16));
+    found.balance.check(&model.config().kv_shape()).unwrap();
+    // Twice the same, and with more bits closer to f16.
+    assert_eq!(of(Goal::Bits(3.4)).unwrap(), found);
+    let wider = of(Goal::Bits(8.6)).unwrap().certificate;
+    assert!(0.0 < wider.mean_kld && wider.mean_kld < 0.5 * certificate.mean_kld, "{wider:?} {certificate:?}");
+    // A goal that the wide plan meets with room to spare takes fewer bits, and one that nothing meets takes all of them.
+    let most = 0.5 * (wider.mean_kld + certificate.mean_kld);
+    let between = of(Goal::Kld(most)).unwrap().certificate;
+    assert!(between.mean_kld <= most && between.bits < wider.bits, "{between:?}");
+    assert_eq!(of(Goal::Kld(1e-12)).unwrap().certificate.bits, wider.bits);
+    let error = of(Goal::Bits(1.0)).unwrap_err().to_string();
+    assert!(error.starts_with("budget: expected 2.") && error.ends_with("got 1"), "{error}");
+    let short = plan(&model, "Too short.", PlanOptions { goal: Goal::Bits(4.0), n_ctx: 256 }, &mut |_| ());
+    assert!(matches!(short, Err(EvalError::ShortText { .. })));
 }

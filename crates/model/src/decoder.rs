@@ -60,6 +60,25 @@ pub enum Entry<'a> {
     Residual(&'a [f32]),
 }
 
+/// What a step gives.
+pub struct Outputs<'a, B: Backend> {
+    /// Logits of the wanted rows, `[wanted rows, n_vocab]`.
+    pub logits: Option<&'a mut B::Buffer>,
+    /// Told the queries that each layer's attention went by.
+    pub queries: OnQueries<'a>,
+}
+
+impl<'a, B: Backend> Outputs<'a, B> {
+    /// Logits alone, if any.
+    pub fn logits(logits: Option<&'a mut B::Buffer>) -> Self {
+        Self { logits, queries: None }
+    }
+}
+
+/// Told the KV layer whose keys a layer's queries met, and the queries after RoPE, `[rows, n_heads * k_head_dim]`, layer by
+/// layer: what statistics are made of. Steps wait for the device then.
+pub type OnQueries<'a> = Option<&'a mut dyn FnMut(usize, &[f32])>;
+
 /// Which rows of a sequence get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
@@ -172,8 +191,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Runs what enters, the rows of all `parts` one after the other, each after what its cache holds, and appends it there.
-    /// Logits of the wanted rows of all parts, one after the other, come to lie in `logits` `[wanted rows, n_vocab]`; where
-    /// the last layer is elsewhere, none can be wanted, and [`Decoder::residual`] is what enters there.
+    /// Logits of the wanted rows of all parts, one after the other, come to lie in those of `out`; where the last layer is
+    /// elsewhere, none can be wanted, and [`Decoder::residual`] is what enters there.
     ///
     /// # Errors
     /// A token out of range, a full context or no memory: nothing has been changed then. A device error in the middle of a step:
@@ -181,7 +200,7 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Panics
     /// When there are more rows than the activations have room for, tokens enter and the first layer is elsewhere, or logits are
-    /// wanted and the last one is, or `logits` is too short.
+    /// wanted and the last one is, or their buffer is too short.
     pub fn step(
         &self,
         backend: &B,
@@ -189,15 +208,22 @@ impl<B: Backend> Decoder<B> {
         parts: &mut [StepPart<'_, B::Page>],
         act: &mut Activations<B>,
         entry: Entry<'_>,
-        logits: Option<&mut B::Buffer>,
+        out: Outputs<'_, B>,
     ) -> Result<(), StepError> {
         let rows = parts.iter().map(|part| part.n).sum();
         assert!(0 < rows && rows <= act.max_rows, "{rows} rows in a step of at most {}", act.max_rows);
         self.prepare(backend, pool, parts, act, entry).map_err(StepError::Refused)?;
-        let is_decode = parts.iter().all(|part| part.n == 1);
+        let Outputs { logits, mut queries } = out;
+        // What is read back in between cannot be recorded.
+        let is_decode = queries.is_none() && parts.iter().all(|part| part.n == 1);
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
                 self.attention(backend, (layer, spec), parts, self.kv[index], act, rows)?;
+                if let Some(tell) = &mut queries {
+                    let mut q = vec![0.0; rows * spec.n_q()];
+                    backend.read(&act.q, 0, &mut q)?;
+                    tell(self.kv[index], &q);
+                }
                 self.feed_forward(backend, (layer, spec), act, rows)?;
             }
             match logits {

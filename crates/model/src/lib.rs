@@ -12,7 +12,7 @@ mod rope;
 mod weights;
 
 pub use config::{Config, LayerSpec, LayerState};
-pub use decoder::{Activations, Decoder, Entry, StepError, StepPart, Want};
+pub use decoder::{Activations, Decoder, Entry, OnQueries, Outputs, StepError, StepPart, Want};
 pub use error::ModelError;
 pub use family::{Family, HeadNorms, Norms};
 pub use rope::{Rope, Scaling};

@@ -7,6 +7,8 @@ mod measure;
 mod profile;
 mod rows;
 
+pub use rows::commit;
+
 use clap::Args;
 use kvant::limits::{MAX_TOKENS, check_size};
 use kvant::synthetic::Shape;

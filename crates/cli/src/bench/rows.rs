@@ -99,7 +99,7 @@ impl Measured<'_> {
 }
 
 /// The commit this runs from, where it runs in a checkout.
-fn commit() -> String {
+pub fn commit() -> String {
     let dir = env!("CARGO_MANIFEST_DIR");
     let output = std::process::Command::new("git").args(["-C", dir, "rev-parse", "--short", "HEAD"]).output();
     match output {

@@ -73,6 +73,7 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
         (file, _) => Some(text(file.as_deref())?),
     };
     let model = args.model.open(args.results.quiet)?;
+    let configs = args.configs.with_plan(configs, &model)?;
     let base = match &args.base {
         Some(path) => Base::open(path, &model)?,
         None => Base::F16,

@@ -18,6 +18,7 @@ use serde_json::Value;
 use crate::args::{self, ModelArgs, kv_type, policies};
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
+use crate::plan::{KvPlanArgs, with_policies};
 use crate::{console, hints, log, progress};
 
 /// Arguments of `kvant eval`.
@@ -89,6 +90,8 @@ struct ConfigArgs {
     /// Table of types per layer, head and side, as in `run`
     #[arg(long, value_name = "FILE", env = "KVANT_KV_TYPES")]
     kv_types: Option<PathBuf>,
+    #[command(flatten)]
+    plan: KvPlanArgs,
     /// Whether the youngest tokens wait in f16; off measures the types alone
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     kv_tail: Switch,
@@ -118,6 +121,21 @@ impl ConfigArgs {
             .into_iter()
             .map(|(k, v)| KvOptions { k, v, policies: policies.clone(), tail, ..Default::default() })
             .collect())
+    }
+
+    /// These configurations with the plan for `model`, where one is given: its own in their place where no type is.
+    fn with_plan(&self, configs: Vec<KvOptions>, model: &Model) -> Result<Vec<KvOptions>, Failure> {
+        let has_types = !self.cache_type_k.is_empty() || !self.cache_type_v.is_empty();
+        let Some(plan) = self.plan.open(model)? else { return Ok(configs) };
+        match has_types || self.kv_types.is_some() {
+            true => {
+                Ok(configs.into_iter().map(|kv| KvOptions { balance: plan.balance.clone(), ..kv }).collect())
+            }
+            false => {
+                let tail = self.kv_tail == Switch::On;
+                Ok(vec![KvOptions { tail, ..with_policies(plan, &self.kv_policy) }])
+            }
+        }
     }
 }
 

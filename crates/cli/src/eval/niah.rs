@@ -61,7 +61,7 @@ const DEFAULT: [(DType, DType); 4] = [
 pub fn niah(args: NiahArgs) -> Result<(), Failure> {
     args.state.check()?;
     check_report(args.report.as_deref())?;
-    let options = NiahOptions {
+    let mut options = NiahOptions {
         lengths: args.ctx_size,
         depths: args.depths,
         needles: args.needles,
@@ -71,6 +71,7 @@ pub fn niah(args: NiahArgs) -> Result<(), Failure> {
     };
     let haystack = text(args.file.as_deref())?;
     let model = args.model.open(args.results.quiet)?;
+    options.configs = args.configs.with_plan(options.configs, &model)?;
     let bar = bar("niah", &args.results);
     let state = args.state.state.as_deref();
     let cells = kvant_eval::niah(&model, &haystack, &options, state, &mut follow(&bar))?;

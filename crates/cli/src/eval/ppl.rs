@@ -48,12 +48,13 @@ pub fn ppl(args: PplArgs) -> Result<(), Failure> {
     args.state.check()?;
     let text = text(args.file.as_deref())?;
     let configs = args.configs.configs(&[(DType::F16, DType::F16)])?;
-    let [kv] = &configs[..] else {
+    if configs.len() > 1 {
         return Err(Failure::Usage("-ctk, -ctv: expected one type each; eval kld takes lists".to_owned()));
-    };
+    }
     let model = args.model.open(args.results.quiet)?;
+    let kv = args.configs.with_plan(configs, &model)?.remove(0);
     let chunks = Chunks::new(&model, &text, args.ctx_size, args.chunks)?;
-    let options = PplOptions { kv: kv.clone(), step: args.ubatch_size };
+    let options = PplOptions { kv, step: args.ubatch_size };
     let bar = bar("ppl", &args.results);
     let mut progress = follow(&bar);
     let result = match &args.save_base {

@@ -545,3 +545,35 @@ fn measurements_of_bad_input_are_refused_in_one_line() {
         &["paired"],
     );
 }
+
+#[test]
+fn a_plan_is_made_and_shown_and_followed_and_refused_where_it_was_changed_or_is_foreign() {
+    let dir = scratch("plan");
+    let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+    let (model, path) = (text(dir.join("pocket.gguf")), text(dir.join("pocket.kvplan")));
+    fs::copy(bundled(), &model).unwrap();
+    let made = json(&kvant(&["plan", &model, "--budget", "3.5", "-c", "128", "--json"]));
+    let bits = made["certificate"]["bits"].as_f64().unwrap();
+    assert!(made["path"] == path.as_str() && 3.0 < bits && bits <= 3.5, "{made}");
+    let line = format!("bits per value   {bits:.3}");
+    let inspect = || stdout(&kvant(&["inspect", &model]));
+    assert!(inspect().contains(&line), "{}", inspect());
+    let ask = |model: &str, more: &[&str]| {
+        let question =
+            ["run", "-m", model, "-p", "What is the capital of France?", "--temp", "0", "--kv-plan", &path];
+        kvant(&[&question, more].concat())
+    };
+    let answer = ask(&model, &[]);
+    assert!(stdout(&answer).contains("Paris") && stderr(&answer).contains("mixed"), "{}", stderr(&answer));
+    // Types that are named count, with what the plan multiplies by.
+    assert!(stderr(&ask(&model, &["-ctk", "turbo4"])).contains("KV turbo4/f16"));
+    let other = text(dir.join("other.gguf"));
+    assert!(kvant(&["quantize", &model, &other, "q4_0"]).status.success());
+    assert_refused(&ask(&other, &[]), 1, &["pocket.kvplan", "the plan of another model"]);
+    let changed = fs::read_to_string(&path).unwrap().replacen("turbo3", "turbo2", 1);
+    fs::write(&path, changed).unwrap();
+    assert_refused(&ask(&model, &[]), 1, &["pocket.kvplan", "corrupt cache plan: checksum"]);
+    assert!(inspect().contains("Plan: not usable"), "{}", inspect());
+    assert_refused(&kvant(&["plan", &model, "--budget", "1", "-c", "128"]), 1, &["--budget: expected 2."]);
+    assert_refused(&kvant(&["plan", "bundled"]), 2, &["-o FILE"]);
+}

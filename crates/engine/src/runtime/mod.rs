@@ -15,7 +15,7 @@ use kvant_backend::{Candidate, DeviceInfo, KernelChoice};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_kv::{BlockKey, CacheState, KvShape, Plan};
-use kvant_model::{Config, Entry, Want};
+use kvant_model::{Config, Entry, OnQueries, Want};
 
 use crate::Error;
 use crate::profile::StageTime;
@@ -77,13 +77,14 @@ pub(crate) trait Loaded: Caches + Send + Sync {
 
     /// Runs what enters, the rows of all of `batch` one after the other, each after what its sequence holds. Gives the logits
     /// of the wanted rows, one after the other, where there are any; where the last layer is elsewhere, what enters there
-    /// comes to lie in `residual`. After an error every sequence holds what it held or, when the device failed in the middle
+    /// comes to lie in `residual`. `queries` is told those of every layer, by KV layer. After an error every sequence holds what it held or, when the device failed in the middle
     /// of the step, fewer tokens.
     fn step(
         &self,
         batch: &[StepRow],
         entry: Entry<'_>,
         residual: Option<&mut Vec<f32>>,
+        queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error>;
     /// Waits until the device has done what the steps asked for.
     fn finish(&self) -> Result<(), Error>;

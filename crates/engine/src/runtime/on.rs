@@ -9,7 +9,10 @@ use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, Cache, CacheState, KvShape, Layout, Plan, Pool};
-use kvant_model::{Activations, Config, Decoder, Entry, LayerSpec, Part, StepError, StepPart, Want, Weights};
+use kvant_model::{
+    Activations, Config, Decoder, Entry, LayerSpec, OnQueries, Outputs, Part, StepError, StepPart, Want,
+    Weights,
+};
 
 use super::{Caches, Loaded, Logits, MAX_ROWS, Room, SequenceId, StepRow};
 use crate::Error;
@@ -219,6 +222,7 @@ impl<B: Backend> Loaded for On<B> {
         batch: &[StepRow],
         entry: Entry<'_>,
         residual: Option<&mut Vec<f32>>,
+        queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
         let (device, decoder) = (&*self.device, &self.decoder);
         let state = &mut *self.state();
@@ -230,9 +234,16 @@ impl<B: Backend> Loaded for On<B> {
         let mut logits = lent.map(|index| state.logits.swap_remove(index));
         let mut result = Ok(());
         state.parts(batch, |parts, act| {
-            let buffer = logits.as_mut().and_then(Arc::get_mut).map(|lent| &mut lent.buffer);
+            let logits = logits.as_mut().and_then(Arc::get_mut).map(|lent| &mut lent.buffer);
             result = decoder
-                .step(device, &self.pool, parts, act, entry, buffer)
+                .step(
+                    device,
+                    &self.pool,
+                    parts,
+                    act,
+                    entry,
+                    Outputs { logits, queries: queries.map(|tell| tell as _) },
+                )
                 .map_err(|error| take_back(error, parts.iter_mut().map(|part| &mut *part.cache)));
         });
         state.logits.extend(logits.clone());

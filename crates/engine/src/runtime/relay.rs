@@ -7,7 +7,7 @@ use kvant_backend::{BackendError, DeviceInfo, KernelChoice};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_kv::{BlockKey, CacheState, KvShape, Plan};
-use kvant_model::{Config, Entry, Want};
+use kvant_model::{Config, Entry, OnQueries, Want};
 
 use super::{Caches, Loaded, Logits, Room, SequenceId, StepRow};
 use crate::Error;
@@ -47,17 +47,25 @@ impl Relay {
     }
 
     /// Takes a step through the parts; what one leaves enters the next.
-    fn hand_on(&self, batch: &[StepRow], entry: Entry<'_>) -> Result<Option<Arc<dyn Logits>>, Error> {
+    fn hand_on(
+        &self,
+        batch: &[StepRow],
+        entry: Entry<'_>,
+        mut queries: OnQueries<'_>,
+    ) -> Result<Option<Arc<dyn Logits>>, Error> {
         let mut residual = self.residual.lock().unwrap_or_else(PoisonError::into_inner);
         let silent: Vec<_> = batch.iter().map(|row| StepRow { want: Want::Nothing, ..*row }).collect();
-        let (last, before) = self.parts.split_last().expect("a model has at least one part");
-        let mut handed = Vec::new();
-        for (index, part) in before.iter().enumerate() {
+        let (mut handed, mut logits) = (Vec::new(), None);
+        for (index, (first, part)) in self.parts().enumerate() {
+            let is_last = index + 1 == self.parts.len();
             let entry = if index == 0 { entry } else { Entry::Residual(&handed) };
-            part.step(&silent, entry, Some(&mut residual))?;
+            let (batch, left) = if is_last { (batch, None) } else { (&silent[..], Some(&mut *residual)) };
+            // A part counts its own layers.
+            let mut tell = queries.as_mut().map(|tell| |layer: usize, q: &[f32]| tell(first + layer, q));
+            logits = part.step(batch, entry, left, tell.as_mut().map(|tell| tell as _))?;
             handed.clone_from(&residual);
         }
-        last.step(batch, if before.is_empty() { entry } else { Entry::Residual(&handed) }, None)
+        Ok(logits)
     }
 }
 
@@ -103,9 +111,10 @@ impl Loaded for Relay {
         batch: &[StepRow],
         entry: Entry<'_>,
         residual: Option<&mut Vec<f32>>,
+        queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
         assert!(residual.is_none(), "a relay ends with the model");
-        let result = self.hand_on(batch, entry);
+        let result = self.hand_on(batch, entry, queries);
         if result.is_err() {
             // Parts that had run already give the tokens back, so that all of them agree again.
             for row in batch {
@@ -299,7 +308,7 @@ mod tests {
 
     fn logits(sequence: &Sequence, tokens: &[u32]) -> Vec<u32> {
         let batch = [row(sequence, tokens.len(), Want::Last)];
-        let logits = sequence.loaded().step(&batch, Entry::Tokens(tokens), None).unwrap().unwrap();
+        let logits = sequence.loaded().step(&batch, Entry::Tokens(tokens), None, None).unwrap().unwrap();
         let mut row = vec![f32::NAN; sequence.loaded().n_vocab()];
         logits.read(0, &mut row).unwrap();
         row.iter().map(|logit| logit.to_bits()).collect()
@@ -336,7 +345,7 @@ mod tests {
             assert_eq!(logits(&sequence, &text[50..51]), after_token);
             // A token that no vocabulary has leaves nothing behind.
             let bad = [row(&sequence, 1, Want::Last)];
-            assert!(relay.step(&bad, Entry::Tokens(&[u32::MAX]), None).is_err());
+            assert!(relay.step(&bad, Entry::Tokens(&[u32::MAX]), None, None).is_err());
             assert_eq!(sequence.len(), 51);
             assert_eq!(logits(&fork, &text[50..51]), after_token, "a fork");
             assert_eq!(relay.n_bytes(fork.id()), whole.n_bytes(expected.id()));
@@ -357,7 +366,7 @@ mod tests {
         logits(&a, &text[..500]);
         let batch = [row(&a, 50, Want::Nothing), row(&b, 7, Want::Last)];
         let entered = [&text[500..550], &text[..7]].concat();
-        let together = relay.step(&batch, Entry::Tokens(&entered), None).unwrap().unwrap();
+        let together = relay.step(&batch, Entry::Tokens(&entered), None, None).unwrap().unwrap();
         let mut got = vec![f32::NAN; relay.n_vocab()];
         together.read(0, &mut got).unwrap();
         let want = logits(&alone, &text[..7]);

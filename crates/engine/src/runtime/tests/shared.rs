@@ -63,7 +63,8 @@ fn feed(sequences: [&Sequence; 2], chunk: usize) -> Vec<u32> {
         let row = |sequence: &Sequence, n| StepRow { id: sequence.id(), n, want: Want::Last };
         let batch = [row(sequences[0], tokens.len()), row(sequences[1], n)];
         let entered = [tokens, &tokens[..n]].concat();
-        let logits = sequences[0].loaded().step(&batch, Entry::Tokens(&entered), None).unwrap().unwrap();
+        let logits =
+            sequences[0].loaded().step(&batch, Entry::Tokens(&entered), None, None).unwrap().unwrap();
         for which in 0..2 {
             let mut row = vec![f32::NAN; sequences[0].loaded().n_vocab()];
             logits.read(which, &mut row).unwrap();

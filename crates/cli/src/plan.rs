@@ -1,0 +1,154 @@
+//! `kvant plan`: finds out what a model's cache should store, and keeps it beside the model.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kvant::{Certificate, KvOptions, KvPlan, Model, Needs, Policies};
+use kvant_eval::{Goal, MIXTURE, PlanOptions, Progress};
+use serde_json::json;
+
+use crate::args::{ModelArgs, check_target, positive, read_text};
+use crate::bench::commit;
+use crate::failure::Failure;
+use crate::{console, log, output, progress};
+
+/// Arguments of `kvant plan`.
+#[derive(Args, Debug)]
+#[command(after_help = "Takes about two minutes for a model of 135 million parameters, \
+                  three for each billion; one that is stopped begins anew.\n\nExample:\n  kvant plan bundled --budget 3.25 -o bundled.kvplan")]
+pub struct PlanArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Text to plan and judge by; - for stdin, a built-in mixture of prose, code, dialogue and other scripts when not given
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Mean bits per value, scales included: the least divergence that they allow
+    #[arg(long, value_name = "BITS", conflicts_with = "max_kld", value_parser = number)]
+    budget: Option<f64>,
+    /// Mean divergence from the f16 cache in nats: the fewest bits that keep below it
+    #[arg(long, value_name = "NATS", default_value = "0.01", value_parser = number)]
+    max_kld: f64,
+    /// Length of text that it is made for and judged at, in tokens
+    #[arg(short = 'c', long, value_name = "N", default_value_t = 512, value_parser = positive)]
+    context: usize,
+    /// Where the plan goes; beside the model when not given
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// No progress bar
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+fn number(text: &str) -> Result<f64, String> {
+    let expected = || "expected a number above 0".to_owned();
+    text.parse().ok().filter(|x: &f64| *x > 0.0 && x.is_finite()).ok_or_else(expected)
+}
+
+/// Runs the command.
+pub fn plan(args: PlanArgs) -> Result<(), Failure> {
+    check_target(args.output.as_deref())?;
+    let text = match &args.file {
+        Some(path) => read_text(path)?,
+        None => MIXTURE.to_owned(),
+    };
+    let quiet = args.quiet || args.json;
+    let model = args.model.open_for(quiet, Needs::Tokenizer, None)?;
+    let path = args.output.clone().map_or_else(|| target(&model), Ok)?;
+    check_target(Some(&path))?;
+    let bar = progress::bar("plan", 0, quiet);
+    bar.enable_steady_tick(std::time::Duration::from_millis(500));
+    let mut tell = |step: &Progress| {
+        bar.set_length(step.total as u64);
+        bar.set_position(step.done as u64);
+        bar.set_message(step.note.clone());
+    };
+    let goal = args.budget.map_or(Goal::Kld(args.max_kld), Goal::Bits);
+    let options = PlanOptions { goal, n_ctx: args.context.min(model.config().n_ctx_train) };
+    let plan = kvant_eval::plan(&model, &text, options, &mut tell)?;
+    bar.finish_and_clear();
+    let certificate = Certificate { commit: Some(commit()).filter(|c| c != "unknown"), ..plan.certificate };
+    let plan = KvPlan { certificate, ..plan };
+    plan.write(&path).map_err(kvant::Error::from)?;
+    if let Goal::Kld(most) = goal
+        && plan.certificate.mean_kld > most
+    {
+        log::note(format_args!("--max-kld {most}: no plan comes below {:.6}", plan.certificate.mean_kld));
+    }
+    print(&plan, &path, args.json)
+}
+
+/// Where the plan of a model goes that is not said.
+fn target(model: &Model) -> Result<PathBuf, Failure> {
+    let path = model.gguf().path().map(|path| path.with_extension("kvplan"));
+    path.ok_or_else(|| Failure::Usage("the model is in no file: expected -o FILE for its plan".to_owned()))
+}
+
+fn print(plan: &KvPlan, path: &Path, json: bool) -> Result<(), Failure> {
+    if json {
+        let types =
+            plan.types.iter().map(|heads| heads.iter().map(|t| [t.k.name(), t.v.name()]).collect::<Vec<_>>());
+        let types = types.collect::<Vec<_>>();
+        let object =
+            json!({ "path": path, "sink": plan.sink, "types": types, "certificate": plan.certificate });
+        return Ok(console::print_json(&object)?);
+    }
+    console::print(certificate(&plan.certificate))?;
+    console::say(format_args!("plan: {}", path.display()));
+    Ok(())
+}
+
+/// Which plan a cache follows.
+#[derive(Args, Debug, Clone)]
+pub struct KvPlanArgs {
+    /// Plan of kvant plan: its types where neither -ctk nor -ctv names one, and with any types what it multiplies keys and values
+    /// by
+    #[arg(long, value_name = "FILE", env = "KVANT_KV_PLAN")]
+    kv_plan: Option<PathBuf>,
+}
+
+impl KvPlanArgs {
+    /// The options of the plan, where one is given.
+    ///
+    /// # Errors
+    /// A plan of another model, or one that is none.
+    pub fn open(&self, model: &Model) -> Result<Option<KvOptions>, Failure> {
+        let Some(path) = &self.kv_plan else { return Ok(None) };
+        Ok(Some(KvPlan::open(path, model.gguf())?.kv_options()?))
+    }
+}
+
+/// A plan's options with the rules of `--kv-policy`, where any were given: what they do by default, the plan has done better.
+pub fn with_policies(mut plan: KvOptions, policies: &Policies) -> KvOptions {
+    if *policies != Policies::default() {
+        plan.policies.0.extend(policies.0.iter().cloned());
+    }
+    plan
+}
+
+/// A certificate in words, a line for each of what it says.
+pub fn certificate(c: &Certificate) -> String {
+    let share = |x: f64| format!("{:.2} %", 100.0 * x);
+    let needle = c.needle.map_or_else(
+        || "not measured".to_owned(),
+        |[plan, f16]| format!("{} of the answers' tokens (f16: {})", share(plan), share(f16)),
+    );
+    let commit = c.commit.as_ref().map_or_else(String::new, |commit| format!(", commit {commit}"));
+    [
+        format!("bits per value   {:.3}", c.bits),
+        format!(
+            "memory           {} per 1K tokens, f16 {}",
+            output::bytes(c.bytes_per_1k),
+            output::bytes(c.bytes_per_1k_f16)
+        ),
+        format!("KLD              mean {:.6}, 99 % {:.5}, max {:.4}", c.mean_kld, c.p99_kld, c.max_kld),
+        format!("same top         {}", share(c.same_top)),
+        format!("perplexity ratio {:.5}", c.ppl_ratio),
+        format!("needle           {needle}"),
+        format!("measured on      {} tokens in pieces of {}, text {}", c.tokens, c.n_ctx, c.text),
+        format!("made by          kvant {}{commit}", c.version),
+    ]
+    .join("\n")
+}

@@ -1,0 +1,297 @@
+//! A plan for a model's cache: what its keys and values are multiplied by, which type each of them gets, and what that was
+//! found to do.
+//!
+//! 1. Queries, keys and values are looked at over one half of a text: from what is seen follows the balance.
+//! 2. What each layer's keys and values alone cost in a coarse type is measured, in divergence, on pieces of the other half. Noise
+//!    of other types is that of the coarse one times what codes of them lose; heads of a layer share its cost as statistics say.
+//! 3. The search spends bits where they save most.
+//! 4. What comes out is measured whole, the prediction put right by that, and so on until the goal is met.
+
+mod balance;
+mod pieces;
+mod search;
+mod statistics;
+
+use std::sync::Arc;
+
+use kvant::{
+    Balance, Certificate, DType, HeadTypes, KvOptions, KvPlan, KvShape, Model, Plan, Policies, Policy,
+};
+use kvant_codec::distortion::{Source, measure};
+
+use self::balance::shares;
+use self::pieces::Text;
+use self::search::{Choice, Frontier};
+use self::statistics::Statistics;
+use crate::kld::{Base, Kld, KldOptions, kld};
+use crate::{Chunks, EvalError, NeedleForm, NiahOptions, OnProgress, Progress, niah};
+
+/// What a plan is to reach.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Goal {
+    /// As little divergence as so many bits per value allow, scales included.
+    Bits(f64),
+    /// As few bits as keep the mean divergence below this, in nats.
+    Kld(f64),
+}
+
+/// How a plan is made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PlanOptions {
+    /// What it is to reach.
+    pub goal: Goal,
+    /// The length of text it is made for and judged at, in tokens.
+    pub n_ctx: usize,
+}
+
+/// The types that streams may have.
+const TYPES: [DType; 5] = [DType::Turbo2, DType::Turbo3, DType::Turbo4, DType::Q4_0, DType::Q8_0];
+/// The type that sensitivities are measured with: coarse enough to stand out.
+const PROBE: DType = DType::Turbo2;
+/// Tokens of a piece that sensitivities are measured on, and how many.
+const PROBE_CTX: usize = 256;
+const PROBE_CHUNKS: usize = 2;
+/// Streams that are measured beside one run of the base: each holds a cache.
+const AT_ONCE: usize = 12;
+/// Tokens that plans are judged on, and the most plans.
+const JUDGED: usize = 2048;
+const MOST_TRIES: usize = 4;
+/// A plan that comes so close to its goal need not be bettered.
+const CLOSE: f64 = 0.85;
+
+/// Makes the plan of `model`: from one half of `text`, judged on the other.
+///
+/// # Errors
+/// A text that does not fill two pieces of `n_ctx` tokens, fewer bits than any type has, logits that are not finite, an engine
+/// error.
+pub fn plan(
+    model: &Model,
+    text: &str,
+    options: PlanOptions,
+    progress: OnProgress<'_>,
+) -> Result<KvPlan, EvalError> {
+    let halves = Text::new(model, text, options.n_ctx)?;
+    let statistics = Statistics::gather(model, &halves.pieces(options.n_ctx), progress)?;
+    let finder = Finder::new(model, &statistics, &halves, options)?;
+    let (plan, measured) = finder.find(progress)?;
+    finder.certified(plan, &measured, text)
+}
+
+/// What a search goes by.
+struct Finder<'a> {
+    model: &'a Model,
+    statistics: &'a Statistics,
+    balance: Arc<Balance>,
+    shape: KvShape,
+    options: PlanOptions,
+    /// What sensitivities are measured on, and what plans are judged by.
+    probed: Chunks,
+    judged: Chunks,
+}
+
+impl<'a> Finder<'a> {
+    fn new(
+        model: &'a Model,
+        statistics: &'a Statistics,
+        text: &Text,
+        options: PlanOptions,
+    ) -> Result<Self, EvalError> {
+        let n_ctx = options.n_ctx;
+        let probed = text.chunks(model, PROBE_CTX.min(n_ctx), PROBE_CHUNKS)?;
+        let judged = text.chunks(model, n_ctx, (JUDGED / n_ctx).max(1))?;
+        let (balance, shape) = (Arc::new(statistics.balance()), model.config().kv_shape());
+        Ok(Self { model, statistics, balance, shape, options, probed, judged })
+    }
+
+    /// The plan that meets the goal best, and what was measured of it.
+    fn find(&self, progress: OnProgress<'_>) -> Result<(KvPlan, Kld), EvalError> {
+        let streams = self.streams(progress)?;
+        let frontier = Frontier::new(&streams);
+        let n_values: f64 = self.shape.layers.iter().map(values_of).sum();
+        let goal = match self.options.goal {
+            Goal::Bits(bits) => {
+                let Some(n) = frontier.within_bits(bits * n_values) else {
+                    let least = frontier.point(0).0 / n_values;
+                    let expected = format!("{least:.3} bits or more, the fewest of any type");
+                    return Err(EvalError::Setting { name: "budget", expected, got: bits.to_string() });
+                };
+                let plan = self.plan(&frontier.types(n));
+                return self.judge(&plan).map(|measured| (plan, measured));
+            }
+            Goal::Kld(goal) => goal,
+        };
+        // What is measured puts the prediction right; the best that met the goal is kept.
+        let (mut n, mut best) = (frontier.within_cost(goal), None::<((f64, f64), KvPlan, Kld)>);
+        let mut tried = Vec::new();
+        for _ in 0..MOST_TRIES {
+            let plan = self.plan(&frontier.types(n));
+            let measured = self.judge(&plan)?;
+            let kld = measured.stats().mean_kld.value;
+            // Of those that meet the goal the smallest, else the nearest.
+            let rank = if kld <= goal { (0.0, n as f64) } else { (1.0, kld) };
+            if best.as_ref().is_none_or(|(best, ..)| rank < *best) {
+                best = Some((rank, plan, measured));
+            }
+            tried.push(n);
+            let ratio = kld / frontier.point(n).1;
+            let next = if ratio.is_finite() && ratio > 0.0 { frontier.within_cost(goal / ratio) } else { n };
+            if (CLOSE * goal..=goal).contains(&kld) || tried.contains(&next) {
+                break;
+            }
+            n = next;
+        }
+        let (_, plan, measured) = best.expect("one plan was judged");
+        Ok((plan, measured))
+    }
+
+    /// The choices of every stream: layer by layer, the keys of each head, then the values.
+    fn streams(&self, progress: OnProgress<'_>) -> Result<Vec<Vec<Choice>>, EvalError> {
+        let costs = self.sensitivities(progress)?;
+        let mut streams = Vec::new();
+        for (index, (layer, seen)) in self.shape.layers.iter().zip(&self.statistics.layers).enumerate() {
+            let balance = &self.balance.layers[index];
+            let n = layer.n_kv_heads;
+            let of_keys = shares(&balance.k_scale, &seen.q, &seen.k, n);
+            let of_values = shares(&balance.v_scale, &seen.w, &seen.v, n);
+            for (side, (shares, dim)) in
+                [(of_keys, layer.k_head_dim), (of_values, layer.v_head_dim)].into_iter().enumerate()
+            {
+                let types = TYPES.map(|dtype| self.price(index, side, dtype, dim));
+                let types = types.into_iter().collect::<Result<Vec<_>, EvalError>>()?;
+                let noise =
+                    types.iter().find(|(dtype, ..)| *dtype == PROBE).map_or(1.0, |(.., noise)| *noise);
+                streams.extend(shares.iter().map(|share| {
+                    let cost = costs[2 * index + side] * share / noise;
+                    types
+                        .iter()
+                        .map(|&(dtype, bits, noise)| Choice { dtype, bits, cost: cost * noise })
+                        .collect()
+                }));
+            }
+        }
+        Ok(streams)
+    }
+
+    /// A type, the bits that a token of one head takes in it, and its noise relative to what it codes.
+    fn price(
+        &self,
+        layer: usize,
+        side: usize,
+        dtype: DType,
+        dim: usize,
+    ) -> Result<(DType, f64, f64), EvalError> {
+        let one = KvShape { layers: vec![self.shape.layers[layer]], states: Vec::new() };
+        let plan = Plan::new(&one, dtype, dtype, &Policies::none()).map_err(kvant::Error::from)?;
+        let bits = plan.bits_per_value(&one);
+        let bits = if side == 0 { bits.0 } else { bits.1 };
+        let noise = measure(dtype, dim, Source::Gaussian, NOISE_VECTORS, 1).map_err(kvant::Error::from)?.mse;
+        Ok((dtype, bits * dim as f64, noise))
+    }
+
+    /// The divergence that each layer's keys and values add alone in the coarse type, `[layers, K and V]`.
+    fn sensitivities(&self, progress: OnProgress<'_>) -> Result<Vec<f64>, EvalError> {
+        let alone = |layer: usize, side: &str| {
+            let table = format!("{layer} * {side} {}", PROBE.name());
+            // The first tokens would drown all else.
+            let sink = Policies(vec![Policy::Sink(statistics::SINK)]);
+            let policies = sink.with_table(&table).map_err(kvant::Error::from)?;
+            let balance = Some(Arc::clone(&self.balance));
+            Ok(KvOptions { policies, balance, ..Default::default() })
+        };
+        let configs = (0..self.shape.layers.len()).flat_map(|layer| [alone(layer, "K"), alone(layer, "V")]);
+        let configs = configs.collect::<Result<Vec<_>, EvalError>>()?;
+        let (mut costs, total) = (Vec::new(), configs.len());
+        for configs in configs.chunks(AT_ONCE) {
+            let options = KldOptions { configs: configs.to_vec(), step: None };
+            let results = kld(self.model, &self.probed, Base::F16, &options, None, &mut |_| ())?;
+            // Rounding can make less than nothing of it.
+            costs.extend(results.iter().map(|result| result.stats().mean_kld.value.max(0.0)));
+            let note = "sensitivity of layers".to_owned();
+            progress(&Progress { done: costs.len(), total, resumed: 0, note });
+        }
+        Ok(costs)
+    }
+
+    /// The plan with these types, stream by stream; nothing has been measured of it.
+    fn plan(&self, types: &[DType]) -> KvPlan {
+        let mut types = types.iter().copied();
+        let mut heads = |n: usize| types.by_ref().take(n).collect::<Vec<_>>();
+        let layer = |layer: &kvant::KvLayerShape| {
+            let (k, v) = (heads(layer.n_kv_heads), heads(layer.n_kv_heads));
+            k.into_iter().zip(v).map(|(k, v)| HeadTypes { k, v }).collect()
+        };
+        let (types, balance) = (self.shape.layers.iter().map(layer).collect(), Arc::clone(&self.balance));
+        let (model, certificate) = (self.model.fingerprint().to_owned(), Certificate::default());
+        KvPlan { model, sink: statistics::SINK, types, balance, certificate }
+    }
+
+    /// Measures a plan as people run it.
+    fn judge(&self, plan: &KvPlan) -> Result<Kld, EvalError> {
+        let options = KldOptions { configs: vec![plan.kv_options()?], step: None };
+        let mut results = kld(self.model, &self.judged, Base::F16, &options, None, &mut |_| ())?;
+        Ok(results.remove(0))
+    }
+
+    /// The plan with what was measured of it.
+    fn certified(&self, plan: KvPlan, measured: &Kld, text: &str) -> Result<KvPlan, EvalError> {
+        let options = plan.kv_options()?;
+        let stored =
+            Plan::new(&self.shape, options.k, options.v, &options.policies).map_err(kvant::Error::from)?;
+        let ((bits_k, bits_v), stats) = (stored.bits_per_value(&self.shape), measured.stats());
+        let (values_k, values_v) = self.shape.layers.iter().fold((0, 0), |(k, v), layer| {
+            (k + layer.n_kv_heads * layer.k_head_dim, v + layer.n_kv_heads * layer.v_head_dim)
+        });
+        let bits =
+            (bits_k * values_k as f64 + bits_v * values_v as f64) / (values_k + values_v).max(1) as f64;
+        let certificate = Certificate {
+            bits,
+            bytes_per_1k: stored.n_bytes(&self.shape, 1024),
+            bytes_per_1k_f16: self.shape.f16_bytes(1024),
+            mean_kld: stats.mean_kld.value,
+            p99_kld: stats.kld.p99,
+            max_kld: stats.kld.max,
+            same_top: stats.same_top.value,
+            ppl_ratio: stats.ppl_ratio.value,
+            needle: self.needle(options, text)?,
+            tokens: stats.tokens,
+            n_ctx: self.options.n_ctx,
+            text: self.judged.fingerprint(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            commit: None,
+        };
+        Ok(KvPlan { certificate, ..plan })
+    }
+
+    /// Share of right tokens in the answers about a hidden sentence, with the plan and with f16. `None` where the context has no
+    /// room for one.
+    fn needle(&self, plan: KvOptions, text: &str) -> Result<Option<[f64; 2]>, EvalError> {
+        if self.options.n_ctx < PROBE_CTX {
+            return Ok(None);
+        }
+        let f16 = KvOptions { policies: Policies::none(), ..Default::default() };
+        let options = NiahOptions {
+            lengths: vec![self.options.n_ctx.min(NEEDLE_CTX)],
+            depths: 3,
+            needles: 1,
+            form: NeedleForm::find("secret-word")?,
+            chat: false,
+            configs: vec![plan, f16],
+        };
+        let cells = niah(self.model, text, &options, None, &mut |_| ())?;
+        let mean = |cells: &[crate::NiahCell]| {
+            cells.iter().map(|cell| cell.token_accuracy).sum::<f64>() / cells.len().max(1) as f64
+        };
+        let (of_plan, of_f16) = cells.split_at(cells.len() / 2);
+        Ok(Some([mean(of_plan), mean(of_f16)]))
+    }
+}
+
+/// Vectors that the noise of a type is measured on.
+const NOISE_VECTORS: usize = 256;
+/// The longest text that a sentence is hidden in.
+const NEEDLE_CTX: usize = 512;
+
+/// Values of a token's keys and values in a layer.
+fn values_of(layer: &kvant::KvLayerShape) -> f64 {
+    (layer.n_kv_heads * (layer.k_head_dim + layer.v_head_dim)) as f64
+}

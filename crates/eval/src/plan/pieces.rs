@@ -1,0 +1,99 @@
+//! The pieces of a text that a plan is made from.
+
+use kvant::{Model, Special};
+
+use crate::{Chunks, EvalError, Progress};
+
+/// Pieces of the usual length, and how many of them statistics take at most.
+const SHORT: usize = 512;
+const MANY: usize = 8;
+/// Longer pieces, where the plan is for longer contexts.
+const FEW: usize = 2;
+
+/// Runs of tokens that are read on their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Pieces(Vec<Vec<u32>>);
+
+impl Pieces {
+    /// Pieces for statistics, spread over `tokens`: short ones, and longer ones where `n_ctx` is longer.
+    pub fn spread(tokens: &[u32], n_ctx: usize) -> Self {
+        let long = if n_ctx > SHORT { FEW } else { 0 };
+        let of = |len: usize, most: usize| {
+            let n = (tokens.len() / len.max(1)).min(most);
+            (0..n).map(move |i| tokens[i * (tokens.len() - len) / (n - 1).max(1)..][..len].to_vec())
+        };
+        Self(of(n_ctx, long).chain(of(SHORT.min(n_ctx), MANY)).collect())
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &[u32]> {
+        self.0.iter().map(Vec::as_slice)
+    }
+
+    /// Tokens of all pieces together.
+    pub fn n_tokens(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+
+    /// The progress after the first `n` pieces, in tokens.
+    pub fn done(&self, n: usize) -> Progress {
+        let done = self.0[..n].iter().map(Vec::len).sum();
+        Progress { done, total: self.n_tokens(), resumed: 0, note: "statistics".to_owned() }
+    }
+}
+
+/// A text cut in two: what statistics are gathered from, and what a plan is judged by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Text {
+    seen: Vec<u32>,
+    unseen: Vec<u32>,
+}
+
+impl Text {
+    /// The tokens of `text`, which must fill a piece of `n_ctx` tokens on either side.
+    pub fn new(model: &Model, text: &str, n_ctx: usize) -> Result<Self, EvalError> {
+        let n_train = model.config().n_ctx_train;
+        if !(64..=n_train).contains(&n_ctx) {
+            let expected = format!("64 to {n_train} tokens, what the model was trained for");
+            return Err(EvalError::Setting { name: "context", expected, got: n_ctx.to_string() });
+        }
+        let tokens = model.tokenizer()?.encode(text, Special::AsText, false).map_err(kvant::Error::from)?;
+        if tokens.len() < 2 * n_ctx {
+            return Err(EvalError::ShortText { tokens: tokens.len(), n_ctx: 2 * n_ctx });
+        }
+        let (seen, unseen) = tokens.split_at(tokens.len() / 2);
+        Ok(Self { seen: seen.to_vec(), unseen: unseen.to_vec() })
+    }
+
+    /// What statistics are gathered from.
+    pub fn pieces(&self, n_ctx: usize) -> Pieces {
+        Pieces::spread(&self.seen, n_ctx)
+    }
+
+    /// Up to `n` chunks of `n_ctx` tokens, spread over what statistics have not seen.
+    pub fn chunks(&self, model: &Model, n_ctx: usize, n: usize) -> Result<Chunks, EvalError> {
+        let n = (self.unseen.len() / n_ctx).clamp(1, n);
+        let first = |i: usize| i * (self.unseen.len() - n_ctx) / (n - 1).max(1);
+        let tokens = (0..n).flat_map(|i| self.unseen[first(i)..][..n_ctx].iter().copied());
+        Chunks::from_tokens(model, tokens.collect(), n_ctx, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_spread_over_the_text_and_longer_ones_come_where_the_context_is_longer() {
+        let tokens: Vec<u32> = (0..10_000).collect();
+        let lens = |n_ctx| Pieces::spread(&tokens, n_ctx).iter().map(<[u32]>::len).collect::<Vec<_>>();
+        assert_eq!(lens(256), [256; 8]);
+        assert_eq!(lens(2048), [vec![2048; 2], vec![512; 8]].concat());
+        let pieces = Pieces::spread(&tokens, 512);
+        let ends = (pieces.iter().next().unwrap()[0], pieces.iter().last().unwrap()[511]);
+        assert_eq!(ends, (0, 9_999));
+        assert_eq!(
+            Pieces::spread(&tokens[..600], 600).iter().map(<[u32]>::len).collect::<Vec<_>>(),
+            [600, 512]
+        );
+    }
+}

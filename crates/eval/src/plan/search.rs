@@ -1,0 +1,175 @@
+//! Which type each stream gets: bits go where they save most.
+//!
+//! Each stream has a few types, each with the bits it takes and what it costs in divergence; costs add up. Along the lower convex
+//! hull of a stream's types, each step from one to the next saves so much cost per bit. All steps of all streams, the
+//! best first, are a path from fewest bits to most on which no other plan made of hull points is better at the same bits.
+
+use kvant::DType;
+
+/// A type that a stream may have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Choice {
+    pub dtype: DType,
+    /// Bits of a token.
+    pub bits: f64,
+    /// What it adds to the divergence.
+    pub cost: f64,
+}
+
+/// A better type for a stream.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Step {
+    stream: usize,
+    to: DType,
+    bits: f64,
+    saved: f64,
+}
+
+/// All plans worth having, from fewest bits to most.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Frontier {
+    least: Vec<DType>,
+    steps: Vec<Step>,
+    /// Bits and cost after each number of steps.
+    points: Vec<(f64, f64)>,
+}
+
+impl Frontier {
+    /// The frontier of streams, each with its choices, at least one.
+    pub fn new(streams: &[Vec<Choice>]) -> Self {
+        let hulls: Vec<_> = streams.iter().map(|choices| hull(choices)).collect();
+        let (mut bits, mut cost) = (0.0, 0.0);
+        hulls.iter().for_each(|hull| (bits, cost) = (bits + hull[0].bits, cost + hull[0].cost));
+        let step = |stream: usize, pair: &[Choice]| Step {
+            stream,
+            to: pair[1].dtype,
+            bits: pair[1].bits - pair[0].bits,
+            saved: pair[0].cost - pair[1].cost,
+        };
+        let steps = hulls.iter().enumerate();
+        let steps = steps.flat_map(|(stream, hull)| hull.windows(2).map(move |pair| step(stream, pair)));
+        let mut steps: Vec<_> = steps.collect();
+        // Stable: steps of one stream stay in their order.
+        steps.sort_by(|a, b| (b.saved / b.bits).total_cmp(&(a.saved / a.bits)));
+        let mut points = vec![(bits, cost)];
+        for step in &steps {
+            (bits, cost) = (bits + step.bits, cost - step.saved);
+            points.push((bits, cost));
+        }
+        Self { least: hulls.iter().map(|hull| hull[0].dtype).collect(), steps, points }
+    }
+
+    /// Number of plans.
+    pub fn len(&self) -> usize {
+        self.points.len()
+    }
+
+    /// The bits of plan `n`, and its cost.
+    pub fn point(&self, n: usize) -> (f64, f64) {
+        self.points[n]
+    }
+
+    /// The types of plan `n`, stream by stream.
+    pub fn types(&self, n: usize) -> Vec<DType> {
+        let mut types = self.least.clone();
+        self.steps[..n].iter().for_each(|step| types[step.stream] = step.to);
+        types
+    }
+
+    /// The best plan of at most so many bits; `None` when there is none.
+    pub fn within_bits(&self, bits: f64) -> Option<usize> {
+        // A sum of many bits is not exact.
+        self.points.partition_point(|point| point.0 <= bits * (1.0 + 1e-9)).checked_sub(1)
+    }
+
+    /// The smallest plan that costs at most so much, or the best one there is.
+    pub fn within_cost(&self, cost: f64) -> usize {
+        // No cost is below one that is no number.
+        let is_above = |point: &(f64, f64)| point.1 > cost || cost.is_nan();
+        self.points.partition_point(is_above).min(self.len() - 1)
+    }
+}
+
+/// The choices on the lower convex hull, from fewest bits to most.
+fn hull(choices: &[Choice]) -> Vec<Choice> {
+    let mut sorted = choices.to_vec();
+    sorted.sort_by(|a, b| a.bits.total_cmp(&b.bits).then(a.cost.total_cmp(&b.cost)));
+    let mut hull: Vec<Choice> = Vec::new();
+    for choice in sorted {
+        let beats = |last: &Choice| choice.cost < last.cost && choice.bits > last.bits;
+        if choice.cost.is_nan() || hull.last().is_some_and(|last| !beats(last)) {
+            continue;
+        }
+        let slope = |a: &Choice, b: &Choice| (a.cost - b.cost) / (b.bits - a.bits);
+        while let [.., a, b] = &hull[..]
+            && slope(a, b) <= slope(b, &choice)
+        {
+            hull.pop();
+        }
+        hull.push(choice);
+    }
+    hull
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choices(weight: f64) -> Vec<Choice> {
+        let choice = |(dtype, bits, cost)| Choice { dtype, bits, cost: weight * cost };
+        let all = [
+            (DType::Turbo2, 2.0, 0.12),
+            (DType::Turbo3, 3.0, 0.035),
+            (DType::Q4_0, 4.5, 0.02),
+            (DType::Turbo4, 4.0, 0.01),
+            (DType::Q8_0, 8.0, 0.0001),
+        ];
+        all.map(choice).to_vec()
+    }
+
+    #[test]
+    fn a_type_that_another_beats_is_never_chosen() {
+        let names = |choices: &[Choice]| hull(choices).iter().map(|c| c.dtype).collect::<Vec<_>>();
+        assert_eq!(names(&choices(1.0)), [DType::Turbo2, DType::Turbo3, DType::Turbo4, DType::Q8_0]);
+        // A stream that costs nothing stays at the fewest bits.
+        assert_eq!(names(&choices(0.0)), [DType::Turbo2]);
+        let nan = [Choice { cost: f64::NAN, ..choices(1.0)[1] }, choices(1.0)[0]];
+        assert_eq!(names(&nan), [DType::Turbo2]);
+    }
+
+    #[test]
+    fn no_plan_of_as_many_bits_costs_less() {
+        let streams = [choices(1.0), choices(5.0), choices(0.2)];
+        let frontier = Frontier::new(&streams);
+        let mut cheapest = vec![f64::INFINITY; frontier.len()];
+        for a in 0..5 {
+            for b in 0..5 {
+                for c in 0..5 {
+                    let picked = [streams[0][a], streams[1][b], streams[2][c]];
+                    let (bits, cost): (f64, f64) =
+                        (picked.iter().map(|p| p.bits).sum(), picked.iter().map(|p| p.cost).sum());
+                    for (n, least) in cheapest.iter_mut().enumerate() {
+                        if bits <= frontier.point(n).0 + 1e-9 {
+                            *least = least.min(cost);
+                        }
+                    }
+                }
+            }
+        }
+        for (n, least) in cheapest.iter().enumerate() {
+            assert!((frontier.point(n).1 - least).abs() < 1e-9, "plan {n}: {} {least}", frontier.point(n).1);
+        }
+    }
+
+    #[test]
+    fn a_goal_is_met_with_the_fewest_bits_or_the_least_cost() {
+        let frontier = Frontier::new(&[choices(1.0), choices(5.0)]);
+        assert_eq!(frontier.within_bits(3.9), None);
+        assert_eq!(frontier.types(frontier.within_bits(4.0).unwrap()), [DType::Turbo2; 2]);
+        assert_eq!(frontier.types(frontier.within_bits(5.5).unwrap()), [DType::Turbo2, DType::Turbo3]);
+        let n = frontier.within_cost(0.25);
+        assert!(frontier.point(n).1 <= 0.25 && frontier.point(n - 1).1 > 0.25);
+        assert_eq!(frontier.within_cost(0.0), frontier.len() - 1);
+        assert_eq!(frontier.within_cost(f64::NAN), frontier.len() - 1);
+    }
+}
