@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use kvant::gguf::printable_path;
 use kvant::{Certificate, KvOptions, KvPlan, Model, Needs, Policies};
 use kvant_eval::{Goal, MIXTURE, PlanOptions, Progress};
 use serde_json::json;
@@ -96,7 +97,7 @@ fn print(plan: &KvPlan, path: &Path, json: bool) -> Result<(), Failure> {
         return Ok(console::print_json(&object)?);
     }
     console::print(certificate(&plan.certificate))?;
-    console::say(format_args!("plan: {}", path.display()));
+    console::say(format_args!("plan: {}", printable_path(path)));
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant_codec::DType;
-use kvant_gguf::Gguf;
+use kvant_gguf::{Gguf, printable_path};
 use kvant_kv::{Balance, HeadTypes, KvShape, LayerBalance, Policies, Policy};
 use kvant_model::Config;
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,7 @@ const MAX_BYTES: u64 = 1 << 28;
 #[non_exhaustive]
 pub enum PlanFileError {
     /// The file system refused.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", printable_path(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -45,13 +45,13 @@ pub enum PlanFileError {
         source: std::io::Error,
     },
     /// The file begins otherwise.
-    #[error("{}: not a cache plan", path.display())]
+    #[error("{}: not a cache plan", printable_path(path))]
     NotOurs {
         /// The file.
         path: PathBuf,
     },
     /// The file is of another version of the format.
-    #[error("{}: cache plan version {got}, expected {expected}", path.display())]
+    #[error("{}: cache plan version {got}, expected {expected}", printable_path(path))]
     Version {
         /// The file.
         path: PathBuf,
@@ -61,7 +61,7 @@ pub enum PlanFileError {
         got: u32,
     },
     /// The file is cut short or was changed.
-    #[error("{}: corrupt cache plan: {what}", path.display())]
+    #[error("{}: corrupt cache plan: {what}", printable_path(path))]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -69,7 +69,7 @@ pub enum PlanFileError {
         what: String,
     },
     /// The plan was made for another model.
-    #[error("{}: the plan of another model: {got}, expected {expected}", path.display())]
+    #[error("{}: the plan of another model: {got}, expected {expected}", printable_path(path))]
     Model {
         /// The file.
         path: PathBuf,
@@ -375,10 +375,7 @@ mod tests {
         let refused = |bytes: &[u8], what: &str| {
             std::fs::write(&path, bytes).unwrap();
             let error = KvPlan::open(&path, &gguf()).expect_err(what).to_string();
-            assert!(
-                error.starts_with(&path.display().to_string()) && !error.contains('\n'),
-                "{what}: {error}"
-            );
+            assert!(error.starts_with(&printable_path(&path)) && !error.contains('\n'), "{what}: {error}");
         };
         for len in (0..whole.len()).step_by(1 + whole.len() / 200).chain([whole.len() - 1]) {
             refused(&whole[..len], &format!("{len} bytes"));
