@@ -100,7 +100,7 @@ static void sessions_read_and_forget(const kvant_model *model) {
     HOLDS(n_left == 2 && left[0] == 1 && left[1] == 2 && left[2] == 0);
     kvant_kv_use kv;
     HOLDS(kvant_session_kv(session, &kv, &error) == KVANT_STATUS_OK);
-    HOLDS(kv.tokens == 2 && kv.bpv_k == 8.5 && kv.bpv_v > 3 && kv.bpv_v < 4);
+    HOLDS(kv.tokens == 2 && kv.bpv_k == 8.625 && kv.bpv_v > 3 && kv.bpv_v < 4);
     HOLDS(refused(kvant_session_rewind(NULL, 0, &error), KVANT_STATUS_ARGUMENT, "session"));
     free(logits);
     kvant_session_free(session);

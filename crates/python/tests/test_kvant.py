@@ -28,7 +28,7 @@ class Generating(unittest.TestCase):
         self.assertGreater(generation.prompt_tps, 0)
         self.assertGreater(generation.decode_tps, 0)
         kv = session.kv
-        self.assertEqual((kv.type_k, kv.type_v, kv.bpv_k), ("q8_0", "turbo3", 8.5))
+        self.assertEqual((kv.type_k, kv.type_v, kv.bpv_k), ("q8_0", "turbo3", 8.625))
         self.assertLess(kv.bytes, kv.bytes_f16)
         self.assertIn("q8_0/turbo3", repr(kv))
 
