@@ -238,8 +238,14 @@ impl BaseReader {
     pub(crate) fn row(&self, index: usize) -> Result<CodedRow<'_>, EvalError> {
         let n = row_words(self.n_vocab);
         let row = CodedRow::new(&self.words[index * n..][..n], self.n_vocab);
-        if !(row.scale.is_finite() && row.min.is_finite()) {
-            let what = format!("a row has the scale {} and the minimum {}", row.scale, row.min);
+        // What rows can have: log probabilities from 0 to 16 nats and the logarithm of the vocabulary below, with some room for
+        // the roundings of another program. Beyond, divergences are no numbers.
+        let (most, least) = (1.001 * RANGE / 65535.0, -1.001 * (RANGE + (self.n_vocab as f32).ln()));
+        if !((0.0..=most).contains(&row.scale) && (least..=0.001).contains(&row.min)) {
+            let what = format!(
+                "a row has the scale {} and the minimum {}, expected 0 to {most} and {least} to 0",
+                row.scale, row.min
+            );
             return Err(EvalError::file(&self.path, what));
         }
         Ok(row)
@@ -414,6 +420,15 @@ mod tests {
             let error = BaseReader::open(&path).unwrap_err().to_string();
             assert!(error.contains(says) && !error.contains('\n'), "{error}");
         };
+        // The first row's scale and minimum: numbers that no distribution has.
+        for (at, float) in [(68, 2.0f32), (68, -1e-9), (68, f32::NAN), (72, 3.0), (72, -40.0)] {
+            let mut bytes = whole[..end].to_vec();
+            bytes[at..at + 4].copy_from_slice(&float.to_le_bytes());
+            std::fs::write(&path, bytes).unwrap();
+            let error = contents(&path).unwrap_err().to_string();
+            assert!(error.contains("a row has the scale") && !error.contains('\n'), "{error}");
+        }
+
         refused(&|b| b[0] = b'x', "not a base-logits file");
         refused(&|b| b.truncate(10), "not a base-logits file");
         refused(&|b| b.truncate(130), "expected 132 bytes");

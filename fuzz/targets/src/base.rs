@@ -74,9 +74,19 @@ pub fn base(bytes: &[u8]) -> bool {
     file != sound
 }
 
-/// Nothing changed, with and without checksums; a byte of the head, the tokens, a row; a cut.
+/// A row whose scale no distribution has; nothing changed, with and without checksums; a byte of the head, the tokens, a row; a cut.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let change = |first: u8, place: u32, by: u8| [&[first][..], &place.to_le_bytes(), &[by]].concat();
     let cut = [&[1][..], &2000u32.to_le_bytes()].concat();
-    vec![vec![0], vec![1], change(0, 9, 1), change(1, 9, 1), change(1, 40, 1), change(1, 3000, 0x80), cut]
+    let huge_scale = include_bytes!("../../seeds/base/scale-of-no-distribution").to_vec();
+    vec![
+        huge_scale,
+        vec![0],
+        vec![1],
+        change(0, 9, 1),
+        change(1, 9, 1),
+        change(1, 40, 1),
+        change(1, 3000, 0x80),
+        cut,
+    ]
 }
