@@ -35,7 +35,7 @@
 use kvant_codec::DType;
 use kvant_codec::tile::prepare_query;
 
-use super::{Affine, Tokens};
+use super::Tokens;
 use crate::Attention;
 use crate::judge::roundings;
 use crate::reference::{norm, soft_cap, softmax};
@@ -92,7 +92,7 @@ impl Answer {
         let (shape, kv_head) = (&tokens.shape, head / tokens.shape.group);
         let scale = f64::from(shape.params().scale);
         let spec = shape.spec(kvant_codec::Side::K);
-        let q = &Affine::on_results(shape, kvant_codec::Side::K, kv_head).apply(q);
+        let q = &tokens.queries[kv_head].apply(q);
         let mut stored = vec![0.0; spec.dim()];
         prepare_query(spec.rotates, q, &mut stored);
         let (mut scores, mut seen) = (Vec::new(), Vec::new());
@@ -131,7 +131,7 @@ impl Answer {
             }
         };
         // Factors on the output stretch what it is off by, and take a rounding or two themselves.
-        let back = Affine::on_results(shape, kvant_codec::Side::V, kv_head);
+        let back = &tokens.outs[kv_head];
         let stretched = distance * back.most_stretch();
         let out = back.apply(&out);
         let lost = roundings(2) * back.reach(&out);

@@ -21,6 +21,10 @@ pub struct Tokens {
     pub keys: Vec<Record>,
     /// What the streams of values hold, `[n_kv_heads]`.
     pub values: Vec<Record>,
+    /// What queries meet before they meet keys, `[n_kv_heads]`.
+    pub queries: Vec<Affine>,
+    /// What outputs meet after values have made them, `[n_kv_heads]`.
+    pub outs: Vec<Affine>,
 }
 
 /// `x * scale + shift`, dim by dim.
@@ -119,7 +123,9 @@ impl Tokens {
         };
         let keys = (0..shape.n_kv_heads).map(|head| record(Side::K, &k, head)).collect();
         let values = (0..shape.n_kv_heads).map(|head| record(Side::V, &v, head)).collect();
-        Self { shape, k, v, keys, values }
+        let results = |side| (0..shape.n_kv_heads).map(move |head| Affine::on_results(&shape, side, head));
+        let (queries, outs) = (results(Side::K).collect(), results(Side::V).collect());
+        Self { shape, k, v, keys, values, queries, outs }
     }
 
     /// How many there are.

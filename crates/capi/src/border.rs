@@ -171,6 +171,23 @@ pub(crate) unsafe fn copy<T: Copy>(
     Ok(())
 }
 
+/// As [`copy`], and writes to `n` how many `values` there are.
+///
+/// # Safety
+/// As [`copy`].
+pub(crate) unsafe fn copy_counted<T: Copy>(
+    values: &[T],
+    out: *mut T,
+    capacity: usize,
+    name: &str,
+    n: Place<'_, usize>,
+) -> Result<(), Failure> {
+    // SAFETY: as the caller promises.
+    unsafe { copy(values, out, capacity, name) }?;
+    n.put(values.len());
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

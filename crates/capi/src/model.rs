@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use kvant::{DeviceChoice, Message, Model, OpenOptions, Special};
 
 use crate::KvantStatus;
-use crate::border::{Failure, borrowed, call, copy, owned_text, place, text, text_or_null, values};
+use crate::border::{Failure, borrowed, call, copy_counted, owned_text, place, text, text_or_null, values};
 
 /// A loaded model.
 pub struct KvantModel(pub(crate) Model);
@@ -112,9 +112,7 @@ pub unsafe extern "C" fn kvant_model_text_prompt(
         call(error, || {
             let place = place(n_tokens, "n_tokens")?;
             let all = borrowed(model, "model")?.0.text_prompt(text(prompt, "prompt")?, Special::AsText)?;
-            copy(&all, tokens, capacity, "tokens")?;
-            place.put(all.len());
-            Ok(())
+            copy_counted(&all, tokens, capacity, "tokens", place)
         })
     }
 }
@@ -141,9 +139,7 @@ pub unsafe extern "C" fn kvant_model_chat_prompt(
             });
             let said = said.collect::<Result<Vec<_>, Failure>>()?;
             let all = borrowed(model, "model")?.0.chat_prompt(&said)?;
-            copy(&all, tokens, capacity, "tokens")?;
-            place.put(all.len());
-            Ok(())
+            copy_counted(&all, tokens, capacity, "tokens", place)
         })
     }
 }

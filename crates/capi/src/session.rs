@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use kvant::{DType, KvOptions, Policies, Session, SessionOptions};
 
-use crate::border::{Failure, borrowed, call, changed, copy, place, text_or_null, values};
+use crate::border::{Failure, borrowed, call, changed, copy, copy_counted, place, text_or_null, values};
 use crate::{KvantModel, KvantStatus};
 
 /// A conversation with a model: tokens and their KV cache.
@@ -17,7 +17,7 @@ pub struct KvantSessionOptions {
     pub type_k: *const c_char,
     /// What the cache stores of values; NULL is `f16`.
     pub type_v: *const c_char,
-    /// Rules on top, as `sink:16,boundary:2` or `none`; NULL is `auto-asymmetric`.
+    /// Rules on top, as `sink:16,boundary:2` or `none`; NULL is `auto-asymmetric,sink:16`.
     pub kv_policy: *const c_char,
     /// Tokens the context holds; 0 is the length the model was trained for.
     pub n_ctx: usize,
@@ -136,9 +136,7 @@ pub unsafe extern "C" fn kvant_session_tokens(
         call(error, || {
             let place = place(n_tokens, "n_tokens")?;
             let all = borrowed(session, "session")?.0.tokens();
-            copy(all, tokens, capacity, "tokens")?;
-            place.put(all.len());
-            Ok(())
+            copy_counted(all, tokens, capacity, "tokens", place)
         })
     }
 }

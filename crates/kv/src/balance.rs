@@ -44,6 +44,11 @@ impl LayerBalance {
     }
 }
 
+/// Devices allocate whole lines of 64 bytes, or what they are asked for.
+fn padded(n_bytes: usize) -> usize {
+    n_bytes.next_multiple_of(64)
+}
+
 /// Factors further apart than this would lose values at one end of f16.
 const MOST_SCALE: f32 = 1024.0;
 
@@ -79,7 +84,7 @@ impl Balance {
         Ok(())
     }
 
-    /// What a device is given for layer `index`, as [`BalanceLayout`] says, in bytes.
+    /// What a device is given for layer `index`, as [`BalanceLayout`] says, in bytes, padded to what any device allocates.
     pub(crate) fn bytes(&self, index: usize) -> Vec<u8> {
         let LayerBalance { k_scale, v_scale, v_centre } = &self.layers[index];
         let inverse = |scale: &[f32]| scale.iter().map(|s| 1.0 / s).collect::<Vec<_>>();
@@ -92,7 +97,9 @@ impl Balance {
         values[layout.value_shift].copy_from_slice(&v_shift);
         values[layout.out].copy_from_slice(&inverse(v_scale));
         values[layout.out_shift].copy_from_slice(v_centre);
-        values.into_iter().flat_map(f32::to_le_bytes).collect()
+        let mut bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+        bytes.resize(padded(bytes.len()), 0);
+        bytes
     }
 
     /// Bytes that a device is given for all layers.
@@ -100,7 +107,7 @@ impl Balance {
         let of_layer = |layer: &LayerBalance| {
             size_of::<f32>() * BalanceLayout::new(layer.k_scale.len(), layer.v_scale.len()).n_values()
         };
-        self.layers.iter().map(of_layer).map(|n| n.next_multiple_of(64)).sum()
+        self.layers.iter().map(of_layer).map(padded).sum()
     }
 
     /// That of some of the layers.

@@ -192,9 +192,7 @@ impl<P: Page> Cache<P> {
         let on_device = |index| {
             let bytes = balance.bytes(index);
             let mut page = pool.on(backend).page(bytes.len())?;
-            let mut all = vec![0; page.n_bytes()];
-            all[..bytes.len()].copy_from_slice(&bytes);
-            backend.write_page(&mut page, &all)?;
+            backend.write_page(&mut page, &bytes)?;
             Ok(Arc::new(page))
         };
         self.balance = (0..balance.layers.len()).map(on_device).collect::<Result<_, KvError>>()?;

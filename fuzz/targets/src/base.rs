@@ -7,6 +7,8 @@ use std::sync::LazyLock;
 use kvant::{KvOptions, Model, OpenOptions};
 use kvant_eval::{Base, Chunks, EvalError, KldOptions, PplOptions};
 
+use crate::mutate::changed;
+
 /// Tokens of a chunk, and chunks.
 const N_CTX: usize = 8;
 const N_CHUNKS: usize = 2;
@@ -43,9 +45,8 @@ fn measure(model: &Model, file: &[u8]) -> Result<Vec<f64>, EvalError> {
     Ok(stats.flat_map(|s| [s.mean_kld.value, s.kld.max, s.ppl.value, s.ppl_base.value]).collect())
 }
 
-/// Whether a changed file is refused in one line or gives numbers, and one with checksums those of the whole file. Every five
-/// bytes of the input behind the first are a place in the file and what its byte is changed by; what is left over cuts the
-/// file. An odd first byte takes the checksums off, as llama.cpp writes none.
+/// Whether a changed file is refused in one line or gives numbers, and one with checksums those of the whole file. The input
+/// behind its first byte says what is changed (`mutate.rs`). An odd first byte takes the checksums off, as llama.cpp writes none.
 ///
 /// # Panics
 /// If it does not hold.
@@ -54,15 +55,7 @@ pub fn base(bytes: &[u8]) -> bool {
     let (model, whole, numbers) = &*BUNDLED;
     let has_sums = first.is_multiple_of(2);
     let sound = if has_sums { &whole[..] } else { &whole[..whole.len() - TRAILER] };
-    let mut file = sound.to_vec();
-    let (changes, cut) = bytes.as_chunks::<5>();
-    for [a, b, c, d, by] in changes {
-        let at = u32::from_le_bytes([*a, *b, *c, *d]) as usize % file.len();
-        file[at] ^= by;
-    }
-    if let Ok(len) = <[u8; 4]>::try_from(cut) {
-        file.truncate(u32::from_le_bytes(len) as usize);
-    }
+    let file = changed(sound, bytes);
     match measure(model, &file) {
         Ok(got) if has_sums => assert!(got == *numbers && file == sound, "{got:?} of a changed file"),
         Ok(got) => assert!(got.iter().all(|x| !x.is_nan()), "{got:?}"),

@@ -6,6 +6,8 @@ use std::sync::LazyLock;
 
 use kvant::{Error, KvOptions, Model, OpenOptions, SessionOptions};
 
+use crate::mutate::changed;
+
 /// The model, and the file of a session with it.
 static BUNDLED: LazyLock<(Model, Vec<u8>)> = LazyLock::new(|| {
     let options = OpenOptions { n_threads: Some(1), ..Default::default() };
@@ -25,22 +27,13 @@ fn place(name: &str) -> PathBuf {
 }
 
 /// Whether a changed file is refused in one line, or is the session that it was made of: saved again, it is the same file.
-/// Every five bytes of the input are a place in the file and what its byte is changed by; what is left over cuts the file.
-/// An input that changes something is worth changing further.
+/// The input says what is changed (`mutate.rs`); one that changes something is worth changing further.
 ///
 /// # Panics
 /// If it is neither.
 pub fn context(bytes: &[u8]) -> bool {
     let (model, whole) = &*BUNDLED;
-    let mut file = whole.clone();
-    let (changes, cut) = bytes.as_chunks::<5>();
-    for [a, b, c, d, by] in changes {
-        let at = u32::from_le_bytes([*a, *b, *c, *d]) as usize % file.len();
-        file[at] ^= by;
-    }
-    if let Ok(len) = <[u8; 4]>::try_from(cut) {
-        file.truncate(u32::from_le_bytes(len) as usize);
-    }
+    let file = changed(whole, bytes);
     let path = place("changed");
     fs::write(&path, &file).expect("the folder for temporary files can be written");
     match model.load_session(&path, Some(64)) {

@@ -24,6 +24,21 @@ const NUMBERS: [u64; 14] = [
     u64::MAX,
 ];
 
+/// A file that was sound: every five bytes of `by` are a place in it and what its byte is changed by; four that are left over cut
+/// it.
+pub(crate) fn changed(sound: &[u8], by: &[u8]) -> Vec<u8> {
+    let mut file = sound.to_vec();
+    let (changes, cut) = by.as_chunks::<5>();
+    for [a, b, c, d, bits] in changes {
+        let at = u32::from_le_bytes([*a, *b, *c, *d]) as usize % file.len();
+        file[at] ^= bits;
+    }
+    if let Ok(len) = <[u8; 4]>::try_from(cut) {
+        file.truncate(u32::from_le_bytes(len) as usize);
+    }
+    file
+}
+
 /// Makes inputs out of inputs.
 pub struct Mutator {
     random: Random,

@@ -24,6 +24,12 @@ pub struct TileWrite {
 }
 
 impl TileWrite {
+    /// Where its rows are.
+    pub fn rows(&self) -> TileRows {
+        let TileWrite { tile, old, new, first_row, .. } = self.clone();
+        TileRows { tile, old, new, first_row }
+    }
+
     /// Every slot that is read or new.
     pub fn slots(&self) -> Range<usize> {
         if self.old.is_empty() { self.new.clone() } else { self.old.start..self.old.end.max(self.new.end) }
@@ -70,8 +76,7 @@ impl StreamSpec {
             && matches!(write.place, Place::Main(_))
             && write.tile == of_block.max(self.sink_tiles)
             && write.slots().start == 0;
-        let TileWrite { tile, old, new, first_row, .. } = write.clone();
-        sets.then(|| [TileRows { tile, old, new, first_row }, self.tile_rows(tile + 1, rows)])
+        sets.then(|| [write.rows(), self.tile_rows(write.tile + 1, rows)])
     }
 
     /// Where the rows of tile `tile` are.
@@ -98,23 +103,20 @@ impl Iterator for Writes {
     type Item = TileWrite;
 
     fn next(&mut self) -> Option<TileWrite> {
-        let (start, end) = (self.rows.start, self.rows.end());
         loop {
-            let (tile, first) = (self.tile, self.tile * TILE);
-            if first >= end {
+            let tile = self.tile;
+            if tile * TILE >= self.rows.end() {
                 return None;
             }
             self.tile += 1;
-            let last = (first + TILE).min(end);
             let place = self.spec.place(tile, self.coded);
-            let new = start.clamp(first, last) - first..last - first;
             let in_band = tile >= self.band;
-            let moves = self.spec.tail_tiles > 0 && matches!(place, Place::Main(_));
-            let old = 0..if moves || in_band { new.start } else { 0 };
+            let TileRows { old, new, first_row, .. } = self.spec.tile_rows(tile, self.rows);
+            // Others that wait stay where they are.
+            let old = if matches!(place, Place::Main(_)) || in_band { old } else { 0..0 };
             if old.is_empty() && new.is_empty() {
                 continue;
             }
-            let first_row = (first + new.start).saturating_sub(start);
             return Some(TileWrite { tile, place, old, new, first_row, in_band });
         }
     }

@@ -1,6 +1,6 @@
 //! The reference: one row at a time, through the codec.
 
-use kvant_backend::{KvStream, Place, Rows, StreamSpec, TileRows, TileWrite};
+use kvant_backend::{KvStream, Place, Rows, StreamSpec, TileRows};
 use kvant_codec::tile::{TILE, TileLayout, centre, prepare_row, put_centre};
 
 use super::Source;
@@ -15,8 +15,7 @@ pub(super) fn append<'a>(
 ) {
     let spec = &stream.spec;
     for write in spec.writes(rows) {
-        let TileWrite { tile, old, new, first_row, .. } = write.clone();
-        let mut values = gather(spec, &mut target, &source, &TileRows { tile, old, new, first_row });
+        let mut values = gather(spec, &mut target, &source, &write.rows());
         let all = write.slots();
         if write.in_band {
             let (layout, tile) = target.band_tile(write.tile);

@@ -63,8 +63,7 @@ fn append_slice<'a, L: Lanes>(
     dims: Range<usize>,
     source: &Source<'a, impl Fn(usize) -> &'a [f32]>,
 ) {
-    let TileWrite { tile, old, new, first_row, .. } = write.clone();
-    let mut rows = gather(lanes, spec, target, &TileRows { tile, old, new, first_row }, dims.clone(), source);
+    let mut rows = gather(lanes, spec, target, &write.rows(), dims.clone(), source);
     let all = write.slots();
     if write.in_band {
         let (layout, tile) = target.band_tile(write.tile);
