@@ -1,4 +1,4 @@
-//! What people of llama.cpp and ollama type, and what it means here: the same by another name, nothing that has to be done,
+//! What people of llama.cpp, ollama and vLLM type, and what it means here: the same by another name, nothing that has to be done,
 //! or something that Kvant does not do, and what it does instead.
 
 /// What an option of another program means here.
@@ -82,6 +82,8 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--temperature", Is("--temp")),
     ("--num-predict", Is("--predict")),
     ("--num-ctx", Is("--ctx-size")),
+    ("--max-tokens", Is("--predict")),
+    ("--max-model-len", Is("--ctx-size")),
     ("--threads-batch", noted(Value, "prompts are read on as many threads as tokens are written (-t)")),
     ("-tb", noted(Value, "prompts are read on as many threads as tokens are written (-t)")),
     ("-dev", Is("--device")),
@@ -164,6 +166,7 @@ const OPTIONS: &[(&str, Means)] = &[
     ),
     ("-sysf", No("a shell reads a file: --system-prompt \"$(cat FILE)\"")),
     ("--system-prompt-file", No("a shell reads a file: --system-prompt \"$(cat FILE)\"")),
+    ("--kv-cache-dtype", No("keys and values have a type each: -ctk TYPE -ctv TYPE")),
     ("-bf", No("-f FILE reads the prompt, as UTF-8 text")),
     ("--binary-file", No("-f FILE reads the prompt, as UTF-8 text")),
     ("-lv", No("--log-level takes off, error, warn, info, debug or trace")),
@@ -256,6 +259,9 @@ const COMMANDS: &[(&str, &str)] = &[
     ("create", "kvant quantize writes a model in another type"),
     ("perplexity", "kvant eval ppl measures it"),
     ("generate", "kvant run answers a prompt"),
+    ("run", "kvant run answers a prompt"),
+    ("bench", "kvant bench times prompts and generation"),
+    ("quantize", "kvant quantize writes a model in another type"),
     ("serve", "there is no server; kvant chat holds a conversation in the terminal"),
     ("server", "there is no server; kvant chat holds a conversation in the terminal"),
     ("push", "models are files, wherever they lie"),

@@ -72,8 +72,10 @@ pub fn fetch(id: &Id, offline: bool, quiet: bool) -> Result<PathBuf, Failure> {
     match update(&remote, &cache, id, quiet) {
         Ok(path) => Ok(path),
         Err(Problem::Unreachable(why)) => {
-            let path = cached(&cache, id).ok_or_else(|| Failure::work(id, &why))?;
-            log::note(format!("{id}: {why}; the copy in {} is used", printable_path(cache.folder())));
+            let folder = printable_path(cache.folder());
+            let path = cached(&cache, id)
+                .ok_or_else(|| Failure::work(id, format!("{why}; no copy is in {folder}")))?;
+            log::note(format!("{id}: {why}; the copy in {folder} is used"));
             Ok(path)
         }
         Err(Problem::Failed(why)) => Err(Failure::work(id, why)),
