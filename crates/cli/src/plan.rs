@@ -26,7 +26,7 @@ pub struct PlanArgs {
     /// Mean bits per value, scales included: the least divergence that they allow
     #[arg(long, value_name = "BITS", conflicts_with = "max_kld", value_parser = number)]
     budget: Option<f64>,
-    /// Mean divergence from the f16 cache in nats: the fewest bits that keep below it
+    /// Mean divergence from the f16 cache in nats, less that of an f32 cache: the fewest bits that keep below it
     #[arg(long, value_name = "NATS", default_value = "0.01", value_parser = number)]
     max_kld: f64,
     /// Length of text that it is made for and judged at, in tokens
@@ -74,9 +74,9 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     let plan = KvPlan { certificate, ..plan };
     plan.write(&path).map_err(kvant::Error::from)?;
     if let Goal::Kld(most) = goal
-        && plan.certificate.mean_kld > most
+        && plan.certificate.added_kld() > most
     {
-        log::note(format_args!("--max-kld {most}: no plan comes below {:.6}", plan.certificate.mean_kld));
+        log::note(format_args!("--max-kld {most}: no plan comes below {:.6}", plan.certificate.added_kld()));
     }
     print(&plan, &path, args.json)
 }
@@ -145,6 +145,7 @@ pub fn certificate(c: &Certificate) -> String {
             output::bytes(c.bytes_per_1k_f16)
         ),
         format!("KLD              mean {:.6}, 99 % {:.5}, max {:.4}", c.mean_kld, c.p99_kld, c.max_kld),
+        format!("of which noise   {:.6}, as for a cache in f32", c.noise_kld),
         format!("same top         {}", share(c.same_top)),
         format!("perplexity ratio {:.5}", c.ppl_ratio),
         format!("needle           {needle}"),

@@ -1,9 +1,9 @@
 //! A cache plan of a model, kept in a file beside it: types, what keys and values are multiplied by, and what was measured.
 //!
-//! # Format, version 1
+//! # Format, version 2
 //!
 //! ```text
-//! kvplan 1 0123456789abcdef
+//! kvplan 2 0123456789abcdef
 //! {"model":"..","layers":2,"sink":16,"certificate":{..}}
 //! {"k":["turbo4","turbo3"],"v":[..],"k_scale":[..],"v_scale":[..],"v_centre":[..]}
 //! {"k":["turbo3","turbo3"],..
@@ -28,7 +28,7 @@ use crate::{Error, KvOptions, fingerprint};
 
 /// What the file begins with.
 const MAGIC: &str = "kvplan";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The most bytes of a file: a hundred times what the largest models need.
 const MAX_BYTES: u64 = 1 << 28;
 
@@ -108,6 +108,8 @@ pub struct Certificate {
     pub bytes_per_1k_f16: usize,
     /// Mean divergence.
     pub mean_kld: f64,
+    /// That of a cache in f32: what the rounding of activations makes of the smallest difference, and no fault of the plan's.
+    pub noise_kld: f64,
     /// 99 % of the tokens lie below.
     pub p99_kld: f64,
     /// The largest.
@@ -128,6 +130,13 @@ pub struct Certificate {
     pub version: String,
     /// The commit, where it ran in a checkout.
     pub commit: Option<String>,
+}
+
+impl Certificate {
+    /// The mean divergence that the plan itself adds.
+    pub fn added_kld(&self) -> f64 {
+        (self.mean_kld - self.noise_kld).max(0.0)
+    }
 }
 
 /// The second line.
@@ -321,6 +330,7 @@ mod tests {
                 bytes_per_1k: 1000,
                 bytes_per_1k_f16: 5000,
                 mean_kld: 0.0123,
+                noise_kld: 0.0031,
                 p99_kld: 0.1,
                 max_kld: 1.0,
                 same_top: 0.95,
@@ -418,9 +428,9 @@ mod tests {
             KvPlan::open(&path, &gguf()).unwrap_err().to_string()
         };
         assert!(
-            opened(text.replacen("kvplan 1", "kvplan 2", 1)).ends_with("cache plan version 2, expected 1")
+            opened(text.replacen("kvplan 2", "kvplan 3", 1)).ends_with("cache plan version 3, expected 2")
         );
-        assert!(opened(text.replacen("kvplan 1", "kvplan one", 1)).ends_with("not a cache plan"));
+        assert!(opened(text.replacen("kvplan 2", "kvplan two", 1)).ends_with("not a cache plan"));
         assert!(KvPlan::open(&folder.0, &gguf()).unwrap_err().to_string().contains("not a regular file"));
     }
 }

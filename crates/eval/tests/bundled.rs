@@ -226,10 +226,12 @@ fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
     assert_eq!(of(Goal::Bits(3.4)).unwrap(), found);
     let wider = of(Goal::Bits(8.6)).unwrap().certificate;
     assert!(0.0 < wider.mean_kld && wider.mean_kld < 0.5 * certificate.mean_kld, "{wider:?} {certificate:?}");
+    // Whatever is stored, the same arithmetic runs beside it.
+    assert!(0.0 < wider.noise_kld && wider.noise_kld == certificate.noise_kld, "{wider:?} {certificate:?}");
     // A goal that the wide plan meets with room to spare takes fewer bits, and one that nothing meets takes all of them.
-    let most = 0.5 * (wider.mean_kld + certificate.mean_kld);
+    let most = 0.5 * (wider.added_kld() + certificate.added_kld());
     let between = of(Goal::Kld(most)).unwrap().certificate;
-    assert!(between.mean_kld <= most && between.bits < wider.bits, "{between:?}");
+    assert!(between.added_kld() <= most && between.bits < wider.bits, "{between:?}");
     assert_eq!(of(Goal::Kld(1e-12)).unwrap().certificate.bits, wider.bits);
     let error = of(Goal::Bits(1.0)).unwrap_err().to_string();
     assert!(error.starts_with("budget: expected 2.") && error.ends_with("got 1"), "{error}");

@@ -2,7 +2,8 @@
 //! found to do.
 //!
 //! 1. Queries, keys and values are looked at over one half of a text: from what is seen follows the balance.
-//! 2. What each layer's keys and values alone cost in a coarse type is measured, in divergence, on pieces of the other half. Noise
+//! 2. What each layer's keys and values alone cost in a coarse type is measured, in divergence, on pieces of the other half, less
+//!    what an f32 cache costs: products with quantised weights round activations, so that any two caches differ by that. Noise
 //!    of other types is that of the coarse one times what codes of them lose; heads of a layer share its cost as statistics say.
 //! 3. The search spends bits where they save most.
 //! 4. What comes out is measured whole, the prediction put right by that, and so on until the goal is met.
@@ -31,7 +32,7 @@ use crate::{Chunks, EvalError, NeedleForm, NiahOptions, OnProgress, Progress, ni
 pub enum Goal {
     /// As little divergence as so many bits per value allow, scales included.
     Bits(f64),
-    /// As few bits as keep the mean divergence below this, in nats.
+    /// As few bits as keep the mean divergence, less that of an f32 cache, below this, in nats.
     Kld(f64),
 }
 
@@ -73,8 +74,8 @@ pub fn plan(
     let halves = Text::new(model, text, options.n_ctx)?;
     let statistics = Statistics::gather(model, &halves.pieces(options.n_ctx), progress)?;
     let finder = Finder::new(model, &statistics, &halves, options)?;
-    let (plan, measured) = finder.find(progress)?;
-    finder.certified(plan, &measured, text)
+    let (plan, judged) = finder.find(progress)?;
+    finder.certified(plan, &judged, text)
 }
 
 /// What a search goes by.
@@ -104,7 +105,7 @@ impl<'a> Finder<'a> {
     }
 
     /// The plan that meets the goal best, and what was measured of it.
-    fn find(&self, progress: OnProgress<'_>) -> Result<(KvPlan, Kld), EvalError> {
+    fn find(&self, progress: OnProgress<'_>) -> Result<(KvPlan, Judged), EvalError> {
         let streams = self.streams(progress)?;
         let frontier = Frontier::new(&streams);
         let n_values: f64 = self.shape.layers.iter().map(values_of).sum();
@@ -116,21 +117,21 @@ impl<'a> Finder<'a> {
                     return Err(EvalError::Setting { name: "budget", expected, got: bits.to_string() });
                 };
                 let plan = self.plan(&frontier.types(n));
-                return self.judge(&plan).map(|measured| (plan, measured));
+                return self.judge(&plan).map(|judged| (plan, judged));
             }
             Goal::Kld(goal) => goal,
         };
         // What is measured puts the prediction right; the best that met the goal is kept.
-        let (mut n, mut best) = (frontier.within_cost(goal), None::<((f64, f64), KvPlan, Kld)>);
+        let (mut n, mut best) = (frontier.within_cost(goal), None::<((f64, f64), KvPlan, Judged)>);
         let mut tried = Vec::new();
         for _ in 0..MOST_TRIES {
             let plan = self.plan(&frontier.types(n));
-            let measured = self.judge(&plan)?;
-            let kld = measured.stats().mean_kld.value;
+            let judged = self.judge(&plan)?;
+            let kld = judged.added();
             // Of those that meet the goal the smallest, else the nearest.
             let rank = if kld <= goal { (0.0, n as f64) } else { (1.0, kld) };
             if best.as_ref().is_none_or(|(best, ..)| rank < *best) {
-                best = Some((rank, plan, measured));
+                best = Some((rank, plan, judged));
             }
             tried.push(n);
             let ratio = kld / frontier.point(n).1;
@@ -140,8 +141,8 @@ impl<'a> Finder<'a> {
             }
             n = next;
         }
-        let (_, plan, measured) = best.expect("one plan was judged");
-        Ok((plan, measured))
+        let (_, plan, judged) = best.expect("one plan was judged");
+        Ok((plan, judged))
     }
 
     /// The choices of every stream: layer by layer, the keys of each head, then the values.
@@ -202,10 +203,8 @@ impl<'a> Finder<'a> {
         let configs = configs.collect::<Result<Vec<_>, EvalError>>()?;
         let (mut costs, total) = (Vec::new(), configs.len());
         for configs in configs.chunks(AT_ONCE) {
-            let options = KldOptions { configs: configs.to_vec(), step: None };
-            let results = kld(self.model, &self.probed, Base::F16, &options, None, &mut |_| ())?;
-            // Rounding can make less than nothing of it.
-            costs.extend(results.iter().map(|result| result.stats().mean_kld.value.max(0.0)));
+            let measured = judge(self.model, &self.probed, configs)?;
+            costs.extend(measured.iter().map(Judged::added));
             let note = "sensitivity of layers".to_owned();
             progress(&Progress { done: costs.len(), total, resumed: 0, note });
         }
@@ -226,18 +225,16 @@ impl<'a> Finder<'a> {
     }
 
     /// Measures a plan as people run it.
-    fn judge(&self, plan: &KvPlan) -> Result<Kld, EvalError> {
-        let options = KldOptions { configs: vec![plan.kv_options()?], step: None };
-        let mut results = kld(self.model, &self.judged, Base::F16, &options, None, &mut |_| ())?;
-        Ok(results.remove(0))
+    fn judge(&self, plan: &KvPlan) -> Result<Judged, EvalError> {
+        Ok(judge(self.model, &self.judged, &[plan.kv_options()?])?.remove(0))
     }
 
     /// The plan with what was measured of it.
-    fn certified(&self, plan: KvPlan, measured: &Kld, text: &str) -> Result<KvPlan, EvalError> {
+    fn certified(&self, plan: KvPlan, judged: &Judged, text: &str) -> Result<KvPlan, EvalError> {
         let options = plan.kv_options()?;
         let stored =
             Plan::new(&self.shape, options.k, options.v, &options.policies).map_err(kvant::Error::from)?;
-        let ((bits_k, bits_v), stats) = (stored.bits_per_value(&self.shape), measured.stats());
+        let ((bits_k, bits_v), stats) = (stored.bits_per_value(&self.shape), judged.kld.stats());
         let (values_k, values_v) = self.shape.layers.iter().fold((0, 0), |(k, v), layer| {
             (k + layer.n_kv_heads * layer.k_head_dim, v + layer.n_kv_heads * layer.v_head_dim)
         });
@@ -248,6 +245,7 @@ impl<'a> Finder<'a> {
             bytes_per_1k: stored.n_bytes(&self.shape, 1024),
             bytes_per_1k_f16: self.shape.f16_bytes(1024),
             mean_kld: stats.mean_kld.value,
+            noise_kld: judged.noise,
             p99_kld: stats.kld.p99,
             max_kld: stats.kld.max,
             same_top: stats.same_top.value,
@@ -284,6 +282,31 @@ impl<'a> Finder<'a> {
         let (of_plan, of_f16) = cells.split_at(cells.len() / 2);
         Ok(Some([mean(of_plan), mean(of_f16)]))
     }
+}
+
+/// What was measured of a cache.
+struct Judged {
+    kld: Kld,
+    /// The mean divergence of an f32 cache.
+    noise: f64,
+}
+
+impl Judged {
+    /// What the cache adds to the mean divergence; rounding can make less than nothing of it.
+    fn added(&self) -> f64 {
+        // NaN stays NaN.
+        let added = self.kld.stats().mean_kld.value - self.noise;
+        if added < 0.0 { 0.0 } else { added }
+    }
+}
+
+/// Measures caches beside one that loses nothing.
+fn judge(model: &Model, chunks: &Chunks, caches: &[KvOptions]) -> Result<Vec<Judged>, EvalError> {
+    let exact = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F32) };
+    let configs = [exact].into_iter().chain(caches.iter().cloned()).collect();
+    let mut results = kld(model, chunks, Base::F16, &KldOptions { configs, step: None }, None, &mut |_| ())?;
+    let noise = results.remove(0).stats().mean_kld.value;
+    Ok(results.into_iter().map(|kld| Judged { kld, noise }).collect())
 }
 
 /// Vectors that the noise of a type is measured on.
