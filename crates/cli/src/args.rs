@@ -16,6 +16,7 @@ use kvant::{
 use crate::failure::Failure;
 use crate::place::PlaceArgs;
 use crate::plan::{KvPlanArgs, with_policies};
+use crate::weight_type::weight_type;
 use crate::{log, progress};
 
 /// Which model to load, and onto what.
@@ -29,6 +30,10 @@ pub struct ModelArgs {
     /// Device to run on: cpu, cuda:N (an NVIDIA GPU), or auto, the first GPU that can be used, else the cpu
     #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
     pub device: DeviceChoice,
+    /// Give weights this type while they are loaded, the file stays as it is: q8_0, q4_K, f16, ... With f16 products round no
+    /// activations, so that what eval tells of a cache is the cache's alone
+    #[arg(long, value_name = "TYPE", env = "KVANT_WEIGHTS", value_parser = weight_type)]
+    pub weights: Option<DType>,
     /// Layers for the GPU (-ngl), the last ones; the CPU runs those before. A number or all; all when not given. Where no
     /// GPU can be used a note says so, and the CPU runs all of them
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", env = "KVANT_N_GPU_LAYERS", value_parser = layers)]
@@ -152,12 +157,19 @@ impl ModelArgs {
             device: self.device,
             n_gpu_layers: self.n_gpu_layers,
             n_threads: self.threads,
+            weights: self.weights,
             progress,
             ..Default::default()
         }
     }
 
-    /// The model's name for a summary.
+    /// The model's name for a summary, with the type that its weights were given.
+    pub fn label(&self) -> String {
+        let name = self.name();
+        self.weights.map_or_else(|| name.clone(), |dtype| format!("{name} as {dtype}"))
+    }
+
+    /// The model's name.
     pub fn name(&self) -> String {
         self.place.place().map_or_else(|_| String::new(), |place| place.name())
     }

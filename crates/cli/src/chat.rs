@@ -57,9 +57,9 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     let session = model.session(options.clone())?;
     args.cache.note_length(&session);
     let interrupt = Interrupt::listen()?;
-    console::say(banner(&args.model.name(), &model, &session, &options)?);
+    console::say(banner(&args.model.label(), &model, &session, &options)?);
     let mut chat = Chat {
-        name: args.model.name(),
+        name: args.model.label(),
         messages: args.system_prompt.as_deref().map(Message::system).into_iter().collect(),
         system: args.system_prompt,
         loaded: None,

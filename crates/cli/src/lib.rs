@@ -27,6 +27,7 @@ mod progress;
 mod quantize;
 mod run;
 mod template;
+mod weight_type;
 
 use std::ffi::OsString;
 use std::panic::{catch_unwind, set_hook};

@@ -97,7 +97,7 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
         let object = json_result(&model, &session, &answer.text, &stats, args.sampling.seed);
         console::print_json(&object)?;
     } else if !args.quiet {
-        let (name, seed) = (&args.model.name(), args.sampling.used_seed());
+        let (name, seed) = (&args.model.label(), args.sampling.used_seed());
         console::say(Summary { name, model: &model, kv: &session.kv(), stats: &stats, seed });
     }
     if let Some(path) = &args.prompt_cache {

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use kvant_backend::{Backend, DeviceInfo, KernelChoice};
+use kvant_codec::DType;
 use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
 use kvant_model::{Config, Part};
@@ -60,6 +61,8 @@ pub(crate) struct Placement {
     pub device: DeviceChoice,
     /// Layers for the GPU; see [`OpenOptions::n_gpu_layers`](crate::OpenOptions::n_gpu_layers).
     pub n_gpu_layers: Option<usize>,
+    /// What weight matrices become; see [`OpenOptions::weights`](crate::OpenOptions::weights).
+    pub weights: Option<DType>,
 }
 
 impl Placement {
@@ -87,13 +90,14 @@ pub(crate) fn load(
 ) -> Result<Arc<dyn Loaded>, Error> {
     let open_cpu = || tuning::open_cpu(n_threads);
     let n_layers = config.layers.len();
-    let whole = Part::whole(n_layers);
+    let whole = Part::whole(n_layers).with_weights(placement.weights);
     let Some(gpu) = Gpu::choose(placement.device()?)? else {
         return runtime::load(open_cpu()?, config, &whole, gguf, progress);
     };
     match placement.n_gpu_layers {
         Some(n) if n < n_layers => {
-            let [first, last] = Part::split(n_layers, n_layers - n);
+            let parts = Part::split(n_layers, n_layers - n);
+            let [first, last] = parts.map(|part| part.with_weights(placement.weights));
             let share = first.layers().len() as f32 / n_layers as f32;
             let on_cpu =
                 runtime::load(open_cpu()?, config.clone(), &first, gguf, &mut |done| progress(done * share))?;
@@ -150,7 +154,7 @@ mod tests {
 
     #[test]
     fn layers_for_a_gpu_need_one_and_none_need_the_cpu() {
-        let device = |device, n_gpu_layers| Placement { device, n_gpu_layers }.device();
+        let device = |device, n_gpu_layers| Placement { device, n_gpu_layers, weights: None }.device();
         for any in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(1)] {
             assert_eq!(device(any, None).unwrap(), any);
             assert_eq!(device(any, Some(0)).unwrap(), DeviceChoice::Cpu);

@@ -4,11 +4,13 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use kvant_backend::{DeviceInfo, KernelChoice};
+use kvant_codec::DType;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, Plan};
 use kvant_model::Config;
 use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::tokenizer::Tokenizer;
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::device::{self, DeviceChoice, Placement};
 use crate::runtime::Loaded;
@@ -27,6 +29,9 @@ pub struct OpenOptions<'a> {
     pub n_gpu_layers: Option<usize>,
     /// Threads to work with; all cores when `None`.
     pub n_threads: Option<usize>,
+    /// What weight matrices become while they are loaded (where rows are no whole blocks of it, the next best type); as the
+    /// file has them when `None`.
+    pub weights: Option<DType>,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,
     /// What the file must have besides its weights.
@@ -62,6 +67,7 @@ struct Inner {
     /// runs on token numbers.
     tokenizer: Result<Tokenizer, String>,
     template: Result<ChatTemplate, TemplateError>,
+    weights: Option<DType>,
     fingerprint: OnceLock<String>,
 }
 
@@ -108,10 +114,18 @@ impl Model {
         let (tokenizer, template) = text_side(&gguf, options.chat_template.as_deref(), options.needs)?;
         let mut silent = |_| ();
         let progress = options.progress.unwrap_or(&mut silent);
-        let placement = Placement { device: options.device, n_gpu_layers: options.n_gpu_layers };
+        let weights = options.weights.map(weight_type).transpose()?;
+        let placement = Placement { device: options.device, n_gpu_layers: options.n_gpu_layers, weights };
         let loaded = device::load(placement, options.n_threads, config, &gguf, progress)?;
         Ok(Self {
-            inner: Arc::new(Inner { loaded, gguf, tokenizer, template, fingerprint: OnceLock::new() }),
+            inner: Arc::new(Inner {
+                loaded,
+                gguf,
+                tokenizer,
+                template,
+                weights,
+                fingerprint: OnceLock::new(),
+            }),
         })
     }
 
@@ -149,6 +163,16 @@ impl Model {
     pub fn fingerprint(&self) -> &str {
         let find = || fingerprint::find(&self.inner.gguf, kvant_files::cache_folder().as_deref());
         self.inner.fingerprint.get_or_init(find)
+    }
+
+    /// As [`fingerprint`](Self::fingerprint), but another for each type that weights became while they were loaded: what was
+    /// computed with ones is not what others give.
+    pub fn computed_by(&self) -> String {
+        let file = self.fingerprint().to_owned();
+        match self.inner.weights {
+            None => file,
+            Some(dtype) => format!("{:032x}", xxh3_128(format!("{file} as {dtype}").as_bytes())),
+        }
     }
 
     /// What the first block of a cache with this plan follows on. Blocks are found in the memory of one loaded model alone, so
@@ -211,6 +235,16 @@ impl Model {
     pub(crate) fn loaded(&self) -> &Arc<dyn Loaded> {
         &self.inner.loaded
     }
+}
+
+/// A type that weights may become.
+fn weight_type(dtype: DType) -> Result<DType, Error> {
+    let error = || Error::Setting {
+        name: "weights",
+        expected: "a weight type that GGUF files hold".to_owned(),
+        got: dtype.name().to_owned(),
+    };
+    dtype.ggml_id().map(|_| dtype).ok_or_else(error)
 }
 
 type TextSide = (Result<Tokenizer, String>, Result<ChatTemplate, TemplateError>);

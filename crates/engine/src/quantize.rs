@@ -1,18 +1,13 @@
 //! Rewriting a model with its weight matrices in another type.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvant_backend::limits;
 use kvant_codec::DType;
-use kvant_cpu::Pool;
 use kvant_gguf::{Gguf, GgufWriter, TensorInfo};
 use kvant_model::check_finite;
+use kvant_model::retype::{convert, is_matrix, next_best, retyped};
 
 use crate::Error;
-
-/// Values that are encoded together; a multiple of every block length.
-const CHUNK: usize = 1 << 16;
 
 /// What was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,16 +40,15 @@ pub fn quantize(
     writer.set("general.quantization_version", 2_u32)?;
     writer.set("general.file_type", file_type)?;
     for info in gguf.tensors() {
-        writer.add_tensor(&info.name, &info.shape, target(info, dtype))?;
+        writer.add_tensor(&info.name, &info.shape, retyped(info, dtype))?;
     }
-    let pool = Pool::new(limits::n_cores())?;
     writer.save(path, |sink| {
         for info in gguf.tensors() {
             let data = gguf.data(info);
             check_finite(info, data)?;
-            match target(info, dtype) {
+            match retyped(info, dtype) {
                 same if same == info.dtype => sink.bytes(&info.name, data)?,
-                to => sink.bytes(&info.name, &convert(&pool, info, data, to)?)?,
+                to => sink.bytes(&info.name, &convert(info.dtype, data, info.elements(), to)?)?,
             }
             progress(info);
         }
@@ -67,67 +61,9 @@ pub fn quantize(
 /// See [`Quantized::types`].
 fn types(gguf: &Gguf, dtype: DType) -> Vec<(DType, usize)> {
     let matrices = || gguf.tensors().iter().filter(|info| is_matrix(info));
-    let counted = |to| (to, matrices().filter(|info| target(info, dtype) == to).count());
-    let all = std::iter::successors(Some(dtype), |&dtype| fallback(dtype)).map(counted);
+    let counted = |to| (to, matrices().filter(|info| retyped(info, dtype) == to).count());
+    let all = std::iter::successors(Some(dtype), |&dtype| next_best(dtype)).map(counted);
     all.filter(|&(to, n)| to == dtype || n > 0).collect()
-}
-
-fn is_matrix(info: &TensorInfo) -> bool {
-    info.shape.len() == 2 && info.rows() > 1
-}
-
-/// What a tensor becomes.
-fn target(info: &TensorInfo, dtype: DType) -> DType {
-    if !is_matrix(info) {
-        return info.dtype;
-    }
-    let mut to = dtype;
-    while !info.row_len().is_multiple_of(to.block_len()) {
-        to = fallback(to).expect("a row is whole blocks of one value");
-    }
-    to
-}
-
-/// The type that stands in for one whose blocks do not fit the rows: llama.cpp's choice (where it takes iq4_nl, which is not
-/// known here, its choice from before that), of blocks of 32 values; and f16 where those do not fit either.
-fn fallback(dtype: DType) -> Option<DType> {
-    match dtype {
-        DType::Q2K | DType::Q3K => Some(DType::Q4_0),
-        DType::Q4K => Some(DType::Q5_0),
-        DType::Q5K => Some(DType::Q5_1),
-        DType::Q6K => Some(DType::Q8_0),
-        dtype if dtype.block_len() > 1 => Some(DType::F16),
-        _ => None,
-    }
-}
-
-/// Decodes and encodes a tensor, a chunk at a time on every thread.
-fn convert(pool: &Pool, info: &TensorInfo, data: &[u8], to: DType) -> Result<Vec<u8>, Error> {
-    let mut out = vec![0; to.row_bytes(info.elements())?];
-    let (in_bytes, out_bytes) = (info.dtype.row_bytes(CHUNK)?, to.row_bytes(CHUNK)?);
-    let jobs: Vec<_> =
-        data.chunks(in_bytes).zip(out.chunks_mut(out_bytes)).map(std::sync::Mutex::new).collect();
-    let failed = std::sync::Mutex::new(None);
-    let next = AtomicUsize::new(0);
-    pool.run(&|_| {
-        let mut values = vec![0.0; CHUNK];
-        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let mut job = job.lock().expect("each job is taken once");
-            let (from, out) = &mut *job;
-            let n = out.len() / to.block_bytes() * to.block_len();
-            let values = &mut values[..n];
-            let result = kvant_codec::decode(info.dtype, from, values)
-                .and_then(|()| kvant_codec::encode(to, values, out));
-            if let Err(error) = result {
-                *failed.lock().expect("nobody panics with it") = Some(error);
-            }
-        }
-    });
-    drop(jobs);
-    match failed.into_inner().expect("nobody panics with it") {
-        Some(error) => Err(error.into()),
-        None => Ok(out),
-    }
 }
 
 /// llama.cpp's number for a file of mostly this type.
@@ -155,6 +91,7 @@ fn file_type(dtype: DType) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{DeviceChoice, Model, OpenOptions, Session, SessionOptions};
 
     /// A file with one vector and matrices of these row lengths, each of four rows.
     fn file(rows: &[usize], value: f32) -> Gguf {
@@ -197,6 +134,39 @@ mod tests {
         let written = quantize(&file(&[64, 96], 0.5), &path, Q8_0, &mut |_| ()).unwrap();
         assert_eq!(written.types, [(Q8_0, 2)]);
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn weights_retyped_while_loading_are_those_of_a_file_written_so_and_keep_contexts_of_their_own() {
+        let (path, context) = (path("retyped"), path("retyped-context"));
+        let options = |weights| OpenOptions {
+            device: DeviceChoice::Cpu,
+            n_threads: Some(2),
+            weights,
+            ..Default::default()
+        };
+        let session = |model: &Model| {
+            let mut session = model.session(SessionOptions::default()).unwrap();
+            session.feed(&[5, 6, 7, 8], &mut |_| true).unwrap();
+            session
+        };
+        let bits = |session: &mut Session| {
+            session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect::<Vec<_>>()
+        };
+        quantize(&Model::bundled_file().unwrap(), &path, DType::Q4_0, &mut |_| ()).unwrap();
+        let written = Model::open_with(&path, options(None)).unwrap();
+        let retyped = Model::bundled(options(Some(DType::Q4_0))).unwrap();
+        let plain = Model::bundled(options(None)).unwrap();
+        assert_eq!(bits(&mut session(&retyped)), bits(&mut session(&written)));
+        assert_ne!(bits(&mut session(&retyped)), bits(&mut session(&plain)));
+        assert_eq!(retyped.weight_bytes(), written.weight_bytes());
+        session(&retyped).save(&context).unwrap();
+        assert!(retyped.load_session(&context, None).is_ok());
+        let refused = plain.load_session(&context, None).unwrap_err().to_string();
+        assert!(refused.contains("model"), "{refused}");
+        let turbo = Model::bundled(options(Some(DType::Turbo3))).unwrap_err().to_string();
+        assert_eq!(turbo, "weights: expected a weight type that GGUF files hold, got turbo3");
+        [path, context].iter().for_each(|path| std::fs::remove_file(path).unwrap());
     }
 
     #[test]

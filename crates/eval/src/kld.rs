@@ -116,7 +116,7 @@ pub fn kld(
     let configs = configs.collect::<Result<Vec<_>, _>>()?;
     let what = || {
         json!({
-            "measure": "kld", "version": 1, "model": model.fingerprint(), "text": chunks.fingerprint(),
+            "measure": "kld", "version": 1, "model": model.computed_by(), "text": chunks.fingerprint(),
             "base": match &base { Base::F16 => "f16", Base::File(file) => file.identity() },
             "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(), "step": options.step,
         })

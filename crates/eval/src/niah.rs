@@ -70,7 +70,7 @@ pub fn niah(
     let configs = configs.collect::<Result<Vec<_>, _>>()?;
     let what = || {
         json!({
-            "measure": "niah", "version": 1, "model": model.fingerprint(), "haystack": haystack.fingerprint,
+            "measure": "niah", "version": 1, "model": model.computed_by(), "haystack": haystack.fingerprint,
             "lengths": options.lengths, "depths": options.depths, "needles": options.needles,
             "form": options.form, "chat": options.chat,
             "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(),

@@ -8,6 +8,7 @@ mod config;
 mod decoder;
 mod error;
 mod family;
+pub mod retype;
 mod rope;
 mod weights;
 

@@ -5,10 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kvant_backend::{Backend, SharedBytes, WeightSource, limits};
+use kvant_codec::DType;
 use kvant_codec::finite::find_broken_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 use crate::config::LayerState;
+use crate::retype::{convert, retyped};
 use crate::{Config, ModelError, Norms};
 
 /// The weights of one decoder layer. Matrices are `[n_out, n_in]`.
@@ -46,12 +48,14 @@ pub(crate) struct KvWeights<B: Backend> {
 pub struct Part {
     layers: Range<usize>,
     n_layers: usize,
+    /// What its matrices become; `None` leaves them in the file's types.
+    weights: Option<DType>,
 }
 
 impl Part {
     /// The whole of a model of `n_layers`.
     pub fn whole(n_layers: usize) -> Self {
-        Self { layers: 0..n_layers, n_layers }
+        Self { layers: 0..n_layers, n_layers, weights: None }
     }
 
     /// The first `n` layers, and the rest.
@@ -60,7 +64,18 @@ impl Part {
     /// When `n` is not between 1 and the number of layers less one: either part has a layer.
     pub fn split(n_layers: usize, n: usize) -> [Self; 2] {
         assert!(0 < n && n < n_layers, "{n} of {n_layers} layers");
-        [Self { layers: 0..n, n_layers }, Self { layers: n..n_layers, n_layers }]
+        [0..n, n..n_layers].map(|layers| Self { layers, ..Self::whole(n_layers) })
+    }
+
+    /// The same with its matrices as this type, see [`retyped`]; in the file's types when `None`.
+    #[must_use]
+    pub fn with_weights(self, weights: Option<DType>) -> Self {
+        Self { weights, ..self }
+    }
+
+    /// What its matrices become.
+    pub fn weights(&self) -> Option<DType> {
+        self.weights
     }
 
     /// The layers.
@@ -78,11 +93,21 @@ impl Part {
         self.layers.end == self.n_layers
     }
 
-    /// Bytes of its tensors in the file.
+    /// Bytes of its tensors.
     pub fn n_bytes(&self, gguf: &Gguf) -> usize {
         let is_tied = gguf.find_tensor("output.weight").is_none();
         let own = gguf.tensors().iter().filter(|info| self.owns(&info.name, is_tied));
-        own.map(|info| gguf.data(info).len()).sum()
+        own.map(|info| self.tensor_bytes(info)).sum()
+    }
+
+    fn tensor_bytes(&self, info: &TensorInfo) -> usize {
+        let dtype = self.dtype(info);
+        info.elements() / dtype.block_len() * dtype.block_bytes()
+    }
+
+    /// The type that a tensor is kept in.
+    fn dtype(&self, info: &TensorInfo) -> DType {
+        self.weights.map_or(info.dtype, |dtype| retyped(info, dtype))
     }
 
     /// Whether a tensor belongs here. Every tensor of a model belongs to one of its parts; an embedding that is the
@@ -128,7 +153,7 @@ impl<B: Backend> Weights<B> {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
         let mut loader =
-            Loader { gguf, backend, n_bytes: 0, used: HashSet::from(["rope_freqs.weight".to_owned()]) };
+            Loader { gguf, part, backend, n_bytes: 0, used: HashSet::from(["rope_freqs.weight".to_owned()]) };
         let n_embd = config.n_embd;
         let n_vocab = gguf.tensor("token_embd.weight")?.info.rows();
         let is_tied = !loader.has("output.weight");
@@ -185,6 +210,7 @@ const KV_TENSORS: [&str; 5] =
 
 struct Loader<'a, B: Backend> {
     gguf: &'a Arc<Gguf>,
+    part: &'a Part,
     backend: &'a B,
     n_bytes: usize,
     used: HashSet<String>,
@@ -294,9 +320,20 @@ impl<B: Backend> Loader<'_, B> {
         }
         let row_bytes = tensor.bytes.len() / n_out.max(1);
         let range = rows.start * row_bytes..rows.end * row_bytes;
-        self.n_bytes += range.len();
-        let bytes = shared_bytes(self.gguf, &tensor, range);
-        Ok(WeightSource { dtype: tensor.info.dtype, n_out: rows.len(), n_in, bytes })
+        let dtype = self.part.dtype(tensor.info);
+        let bytes = if dtype == tensor.info.dtype {
+            shared_bytes(self.gguf, &tensor, range)
+        } else {
+            let bytes = &tensor.bytes[range];
+            let converted = convert(tensor.info.dtype, bytes, rows.len() * n_in, dtype).map_err(|error| {
+                let expected = format!("rows that become {dtype}");
+                ModelError::Value { key: name.to_owned(), expected, got: error.to_string() }
+            })?;
+            let all = 0..converted.len();
+            SharedBytes::new(Arc::new(converted), all).expect("all of it lies in it")
+        };
+        self.n_bytes += bytes.len();
+        Ok(WeightSource { dtype, n_out: rows.len(), n_in, bytes })
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<B::Buffer, ModelError> {

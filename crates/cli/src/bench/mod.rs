@@ -137,7 +137,7 @@ impl BenchArgs {
 
     fn open(&self) -> Result<(String, Model), Failure> {
         let Some(synthetic) = &self.synthetic else {
-            return Ok((self.model.name(), self.model.open(false)?));
+            return Ok((self.model.label(), self.model.open(false)?));
         };
         let Some((shape, dtype)) = synthetic.split_once(':') else {
             return Err(Failure::Usage(format!("--synthetic: expected SHAPE:TYPE, got '{synthetic}'")));

@@ -79,7 +79,7 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
         None => Base::F16,
     };
     if let Base::File(file) = &base
-        && file.fingerprint().is_some_and(|of| of != model.fingerprint())
+        && file.fingerprint().is_some_and(|of| of != model.computed_by())
     {
         log::note(format_args!(
             "{} is the base of another model, or of the same with other weights",

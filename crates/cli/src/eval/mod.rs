@@ -207,7 +207,7 @@ fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Path>) -> Abou
     });
     let built_in = if loaded.is_some() { "built-in" } else { "" };
     About {
-        model: loaded.map_or_else(String::new, |_| model.name()),
+        model: loaded.map_or_else(String::new, |_| model.label()),
         text: text.map_or_else(|| built_in.to_owned(), printable_path),
         device: device.unwrap_or_default(),
         command: std::env::args().collect::<Vec<_>>().join(" "),

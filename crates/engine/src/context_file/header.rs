@@ -214,6 +214,6 @@ pub(super) fn identity(model: &Model) -> Vec<(&'static str, String)> {
         ("model.layers", shape.layers.len().to_string()),
         ("model.heads", heads(&shape)),
         ("model.vocabulary", model.n_vocab().to_string()),
-        ("model.fingerprint", model.fingerprint().to_owned()),
+        ("model.fingerprint", model.computed_by()),
     ]
 }

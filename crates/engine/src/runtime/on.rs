@@ -68,8 +68,11 @@ fn check_weights<B: Backend>(device: &B, part: &Part, n_layers: usize, gguf: &Gg
     if needed <= usable {
         return Ok(());
     }
-    let last =
-        |n| if n < n_layers { Part::split(n_layers, n_layers - n)[1].n_bytes(gguf) } else { usize::MAX };
+    let split_off = |n| {
+        let [_, last] = Part::split(n_layers, n_layers - n);
+        last.with_weights(part.weights())
+    };
+    let last = |n| if n < n_layers { split_off(n).n_bytes(gguf) } else { usize::MAX };
     let fitting = largest(n_layers, |n| n == 0 || last(n) <= usable);
     Err(Error::WeightMemory { device: device.info().name, needed, usable, fitting, n_layers })
 }

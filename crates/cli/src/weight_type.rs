@@ -1,0 +1,44 @@
+//! The types of weights, by the names that people know.
+
+use kvant::DType;
+
+/// The weight type that a person means.
+///
+/// # Errors
+/// What is known, where it is none.
+pub fn weight_type(text: &str) -> Result<DType, String> {
+    let weights = || DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some());
+    match text.parse::<DType>() {
+        Ok(dtype) if dtype.ggml_id().is_some() => Ok(dtype),
+        _ => Err(format!(
+            "not a weight type{}; known: {}",
+            mix_of(text)
+                .map_or_else(String::new, |dtype| format!(" (of llama.cpp's mixes there is {dtype} alone)")),
+            weights().map(DType::name).collect::<Vec<_>>().join(" ")
+        )),
+    }
+}
+
+/// The type that most matrices have in a mix of llama.cpp's, such as `Q4_K_M`.
+fn mix_of(text: &str) -> Option<DType> {
+    let (name, _) = text.rsplit_once('_').filter(|(_, size)| ["S", "M", "L"].contains(size))?;
+    name.parse().ok().filter(|dtype: &DType| dtype.ggml_id().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mix_is_refused_with_the_type_that_there_is() {
+        assert_eq!(weight_type("Q4_K"), Ok(DType::Q4K));
+        let told = |text: &str| weight_type(text).unwrap_err();
+        assert!(
+            told("Q4_K_M")
+                .starts_with("not a weight type (of llama.cpp's mixes there is q4_K alone); known: ")
+        );
+        for other in ["COPY", "_M", "q4_K_XL", "turbo3_M"] {
+            assert!(told(other).starts_with("not a weight type; known: f32 "), "{}", told(other));
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Weights in another type than their file's.
+
+use kvant_backend::limits;
+use kvant_codec::{CodecError, DType};
+use kvant_gguf::TensorInfo;
+
+/// Values that are converted together; a multiple of every block length.
+const CHUNK: usize = 1 << 16;
+
+/// What a tensor becomes where weight matrices are wanted as `dtype`: that, or where its rows are no whole blocks of it the next
+/// best type whose blocks they are; norms, biases and other tensors stay as they are.
+pub fn retyped(info: &TensorInfo, dtype: DType) -> DType {
+    if !is_matrix(info) {
+        return info.dtype;
+    }
+    let mut to = dtype;
+    while !info.row_len().is_multiple_of(to.block_len()) {
+        to = next_best(to).expect("a row is whole blocks of one value");
+    }
+    to
+}
+
+/// Whether a tensor holds weights that may be of any type.
+pub fn is_matrix(info: &TensorInfo) -> bool {
+    info.shape.len() == 2 && info.rows() > 1
+}
+
+/// The type that stands in for one whose blocks do not fit the rows: llama.cpp's choice (where it takes iq4_nl, which is not
+/// known here, its choice from before that), of blocks of 32 values; and f16 where those do not fit either.
+pub fn next_best(dtype: DType) -> Option<DType> {
+    match dtype {
+        DType::Q2K | DType::Q3K => Some(DType::Q4_0),
+        DType::Q4K => Some(DType::Q5_0),
+        DType::Q5K => Some(DType::Q5_1),
+        DType::Q6K => Some(DType::Q8_0),
+        dtype if dtype.block_len() > 1 => Some(DType::F16),
+        _ => None,
+    }
+}
+
+/// Decodes rows of a tensor and encodes them as `to`, a chunk at a time on every core. `n` is how many values they have.
+///
+/// # Errors
+/// When `n` values are no whole blocks of either type, or `bytes` are not theirs.
+pub fn convert(from: DType, bytes: &[u8], n: usize, to: DType) -> Result<Vec<u8>, CodecError> {
+    let mut out = vec![0; to.row_bytes(n)?];
+    let chunks = n.div_ceil(CHUNK).div_ceil(limits::n_cores()).max(1);
+    let (in_share, out_share) = (from.row_bytes(chunks * CHUNK)?, to.row_bytes(chunks * CHUNK)?);
+    let work = |bytes: &[u8], out: &mut [u8]| {
+        let mut values = vec![0.0; CHUNK];
+        let pieces = bytes.chunks(from.row_bytes(CHUNK)?).zip(out.chunks_mut(to.row_bytes(CHUNK)?));
+        for (bytes, out) in pieces {
+            let values = &mut values[..out.len() / to.block_bytes() * to.block_len()];
+            kvant_codec::decode(from, bytes, values)?;
+            kvant_codec::encode(to, values, out)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let shares = bytes.chunks(in_share).zip(out.chunks_mut(out_share));
+        let shares: Vec<_> = shares.map(|(bytes, out)| scope.spawn(move || work(bytes, out))).collect();
+        shares.into_iter().try_for_each(|share| share.join().expect("codecs do not panic"))
+    })?;
+    Ok(out)
+}
