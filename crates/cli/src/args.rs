@@ -15,7 +15,7 @@ use kvant::{
 
 use crate::failure::Failure;
 use crate::place::PlaceArgs;
-use crate::plan::{KvPlanArgs, with_policies};
+use crate::plan::{self, KvPlanArgs, with_policies};
 use crate::weight_type::weight_type;
 use crate::{log, progress};
 
@@ -46,10 +46,11 @@ pub struct CacheArgs {
     /// Tokens of context; 0 is the model's own length, as when not given
     #[arg(short = 'c', long, value_name = "N", env = "KVANT_CTX_SIZE")]
     pub ctx_size: Option<usize>,
-    /// KV type of the keys (-ctk): f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2; f16 when not given
+    /// KV type of the keys (-ctk): f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2; f16 when only that of the values is given. With
+    /// neither, the cache is as the plan beside the model says (kvant plan), q8_0 where there is none
     #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_K", value_parser = kv_type)]
     cache_type_k: Option<DType>,
-    /// KV type of the values (-ctv); f16 when not given
+    /// KV type of the values (-ctv); f16 when only that of the keys is given
     #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_V", value_parser = kv_type)]
     cache_type_v: Option<DType>,
     /// Rules on top of the types: none, or a comma list of auto-asymmetric, boundary:FIRST,LAST, sink:N, recent:N,
@@ -201,16 +202,36 @@ impl CacheArgs {
         Ok(KvOptions { k, v, policies, ..Default::default() })
     }
 
-    /// These options with the plan for `model`, where one is given.
-    pub fn with_plan(&self, options: SessionOptions, model: &Model) -> Result<SessionOptions, Failure> {
-        let Some(plan) = self.plan.open(model)? else { return Ok(options) };
+    /// These options with the plan for `model` that is given, or that lies beside it where no type is named; and where none is,
+    /// what was chosen.
+    pub fn resolve(&self, mut options: SessionOptions, model: &Model) -> Result<Resolved, Failure> {
         let has_types = self.cache_type_k.is_some() || self.cache_type_v.is_some() || self.kv_types.is_some();
-        let kv = match has_types {
-            true => KvOptions { balance: plan.balance, ..options.kv },
-            false => with_policies(plan, &self.kv_policy),
+        let given = self.plan.open(model)?;
+        let mut auto = None;
+        options.kv = match (given, has_types) {
+            (Some(plan), true) => KvOptions { balance: plan.balance, ..options.kv },
+            (Some(plan), false) => with_policies(plan, &self.kv_policy),
+            (None, true) => options.kv,
+            (None, false) => match plan::beside(model) {
+                Some((name, plan)) => {
+                    auto = Some(format!("auto, {name}"));
+                    with_policies(plan, &self.kv_policy)
+                }
+                None => {
+                    auto = Some("auto, no plan".to_owned());
+                    KvOptions { k: DType::Q8_0, v: DType::Q8_0, ..options.kv }
+                }
+            },
         };
-        Ok(SessionOptions { kv, ..options })
+        Ok(Resolved { options, auto })
     }
+}
+
+/// A session's options, and why they are so where nobody named types.
+#[derive(Debug, Clone)]
+pub struct Resolved {
+    pub options: SessionOptions,
+    pub auto: Option<String>,
 }
 
 impl SamplingArgs {

@@ -6,9 +6,9 @@ mod lines;
 
 use clap::Args;
 use kvant::gguf::printable;
-use kvant::{Message, Model, Needs, Plan, Session, SessionOptions};
+use kvant::{Message, Needs, Plan, Session, SessionOptions};
 
-use crate::args::{CacheArgs, LengthArgs, ModelArgs, SamplingArgs};
+use crate::args::{CacheArgs, LengthArgs, ModelArgs, Resolved, SamplingArgs};
 use crate::failure::Failure;
 use crate::template::TemplateArgs;
 use crate::{console, output};
@@ -53,11 +53,11 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     let (sampler, max_tokens) = (args.sampling.params()?, args.length.max_tokens()?);
     let options = args.cache.session_options()?;
     let model = args.model.open_for(false, Needs::ChatTemplate, args.template.source()?)?;
-    let options = args.cache.with_plan(options, &model)?;
+    let Resolved { options, auto } = args.cache.resolve(options, &model)?;
     let session = model.session(options.clone())?;
     args.cache.note_length(&session);
     let interrupt = Interrupt::listen()?;
-    console::say(banner(&args.model.label(), &model, &session, &options)?);
+    console::say(banner(&args.model.label(), &session, &options, auto.as_deref())?);
     let mut chat = Chat {
         name: args.model.label(),
         messages: args.system_prompt.as_deref().map(Message::system).into_iter().collect(),
@@ -106,14 +106,21 @@ fn go_on(result: Result<(), Failure>) -> Result<(), Failure> {
 }
 
 /// Model, context and cache, and how to leave.
-fn banner(name: &str, model: &Model, session: &Session, options: &SessionOptions) -> Result<String, Failure> {
+fn banner(
+    name: &str,
+    session: &Session,
+    options: &SessionOptions,
+    auto: Option<&str>,
+) -> Result<String, Failure> {
+    let model = session.model();
     let (shape, kv, n_ctx) = (model.config().kv_shape(), &options.kv, session.n_ctx());
     let plan = Plan::new(&shape, kv.k, kv.v, &kv.policies).map_err(kvant::Error::from)?;
     let plan = Plan { tail: kv.tail, balance: kv.balance.clone(), ..plan };
     let (type_k, type_v) = plan.type_names();
     let name = printable(name, 128);
     let (device, full) = (model.device().name, output::bytes(plan.n_bytes(&shape, n_ctx)));
+    let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));
     Ok(format!(
-        "{name} on {device} | context {n_ctx} tokens | KV {type_k}/{type_v}, {full} when full\n/help lists commands, /exit or Ctrl-D leaves"
+        "{name} on {device} | context {n_ctx} tokens | KV {type_k}/{type_v}{auto}, {full} when full\n/help lists commands, /exit or Ctrl-D leaves"
     ))
 }

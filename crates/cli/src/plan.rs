@@ -121,6 +121,19 @@ impl KvPlanArgs {
     }
 }
 
+/// The plan that lies beside a model, with its file's name. One that cannot be used is told and left alone.
+pub fn beside(model: &Model) -> Option<(String, KvOptions)> {
+    let path = model.gguf().path()?.with_extension("kvplan");
+    let name = printable_path(Path::new(path.file_name()?));
+    match path.exists().then(|| KvPlan::open(&path, model.gguf())?.kv_options())? {
+        Ok(options) => Some((name, options)),
+        Err(error) => {
+            log::note(format_args!("{error}; the plan is not used"));
+            None
+        }
+    }
+}
+
 /// A plan's options with the rules of `--kv-policy`, where any were given: what they do by default, the plan has done better.
 pub fn with_policies(mut plan: KvOptions, policies: &Policies) -> KvOptions {
     if *policies != Policies::default() {

@@ -12,7 +12,9 @@ use kvant::{
 };
 use serde_json::json;
 
-use crate::args::{CacheArgs, LengthArgs, ModelArgs, SamplingArgs, check_target, from_env, read_text};
+use crate::args::{
+    CacheArgs, LengthArgs, ModelArgs, Resolved, SamplingArgs, check_target, from_env, read_text,
+};
 use crate::failure::Failure;
 use crate::template::TemplateArgs;
 use crate::{console, log, output, progress};
@@ -75,7 +77,8 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let quiet = args.quiet || args.json;
     let needs = if args.raw { Needs::Tokenizer } else { Needs::NoBadTemplate };
     let model = args.model.open_for(quiet, needs, args.template.source()?)?;
-    let mut session = model.session(args.cache.with_plan(session_options, &model)?)?;
+    let Resolved { options: session_options, auto } = args.cache.resolve(session_options, &model)?;
+    let mut session = model.session(session_options)?;
     args.cache.note_length(&session);
     let prompt = args.tokens(&session, &text)?;
     if let Some(path) = args.prompt_cache.as_deref().filter(|path| path.exists()) {
@@ -98,7 +101,8 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
         console::print_json(&object)?;
     } else if !args.quiet {
         let (name, seed) = (&args.model.label(), args.sampling.used_seed());
-        console::say(Summary { name, model: &model, kv: &session.kv(), stats: &stats, seed });
+        let (auto, kv) = (auto.as_deref(), &session.kv());
+        console::say(Summary { name, model: &model, kv, auto, stats: &stats, seed });
     }
     if let Some(path) = &args.prompt_cache {
         session.save(path)?;
@@ -200,6 +204,8 @@ pub struct Summary<'a> {
     pub name: &'a str,
     pub model: &'a Model,
     pub kv: &'a KvUse,
+    /// Why the cache has these types, where nobody named them.
+    pub auto: Option<&'a str>,
     pub stats: &'a Stats,
     pub seed: Option<u64>,
 }
@@ -215,7 +221,9 @@ impl fmt::Display for Summary<'_> {
         write!(f, " | prompt {} tok{}", stats.n_prompt, speed(prompt_tps(stats)))?;
         write!(f, " | decode {} tok{}", stats.n_gen, speed(decode_tps(stats)))?;
         let (held, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));
-        write!(f, " | KV {}/{}: {} tok in {held}, f16 {f16} ({ratio:.2}x)", kv.type_k, kv.type_v, kv.tokens)?;
+        let auto = self.auto.map_or_else(String::new, |why| format!(" ({why})"));
+        write!(f, " | KV {}/{}{auto}: {} tok in {held}, ", kv.type_k, kv.type_v, kv.tokens)?;
+        write!(f, "f16 {f16} ({ratio:.2}x)")?;
         if let Some(seed) = self.seed {
             write!(f, " | seed {seed}")?;
         }

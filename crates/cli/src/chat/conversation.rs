@@ -221,7 +221,14 @@ impl Chat {
         let sampler = &self.generate.sampler;
         let seed = (sampler.temperature > 0.0).then_some(sampler.seed);
         let (kv, stats) = (self.session.kv(), self.last.unwrap_or_default());
-        console::say(Summary { name: &self.name, model: &self.model, kv: &kv, stats: &stats, seed });
+        console::say(Summary {
+            name: &self.name,
+            model: &self.model,
+            kv: &kv,
+            auto: None,
+            stats: &stats,
+            seed,
+        });
     }
 
     fn say_kv(&self) {

@@ -93,7 +93,8 @@ fn a_system_message_is_shown_changed_and_kept_over_a_clear() {
 fn a_loaded_cache_of_another_type_is_named_and_clear_returns_to_what_was_asked() {
     let file = scratch("load").join("f16");
     let file = file.to_str().unwrap();
-    let (_, err) = chat(&["--temp", "0"], &format!("{FRANCE}\n/save {file}\n"));
+    let f16 = ["-ctk", "f16", "--temp", "0"];
+    let (_, err) = chat(&f16, &format!("{FRANCE}\n/save {file}\n"));
     assert!(err.contains(" tokens in "), "{err}");
     let turbo = ["-ctk", "turbo3", "-ctv", "turbo3", "--temp", "0"];
     let (_, err) = chat(&turbo, &format!("/load {file}\n/kv\n/clear\n/kv\n"));
@@ -103,7 +104,7 @@ fn a_loaded_cache_of_another_type_is_named_and_clear_returns_to_what_was_asked()
         kv[0].contains("f16/f16") && kv[1].starts_with("0 of") && kv[1].contains("turbo3/turbo3"),
         "{err}"
     );
-    let (_, err) = chat(&["--temp", "0"], &format!("/load {file}\n"));
+    let (_, err) = chat(&f16, &format!("/load {file}\n"));
     assert!(!err.contains("as asked"), "{err}");
 }
 

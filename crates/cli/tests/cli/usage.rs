@@ -567,13 +567,25 @@ fn a_plan_is_made_and_shown_and_followed_and_refused_where_it_was_changed_or_is_
     assert!(stdout(&answer).contains("Paris") && stderr(&answer).contains("mixed"), "{}", stderr(&answer));
     // Types that are named count, with what the plan multiplies by.
     assert!(stderr(&ask(&model, &["-ctk", "turbo4"])).contains("KV turbo4/f16"));
+    // Beside the model it is found where no type is named.
+    let hello = |model: &str, more: &[&str]| {
+        let answer = kvant(&[&["run", "-m", model, "-p", "hi", "-n", "1"], more].concat());
+        assert!(answer.status.success(), "{}", stderr(&answer));
+        stderr(&answer)
+    };
+    assert!(hello(&model, &[]).contains("KV mixed/mixed (auto, pocket.kvplan)"), "{}", hello(&model, &[]));
+    assert!(hello(&model, &["-ctv", "turbo4"]).contains("KV f16/turbo4:"));
     let other = text(dir.join("other.gguf"));
     assert!(kvant(&["quantize", &model, &other, "q4_0"]).status.success());
+    assert!(hello(&other, &[]).contains("KV q8_0/q8_0 (auto, no plan)"));
     assert_refused(&ask(&other, &[]), 1, &["pocket.kvplan", "the plan of another model"]);
     let changed = fs::read_to_string(&path).unwrap().replacen("turbo3", "turbo2", 1);
     fs::write(&path, changed).unwrap();
     assert_refused(&ask(&model, &[]), 1, &["pocket.kvplan", "corrupt cache plan: checksum"]);
     assert!(inspect().contains("Plan: not usable"), "{}", inspect());
+    let told = hello(&model, &[]);
+    assert!(told.contains("checksum") && told.contains("the plan is not used"), "{told}");
+    assert!(told.contains("KV q8_0/q8_0 (auto, no plan)"), "{told}");
     assert_refused(&kvant(&["plan", &model, "--budget", "1", "-c", "128"]), 1, &["--budget: expected 2."]);
     assert_refused(&kvant(&["plan", "bundled"]), 2, &["-o FILE"]);
 }
