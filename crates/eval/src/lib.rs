@@ -6,17 +6,22 @@
 //! | [`kld`] | how far is its output from what it says with an f16 cache |
 //! | [`kld_by_layer`] | which layer's keys or values are to blame |
 //! | [`plan`] | which types suit this model, and what are its keys and values best multiplied by |
+//! | [`agree`] | for how long are its answers the same as with an f16 cache |
 //! | [`niah`] | does it still find a sentence hidden in a long text |
 //! | [`distortion`] | what do the formats lose, beside what theory allows |
 //!
-//! # The f16 tail
+//! # The window in 16 bit
 //!
-//! The youngest tokens of a cache wait in f16 until they fill a tile. Keys and values of a step are written before its
-//! queries read them, so how many young tokens a query finds in f16 depends on how many tokens are fed at once: fed one by
-//! one, as in decoding, every query finds at least the last 16; fed 512 at a time, as a prompt is read, hardly any does. Measured
-//! values lie between the two. To compare types alone, switch the tail off (`KvOptions::tail`).
+//! A query sees the youngest 17 to 32 tokens as they are, whatever they are stored as; which ones depends on its position alone, not on
+//! how many tokens are fed at once. To measure types alone, switch it off (`KvOptions::tail`).
+//!
+//! # What is not the cache's
+//!
+//! Products with quantised weights round activations to eight bits, and any difference in a cache flips some of these roundings: a
+//! cache in f32 shows how much that is. Weights in f16 (`OpenOptions::weights`) are multiplied without.
 #![forbid(unsafe_code)]
 
+mod agree;
 mod base_file;
 mod base_trailer;
 mod chunks;
@@ -36,6 +41,7 @@ mod score;
 mod stats;
 mod walk;
 
+pub use agree::{AgreeOptions, Agreement, Answer, agree, question_prompts, text_prompts};
 pub use base_file::{BaseReader, BaseWriter};
 pub use chunks::Chunks;
 pub use config::KvConfig;
@@ -46,6 +52,6 @@ pub use niah::{NiahCell, NiahOptions, niah};
 pub use plan::{Goal, PlanOptions, plan};
 pub use ppl::{Ppl, PplOptions, ppl, ppl_saving_base};
 pub use progress::{OnProgress, Progress};
-pub use sample::{MIXTURE, SAMPLE};
+pub use sample::{MIXTURE, QUESTIONS, SAMPLE};
 pub use score::TokenScore;
 pub use stats::{Estimate, KldStats, Percentiles};

@@ -7,3 +7,6 @@ pub const SAMPLE: &str = include_str!("../assets/frankenstein.txt");
 /// A mixture of prose, code, dialogue, tables and a dozen languages, written for this project: what a plan is made from when no
 /// text is given.
 pub const MIXTURE: &str = include_str!("../assets/mixture.txt");
+
+/// Questions, one a line, written for this project.
+pub const QUESTIONS: &str = include_str!("../assets/questions.txt");

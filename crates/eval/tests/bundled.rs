@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use kvant::{KvOptions, Model, OpenOptions, Policies};
 use kvant_eval::distortion::captured;
 use kvant_eval::{
-    Base, Chunks, EvalError, Goal, Kld, KldOptions, NeedleForm, NiahOptions, PlanOptions, PplOptions, kld,
-    kld_by_layer, niah, plan, ppl, ppl_saving_base,
+    AgreeOptions, Base, Chunks, EvalError, Goal, Kld, KldOptions, NeedleForm, NiahOptions, PlanOptions,
+    PplOptions, agree, kld, kld_by_layer, niah, plan, ppl, ppl_saving_base, question_prompts, text_prompts,
 };
 
 const TEXT: &str = include_str!("../../../LICENSE-APACHE");
@@ -237,4 +237,29 @@ fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
     assert!(error.starts_with("budget: expected 2.") && error.ends_with("got 1"), "{error}");
     let short = plan(&model, "Too short.", PlanOptions { goal: Goal::Bits(4.0), n_ctx: 256 }, &mut |_| ());
     assert!(matches!(short, Err(EvalError::ShortText { .. })));
+}
+
+#[test]
+fn answers_agree_with_themselves_and_less_the_coarser_the_cache() {
+    let model = model();
+    let prompts = text_prompts(&Chunks::new(&model, TEXT, 128, Some(4)).unwrap());
+    let configs = ["f16", "q8_0", "turbo2"].map(|types| kv(types, types, true)).to_vec();
+    let options = AgreeOptions { configs, most_tokens: 48 };
+    let [f16, q8_0, turbo2] = &agree(&model, &prompts, &options, &mut |_| ()).unwrap()[..] else {
+        panic!("three configurations")
+    };
+    assert_eq!((f16.unchanged(), f16.same()), (1.0, 1.0));
+    assert_eq!(f16.alike(), f16.answers.iter().map(|answer| answer.tokens as f64).sum::<f64>() / 4.0);
+    assert!(turbo2.alike() < q8_0.alike() && turbo2.same() < q8_0.same(), "{q8_0:?} {turbo2:?}");
+    assert!(turbo2.answers.iter().all(|answer| answer.alike <= answer.same && answer.same <= answer.tokens));
+    let questions = question_prompts(&model, "What is the capital of France?\n\n").unwrap();
+    let options = AgreeOptions { most_tokens: 64, ..options };
+    let asked = agree(&model, &questions, &options, &mut |_| ()).unwrap();
+    // It ends by itself.
+    assert!((2..64).contains(&asked[0].answers[0].tokens), "{asked:?}");
+    for (prompts, most_tokens, what) in [(&[][..], 1, "prompts"), (&prompts[..], 0, "tokens of an answer")] {
+        let options = AgreeOptions { configs: Vec::new(), most_tokens };
+        let error = agree(&model, prompts, &options, &mut |_| ()).unwrap_err().to_string();
+        assert_eq!(error, format!("{what}: expected 1 or more, got 0"));
+    }
 }

@@ -1,5 +1,6 @@
 //! `kvant eval`: does a compressed cache hurt this model?
 
+mod agree;
 mod distortion;
 mod kld;
 mod niah;
@@ -35,6 +36,8 @@ enum EvalCommand {
     Ppl(ppl::PplArgs),
     /// KL divergence of cache types from the f16 cache
     Kld(kld::KldArgs),
+    /// Greedy answers beside those of the f16 cache: for how long they stay the same
+    Agree(agree::AgreeArgs),
     /// Needle in a haystack: does the model still find a sentence in a long text
     Niah(niah::NiahArgs),
     /// What the cache's formats lose, beside what theory allows
@@ -46,6 +49,7 @@ pub fn eval(args: EvalArgs) -> Result<(), Failure> {
     match args.command {
         EvalCommand::Ppl(args) => ppl::ppl(args),
         EvalCommand::Kld(args) => kld::kld(args),
+        EvalCommand::Agree(args) => agree::run(args),
         EvalCommand::Niah(args) => niah::niah(args),
         EvalCommand::Distortion(args) => distortion::distortion(args),
     }
