@@ -116,6 +116,12 @@ impl ModelArgs {
         self.open_for(quiet, Needs::Nothing, None)
     }
 
+    /// Loads another model to the same device, with its weights as its file has them.
+    pub fn open_other(&self, model: &str, quiet: bool) -> Result<Model, Failure> {
+        let other = Self { place: self.place.named(model), weights: None, ..self.clone() };
+        other.open(quiet)
+    }
+
     /// As [`open`](Self::open), for a command that needs text: what is missing is told before the weights are loaded.
     pub fn open_for(
         &self,

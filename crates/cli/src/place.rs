@@ -74,6 +74,20 @@ impl PlaceArgs {
         }
     }
 
+    /// Another model, by what `-m` takes.
+    pub fn named(&self, model: &str) -> Self {
+        Self {
+            word: None,
+            model: Some(model.to_owned()),
+            #[cfg(feature = "hub")]
+            hf_repo: None,
+            #[cfg(feature = "hub")]
+            hf_file: None,
+            #[cfg(feature = "hub")]
+            offline: self.offline,
+        }
+    }
+
     /// Whether a model is named, here and not in the environment.
     pub fn is_given(&self) -> bool {
         self.word.is_some() || self.is_by_flag()

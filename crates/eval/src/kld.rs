@@ -22,6 +22,8 @@ use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, walk};
 pub enum Base {
     /// The same model with an f16 cache, run beside them.
     F16,
+    /// Another model of the same vocabulary with an f16 cache, run beside them; see [`Base::model`].
+    Model(Model),
     /// A base-logits file; the chunks must be those of [`Base::chunks`].
     File(Box<BaseReader>),
 }
@@ -42,13 +44,30 @@ impl Base {
         Ok(Self::File(Box::new(reader)))
     }
 
-    /// The chunks that a file was made of, `max` at most; `None` for the f16 base.
+    /// Another model, as what `model` is compared with: other weights of the same, or one it was made from.
+    ///
+    /// # Errors
+    /// [`EvalError::Setting`] when a token of its vocabulary is another.
+    pub fn model(other: Model, model: &Model) -> Result<Self, EvalError> {
+        let (ours, theirs) = (model.tokenizer()?, other.tokenizer()?);
+        let setting = |expected, got| Err(EvalError::Setting { name: "against", expected, got });
+        if ours.n_vocab() != theirs.n_vocab() || model.n_vocab() != other.n_vocab() {
+            let expected = format!("a model with {} tokens in its vocabulary", model.n_vocab());
+            return setting(expected, other.n_vocab().to_string());
+        }
+        match (0..ours.n_vocab() as u32).find(|&id| ours.token_bytes(id) != theirs.token_bytes(id)) {
+            None => Ok(Self::Model(other)),
+            Some(id) => setting("a model of the same vocabulary".to_owned(), format!("another token {id}")),
+        }
+    }
+
+    /// The chunks that a file was made of, `max` at most; `None` for a model.
     ///
     /// # Errors
     /// When the model cannot take chunks of that length.
     pub fn chunks(&self, model: &Model, max: Option<usize>) -> Result<Option<Chunks>, EvalError> {
         match self {
-            Self::F16 => Ok(None),
+            Self::F16 | Self::Model(_) => Ok(None),
             Self::File(file) => {
                 Chunks::from_tokens(model, file.tokens().to_vec(), file.n_ctx(), max).map(Some)
             }
@@ -117,7 +136,11 @@ pub fn kld(
     let what = || {
         json!({
             "measure": "kld", "version": 1, "model": model.computed_by(), "text": chunks.fingerprint(),
-            "base": match &base { Base::F16 => "f16", Base::File(file) => file.identity() },
+            "base": match &base {
+                Base::F16 => "f16".to_owned(),
+                Base::Model(other) => other.computed_by(),
+                Base::File(file) => file.identity().to_owned(),
+            },
             "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(), "step": options.step,
         })
     };
@@ -126,7 +149,8 @@ pub fn kld(
     let resumed = done.len();
 
     progress(&step_done(&done, &configs, chunks.len(), resumed));
-    let mut walker = Walker::new(model, chunks, options)?;
+    let beside = if let Base::Model(other) = &base { other } else { model };
+    let mut walker = Walker::new([beside, model], chunks, options)?;
     for chunk in 0..chunks.len() {
         if let Base::File(file) = &mut base {
             file.next_chunk(chunk >= resumed)?;
@@ -167,14 +191,19 @@ struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
-    fn new(model: &Model, chunks: &'a Chunks, options: &KldOptions) -> Result<Self, EvalError> {
+    /// The f16 session is of the first model.
+    fn new(
+        [beside, model]: [&Model; 2],
+        chunks: &'a Chunks,
+        options: &KldOptions,
+    ) -> Result<Self, EvalError> {
         let n_ctx = chunks.n_ctx();
         let f16 = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F16) };
         let sessions = options.configs.iter().map(|kv| walk::session(model, kv, n_ctx));
         Ok(Self {
             chunks,
             steps: walk::steps(n_ctx, model.n_vocab(), options.step)?,
-            f16: walk::session(model, &f16, n_ctx)?,
+            f16: walk::session(beside, &f16, n_ctx)?,
             sessions: sessions.collect::<Result<_, _>>()?,
             logits: Vec::new(),
             log_sums: Vec::new(),
@@ -189,7 +218,7 @@ impl<'a> Walker<'a> {
         let mut scores = vec![Vec::with_capacity(scored.len()); self.sessions.len()];
         for step in self.steps.clone() {
             let first = step.start.max(scored.start);
-            if let Base::F16 = base {
+            if !matches!(base, Base::File(_)) {
                 self.base_step(chunk, &input, &step)?;
             }
             for (session, scores) in self.sessions.iter_mut().zip(&mut scores) {
@@ -198,7 +227,7 @@ impl<'a> Walker<'a> {
                 walk::feed(session, chunk, &input, &step, &scored, &mut |position, row| {
                     let token = input[position + 1] as usize;
                     let score = match base {
-                        Base::F16 => {
+                        Base::F16 | Base::Model(_) => {
                             let (i, n) = (position - first, row.logits().len());
                             let base = Row::with_log_sum(&logits[i * n..][..n], log_sums[i]);
                             Ok(TokenScore::new(&base, &row, token))

@@ -263,3 +263,24 @@ fn answers_agree_with_themselves_and_less_the_coarser_the_cache() {
         assert_eq!(error, format!("{what}: expected 1 or more, got 0"));
     }
 }
+
+#[test]
+fn a_model_is_compared_with_another_of_its_vocabulary() {
+    let model = model();
+    let other = |weights| Model::bundled(OpenOptions { weights, ..Default::default() }).unwrap();
+    let chunks = Chunks::new(&model, TEXT, 128, Some(2)).unwrap();
+    let options = KldOptions { configs: vec![kv("f16", "f16", true)], step: None };
+    let from = |base: Base| {
+        kld(&model, &chunks, base, &options, None, &mut |_| ()).unwrap()[0].stats().mean_kld.value
+    };
+    assert_eq!(from(Base::model(other(None), &model).unwrap()), 0.0);
+    let coarse = |weights: &str| other(Some(weights.parse().unwrap()));
+    // What a file of its logits says, to the file's resolution.
+    let path = file("against.base");
+    ppl_saving_base(&coarse("q4_0"), &chunks, &PplOptions::default(), &path, &mut |_| ()).unwrap();
+    let of_file = from(Base::open(&path, &model).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    let got = from(Base::model(coarse("q4_0"), &model).unwrap());
+    assert!(got > 0.0 && (got - of_file).abs() < 1e-6, "{got} {of_file}");
+    assert!(from(Base::model(coarse("q2_K"), &model).unwrap()) > got);
+}

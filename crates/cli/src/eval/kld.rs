@@ -35,6 +35,9 @@ pub struct KldArgs {
     /// text too
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
+    /// Compare with this model and its f16 cache instead, of the same vocabulary: other weights of the same model
+    #[arg(long, value_name = "MODEL", conflicts_with = "base")]
+    against: Option<String>,
     /// Tokens of a chunk; 512, or what the base file has
     #[arg(short, long, value_name = "N")]
     ctx_size: Option<usize>,
@@ -74,9 +77,10 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
     };
     let model = args.model.open(args.results.quiet)?;
     let configs = args.configs.with_plan(configs, &model)?;
-    let base = match &args.base {
-        Some(path) => Base::open(path, &model)?,
-        None => Base::F16,
+    let base = match (&args.base, &args.against) {
+        (Some(path), _) => Base::open(path, &model)?,
+        (None, Some(other)) => Base::model(args.model.open_other(other, args.results.quiet)?, &model)?,
+        (None, None) => Base::F16,
     };
     if let Base::File(file) = &base
         && file.fingerprint().is_some_and(|of| of != model.computed_by())
