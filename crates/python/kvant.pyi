@@ -32,8 +32,9 @@ class Model:
         kv_policy: Optional[str] = None,
         n_ctx: Optional[int] = None,
     ) -> "Session":
-        """An empty session. `kv` is what the cache stores: f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2, or a pair for keys and
-        values; `kv_policy` rules on top, as "sink:16" or "none"; `n_ctx` None is the length the model was trained for."""
+        """An empty session. `kv` is what the cache stores: f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2 turbo3t turbo2t, or a
+        pair for keys and values; `kv_policy` rules on top, as "sink:16" or "none"; `n_ctx` None is the length the model was
+        trained for."""
     def tokens(self, prompt: Prompt) -> "list[int]":
         """Token numbers of a prompt."""
     def text(self, tokens: Sequence[int]) -> str:

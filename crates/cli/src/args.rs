@@ -46,8 +46,8 @@ pub struct CacheArgs {
     /// Tokens of context; 0 is the model's own length, as when not given
     #[arg(short = 'c', long, value_name = "N", env = "KVANT_CTX_SIZE")]
     pub ctx_size: Option<usize>,
-    /// KV type of the keys (-ctk): f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2; f16 when only that of the values is given. With
-    /// neither, the cache is as the plan beside the model says (kvant plan), q8_0 where there is none
+    /// KV type of the keys (-ctk): f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2 turbo3t turbo2t; f16 when only that of the values
+    /// is given. With neither, the cache is as the plan beside the model says (kvant plan), q8_0 where there is none
     #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_K", value_parser = kv_type)]
     cache_type_k: Option<DType>,
     /// KV type of the values (-ctv); f16 when only that of the keys is given

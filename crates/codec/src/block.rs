@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::finite::{clamp, to_f16};
-use crate::{Codebook, CodecError, DType, block32, kquant, tq, turbo};
+use crate::{Codebook, CodecError, DType, Trellis, block32, kquant, tq, turbo};
 
 /// Encodes `values` into `bytes` in the byte layout of `dtype`.
 ///
@@ -34,6 +34,12 @@ pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), Code
         }
         DType::Turbo4 => {
             pack(values, bytes, |x, b: &mut [u8; 66]| turbo::pack_block(&Codebook::GAUSS4, x, b));
+        }
+        DType::Turbo2T => {
+            pack(values, bytes, |x, b: &mut [u8; 34]| turbo::pack_block(&Trellis::TURBO2T, x, b));
+        }
+        DType::Turbo3T => {
+            pack(values, bytes, |x, b: &mut [u8; 50]| turbo::pack_block(&Trellis::TURBO3T, x, b));
         }
         DType::Q2K => pack(values, bytes, kquant::pack_q2),
         DType::Q3K => pack(values, bytes, kquant::pack_q3),
@@ -72,6 +78,12 @@ pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), Code
         }
         DType::Turbo4 => {
             unpack(bytes, values, |b: &[u8; 66]| turbo::unpack_block(&Codebook::GAUSS4, b));
+        }
+        DType::Turbo2T => {
+            unpack(bytes, values, |b: &[u8; 34]| turbo::unpack_block(&Trellis::TURBO2T, b));
+        }
+        DType::Turbo3T => {
+            unpack(bytes, values, |b: &[u8; 50]| turbo::unpack_block(&Trellis::TURBO3T, b));
         }
         DType::Q2K => unpack(bytes, values, kquant::unpack_q2),
         DType::Q3K => unpack(bytes, values, kquant::unpack_q3),
@@ -284,7 +296,7 @@ mod tests {
         for dtype in DType::ALL {
             for value in [3.0, -3.0] {
                 // A rotated constant is one spike per block, which the rotated formats cannot code well.
-                if dtype.code().is_some_and(|code| code.book().is_some())
+                if dtype.code().is_some_and(|code| code.most_dims() == turbo::LEN)
                     || matches!(dtype, DType::TQ3_1S | DType::TQ4_1S)
                 {
                     continue;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Codebook, CodecError, block32};
+use crate::{Codebook, CodecError, Trellis, block32};
 
 /// A storage format for a row of numbers.
 ///
@@ -46,11 +46,15 @@ pub enum DType {
     Turbo3,
     /// 128 rotated values: one f16 scale, 4-bit Lloyd-Max indices. KV only.
     Turbo4,
+    /// 128 rotated values: one f16 scale, 2-bit indices whose levels depend on the two before. KV only.
+    Turbo2T,
+    /// 128 rotated values: one f16 scale, 3-bit indices whose levels depend on the one before. KV only.
+    Turbo3T,
 }
 
 impl DType {
     /// Every format.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -69,11 +73,23 @@ impl DType {
         Self::Turbo2,
         Self::Turbo3,
         Self::Turbo4,
+        Self::Turbo2T,
+        Self::Turbo3T,
     ];
 
     /// The formats a KV cache can hold.
-    pub const KV: [Self; 8] =
-        [Self::F32, Self::F16, Self::BF16, Self::Q8_0, Self::Q4_0, Self::Turbo2, Self::Turbo3, Self::Turbo4];
+    pub const KV: [Self; 10] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Turbo2,
+        Self::Turbo3,
+        Self::Turbo4,
+        Self::Turbo2T,
+        Self::Turbo3T,
+    ];
 
     /// All that is known of it.
     pub const fn format(self) -> &'static Format {
@@ -195,20 +211,25 @@ pub enum Levels {
     },
     /// The centroids of a codebook, of rotated values. Blocks of 128, 64 and 32 dims, as many as the head is made of.
     Book(Codebook),
+    /// The levels of a codebook with a memory, of values rotated and cut as those of [`Levels::Book`].
+    Trellis(Trellis),
 }
 
 impl Code {
-    /// The codebook, where there is one.
+    /// The scalar codebook, where there is one.
     pub const fn book(&self) -> Option<&Codebook> {
         match &self.levels {
-            Levels::Steps { .. } => None,
             Levels::Book(book) => Some(book),
+            Levels::Steps { .. } | Levels::Trellis(_) => None,
         }
     }
 
     /// The most dims that share a scale: 32, or 128.
     pub const fn most_dims(&self) -> usize {
-        if self.book().is_some() { 128 } else { 32 }
+        match &self.levels {
+            Levels::Steps { .. } => 32,
+            Levels::Book(_) | Levels::Trellis(_) => 128,
+        }
     }
 }
 
@@ -231,8 +252,12 @@ const fn book(book: Codebook) -> Kv {
     Kv::Coded(Code { bits: book.bits() as usize, levels: Levels::Book(book) })
 }
 
+const fn trellis(trellis: Trellis) -> Kv {
+    Kv::Coded(Code { bits: trellis.bits() as usize, levels: Levels::Trellis(trellis) })
+}
+
 /// The formats, in the order of [`DType`].
-static FORMATS: [Format; 18] = [
+static FORMATS: [Format; 20] = [
     format(DType::F32, "f32", Some(0), [1, 4], Kv::Float),
     format(DType::F16, "f16", Some(1), [1, 2], Kv::Float),
     format(DType::BF16, "bf16", Some(30), [1, 2], Kv::Float),
@@ -251,6 +276,8 @@ static FORMATS: [Format; 18] = [
     format(DType::Turbo2, "turbo2", None, [128, 34], book(Codebook::GAUSS2)),
     format(DType::Turbo3, "turbo3", None, [128, 50], book(Codebook::GAUSS3)),
     format(DType::Turbo4, "turbo4", None, [128, 66], book(Codebook::GAUSS4)),
+    format(DType::Turbo2T, "turbo2t", None, [128, 34], trellis(Trellis::TURBO2T)),
+    format(DType::Turbo3T, "turbo3t", None, [128, 50], trellis(Trellis::TURBO3T)),
 ];
 
 /// Names of `types`, for messages.
@@ -301,6 +328,8 @@ mod tests {
             (DType::Turbo2, 128, 34, 2.125),
             (DType::Turbo3, 128, 50, 3.125),
             (DType::Turbo4, 128, 66, 4.125),
+            (DType::Turbo2T, 128, 34, 2.125),
+            (DType::Turbo3T, 128, 50, 3.125),
         ];
         assert_eq!(want.map(|w| w.0), DType::ALL);
         for (t, len, bytes, bpv) in want {
@@ -315,7 +344,7 @@ mod tests {
             assert_eq!(t.name().parse(), Ok(t));
             assert_eq!(t.name().to_uppercase().parse(), Ok(t));
             assert_eq!(t.format().dtype, t);
-            assert_eq!(t.ggml_id().is_none(), t.code().is_some_and(|code| code.book().is_some()), "{t}");
+            assert_eq!(t.ggml_id().is_none(), t.code().is_some_and(|code| code.most_dims() == 128), "{t}");
             if let Some(id) = t.ggml_id() {
                 assert_eq!(DType::from_ggml_id(id), Some(t));
             }

@@ -51,7 +51,7 @@ const fn scales(dtype: DType) -> &'static [usize] {
         DType::Q2K => &[80, 82],
         DType::Q3K => &[108],
         DType::Q6K => &[208],
-        DType::Turbo2 | DType::Turbo3 | DType::Turbo4 => &[0],
+        DType::Turbo2 | DType::Turbo3 | DType::Turbo4 | DType::Turbo2T | DType::Turbo3T => &[0],
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`block32`], [`kquant`], [`tq`], [`turbo`] | one data sheet per family of formats |
 //! | [`rotation`] | the signed Hadamard rotation in front of the turbo and TQ formats |
 //! | [`codebook`], [`lloyd_max`] | the Lloyd-Max tables of N(0, 1), and the solver they are checked against |
+//! | [`trellis`] | codebooks with a memory, and how they are trained |
 //! | [`tile`] | how the KV cache stores 16 tokens of one head; the layout kernels are held to |
 //! | [`candidate`] | the likeliest tokens of a row of logits, and their order |
 //! | [`distortion`] | what a format loses on synthetic vectors, beside what theory predicts |
@@ -44,6 +45,7 @@ pub mod random;
 pub mod rotation;
 pub mod tile;
 pub mod tq;
+pub mod trellis;
 pub mod turbo;
 
 pub use block::{decode, encode};
@@ -53,3 +55,4 @@ pub use dtype::{Code, DType, Format, Kv, Levels};
 pub use error::CodecError;
 pub use rotation::Rotation;
 pub use tile::{Side, TILE, TileLayout};
+pub use trellis::Trellis;

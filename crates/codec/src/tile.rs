@@ -34,17 +34,17 @@
 //! |---|---|---|
 //! | 8 bits (q8_0) | 64 | byte j, signed code + 128 |
 //! | 4 bits (q4_0, turbo4) | 32 | byte j mod 32; low nibble for j < 32, high nibble for j >= 32 |
-//! | 2 bits (turbo2) | 16 | byte j mod 16, bits 2·(j / 16) |
-//! | 3 bits (turbo3) | 16 + 8 | low two bits as the 2-bit plane; high bit: bit j of a little-endian u64 |
+//! | 2 bits (turbo2, turbo2t) | 16 | byte j mod 16, bits 2·(j / 16) |
+//! | 3 bits (turbo3, turbo3t) | 16 + 8 | low two bits as the 2-bit plane; high bit: bit j of a little-endian u64 |
 //!
-//! turbo3 stores the low planes of all groups of the block first, then the high planes.
+//! turbo3 and turbo3t store the low planes of all groups of the block first, then the high planes.
 //!
 //! | format | bytes per block of 16 tokens and 128, 64, 32 dims |
 //! |---|---|
 //! | q8_0 | 544 (32 dims) |
 //! | q4_0 | 288 (32 dims) |
-//! | turbo2 | 544, 288, 160 |
-//! | turbo3 | 800, 416, 224 |
+//! | turbo2, turbo2t | 544, 288, 160 |
+//! | turbo3, turbo3t | 800, 416, 224 |
 //! | turbo4 | 1,056, 544, 288 |
 //!
 //! # Rotation
@@ -61,7 +61,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::finite::{F16_MAX, clamp, to_f16};
-use crate::{Code, Codebook, CodecError, DType, Levels, Rotation, block32, dtype, turbo};
+use crate::turbo::Book;
+use crate::{Code, CodecError, DType, Levels, Rotation, block32, dtype, turbo};
 
 /// Tokens per tile.
 pub const TILE: usize = 16;
@@ -310,9 +311,8 @@ impl TileLayout {
 
     /// Codes one row of a block.
     fn put_block(&self, block: &mut [u8], slot: usize, x: &[f32]) {
-        let Code { bits, levels } = self.code();
-        match (levels, x.len()) {
-            (Levels::Steps { .. }, _) => {
+        match self.code() {
+            Code { bits, levels: Levels::Steps { .. } } => {
                 let x = x.try_into().expect("blocks of 32 dims");
                 let coded = if *bits == 8 {
                     block32::encode_q8_0(x)
@@ -321,13 +321,20 @@ impl TileLayout {
                 };
                 self.put_codes(block, slot, coded.scale, &coded.codes);
             }
-            (Levels::Book(book), 128) => self.put_turbo::<128>(book, block, slot, x),
-            (Levels::Book(book), 64) => self.put_turbo::<64>(book, block, slot, x),
-            (Levels::Book(book), _) => self.put_turbo::<32>(book, block, slot, x),
+            Code { levels: Levels::Book(book), .. } => self.put_slice(book, block, slot, x),
+            Code { levels: Levels::Trellis(trellis), .. } => self.put_slice(trellis, block, slot, x),
         }
     }
 
-    fn put_turbo<const N: usize>(&self, book: &Codebook, block: &mut [u8], slot: usize, x: &[f32]) {
+    fn put_slice(&self, book: &impl Book, block: &mut [u8], slot: usize, x: &[f32]) {
+        match x.len() {
+            128 => self.put_turbo::<128>(book, block, slot, x),
+            64 => self.put_turbo::<64>(book, block, slot, x),
+            _ => self.put_turbo::<32>(book, block, slot, x),
+        }
+    }
+
+    fn put_turbo<const N: usize>(&self, book: &impl Book, block: &mut [u8], slot: usize, x: &[f32]) {
         let coded = turbo::encode_rotated::<N>(book, x.try_into().expect("a slice"));
         self.put_codes(block, slot, coded.scale, &coded.indices);
     }
@@ -341,15 +348,37 @@ impl TileLayout {
 
     /// Decodes one row of a block.
     fn get_block(&self, block: &[u8], slot: usize, x: &mut [f32]) {
-        let scale = f16::from_le_bytes([block[2 * slot], block[2 * slot + 1]]).to_f32();
-        for (dim, x) in x.iter_mut().enumerate() {
-            let code = self.code_at(&block[SCALE_BYTES..], slot, dim);
-            let level = match &self.code().levels {
-                Levels::Steps { zero } => f32::from(i16::from(code) - i16::from(*zero)),
-                Levels::Book(book) => book.centroids()[usize::from(code)],
-            };
-            *x = level * scale;
+        let scale = f16::from_le_bytes([block[2 * slot], block[2 * slot + 1]]);
+        match &self.code().levels {
+            Levels::Steps { zero } => {
+                for (dim, x) in x.iter_mut().enumerate() {
+                    let code = self.code_at(&block[SCALE_BYTES..], slot, dim);
+                    *x = f32::from(i16::from(code) - i16::from(*zero)) * scale.to_f32();
+                }
+            }
+            Levels::Book(book) => self.get_slice(book, block, slot, scale, x),
+            Levels::Trellis(trellis) => self.get_slice(trellis, block, slot, scale, x),
         }
+    }
+
+    fn get_slice(&self, book: &impl Book, block: &[u8], slot: usize, scale: f16, x: &mut [f32]) {
+        match x.len() {
+            128 => self.get_turbo::<128>(book, block, slot, scale, x),
+            64 => self.get_turbo::<64>(book, block, slot, scale, x),
+            _ => self.get_turbo::<32>(book, block, slot, scale, x),
+        }
+    }
+
+    fn get_turbo<const N: usize>(
+        &self,
+        book: &impl Book,
+        block: &[u8],
+        slot: usize,
+        scale: f16,
+        x: &mut [f32],
+    ) {
+        let indices = std::array::from_fn(|dim| self.code_at(&block[SCALE_BYTES..], slot, dim));
+        x.copy_from_slice(&turbo::decode_rotated::<N>(book, &turbo::Coded { scale, indices }));
     }
 
     fn check(&self, bytes: usize, slot: usize, dim: usize) {

@@ -48,7 +48,38 @@ pub struct Coded<const N: usize = LEN> {
     pub indices: [u8; N],
 }
 
-/// The codebook of a turbo format, `None` for any other format.
+/// What the indices of a slice stand for: a [`Codebook`], or a [`crate::Trellis`], where those before count too.
+pub trait Book {
+    /// Bits per index.
+    fn bits(&self) -> u32;
+
+    /// The indices of a slice of unit variance.
+    fn indices<const N: usize>(&self, z: &[f32; N]) -> [u8; N];
+
+    /// What indices stand for, in units of the scale of the slice: for unit variance, divided by √128.
+    fn values<const N: usize>(&self, indices: &[u8; N]) -> [f32; N];
+
+    /// The norm of these values.
+    fn norm<const N: usize>(&self, indices: &[u8; N]) -> f64 {
+        self.values(indices).map(|v| f64::from(v).powi(2)).iter().sum::<f64>().sqrt()
+    }
+}
+
+impl Book for Codebook {
+    fn bits(&self) -> u32 {
+        self.bits()
+    }
+
+    fn indices<const N: usize>(&self, z: &[f32; N]) -> [u8; N] {
+        z.map(|z| self.nearest(z))
+    }
+
+    fn values<const N: usize>(&self, indices: &[u8; N]) -> [f32; N] {
+        indices.map(|i| self.centroids()[usize::from(i)])
+    }
+}
+
+/// The scalar codebook of a turbo format, `None` for any other format.
 pub const fn codebook(dtype: DType) -> Option<Codebook> {
     match dtype.code() {
         Some(Code { levels: Levels::Book(book), .. }) => Some(*book),
@@ -60,46 +91,44 @@ pub const fn codebook(dtype: DType) -> Option<Codebook> {
 ///
 /// The norm is summed in f64 so that it does not depend on the order of summation; a kernel that sums in f32 may
 /// choose the neighbouring index for a coordinate within a few f32 steps of a decision point.
-pub fn encode_rotated<const N: usize>(book: &Codebook, y: &[f32; N]) -> Coded<N> {
+pub fn encode_rotated<const N: usize>(book: &impl Book, y: &[f32; N]) -> Coded<N> {
     let y = y.map(|v| clamp(v, F16_MAX));
     let norm = y.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
     if norm < TINY {
-        return Coded { scale: f16::ZERO, indices: [book.nearest(0.0); N] };
+        return Coded { scale: f16::ZERO, indices: book.indices(&[0.0; N]) };
     }
     let to_unit_variance = ((N as f64).sqrt() / norm) as f32;
-    let indices = y.map(|v| book.nearest(v * to_unit_variance));
-    let coded_norm =
-        indices.iter().map(|&i| f64::from(book.centroids()[usize::from(i)]).powi(2)).sum::<f64>().sqrt();
-    Coded { scale: to_f16((norm / coded_norm) as f32), indices }
+    let indices = book.indices(&y.map(|v| v * to_unit_variance));
+    Coded { scale: to_f16((norm / book.norm(&indices)) as f32), indices }
 }
 
 /// The values of a coded slice, still rotated.
-pub fn decode_rotated<const N: usize>(book: &Codebook, coded: &Coded<N>) -> [f32; N] {
+pub fn decode_rotated<const N: usize>(book: &impl Book, coded: &Coded<N>) -> [f32; N] {
     let scale = coded.scale.to_f32();
-    coded.indices.map(|i| book.centroids()[usize::from(i)] * scale)
+    book.values(&coded.indices).map(|v| v * scale)
 }
 
 /// Rotates and codes one slice.
-pub fn encode_slice(book: &Codebook, rotation: &Rotation, x: &[f32; LEN]) -> Coded {
+pub fn encode_slice(book: &impl Book, rotation: &Rotation, x: &[f32; LEN]) -> Coded {
     let mut y = x.map(|v| clamp(v, F16_MAX));
     rotation.forward(&mut y);
     encode_rotated(book, &y)
 }
 
 /// Decodes one slice and undoes the rotation.
-pub fn decode_slice(book: &Codebook, rotation: &Rotation, coded: &Coded) -> [f32; LEN] {
+pub fn decode_slice(book: &impl Book, rotation: &Rotation, coded: &Coded) -> [f32; LEN] {
     let mut x = decode_rotated(book, coded);
     rotation.inverse(&mut x);
     x
 }
 
 /// Rotates, codes and packs one block of [`Rotation::kv`].
-pub(crate) fn pack_block(book: &Codebook, x: &[f32; LEN], block: &mut [u8]) {
+pub(crate) fn pack_block(book: &impl Book, x: &[f32; LEN], block: &mut [u8]) {
     pack(book.bits(), &encode_slice(book, &Rotation::kv(LEN), x), block);
 }
 
 /// Undoes [`pack_block`].
-pub(crate) fn unpack_block(book: &Codebook, block: &[u8]) -> [f32; LEN] {
+pub(crate) fn unpack_block(book: &impl Book, block: &[u8]) -> [f32; LEN] {
     decode_slice(book, &Rotation::kv(LEN), &unpack(book.bits(), block))
 }
 

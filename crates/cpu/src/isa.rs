@@ -1,5 +1,5 @@
-//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`] or [`Avx512`] proves that the CPU has the
-//! instructions.
+//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`] or [`Avx512Vbmi`] proves that the CPU
+//! has the instructions.
 //!
 //! A set is one list of features. From it come `detect` of the token and a macro, named as the set, that compiles functions
 //! with those features: no kernel uses what was not looked for.
@@ -49,6 +49,11 @@ set! {
     Avx512, avx512!, $, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx2", "fma", "f16c", "popcnt",
     "bmi1", "bmi2"
 }
+set! {
+    /// Proof of AVX-512 VBMI (`vpermb`, look-ups among 64 bytes: servers since 2019), and of everything [`Avx512`] proves.
+    Avx512Vbmi, avx512vbmi!, $, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512vbmi", "avx2", "fma",
+    "f16c", "popcnt", "bmi1", "bmi2"
+}
 
 /// The kernel set of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +66,8 @@ pub enum Isa {
     AvxVnni(AvxVnni),
     /// 512-bit kernels.
     Avx512(Avx512),
+    /// 512-bit kernels with look-ups among 64 bytes, which the cache types with a memory gain from.
+    Avx512Vbmi(Avx512Vbmi),
 }
 
 impl Isa {
@@ -69,7 +76,8 @@ impl Isa {
         let avx2 = Avx2::detect().map(Self::Avx2);
         let avx_vnni = AvxVnni::detect().map(Self::AvxVnni);
         let avx512 = Avx512::detect().map(Self::Avx512);
-        std::iter::once(Self::Scalar).chain(avx2).chain(avx_vnni).chain(avx512).collect()
+        let avx512_vbmi = Avx512Vbmi::detect().map(Self::Avx512Vbmi);
+        std::iter::once(Self::Scalar).chain(avx2).chain(avx_vnni).chain(avx512).chain(avx512_vbmi).collect()
     }
 
     /// The fastest kernel set of this CPU, or the one `KVANT_ISA` names.
@@ -85,20 +93,29 @@ impl Isa {
         sets.iter().copied().find(|isa| isa.name() == wanted).ok_or_else(|| BackendError::Setting {
             name: "KVANT_ISA",
             expected: format!(
-                "this CPU has {} (the sets are scalar, avx2, avxvnni, avx512)",
+                "this CPU has {} (the sets are scalar, avx2, avxvnni, avx512, avx512vbmi)",
                 sets.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ")
             ),
             got: wanted.into_owned(),
         })
     }
 
-    /// `scalar`, `avx2`, `avxvnni` or `avx512`, as in `KVANT_ISA`.
+    /// The set whose kernels multiply weights: look-ups among 64 bytes make no difference there.
+    pub(crate) fn of_products(self) -> Self {
+        match self {
+            Self::Avx512Vbmi(_) => Self::Avx512(Avx512(())),
+            isa => isa,
+        }
+    }
+
+    /// `scalar`, `avx2`, `avxvnni`, `avx512` or `avx512vbmi`, as in `KVANT_ISA`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2(_) => "avx2",
             Self::AvxVnni(_) => "avxvnni",
             Self::Avx512(_) => "avx512",
+            Self::Avx512Vbmi(_) => "avx512vbmi",
         }
     }
 }

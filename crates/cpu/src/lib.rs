@@ -1,6 +1,6 @@
 //! The CPU device: scalar reference kernels, AVX2 and AVX-512 variants chosen at run time, and a thread pool.
 //!
-//! Every vectorised kernel takes a capability token ([`Avx2`], [`AvxVnni`], [`Avx512`]) that exists only on a CPU that has the
+//! Every vectorised kernel takes a capability token ([`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`]) that exists only on a CPU that has the
 //! instructions. The choice is made once, when the device is opened; `KVANT_ISA` forces it.
 
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
@@ -27,7 +27,7 @@ mod tuning;
 
 pub use buffer::CpuBuffer;
 pub use device::CpuDevice;
-pub use isa::{Avx2, Avx512, AvxVnni, Isa};
+pub use isa::{Avx2, Avx512, Avx512Vbmi, AvxVnni, Isa};
 pub use matmul::CpuMatrix;
 pub use page::CpuPage;
 pub use pool::Pool;

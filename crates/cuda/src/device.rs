@@ -9,7 +9,6 @@ use kvant_backend::{
     check_append, check_attend, check_copy, check_embed, check_gated_ffn, check_project, check_read,
     check_rope, check_rope_append, check_soft_cap, check_top_k, check_write,
 };
-use kvant_codec::DType;
 
 use crate::driver::Driver;
 use crate::norm::NormParts;
@@ -17,7 +16,7 @@ use crate::product::{Operand, Product};
 use crate::rope::Turn;
 use crate::{
     Context, CudaBuffer, CudaError, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append, attend, gate,
-    norm, product, rope, soft_cap, top_k,
+    kv, norm, product, rope, soft_cap, top_k,
 };
 
 /// The variable that switches the recording of decode steps off.
@@ -183,7 +182,7 @@ impl Backend for CudaDevice {
             dtype,
             kernel: product::kernel_names(dtype).to_owned(),
         });
-        let caches = DType::KV.into_iter().map(|dtype| KernelChoice {
+        let caches = kv::TYPES.into_iter().map(|dtype| KernelChoice {
             op: "attend",
             dtype,
             kernel: "attend (f16 mma)".to_owned(),

@@ -146,6 +146,8 @@ mod tests {
         for row in synthetic(128, 2_000, 1).unwrap() {
             let bits = match row.codec.as_str() {
                 "turbo2" => 2.0,
+                "turbo2t" => 2.0,
+                "turbo3t" => 3.0,
                 "turbo3" => 3.0,
                 "turbo4" => 4.0,
                 _ => continue,

@@ -68,7 +68,7 @@ const QUESTIONS: [(&str, &str); 10] = [
 ];
 
 fn assert_ten_of_ten(isa: &[(&str, &str)]) {
-    for dtype in ["f16", "q8_0", "turbo4", "turbo3", "turbo2"] {
+    for dtype in ["f16", "q8_0", "turbo4", "turbo3", "turbo2", "turbo3t", "turbo2t"] {
         for (question, answer) in QUESTIONS {
             let output =
                 kvant_with(&["run", "-p", question, "-ctk", dtype, "-ctv", dtype, "--temp", "0"], isa);
@@ -91,7 +91,7 @@ fn the_bundled_model_answers_ten_of_ten_with_scalar_kernels() {
 /// One conversation of some 250 tokens, so that most of the cache is encoded when the last questions come.
 #[test]
 fn the_bundled_model_answers_ten_of_ten_in_one_conversation_with_every_cache() {
-    for dtype in ["f16", "q8_0", "q4_0", "turbo4", "turbo3", "turbo2"] {
+    for dtype in ["f16", "q8_0", "q4_0", "turbo4", "turbo3", "turbo2", "turbo3t", "turbo2t"] {
         let mut chat = Command::new(env!("CARGO_BIN_EXE_kvant"))
             .args(["chat", "-ctk", dtype, "-ctv", dtype, "--temp", "0"])
             .stdin(Stdio::piped())

@@ -73,26 +73,45 @@ fn wrong_formats_and_dims_are_refused() {
     }
 }
 
+/// Scale and indices of a slice of a rotated row.
+fn coded_slice(book: &impl Book, y: &[f32]) -> (f16, Vec<u8>) {
+    fn of<const N: usize>(book: &impl Book, y: &[f32]) -> (f16, Vec<u8>) {
+        let coded = turbo::encode_rotated::<N>(book, y.try_into().unwrap());
+        (coded.scale, coded.indices.to_vec())
+    }
+    match y.len() {
+        128 => of::<128>(book, y),
+        64 => of::<64>(book, y),
+        32 => of::<32>(book, y),
+        n => unreachable!("a slice of {n}"),
+    }
+}
+
 /// The padded, rotated row as the codec gives it back, slice by slice.
 fn through_the_codec(dtype: DType, row: &[f32]) -> Vec<f32> {
-    fn turbo<const N: usize>(book: &Codebook, y: &[f32]) -> Vec<f32> {
-        let coded = turbo::encode_rotated::<N>(book, y.try_into().unwrap());
-        turbo::decode_rotated(book, &coded).to_vec()
+    fn turbo(book: &impl Book, y: &[f32]) -> Vec<f32> {
+        fn back<const N: usize>(book: &impl Book, (scale, indices): (f16, Vec<u8>)) -> Vec<f32> {
+            let indices = indices.try_into().unwrap();
+            turbo::decode_rotated::<N>(book, &turbo::Coded { scale, indices }).to_vec()
+        }
+        match y.len() {
+            128 => back::<128>(book, coded_slice(book, y)),
+            64 => back::<64>(book, coded_slice(book, y)),
+            _ => back::<32>(book, coded_slice(book, y)),
+        }
     }
-    let Some(Code { levels: Levels::Book(book), .. }) = dtype.code() else {
-        let mut bytes = vec![0; dtype.row_bytes(row.len()).unwrap()];
-        encode(dtype, row, &mut bytes).unwrap();
-        let mut back = vec![0.0; row.len()];
-        decode(dtype, &bytes, &mut back).unwrap();
-        return back;
-    };
-    let slice = |slice: Range<usize>| match slice.len() {
-        128 => turbo::<128>(book, &row[slice]),
-        64 => turbo::<64>(book, &row[slice]),
-        32 => turbo::<32>(book, &row[slice]),
-        n => unreachable!("a slice of {n}"),
-    };
-    slices(row.len(), 128).flat_map(slice).collect()
+    let slices = slices(row.len(), 128).map(|slice| &row[slice]);
+    match dtype.code().map(|code| &code.levels) {
+        Some(Levels::Book(book)) => slices.flat_map(|y| turbo(book, y)).collect(),
+        Some(Levels::Trellis(trellis)) => slices.flat_map(|y| turbo(trellis, y)).collect(),
+        _ => {
+            let mut bytes = vec![0; dtype.row_bytes(row.len()).unwrap()];
+            encode(dtype, row, &mut bytes).unwrap();
+            let mut back = vec![0.0; row.len()];
+            decode(dtype, &bytes, &mut back).unwrap();
+            back
+        }
+    }
 }
 
 #[test]
@@ -152,6 +171,10 @@ fn bits_lie_where_the_table_says() {
         (DType::Turbo2, 2, &[128; 2]),
         (DType::Turbo3, 3, &[128; 2]),
         (DType::Turbo4, 4, &[128; 2]),
+        (DType::Turbo2T, 2, &[128; 2]),
+        (DType::Turbo3T, 3, &[128; 2]),
+        (DType::Turbo2T, 2, &[64, 32]),
+        (DType::Turbo3T, 3, &[64, 32]),
         (DType::Turbo2, 2, &[64, 32]),
         (DType::Turbo3, 3, &[64, 32]),
         (DType::Turbo4, 4, &[64, 32]),
@@ -195,16 +218,10 @@ fn bits_lie_where_the_table_says() {
 }
 
 fn code(dtype: DType, x: &[f32]) -> (f16, Vec<u8>) {
-    if let Some(book) = turbo::codebook(dtype) {
-        fn of<const N: usize>(book: &Codebook, x: &[f32]) -> (f16, Vec<u8>) {
-            let coded = turbo::encode_rotated::<N>(book, x.try_into().unwrap());
-            (coded.scale, coded.indices.to_vec())
-        }
-        return match x.len() {
-            128 => of::<128>(&book, x),
-            64 => of::<64>(&book, x),
-            _ => of::<32>(&book, x),
-        };
+    match &dtype.code().unwrap().levels {
+        Levels::Book(book) => return coded_slice(book, x),
+        Levels::Trellis(trellis) => return coded_slice(trellis, x),
+        Levels::Steps { .. } => {}
     }
     let x = x.try_into().unwrap();
     let coded = match dtype {

@@ -7,9 +7,10 @@ use half::f16;
 use kvant_codec::block32::Q8_0_MAX_SCALE;
 use kvant_codec::finite::{F16_MAX, clamp, to_f16};
 use kvant_codec::tile::{GROUP, SCALE_BYTES, Side, TILE, high_planes};
-use kvant_codec::{Codebook, DType};
+use kvant_codec::{Codebook, DType, Trellis};
 
 use super::slices::Rows;
+use super::trellis::encode;
 use crate::lanes::{Lanes, Op};
 
 /// Codes up to 128 dims of all 16 slots of a tile.
@@ -27,13 +28,15 @@ impl Op for Encode<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes>(self, _: L) {
+    fn run<L: Lanes>(self, lanes: L) {
         match self.dtype {
-            DType::Turbo2 => self.turbo::<Turbo2>(),
-            DType::Turbo3 => self.turbo::<Turbo3>(),
-            DType::Turbo4 => self.turbo::<Turbo4>(),
-            DType::Q8_0 => self.blocks::<Q8_0, 32>(),
-            DType::Q4_0 => self.blocks::<Q4_0, 32>(),
+            DType::Turbo2 => self.turbo::<L, Turbo2>(lanes),
+            DType::Turbo3 => self.turbo::<L, Turbo3>(lanes),
+            DType::Turbo4 => self.turbo::<L, Turbo4>(lanes),
+            DType::Turbo2T => self.turbo::<L, Turbo2T>(lanes),
+            DType::Turbo3T => self.turbo::<L, Turbo3T>(lanes),
+            DType::Q8_0 => self.blocks::<L, Q8_0, 32>(lanes),
+            DType::Q4_0 => self.blocks::<L, Q4_0, 32>(lanes),
             dtype => unreachable!("{dtype} is not coded"),
         }
     }
@@ -41,22 +44,30 @@ impl Op for Encode<'_> {
 
 /// A coded format, in blocks of `N` dims.
 trait Format<const N: usize> {
-    /// Finds the codes and the scale of a block of one row.
-    fn code(x: &[f32; N], codes: &mut [u8; N]) -> f16;
+    /// Finds the codes and the scales of a block of all rows.
+    fn code<L: Lanes>(lanes: L, rows: [&[f32; N]; TILE], codes: &mut [[u8; N]; TILE]) -> [f16; TILE];
 
     /// Lays the codes of group `g` into the planes of the block.
     fn pack(codes: &[u8; GROUP], g: usize, planes: &mut [u8]);
 }
 
-/// Implements [`Format`] by two functions, for blocks of one size or of any.
+/// Implements [`Format`] by two functions, of which one codes a row, for blocks of one size or of any.
 macro_rules! format {
     ($name:ident, $([$n:ident])? $($m:literal)?, $code:expr, $pack:path) => {
         struct $name;
 
         impl$(<const $n: usize>)? Format<{$($n)? $($m)?}> for $name {
             #[inline(always)]
-            fn code(x: &[f32; {$($n)? $($m)?}], codes: &mut [u8; {$($n)? $($m)?}]) -> f16 {
-                $code(x, codes)
+            fn code<L: Lanes>(
+                _: L,
+                rows: [&[f32; {$($n)? $($m)?}]; TILE],
+                codes: &mut [[u8; {$($n)? $($m)?}]; TILE],
+            ) -> [f16; TILE] {
+                let mut scales = [f16::ZERO; TILE];
+                for t in 0..TILE {
+                    scales[t] = $code(rows[t], &mut codes[t]);
+                }
+                scales
             }
 
             #[inline(always)]
@@ -73,27 +84,55 @@ format!(Turbo4, [N], |x, codes| turbo::<N>(&Codebook::GAUSS4, x, codes), plane_4
 format!(Q8_0, 32, q8_0, plane_8);
 format!(Q4_0, 32, q4_0, plane_4);
 
+/// Implements [`Format`] for a type with a memory.
+macro_rules! with_memory {
+    ($name:ident, $trellis:expr, $bits:literal, $states:literal, $pack:path) => {
+        struct $name;
+
+        impl<const N: usize> Format<N> for $name {
+            #[inline(always)]
+            fn code<L: Lanes>(lanes: L, rows: [&[f32; N]; TILE], codes: &mut [[u8; N]; TILE]) -> [f16; TILE] {
+                let mut norms = [0.0; TILE];
+                let values: [[f32; N]; TILE] = std::array::from_fn(|t| {
+                    let Unit { norm, values } = unit(rows[t]);
+                    norms[t] = norm;
+                    values
+                });
+                let coded_norms = encode::<L, $bits, $states, N>(lanes, &$trellis, &values, codes);
+                std::array::from_fn(|t| to_f16((norms[t] / coded_norms[t]) as f32))
+            }
+
+            #[inline(always)]
+            fn pack(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
+                $pack(codes, g, planes);
+            }
+        }
+    };
+}
+
+with_memory!(Turbo2T, Trellis::TURBO2T, 2, 16, plane_2);
+with_memory!(Turbo3T, Trellis::TURBO3T, 3, 8, planes_3);
+
 impl Encode<'_> {
     #[inline(always)]
-    fn turbo<F: Format<128> + Format<64> + Format<32>>(self) {
+    fn turbo<L: Lanes, F: Format<128> + Format<64> + Format<32>>(self, lanes: L) {
         match self.dims {
-            128 => self.blocks::<F, 128>(),
-            64 => self.blocks::<F, 64>(),
-            32 => self.blocks::<F, 32>(),
+            128 => self.blocks::<L, F, 128>(lanes),
+            64 => self.blocks::<L, F, 64>(lanes),
+            32 => self.blocks::<L, F, 32>(lanes),
             dims => unreachable!("a slice of {dims} dims"),
         }
     }
 
     #[inline(always)]
-    fn blocks<F: Format<N>, const N: usize>(self) {
+    fn blocks<L: Lanes, F: Format<N>, const N: usize>(self, lanes: L) {
         let mut codes = [[0; N]; TILE];
         let block_bytes = self.out.len() / (self.dims / N);
         for (b, block) in self.out.chunks_exact_mut(block_bytes).enumerate() {
             let (scales, planes) = block.split_at_mut(SCALE_BYTES);
-            let (scales, _) = scales.as_chunks_mut();
-            for t in 0..TILE {
-                scales[t] = F::code(&self.rows[t].as_chunks().0[b], &mut codes[t]).to_le_bytes();
-            }
+            let rows = std::array::from_fn(|t| &self.rows[t].as_chunks().0[b]);
+            let found = F::code(lanes, rows, &mut codes).map(f16::to_le_bytes);
+            scales.copy_from_slice(found.as_flattened());
             for g in 0..N / 4 {
                 F::pack(&group(self.side, &codes, g), g, planes);
             }
@@ -156,21 +195,33 @@ fn planes_3(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
     }
 }
 
+/// A slice brought to unit variance.
+struct Unit<const N: usize> {
+    /// What it had; 0 where that vanishes, with values of 0.
+    norm: f64,
+    values: [f32; N],
+}
+
 /// See `kvant_codec::turbo::encode_rotated`.
 #[inline(always)]
-fn turbo<const N: usize>(book: &Codebook, y: &[f32; N], codes: &mut [u8; N]) -> f16 {
+fn unit<const N: usize>(y: &[f32; N]) -> Unit<N> {
     let y = y.map(|v| clamp(v, F16_MAX));
     let norm = sum(y.map(|v| f64::from(v) * f64::from(v))).sqrt();
     if norm < 1e-10 {
-        codes.fill(book.nearest(0.0));
-        return f16::ZERO;
+        return Unit { norm: 0.0, values: [0.0; N] };
     }
     let to_unit_variance = ((N as f64).sqrt() / norm) as f32;
-    for (codes, y) in codes.as_chunks_mut::<16>().0.iter_mut().zip(y.as_chunks::<16>().0) {
-        let z = y.map(|v| v * to_unit_variance);
+    Unit { norm, values: y.map(|v| v * to_unit_variance) }
+}
+
+/// As above.
+#[inline(always)]
+fn turbo<const N: usize>(book: &Codebook, y: &[f32; N], codes: &mut [u8; N]) -> f16 {
+    let Unit { norm, values } = unit(y);
+    for (codes, z) in codes.as_chunks_mut::<16>().0.iter_mut().zip(values.as_chunks::<16>().0) {
         let mut counts = [0i32; 16];
         for &mid in book.mids() {
-            for (count, z) in counts.iter_mut().zip(z) {
+            for (count, &z) in counts.iter_mut().zip(z) {
                 *count += i32::from(z >= mid);
             }
         }

@@ -10,12 +10,15 @@ use std::ops::Range;
 use kvant_backend::{KvPart, Result, check_append};
 
 use crate::balance::{Affine, HeadBalance};
+#[cfg(target_arch = "x86_64")]
+use crate::lanes::Zmm;
 use crate::{CpuPage, Isa, Pool};
 
 mod encode;
 mod scalar;
 mod slices;
 mod target;
+mod trellis;
 
 use target::Targets;
 
@@ -81,7 +84,9 @@ pub(crate) fn kv_append(
             #[cfg(target_arch = "x86_64")]
             Isa::AvxVnni(lanes) => slices::append(lanes, stream, rows, target, source),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(lanes) => slices::append(lanes, stream, rows, target, source),
+            Isa::Avx512(token) => slices::append(Zmm(token), stream, rows, target, source),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vbmi(token) => slices::append(Zmm(token), stream, rows, target, source),
             _ => scalar::append(stream, rows, target, source),
         }
     });

@@ -5,7 +5,7 @@
 //! dims. A block (the dims that share scales) is one octet for q8_0 and q4_0; four, two or one for the turbo types.
 
 use kvant_codec::tile::high_planes;
-use kvant_codec::{ByteBook, Codebook, DType, Levels};
+use kvant_codec::{ByteBook, Codebook, DType, Levels, Side, Trellis};
 
 use crate::lanes::{Lanes, Op};
 
@@ -20,11 +20,12 @@ pub(super) trait Codes {
     /// The planes of eight groups.
     type Octet<'a>: Copy;
 
-    /// Octet `index` of a block's planes; the high planes begin at byte `high`, where there are any.
+    /// Octet `index` of a block's planes, which are `planes`; the high planes begin at byte `high`, where there are
+    /// any.
     fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_>;
 
-    /// Group `g` of an octet as 64 codes.
-    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints;
+    /// Group `g` of an octet of this side as 64 codes.
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints;
 }
 
 /// Eight pieces of `B` bytes, from byte `at` on.
@@ -46,7 +47,7 @@ impl Codes for Whole {
     }
 
     #[inline(always)]
-    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
         lanes.codes_8(&octet[g])
     }
 }
@@ -63,7 +64,7 @@ impl Codes for Nibbles {
     }
 
     #[inline(always)]
-    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
         lanes.codes_4(&octet[g])
     }
 }
@@ -80,7 +81,7 @@ impl Codes for Turbo4 {
     }
 
     #[inline(always)]
-    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
         lanes.look_up(lanes.codes_4(&octet[g]), &TURBO4.bytes)
     }
 }
@@ -98,7 +99,7 @@ impl Codes for Turbo3 {
     }
 
     #[inline(always)]
-    fn group<L: Lanes>(lanes: L, (low, high): Self::Octet<'_>, g: usize) -> L::Ints {
+    fn group<L: Lanes>(lanes: L, (low, high): Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
         lanes.look_up_3(&low[g], &high[g], &TURBO3.bytes)
     }
 }
@@ -115,8 +116,102 @@ impl Codes for Turbo2 {
     }
 
     #[inline(always)]
-    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
         lanes.look_up(lanes.codes_2(&octet[g]), &TURBO2.bytes)
+    }
+}
+
+/// An octet of a type with a memory, and the one before it in its ring.
+///
+/// Before a code stands that of the same place four groups earlier ([`kvant_codec::trellis`]), in the octet or in the one before. Only
+/// where the ring closes, at the first octet of a block, it stands one dim further on, in the next byte of keys or lane of values.
+#[derive(Clone, Copy)]
+pub(super) struct Chained<O> {
+    own: O,
+    before: O,
+    is_first: bool,
+}
+
+impl<O: Indices> Chained<O> {
+    /// Octet `index` of the `octets` of a block, each of which `octet` gives.
+    #[inline(always)]
+    fn new(octets: usize, index: usize, octet: impl Fn(usize) -> O) -> Self {
+        let before = if index == 0 { octets - 1 } else { index - 1 };
+        Self { own: octet(index), before: octet(before), is_first: index == 0 }
+    }
+
+    /// Group `g` of the octet before, as it precedes groups of this one.
+    #[inline(always)]
+    fn earlier<L: Lanes>(self, lanes: L, g: usize, side: Side) -> L::Ints {
+        let same_place = self.before.indices(lanes, g);
+        match side {
+            _ if !self.is_first => same_place,
+            Side::K => lanes.next_code(same_place, self.before.indices(lanes, g & 4 | (g + 3) & 3)),
+            Side::V => lanes.next_lane(same_place),
+        }
+    }
+
+    /// What precedes group `g`.
+    #[inline(always)]
+    fn one_before<L: Lanes>(self, lanes: L, g: usize, side: Side) -> L::Ints {
+        if g < 4 { self.earlier(lanes, g + 4, side) } else { self.own.indices(lanes, g - 4) }
+    }
+}
+
+/// Indices as they are stored.
+pub(super) trait Indices: Copy {
+    /// Those of group `g`.
+    fn indices<L: Lanes>(self, lanes: L, g: usize) -> L::Ints;
+}
+
+impl Indices for <Turbo3 as Codes>::Octet<'_> {
+    #[inline(always)]
+    fn indices<L: Lanes>(self, lanes: L, g: usize) -> L::Ints {
+        lanes.codes_3(&self.0[g], &self.1[g])
+    }
+}
+
+impl Indices for <Turbo2 as Codes>::Octet<'_> {
+    #[inline(always)]
+    fn indices<L: Lanes>(self, lanes: L, g: usize) -> L::Ints {
+        lanes.codes_2(&self[g])
+    }
+}
+
+/// turbo3t: turbo3 with a memory.
+pub(super) struct Turbo3T;
+
+impl Codes for Turbo3T {
+    type Octet<'a> = Chained<<Turbo3 as Codes>::Octet<'a>>;
+
+    #[inline(always)]
+    fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_> {
+        Chained::new(high / 128, index, |index| Turbo3::octet(planes, high, index))
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints {
+        let before = octet.one_before(lanes, g, side);
+        lanes.look_up_64(lanes.with_above::<3>(octet.own.indices(lanes, g), before), &TURBO3T)
+    }
+}
+
+/// turbo2t: turbo2 with a memory.
+pub(super) struct Turbo2T;
+
+impl Codes for Turbo2T {
+    type Octet<'a> = Chained<<Turbo2 as Codes>::Octet<'a>>;
+
+    #[inline(always)]
+    fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_> {
+        Chained::new(planes.len() / 128, index, |index| Turbo2::octet(planes, high, index))
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints {
+        let (one, two) = (octet.one_before(lanes, g, side), octet.earlier(lanes, g, side));
+        let before = lanes.with_above::<2>(one, two);
+        lanes.look_up_64(lanes.with_above::<2>(octet.own.indices(lanes, g), before), &TURBO2T)
     }
 }
 
@@ -128,6 +223,8 @@ pub(super) enum Coding {
     Turbo2,
     Turbo3,
     Turbo4,
+    Turbo2T,
+    Turbo3T,
 }
 
 impl Coding {
@@ -140,12 +237,14 @@ impl Coding {
             (Levels::Book(_), 2) => Self::Turbo2,
             (Levels::Book(_), 3) => Self::Turbo3,
             (Levels::Book(_), 4) => Self::Turbo4,
+            (Levels::Trellis(_), 2) => Self::Turbo2T,
+            (Levels::Trellis(_), 3) => Self::Turbo3T,
             (levels, bits) => unreachable!("codes of {bits} bits for {levels:?}"),
         })
     }
 }
 
-/// What the codes of a type stand for: value = (code - bias) · step · scale, within half a step for codebooks.
+/// What the codes of a type stand for: value = (code - bias) · step · scale, within half a step for scalar codebooks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Meaning {
     pub(super) bias: i32,
@@ -166,6 +265,7 @@ impl Meaning {
             (Levels::Book(_), 2) => Self::of_book(&TURBO2),
             (Levels::Book(_), 3) => Self::of_book(&TURBO3),
             (Levels::Book(_), _) => Self::of_book(&TURBO4),
+            (Levels::Trellis(_), _) => Self { bias: 128, step: Trellis::CENTROID_STEP, query_planes: 1 },
         })
     }
 
@@ -177,6 +277,18 @@ impl Meaning {
 const TURBO2: ByteBook = ByteBook::of(&Codebook::GAUSS2);
 const TURBO3: ByteBook = ByteBook::of(&Codebook::GAUSS3);
 const TURBO4: ByteBook = ByteBook::of(&Codebook::GAUSS4);
+static TURBO2T: [u8; 64] = above_128(&Trellis::TURBO2T);
+static TURBO3T: [u8; 64] = above_128(&Trellis::TURBO3T);
+
+/// Levels as unsigned bytes; 128 stands for 0.
+const fn above_128(trellis: &Trellis) -> [u8; 64] {
+    let (levels, mut bytes, mut i) = (trellis.levels(), [0; 64], 0);
+    while i < bytes.len() {
+        bytes[i] = levels[i] as u8 ^ 128;
+        i += 1;
+    }
+    bytes
+}
 
 /// Writes one octet as whole bytes, for kernels that read it more than once.
 pub(super) struct Expand<'a> {
@@ -185,6 +297,7 @@ pub(super) struct Expand<'a> {
     pub(super) planes: &'a [u8],
     /// Which octet of the block.
     pub(super) octet: usize,
+    pub(super) side: Side,
     pub(super) out: &'a mut [u8; EXPANDED_BYTES],
 }
 
@@ -199,6 +312,8 @@ impl Op for Expand<'_> {
             Coding::Turbo2 => self.expand::<L, Turbo2>(lanes),
             Coding::Turbo3 => self.expand::<L, Turbo3>(lanes),
             Coding::Turbo4 => self.expand::<L, Turbo4>(lanes),
+            Coding::Turbo2T => self.expand::<L, Turbo2T>(lanes),
+            Coding::Turbo3T => self.expand::<L, Turbo3T>(lanes),
         }
     }
 }
@@ -209,7 +324,7 @@ impl Expand<'_> {
         let octet = C::octet(self.planes, high_planes(self.planes.len()), self.octet);
         let (groups, _) = self.out.as_chunks_mut();
         for (g, out) in groups.iter_mut().enumerate() {
-            lanes.store_codes(C::group(lanes, octet, g), out);
+            lanes.store_codes(C::group(lanes, octet, g, self.side), out);
         }
     }
 }
@@ -220,7 +335,7 @@ mod tests {
     use crate::Isa;
     use crate::lanes::run_on;
     use kvant_codec::random::Random;
-    use kvant_codec::tile::{SCALE_BYTES, Side, TILE, TileLayout};
+    use kvant_codec::tile::{SCALE_BYTES, TILE, TileLayout};
 
     /// Random bytes are a valid tile: every coding must read them as the reference does.
     #[test]
@@ -246,8 +361,9 @@ mod tests {
                                 let code = codes[64 * (block.dims.start / 4 + g) + j];
                                 let got = (i32::from(code) - meaning.bias) as f32 * meaning.step;
                                 let is_book = matches!(dtype.code().unwrap().levels, Levels::Book(_));
-                                let bound = if is_book { 0.5001 * meaning.step } else { 0.0 };
                                 let want = row[dim];
+                                // Two ways to round a product.
+                                let bound = if is_book { 0.5001 * meaning.step } else { 2e-7 * want.abs() };
                                 assert!(
                                     (got - want).abs() <= bound,
                                     "{isa:?} {dtype} {slot} {dim}: {got} {want}"
@@ -266,7 +382,8 @@ mod tests {
             for octet in 0..block.dims.len() / OCTET_DIMS {
                 let mut out = [0; EXPANDED_BYTES];
                 let planes = &tile[block.bytes.clone()][SCALE_BYTES..];
-                let expand = Expand { coding, planes, octet, out: &mut out };
+                let side = layout.side();
+                let expand = Expand { coding, planes, octet, side, out: &mut out };
                 run_on(isa, expand)?;
                 codes.extend_from_slice(&out);
             }

@@ -14,10 +14,10 @@ use std::f32::consts::LOG2_E;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use kvant_codec::DType;
 use kvant_codec::tile::{TILE, high_planes};
+use kvant_codec::{DType, Side};
 
-use super::codes::{Codes, Coding, Meaning, Nibbles, Turbo2, Turbo3, Turbo4, Whole};
+use super::codes::{Codes, Coding, Meaning, Nibbles, Turbo2, Turbo2T, Turbo3, Turbo3T, Turbo4, Whole};
 use crate::lanes::{Lanes, Op, exp2};
 
 /// Tokens that go through the softmax together.
@@ -126,6 +126,12 @@ impl ScoreCodes<'_> {
             (Coding::Turbo4, 1) => {
                 with_n!(n, N => lanes.run(ScoreChunk::<Turbo4, N, 1>(&mut self, PhantomData)))
             }
+            (Coding::Turbo2T, 1) => {
+                with_n!(n, N => lanes.run(ScoreChunk::<Turbo2T, N, 1>(&mut self, PhantomData)))
+            }
+            (Coding::Turbo3T, 1) => {
+                with_n!(n, N => lanes.run(ScoreChunk::<Turbo3T, N, 1>(&mut self, PhantomData)))
+            }
             (coding, planes) => unreachable!("{coding:?} against {planes} planes"),
         }
     }
@@ -157,7 +163,8 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
                 let at = self.0.at + 8 * octet;
                 assert!(at + 8 <= 32);
                 for g in 0..8 {
-                    let codes = [C::group(lanes, octets[0], g), C::group(lanes, octets[1], g)];
+                    let codes =
+                        [C::group(lanes, octets[0], g, Side::K), C::group(lanes, octets[1], g, Side::K)];
                     for n in 0..N {
                         for p in 0..P {
                             let dims = rows[n * P + p].0[at + g];
@@ -450,6 +457,8 @@ impl MixCodes<'_> {
             Coding::Turbo2 => with_n!(n, N => lanes.run(MixChunk::<Turbo2, N>(&mut self, PhantomData))),
             Coding::Turbo3 => with_n!(n, N => lanes.run(MixChunk::<Turbo3, N>(&mut self, PhantomData))),
             Coding::Turbo4 => with_n!(n, N => lanes.run(MixChunk::<Turbo4, N>(&mut self, PhantomData))),
+            Coding::Turbo2T => with_n!(n, N => lanes.run(MixChunk::<Turbo2T, N>(&mut self, PhantomData))),
+            Coding::Turbo3T => with_n!(n, N => lanes.run(MixChunk::<Turbo3T, N>(&mut self, PhantomData))),
         }
     }
 }
@@ -474,12 +483,16 @@ impl<C: Codes, const N: usize> Op for MixChunk<'_, '_, C, N> {
                 }
             }
             for t in 0..self.0.tiles {
-                let octet = C::octet(&planes[t * self.0.stride..], high, self.0.octet);
+                let planes = &planes[t * self.0.stride..][..self.0.plane_bytes];
+                let octet = C::octet(planes, high, self.0.octet);
                 let fours = 4 * (self.0.tile + t);
                 assert!(fours + 4 <= 32);
                 for q in 0..4 {
                     let groups = [4 * column + q, 4 * (column + L::WIDE - 1) + q];
-                    let codes = [C::group(lanes, octet, groups[0]), C::group(lanes, octet, groups[1])];
+                    let codes = [
+                        C::group(lanes, octet, groups[0], Side::V),
+                        C::group(lanes, octet, groups[1], Side::V),
+                    ];
                     for n in 0..N {
                         for p in 0..2 {
                             let tokens = rows[2 * n + p].0[fours + q];

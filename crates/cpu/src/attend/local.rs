@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use kvant_codec::Side;
 use kvant_codec::tile::{SCALE_BYTES, TILE, TileBlock, TileLayout};
 
 use super::centre::{Meet, Shift};
@@ -166,7 +167,7 @@ impl Local {
                 let (first, second) = self.octets.split_at_mut(octets);
                 for (planes, expanded) in planes.into_iter().zip([&mut *first, &mut *second]) {
                     for (octet, out) in expanded.iter_mut().enumerate().take(octets) {
-                        lanes.run(Expand { coding: read_as, planes, octet, out });
+                        lanes.run(Expand { coding: read_as, planes, octet, side: Side::K, out });
                     }
                 }
                 planes = [first, second].map(|octets| octets.as_flattened());
@@ -248,7 +249,7 @@ impl Local {
                     let Octet { coding, planes, plane_bytes, .. } = codes;
                     for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
                         let planes = &planes[t * stride..][..plane_bytes];
-                        lanes.run(Expand { coding, planes, octet, out });
+                        lanes.run(Expand { coding, planes, octet, side: Side::V, out });
                     }
                     codes = Octet {
                         coding: Coding::Whole,

@@ -53,6 +53,8 @@
 use kvant_backend::{AttendParams, BackendError, KvPart, Result, check_attend};
 use kvant_codec::DType;
 
+#[cfg(target_arch = "x86_64")]
+use crate::lanes::Zmm;
 use crate::{CpuPage, Isa, Pool};
 
 mod centre;
@@ -93,7 +95,9 @@ pub(crate) fn attend(
         #[cfg(target_arch = "x86_64")]
         Isa::AvxVnni(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, band, out),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, band, out),
+        Isa::Avx512(token) => drive::attend(Zmm(token), pool, scratch, stage, p, parts, q, band, out),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vbmi(token) => drive::attend(Zmm(token), pool, scratch, stage, p, parts, q, band, out),
         _ if stage != Stage::All => {
             return Err(BackendError::Unsupported {
                 op: "attend",
@@ -113,7 +117,8 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
         Isa::AvxVnni(_) if codes::Coding::of(dtype).is_some() => "avxvnni",
         Isa::Avx2(_) | Isa::AvxVnni(_) => "avx2",
         Isa::Avx512(_) if codes::Coding::of(dtype).is_some() => "avx512vnni",
-        Isa::Avx512(_) => "avx512",
+        Isa::Avx512Vbmi(_) if codes::Coding::of(dtype).is_some() => "avx512vbmi",
+        Isa::Avx512(_) | Isa::Avx512Vbmi(_) => "avx512",
     };
     format!("attend-{dtype}-{set}")
 }

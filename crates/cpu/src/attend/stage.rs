@@ -14,7 +14,7 @@ pub(crate) enum Stage {
     Scales,
     /// All bytes are loaded, but not unpacked.
     Bytes,
-    /// The low planes are unpacked and looked up; differs from `All` for turbo3 only, which has high planes.
+    /// The low planes are unpacked and looked up; differs from `All` for turbo3 and turbo3t only, which have high planes.
     LowBits,
     /// Everything, as in earnest.
     All,
@@ -48,8 +48,8 @@ impl Stage {
                 touch(planes);
                 (Coding::Whole, BLANK.as_flattened())
             }
-            // The low planes of turbo3 lie as turbo2's.
-            Self::LowBits if coding == Coding::Turbo3 => (Coding::Turbo2, planes),
+            // Their low planes lie as turbo2's.
+            Self::LowBits if matches!(coding, Coding::Turbo3 | Coding::Turbo3T) => (Coding::Turbo2, planes),
             Self::LowBits | Self::All => (coding, planes),
         }
     }

@@ -119,6 +119,36 @@ impl<Y: Ymm> Lanes for Y {
     }
 
     #[inline(always)]
+    fn min_i(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(|a, b| _mm256_min_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn and_i(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(|a, b| _mm256_and_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn or_i(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(|a, b| _mm256_or_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn shift_left(self, a: [__m256i; 2], by: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(|a, by| _mm256_sllv_epi32(a, by))
+    }
+
+    #[inline(always)]
+    fn shift_right(self, a: [__m256i; 2], by: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(|a, by| _mm256_srlv_epi32(a, by))
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, sum: [__m256i; 2], a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(|sum, a, b| _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)))
+    }
+
+    #[inline(always)]
     fn sum_i(self, a: [__m256i; 2]) -> i32 {
         intrinsic!({
             let eight = _mm256_add_epi32(a[0], a[1]);
@@ -313,9 +343,14 @@ impl<Y: Ymm> Lanes for Y {
 
     #[inline(always)]
     fn look_up_3(self, low: &[u8; 16], high: &[u8; 8], table: &[u8; 16]) -> [__m256i; 2] {
+        self.look_up(self.codes_3(low, high), table)
+    }
+
+    #[inline(always)]
+    fn codes_3(self, low: &[u8; 16], high: &[u8; 8]) -> [__m256i; 2] {
         let low = self.codes_2(low);
         let high = [[high[0], high[1], high[2], high[3]], [high[4], high[5], high[6], high[7]]];
-        let codes = halves!(|low, high| {
+        halves!(|low, high| {
             let all = _mm256_set1_epi32(i32::from_le_bytes(high));
             // Byte j of a half holds its bits 8·(j / 8) .. ; of those, bit j mod 8 is looked at.
             let near = _mm256_shuffle_epi8(
@@ -325,8 +360,7 @@ impl<Y: Ymm> Lanes for Y {
             let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
             let is_set = _mm256_cmpeq_epi8(_mm256_and_si256(near, bit), bit);
             _mm256_or_si256(low, _mm256_and_si256(is_set, _mm256_set1_epi8(4)))
-        });
-        self.look_up(codes, table)
+        })
     }
 
     #[inline(always)]
@@ -334,6 +368,44 @@ impl<Y: Ymm> Lanes for Y {
         intrinsic!({
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             [_mm256_shuffle_epi8(table, codes[0]), _mm256_shuffle_epi8(table, codes[1])]
+        })
+    }
+
+    #[inline(always)]
+    fn look_up_64(self, codes: [__m256i; 2], table: &[u8; 64]) -> [__m256i; 2] {
+        let (quarters, _) = table.as_chunks::<16>();
+        halves!(|codes| {
+            let quarter = |i: usize| {
+                let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(quarters[i].as_ptr().cast()));
+                _mm256_shuffle_epi8(table, codes)
+            };
+            // Blends go by the highest bit of a byte: here bit 4 of the code, then bit 5.
+            let (odd, high) = (_mm256_slli_epi16::<3>(codes), _mm256_slli_epi16::<2>(codes));
+            let low_half = _mm256_blendv_epi8(quarter(0), quarter(1), odd);
+            let high_half = _mm256_blendv_epi8(quarter(2), quarter(3), odd);
+            _mm256_blendv_epi8(low_half, high_half, high)
+        })
+    }
+
+    #[inline(always)]
+    fn with_above<const BITS: i32>(self, codes: [__m256i; 2], above: [__m256i; 2]) -> [__m256i; 2] {
+        let by = self.splat_i(BITS);
+        self.or_i(codes, self.shift_left(above, by))
+    }
+
+    #[inline(always)]
+    fn next_code(self, codes: [__m256i; 2], before: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(|codes, before| {
+            _mm256_or_si256(_mm256_slli_epi32::<8>(codes), _mm256_srli_epi32::<24>(before))
+        })
+    }
+
+    #[inline(always)]
+    fn next_lane(self, codes: [__m256i; 2]) -> [__m256i; 2] {
+        intrinsic!({
+            let turn = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
+            let [low, high] = codes.map(|codes| _mm256_permutevar8x32_epi32(codes, turn));
+            [_mm256_blend_epi32::<1>(low, high), _mm256_blend_epi32::<1>(high, low)]
         })
     }
 

@@ -1,29 +1,84 @@
 //! [`Lanes`] on one 512-bit register.
+//!
+//! Sets differ in how they look up among 64 bytes: VBMI has `vpermb`, others choose between four look-ups among 16.
 
 use std::arch::x86_64::*;
 
 use kvant_codec::finite::F16_MAX;
 
 use super::{Lanes, Op};
-use crate::Avx512;
-use crate::isa::avx512;
+use crate::isa::{avx512, avx512vbmi};
+use crate::{Avx512, Avx512Vbmi};
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
     ($($body:tt)*) => {
-        // SAFETY: `Avx512` exists only on a CPU with AVX-512 F, BW, DQ, VL and VNNI; memory is read and written
+        // SAFETY: tokens that are `Wide` exist only on a CPU with AVX-512 F, BW, DQ, VL and VNNI; memory is read and written
         // through array references of the full width, without any need for alignment.
         unsafe { $($body)* }
     };
 }
 
+/// A token that proves AVX-512 F, BW, DQ, VL and VNNI at least, and how its set looks up.
+pub(crate) trait Wide: Copy + Send + Sync {
+    /// [`Lanes::run`]
+    fn run_op<O: Op>(self, op: O) -> O::Output;
+    /// [`Lanes::look_up_64`]
+    fn look_up(self, codes: __m512i, table: &[u8; 64]) -> __m512i;
+}
+
+/// The lanes of a token.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Zmm<W>(pub(crate) W);
+
 avx512! {
-    fn run<O: Op>(lanes: Avx512, op: O) -> O::Output {
+    fn run_avx512<O: Op>(lanes: Zmm<Avx512>, op: O) -> O::Output {
         op.run(lanes)
     }
 }
 
-impl Lanes for Avx512 {
+impl Wide for Avx512 {
+    #[inline(always)]
+    fn run_op<O: Op>(self, op: O) -> O::Output {
+        intrinsic!(run_avx512(Zmm(self), op))
+    }
+
+    #[inline(always)]
+    fn look_up(self, codes: __m512i, table: &[u8; 64]) -> __m512i {
+        let (quarters, _) = table.as_chunks::<16>();
+        intrinsic!({
+            let quarter = |i: usize| _mm512_broadcast_i32x4(_mm_loadu_si128(quarters[i].as_ptr().cast()));
+            let odd = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(16));
+            let high = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(32));
+            let first = _mm512_shuffle_epi8(quarter(0), codes);
+            let second = _mm512_mask_shuffle_epi8(first, odd, quarter(1), codes);
+            let third = _mm512_mask_shuffle_epi8(second, high, quarter(2), codes);
+            _mm512_mask_shuffle_epi8(third, high & odd, quarter(3), codes)
+        })
+    }
+}
+
+avx512vbmi! {
+    fn run_avx512vbmi<O: Op>(lanes: Zmm<Avx512Vbmi>, op: O) -> O::Output {
+        op.run(lanes)
+    }
+}
+
+impl Wide for Avx512Vbmi {
+    #[inline(always)]
+    fn run_op<O: Op>(self, op: O) -> O::Output {
+        // SAFETY: this token proves AVX-512 VBMI beside the rest.
+        unsafe { run_avx512vbmi(Zmm(self), op) }
+    }
+
+    #[inline(always)]
+    fn look_up(self, codes: __m512i, table: &[u8; 64]) -> __m512i {
+        // SAFETY: this token proves AVX-512 VBMI; the table has the 64 bytes that are read.
+        unsafe { _mm512_permutexvar_epi8(codes, _mm512_loadu_si512(table.as_ptr().cast())) }
+    }
+}
+
+impl<W: Wide> Lanes for Zmm<W> {
     type Ints = __m512i;
     type Floats = __m512;
 
@@ -33,7 +88,7 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn run<O: Op>(self, op: O) -> O::Output {
-        intrinsic!(run(self, op))
+        self.0.run_op(op)
     }
 
     #[inline(always)]
@@ -44,6 +99,36 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn add_i(self, a: __m512i, b: __m512i) -> __m512i {
         intrinsic!(_mm512_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn min_i(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_min_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn and_i(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_and_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn or_i(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn shift_left(self, a: __m512i, by: __m512i) -> __m512i {
+        intrinsic!(_mm512_sllv_epi32(a, by))
+    }
+
+    #[inline(always)]
+    fn shift_right(self, a: __m512i, by: __m512i) -> __m512i {
+        intrinsic!(_mm512_srlv_epi32(a, by))
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_dpwssd_epi32(sum, a, b))
     }
 
     #[inline(always)]
@@ -222,6 +307,33 @@ impl Lanes for Avx512 {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
             _mm512_shuffle_epi8(table, codes)
         })
+    }
+
+    #[inline(always)]
+    fn codes_3(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i {
+        let low = self.codes_2(low);
+        intrinsic!(_mm512_mask_add_epi8(low, u64::from_le_bytes(*high), low, _mm512_set1_epi8(4)))
+    }
+
+    #[inline(always)]
+    fn look_up_64(self, codes: __m512i, table: &[u8; 64]) -> __m512i {
+        self.0.look_up(codes, table)
+    }
+
+    #[inline(always)]
+    fn with_above<const BITS: i32>(self, codes: __m512i, above: __m512i) -> __m512i {
+        let by = self.splat_i(BITS);
+        self.or_i(codes, self.shift_left(above, by))
+    }
+
+    #[inline(always)]
+    fn next_code(self, codes: __m512i, before: __m512i) -> __m512i {
+        intrinsic!(_mm512_or_si512(_mm512_slli_epi32::<8>(codes), _mm512_srli_epi32::<24>(before)))
+    }
+
+    #[inline(always)]
+    fn next_lane(self, codes: __m512i) -> __m512i {
+        intrinsic!(_mm512_alignr_epi32::<15>(codes, codes))
     }
 
     #[inline(always)]

@@ -10,6 +10,8 @@ mod avx2;
 mod avx512;
 mod rotate;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Zmm;
 pub(crate) use rotate::{Rotate, Way};
 
 /// A kernel.
@@ -42,6 +44,15 @@ pub(crate) trait Lanes: Copy + Send + Sync {
 
     fn splat_i(self, x: i32) -> Self::Ints;
     fn add_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    fn min_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    fn and_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    fn or_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// Bits to the left; `by` is below 32.
+    fn shift_left(self, a: Self::Ints, by: Self::Ints) -> Self::Ints;
+    /// Bits to the right, zeros coming in; `by` is below 32.
+    fn shift_right(self, a: Self::Ints, by: Self::Ints) -> Self::Ints;
+    /// Adds to each lane the products of its two signed halves.
+    fn dot_pairs(self, sum: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// The sum of all lanes.
     fn sum_i(self, a: Self::Ints) -> i32;
     /// The low byte of each lane.
@@ -93,6 +104,16 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn look_up_3(self, low: &[u8; 16], high: &[u8; 8], table: &[u8; 16]) -> Self::Ints;
     /// `table[code]` for 64 codes below 16.
     fn look_up(self, codes: Self::Ints, table: &[u8; 16]) -> Self::Ints;
+    /// 64 codes of 3 bits: low two as [`Lanes::codes_2`], the third of code j at bit j of `high`.
+    fn codes_3(self, low: &[u8; 16], high: &[u8; 8]) -> Self::Ints;
+    /// `table[code]` for 64 codes below 64.
+    fn look_up_64(self, codes: Self::Ints, table: &[u8; 64]) -> Self::Ints;
+    /// Codes of fewer than `BITS` bits with others in the bits above; all of it stays within a byte.
+    fn with_above<const BITS: i32>(self, codes: Self::Ints, above: Self::Ints) -> Self::Ints;
+    /// Moves codes up by one within their lane; the highest of `before` comes in as the lowest.
+    fn next_code(self, codes: Self::Ints, before: Self::Ints) -> Self::Ints;
+    /// Lane i takes what lane i - 1 holds; lane 0 what the last holds.
+    fn next_lane(self, codes: Self::Ints) -> Self::Ints;
     /// 64 codes to memory.
     fn store_codes(self, codes: Self::Ints, x: &mut [u8; 64]);
 
@@ -138,7 +159,9 @@ pub(crate) fn run_on<O: Op>(isa: crate::Isa, op: O) -> Option<O::Output> {
         #[cfg(target_arch = "x86_64")]
         crate::Isa::AvxVnni(lanes) => Some(lanes.run(op)),
         #[cfg(target_arch = "x86_64")]
-        crate::Isa::Avx512(lanes) => Some(lanes.run(op)),
+        crate::Isa::Avx512(token) => Some(Zmm(token).run(op)),
+        #[cfg(target_arch = "x86_64")]
+        crate::Isa::Avx512Vbmi(token) => Some(Zmm(token).run(op)),
         _ => None,
     }
 }

@@ -61,7 +61,7 @@ fn uses_panels(isa: Isa) -> bool {
 /// The names of the kernels that multiply weights of `dtype`: one to eight rows, and more.
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     if uses_panels(isa) {
-        let set = match isa {
+        let set = match isa.of_products() {
             Isa::Avx512(_) if !panel::is_float(dtype) => "avx512vnni",
             Isa::AvxVnni(_) if panel::is_float(dtype) => "avx2",
             isa => isa.name(),

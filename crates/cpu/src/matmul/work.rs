@@ -121,7 +121,7 @@ fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
     fn blocked<S: Simd>(_: S, is_float: bool) -> usize {
         if is_float { S::FLOAT_TILE } else { S::TILE }
     }
-    match (rows, isa) {
+    match (rows, isa.of_products()) {
         (0..=2, _) => rows.max(1),
         (3..=4, _) => 4,
         (5..=6, _) => 6,
@@ -203,7 +203,7 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     let workspaces = &mut scratch.workspaces;
     let tiles = Tiles { quantised: &scratch.quantised, rotated: &scratch.rotated, floats: &scratch.floats };
     let region = Region { pool, products, x, tiles, n_in: input.n_in, rows, tuning: scratch.tuning };
-    match isa {
+    match isa.of_products() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(simd) => region.run_panels(simd, workspaces),
         #[cfg(target_arch = "x86_64")]

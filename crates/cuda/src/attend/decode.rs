@@ -37,7 +37,7 @@ use kvant_backend::{Result, StreamSpec};
 use kvant_codec::DType;
 
 use super::{BOOKS, Book, Common, HEADERS, OP, THREADS, WARPS, constants};
-use crate::kv::{SpecParams, number};
+use crate::kv::{SpecParams, TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, Launch, Source};
 
@@ -95,7 +95,7 @@ struct DecodeParams {
 /// What is compiled ahead: every type with itself and one mixed pair, for heads of 128, and turbo types in blocks of every size.
 /// Others when they come.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
-    let alike = DType::KV.into_iter().map(|dtype| [dtype; 2]);
+    let alike = TYPES.into_iter().map(|dtype| [dtype; 2]);
     let pairs = alike.chain([[DType::Q8_0, DType::Turbo3]]).map(|types| (types, [128; 2]));
     let small = [([DType::Turbo3; 2], [64; 2]), ([DType::Turbo4, DType::Turbo3], [192, 96])];
     let plain = pairs.chain(small).map(|(types, dims)| (types, dims, false));

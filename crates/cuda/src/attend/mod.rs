@@ -57,7 +57,7 @@ use kvant_codec::{ByteBook, DType, Rotation, block32, turbo};
 use self::decode::Kind;
 use self::parts::{Launched, PartParams, Way};
 use crate::constants::Constants;
-use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_PARTS, Offsets, SpecParams, is_same, small};
+use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_PARTS, Offsets, SpecParams, TYPES, is_same, small};
 use crate::module::Build;
 use crate::rotate::words;
 use crate::{Context, CudaPage, Define, DevicePtr, Header, Launch, Source};
@@ -145,7 +145,7 @@ struct KernelParams {
     rotates: [u32; 2],
     balance_at: [u32; 3],
     unused: u32,
-    books: [Book; DType::KV.len()],
+    books: [Book; TYPES.len()],
     before: [u32; 4],
     after: [u32; 4],
 }
@@ -326,8 +326,8 @@ fn launch(
 }
 
 /// What the bytes of each type stand for, by its number in kernels.
-static BOOKS: LazyLock<[Book; DType::KV.len()]> = LazyLock::new(|| {
-    DType::KV.map(|dtype| match (dtype, turbo::codebook(dtype)) {
+static BOOKS: LazyLock<[Book; TYPES.len()]> = LazyLock::new(|| {
+    TYPES.map(|dtype| match (dtype, turbo::codebook(dtype)) {
         (_, Some(codebook)) => {
             let ByteBook { bytes, step } = ByteBook::of(&codebook);
             Book { bytes, step, bias: 128.0 }

@@ -45,8 +45,9 @@ pub struct PlanOptions {
     pub n_ctx: usize,
 }
 
-/// The types that streams may have.
-const TYPES: [DType; 5] = [DType::Turbo2, DType::Turbo3, DType::Turbo4, DType::Q4_0, DType::Q8_0];
+/// The types that streams may have, where the model's device reads them.
+const TYPES: [DType; 7] =
+    [DType::Turbo2, DType::Turbo2T, DType::Turbo3, DType::Turbo3T, DType::Turbo4, DType::Q4_0, DType::Q8_0];
 /// The type that sensitivities are measured with: coarse enough to stand out.
 const PROBE: DType = DType::Turbo2;
 /// Tokens of a piece that sensitivities are measured on, and how many.
@@ -147,7 +148,7 @@ impl<'a> Finder<'a> {
 
     /// The choices of every stream: layer by layer, the keys of each head, then the values.
     fn streams(&self, progress: OnProgress<'_>) -> Result<Vec<Vec<Choice>>, EvalError> {
-        let costs = self.sensitivities(progress)?;
+        let (costs, known) = (self.sensitivities(progress)?, self.types());
         let mut streams = Vec::new();
         for (index, (layer, seen)) in self.shape.layers.iter().zip(&self.statistics.layers).enumerate() {
             let balance = &self.balance.layers[index];
@@ -157,8 +158,8 @@ impl<'a> Finder<'a> {
             for (side, (shares, dim)) in
                 [(of_keys, layer.k_head_dim), (of_values, layer.v_head_dim)].into_iter().enumerate()
             {
-                let types = TYPES.map(|dtype| self.price(index, side, dtype, dim));
-                let types = types.into_iter().collect::<Result<Vec<_>, EvalError>>()?;
+                let types = known.iter().map(|&dtype| self.price(index, side, dtype, dim));
+                let types = types.collect::<Result<Vec<_>, EvalError>>()?;
                 let noise =
                     types.iter().find(|(dtype, ..)| *dtype == PROBE).map_or(1.0, |(.., noise)| *noise);
                 streams.extend(shares.iter().map(|share| {
@@ -171,6 +172,14 @@ impl<'a> Finder<'a> {
             }
         }
         Ok(streams)
+    }
+
+    /// Those of [`TYPES`] that every device of the model reads as it reads [`PROBE`].
+    fn types(&self) -> Vec<DType> {
+        let choices = self.model.kernel_choices();
+        let devices =
+            |dtype| choices.iter().filter(|choice| choice.op == "attend" && choice.dtype == dtype).count();
+        TYPES.into_iter().filter(|&dtype| devices(dtype) == devices(PROBE)).collect()
     }
 
     /// A type, the bits that a token of one head takes in it, and its noise relative to what it codes.

@@ -231,7 +231,7 @@ impl Quantised {
             };
             let x = &source.x[tile * T * n_in..rows.min((tile + 1) * T) * n_in];
             let source = Source { x, ..source };
-            match isa {
+            match isa.of_products() {
                 Isa::Scalar => quantise_tile(source, out),
                 // SAFETY: either token proves AVX2.
                 #[cfg(target_arch = "x86_64")]
@@ -239,6 +239,8 @@ impl Quantised {
                 // SAFETY: the token proves AVX-512 F, VL and VNNI.
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512(_) => unsafe { avx512::quantise_tile(source, out) },
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512Vbmi(_) => unreachable!("products have no such set"),
                 #[cfg(not(target_arch = "x86_64"))]
                 _ => quantise_tile(source, out),
             }

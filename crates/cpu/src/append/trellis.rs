@@ -1,0 +1,155 @@
+//! The walks of `kvant_codec::trellis` for sixteen rows at once, a lane each.
+//!
+//! Costs are the integers of the codec, so that the codes are the codec's exactly. A way from a state to the next is two
+//! instructions: a product of pairs (its slope with the value, its square with a constant), and a minimum. The low bits
+//! of a cost say where it came from, so that the minimum chooses both; for all states together they make one word per row and step,
+//! and the way back is vector work too.
+
+use kvant_codec::Trellis;
+use kvant_codec::tile::TILE;
+use kvant_codec::trellis::{CLOSED, FREE, LEAD, LEVELS, UNIT, WINDOW, dim_at};
+
+use crate::lanes::Lanes;
+
+/// Finds the codes of sixteen slices of unit variance, in steps of `BITS` bits over `STATES` states. Gives the norms of what they
+/// stand for.
+#[inline(always)]
+pub(super) fn encode<L: Lanes, const BITS: usize, const STATES: usize, const N: usize>(
+    lanes: L,
+    trellis: &Trellis,
+    z: &[[f32; N]; TILE],
+    codes: &mut [[u8; N]; TILE],
+) -> [f64; TILE] {
+    let walk = Walk::<BITS, STATES>::new(trellis);
+    // Both in the order of the sequence.
+    let mut values = [[0; 64]; N];
+    for (p, value) in values.iter_mut().enumerate() {
+        let z: [f32; TILE] = std::array::from_fn(|t| z[t][dim_at(N, p)] * Trellis::PER_UNIT);
+        lanes.store_codes(walk.pair(lanes, lanes.round(lanes.load(&z))), value);
+    }
+    let mut came = [[0; 64]; N];
+
+    let mut costs = [lanes.splat_i(0); STATES];
+    for value in &values[N - LEAD..] {
+        walk.step(lanes, &mut costs, lanes.codes_8(value));
+    }
+    for (value, came) in values[..LEAD].iter().zip(&mut came) {
+        lanes.store_codes(walk.step(lanes, &mut costs, lanes.codes_8(value)), came);
+    }
+    let mut seam = walk.cheapest(lanes, &costs);
+    for came in came[..LEAD].iter().rev() {
+        seam = walk.back(lanes, seam, lanes.codes_8(came)).0;
+    }
+
+    let mut costs = walk.closed_but(lanes, seam);
+    for (value, came) in values.iter().zip(&mut came) {
+        lanes.store_codes(walk.step(lanes, &mut costs, lanes.codes_8(value)), came);
+    }
+    let (mut state, mut squares) = (seam, lanes.splat_i(0));
+    for (p, came) in came.iter().enumerate().rev() {
+        let (before, window) = walk.back(lanes, state, lanes.codes_8(came));
+        let level = lanes.and_i(lanes.look_up_64(window, &walk.magnitudes), lanes.splat_i(0xff));
+        squares = lanes.dot_pairs(squares, level, level);
+        let found = lanes.low_bytes(lanes.and_i(state, lanes.splat_i((1 << BITS) - 1)));
+        for (codes, &code) in codes.iter_mut().zip(found.as_flattened()) {
+            codes[dim_at(N, p)] = code as u8;
+        }
+        state = before;
+    }
+    let mut sums = [0; 64];
+    lanes.store_codes(squares, &mut sums);
+    std::array::from_fn(|t| Trellis::norm(u32::from_le_bytes(sums.as_chunks().0[t])))
+}
+
+/// A table, as the steps of all rows take it.
+struct Walk<const BITS: usize, const STATES: usize> {
+    /// Slopes and squares of all windows, as pairs.
+    branches: [i32; LEVELS],
+    /// Magnitudes of all levels.
+    magnitudes: [u8; LEVELS],
+}
+
+impl<const BITS: usize, const STATES: usize> Walk<BITS, STATES> {
+    /// Where the oldest bits of a window are.
+    const OLDEST: usize = WINDOW - BITS;
+
+    #[inline(always)]
+    fn new(trellis: &Trellis) -> Self {
+        Self {
+            branches: std::array::from_fn(|window| pair(trellis.branch(window))),
+            magnitudes: trellis.levels().map(i8::unsigned_abs),
+        }
+    }
+
+    /// Values as a step takes them.
+    #[inline(always)]
+    fn pair<L: Lanes>(&self, lanes: L, quarters: L::Ints) -> L::Ints {
+        let low = lanes.shift_left(quarters, lanes.splat_i(UNIT[0].ilog2() as i32));
+        lanes.or_i(lanes.and_i(low, lanes.splat_i(0xffff)), lanes.splat_i(pair([0, UNIT[1]])))
+    }
+
+    /// Costs of all states after a value, and in one word the oldest bits with which each state is reached.
+    #[inline(always)]
+    fn step<L: Lanes>(&self, lanes: L, costs: &mut [L::Ints; STATES], value: L::Ints) -> L::Ints {
+        let mut before = *costs;
+        for (state, cost) in before.iter_mut().enumerate() {
+            let tag = lanes.splat_i((state >> (Self::OLDEST - BITS)) as i32);
+            *cost = lanes.or_i(lanes.and_i(*cost, lanes.splat_i(!FREE)), tag);
+        }
+        let mut came = lanes.splat_i(0);
+        for (state, cost) in costs.iter_mut().enumerate() {
+            let mut least = lanes.splat_i(i32::MAX);
+            for oldest in 0..1 << BITS {
+                let window = state | oldest << Self::OLDEST;
+                let branch = lanes.splat_i(self.branches[window]);
+                least = lanes.min_i(least, lanes.dot_pairs(before[window >> BITS], value, branch));
+            }
+            let tag = lanes.and_i(least, lanes.splat_i((1 << BITS) - 1));
+            came = lanes.or_i(came, lanes.shift_left(tag, lanes.splat_i((BITS * state) as i32)));
+            *cost = least;
+        }
+        came
+    }
+
+    /// The cheapest states.
+    #[inline(always)]
+    fn cheapest<L: Lanes>(&self, lanes: L, costs: &[L::Ints; STATES]) -> L::Ints {
+        let mut least = lanes.splat_i(i32::MAX);
+        for (state, &cost) in costs.iter().enumerate() {
+            let tagged = lanes.or_i(lanes.and_i(cost, lanes.splat_i(!FREE)), lanes.splat_i(state as i32));
+            least = lanes.min_i(least, tagged);
+        }
+        lanes.and_i(least, lanes.splat_i(FREE))
+    }
+
+    /// Costs that let walks begin in these states only.
+    #[inline(always)]
+    fn closed_but<L: Lanes>(&self, lanes: L, states: L::Ints) -> [L::Ints; STATES] {
+        let open = lanes.shift_left(lanes.splat_i(1), states);
+        let mut costs = [open; STATES];
+        for (state, cost) in costs.iter_mut().enumerate() {
+            let is_open = lanes.and_i(lanes.shift_right(open, lanes.splat_i(state as i32)), lanes.splat_i(1));
+            // All ones for a closed state, of which one stays, where that of its cost is.
+            let is_closed = lanes.add_i(is_open, lanes.splat_i(-1));
+            *cost = lanes.and_i(is_closed, lanes.splat_i(CLOSED));
+        }
+        costs
+    }
+
+    /// The states before `states`, which were reached as `came` says, and the windows of that step.
+    #[inline(always)]
+    fn back<L: Lanes>(&self, lanes: L, states: L::Ints, came: L::Ints) -> (L::Ints, L::Ints) {
+        let mut place = states;
+        for _ in 1..BITS {
+            place = lanes.add_i(place, states);
+        }
+        let oldest = lanes.and_i(lanes.shift_right(came, place), lanes.splat_i((1 << BITS) - 1));
+        let window = lanes.or_i(states, lanes.shift_left(oldest, lanes.splat_i(Self::OLDEST as i32)));
+        (lanes.shift_right(window, lanes.splat_i(BITS as i32)), window)
+    }
+}
+
+/// Two halves of a lane.
+fn pair([low, high]: [i16; 2]) -> i32 {
+    i32::from(low as u16) | i32::from(high) << 16
+}
