@@ -112,24 +112,24 @@ impl Weights {
         let lost = match &row.levels {
             _ if in_halves => self.lost_to_halves(row, x),
             Some((levels, half_steps)) if in_bytes => {
-                let cols = levels.iter().zip(half_steps).zip(x.turned.iter().zip(&x.turned_half_steps));
+                let cols = levels.iter().zip(half_steps).zip(x.turned_most.iter().zip(&x.turned_half_steps));
                 let bytes = cols.map(|((w, dw), (x, dx))| {
-                    let (w, x) = (w.abs(), x.abs());
+                    let w = w.abs();
                     w * dx + dw * (x + dx) + summed * (w + dw) * (x + dx)
                 });
-                let turns = levels.chunks_exact(BLOCK).zip(x.values.chunks_exact(BLOCK));
+                let turns = levels.chunks_exact(BLOCK).zip(x.most.chunks_exact(BLOCK));
                 let turns =
                     turns.map(|(w, x)| roundings(TURN) * norm_1(w) * norm_1(x) / (BLOCK as f64).sqrt());
                 bytes.sum::<f64>() + turns.sum::<f64>()
             }
             None if in_bytes => {
-                let cols = row.values.iter().zip(&row.magnitudes).zip(x.values.iter().zip(&x.half_steps));
-                cols.map(|((w, m), (x, dx))| w.abs() * dx + summed * m * (x.abs() + dx)).sum()
+                let cols = row.values.iter().zip(&row.magnitudes).zip(x.most.iter().zip(&x.half_steps));
+                cols.map(|((w, m), (x, dx))| w.abs() * dx + summed * m * (x + dx)).sum()
             }
-            _ => row.magnitudes.iter().zip(&x.values).map(|(m, x)| summed * m * x.abs()).sum(),
+            _ => row.magnitudes.iter().zip(&x.most).map(|(m, x)| summed * m * x).sum(),
         };
-        let magnitude: f64 = row.values.iter().zip(&x.values).map(|(w, x)| (w * x).abs()).sum();
-        Want { value: dot(&row.values, &x.values), tolerance: lost + x.relative_error * magnitude }
+        let of_input: f64 = row.values.iter().zip(&x.errors).map(|(w, dx)| w.abs() * dx).sum();
+        Want { value: dot(&row.values, &x.values), tolerance: lost + of_input }
     }
 
     fn lost_to_halves(&self, row: &Row, x: &Activations) -> f64 {
@@ -141,10 +141,10 @@ impl Weights {
             }
             None => row.magnitudes.iter().map(|m| roundings(4) * m).collect(),
         };
-        let largest = x.values.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        let largest = x.most.iter().fold(0.0f64, |most, x| most.max(*x));
         let least = (LEAST_HALF / (1u64 << 14) as f64 * largest).max(LEAST_HALF / 2f64.powi(100));
-        let cols = row.values.iter().zip(decoded).zip(&x.values).map(|((w, decoded), x)| {
-            let (w, x) = (w.abs(), x.abs());
+        let cols = row.values.iter().zip(decoded).zip(&x.most).map(|((w, decoded), x)| {
+            let w = w.abs();
             let dw = decoded + HALF * (w + decoded) + LEAST_HALF;
             let dx = HALF * x + least;
             w * dx + dw * (x + dx) + summed * (w + dw) * (x + dx)
@@ -212,17 +212,19 @@ fn spread(total: f64) -> impl Iterator<Item = f64> {
 pub struct Activations {
     /// `[n_in]`, normalised where the op says so.
     values: Vec<f64>,
+    /// How far each may be off before it is rounded for the product: what the norm costs, or the op that it comes from.
+    errors: Vec<f64>,
+    /// How large each may be then, and how large once the row is turned.
+    most: Vec<f64>,
+    turned_most: Vec<f64>,
     half_steps: Vec<f64>,
-    turned: Vec<f64>,
     turned_half_steps: Vec<f64>,
-    /// Of each value: what the norm costs.
-    relative_error: f64,
 }
 
 impl Activations {
     /// A row as it is.
     pub fn new(x: &[f32]) -> Self {
-        Self::known_within(x.iter().copied().map(f64::from).collect(), 0.0)
+        Self::known_within(x.iter().copied().map(f64::from).collect(), vec![0.0; x.len()])
     }
 
     /// A row that is whole numbers up to 127, which is among any 32, once it is turned for the rotated types: bytes hold it, but
@@ -239,13 +241,26 @@ impl Activations {
     /// its inverse (two units of the last place where a device approximates it) and two factors: eight roundings.
     pub fn normalised(x: &[f32], weight: &[f32], eps: f32) -> Self {
         let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
-        Self::known_within(crate::reference::rms_norm(&x, weight, eps), norm_error(x.len()))
+        let (values, share) = (crate::reference::rms_norm(&x, weight, eps), norm_error(x.len()));
+        let errors = values.iter().map(|v| share * v.abs()).collect();
+        Self::known_within(values, errors)
     }
 
-    fn known_within(values: Vec<f64>, relative_error: f64) -> Self {
+    /// A row that another op gives.
+    pub fn given(row: &[Want]) -> Self {
+        let [values, errors] =
+            [|want: &Want| want.value, |want: &Want| want.tolerance].map(|of| row.iter().map(of).collect());
+        Self::known_within(values, errors)
+    }
+
+    fn known_within(values: Vec<f64>, errors: Vec<f64>) -> Self {
+        let most: Vec<f64> = values.iter().zip(&errors).map(|(x, dx)| x.abs() + dx).collect();
+        // A row that ends within a block is no row of a rotated type.
+        let turned_errors = errors.chunks_exact(BLOCK).flat_map(|errors| spread(norm_1(errors)));
         let turned = rotate(&values);
-        let (half_steps, turned_half_steps) = (half_steps(&values), half_steps(&turned));
-        Self { values, half_steps, turned, turned_half_steps, relative_error }
+        let turned_most: Vec<f64> = turned.iter().zip(turned_errors).map(|(x, dx)| x.abs() + dx).collect();
+        let (half_steps, turned_half_steps) = (half_steps(&most), half_steps(&turned_most));
+        Self { values, errors, most, turned_most, half_steps, turned_half_steps }
     }
 }
 

@@ -90,7 +90,7 @@ fn equals_its_equation<B: Backend>(
 }
 
 /// `a(g) * u` of two uncertain numbers.
-fn gated(activation: Activation, g: Want, u: Want) -> Want {
+pub fn gated(activation: Activation, g: Want, u: Want) -> Want {
     let (slope, of_z) = match activation {
         // The largest slope, at 2.4: 1.0998.
         Activation::Silu => (1.1, 0.0),

@@ -16,6 +16,16 @@ impl SharedBytes {
         (*owner).as_ref().get(range.clone())?;
         Some(Self { owner, range })
     }
+
+    /// Some of these bytes.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
+        let start = self.range.start;
+        Self { owner: Arc::clone(&self.owner), range: start + range.start..start + range.end }
+    }
 }
 
 impl From<Vec<u8>> for SharedBytes {

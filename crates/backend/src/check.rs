@@ -3,8 +3,10 @@
 //! Each function has the operands of the op that it is named after, and its errors: [`BackendError::Shape`], which names what is
 //! off, unless it says otherwise.
 
-use crate::device::{Backend, Buffer, Input, Matrix, Output, Page, Result, WeightSource};
-use crate::{BackendError, Heads, KvPart, Norm, Rope, RopeParams};
+use crate::device::{
+    Backend, Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, WeightSource,
+};
+use crate::{BackendError, Heads, KvPart, Norm, Rope, RopeParams, Routing};
 
 /// Checks [`Backend::write`].
 pub fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
@@ -49,6 +51,15 @@ pub fn check_matrix(source: &WeightSource) -> Result<()> {
     BackendError::check(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())
 }
 
+/// Checks [`Backend::experts`], beside what [`check_matrix`] asks of all rows together. Gives the rows of each expert.
+pub fn check_experts(source: &WeightSource, n_experts: usize) -> Result<usize> {
+    const OP: &str = "experts";
+    check_matrix(source)?;
+    BackendError::check_at_least(OP, "experts", 1, n_experts)?;
+    BackendError::check(OP, "rows beyond whole experts", 0, source.n_out % n_experts)?;
+    Ok(source.n_out / n_experts)
+}
+
 /// Checks [`Backend::embed`].
 pub fn check_embed(table: &impl Matrix, tokens: &[u32], out: &impl Buffer) -> Result<()> {
     const OP: &str = "embed";
@@ -86,6 +97,40 @@ pub fn check_gated_ffn<B: Backend>(
     BackendError::check(OP, "input features of `up`", gate.n_in(), up.n_in())?;
     BackendError::check(OP, "output features of `up`", gate.n_out(), up.n_out())?;
     check_output(OP, input.rows, up, y)
+}
+
+/// Checks [`Backend::expert_ffn`].
+pub fn check_expert_ffn<B: Backend>(
+    x: &B::Buffer,
+    rows: usize,
+    norm: Option<Norm<'_, B::Buffer>>,
+    routing: Routing,
+    logits: &B::Buffer,
+    ExpertWeights { gate, up, down, .. }: ExpertWeights<'_, B>,
+) -> Result<()> {
+    const OP: &str = "expert_ffn";
+    let (n, n_ff, n_experts) = (gate.n_in(), gate.n_out(), gate.n_experts());
+    for (what, [of_up, of_down], expected) in [
+        ("experts of `up` and of `down`", [up.n_experts(), down.n_experts()], n_experts),
+        ("input features of `up`, output features of `down`", [up.n_in(), down.n_out()], n),
+        ("output features of `up`, input features of `down`", [up.n_out(), down.n_in()], n_ff),
+    ] {
+        BackendError::check(OP, what, expected, of_up)?;
+        BackendError::check(OP, what, expected, of_down)?;
+    }
+    BackendError::check_at_least(OP, "experts that are used", 1, routing.n_used)?;
+    BackendError::check_at_least(OP, "experts", routing.n_used, n_experts)?;
+    check_norm(OP, norm, n)?;
+    BackendError::check_at_least(OP, "length of the stream", rows.saturating_mul(n), x.n_values())?;
+    let n_logits = rows.saturating_mul(n_experts);
+    BackendError::check_at_least(OP, "length of the logits", n_logits, logits.n_values())
+}
+
+/// Checks [`Backend::gate_rows`].
+pub fn check_gate_rows<B: Buffer>(y: &B, rows: usize, cols: usize, gates: &B) -> Result<()> {
+    const OP: &str = "gate_rows";
+    BackendError::check_at_least(OP, "length of the rows", rows.saturating_mul(cols), y.n_values())?;
+    BackendError::check_at_least(OP, "gates", rows, gates.n_values())
 }
 
 /// Checks [`Backend::add_normed`].

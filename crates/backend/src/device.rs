@@ -5,7 +5,8 @@ use std::fmt::Debug;
 use kvant_codec::DType;
 
 use crate::{
-    Activation, AttendParams, BackendError, Candidate, Heads, KvPart, Norm, Rope, RopeParams, SharedBytes,
+    Activation, AttendParams, BackendError, Candidate, Heads, KvPart, Norm, Rope, RopeParams, Routing,
+    SharedBytes,
 };
 
 /// Shorthand for a result with a [`BackendError`].
@@ -22,6 +23,16 @@ pub trait Matrix: Send + Sync {
     /// Rows: output features.
     fn n_out(&self) -> usize;
     /// Columns: input features, at least one.
+    fn n_in(&self) -> usize;
+}
+
+/// Weight matrices of one shape and type, one for each expert: `[n_experts, n_out, n_in]`.
+pub trait Experts: Send + Sync {
+    /// Matrices, at least one.
+    fn n_experts(&self) -> usize;
+    /// Rows of each: output features.
+    fn n_out(&self) -> usize;
+    /// Columns of each: input features, at least one.
     fn n_in(&self) -> usize;
 }
 
@@ -113,6 +124,26 @@ pub struct Output<'a, B: Backend> {
     pub accumulate: bool,
 }
 
+/// A feed-forward layer of experts.
+pub struct ExpertWeights<'a, B: Backend> {
+    /// Of the gates.
+    pub activation: Activation,
+    /// What the gates are made with, `[n_experts, n_ff, n]`.
+    pub gate: &'a B::Experts,
+    /// Of what is gated, `[n_experts, n_ff, n]`.
+    pub up: &'a B::Experts,
+    /// Back to the width of the stream, `[n_experts, n, n_ff]`.
+    pub down: &'a B::Experts,
+}
+
+impl<B: Backend> Clone for ExpertWeights<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for ExpertWeights<'_, B> {}
+
 /// A device: memory, and the ops of a transformer step.
 ///
 /// Buffers hold f32 activations, `[rows, cols]` without padding; they may be longer than the step needs.
@@ -123,6 +154,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     type Buffer: Buffer;
     /// A weight matrix in the device's own layout.
     type Matrix: Matrix;
+    /// The matrices of experts in the device's own layout.
+    type Experts: Experts;
     /// Cache memory.
     type Page: Page;
 
@@ -183,6 +216,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn table(&self, source: WeightSource) -> Result<Self::Matrix> {
         self.matrix(source)
     }
+    /// Takes `n_experts` matrices of one shape: `source` has the rows of all of them, one matrix after the other.
+    fn experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts>;
     /// Zeroed cache memory of `n_bytes`.
     fn page(&self, n_bytes: usize) -> Result<Self::Page>;
     /// Copies a page's bytes to host memory of the same length.
@@ -206,6 +241,23 @@ pub trait Backend: Send + Sync + Sized + 'static {
         up: &Self::Matrix,
         y: &mut Self::Buffer,
     ) -> Result<()>;
+
+    /// `x += Σ_e weight[e] W_down[e] (a(W_gate[e] n) * (W_up[e] n))` for the first `rows` rows of `x` `[rows, n]`, `n = norm(x)`
+    /// (when `norm` is given) and a the activation of `weights`. Each row's experts and their weights come of `routing` and of the row's
+    /// `logits` `[rows, n_experts]`; nobody waits for them. Equals [`Backend::gated_ffn`] and a product for each expert of a
+    /// row, added in an order that does not depend on other rows.
+    fn expert_ffn(
+        &self,
+        x: &mut Self::Buffer,
+        rows: usize,
+        norm: Option<Norm<'_, Self::Buffer>>,
+        routing: Routing,
+        logits: &Self::Buffer,
+        weights: ExpertWeights<'_, Self>,
+    ) -> Result<()>;
+
+    /// `y = y / (1 + exp(-g))` for the first `rows` rows of `y` `[rows, cols]`, g the row's value of `gates` `[rows]`.
+    fn gate_rows(&self, y: &mut Self::Buffer, rows: usize, cols: usize, gates: &Self::Buffer) -> Result<()>;
 
     /// `x += norm(y)`, `norm` over each of the first `rows` rows of `y` `[rows, n]`, n the length of its weight: a branch that
     /// is normalised before it joins the residual stream.

@@ -18,11 +18,13 @@ mod params;
 
 pub use bytes::SharedBytes;
 pub use check::{
-    check_add_normed, check_copy, check_embed, check_gated_ffn, check_matrix, check_project, check_read,
-    check_rope, check_rope_append, check_soft_cap, check_top_k, check_write,
+    check_add_normed, check_copy, check_embed, check_expert_ffn, check_experts, check_gate_rows,
+    check_gated_ffn, check_matrix, check_project, check_read, check_rope, check_rope_append, check_soft_cap,
+    check_top_k, check_write,
 };
 pub use device::{
-    Backend, Buffer, DeviceInfo, Input, KernelChoice, Matrix, Output, Page, PageTable, Result, WeightSource,
+    Backend, Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page,
+    PageTable, Result, WeightSource,
 };
 pub use error::BackendError;
 pub use kv::{
@@ -31,4 +33,4 @@ pub use kv::{
     check_append, check_attend,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
-pub use params::{Activation, AttendParams, Heads, Norm, Pairing, Rope, RopeParams};
+pub use params::{Activation, AttendParams, Heads, Norm, Pairing, Rope, RopeParams, Routing};

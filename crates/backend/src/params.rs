@@ -32,6 +32,21 @@ impl Activation {
     pub const GELU: [f32; 2] = [1.595_769_2, 0.071_354_81];
 }
 
+/// How a row chooses among experts (arXiv 1701.06538).
+///
+/// Of the router's logits `l` the `n_used` largest are chosen, of equal ones those of lower number. Expert e among them weighs
+/// `scale p[e]` with `p = softmax(l)` over all experts, or `scale p[e] / Σ p` over the chosen ones where `normalises`. A logit
+/// that is NaN or positive infinity makes every weight NaN, so that it is noticed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Routing {
+    /// Experts that each row goes through.
+    pub n_used: usize,
+    /// Whether their weights add up to `scale`.
+    pub normalises: bool,
+    /// Factor on the weights.
+    pub scale: f32,
+}
+
 /// How the last dimension of a buffer splits into heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {

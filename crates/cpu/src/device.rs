@@ -3,17 +3,17 @@
 use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice,
-    KvPart, Matrix, Norm, Output, Page, Result, RopeParams, WeightSource, check_add_normed, check_copy,
-    check_embed, check_gated_ffn, check_project, check_read, check_rope, check_soft_cap, check_top_k,
-    check_write, limits,
+    Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, ExpertWeights, Experts, Heads,
+    Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, RopeParams, Routing, WeightSource,
+    check_add_normed, check_copy, check_embed, check_expert_ffn, check_gate_rows, check_gated_ffn,
+    check_project, check_read, check_rope, check_soft_cap, check_top_k, check_write, limits,
 };
 use kvant_codec::DType;
 
 use crate::attend::Stage;
-use crate::matmul::{self, CpuMatrix, Operand, Product};
+use crate::matmul::{self, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, To};
 use crate::shards::Shards;
-use crate::{CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, embed, norm, rope, soft_cap};
+use crate::{CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, embed, gate_rows, norm, rope, soft_cap};
 
 /// The CPU device.
 pub struct CpuDevice {
@@ -89,6 +89,7 @@ fn norm_parts(norm: Norm<'_, CpuBuffer>) -> (&[f32], f32) {
 impl Backend for CpuDevice {
     type Buffer = CpuBuffer;
     type Matrix = CpuMatrix;
+    type Experts = CpuExperts;
     type Page = CpuPage;
 
     fn info(&self) -> DeviceInfo {
@@ -154,6 +155,10 @@ impl Backend for CpuDevice {
         CpuMatrix::new(self.isa, &self.pool, source)
     }
 
+    fn experts(&self, source: WeightSource, n_experts: usize) -> Result<CpuExperts> {
+        CpuExperts::new(self.isa, &self.pool, source, n_experts)
+    }
+
     fn page(&self, n_bytes: usize) -> Result<CpuPage> {
         CpuPage::zeroed(n_bytes)
     }
@@ -184,6 +189,7 @@ impl Backend for CpuDevice {
             w: output.w,
             bias: output.bias.map(CpuBuffer::as_slice),
             y: Shards::new(output.y.as_mut_slice()),
+            to: To::Rows(0),
             accumulate: output.accumulate,
             gate: None,
         });
@@ -204,6 +210,31 @@ impl Backend for CpuDevice {
         let x = operand(&input, gate.n_in());
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
         matmul::gated_ffn(self.isa, &self.pool, &mut scratch, x, activation, gate, up, y.as_mut_slice());
+        Ok(())
+    }
+
+    fn expert_ffn(
+        &self,
+        x: &mut CpuBuffer,
+        rows: usize,
+        norm: Option<Norm<'_, CpuBuffer>>,
+        routing: Routing,
+        logits: &CpuBuffer,
+        weights: ExpertWeights<'_, Self>,
+    ) -> Result<()> {
+        check_expert_ffn(x, rows, norm, routing, logits, weights)?;
+        let ExpertWeights { activation, gate, up, down } = weights;
+        let (norm, logits) = (norm.map(norm_parts), &logits.as_slice()[..rows * gate.n_experts()]);
+        let layer = ExpertFfn { norm, routing, logits, activation, gate, up, down };
+        let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
+        let x = &mut x.as_mut_slice()[..rows * gate.n_in()];
+        matmul::expert_ffn(self.isa, &self.pool, &mut scratch, layer, x);
+        Ok(())
+    }
+
+    fn gate_rows(&self, y: &mut CpuBuffer, rows: usize, cols: usize, gates: &CpuBuffer) -> Result<()> {
+        check_gate_rows(y, rows, cols, gates)?;
+        gate_rows::gate_rows(&self.pool, &mut y.as_mut_slice()[..rows * cols], gates.as_slice(), cols);
         Ok(())
     }
 

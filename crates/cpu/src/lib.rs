@@ -12,6 +12,7 @@ mod buffer;
 mod device;
 mod embed;
 mod exp;
+mod gate_rows;
 mod isa;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod lanes;
@@ -28,7 +29,7 @@ mod tuning;
 pub use buffer::CpuBuffer;
 pub use device::CpuDevice;
 pub use isa::{Avx2, Avx512, Avx512Vbmi, AvxVnni, Isa};
-pub use matmul::CpuMatrix;
+pub use matmul::{CpuExperts, CpuMatrix};
 pub use page::CpuPage;
 pub use pool::Pool;
 pub use tuning::{Trial, Tuning};

@@ -10,6 +10,14 @@ pub(crate) struct Shards<'a, T> {
     whole: PhantomData<&'a mut [T]>,
 }
 
+impl<T> Clone for Shards<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Shards<'_, T> {}
+
 // SAFETY: a `Shards` only hands out parts that its callers promise are disjoint, so sharing it between threads is
 // sending each of them `&mut [T]`s, which `T: Send` allows.
 unsafe impl<T: Send> Sync for Shards<'_, T> {}
@@ -22,7 +30,7 @@ impl<'a, T> Shards<'a, T> {
     /// The elements of `range`.
     ///
     /// # Safety
-    /// No other part that overlaps `range` may be alive.
+    /// No other part that overlaps `range`, of this or of a copy, may be alive.
     ///
     /// # Panics
     /// When `range` does not lie within the slice.

@@ -1,12 +1,19 @@
 //! Every source in every variant, for the doctor and the tests: an op that adds a kernel adds it here.
 
 use crate::module::Build;
-use crate::{append, attend, gate, norm, product, rope, soft_cap, top_k};
+use crate::{append, attend, experts, gate, norm, product, rope, soft_cap, top_k};
 
 /// What there is to compile.
 pub(crate) fn builds() -> Vec<Build> {
     let plain = |source| Build { source, defines: Vec::new() };
-    let sources =
-        [&append::SOURCE, &gate::SOURCE, &norm::SOURCE, &rope::SOURCE, &soft_cap::SOURCE, &top_k::SOURCE];
+    let sources = [
+        &append::SOURCE,
+        &experts::SOURCE,
+        &gate::SOURCE,
+        &norm::SOURCE,
+        &rope::SOURCE,
+        &soft_cap::SOURCE,
+        &top_k::SOURCE,
+    ];
     sources.into_iter().map(plain).chain(attend::builds()).chain(product::builds()).collect()
 }

@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice,
-    KvPart, Matrix, Norm, Output, Page, Result, Rope, RopeParams, WeightSource, check_add_normed,
-    check_append, check_attend, check_copy, check_embed, check_gated_ffn, check_project, check_read,
-    check_rope, check_rope_append, check_soft_cap, check_top_k, check_write,
+    Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, ExpertWeights, Experts, Heads,
+    Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, Rope, RopeParams, Routing, WeightSource,
+    check_add_normed, check_append, check_attend, check_copy, check_embed, check_expert_ffn, check_gate_rows,
+    check_gated_ffn, check_project, check_read, check_rope, check_rope_append, check_soft_cap, check_top_k,
+    check_write,
 };
 
 use crate::driver::Driver;
@@ -15,8 +16,8 @@ use crate::norm::NormParts;
 use crate::product::{Operand, Product};
 use crate::rope::Turn;
 use crate::{
-    Context, CudaBuffer, CudaError, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append, attend, gate,
-    kv, norm, product, rope, soft_cap, top_k,
+    Context, CudaBuffer, CudaError, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append,
+    attend, experts, gate, kv, norm, product, rope, soft_cap, top_k,
 };
 
 /// The variable that switches the recording of decode steps off.
@@ -140,8 +141,7 @@ fn operand(input: &Input<'_, CudaDevice>, n_in: usize) -> Operand {
 
 /// `y = w x`, to be changed where more is wanted.
 fn product_of(op: &'static str, w: &CudaMatrix, y: DevicePtr) -> Result<Product> {
-    let (dtype, n_out) = (w.dtype(), w.n_out());
-    Ok(Product { w: w.ptr(op)?, dtype, n_out, up: None, bias: None, y, accumulate: false })
+    Ok(Product::new(w.ptr(op)?, w.dtype(), w.n_out(), y))
 }
 
 /// Weight and eps of a norm.
@@ -163,6 +163,7 @@ fn new_rows(
 impl Backend for CudaDevice {
     type Buffer = CudaBuffer;
     type Matrix = CudaMatrix;
+    type Experts = CudaExperts;
     type Page = CudaPage;
 
     fn info(&self) -> DeviceInfo {
@@ -268,6 +269,10 @@ impl Backend for CudaDevice {
         CudaMatrix::table(source)
     }
 
+    fn experts(&self, source: WeightSource, n_experts: usize) -> Result<CudaExperts> {
+        CudaExperts::new(&self.cx, source, n_experts)
+    }
+
     fn page(&self, n_bytes: usize) -> Result<CudaPage> {
         Ok(CudaPage::zeroed(self.cx.arena(), n_bytes)?)
     }
@@ -326,6 +331,27 @@ impl Backend for CudaDevice {
         product::product(&self.cx, &mut x, &product_of(OP, gate, g.ptr())?)?;
         product::product(&self.cx, &mut x, &up_product)?;
         Ok(gate::gate(&self.cx, activation, g.ptr(), y.ptr(), len)?)
+    }
+
+    fn expert_ffn(
+        &self,
+        x: &mut CudaBuffer,
+        rows: usize,
+        norm: Option<Norm<'_, CudaBuffer>>,
+        routing: Routing,
+        logits: &CudaBuffer,
+        weights: ExpertWeights<'_, Self>,
+    ) -> Result<()> {
+        check_expert_ffn(x, rows, norm, routing, logits, weights)?;
+        let ExpertWeights { activation, gate, up, down } = weights;
+        let layer = experts::Layer { activation, gate, up, down };
+        let routes = experts::Routes { logits: logits.ptr(), routing, n_experts: gate.n_experts() };
+        Ok(experts::expert_ffn(&self.cx, x.ptr(), [rows, gate.n_in()], norm.map(norm_parts), routes, layer)?)
+    }
+
+    fn gate_rows(&self, y: &mut CudaBuffer, rows: usize, cols: usize, gates: &CudaBuffer) -> Result<()> {
+        check_gate_rows(y, rows, cols, gates)?;
+        Ok(gate::gate_rows(&self.cx, gates.ptr(), y.ptr(), [rows, cols])?)
     }
 
     fn add_normed(

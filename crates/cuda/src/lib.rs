@@ -21,6 +21,7 @@ mod emulator;
 #[cfg(test)]
 mod end_to_end;
 mod error;
+mod experts;
 mod gate;
 mod gpu;
 mod half;
@@ -40,6 +41,7 @@ mod top_k;
 
 pub use device::CudaDevice;
 pub use error::CudaVersion;
+pub use experts::CudaExperts;
 pub use matrix::CudaMatrix;
 pub use memory::{CudaBuffer, CudaPage, PageAddresses};
 

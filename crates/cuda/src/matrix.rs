@@ -25,10 +25,7 @@ impl CudaMatrix {
 
     /// A matrix on the device.
     pub(crate) fn new(cx: &Context, source: WeightSource) -> Result<Self> {
-        if !product::supports(source.dtype) {
-            let has = product::TYPES.map(DType::name).join(", ");
-            return Err(BackendError::Unsupported { op: "matrix", wanted: source.dtype.to_string(), has });
-        }
+        product::check_type("matrix", source.dtype)?;
         let mut matrix = Self::table(source)?;
         matrix.block = Some(product::upload(cx, matrix.dtype(), matrix.n_in(), &matrix.source.bytes)?);
         Ok(matrix)

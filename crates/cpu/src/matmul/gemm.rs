@@ -10,13 +10,13 @@ use std::ops::Range;
 
 use kvant_codec::DType;
 
-use super::floats::Floats;
+use super::floats::FloatTiles;
 use super::kernels::{
     CHUNK_BLOCKS, CHUNK_COLS, Chunk, FloatChunk, Multiply, MultiplyFloats, PAIR, Register, Sums, Unpack,
     UnpackFloats,
 };
 use super::panel::{BLOCK, Format, Line, PANEL, Values, is_float, is_rotated, with_format, with_values};
-use super::quantise::Quantised;
+use super::quantise::QuantisedTiles;
 use super::simd::Simd;
 
 /// Rows that are whole tiles of every kernel set.
@@ -65,15 +65,15 @@ pub(super) struct Pair<'a> {
 /// The activations in the forms that panels want.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'a> {
-    pub quantised: &'a Quantised,
+    pub quantised: QuantisedTiles<'a>,
     /// For the rotated formats.
-    pub rotated: &'a Quantised,
-    pub floats: &'a Floats,
+    pub rotated: QuantisedTiles<'a>,
+    pub floats: FloatTiles<'a>,
 }
 
 impl<'a> Tiles<'a> {
     /// What coded panels of this type meet.
-    pub fn codes(&self, dtype: DType) -> &'a Quantised {
+    pub fn codes(&self, dtype: DType) -> QuantisedTiles<'a> {
         if is_rotated(dtype) { self.rotated } else { self.quantised }
     }
 }
@@ -116,7 +116,7 @@ fn add_codes<S: Simd, F: Format, const T: usize>(
     chunk: &mut Chunk,
     sums: &mut [Sums<T>],
     pair: Pair<'_>,
-    quantised: &Quantised,
+    quantised: QuantisedTiles<'_>,
     first_tile: usize,
 ) {
     let (layout, format) = (F::LAYOUT, PhantomData::<F>);
@@ -140,7 +140,7 @@ fn multiply_floats<S: Simd, const T: usize>(
     simd: S,
     workspace: &mut Workspace,
     pair: Pair<'_>,
-    floats: &Floats,
+    floats: FloatTiles<'_>,
     rows: Range<usize>,
     put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
 ) {
@@ -156,7 +156,7 @@ fn add_floats<S: Simd, V: Values, const T: usize>(
     chunk: &mut FloatChunk,
     sums: &mut [Sums<T>],
     pair: Pair<'_>,
-    floats: &Floats,
+    floats: FloatTiles<'_>,
     first_tile: usize,
 ) {
     sums.fill([[Register::ZERO; T]; PAIR]);

@@ -6,9 +6,12 @@
 //! | 1 to 8 | panels | [`skinny`]: every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked a chunk at a time and multiplied with blocks of rows |
 //!
+//! Experts ([`experts`]) take the same paths, each with the rows that chose it.
+//!
 //! Coded panels meet activations in 8 bits ([`quantise`]), rotated ones where the weights are; float panels and file rows meet
 //! them in f32.
 
+mod experts;
 mod floats;
 mod gate;
 mod gemm;
@@ -30,7 +33,9 @@ use kvant_codec::DType;
 use crate::{Isa, Pool};
 use panel::{Line, PANEL, Panels};
 
-pub(crate) use work::{Operand, Product, Scratch, gated_ffn, project};
+pub use experts::CpuExperts;
+pub(crate) use experts::{ExpertFfn, expert_ffn};
+pub(crate) use work::{Operand, Product, Scratch, To, gated_ffn, project};
 
 /// Below this many values a parallel region costs more than it saves.
 const MIN_PARALLEL_VALUES: usize = 16 * 1024;

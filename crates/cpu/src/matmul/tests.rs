@@ -1,6 +1,7 @@
 //! Every product is held to sums in f64 over weights that the codec decodes.
 
 mod company;
+mod experts;
 
 use kvant_backend::{Activation, Backend, Input, Matrix, Norm, Output, WeightSource};
 use kvant_codec::fields::{Fields, Spec};
@@ -113,9 +114,9 @@ const SHAPES: [(usize, usize); 12] = [
 /// The activations as coded kernels see them: steps of each block, and the values that the codes stand for.
 fn quantised(x: &[f32], rotates: bool) -> (Vec<f32>, Vec<f32>) {
     let mut quantised = Quantised::default();
-    let source = Source { x, n_in: x.len(), norm: None, rotates };
+    let source = Source { x, picks: None, n_in: x.len(), norm: None, rotates };
     quantised.fill(Isa::Scalar, &Pool::new(1).unwrap(), source, 1);
-    let tile = quantised.tile::<1>(0);
+    let tile = quantised.tiles(0, 1).tile::<1>(0);
     let steps: Vec<f32> = tile.scales.iter().map(|&[step]| step).collect();
     let codes = tile.codes.iter().flatten().flat_map(|&[word]| word.to_le_bytes());
     let values = codes.enumerate().map(|(i, code)| f32::from(code as i8) * steps[i / 32]).collect();
@@ -327,7 +328,7 @@ fn all_kernel_sets_quantise_alike_and_bad_numbers_stay_visible() {
     let norms = [None, Some((&gain[..], 1e-5))];
     for (norm, rotates) in norms.into_iter().flat_map(|norm| [(norm, false), (norm, true)]) {
         for tile_rows in [1, 2, 4, 6, 8] {
-            let source = Source { x: &x, n_in: 96, norm, rotates };
+            let source = Source { x: &x, picks: None, n_in: 96, norm, rotates };
             let fill = |isa| {
                 let mut quantised = Quantised::default();
                 quantised.fill(isa, &pool, source, tile_rows);

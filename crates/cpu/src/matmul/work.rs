@@ -11,7 +11,7 @@ use super::kernels::{Gate, PAIR};
 use super::panel::{PANEL, is_float, is_rotated};
 use super::quantise::{Quantised, Source};
 use super::simd::Simd;
-use super::{CpuMatrix, MIN_PARALLEL_VALUES, Store, gate, rows, skinny, uses_panels};
+use super::{CpuMatrix, MIN_PARALLEL_VALUES, Store, experts, gate, rows, skinny, uses_panels};
 use crate::norm::rms_norm;
 use crate::shards::Shards;
 use crate::{Isa, Pool, Tuning};
@@ -42,9 +42,19 @@ pub(crate) struct Product<'a> {
     pub bias: Option<&'a [f32]>,
     /// `[rows, n_out]`.
     pub y: Shards<'a, f32>,
+    pub to: To<'a>,
     pub accumulate: bool,
     /// What the product is multiplied by.
     pub gate: Option<Gating<'a>>,
+}
+
+/// Which rows of `y` the rows of a product go to.
+#[derive(Clone, Copy)]
+pub(crate) enum To<'a> {
+    /// As many from this one on.
+    Rows(usize),
+    /// These, to which the product is added times each row's factor. A row is there once.
+    Picked { rows: &'a [u32], factors: &'a [f32] },
 }
 
 /// The gate of a product: `a(w x)`.
@@ -80,12 +90,19 @@ impl Outputs<'_, '_> {
     pub(super) fn put(&mut self, row: usize, first: usize, values: &[f32]) {
         let outputs = self.panels.start * PANEL..self.panels.end * PANEL;
         assert!(self.rows.contains(&row) && outputs.start <= first && first + values.len() <= outputs.end);
-        let Product { w, bias, y, accumulate, .. } = self.product;
+        let Product { w, bias, y, to, accumulate, .. } = self.product;
         let n = values.len().min(w.n_out - first);
+        let (row, factor) = match to {
+            To::Rows(first) => (first + row, None),
+            To::Picked { rows, factors } => (rows[row] as usize, Some(factors[row])),
+        };
         let at = row * w.n_out + first;
         // SAFETY: nobody else holds these outputs, as was promised when they were handed out, and here they are borrowed
         // for as long as `y` lives.
         let y = unsafe { y.part(at..at + n) };
+        if let Some(factor) = factor {
+            return (0..n).for_each(|i| y[i] += factor * values[i]);
+        }
         match bias {
             Some(bias) if *accumulate => {
                 (0..n).for_each(|i| y[i] += values[i] + bias[first + i]);
@@ -106,22 +123,30 @@ impl Outputs<'_, '_> {
 pub(crate) struct Scratch {
     pub tuning: Tuning,
     /// The input, normalised, `[rows, n_in]`.
-    normed: Vec<f32>,
+    pub(super) normed: Vec<f32>,
     /// Gate activations, `[rows, n_ff]`, where gate and up are not fused.
     gate: Vec<f32>,
-    quantised: Quantised,
-    rotated: Quantised,
-    floats: Floats,
+    pub(super) forms: Forms,
     /// One for each thread.
-    workspaces: Vec<Workspace>,
+    pub(super) workspaces: Vec<Workspace>,
+    pub(super) experts: experts::Scratch,
+}
+
+/// The input in the forms that kernels want.
+#[derive(Default)]
+pub(super) struct Forms {
+    pub quantised: Quantised,
+    pub rotated: Quantised,
+    pub floats: Floats,
 }
 
 /// Rows of a tile for `rows` input rows.
-fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
+pub(super) fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
     fn blocked<S: Simd>(_: S, is_float: bool) -> usize {
         if is_float { S::FLOAT_TILE } else { S::TILE }
     }
     match (rows, isa.of_products()) {
+        _ if !uses_panels(isa) => 1,
         (0..=2, _) => rows.max(1),
         (3..=4, _) => 4,
         (5..=6, _) => 6,
@@ -147,14 +172,13 @@ struct Region<'a> {
     /// The input in f32, `[rows, n_in]`, where a product reads it so.
     x: &'a [f32],
     tiles: Tiles<'a>,
-    n_in: usize,
     rows: usize,
     tuning: Tuning,
 }
 
 /// What the input is made into for a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+pub(super) enum Form {
     /// Left as it is.
     Rows,
     /// Tiles of f32.
@@ -166,7 +190,7 @@ enum Form {
 }
 
 impl Form {
-    fn of(isa: Isa, dtype: DType) -> Self {
+    pub fn of(isa: Isa, dtype: DType) -> Self {
         match dtype {
             _ if !uses_panels(isa) => Self::Rows,
             dtype if is_float(dtype) => Self::Floats,
@@ -188,21 +212,18 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
         x = normalise(pool, &mut scratch.normed, input);
     }
     if wants(Form::Floats) {
-        scratch.floats.fill(pool, x, input.n_in, tile_rows(isa, rows, true));
+        scratch.forms.floats.fill(pool, x, input.n_in, tile_rows(isa, rows, true));
     }
-    let source = |rotates| Source { x: input.x, n_in: input.n_in, norm: input.norm, rotates };
+    let source = |rotates| Source { x: input.x, picks: None, n_in: input.n_in, norm: input.norm, rotates };
     if wants(Form::Codes) {
-        scratch.quantised.fill(isa, pool, source(false), tile_rows(isa, rows, false));
+        scratch.forms.quantised.fill(isa, pool, source(false), tile_rows(isa, rows, false));
     }
     if wants(Form::Rotated) {
-        scratch.rotated.fill(isa, pool, source(true), tile_rows(isa, rows, false));
+        scratch.forms.rotated.fill(isa, pool, source(true), tile_rows(isa, rows, false));
     }
-    if scratch.workspaces.is_empty() {
-        scratch.workspaces.resize(pool.n_threads(), Workspace::EMPTY);
-    }
-    let workspaces = &mut scratch.workspaces;
-    let tiles = Tiles { quantised: &scratch.quantised, rotated: &scratch.rotated, floats: &scratch.floats };
-    let region = Region { pool, products, x, tiles, n_in: input.n_in, rows, tuning: scratch.tuning };
+    let workspaces = for_threads(&mut scratch.workspaces, pool);
+    let tiles = scratch.forms.tiles([false, true].map(|is_float| (0, tile_rows(isa, rows, is_float))));
+    let region = Region { pool, products, x, tiles, rows, tuning: scratch.tuning };
     match isa.of_products() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(simd) => region.run_panels(simd, workspaces),
@@ -214,10 +235,29 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     }
 }
 
+/// A workspace for each thread.
+pub(super) fn for_threads<'a>(workspaces: &'a mut Vec<Workspace>, pool: &Pool) -> &'a mut [Workspace] {
+    if workspaces.is_empty() {
+        workspaces.resize(pool.n_threads(), Workspace::EMPTY);
+    }
+    workspaces
+}
+
+impl Forms {
+    /// Where tiles begin and how many rows each has, of those in 8 bits and of those in f32.
+    pub fn tiles(&self, [codes, floats]: [(usize, usize); 2]) -> Tiles<'_> {
+        Tiles {
+            quantised: self.quantised.tiles(codes.0, codes.1),
+            rotated: self.rotated.tiles(codes.0, codes.1),
+            floats: self.floats.tiles(floats.0, floats.1),
+        }
+    }
+}
+
 impl Region<'_> {
     /// Every product from file rows.
     fn run_rows(&self) {
-        self.for_each_item(1, |outputs| self.file_rows(outputs));
+        self.for_each_item(1, |outputs| file_rows(outputs, self.x));
     }
 
     /// Every product from panels.
@@ -262,16 +302,16 @@ impl Region<'_> {
             blocked(simd, workspace, unsafe { product.outputs(panels, rows) }, self.tiles);
         });
     }
+}
 
-    /// Outputs by the reference.
-    fn file_rows(&self, mut outputs: Outputs<'_, '_>) {
-        let w = outputs.product.w;
-        let Store::Rows(bytes) = &w.store else { unreachable!("panels for the scalar kernel set") };
-        let row_bytes = bytes.len() / w.n_out;
-        for o in outputs.panels.start * PANEL..w.n_out.min(outputs.panels.end * PANEL) {
-            let row = &bytes[o * row_bytes..][..row_bytes];
-            rows::row_products(w.dtype, row, self.x, self.n_in, |r, value| outputs.put(r, o, &[value]));
-        }
+/// Outputs by the reference, for the rows of `x` `[rows, n_in]`.
+pub(super) fn file_rows(mut outputs: Outputs<'_, '_>, x: &[f32]) {
+    let w = outputs.product.w;
+    let Store::Rows(bytes) = &w.store else { unreachable!("panels for the scalar kernel set") };
+    let row_bytes = bytes.len() / w.n_out;
+    for o in outputs.panels.start * PANEL..w.n_out.min(outputs.panels.end * PANEL) {
+        let row = &bytes[o * row_bytes..][..row_bytes];
+        rows::row_products(w.dtype, row, x, w.n_in, |r, value| outputs.put(r, o, &[value]));
     }
 }
 
@@ -292,7 +332,12 @@ fn locate<'a, 'b>(
 
 /// Outputs of one pair of panels for the rows of one row block: of neighbours, or of a panel of `up` and the same of `gate`.
 #[cfg(target_arch = "x86_64")]
-fn blocked<S: Simd>(simd: S, workspace: &mut Workspace, mut outputs: Outputs<'_, '_>, tiles: Tiles<'_>) {
+pub(super) fn blocked<S: Simd>(
+    simd: S,
+    workspace: &mut Workspace,
+    mut outputs: Outputs<'_, '_>,
+    tiles: Tiles<'_>,
+) {
     let (w, first, rows) = (outputs.product.w, outputs.panels.start, outputs.rows.clone());
     let pair = |panels| Pair { dtype: w.dtype, n_in: w.n_in, panels };
     let panel = first..first + 1;
@@ -342,7 +387,9 @@ pub(crate) fn gated_ffn(
     up: &CpuMatrix,
     y: &mut [f32],
 ) {
-    let product = |w, y, gate| Some(Product { w, bias: None, y: Shards::new(y), accumulate: false, gate });
+    let product = |w, y, gate| {
+        Some(Product { w, bias: None, y: Shards::new(y), to: To::Rows(0), accumulate: false, gate })
+    };
     if uses_panels(isa) && gate.dtype == up.dtype {
         let gate = Some(Gating { w: gate, activation });
         return run(isa, pool, scratch, input, &[product(up, y, gate), None, None, None]);
@@ -363,7 +410,7 @@ pub(crate) fn gated_ffn(
 }
 
 /// The rows of the operand, normalised into `normed` when a norm is given.
-fn normalise<'a>(pool: &Pool, normed: &'a mut Vec<f32>, input: Operand<'a>) -> &'a [f32] {
+pub(super) fn normalise<'a>(pool: &Pool, normed: &'a mut Vec<f32>, input: Operand<'a>) -> &'a [f32] {
     let Some((weight, eps)) = input.norm else { return input.x };
     let (n_in, rows) = (input.n_in, input.rows());
     if normed.len() < input.x.len() {

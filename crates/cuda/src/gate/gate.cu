@@ -1,4 +1,4 @@
-// The gate by itself: u = a(g) u, one value per thread.
+// Gates by themselves, one value per thread: u = a(g) u, and that of whole rows.
 
 #include "gate.cuh"
 
@@ -12,4 +12,17 @@ struct GateParams {
 extern "C" __global__ void gate(const __grid_constant__ GateParams p) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.n) p.u[i] = gated(p.activation, p.g[i], p.u[i]);
+}
+
+struct GateRowsParams {
+    const float* g;  // [rows]
+    float* y;        // [rows, cols]
+    unsigned rows;
+    unsigned cols;
+};
+
+// Gates of whole rows: y = y / (1 + exp(-g)).
+extern "C" __global__ void gate_rows(const __grid_constant__ GateRowsParams p) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < (size_t)p.rows * p.cols) p.y[i] = p.y[i] / (1.0f + expf(-p.g[i / p.cols]));
 }

@@ -59,6 +59,30 @@ pub(crate) fn gate(
     cx.launch(cx.kernel(&SOURCE, "gate")?, launch, &params)
 }
 
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct RowsParams {
+    g: DevicePtr,
+    y: DevicePtr,
+    rows: u32,
+    cols: u32,
+}
+
+/// `y /= 1 + exp(-g)` for each row of `y` `[rows, cols]` and its g.
+pub(crate) fn gate_rows(
+    cx: &Context,
+    g: DevicePtr,
+    y: DevicePtr,
+    [rows, cols]: [usize; 2],
+) -> Result<(), CudaError> {
+    if rows == 0 || cols == 0 {
+        return Ok(());
+    }
+    let params = RowsParams { g, y, rows: rows as u32, cols: cols as u32 };
+    let launch = Launch::linear((params.rows * params.cols).div_ceil(THREADS), THREADS);
+    cx.launch(cx.kernel(&SOURCE, "gate_rows")?, launch, &params)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -74,11 +74,12 @@ __device__ __forceinline__ void round_to_bytes(Inputs& to, const float (&v)[4]) 
 }
 
 // Brings a step of the row: each thread 4 inputs, whose squares are added to `squares`.
-__device__ __forceinline__ void bring(const ProductParams& p, u32 k, Inputs& to, float& squares) {
+__device__ __forceinline__ void bring(
+    const ProductParams& p, u32 k, size_t row, Inputs& to, float& squares) {
     u32 at = k + 4 * threadIdx.x;
     float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (at < p.n_in) {
-        float4 x = *(const float4*)(p.x + at);
+        float4 x = *(const float4*)(p.x + row * p.n_in + at);
         v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
         if (p.norm) {
             float4 by = *(const float4*)(p.norm + at);
@@ -102,10 +103,10 @@ __device__ __forceinline__ float norm_factor(const ProductParams& p, float squar
 }
 #else
 // Brings a step of one row: each thread 4 codes, the first of each 8 a scale and two sums.
-__device__ __forceinline__ void bring(const ProductParams& p, u32 k, u32 row, Inputs& to) {
+__device__ __forceinline__ void bring(const ProductParams& p, u32 k, size_t row, Inputs& to) {
     u32 group = threadIdx.x / 8, part = threadIdx.x % 8, groups = p.n_in / 32;
     if (k / 32 + group >= groups) return;
-    size_t at = (size_t)row * groups + k / 32 + group;
+    size_t at = row * groups + k / 32 + group;
     to.codes[part / 4][group][part % 4] = p.codes[8 * at + part];
     if (part == 0) {
         float scale = p.scales[at];
@@ -150,7 +151,8 @@ __device__ __forceinline__ float multiply(const Group& w, const Inputs& x, u32 l
 extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid_constant__ ProductParams p) {
     __shared__ Inputs inputs[2][ROWS];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 first_row = blockIdx.y * ROWS, rows = min(p.rows - first_row, (u32)ROWS);
+    BlockRows block = block_rows(p, ROWS);
+    u32 rows = block.n;
     u32 first_out = p.up ? blockIdx.x * WARPS + warp : (blockIdx.x * WARPS + warp) * FEATURES;
 
     const u8* w[FEATURES];
@@ -159,13 +161,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid
     for (int f = 0; f < FEATURES; f++) {
         // A feature beyond the last computes what the last does; it is not stored.
         u32 out = min(p.up ? first_out : first_out + f, p.n_out - 1);
-        w[f] = (p.up && f == 1 ? p.up : p.w) + p.row_bytes * out;
+        w[f] = (p.up && f == 1 ? p.up : p.w) + block.skipped + p.row_bytes * out;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) sums[f][r] = 0.0f;
     }
 
 #if ROWS == 1
     float squares = 0.0f;
+    size_t input_row = x_row(p, block.first);
 #endif
     u32 buffer = 0;
     for (u32 k = 0; k < p.n_in; k += STEP, buffer ^= 1) {
@@ -177,9 +180,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid
             for (int f = 0; f < FEATURES; f++) group[f] = read_group(w[f], g, p.n_in, p.book);
         }
 #if ROWS == 1
-        bring(p, k, inputs[buffer][0], squares);
+        bring(p, k, input_row, inputs[buffer][0], squares);
 #else
-        for (u32 r = 0; r < rows; r++) bring(p, k, first_row + r, inputs[buffer][r]);
+        for (u32 r = 0; r < rows; r++) bring(p, k, x_row(p, block.first + r), inputs[buffer][r]);
 #endif
         __syncthreads();
         if (has_group) {
@@ -201,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid
         float y[FEATURES];
 #pragma unroll
         for (int f = 0; f < FEATURES; f++) y[f] = factor * add_over(sums[f][r], 32);
-        float* to = p.y + (size_t)(first_row + r) * p.n_out + first_out;
+        float* to = p.y + y_row(p, block.first + r) * p.n_out + first_out;
         if (p.up) {
             if (lane == 0 && first_out < p.n_out) *to = gated(p.activation, y[0], y[1]);
             continue;

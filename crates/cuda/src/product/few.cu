@@ -13,7 +13,8 @@
 extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_constant__ ProductParams p) {
     __shared__ float inputs[ROWS][STEP / 32 * PITCH];
     u32 first_out = (blockIdx.x * WARPS + threadIdx.x / 32) * FEATURES, lane = threadIdx.x % 32;
-    u32 first_row = blockIdx.y * ROWS;
+    BlockRows rows = block_rows(p, ROWS);
+    const u8* w_of_rows = p.w + rows.skipped;
 
     float sums[FEATURES][ROWS];
 #pragma unroll
@@ -22,8 +23,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_co
         for (int r = 0; r < ROWS; r++) sums[f][r] = 0.0f;
     }
     for (u32 k = 0; k < p.n_in; k += STEP) {
-        for (u32 r = 0; r < ROWS && first_row + r < p.rows; r++) {
-            const float* x = p.x + (size_t)(first_row + r) * p.n_in + k;
+        for (u32 r = 0; r < ROWS && r < rows.n; r++) {
+            const float* x = p.x + x_row(p, rows.first + r) * p.n_in + k;
             for (u32 i = threadIdx.x; i < STEP; i += WARPS * 32) {
                 inputs[r][i / 32 * PITCH + i % 32] = k + i < p.n_in ? x[i] : 0.0f;
             }
@@ -36,11 +37,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_co
             for (int f = 0; f < FEATURES; f++) {
                 // A feature beyond the last computes what the last does; it is not stored.
                 u32 out = min(first_out + f, p.n_out - 1);
-                decode_group(p.w + p.row_bytes * out, g, p.n_in, p.book, w[f]);
+                decode_group(w_of_rows + p.row_bytes * out, g, p.n_in, p.book, w[f]);
             }
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                if (first_row + r >= p.rows) break;
+                if (r >= rows.n) break;
 #pragma unroll
                 for (int i = 0; i < 32; i++) {
                     float x = inputs[r][lane * PITCH + i];
@@ -56,11 +57,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_co
         u32 out = first_out + f;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            if (first_row + r >= p.rows || out >= p.n_out) break;
+            if (r >= rows.n || out >= p.n_out) break;
             float sum = sums[f][r];
             for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
             if (lane == 0) {
-                float* y = p.y + (size_t)(first_row + r) * p.n_out + out;
+                float* y = p.y + y_row(p, rows.first + r) * p.n_out + out;
                 if (p.bias) sum += p.bias[out];
                 *y = p.accumulate ? *y + sum : sum;
             }

@@ -15,7 +15,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_many(const __grid_
     __shared__ u32 weights[FEATURES * PITCH / 2];               // pairs of halves, [feature][k]
     __shared__ __align__(16) u32 inputs[ROWS * PITCH / 2];      // [row][k]
     u32 pitch = (p.n_in + STEP - 1) / STEP * STEP;
-    u32 first_out = blockIdx.x * FEATURES, first_row = blockIdx.y * ROWS;
+    u32 first_out = blockIdx.x * FEATURES;
+    BlockRows rows = block_rows(p, ROWS);
+    if (rows.n == 0) return;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 quad = lane / 4, t = lane % 4;
 
@@ -31,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_many(const __grid_
             u32 feature = threadIdx.x / 2, g = k / 32 + threadIdx.x % 2;
             float w[32];
             if (first_out + feature < p.n_out && 32 * g < p.n_in) {
-                decode_group(p.w + p.row_bytes * (first_out + feature), g, p.n_in, p.book, w);
+                decode_group(p.w + rows.skipped + p.row_bytes * (first_out + feature), g, p.n_in, p.book, w);
             } else {
 #pragma unroll
                 for (int i = 0; i < 32; i++) w[i] = 0.0f;
@@ -44,9 +46,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_many(const __grid_
 #pragma unroll
         for (u32 i = threadIdx.x; i < ROWS * STEP / 8; i += THREADS) {
             u32 row = i / (STEP / 8), eight = i % (STEP / 8);
-            const u16* x = (const u16*)p.codes + (size_t)(first_row + row) * pitch + k + 8 * eight;
-            bool is_row = first_row + row < p.rows;
-            *(uint4*)(inputs + row * (PITCH / 2) + 4 * eight) = is_row ? *(const uint4*)x : uint4{};
+            uint4 halves = {};
+            if (row < rows.n) {
+                const u16* x = (const u16*)p.codes + x_row(p, rows.first + row) * pitch + k + 8 * eight;
+                halves = *(const uint4*)x;
+            }
+            *(uint4*)(inputs + row * (PITCH / 2) + 4 * eight) = halves;
         }
         __syncthreads();
 #pragma unroll
@@ -66,11 +71,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_many(const __grid_
     for (int n = 0; n < ROWS / 8; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            u32 out = first_out + 16 * warp + quad + 8 * (i / 2), row = first_row + 8 * n + 2 * t + i % 2;
-            if (out >= p.n_out || row >= p.rows) continue;
-            float sum = sums[n][i] * p.scales[row];
+            u32 out = first_out + 16 * warp + quad + 8 * (i / 2), row = 8 * n + 2 * t + i % 2;
+            if (out >= p.n_out || row >= rows.n) continue;
+            float sum = sums[n][i] * p.scales[x_row(p, rows.first + row)];
             if (p.bias) sum += p.bias[out];
-            float* y = p.y + (size_t)row * p.n_out + out;
+            float* y = p.y + y_row(p, rows.first + row) * p.n_out + out;
             *y = p.accumulate ? *y + sum : sum;
         }
     }

@@ -10,7 +10,7 @@
 //! row, so that none is too large or too small; sums stay in f32. Each weight is decoded once per 64 rows.
 
 use bytemuck::NoUninit;
-use kvant_backend::Activation;
+use kvant_backend::{Activation, BackendError};
 use kvant_codec::{Codebook, DType, Rotation};
 
 use crate::constants::Constants;
@@ -23,8 +23,10 @@ mod operand;
 pub(crate) use layout::upload;
 pub(crate) use operand::Operand;
 
-static HEADERS: [Header; 3] =
-    [HALF_HEADER, gate::HEADER, Header { name: "weights.cuh", text: include_str!("weights.cuh") }];
+static HEADERS: [Header; 4] =
+    [HALF_HEADER, gate::HEADER, SPANS, Header { name: "weights.cuh", text: include_str!("weights.cuh") }];
+/// What says which rows meet which expert's weights.
+pub(crate) const SPANS: Header = Header { name: "spans.cuh", text: include_str!("spans.cuh") };
 static CODED: Source = Source {
     name: "coded.cu",
     text: include_str!("coded.cu"),
@@ -55,7 +57,7 @@ const ROWS: [u32; 2] = [1, 8];
 /// From so many rows on the weights are decoded for tensor cores: fewer would be decoded at most twice anyway.
 pub(crate) const MANY_ROWS: usize = 17;
 /// Output features and rows of a block of the kernel for many rows.
-const TILE: u32 = 64;
+pub(crate) const TILE: u32 = 64;
 
 /// Types in the order of their numbers in kernels.
 pub(crate) const TYPES: [DType; 15] = [
@@ -123,6 +125,27 @@ struct KernelParams {
     eps: f32,
     book: Levels,
     activation: u32,
+    spans: DevicePtr,
+    order: DevicePtr,
+    expert_bytes: u64,
+    slots_of_row: u32,
+    unused: u32,
+}
+
+/// Whose weights the rows meet, where they are those of experts: the rows of the result are then *slots*, experts of rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Picks {
+    /// Expert, first place in the order of slots, and number of slots of each block of rows, `[n_spans, 3]`.
+    pub spans: DevicePtr,
+    pub n_spans: usize,
+    /// `[slots]`
+    pub order: DevicePtr,
+    /// Whether spans are of many slots.
+    pub is_many: bool,
+    /// From one expert's matrix to the next.
+    pub expert_bytes: usize,
+    /// Slots that have the same row of inputs.
+    pub slots_of_row: usize,
 }
 
 /// The right operand of a product and where the result goes, shapes checked.
@@ -140,11 +163,29 @@ pub(crate) struct Product {
     pub y: DevicePtr,
     /// Add to `y` instead of overwriting it.
     pub accumulate: bool,
+    /// Of the matrices of experts, of which `w` (and that of the gate) is the first.
+    pub picks: Option<Picks>,
 }
 
-/// Whether there is a kernel for this type of weights.
-pub(crate) fn supports(dtype: DType) -> bool {
-    TYPES.contains(&dtype)
+impl Product {
+    /// `y = w x`, to be changed where more is wanted.
+    pub fn new(w: DevicePtr, dtype: DType, n_out: usize, y: DevicePtr) -> Self {
+        Self { w, dtype, n_out, up: None, bias: None, y, accumulate: false, picks: None }
+    }
+}
+
+/// Refuses weights of a type that no kernel reads, for `op`.
+pub(crate) fn check_type(op: &'static str, dtype: DType) -> Result<(), BackendError> {
+    if TYPES.contains(&dtype) {
+        return Ok(());
+    }
+    let has = TYPES.map(DType::name).join(", ");
+    Err(BackendError::Unsupported { op, wanted: dtype.to_string(), has })
+}
+
+/// Bytes of a matrix `[n_out, n_in]` on the device.
+pub(crate) fn matrix_bytes(dtype: DType, [n_out, n_in]: [usize; 2]) -> usize {
+    n_out * layout::row_bytes(dtype, n_in)
 }
 
 /// The kernels for a type of weights, of few and of many rows.
@@ -203,20 +244,26 @@ pub(crate) fn product(cx: &Context, x: &mut Operand, p: &Product) -> Result<(), 
     if x.rows == 0 || p.n_out == 0 {
         return Ok(());
     }
-    debug_assert!(p.up.is_none() || has_gate(p.dtype, x.rows), "{p:?}");
+    debug_assert!(p.up.is_none() || is_coded(p.dtype) && !is_many(x, p), "{p:?}");
     let number = TYPES.iter().position(|&dtype| dtype == p.dtype).expect("a type that is supported");
     let dtype = ("TYPE", number as u32);
     let params = params(cx, x, p)?;
-    let (kernel, [features, rows], threads) = if x.rows < MANY_ROWS {
-        let rows = ROWS[usize::from(x.rows > 1)];
+    let (kernel, [features, rows], threads) = if !is_many(x, p) {
+        let rows = ROWS[usize::from(x.rows > 1 && p.picks.is_none())];
         let name = if is_coded(p.dtype) { "product_coded" } else { "product" };
         let features = WARPS * if p.up.is_some() { 1 } else { FEATURES };
         (cx.kernel_with(few(p.dtype), &[dtype, ("ROWS", rows)], name)?, [features, rows], 32 * WARPS)
     } else {
         (cx.kernel_with(&MANY, &[dtype], "product_many")?, [TILE, TILE], 2 * TILE)
     };
-    let grid = [params.n_out.div_ceil(features), params.rows.div_ceil(rows), 1];
+    let n_blocks = p.picks.map_or(params.rows.div_ceil(rows), |picks| picks.n_spans as u32);
+    let grid = [params.n_out.div_ceil(features), n_blocks, 1];
     cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes: 0 }, &params)
+}
+
+/// Whether the kernel for many rows runs.
+fn is_many(x: &Operand, p: &Product) -> bool {
+    p.picks.map_or(x.rows >= MANY_ROWS, |picks| picks.is_many)
 }
 
 /// The parameter of the kernel for this product, with the inputs as it takes them.
@@ -239,13 +286,18 @@ fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<KernelParams, Cu
         eps: 0.0,
         book: Levels::of(p.dtype),
         activation: p.up.map_or(0, |(_, activation)| gate::number(activation)),
+        spans: p.picks.map_or(0, |picks| picks.spans),
+        order: p.picks.map_or(0, |picks| picks.order),
+        expert_bytes: p.picks.map_or(0, |picks| picks.expert_bytes as u64),
+        slots_of_row: p.picks.map_or(1, |picks| picks.slots_of_row as u32),
+        unused: 0,
     };
-    if x.rows >= MANY_ROWS {
+    if is_many(x, p) {
         let halves = x.halves(cx)?;
         (params.codes, params.scales) = (halves.halves, halves.factors);
     } else if !is_coded(p.dtype) {
         params.x = x.plain(cx)?;
-    } else if x.rows > 1 {
+    } else if x.rows > 1 && p.picks.is_none() {
         let quantised = x.quantised(cx, is_rotated(p.dtype))?;
         (params.codes, params.scales, params.sums) = (quantised.codes, quantised.scales, quantised.sums);
     } else if let Some(norm) = x.norm {

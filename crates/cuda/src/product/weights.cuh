@@ -6,6 +6,7 @@
 
 #include "constants.cuh"
 #include "half.cuh"
+#include "spans.cuh"
 
 #define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16)
 #define IS_ROTATED (TYPE == TQ3_1S || TYPE == TQ4_1S)
@@ -267,4 +268,31 @@ struct ProductParams {
     float eps;
     Codebook book;
     u32 activation;      // of the gate
+    // Where w and up are the first of many matrices, those of experts, expert_bytes apart: rows of y are slots then, of which
+    // slots_of_row have the same row of x.
+    const Span* spans;   // null, or [gridDim.y]: what each block of rows takes
+    const u32* order;    // [slots]
+    unsigned long long expert_bytes;
+    u32 slots_of_row;
+    u32 unused;
 };
+
+// The rows of a block, at most `most`, and where the weights are that they meet.
+struct BlockRows {
+    u32 first, n;
+    size_t skipped;  // bytes
+};
+
+__device__ __forceinline__ BlockRows block_rows(const ProductParams& p, u32 most) {
+    if (!p.spans) return {blockIdx.y * most, min(p.rows - blockIdx.y * most, most), 0};
+    Span span = p.spans[blockIdx.y];
+    return {span.first, span.n, (size_t)p.expert_bytes * span.expert};
+}
+
+// Where row `row` of a block's rows lies in x and in y.
+__device__ __forceinline__ size_t x_row(const ProductParams& p, u32 row) {
+    return p.spans ? p.order[row] / p.slots_of_row : row;
+}
+__device__ __forceinline__ size_t y_row(const ProductParams& p, u32 row) {
+    return p.spans ? p.order[row] : row;
+}

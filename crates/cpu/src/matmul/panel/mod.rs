@@ -49,6 +49,7 @@ mod lines;
 mod planes;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use kvant_backend::BackendError;
@@ -242,12 +243,14 @@ pub(crate) fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// A matrix `[n_out, n_in]` in panels.
+/// A matrix `[n_out, n_in]` in panels, alone in its memory or one of several.
 #[derive(Debug)]
 pub(crate) struct Panels {
     dtype: DType,
     n_in: usize,
-    lines: Lines,
+    lines: Arc<Lines>,
+    /// Where its first panel lies.
+    first_line: usize,
     panel_lines: usize,
 }
 
@@ -263,19 +266,39 @@ impl Panels {
         n_in: usize,
         rows: &[u8],
     ) -> Result<Self, BackendError> {
+        let mut one = Self::several(pool, dtype, 1, [n_out, n_in], rows)?;
+        Ok(one.pop().expect("as many as were asked for"))
+    }
+
+    /// Lays out the rows of `n` matrices `[n_out, n_in]`, one matrix after the other, in one block of memory.
+    ///
+    /// # Errors
+    /// [`BackendError::OutOfMemory`].
+    pub fn several(
+        pool: &Pool,
+        dtype: DType,
+        n: usize,
+        [n_out, n_in]: [usize; 2],
+        rows: &[u8],
+    ) -> Result<Vec<Self>, BackendError> {
         let panel_lines = panel_lines(dtype, n_in);
         let n_panels = n_out.div_ceil(PANEL);
-        let n_lines = n_panels.checked_mul(panel_lines);
+        let n_lines = n_panels.checked_mul(panel_lines).and_then(|lines| lines.checked_mul(n));
         let n_lines = n_lines.ok_or(BackendError::OutOfMemory { bytes: usize::MAX, what: "weights" })?;
         let mut lines = Lines::zeroed(n_lines)?;
-        let row_bytes = rows.len() / n_out.max(1);
+        let row_bytes = rows.len() / (n * n_out).max(1);
         let panels = Shards::new(lines.as_mut_slice());
-        pool.for_each(n_panels, &|index| {
+        pool.for_each(n * n_panels, &|index| {
+            let (matrix, panel) = (index / n_panels, index % n_panels);
+            let rows = &rows[matrix * n_out * row_bytes..(matrix + 1) * n_out * row_bytes];
             // SAFETY: every panel is taken by one call of this job.
-            let panel = unsafe { panels.part(index * panel_lines..(index + 1) * panel_lines) };
-            put_panel(dtype, n_in, panel_rows(rows, row_bytes, index), row_bytes, panel);
+            let lines = unsafe { panels.part(index * panel_lines..(index + 1) * panel_lines) };
+            put_panel(dtype, n_in, panel_rows(rows, row_bytes, panel), row_bytes, lines);
         });
-        Ok(Self { dtype, n_in, lines, panel_lines })
+        let lines = Arc::new(lines);
+        let first_lines = (0..n).map(|matrix| matrix * n_panels * panel_lines);
+        let panels = |first_line| Self { dtype, n_in, lines: Arc::clone(&lines), first_line, panel_lines };
+        Ok(first_lines.map(panels).collect())
     }
 
     /// The lines of panel `index`.
@@ -285,7 +308,8 @@ impl Panels {
 
     /// The lines of some panels, one after the other.
     pub fn panels(&self, panels: Range<usize>) -> &[Line] {
-        &self.lines.as_slice()[panels.start * self.panel_lines..panels.end * self.panel_lines]
+        let [start, end] = [panels.start, panels.end].map(|panel| self.first_line + panel * self.panel_lines);
+        &self.lines.as_slice()[start..end]
     }
 
     /// Decodes row `row` into `out` `[n_in]`, exactly as the codec decodes the row it was made from.

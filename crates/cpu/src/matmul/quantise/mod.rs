@@ -35,7 +35,6 @@ const SUMS: usize = 3;
 /// Quantised rows in tiles.
 #[derive(Default)]
 pub(crate) struct Quantised {
-    tile_rows: usize,
     n_blocks: usize,
     codes: Vec<i32>,
     scales: Vec<f32>,
@@ -87,11 +86,13 @@ fn steps(max: f32) -> (f32, f32) {
 /// A row, cut into blocks.
 type Blocks<'a> = &'a [[f32; BLOCK]];
 
-/// Where the values of a tile come from.
+/// Where the values of tiles come from.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     /// `[rows, n_in]`, `n_in` a multiple of 32.
     pub x: &'a [f32],
+    /// Which of the rows fill the tiles, one after the other; all where it is `None`.
+    pub picks: Option<&'a [u32]>,
     pub n_in: usize,
     /// Weight `[n_in]` and eps.
     pub norm: Option<(&'a [f32], f32)>,
@@ -104,9 +105,31 @@ impl<'a> Source<'a> {
     /// there is no such row.
     #[inline(always)]
     fn row(&self, t: usize) -> (Blocks<'a>, Option<(Blocks<'a>, f32)>) {
-        let Some(row) = self.x.chunks_exact(self.n_in).nth(t) else { return (&[], None) };
+        let Some(row) = self.row_of(t) else { return (&[], None) };
         let norm = self.norm.map(|(weight, eps)| (weight.as_chunks().0, inverse_rms(row, eps)));
         (row.as_chunks().0, norm)
+    }
+
+    #[inline(always)]
+    fn row_of(&self, t: usize) -> Option<&'a [f32]> {
+        let row = match self.picks {
+            Some(picks) => *picks.get(t)? as usize,
+            None => t,
+        };
+        self.x.chunks_exact(self.n_in).nth(row)
+    }
+
+    /// Rows that fill the tiles.
+    fn rows(&self) -> usize {
+        self.picks.map_or(self.x.len() / self.n_in, <[u32]>::len)
+    }
+
+    /// Some of them.
+    fn part(&self, rows: Range<usize>) -> Self {
+        match self.picks {
+            Some(picks) => Self { picks: Some(&picks[rows]), ..*self },
+            None => Self { x: &self.x[rows.start * self.n_in..rows.end * self.n_in], ..*self },
+        }
     }
 }
 
@@ -195,61 +218,60 @@ fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
 impl Quantised {
     /// Quantises the rows of `source` into tiles of `tile_rows`: 1, 2, 4, 6 or 8.
     pub fn fill(&mut self, isa: Isa, pool: &Pool, source: Source<'_>, tile_rows: usize) {
-        match tile_rows {
-            1 => self.fill_tiles::<1>(isa, pool, source),
-            2 => self.fill_tiles::<2>(isa, pool, source),
-            4 => self.fill_tiles::<4>(isa, pool, source),
-            6 => self.fill_tiles::<6>(isa, pool, source),
-            8 => self.fill_tiles::<8>(isa, pool, source),
-            _ => unreachable!("no kernel takes tiles of {tile_rows} rows"),
-        }
-    }
-
-    fn fill_tiles<const T: usize>(&mut self, isa: Isa, pool: &Pool, source: Source<'_>) {
-        let (n_in, rows) = (source.n_in, source.x.len() / source.n_in);
-        let (n_tiles, n_blocks) = (rows.div_ceil(T), n_in / BLOCK);
-        (self.tile_rows, self.n_blocks) = (T, n_blocks);
-        let len = n_tiles * n_blocks * T;
-        grow(&mut self.codes, len * GROUPS);
-        grow(&mut self.scales, len);
-        grow(&mut self.neg_sums, len * SUMS);
-        grow(&mut self.weighted, len * SUMS);
-        let codes = Shards::new(self.codes.as_chunks_mut().0.as_chunks_mut().0);
-        let scales = Shards::new(self.scales.as_chunks_mut().0);
-        let neg_sums = Shards::new(self.neg_sums.as_chunks_mut().0.as_chunks_mut().0);
-        let weighted = Shards::new(self.weighted.as_chunks_mut().0.as_chunks_mut().0);
+        let rows = source.rows();
+        let planes = self.planes(rows.next_multiple_of(tile_rows), source.n_in);
         let job = |tile: usize| {
-            let blocks = tile * n_blocks..(tile + 1) * n_blocks;
-            // SAFETY: every tile is taken by one call of this job, and tiles share no value.
-            let out = unsafe {
-                TileMut::<T> {
-                    codes: codes.part(blocks.clone()),
-                    scales: scales.part(blocks.clone()),
-                    neg_sums: neg_sums.part(blocks.clone()),
-                    weighted: weighted.part(blocks),
-                }
-            };
-            let x = &source.x[tile * T * n_in..rows.min((tile + 1) * T) * n_in];
-            let source = Source { x, ..source };
-            match isa.of_products() {
-                Isa::Scalar => quantise_tile(source, out),
-                // SAFETY: either token proves AVX2.
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2(_) | Isa::AvxVnni(_) => unsafe { avx2::quantise_tile(source, out) },
-                // SAFETY: the token proves AVX-512 F, VL and VNNI.
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512(_) => unsafe { avx512::quantise_tile(source, out) },
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512Vbmi(_) => unreachable!("products have no such set"),
-                #[cfg(not(target_arch = "x86_64"))]
-                _ => quantise_tile(source, out),
-            }
+            let part = source.part(tile * tile_rows..rows.min((tile + 1) * tile_rows));
+            // SAFETY: every tile is taken by one call of this job.
+            unsafe { planes.fill_tile(isa, part, tile * tile_rows, tile_rows) };
         };
-        if rows * n_in < MIN_PARALLEL_VALUES {
+        let n_tiles = rows.div_ceil(tile_rows);
+        if rows * source.n_in < MIN_PARALLEL_VALUES {
             (0..n_tiles).for_each(job);
         } else {
             pool.for_each(n_tiles, &job);
         }
+    }
+
+    /// Quantises each group of rows of `source` into tiles of its own.
+    pub fn fill_groups(&mut self, isa: Isa, pool: &Pool, source: Source<'_>, groups: &[GroupTiles]) {
+        let len = groups.iter().map(GroupTiles::end).max().unwrap_or(0);
+        let planes = self.planes(len, source.n_in);
+        let job = |group: usize| {
+            let GroupTiles { rows, at, tile_rows } = groups[group].clone();
+            for (i, first) in rows.clone().step_by(tile_rows).enumerate() {
+                let part = source.part(first..rows.end.min(first + tile_rows));
+                // SAFETY: every group is taken by one call of this job, and tiles of groups do not overlap.
+                unsafe { planes.fill_tile(isa, part, at + i * tile_rows, tile_rows) };
+            }
+        };
+        if source.rows() * source.n_in < MIN_PARALLEL_VALUES {
+            (0..groups.len()).for_each(job);
+        } else {
+            pool.for_each(groups.len(), &job);
+        }
+    }
+
+    /// Room for tiles that have `rows` rows together.
+    fn planes(&mut self, rows: usize, n_in: usize) -> Planes<'_> {
+        self.n_blocks = n_in / BLOCK;
+        let len = rows * self.n_blocks;
+        grow(&mut self.codes, len * GROUPS);
+        grow(&mut self.scales, len);
+        grow(&mut self.neg_sums, len * SUMS);
+        grow(&mut self.weighted, len * SUMS);
+        Planes {
+            n_blocks: self.n_blocks,
+            codes: Shards::new(&mut self.codes),
+            scales: Shards::new(&mut self.scales),
+            neg_sums: Shards::new(&mut self.neg_sums),
+            weighted: Shards::new(&mut self.weighted),
+        }
+    }
+
+    /// The tiles of `tile_rows` rows each that begin after `at` rows of tiles.
+    pub fn tiles(&self, at: usize, tile_rows: usize) -> QuantisedTiles<'_> {
+        QuantisedTiles { of: self, at, tile_rows }
     }
 
     /// Everything, as bits, for comparisons.
@@ -259,19 +281,108 @@ impl Quantised {
         let ints = |values: &[i32]| values.iter().map(|&v| v as u32).collect();
         [ints(&self.codes), floats(&self.scales), ints(&self.neg_sums), floats(&self.weighted)]
     }
+}
 
+/// Rows that are multiplied with the same weights, and where their tiles lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GroupTiles {
+    /// Which rows of the source.
+    pub rows: Range<usize>,
+    /// Rows of tiles before them.
+    pub at: usize,
+    /// Rows of each tile; the last may not be full.
+    pub tile_rows: usize,
+}
+
+impl GroupTiles {
+    /// Rows of tiles up to their end.
+    pub fn end(&self) -> usize {
+        self.at + self.rows.len().next_multiple_of(self.tile_rows)
+    }
+}
+
+/// What a [`Quantised`] is written to by several threads.
+struct Planes<'a> {
+    n_blocks: usize,
+    codes: Shards<'a, i32>,
+    scales: Shards<'a, f32>,
+    neg_sums: Shards<'a, i32>,
+    weighted: Shards<'a, f32>,
+}
+
+impl Planes<'_> {
+    /// Quantises the rows of `source` into the tile that begins after `at` rows of tiles.
+    ///
+    /// # Safety
+    /// No tile that overlaps this one is being filled.
+    unsafe fn fill_tile(&self, isa: Isa, source: Source<'_>, at: usize, tile_rows: usize) {
+        // SAFETY: as of this function.
+        unsafe {
+            match tile_rows {
+                1 => self.fill::<1>(isa, source, at),
+                2 => self.fill::<2>(isa, source, at),
+                4 => self.fill::<4>(isa, source, at),
+                6 => self.fill::<6>(isa, source, at),
+                8 => self.fill::<8>(isa, source, at),
+                _ => unreachable!("no kernel takes tiles of {tile_rows} rows"),
+            }
+        }
+    }
+
+    /// As [`Planes::fill_tile`], of `T` rows.
+    ///
+    /// # Safety
+    /// As of [`Planes::fill_tile`].
+    unsafe fn fill<const T: usize>(&self, isa: Isa, source: Source<'_>, at: usize) {
+        let values = |each: usize| at * self.n_blocks * each..(at + T) * self.n_blocks * each;
+        // SAFETY: the planes hold the values of a tile one after the other, and as the caller promises, nobody else has those.
+        let out = unsafe {
+            TileMut::<T> {
+                codes: self.codes.part(values(GROUPS)).as_chunks_mut().0.as_chunks_mut().0,
+                scales: self.scales.part(values(1)).as_chunks_mut().0,
+                neg_sums: self.neg_sums.part(values(SUMS)).as_chunks_mut().0.as_chunks_mut().0,
+                weighted: self.weighted.part(values(SUMS)).as_chunks_mut().0.as_chunks_mut().0,
+            }
+        };
+        match isa.of_products() {
+            Isa::Scalar => quantise_tile(source, out),
+            // SAFETY: either token proves AVX2.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(_) | Isa::AvxVnni(_) => unsafe { avx2::quantise_tile(source, out) },
+            // SAFETY: the token proves AVX-512 F, VL and VNNI.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(_) => unsafe { avx512::quantise_tile(source, out) },
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vbmi(_) => unreachable!("products have no such set"),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => quantise_tile(source, out),
+        }
+    }
+}
+
+/// Some tiles of one size.
+#[derive(Clone, Copy)]
+pub(crate) struct QuantisedTiles<'a> {
+    of: &'a Quantised,
+    at: usize,
+    tile_rows: usize,
+}
+
+impl<'a> QuantisedTiles<'a> {
     /// Tile `index`, of `T` rows.
     ///
     /// # Panics
-    /// Unless the rows were quantised in tiles of `T`.
-    pub fn tile<const T: usize>(&self, index: usize) -> Tile<'_, T> {
+    /// Unless these are tiles of `T`.
+    pub fn tile<const T: usize>(self, index: usize) -> Tile<'a, T> {
         assert_eq!(self.tile_rows, T, "tiles of another size");
-        let blocks = index * self.n_blocks..(index + 1) * self.n_blocks;
+        let Quantised { n_blocks, codes, scales, neg_sums, weighted } = self.of;
+        let first = (self.at + index * T) * n_blocks;
+        let values = |each: usize| first * each..(first + n_blocks * T) * each;
         Tile {
-            codes: &self.codes.as_chunks::<T>().0.as_chunks().0[blocks.clone()],
-            scales: &self.scales.as_chunks().0[blocks.clone()],
-            neg_sums: &self.neg_sums.as_chunks::<T>().0.as_chunks().0[blocks.clone()],
-            weighted: &self.weighted.as_chunks::<T>().0.as_chunks().0[blocks],
+            codes: codes[values(GROUPS)].as_chunks::<T>().0.as_chunks().0,
+            scales: scales[first..first + n_blocks * T].as_chunks().0,
+            neg_sums: neg_sums[values(SUMS)].as_chunks::<T>().0.as_chunks().0,
+            weighted: weighted[values(SUMS)].as_chunks::<T>().0.as_chunks().0,
         }
     }
 }

@@ -1,0 +1,282 @@
+//! A feed-forward layer of experts: what the chosen ones give, times what they weigh, is added to each row.
+
+use kvant_backend::{Activation, Backend, Candidate, ExpertWeights, Norm, Routing, WeightSource};
+use kvant_codec::DType;
+
+use super::gated_ffn::gated;
+use crate::judge::{ROUNDING, Want, roundings};
+use crate::lacks::product;
+use crate::reference;
+use crate::weights::{Activations, Weights, gaussian};
+use crate::{Lacks, Subject};
+
+const EPS: f32 = 1e-5;
+
+/// Experts, and how many of them each row chooses.
+const CHOICES: [(usize, usize); 5] = [(1, 1), (4, 4), (5, 2), (9, 8), (33, 3)];
+/// Below, at and above tiles and tensor cores' least.
+const ROWS: [usize; 6] = [1, 2, 9, 16, 17, 40];
+
+/// What decides whom the rows choose.
+#[derive(Debug, Clone, Copy)]
+enum Law {
+    /// Chance.
+    Any,
+    /// All rows choose the last ones, the others are chosen by nobody.
+    Last,
+    /// All experts are as good: the first ones are chosen.
+    Alike,
+}
+
+/// One layer and its rows.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    types: [DType; 3],
+    n: usize,
+    n_ff: usize,
+    n_experts: usize,
+    n_used: usize,
+    rows: usize,
+    law: Law,
+    normalises: bool,
+    has_norm: bool,
+    activation: Activation,
+}
+
+const USUAL: Case = Case {
+    types: [DType::F32; 3],
+    n: 40,
+    n_ff: 33,
+    n_experts: 5,
+    n_used: 2,
+    rows: 1,
+    law: Law::Any,
+    normalises: true,
+    has_norm: true,
+    activation: Activation::Silu,
+};
+
+/// Holds `expert_ffn` to its equation for any number of experts and rows, whomever they choose.
+pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
+    let laws = [Law::Any, Law::Last, Law::Alike];
+    let kinds = [[DType::F32; 3], [DType::Q8_0; 3]];
+    for ((n_experts, n_used), (rows, (law, types))) in
+        lacks.combine(&CHOICES, &product(&ROWS, &product(&laws, &kinds)))
+    {
+        let [n, n_ff] = if types[0].block_len() == 1 { [USUAL.n, USUAL.n_ff] } else { [64, 96] };
+        let normalises = rows % 2 == 1;
+        let case = Case { types, n, n_ff, n_experts, n_used, rows, law, normalises, ..USUAL };
+        equals_its_equation(subject, case);
+    }
+    for rows in [1, 3, 20] {
+        a_bad_number_reaches_its_row_and_no_other(subject, rows);
+    }
+    wrong_shapes_are_refused(subject);
+    lacks
+}
+
+/// Holds `expert_ffn` to its equation for weights of every type.
+pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
+    use DType::{BF16, F16, F32, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ3_1S, TQ4_1S};
+    let mut lacks = subject.lacks();
+    // Equal types of gate and up, which a device may run as one; unequal ones.
+    let types = [
+        [Q4_0, Q4_0, Q4_1],
+        [Q4K, Q4K, Q6K],
+        [Q5_0, Q5_1, Q5K],
+        [F16, F16, BF16],
+        [BF16, Q8_0, F32],
+        [TQ3_1S, TQ3_1S, TQ4_1S],
+        [Q8_0, TQ4_1S, F16],
+        [DType::Q2K, DType::Q3K, DType::Q2K],
+        [Q6K, Q6K, DType::Q3K],
+    ];
+    let activations = [(Activation::Silu, true), (Activation::Gelu, false)];
+    for (types, (rows, (activation, has_norm))) in lacks.combine(&types, &product(&[1, 5, 17], &activations))
+    {
+        let case = Case { types, n: 256, n_ff: 256, rows, activation, has_norm, n_experts: 3, ..USUAL };
+        equals_its_equation(subject, case);
+    }
+    lacks
+}
+
+/// A layer on a device and as the equation sees it: gate, up and down of each expert.
+struct Layer<B: Backend> {
+    on_device: [B::Experts; 3],
+    weights: Vec<[Weights; 3]>,
+}
+
+impl<B: Backend> Layer<B> {
+    fn new(subject: &Subject<B>, Case { types, n, n_ff, n_experts, .. }: Case) -> Self {
+        let shapes = [[n_ff, n], [n_ff, n], [n, n_ff]];
+        let one = |e: usize| {
+            std::array::from_fn(|i| {
+                let [n_out, n_in] = shapes[i];
+                Weights::gaussian(types[i], n_out, n_in, (100 + 3 * e + i) as u64)
+            })
+        };
+        let weights: Vec<[Weights; 3]> = (0..n_experts).map(one).collect();
+        let on_device = std::array::from_fn(|i| {
+            let [n_out, n_in] = shapes[i];
+            let rows = weights.iter().flat_map(|one| one[i].source(n_out).bytes.to_vec()).collect::<Vec<_>>();
+            let source = WeightSource { dtype: types[i], n_out: n_experts * n_out, n_in, bytes: rows.into() };
+            subject.device().experts(source, n_experts).expect("weights of a type that devices have")
+        });
+        Self { on_device, weights }
+    }
+
+    fn borrow(&self, activation: Activation) -> ExpertWeights<'_, B> {
+        let [gate, up, down] = &self.on_device;
+        ExpertWeights { activation, gate, up, down }
+    }
+
+    /// What expert `e` gives for a row, one of `rows`.
+    fn expert(&self, e: usize, x: &Activations, case: Case, subject: &Subject<B>) -> Vec<Want> {
+        let [gate, up, down] = &self.weights[e];
+        let product = |weights: &Weights, n_out, x: &Activations| -> Vec<Want> {
+            (0..n_out).map(|row| weights.product(row, x, case.rows, subject.arithmetic())).collect()
+        };
+        let pairs = product(gate, case.n_ff, x).into_iter().zip(product(up, case.n_ff, x));
+        let hidden: Vec<_> = pairs.map(|(g, u)| gated(case.activation, g, u)).collect();
+        product(down, case.n, &Activations::given(&hidden))
+    }
+}
+
+/// The experts that a row chooses, and what they weigh.
+fn chosen(logits: &[f32], routing: Routing) -> Vec<(usize, Want)> {
+    let best = reference::top_k(logits, routing.n_used);
+    let most = best.iter().map(|best| f64::from(best.logit)).fold(f64::NEG_INFINITY, f64::max);
+    let share = |logit: f32| (f64::from(logit) - most).exp();
+    let total: f64 = match routing.normalises {
+        true => best.iter().map(|best| share(best.logit)).sum(),
+        false => logits.iter().map(|&logit| share(logit)).sum(),
+    };
+    // A rounding of `l - most` moves its exponential by as much times that, above and below the line; beside that six of an
+    // approximate exponential twice, the sum, a quotient of three and the factor.
+    let furthest = logits.iter().map(|&logit| (most - f64::from(logit)).abs()).fold(0.0, f64::max);
+    let relative = roundings(logits.len() + 16) + 2.0 * furthest * ROUNDING;
+    let weigh = |Candidate { id, logit }: Candidate| {
+        let value = f64::from(routing.scale) * share(logit) / total;
+        (id as usize, Want { value, tolerance: relative * value.abs() })
+    };
+    best.into_iter().map(weigh).collect()
+}
+
+fn logits(case: Case) -> Vec<f32> {
+    let mut logits = gaussian(21, case.rows * case.n_experts, 2.0);
+    for (i, logit) in logits.iter_mut().enumerate() {
+        match case.law {
+            Law::Any => {}
+            Law::Last => *logit += 20.0 * (i % case.n_experts) as f32 / case.n_experts as f32,
+            Law::Alike => *logit = 0.75,
+        }
+    }
+    logits
+}
+
+fn equals_its_equation<B: Backend>(subject: &Subject<B>, case: Case) {
+    let what = || subject.case("expert_ffn", format_args!("{case:?}"));
+    let Case { n, rows, n_used, normalises, .. } = case;
+    let layer = Layer::new(subject, case);
+    let routing = Routing { n_used, normalises, scale: 1.5 };
+    let (x, gain, logits) = (gaussian(11, rows * n, 3.0), gaussian(12, n, 3.0), logits(case));
+    let weight = subject.upload(&gain);
+    let norm = case.has_norm.then_some(Norm { weight: &weight, eps: EPS });
+    let mut y = subject.guarded(&x);
+    let on_device = subject.upload(&logits);
+    let result =
+        subject.device().expert_ffn(&mut y, rows, norm, routing, &on_device, layer.borrow(case.activation));
+    result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+
+    let seen = |x: &[f32]| match case.has_norm {
+        true => Activations::normalised(x, &gain, EPS),
+        false => Activations::new(x),
+    };
+    let want = x.chunks_exact(n).zip(logits.chunks_exact(case.n_experts)).flat_map(|(x, logits)| {
+        let row = seen(x);
+        let mut sums: Vec<Want> = x.iter().map(|&x| Want::exactly(x)).collect();
+        let mut magnitudes: Vec<f64> = x.iter().map(|&x| f64::from(x).abs()).collect();
+        for (e, weight) in chosen(logits, routing) {
+            let given = layer.expert(e, &row, case, subject);
+            for ((sum, magnitude), y) in sums.iter_mut().zip(&mut magnitudes).zip(given) {
+                let off = weight.value.abs() * y.tolerance + weight.tolerance * (y.value.abs() + y.tolerance);
+                sum.value += weight.value * y.value;
+                sum.tolerance += off;
+                *magnitude += (weight.value * y.value).abs() + off;
+            }
+        }
+        // A product and a sum for each.
+        let rounded = move |(sum, magnitude): (Want, f64)| Want {
+            tolerance: sum.tolerance + roundings(2 * n_used) * magnitude,
+            ..sum
+        };
+        sums.into_iter().zip(magnitudes).map(rounded).collect::<Vec<_>>()
+    });
+    subject.expect(&y, &want.collect::<Vec<_>>(), &what);
+}
+
+/// In a logit, whoever it is of, or in the row itself.
+fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(subject: &Subject<B>, rows: usize) {
+    for (types, n, n_ff) in [([DType::F32; 3], USUAL.n, USUAL.n_ff), ([DType::Q4_0; 3], 64, 64)] {
+        let case = Case { types, n, n_ff, rows, ..USUAL };
+        let layer = Layer::new(subject, case);
+        for (bad, in_logits, normalises) in [
+            (f32::NAN, true, true),
+            (f32::NAN, true, false),
+            (f32::INFINITY, true, true),
+            (f32::NAN, false, true),
+            (f32::INFINITY, false, false),
+        ] {
+            let (mut x, mut logits) = (gaussian(11, rows * n, 1.0), logits(case));
+            let row = rows / 2;
+            match in_logits {
+                true => logits[row * case.n_experts + 3] = bad,
+                false => x[row * n + 17] = bad,
+            }
+            let what = || {
+                subject
+                    .case("expert_ffn", format_args!("{bad} in row {row}, in logits {in_logits}, {case:?}"))
+            };
+            let mut y = subject.guarded(&x);
+            let routing = Routing { n_used: 2, normalises, scale: 1.0 };
+            let (weights, logits) = (layer.borrow(Activation::Silu), subject.upload(&logits));
+            let result = subject.device().expert_ffn(&mut y, rows, None, routing, &logits, weights);
+            result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+            for (r, y) in subject.results(&y, rows * n, &what).chunks_exact(n).enumerate() {
+                assert!(y.iter().all(|y| y.is_finite() == (r != row)), "{}: row {r} is {y:?}", what());
+            }
+        }
+    }
+}
+
+fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
+    let device = subject.device();
+    let experts = |n_out: usize, n_in: usize, n: usize| {
+        let source = WeightSource { dtype: DType::F32, n_out, n_in, bytes: vec![0; 4 * n_out * n_in].into() };
+        device.experts(source, n)
+    };
+    subject.expect_refusal("experts", "seven rows for two", experts(7, 8, 2));
+    subject.expect_refusal("experts", "none", experts(8, 8, 0));
+    let [gate, taller, wider, more, down] =
+        [(9, 8, 3), (12, 8, 3), (9, 9, 3), (12, 8, 4), (24, 3, 3)].map(|(n_out, n_in, n)| {
+            experts(n_out, n_in, n).unwrap_or_else(|error| panic!("{}: {error}", subject.case("experts", n)))
+        });
+    let (mut x, logits, five) =
+        (subject.upload(&[0.0; 16]), subject.upload(&[0.0; 6]), subject.upload(&[0.0; 5]));
+    let mut ffn = |up, n_used, rows, has_norm: bool| {
+        let norm = has_norm.then_some(Norm { weight: &five, eps: EPS });
+        let routing = Routing { n_used, normalises: true, scale: 1.0 };
+        let weights = ExpertWeights { activation: Activation::Silu, gate: &gate, up, down: &down };
+        device.expert_ffn(&mut x, rows, norm, routing, &logits, weights)
+    };
+    ffn(&gate, 2, 0, false)
+        .unwrap_or_else(|error| panic!("{}: {error}", subject.case("expert_ffn", "no rows")));
+    subject.expect_refusal("expert_ffn", "four features up of three", ffn(&taller, 2, 2, false));
+    subject.expect_refusal("expert_ffn", "nine columns up of eight", ffn(&wider, 2, 2, false));
+    subject.expect_refusal("expert_ffn", "four experts up of three", ffn(&more, 2, 2, false));
+    subject.expect_refusal("expert_ffn", "none chosen", ffn(&gate, 0, 2, false));
+    subject.expect_refusal("expert_ffn", "four chosen of three", ffn(&gate, 4, 2, false));
+    subject.expect_refusal("expert_ffn", "a row beyond the stream", ffn(&gate, 2, 3, false));
+    subject.expect_refusal("expert_ffn", "a norm of five", ffn(&gate, 2, 2, true));
+}

@@ -1,0 +1,343 @@
+//! A feed-forward layer of experts, of which each row goes through a few.
+//!
+//! ```text
+//! x[r] += sum_e weight[r, e] W_down[e] (a(W_gate[e] n) * (W_up[e] n)),  n = norm(x[r]),  e over the experts that row r chose
+//! ```
+//!
+//! Rows are grouped by expert ([`route`]), so that each expert's weights are read once however many rows chose it: tiles are
+//! filled with the rows of a group, and the kernels of other products multiply them. The rows of all groups, one after the
+//! other, are *slots*: activations between the two products lie in their order. What the experts give is added to a row in the
+//! order of their numbers, so that its bits do not depend on the rows beside it.
+//!
+//! A thread's items are panels: of one expert in the first product, whose results lie apart, and of all experts, one after the
+//! other, in the second, whose results meet.
+
+mod route;
+
+use std::ops::Range;
+
+use kvant_backend::{Activation, BackendError, Experts, Routing, WeightSource, check_experts};
+
+use super::gemm::{Workspace, row_block};
+use super::kernels::PAIR;
+use super::panel::Panels;
+use super::quantise::{GroupTiles, Source};
+use super::simd::Simd;
+use super::work::{
+    Form, Forms, Gating, Operand, Product, To, blocked, file_rows, for_threads, normalise, tile_rows,
+};
+use super::{CpuMatrix, Store, gate, skinny, uses_panels, work};
+use crate::shards::Shards;
+use crate::{Isa, Pool, Tuning};
+use route::{Group, Routes};
+
+/// The weight matrices of experts, all of one shape and type.
+#[derive(Debug)]
+pub struct CpuExperts {
+    matrices: Vec<CpuMatrix>,
+}
+
+impl CpuExperts {
+    /// Takes the weights of `source`, `n_experts` matrices one after the other, laid out for the kernels of `isa`.
+    ///
+    /// # Errors
+    /// As [`CpuMatrix::new`], and [`BackendError::Shape`] for rows that are no whole experts.
+    pub(crate) fn new(
+        isa: Isa,
+        pool: &Pool,
+        source: WeightSource,
+        n_experts: usize,
+    ) -> Result<Self, BackendError> {
+        let n_out = check_experts(&source, n_experts)?;
+        let WeightSource { dtype, n_in, bytes, .. } = source;
+        let matrix = |store| CpuMatrix { dtype, n_out, n_in, store };
+        let matrices = if uses_panels(isa) {
+            let all = Panels::several(pool, dtype, n_experts, [n_out, n_in], &bytes)?;
+            all.into_iter().map(|panels| matrix(Store::Panels(panels))).collect()
+        } else {
+            let len = bytes.len() / n_experts;
+            let part = |e: usize| matrix(Store::Rows(bytes.part(e * len..(e + 1) * len)));
+            (0..n_experts).map(part).collect()
+        };
+        Ok(Self { matrices })
+    }
+
+    /// What all have in common.
+    fn any(&self) -> &CpuMatrix {
+        &self.matrices[0]
+    }
+}
+
+impl Experts for CpuExperts {
+    fn n_experts(&self) -> usize {
+        self.matrices.len()
+    }
+
+    fn n_out(&self) -> usize {
+        self.any().n_out
+    }
+
+    fn n_in(&self) -> usize {
+        self.any().n_in
+    }
+}
+
+/// The operands of the op. Shapes have been checked.
+#[derive(Clone, Copy)]
+pub(crate) struct ExpertFfn<'a> {
+    /// Weight `[n]` and eps.
+    pub norm: Option<(&'a [f32], f32)>,
+    pub routing: Routing,
+    /// `[rows, n_experts]`.
+    pub logits: &'a [f32],
+    pub activation: Activation,
+    pub gate: &'a CpuExperts,
+    pub up: &'a CpuExperts,
+    pub down: &'a CpuExperts,
+}
+
+/// Memory that lives as long as the device.
+#[derive(Default)]
+pub(super) struct Scratch {
+    routes: Routes,
+    /// The tiles of each group, in 8 bits and in f32.
+    tiles: [Vec<GroupTiles>; 2],
+    /// The rows of `x` in f32, normalised, in the order of the slots, `[slots, n]`; where a product reads them so.
+    picked: Vec<f32>,
+    /// Gate activations, `[slots, n_ff]`, where gate and up are not fused.
+    gates: Vec<f32>,
+    /// Gated activations, `[slots, n_ff]`.
+    hidden: Vec<f32>,
+}
+
+/// Adds what the experts give to `x` `[rows, n]`.
+pub(crate) fn expert_ffn(
+    isa: Isa,
+    pool: &Pool,
+    scratch: &mut work::Scratch,
+    layer: ExpertFfn<'_>,
+    x: &mut [f32],
+) {
+    let ExpertFfn { norm, routing, logits, activation, gate, up, down } = layer;
+    let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
+    let Scratch { routes, tiles, picked, gates, hidden } = own;
+    routes.choose(logits, gate.n_experts(), routing);
+    for (tiles, is_float) in tiles.iter_mut().zip([false, true]) {
+        tiles.clear();
+        for Group { slots, .. } in &routes.groups {
+            let at = tiles.last().map_or(0, GroupTiles::end);
+            let tile_rows = tile_rows(isa, slots.len(), is_float);
+            tiles.push(GroupTiles { rows: slots.clone(), at, tile_rows });
+        }
+    }
+    let tiles = tiles.each_ref().map(|tiles| &tiles[..]);
+    let stage = Stage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
+    let workspaces = for_threads(workspaces, pool);
+    let n_hidden = routes.rows.len() * gate.n_out();
+    grow(hidden, n_hidden);
+
+    let input = Operand { x, n_in: gate.n_in(), norm };
+    stage.pick(forms, [gate, up], input, &routes.rows, normed, picked);
+    if uses_panels(isa) && gate.any().dtype == up.any().dtype {
+        stage.apart(forms, workspaces, picked, up, Some((gate, activation)), hidden);
+    } else {
+        grow(gates, n_hidden);
+        stage.apart(forms, workspaces, picked, gate, None, gates);
+        stage.apart(forms, workspaces, picked, up, None, hidden);
+        stage.gate(activation, gates, &mut hidden[..n_hidden], gate.n_out());
+    }
+    let source =
+        Source { x: &hidden[..n_hidden], picks: None, n_in: down.n_in(), norm: None, rotates: false };
+    stage.fill(forms, [down, down], source, hidden);
+    stage.joined(forms, workspaces, hidden, down, (&routes.rows, &routes.weights), x);
+}
+
+/// Makes `values` at least `len` long. Memory is kept from step to step.
+fn grow(values: &mut Vec<f32>, len: usize) {
+    if values.len() < len {
+        values.resize(len, 0.0);
+    }
+}
+
+/// What both products of a layer share.
+struct Stage<'a> {
+    isa: Isa,
+    pool: &'a Pool,
+    tuning: Tuning,
+    groups: &'a [Group],
+    /// See [`Scratch::tiles`].
+    tiles: [&'a [GroupTiles]; 2],
+}
+
+impl Stage<'_> {
+    /// Brings the rows of `input` that each group has into the forms that these weights want.
+    fn pick(
+        &self,
+        forms: &mut Forms,
+        weights: [&CpuExperts; 2],
+        input: Operand<'_>,
+        rows: &[u32],
+        normed: &mut Vec<f32>,
+        picked: &mut Vec<f32>,
+    ) {
+        let Operand { x, n_in, norm } = input;
+        if self.wants(weights, Form::Rows) || self.wants(weights, Form::Floats) {
+            let x = normalise(self.pool, normed, input);
+            picked.clear();
+            rows.iter().for_each(|&row| picked.extend_from_slice(&x[row as usize * n_in..][..n_in]));
+        }
+        self.fill(forms, weights, Source { x, picks: Some(rows), n_in, norm, rotates: false }, picked);
+    }
+
+    /// Fills the tiles that these weights want, from `source` or from its rows in f32, `[slots, n_in]`.
+    fn fill(&self, forms: &mut Forms, weights: [&CpuExperts; 2], source: Source<'_>, rows: &[f32]) {
+        let (isa, pool, [codes, floats]) = (self.isa, self.pool, self.tiles);
+        if self.wants(weights, Form::Floats) {
+            forms.floats.fill_groups(pool, rows, source.n_in, floats);
+        }
+        if self.wants(weights, Form::Codes) {
+            forms.quantised.fill_groups(isa, pool, source, codes);
+        }
+        if self.wants(weights, Form::Rotated) {
+            forms.rotated.fill_groups(isa, pool, Source { rotates: true, ..source }, codes);
+        }
+    }
+
+    fn wants(&self, weights: [&CpuExperts; 2], form: Form) -> bool {
+        weights.iter().any(|weights| Form::of(self.isa, weights.any().dtype) == form)
+    }
+
+    /// `y = W x`, `[slots, n_out]`, each slot with its expert's matrix; or `y = a(G x) * (W x)` with a gate.
+    fn apart(
+        &self,
+        forms: &Forms,
+        workspaces: &mut [Workspace],
+        x: &[f32],
+        w: &CpuExperts,
+        gate: Option<(&CpuExperts, Activation)>,
+        y: &mut [f32],
+    ) {
+        let n_panels = w.any().n_panels();
+        let per_item = self.per_item(self.groups.len() * n_panels).min(n_panels.max(1));
+        let n_items = n_panels.div_ceil(per_item);
+        let y = Shards::new(y);
+        self.pool.for_each_with(workspaces, self.groups.len() * n_items, &|workspace, item| {
+            let (index, first) = (item / n_items, item % n_items * per_item);
+            let Group { expert, slots } = &self.groups[index];
+            let gate = gate.map(|(w, activation)| Gating { w: &w.matrices[*expert], activation });
+            let (w, to) = (&w.matrices[*expert], To::Rows(slots.start));
+            let product = Product { w, bias: None, y, to, accumulate: false, gate };
+            // SAFETY: every item runs once, and no other has these panels of this expert.
+            unsafe {
+                self.multiply(forms, workspace, x, &product, index, first..n_panels.min(first + per_item))
+            };
+        });
+    }
+
+    /// `y[row] += factor W x` for the row and the factor of each slot, with its expert's matrix.
+    fn joined(
+        &self,
+        forms: &Forms,
+        workspaces: &mut [Workspace],
+        x: &[f32],
+        w: &CpuExperts,
+        (rows, factors): (&[u32], &[f32]),
+        y: &mut [f32],
+    ) {
+        let n_panels = w.any().n_panels();
+        let per_item = self.per_item(n_panels);
+        let y = Shards::new(y);
+        self.pool.for_each_with(workspaces, n_panels.div_ceil(per_item), &|workspace, item| {
+            let panels = item * per_item..n_panels.min((item + 1) * per_item);
+            for (index, Group { expert, slots }) in self.groups.iter().enumerate() {
+                let to = To::Picked { rows: &rows[slots.clone()], factors: &factors[slots.clone()] };
+                let w = &w.matrices[*expert];
+                let product = Product { w, bias: None, y, to, accumulate: true, gate: None };
+                // SAFETY: every item runs once, no other has these panels, and it takes one expert after the other.
+                unsafe { self.multiply(forms, workspace, x, &product, index, panels.clone()) };
+            }
+        });
+    }
+
+    /// `u *= a(g)` for each slot, `[slots, n]`.
+    fn gate(&self, activation: Activation, g: &[f32], u: &mut [f32], n: usize) {
+        let slots = u.len() / n.max(1);
+        let u = Shards::new(u);
+        self.pool.for_each(slots, &|slot| {
+            let slot = slot * n..(slot + 1) * n;
+            // SAFETY: every slot is taken by one call of this job.
+            gate::gate(activation, &g[slot.clone()], unsafe { u.part(slot) });
+        });
+    }
+
+    /// Panels of an item, of so many in all: whole pairs.
+    fn per_item(&self, n_panels: usize) -> usize {
+        let wanted = n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads());
+        wanted.max(1).next_multiple_of(PAIR)
+    }
+
+    /// Some panels of a product with the rows of group `index`.
+    ///
+    /// # Safety
+    /// Nobody else has these panels for the rows that the product goes to.
+    unsafe fn multiply(
+        &self,
+        forms: &Forms,
+        workspace: &mut Workspace,
+        x: &[f32],
+        product: &Product<'_>,
+        index: usize,
+        panels: Range<usize>,
+    ) {
+        match self.isa.of_products() {
+            // SAFETY: as of this function.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(simd) => unsafe { self.panels(simd, forms, workspace, product, index, panels) },
+            // SAFETY: as of this function.
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni(simd) => unsafe { self.panels(simd, forms, workspace, product, index, panels) },
+            // SAFETY: as of this function.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(simd) => unsafe { self.panels(simd, forms, workspace, product, index, panels) },
+            _ => {
+                let (slots, n_in) = (self.groups[index].slots.clone(), product.w.n_in);
+                // SAFETY: as of this function.
+                let outputs = unsafe { product.outputs(panels, 0..slots.len()) };
+                file_rows(outputs, &x[slots.start * n_in..slots.end * n_in]);
+            }
+        }
+    }
+
+    /// As [`Stage::multiply`].
+    ///
+    /// # Safety
+    /// As of [`Stage::multiply`].
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn panels<S: Simd>(
+        &self,
+        simd: S,
+        forms: &Forms,
+        workspace: &mut Workspace,
+        product: &Product<'_>,
+        index: usize,
+        panels: Range<usize>,
+    ) {
+        let rows = self.groups[index].slots.len();
+        let tiles = forms.tiles(self.tiles.map(|tiles| (tiles[index].at, tiles[index].tile_rows)));
+        if rows <= skinny::MAX_ROWS {
+            // SAFETY: as of this function.
+            let outputs = unsafe { product.outputs(panels, 0..rows) };
+            return skinny::multiply(simd, outputs, tiles, self.tuning.prefetch);
+        }
+        let block = row_block(rows, self.tuning.row_block, 1);
+        let per_pair = if product.gate.is_some() { 1 } else { PAIR };
+        for first_row in (0..rows).step_by(block) {
+            for first in panels.clone().step_by(per_pair) {
+                let pair = first..panels.end.min(first + per_pair);
+                // SAFETY: as of this function; one pair is taken after the other.
+                let outputs = unsafe { product.outputs(pair, first_row..rows.min(first_row + block)) };
+                blocked(simd, workspace, outputs, tiles);
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What experts give a row does not depend on the rows beside it, on whom those chose, or on the threads.
+
+use kvant_backend::{ExpertWeights, Routing};
+
+use super::*;
+use crate::CpuExperts;
+
+const N_EXPERTS: usize = 6;
+const ROWS: [usize; 7] = [1, 2, 3, 5, 9, 13, 60];
+const MOST: usize = 60;
+
+/// A layer for one device, and the rows that go through it.
+struct Case {
+    experts: [CpuExperts; 3],
+    n: usize,
+    gain: CpuBuffer,
+    x: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+impl Case {
+    fn new(device: &CpuDevice, [gate, up, down]: [DType; 3], n: usize, n_ff: usize) -> Self {
+        let experts = |dtype: DType, n_out: usize, n_in: usize, seed| {
+            let mut bytes = vec![0; N_EXPERTS * n_out * dtype.row_bytes(n_in).unwrap()];
+            kvant_codec::encode(dtype, &gaussian(seed, N_EXPERTS * n_out * n_in, 0.1), &mut bytes).unwrap();
+            let source = WeightSource { dtype, n_out: N_EXPERTS * n_out, n_in, bytes: bytes.into() };
+            device.experts(source, N_EXPERTS).unwrap()
+        };
+        Self {
+            experts: [experts(gate, n_ff, n, 50), experts(up, n_ff, n, 51), experts(down, n, n_ff, 52)],
+            n,
+            gain: buffer(&gaussian(53, n, 1.0)),
+            x: gaussian(54, MOST * n, 1.0),
+            logits: gaussian(55, MOST * N_EXPERTS, 2.0),
+        }
+    }
+
+    /// The rows that come of `rows` rows, as bits.
+    fn run(&self, device: &CpuDevice, first_row: usize, rows: usize) -> Vec<u32> {
+        let mut x = buffer(&self.x[first_row * self.n..][..rows * self.n]);
+        let logits = buffer(&self.logits[first_row * N_EXPERTS..][..rows * N_EXPERTS]);
+        let [gate, up, down] = &self.experts;
+        let weights = ExpertWeights { activation: Activation::Silu, gate, up, down };
+        let norm = Some(Norm { weight: &self.gain, eps: 1e-5 });
+        let routing = Routing { n_used: 2, normalises: true, scale: 1.0 };
+        device.expert_ffn(&mut x, rows, norm, routing, &logits, weights).unwrap();
+        x.as_slice().iter().map(|x| x.to_bits()).collect()
+    }
+}
+
+#[test]
+fn a_row_of_experts_has_the_same_bits_in_any_company() {
+    use DType::{F16, F32, Q4_0, Q4K, Q6K, Q8_0, TQ4_1S};
+    let types = [[Q4_0; 3], [Q4K, Q4K, Q6K], [F16; 3], [TQ4_1S, TQ4_1S, Q8_0], [Q8_0, F32, F16]];
+    for (isa, types) in Isa::available().into_iter().flat_map(|isa| types.map(|types| (isa, types))) {
+        let (n, n_ff) = if types == [F16; 3] { (70, 37) } else { (256, 256) };
+        let device = CpuDevice::new(isa, 1).unwrap();
+        let case = Case::new(&device, types, n, n_ff);
+        let alone: Vec<_> = (0..MOST).map(|row| case.run(&device, row, 1)).collect();
+        for n_threads in 1..=3 {
+            let device = CpuDevice::new(isa, n_threads).unwrap();
+            let case = Case::new(&device, types, n, n_ff);
+            for rows in ROWS {
+                let first_row = (7 * rows) % (MOST - rows + 1);
+                let together = case.run(&device, first_row, rows);
+                for (r, (got, alone)) in together.chunks(n).zip(&alone[first_row..]).enumerate() {
+                    assert_eq!(got, alone, "{isa:?} {types:?}: row {r} of {rows}, {n_threads} threads");
+                }
+            }
+        }
+    }
+}

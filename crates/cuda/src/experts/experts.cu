@@ -1,0 +1,131 @@
+// A feed-forward layer of experts, but for its products: who is chosen and what it weighs, whose rows a block multiplies, and
+// the sum. A *slot* is an expert of a row, slot s of row s / n_used. Numbers of experts stay on the device.
+
+#include "constants.cuh"
+#include "spans.cuh"
+
+typedef unsigned long long u64;
+
+struct ChooseParams {
+    const float* logits;  // [rows, n_experts]
+    u32* experts;         // [slots], the likeliest of each row first
+    float* weights;       // [slots]
+    u32 n_experts;
+    u32 n_used;
+    u32 normalises;
+    float scale;
+};
+
+// Larger keys are chosen first: a logit as an integer of the same order, above the complement of the expert. NaN and positive
+// infinity are above everything. 0 is no key.
+__device__ u64 key_of(float logit, u32 expert) {
+    u32 bits = __float_as_uint(logit), order;
+    if (bits == 0x80000000u) bits = 0;  // -0.0
+    if (logit != logit || bits == 0x7f800000u) {
+        order = ~0u;
+    } else {
+        order = bits >> 31 ? ~bits : bits | 0x80000000u;
+    }
+    return (u64)order << 32 | (u32)~expert;
+}
+
+__device__ float add_over_warp(float value) {
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+}
+
+// A warp for each row. One expert after the other: the largest key below the last one.
+extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
+    const float* logits = p.logits + (size_t)blockIdx.x * p.n_experts;
+    u32* experts = p.experts + (size_t)blockIdx.x * p.n_used;
+    u32 lane = threadIdx.x;
+    u64 last = ~0ull;
+    float most = 0.0f, total = 0.0f;
+    for (u32 j = 0; j < p.n_used; j++) {
+        u64 best = 0;
+        for (u32 e = lane; e < p.n_experts; e += 32) {
+            u64 key = key_of(logits[e], e);
+            if (key < last && key > best) best = key;
+        }
+        for (int step = 16; step > 0; step /= 2) {
+            u32 high = __shfl_xor_sync(~0u, (u32)(best >> 32), step), low = __shfl_xor_sync(~0u, (u32)best, step);
+            u64 other = (u64)high << 32 | low;
+            if (other > best) best = other;
+        }
+        last = best;
+        u32 expert = ~(u32)best;
+        if (lane == 0) experts[j] = expert;
+        if (j == 0) most = logits[expert];
+        // All lanes have the same sum. What is no number was first, and makes it none.
+        if (p.normalises) total += expf(logits[expert] - most);
+    }
+    if (!p.normalises) {
+        for (u32 e = lane; e < p.n_experts; e += 32) total += expf(logits[e] - most);
+        total = add_over_warp(total);
+    }
+    __syncthreads();
+    for (u32 j = lane; j < p.n_used; j += 32) {
+        float share = expf(logits[experts[j]] - most) / total;
+        p.weights[(size_t)blockIdx.x * p.n_used + j] = p.scale * share;
+    }
+}
+
+struct GroupParams {
+    const u32* experts;  // [slots]
+    u32* order;          // [slots]: those of an expert side by side, ascending
+    Span* spans;         // [n_experts, spans_each]
+    u32 slots;
+    u32 spans_each;
+    u32 most;            // slots of a span
+    u32 unused;
+};
+
+// A warp for each expert: as many slots as have a lower one come before its own.
+extern "C" __global__ void group(const __grid_constant__ GroupParams p) {
+    u32 expert = blockIdx.x, lane = threadIdx.x, before = 0, mine = 0;
+    for (u32 s = 0; s < p.slots; s += 32) {
+        u32 of = s + lane < p.slots ? p.experts[s + lane] : ~0u;
+        before += __popc(__ballot_sync(~0u, of < expert));
+        mine += __popc(__ballot_sync(~0u, of == expert));
+    }
+    u32 at = before;
+    for (u32 s = 0; s < p.slots && at < before + mine; s += 32) {
+        bool is_mine = s + lane < p.slots && p.experts[s + lane] == expert;
+        u32 all = __ballot_sync(~0u, is_mine);
+        if (is_mine) p.order[at + __popc(all & ((1u << lane) - 1))] = s + lane;
+        at += __popc(all);
+    }
+    for (u32 i = lane; i < p.spans_each; i += 32) {
+        u32 first = i * p.most;
+        u32 n = first < mine ? min(mine - first, p.most) : 0;
+        p.spans[(size_t)expert * p.spans_each + i] = Span{expert, before + first, n};
+    }
+}
+
+// Few slots: each is a span.
+extern "C" __global__ void one_by_one(const __grid_constant__ GroupParams p) {
+    u32 s = blockIdx.x * blockDim.x + threadIdx.x;
+    if (s >= p.slots) return;
+    p.order[s] = s;
+    p.spans[s] = Span{p.experts[s], s, 1};
+}
+
+struct JoinParams {
+    const float* y;        // [slots, n]
+    const float* weights;  // [slots]
+    float* x;              // [rows, n]
+    u32 rows;
+    u32 n;
+    u32 n_used;
+    u32 unused;
+};
+
+// x += sum of weight y over the slots of a row, in their order; a value per thread.
+extern "C" __global__ void join(const __grid_constant__ JoinParams p) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)p.rows * p.n) return;
+    size_t slot = i / p.n * p.n_used;
+    float sum = p.x[i];
+    for (u32 j = 0; j < p.n_used; j++) sum += p.weights[slot + j] * p.y[(slot + j) * p.n + i % p.n];
+    p.x[i] = sum;
+}

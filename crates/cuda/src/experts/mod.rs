@@ -1,0 +1,222 @@
+//! A feed-forward layer of experts, of which each row goes through a few: `x += Σ_e weight[e] W_down[e] h[e]`,
+//! `h[e] = a(W_gate[e] n) * (W_up[e] n)`.
+//!
+//! A warp chooses the experts of a row. Where rows are few, each expert of each row (a *slot*) is a product of one row. Where they
+//! are many, slots are ordered by expert, and blocks of the product for many rows take up to 64 of an expert each; there are as
+//! many blocks as if every row had chosen every expert, and those without a slot end at once. So nothing comes back to the
+//! host, which launches the same whoever is chosen, and a decode step can be recorded.
+
+use bytemuck::NoUninit;
+use kvant_backend::{Activation, BackendError, Experts, Routing, WeightSource, check_experts};
+use kvant_codec::DType;
+
+use crate::constants::Constants;
+use crate::memory::Block;
+use crate::norm::NormParts;
+use crate::product::{self, Operand, Picks, Product, SPANS};
+use crate::{Context, CudaError, DevicePtr, Launch, Source, gate};
+
+/// The kernels of this op beside its products.
+pub(crate) static SOURCE: Source = Source {
+    name: "experts.cu",
+    text: include_str!("experts.cu"),
+    headers: &[SPANS],
+    constants: Constants::default,
+    options: &[],
+};
+
+/// Threads of a block of the kernels that take a slot or a value per thread.
+const THREADS: u32 = 256;
+/// Threads of a warp.
+const WARP: u32 = 32;
+/// Bytes of a span.
+const SPAN_BYTES: usize = 12;
+
+/// The weight matrices of experts, `[n_experts, n_out, n_in]`.
+#[derive(Debug)]
+pub struct CudaExperts {
+    block: Block,
+    dtype: DType,
+    n_experts: usize,
+    n_out: usize,
+    n_in: usize,
+}
+
+impl CudaExperts {
+    /// Brings matrices to the device.
+    pub(crate) fn new(cx: &Context, source: WeightSource, n_experts: usize) -> Result<Self, BackendError> {
+        product::check_type("experts", source.dtype)?;
+        let n_out = check_experts(&source, n_experts)?;
+        let WeightSource { dtype, n_in, bytes, .. } = source;
+        Ok(Self { block: product::upload(cx, dtype, n_in, &bytes)?, dtype, n_experts, n_out, n_in })
+    }
+}
+
+impl Experts for CudaExperts {
+    fn n_experts(&self) -> usize {
+        self.n_experts
+    }
+
+    fn n_out(&self) -> usize {
+        self.n_out
+    }
+
+    fn n_in(&self) -> usize {
+        self.n_in
+    }
+}
+
+/// Who is chosen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Routes {
+    /// `[rows, n_experts]`
+    pub logits: DevicePtr,
+    pub n_experts: usize,
+    pub routing: Routing,
+}
+
+/// The weights of a layer, shapes checked.
+#[derive(Clone, Copy)]
+pub(crate) struct Layer<'a> {
+    pub activation: Activation,
+    pub gate: &'a CudaExperts,
+    pub up: &'a CudaExperts,
+    pub down: &'a CudaExperts,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct ChooseParams {
+    logits: DevicePtr,
+    experts: DevicePtr,
+    weights: DevicePtr,
+    n_experts: u32,
+    n_used: u32,
+    normalises: u32,
+    scale: f32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct GroupParams {
+    experts: DevicePtr,
+    order: DevicePtr,
+    spans: DevicePtr,
+    slots: u32,
+    spans_each: u32,
+    most: u32,
+    unused: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct JoinParams {
+    y: DevicePtr,
+    weights: DevicePtr,
+    x: DevicePtr,
+    rows: u32,
+    n: u32,
+    n_used: u32,
+    unused: u32,
+}
+
+/// Adds what the experts give to `x` `[rows, n]`.
+pub(crate) fn expert_ffn(
+    cx: &Context,
+    x: DevicePtr,
+    [rows, n]: [usize; 2],
+    norm: Option<NormParts>,
+    routes: Routes,
+    layer: Layer<'_>,
+) -> Result<(), CudaError> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let (slots, n_ff) = (rows * routes.routing.n_used, layer.gate.n_out);
+    let floats = |n: usize| cx.scratch(n * size_of::<f32>());
+    let (experts, weights) = (floats(slots)?, floats(slots)?);
+    choose(cx, routes, rows, experts.ptr(), weights.ptr())?;
+    let (picks, _memory) = pick(cx, routes, rows, experts.ptr())?;
+
+    let (hidden, given) = (floats(slots * n_ff)?, floats(slots * n)?);
+    let mut input = Operand::new(x, [rows, n], norm);
+    let product = |w: &CudaExperts, y, slots_of_row| Product {
+        picks: Some(Picks {
+            expert_bytes: product::matrix_bytes(w.dtype, [w.n_out, w.n_in]),
+            slots_of_row,
+            ..picks
+        }),
+        ..Product::new(w.block.ptr(), w.dtype, w.n_out, y)
+    };
+    let n_used = routes.routing.n_used;
+    let Layer { activation, gate, up, down } = layer;
+    if gate.dtype == up.dtype && product::has_gate(gate.dtype, rows) {
+        let both = Product { up: Some((up.block.ptr(), activation)), ..product(gate, hidden.ptr(), n_used) };
+        product::product(cx, &mut input, &both)?;
+    } else {
+        let gates = floats(slots * n_ff)?;
+        product::product(cx, &mut input, &product(gate, gates.ptr(), n_used))?;
+        product::product(cx, &mut input, &product(up, hidden.ptr(), n_used))?;
+        gate::gate(cx, activation, gates.ptr(), hidden.ptr(), slots * n_ff)?;
+    }
+    let mut input = Operand::new(hidden.ptr(), [slots, n_ff], None);
+    product::product(cx, &mut input, &product(down, given.ptr(), 1))?;
+    let [rows, n, n_used] = [rows, n, n_used].map(|n| n as u32);
+    let params = JoinParams { y: given.ptr(), weights: weights.ptr(), x, rows, n, n_used, unused: 0 };
+    cx.launch(cx.kernel(&SOURCE, "join")?, Launch::linear((rows * n).div_ceil(THREADS), THREADS), &params)
+}
+
+/// Lets the rows choose: experts and what they weigh, `[slots]` each.
+fn choose(
+    cx: &Context,
+    Routes { logits, n_experts, routing }: Routes,
+    rows: usize,
+    experts: DevicePtr,
+    weights: DevicePtr,
+) -> Result<(), CudaError> {
+    let Routing { n_used, normalises, scale } = routing;
+    let [n_experts, n_used] = [n_experts, n_used].map(|n| n as u32);
+    let params = ChooseParams {
+        logits,
+        experts,
+        weights,
+        n_experts,
+        n_used,
+        normalises: u32::from(normalises),
+        scale,
+    };
+    cx.launch(cx.kernel(&SOURCE, "choose")?, Launch::linear(rows as u32, WARP), &params)
+}
+
+/// Which slots each block of rows takes, and the memory that says so.
+fn pick(
+    cx: &Context,
+    routes: Routes,
+    rows: usize,
+    experts: DevicePtr,
+) -> Result<(Picks, [Block; 2]), CudaError> {
+    let slots = rows * routes.routing.n_used;
+    let is_many = rows >= product::MANY_ROWS;
+    let spans_each = rows.div_ceil(product::TILE as usize);
+    let n_spans = if is_many { routes.n_experts * spans_each } else { slots };
+    let [order, spans] = [slots * size_of::<u32>(), n_spans * SPAN_BYTES].map(|bytes| cx.scratch(bytes));
+    let (order, spans) = (order?, spans?);
+    let params = GroupParams {
+        experts,
+        order: order.ptr(),
+        spans: spans.ptr(),
+        slots: slots as u32,
+        spans_each: spans_each as u32,
+        most: product::TILE,
+        unused: 0,
+    };
+    let (kernel, launch) = match is_many {
+        true => ("group", Launch::linear(routes.n_experts as u32, WARP)),
+        false => ("one_by_one", Launch::linear(params.slots.div_ceil(THREADS), THREADS)),
+    };
+    cx.launch(cx.kernel(&SOURCE, kernel)?, launch, &params)?;
+    let (spans_at, order_at) = (spans.ptr(), order.ptr());
+    let picks =
+        Picks { spans: spans_at, n_spans, order: order_at, is_many, expert_bytes: 0, slots_of_row: 1 };
+    Ok((picks, [order, spans]))
+}
