@@ -21,6 +21,7 @@ cannot be missed.
 import argparse
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,14 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -76,8 +80,11 @@ class Family:
 FAMILIES = {
     "llama": Family(LlamaConfig, gguf.MODEL_ARCH.LLAMA, interleaved_rope=True),
     "mistral": Family(MistralConfig, gguf.MODEL_ARCH.LLAMA, interleaved_rope=True),
+    "mixtral": Family(MixtralConfig, gguf.MODEL_ARCH.LLAMA, interleaved_rope=True),
     "qwen2": Family(Qwen2Config, gguf.MODEL_ARCH.QWEN2),
     "qwen3": Family(Qwen3Config, gguf.MODEL_ARCH.QWEN3),
+    "qwen2moe": Family(Qwen2MoeConfig, gguf.MODEL_ARCH.QWEN2MOE),
+    "qwen3moe": Family(Qwen3MoeConfig, gguf.MODEL_ARCH.QWEN3MOE),
     "gemma": Family(GemmaConfig, gguf.MODEL_ARCH.GEMMA, norm_offset=1.0, quiet=8.0),
     "gemma2": Family(Gemma2Config, gguf.MODEL_ARCH.GEMMA2, norm_offset=1.0, quiet=8.0),
     "gemma3": Family(Gemma3TextConfig, gguf.MODEL_ARCH.GEMMA3, norm_offset=1.0, quiet=8.0, local_theta=10_000.0),
@@ -135,6 +142,7 @@ class Spec:
             rope_parameters=turns,
             pad_token_id=None,
             attn_implementation="eager",
+            experts_implementation="eager",
             **explicit,
             **{**self.extra, **extra},
         )
@@ -240,6 +248,47 @@ SPECS = [
         extra={"sliding_window": 24},
         without=({"sliding_window": 10_000},),
     ),
+    Spec(
+        "mixtral-h64-g2",
+        hidden=32,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        ffn=40,
+        extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+        without=({"num_experts_per_tok": 1}, {"num_experts_per_tok": 3}),
+    ),
+    Spec(
+        "qwen2moe-h64-g1-shared",
+        hidden=64,
+        heads=1,
+        kv_heads=1,
+        head_dim=None,
+        extra={
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": False,
+        },
+        without=({"num_experts_per_tok": 2}, {"norm_topk_prob": True}),
+    ),
+    Spec(
+        "qwen3moe-h64-g2-dense1",
+        hidden=32,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        layers=3,
+        extra={
+            "num_experts": 9,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "mlp_only_layers": [0],
+            "norm_topk_prob": True,
+        },
+        without=({"num_experts_per_tok": 1}, {"norm_topk_prob": False}),
+    ),
     Spec("glm4-h64-g2-bias", hidden=32, heads=4, kv_heads=2, head_dim=64, partial=0.5, extra={"attention_bias": True}),
 ]
 
@@ -259,6 +308,8 @@ def build_model(spec: Spec) -> torch.nn.Module:
         else:
             # Unit inputs give outputs of this spread: scores of about +-2 after the division by sqrt(head_dim).
             gain = 1.4 if "q_proj" in name or "k_proj" in name else 2.0 if "embed" in name or "lm_head" in name else 1.0
+            if "experts." in name:  # a few of them, each with a share
+                gain = 1.4
             if "embed" in name:
                 gain /= spec.family.quiet
             values = (gain * weight.shape[-1] ** -0.5 * torch.randn_like(weight)).half().float()
@@ -362,9 +413,16 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec) -> None:
         "residual_multiplier": writer.add_residual_scale,
         "attention_multiplier": writer.add_attention_scale,
         "logits_scaling": writer.add_logit_scale,
+        "num_experts": writer.add_expert_count,
+        "num_local_experts": writer.add_expert_count,
+        "num_experts_per_tok": writer.add_expert_used_count,
+        "moe_intermediate_size": writer.add_expert_feed_forward_length,
+        "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
     }.items():
         if spec.extra.get(name) is not None:
             add(spec.extra[name])
+    if "mlp_only_layers" in spec.extra:
+        writer.add_leading_dense_block_count(len(spec.extra["mlp_only_layers"]))
 
 
 def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
@@ -390,21 +448,36 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
             writer.add_tensor("rope_freqs.weight", (plain / scaled.double()).float().numpy())
 
 
+def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights as files hold them: gate and up of the experts apart, the gate of the shared one as a vector."""
+    for name, weight in model.named_parameters():
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1)):
+                yield name.replace("gate_up_proj", f"{part}.weight"), half.contiguous()
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", weight
+        else:
+            yield name, weight.squeeze(0) if "shared_expert_gate" in name else weight
+
+
 def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
     """The model as a GGUF file: matrices in f16 (exactly), vectors in f32."""
     arch = spec.family.arch
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     write_metadata(writer, spec, model)
     names = gguf.get_tensor_name_map(arch, spec.layers)
-    for name, weight in model.named_parameters():  # a tied head is listed once, as the embedding
+    dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)  # of layers without experts among others
+    for name, weight in parts(model):  # a tied head is listed once, as the embedding
         if spec.family.interleaved_rope and ("q_proj" in name or "k_proj" in name):
             weight = to_interleaved(weight, spec.heads if "q_proj" in name else spec.kv_heads)
         if name.endswith("norm.weight"):
             weight = weight + spec.family.norm_offset
-        kind = torch.float16 if weight.ndim == 2 else torch.float32
+        is_router = name.endswith("mlp.gate.weight")
+        kind = torch.float16 if weight.ndim >= 2 and not is_router else torch.float32
         stored = weight.detach().to(kind)
         assert torch.equal(stored.float(), weight), f"{name} is not exact in {kind}"
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), stored.numpy())
+        suffixes = {"try_suffixes": (".weight", ".bias")}
+        writer.add_tensor(names.get_name(name, **suffixes) or dense.get_name(name, **suffixes), stored.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-use kvant_backend::{Activation, AttendParams, Pairing};
+use kvant_backend::{Activation, AttendParams, Pairing, Routing};
 use kvant_gguf::{Gguf, Value};
 use kvant_kv::{KvLayerShape, KvShape};
+
+mod experts;
 
 use crate::ModelError;
 use crate::family::{Factors, Family, Norms};
@@ -41,8 +43,11 @@ pub struct LayerSpec {
     pub heads: KvLayerShape,
     /// Where the keys and values lie that its queries meet.
     pub state: LayerState,
-    /// Width of the feed-forward layer.
+    /// Width of the feed-forward layer that every row goes through: of a layer of experts, of the one that all rows share; 0
+    /// where there is none.
     pub n_ff: usize,
+    /// The experts of its feed-forward layer.
+    pub experts: Option<ExpertSpec>,
     /// Which of [`Config::ropes`] turns its queries and keys.
     pub rope: usize,
     /// Factor on its scores.
@@ -53,6 +58,17 @@ pub struct LayerSpec {
     pub activation: Activation,
     /// Where it normalises.
     pub norms: Norms,
+}
+
+/// The experts of a feed-forward layer, of which each row goes through a few.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertSpec {
+    /// How many there are.
+    pub n: usize,
+    /// Width of each.
+    pub n_ff: usize,
+    /// How a row chooses among them.
+    pub routing: Routing,
 }
 
 /// What a layer keeps of past tokens.
@@ -102,8 +118,6 @@ impl Config {
         let arch = gguf.meta().get::<&str>("general.architecture")?;
         let family = Family::named(arch)?;
         let keys = Keys { gguf, arch };
-        keys.refuse("expert_count", "mixture of experts")?;
-
         let n_embd = keys.size("embedding_length")?;
         let n_ctx_train = keys.size("context_length")?;
         let n_layers = keys.size("block_count")?;
@@ -117,10 +131,12 @@ impl Config {
         let windows = read_windows(&keys, family, n_layers)?;
         let ropes = read_ropes(&keys, family, heads.k_head_dim, n_ctx_train)?;
         let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
+        let experts = experts::read(&keys, family, n_embd)?;
         let usual = LayerSpec {
             heads,
             state: LayerState::Own,
-            n_ff: keys.size("feed_forward_length")?,
+            n_ff: 0,
+            experts: None,
             rope: 0,
             scale: read_scale(&keys, family, n_layers, n_embd, heads)?,
             soft_cap,
@@ -129,6 +145,8 @@ impl Config {
         };
         let layer = |(index, window): (usize, Option<usize>)| LayerSpec {
             heads: KvLayerShape { window, ..heads },
+            n_ff: experts.n_ff(index),
+            experts: experts.of_layer(index),
             rope: match (family.unturned, window) {
                 (period @ 1.., _) if (index + 1) % period == 0 => ropes.unturned,
                 (_, Some(_)) => ropes.windowed,
@@ -381,6 +399,10 @@ impl Keys<'_> {
     /// A number above 0; `None` where the file has none, or 0, which stands for none.
     fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
         self.positive_or(key, None)
+    }
+
+    fn flag_or(&self, key: &str, default: bool) -> Result<bool, ModelError> {
+        Ok(self.gguf.meta().find(&self.key(key))?.unwrap_or(default))
     }
 
     /// As [`Keys::positive`], but `default` where the file has none.

@@ -7,13 +7,13 @@
 //! in one pass over the weights. What a row becomes does not depend on the others.
 
 use kvant_backend::{
-    Backend, BackendError, Heads, Input, KvPart, Norm, Output, Page, Rope, RopeParams, Rows,
+    Backend, BackendError, ExpertWeights, Heads, Input, KvPart, Norm, Output, Page, Rope, RopeParams, Rows,
 };
 use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
-use crate::weights::{KvWeights, Layer, Weights};
-use crate::{Config, HeadNorms, LayerSpec, LayerState, ModelError};
+use crate::weights::{Experts, FeedForward, KvWeights, Layer, Weights};
+use crate::{Config, ExpertSpec, HeadNorms, LayerSpec, LayerState, ModelError};
 
 /// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
@@ -40,6 +40,10 @@ pub struct Activations<B: Backend> {
     attended: B::Buffer,
     /// Gated feed-forward activations, `[rows, n_ff]`.
     hidden: B::Buffer,
+    /// How much each expert is wanted, `[rows, n_experts]`.
+    router: B::Buffer,
+    /// How much the expert is wanted that all rows share, `[rows]`.
+    shared_gate: B::Buffer,
     /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, and the same on the host, of each of [`Config::ropes`].
     angles: Vec<(B::Buffer, Vec<f32>)>,
     /// A branch before its norm, and then the rows of `x` that are wanted, side by side, `[rows, n_embd]`.
@@ -157,9 +161,10 @@ impl<B: Backend> Decoder<B> {
         self.weights.n_bytes
     }
 
-    /// Bytes of weights that one decoded token reads: all but an embedding that is only looked up.
+    /// Bytes of weights that one decoded token reads: all but an embedding that is only looked up, and experts that it does not
+    /// choose.
     pub fn weight_bytes_per_token(&self) -> usize {
-        self.weights.n_bytes - self.weights.lookup_bytes
+        self.weights.n_bytes - self.weights.idle_bytes
     }
 
     /// Activations for steps of up to `max_rows` rows.
@@ -179,6 +184,8 @@ impl<B: Backend> Decoder<B> {
             v: widest(LayerSpec::n_v)?,
             attended: widest(LayerSpec::n_out)?,
             hidden: widest(|layer| layer.n_ff)?,
+            router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
+            shared_gate: widest(|layer| usize::from(layer.experts.is_some() && layer.n_ff > 0))?,
             angles: c
                 .ropes
                 .iter()
@@ -401,7 +408,8 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// `x += W_down (a(W_gate n) * (W_up n))`, `n = norm(x)`, `a` the activation; norms where the layer has them.
+    /// `x += W_down (a(W_gate n) * (W_up n))`, `n = norm(x)`, `a` the activation; norms where the layer has them. In a layer of
+    /// experts, `x +=` what those give that each row chooses, and the one that all share, as its gate weighs it.
     fn feed_forward(
         &self,
         backend: &B,
@@ -409,9 +417,27 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let input = Input { x: &act.x, norm: self.norm(&layer.ffn_norm), first_row: 0, rows };
-        backend.gated_ffn(input, spec.activation, &layer.gate, &layer.up, &mut act.hidden)?;
-        let branch = Branch { of: &act.hidden, w: &layer.down, bias: None, norm: &layer.ffn_after };
+        let norm = self.norm(&layer.ffn_norm);
+        let input = || Input { x: &act.x, norm, first_row: 0, rows };
+        if let Some(FeedForward { gate, up, .. }) = &layer.ffn {
+            backend.gated_ffn(input(), spec.activation, gate, up, &mut act.hidden)?;
+        }
+        if let (Some(experts), Some(ExpertSpec { routing, .. })) = (&layer.experts, spec.experts) {
+            let Experts { router, gate, up, down, shared_gate } = experts;
+            let output = |w, y| Output { w, bias: None, y, accumulate: false };
+            let router = output(router, &mut act.router);
+            match shared_gate {
+                Some(w) => backend.project(input(), &mut [router, output(w, &mut act.shared_gate)])?,
+                None => backend.project(input(), &mut [router])?,
+            }
+            let weights = ExpertWeights { activation: spec.activation, gate, up, down };
+            backend.expert_ffn(&mut act.x, rows, norm, routing, &act.router, weights)?;
+            if spec.n_ff > 0 {
+                backend.gate_rows(&mut act.hidden, rows, spec.n_ff, &act.shared_gate)?;
+            }
+        }
+        let Some(FeedForward { down, .. }) = &layer.ffn else { return Ok(()) };
+        let branch = Branch { of: &act.hidden, w: down, bias: None, norm: &layer.ffn_after };
         self.add(backend, &mut act.x, branch, &mut act.spare, rows)
     }
 

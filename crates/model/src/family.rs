@@ -26,6 +26,8 @@ pub struct Family {
     pub(crate) unturned: usize,
     /// Bounds on scores and on logits where the file names none.
     pub(crate) soft_caps: [Option<f32>; 2],
+    /// What its layers of experts do, where the file has experts; `None` where none is known to have any.
+    pub(crate) experts: Option<ExpertRule>,
     /// The model of so many layers divides its scores by the root of width / query heads, not by that of the head size. No
     /// file says so.
     pub(crate) scaled_by_width: Option<usize>,
@@ -75,6 +77,17 @@ pub(crate) enum Factors {
     Named,
 }
 
+/// What layers of experts do, where the file does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExpertRule {
+    /// Whether the weights of the chosen experts add up to one.
+    pub normalises: bool,
+    /// Whether each row goes through one more expert, which all share and a gate weighs.
+    pub shares_one: bool,
+    /// Whether a file without experts is none of the family.
+    pub is_required: bool,
+}
+
 /// Layers with a window among others.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Windows {
@@ -95,10 +108,15 @@ const LLAMA: Family = Family {
     windows: None,
     unturned: 0,
     soft_caps: [None; 2],
+    // Mixtral.
+    experts: Some(ExpertRule { normalises: true, shares_one: false, is_required: false }),
     scaled_by_width: None,
 };
 
-const QWEN2: Family = Family { name: "qwen2", pairing: Pairing::Halves, ..LLAMA };
+const QWEN2: Family = Family { name: "qwen2", pairing: Pairing::Halves, experts: None, ..LLAMA };
+
+const QWEN3: Family =
+    Family { name: "qwen3", norms: Norms { heads: HeadNorms::Each, ..QWEN2.norms }, ..QWEN2 };
 
 const GEMMA: Family = Family { name: "gemma", activation: Activation::Gelu, factors: Factors::Root, ..QWEN2 };
 
@@ -106,7 +124,17 @@ const GEMMA: Family = Family { name: "gemma", activation: Activation::Gelu, fact
 static FAMILIES: &[Family] = &[
     LLAMA,
     QWEN2,
-    Family { name: "qwen3", norms: Norms { heads: HeadNorms::Each, ..QWEN2.norms }, ..QWEN2 },
+    QWEN3,
+    Family {
+        name: "qwen2moe",
+        experts: Some(ExpertRule { normalises: false, shares_one: true, is_required: true }),
+        ..QWEN2
+    },
+    Family {
+        name: "qwen3moe",
+        experts: Some(ExpertRule { normalises: true, shares_one: false, is_required: true }),
+        ..QWEN3
+    },
     GEMMA,
     Family {
         name: "gemma2",
@@ -123,9 +151,9 @@ static FAMILIES: &[Family] = &[
         scaled_by_width: Some(62),
         ..GEMMA
     },
-    Family { name: "glm4", norms: Norms { after: true, ..LLAMA.norms }, ..LLAMA },
-    Family { name: "granite", factors: Factors::Named, ..LLAMA },
-    Family { name: "smollm3", unturned: 4, ..LLAMA },
+    Family { name: "glm4", norms: Norms { after: true, ..LLAMA.norms }, experts: None, ..LLAMA },
+    Family { name: "granite", factors: Factors::Named, experts: None, ..LLAMA },
+    Family { name: "smollm3", unturned: 4, experts: None, ..LLAMA },
     Family {
         name: "olmo2",
         norms: Norms { before: false, after: true, heads: HeadNorms::Together },
@@ -162,7 +190,7 @@ mod tests {
         for family in FAMILIES {
             assert_eq!(Family::named(family.name).unwrap(), family);
         }
-        for (name, nearest) in [("gemma4", "gemma"), ("qwen3moe", "qwen3"), ("llama4", "llama"), ("", "")] {
+        for (name, nearest) in [("gemma4", "gemma"), ("qwen3vl", "qwen3"), ("llama4", "llama"), ("", "")] {
             let error = Family::named(name).unwrap_err().to_string();
             assert!(error.contains(&format!("'{name}'")) && error.contains(nearest), "{error}");
         }

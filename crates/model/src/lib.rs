@@ -12,9 +12,9 @@ pub mod retype;
 mod rope;
 mod weights;
 
-pub use config::{Config, LayerSpec, LayerState};
+pub use config::{Config, ExpertSpec, LayerSpec, LayerState};
 pub use decoder::{Activations, Decoder, Entry, OnQueries, Outputs, StepError, StepPart, Want};
 pub use error::ModelError;
 pub use family::{Family, HeadNorms, Norms};
 pub use rope::{Rope, Scaling};
-pub use weights::{Part, Weights, check_finite};
+pub use weights::{Part, Weights, check_finite, idle_expert_bytes};

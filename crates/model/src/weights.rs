@@ -11,7 +11,7 @@ use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 use crate::config::LayerState;
 use crate::retype::{convert, retyped};
-use crate::{Config, ModelError, Norms};
+use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms};
 
 /// The weights of one decoder layer. Matrices are `[n_out, n_in]`.
 pub struct Layer<B: Backend> {
@@ -26,11 +26,29 @@ pub struct Layer<B: Backend> {
     /// Of what attention adds to the residual stream.
     pub(crate) attn_after: Option<B::Buffer>,
     pub(crate) ffn_norm: Option<B::Buffer>,
+    /// What every row goes through.
+    pub(crate) ffn: Option<FeedForward<B>>,
+    pub(crate) experts: Option<Experts<B>>,
+    /// Of what the feed-forward layer adds.
+    pub(crate) ffn_after: Option<B::Buffer>,
+}
+
+/// A gated feed-forward layer.
+pub(crate) struct FeedForward<B: Backend> {
     pub(crate) gate: B::Matrix,
     pub(crate) up: B::Matrix,
     pub(crate) down: B::Matrix,
-    /// Of what the feed-forward layer adds.
-    pub(crate) ffn_after: Option<B::Buffer>,
+}
+
+/// The experts of a layer.
+pub(crate) struct Experts<B: Backend> {
+    /// Says how much each expert is wanted, `[n_experts, n_embd]`.
+    pub(crate) router: B::Matrix,
+    pub(crate) gate: B::Experts,
+    pub(crate) up: B::Experts,
+    pub(crate) down: B::Experts,
+    /// Says how much the expert is wanted that all rows share, `[1, n_embd]`.
+    pub(crate) shared_gate: Option<B::Matrix>,
 }
 
 /// What keys and values are made with.
@@ -136,8 +154,9 @@ pub struct Weights<B: Backend> {
     pub(crate) output: Option<B::Matrix>,
     pub(crate) n_vocab: usize,
     pub(crate) n_bytes: usize,
-    /// Bytes of an embedding that is not the output matrix as well.
-    pub(crate) lookup_bytes: usize,
+    /// Bytes that no decoded token reads: of an embedding that is not the output matrix as well, and of the experts that it does
+    /// not choose.
+    pub(crate) idle_bytes: usize,
 }
 
 impl<B: Backend> Weights<B> {
@@ -152,8 +171,8 @@ impl<B: Backend> Weights<B> {
         backend: &B,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
-        let mut loader =
-            Loader { gguf, part, backend, n_bytes: 0, used: HashSet::from(["rope_freqs.weight".to_owned()]) };
+        let used = HashSet::from(["rope_freqs.weight".to_owned()]);
+        let mut loader = Loader { gguf, part, backend, n_bytes: 0, used };
         let n_embd = config.n_embd;
         let n_vocab = gguf.tensor("token_embd.weight")?.info.rows();
         let is_tied = !loader.has("output.weight");
@@ -190,6 +209,7 @@ impl<B: Backend> Weights<B> {
         gguf.release();
         progress(1.0);
         let lookup_bytes = if output.is_some() || !part.is_last() { embedding_bytes } else { 0 };
+        let idle_bytes = lookup_bytes + idle_expert_bytes(gguf, config, part.layers());
         let part = part.clone();
         Ok(Self {
             part,
@@ -199,7 +219,7 @@ impl<B: Backend> Weights<B> {
             output,
             n_vocab,
             n_bytes: loader.n_bytes,
-            lookup_bytes,
+            idle_bytes,
         })
     }
 }
@@ -207,6 +227,9 @@ impl<B: Backend> Weights<B> {
 /// Tensors of a layer that its keys and values are made with.
 const KV_TENSORS: [&str; 5] =
     ["attn_k.weight", "attn_v.weight", "attn_k.bias", "attn_v.bias", "attn_k_norm.weight"];
+
+/// The tensors that have a matrix for each expert.
+const EXPERT_TENSORS: [&str; 3] = ["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"];
 
 struct Loader<'a, B: Backend> {
     gguf: &'a Arc<Gguf>,
@@ -235,8 +258,7 @@ impl<B: Backend> Loader<'_, B> {
                 (self.matrix(&name("attn_q.weight"), c.n_embd, n_q)?, None)
             }
         };
-        let gated = [("ffn_gate.weight", spec.n_ff), ("ffn_up.weight", spec.n_ff)];
-        let [gate, up] = self.matrices("ffn_up.weight", gated, index, c.n_embd)?;
+        let experts = spec.experts.map(|experts| self.experts(c, index, experts)).transpose()?;
         Ok(Layer {
             attn_norm: self.vector_if(before, &name("attn_norm.weight"))?,
             wq,
@@ -247,11 +269,44 @@ impl<B: Backend> Loader<'_, B> {
             kv,
             attn_after: self.vector_if(after, &name("post_attention_norm.weight"))?,
             ffn_norm: self.vector_if(before, &name("ffn_norm.weight"))?,
-            gate,
-            up,
-            down: self.matrix(&name("ffn_down.weight"), spec.n_ff, c.n_embd)?,
+            ffn: self.feed_forward(c, index)?,
+            experts,
             ffn_after: self.vector_if(after, &name("post_ffw_norm.weight"))?,
         })
+    }
+
+    /// What every row of layer `index` goes through.
+    fn feed_forward(&mut self, c: &Config, index: usize) -> Result<Option<FeedForward<B>>, ModelError> {
+        let LayerSpec { n_ff, experts, .. } = c.layers[index];
+        if n_ff == 0 {
+            return Ok(None);
+        }
+        let [gate, up, down] = match experts {
+            None => ["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"],
+            Some(_) => ["ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"],
+        };
+        let [gate, up] = self.matrices(up, [(gate, n_ff), (up, n_ff)], index, c.n_embd)?;
+        let down = self.matrix(&format!("blk.{index}.{down}"), n_ff, c.n_embd)?;
+        Ok(Some(FeedForward { gate, up, down }))
+    }
+
+    fn experts(
+        &mut self,
+        c: &Config,
+        index: usize,
+        ExpertSpec { n, n_ff, .. }: ExpertSpec,
+    ) -> Result<Experts<B>, ModelError> {
+        let name = |suffix: &str| format!("blk.{index}.{suffix}");
+        let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
+        let [gate, up, down] = EXPERT_TENSORS.map(name);
+        let gate = self.stack(&gate, [c.n_embd, n_ff, n])?;
+        let up = self.stack(&up, [c.n_embd, n_ff, n])?;
+        let down = self.stack(&down, [n_ff, c.n_embd, n])?;
+        let shared_gate = match c.layers[index].n_ff {
+            0 => None,
+            _ => Some(self.matrix(&format!("blk.{index}.ffn_gate_inp_shexp.weight"), c.n_embd, 1)?),
+        };
+        Ok(Experts { router, gate, up, down, shared_gate })
     }
 
     fn qkv(&mut self, c: &Config, index: usize) -> Result<(B::Matrix, KvWeights<B>), ModelError> {
@@ -275,6 +330,12 @@ impl<B: Backend> Loader<'_, B> {
         Ok(self.backend.matrix(source)?)
     }
 
+    /// The matrices of `n` experts, each `[n_out, n_in]`.
+    fn stack(&mut self, name: &str, [n_in, n_out, n]: [usize; 3]) -> Result<B::Experts, ModelError> {
+        let source = self.rows(name, &[n_in, n_out, n], 0..n_out * n)?;
+        Ok(self.backend.experts(source, n)?)
+    }
+
     /// Matrices of layer `index`, of so many rows each: tensors of their own, or where there is none for the first, the rows of
     /// `fused`, one matrix after the other.
     fn matrices<const N: usize>(
@@ -292,7 +353,7 @@ impl<B: Backend> Loader<'_, B> {
         let mut matrices = Vec::with_capacity(N);
         for (part, n_out) in parts {
             let source = match is_fused {
-                true => self.rows(&fused, [n_in, total], first..first + n_out)?,
+                true => self.rows(&fused, &[n_in, total], first..first + n_out)?,
                 false => self.source(&name(part), n_in, n_out)?,
             };
             matrices.push(self.backend.matrix(source)?);
@@ -302,18 +363,14 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn source(&mut self, name: &str, n_in: usize, n_out: usize) -> Result<WeightSource, ModelError> {
-        self.rows(name, [n_in, n_out], 0..n_out)
+        self.rows(name, &[n_in, n_out], 0..n_out)
     }
 
-    /// Some rows of a tensor `[n_in, n_out]`.
-    fn rows(
-        &mut self,
-        name: &str,
-        [n_in, n_out]: [usize; 2],
-        rows: Range<usize>,
-    ) -> Result<WeightSource, ModelError> {
+    /// Some rows of a tensor of this shape, in GGUF order (innermost first).
+    fn rows(&mut self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<WeightSource, ModelError> {
         let tensor = self.gguf.tensor(name)?;
-        check_shape(&tensor, &[n_in, n_out])?;
+        check_shape(&tensor, shape)?;
+        let (n_in, n_out): (usize, usize) = (shape[0], shape[1..].iter().product());
         // A tensor that holds several matrices is looked through once, whole.
         if self.used.insert(name.to_owned()) {
             check_finite(tensor.info, tensor.bytes)?;
@@ -371,6 +428,18 @@ impl<B: Backend> Loader<'_, B> {
             None => Ok(()),
         }
     }
+}
+
+/// Bytes of experts in these layers of a file that a decoded token does not choose, and does not read.
+pub fn idle_expert_bytes(gguf: &Gguf, config: &Config, layers: Range<usize>) -> usize {
+    let of_layer = |index: usize| {
+        let ExpertSpec { n, routing, .. } = config.layers[index].experts?;
+        let tensors =
+            EXPERT_TENSORS.iter().filter_map(|suffix| gguf.find_tensor(&format!("blk.{index}.{suffix}")));
+        let n_bytes: usize = tensors.map(|tensor| tensor.bytes.len()).sum();
+        Some(n_bytes / n * (n - routing.n_used))
+    };
+    layers.filter_map(of_layer).sum()
 }
 
 /// Some bytes of a tensor, kept alive by the file they lie in: a device can read a mapped matrix where it is.
@@ -433,9 +502,11 @@ pub fn check_finite(info: &TensorInfo, bytes: &[u8]) -> Result<(), ModelError> {
 
 /// Trailing dimensions of 1 are ignored, as writers differ in them.
 fn check_shape(tensor: &TensorView<'_>, expected: &[usize]) -> Result<(), ModelError> {
+    fn significant(shape: &[usize]) -> &[usize] {
+        &shape[..shape.len() - shape.iter().rev().take_while(|&&n| n == 1).count()]
+    }
     let got = &tensor.info.shape;
-    let significant = got.len() - got.iter().rev().take_while(|&&n| n == 1).count();
-    if got[..significant] == *expected || got == expected {
+    if significant(got) == significant(expected) {
         return Ok(());
     }
     Err(ModelError::TensorShape {

@@ -1,0 +1,199 @@
+//! Which layers have experts, and how rows choose among them.
+
+use kvant_backend::Routing;
+
+use super::{ExpertSpec, Keys};
+use crate::ModelError;
+use crate::family::Family;
+
+const COUNT: &str = "expert_count";
+const USED: &str = "expert_used_count";
+
+/// The feed-forward layers of a model.
+pub(super) struct FeedForward {
+    /// Width of a layer without experts.
+    dense: usize,
+    /// Width of the expert that all rows share; 0 where there is none.
+    shared: usize,
+    experts: Option<ExpertSpec>,
+    /// Layers without experts before the first one that has some, and every how many layers one has from there on, the last.
+    n_leading: usize,
+    step: usize,
+}
+
+impl FeedForward {
+    /// What the experts of a layer are.
+    pub fn of_layer(&self, index: usize) -> Option<ExpertSpec> {
+        self.experts.filter(|_| index >= self.n_leading && (index + 1).is_multiple_of(self.step))
+    }
+
+    /// Width of what each row of a layer goes through.
+    pub fn n_ff(&self, index: usize) -> usize {
+        if self.of_layer(index).is_some() { self.shared } else { self.dense }
+    }
+}
+
+/// Reads and checks what a file says of experts.
+pub(super) fn read(keys: &Keys, family: &Family, n_embd: usize) -> Result<FeedForward, ModelError> {
+    let dense = keys.size("feed_forward_length")?;
+    let n = keys.gguf.meta().find::<u32>(&keys.key(COUNT))?.unwrap_or(0) as usize;
+    let rule = match (family.experts, n) {
+        (Some(rule), 1..) => rule,
+        (None, 1..) => {
+            let what = format!("experts in the family {} ({})", family.name, keys.key(COUNT));
+            return Err(ModelError::Unsupported { what });
+        }
+        (rule, 0) => {
+            let router = keys.gguf.tensors().iter().find(|info| info.name.ends_with(".ffn_gate_inp.weight"));
+            if let Some(router) = router {
+                return Err(keys.bad(
+                    COUNT,
+                    &format!("the number of experts that '{}' chooses among", router.name),
+                    n,
+                ));
+            }
+            if rule.is_some_and(|rule| rule.is_required) {
+                return Err(keys.bad(COUNT, "at least one expert", n));
+            }
+            return Ok(FeedForward { dense, shared: 0, experts: None, n_leading: 0, step: 1 });
+        }
+    };
+    // The router has a row of weights for each.
+    let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
+    if n as u128 * n_embd as u128 > stored {
+        return Err(keys.bad(COUNT, &format!("experts that {stored} values in tensors suffice for"), n));
+    }
+    let n_used = keys.size(USED)?;
+    if n_used > n {
+        return Err(keys.bad(USED, &format!("1 to {n}, as there are {n} experts"), n_used));
+    }
+    let n_ff = keys.size_or("expert_feed_forward_length", dense)?;
+    let shared = if rule.shares_one { keys.size_or("expert_shared_feed_forward_length", dense)? } else { 0 };
+    let normalises = match keys.gguf.meta().find::<u32>(&keys.key("expert_gating_func"))?.unwrap_or(0) {
+        0 | 1 => keys.flag_or("expert_weights_norm", rule.normalises)?,
+        // A softmax over the chosen alone.
+        3 => true,
+        got => {
+            let what = format!(
+                "{} {got} (known: 1, softmax; 3, softmax of the chosen)",
+                keys.key("expert_gating_func")
+            );
+            return Err(ModelError::Unsupported { what });
+        }
+    };
+    let scale = keys.positive("expert_weights_scale")?.unwrap_or(1.0);
+    let n_leading =
+        keys.gguf.meta().find::<u32>(&keys.key("leading_dense_block_count"))?.unwrap_or(0) as usize;
+    let step = keys.size_or("interleave_moe_layer_step", 1)?;
+    let experts = Some(ExpertSpec { n, n_ff, routing: Routing { n_used, normalises, scale } });
+    Ok(FeedForward { dense, shared, experts, n_leading, step })
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_gguf::{Gguf, GgufWriter};
+
+    use crate::Config;
+
+    /// The configuration of a file of this architecture with these keys beside those that every file has, and one tensor.
+    fn config(arch: &str, tensor: &str, keys: &[(&str, u32)]) -> Result<Config, String> {
+        let mut writer = GgufWriter::new();
+        writer.set("general.architecture", arch).unwrap();
+        let usual = [
+            ("block_count", 4),
+            ("context_length", 64),
+            ("embedding_length", 32),
+            ("feed_forward_length", 48),
+            ("attention.head_count", 2),
+        ];
+        for (key, value) in usual.iter().chain(keys) {
+            writer.set(&format!("{arch}.{key}"), *value).unwrap();
+        }
+        writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5_f32).unwrap();
+        let names = [tensor, "a", "b", "c"];
+        names.iter().for_each(|name| writer.add_tensor(name, &[32, 32], kvant_codec::DType::F32).unwrap());
+        let mut bytes = Vec::new();
+        let zeros = [0; 4 * 32 * 32];
+        writer
+            .write_to(&mut bytes, |sink| names.iter().try_for_each(|name| sink.bytes(name, &zeros)))
+            .unwrap();
+        Config::from_gguf(&Gguf::from_bytes(bytes).unwrap()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn layers_have_experts_where_the_file_says() {
+        let of = |keys: &[(&str, u32)]| -> Vec<_> {
+            let keys = [&[("expert_count", 8), ("expert_used_count", 2)], keys].concat();
+            let layers = config("qwen3moe", "t", &keys).unwrap().layers;
+            layers.iter().map(|layer| (layer.n_ff, layer.experts.map(|experts| experts.n_ff))).collect()
+        };
+        let (dense, wide, narrow) = ((48, None), (0, Some(48)), (0, Some(20)));
+        assert_eq!(of(&[]), [wide; 4]);
+        let narrow_key = ("expert_feed_forward_length", 20);
+        assert_eq!(of(&[narrow_key, ("leading_dense_block_count", 1)]), [dense, narrow, narrow, narrow]);
+        assert_eq!(of(&[narrow_key, ("interleave_moe_layer_step", 2)]), [dense, narrow, dense, narrow]);
+    }
+
+    #[test]
+    fn weights_add_up_as_the_file_or_else_the_family_says() {
+        let routing = |arch, keys: &[(&str, u32)]| {
+            let keys = [&[("expert_count", 8), ("expert_used_count", 3)], keys].concat();
+            let layer = config(arch, "t", &keys).unwrap().layers[0];
+            (layer.experts.unwrap().routing.normalises, layer.n_ff)
+        };
+        assert_eq!(routing("llama", &[]), (true, 0));
+        assert_eq!(routing("qwen3moe", &[]), (true, 0));
+        assert_eq!(routing("qwen2moe", &[]), (false, 48));
+        let shared = ("expert_shared_feed_forward_length", 24);
+        assert_eq!(routing("qwen2moe", &[shared, ("expert_gating_func", 1)]), (false, 24));
+        assert_eq!(routing("qwen2moe", &[shared, ("expert_gating_func", 3)]), (true, 24));
+    }
+
+    #[test]
+    fn experts_that_make_no_sense_are_refused_in_a_line() {
+        let router = "blk.2.ffn_gate_inp.weight";
+        for (arch, tensor, keys, want) in [
+            (
+                "llama",
+                router,
+                &[][..],
+                "llama.expert_count: expected the number of experts that 'blk.2.ffn_gate_inp.weight' chooses among, got 0",
+            ),
+            ("qwen3moe", "t", &[], "qwen3moe.expert_count: expected at least one expert, got 0"),
+            ("qwen3moe", "t", &[("expert_count", 4)], "qwen3moe.expert_used_count"),
+            (
+                "llama",
+                "t",
+                &[("expert_count", 4), ("expert_used_count", 5)],
+                "llama.expert_used_count: expected 1 to 4, as there are 4 experts, got 5",
+            ),
+            (
+                "llama",
+                "t",
+                &[("expert_count", 4), ("expert_used_count", 0)],
+                "llama.expert_used_count: expected a positive number, got 0",
+            ),
+            (
+                "qwen2moe",
+                "t",
+                &[("expert_count", u32::MAX), ("expert_used_count", 1)],
+                "qwen2moe.expert_count: expected experts that 4096 values in tensors suffice for, got 4294967295",
+            ),
+            (
+                "llama",
+                "t",
+                &[("expert_count", 4), ("expert_used_count", 2), ("expert_gating_func", 2)],
+                "not supported yet: llama.expert_gating_func 2 (known: 1, softmax; 3, softmax of the chosen)",
+            ),
+            (
+                "gemma",
+                "t",
+                &[("expert_count", 4)],
+                "not supported yet: experts in the family gemma (gemma.expert_count)",
+            ),
+        ] {
+            let error = config(arch, tensor, keys).expect_err(want);
+            assert!(error.contains(want) && error.lines().count() == 1, "{error}");
+        }
+    }
+}
