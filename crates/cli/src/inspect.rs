@@ -1,11 +1,12 @@
 //! `kvant inspect`: what is in a GGUF file, and what a KV cache for it would take.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
 use kvant::gguf::{TensorInfo, Value as MetaValue, printable};
 use kvant::limits::{MAX_TOKENS, check_size};
-use kvant::{Config, DType, Gguf, KvPlan, KvShape, Plan, Policies};
+use kvant::{Config, DType, ExpertSpec, Gguf, KvPlan, KvShape, Part, Plan, Policies};
 use serde_json::{Map, Value, json};
 
 use crate::args::with_type_table;
@@ -52,12 +53,13 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     let place = args.place.place()?;
     let gguf = place.open(&args.place, args.json)?;
     // A file that is no model of ours can still be looked at; it has no memory table then.
-    let memory = Config::from_gguf(&gguf)
-        .map_err(|error| error.to_string())
+    let config = Config::from_gguf(&gguf).map_err(|error| error.to_string());
+    let experts = config.as_ref().ok().and_then(|config| Experts::of(&gguf, config));
+    let memory = config
         .and_then(|config| memory_table(&config.kv_shape(), n_ctx.unwrap_or(config.n_ctx_train), &policies));
     let plan = plan_beside(&gguf);
     if args.json {
-        return Ok(console::print_json(&as_json(&gguf, &memory, plan.as_ref()))?);
+        return Ok(console::print_json(&as_json(&gguf, experts.as_ref(), &memory, plan.as_ref()))?);
     }
     let size = output::bytes(gguf.file_bytes() as usize);
     console::print(format_args!("{place} (GGUF v{}, {size})\n\nMetadata", gguf.version()))?;
@@ -69,6 +71,9 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     if args.verbose {
         console::print("")?;
         output::print_rows(&gguf.tensors().iter().map(tensor_row).collect::<Vec<_>>(), Format::Md)?;
+    }
+    if let Some(experts) = experts {
+        console::print(format_args!("\nExperts: {experts}"))?;
     }
     match memory {
         Ok((n_ctx, rows)) => {
@@ -83,6 +88,33 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
         None => {}
     }
     Ok(())
+}
+
+/// The experts of a model.
+struct Experts {
+    spec: ExpertSpec,
+    n_layers: usize,
+    /// Bytes of all of them, and of those that a decoded token reads.
+    bytes: usize,
+    bytes_per_token: usize,
+}
+
+impl Experts {
+    fn of(gguf: &Gguf, config: &Config) -> Option<Self> {
+        let spec = config.layers.iter().find_map(|layer| layer.experts)?;
+        let n_layers = config.layers.iter().filter(|layer| layer.experts.is_some()).count();
+        let [bytes, bytes_per_token] = Part::whole(config.layers.len()).expert_bytes(gguf, config);
+        Some(Self { spec, n_layers, bytes, bytes_per_token })
+    }
+}
+
+impl fmt::Display for Experts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { spec, n_layers, bytes, bytes_per_token } = self;
+        let (read, all) = (output::bytes(*bytes_per_token), output::bytes(*bytes));
+        write!(f, "each token goes through {} of {} in {n_layers} layers, ", spec.routing.n_used, spec.n)?;
+        write!(f, "and reads {read} of their {all}")
+    }
 }
 
 /// The plan that lies beside a model, or why it counts for nothing; `None` where none does.
@@ -143,6 +175,7 @@ fn tensor_row(info: &TensorInfo) -> Row {
 
 fn as_json(
     gguf: &Gguf,
+    experts: Option<&Experts>,
     memory: &Result<(usize, Vec<Row>), String>,
     plan: Option<&Result<KvPlan, String>>,
 ) -> Value {
@@ -156,6 +189,13 @@ fn as_json(
         "bytes": gguf.file_bytes(),
         "metadata": metadata,
         "tensors": gguf.tensors().iter().map(tensor_row).collect::<Vec<_>>(),
+        "experts": experts.map(|experts| json!({
+            "count": experts.spec.n,
+            "used": experts.spec.routing.n_used,
+            "layers": experts.n_layers,
+            "bytes": experts.bytes,
+            "bytes_per_token": experts.bytes_per_token,
+        })),
         "kv": match memory {
             Ok((n_ctx, rows)) => json!({ "n_ctx": n_ctx, "types": rows }),
             Err(why) => json!({ "unknown": why }),

@@ -218,6 +218,9 @@ impl fmt::Display for Summary<'_> {
         let speed = |tps: Option<f64>| tps.map_or_else(String::new, |tps| format!(", {tps:.1} tok/s"));
         write!(f, "{} on {}", printable(self.name, 128), device.name)?;
         write!(f, " ({}, {} {})", device.kernels, device.n_threads, device.thread_unit)?;
+        if let Some(experts) = self.model.config().layers.iter().find_map(|layer| layer.experts) {
+            write!(f, " | {} of {} experts", experts.routing.n_used, experts.n)?;
+        }
         write!(f, " | prompt {} tok{}", stats.n_prompt, speed(prompt_tps(stats)))?;
         write!(f, " | decode {} tok{}", stats.n_gen, speed(decode_tps(stats)))?;
         let (held, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));

@@ -52,7 +52,7 @@ pub use kvant_gguf::{self as gguf, Gguf};
 pub use kvant_kv::{
     Balance, HeadTypes, KvError, KvLayerShape, KvShape, LayerBalance, Plan, Policies, Policy,
 };
-pub use kvant_model::{Config, LayerSpec, Want};
+pub use kvant_model::{Config, ExpertSpec, LayerSpec, Part, Want};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::sampler::{Sampler, SamplerParams};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};

@@ -170,6 +170,35 @@ mod tests {
     }
 
     #[test]
+    fn experts_are_matrices_and_what_chooses_among_them_stays_as_it_is() {
+        let mut writer = GgufWriter::new();
+        writer.set("general.architecture", "llama").unwrap();
+        let tensors =
+            [("blk.0.ffn_gate_inp.weight", vec![64, 3]), ("blk.0.ffn_up_exps.weight", vec![64, 5, 3])];
+        let values: Vec<f32> = (0..64 * 15).map(|i| (i % 17) as f32 - 8.0).collect();
+        for (name, shape) in &tensors {
+            writer.add_tensor(name, shape, DType::F32).unwrap();
+        }
+        let (mut bytes, path) = (Vec::new(), path("experts"));
+        let of = |n: usize| values[..n].iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+        writer
+            .write_to(&mut bytes, |sink| {
+                tensors.iter().try_for_each(|(name, shape)| sink.bytes(name, &of(shape.iter().product())))
+            })
+            .unwrap();
+        let written = quantize(&Gguf::from_bytes(bytes).unwrap(), &path, DType::Q8_0, &mut |_| ()).unwrap();
+        assert_eq!(written.types, [(DType::Q8_0, 1)]);
+        let gguf = Gguf::open(&path).unwrap();
+        let got: Vec<_> = gguf.tensors().iter().map(|info| (info.shape.clone(), info.dtype)).collect();
+        assert_eq!(got, [(vec![64, 3], DType::F32), (vec![64, 5, 3], DType::Q8_0)]);
+        let mut decoded = vec![0.0; values.len()];
+        kvant_codec::decode(DType::Q8_0, gguf.data(&gguf.tensors()[1]), &mut decoded).unwrap();
+        // Half a step of the largest.
+        assert!(decoded.iter().zip(&values).all(|(got, want)| (got - want).abs() <= 0.52 * 8.0 / 127.0));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
     fn weights_that_are_no_numbers_are_refused_with_the_tensor_and_nothing_is_written() {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for dtype in [DType::Q8_0, DType::F32] {

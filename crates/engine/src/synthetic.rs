@@ -20,17 +20,28 @@ pub struct Shape {
     head_dim: usize,
     n_vocab: usize,
     tied: bool,
+    /// Experts of each layer, those that a row chooses, and the width of one.
+    experts: Option<[usize; 3]>,
 }
 
 /// The shapes there are.
-pub const SHAPES: [Shape; 7] = [
+pub const SHAPES: [Shape; 9] = [
     shape("qwen2.5-1.5b", "qwen2", 28, 1536, 8960, (12, 2, 128), 151_936, true),
     shape("qwen2.5-7b", "qwen2", 28, 3584, 18_944, (28, 4, 128), 152_064, false),
     shape("llama-7b", "llama", 32, 4096, 11_008, (32, 32, 128), 32_000, false),
     shape("llama-3.2-1b", "llama", 16, 2048, 8192, (32, 8, 64), 128_256, true),
     shape("llama-3-8b", "llama", 32, 4096, 14_336, (32, 8, 128), 128_256, false),
     shape("mistral-24b", "llama", 40, 5120, 32_768, (32, 8, 128), 131_072, false),
+    // Three thousand million parameters, of which a token reads a fifth.
+    Shape {
+        experts: Some([64, 8, 512]),
+        ..shape("qwen3moe-3b", "qwen3moe", 28, 1024, 3072, (16, 4, 128), 151_936, true)
+    },
     shape("tiny", "qwen2", 4, 256, 768, (4, 2, 64), 1024, true),
+    Shape {
+        experts: Some([8, 2, 256]),
+        ..shape("tiny-moe", "qwen3moe", 4, 256, 768, (4, 2, 64), 1024, true)
+    },
 ];
 
 #[expect(clippy::too_many_arguments, reason = "one line of a table")]
@@ -44,7 +55,7 @@ const fn shape(
     n_vocab: usize,
     tied: bool,
 ) -> Shape {
-    Shape { name, arch, n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab, tied }
+    Shape { name, arch, n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab, tied, experts: None }
 }
 
 /// A tensor of a shape: name, GGUF dimensions, type.
@@ -83,14 +94,16 @@ impl Shape {
         random.fill_gaussian(&mut weights, 0.02);
         let mut pattern = vec![0; dtype.row_bytes(PATTERN)?];
         kvant_codec::encode(dtype, &weights, &mut pattern)?;
+        let floats: Vec<u8> = weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
         writer.write_to(&mut bytes, |sink| {
-            for (name, shape, dtype) in &tensors {
+            for (name, shape, of) in &tensors {
                 let values: usize = shape.iter().product();
                 if shape.len() == 1 {
                     sink.bytes(name, &1_f32.to_le_bytes().repeat(values))?;
                 } else {
-                    let n_bytes = dtype.row_bytes(values)?;
-                    sink.reader(name, &mut Repeat { pattern: &pattern, at: 0, left: n_bytes })?;
+                    // Routers alone are of another type.
+                    let pattern = if *of == dtype { &pattern } else { &floats };
+                    sink.reader(name, &mut Repeat { pattern, at: 0, left: of.row_bytes(values)? })?;
                 }
             }
             Ok::<(), Error>(())
@@ -115,6 +128,13 @@ impl Shape {
         ] {
             writer.set(&key(name), size as u32)?;
         }
+        if let Some([n, n_used, n_ff]) = self.experts {
+            for (name, size) in
+                [("expert_count", n), ("expert_used_count", n_used), ("expert_feed_forward_length", n_ff)]
+            {
+                writer.set(&key(name), size as u32)?;
+            }
+        }
         writer.set(&key("attention.layer_norm_rms_epsilon"), 1e-6_f32)?;
         writer.set(&key("rope.freq_base"), 1e6_f32)?;
         Ok(writer)
@@ -134,10 +154,25 @@ impl Shape {
                 matrix(name("attn_v.weight"), self.n_embd, n_kv),
                 matrix(name("attn_output.weight"), n_q, self.n_embd),
                 vector(name("ffn_norm.weight"), self.n_embd),
-                matrix(name("ffn_gate.weight"), self.n_embd, self.n_ff),
-                matrix(name("ffn_up.weight"), self.n_embd, self.n_ff),
-                matrix(name("ffn_down.weight"), self.n_ff, self.n_embd),
             ]);
+            match self.experts {
+                None => tensors.extend([
+                    matrix(name("ffn_gate.weight"), self.n_embd, self.n_ff),
+                    matrix(name("ffn_up.weight"), self.n_embd, self.n_ff),
+                    matrix(name("ffn_down.weight"), self.n_ff, self.n_embd),
+                ]),
+                Some([n, _, n_ff]) => tensors.extend([
+                    (name("ffn_gate_inp.weight"), vec![self.n_embd, n], DType::F32),
+                    (name("ffn_gate_exps.weight"), vec![self.n_embd, n_ff, n], dtype),
+                    (name("ffn_up_exps.weight"), vec![self.n_embd, n_ff, n], dtype),
+                    (name("ffn_down_exps.weight"), vec![n_ff, self.n_embd, n], dtype),
+                ]),
+            }
+            if self.arch == "qwen3moe" {
+                tensors.extend(
+                    ["attn_q_norm.weight", "attn_k_norm.weight"].map(|of| vector(name(of), self.head_dim)),
+                );
+            }
             if self.arch == "qwen2" {
                 let biases = [("attn_q.bias", n_q), ("attn_k.bias", n_kv), ("attn_v.bias", n_kv)];
                 tensors.extend(biases.map(|(suffix, len)| vector(name(suffix), len)));
@@ -175,14 +210,15 @@ mod tests {
 
     #[test]
     fn a_synthetic_model_runs_in_every_weight_type() {
-        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()) {
-            let gguf = Shape::named("tiny").unwrap().model(dtype, 128).unwrap();
+        let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some());
+        for (dtype, shape) in types.flat_map(|dtype| ["tiny", "tiny-moe"].map(|shape| (dtype, shape))) {
+            let gguf = Shape::named(shape).unwrap().model(dtype, 128).unwrap();
             let model = Model::from_gguf(gguf, OpenOptions::default()).unwrap();
             let mut session = model.session(SessionOptions::default()).unwrap();
             session.fill_random(40, 7).unwrap();
             session.feed(&[1, 2, 3], &mut |_| true).unwrap();
             assert_eq!(session.tokens().len(), 43);
-            assert!(session.logits().unwrap().iter().all(|logit| logit.is_finite()), "{dtype}");
+            assert!(session.logits().unwrap().iter().all(|logit| logit.is_finite()), "{shape} {dtype}");
         }
     }
 }

@@ -17,4 +17,4 @@ pub use decoder::{Activations, Decoder, Entry, OnQueries, Outputs, StepError, St
 pub use error::ModelError;
 pub use family::{Family, HeadNorms, Norms};
 pub use rope::{Rope, Scaling};
-pub use weights::{Part, Weights, check_finite, idle_expert_bytes};
+pub use weights::{Part, Weights, check_finite};

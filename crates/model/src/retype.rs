@@ -20,9 +20,10 @@ pub fn retyped(info: &TensorInfo, dtype: DType) -> DType {
     to
 }
 
-/// Whether a tensor holds weights that may be of any type.
+/// Whether a tensor holds weights that may be of any type; those of experts are matrices side by side. What chooses among experts
+/// stays as it is, as llama.cpp leaves it: others would be chosen.
 pub fn is_matrix(info: &TensorInfo) -> bool {
-    info.shape.len() == 2 && info.rows() > 1
+    (2..=3).contains(&info.shape.len()) && info.rows() > 1 && !info.name.ends_with("ffn_gate_inp.weight")
 }
 
 /// The type that stands in for one whose blocks do not fit the rows: llama.cpp's choice (where it takes iq4_nl, which is not

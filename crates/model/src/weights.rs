@@ -118,6 +118,19 @@ impl Part {
         own.map(|info| self.tensor_bytes(info)).sum()
     }
 
+    /// Bytes of the experts in its layers, and of those that a decoded token chooses, all that it reads.
+    pub fn expert_bytes(&self, gguf: &Gguf, config: &Config) -> [usize; 2] {
+        let of_layer = |index: usize| {
+            let ExpertSpec { n, routing, .. } = config.layers[index].experts?;
+            let name = |suffix: &&str| format!("blk.{index}.{suffix}");
+            let tensors = EXPERT_TENSORS.iter().filter_map(|suffix| gguf.find_tensor(&name(suffix)));
+            let all: usize = tensors.map(|tensor| self.tensor_bytes(tensor.info)).sum();
+            Some([all, all / n * routing.n_used])
+        };
+        let layers = self.layers().filter_map(of_layer);
+        layers.fold([0; 2], |[all, read], layer| [all + layer[0], read + layer[1]])
+    }
+
     fn tensor_bytes(&self, info: &TensorInfo) -> usize {
         let dtype = self.dtype(info);
         info.elements() / dtype.block_len() * dtype.block_bytes()
@@ -209,7 +222,8 @@ impl<B: Backend> Weights<B> {
         gguf.release();
         progress(1.0);
         let lookup_bytes = if output.is_some() || !part.is_last() { embedding_bytes } else { 0 };
-        let idle_bytes = lookup_bytes + idle_expert_bytes(gguf, config, part.layers());
+        let [experts, chosen] = part.expert_bytes(gguf, config);
+        let idle_bytes = lookup_bytes + experts - chosen;
         let part = part.clone();
         Ok(Self {
             part,
@@ -428,18 +442,6 @@ impl<B: Backend> Loader<'_, B> {
             None => Ok(()),
         }
     }
-}
-
-/// Bytes of experts in these layers of a file that a decoded token does not choose, and does not read.
-pub fn idle_expert_bytes(gguf: &Gguf, config: &Config, layers: Range<usize>) -> usize {
-    let of_layer = |index: usize| {
-        let ExpertSpec { n, routing, .. } = config.layers[index].experts?;
-        let tensors =
-            EXPERT_TENSORS.iter().filter_map(|suffix| gguf.find_tensor(&format!("blk.{index}.{suffix}")));
-        let n_bytes: usize = tensors.map(|tensor| tensor.bytes.len()).sum();
-        Some(n_bytes / n * (n - routing.n_used))
-    };
-    layers.filter_map(of_layer).sum()
 }
 
 /// Some bytes of a tensor, kept alive by the file they lie in: a device can read a mapped matrix where it is.

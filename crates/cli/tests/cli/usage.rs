@@ -418,6 +418,22 @@ fn inspect_tells_the_bytes_that_a_session_allocates() {
 }
 
 #[test]
+fn inspect_tells_of_experts_what_a_token_reads() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/mixtral-h64-g2.gguf");
+    // In two layers five experts of three matrices of 40 x 32 in f16, of which a token chooses two.
+    let bytes = 2 * 5 * 3 * 40 * 32 * 2;
+    let object = json(&kvant(&["inspect", model, "--json"]));
+    let want = serde_json::json!({ "count": 5, "used": 2, "layers": 2, "bytes": bytes, "bytes_per_token": bytes / 5 * 2 });
+    assert_eq!(object["experts"], want);
+    let text = stdout(&kvant(&["inspect", model]));
+    assert!(text.contains("Experts: each token goes through 2 of 5 in 2 layers, and reads "), "{text}");
+    assert_eq!(
+        json(&kvant(&["inspect", bundled().to_str().unwrap(), "--json"]))["experts"],
+        serde_json::Value::Null
+    );
+}
+
+#[test]
 fn doctor_names_a_kernel_for_every_type() {
     let object = json(&kvant(&["doctor", "--json"]));
     let choices = object["choices"].as_array().unwrap();

@@ -101,7 +101,12 @@ impl Outputs<'_, '_> {
         // for as long as `y` lives.
         let y = unsafe { y.part(at..at + n) };
         if let Some(factor) = factor {
-            return (0..n).for_each(|i| y[i] += factor * values[i]);
+            let add = |(y, value): (&mut f32, &f32)| *y += factor * value;
+            // A whole panel is one register.
+            return match (y.as_chunks_mut::<PANEL>(), values.as_chunks::<PANEL>()) {
+                (([y], []), ([values], [])) => y.iter_mut().zip(values).for_each(add),
+                _ => y.iter_mut().zip(values).for_each(add),
+            };
         }
         match bias {
             Some(bias) if *accumulate => {

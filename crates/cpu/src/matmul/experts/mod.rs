@@ -245,7 +245,7 @@ impl Stage<'_> {
         y: &mut [f32],
     ) {
         let n_panels = w.any().n_panels();
-        let per_item = self.per_item(n_panels);
+        let per_item = self.per_item(n_panels).max(self.least_run(n_panels));
         let y = Shards::new(y);
         self.pool.for_each_with(workspaces, n_panels.div_ceil(per_item), &|workspace, item| {
             let panels = item * per_item..n_panels.min((item + 1) * per_item);
@@ -274,6 +274,13 @@ impl Stage<'_> {
     fn per_item(&self, n_panels: usize) -> usize {
         let wanted = n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads());
         wanted.max(1).next_multiple_of(PAIR)
+    }
+
+    /// The fewest panels of an item that takes them of one expert after the other: each run of them begins with lines that nobody
+    /// asked for ahead, so that where rows are few and memory is what takes time, runs are long.
+    fn least_run(&self, n_panels: usize) -> usize {
+        let are_few = self.groups.iter().all(|group| group.slots.len() <= skinny::MAX_ROWS);
+        if are_few { n_panels.div_ceil(2 * self.pool.n_threads()) } else { 1 }
     }
 
     /// Some panels of a product with the rows of group `index`.
