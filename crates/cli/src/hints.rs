@@ -1,6 +1,7 @@
 //! Errors of the libraries in the words of the command line. They speak of settings and of what would fit; here the flag
 //! is added that sets it.
 
+use kvant::gguf::Problem;
 use kvant::{BackendError, Error, KvError};
 use kvant_eval::EvalError;
 
@@ -24,6 +25,11 @@ pub fn of_engine(error: &Error) -> String {
         Error::WeightMemory { fitting: 0, .. } => format!("{error} (-ngl 0 leaves all to the CPU)"),
         Error::WeightMemory { fitting, .. } => {
             format!("{error} (-ngl {fitting}, or fewer for more room for the cache)")
+        }
+        Error::Gguf(gguf) if matches!(gguf.problem(), Problem::TensorType { .. }) => {
+            format!(
+                "{error} (take the model in one of these, or make one with kvant quantize from its f16 file)"
+            )
         }
         Error::CacheMemory { .. } => format!("{error} (-c, -ctk, -ctv)"),
         _ => error.to_string(),
