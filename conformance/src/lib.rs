@@ -57,6 +57,7 @@ list! {
     "project": ops::project::run,
     "gated_ffn": ops::gated_ffn::run,
     "add_normed": ops::add_normed::run,
+    "layer_norm": ops::layer_norm::run,
     "soft_cap": ops::soft_cap::run,
     "no_rows": ops::no_rows::run,
     "rope": ops::rope::run,

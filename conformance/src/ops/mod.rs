@@ -8,6 +8,7 @@ pub mod embed;
 pub mod extremes;
 pub mod gated_ffn;
 pub mod kv_append;
+pub mod layer_norm;
 pub mod matrix;
 pub mod no_rows;
 pub mod project;

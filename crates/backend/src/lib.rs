@@ -18,8 +18,8 @@ mod params;
 
 pub use bytes::SharedBytes;
 pub use check::{
-    check_add_normed, check_copy, check_embed, check_gated_ffn, check_matrix, check_project, check_read,
-    check_rope, check_rope_append, check_soft_cap, check_top_k, check_write,
+    check_add_normed, check_copy, check_embed, check_gated_ffn, check_layer_norm, check_matrix,
+    check_project, check_read, check_rope, check_rope_append, check_soft_cap, check_top_k, check_write,
 };
 pub use device::{
     Backend, Buffer, DeviceInfo, Input, KernelChoice, Matrix, Output, Page, PageTable, Result, WeightSource,

@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, Heads, Input, KernelChoice,
     KvPart, Matrix, Norm, Output, Page, Result, RopeParams, WeightSource, check_add_normed, check_copy,
-    check_embed, check_gated_ffn, check_project, check_read, check_rope, check_soft_cap, check_top_k,
-    check_write, limits,
+    check_embed, check_gated_ffn, check_layer_norm, check_project, check_read, check_rope, check_soft_cap,
+    check_top_k, check_write, limits,
 };
 use kvant_codec::DType;
 
@@ -216,6 +216,18 @@ impl Backend for CpuDevice {
     ) -> Result<()> {
         check_add_normed(x, y, rows, &norm)?;
         norm::add_normed(&self.pool, x.as_mut_slice(), y.as_slice(), rows, norm.weight.as_slice(), norm.eps);
+        Ok(())
+    }
+
+    fn layer_norm(
+        &self,
+        x: &CpuBuffer,
+        rows: usize,
+        norm: Norm<'_, CpuBuffer>,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        check_layer_norm(x, rows, &norm, y)?;
+        norm::layer_norm(&self.pool, x.as_slice(), rows, norm.weight.as_slice(), norm.eps, y.as_mut_slice());
         Ok(())
     }
 

@@ -73,6 +73,7 @@ tests! {
     project: 80,
     gated_ffn: 90,
     add_normed: 80,
+    layer_norm: 80,
     soft_cap: 80,
     no_rows: 80,
     rope: 90,
