@@ -83,6 +83,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_type_that_is_not_read_is_told_with_the_way_out() {
+        let mut writer = kvant::gguf::GgufWriter::new();
+        writer.add_tensor("some.weight", &[256], kvant::DType::Q4K).unwrap();
+        let mut bytes = Vec::new();
+        let fill = |data: &mut kvant::gguf::TensorSink<'_>| data.bytes("some.weight", &[0; 144]);
+        writer.write_to::<kvant::gguf::GgufError>(&mut bytes, fill).unwrap();
+        // Behind the name: a count of dimensions, one of them, the type.
+        let name = bytes.windows(11).position(|window| window == b"some.weight").unwrap();
+        bytes[name + 11 + 4 + 8] = 18;
+        let told = of_engine(&kvant::Gguf::from_bytes(bytes).err().unwrap().into());
+        assert!(told.contains("unsupported tensor type 18 (iq3_xxs); read are f32 "), "{told}");
+        assert!(told.ends_with("nvfp4 tq3_1s tq4_1s (take the model in one of these, or make one with kvant quantize from its f16 file)"), "{told}");
+    }
+
+    #[test]
     fn what_a_flag_would_change_is_told_with_the_flag() {
         let memory = |fitting| Error::WeightMemory {
             device: "gpu".to_owned(),
