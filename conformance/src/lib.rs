@@ -60,6 +60,7 @@ list! {
     "expert_ffn_types": ops::expert_ffn::types,
     "gate_rows": ops::gate_rows::run,
     "add_normed": ops::add_normed::run,
+    "layer_norm": ops::layer_norm::run,
     "soft_cap": ops::soft_cap::run,
     "no_rows": ops::no_rows::run,
     "rope": ops::rope::run,

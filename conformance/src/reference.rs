@@ -10,6 +10,12 @@ pub fn rms_norm(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
     x.iter().zip(weight).map(|(v, &w)| v * factor * f64::from(w)).collect()
 }
 
+/// `(x - m) / sqrt(mean((x - m)²) + eps) * weight`, m the mean of x (arXiv 1607.06450).
+pub fn layer_norm(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
+    let mean = x.iter().sum::<f64>() / x.len() as f64;
+    rms_norm(&x.iter().map(|v| v - mean).collect::<Vec<_>>(), weight, eps)
+}
+
 /// `sum a[i] b[i]`.
 pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()

@@ -31,12 +31,14 @@ import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
     GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -75,6 +77,7 @@ class Family:
     norm_offset: float = 0.0  # what norms multiply by, beyond their weights; files hold the sum
     quiet: float = 1.0  # how much smaller embeddings are, and larger what the last norm gives: scaled ones drown the layers
     local_theta: float | None = None  # RoPE base of layers with a window, which scaling leaves alone
+    mean: float = 0.0  # of embeddings, for norms that take it off
 
 
 FAMILIES = {
@@ -93,6 +96,8 @@ FAMILIES = {
     "olmo2": Family(Olmo2Config, gguf.MODEL_ARCH.OLMO2),
     "phi3": Family(Phi3Config, gguf.MODEL_ARCH.PHI3),
     "glm4": Family(Glm4Config, gguf.MODEL_ARCH.GLM4),
+    "cohere2": Family(Cohere2Config, gguf.MODEL_ARCH.COHERE2, mean=0.5),
+    "mistral3": Family(Ministral3Config, gguf.MODEL_ARCH.MISTRAL3, interleaved_rope=True),
 }
 
 
@@ -111,6 +116,7 @@ class Spec:
     theta: float = 10_000.0
     local_theta: float | None = None  # where it is not the family's
     rope: dict[str, Any] = field(default_factory=dict)
+    rope_without: tuple[dict[str, Any], ...] = ({},)  # what to put in the place of `rope`, where there is some, to see that it matters
     partial: float = 1.0  # share of a head that RoPE turns
     extra: dict[str, Any] = field(default_factory=dict)
     without: tuple[dict[str, Any], ...] = ()  # what to put in the place of `extra` to see that it matters
@@ -152,6 +158,7 @@ SCALED = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **SCALED}
 YARN = {"rope_type": "yarn", "factor": 8.0, **SCALED}
+GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.6}
 # So low that scores and logits bend.
 GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 0.7}
 GEMMA2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0}
@@ -290,6 +297,32 @@ SPECS = [
         without=({"num_experts_per_tok": 1}, {"norm_topk_prob": False}),
     ),
     Spec("glm4-h64-g2-bias", hidden=32, heads=4, kv_heads=2, head_dim=64, partial=0.5, extra={"attention_bias": True}),
+    Spec(
+        "cohere2-h64-g2-window20",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        layers=4,
+        tied=True,
+        theta=5e4,
+        extra={"sliding_window": 20, "logit_scale": 0.6},
+        without=({"sliding_window": 10_000}, {"logit_scale": 1.0}, {"layer_types": 4 * ["sliding_attention"]}),
+    ),
+    Spec(
+        "mistral3-h64-g2-yarn-growing",
+        hidden=32,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        theta=1e6,
+        rope=GROWING,
+        rope_without=(
+            {"llama_4_scaling_beta": 0.0, **SCALED},
+            {**GROWING, "llama_4_scaling_beta": 0.0},
+            {**GROWING, "mscale_all_dim": 1.0},
+        ),
+    ),
 ]
 
 
@@ -310,9 +343,11 @@ def build_model(spec: Spec) -> torch.nn.Module:
             gain = 1.4 if "q_proj" in name or "k_proj" in name else 2.0 if "embed" in name or "lm_head" in name else 1.0
             if "experts." in name:  # a few of them, each with a share
                 gain = 1.4
+            mean = 0.0
             if "embed" in name:
                 gain /= spec.family.quiet
-            values = (gain * weight.shape[-1] ** -0.5 * torch.randn_like(weight)).half().float()
+                mean = spec.family.mean * weight.shape[-1] ** -0.5
+            values = (gain * weight.shape[-1] ** -0.5 * torch.randn_like(weight) + mean).half().float()
         weight.data.copy_(values)
     return model
 
@@ -359,7 +394,8 @@ def check_worth(spec: Spec, model: torch.nn.Module, tokens: list[int], logits: t
     rounding = max(float((other - logits).abs().max()) for other in others)
     assert rounding <= MAX_ROUNDING_ERROR, f"{spec.name}: rounding error {rounding}"
     effects = []
-    for config in ([spec.to_config({})] if spec.rope else []) + [spec.to_config(spec.rope, less) for less in spec.without]:
+    turned_otherwise = [spec.to_config(rope) for rope in spec.rope_without] if spec.rope else []
+    for config in turned_otherwise + [spec.to_config(spec.rope, less) for less in spec.without]:
         plain = AutoModelForCausalLM.from_config(config).eval()
         plain.load_state_dict(model.state_dict())
         effects.append(float((forward(plain, tokens) - logits).abs().max()))
@@ -388,7 +424,10 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) 
     writer.add_feed_forward_length(spec.ffn)
     writer.add_head_count(spec.heads)
     writer.add_head_count_kv(spec.kv_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if hasattr(type(config), "layer_norm_eps"):
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(spec.theta)
     if spec.head_dim is not None:
         writer.add_key_length(spec.head_dim)
@@ -418,6 +457,7 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec) -> None:
         "num_experts_per_tok": writer.add_expert_used_count,
         "moe_intermediate_size": writer.add_expert_feed_forward_length,
         "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
+        "logit_scale": writer.add_logit_scale,
     }.items():
         if spec.extra.get(name) is not None:
             add(spec.extra[name])
@@ -438,6 +478,10 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
             if "beta_fast" in spec.rope:
                 writer.add_rope_scaling_yarn_beta_fast(spec.rope["beta_fast"])
                 writer.add_rope_scaling_yarn_beta_slow(spec.rope["beta_slow"])
+            if "mscale_all_dim" in spec.rope:
+                writer.add_rope_scaling_yarn_log_mul(spec.rope["mscale_all_dim"])
+            if "llama_4_scaling_beta" in spec.rope:
+                writer.add_attn_temperature_scale(spec.rope["llama_4_scaling_beta"])
             if "attention_factor" in spec.rope:
                 # `transformers` replaces the default magnitude 1 + 0.1 ln(factor), this key multiplies it.
                 default = 1 + 0.1 * np.log(spec.rope["factor"])

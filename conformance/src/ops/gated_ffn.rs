@@ -14,7 +14,7 @@ const EPS: f32 = 1e-5;
 const N_IN: usize = 256;
 
 /// Equal types, which a device may run as one; unequal ones; coded with rotated.
-const TYPES: [(DType, DType); 8] = [
+const TYPES: [(DType, DType); 9] = [
     (DType::Q8_0, DType::Q8_0),
     (DType::Q4K, DType::Q4K),
     (DType::F16, DType::F16),
@@ -22,6 +22,7 @@ const TYPES: [(DType, DType); 8] = [
     (DType::Q4K, DType::Q6K),
     (DType::Q5_1, DType::F32),
     (DType::Q8_0, DType::TQ4_1S),
+    (DType::IQ4XS, DType::MXFP4),
     (DType::TQ3_1S, DType::TQ3_1S),
 ];
 

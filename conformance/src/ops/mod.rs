@@ -10,6 +10,7 @@ pub mod extremes;
 pub mod gate_rows;
 pub mod gated_ffn;
 pub mod kv_append;
+pub mod layer_norm;
 pub mod matrix;
 pub mod no_rows;
 pub mod project;

@@ -38,6 +38,7 @@ fn widths(dtype: DType) -> &'static [usize] {
     match dtype.block_len() {
         1 => &[1, 2, 7, 16, 129, 300],
         32 => &[32, 64, 96, 512, 544],
+        64 => &[64, 128, 192, 512, 576],
         _ => &[256, 512, 1280],
     }
 }
@@ -61,7 +62,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
             bad_numbers_stay_visible(subject, dtype, bad, rows);
         }
     }
-    for dtype in [DType::F16, DType::Q8_0, DType::Q4K, DType::TQ4_1S] {
+    for dtype in [DType::F16, DType::Q8_0, DType::Q4K, DType::IQ4NL, DType::TQ4_1S] {
         for rows in [6, 20] {
             inputs_of_any_size_keep_their_precision(subject, dtype, rows);
         }

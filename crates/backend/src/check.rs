@@ -141,6 +141,14 @@ pub fn check_add_normed<B: Buffer>(x: &B, y: &B, rows: usize, norm: &Norm<'_, B>
     BackendError::check_at_least(OP, "length of the branch", len, y.n_values())
 }
 
+/// Checks [`Backend::layer_norm`].
+pub fn check_layer_norm<B: Buffer>(x: &B, rows: usize, norm: &Norm<'_, B>, y: &B) -> Result<()> {
+    const OP: &str = "layer_norm";
+    let len = rows.saturating_mul(norm.weight.n_values());
+    BackendError::check_at_least(OP, "length of the rows", len, x.n_values())?;
+    BackendError::check_at_least(OP, "length of the result", len, y.n_values())
+}
+
 /// Checks [`Backend::soft_cap`].
 pub fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
     BackendError::check_at_least("soft_cap", "length of the buffer", len, x.n_values())

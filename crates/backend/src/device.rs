@@ -269,6 +269,16 @@ pub trait Backend: Send + Sync + Sized + 'static {
         norm: Norm<'_, Self::Buffer>,
     ) -> Result<()>;
 
+    /// `y = (x - m) / sqrt(mean((x - m)²) + eps) * weight`, m the mean of x, for each of the first `rows` rows of `x` `[rows, n]`,
+    /// n the length of the weight: LayerNorm (arXiv 1607.06450) without a bias.
+    fn layer_norm(
+        &self,
+        x: &Self::Buffer,
+        rows: usize,
+        norm: Norm<'_, Self::Buffer>,
+        y: &mut Self::Buffer,
+    ) -> Result<()>;
+
     /// `x = cap tanh(x / cap)` for the first `len` values of `x` (arXiv 2408.00118).
     fn soft_cap(&self, x: &mut Self::Buffer, len: usize, cap: f32) -> Result<()>;
 

@@ -19,8 +19,8 @@ mod params;
 pub use bytes::SharedBytes;
 pub use check::{
     check_add_normed, check_copy, check_embed, check_expert_ffn, check_experts, check_gate_rows,
-    check_gated_ffn, check_matrix, check_project, check_read, check_rope, check_rope_append, check_soft_cap,
-    check_top_k, check_write,
+    check_gated_ffn, check_layer_norm, check_matrix, check_project, check_read, check_rope,
+    check_rope_append, check_soft_cap, check_top_k, check_write,
 };
 pub use device::{
     Backend, Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page,

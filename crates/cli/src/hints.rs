@@ -1,6 +1,7 @@
 //! Errors of the libraries in the words of the command line. They speak of settings and of what would fit; here the flag
 //! is added that sets it.
 
+use kvant::gguf::Problem;
 use kvant::{BackendError, Error, KvError};
 use kvant_eval::EvalError;
 
@@ -24,6 +25,11 @@ pub fn of_engine(error: &Error) -> String {
         Error::WeightMemory { fitting: 0, .. } => format!("{error} (-ngl 0 leaves all to the CPU)"),
         Error::WeightMemory { fitting, .. } => {
             format!("{error} (-ngl {fitting}, or fewer for more room for the cache)")
+        }
+        Error::Gguf(gguf) if matches!(gguf.problem(), Problem::TensorType { .. }) => {
+            format!(
+                "{error} (take the model in one of these, or make one with kvant quantize from its f16 file)"
+            )
         }
         Error::CacheMemory { .. } => format!("{error} (-c, -ctk, -ctv)"),
         _ => error.to_string(),
@@ -75,6 +81,21 @@ fn setting(name: &str, expected: &str, got: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_type_that_is_not_read_is_told_with_the_way_out() {
+        let mut writer = kvant::gguf::GgufWriter::new();
+        writer.add_tensor("some.weight", &[256], kvant::DType::Q4K).unwrap();
+        let mut bytes = Vec::new();
+        let fill = |data: &mut kvant::gguf::TensorSink<'_>| data.bytes("some.weight", &[0; 144]);
+        writer.write_to::<kvant::gguf::GgufError>(&mut bytes, fill).unwrap();
+        // Behind the name: a count of dimensions, one of them, the type.
+        let name = bytes.windows(11).position(|window| window == b"some.weight").unwrap();
+        bytes[name + 11 + 4 + 8] = 18;
+        let told = of_engine(&kvant::Gguf::from_bytes(bytes).err().unwrap().into());
+        assert!(told.contains("unsupported tensor type 18 (iq3_xxs); read are f32 "), "{told}");
+        assert!(told.ends_with("nvfp4 tq3_1s tq4_1s (take the model in one of these, or make one with kvant quantize from its f16 file)"), "{told}");
+    }
 
     #[test]
     fn what_a_flag_would_change_is_told_with_the_flag() {

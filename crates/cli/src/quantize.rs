@@ -19,7 +19,7 @@ pub struct QuantizeArgs {
     #[command(flatten)]
     place: PlaceArgs,
     /// GGUF file to write, replaced whole or not at all; and the type of its weight matrices: f32 f16 bf16 q8_0 q4_0 q4_1
-    /// q5_0 q5_1 q2_K q3_K q4_K q5_K q6_K tq3_1s tq4_1s
+    /// q5_0 q5_1 q2_K q3_K q4_K q5_K q6_K iq4_nl iq4_xs mxfp4 nvfp4 tq3_1s tq4_1s
     #[arg(value_names = ["OUT", "TYPE"], num_args = 1..)]
     words: Vec<String>,
     /// No progress and no summary

@@ -42,7 +42,13 @@ DECODE = [
     (T.Q4_K, 144, [0, 2]),
     (T.Q5_K, 176, [0, 2]),
     (T.Q6_K, 210, [208]),
+    (T.IQ4_NL, 18, [0]),
+    (T.IQ4_XS, 136, [0]),
+    (T.MXFP4, 17, []),
+    (T.NVFP4, 36, []),
 ]
+# Scales of one byte: as they come, but for the bit that would make them no number, or one that an f32 does not hold.
+BYTE_SCALES = {T.MXFP4: (1, 0x7F), T.NVFP4: (4, 0x77)}
 ENCODE = [T.BF16, T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1]
 BLOCKS = 16
 
@@ -51,6 +57,8 @@ for kind, size, scales in DECODE:
     data = np.array([next(bits) & 0xFF for _ in range(size * BLOCKS)], dtype=np.uint8).reshape(BLOCKS, size)
     for offset, half in zip(scales, [b"\x4c\x22", b"\xd6\x29"]):
         data[:, offset : offset + 2] = np.frombuffer(half, dtype=np.uint8)
+    count, mask = BYTE_SCALES.get(kind, (0, 0))
+    data[:, :count] &= mask
     values = quants.dequantize(data, kind).astype("<f4")
     print(f"decode {kind.name} 0x{fnv1a(values.tobytes()):016x}")
 

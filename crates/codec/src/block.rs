@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::finite::{clamp, to_f16};
-use crate::{Codebook, CodecError, DType, Trellis, block32, kquant, tq, turbo};
+use crate::{Codebook, CodecError, DType, Trellis, block32, fp4, iq4, kquant, tq, turbo};
 
 /// Encodes `values` into `bytes` in the byte layout of `dtype`.
 ///
@@ -46,6 +46,10 @@ pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), Code
         DType::Q4K => pack(values, bytes, kquant::pack_q4),
         DType::Q5K => pack(values, bytes, kquant::pack_q5),
         DType::Q6K => pack(values, bytes, kquant::pack_q6),
+        DType::IQ4NL => pack(values, bytes, iq4::pack_nl),
+        DType::IQ4XS => pack(values, bytes, iq4::pack_xs),
+        DType::MXFP4 => pack(values, bytes, fp4::pack_mx),
+        DType::NVFP4 => pack(values, bytes, fp4::pack_nv),
         DType::TQ3_1S => pack(values, bytes, tq::pack_tq3),
         DType::TQ4_1S => pack(values, bytes, tq::pack_tq4),
     }
@@ -90,6 +94,10 @@ pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), Code
         DType::Q4K => unpack(bytes, values, kquant::unpack_q4),
         DType::Q5K => unpack(bytes, values, kquant::unpack_q5),
         DType::Q6K => unpack(bytes, values, kquant::unpack_q6),
+        DType::IQ4NL => unpack(bytes, values, iq4::unpack_nl),
+        DType::IQ4XS => unpack(bytes, values, iq4::unpack_xs),
+        DType::MXFP4 => unpack(bytes, values, fp4::unpack_mx),
+        DType::NVFP4 => unpack(bytes, values, fp4::unpack_nv),
         DType::TQ3_1S => unpack(bytes, values, tq::unpack_tq3),
         DType::TQ4_1S => unpack(bytes, values, tq::unpack_tq4),
     }
@@ -171,6 +179,10 @@ mod tests {
             (DType::Q4K, &[0, 2], 0x06de_1313_6895_ddd1),
             (DType::Q5K, &[0, 2], 0xe683_e4be_3cd2_0509),
             (DType::Q6K, &[208], 0x7d04_3d84_1166_b02b),
+            (DType::IQ4NL, &[0], 0xd959_33b8_8ebc_6506),
+            (DType::IQ4XS, &[0], 0x5018_3a8e_d39c_0340),
+            (DType::MXFP4, &[], 0x0efc_6f4e_9764_fe94),
+            (DType::NVFP4, &[], 0xa4d6_36e1_9218_773b),
         ] {
             let size = dtype.block_bytes();
             let mut random = Random::new(size as u64);
@@ -178,6 +190,14 @@ mod tests {
             for block in bytes.chunks_exact_mut(size) {
                 for (&at, half) in scales.iter().zip([0x224cu16, 0x29d6]) {
                     block[at..at + 2].copy_from_slice(&half.to_le_bytes());
+                }
+            }
+            for block in bytes.chunks_exact_mut(size) {
+                // Scales of one byte as they come, but for what makes them no number or one beyond f32.
+                match dtype {
+                    DType::MXFP4 => block[0] &= 0x7f,
+                    DType::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale &= 0x77),
+                    _ => {}
                 }
             }
             let mut values = vec![0.0; 16 * dtype.block_len()];
@@ -223,6 +243,10 @@ mod tests {
             (DType::Q4K, 0.07167),
             (DType::Q5K, 0.03583),
             (DType::Q6K, 0.01769),
+            (DType::IQ4NL, 0.07372),
+            (DType::IQ4XS, 0.07449),
+            (DType::MXFP4, 0.11157),
+            (DType::NVFP4, 0.08956),
             (DType::TQ3_1S, 0.15099),
             (DType::TQ4_1S, 0.07264),
         ] {
@@ -267,7 +291,8 @@ mod tests {
     fn zeros_and_what_vanishes_in_f16_decode_to_zeros() {
         for dtype in DType::ALL {
             assert!(round_trip(dtype, &[0.0; 256]).1.iter().all(|&v| v == 0.0), "{dtype}");
-            if !matches!(dtype, DType::F32 | DType::BF16) {
+            // Of f32, bf16 and mxfp4 the exponent reaches far below f16.
+            if !matches!(dtype, DType::F32 | DType::BF16 | DType::MXFP4) {
                 for x in [f32::from_bits(1), 1e-30, 1e-12] {
                     assert!(round_trip(dtype, &[x; 256]).1.iter().all(|&v| v == 0.0), "{dtype} {x}");
                 }

@@ -107,13 +107,13 @@ impl CodedMin {
 }
 
 /// Low nibbles: value j in the low half of byte j, value j + 16 in the high half.
-fn put_nibbles(codes: &[u8; LEN], out: &mut [u8]) {
+pub(crate) fn put_nibbles(codes: &[u8; LEN], out: &mut [u8]) {
     for (j, byte) in out.iter_mut().enumerate() {
         *byte = (codes[j] & 15) | (codes[j + 16] & 15) << 4;
     }
 }
 
-fn nibble(bytes: &[u8], j: usize) -> u8 {
+pub(crate) fn nibble(bytes: &[u8], j: usize) -> u8 {
     bytes[j % 16] >> (4 * (j / 16)) & 15
 }
 
@@ -127,7 +127,7 @@ fn fifth_bit(bytes: &[u8], j: usize) -> u8 {
     (bytes[j / 8] >> (j % 8) & 1) << 4
 }
 
-fn half_at(bytes: &[u8], at: usize) -> f16 {
+pub(crate) fn half_at(bytes: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 

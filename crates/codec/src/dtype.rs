@@ -36,6 +36,14 @@ pub enum DType {
     Q5K,
     /// 256 values: 16 sub-blocks of 16 with 8-bit scales, 6-bit codes.
     Q6K,
+    /// 32 values: f16 scale, 4-bit indices of a table.
+    IQ4NL,
+    /// 256 values: 8 sub-blocks of 32 with 6-bit scales, 4-bit indices of a table.
+    IQ4XS,
+    /// 32 values: a power of two, E2M1 floats.
+    MXFP4,
+    /// 64 values: 4 sub-blocks of 16 with E4M3 scales, E2M1 floats.
+    NVFP4,
     /// 32 rotated values: two f16 scales, 3-bit codebook indices.
     TQ3_1S,
     /// 32 rotated values: two f16 scales, 4-bit codebook indices.
@@ -54,7 +62,7 @@ pub enum DType {
 
 impl DType {
     /// Every format.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 24] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -68,6 +76,10 @@ impl DType {
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::IQ4NL,
+        Self::IQ4XS,
+        Self::MXFP4,
+        Self::NVFP4,
         Self::TQ3_1S,
         Self::TQ4_1S,
         Self::Turbo2,
@@ -159,6 +171,8 @@ impl DType {
         match self {
             Self::F32 => f32::MAX,
             Self::BF16 => half::bf16::MAX.to_f32(),
+            Self::MXFP4 => crate::fp4::MXFP4_MAX,
+            Self::NVFP4 => crate::fp4::NVFP4_MAX,
             _ => crate::finite::F16_MAX,
         }
     }
@@ -257,7 +271,7 @@ const fn trellis(trellis: Trellis) -> Kv {
 }
 
 /// The formats, in the order of [`DType`].
-static FORMATS: [Format; 20] = [
+static FORMATS: [Format; 24] = [
     format(DType::F32, "f32", Some(0), [1, 4], Kv::Float),
     format(DType::F16, "f16", Some(1), [1, 2], Kv::Float),
     format(DType::BF16, "bf16", Some(30), [1, 2], Kv::Float),
@@ -271,6 +285,10 @@ static FORMATS: [Format; 20] = [
     format(DType::Q4K, "q4_K", Some(12), [256, 144], Kv::No),
     format(DType::Q5K, "q5_K", Some(13), [256, 176], Kv::No),
     format(DType::Q6K, "q6_K", Some(14), [256, 210], Kv::No),
+    format(DType::IQ4NL, "iq4_nl", Some(20), [32, 18], Kv::No),
+    format(DType::IQ4XS, "iq4_xs", Some(23), [256, 136], Kv::No),
+    format(DType::MXFP4, "mxfp4", Some(39), [32, 17], Kv::No),
+    format(DType::NVFP4, "nvfp4", Some(40), [64, 36], Kv::No),
     format(DType::TQ3_1S, "tq3_1s", Some(45), [32, 16], Kv::No),
     format(DType::TQ4_1S, "tq4_1s", Some(46), [32, 20], Kv::No),
     format(DType::Turbo2, "turbo2", None, [128, 34], book(Codebook::GAUSS2)),
@@ -323,6 +341,10 @@ mod tests {
             (DType::Q4K, 256, 144, 4.5),
             (DType::Q5K, 256, 176, 5.5),
             (DType::Q6K, 256, 210, 6.5625),
+            (DType::IQ4NL, 32, 18, 4.5),
+            (DType::IQ4XS, 256, 136, 4.25),
+            (DType::MXFP4, 32, 17, 4.25),
+            (DType::NVFP4, 64, 36, 4.5),
             (DType::TQ3_1S, 32, 16, 4.0),
             (DType::TQ4_1S, 32, 20, 5.0),
             (DType::Turbo2, 128, 34, 2.125),

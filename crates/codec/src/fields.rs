@@ -5,16 +5,20 @@
 //! q4_1 q5_1           value = code · d + m
 //! q2_K q4_K q5_K      value = d · sc · code - m · sm          sub-blocks of 16 (q2_K) or 32
 //! q3_K q6_K           value = d · (sc - sc_zero) · (code - zero)   sub-blocks of 16
+//! iq4_nl              value = d · level(code)
+//! iq4_xs              value = d · (sc - sc_zero) · level(code)     sub-blocks of 32
+//! mxfp4 nvfp4         value = float(sc) · level(code) / 2          sub-blocks of 32, of 16
 //! tq3_1s tq4_1s       value = level(code) · d of the half, then turned back by Rotation::tq()
 //! ```
 //!
 //! Codes are unsigned as stored; q8_0 codes are offset by [`block32::Q8_0_ZERO`], q6_K scales (signed in the file) by
-//! 128. `zero` and `sc_zero` are in [`Spec`].
+//! 128. `zero` and `sc_zero` are in [`Spec`], and so are the levels.
 
 use half::f16;
 
+use crate::fp4::ByteFloat;
 use crate::kfit::{MinBlock, SymBlock};
-use crate::{Codebook, DType, block32, kquant, tq};
+use crate::{Codebook, DType, Table, block32, fp4, iq4, kquant, tq};
 
 /// What the fields of a format mean.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,8 +35,12 @@ pub struct Spec {
     pub scale_zero: u8,
     /// Whether blocks have a minimum.
     pub has_min: bool,
-    /// What codes stand for in the rotated formats; in the others a code is a number.
+    /// What codes stand for in the rotated formats.
     pub book: Option<Codebook>,
+    /// What codes stand for in formats of whole numbers that are not evenly spaced. Without either, a code is a number.
+    pub table: Option<Table>,
+    /// What scales of sub-blocks are, where they are no integers; there is no other scale then, and levels count twice.
+    pub float: Option<ByteFloat>,
 }
 
 /// The fields of one block. Those that a format lacks are 0.
@@ -71,6 +79,10 @@ impl Spec {
             DType::Q4K => (4, 0, 32, 0, true),
             DType::Q5K => (5, 0, 32, 0, true),
             DType::Q6K => (6, Q6_ZERO, 16, Q6_SCALE_ZERO, false),
+            DType::IQ4NL => (4, 0, 32, 0, false),
+            DType::IQ4XS => (4, 0, 32, iq4::SCALE_ZERO, false),
+            DType::MXFP4 => (4, 0, 32, 0, false),
+            DType::NVFP4 => (4, 0, 16, 0, false),
             DType::TQ3_1S => (3, 0, 16, 0, false),
             DType::TQ4_1S => (4, 0, 16, 0, false),
             _ => return None,
@@ -80,7 +92,13 @@ impl Spec {
             DType::TQ4_1S => Some(Codebook::GAUSS4),
             _ => None,
         };
-        Some(Self { len: dtype.block_len(), bits, zero, sub_len, scale_zero, has_min, book })
+        let (table, float) = match dtype {
+            DType::IQ4NL | DType::IQ4XS => (Some(Table::IQ4), None),
+            DType::MXFP4 => (Some(Table::E2M1), Some(ByteFloat::E8M0)),
+            DType::NVFP4 => (Some(Table::E2M1), Some(ByteFloat::E4M3)),
+            _ => (None, None),
+        };
+        Some(Self { len: dtype.block_len(), bits, zero, sub_len, scale_zero, has_min, book, table, float })
     }
 }
 
@@ -121,6 +139,15 @@ impl Fields {
             DType::Q4K => self.set_min_block(kquant::read_q4(sized(block))),
             DType::Q5K => self.set_min_block(kquant::read_q5(sized(block))),
             DType::Q6K => self.set_sym_block(kquant::read_q6(sized(block)), Q6_SCALE_ZERO, Q6_ZERO),
+            DType::IQ4NL => (self.scale, *self.first_codes()) = iq4::read_nl(sized(block)),
+            DType::IQ4XS => {
+                let block = iq4::read_xs(sized(block));
+                (self.scale, self.codes) = (block.d, block.codes);
+                let stored = block.scales.map(|scale| (scale as u8).wrapping_add(iq4::SCALE_ZERO));
+                self.sub_scales[..stored.len()].copy_from_slice(&stored);
+            }
+            DType::MXFP4 => (self.sub_scales[0], *self.first_codes()) = fp4::read_mx(sized(block)),
+            DType::NVFP4 => (*self.first_scales(), *self.first_codes()) = fp4::read_nv(sized(block)),
             DType::TQ3_1S => self.set_halves(tq::read_tq3(sized(block))),
             DType::TQ4_1S => self.set_halves(tq::read_tq4(sized(block))),
             _ => panic!("{dtype} has no fields"),
@@ -145,10 +172,29 @@ impl Fields {
             DType::Q4K | DType::Q5K => out.copy_from_slice(&self.as_min_block::<8>().decode()),
             DType::Q3K => out.copy_from_slice(&self.as_sym_block(Q3_SCALE_ZERO, Q3_ZERO).decode()),
             DType::Q6K => out.copy_from_slice(&self.as_sym_block(Q6_SCALE_ZERO, Q6_ZERO).decode()),
+            DType::IQ4NL => out.copy_from_slice(&iq4::decode_nl(self.scale, &codes32())),
+            DType::IQ4XS => {
+                let scale = |j: usize| self.sub_scales[j].wrapping_sub(iq4::SCALE_ZERO) as i8;
+                let scales = std::array::from_fn(scale);
+                out.copy_from_slice(&iq4::Block { d: self.scale, scales, codes: self.codes }.decode());
+            }
+            DType::MXFP4 => out.copy_from_slice(&fp4::decode_mx(self.sub_scales[0], &codes32())),
+            DType::NVFP4 => {
+                let scales = std::array::from_fn(|j| self.sub_scales[j]);
+                out.copy_from_slice(&fp4::decode_nv(&scales, &std::array::from_fn(|j| self.codes[j])));
+            }
             DType::TQ3_1S => out.copy_from_slice(&halves(&Codebook::TQ3)),
             DType::TQ4_1S => out.copy_from_slice(&halves(&Codebook::GAUSS4)),
             _ => panic!("{dtype} has no fields"),
         }
+    }
+
+    fn first_codes<const N: usize>(&mut self) -> &mut [u8; N] {
+        self.codes.first_chunk_mut().expect("no block has more codes")
+    }
+
+    fn first_scales<const N: usize>(&mut self) -> &mut [u8; N] {
+        self.sub_scales.first_chunk_mut().expect("no block has more scales")
     }
 
     fn set_coded(&mut self, block: block32::Coded) {
@@ -241,9 +287,15 @@ mod tests {
                 Rotation::tq().forward(&mut values);
             }
             for (j, &value) in values.iter().enumerate() {
-                let code = f32::from(fields.codes[j]) - f32::from(spec.zero);
+                let code = match spec.table {
+                    Some(table) => f32::from(table.levels()[usize::from(fields.codes[j])]),
+                    None => f32::from(fields.codes[j]) - f32::from(spec.zero),
+                };
                 let sub = j / spec.sub_len;
                 let want = match (spec.book, spec.len) {
+                    _ if spec.float.is_some() => {
+                        spec.float.unwrap().to_f32(fields.sub_scales[sub]) * code / 2.0
+                    }
                     (Some(book), _) => book.levels()[usize::from(fields.codes[j])] * [d, m][sub],
                     (None, block32::LEN) => d * code + m,
                     _ => {

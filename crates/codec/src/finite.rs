@@ -5,7 +5,8 @@
 
 use half::{bf16, f16};
 
-use crate::DType;
+use crate::fp4::{self, ByteFloat};
+use crate::{DType, decode};
 
 /// The largest finite f16: the range of every format whose scale is an f16.
 pub const F16_MAX: f32 = 65504.0;
@@ -29,6 +30,11 @@ pub fn find_broken_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
         DType::F32 => find::<4>(bytes, |v| !f32::from_le_bytes(*v).is_finite()),
         DType::F16 => find::<2>(bytes, |v| !f16::from_le_bytes(*v).is_finite()),
         DType::BF16 => find::<2>(bytes, |v| !bf16::from_le_bytes(*v).is_finite()),
+        DType::MXFP4 => bytes.chunks_exact(dtype.block_bytes()).position(is_broken_mx),
+        DType::NVFP4 => {
+            let is_nan = |scale: &u8| ByteFloat::E4M3.to_f32(*scale).is_nan();
+            bytes.chunks_exact(dtype.block_bytes()).position(|block| block[..4].iter().any(is_nan))
+        }
         dtype => {
             let is_broken =
                 |at| move |block: &[u8]| !f16::from_le_bytes([block[at], block[at + 1]]).is_finite();
@@ -42,11 +48,21 @@ pub fn find_broken_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Where the scales lie in a block, in bytes.
+/// Whether a block of mxfp4 holds what no f32 does: its scale is no number, or so large that six times as much is none.
+fn is_broken_mx(block: &[u8]) -> bool {
+    const LARGEST: u8 = 252;
+    let mut values = [0.0; fp4::MXFP4_LEN];
+    block[0] > LARGEST && {
+        decode(DType::MXFP4, block, &mut values).expect("a block");
+        values.iter().any(|v| !v.is_finite())
+    }
+}
+
+/// Where the scales lie in a block, in bytes, where they are f16.
 const fn scales(dtype: DType) -> &'static [usize] {
     match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => &[],
-        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0],
+        DType::F32 | DType::F16 | DType::BF16 | DType::MXFP4 | DType::NVFP4 => &[],
+        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL | DType::IQ4XS => &[0],
         DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K | DType::TQ3_1S | DType::TQ4_1S => &[0, 2],
         DType::Q2K => &[80, 82],
         DType::Q3K => &[108],

@@ -164,11 +164,11 @@ fn round_unsigned<const S: usize>(floats: &[f64; S], top: u8) -> (f16, [u8; S]) 
 }
 
 /// Floats of either sign as integers -`n`..`n` in units of one f16, the one of largest magnitude at -`n`.
-fn round_signed(floats: &[f64; 16], n: i32) -> (f16, [i8; 16]) {
+pub(crate) fn round_signed<const S: usize>(floats: &[f64; S], n: i32) -> (f16, [i8; S]) {
     let extreme = floats.iter().fold(0.0f64, |best, &f| if f.abs() > best.abs() { f } else { best });
     let unit = to_f16((extreme / f64::from(-n)) as f32);
     if unit == f16::ZERO {
-        return (unit, [0; 16]);
+        return (unit, [0; S]);
     }
     (unit, floats.map(|f| (f / unit.to_f64()).round().clamp(f64::from(-n), f64::from(n - 1)) as i8))
 }

@@ -8,7 +8,7 @@
 //! | [`DType`] | which formats exist, how many bytes they take |
 //! | [`encode`], [`decode`] | values to block bytes and back, in GGML's byte layouts |
 //! | [`fields`] | the codes and scales of a block as stored, for devices that lay them out anew |
-//! | [`block32`], [`kquant`], [`tq`], [`turbo`] | one data sheet per family of formats |
+//! | [`block32`], [`kquant`], [`iq4`], [`fp4`], [`tq`], [`turbo`] | one data sheet per family of formats |
 //! | [`rotation`] | the signed Hadamard rotation in front of the turbo and TQ formats |
 //! | [`codebook`], [`lloyd_max`] | the Lloyd-Max tables of N(0, 1), and the solver they are checked against |
 //! | [`trellis`] | codebooks with a memory, and how they are trained |
@@ -21,7 +21,7 @@
 //!
 //! One rule for every format, applied by [`encode`], [`tile::prepare_row`] and [`tile::TileLayout::put`] alike
 //! (see [`finite`]): **NaN becomes 0, and a value outside the format's range is clamped to it**, infinities
-//! included. The range is ±65,504 (the largest f16) for every format but f32 and bf16, which have their own. Scales
+//! included. The range is ±65,504 (the largest f16) for every format but f32, bf16, mxfp4 and nvfp4, which have their own. Scales
 //! saturate at 65,504 too. So what was encoded here always decodes to finite numbers. A hot path
 //! that appends to a cache cannot report an error per value; it can be predictable.
 
@@ -37,12 +37,15 @@ mod dtype;
 mod error;
 pub mod fields;
 pub mod finite;
+pub mod fp4;
+pub mod iq4;
 mod kfit;
 pub mod kquant;
 pub mod lloyd_max;
 pub mod qjl;
 pub mod random;
 pub mod rotation;
+mod table;
 pub mod tile;
 pub mod tq;
 pub mod trellis;
@@ -54,5 +57,6 @@ pub use codebook::Codebook;
 pub use dtype::{Code, DType, Format, Kv, Levels};
 pub use error::CodecError;
 pub use rotation::Rotation;
+pub use table::Table;
 pub use tile::{Side, TILE, TileLayout};
 pub use trellis::Trellis;

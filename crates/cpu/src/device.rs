@@ -6,7 +6,8 @@ use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, ExpertWeights, Experts, Heads,
     Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, RopeParams, Routing, WeightSource,
     check_add_normed, check_copy, check_embed, check_expert_ffn, check_gate_rows, check_gated_ffn,
-    check_project, check_read, check_rope, check_soft_cap, check_top_k, check_write, limits,
+    check_layer_norm, check_project, check_read, check_rope, check_soft_cap, check_top_k, check_write,
+    limits,
 };
 use kvant_codec::DType;
 
@@ -247,6 +248,18 @@ impl Backend for CpuDevice {
     ) -> Result<()> {
         check_add_normed(x, y, rows, &norm)?;
         norm::add_normed(&self.pool, x.as_mut_slice(), y.as_slice(), rows, norm.weight.as_slice(), norm.eps);
+        Ok(())
+    }
+
+    fn layer_norm(
+        &self,
+        x: &CpuBuffer,
+        rows: usize,
+        norm: Norm<'_, CpuBuffer>,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        check_layer_norm(x, rows, &norm, y)?;
+        norm::layer_norm(&self.pool, x.as_slice(), rows, norm.weight.as_slice(), norm.eps, y.as_mut_slice());
         Ok(())
     }
 

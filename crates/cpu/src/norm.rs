@@ -1,4 +1,5 @@
-//! RMS normalisation (arXiv 1910.07467): `y = x / sqrt(mean(x²) + eps) * weight`.
+//! RMS normalisation (arXiv 1910.07467): `y = x / sqrt(mean(x²) + eps) * weight`; and LayerNorm (arXiv 1607.06450), which is
+//! that of `x - mean(x)`.
 
 use crate::Pool;
 use crate::shards::Shards;
@@ -7,23 +8,23 @@ use crate::shards::Shards;
 /// fixed, so every kernel set gives the same result.
 const LANES: usize = 16;
 
-/// Sum of the squares of `x`.
+/// Sum of `term` of each value of `x`.
 #[inline(always)]
-fn sum_of_squares(x: &[f32]) -> f32 {
+fn sum_of(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();
     let mut sums = [0.0; LANES];
     for chunk in chunks {
         for (sum, v) in sums.iter_mut().zip(chunk) {
-            *sum += v * v;
+            *sum += term(*v);
         }
     }
-    sums.iter().sum::<f32>() + rest.iter().map(|v| v * v).sum::<f32>()
+    sums.iter().sum::<f32>() + rest.iter().map(|&v| term(v)).sum::<f32>()
 }
 
 /// The factor `1 / sqrt(mean(x²) + eps)` of a row.
 #[inline(always)]
 pub(crate) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
-    1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt()
+    1.0 / (sum_of(x, |v| v * v) / x.len() as f32 + eps).sqrt()
 }
 
 /// Normalises the row `x` into `y`, both as long as `weight`.
@@ -46,6 +47,22 @@ pub(crate) fn add_normed(pool: &Pool, x: &mut [f32], y: &[f32], rows: usize, wei
         // SAFETY: every row is taken by one call of this job.
         for ((x, y), w) in unsafe { x.part(row) }.iter_mut().zip(y).zip(weight) {
             *x += y * factor * w;
+        }
+    });
+}
+
+/// LayerNorm of the rows of `x` `[rows, weight.len()]` into `y`. Shapes have been checked.
+pub(crate) fn layer_norm(pool: &Pool, x: &[f32], rows: usize, weight: &[f32], eps: f32, y: &mut [f32]) {
+    let n = weight.len();
+    let y = Shards::new(y);
+    pool.for_each(rows, &|row| {
+        let row = row * n..(row + 1) * n;
+        let x = &x[row.clone()];
+        let mean = sum_of(x, |v| v) / n as f32;
+        let factor = 1.0 / (sum_of(x, |v| (v - mean) * (v - mean)) / n as f32 + eps).sqrt();
+        // SAFETY: every row is taken by one call of this job.
+        for ((y, x), w) in unsafe { y.part(row) }.iter_mut().zip(x).zip(weight) {
+            *y = (x - mean) * factor * w;
         }
     });
 }

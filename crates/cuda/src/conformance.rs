@@ -76,6 +76,7 @@ tests! {
     expert_ffn_types: 90,
     gate_rows: 80,
     add_normed: 80,
+    layer_norm: 80,
     soft_cap: 80,
     no_rows: 80,
     rope: 90,

@@ -7,8 +7,8 @@ use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, ExpertWeights, Experts, Heads,
     Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, Rope, RopeParams, Routing, WeightSource,
     check_add_normed, check_append, check_attend, check_copy, check_embed, check_expert_ffn, check_gate_rows,
-    check_gated_ffn, check_project, check_read, check_rope, check_rope_append, check_soft_cap, check_top_k,
-    check_write,
+    check_gated_ffn, check_layer_norm, check_project, check_read, check_rope, check_rope_append,
+    check_soft_cap, check_top_k, check_write,
 };
 
 use crate::driver::Driver;
@@ -365,6 +365,19 @@ impl Backend for CudaDevice {
         let n = norm.weight.len();
         let norm = norm_parts(norm);
         Ok(norm::add_normed(&self.cx, y.ptr(), norm, [rows, n], x.ptr())?)
+    }
+
+    fn layer_norm(
+        &self,
+        x: &CudaBuffer,
+        rows: usize,
+        norm: Norm<'_, CudaBuffer>,
+        y: &mut CudaBuffer,
+    ) -> Result<()> {
+        check_layer_norm(x, rows, &norm, y)?;
+        let n = norm.weight.len();
+        let norm = norm_parts(norm);
+        Ok(norm::layer_norm(&self.cx, x.ptr(), norm, [rows, n], y.ptr())?)
     }
 
     fn soft_cap(&self, x: &mut CudaBuffer, len: usize, cap: f32) -> Result<()> {

@@ -81,7 +81,11 @@ fn file_type(dtype: DType) -> Option<u32> {
         DType::Q4K => 15,
         DType::Q5K => 17,
         DType::Q6K => 18,
+        DType::IQ4NL => 25,
+        DType::IQ4XS => 30,
         DType::BF16 => 32,
+        DType::MXFP4 => 38,
+        DType::NVFP4 => 39,
         DType::TQ3_1S => 43,
         DType::TQ4_1S => 44,
         _ => return None,
@@ -119,9 +123,10 @@ mod tests {
 
     #[test]
     fn rows_that_are_no_whole_blocks_become_the_next_best_type_and_are_counted() {
-        use DType::{F16, Q2K, Q3K, Q4_0, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+        use DType::{F16, IQ4NL, IQ4XS, Q2K, Q3K, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
         let gguf = file(&[512, 96, 288, 100], 0.5);
-        for (dtype, instead) in [(Q2K, Q4_0), (Q3K, Q4_0), (Q4K, Q5_0), (Q5K, Q5_1), (Q6K, Q8_0)] {
+        let pairs = [(Q2K, IQ4NL), (Q3K, IQ4NL), (IQ4XS, IQ4NL), (Q4K, Q5_0), (Q5K, Q5_1), (Q6K, Q8_0)];
+        for (dtype, instead) in pairs {
             let path = path(dtype.name());
             let written = quantize(&gguf, &path, dtype, &mut |_| ()).unwrap();
             assert_eq!(written.types, [(dtype, 1), (instead, 2), (F16, 1)], "{dtype}");

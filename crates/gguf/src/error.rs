@@ -150,7 +150,7 @@ pub enum Problem {
         shape: Vec<u64>,
     },
     /// A tensor type that the codec does not know.
-    #[error("has unsupported tensor type {id}{}", ggml_name(*.id))]
+    #[error("has unsupported tensor type {id}{}; read are {}", ggml_name(*.id), types())]
     TensorType {
         /// The id found.
         id: u32,
@@ -358,6 +358,12 @@ fn in_file(file: &Option<PathBuf>) -> String {
     file.as_ref().map(|f| format!(" of {}", printable_path(f))).unwrap_or_default()
 }
 
+/// Names of the types that files may hold.
+fn types() -> String {
+    let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some());
+    types.map(DType::name).collect::<Vec<_>>().join(" ")
+}
+
 /// GGML's name of a type that the codec does not know, in brackets; empty where GGML has none either.
 fn ggml_name(id: u32) -> &'static str {
     match id {
@@ -367,10 +373,8 @@ fn ggml_name(id: u32) -> &'static str {
         17 => " (iq2_xs)",
         18 => " (iq3_xxs)",
         19 => " (iq1_s)",
-        20 => " (iq4_nl)",
         21 => " (iq3_s)",
         22 => " (iq2_s)",
-        23 => " (iq4_xs)",
         24 => " (i8)",
         25 => " (i16)",
         26 => " (i32)",
@@ -379,8 +383,6 @@ fn ggml_name(id: u32) -> &'static str {
         29 => " (iq1_m)",
         34 => " (tq1_0)",
         35 => " (tq2_0)",
-        39 => " (mxfp4)",
-        40 => " (nvfp4)",
         41 => " (q1_0)",
         _ => "",
     }

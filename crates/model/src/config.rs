@@ -9,8 +9,8 @@ use kvant_kv::{KvLayerShape, KvShape};
 mod experts;
 
 use crate::ModelError;
-use crate::family::{Factors, Family, Norms};
-use crate::rope::{Rope, Scaling};
+use crate::family::{Factors, Family, NormKind, Norms, Unturned};
+use crate::rope::{Rope, Scaling, Temperature};
 use crate::weights::decode_vector;
 
 /// The shape of a model.
@@ -23,7 +23,9 @@ pub struct Config {
     /// The decoder layers, in order.
     pub layers: Vec<LayerSpec>,
     /// Added to the mean square in every norm.
-    pub rms_eps: f32,
+    pub norm_eps: f32,
+    /// Which norm comes before the logits.
+    pub output_norm: NormKind,
     /// Context length the model was trained for.
     pub n_ctx_train: usize,
     /// The rotary embeddings that its layers name.
@@ -48,8 +50,10 @@ pub struct LayerSpec {
     pub n_ff: usize,
     /// The experts of its feed-forward layer.
     pub experts: Option<ExpertSpec>,
-    /// Which of [`Config::ropes`] turns its queries and keys.
+    /// Which of [`Config::ropes`] turns its keys.
     pub rope: usize,
+    /// Which of them turns its queries: most often the same.
+    pub q_rope: usize,
     /// Factor on its scores.
     pub scale: f32,
     /// Bound on its scores.
@@ -138,27 +142,37 @@ impl Config {
             n_ff: 0,
             experts: None,
             rope: 0,
+            q_rope: 0,
             scale: read_scale(&keys, family, n_layers, n_embd, heads)?,
             soft_cap,
             activation: family.activation,
             norms: family.norms,
         };
-        let layer = |(index, window): (usize, Option<usize>)| LayerSpec {
-            heads: KvLayerShape { window, ..heads },
-            n_ff: experts.n_ff(index),
-            experts: experts.of_layer(index),
-            rope: match (family.unturned, window) {
-                (period @ 1.., _) if (index + 1) % period == 0 => ropes.unturned,
-                (_, Some(_)) => ropes.windowed,
-                _ => 0,
-            },
-            ..usual
+        let layer = |(index, is_windowed): (usize, &bool)| {
+            let window = windows.length.filter(|_| *is_windowed);
+            let is_unturned = match family.unturned {
+                Unturned::None => false,
+                Unturned::Every(period) => (index + 1) % period == 0,
+                Unturned::Unwindowed => !is_windowed,
+            };
+            let rope = match window {
+                _ if is_unturned => ropes.unturned,
+                Some(_) => ropes.windowed,
+                None => 0,
+            };
+            let heads = KvLayerShape { window, ..heads };
+            let (n_ff, experts) = (experts.n_ff(index), experts.of_layer(index));
+            LayerSpec { heads, n_ff, experts, rope, q_rope: rope + ropes.for_queries, ..usual }
         };
         let mut config = Self {
             family,
             n_embd,
-            layers: windows.into_iter().enumerate().map(layer).collect(),
-            rms_eps: keys.float("attention.layer_norm_rms_epsilon")?,
+            layers: windows.layers.iter().enumerate().map(layer).collect(),
+            norm_eps: keys.float(match family.norms.kind {
+                NormKind::Rms => "attention.layer_norm_rms_epsilon",
+                NormKind::Layer => "attention.layer_norm_epsilon",
+            })?,
+            output_norm: family.norms.kind,
             n_ctx_train,
             ropes: ropes.all,
             embedding_scale: 1.0,
@@ -179,8 +193,12 @@ impl Config {
                 // A residual stream x whose branches are scaled, x + r f(norm(x)), is r times the stream x / r + f(norm(x)): norms
                 // see no factor, but for what is added to the mean square.
                 self.embedding_scale = embedding / branch;
-                self.rms_eps /= branch * branch;
+                self.norm_eps /= branch * branch;
                 self.logit_scale = 1.0 / factor("logit_scale")?;
+            }
+            // 0 stands for none.
+            Factors::Logits => {
+                self.logit_scale = Some(keys.float("logit_scale")?).filter(|&x| x > 0.0).unwrap_or(1.0);
             }
         }
         Ok(())
@@ -241,28 +259,36 @@ fn read_heads(keys: &Keys, n_embd: usize) -> Result<KvLayerShape, ModelError> {
     Ok(KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window: None })
 }
 
-/// The youngest tokens that each layer sees.
-fn read_windows(keys: &Keys, family: &Family, n_layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
+/// Layers with a window among others, as a model has them.
+struct LayerWindows {
+    /// Which have one.
+    layers: Vec<bool>,
+    /// The youngest tokens that those see; everything when `None`.
+    length: Option<usize>,
+}
+
+fn read_windows(keys: &Keys, family: &Family, n_layers: usize) -> Result<LayerWindows, ModelError> {
     const LENGTH: &str = "attention.sliding_window";
     const PATTERN: &str = "attention.sliding_window_pattern";
     let Some(windows) = family.windows else {
         keys.refuse(LENGTH, "sliding-window attention")?;
-        return Ok(vec![None; n_layers]);
+        return Ok(LayerWindows { layers: vec![false; n_layers], length: None });
     };
     // 0 switches windows off.
     let named = keys.gguf.meta().find::<u32>(&keys.key(LENGTH))?;
     let length = named.map_or(windows.length, |n| Some(n as usize).filter(|&n| n > 0));
-    let is_windowed: Vec<bool> = match keys.gguf.meta().value(&keys.key(PATTERN)) {
+    let mut layers: Vec<bool> = match keys.gguf.meta().value(&keys.key(PATTERN)) {
         Some(Value::Array(_)) => keys.gguf.meta().get(&keys.key(PATTERN))?,
         value => {
             let period = if value.is_some() { keys.size(PATTERN)? } else { windows.period };
             (1..=n_layers).map(|layer| period == 0 || layer % period != 0).collect()
         }
     };
-    if is_windowed.len() < n_layers {
-        return Err(keys.bad(PATTERN, &format!("{n_layers} layers"), is_windowed.len()));
+    if layers.len() < n_layers {
+        return Err(keys.bad(PATTERN, &format!("{n_layers} layers"), layers.len()));
     }
-    Ok(is_windowed[..n_layers].iter().map(|is_windowed| length.filter(|_| *is_windowed)).collect())
+    layers.truncate(n_layers);
+    Ok(LayerWindows { layers, length })
 }
 
 /// Bounds on scores and on logits.
@@ -285,6 +311,9 @@ fn read_scale(
     Ok(keys.positive("attention.scale")?.unwrap_or(1.0 / (dim as f32).sqrt()))
 }
 
+const TEMPERATURE: &str = "attention.temperature_scale";
+const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
+
 /// The rotary embeddings of a model; the first is that of layers that see everything.
 struct Ropes {
     all: Vec<Rope>,
@@ -292,6 +321,14 @@ struct Ropes {
     windowed: usize,
     /// That of layers that turn nothing.
     unturned: usize,
+    /// How much further that of a layer's queries lies than that of its keys.
+    for_queries: usize,
+}
+
+impl Ropes {
+    fn of(first: Rope) -> Self {
+        Self { all: vec![first], windowed: 0, unturned: 0, for_queries: 0 }
+    }
 }
 
 fn read_ropes(
@@ -302,7 +339,7 @@ fn read_ropes(
 ) -> Result<Ropes, ModelError> {
     const BASE: &str = "rope.freq_base_swa";
     let first = read_rope(keys, family.pairing, head_dim, n_ctx_train)?;
-    let (n_rot, mut ropes) = (first.params.n_rot, Ropes { all: vec![first], windowed: 0, unturned: 0 });
+    let (n_rot, mut ropes) = (first.params.n_rot, Ropes::of(first));
     let plain = |n_rot, base| {
         let rope = Rope::new(family.pairing, n_rot, base, &Scaling::None, None);
         rope.ok_or_else(|| keys.bad(BASE, "a positive base", base))
@@ -313,11 +350,33 @@ fn read_ropes(
         ropes.windowed = ropes.all.len();
         ropes.all.push(plain(n_rot, base)?);
     }
-    if family.unturned > 0 {
+    if family.unturned != Unturned::None {
         ropes.unturned = ropes.all.len();
         ropes.all.push(plain(0, 1.0)?);
     }
+    if let Some(temperature) = read_temperature(keys, n_ctx_train)? {
+        // Queries grow as they are turned, so that every layer must turn them whole.
+        if family.unturned != Unturned::None || n_rot != head_dim {
+            let what = format!("{} where heads are not turned whole", keys.key(TEMPERATURE));
+            return Err(ModelError::Unsupported { what });
+        }
+        ropes.for_queries = ropes.all.len();
+        ropes.all.extend_from_within(..);
+        let queries = ropes.all.iter_mut().skip(ropes.for_queries);
+        queries.for_each(|rope| *rope = rope.clone().growing(temperature));
+    }
     Ok(ropes)
+}
+
+/// How scores grow with the position, where they do.
+fn read_temperature(keys: &Keys, n_ctx_train: usize) -> Result<Option<Temperature>, ModelError> {
+    const LENGTH: &str = "attention.temperature_length";
+    let Some(scale) = keys.positive(TEMPERATURE)? else { return Ok(None) };
+    let length = match keys.has(LENGTH) {
+        true => keys.size(LENGTH)?,
+        false => keys.size_or(ORIGINAL_CONTEXT, n_ctx_train)?,
+    };
+    Ok(Some(Temperature { scale, length }))
 }
 
 fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
@@ -330,7 +389,7 @@ fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize)
         0.0 => keys.float_or("rope.scale_linear", 1.0)?,
         factor => factor,
     };
-    let n_ctx_orig = keys.size_or("rope.scaling.original_context_length", n_ctx_train)?;
+    let n_ctx_orig = keys.size_or(ORIGINAL_CONTEXT, n_ctx_train)?;
     // A factor without a type means linear scaling, as other readers of GGUF take it.
     let default = if factor == 1.0 { "none" } else { "linear" };
     let scaling = match keys.str_or("rope.scaling.type", default)? {
@@ -342,6 +401,7 @@ fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize)
             beta_fast: keys.float_or("rope.scaling.yarn_beta_fast", 32.0)?,
             beta_slow: keys.float_or("rope.scaling.yarn_beta_slow", 1.0)?,
             attn_factor: keys.float_or("rope.scaling.attn_factor", 1.0)?,
+            log_multiplier: keys.float_or("rope.scaling.yarn_log_multiplier", 0.0)?,
         },
         other => {
             return Err(ModelError::Unsupported {

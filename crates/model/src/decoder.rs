@@ -1,7 +1,7 @@
 //! The decoder that all families share, from tokens to logits.
 //!
-//! Transformer with RMS norms, rotary embeddings, grouped-query attention and a gated feed-forward layer. Families differ in
-//! data only ([`LayerSpec`]): biases, where there are norms, windows, pair order, activation, bounds, tied output.
+//! Transformer with norms, rotary embeddings, grouped-query attention and a gated feed-forward layer. Families differ in
+//! data only ([`LayerSpec`]): biases, where there are norms and which, windows, pair order, activation, bounds, tied output.
 //!
 //! A step is a batch: rows of any number of sequences, each with as many tokens as it likes, go through the layers together,
 //! in one pass over the weights. What a row becomes does not depend on the others.
@@ -13,7 +13,7 @@ use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
 use crate::weights::{Experts, FeedForward, KvWeights, Layer, Weights};
-use crate::{Config, ExpertSpec, HeadNorms, LayerSpec, LayerState, ModelError};
+use crate::{Config, ExpertSpec, HeadNorms, LayerSpec, LayerState, ModelError, NormKind};
 
 /// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
@@ -46,7 +46,8 @@ pub struct Activations<B: Backend> {
     shared_gate: B::Buffer,
     /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, and the same on the host, of each of [`Config::ropes`].
     angles: Vec<(B::Buffer, Vec<f32>)>,
-    /// A branch before its norm, and then the rows of `x` that are wanted, side by side, `[rows, n_embd]`.
+    /// What enters a layer, normalised, where no product does that on the way; a branch before its norm; and then the rows of `x`
+    /// that are wanted, side by side, `[rows, n_embd]`.
     spare: B::Buffer,
     /// f16 tiles of the step that older rows see and the tail no longer holds.
     band: Option<B::Page>,
@@ -334,9 +335,9 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let (rope, heads, angles) =
-            (self.config.ropes[spec.rope].params, &spec.heads, &act.angles[spec.rope].0);
-        let input = Input { x: &act.x, norm: self.norm(&layer.attn_norm), first_row: 0, rows };
+        let (rope, heads) = (self.config.ropes[spec.rope].params, &spec.heads);
+        let [angles, q_angles] = [spec.rope, spec.q_rope].map(|rope| &act.angles[rope].0);
+        let input = self.enter(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
         let queries = Output { w: &layer.wq, bias: layer.bq.as_ref(), y: &mut act.q, accumulate: false };
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&layer.q_norm);
@@ -363,16 +364,24 @@ impl<B: Backend> Decoder<B> {
                     norm_row(&mut act.q, &mut q_norm, spec.n_q())?;
                     norm_row(&mut act.k, &mut k_norm, spec.n_k())?;
                 }
-                let rope = Rope { params: rope, angles, q_heads, k_heads, q_norm, k_norm };
                 let (q, k, v, band) = (&mut act.q, &mut act.k, &act.v, act.band.as_mut());
-                for_parts(parts, kv, first_band, |parts| backend.rope_append(parts, &rope, q, k, v, band))?;
+                if spec.q_rope == spec.rope {
+                    let rope = Rope { params: rope, angles, q_heads, k_heads, q_norm, k_norm };
+                    for_parts(parts, kv, first_band, |parts| {
+                        backend.rope_append(parts, &rope, q, k, v, band)
+                    })?;
+                } else {
+                    backend.rope(q, rows, q_heads, q_norm, rope, q_angles)?;
+                    backend.rope(k, rows, k_heads, k_norm, rope, angles)?;
+                    for_parts(parts, kv, first_band, |parts| backend.kv_append(parts, k, v, band))?;
+                }
             }
             None => {
                 backend.project(input, &mut [queries])?;
                 if are_together {
                     norm_row(&mut act.q, &mut q_norm, spec.n_q())?;
                 }
-                backend.rope(&mut act.q, rows, q_heads, q_norm, rope, angles)?;
+                backend.rope(&mut act.q, rows, q_heads, q_norm, rope, q_angles)?;
             }
         }
         for_parts(parts, kv, first_band, |parts| {
@@ -408,8 +417,9 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// `x += W_down (a(W_gate n) * (W_up n))`, `n = norm(x)`, `a` the activation; norms where the layer has them. In a layer of
-    /// experts, `x +=` what those give that each row chooses, and the one that all share, as its gate weighs it.
+    /// `x += W_down (a(W_gate n) * (W_up n))`, `n = norm(x)`, `a` the activation; norms where the layer has them. Where both halves
+    /// share one, n is attention's. In a layer of experts, `x +=` what those give that each row chooses, and the one that all
+    /// share, as its gate weighs it.
     fn feed_forward(
         &self,
         backend: &B,
@@ -417,18 +427,26 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let norm = self.norm(&layer.ffn_norm);
-        let input = || Input { x: &act.x, norm, first_row: 0, rows };
         if let Some(FeedForward { gate, up, .. }) = &layer.ffn {
-            backend.gated_ffn(input(), spec.activation, gate, up, &mut act.hidden)?;
+            let input = match spec.norms.shared {
+                // Attention has left it there.
+                true => Input { x: &act.spare, norm: None, first_row: 0, rows },
+                false => {
+                    self.enter(backend, spec.norms.kind, &layer.ffn_norm, (&act.x, &mut act.spare), rows)?
+                }
+            };
+            backend.gated_ffn(input, spec.activation, gate, up, &mut act.hidden)?;
         }
         if let (Some(experts), Some(ExpertSpec { routing, .. })) = (&layer.experts, spec.experts) {
+            // Families with experts enter every half through an RMSNorm of its own.
+            let norm = self.norm(&layer.ffn_norm);
+            let input = Input { x: &act.x, norm, first_row: 0, rows };
             let Experts { router, gate, up, down, shared_gate } = experts;
             let output = |w, y| Output { w, bias: None, y, accumulate: false };
             let router = output(router, &mut act.router);
             match shared_gate {
-                Some(w) => backend.project(input(), &mut [router, output(w, &mut act.shared_gate)])?,
-                None => backend.project(input(), &mut [router])?,
+                Some(w) => backend.project(input, &mut [router, output(w, &mut act.shared_gate)])?,
+                None => backend.project(input, &mut [router])?,
             }
             let weights = ExpertWeights { activation: spec.activation, gate, up, down };
             backend.expert_ffn(&mut act.x, rows, norm, routing, &act.router, weights)?;
@@ -482,8 +500,10 @@ impl<B: Backend> Decoder<B> {
         let Weights { output, embedding, output_norm, .. } = &self.weights;
         assert!(output_norm.is_some(), "logits come out where the model ends");
         let w = output.as_ref().or(embedding.as_ref()).expect("a model that ends has an output matrix");
+        // The residual stream ends here.
+        let kind = self.config.output_norm;
         backend.project(
-            Input { x: &act.spare, norm: self.norm(output_norm), first_row: 0, rows: wanted },
+            self.enter(backend, kind, output_norm, (&act.spare, &mut act.x), wanted)?,
             &mut [Output { w, bias: None, y: logits, accumulate: false }],
         )?;
         if let Some(cap) = self.config.logit_soft_cap {
@@ -508,8 +528,26 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
+    /// What enters a layer of `x`: normalised on the way, or in `spare` where products cannot do that.
+    fn enter<'a>(
+        &self,
+        backend: &B,
+        kind: NormKind,
+        weight: &'a Option<B::Buffer>,
+        (x, spare): (&'a B::Buffer, &'a mut B::Buffer),
+        rows: usize,
+    ) -> Result<Input<'a, B>, ModelError> {
+        match (kind, self.norm(weight)) {
+            (NormKind::Layer, Some(norm)) => {
+                backend.layer_norm(x, rows, norm, spare)?;
+                Ok(Input { x: spare, norm: None, first_row: 0, rows })
+            }
+            (_, norm) => Ok(Input { x, norm, first_row: 0, rows }),
+        }
+    }
+
     fn norm<'a>(&self, weight: &'a Option<B::Buffer>) -> Option<Norm<'a, B::Buffer>> {
-        weight.as_ref().map(|weight| Norm { weight, eps: self.config.rms_eps })
+        weight.as_ref().map(|weight| Norm { weight, eps: self.config.norm_eps })
     }
 }
 

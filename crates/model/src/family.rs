@@ -22,8 +22,8 @@ pub struct Family {
     pub(crate) factors: Factors,
     /// Which layers see the youngest tokens only; `None` where all see everything.
     pub(crate) windows: Option<Windows>,
-    /// Every so many layers one turns nothing; 0 where all do.
-    pub(crate) unturned: usize,
+    /// Which layers turn nothing.
+    pub(crate) unturned: Unturned,
     /// Bounds on scores and on logits where the file names none.
     pub(crate) soft_caps: [Option<f32>; 2],
     /// What its layers of experts do, where the file has experts; `None` where none is known to have any.
@@ -36,12 +36,25 @@ pub struct Family {
 /// Where a layer normalises, besides its queries and keys the streams that enter and leave its two halves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Norms {
+    /// Which norm streams meet.
+    pub kind: NormKind,
+    /// What enters attention enters the feed-forward layer too, normalised once, and what leaves them is added together.
+    pub shared: bool,
     /// What enters attention and the feed-forward layer.
     pub before: bool,
     /// What leaves them, before it is added to the residual stream.
     pub after: bool,
     /// Queries and keys.
     pub heads: HeadNorms,
+}
+
+/// What a norm divides by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// The root of the mean square.
+    Rms,
+    /// The standard deviation, once the mean is taken off: LayerNorm, without a bias.
+    Layer,
 }
 
 /// How queries and keys are normalised.
@@ -75,6 +88,19 @@ pub(crate) enum Factors {
     Root,
     /// Embeddings, branches and logits, with numbers in the file.
     Named,
+    /// Logits, with the number in the file, which must be there.
+    Logits,
+}
+
+/// Layers whose queries and keys are not turned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unturned {
+    /// None.
+    None,
+    /// One every so many.
+    Every(usize),
+    /// Those without a window.
+    Unwindowed,
 }
 
 /// What layers of experts do, where the file does not say.
@@ -103,10 +129,10 @@ const LLAMA: Family = Family {
     name: "llama",
     pairing: Pairing::Interleaved,
     activation: Activation::Silu,
-    norms: Norms { before: true, after: false, heads: HeadNorms::None },
+    norms: Norms { kind: NormKind::Rms, shared: false, before: true, after: false, heads: HeadNorms::None },
     factors: Factors::None,
     windows: None,
-    unturned: 0,
+    unturned: Unturned::None,
     soft_caps: [None; 2],
     // Mixtral.
     experts: Some(ExpertRule { normalises: true, shares_one: false, is_required: false }),
@@ -153,11 +179,21 @@ static FAMILIES: &[Family] = &[
     },
     Family { name: "glm4", norms: Norms { after: true, ..LLAMA.norms }, experts: None, ..LLAMA },
     Family { name: "granite", factors: Factors::Named, experts: None, ..LLAMA },
-    Family { name: "smollm3", unturned: 4, experts: None, ..LLAMA },
+    Family { name: "smollm3", unturned: Unturned::Every(4), experts: None, ..LLAMA },
     Family {
         name: "olmo2",
-        norms: Norms { before: false, after: true, heads: HeadNorms::Together },
+        norms: Norms { before: false, after: true, heads: HeadNorms::Together, ..QWEN2.norms },
         ..QWEN2
+    },
+    Family { name: "mistral3", experts: None, ..LLAMA },
+    Family {
+        name: "cohere2",
+        norms: Norms { kind: NormKind::Layer, shared: true, ..LLAMA.norms },
+        factors: Factors::Logits,
+        windows: Some(Windows { period: 4, length: Some(4096), base: None }),
+        unturned: Unturned::Unwindowed,
+        experts: None,
+        ..LLAMA
     },
     Family { name: "phi3", windows: Some(Windows { period: 0, length: None, base: None }), ..QWEN2 },
 ];
@@ -184,6 +220,18 @@ impl Family {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What the decoder has no way to do: it keeps what is normalised once until both halves have read it, and adds branches
+    /// that are normalised by their mean square.
+    #[test]
+    fn no_family_normalises_in_a_way_that_there_is_not() {
+        for family in FAMILIES {
+            let Norms { kind, shared, before, after, .. } = family.norms;
+            let is_layer = kind == NormKind::Layer;
+            assert!(!after || !is_layer && !shared, "{}", family.name);
+            assert!(!shared || is_layer && before, "{}", family.name);
+        }
+    }
 
     #[test]
     fn every_family_is_found_and_an_unknown_one_is_told_the_nearest() {

@@ -15,6 +15,6 @@ mod weights;
 pub use config::{Config, ExpertSpec, LayerSpec, LayerState};
 pub use decoder::{Activations, Decoder, Entry, OnQueries, Outputs, StepError, StepPart, Want};
 pub use error::ModelError;
-pub use family::{Family, HeadNorms, Norms};
-pub use rope::{Rope, Scaling};
+pub use family::{Family, HeadNorms, NormKind, Norms};
+pub use rope::{Rope, Scaling, Temperature};
 pub use weights::{Part, Weights, check_finite};

@@ -26,11 +26,11 @@ pub fn is_matrix(info: &TensorInfo) -> bool {
     (2..=3).contains(&info.shape.len()) && info.rows() > 1 && !info.name.ends_with("ffn_gate_inp.weight")
 }
 
-/// The type that stands in for one whose blocks do not fit the rows: llama.cpp's choice (where it takes iq4_nl, which is not
-/// known here, its choice from before that), of blocks of 32 values; and f16 where those do not fit either.
+/// The type that stands in for one whose blocks do not fit the rows: llama.cpp's choice, of blocks of 32 values; and f16 where
+/// those do not fit either.
 pub fn next_best(dtype: DType) -> Option<DType> {
     match dtype {
-        DType::Q2K | DType::Q3K => Some(DType::Q4_0),
+        DType::Q2K | DType::Q3K | DType::IQ4XS | DType::NVFP4 => Some(DType::IQ4NL),
         DType::Q4K => Some(DType::Q5_0),
         DType::Q5K => Some(DType::Q5_1),
         DType::Q6K => Some(DType::Q8_0),

@@ -30,7 +30,25 @@ pub enum Scaling {
         beta_slow: f32,
         /// Extra factor on the magnitude.
         attn_factor: f32,
+        /// How much of the magnitude's growth with the factor is taken back: none at 0, all at 1.
+        log_multiplier: f32,
     },
+}
+
+/// Scores that grow with the position of the query, once it is beyond what the model was trained for: by
+/// `1 + scale ln(1 + floor(position / length))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Temperature {
+    /// How much they grow.
+    pub scale: f32,
+    /// Positions before they first grow.
+    pub length: usize,
+}
+
+impl Temperature {
+    fn at(self, position: usize) -> f64 {
+        1.0 + f64::from(self.scale) * ((position / self.length) as f64).ln_1p()
+    }
 }
 
 /// The frequencies of a model's rotary embedding.
@@ -41,6 +59,7 @@ pub struct Rope {
     /// Angle per position, `[n_rot / 2]`.
     frequency: Vec<f64>,
     magnitude: f64,
+    temperature: Option<Temperature>,
 }
 
 impl Rope {
@@ -63,7 +82,7 @@ impl Rope {
         match *scaling {
             Scaling::None => {}
             Scaling::Linear { factor } => frequency.iter_mut().for_each(|f| *f /= f64::from(factor)),
-            Scaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, attn_factor } => {
+            Scaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, attn_factor, log_multiplier } => {
                 let factor = f64::from(factor);
                 // The pair that makes `turns` turns within the original context.
                 let pair = |turns: f32| {
@@ -76,11 +95,19 @@ impl Rope {
                     let interpolated = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     *f = *f / factor * interpolated + *f * (1.0 - interpolated);
                 }
-                magnitude = f64::from(attn_factor) * (1.0 + 0.1 * factor.ln());
+                let growth = 0.1 * factor.ln();
+                magnitude =
+                    f64::from(attn_factor) * (1.0 + growth) / (1.0 + f64::from(log_multiplier) * growth);
             }
         }
         let sound = frequency.iter().all(|f| f.is_finite()) && f64::is_finite(magnitude);
-        sound.then_some(Self { params: RopeParams { pairing, n_rot }, frequency, magnitude })
+        let params = RopeParams { pairing, n_rot };
+        sound.then_some(Self { params, frequency, magnitude, temperature: None })
+    }
+
+    /// The same for queries whose scores grow so; of heads that are turned whole.
+    pub fn growing(self, temperature: Temperature) -> Self {
+        Self { temperature: Some(temperature), ..self }
     }
 
     /// Angle per position of each pair, `[n_rot / 2]`, scaling included.
@@ -88,7 +115,7 @@ impl Rope {
         &self.frequency
     }
 
-    /// Factor on cosines and sines; 1 except for YaRN.
+    /// Factor on cosines and sines, but for what grows with the position; 1 except for YaRN.
     pub fn magnitude(&self) -> f64 {
         self.magnitude
     }
@@ -96,9 +123,10 @@ impl Rope {
     /// Appends cosines and sines for positions `start .. start + rows`, `[rows, n_rot / 2, 2]`, to `out`.
     pub fn angles(&self, start: usize, rows: usize, out: &mut Vec<f32>) {
         for position in start..start + rows {
+            let magnitude = self.magnitude * self.temperature.map_or(1.0, |grows| grows.at(position));
             for frequency in &self.frequency {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
-                out.extend([(cos * self.magnitude) as f32, (sin * self.magnitude) as f32]);
+                out.extend([(cos * magnitude) as f32, (sin * magnitude) as f32]);
             }
         }
     }
@@ -119,13 +147,33 @@ mod tests {
 
     #[test]
     fn yarn_keeps_fast_pairs_and_interpolates_slow_ones() {
-        let scaling =
-            Scaling::Yarn { factor: 4.0, n_ctx_orig: 64, beta_fast: 32.0, beta_slow: 1.0, attn_factor: 1.0 };
+        let scaling = |log_multiplier| Scaling::Yarn {
+            factor: 4.0,
+            n_ctx_orig: 64,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attn_factor: 1.0,
+            log_multiplier,
+        };
         let plain = Rope::new(Pairing::Halves, 64, 10_000.0, &Scaling::None, None).unwrap();
-        let yarn = Rope::new(Pairing::Halves, 64, 10_000.0, &scaling, None).unwrap();
+        let yarn = |by| Rope::new(Pairing::Halves, 64, 10_000.0, &scaling(by), None).unwrap();
+        assert_eq!(yarn(1.0).magnitude, 1.0);
+        let yarn = yarn(0.0);
         assert_eq!(yarn.frequency[0], plain.frequency[0]);
         assert!((yarn.frequency[31] * 4.0 / plain.frequency[31] - 1.0).abs() < 1e-12);
         assert!((yarn.magnitude - (1.0 + 0.1 * 4f64.ln())).abs() < 1e-12);
+    }
+
+    #[test]
+    fn scores_grow_at_multiples_of_the_length() {
+        let grows = Temperature { scale: 0.5, length: 10 };
+        let rope = Rope::new(Pairing::Halves, 2, 100.0, &Scaling::None, None).unwrap().growing(grows);
+        for (position, by) in [(0, 1.0), (9, 1.0), (10, 1.0 + 0.5 * 2f64.ln()), (39, 1.0 + 0.5 * 4f64.ln())] {
+            let mut out = Vec::new();
+            rope.angles(position, 1, &mut out);
+            let length = f64::from(out[0]).hypot(f64::from(out[1]));
+            assert!((length - by).abs() <= 4.0 * f64::from(f32::EPSILON), "{position}: {length} for {by}");
+        }
     }
 
     #[test]

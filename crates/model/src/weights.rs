@@ -258,7 +258,7 @@ impl<B: Backend> Loader<'_, B> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let spec = &c.layers[index];
         let n_q = spec.n_q();
-        let Norms { before, after, .. } = spec.norms;
+        let Norms { before, after, shared, .. } = spec.norms;
         let (before, after) = (before.then_some(c.n_embd), after.then_some(c.n_embd));
         let q_normed = spec.norms.heads.width(spec.heads.k_head_dim, n_q);
         let (wq, kv) = match spec.state {
@@ -282,7 +282,7 @@ impl<B: Backend> Loader<'_, B> {
             q_norm: self.vector_if(q_normed, &name("attn_q_norm.weight"))?,
             kv,
             attn_after: self.vector_if(after, &name("post_attention_norm.weight"))?,
-            ffn_norm: self.vector_if(before, &name("ffn_norm.weight"))?,
+            ffn_norm: self.vector_if(before.filter(|_| !shared), &name("ffn_norm.weight"))?,
             ffn: self.feed_forward(c, index)?,
             experts,
             ffn_after: self.vector_if(after, &name("post_ffw_norm.weight"))?,

@@ -13,7 +13,7 @@ use super::quantise::{Quantised, Source};
 use super::uses_panels;
 use crate::{CpuBuffer, CpuDevice, CpuMatrix, Isa, Pool};
 
-const WEIGHTS: [DType; 15] = [
+const WEIGHTS: [DType; 19] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -27,6 +27,10 @@ const WEIGHTS: [DType; 15] = [
     DType::Q4K,
     DType::Q5K,
     DType::Q6K,
+    DType::IQ4NL,
+    DType::IQ4XS,
+    DType::MXFP4,
+    DType::NVFP4,
     DType::TQ3_1S,
     DType::TQ4_1S,
 ];
@@ -271,6 +275,10 @@ fn extreme_codes_meet_extreme_activations_without_saturating() {
             (DType::Q4K, &[0, 2]),
             (DType::Q5K, &[0, 2]),
             (DType::Q6K, &[208]),
+            (DType::IQ4NL, &[0]),
+            (DType::IQ4XS, &[0]),
+            (DType::MXFP4, &[]),
+            (DType::NVFP4, &[]),
             (DType::TQ3_1S, &[0, 2]),
             (DType::TQ4_1S, &[0, 2]),
         ] {
@@ -282,6 +290,12 @@ fn extreme_codes_meet_extreme_activations_without_saturating() {
                 for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
                     // 2^-7, exactly.
                     scales.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&0x2000u16.to_le_bytes()));
+                    match dtype {
+                        DType::MXFP4 => block[0] = 127 - 7,
+                        // Of E4M3 the least with an exponent is 2^-6.
+                        DType::NVFP4 => block[..4].fill(1 << 3),
+                        _ => {}
+                    }
                 }
                 let mut weights = vec![0.0; n_out * n_in];
                 decode(dtype, &bytes, &mut weights).unwrap();
@@ -343,7 +357,7 @@ fn all_kernel_sets_quantise_alike_and_bad_numbers_stay_visible() {
     let (steps, _) = quantised(&x[..96], false);
     assert_eq!(steps[..2], [0.0, 0.0]);
     for device in devices() {
-        for dtype in [DType::Q4_0, DType::Q6K, DType::TQ3_1S, DType::F16] {
+        for dtype in [DType::Q4_0, DType::Q6K, DType::NVFP4, DType::TQ3_1S, DType::F16] {
             let (w, _, _) = encoded(&device, dtype, 3, 256, 32);
             for bad in [f32::NAN, f32::INFINITY] {
                 let mut x = gaussian(33, 256, 1.0);
@@ -403,6 +417,7 @@ fn the_gated_ffn_equals_its_unfused_parts() {
             (DType::F16, DType::F16),
             (DType::Q4K, DType::Q6K),
             (DType::Q8_0, DType::TQ4_1S),
+            (DType::IQ4XS, DType::MXFP4),
             (DType::TQ3_1S, DType::TQ3_1S),
         ] {
             for (n_ff, rows) in [(40, 1), (33, 3), (17, 9), (48, 100)] {

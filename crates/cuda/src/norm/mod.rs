@@ -1,4 +1,5 @@
-//! RMS normalisation (arXiv 1910.07467): `y = x / sqrt(mean(x²) + eps) * weight`.
+//! RMS normalisation (arXiv 1910.07467): `y = x / sqrt(mean(x²) + eps) * weight`; and LayerNorm (arXiv 1607.06450), which is
+//! that of `x - mean(x)`.
 
 use bytemuck::NoUninit;
 
@@ -18,7 +19,7 @@ fn constants() -> Constants {
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct RmsNormParams {
+struct NormParams {
     x: DevicePtr,
     weight: DevicePtr,
     y: DevicePtr,
@@ -55,6 +56,17 @@ pub(crate) fn add_normed(
     launch(cx, "add_normed", x, norm, [rows, cols], y)
 }
 
+/// As [`rms_norm`], of what the mean of each row leaves: LayerNorm.
+pub(crate) fn layer_norm(
+    cx: &Context,
+    x: DevicePtr,
+    norm: NormParts,
+    [rows, cols]: [usize; 2],
+    y: DevicePtr,
+) -> Result<(), CudaError> {
+    launch(cx, "layer_norm", x, norm, [rows, cols], y)
+}
+
 fn launch(
     cx: &Context,
     kernel: &'static str,
@@ -67,7 +79,7 @@ fn launch(
         return Ok(());
     }
     let kernel = cx.kernel(&SOURCE, kernel)?;
-    let params = RmsNormParams { x, weight: norm.weight, y, cols: cols as u32, eps: norm.eps };
+    let params = NormParams { x, weight: norm.weight, y, cols: cols as u32, eps: norm.eps };
     cx.launch(kernel, Launch::linear(rows as u32, THREADS), &params)
 }
 

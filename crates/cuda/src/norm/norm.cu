@@ -1,8 +1,9 @@
-// RMS normalisation (arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight, one block per row.
+// RMS normalisation (arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight, one block per row. LayerNorm (arXiv
+// 1607.06450) is that of x - mean(x).
 
 #include "constants.cuh"
 
-struct RmsNormParams {
+struct NormParams {
     const float* x;       // [rows, cols]
     const float* weight;  // [cols]
     float* y;             // [rows, cols]
@@ -21,7 +22,7 @@ __device__ inline float block_sum(float value, float* warps) {
 }
 
 // One row into y, or onto it.
-__device__ inline void norm_row(const RmsNormParams& p, float* warps, bool accumulate) {
+__device__ inline void norm_row(const NormParams& p, float* warps, bool accumulate) {
     const float* x = p.x + (size_t)blockIdx.x * p.cols;
     float* y = p.y + (size_t)blockIdx.x * p.cols;
     float squares = 0.0f;
@@ -33,12 +34,24 @@ __device__ inline void norm_row(const RmsNormParams& p, float* warps, bool accum
     }
 }
 
-extern "C" __global__ void rms_norm(const __grid_constant__ RmsNormParams p) {
+extern "C" __global__ void rms_norm(const __grid_constant__ NormParams p) {
     __shared__ float warps[THREADS / 32];
     norm_row(p, warps, false);
 }
 
-extern "C" __global__ void add_normed(const __grid_constant__ RmsNormParams p) {
+extern "C" __global__ void add_normed(const __grid_constant__ NormParams p) {
     __shared__ float warps[THREADS / 32];
     norm_row(p, warps, true);
+}
+
+extern "C" __global__ void layer_norm(const __grid_constant__ NormParams p) {
+    __shared__ float warps[2][THREADS / 32];
+    const float* x = p.x + (size_t)blockIdx.x * p.cols;
+    float* y = p.y + (size_t)blockIdx.x * p.cols;
+    float sum = 0.0f, squares = 0.0f;
+    for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) sum += x[i];
+    float mean = block_sum(sum, warps[0]) / (float)p.cols;
+    for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) squares += (x[i] - mean) * (x[i] - mean);
+    float factor = 1.0f / sqrtf(block_sum(squares, warps[1]) / (float)p.cols + p.eps);
+    for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) y[i] = (x[i] - mean) * factor * p.weight[i];
 }

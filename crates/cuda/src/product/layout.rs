@@ -1,8 +1,11 @@
 //! Rows of weights as the kernels read them.
 //!
-//! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay as they are. Those of q8_0, q4_0, q5_0, q3_K
-//! and q6_K are 2 bytes longer than that: their one half moves behind the last block of the row, so that the codes lie
-//! where they can be read by the word or 16 bytes at a time. A row then takes a multiple of 16 bytes.
+//! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay as they are. Those of q8_0, q4_0, q5_0, q3_K,
+//! q6_K and iq4_nl are 2 bytes longer than that, those of mxfp4 one, of nvfp4 four and of iq4_xs eight: these bytes, scales,
+//! move behind the last block of the row, so that the codes lie where they can be read by the word or 16 bytes at a time. A
+//! row then takes a multiple of 16 bytes.
+
+use std::ops::Range;
 
 use kvant_codec::DType;
 
@@ -13,21 +16,21 @@ use crate::{Context, CudaError};
 const MAX_THREADS: usize = 8;
 const MIN_SHARE: usize = 1 << 20;
 
-/// Bytes of the half that moves.
-const HALF: usize = 2;
-
-/// Where in a block the half lies that moves, in bytes.
-fn moved_half(dtype: DType) -> Option<usize> {
+/// The bytes of a block that move.
+fn moved(dtype: DType) -> Option<Range<usize>> {
     match dtype {
-        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => Some(0),
-        DType::Q3K | DType::Q6K => Some(dtype.block_bytes() - HALF),
+        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL => Some(0..2),
+        DType::Q3K | DType::Q6K => Some(dtype.block_bytes() - 2..dtype.block_bytes()),
+        DType::IQ4XS => Some(0..8),
+        DType::MXFP4 => Some(0..1),
+        DType::NVFP4 => Some(0..4),
         _ => None,
     }
 }
 
-/// Bytes of a block but for the half that moves.
+/// Bytes of a block but for those that move.
 pub(super) fn block_bytes(dtype: DType) -> usize {
-    dtype.block_bytes() - if moved_half(dtype).is_some() { HALF } else { 0 }
+    dtype.block_bytes() - moved(dtype).map_or(0, |moved| moved.len())
 }
 
 /// Bytes of a row in the file.
@@ -38,7 +41,7 @@ fn file_row_bytes(dtype: DType, n_in: usize) -> usize {
 /// Bytes of a row of `n_in` weights, a whole number of blocks, on the device.
 pub(crate) fn row_bytes(dtype: DType, n_in: usize) -> usize {
     let bytes = file_row_bytes(dtype, n_in);
-    if moved_half(dtype).is_some() { bytes.next_multiple_of(16) } else { bytes }
+    if moved(dtype).is_some() { bytes.next_multiple_of(16) } else { bytes }
 }
 
 /// Brings the rows of a matrix `[n_out, n_in]`, as in the file, to the device. They are laid out on several cores, as most
@@ -69,27 +72,27 @@ pub(crate) fn upload(cx: &Context, dtype: DType, n_in: usize, bytes: &[u8]) -> R
 
 /// Lays rows of `from` bytes out as rows of `to` bytes.
 fn put_rows(dtype: DType, file_rows: &[u8], from: usize, rows: &mut [u8], to: usize) {
-    match moved_half(dtype) {
+    match moved(dtype) {
         None => rows.copy_from_slice(file_rows),
-        Some(half) => {
+        Some(moved) => {
             for (file_row, row) in file_rows.chunks_exact(from).zip(rows.chunks_exact_mut(to)) {
-                put_row(file_row, dtype.block_bytes(), half, row);
+                put_row(file_row, dtype.block_bytes(), moved.clone(), row);
             }
         }
     }
 }
 
-/// Writes a row with the halves behind its blocks, and zeros up to its end.
-fn put_row(file_row: &[u8], block_bytes: usize, half: usize, row: &mut [u8]) {
-    let rest = block_bytes - HALF;
-    let (codes, halves) = row.split_at_mut(file_row.len() / block_bytes * rest);
+/// Writes a row with what moves behind its blocks, and zeros up to its end.
+fn put_row(file_row: &[u8], block_bytes: usize, moved: Range<usize>, row: &mut [u8]) {
+    let rest = block_bytes - moved.len();
+    let (codes, scales) = row.split_at_mut(file_row.len() / block_bytes * rest);
     for (block, codes) in file_row.chunks_exact(block_bytes).zip(codes.chunks_exact_mut(rest)) {
-        codes[..half].copy_from_slice(&block[..half]);
-        codes[half..].copy_from_slice(&block[half + HALF..]);
+        codes[..moved.start].copy_from_slice(&block[..moved.start]);
+        codes[moved.start..].copy_from_slice(&block[moved.end..]);
     }
-    let (halves, padding) = halves.split_at_mut(file_row.len() / block_bytes * HALF);
-    for (block, to) in file_row.chunks_exact(block_bytes).zip(halves.chunks_exact_mut(HALF)) {
-        to.copy_from_slice(&block[half..half + HALF]);
+    let (scales, padding) = scales.split_at_mut(file_row.len() / block_bytes * moved.len());
+    for (block, to) in file_row.chunks_exact(block_bytes).zip(scales.chunks_exact_mut(moved.len())) {
+        to.copy_from_slice(&block[moved.clone()]);
     }
     padding.fill(0);
 }
@@ -99,12 +102,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_move_behind_the_blocks_and_nothing_is_lost() {
+    fn scales_move_behind_the_blocks_and_nothing_is_lost() {
         let mut row = [9; 16];
-        put_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 0, &mut row);
+        put_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 0..2, &mut row);
         assert_eq!(row, [3, 4, 7, 8, 1, 2, 5, 6, 0, 0, 0, 0, 0, 0, 0, 0]);
-        put_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 2, &mut row[..8]);
+        put_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 2..4, &mut row[..8]);
         assert_eq!(row[..8], [1, 2, 5, 6, 3, 4, 7, 8]);
+        put_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 0..1, &mut row[..8]);
+        assert_eq!(row[..8], [2, 3, 4, 6, 7, 8, 1, 5]);
     }
 
     #[test]

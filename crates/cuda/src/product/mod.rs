@@ -2,7 +2,8 @@
 //!
 //! Few rows, weights in codes (`coded.cu`): `x` in signed bytes with one scale per 32, bytes times bytes, four at a time.
 //! A single row is normalised and rounded on the way, more rows come from `quantise.cu`. The gate of a feed-forward layer
-//! is folded in. The codebooks of the rotated types become two bytes, and `x` is rotated instead of the weights.
+//! is folded in. Tables of levels are looked up; the codebooks of the rotated types become two bytes, and `x` is rotated
+//! instead of the weights.
 //!
 //! Few rows, floats (`few.cu`): f32 throughout.
 //!
@@ -11,7 +12,8 @@
 
 use bytemuck::NoUninit;
 use kvant_backend::{Activation, BackendError};
-use kvant_codec::{Codebook, DType, Rotation};
+use kvant_codec::fields::Spec;
+use kvant_codec::{Codebook, DType, Rotation, Table};
 
 use crate::constants::Constants;
 use crate::half::HALF_HEADER;
@@ -60,7 +62,7 @@ pub(crate) const MANY_ROWS: usize = 17;
 pub(crate) const TILE: u32 = 64;
 
 /// Types in the order of their numbers in kernels.
-pub(crate) const TYPES: [DType; 15] = [
+pub(crate) const TYPES: [DType; 19] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -74,11 +76,15 @@ pub(crate) const TYPES: [DType; 15] = [
     DType::Q4K,
     DType::Q5K,
     DType::Q6K,
+    DType::IQ4NL,
+    DType::IQ4XS,
+    DType::MXFP4,
+    DType::NVFP4,
     DType::TQ3_1S,
     DType::TQ4_1S,
 ];
 
-/// What `weights.cuh` takes: the types' numbers, and bytes of their blocks without the half that moves.
+/// What `weights.cuh` takes: the types' numbers, and bytes of their blocks without what moves.
 fn constants() -> Constants {
     let types = TYPES.into_iter().zip(0..).fold(Constants::default(), |constants, (dtype, number)| {
         let name = dtype.name().to_uppercase();
@@ -95,7 +101,7 @@ fn few_constants() -> Constants {
     gate::constants(constants()).whole("WARPS", WARPS as usize).whole("FEATURES", FEATURES as usize)
 }
 
-/// Levels of a codebook as `(256 high + low) unit`, as the kernels look them up.
+/// Levels of a codebook as `(256 high + low) unit`, or of a table as `high unit`, as the kernels look them up.
 #[derive(Debug, Clone, Copy, NoUninit)]
 #[repr(C)]
 struct Levels {
@@ -222,8 +228,23 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
 }
 
 impl Levels {
-    /// The levels of the types that have a codebook.
+    /// The levels of the types that have a codebook or a table.
     fn of(dtype: DType) -> Self {
+        match Spec::of(dtype) {
+            Some(Spec { table: Some(table), .. }) => Self::of_table(table),
+            _ => Self::of_book(dtype),
+        }
+    }
+
+    fn of_table(table: Table) -> Self {
+        let mut high = [0; 4];
+        for (i, level) in table.levels().iter().enumerate() {
+            high[i / 4] |= u32::from(*level as u8) << (i % 4 * 8);
+        }
+        Self { high, low: [0; 4], unit: 1.0, signs: 0 }
+    }
+
+    fn of_book(dtype: DType) -> Self {
         let book = if dtype == DType::TQ3_1S { Codebook::TQ3 } else { Codebook::GAUSS4 };
         let largest = book.levels().iter().fold(0.0, |most: f32, level| most.max(level.abs()));
         // 127 · 256: both bytes of every level fit.

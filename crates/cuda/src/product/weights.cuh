@@ -1,8 +1,8 @@
-// Reads 32 weights in a row of any type (crates/codec/src/{block32,kquant,tq}.rs have the layouts). TYPE is one of the
+// Reads 32 weights in a row of any type (crates/codec/src/{block32,kquant,iq4,fp4,tq}.rs have the layouts). TYPE is one of the
 // numbers that product/mod.rs gives the types.
 //
-// Blocks of 2 bytes beyond a multiple of 4 have their one half moved behind the last block of the row (layout.rs), so
-// that what is left lies at addresses that words, or 16 bytes, can be read from.
+// Where they would leave codes at odd addresses, scales are moved behind the last block of the row (layout.rs), so that
+// what is left lies at addresses that words, or 16 bytes, can be read from.
 
 #include "constants.cuh"
 #include "half.cuh"
@@ -10,17 +10,19 @@
 
 #define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16)
 #define IS_ROTATED (TYPE == TQ3_1S || TYPE == TQ4_1S)
+// Whether codes are indices of a table of signed bytes.
+#define HAS_TABLE (TYPE == IQ4_NL || TYPE == IQ4_XS || TYPE == MXFP4 || TYPE == NVFP4)
 // Whether the two halves of 32 weights have scales of their own.
-#define HAS_HALVES (TYPE == Q2_K || TYPE == Q3_K || TYPE == Q6_K || IS_ROTATED)
+#define HAS_HALVES (TYPE == Q2_K || TYPE == Q3_K || TYPE == Q6_K || TYPE == NVFP4 || IS_ROTATED)
 // Whether a code of zero is another value than 0.
-#define HAS_MIN (TYPE != Q8_0 && !IS_ROTATED)
+#define HAS_MIN (TYPE != Q8_0 && !HAS_TABLE && !IS_ROTATED)
 
 __device__ __forceinline__ float half_at(const u8* p) { return from_half(*(const u16*)p); }
 __device__ __forceinline__ u32 word_at(const u8* p) { return *(const u32*)p; }
 
-// What the types with codebooks need besides the bytes.
+// What the types with codebooks or tables need besides the bytes.
 struct Codebook {
-    u32 high[4];  // bytes h of the levels, level = (256 h + l) unit
+    u32 high[4];  // bytes h of the levels, level = (256 h + l) unit, or h of a table
     u32 low[4];   // bytes l
     float unit;
     u32 signs;  // of the rotation, before its butterfly
@@ -61,6 +63,15 @@ __device__ __forceinline__ u32 look_up(const u32 (&table)[4], u32 index) {
     return __byte_perm(lower, upper, 0x3210 | (index & 0x8888) >> 1);
 #endif
 }
+
+#if HAS_TABLE
+// The levels of the eight codes in a word: those of the low nibbles, and those of the high ones.
+__device__ __forceinline__ void look_up_word(const u32 (&table)[4], u32 word, u32& low, u32& high) {
+    u32 first = look_up(table, word & 0xffff), second = look_up(table, word >> 16);
+    low = __byte_perm(first, second, 0x6420);
+    high = __byte_perm(first, second, 0x7531);
+}
+#endif
 
 // Weights 32 g .. 32 g + 32 of the row of `n` weights that starts at `row`.
 __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const Codebook& book) {
@@ -161,6 +172,39 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         group.scale[s] = d * (float)(signed char)(scales >> (8 * s));
         group.min[s] = -32.0f * group.scale[s];
     }
+#elif TYPE == IQ4_NL || TYPE == IQ4_XS || TYPE == MXFP4
+    uint4 four = *(const uint4*)(row + 16 * g);
+    u32 words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int k = 0; k < 4; k++) look_up_word(book.high, words[k], group.codes[k], group.codes[k + 4]);
+#if TYPE == IQ4_NL
+    d = half_at(row + n / 2 + 2 * g);
+#elif TYPE == IQ4_XS
+    const u32* head = (const u32*)(row + n / 2 + 8 * (g / 8));
+    u32 run = g % 8, both = head[0];
+    u32 scale = head[1] >> (4 * run) & 15 | (both >> (16 + 2 * run) & 3) << 4;
+    d = from_half((u16)both) * (float)((int)scale - 32);
+#else
+    // The least power of two has no exponent of its own; levels count twice.
+    u32 power = row[n / 2 + g];
+    d = 0.5f * __uint_as_float(power == 0 ? 1 << 22 : power << 23);
+#endif
+#elif TYPE == NVFP4
+    // Two sub-blocks of 16: 8 bytes each, value j in the low nibble and j + 8 in the high one of byte j.
+    uint4 four = *(const uint4*)(row + 16 * g);
+    u32 words[4] = {four.x, four.y, four.z, four.w}, scales = *(const u16*)(row + n / 2 + 2 * g);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32 at = k / 2 * 4 + k % 2;
+        look_up_word(book.high, words[k], group.codes[at], group.codes[at + 2]);
+    }
+    // An exponent that is biased by 7 in the place of one biased by 127 (2^120); levels count twice.
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+        group.scale[s] = 0x1p119f * __uint_as_float((scales >> (8 * s) & 127) << 20);
+        group.min[s] = 0.0f;
+    }
+    d = 0.0f;
 #elif IS_ROTATED
     const u8* block = row + (TYPE == TQ3_1S ? TQ3_1S_BYTES : TQ4_1S_BYTES) * g;
     u32 index[8];  // four indices in the nibbles of the lower half

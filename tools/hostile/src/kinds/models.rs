@@ -82,7 +82,10 @@ pub fn no_numbers(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result
     bytes[at..at + broken.len()].copy_from_slice(&broken);
     let name = "model.gguf";
     let case = match chance.below(3) {
-        0 => Case::new(folder, ["quantize", name, "out.gguf", chance.of(&["q4_0", "q8_0", "q6_K"])]),
+        0 => Case::new(
+            folder,
+            ["quantize", name, "out.gguf", chance.of(&["q4_0", "q8_0", "q6_K", "iq4_xs", "mxfp4", "nvfp4"])],
+        ),
         1 => Case::new(folder, ["run", name, "-p", "hi", "-n", "2"]),
         _ => Case::new(folder, ["eval", "ppl", "-m", name, "--chunks", "1"]),
     };

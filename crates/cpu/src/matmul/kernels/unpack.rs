@@ -5,18 +5,19 @@
 use std::marker::PhantomData;
 
 use kvant_codec::DType;
+use kvant_codec::fp4::ByteFloat;
 
 use super::Chunk;
 use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
 use crate::matmul::simd::{Kernel, Simd};
 
-/// What is multiplied of 32 columns, one register per group: codes, or what they stand for in a codebook.
+/// What is multiplied of 32 columns, one register per group: codes, or what they stand for in a table.
 #[inline(always)]
 pub(super) fn unpack<S: Simd, F: Format>(simd: S, lines: &[Line], part: usize) -> [S::Ints; GROUPS] {
     let mut groups = codes::<S, F>(simd, &lines[..F::LAYOUT.block], part);
-    if let Some(book) = F::BOOK {
+    if let Some(table) = F::TABLE {
         for g in 0..GROUPS {
-            groups[g] = simd.look_up(&book.bytes, groups[g]);
+            groups[g] = simd.look_up(&table.bytes, groups[g]);
         }
     }
     groups
@@ -140,14 +141,24 @@ impl<'a, S: Simd> Scales<'a, S> {
     /// The scale of sub-block `s`.
     #[inline(always)]
     pub(super) fn scale<F: Format>(&self, simd: S, s: usize) -> S::Floats {
-        if F::BOOK.is_some() {
-            let d = simd.load_f16(&self.header[s / 2].0, s % 2, self.part);
-            return simd.mul(d, simd.splat(F::D_FACTOR));
+        let factor = simd.splat(F::SCALE_FACTOR);
+        if F::SPEC.book.is_some() {
+            return simd.mul(simd.load_f16(&self.header[s / 2].0, s % 2, self.part), factor);
+        }
+        match F::SPEC.float {
+            Some(ByteFloat::E8M0) => {
+                return simd.mul(simd.load_e8m0(&self.header[0].0, s, self.part), factor);
+            }
+            Some(ByteFloat::E4M3) => {
+                return simd.mul(simd.load_e4m3(&self.header[0].0, s, self.part), factor);
+            }
+            None => {}
         }
         if F::SPEC.len == BLOCK {
             return simd.load_f16(&self.header[0].0, s % 2, self.part);
         }
-        let lines = if F::DTYPE == DType::Q6K { self.header } else { &self.stored.scales };
+        let in_header = matches!(F::DTYPE, DType::Q6K | DType::IQ4XS);
+        let lines = if in_header { self.header } else { &self.stored.scales };
         let stored = simd.load_bytes(&lines[s / 4].0, s % 4, self.part);
         simd.mul(self.d, simd.sub(stored, simd.splat(f32::from(F::SPEC.scale_zero))))
     }

@@ -10,7 +10,7 @@ use super::{Line, PANEL};
 pub(super) fn put(dtype: DType, header: &mut [Line], row: usize, slot: usize, fields: &Fields) {
     let (scales, mins) = (&fields.sub_scales, &fields.sub_mins);
     match dtype {
-        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => {
+        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL => {
             header[0].set_half(PANEL * slot + row, fields.scale.to_bits());
         }
         DType::Q4_1 | DType::Q5_1 => {
@@ -50,6 +50,14 @@ pub(super) fn put(dtype: DType, header: &mut [Line], row: usize, slot: usize, fi
             }
             put_units(&mut header[4], row, fields);
         }
+        DType::IQ4XS => {
+            for (s, &scale) in scales[..8].iter().enumerate() {
+                header[s / 4].0[PANEL * (s % 4) + row] = scale;
+            }
+            put_units(&mut header[2], row, fields);
+        }
+        DType::MXFP4 => header[0].0[PANEL * slot + row] = scales[0],
+        DType::NVFP4 => (0..4).for_each(|s| header[0].0[PANEL * s + row] = scales[s]),
         DType::TQ3_1S | DType::TQ4_1S => put_units(&mut header[slot], row, fields),
         _ => unreachable!("{dtype} has no coded panels"),
     }
@@ -61,7 +69,7 @@ pub(super) fn get(dtype: DType, header: &[Line], row: usize, slot: usize) -> Fie
     let (scales, mins) = (&mut fields.sub_scales, &mut fields.sub_mins);
     let byte = |line: usize, s: usize| header[line].0[PANEL * s + row];
     match dtype {
-        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => {
+        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL => {
             fields.scale = f16::from_bits(header[0].half(PANEL * slot + row));
         }
         DType::Q4_1 | DType::Q5_1 => {
@@ -96,6 +104,14 @@ pub(super) fn get(dtype: DType, header: &[Line], row: usize, slot: usize) -> Fie
             }
             get_units(&header[4], row, &mut fields);
         }
+        DType::IQ4XS => {
+            for (s, scale) in scales[..8].iter_mut().enumerate() {
+                *scale = byte(s / 4, s % 4);
+            }
+            get_units(&header[2], row, &mut fields);
+        }
+        DType::MXFP4 => scales[0] = byte(0, slot),
+        DType::NVFP4 => (0..4).for_each(|s| scales[s] = byte(0, s)),
         DType::TQ3_1S | DType::TQ4_1S => get_units(&header[slot], row, &mut fields),
         _ => unreachable!("{dtype} has no coded panels"),
     }

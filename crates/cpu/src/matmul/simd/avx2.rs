@@ -235,6 +235,26 @@ impl<Y: Ymm> Simd for Y {
     }
 
     #[inline(always)]
+    fn load_e8m0(self, line: &[u8; 64], quarter: usize, part: usize) -> __m256 {
+        let eight: &[u8; 8] = &line.as_chunks().0[2 * quarter + part];
+        intrinsic!({
+            let exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64(eight.as_ptr().cast()));
+            // 2^-127 has no exponent of its own.
+            let bits = _mm256_max_epu32(_mm256_slli_epi32::<23>(exponents), _mm256_set1_epi32(1 << 22));
+            _mm256_castsi256_ps(bits)
+        })
+    }
+
+    #[inline(always)]
+    fn load_e4m3(self, line: &[u8; 64], quarter: usize, part: usize) -> __m256 {
+        let eight: &[u8; 8] = &line.as_chunks().0[2 * quarter + part];
+        intrinsic!({
+            let halves = _mm_cvtepu8_epi16(_mm_loadl_epi64(eight.as_ptr().cast()));
+            _mm256_cvtph_ps(_mm_slli_epi16::<7>(halves))
+        })
+    }
+
+    #[inline(always)]
     fn to_floats(self, a: __m256i) -> __m256 {
         intrinsic!(_mm256_cvtepi32_ps(a))
     }

@@ -113,6 +113,26 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn load_e8m0(self, line: &[u8; 64], quarter: usize, _: usize) -> __m512 {
+        let quarter: &[u8; 16] = &line.as_chunks().0[quarter];
+        intrinsic!({
+            let exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(quarter.as_ptr().cast()));
+            // 2^-127 has no exponent of its own.
+            let bits = _mm512_max_epu32(_mm512_slli_epi32::<23>(exponents), _mm512_set1_epi32(1 << 22));
+            _mm512_castsi512_ps(bits)
+        })
+    }
+
+    #[inline(always)]
+    fn load_e4m3(self, line: &[u8; 64], quarter: usize, _: usize) -> __m512 {
+        let quarter: &[u8; 16] = &line.as_chunks().0[quarter];
+        intrinsic!({
+            let halves = _mm256_cvtepu8_epi16(_mm_loadu_si128(quarter.as_ptr().cast()));
+            _mm512_cvtph_ps(_mm256_slli_epi16::<7>(halves))
+        })
+    }
+
+    #[inline(always)]
     fn to_floats(self, a: __m512i) -> __m512 {
         intrinsic!(_mm512_cvtepi32_ps(a))
     }

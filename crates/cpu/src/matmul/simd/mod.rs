@@ -69,6 +69,10 @@ pub(super) trait Simd: Copy + Send + Sync {
     fn load_bf16(self, line: &[u8; 64], half: usize, part: usize) -> Self::Floats;
     /// The bytes of quarter `quarter` of a line, unsigned.
     fn load_bytes(self, line: &[u8; 64], quarter: usize, part: usize) -> Self::Floats;
+    /// The bytes of quarter `quarter` of a line as E8M0.
+    fn load_e8m0(self, line: &[u8; 64], quarter: usize, part: usize) -> Self::Floats;
+    /// The bytes of quarter `quarter` of a line, below 128, as E4M3, times [`E4M3_UNIT`](super::panel::E4M3_UNIT).
+    fn load_e4m3(self, line: &[u8; 64], quarter: usize, part: usize) -> Self::Floats;
     fn to_floats(self, a: Self::Ints) -> Self::Floats;
     fn bits_to_floats(self, a: Self::Ints) -> Self::Floats;
     fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;

@@ -1,0 +1,86 @@
+//! Rows whose mean is taken off before they are normalised.
+
+use kvant_backend::{Backend, Norm};
+
+use crate::Subject;
+use crate::judge::{Want, roundings};
+use crate::reference::layer_norm;
+use crate::weights::gaussian;
+
+const EPS: f32 = 1e-5;
+/// `(n, rows)`: below, at and above registers and blocks of threads.
+const SHAPES: [(usize, usize); 6] = [(1, 1), (31, 3), (256, 2), (257, 1), (640, 9), (1536, 70)];
+/// Means of the rows, beside a spread of 3: from one where the mean is nothing to one where it is nearly all there is.
+const MEANS: [f32; 3] = [0.0, -2.0, 300.0];
+
+/// Holds `layer_norm` to its equation.
+pub fn run<B: Backend>(subject: &Subject<B>) {
+    for (n, rows) in SHAPES {
+        for mean in MEANS {
+            equals_its_equation(subject, n, rows, mean);
+        }
+    }
+    bad_numbers_stay_in_their_rows(subject);
+    short_buffers_are_refused(subject);
+}
+
+fn equals_its_equation<B: Backend>(subject: &Subject<B>, n: usize, rows: usize, mean: f32) {
+    let what = || subject.case("layer_norm", format_args!("{rows} rows of {n} around {mean}"));
+    let (mut x, gain) = (gaussian(1, rows * n, 3.0), gaussian(3, n, 1.0));
+    x.iter_mut().for_each(|v| *v += mean);
+    let (weight, mut y) = (subject.upload(&gain), subject.poisoned(rows * n));
+    let norm = Norm { weight: &weight, eps: EPS };
+    let result = subject.device().layer_norm(&subject.upload(&x), rows, norm, &mut y);
+    result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+    let x: Vec<f64> = x.into_iter().map(f64::from).collect();
+    let want: Vec<Want> = x.chunks_exact(n).flat_map(|row| wanted(row, &gain)).collect();
+    subject.expect(&y, &want, &what);
+}
+
+/// A mean of n values in any order is off by `roundings(n + 1)` of the mean magnitude, a difference from it by that and one
+/// rounding; each square by twice its difference times that. Their mean adds n roundings, eps one; the root halves what is lost
+/// of itself, which is counted whole here for what is of second order. The root, its inverse and two products take four more.
+fn wanted(row: &[f64], gain: &[f32]) -> Vec<Want> {
+    let n = row.len() as f64;
+    let mean = row.iter().sum::<f64>() / n;
+    let mean_off = roundings(row.len() + 1) * row.iter().map(|v| v.abs()).sum::<f64>() / n;
+    let off = |v: f64| mean_off + roundings(1) * ((v - mean).abs() + mean_off);
+    let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n + f64::from(EPS);
+    let squares_off = row.iter().map(|&v| (2.0 * (v - mean).abs() + off(v)) * off(v)).sum::<f64>() / n;
+    let share = squares_off / variance + roundings(row.len() + 6);
+    let values = layer_norm(row, gain, EPS).into_iter().zip(row).zip(gain);
+    let want = |((value, &v), &w): ((f64, &f64), &f32)| Want {
+        value,
+        tolerance: share * value.abs() + (1.0 + share) * off(v) * f64::from(w).abs() / variance.sqrt(),
+    };
+    values.map(want).collect()
+}
+
+fn bad_numbers_stay_in_their_rows<B: Backend>(subject: &Subject<B>) {
+    let (n, rows) = (257, 3);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut x = gaussian(4, rows * n, 1.0);
+        x[n + 100] = bad;
+        let (weight, mut y) = (subject.upload(&vec![1.0; n]), subject.poisoned(rows * n));
+        let norm = Norm { weight: &weight, eps: EPS };
+        subject.device().layer_norm(&subject.upload(&x), rows, norm, &mut y).expect("shapes match");
+        let y = subject.download(&y, rows * n);
+        for (i, row) in y.chunks_exact(n).enumerate() {
+            let what = || subject.case("layer_norm", format_args!("{bad} in row 1, seen in row {i}"));
+            assert_eq!(row.iter().all(|v| v.is_finite()), i != 1, "{}", what());
+            assert!(i != 1 || row.iter().all(|v| v.is_nan()), "{}", what());
+        }
+    }
+}
+
+fn short_buffers_are_refused<B: Backend>(subject: &Subject<B>) {
+    let weight = subject.upload(&[1.0; 8]);
+    let norm = Norm { weight: &weight, eps: EPS };
+    let (long, short) = (subject.upload(&[1.0; 16]), subject.upload(&[1.0; 15]));
+    let mut y = subject.upload(&[1.0; 16]);
+    let result = subject.device().layer_norm(&short, 2, norm, &mut y);
+    subject.expect_refusal("layer_norm", "rows one value short", result);
+    let mut y = subject.upload(&[1.0; 15]);
+    let result = subject.device().layer_norm(&long, 2, norm, &mut y);
+    subject.expect_refusal("layer_norm", "a result one value short", result);
+}

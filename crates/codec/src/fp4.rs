@@ -1,0 +1,192 @@
+//! mxfp4 and nvfp4: E2M1 floats of 4 bits under a scale that is a float of one byte. Layouts as in GGML, bit for bit.
+//!
+//! | format | bytes | values | bits per value | scale of |
+//! |---|---|---|---|---|
+//! | mxfp4 | 17 | 32 | 4.25 | 32 values, E8M0: 2^(e - 127) |
+//! | nvfp4 | 36 | 64 | 4.5 | 16 values, E4M3 without its sign |
+//!
+//! ```text
+//! value = scale · level(code) / 2           levels are E2M1 times 2 (Table::E2M1)
+//!
+//! mxfp4   e, 16 bytes: value j low nibble, value j + 16 high nibble of byte j
+//! nvfp4   4 scales, 32 bytes: value 16s + j (j < 8) low nibble, value 16s + j + 8 high nibble of byte 8s + j
+//! ```
+//!
+//! mxfp4 is of the OCP Microscaling Formats (MX) specification 1.0, 5.3; nvfp4 is NVIDIA's, without the scale of the whole
+//! tensor, which is no part of GGML's block. E8M0 255 and E4M3 127 are NaN; bit 7 of a scale of nvfp4 is not looked at.
+//!
+//! Seek unit: one block. The encoder tries the scale under which the largest value is just in range and those beside it, and
+//! keeps the one of least squared error. Zero and bad numbers: NaN counts as 0; values are clamped to ±49,152 in mxfp4, the
+//! largest that is within f16, and to ±2,688, the largest there is, in nvfp4. The least scale of nvfp4 is 2^-9 and nearby ones lie that far apart: without a
+//! scale of the tensor, weights below 0.1 are coded coarsely.
+
+use std::ops::RangeInclusive;
+
+use crate::block32::{nibble, put_nibbles};
+use crate::finite::clamp;
+use crate::table::Table;
+
+/// The largest value that mxfp4 is written with: 2^13 · 6. Files may hold larger ones.
+pub const MXFP4_MAX: f32 = 49_152.0;
+/// The largest value of nvfp4: 448 · 6.
+pub const NVFP4_MAX: f32 = 2688.0;
+/// Values of a block of mxfp4.
+pub const MXFP4_LEN: usize = 32;
+/// Values of a block of nvfp4, and those that share a scale.
+pub const NVFP4_LEN: usize = 64;
+const NVFP4_SUB: usize = 16;
+const NVFP4_SUBS: usize = NVFP4_LEN / NVFP4_SUB;
+
+/// The largest E2M1.
+const MOST: f32 = 6.0;
+
+/// A float of one byte, as scales of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ByteFloat {
+    /// 2^(bits - 127); 255 is NaN.
+    E8M0,
+    /// Four bits of exponent, biased by 7, and three of mantissa; 127 is NaN, bit 7 nothing.
+    E4M3,
+}
+
+impl ByteFloat {
+    /// The number.
+    pub fn to_f32(self, bits: u8) -> f32 {
+        match (self, bits & 0x7f) {
+            (Self::E8M0, _) if bits == u8::MAX => f32::NAN,
+            // 2^-127 has no exponent of its own.
+            (Self::E8M0, _) => f32::from_bits((u32::from(bits) << 23).max(1 << 22)),
+            (Self::E4M3, 0x7f) => f32::NAN,
+            // Mantissa and exponent where an f32 has them, whose exponent is biased by 120 more.
+            (Self::E4M3, bits) => f32::from_bits(u32::from(bits) << 20) * 120f32.exp2(),
+        }
+    }
+
+    /// The bits of the largest number.
+    const fn top(self) -> u8 {
+        match self {
+            Self::E8M0 => 254,
+            Self::E4M3 => 126,
+        }
+    }
+
+    /// The bits of the least number that is not below `x`, or of the largest.
+    fn at_least(self, x: f32) -> u8 {
+        let (mut below, mut least) = (0, self.top());
+        while below < least {
+            let middle = below + (least - below) / 2;
+            if self.to_f32(middle) >= x { least = middle } else { below = middle + 1 }
+        }
+        least
+    }
+
+    /// The scale of least squared error for `x`, of those `beside` the least under which nothing is out of range.
+    fn fit<const N: usize>(self, x: &[f32; N], beside: RangeInclusive<i16>) -> u8 {
+        let largest = x.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        let around = i16::from(self.at_least(largest / MOST));
+        let (mut best, mut least) = (0, f64::INFINITY);
+        for bits in beside.filter_map(|by| u8::try_from(around + by).ok().filter(|&bits| bits <= self.top()))
+        {
+            let loss = Table::E2M1.loss(x, self.to_f32(bits) / 2.0);
+            if loss < least {
+                (best, least) = (bits, loss);
+            }
+        }
+        best
+    }
+}
+
+/// The values of `codes`, each run of as many as share a scale under the next of `scales`.
+fn decode<const N: usize>(of: ByteFloat, scales: &[u8], codes: &[u8; N]) -> [f32; N] {
+    let run = N / scales.len();
+    std::array::from_fn(|j| of.to_f32(scales[j / run]) * (Table::E2M1.level(codes[j]) / 2.0))
+}
+
+/// The values of a block of mxfp4.
+pub(crate) fn decode_mx(scale: u8, codes: &[u8; MXFP4_LEN]) -> [f32; MXFP4_LEN] {
+    decode(ByteFloat::E8M0, &[scale], codes)
+}
+
+/// The values of a block of nvfp4.
+pub(crate) fn decode_nv(scales: &[u8; NVFP4_SUBS], codes: &[u8; NVFP4_LEN]) -> [f32; NVFP4_LEN] {
+    decode(ByteFloat::E4M3, scales, codes)
+}
+
+pub(crate) fn pack_mx(x: &[f32; MXFP4_LEN], block: &mut [u8; 17]) {
+    let x = x.map(|v| clamp(v, MXFP4_MAX));
+    block[0] = ByteFloat::E8M0.fit(&x, -1..=0);
+    put_nibbles(&Table::E2M1.encode(&x, ByteFloat::E8M0.to_f32(block[0]) / 2.0), &mut block[1..]);
+}
+
+pub(crate) fn read_mx(block: &[u8; 17]) -> (u8, [u8; MXFP4_LEN]) {
+    (block[0], std::array::from_fn(|j| nibble(&block[1..], j)))
+}
+
+pub(crate) fn unpack_mx(block: &[u8; 17]) -> [f32; MXFP4_LEN] {
+    let (scale, codes) = read_mx(block);
+    decode_mx(scale, &codes)
+}
+
+pub(crate) fn pack_nv(x: &[f32; NVFP4_LEN], block: &mut [u8; 36]) {
+    let x = x.map(|v| clamp(v, NVFP4_MAX));
+    let (scales, nibbles) = block.split_at_mut(NVFP4_SUBS);
+    let (subs, _) = x.as_chunks::<NVFP4_SUB>();
+    for ((sub, scale), out) in subs.iter().zip(scales).zip(nibbles.chunks_exact_mut(NVFP4_SUB / 2)) {
+        *scale = ByteFloat::E4M3.fit(sub, -2..=2);
+        let codes = Table::E2M1.encode(sub, ByteFloat::E4M3.to_f32(*scale) / 2.0);
+        for (j, byte) in out.iter_mut().enumerate() {
+            *byte = codes[j] | codes[j + NVFP4_SUB / 2] << 4;
+        }
+    }
+}
+
+pub(crate) fn read_nv(block: &[u8; 36]) -> ([u8; NVFP4_SUBS], [u8; NVFP4_LEN]) {
+    let code = |v: usize| {
+        let (sub, j) = (v / NVFP4_SUB, v % NVFP4_SUB);
+        block[NVFP4_SUBS + NVFP4_SUB / 2 * sub + j % 8] >> (4 * (j / 8)) & 15
+    };
+    (std::array::from_fn(|s| block[s] & 0x7f), std::array::from_fn(code))
+}
+
+pub(crate) fn unpack_nv(block: &[u8; 36]) -> [f32; NVFP4_LEN] {
+    let (scales, codes) = read_nv(block);
+    decode_nv(&scales, &codes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_of_one_byte_are_what_their_definitions_say() {
+        for bits in 0..=254u8 {
+            assert_eq!(f64::from(ByteFloat::E8M0.to_f32(bits)), (f64::from(bits) - 127.0).exp2(), "{bits}");
+        }
+        for bits in 0..=126u8 {
+            let (exponent, mantissa) = (f64::from(bits >> 3), f64::from(bits & 7) / 8.0);
+            let want =
+                if bits < 8 { mantissa * (-6f64).exp2() } else { (1.0 + mantissa) * (exponent - 7.0).exp2() };
+            assert_eq!(f64::from(ByteFloat::E4M3.to_f32(bits)), want, "{bits}");
+            assert_eq!(ByteFloat::E4M3.to_f32(bits | 128), ByteFloat::E4M3.to_f32(bits), "{bits}");
+        }
+        assert_eq!(ByteFloat::E4M3.to_f32(126) * MOST, NVFP4_MAX);
+        for (float, bits) in [(ByteFloat::E8M0, 255), (ByteFloat::E4M3, 127), (ByteFloat::E4M3, 255)] {
+            assert!(float.to_f32(bits).is_nan());
+        }
+    }
+
+    #[test]
+    fn values_that_the_formats_hold_come_back_exactly() {
+        let values: [f32; 16] = std::array::from_fn(|j| Table::E2M1.level(j as u8) / 2.0);
+        for scale in [2f32.powi(-9), 0.25, 1.0, 64.0] {
+            let x: [f32; NVFP4_LEN] = std::array::from_fn(|j| values[j % 16] * scale);
+            let mut block = [0; 36];
+            pack_nv(&x, &mut block);
+            assert_eq!(unpack_nv(&block), x, "nvfp4 {scale}");
+            let x: [f32; MXFP4_LEN] = std::array::from_fn(|j| x[j]);
+            let mut block = [0; 17];
+            pack_mx(&x, &mut block);
+            assert_eq!(unpack_mx(&block), x, "mxfp4 {scale}");
+        }
+    }
+}

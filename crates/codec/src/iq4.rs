@@ -1,0 +1,121 @@
+//! iq4_nl and iq4_xs: GGML's 4-bit codes of a table. Layouts as in GGML, bit for bit.
+//!
+//! | format | bytes | bits per value | value |
+//! |---|---|---|---|
+//! | iq4_nl | 18 | 4.5 | d · level(code), 32 values |
+//! | iq4_xs | 136 | 4.25 | d · sc · level(code), 256 values in 8 sub-blocks of 32, sc -32..=31 |
+//!
+//! Levels: [`Table::IQ4`]. Layouts (little endian), with v the value's number:
+//!
+//! ```text
+//! iq4_nl   d f16, 16 bytes: value j low nibble, value j + 16 high nibble of byte j
+//! iq4_xs   d f16, u16 of upper pairs of sc + 32 (bits 2j = sub-block j), 4 bytes of their low nibbles (sub-block j in byte
+//!          j / 2, low nibble for even j), 128 bytes of codes: sub-block j in bytes 16j .. 16j + 16, each as iq4_nl
+//! ```
+//!
+//! Seek unit: one block. The encoder searches for scales ([`Table::fit`]) and is this crate's own. Zero and bad numbers: NaN
+//! counts as 0, values are clamped to ±65,504, and what they decode to is within that; when d vanishes in f16, the block
+//! decodes to 0.
+
+use half::f16;
+
+use crate::block32::{Q8_0_MAX_SCALE, half_at, nibble, put_nibbles};
+use crate::finite::{F16_MAX, clamp, to_f16};
+use crate::kfit::round_signed;
+use crate::kquant;
+use crate::table::Table;
+
+/// Values of a sub-block of iq4_xs, and of a block of iq4_nl.
+pub const LEN: usize = 32;
+/// Sub-blocks of iq4_xs.
+const SUBS: usize = kquant::LEN / LEN;
+/// The stored scale of iq4_xs that means 0.
+pub(crate) const SCALE_ZERO: u8 = 32;
+
+/// A super-block of iq4_xs.
+pub(crate) struct Block {
+    pub d: f16,
+    pub scales: [i8; SUBS],
+    pub codes: [u8; kquant::LEN],
+}
+
+impl Block {
+    fn fit(x: &[f32; kquant::LEN]) -> Self {
+        let (subs, _) = x.as_chunks::<LEN>();
+        let scales: [f64; SUBS] = std::array::from_fn(|j| fit(&subs[j]));
+        let (d, scales) = round_signed(&scales, i32::from(SCALE_ZERO));
+        let mut coded = Self { d, scales, codes: [0; kquant::LEN] };
+        let (codes, _) = coded.codes.as_chunks_mut::<LEN>();
+        for ((codes, sub), scale) in codes.iter_mut().zip(subs).zip(scales) {
+            *codes = Table::IQ4.encode(sub, d.to_f32() * f32::from(scale));
+        }
+        coded
+    }
+
+    pub fn decode(&self) -> [f32; kquant::LEN] {
+        let d = self.d.to_f32();
+        std::array::from_fn(|v| d * f32::from(self.scales[v / LEN]) * Table::IQ4.level(self.codes[v]))
+    }
+}
+
+/// The scale of 32 values that are in range: under it levels, whose largest is as q8_0's, are within f16.
+fn fit(x: &[f32; LEN]) -> f64 {
+    let most = f64::from(Q8_0_MAX_SCALE);
+    Table::IQ4.fit(x).clamp(-most, most)
+}
+
+/// The values of a block of iq4_nl.
+pub(crate) fn decode_nl(d: f16, codes: &[u8; LEN]) -> [f32; LEN] {
+    let d = d.to_f32();
+    codes.map(|code| d * Table::IQ4.level(code))
+}
+
+pub(crate) fn pack_nl(x: &[f32; LEN], block: &mut [u8; 18]) {
+    let x = x.map(|v| clamp(v, F16_MAX));
+    let d = to_f16(fit(&x) as f32);
+    block[..2].copy_from_slice(&d.to_le_bytes());
+    put_nibbles(&Table::IQ4.encode(&x, d.to_f32()), &mut block[2..]);
+}
+
+pub(crate) fn read_nl(block: &[u8; 18]) -> (f16, [u8; LEN]) {
+    (half_at(block, 0), std::array::from_fn(|j| nibble(&block[2..], j)))
+}
+
+pub(crate) fn unpack_nl(block: &[u8; 18]) -> [f32; LEN] {
+    let (d, codes) = read_nl(block);
+    decode_nl(d, &codes)
+}
+
+pub(crate) fn pack_xs(x: &[f32; kquant::LEN], block: &mut [u8; 136]) {
+    let coded = Block::fit(&x.map(|v| clamp(v, F16_MAX)));
+    block.fill(0);
+    block[..2].copy_from_slice(&coded.d.to_le_bytes());
+    let mut upper = 0u16;
+    for (j, &scale) in coded.scales.iter().enumerate() {
+        let stored = (scale as u8).wrapping_add(SCALE_ZERO);
+        upper |= u16::from(stored >> 4) << (2 * j);
+        block[4 + j / 2] |= (stored & 15) << (4 * (j % 2));
+    }
+    block[2..4].copy_from_slice(&upper.to_le_bytes());
+    let (codes, _) = coded.codes.as_chunks::<LEN>();
+    for (codes, out) in codes.iter().zip(block[8..].chunks_exact_mut(LEN / 2)) {
+        put_nibbles(codes, out);
+    }
+}
+
+pub(crate) fn read_xs(block: &[u8; 136]) -> Block {
+    let upper = u16::from_le_bytes([block[2], block[3]]);
+    let scale = |j: usize| {
+        let lower = block[4 + j / 2] >> (4 * (j % 2)) & 15;
+        (lower | ((upper >> (2 * j) & 3) as u8) << 4).wrapping_sub(SCALE_ZERO) as i8
+    };
+    Block {
+        d: half_at(block, 0),
+        scales: std::array::from_fn(scale),
+        codes: std::array::from_fn(|v| nibble(&block[8 + v / LEN * (LEN / 2)..], v % LEN)),
+    }
+}
+
+pub(crate) fn unpack_xs(block: &[u8; 136]) -> [f32; kquant::LEN] {
+    read_xs(block).decode()
+}

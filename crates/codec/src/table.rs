@@ -1,0 +1,139 @@
+//! Tables of sixteen whole numbers that codes of 4 bits stand for, and the search for a scale in front of them.
+
+/// What the sixteen codes of a format stand for, in units of its scale.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Table {
+    levels: &'static [i8; 16],
+    /// Codes in the order of what they stand for, the first `n` of them.
+    ascending: &'static [u8; 16],
+    n: usize,
+}
+
+/// Where the value of largest magnitude may fall, in units of the lowest and of the highest level.
+const TARGETS: [f32; 10] = [0.88, 0.91, 0.94, 0.97, 1.0, 1.03, 1.06, 1.09, 1.12, 1.16];
+
+impl Table {
+    /// iq4_nl and iq4_xs: closer together around 0, as weights are.
+    pub const IQ4: Self = Self {
+        levels: &[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+        ascending: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
+        n: 16,
+    };
+
+    /// E2M1, a float of a sign, two bits of exponent and one of mantissa, times 2: mxfp4 and nvfp4. Code 8, minus zero, is the
+    /// other zero.
+    pub const E2M1: Self = Self {
+        levels: &[0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
+        ascending: &[15, 14, 13, 12, 11, 10, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8],
+        n: 15,
+    };
+
+    /// By code.
+    pub const fn levels(&self) -> &'static [i8; 16] {
+        self.levels
+    }
+
+    /// What `code` stands for.
+    #[inline]
+    pub fn level(&self, code: u8) -> f32 {
+        f32::from(self.levels[usize::from(code)])
+    }
+
+    /// Decision points, with the level above each.
+    fn steps(&self) -> impl Iterator<Item = [f32; 2]> {
+        self.ascending[..self.n].windows(2).map(|pair| {
+            let [low, high] = [self.level(pair[0]), self.level(pair[1])];
+            [(low + high) / 2.0, high]
+        })
+    }
+
+    /// The levels nearest to `x` times `inverse`, of two equally near ones the higher. All values meet one decision point after
+    /// the other: compilers make vectors of that, and this is what an encoder spends its time with.
+    fn snap<const N: usize>(&self, x: &[f32; N], inverse: f32) -> [f32; N] {
+        let mut levels = [self.level(self.ascending[0]); N];
+        for [middle, high] in self.steps() {
+            for (level, v) in levels.iter_mut().zip(x) {
+                *level = if v * inverse >= middle { high } else { *level };
+            }
+        }
+        levels
+    }
+
+    /// 1 / scale, or 0 where that is no number: then every code is that of 0.
+    fn inverse(scale: f32) -> f32 {
+        if scale.is_normal() { 1.0 / scale } else { 0.0 }
+    }
+
+    /// The codes of `x` under a scale.
+    pub(crate) fn encode<const N: usize>(&self, x: &[f32; N], scale: f32) -> [u8; N] {
+        let inverse = Self::inverse(scale);
+        let below = |v: f32| self.steps().filter(|[middle, _]| v * inverse >= *middle).count();
+        x.map(|v| self.ascending[below(v)])
+    }
+
+    /// Sum of squared errors of `x` under a scale.
+    pub(crate) fn loss<const N: usize>(&self, x: &[f32; N], scale: f32) -> f64 {
+        let levels = self.snap(x, Self::inverse(scale));
+        x.iter().zip(levels).map(|(&v, level)| (f64::from(v) - f64::from(scale * level)).powi(2)).sum()
+    }
+
+    /// The scale, of either sign, that best fits `x`: the value of largest magnitude is tried around both ends of the table,
+    /// each time followed by weighted least squares. Larger values weigh more, as in k-quants.
+    pub(crate) fn fit<const N: usize>(&self, x: &[f32; N]) -> f64 {
+        let extreme = x.iter().fold(0.0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
+        if !extreme.is_normal() {
+            return 0.0;
+        }
+        let ends = [self.ascending[0], self.ascending[self.n - 1]].map(|end| self.level(end));
+        let rms = (x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / N as f64).sqrt();
+        let (mut best, mut most) = (0.0, 0.0);
+        for target in ends.iter().flat_map(|&end| TARGETS.map(|by| by * end)) {
+            let levels = self.snap(x, target / extreme);
+            let (mut xc, mut cc) = (0.0, 0.0);
+            for (&v, level) in x.iter().zip(levels) {
+                let (v, c) = (f64::from(v), f64::from(level));
+                let weight = rms + v.abs();
+                xc += weight * v * c;
+                cc += weight * c * c;
+            }
+            // The weighted error of the best scale xc / cc is a constant minus xc² / cc.
+            if xc * xc > most * cc {
+                (best, most) = (xc / cc, xc * xc / cc);
+            }
+        }
+        best
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn the_nearest_level_is_no_further_than_any_other() {
+        let mut random = Random::new(1);
+        for table in [Table::IQ4, Table::E2M1] {
+            let span = table.levels().map(|level| level.unsigned_abs()).into_iter().max().unwrap();
+            for _ in 0..2000 {
+                let z = (random.gaussian() * f64::from(span)) as f32;
+                let far = |level: i8| (z - f32::from(level)).abs();
+                let least = table.levels().map(far).into_iter().fold(f32::MAX, f32::min);
+                let [code] = table.encode(&[z], 1.0);
+                assert_eq!(far(table.levels()[usize::from(code)]), least, "{z}");
+                assert_eq!(table.snap(&[z], 1.0), [table.level(code)], "{z}");
+            }
+        }
+    }
+
+    #[test]
+    fn levels_are_their_own_nearest_and_ascend() {
+        for table in [Table::IQ4, Table::E2M1] {
+            let ascending = &table.ascending[..table.n];
+            assert!(ascending.is_sorted_by(|&a, &b| table.level(a) < table.level(b)));
+            for &code in ascending {
+                assert_eq!(table.encode(&[table.level(code)], 1.0), [code]);
+            }
+        }
+    }
+}

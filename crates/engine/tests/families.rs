@@ -1,0 +1,126 @@
+//! What files get wrong about the families with a layout of their own: one line each, that names the key or the tensor.
+
+use std::path::Path;
+
+use kvant::gguf::{GgufError, GgufWriter, TensorSink, Value};
+use kvant::{Gguf, KvOptions, Model, OpenOptions, SessionOptions};
+
+const COHERE: &str = "cohere2-h64-g2-window20";
+const MISTRAL: &str = "mistral3-h64-g2-yarn-growing";
+
+fn fixture(name: &str) -> Gguf {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    Gguf::open(dir.join(format!("{name}.gguf"))).unwrap()
+}
+
+/// A fixture with some of its keys set, taken out where there is no value, and a tensor gone by another name.
+fn changed(name: &str, keys: &[(&str, Option<Value<'_>>)], tensor: Option<[&str; 2]>) -> Gguf {
+    let gguf = fixture(name);
+    let mut writer = GgufWriter::new();
+    for (key, value) in gguf.meta().iter() {
+        if keys.iter().all(|(changed, _)| *changed != key) {
+            writer.set(key, value).unwrap();
+        }
+    }
+    for (key, value) in keys {
+        if let Some(value) = value {
+            writer.set(key, *value).unwrap();
+        }
+    }
+    let called = |name: &str| match tensor {
+        Some([from, to]) if from == name => to.to_owned(),
+        _ => name.to_owned(),
+    };
+    for info in gguf.tensors() {
+        writer.add_tensor(&called(&info.name), &info.shape, info.dtype).unwrap();
+    }
+    let mut bytes = Vec::new();
+    let fill = |data: &mut TensorSink<'_>| {
+        gguf.tensors().iter().try_for_each(|info| data.bytes(&called(&info.name), gguf.data(info)))
+    };
+    writer.write_to::<GgufError>(&mut bytes, fill).unwrap();
+    Gguf::from_bytes(bytes).unwrap()
+}
+
+fn open(gguf: Gguf) -> Result<Model, String> {
+    let options = OpenOptions { n_threads: Some(1), ..Default::default() };
+    Model::from_gguf(gguf, options).map_err(|error| error.to_string())
+}
+
+/// Logits of the first tokens.
+fn logits(model: &Model, n: u32) -> Vec<f32> {
+    let kv = KvOptions::symmetric("f32".parse().unwrap());
+    let mut session = model.session(SessionOptions { n_ctx: Some(64), kv }).unwrap();
+    session.feed(&(0..n).collect::<Vec<_>>(), &mut |_| true).unwrap();
+    session.logits().unwrap().to_vec()
+}
+
+#[test]
+fn a_file_that_lacks_what_its_family_needs_is_told_so_in_a_line() {
+    let f32 = |value: f32| Some(Value::F32(value));
+    let u32 = |value: u32| Some(Value::U32(value));
+    let scale = "mistral3.attention.temperature_scale";
+    let keys: [(&str, &str, Option<Value<'_>>, &str); 15] = [
+        (COHERE, "cohere2.logit_scale", None, "\"cohere2.logit_scale\""),
+        (COHERE, "cohere2.logit_scale", f32(f32::NAN), "cohere2.logit_scale: expected a finite number"),
+        (COHERE, "cohere2.logit_scale", f32(-1.0), "cohere2.logit_scale: expected a finite number"),
+        (COHERE, "cohere2.attention.layer_norm_epsilon", None, "\"cohere2.attention.layer_norm_epsilon\""),
+        (COHERE, "cohere2.attention.layer_norm_epsilon", f32(f32::INFINITY), "expected a finite number"),
+        (COHERE, "cohere2.attention.sliding_window_pattern", u32(0), "sliding_window_pattern: expected"),
+        (COHERE, "cohere2.attention.key_length", u32(63), "key_length: expected an even head size"),
+        (COHERE, "cohere2.attention.head_count_kv", u32(3), "expected a multiple of the 3 KV heads"),
+        (COHERE, "cohere2.embedding_length", u32(127), "head size"),
+        (COHERE, "cohere2.attention.temperature_scale", f32(0.1), "not supported yet: cohere2.attention."),
+        (MISTRAL, scale, f32(f32::NAN), "temperature_scale: expected a finite number"),
+        (MISTRAL, scale, f32(-0.1), "temperature_scale: expected a finite number"),
+        (MISTRAL, "mistral3.attention.temperature_length", u32(0), "expected a positive number, got 0"),
+        (MISTRAL, "mistral3.rope.dimension_count", u32(32), "where heads are not turned whole"),
+        (MISTRAL, "mistral3.expert_count", u32(8), "mistral3.expert_count"),
+    ];
+    for (name, key, value, want) in keys {
+        let error = open(changed(name, &[(key, value)], None)).err();
+        let error = error.unwrap_or_else(|| panic!("{key}: taken"));
+        assert!(error.contains(want) && !error.contains('\n'), "{key}: {error}");
+    }
+    for tensor in ["blk.3.attn_norm.weight", "output_norm.weight", "blk.0.ffn_down.weight"] {
+        let error = open(changed(COHERE, &[], Some([tensor, "blk.0.other.weight"]))).unwrap_err();
+        assert!(error.contains(&format!("\"{tensor}\"")) && !error.contains('\n'), "{tensor}: {error}");
+    }
+    // Both halves of a layer share one norm: a second one is of another model.
+    let error = open(changed(COHERE, &[], Some(["blk.0.attn_norm.weight", "blk.0.ffn_norm.weight"])));
+    assert!(error.unwrap_err().contains("\"blk.0.attn_norm.weight\""));
+}
+
+#[test]
+fn a_window_of_nothing_is_none_and_changes_what_is_seen_alone() {
+    let window = |n| changed(COHERE, &[("cohere2.attention.sliding_window", Some(Value::U32(n)))], None);
+    let [none, wide, narrow] = [0, 10_000, 20].map(|n| open(window(n)).unwrap());
+    assert_eq!(logits(&none, 40), logits(&wide, 40));
+    assert_ne!(logits(&none, 40), logits(&narrow, 40));
+    // The layer that sees everything turns nothing, the others do.
+    for model in [none, wide, narrow] {
+        let config = model.config();
+        let turned: Vec<_> =
+            config.layers.iter().map(|layer| config.ropes[layer.rope].params.n_rot).collect();
+        assert_eq!(turned, [64, 64, 64, 0]);
+    }
+}
+
+#[test]
+fn numbers_that_stand_for_nothing_change_nothing() {
+    let one = changed(COHERE, &[("cohere2.logit_scale", Some(Value::F32(1.0)))], None);
+    let none = changed(COHERE, &[("cohere2.logit_scale", Some(Value::F32(0.0)))], None);
+    assert_eq!(logits(&open(one).unwrap(), 8), logits(&open(none).unwrap(), 8));
+
+    let scale = "mistral3.attention.temperature_scale";
+    let off = open(changed(MISTRAL, &[(scale, Some(Value::F32(0.0)))], None)).unwrap();
+    let on = open(fixture(MISTRAL)).unwrap();
+    // Scores grow from the original context of 32 tokens on.
+    assert_eq!(logits(&off, 32), logits(&on, 32));
+    assert_ne!(logits(&off, 33), logits(&on, 33));
+    // A length of its own comes before that.
+    let length = ("mistral3.attention.temperature_length", Some(Value::U32(16)));
+    let sooner = open(changed(MISTRAL, &[length], None)).unwrap();
+    assert_eq!(logits(&off, 16), logits(&sooner, 16));
+    assert_ne!(logits(&off, 17), logits(&sooner, 17));
+}
