@@ -125,13 +125,19 @@ impl KvPlanArgs {
 pub fn beside(model: &Model) -> Option<(String, KvOptions)> {
     let path = model.gguf().path()?.with_extension("kvplan");
     let name = printable_path(Path::new(path.file_name()?));
-    match path.exists().then(|| KvPlan::open(&path, model.gguf())?.kv_options())? {
-        Ok(options) => Some((name, options)),
-        Err(error) => {
-            log::note(format_args!("{error}; the plan is not used"));
-            None
-        }
+    let unused = |why: &dyn std::fmt::Display| {
+        log::note(format_args!("{why}; the plan is not used"));
+        None
+    };
+    let plan = match path.exists().then(|| KvPlan::open(&path, model.gguf()))? {
+        Ok(plan) => plan,
+        Err(error) => return unused(&error),
+    };
+    let mut types = plan.types.iter().flatten().flat_map(|heads| [heads.k, heads.v]);
+    if let Some(dtype) = types.find(|&dtype| !model.stores(dtype)) {
+        return unused(&format_args!("{name} has {dtype}, which {} does not read", model.device().name));
     }
+    plan.kv_options().map_or_else(|error| unused(&error), |options| Some((name, options)))
 }
 
 /// A plan's options with the rules of `--kv-policy`, where any were given: what they do by default, the plan has done better.

@@ -212,6 +212,15 @@ impl Model {
         self.inner.loaded.kernel_choices()
     }
 
+    /// Whether every device of the model can keep a cache of this type.
+    pub fn stores(&self, dtype: DType) -> bool {
+        let choices = self.kernel_choices();
+        let devices =
+            |dtype| choices.iter().filter(|choice| choice.op == "attend" && choice.dtype == dtype).count();
+        // Every device reads f16.
+        devices(dtype) == devices(DType::F16)
+    }
+
     /// The file's tokenizer.
     ///
     /// # Errors

@@ -45,7 +45,7 @@ pub struct PlanOptions {
     pub n_ctx: usize,
 }
 
-/// The types that streams may have, where the model's device reads them.
+/// The types that streams may have, where every device of the model reads them.
 const TYPES: [DType; 7] =
     [DType::Turbo2, DType::Turbo2T, DType::Turbo3, DType::Turbo3T, DType::Turbo4, DType::Q4_0, DType::Q8_0];
 /// The type that sensitivities are measured with: coarse enough to stand out.
@@ -148,7 +148,8 @@ impl<'a> Finder<'a> {
 
     /// The choices of every stream: layer by layer, the keys of each head, then the values.
     fn streams(&self, progress: OnProgress<'_>) -> Result<Vec<Vec<Choice>>, EvalError> {
-        let (costs, known) = (self.sensitivities(progress)?, self.types());
+        let costs = self.sensitivities(progress)?;
+        let known: Vec<_> = TYPES.into_iter().filter(|&dtype| self.model.stores(dtype)).collect();
         let mut streams = Vec::new();
         for (index, (layer, seen)) in self.shape.layers.iter().zip(&self.statistics.layers).enumerate() {
             let balance = &self.balance.layers[index];
@@ -172,14 +173,6 @@ impl<'a> Finder<'a> {
             }
         }
         Ok(streams)
-    }
-
-    /// Those of [`TYPES`] that every device of the model reads as it reads [`PROBE`].
-    fn types(&self) -> Vec<DType> {
-        let choices = self.model.kernel_choices();
-        let devices =
-            |dtype| choices.iter().filter(|choice| choice.op == "attend" && choice.dtype == dtype).count();
-        TYPES.into_iter().filter(|&dtype| devices(dtype) == devices(PROBE)).collect()
     }
 
     /// A type, the bits that a token of one head takes in it, and its noise relative to what it codes.
