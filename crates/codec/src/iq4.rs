@@ -13,7 +13,7 @@
 //!          j / 2, low nibble for even j), 128 bytes of codes: sub-block j in bytes 16j .. 16j + 16, each as iq4_nl
 //! ```
 //!
-//! Seek unit: one block. The encoder searches for scales ([`Table::fit`]) and is this crate's own. Zero and bad numbers: NaN
+//! Seek unit: one block. The encoder searches for scales (`Table::fit`) and is this crate's own. Zero and bad numbers: NaN
 //! counts as 0, values are clamped to ±65,504, and what they decode to is within that; when d vanishes in f16, the block
 //! decodes to 0.
 
