@@ -3,16 +3,18 @@
 //! One layer of 2 KV heads of 128, as Qwen2.5-1.5B has 28 of, is fed 512 tokens at once on one thread, in f16 and in each coded
 //! type; each figure is the best of many.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+mod fresh;
+
 use std::time::Instant;
 
 use kvant_backend::{
-    Backend, Held, KvLayer, KvMemory, KvPart, Pages, Result, Rows, StreamSizes, StreamSpec, TOKENS_PER_BLOCK,
+    Backend, KvLayer, KvMemory, KvPart, Result, Rows, StreamSizes, StreamSpec, TOKENS_PER_BLOCK,
 };
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
-use kvant_cpu::{CpuDevice, CpuPage, Isa};
+use kvant_cpu::{CpuDevice, Isa};
+
+use fresh::Fresh;
 
 const KV_HEADS: usize = 2;
 const DIM: usize = 128;
@@ -34,19 +36,6 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// New memory whenever it is asked for.
-struct Fresh(Arc<AtomicUsize>);
-
-impl Pages<CpuPage> for Fresh {
-    fn page(&self, n_bytes: usize) -> Result<Held<CpuPage>> {
-        Ok(Held::new(CpuPage::zeroed(n_bytes)?, &self.0))
-    }
-
-    fn copy(&self, page: &CpuPage) -> Result<Held<CpuPage>> {
-        Ok(Held::new(page.clone(), &self.0))
-    }
-}
-
 /// Seconds that appending takes.
 fn append(device: &CpuDevice, dtype: DType) -> Result<f64> {
     let spec = |side| StreamSpec { tail_tiles: 0, centres: false, ..StreamSpec::new(dtype, side, DIM) };
@@ -54,7 +43,7 @@ fn append(device: &CpuDevice, dtype: DType) -> Result<f64> {
     let streams = |side| [spec(side); KV_HEADS];
     let layer = KvLayer::new(streams(Side::K), streams(Side::V), None, &mut sizes);
     let mut memory = KvMemory::new(sizes);
-    memory.reserve(0..TOKENS / TOKENS_PER_BLOCK, false, &Fresh(Arc::default()))?;
+    memory.reserve(0..TOKENS / TOKENS_PER_BLOCK, false, &Fresh::default())?;
     let mut values = vec![0.0; TOKENS * KV_HEADS * DIM];
     Random::new(1).fill_gaussian(&mut values, 1.0);
     let (mut k, mut v) = (device.buffer(values.len())?, device.buffer(values.len())?);

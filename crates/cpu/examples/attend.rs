@@ -5,17 +5,19 @@
 //! that the cache is read from memory as in decoding. Keys and values are random tiles, repeated. Each figure is the
 //! best of several walks, since the machine may be shared.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+mod fresh;
+
 use std::time::Instant;
 
 use kvant_backend::{
-    AttendParams, Backend, Held, KvLayer, KvMemory, KvPart, Pages, Place, Result, Rows, StreamSizes,
-    StreamSpec, TOKENS_PER_BLOCK,
+    AttendParams, Backend, KvLayer, KvMemory, KvPart, Place, Result, Rows, StreamSizes, StreamSpec,
+    TOKENS_PER_BLOCK,
 };
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side, TILE};
 use kvant_cpu::{CpuDevice, CpuPage, Isa};
+
+use fresh::Fresh;
 
 const LAYERS: usize = 28;
 const KV_HEADS: usize = 2;
@@ -59,19 +61,6 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// New memory whenever it is asked for.
-struct Fresh(Arc<AtomicUsize>);
-
-impl Pages<CpuPage> for Fresh {
-    fn page(&self, n_bytes: usize) -> Result<Held<CpuPage>> {
-        Ok(Held::new(CpuPage::zeroed(n_bytes)?, &self.0))
-    }
-
-    fn copy(&self, page: &CpuPage) -> Result<Held<CpuPage>> {
-        Ok(Held::new(page.clone(), &self.0))
-    }
-}
-
 /// A layer and its memory.
 type Filled = (KvLayer, KvMemory<CpuPage>);
 
@@ -83,7 +72,7 @@ fn filled(k: DType, v: DType, tokens: usize, seed: u64) -> Filled {
     let layer = KvLayer::new(streams(k, Side::K), streams(v, Side::V), None, &mut sizes);
     let mut memory = KvMemory::new(sizes);
     let blocks = 0..tokens.div_ceil(TOKENS_PER_BLOCK);
-    memory.reserve(blocks, false, &Fresh(Arc::default())).expect("memory");
+    memory.reserve(blocks, false, &Fresh::default()).expect("memory");
     for (index, stream) in layer.streams().enumerate() {
         let mut random = Random::new(64 * seed + index as u64);
         let layout = stream.spec.main_layout();

@@ -364,7 +364,7 @@ impl Backend for CudaDevice {
         check_add_normed(x, y, rows, &norm)?;
         let n = norm.weight.len();
         let norm = norm_parts(norm);
-        Ok(norm::add_normed(&self.cx, y.ptr(), norm, [rows, n], x.ptr())?)
+        Ok(norm::norm(&self.cx, norm::Way::AddRms, y.ptr(), norm, [rows, n], x.ptr())?)
     }
 
     fn layer_norm(
@@ -377,7 +377,7 @@ impl Backend for CudaDevice {
         check_layer_norm(x, rows, &norm, y)?;
         let n = norm.weight.len();
         let norm = norm_parts(norm);
-        Ok(norm::layer_norm(&self.cx, x.ptr(), norm, [rows, n], y.ptr())?)
+        Ok(norm::norm(&self.cx, norm::Way::Layer, x.ptr(), norm, [rows, n], y.ptr())?)
     }
 
     fn soft_cap(&self, x: &mut CudaBuffer, len: usize, cap: f32) -> Result<()> {

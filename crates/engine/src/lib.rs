@@ -57,6 +57,6 @@ pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered,
 pub use kvant_text::sampler::{Sampler, SamplerParams};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use model::{Model, Needs, OpenOptions};
-pub use plan_file::{Certificate, KvPlan, PlanFileError};
+pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
 pub use session::{Feed, KvOptions, KvUse, Session, SessionOptions};

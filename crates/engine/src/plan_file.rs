@@ -135,8 +135,15 @@ pub struct Certificate {
 impl Certificate {
     /// The mean divergence that the plan itself adds.
     pub fn added_kld(&self) -> f64 {
-        (self.mean_kld - self.noise_kld).max(0.0)
+        added_kld(self.mean_kld, self.noise_kld)
     }
+}
+
+/// What a cache adds to the mean divergence `noise` of one that loses nothing: rounding can make less than nothing of it, and
+/// NaN stays NaN.
+pub fn added_kld(mean: f64, noise: f64) -> f64 {
+    let added = mean - noise;
+    if added < 0.0 { 0.0 } else { added }
 }
 
 /// The second line.

@@ -388,12 +388,6 @@ impl<Y: Ymm> Lanes for Y {
     }
 
     #[inline(always)]
-    fn with_above<const BITS: i32>(self, codes: [__m256i; 2], above: [__m256i; 2]) -> [__m256i; 2] {
-        let by = self.splat_i(BITS);
-        self.or_i(codes, self.shift_left(above, by))
-    }
-
-    #[inline(always)]
     fn next_code(self, codes: [__m256i; 2], before: [__m256i; 2]) -> [__m256i; 2] {
         halves!(|codes, before| {
             _mm256_or_si256(_mm256_slli_epi32::<8>(codes), _mm256_srli_epi32::<24>(before))

@@ -321,12 +321,6 @@ impl<W: Wide> Lanes for Zmm<W> {
     }
 
     #[inline(always)]
-    fn with_above<const BITS: i32>(self, codes: __m512i, above: __m512i) -> __m512i {
-        let by = self.splat_i(BITS);
-        self.or_i(codes, self.shift_left(above, by))
-    }
-
-    #[inline(always)]
     fn next_code(self, codes: __m512i, before: __m512i) -> __m512i {
         intrinsic!(_mm512_or_si512(_mm512_slli_epi32::<8>(codes), _mm512_srli_epi32::<24>(before)))
     }

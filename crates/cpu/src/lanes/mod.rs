@@ -109,7 +109,11 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// `table[code]` for 64 codes below 64.
     fn look_up_64(self, codes: Self::Ints, table: &[u8; 64]) -> Self::Ints;
     /// Codes of fewer than `BITS` bits with others in the bits above; all of it stays within a byte.
-    fn with_above<const BITS: i32>(self, codes: Self::Ints, above: Self::Ints) -> Self::Ints;
+    #[inline(always)]
+    fn with_above<const BITS: i32>(self, codes: Self::Ints, above: Self::Ints) -> Self::Ints {
+        let by = self.splat_i(BITS);
+        self.or_i(codes, self.shift_left(above, by))
+    }
     /// Moves codes up by one within their lane; the highest of `before` comes in as the lowest.
     fn next_code(self, codes: Self::Ints, before: Self::Ints) -> Self::Ints;
     /// Lane i takes what lane i - 1 holds; lane 0 what the last holds.

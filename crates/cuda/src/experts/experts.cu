@@ -2,9 +2,9 @@
 // the sum. A *slot* is an expert of a row, slot s of row s / n_used. Numbers of experts stay on the device.
 
 #include "constants.cuh"
+#include "rank.cuh"
 #include "spans.cuh"
-
-typedef unsigned long long u64;
+#include "sum.cuh"
 
 struct ChooseParams {
     const float* logits;  // [rows, n_experts]
@@ -15,24 +15,6 @@ struct ChooseParams {
     u32 normalises;
     float scale;
 };
-
-// Larger keys are chosen first: a logit as an integer of the same order, above the complement of the expert. NaN and positive
-// infinity are above everything. 0 is no key.
-__device__ u64 key_of(float logit, u32 expert) {
-    u32 bits = __float_as_uint(logit), order;
-    if (bits == 0x80000000u) bits = 0;  // -0.0
-    if (logit != logit || bits == 0x7f800000u) {
-        order = ~0u;
-    } else {
-        order = bits >> 31 ? ~bits : bits | 0x80000000u;
-    }
-    return (u64)order << 32 | (u32)~expert;
-}
-
-__device__ float add_over_warp(float value) {
-    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    return value;
-}
 
 // A warp for each row. One expert after the other: the largest key below the last one.
 extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {

@@ -12,15 +12,16 @@ use kvant_codec::DType;
 
 use crate::constants::Constants;
 use crate::memory::Block;
-use crate::norm::NormParts;
+use crate::norm::{NormParts, SUM_HEADER};
 use crate::product::{self, Operand, Picks, Product, SPANS};
+use crate::top_k::RANK_HEADER;
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate};
 
 /// The kernels of this op beside its products.
 pub(crate) static SOURCE: Source = Source {
     name: "experts.cu",
     text: include_str!("experts.cu"),
-    headers: &[SPANS],
+    headers: &[RANK_HEADER, SPANS, SUM_HEADER],
     constants: Constants::default,
     options: &[],
 };

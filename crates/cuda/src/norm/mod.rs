@@ -4,11 +4,19 @@
 use bytemuck::NoUninit;
 
 use crate::constants::Constants;
-use crate::{Context, CudaError, DevicePtr, Launch, Source};
+use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
 /// The kernels of this op.
-pub(crate) static SOURCE: Source =
-    Source { name: "norm.cu", text: include_str!("norm.cu"), headers: &[], constants, options: &[] };
+pub(crate) static SOURCE: Source = Source {
+    name: "norm.cu",
+    text: include_str!("norm.cu"),
+    headers: &[SUM_HEADER],
+    constants,
+    options: &[],
+};
+
+/// Sums over the threads of a warp or a block.
+pub(crate) const SUM_HEADER: Header = Header { name: "sum.cuh", text: include_str!("sum.cuh") };
 
 /// Threads of a block, which has a row.
 const THREADS: u32 = 256;
@@ -34,42 +42,21 @@ pub(crate) struct NormParts {
     pub eps: f32,
 }
 
+/// What a row becomes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Way {
+    /// RMS normalised.
+    Rms,
+    /// RMS normalised, added to what is there.
+    AddRms,
+    /// As `Rms`, of what the mean leaves: LayerNorm.
+    Layer,
+}
+
 /// Normalises `rows` rows of `x` `[rows, cols]` into `y`. Shapes have been checked.
-pub(crate) fn rms_norm(
+pub(crate) fn norm(
     cx: &Context,
-    x: DevicePtr,
-    norm: NormParts,
-    [rows, cols]: [usize; 2],
-    y: DevicePtr,
-) -> Result<(), CudaError> {
-    launch(cx, "rms_norm", x, norm, [rows, cols], y)
-}
-
-/// As [`rms_norm`], but adds to `y`.
-pub(crate) fn add_normed(
-    cx: &Context,
-    x: DevicePtr,
-    norm: NormParts,
-    [rows, cols]: [usize; 2],
-    y: DevicePtr,
-) -> Result<(), CudaError> {
-    launch(cx, "add_normed", x, norm, [rows, cols], y)
-}
-
-/// As [`rms_norm`], of what the mean of each row leaves: LayerNorm.
-pub(crate) fn layer_norm(
-    cx: &Context,
-    x: DevicePtr,
-    norm: NormParts,
-    [rows, cols]: [usize; 2],
-    y: DevicePtr,
-) -> Result<(), CudaError> {
-    launch(cx, "layer_norm", x, norm, [rows, cols], y)
-}
-
-fn launch(
-    cx: &Context,
-    kernel: &'static str,
+    way: Way,
     x: DevicePtr,
     norm: NormParts,
     [rows, cols]: [usize; 2],
@@ -78,6 +65,11 @@ fn launch(
     if rows == 0 || cols == 0 {
         return Ok(());
     }
+    let kernel = match way {
+        Way::Rms => "rms_norm",
+        Way::AddRms => "add_normed",
+        Way::Layer => "layer_norm",
+    };
     let kernel = cx.kernel(&SOURCE, kernel)?;
     let params = NormParams { x, weight: norm.weight, y, cols: cols as u32, eps: norm.eps };
     cx.launch(kernel, Launch::linear(rows as u32, THREADS), &params)
@@ -102,10 +94,10 @@ mod tests {
             let (on_x, on_w) = (emulator::upload(&cx, &x), emulator::upload(&cx, &weight));
             let y = emulator::poisoned(&cx, rows * cols);
             let norm = NormParts { weight: on_w.ptr(), eps: 1e-6 };
-            rms_norm(&cx, on_x.ptr(), norm, [rows, cols], y.ptr()).unwrap();
+            super::norm(&cx, Way::Rms, on_x.ptr(), norm, [rows, cols], y.ptr()).unwrap();
             let y = emulator::download(&cx, &y);
             let sum = emulator::upload(&cx, &x);
-            add_normed(&cx, on_x.ptr(), norm, [rows, cols], sum.ptr()).unwrap();
+            super::norm(&cx, Way::AddRms, on_x.ptr(), norm, [rows, cols], sum.ptr()).unwrap();
             for ((sum, x), y) in emulator::download(&cx, &sum).into_iter().zip(&x).zip(&y) {
                 // The product with the weight may be added before it is rounded.
                 let tol = f32::EPSILON * (sum.abs() + y.abs());

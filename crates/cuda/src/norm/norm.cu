@@ -2,6 +2,7 @@
 // 1607.06450) is that of x - mean(x).
 
 #include "constants.cuh"
+#include "sum.cuh"
 
 struct NormParams {
     const float* x;       // [rows, cols]
@@ -11,23 +12,13 @@ struct NormParams {
     float eps;
 };
 
-// Sum over a block, by way of `warps` in shared memory; every thread gets it. The order of the additions is fixed.
-__device__ inline float block_sum(float value, float* warps) {
-    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
-    __syncthreads();
-    float sum = 0.0f;
-    for (int warp = 0; warp < THREADS / 32; warp++) sum += warps[warp];
-    return sum;
-}
-
 // One row into y, or onto it.
 __device__ inline void norm_row(const NormParams& p, float* warps, bool accumulate) {
     const float* x = p.x + (size_t)blockIdx.x * p.cols;
     float* y = p.y + (size_t)blockIdx.x * p.cols;
     float squares = 0.0f;
     for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) squares += x[i] * x[i];
-    float factor = 1.0f / sqrtf(block_sum(squares, warps) / (float)p.cols + p.eps);
+    float factor = 1.0f / sqrtf(add_over_block<THREADS>(squares, warps) / (float)p.cols + p.eps);
     for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) {
         float normed = x[i] * factor * p.weight[i];
         y[i] = accumulate ? y[i] + normed : normed;
@@ -50,8 +41,8 @@ extern "C" __global__ void layer_norm(const __grid_constant__ NormParams p) {
     float* y = p.y + (size_t)blockIdx.x * p.cols;
     float sum = 0.0f, squares = 0.0f;
     for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) sum += x[i];
-    float mean = block_sum(sum, warps[0]) / (float)p.cols;
+    float mean = add_over_block<THREADS>(sum, warps[0]) / (float)p.cols;
     for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) squares += (x[i] - mean) * (x[i] - mean);
-    float factor = 1.0f / sqrtf(block_sum(squares, warps[1]) / (float)p.cols + p.eps);
+    float factor = 1.0f / sqrtf(add_over_block<THREADS>(squares, warps[1]) / (float)p.cols + p.eps);
     for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) y[i] = (x[i] - mean) * factor * p.weight[i];
 }

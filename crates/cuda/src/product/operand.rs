@@ -6,13 +6,13 @@ use kvant_codec::Rotation;
 use crate::constants::Constants;
 use crate::half::HALF_HEADER;
 use crate::memory::Block;
-use crate::norm::{self, NormParts};
+use crate::norm::{self, NormParts, SUM_HEADER, Way};
 use crate::{Context, CudaError, DevicePtr, Launch, Source, rotate};
 
 pub(super) static QUANTISE: Source = Source {
     name: "quantise.cu",
     text: include_str!("quantise.cu"),
-    headers: &[HALF_HEADER],
+    headers: &[HALF_HEADER, SUM_HEADER],
     constants: || rotate::constants(Constants::default()).whole("THREADS", THREADS as usize),
     options: &[],
 };
@@ -90,7 +90,7 @@ impl Operand {
         let Some(norm) = self.norm else { return Ok(self.x) };
         if self.normalised.is_none() {
             let block = cx.scratch(self.rows * self.n_in * size_of::<f32>())?;
-            norm::rms_norm(cx, self.x, norm, [self.rows, self.n_in], block.ptr())?;
+            norm::norm(cx, Way::Rms, self.x, norm, [self.rows, self.n_in], block.ptr())?;
             self.normalised = Some(block);
         }
         Ok(self.normalised.as_ref().map_or(self.x, Block::ptr))

@@ -5,6 +5,7 @@
 
 #include "constants.cuh"
 #include "half.cuh"
+#include "sum.cuh"
 
 // In halves: a row is multiplied by the power of two that brings its largest value to 2^14 .. 2^15, so that no size of
 // inputs is too large or too small for them; products are multiplied back.
@@ -21,22 +22,12 @@ struct QuantiseParams {
     unsigned signs;       // of the rotation, before its butterfly
 };
 
-// `warps` is shared memory for a value of each warp.
-__device__ float block_sum(float value, float* warps) {
-    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
-    __syncthreads();
-    float sum = 0.0f;
-    for (int warp = 0; warp < THREADS / 32; warp++) sum += warps[warp];
-    return sum;
-}
-
 // What the norm multiplies a row by, besides its weight.
 __device__ float norm_factor(const float* x, const float* weight, unsigned n_in, float eps, float* warps) {
     if (!weight) return 1.0f;
     float squares = 0.0f;
     for (unsigned i = threadIdx.x; i < n_in; i += THREADS) squares += x[i] * x[i];
-    return 1.0f / sqrtf(block_sum(squares, warps) / (float)n_in + eps);
+    return 1.0f / sqrtf(add_over_block<THREADS>(squares, warps) / (float)n_in + eps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_constant__ QuantiseParams p) {

@@ -7,16 +7,19 @@ use bytemuck::NoUninit;
 use kvant_backend::Candidate;
 
 use crate::constants::Constants;
-use crate::{Context, CudaError, DevicePtr, Launch, Source};
+use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
 /// The kernel of this op.
 pub(crate) static SOURCE: Source = Source {
     name: "top_k.cu",
     text: include_str!("top_k.cu"),
-    headers: &[],
+    headers: &[RANK_HEADER],
     constants: || Constants::default().whole("SLICE", SLICE),
     options: &[],
 };
+
+/// How logits are ordered.
+pub(crate) const RANK_HEADER: Header = Header { name: "rank.cuh", text: include_str!("rank.cuh") };
 
 /// The most tokens that the kernel picks: each round leaves at most a quarter.
 pub(crate) const MAX_K: usize = SLICE / 4;

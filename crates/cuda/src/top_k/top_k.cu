@@ -1,12 +1,7 @@
 // The likeliest tokens of a row of logits: each block sorts a slice and keeps its best, until one block is left.
-//
-// A key is a logit, as an integer of the same order, above the token's complement: larger keys are likelier, and of equal
-// logits the lower token's. NaN and positive infinity are above everything. 0 is no token.
 
 #include "constants.cuh"
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "rank.cuh"
 
 struct TopKParams {
     const float* logits;  // [len], or null:
@@ -15,17 +10,6 @@ struct TopKParams {
     u32 len;
     u32 k;                // at most SLICE
 };
-
-__device__ u64 key_of(float logit, u32 token) {
-    u32 bits = __float_as_uint(logit), order;
-    if (bits == 0x80000000u) bits = 0;  // -0.0
-    if (logit != logit || bits == 0x7f800000u) {
-        order = ~0u;
-    } else {
-        order = bits >> 31 ? ~bits : bits | 0x80000000u;
-    }
-    return (u64)order << 32 | (u32)~token;
-}
 
 extern "C" __global__ void top_k(const __grid_constant__ TopKParams p) {
     __shared__ u64 keys[SLICE];

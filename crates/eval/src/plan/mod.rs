@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use kvant::{
     Balance, Certificate, DType, HeadTypes, KvOptions, KvPlan, KvShape, Model, Plan, Policies, Policy,
+    added_kld,
 };
 use kvant_codec::distortion::{Source, measure};
 
@@ -294,11 +295,9 @@ struct Judged {
 }
 
 impl Judged {
-    /// What the cache adds to the mean divergence; rounding can make less than nothing of it.
+    /// What the cache adds to the mean divergence.
     fn added(&self) -> f64 {
-        // NaN stays NaN.
-        let added = self.kld.stats().mean_kld.value - self.noise;
-        if added < 0.0 { 0.0 } else { added }
+        added_kld(self.kld.stats().mean_kld.value, self.noise)
     }
 }
 

@@ -1,0 +1,17 @@
+// Logits in an order: larger keys are likelier, and of equal logits the one with the lower number. A key is a logit as an integer of
+// the same order, above the complement of its number. NaN and positive infinity are above everything. 0 is no key.
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+__device__ inline u64 key_of(float logit, u32 number) {
+    u32 bits = __float_as_uint(logit), order;
+    if (bits == 0x80000000u) bits = 0;  // -0.0
+    if (logit != logit || bits == 0x7f800000u) {
+        order = ~0u;
+    } else {
+        order = bits >> 31 ? ~bits : bits | 0x80000000u;
+    }
+    return (u64)order << 32 | (u32)~number;
+}
