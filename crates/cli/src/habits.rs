@@ -57,7 +57,7 @@ const ROPE: Means = No("positions are as the model's file says");
 const DRAFT: Means = No("there is no speculative decoding");
 const IMAGES: Means = No("models read text alone");
 const HUB: Means = No("this build fetches nothing (feature `hub`)");
-const SERVER: Means = No("there is no server; kvant chat holds a conversation in the terminal");
+const SERVER: Means = No("kvant serve listens for requests");
 const THINKING: Means = No("what a model thinks is shown as it writes it");
 const UNBOUND: Means = noted(Value, "the system places threads; taskset binds them");
 const ONE_CACHE: &str = "a cache is as its types and policies say (-ctk, -ctv, --kv-policy)";
@@ -226,8 +226,17 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--reasoning-format", THINKING),
     ("--host", SERVER),
     ("--port", SERVER),
+    ("-np", Is("--parallel")),
     ("-np", SERVER),
+    ("--n-parallel", Is("--parallel")),
     ("--parallel", SERVER),
+    ("-cb", noted(Nothing, "requests are always answered together")),
+    ("--cont-batching", noted(Nothing, "requests are always answered together")),
+    ("--metrics", noted(Nothing, "/metrics is always there")),
+    ("--slots", noted(Nothing, "/slots is always there")),
+    ("--jinja", Only("serve", "the model's own template is always used")),
+    ("-a", Is("--alias")),
+    ("--served-model-name", Is("--alias")),
     ("--api-key", SERVER),
     ("--log-file", No("a shell keeps what is said in a file: 2> FILE")),
     ("--lora", No("adapters are not read; merge it into the model first")),
@@ -262,8 +271,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("run", "kvant run answers a prompt"),
     ("bench", "kvant bench times prompts and generation"),
     ("quantize", "kvant quantize writes a model in another type"),
-    ("serve", "there is no server; kvant chat holds a conversation in the terminal"),
-    ("server", "there is no server; kvant chat holds a conversation in the terminal"),
+    ("server", "kvant serve listens for requests"),
     ("push", "models are files, wherever they lie"),
     ("cp", "models are files, wherever they lie"),
     ("version", "kvant --version tells it"),

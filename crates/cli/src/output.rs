@@ -24,6 +24,19 @@ pub enum Format {
 /// The most characters of a cell, in tables that are no JSON.
 const CELL: usize = 256;
 
+/// A number of bytes as people write it: 8G, 512M, 1.5GiB, 4096.
+pub fn parse_bytes(text: &str) -> Result<usize, String> {
+    let expected = || "expected a number of bytes such as 8G, 512M or 1.5GiB".to_owned();
+    let at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let unit = unit.to_ascii_uppercase();
+    let unit = unit.trim_end_matches('B').trim_end_matches('I');
+    let power = ["", "K", "M", "G", "T"].iter().position(|known| *known == unit).ok_or_else(expected)?;
+    let number: f64 = number.trim().parse().map_err(|_| expected())?;
+    let bytes = number * 1024f64.powi(power as i32);
+    if bytes >= 1.0 && bytes < isize::MAX as f64 { Ok(bytes as usize) } else { Err(expected()) }
+}
+
 /// One row: column names and values, in order.
 pub type Row = Map<String, Value>;
 
@@ -118,5 +131,17 @@ mod tests {
     fn csv_quotes_what_needs_it() {
         assert_eq!(quoted("a"), "a");
         assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
+    }
+
+    #[test]
+    fn bytes_are_read_as_people_write_them() {
+        let cases =
+            [("4096", 4096), ("8G", 8 << 30), ("512m", 512 << 20), ("1.5GiB", 3 << 29), ("2kb", 2048)];
+        for (text, want) in cases {
+            assert_eq!(parse_bytes(text), Ok(want), "{text}");
+        }
+        for text in ["", "G", "-1G", "0", "8X", "1e99T", "nan", "8GG"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
     }
 }

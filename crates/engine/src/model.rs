@@ -176,10 +176,12 @@ impl Model {
     }
 
     /// What the first block of a cache with this plan follows on. Blocks are found in the memory of one loaded model alone, so
-    /// the plan is all that tells them apart.
-    pub(crate) fn block_root(plan: &Plan) -> BlockKey {
+    /// the plan and whose they are is all that tells them apart.
+    pub(crate) fn block_root(plan: &Plan, owner: Option<&str>) -> BlockKey {
         let stored = Plan { notes: Vec::new(), ..plan.clone() };
-        BlockKey::root(&[format!("{stored:?}").as_bytes()])
+        let plan = format!("{stored:?}");
+        let parts = [Some(plan.as_bytes()), owner.map(str::as_bytes)];
+        BlockKey::root(&parts.into_iter().flatten().collect::<Vec<_>>())
     }
 
     /// Bytes that the caches of all sessions have allocated together; what several share is counted once.

@@ -2,6 +2,7 @@
 
 use kvant_text::chat::{Message, RenderOptions};
 use kvant_text::tokenizer::Special;
+use serde::Serialize;
 
 use crate::{Error, Model, Session};
 
@@ -22,6 +23,20 @@ impl Model {
     /// When there is no template, or the template refuses the conversation.
     pub fn chat_prompt(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
         self.chat_tokens(messages, usize::MAX)
+    }
+
+    /// As [`chat_prompt`](Self::chat_prompt), of messages as the template reads them, which may have more to them, and with all
+    /// that a template can be told.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn rendered_prompt(
+        &self,
+        messages: &[impl Serialize],
+        options: &RenderOptions,
+    ) -> Result<Vec<u32>, Error> {
+        let text = self.chat_template()?.render(messages, options)?;
+        self.encode(text.as_str(), text.special(), usize::MAX)
     }
 
     fn chat_tokens(&self, messages: &[Message], n_ctx: usize) -> Result<Vec<u32>, Error> {

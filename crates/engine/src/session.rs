@@ -88,6 +88,7 @@ pub struct Session {
     likeliest: Vec<Candidate>,
     /// Whether the cache holds what the model made of the tokens.
     is_real: bool,
+    owner: Option<Arc<str>>,
 }
 
 /// What one of several sessions reads in a step.
@@ -112,13 +113,26 @@ impl Session {
         let balance = kv.balance.clone();
         let plan = Plan { tail: kv.tail, balance, ..Plan::new(&shape, kv.k, kv.v, &kv.policies)? };
         let sequence = Sequence::start(Arc::clone(model.loaded()), plan, room)?;
-        Ok(Self::from_parts(model, sequence, Vec::new()))
+        Ok(Self::from_parts(model, sequence, Vec::new(), None))
     }
 
-    pub(crate) fn from_parts(model: Model, sequence: Sequence, tokens: Vec<u32>) -> Self {
-        sequence.loaded().set_root(sequence.id(), Model::block_root(sequence.plan()));
+    pub(crate) fn from_parts(
+        model: Model,
+        sequence: Sequence,
+        tokens: Vec<u32>,
+        owner: Option<Arc<str>>,
+    ) -> Self {
+        let root = Model::block_root(sequence.plan(), owner.as_deref());
+        sequence.loaded().set_root(sequence.id(), root);
         let (row, likeliest) = (Vec::new(), Vec::new());
-        Self { model, sequence, tokens, lent: None, row, likeliest, is_real: true }
+        Self { model, sequence, tokens, lent: None, row, likeliest, is_real: true, owner }
+    }
+
+    /// This session, empty as it is, as one of `owner`: it shares memory with others of the same owner alone, so that nobody can
+    /// find out by the time of an answer what somebody else said.
+    #[must_use]
+    pub fn owned_by(self, owner: Option<Arc<str>>) -> Self {
+        Self::from_parts(self.model, self.sequence, self.tokens, owner)
     }
 
     pub(crate) fn sequence(&self) -> &Sequence {
@@ -126,7 +140,7 @@ impl Session {
     }
 
     pub(crate) fn replace(&mut self, sequence: Sequence, tokens: Vec<u32>) {
-        *self = Self::from_parts(self.model.clone(), sequence, tokens);
+        *self = Self::from_parts(self.model.clone(), sequence, tokens, self.owner.clone());
     }
 
     /// The model.
@@ -228,6 +242,21 @@ impl Session {
         sampler.sample_likeliest(&self.likeliest, &self.tokens).map_err(|error| self.misdrawn(error))
     }
 
+    /// [`Session::draw`] from logits `[n_vocab]` that `change` may have changed, as far as negative infinity, which rules a token
+    /// out.
+    ///
+    /// # Errors
+    /// As [`Session::draw`].
+    pub fn draw_changed(
+        &mut self,
+        sampler: &mut Sampler,
+        change: &mut dyn FnMut(&mut [f32]),
+    ) -> Result<u32, Error> {
+        self.logits()?;
+        change(&mut self.row);
+        sampler.sample(&self.row, &self.tokens).map_err(|error| self.misdrawn(error))
+    }
+
     /// Why no token could be drawn; of logits that are no numbers, after which token.
     fn misdrawn(&self, error: SampleError) -> Error {
         match error {
@@ -316,7 +345,7 @@ impl Session {
     }
 
     /// Gives back what was lent, the logits, until the next token is fed, and room for tokens that may not come.
-    pub(crate) fn rest(&mut self) {
+    pub fn rest(&mut self) {
         self.tokens.shrink_to_fit();
         (self.lent, self.row, self.likeliest) = (None, Vec::new(), Vec::new());
     }
@@ -378,8 +407,9 @@ impl Session {
 
     /// A second session that starts with the same tokens; all memory is shared until one side writes.
     pub fn fork(&self) -> Self {
-        let (tokens, is_real) = (self.tokens.clone(), self.is_real);
-        Self { is_real, ..Self::from_parts(self.model.clone(), self.sequence.fork(), tokens) }
+        let (tokens, owner) = (self.tokens.clone(), self.owner.clone());
+        let fork = Self::from_parts(self.model.clone(), self.sequence.fork(), tokens, owner);
+        Self { is_real: self.is_real, ..fork }
     }
 
     /// Reads `prompt` and returns an iterator over the tokens that follow. Tokens the session shares with the
@@ -421,7 +451,7 @@ impl Session {
 
     /// Keeps what the cache shares with the beginning of `prompt`, or what other sessions do, and forgets the rest. At least one
     /// token is left to read, so that there are logits to go on from. Returns the tokens that are there.
-    pub(crate) fn keep_prefix(&mut self, prompt: &[u32]) -> usize {
+    pub fn keep_prefix(&mut self, prompt: &[u32]) -> usize {
         let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         match self.cut(same.min(prompt.len().saturating_sub(1))) {
             0 => self.attach(prompt),

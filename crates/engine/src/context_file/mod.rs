@@ -156,7 +156,7 @@ impl Model {
         let tokens = reader.tokens(header.n_tokens)?;
         let n_ctx = n_ctx.unwrap_or(self.config().n_ctx_train).max(tokens.len());
         let sequence = restore(&mut reader, self, plan, n_ctx, header.state())?;
-        Ok(Session::from_parts(self.clone(), sequence, tokens))
+        Ok(Session::from_parts(self.clone(), sequence, tokens, None))
     }
 }
 

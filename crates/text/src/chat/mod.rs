@@ -157,20 +157,24 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The text of a conversation, to be encoded as [`Rendered::special`] says.
+    /// The text of a conversation of [`Message`]s, or of whatever else the template reads, to be encoded as [`Rendered::special`] says.
     ///
     /// # Errors
     /// [`TemplateError::Refused`] with the template's own words where it does not know such a
     /// conversation (roles that do not alternate, a system message, ...), [`TemplateError::Render`] where
     /// it fails, [`TemplateError::Limit`] where it spends more than any honest one.
-    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered, TemplateError> {
+    pub fn render(
+        &self,
+        messages: &[impl Serialize],
+        options: &RenderOptions,
+    ) -> Result<Rendered, TemplateError> {
         self.render_at(messages, options, jiff::Zoned::now().datetime())
     }
 
     /// [`render`](Self::render) with `now` as the time that `strftime_now` tells.
     fn render_at(
         &self,
-        messages: &[Message],
+        messages: &[impl Serialize],
         options: &RenderOptions,
         now: DateTime,
     ) -> Result<Rendered, TemplateError> {

@@ -1,0 +1,92 @@
+//! `kvant serve`: the OpenAI-compatible server.
+
+use clap::Args;
+use kvant::{Needs, limits};
+use kvant_server::{Options, ServeError, serve};
+
+use crate::args::{CacheArgs, ModelArgs, Resolved, SamplingArgs, positive};
+use crate::console;
+use crate::failure::Failure;
+use crate::output;
+use crate::template::TemplateArgs;
+
+/// Share of the machine's memory that caches may take where nobody says how much.
+const SHARE: usize = 2;
+
+/// Arguments of `kvant serve`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example:\n  kvant serve --port 0 --kv-budget 1G -ctk turbo3 -ctv turbo3\n\nCtrl-C or SIGTERM ends it when the last answer has been given."
+)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    cache: CacheArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
+    /// Address to listen at; 0.0.0.0 is every one of this machine
+    #[arg(long, value_name = "HOST", env = "KVANT_HOST", default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen at; 0 takes any that is free
+    #[arg(long, value_name = "N", env = "KVANT_PORT", default_value_t = 8080)]
+    port: u16,
+    /// Answers in work at once (-np); the others wait
+    #[arg(long, value_name = "N", env = "KVANT_PARALLEL", default_value_t = 64, value_parser = positive)]
+    parallel: usize,
+    /// Requests that may wait; those that come then are told to try again later
+    #[arg(long, value_name = "N", env = "KVANT_QUEUE", default_value_t = 1024)]
+    queue: usize,
+    /// Memory for the caches of all conversations together, such as 8G; half of the machine's when not given
+    #[arg(long, value_name = "BYTES", env = "KVANT_KV_BUDGET", value_parser = output::parse_bytes)]
+    kv_budget: Option<usize>,
+    /// Name of the model, for clients
+    #[arg(long, value_name = "NAME", env = "KVANT_ALIAS")]
+    alias: Option<String>,
+    /// Key that callers must send; may be given several times
+    #[arg(long, value_name = "KEY", env = "KVANT_API_KEY", value_delimiter = ',')]
+    api_key: Vec<String>,
+}
+
+/// Runs the command.
+pub fn run(args: ServeArgs) -> Result<(), Failure> {
+    let options = args.cache.session_options()?;
+    let sampler = args.sampling.params()?;
+    let model = args.model.open_for(false, Needs::Tokenizer, args.template.source()?)?;
+    let Resolved { options, auto } = args.cache.resolve(options, &model)?;
+    let name = args.alias.clone().unwrap_or_else(|| args.model.name());
+    let budget = args.kv_budget.unwrap_or_else(|| limits::machine_bytes().unwrap_or(usize::MAX) / SHARE);
+    let kv = format!("{}/{}", options.kv.k, options.kv.v);
+    let served = Options {
+        address: (args.host, args.port),
+        name: name.clone(),
+        n_ctx: options.n_ctx,
+        kv: options.kv,
+        sampler,
+        n_running: args.parallel,
+        n_waiting: args.queue,
+        kv_budget: budget,
+        api_keys: args.api_key,
+    };
+    let device = model.device().name;
+    let ready = |address: std::net::SocketAddr| {
+        let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));
+        let budget = output::bytes(budget);
+        console::say(format_args!(
+            "{name} on {device} | KV {kv}{auto}, up to {budget} | http://{address}\n\
+             curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'"
+        ));
+    };
+    Ok(serve(model, served, ready)?)
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Model(error) => error.into(),
+            error => Self::Work(error.to_string()),
+        }
+    }
+}

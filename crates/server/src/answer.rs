@@ -1,0 +1,277 @@
+//! What is said: tokens drawn, turned into text, and stopped where they are to stop.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kvant::{DecodeStream, Error, Sampler, SamplerParams, Session, Tokenizer};
+
+/// How to answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct AnswerOptions {
+    /// How tokens are drawn.
+    pub sampler: SamplerParams,
+    /// Tokens at most.
+    pub max_tokens: usize,
+    /// Texts that end the answer, and are not part of it.
+    pub stop: Vec<String>,
+    /// With the log probability of each token, and those of so many likeliest beside it.
+    pub logprobs: Option<usize>,
+    /// Added to the logits of these tokens.
+    pub bias: Vec<(u32, f32)>,
+    /// Taken from the logit of a token that has been said.
+    pub presence_penalty: f32,
+    /// Taken from the logit of a token for each time that it has been said.
+    pub frequency_penalty: f32,
+    /// Go on after an end-of-turn token.
+    pub ignore_eos: bool,
+}
+
+impl AnswerOptions {
+    fn changes_logits(&self) -> bool {
+        !self.bias.is_empty() || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+}
+
+/// A token and its log probability.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Logprob {
+    pub token: u32,
+    pub logprob: f32,
+}
+
+/// What is known of how likely a token was.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Likelihood {
+    pub token: Logprob,
+    /// The likeliest tokens there, likeliest first.
+    pub top: Vec<Logprob>,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// The model ended its turn, or said a text that it was to stop at.
+    Stop,
+    /// As many tokens as were asked for, or as there is room for.
+    Length,
+}
+
+impl Finish {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
+/// One token of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Said {
+    pub token: u32,
+    /// Text that has become certain; it may be that of tokens before.
+    pub text: String,
+    pub likelihood: Option<Likelihood>,
+}
+
+/// What comes of a draw.
+pub(crate) enum Drawn {
+    /// A token; and, where it is the last one, why.
+    Token(Said, Option<Finish>),
+    /// The model ended its turn.
+    End,
+}
+
+/// The answering side of a sequence: everything but the model.
+pub(crate) struct Voice {
+    options: Arc<AnswerOptions>,
+    sampler: Sampler,
+    decode: DecodeStream,
+    stops: Stops,
+    n_said: usize,
+    /// How often each token was said, where that matters.
+    said: HashMap<u32, u32>,
+}
+
+impl Voice {
+    /// The `index`-th answer to a prompt: each draws with a seed of its own.
+    pub fn new(options: Arc<AnswerOptions>, index: usize) -> Self {
+        let seed = options.sampler.seed.wrapping_add(index as u64);
+        let sampler = Sampler::new(SamplerParams { seed, ..options.sampler });
+        let stops = Stops::new(options.stop.clone());
+        Self { options, sampler, decode: DecodeStream::default(), stops, n_said: 0, said: HashMap::new() }
+    }
+
+    /// Tokens said.
+    pub fn n_said(&self) -> usize {
+        self.n_said
+    }
+
+    /// Draws what follows the last token that `session` has read.
+    pub fn draw(&mut self, session: &mut Session) -> Result<Drawn, Error> {
+        let options = Arc::clone(&self.options);
+        let changed = options.changes_logits();
+        let before = options.logprobs.map(|_| session.logits().map(<[f32]>::to_vec)).transpose()?;
+        let token = match changed {
+            true => {
+                let said = &self.said;
+                session.draw_changed(&mut self.sampler, &mut |logits| change(logits, &options, said))?
+            }
+            false => session.draw(&mut self.sampler)?,
+        };
+        let tokenizer = session.model().tokenizer()?;
+        if tokenizer.is_eog(token) && !options.ignore_eos {
+            return Ok(Drawn::End);
+        }
+        self.n_said += 1;
+        if changed {
+            *self.said.entry(token).or_default() += 1;
+        }
+        let likelihood = before.map(|logits| likelihood(&logits, token, options.logprobs.unwrap_or(0)));
+        let text = self.decode.push(tokenizer, token);
+        let (text, stopped) = self.stops.push(&text);
+        let finish = match (stopped, self.n_said >= options.max_tokens) {
+            (true, _) => Some(Finish::Stop),
+            (false, true) => Some(Finish::Length),
+            (false, false) => None,
+        };
+        Ok(Drawn::Token(Said { token, text, likelihood }, finish))
+    }
+
+    /// Text that was held back, once it is certain that no more comes.
+    pub fn rest(&mut self) -> String {
+        let text = self.decode.flush();
+        let (text, stopped) = self.stops.push(&text);
+        if stopped { text } else { text + &self.stops.rest() }
+    }
+}
+
+/// Biases and penalties.
+fn change(logits: &mut [f32], options: &AnswerOptions, said: &HashMap<u32, u32>) {
+    for &(token, bias) in &options.bias {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            *logit += bias;
+        }
+    }
+    for (&token, &times) in said {
+        logits[token as usize] -= options.presence_penalty + times as f32 * options.frequency_penalty;
+    }
+}
+
+/// How likely `token` and the `n` likeliest were, at temperature 1 and before anything was changed.
+pub(crate) fn likelihood(logits: &[f32], token: u32, n: usize) -> Likelihood {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
+    let logprob = |token: u32| {
+        let logprob = f64::from(logits[token as usize] - largest) - sum.ln();
+        // JSON knows no infinity.
+        Logprob { token, logprob: logprob.max(-9999.0) as f32 }
+    };
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    let likelier = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+    let n = n.min(ids.len());
+    if n > 0 {
+        ids.select_nth_unstable_by(n - 1, likelier);
+    }
+    ids.truncate(n);
+    ids.sort_unstable_by(likelier);
+    Likelihood { token: logprob(token), top: ids.into_iter().map(logprob).collect() }
+}
+
+/// Finds texts to stop at in text that comes in pieces.
+struct Stops {
+    wanted: Vec<String>,
+    /// What may be the beginning of one.
+    held: String,
+}
+
+impl Stops {
+    fn new(wanted: Vec<String>) -> Self {
+        Self { wanted: wanted.into_iter().filter(|text| !text.is_empty()).collect(), held: String::new() }
+    }
+
+    /// Text that is certain now, and whether a text to stop at follows it.
+    fn push(&mut self, text: &str) -> (String, bool) {
+        if self.wanted.is_empty() {
+            return (text.to_owned(), false);
+        }
+        self.held.push_str(text);
+        if let Some(at) = self.wanted.iter().filter_map(|wanted| self.held.find(wanted)).min() {
+            self.held.truncate(at);
+            return (std::mem::take(&mut self.held), true);
+        }
+        let may_begin = |at: &usize| self.wanted.iter().any(|wanted| wanted.starts_with(&self.held[*at..]));
+        let at = self.held.char_indices().map(|(at, _)| at).find(may_begin).unwrap_or(self.held.len());
+        let held = self.held.split_off(at);
+        (std::mem::replace(&mut self.held, held), false)
+    }
+
+    fn rest(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// The text of a token, and its bytes.
+pub(crate) fn token_text(tokenizer: &Tokenizer, token: u32) -> (String, Vec<u8>) {
+    let bytes = tokenizer.token_bytes(token).to_vec();
+    (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes through, however the text is cut.
+    fn through(wanted: &[&str], text: &str) -> Vec<(String, bool)> {
+        let chars: Vec<char> = text.chars().collect();
+        let mut ways = Vec::new();
+        for size in 1..=chars.len().max(1) {
+            let mut stops = Stops::new(wanted.iter().map(|&text| text.to_owned()).collect());
+            let (mut said, mut stopped) = (String::new(), false);
+            for piece in chars.chunks(size) {
+                let (text, hit) = stops.push(&piece.iter().collect::<String>());
+                said += &text;
+                stopped = hit;
+                if hit {
+                    break;
+                }
+            }
+            if !stopped {
+                said += &stops.rest();
+            }
+            ways.push((said, stopped));
+        }
+        ways
+    }
+
+    #[test]
+    fn a_stop_text_is_found_however_the_text_is_cut() {
+        let cases: [(&[&str], &str, &str, bool); 6] = [
+            (&[], "abc", "abc", false),
+            (&["\n\n"], "one\ntwo\n\nthree", "one\ntwo", true),
+            (&["END", "ENDE"], "aENDE", "a", true),
+            (&["xyz"], "xxyxyxyz!", "xxyxy", true),
+            (&["xyz"], "xxyxy", "xxyxy", false),
+            (&["ö", ""], "grün, schön", "grün, sch", true),
+        ];
+        for (wanted, text, expected, stopped) in cases {
+            for way in through(wanted, text) {
+                assert_eq!(way, (expected.to_owned(), stopped), "{wanted:?} in {text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn probabilities_are_those_of_the_logits() {
+        let logits = [1.0f32, 3.0, f32::NEG_INFINITY, 3.0];
+        let found = likelihood(&logits, 0, 3);
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+        let want = |logit: f64| (logit - sum.ln()) as f32;
+        assert!((found.token.logprob - want(1.0)).abs() < 1e-6);
+        let tokens: Vec<u32> = found.top.iter().map(|top| top.token).collect();
+        assert_eq!(tokens, [1, 3, 0]);
+        assert!((found.top[0].logprob - want(3.0)).abs() < 1e-6);
+        assert_eq!(likelihood(&logits, 2, 9).token.logprob, -9999.0);
+        assert_eq!(likelihood(&logits, 2, 0).top, []);
+    }
+}

@@ -1,0 +1,206 @@
+//! What requests to answer have in common: how to draw, when to stop, what to tell.
+
+use std::collections::BTreeMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvant::{KvOptions, SamplerParams, Tokenizer};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::fields::Fields;
+use crate::answer::AnswerOptions;
+
+/// The most answers to one prompt.
+const MOST_ANSWERS: usize = 128;
+/// The most tokens whose probability is told beside one.
+const MOST_LOGPROBS: usize = 100;
+/// The most texts to stop at.
+const MOST_STOPS: usize = 64;
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    pub n: usize,
+    /// Tokens at most, where that is said.
+    pub max_tokens: Option<usize>,
+    /// All but how many tokens, which depends on the prompt.
+    pub answer: AnswerOptions,
+    /// What the cache stores, where the request says it.
+    pub kv: Option<KvOptions>,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub return_progress: bool,
+    pub return_tokens: bool,
+    pub timings_per_token: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Bias {
+    /// OpenAI's: token number to what is added.
+    Map(BTreeMap<String, f32>),
+    /// llama.cpp's: pairs of a token's number or text, and what is added or `false`.
+    Pairs(Vec<(Value, Value)>),
+}
+
+impl Asked {
+    pub fn read(fields: &Fields, defaults: &SamplerParams, tokenizer: &Tokenizer) -> Result<Self, ApiError> {
+        let n = fields.get::<usize>("n", "a whole number")?.unwrap_or(1);
+        if !(1..=MOST_ANSWERS).contains(&n) {
+            return Err(ApiError::field("n", "a number from 1 to 128", n));
+        }
+        let limit: Option<i64> =
+            fields.any(&["max_completion_tokens", "max_tokens", "n_predict"], "a whole number")?;
+        let max_tokens = match limit {
+            None | Some(-2..=-1) => None,
+            Some(n) => Some(usize::try_from(n).map_err(|_| ApiError::field("max_tokens", "0 or more", n))?),
+        };
+        let stream_options = fields.object("stream_options")?;
+        Ok(Self {
+            n,
+            max_tokens,
+            answer: answer(fields, defaults, tokenizer)?,
+            kv: kv(fields)?,
+            stream: fields.flag("stream")?,
+            include_usage: stream_options.flag("include_usage")?,
+            return_progress: fields.flag("return_progress")?,
+            return_tokens: fields.flag("return_tokens")? || fields.flag("return_token_ids")?,
+            timings_per_token: fields.flag("timings_per_token")?,
+        })
+    }
+
+    /// How to answer a prompt of so many tokens, of `n_ctx` that there is room for.
+    pub fn answer_to(&self, n_prompt: usize, n_ctx: usize) -> Arc<AnswerOptions> {
+        // The last token that is said need not be read.
+        let room = n_ctx - n_prompt + 1;
+        let max_tokens = self.max_tokens.map_or(room, |max| max.min(room));
+        Arc::new(AnswerOptions { max_tokens, ..self.answer.clone() })
+    }
+}
+
+fn answer(
+    fields: &Fields,
+    defaults: &SamplerParams,
+    tokenizer: &Tokenizer,
+) -> Result<AnswerOptions, ApiError> {
+    let number = |name| fields.get::<f32>(name, "a number");
+    let whole = |name| fields.get::<usize>(name, "a whole number");
+    let seed = fields.get::<i64>("seed", "a whole number")?;
+    // llama.cpp's clients send 2^32 - 1 for a random one.
+    let seed = seed.filter(|&seed| seed >= 0 && seed != i64::from(u32::MAX));
+    let sampler = SamplerParams {
+        temperature: number("temperature")?.unwrap_or(defaults.temperature).max(0.0),
+        top_k: fields.get::<i64>("top_k", "a whole number")?.map_or(defaults.top_k, |k| k.max(0) as usize),
+        top_p: number("top_p")?.unwrap_or(defaults.top_p),
+        min_p: number("min_p")?.unwrap_or(defaults.min_p),
+        repeat_penalty: number("repeat_penalty")?.unwrap_or(defaults.repeat_penalty),
+        repeat_last_n: whole("repeat_last_n")?.unwrap_or(defaults.repeat_last_n),
+        seed: seed.map_or_else(random, |seed| seed as u64),
+    };
+    sampler.validate().map_err(|error| ApiError::invalid(error.to_string()))?;
+    let stop = match fields.get("stop", "a text or a list of texts")? {
+        None => Vec::new(),
+        Some(OneOrMany::One(text)) => vec![text],
+        Some(OneOrMany::Many(texts)) if texts.len() > MOST_STOPS => {
+            return Err(ApiError::field("stop", "at most 64 texts", texts.len()));
+        }
+        Some(OneOrMany::Many(texts)) => texts,
+    };
+    let penalty = |name| match number(name)?.unwrap_or(0.0) {
+        penalty if (-100.0..=100.0).contains(&penalty) => Ok(penalty),
+        other => Err(ApiError::field(name, "a number from -100 to 100", other)),
+    };
+    Ok(AnswerOptions {
+        sampler,
+        max_tokens: 0,
+        stop,
+        logprobs: logprobs(fields)?,
+        bias: bias(fields, tokenizer)?,
+        presence_penalty: penalty("presence_penalty")?,
+        frequency_penalty: penalty("frequency_penalty")?,
+        ignore_eos: fields.flag("ignore_eos")?,
+    })
+}
+
+/// A seed that nobody chose.
+fn random() -> u64 {
+    // Below 2^32, so that a client can send it back.
+    RandomState::new().hash_one(Instant::now()) >> 32
+}
+
+/// Chat has a flag and a number beside it, completions have a number, llama.cpp has one of its own.
+fn logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
+    let most = |name, n: usize| {
+        if n > MOST_LOGPROBS { Err(ApiError::field(name, "at most 100", n)) } else { Ok(Some(n)) }
+    };
+    if let Some(n) = fields.get::<usize>("n_probs", "a whole number")?.filter(|&n| n > 0) {
+        return most("n_probs", n);
+    }
+    match fields.value("logprobs") {
+        None | Some(Value::Bool(false)) => match fields.value("top_logprobs") {
+            Some(Value::Number(n)) if n.as_u64() != Some(0) => {
+                Err(ApiError::field("logprobs", "true where top_logprobs is given", "nothing"))
+            }
+            _ => Ok(None),
+        },
+        Some(Value::Bool(true)) => {
+            most("top_logprobs", fields.get("top_logprobs", "a whole number")?.unwrap_or(0))
+        }
+        Some(_) => most("logprobs", fields.need("logprobs", "true, false or a whole number")?),
+    }
+}
+
+fn bias(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiError> {
+    let expected = "token numbers with what is added to their logits";
+    let Some(given) = fields.get::<Bias>("logit_bias", expected)? else { return Ok(Vec::new()) };
+    // More would make infinities of logits; all that is larger rules out as surely.
+    let bounded = |bias: f32| if bias == f32::NEG_INFINITY { bias } else { bias.clamp(-1e6, 1e6) };
+    let wrong = |got: &dyn std::fmt::Display| ApiError::field("logit_bias", expected, got);
+    let known = |token: u64| match u32::try_from(token) {
+        Ok(id) if (id as usize) < tokenizer.n_vocab() => Ok(id),
+        _ => Err(ApiError::field("logit_bias", "numbers of tokens that there are", token)),
+    };
+    match given {
+        Bias::Map(map) => map
+            .into_iter()
+            .map(|(token, bias)| Ok((known(token.parse().map_err(|_| wrong(&token))?)?, bounded(bias))))
+            .collect(),
+        Bias::Pairs(pairs) => {
+            let mut biases = Vec::new();
+            for (token, bias) in pairs {
+                let bias = match &bias {
+                    Value::Bool(false) => f32::NEG_INFINITY,
+                    other => bounded(other.as_f64().ok_or_else(|| wrong(other))? as f32),
+                };
+                match &token {
+                    Value::String(text) => {
+                        let tokens = tokenizer.encode(text, kvant::Special::Parse, false);
+                        let tokens = tokens.map_err(|error| ApiError::invalid(error.to_string()))?;
+                        biases.extend(tokens.into_iter().map(|token| (token, bias)));
+                    }
+                    other => biases.push((known(other.as_u64().ok_or_else(|| wrong(other))?)?, bias)),
+                }
+            }
+            Ok(biases)
+        }
+    }
+}
+
+/// `kv_type`: one type for keys and values, or `K/V`.
+fn kv(fields: &Fields) -> Result<Option<KvOptions>, ApiError> {
+    let Some(text) = fields.get::<String>("kv_type", "a KV type")? else { return Ok(None) };
+    let (k, v) = text.split_once('/').unwrap_or((&text, &text));
+    let dtype = |name: &str| name.parse().map_err(|_| ApiError::field("kv_type", "a KV type, or K/V", &text));
+    Ok(Some(KvOptions { k: dtype(k)?, v: dtype(v)?, ..KvOptions::default() }))
+}

@@ -1,0 +1,101 @@
+//! What a client is told when something cannot be done.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::scheduler::Refusal;
+
+/// An error as OpenAI's API and llama.cpp's server write them.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    message: String,
+    /// The field at fault.
+    param: Option<&'static str>,
+    /// More that is told of it.
+    more: Option<Value>,
+    retry_after: Option<u64>,
+}
+
+impl ApiError {
+    pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, message: message.into(), param: None, more: None, retry_after: None }
+    }
+
+    /// The request makes no sense.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// A field makes no sense.
+    pub fn field(name: &'static str, expected: &str, got: impl std::fmt::Display) -> Self {
+        Self { param: Some(name), ..Self::invalid(format!("{name}: expected {expected}, got {got}")) }
+    }
+
+    /// The server is at fault.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// The server is about to end.
+    pub fn leaving() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "the server is shutting down")
+    }
+
+    /// A prompt is longer than a conversation may be.
+    pub fn too_long(n_prompt: usize, n_ctx: usize) -> Self {
+        let message = format!(
+            "the prompt has {n_prompt} tokens, a conversation may have {n_ctx}: nothing was cut or read"
+        );
+        let more = json!({ "n_prompt_tokens": n_prompt, "n_ctx": n_ctx });
+        Self { more: Some(more), ..Self::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", message) }
+    }
+
+    /// What stands within `error` in the body.
+    pub fn object(&self) -> Value {
+        let mut object = json!({
+            "code": self.status.as_u16(),
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+        });
+        if let (Some(object), Some(Value::Object(more))) = (object.as_object_mut(), &self.more) {
+            object.extend(more.clone());
+        }
+        object
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        let message = refusal.to_string();
+        match refusal {
+            Refusal::Full { retry_after, .. } => {
+                let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+                Self { retry_after: Some(retry_after), ..error }
+            }
+            Refusal::TooLarge { .. } => {
+                Self::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", message)
+            }
+        }
+    }
+}
+
+impl From<kvant::Error> for ApiError {
+    fn from(error: kvant::Error) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(json!({ "error": self.object() }))).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}

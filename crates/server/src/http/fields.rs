@@ -1,0 +1,75 @@
+//! The fields of a request, each read by its name, so that an error names it.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+
+/// A JSON object. A field that is null is one that is not there.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Fields(Map<String, Value>);
+
+/// A value as an error shows it.
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text,
+    }
+}
+
+impl Fields {
+    pub fn value(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    /// A field of a certain kind; `expected` says which, in words.
+    pub fn get<T: DeserializeOwned>(
+        &self,
+        name: &'static str,
+        expected: &str,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        T::deserialize(value).map(Some).map_err(|_| ApiError::field(name, expected, short(value)))
+    }
+
+    pub fn need<T: DeserializeOwned>(&self, name: &'static str, expected: &str) -> Result<T, ApiError> {
+        self.get(name, expected)?.ok_or_else(|| ApiError::field(name, expected, "nothing"))
+    }
+
+    pub fn flag(&self, name: &'static str) -> Result<bool, ApiError> {
+        Ok(self.get(name, "true or false")?.unwrap_or(false))
+    }
+
+    /// The first of several names that is there.
+    pub fn any<T: DeserializeOwned>(
+        &self,
+        names: &[&'static str],
+        expected: &str,
+    ) -> Result<Option<T>, ApiError> {
+        let name = names.iter().find(|name| self.value(name).is_some());
+        name.map_or(Ok(None), |name| self.get(name, expected))
+    }
+
+    /// An object within.
+    pub fn object(&self, name: &'static str) -> Result<Fields, ApiError> {
+        Ok(self.get(name, "an object")?.map_or_else(Fields::default, Fields))
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for Fields {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let bytes = Bytes::from_request(request, state)
+            .await
+            .map_err(|error| ApiError::new(error.status(), "invalid_request_error", error.body_text()))?;
+        match serde_json::from_slice(&bytes) {
+            Ok(Value::Object(map)) => Ok(Self(map)),
+            Ok(other) => Err(ApiError::invalid(format!("expected a JSON object, got {}", short(&other)))),
+            Err(error) => Err(ApiError::invalid(format!("the body is no JSON: {error}"))),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The HTTP side: requests become [jobs](crate::worker::Job), events become answers.
+
+mod asked;
+mod error;
+mod fields;
+mod openai;
+mod reply;
+mod status;
+mod text;
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use kvant::{KvOptions, Model, Tokenizer};
+use tokio::sync::mpsc::channel;
+
+use crate::Options;
+use crate::metrics::Metrics;
+use crate::shelf::Kind;
+use crate::worker::{Job, Status};
+use asked::Asked;
+use error::ApiError;
+use fields::Fields;
+use reply::{Format, Listener};
+
+/// Named in every answer.
+const FINGERPRINT: &str = concat!("kvant-", env!("CARGO_PKG_VERSION"));
+/// Events of an answer that may wait to be sent before its sequence is held back.
+const EVENTS_AHEAD: usize = 64;
+/// The largest body, in bytes: a prompt of a million tokens as numbers.
+const MOST_BYTES: usize = 16 << 20;
+
+/// A model that is served.
+pub(crate) struct Hosted {
+    pub name: String,
+    pub model: Model,
+    /// Tokens that a conversation may have.
+    pub n_ctx: usize,
+    /// What caches store where a request does not say.
+    pub kv: KvOptions,
+    pub jobs: Sender<Job>,
+    pub metrics: Arc<Metrics>,
+    pub status: Arc<Mutex<Status>>,
+}
+
+/// All that handlers know.
+pub(crate) struct Server {
+    pub options: Options,
+    pub hosted: Arc<Hosted>,
+    /// No more work is taken on.
+    pub is_leaving: AtomicBool,
+}
+
+/// Who sent a request: an API key, where there are any.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Caller(Option<Arc<str>>);
+
+/// An identifier that nobody has had.
+fn new_id(prefix: &str) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{prefix}-{:016x}{n:08x}", RandomState::new().hash_one(n))
+}
+
+impl Server {
+    /// The model that a request is for.
+    pub fn hosted(&self, fields: &Fields) -> Result<Arc<Hosted>, ApiError> {
+        // Whatever name is sent: there is one model, and clients have names of their own for it.
+        fields.get::<String>("model", "a name")?;
+        Ok(Arc::clone(&self.hosted))
+    }
+}
+
+impl Hosted {
+    pub fn tokenizer(&self) -> &Tokenizer {
+        self.model.tokenizer().expect("a model is only served with a tokenizer")
+    }
+
+    pub fn status(&self) -> Status {
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what may take a while, such as reading a long text, where it keeps nobody else waiting.
+    pub async fn tokens<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Model) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let model = self.model.clone();
+        let done = tokio::task::spawn_blocking(move || work(&model)).await;
+        done.map_err(|_| ApiError::internal("an internal error while the prompt was read"))?
+    }
+
+    /// Answers prompts as `asked` says.
+    pub async fn answer(
+        &self,
+        prompts: Vec<Vec<u32>>,
+        asked: &Asked,
+        caller: &Caller,
+        format: impl Format,
+    ) -> Result<Response, ApiError> {
+        let n_answers = prompts.len() * asked.n;
+        let (events, received) = channel(EVENTS_AHEAD + 4 * n_answers);
+        let n_jobs = prompts.len();
+        if n_jobs == 0 {
+            return Err(ApiError::field("prompt", "at least one prompt", "none"));
+        }
+        if let Some(prompt) = prompts.iter().find(|prompt| prompt.len() > self.n_ctx) {
+            return Err(ApiError::too_long(prompt.len(), self.n_ctx));
+        }
+        if prompts.iter().any(Vec::is_empty) {
+            return Err(ApiError::invalid("the prompt is empty: at least one token is needed"));
+        }
+        let kv = asked.kv.clone().unwrap_or_else(|| self.kv.clone());
+        for (index, prompt) in prompts.into_iter().enumerate() {
+            let job = Job {
+                answer: asked.answer_to(prompt.len(), self.n_ctx),
+                prompt,
+                kind: Kind { kv: kv.clone(), owner: caller.0.clone() },
+                n: asked.n,
+                first: index * asked.n,
+                tells_progress: asked.stream && asked.return_progress,
+                events: events.clone(),
+            };
+            self.jobs.send(job).map_err(|_| ApiError::leaving())?;
+        }
+        drop(events);
+        let listener = Listener::new(received, n_jobs, n_answers, format).await?;
+        if asked.stream { Ok(listener.stream()) } else { listener.whole().await }
+    }
+}
+
+/// All routes.
+pub(crate) fn router(server: Arc<Server>) -> Router {
+    let chat = || post(openai::chat);
+    let completions = || post(openai::completions);
+    Router::new()
+        .route("/", get(status::page))
+        .route("/health", get(status::health))
+        .route("/v1/health", get(status::health))
+        .route("/live", get(status::live))
+        .route("/ready", get(status::health))
+        .route("/metrics", get(status::metrics))
+        .route("/props", get(status::props))
+        .route("/slots", get(status::slots))
+        .route("/kv", get(status::kv))
+        .route("/models", get(status::models))
+        .route("/v1/models", get(status::models))
+        .route("/v1/models/{*id}", get(status::model))
+        .route("/chat/completions", chat())
+        .route("/v1/chat/completions", chat())
+        .route("/v1/completions", completions())
+        .route("/tokenize", post(text::tokenize))
+        .route("/detokenize", post(text::detokenize))
+        .route("/apply-template", post(text::apply_template))
+        .fallback(unknown)
+        .method_not_allowed_fallback(not_so)
+        .layer(from_fn_with_state(Arc::clone(&server), admit))
+        .layer(DefaultBodyLimit::max(MOST_BYTES))
+        .with_state(server)
+}
+
+async fn unknown(request: Request) -> ApiError {
+    let message = format!("there is no {} here", request.uri().path());
+    ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
+}
+
+async fn not_so(method: Method, request: Request) -> ApiError {
+    let message = format!("{} does not take {method}", request.uri().path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+}
+
+/// Lets in who has a key, where keys are asked for, as long as work is taken on.
+async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
+    const OPEN: [&str; 7] = ["/", "/health", "/v1/health", "/live", "/ready", "/models", "/v1/models"];
+    let is_open = OPEN.contains(&request.uri().path());
+    let keys = &server.options.api_keys;
+    let caller = match key(request.headers()) {
+        _ if keys.is_empty() => Caller::default(),
+        Some(key) if keys.iter().any(|known| is_same(known, key)) => Caller(Some(key.into())),
+        _ if is_open => Caller::default(),
+        _ => {
+            let message = "this server wants an API key, as a bearer token or in x-api-key";
+            let error = ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
+            return error.into_response();
+        }
+    };
+    if !is_open && request.method() == Method::POST && server.is_leaving.load(Ordering::Relaxed) {
+        return ApiError::leaving().into_response();
+    }
+    request.extensions_mut().insert(caller);
+    next.run(request).await
+}
+
+fn key(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = text("authorization").and_then(|value| value.strip_prefix("Bearer "));
+    bearer.or_else(|| text("x-api-key")).map(str::trim)
+}
+
+/// Whether two keys are the same, in a time that does not tell where they differ.
+fn is_same(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+}

@@ -1,0 +1,188 @@
+//! How answers go back: all at once, or piece by piece as server-sent events.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::Json;
+use axum::response::sse::{Event as Sse, KeepAlive};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{Stream, unfold};
+use serde_json::Value;
+use tokio::sync::mpsc::Receiver;
+
+use super::error::ApiError;
+use crate::answer::{Finish, Likelihood, Said};
+use crate::worker::{Event, Progress, Times};
+
+/// A comment goes out when nothing else has for so long, so that nobody takes the connection for dead.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// One answer, as far as it has been heard.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Heard {
+    pub text: String,
+    pub tokens: Vec<u32>,
+    pub likelihoods: Vec<Likelihood>,
+    pub finish: Option<Finish>,
+    pub times: Times,
+}
+
+/// Something new of the answer with this index.
+#[derive(Debug)]
+pub(crate) struct Piece<'a> {
+    pub index: usize,
+    pub text: &'a str,
+    pub token: Option<u32>,
+    pub likelihood: Option<&'a Likelihood>,
+    pub finish: Option<Finish>,
+    pub heard: &'a Heard,
+}
+
+/// A server-sent event.
+#[derive(Debug)]
+pub(crate) enum Sent {
+    /// Data alone.
+    Data(Value),
+    /// Data under a name.
+    Named(&'static str, Value),
+    /// The end, as OpenAI's API marks it.
+    Done,
+}
+
+impl From<Sent> for Sse {
+    fn from(sent: Sent) -> Self {
+        match sent {
+            Sent::Data(value) => Sse::default().data(value.to_string()),
+            Sent::Named(name, value) => Sse::default().event(name).data(value.to_string()),
+            Sent::Done => Sse::default().data("[DONE]"),
+        }
+    }
+}
+
+/// How an API writes answers down.
+pub(crate) trait Format: Send + 'static {
+    /// Before anything else in a stream.
+    fn begin(&mut self, _out: &mut VecDeque<Sent>) {}
+    /// A prompt is being read.
+    fn progress(&mut self, _progress: Progress, _out: &mut VecDeque<Sent>) {}
+    /// Something new in a stream.
+    fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>);
+    /// All answers have ended.
+    fn end(&mut self, heard: &[Heard], out: &mut VecDeque<Sent>);
+    /// Something broke in the middle of a stream.
+    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Sent>) {
+        out.push_back(Sent::Data(serde_json::json!({ "error": error.object() })));
+    }
+    /// All answers at once.
+    fn whole(&mut self, heard: &[Heard]) -> Value;
+}
+
+/// Listens to the answers of one or several jobs that tell their events to the same channel.
+pub(crate) struct Listener<F> {
+    events: Receiver<Event>,
+    heard: Vec<Heard>,
+    n_ended: usize,
+    format: F,
+}
+
+impl<F: Format> Listener<F> {
+    /// Waits until all jobs are taken on; each has its share of the `n_answers`.
+    ///
+    /// # Errors
+    /// The first refusal; the other answers are then stopped.
+    pub async fn new(
+        mut events: Receiver<Event>,
+        n_jobs: usize,
+        n_answers: usize,
+        format: F,
+    ) -> Result<Self, ApiError> {
+        for _ in 0..n_jobs {
+            match events.recv().await {
+                Some(Event::Taken) => {}
+                Some(Event::Refused(refusal)) => return Err(refusal.into()),
+                Some(Event::Failed(why)) => return Err(ApiError::invalid(why)),
+                _ => return Err(ApiError::leaving()),
+            }
+        }
+        Ok(Self { events, heard: vec![Heard::default(); n_answers], n_ended: 0, format })
+    }
+
+    /// Takes note of an event and writes to `out` what it is worth in a stream. `false` after the last one.
+    fn hear(&mut self, event: Option<Event>, out: &mut VecDeque<Sent>) -> Result<bool, ApiError> {
+        match event {
+            Some(Event::Taken) => {}
+            Some(Event::Read(progress)) => self.format.progress(progress, out),
+            Some(Event::Said(index, said)) => self.said(index, &said, out),
+            Some(Event::Ended(index, finish, text, times)) => {
+                let heard = &mut self.heard[index];
+                heard.text += &text;
+                (heard.finish, heard.times) = (Some(finish), times);
+                let (token, likelihood, finish) = (None, None, Some(finish));
+                let piece = Piece { index, text: &text, token, likelihood, finish, heard };
+                self.format.piece(&piece, out);
+                self.n_ended += 1;
+                if self.n_ended == self.heard.len() {
+                    self.format.end(&self.heard, out);
+                    return Ok(false);
+                }
+            }
+            Some(Event::Refused(refusal)) => return Err(refusal.into()),
+            Some(Event::Failed(why)) => return Err(ApiError::internal(why)),
+            None => return Err(ApiError::leaving()),
+        }
+        Ok(true)
+    }
+
+    fn said(&mut self, index: usize, said: &Said, out: &mut VecDeque<Sent>) {
+        let heard = &mut self.heard[index];
+        heard.text += &said.text;
+        heard.tokens.push(said.token);
+        heard.likelihoods.extend(said.likelihood.clone());
+        let (text, token, likelihood) = (said.text.as_str(), Some(said.token), said.likelihood.as_ref());
+        self.format.piece(&Piece { index, text, token, likelihood, finish: None, heard }, out);
+    }
+
+    /// All answers at once, when the last one has ended.
+    pub async fn whole(mut self) -> Result<Response, ApiError> {
+        let mut unsent = VecDeque::new();
+        loop {
+            let event = self.events.recv().await;
+            if !self.hear(event, &mut unsent)? {
+                return Ok(Json(self.format.whole(&self.heard)).into_response());
+            }
+            unsent.clear();
+        }
+    }
+
+    /// Answers piece by piece.
+    pub fn stream(mut self) -> Response {
+        let mut out = VecDeque::new();
+        self.format.begin(&mut out);
+        let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
+        let stream = axum::response::Sse::new(sent(self, out)).keep_alive(keep_alive);
+        // A proxy that gathers what it passes on would spoil the stream.
+        ([("x-accel-buffering", "no")], stream).into_response()
+    }
+}
+
+fn sent<F: Format>(
+    listener: Listener<F>,
+    out: VecDeque<Sent>,
+) -> impl Stream<Item = Result<Sse, Infallible>> {
+    unfold((listener, out, true), |(mut listener, mut out, mut goes_on)| async move {
+        loop {
+            if let Some(sent) = out.pop_front() {
+                return Some((Ok(sent.into()), (listener, out, goes_on)));
+            }
+            if !goes_on {
+                return None;
+            }
+            let event = listener.events.recv().await;
+            goes_on = listener.hear(event, &mut out).unwrap_or_else(|error| {
+                listener.format.broken(&error, &mut out);
+                false
+            });
+        }
+    })
+}

@@ -1,0 +1,111 @@
+//! Counters and times, for whoever watches: under the names that llama.cpp's server and vLLM use.
+
+use std::sync::Mutex;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::worker::Status;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    pub prompt_tokens: Counter,
+    pub cached_tokens: Counter,
+    pub said_tokens: Counter,
+    pub steps: Counter,
+    pub finished: Counter,
+    pub cancelled: Counter,
+    pub parked: Counter,
+    pub refused: Counter,
+    pub first_token: Histogram,
+    pub next_token: Histogram,
+    pub whole_answer: Histogram,
+    running: Gauge,
+    waiting: Gauge,
+    parked_now: Gauge,
+    kv_bytes: Gauge,
+    kv_usage: Gauge<f64, std::sync::atomic::AtomicU64>,
+    registry: Mutex<Registry>,
+}
+
+/// Bounds of a histogram: each twice the one before.
+fn seconds(first: f64, n: u16) -> Histogram {
+    Histogram::new((0..n).map(move |i| first * f64::from(1u32 << i)))
+}
+
+impl Metrics {
+    pub fn new() -> Self {
+        let metrics = Self {
+            prompt_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
+            said_tokens: Counter::default(),
+            steps: Counter::default(),
+            finished: Counter::default(),
+            cancelled: Counter::default(),
+            parked: Counter::default(),
+            refused: Counter::default(),
+            first_token: seconds(0.002, 16),
+            next_token: seconds(0.001, 14),
+            whole_answer: seconds(0.02, 16),
+            running: Gauge::default(),
+            waiting: Gauge::default(),
+            parked_now: Gauge::default(),
+            kv_bytes: Gauge::default(),
+            kv_usage: Gauge::default(),
+            registry: Mutex::new(Registry::default()),
+        };
+        metrics.name();
+        metrics
+    }
+
+    fn name(&self) {
+        let mut registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut counter =
+            |name: &str, help: &str, counter: &Counter| registry.register(name, help, counter.clone());
+        for family in ["llamacpp", "vllm"] {
+            counter(&format!("{family}:prompt_tokens"), "Prompt tokens that were read", &self.prompt_tokens);
+        }
+        counter("llamacpp:tokens_predicted", "Tokens that were said", &self.said_tokens);
+        counter("vllm:generation_tokens", "Tokens that were said", &self.said_tokens);
+        counter("llamacpp:n_decode", "Steps of the model", &self.steps);
+        counter("vllm:prefix_cache_hits", "Prompt tokens that were in a cache", &self.cached_tokens);
+        counter("vllm:request_success", "Answers that came to an end", &self.finished);
+        counter("kvant:requests_cancelled", "Answers that nobody waited for any more", &self.cancelled);
+        counter("kvant:requests_refused", "Requests that there was no room for", &self.refused);
+        counter("vllm:num_preemptions", "Times that a sequence gave its memory away", &self.parked);
+        let mut gauge = |name: &str, help: &str, gauge: &Gauge| registry.register(name, help, gauge.clone());
+        gauge("llamacpp:requests_processing", "Answers in work", &self.running);
+        gauge("vllm:num_requests_running", "Answers in work", &self.running);
+        gauge("llamacpp:requests_deferred", "Answers that wait", &self.waiting);
+        gauge("vllm:num_requests_waiting", "Answers that wait", &self.waiting);
+        gauge("kvant:requests_parked", "Answers that gave their memory away for a while", &self.parked_now);
+        gauge("kvant:kv_bytes", "Bytes of all caches, shared ones once", &self.kv_bytes);
+        for name in ["llamacpp:kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"] {
+            registry.register(name, "Share of the memory for caches that is in use", self.kv_usage.clone());
+        }
+        let mut times =
+            |name: &str, help: &str, times: &Histogram| registry.register(name, help, times.clone());
+        times("vllm:time_to_first_token_seconds", "From request to first token", &self.first_token);
+        times("vllm:inter_token_latency_seconds", "From token to token", &self.next_token);
+        times("vllm:e2e_request_latency_seconds", "From request to last token", &self.whole_answer);
+    }
+
+    /// Everything, in Prometheus' text format.
+    pub fn text(&self, status: &Status) -> String {
+        let counts = status.counts;
+        self.running.set((counts.reading + counts.speaking) as i64);
+        self.waiting.set(counts.waiting as i64);
+        self.parked_now.set(counts.parked as i64);
+        self.kv_bytes.set(status.kv_bytes as i64);
+        self.kv_usage.set(status.kv_bytes as f64 / status.budget.max(1) as f64);
+        let mut text = String::new();
+        let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Writing to a string does not fail.
+        _ = encode(&mut text, &registry);
+        text
+    }
+}

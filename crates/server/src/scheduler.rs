@@ -1,0 +1,460 @@
+//! Who runs next: a state machine that knows no model, no clock and no thread.
+//!
+//! A *sequence* waits, reads its prompt, speaks, and may be parked when memory runs out. [`Scheduler::next`] says one thing to
+//! do at a time; whoever does it says how it went. What it holds to:
+//!
+//! - Whoever speaks goes on in every step; prompts are read beside that, in as many rows as keep the gap between two tokens below
+//!   [`GAP`] times what it is without them.
+//! - Owners (API keys) share rows evenly: the prompt that is read next is one of whoever has been given the least so far (fair
+//!   queueing by virtual time). Among an owner's, the shortest comes first, and each second of waiting makes one shorter.
+//! - A prompt whose beginning another one is just reading waits for it, and takes that beginning over.
+//! - Nobody begins unless the whole prompt and a block fit beside what those who run may still need. Where somebody who runs needs
+//!   more than there is, what is idle goes first; then the youngest is parked. Those come back before anybody new begins.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How many times longer than without prompts a step may take that somebody waits for, on average.
+const GAP: f64 = 2.0;
+/// The longest that a step is meant to take where nobody speaks, in seconds: so long may pass until somebody new is noticed.
+const LONGEST_STEP: f64 = 0.1;
+/// The fewest rows of prompts in a step: with fewer, weights are read for too little.
+const LEAST_ROWS: usize = 16;
+/// Rows by which a prompt counts as shorter for each second that it has waited.
+const ROWS_PER_SECOND: f64 = 256.0;
+
+/// The number of a sequence, in the order of coming.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Id(pub u64);
+
+/// What bounds the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences that run at once.
+    pub n_running: usize,
+    /// Sequences that wait at most.
+    pub n_waiting: usize,
+    /// Rows of a step.
+    pub n_rows: usize,
+    /// Tokens of a block.
+    pub block: usize,
+    /// Bytes for all caches.
+    pub budget: usize,
+}
+
+/// What a cache takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cost {
+    /// Bytes of one that holds anything at all.
+    pub fixed: usize,
+    /// Bytes of each block.
+    pub block: usize,
+}
+
+/// A sequence to be.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Whose it is.
+    pub owner: u64,
+    /// Tokens of the prompt, at least one.
+    pub n_prompt: usize,
+    /// Names each whole block of the prompt together with all before it.
+    pub blocks: Arc<[u64]>,
+    /// What its cache takes.
+    pub cost: Cost,
+}
+
+/// Why a sequence is not taken on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Too many wait.
+    #[error("{waiting} requests are waiting already")]
+    Full {
+        /// Sequences that wait.
+        waiting: usize,
+        /// Seconds after which it is worth another try.
+        retry_after: u64,
+    },
+    /// It can never fit.
+    #[error("the cache of this prompt would take {needed} bytes, all caches together may take {budget}")]
+    TooLarge {
+        /// Bytes of its cache.
+        needed: usize,
+        /// Bytes for all caches.
+        budget: usize,
+    },
+}
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    /// Let go of an idle cache, and ask again.
+    Evict,
+    /// Make a cache for this one, take over what is there of its prompt, and say so by [`Scheduler::began`].
+    Begin(Id),
+    /// Take the memory of this one away; nobody notices but by the time that it takes.
+    Park(Id),
+    /// Bring this one back, and say so by [`Scheduler::resumed`].
+    Resume(Id),
+    /// End this one: it fills all memory that there is.
+    End(Id),
+    /// Run so many rows of each, and tell by [`Scheduler::ran`].
+    Run(Vec<(Id, usize)>),
+    /// Nothing, until somebody comes, goes or listens again.
+    Wait,
+}
+
+/// Memory for caches, as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes that nobody holds.
+    pub free: usize,
+    /// Whether some are held by caches that nobody uses.
+    pub can_evict: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Waiting,
+    Reading,
+    Speaking,
+    Parked,
+}
+
+#[derive(Debug)]
+struct Sequence {
+    request: Request,
+    stage: Stage,
+    /// Tokens in its cache; of one that is parked, those that will be.
+    n_tokens: usize,
+    since: Duration,
+    /// Nobody listens to it at the moment.
+    paused: bool,
+}
+
+impl Sequence {
+    fn is_running(&self) -> bool {
+        matches!(self.stage, Stage::Reading | Stage::Speaking)
+    }
+
+    fn left(&self) -> usize {
+        self.request.n_prompt - self.n_tokens.min(self.request.n_prompt)
+    }
+
+    fn bytes(&self, n_tokens: usize, block: usize) -> usize {
+        let Cost { fixed, block: each } = self.request.cost;
+        if n_tokens == 0 { 0 } else { fixed + n_tokens.div_ceil(block) * each }
+    }
+
+    /// Bytes until the prompt is read and a token said, or until the next token is, beyond those of `n_tokens`.
+    fn needs(&self, n_tokens: usize, block: usize) -> usize {
+        let until = n_tokens.max(self.request.n_prompt) + 1;
+        self.bytes(until, block) - self.bytes(n_tokens, block)
+    }
+}
+
+/// How many sequences there are of each kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Those that have not begun.
+    pub waiting: usize,
+    /// Those that read their prompt.
+    pub reading: usize,
+    /// Those that speak.
+    pub speaking: usize,
+    /// Those that will come back.
+    pub parked: usize,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    sequences: BTreeMap<Id, Sequence>,
+    next_id: u64,
+    /// Rows that each owner has been given, with a start as if it had always been here.
+    given: HashMap<u64, u64>,
+    pace: Pace,
+}
+
+/// What steps take, in seconds, as running averages.
+#[derive(Debug, Default)]
+struct Pace {
+    /// A step in which everybody speaks and nobody reads.
+    speaking: Option<f64>,
+    /// A row of a prompt.
+    row: Option<f64>,
+}
+
+impl Pace {
+    fn learn(average: &mut Option<f64>, seconds: f64) {
+        *average = Some(average.map_or(seconds, |average| average + 0.2 * (seconds - average)));
+    }
+
+    fn ran(&mut self, n_speaking: usize, n_read: usize, seconds: f64) {
+        match (n_speaking, n_read) {
+            (0, 0) => {}
+            (_, 0) => Self::learn(&mut self.speaking, seconds),
+            (0, rows) => Self::learn(&mut self.row, seconds / rows as f64),
+            (_, rows) => {
+                if let Some(speaking) = self.speaking {
+                    Self::learn(&mut self.row, (seconds - speaking).max(0.0) / rows as f64);
+                }
+            }
+        }
+    }
+
+    /// Rows of prompts that the next step may have.
+    fn rows(&self, speaking: bool, most: usize) -> usize {
+        let seconds = match (speaking, self.speaking) {
+            (true, Some(speaking)) => (GAP - 1.0) * speaking,
+            (true, None) => return LEAST_ROWS.min(most),
+            (false, _) => LONGEST_STEP,
+        };
+        let Some(row) = self.row.filter(|&row| row > 0.0) else { return most.min(8 * LEAST_ROWS) };
+        ((seconds / row) as usize).max(LEAST_ROWS).min(most)
+    }
+}
+
+impl Scheduler {
+    /// One without any sequences.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, sequences: BTreeMap::new(), next_id: 0, given: HashMap::new(), pace: Pace::default() }
+    }
+
+    /// What bounds the work.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// How many sequences there are of each kind.
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for sequence in self.sequences.values() {
+            *match sequence.stage {
+                Stage::Waiting => &mut counts.waiting,
+                Stage::Reading => &mut counts.reading,
+                Stage::Speaking => &mut counts.speaking,
+                Stage::Parked => &mut counts.parked,
+            } += 1;
+        }
+        counts
+    }
+
+    /// A new sequence comes.
+    ///
+    /// # Errors
+    /// It is refused: nothing is known of it then.
+    pub fn submit(&mut self, request: Request, now: Duration) -> Result<Id, Refusal> {
+        let sequence = Sequence { request, stage: Stage::Waiting, n_tokens: 0, since: now, paused: false };
+        let needed = sequence.needs(0, self.limits.block);
+        if needed > self.limits.budget {
+            return Err(Refusal::TooLarge { needed, budget: self.limits.budget });
+        }
+        let waiting = self.counts().waiting;
+        if waiting >= self.limits.n_waiting {
+            return Err(Refusal::Full { waiting, retry_after: self.seconds_of_waiting() });
+        }
+        self.welcome(sequence.request.owner);
+        Ok(self.insert(sequence))
+    }
+
+    /// Seconds until those who wait now will have been read, about.
+    fn seconds_of_waiting(&self) -> u64 {
+        let rows: usize = self.sequences.values().map(Sequence::left).sum();
+        (rows as f64 * self.pace.row.unwrap_or(1e-3)).ceil().clamp(1.0, 600.0) as u64
+    }
+
+    /// Whoever was away has not saved rows up.
+    fn welcome(&mut self, owner: u64) {
+        let is_here = |owner: u64| self.sequences.values().any(|sequence| sequence.request.owner == owner);
+        if is_here(owner) {
+            return;
+        }
+        self.given.retain(|&owner, _| self.sequences.values().any(|other| other.request.owner == owner));
+        let least = self.given.values().copied().min().unwrap_or(0);
+        self.given.insert(owner, least);
+    }
+
+    fn insert(&mut self, sequence: Sequence) -> Id {
+        let id = Id(self.next_id);
+        self.next_id += 1;
+        self.sequences.insert(id, sequence);
+        id
+    }
+
+    /// A second sequence goes on from where `of` stands, which speaks. `None` where it does not.
+    pub fn fork(&mut self, of: Id, now: Duration) -> Option<Id> {
+        let of = self.sequences.get(&of).filter(|of| of.stage == Stage::Speaking)?;
+        let request = of.request.clone();
+        let fork =
+            Sequence { request, stage: Stage::Speaking, n_tokens: of.n_tokens, since: now, paused: false };
+        Some(self.insert(fork))
+    }
+
+    /// A sequence has said all, or nobody wants it any more. Whether it was known.
+    pub fn remove(&mut self, id: Id) -> bool {
+        self.sequences.remove(&id).is_some()
+    }
+
+    /// Whether anybody listens to a sequence; while nobody does, it does not go on.
+    pub fn pause(&mut self, id: Id, paused: bool) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.paused = paused;
+        }
+    }
+
+    /// A sequence begins with so many tokens that were there.
+    pub fn began(&mut self, id: Id, n_tokens: usize) {
+        self.enter(id, Stage::Reading, n_tokens);
+    }
+
+    /// A sequence is back with so many tokens; it reads again what is missing.
+    pub fn resumed(&mut self, id: Id, n_tokens: usize) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        // What it had read and said is what there is to read now.
+        sequence.request.n_prompt = sequence.request.n_prompt.max(sequence.n_tokens);
+        self.enter(id, Stage::Reading, n_tokens);
+    }
+
+    fn enter(&mut self, id: Id, stage: Stage, n_tokens: usize) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            (sequence.stage, sequence.n_tokens) = (stage, n_tokens);
+            if sequence.left() == 0 {
+                sequence.stage = Stage::Speaking;
+            }
+        }
+    }
+
+    /// A step of these rows has taken so long.
+    pub fn ran(&mut self, rows: &[(Id, usize)], took: Duration) {
+        let (mut n_speaking, mut n_read) = (0, 0);
+        for &(id, n) in rows {
+            let Some(sequence) = self.sequences.get_mut(&id) else { continue };
+            *self.given.entry(sequence.request.owner).or_default() += n as u64;
+            sequence.n_tokens += n;
+            if sequence.stage == Stage::Speaking {
+                n_speaking += n;
+                continue;
+            }
+            n_read += n;
+            if sequence.left() == 0 {
+                sequence.stage = Stage::Speaking;
+            }
+        }
+        self.pace.ran(n_speaking, n_read, took.as_secs_f64());
+    }
+
+    /// What to do next.
+    pub fn next(&mut self, now: Duration, memory: Memory) -> Act {
+        let needs: usize = self.running().map(|(_, s)| s.needs(s.n_tokens, self.limits.block)).sum();
+        if needs > memory.free {
+            return self.make_room(memory);
+        }
+        let free = memory.free - needs;
+        if let Some(act) = self.bring_back(free, memory).or_else(|| self.take_on(now, free, memory)) {
+            return act;
+        }
+        let rows = self.rows(now);
+        if rows.is_empty() { Act::Wait } else { Act::Run(rows) }
+    }
+
+    fn running(&self) -> impl DoubleEndedIterator<Item = (Id, &Sequence)> {
+        self.sequences.iter().map(|(&id, sequence)| (id, sequence)).filter(|(_, s)| s.is_running())
+    }
+
+    /// Those who run need more than there is.
+    fn make_room(&mut self, memory: Memory) -> Act {
+        if memory.can_evict {
+            return Act::Evict;
+        }
+        let n_running = self.running().count();
+        let youngest = self.sequences.iter_mut().rev().find(|(_, sequence)| sequence.is_running());
+        match youngest {
+            Some((&id, sequence)) if n_running > 1 => {
+                sequence.stage = Stage::Parked;
+                Act::Park(id)
+            }
+            Some((&id, _)) => {
+                self.remove(id);
+                Act::End(id)
+            }
+            None => Act::Wait,
+        }
+    }
+
+    /// The oldest of those that were parked, where it fits with a block to spare for everybody: else it would soon go again.
+    fn bring_back(&self, free: usize, memory: Memory) -> Option<Act> {
+        let (&id, parked) = self.sequences.iter().find(|(_, s)| s.stage == Stage::Parked)?;
+        let spare: usize = self.running().map(|(_, s)| s.request.cost.block).sum();
+        let fits = parked.needs(0, self.limits.block) + spare <= free;
+        if fits || self.running().next().is_none() && !memory.can_evict {
+            return Some(Act::Resume(id));
+        }
+        memory.can_evict.then_some(Act::Evict)
+    }
+
+    /// The next of those who wait, if there is room and nobody is parked.
+    fn take_on(&self, now: Duration, free: usize, memory: Memory) -> Option<Act> {
+        if self.running().count() >= self.limits.n_running
+            || self.sequences.values().any(|s| s.stage == Stage::Parked)
+        {
+            return None;
+        }
+        let waiting = self.sequences.iter().filter(|(_, s)| s.stage == Stage::Waiting);
+        let ready = waiting.filter(|(_, waiting)| !self.is_being_read(&waiting.request));
+        let (&id, next) = ready.min_by_key(|&(&id, s)| self.rank(id, s, now))?;
+        let known = self.known(&next.request);
+        let block = self.limits.block;
+        if next.needs(0, block).saturating_sub(known / block * next.request.cost.block) <= free {
+            return Some(Act::Begin(id));
+        }
+        memory.can_evict.then_some(Act::Evict)
+    }
+
+    /// Tokens with which both begin, in whole blocks.
+    fn shared(&self, a: &Request, b: &Request) -> usize {
+        self.limits.block * a.blocks.iter().zip(&*b.blocks).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Whether somebody is about to have read more of this prompt.
+    fn is_being_read(&self, request: &Request) -> bool {
+        let reading = self.running().filter(|(_, s)| s.stage == Stage::Reading);
+        reading.into_iter().any(|(_, s)| self.shared(request, &s.request) > s.n_tokens)
+    }
+
+    /// Tokens of this prompt that somebody who runs has.
+    fn known(&self, request: &Request) -> usize {
+        self.running().map(|(_, s)| self.shared(request, &s.request).min(s.n_tokens)).max().unwrap_or(0)
+    }
+
+    /// Who comes first: of whoever has been given least, what is shortest, less what it has waited.
+    fn rank(&self, id: Id, sequence: &Sequence, now: Duration) -> (u64, i64, Id) {
+        let given = self.given.get(&sequence.request.owner).copied().unwrap_or(0);
+        let waited = now.saturating_sub(sequence.since).as_secs_f64() * ROWS_PER_SECOND;
+        (given, sequence.left() as i64 - waited as i64, id)
+    }
+
+    /// The rows of a step.
+    fn rows(&mut self, now: Duration) -> Vec<(Id, usize)> {
+        let speaking = self.running().filter(|(_, s)| s.stage == Stage::Speaking && !s.paused);
+        let mut rows: Vec<_> = speaking.take(self.limits.n_rows).map(|(id, _)| (id, 1)).collect();
+        let mut room = self.pace.rows(!rows.is_empty(), self.limits.n_rows - rows.len());
+        let reading = self.running().filter(|(_, s)| s.stage == Stage::Reading);
+        let mut reading: Vec<_> = reading.map(|(id, s)| (self.rank(id, s, now), s.left())).collect();
+        reading.sort_unstable();
+        for ((.., id), left) in reading {
+            let n = left.min(room);
+            if n == 0 {
+                break;
+            }
+            rows.push((id, n));
+            room -= n;
+        }
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests;

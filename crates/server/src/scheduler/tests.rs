@@ -1,0 +1,364 @@
+//! The scheduler with an engine that only counts: it shares and holds blocks as the real one does, and keeps what is idle.
+
+use std::collections::{HashMap, HashSet};
+
+use kvant_codec::random::Random;
+
+use super::*;
+
+const BLOCK: usize = 4;
+/// Bytes of a block, and of what a cache takes besides.
+const COST: Cost = Cost { fixed: 3, block: 10 };
+
+/// A sequence as the engine has it.
+#[derive(Clone)]
+struct Cache {
+    tokens: Vec<u64>,
+    /// Names of its whole blocks; those that others have as well take no memory of their own.
+    blocks: Vec<u64>,
+}
+
+impl Cache {
+    fn push(&mut self, token: u64) {
+        self.tokens.push(token);
+        if self.tokens.len().is_multiple_of(BLOCK) {
+            self.blocks.push(names(&self.tokens)[self.tokens.len() / BLOCK - 1]);
+        }
+    }
+}
+
+fn names(tokens: &[u64]) -> Vec<u64> {
+    let mut hash = 7u64;
+    let mut next = |block: &[u64]| {
+        block.iter().for_each(|&token| hash = (hash ^ token).wrapping_mul(0x100_0000_01b3).rotate_left(17));
+        hash
+    };
+    tokens.chunks_exact(BLOCK).map(&mut next).collect()
+}
+
+/// What follows tokens: something that depends on all of them.
+fn says(tokens: &[u64]) -> u64 {
+    tokens.iter().fold(1, |hash, token| (hash ^ token).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23))
+        % 1000
+}
+
+struct Job {
+    owner: u64,
+    prompt: Vec<u64>,
+    /// The prompt, and what was said.
+    tokens: Vec<u64>,
+    wanted: usize,
+    cache: Option<Cache>,
+    submitted: usize,
+    paused: bool,
+}
+
+struct Engine {
+    scheduler: Scheduler,
+    jobs: BTreeMap<Id, Job>,
+    idle: Vec<Cache>,
+    now: Duration,
+    n_steps: usize,
+    /// Tokens of prompts that were read rather than taken over.
+    n_read: usize,
+    finished: Vec<(Vec<u64>, Vec<u64>)>,
+}
+
+impl Engine {
+    fn new(budget: usize, n_running: usize) -> Self {
+        let limits = Limits { n_running, n_waiting: 1000, n_rows: 32, block: BLOCK, budget };
+        Self {
+            scheduler: Scheduler::new(limits),
+            jobs: BTreeMap::new(),
+            idle: Vec::new(),
+            now: Duration::ZERO,
+            n_steps: 0,
+            n_read: 0,
+            finished: Vec::new(),
+        }
+    }
+
+    fn submit(&mut self, owner: u64, prompt: &[u64], wanted: usize) -> Result<Id, Refusal> {
+        let blocks = names(&prompt[..prompt.len() - 1]).into();
+        let request = Request { owner, n_prompt: prompt.len(), blocks, cost: COST };
+        let id = self.scheduler.submit(request, self.now)?;
+        let (prompt, submitted) = (prompt.to_vec(), self.n_steps);
+        let tokens = prompt.clone();
+        self.jobs.insert(id, Job { owner, prompt, tokens, wanted, cache: None, submitted, paused: false });
+        Ok(id)
+    }
+
+    fn caches(&self) -> impl Iterator<Item = &Cache> {
+        self.jobs.values().filter_map(|job| job.cache.as_ref()).chain(&self.idle)
+    }
+
+    fn used(&self) -> usize {
+        let shared: HashSet<u64> = self.caches().flat_map(|cache| cache.blocks.iter().copied()).collect();
+        let own = self.caches().map(|cache| match cache.tokens.len() {
+            0 => 0,
+            n => COST.fixed + COST.block * (n.div_ceil(BLOCK) - n / BLOCK),
+        });
+        COST.block * shared.len() + own.sum::<usize>()
+    }
+
+    fn attach(&self, tokens: &[u64]) -> Cache {
+        let (mine, most) = (names(tokens), (tokens.len() - 1) / BLOCK);
+        let common =
+            |cache: &Cache| mine.iter().zip(&cache.blocks).take_while(|(a, b)| a == b).count().min(most);
+        let n = self.caches().map(common).max().unwrap_or(0);
+        Cache { tokens: tokens[..n * BLOCK].to_vec(), blocks: mine[..n].to_vec() }
+    }
+
+    fn leave(&mut self, id: Id) {
+        self.scheduler.remove(id);
+        let job = self.jobs.remove(&id).expect("a job");
+        self.idle.extend(job.cache);
+    }
+
+    /// Does one thing. `false` when there is nothing to do.
+    fn act(&mut self) -> bool {
+        let free = self.scheduler.limits().budget - self.used();
+        let act = self.scheduler.next(self.now, Memory { free, can_evict: !self.idle.is_empty() });
+        match act {
+            Act::Wait => return false,
+            Act::Evict => _ = self.idle.remove(0),
+            Act::Begin(id) | Act::Resume(id) => {
+                let job = &self.jobs[&id];
+                let has_spoken = job.tokens.len() > job.prompt.len();
+                // Of one that has spoken, the last token waits to be read.
+                let known = &job.tokens[..job.tokens.len() - usize::from(has_spoken)];
+                let cache = self.attach(known);
+                let n = cache.tokens.len();
+                match act {
+                    Act::Begin(_) => self.scheduler.began(id, n),
+                    _ => self.scheduler.resumed(id, n),
+                }
+                self.jobs.get_mut(&id).expect("a job").cache = Some(cache);
+            }
+            Act::Park(id) => self.jobs.get_mut(&id).expect("a job").cache = None,
+            Act::End(id) => {
+                let job = self.jobs.remove(&id).expect("a job");
+                assert!(job.tokens.len() > 1);
+            }
+            Act::Run(rows) => self.run(&rows),
+        }
+        assert!(self.used() <= self.scheduler.limits().budget, "{} bytes", self.used());
+        true
+    }
+
+    fn run(&mut self, rows: &[(Id, usize)]) {
+        assert!(!rows.is_empty() && rows.iter().map(|(_, n)| n).sum::<usize>() <= 32);
+        self.n_steps += 1;
+        let took = Duration::from_millis(5 + rows.iter().map(|(_, n)| *n as u64).sum::<u64>());
+        self.now += took;
+        self.scheduler.ran(rows, took);
+        let speaking = self.jobs.values().filter(|job| job.tokens.len() > job.prompt.len());
+        let ready = speaking.filter(|job| {
+            !job.paused && job.cache.as_ref().is_some_and(|c| c.tokens.len() + 1 == job.tokens.len())
+        });
+        let n_ready = ready.count();
+        let mut n_spoke = 0;
+        let mut done = Vec::new();
+        for &(id, n) in rows {
+            let job = self.jobs.get_mut(&id).expect("a job");
+            let cache = job.cache.as_mut().expect("a cache");
+            let at = cache.tokens.len();
+            n_spoke += usize::from(job.tokens.len() > job.prompt.len() && at + 1 == job.tokens.len());
+            assert!(!job.paused || job.tokens.len() == job.prompt.len() || at + 1 < job.tokens.len());
+            job.tokens[at..at + n].iter().for_each(|&token| cache.push(token));
+            self.n_read += if at < job.prompt.len() { n } else { 0 };
+            if cache.tokens.len() == job.tokens.len() {
+                job.tokens.push(says(&job.tokens));
+                if job.tokens.len() - job.prompt.len() == job.wanted {
+                    done.push(id);
+                }
+            }
+        }
+        assert_eq!(n_spoke, n_ready, "whoever speaks goes on in every step");
+        for id in done {
+            let job = &self.jobs[&id];
+            self.finished.push((job.prompt.clone(), job.tokens.clone()));
+            self.leave(id);
+        }
+    }
+
+    fn run_all(&mut self) {
+        let mut acts = 0;
+        while self.act() {
+            acts += 1;
+            assert!(acts < 200_000, "it goes on for ever: {:?}", self.scheduler.counts());
+        }
+        assert!(self.jobs.is_empty(), "{:?}", self.scheduler.counts());
+    }
+}
+
+/// A prompt that begins as others do.
+fn prompt(random: &mut Random, longest: usize) -> Vec<u64> {
+    let family = random.bits() % 3;
+    let shared = (random.bits() % 4) as usize * 2 * BLOCK;
+    let own = 1 + random.bits() as usize % (longest - shared.min(longest - 1));
+    let begins = (0..shared.min(longest - 1) as u64).map(|i| family * 100 + i);
+    begins.chain((0..own).map(|_| random.bits() % 50)).collect()
+}
+
+#[test]
+fn whatever_comes_everybody_gets_what_a_lone_run_gives_within_the_budget() {
+    for seed in 0..60 {
+        let mut random = Random::new(seed);
+        let budget = 150 + random.bits() as usize % 1500;
+        let mut engine = Engine::new(budget, 1 + random.bits() as usize % 9);
+        let mut n_refused = 0;
+        for _ in 0..400 {
+            match random.bits() % 10 {
+                0 | 1 => {
+                    // Alone, each has room for all that it says.
+                    let (prompt, wanted) = (prompt(&mut random, 30), 1 + random.bits() as usize % 12);
+                    let largest = COST.fixed + COST.block * (prompt.len() + wanted).div_ceil(BLOCK);
+                    let result = engine.submit(random.bits() % 3, &prompt, wanted);
+                    match result {
+                        Err(_) => n_refused += 1,
+                        Ok(id) if largest > budget => {
+                            engine.scheduler.remove(id);
+                            engine.jobs.remove(&id);
+                        }
+                        Ok(_) => {}
+                    }
+                }
+                2 if random.bits() % 4 == 0 => {
+                    if let Some(&id) = engine.jobs.keys().next_back() {
+                        let held = engine.jobs[&id].cache.is_some();
+                        engine.leave(id);
+                        assert!(!held || !engine.idle.is_empty(), "what it had can be let go of at once");
+                    }
+                }
+                3 => {
+                    let id =
+                        engine.jobs.keys().copied().nth(random.bits() as usize % engine.jobs.len().max(1));
+                    if let Some(id) = id {
+                        let paused = random.bits().is_multiple_of(2);
+                        engine.scheduler.pause(id, paused);
+                        engine.jobs.get_mut(&id).unwrap().paused = paused;
+                    }
+                }
+                _ => _ = engine.act(),
+            }
+        }
+        for (&id, job) in &mut engine.jobs {
+            job.paused = false;
+            engine.scheduler.pause(id, false);
+        }
+        engine.run_all();
+        assert!(n_refused < 100 && !engine.finished.is_empty(), "seed {seed}");
+        for (prompt, tokens) in &engine.finished {
+            let mut alone = prompt.clone();
+            while alone.len() < tokens.len() {
+                alone.push(says(&alone));
+            }
+            assert_eq!(*tokens, alone, "seed {seed}");
+        }
+        assert_eq!(engine.scheduler.counts(), Counts::default());
+        engine.idle.clear();
+        assert_eq!(engine.used(), 0);
+    }
+}
+
+#[test]
+fn a_beginning_that_many_share_is_read_once() {
+    let mut engine = Engine::new(100_000, 64);
+    let shared: Vec<u64> = (0..100 * BLOCK as u64).collect();
+    for own in 0..16 {
+        let prompt = [&shared[..], &[1000 + own, 5, 6]].concat();
+        engine.submit(own % 4, &prompt, 3).unwrap();
+    }
+    engine.run_all();
+    assert_eq!(engine.finished.len(), 16);
+    assert_eq!(engine.n_read, shared.len() + 16 * 3);
+}
+
+#[test]
+fn owners_share_rows_evenly_and_a_short_prompt_does_not_wait_for_long_ones() {
+    let mut engine = Engine::new(1_000_000, 64);
+    // The first owner sends a lot of work; the second a little, later.
+    for i in 0..20 {
+        engine.submit(1, &(0..400).map(|t| t * 31 + i).collect::<Vec<_>>(), 4).unwrap();
+    }
+    for _ in 0..30 {
+        engine.act();
+    }
+    let before = engine.n_steps;
+    let short: Vec<u64> = (0..40).map(|t| 9000 + t).collect();
+    engine.submit(2, &short, 1).unwrap();
+    while !engine.finished.iter().any(|(prompt, _)| *prompt == short) {
+        assert!(engine.act());
+        assert!(engine.n_steps < before + 8, "{} steps", engine.n_steps - before);
+    }
+    // Nobody starves: a long prompt among short ones that keep coming is read, too.
+    let mut engine = Engine::new(1_000_000, 64);
+    let long: Vec<u64> = (0..300).map(|t| 70_000 + t).collect();
+    engine.submit(1, &long, 1).unwrap();
+    let mut next = 0;
+    while !engine.finished.iter().any(|(prompt, _)| *prompt == long) {
+        if engine.jobs.len() < 4 {
+            engine.submit(1, &(0..30).map(|t| 1_000_000 + next * 50 + t).collect::<Vec<_>>(), 1).unwrap();
+            next += 1;
+        }
+        assert!(engine.act());
+        assert!(engine.n_steps < 500, "the long one starves");
+    }
+    assert!(next > 5);
+}
+
+#[test]
+fn a_queue_has_an_end_and_says_when_to_come_again() {
+    let mut engine = Engine::new(1_000, 1);
+    engine.scheduler.limits.n_waiting = 2;
+    for _ in 0..2 {
+        engine.submit(0, &[1, 2, 3], 1).unwrap();
+    }
+    let refused = engine.submit(0, &[1, 2, 3], 1).unwrap_err();
+    assert!(matches!(refused, Refusal::Full { waiting: 2, retry_after: 1.. }), "{refused:?}");
+    let refused = engine.submit(0, &(0..1000).collect::<Vec<_>>(), 1).unwrap_err();
+    assert_eq!(refused, Refusal::TooLarge { needed: 3 + 10 * 251, budget: 1000 });
+    engine.run_all();
+    engine.submit(0, &[1, 2, 3], 1).unwrap();
+}
+
+#[test]
+fn prompts_are_read_beside_speech_in_rows_that_keep_the_gap_small() {
+    let mut pace = Pace::default();
+    assert_eq!(pace.rows(true, 500), LEAST_ROWS);
+    for _ in 0..20 {
+        pace.ran(4, 0, 0.050);
+        pace.ran(4, 40, 0.050 + 40.0 * 0.001);
+    }
+    assert!((45..=55).contains(&pace.rows(true, 500)), "{}", pace.rows(true, 500));
+    assert!((95..=105).contains(&pace.rows(false, 500)), "{}", pace.rows(false, 500));
+    assert_eq!(pace.rows(false, 7), 7);
+    // A machine that is slow at prompts still reads some.
+    let mut slow = Pace::default();
+    slow.ran(0, 10, 10.0);
+    slow.ran(1, 0, 0.5);
+    assert_eq!(slow.rows(true, 500), LEAST_ROWS);
+}
+
+/// What each owner was given, while both have work all the time.
+#[test]
+fn two_owners_with_work_are_given_as_much_whoever_sends_longer_prompts() {
+    let mut engine = Engine::new(10_000_000, 64);
+    for i in 0..200u64 {
+        engine.submit(1, &(0..40).map(|t| i * 1000 + t).collect::<Vec<_>>(), 1).unwrap();
+        engine.submit(2, &(0..160).map(|t| 500_000 + i * 1000 + t).collect::<Vec<_>>(), 1).unwrap();
+    }
+    while engine.n_steps < 200 {
+        assert!(engine.act());
+    }
+    let mut left: HashMap<u64, usize> = HashMap::new();
+    for job in engine.jobs.values() {
+        *left.entry(job.owner).or_default() +=
+            job.prompt.len() - job.cache.as_ref().map_or(0, |c| c.tokens.len());
+        assert!(job.submitted <= engine.n_steps);
+    }
+    let given = [200 * 40 - left[&1], 200 * 160 - left[&2]];
+    let most = given[0].max(given[1]);
+    assert!(given[0].abs_diff(given[1]) * 10 <= most, "{given:?}");
+}

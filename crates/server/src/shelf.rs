@@ -1,0 +1,62 @@
+//! Conversations that nobody is waiting for: kept as long as there is memory, since most of them go on.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kvant::{KvOptions, Session};
+
+/// What two sequences must have in common before one goes on from the other.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Kind {
+    /// What the cache stores.
+    pub kv: KvOptions,
+    /// Whose it is.
+    pub owner: Option<Arc<str>>,
+}
+
+/// The conversations, the one used longest ago first.
+#[derive(Default)]
+pub(crate) struct Shelf(VecDeque<(Kind, Session)>);
+
+impl Shelf {
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Bytes of all, those that several share counted for each.
+    pub fn n_bytes(&self) -> usize {
+        self.0.iter().map(|(_, session)| session.kv().bytes).sum()
+    }
+
+    /// Keeps a conversation. One that is its beginning and no more is let go of: nobody will miss it.
+    pub fn put(&mut self, kind: Kind, mut session: Session) {
+        session.rest();
+        self.0.retain(|(other, old)| *other != kind || !session.tokens().starts_with(old.tokens()));
+        self.0.push_back((kind, session));
+    }
+
+    /// Lets go of the conversation that was used longest ago. What others share with it stays.
+    pub fn evict(&mut self) -> bool {
+        self.0.pop_front().is_some()
+    }
+
+    /// The conversation with the longest common beginning with `prompt`, cut to it: the one on the shelf where `prompt` continues
+    /// it, else a copy that shares its memory. `None` where none has more than `least` tokens of it.
+    pub fn take(&mut self, kind: &Kind, prompt: &[u32], least: usize) -> Option<Session> {
+        let common =
+            |session: &Session| session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let of_kind = self.0.iter().enumerate().filter(|(_, (other, _))| other == kind);
+        let (n, index) = of_kind.map(|(index, (_, session))| (common(session), index)).max()?;
+        if n.min(prompt.len() - 1) <= least {
+            return None;
+        }
+        let is_continued = n == self.0[index].1.tokens().len();
+        let mut session = if is_continued { self.0.remove(index)?.1 } else { self.0[index].1.fork() };
+        session.keep_prefix(prompt);
+        Some(session)
+    }
+}

@@ -1,0 +1,493 @@
+//! The thread that has the model: it does what the [scheduler](crate::scheduler) says, and tells those who wait.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvant::{BackendError, Error, Feed, Model, Plan, Session, SessionOptions, TOKENS_PER_BLOCK};
+use tokio::sync::mpsc::Sender;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::answer::{AnswerOptions, Drawn, Finish, Said, Voice};
+use crate::metrics::Metrics;
+use crate::scheduler::{Act, Cost, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
+use crate::shelf::{Kind, Shelf};
+
+/// How often it is looked whether somebody who did not listen does again.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// Whoever does not listen for so long has gone.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Something to answer.
+pub(crate) struct Job {
+    pub prompt: Vec<u32>,
+    pub kind: Kind,
+    /// How many answers, and the index of the first one.
+    pub n: usize,
+    pub first: usize,
+    pub answer: Arc<AnswerOptions>,
+    /// Whether to tell how far the prompt has been read.
+    pub tells_progress: bool,
+    pub events: Sender<Event>,
+}
+
+/// What becomes of a job. The first event is [`Event::Taken`] or a refusal.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// It will be answered.
+    Taken,
+    /// It will not.
+    Refused(Refusal),
+    /// So much of the prompt has been read.
+    Read(Progress),
+    /// A token of the answer with this index.
+    Said(usize, Said),
+    /// An answer has ended; the text is what had been held back.
+    Ended(usize, Finish, String, Times),
+    /// All has ended: something does not work.
+    Failed(String),
+}
+
+/// How far a prompt has been read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Progress {
+    pub total: usize,
+    /// Tokens that were there.
+    pub cached: usize,
+    /// Tokens that are there now.
+    pub done: usize,
+    pub took: Duration,
+}
+
+/// Counts and times of an answer, and what its cache takes.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Times {
+    pub prompt: Progress,
+    pub n_said: usize,
+    pub speaking: Duration,
+    pub kv_bytes: usize,
+    pub kv_bytes_f16: usize,
+}
+
+/// What a worker looks like from outside, as of its last step.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Status {
+    pub counts: Counts,
+    /// Conversations on the shelf.
+    pub idle: usize,
+    /// Bytes of all caches, shared ones once.
+    pub kv_bytes: usize,
+    /// Bytes of those that run, shared ones for each.
+    pub running_bytes: usize,
+    /// Bytes of those on the shelf, shared ones for each.
+    pub idle_bytes: usize,
+    /// Tokens of those that run and of those on the shelf.
+    pub tokens: usize,
+    /// What an f16 cache would take for each of them alone.
+    pub bytes_f16: usize,
+    pub budget: usize,
+}
+
+/// A sequence of a job.
+struct Course {
+    job: Arc<Job>,
+    /// Among all answers of the request.
+    index: usize,
+    session: Option<Session>,
+    /// The prompt and what was said. Once the prompt is read, the last one has not been fed yet.
+    tokens: Vec<u32>,
+    voice: Voice,
+    submitted: Instant,
+    progress: Progress,
+    /// When the first token was said.
+    spoke: Option<Instant>,
+    last_said: Instant,
+    /// Since when nobody listens.
+    unheard: Option<Instant>,
+}
+
+impl Course {
+    fn new(job: Arc<Job>, index: usize) -> Self {
+        let now = Instant::now();
+        let voice = Voice::new(Arc::clone(&job.answer), index);
+        let tokens = job.prompt.clone();
+        let progress = Progress { total: tokens.len(), ..Progress::default() };
+        Self {
+            index: job.first + index,
+            job,
+            session: None,
+            tokens,
+            voice,
+            submitted: now,
+            progress,
+            spoke: None,
+            last_said: now,
+            unheard: None,
+        }
+    }
+
+    fn times(&self) -> Times {
+        let kv = self.session.as_ref().map(Session::kv);
+        Times {
+            prompt: self.progress,
+            n_said: self.voice.n_said(),
+            speaking: self.spoke.map_or(Duration::ZERO, |spoke| self.last_said - spoke),
+            kv_bytes: kv.as_ref().map_or(0, |kv| kv.bytes),
+            kv_bytes_f16: kv.as_ref().map_or(0, |kv| kv.bytes_f16),
+        }
+    }
+
+    /// Tells; whoever has gone is noticed elsewhere.
+    fn tell(&self, event: Event) {
+        _ = self.job.events.try_send(event);
+    }
+}
+
+/// The model's thread.
+pub(crate) struct Worker {
+    model: Model,
+    n_ctx: Option<usize>,
+    scheduler: Scheduler,
+    courses: BTreeMap<Id, Course>,
+    shelf: Shelf,
+    metrics: Arc<Metrics>,
+    status: Arc<Mutex<Status>>,
+    began: Instant,
+    /// A step ran out of memory: what the scheduler reckons is not enough.
+    is_pressed: bool,
+}
+
+impl Worker {
+    pub fn new(
+        model: Model,
+        n_ctx: Option<usize>,
+        limits: Limits,
+        metrics: Arc<Metrics>,
+        status: Arc<Mutex<Status>>,
+    ) -> Self {
+        model.set_kv_budget(limits.budget);
+        Self {
+            model,
+            n_ctx,
+            scheduler: Scheduler::new(limits),
+            courses: BTreeMap::new(),
+            shelf: Shelf::default(),
+            metrics,
+            status,
+            began: Instant::now(),
+            is_pressed: false,
+        }
+    }
+
+    /// Works until nobody can send jobs any more and all are done.
+    pub fn run(mut self, jobs: &Receiver<Job>) {
+        let mut is_open = true;
+        loop {
+            while is_open {
+                match jobs.try_recv() {
+                    Ok(job) => self.submit(job),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => is_open = false,
+                }
+            }
+            self.look_who_listens();
+            let act = self.scheduler.next(self.began.elapsed(), self.memory());
+            if act != Act::Wait {
+                self.act(act);
+                continue;
+            }
+            self.tell_status();
+            match (self.courses.is_empty(), is_open) {
+                (true, false) => return,
+                (true, true) => match jobs.recv() {
+                    Ok(job) => self.submit(job),
+                    Err(_) => is_open = false,
+                },
+                (false, _) => match jobs.recv_timeout(LOOK_AGAIN) {
+                    Ok(job) => self.submit(job),
+                    Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK_AGAIN),
+                    Err(RecvTimeoutError::Timeout) => {}
+                },
+            }
+        }
+    }
+
+    fn memory(&self) -> Memory {
+        let can_evict = !self.shelf.is_empty();
+        if self.is_pressed {
+            return Memory { free: 0, can_evict };
+        }
+        let free = self.scheduler.limits().budget.saturating_sub(self.model.kv_bytes());
+        Memory { free, can_evict }
+    }
+
+    fn submit(&mut self, job: Job) {
+        let shape = self.model.config().kv_shape();
+        let kv = &job.kind.kv;
+        let plan = match Plan::new(&shape, kv.k, kv.v, &kv.policies) {
+            Ok(plan) => Plan { tail: kv.tail, balance: kv.balance.clone(), ..plan },
+            Err(error) => {
+                _ = job.events.try_send(Event::Failed(error.to_string()));
+                return;
+            }
+        };
+        let bytes = |n_blocks: usize| plan.n_bytes(&shape, n_blocks * TOKENS_PER_BLOCK);
+        let cost =
+            Cost { fixed: bytes(8) - 8 * (bytes(16) - bytes(8)) / 8, block: (bytes(16) - bytes(8)) / 8 };
+        let request = Request {
+            owner: hash(&job.kind.owner.as_deref().unwrap_or_default().as_bytes()),
+            n_prompt: job.prompt.len(),
+            blocks: blocks(&job),
+            cost,
+        };
+        match self.scheduler.submit(request, self.began.elapsed()) {
+            Ok(id) => {
+                let course = Course::new(Arc::new(job), 0);
+                course.tell(Event::Taken);
+                self.courses.insert(id, course);
+            }
+            Err(refusal) => _ = job.events.try_send(Event::Refused(refusal)),
+        }
+    }
+
+    /// Lets go of those whom nobody waits for, and holds those back whom nobody listens to.
+    fn look_who_listens(&mut self) {
+        let mut gone = Vec::new();
+        for (&id, course) in &mut self.courses {
+            // Each answer may have an event to tell before it is looked again, and two when it ends.
+            let is_heard = course.job.events.capacity() > 2 * course.job.n;
+            if is_heard != course.unheard.is_none() {
+                course.unheard = (!is_heard).then(Instant::now);
+                self.scheduler.pause(id, !is_heard);
+            }
+            if course.job.events.is_closed() || course.unheard.is_some_and(|since| since.elapsed() > PATIENCE)
+            {
+                gone.push(id);
+            }
+        }
+        for id in gone {
+            self.metrics.cancelled.inc();
+            self.leave(id);
+        }
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Evict => {
+                self.is_pressed = false;
+                self.shelf.evict();
+            }
+            Act::Begin(id) => match self.begin(id) {
+                Ok(n) => self.scheduler.began(id, n),
+                Err(error) => self.fail(id, &error),
+            },
+            Act::Resume(id) => match self.begin(id) {
+                Ok(n) => self.scheduler.resumed(id, n),
+                Err(error) => self.fail(id, &error),
+            },
+            Act::Park(id) => {
+                self.is_pressed = false;
+                self.metrics.parked.inc();
+                // Its tokens are enough to bring it back.
+                if let Some(course) = self.courses.get_mut(&id) {
+                    course.session = None;
+                }
+            }
+            Act::End(id) => {
+                self.is_pressed = false;
+                self.end(id, Finish::Length);
+            }
+            Act::Run(rows) => self.step(&rows),
+            Act::Wait => {}
+        }
+    }
+
+    /// Gives a sequence a cache with what is there of its tokens. Returns how many.
+    fn begin(&mut self, id: Id) -> Result<usize, Error> {
+        let Some(course) = self.courses.get_mut(&id) else { return Ok(0) };
+        let Kind { kv, owner } = course.job.kind.clone();
+        let mut session = self.model.session(SessionOptions { n_ctx: self.n_ctx, kv })?.owned_by(owner);
+        let attached = session.attach(&course.tokens);
+        if let Some(idle) = self.shelf.take(&course.job.kind, &course.tokens, attached) {
+            session = idle;
+        }
+        let n = session.tokens().len();
+        if course.progress.done == 0 {
+            course.progress = Progress { cached: n, done: n, ..course.progress };
+            self.metrics.cached_tokens.inc_by(n as u64);
+        }
+        course.session = Some(session);
+        Ok(n)
+    }
+
+    fn step(&mut self, rows: &[(Id, usize)]) {
+        let started = Instant::now();
+        let n_of: BTreeMap<Id, usize> = rows.iter().copied().collect();
+        let mut feeds: Vec<Feed<'_>> = Vec::with_capacity(rows.len());
+        for (id, course) in &mut self.courses {
+            if let (Some(&n), Some(session)) = (n_of.get(id), &mut course.session) {
+                let at = session.tokens().len();
+                feeds.push(Feed { session, tokens: &course.tokens[at..at + n] });
+            }
+        }
+        match Session::feed_together(&mut feeds) {
+            Ok(()) => {
+                self.is_pressed = false;
+                self.scheduler.ran(rows, started.elapsed());
+                rows.iter().for_each(|&(id, n)| self.go_on(id, n));
+            }
+            // The scheduler reckons with blocks; what the cache takes besides may be more than is left.
+            Err(Error::Device(BackendError::OutOfMemory { .. })) if !self.is_pressed => {
+                self.is_pressed = true
+            }
+            Err(error) => rows.iter().for_each(|&(id, _)| self.fail(id, &error)),
+        }
+        self.metrics.steps.inc();
+        self.tell_status();
+    }
+
+    /// A sequence has read `n` tokens: tells so, or draws what follows when that is all there was.
+    fn go_on(&mut self, id: Id, n: usize) {
+        let Some(course) = self.courses.get_mut(&id) else { return };
+        let read = course.session.as_ref().map_or(0, |session| session.tokens().len());
+        if course.spoke.is_none() {
+            self.metrics.prompt_tokens.inc_by(n as u64);
+            course.progress.done = read;
+            course.progress.took = course.submitted.elapsed();
+            if course.job.tells_progress {
+                course.tell(Event::Read(course.progress));
+            }
+        }
+        if read < course.tokens.len() {
+            return;
+        }
+        let others = if course.spoke.is_none() { 1..course.job.n } else { 0..0 };
+        if course.spoke.is_none()
+            && let Some(session) = &mut course.session
+        {
+            // Another answer to the same prompt begins here.
+            session.mark();
+        }
+        for index in others {
+            self.fork(id, index);
+        }
+        self.draw(id, None);
+    }
+
+    /// One more answer to a prompt that has just been read.
+    fn fork(&mut self, of: Id, index: usize) {
+        let Some(id) = self.scheduler.fork(of, self.began.elapsed()) else { return };
+        let Some(first) = self.courses.get(&of) else { return };
+        let mut course = Course::new(Arc::clone(&first.job), index);
+        (course.submitted, course.progress) = (first.submitted, first.progress);
+        course.session = first.session.as_ref().map(Session::fork);
+        self.courses.insert(id, course);
+        self.draw(id, Some(of));
+    }
+
+    /// Draws a token for `id`, from what `from` has read where it has read nothing of its own yet.
+    fn draw(&mut self, id: Id, from: Option<Id>) {
+        let Some(mut course) = self.courses.remove(&id) else { return };
+        let now = Instant::now();
+        let mut drawn = None;
+        {
+            let reader = match from {
+                Some(from) => self.courses.get_mut(&from).and_then(|from| from.session.as_mut()),
+                None => course.session.as_mut(),
+            };
+            if let Some(session) = reader {
+                let n_ctx = session.n_ctx();
+                drawn = Some((course.voice.draw(session), n_ctx));
+            }
+        }
+        let mut ended = None;
+        match drawn {
+            Some((Ok(Drawn::Token(said, finish)), n_ctx)) => {
+                self.observe(&mut course, now);
+                course.tokens.push(said.token);
+                course.tell(Event::Said(course.index, said));
+                ended = finish.or((course.tokens.len() > n_ctx).then_some(Finish::Length));
+            }
+            Some((Ok(Drawn::End), _)) => ended = Some(Finish::Stop),
+            Some((Err(error), _)) => {
+                self.courses.insert(id, course);
+                return self.fail(id, &error);
+            }
+            None => {}
+        }
+        self.courses.insert(id, course);
+        if let Some(finish) = ended {
+            self.end(id, finish);
+        }
+    }
+
+    fn observe(&self, course: &mut Course, now: Instant) {
+        self.metrics.said_tokens.inc();
+        if course.spoke.is_none() {
+            course.spoke = Some(now);
+            self.metrics.first_token.observe((now - course.submitted).as_secs_f64());
+        } else {
+            self.metrics.next_token.observe((now - course.last_said).as_secs_f64());
+        }
+        course.last_said = now;
+    }
+
+    fn end(&mut self, id: Id, finish: Finish) {
+        if let Some(course) = self.courses.get_mut(&id) {
+            let rest = course.voice.rest();
+            course.tell(Event::Ended(course.index, finish, rest, course.times()));
+            self.metrics.finished.inc();
+            self.metrics.whole_answer.observe(course.submitted.elapsed().as_secs_f64());
+        }
+        self.leave(id);
+    }
+
+    fn fail(&mut self, id: Id, error: &Error) {
+        tracing::error!(%error, "a request failed");
+        if let Some(course) = self.courses.remove(&id) {
+            course.tell(Event::Failed(error.to_string()));
+        }
+        self.scheduler.remove(id);
+    }
+
+    /// A sequence is over; its cache stays for as long as there is room.
+    fn leave(&mut self, id: Id) {
+        self.scheduler.remove(id);
+        if let Some(Course { job, session: Some(session), .. }) = self.courses.remove(&id) {
+            self.shelf.put(job.kind.clone(), session);
+        }
+    }
+
+    fn tell_status(&self) {
+        let running = || self.courses.values().filter_map(|course| course.session.as_ref()).map(Session::kv);
+        let status = Status {
+            counts: self.scheduler.counts(),
+            idle: self.shelf.len(),
+            kv_bytes: self.model.kv_bytes(),
+            running_bytes: running().map(|kv| kv.bytes).sum(),
+            idle_bytes: self.shelf.n_bytes(),
+            tokens: running().map(|kv| kv.tokens).sum(),
+            bytes_f16: running().map(|kv| kv.bytes_f16).sum(),
+            budget: self.scheduler.limits().budget,
+        };
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+}
+
+fn hash(bytes: &impl AsRef<[u8]>) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bytes.as_ref())
+}
+
+/// Names each block of a job's prompt, with whatever keeps it from being that of another.
+fn blocks(job: &Job) -> Arc<[u64]> {
+    let mut hash = Xxh3::new();
+    hash.update(format!("{:?}", job.kind).as_bytes());
+    // The last token is always read, so that there is something to go on from.
+    let (_, most) = job.prompt.split_last().unwrap_or((&0, &[]));
+    let name = |block: &[u32]| {
+        block.iter().for_each(|token| hash.update(&token.to_le_bytes()));
+        hash.digest()
+    };
+    most.chunks_exact(TOKENS_PER_BLOCK).map(name).collect()
+}
