@@ -348,10 +348,11 @@ impl<P: Page> Cache<P> {
         &mut self.memory
     }
 
-    /// Says what the first block follows on; without, blocks are neither made known nor looked for.
+    /// Says what the first block follows on; without, blocks are neither made known nor looked for. Of a sequence whose blocks
+    /// may be known already, it stays as it is.
     pub fn set_root(&mut self, root: BlockKey) {
-        if self.keys.is_empty() {
-            self.keys.push(root);
+        if self.keys.is_empty() || self.is_empty() {
+            self.keys = vec![root];
         }
     }
 

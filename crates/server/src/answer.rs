@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use kvant::{DecodeStream, Error, Sampler, SamplerParams, Session, Tokenizer};
 
+use crate::guide::Guide;
+
 /// How to answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct AnswerOptions {
@@ -30,6 +32,15 @@ impl AnswerOptions {
     fn changes_logits(&self) -> bool {
         !self.bias.is_empty() || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
+}
+
+/// Why a token could not be drawn.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DrawError {
+    #[error(transparent)]
+    Model(#[from] Error),
+    #[error("the answer cannot be held to its form: {0}")]
+    Guide(String),
 }
 
 /// A token and its log probability.
@@ -88,6 +99,7 @@ pub(crate) struct Voice {
     sampler: Sampler,
     decode: DecodeStream,
     stops: Stops,
+    guide: Option<Guide>,
     n_said: usize,
     /// How often each token was said, where that matters.
     said: HashMap<u32, u32>,
@@ -95,11 +107,12 @@ pub(crate) struct Voice {
 
 impl Voice {
     /// The `index`-th answer to a prompt: each draws with a seed of its own.
-    pub fn new(options: Arc<AnswerOptions>, index: usize) -> Self {
+    pub fn new(options: Arc<AnswerOptions>, guide: Option<Guide>, index: usize) -> Self {
         let seed = options.sampler.seed.wrapping_add(index as u64);
         let sampler = Sampler::new(SamplerParams { seed, ..options.sampler });
         let stops = Stops::new(options.stop.clone());
-        Self { options, sampler, decode: DecodeStream::default(), stops, n_said: 0, said: HashMap::new() }
+        let decode = DecodeStream::default();
+        Self { options, sampler, decode, stops, guide, n_said: 0, said: HashMap::new() }
     }
 
     /// Tokens said.
@@ -108,34 +121,46 @@ impl Voice {
     }
 
     /// Draws what follows the last token that `session` has read.
-    pub fn draw(&mut self, session: &mut Session) -> Result<Drawn, Error> {
+    pub fn draw(&mut self, session: &mut Session) -> Result<Drawn, DrawError> {
         let options = Arc::clone(&self.options);
-        let changed = options.changes_logits();
         let before = options.logprobs.map(|_| session.logits().map(<[f32]>::to_vec)).transpose()?;
-        let token = match changed {
-            true => {
-                let said = &self.said;
-                session.draw_changed(&mut self.sampler, &mut |logits| change(logits, &options, said))?
-            }
-            false => session.draw(&mut self.sampler)?,
-        };
+        let token = self.choose(session, &options)?;
         let tokenizer = session.model().tokenizer()?;
         if tokenizer.is_eog(token) && !options.ignore_eos {
             return Ok(Drawn::End);
         }
         self.n_said += 1;
-        if changed {
-            *self.said.entry(token).or_default() += 1;
-        }
+        let is_complete = match &mut self.guide {
+            Some(guide) => guide.said(token).map_err(DrawError::Guide)?,
+            None => false,
+        };
         let likelihood = before.map(|logits| likelihood(&logits, token, options.logprobs.unwrap_or(0)));
         let text = self.decode.push(tokenizer, token);
         let (text, stopped) = self.stops.push(&text);
-        let finish = match (stopped, self.n_said >= options.max_tokens) {
+        let finish = match (stopped || is_complete, self.n_said >= options.max_tokens) {
             (true, _) => Some(Finish::Stop),
             (false, true) => Some(Finish::Length),
             (false, false) => None,
         };
         Ok(Drawn::Token(Said { token, text, likelihood }, finish))
+    }
+
+    fn choose(&mut self, session: &mut Session, options: &AnswerOptions) -> Result<u32, DrawError> {
+        if self.guide.is_none() && !options.changes_logits() {
+            return Ok(session.draw(&mut self.sampler)?);
+        }
+        let (said, guide) = (&self.said, &mut self.guide);
+        let mut guided = Ok(());
+        let token = session.draw_changed(&mut self.sampler, &mut |logits| {
+            change(logits, options, said);
+            if let Some(guide) = guide {
+                guided = guide.mask(logits);
+            }
+        });
+        guided.map_err(DrawError::Guide)?;
+        let token = token?;
+        *self.said.entry(token).or_default() += 1;
+        Ok(token)
     }
 
     /// Text that was held back, once it is certain that no more comes.

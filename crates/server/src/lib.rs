@@ -11,19 +11,19 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod guide;
 mod http;
+mod listen;
 mod metrics;
 mod scheduler;
 mod shelf;
 mod worker;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
 
 use kvant::{Error, KvOptions, Model, SamplerParams, SessionOptions, TOKENS_PER_BLOCK};
-use tokio::net::TcpListener;
 
 use crate::http::{Hosted, Server};
 use crate::metrics::Metrics;
@@ -32,8 +32,6 @@ use crate::worker::Worker;
 
 /// Rows of a step, at most.
 const ROWS: usize = 512;
-/// How often it is looked whether the last answer has ended.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// How to serve.
 #[derive(Debug, Clone)]
@@ -101,48 +99,14 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
     let worker = Worker::new(model.clone(), options.n_ctx, limits, Arc::clone(&metrics), Arc::clone(&status));
     let thread = std::thread::Builder::new().name("model".to_owned()).spawn(move || worker.run(&received))?;
     let (name, kv) = (options.name.clone(), options.kv.clone());
-    let hosted = Arc::new(Hosted { name, model, n_ctx, kv, jobs, metrics, status });
-    let server = Arc::new(Server { options, hosted, is_leaving: AtomicBool::new(false) });
+    let grammars = Arc::default();
+    let hosted = Arc::new(Hosted { name, model, n_ctx, kv, grammars, jobs, metrics, status });
+    let server =
+        Arc::new(Server { options, hosted, is_leaving: AtomicBool::new(false), work: Arc::default() });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(listen(server, ready));
+    let result = runtime.block_on(listen::listen(server, ready));
     // Without anybody who could send jobs, the worker ends.
     drop(runtime);
     _ = thread.join();
     result
-}
-
-async fn listen(server: Arc<Server>, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
-    let (host, port) = server.options.address.clone();
-    let listener = TcpListener::bind((host.as_str(), port)).await;
-    let listener = listener.map_err(|source| ServeError::Listen { host, port, source })?;
-    ready(listener.local_addr()?);
-    let app = http::router(Arc::clone(&server));
-    axum::serve(listener, app).with_graceful_shutdown(told_to_end(server)).await?;
-    Ok(())
-}
-
-/// Returns when the process was told to end and the last answer has ended.
-async fn told_to_end(server: Arc<Server>) {
-    let interrupt = tokio::signal::ctrl_c();
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        match signal(SignalKind::terminate()) {
-            Ok(mut terminate) => tokio::select! { _ = interrupt => {}, _ = terminate.recv() => {} },
-            Err(_) => _ = interrupt.await,
-        }
-    }
-    #[cfg(not(unix))]
-    {
-        _ = interrupt.await;
-    }
-    tracing::info!("told to end: no more work is taken on");
-    server.is_leaving.store(true, Ordering::Relaxed);
-    loop {
-        let counts = server.hosted.status().counts;
-        if counts.waiting + counts.reading + counts.speaking + counts.parked == 0 {
-            return;
-        }
-        tokio::time::sleep(LOOK_AGAIN).await;
-    }
 }

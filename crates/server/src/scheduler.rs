@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How many times longer than without prompts a step may take that somebody waits for, on average.
-const GAP: f64 = 2.0;
+const GAP: f64 = 2.5;
 /// The longest that a step is meant to take where nobody speaks, in seconds: so long may pass until somebody new is noticed.
 const LONGEST_STEP: f64 = 0.1;
 /// The fewest rows of prompts in a step: with fewer, weights are read for too little.

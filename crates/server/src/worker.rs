@@ -10,12 +10,15 @@ use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::answer::{AnswerOptions, Drawn, Finish, Said, Voice};
+use crate::guide::Guide;
 use crate::metrics::Metrics;
 use crate::scheduler::{Act, Cost, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
 use crate::shelf::{Kind, Shelf};
 
 /// How often it is looked whether somebody who did not listen does again.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// How long what is told of the worker may be out of date while it works.
+const OUT_OF_DATE: Duration = Duration::from_millis(50);
 /// Whoever does not listen for so long has gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -27,6 +30,8 @@ pub(crate) struct Job {
     pub n: usize,
     pub first: usize,
     pub answer: Arc<AnswerOptions>,
+    /// What the answers are held to.
+    pub guide: Option<Guide>,
     /// Whether to tell how far the prompt has been read.
     pub tells_progress: bool,
     pub events: Sender<Event>,
@@ -110,7 +115,8 @@ struct Course {
 impl Course {
     fn new(job: Arc<Job>, index: usize) -> Self {
         let now = Instant::now();
-        let voice = Voice::new(Arc::clone(&job.answer), index);
+        let guide = job.guide.as_ref().and_then(Guide::fork);
+        let voice = Voice::new(Arc::clone(&job.answer), guide, index);
         let tokens = job.prompt.clone();
         let progress = Progress { total: tokens.len(), ..Progress::default() };
         Self {
@@ -154,6 +160,7 @@ pub(crate) struct Worker {
     metrics: Arc<Metrics>,
     status: Arc<Mutex<Status>>,
     began: Instant,
+    told: Instant,
     /// A step ran out of memory: what the scheduler reckons is not enough.
     is_pressed: bool,
 }
@@ -176,6 +183,7 @@ impl Worker {
             metrics,
             status,
             began: Instant::now(),
+            told: Instant::now(),
             is_pressed: false,
         }
     }
@@ -344,7 +352,9 @@ impl Worker {
             Err(error) => rows.iter().for_each(|&(id, _)| self.fail(id, &error)),
         }
         self.metrics.steps.inc();
-        self.tell_status();
+        if self.told.elapsed() > OUT_OF_DATE {
+            self.tell_status();
+        }
     }
 
     /// A sequence has read `n` tokens: tells so, or draws what follows when that is all there was.
@@ -361,6 +371,9 @@ impl Worker {
         }
         if read < course.tokens.len() {
             return;
+        }
+        if course.job.answer.max_tokens == 0 {
+            return self.end(id, Finish::Length);
         }
         let others = if course.spoke.is_none() { 1..course.job.n } else { 0..0 };
         if course.spoke.is_none()
@@ -443,7 +456,7 @@ impl Worker {
         self.leave(id);
     }
 
-    fn fail(&mut self, id: Id, error: &Error) {
+    fn fail(&mut self, id: Id, error: &dyn std::fmt::Display) {
         tracing::error!(%error, "a request failed");
         if let Some(course) = self.courses.remove(&id) {
             course.tell(Event::Failed(error.to_string()));
@@ -459,7 +472,8 @@ impl Worker {
         }
     }
 
-    fn tell_status(&self) {
+    fn tell_status(&mut self) {
+        self.told = Instant::now();
         let running = || self.courses.values().filter_map(|course| course.session.as_ref()).map(Session::kv);
         let status = Status {
             counts: self.scheduler.counts(),

@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::answer::AnswerOptions;
+use crate::guide::Form;
 
 /// The most answers to one prompt.
 const MOST_ANSWERS: usize = 128;
@@ -29,6 +30,8 @@ pub(crate) struct Asked {
     pub max_tokens: Option<usize>,
     /// All but how many tokens, which depends on the prompt.
     pub answer: AnswerOptions,
+    /// What the answer must be.
+    pub form: Option<Form>,
     /// What the cache stores, where the request says it.
     pub kv: Option<KvOptions>,
     pub stream: bool,
@@ -71,6 +74,7 @@ impl Asked {
             n,
             max_tokens,
             answer: answer(fields, defaults, tokenizer)?,
+            form: form(fields)?,
             kv: kv(fields)?,
             stream: fields.flag("stream")?,
             include_usage: stream_options.flag("include_usage")?,
@@ -194,6 +198,41 @@ fn bias(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiEr
             }
             Ok(biases)
         }
+    }
+}
+
+/// The form of the answer, by whichever of its names.
+fn form(fields: &Fields) -> Result<Option<Form>, ApiError> {
+    let format = fields.object("response_format")?;
+    let form = match format.get::<String>("type", "text, json_object or json_schema")?.as_deref() {
+        None | Some("text") => None,
+        Some("json_object") => Some(format.value("schema").cloned().map_or_else(Form::object, Form::Schema)),
+        Some("json_schema") => {
+            let described = format.object("json_schema")?;
+            let schema = described.value("schema").or(format.value("schema")).cloned();
+            Some(Form::Schema(schema.ok_or_else(|| ApiError::field("schema", "a JSON schema", "nothing"))?))
+        }
+        Some(other) => {
+            return Err(ApiError::field("response_format", "type text, json_object or json_schema", other));
+        }
+    };
+    if fields.value("grammar").is_some_and(|grammar| grammar != "") {
+        return Err(ApiError::field(
+            "grammar",
+            "nothing: guided_grammar takes a Lark grammar",
+            "a GBNF grammar",
+        ));
+    }
+    let json: Option<Value> = fields.any(&["json_schema", "guided_json"], "a JSON schema")?;
+    let regex: Option<String> = fields.get("guided_regex", "a regular expression")?;
+    let lark: Option<String> = fields.get("guided_grammar", "a Lark grammar")?;
+    let choice: Option<Vec<String>> = fields.get("guided_choice", "a list of texts")?;
+    let others =
+        [json.map(Form::Schema), regex.map(Form::Regex), lark.map(Form::Lark), choice.map(Form::Choice)];
+    let mut all = others.into_iter().flatten().chain(form);
+    match (all.next(), all.next()) {
+        (Some(_), Some(_)) => Err(ApiError::invalid("two forms for one answer: expected one of them")),
+        (form, _) => Ok(form),
     }
 }
 

@@ -2,9 +2,11 @@
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::BODY;
 use super::error::ApiError;
 
 /// A JSON object. A field that is null is one that is not there.
@@ -63,8 +65,11 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let bytes = Bytes::from_request(request, state)
-            .await
+        let bytes = tokio::time::timeout(BODY, Bytes::from_request(request, state)).await;
+        let late =
+            |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "the body did not come");
+        let bytes = bytes
+            .map_err(late)?
             .map_err(|error| ApiError::new(error.status(), "invalid_request_error", error.body_text()))?;
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(map)) => Ok(Self(map)),

@@ -13,6 +13,7 @@ use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -24,6 +25,7 @@ use kvant::{KvOptions, Model, Tokenizer};
 use tokio::sync::mpsc::channel;
 
 use crate::Options;
+use crate::guide::{Grammars, Guide};
 use crate::metrics::Metrics;
 use crate::shelf::Kind;
 use crate::worker::{Job, Status};
@@ -36,6 +38,8 @@ use reply::{Format, Listener};
 const FINGERPRINT: &str = concat!("kvant-", env!("CARGO_PKG_VERSION"));
 /// Events of an answer that may wait to be sent before its sequence is held back.
 const EVENTS_AHEAD: usize = 64;
+/// The longest that a body may take to come.
+const BODY: Duration = Duration::from_secs(60);
 /// The largest body, in bytes: a prompt of a million tokens as numbers.
 const MOST_BYTES: usize = 16 << 20;
 
@@ -47,6 +51,7 @@ pub(crate) struct Hosted {
     pub n_ctx: usize,
     /// What caches store where a request does not say.
     pub kv: KvOptions,
+    pub grammars: Arc<Grammars>,
     pub jobs: Sender<Job>,
     pub metrics: Arc<Metrics>,
     pub status: Arc<Mutex<Status>>,
@@ -58,11 +63,18 @@ pub(crate) struct Server {
     pub hosted: Arc<Hosted>,
     /// No more work is taken on.
     pub is_leaving: AtomicBool,
+    /// Held by every answer until it has been sent.
+    pub work: Arc<()>,
 }
 
-/// Who sent a request: an API key, where there are any.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Caller(Option<Arc<str>>);
+/// Who sent a request.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    /// The API key, where there are any.
+    owner: Option<Arc<str>>,
+    /// See [`Server::work`].
+    work: Arc<()>,
+}
 
 /// An identifier that nobody has had.
 fn new_id(prefix: &str) -> String {
@@ -99,6 +111,14 @@ impl Hosted {
         done.map_err(|_| ApiError::internal("an internal error while the prompt was read"))?
     }
 
+    /// What answers are held to, where they are to have a form.
+    async fn guide(&self, asked: &Asked) -> Result<Option<Guide>, ApiError> {
+        let Some(form) = asked.form.clone() else { return Ok(None) };
+        let grammars = Arc::clone(&self.grammars);
+        let guide = self.tokens(move |model| Ok(grammars.guide(model.tokenizer()?, &form))).await?;
+        guide.map(Some).map_err(ApiError::invalid)
+    }
+
     /// Answers prompts as `asked` says.
     pub async fn answer(
         &self,
@@ -107,6 +127,7 @@ impl Hosted {
         caller: &Caller,
         format: impl Format,
     ) -> Result<Response, ApiError> {
+        let work = Arc::clone(&caller.work);
         let n_answers = prompts.len() * asked.n;
         let (events, received) = channel(EVENTS_AHEAD + 4 * n_answers);
         let n_jobs = prompts.len();
@@ -119,12 +140,14 @@ impl Hosted {
         if prompts.iter().any(Vec::is_empty) {
             return Err(ApiError::invalid("the prompt is empty: at least one token is needed"));
         }
+        let guide = self.guide(asked).await?;
         let kv = asked.kv.clone().unwrap_or_else(|| self.kv.clone());
         for (index, prompt) in prompts.into_iter().enumerate() {
             let job = Job {
                 answer: asked.answer_to(prompt.len(), self.n_ctx),
                 prompt,
-                kind: Kind { kv: kv.clone(), owner: caller.0.clone() },
+                kind: Kind { kv: kv.clone(), owner: caller.owner.clone() },
+                guide: guide.as_ref().and_then(Guide::fork),
                 n: asked.n,
                 first: index * asked.n,
                 tells_progress: asked.stream && asked.return_progress,
@@ -133,7 +156,7 @@ impl Hosted {
             self.jobs.send(job).map_err(|_| ApiError::leaving())?;
         }
         drop(events);
-        let listener = Listener::new(received, n_jobs, n_answers, format).await?;
+        let listener = Listener::new(received, n_jobs, n_answers, format, work).await?;
         if asked.stream { Ok(listener.stream()) } else { listener.whole().await }
     }
 }
@@ -183,20 +206,22 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
     const OPEN: [&str; 7] = ["/", "/health", "/v1/health", "/live", "/ready", "/models", "/v1/models"];
     let is_open = OPEN.contains(&request.uri().path());
     let keys = &server.options.api_keys;
-    let caller = match key(request.headers()) {
-        _ if keys.is_empty() => Caller::default(),
-        Some(key) if keys.iter().any(|known| is_same(known, key)) => Caller(Some(key.into())),
-        _ if is_open => Caller::default(),
+    let owner = match key(request.headers()) {
+        _ if keys.is_empty() => None,
+        Some(key) if keys.iter().any(|known| is_same(known, key)) => Some(key.into()),
+        _ if is_open => None,
         _ => {
             let message = "this server wants an API key, as a bearer token or in x-api-key";
             let error = ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
             return error.into_response();
         }
     };
+    // Counted as work before it is looked whether any is taken on: nothing is let in behind the last look.
+    let work = Arc::clone(&server.work);
     if !is_open && request.method() == Method::POST && server.is_leaving.load(Ordering::Relaxed) {
         return ApiError::leaving().into_response();
     }
-    request.extensions_mut().insert(caller);
+    request.extensions_mut().insert(Caller { owner, work });
     next.run(request).await
 }
 

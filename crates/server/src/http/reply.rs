@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -84,6 +85,7 @@ pub(crate) struct Listener<F> {
     heard: Vec<Heard>,
     n_ended: usize,
     format: F,
+    _work: Arc<()>,
 }
 
 impl<F: Format> Listener<F> {
@@ -96,6 +98,7 @@ impl<F: Format> Listener<F> {
         n_jobs: usize,
         n_answers: usize,
         format: F,
+        work: Arc<()>,
     ) -> Result<Self, ApiError> {
         for _ in 0..n_jobs {
             match events.recv().await {
@@ -105,7 +108,7 @@ impl<F: Format> Listener<F> {
                 _ => return Err(ApiError::leaving()),
             }
         }
-        Ok(Self { events, heard: vec![Heard::default(); n_answers], n_ended: 0, format })
+        Ok(Self { events, heard: vec![Heard::default(); n_answers], n_ended: 0, format, _work: work })
     }
 
     /// Takes note of an event and writes to `out` what it is worth in a stream. `false` after the last one.

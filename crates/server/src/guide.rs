@@ -1,0 +1,174 @@
+//! Answers that are held to a form: a JSON schema, a regular expression, a Lark grammar.
+//!
+//! `llguidance` says which tokens may come next. That takes a while (microseconds mostly, milliseconds at worst), so it is worked
+//! out by a thread of its own while the model reads the token before.
+
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
+
+use kvant::{Tokenizer, tokenizer::TokenKind};
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+/// What an answer must be.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Form {
+    /// A JSON value that this schema describes.
+    Schema(Value),
+    /// Text that this regular expression matches.
+    Regex(String),
+    /// Text of this Lark grammar.
+    Lark(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+}
+
+impl Form {
+    /// Any JSON object.
+    pub fn object() -> Self {
+        Self::Schema(json!({ "type": "object" }))
+    }
+
+    fn grammar(&self) -> TopLevelGrammar {
+        match self {
+            Self::Schema(schema) => TopLevelGrammar::from_json_schema(with_little_space(schema)),
+            Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Self::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+            Self::Choice(texts) => {
+                let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+                TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
+            }
+        }
+    }
+}
+
+/// A schema whose values are written with no more space than people write: a blank, or a line's end and what indents the next.
+/// A small model that may write blanks without end does.
+fn with_little_space(schema: &Value) -> Value {
+    const OPTIONS: &str = "x-guidance";
+    let mut schema = schema.clone();
+    if let Some(fields) = schema.as_object_mut().filter(|fields| !fields.contains_key(OPTIONS)) {
+        fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": r" |\n {0,32}" }));
+    }
+    schema
+}
+
+/// Grammars for one vocabulary, which is laid out for them when the first one is asked for.
+#[derive(Default)]
+pub(crate) struct Grammars(OnceLock<Result<(ParserFactory, Sender<Work>), String>>);
+
+impl Grammars {
+    /// A guide to answers of this form.
+    ///
+    /// # Errors
+    /// What is wrong with the form, or not known of it, in a line.
+    pub fn guide(&self, tokenizer: &Tokenizer, form: &Form) -> Result<Guide, String> {
+        let ready = self.0.get_or_init(|| Ok((factory(tokenizer)?, start_thread()?)));
+        let (factory, work) = ready.as_ref().map_err(Clone::clone)?;
+        let parser = factory.create_parser(form.grammar());
+        let matcher = Matcher::new(parser);
+        match matcher.get_error() {
+            Some(why) => Err(why.lines().next().unwrap_or_default().to_owned()),
+            None => Ok(Guide { matcher: Some(matcher), coming: None, work: work.clone() }),
+        }
+    }
+}
+
+fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
+    let n_vocab = tokenizer.n_vocab() as u32;
+    let word = |id: u32| match tokenizer.kind(id) {
+        Some(TokenKind::Normal | TokenKind::Byte | TokenKind::UserDefined) => {
+            tokenizer.token_bytes(id).to_vec()
+        }
+        // Others are no text; a grammar may name them.
+        _ => {
+            let name = tokenizer.token_text(id).unwrap_or_default().as_bytes();
+            [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat()
+        }
+    };
+    let words: Vec<Vec<u8>> = (0..n_vocab).map(word).collect();
+    let ends = tokenizer.eog_ids();
+    let end = *ends.first().ok_or("the model has no token that ends an answer, so a form cannot be held")?;
+    let trie = TokTrie::from(&TokRxInfo::new(n_vocab, end), &words).with_eos_tokens(ends);
+    let env = Arc::new(ApproximateTokEnv::new(trie));
+    let mut factory = ParserFactory::new_simple(&(env as _)).map_err(|error| error.to_string())?;
+    factory.quiet();
+    factory.limits_mut().verbose_errors = false;
+    Ok(factory)
+}
+
+/// A mask to be worked out, and where it goes.
+struct Work {
+    matcher: Matcher,
+    to: oneshot::Sender<(Matcher, Result<SimpleVob, String>)>,
+}
+
+fn start_thread() -> Result<Sender<Work>, String> {
+    let (work, received) = channel::<Work>();
+    let run = move || {
+        for Work { mut matcher, to } in received {
+            let mask = matcher.compute_mask_or_eos().map_err(|error| error.to_string());
+            // Whoever asked may have gone.
+            _ = to.send((matcher, mask));
+        }
+    };
+    let thread = std::thread::Builder::new().name("grammar".to_owned()).spawn(run);
+    thread.map(|_| work).map_err(|error| error.to_string())
+}
+
+/// Where an answer stands in its form.
+pub(crate) struct Guide {
+    /// Away while the next mask is worked out.
+    matcher: Option<Matcher>,
+    coming: Option<oneshot::Receiver<(Matcher, Result<SimpleVob, String>)>>,
+    work: Sender<Work>,
+}
+
+const AWAY: &str = "the thread of the grammars has ended";
+
+impl Guide {
+    /// A guide at the same place.
+    pub fn fork(&self) -> Option<Self> {
+        let matcher = self.matcher.as_ref()?.deep_clone();
+        Some(Self { matcher: Some(matcher), coming: None, work: self.work.clone() })
+    }
+
+    /// Begins to work out which tokens may come next.
+    fn look_ahead(&mut self) {
+        if let Some(matcher) = self.matcher.take() {
+            let (to, coming) = oneshot::channel();
+            self.coming = Some(coming);
+            // Where the thread has ended nothing comes, which is noticed.
+            _ = self.work.send(Work { matcher, to });
+        }
+    }
+
+    /// Rules out what may not come next.
+    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
+        self.look_ahead();
+        let (matcher, mask) =
+            self.coming.take().and_then(|coming| coming.blocking_recv().ok()).ok_or(AWAY)?;
+        self.matcher = Some(matcher);
+        let mask = mask?;
+        for (id, logit) in logits.iter_mut().enumerate() {
+            if id >= mask.len() || !mask.is_allowed(id as u32) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note of a token. Whether the answer is complete with it, and nothing can follow.
+    pub fn said(&mut self, token: u32) -> Result<bool, String> {
+        let matcher = self.matcher.as_mut().ok_or(AWAY)?;
+        matcher.consume_token(token).map_err(|error| error.to_string())?;
+        let is_complete = matcher.is_stopped();
+        if !is_complete {
+            self.look_ahead();
+        }
+        Ok(is_complete)
+    }
+}

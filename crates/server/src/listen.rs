@@ -1,0 +1,118 @@
+//! Connections: taken, kept from taking forever, and brought to their end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::ServeError;
+use crate::http::{Server, router};
+
+/// Connections at once; others wait to be taken.
+const CONNECTIONS: usize = 1024;
+/// The longest that the head of a request may take to come.
+const HEAD: Duration = Duration::from_secs(10);
+/// How often it is looked whether the last answer has ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// The longest that the end waits for the last answers.
+const DRAIN: Duration = Duration::from_secs(120);
+/// How long to wait when the system has no more sockets.
+const BREATH: Duration = Duration::from_millis(100);
+
+/// Listens until the process is told to end.
+pub(crate) async fn listen(server: Arc<Server>, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
+    let (host, port) = server.options.address.clone();
+    let listener = TcpListener::bind((host.as_str(), port)).await;
+    let listener = listener.map_err(|source| ServeError::Listen { host, port, source })?;
+    ready(listener.local_addr()?);
+    tell_service_manager();
+    let app = router(Arc::clone(&server));
+    let graceful = GracefulShutdown::new();
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let take = async {
+        loop {
+            let permit = Arc::clone(&room).acquire_owned().await;
+            match (listener.accept().await, permit) {
+                (Ok((stream, _)), Ok(permit)) => talk(stream, permit, app.clone(), &graceful),
+                (Err(error), _) => {
+                    tracing::warn!(%error, "a connection cannot be taken");
+                    tokio::time::sleep(BREATH).await;
+                }
+                (_, Err(_)) => return,
+            }
+        }
+    };
+    // Until the last answer has ended others are still told why there is none for them.
+    tokio::select! { () = take => {}, () = end(server) => {} }
+    _ = tokio::time::timeout(HEAD, graceful.shutdown()).await;
+    Ok(())
+}
+
+/// Serves one connection, whatever becomes of others.
+fn talk(stream: TcpStream, permit: OwnedSemaphorePermit, app: axum::Router, graceful: &GracefulShutdown) {
+    // A token is a small packet, and somebody waits for it.
+    _ = stream.set_nodelay(true);
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD);
+    let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
+    let connection = graceful.watch(connection);
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection broke");
+        }
+        drop(permit);
+    });
+}
+
+/// Returns when the process was told to end and the last answer has ended.
+async fn end(server: Arc<Server>) {
+    told().await;
+    tracing::info!("told to end: no more work is taken on");
+    server.is_leaving.store(true, Ordering::Relaxed);
+    let drained = async {
+        while Arc::strong_count(&server.work) > 1 {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        tracing::warn!("the last answers take too long: they are broken off");
+    }
+}
+
+/// Returns when the process is told to end.
+async fn told() {
+    let interrupt = async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            // Nobody can tell.
+            std::future::pending::<()>().await;
+        }
+    };
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! { () = interrupt => {}, _ = terminate.recv() => {} }
+            return;
+        }
+    }
+    interrupt.await;
+}
+
+/// Tells systemd that the server is ready, where it asks to be told.
+fn tell_service_manager() {
+    #[cfg(unix)]
+    if let Some(path) = std::env::var_os("NOTIFY_SOCKET") {
+        let sent = std::os::unix::net::UnixDatagram::unbound()
+            .and_then(|socket| socket.send_to(b"READY=1", std::path::Path::new(&path)));
+        if let Err(error) = sent {
+            tracing::warn!(%error, "the service manager cannot be told");
+        }
+    }
+}

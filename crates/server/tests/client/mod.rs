@@ -1,0 +1,140 @@
+//! A client that shows everything and hides nothing: one connection for each request.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use kvant::{DType, KvOptions, Model, OpenOptions, SamplerParams};
+use kvant_server::{Options, serve};
+use serde_json::Value;
+
+/// Nothing takes longer on any machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[derive(Clone)]
+pub struct Client {
+    address: SocketAddr,
+    key: Option<String>,
+}
+
+pub fn options() -> Options {
+    Options {
+        address: ("127.0.0.1".to_owned(), 0),
+        name: "pocket".to_owned(),
+        n_ctx: None,
+        kv: KvOptions::symmetric(DType::Turbo3),
+        sampler: SamplerParams::default(),
+        n_running: 64,
+        n_waiting: 64,
+        kv_budget: 256 << 20,
+        api_keys: Vec::new(),
+    }
+}
+
+/// Starts a server with the bundled model; it runs until the test's process ends.
+pub fn start(options: Options) -> Client {
+    let (ready, address) = mpsc::channel();
+    std::thread::spawn(move || {
+        let model = Model::bundled(OpenOptions { n_threads: Some(2), ..Default::default() }).unwrap();
+        serve(model, options, |address| ready.send(address).unwrap()).unwrap();
+    });
+    Client { address: address.recv_timeout(PATIENCE).unwrap(), key: None }
+}
+
+impl Client {
+    pub fn with_key(&self, key: &str) -> Self {
+        Self { key: Some(key.to_owned()), ..self.clone() }
+    }
+
+    fn request(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let key =
+            self.key.as_ref().map_or_else(String::new, |key| format!("Authorization: Bearer {key}\r\n"));
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: kvant\r\nConnection: close\r\n{key}Content-Length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    /// Sends a request and leaves its answer to come.
+    pub fn send(&self, path: &str, body: &Value) -> TcpStream {
+        self.request("POST", path, &body.to_string())
+    }
+
+    /// Status, headers and body of an answer.
+    fn receive(stream: TcpStream) -> (u16, String, String) {
+        let mut reader = BufReader::new(stream);
+        let mut headers = String::new();
+        while !headers.ends_with("\r\n\r\n") {
+            assert!(reader.read_line(&mut headers).unwrap() > 0, "the answer ends in its head: {headers}");
+        }
+        let status = headers.split(' ').nth(1).unwrap().parse().unwrap();
+        let mut body = String::new();
+        if headers.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+            loop {
+                let mut size = String::new();
+                reader.read_line(&mut size).unwrap();
+                let size = usize::from_str_radix(size.trim(), 16).unwrap();
+                let mut chunk = vec![0; size + 2];
+                reader.read_exact(&mut chunk).unwrap();
+                body += std::str::from_utf8(&chunk[..size]).unwrap();
+                if size == 0 {
+                    break;
+                }
+            }
+        } else {
+            reader.read_to_string(&mut body).unwrap();
+        }
+        (status, headers, body)
+    }
+
+    pub fn post_headers(&self, path: &str, body: &Value) -> (u16, String, Value) {
+        let (status, headers, body) = Self::receive(self.send(path, body));
+        (status, headers, serde_json::from_str(&body).unwrap_or_else(|_| panic!("{status}: {body}")))
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let (status, _, body) = self.post_headers(path, body);
+        (status, body)
+    }
+
+    pub fn post_text(&self, path: &str, body: &str) -> (u16, String) {
+        let (status, _, body) = Self::receive(self.request("POST", path, body));
+        (status, body)
+    }
+
+    pub fn get_text(&self, path: &str) -> String {
+        Self::receive(self.request("GET", path, "")).2
+    }
+
+    pub fn get(&self, path: &str) -> (u16, Value) {
+        let (status, _, body) = Self::receive(self.request("GET", path, ""));
+        (status, serde_json::from_str(&body).unwrap_or_else(|_| panic!("{status}: {body}")))
+    }
+
+    /// The data of all events of a stream, which ends as it should.
+    pub fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
+        let (status, headers, text) = Self::receive(self.send(path, body));
+        assert!(status == 200 && headers.contains("text/event-stream"), "{headers}{text}");
+        let mut data: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "{text}");
+        data.into_iter().map(|data| serde_json::from_str(data).unwrap()).collect()
+    }
+
+    /// Waits until what is told there is as `holds` wants it.
+    pub fn wait_for(&self, path: &str, holds: impl Fn(&Value) -> bool) {
+        let started = Instant::now();
+        loop {
+            let (_, told) = self.get(path);
+            if holds(&told) {
+                return;
+            }
+            assert!(started.elapsed() < PATIENCE, "{told}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

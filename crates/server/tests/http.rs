@@ -1,0 +1,350 @@
+//! The server as a client sees it: the bundled model on a port of its own.
+
+mod client;
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use client::{Client, options, start};
+use kvant::DType;
+use serde_json::{Value, json};
+
+const QUESTION: &str = "What is the capital of France?";
+
+fn chat(question: &str) -> Value {
+    json!({ "messages": [{ "role": "user", "content": question }], "temperature": 0 })
+}
+
+fn with(mut body: Value, more: Value) -> Value {
+    let fields = more.as_object().unwrap().clone();
+    body.as_object_mut().unwrap().extend(fields);
+    body
+}
+
+fn content(answer: &Value) -> &str {
+    answer["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}"))
+}
+
+/// A prompt of about so many tokens.
+fn long(n: usize) -> String {
+    (0..n / 7).map(|i| format!("{} is a number. ", i % 97)).collect()
+}
+
+#[test]
+fn a_question_is_answered_at_once_or_piece_by_piece_with_the_same_words() {
+    let client = start(options());
+    let (status, whole) = client.post("/v1/chat/completions", &chat(QUESTION));
+    assert_eq!(status, 200, "{whole}");
+    assert!(content(&whole).contains("Paris"), "{whole}");
+    assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+    let usage = &whole["usage"];
+    assert_eq!(
+        usage["total_tokens"].as_u64(),
+        Some(usage["prompt_tokens"].as_u64().unwrap() + usage["completion_tokens"].as_u64().unwrap())
+    );
+    let asked = json!({ "stream": true, "stream_options": { "include_usage": true } });
+    let chunks = client.stream("/v1/chat/completions", &with(chat(QUESTION), asked));
+    let said: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(said, content(&whole));
+    assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+    let last = chunks.last().unwrap();
+    assert_eq!(last["usage"]["completion_tokens"], usage["completion_tokens"]);
+    // All but the last token of the prompt were there.
+    let cached = last["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    assert_eq!(cached.map(|n| n + 1), usage["prompt_tokens"].as_u64());
+}
+
+/// Whatever else is asked at the same time, in whatever KV type.
+#[test]
+fn many_at_once_say_what_each_says_alone() {
+    let questions: Vec<String> =
+        (0..12).map(|i| format!("{} What is the capital of country {}?", long(40 * i), i % 5)).collect();
+    let ask = |client: &Client, question: &str| {
+        let body = with(chat(question), json!({ "max_tokens": 12, "ignore_eos": true }));
+        let (status, answer) = client.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        content(&answer).to_owned()
+    };
+    let alone = start(options());
+    let expected: Vec<String> = questions.iter().map(|question| ask(&alone, question)).collect();
+    let client = start(options());
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = questions.iter().map(|question| scope.spawn(|| ask(&client, question))).collect();
+        for (thread, expected) in asked.into_iter().zip(&expected) {
+            assert_eq!(thread.join().unwrap(), *expected);
+        }
+    });
+}
+
+#[test]
+fn whoever_had_to_give_memory_away_for_a_while_says_the_same() {
+    let ask = |client: &Client, i: usize| {
+        let body = json!({ "prompt": format!("Story {i}:"), "max_tokens": 300, "ignore_eos": true, "temperature": 0 });
+        let (status, answer) = client.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let alone = start(options());
+    let few = start(kvant_server::Options { kv_budget: 3 << 19, ..options() });
+    let expected: Vec<String> = (0..6).map(|i| ask(&alone, i)).collect();
+    std::thread::scope(|scope| {
+        let few = &few;
+        let asked: Vec<_> = (0..6).map(|i| scope.spawn(move || ask(few, i))).collect();
+        for (thread, expected) in asked.into_iter().zip(&expected) {
+            assert_eq!(thread.join().unwrap(), *expected);
+        }
+    });
+    let metrics = few.get_text("/metrics");
+    let parked = metrics.lines().find_map(|line| line.strip_prefix("vllm:num_preemptions_total ")).unwrap();
+    assert!(parked.parse::<usize>().unwrap() > 0, "nobody was parked");
+}
+
+#[test]
+fn several_answers_differ_by_their_seeds_and_the_same_seed_says_the_same() {
+    let client = start(options());
+    let body = json!({ "prompt": "The", "n": 4, "max_tokens": 12, "temperature": 1.5, "seed": 5 });
+    let texts = |body: &Value| -> Vec<String> {
+        let (status, answer) = client.post("/v1/completions", body);
+        assert_eq!(status, 200, "{answer}");
+        let choices = answer["choices"].as_array().unwrap();
+        assert!(choices.iter().enumerate().all(|(i, choice)| choice["index"] == i));
+        choices.iter().map(|choice| choice["text"].as_str().unwrap().to_owned()).collect()
+    };
+    let four = texts(&body);
+    assert_eq!(four.len(), 4);
+    assert!(four.iter().any(|text| *text != four[0]), "{four:?}");
+    assert_eq!(texts(&body), four);
+    // The third answer has the third seed.
+    assert_eq!(texts(&with(body, json!({ "n": 1, "seed": 7 }))), [four[2].clone()]);
+}
+
+#[test]
+fn several_prompts_have_their_answers_in_order() {
+    let client = start(options());
+    let one = |prompt: Value| {
+        let body = json!({ "prompt": prompt, "max_tokens": 6, "temperature": 0 });
+        client.post("/v1/completions", &body).1
+    };
+    let texts = |answer: &Value| -> Vec<Value> {
+        answer["choices"].as_array().unwrap().iter().map(|choice| choice["text"].clone()).collect()
+    };
+    let [first, second] = ["Once upon a time", "The sky is"].map(|prompt| texts(&one(json!(prompt))));
+    assert_eq!(texts(&one(json!(["Once upon a time", "The sky is"]))), [first[0].clone(), second[0].clone()]);
+    let (_, tokens) = client.post("/tokenize", &json!({ "content": "The sky is", "add_special": true }));
+    assert_eq!(texts(&one(tokens["tokens"].clone())), second);
+}
+
+#[test]
+fn an_answer_stops_where_it_is_told_to() {
+    let client = start(options());
+    let (_, whole) = client.post("/v1/chat/completions", &chat(QUESTION));
+    let text = content(&whole);
+    let stop = &text[text.find("of").unwrap()..][..6];
+    let (_, stopped) = client.post("/v1/chat/completions", &with(chat(QUESTION), json!({ "stop": [stop] })));
+    assert_eq!(content(&stopped), &text[..text.find(stop).unwrap()]);
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
+    let (_, short) = client.post("/v1/chat/completions", &with(chat(QUESTION), json!({ "max_tokens": 2 })));
+    assert_eq!(short["choices"][0]["finish_reason"], "length");
+    assert_eq!(short["usage"]["completion_tokens"], 2);
+    let (_, none) = client.post("/v1/chat/completions", &with(chat(QUESTION), json!({ "max_tokens": 0 })));
+    assert_eq!((content(&none), &none["usage"]["completion_tokens"]), ("", &json!(0)));
+}
+
+#[test]
+fn likelihoods_are_those_of_the_tokens_and_a_bias_moves_them() {
+    let client = start(options());
+    let asked = json!({ "logprobs": true, "top_logprobs": 3, "max_tokens": 4 });
+    let (_, answer) = client.post("/v1/chat/completions", &with(chat(QUESTION), asked.clone()));
+    let tokens = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(tokens.len(), 4);
+    for token in tokens {
+        let top = token["top_logprobs"].as_array().unwrap();
+        // Greedy: the likeliest is what is said.
+        assert_eq!((top.len(), &top[0]["token"]), (3, &token["token"]));
+        assert!(top[0]["logprob"].as_f64() > top[1]["logprob"].as_f64());
+        assert!(token["logprob"].as_f64().unwrap() <= 0.0);
+    }
+    let said = tokens[0]["id"].as_u64().unwrap();
+    let bias = with(with(chat(QUESTION), asked), json!({ "logit_bias": { said.to_string(): -100 } }));
+    let (_, other) = client.post("/v1/chat/completions", &bias);
+    assert_ne!(other["choices"][0]["logprobs"]["content"][0]["id"], said);
+}
+
+#[test]
+fn an_answer_has_the_form_that_was_asked_for() {
+    let client = start(options());
+    let schema = json!({
+        "type": "object",
+        "properties": { "city": { "type": "string", "maxLength": 8 }, "size": { "enum": ["small", "large"] } },
+        "required": ["city", "size"],
+        "additionalProperties": false,
+    });
+    for seed in 0..6 {
+        let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+        let hot = json!({ "temperature": 2.0, "top_k": 0, "seed": seed, "max_tokens": 120 });
+        let body = with(with(chat(QUESTION), hot), json!({ "response_format": format }));
+        let (status, answer) = client.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        let value: Value = serde_json::from_str(content(&answer)).unwrap_or_else(|_| panic!("{answer}"));
+        assert!(value["city"].as_str().unwrap().chars().count() <= 8, "{value}");
+        assert!(["small", "large"].contains(&value["size"].as_str().unwrap()), "{value}");
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    }
+    let regex = with(chat(QUESTION), json!({ "guided_regex": "[a-c]{3}-[0-9]{2}" }));
+    let (_, answer) = client.post("/v1/chat/completions", &regex);
+    let text = content(&answer).as_bytes();
+    assert!(text.len() == 6 && text[3] == b'-' && text[..3].iter().all(|c| b"abc".contains(c)), "{answer}");
+    let choice = with(chat(QUESTION), json!({ "guided_choice": ["yes", "no"], "n": 2 }));
+    let (_, answer) = client.post("/v1/chat/completions", &choice);
+    for choice in answer["choices"].as_array().unwrap() {
+        assert!(["yes", "no"].contains(&choice["message"]["content"].as_str().unwrap()), "{answer}");
+    }
+    let unknown = json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": "object", "uniqueItems": 5, "if": {} } } } });
+    let (status, error) = client.post("/v1/chat/completions", &with(chat(QUESTION), unknown));
+    assert_eq!(status, 400, "{error}");
+}
+
+#[test]
+fn a_beginning_that_was_read_is_not_read_again_by_whoever_has_the_same_key() {
+    let keys = vec!["one".to_owned(), "two".to_owned()];
+    let client = start(kvant_server::Options { api_keys: keys, ..options() });
+    let shared = long(600);
+    let ask = |key: &str, question: &str| {
+        let body = with(chat(&format!("{shared}{question}")), json!({ "max_tokens": 1 }));
+        let (status, answer) = client.with_key(key).post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(ask("one", "What is it?"), 0);
+    assert!(ask("one", "Why is it?") >= 512);
+    // Nobody finds out what others have said.
+    assert_eq!(ask("two", "What is it?"), 0);
+    let (status, error) = client.with_key("three").post("/v1/chat/completions", &chat(QUESTION));
+    assert_eq!((status, &error["error"]["type"]), (401, &json!("authentication_error")));
+    assert_eq!(client.get("/health").0, 200);
+}
+
+#[test]
+fn another_kv_type_answers_in_fewer_bytes() {
+    let client = start(options());
+    let bytes = |kv: &str| {
+        let body = with(chat(&long(900)), json!({ "kv_type": kv, "max_tokens": 2 }));
+        let (status, answer) = client.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        (answer["kv"]["bytes"].as_u64().unwrap(), answer["kv"]["bytes_f16"].as_u64().unwrap())
+    };
+    let (f16, as_f16) = bytes("f16");
+    assert_eq!(f16, as_f16);
+    assert!(2 * bytes("turbo3").0 < f16);
+    let body = with(chat(QUESTION), json!({ "kv_type": "q9" }));
+    assert_eq!(client.post("/v1/chat/completions", &body).0, 400);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_in_a_line_that_names_it() {
+    let client = start(kvant_server::Options { n_ctx: Some(128), ..options() });
+    for (path, body, words) in [
+        ("/v1/chat/completions", json!({}), "messages"),
+        ("/v1/chat/completions", json!({ "messages": [] }), "messages"),
+        ("/v1/chat/completions", json!({ "messages": [{ "content": "x" }] }), "role"),
+        ("/v1/chat/completions", with(chat("x"), json!({ "temperature": "hot" })), "temperature"),
+        ("/v1/chat/completions", with(chat("x"), json!({ "top_p": 7 })), "top_p"),
+        ("/v1/chat/completions", with(chat("x"), json!({ "n": 0 })), "n:"),
+        ("/v1/chat/completions", with(chat("x"), json!({ "n": 100_000 })), "n:"),
+        ("/v1/chat/completions", with(chat("x"), json!({ "logit_bias": { "99999999": 1 } })), "logit_bias"),
+        ("/v1/chat/completions", with(chat("x"), json!({ "top_logprobs": 3 })), "logprobs"),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url" }] }] }),
+            "image_url",
+        ),
+        ("/v1/completions", json!({}), "prompt"),
+        ("/v1/completions", json!({ "prompt": [] }), "prompt"),
+        ("/v1/completions", json!({ "prompt": [99_999_999] }), "prompt"),
+        ("/v1/completions", json!({ "prompt": { "a": 1 } }), "prompt"),
+        ("/v1/completions", json!({ "prompt": "x", "max_tokens": -7 }), "max_tokens"),
+        ("/detokenize", json!({ "tokens": [99_999_999] }), "tokens"),
+    ] {
+        let (status, error) = client.post(path, &body);
+        let message = error["error"]["message"].as_str().unwrap_or_default();
+        assert!(
+            status == 400 && message.contains(words) && !message.contains('\n'),
+            "{body}: {status} {error}"
+        );
+    }
+    // A conversation that is too long is never cut.
+    let (status, error) = client.post("/v1/chat/completions", &chat(&long(400)));
+    let error = &error["error"];
+    assert_eq!(
+        (status, &error["type"], &error["n_ctx"]),
+        (400, &json!("exceed_context_size_error"), &json!(128))
+    );
+    assert!(error["n_prompt_tokens"].as_u64().unwrap() > 128);
+    // And one that becomes it ends.
+    let (_, full) = client.post("/v1/completions", &json!({ "prompt": "x", "ignore_eos": true }));
+    assert_eq!(full["choices"][0]["finish_reason"], "length");
+    assert_eq!(full["usage"]["total_tokens"], 129);
+    assert_eq!(client.get("/nothing").0, 404);
+    assert_eq!(client.post("/health", &json!({})).0, 405);
+    for raw in ["{", "[1]", "\"x\"", "", "{\"messages\": \"x\"}"] {
+        assert_eq!(client.post_text("/v1/chat/completions", raw).0, 400, "{raw}");
+    }
+}
+
+#[test]
+fn whoever_goes_away_frees_what_was_held() {
+    let client = start(options());
+    for stream in [true, false] {
+        let body = with(chat(&long(1500)), json!({ "stream": stream, "ignore_eos": true }));
+        let mut connection = client.send("/v1/chat/completions", &body);
+        connection.flush().unwrap();
+        client.wait_for("/kv", |kv| kv["running"] == 1);
+        drop(connection);
+        let gone = Instant::now();
+        client.wait_for("/kv", |kv| kv["running"] == 0);
+        assert!(gone.elapsed() < Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_again() {
+    let client = start(kvant_server::Options { n_running: 1, n_waiting: 1, ..options() });
+    let slow = with(chat("Tell me a story."), json!({ "ignore_eos": true, "stream": true }));
+    let first = client.send("/v1/chat/completions", &slow);
+    client.wait_for("/kv", |kv| kv["running"] == 1);
+    let second = client.send("/v1/chat/completions", &slow);
+    client.wait_for("/kv", |kv| kv["waiting"] == 1);
+    let (status, headers, error) = client.post_headers("/v1/chat/completions", &slow);
+    assert_eq!((status, &error["error"]["type"]), (429, &json!("rate_limit_error")), "{error}");
+    assert!(headers.to_ascii_lowercase().contains("retry-after: "), "{headers}");
+    drop((first, second));
+}
+
+#[test]
+fn the_server_tells_how_it_is() {
+    let client = start(options());
+    assert_eq!(client.get("/health"), (200, json!({ "status": "ok" })));
+    let (_, models) = client.get("/v1/models");
+    assert_eq!(models["data"][0]["id"], "pocket");
+    assert_eq!(client.get("/v1/models/pocket").0, 200);
+    assert_eq!(client.get("/v1/models/other").0, 404);
+    client.post("/v1/chat/completions", &chat(QUESTION));
+    let metrics = client.get_text("/metrics");
+    for line in [
+        "llamacpp:tokens_predicted_total 7",
+        "vllm:generation_tokens_total 7",
+        "vllm:time_to_first_token_seconds_count 1",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    client.wait_for("/kv", |kv| kv["running"] == 0 && kv["idle"] == 1);
+    let (_, kv) = client.get("/kv");
+    assert_eq!(kv["types"], json!([DType::Turbo3.name(), DType::Turbo3.name()]));
+    let (_, text) = client.post("/apply-template", &chat(QUESTION));
+    assert!(text["prompt"].as_str().unwrap().contains(QUESTION));
+    let (_, text) = client.post("/tokenize", &json!({ "content": "Hello world", "with_pieces": true }));
+    let pieces: String =
+        text["tokens"].as_array().unwrap().iter().map(|t| t["piece"].as_str().unwrap()).collect();
+    assert_eq!(pieces, "Hello world");
+    assert!(client.get_text("/").contains("<title>"));
+}
