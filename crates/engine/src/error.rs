@@ -124,3 +124,16 @@ pub enum Error {
     #[error("cancelled")]
     Cancelled,
 }
+
+impl Error {
+    /// Whether there was no memory for a cache: nothing was changed, and with more of it, or fewer tokens elsewhere, the same
+    /// can be done.
+    pub fn is_out_of_memory(&self) -> bool {
+        let device = match self {
+            Self::Device(error) | Self::Kv(KvError::Device(error)) => error,
+            Self::Model(ModelError::Device(error) | ModelError::Kv(KvError::Device(error))) => error,
+            _ => return false,
+        };
+        matches!(device, BackendError::OutOfMemory { .. })
+    }
+}

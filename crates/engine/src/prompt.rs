@@ -1,8 +1,7 @@
 //! Prompts: text and conversations as tokens.
 
-use kvant_text::chat::{Message, RenderOptions};
+use kvant_text::chat::{Message, RenderOptions, Rendered};
 use kvant_text::tokenizer::Special;
-use serde::Serialize;
 
 use crate::{Error, Model, Session};
 
@@ -25,17 +24,11 @@ impl Model {
         self.chat_tokens(messages, usize::MAX)
     }
 
-    /// As [`chat_prompt`](Self::chat_prompt), of messages as the template reads them, which may have more to them, and with all
-    /// that a template can be told.
+    /// Tokens of a conversation that the [template](Self::chat_template) has written.
     ///
     /// # Errors
-    /// As there.
-    pub fn rendered_prompt(
-        &self,
-        messages: &[impl Serialize],
-        options: &RenderOptions,
-    ) -> Result<Vec<u32>, Error> {
-        let text = self.chat_template()?.render(messages, options)?;
+    /// When the text cannot be encoded.
+    pub fn rendered_prompt(&self, text: &Rendered) -> Result<Vec<u32>, Error> {
         self.encode(text.as_str(), text.special(), usize::MAX)
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvant::{DecodeStream, Error, Sampler, SamplerParams, Session, Tokenizer};
 
-use crate::guide::Guide;
+use crate::guide::Guides;
 
 /// How to answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -99,7 +99,9 @@ pub(crate) struct Voice {
     sampler: Sampler,
     decode: DecodeStream,
     stops: Stops,
-    guide: Option<Guide>,
+    guides: Guides,
+    /// The last of what was said, while a guide waits for a text.
+    recent: String,
     n_said: usize,
     /// How often each token was said, where that matters.
     said: HashMap<u32, u32>,
@@ -107,12 +109,13 @@ pub(crate) struct Voice {
 
 impl Voice {
     /// The `index`-th answer to a prompt: each draws with a seed of its own.
-    pub fn new(options: Arc<AnswerOptions>, guide: Option<Guide>, index: usize) -> Self {
+    pub fn new(options: Arc<AnswerOptions>, guides: Guides, index: usize) -> Self {
         let seed = options.sampler.seed.wrapping_add(index as u64);
         let sampler = Sampler::new(SamplerParams { seed, ..options.sampler });
         let stops = Stops::new(options.stop.clone());
         let decode = DecodeStream::default();
-        Self { options, sampler, decode, stops, guide, n_said: 0, said: HashMap::new() }
+        let (recent, said) = (String::new(), HashMap::new());
+        Self { options, sampler, decode, stops, guides, recent, n_said: 0, said }
     }
 
     /// Tokens said.
@@ -130,12 +133,15 @@ impl Voice {
             return Ok(Drawn::End);
         }
         self.n_said += 1;
-        let is_complete = match &mut self.guide {
-            Some(guide) => guide.said(token).map_err(DrawError::Guide)?,
-            None => false,
-        };
         let likelihood = before.map(|logits| likelihood(&logits, token, options.logprobs.unwrap_or(0)));
         let text = self.decode.push(tokenizer, token);
+        if let Some((opens, _)) = &self.guides.later {
+            self.recent += &text;
+            let surplus = self.recent.len().saturating_sub(2 * opens.len());
+            let cut = (surplus..self.recent.len()).find(|&at| self.recent.is_char_boundary(at)).unwrap_or(0);
+            self.recent.drain(..cut);
+        }
+        let is_complete = self.guides.said(token, &self.recent).map_err(DrawError::Guide)?;
         let (text, stopped) = self.stops.push(&text);
         let finish = match (stopped || is_complete, self.n_said >= options.max_tokens) {
             (true, _) => Some(Finish::Stop),
@@ -146,14 +152,14 @@ impl Voice {
     }
 
     fn choose(&mut self, session: &mut Session, options: &AnswerOptions) -> Result<u32, DrawError> {
-        if self.guide.is_none() && !options.changes_logits() {
+        if self.guides.now.is_none() && !options.changes_logits() {
             return Ok(session.draw(&mut self.sampler)?);
         }
-        let (said, guide) = (&self.said, &mut self.guide);
+        let (said, mut guide) = (&self.said, self.guides.now());
         let mut guided = Ok(());
         let token = session.draw_changed(&mut self.sampler, &mut |logits| {
             change(logits, options, said);
-            if let Some(guide) = guide {
+            if let Some(guide) = &mut guide {
                 guided = guide.mask(logits);
             }
         });

@@ -47,7 +47,7 @@ impl Form {
 
 /// A schema whose values are written with no more space than people write: a blank, or a line's end and what indents the next.
 /// A small model that may write blanks without end does.
-fn with_little_space(schema: &Value) -> Value {
+pub(crate) fn with_little_space(schema: &Value) -> Value {
     const OPTIONS: &str = "x-guidance";
     let mut schema = schema.clone();
     if let Some(fields) = schema.as_object_mut().filter(|fields| !fields.contains_key(OPTIONS)) {
@@ -125,6 +125,39 @@ pub(crate) struct Guide {
     matcher: Option<Matcher>,
     coming: Option<oneshot::Receiver<(Matcher, Result<SimpleVob, String>)>>,
     work: Sender<Work>,
+}
+
+/// What an answer is held to.
+#[derive(Default)]
+pub(crate) struct Guides {
+    /// From its beginning.
+    pub now: Option<Guide>,
+    /// From where it has said a text.
+    pub later: Option<(&'static str, Guide)>,
+}
+
+impl Guides {
+    /// The same for another answer.
+    pub fn fork(&self) -> Self {
+        let later = self.later.as_ref().and_then(|(text, guide)| Some((*text, guide.fork()?)));
+        Self { now: self.now.as_ref().and_then(Guide::fork), later }
+    }
+
+    /// The guide that holds now.
+    pub fn now(&mut self) -> Option<&mut Guide> {
+        self.now.as_mut()
+    }
+
+    /// Takes note of a token and of what was said with it. Whether the answer is complete.
+    pub fn said(&mut self, token: u32, text: &str) -> Result<bool, String> {
+        if let Some(guide) = &mut self.now {
+            return guide.said(token);
+        }
+        if let Some((_, guide)) = self.later.take_if(|(opens, _)| text.ends_with(*opens)) {
+            self.now = Some(guide);
+        }
+        Ok(false)
+    }
 }
 
 const AWAY: &str = "the thread of the grammars has ended";

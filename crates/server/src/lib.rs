@@ -17,6 +17,7 @@ mod listen;
 mod metrics;
 mod scheduler;
 mod shelf;
+mod speech;
 mod worker;
 
 use std::net::SocketAddr;

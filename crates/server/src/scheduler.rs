@@ -112,6 +112,8 @@ pub struct Memory {
     pub free: usize,
     /// Whether some are held by caches that nobody uses.
     pub can_evict: bool,
+    /// A step ran out of it, whatever there should have been.
+    pub is_short: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -349,7 +351,7 @@ impl Scheduler {
     /// What to do next.
     pub fn next(&mut self, now: Duration, memory: Memory) -> Act {
         let needs: usize = self.running().map(|(_, s)| s.needs(s.n_tokens, self.limits.block)).sum();
-        if needs > memory.free {
+        if needs > memory.free || memory.is_short {
             return self.make_room(memory);
         }
         let free = memory.free - needs;

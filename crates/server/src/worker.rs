@@ -5,12 +5,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvant::{BackendError, Error, Feed, Model, Plan, Session, SessionOptions, TOKENS_PER_BLOCK};
+use kvant::{Error, Feed, Model, Plan, Session, SessionOptions, TOKENS_PER_BLOCK};
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::answer::{AnswerOptions, Drawn, Finish, Said, Voice};
-use crate::guide::Guide;
+use crate::guide::Guides;
 use crate::metrics::Metrics;
 use crate::scheduler::{Act, Cost, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
 use crate::shelf::{Kind, Shelf};
@@ -31,7 +31,7 @@ pub(crate) struct Job {
     pub first: usize,
     pub answer: Arc<AnswerOptions>,
     /// What the answers are held to.
-    pub guide: Option<Guide>,
+    pub guides: Guides,
     /// Whether to tell how far the prompt has been read.
     pub tells_progress: bool,
     pub events: Sender<Event>,
@@ -115,8 +115,8 @@ struct Course {
 impl Course {
     fn new(job: Arc<Job>, index: usize) -> Self {
         let now = Instant::now();
-        let guide = job.guide.as_ref().and_then(Guide::fork);
-        let voice = Voice::new(Arc::clone(&job.answer), guide, index);
+        let guides = job.guides.fork();
+        let voice = Voice::new(Arc::clone(&job.answer), guides, index);
         let tokens = job.prompt.clone();
         let progress = Progress { total: tokens.len(), ..Progress::default() };
         Self {
@@ -161,8 +161,8 @@ pub(crate) struct Worker {
     status: Arc<Mutex<Status>>,
     began: Instant,
     told: Instant,
-    /// A step ran out of memory: what the scheduler reckons is not enough.
-    is_pressed: bool,
+    /// A step ran out of memory: the scheduler reckons with blocks, a cache takes more than those.
+    is_short: bool,
 }
 
 impl Worker {
@@ -184,7 +184,7 @@ impl Worker {
             status,
             began: Instant::now(),
             told: Instant::now(),
-            is_pressed: false,
+            is_short: false,
         }
     }
 
@@ -222,12 +222,8 @@ impl Worker {
     }
 
     fn memory(&self) -> Memory {
-        let can_evict = !self.shelf.is_empty();
-        if self.is_pressed {
-            return Memory { free: 0, can_evict };
-        }
         let free = self.scheduler.limits().budget.saturating_sub(self.model.kv_bytes());
-        Memory { free, can_evict }
+        Memory { free, can_evict: !self.shelf.is_empty(), is_short: self.is_short }
     }
 
     fn submit(&mut self, job: Job) {
@@ -283,7 +279,7 @@ impl Worker {
     fn act(&mut self, act: Act) {
         match act {
             Act::Evict => {
-                self.is_pressed = false;
+                self.is_short = false;
                 self.shelf.evict();
             }
             Act::Begin(id) => match self.begin(id) {
@@ -295,7 +291,7 @@ impl Worker {
                 Err(error) => self.fail(id, &error),
             },
             Act::Park(id) => {
-                self.is_pressed = false;
+                self.is_short = false;
                 self.metrics.parked.inc();
                 // Its tokens are enough to bring it back.
                 if let Some(course) = self.courses.get_mut(&id) {
@@ -303,7 +299,7 @@ impl Worker {
                 }
             }
             Act::End(id) => {
-                self.is_pressed = false;
+                self.is_short = false;
                 self.end(id, Finish::Length);
             }
             Act::Run(rows) => self.step(&rows),
@@ -341,14 +337,11 @@ impl Worker {
         }
         match Session::feed_together(&mut feeds) {
             Ok(()) => {
-                self.is_pressed = false;
+                self.is_short = false;
                 self.scheduler.ran(rows, started.elapsed());
                 rows.iter().for_each(|&(id, n)| self.go_on(id, n));
             }
-            // The scheduler reckons with blocks; what the cache takes besides may be more than is left.
-            Err(Error::Device(BackendError::OutOfMemory { .. })) if !self.is_pressed => {
-                self.is_pressed = true
-            }
+            Err(error) if error.is_out_of_memory() && !self.is_short => self.is_short = true,
             Err(error) => rows.iter().for_each(|&(id, _)| self.fail(id, &error)),
         }
         self.metrics.steps.inc();

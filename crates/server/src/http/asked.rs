@@ -10,6 +10,7 @@ use kvant::{KvOptions, SamplerParams, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::answer::AnswerOptions;
@@ -32,6 +33,8 @@ pub(crate) struct Asked {
     pub answer: AnswerOptions,
     /// What the answer must be.
     pub form: Option<Form>,
+    /// What it must be from where it has said a text.
+    pub form_later: Option<(&'static str, Form)>,
     /// What the cache stores, where the request says it.
     pub kv: Option<KvOptions>,
     pub stream: bool,
@@ -75,6 +78,7 @@ impl Asked {
             max_tokens,
             answer: answer(fields, defaults, tokenizer)?,
             form: form(fields)?,
+            form_later: None,
             kv: kv(fields)?,
             stream: fields.flag("stream")?,
             include_usage: stream_options.flag("include_usage")?,
@@ -82,6 +86,17 @@ impl Asked {
             return_tokens: fields.flag("return_tokens")? || fields.flag("return_token_ids")?,
             timings_per_token: fields.flag("timings_per_token")?,
         })
+    }
+
+    /// Holds answers to what the tools of a conversation ask for.
+    pub fn hold_to(&mut self, conversation: &Conversation) -> Result<(), ApiError> {
+        let form = conversation.form();
+        if form.is_some() && self.form.is_some() {
+            return Err(ApiError::invalid("two forms for one answer: that of a call, and response_format"));
+        }
+        self.form_later = conversation.form_of_calls().filter(|_| self.form.is_none());
+        self.form = form.or(self.form.take());
+        Ok(())
     }
 
     /// How to answer a prompt of so many tokens, of `n_ctx` that there is room for.

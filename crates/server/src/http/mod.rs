@@ -1,9 +1,12 @@
 //! The HTTP side: requests become [jobs](crate::worker::Job), events become answers.
 
 mod asked;
+mod chat;
+mod completions;
+mod conversation;
 mod error;
 mod fields;
-mod openai;
+mod head;
 mod reply;
 mod status;
 mod text;
@@ -25,7 +28,7 @@ use kvant::{KvOptions, Model, Tokenizer};
 use tokio::sync::mpsc::channel;
 
 use crate::Options;
-use crate::guide::{Grammars, Guide};
+use crate::guide::{Grammars, Guides};
 use crate::metrics::Metrics;
 use crate::shelf::Kind;
 use crate::worker::{Job, Status};
@@ -97,6 +100,11 @@ impl Hosted {
         self.model.tokenizer().expect("a model is only served with a tokenizer")
     }
 
+    /// The source of the model's chat template.
+    pub fn template(&self) -> Result<&str, ApiError> {
+        Ok(self.model.chat_template()?.source())
+    }
+
     pub fn status(&self) -> Status {
         *self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -111,12 +119,21 @@ impl Hosted {
         done.map_err(|_| ApiError::internal("an internal error while the prompt was read"))?
     }
 
-    /// What answers are held to, where they are to have a form.
-    async fn guide(&self, asked: &Asked) -> Result<Option<Guide>, ApiError> {
-        let Some(form) = asked.form.clone() else { return Ok(None) };
+    /// What answers are held to, where they are to have a form, and what once they have said a certain text.
+    async fn guides(&self, asked: &Asked) -> Result<Guides, ApiError> {
+        let (form, later) = (asked.form.clone(), asked.form_later.clone());
+        if form.is_none() && later.is_none() {
+            return Ok(Guides::default());
+        }
         let grammars = Arc::clone(&self.grammars);
-        let guide = self.tokens(move |model| Ok(grammars.guide(model.tokenizer()?, &form))).await?;
-        guide.map(Some).map_err(ApiError::invalid)
+        let guides = self.tokens(move |model| {
+            let tokenizer = model.tokenizer()?;
+            let guide = |form| grammars.guide(tokenizer, &form).map_err(ApiError::invalid);
+            // A call that cannot be held to its form is still read.
+            let later = later.and_then(|(text, form)| Some((text, guide(form).ok()?)));
+            Ok(Guides { now: form.map(guide).transpose()?, later })
+        });
+        guides.await
     }
 
     /// Answers prompts as `asked` says.
@@ -140,14 +157,14 @@ impl Hosted {
         if prompts.iter().any(Vec::is_empty) {
             return Err(ApiError::invalid("the prompt is empty: at least one token is needed"));
         }
-        let guide = self.guide(asked).await?;
+        let guides = self.guides(asked).await?;
         let kv = asked.kv.clone().unwrap_or_else(|| self.kv.clone());
         for (index, prompt) in prompts.into_iter().enumerate() {
             let job = Job {
                 answer: asked.answer_to(prompt.len(), self.n_ctx),
                 prompt,
                 kind: Kind { kv: kv.clone(), owner: caller.owner.clone() },
-                guide: guide.as_ref().and_then(Guide::fork),
+                guides: guides.fork(),
                 n: asked.n,
                 first: index * asked.n,
                 tells_progress: asked.stream && asked.return_progress,
@@ -163,8 +180,6 @@ impl Hosted {
 
 /// All routes.
 pub(crate) fn router(server: Arc<Server>) -> Router {
-    let chat = || post(openai::chat);
-    let completions = || post(openai::completions);
     Router::new()
         .route("/", get(status::page))
         .route("/health", get(status::health))
@@ -178,9 +193,9 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
         .route("/models", get(status::models))
         .route("/v1/models", get(status::models))
         .route("/v1/models/{*id}", get(status::model))
-        .route("/chat/completions", chat())
-        .route("/v1/chat/completions", chat())
-        .route("/v1/completions", completions())
+        .route("/chat/completions", post(chat::chat))
+        .route("/v1/chat/completions", post(chat::chat))
+        .route("/v1/completions", post(completions::completions))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/apply-template", post(text::apply_template))

@@ -30,7 +30,7 @@ pub(crate) struct Heard {
 }
 
 /// Something new of the answer with this index.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece<'a> {
     pub index: usize,
     pub text: &'a str,
@@ -40,24 +40,16 @@ pub(crate) struct Piece<'a> {
     pub heard: &'a Heard,
 }
 
-/// A server-sent event.
+/// The data of a server-sent event.
 #[derive(Debug)]
-pub(crate) enum Sent {
-    /// Data alone.
-    Data(Value),
-    /// Data under a name.
-    Named(&'static str, Value),
-    /// The end, as OpenAI's API marks it.
-    Done,
-}
+pub(crate) struct Sent(pub Value);
+
+/// What OpenAI's API ends a stream with.
+const DONE: &str = "[DONE]";
 
 impl From<Sent> for Sse {
-    fn from(sent: Sent) -> Self {
-        match sent {
-            Sent::Data(value) => Sse::default().data(value.to_string()),
-            Sent::Named(name, value) => Sse::default().event(name).data(value.to_string()),
-            Sent::Done => Sse::default().data("[DONE]"),
-        }
+    fn from(Sent(value): Sent) -> Self {
+        Sse::default().data(value.to_string())
     }
 }
 
@@ -73,7 +65,7 @@ pub(crate) trait Format: Send + 'static {
     fn end(&mut self, heard: &[Heard], out: &mut VecDeque<Sent>);
     /// Something broke in the middle of a stream.
     fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Sent>) {
-        out.push_back(Sent::Data(serde_json::json!({ "error": error.object() })));
+        out.push_back(Sent(serde_json::json!({ "error": error.object() })));
     }
     /// All answers at once.
     fn whole(&mut self, heard: &[Heard]) -> Value;
@@ -169,23 +161,39 @@ impl<F: Format> Listener<F> {
     }
 }
 
+/// How far a stream is.
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    Open,
+    /// All has been heard.
+    Heard,
+    /// The end has been sent.
+    Ended,
+}
+
 fn sent<F: Format>(
     listener: Listener<F>,
     out: VecDeque<Sent>,
 ) -> impl Stream<Item = Result<Sse, Infallible>> {
-    unfold((listener, out, true), |(mut listener, mut out, mut goes_on)| async move {
+    unfold((listener, out, Stage::Open), |(mut listener, mut out, mut stage)| async move {
         loop {
             if let Some(sent) = out.pop_front() {
-                return Some((Ok(sent.into()), (listener, out, goes_on)));
+                return Some((Ok(sent.into()), (listener, out, stage)));
             }
-            if !goes_on {
-                return None;
+            match stage {
+                Stage::Open => {}
+                Stage::Heard => return Some((Ok(Sse::default().data(DONE)), (listener, out, Stage::Ended))),
+                Stage::Ended => return None,
             }
             let event = listener.events.recv().await;
-            goes_on = listener.hear(event, &mut out).unwrap_or_else(|error| {
-                listener.format.broken(&error, &mut out);
-                false
-            });
+            match listener.hear(event, &mut out) {
+                Ok(true) => {}
+                Ok(false) => stage = Stage::Heard,
+                Err(error) => {
+                    listener.format.broken(&error, &mut out);
+                    stage = Stage::Ended;
+                }
+            }
         }
     })
 }

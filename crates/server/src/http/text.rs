@@ -8,9 +8,9 @@ use kvant::Special;
 use serde_json::{Value, json};
 
 use super::Server;
+use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::openai::conversation;
 use crate::answer::token_text;
 
 pub(super) async fn tokenize(
@@ -60,7 +60,7 @@ pub(super) async fn apply_template(
     fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields)?;
-    let conversation = conversation(&fields)?;
+    let conversation = Conversation::read(&fields, hosted.template()?)?;
     let text = hosted.tokens(move |model| conversation.text(model)).await?;
     Ok(Json(json!({ "prompt": text })))
 }

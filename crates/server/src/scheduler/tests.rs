@@ -118,7 +118,8 @@ impl Engine {
     /// Does one thing. `false` when there is nothing to do.
     fn act(&mut self) -> bool {
         let free = self.scheduler.limits().budget - self.used();
-        let act = self.scheduler.next(self.now, Memory { free, can_evict: !self.idle.is_empty() });
+        let act =
+            self.scheduler.next(self.now, Memory { free, can_evict: !self.idle.is_empty(), is_short: false });
         match act {
             Act::Wait => return false,
             Act::Evict => _ = self.idle.remove(0),

@@ -110,6 +110,7 @@ impl fmt::Display for Rendered {
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     template: Template,
+    source: String,
     /// `bos_token`, `eos_token` and the like, as text.
     tokens: BTreeMap<&'static str, String>,
 }
@@ -122,7 +123,12 @@ impl ChatTemplate {
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, TemplateError> {
         let template = Template::parse(source).map_err(TemplateError::syntax)?;
         let tokens = [("bos_token", bos_token.to_owned()), ("eos_token", eos_token.to_owned())];
-        Ok(ChatTemplate { template, tokens: tokens.into() })
+        Ok(ChatTemplate { template, source: source.to_owned(), tokens: tokens.into() })
+    }
+
+    /// What it was parsed from.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The template of a model file; where it has none and the vocabulary knows `<|im_start|>`, ChatML.

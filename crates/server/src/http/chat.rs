@@ -1,0 +1,196 @@
+//! `/v1/chat/completions`: a conversation to go on with.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::asked::Asked;
+use super::conversation::{Conversation, Opening};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::head::{Head, accounts, timings};
+use super::reply::{Format, Heard, Piece, Sent};
+use super::{Caller, Server, new_id};
+use crate::answer::{Finish, Likelihood, Logprob, token_text};
+use crate::speech::tools::Call;
+use crate::speech::{Part, Speech};
+use crate::worker::Progress;
+
+pub(super) async fn chat(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Fields,
+) -> Result<Response, ApiError> {
+    let hosted = server.hosted(&fields)?;
+    let mut asked = Asked::read(&fields, &server.options.sampler, hosted.tokenizer())?;
+    let conversation = Conversation::read(&fields, hosted.template()?)?;
+    asked.hold_to(&conversation)?;
+    let Opening { tokens, speech } = hosted.tokens(move |model| conversation.open(model)).await?;
+    let head = Head::new(&hosted, &fields, &asked, ("chatcmpl", "chat.completion"));
+    let answers = vec![Answer { speech: speech.clone(), n_calls: 0 }; asked.n];
+    hosted.answer(vec![tokens], &asked, &caller, Chat { head, speech, answers }).await
+}
+
+struct Chat {
+    head: Head,
+    /// How to read an answer, from its beginning.
+    speech: Speech,
+    /// The answers, as far as they have come.
+    answers: Vec<Answer>,
+}
+
+#[derive(Clone)]
+struct Answer {
+    speech: Speech,
+    n_calls: usize,
+}
+
+fn call(call: &Call) -> Value {
+    let function = json!({ "name": call.name, "arguments": call.arguments });
+    json!({ "id": new_id("call"), "type": "function", "function": function })
+}
+
+fn finish(finish: Finish, n_calls: usize) -> &'static str {
+    if n_calls > 0 && finish == Finish::Stop { "tool_calls" } else { finish.name() }
+}
+
+impl Answer {
+    /// A part as a chunk tells it.
+    fn delta(&mut self, part: &Part) -> Value {
+        match part {
+            Part::Text(text) => json!({ "content": text }),
+            Part::Thought(text) => json!({ "reasoning_content": text }),
+            Part::Call(made) => {
+                let mut call = call(made);
+                call["index"] = self.n_calls.into();
+                self.n_calls += 1;
+                json!({ "tool_calls": [call] })
+            }
+        }
+    }
+}
+
+impl Chat {
+    fn logprobs(&self, likelihoods: &[Likelihood]) -> Value {
+        if self.head.asked.answer.logprobs.is_none() {
+            return Value::Null;
+        }
+        let of = |of: &Logprob| {
+            let (token, bytes) = token_text(self.head.tokenizer(), of.token);
+            json!({ "id": of.token, "token": token, "logprob": of.logprob, "bytes": bytes })
+        };
+        let content = likelihoods.iter().map(|likelihood| {
+            let mut content = of(&likelihood.token);
+            content["top_logprobs"] = likelihood.top.iter().map(of).collect();
+            content
+        });
+        json!({ "content": content.collect::<Vec<_>>() })
+    }
+
+    fn chunk(&self, piece: &Piece<'_>, delta: &Value) -> Value {
+        let mut choice = json!({ "index": piece.index, "delta": delta, "finish_reason": null });
+        if let Some(likelihood) = piece.likelihood {
+            choice["logprobs"] = self.logprobs(std::slice::from_ref(likelihood));
+        }
+        if self.head.asked.return_tokens {
+            choice["token_ids"] = json!(piece.token.as_slice());
+        }
+        let mut chunk = self.head.chunk(choice);
+        if self.head.asked.timings_per_token {
+            chunk.insert("timings".to_owned(), timings(&piece.heard.times));
+        }
+        chunk.into()
+    }
+
+    fn message(&self, heard: &Heard) -> (Value, usize) {
+        let mut speech = self.speech.clone();
+        let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+        for part in speech.push(&heard.text).into_iter().chain(speech.rest()) {
+            match part {
+                Part::Text(text) => content += &text,
+                Part::Thought(text) => thought += &text,
+                Part::Call(made) => calls.push(call(&made)),
+            }
+        }
+        let n_calls = calls.len();
+        let is_silent = content.is_empty() && n_calls > 0;
+        let content = if is_silent { Value::Null } else { content.into() };
+        let mut message = json!({ "role": "assistant", "content": content });
+        if !thought.is_empty() {
+            message["reasoning_content"] = thought.into();
+        }
+        if n_calls > 0 {
+            message["tool_calls"] = calls.into();
+        }
+        (message, n_calls)
+    }
+}
+
+impl Format for Chat {
+    fn begin(&mut self, out: &mut VecDeque<Sent>) {
+        for index in 0..self.head.asked.n {
+            let delta = json!({ "role": "assistant", "content": null });
+            let choice = json!({ "index": index, "delta": delta, "finish_reason": null });
+            out.push_back(Sent(self.head.chunk(choice).into()));
+        }
+    }
+
+    fn progress(&mut self, progress: Progress, out: &mut VecDeque<Sent>) {
+        let choice = json!({ "index": 0, "delta": {}, "finish_reason": null });
+        self.head.progress(progress, choice, out);
+    }
+
+    fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
+        let answer = &mut self.answers[piece.index];
+        let mut parts = answer.speech.push(piece.text);
+        if piece.finish.is_some() {
+            parts.extend(answer.speech.rest());
+        }
+        let mut deltas: Vec<Value> = parts.iter().map(|part| answer.delta(part)).collect();
+        if deltas.is_empty() && piece.likelihood.is_some() {
+            deltas.push(json!({ "content": "" }));
+        }
+        let n_calls = answer.n_calls;
+        let chunks = deltas.iter().enumerate().map(|(i, delta)| {
+            // A token's likelihood is told once.
+            let likelihood = piece.likelihood.filter(|_| i == 0);
+            self.chunk(&Piece { likelihood, ..*piece }, delta)
+        });
+        out.extend(chunks.map(Sent).collect::<Vec<_>>());
+        if let Some(reason) = piece.finish {
+            let reason = finish(reason, n_calls);
+            let choice = json!({ "index": piece.index, "delta": {}, "finish_reason": reason });
+            let mut chunk = self.head.chunk(choice);
+            chunk.extend(accounts(std::slice::from_ref(piece.heard), 1));
+            // Usage has a chunk of its own, and only where it was asked for.
+            chunk.remove("usage");
+            out.push_back(Sent(chunk.into()));
+        }
+    }
+
+    fn end(&mut self, heard: &[Heard], out: &mut VecDeque<Sent>) {
+        self.head.end(heard, out);
+    }
+
+    fn whole(&mut self, heard: &[Heard]) -> Value {
+        let choices = heard.iter().enumerate().map(|(index, heard)| {
+            let (message, n_calls) = self.message(heard);
+            let mut choice = json!({
+                "index": index,
+                "message": message,
+                "logprobs": self.logprobs(&heard.likelihoods),
+                "finish_reason": heard.finish.map(|reason| finish(reason, n_calls)),
+            });
+            if self.head.asked.return_tokens {
+                choice["token_ids"] = json!(heard.tokens);
+            }
+            choice
+        });
+        let choices = choices.collect();
+        self.head.whole(choices, heard)
+    }
+}

@@ -1,0 +1,183 @@
+//! Messages, tools, and what the template makes of them.
+
+use kvant::{Model, RenderOptions};
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+use super::fields::Fields;
+use crate::guide::Form;
+use crate::speech::Speech;
+use crate::speech::tools::{Format, Tool, described, format_of};
+
+/// A conversation to go on with.
+#[derive(Clone)]
+pub(crate) struct Conversation {
+    messages: Vec<Value>,
+    options: RenderOptions,
+    /// What may be called, and how the model writes that.
+    tools: Option<(&'static Format, Vec<Tool>)>,
+    choice: Choice,
+    /// At most one call in an answer when false.
+    parallel: bool,
+    /// Thoughts are told apart from what is said.
+    splits_thoughts: bool,
+}
+
+/// Whether tools are to be called.
+#[derive(Debug, Clone, PartialEq)]
+enum Choice {
+    Auto,
+    Required,
+}
+
+/// A prompt, and how to read what follows it.
+pub(crate) struct Opening {
+    pub tokens: Vec<u32>,
+    pub speech: Speech,
+}
+
+impl Conversation {
+    /// The conversation of a request to a model with this chat template.
+    pub fn read(fields: &Fields, template: &str) -> Result<Self, ApiError> {
+        let given: Vec<Map<String, Value>> = fields.need("messages", "a list of messages")?;
+        if given.is_empty() {
+            return Err(ApiError::field("messages", "at least one message", "none"));
+        }
+        let format = format_of(template);
+        let mut messages =
+            given.into_iter().map(|given| message(given, format)).collect::<Result<Vec<_>, _>>()?;
+        let (described_tools, tools, choice) = offered(fields)?;
+        let extra = fields.get("chat_template_kwargs", "an object")?.unwrap_or_default();
+        let mut options = RenderOptions { add_generation_prompt: true, extra, ..RenderOptions::default() };
+        if !tools.is_empty() {
+            if template.contains("tools") {
+                options.tools = Some(described_tools.into());
+            } else {
+                tell(&mut messages, &described(&described_tools));
+            }
+        }
+        Ok(Self {
+            messages,
+            options,
+            tools: (!tools.is_empty()).then_some((format, tools)),
+            choice,
+            parallel: fields.get("parallel_tool_calls", "true or false")?.unwrap_or(true),
+            splits_thoughts: fields.get::<String>("reasoning_format", "a text")?.as_deref() != Some("none"),
+        })
+    }
+
+    /// The text of the prompt.
+    pub fn text(&self, model: &Model) -> Result<String, ApiError> {
+        let rendered = model.chat_template()?.render(&self.messages, &self.options);
+        Ok(rendered.map_err(kvant::Error::from)?.to_string())
+    }
+
+    pub fn open(&self, model: &Model) -> Result<Opening, ApiError> {
+        let template = model.chat_template()?;
+        let rendered = template.render(&self.messages, &self.options).map_err(kvant::Error::from)?;
+        let thinks = self.splits_thoughts && template.source().contains("</think>");
+        let is_thinking = thinks && rendered.as_str().trim_end().ends_with("<think>");
+        let tokens = model.rendered_prompt(&rendered)?;
+        Ok(Opening { tokens, speech: Speech::new(thinks, is_thinking, self.tools.clone()) })
+    }
+
+    /// What the answer is held to from its beginning, since a call is asked for.
+    pub fn form(&self) -> Option<Form> {
+        let (format, tools) = self.tools.as_ref().filter(|_| self.choice == Choice::Required)?;
+        Some(Form::Lark(format.grammar(tools, false, self.parallel)))
+    }
+
+    /// What the answer is held to once it has said the text that opens a call.
+    pub fn form_of_calls(&self) -> Option<(&'static str, Form)> {
+        let (format, tools) = self.tools.as_ref().filter(|_| self.choice == Choice::Auto)?;
+        let form = Form::Lark(format.grammar(tools, true, self.parallel));
+        (!format.only_first).then_some((format.opens, form))
+    }
+}
+
+/// The tools of a request that may be called: as they were described, and read.
+fn offered(fields: &Fields) -> Result<(Vec<Value>, Vec<Tool>, Choice), ApiError> {
+    let mut all: Vec<Value> = fields.get("tools", "a list of tools")?.unwrap_or_default();
+    let expected = "none, auto, required, or a function's name";
+    let choice = match fields.value("tool_choice") {
+        None => Choice::Auto,
+        Some(Value::String(choice)) => match choice.as_str() {
+            "none" => return Ok((Vec::new(), Vec::new(), Choice::Auto)),
+            "auto" => Choice::Auto,
+            "required" | "any" => Choice::Required,
+            other => return Err(ApiError::field("tool_choice", expected, other)),
+        },
+        Some(named) => {
+            let name = named["function"]["name"].as_str().or(named["name"].as_str());
+            let name = name.ok_or_else(|| ApiError::field("tool_choice", expected, named))?;
+            all.retain(|tool| tool["function"]["name"] == name);
+            if all.is_empty() {
+                return Err(ApiError::field("tool_choice", "one of the tools", name));
+            }
+            Choice::Required
+        }
+    };
+    if all.is_empty() && choice == Choice::Required {
+        return Err(ApiError::field("tools", "at least one tool where one is to be called", "none"));
+    }
+    let tools = all.iter().map(tool).collect::<Result<_, _>>()?;
+    Ok((all, tools, choice))
+}
+
+fn tool(described: &Value) -> Result<Tool, ApiError> {
+    let function = &described["function"];
+    let name = function["name"].as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| ApiError::field("tools", "functions that have a name", described))?;
+    let any = || serde_json::json!({ "type": "object" });
+    let parameters = function.get("parameters").filter(|schema| schema.is_object()).cloned();
+    Ok(Tool { name: name.to_owned(), parameters: parameters.unwrap_or_else(any) })
+}
+
+/// Adds to the system message, or puts one first.
+fn tell(messages: &mut Vec<Value>, text: &str) {
+    if let Some(system) = messages.first_mut().filter(|message| message["role"] == "system") {
+        let said = system["content"].as_str().unwrap_or_default();
+        system["content"] = format!("{said}\n\n{text}").into();
+    } else {
+        messages.insert(0, serde_json::json!({ "role": "system", "content": text }));
+    }
+}
+
+/// A message as templates read it: its content is text, the arguments of its calls are objects.
+fn message(mut message: Map<String, Value>, format: &Format) -> Result<Value, ApiError> {
+    let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
+    if role.is_empty() {
+        return Err(ApiError::field("messages", "a role in every message", Value::Object(message)));
+    }
+    // What newer clients call a system message.
+    if role == "developer" {
+        message.insert("role".to_owned(), "system".into());
+    }
+    let text = match message.remove("content").unwrap_or_default() {
+        Value::String(text) => text,
+        Value::Null => String::new(),
+        Value::Array(parts) => parts.iter().map(part).collect::<Result<_, _>>()?,
+        other => return Err(ApiError::field("content", "a text or a list of parts", other)),
+    };
+    message.insert("content".to_owned(), text.into());
+    if let Some(Value::Array(calls)) = message.get_mut("tool_calls")
+        && !format.wants_text()
+    {
+        for call in calls {
+            let arguments = &mut call["function"]["arguments"];
+            if let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok())
+            {
+                *arguments = object;
+            }
+        }
+    }
+    Ok(message.into())
+}
+
+fn part(part: &Value) -> Result<&str, ApiError> {
+    let kind = part["type"].as_str().unwrap_or("none");
+    match (kind, part["text"].as_str()) {
+        ("text" | "input_text" | "output_text", Some(text)) => Ok(text),
+        _ => Err(ApiError::field("content", "parts of type text (this server reads nothing else)", kind)),
+    }
+}

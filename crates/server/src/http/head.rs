@@ -1,0 +1,127 @@
+//! What OpenAI's answers have in common, and what they tell besides the answer.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kvant::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use super::Hosted;
+use super::asked::Asked;
+use super::fields::Fields;
+use super::reply::{Heard, Sent};
+use crate::worker::{Progress, Times};
+
+/// What is the same in every answer to a request.
+pub(super) struct Head {
+    pub hosted: Arc<Hosted>,
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    pub asked: Asked,
+}
+
+impl Head {
+    pub fn new(hosted: &Arc<Hosted>, fields: &Fields, asked: &Asked, kind: (&str, &'static str)) -> Self {
+        let (prefix, object) = kind;
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let model = fields.value("model").and_then(Value::as_str).unwrap_or(&hosted.name).to_owned();
+        let hosted = Arc::clone(hosted);
+        Self { id: super::new_id(prefix), hosted, object, created, model, asked: asked.clone() }
+    }
+
+    pub fn tokenizer(&self) -> &Tokenizer {
+        self.hosted.tokenizer()
+    }
+
+    fn object(&self, object: &str, choices: Value) -> Map<String, Value> {
+        let fields = json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": super::FINGERPRINT,
+            "choices": choices,
+        });
+        match fields {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
+        }
+    }
+
+    pub fn whole(&self, choices: Vec<Value>, heard: &[Heard]) -> Value {
+        let mut object = self.object(self.object, choices.into());
+        object.extend(accounts(heard, self.asked.n));
+        object.into()
+    }
+
+    pub fn chunk(&self, choice: Value) -> Map<String, Value> {
+        // Chunks of completions are called as the whole is.
+        let object = if self.object == "chat.completion" { "chat.completion.chunk" } else { self.object };
+        self.object(object, json!([choice]))
+    }
+
+    pub fn progress(&self, progress: Progress, choice: Value, out: &mut VecDeque<Sent>) {
+        let mut chunk = self.chunk(choice);
+        let Progress { total, cached, done, took } = progress;
+        let told = json!({
+            "total": total, "cache": cached, "processed": done, "time_ms": took.as_millis() as u64,
+        });
+        chunk.insert("prompt_progress".to_owned(), told);
+        out.push_back(Sent(chunk.into()));
+    }
+
+    pub fn end(&self, heard: &[Heard], out: &mut VecDeque<Sent>) {
+        let is_chat = self.object == "chat.completion";
+        if self.asked.include_usage {
+            let object = if is_chat { "chat.completion.chunk" } else { self.object };
+            let mut chunk = self.object(object, json!([]));
+            chunk.extend(accounts(heard, self.asked.n));
+            out.push_back(Sent(chunk.into()));
+        }
+    }
+}
+
+/// Usage, times, and what the cache takes. Each prompt has `n` answers and is counted once.
+pub(super) fn accounts(heard: &[Heard], n: usize) -> Map<String, Value> {
+    let first = heard.first().map_or_else(Times::default, |heard| heard.times);
+    let n_said: usize = heard.iter().map(|heard| heard.times.n_said).sum();
+    let prompts = || heard.chunks(n).filter_map(|answers| answers.first()).map(|heard| heard.times.prompt);
+    let (total, cached): (usize, usize) =
+        (prompts().map(|p| p.total).sum(), prompts().map(|p| p.cached).sum());
+    let fields = json!({
+        "usage": {
+            "prompt_tokens": total,
+            "completion_tokens": n_said,
+            "total_tokens": total + n_said,
+            "prompt_tokens_details": { "cached_tokens": cached },
+        },
+        "timings": timings(&first),
+        "kv": { "bytes": first.kv_bytes, "bytes_f16": first.kv_bytes_f16 },
+    });
+    match fields {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}
+
+pub(super) fn timings(times: &Times) -> Value {
+    let (read, said) = (times.prompt.done - times.prompt.cached.min(times.prompt.done), times.n_said);
+    let [prompt, speaking] = [times.prompt.took, times.speaking].map(|time| time.as_secs_f64());
+    let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
+    // The first token comes from the prompt.
+    let decoded = said.saturating_sub(1);
+    json!({
+        "cache_n": times.prompt.cached,
+        "prompt_n": read,
+        "prompt_ms": prompt * 1e3,
+        "prompt_per_token_ms": prompt * 1e3 / read.max(1) as f64,
+        "prompt_per_second": rate(read, prompt),
+        "predicted_n": said,
+        "predicted_ms": speaking * 1e3,
+        "predicted_per_token_ms": speaking * 1e3 / decoded.max(1) as f64,
+        "predicted_per_second": rate(decoded, speaking),
+    })
+}

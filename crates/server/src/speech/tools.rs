@@ -1,0 +1,439 @@
+//! How models write that they call a tool: one table, which gives the grammar that holds them to it and the reader of what they
+//! wrote.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+
+use crate::guide::with_little_space;
+
+/// How one family of models writes calls. A format is told by what stands in the chat template.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Format {
+    /// Its name, for whoever looks.
+    pub name: &'static str,
+    /// Texts of the template, all of which tell the format.
+    marks: &'static [&'static str],
+    /// What the first call begins with.
+    pub opens: &'static str,
+    /// Whether calls stand only where an answer begins.
+    pub only_first: bool,
+    style: Style,
+    /// What follows a call.
+    closes: &'static str,
+    /// What stands between a call and the next.
+    next: &'static str,
+    /// What follows the last call.
+    ends: &'static str,
+}
+
+/// What stands in a call.
+#[derive(Debug, PartialEq)]
+enum Style {
+    /// A JSON object with `name` and, under this key, the arguments. The text before it in what is written.
+    Object { before: &'static str, arguments: &'static str },
+    /// The name, then the arguments as a JSON object.
+    Named { before: &'static str, between: &'static str },
+    /// `<function=NAME>`, then `<parameter=KEY>`, a value in lines of its own and `</parameter>`, for each.
+    Function,
+    /// The name, then `<arg_key>KEY</arg_key>` and `<arg_value>VALUE</arg_value>`, for each.
+    Pairs,
+}
+
+/// The first that fits holds; the last fits all.
+static FORMATS: &[Format] = &[
+    Format {
+        name: "pairs",
+        marks: &["<tool_call>", "<arg_key>"],
+        opens: "<tool_call>",
+        only_first: false,
+        style: Style::Pairs,
+        closes: "</tool_call>",
+        next: "\n<tool_call>",
+        ends: "",
+    },
+    Format {
+        name: "function",
+        marks: &["<tool_call>", "<function="],
+        opens: "<tool_call>",
+        only_first: false,
+        style: Style::Function,
+        closes: "\n</tool_call>",
+        next: "\n<tool_call>",
+        ends: "",
+    },
+    Format {
+        name: "mistral",
+        marks: &["[TOOL_CALLS]", "[ARGS]"],
+        opens: "[TOOL_CALLS]",
+        only_first: false,
+        style: Style::Named { before: "", between: "[ARGS]" },
+        closes: "",
+        next: "[TOOL_CALLS]",
+        ends: "",
+    },
+    Format {
+        name: "mistral list",
+        marks: &["[TOOL_CALLS]"],
+        opens: "[TOOL_CALLS]",
+        only_first: false,
+        style: Style::Object { before: "[", arguments: "arguments" },
+        closes: "",
+        next: ", ",
+        ends: "]",
+    },
+    Format {
+        name: "deepseek r1",
+        marks: &["<｜tool▁call▁begin｜>", "```json"],
+        opens: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        only_first: false,
+        style: Style::Named { before: "function<｜tool▁sep｜>", between: "\n```json\n" },
+        closes: "\n```<｜tool▁call▁end｜>",
+        next: "\n<｜tool▁call▁begin｜>",
+        ends: "<｜tool▁calls▁end｜>",
+    },
+    Format {
+        name: "deepseek",
+        marks: &["<｜tool▁call▁begin｜>"],
+        opens: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        only_first: false,
+        style: Style::Named { before: "", between: "<｜tool▁sep｜>" },
+        closes: "<｜tool▁call▁end｜>",
+        next: "<｜tool▁call▁begin｜>",
+        ends: "<｜tool▁calls▁end｜>",
+    },
+    Format {
+        name: "llama",
+        marks: &["\"parameters\": dictionary of argument name and its value"],
+        opens: "{",
+        only_first: true,
+        style: Style::Object { before: "", arguments: "parameters" },
+        closes: "",
+        next: "; ",
+        ends: "",
+    },
+    Format {
+        name: "hermes",
+        marks: &[],
+        opens: "<tool_call>",
+        only_first: false,
+        style: Style::Object { before: "\n", arguments: "arguments" },
+        closes: "\n</tool_call>",
+        next: "\n<tool_call>",
+        ends: "",
+    },
+];
+
+/// A call that was read.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Call {
+    pub name: String,
+    /// A JSON object.
+    pub arguments: String,
+}
+
+/// A tool that may be called.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Tool {
+    pub name: String,
+    /// JSON schema of its arguments.
+    pub parameters: Value,
+}
+
+/// The format of models with this chat template.
+pub(crate) fn format_of(template: &str) -> &'static Format {
+    let fits = |format: &&Format| format.marks.iter().all(|mark| template.contains(mark));
+    FORMATS.iter().find(fits).expect("the last one fits all")
+}
+
+/// What a model whose template tells nothing of tools is told of them, as a system message.
+pub(crate) fn described(tools: &[Value]) -> String {
+    let mut text = "You may call functions to help with the question. The functions are described in <tools></tools>:\n<tools>"
+        .to_owned();
+    for tool in tools {
+        // Writing to a string does not fail.
+        _ = write!(text, "\n{tool}");
+    }
+    text + "\n</tools>\nTo call one, write a JSON object with its name and arguments within <tool_call></tool_call>:\n\
+            <tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>"
+}
+
+impl Format {
+    /// Whether the template wants arguments as a text rather than as an object.
+    pub fn wants_text(&self) -> bool {
+        self.name == "deepseek r1"
+    }
+
+    /// The Lark grammar of calls of these tools: of what follows [`Format::opens`], or all of it. At most one call unless
+    /// `parallel`.
+    pub fn grammar(&self, tools: &[Tool], is_open: bool, parallel: bool) -> String {
+        let opens = if is_open { String::new() } else { quoted(self.opens) };
+        let again = if parallel { format!("({} call)*", quoted(self.next)) } else { String::new() };
+        let mut lark = format!("start: {opens} call {again} {}\ncall: ", quoted(self.ends));
+        lark += &(0..tools.len()).map(|i| format!("call_{i}")).collect::<Vec<_>>().join(" | ");
+        for (i, tool) in tools.iter().enumerate() {
+            _ = write!(lark, "\ncall_{i}: {} {}", self.call(i, tool), quoted(self.closes));
+            if self.style == Style::Function || self.style == Style::Pairs {
+                lark += &self.values(i, tool);
+            }
+        }
+        lark
+    }
+
+    /// The call of one tool.
+    fn call(&self, i: usize, tool: &Tool) -> String {
+        let schema = with_little_space(&tool.parameters);
+        match self.style {
+            Style::Object { before, arguments } => {
+                // The brace is part of what opens a call where that is all there is.
+                let brace = if self.opens == "{" { "" } else { "{" };
+                let head = format!("{before}{brace}\"name\": {}, \"{arguments}\": ", json!(tool.name));
+                format!("{} %json {schema} \"}}\"", quoted(&head))
+            }
+            Style::Named { before, between } => {
+                format!("{} %json {schema}", quoted(&format!("{before}{}{between}", tool.name)))
+            }
+            Style::Function => {
+                let [head, tail] = [format!("\n<function={}>\n", tool.name), "</function>".to_owned()];
+                format!("{} values_{i} {}", quoted(&head), quoted(&tail))
+            }
+            Style::Pairs => format!("{} values_{i}", quoted(&format!("{}\n", tool.name))),
+        }
+    }
+
+    /// The rules of a tool's arguments where each stands for itself: those that it needs, and others in their order.
+    fn values(&self, i: usize, tool: &Tool) -> String {
+        let none = Map::new();
+        let properties = tool.parameters["properties"].as_object().unwrap_or(&none);
+        let needed = |key: &str| {
+            tool.parameters["required"].as_array().is_some_and(|keys| keys.iter().any(|needed| needed == key))
+        };
+        let (mut order, mut rules) = (String::new(), String::new());
+        for (k, (key, schema)) in properties.iter().enumerate() {
+            let (head, tail) = match self.style {
+                Style::Function => (format!("<parameter={key}>\n"), "\n</parameter>\n"),
+                _ => (format!("<arg_key>{key}</arg_key>\n<arg_value>"), "</arg_value>\n"),
+            };
+            let optional = if needed(key) { "" } else { "?" };
+            _ = write!(order, " value_{i}_{k}{optional}");
+            let is_text = schema["type"] == "string" && schema.get("enum").is_none();
+            _ = match is_text {
+                true => write!(
+                    rules,
+                    "\nvalue_{i}_{k}: {} text_{i}_{k}\ntext_{i}_{k}[suffix={}]: /(?s:.*)/",
+                    quoted(&head),
+                    quoted(tail)
+                ),
+                false => write!(
+                    rules,
+                    "\nvalue_{i}_{k}: {} %json {} {}",
+                    quoted(&head),
+                    with_little_space(schema),
+                    quoted(tail)
+                ),
+            };
+        }
+        format!("\nvalues_{i}:{order}{rules}")
+    }
+
+    /// The first call in what follows [`Format::opens`], and what comes after it. `None` where it is not complete yet, or none.
+    pub fn read<'t>(&self, text: &'t str, tools: &[Tool]) -> Option<(Call, &'t str)> {
+        let text = text.trim_start();
+        let (call, rest) = match self.style {
+            Style::Object { before, .. } => object(text.strip_prefix(before.trim()).unwrap_or(text))?,
+            Style::Named { before, between } => {
+                let text = text.strip_prefix(before.trim_start()).unwrap_or(text);
+                let (name, rest) = text.split_once(between.trim_end())?;
+                let (arguments, rest) = value(rest)?;
+                (Call { name: name.trim().to_owned(), arguments: arguments.to_string() }, rest)
+            }
+            Style::Function => {
+                let (head, rest) = text.strip_prefix("<function=")?.split_once('>')?;
+                let (body, rest) = rest.split_once("</function>")?;
+                let values = body.split("<parameter=").skip(1).filter_map(|parameter| {
+                    let (key, value) = parameter.split_once('>')?;
+                    let value = value.split("</parameter>").next()?;
+                    Some((key, value.strip_prefix('\n').unwrap_or(value).strip_suffix('\n').unwrap_or(value)))
+                });
+                (typed(head, values, tools), rest)
+            }
+            Style::Pairs => {
+                let (body, _) = text.split_once(self.closes)?;
+                let name = body.split("<arg_key>").next()?;
+                let values = body.split("<arg_key>").skip(1).filter_map(|pair| {
+                    let (key, rest) = pair.split_once("</arg_key>")?;
+                    let value = rest.split_once("<arg_value>")?.1;
+                    Some((key, value.split("</arg_value>").next()?))
+                });
+                (typed(name.trim(), values, tools), &text[body.len()..])
+            }
+        };
+        Some((call, self.behind(rest)))
+    }
+
+    /// Whether a text may be the beginning of what stands behind calls.
+    pub fn marks_begin_with(&self, text: &str) -> bool {
+        [self.closes, self.ends, self.next].iter().any(|mark| mark.trim().starts_with(text))
+    }
+
+    /// What follows a call and all that belongs to it.
+    pub fn behind<'t>(&self, rest: &'t str) -> &'t str {
+        let mut rest = rest;
+        for text in [self.closes, self.ends, self.next] {
+            let (text, trimmed) = (text.trim(), rest.trim_start());
+            if !text.is_empty()
+                && let Some(after) = trimmed.strip_prefix(text)
+            {
+                rest = after;
+            }
+        }
+        rest
+    }
+}
+
+/// A JSON value and what follows it; `None` where it is not complete.
+fn value(text: &str) -> Option<(Value, &str)> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let value = values.next()?.ok()?;
+    Some((value, &text[values.byte_offset()..]))
+}
+
+/// A call that is a JSON object, with the arguments under either name.
+fn object(text: &str) -> Option<(Call, &str)> {
+    let (object, rest) = value(text)?;
+    let arguments =
+        object.get("arguments").or(object.get("parameters")).cloned().unwrap_or_else(|| json!({}));
+    let name = object["name"].as_str()?.to_owned();
+    Some((Call { name, arguments: arguments.to_string() }, rest))
+}
+
+/// A call whose values are texts, each as the tool's schema has it.
+fn typed<'v>(name: &str, values: impl Iterator<Item = (&'v str, &'v str)>, tools: &[Tool]) -> Call {
+    let tool = tools.iter().find(|tool| tool.name == name);
+    let is_text = |key: &str| tool.is_some_and(|tool| tool.parameters["properties"][key]["type"] == "string");
+    let value = |key: &str, text: &str| match serde_json::from_str(text) {
+        Ok(value) if !is_text(key) => value,
+        _ => Value::String(text.to_owned()),
+    };
+    let values: Map<String, Value> =
+        values.map(|(key, text)| (key.trim().to_owned(), value(key.trim(), text))).collect();
+    Call { name: name.to_owned(), arguments: Value::Object(values).to_string() }
+}
+
+/// A text as a Lark grammar writes it.
+fn quoted(text: &str) -> String {
+    if text.is_empty() { String::new() } else { Value::String(text.to_owned()).to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use kvant::{ChatTemplate, RenderOptions};
+
+    use super::*;
+
+    fn tool() -> Value {
+        json!({ "type": "function", "function": {
+            "name": "get_weather",
+            "description": "The weather of a city.",
+            "parameters": {
+                "type": "object",
+                "properties": { "city": { "type": "string" }, "days": { "type": "integer" } },
+                "required": ["city"],
+            },
+        } })
+    }
+
+    fn tools() -> Vec<Tool> {
+        let function = &tool()["function"];
+        vec![Tool { name: "get_weather".to_owned(), parameters: function["parameters"].clone() }]
+    }
+
+    /// What templates of real models write for a call is read as that call.
+    #[test]
+    fn calls_are_read_as_templates_write_them() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/assets/templates");
+        if !folder.is_dir() {
+            println!("skipped: {}: the templates are not here", folder.display());
+            return;
+        }
+        for (file, name) in [
+            ("Qwen-Qwen2.5-7B-Instruct", "hermes"),
+            ("Qwen-Qwen3-0.6B", "hermes"),
+            ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "hermes"),
+            ("Qwen3-Coder", "function"),
+            ("Qwen3.5-4B", "function"),
+            ("GLM-4.6", "pairs"),
+            ("GLM-4.7-Flash", "pairs"),
+            ("mistralai-Mistral-Nemo-Instruct-2407", "mistral list"),
+            ("unsloth-mistral-Devstral-Small-2507", "mistral"),
+            ("meta-llama-Llama-3.1-8B-Instruct", "llama"),
+            ("meta-llama-Llama-3.3-70B-Instruct", "llama"),
+            ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek r1"),
+            ("deepseek-ai-DeepSeek-V3.1", "deepseek"),
+        ] {
+            let source = std::fs::read_to_string(folder.join(format!("{file}.jinja"))).unwrap();
+            let format = format_of(&source);
+            assert_eq!(format.name, name, "{file}");
+            let template = ChatTemplate::new(&source, "<s>", "</s>").unwrap();
+            let said = |arguments: Value| {
+                let call = json!({ "id": "123456789", "type": "function", "function": { "name": "get_weather", "arguments": arguments } });
+                let messages = [
+                    json!({ "role": "user", "content": "What is the weather?" }),
+                    json!({ "role": "assistant", "content": "", "tool_calls": [call] }),
+                ];
+                let options = RenderOptions { tools: Some(json!([tool()])), ..RenderOptions::default() };
+                template.render(&messages, &options).map(|rendered| rendered.to_string())
+            };
+            let arguments = json!({ "city": "New York", "days": 3 });
+            // Some templates want the arguments as a text.
+            let mut text = said(arguments.clone());
+            if name == "deepseek r1" || name == "deepseek" {
+                text = said(json!(arguments.to_string()));
+            }
+            let text = text.unwrap_or_else(|error| panic!("{file}: {error}"));
+            let turn = &text[text.rfind("weather?").unwrap()..];
+            let at = turn.find(if format.only_first { "{\"name\"" } else { format.opens });
+            let at = at.unwrap_or_else(|| panic!("{file}: {turn}"));
+            let inside = &turn[at + if format.only_first { 0 } else { format.opens.len() }..];
+            let (call, rest) = format.read(inside, &tools()).unwrap_or_else(|| panic!("{file}: {inside}"));
+            assert_eq!(call.name, "get_weather", "{file}");
+            let mut read: Value = serde_json::from_str(&call.arguments).unwrap();
+            if let Value::String(text) = &read {
+                read = serde_json::from_str(text).unwrap();
+            }
+            assert_eq!(read, arguments, "{file}: {turn}");
+            assert!(!rest.contains("tool") && !rest.contains('}'), "{file}: {rest:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_format_writes_it_reads() {
+        for format in FORMATS {
+            let call = match format.style {
+                Style::Object { before, arguments } => {
+                    format!("{before}{{\"name\": \"get_weather\", \"{arguments}\": {{\"city\":\"Oslo\"}}}}")
+                }
+                Style::Named { before, between } => {
+                    format!("{before}get_weather{between}{{\"city\":\"Oslo\"}}")
+                }
+                Style::Function => {
+                    "\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>".to_owned()
+                }
+                Style::Pairs => {
+                    "get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n".to_owned()
+                }
+            };
+            let again = call.strip_prefix('[').unwrap_or(&call);
+            let Format { closes, next, ends, .. } = format;
+            let text = format!("{call}{closes}{next}{again}{closes}{ends}");
+            let want = Call { name: "get_weather".to_owned(), arguments: r#"{"city":"Oslo"}"#.to_owned() };
+            let (first, rest) = format.read(&text, &tools()).unwrap();
+            let (second, rest) = format.read(rest, &tools()).unwrap();
+            assert_eq!((first, second, rest.trim()), (want.clone(), want, ""), "{}", format.name);
+            // A call that is cut is none.
+            assert_eq!(format.read(&call[..call.len() - 1], &tools()), None, "{}", format.name);
+        }
+    }
+}
