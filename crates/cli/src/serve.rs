@@ -1,5 +1,7 @@
 //! `kvant serve`: the OpenAI-compatible server.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use kvant::{Needs, limits};
 use kvant_server::{Options, ServeError, serve};
@@ -42,12 +44,24 @@ pub struct ServeArgs {
     /// Memory for the caches of all conversations together, such as 8G; half of the machine's when not given
     #[arg(long, value_name = "BYTES", env = "KVANT_KV_BUDGET", value_parser = output::parse_bytes)]
     kv_budget: Option<usize>,
+    /// A folder for conversations that there is no memory for, and how much they may take there; they are found again after a
+    /// restart
+    #[arg(long, value_name = "DIR:BYTES", env = "KVANT_KV_DISK", value_parser = folder)]
+    kv_disk: Option<(PathBuf, u64)>,
     /// Name of the model, for clients
     #[arg(long, value_name = "NAME", env = "KVANT_ALIAS")]
     alias: Option<String>,
     /// Key that callers must send; may be given several times
     #[arg(long, value_name = "KEY", env = "KVANT_API_KEY", value_delimiter = ',')]
     api_key: Vec<String>,
+}
+
+/// A folder and a number of bytes.
+fn folder(text: &str) -> Result<(PathBuf, u64), String> {
+    let expected = || "expected a folder and how much may be kept there, such as kv:100G".to_owned();
+    let (folder, bytes) =
+        text.rsplit_once(':').filter(|(folder, _)| !folder.is_empty()).ok_or_else(expected)?;
+    Ok((folder.into(), output::parse_bytes(bytes)? as u64))
 }
 
 /// Runs the command.
@@ -68,6 +82,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         n_running: args.parallel,
         n_waiting: args.queue,
         kv_budget: budget,
+        kv_disk: args.kv_disk,
         api_keys: args.api_key,
     };
     let device = model.device().name;

@@ -18,17 +18,21 @@ mod metrics;
 mod scheduler;
 mod shelf;
 mod speech;
+mod store;
 mod worker;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, mpsc};
 
+use kvant::gguf::printable_path;
 use kvant::{Error, KvOptions, Model, SamplerParams, SessionOptions, TOKENS_PER_BLOCK};
 
 use crate::http::{Hosted, Server};
 use crate::metrics::Metrics;
 use crate::scheduler::Limits;
+use crate::store::Store;
 use crate::worker::Worker;
 
 /// Rows of a step, at most.
@@ -53,6 +57,9 @@ pub struct Options {
     pub n_waiting: usize,
     /// Bytes for all caches together.
     pub kv_budget: usize,
+    /// A folder for conversations that there is no memory for, and the bytes that they may take there; they are found again
+    /// after a restart.
+    pub kv_disk: Option<(PathBuf, u64)>,
     /// Keys that callers must have, one of them; none are asked for when there are none.
     pub api_keys: Vec<String>,
 }
@@ -68,6 +75,14 @@ pub enum ServeError {
         host: String,
         /// The port.
         port: u16,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The folder for conversations cannot be used.
+    #[error("{}: {source}", printable_path(folder))]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
         /// What the system says.
         source: std::io::Error,
     },
@@ -97,7 +112,10 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
         block: TOKENS_PER_BLOCK,
         budget: options.kv_budget,
     };
-    let worker = Worker::new(model.clone(), options.n_ctx, limits, Arc::clone(&metrics), Arc::clone(&status));
+    let store =
+        options.kv_disk.clone().map(|(folder, budget)| Store::open(folder, budget, &model)).transpose()?;
+    let told = (Arc::clone(&metrics), Arc::clone(&status));
+    let worker = Worker::new(model.clone(), options.n_ctx, limits, store, told);
     let thread = std::thread::Builder::new().name("model".to_owned()).spawn(move || worker.run(&received))?;
     let (name, kv) = (options.name.clone(), options.kv.clone());
     let grammars = Arc::default();

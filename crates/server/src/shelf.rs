@@ -40,8 +40,8 @@ impl Shelf {
     }
 
     /// Lets go of the conversation that was used longest ago. What others share with it stays.
-    pub fn evict(&mut self) -> bool {
-        self.0.pop_front().is_some()
+    pub fn evict(&mut self) -> Option<(Kind, Session)> {
+        self.0.pop_front()
     }
 
     /// The conversation with the longest common beginning with `prompt`, cut to it: the one on the shelf where `prompt` continues

@@ -14,6 +14,7 @@ use crate::guide::Guides;
 use crate::metrics::Metrics;
 use crate::scheduler::{Act, Cost, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
 use crate::shelf::{Kind, Shelf};
+use crate::store::Store;
 
 /// How often it is looked whether somebody who did not listen does again.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -157,6 +158,8 @@ pub(crate) struct Worker {
     scheduler: Scheduler,
     courses: BTreeMap<Id, Course>,
     shelf: Shelf,
+    /// Where conversations go that there is no memory for.
+    store: Option<Store>,
     metrics: Arc<Metrics>,
     status: Arc<Mutex<Status>>,
     began: Instant,
@@ -170,8 +173,8 @@ impl Worker {
         model: Model,
         n_ctx: Option<usize>,
         limits: Limits,
-        metrics: Arc<Metrics>,
-        status: Arc<Mutex<Status>>,
+        store: Option<Store>,
+        (metrics, status): (Arc<Metrics>, Arc<Mutex<Status>>),
     ) -> Self {
         model.set_kv_budget(limits.budget);
         Self {
@@ -180,6 +183,7 @@ impl Worker {
             scheduler: Scheduler::new(limits),
             courses: BTreeMap::new(),
             shelf: Shelf::default(),
+            store,
             metrics,
             status,
             began: Instant::now(),
@@ -207,7 +211,7 @@ impl Worker {
             }
             self.tell_status();
             match (self.courses.is_empty(), is_open) {
-                (true, false) => return,
+                (true, false) => return self.put_all_away(),
                 (true, true) => match jobs.recv() {
                     Ok(job) => self.submit(job),
                     Err(_) => is_open = false,
@@ -280,7 +284,9 @@ impl Worker {
         match act {
             Act::Evict => {
                 self.is_short = false;
-                self.shelf.evict();
+                if let Some((kind, session)) = self.shelf.evict() {
+                    self.put_away(&kind, &session);
+                }
             }
             Act::Begin(id) => match self.begin(id) {
                 Ok(n) => self.scheduler.began(id, n),
@@ -293,9 +299,12 @@ impl Worker {
             Act::Park(id) => {
                 self.is_short = false;
                 self.metrics.parked.inc();
-                // Its tokens are enough to bring it back.
-                if let Some(course) = self.courses.get_mut(&id) {
-                    course.session = None;
+                // Where it cannot be put away its tokens are enough to bring it back.
+                if let Some(course) = self.courses.get_mut(&id)
+                    && let Some(session) = course.session.take()
+                {
+                    let kind = course.job.kind.clone();
+                    self.put_away(&kind, &session);
                 }
             }
             Act::End(id) => {
@@ -315,6 +324,9 @@ impl Worker {
         let attached = session.attach(&course.tokens);
         if let Some(idle) = self.shelf.take(&course.job.kind, &course.tokens, attached) {
             session = idle;
+        }
+        if let Some(store) = &mut self.store {
+            store.load(&mut session, &course.job.kind, &course.tokens);
         }
         let n = session.tokens().len();
         if course.progress.done == 0 {
@@ -462,6 +474,19 @@ impl Worker {
         self.scheduler.remove(id);
         if let Some(Course { job, session: Some(session), .. }) = self.courses.remove(&id) {
             self.shelf.put(job.kind.clone(), session);
+        }
+    }
+
+    fn put_away(&mut self, kind: &Kind, session: &Session) {
+        if let Some(store) = &mut self.store {
+            store.save(kind, session);
+        }
+    }
+
+    /// Keeps what is on the shelf for the next start.
+    fn put_all_away(&mut self) {
+        while let Some((kind, session)) = self.shelf.evict() {
+            self.put_away(&kind, &session);
         }
     }
 

@@ -141,6 +141,17 @@ impl Session {
 }
 
 impl Model {
+    /// The tokens of a file that [`Session::save`] wrote; its pages are not read.
+    ///
+    /// # Errors
+    /// As [`Session::load_prefix`], the cache type and what is wrong with the pages aside.
+    pub fn saved_tokens(&self, path: impl AsRef<Path>) -> Result<Vec<u32>, Error> {
+        let mut reader = Reader::open(path.as_ref())?;
+        let header = Header::parse(&reader)?;
+        header.check_identity(self, reader.path())?;
+        Ok(reader.tokens(header.n_tokens)?)
+    }
+
     /// A session as [`Session::save`] wrote it, with the cache types of the file and a context of `n_ctx` tokens (the
     /// model's training length when `None`; more when the file holds more).
     ///

@@ -28,6 +28,7 @@ pub fn options() -> Options {
         n_running: 64,
         n_waiting: 64,
         kv_budget: 256 << 20,
+        kv_disk: None,
         api_keys: Vec::new(),
     }
 }
