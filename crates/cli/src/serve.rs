@@ -18,7 +18,7 @@ const SHARE: usize = 2;
 /// Arguments of `kvant serve`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Example:\n  kvant serve --port 0 --kv-budget 1G -ctk turbo3 -ctv turbo3\n\nCtrl-C or SIGTERM ends it when the last answer has been given."
+    after_help = "Example:\n  kvant serve --kv-budget 1G -ctk turbo3 -ctv turbo3\n\nCtrl-C or SIGTERM ends it when the last answer has been given."
 )]
 pub struct ServeArgs {
     #[command(flatten)]

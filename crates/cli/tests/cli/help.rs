@@ -5,6 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+#[cfg(unix)]
+use crate::serve::Server;
+
 const KVANT: &str = env!("CARGO_BIN_EXE_kvant");
 
 fn scratch(test: &str) -> PathBuf {
@@ -49,6 +52,12 @@ fn run(line: &str, folder: &Path) -> Output {
 }
 
 fn assert_runs(line: &str, folder: &Path) {
+    #[cfg(unix)]
+    if let Some(args) = line.strip_prefix("kvant serve ") {
+        // It does not end by itself.
+        let server = Server::start(&args.split(' ').collect::<Vec<_>>());
+        return assert!(server.end().success(), "{line}");
+    }
     let output = run(line, folder);
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{line}: {err}");

@@ -5,5 +5,6 @@ mod files;
 mod help;
 mod hub;
 mod prompts;
+mod serve;
 mod untrusted;
 mod usage;

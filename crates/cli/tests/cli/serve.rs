@@ -1,0 +1,179 @@
+//! The server as a process: it says where it listens, ends when it is told to, and finds again what it kept.
+
+#![cfg(unix)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Nothing takes longer on any machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Server {
+    child: Child,
+    address: String,
+    /// The line that shows how to ask.
+    pub curl: String,
+}
+
+impl Server {
+    pub fn start(args: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kvant"))
+            .arg("serve")
+            .args(args)
+            .args(["--port", "0"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let banner = lines.find(|line| line.contains("http://")).expect("it says where it listens");
+        let address = banner.split("http://").nth(1).unwrap().trim().to_owned();
+        let curl = lines.next().unwrap();
+        // Whatever it says later must find somebody who reads.
+        std::thread::spawn(move || lines.for_each(|line| eprintln!("{line}")));
+        Self { child, address, curl }
+    }
+
+    fn send(&self, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        stream
+    }
+
+    fn ask(&self, body: &str) -> String {
+        let mut answer = String::new();
+        self.send(body).read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn tell(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+    }
+
+    /// Waits until it has ended.
+    pub fn ended(mut self) -> ExitStatus {
+        let started = Instant::now();
+        loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => return status,
+                None if started.elapsed() > PATIENCE => {
+                    self.child.kill().unwrap();
+                    panic!("still there");
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    pub fn end(self) -> ExitStatus {
+        self.tell("-TERM");
+        self.ended()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Where a test failed.
+        _ = self.child.kill();
+    }
+}
+
+fn scratch(test: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serve").join(test);
+    _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+const QUESTION: &str =
+    r#"{"messages":[{"role":"user","content":"What is the capital of France?"}],"temperature":0}"#;
+
+#[test]
+fn the_line_that_it_prints_asks_it() {
+    let server = Server::start(&["-ctk", "turbo3", "-ctv", "turbo3"]);
+    let Ok(output) = Command::new("sh").args(["-c", &server.curl]).output() else { panic!("no shell") };
+    if output.status.code() == Some(127) {
+        println!("skipped: the line for curl: there is no curl");
+        assert!(server.ask(QUESTION).contains("Paris"));
+    } else {
+        assert!(String::from_utf8_lossy(&output.stdout).contains("chat.completion"), "{output:?}");
+    }
+    assert!(server.end().success());
+}
+
+#[test]
+fn an_answer_in_work_is_brought_to_its_end_and_nothing_new_is_begun() {
+    let server = Server::start(&["-c", "700"]);
+    let body = r#"{"messages":[{"role":"user","content":"Go on."}],"stream":true,"ignore_eos":true}"#;
+    let mut stream = BufReader::new(server.send(body));
+    let mut line = String::new();
+    while !line.contains("\"content\":\"") {
+        line.clear();
+        assert!(stream.read_line(&mut line).unwrap() > 0);
+    }
+    server.tell("-TERM");
+    // The signal takes its time.
+    let started = Instant::now();
+    while !server.ask(QUESTION).starts_with("HTTP/1.1 503") {
+        assert!(started.elapsed() < PATIENCE, "new work is taken on");
+    }
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
+    assert!(server.ended().success());
+}
+
+#[test]
+fn a_beginning_that_was_read_before_a_restart_is_not_read_again() {
+    let kept = scratch("kept").join("kv");
+    let kept = format!("{}:1G", kept.display());
+    let long = "One, two, three, four. ".repeat(60);
+    let body =
+        format!(r#"{{"messages":[{{"role":"user","content":"{long}"}}],"temperature":0,"max_tokens":3}}"#);
+    let cached = |answer: &str| -> u64 {
+        let at = answer.find("\"cached_tokens\":").unwrap_or_else(|| panic!("{answer}"));
+        answer[at + 16..].split('}').next().unwrap().parse().unwrap()
+    };
+    let text =
+        |answer: &str| answer.split("\"content\":").nth(1).unwrap().split('}').next().unwrap().to_owned();
+    let first = Server::start(&["--kv-disk", &kept, "-ctk", "turbo3", "-ctv", "turbo3"]);
+    let before = first.ask(&body);
+    assert_eq!(cached(&before), 0);
+    assert!(first.end().success());
+    let second = Server::start(&["--kv-disk", &kept, "-ctk", "turbo3", "-ctv", "turbo3"]);
+    let after = second.ask(&body);
+    assert!(cached(&after) > 300, "{after}");
+    assert_eq!(text(&after), text(&before));
+    assert!(second.end().success());
+    // Other types do not find it.
+    let other = Server::start(&["--kv-disk", &kept, "-ctk", "q8_0", "-ctv", "turbo3"]);
+    assert_eq!(cached(&other.ask(&body)), 0);
+}
+
+#[test]
+fn what_makes_no_server_is_told_in_a_line() {
+    let taken = Server::start(&[]);
+    let port = taken.address.rsplit(':').next().unwrap().to_owned();
+    for (args, words) in [
+        (&["--port", &port][..], "127.0.0.1:"),
+        (&["--kv-budget", "much"], "8G"),
+        (&["--kv-disk", "there"], "kv:100G"),
+        (&["--kv-disk", "/dev/null/x:1G"], "/dev/null/x"),
+        (&["--port", "99999"], "99999"),
+        (&["-np", "0"], "from 1 up"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_kvant")).arg("serve").args(args).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(words), "{args:?}: {said}");
+        assert_eq!(said.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{args:?}: {said}");
+    }
+}
