@@ -55,6 +55,7 @@ class Page:
     def __init__(self, browser, url, shots):
         self.url, self.shots = url, shots
         self.context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"])
         self.page = self.context.new_page()
         self.page.set_default_timeout(20_000)
         self.errors, self.foreign = [], []
@@ -182,7 +183,7 @@ def a_reload_keeps_everything(p):
 @check
 def another_kv_type_stands_beside(p):
     for kv_type in ("f16", "turbo2"):
-        p.press("Answer again in another KV type", 0 if kv_type == "f16" else 1)
+        p.press("Again in …", 0 if kv_type == "f16" else 1)
         p.page.locator("#types").get_by_role("button", name=kv_type, exact=True).click()
         p.page.locator(".beside .head", has_text=kv_type).wait_for()
         p.settle()
@@ -328,16 +329,58 @@ def keys_open_and_close_what_they_should(p):
 @check
 def settings_are_sent(p):
     p.press("Settings")
-    for name, value in {"max_tokens": "3", "seed": "5", "system": "Be brief.", "key": "secret"}.items():
+    for name, value in {"max_tokens": "3", "seed": "5", "system": "Be brief.", "key": "sk-4f1d"}.items():
         p.page.fill(f"[name={name}]", value)
     p.page.keyboard.press("Escape")
+    p.page.select_option("#kv", "q8_0/turbo3")
     with p.page.expect_request("**/v1/chat/completions") as asked:
         p.send("Who are you?")
     body = asked.value.post_data_json
     assert (body["temperature"], body["max_tokens"], body["seed"]) == (0, 3, 5), body
+    assert body["kv_type"] == "q8_0/turbo3", body
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
-    assert asked.value.headers["authorization"] == "Bearer secret"
-    assert "secret" not in json.dumps(p.export())
+    assert asked.value.headers["authorization"] == "Bearer sk-4f1d"
+    assert "sk-4f1d" not in json.dumps(p.export())
+    assert p.answers().locator(".cost").inner_text().startswith("q8_0/turbo3: ")
+    p.page.select_option("#kv", "")
+
+
+@check
+def code_is_copied_as_it_is(p):
+    code = "if a < b:\n    print('&amp;')"
+    p.load(conversation("code", f"```python\n{code}\n```", name="code"))
+    p.press("Copy", 1)
+    p.page.locator("figcaption .i-tick").wait_for()
+    assert p.page.evaluate("navigator.clipboard.readText()") == code
+
+
+@check
+def a_refused_key_is_told(p):
+    refused = {"status": 401, "body": json.dumps({"error": {"message": "this server wants an API key"}})}
+    p.page.route("**/kv", lambda route: route.fulfill(**refused), times=1)
+    p.page.locator(".meter.off #m-saved", has_text="this server wants an API key").wait_for()
+    p.page.locator(".meter:not(.off)").wait_for()
+
+
+@check
+def another_window_is_heeded(p):
+    other = p.context.new_page()
+    other.goto(p.url)
+    other.locator("nav li").first.hover()
+    other.locator("nav li [aria-label^=Rename]").first.click()
+    other.keyboard.type("Named elsewhere")
+    other.keyboard.press("Enter")
+    p.page.locator("nav li", has_text="Named elsewhere").wait_for()
+    other.close()
+
+
+@check
+def light_and_dark_are_switched(p):
+    shades = []
+    for _ in range(3):
+        p.press("Light or dark")
+        shades.append(p.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert shades[0] == shades[2] != shades[1], shades
 
 
 @check
