@@ -1,0 +1,439 @@
+"""Drives the server's chat page in a headless Chromium and says which of its promises hold.
+
+    kvant serve --port 8080 &
+    python3 -m venv /tmp/page && /tmp/page/bin/pip install playwright
+    /tmp/page/bin/python tools/page/check.py http://127.0.0.1:8080/ [/usr/bin/chromium] [--shots DIR]
+
+Needs Playwright and a Chromium (Debian: `apt-get install chromium`), and a server that nobody else talks to; without
+Playwright it says so and ends well. Nothing of the repository needs it to build or to pass its tests. `--shots` writes
+pictures of the page, to be looked at.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import re
+import sys
+import tempfile
+import urllib.request
+
+try:
+    from playwright.sync_api import sync_playwright
+except ImportError:
+    print("skipped: there is no Playwright here (pip install playwright)")
+    sys.exit(0)
+
+HOSTILE = """\
+<script>window.hacked = 1</script> <img src=x onerror="window.hacked = 2"> <b>not bold</b>
+
+[a link](javascript:window.hacked=3) [another](data:text/html,x) ![a picture](https://example.com/a.png)
+[fine](https://example.com/a_(b)) and https://example.com/bare.
+
+```html
+<script>window.hacked = 4</script>
+```
+- **one** <svg onload="window.hacked=5">
+- *two* `<i>`
+
+| a | <script>window.hacked=6</script> |
+|---|--:|
+| 1 | 2 |
+""" + "> " * 5000 + "deep\n\n" + "x" * 400
+
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+class Page:
+    """The page, and what happens on it."""
+
+    def __init__(self, browser, url, shots):
+        self.url, self.shots = url, shots
+        self.context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.errors, self.foreign = [], []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", self.heard)
+        self.context.on("request", self.asked)
+        self.page.goto(url)
+
+    def heard(self, message):
+        # Chromium reports every refused request as an error; `refusals_are_shown` causes those.
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.errors.append(message.text)
+
+    def asked(self, request):
+        if not request.url.startswith((self.url, "data:", "blob:")):
+            self.foreign.append(request.url)
+
+    def shot(self, name):
+        if self.shots:
+            self.page.screenshot(path=f"{self.shots}/{name}.png")
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path) as response:
+            return response.read().decode()
+
+    def answers(self):
+        return self.page.locator("article.answer")
+
+    def settle(self):
+        self.page.locator("[aria-busy=true]").first.wait_for(state="detached")
+
+    def send(self, text):
+        self.page.fill("#input", text)
+        self.page.keyboard.press("Enter")
+        self.page.locator(".bubble", has_text=text).last.wait_for()
+        self.settle()
+
+    def new(self):
+        self.page.click("#new")
+        self.page.locator(".hello").wait_for()
+
+    def press(self, label, at=-1):
+        self.page.get_by_role("button", name=label, exact=True).nth(at).click()
+
+    def load(self, *conversations):
+        """Imports conversations."""
+        given = {"format": "kvant-conversations", "version": 1, "conversations": conversations}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(given, file)
+            file.flush()
+            self.page.set_input_files("#file", file.name)
+            self.page.locator("#notice").wait_for()
+
+    def export(self):
+        with self.page.expect_download() as download:
+            self.press("Export all conversations")
+        return json.loads(pathlib.Path(download.value.path()).read_text())
+
+    def reply(self, body, status=200, headers=None):
+        """Answers the next question in the place of the server."""
+        kind = "text/event-stream" if status == 200 else "application/json"
+        answer = {"status": status, "body": body, "headers": {"content-type": kind, **(headers or {})}}
+        self.page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer), times=1)
+
+
+def conversation(*texts, name="given"):
+    nodes = [
+        {"id": f"{name}{i}", "parent": f"{name}{i - 1}" if i else "", "role": "assistant" if i % 2 else "user",
+         "text": text, "end": "stop", "pick": f"{name}{i + 1}"}
+        for i, text in enumerate(texts)
+    ]
+    return {"id": name, "title": name, "created": 1, "updated": 1, "pick": f"{name}0", "nodes": nodes}
+
+
+def chunk(**delta):
+    return "data: " + json.dumps({"choices": [{"delta": delta, "finish_reason": None}]}) + "\n\n"
+
+
+@check
+def a_question_is_answered_and_its_bytes_are_told(p):
+    # Another question each time, so that nobody has left a longer conversation of its beginning behind.
+    p.send(f"What is the capital of France? {random.randrange(1_000_000)}")
+    assert p.answers().locator(".text").last.inner_text().strip()
+    told = p.answers().locator(".cost").last.inner_text()
+    assert re.search(r"\w+: [\d.]+ \wiB \(f16 [\d.]+ \wiB, [\d.]+×\)", told), told
+    assert "prompt tokens cached" in told, told
+    p.send("And of Italy?")
+    cached = re.search(r"(\d+) of \d+ prompt tokens cached", p.answers().locator(".cost").last.inner_text())
+    assert int(cached[1]) > 0, cached
+    p.shot("light")
+
+
+@check
+def an_edit_is_a_branch_and_both_are_kept(p):
+    p.page.keyboard.press("ArrowUp")
+    p.page.locator(".edit textarea").fill("And of Spain?")
+    p.page.keyboard.press("Enter")
+    p.page.locator(".bubble", has_text="Spain").wait_for()
+    p.settle()
+    assert "2/2" in p.page.locator(".user .tools").last.inner_text()
+    p.press("Version before")
+    p.page.locator(".bubble", has_text="Italy").wait_for()
+    p.press("Version after")
+    p.page.locator(".bubble", has_text="Spain").wait_for()
+
+
+@check
+def an_answer_is_given_again_as_a_branch(p):
+    p.press("Answer again")
+    p.settle()
+    assert "2/2" in p.answers().locator(".tools").last.inner_text()
+
+
+@check
+def a_reload_keeps_everything(p):
+    before = p.page.locator("#thread").inner_text()
+    p.page.fill("#input", "half a thou")
+    p.page.reload()
+    p.page.locator("article").first.wait_for()
+    assert p.page.locator("#thread").inner_text() == before
+    assert p.page.input_value("#input") == "half a thou"
+    p.page.fill("#input", "")
+
+
+@check
+def another_kv_type_stands_beside(p):
+    for kv_type in ("f16", "turbo2"):
+        p.press("Again in …", 0 if kv_type == "f16" else 1)
+        p.page.locator("#types").get_by_role("button", name=kv_type, exact=True).click()
+        p.page.locator(".beside .head", has_text=kv_type).wait_for()
+        p.settle()
+    told = p.page.locator(".beside .cost").all_inner_texts()
+    assert len(told) == 3 and any(text.startswith("f16: ") for text in told), told
+    sizes = [int(cost.get_attribute("data-bytes")) for cost in p.page.locator(".beside .cost").all()]
+    assert all(size > 0 for size in sizes) and max(sizes) > min(sizes), sizes
+    assert p.page.locator(".beside .agree").inner_text()
+    p.page.wait_for_timeout(300)
+    p.shot("beside")
+    p.press("Go on from here", 0)
+    assert p.page.locator(".beside article").nth(1).get_attribute("class").endswith("picked")
+
+
+@check
+def the_meter_says_what_the_server_says(p):
+    p.page.wait_for_timeout(2500)
+    kv = json.loads(p.get("kv"))
+    shown = int(p.page.locator("#m-bytes").get_attribute("title").split(" ")[0].replace(",", ""))
+    assert shown == kv["bytes"] > 0, (shown, kv)
+    metric = re.search(r"^kvant:kv_bytes (\d+)", p.get("metrics"), re.M)
+    assert shown == int(metric[1]), (shown, metric)
+    assert int(p.page.locator("#m-bar").get_attribute("aria-valuenow")) == shown
+
+
+@check
+def escape_stops_an_answer_and_keeps_its_text(p):
+    for _ in range(10):  # A small model may have said all it has to say before the key is down.
+        p.new()
+        p.page.fill("#input", "Tell me a story")
+        p.page.keyboard.press("Enter")
+        p.page.locator(".answer .text:not(:empty)").last.wait_for()
+        p.page.keyboard.press("Escape")
+        p.settle()
+        told = p.answers().locator(".cost").last.inner_text()
+        if "stopped" in told:
+            break
+    assert told == "stopped", told
+    assert p.answers().locator(".text").last.inner_text().strip()
+    p.page.wait_for_timeout(1500)
+    assert json.loads(p.get("kv"))["running"] == 0
+
+
+@check
+def refusals_are_shown_and_no_text_is_lost(p):
+    p.new()
+    p.reply(json.dumps({"error": {"message": "all places are taken"}}), 429, {"retry-after": "7"})
+    p.send("Is there room?")
+    assert p.page.locator(".wrong").inner_text() == "all places are taken (try again in 7 s)"
+    assert p.page.locator(".bubble").inner_text() == "Is there room?"
+    p.reply(chunk(content="Half an ") + chunk(content="answer") + 'data: {"error":{"message":"it broke"}}\n\n')
+    p.press("Answer again")
+    p.page.locator(".wrong", has_text="it broke").wait_for()
+    assert p.answers().locator(".text").last.inner_text() == "Half an answer"
+    p.reply(chunk(content="cut off"))
+    p.press("Answer again")
+    p.page.locator(".wrong", has_text="the connection ended before the answer did").wait_for()
+
+
+@check
+def thoughts_are_folded(p):
+    p.new()
+    end = 'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    p.reply(chunk(content="<think>first ") + chunk(content="this</think>\n\nThen ") + chunk(content="that.") + end)
+    p.send("Think.")
+    assert p.answers().locator("> .text").inner_text() == "Then that."
+    assert not p.page.locator("details .text").is_visible()
+    assert p.page.locator("details .text").text_content() == "first this"
+    p.reply(chunk(reasoning_content="apart") + chunk(content="Said.") + end)
+    p.send("Think again.")
+    assert p.page.locator("details .text").last.text_content() == "apart"
+
+
+@check
+def what_is_said_never_becomes_markup(p):
+    p.load(conversation("hello", HOSTILE, "<script>window.hacked = 7</script>", "- one\n  1. two\n\n     more", name="hostile"))
+    p.page.locator(".bubble", has_text="hacked = 7").wait_for()
+    assert p.page.evaluate("window.hacked") is None
+    assert p.page.locator("#thread :is(script, img, svg[onload], b, i)").count() == 0
+    links = [link.get_attribute("href") for link in p.page.locator("#thread .text a").all()]
+    assert links == ["https://example.com/a.png", "https://example.com/a_(b)", "https://example.com/bare"], links
+    assert all("noopener" in link.get_attribute("rel") for link in p.page.locator("#thread .text a").all())
+    assert "<script>window.hacked = 4</script>" == p.page.locator("#thread pre").inner_text()
+    assert p.page.locator("#thread li strong").inner_text() == "one"
+    assert p.page.locator("#thread ul ol li").inner_text().split() == ["two", "more"]
+    assert p.page.locator("#thread td").all_inner_texts() == ["1", "2"]
+
+
+@check
+def nonsense_is_not_imported(p):
+    before = p.export()
+    for wrong in ({"id": "x"}, {**conversation("a"), "nodes": [None]}, {**conversation("a"), "nodes": [{"id": "n", "parent": "m"}]}):
+        p.load(conversation("fine", name="fine"), wrong)
+    assert p.export() == before
+
+
+@check
+def an_export_is_an_import(p):
+    before = p.export()
+    assert len(before["conversations"]) >= 4
+    p.load(*before["conversations"])
+    assert p.export() == before
+    p.page.evaluate("localStorage.clear()")
+    p.page.reload()
+    p.page.locator(".hello").wait_for()
+    p.load(*before["conversations"])
+    assert p.export() == before
+
+
+@check
+def a_conversation_is_renamed_deleted_and_brought_back(p):
+    p.page.locator("nav li").first.hover()
+    p.page.locator("nav li [aria-label^=Rename]").first.click()
+    p.page.keyboard.type("A new name")
+    p.page.keyboard.press("Enter")
+    item = p.page.locator("nav li", has_text="A new name")
+    item.hover()
+    item.locator("[aria-label^=Delete]").click()
+    item.wait_for(state="detached")
+    p.press("Undo")
+    item.wait_for()
+
+
+@check
+def keys_open_and_close_what_they_should(p):
+    p.page.keyboard.press("Control+/")
+    p.page.locator("#keys").wait_for()
+    p.shot("keys")
+    p.page.keyboard.press("Escape")
+    p.page.locator("#keys").wait_for(state="hidden")
+    p.press("Settings")
+    p.page.fill("[name=temperature]", "0")
+    p.shot("settings")
+    p.page.keyboard.press("Escape")
+    p.new()
+    p.page.keyboard.type("one")
+    p.page.keyboard.press("Shift+Enter")
+    p.page.keyboard.type("two")
+    assert p.page.input_value("#input") == "one\ntwo"
+    p.page.fill("#input", "")
+
+
+@check
+def settings_are_sent(p):
+    p.press("Settings")
+    for name, value in {"max_tokens": "3", "seed": "5", "system": "Be brief.", "key": "sk-4f1d"}.items():
+        p.page.fill(f"[name={name}]", value)
+    p.page.keyboard.press("Escape")
+    p.page.select_option("#kv", "q8_0/turbo3")
+    with p.page.expect_request("**/v1/chat/completions") as asked:
+        p.send("Who are you?")
+    body = asked.value.post_data_json
+    assert (body["temperature"], body["max_tokens"], body["seed"]) == (0, 3, 5), body
+    assert body["kv_type"] == "q8_0/turbo3", body
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert asked.value.headers["authorization"] == "Bearer sk-4f1d"
+    assert "sk-4f1d" not in json.dumps(p.export())
+    assert p.answers().locator(".cost").inner_text().startswith("q8_0/turbo3: ")
+    p.page.select_option("#kv", "")
+
+
+@check
+def code_is_copied_as_it_is(p):
+    code = "if a < b:\n    print('&amp;')"
+    p.load(conversation("code", f"```python\n{code}\n```", name="code"))
+    p.press("Copy", 1)
+    p.page.locator("figcaption .i-tick").wait_for()
+    assert p.page.evaluate("navigator.clipboard.readText()") == code
+
+
+@check
+def a_refused_key_is_told(p):
+    refused = {"status": 401, "body": json.dumps({"error": {"message": "this server wants an API key"}})}
+    p.page.route("**/kv", lambda route: route.fulfill(**refused), times=1)
+    p.page.locator(".meter.off #m-saved", has_text="this server wants an API key").wait_for()
+    p.page.locator(".meter:not(.off)").wait_for()
+
+
+@check
+def another_window_is_heeded(p):
+    other = p.context.new_page()
+    other.goto(p.url)
+    other.locator("nav li").first.hover()
+    other.locator("nav li [aria-label^=Rename]").first.click()
+    other.keyboard.type("Named elsewhere")
+    other.keyboard.press("Enter")
+    p.page.locator("nav li", has_text="Named elsewhere").wait_for()
+    other.close()
+
+
+@check
+def light_and_dark_are_switched(p):
+    shades = []
+    for _ in range(3):
+        p.press("Light or dark")
+        shades.append(p.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert shades[0] == shades[2] != shades[1], shades
+
+
+@check
+def it_fits_a_narrow_window_in_the_dark(p):
+    p.page.set_viewport_size({"width": 360, "height": 720})
+    p.page.emulate_media(color_scheme="dark")
+    titles = p.page.locator("nav li > .cut").all_text_contents()
+    for i, title in enumerate(titles):
+        p.press("Conversations", 0)
+        p.page.locator("nav li > .cut", has_text=title).first.click()
+        p.page.wait_for_timeout(300)
+        for place in ("document.documentElement", "document.getElementById('scroller')"):
+            wide, room = p.page.evaluate(f"[{place}.scrollWidth, {place}.clientWidth]")
+            assert wide <= room <= 360, (title, place, wide, room)
+        over = p.page.evaluate("""[...document.querySelectorAll('main *')].filter(node => !node.closest('pre, .scroll, .unseen, .cut, svg')
+            && node.getBoundingClientRect().right > 360.5).map(node => node.outerHTML.slice(0, 80))""")
+        assert not over, (title, over)
+        p.shot(f"narrow-{i}")
+    p.press("Conversations", 0)
+    p.page.wait_for_timeout(300)
+    p.shot("drawer")
+
+
+@check
+def nothing_went_wrong_unseen(p):
+    assert not p.errors, p.errors
+    assert not p.foreign, p.foreign
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("url")
+    arguments.add_argument("chromium", nargs="?", default="/usr/bin/chromium")
+    arguments.add_argument("--shots", metavar="DIR")
+    given = arguments.parse_args()
+    if given.shots:
+        pathlib.Path(given.shots).mkdir(parents=True, exist_ok=True)
+    n_failed = 0
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
+        page = Page(browser, given.url.rstrip("/") + "/", given.shots)
+        for function in CHECKS:
+            name = function.__name__.replace("_", " ")
+            try:
+                function(page)
+                print(f"ok      {name}")
+            except Exception as error:  # Whatever it is: the others are worth knowing.
+                n_failed += 1
+                page.shot(f"failed-{function.__name__}")
+                print(f"FAILED  {name}: {type(error).__name__}: {error}")
+        browser.close()
+    sys.exit(1 if n_failed else 0)
+
+
+if __name__ == "__main__":
+    main()
