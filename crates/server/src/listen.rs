@@ -31,6 +31,8 @@ pub(crate) async fn listen(server: Arc<Server>, ready: impl FnOnce(SocketAddr)) 
     let (host, port) = server.options.address.clone();
     let listener = TcpListener::bind((host.as_str(), port)).await;
     let listener = listener.map_err(|source| ServeError::Listen { host, port, source })?;
+    // Whoever is told that it is ready may tell it to end.
+    let signals = Signals::listen()?;
     ready(listener.local_addr()?);
     tell_service_manager();
     let app = router(Arc::clone(&server));
@@ -50,7 +52,7 @@ pub(crate) async fn listen(server: Arc<Server>, ready: impl FnOnce(SocketAddr)) 
         }
     };
     // Until the last answer has ended others are still told why there is none for them.
-    tokio::select! { () = take => {}, () = end(server) => {} }
+    tokio::select! { () = take => {}, () = end(server, signals) => {} }
     _ = tokio::time::timeout(HEAD, graceful.shutdown()).await;
     Ok(())
 }
@@ -72,8 +74,8 @@ fn talk(stream: TcpStream, permit: OwnedSemaphorePermit, app: axum::Router, grac
 }
 
 /// Returns when the process was told to end and the last answer has ended.
-async fn end(server: Arc<Server>) {
-    told().await;
+async fn end(server: Arc<Server>, signals: Signals) {
+    signals.come().await;
     tracing::info!("told to end: no more work is taken on");
     server.is_leaving.store(true, Ordering::Relaxed);
     let drained = async {
@@ -86,23 +88,41 @@ async fn end(server: Arc<Server>) {
     }
 }
 
-/// Returns when the process is told to end.
-async fn told() {
-    let interrupt = async {
+/// Signals that tell the process to end, listened for from now on.
+#[cfg(unix)]
+struct Signals([tokio::signal::unix::Signal; 2]);
+
+#[cfg(unix)]
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?]))
+    }
+
+    /// Returns when one comes.
+    async fn come(mut self) {
+        let [interrupt, terminate] = &mut self.0;
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+    }
+}
+
+/// The signal that tells the process to end.
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self)
+    }
+
+    /// Returns when it comes.
+    async fn come(self) {
         if tokio::signal::ctrl_c().await.is_err() {
             // Nobody can tell.
             std::future::pending::<()>().await;
         }
-    };
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! { () = interrupt => {}, _ = terminate.recv() => {} }
-            return;
-        }
     }
-    interrupt.await;
 }
 
 /// Tells systemd that the server is ready, where it asks to be told.

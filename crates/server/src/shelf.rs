@@ -27,9 +27,9 @@ impl Shelf {
         self.0.is_empty()
     }
 
-    /// Bytes of all, those that several share counted for each.
-    pub fn n_bytes(&self) -> usize {
-        self.0.iter().map(|(_, session)| session.kv().bytes).sum()
+    /// All conversations.
+    pub fn sessions(&self) -> impl Iterator<Item = &Session> {
+        self.0.iter().map(|(_, session)| session)
     }
 
     /// Keeps a conversation. One that is its beginning and no more is let go of: nobody will miss it.

@@ -88,10 +88,11 @@ pub(crate) struct Status {
     pub running_bytes: usize,
     /// Bytes of those on the shelf, shared ones for each.
     pub idle_bytes: usize,
-    /// Tokens of those that run and of those on the shelf.
+    /// Tokens of those that run.
     pub tokens: usize,
-    /// What an f16 cache would take for each of them alone.
-    pub bytes_f16: usize,
+    /// What f16 caches would take for each of those that run, and of those on the shelf, alone.
+    pub running_bytes_f16: usize,
+    pub idle_bytes_f16: usize,
     pub budget: usize,
 }
 
@@ -493,14 +494,16 @@ impl Worker {
     fn tell_status(&mut self) {
         self.told = Instant::now();
         let running = || self.courses.values().filter_map(|course| course.session.as_ref()).map(Session::kv);
+        let idle = || self.shelf.sessions().map(Session::kv);
         let status = Status {
             counts: self.scheduler.counts(),
             idle: self.shelf.len(),
             kv_bytes: self.model.kv_bytes(),
             running_bytes: running().map(|kv| kv.bytes).sum(),
-            idle_bytes: self.shelf.n_bytes(),
+            idle_bytes: idle().map(|kv| kv.bytes).sum(),
             tokens: running().map(|kv| kv.tokens).sum(),
-            bytes_f16: running().map(|kv| kv.bytes_f16).sum(),
+            running_bytes_f16: running().map(|kv| kv.bytes_f16).sum(),
+            idle_bytes_f16: idle().map(|kv| kv.bytes_f16).sum(),
             budget: self.scheduler.limits().budget,
         };
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;

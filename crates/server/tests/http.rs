@@ -445,3 +445,42 @@ fn tools_are_told_to_the_model_and_calls_of_before_are_remembered() {
         assert!(status == 400 && message.contains(words), "{asked}: {error}");
     }
 }
+
+#[test]
+fn anthropics_clients_are_answered_in_their_own_words() {
+    let client = start(options());
+    let ask = json!({ "model": "any", "max_tokens": 40, "temperature": 0, "system": [{ "type": "text", "text": "x-anthropic-billing-header: 17" }], "messages": [{ "role": "user", "content": [{ "type": "text", "text": QUESTION }] }] });
+    let (status, answer) = client.post("/v1/messages", &ask);
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!((&answer["type"], &answer["stop_reason"]), (&json!("message"), &json!("end_turn")));
+    let text = answer["content"][0]["text"].as_str().unwrap();
+    assert!(text.contains("Paris"), "{answer}");
+    let events = client.events("/v1/messages", &with(ask.clone(), json!({ "stream": true })));
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names[..2], ["message_start", "content_block_start"]);
+    assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+    assert!(events.iter().all(|(name, data)| data["type"] == **name));
+    let said: String = events.iter().filter_map(|(_, data)| data["delta"]["text"].as_str()).collect();
+    assert_eq!(said, text);
+    let (_, count) = client.post("/v1/messages/count_tokens", &ask);
+    let usage = &answer["usage"];
+    assert_eq!(count["input_tokens"], usage["input_tokens"]);
+    // A call, and its result.
+    let tool = json!({ "name": "clock", "input_schema": { "type": "object", "properties": {}, "additionalProperties": false } });
+    let forced = json!({ "tools": [tool], "tool_choice": { "type": "any", "disable_parallel_tool_use": true }, "max_tokens": 100 });
+    let (_, called) = client.post("/v1/messages", &with(ask.clone(), forced));
+    assert_eq!(called["stop_reason"], "tool_use", "{called}");
+    let made = called["content"].as_array().unwrap().last().unwrap();
+    assert_eq!(
+        (&made["type"], &made["name"], &made["input"]),
+        (&json!("tool_use"), &json!("clock"), &json!({}))
+    );
+    let history = json!({ "tools": [tool], "messages": [
+        { "role": "user", "content": QUESTION },
+        { "role": "assistant", "content": called["content"] },
+        { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": made["id"], "content": "noon" }] },
+    ] });
+    assert_eq!(client.post("/v1/messages", &with(ask.clone(), history)).0, 200);
+    let (status, error) = client.post("/v1/messages", &json!({ "messages": [] }));
+    assert_eq!((status, &error["type"]), (400, &json!("error")));
+}

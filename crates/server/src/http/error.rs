@@ -16,7 +16,7 @@ pub(crate) struct ApiError {
     /// The field at fault.
     param: Option<&'static str>,
     /// More that is told of it.
-    more: Option<Value>,
+    more: Option<Box<Value>>,
     retry_after: Option<u64>,
 }
 
@@ -51,7 +51,10 @@ impl ApiError {
             "the prompt has {n_prompt} tokens, a conversation may have {n_ctx}: nothing was cut or read"
         );
         let more = json!({ "n_prompt_tokens": n_prompt, "n_ctx": n_ctx });
-        Self { more: Some(more), ..Self::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", message) }
+        Self {
+            more: Some(Box::new(more)),
+            ..Self::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", message)
+        }
     }
 
     /// What stands within `error` in the body.
@@ -62,7 +65,7 @@ impl ApiError {
             "type": self.kind,
             "param": self.param,
         });
-        if let (Some(object), Some(Value::Object(more))) = (object.as_object_mut(), &self.more) {
+        if let (Some(object), Some(Value::Object(more))) = (object.as_object_mut(), self.more.as_deref()) {
             object.extend(more.clone());
         }
         object
@@ -92,7 +95,8 @@ impl From<kvant::Error> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(json!({ "error": self.object() }))).into_response();
+        let mut response =
+            (self.status, Json(json!({ "type": "error", "error": self.object() }))).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

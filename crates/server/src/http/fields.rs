@@ -23,6 +23,10 @@ fn short(value: &Value) -> String {
 }
 
 impl Fields {
+    pub fn new(map: Map<String, Value>) -> Self {
+        Self(map)
+    }
+
     pub fn value(&self, name: &str) -> Option<&Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }

@@ -7,6 +7,7 @@ mod conversation;
 mod error;
 mod fields;
 mod head;
+mod messages;
 mod reply;
 mod status;
 mod text;
@@ -196,6 +197,8 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
         .route("/chat/completions", post(chat::chat))
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/messages", post(messages::messages))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/apply-template", post(text::apply_template))

@@ -47,14 +47,19 @@ pub(crate) struct Sent(pub Value);
 /// What OpenAI's API ends a stream with.
 const DONE: &str = "[DONE]";
 
-impl From<Sent> for Sse {
-    fn from(Sent(value): Sent) -> Self {
-        Sse::default().data(value.to_string())
+fn event<F: Format>(Sent(value): &Sent) -> Sse {
+    let event = Sse::default().data(value.to_string());
+    match value["type"].as_str().filter(|_| F::NAMES_EVENTS) {
+        Some(name) => event.event(name),
+        None => event,
     }
 }
 
 /// How an API writes answers down.
 pub(crate) trait Format: Send + 'static {
+    /// Whether an event is named after the `type` of its data, and the last one ends the stream; otherwise events have no names,
+    /// and OpenAI's mark ends it.
+    const NAMES_EVENTS: bool = false;
     /// Before anything else in a stream.
     fn begin(&mut self, _out: &mut VecDeque<Sent>) {}
     /// A prompt is being read.
@@ -178,12 +183,14 @@ fn sent<F: Format>(
     unfold((listener, out, Stage::Open), |(mut listener, mut out, mut stage)| async move {
         loop {
             if let Some(sent) = out.pop_front() {
-                return Some((Ok(sent.into()), (listener, out, stage)));
+                return Some((Ok(event::<F>(&sent)), (listener, out, stage)));
             }
             match stage {
                 Stage::Open => {}
-                Stage::Heard => return Some((Ok(Sse::default().data(DONE)), (listener, out, Stage::Ended))),
-                Stage::Ended => return None,
+                Stage::Heard if !F::NAMES_EVENTS => {
+                    return Some((Ok(Sse::default().data(DONE)), (listener, out, Stage::Ended)));
+                }
+                Stage::Heard | Stage::Ended => return None,
             }
             let event = listener.events.recv().await;
             match listener.hear(event, &mut out) {

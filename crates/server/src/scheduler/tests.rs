@@ -225,7 +225,7 @@ fn whatever_comes_everybody_gets_what_a_lone_run_gives_within_the_budget() {
                         Ok(_) => {}
                     }
                 }
-                2 if random.bits() % 4 == 0 => {
+                2 if random.bits().is_multiple_of(4) => {
                     if let Some(&id) = engine.jobs.keys().next_back() {
                         let held = engine.jobs[&id].cache.is_some();
                         engine.leave(id);

@@ -126,6 +126,18 @@ impl Client {
         data.into_iter().map(|data| serde_json::from_str(data).unwrap()).collect()
     }
 
+    /// Names and data of all events of a stream.
+    pub fn events(&self, path: &str, body: &Value) -> Vec<(String, Value)> {
+        let (status, headers, text) = Self::receive(self.send(path, body));
+        assert!(status == 200 && headers.contains("text/event-stream"), "{headers}{text}");
+        let events = text.split("\n\n").filter_map(|event| {
+            let name = event.lines().find_map(|line| line.strip_prefix("event: "))?;
+            let data = event.lines().find_map(|line| line.strip_prefix("data: "))?;
+            Some((name.to_owned(), serde_json::from_str(data).unwrap()))
+        });
+        events.collect()
+    }
+
     /// Waits until what is told there is as `holds` wants it.
     pub fn wait_for(&self, path: &str, holds: impl Fn(&Value) -> bool) {
         let started = Instant::now();

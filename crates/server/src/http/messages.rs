@@ -1,0 +1,314 @@
+//! `/v1/messages`: Anthropic's API. A request is put into OpenAI's words, read as such, and answered in its own.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use axum::{Extension, Json};
+use serde_json::{Map, Value, json};
+
+use super::asked::Asked;
+use super::conversation::{Conversation, Opening};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::reply::{Format, Heard, Piece, Sent};
+use super::{Caller, Server, new_id};
+use crate::answer::Finish;
+use crate::speech::{Part, Speech};
+
+/// What a client's system message begins with that changes from request to request and says nothing to the model: it would keep
+/// every prompt from being known.
+const BILLING: &str = "x-anthropic-billing-header";
+
+pub(super) async fn messages(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Fields,
+) -> Result<Response, ApiError> {
+    let hosted = server.hosted(&fields)?;
+    fields.need::<u64>("max_tokens", "a whole number")?;
+    let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
+    let fields = translated(&fields)?;
+    let mut asked = Asked::read(&fields, &server.options.sampler, hosted.tokenizer())?;
+    let conversation = Conversation::read(&fields, hosted.template()?)?;
+    asked.hold_to(&conversation)?;
+    let Opening { tokens, speech } = hosted.tokens(move |model| conversation.open(model)).await?;
+    let (id, n_prompt) = (new_id("msg"), tokens.len());
+    let format = Messages {
+        id,
+        model,
+        n_prompt,
+        whole: speech.clone(),
+        speech,
+        open: None,
+        n_blocks: 0,
+        calls: false,
+    };
+    hosted.answer(vec![tokens], &asked, &caller, format).await
+}
+
+/// How many tokens a request's prompt has.
+pub(super) async fn count_tokens(
+    State(server): State<Arc<Server>>,
+    fields: Fields,
+) -> Result<Json<Value>, ApiError> {
+    let hosted = server.hosted(&fields)?;
+    let conversation = Conversation::read(&translated(&fields)?, hosted.template()?)?;
+    let Opening { tokens, .. } = hosted.tokens(move |model| conversation.open(model)).await?;
+    Ok(Json(json!({ "input_tokens": tokens.len() })))
+}
+
+/// A request in OpenAI's words.
+fn translated(fields: &Fields) -> Result<Fields, ApiError> {
+    let mut into = Map::new();
+    for name in ["max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "kv_type"] {
+        if let Some(value) = fields.value(name) {
+            into.insert(name.to_owned(), value.clone());
+        }
+    }
+    if let Some(stop) = fields.value("stop_sequences") {
+        into.insert("stop".to_owned(), stop.clone());
+    }
+    let mut messages: Vec<Value> = fields.value("system").map(system).into_iter().flatten().collect();
+    for given in fields.need::<Vec<Value>>("messages", "a list of messages")? {
+        messages.extend(message(&given)?);
+    }
+    into.insert("messages".to_owned(), messages.into());
+    if let Some(tools) = fields.get::<Vec<Value>>("tools", "a list of tools")? {
+        let tool = |tool: &Value| {
+            let (name, description) = (&tool["name"], &tool["description"]);
+            let function =
+                json!({ "name": name, "description": description, "parameters": tool["input_schema"] });
+            json!({ "type": "function", "function": function })
+        };
+        into.insert("tools".to_owned(), tools.iter().map(tool).collect());
+    }
+    let choice = fields.object("tool_choice")?;
+    match choice.get::<String>("type", "auto, any, tool or none")?.as_deref() {
+        None => {}
+        Some("tool") => {
+            let name: String = choice.need("name", "a tool's name")?;
+            into.insert("tool_choice".to_owned(), json!({ "function": { "name": name } }));
+        }
+        Some(other) => _ = into.insert("tool_choice".to_owned(), other.into()),
+    }
+    if choice.flag("disable_parallel_tool_use")? {
+        into.insert("parallel_tool_calls".to_owned(), false.into());
+    }
+    if fields.object("thinking")?.value("type").is_some_and(|kind| kind == "disabled") {
+        into.insert("chat_template_kwargs".to_owned(), json!({ "enable_thinking": false }));
+    }
+    Ok(Fields::new(into))
+}
+
+/// The system message, from a text or blocks of it.
+fn system(given: &Value) -> Option<Value> {
+    let text = match given {
+        Value::String(text) => text.clone(),
+        blocks => {
+            let texts = blocks.as_array()?.iter().filter_map(|block| block["text"].as_str());
+            texts.filter(|text| !text.starts_with(BILLING)).collect::<Vec<_>>().join("\n\n")
+        }
+    };
+    Some(json!({ "role": "system", "content": text }))
+}
+
+/// A message, and those of tools' results that it holds.
+fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
+    let role = given["role"].as_str().unwrap_or_default();
+    let blocks = match &given["content"] {
+        Value::Array(blocks) => blocks.clone(),
+        text => vec![json!({ "type": "text", "text": text })],
+    };
+    let (mut messages, mut text, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    for block in &blocks {
+        match (block["type"].as_str().unwrap_or_default(), block["text"].as_str()) {
+            ("text", Some(said)) => text.push(said.to_owned()),
+            ("thinking" | "redacted_thinking", _) => {}
+            ("tool_use", _) => {
+                let function = json!({ "name": block["name"], "arguments": block["input"].to_string() });
+                calls.push(json!({ "id": block["id"], "type": "function", "function": function }));
+            }
+            ("tool_result", _) => messages.push(json!({
+                "role": "tool",
+                "tool_call_id": block["tool_use_id"],
+                "content": block["content"],
+            })),
+            (kind, _) => {
+                let expected = "blocks of type text, thinking, tool_use or tool_result";
+                return Err(ApiError::field("content", expected, kind));
+            }
+        }
+    }
+    if !text.is_empty() || !calls.is_empty() || messages.is_empty() {
+        let mut said = json!({ "role": role, "content": text.join("\n\n") });
+        if !calls.is_empty() {
+            said["tool_calls"] = calls.into();
+        }
+        messages.push(said);
+    }
+    Ok(messages)
+}
+
+/// What a block of content holds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Text,
+    Thought,
+}
+
+struct Messages {
+    id: String,
+    model: String,
+    n_prompt: usize,
+    /// How to read an answer, from its beginning.
+    whole: Speech,
+    speech: Speech,
+    /// The block that is being written.
+    open: Option<Kind>,
+    n_blocks: usize,
+    calls: bool,
+}
+
+fn stop_reason(finish: Finish, calls: bool) -> &'static str {
+    match (finish, calls) {
+        (Finish::Stop, true) => "tool_use",
+        (Finish::Stop, false) => "end_turn",
+        (Finish::Length, _) => "max_tokens",
+    }
+}
+
+impl Messages {
+    fn message(&self, content: Value, usage: Value) -> Value {
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": usage,
+        })
+    }
+
+    fn usage(&self, heard: &Heard) -> Value {
+        let cached = heard.times.prompt.cached;
+        json!({
+            "input_tokens": self.n_prompt - cached.min(self.n_prompt),
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": heard.times.n_said,
+        })
+    }
+
+    fn close(&mut self, out: &mut VecDeque<Sent>) {
+        if self.open.take().is_some() {
+            out.push_back(Sent(json!({ "type": "content_block_stop", "index": self.n_blocks - 1 })));
+        }
+    }
+
+    fn begin_block(&mut self, block: Value, out: &mut VecDeque<Sent>) -> usize {
+        self.close(out);
+        let index = self.n_blocks;
+        self.n_blocks += 1;
+        out.push_back(Sent(json!({ "type": "content_block_start", "index": index, "content_block": block })));
+        index
+    }
+
+    fn delta(&mut self, kind: Kind, text: &str, out: &mut VecDeque<Sent>) {
+        if self.open != Some(kind) {
+            let block = match kind {
+                Kind::Text => json!({ "type": "text", "text": "" }),
+                Kind::Thought => json!({ "type": "thinking", "thinking": "", "signature": "" }),
+            };
+            self.begin_block(block, out);
+            self.open = Some(kind);
+        }
+        let delta = match kind {
+            Kind::Text => json!({ "type": "text_delta", "text": text }),
+            Kind::Thought => json!({ "type": "thinking_delta", "thinking": text }),
+        };
+        out.push_back(Sent(
+            json!({ "type": "content_block_delta", "index": self.n_blocks - 1, "delta": delta }),
+        ));
+    }
+
+    fn part(&mut self, part: Part, out: &mut VecDeque<Sent>) {
+        match part {
+            Part::Text(text) => self.delta(Kind::Text, &text, out),
+            Part::Thought(text) => self.delta(Kind::Thought, &text, out),
+            Part::Call(call) => {
+                self.calls = true;
+                let block =
+                    json!({ "type": "tool_use", "id": new_id("toolu"), "name": call.name, "input": {} });
+                let index = self.begin_block(block, out);
+                let delta = json!({ "type": "input_json_delta", "partial_json": call.arguments });
+                out.push_back(Sent(json!({ "type": "content_block_delta", "index": index, "delta": delta })));
+                out.push_back(Sent(json!({ "type": "content_block_stop", "index": index })));
+            }
+        }
+    }
+}
+
+impl Format for Messages {
+    const NAMES_EVENTS: bool = true;
+
+    fn begin(&mut self, out: &mut VecDeque<Sent>) {
+        let usage = json!({ "input_tokens": self.n_prompt, "output_tokens": 0 });
+        let message = self.message(json!([]), usage);
+        out.push_back(Sent(json!({ "type": "message_start", "message": message })));
+    }
+
+    fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
+        let mut parts = self.speech.push(piece.text);
+        if piece.finish.is_some() {
+            parts.extend(self.speech.rest());
+        }
+        parts.into_iter().for_each(|part| self.part(part, out));
+        let Some(finish) = piece.finish else { return };
+        self.close(out);
+        let delta = json!({ "stop_reason": stop_reason(finish, self.calls), "stop_sequence": null });
+        let usage = self.usage(piece.heard);
+        out.push_back(Sent(json!({ "type": "message_delta", "delta": delta, "usage": usage })));
+    }
+
+    fn end(&mut self, _heard: &[Heard], out: &mut VecDeque<Sent>) {
+        out.push_back(Sent(json!({ "type": "message_stop" })));
+    }
+
+    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Sent>) {
+        out.push_back(Sent(json!({ "type": "error", "error": error.object() })));
+    }
+
+    fn whole(&mut self, heard: &[Heard]) -> Value {
+        let heard = &heard[0];
+        let (mut content, mut calls) = (Vec::<Value>::new(), false);
+        let mut add = |kind: &str, field: &str, text: String| match content.last_mut() {
+            Some(last) if last["type"] == kind => {
+                last[field] = format!("{}{text}", last[field].as_str().unwrap_or_default()).into();
+            }
+            _ => content.push(json!({ "type": kind, field: text })),
+        };
+        let mut used = Vec::new();
+        for part in self.whole.push(&heard.text).into_iter().chain(self.whole.rest()) {
+            match part {
+                Part::Text(text) => add("text", "text", text),
+                Part::Thought(text) => add("thinking", "thinking", text),
+                Part::Call(call) => {
+                    calls = true;
+                    let input: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
+                    used.push(json!({ "type": "tool_use", "id": new_id("toolu"), "name": call.name, "input": input }));
+                }
+            }
+        }
+        for block in content.iter_mut().filter(|block| block["type"] == "thinking") {
+            block["signature"] = "".into();
+        }
+        content.extend(used);
+        let mut message = self.message(content.into(), self.usage(heard));
+        message["stop_reason"] = heard.finish.map(|finish| stop_reason(finish, calls)).into();
+        message
+    }
+}
