@@ -71,6 +71,7 @@ list! {
     "attend_heads": ops::attend::heads,
     "attend_steps": ops::attend::steps,
     "attend_capped": ops::attend::capped,
+    "attend_sinks": ops::attend::sinks,
     "attend_company": ops::company::run,
     "attend_sizes": ops::extremes::sizes,
     "attend_clipped": ops::extremes::clipped,

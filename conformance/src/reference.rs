@@ -34,10 +34,15 @@ pub fn softmax(scores: &mut [f64]) {
     scores.iter_mut().for_each(|s| *s /= sum);
 }
 
-/// SiLU, `g / (1 + exp(-g))`, or GELU in its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`.
+/// SiLU, `g / (1 + exp(-g))` (of `min(g, L)` and with a rate where it is bounded), or GELU in its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`.
 pub fn activate(activation: Activation, g: f64) -> f64 {
     match activation {
         Activation::Silu => g / (1.0 + (-g).exp()),
+        Activation::Bounded => {
+            let [rate, limit] = Activation::BOUNDED.map(f64::from);
+            let g = g.min(limit);
+            g / (1.0 + (-rate * g).exp())
+        }
         Activation::Gelu => {
             g / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3))).tanh())
         }

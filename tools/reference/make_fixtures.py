@@ -36,6 +36,7 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
@@ -78,6 +79,7 @@ class Family:
     quiet: float = 1.0  # how much smaller embeddings are, and larger what the last norm gives: scaled ones drown the layers
     local_theta: float | None = None  # RoPE base of layers with a window, which scaling leaves alone
     mean: float = 0.0  # of embeddings, for norms that take it off
+    transposed_experts: bool = False  # whose gates and ups are columns that alternate
 
 
 FAMILIES = {
@@ -96,6 +98,7 @@ FAMILIES = {
     "olmo2": Family(Olmo2Config, gguf.MODEL_ARCH.OLMO2),
     "phi3": Family(Phi3Config, gguf.MODEL_ARCH.PHI3),
     "glm4": Family(Glm4Config, gguf.MODEL_ARCH.GLM4),
+    "gptoss": Family(GptOssConfig, gguf.MODEL_ARCH.GPT_OSS, transposed_experts=True),
     "cohere2": Family(Cohere2Config, gguf.MODEL_ARCH.COHERE2, mean=0.5),
     "mistral3": Family(Ministral3Config, gguf.MODEL_ARCH.MISTRAL3, interleaved_rope=True),
 }
@@ -120,6 +123,7 @@ class Spec:
     partial: float = 1.0  # share of a head that RoPE turns
     extra: dict[str, Any] = field(default_factory=dict)
     without: tuple[dict[str, Any], ...] = ()  # what to put in the place of `extra` to see that it matters
+    less: tuple[str, ...] = ()  # ends of the names of weights that must matter
 
     @property
     def family(self) -> Family:
@@ -296,6 +300,27 @@ SPECS = [
         },
         without=({"num_experts_per_tok": 1}, {"norm_topk_prob": False}),
     ),
+    Spec(
+        "gptoss-h64-g4-window24-sinks",
+        hidden=64,
+        heads=8,
+        kv_heads=2,
+        head_dim=64,
+        ffn=40,
+        layers=3,
+        theta=150_000.0,
+        rope={**YARN, "beta_fast": 4.0, "beta_slow": 1.0, "truncate": False},
+        rope_without=({}, {**YARN, "beta_fast": 4.0, "beta_slow": 1.0}),
+        extra={"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24},
+        without=(
+            {"sliding_window": 10_000},
+            {"layer_types": 3 * ["sliding_attention"]},
+            {"swiglu_limit": 70.0},
+            {"swiglu_alpha": 1.0},
+            {"num_experts_per_tok": 1},
+        ),
+        less=("sinks", "experts.gate_up_proj_bias", "experts.down_proj_bias", "router.bias"),
+    ),
     Spec("glm4-h64-g2-bias", hidden=32, heads=4, kv_heads=2, head_dim=64, partial=0.5, extra={"attention_bias": True}),
     Spec(
         "cohere2-h64-g2-window20",
@@ -336,18 +361,21 @@ def build_model(spec: Spec) -> torch.nn.Module:
             if name == "model.norm.weight":
                 values *= spec.family.quiet
             values -= spec.family.norm_offset
-        elif name.endswith(".bias"):
+        elif name.endswith(("bias", "sinks")):
             values = 0.5 * torch.randn_like(weight)
         else:
             # Unit inputs give outputs of this spread: scores of about +-2 after the division by sqrt(head_dim).
             gain = 1.4 if "q_proj" in name or "k_proj" in name else 2.0 if "embed" in name or "lm_head" in name else 1.0
+            n_in = weight.shape[-2 if spec.family.transposed_experts and "experts." in name else -1]
             if "experts." in name:  # a few of them, each with a share
                 gain = 1.4
+                if hasattr(model.config, "swiglu_limit"):  # so far that bounds bind, and back
+                    gain = 4.0 if "gate_up" in name else 0.15
             mean = 0.0
             if "embed" in name:
                 gain /= spec.family.quiet
                 mean = spec.family.mean * weight.shape[-1] ** -0.5
-            values = (gain * weight.shape[-1] ** -0.5 * torch.randn_like(weight) + mean).half().float()
+            values = (gain * n_in**-0.5 * torch.randn_like(weight) + mean).half().float()
         weight.data.copy_(values)
     return model
 
@@ -400,6 +428,13 @@ def check_worth(spec: Spec, model: torch.nn.Module, tokens: list[int], logits: t
         plain.load_state_dict(model.state_dict())
         effects.append(float((forward(plain, tokens) - logits).abs().max()))
         assert effects[-1] >= MIN_EFFECT, f"{spec.name}: a feature changes logits by {effects[-1]} only"
+    for end in spec.less:
+        plain = AutoModelForCausalLM.from_config(spec.to_config(spec.rope)).eval()
+        nothing = -1e4 if end == "sinks" else 0.0
+        weights = model.state_dict().items()
+        plain.load_state_dict({k: torch.full_like(v, nothing) if k.endswith(end) else v for k, v in weights})
+        effects.append(float((forward(plain, tokens) - logits).abs().max()))
+        assert effects[-1] >= MIN_EFFECT, f"{spec.name}: {end} changes logits by {effects[-1]} only"
     print(
         f"{spec.name:30} logits' std {float(logits.std()):.2f}  greedy margin {greedy_margin(logits):.3f}  "
         f"distinct tokens {len(set(tokens[N_PROMPT:])):2}  rounding {rounding:.1e}  effects {' '.join(f'{effect:.2f}' for effect in effects) or '-'}"
@@ -495,7 +530,17 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
 def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights as files hold them: gate and up of the experts apart, the gate of the shared one as a vector."""
     for name, weight in model.named_parameters():
-        if name.endswith("experts.gate_up_proj"):
+        if name.endswith("sinks"):
+            yield f"{name}.weight", weight
+        elif "experts." in name and hasattr(model.config, "swiglu_limit"):  # gpt-oss
+            part, suffix = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
+            rows = weight if suffix == ".bias" else weight.transpose(1, 2)
+            if part.endswith("gate_up_proj"):
+                for half, of in enumerate(("gate_proj", "up_proj")):
+                    yield part.replace("gate_up_proj", of) + suffix, rows[:, half::2].contiguous()
+            else:
+                yield part + suffix, rows.contiguous()
+        elif name.endswith("experts.gate_up_proj"):
             for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1)):
                 yield name.replace("gate_up_proj", f"{part}.weight"), half.contiguous()
         elif name.endswith("experts.down_proj"):
@@ -516,8 +561,9 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
             weight = to_interleaved(weight, spec.heads if "q_proj" in name else spec.kv_heads)
         if name.endswith("norm.weight"):
             weight = weight + spec.family.norm_offset
-        is_router = name.endswith("mlp.gate.weight")
-        kind = torch.float16 if weight.ndim >= 2 and not is_router else torch.float32
+        is_router = name.endswith(("mlp.gate.weight", "router.weight"))
+        is_matrix = weight.ndim >= 2 and not name.endswith("bias")
+        kind = torch.float16 if is_matrix and not is_router else torch.float32
         stored = weight.detach().to(kind)
         assert torch.equal(stored.float(), weight), f"{name} is not exact in {kind}"
         suffixes = {"try_suffixes": (".weight", ".bias")}

@@ -134,6 +134,8 @@ pub struct ExpertWeights<'a, B: Backend> {
     pub up: &'a B::Experts,
     /// Back to the width of the stream, `[n_experts, n, n_ff]`.
     pub down: &'a B::Experts,
+    /// What is added to the products of gate and up, `[n_experts, n_ff]` each, and to that of down, `[n_experts, n]`.
+    pub biases: Option<[&'a B::Buffer; 3]>,
 }
 
 impl<B: Backend> Clone for ExpertWeights<'_, B> {
@@ -243,7 +245,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     ) -> Result<()>;
 
     /// `x += Σ_e weight[e] W_down[e] (a(W_gate[e] n) * (W_up[e] n))` for the first `rows` rows of `x` `[rows, n]`, `n = norm(x)`
-    /// (when `norm` is given) and a the activation of `weights`. Each row's experts and their weights come of `routing` and of the row's
+    /// (when `norm` is given) and a the activation of `weights`; each product plus its bias, where there are some. Each row's experts and their weights come of `routing` and of the row's
     /// `logits` `[rows, n_experts]`; nobody waits for them. Equals [`Backend::gated_ffn`] and a product for each expert of a
     /// row, added in an order that does not depend on other rows.
     fn expert_ffn(
@@ -332,11 +334,15 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// in 16 bit and what in codes depends on its position alone (see [`StreamSpec::window`](crate::StreamSpec::window));
     /// `band` is what the append has written. Queries are rotated once when K is rotated, the output un-rotated once when V
     /// is. Reads the tiles as they are; never writes a dequantised copy of the cache.
+    ///
+    /// With `sinks` `[n_heads]`, the softmax of a head has one more score, its sink, and no value that goes with it: weights add
+    /// up to less than one (gpt-oss; arXiv 2309.17453 says what for). A sink is neither scaled nor bounded.
     fn attend(
         &self,
         params: &AttendParams,
         parts: &[KvPart<'_, Self::Page>],
         q: &Self::Buffer,
+        sinks: Option<&Self::Buffer>,
         band: Option<&Self::Page>,
         out: &mut Self::Buffer,
     ) -> Result<()>;
@@ -347,7 +353,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         &[]
     }
 
-    /// [`Backend::attend`] with all that stage `stage` of [`Backend::stages`] leaves out; but for the last, the results mean
+    /// [`Backend::attend`], without sinks, with all that stage `stage` of [`Backend::stages`] leaves out; but for the last, the results mean
     /// nothing.
     fn attend_staged(
         &self,

@@ -12,7 +12,7 @@ use kvant_backend::{
 use kvant_codec::DType;
 
 use crate::attend::Stage;
-use crate::matmul::{self, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, To};
+use crate::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, To};
 use crate::shards::Shards;
 use crate::{CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, embed, gate_rows, norm, rope, soft_cap};
 
@@ -224,11 +224,14 @@ impl Backend for CpuDevice {
         weights: ExpertWeights<'_, Self>,
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, routing, logits, weights)?;
-        let ExpertWeights { activation, gate, up, down } = weights;
+        let ExpertWeights { activation, gate, up, down, biases } = weights;
+        let n = gate.n_in();
         let (norm, logits) = (norm.map(norm_parts), &logits.as_slice()[..rows * gate.n_experts()]);
+        let biased = |w, i: usize| Biased { w, bias: biases.map(|biases| biases[i].as_slice()) };
+        let (gate, up, down) = (biased(gate, 0), biased(up, 1), biased(down, 2));
         let layer = ExpertFfn { norm, routing, logits, activation, gate, up, down };
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
-        let x = &mut x.as_mut_slice()[..rows * gate.n_in()];
+        let x = &mut x.as_mut_slice()[..rows * n];
         matmul::expert_ffn(self.isa, &self.pool, &mut scratch, layer, x);
         Ok(())
     }
@@ -308,10 +311,13 @@ impl Backend for CpuDevice {
         params: &AttendParams,
         parts: &[KvPart<'_, CpuPage>],
         q: &CpuBuffer,
+        sinks: Option<&CpuBuffer>,
         band: Option<&CpuPage>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        self.attend_staged(self.stages().len() - 1, params, parts, q, band, out)
+        let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
+        let (q, sinks, out) = (q.as_slice(), sinks.map(CpuBuffer::as_slice), out.as_mut_slice());
+        attend::attend(self.isa, &self.pool, scratch, Stage::All, params, parts, q, sinks, band, out)
     }
 
     fn stages(&self) -> &'static [&'static str] {
@@ -331,7 +337,7 @@ impl Backend for CpuDevice {
         let stage = Stage::ALL[stage + Stage::ALL.len() - self.stages().len()];
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, out) = (q.as_slice(), out.as_mut_slice());
-        attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, band, out)
+        attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, None, band, out)
     }
 }
 

@@ -88,6 +88,7 @@ tests! {
     attend_heads: 89,
     attend_steps: 90,
     attend_capped: 80,
+    attend_sinks: 80,
     attend_company: 80,
     attend_sizes: 80,
     attend_clipped: 80,

@@ -343,8 +343,9 @@ impl Backend for CudaDevice {
         weights: ExpertWeights<'_, Self>,
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, routing, logits, weights)?;
-        let ExpertWeights { activation, gate, up, down } = weights;
-        let layer = experts::Layer { activation, gate, up, down };
+        let ExpertWeights { activation, gate, up, down, biases } = weights;
+        let biases = biases.map(|biases| biases.map(CudaBuffer::ptr));
+        let layer = experts::Layer { activation, gate, up, down, biases };
         let routes = experts::Routes { logits: logits.ptr(), routing, n_experts: gate.n_experts() };
         Ok(experts::expert_ffn(&self.cx, x.ptr(), [rows, gate.n_in()], norm.map(norm_parts), routes, layer)?)
     }
@@ -442,11 +443,14 @@ impl Backend for CudaDevice {
         params: &AttendParams,
         parts: &[KvPart<'_, CudaPage>],
         q: &CudaBuffer,
+        sinks: Option<&CudaBuffer>,
         band: Option<&CudaPage>,
         out: &mut CudaBuffer,
     ) -> Result<()> {
-        check_attend(params, parts, [q.len(), out.len()], band.map_or(0, CudaPage::n_bytes))?;
-        let rows = attend::Rows { q: q.ptr(), band: band.map_or(0, CudaPage::ptr), out: out.ptr() };
+        let band_bytes = band.map_or(0, CudaPage::n_bytes);
+        check_attend(params, parts, [q.len(), out.len()], sinks.map(CudaBuffer::len), band_bytes)?;
+        let [sinks, band] = [sinks.map_or(0, CudaBuffer::ptr), band.map_or(0, CudaPage::ptr)];
+        let rows = attend::Rows { q: q.ptr(), sinks, band, out: out.ptr() };
         attend::attend(&self.cx, params, parts, rows)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{Activation, AttendParams, Pairing, Routing};
+use kvant_backend::{Activation, AttendParams, Routing};
 use kvant_gguf::{Gguf, Value};
 use kvant_kv::{KvLayerShape, KvShape};
 
@@ -58,6 +58,8 @@ pub struct LayerSpec {
     pub scale: f32,
     /// Bound on its scores.
     pub soft_cap: Option<f32>,
+    /// Whether each query head has a sink.
+    pub sinks: bool,
     /// Of the gate of its feed-forward layer.
     pub activation: Activation,
     /// Where it normalises.
@@ -145,6 +147,7 @@ impl Config {
             q_rope: 0,
             scale: read_scale(&keys, family, n_layers, n_embd, heads)?,
             soft_cap,
+            sinks: family.sinks,
             activation: family.activation,
             norms: family.norms,
         };
@@ -338,7 +341,7 @@ fn read_ropes(
     n_ctx_train: usize,
 ) -> Result<Ropes, ModelError> {
     const BASE: &str = "rope.freq_base_swa";
-    let first = read_rope(keys, family.pairing, head_dim, n_ctx_train)?;
+    let first = read_rope(keys, family, head_dim, n_ctx_train)?;
     let (n_rot, mut ropes) = (first.params.n_rot, Ropes::of(first));
     let plain = |n_rot, base| {
         let rope = Rope::new(family.pairing, n_rot, base, &Scaling::None, None);
@@ -379,7 +382,7 @@ fn read_temperature(keys: &Keys, n_ctx_train: usize) -> Result<Option<Temperatur
     Ok(Some(Temperature { scale, length }))
 }
 
-fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
+fn read_rope(keys: &Keys, family: &Family, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
     let n_rot = keys.size_or("rope.dimension_count", head_dim)?;
     if n_rot % 2 != 0 || n_rot > head_dim {
         return Err(keys.bad("rope.dimension_count", &format!("an even number up to {head_dim}"), n_rot));
@@ -402,6 +405,7 @@ fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize)
             beta_slow: keys.float_or("rope.scaling.yarn_beta_slow", 1.0)?,
             attn_factor: keys.float_or("rope.scaling.attn_factor", 1.0)?,
             log_multiplier: keys.float_or("rope.scaling.yarn_log_multiplier", 0.0)?,
+            whole_pairs: family.whole_pairs,
         },
         other => {
             return Err(ModelError::Unsupported {
@@ -411,7 +415,7 @@ fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize)
     };
     let frequency_factors = keys.gguf.find_tensor("rope_freqs.weight");
     let frequency_factors = frequency_factors.map(|t| decode_vector(&t, n_rot / 2)).transpose()?;
-    Rope::new(pairing, n_rot, theta, &scaling, frequency_factors.as_deref())
+    Rope::new(family.pairing, n_rot, theta, &scaling, frequency_factors.as_deref())
         .ok_or_else(|| keys.bad("rope.freq_base", "a positive base and scaling factor", theta))
 }
 

@@ -385,7 +385,7 @@ impl<B: Backend> Decoder<B> {
             }
         }
         for_parts(parts, kv, first_band, |parts| {
-            backend.attend(&params, parts, &act.q, act.band.as_ref(), &mut act.attended)
+            backend.attend(&params, parts, &act.q, layer.sinks.as_ref(), act.band.as_ref(), &mut act.attended)
         })?;
         let branch =
             Branch { of: &act.attended, w: &layer.wo, bias: layer.bo.as_ref(), norm: &layer.attn_after };
@@ -441,14 +441,15 @@ impl<B: Backend> Decoder<B> {
             // Families with experts enter every half through an RMSNorm of its own.
             let norm = self.norm(&layer.ffn_norm);
             let input = Input { x: &act.x, norm, first_row: 0, rows };
-            let Experts { router, gate, up, down, shared_gate } = experts;
-            let output = |w, y| Output { w, bias: None, y, accumulate: false };
-            let router = output(router, &mut act.router);
+            let Experts { router, router_bias, gate, up, down, biases, shared_gate } = experts;
+            let output = |w, bias, y| Output { w, bias, y, accumulate: false };
+            let router = output(router, router_bias.as_ref(), &mut act.router);
             match shared_gate {
-                Some(w) => backend.project(input, &mut [router, output(w, &mut act.shared_gate)])?,
+                Some(w) => backend.project(input, &mut [router, output(w, None, &mut act.shared_gate)])?,
                 None => backend.project(input, &mut [router])?,
             }
-            let weights = ExpertWeights { activation: spec.activation, gate, up, down };
+            let biases = biases.as_ref().map(|biases| biases.each_ref());
+            let weights = ExpertWeights { activation: spec.activation, gate, up, down, biases };
             backend.expert_ffn(&mut act.x, rows, norm, routing, &act.router, weights)?;
             if spec.n_ff > 0 {
                 backend.gate_rows(&mut act.hidden, rows, spec.n_ff, &act.shared_gate)?;

@@ -26,6 +26,10 @@ pub struct Family {
     pub(crate) unturned: Unturned,
     /// Bounds on scores and on logits where the file names none.
     pub(crate) soft_caps: [Option<f32>; 2],
+    /// Whether each query head has a score without a value, its sink, that joins its softmax.
+    pub(crate) sinks: bool,
+    /// Whether YaRN rounds the ends of the frequencies that it interpolates to whole pairs.
+    pub(crate) whole_pairs: bool,
     /// What its layers of experts do, where the file has experts; `None` where none is known to have any.
     pub(crate) experts: Option<ExpertRule>,
     /// The model of so many layers divides its scores by the root of width / query heads, not by that of the head size. No
@@ -38,6 +42,8 @@ pub struct Family {
 pub struct Norms {
     /// Which norm streams meet.
     pub kind: NormKind,
+    /// The tensor of what enters the feed-forward layer.
+    pub before_ffn: &'static str,
     /// What enters attention enters the feed-forward layer too, normalised once, and what leaves them is added together.
     pub shared: bool,
     /// What enters attention and the feed-forward layer.
@@ -129,11 +135,20 @@ const LLAMA: Family = Family {
     name: "llama",
     pairing: Pairing::Interleaved,
     activation: Activation::Silu,
-    norms: Norms { kind: NormKind::Rms, shared: false, before: true, after: false, heads: HeadNorms::None },
+    norms: Norms {
+        kind: NormKind::Rms,
+        before_ffn: "ffn_norm.weight",
+        shared: false,
+        before: true,
+        after: false,
+        heads: HeadNorms::None,
+    },
     factors: Factors::None,
     windows: None,
     unturned: Unturned::None,
     soft_caps: [None; 2],
+    sinks: false,
+    whole_pairs: true,
     // Mixtral.
     experts: Some(ExpertRule { normalises: true, shares_one: false, is_required: false }),
     scaled_by_width: None,
@@ -194,6 +209,16 @@ static FAMILIES: &[Family] = &[
         unturned: Unturned::Unwindowed,
         experts: None,
         ..LLAMA
+    },
+    Family {
+        name: "gpt-oss",
+        activation: Activation::Bounded,
+        norms: Norms { before_ffn: "post_attention_norm.weight", ..QWEN2.norms },
+        windows: Some(Windows { period: 2, length: None, base: None }),
+        sinks: true,
+        whole_pairs: false,
+        experts: Some(ExpertRule { normalises: true, shares_one: false, is_required: true }),
+        ..QWEN2
     },
     Family { name: "phi3", windows: Some(Windows { period: 0, length: None, base: None }), ..QWEN2 },
 ];

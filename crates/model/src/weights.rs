@@ -21,6 +21,8 @@ pub struct Layer<B: Backend> {
     pub(crate) bq: Option<B::Buffer>,
     pub(crate) bo: Option<B::Buffer>,
     pub(crate) q_norm: Option<B::Buffer>,
+    /// The sink of each query head, `[n_heads]`.
+    pub(crate) sinks: Option<B::Buffer>,
     /// What its keys and values are made with, where they are its own.
     pub(crate) kv: Option<KvWeights<B>>,
     /// Of what attention adds to the residual stream.
@@ -44,9 +46,13 @@ pub(crate) struct FeedForward<B: Backend> {
 pub(crate) struct Experts<B: Backend> {
     /// Says how much each expert is wanted, `[n_experts, n_embd]`.
     pub(crate) router: B::Matrix,
+    /// `[n_experts]`
+    pub(crate) router_bias: Option<B::Buffer>,
     pub(crate) gate: B::Experts,
     pub(crate) up: B::Experts,
     pub(crate) down: B::Experts,
+    /// What is added to the products of gate, up and down, `[n_experts, n_out]` each.
+    pub(crate) biases: Option<[B::Buffer; 3]>,
     /// Says how much the expert is wanted that all rows share, `[1, n_embd]`.
     pub(crate) shared_gate: Option<B::Matrix>,
 }
@@ -245,6 +251,9 @@ const KV_TENSORS: [&str; 5] =
 /// The tensors that have a matrix for each expert.
 const EXPERT_TENSORS: [&str; 3] = ["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"];
 
+/// What is added to their products.
+const EXPERT_BIASES: [&str; 3] = ["ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"];
+
 struct Loader<'a, B: Backend> {
     gguf: &'a Arc<Gguf>,
     part: &'a Part,
@@ -280,9 +289,10 @@ impl<B: Backend> Loader<'_, B> {
             bq: self.optional_vector(&name("attn_q.bias"), n_q)?,
             bo: self.optional_vector(&name("attn_output.bias"), c.n_embd)?,
             q_norm: self.vector_if(q_normed, &name("attn_q_norm.weight"))?,
+            sinks: self.vector_if(spec.sinks.then_some(spec.heads.n_heads), &name("attn_sinks.weight"))?,
             kv,
             attn_after: self.vector_if(after, &name("post_attention_norm.weight"))?,
-            ffn_norm: self.vector_if(before.filter(|_| !shared), &name("ffn_norm.weight"))?,
+            ffn_norm: self.vector_if(before.filter(|_| !shared), &name(spec.norms.before_ffn))?,
             ffn: self.feed_forward(c, index)?,
             experts,
             ffn_after: self.vector_if(after, &name("post_ffw_norm.weight"))?,
@@ -312,6 +322,8 @@ impl<B: Backend> Loader<'_, B> {
     ) -> Result<Experts<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
+        let router_bias = self.optional_vector(&name("ffn_gate_inp.bias"), n)?;
+        let biases = self.expert_biases(index, n, [n_ff, n_ff, c.n_embd])?;
         let [gate, up, down] = EXPERT_TENSORS.map(name);
         let gate = self.stack(&gate, [c.n_embd, n_ff, n])?;
         let up = self.stack(&up, [c.n_embd, n_ff, n])?;
@@ -320,7 +332,22 @@ impl<B: Backend> Loader<'_, B> {
             0 => None,
             _ => Some(self.matrix(&format!("blk.{index}.ffn_gate_inp_shexp.weight"), c.n_embd, 1)?),
         };
-        Ok(Experts { router, gate, up, down, shared_gate })
+        Ok(Experts { router, router_bias, gate, up, down, biases, shared_gate })
+    }
+
+    /// Biases of the products of gate, up and down of `n` experts, each so wide: of all, or of none.
+    fn expert_biases(
+        &mut self,
+        index: usize,
+        n: usize,
+        widths: [usize; 3],
+    ) -> Result<Option<[B::Buffer; 3]>, ModelError> {
+        let names = EXPERT_BIASES.map(|suffix| format!("blk.{index}.{suffix}"));
+        if !names.iter().any(|name| self.has(name)) {
+            return Ok(None);
+        }
+        let [gate, up, down] = [0, 1, 2].map(|i| self.flat(&names[i], &[widths[i], n]));
+        Ok(Some([gate?, up?, down?]))
     }
 
     fn qkv(&mut self, c: &Config, index: usize) -> Result<(B::Matrix, KvWeights<B>), ModelError> {
@@ -413,13 +440,27 @@ impl<B: Backend> Loader<'_, B> {
 
     /// The vector, each value times `scale`.
     fn scaled_vector(&mut self, name: &str, len: usize, scale: f32) -> Result<B::Buffer, ModelError> {
+        let mut values = self.values(name, &[len])?;
+        values.iter_mut().for_each(|x| *x *= scale);
+        self.upload(&values)
+    }
+
+    /// The values of a tensor of this shape, as numbers beside each other.
+    fn flat(&mut self, name: &str, shape: &[usize]) -> Result<B::Buffer, ModelError> {
+        let values = self.values(name, shape)?;
+        self.upload(&values)
+    }
+
+    fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let tensor = self.gguf.tensor(name)?;
         self.used.insert(name.to_owned());
         self.n_bytes += tensor.bytes.len();
-        let mut values = decode_vector(&tensor, len)?;
-        values.iter_mut().for_each(|x| *x *= scale);
-        let mut buffer = self.backend.buffer(len)?;
-        self.backend.write(&mut buffer, &values)?;
+        decode_values(&tensor, shape)
+    }
+
+    fn upload(&self, values: &[f32]) -> Result<B::Buffer, ModelError> {
+        let mut buffer = self.backend.buffer(values.len())?;
+        self.backend.write(&mut buffer, values)?;
         Ok(buffer)
     }
 
@@ -458,7 +499,13 @@ fn shared_bytes(gguf: &Arc<Gguf>, tensor: &TensorView<'_>, range: Range<usize>) 
 
 /// A one-dimensional tensor of `len` values in f32.
 pub(crate) fn decode_vector(tensor: &TensorView<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
-    check_shape(tensor, &[len])?;
+    decode_values(tensor, &[len])
+}
+
+/// The values of a tensor of this shape in f32.
+fn decode_values(tensor: &TensorView<'_>, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+    check_shape(tensor, shape)?;
+    let len = shape.iter().product();
     let mut values = vec![0.0; len];
     kvant_codec::decode(tensor.info.dtype, tensor.bytes, &mut values).map_err(|error| ModelError::Value {
         key: tensor.info.name.clone(),
