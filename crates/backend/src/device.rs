@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use kvant_codec::DType;
 
 use crate::{
-    Activation, AttendParams, BackendError, Candidate, Heads, KvPart, Norm, Rope, RopeParams, Routing,
-    SharedBytes,
+    Activation, AttendParams, BackendError, Candidate, DeltaInputs, DeltaRule, Gate, Heads, KvPart, Norm,
+    Rope, RopeParams, Routing, SharedBytes, ShortConv, StatePart,
 };
 
 /// Shorthand for a result with a [`BackendError`].
@@ -346,6 +346,37 @@ pub trait Backend: Send + Sync + Sized + 'static {
         band: Option<&Self::Page>,
         out: &mut Self::Buffer,
     ) -> Result<()>;
+
+    /// `y[r, c] = Σ_j kernel[j, c] u[r - taps + 1 + j, c]` for the rows of each part, channel by channel, u what enters of the rows
+    /// of `x` `[rows, n_in]` and, before the first of a step, of the state, which is left as the next step wants it: `kernel`
+    /// `[taps, channels]`, `y` `[rows, channels]`. What enters and what becomes of y says [`ConvForm`](crate::ConvForm).
+    fn short_conv(
+        &self,
+        parts: &mut [StatePart<'_, Self::Page>],
+        conv: ShortConv,
+        x: &Self::Buffer,
+        kernel: &Self::Buffer,
+        y: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// The gated delta rule (arXiv 2412.06464) for the rows of each part, one after the other, into `y` `[rows, n_v_heads * v_dim]`.
+    /// With the key k and the query q of a value head, both divided by their length, its value v and its state S `[k_dim, v_dim]`:
+    ///
+    /// ```text
+    /// S = exp(rate softplus(forget + bias)) S
+    /// S = S + k dᵀ,  d = (v - Sᵀ k) / (1 + exp(-write))
+    /// y = Sᵀ q / √k_dim
+    /// ```
+    fn delta_rule(
+        &self,
+        parts: &mut [StatePart<'_, Self::Page>],
+        rule: DeltaRule,
+        inputs: DeltaInputs<'_, Self::Buffer>,
+        y: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// Multiplies the first `len` values of `y` by what `gate` makes of as many of `gates`.
+    fn gate(&self, y: &mut Self::Buffer, len: usize, gates: &Self::Buffer, gate: Gate) -> Result<()>;
 
     /// What can be left out of the reading of coded tiles, to measure what it costs: names, least reading first, the last one
     /// attention in earnest. None where a device has no such stages.

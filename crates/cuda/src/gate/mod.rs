@@ -1,7 +1,7 @@
 //! The gate of a gated feed-forward layer: `u *= a(g)`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`].
 
 use bytemuck::NoUninit;
-use kvant_backend::Activation;
+use kvant_backend::{Activation, Gate};
 
 use crate::constants::Constants;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
@@ -86,6 +86,31 @@ pub(crate) fn gate_rows(
     let params = RowsParams { g, y, rows: rows as u32, cols: cols as u32 };
     let launch = Launch::linear((params.rows * params.cols).div_ceil(THREADS), THREADS);
     cx.launch(cx.kernel(&SOURCE, "gate_rows")?, launch, &params)
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct ValuesParams {
+    g: DevicePtr,
+    y: DevicePtr,
+    n: u32,
+    is_silu: u32,
+}
+
+/// Multiplies `n` values of `y` by what `gate` makes of those of `g`.
+pub(crate) fn gate_values(
+    cx: &Context,
+    gate: Gate,
+    g: DevicePtr,
+    y: DevicePtr,
+    n: usize,
+) -> Result<(), CudaError> {
+    if n == 0 {
+        return Ok(());
+    }
+    let params = ValuesParams { g, y, n: n as u32, is_silu: (gate == Gate::Silu).into() };
+    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    cx.launch(cx.kernel(&SOURCE, "gate_values")?, launch, &params)
 }
 
 #[cfg(test)]
