@@ -9,6 +9,10 @@ use kvant_codec::DType;
 use kvant_codec::finite::find_broken_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
+mod mixer;
+
+pub(crate) use mixer::{Attention, KvWeights, Mixer, Recurrent};
+
 use crate::config::LayerState;
 use crate::retype::{convert, retyped};
 use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms};
@@ -16,15 +20,7 @@ use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms};
 /// The weights of one decoder layer. Matrices are `[n_out, n_in]`.
 pub struct Layer<B: Backend> {
     pub(crate) attn_norm: Option<B::Buffer>,
-    pub(crate) wq: B::Matrix,
-    pub(crate) wo: B::Matrix,
-    pub(crate) bq: Option<B::Buffer>,
-    pub(crate) bo: Option<B::Buffer>,
-    pub(crate) q_norm: Option<B::Buffer>,
-    /// The sink of each query head, `[n_heads]`.
-    pub(crate) sinks: Option<B::Buffer>,
-    /// What its keys and values are made with, where they are its own.
-    pub(crate) kv: Option<KvWeights<B>>,
+    pub(crate) mixer: Mixer<B>,
     /// Of what attention adds to the residual stream.
     pub(crate) attn_after: Option<B::Buffer>,
     pub(crate) ffn_norm: Option<B::Buffer>,
@@ -55,15 +51,6 @@ pub(crate) struct Experts<B: Backend> {
     pub(crate) biases: Option<[B::Buffer; 3]>,
     /// Says how much the expert is wanted that all rows share, `[1, n_embd]`.
     pub(crate) shared_gate: Option<B::Matrix>,
-}
-
-/// What keys and values are made with.
-pub(crate) struct KvWeights<B: Backend> {
-    pub(crate) wk: B::Matrix,
-    pub(crate) wv: B::Matrix,
-    pub(crate) bk: Option<B::Buffer>,
-    pub(crate) bv: Option<B::Buffer>,
-    pub(crate) k_norm: Option<B::Buffer>,
 }
 
 /// A run of decoder layers, with the embedding when it begins the model and the output when it ends it: what one
@@ -150,14 +137,32 @@ impl Part {
     /// Whether a tensor belongs here. Every tensor of a model belongs to one of its parts; an embedding that is the
     /// output matrix too, to the first and the last.
     fn owns(&self, name: &str, is_tied: bool) -> bool {
-        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
-        match (layer, name) {
+        match (layer_of(name), name) {
             // One beyond the model's belongs to the last part, which will not know it.
             (Some(layer), _) => self.layers.contains(&layer) || layer >= self.n_layers && self.is_last(),
             (None, "token_embd.weight") => self.is_first() || is_tied && self.is_last(),
             (None, _) => self.is_last(),
         }
     }
+}
+
+/// Where some layers keep states and others keys and values, each part must have both: what is remembered of a sequence is
+/// remembered by all parts alike.
+fn check_part(config: &Config, part: &Part) -> Result<(), ModelError> {
+    let (whole, here) = (config.kv_shape(), config.kv_shape_of(part.layers()));
+    let lacks = match (whole.states.is_empty(), here.states.is_empty(), here.layers.is_empty()) {
+        (true, ..) | (_, false, false) => return Ok(()),
+        (_, true, _) => "keeps a state",
+        (_, _, true) => "attends",
+    };
+    let Range { start, end } = part.layers();
+    let what = format!("layers {start} to {} on a device of their own, as none of them {lacks}", end - 1);
+    Err(ModelError::Unsupported { what })
+}
+
+/// The layer that a tensor belongs to.
+fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok())
 }
 
 /// The weights of a model, or of a part of one.
@@ -190,6 +195,7 @@ impl<B: Backend> Weights<B> {
         backend: &B,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
+        check_part(config, part)?;
         let used = HashSet::from(["rope_freqs.weight".to_owned()]);
         let mut loader = Loader { gguf, part, backend, n_bytes: 0, used };
         let n_embd = config.n_embd;
@@ -216,7 +222,7 @@ impl<B: Backend> Weights<B> {
             progress(loader.n_bytes as f32 / total);
         }
         let output_norm = match part.is_last() {
-            true => Some(loader.scaled_vector("output_norm.weight", n_embd, config.logit_scale)?),
+            true => Some(loader.scaled_vector(config.family.output_norm, n_embd, config.logit_scale)?),
             false => None,
         };
         let output = match (part.is_last(), is_tied) {
@@ -224,7 +230,11 @@ impl<B: Backend> Weights<B> {
             (true, true) if !part.is_first() => Some(loader.matrix("token_embd.weight", n_embd, n_vocab)?),
             _ => None,
         };
-        loader.refuse_unused(|name| part.owns(name, is_tied))?;
+        let is_guessing = |name: &str| {
+            let from = config.layers.len();
+            layer_of(name).is_some_and(|layer| (from..from + config.n_guessing).contains(&layer))
+        };
+        loader.refuse_unused(|name| part.owns(name, is_tied) && !is_guessing(name))?;
         gguf.release();
         progress(1.0);
         let lookup_bytes = if output.is_some() || !part.is_last() { embedding_bytes } else { 0 };
@@ -266,31 +276,12 @@ impl<B: Backend> Loader<'_, B> {
     fn layer(&mut self, c: &Config, index: usize) -> Result<Layer<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let spec = &c.layers[index];
-        let n_q = spec.n_q();
         let Norms { before, after, shared, .. } = spec.norms;
         let (before, after) = (before.then_some(c.n_embd), after.then_some(c.n_embd));
-        let q_normed = spec.norms.heads.width(spec.heads.k_head_dim, n_q);
-        let (wq, kv) = match spec.state {
-            LayerState::Own => {
-                let (wq, kv) = self.qkv(c, index)?;
-                (wq, Some(kv))
-            }
-            LayerState::Shared(_) => {
-                // Files have them all the same.
-                self.used.extend(KV_TENSORS.iter().map(|suffix| name(suffix)));
-                (self.matrix(&name("attn_q.weight"), c.n_embd, n_q)?, None)
-            }
-        };
         let experts = spec.experts.map(|experts| self.experts(c, index, experts)).transpose()?;
         Ok(Layer {
             attn_norm: self.vector_if(before, &name("attn_norm.weight"))?,
-            wq,
-            wo: self.matrix(&name("attn_output.weight"), spec.n_out(), c.n_embd)?,
-            bq: self.optional_vector(&name("attn_q.bias"), n_q)?,
-            bo: self.optional_vector(&name("attn_output.bias"), c.n_embd)?,
-            q_norm: self.vector_if(q_normed, &name("attn_q_norm.weight"))?,
-            sinks: self.vector_if(spec.sinks.then_some(spec.heads.n_heads), &name("attn_sinks.weight"))?,
-            kv,
+            mixer: self.mixer(c, index)?,
             attn_after: self.vector_if(after, &name("post_attention_norm.weight"))?,
             ffn_norm: self.vector_if(before.filter(|_| !shared), &name(spec.norms.before_ffn))?,
             ffn: self.feed_forward(c, index)?,
@@ -348,18 +339,6 @@ impl<B: Backend> Loader<'_, B> {
         }
         let [gate, up, down] = [0, 1, 2].map(|i| self.flat(&names[i], &[widths[i], n]));
         Ok(Some([gate?, up?, down?]))
-    }
-
-    fn qkv(&mut self, c: &Config, index: usize) -> Result<(B::Matrix, KvWeights<B>), ModelError> {
-        let spec = &c.layers[index];
-        let (n_k, n_v) = (spec.n_k(), spec.n_v());
-        let [k, v, bk, bv, k_norm] = KV_TENSORS;
-        let parts = [("attn_q.weight", spec.n_q()), (k, n_k), (v, n_v)];
-        let [wq, wk, wv] = self.matrices("attn_qkv.weight", parts, index, c.n_embd)?;
-        let [bk, bv, k_norm] = [bk, bv, k_norm].map(|suffix| format!("blk.{index}.{suffix}"));
-        let k_normed = spec.norms.heads.width(spec.heads.k_head_dim, n_k);
-        let (bk, bv) = (self.optional_vector(&bk, n_k)?, self.optional_vector(&bv, n_v)?);
-        Ok((wq, KvWeights { wk, wv, bk, bv, k_norm: self.vector_if(k_normed, &k_norm)? }))
     }
 
     fn has(&self, name: &str) -> bool {
