@@ -131,7 +131,7 @@ fn states_are_counted_beside_keys_and_values() {
 #[test]
 fn what_a_file_gets_wrong_is_told_in_a_line() {
     let u32 = Value::U32;
-    let keys: [(&str, &str, Value<'_>, &str); 15] = [
+    let keys: [(&str, &str, Value<'_>, &str); 16] = [
         (LFM2, "lfm2.shortconv.l_cache", u32(0), "expected a positive number, got 0"),
         (LFM2, "lfm2.shortconv.l_cache", u32(1), "l_cache: expected a kernel of 2 to 8, got 1"),
         (LFM2, "lfm2.shortconv.l_cache", u32(4), "blk.0.shortconv.conv.weight"),
@@ -169,6 +169,7 @@ fn what_a_file_gets_wrong_is_told_in_a_line() {
             u32(4),
             "nextn_predict_layers: expected fewer than the 4 layers, got 4",
         ),
+        (QWEN35, "qwen35.attention.value_length", u32(32), "value_length: expected the 64 of a query"),
         (QWEN35, "qwen35.block_count", u32(5), "recurrent_layers: expected 5 layers, got 4"),
         (QWEN3_NEXT, "qwen3next.full_attention_interval", u32(0), "expected a positive number, got 0"),
         (QWEN3_NEXT, "qwen3next.full_attention_interval", u32(3), "blk.1."),

@@ -151,6 +151,10 @@ impl Config {
         let (n_kv_heads, without_heads) = recurrence::read_kv_heads(&keys, family, n_layers)?;
         let recurrences = recurrence::read(&keys, family, n_embd, without_heads)?;
         let heads = read_heads(&keys, n_embd, n_kv_heads)?;
+        if family.gated && heads.v_head_dim != heads.k_head_dim {
+            let what = format!("the {} of a query, beside whose rows lie its gate's", heads.k_head_dim);
+            return Err(keys.bad("attention.value_length", &what, heads.v_head_dim));
+        }
         check_heads(&keys, recurrences.n_others(), heads)?;
         let windows = read_windows(&keys, family, n_layers)?;
         let ropes = read_ropes(&keys, family, heads.k_head_dim, n_ctx_train)?;

@@ -11,7 +11,7 @@ use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 mod mixer;
 
-pub(crate) use mixer::{Attention, KvWeights, Mixer, Recurrent};
+pub(crate) use mixer::{Attention, Delta, KvWeights, Mixer, Recurrent};
 
 use crate::config::LayerState;
 use crate::retype::{convert, retyped};

@@ -1,11 +1,12 @@
 //! Layers that keep a state.
 
-use kvant_backend::{Backend, DeltaInputs, Gate, Heads, Norm, Output, Page, Pairing, RopeParams, StatePart};
+use kvant_backend::{
+    Backend, DeltaInputs, DeltaRule, Gate, Heads, Norm, Output, Page, Pairing, RopeParams, StatePart,
+};
 
 use super::{Activations, Branch, Decoder, StepPart};
 use crate::ModelError;
-use crate::config::Recurrence;
-use crate::weights::Recurrent;
+use crate::weights::{Delta, Recurrent};
 
 impl<B: Backend> Decoder<B> {
     /// `x += W_out y`, with y of the convolution of `W_in n`, `n = norm(x)`; or with `y = norm(d) * silu(W_gate n)`, where d is what the
@@ -35,38 +36,30 @@ impl<B: Backend> Decoder<B> {
             }
         }
         self.check_rows(backend, parts, index, ("inputs", &act.entering, conv.n_in()), rows)?;
-        match recurrence {
-            Recurrence::ShortConv(_) => for_states(parts, first, |parts| {
-                backend.short_conv(parts, conv, &act.entering, &weights.kernel, &mut act.attended)
-            })?,
-            Recurrence::Delta { .. } => {
-                self.delta(backend, (recurrence, first), weights, parts, act, rows)?
-            }
+        let (x, kernel) = (&act.entering, &weights.kernel);
+        let y = if weights.delta.is_some() { &mut act.convolved } else { &mut act.attended };
+        for_states(parts, first, |parts| backend.short_conv(parts, conv, x, kernel, y))?;
+        if let (Some(rule), Some(delta)) = (recurrence.rule(), &weights.delta) {
+            self.delta(backend, (rule, first + 1), delta, parts, act, rows)?;
         }
         let branch = Branch { of: &act.attended, w: &weights.out, bias: None, norm: &layer.attn_after };
         self.add(backend, &mut act.x, branch, &mut act.spare, rows)
     }
 
-    /// What the gated delta rule makes of what enters, normalised head by head and gated.
+    /// What the gated delta rule makes of what a convolution gives, normalised head by head and gated.
     fn delta(
         &self,
         backend: &B,
-        (recurrence, first): (Recurrence, usize),
-        weights: &Recurrent<B>,
+        (rule, state): (DeltaRule, usize),
+        delta: &Delta<B>,
         parts: &mut [StepPart<'_, B::Page>],
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let (Recurrence::Delta { conv, rule }, Some(delta)) = (recurrence, &weights.delta) else {
-            return Ok(());
-        };
-        for_states(parts, first, |parts| {
-            backend.short_conv(parts, conv, &act.entering, &weights.kernel, &mut act.convolved)
-        })?;
         let [write, forget] = &act.writes;
         let inputs = DeltaInputs { qkv: &act.convolved, write, forget, bias: &delta.bias, rate: &delta.rate };
         let y = &mut act.attended;
-        for_states(parts, first + 1, |parts| backend.delta_rule(parts, rule, inputs, y))?;
+        for_states(parts, state, |parts| backend.delta_rule(parts, rule, inputs, y))?;
         // Nothing is turned: a norm of each head.
         let (heads, unturned) =
             (Heads { n: rule.n_v_heads, dim: rule.v_dim }, RopeParams { pairing: Pairing::Halves, n_rot: 0 });
