@@ -1,7 +1,9 @@
 //! Every op in plain loops and f64, from its equation.
 
-use kvant_backend::{Activation, Candidate, Pairing};
+use kvant_backend::{Activation, Candidate, ConvForm, DeltaRule, Gate, Pairing, ShortConv};
 use kvant_codec::Rotation;
+
+use crate::judge::{Want, roundings};
 
 /// `x / sqrt(mean(x²) + eps) * weight` (arXiv 1910.07467).
 pub fn rms_norm(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
@@ -34,10 +36,15 @@ pub fn softmax(scores: &mut [f64]) {
     scores.iter_mut().for_each(|s| *s /= sum);
 }
 
-/// SiLU, `g / (1 + exp(-g))`, or GELU in its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`.
+/// SiLU, `g / (1 + exp(-g))` (of `min(g, L)` and with a rate where it is bounded), or GELU in its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`.
 pub fn activate(activation: Activation, g: f64) -> f64 {
     match activation {
         Activation::Silu => g / (1.0 + (-g).exp()),
+        Activation::Bounded => {
+            let [rate, limit] = Activation::BOUNDED.map(f64::from);
+            let g = g.min(limit);
+            g / (1.0 + (-rate * g).exp())
+        }
         Activation::Gelu => {
             g / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3))).tanh())
         }
@@ -88,4 +95,96 @@ pub fn rotate(x: &[f64]) -> Vec<f64> {
         sign(rotation.after() >> i & 1 == 1) * terms.sum::<f64>() / (n as f64).sqrt()
     };
     x.chunks_exact(n).flat_map(|block| (0..n).map(move |i| turned(block, i))).collect()
+}
+
+/// What values are multiplied by: `1 / (1 + exp(-g))`, or g times that.
+pub fn gate(gate: Gate, g: f64) -> f64 {
+    let share = 1.0 / (1.0 + (-g).exp());
+    match gate {
+        Gate::Sigmoid => share,
+        Gate::Silu => g * share,
+    }
+}
+
+/// What a short convolution sums for channel `c` of row `row` of `x`, the first rows of a sequence, and the sum of the magnitudes.
+pub fn short_conv(conv: ShortConv, x: &[f32], kernel: &[f32], row: usize, c: usize) -> (f64, f64) {
+    let ShortConv { channels, taps, form } = conv;
+    let entered = |row: usize| {
+        let x = &x[row * conv.n_in()..][..conv.n_in()];
+        match form {
+            ConvForm::Gated => f64::from(x[c]) * f64::from(x[2 * channels + c]),
+            ConvForm::Silu => f64::from(x[c]),
+        }
+    };
+    let term = |age: usize| f64::from(kernel[(taps - 1 - age) * channels + c]) * entered(row - age);
+    let terms = (0..taps.min(row + 1)).map(term);
+    terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
+}
+
+/// The gated delta rule over the first rows of a sequence.
+pub struct Delta<'a> {
+    /// Heads and their sizes.
+    pub rule: DeltaRule,
+    /// `[rows, n_qkv]`
+    pub qkv: &'a [f32],
+    /// `[rows, n_v_heads]`
+    pub write: &'a [f32],
+    /// `[rows, n_v_heads]`
+    pub forget: &'a [f32],
+    /// `[n_v_heads]`
+    pub bias: &'a [f32],
+    /// `[n_v_heads]`
+    pub rate: &'a [f32],
+}
+
+impl Delta<'_> {
+    /// What each row gives, `[rows, n_v_heads * v_dim]`.
+    ///
+    /// A row maps a state S to `keep (I - write k kᵀ) S + write k vᵀ` with k of length one and both gates from 0 to 1, which makes no
+    /// distance between two states larger: what each row's roundings add (those of two products of `k_dim` terms, of k, of the
+    /// gates, and of keep by as many as its exponent counts) adds up, times the largest state and value so far.
+    pub fn rows(&self) -> Vec<Want> {
+        let DeltaRule { n_k_heads, n_v_heads, k_dim, v_dim, eps, .. } = self.rule;
+        let n_qkv = self.rule.n_qkv();
+        let n_rows = self.qkv.len() / n_qkv;
+        let mut wants = vec![Want { value: 0.0, tolerance: 0.0 }; n_rows * n_v_heads * v_dim];
+        for head in 0..n_v_heads {
+            let mut state = vec![vec![0.0; k_dim]; v_dim];
+            let (mut off, mut largest) = (0.0, vec![0.0; v_dim]);
+            for row in 0..n_rows {
+                let x: Vec<f64> = self.qkv[row * n_qkv..][..n_qkv].iter().map(|&x| f64::from(x)).collect();
+                let unit = |side: usize| {
+                    let x = &x[(side * n_k_heads + self.rule.key_head(head)) * k_dim..][..k_dim];
+                    let length = (norm_of(x).powi(2) + f64::from(eps)).sqrt();
+                    x.iter().map(|x| x / length).collect::<Vec<f64>>()
+                };
+                let (q, k) = (unit(0), unit(1));
+                let of_head = |values: &[f32]| f64::from(values[row * n_v_heads + head]);
+                let forget = of_head(self.forget) + f64::from(self.bias[head]);
+                let exponent = f64::from(self.rate[head]) * forget.exp().ln_1p();
+                let (keep, write) = (exponent.exp(), gate(Gate::Sigmoid, of_head(self.write)));
+                off += roundings(3 * k_dim + 40) + roundings(12) * exponent.abs();
+                for (column, state) in state.iter_mut().enumerate() {
+                    let value = x[2 * n_k_heads * k_dim + head * v_dim + column];
+                    let met: f64 = state.iter().zip(&k).map(|(s, k)| keep * s * k).sum();
+                    let change = (value - met) * write;
+                    state.iter_mut().zip(&k).for_each(|(s, k)| *s = keep * *s + k * change);
+                    let reach = norm_of(state) + value.abs();
+                    largest[column] = reach.max(largest[column]);
+                    let scale = 1.0 / (k_dim as f64).sqrt();
+                    let sum: f64 = state.iter().zip(&q).map(|(s, q)| s * q).sum();
+                    wants[(row * n_v_heads + head) * v_dim + column] = Want {
+                        value: scale * sum,
+                        tolerance: scale * (off + roundings(2 * k_dim)) * largest[column],
+                    };
+                }
+            }
+        }
+        wants
+    }
+}
+
+/// The 2-norm.
+fn norm_of(x: &[f64]) -> f64 {
+    x.iter().map(|x| x * x).sum::<f64>().sqrt()
 }

@@ -24,6 +24,10 @@
 //! A soft cap moves scores together, so that these bounds hold with it too; its tanh is off by no more than [`WALK`] roundings
 //! of the cap.
 //!
+//! A sink takes from all weights alike: they are smaller, and so is what their errors move. It is itself off by a rounding or two,
+//! as a score is; what moves a weight moves the sum that it is divided by, so that the output counts as the distance of the sink's
+//! value, which is nothing.
+//!
 //! An output may be five standard deviations away.
 //!
 //! # A reader of halves
@@ -118,6 +122,7 @@ impl Answer {
                     .sum(),
             });
         }
+        scores.extend(shape.sinks().map(|sinks| f64::from(sinks[head])));
         softmax(&mut scores);
         let mut out = vec![0.0; shape.v_head_dim];
         for (seen, weight) in seen.iter_mut().zip(scores) {
@@ -180,7 +185,8 @@ fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attentio
         variance += weight.powi(2) * of_score * away + value.norm.powi(2) * of_weight;
     }
     let cap = shape.soft_cap.map_or(0.0, f64::from);
-    let reach = scale * norm(q) * most(seen, |seen| seen.key.norm + seen.key.centre) + cap;
+    let sink = shape.sinks().map_or(0.0, |sinks| sinks.iter().fold(0.0, |most, sink| sink.abs().max(most)));
+    let reach = scale * norm(q) * most(seen, |seen| seen.key.norm + seen.key.centre) + cap + f64::from(sink);
     variance + (roundings(WALK) * (1.0 + reach) * most(seen, |seen| seen.value.norm)).powi(2)
 }
 

@@ -134,8 +134,9 @@ impl<'a, B: Backend> Batch<'a, B> {
 
     /// Attention of the rows of the last step, `q` and result `[rows, n_heads, head_dim]`.
     pub fn attend(&mut self, q: &[f32], what: &dyn Fn() -> String) -> Result<Vec<f32>> {
+        let sinks = self.shape().sinks().map(|sinks| self.subject.upload(&sinks));
         self.attend_by(q, what, |device, params, parts, q, band, out| {
-            device.attend(params, parts, q, band, out)
+            device.attend(params, parts, q, sinks.as_ref(), band, out)
         })
     }
 

@@ -50,6 +50,8 @@ pub struct Shape {
     pub window: Option<usize>,
     /// Bound on the scores.
     pub soft_cap: Option<f32>,
+    /// Scores without a value that join the softmax, of the first query head, and how much larger that of each next one is.
+    pub sinks: Option<[f32; 2]>,
 }
 
 impl Shape {
@@ -70,6 +72,7 @@ impl Shape {
             alpha: 1.0,
             window: None,
             soft_cap: None,
+            sinks: None,
         }
     }
 
@@ -122,6 +125,11 @@ impl Shape {
             scale: 1.0 / (self.k_head_dim as f32).sqrt(),
             soft_cap: self.soft_cap,
         }
+    }
+
+    /// The sink of each query head.
+    pub fn sinks(&self) -> Option<Vec<f32>> {
+        self.sinks.map(|[first, step]| (0..self.n_heads()).map(|head| first + head as f32 * step).collect())
     }
 
     /// Query heads.

@@ -91,6 +91,41 @@ pub fn capped<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
+/// Holds `attend` to its equation where heads have sinks: that take little, most and nearly all, one more than the other.
+pub fn sinks<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
+    let types = [
+        (DType::Turbo3, DType::Turbo3),
+        (DType::Q8_0, DType::Turbo2),
+        (DType::F16, DType::Q4_0),
+        (DType::F32, DType::F32),
+    ];
+    let sinks = [
+        (64, [-3.0, 1.0], None, None),
+        (64, [4.0, 0.5], Some(40), None),
+        (128, [60.0, -30.0], None, Some(2.0)),
+    ];
+    let steps = [(1, 1), (70, 2), (150, 1), (150, 7), (150, 40)];
+    for (((k, v), (head_dim, sinks, window, soft_cap)), (n, rows)) in
+        lacks.combine(&product(&types, &sinks), &steps)
+    {
+        let heads =
+            Shape { k_head_dim: head_dim, v_head_dim: head_dim, group: 4, n_kv_heads: 2, ..Shape::new(k, v) };
+        let tokens = Tokens::gaussian(Shape { sinks: Some(sinks), window, soft_cap, ..heads }, n, 9);
+        equals_its_equation(subject, &tokens, n, rows, &mut lacks);
+    }
+    too_few_sinks_are_refused(subject);
+    lacks
+}
+
+fn too_few_sinks_are_refused<B: Backend>(subject: &Subject<B>) {
+    let sinks = subject.upload(&[0.0]);
+    let (q, mut out) = (subject.upload(&[0.0; 256]), subject.upload(&[0.0; 256]));
+    let params = Shape::new(DType::F16, DType::F16).params();
+    let result = subject.device().attend(&params, &[], &q, Some(&sinks), None, &mut out);
+    subject.expect_refusal("attend", "one sink for two heads", result);
+}
+
 /// The first `n` of `tokens`, the last `rows` of them fed in one step.
 fn equals_its_equation<B: Backend>(
     subject: &Subject<B>,

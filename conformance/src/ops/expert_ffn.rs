@@ -41,6 +41,7 @@ struct Case {
     normalises: bool,
     has_norm: bool,
     activation: Activation,
+    has_biases: bool,
 }
 
 const USUAL: Case = Case {
@@ -54,6 +55,7 @@ const USUAL: Case = Case {
     normalises: true,
     has_norm: true,
     activation: Activation::Silu,
+    has_biases: false,
 };
 
 /// Holds `expert_ffn` to its equation for any number of experts and rows, whomever they choose.
@@ -91,11 +93,18 @@ pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
         [Q8_0, TQ4_1S, F16],
         [DType::Q2K, DType::Q3K, DType::Q2K],
         [Q6K, Q6K, DType::Q3K],
+        [DType::MXFP4; 3],
     ];
-    let activations = [(Activation::Silu, true), (Activation::Gelu, false)];
-    for (types, (rows, (activation, has_norm))) in lacks.combine(&types, &product(&[1, 5, 17], &activations))
+    let activations = [
+        (Activation::Silu, true, false),
+        (Activation::Gelu, false, false),
+        (Activation::Bounded, true, true),
+    ];
+    for (types, (rows, (activation, has_norm, has_biases))) in
+        lacks.combine(&types, &product(&[1, 5, 17], &activations))
     {
-        let case = Case { types, n: 256, n_ff: 256, rows, activation, has_norm, n_experts: 3, ..USUAL };
+        let of = Case { types, n: 256, n_ff: 256, n_experts: 3, ..USUAL };
+        let case = Case { rows, activation, has_norm, has_biases, ..of };
         equals_its_equation(subject, case);
     }
     lacks
@@ -105,10 +114,12 @@ pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
 struct Layer<B: Backend> {
     on_device: [B::Experts; 3],
     weights: Vec<[Weights; 3]>,
+    /// Of each product, those of all experts.
+    biases: Option<[(B::Buffer, Vec<f32>); 3]>,
 }
 
 impl<B: Backend> Layer<B> {
-    fn new(subject: &Subject<B>, Case { types, n, n_ff, n_experts, .. }: Case) -> Self {
+    fn new(subject: &Subject<B>, Case { types, n, n_ff, n_experts, has_biases, .. }: Case) -> Self {
         let shapes = [[n_ff, n], [n_ff, n], [n, n_ff]];
         let one = |e: usize| {
             std::array::from_fn(|i| {
@@ -123,23 +134,36 @@ impl<B: Backend> Layer<B> {
             let source = WeightSource { dtype: types[i], n_out: n_experts * n_out, n_in, bytes: rows.into() };
             subject.device().experts(source, n_experts).expect("weights of a type that devices have")
         });
-        Self { on_device, weights }
+        let biases = has_biases.then(|| {
+            std::array::from_fn(|i| {
+                let values = gaussian(30 + i as u64, n_experts * shapes[i][0], 2.0);
+                (subject.upload(&values), values)
+            })
+        });
+        Self { on_device, weights, biases }
     }
 
     fn borrow(&self, activation: Activation) -> ExpertWeights<'_, B> {
         let [gate, up, down] = &self.on_device;
-        ExpertWeights { activation, gate, up, down }
+        let biases = self.biases.as_ref().map(|biases| biases.each_ref().map(|(on_device, _)| on_device));
+        ExpertWeights { activation, gate, up, down, biases }
     }
 
     /// What expert `e` gives for a row, one of `rows`.
     fn expert(&self, e: usize, x: &Activations, case: Case, subject: &Subject<B>) -> Vec<Want> {
         let [gate, up, down] = &self.weights[e];
-        let product = |weights: &Weights, n_out, x: &Activations| -> Vec<Want> {
-            (0..n_out).map(|row| weights.product(row, x, case.rows, subject.arithmetic())).collect()
+        let product = |i: usize, weights: &Weights, n_out, x: &Activations| -> Vec<Want> {
+            let biased = |row| {
+                let y = weights.product(row, x, case.rows, subject.arithmetic());
+                let Some(biases) = &self.biases else { return y };
+                let value = y.value + f64::from(biases[i].1[e * n_out + row]);
+                Want { value, tolerance: y.tolerance + roundings(1) * (value.abs() + y.tolerance) }
+            };
+            (0..n_out).map(biased).collect()
         };
-        let pairs = product(gate, case.n_ff, x).into_iter().zip(product(up, case.n_ff, x));
+        let pairs = product(0, gate, case.n_ff, x).into_iter().zip(product(1, up, case.n_ff, x));
         let hidden: Vec<_> = pairs.map(|(g, u)| gated(case.activation, g, u)).collect();
-        product(down, case.n, &Activations::given(&hidden))
+        product(2, down, case.n, &Activations::given(&hidden))
     }
 }
 
@@ -267,7 +291,8 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
     let mut ffn = |up, n_used, rows, has_norm: bool| {
         let norm = has_norm.then_some(Norm { weight: &five, eps: EPS });
         let routing = Routing { n_used, normalises: true, scale: 1.0 };
-        let weights = ExpertWeights { activation: Activation::Silu, gate: &gate, up, down: &down };
+        let weights =
+            ExpertWeights { activation: Activation::Silu, gate: &gate, up, down: &down, biases: None };
         device.expert_ffn(&mut x, rows, norm, routing, &logits, weights)
     };
     ffn(&gate, 2, 0, false)
@@ -279,4 +304,10 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
     subject.expect_refusal("expert_ffn", "four chosen of three", ffn(&gate, 4, 2, false));
     subject.expect_refusal("expert_ffn", "a row beyond the stream", ffn(&gate, 2, 3, false));
     subject.expect_refusal("expert_ffn", "a norm of five", ffn(&gate, 2, 2, true));
+    let routing = Routing { n_used: 2, normalises: true, scale: 1.0 };
+    let nine = subject.upload(&[0.0; 9]);
+    let biases = Some([&nine, &nine, &five]);
+    let weights = ExpertWeights { activation: Activation::Silu, gate: &gate, up: &gate, down: &down, biases };
+    let result = device.expert_ffn(&mut x, 2, None, routing, &logits, weights);
+    subject.expect_refusal("expert_ffn", "five biases for 24 features", result);
 }

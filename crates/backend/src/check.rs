@@ -106,7 +106,7 @@ pub fn check_expert_ffn<B: Backend>(
     norm: Option<Norm<'_, B::Buffer>>,
     routing: Routing,
     logits: &B::Buffer,
-    ExpertWeights { gate, up, down, .. }: ExpertWeights<'_, B>,
+    ExpertWeights { gate, up, down, biases, .. }: ExpertWeights<'_, B>,
 ) -> Result<()> {
     const OP: &str = "expert_ffn";
     let (n, n_ff, n_experts) = (gate.n_in(), gate.n_out(), gate.n_experts());
@@ -120,6 +120,10 @@ pub fn check_expert_ffn<B: Backend>(
     }
     BackendError::check_at_least(OP, "experts that are used", 1, routing.n_used)?;
     BackendError::check_at_least(OP, "experts", routing.n_used, n_experts)?;
+    for (bias, n_out) in biases.into_iter().flatten().zip([n_ff, n_ff, n]) {
+        let len = n_experts.saturating_mul(n_out);
+        BackendError::check(OP, "length of the biases", len, bias.n_values())?;
+    }
     check_norm(OP, norm, n)?;
     BackendError::check_at_least(OP, "length of the stream", rows.saturating_mul(n), x.n_values())?;
     let n_logits = rows.saturating_mul(n_experts);

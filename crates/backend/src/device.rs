@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use kvant_codec::DType;
 
 use crate::{
-    Activation, AttendParams, BackendError, Candidate, Heads, KvPart, Norm, Rope, RopeParams, Routing,
-    SharedBytes,
+    Activation, AttendParams, BackendError, Candidate, DeltaInputs, DeltaRule, Gate, Heads, KvPart, Norm,
+    Rope, RopeParams, Routing, SharedBytes, ShortConv, StatePart,
 };
 
 /// Shorthand for a result with a [`BackendError`].
@@ -134,6 +134,8 @@ pub struct ExpertWeights<'a, B: Backend> {
     pub up: &'a B::Experts,
     /// Back to the width of the stream, `[n_experts, n, n_ff]`.
     pub down: &'a B::Experts,
+    /// What is added to the products of gate and up, `[n_experts, n_ff]` each, and to that of down, `[n_experts, n]`.
+    pub biases: Option<[&'a B::Buffer; 3]>,
 }
 
 impl<B: Backend> Clone for ExpertWeights<'_, B> {
@@ -243,7 +245,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     ) -> Result<()>;
 
     /// `x += Σ_e weight[e] W_down[e] (a(W_gate[e] n) * (W_up[e] n))` for the first `rows` rows of `x` `[rows, n]`, `n = norm(x)`
-    /// (when `norm` is given) and a the activation of `weights`. Each row's experts and their weights come of `routing` and of the row's
+    /// (when `norm` is given) and a the activation of `weights`; each product plus its bias, where there are some. Each row's experts and their weights come of `routing` and of the row's
     /// `logits` `[rows, n_experts]`; nobody waits for them. Equals [`Backend::gated_ffn`] and a product for each expert of a
     /// row, added in an order that does not depend on other rows.
     fn expert_ffn(
@@ -332,14 +334,49 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// in 16 bit and what in codes depends on its position alone (see [`StreamSpec::window`](crate::StreamSpec::window));
     /// `band` is what the append has written. Queries are rotated once when K is rotated, the output un-rotated once when V
     /// is. Reads the tiles as they are; never writes a dequantised copy of the cache.
+    ///
+    /// With `sinks` `[n_heads]`, the softmax of a head has one more score, its sink, and no value that goes with it: weights add
+    /// up to less than one (gpt-oss; arXiv 2309.17453 says what for). A sink is neither scaled nor bounded.
     fn attend(
         &self,
         params: &AttendParams,
         parts: &[KvPart<'_, Self::Page>],
         q: &Self::Buffer,
+        sinks: Option<&Self::Buffer>,
         band: Option<&Self::Page>,
         out: &mut Self::Buffer,
     ) -> Result<()>;
+
+    /// `y[r, c] = Σ_j kernel[j, c] u[r - taps + 1 + j, c]` for the rows of each part, channel by channel, u what enters of the rows
+    /// of `x` `[rows, n_in]` and, before the first of a step, of the state, which is left as the next step wants it: `kernel`
+    /// `[taps, channels]`, `y` `[rows, channels]`. What enters and what becomes of y says [`ConvForm`](crate::ConvForm).
+    fn short_conv(
+        &self,
+        parts: &mut [StatePart<'_, Self::Page>],
+        conv: ShortConv,
+        x: &Self::Buffer,
+        kernel: &Self::Buffer,
+        y: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// The gated delta rule (arXiv 2412.06464) for the rows of each part, one after the other, into `y` `[rows, n_v_heads * v_dim]`.
+    /// With the key k and the query q of a value head, both divided by their length, its value v and its state S `[k_dim, v_dim]`:
+    ///
+    /// ```text
+    /// S = exp(rate softplus(forget + bias)) S
+    /// S = S + k dᵀ,  d = (v - Sᵀ k) / (1 + exp(-write))
+    /// y = Sᵀ q / √k_dim
+    /// ```
+    fn delta_rule(
+        &self,
+        parts: &mut [StatePart<'_, Self::Page>],
+        rule: DeltaRule,
+        inputs: DeltaInputs<'_, Self::Buffer>,
+        y: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// Multiplies the first `len` values of `y` by what `gate` makes of as many of `gates`.
+    fn gate(&self, y: &mut Self::Buffer, len: usize, gates: &Self::Buffer, gate: Gate) -> Result<()>;
 
     /// What can be left out of the reading of coded tiles, to measure what it costs: names, least reading first, the last one
     /// attention in earnest. None where a device has no such stages.
@@ -347,7 +384,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         &[]
     }
 
-    /// [`Backend::attend`] with all that stage `stage` of [`Backend::stages`] leaves out; but for the last, the results mean
+    /// [`Backend::attend`], without sinks, with all that stage `stage` of [`Backend::stages`] leaves out; but for the last, the results mean
     /// nothing.
     fn attend_staged(
         &self,

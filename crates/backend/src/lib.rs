@@ -15,6 +15,7 @@ mod error;
 mod kv;
 pub mod limits;
 mod params;
+mod recurrent;
 
 pub use bytes::SharedBytes;
 pub use check::{
@@ -34,3 +35,7 @@ pub use kv::{
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use params::{Activation, AttendParams, Heads, Norm, Pairing, Rope, RopeParams, Routing};
+pub use recurrent::{
+    ConvForm, DeltaInputs, DeltaRule, Gate, KeySharing, ShortConv, check_delta_rule, check_gate,
+    check_short_conv,
+};

@@ -17,7 +17,7 @@ impl<Buffer> Clone for Norm<'_, Buffer> {
 
 impl<Buffer> Copy for Norm<'_, Buffer> {}
 
-/// The activation of the gate in a gated feed-forward layer: `g / (1 + exp(-z))`, with a z of g.
+/// The activation `a` of the gate in a gated feed-forward layer, `a(g) * u`: `g / (1 + exp(-z))`, with a z of g.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// SiLU: `z = g`.
@@ -25,9 +25,15 @@ pub enum Activation {
     /// GELU in its tanh form (arXiv 1606.08415), `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`: `z = g (a + b g²)` with
     /// a and b of [`Activation::GELU`].
     Gelu,
+    /// The SiLU of gpt-oss, all of whose numbers are bounded: with the rate r and the limit L of [`Activation::BOUNDED`],
+    /// `z = r g`, `min(g, L)` in the place of g, and `1 + max(-L, min(u, L))` in that of u.
+    Bounded,
 }
 
 impl Activation {
+    /// The rate and the limit of [`Activation::Bounded`].
+    pub const BOUNDED: [f32; 2] = [1.702, 7.0];
+
     /// `√(8/π)`, and `0.044715 √(8/π)`.
     pub const GELU: [f32; 2] = [1.595_769_2, 0.071_354_81];
 }

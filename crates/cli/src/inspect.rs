@@ -55,11 +55,18 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     // A file that is no model of ours can still be looked at; it has no memory table then.
     let config = Config::from_gguf(&gguf).map_err(|error| error.to_string());
     let experts = config.as_ref().ok().and_then(|config| Experts::of(&gguf, config));
+    let states = config.as_ref().ok().and_then(States::of);
     let memory = config
         .and_then(|config| memory_table(&config.kv_shape(), n_ctx.unwrap_or(config.n_ctx_train), &policies));
     let plan = plan_beside(&gguf);
     if args.json {
-        return Ok(console::print_json(&as_json(&gguf, experts.as_ref(), &memory, plan.as_ref()))?);
+        return Ok(console::print_json(&as_json(
+            &gguf,
+            experts.as_ref(),
+            states.as_ref(),
+            &memory,
+            plan.as_ref(),
+        ))?);
     }
     let size = output::bytes(gguf.file_bytes() as usize);
     console::print(format_args!("{place} (GGUF v{}, {size})\n\nMetadata", gguf.version()))?;
@@ -74,6 +81,9 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     }
     if let Some(experts) = experts {
         console::print(format_args!("\nExperts: {experts}"))?;
+    }
+    if let Some(states) = states {
+        console::print(format_args!("\nStates: {states}"))?;
     }
     match memory {
         Ok((n_ctx, rows)) => {
@@ -114,6 +124,33 @@ impl fmt::Display for Experts {
         let (read, all) = (output::bytes(*bytes_per_token), output::bytes(*bytes));
         write!(f, "each token goes through {} of {} in {n_layers} layers, ", spec.routing.n_used, spec.n)?;
         write!(f, "and reads {read} of their {all}")
+    }
+}
+
+/// What recurrent layers keep.
+struct States {
+    n_layers: usize,
+    /// Of all layers of the model.
+    of: usize,
+    /// Bytes of all states of a sequence, and tokens from one copy of them to the next.
+    bytes: usize,
+    every: usize,
+}
+
+impl States {
+    fn of(config: &Config) -> Option<Self> {
+        let (bytes, every) = config.kv_shape().states_kept()?;
+        let n_layers = config.layers.iter().filter(|layer| layer.recurrence().is_some()).count();
+        Some(Self { n_layers, of: config.layers.len(), bytes, every })
+    }
+}
+
+impl fmt::Display for States {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { n_layers, of, bytes, every } = self;
+        let bytes = output::bytes(*bytes);
+        write!(f, "{n_layers} of {of} layers keep one in the place of keys and values, {bytes} together, ")?;
+        write!(f, "and a copy every {every} tokens")
     }
 }
 
@@ -176,6 +213,7 @@ fn tensor_row(info: &TensorInfo) -> Row {
 fn as_json(
     gguf: &Gguf,
     experts: Option<&Experts>,
+    states: Option<&States>,
     memory: &Result<(usize, Vec<Row>), String>,
     plan: Option<&Result<KvPlan, String>>,
 ) -> Value {
@@ -195,6 +233,11 @@ fn as_json(
             "layers": experts.n_layers,
             "bytes": experts.bytes,
             "bytes_per_token": experts.bytes_per_token,
+        })),
+        "states": states.map(|states| json!({
+            "layers": states.n_layers,
+            "bytes": states.bytes,
+            "tokens_per_copy": states.every,
         })),
         "kv": match memory {
             Ok((n_ctx, rows)) => json!({ "n_ctx": n_ctx, "types": rows }),

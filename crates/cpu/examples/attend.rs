@@ -118,7 +118,7 @@ fn best_walk(device: &CpuDevice, layers: &mut [Filled], tokens: usize, rows: usi
         let walk = Instant::now();
         for (layer, memory) in layers.iter_mut() {
             let part = KvPart { rows, layer, memory, band: 0, balance: None };
-            device.attend(&params, &[part], &q, None, &mut out)?;
+            device.attend(&params, &[part], &q, None, None, &mut out)?;
         }
         best = best.min(walk.elapsed().as_secs_f64());
     }

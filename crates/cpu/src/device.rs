@@ -3,18 +3,22 @@
 use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, ExpertWeights, Experts, Heads,
-    Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, RopeParams, Routing, WeightSource,
-    check_add_normed, check_copy, check_embed, check_expert_ffn, check_gate_rows, check_gated_ffn,
-    check_layer_norm, check_project, check_read, check_rope, check_soft_cap, check_top_k, check_write,
+    Activation, AttendParams, Backend, BackendError, Candidate, DeltaInputs, DeltaRule, DeviceInfo,
+    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result,
+    RopeParams, Routing, ShortConv, StatePart, WeightSource, check_add_normed, check_copy, check_delta_rule,
+    check_embed, check_expert_ffn, check_gate, check_gate_rows, check_gated_ffn, check_layer_norm,
+    check_project, check_read, check_rope, check_short_conv, check_soft_cap, check_top_k, check_write,
     limits,
 };
 use kvant_codec::DType;
 
 use crate::attend::Stage;
-use crate::matmul::{self, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, To};
+use crate::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, To};
 use crate::shards::Shards;
-use crate::{CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, embed, gate_rows, norm, rope, soft_cap};
+use crate::{
+    CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, delta_rule, embed, gate_rows, norm, rope,
+    short_conv, soft_cap,
+};
 
 /// The CPU device.
 pub struct CpuDevice {
@@ -24,6 +28,7 @@ pub struct CpuDevice {
     matmul: Mutex<matmul::Scratch>,
     append: Mutex<append::Scratch>,
     attend: Mutex<attend::Scratch>,
+    delta: Mutex<delta_rule::Scratch>,
 }
 
 impl CpuDevice {
@@ -39,6 +44,7 @@ impl CpuDevice {
             matmul: Mutex::default(),
             append: Mutex::default(),
             attend: Mutex::default(),
+            delta: Mutex::default(),
         })
     }
 
@@ -85,6 +91,12 @@ fn operand<'a>(input: &Input<'a, CpuDevice>, n_in: usize) -> Operand<'a> {
 /// Weight and eps of a norm.
 fn norm_parts(norm: Norm<'_, CpuBuffer>) -> (&[f32], f32) {
     (norm.weight.as_slice(), norm.eps)
+}
+
+/// The values of a state.
+fn state_of<'a>(part: &'a mut StatePart<'_, CpuPage>) -> &'a mut [f32] {
+    let bytes = part.n_values * size_of::<f32>();
+    bytemuck::cast_slice_mut(&mut part.page.as_mut_bytes()[part.offset..][..bytes])
 }
 
 impl Backend for CpuDevice {
@@ -224,11 +236,14 @@ impl Backend for CpuDevice {
         weights: ExpertWeights<'_, Self>,
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, routing, logits, weights)?;
-        let ExpertWeights { activation, gate, up, down } = weights;
+        let ExpertWeights { activation, gate, up, down, biases } = weights;
+        let n = gate.n_in();
         let (norm, logits) = (norm.map(norm_parts), &logits.as_slice()[..rows * gate.n_experts()]);
+        let biased = |w, i: usize| Biased { w, bias: biases.map(|biases| biases[i].as_slice()) };
+        let (gate, up, down) = (biased(gate, 0), biased(up, 1), biased(down, 2));
         let layer = ExpertFfn { norm, routing, logits, activation, gate, up, down };
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
-        let x = &mut x.as_mut_slice()[..rows * gate.n_in()];
+        let x = &mut x.as_mut_slice()[..rows * n];
         matmul::expert_ffn(self.isa, &self.pool, &mut scratch, layer, x);
         Ok(())
     }
@@ -308,10 +323,55 @@ impl Backend for CpuDevice {
         params: &AttendParams,
         parts: &[KvPart<'_, CpuPage>],
         q: &CpuBuffer,
+        sinks: Option<&CpuBuffer>,
         band: Option<&CpuPage>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        self.attend_staged(self.stages().len() - 1, params, parts, q, band, out)
+        let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
+        let (q, sinks, out) = (q.as_slice(), sinks.map(CpuBuffer::as_slice), out.as_mut_slice());
+        attend::attend(self.isa, &self.pool, scratch, Stage::All, params, parts, q, sinks, band, out)
+    }
+
+    fn short_conv(
+        &self,
+        parts: &mut [StatePart<'_, CpuPage>],
+        conv: ShortConv,
+        x: &CpuBuffer,
+        kernel: &CpuBuffer,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        check_short_conv(parts, conv, [x, kernel, y])?;
+        for part in parts {
+            let rows = part.rows.range();
+            let (inputs, y) = ([x.as_slice(), kernel.as_slice()], y.as_mut_slice());
+            short_conv::short_conv(&self.pool, conv, rows, state_of(part), inputs, y);
+        }
+        Ok(())
+    }
+
+    fn delta_rule(
+        &self,
+        parts: &mut [StatePart<'_, CpuPage>],
+        rule: DeltaRule,
+        inputs: DeltaInputs<'_, CpuBuffer>,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        check_delta_rule(parts, &rule, inputs, y)?;
+        let DeltaInputs { qkv, write, forget, bias, rate } = inputs;
+        let [qkv, write, forget, bias, rate] = [qkv, write, forget, bias, rate].map(CpuBuffer::as_slice);
+        let inputs = delta_rule::Inputs { qkv, write, forget, bias, rate };
+        let scratch = &mut self.delta.lock().unwrap_or_else(PoisonError::into_inner);
+        for part in parts {
+            let (rows, y) = (part.rows, y.as_mut_slice());
+            delta_rule::delta_rule(self.isa, &self.pool, scratch, &rule, rows, state_of(part), inputs, y);
+        }
+        Ok(())
+    }
+
+    fn gate(&self, y: &mut CpuBuffer, len: usize, gates: &CpuBuffer, gate: Gate) -> Result<()> {
+        check_gate(y, len, gates)?;
+        gate_rows::gate(&self.pool, &mut y.as_mut_slice()[..len], &gates.as_slice()[..len], gate);
+        Ok(())
     }
 
     fn stages(&self) -> &'static [&'static str] {
@@ -331,7 +391,7 @@ impl Backend for CpuDevice {
         let stage = Stage::ALL[stage + Stage::ALL.len() - self.stages().len()];
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, out) = (q.as_slice(), out.as_mut_slice());
-        attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, band, out)
+        attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, None, band, out)
     }
 }
 

@@ -1,4 +1,6 @@
-//! Gates of whole rows: `y = y / (1 + exp(-g))`.
+//! Gates of whole rows, `y = y / (1 + exp(-g))`, and of single values.
+
+use kvant_backend::Gate;
 
 use crate::Pool;
 use crate::exp::exp;
@@ -13,5 +15,23 @@ pub(crate) fn gate_rows(pool: &Pool, y: &mut [f32], gates: &[f32], cols: usize) 
         // SAFETY: every row is taken by one call of this job.
         let y = unsafe { y.part(row * cols..(row + 1) * cols) };
         y.iter_mut().for_each(|y| *y /= divisor);
+    });
+}
+
+/// Values of an item of work.
+const PIECE: usize = 4 * 1024;
+
+/// Multiplies each value of `y` by what `gate` makes of its value of `gates`.
+pub(crate) fn gate(pool: &Pool, y: &mut [f32], gates: &[f32], gate: Gate) {
+    let len = y.len();
+    let y = Shards::new(y);
+    pool.for_each(len.div_ceil(PIECE), &|piece| {
+        let piece = piece * PIECE..len.min((piece + 1) * PIECE);
+        // SAFETY: every piece is taken by one call of this job.
+        let pairs = unsafe { y.part(piece.clone()) }.iter_mut().zip(&gates[piece]);
+        match gate {
+            Gate::Sigmoid => pairs.for_each(|(y, g)| *y /= 1.0 + exp(-g)),
+            Gate::Silu => pairs.for_each(|(y, g)| *y *= g / (1.0 + exp(-g))),
+        }
     });
 }

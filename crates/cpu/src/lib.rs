@@ -9,6 +9,8 @@ mod append;
 mod attend;
 mod balance;
 mod buffer;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
+mod delta_rule;
 mod device;
 mod embed;
 mod exp;
@@ -23,6 +25,7 @@ mod pool;
 mod roofline;
 mod rope;
 mod shards;
+mod short_conv;
 mod soft_cap;
 mod tuning;
 

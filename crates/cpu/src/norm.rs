@@ -10,7 +10,7 @@ const LANES: usize = 16;
 
 /// Sum of `term` of each value of `x`.
 #[inline(always)]
-fn sum_of(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+pub(crate) fn sum_of(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();
     let mut sums = [0.0; LANES];
     for chunk in chunks {

@@ -106,7 +106,7 @@ fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Resul
             for filled in &mut layers {
                 for &start in starts {
                     let (part, band) = filled.part(start, n);
-                    device.attend(&params, &[part], &q, Some(band), &mut out)?;
+                    device.attend(&params, &[part], &q, None, Some(band), &mut out)?;
                 }
             }
             Ok(())

@@ -1,7 +1,7 @@
 //! Every source in every variant, for the doctor and the tests: an op that adds a kernel adds it here.
 
 use crate::module::Build;
-use crate::{append, attend, experts, gate, norm, product, rope, soft_cap, top_k};
+use crate::{append, attend, experts, gate, norm, product, recurrent, rope, soft_cap, top_k};
 
 /// What there is to compile.
 pub(crate) fn builds() -> Vec<Build> {
@@ -15,5 +15,11 @@ pub(crate) fn builds() -> Vec<Build> {
         &soft_cap::SOURCE,
         &top_k::SOURCE,
     ];
-    sources.into_iter().map(plain).chain(attend::builds()).chain(product::builds()).collect()
+    sources
+        .into_iter()
+        .map(plain)
+        .chain(attend::builds())
+        .chain(product::builds())
+        .chain(recurrent::builds())
+        .collect()
 }

@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, DeviceInfo, ExpertWeights, Experts, Heads,
-    Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, Rope, RopeParams, Routing, WeightSource,
-    check_add_normed, check_append, check_attend, check_copy, check_embed, check_expert_ffn, check_gate_rows,
+    Activation, AttendParams, Backend, BackendError, Candidate, DeltaInputs, DeltaRule, DeviceInfo,
+    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result,
+    Rope, RopeParams, Routing, ShortConv, StatePart, WeightSource, check_add_normed, check_append,
+    check_attend, check_copy, check_delta_rule, check_embed, check_expert_ffn, check_gate, check_gate_rows,
     check_gated_ffn, check_layer_norm, check_project, check_read, check_rope, check_rope_append,
-    check_soft_cap, check_top_k, check_write,
+    check_short_conv, check_soft_cap, check_top_k, check_write,
 };
 
 use crate::driver::Driver;
@@ -17,7 +18,7 @@ use crate::product::{Operand, Product};
 use crate::rope::Turn;
 use crate::{
     Context, CudaBuffer, CudaError, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append,
-    attend, experts, gate, kv, norm, product, rope, soft_cap, top_k,
+    attend, experts, gate, kv, norm, product, recurrent, rope, soft_cap, top_k,
 };
 
 /// The variable that switches the recording of decode steps off.
@@ -343,8 +344,9 @@ impl Backend for CudaDevice {
         weights: ExpertWeights<'_, Self>,
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, routing, logits, weights)?;
-        let ExpertWeights { activation, gate, up, down } = weights;
-        let layer = experts::Layer { activation, gate, up, down };
+        let ExpertWeights { activation, gate, up, down, biases } = weights;
+        let biases = biases.map(|biases| biases.map(CudaBuffer::ptr));
+        let layer = experts::Layer { activation, gate, up, down, biases };
         let routes = experts::Routes { logits: logits.ptr(), routing, n_experts: gate.n_experts() };
         Ok(experts::expert_ffn(&self.cx, x.ptr(), [rows, gate.n_in()], norm.map(norm_parts), routes, layer)?)
     }
@@ -437,18 +439,64 @@ impl Backend for CudaDevice {
         append::append(&self.cx, parts, new_rows(parts, k, v, band.as_deref())?, Some(turns))
     }
 
+    fn short_conv(
+        &self,
+        parts: &mut [StatePart<'_, CudaPage>],
+        conv: ShortConv,
+        x: &CudaBuffer,
+        kernel: &CudaBuffer,
+        y: &mut CudaBuffer,
+    ) -> Result<()> {
+        check_short_conv(parts, conv, [x, kernel, y])?;
+        for part in parts {
+            let buffers = [x.ptr(), kernel.ptr(), y.ptr()];
+            recurrent::short_conv(&self.cx, conv, part.rows, state_of(part), buffers)?;
+        }
+        Ok(())
+    }
+
+    fn delta_rule(
+        &self,
+        parts: &mut [StatePart<'_, CudaPage>],
+        rule: DeltaRule,
+        inputs: DeltaInputs<'_, CudaBuffer>,
+        y: &mut CudaBuffer,
+    ) -> Result<()> {
+        check_delta_rule(parts, &rule, inputs, y)?;
+        let DeltaInputs { qkv, write, forget, bias, rate } = inputs;
+        let [qkv, write, forget, bias, rate] = &[qkv, write, forget, bias, rate].map(CudaBuffer::ptr);
+        let inputs = DeltaInputs { qkv, write, forget, bias, rate };
+        for part in parts {
+            recurrent::delta_rule(&self.cx, &rule, part.rows, state_of(part), inputs, y.ptr())?;
+        }
+        Ok(())
+    }
+
+    fn gate(&self, y: &mut CudaBuffer, len: usize, gates: &CudaBuffer, gate: Gate) -> Result<()> {
+        check_gate(y, len, gates)?;
+        Ok(gate::gate_values(&self.cx, gate, gates.ptr(), y.ptr(), len)?)
+    }
+
     fn attend(
         &self,
         params: &AttendParams,
         parts: &[KvPart<'_, CudaPage>],
         q: &CudaBuffer,
+        sinks: Option<&CudaBuffer>,
         band: Option<&CudaPage>,
         out: &mut CudaBuffer,
     ) -> Result<()> {
-        check_attend(params, parts, [q.len(), out.len()], band.map_or(0, CudaPage::n_bytes))?;
-        let rows = attend::Rows { q: q.ptr(), band: band.map_or(0, CudaPage::ptr), out: out.ptr() };
+        let band_bytes = band.map_or(0, CudaPage::n_bytes);
+        check_attend(params, parts, [q.len(), out.len()], sinks.map(CudaBuffer::len), band_bytes)?;
+        let [sinks, band] = [sinks.map_or(0, CudaBuffer::ptr), band.map_or(0, CudaPage::ptr)];
+        let rows = attend::Rows { q: q.ptr(), sinks, band, out: out.ptr() };
         attend::attend(&self.cx, params, parts, rows)
     }
+}
+
+/// Where a state begins.
+fn state_of(part: &StatePart<'_, CudaPage>) -> DevicePtr {
+    part.page.ptr() + part.offset as DevicePtr
 }
 
 /// Bytes of so many values.

@@ -33,6 +33,7 @@ mod norm;
 mod nvrtc;
 mod product;
 mod recorder;
+mod recurrent;
 mod rope;
 mod rotate;
 mod soft_cap;

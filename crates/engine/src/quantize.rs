@@ -178,8 +178,11 @@ mod tests {
     fn experts_are_matrices_and_what_chooses_among_them_stays_as_it_is() {
         let mut writer = GgufWriter::new();
         writer.set("general.architecture", "llama").unwrap();
-        let tensors =
-            [("blk.0.ffn_gate_inp.weight", vec![64, 3]), ("blk.0.ffn_up_exps.weight", vec![64, 5, 3])];
+        let tensors = [
+            ("blk.0.ffn_gate_inp.weight", vec![64, 3]),
+            ("blk.0.ffn_up_exps.weight", vec![64, 5, 3]),
+            ("blk.0.ffn_up_exps.bias", vec![64, 3]),
+        ];
         let values: Vec<f32> = (0..64 * 15).map(|i| (i % 17) as f32 - 8.0).collect();
         for (name, shape) in &tensors {
             writer.add_tensor(name, shape, DType::F32).unwrap();
@@ -195,7 +198,8 @@ mod tests {
         assert_eq!(written.types, [(DType::Q8_0, 1)]);
         let gguf = Gguf::open(&path).unwrap();
         let got: Vec<_> = gguf.tensors().iter().map(|info| (info.shape.clone(), info.dtype)).collect();
-        assert_eq!(got, [(vec![64, 3], DType::F32), (vec![64, 5, 3], DType::Q8_0)]);
+        let biases = (vec![64, 3], DType::F32);
+        assert_eq!(got, [(vec![64, 3], DType::F32), (vec![64, 5, 3], DType::Q8_0), biases]);
         let mut decoded = vec![0.0; values.len()];
         kvant_codec::decode(DType::Q8_0, gguf.data(&gguf.tensors()[1]), &mut decoded).unwrap();
         // Half a step of the largest.

@@ -22,10 +22,12 @@ pub struct Shape {
     tied: bool,
     /// Experts of each layer, those that a row chooses, and the width of one.
     experts: Option<[usize; 3]>,
+    /// Key heads, value heads and their size, of layers that keep a state by the gated delta rule: three of four.
+    delta: Option<[usize; 3]>,
 }
 
 /// The shapes there are.
-pub const SHAPES: [Shape; 9] = [
+pub const SHAPES: [Shape; 11] = [
     shape("qwen2.5-1.5b", "qwen2", 28, 1536, 8960, (12, 2, 128), 151_936, true),
     shape("qwen2.5-7b", "qwen2", 28, 3584, 18_944, (28, 4, 128), 152_064, false),
     shape("llama-7b", "llama", 32, 4096, 11_008, (32, 32, 128), 32_000, false),
@@ -37,11 +39,16 @@ pub const SHAPES: [Shape; 9] = [
         experts: Some([64, 8, 512]),
         ..shape("qwen3moe-3b", "qwen3moe", 28, 1024, 3072, (16, 4, 128), 151_936, true)
     },
+    Shape {
+        delta: Some([16, 16, 128]),
+        ..shape("qwen35-2b", "qwen35", 24, 2048, 6144, (8, 2, 256), 248_320, true)
+    },
     shape("tiny", "qwen2", 4, 256, 768, (4, 2, 64), 1024, true),
     Shape {
         experts: Some([8, 2, 256]),
         ..shape("tiny-moe", "qwen3moe", 4, 256, 768, (4, 2, 64), 1024, true)
     },
+    Shape { delta: Some([2, 4, 64]), ..shape("tiny-delta", "qwen35", 4, 256, 768, (4, 2, 64), 1024, true) },
 ];
 
 #[expect(clippy::too_many_arguments, reason = "one line of a table")]
@@ -55,7 +62,20 @@ const fn shape(
     n_vocab: usize,
     tied: bool,
 ) -> Shape {
-    Shape { name, arch, n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab, tied, experts: None }
+    Shape {
+        name,
+        arch,
+        n_layers,
+        n_embd,
+        n_ff,
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        n_vocab,
+        tied,
+        experts: None,
+        delta: None,
+    }
 }
 
 /// A tensor of a shape: name, GGUF dimensions, type.
@@ -63,6 +83,11 @@ type Tensor = (String, Vec<usize>, DType);
 
 /// Values in the random pattern that weight matrices repeat; a multiple of every block length.
 const PATTERN: usize = 1 << 20;
+
+/// Tokens that a short convolution sees.
+const TAPS: usize = 4;
+/// Every so many layers the last one attends, where the others keep a state.
+const INTERVAL: usize = 4;
 
 impl Shape {
     /// The shape of this name.
@@ -99,9 +124,11 @@ impl Shape {
             for (name, shape, of) in &tensors {
                 let values: usize = shape.iter().product();
                 if shape.len() == 1 {
-                    sink.bytes(name, &1_f32.to_le_bytes().repeat(values))?;
+                    // States forget a little with every token.
+                    let value = if name.ends_with("ssm_a") { -0.05_f32 } else { 1.0 };
+                    sink.bytes(name, &value.to_le_bytes().repeat(values))?;
                 } else {
-                    // Routers alone are of another type.
+                    // Routers and kernels of convolutions are of another type.
                     let pattern = if *of == dtype { &pattern } else { &floats };
                     sink.reader(name, &mut Repeat { pattern, at: 0, left: of.row_bytes(values)? })?;
                 }
@@ -135,6 +162,18 @@ impl Shape {
                 writer.set(&key(name), size as u32)?;
             }
         }
+        if let Some([n_k, n_v, dim]) = self.delta {
+            for (name, size) in [
+                ("ssm.conv_kernel", TAPS),
+                ("ssm.state_size", dim),
+                ("ssm.group_count", n_k),
+                ("ssm.time_step_rank", n_v),
+                ("ssm.inner_size", n_v * dim),
+                ("full_attention_interval", INTERVAL),
+            ] {
+                writer.set(&key(name), size as u32)?;
+            }
+        }
         writer.set(&key("attention.layer_norm_rms_epsilon"), 1e-6_f32)?;
         writer.set(&key("rope.freq_base"), 1e6_f32)?;
         Ok(writer)
@@ -147,14 +186,21 @@ impl Shape {
         let mut tensors = vec![matrix("token_embd.weight".to_owned(), self.n_embd, self.n_vocab)];
         for layer in 0..self.n_layers {
             let name = |suffix: &str| format!("blk.{layer}.{suffix}");
-            tensors.extend([
-                vector(name("attn_norm.weight"), self.n_embd),
-                matrix(name("attn_q.weight"), self.n_embd, n_q),
-                matrix(name("attn_k.weight"), self.n_embd, n_kv),
-                matrix(name("attn_v.weight"), self.n_embd, n_kv),
-                matrix(name("attn_output.weight"), n_q, self.n_embd),
-                vector(name("ffn_norm.weight"), self.n_embd),
-            ]);
+            tensors.push(vector(name("attn_norm.weight"), self.n_embd));
+            match self.delta {
+                Some(delta) if (layer + 1) % INTERVAL != 0 => {
+                    tensors.extend(self.delta_tensors(layer, delta, dtype))
+                }
+                delta => tensors.extend([
+                    // Behind the queries their gates.
+                    matrix(name("attn_q.weight"), self.n_embd, if delta.is_some() { 2 * n_q } else { n_q }),
+                    matrix(name("attn_k.weight"), self.n_embd, n_kv),
+                    matrix(name("attn_v.weight"), self.n_embd, n_kv),
+                    matrix(name("attn_output.weight"), n_q, self.n_embd),
+                ]),
+            }
+            let norm = if self.delta.is_some() { "post_attention_norm.weight" } else { "ffn_norm.weight" };
+            tensors.push(vector(name(norm), self.n_embd));
             match self.experts {
                 None => tensors.extend([
                     matrix(name("ffn_gate.weight"), self.n_embd, self.n_ff),
@@ -168,7 +214,8 @@ impl Shape {
                     (name("ffn_down_exps.weight"), vec![n_ff, self.n_embd, n], dtype),
                 ]),
             }
-            if self.arch == "qwen3moe" {
+            let attends = self.delta.is_none() || (layer + 1) % INTERVAL == 0;
+            if attends && ["qwen3moe", "qwen35"].contains(&self.arch) {
                 tensors.extend(
                     ["attn_q_norm.weight", "attn_k_norm.weight"].map(|of| vector(name(of), self.head_dim)),
                 );
@@ -183,6 +230,26 @@ impl Shape {
             tensors.push(matrix("output.weight".to_owned(), self.n_embd, self.n_vocab));
         }
         tensors
+    }
+
+    /// The tensors of a layer of gated deltas, beside its norms and its feed-forward layer.
+    fn delta_tensors(&self, layer: usize, [n_k, n_v, dim]: [usize; 3], dtype: DType) -> [Tensor; 9] {
+        let channels = (2 * n_k + n_v) * dim;
+        let tensor =
+            |suffix: &str, shape: &[usize], dtype| (format!("blk.{layer}.{suffix}"), shape.to_vec(), dtype);
+        let matrix = |suffix, n_in, n_out| tensor(suffix, &[n_in, n_out], dtype);
+        let vector = |suffix, len| tensor(suffix, &[len], DType::F32);
+        [
+            matrix("attn_qkv.weight", self.n_embd, channels),
+            matrix("attn_gate.weight", self.n_embd, n_v * dim),
+            matrix("ssm_beta.weight", self.n_embd, n_v),
+            matrix("ssm_alpha.weight", self.n_embd, n_v),
+            tensor("ssm_conv1d.weight", &[TAPS, channels], DType::F32),
+            vector("ssm_dt.bias", n_v),
+            vector("ssm_a", n_v),
+            vector("ssm_norm.weight", dim),
+            matrix("ssm_out.weight", n_v * dim, self.n_embd),
+        ]
     }
 }
 
@@ -211,7 +278,9 @@ mod tests {
     #[test]
     fn a_synthetic_model_runs_in_every_weight_type() {
         let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some());
-        for (dtype, shape) in types.flat_map(|dtype| ["tiny", "tiny-moe"].map(|shape| (dtype, shape))) {
+        for (dtype, shape) in
+            types.flat_map(|dtype| ["tiny", "tiny-moe", "tiny-delta"].map(|shape| (dtype, shape)))
+        {
             let gguf = Shape::named(shape).unwrap().model(dtype, 128).unwrap();
             let model = Model::from_gguf(gguf, OpenOptions::default()).unwrap();
             let mut session = model.session(SessionOptions::default()).unwrap();

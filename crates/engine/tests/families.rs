@@ -6,6 +6,7 @@ use kvant::gguf::{GgufError, GgufWriter, TensorSink, Value};
 use kvant::{Gguf, KvOptions, Model, OpenOptions, SessionOptions};
 
 const COHERE: &str = "cohere2-h64-g2-window20";
+const GPT_OSS: &str = "gptoss-h64-g4-window24-sinks";
 const MISTRAL: &str = "mistral3-h64-g2-yarn-growing";
 
 fn fixture(name: &str) -> Gguf {
@@ -60,7 +61,7 @@ fn a_file_that_lacks_what_its_family_needs_is_told_so_in_a_line() {
     let f32 = |value: f32| Some(Value::F32(value));
     let u32 = |value: u32| Some(Value::U32(value));
     let scale = "mistral3.attention.temperature_scale";
-    let keys: [(&str, &str, Option<Value<'_>>, &str); 15] = [
+    let keys: [(&str, &str, Option<Value<'_>>, &str); 21] = [
         (COHERE, "cohere2.logit_scale", None, "\"cohere2.logit_scale\""),
         (COHERE, "cohere2.logit_scale", f32(f32::NAN), "cohere2.logit_scale: expected a finite number"),
         (COHERE, "cohere2.logit_scale", f32(-1.0), "cohere2.logit_scale: expected a finite number"),
@@ -76,6 +77,17 @@ fn a_file_that_lacks_what_its_family_needs_is_told_so_in_a_line() {
         (MISTRAL, "mistral3.attention.temperature_length", u32(0), "expected a positive number, got 0"),
         (MISTRAL, "mistral3.rope.dimension_count", u32(32), "where heads are not turned whole"),
         (MISTRAL, "mistral3.expert_count", u32(8), "mistral3.expert_count"),
+        (GPT_OSS, "gpt-oss.expert_count", u32(0), "gpt-oss.expert_count: expected the number of experts"),
+        (GPT_OSS, "gpt-oss.expert_count", u32(6), "blk.0.ffn_gate_inp.weight"),
+        (GPT_OSS, "gpt-oss.expert_used_count", u32(6), "expected 1 to 5, as there are 5 experts, got 6"),
+        (GPT_OSS, "gpt-oss.expert_feed_forward_length", u32(41), "ffn_gate_exps.bias"),
+        (GPT_OSS, "gpt-oss.attention.key_length", u32(63), "key_length: expected an even head size"),
+        (
+            GPT_OSS,
+            "gpt-oss.rope.scaling.factor",
+            f32(f32::NAN),
+            "rope.scaling.factor: expected a finite number",
+        ),
     ];
     for (name, key, value, want) in keys {
         let error = open(changed(name, &[(key, value)], None)).err();
@@ -84,6 +96,12 @@ fn a_file_that_lacks_what_its_family_needs_is_told_so_in_a_line() {
     }
     for tensor in ["blk.3.attn_norm.weight", "output_norm.weight", "blk.0.ffn_down.weight"] {
         let error = open(changed(COHERE, &[], Some([tensor, "blk.0.other.weight"]))).unwrap_err();
+        assert!(error.contains(&format!("\"{tensor}\"")) && !error.contains('\n'), "{tensor}: {error}");
+    }
+    // Sinks and biases of experts are there for every layer, and those of all three products.
+    let (sinks, up) = ("blk.2.attn_sinks.weight", "blk.1.ffn_up_exps.bias");
+    for tensor in [sinks, up, "blk.0.post_attention_norm.weight", "blk.1.ffn_down_exps.weight"] {
+        let error = open(changed(GPT_OSS, &[], Some([tensor, "blk.0.other.weight"]))).unwrap_err();
         assert!(error.contains(&format!("\"{tensor}\"")) && !error.contains('\n'), "{tensor}: {error}");
     }
     // Both halves of a layer share one norm: a second one is of another model.
@@ -104,6 +122,22 @@ fn a_window_of_nothing_is_none_and_changes_what_is_seen_alone() {
             config.layers.iter().map(|layer| config.ropes[layer.rope].params.n_rot).collect();
         assert_eq!(turned, [64, 64, 64, 0]);
     }
+}
+
+/// However they are fed, and whoever is beside them.
+#[test]
+fn sinks_and_biases_of_experts_give_the_same_bits_in_one_step_and_in_many() {
+    let model = open(fixture(GPT_OSS)).unwrap();
+    let tokens: Vec<u32> = (0..60).map(|i| i * 37 % 64).collect();
+    let fed = |chunk: usize| {
+        let kv = KvOptions::symmetric("turbo3".parse().unwrap());
+        let mut session = model.session(SessionOptions { n_ctx: Some(64), kv }).unwrap();
+        tokens.chunks(chunk).for_each(|tokens| session.feed(tokens, &mut |_| true).unwrap());
+        session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect::<Vec<_>>()
+    };
+    let want = fed(60);
+    assert_eq!(fed(1), want);
+    assert_eq!(fed(17), want);
 }
 
 #[test]

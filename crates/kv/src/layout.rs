@@ -172,6 +172,14 @@ impl StateLayout {
     }
 }
 
+impl KvShape {
+    /// Bytes of the states of a sequence, and tokens from one copy of them that is kept to the next; `None` where there are none.
+    pub fn states_kept(&self) -> Option<(usize, usize)> {
+        let layout = (!self.states.is_empty()).then(|| StateLayout::new(self))?;
+        Some((layout.n_bytes(), layout.every()))
+    }
+}
+
 /// States begin at multiples of so many bytes, as tiles do.
 const STATE_ALIGN: usize = 64;
 

@@ -2,11 +2,14 @@
 
 use std::ops::Range;
 
-use kvant_backend::{Activation, AttendParams, Pairing, Routing};
+use kvant_backend::{Activation, AttendParams, Routing};
 use kvant_gguf::{Gguf, Value};
 use kvant_kv::{KvLayerShape, KvShape};
 
 mod experts;
+mod recurrence;
+
+pub use recurrence::Recurrence;
 
 use crate::ModelError;
 use crate::family::{Factors, Family, NormKind, Norms, Unturned};
@@ -22,6 +25,8 @@ pub struct Config {
     pub n_embd: usize,
     /// The decoder layers, in order.
     pub layers: Vec<LayerSpec>,
+    /// Layers behind them in the file that guess further tokens ahead, which is left undone.
+    pub n_guessing: usize,
     /// Added to the mean square in every norm.
     pub norm_eps: f32,
     /// Which norm comes before the logits.
@@ -58,6 +63,10 @@ pub struct LayerSpec {
     pub scale: f32,
     /// Bound on its scores.
     pub soft_cap: Option<f32>,
+    /// Whether each query head has a sink.
+    pub sinks: bool,
+    /// Whether what attention gives is multiplied by a gate.
+    pub gated: bool,
     /// Of the gate of its feed-forward layer.
     pub activation: Activation,
     /// Where it normalises.
@@ -76,12 +85,14 @@ pub struct ExpertSpec {
 }
 
 /// What a layer keeps of past tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LayerState {
     /// Keys and values of its own.
     Own,
     /// Nothing: its queries meet the keys and values of this earlier layer, which has the same KV heads.
     Shared(usize),
+    /// A state of fixed size, which each token changes. It does not attend.
+    Recurrent(Recurrence),
 }
 
 impl LayerSpec {
@@ -90,6 +101,14 @@ impl LayerSpec {
         let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, .. } = self.heads;
         let (scale, soft_cap) = (self.scale, self.soft_cap);
         AttendParams { n_heads, n_kv_heads, k_head_dim, v_head_dim, scale, soft_cap }
+    }
+
+    /// What it does with its state, where it has one.
+    pub fn recurrence(&self) -> Option<Recurrence> {
+        match self.state {
+            LayerState::Recurrent(recurrence) => Some(recurrence),
+            LayerState::Own | LayerState::Shared(_) => None,
+        }
     }
 
     /// Values of all queries of a row.
@@ -107,9 +126,13 @@ impl LayerSpec {
         self.heads.n_kv_heads * self.heads.v_head_dim
     }
 
-    /// Values of what attention gives for a row.
+    /// Values of what attention, or what a state is kept for, gives for a row.
     pub fn n_out(&self) -> usize {
-        self.heads.n_heads * self.heads.v_head_dim
+        match self.recurrence() {
+            None => self.heads.n_heads * self.heads.v_head_dim,
+            Some(Recurrence::ShortConv(conv)) => conv.channels,
+            Some(Recurrence::Delta { rule, .. }) => rule.n_out(),
+        }
     }
 }
 
@@ -124,14 +147,15 @@ impl Config {
         let keys = Keys { gguf, arch };
         let n_embd = keys.size("embedding_length")?;
         let n_ctx_train = keys.size("context_length")?;
-        let n_layers = keys.size("block_count")?;
-        // Each layer has tensors; a number beyond them is checked before anything is made for each.
-        if n_layers > gguf.tensors().len() {
-            let what = format!("at most one layer for each of {} tensors", gguf.tensors().len());
-            return Err(keys.bad("block_count", &what, n_layers));
+        let (n_layers, n_guessing) = read_layers(&keys)?;
+        let (n_kv_heads, without_heads) = recurrence::read_kv_heads(&keys, family, n_layers)?;
+        let recurrences = recurrence::read(&keys, family, n_embd, without_heads)?;
+        let heads = read_heads(&keys, n_embd, n_kv_heads)?;
+        if family.gated && heads.v_head_dim != heads.k_head_dim {
+            let what = format!("the {} of a query, beside whose rows lie its gate's", heads.k_head_dim);
+            return Err(keys.bad("attention.value_length", &what, heads.v_head_dim));
         }
-        let heads = read_heads(&keys, n_embd)?;
-        check_heads(&keys, n_layers, heads)?;
+        check_heads(&keys, recurrences.n_others(), heads)?;
         let windows = read_windows(&keys, family, n_layers)?;
         let ropes = read_ropes(&keys, family, heads.k_head_dim, n_ctx_train)?;
         let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
@@ -145,6 +169,8 @@ impl Config {
             q_rope: 0,
             scale: read_scale(&keys, family, n_layers, n_embd, heads)?,
             soft_cap,
+            sinks: family.sinks,
+            gated: family.gated,
             activation: family.activation,
             norms: family.norms,
         };
@@ -162,11 +188,13 @@ impl Config {
             };
             let heads = KvLayerShape { window, ..heads };
             let (n_ff, experts) = (experts.n_ff(index), experts.of_layer(index));
-            LayerSpec { heads, n_ff, experts, rope, q_rope: rope + ropes.for_queries, ..usual }
+            let state = recurrences.of_layer(index).map_or(LayerState::Own, LayerState::Recurrent);
+            LayerSpec { heads, state, n_ff, experts, rope, q_rope: rope + ropes.for_queries, ..usual }
         };
         let mut config = Self {
             family,
             n_embd,
+            n_guessing,
             layers: windows.layers.iter().enumerate().map(layer).collect(),
             norm_eps: keys.float(match family.norms.kind {
                 NormKind::Rms => "attention.layer_norm_rms_epsilon",
@@ -210,14 +238,22 @@ impl Config {
     }
 
     /// Which keys and values layer `index` meets: their number among those that layers from `first` on keep; `None` when an
-    /// earlier layer keeps them.
+    /// earlier layer keeps them, or it meets none.
     pub fn kv_ordinal(&self, first: usize, index: usize) -> Option<usize> {
         let owner = match self.layers[index].state {
             LayerState::Own => index,
             LayerState::Shared(owner) => owner,
+            LayerState::Recurrent(_) => return None,
         };
         let before = self.layers.get(first..owner)?;
         Some(before.iter().filter(|layer| layer.state == LayerState::Own).count())
+    }
+
+    /// The number of the first state of recurrent layer `index` among those of layers from `first` on; `None` when it is none.
+    pub fn state_ordinal(&self, first: usize, index: usize) -> Option<usize> {
+        self.layers[index].recurrence()?;
+        let before = self.layers.get(first..index)?.iter().filter_map(LayerSpec::recurrence);
+        Some(before.map(|recurrence| recurrence.states().count()).sum())
     }
 
     /// What some of the layers keep.
@@ -225,9 +261,27 @@ impl Config {
     /// # Panics
     /// When the model has no such layers.
     pub fn kv_shape_of(&self, layers: Range<usize>) -> KvShape {
-        let own = self.layers[layers].iter().filter(|layer| layer.state == LayerState::Own);
-        KvShape { layers: own.map(|layer| layer.heads).collect(), states: Vec::new() }
+        let layers = &self.layers[layers];
+        let own = layers.iter().filter(|layer| layer.state == LayerState::Own);
+        let states = layers.iter().filter_map(LayerSpec::recurrence).flat_map(|of| of.states());
+        KvShape { layers: own.map(|layer| layer.heads).collect(), states: states.collect() }
     }
+}
+
+/// Layers of the model, and those behind them that guess ahead.
+fn read_layers(keys: &Keys) -> Result<(usize, usize), ModelError> {
+    const COUNT: &str = "block_count";
+    const GUESSING: &str = "nextn_predict_layers";
+    let (n, n_tensors) = (keys.size(COUNT)?, keys.gguf.tensors().len());
+    // Each layer has tensors; a number beyond them is checked before anything is made for each.
+    if n > n_tensors {
+        return Err(keys.bad(COUNT, &format!("at most one layer for each of {n_tensors} tensors"), n));
+    }
+    let n_guessing = keys.gguf.meta().find::<u32>(&keys.key(GUESSING))?.unwrap_or(0) as usize;
+    if n_guessing >= n {
+        return Err(keys.bad(GUESSING, &format!("fewer than the {n} layers"), n_guessing));
+    }
+    Ok((n - n_guessing, n_guessing))
 }
 
 /// Holds the KV heads against the tensors: each takes rows of them, at least a value for each dim.
@@ -242,9 +296,9 @@ fn check_heads(keys: &Keys, n_layers: usize, heads: KvLayerShape) -> Result<(), 
     Err(keys.bad("attention.head_count_kv", &what, n_kv_heads))
 }
 
-fn read_heads(keys: &Keys, n_embd: usize) -> Result<KvLayerShape, ModelError> {
+fn read_heads(keys: &Keys, n_embd: usize, n_kv_heads: Option<usize>) -> Result<KvLayerShape, ModelError> {
     let n_heads = keys.size("attention.head_count")?;
-    let n_kv_heads = keys.size_or("attention.head_count_kv", n_heads)?;
+    let n_kv_heads = n_kv_heads.unwrap_or(n_heads);
     if n_heads % n_kv_heads != 0 {
         let what = format!("a multiple of the {n_kv_heads} KV heads");
         return Err(keys.bad("attention.head_count", &what, n_heads));
@@ -338,7 +392,7 @@ fn read_ropes(
     n_ctx_train: usize,
 ) -> Result<Ropes, ModelError> {
     const BASE: &str = "rope.freq_base_swa";
-    let first = read_rope(keys, family.pairing, head_dim, n_ctx_train)?;
+    let first = read_rope(keys, family, head_dim, n_ctx_train)?;
     let (n_rot, mut ropes) = (first.params.n_rot, Ropes::of(first));
     let plain = |n_rot, base| {
         let rope = Rope::new(family.pairing, n_rot, base, &Scaling::None, None);
@@ -379,7 +433,7 @@ fn read_temperature(keys: &Keys, n_ctx_train: usize) -> Result<Option<Temperatur
     Ok(Some(Temperature { scale, length }))
 }
 
-fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
+fn read_rope(keys: &Keys, family: &Family, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
     let n_rot = keys.size_or("rope.dimension_count", head_dim)?;
     if n_rot % 2 != 0 || n_rot > head_dim {
         return Err(keys.bad("rope.dimension_count", &format!("an even number up to {head_dim}"), n_rot));
@@ -402,6 +456,7 @@ fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize)
             beta_slow: keys.float_or("rope.scaling.yarn_beta_slow", 1.0)?,
             attn_factor: keys.float_or("rope.scaling.attn_factor", 1.0)?,
             log_multiplier: keys.float_or("rope.scaling.yarn_log_multiplier", 0.0)?,
+            whole_pairs: family.whole_pairs,
         },
         other => {
             return Err(ModelError::Unsupported {
@@ -411,7 +466,7 @@ fn read_rope(keys: &Keys, pairing: Pairing, head_dim: usize, n_ctx_train: usize)
     };
     let frequency_factors = keys.gguf.find_tensor("rope_freqs.weight");
     let frequency_factors = frequency_factors.map(|t| decode_vector(&t, n_rot / 2)).transpose()?;
-    Rope::new(pairing, n_rot, theta, &scaling, frequency_factors.as_deref())
+    Rope::new(family.pairing, n_rot, theta, &scaling, frequency_factors.as_deref())
         .ok_or_else(|| keys.bad("rope.freq_base", "a positive base and scaling factor", theta))
 }
 

@@ -7,53 +7,34 @@
 //! in one pass over the weights. What a row becomes does not depend on the others.
 
 use kvant_backend::{
-    Backend, BackendError, ExpertWeights, Heads, Input, KvPart, Norm, Output, Page, Rope, RopeParams, Rows,
+    Backend, ExpertWeights, Gate, Heads, Input, KvPart, Norm, Output, Page, Rope, RopeParams, Rows,
 };
 use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
-use crate::weights::{Experts, FeedForward, KvWeights, Layer, Weights};
+use crate::weights::{Attention, Experts, FeedForward, KvWeights, Layer, Mixer, Weights};
 use crate::{Config, ExpertSpec, HeadNorms, LayerSpec, LayerState, ModelError, NormKind};
+
+mod activations;
+mod recurrent;
+
+pub use activations::Activations;
 
 /// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
     config: Config,
     weights: Weights<B>,
-    /// Which keys and values each layer that is here meets.
-    kv: Vec<usize>,
+    /// Where what each layer that is here keeps lies among that of all of them.
+    places: Vec<Place>,
 }
 
-/// The activations of a step. They belong to the device, not to a sequence; a step allocates nothing.
-///
-/// Every buffer has room for `max_rows` rows; a step uses the first of them.
-pub struct Activations<B: Backend> {
-    max_rows: usize,
-    /// Residual stream, `[rows, n_embd]`.
-    x: B::Buffer,
-    /// Queries, `[rows, n_heads * k_head_dim]`.
-    q: B::Buffer,
-    /// Keys, `[rows, n_kv_heads * k_head_dim]`.
-    k: B::Buffer,
-    /// Values, `[rows, n_kv_heads * v_head_dim]`.
-    v: B::Buffer,
-    /// Attention output, `[rows, n_heads * v_head_dim]`.
-    attended: B::Buffer,
-    /// Gated feed-forward activations, `[rows, n_ff]`.
-    hidden: B::Buffer,
-    /// How much each expert is wanted, `[rows, n_experts]`.
-    router: B::Buffer,
-    /// How much the expert is wanted that all rows share, `[rows]`.
-    shared_gate: B::Buffer,
-    /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, and the same on the host, of each of [`Config::ropes`].
-    angles: Vec<(B::Buffer, Vec<f32>)>,
-    /// What enters a layer, normalised, where no product does that on the way; a branch before its norm; and then the rows of `x`
-    /// that are wanted, side by side, `[rows, n_embd]`.
-    spare: B::Buffer,
-    /// f16 tiles of the step that older rows see and the tail no longer holds.
-    band: Option<B::Page>,
-    /// Where those of each layer's keys and values begin, in bytes, `[layers that keep some]`: all in one place, but for those that
-    /// later layers meet too.
-    bands: Vec<usize>,
+/// Where what a layer keeps of past tokens lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The keys and values of this number.
+    Kv(usize),
+    /// The states from this number on.
+    States(usize),
 }
 
 /// What enters a step.
@@ -126,10 +107,13 @@ impl<B: Backend> Decoder<B> {
     /// A decoder from its parts.
     pub fn new(config: Config, weights: Weights<B>) -> Self {
         let layers = weights.part.layers();
-        let ordinal =
-            |index| config.kv_ordinal(layers.start, index).expect("layers that are here are complete");
-        let kv = layers.clone().map(ordinal).collect();
-        Self { config, weights, kv }
+        let place = |index| {
+            let state = config.state_ordinal(layers.start, index).map(Place::States);
+            let kv = || config.kv_ordinal(layers.start, index).map(Place::Kv);
+            state.or_else(kv).expect("layers that are here are complete")
+        };
+        let places = layers.clone().map(place).collect();
+        Self { config, weights, places }
     }
 
     /// The hyper-parameters.
@@ -142,9 +126,18 @@ impl<B: Backend> Decoder<B> {
         &self.config.layers[self.weights.part.layers()]
     }
 
-    /// Which keys and values layer `index` of those that are here meets, as the cache counts them.
-    pub fn kv_layer(&self, index: usize) -> usize {
-        self.kv[index]
+    /// Which keys and values layer `index` of those that are here meets, as the cache counts them; `None` where it has a state
+    /// instead.
+    pub fn kv_layer(&self, index: usize) -> Option<usize> {
+        match self.places[index] {
+            Place::Kv(kv) => Some(kv),
+            Place::States(_) => None,
+        }
+    }
+
+    /// The keys and values that each layer meets that meets some.
+    fn kv_layers(&self) -> impl Iterator<Item = usize> {
+        (0..self.places.len()).filter_map(|index| self.kv_layer(index))
     }
 
     /// The KV heads of the layers that are here.
@@ -166,36 +159,6 @@ impl<B: Backend> Decoder<B> {
     /// choose.
     pub fn weight_bytes_per_token(&self) -> usize {
         self.weights.n_bytes - self.weights.idle_bytes
-    }
-
-    /// Activations for steps of up to `max_rows` rows.
-    ///
-    /// # Errors
-    /// When the device has no memory left.
-    pub fn activations(&self, backend: &B, max_rows: usize) -> Result<Activations<B>, ModelError> {
-        let c = &self.config;
-        let buffer = |cols: usize| backend.buffer(max_rows * cols);
-        let angles = |n_rot: usize| Ok((buffer(n_rot)?, Vec::with_capacity(max_rows * n_rot)));
-        let widest = |cols: fn(&LayerSpec) -> usize| buffer(c.layers.iter().map(cols).max().unwrap_or(0));
-        Ok(Activations {
-            max_rows,
-            x: buffer(c.n_embd)?,
-            q: widest(LayerSpec::n_q)?,
-            k: widest(LayerSpec::n_k)?,
-            v: widest(LayerSpec::n_v)?,
-            attended: widest(LayerSpec::n_out)?,
-            hidden: widest(|layer| layer.n_ff)?,
-            router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
-            shared_gate: widest(|layer| usize::from(layer.experts.is_some() && layer.n_ff > 0))?,
-            angles: c
-                .ropes
-                .iter()
-                .map(|rope| angles(rope.params.n_rot))
-                .collect::<Result<_, BackendError>>()?,
-            spare: buffer(c.n_embd)?,
-            band: None,
-            bands: Vec::new(),
-        })
     }
 
     /// Runs what enters, the rows of all `parts` one after the other, each after what its cache holds, and appends it there.
@@ -226,11 +189,11 @@ impl<B: Backend> Decoder<B> {
         let is_decode = queries.is_none() && parts.iter().all(|part| part.n == 1);
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
-                self.attention(backend, (layer, spec), parts, self.kv[index], act, rows)?;
-                if let Some(tell) = &mut queries {
+                self.mix(backend, index, parts, act, rows)?;
+                if let (Some(tell), Some(kv)) = (&mut queries, self.kv_layer(index)) {
                     let mut q = vec![0.0; rows * spec.n_q()];
                     backend.read(&act.q, 0, &mut q)?;
-                    tell(self.kv[index], &q);
+                    tell(kv, &q);
                 }
                 self.feed_forward(backend, (layer, spec), act, rows)?;
             }
@@ -278,13 +241,13 @@ impl<B: Backend> Decoder<B> {
 
     /// Where the band of each layer's keys and values begins; gives the bytes of all of them.
     fn place_bands(&self, parts: &mut [StepPart<'_, B::Page>], bands: &mut Vec<usize>) -> usize {
-        let n_kv = self.kv.iter().max().map_or(0, |last| last + 1);
+        let n_kv = self.kv_layers().max().map_or(0, |last| last + 1);
         let mut n_bytes =
             |kv| for_parts(parts, kv, 0, |parts| parts.iter().map(KvPart::band_bytes).sum::<usize>());
         let mut end = (0..n_kv).map(&mut n_bytes).max().unwrap_or(0);
         bands.clear();
         for kv in 0..n_kv {
-            let is_shared = self.kv.iter().filter(|&&of| of == kv).count() > 1;
+            let is_shared = self.kv_layers().filter(|&of| of == kv).count() > 1;
             bands.push(if is_shared { end } else { 0 });
             end += if is_shared { n_bytes(kv) } else { 0 };
         }
@@ -308,8 +271,9 @@ impl<B: Backend> Decoder<B> {
         assert!(rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
         let parts = &mut [part];
         self.prepare(backend, pool, parts, act, Entry::Residual(&[])).map_err(StepError::Refused)?;
-        let own = self.layers().iter().zip(&self.kv).filter(|(spec, _)| spec.state == LayerState::Own);
-        for (spec, &kv) in own {
+        let own = self.layers().iter().enumerate().filter(|(_, spec)| spec.state == LayerState::Own);
+        for (index, spec) in own {
+            let Place::Kv(kv) = self.places[index] else { continue };
             let mut append = || {
                 for (width, buffer) in [(spec.n_k(), &mut act.k), (spec.n_v(), &mut act.v)] {
                     let mut x = vec![0.0; rows * width];
@@ -325,22 +289,43 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// `x += W_o attention(rope(W_q n), rope(W_k n), W_v n)`, `n = norm(x)`; norms where the layer has them.
-    fn attention(
+    /// Lets the rows of each sequence meet what layer `index` keeps of those before.
+    fn mix(
         &self,
         backend: &B,
-        (layer, spec): (&Layer<B>, &LayerSpec),
+        index: usize,
         parts: &mut [StepPart<'_, B::Page>],
-        kv: usize,
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
+        match (&self.weights.layers[index].mixer, self.places[index]) {
+            (Mixer::Attention(weights), Place::Kv(kv)) => {
+                self.attention(backend, (index, kv), weights, parts, act, rows)
+            }
+            (Mixer::Recurrent(weights), Place::States(first)) => {
+                self.recur(backend, (index, first), weights, parts, act, rows)
+            }
+            _ => unreachable!("a layer has either"),
+        }
+    }
+
+    /// `x += W_o attention(rope(W_q n), rope(W_k n), W_v n)`, `n = norm(x)`; norms and gates where the layer has them.
+    fn attention(
+        &self,
+        backend: &B,
+        (index, kv): (usize, usize),
+        weights: &Attention<B>,
+        parts: &mut [StepPart<'_, B::Page>],
+        act: &mut Activations<B>,
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let (rope, heads) = (self.config.ropes[spec.rope].params, &spec.heads);
         let [angles, q_angles] = [spec.rope, spec.q_rope].map(|rope| &act.angles[rope].0);
         let input = self.enter(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
-        let queries = Output { w: &layer.wq, bias: layer.bq.as_ref(), y: &mut act.q, accumulate: false };
+        let queries = Output { w: &weights.wq, bias: weights.bq.as_ref(), y: &mut act.q, accumulate: false };
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
-        let mut q_norm = self.norm(&layer.q_norm);
+        let mut q_norm = self.norm(&weights.q_norm);
         let are_together = spec.norms.heads == HeadNorms::Together;
         // One head as wide as the row, of which nothing is turned.
         let norm_row =
@@ -352,12 +337,20 @@ impl<B: Backend> Decoder<B> {
                 None => Ok(()),
             };
         let (params, first_band) = (spec.attend_params(), act.bands[kv]);
-        match &layer.kv {
+        match &weights.kv {
             Some(KvWeights { wk, wv, bk, bv, k_norm }) => {
                 let keys = Output { w: wk, bias: bk.as_ref(), y: &mut act.k, accumulate: false };
                 let values = Output { w: wv, bias: bv.as_ref(), y: &mut act.v, accumulate: false };
-                backend.project(input, &mut [queries, keys, values])?;
-                self.check_rows(backend, parts, kv, [(&act.k, spec.n_k()), (&act.v, spec.n_v())], rows)?;
+                match &weights.gate {
+                    None => backend.project(input, &mut [queries, keys, values])?,
+                    Some(w) => {
+                        let gates = Output { w, bias: None, y: &mut act.gates, accumulate: false };
+                        backend.project(input, &mut [queries, keys, values, gates])?;
+                    }
+                }
+                for (what, x, width) in [("keys", &act.k, spec.n_k()), ("values", &act.v, spec.n_v())] {
+                    self.check_rows(backend, parts, index, (what, x, width), rows)?;
+                }
                 let k_heads = Heads { n: heads.n_kv_heads, dim: heads.k_head_dim };
                 let mut k_norm = self.norm(k_norm);
                 if are_together {
@@ -385,34 +378,34 @@ impl<B: Backend> Decoder<B> {
             }
         }
         for_parts(parts, kv, first_band, |parts| {
-            backend.attend(&params, parts, &act.q, act.band.as_ref(), &mut act.attended)
+            let (sinks, band) = (weights.sinks.as_ref(), act.band.as_ref());
+            backend.attend(&params, parts, &act.q, sinks, band, &mut act.attended)
         })?;
+        if weights.gate.is_some() {
+            backend.gate(&mut act.attended, rows * spec.n_out(), &act.gates, Gate::Sigmoid)?;
+        }
         let branch =
-            Branch { of: &act.attended, w: &layer.wo, bias: layer.bo.as_ref(), norm: &layer.attn_after };
+            Branch { of: &act.attended, w: &weights.wo, bias: weights.bo.as_ref(), norm: &layer.attn_after };
         self.add(backend, &mut act.x, branch, &mut act.spare, rows)
     }
 
-    /// Refuses keys and values `[rows, width]` that are no numbers: the cache, which holds numbers only, would make some of
-    /// them.
+    /// Refuses rows `[rows, width]` of what layer `index` keeps that are no numbers: the cache, which holds numbers only, would
+    /// make some of them, and a state would be none from there on.
     fn check_rows(
         &self,
         backend: &B,
         parts: &[StepPart<'_, B::Page>],
-        kv: usize,
-        [keys, values]: [(&B::Buffer, usize); 2],
+        index: usize,
+        (what, x, width): (&'static str, &B::Buffer, usize),
         rows: usize,
     ) -> Result<(), ModelError> {
-        for (what, (x, width)) in [("keys", keys), ("values", values)] {
-            let Some(mut row) = backend.broken_row(x, rows, width)? else { continue };
-            // The first layer that meets them is the one that makes them.
-            let own = self.kv.iter().position(|&of_layer| of_layer == kv).unwrap_or(kv);
-            let layer = self.weights.part.layers().start + own;
-            for part in parts {
-                if row < part.n {
-                    return Err(ModelError::RowNotFinite { what, layer, position: part.cache.len() + row });
-                }
-                row -= part.n;
+        let Some(mut row) = backend.broken_row(x, rows, width)? else { return Ok(()) };
+        let layer = self.weights.part.layers().start + index;
+        for part in parts {
+            if row < part.n {
+                return Err(ModelError::RowNotFinite { what, layer, position: part.cache.len() + row });
             }
+            row -= part.n;
         }
         Ok(())
     }
@@ -441,14 +434,15 @@ impl<B: Backend> Decoder<B> {
             // Families with experts enter every half through an RMSNorm of its own.
             let norm = self.norm(&layer.ffn_norm);
             let input = Input { x: &act.x, norm, first_row: 0, rows };
-            let Experts { router, gate, up, down, shared_gate } = experts;
-            let output = |w, y| Output { w, bias: None, y, accumulate: false };
-            let router = output(router, &mut act.router);
+            let Experts { router, router_bias, gate, up, down, biases, shared_gate } = experts;
+            let output = |w, bias, y| Output { w, bias, y, accumulate: false };
+            let router = output(router, router_bias.as_ref(), &mut act.router);
             match shared_gate {
-                Some(w) => backend.project(input, &mut [router, output(w, &mut act.shared_gate)])?,
+                Some(w) => backend.project(input, &mut [router, output(w, None, &mut act.shared_gate)])?,
                 None => backend.project(input, &mut [router])?,
             }
-            let weights = ExpertWeights { activation: spec.activation, gate, up, down };
+            let biases = biases.as_ref().map(|biases| biases.each_ref());
+            let weights = ExpertWeights { activation: spec.activation, gate, up, down, biases };
             backend.expert_ffn(&mut act.x, rows, norm, routing, &act.router, weights)?;
             if spec.n_ff > 0 {
                 backend.gate_rows(&mut act.hidden, rows, spec.n_ff, &act.shared_gate)?;

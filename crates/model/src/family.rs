@@ -3,7 +3,7 @@
 //! They share one decoder. What differs is data: the numbers are in the file, and what no file says is here. From both comes a
 //! [`LayerSpec`](crate::LayerSpec) for each layer, and nothing else looks at the family.
 
-use kvant_backend::{Activation, Pairing};
+use kvant_backend::{Activation, KeySharing, Pairing};
 
 use crate::ModelError;
 
@@ -26,6 +26,17 @@ pub struct Family {
     pub(crate) unturned: Unturned,
     /// Bounds on scores and on logits where the file names none.
     pub(crate) soft_caps: [Option<f32>; 2],
+    /// Layers that keep a state instead of keys and values; `None` where all attend.
+    pub(crate) recurrence: Option<RecurrenceRule>,
+    /// Whether what attention gives is multiplied by a gate, made of what enters it by rows of the queries' tensor: behind those of
+    /// each head as many for its gate.
+    pub(crate) gated: bool,
+    /// The tensor of the norm before the logits.
+    pub(crate) output_norm: &'static str,
+    /// Whether each query head has a score without a value, its sink, that joins its softmax.
+    pub(crate) sinks: bool,
+    /// Whether YaRN rounds the ends of the frequencies that it interpolates to whole pairs.
+    pub(crate) whole_pairs: bool,
     /// What its layers of experts do, where the file has experts; `None` where none is known to have any.
     pub(crate) experts: Option<ExpertRule>,
     /// The model of so many layers divides its scores by the root of width / query heads, not by that of the head size. No
@@ -38,6 +49,8 @@ pub struct Family {
 pub struct Norms {
     /// Which norm streams meet.
     pub kind: NormKind,
+    /// The tensor of what enters the feed-forward layer.
+    pub before_ffn: &'static str,
     /// What enters attention enters the feed-forward layer too, normalised once, and what leaves them is added together.
     pub shared: bool,
     /// What enters attention and the feed-forward layer.
@@ -92,6 +105,18 @@ pub(crate) enum Factors {
     Logits,
 }
 
+/// Layers that keep a state instead of keys and values, among others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RecurrenceRule {
+    /// Short convolutions, where the file says that a layer has no KV heads.
+    ShortConv,
+    /// Gated delta rule.
+    Delta {
+        /// Which value heads share the keys of a key head.
+        sharing: KeySharing,
+    },
+}
+
 /// Layers whose queries and keys are not turned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unturned {
@@ -129,11 +154,23 @@ const LLAMA: Family = Family {
     name: "llama",
     pairing: Pairing::Interleaved,
     activation: Activation::Silu,
-    norms: Norms { kind: NormKind::Rms, shared: false, before: true, after: false, heads: HeadNorms::None },
+    norms: Norms {
+        kind: NormKind::Rms,
+        before_ffn: "ffn_norm.weight",
+        shared: false,
+        before: true,
+        after: false,
+        heads: HeadNorms::None,
+    },
     factors: Factors::None,
     windows: None,
     unturned: Unturned::None,
     soft_caps: [None; 2],
+    recurrence: None,
+    gated: false,
+    output_norm: "output_norm.weight",
+    sinks: false,
+    whole_pairs: true,
     // Mixtral.
     experts: Some(ExpertRule { normalises: true, shares_one: false, is_required: false }),
     scaled_by_width: None,
@@ -143,6 +180,14 @@ const QWEN2: Family = Family { name: "qwen2", pairing: Pairing::Halves, experts:
 
 const QWEN3: Family =
     Family { name: "qwen3", norms: Norms { heads: HeadNorms::Each, ..QWEN2.norms }, ..QWEN2 };
+
+const QWEN35: Family = Family {
+    name: "qwen35",
+    norms: Norms { before_ffn: "post_attention_norm.weight", ..QWEN3.norms },
+    recurrence: Some(RecurrenceRule::Delta { sharing: KeySharing::Tiled }),
+    gated: true,
+    ..QWEN3
+};
 
 const GEMMA: Family = Family { name: "gemma", activation: Activation::Gelu, factors: Factors::Root, ..QWEN2 };
 
@@ -160,6 +205,18 @@ static FAMILIES: &[Family] = &[
         name: "qwen3moe",
         experts: Some(ExpertRule { normalises: true, shares_one: false, is_required: true }),
         ..QWEN3
+    },
+    QWEN35,
+    Family {
+        name: "qwen35moe",
+        experts: Some(ExpertRule { normalises: true, shares_one: true, is_required: true }),
+        ..QWEN35
+    },
+    Family {
+        name: "qwen3next",
+        recurrence: Some(RecurrenceRule::Delta { sharing: KeySharing::Grouped }),
+        experts: Some(ExpertRule { normalises: true, shares_one: true, is_required: true }),
+        ..QWEN35
     },
     GEMMA,
     Family {
@@ -194,6 +251,22 @@ static FAMILIES: &[Family] = &[
         unturned: Unturned::Unwindowed,
         experts: None,
         ..LLAMA
+    },
+    Family {
+        name: "gpt-oss",
+        activation: Activation::Bounded,
+        norms: Norms { before_ffn: "post_attention_norm.weight", ..QWEN2.norms },
+        windows: Some(Windows { period: 2, length: None, base: None }),
+        sinks: true,
+        whole_pairs: false,
+        experts: Some(ExpertRule { normalises: true, shares_one: false, is_required: true }),
+        ..QWEN2
+    },
+    Family {
+        name: "lfm2",
+        recurrence: Some(RecurrenceRule::ShortConv),
+        output_norm: "token_embd_norm.weight",
+        ..QWEN3
     },
     Family { name: "phi3", windows: Some(Windows { period: 0, length: None, base: None }), ..QWEN2 },
 ];

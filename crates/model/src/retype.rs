@@ -20,10 +20,12 @@ pub fn retyped(info: &TensorInfo, dtype: DType) -> DType {
     to
 }
 
-/// Whether a tensor holds weights that may be of any type; those of experts are matrices side by side. What chooses among experts
-/// stays as it is, as llama.cpp leaves it: others would be chosen.
+/// Whether a tensor holds weights that may be of any type; those of experts are matrices side by side. Their biases, what chooses
+/// among experts (others would be chosen) and short convolutions stay as they are, as llama.cpp leaves them.
 pub fn is_matrix(info: &TensorInfo) -> bool {
-    (2..=3).contains(&info.shape.len()) && info.rows() > 1 && !info.name.ends_with("ffn_gate_inp.weight")
+    const KEPT: [&str; 3] = ["ffn_gate_inp.weight", "shortconv.conv.weight", "ssm_conv1d.weight"];
+    let is_kept = !info.name.ends_with(".weight") || KEPT.iter().any(|kept| info.name.ends_with(kept));
+    (2..=3).contains(&info.shape.len()) && info.rows() > 1 && !is_kept
 }
 
 /// The type that stands in for one whose blocks do not fit the rows: llama.cpp's choice, of blocks of 32 values; and f16 where

@@ -32,6 +32,8 @@ pub enum Scaling {
         attn_factor: f32,
         /// How much of the magnitude's growth with the factor is taken back: none at 0, all at 1.
         log_multiplier: f32,
+        /// Whether the first and the last pair that are interpolated are rounded to whole ones.
+        whole_pairs: bool,
     },
 }
 
@@ -82,15 +84,24 @@ impl Rope {
         match *scaling {
             Scaling::None => {}
             Scaling::Linear { factor } => frequency.iter_mut().for_each(|f| *f /= f64::from(factor)),
-            Scaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, attn_factor, log_multiplier } => {
+            Scaling::Yarn {
+                factor,
+                n_ctx_orig,
+                beta_fast,
+                beta_slow,
+                attn_factor,
+                log_multiplier,
+                whole_pairs,
+            } => {
                 let factor = f64::from(factor);
                 // The pair that makes `turns` turns within the original context.
                 let pair = |turns: f32| {
                     n_rot as f64 * (n_ctx_orig as f64 / (f64::from(turns) * 2.0 * PI)).ln()
                         / (2.0 * base.ln())
                 };
-                let low = pair(beta_fast).floor().max(0.0);
-                let high = pair(beta_slow).ceil().min(n_rot as f64 - 1.0);
+                let (low, high) = (pair(beta_fast), pair(beta_slow));
+                let (low, high) = if whole_pairs { (low.floor(), high.ceil()) } else { (low, high) };
+                let (low, high) = (low.max(0.0), high.min(n_rot as f64 - 1.0));
                 for (i, f) in frequency.iter_mut().enumerate() {
                     let interpolated = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     *f = *f / factor * interpolated + *f * (1.0 - interpolated);
@@ -147,18 +158,24 @@ mod tests {
 
     #[test]
     fn yarn_keeps_fast_pairs_and_interpolates_slow_ones() {
-        let scaling = |log_multiplier| Scaling::Yarn {
+        let scaling = |log_multiplier, whole_pairs| Scaling::Yarn {
             factor: 4.0,
             n_ctx_orig: 64,
             beta_fast: 32.0,
             beta_slow: 1.0,
             attn_factor: 1.0,
             log_multiplier,
+            whole_pairs,
         };
         let plain = Rope::new(Pairing::Halves, 64, 10_000.0, &Scaling::None, None).unwrap();
-        let yarn = |by| Rope::new(Pairing::Halves, 64, 10_000.0, &scaling(by), None).unwrap();
-        assert_eq!(yarn(1.0).magnitude, 1.0);
-        let yarn = yarn(0.0);
+        let yarn = |by, whole| Rope::new(Pairing::Halves, 64, 10_000.0, &scaling(by, whole), None).unwrap();
+        assert_eq!(yarn(1.0, true).magnitude, 1.0);
+        // Of the way to the end, pair 32 ln(64 / 2π) / ln(10000) = 8.0639, or the next whole one.
+        let [yarn, exact] = [true, false].map(|whole| yarn(0.0, whole));
+        for (rope, end) in [(&yarn, 9.0), (&exact, 8.0639)] {
+            let want = 1.0 - 0.75 * 5.0 / end;
+            assert!((rope.frequency[5] / plain.frequency[5] - want).abs() < 1e-5, "{end}");
+        }
         assert_eq!(yarn.frequency[0], plain.frequency[0]);
         assert!((yarn.frequency[31] * 4.0 / plain.frequency[31] - 1.0).abs() < 1e-12);
         assert!((yarn.magnitude - (1.0 + 0.1 * 4f64.ln())).abs() < 1e-12);

@@ -9,6 +9,10 @@ use kvant_codec::DType;
 use kvant_codec::finite::find_broken_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
+mod mixer;
+
+pub(crate) use mixer::{Attention, Delta, KvWeights, Mixer, Recurrent};
+
 use crate::config::LayerState;
 use crate::retype::{convert, retyped};
 use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms};
@@ -16,13 +20,7 @@ use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms};
 /// The weights of one decoder layer. Matrices are `[n_out, n_in]`.
 pub struct Layer<B: Backend> {
     pub(crate) attn_norm: Option<B::Buffer>,
-    pub(crate) wq: B::Matrix,
-    pub(crate) wo: B::Matrix,
-    pub(crate) bq: Option<B::Buffer>,
-    pub(crate) bo: Option<B::Buffer>,
-    pub(crate) q_norm: Option<B::Buffer>,
-    /// What its keys and values are made with, where they are its own.
-    pub(crate) kv: Option<KvWeights<B>>,
+    pub(crate) mixer: Mixer<B>,
     /// Of what attention adds to the residual stream.
     pub(crate) attn_after: Option<B::Buffer>,
     pub(crate) ffn_norm: Option<B::Buffer>,
@@ -44,20 +42,15 @@ pub(crate) struct FeedForward<B: Backend> {
 pub(crate) struct Experts<B: Backend> {
     /// Says how much each expert is wanted, `[n_experts, n_embd]`.
     pub(crate) router: B::Matrix,
+    /// `[n_experts]`
+    pub(crate) router_bias: Option<B::Buffer>,
     pub(crate) gate: B::Experts,
     pub(crate) up: B::Experts,
     pub(crate) down: B::Experts,
+    /// What is added to the products of gate, up and down, `[n_experts, n_out]` each.
+    pub(crate) biases: Option<[B::Buffer; 3]>,
     /// Says how much the expert is wanted that all rows share, `[1, n_embd]`.
     pub(crate) shared_gate: Option<B::Matrix>,
-}
-
-/// What keys and values are made with.
-pub(crate) struct KvWeights<B: Backend> {
-    pub(crate) wk: B::Matrix,
-    pub(crate) wv: B::Matrix,
-    pub(crate) bk: Option<B::Buffer>,
-    pub(crate) bv: Option<B::Buffer>,
-    pub(crate) k_norm: Option<B::Buffer>,
 }
 
 /// A run of decoder layers, with the embedding when it begins the model and the output when it ends it: what one
@@ -144,14 +137,32 @@ impl Part {
     /// Whether a tensor belongs here. Every tensor of a model belongs to one of its parts; an embedding that is the
     /// output matrix too, to the first and the last.
     fn owns(&self, name: &str, is_tied: bool) -> bool {
-        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
-        match (layer, name) {
+        match (layer_of(name), name) {
             // One beyond the model's belongs to the last part, which will not know it.
             (Some(layer), _) => self.layers.contains(&layer) || layer >= self.n_layers && self.is_last(),
             (None, "token_embd.weight") => self.is_first() || is_tied && self.is_last(),
             (None, _) => self.is_last(),
         }
     }
+}
+
+/// Where some layers keep states and others keys and values, each part must have both: what is remembered of a sequence is
+/// remembered by all parts alike.
+fn check_part(config: &Config, part: &Part) -> Result<(), ModelError> {
+    let (whole, here) = (config.kv_shape(), config.kv_shape_of(part.layers()));
+    let lacks = match (whole.states.is_empty(), here.states.is_empty(), here.layers.is_empty()) {
+        (true, ..) | (_, false, false) => return Ok(()),
+        (_, true, _) => "keeps a state",
+        (_, _, true) => "attends",
+    };
+    let Range { start, end } = part.layers();
+    let what = format!("layers {start} to {} on a device of their own, as none of them {lacks}", end - 1);
+    Err(ModelError::Unsupported { what })
+}
+
+/// The layer that a tensor belongs to.
+fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok())
 }
 
 /// The weights of a model, or of a part of one.
@@ -184,6 +195,7 @@ impl<B: Backend> Weights<B> {
         backend: &B,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
+        check_part(config, part)?;
         let used = HashSet::from(["rope_freqs.weight".to_owned()]);
         let mut loader = Loader { gguf, part, backend, n_bytes: 0, used };
         let n_embd = config.n_embd;
@@ -210,7 +222,7 @@ impl<B: Backend> Weights<B> {
             progress(loader.n_bytes as f32 / total);
         }
         let output_norm = match part.is_last() {
-            true => Some(loader.scaled_vector("output_norm.weight", n_embd, config.logit_scale)?),
+            true => Some(loader.scaled_vector(config.family.output_norm, n_embd, config.logit_scale)?),
             false => None,
         };
         let output = match (part.is_last(), is_tied) {
@@ -218,7 +230,11 @@ impl<B: Backend> Weights<B> {
             (true, true) if !part.is_first() => Some(loader.matrix("token_embd.weight", n_embd, n_vocab)?),
             _ => None,
         };
-        loader.refuse_unused(|name| part.owns(name, is_tied))?;
+        let is_guessing = |name: &str| {
+            let from = config.layers.len();
+            layer_of(name).is_some_and(|layer| (from..from + config.n_guessing).contains(&layer))
+        };
+        loader.refuse_unused(|name| part.owns(name, is_tied) && !is_guessing(name))?;
         gguf.release();
         progress(1.0);
         let lookup_bytes = if output.is_some() || !part.is_last() { embedding_bytes } else { 0 };
@@ -245,6 +261,9 @@ const KV_TENSORS: [&str; 5] =
 /// The tensors that have a matrix for each expert.
 const EXPERT_TENSORS: [&str; 3] = ["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"];
 
+/// What is added to their products.
+const EXPERT_BIASES: [&str; 3] = ["ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"];
+
 struct Loader<'a, B: Backend> {
     gguf: &'a Arc<Gguf>,
     part: &'a Part,
@@ -257,32 +276,14 @@ impl<B: Backend> Loader<'_, B> {
     fn layer(&mut self, c: &Config, index: usize) -> Result<Layer<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let spec = &c.layers[index];
-        let n_q = spec.n_q();
         let Norms { before, after, shared, .. } = spec.norms;
         let (before, after) = (before.then_some(c.n_embd), after.then_some(c.n_embd));
-        let q_normed = spec.norms.heads.width(spec.heads.k_head_dim, n_q);
-        let (wq, kv) = match spec.state {
-            LayerState::Own => {
-                let (wq, kv) = self.qkv(c, index)?;
-                (wq, Some(kv))
-            }
-            LayerState::Shared(_) => {
-                // Files have them all the same.
-                self.used.extend(KV_TENSORS.iter().map(|suffix| name(suffix)));
-                (self.matrix(&name("attn_q.weight"), c.n_embd, n_q)?, None)
-            }
-        };
         let experts = spec.experts.map(|experts| self.experts(c, index, experts)).transpose()?;
         Ok(Layer {
             attn_norm: self.vector_if(before, &name("attn_norm.weight"))?,
-            wq,
-            wo: self.matrix(&name("attn_output.weight"), spec.n_out(), c.n_embd)?,
-            bq: self.optional_vector(&name("attn_q.bias"), n_q)?,
-            bo: self.optional_vector(&name("attn_output.bias"), c.n_embd)?,
-            q_norm: self.vector_if(q_normed, &name("attn_q_norm.weight"))?,
-            kv,
+            mixer: self.mixer(c, index)?,
             attn_after: self.vector_if(after, &name("post_attention_norm.weight"))?,
-            ffn_norm: self.vector_if(before.filter(|_| !shared), &name("ffn_norm.weight"))?,
+            ffn_norm: self.vector_if(before.filter(|_| !shared), &name(spec.norms.before_ffn))?,
             ffn: self.feed_forward(c, index)?,
             experts,
             ffn_after: self.vector_if(after, &name("post_ffw_norm.weight"))?,
@@ -312,6 +313,8 @@ impl<B: Backend> Loader<'_, B> {
     ) -> Result<Experts<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
+        let router_bias = self.optional_vector(&name("ffn_gate_inp.bias"), n)?;
+        let biases = self.expert_biases(index, n, [n_ff, n_ff, c.n_embd])?;
         let [gate, up, down] = EXPERT_TENSORS.map(name);
         let gate = self.stack(&gate, [c.n_embd, n_ff, n])?;
         let up = self.stack(&up, [c.n_embd, n_ff, n])?;
@@ -320,19 +323,22 @@ impl<B: Backend> Loader<'_, B> {
             0 => None,
             _ => Some(self.matrix(&format!("blk.{index}.ffn_gate_inp_shexp.weight"), c.n_embd, 1)?),
         };
-        Ok(Experts { router, gate, up, down, shared_gate })
+        Ok(Experts { router, router_bias, gate, up, down, biases, shared_gate })
     }
 
-    fn qkv(&mut self, c: &Config, index: usize) -> Result<(B::Matrix, KvWeights<B>), ModelError> {
-        let spec = &c.layers[index];
-        let (n_k, n_v) = (spec.n_k(), spec.n_v());
-        let [k, v, bk, bv, k_norm] = KV_TENSORS;
-        let parts = [("attn_q.weight", spec.n_q()), (k, n_k), (v, n_v)];
-        let [wq, wk, wv] = self.matrices("attn_qkv.weight", parts, index, c.n_embd)?;
-        let [bk, bv, k_norm] = [bk, bv, k_norm].map(|suffix| format!("blk.{index}.{suffix}"));
-        let k_normed = spec.norms.heads.width(spec.heads.k_head_dim, n_k);
-        let (bk, bv) = (self.optional_vector(&bk, n_k)?, self.optional_vector(&bv, n_v)?);
-        Ok((wq, KvWeights { wk, wv, bk, bv, k_norm: self.vector_if(k_normed, &k_norm)? }))
+    /// Biases of the products of gate, up and down of `n` experts, each so wide: of all, or of none.
+    fn expert_biases(
+        &mut self,
+        index: usize,
+        n: usize,
+        widths: [usize; 3],
+    ) -> Result<Option<[B::Buffer; 3]>, ModelError> {
+        let names = EXPERT_BIASES.map(|suffix| format!("blk.{index}.{suffix}"));
+        if !names.iter().any(|name| self.has(name)) {
+            return Ok(None);
+        }
+        let [gate, up, down] = [0, 1, 2].map(|i| self.flat(&names[i], &[widths[i], n]));
+        Ok(Some([gate?, up?, down?]))
     }
 
     fn has(&self, name: &str) -> bool {
@@ -413,13 +419,27 @@ impl<B: Backend> Loader<'_, B> {
 
     /// The vector, each value times `scale`.
     fn scaled_vector(&mut self, name: &str, len: usize, scale: f32) -> Result<B::Buffer, ModelError> {
+        let mut values = self.values(name, &[len])?;
+        values.iter_mut().for_each(|x| *x *= scale);
+        self.upload(&values)
+    }
+
+    /// The values of a tensor of this shape, as numbers beside each other.
+    fn flat(&mut self, name: &str, shape: &[usize]) -> Result<B::Buffer, ModelError> {
+        let values = self.values(name, shape)?;
+        self.upload(&values)
+    }
+
+    fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let tensor = self.gguf.tensor(name)?;
         self.used.insert(name.to_owned());
         self.n_bytes += tensor.bytes.len();
-        let mut values = decode_vector(&tensor, len)?;
-        values.iter_mut().for_each(|x| *x *= scale);
-        let mut buffer = self.backend.buffer(len)?;
-        self.backend.write(&mut buffer, &values)?;
+        decode_values(&tensor, shape)
+    }
+
+    fn upload(&self, values: &[f32]) -> Result<B::Buffer, ModelError> {
+        let mut buffer = self.backend.buffer(values.len())?;
+        self.backend.write(&mut buffer, values)?;
         Ok(buffer)
     }
 
@@ -458,7 +478,13 @@ fn shared_bytes(gguf: &Arc<Gguf>, tensor: &TensorView<'_>, range: Range<usize>) 
 
 /// A one-dimensional tensor of `len` values in f32.
 pub(crate) fn decode_vector(tensor: &TensorView<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
-    check_shape(tensor, &[len])?;
+    decode_values(tensor, &[len])
+}
+
+/// The values of a tensor of this shape in f32.
+fn decode_values(tensor: &TensorView<'_>, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+    check_shape(tensor, shape)?;
+    let len = shape.iter().product();
     let mut values = vec![0.0; len];
     kvant_codec::decode(tensor.info.dtype, tensor.bytes, &mut values).map_err(|error| ModelError::Value {
         key: tensor.info.name.clone(),

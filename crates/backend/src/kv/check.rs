@@ -26,8 +26,8 @@ pub fn check_append<P: Page>(parts: &[KvPart<'_, P>], [k, v]: [usize; 2], band: 
     Ok(())
 }
 
-/// Checks the shapes of [`Backend::attend`](crate::Backend::attend), for buffers of `q` and `out` values and a band of `band`
-/// bytes.
+/// Checks the shapes of [`Backend::attend`](crate::Backend::attend), for buffers of `q`, `out` and, where there are some, `sinks`
+/// values and a band of `band` bytes.
 ///
 /// # Errors
 /// As [`check_append`].
@@ -35,9 +35,11 @@ pub fn check_attend<P: Page>(
     p: &AttendParams,
     parts: &[KvPart<'_, P>],
     [q, out]: [usize; 2],
+    sinks: Option<usize>,
     band: usize,
 ) -> Result<()> {
     const OP: &str = "attend";
+    BackendError::check_at_least(OP, "sinks", p.n_heads, sinks.unwrap_or(p.n_heads))?;
     BackendError::check(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
     for part in parts {
         BackendError::check(OP, "key streams", p.n_kv_heads, part.layer.k.len())?;

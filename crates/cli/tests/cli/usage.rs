@@ -418,6 +418,24 @@ fn inspect_tells_the_bytes_that_a_session_allocates() {
 }
 
 #[test]
+fn inspect_tells_of_states_what_they_take() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/qwen35-h64-g2-delta.gguf");
+    // In three layers what a convolution keeps of 320 channels, three rows, and four matrices of 32 x 48.
+    let bytes = 3 * 4 * (3 * 320 + 4 * 32 * 48);
+    let want = serde_json::json!({ "layers": 3, "bytes": bytes, "tokens_per_copy": 512 });
+    assert_eq!(json(&kvant(&["inspect", model, "--json"]))["states"], want);
+    let text = stdout(&kvant(&["inspect", model]));
+    assert!(
+        text.contains("States: 3 of 4 layers keep one in the place of keys and values, 83.2 KiB"),
+        "{text}"
+    );
+    assert_eq!(
+        json(&kvant(&["inspect", bundled().to_str().unwrap(), "--json"]))["states"],
+        serde_json::Value::Null
+    );
+}
+
+#[test]
 fn inspect_tells_of_experts_what_a_token_reads() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/mixtral-h64-g2.gguf");
     // In two layers five experts of three matrices of 40 x 32 in f16, of which a token chooses two.

@@ -72,6 +72,8 @@ struct Call<'a> {
     p: &'a AttendParams,
     parts: &'a [KvPart<'a, CpuPage>],
     q: &'a [f32],
+    /// `[n_heads]`
+    sinks: Option<&'a [f32]>,
     band: Option<&'a CpuPage>,
 }
 
@@ -85,10 +87,11 @@ pub(super) fn attend<L: Lanes>(
     p: &AttendParams,
     parts: &[KvPart<'_, CpuPage>],
     q: &[f32],
+    sinks: Option<&[f32]>,
     band: Option<&CpuPage>,
     out: &mut [f32],
 ) {
-    let call = Call { p, parts, q, band };
+    let call = Call { p, parts, q, sinks, band };
     call.cut(&mut scratch.jobs);
     let jobs = &scratch.jobs;
     let n_threads = pool.n_threads();
@@ -375,13 +378,14 @@ impl Task<'_> {
         }
     }
 
-    /// Divides by the sums, un-rotates, undoes the balance and writes the outputs.
+    /// Divides by the sums, the sinks' shares in them, un-rotates, undoes the balance and writes the outputs.
     fn finish<L: Lanes>(&self, lanes: L, share: &Share, local: &mut Local, out: &Shards<f32>) {
         let p = self.call.p;
         let (spec, row) = (&self.values.stream.spec, &mut local.row);
         let (dim, width) = (spec.dim(), spec.dim() / 16);
         for (i, (query_row, head)) in self.rows().enumerate() {
-            let by = 1.0 / share.sum.as_flattened()[i];
+            let [max, sum] = [&share.max, &share.sum].map(|of| of.as_flattened()[i]);
+            let by = self.call.sinks.map_or(1.0 / sum, |sinks| with_sink(max, sum, sinks[head]));
             row.clear();
             for lane in &share.out[i * width..(i + 1) * width] {
                 row.extend_from_slice(&lane.0.map(|x| x * by));
@@ -400,4 +404,13 @@ impl Task<'_> {
             }
         }
     }
+}
+
+/// What outputs are multiplied with when a sink joins the softmax of these scores, in powers of two but for the sink: 1 / sum, told
+/// from whichever is larger.
+fn with_sink(max: f32, sum: f32, sink: f32) -> f32 {
+    let sink = sink * LOG2_E;
+    let top = max.max(sink);
+    let shrink = (max - top).exp2();
+    shrink / (sum * shrink + (sink - top).exp2())
 }

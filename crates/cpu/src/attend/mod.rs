@@ -8,6 +8,7 @@
 //! out = Σ_t exp(s_t - max s) v_t / Σ_t exp(s_t - max s)
 //! ```
 //!
+//! with exp(s - max s) added to the divisor for the sink s of the head, where it has one, when all tokens have been walked, and
 //! with `c tanh(s_t / c)` in the place of `s_t` where there is a soft cap c: a pass of its own over the scores of a block.
 //!
 //! Codes of a stream with centres stand for `k_t - c`, c the centre of the block of 128 tokens: `q · c` is added to the scores
@@ -85,19 +86,28 @@ pub(crate) fn attend(
     p: &AttendParams,
     parts: &[KvPart<'_, CpuPage>],
     q: &[f32],
+    sinks: Option<&[f32]>,
     band: Option<&CpuPage>,
     out: &mut [f32],
 ) -> Result<()> {
-    check_attend(p, parts, [q.len(), out.len()], band.map_or(0, |band| band.as_bytes().len()))?;
+    check_attend(
+        p,
+        parts,
+        [q.len(), out.len()],
+        sinks.map(<[_]>::len),
+        band.map_or(0, |band| band.as_bytes().len()),
+    )?;
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, band, out),
+        Isa::Avx2(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, sinks, band, out),
         #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, band, out),
+        Isa::AvxVnni(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, sinks, band, out),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(token) => drive::attend(Zmm(token), pool, scratch, stage, p, parts, q, band, out),
+        Isa::Avx512(token) => drive::attend(Zmm(token), pool, scratch, stage, p, parts, q, sinks, band, out),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vbmi(token) => drive::attend(Zmm(token), pool, scratch, stage, p, parts, q, band, out),
+        Isa::Avx512Vbmi(token) => {
+            drive::attend(Zmm(token), pool, scratch, stage, p, parts, q, sinks, band, out)
+        }
         _ if stage != Stage::All => {
             return Err(BackendError::Unsupported {
                 op: "attend",
@@ -105,7 +115,7 @@ pub(crate) fn attend(
                 has: "stages of the vector kernels".to_owned(),
             });
         }
-        _ => scalar::attend(pool, p, parts, q, band, out),
+        _ => scalar::attend(pool, p, parts, q, sinks, band, out),
     }
     Ok(())
 }

@@ -23,6 +23,7 @@ pub(super) fn attend(
     p: &AttendParams,
     parts: &[KvPart<'_, CpuPage>],
     q: &[f32],
+    sinks: Option<&[f32]>,
     band: Option<&CpuPage>,
     out: &mut [f32],
 ) {
@@ -61,7 +62,10 @@ pub(super) fn attend(
                     }
                 }
             }
-            for ((position, head), state) in queries().zip(states) {
+            for ((position, head), mut state) in queries().zip(states) {
+                if let Some(sinks) = sinks {
+                    state.add_sink(sinks[head]);
+                }
                 let mut mean: Vec<f32> = state.out.iter().map(|&v| (v / state.sum) as f32).collect();
                 let at = at(position, head) * p.v_head_dim;
                 // SAFETY: each (row, query head) belongs to exactly one item.
@@ -100,6 +104,22 @@ impl State {
         Self { query: padded, max: f64::NEG_INFINITY, sum: 0.0, out: vec![0.0; values.dim()] }
     }
 
+    /// Joins a score that no value goes with.
+    fn add_sink(&mut self, sink: f32) {
+        self.raise(f64::from(sink));
+        self.sum += (f64::from(sink) - self.max).exp();
+    }
+
+    /// Tells all weights from `score`, where that is the largest so far.
+    fn raise(&mut self, score: f64) {
+        if score > self.max {
+            let shrink = (self.max - score).exp();
+            self.sum *= shrink;
+            self.out.iter_mut().for_each(|o| *o *= shrink);
+            self.max = score;
+        }
+    }
+
     fn add(&mut self, p: &AttendParams, key: &[f32], value: &[f32]) {
         let dot: f64 = self.query.iter().zip(key).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
         let mut score = f64::from(p.scale) * dot;
@@ -107,12 +127,7 @@ impl State {
             // A score that is not finite must not end as the cap.
             score = cap * (score / cap).tanh() + 0.0 * score;
         }
-        if score > self.max {
-            let shrink = (self.max - score).exp();
-            self.sum *= shrink;
-            self.out.iter_mut().for_each(|o| *o *= shrink);
-            self.max = score;
-        }
+        self.raise(score);
         // A NaN score never becomes the maximum; it makes the weight, and so the whole output, NaN.
         let weight = (score - self.max).exp();
         self.sum += weight;

@@ -1,4 +1,5 @@
-//! The gate of a gated feed-forward layer: `a(g) * u`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`].
+//! The gate of a gated feed-forward layer: `a(g) * u`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`], and with bounds
+//! where it has some.
 
 use kvant_backend::Activation;
 
@@ -19,6 +20,14 @@ pub(super) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
                 *u *= g / (1.0 + exp(-(g * (a + b * (g * g)))));
             }
         }
+        Activation::Bounded => {
+            let [rate, limit] = Activation::BOUNDED;
+            for (u, g) in u.iter_mut().zip(g) {
+                // `clamp` leaves a NaN one.
+                let g = g.clamp(f32::NEG_INFINITY, limit);
+                *u = (1.0 + u.clamp(-limit, limit)) * (g / (1.0 + exp(-(rate * g))));
+            }
+        }
     }
 }
 
@@ -35,5 +44,15 @@ mod tests {
             assert_eq!(u[3], 200.0);
             assert!(u[4].abs() <= 1e-30);
         }
+    }
+
+    #[test]
+    fn bounds_hold_and_what_is_no_number_stays_none() {
+        let (g, most) = ([f32::NAN, 200.0, 7.0, 1.0, 1.0, 1.0, -200.0], 7.0);
+        let mut u = [1.0, 200.0, 7.0, -200.0, -7.0, f32::NAN, 1.0];
+        gate(Activation::Bounded, &g, &mut u);
+        assert!(u[0].is_nan() && u[5].is_nan(), "{u:?}");
+        assert!(u[1] == u[2] && (u[1] - 8.0 * most).abs() <= 1e-3, "{u:?}");
+        assert!(u[3] == u[4] && u[3] < 0.0 && u[6].abs() <= 1e-30, "{u:?}");
     }
 }

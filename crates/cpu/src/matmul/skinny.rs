@@ -5,10 +5,10 @@ use std::marker::PhantomData;
 use kvant_codec::DType;
 
 use super::gemm::Tiles;
-use super::kernels::{Gate, Gemv, GemvFloats};
+use super::kernels::{Gemv, GemvFloats};
 use super::panel::{Line, PANEL, is_float, split, with_format, with_values};
 use super::simd::Simd;
-use super::work::{Gating, Outputs};
+use super::work::Outputs;
 
 /// The most rows that are multiplied together.
 pub(super) const MAX_ROWS: usize = 8;
@@ -55,11 +55,11 @@ fn multiply_group<S: Simd, const P: usize, const T: usize>(
 ) -> usize {
     let (w, panels) = (outputs.product.w, first..first + P);
     let mut sums = group_sums::<S, P, T>(simd, w.dtype, w.panels(panels.clone()), tiles, ahead);
-    if let Some(gate) = outputs.product.gate {
-        let Gating { w: gate, activation } = gate;
-        let gate = group_sums::<S, P, T>(simd, w.dtype, gate.panels(panels), tiles, ahead);
-        let pairs = gate.as_flattened().iter().zip(sums.as_flattened_mut());
-        pairs.for_each(|(g, u)| simd.run(Gate { activation, g, u }));
+    if let Some(gating) = outputs.product.gate {
+        let gates = group_sums::<S, P, T>(simd, w.dtype, gating.w.panels(panels.clone()), tiles, ahead);
+        for (panel, (gates, sums)) in panels.zip(gates.iter().zip(&mut sums)) {
+            gates.iter().zip(sums).for_each(|(g, u)| gating.apply(simd, panel, g, u));
+        }
     }
     for (panel, sums) in (first..).zip(&sums) {
         for (row, sums) in outputs.rows.clone().zip(sums) {

@@ -63,6 +63,21 @@ pub(crate) struct Gating<'a> {
     /// A matrix of the product's shape, in panels of the same type.
     pub w: &'a CpuMatrix,
     pub activation: Activation,
+    /// What is added to the product with the gate, and to that which it multiplies, `[n_out]` each; the latter has none besides.
+    pub biases: Option<[&'a [f32]; 2]>,
+}
+
+impl Gating<'_> {
+    /// `u = a(g) * u` for the outputs of a panel, biases added to both.
+    pub(super) fn apply<S: Simd>(&self, simd: S, panel: usize, g: &[f32; PANEL], u: &mut [f32; PANEL]) {
+        let mut g = *g;
+        if let Some([of_gate, of_up]) = self.biases {
+            let first = panel * PANEL;
+            g.iter_mut().zip(&of_gate[first..]).for_each(|(g, bias)| *g += bias);
+            u.iter_mut().zip(&of_up[first..]).for_each(|(u, bias)| *u += bias);
+        }
+        simd.run(Gate { activation: self.activation, g: &g, u });
+    }
 }
 
 impl<'a> Product<'a> {
@@ -101,6 +116,9 @@ impl Outputs<'_, '_> {
         // for as long as `y` lives.
         let y = unsafe { y.part(at..at + n) };
         if let Some(factor) = factor {
+            if let Some(bias) = bias {
+                return (0..n).for_each(|i| y[i] += factor * (values[i] + bias[first + i]));
+            }
             let add = |(y, value): (&mut f32, &f32)| *y += factor * value;
             // A whole panel is one register.
             return match (y.as_chunks_mut::<PANEL>(), values.as_chunks::<PANEL>()) {
@@ -346,11 +364,11 @@ pub(super) fn blocked<S: Simd>(
     let (w, first, rows) = (outputs.product.w, outputs.panels.start, outputs.rows.clone());
     let pair = |panels| Pair { dtype: w.dtype, n_in: w.n_in, panels };
     let panel = first..first + 1;
-    if let Some(Gating { w: gate, activation }) = outputs.product.gate {
-        let pair = pair([w.panels(panel.clone()), gate.panels(panel)]);
+    if let Some(gating) = outputs.product.gate {
+        let pair = pair([w.panels(panel.clone()), gating.w.panels(panel)]);
         gemm::multiply(simd, workspace, pair, tiles, rows, |row, [up, gate]| {
             let mut gated = *up;
-            simd.run(Gate { activation, g: gate, u: &mut gated });
+            gating.apply(simd, first, gate, &mut gated);
             outputs.put(row, first * PANEL, &gated);
         });
     } else {
@@ -396,7 +414,7 @@ pub(crate) fn gated_ffn(
         Some(Product { w, bias: None, y: Shards::new(y), to: To::Rows(0), accumulate: false, gate })
     };
     if uses_panels(isa) && gate.dtype == up.dtype {
-        let gate = Some(Gating { w: gate, activation });
+        let gate = Some(Gating { w: gate, activation, biases: None });
         return run(isa, pool, scratch, input, &[product(up, y, gate), None, None, None]);
     }
     let (rows, n_ff) = (input.rows(), gate.n_out);

@@ -19,6 +19,7 @@ constexpr u32 TILE_HALVES = MAX_DIM * STRIDE;
 struct AttendParams {
     Common c;
     const float* q;      // [.., n_query_heads * k_head_dim]
+    const float* sinks;  // [n_query_heads], or null
     float* out;          // [.., n_query_heads * v_head_dim]
     u32 n_query_heads;
     u32 k_head_dim;
@@ -577,6 +578,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_const
     for (u32 split = 0; split < splits; split++) {
         const float* state = p.c.state + 2 * slot.share(split, i);
         sum += exp2f(state[0] - max) * state[1];
+    }
+    if (p.sinks) {
+        // All is told from the larger of it and the scores' maximum; sums carry a factor 2^LIFT.
+        float sink = p.sinks[query_head(p, slot, i) % p.n_query_heads] * LOG2_E, top = fmaxf(max, sink);
+        sum = sum * exp2f(max - top) + exp2f(sink - top + LIFT);
+        max = top;
     }
     float* out = p.out + query_head(p, slot, i) * p.v_head_dim;
     const float* factors = balance_of(slot, p.balance_at[1], p.v_head_dim);

@@ -10,6 +10,8 @@
 //!    with what the centre of their block adds, met once per block.
 //! 4. **Values** likewise, with the weights as left operand straight from the registers of step 3.
 //!
+//! A sink joins the softmax of its head when the shares of a query are combined.
+//!
 //! A soft cap bounds the scores before their softmax, in kernels compiled for it: others pay nothing.
 //!
 //! # What a query sees
@@ -45,6 +47,7 @@
 mod decode;
 mod parts;
 
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::LazyLock;
 
@@ -137,6 +140,7 @@ struct Common {
 struct KernelParams {
     common: Common,
     q: DevicePtr,
+    sinks: DevicePtr,
     out: DevicePtr,
     n_query_heads: u32,
     k_head_dim: u32,
@@ -154,7 +158,11 @@ const _: () = assert!(size_of::<KernelParams>() <= MAX_PARAMS);
 
 /// What both sources of this op take.
 fn constants() -> Constants {
-    kv::constants().whole("WARPS", WARPS).float("HIDDEN", HIDDEN).float("LIFT", LIFT as f32)
+    kv::constants()
+        .whole("WARPS", WARPS)
+        .float("HIDDEN", HIDDEN)
+        .float("LIFT", LIFT as f32)
+        .float("LOG2_E", LOG2_E)
 }
 
 /// Macros that the kernels are compiled with for these sizes of stored heads, with or without a cap on the scores.
@@ -175,6 +183,8 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
 pub(crate) struct Rows {
     /// `[rows, n_heads * k_head_dim]`.
     pub q: DevicePtr,
+    /// `[n_heads]`; 0 where there are none.
+    pub sinks: DevicePtr,
     pub band: DevicePtr,
     /// `[rows, n_heads * v_head_dim]`.
     pub out: DevicePtr,
@@ -284,15 +294,16 @@ fn launch(
             n_heads: heads.len() as u32,
             group: (p.n_heads / p.n_kv_heads) as u32,
             visible: layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
-            soft_cap: p.soft_cap.map_or(0.0, |cap| cap * std::f32::consts::LOG2_E),
+            soft_cap: p.soft_cap.map_or(0.0, |cap| cap * LOG2_E),
             ..params.common
         },
         q: rows.q,
+        sinks: rows.sinks,
         out: rows.out,
         n_query_heads: p.n_heads as u32,
         k_head_dim: p.k_head_dim as u32,
         v_head_dim: p.v_head_dim as u32,
-        scale: p.scale * std::f32::consts::LOG2_E,
+        scale: p.scale * LOG2_E,
         rotates: [&layer.k, &layer.v].map(|streams| streams[heads[0]].spec.rotates.into()),
         balance_at: [begin(query)?, begin(out)?, begin(out_shift)?],
         unused: 0,

@@ -1,5 +1,5 @@
 //! A feed-forward layer of experts, of which each row goes through a few: `x += Σ_e weight[e] W_down[e] h[e]`,
-//! `h[e] = a(W_gate[e] n) * (W_up[e] n)`.
+//! `h[e] = a(W_gate[e] n) * (W_up[e] n)`; with biases, each product plus its expert's.
 //!
 //! A warp chooses the experts of a row. Where rows are few, each expert of each row (a *slot*) is a product of one row. Where they
 //! are many, slots are ordered by expert, and blocks of the product for many rows take up to 64 of an expert each; there are as
@@ -83,6 +83,8 @@ pub(crate) struct Layer<'a> {
     pub gate: &'a CudaExperts,
     pub up: &'a CudaExperts,
     pub down: &'a CudaExperts,
+    /// Of gate and up, `[n_experts, n_ff]` each, and of down, `[n_experts, n]`.
+    pub biases: Option<[DevicePtr; 3]>,
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -141,7 +143,9 @@ pub(crate) fn expert_ffn(
 
     let (hidden, given) = (floats(slots * n_ff)?, floats(slots * n)?);
     let mut input = Operand::new(x, [rows, n], norm);
-    let product = |w: &CudaExperts, y, slots_of_row| Product {
+    let [of_gate, of_up, of_down] = layer.biases.map_or([None; 3], |biases| biases.map(Some));
+    let product = |w: &CudaExperts, bias, y, slots_of_row| Product {
+        bias,
         picks: Some(Picks {
             expert_bytes: product::matrix_bytes(w.dtype, [w.n_out, w.n_in]),
             slots_of_row,
@@ -150,18 +154,19 @@ pub(crate) fn expert_ffn(
         ..Product::new(w.block.ptr(), w.dtype, w.n_out, y)
     };
     let n_used = routes.routing.n_used;
-    let Layer { activation, gate, up, down } = layer;
+    let Layer { activation, gate, up, down, .. } = layer;
     if gate.dtype == up.dtype && product::has_gate(gate.dtype, rows) {
-        let both = Product { up: Some((up.block.ptr(), activation)), ..product(gate, hidden.ptr(), n_used) };
+        let gate = product(gate, of_gate, hidden.ptr(), n_used);
+        let both = Product { up: Some((up.block.ptr(), activation)), up_bias: of_up, ..gate };
         product::product(cx, &mut input, &both)?;
     } else {
         let gates = floats(slots * n_ff)?;
-        product::product(cx, &mut input, &product(gate, gates.ptr(), n_used))?;
-        product::product(cx, &mut input, &product(up, hidden.ptr(), n_used))?;
+        product::product(cx, &mut input, &product(gate, of_gate, gates.ptr(), n_used))?;
+        product::product(cx, &mut input, &product(up, of_up, hidden.ptr(), n_used))?;
         gate::gate(cx, activation, gates.ptr(), hidden.ptr(), slots * n_ff)?;
     }
     let mut input = Operand::new(hidden.ptr(), [slots, n_ff], None);
-    product::product(cx, &mut input, &product(down, given.ptr(), 1))?;
+    product::product(cx, &mut input, &product(down, of_down, given.ptr(), 1))?;
     let [rows, n, n_used] = [rows, n, n_used].map(|n| n as u32);
     let params = JoinParams { y: given.ptr(), weights: weights.ptr(), x, rows, n, n_used, unused: 0 };
     cx.launch(cx.kernel(&SOURCE, "join")?, Launch::linear((rows * n).div_ceil(THREADS), THREADS), &params)

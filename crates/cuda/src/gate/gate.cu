@@ -1,4 +1,4 @@
-// Gates by themselves, one value per thread: u = a(g) u, and that of whole rows.
+// Gates by themselves, one value per thread: u = a(g) u, those of whole rows, and those of recurrent layers and of attention.
 
 #include "gate.cuh"
 
@@ -25,4 +25,19 @@ struct GateRowsParams {
 extern "C" __global__ void gate_rows(const __grid_constant__ GateRowsParams p) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < (size_t)p.rows * p.cols) p.y[i] = p.y[i] / (1.0f + expf(-p.g[i / p.cols]));
+}
+
+struct GateValuesParams {
+    const float* g;  // [n]
+    float* y;        // [n]
+    unsigned n;
+    unsigned is_silu;
+};
+
+// y = s(g) y, the logistic function or SiLU.
+extern "C" __global__ void gate_values(const __grid_constant__ GateValuesParams p) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= p.n) return;
+    float g = p.g[i], y = p.y[i], divisor = 1.0f + expf(-g);
+    p.y[i] = p.is_silu ? y * (g / divisor) : y / divisor;
 }

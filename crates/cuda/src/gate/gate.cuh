@@ -1,10 +1,17 @@
-// The gate of a gated feed-forward layer: a(g) u, a(g) = g / (1 + exp(-z)); for SiLU z = g, for GELU z = g (A + B g^2).
+// The gate of a gated feed-forward layer: a(g) u, a(g) = g / (1 + exp(-z)); for SiLU z = g, for GELU z = g (A + B g^2). Of the
+// bounded SiLU z = RATE g, g is at most LIMIT, and 1 + u takes the place of u, which is from -LIMIT to LIMIT.
 
 #pragma once
 
 #include "constants.cuh"
 
 __device__ inline float gated(unsigned activation, float g, float u) {
+    if (activation == BOUNDED) {
+        // Comparisons, so that NaN stays what it is.
+        g = g > BOUND_LIMIT ? BOUND_LIMIT : g;
+        u = 1.0f + (u > BOUND_LIMIT ? BOUND_LIMIT : u < -BOUND_LIMIT ? -BOUND_LIMIT : u);
+        return g / (1.0f + expf(-(BOUND_RATE * g))) * u;
+    }
     float z = activation == GELU ? g * (GELU_A + GELU_B * (g * g)) : g;
     return g / (1.0f + expf(-z)) * u;
 }

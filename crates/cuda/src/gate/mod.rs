@@ -1,7 +1,7 @@
 //! The gate of a gated feed-forward layer: `u *= a(g)`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`].
 
 use bytemuck::NoUninit;
-use kvant_backend::Activation;
+use kvant_backend::{Activation, Gate};
 
 use crate::constants::Constants;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
@@ -23,7 +23,11 @@ const THREADS: u32 = 256;
 /// Adds what [`HEADER`] takes.
 pub(crate) fn constants(constants: Constants) -> Constants {
     let [a, b] = Activation::GELU;
-    constants.whole("GELU", number(Activation::Gelu) as usize).float("GELU_A", a).float("GELU_B", b)
+    let [rate, limit] = Activation::BOUNDED;
+    let constants =
+        constants.whole("GELU", number(Activation::Gelu) as usize).float("GELU_A", a).float("GELU_B", b);
+    let constants = constants.whole("BOUNDED", number(Activation::Bounded) as usize);
+    constants.float("BOUND_RATE", rate).float("BOUND_LIMIT", limit)
 }
 
 /// The number of an activation in kernels.
@@ -31,6 +35,7 @@ pub(crate) fn number(activation: Activation) -> u32 {
     match activation {
         Activation::Silu => 0,
         Activation::Gelu => 1,
+        Activation::Bounded => 2,
     }
 }
 
@@ -83,6 +88,31 @@ pub(crate) fn gate_rows(
     cx.launch(cx.kernel(&SOURCE, "gate_rows")?, launch, &params)
 }
 
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct ValuesParams {
+    g: DevicePtr,
+    y: DevicePtr,
+    n: u32,
+    is_silu: u32,
+}
+
+/// Multiplies `n` values of `y` by what `gate` makes of those of `g`.
+pub(crate) fn gate_values(
+    cx: &Context,
+    gate: Gate,
+    g: DevicePtr,
+    y: DevicePtr,
+    n: usize,
+) -> Result<(), CudaError> {
+    if n == 0 {
+        return Ok(());
+    }
+    let params = ValuesParams { g, y, n: n as u32, is_silu: (gate == Gate::Silu).into() };
+    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    cx.launch(cx.kernel(&SOURCE, "gate_values")?, launch, &params)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,25 +123,46 @@ mod tests {
         let Some(cx) = emulator::context(80) else { return };
         let g: Vec<f32> = (-1500..=1500).map(|i| i as f32 / 17.0).collect();
         let u: Vec<f32> = (0..g.len()).map(|i| (i % 13) as f32 - 6.5).collect();
-        for activation in [Activation::Silu, Activation::Gelu] {
+        for activation in [Activation::Silu, Activation::Gelu, Activation::Bounded] {
             for n in [0, 1, 255, 256, 257, g.len()] {
                 let (on_g, on_u) = (emulator::upload(&cx, &g[..n]), emulator::upload(&cx, &u[..n]));
                 gate(&cx, activation, on_g.ptr(), on_u.ptr(), n).unwrap();
                 for (i, got) in emulator::download(&cx, &on_u).into_iter().enumerate() {
                     let (g, u) = (f64::from(g[i]), f64::from(u[i]));
+                    let [rate, limit] = Activation::BOUNDED.map(f64::from);
+                    let (g, u) = match activation {
+                        Activation::Bounded => (g.min(limit), 1.0 + u.clamp(-limit, limit)),
+                        _ => (g, u),
+                    };
                     let z = match activation {
                         Activation::Silu => g,
+                        Activation::Bounded => rate * g,
                         Activation::Gelu => (8.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3)),
                     };
                     let want = u * g / (1.0 + (-z).exp());
                     // expf is within 2 ulp (CUDA's table of accuracies); a sum, a quotient and a product follow. Of GELU's z
-                    // five roundings (two of them the constants') move the exponential by as many times |z|; results so small
-                    // that they are subnormal lose digits.
-                    let of_z = if activation == Activation::Gelu { 2.5 * z.abs() } else { 0.0 };
-                    let tol = (5.0 + of_z) * f64::from(f32::EPSILON) * want.abs() + 1e-37;
+                    // five roundings (two of them the constants') move the exponential by as many times |z|, and one does of the
+                    // bounded SiLU's. Results so small that they are subnormal lose digits, and those of exponentials beyond f32
+                    // are nothing.
+                    let of_z = match activation {
+                        Activation::Silu => 0.0,
+                        Activation::Gelu => 2.5 * z.abs(),
+                        Activation::Bounded => 0.5 * z.abs(),
+                    };
+                    let tol = (5.0 + of_z) * f64::from(f32::EPSILON) * want.abs()
+                        + 1e-37
+                        + (u * g).abs() / f64::from(f32::MAX);
                     let err = (f64::from(got) - want).abs();
                     assert!(err <= tol, "{activation:?} {g}: {got} for {want}");
                 }
+            }
+            if activation == Activation::Bounded {
+                let (g, u) = ([f32::NAN, 1.0, 200.0, 7.0], [1.0, f32::NAN, 200.0, 7.0]);
+                let (on_g, on_u) = (emulator::upload(&cx, &g), emulator::upload(&cx, &u));
+                gate(&cx, activation, on_g.ptr(), on_u.ptr(), 4).unwrap();
+                let got = emulator::download(&cx, &on_u);
+                assert!(got[0].is_nan() && got[1].is_nan() && got[2] == got[3], "{got:?}");
+                continue;
             }
             let g = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 200.0, -200.0];
             let (on_g, on_u) = (emulator::upload(&cx, &g), emulator::upload(&cx, &[1.0; 5]));

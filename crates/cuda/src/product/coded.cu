@@ -206,13 +206,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid
         for (int f = 0; f < FEATURES; f++) y[f] = factor * add_over(sums[f][r], 32);
         float* to = p.y + y_row(p, block.first + r) * p.n_out + first_out;
         if (p.up) {
-            if (lane == 0 && first_out < p.n_out) *to = gated(p.activation, y[0], y[1]);
+            if (lane != 0 || first_out >= p.n_out) continue;
+            if (p.bias) y[0] += p.bias[block.bias + first_out], y[1] += p.up_bias[block.bias + first_out];
+            *to = gated(p.activation, y[0], y[1]);
             continue;
         }
 #pragma unroll
         for (int f = 0; f < FEATURES; f++) {
             if (lane != 0 || first_out + f >= p.n_out) continue;
-            if (p.bias) y[f] += p.bias[first_out + f];
+            if (p.bias) y[f] += p.bias[block.bias + first_out + f];
             to[f] = p.accumulate ? to[f] + y[f] : y[f];
         }
     }

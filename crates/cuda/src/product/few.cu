@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_co
             for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
             if (lane == 0) {
                 float* y = p.y + y_row(p, rows.first + r) * p.n_out + out;
-                if (p.bias) sum += p.bias[out];
+                if (p.bias) sum += p.bias[rows.bias + out];
                 *y = p.accumulate ? *y + sum : sum;
             }
         }

@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_many(const __grid_
             u32 out = first_out + 16 * warp + quad + 8 * (i / 2), row = 8 * n + 2 * t + i % 2;
             if (out >= p.n_out || row >= rows.n) continue;
             float sum = sums[n][i] * p.scales[x_row(p, rows.first + row)];
-            if (p.bias) sum += p.bias[out];
+            if (p.bias) sum += p.bias[rows.bias + out];
             float* y = p.y + y_row(p, rows.first + row) * p.n_out + out;
             *y = p.accumulate ? *y + sum : sum;
         }

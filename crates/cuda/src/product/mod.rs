@@ -131,6 +131,7 @@ struct KernelParams {
     eps: f32,
     book: Levels,
     activation: u32,
+    up_bias: DevicePtr,
     spans: DevicePtr,
     order: DevicePtr,
     expert_bytes: u64,
@@ -161,10 +162,12 @@ pub(crate) struct Product {
     pub w: DevicePtr,
     pub dtype: DType,
     pub n_out: usize,
-    /// As `w`: `y = a(w x) (up x)` then, a the activation, without bias and accumulation, where [`has_gate`] says so.
+    /// As `w`: `y = a(w x) (up x)` then, a the activation, without accumulation, where [`has_gate`] says so.
     pub up: Option<(DevicePtr, Activation)>,
-    /// `[n_out]`
+    /// `[n_out]`, or `[n_experts, n_out]` with picks.
     pub bias: Option<DevicePtr>,
+    /// That of `up`, where both have one.
+    pub up_bias: Option<DevicePtr>,
     /// `[rows, n_out]`
     pub y: DevicePtr,
     /// Add to `y` instead of overwriting it.
@@ -176,7 +179,7 @@ pub(crate) struct Product {
 impl Product {
     /// `y = w x`, to be changed where more is wanted.
     pub fn new(w: DevicePtr, dtype: DType, n_out: usize, y: DevicePtr) -> Self {
-        Self { w, dtype, n_out, up: None, bias: None, y, accumulate: false, picks: None }
+        Self { w, dtype, n_out, up: None, bias: None, up_bias: None, y, accumulate: false, picks: None }
     }
 }
 
@@ -307,6 +310,7 @@ fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<KernelParams, Cu
         eps: 0.0,
         book: Levels::of(p.dtype),
         activation: p.up.map_or(0, |(_, activation)| gate::number(activation)),
+        up_bias: p.up_bias.unwrap_or(0),
         spans: p.picks.map_or(0, |picks| picks.spans),
         order: p.picks.map_or(0, |picks| picks.order),
         expert_bytes: p.picks.map_or(0, |picks| picks.expert_bytes as u64),

@@ -302,7 +302,7 @@ struct ProductParams {
     const u32* codes;    // x in 8 bits, [rows, n_in / 32, 8], where it comes rounded
     const float* scales; // [rows, n_in / 32]
     const u32* sums;     // [rows, n_in / 32]: of the codes of either half, 16 bits each, the first half's low
-    const float* bias;   // [n_out], or null
+    const float* bias;   // [n_out], or null; of experts [n_experts, n_out]
     float* y;            // [rows, n_out]
     unsigned long long row_bytes;
     u32 n_in;
@@ -312,6 +312,7 @@ struct ProductParams {
     float eps;
     Codebook book;
     u32 activation;      // of the gate
+    const float* up_bias; // as bias, which is the gate's then
     // Where w and up are the first of many matrices, those of experts, expert_bytes apart: rows of y are slots then, of which
     // slots_of_row have the same row of x.
     const Span* spans;   // null, or [gridDim.y]: what each block of rows takes
@@ -325,12 +326,13 @@ struct ProductParams {
 struct BlockRows {
     u32 first, n;
     size_t skipped;  // bytes
+    size_t bias;     // where in the biases theirs begin
 };
 
 __device__ __forceinline__ BlockRows block_rows(const ProductParams& p, u32 most) {
-    if (!p.spans) return {blockIdx.y * most, min(p.rows - blockIdx.y * most, most), 0};
+    if (!p.spans) return {blockIdx.y * most, min(p.rows - blockIdx.y * most, most), 0, 0};
     Span span = p.spans[blockIdx.y];
-    return {span.first, span.n, (size_t)p.expert_bytes * span.expert};
+    return {span.first, span.n, (size_t)p.expert_bytes * span.expert, (size_t)p.n_out * span.expert};
 }
 
 // Where row `row` of a block's rows lies in x and in y.

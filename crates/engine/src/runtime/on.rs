@@ -291,14 +291,16 @@ impl<B: Backend> Loaded for On<B> {
         let (mut tokens, mut pairs) = (0, 0);
         self.with(id, |cache| {
             tokens = cache.len();
-            pairs = tokens * layers.iter().map(|layer| layer.heads.n_heads).sum::<usize>();
+            let attend = layers.iter().filter(|layer| layer.recurrence().is_none());
+            pairs = tokens * attend.map(|layer| layer.heads.n_heads).sum::<usize>();
             // Stages take turns, so that what else the machine does meets them all.
             for repetition in 0..=repetitions {
                 for (stage, seconds) in seconds.iter_mut().enumerate() {
                     let started = Instant::now();
                     for (index, layer) in layers.iter().enumerate() {
+                        let Some(kv) = self.decoder.kv_layer(index) else { continue };
                         let params = layer.attend_params();
-                        let part = cache.part(self.decoder.kv_layer(index), cache.last_rows(1), 0);
+                        let part = cache.part(kv, cache.last_rows(1), 0);
                         self.device.attend_staged(stage, &params, &[part], &q, None, &mut out)?;
                     }
                     // The first round warms up.

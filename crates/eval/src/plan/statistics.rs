@@ -52,7 +52,8 @@ impl Statistics {
         }
         let mut layers: Vec<_> = sums.into_iter().map(Sums::finish).collect();
         for (index, layer) in config.layers.iter().enumerate() {
-            let kv = config.kv_ordinal(0, index).expect("a whole model has all of its keys and values");
+            // Recurrent layers keep none.
+            let Some(kv) = config.kv_ordinal(0, index) else { continue };
             add_columns(model, index, layer.n_out(), &mut layers[kv])?;
         }
         Ok(Self { layers })

@@ -35,8 +35,12 @@ impl FeedForward {
 
 /// Reads and checks what a file says of experts.
 pub(super) fn read(keys: &Keys, family: &Family, n_embd: usize) -> Result<FeedForward, ModelError> {
-    let dense = keys.size("feed_forward_length")?;
     let n = keys.gguf.meta().find::<u32>(&keys.key(COUNT))?.unwrap_or(0) as usize;
+    // Where all layers have experts a file may name their width alone.
+    let dense = match n > 0 && !keys.has("feed_forward_length") {
+        true => keys.size("expert_feed_forward_length")?,
+        false => keys.size("feed_forward_length")?,
+    };
     let rule = match (family.experts, n) {
         (Some(rule), 1..) => rule,
         (None, 1..) => {

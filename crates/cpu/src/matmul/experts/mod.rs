@@ -4,6 +4,8 @@
 //! x[r] += sum_e weight[r, e] W_down[e] (a(W_gate[e] n) * (W_up[e] n)),  n = norm(x[r]),  e over the experts that row r chose
 //! ```
 //!
+//! with a bias added to each product where there are some.
+//!
 //! Rows are grouped by expert ([`route`]), so that each expert's weights are read once however many rows chose it: tiles are
 //! filled with the rows of a group, and the kernels of other products multiply them. The rows of all groups, one after the
 //! other, are *slots*: activations between the two products lie in their order. What the experts give is added to a row in the
@@ -82,6 +84,22 @@ impl Experts for CpuExperts {
     }
 }
 
+/// The matrices of experts, and what is added to their products.
+#[derive(Clone, Copy)]
+pub(crate) struct Biased<'a> {
+    pub w: &'a CpuExperts,
+    /// `[n_experts, n_out]`
+    pub bias: Option<&'a [f32]>,
+}
+
+impl<'a> Biased<'a> {
+    /// What is added to the products of expert `e`, `[n_out]`.
+    fn bias_of(&self, e: usize) -> Option<&'a [f32]> {
+        let n_out = self.w.n_out();
+        self.bias.map(|bias| &bias[e * n_out..(e + 1) * n_out])
+    }
+}
+
 /// The operands of the op. Shapes have been checked.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpertFfn<'a> {
@@ -91,9 +109,9 @@ pub(crate) struct ExpertFfn<'a> {
     /// `[rows, n_experts]`.
     pub logits: &'a [f32],
     pub activation: Activation,
-    pub gate: &'a CpuExperts,
-    pub up: &'a CpuExperts,
-    pub down: &'a CpuExperts,
+    pub gate: Biased<'a>,
+    pub up: Biased<'a>,
+    pub down: Biased<'a>,
 }
 
 /// Memory that lives as long as the device.
@@ -121,7 +139,7 @@ pub(crate) fn expert_ffn(
     let ExpertFfn { norm, routing, logits, activation, gate, up, down } = layer;
     let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
     let Scratch { routes, tiles, picked, gates, hidden } = own;
-    routes.choose(logits, gate.n_experts(), routing);
+    routes.choose(logits, gate.w.n_experts(), routing);
     for (tiles, is_float) in tiles.iter_mut().zip([false, true]) {
         tiles.clear();
         for Group { slots, .. } in &routes.groups {
@@ -133,22 +151,22 @@ pub(crate) fn expert_ffn(
     let tiles = tiles.each_ref().map(|tiles| &tiles[..]);
     let stage = Stage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
     let workspaces = for_threads(workspaces, pool);
-    let n_hidden = routes.rows.len() * gate.n_out();
+    let n_hidden = routes.rows.len() * gate.w.n_out();
     grow(hidden, n_hidden);
 
-    let input = Operand { x, n_in: gate.n_in(), norm };
-    stage.pick(forms, [gate, up], input, &routes.rows, normed, picked);
-    if uses_panels(isa) && gate.any().dtype == up.any().dtype {
+    let input = Operand { x, n_in: gate.w.n_in(), norm };
+    stage.pick(forms, [gate.w, up.w], input, &routes.rows, normed, picked);
+    if uses_panels(isa) && gate.w.any().dtype == up.w.any().dtype {
         stage.apart(forms, workspaces, picked, up, Some((gate, activation)), hidden);
     } else {
         grow(gates, n_hidden);
         stage.apart(forms, workspaces, picked, gate, None, gates);
         stage.apart(forms, workspaces, picked, up, None, hidden);
-        stage.gate(activation, gates, &mut hidden[..n_hidden], gate.n_out());
+        stage.gate(activation, gates, &mut hidden[..n_hidden], gate.w.n_out());
     }
     let source =
-        Source { x: &hidden[..n_hidden], picks: None, n_in: down.n_in(), norm: None, rotates: false };
-    stage.fill(forms, [down, down], source, hidden);
+        Source { x: &hidden[..n_hidden], picks: None, n_in: down.w.n_in(), norm: None, rotates: false };
+    stage.fill(forms, [down.w, down.w], source, hidden);
     stage.joined(forms, workspaces, hidden, down, (&routes.rows, &routes.weights), x);
 }
 
@@ -207,26 +225,31 @@ impl Stage<'_> {
         weights.iter().any(|weights| Form::of(self.isa, weights.any().dtype) == form)
     }
 
-    /// `y = W x`, `[slots, n_out]`, each slot with its expert's matrix; or `y = a(G x) * (W x)` with a gate.
+    /// `y = W x + b`, `[slots, n_out]`, each slot with its expert's matrix; or `y = a(G x + c) * (W x + b)` with a gate.
     fn apart(
         &self,
         forms: &Forms,
         workspaces: &mut [Workspace],
         x: &[f32],
-        w: &CpuExperts,
-        gate: Option<(&CpuExperts, Activation)>,
+        up: Biased<'_>,
+        gate: Option<(Biased<'_>, Activation)>,
         y: &mut [f32],
     ) {
-        let n_panels = w.any().n_panels();
+        let n_panels = up.w.any().n_panels();
         let per_item = self.per_item(self.groups.len() * n_panels).min(n_panels.max(1));
         let n_items = n_panels.div_ceil(per_item);
         let y = Shards::new(y);
         self.pool.for_each_with(workspaces, self.groups.len() * n_items, &|workspace, item| {
             let (index, first) = (item / n_items, item % n_items * per_item);
             let Group { expert, slots } = &self.groups[index];
-            let gate = gate.map(|(w, activation)| Gating { w: &w.matrices[*expert], activation });
-            let (w, to) = (&w.matrices[*expert], To::Rows(slots.start));
-            let product = Product { w, bias: None, y, to, accumulate: false, gate };
+            let bias = up.bias_of(*expert);
+            let gate = gate.map(|(gate, activation)| {
+                let biases = gate.bias_of(*expert).zip(bias).map(|(gate, up)| [gate, up]);
+                Gating { w: &gate.w.matrices[*expert], activation, biases }
+            });
+            let (w, to) = (&up.w.matrices[*expert], To::Rows(slots.start));
+            let bias = bias.filter(|_| gate.is_none());
+            let product = Product { w, bias, y, to, accumulate: false, gate };
             // SAFETY: every item runs once, and no other has these panels of this expert.
             unsafe {
                 self.multiply(forms, workspace, x, &product, index, first..n_panels.min(first + per_item))
@@ -234,25 +257,25 @@ impl Stage<'_> {
         });
     }
 
-    /// `y[row] += factor W x` for the row and the factor of each slot, with its expert's matrix.
+    /// `y[row] += factor (W x + b)` for the row and the factor of each slot, with its expert's matrix.
     fn joined(
         &self,
         forms: &Forms,
         workspaces: &mut [Workspace],
         x: &[f32],
-        w: &CpuExperts,
+        down: Biased<'_>,
         (rows, factors): (&[u32], &[f32]),
         y: &mut [f32],
     ) {
-        let n_panels = w.any().n_panels();
+        let n_panels = down.w.any().n_panels();
         let per_item = self.per_item(n_panels).max(self.least_run(n_panels));
         let y = Shards::new(y);
         self.pool.for_each_with(workspaces, n_panels.div_ceil(per_item), &|workspace, item| {
             let panels = item * per_item..n_panels.min((item + 1) * per_item);
             for (index, Group { expert, slots }) in self.groups.iter().enumerate() {
                 let to = To::Picked { rows: &rows[slots.clone()], factors: &factors[slots.clone()] };
-                let w = &w.matrices[*expert];
-                let product = Product { w, bias: None, y, to, accumulate: true, gate: None };
+                let (w, bias) = (&down.w.matrices[*expert], down.bias_of(*expert));
+                let product = Product { w, bias, y, to, accumulate: true, gate: None };
                 // SAFETY: every item runs once, no other has these panels, and it takes one expert after the other.
                 unsafe { self.multiply(forms, workspace, x, &product, index, panels.clone()) };
             }

@@ -40,7 +40,7 @@ impl Case {
         let mut x = buffer(&self.x[first_row * self.n..][..rows * self.n]);
         let logits = buffer(&self.logits[first_row * N_EXPERTS..][..rows * N_EXPERTS]);
         let [gate, up, down] = &self.experts;
-        let weights = ExpertWeights { activation: Activation::Silu, gate, up, down };
+        let weights = ExpertWeights { activation: Activation::Silu, gate, up, down, biases: None };
         let norm = Some(Norm { weight: &self.gain, eps: 1e-5 });
         let routing = Routing { n_used: 2, normalises: true, scale: 1.0 };
         device.expert_ffn(&mut x, rows, norm, routing, &logits, weights).unwrap();

@@ -1,13 +1,18 @@
 //! States of recurrent layers: whatever is forked, cut, remembered, stored or attached, a sequence's states are those that
 //! feeding its tokens one by one gives.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use kvant_backend::Rows;
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_cpu::{CpuDevice, CpuPage};
+use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, Cache, KvLayerShape, KvShape, Layout, Plan, Policies, Pool};
+use kvant_model::{Config, Part};
+
+use super::super::load;
 
 /// Two recurrent layers beside one with keys and values. States as large as these are remembered every 1,024 tokens.
 const STATES: [usize; 2] = [5, 18_000];
@@ -192,5 +197,28 @@ fn bytes_are_those_that_were_announced() {
         sequence.feed(&model, &text(len, len + n), 512);
         assert_eq!(sequence.cache.n_bytes(), model.layout.n_bytes(sequence.tokens.len()), "{len} + {n}");
         assert_eq!(sequence.cache.n_bytes(), model.pool.n_bytes());
+    }
+}
+
+#[test]
+fn a_part_of_a_model_with_states_has_layers_of_both_kinds() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    let gguf = Arc::new(Gguf::open(dir.join("lfm2-h64-g2-conv3.gguf")).unwrap());
+    let config = Config::from_gguf(&gguf).unwrap();
+    // A convolution, attention and two convolutions.
+    for (n, wants) in [
+        (1, [Some("layers 0 to 0 on a device of their own, as none of them attends"), None]),
+        (2, [None, Some("layers 2 to 3 on a device of their own, as none of them attends")]),
+    ] {
+        for (part, want) in Part::split(4, n).iter().zip(wants) {
+            let device = CpuDevice::from_env(Some(1)).unwrap();
+            let result = load(device, config.clone(), part, &gguf, &mut |_| ()).map(|_| ());
+            match want {
+                Some(want) => {
+                    assert_eq!(result.unwrap_err().to_string(), format!("not supported yet: {want}"))
+                }
+                None => result.unwrap(),
+            }
+        }
     }
 }

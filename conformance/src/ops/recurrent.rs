@@ -1,0 +1,260 @@
+//! The ops of recurrent layers: what each row gives, whatever steps the rows came in and whoever was beside them.
+
+use kvant_backend::{
+    Backend, ConvForm, DeltaInputs, DeltaRule, Gate, KeySharing, Page, Result, Rows, ShortConv, StatePart,
+};
+
+use crate::judge::{Want, assert_close, roundings};
+use crate::lacks::product;
+use crate::reference::{self, Delta};
+use crate::weights::gaussian;
+use crate::{Lacks, Subject};
+
+/// Bytes before and behind a state, to see that nothing is written there.
+const MARGIN: usize = 64;
+/// What they are full of.
+const STALE: u8 = 0x3c;
+/// Roundings of `1 / (1 + exp(-g))` times a number: three of exp, six where a device has an approximate one, a sum, a quotient of
+/// three, a product.
+const GATE: usize = 11;
+
+/// How many rows two sequences have in each step: 41 and 37 of them in all.
+const STEPS: [&[[usize; 2]]; 3] =
+    [&[[41, 37]], &[[1, 0], [0, 1], [5, 20], [2, 3], [33, 13]], &[[17, 1], [1, 17], [23, 19]]];
+const N_ROWS: [usize; 2] = [41, 37];
+
+/// Holds `gate` to its equation.
+pub fn gate<B: Backend>(subject: &Subject<B>) {
+    for (len, gate) in product(&[0, 1, 255, 257, 5000], &[Gate::Sigmoid, Gate::Silu]) {
+        let what = || subject.case("gate", format_args!("{len} values, {gate:?}"));
+        let (values, gates) = (gaussian(1, len, 3.0), gaussian(2, len, 5.0));
+        let mut y = subject.guarded(&values);
+        let result = subject.device().gate(&mut y, len, &subject.upload(&gates), gate);
+        result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+        let want = |(value, g): (&f32, &f32)| {
+            let value = f64::from(*value) * reference::gate(gate, f64::from(*g));
+            Want { value, tolerance: roundings(GATE) * value.abs() }
+        };
+        subject.expect(&y, &values.iter().zip(&gates).map(want).collect::<Vec<_>>(), &what);
+    }
+    let (mut y, four, nine) =
+        (subject.upload(&[1.0; 5]), subject.upload(&[0.0; 4]), subject.upload(&[0.0; 9]));
+    let mut gate = |len, gates| subject.device().gate(&mut y, len, gates, Gate::Silu);
+    subject.expect_refusal("gate", "five gates of four", gate(5, &four));
+    subject.expect_refusal("gate", "six values of five", gate(6, &nine));
+}
+
+/// Holds `short_conv` to its equation.
+pub fn short_conv<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
+    let forms = [ConvForm::Gated, ConvForm::Silu];
+    for ((channels, taps), (form, steps)) in
+        lacks.combine(&product(&[1, 64, 65, 300], &[2, 3, 4, 8]), &product(&forms, &STEPS))
+    {
+        convolves(subject, ShortConv { channels, taps, form }, steps);
+    }
+    let device = subject.device();
+    let mut page = device.page(256).expect("memory for a test");
+    let (x, mut y) = (subject.upload(&[0.0; 64]), subject.upload(&[0.0; 64]));
+    let usual = ShortConv { channels: 4, taps: 3, form: ConvForm::Silu };
+    for (case, conv, rows, n_values) in [
+        ("one tap", ShortConv { taps: 1, ..usual }, 2, 0),
+        ("nine taps", ShortConv { taps: 9, ..usual }, 2, 32),
+        ("a kernel that is too short", ShortConv { channels: 40, ..usual }, 1, 80),
+        ("rows beyond the output", usual, 17, 8),
+        ("another state", usual, 2, 12),
+        ("rows beyond the input", ShortConv { form: ConvForm::Gated, ..usual }, 6, 8),
+    ] {
+        let rows = Rows { first: 0, n: rows, start: 0, coded: 0 };
+        let mut parts = [StatePart { rows, page: &mut page, offset: 0, n_values }];
+        subject.expect_refusal("short_conv", case, device.short_conv(&mut parts, conv, &x, &x, &mut y));
+    }
+    lacks
+}
+
+/// Holds `delta_rule` to its equation.
+pub fn delta_rule<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
+    let heads = [(1, 1, KeySharing::Grouped), (2, 4, KeySharing::Grouped), (2, 6, KeySharing::Tiled)];
+    let dims = [(16, 16), (32, 48), (128, 64), (128, 128), (48, 80)];
+    for ((heads, steps), (k_dim, v_dim)) in lacks.combine(&product(&heads, &STEPS), &dims) {
+        let (n_k_heads, n_v_heads, sharing) = heads;
+        walks(subject, DeltaRule { n_k_heads, n_v_heads, k_dim, v_dim, sharing, eps: 1e-6 }, steps);
+    }
+    let device = subject.device();
+    let mut page = device.page(1 << 12).expect("memory for a test");
+    let (x, mut y) = (subject.upload(&[0.0; 200]), subject.upload(&[0.0; 32]));
+    let usual = DeltaRule {
+        n_k_heads: 1,
+        n_v_heads: 2,
+        k_dim: 16,
+        v_dim: 16,
+        sharing: KeySharing::Grouped,
+        eps: 1e-6,
+    };
+    for (case, rule, rows, n_values) in [
+        ("no key head", DeltaRule { n_k_heads: 0, ..usual }, 1, 512),
+        ("three value heads for two", DeltaRule { n_k_heads: 2, n_v_heads: 3, ..usual }, 1, 768),
+        ("heads of 24", DeltaRule { k_dim: 24, ..usual }, 1, 768),
+        ("keys of 272", DeltaRule { k_dim: 272, ..usual }, 0, 272 * 32),
+        ("rows beyond the output", usual, 2, 512),
+        ("another state", usual, 1, 256),
+        ("a state beyond the page", DeltaRule { n_v_heads: 6, ..usual }, 0, 6 * 256),
+    ] {
+        let rows = Rows { first: 0, n: rows, start: 0, coded: 0 };
+        let mut parts = [StatePart { rows, page: &mut page, offset: 0, n_values }];
+        let inputs = DeltaInputs { qkv: &x, write: &x, forget: &x, bias: &x, rate: &x };
+        subject.expect_refusal("delta_rule", case, device.delta_rule(&mut parts, rule, inputs, &mut y));
+    }
+    lacks
+}
+
+/// A step of two sequences.
+struct Step<'a, B: Backend> {
+    subject: &'a Subject<B>,
+    /// Rows of each before it, and in it.
+    fed: [usize; 2],
+    n: [usize; 2],
+}
+
+impl<B: Backend> Step<'_, B> {
+    /// The step's rows of both, of so many values each.
+    fn rows(&self, of: &[Vec<f32>; 2], width: usize) -> B::Buffer {
+        let part = |i: usize| &of[i][self.fed[i] * width..(self.fed[i] + self.n[i]) * width];
+        self.subject.upload(&[part(0), part(1)].concat())
+    }
+}
+
+/// The states of two sequences on a device.
+struct States<'a, B: Backend> {
+    subject: &'a Subject<B>,
+    pages: [B::Page; 2],
+    n_values: usize,
+}
+
+impl<'a, B: Backend> States<'a, B> {
+    fn new(subject: &'a Subject<B>, n_values: usize) -> Self {
+        let page = || {
+            let mut page = subject.device().page(2 * MARGIN + 4 * n_values).expect("memory for a test");
+            let mut bytes = vec![STALE; page.n_bytes()];
+            bytes[MARGIN..MARGIN + 4 * n_values].fill(0);
+            subject.device().write_page(&mut page, &bytes).expect("a page takes as many bytes as it has");
+            page
+        };
+        Self { subject, pages: [page(), page()], n_values }
+    }
+
+    /// Feeds both sequences as `steps` says; `run` computes a step. Gives what the rows of each sequence got, `width` values each, and
+    /// the states at the end.
+    fn feed(
+        mut self,
+        steps: &[[usize; 2]],
+        width: usize,
+        what: &dyn Fn() -> String,
+        run: impl Fn(&B, &mut [StatePart<'_, B::Page>], &Step<'_, B>, &mut B::Buffer) -> Result<()>,
+    ) -> ([Vec<f32>; 2], Vec<Vec<u8>>) {
+        let (mut fed, mut results) = ([0; 2], [Vec::new(), Vec::new()]);
+        for step in steps {
+            let (subject, total) = (self.subject, step[0] + step[1]);
+            let mut y = subject.poisoned(total * width);
+            let rows = [0, 1].map(|i| Rows {
+                first: if i == 0 { 0 } else { step[0] },
+                n: step[i],
+                start: fed[i],
+                coded: 0,
+            });
+            let step_of = Step { subject, fed, n: *step };
+            let pages = self.pages.iter_mut().zip(rows).filter(|(_, rows)| rows.n > 0);
+            let n_values = self.n_values;
+            let mut parts: Vec<_> =
+                pages.map(|(page, rows)| StatePart { rows, page, offset: MARGIN, n_values }).collect();
+            run(subject.device(), &mut parts, &step_of, &mut y)
+                .unwrap_or_else(|error| panic!("{}: {error}", what()));
+            let y = subject.results(&y, total * width, what);
+            let (first, second) = y.split_at(step[0] * width);
+            results[0].extend_from_slice(first);
+            results[1].extend_from_slice(second);
+            (0..2).for_each(|i| fed[i] += step[i]);
+        }
+        assert_eq!(fed, N_ROWS, "{}", what());
+        (results, self.states(what))
+    }
+
+    /// The bytes of both, once nothing around them has changed.
+    fn states(&self, what: &dyn Fn() -> String) -> Vec<Vec<u8>> {
+        let of_page = |page: &B::Page| {
+            let bytes = self.subject.page_bytes(page);
+            let (before, rest) = bytes.split_at(MARGIN);
+            let (state, behind) = rest.split_at(4 * self.n_values);
+            let is_kept = before.iter().chain(behind).all(|&byte| byte == STALE);
+            assert!(is_kept, "{}: bytes around the state are written", what());
+            state.to_vec()
+        };
+        self.pages.iter().map(of_page).collect()
+    }
+}
+
+fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize; 2]]) {
+    let what = || subject.case("short_conv", format_args!("{conv:?}, steps of {steps:?}"));
+    let ShortConv { channels, taps, form } = conv;
+    let x = [0, 1].map(|i| gaussian(3 + i as u64, N_ROWS[i] * conv.n_in(), 1.0));
+    let kernel = gaussian(5, taps * channels, 1.0);
+    let on_device = subject.upload(&kernel);
+    let feed = |steps| {
+        States::new(subject, conv.n_state()).feed(steps, channels, &what, |device, parts, step, y| {
+            device.short_conv(parts, conv, &step.rows(&x, conv.n_in()), &on_device, y)
+        })
+    };
+    let (got, states) = feed(steps);
+    for (x, got) in x.iter().zip(&got) {
+        let want: Vec<Want> = (0..x.len() / conv.n_in() * channels)
+            .map(|at| {
+                let (sum, magnitude) = reference::short_conv(conv, x, &kernel, at / channels, at % channels);
+                // What enters, each product and sum.
+                let off = roundings(taps + 2) * magnitude;
+                match form {
+                    ConvForm::Gated => {
+                        let c = f64::from(x[at / channels * conv.n_in() + channels + at % channels]);
+                        Want { value: sum * c, tolerance: (off + roundings(1) * (sum.abs() + off)) * c.abs() }
+                    }
+                    ConvForm::Silu => {
+                        let value = sum * reference::gate(Gate::Sigmoid, sum);
+                        // The largest slope of SiLU is 1.0998.
+                        Want { value, tolerance: 1.1 * off + roundings(GATE) * (value.abs() + off) }
+                    }
+                }
+            })
+            .collect();
+        assert_close(got, &want, &what);
+    }
+    // However the rows are cut.
+    let at_once = feed(STEPS[0]);
+    assert!(got == at_once.0 && states == at_once.1, "{}: other bits than in one step", what());
+}
+
+fn walks<B: Backend>(subject: &Subject<B>, rule: DeltaRule, steps: &[[usize; 2]]) {
+    let what = || subject.case("delta_rule", format_args!("{rule:?}, steps of {steps:?}"));
+    let n_v = rule.n_v_heads;
+    let of = |seed: u64, n: usize, sigma| [0, 1].map(|i| gaussian(seed + i as u64, N_ROWS[i] * n, sigma));
+    let (qkv, write, forget) = (of(11, rule.n_qkv(), 1.0), of(13, n_v, 2.0), of(15, n_v, 2.0));
+    let (bias, rate) = (gaussian(17, n_v, 1.0), gaussian(18, n_v, 1.0));
+    let rate: Vec<f32> = rate.iter().map(|x| -x.abs()).collect();
+    let [on_bias, on_rate] = [&bias, &rate].map(|values| subject.upload(values));
+    let feed = |steps| {
+        States::new(subject, rule.n_state()).feed(steps, rule.n_out(), &what, |device, parts, step, y| {
+            let (qkv, write, forget) =
+                (step.rows(&qkv, rule.n_qkv()), step.rows(&write, n_v), step.rows(&forget, n_v));
+            let inputs =
+                DeltaInputs { qkv: &qkv, write: &write, forget: &forget, bias: &on_bias, rate: &on_rate };
+            device.delta_rule(parts, rule, inputs, y)
+        })
+    };
+    let (got, states) = feed(steps);
+    for i in 0..2 {
+        let delta =
+            Delta { rule, qkv: &qkv[i], write: &write[i], forget: &forget[i], bias: &bias, rate: &rate };
+        assert_close(&got[i], &delta.rows(), &what);
+    }
+    let at_once = feed(STEPS[0]);
+    assert!(got == at_once.0 && states == at_once.1, "{}: other bits than in one step", what());
+}

@@ -1,0 +1,81 @@
+//! Short convolutions over the rows of a sequence, channel by channel: see [`kvant_backend::Backend::short_conv`].
+//!
+//! A thread takes some channels and walks the rows; what enters of the youngest of them waits in a ring. The taps of a result are
+//! added from the oldest to the youngest, whichever step they came in.
+
+use std::ops::Range;
+
+use kvant_backend::{ConvForm, ShortConv};
+
+use crate::Pool;
+use crate::exp::exp;
+use crate::shards::Shards;
+
+/// Channels of an item of work.
+const CHUNK: usize = 64;
+
+/// Convolves the rows `rows` of `x` `[rows, n_in]` into `y` `[rows, channels]`, after what `state` holds. Shapes have been checked.
+pub(crate) fn short_conv(
+    pool: &Pool,
+    conv: ShortConv,
+    rows: Range<usize>,
+    state: &mut [f32],
+    [x, kernel]: [&[f32]; 2],
+    y: &mut [f32],
+) {
+    let ShortConv { channels, taps, form } = conv;
+    let (state, y) = (Shards::new(state), Shards::new(y));
+    pool.for_each(channels.div_ceil(CHUNK), &|item| {
+        let of_row =
+            |row: usize| row * channels + item * CHUNK..row * channels + channels.min((item + 1) * CHUNK);
+        let n = of_row(0).len();
+        // What entered of row i lies at i modulo the taps, those of the state counted first.
+        let mut ring = [[0.0; CHUNK]; ShortConv::MOST_TAPS];
+        for (row, entered) in ring[..taps - 1].iter_mut().enumerate() {
+            // SAFETY: these channels of state and output are taken by one call of this job.
+            entered[..n].copy_from_slice(unsafe { state.part(of_row(row)) });
+        }
+        for (i, row) in rows.clone().enumerate() {
+            let x = &x[row * conv.n_in()..(row + 1) * conv.n_in()];
+            enter(form, x, of_row(0), &mut ring[(i + taps - 1) % taps]);
+            // SAFETY: as above.
+            let y = unsafe { y.part(of_row(row)) };
+            y.fill(0.0);
+            for tap in 0..taps {
+                let weights = &kernel[of_row(tap)];
+                for ((y, u), w) in y.iter_mut().zip(&ring[(i + tap) % taps]).zip(weights) {
+                    *y += w * u;
+                }
+            }
+            leave(form, x, of_row(1), y);
+        }
+        for row in 0..taps - 1 {
+            // SAFETY: as above.
+            unsafe { state.part(of_row(row)) }.copy_from_slice(&ring[(rows.len() + row) % taps][..n]);
+        }
+    });
+}
+
+/// What enters of the row `x`, of these channels.
+#[inline(always)]
+fn enter(form: ConvForm, x: &[f32], channels: Range<usize>, entered: &mut [f32; CHUNK]) {
+    match form {
+        ConvForm::Gated => {
+            let n = x.len() / 3;
+            let values = &x[2 * n + channels.start..2 * n + channels.end];
+            for ((u, b), x) in entered.iter_mut().zip(&x[channels]).zip(values) {
+                *u = b * x;
+            }
+        }
+        ConvForm::Silu => entered[..channels.len()].copy_from_slice(&x[channels]),
+    }
+}
+
+/// What becomes of what is given for the row `x`; `second` are these channels of its second part.
+#[inline(always)]
+fn leave(form: ConvForm, x: &[f32], second: Range<usize>, y: &mut [f32]) {
+    match form {
+        ConvForm::Gated => y.iter_mut().zip(&x[second]).for_each(|(y, c)| *y *= c),
+        ConvForm::Silu => y.iter_mut().for_each(|y| *y /= 1.0 + exp(-*y)),
+    }
+}

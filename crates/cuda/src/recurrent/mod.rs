@@ -1,0 +1,127 @@
+//! The ops of recurrent layers, which keep a state: short convolutions and the gated delta rule.
+//!
+//! A thread has a channel of a convolution, a block of threads 16 columns of a head's matrix in registers; both walk the rows of a
+//! step one after the other, so that the state has the same bits however rows are cut into steps. Each sequence is a launch.
+
+use bytemuck::NoUninit;
+use kvant_backend::{ConvForm, DeltaInputs, DeltaRule, KeySharing, Rows, ShortConv};
+
+use crate::constants::Constants;
+use crate::module::Build;
+use crate::norm::SUM_HEADER;
+use crate::{Context, CudaError, Define, DevicePtr, Launch, Source};
+
+/// The kernels of both ops.
+static SOURCE: Source = Source {
+    name: "recurrent.cu",
+    text: include_str!("recurrent.cu"),
+    headers: &[SUM_HEADER],
+    constants: || {
+        let constants = Constants::default().whole("MOST_TAPS", ShortConv::MOST_TAPS);
+        constants.whole("COLUMNS", DeltaRule::COLUMNS).whole("THREADS", THREADS as usize)
+    },
+    options: &[],
+};
+
+/// Threads of a block: channels of a convolution, or eight for each column of a head.
+const THREADS: u32 = 8 * DeltaRule::COLUMNS as u32;
+
+/// Macros that the kernels are compiled with for keys of this size.
+fn defines(k_dim: usize) -> [Define; 1] {
+    [("K_DIM", k_dim as u32)]
+}
+
+/// The size of keys in use; others are compiled when they come. (Convolutions know none.)
+pub(crate) fn builds() -> impl Iterator<Item = Build> {
+    [CONV_DIM, 128].map(|dim| Build { source: &SOURCE, defines: defines(dim).to_vec() }).into_iter()
+}
+
+/// The size of keys that convolutions are compiled with.
+const CONV_DIM: usize = DeltaRule::COLUMNS;
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct ConvParams {
+    x: DevicePtr,
+    kernel: DevicePtr,
+    state: DevicePtr,
+    y: DevicePtr,
+    first_row: u32,
+    rows: u32,
+    channels: u32,
+    taps: u32,
+    is_gated: u32,
+    unused: u32,
+}
+
+/// Convolves some rows of `x` into `y`, after the state at `state`. Shapes have been checked.
+pub(crate) fn short_conv(
+    cx: &Context,
+    conv: ShortConv,
+    rows: Rows,
+    state: DevicePtr,
+    [x, kernel, y]: [DevicePtr; 3],
+) -> Result<(), CudaError> {
+    if rows.n == 0 || conv.channels == 0 {
+        return Ok(());
+    }
+    let [first_row, n, channels, taps] = [rows.first, rows.n, conv.channels, conv.taps].map(|n| n as u32);
+    let is_gated = (conv.form == ConvForm::Gated).into();
+    let params = ConvParams { x, kernel, state, y, first_row, rows: n, channels, taps, is_gated, unused: 0 };
+    let kernel = cx.kernel_with(&SOURCE, &defines(CONV_DIM), "short_conv")?;
+    cx.launch(kernel, Launch::linear(channels.div_ceil(THREADS), THREADS), &params)
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct DeltaParams {
+    qkv: DevicePtr,
+    write: DevicePtr,
+    forget: DevicePtr,
+    bias: DevicePtr,
+    rate: DevicePtr,
+    state: DevicePtr,
+    y: DevicePtr,
+    first_row: u32,
+    rows: u32,
+    n_k_heads: u32,
+    n_v_heads: u32,
+    v_dim: u32,
+    is_tiled: u32,
+    eps: f32,
+    unused: u32,
+}
+
+/// Walks some rows into `y`, after the state at `state`. Shapes have been checked.
+pub(crate) fn delta_rule(
+    cx: &Context,
+    rule: &DeltaRule,
+    rows: Rows,
+    state: DevicePtr,
+    inputs: DeltaInputs<'_, DevicePtr>,
+    y: DevicePtr,
+) -> Result<(), CudaError> {
+    if rows.n == 0 {
+        return Ok(());
+    }
+    let params = DeltaParams {
+        qkv: *inputs.qkv,
+        write: *inputs.write,
+        forget: *inputs.forget,
+        bias: *inputs.bias,
+        rate: *inputs.rate,
+        state,
+        y,
+        first_row: rows.first as u32,
+        rows: rows.n as u32,
+        n_k_heads: rule.n_k_heads as u32,
+        n_v_heads: rule.n_v_heads as u32,
+        v_dim: rule.v_dim as u32,
+        is_tiled: (rule.sharing == KeySharing::Tiled).into(),
+        eps: rule.eps,
+        unused: 0,
+    };
+    let blocks = rule.n_out() / DeltaRule::COLUMNS;
+    let kernel = cx.kernel_with(&SOURCE, &defines(rule.k_dim), "delta_rule")?;
+    cx.launch(kernel, Launch::linear(blocks as u32, THREADS), &params)
+}

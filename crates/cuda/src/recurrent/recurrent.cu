@@ -1,0 +1,121 @@
+// Ops that keep a state. The method is in mod.rs.
+//
+// Macros: K_DIM (values of a key, a multiple of 16).
+
+#include "constants.cuh"
+#include "sum.cuh"
+
+struct ConvParams {
+    const float* x;       // [rows, channels], or [rows, 3, channels] where gated
+    const float* kernel;  // [taps, channels]
+    float* state;         // [taps - 1, channels]
+    float* y;             // [rows, channels]
+    unsigned first_row;
+    unsigned rows;
+    unsigned channels;
+    unsigned taps;
+    unsigned is_gated;
+    unsigned unused;
+};
+
+// A thread has a channel. What has entered lies in registers, the youngest last.
+extern "C" __global__ void __launch_bounds__(THREADS) short_conv(const __grid_constant__ ConvParams p) {
+    unsigned c = blockIdx.x * THREADS + threadIdx.x, n = p.channels;
+    if (c >= n) return;
+    unsigned before = MOST_TAPS - p.taps;  // taps that there are not
+    float entered[MOST_TAPS], weights[MOST_TAPS];
+#pragma unroll
+    for (unsigned j = 0; j < MOST_TAPS; j++) {
+        weights[j] = j < before ? 0.0f : p.kernel[(size_t)(j - before) * n + c];
+        entered[j] = j <= before ? 0.0f : p.state[(size_t)(j - before - 1) * n + c];
+    }
+    for (unsigned row = p.first_row; row < p.first_row + p.rows; row++) {
+        const float* x = p.x + (size_t)row * n * (p.is_gated ? 3 : 1) + c;
+#pragma unroll
+        for (unsigned j = 1; j < MOST_TAPS; j++) entered[j - 1] = j <= before ? 0.0f : entered[j];
+        entered[MOST_TAPS - 1] = p.is_gated ? x[0] * x[2 * n] : x[0];
+        float sum = 0.0f;
+#pragma unroll
+        for (unsigned j = 0; j < MOST_TAPS; j++) sum += weights[j] * entered[j];
+        p.y[(size_t)row * n + c] = p.is_gated ? sum * x[n] : sum / (1.0f + expf(-sum));
+    }
+#pragma unroll
+    for (unsigned j = 1; j < MOST_TAPS; j++) {
+        if (j > before) p.state[(size_t)(j - before - 1) * n + c] = entered[j];
+    }
+}
+
+struct DeltaParams {
+    const float* qkv;     // [rows, 2 n_k_heads K_DIM + n_v_heads v_dim]
+    const float* write;   // [rows, n_v_heads]
+    const float* forget;  // [rows, n_v_heads]
+    const float* bias;    // [n_v_heads]
+    const float* rate;    // [n_v_heads]
+    float* state;         // [n_v_heads, v_dim / COLUMNS, K_DIM, COLUMNS]
+    float* y;             // [rows, n_v_heads, v_dim]
+    unsigned first_row;
+    unsigned rows;
+    unsigned n_k_heads;
+    unsigned n_v_heads;
+    unsigned v_dim;
+    unsigned is_tiled;
+    float eps;
+    unsigned unused;
+};
+
+// Threads of a column.
+constexpr unsigned EACH = THREADS / COLUMNS;
+
+// Over the threads of a column.
+__device__ inline float add_over_column(float value) {
+    for (unsigned step = EACH / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+}
+
+// A block has COLUMNS columns of a value head, a thread every EACH-th value of one of them.
+extern "C" __global__ void __launch_bounds__(THREADS) delta_rule(const __grid_constant__ DeltaParams p) {
+    __shared__ float units[2][K_DIM];  // query and key
+    __shared__ float warps[2][THREADS / 32];
+    unsigned per_head = p.v_dim / COLUMNS, head = blockIdx.x / per_head;
+    unsigned column = threadIdx.x / EACH, part = threadIdx.x % EACH;
+    unsigned k_head = p.is_tiled ? head % p.n_k_heads : head / (p.n_v_heads / p.n_k_heads);
+    size_t n_qk = (size_t)2 * p.n_k_heads * K_DIM, n_out = (size_t)p.n_v_heads * p.v_dim;
+    float* state = p.state + (size_t)blockIdx.x * K_DIM * COLUMNS + column;
+    float s[K_DIM / EACH];
+#pragma unroll
+    for (unsigned m = 0; m < K_DIM / EACH; m++) s[m] = state[(part + EACH * m) * COLUMNS];
+    for (unsigned row = p.first_row; row < p.first_row + p.rows; row++) {
+        const float* qkv = p.qkv + row * (n_qk + n_out);
+        const float* of[2] = {qkv + (size_t)k_head * K_DIM, qkv + (size_t)(p.n_k_heads + k_head) * K_DIM};
+        float squares[2] = {0.0f, 0.0f};
+        // Whoever still reads the last row's.
+        __syncthreads();
+        for (unsigned i = threadIdx.x; i < K_DIM; i += THREADS) {
+            for (unsigned side = 0; side < 2; side++) {
+                float x = of[side][i];
+                units[side][i] = x;
+                squares[side] += x * x;
+            }
+        }
+        float q_factor = 1.0f / sqrtf(add_over_block<THREADS>(squares[0], warps[0]) + p.eps) / sqrtf((float)K_DIM);
+        float k_factor = 1.0f / sqrtf(add_over_block<THREADS>(squares[1], warps[1]) + p.eps);
+        float forget = p.forget[(size_t)row * p.n_v_heads + head] + p.bias[head];
+        float softplus = (forget > 0.0f ? forget : 0.0f) + log1pf(expf(-fabsf(forget)));
+        float keep = expf(p.rate[head] * softplus);
+        float write = 1.0f / (1.0f + expf(-p.write[(size_t)row * p.n_v_heads + head]));
+        float met = 0.0f;
+#pragma unroll
+        for (unsigned m = 0; m < K_DIM / EACH; m++) met += s[m] * (units[1][part + EACH * m] * k_factor);
+        size_t at = (size_t)blockIdx.x * COLUMNS + column;
+        float change = (qkv[n_qk + at] - keep * add_over_column(met)) * write, sum = 0.0f;
+#pragma unroll
+        for (unsigned m = 0; m < K_DIM / EACH; m++) {
+            s[m] = keep * s[m] + units[1][part + EACH * m] * k_factor * change;
+            sum += s[m] * units[0][part + EACH * m];
+        }
+        sum = add_over_column(sum) * q_factor;
+        if (part == 0) p.y[row * n_out + at] = sum;
+    }
+#pragma unroll
+    for (unsigned m = 0; m < K_DIM / EACH; m++) state[(part + EACH * m) * COLUMNS] = s[m];
+}

@@ -1,0 +1,204 @@
+//! Models whose layers keep states: they say the same bits whatever a sequence went through, and what their files get wrong is
+//! told in a line.
+
+use std::path::Path;
+
+use kvant::gguf::{GgufError, GgufWriter, Value};
+use kvant::{DType, Feed, Gguf, KvOptions, Model, OpenOptions, Session, SessionOptions};
+use kvant_model::{LayerState, Part};
+
+const LFM2: &str = "lfm2-h64-g2-conv3";
+const QWEN35: &str = "qwen35-h64-g2-delta";
+const QWEN3_NEXT: &str = "qwen3next-h64-g2-delta-experts";
+const ALL: [&str; 3] = [LFM2, QWEN35, QWEN3_NEXT];
+
+fn fixture(name: &str) -> Gguf {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    Gguf::open(dir.join(format!("{name}.gguf"))).unwrap()
+}
+
+/// A fixture with some of its keys set, and without the tensor `leave`.
+fn changed(name: &str, keys: &[(&str, Value<'_>)], leave: &str) -> Gguf {
+    let gguf = fixture(name);
+    let mut writer = GgufWriter::new();
+    let is_kept = |key: &str| keys.iter().all(|(changed, _)| *changed != key);
+    for (key, value) in gguf.meta().iter().filter(|(key, _)| is_kept(key)).chain(keys.iter().copied()) {
+        writer.set(key, value).unwrap();
+    }
+    let kept = || gguf.tensors().iter().filter(|info| info.name != leave);
+    kept().for_each(|info| writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap());
+    let mut bytes = Vec::new();
+    let written = writer.write_to::<GgufError>(&mut bytes, |sink| {
+        kept().try_for_each(|info| sink.bytes(&info.name, gguf.data(info)))
+    });
+    written.unwrap();
+    Gguf::from_bytes(bytes).unwrap()
+}
+
+fn open(gguf: Gguf, n_threads: usize) -> Result<Model, String> {
+    let options = OpenOptions { n_threads: Some(n_threads), ..Default::default() };
+    Model::from_gguf(gguf, options).map_err(|error| error.to_string())
+}
+
+fn session(model: &Model) -> Session {
+    model.session(SessionOptions { n_ctx: Some(1300), kv: KvOptions::symmetric(DType::Turbo3) }).unwrap()
+}
+
+fn feed(session: &mut Session, tokens: &[u32], chunk: usize) {
+    tokens.chunks(chunk).for_each(|tokens| session.feed(tokens, &mut |_| true).unwrap());
+}
+
+fn bits(session: &mut Session) -> Vec<u32> {
+    session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// Steps of any size, over places where states are remembered; threads; company; a rewind to such a place, to the middle of
+/// nowhere and to a mark; a fork; a saved and a shared beginning.
+#[test]
+fn a_sequence_says_the_same_bits_whatever_it_went_through() {
+    let tokens: Vec<u32> = (0..1100).map(|i| (i * i / 3 + i * 37) % 64).collect();
+    for name in ALL {
+        let model = open(fixture(name), 2).unwrap();
+        let mut whole = session(&model);
+        feed(&mut whole, &tokens, 1100);
+        let want = bits(&mut whole);
+        let is_same = |session: &mut Session, what: &str| assert!(bits(session) == want, "{name}, {what}");
+
+        let mut pieces = session(&model);
+        feed(&mut pieces, &tokens[..40], 1);
+        feed(&mut pieces, &tokens[40..], 93);
+        is_same(&mut pieces, "in pieces");
+        let one = open(fixture(name), 1).unwrap();
+        let mut alone = session(&one);
+        feed(&mut alone, &tokens, 700);
+        is_same(&mut alone, "on one thread");
+
+        let (mut a, mut b) = (session(&model), session(&model));
+        feed(&mut a, &tokens[..1000], 200);
+        feed(&mut b, &tokens[50..90], 40);
+        let feeds = [(&mut a, &tokens[1000..]), (&mut b, &tokens[..9])];
+        Session::feed_together(&mut feeds.map(|(session, tokens)| Feed { session, tokens })).unwrap();
+        is_same(&mut a, "in company");
+
+        let mut fork = a.fork();
+        for (n, session) in [(1024, &mut a), (700, &mut fork), (3, &mut b)] {
+            session.rewind(n).unwrap();
+            feed(session, if n == 3 { &tokens[..1] } else { &tokens[n..] }, 301);
+        }
+        is_same(&mut a, "after a rewind to what is remembered");
+        is_same(&mut fork, "after a fork's rewind");
+
+        let path = std::env::temp_dir().join(format!("kvant-recurrent-{}-{name}", std::process::id()));
+        let mut half = session(&model);
+        feed(&mut half, &tokens[..777], 111);
+        half.save(&path).unwrap();
+        let mut loaded = model.load_session(&path, Some(1300)).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        feed(&mut loaded, &tokens[777..], 100);
+        is_same(&mut loaded, "saved and loaded");
+
+        let mut begun = session(&model);
+        let n = begun.attach(&tokens);
+        assert!(n > 0 && n.is_multiple_of(512), "{name}: {n} tokens are shared");
+        feed(&mut begun, &tokens[n..], 64);
+        is_same(&mut begun, "after a shared beginning");
+    }
+}
+
+#[test]
+fn states_are_counted_beside_keys_and_values() {
+    for (name, states) in [
+        (LFM2, vec![256; 3]),
+        (QWEN35, [3 * 320, 4 * 32 * 48].repeat(3)),
+        (QWEN3_NEXT, [3 * 320, 4 * 32 * 48].repeat(2)),
+    ] {
+        let model = open(fixture(name), 1).unwrap();
+        let config = model.config();
+        let shape = config.kv_shape();
+        assert_eq!((shape.layers.len(), &shape.states), (1, &states), "{name}");
+        let mut session = session(&model);
+        feed(&mut session, &[1, 2, 3], 3);
+        let bytes: usize = states.iter().map(|n| (4 * n).next_multiple_of(64)).sum();
+        assert!(session.kv().bytes > bytes, "{name}");
+        // A part of the model knows its own.
+        let [first, _] = Part::split(config.layers.len(), 1);
+        assert_eq!(config.kv_shape_of(first.layers()).layers.len(), 0, "{name}");
+        let is_recurrent = |layer: usize| matches!(config.layers[layer].state, LayerState::Recurrent(_));
+        assert!(is_recurrent(0) && is_recurrent(config.layers.len() - 1), "{name}");
+    }
+}
+
+#[test]
+fn what_a_file_gets_wrong_is_told_in_a_line() {
+    let u32 = Value::U32;
+    let keys: [(&str, &str, Value<'_>, &str); 16] = [
+        (LFM2, "lfm2.shortconv.l_cache", u32(0), "expected a positive number, got 0"),
+        (LFM2, "lfm2.shortconv.l_cache", u32(1), "l_cache: expected a kernel of 2 to 8, got 1"),
+        (LFM2, "lfm2.shortconv.l_cache", u32(4), "blk.0.shortconv.conv.weight"),
+        (LFM2, "lfm2.attention.head_count_kv", u32(1), "blk.0."),
+        (
+            QWEN35,
+            "qwen35.ssm.state_size",
+            u32(24),
+            "state_size: expected heads of a multiple of 16 up to 256, got 24",
+        ),
+        (
+            QWEN35,
+            "qwen35.ssm.state_size",
+            u32(512),
+            "state_size: expected heads of a multiple of 16 up to 256, got 512",
+        ),
+        (
+            QWEN35,
+            "qwen35.ssm.group_count",
+            u32(3),
+            "time_step_rank: expected a multiple of the 3 key heads, got 4",
+        ),
+        (QWEN35, "qwen35.ssm.time_step_rank", u32(0), "expected a positive number, got 0"),
+        (
+            QWEN35,
+            "qwen35.ssm.inner_size",
+            u32(190),
+            "inner_size: expected a multiple of the 4 value heads, got 190",
+        ),
+        (QWEN35, "qwen35.ssm.inner_size", u32(128), "blk.0.attn_qkv.weight"),
+        (QWEN35, "qwen35.ssm.conv_kernel", u32(9), "conv_kernel: expected a kernel of 2 to 8, got 9"),
+        (
+            QWEN35,
+            "qwen35.nextn_predict_layers",
+            u32(4),
+            "nextn_predict_layers: expected fewer than the 4 layers, got 4",
+        ),
+        (QWEN35, "qwen35.attention.value_length", u32(32), "value_length: expected the 64 of a query"),
+        (QWEN35, "qwen35.block_count", u32(5), "recurrent_layers: expected 5 layers, got 4"),
+        (QWEN3_NEXT, "qwen3next.full_attention_interval", u32(0), "expected a positive number, got 0"),
+        (QWEN3_NEXT, "qwen3next.full_attention_interval", u32(3), "blk.1."),
+    ];
+    for (name, key, value, want) in keys {
+        let error =
+            open(changed(name, &[(key, value)], ""), 1).err().unwrap_or_else(|| panic!("{key}: taken"));
+        assert!(error.contains(want) && !error.contains('\n'), "{key}: {error}");
+    }
+    for (name, tensors) in [
+        (LFM2, &["shortconv.in_proj.weight", "shortconv.conv.weight", "shortconv.out_proj.weight"][..]),
+        (QWEN35, &["attn_qkv.weight", "attn_gate.weight", "ssm_conv1d.weight", "ssm_dt.bias", "ssm_a"]),
+        (QWEN35, &["ssm_norm.weight", "ssm_out.weight", "ssm_alpha.weight", "post_attention_norm.weight"]),
+        (QWEN3_NEXT, &["ssm_ba.weight", "ffn_gate_shexp.weight"]),
+    ] {
+        for tensor in tensors.iter().map(|tensor| format!("blk.0.{tensor}")) {
+            let error = open(changed(name, &[], &tensor), 1).unwrap_err();
+            assert!(error.contains(&format!("\"{tensor}\": is missing")) && !error.contains('\n'), "{error}");
+        }
+    }
+}
+
+/// Layers behind the model's that guess ahead are left out.
+#[test]
+fn layers_that_guess_ahead_are_not_run() {
+    let guessing = ("qwen35.nextn_predict_layers", Value::U32(1));
+    let model = open(changed(QWEN35, &[guessing], ""), 1).unwrap();
+    assert_eq!((model.config().layers.len(), model.config().n_guessing), (3, 1));
+    let mut session = session(&model);
+    feed(&mut session, &[1, 2, 3], 3);
+    assert!(session.logits().unwrap().iter().all(|logit| logit.is_finite()));
+}

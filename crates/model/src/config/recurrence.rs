@@ -1,0 +1,169 @@
+//! Which layers keep a state instead of keys and values, and what they do with it.
+
+use kvant_backend::{ConvForm, DeltaRule, KeySharing, ShortConv};
+use kvant_gguf::Value;
+
+use super::Keys;
+use crate::ModelError;
+use crate::family::{Family, RecurrenceRule};
+
+/// What a recurrent layer does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Recurrence {
+    /// A short convolution, gated before and behind.
+    ShortConv(ShortConv),
+    /// The gated delta rule, on what a short convolution makes of queries, keys and values.
+    Delta {
+        /// Of all their channels.
+        conv: ShortConv,
+        /// Heads and their sizes.
+        rule: DeltaRule,
+    },
+}
+
+impl Recurrence {
+    /// The convolution that comes first.
+    pub fn conv(&self) -> ShortConv {
+        match *self {
+            Self::ShortConv(conv) | Self::Delta { conv, .. } => conv,
+        }
+    }
+
+    /// The rule, where there is one.
+    pub fn rule(&self) -> Option<DeltaRule> {
+        match *self {
+            Self::ShortConv(_) => None,
+            Self::Delta { rule, .. } => Some(rule),
+        }
+    }
+
+    /// f32 values of its states, in the order in which it uses them.
+    pub fn states(self) -> impl Iterator<Item = usize> {
+        [Some(self.conv().n_state()), self.rule().map(|rule| rule.n_state())].into_iter().flatten()
+    }
+}
+
+/// Recurrent layers among others.
+pub(super) struct Recurrences {
+    /// What they do.
+    each: Option<Recurrence>,
+    /// Which layers are some.
+    layers: Vec<bool>,
+}
+
+impl Recurrences {
+    /// What layer `index` does, where it is one.
+    pub fn of_layer(&self, index: usize) -> Option<Recurrence> {
+        self.each.filter(|_| self.layers[index])
+    }
+
+    /// How many layers are none.
+    pub fn n_others(&self) -> usize {
+        self.layers.iter().filter(|is_recurrent| !**is_recurrent).count()
+    }
+}
+
+const KV_HEADS: &str = "attention.head_count_kv";
+
+/// The KV heads of the layers that have some, and which layers have none, where the file says so for each.
+pub(super) fn read_kv_heads(
+    keys: &Keys,
+    family: &Family,
+    n_layers: usize,
+) -> Result<(Option<usize>, Vec<bool>), ModelError> {
+    let Some(Value::Array(_)) = keys.gguf.meta().value(&keys.key(KV_HEADS)) else {
+        let n = keys.has(KV_HEADS).then(|| keys.size(KV_HEADS)).transpose()?;
+        return Ok((n, vec![false; n_layers]));
+    };
+    let mut of_layers: Vec<u32> = keys.gguf.meta().get(&keys.key(KV_HEADS))?;
+    if of_layers.len() < n_layers {
+        return Err(keys.bad(KV_HEADS, &format!("{n_layers} layers"), of_layers.len()));
+    }
+    of_layers.truncate(n_layers);
+    let Some(&first) = of_layers.iter().find(|&&n| n > 0) else {
+        return Err(keys.bad(KV_HEADS, "a layer with KV heads", 0));
+    };
+    let may_have_none = family.recurrence == Some(RecurrenceRule::ShortConv);
+    if let Some(other) = of_layers.iter().find(|&&n| n != first && (n > 0 || !may_have_none)) {
+        let what = format!("{} that differ between layers: {first} and {other}", keys.key(KV_HEADS));
+        return Err(ModelError::Unsupported { what });
+    }
+    Ok((Some(first as usize), of_layers.iter().map(|&n| n == 0).collect()))
+}
+
+/// Reads and checks what a file says of recurrent layers; `without_heads` are those without KV heads.
+pub(super) fn read(
+    keys: &Keys,
+    family: &Family,
+    n_embd: usize,
+    without_heads: Vec<bool>,
+) -> Result<Recurrences, ModelError> {
+    match family.recurrence {
+        None => Ok(Recurrences { each: None, layers: without_heads }),
+        Some(RecurrenceRule::ShortConv) => {
+            let taps = read_taps(keys, "shortconv.l_cache")?;
+            let conv = ShortConv { channels: n_embd, taps, form: ConvForm::Gated };
+            Ok(Recurrences { each: Some(Recurrence::ShortConv(conv)), layers: without_heads })
+        }
+        Some(RecurrenceRule::Delta { sharing }) => Ok(Recurrences {
+            each: Some(read_delta(keys, sharing)?),
+            layers: read_pattern(keys, without_heads.len())?,
+        }),
+    }
+}
+
+/// Which layers have no keys and values: those that the file names, or all but every so many.
+fn read_pattern(keys: &Keys, n_layers: usize) -> Result<Vec<bool>, ModelError> {
+    const NAMED: &str = "attention.recurrent_layers";
+    if !keys.has(NAMED) {
+        let every = keys.size_or("full_attention_interval", 4)?;
+        return Ok((1..=n_layers).map(|layer| layer % every != 0).collect());
+    }
+    let mut layers: Vec<bool> = keys.gguf.meta().get(&keys.key(NAMED))?;
+    if layers.len() < n_layers {
+        return Err(keys.bad(NAMED, &format!("{n_layers} layers"), layers.len()));
+    }
+    layers.truncate(n_layers);
+    Ok(layers)
+}
+
+/// The gated delta rule. Files have it under the names of state space models: heads of values are the rank of their time step.
+fn read_delta(keys: &Keys, sharing: KeySharing) -> Result<Recurrence, ModelError> {
+    const SIZE: &str = "ssm.state_size";
+    const HEADS: &str = "ssm.time_step_rank";
+    const INNER: &str = "ssm.inner_size";
+    let [k_dim, n_k_heads, n_v_heads] = [keys.size(SIZE)?, keys.size("ssm.group_count")?, keys.size(HEADS)?];
+    if n_v_heads % n_k_heads != 0 {
+        return Err(keys.bad(HEADS, &format!("a multiple of the {n_k_heads} key heads"), n_v_heads));
+    }
+    let inner = keys.size(INNER)?;
+    if inner % n_v_heads != 0 {
+        return Err(keys.bad(INNER, &format!("a multiple of the {n_v_heads} value heads"), inner));
+    }
+    let v_dim = inner / n_v_heads;
+    for (key, dim) in [(SIZE, k_dim), (INNER, v_dim)] {
+        if dim % DeltaRule::COLUMNS != 0 || dim > DeltaRule::MOST_DIMS {
+            let what = format!("heads of a multiple of 16 up to {}", DeltaRule::MOST_DIMS);
+            return Err(keys.bad(key, &what, dim));
+        }
+    }
+    let eps = keys.float("attention.layer_norm_rms_epsilon")?;
+    let rule = DeltaRule { n_k_heads, n_v_heads, k_dim, v_dim, sharing, eps };
+    // Rows of the tensors; what is more than they hold is refused before anything is made for it.
+    let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
+    if rule.n_qkv() as u128 > stored {
+        return Err(keys.bad(INNER, &format!("heads that {stored} values in tensors suffice for"), inner));
+    }
+    let conv =
+        ShortConv { channels: rule.n_qkv(), taps: read_taps(keys, "ssm.conv_kernel")?, form: ConvForm::Silu };
+    Ok(Recurrence::Delta { conv, rule })
+}
+
+/// The rows that each result of a convolution is made of.
+fn read_taps(keys: &Keys, key: &str) -> Result<usize, ModelError> {
+    let taps = keys.size(key)?;
+    if (2..=ShortConv::MOST_TAPS).contains(&taps) {
+        return Ok(taps);
+    }
+    Err(keys.bad(key, &format!("a kernel of 2 to {}", ShortConv::MOST_TAPS), taps))
+}

@@ -1,0 +1,90 @@
+//! What a step works with.
+
+use kvant_backend::{Backend, BackendError, DeltaRule};
+
+use super::Decoder;
+use crate::config::Recurrence;
+use crate::{LayerSpec, ModelError};
+
+/// The activations of a step. They belong to the device, not to a sequence; a step allocates nothing.
+///
+/// Every buffer has room for `max_rows` rows; a step uses the first of them.
+pub struct Activations<B: Backend> {
+    pub(super) max_rows: usize,
+    /// Residual stream, `[rows, n_embd]`.
+    pub(super) x: B::Buffer,
+    /// Queries, `[rows, n_heads * k_head_dim]`.
+    pub(super) q: B::Buffer,
+    /// Keys, `[rows, n_kv_heads * k_head_dim]`.
+    pub(super) k: B::Buffer,
+    /// Values, `[rows, n_kv_heads * v_head_dim]`.
+    pub(super) v: B::Buffer,
+    /// What attention or a state gives, `[rows, n_heads * v_head_dim]`.
+    pub(super) attended: B::Buffer,
+    /// Gated feed-forward activations, `[rows, n_ff]`.
+    pub(super) hidden: B::Buffer,
+    /// How much each expert is wanted, `[rows, n_experts]`.
+    pub(super) router: B::Buffer,
+    /// How much the expert is wanted that all rows share, `[rows]`.
+    pub(super) shared_gate: B::Buffer,
+    /// What enters a convolution, `[rows, n_in of it]`.
+    pub(super) entering: B::Buffer,
+    /// Queries, keys and values that a convolution gives, `[rows, channels]`.
+    pub(super) convolved: B::Buffer,
+    /// Gates of what attention or a state gives, as wide as that.
+    pub(super) gates: B::Buffer,
+    /// How much of a value is written to a state, and how much of that is forgotten, `[rows, n_v_heads]` each.
+    pub(super) writes: [B::Buffer; 2],
+    /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, and the same on the host, of each of [`Config::ropes`].
+    pub(super) angles: Vec<(B::Buffer, Vec<f32>)>,
+    /// What enters a layer, normalised, where no product does that on the way; a branch before its norm; and then the rows of `x`
+    /// that are wanted, side by side, `[rows, n_embd]`.
+    pub(super) spare: B::Buffer,
+    /// f16 tiles of the step that older rows see and the tail no longer holds.
+    pub(super) band: Option<B::Page>,
+    /// Where those of each layer's keys and values begin, in bytes, `[layers that keep some]`: all in one place, but for those that
+    /// later layers meet too.
+    pub(super) bands: Vec<usize>,
+}
+
+/// The rule of a layer that has one.
+fn rule_of(layer: &LayerSpec) -> Option<DeltaRule> {
+    layer.recurrence().as_ref().and_then(Recurrence::rule)
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Activations for steps of up to `max_rows` rows.
+    ///
+    /// # Errors
+    /// When the device has no memory left.
+    pub fn activations(&self, backend: &B, max_rows: usize) -> Result<Activations<B>, ModelError> {
+        let c = &self.config;
+        let buffer = |cols: usize| backend.buffer(max_rows * cols);
+        let angles = |n_rot: usize| Ok((buffer(n_rot)?, Vec::with_capacity(max_rows * n_rot)));
+        let widest = |cols: fn(&LayerSpec) -> usize| buffer(c.layers.iter().map(cols).max().unwrap_or(0));
+        let writes = || widest(|layer| rule_of(layer).map_or(0, |rule| rule.n_v_heads));
+        Ok(Activations {
+            max_rows,
+            x: buffer(c.n_embd)?,
+            q: widest(LayerSpec::n_q)?,
+            k: widest(LayerSpec::n_k)?,
+            v: widest(LayerSpec::n_v)?,
+            attended: widest(LayerSpec::n_out)?,
+            hidden: widest(|layer| layer.n_ff)?,
+            router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
+            shared_gate: widest(|layer| usize::from(layer.experts.is_some() && layer.n_ff > 0))?,
+            entering: widest(|layer| layer.recurrence().map_or(0, |of| of.conv().n_in()))?,
+            convolved: widest(|layer| rule_of(layer).map_or(0, |rule| rule.n_qkv()))?,
+            gates: widest(|layer| if layer.gated || rule_of(layer).is_some() { layer.n_out() } else { 0 })?,
+            writes: [writes()?, writes()?],
+            angles: c
+                .ropes
+                .iter()
+                .map(|rope| angles(rope.params.n_rot))
+                .collect::<Result<_, BackendError>>()?,
+            spare: buffer(c.n_embd)?,
+            band: None,
+            bands: Vec::new(),
+        })
+    }
+}
