@@ -484,3 +484,43 @@ fn anthropics_clients_are_answered_in_their_own_words() {
     let (status, error) = client.post("/v1/messages", &json!({ "messages": [] }));
     assert_eq!((status, &error["type"]), (400, &json!("error")));
 }
+
+#[test]
+fn responses_are_given_as_the_newer_api_has_them() {
+    let client = start(options());
+    let ask = json!({ "model": "any", "input": QUESTION, "temperature": 0, "max_output_tokens": 40 });
+    let (status, answer) = client.post("/v1/responses", &ask);
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!((&answer["object"], &answer["status"]), (&json!("response"), &json!("completed")));
+    let text = answer["output"][0]["content"][0]["text"].as_str().unwrap();
+    assert!(text.contains("Paris"), "{answer}");
+    let events = client.events("/v1/responses", &with(ask.clone(), json!({ "stream": true })));
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names[..3], ["response.created", "response.in_progress", "response.output_item.added"]);
+    assert_eq!(names[names.len() - 2..], ["response.output_item.done", "response.completed"]);
+    assert!(events.iter().enumerate().all(|(i, (_, data))| data["sequence_number"] == i));
+    let deltas = events.iter().filter(|(name, _)| name == "response.output_text.delta");
+    assert_eq!(deltas.filter_map(|(_, data)| data["delta"].as_str()).collect::<String>(), text);
+    assert_eq!(events.last().unwrap().1["response"]["output"][0]["content"], answer["output"][0]["content"]);
+    let tool = json!({ "type": "function", "name": "clock", "parameters": { "type": "object", "properties": {}, "additionalProperties": false } });
+    let forced = json!({ "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false, "max_output_tokens": 100 });
+    let (_, called) = client.post("/v1/responses", &with(ask.clone(), forced));
+    let call = &called["output"][0];
+    assert_eq!(
+        (&call["type"], &call["name"], &call["arguments"]),
+        (&json!("function_call"), &json!("clock"), &json!("{}"))
+    );
+    let history = json!({ "tools": [tool], "instructions": "Be brief.", "input": [
+        { "role": "user", "content": [{ "type": "input_text", "text": QUESTION }] },
+        call,
+        { "type": "function_call_output", "call_id": call["call_id"], "output": "noon" },
+    ] });
+    let (status, answer) = client.post("/v1/responses", &with(ask.clone(), history));
+    assert_eq!(status, 200, "{answer}");
+    let (_, cut) = client.post("/v1/responses", &with(ask, json!({ "max_output_tokens": 2 })));
+    assert_eq!(
+        (&cut["status"], &cut["incomplete_details"]["reason"]),
+        (&json!("incomplete"), &json!("max_output_tokens"))
+    );
+    assert_eq!(client.post("/v1/responses", &json!({ "previous_response_id": "x", "input": "x" })).0, 400);
+}

@@ -56,7 +56,7 @@ enum OneOrMany {
 enum Bias {
     /// OpenAI's: token number to what is added.
     Map(BTreeMap<String, f32>),
-    /// llama.cpp's: pairs of a token's number or text, and what is added or `false`.
+    /// llama.cpp's: pairs of a token's number, or a text whose tokens are meant, and what is added or `false`.
     Pairs(Vec<(Value, Value)>),
 }
 
@@ -190,30 +190,28 @@ fn bias(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiEr
         Ok(id) if (id as usize) < tokenizer.n_vocab() => Ok(id),
         _ => Err(ApiError::field("logit_bias", "numbers of tokens that there are", token)),
     };
-    match given {
-        Bias::Map(map) => map
-            .into_iter()
-            .map(|(token, bias)| Ok((known(token.parse().map_err(|_| wrong(&token))?)?, bounded(bias))))
-            .collect(),
-        Bias::Pairs(pairs) => {
-            let mut biases = Vec::new();
-            for (token, bias) in pairs {
-                let bias = match &bias {
-                    Value::Bool(false) => f32::NEG_INFINITY,
-                    other => bounded(other.as_f64().ok_or_else(|| wrong(other))? as f32),
-                };
-                match &token {
-                    Value::String(text) => {
-                        let tokens = tokenizer.encode(text, kvant::Special::Parse, false);
-                        let tokens = tokens.map_err(|error| ApiError::invalid(error.to_string()))?;
-                        biases.extend(tokens.into_iter().map(|token| (token, bias)));
-                    }
-                    other => biases.push((known(other.as_u64().ok_or_else(|| wrong(other))?)?, bias)),
-                }
+    let pairs = match given {
+        Bias::Map(map) => map.into_iter().map(|(token, bias)| (token.into(), bias.into())).collect(),
+        Bias::Pairs(pairs) => pairs,
+    };
+    let mut biases = Vec::new();
+    for (token, bias) in pairs {
+        let bias = match &bias {
+            Value::Bool(false) => f32::NEG_INFINITY,
+            other => bounded(other.as_f64().ok_or_else(|| wrong(other))? as f32),
+        };
+        let number = token.as_u64().or_else(|| token.as_str()?.parse().ok());
+        match (number, token.as_str()) {
+            (Some(number), _) => biases.push((known(number)?, bias)),
+            (None, Some(text)) => {
+                let tokens = tokenizer.encode(text, kvant::Special::Parse, false);
+                let tokens = tokens.map_err(|error| ApiError::invalid(error.to_string()))?;
+                biases.extend(tokens.into_iter().map(|token| (token, bias)));
             }
-            Ok(biases)
+            _ => return Err(wrong(&token)),
         }
     }
+    Ok(biases)
 }
 
 /// The form of the answer, by whichever of its names.

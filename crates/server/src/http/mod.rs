@@ -9,6 +9,7 @@ mod fields;
 mod head;
 mod messages;
 mod reply;
+mod responses;
 mod status;
 mod text;
 
@@ -197,6 +198,7 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
         .route("/chat/completions", post(chat::chat))
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/responses", post(responses::responses))
         .route("/v1/messages", post(messages::messages))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/tokenize", post(text::tokenize))

@@ -1,0 +1,333 @@
+//! `/v1/responses`: OpenAI's newer API, of which nothing is stored here. A request is put into the words of the older one, read
+//! as such, and answered in its own.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use super::asked::Asked;
+use super::conversation::{Conversation, Opening};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::reply::{Format, Heard, Piece, Sent};
+use super::{Caller, Server, new_id};
+use crate::answer::Finish;
+use crate::speech::{Part, Speech};
+
+pub(super) async fn responses(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Fields,
+) -> Result<Response, ApiError> {
+    let hosted = server.hosted(&fields)?;
+    if fields.value("previous_response_id").is_some() {
+        let expected = "nothing: no response is stored here, send the whole conversation";
+        return Err(ApiError::field("previous_response_id", expected, "a response"));
+    }
+    let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
+    let words = translated(&fields)?;
+    let mut asked = Asked::read(&words, &server.options.sampler, hosted.tokenizer())?;
+    let conversation = Conversation::read(&words, hosted.template()?)?;
+    asked.hold_to(&conversation)?;
+    let Opening { tokens, speech } = hosted.tokens(move |model| conversation.open(model)).await?;
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let (id, number) = (new_id("resp"), 0);
+    let format = Responses { id, model, created, request: fields, speech, items: Vec::new(), number };
+    hosted.answer(vec![tokens], &asked, &caller, format).await
+}
+
+/// A request in the words of the older API.
+fn translated(fields: &Fields) -> Result<Fields, ApiError> {
+    let mut into = Map::new();
+    let same = ["temperature", "top_p", "stream", "parallel_tool_calls", "seed", "kv_type", "top_k"];
+    for (name, was) in same.map(|name| (name, name)).into_iter().chain([("max_tokens", "max_output_tokens")])
+    {
+        if let Some(value) = fields.value(was) {
+            into.insert(name.to_owned(), value.clone());
+        }
+    }
+    let mut messages = Vec::new();
+    if let Some(text) = fields.get::<String>("instructions", "a text")? {
+        messages.push(json!({ "role": "system", "content": text }));
+    }
+    match fields.value("input") {
+        None => return Err(ApiError::field("input", "a text or a list of items", "nothing")),
+        Some(Value::String(text)) => messages.push(json!({ "role": "user", "content": text })),
+        Some(Value::Array(items)) => {
+            for given in items {
+                messages.extend(item(given)?);
+            }
+        }
+        Some(other) => return Err(ApiError::field("input", "a text or a list of items", other)),
+    }
+    into.insert("messages".to_owned(), messages.into());
+    if let Some(tools) = fields.get::<Vec<Value>>("tools", "a list of tools")? {
+        // Others than functions run at OpenAI's; a model is not told of what it cannot call.
+        let functions = tools.into_iter().filter(|tool| tool["type"] == "function");
+        let tools = functions.map(|function| json!({ "type": "function", "function": function }));
+        into.insert("tools".to_owned(), tools.collect());
+    }
+    if let Some(choice) = fields.value("tool_choice") {
+        into.insert("tool_choice".to_owned(), choice.clone());
+    }
+    let format = fields.object("text")?.object("format")?;
+    if let Some(kind) = format.value("type") {
+        let schema = format.value("schema");
+        let format = json!({ "type": kind, "json_schema": { "schema": schema } });
+        into.insert("response_format".to_owned(), format);
+    }
+    Ok(Fields::new(into))
+}
+
+/// An item of the conversation as a message; thoughts of before are left out.
+fn item(given: &Value) -> Result<Option<Value>, ApiError> {
+    Ok(Some(match given["type"].as_str().unwrap_or("message") {
+        "message" => json!({ "role": given["role"], "content": given["content"] }),
+        "function_call" => {
+            let function = json!({ "name": given["name"], "arguments": given["arguments"] });
+            let call = json!({ "id": given["call_id"], "type": "function", "function": function });
+            json!({ "role": "assistant", "content": null, "tool_calls": [call] })
+        }
+        "function_call_output" => {
+            json!({ "role": "tool", "tool_call_id": given["call_id"], "content": given["output"] })
+        }
+        "reasoning" => return Ok(None),
+        other => {
+            let expected = "items of type message, function_call, function_call_output or reasoning";
+            return Err(ApiError::field("input", expected, other));
+        }
+    }))
+}
+
+struct Responses {
+    id: String,
+    model: String,
+    created: u64,
+    request: Fields,
+    speech: Speech,
+    /// What has been said so far; the last one may go on.
+    items: Vec<Item>,
+    /// Events that were sent.
+    number: u64,
+}
+
+/// A part of an answer as it is told.
+struct Item {
+    id: String,
+    part: Part,
+}
+
+impl Item {
+    fn new(part: Part) -> Self {
+        let prefix = match part {
+            Part::Text(_) => "msg",
+            Part::Thought(_) => "rs",
+            Part::Call(_) => "fc",
+        };
+        Self { id: new_id(prefix), part }
+    }
+
+    /// As the API writes it; `status` is `in_progress` while more may come.
+    fn value(&self, status: &str) -> Value {
+        let id = &self.id;
+        match &self.part {
+            Part::Text(text) => {
+                let content =
+                    json!([{ "type": "output_text", "text": text, "annotations": [], "logprobs": [] }]);
+                json!({ "type": "message", "id": id, "status": status, "role": "assistant", "content": content })
+            }
+            Part::Thought(text) => {
+                let content = json!([{ "type": "reasoning_text", "text": text }]);
+                json!({ "type": "reasoning", "id": id, "status": status, "summary": [], "content": content })
+            }
+            Part::Call(call) => json!({
+                "type": "function_call",
+                "id": id,
+                "call_id": format!("call_{id}"),
+                "status": status,
+                "name": call.name,
+                "arguments": call.arguments,
+            }),
+        }
+    }
+}
+
+impl Responses {
+    fn response(&self, status: &str, output: Vec<Value>, heard: Option<&Heard>) -> Value {
+        let asked = |name: &str, otherwise: Value| self.request.value(name).cloned().unwrap_or(otherwise);
+        let usage = heard.map(|heard| {
+            let (read, said) = (heard.times.prompt.total, heard.times.n_said);
+            json!({
+                "input_tokens": read,
+                "input_tokens_details": { "cached_tokens": heard.times.prompt.cached },
+                "output_tokens": said,
+                "output_tokens_details": { "reasoning_tokens": 0 },
+                "total_tokens": read + said,
+            })
+        });
+        let reason = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
+        json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": null,
+            "incomplete_details": reason,
+            "instructions": asked("instructions", Value::Null),
+            "max_output_tokens": asked("max_output_tokens", Value::Null),
+            "model": self.model,
+            "output": output,
+            "parallel_tool_calls": asked("parallel_tool_calls", true.into()),
+            "previous_response_id": null,
+            "store": false,
+            "temperature": asked("temperature", Value::Null),
+            "text": asked("text", json!({ "format": { "type": "text" } })),
+            "tool_choice": asked("tool_choice", "auto".into()),
+            "tools": asked("tools", json!([])),
+            "top_p": asked("top_p", Value::Null),
+            "truncation": "disabled",
+            "metadata": asked("metadata", json!({})),
+            "usage": usage,
+        })
+    }
+
+    fn send(&mut self, mut data: Value, out: &mut VecDeque<Sent>) {
+        data["sequence_number"] = self.number.into();
+        self.number += 1;
+        out.push_back(Sent(data));
+    }
+
+    /// Says that an item begins.
+    fn open(&mut self, part: Part, out: &mut VecDeque<Sent>) {
+        self.close(out);
+        let (index, item) = (self.items.len(), Item::new(part));
+        let added = match &item.part {
+            Part::Text(_) => json!({
+                "type": "message", "id": item.id, "status": "in_progress", "role": "assistant", "content": [],
+            }),
+            _ => item.value("in_progress"),
+        };
+        let (id, is_text) = (item.id.clone(), matches!(item.part, Part::Text(_)));
+        self.items.push(item);
+        self.send(json!({ "type": "response.output_item.added", "output_index": index, "item": added }), out);
+        if is_text {
+            let part = json!({ "type": "output_text", "text": "", "annotations": [], "logprobs": [] });
+            self.send(
+                json!({ "type": "response.content_part.added", "item_id": id, "output_index": index, "content_index": 0, "part": part }),
+                out,
+            );
+        }
+    }
+
+    /// Says that the last item has ended.
+    fn close(&mut self, out: &mut VecDeque<Sent>) {
+        let Some(item) = self.items.last() else { return };
+        let (index, id, value) = (self.items.len() - 1, item.id.clone(), item.value("completed"));
+        let done = |kind: &str| json!({ "type": kind, "item_id": id, "output_index": index });
+        let mut ends = Vec::new();
+        match &item.part {
+            Part::Text(text) => {
+                let mut said = done("response.output_text.done");
+                (said["content_index"], said["text"], said["logprobs"]) =
+                    (0.into(), text.as_str().into(), json!([]));
+                let mut part = done("response.content_part.done");
+                (part["content_index"], part["part"]) = (0.into(), value["content"][0].clone());
+                ends.extend([said, part]);
+            }
+            Part::Thought(text) => {
+                let mut thought = done("response.reasoning_text.done");
+                (thought["content_index"], thought["text"]) = (0.into(), text.as_str().into());
+                ends.push(thought);
+            }
+            Part::Call(call) => {
+                let mut made = done("response.function_call_arguments.done");
+                (made["name"], made["arguments"]) =
+                    (call.name.as_str().into(), call.arguments.as_str().into());
+                ends.push(made);
+            }
+        }
+        ends.push(json!({ "type": "response.output_item.done", "output_index": index, "item": value }));
+        ends.into_iter().for_each(|end| self.send(end, out));
+    }
+
+    /// Says more of the last item, or begins another one.
+    fn part(&mut self, part: Part, out: &mut VecDeque<Sent>) {
+        let (kind, more) = match &part {
+            Part::Text(text) => ("response.output_text.delta", text.clone()),
+            Part::Thought(text) => ("response.reasoning_text.delta", text.clone()),
+            Part::Call(call) => ("response.function_call_arguments.delta", call.arguments.clone()),
+        };
+        match (self.items.last_mut().map(|item| &mut item.part), part) {
+            (Some(Part::Text(text)), Part::Text(more)) | (Some(Part::Thought(text)), Part::Thought(more)) => {
+                *text += &more;
+            }
+            (_, part) => self.open(part, out),
+        }
+        let index = self.items.len() - 1;
+        let mut delta =
+            json!({ "type": kind, "item_id": self.items[index].id, "output_index": index, "delta": more });
+        if kind != "response.function_call_arguments.delta" {
+            delta["content_index"] = 0.into();
+        }
+        if kind == "response.output_text.delta" {
+            delta["logprobs"] = json!([]);
+        }
+        self.send(delta, out);
+    }
+
+    fn output(&self) -> Vec<Value> {
+        self.items.iter().map(|item| item.value("completed")).collect()
+    }
+
+    fn hear(&mut self, text: &str, is_last: bool, out: &mut VecDeque<Sent>) {
+        let mut parts = self.speech.push(text);
+        if is_last {
+            parts.extend(self.speech.rest());
+        }
+        parts.into_iter().for_each(|part| self.part(part, out));
+        if is_last {
+            self.close(out);
+        }
+    }
+}
+
+fn status(heard: &Heard) -> &'static str {
+    if heard.finish == Some(Finish::Length) { "incomplete" } else { "completed" }
+}
+
+impl Format for Responses {
+    const NAMES_EVENTS: bool = true;
+
+    fn begin(&mut self, out: &mut VecDeque<Sent>) {
+        for kind in ["response.created", "response.in_progress"] {
+            let response = self.response("in_progress", Vec::new(), None);
+            self.send(json!({ "type": kind, "response": response }), out);
+        }
+    }
+
+    fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
+        self.hear(piece.text, piece.finish.is_some(), out);
+    }
+
+    fn end(&mut self, heard: &[Heard], out: &mut VecDeque<Sent>) {
+        let status = status(&heard[0]);
+        let response = self.response(status, self.output(), heard.first());
+        self.send(json!({ "type": format!("response.{status}"), "response": response }), out);
+    }
+
+    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Sent>) {
+        let mut data = error.object();
+        data["type"] = "error".into();
+        self.send(data, out);
+    }
+
+    fn whole(&mut self, heard: &[Heard]) -> Value {
+        // What a stream would tell has been gathered on the way.
+        self.response(status(&heard[0]), self.output(), heard.first())
+    }
+}
