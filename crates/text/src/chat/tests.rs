@@ -7,6 +7,9 @@ use serde_json::{Value as Json, json};
 use super::*;
 use crate::tokenizer::{TokenizerModel, VocabData};
 
+/// A conversation in which nothing has been said.
+const NOBODY: &[Message] = &[];
+
 /// What `transformers` makes of every shared template: see `tools/reference/chat_templates.py`.
 const GOLDEN: &str = include_str!("../../tests/fixtures/chat_templates.json");
 
@@ -121,7 +124,7 @@ fn tojson_is_pythons() {
     let show = |filter: &str| {
         let template = ChatTemplate::new(&format!("{{{{ tools[0] | {filter} }}}}"), "", "").unwrap();
         let options = RenderOptions { tools: Some(tools.clone()), ..Default::default() };
-        template.render(&[], &options).unwrap().to_string()
+        template.render(NOBODY, &options).unwrap().to_string()
     };
     let plain = r#"{"b": "<é & '\"🚀>", "a": [1, 2.5, true, null, {}, []]}"#;
     assert_eq!(show("tojson"), plain);
@@ -186,7 +189,7 @@ fn a_file_without_a_template_speaks_chatml_only_if_its_vocabulary_does() {
     assert!(matches!(ChatTemplate::from_gguf(&gguf, &tokenizer), Err(TemplateError::Missing)));
     let (gguf, tokenizer) = file(&["<BOS>", "<|im_start|>"], Some("{{ bos_token }}{{ eos_token }}"));
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap();
-    assert_eq!(template.render(&[], &options).unwrap().as_str(), "<BOS>");
+    assert_eq!(template.render(NOBODY, &options).unwrap().as_str(), "<BOS>");
 }
 
 /// Texts of control tokens, of all families.
