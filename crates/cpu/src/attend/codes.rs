@@ -132,7 +132,7 @@ pub(super) struct Chained<O> {
     is_first: bool,
 }
 
-impl<O: Indices> Chained<O> {
+impl<O> Chained<O> {
     /// Octet `index` of the `octets` of a block, each of which `octet` gives.
     #[inline(always)]
     fn new(octets: usize, index: usize, octet: impl Fn(usize) -> O) -> Self {
@@ -140,41 +140,21 @@ impl<O: Indices> Chained<O> {
         Self { own: octet(index), before: octet(before), is_first: index == 0 }
     }
 
-    /// Group `g` of the octet before, as it precedes groups of this one.
+    /// Group `g` of the octet before, as it precedes groups of this one; `group` gives those of that octet.
     #[inline(always)]
-    fn earlier<L: Lanes>(self, lanes: L, g: usize, side: Side) -> L::Ints {
-        let same_place = self.before.indices(lanes, g);
+    fn earlier<L: Lanes>(
+        &self,
+        lanes: L,
+        g: usize,
+        side: Side,
+        group: impl Fn(&O, usize) -> L::Ints,
+    ) -> L::Ints {
+        let same_place = group(&self.before, g);
         match side {
             _ if !self.is_first => same_place,
-            Side::K => lanes.next_code(same_place, self.before.indices(lanes, g & 4 | (g + 3) & 3)),
+            Side::K => lanes.next_code(same_place, group(&self.before, g & 4 | (g + 3) & 3)),
             Side::V => lanes.next_lane(same_place),
         }
-    }
-
-    /// What precedes group `g`.
-    #[inline(always)]
-    fn one_before<L: Lanes>(self, lanes: L, g: usize, side: Side) -> L::Ints {
-        if g < 4 { self.earlier(lanes, g + 4, side) } else { self.own.indices(lanes, g - 4) }
-    }
-}
-
-/// Indices as they are stored.
-pub(super) trait Indices: Copy {
-    /// Those of group `g`.
-    fn indices<L: Lanes>(self, lanes: L, g: usize) -> L::Ints;
-}
-
-impl Indices for <Turbo3 as Codes>::Octet<'_> {
-    #[inline(always)]
-    fn indices<L: Lanes>(self, lanes: L, g: usize) -> L::Ints {
-        lanes.codes_3(&self.0[g], &self.1[g])
-    }
-}
-
-impl Indices for <Turbo2 as Codes>::Octet<'_> {
-    #[inline(always)]
-    fn indices<L: Lanes>(self, lanes: L, g: usize) -> L::Ints {
-        lanes.codes_2(&self[g])
     }
 }
 
@@ -191,9 +171,26 @@ impl Codes for Turbo3T {
 
     #[inline(always)]
     fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints {
-        let before = octet.one_before(lanes, g, side);
-        lanes.look_up_64(lanes.with_above::<3>(octet.own.indices(lanes, g), before), &TURBO3T)
+        // The first four groups of an octet have their bits below those before them, the other four above: so what one group is
+        // looked up with stands where the next one wants it, and nothing is shifted.
+        if g < 4 {
+            let one = octet.earlier(lanes, g + 4, side, |octet, g| bits::<L, true>(lanes, *octet, g));
+            let own = bits::<L, false>(lanes, octet.own, g);
+            return lanes.look_up_64(lanes.joined_3::<false>(own, one), &TURBO3T);
+        }
+        let one = bits::<L, false>(lanes, octet.own, g - 4);
+        lanes.look_up_64(lanes.joined_3::<true>(bits::<L, true>(lanes, octet.own, g), one), &LATE_TURBO3T)
     }
+}
+
+/// Group `g` of an octet of turbo3t where it is looked up.
+#[inline(always)]
+fn bits<L: Lanes, const LATE: bool>(
+    lanes: L,
+    (low, high): <Turbo3 as Codes>::Octet<'_>,
+    g: usize,
+) -> L::Ints {
+    lanes.bits_3::<LATE>(&low[g], &high[g])
 }
 
 /// turbo2t: turbo2 with a memory.
@@ -209,9 +206,10 @@ impl Codes for Turbo2T {
 
     #[inline(always)]
     fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints {
-        let (one, two) = (octet.one_before(lanes, g, side), octet.earlier(lanes, g, side));
-        let before = lanes.with_above::<2>(one, two);
-        lanes.look_up_64(lanes.with_above::<2>(octet.own.indices(lanes, g), before), &TURBO2T)
+        let earlier = |g| octet.earlier(lanes, g, side, |octet, g| lanes.codes_2(&octet[g]));
+        let one = if g < 4 { earlier(g + 4) } else { lanes.codes_2(&octet.own[g - 4]) };
+        let before = lanes.with_above::<2>(one, earlier(g));
+        lanes.look_up_64(lanes.with_above::<2>(lanes.codes_2(&octet.own[g]), before), &TURBO2T)
     }
 }
 
@@ -279,6 +277,15 @@ const TURBO3: ByteBook = ByteBook::of(&Codebook::GAUSS3);
 const TURBO4: ByteBook = ByteBook::of(&Codebook::GAUSS4);
 static TURBO2T: [u8; 64] = above_128(&Trellis::TURBO2T);
 static TURBO3T: [u8; 64] = above_128(&Trellis::TURBO3T);
+/// By the same six bits, the last three of the sequence above the three before them.
+static LATE_TURBO3T: [u8; 64] = {
+    let (mut late, mut i) = ([0; 64], 0);
+    while i < late.len() {
+        late[i % 8 * 8 + i / 8] = TURBO3T[i];
+        i += 1;
+    }
+    late
+};
 
 /// Levels as unsigned bytes; 128 stands for 0.
 const fn above_128(trellis: &Trellis) -> [u8; 64] {

@@ -25,6 +25,10 @@ pub(crate) trait Wide: Copy + Send + Sync {
     fn run_op<O: Op>(self, op: O) -> O::Output;
     /// [`Lanes::look_up_64`]
     fn look_up(self, codes: __m512i, table: &[u8; 64]) -> __m512i;
+    /// [`Lanes::bits_3`]
+    fn bits_3<const LATE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i;
+    /// [`Lanes::joined_3`]
+    fn joined_3<const LATE: bool>(self, codes: __m512i, others: __m512i) -> __m512i;
 }
 
 /// The lanes of a token.
@@ -56,6 +60,17 @@ impl Wide for Avx512 {
             _mm512_mask_shuffle_epi8(third, high & odd, quarter(3), codes)
         })
     }
+
+    #[inline(always)]
+    fn bits_3<const LATE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i {
+        let codes = Zmm(self).codes_3(low, high);
+        if LATE { intrinsic!(_mm512_slli_epi32::<3>(codes)) } else { codes }
+    }
+
+    #[inline(always)]
+    fn joined_3<const LATE: bool>(self, codes: __m512i, others: __m512i) -> __m512i {
+        intrinsic!(_mm512_or_si512(codes, others))
+    }
 }
 
 avx512vbmi! {
@@ -76,6 +91,60 @@ impl Wide for Avx512Vbmi {
         // SAFETY: this token proves AVX-512 VBMI; the table has the 64 bytes that are read.
         unsafe { _mm512_permutexvar_epi8(codes, _mm512_loadu_si512(table.as_ptr().cast())) }
     }
+
+    /// Each plane is brought into place by one instruction that takes any eight bits of a line for each byte; what stands in the other
+    /// bits, nobody asks: a look-up has six.
+    #[inline(always)]
+    fn bits_3<const LATE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i {
+        // SAFETY: this token proves AVX-512 VBMI; 16 and 8 bytes are read.
+        unsafe {
+            let low = _mm512_broadcast_i32x4(_mm_loadu_si128(low.as_ptr().cast()));
+            let low = _mm512_multishift_epi64_epi8(of_bytes(&LOW[usize::from(LATE)]), low);
+            let high = _mm512_set1_epi64(i64::from_le_bytes(*high));
+            let high = _mm512_multishift_epi64_epi8(of_bytes(&HIGH[usize::from(LATE)]), high);
+            choose(_mm512_set1_epi8(if LATE { 3 << 3 } else { 3 }), low, high)
+        }
+    }
+
+    #[inline(always)]
+    fn joined_3<const LATE: bool>(self, codes: __m512i, others: __m512i) -> __m512i {
+        intrinsic!(choose(_mm512_set1_epi8(if LATE { 7 << 3 } else { 7 }), codes, others))
+    }
+}
+
+/// Where in a line of 8 bytes the eight bits begin that have code j of a plane of low bits at their bit `up`, modulo 64.
+const fn low_places(up: usize) -> [u8; 64] {
+    let (mut places, mut j) = ([0; 64], 0);
+    while j < 64 {
+        places[j] = ((64 + 8 * (j % 8) + 2 * (j / 16) - up) % 64) as u8;
+        j += 1;
+    }
+    places
+}
+
+/// The same of a plane of high bits, at bit `up + 2`.
+const fn high_places(up: usize) -> [u8; 64] {
+    let (mut places, mut j) = ([0; 64], 0);
+    while j < 64 {
+        places[j] = ((64 + j - up - 2) % 64) as u8;
+        j += 1;
+    }
+    places
+}
+
+/// For codes from bit 0 on and from bit 3 on.
+static LOW: [[u8; 64]; 2] = [low_places(0), low_places(3)];
+static HIGH: [[u8; 64]; 2] = [high_places(0), high_places(3)];
+
+/// The bits of `a` where those of `mask` are set, and of `b` where they are not.
+#[inline(always)]
+fn choose(mask: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    intrinsic!(_mm512_ternarylogic_epi64::<0b1100_1010>(mask, a, b))
+}
+
+#[inline(always)]
+fn of_bytes(bytes: &[u8; 64]) -> __m512i {
+    intrinsic!(_mm512_loadu_si512(bytes.as_ptr().cast()))
 }
 
 impl<W: Wide> Lanes for Zmm<W> {
@@ -318,6 +387,16 @@ impl<W: Wide> Lanes for Zmm<W> {
     #[inline(always)]
     fn look_up_64(self, codes: __m512i, table: &[u8; 64]) -> __m512i {
         self.0.look_up(codes, table)
+    }
+
+    #[inline(always)]
+    fn bits_3<const LATE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i {
+        self.0.bits_3::<LATE>(low, high)
+    }
+
+    #[inline(always)]
+    fn joined_3<const LATE: bool>(self, codes: __m512i, others: __m512i) -> __m512i {
+        self.0.joined_3::<LATE>(codes, others)
     }
 
     #[inline(always)]

@@ -106,7 +106,18 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn look_up(self, codes: Self::Ints, table: &[u8; 16]) -> Self::Ints;
     /// 64 codes of 3 bits: low two as [`Lanes::codes_2`], the third of code j at bit j of `high`.
     fn codes_3(self, low: &[u8; 16], high: &[u8; 8]) -> Self::Ints;
-    /// `table[code]` for 64 codes below 64.
+    /// The same in bits 3 to 5 of their bytes where they are `LATE`; other bits are anything that [`Lanes::joined_3`] leaves out.
+    #[inline(always)]
+    fn bits_3<const LATE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> Self::Ints {
+        let codes = self.codes_3(low, high);
+        if LATE { self.shift_left(codes, self.splat_i(3)) } else { codes }
+    }
+    /// What [`Lanes::bits_3`] gives of codes that are `LATE`, or not, beside what it gives of codes that are the other.
+    #[inline(always)]
+    fn joined_3<const LATE: bool>(self, codes: Self::Ints, others: Self::Ints) -> Self::Ints {
+        self.or_i(codes, others)
+    }
+    /// `table[code]` for 64 codes below 64; bits above may be anything where [`Lanes::bits_3`] leaves some.
     fn look_up_64(self, codes: Self::Ints, table: &[u8; 64]) -> Self::Ints;
     /// Codes of fewer than `BITS` bits with others in the bits above; all of it stays within a byte.
     #[inline(always)]
