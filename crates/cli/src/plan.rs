@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kvant::gguf::printable_path;
 use kvant::{Certificate, KvOptions, KvPlan, Model, Needs, Policies};
-use kvant_eval::{Goal, MIXTURE, PlanOptions, Progress};
+use kvant_eval::report::{Part, PlanReport};
+use kvant_eval::{Goal, MIXTURE, PlanOptions, Planned, Progress};
 use serde_json::json;
 
 use crate::args::{ModelArgs, check_target, positive, read_text};
 use crate::bench::commit;
+use crate::eval::{Switch, about, add_to_report, check_report};
 use crate::failure::Failure;
 use crate::{console, log, output, progress};
 
@@ -29,12 +31,19 @@ pub struct PlanArgs {
     /// Mean divergence from the f16 cache in nats, less that of an f32 cache: the fewest bits that keep below it
     #[arg(long, value_name = "NATS", default_value = "0.01", value_parser = number)]
     max_kld: f64,
-    /// Length of text that it is made for and judged at, in tokens
-    #[arg(short = 'c', long, value_name = "N", default_value_t = 512, value_parser = positive)]
-    context: usize,
+    /// Length of text that it is made for and judged at, in tokens; it holds for four times as many. When not given, it is made for
+    /// as many as the model was trained for, and judged at 512
+    #[arg(short = 'c', long, value_name = "N", value_parser = positive)]
+    context: Option<usize>,
+    /// Whether it is judged with the youngest tokens in f16, as run has them; off judges by the types alone
+    #[arg(long, value_name = "SWITCH", default_value = "on")]
+    kv_tail: Switch,
     /// Where the plan goes; beside the model when not given
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Add the bits of each head and what there was to choose from to a page in this folder
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -42,6 +51,11 @@ pub struct PlanArgs {
     #[arg(short, long)]
     quiet: bool,
 }
+
+/// Tokens of the texts that a plan is judged by when nothing is said.
+const USUAL_CONTEXT: usize = 512;
+/// A plan that is made for texts of some length holds for so many times that.
+const HOLDS_FOR: usize = 4;
 
 fn number(text: &str) -> Result<f64, String> {
     let expected = || "expected a number above 0".to_owned();
@@ -51,6 +65,7 @@ fn number(text: &str) -> Result<f64, String> {
 /// Runs the command.
 pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     check_target(args.output.as_deref())?;
+    check_report(args.report.as_deref())?;
     let text = match &args.file {
         Some(path) => read_text(path)?,
         None => MIXTURE.to_owned(),
@@ -67,8 +82,11 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
         bar.set_message(step.note.clone());
     };
     let goal = args.budget.map_or(Goal::Kld(args.max_kld), Goal::Bits);
-    let options = PlanOptions { goal, n_ctx: args.context.min(model.config().n_ctx_train) };
-    let plan = kvant_eval::plan(&model, &text, options, &mut tell)?;
+    let n_train = model.config().n_ctx_train;
+    let n_ctx = args.context.unwrap_or(USUAL_CONTEXT).min(n_train);
+    let reach = args.context.map_or(n_train, |n| n.saturating_mul(HOLDS_FOR).min(n_train));
+    let options = PlanOptions { goal, n_ctx, reach, tail: args.kv_tail == Switch::On };
+    let Planned { plan, frontier } = kvant_eval::plan(&model, &text, options, &mut tell)?;
     bar.finish_and_clear();
     let certificate = Certificate { commit: Some(commit()).filter(|c| c != "unknown"), ..plan.certificate };
     let plan = KvPlan { certificate, ..plan };
@@ -78,7 +96,10 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     {
         log::note(format_args!("--max-kld {most}: no plan comes below {:.6}", plan.certificate.added_kld()));
     }
-    print(&plan, &path, args.json)
+    print(&plan, &path, args.json)?;
+    let about = about(&args.model, Some(&model), args.file.as_deref());
+    let report = PlanReport::new(about, &Planned { plan, frontier }, &model.config().kv_shape())?;
+    add_to_report(args.report.as_deref(), || Part::Plan(report))
 }
 
 /// Where the plan of a model goes that is not said.
@@ -155,6 +176,7 @@ pub fn certificate(c: &Certificate) -> String {
         || "not measured".to_owned(),
         |[plan, f16]| format!("{} of the answers' tokens (f16: {})", share(plan), share(f16)),
     );
+    let tail = if c.tail { "" } else { ", all of them coded" };
     let commit = c.commit.as_ref().map_or_else(String::new, |commit| format!(", commit {commit}"));
     [
         format!("bits per value   {:.3}", c.bits),
@@ -168,7 +190,7 @@ pub fn certificate(c: &Certificate) -> String {
         format!("same top         {}", share(c.same_top)),
         format!("perplexity ratio {:.5}", c.ppl_ratio),
         format!("needle           {needle}"),
-        format!("measured on      {} tokens in pieces of {}, text {}", c.tokens, c.n_ctx, c.text),
+        format!("measured on      {} tokens in pieces of {}{tail}, text {}", c.tokens, c.n_ctx, c.text),
         format!("made by          kvant {}{commit}", c.version),
     ]
     .join("\n")

@@ -1,9 +1,9 @@
 //! A cache plan of a model, kept in a file beside it: types, what keys and values are multiplied by, and what was measured.
 //!
-//! # Format, version 2
+//! # Format, version 3
 //!
 //! ```text
-//! kvplan 2 0123456789abcdef
+//! kvplan 3 0123456789abcdef
 //! {"model":"..","layers":2,"sink":16,"certificate":{..}}
 //! {"k":["turbo4","turbo3"],"v":[..],"k_scale":[..],"v_scale":[..],"v_centre":[..]}
 //! {"k":["turbo3","turbo3"],..
@@ -28,7 +28,7 @@ use crate::{Error, KvOptions, fingerprint};
 
 /// What the file begins with.
 const MAGIC: &str = "kvplan";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// The most bytes of a file: a hundred times what the largest models need.
 const MAX_BYTES: u64 = 1 << 28;
 
@@ -95,8 +95,7 @@ pub struct KvPlan {
     pub certificate: Certificate,
 }
 
-/// What was measured of a plan, as people run it: with the sink and the youngest tokens in f16. Divergences are from the f16
-/// cache, in nats.
+/// What was measured of a plan, with the sink in f16. Divergences are from the f16 cache, in nats.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Certificate {
@@ -120,6 +119,8 @@ pub struct Certificate {
     pub ppl_ratio: f64,
     /// Share of right tokens in the answers about a hidden sentence, and that of the f16 cache.
     pub needle: Option<[f64; 2]>,
+    /// Whether the youngest tokens were in f16, as people run it.
+    pub tail: bool,
     /// Tokens that were scored.
     pub tokens: usize,
     /// Tokens of each piece.
@@ -343,6 +344,7 @@ mod tests {
                 same_top: 0.95,
                 ppl_ratio: 1.01,
                 needle: Some([1.0, 1.0]),
+                tail: true,
                 tokens: 1000,
                 n_ctx: 512,
                 text: "0123".to_owned(),
@@ -435,9 +437,9 @@ mod tests {
             KvPlan::open(&path, &gguf()).unwrap_err().to_string()
         };
         assert!(
-            opened(text.replacen("kvplan 2", "kvplan 3", 1)).ends_with("cache plan version 3, expected 2")
+            opened(text.replacen("kvplan 3", "kvplan 4", 1)).ends_with("cache plan version 4, expected 3")
         );
-        assert!(opened(text.replacen("kvplan 2", "kvplan two", 1)).ends_with("not a cache plan"));
+        assert!(opened(text.replacen("kvplan 3", "kvplan three", 1)).ends_with("not a cache plan"));
         assert!(KvPlan::open(&folder.0, &gguf()).unwrap_err().to_string().contains("not a regular file"));
     }
 }

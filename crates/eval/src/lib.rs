@@ -49,7 +49,7 @@ pub use error::EvalError;
 pub use kld::{Base, Kld, KldOptions, LayerKld, kld, kld_by_layer};
 pub use needle_form::NeedleForm;
 pub use niah::{NiahCell, NiahOptions, niah};
-pub use plan::{Goal, PlanOptions, plan};
+pub use plan::{Goal, PlanOptions, Planned, plan};
 pub use ppl::{Ppl, PplOptions, ppl, ppl_saving_base};
 pub use progress::{OnProgress, Progress};
 pub use sample::{MIXTURE, QUESTIONS, SAMPLE};

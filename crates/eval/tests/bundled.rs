@@ -6,7 +6,8 @@ use kvant::{KvOptions, Model, OpenOptions, Policies};
 use kvant_eval::distortion::captured;
 use kvant_eval::{
     AgreeOptions, Base, Chunks, EvalError, Goal, Kld, KldOptions, NeedleForm, NiahOptions, PlanOptions,
-    PplOptions, agree, kld, kld_by_layer, niah, plan, ppl, ppl_saving_base, question_prompts, text_prompts,
+    Planned, PplOptions, agree, kld, kld_by_layer, niah, plan, ppl, ppl_saving_base, question_prompts,
+    text_prompts,
 };
 
 const TEXT: &str = include_str!("../../../LICENSE-APACHE");
@@ -218,7 +219,8 @@ fn logits_that_are_not_numbers_are_refused_with_their_place() {
 #[test]
 fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
     let model = model();
-    let of = |goal| plan(&model, TEXT, PlanOptions { goal, n_ctx: 256 }, &mut |_| ());
+    let options = |goal| PlanOptions { goal, n_ctx: 256, reach: 256, tail: true };
+    let of = |goal| plan(&model, TEXT, options(goal), &mut |_| ()).map(|planned| planned.plan);
     let found = of(Goal::Bits(3.4)).unwrap();
     let certificate = &found.certificate;
     assert!(certificate.bits <= 3.4 && certificate.bits > 3.0, "{certificate:?}");
@@ -226,6 +228,12 @@ fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
     found.balance.check(&model.config().kv_shape()).unwrap();
     // Twice the same, and with more bits closer to f16.
     assert_eq!(of(Goal::Bits(3.4)).unwrap(), found);
+    // With the youngest tokens in codes too it is as far or further.
+    let coded = PlanOptions { tail: false, ..options(Goal::Bits(3.4)) };
+    let Planned { plan: coded, frontier } = plan(&model, TEXT, coded, &mut |_| ()).unwrap();
+    let coded = coded.certificate;
+    assert!(frontier.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 > pair[1].1), "{frontier:?}");
+    assert!(!coded.tail && certificate.tail && coded.added_kld() > certificate.added_kld(), "{coded:?}");
     let wider = of(Goal::Bits(8.6)).unwrap().certificate;
     assert!(0.0 < wider.mean_kld && wider.mean_kld < 0.5 * certificate.mean_kld, "{wider:?} {certificate:?}");
     // Whatever is stored, the same arithmetic runs beside it.
@@ -237,7 +245,7 @@ fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
     assert_eq!(of(Goal::Kld(1e-12)).unwrap().certificate.bits, wider.bits);
     let error = of(Goal::Bits(1.0)).unwrap_err().to_string();
     assert!(error.starts_with("budget: expected 2.") && error.ends_with("got 1"), "{error}");
-    let short = plan(&model, "Too short.", PlanOptions { goal: Goal::Bits(4.0), n_ctx: 256 }, &mut |_| ());
+    let short = plan(&model, "Too short.", options(Goal::Bits(4.0)), &mut |_| ());
     assert!(matches!(short, Err(EvalError::ShortText { .. })));
 }
 

@@ -63,7 +63,7 @@ impl From<EvalError> for Failure {
 
 /// `on` or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Switch {
+pub(crate) enum Switch {
     On,
     Off,
 }
@@ -204,7 +204,7 @@ fn bar(label: &'static str, results: &ResultArgs) -> ProgressBar {
 }
 
 /// Where the numbers of this run come from.
-fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Path>) -> About {
+pub(crate) fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Path>) -> About {
     let device = loaded.map(|model| {
         let device = model.device();
         format!("{} ({}, {} {})", device.name, device.kernels, device.n_threads, device.thread_unit)
@@ -219,12 +219,12 @@ fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Path>) -> Abou
 }
 
 /// Refuses a report that cannot be written, if one is wanted, before anything is measured.
-fn check_report(folder: Option<&Path>) -> Result<(), Failure> {
+pub(crate) fn check_report(folder: Option<&Path>) -> Result<(), Failure> {
     Ok(folder.map_or(Ok(()), kvant_eval::report::check)?)
 }
 
 /// Adds a part to the report, if one is wanted, and tells where it is.
-fn add_to_report(folder: Option<&Path>, part: impl FnOnce() -> Part) -> Result<(), Failure> {
+pub(crate) fn add_to_report(folder: Option<&Path>, part: impl FnOnce() -> Part) -> Result<(), Failure> {
     if let Some(folder) = folder {
         let page = kvant_eval::report::update(folder, &part())?;
         console::say(format_args!("report: {}", printable_path(&page)));

@@ -586,9 +586,13 @@ fn a_plan_is_made_and_shown_and_followed_and_refused_where_it_was_changed_or_is_
     let text = |path: PathBuf| path.to_str().unwrap().to_owned();
     let (model, path) = (text(dir.join("pocket.gguf")), text(dir.join("pocket.kvplan")));
     fs::copy(bundled(), &model).unwrap();
-    let made = json(&kvant(&["plan", &model, "--budget", "3.5", "-c", "128", "--json"]));
+    let report = text(dir.join("report"));
+    let made = json(&kvant(&["plan", &model, "--budget", "3.5", "-c", "128", "--json", "--report", &report]));
+    let page = fs::read_to_string(dir.join("report/index.html")).unwrap();
+    assert!(page.contains("Where the plan spends bits") && page.contains("the plan: "), "{page}");
     let bits = made["certificate"]["bits"].as_f64().unwrap();
     assert!(made["path"] == path.as_str() && 3.0 < bits && bits <= 3.5, "{made}");
+    assert_eq!(made["certificate"]["tail"], true);
     let line = format!("bits per value   {bits:.3}");
     let inspect = || stdout(&kvant(&["inspect", &model]));
     assert!(inspect().contains(&line), "{}", inspect());

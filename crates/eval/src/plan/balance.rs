@@ -5,7 +5,8 @@
 //! the second moment of the queries that meet them. For a diagonal A = diag(s) that is `(sum s^2 Sk) (sum Sq / s^2)`, and by
 //! Cauchy and Schwarz least at `s^4 = Sq / Sk`. Values are the same, with the squared columns of the output matrix for Sq.
 //!
-//! RoPE turns pairs of dims into each other as positions grow: with one factor for a pair the result holds at any position.
+//! RoPE turns pairs of dims into each other as positions grow: squares of keys and queries are those of all positions that a plan is
+//! made for ([`super::moments`]), so that a factor that would be wrong further on is not taken.
 
 use kvant::{Balance, LayerBalance};
 
@@ -25,41 +26,33 @@ impl Statistics {
 impl LayerStatistics {
     pub fn balance(&self) -> LayerBalance {
         let (k_dim, v_dim) = (self.shape.k_head_dim, self.shape.v_head_dim);
-        let (of_keys, of_values) = (self.key_groups(), (0..v_dim).map(|dim| vec![dim]).collect::<Vec<_>>());
         let heads = 0..self.shape.n_kv_heads;
         let k_scale = heads.clone().flat_map(|head| {
             let dims = head * k_dim..(head + 1) * k_dim;
-            factors(&of_keys, &self.q[dims.clone()], &self.k[dims])
+            factors(&self.q[dims.clone()], &self.k[dims])
         });
         let v_scale = heads.flat_map(|head| {
             let dims = head * v_dim..(head + 1) * v_dim;
-            factors(&of_values, &self.w[dims.clone()], &self.v[dims])
+            factors(&self.w[dims.clone()], &self.v[dims])
         });
         let v_centre = self.v_mean.iter().map(|&mean| if mean.is_finite() { rounded(mean) } else { 0.0 });
         LayerBalance { k_scale: k_scale.collect(), v_scale: v_scale.collect(), v_centre: v_centre.collect() }
     }
 }
 
-/// `(read / stored)^(1/4)` of each dim, the same for all dims of a group, their geometric mean 1: a factor that all share
-/// changes nothing. 1 where nothing is stored, nothing reads it, or either is no number.
-fn factors(groups: &[Vec<usize>], read: &[f64], stored: &[f64]) -> Vec<f32> {
-    let sum = |of: &[f64], group: &[usize]| group.iter().map(|&dim| of[dim]).sum::<f64>();
-    let log = |group: &Vec<usize>| {
-        let ratio = sum(read, group) / sum(stored, group);
+/// `(read / stored)^(1/4)` of each dim, their geometric mean 1: a factor that all share changes nothing. 1 where nothing is
+/// stored, nothing reads it, or either is no number.
+fn factors(read: &[f64], stored: &[f64]) -> Vec<f32> {
+    let log = |(read, stored): (&f64, &f64)| {
+        let ratio = read / stored;
         (ratio.is_finite() && ratio > 0.0).then(|| ratio.ln() / 4.0)
     };
-    let logs: Vec<Option<f64>> = groups.iter().map(log).collect();
-    let sound =
-        || logs.iter().zip(groups).filter_map(|(log, group)| Some((log.as_ref()?, group.len() as f64)));
-    let n: f64 = sound().map(|(_, n)| n).sum();
-    let mean = sound().map(|(log, n)| log * n).sum::<f64>() / n.max(1.0);
-    let mut out = vec![1.0; stored.len()];
-    for (log, group) in logs.iter().zip(groups) {
-        let Some(log) = log else { continue };
-        let factor = (log - mean).exp().clamp(1.0 / MOST, MOST);
-        group.iter().for_each(|&dim| out[dim] = rounded(factor));
-    }
-    out
+    let logs: Vec<Option<f64>> = read.iter().zip(stored).map(log).collect();
+    let sound = || logs.iter().flatten();
+    let mean = sound().sum::<f64>() / sound().count().max(1) as f64;
+    let factor =
+        |log: &Option<f64>| log.map_or(1.0, |log| rounded((log - mean).exp().clamp(1.0 / MOST, MOST)));
+    logs.iter().map(factor).collect()
 }
 
 /// Five digits, so that a file says what was measured.
@@ -86,16 +79,12 @@ pub(super) fn shares(scale: &[f32], read: &[f64], stored: &[f64], n_heads: usize
 
 #[cfg(test)]
 mod tests {
+    use kvant::{KvLayerShape, KvShape};
+
     use super::*;
 
-    const PAIRS: [[usize; 2]; 2] = [[0, 2], [1, 3]];
-
-    fn pairs() -> Vec<Vec<usize>> {
-        PAIRS.map(Vec::from).to_vec()
-    }
-
     #[test]
-    fn no_other_factors_of_pairs_make_less_noise() {
+    fn no_other_factors_make_less_noise() {
         let (read, stored) = ([4.0, 1.0, 12.0, 0.5], [0.1, 3.0, 0.2, 1.0]);
         let noise = |s: &[f32]| {
             let sum = |of: fn(f64, f64) -> f64, x: &[f64]| {
@@ -103,11 +92,10 @@ mod tests {
             };
             sum(|s, x| s * x, &stored) * sum(|s, x| x / s, &read)
         };
-        let best = factors(&pairs(), &read, &stored);
-        assert_eq!((best[0], best[1]), (best[2], best[3]));
+        let best = factors(&read, &stored);
         assert!((best.iter().map(|s| s.ln()).sum::<f32>()).abs() < 1e-3, "{best:?}");
         for change in [0.8, 0.9, 0.99, 1.01, 1.1, 1.25] {
-            let other = [best[0] * change, best[1], best[2] * change, best[3]];
+            let other = [best[0] * change, best[1], best[2], best[3] / change];
             assert!(noise(&best) < noise(&other), "{change}: {} {}", noise(&best), noise(&other));
         }
         // Nothing at all is worse by far.
@@ -124,12 +112,37 @@ mod tests {
             ([1.0; 4], [f64::INFINITY; 4]),
             ([0.0; 4], [0.0; 4]),
         ] {
-            assert_eq!(factors(&pairs(), &read, &stored), [1.0; 4], "{read:?} {stored:?}");
+            assert_eq!(factors(&read, &stored), [1.0; 4], "{read:?} {stored:?}");
         }
-        // One pair dead, the other as it would be alone.
-        assert_eq!(factors(&pairs(), &[0.0, 5.0, 0.0, 5.0], &[1.0; 4]), [1.0; 4]);
-        let far = factors(&pairs(), &[1e30, 1.0, 1e30, 1.0], &[1e-30, 1.0, 1e-30, 1.0]);
+        // Some dims dead, the others as they would be alone.
+        assert_eq!(factors(&[0.0, 5.0, 0.0, 5.0], &[1.0; 4]), [1.0; 4]);
+        let far = factors(&[1e30, 1.0, 1e30, 1.0], &[1e-30, 1.0, 1e-30, 1.0]);
         assert_eq!(far, [64.0, 1.0 / 64.0, 64.0, 1.0 / 64.0]);
+    }
+
+    #[test]
+    fn heads_that_are_dead_or_alike_or_all_but_flat_have_a_balance_that_a_cache_takes() {
+        // Heads: usual, the same again, dead, and one whose energy lies in one dim but for a rest that is next to nothing.
+        let shape = KvLayerShape { n_heads: 4, n_kv_heads: 4, k_head_dim: 2, v_head_dim: 2, window: None };
+        let usual = [16.0, 0.0625, 16.0, 0.0625, 0.0, 0.0, 1.0, 1e-300];
+        let layer = |v: [f64; 8]| LayerStatistics {
+            shape,
+            q: vec![1.0; 8],
+            k: usual.to_vec(),
+            v_mean: vec![0.0, f64::NAN, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+            v: v.to_vec(),
+            w: vec![1.0; 8],
+        };
+        for v in [usual, [0.0; 8]] {
+            let balance = layer(v).balance();
+            assert_eq!(balance.k_scale, [0.5, 2.0, 0.5, 2.0, 1.0, 1.0, 1.0 / 64.0, 64.0]);
+            assert_eq!(balance.v_scale, if v == usual { balance.k_scale.clone() } else { vec![1.0; 8] });
+            assert_eq!(balance.v_centre, [0.0; 8]);
+            let shares = shares(&balance.k_scale, &layer(v).q, &usual, 4);
+            assert!(shares[0] == shares[1] && shares[2] == 0.0, "{shares:?}");
+            assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-12, "{shares:?}");
+            Balance { layers: vec![balance] }.check(&KvShape::uniform(1, shape)).unwrap();
+        }
     }
 
     #[test]

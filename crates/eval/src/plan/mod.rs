@@ -9,6 +9,7 @@
 //! 4. What comes out is measured whole, the prediction put right by that, and so on until the goal is met.
 
 mod balance;
+mod moments;
 mod pieces;
 mod search;
 mod statistics;
@@ -42,8 +43,12 @@ pub enum Goal {
 pub struct PlanOptions {
     /// What it is to reach.
     pub goal: Goal,
-    /// The length of text it is made for and judged at, in tokens.
+    /// The length of text that statistics are gathered and plans are judged at, in tokens.
     pub n_ctx: usize,
+    /// The length of text that factors on keys are to hold for, in tokens.
+    pub reach: usize,
+    /// Whether it is judged with the youngest tokens in 16 bit, as people run it.
+    pub tail: bool,
 }
 
 /// The types that streams may have, where every device of the model reads them.
@@ -62,6 +67,15 @@ const MOST_TRIES: usize = 4;
 /// A plan that comes so close to its goal need not be bettered.
 const CLOSE: f64 = 0.85;
 
+/// A plan, and what there was to choose from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Planned {
+    /// The plan.
+    pub plan: KvPlan,
+    /// Bits per value and predicted divergence of plans, fewest bits first: costs of layers, each measured alone, added up.
+    pub frontier: Vec<(f64, f64)>,
+}
+
 /// Makes the plan of `model`: from one half of `text`, judged on the other.
 ///
 /// # Errors
@@ -72,12 +86,15 @@ pub fn plan(
     text: &str,
     options: PlanOptions,
     progress: OnProgress<'_>,
-) -> Result<KvPlan, EvalError> {
+) -> Result<Planned, EvalError> {
     let halves = Text::new(model, text, options.n_ctx)?;
-    let statistics = Statistics::gather(model, &halves.pieces(options.n_ctx), progress)?;
+    let statistics = Statistics::gather(model, &halves.pieces(options.n_ctx), options.reach, progress)?;
     let finder = Finder::new(model, &statistics, &halves, options)?;
-    let (plan, judged) = finder.find(progress)?;
-    finder.certified(plan, &judged, text)
+    let frontier = Frontier::new(&finder.streams(progress)?);
+    let (plan, judged) = finder.find(&frontier)?;
+    let n_values = finder.n_values();
+    let frontier = frontier.points().iter().map(|(bits, cost)| (bits / n_values, *cost)).collect();
+    Ok(Planned { plan: finder.certified(plan, &judged, text)?, frontier })
 }
 
 /// What a search goes by.
@@ -107,10 +124,8 @@ impl<'a> Finder<'a> {
     }
 
     /// The plan that meets the goal best, and what was measured of it.
-    fn find(&self, progress: OnProgress<'_>) -> Result<(KvPlan, Judged), EvalError> {
-        let streams = self.streams(progress)?;
-        let frontier = Frontier::new(&streams);
-        let n_values: f64 = self.shape.layers.iter().map(values_of).sum();
+    fn find(&self, frontier: &Frontier) -> Result<(KvPlan, Judged), EvalError> {
+        let n_values = self.n_values();
         let goal = match self.options.goal {
             Goal::Bits(bits) => {
                 let Some(n) = frontier.within_bits(bits * n_values) else {
@@ -145,6 +160,11 @@ impl<'a> Finder<'a> {
         }
         let (_, plan, judged) = best.expect("one plan was judged");
         Ok((plan, judged))
+    }
+
+    /// Values of a token's keys and values in all layers.
+    fn n_values(&self) -> f64 {
+        self.shape.layers.iter().map(values_of).sum()
     }
 
     /// The choices of every stream: layer by layer, the keys of each head, then the values.
@@ -200,7 +220,7 @@ impl<'a> Finder<'a> {
             let sink = Policies(vec![Policy::Sink(statistics::SINK)]);
             let policies = sink.with_table(&table).map_err(kvant::Error::from)?;
             let balance = Some(Arc::clone(&self.balance));
-            Ok(KvOptions { policies, balance, ..Default::default() })
+            Ok(KvOptions { policies, balance, tail: self.options.tail, ..Default::default() })
         };
         let configs = (0..self.shape.layers.len()).flat_map(|layer| [alone(layer, "K"), alone(layer, "V")]);
         let configs = configs.collect::<Result<Vec<_>, EvalError>>()?;
@@ -227,14 +247,19 @@ impl<'a> Finder<'a> {
         KvPlan { model, sink: statistics::SINK, types, balance, certificate }
     }
 
-    /// Measures a plan as people run it.
+    /// Measures a plan.
     fn judge(&self, plan: &KvPlan) -> Result<Judged, EvalError> {
-        Ok(judge(self.model, &self.judged, &[plan.kv_options()?])?.remove(0))
+        Ok(judge(self.model, &self.judged, &[self.cache(plan)?])?.remove(0))
+    }
+
+    /// The cache that a plan is judged as.
+    fn cache(&self, plan: &KvPlan) -> Result<KvOptions, EvalError> {
+        Ok(KvOptions { tail: self.options.tail, ..plan.kv_options()? })
     }
 
     /// The plan with what was measured of it.
     fn certified(&self, plan: KvPlan, judged: &Judged, text: &str) -> Result<KvPlan, EvalError> {
-        let options = plan.kv_options()?;
+        let options = self.cache(&plan)?;
         let stored =
             Plan::new(&self.shape, options.k, options.v, &options.policies).map_err(kvant::Error::from)?;
         let ((bits_k, bits_v), stats) = (stored.bits_per_value(&self.shape), judged.kld.stats());
@@ -254,6 +279,7 @@ impl<'a> Finder<'a> {
             same_top: stats.same_top.value,
             ppl_ratio: stats.ppl_ratio.value,
             needle: self.needle(options, text)?,
+            tail: self.options.tail,
             tokens: stats.tokens,
             n_ctx: self.options.n_ctx,
             text: self.judged.fingerprint(),

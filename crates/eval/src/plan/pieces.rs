@@ -29,6 +29,11 @@ impl Pieces {
         self.0.iter().map(Vec::as_slice)
     }
 
+    /// Tokens of the longest.
+    pub fn longest(&self) -> usize {
+        self.0.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
     /// Tokens of all pieces together.
     pub fn n_tokens(&self) -> usize {
         self.0.iter().map(Vec::len).sum()

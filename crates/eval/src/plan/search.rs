@@ -59,6 +59,11 @@ impl Frontier {
         Self { least: hulls.iter().map(|hull| hull[0].dtype).collect(), steps, points }
     }
 
+    /// Bits and cost of all plans, from fewest bits to most.
+    pub fn points(&self) -> &[(f64, f64)] {
+        &self.points
+    }
+
     /// Number of plans.
     pub fn len(&self) -> usize {
         self.points.len()

@@ -1,8 +1,9 @@
 //! How large queries, keys and values of a model are, dim by dim, over a text.
 
-use kvant::{Config, DType, KvLayerShape, KvOptions, Model, Pairing, Policies, RopeParams};
+use kvant::{Config, DType, KvLayerShape, KvOptions, Model, Policies};
 use kvant_codec::Side;
 
+use super::moments::{Moments, Pair, pairs};
 use super::pieces::Pieces;
 use crate::{EvalError, OnProgress, walk};
 
@@ -22,9 +23,8 @@ pub(super) struct Statistics {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct LayerStatistics {
     pub shape: KvLayerShape,
-    /// Which dims of its keys turn together.
-    pub rope: RopeParams,
-    /// Mean squares of the queries after RoPE, summed over those that share a KV head, `[n_kv_heads * k_head_dim]`.
+    /// Mean squares of the queries after RoPE, summed over those that share a KV head, `[n_kv_heads * k_head_dim]`: wherever
+    /// the text stands.
     pub q: Vec<f64>,
     /// Mean squares of what the centre of their page leaves of the keys after RoPE, `[n_kv_heads * k_head_dim]`.
     pub k: Vec<f64>,
@@ -38,19 +38,28 @@ pub(super) struct LayerStatistics {
 }
 
 impl Statistics {
-    /// Reads `pieces` and gathers what there is to see. `progress` is told the pieces read.
+    /// Reads `pieces` and gathers what there is to see, as it would be wherever they stood within `reach` tokens. `progress` is
+    /// told the pieces read.
     ///
     /// # Errors
     /// An output matrix that cannot be read, an engine error.
-    pub fn gather(model: &Model, pieces: &Pieces, progress: OnProgress<'_>) -> Result<Self, EvalError> {
+    pub fn gather(
+        model: &Model,
+        pieces: &Pieces,
+        reach: usize,
+        progress: OnProgress<'_>,
+    ) -> Result<Self, EvalError> {
         let config = model.config();
-        let mut sums =
-            first_layers(config).into_iter().map(|(shape, rope)| Sums::new(shape, rope)).collect::<Vec<_>>();
+        let mut sums = first_layers(config)
+            .into_iter()
+            .map(|(shape, pairs)| Sums::new(shape, pairs))
+            .collect::<Vec<_>>();
         for (index, piece) in pieces.iter().enumerate() {
             read(model, piece, &mut sums)?;
             progress(&pieces.done(index + 1));
         }
-        let mut layers: Vec<_> = sums.into_iter().map(Sums::finish).collect();
+        let mut layers: Vec<_> =
+            sums.into_iter().map(|sums| sums.finish(reach.saturating_sub(pieces.longest()))).collect();
         for (index, layer) in config.layers.iter().enumerate() {
             // Recurrent layers keep none.
             let Some(kv) = config.kv_ordinal(0, index) else { continue };
@@ -60,12 +69,13 @@ impl Statistics {
     }
 }
 
-/// The shape of each KV layer, and how the layer that makes its keys turns them.
-fn first_layers(config: &Config) -> Vec<(KvLayerShape, RopeParams)> {
+/// The shape of each KV layer, and what the layer that makes its keys turns of them.
+fn first_layers(config: &Config) -> Vec<(KvLayerShape, Vec<Pair>)> {
     let mut first = Vec::new();
     for (index, layer) in config.layers.iter().enumerate() {
         if config.kv_ordinal(0, index) == Some(first.len()) {
-            first.push((layer.heads, config.ropes[layer.rope].params));
+            let rope = &config.ropes[layer.rope];
+            first.push((layer.heads, pairs(rope.params, rope.frequencies())));
         }
     }
     first
@@ -103,20 +113,19 @@ fn last(values: &[f32], n: usize) -> &[f32] {
 /// What is summed up of a KV layer.
 struct Sums {
     shape: KvLayerShape,
-    rope: RopeParams,
     /// Tokens that count.
     n: f64,
-    q: Vec<f64>,
-    k: Vec<f64>,
+    q: Moments,
+    k: Moments,
     v: Vec<f64>,
     v_squares: Vec<f64>,
 }
 
 impl Sums {
-    fn new(shape: KvLayerShape, rope: RopeParams) -> Self {
+    fn new(shape: KvLayerShape, pairs: Vec<Pair>) -> Self {
         let KvLayerShape { n_kv_heads, k_head_dim, v_head_dim, .. } = shape;
-        let (k, v) = (vec![0.0; n_kv_heads * k_head_dim], vec![0.0; n_kv_heads * v_head_dim]);
-        Self { shape, rope, n: 0.0, q: k.clone(), k, v: v.clone(), v_squares: v }
+        let (k, v) = (Moments::new(pairs, n_kv_heads, k_head_dim), vec![0.0; n_kv_heads * v_head_dim]);
+        Self { shape, n: 0.0, q: k.clone(), k, v: v.clone(), v_squares: v }
     }
 
     /// Queries `[rows, n_heads * k_head_dim]`, the first of them at position `first`.
@@ -125,8 +134,7 @@ impl Sums {
         let rows = q.chunks_exact(self.shape.n_heads * dim).zip(first..);
         for (row, _) in rows.filter(|(_, position)| *position >= SINK) {
             for (head, q) in row.chunks_exact(dim).enumerate() {
-                let sums = &mut self.q[head / ratio * dim..][..dim];
-                sums.iter_mut().zip(q).for_each(|(sum, q)| *sum += f64::from(*q).powi(2));
+                self.q.add(head / ratio, &q.iter().map(|&q| f64::from(q)).collect::<Vec<_>>());
             }
         }
     }
@@ -134,15 +142,16 @@ impl Sums {
     /// Keys of one head `[rows, k_head_dim]`, page by page.
     fn add_keys(&mut self, head: usize, first: usize, k: &[f32]) {
         let dim = self.shape.k_head_dim;
-        let sums = &mut self.k[head * dim..][..dim];
         for (page, k) in k.chunks(PAGE * dim).enumerate() {
             let (start, n) = (first + page * PAGE, k.len() / dim);
-            for (d, sum) in sums.iter_mut().enumerate() {
-                let at = |row: usize| f64::from(k[row * dim + d]);
-                let counted = SINK.saturating_sub(start).min(n)..n;
-                let first = counted.clone().take(CENTRE);
-                let centre = first.clone().map(at).sum::<f64>() / first.len().max(1) as f64;
-                *sum += counted.map(|row| (at(row) - centre).powi(2)).sum::<f64>();
+            let counted = SINK.saturating_sub(start).min(n)..n;
+            let row = |row: usize| k[row * dim..][..dim].iter().map(|&k| f64::from(k));
+            let first = counted.clone().take(CENTRE);
+            let mut centre = vec![0.0; dim];
+            let by = 1.0 / first.len().max(1) as f64;
+            first.for_each(|i| centre.iter_mut().zip(row(i)).for_each(|(sum, k)| *sum += by * k));
+            for i in counted {
+                self.k.add(head, &row(i).zip(&centre).map(|(k, centre)| k - centre).collect::<Vec<_>>());
             }
         }
     }
@@ -159,7 +168,8 @@ impl Sums {
         }
     }
 
-    fn finish(self) -> LayerStatistics {
+    /// What was seen, as it would be up to `reach` tokens later in a text.
+    fn finish(self, reach: usize) -> LayerStatistics {
         let n = self.n.max(1.0);
         let mean = |sums: &[f64]| sums.iter().map(|sum| sum / n).collect::<Vec<_>>();
         let (v_mean, squares) = (mean(&self.v), mean(&self.v_squares));
@@ -167,9 +177,8 @@ impl Sums {
         let (v, w) = (variances.collect(), vec![0.0; v_mean.len()]);
         LayerStatistics {
             shape: self.shape,
-            rope: self.rope,
-            q: mean(&self.q),
-            k: mean(&self.k),
+            q: mean(&self.q.turned(reach)),
+            k: mean(&self.k.turned(reach)),
             v_mean,
             v,
             w,
@@ -199,18 +208,6 @@ fn add_columns(
     Ok(())
 }
 
-impl LayerStatistics {
-    /// The dims of a key head that RoPE turns together, and each other one alone.
-    pub fn key_groups(&self) -> Vec<Vec<usize>> {
-        let (half, n_rot) = (self.rope.n_rot / 2, self.rope.n_rot.min(self.shape.k_head_dim));
-        let pair = |i: usize| match self.rope.pairing {
-            Pairing::Interleaved => vec![2 * i, 2 * i + 1],
-            Pairing::Halves => vec![i, i + half],
-        };
-        (0..half).map(pair).chain((n_rot..self.shape.k_head_dim).map(|dim| vec![dim])).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,13 +216,13 @@ mod tests {
         KvLayerShape { n_heads: 2, n_kv_heads: 1, k_head_dim: 4, v_head_dim: 2, window: None }
     }
 
-    fn sums(n_rot: usize, pairing: Pairing) -> Sums {
-        Sums::new(shape(), RopeParams { pairing, n_rot })
+    fn sums() -> Sums {
+        Sums::new(shape(), Vec::new())
     }
 
     #[test]
     fn keys_count_around_the_centre_of_their_page_and_the_sink_does_not_count() {
-        let mut sums = sums(4, Pairing::Halves);
+        let mut sums = sums();
         // A page of 10 and one of 20, each give or take 1; the first 16 tokens are far off. In the second dim the page moves on by
         // one once its centre is known.
         let row = |i: usize| {
@@ -238,7 +235,7 @@ mod tests {
         sums.add_keys(0, 0, &keys);
         let n = (2 * PAGE - SINK) as f64;
         sums.n = n;
-        let k = sums.finish().k;
+        let k = sums.finish(0).k;
         let moved = 2 * (PAGE - SINK - CENTRE);
         assert!((k[0] - 1.0).abs() < 1e-12 && (k[1] * n - moved as f64).abs() < 1e-9, "{k:?}");
         assert_eq!(k[2..], [0.0; 2]);
@@ -246,23 +243,13 @@ mod tests {
 
     #[test]
     fn queries_of_a_group_add_up_and_values_have_a_mean() {
-        let mut sums = sums(4, Pairing::Halves);
+        let mut sums = sums();
         sums.add_queries(SINK - 1, &[[9.0; 8], [1.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0, 1.0]].concat());
         sums.add_values(0, SINK - 1, &[9.0, 9.0, 1.0, 5.0]);
         sums.add_values(0, SINK, &[3.0, 5.0]);
-        sums.n = 1.0;
-        assert_eq!(sums.q, [10.0, 4.0, 0.0, 1.0]);
         sums.n = 2.0;
-        let layer = sums.finish();
+        let layer = sums.finish(0);
+        assert_eq!(layer.q, [5.0, 2.0, 0.0, 0.5]);
         assert_eq!((layer.v_mean, layer.v), (vec![2.0, 5.0], vec![1.0, 0.0]));
-    }
-
-    #[test]
-    fn dims_that_turn_together_are_a_group() {
-        let groups = |n_rot, pairing| sums(n_rot, pairing).finish().key_groups();
-        assert_eq!(groups(4, Pairing::Halves), [[0, 2], [1, 3]]);
-        assert_eq!(groups(4, Pairing::Interleaved), [[0, 1], [2, 3]]);
-        assert_eq!(groups(2, Pairing::Halves), [vec![0, 1], vec![2], vec![3]]);
-        assert_eq!(groups(0, Pairing::Halves), [[0], [1], [2], [3]]);
     }
 }

@@ -1,10 +1,11 @@
 //! One page that shows what was measured: self-contained HTML with inline SVG, for light and dark screens.
 //!
 //! A report is a folder. Each measurement leaves its numbers there as JSON; the page is made of all that the folder holds, so
-//! `kvant eval kld --report DIR` and `kvant eval niah --report DIR` together fill one page.
+//! `kvant eval kld --report DIR`, `kvant eval niah --report DIR` and `kvant plan --report DIR` together fill one page.
 
 mod charts;
 mod page;
+mod plan;
 mod plot;
 
 use std::path::{Path, PathBuf};
@@ -13,11 +14,12 @@ use kvant::files;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+pub use self::plan::{PlanCell, PlanReport};
 use crate::distortion::Distortion;
 use crate::{EvalError, Kld, KldStats, KvConfig, LayerKld, NiahCell};
 
 /// Where numbers come from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct About {
     /// The model.
     pub model: String,
@@ -94,6 +96,8 @@ pub enum Part {
     Niah(NiahReport),
     /// Distortion.
     Distortion(DistortionReport),
+    /// A cache plan.
+    Plan(PlanReport),
 }
 
 /// All that a folder holds.
@@ -102,6 +106,7 @@ struct Parts {
     kld: Option<KldReport>,
     niah: Option<NiahReport>,
     distortion: Option<DistortionReport>,
+    plan: Option<PlanReport>,
 }
 
 impl Part {
@@ -111,6 +116,7 @@ impl Part {
             Self::Kld(_) => KLD,
             Self::Niah(_) => NIAH,
             Self::Distortion(_) => DISTORTION,
+            Self::Plan(_) => PLAN,
         }
     }
 }
@@ -118,6 +124,7 @@ impl Part {
 const KLD: &str = "kld.json";
 const NIAH: &str = "niah.json";
 const DISTORTION: &str = "distortion.json";
+const PLAN: &str = "plan.json";
 const PAGE: &str = "index.html";
 
 /// Whether a report can be written to `folder`, to be asked before its part is measured. Changes nothing.
@@ -129,7 +136,7 @@ pub fn check(folder: &Path) -> Result<(), EvalError> {
     let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
     let made = std::fs::create_dir_all(folder).map_err(EvalError::io(folder));
     let result = made.and_then(|()| {
-        [KLD, NIAH, DISTORTION, PAGE].iter().try_for_each(|name| {
+        [KLD, NIAH, DISTORTION, PLAN, PAGE].iter().try_for_each(|name| {
             let path = folder.join(name);
             files::check_target(&path).map_err(EvalError::io(&path))
         })
@@ -150,6 +157,7 @@ pub fn update(folder: &Path, part: &Part) -> Result<PathBuf, EvalError> {
         Part::Kld(part) => write_json(&path, part)?,
         Part::Niah(part) => write_json(&path, part)?,
         Part::Distortion(part) => write_json(&path, part)?,
+        Part::Plan(part) => write_json(&path, part)?,
     }
     let page = folder.join(PAGE);
     files::write(&page, page::render(&Parts::read(folder)?).as_bytes()).map_err(EvalError::io(&page))?;
@@ -162,6 +170,7 @@ impl Parts {
             kld: read_json(&folder.join(KLD))?,
             niah: read_json(&folder.join(NIAH))?,
             distortion: read_json(&folder.join(DISTORTION))?,
+            plan: read_json(&folder.join(PLAN))?,
         })
     }
 }

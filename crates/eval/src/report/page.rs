@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::plot::escape;
-use super::{About, DistortionReport, KldReport, KldRow, NiahReport, Parts, charts};
+use super::{About, DistortionReport, KldReport, KldRow, NiahReport, Parts, PlanReport, charts, plan};
 use crate::{KvConfig, NiahCell};
 
 const STYLE: &str = include_str!("style.css");
@@ -18,6 +18,7 @@ pub(super) fn render(parts: &Parts) -> String {
         parts.kld.as_ref().map(|part| &part.about),
         parts.niah.as_ref().map(|part| &part.about),
         parts.distortion.as_ref().map(|part| &part.about),
+        parts.plan.as_ref().map(|part| &part.about),
     ];
     let model = abouts.iter().flatten().next().map_or("", |about| &about.model);
     let _ = write!(body, "<h1>KV cache quality</h1><p class=\"sub\">{}</p>", escape(model));
@@ -25,6 +26,9 @@ pub(super) fn render(parts: &Parts) -> String {
     body.push_str("<div class=\"grid\">");
     if let Some(kld) = &parts.kld {
         kld_cards(&mut body, kld);
+    }
+    if let Some(plan) = &parts.plan {
+        plan_cards(&mut body, plan);
     }
     if let Some(distortion) = &parts.distortion {
         distortion_card(&mut body, distortion);
@@ -34,7 +38,7 @@ pub(super) fn render(parts: &Parts) -> String {
     }
     about_card(&mut body, &abouts.into_iter().flatten().collect::<Vec<_>>());
     body.push_str(
-        "</div><footer>Made by kvant eval. Every number here is in the JSON files beside this page.</footer>",
+        "</div><footer>Made by kvant. Every number here is in the JSON files beside this page.</footer>",
     );
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -169,6 +173,14 @@ fn bits(kv: &KvConfig) -> String {
     } else {
         format!("{:.3} / {:.3}", kv.bpv_k, kv.bpv_v)
     }
+}
+
+fn plan_cards(out: &mut String, report: &PlanReport) {
+    let caption = "Bits per value of each head's keys and values (down) in each layer (across), scales and centres included.";
+    let map = format!("<div class=\"heats scroll\">{}</div>", plan::heat_map(report));
+    card(out, true, "Where the plan spends bits", caption, &map);
+    let caption = "Dotted: what bits would cost if the costs of layers, each measured alone, added up. The dot is the plan, measured whole.";
+    card(out, false, "Plans to choose from", caption, &plan::frontier(report));
 }
 
 fn distortion_card(out: &mut String, report: &DistortionReport) {

@@ -1,0 +1,135 @@
+//! Mean squares of rows that RoPE turns, wherever they stand.
+//!
+//! A row that is seen at position p is turned on by an angle `t f` for each pair of dims when its text stands t tokens later, so that
+//! with statistics of short texts alone, what is best for a dim is wrong for long ones. If x and y are the dims of a pair, the mean of
+//! `(c x - s y)^2` over all t up to `reach`, c and s the cosine and sine of `t f`, is
+//!
+//! ```text
+//! C x^2 + S y^2 - 2 M x y      C = 1/2 + sin(2 r) / 4 r,  S = 1 - C,  M = (1 - cos(2 r)) / 4 r,  r = reach f
+//! ```
+//!
+//! and that of `(s x + c y)^2` the same with x and y exchanged and the other sign. Dims that turn slowly keep squares of their own;
+//! where a pair goes round and round, both have their mean, and with it one factor, which holds at any position.
+
+use kvant::{Pairing, RopeParams};
+
+/// Two dims of a head that turn into each other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Pair {
+    dims: [usize; 2],
+    /// Angle per position.
+    frequency: f64,
+}
+
+/// The pairs that RoPE turns, each by its angle per position `[n_rot / 2]`; other dims of a head stay as they are.
+pub(super) fn pairs(rope: RopeParams, frequencies: &[f64]) -> Vec<Pair> {
+    let half = rope.n_rot / 2;
+    let dims = |i: usize| match rope.pairing {
+        Pairing::Interleaved => [2 * i, 2 * i + 1],
+        Pairing::Halves => [i, i + half],
+    };
+    frequencies.iter().enumerate().map(|(i, &frequency)| Pair { dims: dims(i), frequency }).collect()
+}
+
+/// Sums over the rows of some heads.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Moments {
+    pairs: Vec<Pair>,
+    head_dim: usize,
+    /// `[n_heads * head_dim]`
+    squares: Vec<f64>,
+    /// Of the two dims of each pair, `[n_heads * pairs]`.
+    products: Vec<f64>,
+}
+
+impl Moments {
+    pub fn new(pairs: Vec<Pair>, n_heads: usize, head_dim: usize) -> Self {
+        let products = vec![0.0; n_heads * pairs.len()];
+        Self { pairs, head_dim, squares: vec![0.0; n_heads * head_dim], products }
+    }
+
+    /// Adds a row `[head_dim]` of head `head`.
+    pub fn add(&mut self, head: usize, row: &[f64]) {
+        let squares = &mut self.squares[head * self.head_dim..][..self.head_dim];
+        squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * x);
+        let products = &mut self.products[head * self.pairs.len()..];
+        for (sum, Pair { dims: [x, y], .. }) in products.iter_mut().zip(&self.pairs) {
+            *sum += row[*x] * row[*y];
+        }
+    }
+
+    /// The sums as they are on average when the texts stand anywhere from 0 to `reach` tokens later, `[n_heads * head_dim]`.
+    pub fn turned(&self, reach: usize) -> Vec<f64> {
+        let mut squares = self.squares.clone();
+        let n = self.pairs.len().max(1);
+        for (squares, products) in squares.chunks_exact_mut(self.head_dim).zip(self.products.chunks_exact(n))
+        {
+            for (Pair { dims: [x, y], frequency }, xy) in self.pairs.iter().zip(products) {
+                let angle = reach as f64 * frequency;
+                if angle == 0.0 {
+                    continue;
+                }
+                let cosines = 0.5 + (2.0 * angle).sin() / (4.0 * angle);
+                let mixed = 2.0 * (1.0 - (2.0 * angle).cos()) / (4.0 * angle) * xy;
+                let [xx, yy] = [squares[*x], squares[*y]];
+                // Rounding makes no square negative.
+                squares[*x] = (cosines * xx + (1.0 - cosines) * yy - mixed).max(0.0);
+                squares[*y] = (cosines * yy + (1.0 - cosines) * xx + mixed).max(0.0);
+            }
+        }
+        squares
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first pair turns by 1, the next by a tenth.
+    fn all(pairing: Pairing, n_rot: usize) -> Vec<Pair> {
+        pairs(RopeParams { pairing, n_rot }, &[1.0, 0.1][..n_rot / 2])
+    }
+
+    #[test]
+    fn pairs_lie_where_rope_turns_them() {
+        let dims = |pairing, n_rot| all(pairing, n_rot).iter().map(|pair| pair.dims).collect::<Vec<_>>();
+        assert_eq!(dims(Pairing::Halves, 4), [[0, 2], [1, 3]]);
+        assert_eq!(dims(Pairing::Interleaved, 4), [[0, 1], [2, 3]]);
+        assert_eq!(dims(Pairing::Halves, 0), [[0; 2]; 0]);
+    }
+
+    #[test]
+    fn turned_squares_are_those_of_rows_turned_on_one_by_one() {
+        let (pairs, reach) = (all(Pairing::Halves, 4), 40);
+        // One dim is not turned, and the second head sees other rows.
+        let rows = [[1.0, 0.5, -2.0, 0.25, 3.0], [0.5, -1.0, -1.0, 2.0, 1.0]];
+        let mut moments = Moments::new(pairs.clone(), 2, 5);
+        moments.add(0, &rows[0]);
+        moments.add(0, &rows[1]);
+        moments.add(1, &rows[1]);
+        let mut mean = [0.0; 10];
+        let steps = 4000;
+        for step in 0..steps {
+            let t = (f64::from(step) + 0.5) / f64::from(steps) * reach as f64;
+            for (row, heads) in rows.iter().zip([&[0][..], &[0, 1]]) {
+                let mut turned = *row;
+                for Pair { dims: [x, y], frequency } in pairs.iter().copied() {
+                    let (s, c) = (t * frequency).sin_cos();
+                    (turned[x], turned[y]) = (c * row[x] - s * row[y], s * row[x] + c * row[y]);
+                }
+                for head in heads {
+                    turned
+                        .iter()
+                        .enumerate()
+                        .for_each(|(d, x)| mean[5 * head + d] += x * x / f64::from(steps));
+                }
+            }
+        }
+        let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
+        assert!(close(&moments.turned(reach), &mean), "{:?} {mean:?}", moments.turned(reach));
+        assert_eq!(moments.turned(0), moments.squares);
+        // Far enough, the dims of a pair share what they have.
+        let far = moments.turned(1_000_000);
+        assert!((far[0] - far[2]).abs() < 1e-4 && (far[0] + far[2] - 6.25).abs() < 1e-9, "{far:?}");
+    }
+}

@@ -1,0 +1,134 @@
+//! A cache plan on the page: bits of every head, and where it stands among what bits cost.
+
+use std::fmt::Write;
+
+use kvant::{HeadTypes, KvLayerShape, KvShape, Plan, Policies};
+use serde::{Deserialize, Serialize};
+
+use super::About;
+use super::plot::{Plot, Scale, escape};
+use crate::{EvalError, Planned};
+
+/// What `kvant plan` leaves in a report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlanReport {
+    /// Where it comes from.
+    pub about: About,
+    /// The types of keys and values, `[KV layers][n_kv_heads]`.
+    pub types: Vec<Vec<[PlanCell; 2]>>,
+    /// Bits per value of the plan, and what it was found to add to the divergence, in nats.
+    pub found: (f64, f64),
+    /// Bits per value and predicted divergence of what was to choose from, fewest bits first.
+    pub frontier: Vec<(f64, f64)>,
+}
+
+/// The type of one head's keys or values.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlanCell {
+    /// Its name.
+    pub dtype: String,
+    /// Bits per value, scales and centres included.
+    pub bits: f64,
+}
+
+impl PlanReport {
+    /// That of a plan for a model of that shape.
+    ///
+    /// # Errors
+    /// A type that caches do not hold.
+    pub fn new(about: About, planned: &Planned, shape: &KvShape) -> Result<Self, EvalError> {
+        let certificate = &planned.plan.certificate;
+        let of_layer = |(heads, layer): (&Vec<HeadTypes>, &KvLayerShape)| {
+            heads.iter().map(|types| cells(*types, *layer)).collect::<Result<_, _>>()
+        };
+        let types = planned.plan.types.iter().zip(&shape.layers).map(of_layer).collect::<Result<_, _>>()?;
+        let found = (certificate.bits, certificate.added_kld());
+        Ok(Self { about, types, found, frontier: planned.frontier.clone() })
+    }
+}
+
+/// The keys and values of one head of a layer.
+fn cells(types: HeadTypes, layer: KvLayerShape) -> Result<[PlanCell; 2], EvalError> {
+    let one = KvShape { layers: vec![layer], states: Vec::new() };
+    let stored = Plan::new(&one, types.k, types.v, &Policies::none()).map_err(kvant::Error::from)?;
+    let (k, v) = stored.bits_per_value(&one);
+    Ok([(types.k, k), (types.v, v)].map(|(dtype, bits)| PlanCell { dtype: dtype.name().to_owned(), bits }))
+}
+
+/// Bits per value that are drawn as the strongest colour.
+const MOST_BITS: f64 = 8.5;
+
+/// Bits of every head: keys and values of each, down, in every layer, across.
+pub(super) fn heat_map(report: &PlanReport) -> String {
+    let n_heads = report.types.iter().map(Vec::len).max().unwrap_or(0);
+    let mut table = "<table><tr><th></th>".to_owned();
+    for layer in 0..report.types.len() {
+        let _ = write!(table, "<th>{layer}</th>");
+    }
+    table.push_str("</tr>");
+    for (side, name) in ["K", "V"].into_iter().enumerate() {
+        for head in 0..n_heads {
+            let _ = write!(table, "<tr><th>{name} {head}</th>");
+            for (layer, heads) in report.types.iter().enumerate() {
+                let _ = match heads.get(head) {
+                    Some(sides) => cell(&mut table, layer, &sides[side]),
+                    None => write!(table, "<td></td>"),
+                };
+            }
+            table.push_str("</tr>");
+        }
+    }
+    table.push_str("</table>");
+    table
+}
+
+fn cell(table: &mut String, layer: usize, PlanCell { dtype, bits }: &PlanCell) -> std::fmt::Result {
+    let heat = 0.05 + 0.75 * (bits / MOST_BITS).clamp(0.0, 1.0);
+    write!(
+        table,
+        "<td class=\"cell bits\" style=\"background:rgb(var(--heat) / {heat:.2})\" \
+         title=\"layer {layer}: {}, {bits:.3} bits\">{bits:.1}</td>",
+        escape(dtype)
+    )
+}
+
+/// What bits cost, as layers measured alone predict it, and the plan as it was found.
+pub(super) fn frontier(report: &PlanReport) -> String {
+    let shown = || report.frontier.iter().copied().filter(|(_, kld)| *kld > 0.0);
+    let (bits, kld) = report.found;
+    let most = shown().map(|(bits, _)| bits).fold(bits, f64::max);
+    let least = shown().map(|(bits, _)| bits).fold(bits, f64::min);
+    let x = Scale::Linear { min: least.floor(), max: most.ceil() };
+    let y = Scale::decades(shown().map(|(_, kld)| kld).chain([kld]));
+    let mut plot = Plot::new(
+        (560.0, 360.0),
+        24.0,
+        (x, "bits per value, scales and centres included"),
+        (y, "mean KL divergence, nats"),
+    );
+    plot.curve("front", &shown().collect::<Vec<_>>());
+    plot.dot("s0", (bits, kld), 6.0, &format!("the plan: {bits:.3} bits, {kld:.6} nats"));
+    plot.dot_labels(&[("the plan".to_owned(), "s0".to_owned(), (bits, kld))]);
+    plot.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heat_map_has_a_cell_for_each_head_and_side_and_a_gap_where_a_layer_has_fewer() {
+        let of = |dtype: &str, bits| PlanCell { dtype: dtype.to_owned(), bits };
+        let head = || [of("turbo4", 4.375), of("turbo2t", 2.25)];
+        let about = About::default();
+        let types = vec![vec![head(), head()], vec![head()]];
+        let frontier = vec![(2.3, 0.2), (4.4, 0.01), (8.6, 0.0)];
+        let report = PlanReport { about, types, found: (3.3, 0.05), frontier };
+        let map = heat_map(&report);
+        assert_eq!(map.matches("class=\"cell bits\"").count(), 6);
+        assert_eq!(map.matches("<td></td>").count(), 2);
+        assert!(map.contains("<th>K 1</th>") && map.contains("layer 1: turbo4, 4.375 bits"), "{map}");
+        let plot = super::frontier(&report);
+        assert!(plot.contains("the plan: 3.300 bits, 0.050000 nats") && !plot.contains("NaN"), "{plot}");
+    }
+}
