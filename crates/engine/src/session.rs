@@ -380,9 +380,16 @@ impl Session {
 
     /// A second session that starts with the same tokens; all memory is shared until one side writes.
     pub fn fork(&self) -> Self {
-        let (tokens, owner) = (self.tokens.clone(), self.owner.clone());
-        let fork = Self::from_parts(self.model.clone(), self.sequence.fork(), tokens, owner);
-        Self { is_real: self.is_real, ..fork }
+        Self {
+            model: self.model.clone(),
+            sequence: self.sequence.fork(),
+            tokens: self.tokens.clone(),
+            lent: None,
+            row: Vec::new(),
+            likeliest: Vec::new(),
+            is_real: self.is_real,
+            owner: self.owner.clone(),
+        }
     }
 
     /// Reads `prompt` and returns an iterator over the tokens that follow. Tokens the session shares with the

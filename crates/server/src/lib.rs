@@ -32,6 +32,7 @@ use kvant::{Error, KvOptions, Model, SamplerParams, SessionOptions, TOKENS_PER_B
 use crate::http::{Hosted, Server};
 use crate::metrics::Metrics;
 use crate::scheduler::Limits;
+use crate::shelf::Stored;
 use crate::store::Store;
 use crate::worker::Worker;
 
@@ -89,6 +90,9 @@ pub enum ServeError {
     /// The system gives no threads or sockets.
     #[error("the server cannot go on: {0}")]
     Io(#[from] std::io::Error),
+    /// The thread that has the model broke: a fault of ours.
+    #[error("the model's thread has ended: no more answers can be given")]
+    Broken,
     /// The model cannot be served.
     #[error(transparent)]
     Model(#[from] Error),
@@ -116,14 +120,20 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
         options.kv_disk.clone().map(|(folder, budget)| Store::open(folder, budget, &model)).transpose()?;
     let told = (Arc::clone(&metrics), Arc::clone(&status));
     let worker = Worker::new(model.clone(), options.n_ctx, limits, store, told);
-    let thread = std::thread::Builder::new().name("model".to_owned()).spawn(move || worker.run(&received))?;
-    let (name, kv) = (options.name.clone(), options.kv.clone());
+    // Dropped when the thread ends, whatever ends it.
+    let (works, has_ended) = tokio::sync::oneshot::channel::<()>();
+    let work = move || {
+        let _works = works;
+        worker.run(&received);
+    };
+    let thread = std::thread::Builder::new().name("model".to_owned()).spawn(work)?;
+    let (name, kv) = (options.name.clone(), Stored::new(options.kv.clone()));
     let grammars = Arc::default();
     let hosted = Arc::new(Hosted { name, model, n_ctx, kv, grammars, jobs, metrics, status });
     let server =
         Arc::new(Server { options, hosted, is_leaving: AtomicBool::new(false), work: Arc::default() });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(listen::listen(server, ready));
+    let result = runtime.block_on(listen::listen(server, has_ended, ready));
     // Without anybody who could send jobs, the worker ends.
     drop(runtime);
     _ = thread.join();

@@ -10,7 +10,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::ServeError;
 use crate::http::{Server, router};
@@ -26,8 +26,12 @@ const DRAIN: Duration = Duration::from_secs(120);
 /// How long to wait when the system has no more sockets.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// Listens until the process is told to end.
-pub(crate) async fn listen(server: Arc<Server>, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
+/// Listens until the process is told to end, or the thread that has the model has ended.
+pub(crate) async fn listen(
+    server: Arc<Server>,
+    has_ended: oneshot::Receiver<()>,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), ServeError> {
     let (host, port) = server.options.address.clone();
     let listener = TcpListener::bind((host.as_str(), port)).await;
     let listener = listener.map_err(|source| ServeError::Listen { host, port, source })?;
@@ -52,7 +56,11 @@ pub(crate) async fn listen(server: Arc<Server>, ready: impl FnOnce(SocketAddr)) 
         }
     };
     // Until the last answer has ended others are still told why there is none for them.
-    tokio::select! { () = take => {}, () = end(server, signals) => {} }
+    tokio::select! {
+        () = take => {}
+        () = end(server, signals) => {}
+        _ = has_ended => return Err(ServeError::Broken),
+    }
     _ = tokio::time::timeout(HEAD, graceful.shutdown()).await;
     Ok(())
 }

@@ -4,14 +4,41 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kvant::{KvOptions, Session};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What a cache stores, with a name for it: a plan's factors are many numbers to compare.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub options: KvOptions,
+    name: u64,
+}
+
+impl Stored {
+    pub fn new(options: KvOptions) -> Arc<Self> {
+        let name = xxh3_64(format!("{options:?}").as_bytes());
+        Arc::new(Self { options, name })
+    }
+}
 
 /// What two sequences must have in common before one goes on from the other.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Kind {
-    /// What the cache stores.
-    pub kv: KvOptions,
+    pub stored: Arc<Stored>,
     /// Whose it is.
     pub owner: Option<Arc<str>>,
+}
+
+impl Kind {
+    /// What it consists of, in few bytes.
+    pub fn names(&self) -> (u64, &str) {
+        (self.stored.name, self.owner.as_deref().unwrap_or_default())
+    }
+}
+
+impl PartialEq for Kind {
+    fn eq(&self, other: &Self) -> bool {
+        (self.stored.name, &self.owner) == (other.stored.name, &other.owner)
+    }
 }
 
 /// The conversations, the one used longest ago first.

@@ -105,7 +105,7 @@ impl Store {
     }
 
     fn hash(&self, kind: &Kind) -> u64 {
-        xxh3_64(format!("{} {kind:?}", self.model.computed_by()).as_bytes())
+        xxh3_64(format!("{} {:?}", self.model.computed_by(), kind.names()).as_bytes())
     }
 
     fn make_room(&mut self, needed: u64) {
@@ -145,6 +145,7 @@ mod tests {
     use kvant::{DType, KvOptions, OpenOptions, SessionOptions};
 
     use super::*;
+    use crate::shelf::Stored;
 
     fn folder(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("kvant-store-{name}-{}", std::process::id()));
@@ -164,11 +165,14 @@ mod tests {
     impl Test {
         fn new() -> Self {
             let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
-            Self { model, kind: Kind { kv: KvOptions::symmetric(DType::Turbo3), owner: None } }
+            Self {
+                model,
+                kind: Kind { stored: Stored::new(KvOptions::symmetric(DType::Turbo3)), owner: None },
+            }
         }
 
         fn empty(&self) -> Session {
-            let options = SessionOptions { n_ctx: None, kv: self.kind.kv.clone() };
+            let options = SessionOptions { n_ctx: None, kv: self.kind.stored.options.clone() };
             self.model.session(options).unwrap()
         }
 

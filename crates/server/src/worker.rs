@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kvant::{Error, Feed, Model, Plan, Session, SessionOptions, TOKENS_PER_BLOCK};
 use tokio::sync::mpsc::Sender;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::answer::{AnswerOptions, Drawn, Finish, Said, Voice};
 use crate::guide::Guides;
@@ -233,7 +233,7 @@ impl Worker {
 
     fn submit(&mut self, job: Job) {
         let shape = self.model.config().kv_shape();
-        let kv = &job.kind.kv;
+        let kv = &job.kind.stored.options;
         let plan = match Plan::new(&shape, kv.k, kv.v, &kv.policies) {
             Ok(plan) => Plan { tail: kv.tail, balance: kv.balance.clone(), ..plan },
             Err(error) => {
@@ -245,7 +245,7 @@ impl Worker {
         let cost =
             Cost { fixed: bytes(8) - 8 * (bytes(16) - bytes(8)) / 8, block: (bytes(16) - bytes(8)) / 8 };
         let request = Request {
-            owner: hash(&job.kind.owner.as_deref().unwrap_or_default().as_bytes()),
+            owner: xxh3_64(job.kind.names().1.as_bytes()),
             n_prompt: job.prompt.len(),
             blocks: blocks(&job),
             cost,
@@ -320,8 +320,9 @@ impl Worker {
     /// Gives a sequence a cache with what is there of its tokens. Returns how many.
     fn begin(&mut self, id: Id) -> Result<usize, Error> {
         let Some(course) = self.courses.get_mut(&id) else { return Ok(0) };
-        let Kind { kv, owner } = course.job.kind.clone();
-        let mut session = self.model.session(SessionOptions { n_ctx: self.n_ctx, kv })?.owned_by(owner);
+        let Kind { stored, owner } = course.job.kind.clone();
+        let options = SessionOptions { n_ctx: self.n_ctx, kv: stored.options.clone() };
+        let mut session = self.model.session(options)?.owned_by(owner);
         let attached = session.attach(&course.tokens);
         if let Some(idle) = self.shelf.take(&course.job.kind, &course.tokens, attached) {
             session = idle;
@@ -378,9 +379,6 @@ impl Worker {
         if read < course.tokens.len() {
             return;
         }
-        if course.job.answer.max_tokens == 0 {
-            return self.end(id, Finish::Length);
-        }
         let others = if course.spoke.is_none() { 1..course.job.n } else { 0..0 };
         if course.spoke.is_none()
             && let Some(session) = &mut course.session
@@ -408,6 +406,10 @@ impl Worker {
     /// Draws a token for `id`, from what `from` has read where it has read nothing of its own yet.
     fn draw(&mut self, id: Id, from: Option<Id>) {
         let Some(mut course) = self.courses.remove(&id) else { return };
+        if course.job.answer.max_tokens == 0 {
+            self.courses.insert(id, course);
+            return self.end(id, Finish::Length);
+        }
         let now = Instant::now();
         let mut drawn = None;
         {
@@ -510,14 +512,10 @@ impl Worker {
     }
 }
 
-fn hash(bytes: &impl AsRef<[u8]>) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(bytes.as_ref())
-}
-
 /// Names each block of a job's prompt, with whatever keeps it from being that of another.
 fn blocks(job: &Job) -> Arc<[u64]> {
     let mut hash = Xxh3::new();
-    hash.update(format!("{:?}", job.kind).as_bytes());
+    hash.update(format!("{:?}", job.kind.names()).as_bytes());
     // The last token is always read, so that there is something to go on from.
     let (_, most) = job.prompt.split_last().unwrap_or((&0, &[]));
     let name = |block: &[u32]| {

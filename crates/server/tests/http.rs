@@ -146,7 +146,8 @@ fn an_answer_stops_where_it_is_told_to() {
     let (_, short) = client.post("/v1/chat/completions", &with(chat(QUESTION), json!({ "max_tokens": 2 })));
     assert_eq!(short["choices"][0]["finish_reason"], "length");
     assert_eq!(short["usage"]["completion_tokens"], 2);
-    let (_, none) = client.post("/v1/chat/completions", &with(chat(QUESTION), json!({ "max_tokens": 0 })));
+    let (_, none) =
+        client.post("/v1/chat/completions", &with(chat(QUESTION), json!({ "max_tokens": 0, "n": 2 })));
     assert_eq!((content(&none), &none["usage"]["completion_tokens"]), ("", &json!(0)));
 }
 

@@ -26,13 +26,13 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use kvant::{KvOptions, Model, Tokenizer};
+use kvant::{Model, Tokenizer};
 use tokio::sync::mpsc::channel;
 
 use crate::Options;
 use crate::guide::{Grammars, Guides};
 use crate::metrics::Metrics;
-use crate::shelf::Kind;
+use crate::shelf::{Kind, Stored};
 use crate::worker::{Job, Status};
 use asked::Asked;
 use error::ApiError;
@@ -55,7 +55,7 @@ pub(crate) struct Hosted {
     /// Tokens that a conversation may have.
     pub n_ctx: usize,
     /// What caches store where a request does not say.
-    pub kv: KvOptions,
+    pub kv: Arc<Stored>,
     pub grammars: Arc<Grammars>,
     pub jobs: Sender<Job>,
     pub metrics: Arc<Metrics>,
@@ -160,12 +160,12 @@ impl Hosted {
             return Err(ApiError::invalid("the prompt is empty: at least one token is needed"));
         }
         let guides = self.guides(asked).await?;
-        let kv = asked.kv.clone().unwrap_or_else(|| self.kv.clone());
+        let stored = asked.kv.clone().map_or_else(|| Arc::clone(&self.kv), Stored::new);
         for (index, prompt) in prompts.into_iter().enumerate() {
             let job = Job {
                 answer: asked.answer_to(prompt.len(), self.n_ctx),
                 prompt,
-                kind: Kind { kv: kv.clone(), owner: caller.owner.clone() },
+                kind: Kind { stored: Arc::clone(&stored), owner: caller.owner.clone() },
                 guides: guides.fork(),
                 n: asked.n,
                 first: index * asked.n,

@@ -90,7 +90,7 @@ pub(super) async fn props(State(server): State<Arc<Server>>) -> Json<Value> {
         "chat_template": template,
         "build_info": FINGERPRINT,
         "device": hosted.model.device().name,
-        "kv_types": [hosted.kv.k.name(), hosted.kv.v.name()],
+        "kv_types": types(hosted),
     }))
 }
 
@@ -116,10 +116,16 @@ pub(super) async fn kv(State(server): State<Arc<Server>>) -> Json<Value> {
         "idle_bytes_f16": status.idle_bytes_f16,
         "budget": status.budget,
         "tokens": status.tokens,
-        "types": [server.hosted.kv.k.name(), server.hosted.kv.v.name()],
+        "types": types(&server.hosted),
         "running": counts.reading + counts.speaking,
         "waiting": counts.waiting,
         "parked": counts.parked,
         "idle": status.idle,
     }))
+}
+
+/// Names of the types of keys and values.
+fn types(hosted: &Hosted) -> [&'static str; 2] {
+    let kv = &hosted.kv.options;
+    [kv.k.name(), kv.v.name()]
 }
