@@ -234,7 +234,6 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--cont-batching", noted(Nothing, "requests are always answered together")),
     ("--metrics", noted(Nothing, "/metrics is always there")),
     ("--slots", noted(Nothing, "/slots is always there")),
-    ("--jinja", Only("serve", "the model's own template is always used")),
     ("-a", Is("--alias")),
     ("--served-model-name", Is("--alias")),
     ("--api-key", SERVER),

@@ -103,8 +103,16 @@ fn a_note_is_for_those_who_wanted_something_else() {
 /// Every name of the table does what its rows say in some command, or is an option of ours there.
 #[test]
 fn every_habit_is_obeyed_or_refused_in_one_line() {
-    let commands: [&[&str]; 7] =
-        [&["run"], &["chat"], &["bench"], &["inspect"], &["quantize"], &["eval", "ppl"], &["eval", "niah"]];
+    let commands: [&[&str]; 8] = [
+        &["run"],
+        &["chat"],
+        &["serve"],
+        &["bench"],
+        &["inspect"],
+        &["quantize"],
+        &["eval", "ppl"],
+        &["eval", "niah"],
+    ];
     for name in habits::names() {
         let tries = commands.map(|command| (command, read_line(&[command, &[name, "1"]].concat())));
         let is_done = |means| {
