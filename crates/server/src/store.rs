@@ -42,7 +42,7 @@ impl Store {
     /// When the folder cannot be made or read.
     pub fn open(folder: PathBuf, budget: u64, model: &Model) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Folder { folder: folder.clone(), source };
-        fs::create_dir_all(&folder).map_err(failed)?;
+        make(&folder).map_err(failed)?;
         let mut found: Vec<(SystemTime, Kept)> = Vec::new();
         for entry in fs::read_dir(&folder).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
@@ -138,6 +138,14 @@ impl Kept {
             }
         }
     }
+}
+
+/// Makes a folder that nobody else may look into: it will hold what was said.
+fn make(folder: &Path) -> std::io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(folder)
 }
 
 #[cfg(test)]

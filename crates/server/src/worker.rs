@@ -256,7 +256,10 @@ impl Worker {
                 course.tell(Event::Taken);
                 self.courses.insert(id, course);
             }
-            Err(refusal) => _ = job.events.try_send(Event::Refused(refusal)),
+            Err(refusal) => {
+                self.metrics.refused.inc();
+                _ = job.events.try_send(Event::Refused(refusal));
+            }
         }
     }
 

@@ -318,6 +318,7 @@ fn a_full_queue_says_when_to_come_again() {
     let (status, headers, error) = client.post_headers("/v1/chat/completions", &slow);
     assert_eq!((status, &error["error"]["type"]), (429, &json!("rate_limit_error")), "{error}");
     assert!(headers.to_ascii_lowercase().contains("retry-after: "), "{headers}");
+    assert!(client.get_text("/metrics").contains("kvant:requests_refused_total 1"));
     drop((first, second));
 }
 

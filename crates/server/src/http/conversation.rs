@@ -10,7 +10,6 @@ use crate::speech::Speech;
 use crate::speech::tools::{Format, Tool, described, format_of};
 
 /// A conversation to go on with.
-#[derive(Clone)]
 pub(crate) struct Conversation {
     messages: Vec<Value>,
     options: RenderOptions,
