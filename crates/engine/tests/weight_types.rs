@@ -1,12 +1,17 @@
 //! A model in a type of 4 bits: written, read, and refused where a scale is no number.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use kvant::{DType, Gguf, Model, OpenOptions, SessionOptions, quantize};
 
 const BUNDLED: &[u8] = include_bytes!("../assets/pocket-q8_0.gguf");
 
 /// The bytes of the bundled model with its matrices in this type.
 fn written(dtype: DType) -> Vec<u8> {
-    let path = std::env::temp_dir().join(format!("kvant-weight-types-{dtype}-{}.gguf", std::process::id()));
+    // Tests of one process run at once.
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let (process, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(format!("kvant-weight-types-{process}-{n}.gguf"));
     let done = quantize::quantize(&Gguf::from_bytes(BUNDLED).unwrap(), &path, dtype, &mut |_| ()).unwrap();
     assert_eq!(done.types[0].0, dtype);
     assert!(done.types[0].1 > 0, "{dtype}: {:?}", done.types);
