@@ -132,6 +132,11 @@ fn several_prompts_have_their_answers_in_order() {
     assert_eq!(texts(&one(json!(["Once upon a time", "The sky is"]))), [first[0].clone(), second[0].clone()]);
     let (_, tokens) = client.post("/tokenize", &json!({ "content": "The sky is", "add_special": true }));
     assert_eq!(texts(&one(tokens["tokens"].clone())), second);
+    // The first are answered while the last are still on their way.
+    for _ in 0..5 {
+        let many = texts(&one(json!(vec!["The sky is"; 12])));
+        assert!(many.len() == 12 && many.iter().all(|text| *text == second[0]));
+    }
 }
 
 #[test]

@@ -79,6 +79,8 @@ pub(crate) trait Format: Send + 'static {
 /// Listens to the answers of one or several jobs that tell their events to the same channel.
 pub(crate) struct Listener<F> {
     events: Receiver<Event>,
+    /// What was told before all jobs were taken on.
+    early: VecDeque<Event>,
     heard: Vec<Heard>,
     n_ended: usize,
     format: F,
@@ -97,15 +99,26 @@ impl<F: Format> Listener<F> {
         format: F,
         work: Arc<()>,
     ) -> Result<Self, ApiError> {
-        for _ in 0..n_jobs {
+        let (mut early, mut n_taken) = (VecDeque::new(), 0);
+        while n_taken < n_jobs {
             match events.recv().await {
-                Some(Event::Taken) => {}
+                Some(Event::Taken) => n_taken += 1,
                 Some(Event::Refused(refusal)) => return Err(refusal.into()),
                 Some(Event::Failed(why)) => return Err(ApiError::invalid(why)),
-                _ => return Err(ApiError::leaving()),
+                // The first jobs may be answered before the last one is taken on.
+                Some(event) => early.push_back(event),
+                None => return Err(ApiError::leaving()),
             }
         }
-        Ok(Self { events, heard: vec![Heard::default(); n_answers], n_ended: 0, format, _work: work })
+        let heard = vec![Heard::default(); n_answers];
+        Ok(Self { events, early, heard, n_ended: 0, format, _work: work })
+    }
+
+    async fn next(&mut self) -> Option<Event> {
+        match self.early.pop_front() {
+            Some(event) => Some(event),
+            None => self.events.recv().await,
+        }
     }
 
     /// Takes note of an event and writes to `out` what it is worth in a stream. `false` after the last one.
@@ -147,7 +160,7 @@ impl<F: Format> Listener<F> {
     pub async fn whole(mut self) -> Result<Response, ApiError> {
         let mut unsent = VecDeque::new();
         loop {
-            let event = self.events.recv().await;
+            let event = self.next().await;
             if !self.hear(event, &mut unsent)? {
                 return Ok(Json(self.format.whole(&self.heard)).into_response());
             }
@@ -192,7 +205,7 @@ fn sent<F: Format>(
                 }
                 Stage::Heard | Stage::Ended => return None,
             }
-            let event = listener.events.recv().await;
+            let event = listener.next().await;
             match listener.hear(event, &mut out) {
                 Ok(true) => {}
                 Ok(false) => stage = Stage::Heard,
@@ -203,4 +216,43 @@ fn sent<F: Format>(
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::sync::mpsc::channel;
+
+    use super::*;
+
+    struct Texts;
+
+    impl Format for Texts {
+        fn piece(&mut self, _: &Piece<'_>, _: &mut VecDeque<Sent>) {}
+
+        fn end(&mut self, _: &[Heard], _: &mut VecDeque<Sent>) {}
+
+        fn whole(&mut self, heard: &[Heard]) -> Value {
+            heard.iter().map(|heard| json!(heard.text)).collect()
+        }
+    }
+
+    #[test]
+    fn a_job_may_be_answered_before_the_last_one_is_taken_on() {
+        let (events, received) = channel(16);
+        let said = |text: &str| Said { token: 1, text: text.to_owned(), likelihood: None };
+        let ended = |index| Event::Ended(index, Finish::Stop, String::new(), Times::default());
+        for event in
+            [Event::Taken, Event::Said(0, said("a")), ended(0), Event::Taken, Event::Said(1, said("b"))]
+        {
+            events.try_send(event).unwrap();
+        }
+        events.try_send(ended(1)).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let answer = runtime.block_on(async {
+            let listener = Listener::new(received, 2, 2, Texts, Arc::default()).await.unwrap();
+            listener.whole().await.unwrap()
+        });
+        assert_eq!(answer.status(), 200);
+    }
 }
