@@ -8,8 +8,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::asked::Asked;
-use super::conversation::{Conversation, Opening};
+use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::head::{Head, accounts, timings};
@@ -26,10 +25,7 @@ pub(super) async fn chat(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields)?;
-    let mut asked = Asked::read(&fields, &server.options.sampler, hosted.tokenizer())?;
-    let conversation = Conversation::read(&fields, hosted.template()?)?;
-    asked.hold_to(&conversation)?;
-    let Opening { tokens, speech } = hosted.tokens(move |model| conversation.open(model)).await?;
+    let (asked, Opening { tokens, speech }) = hosted.open(&fields, &server.options.sampler).await?;
     let head = Head::new(&hosted, &fields, &asked, ("chatcmpl", "chat.completion"));
     let answers = vec![Answer { speech: speech.clone(), n_calls: 0 }; asked.n];
     hosted.answer(vec![tokens], &asked, &caller, Chat { head, speech, answers }).await

@@ -105,7 +105,11 @@ impl Format for Completion {
         if piece.text.is_empty() && likelihoods.is_empty() && piece.finish.is_none() {
             return;
         }
-        let before = piece.heard.text.chars().count() - piece.text.chars().count();
+        // Counted only where it is told: an answer may be long.
+        let before = match piece.likelihood {
+            Some(_) => piece.heard.text.chars().count() - piece.text.chars().count(),
+            None => 0,
+        };
         let mut choice = json!({
             "index": piece.index,
             "text": piece.text,

@@ -8,7 +8,6 @@ use axum::response::Response;
 use axum::{Extension, Json};
 use serde_json::{Map, Value, json};
 
-use super::asked::Asked;
 use super::conversation::{Conversation, Opening};
 use super::error::ApiError;
 use super::fields::Fields;
@@ -30,10 +29,7 @@ pub(super) async fn messages(
     fields.need::<u64>("max_tokens", "a whole number")?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     let fields = translated(&fields)?;
-    let mut asked = Asked::read(&fields, &server.options.sampler, hosted.tokenizer())?;
-    let conversation = Conversation::read(&fields, hosted.template()?)?;
-    asked.hold_to(&conversation)?;
-    let Opening { tokens, speech } = hosted.tokens(move |model| conversation.open(model)).await?;
+    let (asked, Opening { tokens, speech }) = hosted.open(&fields, &server.options.sampler).await?;
     let (id, n_prompt) = (new_id("msg"), tokens.len());
     let format = Messages {
         id,

@@ -26,7 +26,7 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use kvant::{Model, Tokenizer};
+use kvant::{Model, SamplerParams, Tokenizer};
 use tokio::sync::mpsc::channel;
 
 use crate::Options;
@@ -35,6 +35,7 @@ use crate::metrics::Metrics;
 use crate::shelf::{Kind, Stored};
 use crate::worker::{Job, Status};
 use asked::Asked;
+use conversation::{Conversation, Opening};
 use error::ApiError;
 use fields::Fields;
 use reply::{Format, Listener};
@@ -136,6 +137,18 @@ impl Hosted {
             Ok(Guides { now: form.map(guide).transpose()?, later })
         });
         guides.await
+    }
+
+    /// What a request for the next turn of a conversation asks for, and what it begins with.
+    pub async fn open(
+        &self,
+        fields: &Fields,
+        defaults: &SamplerParams,
+    ) -> Result<(Asked, Opening), ApiError> {
+        let mut asked = Asked::read(fields, defaults, self.tokenizer())?;
+        let conversation = Conversation::read(fields, self.template()?)?;
+        asked.hold_to(&conversation)?;
+        Ok((asked, self.tokens(move |model| conversation.open(model)).await?))
     }
 
     /// Answers prompts as `asked` says.

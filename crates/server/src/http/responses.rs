@@ -10,8 +10,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::asked::Asked;
-use super::conversation::{Conversation, Opening};
+use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::reply::{Format, Heard, Piece, Sent};
@@ -31,10 +30,7 @@ pub(super) async fn responses(
     }
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     let words = translated(&fields)?;
-    let mut asked = Asked::read(&words, &server.options.sampler, hosted.tokenizer())?;
-    let conversation = Conversation::read(&words, hosted.template()?)?;
-    asked.hold_to(&conversation)?;
-    let Opening { tokens, speech } = hosted.tokens(move |model| conversation.open(model)).await?;
+    let (asked, Opening { tokens, speech }) = hosted.open(&words, &server.options.sampler).await?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let (id, number) = (new_id("resp"), 0);
     let format = Responses { id, model, created, request: fields, speech, items: Vec::new(), number };
