@@ -21,6 +21,9 @@
 //! whose mean, by expanding to second order in the fluctuations of M and B over vectors (of order 1/d, taken from d
 //! Gaussians conditioned on their norm), is [`norm_corrected_mse`]. Rescaling costs at 2 bits and gains at 3 and 4.
 //!
+//! A slice may be coded at another step than its norm asks for ([`crate::step`]), which gains on the theory: 0.9 % at 2 bits, 5.5 %
+//! at 3 and 14 % at 4 for slices of 128; 1.7, 9.6 and 20 % for slices of 64.
+//!
 //! A head of 64 is one slice of 64; one of 192 a slice of 128 and one of 64, each with its own loss. Heads that are padded
 //! have no theory here: part of the error falls on dims that are cut away.
 
@@ -250,6 +253,7 @@ fn squared_norm(x: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::turbo::Book;
 
     const BOOKS: [Codebook; 4] = [Codebook::GAUSS1, Codebook::GAUSS2, Codebook::GAUSS3, Codebook::GAUSS4];
 
@@ -275,24 +279,66 @@ mod tests {
         }
     }
 
+    /// A codebook at the step that the norm asks for, which is what the theory is about.
+    struct OneStep(Codebook);
+
+    impl Book for OneStep {
+        fn bits(&self) -> u32 {
+            self.0.bits()
+        }
+
+        fn indices<const N: usize>(&self, z: &[f32; N]) -> [u8; N] {
+            z.map(|z| self.0.nearest(z))
+        }
+
+        fn values<const N: usize>(&self, indices: &[u8; N]) -> [f32; N] {
+            self.0.values(indices)
+        }
+    }
+
     #[test]
-    fn turbo_formats_lose_what_theory_predicts_after_norm_correction() {
-        for (dtype, pinned) in
-            [(DType::Turbo2, 0.118832), (DType::Turbo3, 0.033816), (DType::Turbo4, 0.009176)]
-        {
-            let theory = theory_mse(dtype, 128, Source::Sphere).unwrap();
-            assert!((theory - pinned).abs() <= 1e-6, "{dtype}: {theory} {pinned}");
+    fn one_step_loses_what_theory_predicts_after_norm_correction() {
+        fn loss<const N: usize>(book: Codebook) -> f64 {
+            let (mut random, mut error) = (Random::new(3), 0.0);
+            for _ in 0..20_000 {
+                let mut x = [0.0; N];
+                Source::Sphere.draw(&mut random, &mut x);
+                let back = turbo::decode_rotated(&OneStep(book), &turbo::encode_rotated(&OneStep(book), &x));
+                error +=
+                    x.iter().zip(&back).map(|(&x, &b)| (f64::from(x) - f64::from(b)).powi(2)).sum::<f64>();
+            }
+            error / 20_000.0
+        }
+        for (book, pinned) in BOOKS[1..].iter().zip([0.118832, 0.033816, 0.009176]) {
+            let theory = norm_corrected_mse(book, 128);
+            assert!((theory - pinned).abs() <= 1e-6, "{theory} {pinned}");
             // Theory leaves out what falls with 1/d² and is within 0.5 % at 128: half as many dims, four times that at most.
-            for (dim, source, within) in [
-                (128, Source::Gaussian, 0.005),
-                (128, Source::Sphere, 0.005),
-                (256, Source::Sphere, 0.005),
-                (64, Source::Sphere, 0.02),
-                (192, Source::Sphere, 0.02),
+            assert!((loss::<128>(*book) / theory - 1.0).abs() <= 0.005, "{} bits", book.bits());
+            assert!(
+                (loss::<64>(*book) / norm_corrected_mse(book, 64) - 1.0).abs() <= 0.02,
+                "{} bits",
+                book.bits()
+            );
+        }
+    }
+
+    /// What the best of nine steps leaves of it was worked out apart, in numpy, from 20,000 vectors.
+    #[test]
+    fn turbo_formats_lose_what_theory_predicts_less_what_their_steps_gain() {
+        for (dtype, of_128, of_64) in
+            [(DType::Turbo2, 0.991, 0.983), (DType::Turbo3, 0.945, 0.904), (DType::Turbo4, 0.860, 0.796)]
+        {
+            for (dim, source, left, within) in [
+                (128, Source::Gaussian, of_128, 0.005),
+                (128, Source::Sphere, of_128, 0.005),
+                (256, Source::Sphere, of_128, 0.005),
+                // As above.
+                (64, Source::Sphere, of_64, 0.02),
+                (192, Source::Sphere, (2.0 * of_128 + of_64) / 3.0, 0.02),
             ] {
                 let theory = theory_mse(dtype, dim, source).unwrap();
                 let d = measure(dtype, dim, source, 20_000, 3).unwrap();
-                assert!((d.mse / theory - 1.0).abs() <= within, "{d:?}");
+                assert!((d.mse / (theory * left) - 1.0).abs() <= within, "{d:?}");
                 // Squares of a Gaussian: the mean over 20,000 has a relative standard error of √(2/20,000) = 1 %.
                 assert!((d.ip_error / d.mse - 1.0).abs() <= 0.04, "{d:?}");
             }
@@ -302,8 +348,9 @@ mod tests {
     #[test]
     fn rotation_makes_outliers_harmless() {
         for (dtype, least, most) in [
-            (DType::Turbo3, 0.8, 1.0),
-            (DType::Turbo4, 0.8, 1.0),
+            // An outlier spread by the rotation is of one magnitude in all dims, which the right step fits.
+            (DType::Turbo3, 0.6, 1.0),
+            (DType::Turbo4, 0.6, 1.0),
             (DType::Q4_0, 0.3, 1.0),
             (DType::Q8_0, 0.3, 1.0),
             // Weights are not rotated.

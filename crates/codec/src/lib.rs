@@ -45,6 +45,7 @@ pub mod lloyd_max;
 pub mod qjl;
 pub mod random;
 pub mod rotation;
+pub mod step;
 mod table;
 pub mod tile;
 pub mod tq;

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! y     = rotation.forward(x)                        [N]
-//! idx_j = nearest level to y_j · √N / |y|            (ties go up)
+//! idx_j = nearest level to y_j · √N / (|y| · step)   (ties go up; the step of 0.8 to 1.2 that fits best: [`crate::step`])
 //! scale = f16(|y| / |c(idx)|)                        norm correction: the decoded vector has the norm of the input
 //! ŷ_j   = c(idx_j) · scale                           c ascending, levels / √128 whatever N is
 //! ```
@@ -31,7 +31,7 @@
 use half::f16;
 
 use crate::finite::{F16_MAX, clamp, to_f16};
-use crate::{Code, Codebook, DType, Levels, Rotation};
+use crate::{Code, Codebook, DType, Levels, Rotation, step};
 
 /// Values per block, the widest slice there is.
 pub const LEN: usize = 128;
@@ -71,7 +71,8 @@ impl Book for Codebook {
     }
 
     fn indices<const N: usize>(&self, z: &[f32; N]) -> [u8; N] {
-        z.map(|z| self.nearest(z))
+        let factor = step::factor(step::best(self, z));
+        z.map(|z| self.nearest(z * factor))
     }
 
     fn values<const N: usize>(&self, indices: &[u8; N]) -> [f32; N] {

@@ -172,7 +172,7 @@ fn keys_and_values_of_a_model_lose_what_gaussian_vectors_do() {
     assert_eq!(rows.len(), 2 * model.config().layers.len() * kvant::DType::KV.len());
     // 256 vectors of a layer resemble each other: twice the spread that independent ones would have.
     for (codec, theory) in
-        [("turbo2", 0.1188), ("turbo3", 0.0338), ("turbo4", 0.0092), ("turbo2t", 0.0802), ("turbo3t", 0.0216)]
+        [("turbo2", 0.1178), ("turbo3", 0.0320), ("turbo4", 0.0079), ("turbo2t", 0.0802), ("turbo3t", 0.0216)]
     {
         for row in rows.iter().filter(|row| row.codec == codec) {
             assert!((row.mse / theory - 1.0).abs() <= 0.10, "{row:?}");

@@ -7,7 +7,7 @@ use half::f16;
 use kvant_codec::block32::Q8_0_MAX_SCALE;
 use kvant_codec::finite::{F16_MAX, clamp, to_f16};
 use kvant_codec::tile::{GROUP, SCALE_BYTES, Side, TILE, high_planes};
-use kvant_codec::{Codebook, DType, Trellis};
+use kvant_codec::{Codebook, DType, Trellis, step};
 
 use super::slices::Rows;
 use super::trellis::encode;
@@ -218,6 +218,8 @@ fn unit<const N: usize>(y: &[f32; N]) -> Unit<N> {
 #[inline(always)]
 fn turbo<const N: usize>(book: &Codebook, y: &[f32; N], codes: &mut [u8; N]) -> f16 {
     let Unit { norm, values } = unit(y);
+    let factor = step::factor(step::best(book, &values));
+    let values = values.map(|z| z * factor);
     for (codes, z) in codes.as_chunks_mut::<16>().0.iter_mut().zip(values.as_chunks::<16>().0) {
         let mut counts = [0i32; 16];
         for &mid in book.mids() {

@@ -93,6 +93,39 @@ __device__ double block_sum(double v, u32 lanes) {
     return v;
 }
 
+// What a block's values of unit variance are multiplied by to be coded at the step that fits them best, of those of
+// kvant-codec's `step`. The sums are whole numbers, so that they are the same in any order. A whole warp.
+__device__ float step_factor(const float* levels, const float* mids, u32 n_levels, u32 dims, const float z[4]) {
+    const float *upper = levels + n_levels / 2, *from = mids + n_levels / 2;
+    int magnitudes[4];
+    for (int i = 0; i < 4; i++) magnitudes[i] = (int)__fmul_rn(fabsf(z[i]), STEP_ONE);
+    u32 best = 0;
+    double best_along = 0.0, best_square = 1.0;
+    for (u32 k = 0; k < STEPS; k++) {
+        double step = (double)(FIRST_STEP + k) / (double)STEP_UNIT;
+        u32 indices[4] = {};
+        for (u32 m = 0; m + 1 < n_levels / 2; m++) {
+            int threshold = (int)__dmul_rn(__dmul_rn((double)from[m], step), (double)STEP_ONE);
+            for (int i = 0; i < 4; i++) indices[i] += magnitudes[i] >= threshold;
+        }
+        long long along = 0, square = 0;
+        for (int i = 0; i < 4; i++) {
+            int level = (int)__fmul_rn(upper[indices[i]], STEP_LEVEL_ONE);
+            along += (long long)level * magnitudes[i];
+            square += level * level;
+        }
+        for (u32 lanes = 16; lanes > 0; lanes /= 2) {
+            long long more = __shfl_xor_sync(~0u, along, lanes), more_square = __shfl_xor_sync(~0u, square, lanes);
+            if (lanes < dims / 4) along += more, square += more_square;
+        }
+        double product = __dmul_rn((double)along, (double)along);
+        if (__dmul_rn(product, best_square) > __dmul_rn(best_along, (double)square)) {
+            best = k, best_along = product, best_square = (double)square;
+        }
+    }
+    return __fdiv_rn((float)STEP_UNIT, (float)(FIRST_STEP + best));
+}
+
 // Codes a block of `dims` that is rotated already; gives the scale.
 __device__ u16 encode_turbo(const float* levels, const float* mids, u32 n_levels, u32 dims, Quad q, u8* codes) {
     double squares = 0.0;
@@ -104,11 +137,14 @@ __device__ u16 encode_turbo(const float* levels, const float* mids, u32 n_levels
     double root = dims == 128 ? SQRT_128 : dims == 64 ? SQRT_64 : SQRT_32;
     bool is_tiny = norm < 1e-10;
     float to_unit = is_tiny ? 0.0f : (float)(root / norm);
+    float z[4];
+    for (int i = 0; i < 4; i++) z[i] = __fmul_rn(q.x[i], to_unit);
+    float factor = step_factor(levels, mids, n_levels, dims, z);
     double coded = 0.0;
     for (int i = 0; i < 4; i++) {
-        float z = __fmul_rn(q.x[i], to_unit);
+        float value = __fmul_rn(z[i], factor);
         u32 index = 0;
-        for (u32 m = 0; m + 1 < n_levels; m++) index += z >= mids[m];
+        for (u32 m = 0; m + 1 < n_levels; m++) index += value >= mids[m];
         codes[i] = (u8)index;
         coded += (double)levels[index] * (double)levels[index];
     }

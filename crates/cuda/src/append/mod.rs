@@ -17,7 +17,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{BackendError, BalanceLayout, KvPart, KvStream, Result};
 use kvant_codec::tile::TILE;
-use kvant_codec::{Rotation, block32, turbo};
+use kvant_codec::{Rotation, block32, step, turbo};
 
 use crate::constants::Constants;
 use crate::kv::{
@@ -105,6 +105,11 @@ fn constants() -> Constants {
         .whole("Q8_0_ZERO", block32::Q8_0_ZERO.into())
         .whole("Q4_0_ZERO", block32::Q4_0_ZERO.into())
         .float("Q8_0_MAX_SCALE", block32::Q8_0_MAX_SCALE)
+        .whole("STEPS", step::STEPS)
+        .whole("FIRST_STEP", step::FIRST)
+        .whole("STEP_UNIT", step::UNIT)
+        .float("STEP_ONE", step::ONE)
+        .float("STEP_LEVEL_ONE", step::LEVEL_ONE)
         .double("SQRT_128", 128f64.sqrt())
         .double("SQRT_64", 64f64.sqrt())
         .double("SQRT_32", 32f64.sqrt())
