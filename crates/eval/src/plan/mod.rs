@@ -8,6 +8,7 @@
 //! 3. The search spends bits where they save most.
 //! 4. What comes out is measured whole, the prediction put right by that, and so on until the goal is met.
 
+mod attention;
 mod balance;
 mod moments;
 mod pieces;

@@ -48,13 +48,13 @@ impl Moments {
         Self { pairs, head_dim, squares: vec![0.0; n_heads * head_dim], products }
     }
 
-    /// Adds a row `[head_dim]` of head `head`.
-    pub fn add(&mut self, head: usize, row: &[f64]) {
+    /// Adds a row `[head_dim]` of head `head`, which counts `weight` times.
+    pub fn add(&mut self, head: usize, weight: f64, row: &[f32]) {
         let squares = &mut self.squares[head * self.head_dim..][..self.head_dim];
-        squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * x);
+        squares.iter_mut().zip(row).for_each(|(sum, &x)| *sum += weight * f64::from(x).powi(2));
         let products = &mut self.products[head * self.pairs.len()..];
         for (sum, Pair { dims: [x, y], .. }) in products.iter_mut().zip(&self.pairs) {
-            *sum += row[*x] * row[*y];
+            *sum += weight * f64::from(row[*x]) * f64::from(row[*y]);
         }
     }
 
@@ -104,24 +104,26 @@ mod tests {
         // One dim is not turned, and the second head sees other rows.
         let rows = [[1.0, 0.5, -2.0, 0.25, 3.0], [0.5, -1.0, -1.0, 2.0, 1.0]];
         let mut moments = Moments::new(pairs.clone(), 2, 5);
-        moments.add(0, &rows[0]);
-        moments.add(0, &rows[1]);
-        moments.add(1, &rows[1]);
+        // The second row counts twice.
+        moments.add(0, 1.0, &rows[0]);
+        moments.add(0, 2.0, &rows[1]);
+        moments.add(1, 2.0, &rows[1]);
         let mut mean = [0.0; 10];
         let steps = 4000;
         for step in 0..steps {
             let t = (f64::from(step) + 0.5) / f64::from(steps) * reach as f64;
-            for (row, heads) in rows.iter().zip([&[0][..], &[0, 1]]) {
-                let mut turned = *row;
+            for ((row, heads), weight) in rows.iter().zip([&[0][..], &[0, 1]]).zip([1.0, 2.0]) {
+                let mut turned = row.map(f64::from);
                 for Pair { dims: [x, y], frequency } in pairs.iter().copied() {
                     let (s, c) = (t * frequency).sin_cos();
-                    (turned[x], turned[y]) = (c * row[x] - s * row[y], s * row[x] + c * row[y]);
+                    let [a, b] = [turned[x], turned[y]];
+                    (turned[x], turned[y]) = (c * a - s * b, s * a + c * b);
                 }
                 for head in heads {
                     turned
                         .iter()
                         .enumerate()
-                        .for_each(|(d, x)| mean[5 * head + d] += x * x / f64::from(steps));
+                        .for_each(|(d, x)| mean[5 * head + d] += weight * x * x / f64::from(steps));
                 }
             }
         }
@@ -130,6 +132,6 @@ mod tests {
         assert_eq!(moments.turned(0), moments.squares);
         // Far enough, the dims of a pair share what they have.
         let far = moments.turned(1_000_000);
-        assert!((far[0] - far[2]).abs() < 1e-4 && (far[0] + far[2] - 6.25).abs() < 1e-9, "{far:?}");
+        assert!((far[0] - far[2]).abs() < 1e-4 && (far[0] + far[2] - 7.5).abs() < 1e-9, "{far:?}");
     }
 }

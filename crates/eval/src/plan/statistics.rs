@@ -1,8 +1,9 @@
 //! How large queries, keys and values of a model are, dim by dim, over a text.
 
-use kvant::{Config, DType, KvLayerShape, KvOptions, Model, Policies};
+use kvant::{Config, DType, KvLayerShape, KvOptions, Model, Policies, Session};
 use kvant_codec::Side;
 
+use super::attention::{Met, Rows, Turned, Weights};
 use super::moments::{Moments, Pair, pairs};
 use super::pieces::Pieces;
 use crate::{EvalError, OnProgress, walk};
@@ -49,33 +50,32 @@ impl Statistics {
         reach: usize,
         progress: OnProgress<'_>,
     ) -> Result<Self, EvalError> {
-        let config = model.config();
-        let mut sums = first_layers(config)
-            .into_iter()
-            .map(|(shape, pairs)| Sums::new(shape, pairs))
-            .collect::<Vec<_>>();
+        let mut sums = first_layers(model.config());
+        for (index, layer) in model.config().layers.iter().enumerate() {
+            // Recurrent layers keep none.
+            let Some(kv) = model.config().kv_ordinal(0, index) else { continue };
+            add_columns(model, index, layer.n_out(), &mut sums[kv])?;
+        }
         for (index, piece) in pieces.iter().enumerate() {
             read(model, piece, &mut sums)?;
             progress(&pieces.done(index + 1));
         }
-        let mut layers: Vec<_> =
-            sums.into_iter().map(|sums| sums.finish(reach.saturating_sub(pieces.longest()))).collect();
-        for (index, layer) in config.layers.iter().enumerate() {
-            // Recurrent layers keep none.
-            let Some(kv) = config.kv_ordinal(0, index) else { continue };
-            add_columns(model, index, layer.n_out(), &mut layers[kv])?;
-        }
-        Ok(Self { layers })
+        let further = reach.saturating_sub(pieces.longest());
+        Ok(Self { layers: sums.into_iter().map(|sums| sums.finish(further)).collect() })
     }
 }
 
-/// The shape of each KV layer, and what the layer that makes its keys turns of them.
-fn first_layers(config: &Config) -> Vec<(KvLayerShape, Vec<Pair>)> {
+/// Nothing seen yet of the keys and values of each KV layer, as the layer that makes them attends to them.
+fn first_layers(config: &Config) -> Vec<Sums> {
     let mut first = Vec::new();
     for (index, layer) in config.layers.iter().enumerate() {
         if config.kv_ordinal(0, index) == Some(first.len()) {
             let rope = &config.ropes[layer.rope];
-            first.push((layer.heads, pairs(rope.params, rope.frequencies())));
+            first.push(Sums::new(
+                layer.heads,
+                pairs(rope.params, rope.frequencies()),
+                (layer.scale, layer.soft_cap),
+            ));
         }
     }
     first
@@ -85,85 +85,140 @@ fn first_layers(config: &Config) -> Vec<(KvLayerShape, Vec<Pair>)> {
 fn read(model: &Model, piece: &[u32], sums: &mut [Sums]) -> Result<(), EvalError> {
     let f16 = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F16) };
     let mut session = walk::session(model, &f16, piece.len())?;
+    let mut weights: Vec<Vec<_>> =
+        sums.iter().map(|sums| vec![Weights::new(piece.len()); sums.shape.n_kv_heads]).collect();
+    let rows = |session: &Session, layer, head| -> Result<_, EvalError> {
+        Ok([session.kv_rows(layer, head, Side::K)?, session.kv_rows(layer, head, Side::V)?])
+    };
     let mut left = piece;
     while !left.is_empty() {
         let (step, rest) = left.split_at(session.most_tokens().min(left.len()));
         let first = piece.len() - left.len();
-        session.feed_observed(step, &mut |layer, q| sums[layer].add_queries(first, q))?;
-        for (layer, sums) in sums.iter_mut().enumerate() {
-            for head in 0..sums.shape.n_kv_heads {
-                let KvLayerShape { k_head_dim, v_head_dim, .. } = sums.shape;
-                let k = session.kv_rows(layer, head, Side::K)?;
-                sums.add_keys(head, first, last(&k, step.len() * k_head_dim));
-                let v = session.kv_rows(layer, head, Side::V)?;
-                sums.add_values(head, first, last(&v, step.len() * v_head_dim));
+        let mut queries = vec![Vec::new(); sums.len()];
+        session.feed_observed(step, &mut |layer, q| queries[layer].push(q.to_vec()))?;
+        for (layer, (sums, weights)) in sums.iter_mut().zip(&mut weights).enumerate() {
+            for (head, weights) in weights.iter_mut().enumerate() {
+                let [k, v] = rows(&session, layer, head)?;
+                let positions = (first, first + step.len());
+                sums.look(head, positions, &queries[layer], Rows { k: &k, v: &v }, weights);
             }
-            sums.n += (first..first + step.len()).filter(|&position| position >= SINK).count() as f64;
         }
         left = rest;
     }
+    for (layer, (sums, weights)) in sums.iter_mut().zip(&weights).enumerate() {
+        for (head, weights) in weights.iter().enumerate() {
+            let [k, v] = rows(&session, layer, head)?;
+            sums.add_keys(head, &k, weights);
+            sums.add_values(head, &v, weights);
+        }
+        sums.n += piece.len() as f64;
+    }
     Ok(())
-}
-
-/// The last `n` values, or as many as a window has left.
-fn last(values: &[f32], n: usize) -> &[f32] {
-    &values[values.len().saturating_sub(n)..]
 }
 
 /// What is summed up of a KV layer.
 struct Sums {
     shape: KvLayerShape,
-    /// Tokens that count.
-    n: f64,
+    /// Factor on scores.
+    scale: f32,
+    soft_cap: Option<f32>,
+    /// See [`LayerStatistics::w`].
+    w: Vec<f64>,
+    /// Queries, each by how much errors of its scores count.
     q: Moments,
+    /// Keys, likewise, and how much that is, by head.
     k: Moments,
+    k_weight: Vec<f64>,
+    /// Values and their squares, each by how much errors of it count, and how much that is, by head.
     v: Vec<f64>,
     v_squares: Vec<f64>,
+    v_weight: Vec<f64>,
+    /// Tokens that were read.
+    n: f64,
 }
 
 impl Sums {
-    fn new(shape: KvLayerShape, pairs: Vec<Pair>) -> Self {
+    fn new(shape: KvLayerShape, pairs: Vec<Pair>, (scale, soft_cap): (f32, Option<f32>)) -> Self {
         let KvLayerShape { n_kv_heads, k_head_dim, v_head_dim, .. } = shape;
         let (k, v) = (Moments::new(pairs, n_kv_heads, k_head_dim), vec![0.0; n_kv_heads * v_head_dim]);
-        Self { shape, n: 0.0, q: k.clone(), k, v: v.clone(), v_squares: v }
+        let weight = vec![0.0; n_kv_heads];
+        Self {
+            shape,
+            scale,
+            soft_cap,
+            w: v.clone(),
+            q: k.clone(),
+            k,
+            k_weight: weight.clone(),
+            v: v.clone(),
+            v_squares: v,
+            v_weight: weight,
+            n: 0.0,
+        }
     }
 
-    /// Queries `[rows, n_heads * k_head_dim]`, the first of them at position `first`.
-    fn add_queries(&mut self, first: usize, q: &[f32]) {
-        let (dim, ratio) = (self.shape.k_head_dim, self.shape.gqa_ratio());
-        let rows = q.chunks_exact(self.shape.n_heads * dim).zip(first..);
-        for (row, _) in rows.filter(|(_, position)| *position >= SINK) {
-            for (head, q) in row.chunks_exact(dim).enumerate() {
-                self.q.add(head / ratio, &q.iter().map(|&q| f64::from(q)).collect::<Vec<_>>());
+    /// What the queries of a step, `[rows, n_heads * k_head_dim]` each, the first row at position `first`, see in one head's keys and
+    /// values, the last of them at position `end - 1`.
+    fn look(
+        &mut self,
+        head: usize,
+        (first, end): (usize, usize),
+        queries: &[Vec<f32>],
+        rows: Rows<'_>,
+        weights: &mut Weights,
+    ) {
+        let KvLayerShape { n_heads, k_head_dim, v_head_dim, window, .. } = self.shape;
+        let met = Met {
+            k_head_dim,
+            v_head_dim,
+            scale: self.scale,
+            soft_cap: self.soft_cap,
+            window,
+            first: end - rows.k.len() / k_head_dim,
+            rows,
+            w: &self.w[head * v_head_dim..][..v_head_dim],
+        };
+        let keys = Turned::new(&met);
+        let ratio = self.shape.gqa_ratio();
+        for queries in queries {
+            for of_group in head * ratio..(head + 1) * ratio {
+                let of_head = queries
+                    .chunks_exact(n_heads * k_head_dim)
+                    .map(|row| &row[of_group * k_head_dim..][..k_head_dim]);
+                keys.look(of_head, first, weights, |q, weight| self.q.add(head, weight, q));
             }
         }
     }
 
-    /// Keys of one head `[rows, k_head_dim]`, page by page.
-    fn add_keys(&mut self, head: usize, first: usize, k: &[f32]) {
+    /// The keys of one head `[rows, k_head_dim]` at the end of a piece of `weights.k.len()` tokens, page by page.
+    fn add_keys(&mut self, head: usize, k: &[f32], weights: &Weights) {
         let dim = self.shape.k_head_dim;
-        for (page, k) in k.chunks(PAGE * dim).enumerate() {
-            let (start, n) = (first + page * PAGE, k.len() / dim);
-            let counted = SINK.saturating_sub(start).min(n)..n;
-            let row = |row: usize| k[row * dim..][..dim].iter().map(|&k| f64::from(k));
+        let first = weights.k.len() - k.len() / dim;
+        for start in (first.next_multiple_of(PAGE)..weights.k.len()).step_by(PAGE) {
+            let counted = start.max(SINK)..(start + PAGE).min(weights.k.len());
+            let row = |position: usize| &k[(position - first) * dim..][..dim];
             let first = counted.clone().take(CENTRE);
             let mut centre = vec![0.0; dim];
-            let by = 1.0 / first.len().max(1) as f64;
+            let by = 1.0 / first.len().max(1) as f32;
             first.for_each(|i| centre.iter_mut().zip(row(i)).for_each(|(sum, k)| *sum += by * k));
             for i in counted {
-                self.k.add(head, &row(i).zip(&centre).map(|(k, centre)| k - centre).collect::<Vec<_>>());
+                let left: Vec<_> = row(i).iter().zip(&centre).map(|(k, centre)| k - centre).collect();
+                self.k.add(head, weights.k[i], &left);
+                self.k_weight[head] += weights.k[i];
             }
         }
     }
 
-    /// Values of one head `[rows, v_head_dim]`.
-    fn add_values(&mut self, head: usize, first: usize, v: &[f32]) {
+    /// The values of one head `[rows, v_head_dim]` at the end of a piece of `weights.v.len()` tokens.
+    fn add_values(&mut self, head: usize, v: &[f32], weights: &Weights) {
         let dim = self.shape.v_head_dim;
-        let rows = v.chunks_exact(dim).zip(first..);
-        for (row, _) in rows.filter(|(_, position)| *position >= SINK) {
+        let first = weights.v.len() - v.len() / dim;
+        let rows = v.chunks_exact(dim).zip(&weights.v[first..]).zip(first..);
+        for ((row, &weight), _) in rows.filter(|(_, position)| *position >= SINK) {
+            self.v_weight[head] += weight;
             for (d, v) in row.iter().enumerate() {
-                self.v[head * dim + d] += f64::from(*v);
-                self.v_squares[head * dim + d] += f64::from(*v).powi(2);
+                self.v[head * dim + d] += weight * f64::from(*v);
+                self.v_squares[head * dim + d] += weight * f64::from(*v).powi(2);
             }
         }
     }
@@ -171,28 +226,29 @@ impl Sums {
     /// What was seen, as it would be up to `reach` tokens later in a text.
     fn finish(self, reach: usize) -> LayerStatistics {
         let n = self.n.max(1.0);
-        let mean = |sums: &[f64]| sums.iter().map(|sum| sum / n).collect::<Vec<_>>();
-        let (v_mean, squares) = (mean(&self.v), mean(&self.v_squares));
+        let mean = |sums: &[f64], weights: &[f64]| -> Vec<f64> {
+            let dim = sums.len() / weights.len().max(1);
+            let by = weights
+                .iter()
+                .flat_map(|&weight| std::iter::repeat_n(if weight > 0.0 { 1.0 / weight } else { 0.0 }, dim));
+            sums.iter().zip(by).map(|(sum, by)| sum * by).collect()
+        };
+        let (v_mean, squares) = (mean(&self.v, &self.v_weight), mean(&self.v_squares, &self.v_weight));
+        let dim = self.shape.v_head_dim;
         let variances = squares.iter().zip(&v_mean).map(|(square, mean)| (square - mean * mean).max(0.0));
-        let (v, w) = (variances.collect(), vec![0.0; v_mean.len()]);
         LayerStatistics {
             shape: self.shape,
-            q: mean(&self.q.turned(reach)),
-            k: mean(&self.k.turned(reach)),
+            q: self.q.turned(reach).iter().map(|q| q / n).collect(),
+            k: mean(&self.k.turned(reach), &self.k_weight),
+            v: variances.enumerate().map(|(i, variance)| variance * self.v_weight[i / dim] / n).collect(),
             v_mean,
-            v,
-            w,
+            w: self.w,
         }
     }
 }
 
 /// Adds the squares of the columns of the output matrix of model layer `index`, `[n_embd, n_out]`.
-fn add_columns(
-    model: &Model,
-    index: usize,
-    n_out: usize,
-    layer: &mut LayerStatistics,
-) -> Result<(), EvalError> {
+fn add_columns(model: &Model, index: usize, n_out: usize, layer: &mut Sums) -> Result<(), EvalError> {
     let name = format!("blk.{index}.attn_output.weight");
     let tensor = model.gguf().tensor(&name).map_err(kvant::Error::from)?;
     let row_bytes = tensor.info.dtype.row_bytes(n_out).map_err(kvant::Error::from)?;
@@ -217,7 +273,9 @@ mod tests {
     }
 
     fn sums() -> Sums {
-        Sums::new(shape(), Vec::new())
+        let mut sums = Sums::new(shape(), Vec::new(), (1.0, None));
+        sums.w.fill(1.0);
+        sums
     }
 
     #[test]
@@ -228,28 +286,62 @@ mod tests {
         let row = |i: usize| {
             let wave = if i.is_multiple_of(2) { 1.0 } else { -1.0 };
             let far = if i < SINK { 99.0 } else { 0.0 };
-            let moved = if i % PAGE >= SINK + CENTRE { 1.0 } else { 0.0 };
+            let known = if i < PAGE { SINK + CENTRE } else { CENTRE };
+            let moved = if i % PAGE >= known { 1.0 } else { 0.0 };
             [if i < PAGE { 10.0 } else { 20.0 } + wave + far, moved, 0.5, 0.0]
         };
         let keys: Vec<f32> = (0..2 * PAGE).flat_map(row).collect();
-        sums.add_keys(0, 0, &keys);
+        let mut weights = Weights::new(2 * PAGE);
+        weights.k.fill(0.5);
+        sums.add_keys(0, &keys, &weights);
         let n = (2 * PAGE - SINK) as f64;
-        sums.n = n;
+        let moved = (2 * PAGE - SINK - 2 * CENTRE) as f64;
         let k = sums.finish(0).k;
-        let moved = 2 * (PAGE - SINK - CENTRE);
-        assert!((k[0] - 1.0).abs() < 1e-12 && (k[1] * n - moved as f64).abs() < 1e-9, "{k:?}");
+        assert!((k[0] - 1.0).abs() < 1e-9 && (k[1] * n - moved).abs() < 1e-6, "{k:?}");
         assert_eq!(k[2..], [0.0; 2]);
+    }
+
+    #[test]
+    fn a_key_counts_as_its_weight_says() {
+        let mut sums = sums();
+        let keys: Vec<f32> = (0..2 * PAGE).flat_map(|i| [(i % 3) as f32 - 1.0, 0.0, 0.0, 0.0]).collect();
+        let mut weights = Weights::new(2 * PAGE);
+        // Only tokens of one value, 1 above a centre next to 0.
+        (SINK..2 * PAGE).filter(|i| i % 3 == 2).for_each(|i| weights.k[i] = 2.0);
+        sums.add_keys(0, &keys, &weights);
+        let k = sums.finish(0).k;
+        // A centre of 32 tokens, a number that three does not divide, is off by up to a 32nd.
+        assert!((k[0] - 1.0).abs() < 0.07, "{k:?}");
     }
 
     #[test]
     fn queries_of_a_group_add_up_and_values_have_a_mean() {
         let mut sums = sums();
-        sums.add_queries(SINK - 1, &[[9.0; 8], [1.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0, 1.0]].concat());
-        sums.add_values(0, SINK - 1, &[9.0, 9.0, 1.0, 5.0]);
-        sums.add_values(0, SINK, &[3.0, 5.0]);
-        sums.n = 2.0;
+        // Two tokens behind the sink, seen alike by all queries: their scores are those of keys of zeros.
+        let n = SINK + 2;
+        let (k, mut v) = (vec![0.0; 4 * n], vec![0.0; 2 * n]);
+        v[2 * SINK..].copy_from_slice(&[1.0, 5.0, 3.0, 5.0]);
+        let mut queries = vec![0.0; 8 * n];
+        // The last query of each head is one that is looked at where their number is a multiple of four.
+        queries.drain(..8 * (n % 4));
+        let last = queries.len() - 8;
+        queries[last..].copy_from_slice(&[1.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0, 1.0]);
+        let mut weights = Weights::new(n);
+        sums.look(0, (n % 4, n), &[queries], Rows { k: &k, v: &v }, &mut weights);
+        sums.add_values(0, &v, &weights);
+        sums.n = 1.0;
         let layer = sums.finish(0);
-        assert_eq!(layer.q, [5.0, 2.0, 0.0, 0.5]);
-        assert_eq!((layer.v_mean, layer.v), (vec![2.0, 5.0], vec![1.0, 0.0]));
+        // Both heads' last queries count alike, so the sums have the proportions of their squares.
+        let by = layer.q[1] / 4.0;
+        assert!(
+            by > 0.0
+                && layer
+                    .q
+                    .iter()
+                    .zip([10.0, 4.0, 0.0, 1.0])
+                    .all(|(q, want)| (q - by * want).abs() < 1e-9 * by)
+        );
+        assert!((layer.v_mean[0] - 2.0).abs() < 0.5 && layer.v_mean[1] == 5.0, "{:?}", layer.v_mean);
+        assert!(layer.v[0] > 0.0 && layer.v[1].abs() < 1e-12, "{:?}", layer.v);
     }
 }
