@@ -9,10 +9,9 @@ use crate::lacks::product;
 use crate::weights::gaussian;
 use crate::{Lacks, Subject};
 
-/// Tokens of the sequence before the step, rows of the step.
-const STEPS: [(usize, usize); 3] = [(0, 40), (90, 7), (500, 30)];
-/// Sequences beside it: tokens before the step, rows of the step.
-const OTHERS: [(usize, usize); 2] = [(33, 1), (520, 20)];
+/// Tokens of the sequence before the step, rows of the step; and of the sequences beside it.
+const STEPS: [[(usize, usize); 3]; 3] =
+    [[(0, 40), (33, 1), (150, 20)], [(90, 7), (33, 1), (140, 20)], [(500, 30), (33, 1), (520, 20)]];
 
 /// Holds `attend`, after `kv_append`, to give each row what it gives it alone.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
@@ -35,26 +34,22 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
         Shape { balanced: true, sink_tiles: 1, window: Some(150), ..shape },
         Shape { extra_tail_tiles: 7, window: Some(400), n_kv_heads: 2, group: 1, ..shape },
     ];
-    for ((shape, (n, rows)), (k, v)) in lacks.combine(&product(&shapes, &STEPS), &types) {
-        let shape = Shape { k, v, ..shape };
-        let most = OTHERS.iter().map(|(n, rows)| n + rows).max().unwrap_or(0);
-        let others = [2, 3].map(|seed| Tokens::gaussian(shape, most, seed));
-        let tokens = Tokens::gaussian(shape, n + rows, 1);
-        rows_have_the_bits_they_have_alone(subject, &tokens, &others, n, rows, &mut lacks);
+    for ((shape, steps), (k, v)) in lacks.combine(&product(&shapes, &STEPS), &types) {
+        rows_have_the_bits_they_have_alone(subject, Shape { k, v, ..shape }, steps, &mut lacks);
     }
     lacks
 }
 
-/// Rows `n..n + rows` of `tokens`: one by one; in one step; and in one step between those of other sequences.
+/// Rows behind the tokens of a sequence: one by one; in one step; and in one step between those of other sequences.
 fn rows_have_the_bits_they_have_alone<B: Backend>(
     subject: &Subject<B>,
-    tokens: &Tokens,
-    others: &[Tokens; 2],
-    n: usize,
-    rows: usize,
+    shape: Shape,
+    [(n, rows), (first, first_rows), (second, second_rows)]: [(usize, usize); 3],
     lacks: &mut Lacks,
 ) {
-    let shape = tokens.shape;
+    let of = |n, seed| Tokens::gaussian(shape, n, seed);
+    let [tokens, before, after] =
+        [&of(n + rows, 1), &of(first + first_rows, 2), &of(second + second_rows, 3)];
     let what = || subject.case("attend", format_args!("{shape:?}, {n} tokens, then {rows} rows"));
     let width = shape.n_heads() * shape.k_head_dim;
     let q = gaussian(4, rows * width, 1.0);
@@ -72,8 +67,7 @@ fn rows_have_the_bits_they_have_alone<B: Backend>(
         together.append(&[rows])?;
         let together = together.attend(&q, &what)?;
 
-        let [(first, first_rows), (second, second_rows)] = OTHERS;
-        let mut among = Batch::new(subject, &[&others[0], tokens, &others[1]]);
+        let mut among = Batch::new(subject, &[before, tokens, after]);
         among.feed(&[first, n, second], 100)?;
         among.append(&[first_rows, rows, second_rows])?;
         let [before, after] =
