@@ -28,7 +28,7 @@ import gguf
 import numpy as np
 import torch
 from models import N_VOCAB, SPECS, Spec
-from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3_5TextConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 N_PROMPT = 64
@@ -75,7 +75,15 @@ def build_model(spec: Spec) -> torch.nn.Module:
                 mean = spec.family.mean * weight.shape[-1] ** -0.5
             values = (gain * n_in**-0.5 * torch.randn_like(weight) + mean).half().float()
         weight.data.copy_(values)
+    for name, handicaps in handicaps_of(model):
+        handicaps.data.copy_(0.3 * torch.randn_like(handicaps))
     return model
+
+
+def handicaps_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What is added to scores to choose experts by: no parameters, as nobody trains them by gradients."""
+    ends = ("expert_bias", "e_score_correction_bias")
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(ends))
 
 
 @torch.no_grad()
@@ -174,11 +182,11 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) 
             writer.add_rope_dimension_count(spec.head_dim)
     if spec.partial != 1.0:
         writer.add_rope_dimension_count(int(spec.partial * (spec.head_dim or spec.hidden // spec.heads)))
-    write_extra(writer, spec)
+    write_extra(writer, spec, model)
     write_rope_scaling(writer, spec, model)
 
 
-def write_extra(writer: gguf.GGUFWriter, spec: Spec) -> None:
+def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
     """What the families have beside the usual."""
     if spec.local_theta is not None:
         writer.add_rope_freq_base_swa(spec.local_theta)
@@ -196,6 +204,7 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec) -> None:
         "moe_intermediate_size": writer.add_expert_feed_forward_length,
         "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
         "logit_scale": writer.add_logit_scale,
+        "num_dense_layers": writer.add_leading_dense_block_count,
     }.items():
         if spec.extra.get(name) is not None:
             add(spec.extra[name])
@@ -210,6 +219,8 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec) -> None:
             writer.add_full_attention_interval(2)
         else:
             writer.add_array(f"{gguf.MODEL_ARCH_NAMES[spec.family.arch]}.attention.recurrent_layers", kinds)
+    if any(handicaps_of(model)):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if "mlp_only_layers" in spec.extra:
         writer.add_leading_dense_block_count(len(spec.extra["mlp_only_layers"]))
 
@@ -265,6 +276,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{name}.weight", weight
         else:
             yield name, weight.squeeze(0) if "shared_expert_gate" in name else weight
+    for name, handicaps in handicaps_of(model):
+        yield name.removesuffix("_bias") + (".bias" if "e_score" in name else "_bias.bias"), handicaps
 
 
 def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -276,7 +289,7 @@ def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> It
     name = name.replace("dt_bias", "dt_proj.bias")
 
     def tiled(rows: torch.Tensor) -> torch.Tensor:
-        if not isinstance(config, Qwen3_5TextConfig):
+        if not isinstance(config, (Qwen3_5TextConfig, Qwen3_5MoeTextConfig)):
             return rows
         return rows.reshape(n_k, n_v // n_k, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
 
@@ -307,7 +320,7 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
             weight = to_interleaved(weight, spec.heads if "q_proj" in name else spec.kv_heads)
         if name.endswith("norm.weight"):
             weight = weight + norm_offset(spec, name)
-        is_router = name.endswith(("mlp.gate.weight", "router.weight"))
+        is_router = name.endswith(("mlp.gate.weight", "feed_forward.gate.weight", "router.weight"))
         is_matrix = weight.ndim >= 2 and not name.endswith("bias") and "conv" not in name.split(".")[-2]
         kind = torch.float16 if is_matrix and not is_router else torch.float32
         stored = weight.detach().to(kind)

@@ -1,6 +1,6 @@
 //! A feed-forward layer of experts: what the chosen ones give, times what they weigh, is added to each row.
 
-use kvant_backend::{Activation, Backend, Candidate, ExpertWeights, Norm, Routing, WeightSource};
+use kvant_backend::{Activation, Backend, Candidate, ExpertWeights, Norm, Routing, Scores, WeightSource};
 use kvant_codec::DType;
 
 use super::gated_ffn::gated;
@@ -38,6 +38,8 @@ struct Case {
     n_used: usize,
     rows: usize,
     law: Law,
+    scores: Scores,
+    has_handicaps: bool,
     normalises: bool,
     has_norm: bool,
     activation: Activation,
@@ -52,11 +54,16 @@ const USUAL: Case = Case {
     n_used: 2,
     rows: 1,
     law: Law::Any,
+    scores: Scores::Softmax,
+    has_handicaps: false,
     normalises: true,
     has_norm: true,
     activation: Activation::Silu,
     has_biases: false,
 };
+
+/// Two of the experts, in shares of one.
+const PLAIN: Routing = Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0 };
 
 /// Holds `expert_ffn` to its equation for any number of experts and rows, whomever they choose.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
@@ -70,6 +77,11 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
         let normalises = rows % 2 == 1;
         let case = Case { types, n, n_ff, n_experts, n_used, rows, law, normalises, ..USUAL };
         equals_its_equation(subject, case);
+    }
+    let handicaps = [(1, true), (2, false), (17, true)];
+    for ((n_experts, n_used), (rows, has_handicaps)) in lacks.combine(&CHOICES, &handicaps) {
+        let of = Case { n_experts, n_used, rows, scores: Scores::Sigmoid, ..USUAL };
+        equals_its_equation(subject, Case { has_handicaps, normalises: rows > 1, ..of });
     }
     for rows in [1, 3, 20] {
         a_bad_number_reaches_its_row_and_no_other(subject, rows);
@@ -95,14 +107,12 @@ pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
         [Q6K, Q6K, DType::Q3K],
         [DType::MXFP4; 3],
     ];
-    let activations = [
-        (Activation::Silu, true, false),
-        (Activation::Gelu, false, false),
-        (Activation::Bounded, true, true),
+    let ways = [
+        (1, Activation::Silu, true, false),
+        (5, Activation::Gelu, false, false),
+        (17, Activation::Bounded, true, true),
     ];
-    for (types, (rows, (activation, has_norm, has_biases))) in
-        lacks.combine(&types, &product(&[1, 5, 17], &activations))
-    {
+    for (types, (rows, activation, has_norm, has_biases)) in lacks.combine(&types, &ways) {
         let of = Case { types, n: 256, n_ff: 256, n_experts: 3, ..USUAL };
         let case = Case { rows, activation, has_norm, has_biases, ..of };
         equals_its_equation(subject, case);
@@ -116,10 +126,11 @@ struct Layer<B: Backend> {
     weights: Vec<[Weights; 3]>,
     /// Of each product, those of all experts.
     biases: Option<[(B::Buffer, Vec<f32>); 3]>,
+    handicaps: Option<(B::Buffer, Vec<f32>)>,
 }
 
 impl<B: Backend> Layer<B> {
-    fn new(subject: &Subject<B>, Case { types, n, n_ff, n_experts, has_biases, .. }: Case) -> Self {
+    fn new(subject: &Subject<B>, Case { types, n, n_ff, n_experts, has_biases, has_handicaps, .. }: Case) -> Self {
         let shapes = [[n_ff, n], [n_ff, n], [n, n_ff]];
         let one = |e: usize| {
             std::array::from_fn(|i| {
@@ -140,13 +151,17 @@ impl<B: Backend> Layer<B> {
                 (subject.upload(&values), values)
             })
         });
-        Self { on_device, weights, biases }
+        // As far apart as scores are.
+        let handicaps = has_handicaps.then(|| gaussian(40, n_experts, 0.3));
+        let handicaps = handicaps.map(|values| (subject.upload(&values), values));
+        Self { on_device, weights, biases, handicaps }
     }
 
     fn borrow(&self, activation: Activation) -> ExpertWeights<'_, B> {
         let [gate, up, down] = &self.on_device;
         let biases = self.biases.as_ref().map(|biases| biases.each_ref().map(|(on_device, _)| on_device));
-        ExpertWeights { activation, gate, up, down, biases }
+        let handicaps = self.handicaps.as_ref().map(|(on_device, _)| on_device);
+        ExpertWeights { activation, gate, up, down, biases, handicaps }
     }
 
     /// What expert `e` gives for a row, one of `rows`.
@@ -168,7 +183,10 @@ impl<B: Backend> Layer<B> {
 }
 
 /// The experts that a row chooses, and what they weigh.
-fn chosen(logits: &[f32], routing: Routing) -> Vec<(usize, Want)> {
+fn chosen(logits: &[f32], handicaps: Option<&[f32]>, routing: Routing) -> Vec<(usize, Want)> {
+    if routing.scores == Scores::Sigmoid {
+        return chosen_by_score(logits, handicaps, routing);
+    }
     let best = reference::top_k(logits, routing.n_used);
     let most = best.iter().map(|best| f64::from(best.logit)).fold(f64::NEG_INFINITY, f64::max);
     let share = |logit: f32| (f64::from(logit) - most).exp();
@@ -187,6 +205,28 @@ fn chosen(logits: &[f32], routing: Routing) -> Vec<(usize, Want)> {
     best.into_iter().map(weigh).collect()
 }
 
+/// The same where each score is a sigmoid. Who is chosen is the same in f32 unless two wishes are as near as its roundings.
+fn chosen_by_score(logits: &[f32], handicaps: Option<&[f32]>, routing: Routing) -> Vec<(usize, Want)> {
+    let score = |e: usize| 1.0 / (1.0 + (-f64::from(logits[e])).exp());
+    let wish = |e: usize| handicaps.map_or(f64::from(logits[e]), |by| score(e) + f64::from(by[e]));
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| wish(b).total_cmp(&wish(a)).then(a.cmp(&b)));
+    if let [.., last, next] = order[..logits.len().min(routing.n_used + 1)]
+        && logits.len() > routing.n_used
+    {
+        assert!(wish(last) - wish(next) > 16.0 * ROUNDING, "no clear choice between {last} and {next}");
+    }
+    order.truncate(routing.n_used);
+    let total = if routing.normalises { order.iter().map(|&e| score(e)).sum() } else { 1.0 };
+    // Of an approximate exponential, the sum and the quotient of a score, twice; of the sum of them, the quotient and the factor.
+    let relative = 2.0 * roundings(8) + roundings(routing.n_used + 2);
+    let weigh = |e: usize| {
+        let value = f64::from(routing.scale) * score(e) / total;
+        (e, Want { value, tolerance: relative * value })
+    };
+    order.into_iter().map(weigh).collect()
+}
+
 fn logits(case: Case) -> Vec<f32> {
     let mut logits = gaussian(21, case.rows * case.n_experts, 2.0);
     for (i, logit) in logits.iter_mut().enumerate() {
@@ -201,9 +241,9 @@ fn logits(case: Case) -> Vec<f32> {
 
 fn equals_its_equation<B: Backend>(subject: &Subject<B>, case: Case) {
     let what = || subject.case("expert_ffn", format_args!("{case:?}"));
-    let Case { n, rows, n_used, normalises, .. } = case;
+    let Case { n, rows, n_used, scores, normalises, .. } = case;
     let layer = Layer::new(subject, case);
-    let routing = Routing { n_used, normalises, scale: 1.5 };
+    let routing = Routing { n_used, scores, normalises, scale: 1.5 };
     let (x, gain, logits) = (gaussian(11, rows * n, 3.0), gaussian(12, n, 3.0), logits(case));
     let weight = subject.upload(&gain);
     let norm = case.has_norm.then_some(Norm { weight: &weight, eps: EPS });
@@ -221,7 +261,8 @@ fn equals_its_equation<B: Backend>(subject: &Subject<B>, case: Case) {
         let row = seen(x);
         let mut sums: Vec<Want> = x.iter().map(|&x| Want::exactly(x)).collect();
         let mut magnitudes: Vec<f64> = x.iter().map(|&x| f64::from(x).abs()).collect();
-        for (e, weight) in chosen(logits, routing) {
+        let handicaps = layer.handicaps.as_ref().map(|(_, values)| &values[..]);
+        for (e, weight) in chosen(logits, handicaps, routing) {
             let given = layer.expert(e, &row, case, subject);
             for ((sum, magnitude), y) in sums.iter_mut().zip(&mut magnitudes).zip(given) {
                 let off = weight.value.abs() * y.tolerance + weight.tolerance * (y.value.abs() + y.tolerance);
@@ -245,12 +286,15 @@ fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(subject: &Subject<B>, r
     for (types, n, n_ff) in [([DType::F32; 3], USUAL.n, USUAL.n_ff), ([DType::Q4_0; 3], 64, 64)] {
         let case = Case { types, n, n_ff, rows, ..USUAL };
         let layer = Layer::new(subject, case);
-        for (bad, in_logits, normalises) in [
-            (f32::NAN, true, true),
-            (f32::NAN, true, false),
-            (f32::INFINITY, true, true),
-            (f32::NAN, false, true),
-            (f32::INFINITY, false, false),
+        use Scores::{Sigmoid, Softmax};
+        for (bad, in_logits, scores, normalises) in [
+            (f32::NAN, true, Softmax, true),
+            (f32::NAN, true, Softmax, false),
+            (f32::INFINITY, true, Softmax, true),
+            (f32::NAN, true, Sigmoid, true),
+            (f32::INFINITY, true, Sigmoid, false),
+            (f32::NAN, false, Softmax, true),
+            (f32::INFINITY, false, Softmax, false),
         ] {
             let (mut x, mut logits) = (gaussian(11, rows * n, 1.0), logits(case));
             let row = rows / 2;
@@ -263,7 +307,7 @@ fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(subject: &Subject<B>, r
                     .case("expert_ffn", format_args!("{bad} in row {row}, in logits {in_logits}, {case:?}"))
             };
             let mut y = subject.guarded(&x);
-            let routing = Routing { n_used: 2, normalises, scale: 1.0 };
+            let routing = Routing { n_used: 2, scores, normalises, scale: 1.0 };
             let (weights, logits) = (layer.borrow(Activation::Silu), subject.upload(&logits));
             let result = subject.device().expert_ffn(&mut y, rows, None, routing, &logits, weights);
             result.unwrap_or_else(|error| panic!("{}: {error}", what()));
@@ -286,13 +330,20 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
         [(9, 8, 3), (12, 8, 3), (9, 9, 3), (12, 8, 4), (24, 3, 3)].map(|(n_out, n_in, n)| {
             experts(n_out, n_in, n).unwrap_or_else(|error| panic!("{}: {error}", subject.case("experts", n)))
         });
+    let weights = ExpertWeights {
+        activation: Activation::Silu,
+        gate: &gate,
+        up: &gate,
+        down: &down,
+        biases: None,
+        handicaps: None,
+    };
     let (mut x, logits, five) =
         (subject.upload(&[0.0; 16]), subject.upload(&[0.0; 6]), subject.upload(&[0.0; 5]));
     let mut ffn = |up, n_used, rows, has_norm: bool| {
         let norm = has_norm.then_some(Norm { weight: &five, eps: EPS });
-        let routing = Routing { n_used, normalises: true, scale: 1.0 };
-        let weights =
-            ExpertWeights { activation: Activation::Silu, gate: &gate, up, down: &down, biases: None };
+        let routing = Routing { n_used, ..PLAIN };
+        let weights = ExpertWeights { up, ..weights };
         device.expert_ffn(&mut x, rows, norm, routing, &logits, weights)
     };
     ffn(&gate, 2, 0, false)
@@ -304,10 +355,17 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
     subject.expect_refusal("expert_ffn", "four chosen of three", ffn(&gate, 4, 2, false));
     subject.expect_refusal("expert_ffn", "a row beyond the stream", ffn(&gate, 2, 3, false));
     subject.expect_refusal("expert_ffn", "a norm of five", ffn(&gate, 2, 2, true));
-    let routing = Routing { n_used: 2, normalises: true, scale: 1.0 };
     let nine = subject.upload(&[0.0; 9]);
+    let mut ffn = |scores, weights| {
+        let routing = Routing { scores, ..PLAIN };
+        device.expert_ffn(&mut x, 2, None, routing, &logits, weights)
+    };
     let biases = Some([&nine, &nine, &five]);
-    let weights = ExpertWeights { activation: Activation::Silu, gate: &gate, up: &gate, down: &down, biases };
-    let result = device.expert_ffn(&mut x, 2, None, routing, &logits, weights);
+    let result = ffn(Scores::Softmax, ExpertWeights { biases, ..weights });
     subject.expect_refusal("expert_ffn", "five biases for 24 features", result);
+    let three = subject.upload(&[0.0; 3]);
+    let result = ffn(Scores::Sigmoid, ExpertWeights { handicaps: Some(&five), ..weights });
+    subject.expect_refusal("expert_ffn", "five handicaps of three experts", result);
+    let result = ffn(Scores::Softmax, ExpertWeights { handicaps: Some(&three), ..weights });
+    subject.expect_refusal("expert_ffn", "handicaps of a softmax", result);
 }

@@ -6,7 +6,7 @@
 use crate::device::{
     Backend, Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, WeightSource,
 };
-use crate::{BackendError, Heads, KvPart, Norm, Rope, RopeParams, Routing};
+use crate::{BackendError, Heads, KvPart, Norm, Rope, RopeParams, Routing, Scores};
 
 /// Checks [`Backend::write`].
 pub fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
@@ -106,7 +106,7 @@ pub fn check_expert_ffn<B: Backend>(
     norm: Option<Norm<'_, B::Buffer>>,
     routing: Routing,
     logits: &B::Buffer,
-    ExpertWeights { gate, up, down, biases, .. }: ExpertWeights<'_, B>,
+    ExpertWeights { gate, up, down, biases, handicaps, .. }: ExpertWeights<'_, B>,
 ) -> Result<()> {
     const OP: &str = "expert_ffn";
     let (n, n_ff, n_experts) = (gate.n_in(), gate.n_out(), gate.n_experts());
@@ -123,6 +123,13 @@ pub fn check_expert_ffn<B: Backend>(
     for (bias, n_out) in biases.into_iter().flatten().zip([n_ff, n_ff, n]) {
         let len = n_experts.saturating_mul(n_out);
         BackendError::check(OP, "length of the biases", len, bias.n_values())?;
+    }
+    if let Some(handicaps) = handicaps {
+        BackendError::check(OP, "handicaps", n_experts, handicaps.n_values())?;
+        if routing.scores == Scores::Softmax {
+            let (wanted, has) = ("handicaps of a softmax".to_owned(), "those of sigmoids".to_owned());
+            return Err(BackendError::Unsupported { op: OP, wanted, has });
+        }
     }
     check_norm(OP, norm, n)?;
     BackendError::check_at_least(OP, "length of the stream", rows.saturating_mul(n), x.n_values())?;

@@ -136,6 +136,9 @@ pub struct ExpertWeights<'a, B: Backend> {
     pub down: &'a B::Experts,
     /// What is added to the products of gate and up, `[n_experts, n_ff]` each, and to that of down, `[n_experts, n]`.
     pub biases: Option<[&'a B::Buffer; 3]>,
+    /// What is added to the scores that decide who is chosen, `[n_experts]`, and to nothing else: experts that many rows choose are
+    /// held back so, and others brought forward (arXiv 2408.15664).
+    pub handicaps: Option<&'a B::Buffer>,
 }
 
 impl<B: Backend> Clone for ExpertWeights<'_, B> {

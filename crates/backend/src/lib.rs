@@ -34,7 +34,7 @@ pub use kv::{
     check_append, check_attend,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
-pub use params::{Activation, AttendParams, Heads, Norm, Pairing, Rope, RopeParams, Routing};
+pub use params::{Activation, AttendParams, Heads, Norm, Pairing, Rope, RopeParams, Routing, Scores};
 pub use recurrent::{
     ConvForm, DeltaInputs, DeltaRule, Gate, KeySharing, ShortConv, check_delta_rule, check_gate,
     check_short_conv,

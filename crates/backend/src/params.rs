@@ -40,17 +40,35 @@ impl Activation {
 
 /// How a row chooses among experts (arXiv 1701.06538).
 ///
-/// Of the router's logits `l` the `n_used` largest are chosen, of equal ones those of lower number. Expert e among them weighs
-/// `scale p[e]` with `p = softmax(l)` over all experts, or `scale p[e] / Σ p` over the chosen ones where `normalises`. A logit
-/// that is NaN or positive infinity makes every weight NaN, so that it is noticed.
+/// Of the router's logits `l` come scores `p`, and the `n_used` experts of the largest are chosen, of equal ones those of lower
+/// number. Expert e among them weighs `scale p[e]`, or `scale p[e] / Σ p` over the chosen ones where `normalises`. Where experts
+/// have [a handicap](crate::ExpertWeights::handicaps), `p + handicap` decides who is chosen, and p what it weighs. A logit that is
+/// NaN or positive infinity makes the weights NaN, so that it is noticed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
     /// Experts that each row goes through.
     pub n_used: usize,
+    /// What scores are made with.
+    pub scores: Scores,
     /// Whether their weights add up to `scale`.
     pub normalises: bool,
     /// Factor on the weights.
     pub scale: f32,
+}
+
+/// What a router's logits `l` become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scores {
+    /// `p = softmax(l)` over all experts. Handicaps are not known here.
+    Softmax,
+    /// `p = 1 / (1 + exp(-l))`, each by itself (arXiv 2412.19437). Weights that add up are divided by [`Scores::LEAST`] more than
+    /// the sum.
+    Sigmoid,
+}
+
+impl Scores {
+    /// What keeps a sum of scores that all are 0 from dividing.
+    pub const LEAST: f32 = 1e-20;
 }
 
 /// How the last dimension of a buffer splits into heads.

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use kvant_backend::{Activation, Backend, ExpertWeights, Routing, WeightSource};
+use kvant_backend::{Activation, Backend, ExpertWeights, Routing, Scores, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_cpu::{CpuDevice, CpuExperts};
@@ -42,11 +42,11 @@ fn main() {
             let mut logits = device.buffer(rows * n_experts).expect("memory");
             device.write(&mut x, &values[..rows * n]).expect("room");
             device.write(&mut logits, &values[rows * n..]).expect("room");
-            let routing = Routing { n_used, normalises: true, scale: 0.0 };
+            let routing = Routing { n_used, scores: Scores::Softmax, normalises: true, scale: 0.0 };
             let used = if rows == 1 { LAYERS } else { 1 };
             let started = Instant::now();
             for [gate, up, down] in &layers[..used] {
-                let weights = ExpertWeights { activation: Activation::Silu, gate, up, down, biases: None };
+                let weights = ExpertWeights { activation: Activation::Silu, gate, up, down, biases: None, handicaps: None };
                 device.expert_ffn(&mut x, rows, None, routing, &logits, weights).expect("shapes agree");
             }
             best = best.min(started.elapsed().as_secs_f64() / used as f64);

@@ -344,10 +344,11 @@ impl Backend for CudaDevice {
         weights: ExpertWeights<'_, Self>,
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, routing, logits, weights)?;
-        let ExpertWeights { activation, gate, up, down, biases } = weights;
+        let ExpertWeights { activation, gate, up, down, biases, handicaps } = weights;
         let biases = biases.map(|biases| biases.map(CudaBuffer::ptr));
         let layer = experts::Layer { activation, gate, up, down, biases };
-        let routes = experts::Routes { logits: logits.ptr(), routing, n_experts: gate.n_experts() };
+        let (logits, handicaps) = (logits.ptr(), handicaps.map(CudaBuffer::ptr));
+        let routes = experts::Routes { logits, handicaps, routing, n_experts: gate.n_experts() };
         Ok(experts::expert_ffn(&self.cx, x.ptr(), [rows, gate.n_in()], norm.map(norm_parts), routes, layer)?)
     }
 

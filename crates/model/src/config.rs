@@ -9,6 +9,7 @@ use kvant_kv::{KvLayerShape, KvShape};
 mod experts;
 mod recurrence;
 
+pub(crate) use experts::HANDICAPS;
 pub use recurrence::Recurrence;
 
 use crate::ModelError;
@@ -82,6 +83,8 @@ pub struct ExpertSpec {
     pub n_ff: usize,
     /// How a row chooses among them.
     pub routing: Routing,
+    /// Whether what every row goes through besides has a gate.
+    pub gates_shared: bool,
 }
 
 /// What a layer keeps of past tokens.
@@ -277,7 +280,7 @@ fn read_layers(keys: &Keys) -> Result<(usize, usize), ModelError> {
     if n > n_tensors {
         return Err(keys.bad(COUNT, &format!("at most one layer for each of {n_tensors} tensors"), n));
     }
-    let n_guessing = keys.gguf.meta().find::<u32>(&keys.key(GUESSING))?.unwrap_or(0) as usize;
+    let n_guessing = keys.count(GUESSING)?;
     if n_guessing >= n {
         return Err(keys.bad(GUESSING, &format!("fewer than the {n} layers"), n_guessing));
     }
@@ -485,6 +488,12 @@ impl Keys<'_> {
         self.gguf.meta().value(&self.key(key)).is_some()
     }
 
+    /// Whether some layer has a tensor of this name.
+    fn has_tensor(&self, name: &str) -> bool {
+        let is_it = |rest: &str| rest.split_once('.').is_some_and(|(_, rest)| rest == name);
+        self.gguf.tensors().iter().any(|info| info.name.strip_prefix("blk.").is_some_and(is_it))
+    }
+
     /// A size from 1 to 2³¹.
     fn size(&self, key: &str) -> Result<usize, ModelError> {
         let value: u32 = self.gguf.meta().get(&self.key(key))?;
@@ -496,6 +505,11 @@ impl Keys<'_> {
 
     fn size_or(&self, key: &str, default: usize) -> Result<usize, ModelError> {
         if self.has(key) { self.size(key) } else { Ok(default) }
+    }
+
+    /// A number, 0 where the file has none.
+    fn count(&self, key: &str) -> Result<usize, ModelError> {
+        Ok(self.gguf.meta().find::<u32>(&self.key(key))?.unwrap_or(0) as usize)
     }
 
     fn float(&self, key: &str) -> Result<f32, ModelError> {
@@ -530,7 +544,7 @@ impl Keys<'_> {
     }
 
     fn refuse(&self, key: &str, feature: &str) -> Result<(), ModelError> {
-        if self.gguf.meta().find::<u32>(&self.key(key))?.unwrap_or(0) > 0 {
+        if self.count(key)? > 0 {
             return Err(ModelError::Unsupported { what: format!("{feature} ({})", self.key(key)) });
         }
         Ok(())

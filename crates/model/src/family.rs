@@ -3,7 +3,7 @@
 //! They share one decoder. What differs is data: the numbers are in the file, and what no file says is here. From both comes a
 //! [`LayerSpec`](crate::LayerSpec) for each layer, and nothing else looks at the family.
 
-use kvant_backend::{Activation, KeySharing, Pairing};
+use kvant_backend::{Activation, KeySharing, Pairing, Scores};
 
 use crate::ModelError;
 
@@ -133,10 +133,23 @@ pub(crate) enum Unturned {
 pub(crate) struct ExpertRule {
     /// Whether the weights of the chosen experts add up to one.
     pub normalises: bool,
-    /// Whether each row goes through one more expert, which all share and a gate weighs.
-    pub shares_one: bool,
+    /// What is made of the router's logits.
+    pub scores: Scores,
+    /// The expert besides, which all rows go through.
+    pub shared: SharedExpert,
     /// Whether a file without experts is none of the family.
     pub is_required: bool,
+}
+
+/// An expert that all rows go through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SharedExpert {
+    /// There is none.
+    None,
+    /// A gate weighs what it gives.
+    Gated,
+    /// What it gives is added as it is: several experts side by side, as many as the file says, or none.
+    Several,
 }
 
 /// Layers with a window among others.
@@ -172,9 +185,16 @@ const LLAMA: Family = Family {
     sinks: false,
     whole_pairs: true,
     // Mixtral.
-    experts: Some(ExpertRule { normalises: true, shares_one: false, is_required: false }),
+    experts: Some(ExpertRule { is_required: false, ..EXPERTS }),
     scaled_by_width: None,
 };
+
+/// What layers of experts do most often.
+const EXPERTS: ExpertRule =
+    ExpertRule { normalises: true, scores: Scores::Softmax, shared: SharedExpert::None, is_required: true };
+
+/// The same with an expert that all rows share.
+const SHARING: ExpertRule = ExpertRule { shared: SharedExpert::Gated, ..EXPERTS };
 
 const QWEN2: Family = Family { name: "qwen2", pairing: Pairing::Halves, experts: None, ..LLAMA };
 
@@ -191,6 +211,13 @@ const QWEN35: Family = Family {
 
 const GEMMA: Family = Family { name: "gemma", activation: Activation::Gelu, factors: Factors::Root, ..QWEN2 };
 
+const LFM2: Family = Family {
+    name: "lfm2",
+    recurrence: Some(RecurrenceRule::ShortConv),
+    output_norm: "token_embd_norm.weight",
+    ..QWEN3
+};
+
 /// Every family; see `docs/adding-a-family.md`.
 static FAMILIES: &[Family] = &[
     LLAMA,
@@ -198,24 +225,24 @@ static FAMILIES: &[Family] = &[
     QWEN3,
     Family {
         name: "qwen2moe",
-        experts: Some(ExpertRule { normalises: false, shares_one: true, is_required: true }),
+        experts: Some(ExpertRule { normalises: false, ..SHARING }),
         ..QWEN2
     },
     Family {
         name: "qwen3moe",
-        experts: Some(ExpertRule { normalises: true, shares_one: false, is_required: true }),
+        experts: Some(EXPERTS),
         ..QWEN3
     },
     QWEN35,
     Family {
         name: "qwen35moe",
-        experts: Some(ExpertRule { normalises: true, shares_one: true, is_required: true }),
+        experts: Some(SHARING),
         ..QWEN35
     },
     Family {
         name: "qwen3next",
         recurrence: Some(RecurrenceRule::Delta { sharing: KeySharing::Grouped }),
-        experts: Some(ExpertRule { normalises: true, shares_one: true, is_required: true }),
+        experts: Some(SHARING),
         ..QWEN35
     },
     GEMMA,
@@ -259,14 +286,14 @@ static FAMILIES: &[Family] = &[
         windows: Some(Windows { period: 2, length: None, base: None }),
         sinks: true,
         whole_pairs: false,
-        experts: Some(ExpertRule { normalises: true, shares_one: false, is_required: true }),
+        experts: Some(EXPERTS),
         ..QWEN2
     },
+    LFM2,
     Family {
-        name: "lfm2",
-        recurrence: Some(RecurrenceRule::ShortConv),
-        output_norm: "token_embd_norm.weight",
-        ..QWEN3
+        name: "lfm2moe",
+        experts: Some(ExpertRule { scores: Scores::Sigmoid, ..EXPERTS }),
+        ..LFM2
     },
     Family { name: "phi3", windows: Some(Windows { period: 0, length: None, base: None }), ..QWEN2 },
 ];

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, SharedBytes, WeightSource, limits};
+use kvant_backend::{Backend, Scores, SharedBytes, WeightSource, limits};
 use kvant_codec::DType;
 use kvant_codec::finite::find_broken_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
@@ -13,7 +13,7 @@ mod mixer;
 
 pub(crate) use mixer::{Attention, Delta, KvWeights, Mixer, Recurrent};
 
-use crate::config::LayerState;
+use crate::config::{HANDICAPS, LayerState};
 use crate::retype::{convert, retyped};
 use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms};
 
@@ -44,6 +44,8 @@ pub(crate) struct Experts<B: Backend> {
     pub(crate) router: B::Matrix,
     /// `[n_experts]`
     pub(crate) router_bias: Option<B::Buffer>,
+    /// Added to what decides who is chosen, `[n_experts]`.
+    pub(crate) handicaps: Option<B::Buffer>,
     pub(crate) gate: B::Experts,
     pub(crate) up: B::Experts,
     pub(crate) down: B::Experts,
@@ -309,21 +311,26 @@ impl<B: Backend> Loader<'_, B> {
         &mut self,
         c: &Config,
         index: usize,
-        ExpertSpec { n, n_ff, .. }: ExpertSpec,
+        ExpertSpec { n, n_ff, gates_shared, routing }: ExpertSpec,
     ) -> Result<Experts<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
         let router_bias = self.optional_vector(&name("ffn_gate_inp.bias"), n)?;
+        let handicaps = self.optional_vector(&name(HANDICAPS), n)?;
+        if handicaps.is_some() && routing.scores == Scores::Softmax {
+            let what = format!("'{}' beside a softmax", name(HANDICAPS));
+            return Err(ModelError::Unsupported { what });
+        }
         let biases = self.expert_biases(index, n, [n_ff, n_ff, c.n_embd])?;
         let [gate, up, down] = EXPERT_TENSORS.map(name);
         let gate = self.stack(&gate, [c.n_embd, n_ff, n])?;
         let up = self.stack(&up, [c.n_embd, n_ff, n])?;
         let down = self.stack(&down, [n_ff, c.n_embd, n])?;
-        let shared_gate = match c.layers[index].n_ff {
-            0 => None,
-            _ => Some(self.matrix(&format!("blk.{index}.ffn_gate_inp_shexp.weight"), c.n_embd, 1)?),
+        let shared_gate = match gates_shared {
+            true => Some(self.matrix(&format!("blk.{index}.ffn_gate_inp_shexp.weight"), c.n_embd, 1)?),
+            false => None,
         };
-        Ok(Experts { router, router_bias, gate, up, down, biases, shared_gate })
+        Ok(Experts { router, router_bias, handicaps, gate, up, down, biases, shared_gate })
     }
 
     /// Biases of the products of gate, up and down of `n` experts, each so wide: of all, or of none.

@@ -7,14 +7,22 @@
 #include "sum.cuh"
 
 struct ChooseParams {
-    const float* logits;  // [rows, n_experts]
-    u32* experts;         // [slots], the likeliest of each row first
-    float* weights;       // [slots]
+    const float* logits;     // [rows, n_experts]
+    const float* handicaps;  // [n_experts] or null
+    u32* experts;            // [slots], the most wanted of each row first
+    float* weights;          // [slots]
     u32 n_experts;
     u32 n_used;
+    u32 is_sigmoid;
     u32 normalises;
     float scale;
+    u32 unused;
 };
+
+// NaN for infinity, which no router says in earnest.
+__device__ inline float sigmoid(float x) {
+    return __float_as_uint(x) == 0x7f800000u ? __int_as_float(0x7fffffff) : 1.0f / (1.0f + expf(-x));
+}
 
 // A warp for each row. One expert after the other: the largest key below the last one.
 extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
@@ -26,7 +34,8 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
     for (u32 j = 0; j < p.n_used; j++) {
         u64 best = 0;
         for (u32 e = lane; e < p.n_experts; e += 32) {
-            u64 key = key_of(logits[e], e);
+            // A sigmoid leaves their order.
+            u64 key = key_of(p.handicaps ? sigmoid(logits[e]) + p.handicaps[e] : logits[e], e);
             if (key < last && key > best) best = key;
         }
         for (int step = 16; step > 0; step /= 2) {
@@ -39,16 +48,19 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
         if (lane == 0) experts[j] = expert;
         if (j == 0) most = logits[expert];
         // All lanes have the same sum. What is no number was first, and makes it none.
-        if (p.normalises) total += expf(logits[expert] - most);
+        if (p.is_sigmoid) total += sigmoid(logits[expert]);
+        else if (p.normalises) total += expf(logits[expert] - most);
     }
-    if (!p.normalises) {
+    if (p.is_sigmoid) {
+        total = p.normalises ? total + LEAST_SCORE : 1.0f;
+    } else if (!p.normalises) {
         for (u32 e = lane; e < p.n_experts; e += 32) total += expf(logits[e] - most);
         total = add_over_warp(total);
     }
     __syncthreads();
     for (u32 j = lane; j < p.n_used; j += 32) {
-        float share = expf(logits[experts[j]] - most) / total;
-        p.weights[(size_t)blockIdx.x * p.n_used + j] = p.scale * share;
+        float logit = logits[experts[j]], score = p.is_sigmoid ? sigmoid(logit) : expf(logit - most);
+        p.weights[(size_t)blockIdx.x * p.n_used + j] = p.scale * (score / total);
     }
 }
 

@@ -7,7 +7,7 @@
 //! host, which launches the same whoever is chosen, and a decode step can be recorded.
 
 use bytemuck::NoUninit;
-use kvant_backend::{Activation, BackendError, Experts, Routing, WeightSource, check_experts};
+use kvant_backend::{Activation, BackendError, Experts, Routing, Scores, WeightSource, check_experts};
 use kvant_codec::DType;
 
 use crate::constants::Constants;
@@ -22,7 +22,7 @@ pub(crate) static SOURCE: Source = Source {
     name: "experts.cu",
     text: include_str!("experts.cu"),
     headers: &[RANK_HEADER, SPANS, SUM_HEADER],
-    constants: Constants::default,
+    constants: || Constants::default().float("LEAST_SCORE", Scores::LEAST),
     options: &[],
 };
 
@@ -72,6 +72,8 @@ impl Experts for CudaExperts {
 pub(crate) struct Routes {
     /// `[rows, n_experts]`
     pub logits: DevicePtr,
+    /// `[n_experts]`
+    pub handicaps: Option<DevicePtr>,
     pub n_experts: usize,
     pub routing: Routing,
 }
@@ -91,12 +93,15 @@ pub(crate) struct Layer<'a> {
 #[repr(C)]
 struct ChooseParams {
     logits: DevicePtr,
+    handicaps: DevicePtr,
     experts: DevicePtr,
     weights: DevicePtr,
     n_experts: u32,
     n_used: u32,
+    is_sigmoid: u32,
     normalises: u32,
     scale: f32,
+    unused: u32,
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -175,21 +180,24 @@ pub(crate) fn expert_ffn(
 /// Lets the rows choose: experts and what they weigh, `[slots]` each.
 fn choose(
     cx: &Context,
-    Routes { logits, n_experts, routing }: Routes,
+    Routes { logits, handicaps, n_experts, routing }: Routes,
     rows: usize,
     experts: DevicePtr,
     weights: DevicePtr,
 ) -> Result<(), CudaError> {
-    let Routing { n_used, normalises, scale } = routing;
+    let Routing { n_used, scores, normalises, scale } = routing;
     let [n_experts, n_used] = [n_experts, n_used].map(|n| n as u32);
     let params = ChooseParams {
         logits,
+        handicaps: handicaps.unwrap_or(0),
         experts,
         weights,
         n_experts,
         n_used,
+        is_sigmoid: u32::from(scores == Scores::Sigmoid),
         normalises: u32::from(normalises),
         scale,
+        unused: 0,
     };
     cx.launch(cx.kernel(&SOURCE, "choose")?, Launch::linear(rows as u32, WARP), &params)
 }

@@ -1,19 +1,21 @@
 //! Which layers have experts, and how rows choose among them.
 
-use kvant_backend::Routing;
+use kvant_backend::{Routing, Scores};
 
 use super::{ExpertSpec, Keys};
 use crate::ModelError;
-use crate::family::Family;
+use crate::family::{ExpertRule, Family, SharedExpert};
 
 const COUNT: &str = "expert_count";
 const USED: &str = "expert_used_count";
+/// How tensors are called that hold what is added to scores to choose by.
+pub(crate) const HANDICAPS: &str = "exp_probs_b.bias";
 
 /// The feed-forward layers of a model.
 pub(super) struct FeedForward {
     /// Width of a layer without experts.
     dense: usize,
-    /// Width of the expert that all rows share; 0 where there is none.
+    /// Width of the experts together that all rows share; 0 where there is none.
     shared: usize,
     experts: Option<ExpertSpec>,
     /// Layers without experts before the first one that has some, and every how many layers one has from there on, the last.
@@ -35,7 +37,7 @@ impl FeedForward {
 
 /// Reads and checks what a file says of experts.
 pub(super) fn read(keys: &Keys, family: &Family, n_embd: usize) -> Result<FeedForward, ModelError> {
-    let n = keys.gguf.meta().find::<u32>(&keys.key(COUNT))?.unwrap_or(0) as usize;
+    let n = keys.count(COUNT)?;
     // Where all layers have experts a file may name their width alone.
     let dense = match n > 0 && !keys.has("feed_forward_length") {
         true => keys.size("expert_feed_forward_length")?,
@@ -71,30 +73,56 @@ pub(super) fn read(keys: &Keys, family: &Family, n_embd: usize) -> Result<FeedFo
     if n_used > n {
         return Err(keys.bad(USED, &format!("1 to {n}, as there are {n} experts"), n_used));
     }
+    refuse_groups(keys)?;
     let n_ff = keys.size_or("expert_feed_forward_length", dense)?;
-    let shared = if rule.shares_one { keys.size_or("expert_shared_feed_forward_length", dense)? } else { 0 };
-    let normalises = match keys.gguf.meta().find::<u32>(&keys.key("expert_gating_func"))?.unwrap_or(0) {
-        0 | 1 => keys.flag_or("expert_weights_norm", rule.normalises)?,
-        // A softmax over the chosen alone.
-        3 => true,
-        got => {
-            let what = format!(
-                "{} {got} (known: 1, softmax; 3, softmax of the chosen)",
-                keys.key("expert_gating_func")
-            );
-            return Err(ModelError::Unsupported { what });
-        }
+    let shared = match rule.shared {
+        SharedExpert::None => 0,
+        SharedExpert::Gated => keys.size_or("expert_shared_feed_forward_length", dense)?,
+        SharedExpert::Several => keys.count("expert_shared_count")?.saturating_mul(n_ff),
     };
+    let (scores, normalises) = read_scores(keys, rule)?;
     let scale = keys.positive("expert_weights_scale")?.unwrap_or(1.0);
-    let n_leading =
-        keys.gguf.meta().find::<u32>(&keys.key("leading_dense_block_count"))?.unwrap_or(0) as usize;
+    let n_leading = keys.count("leading_dense_block_count")?;
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
-    let experts = Some(ExpertSpec { n, n_ff, routing: Routing { n_used, normalises, scale } });
+    let routing = Routing { n_used, scores, normalises, scale };
+    let experts = Some(ExpertSpec { n, n_ff, routing, gates_shared: rule.shared == SharedExpert::Gated });
     Ok(FeedForward { dense, shared, experts, n_leading, step })
+}
+
+/// What becomes of logits, and whether weights add up.
+fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(Scores, bool), ModelError> {
+    const GATING: &str = "expert_gating_func";
+    let normalises = keys.flag_or("expert_weights_norm", rule.normalises)?;
+    match keys.count(GATING)? {
+        // Nobody adds to a softmax to choose.
+        0 if keys.has_tensor(HANDICAPS) => Ok((Scores::Sigmoid, normalises)),
+        0 => Ok((rule.scores, normalises)),
+        1 => Ok((Scores::Softmax, normalises)),
+        2 => Ok((Scores::Sigmoid, normalises)),
+        // A softmax over the chosen alone.
+        3 => Ok((Scores::Softmax, true)),
+        got => {
+            let known = "known: 1, softmax; 2, sigmoid; 3, softmax of the chosen";
+            Err(ModelError::Unsupported { what: format!("{} {got} ({known})", keys.key(GATING)) })
+        }
+    }
+}
+
+/// Refuses experts in groups, of which a row first chooses some.
+fn refuse_groups(keys: &Keys) -> Result<(), ModelError> {
+    const GROUPS: &str = "expert_group_count";
+    let [n, n_used] = [keys.count(GROUPS)?, keys.count("expert_group_used_count")?];
+    // A row that chooses among all groups chooses among all experts.
+    if n <= 1 || n_used >= n {
+        return Ok(());
+    }
+    let what = format!("experts in groups, {n_used} of {n} for each row ({})", keys.key(GROUPS));
+    Err(ModelError::Unsupported { what })
 }
 
 #[cfg(test)]
 mod tests {
+    use kvant_backend::Scores;
     use kvant_gguf::{Gguf, GgufWriter};
 
     use crate::Config;
@@ -154,6 +182,19 @@ mod tests {
     }
 
     #[test]
+    fn scores_are_what_the_file_or_else_the_family_says() {
+        let scores = |arch, func| {
+            let keys = [("expert_count", 8), ("expert_used_count", 3), ("shortconv.l_cache", 3)];
+            let routing = config(arch, "t", &[&keys[..], &[("expert_gating_func", func)]].concat());
+            routing.unwrap().layers[0].experts.unwrap().routing.scores
+        };
+        for (arch, usual) in [("qwen3moe", Scores::Softmax), ("lfm2moe", Scores::Sigmoid)] {
+            let want = [usual, Scores::Softmax, Scores::Sigmoid, Scores::Softmax];
+            assert_eq!([0, 1, 2, 3].map(|func| scores(arch, func)), want, "{arch}");
+        }
+    }
+
+    #[test]
     fn experts_that_make_no_sense_are_refused_in_a_line() {
         let router = "blk.2.ffn_gate_inp.weight";
         for (arch, tensor, keys, want) in [
@@ -186,8 +227,20 @@ mod tests {
             (
                 "llama",
                 "t",
-                &[("expert_count", 4), ("expert_used_count", 2), ("expert_gating_func", 2)],
-                "not supported yet: llama.expert_gating_func 2 (known: 1, softmax; 3, softmax of the chosen)",
+                &[("expert_count", 4), ("expert_used_count", 2), ("expert_gating_func", 4)],
+                "not supported yet: llama.expert_gating_func 4 (known: 1, softmax; 2, sigmoid; 3, softmax of the chosen)",
+            ),
+            (
+                "lfm2moe",
+                "t",
+                &[
+                    ("expert_count", 8),
+                    ("expert_used_count", 2),
+                    ("expert_group_count", 4),
+                    ("expert_group_used_count", 2),
+                    ("shortconv.l_cache", 3),
+                ],
+                "not supported yet: experts in groups, 2 of 4 for each row (lfm2moe.expert_group_count)",
             ),
             (
                 "gemma",

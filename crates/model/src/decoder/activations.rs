@@ -72,7 +72,7 @@ impl<B: Backend> Decoder<B> {
             attended: widest(LayerSpec::n_out)?,
             hidden: widest(|layer| layer.n_ff)?,
             router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
-            shared_gate: widest(|layer| usize::from(layer.experts.is_some() && layer.n_ff > 0))?,
+            shared_gate: widest(|layer| usize::from(layer.experts.is_some_and(|of| of.gates_shared)))?,
             entering: widest(|layer| layer.recurrence().map_or(0, |of| of.conv().n_in()))?,
             convolved: widest(|layer| rule_of(layer).map_or(0, |rule| rule.n_qkv()))?,
             gates: widest(|layer| if layer.gated || rule_of(layer).is_some() { layer.n_out() } else { 0 })?,

@@ -108,6 +108,8 @@ pub(crate) struct ExpertFfn<'a> {
     pub routing: Routing,
     /// `[rows, n_experts]`.
     pub logits: &'a [f32],
+    /// `[n_experts]`
+    pub handicaps: Option<&'a [f32]>,
     pub activation: Activation,
     pub gate: Biased<'a>,
     pub up: Biased<'a>,
@@ -136,10 +138,10 @@ pub(crate) fn expert_ffn(
     layer: ExpertFfn<'_>,
     x: &mut [f32],
 ) {
-    let ExpertFfn { norm, routing, logits, activation, gate, up, down } = layer;
+    let ExpertFfn { norm, routing, logits, handicaps, activation, gate, up, down } = layer;
     let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
     let Scratch { routes, tiles, picked, gates, hidden } = own;
-    routes.choose(logits, gate.w.n_experts(), routing);
+    routes.choose(logits, handicaps, gate.w.n_experts(), routing);
     for (tiles, is_float) in tiles.iter_mut().zip([false, true]) {
         tiles.clear();
         for Group { slots, .. } in &routes.groups {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{Candidate, Routing, top_k};
+use kvant_backend::{Candidate, Routing, Scores, top_k};
 
 use crate::exp::exp;
 
@@ -18,6 +18,8 @@ pub(super) struct Routes {
     /// Expert and weight, as each row chose them, `[rows, n_used]`.
     chosen: Vec<(u32, f32)>,
     best: Vec<Candidate>,
+    /// What decides who is chosen, of a row, where experts have handicaps.
+    wishes: Vec<f32>,
     /// The next free slot of each expert.
     next: Vec<usize>,
 }
@@ -30,11 +32,20 @@ pub(super) struct Group {
 }
 
 impl Routes {
-    /// Lets the rows of `logits` `[rows, n_experts]` choose.
-    pub fn choose(&mut self, logits: &[f32], n_experts: usize, routing: Routing) {
+    /// Lets the rows of `logits` `[rows, n_experts]` choose, with these handicaps, `[n_experts]`.
+    pub fn choose(&mut self, logits: &[f32], handicaps: Option<&[f32]>, n_experts: usize, routing: Routing) {
         self.chosen.clear();
         for row in logits.chunks_exact(n_experts) {
-            top_k(row, routing.n_used, &mut self.best);
+            match handicaps {
+                // A sigmoid leaves their order.
+                None => top_k(row, routing.n_used, &mut self.best),
+                Some(handicaps) => {
+                    self.wishes.clear();
+                    self.wishes.extend(row.iter().zip(handicaps).map(|(&logit, by)| sigmoid(logit) + by));
+                    top_k(&self.wishes, routing.n_used, &mut self.best);
+                    self.best.iter_mut().for_each(|best| best.logit = row[best.id as usize]);
+                }
+            }
             weigh(row, &self.best, routing, &mut self.chosen);
         }
         self.next.clear();
@@ -59,9 +70,28 @@ impl Routes {
     }
 }
 
-/// Adds the experts that a row chose, `best` of its `logits`, with their weights. The softmax of a logit that is NaN or infinite
-/// is NaN for all.
+/// Adds the experts that a row chose, `best` of its `logits`, with their weights.
 fn weigh(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
+    match routing.scores {
+        Scores::Softmax => weigh_shares(logits, best, routing, chosen),
+        Scores::Sigmoid => {
+            let score = |best: &Candidate| sigmoid(best.logit);
+            let total = match routing.normalises {
+                true => best.iter().map(score).sum::<f32>() + Scores::LEAST,
+                false => 1.0,
+            };
+            chosen.extend(best.iter().map(|best| (best.id, routing.scale * (score(best) / total))));
+        }
+    }
+}
+
+/// `1 / (1 + exp(-x))`; NaN for infinity, which no router says in earnest.
+fn sigmoid(x: f32) -> f32 {
+    if x == f32::INFINITY { f32::NAN } else { 1.0 / (1.0 + exp(-x)) }
+}
+
+/// As [`weigh`], of a softmax, which is NaN for all where a logit is NaN or infinite.
+fn weigh_shares(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
     // What is no number comes first.
     let most = best.first().map_or(0.0, |best| best.logit);
     let share = |logit: f32| exp(logit - most);
@@ -76,9 +106,11 @@ fn weigh(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<
 mod tests {
     use super::*;
 
+    const USUAL: Routing = Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 2.0 };
+
     fn routes(logits: &[f32], n_experts: usize, n_used: usize, normalises: bool) -> Routes {
         let mut routes = Routes::default();
-        routes.choose(logits, n_experts, Routing { n_used, normalises, scale: 2.0 });
+        routes.choose(logits, None, n_experts, Routing { n_used, normalises, ..USUAL });
         routes
     }
 
@@ -98,7 +130,7 @@ mod tests {
         assert_eq!(groups(&routes(&logits[..4], 4, 4, true)).len(), 4);
         assert_eq!(groups(&routes(&[], 4, 2, true)), []);
         let mut again = routes(&logits, 4, 3, true);
-        again.choose(&logits[4..8], 4, Routing { n_used: 1, normalises: true, scale: 1.0 });
+        again.choose(&logits[4..8], None, 4, Routing { n_used: 1, scale: 1.0, ..USUAL });
         assert_eq!((groups(&again), &again.weights[..]), (vec![(0, &[0][..])], &[1.0][..]));
     }
 
@@ -112,6 +144,26 @@ mod tests {
                 assert!((got - 2.0 * want).abs() <= 1e-6, "{got} for {}", 2.0 * want);
             }
         }
+    }
+
+    #[test]
+    fn a_handicap_decides_who_is_chosen_and_not_what_it_weighs() {
+        let logits = [0.25, 0.5, 0.75, 0.125].map(|p: f32| (p / (1.0 - p)).ln());
+        let mut routes = Routes::default();
+        for (normalises, total) in [(false, 1.0), (true, 0.375)] {
+            let routing = Routing { normalises, scores: Scores::Sigmoid, ..USUAL };
+            routes.choose(&logits, Some(&[0.5, -0.5, -0.5, 0.5]), 4, routing);
+            assert_eq!(groups(&routes), [(0, &[0][..]), (3, &[0])]);
+            for (got, want) in routes.weights.iter().zip([0.25, 0.125]) {
+                assert!((got - 2.0 * want / total).abs() <= 1e-6, "{got} for {}", 2.0 * want / total);
+            }
+        }
+        // Handicaps of nothing change nothing.
+        let routing = Routing { scores: Scores::Sigmoid, ..USUAL };
+        routes.choose(&logits, Some(&[0.0; 4]), 4, routing);
+        let weights = routes.weights.clone();
+        routes.choose(&logits, None, 4, routing);
+        assert_eq!((groups(&routes), routes.weights.clone()), (vec![(1, &[0][..]), (2, &[0])], weights));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What experts give a row does not depend on the rows beside it, on whom those chose, or on the threads.
 
-use kvant_backend::{ExpertWeights, Routing};
+use kvant_backend::{ExpertWeights, Routing, Scores};
 
 use super::*;
 use crate::CpuExperts;
@@ -40,9 +40,10 @@ impl Case {
         let mut x = buffer(&self.x[first_row * self.n..][..rows * self.n]);
         let logits = buffer(&self.logits[first_row * N_EXPERTS..][..rows * N_EXPERTS]);
         let [gate, up, down] = &self.experts;
-        let weights = ExpertWeights { activation: Activation::Silu, gate, up, down, biases: None };
+        let activation = Activation::Silu;
+        let weights = ExpertWeights { activation, gate, up, down, biases: None, handicaps: None };
         let norm = Some(Norm { weight: &self.gain, eps: 1e-5 });
-        let routing = Routing { n_used: 2, normalises: true, scale: 1.0 };
+        let routing = Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0 };
         device.expert_ffn(&mut x, rows, norm, routing, &logits, weights).unwrap();
         x.as_slice().iter().map(|x| x.to_bits()).collect()
     }
