@@ -58,6 +58,8 @@ list! {
     "gated_ffn": ops::gated_ffn::run,
     "expert_ffn": ops::expert_ffn::run,
     "expert_ffn_types": ops::expert_ffn::types,
+    "project_each": ops::project_each::run,
+    "copy_columns": ops::project_each::columns,
     "gate_rows": ops::gate_rows::run,
     "add_normed": ops::add_normed::run,
     "layer_norm": ops::layer_norm::run,

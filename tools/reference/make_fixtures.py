@@ -169,7 +169,7 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) 
         writer.add_head_count_kv([0 if kind == "conv" else spec.kv_heads for kind in kinds])
         writer.add_shortconv_l_cache(config.conv_L_cache)
     else:
-        writer.add_head_count_kv(spec.kv_heads)
+        writer.add_head_count_kv(1 if spec.extra.get("q_lora_rank") else spec.kv_heads)
     if hasattr(type(config), "layer_norm_eps"):
         writer.add_layer_norm_eps(config.layer_norm_eps)
     else:
@@ -205,6 +205,13 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
         "logit_scale": writer.add_logit_scale,
         "num_dense_layers": writer.add_leading_dense_block_count,
+        "n_routed_experts": writer.add_expert_count,
+        "n_shared_experts": writer.add_expert_shared_count,
+        "first_k_dense_replace": writer.add_leading_dense_block_count,
+        "routed_scaling_factor": writer.add_expert_weights_scale,
+        "q_lora_rank": writer.add_q_lora_rank,
+        "kv_lora_rank": writer.add_kv_lora_rank,
+        "qk_rope_head_dim": writer.add_rope_dimension_count,
     }.items():
         if spec.extra.get(name) is not None:
             add(spec.extra[name])
@@ -219,10 +226,32 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
             writer.add_full_attention_interval(2)
         else:
             writer.add_array(f"{gguf.MODEL_ARCH_NAMES[spec.family.arch]}.attention.recurrent_layers", kinds)
+    if "kv_lora_rank" in spec.extra:
+        write_latent(writer, spec)
     if any(handicaps_of(model)):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if "mlp_only_layers" in spec.extra:
         writer.add_leading_dense_block_count(len(spec.extra["mlp_only_layers"]))
+
+
+def is_absorbed(config: PreTrainedConfig) -> bool:
+    """Whether the file has heads as they meet the latent vector; older ones have them as the model says them."""
+    return config.q_lora_rank is not None
+
+
+def write_latent(writer: gguf.GGUFWriter, spec: Spec) -> None:
+    """The sizes of latent attention."""
+    extra = spec.extra
+    whole, v_dim = extra["qk_nope_head_dim"] + extra["qk_rope_head_dim"], extra["v_head_dim"]
+    writer.add_expert_weights_norm(extra["norm_topk_prob"])
+    if extra["q_lora_rank"] is None:
+        writer.add_key_length(whole)
+        writer.add_value_length(v_dim)
+    else:
+        writer.add_key_length(extra["kv_lora_rank"] + extra["qk_rope_head_dim"])
+        writer.add_value_length(extra["kv_lora_rank"])
+        writer.add_key_length_mla(whole)
+        writer.add_value_length_mla(v_dim)
 
 
 def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
@@ -239,7 +268,8 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
                 writer.add_rope_scaling_yarn_beta_fast(spec.rope["beta_fast"])
                 writer.add_rope_scaling_yarn_beta_slow(spec.rope["beta_slow"])
             if "mscale_all_dim" in spec.rope:
-                writer.add_rope_scaling_yarn_log_mul(spec.rope["mscale_all_dim"])
+                per = 0.1 if "kv_lora_rank" in spec.extra else 1.0
+                writer.add_rope_scaling_yarn_log_mul(per * spec.rope["mscale_all_dim"])
             if "llama_4_scaling_beta" in spec.rope:
                 writer.add_attn_temperature_scale(spec.rope["llama_4_scaling_beta"])
             if "attention_factor" in spec.rope:
@@ -272,6 +302,11 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         elif name.endswith("experts.gate_up_proj"):
             for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1)):
                 yield name.replace("gate_up_proj", f"{part}.weight"), half.contiguous()
+        elif "kv_b_proj" in name and is_absorbed(model.config):
+            heads = weight.reshape(model.config.num_attention_heads, -1, weight.shape[-1])
+            k_dim = model.config.qk_nope_head_dim
+            yield name.replace("kv_b", "k_b"), heads[:, :k_dim].transpose(1, 2).contiguous()
+            yield name.replace("kv_b", "v_b"), heads[:, k_dim:].contiguous()
         elif name.endswith("experts.down_proj"):
             yield f"{name}.weight", weight
         else:

@@ -6,6 +6,8 @@ from typing import Any
 import gguf
 from transformers import (
     Cohere2Config,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
@@ -68,6 +70,8 @@ FAMILIES = {
     "granite": Family(GraniteConfig, gguf.MODEL_ARCH.GRANITE, interleaved_rope=True, quiet=8.0),
     "smollm3": Family(SmolLM3Config, gguf.MODEL_ARCH.SMOLLM3, interleaved_rope=True),
     "olmo2": Family(Olmo2Config, gguf.MODEL_ARCH.OLMO2),
+    "deepseek2": Family(DeepseekV2Config, gguf.MODEL_ARCH.DEEPSEEK2),
+    "deepseek3": Family(DeepseekV3Config, gguf.MODEL_ARCH.DEEPSEEK2),
     "phi3": Family(Phi3Config, gguf.MODEL_ARCH.PHI3),
     "glm4": Family(Glm4Config, gguf.MODEL_ARCH.GLM4),
     "gptoss": Family(GptOssConfig, gguf.MODEL_ARCH.GPT_OSS, transposed_experts=True),
@@ -147,6 +151,15 @@ DELTA = {
     "linear_value_head_dim": 48,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
+}
+# Two layers, of which the first has no experts.
+LATENT = {
+    "qk_nope_head_dim": 40,
+    "v_head_dim": 24,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
 }
 DELTA_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "linear_attn.norm.weight", "out_proj.weight")
 
@@ -391,6 +404,49 @@ SPECS = [
         },
         without=({"num_experts_per_tok": 1}, {"norm_topk_prob": False}),
         less=DELTA_WEIGHTS,
+    ),
+    Spec(
+        "deepseek2-latent512-lite",
+        hidden=32,
+        heads=2,
+        kv_heads=2,
+        head_dim=None,
+        extra={
+            **LATENT,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "n_routed_experts": 5,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "greedy",
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 2.0,
+        },
+        without=({"num_experts_per_tok": 1}, {"routed_scaling_factor": 1.0}),
+        less=("kv_a_layernorm.weight", "shared_experts.down_proj.weight"),
+    ),
+    Spec(
+        "deepseek3-latent192-yarn",
+        hidden=48,
+        heads=3,
+        kv_heads=3,
+        head_dim=None,
+        rope={**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        rope_without=({}, {**YARN, "mscale": 0.0, "mscale_all_dim": 0.0}),
+        extra={
+            **LATENT,
+            "q_lora_rank": 40,
+            "kv_lora_rank": 192,
+            "qk_rope_head_dim": 32,
+            "n_routed_experts": 7,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.6,
+            "norm_topk_prob": True,
+        },
+        without=({"num_experts_per_tok": 1}, {"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}),
+        less=("q_a_layernorm.weight", "e_score_correction_bias", "shared_experts.down_proj.weight"),
     ),
     Spec("glm4-h64-g2-bias", hidden=32, heads=4, kv_heads=2, head_dim=64, partial=0.5, extra={"attention_bias": True}),
     Spec(

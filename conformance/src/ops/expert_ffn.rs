@@ -130,7 +130,10 @@ struct Layer<B: Backend> {
 }
 
 impl<B: Backend> Layer<B> {
-    fn new(subject: &Subject<B>, Case { types, n, n_ff, n_experts, has_biases, has_handicaps, .. }: Case) -> Self {
+    fn new(
+        subject: &Subject<B>,
+        Case { types, n, n_ff, n_experts, has_biases, has_handicaps, .. }: Case,
+    ) -> Self {
         let shapes = [[n_ff, n], [n_ff, n], [n, n_ff]];
         let one = |e: usize| {
             std::array::from_fn(|i| {

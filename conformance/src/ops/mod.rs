@@ -14,6 +14,7 @@ pub mod layer_norm;
 pub mod matrix;
 pub mod no_rows;
 pub mod project;
+pub mod project_each;
 pub mod recurrent;
 pub mod rope;
 pub mod rope_append;

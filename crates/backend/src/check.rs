@@ -6,7 +6,7 @@
 use crate::device::{
     Backend, Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, WeightSource,
 };
-use crate::{BackendError, Heads, KvPart, Norm, Rope, RopeParams, Routing, Scores};
+use crate::{BackendError, Columns, Heads, KvPart, Norm, Rope, RopeParams, Routing, Scores};
 
 /// Checks [`Backend::write`].
 pub fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
@@ -135,6 +135,24 @@ pub fn check_expert_ffn<B: Backend>(
     BackendError::check_at_least(OP, "length of the stream", rows.saturating_mul(n), x.n_values())?;
     let n_logits = rows.saturating_mul(n_experts);
     BackendError::check_at_least(OP, "length of the logits", n_logits, logits.n_values())
+}
+
+/// Checks [`Backend::project_each`].
+pub fn check_project_each<E: Experts, B: Buffer>(x: &B, rows: usize, w: &E, y: &B) -> Result<()> {
+    const OP: &str = "project_each";
+    let n = rows.saturating_mul(w.n_experts());
+    let (n_in, n_out) = (n.saturating_mul(w.n_in()), n.saturating_mul(w.n_out()));
+    BackendError::check_at_least(OP, "length of the input", n_in, x.n_values())?;
+    BackendError::check_at_least(OP, "length of the output", n_out, y.n_values())
+}
+
+/// Checks [`Backend::copy_columns`].
+pub fn check_copy_columns<B: Buffer>(src: &B, [rows, n]: [usize; 2], dst: &B, to: Columns) -> Result<()> {
+    const OP: &str = "copy_columns";
+    let Columns { width, first } = to;
+    BackendError::check_at_least(OP, "columns of the destination", first.saturating_add(n), width)?;
+    BackendError::check_at_least(OP, "length of the source", rows.saturating_mul(n), src.n_values())?;
+    BackendError::check_at_least(OP, "length of the destination", rows.saturating_mul(width), dst.n_values())
 }
 
 /// Checks [`Backend::gate_rows`].

@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use kvant_codec::DType;
 
 use crate::{
-    Activation, AttendParams, BackendError, Candidate, DeltaInputs, DeltaRule, Gate, Heads, KvPart, Norm,
-    Rope, RopeParams, Routing, SharedBytes, ShortConv, StatePart,
+    Activation, AttendParams, BackendError, Candidate, Columns, DeltaInputs, DeltaRule, Gate, Heads, KvPart,
+    Norm, Rope, RopeParams, Routing, SharedBytes, ShortConv, StatePart,
 };
 
 /// Shorthand for a result with a [`BackendError`].
@@ -259,6 +259,26 @@ pub trait Backend: Send + Sync + Sized + 'static {
         routing: Routing,
         logits: &Self::Buffer,
         weights: ExpertWeights<'_, Self>,
+    ) -> Result<()>;
+
+    /// `y[r, i] = W[i] x[r, i]` for each matrix i of `w` `[n, n_out, n_in]` and the first `rows` rows of `x` `[rows, n, n_in]`, into
+    /// `y` `[rows, n, n_out]`. Equals [`Backend::project`] of each.
+    fn project_each(
+        &self,
+        x: &Self::Buffer,
+        rows: usize,
+        w: &Self::Experts,
+        y: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// Copies the first rows of `src`, `shape` `[rows, n]` of them, to the columns of `dst` from `to.first` on: rows of `dst` are
+    /// `to.width` wide.
+    fn copy_columns(
+        &self,
+        src: &Self::Buffer,
+        shape: [usize; 2],
+        dst: &mut Self::Buffer,
+        to: Columns,
     ) -> Result<()>;
 
     /// `y = y / (1 + exp(-g))` for the first `rows` rows of `y` `[rows, cols]`, g the row's value of `gates` `[rows]`.

@@ -19,9 +19,9 @@ mod recurrent;
 
 pub use bytes::SharedBytes;
 pub use check::{
-    check_add_normed, check_copy, check_embed, check_expert_ffn, check_experts, check_gate_rows,
-    check_gated_ffn, check_layer_norm, check_matrix, check_project, check_read, check_rope,
-    check_rope_append, check_soft_cap, check_top_k, check_write,
+    check_add_normed, check_copy, check_copy_columns, check_embed, check_expert_ffn, check_experts,
+    check_gate_rows, check_gated_ffn, check_layer_norm, check_matrix, check_project, check_project_each,
+    check_read, check_rope, check_rope_append, check_soft_cap, check_top_k, check_write,
 };
 pub use device::{
     Backend, Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page,
@@ -34,7 +34,9 @@ pub use kv::{
     check_append, check_attend,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
-pub use params::{Activation, AttendParams, Heads, Norm, Pairing, Rope, RopeParams, Routing, Scores};
+pub use params::{
+    Activation, AttendParams, Columns, Heads, Norm, Pairing, Rope, RopeParams, Routing, Scores,
+};
 pub use recurrent::{
     ConvForm, DeltaInputs, DeltaRule, Gate, KeySharing, ShortConv, check_delta_rule, check_gate,
     check_short_conv,

@@ -80,6 +80,15 @@ pub struct Heads {
     pub dim: usize,
 }
 
+/// Some columns of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Columns {
+    /// Values of its rows.
+    pub width: usize,
+    /// The first of the columns.
+    pub first: usize,
+}
+
 /// Which two values of a head a rotary embedding turns together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pairing {

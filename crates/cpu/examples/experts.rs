@@ -46,7 +46,14 @@ fn main() {
             let used = if rows == 1 { LAYERS } else { 1 };
             let started = Instant::now();
             for [gate, up, down] in &layers[..used] {
-                let weights = ExpertWeights { activation: Activation::Silu, gate, up, down, biases: None, handicaps: None };
+                let weights = ExpertWeights {
+                    activation: Activation::Silu,
+                    gate,
+                    up,
+                    down,
+                    biases: None,
+                    handicaps: None,
+                };
                 device.expert_ffn(&mut x, rows, None, routing, &logits, weights).expect("shapes agree");
             }
             best = best.min(started.elapsed().as_secs_f64() / used as f64);

@@ -3,16 +3,17 @@
 use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, DeltaInputs, DeltaRule, DeviceInfo,
+    Activation, AttendParams, Backend, BackendError, Candidate, Columns, DeltaInputs, DeltaRule, DeviceInfo,
     ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result,
-    RopeParams, Routing, ShortConv, StatePart, WeightSource, check_add_normed, check_copy, check_delta_rule,
-    check_embed, check_expert_ffn, check_gate, check_gate_rows, check_gated_ffn, check_layer_norm,
-    check_project, check_read, check_rope, check_short_conv, check_soft_cap, check_top_k, check_write,
-    limits,
+    RopeParams, Routing, ShortConv, StatePart, WeightSource, check_add_normed, check_copy,
+    check_copy_columns, check_delta_rule, check_embed, check_expert_ffn, check_gate, check_gate_rows,
+    check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read, check_rope,
+    check_short_conv, check_soft_cap, check_top_k, check_write, limits,
 };
 use kvant_codec::DType;
 
 use crate::attend::Stage;
+use crate::columns::copy_columns;
 use crate::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, To};
 use crate::shards::Shards;
 use crate::{
@@ -246,6 +247,29 @@ impl Backend for CpuDevice {
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
         let x = &mut x.as_mut_slice()[..rows * n];
         matmul::expert_ffn(self.isa, &self.pool, &mut scratch, layer, x);
+        Ok(())
+    }
+
+    fn project_each(&self, x: &CpuBuffer, rows: usize, w: &CpuExperts, y: &mut CpuBuffer) -> Result<()> {
+        check_project_each(x, rows, w, y)?;
+        let n = rows * w.n_experts();
+        let (x, y) = (&x.as_slice()[..n * w.n_in()], &mut y.as_mut_slice()[..n * w.n_out()]);
+        let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
+        matmul::project_each(self.isa, &self.pool, &mut scratch, w, x, y);
+        Ok(())
+    }
+
+    fn copy_columns(
+        &self,
+        src: &CpuBuffer,
+        [rows, n]: [usize; 2],
+        dst: &mut CpuBuffer,
+        to: Columns,
+    ) -> Result<()> {
+        check_copy_columns(src, [rows, n], dst, to)?;
+        if n > 0 {
+            copy_columns(&src.as_slice()[..rows * n], n, dst.as_mut_slice(), to);
+        }
         Ok(())
     }
 

@@ -9,6 +9,7 @@ mod append;
 mod attend;
 mod balance;
 mod buffer;
+mod columns;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
 mod delta_rule;
 mod device;

@@ -1,13 +1,14 @@
 //! Every source in every variant, for the doctor and the tests: an op that adds a kernel adds it here.
 
 use crate::module::Build;
-use crate::{append, attend, experts, gate, norm, product, recurrent, rope, soft_cap, top_k};
+use crate::{append, attend, columns, experts, gate, norm, product, recurrent, rope, soft_cap, top_k};
 
 /// What there is to compile.
 pub(crate) fn builds() -> Vec<Build> {
     let plain = |source| Build { source, defines: Vec::new() };
     let sources = [
         &append::SOURCE,
+        &columns::SOURCE,
         &experts::SOURCE,
         &gate::SOURCE,
         &norm::SOURCE,

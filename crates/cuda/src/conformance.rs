@@ -74,6 +74,8 @@ tests! {
     gated_ffn: 90,
     expert_ffn: 80,
     expert_ffn_types: 90,
+    project_each: 80,
+    copy_columns: 80,
     gate_rows: 80,
     add_normed: 80,
     layer_norm: 80,

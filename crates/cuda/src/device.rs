@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, DeltaInputs, DeltaRule, DeviceInfo,
+    Activation, AttendParams, Backend, BackendError, Candidate, Columns, DeltaInputs, DeltaRule, DeviceInfo,
     ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result,
     Rope, RopeParams, Routing, ShortConv, StatePart, WeightSource, check_add_normed, check_append,
-    check_attend, check_copy, check_delta_rule, check_embed, check_expert_ffn, check_gate, check_gate_rows,
-    check_gated_ffn, check_layer_norm, check_project, check_read, check_rope, check_rope_append,
-    check_short_conv, check_soft_cap, check_top_k, check_write,
+    check_attend, check_copy, check_copy_columns, check_delta_rule, check_embed, check_expert_ffn,
+    check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each,
+    check_read, check_rope, check_rope_append, check_short_conv, check_soft_cap, check_top_k, check_write,
 };
 
 use crate::driver::Driver;
@@ -18,7 +18,7 @@ use crate::product::{Operand, Product};
 use crate::rope::Turn;
 use crate::{
     Context, CudaBuffer, CudaError, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append,
-    attend, experts, gate, kv, norm, product, recurrent, rope, soft_cap, top_k,
+    attend, columns, experts, gate, kv, norm, product, recurrent, rope, soft_cap, top_k,
 };
 
 /// The variable that switches the recording of decode steps off.
@@ -350,6 +350,22 @@ impl Backend for CudaDevice {
         let (logits, handicaps) = (logits.ptr(), handicaps.map(CudaBuffer::ptr));
         let routes = experts::Routes { logits, handicaps, routing, n_experts: gate.n_experts() };
         Ok(experts::expert_ffn(&self.cx, x.ptr(), [rows, gate.n_in()], norm.map(norm_parts), routes, layer)?)
+    }
+
+    fn project_each(&self, x: &CudaBuffer, rows: usize, w: &CudaExperts, y: &mut CudaBuffer) -> Result<()> {
+        check_project_each(x, rows, w, y)?;
+        Ok(experts::project_each(&self.cx, x.ptr(), rows, w, y.ptr())?)
+    }
+
+    fn copy_columns(
+        &self,
+        src: &CudaBuffer,
+        [rows, n]: [usize; 2],
+        dst: &mut CudaBuffer,
+        to: Columns,
+    ) -> Result<()> {
+        check_copy_columns(src, [rows, n], dst, to)?;
+        Ok(columns::copy_columns(&self.cx, src.ptr(), [rows, n], dst.ptr(), to)?)
     }
 
     fn gate_rows(&self, y: &mut CudaBuffer, rows: usize, cols: usize, gates: &CudaBuffer) -> Result<()> {

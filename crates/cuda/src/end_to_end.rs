@@ -163,6 +163,7 @@ fn tiny_models_with_sinks_or_states_say_the_same_on_the_emulator_as_on_the_cpu()
     for model in [
         "gptoss-h64-g4-window24-sinks.gguf",
         "lfm2-h64-g2-conv3.gguf",
+        "lfm2moe-h64-g2-conv3-dense1.gguf",
         "qwen35-h64-g2-delta.gguf",
         "qwen3next-h64-g2-delta-experts.gguf",
     ] {

@@ -10,6 +10,7 @@
 mod append;
 mod attend;
 mod builds;
+mod columns;
 #[cfg(test)]
 mod conformance;
 mod constants;

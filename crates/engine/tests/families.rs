@@ -8,6 +8,9 @@ use kvant::{Gguf, KvOptions, Model, OpenOptions, SessionOptions};
 const COHERE: &str = "cohere2-h64-g2-window20";
 const GPT_OSS: &str = "gptoss-h64-g4-window24-sinks";
 const MISTRAL: &str = "mistral3-h64-g2-yarn-growing";
+const LFM2MOE: &str = "lfm2moe-h64-g2-conv3-dense1";
+/// With the sizes of heads as the model says them, and as they meet the latent vector.
+const LATENT: [&str; 2] = ["deepseek2-latent512-lite", "deepseek3-latent192-yarn"];
 
 fn fixture(name: &str) -> Gguf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
@@ -157,4 +160,86 @@ fn numbers_that_stand_for_nothing_change_nothing() {
     let sooner = open(changed(MISTRAL, &[length], None)).unwrap();
     assert_eq!(logits(&off, 16), logits(&sooner, 16));
     assert_ne!(logits(&off, 17), logits(&sooner, 17));
+}
+
+#[test]
+fn latent_sizes_that_make_no_sense_are_refused_in_a_line() {
+    let u32 = |value: u32| Some(Value::U32(value));
+    let [older, newer] = LATENT;
+    let keys: [(&str, &str, Option<Value<'_>>, &str); 18] = [
+        (older, "attention.kv_lora_rank", None, "\"deepseek2.attention.kv_lora_rank\""),
+        (older, "attention.kv_lora_rank", u32(0), "expected a positive number, got 0"),
+        (
+            older,
+            "attention.kv_lora_rank",
+            u32(511),
+            "kv_lora_rank: expected an even number up to 960, got 511",
+        ),
+        (
+            older,
+            "attention.kv_lora_rank",
+            u32(962),
+            "kv_lora_rank: expected an even number up to 960, got 962",
+        ),
+        (older, "attention.kv_lora_rank", u32(0x7fff_ffff), "expected an even number up to 960"),
+        (older, "attention.kv_lora_rank", u32(510), "blk.0.attn_kv_a_mqa.weight"),
+        (older, "rope.dimension_count", None, "\"deepseek2.rope.dimension_count\""),
+        (older, "rope.dimension_count", u32(63), "rope.dimension_count: expected an even number below 104"),
+        (older, "rope.dimension_count", u32(104), "rope.dimension_count: expected an even number below 104"),
+        (older, "attention.key_length", u32(1026), "key_length: expected a head size up to 1024, got 1026"),
+        (older, "attention.value_length", u32(2000), "value_length: expected a head size up to 1024"),
+        (older, "attention.head_count", u32(3), "blk.0.attn_q.weight"),
+        (older, "attention.q_lora_rank", u32(8), "blk.0.attn_q_a_norm.weight"),
+        (newer, "attention.q_lora_rank", u32(42), "blk.0.attn_q_a_norm.weight"),
+        (newer, "attention.key_length_mla", u32(70), "blk.0.attn_q_b.weight"),
+        (newer, "attention.value_length_mla", u32(26), "blk.0.attn_v_b.weight"),
+        (newer, "expert_shared_count", u32(3), "blk.1.ffn_gate_shexp.weight"),
+        (
+            newer,
+            "attention.temperature_scale",
+            Some(Value::F32(0.1)),
+            "scores that grow with the position (deepseek2.attention.temperature_scale)",
+        ),
+    ];
+    for (name, key, value, want) in keys {
+        let key = format!("deepseek2.{key}");
+        let error = open(changed(name, &[(&key, value)], None)).err();
+        let error = error.unwrap_or_else(|| panic!("{key}: taken"));
+        assert!(error.contains(want) && !error.contains('\n'), "{key}: {error}");
+    }
+    let missing = ["attn_kv_a_norm", "attn_k_b", "attn_v_b", "attn_q_a", "ffn_gate_inp"];
+    for tensor in missing.map(|name| format!("blk.1.{name}.weight")) {
+        let error = open(changed(newer, &[], Some([&tensor, "blk.0.other.weight"]))).unwrap_err();
+        assert!(error.contains(&format!("\"{tensor}\"")) && !error.contains('\n'), "{tensor}: {error}");
+    }
+}
+
+/// However they are fed, whatever the cache keeps.
+#[test]
+fn a_latent_vector_gives_the_same_bits_in_one_step_and_in_many() {
+    let tokens: Vec<u32> = (0..60).map(|i| i * 37 % 64).collect();
+    for (name, dtype) in LATENT.into_iter().flat_map(|name| [(name, "turbo3"), (name, "q8_0"), (name, "f16")])
+    {
+        let model = open(fixture(name)).unwrap();
+        let fed = |chunk: usize| {
+            let kv = KvOptions::symmetric(dtype.parse().unwrap());
+            let mut session = model.session(SessionOptions { n_ctx: Some(64), kv }).unwrap();
+            tokens.chunks(chunk).for_each(|tokens| session.feed(tokens, &mut |_| true).unwrap());
+            session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect::<Vec<_>>()
+        };
+        let want = fed(60);
+        assert!(want.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{name}, {dtype}");
+        assert_eq!(fed(1), want, "{name}, {dtype}");
+        assert_eq!(fed(17), want, "{name}, {dtype}");
+    }
+}
+
+#[test]
+fn handicaps_belong_to_sigmoids() {
+    let gating = |func| [("lfm2moe.expert_gating_func", func)];
+    // Where the file does not say, they are what says so.
+    let [said, unsaid] = [Some(Value::U32(2)), None].map(|func| changed(LFM2MOE, &gating(func), None));
+    assert_eq!(logits(&open(said).unwrap(), 8), logits(&open(unsaid).unwrap(), 8));
+    let error = open(changed(LFM2MOE, &gating(Some(Value::U32(1))), None)).unwrap_err();
+    assert!(error.contains("'blk.1.exp_probs_b.bias' beside a softmax") && !error.contains('\n'), "{error}");
 }

@@ -1,8 +1,8 @@
 //! Every family equals Hugging Face `transformers` on tiny random models (generator: `tools/reference`).
 //!
-//! Tolerance: 1e-4 on logits of order 1 to 10. The reference runs in f32 too, and the order of its sums is another: of all
-//! 62,976 comparisons the furthest is 1.9e-5 (scalar) and 3.0e-5 (avx2, avxvnni, avx512) off. Three times that is left for
-//! kernels that add in yet another order.
+//! Tolerance: 1e-4 on logits of order 1 to 10, a twentieth of the 2e-3 that a family is asked for. The reference runs in f32 too,
+//! and the order of its sums is another: of all 180,608 comparisons the furthest is 7.2e-5 (scalar) and 5.5e-5 (avx2, avxvnni,
+//! avx512, avx512vbmi) off, both of Granite, whose factors enlarge what was rounded.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -90,7 +90,7 @@ fn logits_of_a_prompt_and_of_decoded_steps_equal_transformers() {
 }
 
 #[test]
-fn a_prompt_in_pieces_and_after_a_rewind_equals_the_prompt_at_once() {
+fn a_prompt_in_pieces_rewound_forked_and_restored_equals_the_prompt_at_once() {
     for path in models() {
         let name = path.file_stem().unwrap().to_str().unwrap();
         let golden = Golden::read(&path.with_extension("golden"));
@@ -103,7 +103,15 @@ fn a_prompt_in_pieces_and_after_a_rewind_equals_the_prompt_at_once() {
         session.rewind(19).unwrap();
         session.feed(&prompt[19..], &mut |_| true).unwrap();
         assert_close(session.logits().unwrap(), golden.row(golden.n_prompt - 1), &format!("{name}, rewound"));
+        let file = std::env::temp_dir().join(format!("kvant-golden-{}-{name}", std::process::id()));
+        fork.save(&file).unwrap();
         fork.feed(&prompt[41..], &mut |_| true).unwrap();
         assert_close(fork.logits().unwrap(), golden.row(golden.n_prompt - 1), &format!("{name}, forked"));
+        let restored = fork.model().load_session(&file, None);
+        fs::remove_file(&file).unwrap();
+        let mut restored = restored.unwrap();
+        restored.feed(&prompt[41..], &mut |_| true).unwrap();
+        let logits = restored.logits().unwrap();
+        assert_close(logits, golden.row(golden.n_prompt - 1), &format!("{name}, restored"));
     }
 }

@@ -196,7 +196,11 @@ fn what_a_file_gets_wrong_is_told_in_a_line() {
 #[test]
 fn layers_that_guess_ahead_are_not_run() {
     let guessing = ("qwen35.nextn_predict_layers", Value::U32(1));
-    let model = open(changed(QWEN35, &[guessing], ""), 1).unwrap();
+    let gguf = changed(QWEN35, &[guessing], "");
+    let said = Part::whole(3).n_bytes(&gguf);
+    assert!(said < Part::whole(4).n_bytes(&gguf));
+    let model = open(gguf, 1).unwrap();
+    assert_eq!(model.weight_bytes(), said, "layers that nobody loads are counted");
     assert_eq!((model.config().layers.len(), model.config().n_guessing), (3, 1));
     let mut session = session(&model);
     feed(&mut session, &[1, 2, 3], 3);

@@ -7,9 +7,11 @@ use kvant_gguf::{Gguf, Value};
 use kvant_kv::{KvLayerShape, KvShape};
 
 mod experts;
+mod latent;
 mod recurrence;
 
 pub(crate) use experts::HANDICAPS;
+pub use latent::Latent;
 pub use recurrence::Recurrence;
 
 use crate::ModelError;
@@ -64,6 +66,9 @@ pub struct LayerSpec {
     pub scale: f32,
     /// Bound on its scores.
     pub soft_cap: Option<f32>,
+    /// The sizes of its heads as the model says them, where all are made of one latent vector: [its heads](Self::heads) are those
+    /// that meet it then.
+    pub latent: Option<Latent>,
     /// Whether each query head has a sink.
     pub sinks: bool,
     /// Whether what attention gives is multiplied by a gate.
@@ -153,14 +158,22 @@ impl Config {
         let (n_layers, n_guessing) = read_layers(&keys)?;
         let (n_kv_heads, without_heads) = recurrence::read_kv_heads(&keys, family, n_layers)?;
         let recurrences = recurrence::read(&keys, family, n_embd, without_heads)?;
-        let heads = read_heads(&keys, n_embd, n_kv_heads)?;
+        let (heads, latent) = match family.latent {
+            true => latent::read(&keys).map(|(heads, latent)| (heads, Some(latent)))?,
+            false => (read_heads(&keys, n_embd, n_kv_heads)?, None),
+        };
         if family.gated && heads.v_head_dim != heads.k_head_dim {
             let what = format!("the {} of a query, beside whose rows lie its gate's", heads.k_head_dim);
             return Err(keys.bad("attention.value_length", &what, heads.v_head_dim));
         }
         check_heads(&keys, recurrences.n_others(), heads)?;
         let windows = read_windows(&keys, family, n_layers)?;
-        let ropes = read_ropes(&keys, family, heads.k_head_dim, n_ctx_train)?;
+        let turned_dim = latent.map_or(heads.k_head_dim, |latent| latent.n_rot);
+        let ropes = read_ropes(&keys, family, turned_dim, n_ctx_train)?;
+        let scale = match latent {
+            Some(latent) => latent::read_scale(&keys, latent)?,
+            None => read_scale(&keys, family, n_layers, n_embd, heads)?,
+        };
         let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
         let experts = experts::read(&keys, family, n_embd)?;
         let usual = LayerSpec {
@@ -170,8 +183,9 @@ impl Config {
             experts: None,
             rope: 0,
             q_rope: 0,
-            scale: read_scale(&keys, family, n_layers, n_embd, heads)?,
+            scale,
             soft_cap,
+            latent,
             sinks: family.sinks,
             gated: family.gated,
             activation: family.activation,
@@ -458,7 +472,11 @@ fn read_rope(keys: &Keys, family: &Family, head_dim: usize, n_ctx_train: usize) 
             beta_fast: keys.float_or("rope.scaling.yarn_beta_fast", 32.0)?,
             beta_slow: keys.float_or("rope.scaling.yarn_beta_slow", 1.0)?,
             attn_factor: keys.float_or("rope.scaling.attn_factor", 1.0)?,
-            log_multiplier: keys.float_or("rope.scaling.yarn_log_multiplier", 0.0)?,
+            // All of the magnitude is taken back where scores are sharpened by themselves.
+            log_multiplier: match latent::read_rate(keys)? {
+                rate if family.latent && rate > 0.0 => 1.0,
+                rate => rate,
+            },
             whole_pairs: family.whole_pairs,
         },
         other => {
@@ -548,6 +566,14 @@ impl Keys<'_> {
             return Err(ModelError::Unsupported { what: format!("{feature} ({})", self.key(key)) });
         }
         Ok(())
+    }
+
+    /// Refuses a number above 0.
+    fn refuse_positive(&self, key: &str, feature: &str) -> Result<(), ModelError> {
+        match self.positive(key)? {
+            Some(_) => Err(ModelError::Unsupported { what: format!("{feature} ({})", self.key(key)) }),
+            None => Ok(()),
+        }
     }
 
     fn bad(&self, key: &str, expected: &str, got: impl std::fmt::Display) -> ModelError {

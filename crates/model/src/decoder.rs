@@ -16,6 +16,7 @@ use crate::weights::{Attention, Experts, FeedForward, KvWeights, Layer, Mixer, W
 use crate::{Config, ExpertSpec, HeadNorms, LayerSpec, LayerState, ModelError, NormKind};
 
 mod activations;
+mod latent;
 mod recurrent;
 
 pub use activations::Activations;
@@ -302,6 +303,9 @@ impl<B: Backend> Decoder<B> {
             (Mixer::Attention(weights), Place::Kv(kv)) => {
                 self.attention(backend, (index, kv), weights, parts, act, rows)
             }
+            (Mixer::Latent(weights), Place::Kv(kv)) => {
+                self.attend_latent(backend, (index, kv), weights, parts, act, rows)
+            }
             (Mixer::Recurrent(weights), Place::States(first)) => {
                 self.recur(backend, (index, first), weights, parts, act, rows)
             }
@@ -542,7 +546,11 @@ impl<B: Backend> Decoder<B> {
     }
 
     fn norm<'a>(&self, weight: &'a Option<B::Buffer>) -> Option<Norm<'a, B::Buffer>> {
-        weight.as_ref().map(|weight| Norm { weight, eps: self.config.norm_eps })
+        weight.as_ref().map(|weight| self.normed(weight))
+    }
+
+    fn normed<'a>(&self, weight: &'a B::Buffer) -> Norm<'a, B::Buffer> {
+        Norm { weight, eps: self.config.norm_eps }
     }
 }
 

@@ -31,6 +31,8 @@ pub struct Family {
     /// Whether what attention gives is multiplied by a gate, made of what enters it by rows of the queries' tensor: behind those of
     /// each head as many for its gate.
     pub(crate) gated: bool,
+    /// Whether its heads meet one latent vector of each token.
+    pub(crate) latent: bool,
     /// The tensor of the norm before the logits.
     pub(crate) output_norm: &'static str,
     /// Whether each query head has a score without a value, its sink, that joins its softmax.
@@ -181,6 +183,7 @@ const LLAMA: Family = Family {
     soft_caps: [None; 2],
     recurrence: None,
     gated: false,
+    latent: false,
     output_norm: "output_norm.weight",
     sinks: false,
     whole_pairs: true,
@@ -223,22 +226,10 @@ static FAMILIES: &[Family] = &[
     LLAMA,
     QWEN2,
     QWEN3,
-    Family {
-        name: "qwen2moe",
-        experts: Some(ExpertRule { normalises: false, ..SHARING }),
-        ..QWEN2
-    },
-    Family {
-        name: "qwen3moe",
-        experts: Some(EXPERTS),
-        ..QWEN3
-    },
+    Family { name: "qwen2moe", experts: Some(ExpertRule { normalises: false, ..SHARING }), ..QWEN2 },
+    Family { name: "qwen3moe", experts: Some(EXPERTS), ..QWEN3 },
     QWEN35,
-    Family {
-        name: "qwen35moe",
-        experts: Some(SHARING),
-        ..QWEN35
-    },
+    Family { name: "qwen35moe", experts: Some(SHARING), ..QWEN35 },
     Family {
         name: "qwen3next",
         recurrence: Some(RecurrenceRule::Delta { sharing: KeySharing::Grouped }),
@@ -290,10 +281,17 @@ static FAMILIES: &[Family] = &[
         ..QWEN2
     },
     LFM2,
+    Family { name: "lfm2moe", experts: Some(ExpertRule { scores: Scores::Sigmoid, ..EXPERTS }), ..LFM2 },
     Family {
-        name: "lfm2moe",
-        experts: Some(ExpertRule { scores: Scores::Sigmoid, ..EXPERTS }),
-        ..LFM2
+        name: "deepseek2",
+        latent: true,
+        experts: Some(ExpertRule {
+            normalises: false,
+            shared: SharedExpert::Several,
+            is_required: false,
+            ..EXPERTS
+        }),
+        ..LLAMA
     },
     Family { name: "phi3", windows: Some(Windows { period: 0, length: None, base: None }), ..QWEN2 },
 ];

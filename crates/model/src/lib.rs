@@ -12,7 +12,7 @@ pub mod retype;
 mod rope;
 mod weights;
 
-pub use config::{Config, ExpertSpec, LayerSpec, LayerState, Recurrence};
+pub use config::{Config, ExpertSpec, Latent, LayerSpec, LayerState, Recurrence};
 pub use decoder::{Activations, Decoder, Entry, OnQueries, Outputs, StepError, StepPart, Want};
 pub use error::ModelError;
 pub use family::{Family, HeadNorms, NormKind, Norms};

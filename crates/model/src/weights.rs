@@ -9,8 +9,10 @@ use kvant_codec::DType;
 use kvant_codec::finite::find_broken_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
+mod latent;
 mod mixer;
 
+pub(crate) use latent::LatentAttention;
 pub(crate) use mixer::{Attention, Delta, KvWeights, Mixer, Recurrent};
 
 use crate::config::{HANDICAPS, LayerState};
@@ -106,10 +108,11 @@ impl Part {
         self.layers.end == self.n_layers
     }
 
-    /// Bytes of its tensors.
+    /// Bytes of its tensors. Those of layers that guess ahead are not among them, as nobody loads them.
     pub fn n_bytes(&self, gguf: &Gguf) -> usize {
         let is_tied = gguf.find_tensor("output.weight").is_none();
-        let own = gguf.tensors().iter().filter(|info| self.owns(&info.name, is_tied));
+        let is_known = |info: &&TensorInfo| layer_of(&info.name).is_none_or(|layer| layer < self.n_layers);
+        let own = gguf.tensors().iter().filter(|info| self.owns(&info.name, is_tied)).filter(is_known);
         own.map(|info| self.tensor_bytes(info)).sum()
     }
 

@@ -104,6 +104,18 @@ extern "C" __global__ void one_by_one(const __grid_constant__ GroupParams p) {
     p.spans[s] = Span{p.experts[s], s, 1};
 }
 
+struct EachParams {
+    u32* experts;  // [slots]
+    u32 slots;
+    u32 n;
+};
+
+// Rows that go through all experts, one after the other.
+extern "C" __global__ void in_turn(const __grid_constant__ EachParams p) {
+    u32 s = blockIdx.x * blockDim.x + threadIdx.x;
+    if (s < p.slots) p.experts[s] = s % p.n;
+}
+
 struct JoinParams {
     const float* y;        // [slots, n]
     const float* weights;  // [slots]

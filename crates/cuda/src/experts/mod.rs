@@ -118,6 +118,14 @@ struct GroupParams {
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
+struct EachParams {
+    experts: DevicePtr,
+    slots: u32,
+    n: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
 struct JoinParams {
     y: DevicePtr,
     weights: DevicePtr,
@@ -144,7 +152,8 @@ pub(crate) fn expert_ffn(
     let floats = |n: usize| cx.scratch(n * size_of::<f32>());
     let (experts, weights) = (floats(slots)?, floats(slots)?);
     choose(cx, routes, rows, experts.ptr(), weights.ptr())?;
-    let (picks, _memory) = pick(cx, routes, rows, experts.ptr())?;
+    let n_used = routes.routing.n_used;
+    let (picks, _memory) = pick(cx, [routes.n_experts, n_used], rows, experts.ptr())?;
 
     let (hidden, given) = (floats(slots * n_ff)?, floats(slots * n)?);
     let mut input = Operand::new(x, [rows, n], norm);
@@ -158,7 +167,6 @@ pub(crate) fn expert_ffn(
         }),
         ..Product::new(w.block.ptr(), w.dtype, w.n_out, y)
     };
-    let n_used = routes.routing.n_used;
     let Layer { activation, gate, up, down, .. } = layer;
     if gate.dtype == up.dtype && product::has_gate(gate.dtype, rows) {
         let gate = product(gate, of_gate, hidden.ptr(), n_used);
@@ -202,17 +210,42 @@ fn choose(
     cx.launch(cx.kernel(&SOURCE, "choose")?, Launch::linear(rows as u32, WARP), &params)
 }
 
+/// `y[r, i] = W[i] x[r, i]` for the parts of each row of `x` `[rows, n, n_in]`: every row has chosen every matrix, so to say.
+pub(crate) fn project_each(
+    cx: &Context,
+    x: DevicePtr,
+    rows: usize,
+    w: &CudaExperts,
+    y: DevicePtr,
+) -> Result<(), CudaError> {
+    let n = w.n_experts;
+    let slots = rows * n;
+    if slots == 0 || w.n_out == 0 {
+        return Ok(());
+    }
+    let experts = cx.scratch(slots * size_of::<u32>())?;
+    let params = EachParams { experts: experts.ptr(), slots: slots as u32, n: n as u32 };
+    let launch = Launch::linear(params.slots.div_ceil(THREADS), THREADS);
+    cx.launch(cx.kernel(&SOURCE, "in_turn")?, launch, &params)?;
+    let (picks, _memory) = pick(cx, [n, n], rows, experts.ptr())?;
+    let expert_bytes = product::matrix_bytes(w.dtype, [w.n_out, w.n_in]);
+    let picks = Some(Picks { expert_bytes, ..picks });
+    let mut input = Operand::new(x, [slots, w.n_in], None);
+    let product = Product { picks, ..Product::new(w.block.ptr(), w.dtype, w.n_out, y) };
+    product::product(cx, &mut input, &product)
+}
+
 /// Which slots each block of rows takes, and the memory that says so.
 fn pick(
     cx: &Context,
-    routes: Routes,
+    [n_experts, n_used]: [usize; 2],
     rows: usize,
     experts: DevicePtr,
 ) -> Result<(Picks, [Block; 2]), CudaError> {
-    let slots = rows * routes.routing.n_used;
+    let slots = rows * n_used;
     let is_many = rows >= product::MANY_ROWS;
     let spans_each = rows.div_ceil(product::TILE as usize);
-    let n_spans = if is_many { routes.n_experts * spans_each } else { slots };
+    let n_spans = if is_many { n_experts * spans_each } else { slots };
     let [order, spans] = [slots * size_of::<u32>(), n_spans * SPAN_BYTES].map(|bytes| cx.scratch(bytes));
     let (order, spans) = (order?, spans?);
     let params = GroupParams {
@@ -225,7 +258,7 @@ fn pick(
         unused: 0,
     };
     let (kernel, launch) = match is_many {
-        true => ("group", Launch::linear(routes.n_experts as u32, WARP)),
+        true => ("group", Launch::linear(n_experts as u32, WARP)),
         false => ("one_by_one", Launch::linear(params.slots.div_ceil(THREADS), THREADS)),
     };
     cx.launch(cx.kernel(&SOURCE, kernel)?, launch, &params)?;

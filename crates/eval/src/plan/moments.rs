@@ -21,13 +21,15 @@ pub(super) struct Pair {
     frequency: f64,
 }
 
-/// The pairs that RoPE turns, each by its angle per position `[n_rot / 2]`; other dims of a head stay as they are.
-pub(super) fn pairs(rope: RopeParams, frequencies: &[f64]) -> Vec<Pair> {
+/// The pairs that RoPE turns from dim `first` on, each by its angle per position `[n_rot / 2]`; other dims of a head stay as they
+/// are.
+pub(super) fn pairs(rope: RopeParams, first: usize, frequencies: &[f64]) -> Vec<Pair> {
     let half = rope.n_rot / 2;
     let dims = |i: usize| match rope.pairing {
         Pairing::Interleaved => [2 * i, 2 * i + 1],
         Pairing::Halves => [i, i + half],
     };
+    let dims = |i: usize| dims(i).map(|dim| first + dim);
     frequencies.iter().enumerate().map(|(i, &frequency)| Pair { dims: dims(i), frequency }).collect()
 }
 
@@ -87,7 +89,7 @@ mod tests {
 
     /// The first pair turns by 1, the next by a tenth.
     fn all(pairing: Pairing, n_rot: usize) -> Vec<Pair> {
-        pairs(RopeParams { pairing, n_rot }, &[1.0, 0.1][..n_rot / 2])
+        pairs(RopeParams { pairing, n_rot }, 0, &[1.0, 0.1][..n_rot / 2])
     }
 
     #[test]
@@ -96,6 +98,8 @@ mod tests {
         assert_eq!(dims(Pairing::Halves, 4), [[0, 2], [1, 3]]);
         assert_eq!(dims(Pairing::Interleaved, 4), [[0, 1], [2, 3]]);
         assert_eq!(dims(Pairing::Halves, 0), [[0; 2]; 0]);
+        let behind = pairs(RopeParams { pairing: Pairing::Interleaved, n_rot: 4 }, 3, &[1.0, 0.1]);
+        assert_eq!(behind.iter().map(|pair| pair.dims).collect::<Vec<_>>(), [[3, 4], [5, 6]]);
     }
 
     #[test]

@@ -54,7 +54,11 @@ impl Statistics {
         for (index, layer) in model.config().layers.iter().enumerate() {
             // Recurrent layers keep none.
             let Some(kv) = model.config().kv_ordinal(0, index) else { continue };
-            add_columns(model, index, layer.n_out(), &mut sums[kv])?;
+            match layer.latent {
+                None => add_columns(model, index, layer.n_out(), &mut sums[kv])?,
+                // Behind matrices of many heads no dim of a latent vector counts more than another.
+                Some(_) => sums[kv].w.fill(1.0),
+            }
         }
         for (index, piece) in pieces.iter().enumerate() {
             read(model, piece, &mut sums)?;
@@ -71,9 +75,11 @@ fn first_layers(config: &Config) -> Vec<Sums> {
     for (index, layer) in config.layers.iter().enumerate() {
         if config.kv_ordinal(0, index) == Some(first.len()) {
             let rope = &config.ropes[layer.rope];
+            // Behind a latent vector.
+            let turned = layer.latent.map_or(0, |latent| latent.rank);
             first.push(Sums::new(
                 layer.heads,
-                pairs(rope.params, rope.frequencies()),
+                pairs(rope.params, turned, rope.frequencies()),
                 (layer.scale, layer.soft_cap),
             ));
         }

@@ -21,6 +21,14 @@ pub struct Activations<B: Backend> {
     pub(super) v: B::Buffer,
     /// What attention or a state gives, `[rows, n_heads * v_head_dim]`.
     pub(super) attended: B::Buffer,
+    /// Of latent attention: what queries are made of, `[rows, q_rank]`.
+    pub(super) of_queries: B::Buffer,
+    /// The parts of queries that are not turned, and then values, `[rows, n_heads * k_dim or v_dim]`.
+    pub(super) plain: B::Buffer,
+    /// The parts of queries that are turned, `[rows, n_heads * n_rot]`.
+    pub(super) turned: B::Buffer,
+    /// The part of a key that is, `[rows, n_rot]`.
+    pub(super) turned_key: B::Buffer,
     /// Gated feed-forward activations, `[rows, n_ff]`.
     pub(super) hidden: B::Buffer,
     /// How much each expert is wanted, `[rows, n_experts]`.
@@ -70,6 +78,10 @@ impl<B: Backend> Decoder<B> {
             k: widest(LayerSpec::n_k)?,
             v: widest(LayerSpec::n_v)?,
             attended: widest(LayerSpec::n_out)?,
+            of_queries: widest(|layer| layer.latent.and_then(|of| of.q_rank).unwrap_or(0))?,
+            plain: widest(|layer| layer.latent.map_or(0, |of| layer.heads.n_heads * of.k_dim.max(of.v_dim)))?,
+            turned: widest(|layer| layer.latent.map_or(0, |of| layer.heads.n_heads * of.n_rot))?,
+            turned_key: widest(|layer| layer.latent.map_or(0, |of| of.n_rot))?,
             hidden: widest(|layer| layer.n_ff)?,
             router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
             shared_gate: widest(|layer| usize::from(layer.experts.is_some_and(|of| of.gates_shared)))?,

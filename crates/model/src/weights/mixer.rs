@@ -4,13 +4,14 @@ use std::ops::Range;
 
 use kvant_backend::{Backend, DeltaRule, KeySharing, SharedBytes, WeightSource};
 
-use super::{KV_TENSORS, Loader};
+use super::{KV_TENSORS, LatentAttention, Loader};
 use crate::config::{LayerState, Recurrence};
 use crate::{Config, ModelError};
 
 /// What mixes the rows of a sequence.
 pub(crate) enum Mixer<B: Backend> {
     Attention(Attention<B>),
+    Latent(LatentAttention<B>),
     Recurrent(Recurrent<B>),
 }
 
@@ -69,7 +70,10 @@ impl<B: Backend> Loader<'_, B> {
     pub(super) fn mixer(&mut self, c: &Config, index: usize) -> Result<Mixer<B>, ModelError> {
         match c.layers[index].state {
             LayerState::Recurrent(recurrence) => Ok(Mixer::Recurrent(self.recurrent(c, index, recurrence)?)),
-            LayerState::Own | LayerState::Shared(_) => Ok(Mixer::Attention(self.attention(c, index)?)),
+            LayerState::Own | LayerState::Shared(_) => match c.layers[index].latent {
+                Some(latent) => Ok(Mixer::Latent(self.latent_attention(c, index, latent)?)),
+                None => Ok(Mixer::Attention(self.attention(c, index)?)),
+            },
         }
     }
 
@@ -205,12 +209,23 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// A matrix of some rows of a tensor `[n_out, n_in]`.
-    fn picked(
+    pub(super) fn picked(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        rows: impl Iterator<Item = Range<usize>>,
+    ) -> Result<B::Matrix, ModelError> {
+        let source = self.picked_rows(name, shape, rows)?;
+        Ok(self.backend.matrix(source)?)
+    }
+
+    /// Some rows of a tensor `[n_out, n_in]`.
+    pub(super) fn picked_rows(
         &mut self,
         name: &str,
         [n_in, n_out]: [usize; 2],
         rows: impl Iterator<Item = Range<usize>>,
-    ) -> Result<B::Matrix, ModelError> {
+    ) -> Result<WeightSource, ModelError> {
         let mut bytes = Vec::new();
         let (mut n, mut dtype) = (0, None);
         for rows in rows {
@@ -220,6 +235,6 @@ impl<B: Backend> Loader<'_, B> {
         }
         let dtype = dtype.ok_or_else(|| ModelError::Unsupported { what: format!("no rows of '{name}'") })?;
         let bytes = SharedBytes::from(bytes);
-        Ok(self.backend.matrix(WeightSource { dtype, n_out: n, n_in, bytes })?)
+        Ok(WeightSource { dtype, n_out: n, n_in, bytes })
     }
 }

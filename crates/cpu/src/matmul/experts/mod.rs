@@ -14,6 +14,7 @@
 //! A thread's items are panels: of one expert in the first product, whose results lie apart, and of all experts, one after the
 //! other, in the second, whose results meet.
 
+mod each;
 mod route;
 
 use std::ops::Range;
@@ -31,6 +32,7 @@ use super::work::{
 use super::{CpuMatrix, Store, gate, skinny, uses_panels, work};
 use crate::shards::Shards;
 use crate::{Isa, Pool, Tuning};
+pub(crate) use each::project_each;
 use route::{Group, Routes};
 
 /// The weight matrices of experts, all of one shape and type.
@@ -142,15 +144,7 @@ pub(crate) fn expert_ffn(
     let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
     let Scratch { routes, tiles, picked, gates, hidden } = own;
     routes.choose(logits, handicaps, gate.w.n_experts(), routing);
-    for (tiles, is_float) in tiles.iter_mut().zip([false, true]) {
-        tiles.clear();
-        for Group { slots, .. } in &routes.groups {
-            let at = tiles.last().map_or(0, GroupTiles::end);
-            let tile_rows = tile_rows(isa, slots.len(), is_float);
-            tiles.push(GroupTiles { rows: slots.clone(), at, tile_rows });
-        }
-    }
-    let tiles = tiles.each_ref().map(|tiles| &tiles[..]);
+    let tiles = lay_out(isa, tiles, &routes.groups);
     let stage = Stage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
     let workspaces = for_threads(workspaces, pool);
     let n_hidden = routes.rows.len() * gate.w.n_out();
@@ -170,6 +164,19 @@ pub(crate) fn expert_ffn(
         Source { x: &hidden[..n_hidden], picks: None, n_in: down.w.n_in(), norm: None, rotates: false };
     stage.fill(forms, [down.w, down.w], source, hidden);
     stage.joined(forms, workspaces, hidden, down, (&routes.rows, &routes.weights), x);
+}
+
+/// Where the tiles of each group lie; see [`Scratch::tiles`].
+fn lay_out<'a>(isa: Isa, tiles: &'a mut [Vec<GroupTiles>; 2], groups: &[Group]) -> [&'a [GroupTiles]; 2] {
+    for (tiles, is_float) in tiles.iter_mut().zip([false, true]) {
+        tiles.clear();
+        for Group { slots, .. } in groups {
+            let at = tiles.last().map_or(0, GroupTiles::end);
+            let tile_rows = tile_rows(isa, slots.len(), is_float);
+            tiles.push(GroupTiles { rows: slots.clone(), at, tile_rows });
+        }
+    }
+    tiles.each_ref().map(|tiles| &tiles[..])
 }
 
 /// Makes `values` at least `len` long. Memory is kept from step to step.

@@ -68,6 +68,15 @@ impl Routes {
             (self.rows[slot], self.weights[slot]) = ((i / routing.n_used) as u32, weight);
         }
     }
+
+    /// Lets every one of `rows` rows of `n` parts bring part i to matrix i: a slot's row is the number of its part.
+    pub fn choose_parts(&mut self, rows: usize, n: usize) {
+        let slots = |expert| expert * rows..(expert + 1) * rows;
+        self.groups.clear();
+        self.groups.extend((0..n).filter(|_| rows > 0).map(|expert| Group { expert, slots: slots(expert) }));
+        self.rows.clear();
+        self.rows.extend((0..n).flat_map(|expert| (0..rows).map(move |row| (row * n + expert) as u32)));
+    }
 }
 
 /// Adds the experts that a row chose, `best` of its `logits`, with their weights.

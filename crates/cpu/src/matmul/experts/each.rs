@@ -1,0 +1,36 @@
+//! A matrix for each part of a row, such as the heads of it: `y[r, i] = W[i] x[r, i]`.
+//!
+//! Every row has chosen every matrix, so to say, and each with a part of its own: groups are the parts, and the kernels those of
+//! experts. What they give lies part by part; rows are put together at the end.
+
+use super::{Biased, CpuExperts, Scratch, Stage, grow, lay_out};
+use crate::matmul::work::{self, Operand, for_threads};
+use crate::{Isa, Pool};
+
+/// Gives `y` `[rows, n, n_out]` of `x` `[rows, n, n_in]`.
+pub(crate) fn project_each(
+    isa: Isa,
+    pool: &Pool,
+    scratch: &mut work::Scratch,
+    w: &CpuExperts,
+    x: &[f32],
+    y: &mut [f32],
+) {
+    let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
+    let Scratch { routes, tiles, picked, hidden, .. } = own;
+    let (n, any) = (w.matrices.len(), w.any());
+    let (n_in, n_out) = (any.n_in, any.n_out);
+    let rows = x.len() / (n * n_in);
+    routes.choose_parts(rows, n);
+    let tiles = lay_out(isa, tiles, &routes.groups);
+    let stage = Stage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
+    stage.pick(forms, [w, w], Operand { x, n_in, norm: None }, &routes.rows, normed, picked);
+    grow(hidden, y.len());
+    let given = &mut hidden[..y.len()];
+    stage.apart(forms, for_threads(workspaces, pool), picked, Biased { w, bias: None }, None, given);
+    if n_out > 0 {
+        for (part, given) in routes.rows.iter().zip(given.chunks_exact(n_out)) {
+            y[*part as usize * n_out..][..n_out].copy_from_slice(given);
+        }
+    }
+}

@@ -1,0 +1,15 @@
+// Rows beside each other in wider ones: a value per thread.
+
+struct ColumnsParams {
+    const float* src;  // [rows, n]
+    float* dst;        // [rows, width], to the columns from first on
+    unsigned rows;
+    unsigned n;
+    unsigned width;
+    unsigned first;
+};
+
+extern "C" __global__ void copy_columns(const __grid_constant__ ColumnsParams p) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < (size_t)p.rows * p.n) p.dst[i / p.n * p.width + p.first + i % p.n] = p.src[i];
+}

@@ -1,0 +1,86 @@
+//! Layers whose heads meet one latent vector of each token; [`Latent`] has the equations.
+
+use kvant_backend::{Backend, Columns, Heads, Input, Output, RopeParams};
+
+use super::{Activations, Branch, Decoder, StepPart, for_parts};
+use crate::weights::LatentAttention;
+use crate::{Latent, ModelError};
+
+impl<B: Backend> Decoder<B> {
+    /// `x += W_o V attention(K^T p | rope(t), c | r, c)`: queries where the latent vectors are, and what attention gives brought back.
+    pub(super) fn attend_latent(
+        &self,
+        backend: &B,
+        (index, kv): (usize, usize),
+        weights: &LatentAttention<B>,
+        parts: &mut [StepPart<'_, B::Page>],
+        act: &mut Activations<B>,
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
+        let latent = spec.latent.expect("a layer of latent attention");
+        self.make_latent(backend, index, (latent, weights), act, rows)?;
+        for (what, x, width) in [("keys", &act.k, spec.n_k()), ("values", &act.v, spec.n_v())] {
+            self.check_rows(backend, parts, index, (what, x, width), rows)?;
+        }
+        let (params, first_band) = (spec.attend_params(), act.bands[kv]);
+        for_parts(parts, kv, first_band, |parts| {
+            backend.kv_append(parts, &act.k, &act.v, act.band.as_mut())?;
+            backend.attend(&params, parts, &act.q, None, act.band.as_ref(), &mut act.attended)
+        })?;
+        backend.project_each(&act.attended, rows, &weights.from_latent, &mut act.plain)?;
+        let branch = Branch { of: &act.plain, w: &weights.wo, bias: None, norm: &layer.attn_after };
+        self.add(backend, &mut act.x, branch, &mut act.spare, rows)
+    }
+
+    /// The queries, keys and values of layer `index`, made of what enters it.
+    fn make_latent(
+        &self,
+        backend: &B,
+        index: usize,
+        (latent, weights): (Latent, &LatentAttention<B>),
+        act: &mut Activations<B>,
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
+        let (n_heads, Latent { rank, n_rot, .. }) = (spec.heads.n_heads, latent);
+        let input = self.enter(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
+        let (c, r) = (output(&weights.latent, &mut act.v), output(&weights.turned, &mut act.turned_key));
+        let [plain, turned] = &weights.queries;
+        let [plain, turned] = [output(plain, &mut act.plain), output(turned, &mut act.turned)];
+        match &weights.of_queries {
+            None => backend.project(input, &mut [c, r, plain, turned])?,
+            Some((w, norm)) => {
+                backend.project(input, &mut [c, r, output(w, &mut act.of_queries)])?;
+                let norm = Some(self.normed(norm));
+                let input = Input { x: &act.of_queries, norm, first_row: 0, rows };
+                backend.project(input, &mut [plain, turned])?;
+            }
+        }
+        let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
+        let norm = Some(self.normed(&weights.latent_norm));
+        // One head as wide as the vector, of which nothing is turned.
+        backend.rope(
+            &mut act.v,
+            rows,
+            Heads { n: 1, dim: rank },
+            norm,
+            RopeParams { n_rot: 0, ..rope },
+            angles,
+        )?;
+        for (x, n) in [(&mut act.turned, n_heads), (&mut act.turned_key, 1)] {
+            backend.rope(x, rows, Heads { n, dim: n_rot }, None, rope, angles)?;
+        }
+        backend.project_each(&act.plain, rows, &weights.to_latent, &mut act.attended)?;
+        let [front, behind] = [0, rank].map(|first| Columns { width: rank + n_rot, first });
+        backend.copy_columns(&act.v, [rows, rank], &mut act.k, front)?;
+        backend.copy_columns(&act.turned_key, [rows, n_rot], &mut act.k, behind)?;
+        backend.copy_columns(&act.attended, [rows * n_heads, rank], &mut act.q, front)?;
+        Ok(backend.copy_columns(&act.turned, [rows * n_heads, n_rot], &mut act.q, behind)?)
+    }
+}
+
+/// `y = w x`.
+fn output<'a, B: Backend>(w: &'a B::Matrix, y: &'a mut B::Buffer) -> Output<'a, B> {
+    Output { w, bias: None, y, accumulate: false }
+}

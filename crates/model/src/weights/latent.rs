@@ -1,0 +1,166 @@
+//! The weights of latent attention; [`Latent`] has its equations.
+
+use std::ops::Range;
+
+use kvant_backend::{Backend, SharedBytes, WeightSource};
+use kvant_codec::DType;
+
+use super::Loader;
+use crate::retype::next_best;
+use crate::{Config, Latent, ModelError};
+
+/// Latent attention. Matrices are `[n_out, n_in]`, those of heads `[n_heads, n_out, n_in]`.
+pub(crate) struct LatentAttention<B: Backend> {
+    /// What queries are made of, `[q_rank, n_embd]`, and its norm; what enters the layer where there is none.
+    pub(crate) of_queries: Option<(B::Matrix, B::Buffer)>,
+    /// The parts of queries that are not turned and that are, `[n_heads * k_dim, ..]` and `[n_heads * n_rot, ..]`.
+    pub(crate) queries: [B::Matrix; 2],
+    /// c, `[rank, n_embd]`.
+    pub(crate) latent: B::Matrix,
+    /// Of c, `[rank]`.
+    pub(crate) latent_norm: B::Buffer,
+    /// r, `[n_rot, n_embd]`.
+    pub(crate) turned: B::Matrix,
+    /// From queries to where c is, `[n_heads, rank, k_dim]`.
+    pub(crate) to_latent: B::Experts,
+    /// And from there to values, `[n_heads, v_dim, rank]`.
+    pub(crate) from_latent: B::Experts,
+    pub(crate) wo: B::Matrix,
+}
+
+/// The keys and values of all heads in one tensor, as older files have them.
+const BOTH: &str = "attn_kv_b.weight";
+
+impl<B: Backend> Loader<'_, B> {
+    pub(super) fn latent_attention(
+        &mut self,
+        c: &Config,
+        index: usize,
+        latent: Latent,
+    ) -> Result<LatentAttention<B>, ModelError> {
+        let name = |suffix: &str| format!("blk.{index}.{suffix}");
+        let Latent { q_rank, rank, n_rot, k_dim, v_dim } = latent;
+        let n = c.layers[index].heads.n_heads;
+        let (of_queries, queries, n_in) = match q_rank {
+            None => (None, name("attn_q.weight"), c.n_embd),
+            Some(q_rank) => {
+                let norm = self.vector(&name("attn_q_a_norm.weight"), q_rank)?;
+                let matrix = self.matrix(&name("attn_q_a.weight"), c.n_embd, q_rank)?;
+                (Some((matrix, norm)), name("attn_q_b.weight"), q_rank)
+            }
+        };
+        let whole = latent.whole();
+        let parts = [0..k_dim, k_dim..whole];
+        let queries =
+            parts.map(|part| self.picked(&queries, [n_in, n * whole], rows_of_heads(n, whole, part)));
+        let [plain, turned_queries] = queries;
+        let queries = [plain?, turned_queries?];
+        let both = name("attn_kv_a_mqa.weight");
+        let mut some = |rows: Range<usize>| {
+            let source = self.rows(&both, &[c.n_embd, rank + n_rot], rows)?;
+            Ok::<_, ModelError>(self.backend.matrix(source)?)
+        };
+        let (into, turned) = (some(0..rank)?, some(rank..rank + n_rot)?);
+        let [to_latent, from_latent] = self.through_latent(index, n, latent)?;
+        Ok(LatentAttention {
+            of_queries,
+            queries,
+            latent: into,
+            latent_norm: self.vector(&name("attn_kv_a_norm.weight"), rank)?,
+            turned,
+            to_latent,
+            from_latent,
+            wo: self.matrix(&name("attn_output.weight"), n * v_dim, c.n_embd)?,
+        })
+    }
+
+    /// The matrices to where c is and back, of `n` heads.
+    fn through_latent(
+        &mut self,
+        index: usize,
+        n: usize,
+        Latent { rank, k_dim, v_dim, .. }: Latent,
+    ) -> Result<[B::Experts; 2], ModelError> {
+        let [keys, values, both] =
+            ["attn_k_b.weight", "attn_v_b.weight", BOTH].map(|suffix| format!("blk.{index}.{suffix}"));
+        if self.has(&keys) || !self.has(&both) {
+            // Some files have both forms.
+            self.used.insert(both);
+            return Ok([self.stack(&keys, [k_dim, rank, n])?, self.stack(&values, [rank, v_dim, n])?]);
+        }
+        let (whole, shape) = (k_dim + v_dim, [rank, n * (k_dim + v_dim)]);
+        let source = self.picked_rows(&both, shape, rows_of_heads(n, whole, 0..k_dim))?;
+        let to_latent = self.backend.experts(transposed(&source, [n, k_dim, rank], &both)?, n)?;
+        let source = self.picked_rows(&both, shape, rows_of_heads(n, whole, k_dim..whole))?;
+        Ok([to_latent, self.backend.experts(source, n)?])
+    }
+}
+
+/// Some of the rows of each of `n` heads, each of `whole`.
+fn rows_of_heads(n: usize, whole: usize, part: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    (0..n).map(move |head| head * whole + part.start..head * whole + part.end)
+}
+
+/// Matrices `[n, rows, cols]` as `[n, cols, rows]`: of the same type where that has a value by itself, else of the best that comes
+/// near.
+fn transposed(
+    source: &WeightSource,
+    [n, rows, cols]: [usize; 3],
+    name: &str,
+) -> Result<WeightSource, ModelError> {
+    let bad = |error: kvant_codec::CodecError| {
+        let expected = "matrices that can be transposed".to_owned();
+        ModelError::Value { key: name.to_owned(), expected, got: error.to_string() }
+    };
+    let mut values = vec![0.0; n * rows * cols];
+    kvant_codec::decode(source.dtype, &source.bytes, &mut values).map_err(bad)?;
+    let mut turned = vec![0.0; values.len()];
+    for (from, to) in values.chunks_exact(rows * cols).zip(turned.chunks_exact_mut(rows * cols)) {
+        for (col, to) in to.chunks_exact_mut(rows).enumerate() {
+            to.iter_mut().zip(from.iter().skip(col).step_by(cols)).for_each(|(to, from)| *to = *from);
+        }
+    }
+    let mut dtype = if source.dtype.block_len() == 1 { source.dtype } else { DType::Q8_0 };
+    if !rows.is_multiple_of(dtype.block_len()) {
+        dtype = next_best(dtype).expect("blocks of more than one value have a next best");
+    }
+    let mut bytes = vec![0; dtype.row_bytes(turned.len()).map_err(bad)?];
+    kvant_codec::encode(dtype, &turned, &mut bytes).map_err(bad)?;
+    Ok(WeightSource { dtype, n_out: n * cols, n_in: rows, bytes: SharedBytes::from(bytes) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_matrix_is_transposed_by_itself() {
+        for (dtype, rows, becomes) in
+            [(DType::F32, 2, DType::F32), (DType::F16, 2, DType::F16), (DType::Q8_0, 32, DType::Q8_0)]
+        {
+            let (n, cols) = (3, 32);
+            // Whole numbers that a step of one holds.
+            let value = |matrix: usize, row: usize, col: usize| match (row + col) % 32 {
+                0 => 127.0,
+                _ => ((matrix * 31 + row * 7 + col * 3) % 100) as f32,
+            };
+            let all = (0..n).flat_map(|m| (0..rows).flat_map(move |r| (0..cols).map(move |c| (m, r, c))));
+            let values: Vec<f32> = all.map(|(m, r, c)| value(m, r, c)).collect();
+            let mut bytes = vec![0; dtype.row_bytes(values.len()).unwrap()];
+            kvant_codec::encode(dtype, &values, &mut bytes).unwrap();
+            let source = WeightSource { dtype, n_out: n * rows, n_in: cols, bytes: bytes.into() };
+            let got = transposed(&source, [n, rows, cols], "t").unwrap();
+            assert_eq!((got.dtype, got.n_out, got.n_in), (becomes, n * cols, rows));
+            let mut back = vec![0.0; values.len()];
+            kvant_codec::decode(got.dtype, &got.bytes, &mut back).unwrap();
+            let all = (0..n).flat_map(|m| (0..cols).flat_map(move |c| (0..rows).map(move |r| (m, r, c))));
+            let want: Vec<f32> = all.map(|(m, r, c)| value(m, r, c)).collect();
+            assert_eq!(back, want, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn heads_have_their_rows_apart() {
+        assert_eq!(rows_of_heads(3, 10, 2..5).collect::<Vec<_>>(), [2..5, 12..15, 22..25]);
+    }
+}
