@@ -207,6 +207,8 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "num_dense_layers": writer.add_leading_dense_block_count,
         "n_routed_experts": writer.add_expert_count,
         "n_shared_experts": writer.add_expert_shared_count,
+        "n_group": writer.add_expert_group_count,
+        "topk_group": writer.add_expert_group_used_count,
         "first_k_dense_replace": writer.add_leading_dense_block_count,
         "routed_scaling_factor": writer.add_expert_weights_scale,
         "q_lora_rank": writer.add_q_lora_rank,

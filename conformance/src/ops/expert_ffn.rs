@@ -1,12 +1,11 @@
 //! A feed-forward layer of experts: what the chosen ones give, times what they weigh, is added to each row.
 
-use kvant_backend::{Activation, Backend, Candidate, ExpertWeights, Norm, Routing, Scores, WeightSource};
+use kvant_backend::{Activation, Backend, ExpertWeights, Norm, Routing, Scores, Teams, WeightSource};
 use kvant_codec::DType;
 
 use super::gated_ffn::gated;
 use crate::judge::{ROUNDING, Want, roundings};
 use crate::lacks::product;
-use crate::reference;
 use crate::weights::{Activations, Weights, gaussian};
 use crate::{Lacks, Subject};
 
@@ -40,6 +39,7 @@ struct Case {
     law: Law,
     scores: Scores,
     has_handicaps: bool,
+    teams: Option<Teams>,
     normalises: bool,
     has_norm: bool,
     activation: Activation,
@@ -56,6 +56,7 @@ const USUAL: Case = Case {
     law: Law::Any,
     scores: Scores::Softmax,
     has_handicaps: false,
+    teams: None,
     normalises: true,
     has_norm: true,
     activation: Activation::Silu,
@@ -63,7 +64,8 @@ const USUAL: Case = Case {
 };
 
 /// Two of the experts, in shares of one.
-const PLAIN: Routing = Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0 };
+const PLAIN: Routing =
+    Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, teams: None };
 
 /// Holds `expert_ffn` to its equation for any number of experts and rows, whomever they choose.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
@@ -82,6 +84,12 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     for ((n_experts, n_used), (rows, has_handicaps)) in lacks.combine(&CHOICES, &handicaps) {
         let of = Case { n_experts, n_used, rows, scores: Scores::Sigmoid, ..USUAL };
         equals_its_equation(subject, Case { has_handicaps, normalises: rows > 1, ..of });
+    }
+    let teams = [(6, 2, 3, 1), (8, 3, 4, 2), (8, 4, 8, 4), (12, 5, 2, 1), (64, 6, 8, 3), (64, 6, 32, 31)];
+    let ways = [(1, Scores::Softmax, false), (3, Scores::Sigmoid, false), (18, Scores::Sigmoid, true)];
+    for ((n_experts, n_used, n, teams_used), (rows, scores, has_handicaps)) in lacks.combine(&teams, &ways) {
+        let teams = Some(Teams { n, n_used: teams_used });
+        equals_its_equation(subject, Case { n_experts, n_used, rows, scores, has_handicaps, teams, ..USUAL });
     }
     for rows in [1, 3, 20] {
         a_bad_number_reaches_its_row_and_no_other(subject, rows);
@@ -187,47 +195,70 @@ impl<B: Backend> Layer<B> {
 
 /// The experts that a row chooses, and what they weigh.
 fn chosen(logits: &[f32], handicaps: Option<&[f32]>, routing: Routing) -> Vec<(usize, Want)> {
-    if routing.scores == Scores::Sigmoid {
-        return chosen_by_score(logits, handicaps, routing);
+    let score = |e: usize| 1.0 / (1.0 + (-f64::from(logits[e])).exp());
+    let wish = |e: usize| match (routing.scores, handicaps) {
+        // A sigmoid leaves the order of logits, where it is all that there is.
+        (Scores::Sigmoid, None) if routing.teams.is_some() => score(e),
+        (_, None) => f64::from(logits[e]),
+        (_, Some(by)) => score(e) + f64::from(by[e]),
+    };
+    let mut left: Vec<usize> = (0..logits.len()).collect();
+    if let Some(Teams { n, n_used }) = routing.teams {
+        let size = logits.len() / n;
+        let n_best = if routing.scores == Scores::Softmax { 1 } else { 2 };
+        let of_team = |team: usize| {
+            let best = best((team * size..(team + 1) * size).collect(), n_best.min(size), &wish);
+            best.into_iter().map(wish).sum()
+        };
+        let teams = best((0..n).collect(), n_used, &of_team);
+        left.retain(|e| teams.contains(&(e / size)));
     }
-    let best = reference::top_k(logits, routing.n_used);
-    let most = best.iter().map(|best| f64::from(best.logit)).fold(f64::NEG_INFINITY, f64::max);
-    let share = |logit: f32| (f64::from(logit) - most).exp();
+    let best = best(left, routing.n_used, &wish);
+    match routing.scores {
+        Scores::Softmax => shares(logits, &best, routing),
+        Scores::Sigmoid => {
+            let total = if routing.normalises { best.iter().map(|&e| score(e)).sum() } else { 1.0 };
+            // Of an approximate exponential, the sum and the quotient of a score, twice; of the sum of them, the quotient and the
+            // factor.
+            let relative = 2.0 * roundings(8) + roundings(routing.n_used + 2);
+            let weigh = |e: usize| {
+                let value = f64::from(routing.scale) * score(e) / total;
+                (e, Want { value, tolerance: relative * value })
+            };
+            best.into_iter().map(weigh).collect()
+        }
+    }
+}
+
+/// The `k` best of some numbers, of equal ones the lower. What is next must be as good, or worse by more than its roundings, so
+/// that the choice is the same in f32.
+fn best(mut of: Vec<usize>, k: usize, wish: &dyn Fn(usize) -> f64) -> Vec<usize> {
+    of.sort_by(|&a, &b| wish(b).total_cmp(&wish(a)).then(a.cmp(&b)));
+    if let (Some(&last), Some(&next)) = (of.get(k - 1), of.get(k)) {
+        let lead = wish(last) - wish(next);
+        assert!(lead == 0.0 || lead > 32.0 * ROUNDING, "no clear choice between {last} and {next}");
+    }
+    of.truncate(k);
+    of
+}
+
+/// What experts weigh by a softmax.
+fn shares(logits: &[f32], best: &[usize], routing: Routing) -> Vec<(usize, Want)> {
+    let most = best.iter().map(|&e| f64::from(logits[e])).fold(f64::NEG_INFINITY, f64::max);
+    let share = |e: usize| (f64::from(logits[e]) - most).exp();
     let total: f64 = match routing.normalises {
-        true => best.iter().map(|best| share(best.logit)).sum(),
-        false => logits.iter().map(|&logit| share(logit)).sum(),
+        true => best.iter().map(|&e| share(e)).sum(),
+        false => (0..logits.len()).map(share).sum(),
     };
     // A rounding of `l - most` moves its exponential by as much times that, above and below the line; beside that six of an
     // approximate exponential twice, the sum, a quotient of three and the factor.
     let furthest = logits.iter().map(|&logit| (most - f64::from(logit)).abs()).fold(0.0, f64::max);
     let relative = roundings(logits.len() + 16) + 2.0 * furthest * ROUNDING;
-    let weigh = |Candidate { id, logit }: Candidate| {
-        let value = f64::from(routing.scale) * share(logit) / total;
-        (id as usize, Want { value, tolerance: relative * value.abs() })
+    let weigh = |&e: &usize| {
+        let value = f64::from(routing.scale) * share(e) / total;
+        (e, Want { value, tolerance: relative * value.abs() })
     };
-    best.into_iter().map(weigh).collect()
-}
-
-/// The same where each score is a sigmoid. Who is chosen is the same in f32 unless two wishes are as near as its roundings.
-fn chosen_by_score(logits: &[f32], handicaps: Option<&[f32]>, routing: Routing) -> Vec<(usize, Want)> {
-    let score = |e: usize| 1.0 / (1.0 + (-f64::from(logits[e])).exp());
-    let wish = |e: usize| handicaps.map_or(f64::from(logits[e]), |by| score(e) + f64::from(by[e]));
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    order.sort_by(|&a, &b| wish(b).total_cmp(&wish(a)).then(a.cmp(&b)));
-    if let [.., last, next] = order[..logits.len().min(routing.n_used + 1)]
-        && logits.len() > routing.n_used
-    {
-        assert!(wish(last) - wish(next) > 16.0 * ROUNDING, "no clear choice between {last} and {next}");
-    }
-    order.truncate(routing.n_used);
-    let total = if routing.normalises { order.iter().map(|&e| score(e)).sum() } else { 1.0 };
-    // Of an approximate exponential, the sum and the quotient of a score, twice; of the sum of them, the quotient and the factor.
-    let relative = 2.0 * roundings(8) + roundings(routing.n_used + 2);
-    let weigh = |e: usize| {
-        let value = f64::from(routing.scale) * score(e) / total;
-        (e, Want { value, tolerance: relative * value })
-    };
-    order.into_iter().map(weigh).collect()
+    best.iter().map(weigh).collect()
 }
 
 fn logits(case: Case) -> Vec<f32> {
@@ -244,9 +275,9 @@ fn logits(case: Case) -> Vec<f32> {
 
 fn equals_its_equation<B: Backend>(subject: &Subject<B>, case: Case) {
     let what = || subject.case("expert_ffn", format_args!("{case:?}"));
-    let Case { n, rows, n_used, scores, normalises, .. } = case;
+    let Case { n, rows, n_used, scores, normalises, teams, .. } = case;
     let layer = Layer::new(subject, case);
-    let routing = Routing { n_used, scores, normalises, scale: 1.5 };
+    let routing = Routing { n_used, scores, normalises, scale: 1.5, teams };
     let (x, gain, logits) = (gaussian(11, rows * n, 3.0), gaussian(12, n, 3.0), logits(case));
     let weight = subject.upload(&gain);
     let norm = case.has_norm.then_some(Norm { weight: &weight, eps: EPS });
@@ -310,7 +341,7 @@ fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(subject: &Subject<B>, r
                     .case("expert_ffn", format_args!("{bad} in row {row}, in logits {in_logits}, {case:?}"))
             };
             let mut y = subject.guarded(&x);
-            let routing = Routing { n_used: 2, scores, normalises, scale: 1.0 };
+            let routing = Routing { scores, normalises, ..PLAIN };
             let (weights, logits) = (layer.borrow(Activation::Silu), subject.upload(&logits));
             let result = subject.device().expert_ffn(&mut y, rows, None, routing, &logits, weights);
             result.unwrap_or_else(|error| panic!("{}: {error}", what()));
@@ -359,16 +390,24 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
     subject.expect_refusal("expert_ffn", "a row beyond the stream", ffn(&gate, 2, 3, false));
     subject.expect_refusal("expert_ffn", "a norm of five", ffn(&gate, 2, 2, true));
     let nine = subject.upload(&[0.0; 9]);
-    let mut ffn = |scores, weights| {
-        let routing = Routing { scores, ..PLAIN };
-        device.expert_ffn(&mut x, 2, None, routing, &logits, weights)
-    };
+    let mut ffn = |routing, weights| device.expert_ffn(&mut x, 2, None, routing, &logits, weights);
     let biases = Some([&nine, &nine, &five]);
-    let result = ffn(Scores::Softmax, ExpertWeights { biases, ..weights });
+    let result = ffn(PLAIN, ExpertWeights { biases, ..weights });
     subject.expect_refusal("expert_ffn", "five biases for 24 features", result);
     let three = subject.upload(&[0.0; 3]);
-    let result = ffn(Scores::Sigmoid, ExpertWeights { handicaps: Some(&five), ..weights });
+    let by_sigmoid = Routing { scores: Scores::Sigmoid, ..PLAIN };
+    let result = ffn(by_sigmoid, ExpertWeights { handicaps: Some(&five), ..weights });
     subject.expect_refusal("expert_ffn", "five handicaps of three experts", result);
-    let result = ffn(Scores::Softmax, ExpertWeights { handicaps: Some(&three), ..weights });
+    let result = ffn(PLAIN, ExpertWeights { handicaps: Some(&three), ..weights });
     subject.expect_refusal("expert_ffn", "handicaps of a softmax", result);
+    for (case, n, n_used) in [
+        ("two teams of three experts", 2, 1),
+        ("two experts of one team of one", 3, 1),
+        ("no team of three", 3, 0),
+        ("four teams of three", 3, 4),
+        ("no teams", 0, 0),
+    ] {
+        let routing = Routing { teams: Some(Teams { n, n_used }), ..PLAIN };
+        subject.expect_refusal("expert_ffn", case, ffn(routing, weights));
+    }
 }

@@ -6,7 +6,7 @@
 use crate::device::{
     Backend, Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, WeightSource,
 };
-use crate::{BackendError, Columns, Heads, KvPart, Norm, Rope, RopeParams, Routing, Scores};
+use crate::{BackendError, Columns, Heads, KvPart, Norm, Rope, RopeParams, Routing, Scores, Teams};
 
 /// Checks [`Backend::write`].
 pub fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
@@ -120,6 +120,12 @@ pub fn check_expert_ffn<B: Backend>(
     }
     BackendError::check_at_least(OP, "experts that are used", 1, routing.n_used)?;
     BackendError::check_at_least(OP, "experts", routing.n_used, n_experts)?;
+    if let Some(Teams { n, n_used }) = routing.teams {
+        BackendError::check_at_least(OP, "teams that are used", 1, n_used)?;
+        BackendError::check_at_least(OP, "teams", n_used, n)?;
+        BackendError::check(OP, "experts beyond whole teams", 0, n_experts % n)?;
+        BackendError::check_at_least(OP, "experts of teams", routing.n_used, n_experts / n * n_used)?;
+    }
     for (bias, n_out) in biases.into_iter().flatten().zip([n_ff, n_ff, n]) {
         let len = n_experts.saturating_mul(n_out);
         BackendError::check(OP, "length of the biases", len, bias.n_values())?;

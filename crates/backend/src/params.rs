@@ -54,6 +54,19 @@ pub struct Routing {
     pub normalises: bool,
     /// Factor on the weights.
     pub scale: f32,
+    /// The teams that experts are in, where a row first chooses some of them.
+    pub teams: Option<Teams>,
+}
+
+/// Experts in teams of neighbours, all as large: a row chooses among those of a few teams. With softmax, those of the best experts
+/// (arXiv 2405.04434); with sigmoids, those whose two best are best together (arXiv 2412.19437), handicaps counted; of equal ones
+/// those of lower number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Teams {
+    /// How many there are.
+    pub n: usize,
+    /// How many a row chooses.
+    pub n_used: usize,
 }
 
 /// What a router's logits `l` become.

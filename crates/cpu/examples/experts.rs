@@ -42,7 +42,8 @@ fn main() {
             let mut logits = device.buffer(rows * n_experts).expect("memory");
             device.write(&mut x, &values[..rows * n]).expect("room");
             device.write(&mut logits, &values[rows * n..]).expect("room");
-            let routing = Routing { n_used, scores: Scores::Softmax, normalises: true, scale: 0.0 };
+            let routing =
+                Routing { n_used, scores: Scores::Softmax, normalises: true, scale: 0.0, teams: None };
             let used = if rows == 1 { LAYERS } else { 1 };
             let started = Instant::now();
             for [gate, up, down] in &layers[..used] {

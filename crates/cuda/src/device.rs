@@ -345,6 +345,10 @@ impl Backend for CudaDevice {
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, routing, logits, weights)?;
         let ExpertWeights { activation, gate, up, down, biases, handicaps } = weights;
+        if let Some(teams) = routing.teams.filter(|teams| teams.n > experts::MAX_TEAMS) {
+            let (wanted, has) = (format!("{} teams", teams.n), format!("up to {}", experts::MAX_TEAMS));
+            return Err(BackendError::Unsupported { op: "expert_ffn", wanted, has });
+        }
         let biases = biases.map(|biases| biases.map(CudaBuffer::ptr));
         let layer = experts::Layer { activation, gate, up, down, biases };
         let (logits, handicaps) = (logits.ptr(), handicaps.map(CudaBuffer::ptr));

@@ -7,7 +7,7 @@
 //! host, which launches the same whoever is chosen, and a decode step can be recorded.
 
 use bytemuck::NoUninit;
-use kvant_backend::{Activation, BackendError, Experts, Routing, Scores, WeightSource, check_experts};
+use kvant_backend::{Activation, BackendError, Experts, Routing, Scores, Teams, WeightSource, check_experts};
 use kvant_codec::DType;
 
 use crate::constants::Constants;
@@ -30,6 +30,8 @@ pub(crate) static SOURCE: Source = Source {
 const THREADS: u32 = 256;
 /// Threads of a warp.
 const WARP: u32 = 32;
+/// The most teams that a row chooses among: a lane of a warp has one each.
+pub(crate) const MAX_TEAMS: usize = WARP as usize;
 /// Bytes of a span.
 const SPAN_BYTES: usize = 12;
 
@@ -101,7 +103,9 @@ struct ChooseParams {
     is_sigmoid: u32,
     normalises: u32,
     scale: f32,
-    unused: u32,
+    n_teams: u32,
+    teams_used: u32,
+    team_size: u32,
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -193,8 +197,10 @@ fn choose(
     experts: DevicePtr,
     weights: DevicePtr,
 ) -> Result<(), CudaError> {
-    let Routing { n_used, scores, normalises, scale } = routing;
-    let [n_experts, n_used] = [n_experts, n_used].map(|n| n as u32);
+    let Routing { n_used, scores, normalises, scale, teams } = routing;
+    let Teams { n: n_teams, n_used: teams_used } = teams.unwrap_or(Teams { n: 1, n_used: 1 });
+    let team_size = (n_experts / n_teams) as u32;
+    let [n_experts, n_used, n_teams, teams_used] = [n_experts, n_used, n_teams, teams_used].map(|n| n as u32);
     let params = ChooseParams {
         logits,
         handicaps: handicaps.unwrap_or(0),
@@ -205,7 +211,9 @@ fn choose(
         is_sigmoid: u32::from(scores == Scores::Sigmoid),
         normalises: u32::from(normalises),
         scale,
-        unused: 0,
+        n_teams,
+        teams_used,
+        team_size,
     };
     cx.launch(cx.kernel(&SOURCE, "choose")?, Launch::linear(rows as u32, WARP), &params)
 }

@@ -1,6 +1,6 @@
 //! Which layers have experts, and how rows choose among them.
 
-use kvant_backend::{Routing, Scores};
+use kvant_backend::{Routing, Scores, Teams};
 
 use super::{ExpertSpec, Keys};
 use crate::ModelError;
@@ -73,7 +73,7 @@ pub(super) fn read(keys: &Keys, family: &Family, n_embd: usize) -> Result<FeedFo
     if n_used > n {
         return Err(keys.bad(USED, &format!("1 to {n}, as there are {n} experts"), n_used));
     }
-    refuse_groups(keys)?;
+    let teams = read_teams(keys, n, n_used)?;
     let n_ff = keys.size_or("expert_feed_forward_length", dense)?;
     let shared = match rule.shared {
         SharedExpert::None => 0,
@@ -84,7 +84,7 @@ pub(super) fn read(keys: &Keys, family: &Family, n_embd: usize) -> Result<FeedFo
     let scale = keys.positive("expert_weights_scale")?.unwrap_or(1.0);
     let n_leading = keys.count("leading_dense_block_count")?;
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
-    let routing = Routing { n_used, scores, normalises, scale };
+    let routing = Routing { n_used, scores, normalises, scale, teams };
     let experts = Some(ExpertSpec { n, n_ff, routing, gates_shared: rule.shared == SharedExpert::Gated });
     Ok(FeedForward { dense, shared, experts, n_leading, step })
 }
@@ -108,16 +108,24 @@ fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(Scores, bool), ModelErr
     }
 }
 
-/// Refuses experts in groups, of which a row first chooses some.
-fn refuse_groups(keys: &Keys) -> Result<(), ModelError> {
-    const GROUPS: &str = "expert_group_count";
-    let [n, n_used] = [keys.count(GROUPS)?, keys.count("expert_group_used_count")?];
-    // A row that chooses among all groups chooses among all experts.
-    if n <= 1 || n_used >= n {
-        return Ok(());
+/// The teams that a row chooses among, where it does not choose all.
+fn read_teams(keys: &Keys, n_experts: usize, n_used_experts: usize) -> Result<Option<Teams>, ModelError> {
+    const TEAMS: &str = "expert_group_count";
+    const USED: &str = "expert_group_used_count";
+    let n = keys.count(TEAMS)?;
+    if n <= 1 {
+        return Ok(None);
     }
-    let what = format!("experts in groups, {n_used} of {n} for each row ({})", keys.key(GROUPS));
-    Err(ModelError::Unsupported { what })
+    if !n_experts.is_multiple_of(n) {
+        return Err(keys.bad(TEAMS, &format!("groups of equal size of the {n_experts} experts"), n));
+    }
+    let n_used = keys.size(USED)?;
+    let least = n_used_experts.div_ceil(n_experts / n);
+    if !(least..=n).contains(&n_used) {
+        let what = format!("{least} to {n}, as {n_used_experts} experts of {n} groups are used");
+        return Err(keys.bad(USED, &what, n_used));
+    }
+    Ok(Some(Teams { n, n_used }).filter(|teams| teams.n_used < teams.n))
 }
 
 #[cfg(test)]
@@ -236,11 +244,27 @@ mod tests {
                 &[
                     ("expert_count", 8),
                     ("expert_used_count", 2),
-                    ("expert_group_count", 4),
-                    ("expert_group_used_count", 2),
+                    ("expert_group_count", 3),
                     ("shortconv.l_cache", 3),
                 ],
-                "not supported yet: experts in groups, 2 of 4 for each row (lfm2moe.expert_group_count)",
+                "lfm2moe.expert_group_count: expected groups of equal size of the 8 experts, got 3",
+            ),
+            (
+                "qwen3moe",
+                "t",
+                &[
+                    ("expert_count", 8),
+                    ("expert_used_count", 3),
+                    ("expert_group_count", 4),
+                    ("expert_group_used_count", 1),
+                ],
+                "qwen3moe.expert_group_used_count: expected 2 to 4, as 3 experts of 4 groups are used, got 1",
+            ),
+            (
+                "qwen3moe",
+                "t",
+                &[("expert_count", 8), ("expert_used_count", 3), ("expert_group_count", 4)],
+                "\"qwen3moe.expert_group_used_count\"",
             ),
             (
                 "gemma",

@@ -15,7 +15,8 @@ use kvant_kv::KvLayerShape;
 use super::Keys;
 use crate::ModelError;
 
-/// The sizes of latent attention; see [the module](self).
+/// The sizes of latent attention, in which the keys and values of all heads are made of one small vector of each token (arXiv
+/// 2405.04434).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Latent {
     /// Of what queries are made of, where that is smaller than the model.

@@ -14,6 +14,7 @@
 //! A thread's items are panels: of one expert in the first product, whose results lie apart, and of all experts, one after the
 //! other, in the second, whose results meet.
 
+mod choose;
 mod each;
 mod route;
 

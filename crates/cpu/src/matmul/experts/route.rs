@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use kvant_backend::{Candidate, Routing, Scores, top_k};
+use kvant_backend::{Candidate, Routing, Scores};
 
+use super::choose::{Chooser, sigmoid};
 use crate::exp::exp;
 
 /// The rows of a step, grouped by the experts that they chose.
@@ -17,9 +18,7 @@ pub(super) struct Routes {
     pub groups: Vec<Group>,
     /// Expert and weight, as each row chose them, `[rows, n_used]`.
     chosen: Vec<(u32, f32)>,
-    best: Vec<Candidate>,
-    /// What decides who is chosen, of a row, where experts have handicaps.
-    wishes: Vec<f32>,
+    chooser: Chooser,
     /// The next free slot of each expert.
     next: Vec<usize>,
 }
@@ -36,17 +35,8 @@ impl Routes {
     pub fn choose(&mut self, logits: &[f32], handicaps: Option<&[f32]>, n_experts: usize, routing: Routing) {
         self.chosen.clear();
         for row in logits.chunks_exact(n_experts) {
-            match handicaps {
-                // A sigmoid leaves their order.
-                None => top_k(row, routing.n_used, &mut self.best),
-                Some(handicaps) => {
-                    self.wishes.clear();
-                    self.wishes.extend(row.iter().zip(handicaps).map(|(&logit, by)| sigmoid(logit) + by));
-                    top_k(&self.wishes, routing.n_used, &mut self.best);
-                    self.best.iter_mut().for_each(|best| best.logit = row[best.id as usize]);
-                }
-            }
-            weigh(row, &self.best, routing, &mut self.chosen);
+            let best = self.chooser.choose(row, handicaps, routing);
+            weigh(row, best, routing, &mut self.chosen);
         }
         self.next.clear();
         self.next.resize(n_experts, 0);
@@ -94,11 +84,6 @@ fn weigh(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<
     }
 }
 
-/// `1 / (1 + exp(-x))`; NaN for infinity, which no router says in earnest.
-fn sigmoid(x: f32) -> f32 {
-    if x == f32::INFINITY { f32::NAN } else { 1.0 / (1.0 + exp(-x)) }
-}
-
 /// As [`weigh`], of a softmax, which is NaN for all where a logit is NaN or infinite.
 fn weigh_shares(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
     // What is no number comes first.
@@ -115,7 +100,8 @@ fn weigh_shares(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &m
 mod tests {
     use super::*;
 
-    const USUAL: Routing = Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 2.0 };
+    const USUAL: Routing =
+        Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 2.0, teams: None };
 
     fn routes(logits: &[f32], n_experts: usize, n_used: usize, normalises: bool) -> Routes {
         let mut routes = Routes::default();

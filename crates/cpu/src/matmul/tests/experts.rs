@@ -43,7 +43,8 @@ impl Case {
         let activation = Activation::Silu;
         let weights = ExpertWeights { activation, gate, up, down, biases: None, handicaps: None };
         let norm = Some(Norm { weight: &self.gain, eps: 1e-5 });
-        let routing = Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0 };
+        let routing =
+            Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, teams: None };
         device.expert_ffn(&mut x, rows, norm, routing, &logits, weights).unwrap();
         x.as_slice().iter().map(|x| x.to_bits()).collect()
     }
