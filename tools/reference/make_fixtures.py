@@ -75,12 +75,12 @@ def build_model(spec: Spec) -> torch.nn.Module:
                 mean = spec.family.mean * weight.shape[-1] ** -0.5
             values = (gain * n_in**-0.5 * torch.randn_like(weight) + mean).half().float()
         weight.data.copy_(values)
-    for name, handicaps in handicaps_of(model):
-        handicaps.data.copy_(0.3 * torch.randn_like(handicaps))
+    for name, selection_bias in selection_biases_of(model):
+        selection_bias.data.copy_(0.3 * torch.randn_like(selection_bias))
     return model
 
 
-def handicaps_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def selection_biases_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """What is added to scores to choose experts by: no parameters, as nobody trains them by gradients."""
     ends = ("expert_bias", "e_score_correction_bias")
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(ends))
@@ -230,7 +230,7 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
             writer.add_array(f"{gguf.MODEL_ARCH_NAMES[spec.family.arch]}.attention.recurrent_layers", kinds)
     if "kv_lora_rank" in spec.extra:
         write_latent(writer, spec)
-    if any(handicaps_of(model)):
+    if any(selection_biases_of(model)):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if "mlp_only_layers" in spec.extra:
         writer.add_leading_dense_block_count(len(spec.extra["mlp_only_layers"]))
@@ -313,8 +313,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{name}.weight", weight
         else:
             yield name, weight.squeeze(0) if "shared_expert_gate" in name else weight
-    for name, handicaps in handicaps_of(model):
-        yield name.removesuffix("_bias") + (".bias" if "e_score" in name else "_bias.bias"), handicaps
+    for name, selection_bias in selection_biases_of(model):
+        yield name.removesuffix("_bias") + (".bias" if "e_score" in name else "_bias.bias"), selection_bias
 
 
 def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

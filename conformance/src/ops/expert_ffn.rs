@@ -1,6 +1,6 @@
 //! A feed-forward layer of experts: what the chosen ones give, times what they weigh, is added to each row.
 
-use kvant_backend::{Activation, Backend, ExpertWeights, Norm, Routing, Scores, Teams, WeightSource};
+use kvant_backend::{Activation, Backend, ExpertGroups, ExpertWeights, Norm, Routing, Scores, WeightSource};
 use kvant_codec::DType;
 
 use super::gated_ffn::gated;
@@ -38,8 +38,8 @@ struct Case {
     rows: usize,
     law: Law,
     scores: Scores,
-    has_handicaps: bool,
-    teams: Option<Teams>,
+    has_selection_bias: bool,
+    expert_groups: Option<ExpertGroups>,
     normalises: bool,
     has_norm: bool,
     activation: Activation,
@@ -55,8 +55,8 @@ const USUAL: Case = Case {
     rows: 1,
     law: Law::Any,
     scores: Scores::Softmax,
-    has_handicaps: false,
-    teams: None,
+    has_selection_bias: false,
+    expert_groups: None,
     normalises: true,
     has_norm: true,
     activation: Activation::Silu,
@@ -65,7 +65,7 @@ const USUAL: Case = Case {
 
 /// Two of the experts, in shares of one.
 const PLAIN: Routing =
-    Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, teams: None };
+    Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, expert_groups: None };
 
 /// Holds `expert_ffn` to its equation for any number of experts and rows, whomever they choose.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
@@ -80,16 +80,22 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
         let case = Case { types, n, n_ff, n_experts, n_used, rows, law, normalises, ..USUAL };
         equals_its_equation(subject, case);
     }
-    let handicaps = [(1, true), (2, false), (17, true)];
-    for ((n_experts, n_used), (rows, has_handicaps)) in lacks.combine(&CHOICES, &handicaps) {
+    let selection_bias = [(1, true), (2, false), (17, true)];
+    for ((n_experts, n_used), (rows, has_selection_bias)) in lacks.combine(&CHOICES, &selection_bias) {
         let of = Case { n_experts, n_used, rows, scores: Scores::Sigmoid, ..USUAL };
-        equals_its_equation(subject, Case { has_handicaps, normalises: rows > 1, ..of });
+        equals_its_equation(subject, Case { has_selection_bias, normalises: rows > 1, ..of });
     }
-    let teams = [(6, 2, 3, 1), (8, 3, 4, 2), (8, 4, 8, 4), (12, 5, 2, 1), (64, 6, 8, 3), (64, 6, 32, 31)];
+    let expert_groups =
+        [(6, 2, 3, 1), (8, 3, 4, 2), (8, 4, 8, 4), (12, 5, 2, 1), (64, 6, 8, 3), (64, 6, 32, 31)];
     let ways = [(1, Scores::Softmax, false), (3, Scores::Sigmoid, false), (18, Scores::Sigmoid, true)];
-    for ((n_experts, n_used, n, teams_used), (rows, scores, has_handicaps)) in lacks.combine(&teams, &ways) {
-        let teams = Some(Teams { n, n_used: teams_used });
-        equals_its_equation(subject, Case { n_experts, n_used, rows, scores, has_handicaps, teams, ..USUAL });
+    for ((n_experts, n_used, n, groups_used), (rows, scores, has_selection_bias)) in
+        lacks.combine(&expert_groups, &ways)
+    {
+        let expert_groups = Some(ExpertGroups { n, n_used: groups_used });
+        equals_its_equation(
+            subject,
+            Case { n_experts, n_used, rows, scores, has_selection_bias, expert_groups, ..USUAL },
+        );
     }
     for rows in [1, 3, 20] {
         a_bad_number_reaches_its_row_and_no_other(subject, rows);
@@ -134,13 +140,13 @@ struct Layer<B: Backend> {
     weights: Vec<[Weights; 3]>,
     /// Of each product, those of all experts.
     biases: Option<[(B::Buffer, Vec<f32>); 3]>,
-    handicaps: Option<(B::Buffer, Vec<f32>)>,
+    selection_bias: Option<(B::Buffer, Vec<f32>)>,
 }
 
 impl<B: Backend> Layer<B> {
     fn new(
         subject: &Subject<B>,
-        Case { types, n, n_ff, n_experts, has_biases, has_handicaps, .. }: Case,
+        Case { types, n, n_ff, n_experts, has_biases, has_selection_bias, .. }: Case,
     ) -> Self {
         let shapes = [[n_ff, n], [n_ff, n], [n, n_ff]];
         let one = |e: usize| {
@@ -163,16 +169,16 @@ impl<B: Backend> Layer<B> {
             })
         });
         // As far apart as scores are.
-        let handicaps = has_handicaps.then(|| gaussian(40, n_experts, 0.3));
-        let handicaps = handicaps.map(|values| (subject.upload(&values), values));
-        Self { on_device, weights, biases, handicaps }
+        let selection_bias = has_selection_bias.then(|| gaussian(40, n_experts, 0.3));
+        let selection_bias = selection_bias.map(|values| (subject.upload(&values), values));
+        Self { on_device, weights, biases, selection_bias }
     }
 
     fn borrow(&self, activation: Activation) -> ExpertWeights<'_, B> {
         let [gate, up, down] = &self.on_device;
         let biases = self.biases.as_ref().map(|biases| biases.each_ref().map(|(on_device, _)| on_device));
-        let handicaps = self.handicaps.as_ref().map(|(on_device, _)| on_device);
-        ExpertWeights { activation, gate, up, down, biases, handicaps }
+        let selection_bias = self.selection_bias.as_ref().map(|(on_device, _)| on_device);
+        ExpertWeights { activation, gate, up, down, biases, selection_bias }
     }
 
     /// What expert `e` gives for a row, one of `rows`.
@@ -194,24 +200,24 @@ impl<B: Backend> Layer<B> {
 }
 
 /// The experts that a row chooses, and what they weigh.
-fn chosen(logits: &[f32], handicaps: Option<&[f32]>, routing: Routing) -> Vec<(usize, Want)> {
+fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> Vec<(usize, Want)> {
     let score = |e: usize| 1.0 / (1.0 + (-f64::from(logits[e])).exp());
-    let wish = |e: usize| match (routing.scores, handicaps) {
+    let wish = |e: usize| match (routing.scores, selection_bias) {
         // A sigmoid leaves the order of logits, where it is all that there is.
-        (Scores::Sigmoid, None) if routing.teams.is_some() => score(e),
+        (Scores::Sigmoid, None) if routing.expert_groups.is_some() => score(e),
         (_, None) => f64::from(logits[e]),
         (_, Some(by)) => score(e) + f64::from(by[e]),
     };
     let mut left: Vec<usize> = (0..logits.len()).collect();
-    if let Some(Teams { n, n_used }) = routing.teams {
+    if let Some(ExpertGroups { n, n_used }) = routing.expert_groups {
         let size = logits.len() / n;
         let n_best = if routing.scores == Scores::Softmax { 1 } else { 2 };
-        let of_team = |team: usize| {
-            let best = best((team * size..(team + 1) * size).collect(), n_best.min(size), &wish);
+        let of_group = |group: usize| {
+            let best = best((group * size..(group + 1) * size).collect(), n_best.min(size), &wish);
             best.into_iter().map(wish).sum()
         };
-        let teams = best((0..n).collect(), n_used, &of_team);
-        left.retain(|e| teams.contains(&(e / size)));
+        let expert_groups = best((0..n).collect(), n_used, &of_group);
+        left.retain(|e| expert_groups.contains(&(e / size)));
     }
     let best = best(left, routing.n_used, &wish);
     match routing.scores {
@@ -275,9 +281,9 @@ fn logits(case: Case) -> Vec<f32> {
 
 fn equals_its_equation<B: Backend>(subject: &Subject<B>, case: Case) {
     let what = || subject.case("expert_ffn", format_args!("{case:?}"));
-    let Case { n, rows, n_used, scores, normalises, teams, .. } = case;
+    let Case { n, rows, n_used, scores, normalises, expert_groups, .. } = case;
     let layer = Layer::new(subject, case);
-    let routing = Routing { n_used, scores, normalises, scale: 1.5, teams };
+    let routing = Routing { n_used, scores, normalises, scale: 1.5, expert_groups };
     let (x, gain, logits) = (gaussian(11, rows * n, 3.0), gaussian(12, n, 3.0), logits(case));
     let weight = subject.upload(&gain);
     let norm = case.has_norm.then_some(Norm { weight: &weight, eps: EPS });
@@ -295,8 +301,8 @@ fn equals_its_equation<B: Backend>(subject: &Subject<B>, case: Case) {
         let row = seen(x);
         let mut sums: Vec<Want> = x.iter().map(|&x| Want::exactly(x)).collect();
         let mut magnitudes: Vec<f64> = x.iter().map(|&x| f64::from(x).abs()).collect();
-        let handicaps = layer.handicaps.as_ref().map(|(_, values)| &values[..]);
-        for (e, weight) in chosen(logits, handicaps, routing) {
+        let selection_bias = layer.selection_bias.as_ref().map(|(_, values)| &values[..]);
+        for (e, weight) in chosen(logits, selection_bias, routing) {
             let given = layer.expert(e, &row, case, subject);
             for ((sum, magnitude), y) in sums.iter_mut().zip(&mut magnitudes).zip(given) {
                 let off = weight.value.abs() * y.tolerance + weight.tolerance * (y.value.abs() + y.tolerance);
@@ -370,7 +376,7 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
         up: &gate,
         down: &down,
         biases: None,
-        handicaps: None,
+        selection_bias: None,
     };
     let (mut x, logits, five) =
         (subject.upload(&[0.0; 16]), subject.upload(&[0.0; 6]), subject.upload(&[0.0; 5]));
@@ -396,18 +402,18 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
     subject.expect_refusal("expert_ffn", "five biases for 24 features", result);
     let three = subject.upload(&[0.0; 3]);
     let by_sigmoid = Routing { scores: Scores::Sigmoid, ..PLAIN };
-    let result = ffn(by_sigmoid, ExpertWeights { handicaps: Some(&five), ..weights });
-    subject.expect_refusal("expert_ffn", "five handicaps of three experts", result);
-    let result = ffn(PLAIN, ExpertWeights { handicaps: Some(&three), ..weights });
-    subject.expect_refusal("expert_ffn", "handicaps of a softmax", result);
+    let result = ffn(by_sigmoid, ExpertWeights { selection_bias: Some(&five), ..weights });
+    subject.expect_refusal("expert_ffn", "selection biases of five of three experts", result);
+    let result = ffn(PLAIN, ExpertWeights { selection_bias: Some(&three), ..weights });
+    subject.expect_refusal("expert_ffn", "a selection bias beside a softmax", result);
     for (case, n, n_used) in [
-        ("two teams of three experts", 2, 1),
-        ("two experts of one team of one", 3, 1),
-        ("no team of three", 3, 0),
-        ("four teams of three", 3, 4),
-        ("no teams", 0, 0),
+        ("two groups of three experts", 2, 1),
+        ("two experts of one group of one", 3, 1),
+        ("no group of three", 3, 0),
+        ("four groups of three", 3, 4),
+        ("no groups", 0, 0),
     ] {
-        let routing = Routing { teams: Some(Teams { n, n_used }), ..PLAIN };
+        let routing = Routing { expert_groups: Some(ExpertGroups { n, n_used }), ..PLAIN };
         subject.expect_refusal("expert_ffn", case, ffn(routing, weights));
     }
 }

@@ -6,7 +6,7 @@
 use crate::device::{
     Backend, Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, WeightSource,
 };
-use crate::{BackendError, Columns, Heads, KvPart, Norm, Rope, RopeParams, Routing, Scores, Teams};
+use crate::{BackendError, Columns, ExpertGroups, Heads, KvPart, Norm, Rope, RopeParams, Routing, Scores};
 
 /// Checks [`Backend::write`].
 pub fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
@@ -106,7 +106,7 @@ pub fn check_expert_ffn<B: Backend>(
     norm: Option<Norm<'_, B::Buffer>>,
     routing: Routing,
     logits: &B::Buffer,
-    ExpertWeights { gate, up, down, biases, handicaps, .. }: ExpertWeights<'_, B>,
+    ExpertWeights { gate, up, down, biases, selection_bias, .. }: ExpertWeights<'_, B>,
 ) -> Result<()> {
     const OP: &str = "expert_ffn";
     let (n, n_ff, n_experts) = (gate.n_in(), gate.n_out(), gate.n_experts());
@@ -120,20 +120,21 @@ pub fn check_expert_ffn<B: Backend>(
     }
     BackendError::check_at_least(OP, "experts that are used", 1, routing.n_used)?;
     BackendError::check_at_least(OP, "experts", routing.n_used, n_experts)?;
-    if let Some(Teams { n, n_used }) = routing.teams {
-        BackendError::check_at_least(OP, "teams that are used", 1, n_used)?;
-        BackendError::check_at_least(OP, "teams", n_used, n)?;
-        BackendError::check(OP, "experts beyond whole teams", 0, n_experts % n)?;
-        BackendError::check_at_least(OP, "experts of teams", routing.n_used, n_experts / n * n_used)?;
+    if let Some(ExpertGroups { n, n_used }) = routing.expert_groups {
+        BackendError::check_at_least(OP, "expert groups that are used", 1, n_used)?;
+        BackendError::check_at_least(OP, "expert groups", n_used, n)?;
+        BackendError::check(OP, "experts beyond whole groups", 0, n_experts % n)?;
+        BackendError::check_at_least(OP, "experts of the groups", routing.n_used, n_experts / n * n_used)?;
     }
     for (bias, n_out) in biases.into_iter().flatten().zip([n_ff, n_ff, n]) {
         let len = n_experts.saturating_mul(n_out);
         BackendError::check(OP, "length of the biases", len, bias.n_values())?;
     }
-    if let Some(handicaps) = handicaps {
-        BackendError::check(OP, "handicaps", n_experts, handicaps.n_values())?;
+    if let Some(selection_bias) = selection_bias {
+        BackendError::check(OP, "length of the selection bias", n_experts, selection_bias.n_values())?;
         if routing.scores == Scores::Softmax {
-            let (wanted, has) = ("handicaps of a softmax".to_owned(), "those of sigmoids".to_owned());
+            let (wanted, has) =
+                ("a selection bias beside a softmax".to_owned(), "one beside sigmoids".to_owned());
             return Err(BackendError::Unsupported { op: OP, wanted, has });
         }
     }

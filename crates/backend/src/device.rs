@@ -138,7 +138,7 @@ pub struct ExpertWeights<'a, B: Backend> {
     pub biases: Option<[&'a B::Buffer; 3]>,
     /// What is added to the scores that decide who is chosen, `[n_experts]`, and to nothing else: experts that many rows choose are
     /// held back so, and others brought forward (arXiv 2408.15664).
-    pub handicaps: Option<&'a B::Buffer>,
+    pub selection_bias: Option<&'a B::Buffer>,
 }
 
 impl<B: Backend> Clone for ExpertWeights<'_, B> {

@@ -35,7 +35,7 @@ pub use kv::{
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use params::{
-    Activation, AttendParams, Columns, Heads, Norm, Pairing, Rope, RopeParams, Routing, Scores, Teams,
+    Activation, AttendParams, Columns, ExpertGroups, Heads, Norm, Pairing, Rope, RopeParams, Routing, Scores,
 };
 pub use recurrent::{
     ConvForm, DeltaInputs, DeltaRule, Gate, KeySharing, ShortConv, check_delta_rule, check_gate,

@@ -42,7 +42,7 @@ impl Activation {
 ///
 /// Of the router's logits `l` come scores `p`, and the `n_used` experts of the largest are chosen, of equal ones those of lower
 /// number. Expert e among them weighs `scale p[e]`, or `scale p[e] / Σ p` over the chosen ones where `normalises`. Where experts
-/// have [a handicap](crate::ExpertWeights::handicaps), `p + handicap` decides who is chosen, and p what it weighs. A logit that is
+/// have [a selection bias](crate::ExpertWeights::selection_bias), `p + bias` decides who is chosen, and p what it weighs. A logit that is
 /// NaN or positive infinity makes the weights NaN, so that it is noticed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
@@ -54,15 +54,15 @@ pub struct Routing {
     pub normalises: bool,
     /// Factor on the weights.
     pub scale: f32,
-    /// The teams that experts are in, where a row first chooses some of them.
-    pub teams: Option<Teams>,
+    /// The groups that experts are in, where a row first chooses some of them.
+    pub expert_groups: Option<ExpertGroups>,
 }
 
-/// Experts in teams of neighbours, all as large: a row chooses among those of a few teams. With softmax, those of the best experts
-/// (arXiv 2405.04434); with sigmoids, those whose two best are best together (arXiv 2412.19437), handicaps counted; of equal ones
+/// Experts in groups of neighbours, all as large: a row chooses among those of a few groups. With softmax, those of the best experts
+/// (arXiv 2405.04434); with sigmoids, those whose two best are best together (arXiv 2412.19437), biases counted; of equal ones
 /// those of lower number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Teams {
+pub struct ExpertGroups {
     /// How many there are.
     pub n: usize,
     /// How many a row chooses.

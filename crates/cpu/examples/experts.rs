@@ -42,8 +42,13 @@ fn main() {
             let mut logits = device.buffer(rows * n_experts).expect("memory");
             device.write(&mut x, &values[..rows * n]).expect("room");
             device.write(&mut logits, &values[rows * n..]).expect("room");
-            let routing =
-                Routing { n_used, scores: Scores::Softmax, normalises: true, scale: 0.0, teams: None };
+            let routing = Routing {
+                n_used,
+                scores: Scores::Softmax,
+                normalises: true,
+                scale: 0.0,
+                expert_groups: None,
+            };
             let used = if rows == 1 { LAYERS } else { 1 };
             let started = Instant::now();
             for [gate, up, down] in &layers[..used] {
@@ -53,7 +58,7 @@ fn main() {
                     up,
                     down,
                     biases: None,
-                    handicaps: None,
+                    selection_bias: None,
                 };
                 device.expert_ffn(&mut x, rows, None, routing, &logits, weights).expect("shapes agree");
             }

@@ -237,13 +237,13 @@ impl Backend for CpuDevice {
         weights: ExpertWeights<'_, Self>,
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, routing, logits, weights)?;
-        let ExpertWeights { activation, gate, up, down, biases, handicaps } = weights;
+        let ExpertWeights { activation, gate, up, down, biases, selection_bias } = weights;
         let n = gate.n_in();
         let (norm, logits) = (norm.map(norm_parts), &logits.as_slice()[..rows * gate.n_experts()]);
         let biased = |w, i: usize| Biased { w, bias: biases.map(|biases| biases[i].as_slice()) };
         let (gate, up, down) = (biased(gate, 0), biased(up, 1), biased(down, 2));
-        let handicaps = handicaps.map(CpuBuffer::as_slice);
-        let layer = ExpertFfn { norm, routing, logits, handicaps, activation, gate, up, down };
+        let selection_bias = selection_bias.map(CpuBuffer::as_slice);
+        let layer = ExpertFfn { norm, routing, logits, selection_bias, activation, gate, up, down };
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
         let x = &mut x.as_mut_slice()[..rows * n];
         matmul::expert_ffn(self.isa, &self.pool, &mut scratch, layer, x);

@@ -344,15 +344,20 @@ impl Backend for CudaDevice {
         weights: ExpertWeights<'_, Self>,
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, routing, logits, weights)?;
-        let ExpertWeights { activation, gate, up, down, biases, handicaps } = weights;
-        if let Some(teams) = routing.teams.filter(|teams| teams.n > experts::MAX_TEAMS) {
-            let (wanted, has) = (format!("{} teams", teams.n), format!("up to {}", experts::MAX_TEAMS));
+        let ExpertWeights { activation, gate, up, down, biases, selection_bias } = weights;
+        if let Some(expert_groups) =
+            routing.expert_groups.filter(|expert_groups| expert_groups.n > experts::MAX_EXPERT_GROUPS)
+        {
+            let (wanted, has) = (
+                format!("{} expert groups", expert_groups.n),
+                format!("up to {}", experts::MAX_EXPERT_GROUPS),
+            );
             return Err(BackendError::Unsupported { op: "expert_ffn", wanted, has });
         }
         let biases = biases.map(|biases| biases.map(CudaBuffer::ptr));
         let layer = experts::Layer { activation, gate, up, down, biases };
-        let (logits, handicaps) = (logits.ptr(), handicaps.map(CudaBuffer::ptr));
-        let routes = experts::Routes { logits, handicaps, routing, n_experts: gate.n_experts() };
+        let (logits, selection_bias) = (logits.ptr(), selection_bias.map(CudaBuffer::ptr));
+        let routes = experts::Routes { logits, selection_bias, routing, n_experts: gate.n_experts() };
         Ok(experts::expert_ffn(&self.cx, x.ptr(), [rows, gate.n_in()], norm.map(norm_parts), routes, layer)?)
     }
 

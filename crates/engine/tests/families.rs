@@ -235,7 +235,7 @@ fn a_latent_vector_gives_the_same_bits_in_one_step_and_in_many() {
 }
 
 #[test]
-fn handicaps_belong_to_sigmoids() {
+fn selection_biases_belong_to_sigmoids() {
     let gating = |func| [("lfm2moe.expert_gating_func", func)];
     // Where the file does not say, they are what says so.
     let [said, unsaid] = [Some(Value::U32(2)), None].map(|func| changed(LFM2MOE, &gating(func), None));

@@ -10,7 +10,7 @@ mod experts;
 mod latent;
 mod recurrence;
 
-pub(crate) use experts::HANDICAPS;
+pub(crate) use experts::SELECTION_BIAS;
 pub use latent::Latent;
 pub use recurrence::Recurrence;
 

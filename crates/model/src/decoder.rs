@@ -438,7 +438,8 @@ impl<B: Backend> Decoder<B> {
             // Families with experts enter every half through an RMSNorm of its own.
             let norm = self.norm(&layer.ffn_norm);
             let input = Input { x: &act.x, norm, first_row: 0, rows };
-            let Experts { router, router_bias, handicaps, gate, up, down, biases, shared_gate } = experts;
+            let Experts { router, router_bias, selection_bias, gate, up, down, biases, shared_gate } =
+                experts;
             let output = |w, bias, y| Output { w, bias, y, accumulate: false };
             let router = output(router, router_bias.as_ref(), &mut act.router);
             match shared_gate {
@@ -446,8 +447,8 @@ impl<B: Backend> Decoder<B> {
                 None => backend.project(input, &mut [router])?,
             }
             let biases = biases.as_ref().map(|biases| biases.each_ref());
-            let (activation, handicaps) = (spec.activation, handicaps.as_ref());
-            let weights = ExpertWeights { activation, gate, up, down, biases, handicaps };
+            let (activation, selection_bias) = (spec.activation, selection_bias.as_ref());
+            let weights = ExpertWeights { activation, gate, up, down, biases, selection_bias };
             backend.expert_ffn(&mut act.x, rows, norm, routing, &act.router, weights)?;
             if shared_gate.is_some() {
                 backend.gate_rows(&mut act.hidden, rows, spec.n_ff, &act.shared_gate)?;

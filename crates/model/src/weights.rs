@@ -15,7 +15,7 @@ mod mixer;
 pub(crate) use latent::LatentAttention;
 pub(crate) use mixer::{Attention, Delta, KvWeights, Mixer, Recurrent};
 
-use crate::config::{HANDICAPS, LayerState};
+use crate::config::{LayerState, SELECTION_BIAS};
 use crate::retype::{convert, retyped};
 use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms};
 
@@ -47,7 +47,7 @@ pub(crate) struct Experts<B: Backend> {
     /// `[n_experts]`
     pub(crate) router_bias: Option<B::Buffer>,
     /// Added to what decides who is chosen, `[n_experts]`.
-    pub(crate) handicaps: Option<B::Buffer>,
+    pub(crate) selection_bias: Option<B::Buffer>,
     pub(crate) gate: B::Experts,
     pub(crate) up: B::Experts,
     pub(crate) down: B::Experts,
@@ -319,9 +319,9 @@ impl<B: Backend> Loader<'_, B> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
         let router_bias = self.optional_vector(&name("ffn_gate_inp.bias"), n)?;
-        let handicaps = self.optional_vector(&name(HANDICAPS), n)?;
-        if handicaps.is_some() && routing.scores == Scores::Softmax {
-            let what = format!("'{}' beside a softmax", name(HANDICAPS));
+        let selection_bias = self.optional_vector(&name(SELECTION_BIAS), n)?;
+        if selection_bias.is_some() && routing.scores == Scores::Softmax {
+            let what = format!("'{}' beside a softmax", name(SELECTION_BIAS));
             return Err(ModelError::Unsupported { what });
         }
         let biases = self.expert_biases(index, n, [n_ff, n_ff, c.n_embd])?;
@@ -333,7 +333,7 @@ impl<B: Backend> Loader<'_, B> {
             true => Some(self.matrix(&format!("blk.{index}.ffn_gate_inp_shexp.weight"), c.n_embd, 1)?),
             false => None,
         };
-        Ok(Experts { router, router_bias, handicaps, gate, up, down, biases, shared_gate })
+        Ok(Experts { router, router_bias, selection_bias, gate, up, down, biases, shared_gate })
     }
 
     /// Biases of the products of gate, up and down of `n` experts, each so wide: of all, or of none.

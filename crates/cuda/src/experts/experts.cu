@@ -8,7 +8,7 @@
 
 struct ChooseParams {
     const float* logits;     // [rows, n_experts]
-    const float* handicaps;  // [n_experts] or null
+    const float* selection_bias;  // [n_experts] or null
     u32* experts;            // [slots], the most wanted of each row first
     float* weights;          // [slots]
     u32 n_experts;
@@ -16,9 +16,9 @@ struct ChooseParams {
     u32 is_sigmoid;
     u32 normalises;
     float scale;
-    u32 n_teams;  // up to a warp's
-    u32 teams_used;
-    u32 team_size;
+    u32 n_expert_groups;  // up to a warp's
+    u32 groups_used;
+    u32 expert_group_size;
 };
 
 // NaN for infinity, which no router says in earnest.
@@ -29,16 +29,16 @@ __device__ inline float sigmoid(float x) {
 // What decides whether expert e is chosen.
 __device__ inline float wish(const ChooseParams& p, const float* logits, u32 e) {
     if (!p.is_sigmoid) return logits[e];
-    return p.handicaps ? sigmoid(logits[e]) + p.handicaps[e] : sigmoid(logits[e]);
+    return p.selection_bias ? sigmoid(logits[e]) + p.selection_bias[e] : sigmoid(logits[e]);
 }
 
-// The teams that a row chooses, a bit each: those of the best expert, or of the two that are best together. A lane has a team.
-__device__ inline u32 choose_teams(const ChooseParams& p, const float* logits, u32 lane) {
-    if (p.teams_used == p.n_teams) return ~0u;
+// The groups that a row chooses, a bit each: those of the best expert, or of the two that are best together. A lane has a group.
+__device__ inline u32 choose_groups(const ChooseParams& p, const float* logits, u32 lane) {
+    if (p.groups_used == p.n_expert_groups) return ~0u;
     u64 key = 0;
-    if (lane < p.n_teams) {
+    if (lane < p.n_expert_groups) {
         u64 best = 0, second = 0;
-        for (u32 e = lane * p.team_size; e < (lane + 1) * p.team_size; e++) {
+        for (u32 e = lane * p.expert_group_size; e < (lane + 1) * p.expert_group_size; e++) {
             u64 of = key_of(wish(p, logits, e), e);
             if (of > best) {
                 second = best;
@@ -52,11 +52,11 @@ __device__ inline u32 choose_teams(const ChooseParams& p, const float* logits, u
         key = key_of(sum, lane);
     }
     u32 before = 0;
-    for (u32 team = 0; team < p.n_teams; team++) {
-        u32 high = __shfl_sync(~0u, (u32)(key >> 32), team), low = __shfl_sync(~0u, (u32)key, team);
+    for (u32 group = 0; group < p.n_expert_groups; group++) {
+        u32 high = __shfl_sync(~0u, (u32)(key >> 32), group), low = __shfl_sync(~0u, (u32)key, group);
         if (((u64)high << 32 | low) > key) before++;
     }
-    return __ballot_sync(~0u, lane < p.n_teams && before < p.teams_used);
+    return __ballot_sync(~0u, lane < p.n_expert_groups && before < p.groups_used);
 }
 
 // A warp for each row. One expert after the other: the largest key below the last one.
@@ -64,15 +64,15 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
     const float* logits = p.logits + (size_t)blockIdx.x * p.n_experts;
     u32* experts = p.experts + (size_t)blockIdx.x * p.n_used;
     u32 lane = threadIdx.x;
-    u32 teams = choose_teams(p, logits, lane);
+    u32 expert_groups = choose_groups(p, logits, lane);
     u64 last = ~0ull;
     float most = 0.0f, total = 0.0f;
     for (u32 j = 0; j < p.n_used; j++) {
         u64 best = 0;
         for (u32 e = lane; e < p.n_experts; e += 32) {
-            if (p.n_teams > 1 && !(teams >> (e / p.team_size) & 1)) continue;
+            if (p.n_expert_groups > 1 && !(expert_groups >> (e / p.expert_group_size) & 1)) continue;
             // A sigmoid leaves their order.
-            u64 key = key_of(p.handicaps ? wish(p, logits, e) : logits[e], e);
+            u64 key = key_of(p.selection_bias ? wish(p, logits, e) : logits[e], e);
             if (key < last && key > best) best = key;
         }
         for (int step = 16; step > 0; step /= 2) {

@@ -7,7 +7,9 @@
 //! host, which launches the same whoever is chosen, and a decode step can be recorded.
 
 use bytemuck::NoUninit;
-use kvant_backend::{Activation, BackendError, Experts, Routing, Scores, Teams, WeightSource, check_experts};
+use kvant_backend::{
+    Activation, BackendError, ExpertGroups, Experts, Routing, Scores, WeightSource, check_experts,
+};
 use kvant_codec::DType;
 
 use crate::constants::Constants;
@@ -30,8 +32,8 @@ pub(crate) static SOURCE: Source = Source {
 const THREADS: u32 = 256;
 /// Threads of a warp.
 const WARP: u32 = 32;
-/// The most teams that a row chooses among: a lane of a warp has one each.
-pub(crate) const MAX_TEAMS: usize = WARP as usize;
+/// The most groups that a row chooses among: a lane of a warp has one each.
+pub(crate) const MAX_EXPERT_GROUPS: usize = WARP as usize;
 /// Bytes of a span.
 const SPAN_BYTES: usize = 12;
 
@@ -75,7 +77,7 @@ pub(crate) struct Routes {
     /// `[rows, n_experts]`
     pub logits: DevicePtr,
     /// `[n_experts]`
-    pub handicaps: Option<DevicePtr>,
+    pub selection_bias: Option<DevicePtr>,
     pub n_experts: usize,
     pub routing: Routing,
 }
@@ -95,7 +97,7 @@ pub(crate) struct Layer<'a> {
 #[repr(C)]
 struct ChooseParams {
     logits: DevicePtr,
-    handicaps: DevicePtr,
+    selection_bias: DevicePtr,
     experts: DevicePtr,
     weights: DevicePtr,
     n_experts: u32,
@@ -103,9 +105,9 @@ struct ChooseParams {
     is_sigmoid: u32,
     normalises: u32,
     scale: f32,
-    n_teams: u32,
-    teams_used: u32,
-    team_size: u32,
+    n_expert_groups: u32,
+    groups_used: u32,
+    expert_group_size: u32,
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -192,18 +194,20 @@ pub(crate) fn expert_ffn(
 /// Lets the rows choose: experts and what they weigh, `[slots]` each.
 fn choose(
     cx: &Context,
-    Routes { logits, handicaps, n_experts, routing }: Routes,
+    Routes { logits, selection_bias, n_experts, routing }: Routes,
     rows: usize,
     experts: DevicePtr,
     weights: DevicePtr,
 ) -> Result<(), CudaError> {
-    let Routing { n_used, scores, normalises, scale, teams } = routing;
-    let Teams { n: n_teams, n_used: teams_used } = teams.unwrap_or(Teams { n: 1, n_used: 1 });
-    let team_size = (n_experts / n_teams) as u32;
-    let [n_experts, n_used, n_teams, teams_used] = [n_experts, n_used, n_teams, teams_used].map(|n| n as u32);
+    let Routing { n_used, scores, normalises, scale, expert_groups } = routing;
+    let ExpertGroups { n: n_expert_groups, n_used: groups_used } =
+        expert_groups.unwrap_or(ExpertGroups { n: 1, n_used: 1 });
+    let expert_group_size = (n_experts / n_expert_groups) as u32;
+    let [n_experts, n_used, n_expert_groups, groups_used] =
+        [n_experts, n_used, n_expert_groups, groups_used].map(|n| n as u32);
     let params = ChooseParams {
         logits,
-        handicaps: handicaps.unwrap_or(0),
+        selection_bias: selection_bias.unwrap_or(0),
         experts,
         weights,
         n_experts,
@@ -211,9 +215,9 @@ fn choose(
         is_sigmoid: u32::from(scores == Scores::Sigmoid),
         normalises: u32::from(normalises),
         scale,
-        n_teams,
-        teams_used,
-        team_size,
+        n_expert_groups,
+        groups_used,
+        expert_group_size,
     };
     cx.launch(cx.kernel(&SOURCE, "choose")?, Launch::linear(rows as u32, WARP), &params)
 }

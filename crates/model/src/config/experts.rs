@@ -1,6 +1,6 @@
 //! Which layers have experts, and how rows choose among them.
 
-use kvant_backend::{Routing, Scores, Teams};
+use kvant_backend::{ExpertGroups, Routing, Scores};
 
 use super::{ExpertSpec, Keys};
 use crate::ModelError;
@@ -9,7 +9,7 @@ use crate::family::{ExpertRule, Family, SharedExpert};
 const COUNT: &str = "expert_count";
 const USED: &str = "expert_used_count";
 /// How tensors are called that hold what is added to scores to choose by.
-pub(crate) const HANDICAPS: &str = "exp_probs_b.bias";
+pub(crate) const SELECTION_BIAS: &str = "exp_probs_b.bias";
 
 /// The feed-forward layers of a model.
 pub(super) struct FeedForward {
@@ -73,7 +73,7 @@ pub(super) fn read(keys: &Keys, family: &Family, n_embd: usize) -> Result<FeedFo
     if n_used > n {
         return Err(keys.bad(USED, &format!("1 to {n}, as there are {n} experts"), n_used));
     }
-    let teams = read_teams(keys, n, n_used)?;
+    let expert_groups = read_groups(keys, n, n_used)?;
     let n_ff = keys.size_or("expert_feed_forward_length", dense)?;
     let shared = match rule.shared {
         SharedExpert::None => 0,
@@ -84,7 +84,7 @@ pub(super) fn read(keys: &Keys, family: &Family, n_embd: usize) -> Result<FeedFo
     let scale = keys.positive("expert_weights_scale")?.unwrap_or(1.0);
     let n_leading = keys.count("leading_dense_block_count")?;
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
-    let routing = Routing { n_used, scores, normalises, scale, teams };
+    let routing = Routing { n_used, scores, normalises, scale, expert_groups };
     let experts = Some(ExpertSpec { n, n_ff, routing, gates_shared: rule.shared == SharedExpert::Gated });
     Ok(FeedForward { dense, shared, experts, n_leading, step })
 }
@@ -95,7 +95,7 @@ fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(Scores, bool), ModelErr
     let normalises = keys.flag_or("expert_weights_norm", rule.normalises)?;
     match keys.count(GATING)? {
         // Nobody adds to a softmax to choose.
-        0 if keys.has_tensor(HANDICAPS) => Ok((Scores::Sigmoid, normalises)),
+        0 if keys.has_tensor(SELECTION_BIAS) => Ok((Scores::Sigmoid, normalises)),
         0 => Ok((rule.scores, normalises)),
         1 => Ok((Scores::Softmax, normalises)),
         2 => Ok((Scores::Sigmoid, normalises)),
@@ -108,16 +108,20 @@ fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(Scores, bool), ModelErr
     }
 }
 
-/// The teams that a row chooses among, where it does not choose all.
-fn read_teams(keys: &Keys, n_experts: usize, n_used_experts: usize) -> Result<Option<Teams>, ModelError> {
-    const TEAMS: &str = "expert_group_count";
+/// The groups that a row chooses among, where it does not choose all.
+fn read_groups(
+    keys: &Keys,
+    n_experts: usize,
+    n_used_experts: usize,
+) -> Result<Option<ExpertGroups>, ModelError> {
+    const GROUPS: &str = "expert_group_count";
     const USED: &str = "expert_group_used_count";
-    let n = keys.count(TEAMS)?;
+    let n = keys.count(GROUPS)?;
     if n <= 1 {
         return Ok(None);
     }
     if !n_experts.is_multiple_of(n) {
-        return Err(keys.bad(TEAMS, &format!("groups of equal size of the {n_experts} experts"), n));
+        return Err(keys.bad(GROUPS, &format!("groups of equal size of the {n_experts} experts"), n));
     }
     let n_used = keys.size(USED)?;
     let least = n_used_experts.div_ceil(n_experts / n);
@@ -125,7 +129,7 @@ fn read_teams(keys: &Keys, n_experts: usize, n_used_experts: usize) -> Result<Op
         let what = format!("{least} to {n}, as {n_used_experts} experts of {n} groups are used");
         return Err(keys.bad(USED, &what, n_used));
     }
-    Ok(Some(Teams { n, n_used }).filter(|teams| teams.n_used < teams.n))
+    Ok(Some(ExpertGroups { n, n_used }).filter(|expert_groups| expert_groups.n_used < expert_groups.n))
 }
 
 #[cfg(test)]

@@ -112,7 +112,7 @@ pub(crate) struct ExpertFfn<'a> {
     /// `[rows, n_experts]`.
     pub logits: &'a [f32],
     /// `[n_experts]`
-    pub handicaps: Option<&'a [f32]>,
+    pub selection_bias: Option<&'a [f32]>,
     pub activation: Activation,
     pub gate: Biased<'a>,
     pub up: Biased<'a>,
@@ -141,10 +141,10 @@ pub(crate) fn expert_ffn(
     layer: ExpertFfn<'_>,
     x: &mut [f32],
 ) {
-    let ExpertFfn { norm, routing, logits, handicaps, activation, gate, up, down } = layer;
+    let ExpertFfn { norm, routing, logits, selection_bias, activation, gate, up, down } = layer;
     let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
     let Scratch { routes, tiles, picked, gates, hidden } = own;
-    routes.choose(logits, handicaps, gate.w.n_experts(), routing);
+    routes.choose(logits, selection_bias, gate.w.n_experts(), routing);
     let tiles = lay_out(isa, tiles, &routes.groups);
     let stage = Stage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
     let workspaces = for_threads(workspaces, pool);

@@ -31,11 +31,17 @@ pub(super) struct Group {
 }
 
 impl Routes {
-    /// Lets the rows of `logits` `[rows, n_experts]` choose, with these handicaps, `[n_experts]`.
-    pub fn choose(&mut self, logits: &[f32], handicaps: Option<&[f32]>, n_experts: usize, routing: Routing) {
+    /// Lets the rows of `logits` `[rows, n_experts]` choose, with this selection bias `[n_experts]`.
+    pub fn choose(
+        &mut self,
+        logits: &[f32],
+        selection_bias: Option<&[f32]>,
+        n_experts: usize,
+        routing: Routing,
+    ) {
         self.chosen.clear();
         for row in logits.chunks_exact(n_experts) {
-            let best = self.chooser.choose(row, handicaps, routing);
+            let best = self.chooser.choose(row, selection_bias, routing);
             weigh(row, best, routing, &mut self.chosen);
         }
         self.next.clear();
@@ -101,7 +107,7 @@ mod tests {
     use super::*;
 
     const USUAL: Routing =
-        Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 2.0, teams: None };
+        Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 2.0, expert_groups: None };
 
     fn routes(logits: &[f32], n_experts: usize, n_used: usize, normalises: bool) -> Routes {
         let mut routes = Routes::default();
@@ -142,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handicap_decides_who_is_chosen_and_not_what_it_weighs() {
+    fn a_selection_bias_decides_who_is_chosen_and_not_what_it_weighs() {
         let logits = [0.25, 0.5, 0.75, 0.125].map(|p: f32| (p / (1.0 - p)).ln());
         let mut routes = Routes::default();
         for (normalises, total) in [(false, 1.0), (true, 0.375)] {

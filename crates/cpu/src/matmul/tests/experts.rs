@@ -41,10 +41,10 @@ impl Case {
         let logits = buffer(&self.logits[first_row * N_EXPERTS..][..rows * N_EXPERTS]);
         let [gate, up, down] = &self.experts;
         let activation = Activation::Silu;
-        let weights = ExpertWeights { activation, gate, up, down, biases: None, handicaps: None };
+        let weights = ExpertWeights { activation, gate, up, down, biases: None, selection_bias: None };
         let norm = Some(Norm { weight: &self.gain, eps: 1e-5 });
         let routing =
-            Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, teams: None };
+            Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, expert_groups: None };
         device.expert_ffn(&mut x, rows, norm, routing, &logits, weights).unwrap();
         x.as_slice().iter().map(|x| x.to_bits()).collect()
     }
