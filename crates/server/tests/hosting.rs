@@ -107,10 +107,10 @@ fn a_request_has_a_name_that_its_answer_tells() {
     };
     assert_eq!(name(&head("X-Request-Id: mine-17\r\n")), "mine-17");
     let own = name(&head(""));
-    assert!(own.starts_with("req-") && own != name(&head("")), "{own}");
+    assert!(own.starts_with("req_") && own != name(&head("")), "{own}");
     // What could be mistaken for something else in a log is not taken over.
-    assert!(name(&head("X-Request-Id: two words\r\n")).starts_with("req-"));
-    assert!(name(&head(&format!("X-Request-Id: {}\r\n", "x".repeat(200)))).starts_with("req-"));
+    assert!(name(&head("X-Request-Id: two words\r\n")).starts_with("req_"));
+    assert!(name(&head(&format!("X-Request-Id: {}\r\n", "x".repeat(200)))).starts_with("req_"));
     let missing =
         client.raw("POST /nothing HTTP/1.1\r\nHost: x\r\nX-Request-Id: lost\r\nConnection: close\r\n\r\n");
     assert!(missing.starts_with("HTTP/1.1 404") && name(&missing) == "lost", "{missing}");
