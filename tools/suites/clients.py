@@ -35,7 +35,6 @@ KNOWN = [
     (r"404 - there is no model", "it asks for a model of OpenAI's by its name"),
     (r"input: expected", "it asks for a response to nothing"),
     (r"previous_response_id", "no answer is stored here"),
-    (r"echo: expected", "not there yet"),
 ]
 
 

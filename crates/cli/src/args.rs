@@ -69,7 +69,7 @@ pub struct CacheArgs {
 pub struct SamplingArgs {
     /// Seed of the draws; -1 is a random one, which the summary names
     #[arg(short = 's', long, value_name = "N", env = "KVANT_SEED", default_value = "-1", value_parser = seed)]
-    pub seed: u64,
+    pub seed: Seed,
     /// Temperature; 0 always takes the likeliest token
     #[arg(long, value_name = "T", env = "KVANT_TEMP", default_value_t = 0.8)]
     pub temp: f32,
@@ -250,7 +250,7 @@ impl SamplingArgs {
             min_p: self.min_p,
             repeat_penalty: self.repeat_penalty,
             repeat_last_n: self.repeat_last_n,
-            seed: self.seed,
+            seed: self.seed.number,
         };
         params.validate().map_err(|error| Failure::Usage(error.to_string()))?;
         Ok(params)
@@ -258,7 +258,7 @@ impl SamplingArgs {
 
     /// The seed, where tokens are drawn at all.
     pub fn used_seed(&self) -> Option<u64> {
-        (self.temp > 0.0).then_some(self.seed)
+        (self.temp > 0.0).then_some(self.seed.number)
     }
 }
 
@@ -295,12 +295,28 @@ pub fn from_env(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
+/// The seed of the draws.
+#[derive(Debug, Clone, Copy)]
+pub struct Seed {
+    /// The seed.
+    pub number: u64,
+    /// Somebody wants this one and no other.
+    pub is_chosen: bool,
+}
+
 /// A seed; -1 draws one, short enough to be typed again.
-fn seed(text: &str) -> Result<u64, String> {
+fn seed(text: &str) -> Result<Seed, String> {
+    let chosen = |number| Seed { number, is_chosen: true };
     match text {
         // Each such state has keys from the system's source of randomness.
-        "-1" => Ok(RandomState::new().hash_one(()) & u64::from(u32::MAX)),
-        _ => text.parse().map_err(|_| "expected a number from 0 up, or -1 for a random one".to_owned()),
+        "-1" => {
+            let number = RandomState::new().hash_one(()) & u64::from(u32::MAX);
+            Ok(Seed { number, is_chosen: false })
+        }
+        _ => text
+            .parse()
+            .map(chosen)
+            .map_err(|_| "expected a number from 0 up, or -1 for a random one".to_owned()),
     }
 }
 

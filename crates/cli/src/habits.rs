@@ -234,6 +234,7 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--cont-batching", noted(Nothing, "requests are always answered together")),
     ("--metrics", noted(Nothing, "/metrics is always there")),
     ("--slots", noted(Nothing, "/slots is always there")),
+    ("--cors-origins", Is("--cors-origin")),
     ("-a", Is("--alias")),
     ("--served-model-name", Is("--alias")),
     ("--api-key", SERVER),

@@ -97,7 +97,7 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     }
     let stats = generation.stats();
     if args.json {
-        let object = json_result(&model, &session, &answer.text, &stats, args.sampling.seed);
+        let object = json_result(&model, &session, &answer.text, &stats, args.sampling.seed.number);
         console::print_json(&object)?;
     } else if !args.quiet {
         let (name, seed) = (&args.model.label(), args.sampling.used_seed());

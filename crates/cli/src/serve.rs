@@ -1,15 +1,17 @@
 //! `kvant serve`: the OpenAI-compatible server.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 use kvant::{Needs, limits};
-use kvant_server::{Options, ServeError, serve};
+use kvant_server::{Offer, Options, ServeError, serve};
 
 use crate::args::{CacheArgs, ModelArgs, Resolved, SamplingArgs, positive};
 use crate::console;
 use crate::failure::Failure;
 use crate::output;
+use crate::place::Place;
 use crate::template::TemplateArgs;
 
 /// Share of the machine's memory that caches may take where nobody says how much.
@@ -54,6 +56,42 @@ pub struct ServeArgs {
     /// Key that callers must send; may be given several times
     #[arg(long, value_name = "KEY", env = "KVANT_API_KEY", value_delimiter = ',')]
     api_key: Vec<String>,
+    /// Origin of a web page that may send requests, such as https://chat.example, or * for all; may be given several times
+    #[arg(long, value_name = "ORIGIN", env = "KVANT_CORS_ORIGIN", value_delimiter = ',')]
+    cors_origin: Vec<String>,
+    /// Another model by a name of its own, loaded when a request asks for it; may be given several times. Those that nobody
+    /// uses make room for others
+    #[arg(long, value_name = "NAME=FILE", value_parser = named)]
+    also: Vec<(String, String)>,
+}
+
+/// A name and what it names.
+fn named(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.to_owned())),
+        _ => Err("expected a name and a GGUF file, such as small=small.gguf".to_owned()),
+    }
+}
+
+/// The other models, which are loaded as the first one is.
+fn offers(args: &ServeArgs) -> Result<Vec<Offer>, Failure> {
+    let offer = |(name, file): &(String, String)| {
+        let bytes = match Place::new(file) {
+            Place::File(path) => std::fs::metadata(&path).map_err(|error| Failure::work(file, error))?.len(),
+            // What is not there yet is known when it is.
+            _ => 0,
+        };
+        let (model, cache, file) = (args.model.clone(), args.cache.clone(), file.clone());
+        let open = move || {
+            let loaded = model.open_other(&file, true)?;
+            let options = cache.session_options()?;
+            let Resolved { options, .. } = cache.resolve(options, &loaded)?;
+            Ok((loaded, options.kv))
+        };
+        let told = |failure: Failure| failure.line().unwrap_or_default();
+        Ok(Offer { name: name.clone(), bytes, open: Arc::new(move || open().map_err(told)) })
+    };
+    args.also.iter().map(offer).collect()
 }
 
 /// A folder and a number of bytes.
@@ -71,19 +109,32 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let model = args.model.open_for(false, Needs::Tokenizer, args.template.source()?)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;
     let name = args.alias.clone().unwrap_or_else(|| args.model.name());
-    let budget = args.kv_budget.unwrap_or_else(|| limits::machine_bytes().unwrap_or(usize::MAX) / SHARE);
+    let share = limits::machine_bytes().unwrap_or(usize::MAX) / SHARE;
+    let budget = args.kv_budget.unwrap_or(share);
+    let others = offers(&args)?;
+    if let Some(twice) = others
+        .iter()
+        .enumerate()
+        .find(|(at, offer)| offer.name == name || others[..*at].iter().any(|other| other.name == offer.name))
+    {
+        return Err(Failure::Usage(format!("--also: two models have the name '{}'", twice.1.name)));
+    }
     let kv = format!("{}/{}", options.kv.k, options.kv.v);
     let served = Options {
         address: (args.host, args.port),
         name: name.clone(),
+        others,
+        weight_budget: share as u64,
         n_ctx: options.n_ctx,
         kv: options.kv,
         sampler,
+        has_one_seed: args.sampling.seed.is_chosen,
         n_running: args.parallel,
         n_waiting: args.queue,
         kv_budget: budget,
         kv_disk: args.kv_disk,
         api_keys: args.api_key,
+        origins: args.cors_origin,
     };
     let device = model.device().name;
     let ready = |address: std::net::SocketAddr| {
@@ -101,6 +152,7 @@ impl From<ServeError> for Failure {
     fn from(error: ServeError) -> Self {
         match error {
             ServeError::Model(error) => error.into(),
+            ServeError::Origin(_) => Self::Usage(format!("--cors-origin: {error}")),
             error => Self::Work(error.to_string()),
         }
     }

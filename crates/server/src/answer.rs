@@ -61,8 +61,10 @@ pub(crate) struct Likelihood {
 /// Why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finish {
-    /// The model ended its turn, or said a text that it was to stop at.
+    /// The model ended its turn.
     Stop,
+    /// It said a text that it was to stop at: that of [`AnswerOptions::stop`] with this index.
+    Word(usize),
     /// As many tokens as were asked for, or as there is room for.
     Length,
 }
@@ -70,7 +72,7 @@ pub(crate) enum Finish {
 impl Finish {
     pub fn name(self) -> &'static str {
         match self {
-            Self::Stop => "stop",
+            Self::Stop | Self::Word(_) => "stop",
             Self::Length => "length",
         }
     }
@@ -143,11 +145,8 @@ impl Voice {
         }
         let is_complete = self.guides.said(token, &self.recent).map_err(DrawError::Guide)?;
         let (text, stopped) = self.stops.push(&text);
-        let finish = match (stopped || is_complete, self.n_said >= options.max_tokens) {
-            (true, _) => Some(Finish::Stop),
-            (false, true) => Some(Finish::Length),
-            (false, false) => None,
-        };
+        let ended = stopped.map(Finish::Word).or(is_complete.then_some(Finish::Stop));
+        let finish = ended.or((self.n_said >= options.max_tokens).then_some(Finish::Length));
         Ok(Drawn::Token(Said { token, text, likelihood }, finish))
     }
 
@@ -173,7 +172,7 @@ impl Voice {
     pub fn rest(&mut self) -> String {
         let text = self.decode.flush();
         let (text, stopped) = self.stops.push(&text);
-        if stopped { text } else { text + &self.stops.rest() }
+        if stopped.is_some() { text } else { text + &self.stops.rest() }
     }
 }
 
@@ -218,23 +217,29 @@ struct Stops {
 
 impl Stops {
     fn new(wanted: Vec<String>) -> Self {
-        Self { wanted: wanted.into_iter().filter(|text| !text.is_empty()).collect(), held: String::new() }
+        Self { wanted, held: String::new() }
     }
 
-    /// Text that is certain now, and whether a text to stop at follows it.
-    fn push(&mut self, text: &str) -> (String, bool) {
+    /// Those that are not empty, with their indices: an empty one is nowhere to be found.
+    fn wanted(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.wanted.iter().map(String::as_str).enumerate().filter(|(_, text)| !text.is_empty())
+    }
+
+    /// Text that is certain now, and which text to stop at follows it.
+    fn push(&mut self, text: &str) -> (String, Option<usize>) {
         if self.wanted.is_empty() {
-            return (text.to_owned(), false);
+            return (text.to_owned(), None);
         }
         self.held.push_str(text);
-        if let Some(at) = self.wanted.iter().filter_map(|wanted| self.held.find(wanted)).min() {
+        let found = self.wanted().filter_map(|(index, wanted)| Some((self.held.find(wanted)?, index))).min();
+        if let Some((at, index)) = found {
             self.held.truncate(at);
-            return (std::mem::take(&mut self.held), true);
+            return (std::mem::take(&mut self.held), Some(index));
         }
-        let may_begin = |at: &usize| self.wanted.iter().any(|wanted| wanted.starts_with(&self.held[*at..]));
+        let may_begin = |at: &usize| self.wanted().any(|(_, wanted)| wanted.starts_with(&self.held[*at..]));
         let at = self.held.char_indices().map(|(at, _)| at).find(may_begin).unwrap_or(self.held.len());
         let held = self.held.split_off(at);
-        (std::mem::replace(&mut self.held, held), false)
+        (std::mem::replace(&mut self.held, held), None)
     }
 
     fn rest(&mut self) -> String {
@@ -253,21 +258,21 @@ mod tests {
     use super::*;
 
     /// What comes through, however the text is cut.
-    fn through(wanted: &[&str], text: &str) -> Vec<(String, bool)> {
+    fn through(wanted: &[&str], text: &str) -> Vec<(String, Option<usize>)> {
         let chars: Vec<char> = text.chars().collect();
         let mut ways = Vec::new();
         for size in 1..=chars.len().max(1) {
             let mut stops = Stops::new(wanted.iter().map(|&text| text.to_owned()).collect());
-            let (mut said, mut stopped) = (String::new(), false);
+            let (mut said, mut stopped) = (String::new(), None);
             for piece in chars.chunks(size) {
                 let (text, hit) = stops.push(&piece.iter().collect::<String>());
                 said += &text;
                 stopped = hit;
-                if hit {
+                if hit.is_some() {
                     break;
                 }
             }
-            if !stopped {
+            if stopped.is_none() {
                 said += &stops.rest();
             }
             ways.push((said, stopped));
@@ -277,13 +282,14 @@ mod tests {
 
     #[test]
     fn a_stop_text_is_found_however_the_text_is_cut() {
-        let cases: [(&[&str], &str, &str, bool); 6] = [
-            (&[], "abc", "abc", false),
-            (&["\n\n"], "one\ntwo\n\nthree", "one\ntwo", true),
-            (&["END", "ENDE"], "aENDE", "a", true),
-            (&["xyz"], "xxyxyxyz!", "xxyxy", true),
-            (&["xyz"], "xxyxy", "xxyxy", false),
-            (&["ö", ""], "grün, schön", "grün, sch", true),
+        let cases: [(&[&str], &str, &str, Option<usize>); 7] = [
+            (&[], "abc", "abc", None),
+            (&["\n\n"], "one\ntwo\n\nthree", "one\ntwo", Some(0)),
+            (&["END", "ENDE"], "aENDE", "a", Some(0)),
+            (&["!", "xyz"], "xxyxyxyz!", "xxyxy", Some(1)),
+            (&["xyz"], "xxyxy", "xxyxy", None),
+            (&["", "ö"], "grün, schön", "grün, sch", Some(1)),
+            (&[""], "abc", "abc", None),
         ];
         for (wanted, text, expected, stopped) in cases {
             for way in through(wanted, text) {

@@ -15,6 +15,7 @@ mod guide;
 mod http;
 mod listen;
 mod metrics;
+mod pool;
 mod scheduler;
 mod shelf;
 mod speech;
@@ -23,21 +24,15 @@ mod worker;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use kvant::gguf::printable_path;
-use kvant::{Error, KvOptions, Model, SamplerParams, SessionOptions, TOKENS_PER_BLOCK};
+use kvant::{Error, KvOptions, Model, SamplerParams};
 
-use crate::http::{Hosted, Server};
-use crate::metrics::Metrics;
-use crate::scheduler::Limits;
-use crate::shelf::Stored;
-use crate::store::Store;
-use crate::worker::Worker;
-
-/// Rows of a step, at most.
-const ROWS: usize = 512;
+use crate::http::Server;
+pub use crate::pool::Offer;
+use crate::pool::Pool;
 
 /// How to serve.
 #[derive(Debug, Clone)]
@@ -46,23 +41,31 @@ pub struct Options {
     pub address: (String, u16),
     /// The model's name.
     pub name: String,
+    /// Models beside it that are loaded when somebody asks for them. Then a request is for the model that it names.
+    pub others: Vec<Offer>,
+    /// Bytes for the weights of all models together; those that nobody uses make room for others.
+    pub weight_budget: u64,
     /// Tokens of a conversation; the model's training length when `None`.
     pub n_ctx: Option<usize>,
     /// What caches store where a request does not say.
     pub kv: KvOptions,
     /// How tokens are drawn where a request does not say.
     pub sampler: SamplerParams,
+    /// Whether each request that names no seed has the one above; else each has another one from there on.
+    pub has_one_seed: bool,
     /// Answers in work at once.
     pub n_running: usize,
     /// Answers that wait for their turn; those that come then are told to try later.
     pub n_waiting: usize,
-    /// Bytes for all caches together.
+    /// Bytes for all caches together; each model has an equal share.
     pub kv_budget: usize,
     /// A folder for conversations that there is no memory for, and the bytes that they may take there; they are found again
     /// after a restart.
     pub kv_disk: Option<(PathBuf, u64)>,
     /// Keys that callers must have, one of them; none are asked for when there are none.
     pub api_keys: Vec<String>,
+    /// Origins of web pages that may send requests (`https://chat.example`), `*` for all; none when there are none.
+    pub origins: Vec<String>,
 }
 
 /// Why a server cannot run.
@@ -87,6 +90,9 @@ pub enum ServeError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// No page has such an origin.
+    #[error("expected an origin such as https://chat.example, or *, got {0}")]
+    Origin(String),
     /// The system gives no threads or sockets.
     #[error("the server cannot go on: {0}")]
     Io(#[from] std::io::Error),
@@ -104,38 +110,16 @@ pub enum ServeError {
 /// # Errors
 /// [`ServeError`]; never because of a request.
 pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
-    let session = SessionOptions { n_ctx: options.n_ctx, kv: options.kv.clone() };
-    let n_ctx = model.session(session)?.n_ctx();
-    model.tokenizer()?;
-    let (jobs, received) = mpsc::channel();
-    let (metrics, status) = (Arc::new(Metrics::new()), Arc::new(Mutex::default()));
-    let limits = Limits {
-        n_running: options.n_running,
-        n_waiting: options.n_waiting,
-        n_rows: ROWS,
-        block: TOKENS_PER_BLOCK,
-        budget: options.kv_budget,
-    };
-    let store =
-        options.kv_disk.clone().map(|(folder, budget)| Store::open(folder, budget, &model)).transpose()?;
-    let told = (Arc::clone(&metrics), Arc::clone(&status));
-    let worker = Worker::new(model.clone(), options.n_ctx, limits, store, told);
-    // Dropped when the thread ends, whatever ends it.
-    let (works, has_ended) = tokio::sync::oneshot::channel::<()>();
-    let work = move || {
-        let _works = works;
-        worker.run(&received);
-    };
-    let thread = std::thread::Builder::new().name("model".to_owned()).spawn(work)?;
-    let (name, kv) = (options.name.clone(), Stored::new(options.kv.clone()));
-    let grammars = Arc::default();
-    let hosted = Arc::new(Hosted { name, model, n_ctx, kv, grammars, jobs, metrics, status });
-    let server =
-        Arc::new(Server { options, hosted, is_leaving: AtomicBool::new(false), work: Arc::default() });
+    let cors = http::cors(&options.origins)?;
+    let (broken, has_broken) = tokio::sync::mpsc::channel(1);
+    let pool = Arc::new(Pool::new(model, options.clone(), broken)?);
+    let is_leaving = AtomicBool::new(false);
+    let (n_asked, work) = (AtomicU64::new(0), Arc::default());
+    let server = Arc::new(Server { options, pool: Arc::clone(&pool), n_asked, is_leaving, work });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(listen::listen(server, has_ended, ready));
-    // Without anybody who could send jobs, the worker ends.
+    let result = runtime.block_on(listen::listen(server, cors, has_broken, ready));
+    // Without anybody who could send jobs, the workers end.
     drop(runtime);
-    _ = thread.join();
+    pool.end();
     result
 }

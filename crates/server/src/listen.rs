@@ -10,7 +10,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tower_http::cors::CorsLayer;
 
 use crate::ServeError;
 use crate::http::{Server, router};
@@ -26,10 +27,11 @@ const DRAIN: Duration = Duration::from_secs(120);
 /// How long to wait when the system has no more sockets.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// Listens until the process is told to end, or the thread that has the model has ended.
+/// Listens until the process is told to end, or a thread that has a model has broken.
 pub(crate) async fn listen(
     server: Arc<Server>,
-    has_ended: oneshot::Receiver<()>,
+    cors: CorsLayer,
+    mut has_broken: mpsc::Receiver<()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), ServeError> {
     let (host, port) = server.options.address.clone();
@@ -39,7 +41,7 @@ pub(crate) async fn listen(
     let signals = Signals::listen()?;
     ready(listener.local_addr()?);
     tell_service_manager();
-    let app = router(Arc::clone(&server));
+    let app = router(Arc::clone(&server), cors);
     let graceful = GracefulShutdown::new();
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     let take = async {
@@ -59,7 +61,7 @@ pub(crate) async fn listen(
     tokio::select! {
         () = take => {}
         () = end(server, signals) => {}
-        _ = has_ended => return Err(ServeError::Broken),
+        Some(()) = has_broken.recv() => return Err(ServeError::Broken),
     }
     _ = tokio::time::timeout(HEAD, graceful.shutdown()).await;
     Ok(())

@@ -69,6 +69,7 @@ impl Metrics {
         for family in ["llamacpp", "vllm"] {
             counter(&format!("{family}:prompt_tokens"), "Prompt tokens that were read", &self.prompt_tokens);
         }
+        counter("llamacpp:prompt_tokens_cached", "Prompt tokens that were in a cache", &self.cached_tokens);
         counter("llamacpp:tokens_predicted", "Tokens that were said", &self.said_tokens);
         counter("vllm:generation_tokens", "Tokens that were said", &self.said_tokens);
         counter("llamacpp:n_decode", "Steps of the model", &self.steps);
@@ -107,5 +108,40 @@ impl Metrics {
         // Writing to a string does not fail.
         _ = encode(&mut text, &registry);
         text
+    }
+}
+
+/// What is written in OpenMetrics' format, in Prometheus' older one: there a counter has one name throughout, and nothing marks the
+/// end.
+pub(crate) fn older(text: &str) -> String {
+    let is_counter = |name: &str| text.contains(&format!("# TYPE {name} counter\n"));
+    let mut lines = String::with_capacity(text.len());
+    for line in text.lines().filter(|line| *line != "# EOF") {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words[..] {
+            ["#", kind @ ("TYPE" | "HELP"), name, rest] if is_counter(name) => {
+                lines += &format!("# {kind} {name}_total {rest}\n");
+            }
+            _ => lines = lines + line + "\n",
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn older_scrapers_find_each_counter_by_the_name_of_its_type() {
+        let text = Metrics::new().text(&Status::default());
+        let older = older(&text);
+        assert!(text.ends_with("# EOF\n") && !older.contains("# EOF"));
+        assert!(older.contains("# TYPE llamacpp:prompt_tokens_total counter\n"), "{older}");
+        assert!(older.contains("# HELP llamacpp:prompt_tokens_total Prompt"), "{older}");
+        assert!(older.contains("# TYPE llamacpp:requests_processing gauge\n"), "{older}");
+        for line in older.lines().filter(|line| !line.starts_with('#')) {
+            assert!(text.contains(line), "{line}");
+        }
     }
 }

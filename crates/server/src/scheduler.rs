@@ -169,6 +169,19 @@ pub struct Counts {
     pub parked: usize,
 }
 
+impl std::ops::Add for Counts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            waiting: self.waiting + other.waiting,
+            reading: self.reading + other.reading,
+            speaking: self.speaking + other.speaking,
+            parked: self.parked + other.parked,
+        }
+    }
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Scheduler {

@@ -1,6 +1,7 @@
 //! The thread that has the model: it does what the [scheduler](crate::scheduler) says, and tells those who wait.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use kvant::{Error, Feed, Model, Plan, Session, SessionOptions, TOKENS_PER_BLOCK}
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::answer::{AnswerOptions, Drawn, Finish, Said, Voice};
+use crate::answer::{AnswerOptions, Drawn, Finish, Likelihood, Said, Voice, likelihood};
 use crate::guide::Guides;
 use crate::metrics::Metrics;
 use crate::scheduler::{Act, Cost, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
@@ -20,6 +21,8 @@ use crate::store::Store;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// How long what is told of the worker may be out of date while it works.
 const OUT_OF_DATE: Duration = Duration::from_millis(50);
+/// The most rows of a prompt in a step whose tokens are all scored: the logits of each are held.
+const SCORED_ROWS: usize = 64;
 /// Whoever does not listen for so long has gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -35,6 +38,10 @@ pub(crate) struct Job {
     pub guides: Guides,
     /// Whether to tell how far the prompt has been read.
     pub tells_progress: bool,
+    /// To tell how likely the prompt's tokens were, and so many likeliest beside each.
+    pub scores: Option<usize>,
+    /// Names the request in the log.
+    pub id: Arc<str>,
     pub events: Sender<Event>,
 }
 
@@ -47,6 +54,8 @@ pub(crate) enum Event {
     Refused(Refusal),
     /// So much of the prompt has been read.
     Read(Progress),
+    /// How likely the tokens of the prompt were, all but the first, that these answers go on from.
+    Scored(Range<usize>, Arc<[Likelihood]>),
     /// A token of the answer with this index.
     Said(usize, Said),
     /// An answer has ended; the text is what had been held back.
@@ -96,6 +105,22 @@ pub(crate) struct Status {
     pub budget: usize,
 }
 
+impl std::iter::Sum for Status {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |a, b| Self {
+            counts: a.counts + b.counts,
+            idle: a.idle + b.idle,
+            kv_bytes: a.kv_bytes + b.kv_bytes,
+            running_bytes: a.running_bytes + b.running_bytes,
+            idle_bytes: a.idle_bytes + b.idle_bytes,
+            tokens: a.tokens + b.tokens,
+            running_bytes_f16: a.running_bytes_f16 + b.running_bytes_f16,
+            idle_bytes_f16: a.idle_bytes_f16 + b.idle_bytes_f16,
+            budget: a.budget + b.budget,
+        })
+    }
+}
+
 /// A sequence of a job.
 struct Course {
     job: Arc<Job>,
@@ -105,6 +130,8 @@ struct Course {
     /// The prompt and what was said. Once the prompt is read, the last one has not been fed yet.
     tokens: Vec<u32>,
     voice: Voice,
+    /// How likely the tokens of the prompt were, from the second one on, as far as that is known and asked for.
+    scored: Vec<Likelihood>,
     submitted: Instant,
     progress: Progress,
     /// When the first token was said.
@@ -127,12 +154,33 @@ impl Course {
             session: None,
             tokens,
             voice,
+            scored: Vec::new(),
             submitted: now,
             progress,
             spoke: None,
             last_said: now,
             unheard: None,
         }
+    }
+
+    /// How many likeliest tokens to tell beside each of the prompt, while they are still to be told.
+    fn scores(&self) -> Option<usize> {
+        self.job.scores.filter(|_| self.scored.len() + 1 < self.job.prompt.len())
+    }
+
+    /// Reads rows of the prompt and takes note of how likely each next token was. Returns how many rows.
+    fn score(&mut self, n: usize, top: usize) -> Result<usize, Error> {
+        let Some(session) = &mut self.session else { return Ok(0) };
+        let at = session.tokens().len();
+        let n = n.min(SCORED_ROWS).min(session.most_tokens());
+        let (prompt, scored) = (&self.job.prompt, &mut self.scored);
+        session.feed_scored(&self.tokens[at..at + n], 0, &mut |row, logits| {
+            // What was read before it was parked is known.
+            if let Some(&next) = prompt.get(at + row + 1).filter(|_| scored.len() == at + row) {
+                scored.push(likelihood(logits, next, top));
+            }
+        })?;
+        Ok(n)
     }
 
     fn times(&self) -> Times {
@@ -247,7 +295,8 @@ impl Worker {
         let request = Request {
             owner: xxh3_64(job.kind.names().1.as_bytes()),
             n_prompt: job.prompt.len(),
-            blocks: blocks(&job),
+            // What is to be scored is read, whoever has read it before.
+            blocks: if job.scores.is_some() { Arc::default() } else { blocks(&job) },
             cost,
         };
         match self.scheduler.submit(request, self.began.elapsed()) {
@@ -326,17 +375,22 @@ impl Worker {
         let Kind { stored, owner } = course.job.kind.clone();
         let options = SessionOptions { n_ctx: self.n_ctx, kv: stored.options.clone() };
         let mut session = self.model.session(options)?.owned_by(owner);
-        let attached = session.attach(&course.tokens);
-        if let Some(idle) = self.shelf.take(&course.job.kind, &course.tokens, attached) {
-            session = idle;
-        }
-        if let Some(store) = &mut self.store {
-            store.load(&mut session, &course.job.kind, &course.tokens);
+        if course.scores().is_none() {
+            let attached = session.attach(&course.tokens);
+            if let Some(idle) = self.shelf.take(&course.job.kind, &course.tokens, attached) {
+                session = idle;
+            }
+            if let Some(store) = &mut self.store {
+                store.load(&mut session, &course.job.kind, &course.tokens);
+            }
         }
         let n = session.tokens().len();
         if course.progress.done == 0 {
             course.progress = Progress { cached: n, done: n, ..course.progress };
             self.metrics.cached_tokens.inc_by(n as u64);
+            if course.job.tells_progress {
+                course.tell(Event::Read(course.progress));
+            }
         }
         course.session = Some(session);
         Ok(n)
@@ -344,6 +398,31 @@ impl Worker {
 
     fn step(&mut self, rows: &[(Id, usize)]) {
         let started = Instant::now();
+        let is_scored = |id: &Id| self.courses.get(id).is_some_and(|course| course.scores().is_some());
+        let (scored, together): (Vec<_>, Vec<_>) = rows.iter().copied().partition(|(id, _)| is_scored(id));
+        let was_short = std::mem::take(&mut self.is_short);
+        let mut ran = Vec::with_capacity(rows.len());
+        match self.feed(&together) {
+            Ok(()) => ran.extend(together),
+            Err(error) => self.stumble(&together, was_short, &error),
+        }
+        for (id, n) in scored {
+            let Some(course) = self.courses.get_mut(&id) else { continue };
+            match course.scores().map_or(Ok(0), |top| course.score(n, top)) {
+                Ok(n) => ran.push((id, n)),
+                Err(error) => self.stumble(&[(id, n)], was_short, &error),
+            }
+        }
+        self.scheduler.ran(&ran, started.elapsed());
+        ran.iter().for_each(|&(id, n)| self.go_on(id, n));
+        self.metrics.steps.inc();
+        if self.told.elapsed() > OUT_OF_DATE {
+            self.tell_status();
+        }
+    }
+
+    /// Reads rows of several sequences at once.
+    fn feed(&mut self, rows: &[(Id, usize)]) -> Result<(), Error> {
         let n_of: BTreeMap<Id, usize> = rows.iter().copied().collect();
         let mut feeds: Vec<Feed<'_>> = Vec::with_capacity(rows.len());
         for (id, course) in &mut self.courses {
@@ -352,18 +431,15 @@ impl Worker {
                 feeds.push(Feed { session, tokens: &course.tokens[at..at + n] });
             }
         }
-        match Session::feed_together(&mut feeds) {
-            Ok(()) => {
-                self.is_short = false;
-                self.scheduler.ran(rows, started.elapsed());
-                rows.iter().for_each(|&(id, n)| self.go_on(id, n));
-            }
-            Err(error) if error.is_out_of_memory() && !self.is_short => self.is_short = true,
-            Err(error) => rows.iter().for_each(|&(id, _)| self.fail(id, &error)),
-        }
-        self.metrics.steps.inc();
-        if self.told.elapsed() > OUT_OF_DATE {
-            self.tell_status();
+        Session::feed_together(&mut feeds)
+    }
+
+    /// Rows could not be read: memory is made, and where that was not enough either, these sequences end.
+    fn stumble(&mut self, rows: &[(Id, usize)], was_short: bool, error: &Error) {
+        if error.is_out_of_memory() && !was_short {
+            self.is_short = true;
+        } else {
+            rows.iter().for_each(|&(id, _)| self.fail(id, error));
         }
     }
 
@@ -388,6 +464,10 @@ impl Worker {
         {
             // Another answer to the same prompt begins here.
             session.mark();
+            if course.job.scores.is_some() {
+                let answers = course.job.first..course.job.first + course.job.n;
+                course.tell(Event::Scored(answers, course.scored.as_slice().into()));
+            }
         }
         for index in others {
             self.fork(id, index);
@@ -468,8 +548,8 @@ impl Worker {
     }
 
     fn fail(&mut self, id: Id, error: &dyn std::fmt::Display) {
-        tracing::error!(%error, "a request failed");
         if let Some(course) = self.courses.remove(&id) {
+            tracing::error!(%error, id = %course.job.id, "a request failed");
             course.tell(Event::Failed(error.to_string()));
         }
         self.scheduler.remove(id);

@@ -499,6 +499,7 @@ fn responses_are_given_as_the_newer_api_has_them() {
     let (status, answer) = client.post("/v1/responses", &ask);
     assert_eq!(status, 200, "{answer}");
     assert_eq!((&answer["object"], &answer["status"]), (&json!("response"), &json!("completed")));
+    assert!(answer["id"].as_str().unwrap().starts_with("resp_"), "{answer}");
     let text = answer["output"][0]["content"][0]["text"].as_str().unwrap();
     assert!(text.contains("Paris"), "{answer}");
     let events = client.events("/v1/responses", &with(ask.clone(), json!({ "stream": true })));

@@ -6,6 +6,7 @@ mod arguments;
 mod base;
 mod codec;
 mod context;
+mod http;
 mod mutate;
 mod template;
 mod tokenizer;
@@ -16,6 +17,7 @@ pub use arguments::arguments;
 pub use base::base;
 pub use codec::codec;
 pub use context::context;
+pub use http::http;
 pub use mutate::Mutator;
 pub use template::template;
 pub use tokenizer::tokenizer;
@@ -31,7 +33,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     Target {
         name: "gguf",
         check: gguf,
@@ -43,6 +45,7 @@ pub const TARGETS: [Target; 7] = [
     Target { name: "template", check: template, seeds: template::seeds },
     Target { name: "base", check: base, seeds: base::seeds },
     Target { name: "arguments", check: arguments, seeds: arguments::seeds },
+    Target { name: "http", check: http, seeds: http::seeds },
 ];
 
 /// The GGUF parser; what must hold is [`kvant::gguf::oracle`]'s to say.

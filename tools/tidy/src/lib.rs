@@ -37,7 +37,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-capi", &["kvant"]),
     ("kvant-python", &["kvant"]),
     ("kvant-conformance", &["kvant-backend", "kvant-codec"]),
-    ("kvant-fuzz-targets", &["kvant", "kvant-cli", "kvant-codec", "kvant-eval"]),
+    ("kvant-fuzz-targets", &["kvant", "kvant-cli", "kvant-codec", "kvant-eval", "kvant-server"]),
 ];
 
 /// Rooms outside `crates`.

@@ -170,6 +170,10 @@ fn what_makes_no_server_is_told_in_a_line() {
         (&["--kv-disk", "/dev/null/x:1G"], "/dev/null/x"),
         (&["--port", "99999"], "99999"),
         (&["-np", "0"], "from 1 up"),
+        (&["--also", "small"], "small=small.gguf"),
+        (&["--also", "small=no-such-file.gguf"], "no-such-file.gguf"),
+        (&["--also", "bundled=bundled"], "'bundled'"),
+        (&["--cors-origin", "chat.example"], "--cors-origin: expected an origin"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_kvant")).arg("serve").args(args).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();

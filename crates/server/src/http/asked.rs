@@ -1,10 +1,7 @@
 //! What requests to answer have in common: how to draw, when to stop, what to tell.
 
 use std::collections::BTreeMap;
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::time::Instant;
 
 use kvant::{KvOptions, SamplerParams, Tokenizer};
 use serde::Deserialize;
@@ -22,6 +19,17 @@ const MOST_ANSWERS: usize = 128;
 const MOST_LOGPROBS: usize = 100;
 /// The most texts to stop at.
 const MOST_STOPS: usize = 64;
+
+/// Ways to draw that llama.cpp has and this server has not, with the values that switch them off: clients send those.
+pub(super) const ABSENT: [(&str, f64); 7] = [
+    ("typical_p", 1.0),
+    ("top_n_sigma", -1.0),
+    ("xtc_probability", 0.0),
+    ("dynatemp_range", 0.0),
+    ("dry_multiplier", 0.0),
+    ("mirostat", 0.0),
+    ("adaptive_target", -1.0),
+];
 
 /// See the [module](self).
 #[derive(Debug, Clone)]
@@ -41,6 +49,8 @@ pub(crate) struct Asked {
     pub include_usage: bool,
     pub return_progress: bool,
     pub return_tokens: bool,
+    /// The answer begins with its prompt.
+    pub echo: bool,
     pub timings_per_token: bool,
 }
 
@@ -84,6 +94,7 @@ impl Asked {
             include_usage: stream_options.flag("include_usage")?,
             return_progress: fields.flag("return_progress")?,
             return_tokens: fields.flag("return_tokens")? || fields.flag("return_token_ids")?,
+            echo: fields.flag("echo")?,
             timings_per_token: fields.flag("timings_per_token")?,
         })
     }
@@ -113,6 +124,7 @@ fn answer(
     defaults: &SamplerParams,
     tokenizer: &Tokenizer,
 ) -> Result<AnswerOptions, ApiError> {
+    absent(fields)?;
     let number = |name| fields.get::<f32>(name, "a number");
     let whole = |name| fields.get::<usize>(name, "a whole number");
     let seed = fields.get::<i64>("seed", "a whole number")?;
@@ -125,7 +137,7 @@ fn answer(
         min_p: number("min_p")?.unwrap_or(defaults.min_p),
         repeat_penalty: number("repeat_penalty")?.unwrap_or(defaults.repeat_penalty),
         repeat_last_n: whole("repeat_last_n")?.unwrap_or(defaults.repeat_last_n),
-        seed: seed.map_or_else(random, |seed| seed as u64),
+        seed: seed.map_or(defaults.seed, |seed| seed as u64),
     };
     sampler.validate().map_err(|error| ApiError::invalid(error.to_string()))?;
     let stop = match fields.get("stop", "a text or a list of texts")? {
@@ -152,10 +164,16 @@ fn answer(
     })
 }
 
-/// A seed that nobody chose.
-fn random() -> u64 {
-    // Below 2^32, so that a client can send it back.
-    RandomState::new().hash_one(Instant::now()) >> 32
+/// Refuses ways to draw that there are not, where they would make a difference.
+fn absent(fields: &Fields) -> Result<(), ApiError> {
+    for (name, off) in ABSENT {
+        // Negative and zero are off where the one is.
+        let is_on = |value: &f64| if off > 0.0 { *value != off } else { *value > 0.0 };
+        if let Some(value) = fields.get(name, "a number")?.filter(is_on) {
+            return Err(ApiError::field(name, "nothing: this server does not draw like that", value));
+        }
+    }
+    Ok(())
 }
 
 /// Chat has a flag and a number beside it, completions have a number, llama.cpp has one of its own.

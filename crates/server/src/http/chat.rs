@@ -14,7 +14,7 @@ use super::fields::Fields;
 use super::head::{Head, accounts, timings};
 use super::reply::{Format, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
-use crate::answer::{Finish, Likelihood, Logprob, token_text};
+use crate::answer::{Finish, Likelihood};
 use crate::speech::tools::Call;
 use crate::speech::{Part, Speech};
 use crate::worker::Progress;
@@ -24,8 +24,8 @@ pub(super) async fn chat(
     Extension(caller): Extension<Caller>,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let hosted = server.hosted(&fields)?;
-    let (asked, Opening { tokens, speech }) = hosted.open(&fields, &server.options.sampler).await?;
+    let hosted = server.hosted(&fields).await?;
+    let (asked, Opening { tokens, speech }) = hosted.open(&fields, &server.sampler()).await?;
     let head = Head::new(&hosted, &fields, &asked, ("chatcmpl", "chat.completion"));
     let answers = vec![Answer { speech: speech.clone(), n_calls: 0 }; asked.n];
     hosted.answer(vec![tokens], &asked, &caller, Chat { head, speech, answers }).await
@@ -51,7 +51,7 @@ fn call(call: &Call) -> Value {
 }
 
 fn finish(finish: Finish, n_calls: usize) -> &'static str {
-    if n_calls > 0 && finish == Finish::Stop { "tool_calls" } else { finish.name() }
+    if n_calls > 0 && finish != Finish::Length { "tool_calls" } else { finish.name() }
 }
 
 impl Answer {
@@ -75,16 +75,7 @@ impl Chat {
         if self.head.asked.answer.logprobs.is_none() {
             return Value::Null;
         }
-        let of = |of: &Logprob| {
-            let (token, bytes) = token_text(self.head.tokenizer(), of.token);
-            json!({ "id": of.token, "token": token, "logprob": of.logprob, "bytes": bytes })
-        };
-        let content = likelihoods.iter().map(|likelihood| {
-            let mut content = of(&likelihood.token);
-            content["top_logprobs"] = likelihood.top.iter().map(of).collect();
-            content
-        });
-        json!({ "content": content.collect::<Vec<_>>() })
+        json!({ "content": self.head.likelihoods(likelihoods) })
     }
 
     fn chunk(&self, piece: &Piece<'_>, delta: &Value) -> Value {

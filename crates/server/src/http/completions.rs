@@ -6,16 +6,16 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use kvant::Special;
 use serde_json::{Value, json};
 
 use super::asked::Asked;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::head::{Head, accounts};
+use super::prompt::{Prompt, prompts};
 use super::reply::{Format, Heard, Piece, Sent};
 use super::{Caller, Server};
-use crate::answer::{Likelihood, token_text};
+use crate::answer::{Finish, Likelihood, token_text};
 use crate::worker::Progress;
 
 /// A text to go on with.
@@ -24,79 +24,102 @@ pub(super) async fn completions(
     Extension(caller): Extension<Caller>,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let hosted = server.hosted(&fields)?;
-    let asked = Asked::read(&fields, &server.options.sampler, hosted.tokenizer())?;
+    let hosted = server.hosted(&fields).await?;
+    let asked = Asked::read(&fields, &server.sampler(), hosted.tokenizer())?;
     let given =
         fields.value("prompt").cloned().ok_or_else(|| ApiError::field("prompt", "a prompt", "nothing"))?;
-    for name in ["echo", "suffix"] {
-        if fields.value(name).is_some_and(|value| *value != Value::Bool(false) && value != "") {
-            return Err(ApiError::field(name, "nothing: this server does not do that yet", "a value"));
-        }
+    if fields.value("suffix").is_some_and(|value| value != "") {
+        return Err(ApiError::field("suffix", "nothing: /infill fills gaps", "a value"));
     }
     let prompts = hosted.tokens(move |model| prompts(model, &given)).await?;
-    let format = Completion { head: Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion")) };
-    hosted.answer(prompts, &asked, &caller, format).await
-}
-
-/// The prompts of a completion: a text, token numbers, or a list of either.
-pub(super) fn prompts(model: &kvant::Model, given: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
-    let expected = "a text, a list of token numbers, or a list of those";
-    let wrong = |got: &Value| ApiError::field("prompt", expected, got);
-    let one = |value: &Value| match value {
-        Value::String(text) => Ok(model.text_prompt(text, Special::Parse)?),
-        Value::Array(ids) => {
-            let id =
-                |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| wrong(value));
-            let ids = ids.iter().map(id).collect::<Result<Vec<_>, _>>()?;
-            let unknown = ids.iter().find(|&&id| id as usize >= model.n_vocab());
-            match unknown {
-                Some(id) => Err(ApiError::field("prompt", "numbers of tokens that there are", id)),
-                None => Ok(ids),
-            }
-        }
-        other => Err(wrong(other)),
-    };
-    match given {
-        Value::Array(items) if items.iter().any(|item| !item.is_number()) => items.iter().map(one).collect(),
-        other => Ok(vec![one(other)?]),
-    }
+    let tokens = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
+    let head = Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
+    let format = Completion { prompts: if asked.echo { prompts } else { Vec::new() }, head };
+    hosted.answer(tokens, &asked, &caller, format).await
 }
 
 struct Completion {
     head: Head,
+    /// Where an answer begins with its prompt: the prompts.
+    prompts: Vec<Prompt>,
 }
 
 impl Completion {
-    fn logprobs(&self, likelihoods: &[Likelihood], before: usize) -> Value {
-        if self.head.asked.answer.logprobs.is_none() {
+    /// The prompt that an answer begins with.
+    fn prompt(&self, index: usize) -> Option<&Prompt> {
+        self.prompts.get(index / self.head.asked.n)
+    }
+
+    fn tells_logprobs(&self) -> bool {
+        self.head.asked.answer.logprobs.is_some()
+    }
+
+    /// How likely tokens were, in text that so many characters are in front of. Nothing is known of the first token of a prompt.
+    fn logprobs<'a>(
+        &self,
+        likelihoods: impl Iterator<Item = (u32, Option<&'a Likelihood>)>,
+        before: usize,
+    ) -> Value {
+        if !self.tells_logprobs() {
             return Value::Null;
         }
         let text = |token: u32| token_text(self.head.tokenizer(), token).0;
-        let mut at = before;
-        let offsets: Vec<usize> = likelihoods
-            .iter()
-            .map(|likelihood| {
-                let offset = at;
-                at += text(likelihood.token.token).chars().count();
-                offset
-            })
-            .collect();
-        let top = |likelihood: &Likelihood| {
-            let pairs = likelihood.top.iter().map(|top| (text(top.token), json!(top.logprob)));
-            Value::Object(pairs.collect())
-        };
-        json!({
-            "tokens": likelihoods.iter().map(|of| text(of.token.token)).collect::<Vec<_>>(),
-            "token_logprobs": likelihoods.iter().map(|of| of.token.logprob).collect::<Vec<_>>(),
-            "top_logprobs": likelihoods.iter().map(top).collect::<Vec<_>>(),
-            "text_offset": offsets,
-        })
+        let (mut at, mut tokens, mut offsets) = (before, Vec::new(), Vec::new());
+        let (mut chosen, mut tops) = (Vec::new(), Vec::new());
+        for (token, likelihood) in likelihoods {
+            let text_of = text(token);
+            offsets.push(at);
+            at += text_of.chars().count();
+            tokens.push(text_of);
+            chosen.push(likelihood.map(|of| of.token.logprob));
+            let pair = |top: &crate::answer::Logprob| (text(top.token), json!(top.logprob));
+            tops.push(likelihood.map(|of| Value::Object(of.top.iter().map(pair).collect())));
+        }
+        json!({ "tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": offsets })
+    }
+
+    fn choice(&self, index: usize, text: &str, logprobs: &Value, finish: Option<Finish>) -> Value {
+        let reason = finish.map(Finish::name);
+        json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": reason })
     }
 }
 
+/// Tokens that were said with how likely they were.
+fn said(likelihoods: &[Likelihood]) -> impl Iterator<Item = (u32, Option<&Likelihood>)> {
+    likelihoods.iter().map(|likelihood| (likelihood.token.token, Some(likelihood)))
+}
+
+/// Tokens of a prompt with how likely all but the first were.
+fn read<'a>(
+    prompt: &'a Prompt,
+    likelihoods: &'a [Likelihood],
+) -> impl Iterator<Item = (u32, Option<&'a Likelihood>)> {
+    let first = prompt.tokens.first().map(|&token| (token, None));
+    first.into_iter().chain(said(likelihoods))
+}
+
 impl Format for Completion {
+    fn begin(&mut self, out: &mut VecDeque<Sent>) {
+        // With its likelihoods a prompt is told when they are known.
+        if !self.tells_logprobs() {
+            for index in 0..self.prompts.len() * self.head.asked.n {
+                let text = self.prompt(index).map_or("", |prompt| &prompt.text);
+                let choice = self.choice(index, text, &Value::Null, None);
+                out.push_back(Sent(self.head.chunk(choice).into()));
+            }
+        }
+    }
+
+    fn scored(&mut self, index: usize, heard: &Heard, out: &mut VecDeque<Sent>) {
+        if let Some(prompt) = self.prompt(index) {
+            let logprobs = self.logprobs(read(prompt, &heard.prompt), 0);
+            let choice = self.choice(index, &prompt.text, &logprobs, None);
+            out.push_back(Sent(self.head.chunk(choice).into()));
+        }
+    }
+
     fn progress(&mut self, progress: Progress, out: &mut VecDeque<Sent>) {
-        let choice = json!({ "index": 0, "text": "", "logprobs": null, "finish_reason": null });
+        let choice = self.choice(0, "", &Value::Null, None);
         self.head.progress(progress, choice, out);
     }
 
@@ -106,16 +129,12 @@ impl Format for Completion {
             return;
         }
         // Counted only where it is told: an answer may be long.
-        let before = match piece.likelihood {
-            Some(_) => piece.heard.text.chars().count() - piece.text.chars().count(),
-            None => 0,
-        };
-        let mut choice = json!({
-            "index": piece.index,
-            "text": piece.text,
-            "logprobs": self.logprobs(likelihoods, before),
-            "finish_reason": piece.finish.map(|finish| finish.name()),
+        let before = piece.likelihood.map_or(0, |_| {
+            let echoed = self.prompt(piece.index).map_or(0, |prompt| prompt.text.chars().count());
+            echoed + piece.heard.text.chars().count() - piece.text.chars().count()
         });
+        let logprobs = self.logprobs(said(likelihoods), before);
+        let mut choice = self.choice(piece.index, piece.text, &logprobs, piece.finish);
         if self.head.asked.return_tokens {
             choice["token_ids"] = json!(piece.token.as_slice());
         }
@@ -133,17 +152,20 @@ impl Format for Completion {
 
     fn whole(&mut self, heard: &[Heard]) -> Value {
         let choices = heard.iter().enumerate().map(|(index, heard)| {
-            let mut choice = json!({
-                "index": index,
-                "text": heard.text,
-                "logprobs": self.logprobs(&heard.likelihoods, 0),
-                "finish_reason": heard.finish.map(|finish| finish.name()),
-            });
+            let (text, logprobs) = match self.prompt(index) {
+                Some(prompt) => {
+                    let all = read(prompt, &heard.prompt).chain(said(&heard.likelihoods));
+                    (format!("{}{}", prompt.text, heard.text), self.logprobs(all, 0))
+                }
+                None => (heard.text.clone(), self.logprobs(said(&heard.likelihoods), 0)),
+            };
+            let mut choice = self.choice(index, &text, &logprobs, heard.finish);
             if self.head.asked.return_tokens {
                 choice["token_ids"] = json!(heard.tokens);
             }
             choice
         });
-        self.head.whole(choices.collect(), heard)
+        let choices = choices.collect();
+        self.head.whole(choices, heard)
     }
 }

@@ -47,7 +47,8 @@ impl Conversation {
             given.into_iter().map(|given| message(given, format)).collect::<Result<Vec<_>, _>>()?;
         let (described_tools, tools, choice) = offered(fields)?;
         let extra = fields.get("chat_template_kwargs", "an object")?.unwrap_or_default();
-        let mut options = RenderOptions { add_generation_prompt: true, extra, ..RenderOptions::default() };
+        let add_generation_prompt = fields.get("add_generation_prompt", "true or false")?.unwrap_or(true);
+        let mut options = RenderOptions { add_generation_prompt, extra, ..RenderOptions::default() };
         if !tools.is_empty() {
             if template.contains("tools") {
                 options.tools = Some(described_tools.into());

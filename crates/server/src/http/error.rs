@@ -35,6 +35,22 @@ impl ApiError {
         Self { param: Some(name), ..Self::invalid(format!("{name}: expected {expected}, got {got}")) }
     }
 
+    /// Nobody knows the model that a request names.
+    pub fn unknown_model(name: &str, known: &[&str]) -> Self {
+        let known: Vec<String> = known.iter().map(|known| format!("'{known}'")).collect();
+        let message = format!("there is no model '{name}' here; there is {}", known.join(", "));
+        Self { param: Some("model"), ..Self::new(StatusCode::NOT_FOUND, "not_found_error", message) }
+    }
+
+    /// A model does not fit beside those that are in use.
+    pub fn no_room(name: &str, needed: u64, there: u64, budget: u64) -> Self {
+        let message = format!(
+            "{name} takes {needed} bytes, models that are in use take {there}, all together may take {budget}"
+        );
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
+        Self { retry_after: Some(10), ..error }
+    }
+
     /// The server is at fault.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
@@ -48,7 +64,7 @@ impl ApiError {
     /// A prompt is longer than a conversation may be.
     pub fn too_long(n_prompt: usize, n_ctx: usize) -> Self {
         let message = format!(
-            "the prompt has {n_prompt} tokens, a conversation may have {n_ctx}: nothing was cut or read"
+            "the prompt ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens): nothing was cut or read"
         );
         let more = json!({ "n_prompt_tokens": n_prompt, "n_ctx": n_ctx });
         Self {
@@ -93,13 +109,25 @@ impl From<kvant::Error> for ApiError {
     }
 }
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response =
-            (self.status, Json(json!({ "type": "error", "error": self.object() }))).into_response();
+impl ApiError {
+    /// What went wrong, in a line.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The answer that tells of it, with this body.
+    pub fn answered(self, body: Value) -> Response {
+        let mut response = (self.status, Json(body)).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = json!({ "type": "error", "error": self.object() });
+        self.answered(body)
     }
 }

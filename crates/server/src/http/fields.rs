@@ -2,12 +2,16 @@
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
+use futures_util::StreamExt as _;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::BODY;
 use super::error::ApiError;
+use super::{BODY, MOST_BYTES};
+
+/// The most bytes of a body that is too large which are taken before it is refused.
+const MOST_TAKEN: usize = 8 * MOST_BYTES;
 
 /// A JSON object. A field that is null is one that is not there.
 #[derive(Debug, Clone, Default)]
@@ -65,10 +69,26 @@ impl Fields {
     }
 }
 
+/// Refuses a body that says itself that it is too large. Most of those who send one listen only when they have sent it whole, so
+/// it is taken for a while, and let go of.
+async fn refuse_if_large(request: Request) -> Result<Request, ApiError> {
+    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    let length = length.and_then(|length| length.parse::<usize>().ok());
+    let Some(length) = length.filter(|&length| length > MOST_BYTES) else { return Ok(request) };
+    if length <= MOST_TAKEN && !request.headers().contains_key(header::EXPECT) {
+        let mut body = request.into_body().into_data_stream();
+        _ = tokio::time::timeout(BODY, async { while body.next().await.is_some_and(|part| part.is_ok()) {} })
+            .await;
+    }
+    let message = format!("the body has {length} bytes, at most {MOST_BYTES} are read");
+    Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message))
+}
+
 impl<S: Send + Sync> FromRequest<S> for Fields {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let request = refuse_if_large(request).await?;
         let bytes = tokio::time::timeout(BODY, Bytes::from_request(request, state)).await;
         let late =
             |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "the body did not come");

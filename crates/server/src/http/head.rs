@@ -11,12 +11,13 @@ use super::Hosted;
 use super::asked::Asked;
 use super::fields::Fields;
 use super::reply::{Heard, Sent};
+use crate::answer::{Likelihood, Logprob, token_text};
 use crate::worker::{Progress, Times};
 
 /// What is the same in every answer to a request.
 pub(super) struct Head {
     pub hosted: Arc<Hosted>,
-    id: String,
+    pub id: String,
     object: &'static str,
     created: u64,
     model: String,
@@ -34,6 +35,20 @@ impl Head {
 
     pub fn tokenizer(&self) -> &Tokenizer {
         self.hosted.tokenizer()
+    }
+
+    /// Each token with how likely it and others were.
+    pub fn likelihoods(&self, likelihoods: &[Likelihood]) -> Value {
+        let of = |of: &Logprob| {
+            let (token, bytes) = token_text(self.tokenizer(), of.token);
+            json!({ "id": of.token, "token": token, "logprob": of.logprob, "bytes": bytes })
+        };
+        let all = likelihoods.iter().map(|likelihood| {
+            let mut token = of(&likelihood.token);
+            token["top_logprobs"] = likelihood.top.iter().map(of).collect();
+            token
+        });
+        all.collect()
     }
 
     fn object(&self, object: &str, choices: Value) -> Map<String, Value> {
@@ -65,11 +80,10 @@ impl Head {
 
     pub fn progress(&self, progress: Progress, choice: Value, out: &mut VecDeque<Sent>) {
         let mut chunk = self.chunk(choice);
-        let Progress { total, cached, done, took } = progress;
-        let told = json!({
-            "total": total, "cache": cached, "processed": done, "time_ms": took.as_millis() as u64,
-        });
-        chunk.insert("prompt_progress".to_owned(), told);
+        chunk.insert("prompt_progress".to_owned(), told(progress));
+        if self.asked.timings_per_token {
+            chunk.insert("timings".to_owned(), timings(&Times { prompt: progress, ..Times::default() }));
+        }
         out.push_back(Sent(chunk.into()));
     }
 
@@ -82,6 +96,12 @@ impl Head {
             out.push_back(Sent(chunk.into()));
         }
     }
+}
+
+/// How far a prompt has been read.
+pub(super) fn told(progress: Progress) -> Value {
+    let Progress { total, cached, done, took } = progress;
+    json!({ "total": total, "cache": cached, "processed": done, "time_ms": took.as_millis() as u64 })
 }
 
 /// Usage, times, and what the cache takes. Each prompt has `n` answers and is counted once.
@@ -99,12 +119,17 @@ pub(super) fn accounts(heard: &[Heard], n: usize) -> Map<String, Value> {
             "prompt_tokens_details": { "cached_tokens": cached },
         },
         "timings": timings(&first),
-        "kv": { "bytes": first.kv_bytes, "bytes_f16": first.kv_bytes_f16 },
+        "kv": kv(&first),
     });
     match fields {
         Value::Object(fields) => fields,
         _ => Map::new(),
     }
+}
+
+/// What a cache takes, and would take as f16.
+pub(super) fn kv(times: &Times) -> Value {
+    json!({ "bytes": times.kv_bytes, "bytes_f16": times.kv_bytes_f16 })
 }
 
 pub(super) fn timings(times: &Times) -> Value {

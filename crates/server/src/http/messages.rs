@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::conversation::{Conversation, Opening};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::reply::{Format, Heard, Piece, Sent};
+use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
 use crate::answer::Finish;
 use crate::speech::{Part, Speech};
@@ -25,16 +25,17 @@ pub(super) async fn messages(
     Extension(caller): Extension<Caller>,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let hosted = server.hosted(&fields)?;
+    let hosted = server.hosted(&fields).await?;
     fields.need::<u64>("max_tokens", "a whole number")?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     let fields = translated(&fields)?;
-    let (asked, Opening { tokens, speech }) = hosted.open(&fields, &server.options.sampler).await?;
+    let (asked, Opening { tokens, speech }) = hosted.open(&fields, &server.sampler()).await?;
     let (id, n_prompt) = (new_id("msg"), tokens.len());
     let format = Messages {
         id,
         model,
         n_prompt,
+        stop: asked.answer.stop.clone(),
         whole: speech.clone(),
         speech,
         open: None,
@@ -49,7 +50,7 @@ pub(super) async fn count_tokens(
     State(server): State<Arc<Server>>,
     fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
-    let hosted = server.hosted(&fields)?;
+    let hosted = server.hosted(&fields).await?;
     let conversation = Conversation::read(&translated(&fields)?, hosted.template()?)?;
     let Opening { tokens, .. } = hosted.tokens(move |model| conversation.open(model)).await?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
@@ -158,6 +159,8 @@ struct Messages {
     id: String,
     model: String,
     n_prompt: usize,
+    /// Texts to stop at.
+    stop: Vec<String>,
     /// How to read an answer, from its beginning.
     whole: Speech,
     speech: Speech,
@@ -169,9 +172,10 @@ struct Messages {
 
 fn stop_reason(finish: Finish, calls: bool) -> &'static str {
     match (finish, calls) {
-        (Finish::Stop, true) => "tool_use",
-        (Finish::Stop, false) => "end_turn",
         (Finish::Length, _) => "max_tokens",
+        (_, true) => "tool_use",
+        (Finish::Stop, false) => "end_turn",
+        (Finish::Word(_), false) => "stop_sequence",
     }
 }
 
@@ -187,6 +191,14 @@ impl Messages {
             "stop_sequence": null,
             "usage": usage,
         })
+    }
+
+    /// The text that the answer stopped at.
+    fn word(&self, finish: Finish) -> Option<&str> {
+        match finish {
+            Finish::Word(index) => self.stop.get(index).map(String::as_str),
+            Finish::Stop | Finish::Length => None,
+        }
     }
 
     fn usage(&self, heard: &Heard) -> Value {
@@ -249,7 +261,7 @@ impl Messages {
 }
 
 impl Format for Messages {
-    const NAMES_EVENTS: bool = true;
+    const FRAMING: Framing = Framing::Named;
 
     fn begin(&mut self, out: &mut VecDeque<Sent>) {
         let usage = json!({ "input_tokens": self.n_prompt, "output_tokens": 0 });
@@ -265,7 +277,8 @@ impl Format for Messages {
         parts.into_iter().for_each(|part| self.part(part, out));
         let Some(finish) = piece.finish else { return };
         self.close(out);
-        let delta = json!({ "stop_reason": stop_reason(finish, self.calls), "stop_sequence": null });
+        let word = self.word(finish);
+        let delta = json!({ "stop_reason": stop_reason(finish, self.calls), "stop_sequence": word });
         let usage = self.usage(piece.heard);
         out.push_back(Sent(json!({ "type": "message_delta", "delta": delta, "usage": usage })));
     }
@@ -305,6 +318,7 @@ impl Format for Messages {
         content.extend(used);
         let mut message = self.message(content.into(), self.usage(heard));
         message["stop_reason"] = heard.finish.map(|finish| stop_reason(finish, calls)).into();
+        message["stop_sequence"] = heard.finish.and_then(|finish| self.word(finish)).into();
         message
     }
 }

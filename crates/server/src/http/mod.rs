@@ -6,8 +6,13 @@ mod completions;
 mod conversation;
 mod error;
 mod fields;
+mod gap;
 mod head;
 mod messages;
+mod named;
+mod native;
+mod ollama;
+mod prompt;
 mod reply;
 mod responses;
 mod status;
@@ -23,25 +28,28 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use kvant::{Model, SamplerParams, Tokenizer};
 use tokio::sync::mpsc::channel;
+use tower_http::cors::CorsLayer;
 
 use crate::Options;
 use crate::guide::{Grammars, Guides};
-use crate::metrics::Metrics;
+use crate::pool::Pool;
 use crate::shelf::{Kind, Stored};
 use crate::worker::{Job, Status};
 use asked::Asked;
 use conversation::{Conversation, Opening};
-use error::ApiError;
+pub(crate) use error::ApiError;
 use fields::Fields;
+use named::RequestId;
+pub(crate) use named::cors;
 use reply::{Format, Listener};
 
-/// Named in every answer.
-const FINGERPRINT: &str = concat!("kvant-", env!("CARGO_PKG_VERSION"));
+/// Named in every answer, in the form of llama.cpp's builds: clients look for the first letter.
+const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"), "-kvant");
 /// Events of an answer that may wait to be sent before its sequence is held back.
 const EVENTS_AHEAD: usize = 64;
 /// The longest that a body may take to come.
@@ -59,14 +67,15 @@ pub(crate) struct Hosted {
     pub kv: Arc<Stored>,
     pub grammars: Arc<Grammars>,
     pub jobs: Sender<Job>,
-    pub metrics: Arc<Metrics>,
     pub status: Arc<Mutex<Status>>,
 }
 
 /// All that handlers know.
 pub(crate) struct Server {
     pub options: Options,
-    pub hosted: Arc<Hosted>,
+    pub pool: Arc<Pool>,
+    /// Requests that have been read.
+    pub n_asked: AtomicU64,
     /// No more work is taken on.
     pub is_leaving: AtomicBool,
     /// Held by every answer until it has been sent.
@@ -80,21 +89,33 @@ pub(crate) struct Caller {
     owner: Option<Arc<str>>,
     /// See [`Server::work`].
     work: Arc<()>,
+    /// The name of the request.
+    id: Arc<str>,
 }
 
-/// An identifier that nobody has had.
+/// An identifier that nobody has had. A line joins its parts as clients expect it: they look for `chatcmpl-` and for `resp_`.
 fn new_id(prefix: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("{prefix}-{:016x}{n:08x}", RandomState::new().hash_one(n))
+    let joint = if prefix.ends_with("cmpl") { '-' } else { '_' };
+    format!("{prefix}{joint}{:016x}{n:08x}", RandomState::new().hash_one(n))
 }
 
 impl Server {
+    /// How tokens are drawn where a request does not say.
+    fn sampler(&self) -> SamplerParams {
+        let sampler = self.options.sampler;
+        if self.options.has_one_seed {
+            return sampler;
+        }
+        let n = self.n_asked.fetch_add(1, Ordering::Relaxed);
+        SamplerParams { seed: sampler.seed.wrapping_add(n), ..sampler }
+    }
+
     /// The model that a request is for.
-    pub fn hosted(&self, fields: &Fields) -> Result<Arc<Hosted>, ApiError> {
-        // Whatever name is sent: there is one model, and clients have names of their own for it.
-        fields.get::<String>("model", "a name")?;
-        Ok(Arc::clone(&self.hosted))
+    pub async fn hosted(&self, fields: &Fields) -> Result<Arc<Hosted>, ApiError> {
+        let name: Option<String> = fields.get("model", "a name")?;
+        self.pool.get(name.as_deref()).await
     }
 }
 
@@ -153,13 +174,13 @@ impl Hosted {
 
     /// Answers prompts as `asked` says.
     pub async fn answer(
-        &self,
+        self: &Arc<Self>,
         prompts: Vec<Vec<u32>>,
         asked: &Asked,
         caller: &Caller,
         format: impl Format,
     ) -> Result<Response, ApiError> {
-        let work = Arc::clone(&caller.work);
+        let held = (Arc::clone(&caller.work), Arc::clone(self));
         let n_answers = prompts.len() * asked.n;
         let (events, received) = channel(EVENTS_AHEAD + 4 * n_answers);
         let n_jobs = prompts.len();
@@ -183,18 +204,20 @@ impl Hosted {
                 n: asked.n,
                 first: index * asked.n,
                 tells_progress: asked.stream && asked.return_progress,
+                scores: asked.answer.logprobs.filter(|_| asked.echo),
+                id: Arc::clone(&caller.id),
                 events: events.clone(),
             };
             self.jobs.send(job).map_err(|_| ApiError::leaving())?;
         }
         drop(events);
-        let listener = Listener::new(received, n_jobs, n_answers, format, work).await?;
+        let listener = Listener::new(received, n_jobs, n_answers, format, held).await?;
         if asked.stream { Ok(listener.stream()) } else { listener.whole().await }
     }
 }
 
 /// All routes.
-pub(crate) fn router(server: Arc<Server>) -> Router {
+pub(crate) fn router(server: Arc<Server>, cors: CorsLayer) -> Router {
     Router::new()
         .route("/", get(status::page))
         .route("/health", get(status::health))
@@ -210,10 +233,21 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
         .route("/v1/models/{*id}", get(status::model))
         .route("/chat/completions", post(chat::chat))
         .route("/v1/chat/completions", post(chat::chat))
+        .route("/chat/completions/input_tokens", post(text::count_tokens))
+        .route("/v1/chat/completions/input_tokens", post(text::count_tokens))
         .route("/v1/completions", post(completions::completions))
+        .route("/completion", post(native::completion))
+        .route("/completions", post(native::completion))
+        .route("/infill", post(native::infill))
+        .route("/responses", post(responses::responses))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/messages", post(messages::messages))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/show", post(ollama::show))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/apply-template", post(text::apply_template))
@@ -221,6 +255,8 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
         .method_not_allowed_fallback(not_so)
         .layer(from_fn_with_state(Arc::clone(&server), admit))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
+        .layer(cors)
+        .layer(from_fn(named::name))
         .with_state(server)
 }
 
@@ -254,7 +290,8 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
     if !is_open && request.method() == Method::POST && server.is_leaving.load(Ordering::Relaxed) {
         return ApiError::leaving().into_response();
     }
-    request.extensions_mut().insert(Caller { owner, work });
+    let id = request.extensions().get::<RequestId>().map_or_else(|| "".into(), |id| Arc::clone(&id.0));
+    request.extensions_mut().insert(Caller { owner, work, id });
     next.run(request).await
 }
 

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
+use axum::body::Body;
+use axum::http::header;
 use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream::{Stream, unfold};
+use futures_util::stream::{Stream, StreamExt as _, unfold};
 use serde_json::Value;
 use tokio::sync::mpsc::Receiver;
 
@@ -25,6 +27,8 @@ pub(crate) struct Heard {
     pub text: String,
     pub tokens: Vec<u32>,
     pub likelihoods: Vec<Likelihood>,
+    /// Those of all tokens of the prompt but the first, where they were asked for.
+    pub prompt: Arc<[Likelihood]>,
     pub finish: Option<Finish>,
     pub times: Times,
 }
@@ -47,9 +51,24 @@ pub(crate) struct Sent(pub Value);
 /// What OpenAI's API ends a stream with.
 const DONE: &str = "[DONE]";
 
-fn event<F: Format>(Sent(value): &Sent) -> Sse {
+/// How a stream is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// Server-sent events without names; OpenAI's mark ends them.
+    Done,
+    /// Server-sent events, each named after the `type` of its data.
+    Named,
+    /// Server-sent events without names.
+    Bare,
+    /// Values with a line each, as ollama sends them.
+    Lines,
+}
+
+/// A value as an event; none is the mark of the end.
+fn event<F: Format>(sent: Option<Sent>) -> Sse {
+    let Some(Sent(value)) = sent else { return Sse::default().data(DONE) };
     let event = Sse::default().data(value.to_string());
-    match value["type"].as_str().filter(|_| F::NAMES_EVENTS) {
+    match value["type"].as_str().filter(|_| F::FRAMING == Framing::Named) {
         Some(name) => event.event(name),
         None => event,
     }
@@ -57,11 +76,11 @@ fn event<F: Format>(Sent(value): &Sent) -> Sse {
 
 /// How an API writes answers down.
 pub(crate) trait Format: Send + 'static {
-    /// Whether an event is named after the `type` of its data, and the last one ends the stream; otherwise events have no names,
-    /// and OpenAI's mark ends it.
-    const NAMES_EVENTS: bool = false;
+    const FRAMING: Framing = Framing::Done;
     /// Before anything else in a stream.
     fn begin(&mut self, _out: &mut VecDeque<Sent>) {}
+    /// How likely the tokens of the prompt were that this answer goes on from.
+    fn scored(&mut self, _index: usize, _heard: &Heard, _out: &mut VecDeque<Sent>) {}
     /// A prompt is being read.
     fn progress(&mut self, _progress: Progress, _out: &mut VecDeque<Sent>) {}
     /// Something new in a stream.
@@ -84,7 +103,8 @@ pub(crate) struct Listener<F> {
     heard: Vec<Heard>,
     n_ended: usize,
     format: F,
-    _work: Arc<()>,
+    /// What is in use until all has been sent.
+    _held: Box<dyn Send>,
 }
 
 impl<F: Format> Listener<F> {
@@ -97,7 +117,7 @@ impl<F: Format> Listener<F> {
         n_jobs: usize,
         n_answers: usize,
         format: F,
-        work: Arc<()>,
+        held: impl Send + 'static,
     ) -> Result<Self, ApiError> {
         let (mut early, mut n_taken) = (VecDeque::new(), 0);
         while n_taken < n_jobs {
@@ -111,7 +131,7 @@ impl<F: Format> Listener<F> {
             }
         }
         let heard = vec![Heard::default(); n_answers];
-        Ok(Self { events, early, heard, n_ended: 0, format, _work: work })
+        Ok(Self { events, early, heard, n_ended: 0, format, _held: Box::new(held) })
     }
 
     async fn next(&mut self) -> Option<Event> {
@@ -126,6 +146,12 @@ impl<F: Format> Listener<F> {
         match event {
             Some(Event::Taken) => {}
             Some(Event::Read(progress)) => self.format.progress(progress, out),
+            Some(Event::Scored(answers, likelihoods)) => {
+                for index in answers {
+                    self.heard[index].prompt = Arc::clone(&likelihoods);
+                    self.format.scored(index, &self.heard[index], out);
+                }
+            }
             Some(Event::Said(index, said)) => self.said(index, &said, out),
             Some(Event::Ended(index, finish, text, times)) => {
                 let heard = &mut self.heard[index];
@@ -172,10 +198,18 @@ impl<F: Format> Listener<F> {
     pub fn stream(mut self) -> Response {
         let mut out = VecDeque::new();
         self.format.begin(&mut out);
-        let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
-        let stream = axum::response::Sse::new(sent(self, out)).keep_alive(keep_alive);
         // A proxy that gathers what it passes on would spoil the stream.
-        ([("x-accel-buffering", "no")], stream).into_response()
+        let head = [("x-accel-buffering", "no")];
+        if F::FRAMING == Framing::Lines {
+            let line = |Sent(value)| format!("{value}\n");
+            let lines =
+                sent(self, out).map(move |sent| Ok::<_, Infallible>(sent.map(line).unwrap_or_default()));
+            let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+            return (head, kind, Body::from_stream(lines)).into_response();
+        }
+        let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
+        let events = sent(self, out).map(|sent| Ok::<_, Infallible>(event::<F>(sent)));
+        (head, axum::response::Sse::new(events).keep_alive(keep_alive)).into_response()
     }
 }
 
@@ -189,19 +223,17 @@ enum Stage {
     Ended,
 }
 
-fn sent<F: Format>(
-    listener: Listener<F>,
-    out: VecDeque<Sent>,
-) -> impl Stream<Item = Result<Sse, Infallible>> {
+/// What is sent, one by one; none is the mark of the end.
+fn sent<F: Format>(listener: Listener<F>, out: VecDeque<Sent>) -> impl Stream<Item = Option<Sent>> {
     unfold((listener, out, Stage::Open), |(mut listener, mut out, mut stage)| async move {
         loop {
             if let Some(sent) = out.pop_front() {
-                return Some((Ok(event::<F>(&sent)), (listener, out, stage)));
+                return Some((Some(sent), (listener, out, stage)));
             }
             match stage {
                 Stage::Open => {}
-                Stage::Heard if !F::NAMES_EVENTS => {
-                    return Some((Ok(Sse::default().data(DONE)), (listener, out, Stage::Ended)));
+                Stage::Heard if F::FRAMING == Framing::Done => {
+                    return Some((None, (listener, out, Stage::Ended)));
                 }
                 Stage::Heard | Stage::Ended => return None,
             }
@@ -250,7 +282,7 @@ mod tests {
         events.try_send(ended(1)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let answer = runtime.block_on(async {
-            let listener = Listener::new(received, 2, 2, Texts, Arc::default()).await.unwrap();
+            let listener = Listener::new(received, 2, 2, Texts, ()).await.unwrap();
             listener.whole().await.unwrap()
         });
         assert_eq!(answer.status(), 200);

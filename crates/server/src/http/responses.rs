@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::reply::{Format, Heard, Piece, Sent};
+use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
 use crate::answer::Finish;
 use crate::speech::{Part, Speech};
@@ -23,14 +23,14 @@ pub(super) async fn responses(
     Extension(caller): Extension<Caller>,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let hosted = server.hosted(&fields)?;
+    let hosted = server.hosted(&fields).await?;
     if fields.value("previous_response_id").is_some() {
         let expected = "nothing: no response is stored here, send the whole conversation";
         return Err(ApiError::field("previous_response_id", expected, "a response"));
     }
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     let words = translated(&fields)?;
-    let (asked, Opening { tokens, speech }) = hosted.open(&words, &server.options.sampler).await?;
+    let (asked, Opening { tokens, speech }) = hosted.open(&words, &server.sampler()).await?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let (id, number) = (new_id("resp"), 0);
     let format = Responses { id, model, created, request: fields, speech, items: Vec::new(), number };
@@ -297,7 +297,7 @@ fn status(heard: &Heard) -> &'static str {
 }
 
 impl Format for Responses {
-    const NAMES_EVENTS: bool = true;
+    const FRAMING: Framing = Framing::Named;
 
     fn begin(&mut self, out: &mut VecDeque<Sent>) {
         for kind in ["response.created", "response.in_progress"] {

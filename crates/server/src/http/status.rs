@@ -5,12 +5,14 @@ use std::sync::atomic::Ordering;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, header};
 use axum::response::{Html, IntoResponse};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::{FINGERPRINT, Hosted, Server};
+use crate::answer::token_text;
+use crate::metrics::older;
 
 pub(super) async fn page() -> Html<&'static str> {
     Html(include_str!("../../assets/page.html"))
@@ -28,14 +30,20 @@ pub(super) async fn health(State(server): State<Arc<Server>>) -> Result<Json<Val
     Ok(Json(json!({ "status": "ok" })))
 }
 
-pub(super) async fn metrics(State(server): State<Arc<Server>>) -> impl IntoResponse {
-    let hosted = &server.hosted;
-    let text = hosted.metrics.text(&hosted.status());
-    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+/// For scrapers that ask for OpenMetrics, and for those that know the older text format only.
+pub(super) async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> impl IntoResponse {
+    const NEW: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    const OLD: &str = "text/plain; version=0.0.4; charset=utf-8";
+    let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let is_new = accepted.contains("openmetrics");
+    let text = server.pool.metrics.text(&server.pool.status());
+    let text = if is_new { text } else { older(&text) };
+    ([(header::CONTENT_TYPE, if is_new { NEW } else { OLD })], text)
 }
 
 pub(super) async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
-    let data = [card(&server.hosted)];
+    let data: Vec<Value> =
+        server.pool.models().iter().map(|(name, hosted)| card(name, hosted.as_deref())).collect();
     Json(json!({ "object": "list", "data": data, "models": data }))
 }
 
@@ -43,37 +51,41 @@ pub(super) async fn model(
     State(server): State<Arc<Server>>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let hosted = &server.hosted;
-    if id == hosted.name {
-        return Ok(Json(card(hosted)));
-    }
-    let message = format!("there is no model '{id}' here, there is '{}'", hosted.name);
-    Err(ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message))
+    let index = server.pool.index(&id)?;
+    let models = server.pool.models();
+    let (name, hosted) = models.get(index).ok_or_else(ApiError::leaving)?;
+    Ok(Json(card(name, hosted.as_deref())))
 }
 
-fn card(hosted: &Hosted) -> Value {
-    let (model, config) = (&hosted.model, hosted.model.config());
-    json!({
-        "id": hosted.name,
-        "name": hosted.name,
-        "model": hosted.name,
+/// What is known of a model; of one that is not loaded, little.
+fn card(name: &str, hosted: Option<&Hosted>) -> Value {
+    let status = if hosted.is_some() { "loaded" } else { "unloaded" };
+    let mut card = json!({
+        "id": name,
+        "name": name,
+        "model": name,
         "object": "model",
         "created": 0,
         "owned_by": "kvant",
-        "max_model_len": hosted.n_ctx,
-        "meta": {
+        "status": { "value": status },
+    });
+    if let Some(Hosted { model, n_ctx, .. }) = hosted {
+        let config = model.config();
+        card["max_model_len"] = json!(n_ctx);
+        card["meta"] = json!({
             "n_vocab": model.n_vocab(),
-            "n_ctx": hosted.n_ctx,
+            "n_ctx": n_ctx,
             "n_ctx_train": config.n_ctx_train,
             "n_embd": config.n_embd,
             "n_params": model.n_params(),
             "size": model.weight_bytes(),
-        },
-    })
+        });
+    }
+    card
 }
 
-pub(super) async fn props(State(server): State<Arc<Server>>) -> Json<Value> {
-    let (hosted, sampler) = (&server.hosted, &server.options.sampler);
+pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
+    let (hosted, sampler) = (server.pool.first()?, &server.options.sampler);
     let params = json!({
         "temperature": sampler.temperature,
         "top_k": sampler.top_k,
@@ -81,33 +93,40 @@ pub(super) async fn props(State(server): State<Arc<Server>>) -> Json<Value> {
         "min_p": sampler.min_p,
         "repeat_penalty": sampler.repeat_penalty,
         "repeat_last_n": sampler.repeat_last_n,
+        "n_predict": -1,
+        "seed": sampler.seed,
     });
+    let tokenizer = hosted.tokenizer();
+    let text = |id: Option<u32>| id.map(|id| token_text(tokenizer, id).0).unwrap_or_default();
     let template = hosted.model.gguf().meta().find::<&str>("tokenizer.chat_template").ok().flatten();
-    Json(json!({
+    Ok(Json(json!({
         "default_generation_settings": { "n_ctx": hosted.n_ctx, "params": params },
         "total_slots": server.options.n_running,
         "model_alias": hosted.name,
         "chat_template": template,
+        "bos_token": text(tokenizer.bos()),
+        "eos_token": text(tokenizer.eos()),
+        "modalities": { "vision": false, "audio": false },
         "build_info": FINGERPRINT,
         "device": hosted.model.device().name,
-        "kv_types": types(hosted),
-    }))
+        "kv_types": types(&hosted),
+    })))
 }
 
 /// What is going on, one entry for each place: a habit of llama.cpp's clients. Sequences have no places of their own here.
-pub(super) async fn slots(State(server): State<Arc<Server>>) -> Json<Value> {
-    let counts = server.hosted.status().counts;
-    let busy = counts.reading + counts.speaking;
-    let slot = |id: usize| json!({ "id": id, "n_ctx": server.hosted.n_ctx, "is_processing": id < busy });
-    Json((0..server.options.n_running).map(slot).collect())
+pub(super) async fn slots(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
+    let counts = server.pool.status().counts;
+    let (busy, n_ctx) = (counts.reading + counts.speaking, server.pool.first()?.n_ctx);
+    let slot = |id: usize| json!({ "id": id, "n_ctx": n_ctx, "is_processing": id < busy });
+    Ok(Json((0..server.options.n_running).map(slot).collect()))
 }
 
 /// What caches take at this moment, in bytes and tokens.
-pub(super) async fn kv(State(server): State<Arc<Server>>) -> Json<Value> {
-    let status = server.hosted.status();
+pub(super) async fn kv(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
+    let status = server.pool.status();
     let counts = status.counts;
     let several = status.running_bytes + status.idle_bytes;
-    Json(json!({
+    Ok(Json(json!({
         "bytes": status.kv_bytes,
         "shared_bytes": several.saturating_sub(status.kv_bytes),
         "running_bytes": status.running_bytes,
@@ -116,12 +135,12 @@ pub(super) async fn kv(State(server): State<Arc<Server>>) -> Json<Value> {
         "idle_bytes_f16": status.idle_bytes_f16,
         "budget": status.budget,
         "tokens": status.tokens,
-        "types": types(&server.hosted),
+        "types": types(&*server.pool.first()?),
         "running": counts.reading + counts.speaking,
         "waiting": counts.waiting,
         "parked": counts.parked,
         "idle": status.idle,
-    }))
+    })))
 }
 
 /// Names of the types of keys and values.

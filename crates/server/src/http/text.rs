@@ -8,7 +8,7 @@ use kvant::Special;
 use serde_json::{Value, json};
 
 use super::Server;
-use super::conversation::Conversation;
+use super::conversation::{Conversation, Opening};
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::answer::token_text;
@@ -17,7 +17,7 @@ pub(super) async fn tokenize(
     State(server): State<Arc<Server>>,
     fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
-    let hosted = server.hosted(&fields)?;
+    let hosted = server.hosted(&fields).await?;
     let text: String = fields.any(&["content", "prompt"], "a text")?.unwrap_or_default();
     let adds = fields.flag("add_special")?;
     let special = match fields.get("parse_special", "true or false")?.unwrap_or(true) {
@@ -45,7 +45,7 @@ pub(super) async fn detokenize(
     State(server): State<Arc<Server>>,
     fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
-    let hosted = server.hosted(&fields)?;
+    let hosted = server.hosted(&fields).await?;
     let tokens: Vec<u32> = fields.need("tokens", "a list of token numbers")?;
     let tokenizer = hosted.tokenizer();
     if let Some(unknown) = tokens.iter().find(|&&token| token as usize >= tokenizer.n_vocab()) {
@@ -55,11 +55,22 @@ pub(super) async fn detokenize(
     Ok(Json(json!({ "content": text, "prompt": text })))
 }
 
+/// How many tokens the prompt of a conversation has.
+pub(super) async fn count_tokens(
+    State(server): State<Arc<Server>>,
+    fields: Fields,
+) -> Result<Json<Value>, ApiError> {
+    let hosted = server.hosted(&fields).await?;
+    let conversation = Conversation::read(&fields, hosted.template()?)?;
+    let Opening { tokens, .. } = hosted.tokens(move |model| conversation.open(model)).await?;
+    Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": tokens.len() })))
+}
+
 pub(super) async fn apply_template(
     State(server): State<Arc<Server>>,
     fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
-    let hosted = server.hosted(&fields)?;
+    let hosted = server.hosted(&fields).await?;
     let conversation = Conversation::read(&fields, hosted.template()?)?;
     let text = hosted.tokens(move |model| conversation.text(model)).await?;
     Ok(Json(json!({ "prompt": text })))

@@ -1,4 +1,5 @@
 //! A client that shows everything and hides nothing: one connection for each request.
+#![allow(dead_code, reason = "each test file uses a part")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -22,14 +23,18 @@ pub fn options() -> Options {
     Options {
         address: ("127.0.0.1".to_owned(), 0),
         name: "pocket".to_owned(),
+        others: Vec::new(),
+        weight_budget: u64::MAX,
         n_ctx: None,
         kv: KvOptions::symmetric(DType::Turbo3),
         sampler: SamplerParams::default(),
+        has_one_seed: false,
         n_running: 64,
         n_waiting: 64,
         kv_budget: 256 << 20,
         kv_disk: None,
         api_keys: Vec::new(),
+        origins: Vec::new(),
     }
 }
 
@@ -44,13 +49,17 @@ pub fn start(options: Options) -> Client {
 }
 
 impl Client {
+    /// Of a server that listens there.
+    pub fn at(address: SocketAddr) -> Self {
+        Self { address, key: None }
+    }
+
     pub fn with_key(&self, key: &str) -> Self {
         Self { key: Some(key.to_owned()), ..self.clone() }
     }
 
     fn request(&self, method: &str, path: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut stream = self.connect();
         let key =
             self.key.as_ref().map_or_else(String::new, |key| format!("Authorization: Bearer {key}\r\n"));
         let length = body.len();
@@ -124,6 +133,30 @@ impl Client {
         let mut data: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
         assert_eq!(data.pop(), Some("[DONE]"), "{text}");
         data.into_iter().map(|data| serde_json::from_str(data).unwrap()).collect()
+    }
+
+    /// The data of all events of a stream that just ends.
+    pub fn events_without_end(&self, path: &str, body: &Value) -> Vec<Value> {
+        let (status, headers, text) = Self::receive(self.send(path, body));
+        assert!(status == 200 && headers.contains("text/event-stream"), "{headers}{text}");
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        data.map(|data| serde_json::from_str(data).unwrap()).collect()
+    }
+
+    /// What comes back when these bytes are sent, to the end.
+    pub fn raw(&self, request: &str) -> String {
+        let mut stream = self.connect();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    /// A connection to send anything over.
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
     }
 
     /// Names and data of all events of a stream.

@@ -1,0 +1,67 @@
+//! Names of requests, for logs and for those who ask about them; and which web pages may send any.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+use super::new_id;
+use crate::ServeError;
+
+const NAME: HeaderName = HeaderName::from_static("x-request-id");
+/// The longest name that is taken over.
+const LONGEST: usize = 128;
+/// How long a browser may remember what it was told.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// The name of a request.
+#[derive(Debug, Clone)]
+pub(super) struct RequestId(pub Arc<str>);
+
+/// Names a request, as whoever sent it has or by a new name, in the log and in the head of its answer.
+pub(super) async fn name(mut request: Request, next: Next) -> Response {
+    let given = request.headers().get(NAME).and_then(|value| value.to_str().ok());
+    let is_sound = |id: &&str| (1..=LONGEST).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic());
+    let id: Arc<str> = given.filter(is_sound).map_or_else(|| new_id("req"), str::to_owned).into();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    request.extensions_mut().insert(RequestId(Arc::clone(&id)));
+    let started = Instant::now();
+    let mut response = next.run(request).await;
+    let (status, seconds) = (response.status().as_u16(), started.elapsed().as_secs_f64());
+    // Of a stream, until it begins.
+    tracing::info!(%id, %method, path, status, seconds, "request");
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(NAME, value);
+    }
+    response
+}
+
+/// Lets web pages of these origins send requests.
+///
+/// # Errors
+/// [`ServeError::Origin`] for what is no origin.
+pub(crate) fn cors(origins: &[String]) -> Result<CorsLayer, ServeError> {
+    if origins.is_empty() {
+        return Ok(CorsLayer::new());
+    }
+    let origin = |text: &String| {
+        let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")).unwrap_or_default();
+        let is_host = !host.is_empty() && !host.contains(['/', '*', ' ', ',']);
+        let value = HeaderValue::from_str(text).ok().filter(|_| is_host);
+        value.ok_or_else(|| ServeError::Origin(text.clone()))
+    };
+    let all = origins.iter().any(|origin| origin == "*");
+    let some = origins.iter().filter(|text| *text != "*").map(origin).collect::<Result<Vec<_>, _>>()?;
+    let allowed = if all { AllowOrigin::any() } else { AllowOrigin::list(some) };
+    Ok(CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST])
+        // A star would leave the key out.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([NAME, header::RETRY_AFTER])
+        .max_age(REMEMBERED))
+}

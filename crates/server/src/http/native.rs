@@ -1,0 +1,226 @@
+//! `/completion` and `/infill`, as llama.cpp's server has them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use kvant::Special;
+use serde_json::{Map, Value, json};
+
+use super::asked::Asked;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::gap::{Gap, GapTokens};
+use super::head::{Head, kv, timings, told};
+use super::prompt::{Prompt, prompts};
+use super::reply::{Format, Framing, Heard, Piece, Sent};
+use super::{Caller, Server};
+use crate::answer::{Finish, token_text};
+use crate::worker::{Progress, Times};
+
+/// A text to go on with.
+pub(super) async fn completion(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Fields,
+) -> Result<Response, ApiError> {
+    let hosted = server.hosted(&fields).await?;
+    let asked = Asked::read(&fields, &server.sampler(), hosted.tokenizer())?;
+    let given =
+        fields.value("prompt").cloned().ok_or_else(|| ApiError::field("prompt", "a prompt", "nothing"))?;
+    let prompts = hosted.tokens(move |model| prompts(model, &given)).await?;
+    let head = Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
+    answer(head, prompts, &fields, &caller).await
+}
+
+/// What stands between two texts.
+pub(super) async fn infill(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Fields,
+) -> Result<Response, ApiError> {
+    let hosted = server.hosted(&fields).await?;
+    let asked = Asked::read(&fields, &server.sampler(), hosted.tokenizer())?;
+    let gap = Gap::read(&fields)?;
+    let known = GapTokens::of(&hosted.model).ok_or_else(|| {
+        ApiError::invalid("this model has no tokens for what is before and behind a gap: it fills none")
+    })?;
+    let n_ctx = hosted.n_ctx;
+    let tokens = hosted
+        .tokens(move |model| {
+            let tokenizer = model.tokenizer()?;
+            let encode = |text: &str| {
+                let tokens = tokenizer.encode(text, Special::AsText, false);
+                tokens.map_err(|error| ApiError::invalid(error.to_string()))
+            };
+            gap.prompt(&known, tokenizer.bos().filter(|_| tokenizer.adds_bos()), n_ctx, encode)
+        })
+        .await?;
+    let prompt = Prompt { text: hosted.tokenizer().decode(&tokens), tokens };
+    let head = Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
+    answer(head, vec![prompt], &fields, &caller).await
+}
+
+async fn answer(
+    head: Head,
+    prompts: Vec<Prompt>,
+    fields: &Fields,
+    caller: &Caller,
+) -> Result<Response, ApiError> {
+    if fields.flag("post_sampling_probs")? {
+        return Err(ApiError::field("post_sampling_probs", "false: those before sampling are told", true));
+    }
+    let wanted: Vec<String> = fields.get("response_fields", "a list of names")?.unwrap_or_default();
+    let (hosted, asked) = (Arc::clone(&head.hosted), head.asked.clone());
+    let tokens: Vec<_> = prompts.into_iter().map(|prompt| prompt.tokens).collect();
+    let format = Native { head, prompts: tokens.clone(), wanted };
+    hosted.answer(tokens, &asked, caller, format).await
+}
+
+struct Native {
+    head: Head,
+    prompts: Vec<Vec<u32>>,
+    /// The fields to send, by their paths; all where there are none.
+    wanted: Vec<String>,
+}
+
+impl Native {
+    /// How the answer is made, with what is not there switched off.
+    fn settings(&self) -> Value {
+        let asked = &self.head.asked;
+        let (answer, sampler) = (&asked.answer, &asked.answer.sampler);
+        let bias = |&(token, bias): &(u32, f32)| json!({ "token": token, "bias": bias });
+        let mut settings = json!({
+            "n_predict": asked.max_tokens.map_or(-1, |n| n as i64),
+            "seed": sampler.seed,
+            "temperature": sampler.temperature,
+            "top_k": sampler.top_k,
+            "top_p": sampler.top_p,
+            "min_p": sampler.min_p,
+            "repeat_penalty": sampler.repeat_penalty,
+            "repeat_last_n": sampler.repeat_last_n,
+            "presence_penalty": answer.presence_penalty,
+            "frequency_penalty": answer.frequency_penalty,
+            "logit_bias": answer.bias.iter().map(bias).collect::<Vec<_>>(),
+            "stop": answer.stop,
+            "ignore_eos": answer.ignore_eos,
+            "n_probs": answer.logprobs.unwrap_or(0),
+            "stream": asked.stream,
+            // How fast a target that nobody sets is forgotten.
+            "adaptive_decay": 0.0,
+        });
+        for (name, off) in super::asked::ABSENT {
+            settings[name] = off.into();
+        }
+        settings
+    }
+
+    /// All that is told of an answer when it has ended.
+    fn ended(&self, index: usize, heard: &Heard) -> Map<String, Value> {
+        let (asked, times) = (&self.head.asked, &heard.times);
+        let text = |token: &u32| token_text(self.head.tokenizer(), *token).0;
+        let prompt: String = self.prompts[index / asked.n].iter().map(text).collect();
+        let (kind, word) = match heard.finish {
+            Some(Finish::Stop) => ("eos", ""),
+            Some(Finish::Word(index)) => ("word", asked.answer.stop.get(index).map_or("", String::as_str)),
+            Some(Finish::Length) => ("limit", ""),
+            None => ("none", ""),
+        };
+        // The last token that was said is not read.
+        let held = times.prompt.total + times.n_said.saturating_sub(1);
+        object(json!({
+            "index": index,
+            "content": heard.text,
+            "tokens": if asked.return_tokens { heard.tokens.as_slice() } else { &[] },
+            "id_slot": -1,
+            "stop": true,
+            "model": self.head.hosted.name,
+            "tokens_predicted": times.n_said,
+            "tokens_evaluated": times.prompt.total,
+            "generation_settings": self.settings(),
+            "prompt": prompt,
+            "has_new_line": heard.text.contains('\n'),
+            "truncated": heard.finish == Some(Finish::Length) && held >= self.head.hosted.n_ctx,
+            "stop_type": kind,
+            "stopping_word": word,
+            "tokens_cached": held,
+            "timings": timings(times),
+            "kv": kv(times),
+        }))
+    }
+
+    /// Only the fields that were asked for, each under its path.
+    fn chosen(&self, all: Map<String, Value>) -> Value {
+        let all = Value::Object(all);
+        if self.wanted.is_empty() {
+            return all;
+        }
+        let field = |path: &String| Some((path.clone(), all.pointer(&format!("/{path}"))?.clone()));
+        Value::Object(self.wanted.iter().filter_map(field).collect())
+    }
+}
+
+fn object(fields: Value) -> Map<String, Value> {
+    match fields {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}
+
+impl Format for Native {
+    const FRAMING: Framing = Framing::Bare;
+
+    fn progress(&mut self, progress: Progress, out: &mut VecDeque<Sent>) {
+        let mut piece = json!({
+            "index": 0, "content": "", "tokens": [], "stop": false, "prompt_progress": told(progress),
+        });
+        if self.head.asked.timings_per_token {
+            piece["timings"] = timings(&Times { prompt: progress, ..Times::default() });
+        }
+        out.push_back(Sent(piece));
+    }
+
+    fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
+        if piece.finish.is_some() {
+            let mut ended = self.ended(piece.index, piece.heard);
+            // The rest of the text: what came before has been sent.
+            ended.extend(object(json!({ "content": piece.text, "tokens": [] })));
+            out.push_back(Sent(self.chosen(ended)));
+            return;
+        }
+        let times = &piece.heard.times;
+        let mut said = json!({
+            "index": piece.index,
+            "content": piece.text,
+            "tokens": piece.token.as_slice(),
+            "stop": false,
+            "id_slot": -1,
+            "tokens_predicted": piece.heard.tokens.len(),
+            "tokens_evaluated": self.prompts[piece.index / self.head.asked.n].len(),
+        });
+        if let Some(likelihood) = piece.likelihood {
+            said["completion_probabilities"] = self.head.likelihoods(std::slice::from_ref(likelihood));
+        }
+        if self.head.asked.timings_per_token {
+            said["timings"] = timings(times);
+        }
+        out.push_back(Sent(said));
+    }
+
+    fn end(&mut self, _heard: &[Heard], _out: &mut VecDeque<Sent>) {}
+
+    fn whole(&mut self, heard: &[Heard]) -> Value {
+        let answers = heard.iter().enumerate().map(|(index, heard)| {
+            let mut ended = self.ended(index, heard);
+            if self.head.asked.answer.logprobs.is_some() {
+                let probabilities = self.head.likelihoods(&heard.likelihoods);
+                ended.insert("completion_probabilities".to_owned(), probabilities);
+            }
+            self.chosen(ended)
+        });
+        let mut answers: Vec<Value> = answers.collect();
+        if answers.len() == 1 { answers.remove(0) } else { answers.into() }
+    }
+}

@@ -1,0 +1,405 @@
+//! Ollama's API: `/api/chat`, `/api/generate`, and what tells of models. A request is put into OpenAI's words, read as such, and
+//! answered in lines of JSON.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use kvant::Special;
+use serde_json::{Map, Value, json};
+
+use super::asked::Asked;
+use super::conversation::Opening;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::reply::{Format, Framing, Heard, Piece, Sent};
+use super::{Caller, Hosted, Server};
+use crate::answer::Finish;
+use crate::speech::{Part, Speech};
+use crate::worker::Times;
+
+/// An error as ollama's clients read it.
+pub(super) struct Told(ApiError);
+
+impl From<ApiError> for Told {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Told {
+    fn into_response(self) -> Response {
+        let message = self.0.message().to_owned();
+        self.0.answered(json!({ "error": message }))
+    }
+}
+
+/// The newest release whose requests are understood: clients ask for it before they ask for anything else.
+const VERSION: &str = "0.12.0";
+
+pub(super) async fn version() -> Json<Value> {
+    Json(json!({ "version": VERSION }))
+}
+
+pub(super) async fn tags(State(server): State<Arc<Server>>) -> Json<Value> {
+    let tag = |(name, hosted): &(&str, Option<Arc<Hosted>>)| {
+        let bytes = hosted.as_ref().map_or(0, |hosted| hosted.model.weight_bytes());
+        json!({
+            "name": name,
+            "model": name,
+            "modified_at": timestamp(),
+            "size": bytes,
+            "digest": "",
+            "details": details(hosted.as_deref()),
+        })
+    };
+    let models: Vec<Value> = server.pool.models().iter().map(tag).collect();
+    Json(json!({ "models": models }))
+}
+
+fn details(hosted: Option<&Hosted>) -> Value {
+    let family = hosted.and_then(|hosted| {
+        hosted.model.gguf().meta().find::<&str>("general.architecture").ok().flatten().map(str::to_owned)
+    });
+    let size = hosted.map(|hosted| format!("{:.1}M", hosted.model.n_params() as f64 / 1e6));
+    json!({
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": family.iter().collect::<Vec<_>>(),
+        "parameter_size": size,
+        "quantization_level": "",
+    })
+}
+
+pub(super) async fn show(
+    State(server): State<Arc<Server>>,
+    fields: Result<Fields, ApiError>,
+) -> Result<Json<Value>, Told> {
+    let hosted = hosted(&server, &fields?).await?;
+    let meta = hosted.model.gguf().meta();
+    let text = |key: &str| meta.find::<&str>(key).ok().flatten().unwrap_or_default().to_owned();
+    let (config, architecture) = (hosted.model.config(), text("general.architecture"));
+    let mut info = Map::new();
+    info.insert("general.architecture".to_owned(), architecture.as_str().into());
+    info.insert("general.parameter_count".to_owned(), hosted.model.n_params().into());
+    info.insert(format!("{architecture}.context_length"), hosted.n_ctx.into());
+    info.insert(format!("{architecture}.embedding_length"), config.n_embd.into());
+    Ok(Json(json!({
+        "modelfile": "",
+        "parameters": "",
+        "template": text("tokenizer.chat_template"),
+        "details": details(Some(&hosted)),
+        "model_info": info,
+        "capabilities": ["completion", "tools"],
+    })))
+}
+
+/// The model of a request; `name:latest` is `name`.
+async fn hosted(server: &Arc<Server>, fields: &Fields) -> Result<Arc<Hosted>, ApiError> {
+    let name: Option<String> = fields.any(&["model", "name"], "a model's name")?;
+    let name = name.as_deref().map(|name| name.strip_suffix(":latest").unwrap_or(name));
+    server.pool.get(name).await
+}
+
+pub(super) async fn chat(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Result<Fields, ApiError>,
+) -> Result<Response, Told> {
+    let fields = fields?;
+    let hosted = hosted(&server, &fields).await?;
+    let messages: Vec<Value> = fields.get("messages", "a list of messages")?.unwrap_or_default();
+    if messages.is_empty() {
+        return Ok(loaded(&hosted, json!({ "message": { "role": "assistant", "content": "" } })));
+    }
+    let mut into = translated(&fields)?;
+    let messages = messages.into_iter().map(message).collect::<Result<Vec<_>, _>>()?;
+    into.insert("messages".to_owned(), messages.into());
+    if let Some(tools) = fields.value("tools") {
+        into.insert("tools".to_owned(), tools.clone());
+    }
+    let (asked, Opening { tokens, speech }) = hosted.open(&Fields::new(into), &server.sampler()).await?;
+    let format = Ollama::new(&hosted, speech, true);
+    Ok(hosted.answer(vec![tokens], &asked, &caller, format).await?)
+}
+
+pub(super) async fn generate(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Result<Fields, ApiError>,
+) -> Result<Response, Told> {
+    let fields = fields?;
+    let hosted = hosted(&server, &fields).await?;
+    for name in ["suffix", "template", "context", "images"] {
+        if fields.value(name).is_some_and(|value| !matches!(value.as_str(), Some("")) && *value != json!([]))
+        {
+            return Err(ApiError::field(name, "nothing: this server does not take it", "a value").into());
+        }
+    }
+    let prompt: String = fields.get("prompt", "a text")?.unwrap_or_default();
+    if prompt.is_empty() {
+        return Ok(loaded(&hosted, json!({ "response": "" })));
+    }
+    let mut into = translated(&fields)?;
+    let (asked, tokens, speech) = if fields.flag("raw")? {
+        let asked = Asked::read(&Fields::new(into), &server.sampler(), hosted.tokenizer())?;
+        let tokens = hosted.tokens(move |model| Ok(model.text_prompt(&prompt, Special::Parse)?)).await?;
+        (asked, tokens, Speech::new(false, false, None))
+    } else {
+        let system: Option<String> = fields.get("system", "a text")?;
+        let system = system.map(|text| json!({ "role": "system", "content": text }));
+        let messages: Vec<Value> =
+            system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();
+        into.insert("messages".to_owned(), messages.into());
+        let (asked, Opening { tokens, speech }) = hosted.open(&Fields::new(into), &server.sampler()).await?;
+        (asked, tokens, speech)
+    };
+    let format = Ollama::new(&hosted, speech, false);
+    Ok(hosted.answer(vec![tokens], &asked, &caller, format).await?)
+}
+
+/// What is said when there is nothing to answer: clients load models so.
+fn loaded(hosted: &Hosted, mut said: Value) -> Response {
+    let more =
+        json!({ "model": hosted.name, "created_at": timestamp(), "done": true, "done_reason": "load" });
+    if let (Some(said), Value::Object(more)) = (said.as_object_mut(), more) {
+        said.extend(more);
+    }
+    Json(said).into_response()
+}
+
+/// The fields of a request in OpenAI's words, but for what is to be answered.
+fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
+    // What there is one of for all requests, or what is for ollama alone.
+    const NAMES: [&str; 11] = [
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "stop",
+        "repeat_penalty",
+        "repeat_last_n",
+        "presence_penalty",
+        "frequency_penalty",
+        "typical_p",
+    ];
+    let (options, mut into) = (fields.object("options")?, Map::new());
+    for name in NAMES {
+        if let Some(value) = options.value(name) {
+            into.insert(name.to_owned(), value.clone());
+        }
+    }
+    if let Some(n) = options.value("num_predict") {
+        into.insert("max_tokens".to_owned(), n.clone());
+    }
+    // Streamed unless told otherwise.
+    into.insert("stream".to_owned(), fields.get("stream", "true or false")?.unwrap_or(true).into());
+    match fields.value("format") {
+        None => {}
+        Some(Value::String(name)) if name.is_empty() => {}
+        Some(Value::String(name)) if name == "json" => {
+            into.insert("response_format".to_owned(), json!({ "type": "json_object" }));
+        }
+        Some(schema @ Value::Object(_)) => _ = into.insert("json_schema".to_owned(), schema.clone()),
+        Some(other) => return Err(ApiError::field("format", "json or a JSON schema", other)),
+    }
+    match fields.value("think") {
+        None => {}
+        Some(Value::Bool(thinks)) => {
+            into.insert("chat_template_kwargs".to_owned(), json!({ "enable_thinking": thinks }));
+        }
+        Some(effort) => {
+            into.insert("chat_template_kwargs".to_owned(), json!({ "reasoning_effort": effort }));
+        }
+    }
+    if let Some(kv) = fields.value("kv_type") {
+        into.insert("kv_type".to_owned(), kv.clone());
+    }
+    Ok(into)
+}
+
+/// A message in OpenAI's words: the arguments of calls are text there, and calls have ids.
+fn message(mut message: Value) -> Result<Value, ApiError> {
+    if message["images"].as_array().is_some_and(|images| !images.is_empty()) {
+        return Err(ApiError::field("images", "none (this server reads text only)", "some"));
+    }
+    if let Some(calls) = message["tool_calls"].as_array_mut() {
+        for (index, call) in calls.iter_mut().enumerate() {
+            let function = &mut call["function"];
+            if function["arguments"].is_object() {
+                function["arguments"] = function["arguments"].to_string().into();
+            }
+            call["type"] = "function".into();
+            if call["id"].is_null() {
+                call["id"] = format!("call_{index}").into();
+            }
+        }
+    }
+    Ok(message)
+}
+
+struct Ollama {
+    model: String,
+    /// How to read an answer, from its beginning.
+    whole: Speech,
+    speech: Speech,
+    /// What has been heard and not told yet.
+    thought: String,
+    said: String,
+    calls: Vec<Value>,
+    is_chat: bool,
+}
+
+impl Ollama {
+    fn new(hosted: &Hosted, speech: Speech, is_chat: bool) -> Self {
+        let (model, whole) = (hosted.name.clone(), speech.clone());
+        Self { model, whole, speech, thought: String::new(), said: String::new(), calls: Vec::new(), is_chat }
+    }
+
+    fn hear(&mut self, text: &str, is_last: bool) {
+        let mut parts = self.speech.push(text);
+        if is_last {
+            parts.extend(self.speech.rest());
+        }
+        for part in parts {
+            match part {
+                Part::Text(text) => self.said += &text,
+                Part::Thought(text) => self.thought += &text,
+                Part::Call(call) => {
+                    let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
+                    self.calls.push(json!({ "function": { "name": call.name, "arguments": arguments } }));
+                }
+            }
+        }
+    }
+
+    /// What has been heard since it was told last.
+    fn take(&mut self) -> Map<String, Value> {
+        let (said, thought, calls) = (
+            std::mem::take(&mut self.said),
+            std::mem::take(&mut self.thought),
+            std::mem::take(&mut self.calls),
+        );
+        let mut line = Map::new();
+        line.insert("model".to_owned(), self.model.as_str().into());
+        line.insert("created_at".to_owned(), timestamp().into());
+        if !self.is_chat {
+            line.insert("response".to_owned(), said.into());
+            if !thought.is_empty() {
+                line.insert("thinking".to_owned(), thought.into());
+            }
+            return line;
+        }
+        let mut message = json!({ "role": "assistant", "content": said });
+        if !thought.is_empty() {
+            message["thinking"] = thought.into();
+        }
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.into();
+        }
+        line.insert("message".to_owned(), message);
+        line
+    }
+
+    /// The last line of a stream, or the only one.
+    fn last(&mut self, heard: &Heard) -> Value {
+        let mut line = self.take();
+        line.insert("done".to_owned(), true.into());
+        let reason = if heard.finish == Some(Finish::Length) { "length" } else { "stop" };
+        line.insert("done_reason".to_owned(), reason.into());
+        line.extend(durations(&heard.times));
+        line.into()
+    }
+}
+
+/// Times in nanoseconds, and what they were taken for.
+fn durations(times: &Times) -> Map<String, Value> {
+    let nanoseconds = |time: Duration| time.as_nanos() as u64;
+    let fields = [
+        ("total_duration", nanoseconds(times.prompt.took + times.speaking)),
+        ("load_duration", 0),
+        ("prompt_eval_count", times.prompt.total as u64),
+        ("prompt_eval_duration", nanoseconds(times.prompt.took)),
+        ("eval_count", times.n_said as u64),
+        ("eval_duration", nanoseconds(times.speaking)),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect()
+}
+
+impl Format for Ollama {
+    const FRAMING: Framing = Framing::Lines;
+
+    fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
+        self.hear(piece.text, piece.finish.is_some());
+        let has_news = !(self.said.is_empty() && self.thought.is_empty() && self.calls.is_empty());
+        if has_news {
+            let mut line = self.take();
+            line.insert("done".to_owned(), false.into());
+            out.push_back(Sent(line.into()));
+        }
+        if piece.finish.is_some() {
+            let last = self.last(piece.heard);
+            out.push_back(Sent(last));
+        }
+    }
+
+    fn end(&mut self, _heard: &[Heard], _out: &mut VecDeque<Sent>) {}
+
+    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Sent>) {
+        out.push_back(Sent(json!({ "error": error.message() })));
+    }
+
+    fn whole(&mut self, heard: &[Heard]) -> Value {
+        self.speech = self.whole.clone();
+        self.take();
+        self.hear(&heard[0].text, true);
+        self.last(&heard[0])
+    }
+}
+
+/// Now, as ollama writes it: RFC 3339 in UTC.
+fn timestamp() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    written(now.as_secs(), now.subsec_micros())
+}
+
+/// Seconds since 1970 as RFC 3339 writes them, by Hinnant's `civil_from_days`.
+fn written(seconds: u64, micros: u32) -> String {
+    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    // Months from March on, so that a leap day is a year's last.
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let year = year_of_era + 400 * era + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_the_calendar_has_them() {
+        // By `date -u -d @N`.
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00.000000Z"),
+            (951_782_399, "2000-02-28T23:59:59.000000Z"),
+            (951_782_400, "2000-02-29T00:00:00.000000Z"),
+            (1_709_251_199, "2024-02-29T23:59:59.000000Z"),
+            (1_767_225_600, "2026-01-01T00:00:00.000000Z"),
+            (4_107_542_400, "2100-03-01T00:00:00.000000Z"),
+        ] {
+            assert_eq!(written(seconds, 0), text);
+        }
+        assert!(written(1, 42).ends_with("01.000042Z"));
+    }
+}

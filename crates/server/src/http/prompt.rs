@@ -1,0 +1,67 @@
+//! Prompts of completions: texts, token numbers, both in a row, and lists of those.
+
+use kvant::{Model, Special};
+use serde_json::Value;
+
+use super::error::ApiError;
+
+const EXPECTED: &str = "a text, a list of token numbers and texts, or a list of those";
+
+/// What an answer goes on from.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Prompt {
+    /// As it was sent; of tokens, what they write.
+    pub text: String,
+    pub tokens: Vec<u32>,
+}
+
+/// All prompts of a request. A list of numbers, or of numbers and texts, is one; any other list is several.
+pub(super) fn prompts(model: &Model, given: &Value) -> Result<Vec<Prompt>, ApiError> {
+    match given {
+        Value::Array(items) if !items.iter().any(Value::is_number) && !items.is_empty() => {
+            items.iter().map(|item| prompt(model, item)).collect()
+        }
+        other => Ok(vec![prompt(model, other)?]),
+    }
+}
+
+fn prompt(model: &Model, given: &Value) -> Result<Prompt, ApiError> {
+    match given {
+        Value::String(text) => {
+            Ok(Prompt { text: text.clone(), tokens: model.text_prompt(text, Special::Parse)? })
+        }
+        Value::Array(parts) => row(model, parts),
+        // llama.cpp's, which may hold images.
+        Value::Object(object) if object.get("multimodal_data").is_some_and(|data| *data != Value::Null) => {
+            Err(ApiError::field("multimodal_data", "nothing (this server reads text only)", "a value"))
+        }
+        Value::Object(object) => match object.get("prompt_string") {
+            Some(text @ Value::String(_)) => prompt(model, text),
+            _ => Err(ApiError::field("prompt", EXPECTED, given)),
+        },
+        other => Err(ApiError::field("prompt", EXPECTED, other)),
+    }
+}
+
+/// Numbers of tokens and texts in a row. Only a text at the beginning begins as a text does.
+fn row(model: &Model, parts: &[Value]) -> Result<Prompt, ApiError> {
+    let (tokenizer, mut tokens) = (model.tokenizer()?, Vec::new());
+    for part in parts {
+        match part {
+            Value::String(text) => {
+                let more = tokenizer.encode(text, Special::Parse, tokens.is_empty());
+                tokens.extend(more.map_err(|error| ApiError::invalid(error.to_string()))?);
+            }
+            Value::Number(number) => {
+                let id = number.as_u64().and_then(|id| u32::try_from(id).ok());
+                let id = id.ok_or_else(|| ApiError::field("prompt", EXPECTED, number))?;
+                if id as usize >= model.n_vocab() {
+                    return Err(ApiError::field("prompt", "numbers of tokens that there are", id));
+                }
+                tokens.push(id);
+            }
+            other => return Err(ApiError::field("prompt", EXPECTED, other)),
+        }
+    }
+    Ok(Prompt { text: tokenizer.decode(&tokens), tokens })
+}

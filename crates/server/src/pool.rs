@@ -1,0 +1,245 @@
+//! The models that are served: one that is always there, and others that are loaded when somebody asks for them.
+//!
+//! Each loaded model has a thread and an equal share of the memory for caches. Where the weights of one more do not fit beside
+//! those that are there, the one that was used longest ago and is idle goes first.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
+
+use crate::http::{ApiError, Hosted};
+use crate::metrics::Metrics;
+use crate::scheduler::Limits;
+use crate::shelf::Stored;
+use crate::store::Store;
+use crate::worker::{Status, Worker};
+use crate::{Options, ServeError};
+
+/// Rows of a step, at most.
+const ROWS: usize = 512;
+
+/// A model that is loaded when somebody asks for it by its name.
+#[derive(Clone)]
+pub struct Offer {
+    /// Its name.
+    pub name: String,
+    /// What its weights take, in bytes, about.
+    pub bytes: u64,
+    /// Loads it, and says what its caches are to store; or why not, in a line.
+    pub open: Arc<dyn Fn() -> Result<(Model, KvOptions), String> + Send + Sync>,
+}
+
+impl fmt::Debug for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Offer").field("name", &self.name).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// Tells that a thread with a model has broken, unless it has come to its end.
+pub(crate) struct Alarm(Option<tokio::sync::mpsc::Sender<()>>);
+
+impl Alarm {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if let Some(broken) = self.0.take() {
+            _ = broken.try_send(());
+        }
+    }
+}
+
+/// A model with its thread.
+struct Loaded {
+    hosted: Arc<Hosted>,
+    thread: JoinHandle<()>,
+    bytes: u64,
+    used: Instant,
+}
+
+impl Loaded {
+    /// Brings what is in work to its end, puts away what is worth it, and frees all memory.
+    fn end(self) {
+        drop(self.hosted);
+        _ = self.thread.join();
+    }
+}
+
+/// See the [module](self).
+pub(crate) struct Pool {
+    options: Options,
+    pub metrics: Arc<Metrics>,
+    /// By the place of the name; the first is that of the model that is always there.
+    loaded: Mutex<Vec<Option<Loaded>>>,
+    /// Held while one is loaded: two at once might not fit.
+    loading: tokio::sync::Mutex<()>,
+    broken: tokio::sync::mpsc::Sender<()>,
+}
+
+impl Pool {
+    /// A pool with `model` in it.
+    pub fn new(
+        model: Model,
+        options: Options,
+        broken: tokio::sync::mpsc::Sender<()>,
+    ) -> Result<Self, ServeError> {
+        let metrics = Arc::new(Metrics::new());
+        let pool = Self { options, metrics, loaded: Mutex::default(), loading: Default::default(), broken };
+        let first = pool.start(pool.options.name.clone(), model, pool.options.kv.clone())?;
+        let others = pool.options.others.iter().map(|_| None);
+        *pool.all() = std::iter::once(Some(first)).chain(others).collect();
+        Ok(pool)
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Option<Loaded>>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Names of all models, the one that is always there first.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let others = self.options.others.iter().map(|offer| offer.name.as_str());
+        std::iter::once(self.options.name.as_str()).chain(others)
+    }
+
+    /// All models, with those that are loaded.
+    pub fn models(&self) -> Vec<(&str, Option<Arc<Hosted>>)> {
+        let hosted: Vec<_> = self
+            .all()
+            .iter()
+            .map(|loaded| loaded.as_ref().map(|loaded| Arc::clone(&loaded.hosted)))
+            .collect();
+        self.names().zip(hosted).collect()
+    }
+
+    /// The model that is always there.
+    pub fn first(&self) -> Result<Arc<Hosted>, ApiError> {
+        self.there(0).ok_or_else(ApiError::leaving)
+    }
+
+    /// What is known of all that are loaded together.
+    pub fn status(&self) -> Status {
+        self.all().iter().flatten().map(|loaded| loaded.hosted.status()).sum()
+    }
+
+    /// The model of this name, loaded if need be. Where there is one only, it goes by any name.
+    pub async fn get(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Hosted>, ApiError> {
+        let index = match name {
+            Some(name) if !self.options.others.is_empty() => self.index(name)?,
+            _ => 0,
+        };
+        if let Some(hosted) = self.there(index) {
+            return Ok(hosted);
+        }
+        // Whoever asked may go: others will have use for it.
+        let pool = Arc::clone(self);
+        let loaded = tokio::spawn(async move {
+            let _loading = pool.loading.lock().await;
+            match pool.there(index) {
+                Some(hosted) => Ok(hosted),
+                None => {
+                    let pool = Arc::clone(&pool);
+                    tokio::task::spawn_blocking(move || pool.load(index)).await.map_err(|_| broken())?
+                }
+            }
+        });
+        loaded.await.map_err(|_| broken())?
+    }
+
+    /// The place of a name.
+    pub fn index(&self, name: &str) -> Result<usize, ApiError> {
+        let names: Vec<&str> = self.names().collect();
+        let unknown = || ApiError::unknown_model(name, &names);
+        names.iter().position(|known| *known == name).ok_or_else(unknown)
+    }
+
+    fn there(&self, index: usize) -> Option<Arc<Hosted>> {
+        let mut all = self.all();
+        let loaded = all.get_mut(index)?.as_mut()?;
+        loaded.used = Instant::now();
+        Some(Arc::clone(&loaded.hosted))
+    }
+
+    fn load(&self, index: usize) -> Result<Arc<Hosted>, ApiError> {
+        let offer = &self.options.others[index - 1];
+        self.make_room(offer)?;
+        let started = Instant::now();
+        let failed = |error: &dyn fmt::Display| {
+            ApiError::internal(format!("{} cannot be loaded: {error}", offer.name))
+        };
+        let (model, kv) = (offer.open)().map_err(|error| failed(&error))?;
+        let loaded = self.start(offer.name.clone(), model, kv).map_err(|error| failed(&error))?;
+        tracing::info!(model = offer.name, seconds = started.elapsed().as_secs_f64(), "loaded");
+        let hosted = Arc::clone(&loaded.hosted);
+        self.all()[index] = Some(loaded);
+        Ok(hosted)
+    }
+
+    /// Unloads models that nobody uses until the weights of another one fit.
+    fn make_room(&self, offer: &Offer) -> Result<(), ApiError> {
+        loop {
+            let mut all = self.all();
+            let there: u64 = all.iter().flatten().map(|loaded| loaded.bytes).sum();
+            if there + offer.bytes <= self.options.weight_budget {
+                return Ok(());
+            }
+            // Every answer holds its model until it has been sent.
+            let is_idle = |loaded: &Loaded| Arc::strong_count(&loaded.hosted) == 1;
+            let idle = all.iter_mut().skip(1).filter(|slot| slot.as_ref().is_some_and(is_idle));
+            let oldest = idle.min_by_key(|slot| slot.as_ref().map(|loaded| loaded.used));
+            let Some(oldest) = oldest.and_then(Option::take) else {
+                return Err(ApiError::no_room(&offer.name, offer.bytes, there, self.options.weight_budget));
+            };
+            drop(all);
+            tracing::info!(model = oldest.hosted.name, "unloaded");
+            oldest.end();
+        }
+    }
+
+    /// Gives a model a thread.
+    fn start(&self, name: String, model: Model, kv: KvOptions) -> Result<Loaded, ServeError> {
+        let options = &self.options;
+        let session = SessionOptions { n_ctx: options.n_ctx, kv: kv.clone() };
+        let n_ctx = model.session(session)?.n_ctx();
+        model.tokenizer()?;
+        let (share, bytes) = (1 + options.others.len(), model.weight_bytes() as u64);
+        let limits = Limits {
+            n_running: options.n_running,
+            n_waiting: options.n_waiting,
+            n_rows: ROWS,
+            block: TOKENS_PER_BLOCK,
+            budget: options.kv_budget / share,
+        };
+        let disk = options.kv_disk.clone();
+        let store =
+            disk.map(|(folder, budget)| Store::open(folder, budget / share as u64, &model)).transpose()?;
+        let status = Arc::new(Mutex::default());
+        let told = (Arc::clone(&self.metrics), Arc::clone(&status));
+        let worker = Worker::new(model.clone(), options.n_ctx, limits, store, told);
+        let (jobs, received) = mpsc::channel();
+        let alarm = Alarm(Some(self.broken.clone()));
+        let work = move || {
+            worker.run(&received);
+            alarm.disarm();
+        };
+        let thread = std::thread::Builder::new().name("model".to_owned()).spawn(work)?;
+        let hosted =
+            Hosted { name, n_ctx, kv: Stored::new(kv), grammars: Arc::default(), model, jobs, status };
+        Ok(Loaded { hosted: Arc::new(hosted), thread, bytes, used: Instant::now() })
+    }
+
+    /// Brings all models to their end.
+    pub fn end(&self) {
+        let all = std::mem::take(&mut *self.all());
+        all.into_iter().flatten().for_each(Loaded::end);
+    }
+}
+
+fn broken() -> ApiError {
+    ApiError::internal("an internal error while the model was loaded")
+}

@@ -1,0 +1,328 @@
+//! What goes wrong outside the server: slow, hostile and vanishing clients, a full disk, and an end at the worst moment.
+
+mod client;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use client::{Client, options, start};
+use kvant::{Model, OpenOptions};
+use kvant_server::{Options, serve};
+use serde_json::{Value, json};
+
+/// A prompt of about so many tokens, another one for each seed.
+fn long(n: usize, seed: usize) -> String {
+    (0..n / 7).map(|i| format!("{} is a number. ", (i * 31 + seed * 7) % 97)).collect()
+}
+
+fn text(answer: &Value) -> &str {
+    answer["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}"))
+}
+
+#[test]
+fn a_head_that_never_ends_is_cut_off() {
+    let client = start(options());
+    let mut slow = client.connect();
+    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n").unwrap();
+    let began = Instant::now();
+    let mut writer = slow.try_clone().unwrap();
+    let drip = std::thread::spawn(move || {
+        // Until it is hung up on.
+        while began.elapsed() < Duration::from_secs(60) && writer.write_all(b"X-A: b\r\n").is_ok() {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    });
+    let mut answer = Vec::new();
+    _ = slow.read_to_end(&mut answer);
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    drip.join().unwrap();
+    assert_eq!(client.get("/health").0, 200);
+}
+
+#[test]
+fn a_body_that_is_too_large_is_refused_and_nothing_of_it_kept() {
+    let client = start(options());
+    let mut stream = client.connect();
+    let n = 100 << 20;
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {n}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    let part = vec![b' '; 1 << 20];
+    for _ in 0..100 {
+        stream.write_all(&part).unwrap();
+    }
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("104857600 bytes"), "{answer}");
+    // One that does not say how large it will be.
+    let mut stream = client.connect();
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut sent = 0;
+    while sent < 40 && stream.write_all(format!("{:x}\r\n", part.len()).as_bytes()).is_ok() {
+        _ = stream.write_all(&part).and_then(|()| stream.write_all(b"\r\n"));
+        sent += 1;
+    }
+    let mut answer = Vec::new();
+    _ = stream.read_to_end(&mut answer);
+    // Whoever goes on sending may not hear why.
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 413"), "{answer}");
+    assert_eq!(client.get("/health").0, 200);
+}
+
+/// Changes bytes here and there, and cuts.
+struct Changes(u64);
+
+impl Changes {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % below.max(1)
+    }
+
+    fn change(&mut self, text: &str) -> Vec<u8> {
+        const WORDS: [&str; 12] = [
+            "null",
+            "-1",
+            "1e999",
+            "\"\\ud800\"",
+            "[[[[",
+            "{}",
+            "\u{0}",
+            "true",
+            "\"",
+            "99999999999999999999",
+            "}",
+            ",",
+        ];
+        let mut bytes = text.as_bytes().to_vec();
+        for _ in 0..=self.next(3) {
+            let at = self.next(bytes.len());
+            match self.next(4) {
+                0 => bytes.truncate(at),
+                1 => bytes.splice(at..at, WORDS[self.next(WORDS.len())].bytes()).for_each(drop),
+                2 => bytes[at..].iter_mut().take(1).for_each(|byte| *byte = byte.wrapping_add(1)),
+                _ => _ = bytes.splice(at..(at + self.next(20)).min(bytes.len()), []).count(),
+            }
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        bytes
+    }
+}
+
+#[test]
+fn of_a_thousand_malformed_requests_none_breaks_anything() {
+    let client = start(Options { n_ctx: Some(64), ..options() });
+    let messages = json!([{ "role": "user", "content": "Hi" }]);
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": schema } });
+    let seeds = [
+        (
+            "/v1/chat/completions",
+            json!({ "messages": messages, "max_tokens": 1, "temperature": 1.0, "stop": ["a"] }),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": messages, "max_tokens": 1, "tools": [tool], "tool_choice": "auto" }),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": messages, "max_tokens": 1, "response_format": { "type": "json_object", "schema": schema } }),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": ["a", [1, 2, 3]], "max_tokens": 1, "logprobs": 1, "echo": true, "n": 2 }),
+        ),
+        (
+            "/completion",
+            json!({ "prompt": [1, "a"], "n_predict": 1, "logit_bias": [[5, false], ["a", -1]], "kv_type": "q8_0/turbo3" }),
+        ),
+        ("/infill", json!({ "input_prefix": "a", "input_suffix": "b", "input_extra": [{ "text": "c" }] })),
+        ("/v1/messages", json!({ "messages": messages, "max_tokens": 1, "system": "x" })),
+        ("/v1/responses", json!({ "input": "Hi", "max_output_tokens": 1 })),
+        ("/tokenize", json!({ "content": "a b", "with_pieces": true })),
+        ("/detokenize", json!({ "tokens": [1, 2, 3] })),
+        ("/apply-template", json!({ "messages": messages, "chat_template_kwargs": { "a": 1 } })),
+    ];
+    let mut changes = Changes(17);
+    let mut n_refused = 0;
+    for i in 0..1000 {
+        let (path, body) = &seeds[i % seeds.len()];
+        let body = changes.change(&body.to_string());
+        let mut head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        )
+        .into_bytes();
+        // Some are no HTTP either.
+        if i % 10 == 9 {
+            head = changes.change(&String::from_utf8(head).unwrap());
+        }
+        let mut stream = client.connect();
+        _ = stream.write_all(&[head, body.clone()].concat());
+        _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer);
+        let status = answer.split(' ').nth(1).unwrap_or("none");
+        assert!(
+            ["none", "200", "400", "404", "405", "408", "411", "413", "414", "431", "501", "505"]
+                .contains(&status),
+            "{path} {}: {answer}",
+            String::from_utf8_lossy(&body)
+        );
+        n_refused += usize::from(status == "400");
+    }
+    assert!(n_refused > 500, "{n_refused}");
+    client.wait_for("/kv", |kv| kv["running"] == 0 && kv["waiting"] == 0);
+    assert_eq!(client.post("/completion", &seeds[4].1).0, 200);
+}
+
+#[test]
+fn of_two_identical_requests_at_once_the_prompt_is_read_once() {
+    let client = start(options());
+    let body = json!({ "prompt": long(1400, 1), "max_tokens": 8, "temperature": 0 });
+    let answers: Vec<Value> = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..2).map(|_| scope.spawn(|| client.post("/v1/completions", &body).1)).collect();
+        asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(text(&answers[0]), text(&answers[1]));
+    let usage = |answer: &Value, name: &str| answer["usage"][name].as_u64().unwrap();
+    let n = usage(&answers[0], "prompt_tokens");
+    let metrics = client.get_text("/metrics");
+    let read = metrics.lines().find_map(|line| line.strip_prefix("vllm:prompt_tokens_total ")).unwrap();
+    // The second reads what is behind the last whole block of 512.
+    assert!(read.parse::<u64>().unwrap() <= n + n % 512 + 1, "{read} of {n}");
+}
+
+/// A server in a process of its own, which can be killed: this test, run again by the tests below.
+#[test]
+fn a_server_for_other_tests() {
+    let Some(folder) = std::env::var_os("KVANT_TEST_FOLDER").map(PathBuf::from) else { return };
+    let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
+    // No more than two of the conversations below: the others go to the disk.
+    let options = Options { kv_budget: 1 << 20, kv_disk: Some((folder.clone(), 1 << 30)), ..options() };
+    serve(model, options, |address| {
+        fs::write(folder.with_extension("address"), address.to_string()).unwrap()
+    })
+    .unwrap();
+}
+
+struct Process {
+    child: Child,
+    client: Client,
+}
+
+impl Process {
+    /// Starts one, behind shell commands that say what it may do.
+    fn start(folder: &Path, limits: &str) -> Self {
+        let told = folder.with_extension("address");
+        _ = fs::remove_file(&told);
+        let test = std::env::current_exe().unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("{limits} exec \"$0\" --exact a_server_for_other_tests --nocapture")])
+            .arg(test)
+            .env("KVANT_TEST_FOLDER", folder)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let began = Instant::now();
+        loop {
+            let address = fs::read_to_string(&told).ok().and_then(|text| text.parse::<SocketAddr>().ok());
+            if let Some(address) = address {
+                return Self { child, client: Client::at(address) };
+            }
+            assert!(child.try_wait().unwrap().is_none() && began.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn ask(&self, seed: usize) -> (String, u64) {
+        let body = json!({ "prompt": long(900, seed), "max_tokens": 4, "temperature": 0 });
+        let (status, answer) = self.client.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        (
+            text(&answer).to_owned(),
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap(),
+        )
+    }
+
+    /// Ends it by a signal and returns how it ended.
+    fn end(mut self, signal: &str) -> std::process::ExitStatus {
+        assert!(
+            Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success()
+        );
+        self.child.wait().unwrap()
+    }
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("kvant-faults-{name}-{}", std::process::id()));
+    _ = fs::remove_dir_all(&folder);
+    folder
+}
+
+/// Whatever it was just writing.
+#[cfg(unix)]
+#[test]
+fn a_server_that_is_killed_in_a_save_finds_what_was_whole_when_it_comes_back() {
+    let folder = folder("killed");
+    let alone = start(options());
+    let expected: Vec<String> = (0..6)
+        .map(|seed| {
+            let body = json!({ "prompt": long(900, seed), "max_tokens": 4, "temperature": 0 });
+            text(&alone.post("/v1/completions", &body).1).to_owned()
+        })
+        .collect();
+    let mut n_found = 0;
+    for round in 0..6 {
+        let server = Process::start(&folder, "");
+        for (seed, expected) in expected.iter().enumerate().take(3 + round % 4) {
+            let (said, cached) = server.ask(seed);
+            assert_eq!(said, *expected, "round {round}, {seed}");
+            n_found += usize::from(round > 0 && cached > 512);
+        }
+        // Others are on their way, and with them what they push out to the disk.
+        let sent: Vec<_> = (0..4)
+            .map(|i| {
+                server
+                    .client
+                    .send("/v1/completions", &json!({ "prompt": long(900, 10 + i), "max_tokens": 1 }))
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(37 * round as u64));
+        assert!(!server.end("-9").success());
+        drop(sent);
+    }
+    assert!(n_found > 0, "nothing came back from the disk");
+    let server = Process::start(&folder, "");
+    // Told to end, it puts away what it has, and leaves nothing half-done.
+    assert!(server.end("-TERM").success());
+    let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names: Vec<String> = names.collect();
+    assert!(names.iter().any(|name| name.ends_with(".kvctx")), "{names:?}");
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn where_the_disk_is_full_answers_go_on_and_nothing_half_written_stays() {
+    let folder = folder("full");
+    // Files of 64 KiB at most, and an error instead of a signal.
+    let server = Process::start(&folder, "trap '' XFSZ; ulimit -f 64;");
+    let first: Vec<String> = (0..5).map(|seed| server.ask(seed).0).collect();
+    let again: Vec<String> = (0..5).map(|seed| server.ask(seed).0).collect();
+    assert_eq!(first, again);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "what could not be written whole is gone");
+    assert!(server.end("-TERM").success());
+    fs::remove_dir_all(&folder).unwrap();
+}

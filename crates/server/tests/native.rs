@@ -1,0 +1,290 @@
+//! What llama.cpp's server and OpenAI's older API tell of tokens: likelihoods of a prompt, `/completion`, `/infill`, `/metrics`.
+
+mod client;
+
+use client::{Client, options, start};
+use kvant_server::Options;
+use serde_json::{Value, json};
+
+const PROMPT: &str = "The capital of France is Paris. The capital of Spain is";
+
+fn close(a: &Value, b: &Value) -> bool {
+    matches!((a.as_f64(), b.as_f64()), (Some(a), Some(b)) if (a - b).abs() < 1e-4)
+}
+
+/// Whatever was read before: likelihoods are those of the prompt, and the same each time.
+#[test]
+fn the_likelihoods_of_a_prompt_are_those_that_its_tokens_have_as_an_answer() {
+    let client = start(options());
+    // 60 tokens: more than nothing, and longer than a step that is scored is not needed here.
+    let ask = |more: Value| {
+        let mut body =
+            json!({ "prompt": PROMPT, "echo": true, "logprobs": 2, "max_tokens": 1, "temperature": 0 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, answer) = client.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0].clone()
+    };
+    let first = ask(json!({}));
+    assert!(first["text"].as_str().unwrap().starts_with(PROMPT), "{first}");
+    let told = &first["logprobs"];
+    let tokens = told["tokens"].as_array().unwrap();
+    assert!(tokens.len() > 8 && told["token_logprobs"][0].is_null() && told["top_logprobs"][0].is_null());
+    assert!(told["token_logprobs"].as_array().unwrap()[1..].iter().all(|l| l.as_f64().unwrap() <= 0.0));
+    // The same, though all of it has been read before.
+    let again = ask(json!({}));
+    assert_eq!(again["logprobs"], first["logprobs"]);
+    // Each token of the prompt is as likely as it is when it is said after those before it.
+    let (_, ids) = client.post("/tokenize", &json!({ "content": PROMPT, "add_special": true }));
+    let ids = ids["tokens"].as_array().unwrap();
+    for at in [1, ids.len() / 2, ids.len() - 1] {
+        let forced = json!({ ids[at].to_string(): 100 });
+        let body = json!({ "prompt": ids[..at], "logprobs": 1, "max_tokens": 1, "temperature": 0, "logit_bias": forced });
+        let (_, said) = client.post("/v1/completions", &body);
+        let said = &said["choices"][0]["logprobs"]["token_logprobs"][0];
+        assert!(close(said, &told["token_logprobs"][at]), "{at}: {said} {}", told["token_logprobs"][at]);
+    }
+    // Nothing is said where nothing is asked for.
+    let none = ask(json!({ "max_tokens": 0 }));
+    assert_eq!(none["text"], PROMPT);
+    assert_eq!(none["logprobs"]["tokens"].as_array().unwrap().len(), ids.len());
+}
+
+#[test]
+fn a_prompt_comes_back_in_front_of_each_answer_also_in_a_stream() {
+    let client = start(options());
+    let body = |more: Value| {
+        let mut body =
+            json!({ "prompt": ["One two", "Red blue"], "n": 2, "echo": true, "max_tokens": 4, "seed": 3 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let (_, whole) = client.post("/v1/completions", &body(json!({})));
+    let texts: Vec<&str> =
+        whole["choices"].as_array().unwrap().iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+    assert!(texts[..2].iter().all(|text| text.starts_with("One two")), "{texts:?}");
+    assert!(texts[2..].iter().all(|text| text.starts_with("Red blue")), "{texts:?}");
+    for more in [json!({ "stream": true }), json!({ "stream": true, "logprobs": 1 })] {
+        let mut streamed = vec![String::new(); 4];
+        let mut n_scored = 0;
+        for chunk in client.stream("/v1/completions", &body(more)) {
+            let choice = &chunk["choices"][0];
+            streamed[choice["index"].as_u64().unwrap() as usize] += choice["text"].as_str().unwrap();
+            n_scored += choice["logprobs"]["tokens"].as_array().map_or(0, Vec::len);
+        }
+        assert_eq!(streamed, texts);
+        assert!(n_scored == 0 || n_scored > 4 * 4, "{n_scored}");
+    }
+}
+
+/// Steps of at most 64 rows are scored, and blocks of 512 tokens are shared.
+#[test]
+fn a_long_prompt_is_scored_whole_while_others_speak() {
+    let client = start(Options { kv_budget: 64 << 20, ..options() });
+    let text: String = (0..150).map(|i| format!("{} is a number. ", i % 97)).collect();
+    let body = json!({ "prompt": text, "echo": true, "logprobs": 0, "max_tokens": 0 });
+    let (_, alone) = client.post("/v1/completions", &body);
+    let speaking = json!({ "prompt": "x", "ignore_eos": true, "stream": true, "max_tokens": 400 });
+    let other = client.send("/v1/completions", &speaking);
+    client.wait_for("/kv", |kv| kv["running"] == 1);
+    let (_, beside) = client.post("/v1/completions", &body);
+    drop(other);
+    let told = |answer: &Value| answer["choices"][0]["logprobs"].clone();
+    assert_eq!(told(&alone), told(&beside));
+    let n = told(&alone)["tokens"].as_array().unwrap().len();
+    assert!(n > 600 && alone["usage"]["prompt_tokens"] == n, "{n}");
+    let likely =
+        told(&alone)["token_logprobs"].as_array().unwrap().iter().flat_map(Value::as_f64).sum::<f64>();
+    assert!(likely / (n as f64) > -6.0, "{likely} for {n}");
+}
+
+fn native(client: &Client, body: &Value) -> Value {
+    let (status, answer) = client.post("/completion", body);
+    assert_eq!(status, 200, "{answer}");
+    answer
+}
+
+#[test]
+fn a_native_completion_tells_all_that_llama_cpps_clients_ask_for() {
+    let client = start(options());
+    let ask = json!({ "prompt": "Once upon a time", "n_predict": 6, "temperature": 0, "n_probs": 3, "return_tokens": true, "seed": 7 });
+    let whole = native(&client, &ask);
+    assert_eq!((&whole["stop"], &whole["tokens_predicted"]), (&json!(true), &json!(6)));
+    assert_eq!((&whole["stop_type"], &whole["truncated"]), (&json!("limit"), &json!(false)));
+    assert_eq!(whole["tokens"].as_array().unwrap().len(), 6);
+    let probabilities = whole["completion_probabilities"].as_array().unwrap();
+    assert!(probabilities.len() == 6 && probabilities.iter().all(|p| p["top_logprobs"][0]["id"] == p["id"]));
+    let settings = &whole["generation_settings"];
+    assert_eq!((&settings["n_predict"], &settings["seed"]), (&json!(6), &json!(7)));
+    assert!(whole["prompt"].as_str().unwrap().ends_with("Once upon a time"), "{whole}");
+    // A stream says the same, a token at a time, and ends with everything.
+    let mut streamed = ask.clone();
+    streamed["stream"] = true.into();
+    let pieces: Vec<Value> = client.events_without_end("/completion", &streamed);
+    let text: String = pieces.iter().map(|piece| piece["content"].as_str().unwrap()).collect();
+    assert_eq!(text, whole["content"]);
+    let (last, said) = pieces.split_last().unwrap();
+    assert!(
+        said.iter().all(|piece| piece["stop"] == false && piece["tokens"].as_array().unwrap().len() == 1)
+    );
+    assert_eq!((&last["stop"], &last["generation_settings"]["n_predict"]), (&json!(true), &json!(6)));
+    // Only what is asked for.
+    let mut few = ask.clone();
+    few["response_fields"] = json!(["content", "generation_settings/n_predict"]);
+    assert_eq!(
+        native(&client, &few),
+        json!({ "content": whole["content"], "generation_settings/n_predict": 6 })
+    );
+    // Where it stopped.
+    let text = whole["content"].as_str().unwrap();
+    let word = text.split_whitespace().nth(1).unwrap();
+    let stopped =
+        native(&client, &json!({ "prompt": "Once upon a time", "temperature": 0, "stop": ["\u{1}", word] }));
+    assert_eq!((&stopped["stop_type"], &stopped["stopping_word"]), (&json!("word"), &json!(word)));
+}
+
+#[test]
+fn prompts_are_texts_tokens_and_both_in_a_row() {
+    let client = start(options());
+    let (_, tokens) = client.post("/tokenize", &json!({ "content": "The sky is", "add_special": true }));
+    let ids = tokens["tokens"].as_array().unwrap();
+    let content = |prompt: Value| {
+        let answer = native(&client, &json!({ "prompt": prompt, "n_predict": 4, "temperature": 0 }));
+        match answer {
+            Value::Array(all) => all.iter().map(|answer| answer["content"].clone()).collect(),
+            one => vec![one["content"].clone()],
+        }
+    };
+    let text = content(json!("The sky is"));
+    assert_eq!(content(json!(ids)), text);
+    assert_eq!(
+        content(json!([ids, "The sky is", { "prompt_string": "The sky is" }])),
+        [&text[..]; 3].concat()
+    );
+    let mut mixed = ids[..ids.len() - 1].to_vec();
+    let (_, last) = client.post("/tokenize", &json!({ "content": " is" }));
+    let is_one = last["tokens"].as_array().unwrap().len() == 1 && last["tokens"][0] == ids[ids.len() - 1];
+    mixed.push(json!(" is"));
+    assert!(!is_one || content(json!(mixed)) == text);
+    for (body, words) in [
+        (json!({ "prompt": { "prompt_string": "x", "multimodal_data": ["AAAA"] } }), "multimodal_data"),
+        (json!({ "prompt": [1, true] }), "prompt"),
+        (json!({ "prompt": [1, 99_999_999] }), "prompt"),
+        (json!({ "prompt": "x", "mirostat": 2 }), "mirostat"),
+        (json!({ "prompt": "x", "typical_p": 0.5 }), "typical_p"),
+        (json!({ "prompt": "x", "post_sampling_probs": true }), "post_sampling_probs"),
+    ] {
+        let (status, error) = client.post("/completion", &body);
+        let message = error["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 400 && message.contains(words), "{body}: {error}");
+    }
+    // What is switched off changes nothing.
+    let off = json!({ "prompt": "x", "n_predict": 1, "mirostat": 0, "typical_p": 1.0, "top_n_sigma": -1, "xtc_probability": 0 });
+    native(&client, &off);
+    let (status, error) = client.post("/infill", &json!({ "input_prefix": "a", "input_suffix": "b" }));
+    assert!(status == 400 && error["error"]["message"].as_str().unwrap().contains("gap"), "{error}");
+}
+
+#[test]
+fn how_far_a_prompt_is_read_is_told_from_the_beginning() {
+    let client = start(options());
+    let text: String = (0..200).map(|i| format!("{} is a number. ", i % 97)).collect();
+    let ask = json!({ "prompt": text, "n_predict": 1, "stream": true, "return_progress": true, "timings_per_token": true });
+    for known in [false, true] {
+        let pieces = client.events_without_end("/completion", &ask);
+        let told: Vec<&Value> = pieces.iter().filter(|piece| piece["prompt_progress"].is_object()).collect();
+        let (first, last) = (&told[0]["prompt_progress"], &told.last().unwrap()["prompt_progress"]);
+        assert_eq!(first["cache"], first["processed"]);
+        assert_eq!(first["cache"].as_u64().unwrap() > 0, known);
+        assert_eq!(last["processed"], last["total"]);
+        assert_eq!(
+            (&told[0]["timings"]["prompt_n"], &told[0]["timings"]["prompt_ms"]),
+            (&json!(0), &json!(0.0))
+        );
+    }
+}
+
+#[test]
+fn counts_are_told_in_the_format_that_is_asked_for() {
+    let client = start(options());
+    native(&client, &json!({ "prompt": "x", "n_predict": 2 }));
+    let old = client.get_text("/metrics");
+    assert!(
+        old.contains("# TYPE llamacpp:tokens_predicted_total counter") && !old.contains("# EOF"),
+        "{old}"
+    );
+    let (_, count) = client.post(
+        "/v1/chat/completions/input_tokens",
+        &json!({ "messages": [{ "role": "user", "content": "Hello" }] }),
+    );
+    assert!(count["input_tokens"].as_u64().unwrap() > 1, "{count}");
+}
+
+#[test]
+fn anthropics_clients_are_told_which_text_an_answer_stopped_at() {
+    let client = start(options());
+    let question = json!([{ "role": "user", "content": "What is the capital of France?" }]);
+    let ask = json!({ "max_tokens": 40, "temperature": 0, "stop_sequences": ["zzz", "capital"], "messages": question });
+    let (_, answer) = client.post("/v1/messages", &ask);
+    assert_eq!(
+        (&answer["stop_reason"], &answer["stop_sequence"]),
+        (&json!("stop_sequence"), &json!("capital")),
+        "{answer}"
+    );
+}
+
+/// Lines of JSON.
+fn lines(client: &Client, path: &str, body: &Value) -> Vec<Value> {
+    let (status, text) = client.post_text(path, &body.to_string());
+    assert_eq!(status, 200, "{text}");
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn ollamas_clients_are_answered_in_lines() {
+    let client = start(options());
+    let still = json!({ "temperature": 0, "num_predict": 30 });
+    let ask = json!({ "model": "pocket:latest", "options": still, "messages": [{ "role": "user", "content": "What is the capital of France?" }] });
+    let told = lines(&client, "/api/chat", &ask);
+    let (last, said) = told.split_last().unwrap();
+    let text: String = said.iter().map(|line| line["message"]["content"].as_str().unwrap()).collect();
+    assert!(text.contains("Paris") && said.iter().all(|line| line["done"] == false), "{told:?}");
+    assert_eq!((&last["done"], &last["done_reason"]), (&json!(true), &json!("stop")));
+    assert!(last["eval_count"].as_u64().unwrap() > 3 && last["prompt_eval_count"].as_u64().unwrap() > 5);
+    let mut whole = ask.clone();
+    whole["stream"] = false.into();
+    let (_, answer) = client.post("/api/chat", &whole);
+    assert_eq!((&answer["message"]["content"], &answer["done"]), (&json!(text), &json!(true)));
+    // The same question without a conversation, and text as it is.
+    let (_, answer) = client.post(
+        "/api/generate",
+        &json!({ "prompt": "What is the capital of France?", "options": still, "stream": false }),
+    );
+    assert_eq!(answer["response"], text);
+    let raw = json!({ "prompt": "Once upon a time", "raw": true, "options": still });
+    let said: String =
+        lines(&client, "/api/generate", &raw).iter().map(|line| line["response"].as_str().unwrap()).collect();
+    let native = native(&client, &json!({ "prompt": "Once upon a time", "n_predict": 30, "temperature": 0 }));
+    assert_eq!(native["content"], said);
+    // A form, and a call.
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "boolean" } }, "required": ["a"], "additionalProperties": false });
+    let mut formed = whole.clone();
+    formed["format"] = schema;
+    let (_, answer) = client.post("/api/chat", &formed);
+    let value: Value = serde_json::from_str(answer["message"]["content"].as_str().unwrap()).unwrap();
+    assert!(value["a"].is_boolean(), "{answer}");
+    let history = json!({ "stream": false, "options": still, "messages": [
+        { "role": "user", "content": "What time is it?" },
+        { "role": "assistant", "content": "", "tool_calls": [{ "function": { "name": "clock", "arguments": { "zone": "UTC" } } }] },
+        { "role": "tool", "tool_name": "clock", "content": "noon" },
+    ] });
+    assert_eq!(client.post("/api/chat", &history).0, 200);
+    // What there is, and what there is not.
+    assert_eq!(client.get("/api/tags").1["models"][0]["name"], "pocket");
+    assert!(client.get("/api/version").1["version"].is_string());
+    let (_, shown) = client.post("/api/show", &json!({ "model": "pocket" }));
+    assert!(shown["model_info"]["general.parameter_count"].as_u64().unwrap() > 1000, "{shown}");
+    assert_eq!(client.post("/api/chat", &json!({ "model": "pocket" })).1["done_reason"], "load");
+    let (status, error) = client.post("/api/generate", &json!({ "prompt": 5 }));
+    assert!(status == 400 && error["error"].as_str().unwrap().contains("prompt"), "{error}");
+}

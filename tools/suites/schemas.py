@@ -1,0 +1,109 @@
+"""Holds answers of a running server to the schemas of the JSON Schema test suite: what is finished must be valid, and a schema
+that cannot be held must be refused by name.
+
+    kvant serve --port 8080 &
+    python3 tools/suites/schemas.py http://127.0.0.1:8080 [--draft draft2020-12] [--seeds 2]
+
+Each schema is asked for at a high temperature with several seeds, so that whatever the schema does not forbid is said. The
+suite comes with the source package of jsonschema on PyPI, which also says what is valid; both are fetched into a folder of
+their own (`--folder`). Nothing of the repository needs this to build or to pass its tests.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import pathlib
+import subprocess
+import sys
+import tarfile
+import urllib.error
+import urllib.request
+
+
+def run(*args):
+    subprocess.run([str(arg) for arg in args], check=True)
+
+
+def prepared(folder):
+    """Runs this again by a Python that has what it needs, and returns the folder of the suite."""
+    folder.mkdir(parents=True, exist_ok=True)
+    python = folder / "schemas/bin/python"
+    if not python.exists():
+        run(sys.executable, "-m", "venv", folder / "schemas")
+        run(python, "-m", "pip", "install", "--quiet", "jsonschema")
+        run(python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "jsonschema", "-d", folder, "jsonschema")
+        with tarfile.open(next(folder.glob("jsonschema-*.tar.gz"))) as source:
+            source.extractall(folder, filter="data")
+    if pathlib.Path(sys.prefix).resolve() != (folder / "schemas").resolve():
+        sys.exit(subprocess.run([str(python), *sys.argv], check=False).returncode)
+    return next(path for path in folder.glob("jsonschema-*") if path.is_dir()) / "json/tests"
+
+
+def ask(url, schema, seed):
+    """How an answer ended, and it; or `refused` and why."""
+    body = {
+        "messages": [{"role": "user", "content": "Write some JSON."}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        "temperature": 1.5,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": seed,
+        "max_tokens": 200,
+    }
+    request = urllib.request.Request(
+        url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            choice = json.load(answer)["choices"][0]
+            return choice["finish_reason"], choice["message"]["content"]
+    except urllib.error.HTTPError as error:
+        message = json.load(error)["error"]["message"]
+        return "refused" if error.code == 400 else f"status {error.code}", message
+
+
+def is_valid(validator, text):
+    try:
+        return validator.is_valid(json.loads(text))
+    except ValueError:
+        return False
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", help="where the server listens")
+    parser.add_argument("--draft", default="draft2020-12")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-suites"))
+    args = parser.parse_args()
+    suite = prepared(args.folder)
+    import jsonschema
+
+    kind = jsonschema.validators.validator_for({"$schema": f"https://json-schema.org/{args.draft.replace('draft', 'draft/')}/schema"})
+    cases = []
+    for file in sorted((suite / args.draft).glob("*.json")):
+        cases += [(file.stem, case["description"], case["schema"]) for case in json.loads(file.read_text())]
+    outcomes, refused, wrong = collections.Counter(), collections.Counter(), []
+
+    def tried(case):
+        return [ask(args.url, case[2], seed) for seed in range(args.seeds)]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for (keyword, name, schema), answers in zip(cases, pool.map(tried, cases)):
+            for outcome, text in answers:
+                outcomes[outcome] += 1
+                if outcome == "refused":
+                    refused[keyword] += 1
+                elif outcome.startswith("status") or (outcome == "stop" and not is_valid(kind(schema), text)):
+                    wrong.append((keyword, name, text))
+    print(f"{len(cases)} schemas of {args.draft}, {args.seeds} answers each:", *(f"{n} {o}," for o, n in outcomes.most_common()))
+    print("refused:", ", ".join(f"{keyword} {n}" for keyword, n in refused.most_common()))
+    for keyword, name, text in wrong:
+        print(f"  WRONG {keyword}: {name}: {text[:200]!r}")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
