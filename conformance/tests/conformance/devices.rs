@@ -11,13 +11,14 @@ use libtest_mimic::{Completion, Trial};
 const THREADS: usize = 2;
 
 /// The kernel sets of CPUs, how each multiplies coded weights, and how it attends.
-const CPU_SETS: [(&str, &str, Arithmetic, Attention); 5] = [
+const CPU_SETS: [(&str, &str, Arithmetic, Attention); 6] = [
     ("scalar", "cpu-scalar", Arithmetic::Float, Attention::Exact),
     // Its 16-bit sums must not saturate.
     ("avx2", "cpu-avx2", Arithmetic::EightBit, Attention::Integers { byte: 64.0, split: 8191.0 }),
     ("avxvnni", "cpu-avxvnni", Arithmetic::EightBit, WHOLE_BYTES),
     ("avx512", "cpu-avx512", Arithmetic::EightBit, WHOLE_BYTES),
     ("avx512vbmi", "cpu-avx512vbmi", Arithmetic::EightBit, WHOLE_BYTES),
+    ("amx", "cpu-amx", Arithmetic::EightBit, WHOLE_BYTES),
 ];
 const WHOLE_BYTES: Attention = Attention::Integers { byte: 127.0, split: 32639.0 };
 

@@ -51,6 +51,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "n_threads": info.n_threads,
             "cpu": cpu_name(),
             "instruction_sets": device.instruction_sets(),
+            "matrix_unit": device.matrix_unit(),
             "choices": kernels,
             "gpus": gpu::reports().into_iter().map(|gpu| gpu.json).collect::<Vec<_>>(),
         });
@@ -58,6 +59,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     }
     console::print(format_args!("cpu      {}", cpu_name().unwrap_or_else(|| "unknown".to_owned())))?;
     console::print(format_args!("can run  {}", device.instruction_sets().join(", ")))?;
+    console::print(format_args!("matrices {}", device.matrix_unit()))?;
     console::print(format_args!(
         "runs     {} on {} threads (KVANT_ISA forces a set, -t the threads)",
         info.kernels, info.n_threads

@@ -73,7 +73,7 @@ pub(crate) fn delta_rule(
             // SAFETY: these blocks are taken by one call of this job.
             state: unsafe { state.part(at) },
         };
-        match isa {
+        match isa.of_vectors() {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(lanes) => lanes.run(walk),
             #[cfg(target_arch = "x86_64")]

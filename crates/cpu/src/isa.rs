@@ -1,10 +1,12 @@
-//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`] or [`Avx512Vbmi`] proves that the CPU
-//! has the instructions.
+//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`] or [`Amx`] proves that the
+//! CPU has the instructions.
 //!
 //! A set is one list of features. From it come `detect` of the token and a macro, named as the set, that compiles functions
 //! with those features: no kernel uses what was not looked for.
 
 use kvant_backend::BackendError;
+
+pub use crate::amx::Amx;
 
 /// A token and the macro of its set. `$d` is a dollar, which the inner macro needs for itself.
 macro_rules! set {
@@ -55,6 +57,12 @@ set! {
     "f16c", "popcnt", "bmi1", "bmi2"
 }
 
+impl From<Avx512Vbmi> for Avx512 {
+    fn from(_: Avx512Vbmi) -> Self {
+        Self(())
+    }
+}
+
 /// The kernel set of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
@@ -68,6 +76,11 @@ pub enum Isa {
     Avx512(Avx512),
     /// 512-bit kernels with look-ups among 64 bytes, which the cache types with a memory gain from.
     Avx512Vbmi(Avx512Vbmi),
+    /// Prompts multiplied with the matrix unit, with the bits of the 512-bit kernels; everything else as they do.
+    Amx(Amx),
+    /// The kernels of the matrix unit, on a strict imitation of it beside 256-bit vectors: for machines without one.
+    #[cfg(all(test, target_arch = "x86_64"))]
+    Soft(Avx2),
 }
 
 impl Isa {
@@ -77,7 +90,11 @@ impl Isa {
         let avx_vnni = AvxVnni::detect().map(Self::AvxVnni);
         let avx512 = Avx512::detect().map(Self::Avx512);
         let avx512_vbmi = Avx512Vbmi::detect().map(Self::Avx512Vbmi);
-        std::iter::once(Self::Scalar).chain(avx2).chain(avx_vnni).chain(avx512).chain(avx512_vbmi).collect()
+        let amx = Amx::detect().map(Self::Amx);
+        let sets = std::iter::once(Self::Scalar).chain(avx2).chain(avx_vnni);
+        #[cfg(all(test, target_arch = "x86_64"))]
+        let sets = sets.chain(Avx2::detect().map(Self::Soft));
+        sets.chain(avx512).chain(avx512_vbmi).chain(amx).collect()
     }
 
     /// The fastest kernel set of this CPU, or the one `KVANT_ISA` names.
@@ -93,7 +110,7 @@ impl Isa {
         sets.iter().copied().find(|isa| isa.name() == wanted).ok_or_else(|| BackendError::Setting {
             name: "KVANT_ISA",
             expected: format!(
-                "this CPU has {} (the sets are scalar, avx2, avxvnni, avx512, avx512vbmi)",
+                "this CPU has {} (the sets are scalar, avx2, avxvnni, avx512, avx512vbmi, amx)",
                 sets.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ")
             ),
             got: wanted.into_owned(),
@@ -103,12 +120,22 @@ impl Isa {
     /// The set whose kernels multiply weights: look-ups among 64 bytes make no difference there.
     pub(crate) fn of_products(self) -> Self {
         match self {
-            Self::Avx512Vbmi(_) => Self::Avx512(Avx512(())),
+            Self::Avx512Vbmi(token) => Self::Avx512(token.into()),
             isa => isa,
         }
     }
 
-    /// `scalar`, `avx2`, `avxvnni`, `avx512` or `avx512vbmi`, as in `KVANT_ISA`.
+    /// The set whose kernels do everything but products: the vectors beside a matrix unit.
+    pub(crate) fn of_vectors(self) -> Self {
+        match self {
+            Self::Amx(amx) => Self::Avx512Vbmi(amx.vectors()),
+            #[cfg(all(test, target_arch = "x86_64"))]
+            Self::Soft(vectors) => Self::Avx2(vectors),
+            isa => isa,
+        }
+    }
+
+    /// `scalar`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi` or `amx`, as in `KVANT_ISA`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
@@ -116,6 +143,9 @@ impl Isa {
             Self::AvxVnni(_) => "avxvnni",
             Self::Avx512(_) => "avx512",
             Self::Avx512Vbmi(_) => "avx512vbmi",
+            Self::Amx(_) => "amx",
+            #[cfg(all(test, target_arch = "x86_64"))]
+            Self::Soft(_) => "soft",
         }
     }
 }

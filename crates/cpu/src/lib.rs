@@ -1,8 +1,9 @@
-//! The CPU device: scalar reference kernels, AVX2 and AVX-512 variants chosen at run time, and a thread pool.
+//! The CPU device: scalar reference kernels, AVX2, AVX-512 and AMX variants chosen at run time, and a thread pool.
 //!
-//! Every vectorised kernel takes a capability token ([`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`]) that exists only on a CPU that has the
-//! instructions. The choice is made once, when the device is opened; `KVANT_ISA` forces it.
+//! Every vectorised kernel takes a capability token ([`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`], [`Amx`]) that exists only on a
+//! CPU that has the instructions. The choice is made once, when the device is opened; `KVANT_ISA` forces it.
 
+mod amx;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
 mod append;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
@@ -30,9 +31,10 @@ mod short_conv;
 mod soft_cap;
 mod tuning;
 
+pub use amx::MatrixUnit;
 pub use buffer::CpuBuffer;
 pub use device::CpuDevice;
-pub use isa::{Avx2, Avx512, Avx512Vbmi, AvxVnni, Isa};
+pub use isa::{Amx, Avx2, Avx512, Avx512Vbmi, AvxVnni, Isa};
 pub use matmul::{CpuExperts, CpuMatrix};
 pub use page::CpuPage;
 pub use pool::Pool;

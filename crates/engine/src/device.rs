@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kvant_backend::{Backend, DeviceInfo, KernelChoice};
 use kvant_codec::DType;
-use kvant_cpu::{CpuDevice, Isa};
+use kvant_cpu::{CpuDevice, Isa, MatrixUnit};
 use kvant_gguf::Gguf;
 use kvant_model::{Config, Part};
 
@@ -145,6 +145,11 @@ impl Device {
     /// The kernel sets this machine can run, slowest first.
     pub fn instruction_sets(&self) -> Vec<&'static str> {
         Isa::available().into_iter().map(Isa::name).collect()
+    }
+
+    /// Whether the processor has a matrix unit, and what keeps this process from using it.
+    pub fn matrix_unit(&self) -> String {
+        MatrixUnit::find().to_string()
     }
 }
 

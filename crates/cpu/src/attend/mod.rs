@@ -97,7 +97,7 @@ pub(crate) fn attend(
         sinks.map(<[_]>::len),
         band.map_or(0, |band| band.as_bytes().len()),
     )?;
-    match isa {
+    match isa.of_vectors() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, sinks, band, out),
         #[cfg(target_arch = "x86_64")]
@@ -122,13 +122,13 @@ pub(crate) fn attend(
 
 /// What reads tiles of a KV type, for `kvant doctor`.
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
-    let set = match isa {
+    let set = match isa.of_vectors() {
         Isa::Scalar => "scalar",
         Isa::AvxVnni(_) if codes::Coding::of(dtype).is_some() => "avxvnni",
         Isa::Avx2(_) | Isa::AvxVnni(_) => "avx2",
         Isa::Avx512(_) if codes::Coding::of(dtype).is_some() => "avx512vnni",
         Isa::Avx512Vbmi(_) if codes::Coding::of(dtype).is_some() => "avx512vbmi",
-        Isa::Avx512(_) | Isa::Avx512Vbmi(_) => "avx512",
+        _ => "avx512",
     };
     format!("attend-{dtype}-{set}")
 }

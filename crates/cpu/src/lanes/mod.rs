@@ -168,7 +168,7 @@ pub(crate) fn prefetch(bytes: &[u8]) {
 /// Runs `op` on the vector set of `isa`; `None` for scalar.
 #[cfg(test)]
 pub(crate) fn run_on<O: Op>(isa: crate::Isa, op: O) -> Option<O::Output> {
-    match isa {
+    match isa.of_vectors() {
         #[cfg(target_arch = "x86_64")]
         crate::Isa::Avx2(lanes) => Some(lanes.run(op)),
         #[cfg(target_arch = "x86_64")]

@@ -12,24 +12,35 @@ use kvant_codec::DType;
 
 use super::floats::FloatTiles;
 use super::kernels::{
-    CHUNK_BLOCKS, CHUNK_COLS, Chunk, FloatChunk, Multiply, MultiplyFloats, PAIR, Register, Sums, Unpack,
-    UnpackFloats,
+    CHUNK_BLOCKS, CHUNK_COLS, Chunk, FloatChunk, MultiplyFloats, PAIR, Register, Sums, Unpack, UnpackFloats,
 };
 use super::panel::{BLOCK, Format, Line, PANEL, Values, is_float, is_rotated, with_format, with_values};
 use super::quantise::QuantisedTiles;
+use super::set::{MultiplyChunk, Set};
 use super::simd::Simd;
 
 /// Rows that are whole tiles of every kernel set.
-const WHOLE_TILES: usize = 12;
+const WHOLE_TILES: usize = 48;
 /// The most rows of a row block: 512, the usual micro-batch, in whole tiles. The more rows share an unpacked chunk the
 /// better; its sums (64 KiB) and a chunk of its activations (256 KiB) stay in the second-level cache.
-const MAX_ROW_BLOCK: usize = 43 * WHOLE_TILES;
+const MAX_ROW_BLOCK: usize = 11 * WHOLE_TILES;
+
+/// Rows that are whole tiles of `S`, of codes and of floats.
+const fn whole_tiles<S: Set>() -> usize {
+    let mut rows = S::TILE;
+    while !rows.is_multiple_of(S::Simd::FLOAT_TILE) {
+        rows += S::TILE;
+    }
+    assert!(WHOLE_TILES.is_multiple_of(rows));
+    rows
+}
 
 /// Rows of the row blocks that `rows` rows are cut into: at most `most` and what a workspace holds, for at least `least`
 /// blocks where there are tiles enough.
-pub(super) fn row_block(rows: usize, most: usize, least: usize) -> usize {
-    let n_blocks = rows.div_ceil(most.clamp(WHOLE_TILES, MAX_ROW_BLOCK)).max(least);
-    rows.div_ceil(n_blocks).next_multiple_of(WHOLE_TILES)
+pub(super) fn row_block<S: Set>(rows: usize, most: usize, least: usize) -> usize {
+    let whole_tiles = const { whole_tiles::<S>() };
+    let n_blocks = rows.div_ceil(most.clamp(whole_tiles, MAX_ROW_BLOCK)).max(least);
+    rows.div_ceil(n_blocks).next_multiple_of(whole_tiles)
 }
 
 /// What a thread keeps between items.
@@ -79,25 +90,28 @@ impl<'a> Tiles<'a> {
 }
 
 /// Multiplies `pair` with the rows `rows` (within one row block) and hands `put(row, sums of each panel)` the results.
-pub(super) fn multiply<S: Simd>(
-    simd: S,
+pub(super) fn multiply<S: Set>(
+    set: S,
     workspace: &mut Workspace,
     pair: Pair<'_>,
     tiles: Tiles<'_>,
     rows: Range<usize>,
     put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
 ) {
-    const { assert!(WHOLE_TILES.is_multiple_of(S::TILE) && WHOLE_TILES.is_multiple_of(S::FLOAT_TILE)) };
-    match (is_float(pair.dtype), S::TILE, S::FLOAT_TILE) {
-        (false, 6, _) => multiply_codes::<S, 6>(simd, workspace, pair, tiles, rows, put),
-        (true, _, 6) => multiply_floats::<S, 6>(simd, workspace, pair, tiles.floats, rows, put),
-        (true, _, 12) => multiply_floats::<S, 12>(simd, workspace, pair, tiles.floats, rows, put),
-        _ => unreachable!("no tiles of {} or {} rows", S::TILE, S::FLOAT_TILE),
+    if !is_float(pair.dtype) {
+        return set.multiply_codes(workspace, pair, tiles, rows, put);
+    }
+    let simd = set.vectors();
+    match S::Simd::FLOAT_TILE {
+        6 => multiply_floats::<S::Simd, 6>(simd, workspace, pair, tiles.floats, rows, put),
+        12 => multiply_floats::<S::Simd, 12>(simd, workspace, pair, tiles.floats, rows, put),
+        rows => unreachable!("no tiles of {rows} rows"),
     }
 }
 
-fn multiply_codes<S: Simd, const T: usize>(
-    simd: S,
+/// As [`multiply`], of coded panels with tiles of `T` rows.
+pub(super) fn multiply_codes<S: MultiplyChunk<T>, const T: usize>(
+    set: S,
     workspace: &mut Workspace,
     pair: Pair<'_>,
     tiles: Tiles<'_>,
@@ -106,13 +120,13 @@ fn multiply_codes<S: Simd, const T: usize>(
 ) {
     let sums = in_tiles::<T>(&mut workspace.sums, rows.len());
     let (chunk, quantised) = (&mut workspace.chunk, tiles.codes(pair.dtype));
-    with_format!(pair.dtype, F => add_codes::<S, F, T>(simd, chunk, sums, pair, quantised, rows.start / T));
+    with_format!(pair.dtype, F => add_codes::<S, F, T>(set, chunk, sums, pair, quantised, rows.start / T));
     put_sums(sums, rows, put);
 }
 
 /// Adds the products of a pair with the tiles from `first_tile` to `sums`.
-fn add_codes<S: Simd, F: Format, const T: usize>(
-    simd: S,
+fn add_codes<S: MultiplyChunk<T>, F: Format, const T: usize>(
+    set: S,
     chunk: &mut Chunk,
     sums: &mut [Sums<T>],
     pair: Pair<'_>,
@@ -127,12 +141,11 @@ fn add_codes<S: Simd, F: Format, const T: usize>(
         let blocks = first..n_blocks.min(first + CHUNK_BLOCKS);
         for (p, panel) in pair.panels.iter().enumerate() {
             let lines = &panel[index * chunk_lines..panel.len().min((index + 1) * chunk_lines)];
-            simd.run(Unpack { lines, n_blocks: blocks.len(), p, chunk, format });
+            let centred = S::CENTRED;
+            set.vectors().run(Unpack { lines, n_blocks: blocks.len(), p, centred, chunk, format });
         }
-        for (tile, sums) in (first_tile..).zip(sums.iter_mut()) {
-            let tile = quantised.tile(tile).blocks(blocks.clone());
-            simd.run(Multiply { chunk, tile, sums, format });
-        }
+        let tiles = (first_tile..).map(|tile| quantised.tile(tile).blocks(blocks.clone()));
+        set.multiply_chunk::<F>(chunk, sums.iter_mut().zip(tiles));
     }
 }
 

@@ -6,6 +6,8 @@
 //! | 1 to 8 | panels | [`skinny`]: every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked a chunk at a time and multiplied with blocks of rows |
 //!
+//! Blocks of many coded rows may be the work of a matrix unit ([`unit`]), which gives the same bits.
+//!
 //! Experts ([`experts`]) take the same paths, each with the rows that chose it.
 //!
 //! Coded panels meet activations in 8 bits ([`quantise`]), rotated ones where the weights are; float panels and file rows meet
@@ -21,8 +23,12 @@ mod panel;
 mod quantise;
 mod rows;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
+mod set;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod simd;
 mod skinny;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
+mod unit;
 mod work;
 
 use std::ops::Range;
@@ -63,10 +69,52 @@ fn uses_panels(isa: Isa) -> bool {
     isa != Isa::Scalar
 }
 
+/// The fewest rows that a matrix unit multiplies. Fewer leave most of what it is fed unused: with 9 to 32 rows vectors were as fast or
+/// faster, whatever the weights (docs/benchmarks/2026-11-22-amx.md).
+const LEAST_UNIT_ROWS: usize = 64;
+
+/// The kernel set that multiplies `rows` rows.
+fn of_rows(isa: Isa, rows: usize) -> Isa {
+    match isa {
+        Isa::Amx(_) if rows < LEAST_UNIT_ROWS => isa.of_vectors(),
+        isa => isa,
+    }
+}
+
+/// Calls a generic function with the [`Set`](set::Set) that multiplies panels for an [`Isa`]; without panels, `$otherwise`.
+macro_rules! with_set {
+    ($isa:expr, $set:ident => $body:expr, _ => $otherwise:expr) => {
+        match $isa.of_products() {
+            #[cfg(target_arch = "x86_64")]
+            $crate::Isa::Avx2($set) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::Isa::AvxVnni($set) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::Isa::Avx512($set) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::Isa::Amx(amx) => {
+                let $set = $crate::matmul::unit::Tiled::new($crate::Avx512::from(amx.vectors()), amx);
+                $body
+            }
+            #[cfg(all(test, target_arch = "x86_64"))]
+            $crate::Isa::Soft(vectors) => {
+                let $set = $crate::matmul::unit::Tiled::new(vectors, $crate::matmul::unit::SoftUnit);
+                $body
+            }
+            _ => $otherwise,
+        }
+    };
+}
+use with_set;
+
 /// The names of the kernels that multiply weights of `dtype`: one to eight rows, and more.
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     if uses_panels(isa) {
         let set = match isa.of_products() {
+            Isa::Amx(_) if !panel::is_float(dtype) => {
+                return format!("gemv-{dtype}-avx512vnni, gemm-{dtype}-amx");
+            }
+            Isa::Amx(_) => "avx512",
             Isa::Avx512(_) if !panel::is_float(dtype) => "avx512vnni",
             Isa::AvxVnni(_) if panel::is_float(dtype) => "avx2",
             isa => isa.name(),

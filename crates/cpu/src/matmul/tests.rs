@@ -2,6 +2,8 @@
 
 mod company;
 mod experts;
+#[cfg(target_arch = "x86_64")]
+mod unit;
 
 use kvant_backend::{Activation, Backend, Input, Matrix, Norm, Output, WeightSource};
 use kvant_codec::fields::{Fields, Spec};
@@ -122,7 +124,7 @@ fn quantised(x: &[f32], rotates: bool) -> (Vec<f32>, Vec<f32>) {
     quantised.fill(Isa::Scalar, &Pool::new(1).unwrap(), source, 1);
     let tile = quantised.tiles(0, 1).tile::<1>(0);
     let steps: Vec<f32> = tile.scales.iter().map(|&[step]| step).collect();
-    let codes = tile.codes.iter().flatten().flat_map(|&[word]| word.to_le_bytes());
+    let codes = tile.codes.iter().flatten().flat_map(|codes| codes.0).flat_map(i32::to_le_bytes);
     let values = codes.enumerate().map(|(i, code)| f32::from(code as i8) * steps[i / 32]).collect();
     (steps, values)
 }

@@ -10,8 +10,11 @@ use super::gemm::{self, Pair, Tiles, Workspace, row_block};
 use super::kernels::{Gate, PAIR};
 use super::panel::{PANEL, is_float, is_rotated};
 use super::quantise::{Quantised, Source};
+use super::set::Set;
 use super::simd::Simd;
-use super::{CpuMatrix, MIN_PARALLEL_VALUES, Store, experts, gate, rows, skinny, uses_panels};
+use super::{
+    CpuMatrix, MIN_PARALLEL_VALUES, Store, experts, gate, of_rows, rows, skinny, uses_panels, with_set,
+};
 use crate::norm::rms_norm;
 use crate::shards::Shards;
 use crate::{Isa, Pool, Tuning};
@@ -163,24 +166,20 @@ pub(super) struct Forms {
     pub floats: Floats,
 }
 
-/// Rows of a tile for `rows` input rows.
+/// Rows of a tile for `rows` input rows, with the set that [`of_rows`] gives.
 pub(super) fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
-    fn blocked<S: Simd>(_: S, is_float: bool) -> usize {
-        if is_float { S::FLOAT_TILE } else { S::TILE }
+    fn blocked<S: Set>(_: S, is_float: bool) -> usize {
+        if is_float { S::Simd::FLOAT_TILE } else { S::TILE }
     }
-    match (rows, isa.of_products()) {
+    match rows {
         _ if !uses_panels(isa) => 1,
-        (0..=2, _) => rows.max(1),
-        (3..=4, _) => 4,
-        (5..=6, _) => 6,
-        (7..=skinny::MAX_ROWS, _) => skinny::MAX_ROWS,
-        #[cfg(target_arch = "x86_64")]
-        (_, Isa::Avx2(simd)) => blocked(simd, is_float),
-        #[cfg(target_arch = "x86_64")]
-        (_, Isa::AvxVnni(simd)) => blocked(simd, is_float),
-        #[cfg(target_arch = "x86_64")]
-        (_, Isa::Avx512(simd)) => blocked(simd, is_float),
-        _ => unreachable!("{} reads rows as they are", isa.name()),
+        0..=2 => rows.max(1),
+        3..=4 => 4,
+        5..=6 => 6,
+        7..=skinny::MAX_ROWS => skinny::MAX_ROWS,
+        _ => {
+            with_set!(isa, set => blocked(set, is_float), _ => unreachable!("{} reads rows as they are", isa.name()))
+        }
     }
 }
 
@@ -229,6 +228,7 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     if rows == 0 {
         return;
     }
+    let isa = of_rows(isa, rows);
     let wants = |form| products.iter().flatten().any(|product| Form::of(isa, product.w.dtype) == form);
     let mut x = input.x;
     if wants(Form::Rows) || wants(Form::Floats) {
@@ -247,15 +247,7 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     let workspaces = for_threads(&mut scratch.workspaces, pool);
     let tiles = scratch.forms.tiles([false, true].map(|is_float| (0, tile_rows(isa, rows, is_float))));
     let region = Region { pool, products, x, tiles, rows, tuning: scratch.tuning };
-    match isa.of_products() {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(simd) => region.run_panels(simd, workspaces),
-        #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni(simd) => region.run_panels(simd, workspaces),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(simd) => region.run_panels(simd, workspaces),
-        _ => region.run_rows(),
-    }
+    with_set!(isa, set => region.run_panels(set, workspaces), _ => region.run_rows());
 }
 
 /// A workspace for each thread.
@@ -285,14 +277,14 @@ impl Region<'_> {
 
     /// Every product from panels.
     #[cfg(target_arch = "x86_64")]
-    fn run_panels<S: Simd>(&self, simd: S, workspaces: &mut [Workspace]) {
+    fn run_panels<S: Set>(&self, set: S, workspaces: &mut [Workspace]) {
         if self.rows > skinny::MAX_ROWS {
-            return self.run_blocked(simd, workspaces);
+            return self.run_blocked(set, workspaces);
         }
         let n_panels: usize = self.products.iter().flatten().map(|product| product.w.n_panels()).sum();
         let per_item = (n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads())).max(1);
         self.for_each_item(per_item, |outputs| {
-            skinny::multiply(simd, outputs, self.tiles, self.tuning.prefetch);
+            skinny::multiply(set.vectors(), outputs, self.tiles, self.tuning.prefetch);
         });
     }
 
@@ -308,12 +300,12 @@ impl Region<'_> {
         });
     }
 
-    fn run_blocked<S: Simd>(&self, simd: S, workspaces: &mut [Workspace]) {
+    fn run_blocked<S: Set>(&self, set: S, workspaces: &mut [Workspace]) {
         let per_pair = |product: &Product<'_>| if product.gate.is_some() { 1 } else { PAIR };
         let n_pairs = |product: &Product<'_>| product.w.n_panels().div_ceil(per_pair(product));
         let per_block: usize = self.products.iter().flatten().map(n_pairs).sum();
         let least = (MIN_ITEMS_PER_THREAD * self.pool.n_threads()).div_ceil(per_block.max(1));
-        let row_block = row_block(self.rows, self.tuning.row_block, least);
+        let row_block = row_block::<S>(self.rows, self.tuning.row_block, least);
         let n_blocks = self.rows.div_ceil(row_block);
         self.pool.for_each_with(workspaces, n_blocks * per_block, &|workspace, item| {
             let first_row = item / per_block * row_block;
@@ -322,7 +314,7 @@ impl Region<'_> {
             let first = index * per_pair(product);
             let panels = first..product.w.n_panels().min(first + per_pair(product));
             // SAFETY: every item runs once, and no other has these panels for these rows.
-            blocked(simd, workspace, unsafe { product.outputs(panels, rows) }, self.tiles);
+            blocked(set, workspace, unsafe { product.outputs(panels, rows) }, self.tiles);
         });
     }
 }
@@ -355,8 +347,8 @@ fn locate<'a, 'b>(
 
 /// Outputs of one pair of panels for the rows of one row block: of neighbours, or of a panel of `up` and the same of `gate`.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn blocked<S: Simd>(
-    simd: S,
+pub(super) fn blocked<S: Set>(
+    set: S,
     workspace: &mut Workspace,
     mut outputs: Outputs<'_, '_>,
     tiles: Tiles<'_>,
@@ -366,16 +358,16 @@ pub(super) fn blocked<S: Simd>(
     let panel = first..first + 1;
     if let Some(gating) = outputs.product.gate {
         let pair = pair([w.panels(panel.clone()), gating.w.panels(panel)]);
-        gemm::multiply(simd, workspace, pair, tiles, rows, |row, [up, gate]| {
+        gemm::multiply(set, workspace, pair, tiles, rows, |row, [up, gate]| {
             let mut gated = *up;
-            gating.apply(simd, first, gate, &mut gated);
+            gating.apply(set.vectors(), first, gate, &mut gated);
             outputs.put(row, first * PANEL, &gated);
         });
     } else {
         // An odd last panel is multiplied with itself for company.
         let last = outputs.panels.end - 1;
         let pair = pair([w.panels(panel), w.panels(last..last + 1)]);
-        gemm::multiply(simd, workspace, pair, tiles, rows, |row, [a, b]| {
+        gemm::multiply(set, workspace, pair, tiles, rows, |row, [a, b]| {
             outputs.put(row, first * PANEL, a);
             if first < last {
                 outputs.put(row, last * PANEL, b);

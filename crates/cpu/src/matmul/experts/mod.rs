@@ -26,11 +26,11 @@ use super::gemm::{Workspace, row_block};
 use super::kernels::PAIR;
 use super::panel::Panels;
 use super::quantise::{GroupTiles, Source};
-use super::simd::Simd;
+use super::set::Set;
 use super::work::{
     Form, Forms, Gating, Operand, Product, To, blocked, file_rows, for_threads, normalise, tile_rows,
 };
-use super::{CpuMatrix, Store, gate, skinny, uses_panels, work};
+use super::{CpuMatrix, Store, gate, of_rows, skinny, uses_panels, with_set, work};
 use crate::shards::Shards;
 use crate::{Isa, Pool, Tuning};
 pub(crate) use each::project_each;
@@ -173,7 +173,7 @@ fn lay_out<'a>(isa: Isa, tiles: &'a mut [Vec<GroupTiles>; 2], groups: &[Group]) 
         tiles.clear();
         for Group { slots, .. } in groups {
             let at = tiles.last().map_or(0, GroupTiles::end);
-            let tile_rows = tile_rows(isa, slots.len(), is_float);
+            let tile_rows = tile_rows(of_rows(isa, slots.len()), slots.len(), is_float);
             tiles.push(GroupTiles { rows: slots.clone(), at, tile_rows });
         }
     }
@@ -329,23 +329,17 @@ impl Stage<'_> {
         index: usize,
         panels: Range<usize>,
     ) {
-        match self.isa.of_products() {
+        with_set!(
+            of_rows(self.isa, self.groups[index].slots.len()),
             // SAFETY: as of this function.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(simd) => unsafe { self.panels(simd, forms, workspace, product, index, panels) },
-            // SAFETY: as of this function.
-            #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni(simd) => unsafe { self.panels(simd, forms, workspace, product, index, panels) },
-            // SAFETY: as of this function.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(simd) => unsafe { self.panels(simd, forms, workspace, product, index, panels) },
+            set => unsafe { self.panels(set, forms, workspace, product, index, panels) },
             _ => {
                 let (slots, n_in) = (self.groups[index].slots.clone(), product.w.n_in);
                 // SAFETY: as of this function.
                 let outputs = unsafe { product.outputs(panels, 0..slots.len()) };
                 file_rows(outputs, &x[slots.start * n_in..slots.end * n_in]);
             }
-        }
+        );
     }
 
     /// As [`Stage::multiply`].
@@ -353,9 +347,9 @@ impl Stage<'_> {
     /// # Safety
     /// As of [`Stage::multiply`].
     #[cfg(target_arch = "x86_64")]
-    unsafe fn panels<S: Simd>(
+    unsafe fn panels<S: Set>(
         &self,
-        simd: S,
+        set: S,
         forms: &Forms,
         workspace: &mut Workspace,
         product: &Product<'_>,
@@ -367,16 +361,16 @@ impl Stage<'_> {
         if rows <= skinny::MAX_ROWS {
             // SAFETY: as of this function.
             let outputs = unsafe { product.outputs(panels, 0..rows) };
-            return skinny::multiply(simd, outputs, tiles, self.tuning.prefetch);
+            return skinny::multiply(set.vectors(), outputs, tiles, self.tuning.prefetch);
         }
-        let block = row_block(rows, self.tuning.row_block, 1);
+        let block = row_block::<S>(rows, self.tuning.row_block, 1);
         let per_pair = if product.gate.is_some() { 1 } else { PAIR };
         for first_row in (0..rows).step_by(block) {
             for first in panels.clone().step_by(per_pair) {
                 let pair = first..panels.end.min(first + per_pair);
                 // SAFETY: as of this function; one pair is taken after the other.
                 let outputs = unsafe { product.outputs(pair, first_row..rows.min(first_row + block)) };
-                blocked(simd, workspace, outputs, tiles);
+                blocked(set, workspace, outputs, tiles);
             }
         }
     }

@@ -17,7 +17,7 @@ const MAX_SUBS: usize = 2;
 
 /// Sub-blocks of a block.
 #[inline(always)]
-fn subs<F: Format>() -> usize {
+pub(in crate::matmul) fn subs<F: Format>() -> usize {
     BLOCK / F::SPEC.sub_len
 }
 
@@ -29,7 +29,7 @@ fn short_groups<S: Simd, F: Format>() -> usize {
 
 /// Where a tile keeps the sums for sub-block `sub` of a block.
 #[inline(always)]
-fn which<F: Format>(sub: usize) -> usize {
+pub(super) fn which<F: Format>(sub: usize) -> usize {
     if subs::<F>() == 1 { 2 } else { sub }
 }
 
@@ -110,7 +110,7 @@ fn add_unit<S: Simd, F: Format, const T: usize>(
                 for from in (sub * GROUPS / subs..(sub + 1) * GROUPS / subs).step_by(step) {
                     let mut short = simd.short(sum);
                     for g in from..from + step {
-                        short = simd.dot::<F>(short, codes[g], simd.splat_i(tile.codes[block][g][t]));
+                        short = simd.dot::<F>(short, codes[g], simd.splat_i(tile.codes[block][t].0[g]));
                     }
                     sum = simd.widen(sum, short);
                 }
@@ -186,7 +186,7 @@ fn multiply<S: Simd, F: Format, const T: usize>(
                         w[a] = simd.load(&codes[g][p].0, part);
                     }
                     for t in 0..T {
-                        let x = simd.splat_i(x[g][t]);
+                        let x = simd.splat_i(x[t].0[g]);
                         for a in 0..S::ACROSS {
                             short[a][t] = simd.dot::<F>(short[a][t], w[a], x);
                         }

@@ -3,6 +3,7 @@
 mod codes;
 mod floats;
 mod prefetch;
+mod tiles;
 mod unpack;
 
 use kvant_backend::Activation;
@@ -11,8 +12,9 @@ use super::gate;
 use super::panel::{GROUPS, Line, PANEL};
 use super::simd::{Kernel, Simd};
 
-pub(super) use codes::{Gemv, Multiply};
+pub(super) use codes::{Gemv, Multiply, subs};
 pub(super) use floats::{GemvFloats, MultiplyFloats, UnpackFloats};
+pub(super) use tiles::MultiplyTiles;
 pub(super) use unpack::Unpack;
 
 /// Panels of a blocked product.

@@ -8,6 +8,7 @@ use kvant_codec::DType;
 use kvant_codec::fp4::ByteFloat;
 
 use super::Chunk;
+use super::prefetch::prefetch;
 use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
 use crate::matmul::simd::{Kernel, Simd};
 
@@ -173,11 +174,13 @@ impl<'a, S: Simd> Scales<'a, S> {
     }
 }
 
-/// Unpacks `n_blocks` blocks from `lines`, which start at a unit, as panel `p` of a chunk.
+/// Unpacks `n_blocks` blocks from `lines`, which start at a unit, as panel `p` of a chunk. What is multiplied is unsigned, or less what
+/// stands for zero where it is to be `centred`.
 pub(in crate::matmul) struct Unpack<'a, F> {
     pub lines: &'a [Line],
     pub n_blocks: usize,
     pub p: usize,
+    pub centred: bool,
     pub chunk: &'a mut Chunk,
     pub format: PhantomData<F>,
 }
@@ -187,20 +190,25 @@ impl<F: Format> Kernel for Unpack<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { lines, n_blocks, p, chunk, .. } = self;
+        let Self { lines, n_blocks, p, centred, chunk, .. } = self;
         let layout = F::LAYOUT;
         let subs = BLOCK / F::SPEC.sub_len;
         let blocks_per_unit = layout.unit / BLOCK;
-        let mut stored = Stored::ZERO;
+        let (mut stored, chunk_bytes) = (Stored::ZERO, size_of_val(lines));
         for (u, unit) in lines.chunks(layout.unit_lines(layout.unit)).enumerate() {
+            // The next chunk comes while this one is multiplied.
+            prefetch(unit, chunk_bytes);
             let (header, lines) = unit.split_at(layout.header);
             stored.read::<S, F>(simd, header);
             let first = u * blocks_per_unit;
             for part in 0..S::PARTS {
                 let scales = Scales::new::<F>(simd, header, &stored, part);
                 for i in 0..blocks_per_unit.min(n_blocks - first) {
-                    let codes = unpack::<S, F>(simd, &lines[i * layout.block..], part);
+                    let mut codes = unpack::<S, F>(simd, &lines[i * layout.block..], part);
                     for g in 0..GROUPS {
+                        if centred {
+                            codes[g] = simd.less(codes[g], F::FACTOR_ZERO);
+                        }
                         simd.store(codes[g], &mut chunk.codes[first + i][g][p].0, part);
                     }
                     for sub in 0..subs {

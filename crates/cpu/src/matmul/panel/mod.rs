@@ -94,6 +94,9 @@ pub(crate) trait Format {
         Some(table) => 1 << (table.bits - 1),
         None => Self::SPEC.zero,
     };
+    /// Whether scales have at most 22 significant bits and stay below 2^100, so that three times a power of two of theirs is exact.
+    const HAS_SHORT_SCALES: bool =
+        Self::SPEC.book.is_none() && !matches!(Self::SPEC.float, Some(ByteFloat::E8M0));
     /// What stored scales are multiplied by.
     const SCALE_FACTOR: f32 = match Self::TABLE {
         Some(table) => table.unit,

@@ -9,8 +9,8 @@
 //!
 //! For the rotated weight formats each block of 32 columns is rotated before it is quantised.
 //!
-//! Rows are grouped into *tiles* of T rows, interleaved so that a kernel reads them strictly in order: four columns of
-//! row 0, the same of row 1, ... of row T - 1, then the next four columns. A tile that is not full ends in zeros.
+//! Rows are grouped into *tiles* of T rows, so that a kernel reads them nearly in order: 32 columns of row 0, the same of row 1,
+//! ... of row T - 1, then the next 32 columns. A tile that is not full ends in zeros.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -32,11 +32,17 @@ use super::panel::{BLOCK, GROUPS};
 /// Sums of a block's q: columns 0..16, 16..32, and all.
 const SUMS: usize = 3;
 
+/// The codes of a block, four to a word: what a vector kernel broadcasts. No block crosses a cache line, as a matrix unit fetches it
+/// whole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C, align(32))]
+pub(crate) struct Codes(pub [i32; GROUPS]);
+
 /// Quantised rows in tiles.
 #[derive(Default)]
 pub(crate) struct Quantised {
     n_blocks: usize,
-    codes: Vec<i32>,
+    codes: Vec<Codes>,
     scales: Vec<f32>,
     neg_sums: Vec<i32>,
     weighted: Vec<f32>,
@@ -45,8 +51,8 @@ pub(crate) struct Quantised {
 /// One tile of T rows; every slice is `[n_blocks]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<'a, const T: usize> {
-    /// Four codes of each row, for each group of four columns.
-    pub codes: &'a [[[i32; T]; GROUPS]],
+    /// The codes of each row.
+    pub codes: &'a [[Codes; T]],
     /// One step of each row.
     pub scales: &'a [[f32; T]],
     /// Minus the sums of the codes: what a weight code of 1 too many adds, taken back.
@@ -135,7 +141,7 @@ impl<'a> Source<'a> {
 
 /// A tile that is being written, as [`Tile`].
 struct TileMut<'a, const T: usize> {
-    codes: &'a mut [[[i32; T]; GROUPS]],
+    codes: &'a mut [[Codes; T]],
     scales: &'a mut [[f32; T]],
     neg_sums: &'a mut [[[i32; T]; SUMS]],
     weighted: &'a mut [[[f32; T]; SUMS]],
@@ -145,10 +151,7 @@ impl<const T: usize> TileMut<'_, T> {
     /// Writes a block of row `t`: its codes, and the sums of its halves.
     #[inline(always)]
     fn put(&mut self, block: usize, t: usize, codes: &[i32; GROUPS], scale: f32, halves: [i32; 2]) {
-        let out = &mut self.codes[block];
-        for g in 0..GROUPS {
-            out[g][t] = codes[g];
-        }
+        self.codes[block][t] = Codes(*codes);
         self.scales[block][t] = scale;
         for (s, sum) in [halves[0], halves[1], halves[0] + halves[1]].into_iter().enumerate() {
             self.neg_sums[block][s][t] = -sum;
@@ -216,7 +219,7 @@ fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
 }
 
 impl Quantised {
-    /// Quantises the rows of `source` into tiles of `tile_rows`: 1, 2, 4, 6 or 8.
+    /// Quantises the rows of `source` into tiles of `tile_rows`: 1, 2, 4, 6, 8 or 16.
     pub fn fill(&mut self, isa: Isa, pool: &Pool, source: Source<'_>, tile_rows: usize) {
         let rows = source.rows();
         let planes = self.planes(rows.next_multiple_of(tile_rows), source.n_in);
@@ -256,7 +259,7 @@ impl Quantised {
     fn planes(&mut self, rows: usize, n_in: usize) -> Planes<'_> {
         self.n_blocks = n_in / BLOCK;
         let len = rows * self.n_blocks;
-        grow(&mut self.codes, len * GROUPS);
+        grow(&mut self.codes, len);
         grow(&mut self.scales, len);
         grow(&mut self.neg_sums, len * SUMS);
         grow(&mut self.weighted, len * SUMS);
@@ -279,7 +282,8 @@ impl Quantised {
     pub fn bits(&self) -> [Vec<u32>; 4] {
         let floats = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect();
         let ints = |values: &[i32]| values.iter().map(|&v| v as u32).collect();
-        [ints(&self.codes), floats(&self.scales), ints(&self.neg_sums), floats(&self.weighted)]
+        let codes: Vec<i32> = self.codes.iter().flat_map(|codes| codes.0).collect();
+        [ints(&codes), floats(&self.scales), ints(&self.neg_sums), floats(&self.weighted)]
     }
 }
 
@@ -304,7 +308,7 @@ impl GroupTiles {
 /// What a [`Quantised`] is written to by several threads.
 struct Planes<'a> {
     n_blocks: usize,
-    codes: Shards<'a, i32>,
+    codes: Shards<'a, Codes>,
     scales: Shards<'a, f32>,
     neg_sums: Shards<'a, i32>,
     weighted: Shards<'a, f32>,
@@ -324,6 +328,7 @@ impl Planes<'_> {
                 4 => self.fill::<4>(isa, source, at),
                 6 => self.fill::<6>(isa, source, at),
                 8 => self.fill::<8>(isa, source, at),
+                16 => self.fill::<16>(isa, source, at),
                 _ => unreachable!("no kernel takes tiles of {tile_rows} rows"),
             }
         }
@@ -338,13 +343,13 @@ impl Planes<'_> {
         // SAFETY: the planes hold the values of a tile one after the other, and as the caller promises, nobody else has those.
         let out = unsafe {
             TileMut::<T> {
-                codes: self.codes.part(values(GROUPS)).as_chunks_mut().0.as_chunks_mut().0,
+                codes: self.codes.part(values(1)).as_chunks_mut().0,
                 scales: self.scales.part(values(1)).as_chunks_mut().0,
                 neg_sums: self.neg_sums.part(values(SUMS)).as_chunks_mut().0.as_chunks_mut().0,
                 weighted: self.weighted.part(values(SUMS)).as_chunks_mut().0.as_chunks_mut().0,
             }
         };
-        match isa.of_products() {
+        match isa.of_vectors().of_products() {
             Isa::Scalar => quantise_tile(source, out),
             // SAFETY: either token proves AVX2.
             #[cfg(target_arch = "x86_64")]
@@ -353,7 +358,7 @@ impl Planes<'_> {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(_) => unsafe { avx512::quantise_tile(source, out) },
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vbmi(_) => unreachable!("products have no such set"),
+            isa => unreachable!("{} quantises with other vectors", isa.name()),
             #[cfg(not(target_arch = "x86_64"))]
             _ => quantise_tile(source, out),
         }
@@ -379,7 +384,7 @@ impl<'a> QuantisedTiles<'a> {
         let first = (self.at + index * T) * n_blocks;
         let values = |each: usize| first * each..(first + n_blocks * T) * each;
         Tile {
-            codes: codes[values(GROUPS)].as_chunks::<T>().0.as_chunks().0,
+            codes: codes[values(1)].as_chunks().0,
             scales: scales[first..first + n_blocks * T].as_chunks().0,
             neg_sums: neg_sums[values(SUMS)].as_chunks::<T>().0.as_chunks().0,
             weighted: weighted[values(SUMS)].as_chunks::<T>().0.as_chunks().0,

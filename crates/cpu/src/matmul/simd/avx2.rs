@@ -145,7 +145,6 @@ impl<Y: Ymm> Simd for Y {
 
     const PARTS: usize = 2;
     const ACROSS: usize = Y::ACROSS;
-    const TILE: usize = 6;
     const FLOAT_TILE: usize = 6;
 
     #[inline(always)]
@@ -173,6 +172,11 @@ impl<Y: Ymm> Simd for Y {
     #[inline(always)]
     fn field(self, a: __m256i, by: i32, mask: i8) -> __m256i {
         intrinsic!(_mm256_and_si256(_mm256_srl_epi16(a, _mm_cvtsi32_si128(by)), _mm256_set1_epi8(mask)))
+    }
+
+    #[inline(always)]
+    fn less(self, a: __m256i, zero: u8) -> __m256i {
+        intrinsic!(_mm256_sub_epi8(a, _mm256_set1_epi8(zero as i8)))
     }
 
     #[inline(always)]

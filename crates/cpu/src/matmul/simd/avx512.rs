@@ -6,6 +6,9 @@ use super::{Kernel, Simd};
 use crate::isa::{Avx512, avx512};
 use crate::matmul::panel::{Format, PANEL};
 
+/// Between 2^23 and 2^24 the last bit of a float counts ones: 2^22 of them lie on either side.
+const LIFT: f32 = 12_582_912.0;
+
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
     ($($body:tt)*) => {
@@ -27,7 +30,6 @@ impl Simd for Avx512 {
 
     const PARTS: usize = 1;
     const ACROSS: usize = 2;
-    const TILE: usize = 6;
     const FLOAT_TILE: usize = 12;
 
     #[inline(always)]
@@ -53,6 +55,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn field(self, a: __m512i, by: i32, mask: i8) -> __m512i {
         intrinsic!(_mm512_and_si512(_mm512_srl_epi16(a, _mm_cvtsi32_si128(by)), _mm512_set1_epi8(mask)))
+    }
+
+    #[inline(always)]
+    fn less(self, a: __m512i, zero: u8) -> __m512i {
+        intrinsic!(_mm512_sub_epi8(a, _mm512_set1_epi8(zero as i8)))
     }
 
     #[inline(always)]
@@ -135,6 +142,21 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn to_floats(self, a: __m512i) -> __m512 {
         intrinsic!(_mm512_cvtepi32_ps(a))
+    }
+
+    /// As an integer sum, `LIFT + a` is the float of that value: what takes the lift back multiplies too. A conversion less for the
+    /// one unit that multiplies floats beside a matrix unit, and an addition that other units do.
+    #[inline(always)]
+    fn scaled(self, a: __m512i, scale: __m512, lifted: __m512) -> __m512 {
+        intrinsic!({
+            let a = _mm512_castsi512_ps(_mm512_add_epi32(a, _mm512_set1_epi32(LIFT.to_bits() as i32)));
+            _mm512_fmsub_ps(a, scale, lifted)
+        })
+    }
+
+    #[inline(always)]
+    fn lifted(self, scale: __m512) -> __m512 {
+        self.mul(scale, self.splat(LIFT))
     }
 
     #[inline(always)]

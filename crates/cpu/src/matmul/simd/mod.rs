@@ -41,9 +41,6 @@ pub(super) trait Simd: Copy + Send + Sync {
     const PARTS: usize;
     /// Registers of codes that a blocked product holds at once.
     const ACROSS: usize;
-    /// Rows of a tile of quantised activations in a blocked product: with [`Simd::ACROSS`], as many sums as registers hold
-    /// beside what they are made from.
-    const TILE: usize;
     /// Rows of a tile of f32 activations in a blocked product, which holds two registers of weights at once.
     const FLOAT_TILE: usize;
 
@@ -57,6 +54,8 @@ pub(super) trait Simd: Copy + Send + Sync {
     fn field(self, a: Self::Ints, by: i32, mask: i8) -> Self::Ints;
     /// `low | a << left & mask` in every byte, to the right where `left` is negative.
     fn join(self, low: Self::Ints, a: Self::Ints, left: i32, mask: i8) -> Self::Ints;
+    /// `a - zero` in every byte.
+    fn less(self, a: Self::Ints, zero: u8) -> Self::Ints;
     /// `table[code]` for every byte, codes below 16.
     fn look_up(self, table: &[u8; 16], codes: Self::Ints) -> Self::Ints;
 
@@ -74,6 +73,18 @@ pub(super) trait Simd: Copy + Send + Sync {
     /// The bytes of quarter `quarter` of a line, below 128, as E4M3, times [`E4M3_UNIT`](super::panel::E4M3_UNIT).
     fn load_e4m3(self, line: &[u8; 64], quarter: usize, part: usize) -> Self::Floats;
     fn to_floats(self, a: Self::Ints) -> Self::Floats;
+    /// `a · scale`, rounded once, for integers below 2^22 and [short](Format::HAS_SHORT_SCALES) scales. `lifted` is what
+    /// [`Simd::lifted`] gives for the scale.
+    #[inline(always)]
+    fn scaled(self, a: Self::Ints, scale: Self::Floats, lifted: Self::Floats) -> Self::Floats {
+        let _ = lifted;
+        self.mul(self.to_floats(a), scale)
+    }
+    /// What [`Simd::scaled`] takes back, where its integers are lifted to where a float's last bit counts ones.
+    #[inline(always)]
+    fn lifted(self, scale: Self::Floats) -> Self::Floats {
+        scale
+    }
     fn bits_to_floats(self, a: Self::Ints) -> Self::Floats;
     fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;

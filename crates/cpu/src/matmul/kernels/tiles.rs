@@ -1,0 +1,191 @@
+//! Coded panels with activations in 8 bits, by a matrix unit: the sums of [`codes`](super::codes), which are exact, and then its
+//! operations on floats, one by one. So the bits are the same.
+//!
+//! The products of a sub-block are one instruction, a *step*. What a step begins is stored two steps later and used in the one after
+//! that, so that nothing waits for what is under way: four tiles of sums take turns. Vector operations stand between those of the
+//! unit, for a core holds few tiles beside those that have names, and then lets nothing pass the instruction that wants one more.
+
+#![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::codes::{subs, which};
+use super::{Chunk, PAIR, Sums};
+use crate::matmul::panel::{Format, GROUPS};
+use crate::matmul::quantise::Tile;
+use crate::matmul::simd::{Kernel, MAX_PARTS, Simd};
+use crate::matmul::unit::{Products, ROWS, Tiles};
+
+/// Steps from the beginning of sums to their store, and to their use.
+const STORED_AFTER: usize = 2;
+const USED_AFTER: usize = 3;
+/// Rows that are added between two operations of the unit.
+const QUARTER: usize = ROWS / 4;
+
+/// Adds the products of a chunk, centred, with a tile of as many blocks to `sums`. The unit is configured for a sub-block's groups.
+pub(in crate::matmul) struct MultiplyTiles<'a, F, U> {
+    pub unit: &'a mut U,
+    pub chunk: &'a Chunk,
+    pub tile: Tile<'a, ROWS>,
+    pub sums: &'a mut Sums<ROWS>,
+    pub format: PhantomData<F>,
+}
+
+/// The sums of a panel with a tile.
+type Totals<S> = [[<S as Simd>::Floats; ROWS]; MAX_PARTS];
+
+impl<F: Format, U: Tiles> Kernel for MultiplyTiles<'_, F, U> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let mut totals = [[simd.splat(0.0); ROWS]; MAX_PARTS];
+        for step in (0..PAIR * self.panel_steps() + USED_AFTER).step_by(4) {
+            self.step::<S, 0, 2, 4, 6>(simd, step, &mut totals);
+            self.step::<S, 1, 3, 5, 7>(simd, step + 1, &mut totals);
+            self.step::<S, 2, 0, 4, 6>(simd, step + 2, &mut totals);
+            self.step::<S, 3, 1, 5, 7>(simd, step + 3, &mut totals);
+        }
+    }
+}
+
+impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
+    /// Steps of one panel; those of the second follow those of the first.
+    #[inline(always)]
+    fn panel_steps(&self) -> usize {
+        self.tile.codes.len() * subs::<F>()
+    }
+
+    /// The panel, block and sub-block of a step.
+    #[inline(always)]
+    fn place(&self, step: usize) -> (usize, usize, usize) {
+        let panel = usize::from(step >= self.panel_steps());
+        let step = step - panel * self.panel_steps();
+        (panel, step / subs::<F>(), step % subs::<F>())
+    }
+
+    /// Stores the sums of one step, begins those of `step` and uses those of another, where there are such steps.
+    #[inline(always)]
+    fn step<S: Simd, const C: usize, const STORED: usize, const A: usize, const B: usize>(
+        &mut self,
+        simd: S,
+        step: usize,
+        totals: &mut Totals<S>,
+    ) {
+        let n_steps = PAIR * self.panel_steps();
+        let begins = step < n_steps;
+        let uses = (USED_AFTER..n_steps + USED_AFTER).contains(&step);
+        let used = if uses { step - USED_AFTER } else { 0 };
+        let factors = Factors::new::<F, U>(simd, self, used);
+        let (panel, block, sub) = self.place(if begins { step } else { 0 });
+        let group = sub * (GROUPS / subs::<F>());
+        if uses && used.is_multiple_of(self.panel_steps()) {
+            self.fetch(simd, used, totals);
+        }
+        if (STORED_AFTER..n_steps + STORED_AFTER).contains(&step) {
+            self.unit.store::<STORED>(step - STORED_AFTER);
+        }
+        if uses {
+            factors.add::<F>(simd, self.unit.stored(used), 0..QUARTER, totals);
+        }
+        if begins {
+            self.unit.load_rows::<A>(&self.tile.codes[block], group);
+        }
+        if uses {
+            factors.add::<F>(simd, self.unit.stored(used), QUARTER..2 * QUARTER, totals);
+        }
+        if begins {
+            self.unit.load_panel::<B>(&self.chunk.codes[block], group, panel);
+        }
+        if uses {
+            factors.add::<F>(simd, self.unit.stored(used), 2 * QUARTER..3 * QUARTER, totals);
+        }
+        if begins {
+            self.unit.zero::<C>();
+            self.unit.dot::<C, A, B>();
+        }
+        if uses {
+            factors.add::<F>(simd, self.unit.stored(used), 3 * QUARTER..ROWS, totals);
+            if (used + 1).is_multiple_of(self.panel_steps()) {
+                self.put(simd, used, totals);
+            }
+        }
+    }
+
+    /// Fetches the sums that the panel of a step adds to.
+    #[inline(always)]
+    fn fetch<S: Simd>(&self, simd: S, step: usize, totals: &mut Totals<S>) {
+        let sums = &self.sums[self.place(step).0];
+        for part in 0..S::PARTS {
+            for t in 0..ROWS {
+                totals[part][t] = simd.load_floats(&sums[t].0, part);
+            }
+        }
+    }
+
+    /// Puts them back.
+    #[inline(always)]
+    fn put<S: Simd>(&mut self, simd: S, step: usize, totals: &Totals<S>) {
+        let sums = &mut self.sums[self.place(step).0];
+        for part in 0..S::PARTS {
+            for t in 0..ROWS {
+                simd.store_floats(totals[part][t], &mut sums[t].0, part);
+            }
+        }
+    }
+}
+
+/// What the sums of a sub-block are multiplied by.
+struct Factors<'a, S: Simd> {
+    /// Of each row of weights, as the next two.
+    scale: [S::Floats; MAX_PARTS],
+    lifted: [S::Floats; MAX_PARTS],
+    min: [S::Floats; MAX_PARTS],
+    /// Of each row of activations.
+    steps: &'a [f32; ROWS],
+    weighted: &'a [f32; ROWS],
+}
+
+impl<'a, S: Simd> Factors<'a, S> {
+    #[inline(always)]
+    fn new<F: Format, U: Tiles>(simd: S, of: &MultiplyTiles<'a, F, U>, step: usize) -> Self {
+        let (panel, block, sub) = of.place(step);
+        let (chunk, tile) = (of.chunk, of.tile);
+        let [mut scale, mut lifted, mut min] = [[simd.splat(0.0); MAX_PARTS]; 3];
+        for part in 0..S::PARTS {
+            scale[part] = simd.load_floats(&chunk.scales[block][sub][panel].0, part);
+            lifted[part] = simd.lifted(scale[part]);
+            if F::SPEC.has_min {
+                min[part] = simd.load_floats(&chunk.mins[block][sub][panel].0, part);
+            }
+        }
+        Self {
+            scale,
+            lifted,
+            min,
+            steps: &tile.scales[block],
+            weighted: &tile.weighted[block][which::<F>(sub)],
+        }
+    }
+
+    /// Adds the sums of some rows, scaled, and what the minimum adds.
+    #[inline(always)]
+    fn add<F: Format>(&self, simd: S, sums: &Products, rows: Range<usize>, totals: &mut Totals<S>) {
+        for part in 0..S::PARTS {
+            for t in rows.clone() {
+                let sum = simd.load(&sums[t].0, part);
+                let scaled = if F::HAS_SHORT_SCALES {
+                    simd.scaled(sum, self.scale[part], self.lifted[part])
+                } else {
+                    simd.mul(simd.to_floats(sum), self.scale[part])
+                };
+                let total = &mut totals[part][t];
+                *total = simd.mul_add(scaled, simd.splat(self.steps[t]), *total);
+                if F::SPEC.has_min {
+                    *total = simd.mul_add(self.min[part], simd.splat(self.weighted[t]), *total);
+                }
+            }
+        }
+    }
+}

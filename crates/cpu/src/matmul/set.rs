@@ -1,0 +1,117 @@
+//! Kernel sets as the drivers of products see them: vectors, and perhaps a matrix unit for blocked products of codes.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::gemm::{Pair, Tiles, Workspace, multiply_codes};
+use super::kernels::{Chunk, Multiply, MultiplyTiles, PAIR, Sums, subs};
+use super::panel::{Format, GROUPS, PANEL};
+use super::quantise::Tile;
+use super::simd::Simd;
+use super::unit::{ROWS, Tiled, Unit};
+
+/// Rows of a tile of quantised activations in a blocked product of vectors: with [`Simd::ACROSS`], as many sums as registers hold beside
+/// what they are made from.
+const VECTOR_TILE: usize = 6;
+
+/// A kernel set.
+pub(super) trait Set: Copy + Send + Sync {
+    /// Its vectors.
+    type Simd: Simd;
+
+    /// Rows of a tile of quantised activations in a blocked product.
+    const TILE: usize;
+    /// Whether chunks are [centred](super::kernels::Unpack).
+    const CENTRED: bool;
+
+    fn vectors(self) -> Self::Simd;
+
+    /// As [`gemm::multiply`](super::gemm::multiply), of coded panels.
+    fn multiply_codes(
+        self,
+        workspace: &mut Workspace,
+        pair: Pair<'_>,
+        tiles: Tiles<'_>,
+        rows: Range<usize>,
+        put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
+    );
+}
+
+/// What multiplies a chunk with tiles of `T` rows.
+pub(super) trait MultiplyChunk<const T: usize>: Set {
+    /// Adds the products of a chunk with tiles of as many blocks to the sums of each.
+    fn multiply_chunk<'a, F: Format>(
+        self,
+        chunk: &Chunk,
+        tiles: impl Iterator<Item = (&'a mut Sums<T>, Tile<'a, T>)>,
+    );
+}
+
+impl<S: Simd> Set for S {
+    type Simd = S;
+
+    const TILE: usize = VECTOR_TILE;
+    const CENTRED: bool = false;
+
+    fn vectors(self) -> S {
+        self
+    }
+
+    fn multiply_codes(
+        self,
+        workspace: &mut Workspace,
+        pair: Pair<'_>,
+        tiles: Tiles<'_>,
+        rows: Range<usize>,
+        put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
+    ) {
+        multiply_codes::<S, VECTOR_TILE>(self, workspace, pair, tiles, rows, put);
+    }
+}
+
+impl<S: Simd> MultiplyChunk<VECTOR_TILE> for S {
+    fn multiply_chunk<'a, F: Format>(
+        self,
+        chunk: &Chunk,
+        tiles: impl Iterator<Item = (&'a mut Sums<VECTOR_TILE>, Tile<'a, VECTOR_TILE>)>,
+    ) {
+        for (sums, tile) in tiles {
+            self.run(Multiply { chunk, tile, sums, format: PhantomData::<F> });
+        }
+    }
+}
+
+impl<S: Simd, U: Unit> Set for Tiled<S, U> {
+    type Simd = S;
+
+    const TILE: usize = ROWS;
+    const CENTRED: bool = true;
+
+    fn vectors(self) -> S {
+        self.vectors
+    }
+
+    fn multiply_codes(
+        self,
+        workspace: &mut Workspace,
+        pair: Pair<'_>,
+        tiles: Tiles<'_>,
+        rows: Range<usize>,
+        put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
+    ) {
+        multiply_codes::<Self, ROWS>(self, workspace, pair, tiles, rows, put);
+    }
+}
+
+impl<S: Simd, U: Unit> MultiplyChunk<ROWS> for Tiled<S, U> {
+    fn multiply_chunk<'a, F: Format>(
+        self,
+        chunk: &Chunk,
+        tiles: impl Iterator<Item = (&'a mut Sums<ROWS>, Tile<'a, ROWS>)>,
+    ) {
+        let unit = &mut self.unit.open(GROUPS / subs::<F>());
+        for (sums, tile) in tiles {
+            self.vectors.run(MultiplyTiles { unit, chunk, tile, sums, format: PhantomData::<F> });
+        }
+    }
+}
