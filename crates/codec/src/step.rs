@@ -16,7 +16,7 @@ pub const STEPS: usize = 9;
 /// What one stands for in the sums over magnitudes: |z| sums to `N` at most, so up to 128 of them fit in 31 bits.
 pub const ONE: f32 = (1 << 23) as f32;
 
-/// What one stands for in [`level`]: the largest centroid, 0.2415, is below 2^15.
+/// What one stands for in levels as the search takes them: the largest centroid, 0.2415, is below 2^15.
 pub const LEVEL_ONE: f32 = (1 << 17) as f32;
 
 /// Step `k`: 0.8 to 1.2 of the one that the norm asks for.
