@@ -1,0 +1,97 @@
+"""What servers do while something happens, the same for all of them, in turn.
+
+    kvant serve model.gguf --port 8080 &
+    python3 tools/suites/events.py --text FILE ours=http://127.0.0.1:8080 [theirs=http://127.0.0.1:8081]
+
+A long prompt (`--long` tokens of the text, about) comes while another client reads an answer: the median pause between its tokens
+before, and the longest from then on. A client leaves while its long prompt is read: seconds until the server has nothing to do
+(`/metrics`, which llama-server has with `--metrics`). Needs nothing but Python; nothing of the repository needs it.
+"""
+
+import argparse
+import http.client
+import json
+import statistics
+import threading
+import time
+import urllib.parse
+import urllib.request
+
+COLUMNS = ["gap p50", "longest gap", "until it is free"]
+
+
+def post(url, body):
+    """A connection that has sent `body`."""
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return connection
+
+
+def busy(url):
+    """How many requests the server works on."""
+    with urllib.request.urlopen(url + "/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("llamacpp:requests_processing"))
+
+
+def gaps(url, prompt, n_out):
+    """The median pause between tokens, and the longest once a long prompt has come."""
+    body = {"prompt": "Once upon a time", "max_tokens": n_out, "temperature": 0, "stream": True, "ignore_eos": True}
+    times, came = [], []
+
+    def enter():
+        came.append(time.perf_counter())
+        post(url, {"prompt": prompt, "max_tokens": 1}).getresponse().read()
+
+    other = threading.Thread(target=enter)
+    for line in post(url, body).getresponse():
+        if line.startswith(b"data: {"):
+            times.append(time.perf_counter())
+            if len(times) == 64:
+                other.start()
+    other.join()
+    pauses = [(b - a, b) for a, b in zip(times, times[1:])]
+    before = [pause for pause, at in pauses if at < came[0]]
+    return statistics.median(before), max(pause for pause, at in pauses if at >= came[0])
+
+
+def leave(url, prompt):
+    """Seconds until the server is free after a client left while its prompt was read."""
+    connection = post(url, {"prompt": prompt, "max_tokens": 8, "stream": True})
+    while not busy(url):
+        time.sleep(0.01)
+    time.sleep(0.5)
+    assert busy(url), "the prompt was read before the client could leave: take a longer one"
+    connection.sock.close()
+    left = time.perf_counter()
+    while busy(url):
+        time.sleep(0.005)
+    return time.perf_counter() - left
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("servers", nargs="+", help="NAME=URL")
+    parser.add_argument("--text", required=True, help="a long text to take prompts from")
+    parser.add_argument("--long", type=int, default=7000)
+    parser.add_argument("--out", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    servers = [server.split("=", 1) for server in args.servers]
+    text = open(args.text, encoding="utf-8").read()
+    size = 4 * args.long
+    rows = {name: [] for name, _ in servers}
+    for turn in range(args.rounds):
+        # Prompts that no server knows from before.
+        entering, left = (text[(2 * turn + i) * size // 4 :][:size] for i in range(2))
+        for name, url in servers:
+            rows[name].append([*gaps(url, entering, args.out), leave(url, left)])
+    print("| server | " + " | ".join(COLUMNS) + " |")
+    print("|---|" + "---|" * len(COLUMNS))
+    for name, rounds in rows.items():
+        medians = [statistics.median(column) for column in zip(*rounds)]
+        print(f"| {name} | " + " | ".join(f"{median:.3g}" for median in medians) + " |")
+
+
+if __name__ == "__main__":
+    main()
