@@ -22,7 +22,8 @@ fn a_matrix_unit_gives_the_bits_of_the_vectors_beside_it() {
         let block = dtype.block_len().max(32);
         let widths = [block, 512 + block];
         for (n_out, n_in) in [1, 15, 31, 33].into_iter().zip(widths.into_iter().cycle()) {
-            for rows in (9..=33).chain(64..=81) {
+            // Few rows are the vectors' on either side.
+            for rows in [9, 33, 63].into_iter().chain(64..=81) {
                 let x = gaussian(50, rows * n_in, 1.0);
                 let [got, want] = [0, 1].map(|i| {
                     let (w, ..) = encoded(&devices[i], dtype, n_out, n_in, 51);
