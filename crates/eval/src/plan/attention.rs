@@ -93,6 +93,10 @@ impl<'a> Turned<'a> {
         for (i, q) in queries.enumerate().skip(EVERY - 1).step_by(EVERY) {
             let end = first + i + 1;
             let start = self.met.window.map_or(0, |window| end.saturating_sub(window)).max(self.met.first);
+            if start >= end {
+                // What it saw has been let go of since: a window is shorter than a step.
+                continue;
+            }
             let rows = start - self.met.first..end - self.met.first;
             self.probabilities(q, rows.clone(), &mut p);
             self.distances(&p, rows, &mut apart);

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_chooses_teams_by_their_best_and_then_experts_of_those() {
+    fn a_row_chooses_groups_by_their_best_and_then_experts_of_those() {
         // Groups of three: the first has the best expert, the second the best two, the last the best of all but for its bias.
         let logits = [3.0, -2.0, -2.0, 2.0, 1.9, 0.0, -1.0, 1.0, 4.0].map(|x: f32| x / 2.0);
         let selection_bias = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0];
@@ -90,12 +90,12 @@ mod tests {
         assert_eq!(chosen(Scores::Sigmoid, None, 3, 1), [8, 7, 6]);
         assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 3, 1), [3, 4, 5]);
         assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 4, 2), [0, 3, 4, 5]);
-        // All groups are none.
+        // All groups are as good as none.
         assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 4, 3), [0, 3, 4, 7]);
     }
 
     #[test]
-    fn what_is_no_number_is_chosen_in_whichever_team() {
+    fn what_is_no_number_is_chosen_in_whichever_group() {
         for (scores, bad) in [(Scores::Softmax, f32::NAN), (Scores::Softmax, f32::INFINITY)]
             .into_iter()
             .chain([(Scores::Sigmoid, f32::NAN), (Scores::Sigmoid, f32::INFINITY)])
