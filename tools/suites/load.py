@@ -11,11 +11,12 @@ knows it from the round before; servers take turns. Needs nothing but Python; no
 import argparse
 import concurrent.futures
 import json
+import os
 import statistics
 import time
 import urllib.request
 
-COLUMNS = ["tok/s", "first p50", "first max", "gap p50", "gap max", "prompt tokens read"]
+COLUMNS = ["tok/s", "first p50", "first max", "gap p50", "gap max", "prompt tokens read", "CPU s/token"]
 
 
 def ask(url, prompt, n_out):
@@ -38,40 +39,50 @@ def ask(url, prompt, n_out):
     return times, usage["prompt_tokens"], usage["completion_tokens"], cached
 
 
-def a_round(url, shared, n_clients, n_out):
+def cpu_seconds(pid):
+    """What a process has taken of its processors; NaN where its number was not given."""
+    if pid is None:
+        return float("nan")
+    with open(f"/proc/{pid}/stat") as stat:
+        user, system = stat.read().rsplit(")", 1)[1].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def a_round(url, pid, shared, n_clients, n_out):
     """What COLUMNS name; times in seconds."""
-    started = time.perf_counter()
+    started, before = time.perf_counter(), cpu_seconds(pid)
     with concurrent.futures.ThreadPoolExecutor(n_clients) as pool:
         prompts = [f"{shared}\n\nNumber {i} goes on like this:" for i in range(n_clients)]
         answers = list(pool.map(lambda prompt: ask(url, prompt, n_out), prompts))
     seconds = time.perf_counter() - started
     first = sorted(times[0] for times, *_ in answers)
     gaps = [b - a for times, *_ in answers for a, b in zip(times, times[1:])]
-    speed = sum(n for _, _, n, _ in answers) / seconds
+    n_answered = sum(n for _, _, n, _ in answers)
     read = sum(n - cached for _, n, _, cached in answers)
-    return [speed, statistics.median(first), first[-1], statistics.median(gaps), max(gaps), read]
+    cpu = (cpu_seconds(pid) - before) / n_answered
+    return [n_answered / seconds, statistics.median(first), first[-1], statistics.median(gaps), max(gaps), read, cpu]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("servers", nargs="+", help="NAME=URL")
+    parser.add_argument("servers", nargs="+", help="NAME=URL or NAME=URL=PID")
     parser.add_argument("--text", required=True, help="a long text to take prompts from")
     parser.add_argument("--clients", default="1,2,4,8,16")
     parser.add_argument("--shared", type=int, default=2048, help="tokens that all prompts begin with, about")
     parser.add_argument("--out", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    servers = [server.split("=", 1) for server in args.servers]
+    servers = [(server.split("=") + [None])[:3] for server in args.servers]
     text = open(args.text, encoding="utf-8").read()
     # About four characters a token.
     size, at = 4 * args.shared, 0
     print("| clients | server | " + " | ".join(COLUMNS) + " |")
     print("|---|---|" + "---|" * len(COLUMNS))
     for n_clients in map(int, args.clients.split(",")):
-        rows = {name: [] for name, _ in servers}
+        rows = {name: [] for name, *_ in servers}
         for _ in range(args.rounds):
-            for name, url in servers:
-                rows[name].append(a_round(url, text[at : at + size], n_clients, args.out))
+            for name, url, pid in servers:
+                rows[name].append(a_round(url, pid, text[at : at + size], n_clients, args.out))
             at = (at + size) % (len(text) - size)
         for name, rounds in rows.items():
             medians = [statistics.median(column) for column in zip(*rounds)]

@@ -213,6 +213,7 @@ impl Pool {
             n_waiting: options.n_waiting,
             n_rows: ROWS,
             block: TOKENS_PER_BLOCK,
+            worth: TOKENS_PER_BLOCK / 2,
             budget: options.kv_budget / share,
         };
         let disk = options.kv_disk.clone();

@@ -7,11 +7,12 @@
 //!   [`GAP`] times what it is without them.
 //! - Owners (API keys) share rows evenly: the prompt that is read next is one of whoever has been given the least so far (fair
 //!   queueing by virtual time). Among an owner's, the shortest comes first, and each second of waiting makes one shorter.
-//! - A prompt whose beginning another one is just reading waits for it, and takes that beginning over.
+//! - A prompt whose beginning another one is just reading waits for it, and takes that beginning over. Whoever reads it stops where
+//!   they part (a *branch*), so that a copy can be left there: blocks alone can be taken over at few places.
 //! - Nobody begins unless the whole prompt and a block fit beside what those who run may still need. Where somebody who runs needs
 //!   more than there is, what is idle goes first; then the youngest is parked. Those come back before anybody new begins.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +40,8 @@ pub struct Limits {
     pub n_rows: usize,
     /// Tokens of a block.
     pub block: usize,
+    /// The fewest tokens that are worth waiting for, or a copy.
+    pub worth: usize,
     /// Bytes for all caches.
     pub budget: usize,
 }
@@ -59,8 +62,10 @@ pub struct Request {
     pub owner: u64,
     /// Tokens of the prompt, at least one.
     pub n_prompt: usize,
-    /// Names each whole block of the prompt together with all before it.
+    /// Names each whole block of `shared` together with all before it.
     pub blocks: Arc<[u64]>,
+    /// Tokens of the prompt that may be taken over from others: not the last one.
+    pub shared: Arc<[u32]>,
     /// What its cache takes.
     pub cost: Cost,
 }
@@ -133,9 +138,35 @@ struct Sequence {
     since: Duration,
     /// Nobody listens to it at the moment.
     paused: bool,
+    /// Where others part from its prompt.
+    branches: BTreeSet<usize>,
+    /// Tokens that a copy was left of for it.
+    found: usize,
 }
 
 impl Sequence {
+    fn new(request: Request, now: Duration) -> Self {
+        let branches = BTreeSet::new();
+        Self { request, stage: Stage::Waiting, n_tokens: 0, since: now, paused: false, branches, found: 0 }
+    }
+
+    /// Others part from its prompt at `at`: of two places that lie close together the first counts.
+    fn branch(&mut self, at: usize, worth: usize) {
+        if at < worth || self.branches.range(at - (worth - 1)..=at).next().is_some() {
+            return;
+        }
+        if let Some(&later) = self.branches.range(at..at + worth).next() {
+            self.branches.remove(&later);
+        }
+        self.branches.insert(at);
+    }
+
+    /// Tokens of its prompt until it ends or others part from it.
+    fn stretch(&self) -> usize {
+        let branch = self.branches.range(self.n_tokens + 1..).next();
+        self.left().min(branch.map_or(usize::MAX, |at| at - self.n_tokens))
+    }
+
     fn is_running(&self) -> bool {
         matches!(self.stage, Stage::Reading | Stage::Speaking)
     }
@@ -262,7 +293,7 @@ impl Scheduler {
     /// # Errors
     /// It is refused: nothing is known of it then.
     pub fn submit(&mut self, request: Request, now: Duration) -> Result<Id, Refusal> {
-        let sequence = Sequence { request, stage: Stage::Waiting, n_tokens: 0, since: now, paused: false };
+        let mut sequence = Sequence::new(request, now);
         let needed = sequence.needs(0, self.limits.block);
         if needed > self.limits.budget {
             return Err(Refusal::TooLarge { needed, budget: self.limits.budget });
@@ -272,6 +303,13 @@ impl Scheduler {
             return Err(Refusal::Full { waiting, retry_after: self.seconds_of_waiting() });
         }
         self.welcome(sequence.request.owner);
+        let Limits { block, worth, .. } = self.limits;
+        let begins = |stage| matches!(stage, Stage::Waiting | Stage::Reading);
+        for other in self.sequences.values_mut().filter(|other| begins(other.stage)) {
+            let at = shared(&sequence.request, &other.request, block);
+            sequence.branch(at, worth);
+            other.branch(at, worth);
+        }
         Ok(self.insert(sequence))
     }
 
@@ -302,10 +340,8 @@ impl Scheduler {
     /// A second sequence goes on from where `of` stands, which speaks. `None` where it does not.
     pub fn fork(&mut self, of: Id, now: Duration) -> Option<Id> {
         let of = self.sequences.get(&of).filter(|of| of.stage == Stage::Speaking)?;
-        let request = of.request.clone();
-        let fork =
-            Sequence { request, stage: Stage::Speaking, n_tokens: of.n_tokens, since: now, paused: false };
-        Some(self.insert(fork))
+        let fork = Sequence::new(of.request.clone(), now);
+        Some(self.insert(Sequence { stage: Stage::Speaking, n_tokens: of.n_tokens, ..fork }))
     }
 
     /// A sequence has said all, or nobody wants it any more. Whether it was known.
@@ -318,6 +354,34 @@ impl Scheduler {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.paused = paused;
         }
+    }
+
+    /// A conversation that is there parts from the prompt of `id` at `at`.
+    pub fn branch(&mut self, id: Id, at: usize) {
+        let worth = self.limits.worth;
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.branch(at.min(sequence.request.shared.len()), worth);
+        }
+    }
+
+    /// Whether `id` has just come to where others part from its prompt, with room for a copy: the caller leaves one there.
+    pub fn leaves_copy(&mut self, id: Id, memory: Memory) -> bool {
+        let Some(sequence) = self.sequences.get(&id) else { return false };
+        let (at, cost) = (sequence.n_tokens, sequence.request.cost);
+        let needs: usize = self.running().map(|(_, s)| s.needs(s.n_tokens, self.limits.block)).sum();
+        if sequence.stage != Stage::Reading
+            || !sequence.branches.contains(&at)
+            || needs + cost.fixed + cost.block > memory.free
+        {
+            return false;
+        }
+        let request = sequence.request.clone();
+        for other in self.sequences.values_mut().filter(|other| other.stage == Stage::Waiting) {
+            if shared(&request, &other.request, self.limits.block) >= at {
+                other.found = other.found.max(at);
+            }
+        }
+        true
     }
 
     /// A sequence begins with so many tokens that were there.
@@ -418,9 +482,9 @@ impl Scheduler {
             return None;
         }
         let waiting = self.sequences.iter().filter(|(_, s)| s.stage == Stage::Waiting);
-        let ready = waiting.filter(|(_, waiting)| !self.is_being_read(&waiting.request));
+        let ready = waiting.filter(|(_, waiting)| !self.is_being_read(waiting));
         let (&id, next) = ready.min_by_key(|&(&id, s)| self.rank(id, s, now))?;
-        let known = self.known(&next.request);
+        let known = self.known(next);
         let block = self.limits.block;
         if next.needs(0, block).saturating_sub(known / block * next.request.cost.block) <= free {
             return Some(Act::Begin(id));
@@ -428,20 +492,19 @@ impl Scheduler {
         memory.can_evict.then_some(Act::Evict)
     }
 
-    /// Tokens with which both begin, in whole blocks.
-    fn shared(&self, a: &Request, b: &Request) -> usize {
-        self.limits.block * a.blocks.iter().zip(&*b.blocks).take_while(|(a, b)| a == b).count()
-    }
-
-    /// Whether somebody is about to have read more of this prompt.
-    fn is_being_read(&self, request: &Request) -> bool {
-        let reading = self.running().filter(|(_, s)| s.stage == Stage::Reading);
-        reading.into_iter().any(|(_, s)| self.shared(request, &s.request) > s.n_tokens)
+    /// Whether somebody is about to have read clearly more of this prompt than there is.
+    fn is_being_read(&self, waiting: &Sequence) -> bool {
+        let mut reading = self.running().filter(|(_, s)| s.stage == Stage::Reading);
+        reading.any(|(_, s)| {
+            let shared = shared(&waiting.request, &s.request, self.limits.block);
+            shared > s.n_tokens && shared >= waiting.found + self.limits.worth
+        })
     }
 
     /// Tokens of this prompt that somebody who runs has.
-    fn known(&self, request: &Request) -> usize {
-        self.running().map(|(_, s)| self.shared(request, &s.request).min(s.n_tokens)).max().unwrap_or(0)
+    fn known(&self, waiting: &Sequence) -> usize {
+        let known = |s: &Sequence| shared(&waiting.request, &s.request, self.limits.block).min(s.n_tokens);
+        self.running().map(|(_, s)| known(s)).max().unwrap_or(0)
     }
 
     /// Who comes first: of whoever has been given least, what is shortest, less what it has waited.
@@ -457,10 +520,10 @@ impl Scheduler {
         let mut rows: Vec<_> = speaking.take(self.limits.n_rows).map(|(id, _)| (id, 1)).collect();
         let mut room = self.pace.rows(!rows.is_empty(), self.limits.n_rows - rows.len());
         let reading = self.running().filter(|(_, s)| s.stage == Stage::Reading);
-        let mut reading: Vec<_> = reading.map(|(id, s)| (self.rank(id, s, now), s.left())).collect();
+        let mut reading: Vec<_> = reading.map(|(id, s)| (self.rank(id, s, now), s.stretch())).collect();
         reading.sort_unstable();
-        for ((.., id), left) in reading {
-            let n = left.min(room);
+        for ((.., id), stretch) in reading {
+            let n = stretch.min(room);
             if n == 0 {
                 break;
             }
@@ -469,6 +532,16 @@ impl Scheduler {
         }
         rows
     }
+}
+
+/// Tokens with which both prompts begin.
+fn shared(a: &Request, b: &Request, block: usize) -> usize {
+    let whole = block * a.blocks.iter().zip(&*b.blocks).take_while(|(a, b)| a == b).count();
+    if whole == 0 {
+        return 0;
+    }
+    let rest = a.shared[whole..].iter().zip(&b.shared[whole..]);
+    whole + rest.take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]

@@ -41,49 +41,97 @@ impl PartialEq for Kind {
     }
 }
 
+/// A conversation that nobody is waiting for.
+pub(crate) struct Idle {
+    pub kind: Kind,
+    pub session: Session,
+    /// Whether it is a copy, left where prompts part: it stays for the next one, whoever goes on from it.
+    pub is_branch: bool,
+}
+
+impl Idle {
+    /// Tokens with which it and `prompt` begin.
+    fn common(&self, prompt: &[u32]) -> usize {
+        self.session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count()
+    }
+}
+
 /// The conversations, the one used longest ago first.
 #[derive(Default)]
-pub(crate) struct Shelf(VecDeque<(Kind, Session)>);
+pub(crate) struct Shelf(VecDeque<Idle>);
 
 impl Shelf {
+    /// Conversations, copies of their beginnings left out.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.0.iter().filter(|idle| !idle.is_branch).count()
     }
 
+    /// Whether there is nothing to let go of.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All conversations.
+    /// All conversations, and copies of their beginnings.
     pub fn sessions(&self) -> impl Iterator<Item = &Session> {
-        self.0.iter().map(|(_, session)| session)
+        self.0.iter().map(|idle| &idle.session)
     }
 
     /// Keeps a conversation. One that is its beginning and no more is let go of: nobody will miss it.
     pub fn put(&mut self, kind: Kind, mut session: Session) {
         session.rest();
-        self.0.retain(|(other, old)| *other != kind || !session.tokens().starts_with(old.tokens()));
-        self.0.push_back((kind, session));
+        self.0.retain(|old| {
+            old.is_branch || old.kind != kind || !session.tokens().starts_with(old.session.tokens())
+        });
+        self.0.push_back(Idle { kind, session, is_branch: false });
+    }
+
+    /// Keeps a copy of a beginning.
+    pub fn put_branch(&mut self, kind: Kind, mut session: Session) {
+        session.rest();
+        self.0.retain(|old| !old.is_branch || old.kind != kind || session.tokens() != old.session.tokens());
+        self.0.push_back(Idle { kind, session, is_branch: true });
     }
 
     /// Lets go of the conversation that was used longest ago. What others share with it stays.
-    pub fn evict(&mut self) -> Option<(Kind, Session)> {
+    pub fn evict(&mut self) -> Option<Idle> {
         self.0.pop_front()
     }
 
-    /// The conversation with the longest common beginning with `prompt`, cut to it: the one on the shelf where `prompt` continues
-    /// it, else a copy that shares its memory. `None` where none has more than `least` tokens of it.
+    /// Tokens with which `prompt` and a conversation begin: the most there are.
+    pub fn common(&self, kind: &Kind, prompt: &[u32]) -> usize {
+        self.0.iter().filter(|idle| idle.kind == *kind).map(|idle| idle.common(prompt)).max().unwrap_or(0)
+    }
+
+    /// The most that there is of `prompt` but for its last token, where that is more than `least`: a conversation that it continues,
+    /// or else a copy that shares memory with one, cut to what they have in common.
     pub fn take(&mut self, kind: &Kind, prompt: &[u32], least: usize) -> Option<Session> {
-        let common =
-            |session: &Session| session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let of_kind = self.0.iter().enumerate().filter(|(_, (other, _))| other == kind);
-        let (n, index) = of_kind.map(|(index, (_, session))| (common(session), index)).max()?;
-        if n.min(prompt.len() - 1) <= least {
-            return None;
+        let most = prompt.len() - 1;
+        let of_kind = || {
+            let of_kind = self.0.iter().enumerate().filter(|(_, idle)| idle.kind == *kind);
+            of_kind.map(|(index, idle)| (idle.common(prompt).min(most), index))
+        };
+        let (common, index) = of_kind().max()?;
+        let whole = of_kind().filter(|&(n, index)| n == self.0[index].session.tokens().len()).max();
+        let n_whole = whole.map_or(0, |(n, _)| n);
+        // What is cut may end at an earlier place.
+        let cut = (common > n_whole.max(least)).then(|| {
+            let mut cut = self.0[index].session.fork();
+            cut.keep_prefix(prompt);
+            cut
+        });
+        let cut = cut.filter(|cut| cut.tokens().len() > n_whole.max(least));
+        let (index, session) = match (cut, whole) {
+            (Some(cut), _) => (index, Some(cut)),
+            (None, Some((n, index))) if n > least => (index, None),
+            _ => return None,
+        };
+        let idle = self.0.remove(index)?;
+        if session.is_none() && !idle.is_branch {
+            return Some(idle.session);
         }
-        let is_continued = n == self.0[index].1.tokens().len();
-        let mut session = if is_continued { self.0.remove(index)?.1 } else { self.0[index].1.fork() };
-        session.keep_prefix(prompt);
+        let session = session.unwrap_or_else(|| idle.session.fork());
+        // What is used stays longest.
+        self.0.push_back(idle);
         Some(session)
     }
 }

@@ -14,7 +14,7 @@ use crate::answer::{AnswerOptions, Drawn, Finish, Likelihood, Said, Voice, likel
 use crate::guide::Guides;
 use crate::metrics::Metrics;
 use crate::scheduler::{Act, Cost, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
-use crate::shelf::{Kind, Shelf};
+use crate::shelf::{Idle, Kind, Shelf};
 use crate::store::Store;
 
 /// How often it is looked whether somebody who did not listen does again.
@@ -295,8 +295,8 @@ impl Worker {
         let request = Request {
             owner: xxh3_64(job.kind.names().1.as_bytes()),
             n_prompt: job.prompt.len(),
-            // What is to be scored is read, whoever has read it before.
-            blocks: if job.scores.is_some() { Arc::default() } else { blocks(&job) },
+            blocks: blocks(&job),
+            shared: shared(&job).into(),
             cost,
         };
         match self.scheduler.submit(request, self.began.elapsed()) {
@@ -337,8 +337,8 @@ impl Worker {
         match act {
             Act::Evict => {
                 self.is_short = false;
-                if let Some((kind, session)) = self.shelf.evict() {
-                    self.put_away(&kind, &session);
+                if let Some(idle) = self.shelf.evict() {
+                    self.put_away_idle(&idle);
                 }
             }
             Act::Begin(id) => match self.begin(id) {
@@ -377,6 +377,7 @@ impl Worker {
         let mut session = self.model.session(options)?.owned_by(owner);
         if course.scores().is_none() {
             let attached = session.attach(&course.tokens);
+            self.scheduler.branch(id, self.shelf.common(&course.job.kind, &course.tokens));
             if let Some(idle) = self.shelf.take(&course.job.kind, &course.tokens, attached) {
                 session = idle;
             }
@@ -414,10 +415,22 @@ impl Worker {
             }
         }
         self.scheduler.ran(&ran, started.elapsed());
-        ran.iter().for_each(|&(id, n)| self.go_on(id, n));
+        for &(id, n) in &ran {
+            if self.scheduler.leaves_copy(id, self.memory()) {
+                self.leave_copy(id);
+            }
+            self.go_on(id, n);
+        }
         self.metrics.steps.inc();
         if self.told.elapsed() > OUT_OF_DATE {
             self.tell_status();
+        }
+    }
+
+    /// Others part from what `id` has just read.
+    fn leave_copy(&mut self, id: Id) {
+        if let Some(Course { job, session: Some(session), .. }) = self.courses.get(&id) {
+            self.shelf.put_branch(job.kind.clone(), session.fork());
         }
     }
 
@@ -569,10 +582,17 @@ impl Worker {
         }
     }
 
+    /// Copies are of what others hold too.
+    fn put_away_idle(&mut self, idle: &Idle) {
+        if !idle.is_branch {
+            self.put_away(&idle.kind, &idle.session);
+        }
+    }
+
     /// Keeps what is on the shelf for the next start.
     fn put_all_away(&mut self) {
-        while let Some((kind, session)) = self.shelf.evict() {
-            self.put_away(&kind, &session);
+        while let Some(idle) = self.shelf.evict() {
+            self.put_away_idle(&idle);
         }
     }
 
@@ -595,15 +615,20 @@ impl Worker {
     }
 }
 
-/// Names each block of a job's prompt, with whatever keeps it from being that of another.
+/// What a job may take over from others. The last token is always read, so that there is something to go on from; what is to be scored
+/// is, whoever has read it before.
+fn shared(job: &Job) -> &[u32] {
+    let most = if job.scores.is_some() { 0 } else { job.prompt.len().saturating_sub(1) };
+    &job.prompt[..most]
+}
+
+/// Names each block of that, with whatever keeps it from being that of another.
 fn blocks(job: &Job) -> Arc<[u64]> {
     let mut hash = Xxh3::new();
     hash.update(format!("{:?}", job.kind.names()).as_bytes());
-    // The last token is always read, so that there is something to go on from.
-    let (_, most) = job.prompt.split_last().unwrap_or((&0, &[]));
     let name = |block: &[u32]| {
         block.iter().for_each(|token| hash.update(&token.to_le_bytes()));
         hash.digest()
     };
-    most.chunks_exact(TOKENS_PER_BLOCK).map(name).collect()
+    shared(job).chunks_exact(TOKENS_PER_BLOCK).map(name).collect()
 }

@@ -231,6 +231,37 @@ fn a_beginning_that_was_read_is_not_read_again_by_whoever_has_the_same_key() {
 }
 
 #[test]
+fn where_prompts_part_is_remembered_to_the_token() {
+    let begin = long(900);
+    let ask = |client: &Client, end: &str| {
+        let prompt = format!("{begin}{end}");
+        let body = json!({ "prompt": prompt, "max_tokens": 6, "ignore_eos": true, "temperature": 0 });
+        let (status, answer) = client.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        let tokens = |name: &str| answer["usage"][name].as_u64().unwrap();
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        (answer["choices"][0]["text"].clone(), tokens("prompt_tokens") - cached)
+    };
+    let ends = ["Then who came?", "After that all went home.", "So what? said the bird."];
+    let alone = ends.map(|end| ask(&start(options()), end));
+    let whole = alone.iter().map(|(_, read)| *read).max().unwrap();
+    // At once, and one after the other: only the second one, which finds out where they part, reads more than its own end.
+    let together = start(options());
+    let together = std::thread::scope(|scope| {
+        let asked = ends.map(|end| scope.spawn(|| ask(&together, end)));
+        asked.map(|thread| thread.join().unwrap())
+    });
+    let after = start(options());
+    let after = ends.map(|end| ask(&after, end));
+    for ((alone, together), after) in alone.iter().zip(&together).zip(&after) {
+        assert_eq!((&together.0, &after.0), (&alone.0, &alone.0));
+    }
+    let reads = |answers: &[(Value, u64); 3]| answers.iter().map(|(_, read)| *read).sum::<u64>();
+    assert!(reads(&together) < whole + 40, "{together:?} of {whole}");
+    assert!(after[1].1 < 512 + 20 && after[2].1 < 20, "{after:?} of {whole}");
+}
+
+#[test]
 fn another_kv_type_answers_in_fewer_bytes() {
     let client = start(options());
     let bytes = |kv: &str| {

@@ -26,12 +26,10 @@ pub(super) async fn completions(
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
     let asked = Asked::read(&fields, &server.sampler(), hosted.tokenizer())?;
-    let given =
-        fields.value("prompt").cloned().ok_or_else(|| ApiError::field("prompt", "a prompt", "nothing"))?;
     if fields.value("suffix").is_some_and(|value| value != "") {
         return Err(ApiError::field("suffix", "nothing: /infill fills gaps", "a value"));
     }
-    let prompts = hosted.tokens(move |model| prompts(model, &given)).await?;
+    let prompts = prompts(&hosted, &fields).await?;
     let tokens = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
     let head = Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
     let format = Completion { prompts: if asked.echo { prompts } else { Vec::new() }, head };

@@ -28,9 +28,7 @@ pub(super) async fn completion(
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
     let asked = Asked::read(&fields, &server.sampler(), hosted.tokenizer())?;
-    let given =
-        fields.value("prompt").cloned().ok_or_else(|| ApiError::field("prompt", "a prompt", "nothing"))?;
-    let prompts = hosted.tokens(move |model| prompts(model, &given)).await?;
+    let prompts = prompts(&hosted, &fields).await?;
     let head = Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
     answer(head, prompts, &fields, &caller).await
 }

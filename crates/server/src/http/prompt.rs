@@ -3,7 +3,9 @@
 use kvant::{Model, Special};
 use serde_json::Value;
 
+use super::Hosted;
 use super::error::ApiError;
+use super::fields::Fields;
 
 const EXPECTED: &str = "a text, a list of token numbers and texts, or a list of those";
 
@@ -15,8 +17,15 @@ pub(super) struct Prompt {
     pub tokens: Vec<u32>,
 }
 
-/// All prompts of a request. A list of numbers, or of numbers and texts, is one; any other list is several.
-pub(super) fn prompts(model: &Model, given: &Value) -> Result<Vec<Prompt>, ApiError> {
+/// The prompts of a request, in tokens of the model that answers it.
+pub(super) async fn prompts(hosted: &Hosted, fields: &Fields) -> Result<Vec<Prompt>, ApiError> {
+    let given = fields.value("prompt").cloned();
+    let given = given.ok_or_else(|| ApiError::field("prompt", "a prompt", "nothing"))?;
+    hosted.tokens(move |model| all(model, &given)).await
+}
+
+/// A list of numbers, or of numbers and texts, is one prompt; any other list is several.
+fn all(model: &Model, given: &Value) -> Result<Vec<Prompt>, ApiError> {
     match given {
         Value::Array(items) if !items.iter().any(Value::is_number) && !items.is_empty() => {
             items.iter().map(|item| prompt(model, item)).collect()

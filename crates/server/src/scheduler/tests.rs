@@ -66,7 +66,8 @@ struct Engine {
 
 impl Engine {
     fn new(budget: usize, n_running: usize) -> Self {
-        let limits = Limits { n_running, n_waiting: 1000, n_rows: 32, block: BLOCK, budget };
+        let limits =
+            Limits { n_running, n_waiting: 1000, n_rows: 32, block: BLOCK, worth: BLOCK / 2, budget };
         Self {
             scheduler: Scheduler::new(limits),
             jobs: BTreeMap::new(),
@@ -79,8 +80,9 @@ impl Engine {
     }
 
     fn submit(&mut self, owner: u64, prompt: &[u64], wanted: usize) -> Result<Id, Refusal> {
-        let blocks = names(&prompt[..prompt.len() - 1]).into();
-        let request = Request { owner, n_prompt: prompt.len(), blocks, cost: COST };
+        let shared = &prompt[..prompt.len() - 1];
+        let (blocks, tokens) = (names(shared).into(), shared.iter().map(|&token| token as u32).collect());
+        let request = Request { owner, n_prompt: prompt.len(), blocks, shared: tokens, cost: COST };
         let id = self.scheduler.submit(request, self.now)?;
         let (prompt, submitted) = (prompt.to_vec(), self.n_steps);
         let tokens = prompt.clone();
@@ -101,12 +103,21 @@ impl Engine {
         COST.block * shared.len() + own.sum::<usize>()
     }
 
+    fn memory(&self) -> Memory {
+        let free = self.scheduler.limits().budget - self.used();
+        Memory { free, can_evict: !self.idle.is_empty(), is_short: false }
+    }
+
     fn attach(&self, tokens: &[u64]) -> Cache {
         let (mine, most) = (names(tokens), (tokens.len() - 1) / BLOCK);
         let common =
             |cache: &Cache| mine.iter().zip(&cache.blocks).take_while(|(a, b)| a == b).count().min(most);
-        let n = self.caches().map(common).max().unwrap_or(0);
-        Cache { tokens: tokens[..n * BLOCK].to_vec(), blocks: mine[..n].to_vec() }
+        let n = BLOCK * self.caches().map(common).max().unwrap_or(0);
+        // Blocks can be taken over from anybody, the rest where a copy was left.
+        let copies = self.idle.iter().map(|cache| &cache.tokens);
+        let whole = copies.filter(|copy| tokens[..tokens.len() - 1].starts_with(copy)).map(Vec::len).max();
+        let n = n.max(whole.unwrap_or(0));
+        Cache { tokens: tokens[..n].to_vec(), blocks: mine[..n / BLOCK].to_vec() }
     }
 
     fn leave(&mut self, id: Id) {
@@ -117,9 +128,7 @@ impl Engine {
 
     /// Does one thing. `false` when there is nothing to do.
     fn act(&mut self) -> bool {
-        let free = self.scheduler.limits().budget - self.used();
-        let act =
-            self.scheduler.next(self.now, Memory { free, can_evict: !self.idle.is_empty(), is_short: false });
+        let act = self.scheduler.next(self.now, self.memory());
         match act {
             Act::Wait => return false,
             Act::Evict => _ = self.idle.remove(0),
@@ -176,6 +185,11 @@ impl Engine {
             }
         }
         assert_eq!(n_spoke, n_ready, "whoever speaks goes on in every step");
+        for &(id, _) in rows {
+            if self.scheduler.leaves_copy(id, self.memory()) {
+                self.idle.extend(self.jobs[&id].cache.clone());
+            }
+        }
         for id in done {
             let job = &self.jobs[&id];
             self.finished.push((job.prompt.clone(), job.tokens.clone()));
@@ -196,7 +210,7 @@ impl Engine {
 /// A prompt that begins as others do.
 fn prompt(random: &mut Random, longest: usize) -> Vec<u64> {
     let family = random.bits() % 3;
-    let shared = (random.bits() % 4) as usize * 2 * BLOCK;
+    let shared = (random.bits() % 4) as usize * 2 * BLOCK + (random.bits() % 3) as usize;
     let own = 1 + random.bits() as usize % (longest - shared.min(longest - 1));
     let begins = (0..shared.min(longest - 1) as u64).map(|i| family * 100 + i);
     begins.chain((0..own).map(|_| random.bits() % 50)).collect()
@@ -266,7 +280,8 @@ fn whatever_comes_everybody_gets_what_a_lone_run_gives_within_the_budget() {
 #[test]
 fn a_beginning_that_many_share_is_read_once() {
     let mut engine = Engine::new(100_000, 64);
-    let shared: Vec<u64> = (0..100 * BLOCK as u64).collect();
+    // Not in whole blocks.
+    let shared: Vec<u64> = (0..100 * BLOCK as u64 + 3).collect();
     for own in 0..16 {
         let prompt = [&shared[..], &[1000 + own, 5, 6]].concat();
         engine.submit(own % 4, &prompt, 3).unwrap();
