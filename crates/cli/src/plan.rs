@@ -6,19 +6,19 @@ use clap::Args;
 use kvant::gguf::printable_path;
 use kvant::{Certificate, KvOptions, KvPlan, Model, Needs, Policies};
 use kvant_eval::report::{Part, PlanReport};
-use kvant_eval::{Goal, MIXTURE, PlanOptions, Planned, Progress};
+use kvant_eval::{Goal, MIXTURE, PlanOptions, Planned};
 use serde_json::json;
 
 use crate::args::{ModelArgs, check_target, positive, read_text};
 use crate::bench::commit;
-use crate::eval::{Switch, about, add_to_report, check_report};
+use crate::eval::{StateArgs, Switch, about, add_to_report, check_report, follow};
 use crate::failure::Failure;
 use crate::{console, log, output, progress};
 
 /// Arguments of `kvant plan`.
 #[derive(Args, Debug)]
 #[command(after_help = "Takes about two minutes for a model of 135 million parameters, \
-                  three for each billion; one that is stopped begins anew.\n\nExample:\n  kvant plan bundled --budget 3.25 -o bundled.kvplan")]
+                  three for each billion.\n\nExample:\n  kvant plan bundled --budget 3.25 -o bundled.kvplan")]
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -41,6 +41,8 @@ pub struct PlanArgs {
     /// Where the plan goes; beside the model when not given
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    state: StateArgs,
     /// Add the bits of each head and what there was to choose from to a page in this folder
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
@@ -66,6 +68,7 @@ fn number(text: &str) -> Result<f64, String> {
 pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     check_target(args.output.as_deref())?;
     check_report(args.report.as_deref())?;
+    args.state.check()?;
     let text = match &args.file {
         Some(path) => read_text(path)?,
         None => MIXTURE.to_owned(),
@@ -76,17 +79,13 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     check_target(Some(&path))?;
     let bar = progress::bar("plan", 0, quiet);
     bar.enable_steady_tick(std::time::Duration::from_millis(500));
-    let mut tell = |step: &Progress| {
-        bar.set_length(step.total as u64);
-        bar.set_position(step.done as u64);
-        bar.set_message(step.note.clone());
-    };
     let goal = args.budget.map_or(Goal::Kld(args.max_kld), Goal::Bits);
     let n_train = model.config().n_ctx_train;
     let n_ctx = args.context.unwrap_or(USUAL_CONTEXT).min(n_train);
     let reach = args.context.map_or(n_train, |n| n.saturating_mul(HOLDS_FOR).min(n_train));
     let options = PlanOptions { goal, n_ctx, reach, tail: args.kv_tail == Switch::On };
-    let Planned { plan, frontier } = kvant_eval::plan(&model, &text, options, &mut tell)?;
+    let Planned { plan, frontier } =
+        kvant_eval::plan(&model, &text, options, args.state.path(), &mut follow(&bar))?;
     bar.finish_and_clear();
     let certificate = Certificate { commit: Some(commit()).filter(|c| c != "unknown"), ..plan.certificate };
     let plan = KvPlan { certificate, ..plan };

@@ -220,17 +220,26 @@ fn logits_that_are_not_numbers_are_refused_with_their_place() {
 fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
     let model = model();
     let options = |goal| PlanOptions { goal, n_ctx: 256, reach: 256, tail: true };
-    let of = |goal| plan(&model, TEXT, options(goal), &mut |_| ()).map(|planned| planned.plan);
+    let state = file("plan-state");
+    let of = |goal| plan(&model, TEXT, options(goal), Some(&state), &mut |_| ()).map(|planned| planned.plan);
     let found = of(Goal::Bits(3.4)).unwrap();
     let certificate = &found.certificate;
     assert!(certificate.bits <= 3.4 && certificate.bits > 3.0, "{certificate:?}");
     assert_eq!((found.model.as_str(), found.sink), (model.fingerprint(), 16));
     found.balance.check(&model.config().kv_shape()).unwrap();
-    // Twice the same, and with more bits closer to f16.
+    // The same from what was kept, from a part of that and from nothing.
     assert_eq!(of(Goal::Bits(3.4)).unwrap(), found);
-    // With the youngest tokens in codes too it is as far or further.
+    let kept = std::fs::read_to_string(&state).unwrap();
+    let cut = kept.lines().take(3).map(|line| format!("{line}\n")).collect::<String>() + "00";
+    std::fs::write(&state, cut).unwrap();
+    assert_eq!(of(Goal::Bits(3.4)).unwrap(), found);
+    assert_eq!(std::fs::read_to_string(&state).unwrap(), kept);
+    assert_eq!(plan(&model, TEXT, options(Goal::Bits(3.4)), None, &mut |_| ()).unwrap().plan, found);
+    // With the youngest tokens in codes too it is as far or further, which is another run.
     let coded = PlanOptions { tail: false, ..options(Goal::Bits(3.4)) };
-    let Planned { plan: coded, frontier } = plan(&model, TEXT, coded, &mut |_| ()).unwrap();
+    let error = plan(&model, TEXT, coded, Some(&state), &mut |_| ()).unwrap_err().to_string();
+    assert!(error.contains("the state of another run: kv"), "{error}");
+    let Planned { plan: coded, frontier } = plan(&model, TEXT, coded, None, &mut |_| ()).unwrap();
     let coded = coded.certificate;
     assert!(frontier.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 > pair[1].1), "{frontier:?}");
     assert!(!coded.tail && certificate.tail && coded.added_kld() > certificate.added_kld(), "{coded:?}");
@@ -245,8 +254,9 @@ fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
     assert_eq!(of(Goal::Kld(1e-12)).unwrap().certificate.bits, wider.bits);
     let error = of(Goal::Bits(1.0)).unwrap_err().to_string();
     assert!(error.starts_with("budget: expected 2.") && error.ends_with("got 1"), "{error}");
-    let short = plan(&model, "Too short.", options(Goal::Bits(4.0)), &mut |_| ());
+    let short = plan(&model, "Too short.", options(Goal::Bits(4.0)), None, &mut |_| ());
     assert!(matches!(short, Err(EvalError::ShortText { .. })));
+    std::fs::remove_file(&state).unwrap();
 }
 
 #[test]

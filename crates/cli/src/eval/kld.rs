@@ -101,7 +101,7 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
 
     let bar = bar("kld", &args.results);
     let options = KldOptions { configs: configs.clone(), step: args.ubatch_size };
-    let state = args.state.state.as_deref();
+    let state = args.state.path();
     let results = kvant_eval::kld(&model, &chunks, base, &options, state, &mut follow(&bar))?;
     let short: Vec<Row> = results.iter().map(short_row).collect();
     let full: Vec<Row> = results.iter().map(|result| full_row(result, chunks.len())).collect();

@@ -171,21 +171,26 @@ impl ResultArgs {
 
 /// Where a run is kept, so that it can be taken up again.
 #[derive(Args, Debug, Clone)]
-struct StateArgs {
+pub(crate) struct StateArgs {
     /// Keep finished steps in this file, and go on from what is in it
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
 }
 
 impl StateArgs {
+    /// The file.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.state.as_deref()
+    }
+
     /// Refuses a file that cannot be written, before anything is measured.
-    fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self) -> Result<(), Failure> {
         args::check_target(self.state.as_deref())
     }
 }
 
 /// A bar with time left that follows a measurement.
-fn follow(bar: &ProgressBar) -> impl FnMut(&Progress) + '_ {
+pub(crate) fn follow(bar: &ProgressBar) -> impl FnMut(&Progress) + '_ {
     move |step| {
         bar.set_length(step.total as u64);
         bar.set_position(step.done as u64);

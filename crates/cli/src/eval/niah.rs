@@ -73,7 +73,7 @@ pub fn niah(args: NiahArgs) -> Result<(), Failure> {
     let model = args.model.open(args.results.quiet)?;
     options.configs = args.configs.with_plan(options.configs, &model)?;
     let bar = bar("niah", &args.results);
-    let state = args.state.state.as_deref();
+    let state = args.state.path();
     let cells = kvant_eval::niah(&model, &haystack, &options, state, &mut follow(&bar))?;
     bar.finish_and_clear();
     args.results.print(&grid(&cells, &options.lengths), &cells.iter().map(row_of).collect::<Vec<_>>())?;

@@ -59,7 +59,7 @@ pub fn ppl(args: PplArgs) -> Result<(), Failure> {
     let mut progress = follow(&bar);
     let result = match &args.save_base {
         Some(path) => kvant_eval::ppl_saving_base(&model, &chunks, &options, path, &mut progress),
-        None => kvant_eval::ppl(&model, &chunks, &options, args.state.state.as_deref(), &mut progress),
+        None => kvant_eval::ppl(&model, &chunks, &options, args.state.path(), &mut progress),
     };
     drop(progress);
     bar.finish_and_clear();

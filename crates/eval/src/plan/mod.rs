@@ -15,6 +15,7 @@ mod pieces;
 mod search;
 mod statistics;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use kvant::{
@@ -22,13 +23,16 @@ use kvant::{
     added_kld,
 };
 use kvant_codec::distortion::{Source, measure};
+use serde_json::json;
+use xxhash_rust::xxh3::xxh3_64;
 
 use self::balance::shares;
 use self::pieces::Text;
 use self::search::{Choice, Frontier};
 use self::statistics::Statistics;
 use crate::kld::{Base, Kld, KldOptions, kld};
-use crate::{Chunks, EvalError, NeedleForm, NiahOptions, OnProgress, Progress, niah};
+use crate::run_state::RunState;
+use crate::{Chunks, EvalError, KvConfig, NeedleForm, NiahOptions, OnProgress, Progress, niah};
 
 /// What a plan is to reach.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,21 +81,23 @@ pub struct Planned {
     pub frontier: Vec<(f64, f64)>,
 }
 
-/// Makes the plan of `model`: from one half of `text`, judged on the other.
+/// Makes the plan of `model`: from one half of `text`, judged on the other. With a `state` file what layers cost, most of the work, is kept
+/// there: a run that was cut short goes on where it stopped, and one with another goal has it already.
 ///
 /// # Errors
-/// A text that does not fill two pieces of `n_ctx` tokens, fewer bits than any type has, logits that are not finite, an engine
-/// error.
+/// A text that does not fill two pieces of `n_ctx` tokens, fewer bits than any type has, logits that are not finite, a state file
+/// of another run, an engine error.
 pub fn plan(
     model: &Model,
     text: &str,
     options: PlanOptions,
+    state: Option<&Path>,
     progress: OnProgress<'_>,
 ) -> Result<Planned, EvalError> {
     let halves = Text::new(model, text, options.n_ctx)?;
     let statistics = Statistics::gather(model, &halves.pieces(options.n_ctx), options.reach, progress)?;
     let finder = Finder::new(model, &statistics, &halves, options)?;
-    let frontier = Frontier::new(&finder.streams(progress)?);
+    let frontier = Frontier::new(&finder.streams(state, progress)?);
     let (plan, judged) = finder.find(&frontier)?;
     let n_values = finder.n_values();
     let frontier = frontier.points().iter().map(|(bits, cost)| (bits / n_values, *cost)).collect();
@@ -169,8 +175,8 @@ impl<'a> Finder<'a> {
     }
 
     /// The choices of every stream: layer by layer, the keys of each head, then the values.
-    fn streams(&self, progress: OnProgress<'_>) -> Result<Vec<Vec<Choice>>, EvalError> {
-        let costs = self.sensitivities(progress)?;
+    fn streams(&self, state: Option<&Path>, progress: OnProgress<'_>) -> Result<Vec<Vec<Choice>>, EvalError> {
+        let costs = self.sensitivities(state, progress)?;
         let known: Vec<_> = TYPES.into_iter().filter(|&dtype| self.model.stores(dtype)).collect();
         let mut streams = Vec::new();
         for (index, (layer, seen)) in self.shape.layers.iter().zip(&self.statistics.layers).enumerate() {
@@ -214,7 +220,7 @@ impl<'a> Finder<'a> {
     }
 
     /// The divergence that each layer's keys and values add alone in the coarse type, `[layers, K and V]`.
-    fn sensitivities(&self, progress: OnProgress<'_>) -> Result<Vec<f64>, EvalError> {
+    fn sensitivities(&self, state: Option<&Path>, progress: OnProgress<'_>) -> Result<Vec<f64>, EvalError> {
         let alone = |layer: usize, side: &str| {
             let table = format!("{layer} * {side} {}", PROBE.name());
             // The first tokens would drown all else.
@@ -225,14 +231,29 @@ impl<'a> Finder<'a> {
         };
         let configs = (0..self.shape.layers.len()).flat_map(|layer| [alone(layer, "K"), alone(layer, "V")]);
         let configs = configs.collect::<Result<Vec<_>, EvalError>>()?;
-        let (mut costs, total) = (Vec::new(), configs.len());
-        for configs in configs.chunks(AT_ONCE) {
-            let measured = judge(self.model, &self.probed, configs)?;
-            costs.extend(measured.iter().map(Judged::added));
+        let (mut state, mut costs) = RunState::open(state, || self.measured(&configs))?;
+        costs.truncate(configs.len());
+        let (resumed, total) = (costs.len(), configs.len());
+        for configs in configs[resumed..].chunks(AT_ONCE) {
+            for judged in judge(self.model, &self.probed, configs)? {
+                state.push(&judged.added())?;
+                costs.push(judged.added());
+            }
             let note = "sensitivity of layers".to_owned();
-            progress(&Progress { done: costs.len(), total, resumed: 0, note });
+            progress(&Progress { done: costs.len(), total, resumed, note });
         }
         Ok(costs)
+    }
+
+    /// What the costs of layers depend on, for a state file.
+    fn measured(&self, configs: &[KvOptions]) -> serde_json::Value {
+        let kv = configs.iter().map(|kv| KvConfig::new(self.model, kv, self.probed.n_ctx()));
+        let kv: String = kv.flatten().map(|kv| kv.identity()).collect();
+        json!({
+            "measure": "plan", "version": 1, "model": self.model.fingerprint(),
+            "text": self.probed.fingerprint(), "chunks": self.probed.len(),
+            "kv": format!("{:016x}", xxh3_64(kv.as_bytes())),
+        })
     }
 
     /// The plan with these types, stream by stream; nothing has been measured of it.
