@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use kvant_gguf::Gguf;
+use kvant_gguf::{Gguf, TensorInfo};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
 
@@ -20,6 +20,8 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
 const VERSION: u32 = 1;
 /// Bytes of a tensor that one thread takes at once. Part of what the number is.
 const PIECE: usize = 8 << 20;
+/// Bytes of tensors that are looked at together: some models make them for the asking.
+const TOGETHER: usize = 256 << 20;
 /// A file that was changed so lately may be changed once more without a later time of change.
 const SETTLED: Duration = Duration::from_secs(2);
 
@@ -108,13 +110,29 @@ fn compute(gguf: &Gguf) -> u128 {
     for info in &tensors {
         part(format!("{}:{}:{:?}", info.name, info.dtype.name(), info.shape).as_bytes());
     }
-    let pieces: Vec<&[u8]> = tensors.iter().flat_map(|info| gguf.data(info).chunks(PIECE)).collect();
-    for digest in digests(&pieces) {
-        hash.update(&digest.to_le_bytes());
+    let mut left = &tensors[..];
+    while !left.is_empty() {
+        let (some, others) = left.split_at(together(left));
+        left = others;
+        let data: Vec<_> = some.iter().map(|info| gguf.data(info)).collect();
+        let pieces: Vec<&[u8]> = data.iter().flat_map(|data| data.chunks(PIECE)).collect();
+        for digest in digests(&pieces) {
+            hash.update(&digest.to_le_bytes());
+        }
     }
     // The weights are elsewhere by now, or come back when they are looked at.
     gguf.release();
     hash.digest128()
+}
+
+/// How many of `tensors` are looked at together, at least one.
+fn together(tensors: &[&TensorInfo]) -> usize {
+    let mut n_bytes = 0;
+    let fits = |info: &&&TensorInfo| {
+        n_bytes += info.n_bytes;
+        n_bytes <= TOGETHER
+    };
+    tensors.iter().take_while(fits).count().max(1)
 }
 
 /// Whether a key of the metadata decides what the model says.

@@ -45,10 +45,10 @@ pub fn quantize(
     writer.save(path, |sink| {
         for info in gguf.tensors() {
             let data = gguf.data(info);
-            check_finite(info, data)?;
+            check_finite(info, &data)?;
             match retyped(info, dtype) {
-                same if same == info.dtype => sink.bytes(&info.name, data)?,
-                to => sink.bytes(&info.name, &convert(info.dtype, data, info.elements(), to)?)?,
+                same if same == info.dtype => sink.bytes(&info.name, &data)?,
+                to => sink.bytes(&info.name, &convert(info.dtype, &data, info.elements(), to)?)?,
             }
             progress(info);
         }
@@ -56,6 +56,14 @@ pub fn quantize(
     })?;
     let n_bytes = std::fs::metadata(path).map_or(0, |meta| meta.len());
     Ok(Quantized { n_bytes, types: types(gguf, dtype) })
+}
+
+/// The type that most values of a model's matrices have.
+pub fn usual_type(gguf: &Gguf) -> DType {
+    let matrices = || gguf.tensors().iter().filter(|info| is_matrix(info));
+    let values =
+        |dtype| -> usize { matrices().filter(|info| info.dtype == dtype).map(TensorInfo::elements).sum() };
+    DType::ALL.into_iter().max_by_key(|dtype| values(*dtype)).unwrap_or(DType::F32)
 }
 
 /// See [`Quantized::types`].
@@ -201,7 +209,7 @@ mod tests {
         let biases = (vec![64, 3], DType::F32);
         assert_eq!(got, [(vec![64, 3], DType::F32), (vec![64, 5, 3], DType::Q8_0), biases]);
         let mut decoded = vec![0.0; values.len()];
-        kvant_codec::decode(DType::Q8_0, gguf.data(&gguf.tensors()[1]), &mut decoded).unwrap();
+        kvant_codec::decode(DType::Q8_0, &gguf.data(&gguf.tensors()[1]), &mut decoded).unwrap();
         // Half a step of the largest.
         assert!(decoded.iter().zip(&values).all(|(got, want)| (got - want).abs() <= 0.52 * 8.0 / 127.0));
         std::fs::remove_file(path).unwrap();

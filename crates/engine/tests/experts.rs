@@ -23,7 +23,7 @@ fn without(gguf: &Gguf, leave: &str) -> Gguf {
     kept().for_each(|info| writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap());
     let mut bytes = Vec::new();
     let written = writer
-        .write_to(&mut bytes, |sink| kept().try_for_each(|info| sink.bytes(&info.name, gguf.data(info))));
+        .write_to(&mut bytes, |sink| kept().try_for_each(|info| sink.bytes(&info.name, &gguf.data(info))));
     written.unwrap();
     Gguf::from_bytes(bytes).unwrap()
 }

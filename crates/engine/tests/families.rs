@@ -40,7 +40,7 @@ fn changed(name: &str, keys: &[(&str, Option<Value<'_>>)], tensor: Option<[&str;
     }
     let mut bytes = Vec::new();
     let fill = |data: &mut TensorSink<'_>| {
-        gguf.tensors().iter().try_for_each(|info| data.bytes(&called(&info.name), gguf.data(info)))
+        gguf.tensors().iter().try_for_each(|info| data.bytes(&called(&info.name), &gguf.data(info)))
     };
     writer.write_to::<GgufError>(&mut bytes, fill).unwrap();
     Gguf::from_bytes(bytes).unwrap()

@@ -29,7 +29,7 @@ fn changed(name: &str, keys: &[(&str, Value<'_>)], leave: &str) -> Gguf {
     kept().for_each(|info| writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap());
     let mut bytes = Vec::new();
     let written = writer.write_to::<GgufError>(&mut bytes, |sink| {
-        kept().try_for_each(|info| sink.bytes(&info.name, gguf.data(info)))
+        kept().try_for_each(|info| sink.bytes(&info.name, &gguf.data(info)))
     });
     written.unwrap();
     Gguf::from_bytes(bytes).unwrap()

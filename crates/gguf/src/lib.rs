@@ -27,6 +27,7 @@
 //! ```
 
 mod cursor;
+mod described;
 mod error;
 mod meta;
 pub mod oracle;
@@ -37,11 +38,14 @@ mod split;
 mod value;
 mod writer;
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use kvant_codec::DType;
 
+use described::Described;
+pub use described::{SourceFile, TensorSource};
 pub use error::{GgufError, Item, Problem};
 pub use meta::{Meta, MetaIter};
 use parse::{Parsed, sorted};
@@ -50,13 +54,15 @@ pub use source::Source;
 pub use value::{Array, Element, Elements, FromValue, Strings, Value, ValueType};
 pub use writer::{GgufWriter, TensorSink};
 
-/// A checked GGUF model: one file, or all shards of a split one.
+/// A checked GGUF model: one file, all shards of a split one, or a [description](Gguf::described) of what lies elsewhere.
 pub struct Gguf {
     /// At least one; the first holds the metadata.
     shards: Vec<Shard>,
     tensors: Vec<TensorInfo>,
     /// Indices of `tensors` in the order of their names.
     by_name: Vec<usize>,
+    /// Where the tensors' data is, if not in the shards.
+    described: Option<Described>,
 }
 
 /// One file of a model.
@@ -104,13 +110,13 @@ impl TensorInfo {
 }
 
 /// A tensor and its data.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct TensorView<'a> {
     /// Name, shape and format.
     pub info: &'a TensorInfo,
     /// The encoded rows, `[info.rows()]` times `[info.dtype.row_bytes(info.row_len())]` bytes. The address is as aligned
     /// as that of the file's bytes: mapped files to the file's alignment, embedded ones perhaps not at all.
-    pub bytes: &'a [u8],
+    pub bytes: Cow<'a, [u8]>,
 }
 
 impl Gguf {
@@ -147,7 +153,7 @@ impl Gguf {
             GgufError::new(Item::Tensor(second.name.clone()), second.record, problem)
                 .in_file(shards[second.shard].path.as_deref())
         })?;
-        Ok(Self { shards, tensors, by_name })
+        Ok(Self { shards, tensors, by_name, described: None })
     }
 
     /// The metadata: that of the first shard.
@@ -160,21 +166,31 @@ impl Gguf {
         &self.tensors
     }
 
-    /// The tensor of this name, `None` if there is none.
-    pub fn find_tensor(&self, name: &str) -> Option<TensorView<'_>> {
+    /// What is said of the tensor of this name, `None` if there is none.
+    pub fn find_info(&self, name: &str) -> Option<&TensorInfo> {
         let found = self.by_name.binary_search_by(|i| self.tensors[*i].name.as_str().cmp(name)).ok()?;
-        let info = &self.tensors[self.by_name[found]];
+        Some(&self.tensors[self.by_name[found]])
+    }
+
+    /// The tensor of this name with its data, `None` if there is none.
+    pub fn find_tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        let info = self.find_info(name)?;
         Some(TensorView { info, bytes: self.data(info) })
     }
 
-    /// The data of one of this model's [`Gguf::tensors`], `[info.n_bytes]`.
+    /// The data of one of this model's [`Gguf::tensors`], `[info.n_bytes]`: borrowed where a file holds it as it is.
     ///
     /// # Panics
     /// When `info` comes from another model and its range lies outside this one's files; within, the bytes mean nothing.
-    pub fn data(&self, info: &TensorInfo) -> &[u8] {
+    pub fn data(&self, info: &TensorInfo) -> Cow<'_, [u8]> {
+        if let Some(described) = &self.described {
+            let bytes = described.source.data(&info.name);
+            assert_eq!(bytes.len(), info.n_bytes, "{}", info.name);
+            return bytes;
+        }
         // Checked by `parse`: the end lies in the file, so the offset fits usize and the range the slice.
         let start = info.offset as usize;
-        &self.shards[info.shard].bytes[start..start + info.n_bytes]
+        Cow::Borrowed(&self.shards[info.shard].bytes[start..start + info.n_bytes])
     }
 
     /// The tensor of this name.
@@ -190,7 +206,10 @@ impl Gguf {
     /// Gives the memory of mapped files back to the system; what is read again later comes from the files. For a loader
     /// that has copied what it needs.
     pub fn release(&self) {
-        self.shards.iter().for_each(|shard| shard.bytes.release());
+        match &self.described {
+            Some(described) => described.source.release(),
+            None => self.shards.iter().for_each(|shard| shard.bytes.release()),
+        }
     }
 
     /// The GGUF version of the (first) file, 2 or 3.
@@ -205,23 +224,35 @@ impl Gguf {
 
     /// The path of the (first) file, `None` for one in memory.
     pub fn path(&self) -> Option<&Path> {
-        self.shards[0].path.as_deref()
+        match &self.described {
+            Some(described) => described.files.first().map(|file| file.path.as_path()),
+            None => self.shards[0].path.as_deref(),
+        }
     }
 
     /// The path of every file in order, `None` for one in memory.
-    pub fn shard_paths(&self) -> impl ExactSizeIterator<Item = Option<&Path>> {
-        self.shards.iter().map(|s| s.path.as_deref())
+    pub fn shard_paths(&self) -> impl Iterator<Item = Option<&Path>> {
+        let described = self.described.iter().flat_map(|described| &described.files);
+        let shards = self.own_shards().iter().map(|shard| shard.path.as_deref());
+        described.map(|file| Some(file.path.as_path())).chain(shards)
+    }
+
+    /// The shards that are files.
+    fn own_shards(&self) -> &[Shard] {
+        if self.described.is_some() { &[] } else { &self.shards }
     }
 
     /// Size in bytes of every file in order, and when it was changed last, as it was opened; `None` where the system does not
     /// tell, and for one in memory.
-    pub fn shard_stamps(&self) -> impl ExactSizeIterator<Item = (u64, Option<SystemTime>)> {
-        self.shards.iter().map(|s| (s.bytes.len() as u64, s.modified))
+    pub fn shard_stamps(&self) -> impl Iterator<Item = (u64, Option<SystemTime>)> {
+        let described = self.described.iter().flat_map(|described| &described.files);
+        let shards = self.own_shards().iter().map(|shard| (shard.bytes.len() as u64, shard.modified));
+        described.map(|file| (file.n_bytes, file.modified)).chain(shards)
     }
 
     /// Size of all files together in bytes.
     pub fn file_bytes(&self) -> u64 {
-        self.shards.iter().map(|s| s.bytes.len() as u64).sum()
+        self.shard_stamps().map(|(n_bytes, _)| n_bytes).sum()
     }
 }
 

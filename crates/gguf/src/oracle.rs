@@ -40,7 +40,7 @@ fn check_tensors(gguf: &Gguf, bytes: &[u8]) {
         assert!(info.elements() > 0 && info.dtype.ggml_id().is_some());
         assert!(info.offset.is_multiple_of(gguf.alignment()));
         let start = info.offset as usize;
-        assert_eq!(view.bytes, &bytes[start..start + info.n_bytes]);
+        assert_eq!(*view.bytes, bytes[start..start + info.n_bytes]);
         extents.push((start, start + info.n_bytes));
     }
     extents.sort_unstable();
@@ -102,7 +102,7 @@ fn rewrite(gguf: &Gguf) -> Vec<u8> {
     let mut out = Vec::new();
     writer
         .write_to(&mut out, |data| {
-            gguf.tensors().iter().try_for_each(|t| data.bytes(&t.name, gguf.tensor(&t.name)?.bytes))
+            gguf.tensors().iter().try_for_each(|t| data.bytes(&t.name, &gguf.tensor(&t.name)?.bytes))
         })
         .expect("memory takes everything");
     out

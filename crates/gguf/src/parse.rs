@@ -62,6 +62,11 @@ pub(crate) struct Parsed {
 
 /// Walks and checks a whole file.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, GgufError> {
+    parse_head(bytes, bytes.len() as u64)
+}
+
+/// Walks and checks a file of `file_len` bytes, of which those in front of the tensors' data are there.
+pub(crate) fn parse_head(bytes: &[u8], file_len: u64) -> Result<Parsed, GgufError> {
     let mut cursor = Cursor::new(bytes);
     let (version, n_tensors, n_entries) = header(&mut cursor, bytes)?;
     let entries = (0..n_entries).map(|n| entry(&mut cursor, n)).collect::<Result<Vec<_>, _>>()?;
@@ -71,7 +76,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, GgufError> {
     })?;
     let alignment = alignment(&entries, bytes)?;
     let records = (0..n_tensors).map(|n| tensor(&mut cursor, n)).collect::<Result<Vec<_>, _>>()?;
-    let tensors = place(records, cursor.offset(), alignment, bytes.len() as u64)?;
+    let tensors = place(records, cursor.offset(), alignment, file_len)?;
     Ok(Parsed { version, alignment, entries, by_key, tensors })
 }
 

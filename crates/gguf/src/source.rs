@@ -22,7 +22,12 @@ enum Bytes {
 
 impl Source {
     /// Maps the file at `path` into memory. Also gives the time at which it was changed last.
-    pub(crate) fn map(path: &Path) -> Result<(Self, Option<SystemTime>), GgufError> {
+    ///
+    /// The file must not be overwritten or truncated by another program while it is mapped.
+    ///
+    /// # Errors
+    /// A file that cannot be opened, or that is empty.
+    pub fn map(path: &Path) -> Result<(Self, Option<SystemTime>), GgufError> {
         let fail = |e: io::Error| GgufError::of_file(path, e);
         let file = kvant_files::open(path).map_err(fail)?;
         let info = file.metadata().map_err(fail)?;
@@ -32,7 +37,7 @@ impl Source {
         // SAFETY: the mapping is private and read-only, this process never writes to a file in place (`GgufWriter`
         // renames a new file over the old one, which leaves the mapped one whole), and `Mmap` keeps the pages mapped
         // for as long as the slices borrowed from it. What remains is another program that truncates or overwrites
-        // the file while it is open; `Gguf::open` documents that as the caller's duty, as every mmap reader has to.
+        // the file while it is open; `Gguf::open` and `Source::map` document that as the caller's duty, as every mmap reader has to.
         let map = unsafe { Mmap::map(&file) }.map_err(fail)?;
         Ok((Self(Bytes::Mapped(map)), info.modified().ok()))
     }
@@ -40,7 +45,7 @@ impl Source {
 
 impl Source {
     /// Gives the memory of a mapped file back; its bytes are read from the file again when they are next looked at.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         #[cfg(unix)]
         if let Bytes::Mapped(map) = &self.0 {
             // SAFETY: the mapping is private, read-only and backed by the file, and nothing ever writes to it, so what a

@@ -180,6 +180,16 @@ impl GgufWriter {
         kvant_files::write_whole(path, at_path, |out| self.write(out, Some(path), fill))
     }
 
+    /// Everything before the data section, and the length of the whole file.
+    pub(crate) fn layout(&self) -> Result<(Vec<u8>, u64), GgufError> {
+        let mut head = self.head()?;
+        head.resize(head.len().next_multiple_of(self.alignment as usize), 0);
+        // `head` has added the same numbers.
+        let data: u64 = self.tensors.iter().map(|t| t.n_bytes.next_multiple_of(self.alignment)).sum();
+        let file_len = data.saturating_add(head.len() as u64);
+        Ok((head, file_len))
+    }
+
     /// Everything before the padding of the data section.
     fn head(&self) -> Result<Vec<u8>, GgufError> {
         let mut out = b"GGUF".to_vec();

@@ -1,5 +1,6 @@
 //! The weights of a model: from tensors of a GGUF file to matrices on a device.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -110,7 +111,7 @@ impl Part {
 
     /// Bytes of its tensors. Those of layers that guess ahead are not among them, as nobody loads them.
     pub fn n_bytes(&self, gguf: &Gguf) -> usize {
-        let is_tied = gguf.find_tensor("output.weight").is_none();
+        let is_tied = gguf.find_info("output.weight").is_none();
         let is_known = |info: &&TensorInfo| layer_of(&info.name).is_none_or(|layer| layer < self.n_layers);
         let own = gguf.tensors().iter().filter(|info| self.owns(&info.name, is_tied)).filter(is_known);
         own.map(|info| self.tensor_bytes(info)).sum()
@@ -121,8 +122,8 @@ impl Part {
         let of_layer = |index: usize| {
             let ExpertSpec { n, routing, .. } = config.layers[index].experts?;
             let name = |suffix: &&str| format!("blk.{index}.{suffix}");
-            let tensors = EXPERT_TENSORS.iter().filter_map(|suffix| gguf.find_tensor(&name(suffix)));
-            let all: usize = tensors.map(|tensor| self.tensor_bytes(tensor.info)).sum();
+            let tensors = EXPERT_TENSORS.iter().filter_map(|suffix| gguf.find_info(&name(suffix)));
+            let all: usize = tensors.map(|info| self.tensor_bytes(info)).sum();
             Some([all, all / n * routing.n_used])
         };
         let layers = self.layers().filter_map(of_layer);
@@ -352,7 +353,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn has(&self, name: &str) -> bool {
-        self.gguf.find_tensor(name).is_some()
+        self.gguf.find_info(name).is_some()
     }
 
     fn matrix(&mut self, name: &str, n_in: usize, n_out: usize) -> Result<B::Matrix, ModelError> {
@@ -403,13 +404,13 @@ impl<B: Backend> Loader<'_, B> {
         let (n_in, n_out): (usize, usize) = (shape[0], shape[1..].iter().product());
         // A tensor that holds several matrices is looked through once, whole.
         if self.used.insert(name.to_owned()) {
-            check_finite(tensor.info, tensor.bytes)?;
+            check_finite(tensor.info, &tensor.bytes)?;
         }
         let row_bytes = tensor.bytes.len() / n_out.max(1);
         let range = rows.start * row_bytes..rows.end * row_bytes;
         let dtype = self.part.dtype(tensor.info);
         let bytes = if dtype == tensor.info.dtype {
-            shared_bytes(self.gguf, &tensor, range)
+            shared_bytes(self.gguf, tensor, range)
         } else {
             let bytes = &tensor.bytes[range];
             let converted = convert(tensor.info.dtype, bytes, rows.len() * n_in, dtype).map_err(|error| {
@@ -475,15 +476,23 @@ impl<B: Backend> Loader<'_, B> {
 }
 
 /// Some bytes of a tensor, kept alive by the file they lie in: a device can read a mapped matrix where it is.
-fn shared_bytes(gguf: &Arc<Gguf>, tensor: &TensorView<'_>, range: Range<usize>) -> SharedBytes {
+fn shared_bytes(gguf: &Arc<Gguf>, tensor: TensorView<'_>, range: Range<usize>) -> SharedBytes {
     struct TensorBytes(Arc<Gguf>, TensorInfo);
     impl AsRef<[u8]> for TensorBytes {
         fn as_ref(&self) -> &[u8] {
-            self.0.data(&self.1)
+            match self.0.data(&self.1) {
+                Cow::Borrowed(bytes) => bytes,
+                Cow::Owned(_) => unreachable!("a tensor that a file holds once is held by it always"),
+            }
         }
     }
-    let owner = TensorBytes(Arc::clone(gguf), tensor.info.clone());
-    SharedBytes::new(Arc::new(owner), range).expect("rows of a tensor lie in it")
+    let shared = match tensor.bytes {
+        Cow::Owned(bytes) => SharedBytes::new(Arc::new(bytes), range),
+        Cow::Borrowed(_) => {
+            SharedBytes::new(Arc::new(TensorBytes(Arc::clone(gguf), tensor.info.clone())), range)
+        }
+    };
+    shared.expect("rows of a tensor lie in it")
 }
 
 /// A one-dimensional tensor of `len` values in f32.
@@ -496,12 +505,14 @@ fn decode_values(tensor: &TensorView<'_>, shape: &[usize]) -> Result<Vec<f32>, M
     check_shape(tensor, shape)?;
     let len = shape.iter().product();
     let mut values = vec![0.0; len];
-    kvant_codec::decode(tensor.info.dtype, tensor.bytes, &mut values).map_err(|error| ModelError::Value {
-        key: tensor.info.name.clone(),
-        expected: format!("{len} values"),
-        got: error.to_string(),
+    kvant_codec::decode(tensor.info.dtype, &tensor.bytes, &mut values).map_err(|error| {
+        ModelError::Value {
+            key: tensor.info.name.clone(),
+            expected: format!("{len} values"),
+            got: error.to_string(),
+        }
     })?;
-    check_finite(tensor.info, tensor.bytes)?;
+    check_finite(tensor.info, &tensor.bytes)?;
     Ok(values)
 }
 

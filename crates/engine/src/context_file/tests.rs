@@ -187,7 +187,7 @@ fn model_with_another_epsilon() -> Model {
     gguf.tensors().iter().for_each(|t| writer.add_tensor(&t.name, &t.shape, t.dtype).unwrap());
     let mut bytes = Vec::new();
     let fill = |data: &mut kvant_gguf::TensorSink<'_>| {
-        gguf.tensors().iter().try_for_each(|info| data.bytes(&info.name, gguf.data(info)))
+        gguf.tensors().iter().try_for_each(|info| data.bytes(&info.name, &gguf.data(info)))
     };
     writer.write_to::<kvant_gguf::GgufError>(&mut bytes, fill).unwrap();
     let gguf = kvant_gguf::Gguf::from_bytes(bytes).unwrap();

@@ -478,7 +478,7 @@ fn unusual_but_sound_files_are_read() {
         .bytes(&[0, 0, 0, 0, 1, 2, 3, 4]);
     let gguf = Gguf::from_bytes(file.0).unwrap();
     assert_eq!(gguf.alignment(), 8);
-    assert_eq!(gguf.tensor("b").unwrap().bytes, [1, 2, 3, 4]);
+    assert_eq!(*gguf.tensor("b").unwrap().bytes, [1, 2, 3, 4]);
     assert_eq!(gguf.tensors().iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["b", "a"]);
 
     let nested = (0..7).fold(header(0, 1).key("k", VALUE_ARRAY), |raw, _| raw.array(VALUE_ARRAY, 1));

@@ -1,5 +1,6 @@
 //! The crate from outside: real files, hostile files, mutated files, split files, written files.
 
+mod described;
 mod files;
 mod hostile;
 mod mutation;

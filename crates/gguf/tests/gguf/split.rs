@@ -62,7 +62,7 @@ fn any_shard_opens_all() {
         let names: Vec<_> = gguf.tensors().iter().map(|t| (t.name.as_str(), t.shard)).collect();
         assert_eq!(names, [("a", 0), ("b", 1), ("c", 2)]);
         for (name, fill) in [("a", 0), ("b", 1), ("c", 2)] {
-            assert_eq!(gguf.tensor(name).unwrap().bytes, [fill; 8]);
+            assert_eq!(*gguf.tensor(name).unwrap().bytes, [fill; 8]);
         }
         let paths: Vec<_> = gguf.shard_paths().flatten().map(Path::to_owned).collect();
         assert_eq!(paths, [0, 1, 2].map(|no| shard_path(&folder, no)));
@@ -77,7 +77,7 @@ fn merged_model_forgets_how_it_was_split() {
     gguf.tensors().iter().for_each(|t| w.add_tensor(&t.name, &t.shape, t.dtype).unwrap());
     let target = folder.join("whole.gguf");
     w.save(&target, |data| {
-        gguf.tensors().iter().try_for_each(|t| data.bytes(&t.name, gguf.tensor(&t.name)?.bytes))
+        gguf.tensors().iter().try_for_each(|t| data.bytes(&t.name, &gguf.tensor(&t.name)?.bytes))
     })
     .unwrap();
     let whole = Gguf::open(target).unwrap();

@@ -50,7 +50,7 @@ fn saved_file_reads_back_equal() {
     assert_eq!(gguf.meta().get::<Vec<usize>>("heads").unwrap(), [1, 2, 3]);
     assert_eq!(gguf.meta().get::<Strings>("tokens").unwrap().collect::<Vec<_>>(), [&b"x"[..], b"yy"]);
     let (a, b) = (gguf.tensor("a").unwrap(), gguf.tensor("b").unwrap());
-    assert_eq!((a.bytes, b.bytes), (&[1; 20][..], &[7; 54][..]));
+    assert_eq!((&*a.bytes, &*b.bytes), (&[1; 20][..], &[7; 54][..]));
     assert_eq!(a.info.offset % 64, 0);
     assert_eq!(b.info.offset, a.info.offset + 64);
     assert_eq!(gguf.file_bytes(), b.info.offset + 64);

@@ -109,7 +109,7 @@ pub fn metadata(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<C
     }
     let mut bytes = Vec::new();
     let fill = |sink: &mut kvant_gguf::TensorSink<'_>| {
-        shop.gguf.tensors().iter().try_for_each(|info| sink.bytes(&info.name, shop.gguf.data(info)))
+        shop.gguf.tensors().iter().try_for_each(|info| sink.bytes(&info.name, &shop.gguf.data(info)))
     };
     writer.write_to::<GgufError>(&mut bytes, fill).map_err(io::Error::other)?;
     command(chance, folder, "model.gguf").file("model.gguf", bytes)

@@ -21,7 +21,7 @@ fn twins() -> Arc<Gguf> {
     let plain = Gguf::from_bytes(POCKET).unwrap();
     let place = |name: String| -> Range<usize> {
         let bytes = plain.tensor(&name).unwrap().bytes;
-        let first = POCKET.windows(bytes.len()).position(|window| window == bytes);
+        let first = POCKET.windows(bytes.len()).position(|window| window == &*bytes);
         let first = first.expect("tensors lie in the file");
         first..first + bytes.len()
     };

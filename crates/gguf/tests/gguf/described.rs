@@ -1,0 +1,73 @@
+//! Models that are described, while their tensors lie elsewhere.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvant_codec::DType;
+use kvant_gguf::{Gguf, GgufError, GgufWriter, SourceFile, TensorSource};
+
+/// Two tensors: one that lies somewhere, and one that is made each time.
+struct Elsewhere {
+    bytes: Vec<u8>,
+    n_released: Arc<AtomicUsize>,
+}
+
+impl TensorSource for Elsewhere {
+    fn data(&self, name: &str) -> Cow<'_, [u8]> {
+        match name {
+            "a" => Cow::Borrowed(&self.bytes),
+            _ => Cow::Owned(vec![7; 12]),
+        }
+    }
+
+    fn release(&self) {
+        self.n_released.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn writer() -> GgufWriter {
+    let mut writer = GgufWriter::new();
+    writer.set("general.architecture", "llama").unwrap();
+    writer.add_tensor("b", &[3], DType::F32).unwrap();
+    writer.add_tensor("a", &[2, 5], DType::F16).unwrap();
+    writer
+}
+
+fn described(writer: &GgufWriter, n_released: &Arc<AtomicUsize>) -> Result<Gguf, GgufError> {
+    let file = |name: &str, n_bytes| SourceFile { path: PathBuf::from(name), n_bytes, modified: None };
+    let files = vec![file("place/weights", 40), file("place/config", 2)];
+    let source = Elsewhere { bytes: (0..20).collect(), n_released: Arc::clone(n_released) };
+    Gguf::described(writer, Path::new("place"), files, Box::new(source))
+}
+
+#[test]
+fn a_described_model_is_the_file_that_it_describes() {
+    let (writer, n_released) = (writer(), Arc::default());
+    let gguf = described(&writer, &n_released).unwrap();
+    let mut bytes = Vec::new();
+    let fill = |data: &mut kvant_gguf::TensorSink<'_>| {
+        gguf.tensors().iter().try_for_each(|info| data.bytes(&info.name, &gguf.data(info)))
+    };
+    writer.write_to::<GgufError>(&mut bytes, fill).unwrap();
+    let file = Gguf::from_bytes(bytes).unwrap();
+    assert_eq!(gguf.tensors(), file.tensors());
+    assert!(gguf.tensors().iter().all(|info| gguf.data(info) == file.data(info)));
+    assert_eq!(gguf.meta().get::<&str>("general.architecture").unwrap(), "llama");
+    // What lies somewhere is not copied.
+    assert!(matches!(gguf.tensor("a").unwrap().bytes, Cow::Borrowed(bytes) if bytes[19] == 19));
+    assert_eq!(gguf.find_info("b").unwrap().n_bytes, 12);
+    assert_eq!((gguf.path(), gguf.file_bytes()), (Some(Path::new("place/weights")), 42));
+    assert_eq!(gguf.shard_paths().count(), 2);
+    gguf.release();
+    assert_eq!(n_released.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn what_is_wrong_with_a_description_is_told_of_its_place() {
+    let gguf = described(&writer(), &Arc::default()).unwrap();
+    let told = gguf.meta().get::<u32>("llama.block_count").unwrap_err().to_string();
+    assert_eq!(told, "place: key \"llama.block_count\": is missing");
+    assert!(gguf.tensor("c").unwrap_err().to_string().ends_with("tensor \"c\": is missing"));
+}
