@@ -3,6 +3,7 @@
 use kvant_backend::BackendError;
 use kvant_codec::CodecError;
 use kvant_gguf::GgufError;
+use kvant_hf::HfError;
 use kvant_kv::KvError;
 use kvant_model::ModelError;
 use kvant_text::chat::TemplateError;
@@ -18,6 +19,9 @@ pub enum Error {
     /// The model file is unsound.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// The folder is no model that can be read.
+    #[error(transparent)]
+    Hf(#[from] HfError),
     /// The model cannot be loaded or run.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -51,6 +51,7 @@ pub use kvant_backend::{
 pub use kvant_codec::DType;
 pub use kvant_files as files;
 pub use kvant_gguf::{self as gguf, Gguf};
+pub use kvant_hf::{self as hf, HfError};
 pub use kvant_kv::{
     Balance, HeadTypes, KvError, KvLayerShape, KvShape, LayerBalance, Plan, Policies, Policy,
 };
@@ -58,7 +59,7 @@ pub use kvant_model::{Config, ExpertSpec, LayerSpec, Part, Want};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::sampler::{Sampler, SamplerParams};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
-pub use model::{Model, Needs, OpenOptions};
+pub use model::{Model, Needs, OpenOptions, open_file};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
 pub use session::{Feed, KvOptions, KvUse, Session, SessionOptions};

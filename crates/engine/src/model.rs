@@ -71,21 +71,30 @@ struct Inner {
     fingerprint: OnceLock<String>,
 }
 
+/// What a model is before its weights are loaded: a GGUF file (any shard of a split one), or a Hugging Face folder, described as one.
+///
+/// # Errors
+/// A file that is not a sound GGUF, or a folder that is not converted.
+pub fn open_file(path: impl AsRef<Path>) -> Result<Gguf, Error> {
+    let path = path.as_ref();
+    if path.is_dir() { Ok(kvant_hf::open(path)?) } else { Ok(Gguf::open(path)?) }
+}
+
 impl Model {
-    /// Loads a GGUF file (any shard of a split one) on all cores.
+    /// Loads a GGUF file (any shard of a split one), or a Hugging Face folder, on all cores.
     ///
     /// # Errors
-    /// A file that is not a sound GGUF, an architecture or a type this engine does not run.
+    /// A file that is not a sound GGUF, a folder that is not converted, an architecture or a type this engine does not run.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open_with(path, OpenOptions::default())
     }
 
-    /// Loads a GGUF file.
+    /// Loads a GGUF file, or a Hugging Face folder.
     ///
     /// # Errors
     /// As [`Model::open`].
     pub fn open_with(path: impl AsRef<Path>, options: OpenOptions<'_>) -> Result<Self, Error> {
-        Self::from_gguf(Gguf::open(path)?, options)
+        Self::from_gguf(open_file(path)?, options)
     }
 
     /// The model that is built into this library.

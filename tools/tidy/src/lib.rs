@@ -11,6 +11,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-codec", &[]),
     ("kvant-files", &[]),
     ("kvant-gguf", &["kvant-codec", "kvant-files"]),
+    ("kvant-hf", &["kvant-gguf", "kvant-codec", "kvant-files"]),
     ("kvant-backend", &["kvant-codec"]),
     ("kvant-cpu", &["kvant-backend", "kvant-codec"]),
     ("kvant-cuda", &["kvant-backend", "kvant-codec", "kvant-files"]),
@@ -26,6 +27,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "kvant-cpu",
             "kvant-cuda",
             "kvant-gguf",
+            "kvant-hf",
             "kvant-backend",
             "kvant-codec",
             "kvant-files",
@@ -149,7 +151,7 @@ fn libraries_name_no_flags() {
     let (with, without) =
         (r#"error("raise it with -c")"#, r#"("a - b", "-of-", "auto-asymmetric", -c) // "-c""#);
     assert!(names_a_flag(with) && names_a_flag("\"--chunks\"") && !names_a_flag(without));
-    for room in ["codec", "files", "gguf", "backend", "kv", "model", "text", "engine", "eval"] {
+    for room in ["codec", "files", "gguf", "hf", "backend", "kv", "model", "text", "engine", "eval"] {
         let mut written = Vec::new();
         files(&root().join("crates").join(room).join("src"), &["rs"], &mut written);
         for file in written.iter().filter(|file| !file.ends_with("tests.rs")) {

@@ -1,0 +1,187 @@
+//! The files of a folder that are text, and what JSON holds under a key.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kvant_gguf::SourceFile;
+use serde_json::{Map, Value};
+
+use crate::HfError;
+
+/// Longest file that is read whole: the largest vocabularies take a tenth of it.
+const MAX_TEXT: u64 = 256 << 20;
+
+/// A folder, and which of its files were read.
+pub(crate) struct Folder {
+    path: PathBuf,
+    read: Vec<SourceFile>,
+}
+
+/// A file's JSON.
+pub(crate) struct Json {
+    path: PathBuf,
+    value: Value,
+}
+
+impl Folder {
+    pub fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), read: Vec::new() }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.path.join(name).exists()
+    }
+
+    /// The text of a file; `None` where there is none.
+    pub fn text(&mut self, name: &str) -> Result<Option<String>, HfError> {
+        let path = self.path.join(name);
+        let fail = |source| HfError::File { path: path.clone(), source };
+        let about = match fs::metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            about => about.map_err(fail)?,
+        };
+        if about.len() > MAX_TEXT {
+            return Err(HfError::TooLong { path, got: about.len(), max: MAX_TEXT });
+        }
+        let bytes = kvant_files::read(&path).map_err(fail)?;
+        let text = String::from_utf8(bytes)
+            .map_err(|error| fail(io::Error::new(io::ErrorKind::InvalidData, error.utf8_error())))?;
+        self.read.push(SourceFile { path, n_bytes: text.len() as u64, modified: about.modified().ok() });
+        Ok(Some(text))
+    }
+
+    /// The JSON of a file; `None` where there is none.
+    pub fn json(&mut self, name: &str) -> Result<Option<Json>, HfError> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        let path = self.path.join(name);
+        match serde_json::from_str(&text) {
+            Ok(value) => Ok(Some(Json { path, value })),
+            Err(error) => Err(HfError::Json { path, why: error.to_string() }),
+        }
+    }
+
+    /// The files that were read.
+    pub fn take_stamps(&mut self) -> Vec<SourceFile> {
+        std::mem::take(&mut self.read)
+    }
+}
+
+impl Json {
+    /// The object that the file is.
+    pub fn object(&self) -> Result<Object<'_>, HfError> {
+        let map = self.value.as_object().ok_or_else(|| HfError::Value {
+            path: self.path.clone(),
+            key: "{}".to_owned(),
+            expected: "an object".to_owned(),
+            got: kind(&self.value),
+        })?;
+        Ok(Object { path: &self.path, map })
+    }
+}
+
+/// An object within a file. `null` under a key counts as nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Object<'a> {
+    pub path: &'a Path,
+    pub map: &'a Map<String, Value>,
+}
+
+impl<'a> Object<'a> {
+    pub fn value(self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// An error about `key`.
+    pub fn bad(self, key: &str, expected: impl Into<String>, got: impl Into<String>) -> HfError {
+        HfError::Value {
+            path: self.path.to_owned(),
+            key: key.to_owned(),
+            expected: expected.into(),
+            got: got.into(),
+        }
+    }
+
+    fn find<T>(
+        self,
+        key: &str,
+        expected: &str,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, HfError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        convert(value).map(Some).ok_or_else(|| self.bad(key, expected, shown(value)))
+    }
+
+    fn required<T>(self, key: &str, expected: &str, found: Option<T>) -> Result<T, HfError> {
+        found.ok_or_else(|| self.bad(key, expected, "nothing"))
+    }
+
+    /// A number from 0 to 2³¹.
+    pub fn find_size(self, key: &str) -> Result<Option<u32>, HfError> {
+        let size =
+            |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| *n <= 1 << 31);
+        self.find(key, "a number from 0 to 2^31", size)
+    }
+
+    /// A number from 1 to 2³¹.
+    pub fn size(self, key: &str) -> Result<u32, HfError> {
+        match self.required(key, "a number", self.find_size(key)?)? {
+            0 => Err(self.bad(key, "a number from 1 on", "0")),
+            size => Ok(size),
+        }
+    }
+
+    pub fn find_float(self, key: &str) -> Result<Option<f64>, HfError> {
+        self.find(key, "a number", Value::as_f64)
+    }
+
+    pub fn float(self, key: &str) -> Result<f64, HfError> {
+        self.required(key, "a number", self.find_float(key)?)
+    }
+
+    pub fn find_bool(self, key: &str) -> Result<Option<bool>, HfError> {
+        self.find(key, "true or false", Value::as_bool)
+    }
+
+    pub fn find_str(self, key: &str) -> Result<Option<&'a str>, HfError> {
+        self.find(key, "a text", Value::as_str)
+    }
+
+    pub fn find_array(self, key: &str) -> Result<Option<&'a [Value]>, HfError> {
+        self.find(key, "a list", |value| value.as_array().map(Vec::as_slice))
+    }
+
+    pub fn find_object(self, key: &str) -> Result<Option<Object<'a>>, HfError> {
+        let map = self.find(key, "an object", Value::as_object)?;
+        Ok(map.map(|map| Object { map, ..self }))
+    }
+
+    pub fn object(self, key: &str) -> Result<Object<'a>, HfError> {
+        self.required(key, "an object", self.find_object(key)?)
+    }
+}
+
+/// A value in a few words.
+pub(crate) fn shown(value: &Value) -> String {
+    match value {
+        Value::Array(_) | Value::Object(_) => kind(value),
+        Value::String(text) => format!("\"{text}\""),
+        value => value.to_string(),
+    }
+}
+
+fn kind(value: &Value) -> String {
+    let kind = match value {
+        Value::Null => "nothing",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    };
+    kind.to_owned()
+}

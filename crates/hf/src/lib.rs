@@ -1,0 +1,83 @@
+//! Hugging Face folders, described as GGUF files.
+//!
+//! [`open`] reads `config.json`, the headers of the safetensors files and `tokenizer.json`, and gives the [`Gguf`] that llama.cpp's
+//! converter would write: the same keys, names and orders. Nothing is written. Tensors stay in their mapped files; those that GGUF has
+//! otherwise (rows of queries and keys in another order, experts side by side, norms that hold what is beyond 1) are made when they
+//! are asked for. So everything that loads, measures or writes a GGUF file does so with a folder.
+//!
+//! What a family of models is called in either place, and where they differ, is a row of [`family`]. Every byte of a folder is
+//! untrusted.
+#![forbid(unsafe_code)]
+
+mod error;
+mod family;
+mod folder;
+mod metadata;
+mod pre;
+mod recipe;
+mod safetensors;
+mod scaling;
+mod tensors;
+mod tokenizer;
+
+use std::path::Path;
+
+use kvant_gguf::{Gguf, GgufWriter, printable_path};
+
+pub use error::HfError;
+
+use family::Family;
+use folder::{Folder, Object};
+use safetensors::Shards;
+
+/// The file that makes a folder a model.
+const CONFIG: &str = "config.json";
+
+/// Whether `path` is a folder with a model's `config.json`.
+pub fn is_folder(path: &Path) -> bool {
+    path.is_dir() && path.join(CONFIG).is_file()
+}
+
+/// Describes the model in a folder.
+///
+/// Its files must not be overwritten or truncated by another program while the model is open.
+///
+/// # Errors
+/// [`HfError`] with the first thing found wrong: a file that is missing or no sound JSON or safetensors, a family or a tokenizer
+/// that is not converted, a tensor that is missing, unknown or of another size.
+pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
+    let mut folder = Folder::new(path.as_ref());
+    let config = folder.json(CONFIG)?.ok_or_else(|| HfError::Folder {
+        path: folder.path().to_owned(),
+        why: "has no config.json: it is no GGUF file, and no Hugging Face model",
+    })?;
+    let config = config.object()?;
+    refuse_quantised(config)?;
+    let family = Family::of(config)?;
+    let shards = Shards::open(&mut folder)?;
+    let mut writer = GgufWriter::new();
+    let sizes = metadata::write(&mut writer, config, family, &name(folder.path()))?;
+    let mut tensors = tensors::plan(&shards, family, &sizes)?;
+    if let Some(factors) = scaling::write(&mut writer, config, family, &sizes)? {
+        tensors.add_constant("rope_freqs.weight", &factors);
+    }
+    let n_vocab = tensors.n_vocab()?;
+    tokenizer::write(&mut writer, &mut folder, config, n_vocab)?;
+    tensors.declare(&mut writer)?;
+    let files = shards.stamps().chain(folder.take_stamps()).collect();
+    Ok(Gguf::described(&writer, path.as_ref(), files, Box::new(tensors.with(shards)))?)
+}
+
+/// Weights that are packed in ways of their own are no tensors of numbers.
+fn refuse_quantised(config: Object<'_>) -> Result<(), HfError> {
+    let Some(how) = config.find_object("quantization_config")? else { return Ok(()) };
+    let method = how.find_str("quant_method")?.unwrap_or("a way that it does not name");
+    Err(HfError::Quantised { method: method.to_owned() })
+}
+
+/// What the model is called: as its folder is.
+fn name(path: &Path) -> String {
+    // `.` and `..` have no name of their own.
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    whole.file_name().map_or_else(|| "model".to_owned(), |name| printable_path(Path::new(name)))
+}

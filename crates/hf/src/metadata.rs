@@ -1,0 +1,251 @@
+//! The hyper-parameters: what `config.json` calls them, and what GGUF does.
+
+use kvant_gguf::{GgufWriter, Value};
+use serde_json::Value as JsonValue;
+
+use crate::HfError;
+use crate::family::{Experts, Family, Windows};
+use crate::folder::{Object, shown};
+
+/// Layers that any model has, many times over: lists of theirs are made before their tensors are looked for.
+const MAX_LAYERS: usize = 4096;
+
+/// The numbers that tensors are held against.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub n_layers: usize,
+    pub n_embd: usize,
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    /// Values of a head that are turned.
+    pub n_rot: usize,
+    /// 0 where there are none.
+    pub n_experts: usize,
+    pub n_ctx: u32,
+    /// Whether the embedding is the output matrix too.
+    pub is_tied: Option<bool>,
+}
+
+/// Writes keys that begin with the architecture.
+pub(crate) struct Keys<'a> {
+    pub writer: &'a mut GgufWriter,
+    pub arch: &'static str,
+}
+
+impl Keys<'_> {
+    pub fn set<'v>(&mut self, key: &str, value: impl Into<Value<'v>>) -> Result<(), HfError> {
+        Ok(self.writer.set(&format!("{}.{key}", self.arch), value)?)
+    }
+}
+
+/// Writes the hyper-parameters of a model called `name`, but for how RoPE is scaled.
+///
+/// # Errors
+/// A number that is missing or absurd, or something that the family is not known to do.
+pub(crate) fn write(
+    writer: &mut GgufWriter,
+    config: Object<'_>,
+    family: &Family,
+    name: &str,
+) -> Result<Sizes, HfError> {
+    writer.set("general.architecture", family.arch)?;
+    writer.set("general.type", "model")?;
+    writer.set("general.name", name)?;
+    check_activation(config, family)?;
+    let sizes = read_sizes(config, family)?;
+    let mut keys = Keys { writer, arch: family.arch };
+    keys.set("block_count", sizes.n_layers as u32)?;
+    keys.set("context_length", sizes.n_ctx)?;
+    keys.set("embedding_length", sizes.n_embd as u32)?;
+    keys.set("feed_forward_length", config.size("intermediate_size")?)?;
+    keys.set("attention.head_count", sizes.n_heads as u32)?;
+    keys.set("attention.head_count_kv", sizes.n_kv_heads as u32)?;
+    keys.set("attention.key_length", sizes.head_dim as u32)?;
+    keys.set("attention.value_length", sizes.head_dim as u32)?;
+    keys.set("attention.layer_norm_rms_epsilon", config.float("rms_norm_eps")? as f32)?;
+    keys.set("rope.dimension_count", sizes.n_rot as u32)?;
+    for (theirs, ours) in family.factors {
+        if let Some(factor) = config.find_float(theirs)? {
+            keys.set(ours, factor as f32)?;
+        }
+    }
+    write_windows(&mut keys, config, family, &sizes)?;
+    if let Some(experts) = family.experts {
+        write_experts(&mut keys, config, experts, &sizes)?;
+    }
+    check_scale(config, family, &sizes)?;
+    check_turned(config, family, &sizes)?;
+    Ok(sizes)
+}
+
+fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
+    let size = |key: &str| config.size(key).map(|size| size as usize);
+    let (n_embd, n_heads) = (size("hidden_size")?, size("num_attention_heads")?);
+    let n_kv_heads = config.find_size("num_key_value_heads")?.map_or(n_heads, |n| n as usize);
+    let head_dim = config.find_size("head_dim")?.map_or(n_embd / n_heads, |n| n as usize);
+    if n_kv_heads == 0 || n_heads % n_kv_heads != 0 {
+        return Err(config.bad(
+            "num_key_value_heads",
+            format!("a divisor of the {n_heads} heads"),
+            n_kv_heads.to_string(),
+        ));
+    }
+    if head_dim == 0 || head_dim % 2 != 0 {
+        return Err(config.bad("head_dim", "an even number from 2 on", head_dim.to_string()));
+    }
+    let rope = config.find_object("rope_parameters")?;
+    let turned = rope.map(|rope| rope.find_float("partial_rotary_factor")).transpose()?.flatten();
+    let turned = turned.or(config.find_float("partial_rotary_factor")?).unwrap_or(family.turned);
+    let n_rot = (turned * head_dim as f64) as usize;
+    if n_rot == 0 || n_rot > head_dim || !n_rot.is_multiple_of(2) {
+        return Err(config.bad(
+            "partial_rotary_factor",
+            format!("a share of {head_dim} that is an even number"),
+            turned.to_string(),
+        ));
+    }
+    let n_layers = size("num_hidden_layers")?;
+    if n_layers > MAX_LAYERS {
+        return Err(config.bad("num_hidden_layers", format!("1 to {MAX_LAYERS}"), n_layers.to_string()));
+    }
+    let n_experts = family.experts.map(|_| read_experts(config)).transpose()?.unwrap_or(0);
+    Ok(Sizes {
+        n_layers,
+        n_embd,
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        n_rot,
+        n_experts,
+        n_ctx: read_context(config, family)?,
+        is_tied: config.find_bool("tie_word_embeddings")?,
+    })
+}
+
+/// How many experts there are: both names have been given to the same families.
+fn read_experts(config: Object<'_>) -> Result<usize, HfError> {
+    let key = if config.value("num_local_experts").is_some() { "num_local_experts" } else { "num_experts" };
+    config.size(key).map(|n| n as usize)
+}
+
+/// How many tokens a model may see. One whose windows GGUF cannot tell of is right as far as they reach.
+fn read_context(config: Object<'_>, family: &Family) -> Result<u32, HfError> {
+    let n_ctx = config.size("max_position_embeddings")?;
+    let has_window =
+        family.windows == Windows::None && config.find_bool("use_sliding_window")? != Some(false);
+    let window = config.find_size("sliding_window")?.filter(|window| has_window && *window > 0);
+    Ok(window.map_or(n_ctx, |window| window.min(n_ctx)))
+}
+
+fn check_activation(config: Object<'_>, family: &Family) -> Result<(), HfError> {
+    for key in ["hidden_act", "hidden_activation"] {
+        if let Some(name) = config.find_str(key)?
+            && !family.activations.contains(&name)
+        {
+            return Err(config.bad(key, family.activations.join(" or "), name));
+        }
+    }
+    Ok(())
+}
+
+/// Which layers have windows: the layers that the configuration names, or every so many of them.
+fn write_windows(
+    keys: &mut Keys<'_>,
+    config: Object<'_>,
+    family: &Family,
+    sizes: &Sizes,
+) -> Result<(), HfError> {
+    let period = match family.windows {
+        Windows::None => return Ok(()),
+        Windows::All => 0,
+        Windows::Every(period) => period,
+    };
+    // 0 switches windows off.
+    keys.set("attention.sliding_window", config.find_size("sliding_window")?.unwrap_or(0))?;
+    let is_windowed = |layer: usize, period: usize| period == 0 || !(layer + 1).is_multiple_of(period);
+    let usual: Vec<bool> = (0..sizes.n_layers).map(|layer| is_windowed(layer, period)).collect();
+    let layers = match (config.find_array("layer_types")?, config.find_size("sliding_window_pattern")?) {
+        (Some(kinds), _) => kinds.iter().map(|kind| kind == "sliding_attention").collect(),
+        (None, Some(period)) => {
+            (0..sizes.n_layers).map(|layer| is_windowed(layer, period as usize)).collect()
+        }
+        (None, None) => usual.clone(),
+    };
+    if layers.len() != sizes.n_layers {
+        return Err(config.bad(
+            "layer_types",
+            format!("{} layers", sizes.n_layers),
+            layers.len().to_string(),
+        ));
+    }
+    // Phi-3 says of all its layers that they have none, or one, and means what `sliding_window` says.
+    if layers != usual && period != 0 {
+        let key = format!("{}.attention.sliding_window_pattern", keys.arch);
+        keys.writer.set_array(&key, layers)?;
+    }
+    Ok(())
+}
+
+fn write_experts(
+    keys: &mut Keys<'_>,
+    config: Object<'_>,
+    experts: Experts,
+    sizes: &Sizes,
+) -> Result<(), HfError> {
+    keys.set("expert_count", sizes.n_experts as u32)?;
+    keys.set("expert_used_count", config.size("num_experts_per_tok")?)?;
+    if !experts.has_widths {
+        return Ok(());
+    }
+    keys.set("expert_feed_forward_length", config.size("moe_intermediate_size")?)?;
+    if let Some(width) = config.find_size("shared_expert_intermediate_size")? {
+        keys.set("expert_shared_feed_forward_length", width)?;
+    }
+    if let Some(normalises) = config.find_bool("norm_topk_prob")? {
+        keys.set("expert_weights_norm", normalises)?;
+    }
+    if let Some(step) = config.find_size("decoder_sparse_step")?.filter(|step| *step != 1) {
+        keys.set("interleave_moe_layer_step", step)?;
+    }
+    // GGUF knows layers without experts in front of all others.
+    let dense = config.find_array("mlp_only_layers")?.unwrap_or_default();
+    if dense.iter().enumerate().any(|(index, layer)| layer.as_u64() != Some(index as u64)) {
+        return Err(config.bad("mlp_only_layers", "none but the first layers", list(dense)));
+    }
+    if !dense.is_empty() {
+        keys.set("leading_dense_block_count", dense.len() as u32)?;
+    }
+    Ok(())
+}
+
+/// GGUF has no key for what scores are divided by in these families: readers know it.
+fn check_scale(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
+    let Some(got) = config.find_float("query_pre_attn_scalar")? else { return Ok(()) };
+    let is_by_width = sizes.n_layers == family.scaled_by_width as usize;
+    let known = if is_by_width { sizes.n_embd / sizes.n_heads } else { sizes.head_dim };
+    if got == known as f64 {
+        return Ok(());
+    }
+    Err(config.bad("query_pre_attn_scalar", format!("{known}, as readers of GGUF take it"), got.to_string()))
+}
+
+/// Nor has it one for layers that turn nothing.
+fn check_turned(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
+    let period = family.unturned_every;
+    let Some(turned) = config.find_array("no_rope_layers")?.filter(|_| period > 0) else { return Ok(()) };
+    let is_known =
+        |(index, layer): (usize, &JsonValue)| layer.as_u64() == Some(u64::from((index + 1) % period != 0));
+    if turned.len() == sizes.n_layers && turned.iter().enumerate().all(is_known) {
+        return Ok(());
+    }
+    Err(config.bad(
+        "no_rope_layers",
+        format!("a 0 every {period} of {} layers", sizes.n_layers),
+        list(turned),
+    ))
+}
+
+fn list(values: &[JsonValue]) -> String {
+    values.iter().map(shown).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,138 @@
+//! Pre-tokenizers: from what `tokenizer.json` says to the name that GGUF has for it.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::HfError;
+
+/// GPT-2's cut, which `ByteLevel` makes by itself.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// `Digits`, one by one.
+const DIGIT: &str = r"\p{N}";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const SEED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+const DEEPSEEK3: &[&str] = &[
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+];
+
+/// A name in GGUF: the cuts in order, and whether a word that is a token is taken whole, where that tells names apart.
+type Known = (&'static str, &'static [&'static str], Option<bool>);
+
+const KNOWN: &[Known] = &[
+    ("gpt-2", &[GPT2], None),
+    ("smollm", &[DIGIT, GPT2], None),
+    ("llama-bpe", &[LLAMA3], Some(true)),
+    ("dbrx", &[LLAMA3], Some(false)),
+    ("qwen2", &[QWEN2], None),
+    ("tekken", &[TEKKEN], None),
+    ("gpt-4o", &[GPT4O], None),
+    ("seed-coder", &[SEED], None),
+    ("deepseek-v3", DEEPSEEK3, None),
+];
+
+/// The name of a pre-tokenizer in GGUF. `whole_words` says whether a word that is a token is taken whole.
+///
+/// # Errors
+/// [`HfError::Pre`] with what was found.
+pub(crate) fn name(file: &Path, pre: Option<&Value>, whole_words: bool) -> Result<&'static str, HfError> {
+    let fail = |found: String| HfError::Pre { path: file.to_owned(), found };
+    let mut cuts = Vec::new();
+    let mut is_bytes = false;
+    if let Some(pre) = pre {
+        read(pre, &mut cuts, &mut is_bytes).ok_or_else(|| fail(pre.to_string()))?;
+    }
+    if !is_bytes {
+        return Err(fail("none that spells bytes (ByteLevel)".to_owned()));
+    }
+    let is_it = |known: &&Known| known.1 == cuts && known.2.is_none_or(|whole| whole == whole_words);
+    KNOWN.iter().find(is_it).map(|known| known.0).ok_or_else(|| fail(cuts.join("  ")))
+}
+
+/// Appends the cuts of `pre` in order; `None` where it does something else.
+fn read<'a>(pre: &'a Value, cuts: &mut Vec<&'a str>, is_bytes: &mut bool) -> Option<()> {
+    let flag = |key: &str| pre.get(key).and_then(Value::as_bool);
+    match pre.get("type")?.as_str()? {
+        "Sequence" => {
+            let parts = pre.get("pretokenizers")?.as_array()?;
+            // One within the other, they would be read as deep as JSON goes; nobody does.
+            parts
+                .iter()
+                .try_for_each(|part| (part.get("type")? != "Sequence").then(|| read(part, cuts, is_bytes))?)
+        }
+        "Split" => {
+            // What is between matches is kept, or else matches are all there is: these patterns leave nothing between.
+            let keeps = match (pre.get("behavior")?.as_str()?, flag("invert")) {
+                ("Isolated", Some(false) | None) => true,
+                ("Removed", invert) => invert == Some(true),
+                _ => false,
+            };
+            cuts.push(pre.get("pattern")?.get("Regex")?.as_str().filter(|_| keeps)?);
+            Some(())
+        }
+        "Digits" if flag("individual_digits") == Some(true) => {
+            cuts.push(DIGIT);
+            Some(())
+        }
+        "ByteLevel" if flag("add_prefix_space") != Some(true) => {
+            if flag("use_regex") != Some(false) {
+                cuts.push(GPT2);
+            }
+            *is_bytes = true;
+            Some(())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn named(pre: &Value, whole_words: bool) -> Result<&'static str, String> {
+        name(Path::new("tokenizer.json"), Some(pre), whole_words).map_err(|error| error.to_string())
+    }
+
+    fn split(pattern: &str) -> Value {
+        json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false})
+    }
+
+    fn sequence(parts: &[Value]) -> Value {
+        json!({"type": "Sequence", "pretokenizers": parts})
+    }
+
+    #[test]
+    fn pre_tokenizers_are_known_by_what_they_do() {
+        let bytes =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+        let gpt2 =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        let digits = json!({"type": "Digits", "individual_digits": true});
+        let removed =
+            json!({"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "Removed", "invert": true});
+        assert_eq!(named(&gpt2, false), Ok("gpt-2"));
+        assert_eq!(named(&sequence(&[digits, gpt2.clone()]), false), Ok("smollm"));
+        assert_eq!(named(&sequence(&[split(LLAMA3), bytes.clone()]), true), Ok("llama-bpe"));
+        assert_eq!(named(&sequence(&[removed, bytes.clone()]), false), Ok("dbrx"));
+        assert_eq!(named(&sequence(&[split(QWEN2), bytes.clone()]), false), Ok("qwen2"));
+        let mut deepseek: Vec<Value> = DEEPSEEK3.iter().map(|pattern| split(pattern)).collect();
+        deepseek.push(bytes.clone());
+        assert_eq!(named(&sequence(&deepseek), false), Ok("deepseek-v3"));
+        for (pre, told) in [
+            (sequence(&[split(r"\w+"), bytes.clone()]), r"a pre-tokenizer that is not known: \w+"),
+            (split(QWEN2), "none that spells bytes"),
+            (json!({"type": "Whitespace"}), r#"not known: {"type":"Whitespace"}"#),
+            (json!({"type": "ByteLevel", "add_prefix_space": true}), "add_prefix_space"),
+            (sequence(&[sequence(&[]), bytes]), "not known"),
+        ] {
+            let error = named(&pre, false).unwrap_err();
+            assert!(error.starts_with("tokenizer.json: ") && error.contains(told), "{error}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! safetensors files: where tensors lie in them. (The crate of that name reads them too; its errors do not say which tensor.)
+//!
+//! ```text
+//! header length u64, little endian | header, JSON | data
+//! header: {"NAME": {"dtype": "BF16", "shape": [outermost first], "data_offsets": [begin, end]}, "__metadata__": {...}}
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::path::{Component, Path};
+
+use kvant_codec::DType;
+use kvant_gguf::{Source, SourceFile};
+use serde_json::Value;
+
+use crate::HfError;
+use crate::error::TensorFault;
+use crate::folder::{Folder, shown};
+
+/// Longest header, as the format has it.
+const MAX_HEADER: u64 = 100_000_000;
+
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+
+/// What some files hold besides weights, made from the configuration by whoever runs the model.
+const NO_WEIGHTS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.masked_bias", ".attention.masked_bias"];
+
+/// The tensors of a folder, in mapped files.
+pub(crate) struct Shards {
+    files: Vec<Shard>,
+    tensors: BTreeMap<String, Stored>,
+}
+
+struct Shard {
+    stamp: SourceFile,
+    bytes: Source,
+}
+
+/// Where a tensor lies.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored {
+    file: usize,
+    /// Within the file.
+    range: Range<usize>,
+    pub dtype: DType,
+    /// Outermost first, none zero; a single number has one of 1.
+    pub shape: Vec<usize>,
+}
+
+impl Shards {
+    /// Maps the files that hold weights and reads their headers.
+    pub fn open(folder: &mut Folder) -> Result<Self, HfError> {
+        let Some(index) = folder.json(INDEX)? else {
+            let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new() };
+            if !folder.has(SINGLE) {
+                let has = |ending: &str| folder.has(&format!("pytorch_model{ending}"));
+                let why = match has(".bin") || has(".bin.index.json") {
+                    true => {
+                        "has its weights in pytorch_model.bin, which is not read, and no model.safetensors"
+                    }
+                    false => "has no model.safetensors and no model.safetensors.index.json",
+                };
+                return Err(HfError::Folder { path: folder.path().to_owned(), why });
+            }
+            shards.tensors = shards.add(&folder.path().join(SINGLE))?.into_iter().collect();
+            return Ok(shards);
+        };
+        let index = index.object()?;
+        let mut places: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        let map = index.object("weight_map")?;
+        for (name, file) in map.map {
+            let file = file.as_str().filter(|file| is_plain(file));
+            let file = file.ok_or_else(|| map.bad(name, "the name of a file", shown(&map.map[name])))?;
+            places.entry(file).or_default().insert(name);
+        }
+        let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new() };
+        for (file, names) in places {
+            let path = folder.path().join(file);
+            let mut there = shards.add(&path)?;
+            for name in names {
+                let stored = there.remove(name).ok_or_else(|| HfError::Missing {
+                    name: name.to_owned(),
+                    of: Some(format!("{INDEX} says that {file} holds it")),
+                });
+                shards.tensors.insert(name.to_owned(), stored?);
+            }
+        }
+        Ok(shards)
+    }
+
+    /// Maps another file; gives what lies in it.
+    fn add(&mut self, path: &Path) -> Result<HashMap<String, Stored>, HfError> {
+        let (bytes, modified) = Source::map(path)?;
+        let tensors = read_header(path, &bytes, self.files.len())?;
+        let stamp = SourceFile { path: path.to_owned(), n_bytes: bytes.len() as u64, modified };
+        self.files.push(Shard { stamp, bytes });
+        Ok(tensors)
+    }
+
+    /// Every tensor by its name, in their order.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &Stored)> {
+        self.tensors.iter().map(|(name, stored)| (name.as_str(), stored))
+    }
+
+    /// The bytes of a tensor.
+    pub fn data(&self, stored: &Stored) -> &[u8] {
+        &self.files[stored.file].bytes[stored.range.clone()]
+    }
+
+    /// Gives the memory of mapped files back.
+    pub fn release(&self) {
+        self.files.iter().for_each(|shard| shard.bytes.release());
+    }
+
+    /// The files as they were opened.
+    pub fn stamps(&self) -> impl Iterator<Item = SourceFile> {
+        self.files.iter().map(|shard| shard.stamp.clone())
+    }
+}
+
+/// Whether a name leads to a file of the same folder and nowhere else.
+fn is_plain(file: &str) -> bool {
+    let mut parts = Path::new(file).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
+}
+
+fn read_header(path: &Path, bytes: &[u8], file: usize) -> Result<HashMap<String, Stored>, HfError> {
+    let left = (bytes.len() as u64).saturating_sub(8);
+    let length = bytes.first_chunk().map_or(u64::MAX, |length| u64::from_le_bytes(*length));
+    if length > left.min(MAX_HEADER) {
+        let left = left.min(MAX_HEADER);
+        return Err(HfError::HeaderLength { path: path.to_owned(), claimed: length, left });
+    }
+    // At most the file's length, which fits.
+    let start = 8 + length as usize;
+    let header: serde_json::Map<String, Value> = serde_json::from_slice(&bytes[8..start])
+        .map_err(|error| HfError::Json { path: path.to_owned(), why: error.to_string() })?;
+    let fail = |name: &str, what| HfError::Tensor { path: path.to_owned(), name: name.to_owned(), what };
+    let mut tensors = HashMap::with_capacity(header.len());
+    for (name, record) in &header {
+        if name != "__metadata__" && !NO_WEIGHTS.iter().any(|ending| name.ends_with(ending)) {
+            let stored = read_record(record, file, start..bytes.len()).map_err(|what| fail(name, what))?;
+            tensors.insert(name.clone(), stored);
+        }
+    }
+    let mut order: Vec<(&String, &Stored)> = tensors.iter().collect();
+    order.sort_by_key(|(_, stored)| stored.range.start);
+    for pair in order.windows(2) {
+        let ((other, before), (name, stored)) = (pair[0], pair[1]);
+        if stored.range.start < before.range.end {
+            return Err(fail(name, TensorFault::Overlap { other: other.clone() }));
+        }
+    }
+    Ok(tensors)
+}
+
+/// A tensor of a file whose data lies in `data`.
+fn read_record(record: &Value, file: usize, data: Range<usize>) -> Result<Stored, TensorFault> {
+    let numbers = |key: &str| {
+        let list = record.get(key)?.as_array()?;
+        list.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>()
+    };
+    let name = record.get("dtype").and_then(Value::as_str).ok_or(TensorFault::Record)?;
+    let (shape, offsets) = numbers("shape").zip(numbers("data_offsets")).ok_or(TensorFault::Record)?;
+    let [begin, end] = offsets[..] else { return Err(TensorFault::Record) };
+    let dtype = match name {
+        "F32" => DType::F32,
+        "F16" => DType::F16,
+        "BF16" => DType::BF16,
+        got => return Err(TensorFault::Type { got: got.chars().take(32).collect() }),
+    };
+    let len = data.len() as u64;
+    if begin > end || end > len {
+        return Err(TensorFault::Range { begin, end, len });
+    }
+    let impossible = || TensorFault::Shape { shape: shape.clone() };
+    let elements = shape.iter().try_fold(1_u64, |n, size| n.checked_mul(*size)).filter(|n| *n > 0);
+    let want = elements.and_then(|n| n.checked_mul(dtype.block_bytes() as u64)).ok_or_else(impossible)?;
+    if want != end - begin {
+        return Err(TensorFault::Size { want, got: end - begin });
+    }
+    // All are at most the file's length.
+    let mut sizes: Vec<usize> = shape.iter().map(|size| *size as usize).collect();
+    if sizes.is_empty() {
+        sizes.push(1);
+    }
+    let range = data.start + begin as usize..data.start + end as usize;
+    Ok(Stored { file, range, dtype, shape: sizes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(header: &str, n_data: usize) -> Vec<u8> {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.resize(bytes.len() + n_data, 0);
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Result<HashMap<String, Stored>, String> {
+        read_header(Path::new("x.safetensors"), bytes, 0).map_err(|error| error.to_string())
+    }
+
+    fn record(dtype: &str, shape: &str, offsets: &str) -> String {
+        format!(r#"{{"a": {{"dtype": "{dtype}", "shape": {shape}, "data_offsets": {offsets}}}}}"#)
+    }
+
+    #[test]
+    fn a_tensor_lies_where_its_header_says() {
+        let header = r#"{"__metadata__": {"format": "pt"}, "b": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [4, 16]},
+            "a": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}, "l.rotary_emb.inv_freq": {}}"#;
+        let found = read(&file(header, 16)).unwrap();
+        let (start, b) = (8 + header.len(), &found["b"]);
+        assert_eq!(
+            (b.range.clone(), b.dtype, &b.shape[..]),
+            (start + 4..start + 16, DType::BF16, &[2, 3][..])
+        );
+        assert_eq!((found["a"].range.clone(), &found["a"].shape[..]), (start..start + 4, &[1][..]));
+        assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn a_header_that_contradicts_itself_or_the_file_is_refused_by_tensor() {
+        let huge = u64::MAX.to_string();
+        let two = r#"{"a": {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]}, "b": {"dtype": "F16", "shape": [2], "data_offsets": [2, 6]}}"#;
+        let cases = [
+            (record("F32", "[2]", "[0, 12]"), "lies from byte 0 to 12 of 8 bytes"),
+            (record("F32", "[2]", &format!("[0, {huge}]")), "lies from byte 0 to 18446744073709551615"),
+            (record("F32", "[2]", "[8, 0]"), "lies from byte 8 to 0"),
+            (record("F32", "[3]", "[0, 8]"), "takes 12 bytes, but 8 are its own"),
+            (record("F16", "[2]", "[0, 8]"), "takes 4 bytes, but 8 are its own"),
+            (record("F32", "[0, 2]", "[0, 0]"), "impossible shape [0, 2]"),
+            (record("F32", &format!("[{huge}, 4]"), "[0, 8]"), "impossible shape"),
+            (record("F8_E4M3", "[8]", "[0, 8]"), "holds F8_E4M3; weights are read in F32, F16 and BF16"),
+            (record("F32", "[-2]", "[0, 8]"), "expected dtype, shape and data_offsets"),
+            (record("F32", "[2]", "[0]"), "expected dtype, shape and data_offsets"),
+            (r#"{"a": 7}"#.to_owned(), "expected dtype, shape and data_offsets"),
+            (two.to_owned(), "tensor 'b': overlaps tensor 'a'"),
+            ("[]".to_owned(), "not sound JSON"),
+            ("{".to_owned(), "not sound JSON"),
+        ];
+        for (header, want) in cases {
+            let told = read(&file(&header, 8)).unwrap_err();
+            assert!(told.starts_with("x.safetensors: ") && told.contains(want), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_header_longer_than_its_file_is_refused_before_anything_is_made_for_it() {
+        for (claimed, n_bytes, left) in [(100_000_000_u64, 64, 64), (u64::MAX, 8, 8), (9, 8, 8)] {
+            let mut bytes = claimed.to_le_bytes().to_vec();
+            bytes.resize(8 + n_bytes, b' ');
+            let told = read(&bytes).unwrap_err();
+            assert!(told.contains(&format!("claims a header of {claimed} bytes, {left} can be")), "{told}");
+        }
+        assert!(read(&[1, 2, 3]).unwrap_err().contains("0 can be there"));
+    }
+
+    #[test]
+    fn an_index_leads_to_files_of_its_folder_alone() {
+        assert!(is_plain("model-00001-of-00002.safetensors"));
+        for file in ["../a", "/etc/passwd", "a/b", "..", ".", ""] {
+            assert!(!is_plain(file), "{file}");
+        }
+    }
+}

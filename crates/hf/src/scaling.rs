@@ -1,0 +1,96 @@
+//! RoPE: its base, and how it is scaled.
+
+use std::f64::consts::TAU;
+
+use kvant_gguf::GgufWriter;
+
+use crate::HfError;
+use crate::family::Family;
+use crate::folder::Object;
+use crate::metadata::{Keys, Sizes};
+
+/// Writes what a configuration says of RoPE. Gives what frequencies are divided by, `[n_rot / 2]`, where that is a tensor in GGUF.
+///
+/// # Errors
+/// A scaling that readers of GGUF files do not know, or that lacks a number.
+pub(crate) fn write(
+    writer: &mut GgufWriter,
+    config: Object<'_>,
+    family: &Family,
+    sizes: &Sizes,
+) -> Result<Option<Vec<f32>>, HfError> {
+    let mut keys = Keys { writer, arch: family.arch };
+    // Newer configurations have all of it in one place, for layers of either kind where there are two.
+    let all = config.find_object("rope_parameters")?;
+    let full = all.map(|all| all.find_object("full_attention")).transpose()?.flatten();
+    let windowed = all.map(|all| all.find_object("sliding_attention")).transpose()?.flatten();
+    let rope = full.or(all);
+    let within = |object: Option<Object<'_>>, key| object.map(|object| object.find_float(key)).transpose();
+    let theta =
+        within(rope, "rope_theta")?.flatten().or(config.find_float("rope_theta")?).unwrap_or(10_000.0);
+    keys.set("rope.freq_base", theta as f32)?;
+    if let Some(base) =
+        within(windowed, "rope_theta")?.flatten().or(config.find_float("rope_local_base_freq")?)
+    {
+        keys.set("rope.freq_base_swa", base as f32)?;
+    }
+    let Some(rope) = rope.or(config.find_object("rope_scaling")?) else { return Ok(None) };
+    let kind = rope.find_str("rope_type")?.or(rope.find_str("type")?).unwrap_or("default");
+    match kind {
+        "default" => {}
+        "linear" => {
+            keys.set("rope.scaling.type", "linear")?;
+            keys.set("rope.scaling.factor", rope.float("factor")? as f32)?;
+        }
+        "yarn" => write_yarn(&mut keys, rope, sizes)?,
+        "llama3" => return divisors(rope, theta, sizes.n_rot).map(Some),
+        other => return Err(rope.bad("rope_type", "default, linear, yarn or llama3", other)),
+    }
+    Ok(None)
+}
+
+fn write_yarn(keys: &mut Keys<'_>, rope: Object<'_>, sizes: &Sizes) -> Result<(), HfError> {
+    for key in ["mscale", "mscale_all_dim", "truncate"] {
+        if rope.value(key).is_some() {
+            let what = format!("'{key}' of YaRN in the family {}", keys.arch);
+            return Err(HfError::Unsupported { path: rope.path.to_owned(), what });
+        }
+    }
+    let factor = rope.float("factor")?;
+    let original = rope.find_size("original_max_position_embeddings")?.unwrap_or(sizes.n_ctx);
+    keys.set("rope.scaling.type", "yarn")?;
+    keys.set("rope.scaling.factor", factor as f32)?;
+    keys.set("rope.scaling.original_context_length", original)?;
+    for (theirs, ours) in
+        [("beta_fast", "rope.scaling.yarn_beta_fast"), ("beta_slow", "rope.scaling.yarn_beta_slow")]
+    {
+        if let Some(beta) = rope.find_float(theirs)? {
+            keys.set(ours, beta as f32)?;
+        }
+    }
+    if let Some(magnitude) = rope.find_float("attention_factor")? {
+        // Here it takes the place of the usual magnitude, in GGUF it multiplies that.
+        keys.set("rope.scaling.attn_factor", (magnitude / (1.0 + 0.1 * factor.ln())) as f32)?;
+    }
+    Ok(())
+}
+
+/// What llama 3 divides frequencies by: slow ones by the factor, fast ones by nothing, those between by something between.
+fn divisors(rope: Object<'_>, theta: f64, n_rot: usize) -> Result<Vec<f32>, HfError> {
+    let (factor, original) = (rope.float("factor")?, rope.float("original_max_position_embeddings")?);
+    let (low, high) = (rope.float("low_freq_factor")?, rope.float("high_freq_factor")?);
+    if !(factor > 0.0 && original > 0.0 && 0.0 < low && low < high) {
+        return Err(rope.bad(
+            "rope_type",
+            "positive factors, low_freq_factor below high_freq_factor",
+            "others",
+        ));
+    }
+    let divisor = |pair: usize| {
+        let wavelength = TAU * theta.powf(2.0 * pair as f64 / n_rot as f64);
+        // How often it turns in the original context: fewer than `low` times is slow, more than `high` times fast.
+        let smooth = ((original / wavelength - low) / (high - low)).clamp(0.0, 1.0);
+        (1.0 / ((1.0 - smooth) / factor + smooth)) as f32
+    };
+    Ok((0..n_rot / 2).map(divisor).collect())
+}

@@ -1,0 +1,377 @@
+//! The vocabulary, its special tokens and chat templates.
+//!
+//! Two kinds are known. *Byte-level BPE* spells bytes in GPT-2's alphabet and merges by rank; GGUF has its merges. *BPE with byte
+//! fallback* marks spaces, as SentencePiece; GGUF has a score for each token, and the pair of the highest is joined: here that is the
+//! rank of the merge that makes it.
+
+use std::collections::HashMap;
+
+use kvant_gguf::GgufWriter;
+use serde_json::Value;
+
+use crate::folder::{Folder, Object, shown};
+use crate::{HfError, pre};
+
+/// Token types of GGUF.
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
+
+/// SentencePiece's mark of a space.
+const MARK: char = '\u{2581}';
+
+/// Writes what a folder says of its tokens, of which there are `n_vocab`.
+///
+/// # Errors
+/// A tokenizer of another kind, or one that contradicts itself.
+pub(crate) fn write(
+    writer: &mut GgufWriter,
+    folder: &mut Folder,
+    config: Object<'_>,
+    n_vocab: usize,
+) -> Result<(), HfError> {
+    let Some(file) = folder.json("tokenizer.json")? else {
+        if folder.has("tokenizer.model") {
+            let why =
+                "has its tokenizer in tokenizer.model alone: save it as tokenizer.json with transformers";
+            return Err(HfError::Folder { path: folder.path().to_owned(), why });
+        }
+        writer.set("tokenizer.ggml.model", "none")?;
+        return Ok(());
+    };
+    let file = file.object()?;
+    let vocab = Vocab::read(file, n_vocab)?;
+    let model = file.object("model")?;
+    let has_fallback = model.find_bool("byte_fallback")?.unwrap_or(false);
+    if has_fallback {
+        write_marked(writer, file, model, &vocab)?;
+    } else {
+        write_bytes(writer, file, model)?;
+    }
+    writer.set_array("tokenizer.ggml.tokens", vocab.texts.iter().map(String::as_str))?;
+    writer.set_array("tokenizer.ggml.token_type", vocab.kinds.iter().copied())?;
+    let settings = folder.json("tokenizer_config.json")?;
+    let settings = settings.as_ref().map(|settings| settings.object()).transpose()?;
+    let generation = folder.json("generation_config.json")?;
+    let generation = generation.as_ref().map(|generation| generation.object()).transpose()?;
+    let special = Special { vocab: &vocab, settings, config, generation };
+    special.write(writer, file, has_fallback)?;
+    write_templates(writer, folder, settings)
+}
+
+/// Tokens as GGUF has them.
+struct Vocab {
+    /// `[n_vocab]`; numbers that stand for nothing are called so.
+    texts: Vec<String>,
+    kinds: Vec<i32>,
+    ids: HashMap<String, u32>,
+}
+
+impl Vocab {
+    fn read(file: Object<'_>, n_vocab: usize) -> Result<Self, HfError> {
+        let model = file.object("model")?;
+        let kind = model.find_str("type")?.unwrap_or("BPE");
+        if kind != "BPE" {
+            return Err(model.bad("type", "BPE", kind));
+        }
+        let has_fallback = model.find_bool("byte_fallback")?.unwrap_or(false);
+        let unknown = model.find_str("unk_token")?;
+        let mut vocab = Self {
+            texts: (0..n_vocab).map(|id| format!("[PAD{id}]")).collect(),
+            kinds: vec![UNUSED; n_vocab],
+            ids: HashMap::new(),
+        };
+        let tokens = model.object("vocab")?;
+        for (text, id) in tokens.map {
+            let place = id.as_u64().filter(|id| *id < n_vocab as u64).map(|id| id as usize);
+            let expected = || format!("a number below the {n_vocab} rows of the embedding");
+            let place = place.ok_or_else(|| tokens.bad(text, expected(), shown(id)))?;
+            if vocab.kinds[place] != UNUSED {
+                let expected = format!("a number other than that of '{}'", vocab.texts[place]);
+                return Err(tokens.bad(text, expected, shown(id)));
+            }
+            let kind = match text {
+                text if Some(text.as_str()) == unknown => UNKNOWN,
+                text if has_fallback && is_byte(text) => BYTE,
+                _ => NORMAL,
+            };
+            vocab.put(place, text, kind);
+        }
+        for token in file.find_array("added_tokens")?.unwrap_or_default() {
+            vocab.add(file, token)?;
+        }
+        Ok(vocab)
+    }
+
+    fn put(&mut self, place: usize, text: &str, kind: i32) {
+        self.texts[place] = text.to_owned();
+        self.kinds[place] = kind;
+        self.ids.insert(text.to_owned(), place as u32);
+    }
+
+    /// A token that is taken whole wherever its text stands. One beyond the embedding has no meaning to the model.
+    fn add(&mut self, file: Object<'_>, token: &Value) -> Result<(), HfError> {
+        let bad = || file.bad("added_tokens", "tokens with id and content", shown(token));
+        let token = token.as_object().map(|map| Object { map, ..file }).ok_or_else(bad)?;
+        let (id, text) = token.find_size("id")?.zip(token.find_str("content")?).ok_or_else(bad)?;
+        let id = id as usize;
+        if id >= self.texts.len() {
+            return Ok(());
+        }
+        match token.find_bool("special")?.unwrap_or(false) || looks_special(text) {
+            // What stands for unknown text stays that.
+            true if self.kinds[id] == UNKNOWN && self.texts[id] == text => {}
+            true => self.put(id, text, CONTROL),
+            false => {
+                self.put(id, text, USER_DEFINED);
+                self.texts[id] = text.replace(MARK, " ");
+            }
+        }
+        Ok(())
+    }
+
+    fn id(&self, text: &str) -> Option<u32> {
+        self.ids.get(text).copied()
+    }
+}
+
+/// Whether a token is structure although its folder does not say so: llama.cpp's list.
+fn looks_special(text: &str) -> bool {
+    let within = |open: &str, close: &str| text.starts_with(open) && text.ends_with(close);
+    ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)
+        || within("<|", "|>")
+        || within("<｜", "｜>")
+        || within("<unused", ">")
+}
+
+/// Whether a token is a byte, `<0x00>` to `<0xFF>`.
+fn is_byte(text: &str) -> bool {
+    let hex = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    hex.is_some_and(|hex| hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// Merges as pairs, in either spelling.
+fn merges<'a>(model: Object<'a>) -> Result<Vec<(&'a str, &'a str)>, HfError> {
+    let list = model.find_array("merges")?.ok_or_else(|| model.bad("merges", "a list", "nothing"))?;
+    let pair = |merge: &'a Value| match merge {
+        Value::String(text) => text.split_once(' '),
+        Value::Array(pair) => match &pair[..] {
+            [left, right] => left.as_str().zip(right.as_str()),
+            _ => None,
+        },
+        _ => None,
+    };
+    let read = |merge| pair(merge).ok_or_else(|| model.bad("merges", "pairs of tokens", shown(merge)));
+    list.iter().map(read).collect()
+}
+
+fn write_bytes(writer: &mut GgufWriter, file: Object<'_>, model: Object<'_>) -> Result<(), HfError> {
+    // Readers of GGUF compose nothing: text is nearly always composed as it comes.
+    check_normalizer(file, &|kind, _| kind == "NFC")?;
+    let whole_words = model.find_bool("ignore_merges")?.unwrap_or(false);
+    writer.set("tokenizer.ggml.model", "gpt2")?;
+    writer.set("tokenizer.ggml.pre", pre::name(file.path, file.value("pre_tokenizer"), whole_words)?)?;
+    let merges: Vec<String> =
+        merges(model)?.into_iter().map(|(left, right)| format!("{left} {right}")).collect();
+    writer.set_array("tokenizer.ggml.merges", merges.iter().map(String::as_str))?;
+    Ok(())
+}
+
+fn write_marked(
+    writer: &mut GgufWriter,
+    file: Object<'_>,
+    model: Object<'_>,
+    vocab: &Vocab,
+) -> Result<(), HfError> {
+    let mark = MARK.to_string();
+    let mut is_prefixed = false;
+    check_normalizer(file, &|kind, normalizer| match kind {
+        "Prepend" => normalizer.get("prepend").is_some_and(|text| text == &mark),
+        "Replace" => {
+            normalizer.pointer("/pattern/String").is_some_and(|text| text == " ")
+                && normalizer.get("content").is_some_and(|text| text == &mark)
+        }
+        _ => false,
+    })?;
+    for normalizer in parts(file.value("normalizer"), "normalizers") {
+        is_prefixed |= normalizer.get("type").is_some_and(|kind| kind == "Prepend");
+    }
+    for pre in parts(file.value("pre_tokenizer"), "pretokenizers") {
+        match pre.get("type").and_then(Value::as_str) {
+            Some("Metaspace") if pre.get("replacement").is_none_or(|text| text == &mark) => {
+                let never = pre.get("prepend_scheme").is_some_and(|scheme| scheme == "never")
+                    || pre.get("add_prefix_space").is_some_and(|adds| adds == false);
+                is_prefixed |= !never;
+            }
+            // Spaces are marked by then, so that nothing is cut.
+            Some("Split") if pre.pointer("/pattern/String").is_some_and(|text| text == " ") => {}
+            _ => return Err(HfError::Pre { path: file.path.to_owned(), found: pre.to_string() }),
+        }
+    }
+    let merges = merges(model)?;
+    // Tokens that no merge makes are never asked for their score; those of added ones come after all others, too.
+    let mut scores = vec![-(merges.len() as f32) - 1.0; vocab.texts.len()];
+    for (rank, (left, right)) in merges.into_iter().enumerate().rev() {
+        let made = vocab.id(&format!("{left}{right}"));
+        let made =
+            made.ok_or_else(|| model.bad("merges", "pairs that make a token", format!("{left} {right}")))?;
+        scores[made as usize] = -(rank as f32);
+    }
+    writer.set("tokenizer.ggml.model", "llama")?;
+    writer.set("tokenizer.ggml.pre", "default")?;
+    writer.set_array("tokenizer.ggml.scores", scores)?;
+    writer.set("tokenizer.ggml.add_space_prefix", is_prefixed)?;
+    Ok(())
+}
+
+/// A pre-tokenizer or normalizer, or all of a sequence.
+fn parts<'a>(value: Option<&'a Value>, key: &str) -> Vec<&'a Value> {
+    let Some(value) = value else { return Vec::new() };
+    match value.get(key).and_then(Value::as_array) {
+        Some(list) if value.get("type").is_some_and(|kind| kind == "Sequence") => list.iter().collect(),
+        _ => vec![value],
+    }
+}
+
+/// Refuses what changes text in a way that readers of GGUF do not know.
+fn check_normalizer(file: Object<'_>, is_known: &dyn Fn(&str, &Value) -> bool) -> Result<(), HfError> {
+    for normalizer in parts(file.value("normalizer"), "normalizers") {
+        let kind = normalizer.get("type").and_then(Value::as_str).unwrap_or_default();
+        if !is_known(kind, normalizer) {
+            let what =
+                format!("the normalizer {}", normalizer.to_string().chars().take(200).collect::<String>());
+            return Err(HfError::Unsupported { path: file.path.to_owned(), what });
+        }
+    }
+    Ok(())
+}
+
+/// Where the meaning of tokens may be said.
+struct Special<'a> {
+    vocab: &'a Vocab,
+    settings: Option<Object<'a>>,
+    config: Object<'a>,
+    generation: Option<Object<'a>>,
+}
+
+impl Special<'_> {
+    fn write(&self, writer: &mut GgufWriter, file: Object<'_>, has_fallback: bool) -> Result<(), HfError> {
+        let [bos, eos, unk, pad] = ["bos", "eos", "unk", "pad"].map(|name| self.id(name));
+        let ids = [
+            ("tokenizer.ggml.bos_token_id", bos),
+            ("tokenizer.ggml.eos_token_id", eos),
+            ("tokenizer.ggml.eot_token_id", self.ends().into_iter().find(|id| Some(*id) != eos)),
+            ("tokenizer.ggml.unknown_token_id", unk),
+            ("tokenizer.ggml.padding_token_id", pad),
+        ];
+        for (key, id) in ids {
+            if let Some(id) = id {
+                writer.set(key, id)?;
+            }
+        }
+        let flag =
+            |key: &str| Ok::<_, HfError>(self.settings.map(|all| all.find_bool(key)).transpose()?.flatten());
+        let [first, last] = around(file.value("post_processor"));
+        let is_id = |id: Option<u32>, text: &str| id.is_some() && id == self.vocab.id(text);
+        let add_bos = match first {
+            Around::Token(text) => is_id(bos, text),
+            Around::Nothing => false,
+            Around::Unsaid => flag("add_bos_token")?.unwrap_or(has_fallback),
+        };
+        let add_eos = match last {
+            Around::Token(text) => is_id(eos, text),
+            Around::Nothing => false,
+            Around::Unsaid => flag("add_eos_token")?.unwrap_or(false),
+        };
+        writer.set("tokenizer.ggml.add_bos_token", add_bos && bos.is_some())?;
+        writer.set("tokenizer.ggml.add_eos_token", add_eos && eos.is_some())?;
+        Ok(())
+    }
+
+    /// The token with a meaning: as the tokenizer says, or else as the model does.
+    fn id(&self, name: &str) -> Option<u32> {
+        let key = format!("{name}_token");
+        let named = self.settings.and_then(|settings| settings.value(&key));
+        let text = named.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
+        if let Some(id) = text.and_then(|text| self.vocab.id(text)) {
+            return Some(id);
+        }
+        let n_vocab = self.vocab.texts.len() as u64;
+        let number = self.config.value(&format!("{name}_token_id")).and_then(first_id);
+        number.filter(|id| *id < n_vocab).map(|id| id as u32)
+    }
+
+    /// Tokens that end an answer, by what the model is generated with.
+    fn ends(&self) -> Vec<u32> {
+        let ids = self.generation.and_then(|generation| generation.value("eos_token_id"));
+        let ids: &[Value] = match ids {
+            Some(Value::Array(ids)) => ids,
+            Some(id) => std::slice::from_ref(id),
+            None => &[],
+        };
+        let n_vocab = self.vocab.texts.len() as u64;
+        ids.iter().filter_map(Value::as_u64).filter(|id| *id < n_vocab).map(|id| id as u32).collect()
+    }
+}
+
+/// A number, or the first of a list.
+fn first_id(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_array()?.first()?.as_u64())
+}
+
+/// What a tokenizer puts before a text, or behind it.
+enum Around<'a> {
+    Token(&'a str),
+    Nothing,
+    /// Another file may say.
+    Unsaid,
+}
+
+/// What stands before a text and behind it.
+fn around(processor: Option<&Value>) -> [Around<'_>; 2] {
+    let all = parts(processor, "processors");
+    let is = |name: &'static str| move |part: &&&Value| part.get("type").is_some_and(|kind| kind == name);
+    let template = all.iter().find(is("TemplateProcessing")).and_then(|part| part.get("single")?.as_array());
+    if let Some(template) = template {
+        return [template.first(), template.last()].map(|part| {
+            let text = part.and_then(|part| part.pointer("/SpecialToken/id")).and_then(Value::as_str);
+            text.map_or(Around::Nothing, Around::Token)
+        });
+    }
+    match all.iter().any(|part| is("ByteLevel")(&part)) {
+        true => [Around::Nothing, Around::Nothing],
+        false => [Around::Unsaid, Around::Unsaid],
+    }
+}
+
+/// Chat templates: in a file of their own, or in one with the tokenizer's settings.
+fn write_templates(
+    writer: &mut GgufWriter,
+    folder: &mut Folder,
+    settings: Option<Object<'_>>,
+) -> Result<(), HfError> {
+    const KEY: &str = "tokenizer.chat_template";
+    if let Some(template) = folder.text("chat_template.jinja")? {
+        writer.set(KEY, template.as_str())?;
+        return Ok(());
+    }
+    match settings.and_then(|settings| settings.value("chat_template")) {
+        Some(Value::String(template)) => writer.set(KEY, template.as_str())?,
+        // Several, each with its name.
+        Some(Value::Array(all)) => {
+            for template in all {
+                let text = |key: &str| template.get(key).and_then(Value::as_str);
+                match text("name").zip(text("template")) {
+                    Some(("default", template)) => writer.set(KEY, template)?,
+                    Some((name, template)) => writer.set(&format!("{KEY}.{name}"), template)?,
+                    None => {}
+                }
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}

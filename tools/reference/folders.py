@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Describe how `transformers` saves the tiny models of `make_fixtures.py`, for the families that are converted.
+
+Writes crates/engine/tests/folders/NAME.json for each: the `config.json` that it saves, and every tensor of its safetensors with where
+its values lie in crates/model/tests/fixtures/NAME.gguf: {"name", "shape", "from": tensor, "rows": the row there of each row
+here (one number: from there on), "minus": what is subtracted}. So a test can write the whole folder, and no weights are stored twice.
+Where values lie is found by looking for them, not by knowing what a converter does.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from make_fixtures import build_model
+from models import SPECS
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES, OUT = ROOT / "crates/model/tests/fixtures", ROOT / "crates/engine/tests/folders"
+
+CONVERTED = "llama mistral mixtral qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 granite smollm3 olmo2 phi3 glm4".split()
+
+
+def rows_of(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a GGUF file as rows in f32."""
+    tensors = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        values = np.asarray(tensor.data).astype(np.float32)
+        tensors[tensor.name] = values.reshape(-1, values.shape[-1]) if values.ndim > 1 else values.reshape(-1, 1)
+    return tensors
+
+
+def find(values: np.ndarray, tensors: dict[str, np.ndarray], places: dict[str, dict[bytes, int]]) -> dict:
+    """Where rows lie, whole or value by value; norms may be stored with 1 added."""
+    for name, rows_there in places.items():
+        for minus in (0.0, 1.0):
+            row_len = tensors[name].shape[-1]
+            shifted = values + np.float32(minus) if minus else values  # -0.0 stays
+            rows = shifted.reshape(-1, row_len) if values.size % row_len == 0 else []
+            order = [rows_there.get(row.tobytes()) for row in rows]
+            if not order or None in order:
+                continue
+            again = tensors[name][order] - np.float32(minus)
+            assert np.array_equal(again.reshape(values.shape), values)
+            is_run = order == list(range(order[0], order[0] + len(order)))
+            return {"from": name, "rows": order[0] if is_run else order} | ({"minus": minus} if minus else {})
+    raise RuntimeError("values that are nowhere")
+
+
+def main() -> None:
+    OUT.mkdir(exist_ok=True)
+    for spec in SPECS:
+        if spec.name.split("-")[0] not in CONVERTED:
+            continue
+        tensors = rows_of(FIXTURES / f"{spec.name}.gguf")
+        places = {name: {row.tobytes(): i for i, row in enumerate(rows)} for name, rows in tensors.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            build_model(spec).save_pretrained(folder)
+            config = json.loads(Path(folder, "config.json").read_text())
+            saved = load_file(Path(folder, "model.safetensors"))
+        listed = []
+        for name, weight in sorted(saved.items()):
+            values = weight.float().numpy()
+            place = find(values, tensors, places)
+            listed.append({"name": name, "shape": list(values.shape), **place})
+        lines = ",\n".join(json.dumps(tensor, separators=(",", ":")) for tensor in listed)
+        text = f'{{"config": {json.dumps(config, separators=(",", ":"))},\n"tensors": [\n{lines}\n]}}\n'
+        (OUT / f"{spec.name}.json").write_text(text)
+        print(f"{spec.name:30} {config['architectures'][0]:24} {len(listed):4} tensors  {len(text):6} bytes")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
