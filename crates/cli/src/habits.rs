@@ -275,7 +275,6 @@ const COMMANDS: &[(&str, &str)] = &[
     ("push", "models are files, wherever they lie"),
     ("cp", "models are files, wherever they lie"),
     ("version", "kvant --version tells it"),
-    ("convert", "models are GGUF files; llama.cpp's convert_hf_to_gguf.py makes them"),
     ("tokenize", "kvant run tells how many tokens a prompt has"),
     ("embedding", "models write text alone"),
     ("cli", "kvant run answers a prompt, kvant chat holds a conversation"),

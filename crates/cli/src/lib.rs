@@ -10,6 +10,7 @@ mod bench;
 mod chat;
 mod completions;
 mod console;
+mod convert;
 mod doctor;
 mod eval;
 mod failure;
@@ -70,6 +71,8 @@ enum Command {
     Eval(eval::EvalArgs),
     /// Find out what a model's cache should store, and keep that beside the model
     Plan(plan::PlanArgs),
+    /// Write a Hugging Face folder as a GGUF file
+    Convert(convert::ConvertArgs),
     /// Write a GGUF file with its weights in another type
     Quantize(quantize::QuantizeArgs),
     /// Print a script that completes commands and options in a shell
@@ -166,6 +169,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Bench(args) => bench::bench(args),
         Command::Eval(args) => eval::eval(args),
         Command::Plan(args) => plan::plan(args),
+        Command::Convert(args) => convert::convert(args),
         Command::Quantize(args) => quantize::quantize(args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
         Command::Man(args) => completions::man(&args, Cli::command()),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kvant::gguf::printable_path;
-use kvant::{Gguf, Model};
+use kvant::{Gguf, Model, hf, open_file};
 
 use crate::args::from_env;
 use crate::failure::Failure;
@@ -24,7 +24,7 @@ pub struct PlaceArgs {
     /// The model, as with -m
     #[arg(value_name = "MODEL")]
     word: Option<String>,
-    /// GGUF file, Hugging Face id (USER/REPO[:QUANT]), or bundled for the small built-in model, which is taken when none is
+    /// GGUF file, Hugging Face folder or id (USER/REPO[:QUANT]), or bundled for the small built-in model, which is taken when none is
     /// given [env: KVANT_MODEL]
     #[arg(short = 'm', long, value_name = "MODEL")]
     model: Option<String>,
@@ -124,7 +124,7 @@ impl PlaceArgs {
 pub enum Place {
     /// Inside the program.
     Bundled,
-    /// A GGUF file.
+    /// A GGUF file, or a Hugging Face folder.
     File(PathBuf),
     /// On the hub.
     #[cfg(feature = "hub")]
@@ -132,7 +132,10 @@ pub enum Place {
 }
 
 /// What a model may be given as.
-const EXPECTED: &str = if cfg!(feature = "hub") { "a GGUF file or a Hugging Face id" } else { "a GGUF file" };
+const EXPECTED: &str = match cfg!(feature = "hub") {
+    true => "a GGUF file, a Hugging Face folder or id",
+    false => "a GGUF file or a Hugging Face folder",
+};
 
 impl Place {
     /// What `text` names where a model is expected.
@@ -155,7 +158,8 @@ impl Place {
             return Some(Self::new(text));
         }
         let is_gguf = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
-        (text == BUNDLED || is_gguf && !text.contains('\n') || begins_as_gguf(path)).then(|| Self::new(text))
+        (text == BUNDLED || is_gguf && !text.contains('\n') || begins_as_gguf(path) || hf::is_folder(path))
+            .then(|| Self::new(text))
     }
 
     /// Opens it, fetched first where it has to be.
@@ -166,7 +170,7 @@ impl Place {
             #[cfg(feature = "hub")]
             Self::Hub(id) => Self::File(hub::fetch(id, place.offline, quiet)?).open(place, quiet),
             Self::Bundled => Ok(Model::bundled_file()?),
-            Self::File(path) => Ok(Gguf::open(path).map_err(kvant::Error::from)?),
+            Self::File(path) => Ok(open_file(path)?),
         }
     }
 

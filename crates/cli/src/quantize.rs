@@ -45,12 +45,17 @@ pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
         let [before, after] =
             [gguf.file_bytes(), written.n_bytes].map(|n_bytes| output::bytes(n_bytes as usize));
         console::say(format_args!("{place}: {before} -> {}: {after}", printable_path(out)));
-        for (used, n) in written.types {
-            let why = if used == dtype { String::new() } else { instead_of(dtype) };
-            console::say(format_args!("{used}: {n} matrices{why}"));
-        }
+        say_types(dtype, written.types);
     }
     Ok(())
+}
+
+/// Says how many matrices have become what, where `dtype` was wanted.
+pub fn say_types(dtype: DType, types: Vec<(DType, usize)>) {
+    for (used, n) in types {
+        let why = if used == dtype { String::new() } else { instead_of(dtype) };
+        console::say(format_args!("{used}: {n} matrices{why}"));
+    }
 }
 
 /// Why a type stands in for `dtype`.

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use crate::folders;
 #[cfg(unix)]
 use crate::serve::Server;
 
@@ -57,6 +58,10 @@ fn assert_runs(line: &str, folder: &Path) {
         // It does not end by itself.
         let server = Server::start(&args.split(' ').collect::<Vec<_>>());
         return assert!(server.end().success(), "{line}");
+    }
+    // What is converted is nothing that we have.
+    if let Some(args) = line.strip_prefix("kvant convert ") {
+        folders::write_bundled(&folder.join(args.split(' ').next().unwrap()));
     }
     let output = run(line, folder);
     let err = String::from_utf8_lossy(&output.stderr);

@@ -2,6 +2,7 @@
 
 mod chat;
 mod files;
+mod folders;
 mod help;
 mod hub;
 mod prompts;

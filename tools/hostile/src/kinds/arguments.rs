@@ -126,7 +126,7 @@ const PLAIN: [&str; 20] = [
     "-e",
     "--verbose",
 ];
-const COMMANDS: [&[&str]; 13] = [
+const COMMANDS: [&[&str]; 14] = [
     &["run"],
     &["chat"],
     &["inspect"],
@@ -136,6 +136,7 @@ const COMMANDS: [&[&str]; 13] = [
     &["eval", "kld"],
     &["eval", "niah"],
     &["eval", "distortion"],
+    &["convert"],
     &["quantize"],
     &["completions"],
     &["man"],
@@ -174,6 +175,7 @@ fn bounds(command: &[&str]) -> &'static [&'static str] {
         ["eval", "ppl" | "kld"] => &["--chunks", "1", "-c", "16", "-t", "1"],
         ["eval", "niah"] => &["-c", "64", "--depths", "1", "--needles", "1", "-t", "1"],
         ["eval", "distortion"] => &["--vectors", "1"],
+        ["convert"] => &["folder", "out.gguf"],
         ["quantize"] => &["bundled", "out.gguf", "q4_0"],
         _ => &[],
     }

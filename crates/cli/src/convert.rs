@@ -1,0 +1,65 @@
+//! `kvant convert`: a Hugging Face folder as a GGUF file.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use kvant::gguf::{TensorInfo, printable_path};
+use kvant::{hf, quantize};
+
+use crate::args::check_target;
+use crate::failure::Failure;
+use crate::quantize::say_types;
+use crate::weight_type::weight_type;
+use crate::{console, output, progress};
+
+/// Arguments of `kvant convert`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  kvant convert SmolLM2-135M-Instruct smollm2-q8_0.gguf q8_0\n\n\
+    Folders run as they are, too: kvant run SmolLM2-135M-Instruct \"Hello\" --weights q8_0")]
+pub struct ConvertArgs {
+    /// Folder with config.json, tokenizer.json and safetensors files
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// GGUF file to write, replaced whole or not at all
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+    /// Type of its weight matrices, as with kvant quantize; that of the folder when none is given
+    #[arg(value_name = "TYPE", value_parser = weight_type)]
+    dtype: Option<kvant::DType>,
+    /// No progress and no summary
+    #[arg(long)]
+    quiet: bool,
+}
+
+/// Runs the command.
+pub fn convert(args: ConvertArgs) -> Result<(), Failure> {
+    let ConvertArgs { folder, out, dtype, quiet } = args;
+    if folder.is_file() {
+        let line =
+            format!("{}: expected a folder (kvant quantize takes GGUF files)", printable_path(&folder));
+        return Err(Failure::Usage(line));
+    }
+    check_target(Some(&out))?;
+    let started = Instant::now();
+    let gguf = hf::open(&folder).map_err(kvant::Error::from)?;
+    let dtype = dtype.unwrap_or_else(|| quantize::usual_type(&gguf));
+    let bar = progress::bar("converting", gguf.tensors().len() as u64, quiet);
+    let written = quantize::quantize(&gguf, &out, dtype, &mut |_: &TensorInfo| {
+        bar.inc(1);
+        // What was read is written: it need not stay in memory.
+        gguf.release();
+    })?;
+    bar.finish_and_clear();
+    if !quiet {
+        let sizes = [gguf.file_bytes(), written.n_bytes].map(|n_bytes| output::bytes(n_bytes as usize));
+        say_written(&folder, &out, &sizes, started.elapsed().as_secs_f64());
+        say_types(dtype, written.types);
+    }
+    Ok(())
+}
+
+fn say_written(folder: &Path, out: &Path, [before, after]: &[String; 2], seconds: f64) {
+    let (folder, out) = (printable_path(folder), printable_path(out));
+    console::say(format_args!("{folder}: {before} -> {out}: {after}, {seconds:.1} s"));
+}

@@ -1,0 +1,252 @@
+//! Hugging Face folders on the command line: `kvant convert`, and wherever a model is named.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use kvant::gguf::Strings;
+use kvant::{DType, Gguf, Model, quantize};
+use serde_json::{Map, Value, json};
+
+fn kvant(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kvant")).args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn scratch(test: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("folders").join(test);
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+/// What `transformers` calls a tensor of the bundled model.
+fn theirs(name: &str) -> String {
+    let modules = [
+        ("attn_norm", "input_layernorm"),
+        ("attn_q_norm", "self_attn.q_norm"),
+        ("attn_k_norm", "self_attn.k_norm"),
+        ("attn_q", "self_attn.q_proj"),
+        ("attn_k", "self_attn.k_proj"),
+        ("attn_v", "self_attn.v_proj"),
+        ("attn_output", "self_attn.o_proj"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("ffn_gate", "mlp.gate_proj"),
+        ("ffn_up", "mlp.up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+    ];
+    match name {
+        "token_embd.weight" => "model.embed_tokens.weight".to_owned(),
+        "output_norm.weight" => "model.norm.weight".to_owned(),
+        _ => {
+            let mut parts = name.split('.').skip(1);
+            let (layer, module) = (parts.next().unwrap(), parts.next().unwrap());
+            let module = modules.iter().find(|(ours, _)| *ours == module).unwrap().1;
+            format!("model.layers.{layer}.{module}.weight")
+        }
+    }
+}
+
+/// Writes the bundled model as its folder would be, in f32.
+pub fn write_bundled(dir: &Path) {
+    fs::create_dir_all(dir).unwrap();
+    let plain = dir.join("f32.gguf");
+    quantize::quantize(&Model::bundled_file().unwrap(), &plain, DType::F32, &mut |_| ()).unwrap();
+    let gguf = Gguf::open(&plain).unwrap();
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    for info in gguf.tensors() {
+        let begin = data.len();
+        data.extend_from_slice(&gguf.data(info));
+        let shape: Vec<usize> = info.shape.iter().rev().copied().collect();
+        let record = json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]});
+        header.insert(theirs(&info.name), record);
+    }
+    let header = Value::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
+    fs::write(dir.join("model.safetensors"), file).unwrap();
+    write_json(dir, &gguf);
+    fs::remove_file(plain).unwrap();
+}
+
+fn write_json(dir: &Path, gguf: &Gguf) {
+    let write = |name: &str, value: Value| fs::write(dir.join(name), value.to_string()).unwrap();
+    let meta = gguf.meta();
+    let number = |key: &str| meta.get::<u32>(&format!("qwen3.{key}")).unwrap();
+    write(
+        "config.json",
+        json!({
+            "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "tie_word_embeddings": true,
+            "num_hidden_layers": number("block_count"), "hidden_size": number("embedding_length"),
+            "intermediate_size": number("feed_forward_length"), "num_attention_heads": number("attention.head_count"),
+            "num_key_value_heads": number("attention.head_count_kv"), "head_dim": number("attention.key_length"),
+            "max_position_embeddings": number("context_length"), "rms_norm_eps": 1e-6, "rope_theta": 100000.0,
+            "vocab_size": 4096,
+        }),
+    );
+    let strings = |key: &str| -> Vec<String> { meta.get::<Strings>(key).unwrap().map(text).collect() };
+    let tokens = strings("tokenizer.ggml.tokens");
+    let kinds: Vec<i32> = meta.get("tokenizer.ggml.token_type").unwrap();
+    let is_normal = |id: &usize| kinds[*id] == 1;
+    let all = 0..tokens.len();
+    let vocab: Map<String, Value> =
+        all.clone().filter(is_normal).map(|id| (tokens[id].clone(), id.into())).collect();
+    let added: Vec<Value> = all
+        .filter(|id| !is_normal(id))
+        .map(|id| json!({"id": id, "content": tokens[id], "special": true, "normalized": false}))
+        .collect();
+    let merges: Vec<Value> = strings("tokenizer.ggml.merges")
+        .iter()
+        .map(|merge| merge.split_once(' ').map(|(left, right)| json!([left, right])).unwrap())
+        .collect();
+    write(
+        "tokenizer.json",
+        json!({
+            "version": "1.0", "added_tokens": added, "normalizer": null,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "post_processor": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true},
+            "decoder": {"type": "ByteLevel"},
+            "model": {"type": "BPE", "unk_token": null, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": merges},
+        }),
+    );
+    let template: &str = meta.get("tokenizer.chat_template").unwrap();
+    fs::write(dir.join("chat_template.jinja"), template).unwrap();
+    write(
+        "tokenizer_config.json",
+        json!({"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"}, "pad_token": "<|endoftext|>"}),
+    );
+    write("generation_config.json", json!({"eos_token_id": [2, 0]}));
+}
+
+const QUESTION: [&str; 4] = ["What is the capital of France?", "--temp", "0", "--quiet"];
+
+fn answer(model: &[&str]) -> String {
+    let output = kvant(&[&["run"], model, &QUESTION[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn a_folder_runs_as_it_is_and_is_converted_to_a_file_that_answers_alike() {
+    let dir = scratch("convert");
+    let (folder, out) = (dir.join("pocket"), dir.join("pocket-q8_0.gguf"));
+    write_bundled(&folder);
+    let (folder, out) = (folder.to_str().unwrap(), out.to_str().unwrap());
+    let told = kvant(&["convert", folder, out, "q8_0"]);
+    assert!(told.status.success(), "{}", text(&told.stderr));
+    let lines = text(&told.stderr);
+    assert!(lines.contains(&format!("{folder}: ")) && lines.contains(&format!(" -> {out}: ")), "{lines}");
+    assert!(lines.contains(" s\nq8_0: 36 matrices"), "{lines}");
+    let bundled = answer(&["-m", "bundled"]);
+    assert!(bundled.contains("Paris"), "{bundled}");
+    assert_eq!(answer(&["-m", out]), bundled);
+    assert_eq!(answer(&[folder, "--weights", "q8_0"]), bundled);
+    assert_eq!(answer(&["-m", folder]), bundled);
+    let shown = kvant(&["inspect", folder, "--json"]);
+    assert_eq!(
+        serde_json::from_slice::<Value>(&shown.stdout).unwrap()["metadata"]["general.architecture"],
+        "qwen3"
+    );
+    // As it is.
+    assert!(kvant(&["convert", folder, out, "--quiet"]).status.success());
+    let gguf = Gguf::open(out).unwrap();
+    assert_eq!(gguf.tensor("token_embd.weight").unwrap().info.dtype, DType::F32);
+    let keys = ["tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template"];
+    let bundled = Model::bundled_file().unwrap();
+    for key in keys {
+        assert_eq!(gguf.meta().value(key), bundled.meta().value(key), "{key}");
+    }
+    for (key, id) in [("bos", 0_u32), ("eos", 2), ("eot", 0), ("padding", 0)] {
+        assert_eq!(gguf.meta().get::<u32>(&format!("tokenizer.ggml.{key}_token_id")).unwrap(), id, "{key}");
+    }
+    let tokens = |gguf: &Gguf| {
+        gguf.meta().get::<Strings>("tokenizer.ggml.tokens").unwrap().map(text).collect::<Vec<_>>()
+    };
+    assert_eq!(tokens(&gguf), tokens(&bundled));
+}
+
+#[test]
+fn what_is_wrong_with_a_folder_is_told_in_one_line_and_nothing_is_written() {
+    let dir = scratch("refused");
+    let (folder, out) = (dir.join("pocket"), dir.join("out.gguf"));
+    let refused = |change: &dyn Fn(), words: &[&str]| {
+        write_bundled(&folder);
+        change();
+        let names = [folder.to_str().unwrap(), out.to_str().unwrap()];
+        for args in [&["convert", names[0], names[1]][..], &["run", "-m", names[0], "-p", "x"]] {
+            let output = kvant(args);
+            let line = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{args:?}: {line}");
+            assert!(line.starts_with("error: ") && line.trim_end().lines().count() == 1, "{line}");
+            assert!(words.iter().all(|word| line.contains(word)), "{words:?} in {line}");
+            assert!(!out.exists());
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    };
+    let edit = |name: &str, change: &dyn Fn(&mut Value)| {
+        let path = folder.join(name);
+        let mut value: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        change(&mut value);
+        fs::write(path, value.to_string()).unwrap();
+    };
+    let remove = |name: &str| fs::remove_file(folder.join(name)).unwrap();
+    refused(&|| remove("config.json"), &["pocket: ", "no config.json"]);
+    refused(&|| remove("model.safetensors"), &["pocket: ", "no model.safetensors"]);
+    refused(
+        &|| fs::rename(folder.join("model.safetensors"), folder.join("pytorch_model.bin")).unwrap(),
+        &["pytorch_model.bin, which is not read"],
+    );
+    refused(&|| fs::write(folder.join("config.json"), "{\"a\":").unwrap(), &["config.json: not sound JSON"]);
+    refused(
+        &|| {
+            let places = json!({"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}});
+            fs::write(folder.join("model.safetensors.index.json"), places.to_string()).unwrap();
+        },
+        &["model-00002-of-00002.safetensors: ", "No such file"],
+    );
+    refused(
+        &|| {
+            let places = json!({"weight_map": {"model.norm.weight": "../model.safetensors"}});
+            fs::write(folder.join("model.safetensors.index.json"), places.to_string()).unwrap();
+        },
+        &["'model.norm.weight': expected the name of a file"],
+    );
+    refused(
+        &|| edit("tokenizer.json", &|json| json["model"]["type"] = "Unigram".into()),
+        &["'type': expected BPE, got Unigram"],
+    );
+    refused(
+        &|| edit("tokenizer.json", &|json| json["pre_tokenizer"]["type"] = "Whitespace".into()),
+        &["tokenizer.json: a pre-tokenizer that is not known", "Whitespace"],
+    );
+    refused(
+        &|| edit("tokenizer.json", &|json| json["normalizer"] = json!({"type": "Lowercase"})),
+        &["the normalizer {\"type\":\"Lowercase\"}"],
+    );
+    refused(
+        &|| edit("tokenizer.json", &|json| json["model"]["merges"][3] = json!(["a"])),
+        &["'merges': expected pairs"],
+    );
+    refused(
+        &|| edit("tokenizer.json", &|json| json["model"]["vocab"]["a"] = 4096.into()),
+        &["'a': expected a number below the 4096"],
+    );
+    refused(
+        &|| edit("config.json", &|json| json["quantization_config"] = json!({"quant_method": "awq"})),
+        &["quantised as awq, which is not read"],
+    );
+    refused(
+        &|| {
+            let mut bytes = fs::read(folder.join("model.safetensors")).unwrap();
+            bytes[..8].copy_from_slice(&100_000_000_u64.to_le_bytes());
+            fs::write(folder.join("model.safetensors"), bytes).unwrap();
+        },
+        &["claims a header of 100000000 bytes"],
+    );
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/assets/pocket-q8_0.gguf");
+    let output = kvant(&["convert", file.to_str().unwrap(), out.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("expected a folder (kvant quantize takes GGUF files)"));
+}
