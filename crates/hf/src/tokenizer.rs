@@ -259,7 +259,10 @@ struct Special<'a> {
 
 impl Special<'_> {
     fn write(&self, writer: &mut GgufWriter, file: Object<'_>, has_fallback: bool) -> Result<(), HfError> {
+        let [first, last] = around(file.value("post_processor"));
         let [bos, eos, unk, pad] = ["bos", "eos", "unk", "pad"].map(|name| self.id(name));
+        // Nobody else may say which.
+        let bos = bos.or_else(|| first.id(self.vocab));
         let ids = [
             ("tokenizer.ggml.bos_token_id", bos),
             ("tokenizer.ggml.eos_token_id", eos),
@@ -274,15 +277,13 @@ impl Special<'_> {
         }
         let flag =
             |key: &str| Ok::<_, HfError>(self.settings.map(|all| all.find_bool(key)).transpose()?.flatten());
-        let [first, last] = around(file.value("post_processor"));
-        let is_id = |id: Option<u32>, text: &str| id.is_some() && id == self.vocab.id(text);
         let add_bos = match first {
-            Around::Token(text) => is_id(bos, text),
+            Around::Token(_) => first.id(self.vocab) == bos,
             Around::Nothing => false,
             Around::Unsaid => flag("add_bos_token")?.unwrap_or(has_fallback),
         };
         let add_eos = match last {
-            Around::Token(text) => is_id(eos, text),
+            Around::Token(_) => last.id(self.vocab) == eos,
             Around::Nothing => false,
             Around::Unsaid => flag("add_eos_token")?.unwrap_or(false),
         };
@@ -330,6 +331,15 @@ enum Around<'a> {
     Unsaid,
 }
 
+impl Around<'_> {
+    fn id(&self, vocab: &Vocab) -> Option<u32> {
+        match self {
+            Self::Token(text) => vocab.id(text),
+            Self::Nothing | Self::Unsaid => None,
+        }
+    }
+}
+
 /// What stands before a text and behind it.
 fn around(processor: Option<&Value>) -> [Around<'_>; 2] {
     let all = parts(processor, "processors");
@@ -375,3 +385,6 @@ fn write_templates(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! What becomes of tokenizers, in the keys of a GGUF file.
+
+use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvant_gguf::{FromValue, Gguf, GgufError, Strings};
+use serde_json::json;
+
+use super::*;
+
+/// The keys that a folder with these files gives, for an embedding of `n_vocab` rows.
+fn keys(files: &[(&str, Value)], n_vocab: usize) -> Result<Gguf, String> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    let dir = std::env::temp_dir().join(format!("kvant-hf-tokenizer-{}-{next}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    for (name, value) in files {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        fs::write(dir.join(name), text).unwrap();
+    }
+    let mut folder = Folder::new(&dir);
+    let config = folder.json("config.json").unwrap().unwrap();
+    let mut writer = GgufWriter::new();
+    let written = write(&mut writer, &mut folder, config.object().unwrap(), n_vocab);
+    fs::remove_dir_all(&dir).unwrap();
+    written.map_err(|error| error.to_string())?;
+    let mut bytes = Vec::new();
+    writer.write_to::<GgufError>(&mut bytes, |_| Ok(())).unwrap();
+    Ok(Gguf::from_bytes(bytes).unwrap())
+}
+
+fn get<'a, T: FromValue<'a>>(gguf: &'a Gguf, key: &str) -> T {
+    gguf.meta().get(&format!("tokenizer.{key}")).unwrap()
+}
+
+fn texts(gguf: &Gguf, key: &str) -> Vec<String> {
+    get::<Strings<'_>>(gguf, key).map(|text| String::from_utf8(text.to_vec()).unwrap()).collect()
+}
+
+/// A vocabulary as Llama 2's.
+fn marked() -> Value {
+    json!({
+        "added_tokens": [
+            {"id": 0, "content": "<unk>", "special": true},
+            {"id": 1, "content": "<s>", "special": true},
+            {"id": 7, "content": "<|user|>", "special": false},
+            {"id": 8, "content": "▁▁", "special": false},
+            {"id": 99, "content": "<image>", "special": true},
+        ],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        ]},
+        "pre_tokenizer": null,
+        "post_processor": {"type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+        ]},
+        "model": {
+            "type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
+            "vocab": {"<unk>": 0, "<s>": 1, "<0x0A>": 2, "▁": 3, "a": 4, "aa": 5, "▁a": 6},
+            "merges": ["▁ a", ["a", "a"]],
+        },
+    })
+}
+
+/// A vocabulary as Llama 3's.
+fn bytes() -> Value {
+    json!({
+        "added_tokens": [{"id": 3, "content": "<s>", "special": true}],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+        "model": {"type": "BPE", "vocab": {"Ġ": 0, "a": 1, "Ġa": 2}, "merges": [["Ġ", "a"]]},
+    })
+}
+
+#[test]
+fn tokens_with_marks_have_the_rank_of_their_merge_for_a_score() {
+    let gguf =
+        keys(&[("config.json", json!({"eos_token_id": [7, 1]})), ("tokenizer.json", marked())], 10).unwrap();
+    assert_eq!((get(&gguf, "ggml.model"), get(&gguf, "ggml.pre")), ("llama", "default"));
+    let want = ["<unk>", "<s>", "<0x0A>", "▁", "a", "aa", "▁a", "<|user|>", "  ", "[PAD9]"];
+    assert_eq!(texts(&gguf, "ggml.tokens"), want);
+    let kinds: Vec<i32> = get(&gguf, "ggml.token_type");
+    let want = [UNKNOWN, CONTROL, BYTE, NORMAL, NORMAL, NORMAL, NORMAL, CONTROL, USER_DEFINED, UNUSED];
+    assert_eq!(kinds, want);
+    let scores: Vec<f32> = get(&gguf, "ggml.scores");
+    assert_eq!(scores, [-3.0, -3.0, -3.0, -3.0, -3.0, -1.0, 0.0, -3.0, -3.0, -3.0]);
+    assert!(get::<bool>(&gguf, "ggml.add_space_prefix"));
+    // The configuration alone says which ends a text, and the post-processor alone which begins one.
+    assert_eq!((get::<u32>(&gguf, "ggml.bos_token_id"), get::<u32>(&gguf, "ggml.eos_token_id")), (1, 7));
+    assert!(get::<bool>(&gguf, "ggml.add_bos_token") && !get::<bool>(&gguf, "ggml.add_eos_token"));
+    let named = json!({"bos_token": {"content": "<s>"}, "eos_token": "<s>"});
+    let files = [("config.json", json!({})), ("tokenizer.json", marked()), ("tokenizer_config.json", named)];
+    let gguf = keys(&files, 10).unwrap();
+    assert!(get::<bool>(&gguf, "ggml.add_bos_token") && !get::<bool>(&gguf, "ggml.add_eos_token"));
+    assert_eq!((get::<u32>(&gguf, "ggml.bos_token_id"), get::<u32>(&gguf, "ggml.eos_token_id")), (1, 1));
+}
+
+#[test]
+fn a_space_is_put_in_front_where_the_folder_says_so() {
+    let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme});
+    for (normalizer, pre, want) in [
+        (json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"}), Value::Null, false),
+        (Value::Null, metaspace("first"), true),
+        (Value::Null, metaspace("never"), false),
+    ] {
+        let mut file = marked();
+        (file["normalizer"], file["pre_tokenizer"]) = (normalizer, pre);
+        let gguf = keys(&[("config.json", json!({})), ("tokenizer.json", file)], 10).unwrap();
+        assert_eq!(get::<bool>(&gguf, "ggml.add_space_prefix"), want);
+    }
+}
+
+#[test]
+fn bytes_have_merges_and_texts_begin_and_end_as_the_settings_say() {
+    let settings =
+        json!({"bos_token": "<s>", "eos_token": "<s>", "add_bos_token": true, "chat_template": "a"});
+    let files =
+        [("config.json", json!({})), ("tokenizer.json", bytes()), ("tokenizer_config.json", settings)];
+    let gguf = keys(&files, 4).unwrap();
+    assert_eq!((get(&gguf, "ggml.model"), get(&gguf, "ggml.pre")), ("gpt2", "gpt-2"));
+    assert_eq!(texts(&gguf, "ggml.merges"), ["Ġ a"]);
+    assert!(get::<bool>(&gguf, "ggml.add_bos_token") && !get::<bool>(&gguf, "ggml.add_eos_token"));
+    assert_eq!(get::<&str>(&gguf, "chat_template"), "a");
+    let [config, tokenizer, settings] = files;
+    // A file of its own comes first; a post-processor that adds nothing decides, too.
+    let mut silent = tokenizer.clone();
+    silent.1["post_processor"] = json!({"type": "ByteLevel"});
+    let gguf = keys(&[config.clone(), silent, settings, ("chat_template.jinja", json!("b"))], 4).unwrap();
+    assert_eq!(get::<&str>(&gguf, "chat_template"), "b");
+    assert!(!get::<bool>(&gguf, "ggml.add_bos_token"));
+    let several = json!([{"name": "default", "template": "c"}, {"name": "tool_use", "template": "d"}]);
+    let settings = ("tokenizer_config.json", json!({"chat_template": several}));
+    let gguf = keys(&[config, tokenizer, settings], 4).unwrap();
+    assert_eq!((get(&gguf, "chat_template"), get(&gguf, "chat_template.tool_use")), ("c", "d"));
+}
+
+#[test]
+fn a_folder_without_tokens_has_none_and_tokenizer_model_alone_is_not_read() {
+    let gguf = keys(&[("config.json", json!({}))], 4).unwrap();
+    assert_eq!(get::<&str>(&gguf, "ggml.model"), "none");
+    let told = keys(&[("config.json", json!({})), ("tokenizer.model", json!("x"))], 4).err().unwrap();
+    assert!(told.contains("tokenizer.model alone"), "{told}");
+}
+
+#[test]
+fn a_vocabulary_that_contradicts_itself_is_refused_by_its_token() {
+    let change = |change: &dyn Fn(&mut Value)| {
+        let mut file = marked();
+        change(&mut file);
+        keys(&[("config.json", json!({})), ("tokenizer.json", file)], 10).err().unwrap()
+    };
+    for (told, want) in [
+        (
+            change(&|file| file["model"]["vocab"]["a"] = json!(5)),
+            "'aa': expected a number other than that of 'a', got 5",
+        ),
+        (change(&|file| file["model"]["vocab"]["a"] = json!(10)), "'a': expected a number below the 10 rows"),
+        (change(&|file| file["model"]["vocab"]["a"] = json!("b")), "'a': expected a number"),
+        (
+            change(&|file| file["model"]["merges"] = json!([["a", "▁"]])),
+            "expected pairs that make a token, got a ▁",
+        ),
+        (change(&|file| file["model"]["merges"] = Value::Null), "'merges': expected a list, got nothing"),
+        (change(&|file| file["added_tokens"][0] = json!({"id": 0})), "expected tokens with id and content"),
+        (
+            change(&|file| file["pre_tokenizer"] = json!({"type": "Whitespace"})),
+            "a pre-tokenizer that is not known",
+        ),
+        (
+            change(&|file| file["normalizer"] = json!({"type": "Precompiled"})),
+            "the normalizer {\"type\":\"Precompiled\"}",
+        ),
+        (change(&|file| file["model"] = json!([])), "'model': expected an object, got a list"),
+    ] {
+        assert!(told.contains("tokenizer.json: ") && told.contains(want), "{told}");
+    }
+}
