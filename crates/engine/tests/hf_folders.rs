@@ -195,6 +195,40 @@ fn a_folder_in_shards_is_one_model_and_quantised_while_loading_the_file_that_is_
     assert_eq!(Model::open_with(&copy, options(None)).unwrap().fingerprint(), model.fingerprint());
 }
 
+#[test]
+fn the_text_model_of_one_that_sees_is_what_it_is_alone() {
+    let name = "gemma3-h256-g4-window24";
+    let alone = Scratch::new("alone");
+    let (mut config, mut tensors) = saved(name);
+    write_folder(&alone.0, &config, &tensors);
+    let want = logits(&Model::open_with(&alone.0, options(None)).unwrap());
+    // Numbers that are the usual ones may be left out.
+    for key in ["head_dim", "rms_norm_eps", "architectures"] {
+        config.as_object_mut().unwrap().remove(key).unwrap();
+    }
+    let config =
+        json!({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config, "hidden_size": 7});
+    for prefixes in
+        [["language_model.model.", "vision_tower."], ["model.language_model.", "model.vision_tower."]]
+    {
+        let seeing = Scratch::new("seeing");
+        for tensor in &mut tensors {
+            let plain = tensor.name.replacen("language_model.", "", 1);
+            tensor.name = plain.replacen("model.", prefixes[0], 1);
+        }
+        let eye = Saved {
+            name: prefixes[1].to_owned() + "patch",
+            dtype: "F32",
+            shape: json!([1]),
+            bytes: vec![0; 4],
+        };
+        tensors.push(eye);
+        write_folder(&seeing.0, &config, &tensors);
+        tensors.pop();
+        assert_eq!(logits(&Model::open_with(&seeing.0, options(None)).unwrap()), want);
+    }
+}
+
 /// A folder changed in its configuration or its tensors, opened.
 fn changed(name: &str, change: impl FnOnce(&mut Value, &mut Vec<Saved>)) -> String {
     let scratch = Scratch::new("changed");

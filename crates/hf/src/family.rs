@@ -10,6 +10,10 @@ use crate::folder::{Object, shown};
 pub(crate) struct Family {
     /// The name in `architectures`.
     pub class: &'static str,
+    /// Whether it sees as well: its text model lies within, and is what is converted.
+    pub sees: bool,
+    /// Numbers that a configuration leaves out where they are these.
+    pub defaults: &'static [(&'static str, f64)],
     /// The name in GGUF, which keys begin with.
     pub arch: &'static str,
     /// Whether halves of a head are turned together here and neighbours in GGUF, so that rows of queries and keys change places.
@@ -67,6 +71,8 @@ const CAPS: &[(&str, &str)] = &[
 
 const LLAMA: Family = Family {
     class: "LlamaForCausalLM",
+    sees: false,
+    defaults: &[],
     arch: "llama",
     is_reordered: true,
     norms_beyond_one: false,
@@ -87,6 +93,16 @@ const QWEN_EXPERTS: Option<Experts> = Some(Experts { has_widths: true });
 const GEMMA: Family =
     Family { class: "GemmaForCausalLM", arch: "gemma", norms_beyond_one: true, activations: GELU, ..QWEN2 };
 
+const GEMMA3: Family = Family {
+    class: "Gemma3ForCausalLM",
+    arch: "gemma3",
+    norms_after: true,
+    windows: Windows::Every(6),
+    scaled_by_width: 62,
+    factors: CAPS,
+    ..GEMMA
+};
+
 /// Every family.
 static FAMILIES: &[Family] = &[
     LLAMA,
@@ -106,14 +122,19 @@ static FAMILIES: &[Family] = &[
         factors: CAPS,
         ..GEMMA
     },
+    GEMMA3,
     Family {
-        class: "Gemma3ForCausalLM",
-        arch: "gemma3",
-        norms_after: true,
-        windows: Windows::Every(6),
-        scaled_by_width: 62,
-        factors: CAPS,
-        ..GEMMA
+        class: "Gemma3ForConditionalGeneration",
+        sees: true,
+        defaults: &[
+            ("num_attention_heads", 8.0),
+            ("num_key_value_heads", 4.0),
+            ("head_dim", 256.0),
+            ("max_position_embeddings", 131_072.0),
+            ("rms_norm_eps", 1e-6),
+            ("rope_theta", 1e6),
+        ],
+        ..GEMMA3
     },
     Family { class: "SmolLM3ForCausalLM", arch: "smollm3", unturned_every: 4, ..LLAMA },
     Family { class: "GraniteForCausalLM", arch: "granite", factors: FACTORS, ..LLAMA },
@@ -160,7 +181,7 @@ mod tests {
             assert_eq!(Family::named(family.class).unwrap(), family);
         }
         for (name, nearest) in [
-            ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
+            ("Gemma3nForConditionalGeneration", "Gemma3ForConditionalGeneration"),
             ("Qwen3NextForCausalLM", "Qwen3"),
             ("BertModel", ""),
         ] {

@@ -84,6 +84,26 @@ impl Json {
     }
 }
 
+impl Json {
+    /// The same with what lies under `key` in the place of what it says itself, and numbers where it has none.
+    pub fn within(mut self, key: &str, defaults: &[(&str, f64)]) -> Self {
+        if let Value::Object(all) = &mut self.value {
+            if let Some(Value::Object(inner)) = all.get(key).cloned() {
+                all.extend(inner);
+            }
+            for (key, number) in defaults {
+                let is_whole = number.fract() == 0.0;
+                let number = if is_whole { Value::from(*number as u64) } else { Value::from(*number) };
+                let place = all.entry(*key).or_insert(Value::Null);
+                if place.is_null() {
+                    *place = number;
+                }
+            }
+        }
+        self
+    }
+}
+
 /// An object within a file. `null` under a key counts as nothing.
 #[derive(Clone, Copy)]
 pub(crate) struct Object<'a> {

@@ -51,9 +51,10 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
         path: folder.path().to_owned(),
         why: "has no config.json: it is no GGUF file, and no Hugging Face model",
     })?;
+    refuse_quantised(config.object()?)?;
+    let family = Family::of(config.object()?)?;
+    let config = if family.sees { config.within("text_config", family.defaults) } else { config };
     let config = config.object()?;
-    refuse_quantised(config)?;
-    let family = Family::of(config)?;
     let shards = Shards::open(&mut folder)?;
     let mut writer = GgufWriter::new();
     let sizes = metadata::write(&mut writer, config, family, &name(folder.path()))?;

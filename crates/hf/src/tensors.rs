@@ -76,7 +76,8 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
     let mut found: BTreeMap<Place, BTreeMap<usize, (&str, &Stored)>> = BTreeMap::new();
     for (name, stored) in shards.tensors() {
         // Some files hold the embedding twice.
-        if name == "lm_head.weight" && sizes.is_tied == Some(true) {
+        if name.ends_with("lm_head.weight") && sizes.is_tied == Some(true) || family.sees && is_of_eyes(name)
+        {
             continue;
         }
         let unknown = || HfError::Unknown { name: name.to_owned(), family: family.class };
@@ -99,8 +100,15 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
     Ok(Tensors { all })
 }
 
+/// Whether a tensor of a model that sees is none of its text model.
+fn is_of_eyes(name: &str) -> bool {
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.")
+}
+
 /// What a tensor of this name is in GGUF; `None` where nobody knows.
 fn target(name: &str, family: &Family) -> Option<Target> {
+    let name = if family.sees { &*name.replacen("language_model.", "", 1) } else { name };
     let whole = |name: &str| Some(Target { place: (0, name.to_owned()), expert: None });
     let name = match name.strip_prefix("model.") {
         None if name == "lm_head.weight" => return whole(OUTPUT),
