@@ -46,7 +46,9 @@ pub fn is_folder(path: &Path) -> bool {
 /// [`HfError`] with the first thing found wrong: a file that is missing or no sound JSON or safetensors, a family or a tokenizer
 /// that is not converted, a tensor that is missing, unknown or of another size.
 pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
-    let mut folder = Folder::new(path.as_ref());
+    let path = path.as_ref();
+    std::fs::metadata(path).map_err(|source| HfError::File { path: path.to_owned(), source })?;
+    let mut folder = Folder::new(path);
     let config = folder.json(CONFIG)?.ok_or_else(|| HfError::Folder {
         path: folder.path().to_owned(),
         why: "has no config.json: it is no GGUF file, and no Hugging Face model",
@@ -66,7 +68,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     tokenizer::write(&mut writer, &mut folder, config, n_vocab)?;
     tensors.declare(&mut writer)?;
     let files = shards.stamps().chain(folder.take_stamps()).collect();
-    Ok(Gguf::described(&writer, path.as_ref(), files, Box::new(tensors.with(shards)))?)
+    Ok(Gguf::described(&writer, path, files, Box::new(tensors.with(shards)))?)
 }
 
 /// Weights that are packed in ways of their own are no tensors of numbers.

@@ -245,6 +245,8 @@ fn what_is_wrong_with_a_folder_is_told_in_one_line_and_nothing_is_written() {
         },
         &["claims a header of 100000000 bytes"],
     );
+    let absent = kvant(&["convert", "nowhere", out.to_str().unwrap()]);
+    assert!(text(&absent.stderr).starts_with("error: nowhere: No such file"), "{}", text(&absent.stderr));
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/assets/pocket-q8_0.gguf");
     let output = kvant(&["convert", file.to_str().unwrap(), out.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
