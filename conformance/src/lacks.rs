@@ -65,6 +65,11 @@ impl Lacks {
         }
     }
 
+    /// Whether the device refused or never promised something that it was asked for.
+    pub fn has_refused(&self) -> bool {
+        self.cases > 0
+    }
+
     /// Why a suite did not run whole, in one line; `None` when it did.
     pub fn reason(&self) -> Option<String> {
         let lacking = (self.cases > 0).then(|| format!("{} cases: {}", self.cases, self.reasons.join("; ")));

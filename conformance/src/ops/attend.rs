@@ -18,7 +18,7 @@ pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
         (Shape { sink_tiles: 1, extra_tail_tiles: 1, alpha: 1.02, ..shape }, 5),
         (Shape { window: Some(50), ..shape }, 20),
     ];
-    for ((k, v), (shape, rows)) in lacks.combine(&product(&DType::KV, &DType::KV), &steps) {
+    for ((k, v), (shape, rows)) in product(&lacks.combine(&DType::KV, &DType::KV), &steps) {
         let tokens = Tokens::gaussian(Shape { k, v, ..shape }, 90, rows as u64);
         equals_its_equation(subject, &tokens, 90, rows, &mut lacks);
     }
@@ -36,7 +36,8 @@ pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
     ];
     // Tokens, of which so many are rows of the step.
     let sizes = product(&HEAD_DIMS, &[(55, 1), (37, 9)]);
-    for ((dim, (n, rows)), ((k, v), group)) in lacks.combine(&sizes, &product(&types, &[1, 2, 6, 8, 12])) {
+    let types_and_groups = lacks.combine(&types, &[1, 2, 6, 8, 12]);
+    for ((dim, (n, rows)), ((k, v), group)) in lacks.combine(&sizes, &types_and_groups) {
         let shape = Shape { k_head_dim: dim, v_head_dim: dim, group, n_kv_heads: 2, ..Shape::new(k, v) };
         equals_its_equation(subject, &Tokens::gaussian(shape, n, 4), n, rows, &mut lacks);
     }

@@ -42,11 +42,15 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
         let shape = Shape { k_head_dim, v_head_dim, n_kv_heads: 2, ..Shape::new(dtype, dtype) };
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, 50, 2), 50, &mut lacks);
     }
-    let chunks = lacks.combine(&DType::KV, &[1, 5, 16, 100, OVER_A_BORDER]);
+    let shape = |dtype| Shape { k_head_dim: 64, sink_tiles: 1, ..Shape::new(dtype, dtype) };
+    for (dtype, chunk) in lacks.combine(&DType::KV, &[5, 16, 100, TOKENS]) {
+        bytes_do_not_depend_on_chunks(subject, shape(dtype), TOKENS, chunk, &mut lacks);
+    }
+    // What a type is has no part in where its window begins.
+    for (dtype, chunk) in lacks.combine(&[DType::Turbo3, DType::Q4_0], &[16, 100, OVER_A_BORDER]) {
+        bytes_do_not_depend_on_chunks(subject, shape(dtype), OVER_A_BORDER, chunk, &mut lacks);
+    }
     for dtype in DType::KV {
-        let shape = Shape { k_head_dim: 64, sink_tiles: 1, ..Shape::new(dtype, dtype) };
-        let chunks = chunks.iter().filter(|(of, _)| *of == dtype).map(|(_, chunk)| *chunk);
-        bytes_do_not_depend_on_chunks(subject, shape, chunks, &mut lacks);
         bad_numbers_are_stored_as_the_codec_stores_them(subject, Shape::new(dtype, dtype), &mut lacks);
     }
     unequal_types_stand_side_by_side(subject, &mut lacks);
@@ -102,28 +106,25 @@ fn unlike_layers_meet_in_a_step<B: Backend>(subject: &Subject<B>, lacks: &mut La
     }
 }
 
-/// One by one over a border of the window, and in chunks from the start.
+/// In one step and the last ones one by one, and in chunks from the start.
 fn bytes_do_not_depend_on_chunks<B: Backend>(
     subject: &Subject<B>,
     shape: Shape,
-    chunks: impl Iterator<Item = usize>,
+    n: usize,
+    chunk: usize,
     lacks: &mut Lacks,
 ) {
-    const BEFORE: usize = 450;
-    let tokens = Tokens::gaussian(shape, OVER_A_BORDER, 9);
-    let what = || subject.case("kv_append", format_args!("{shape:?} in chunks, and one by one"));
-    let fed = Batch::fed(subject, &tokens, BEFORE, BEFORE).and_then(|mut one_by_one| {
-        one_by_one.feed(&[OVER_A_BORDER - BEFORE], 1)?;
+    const ONE_BY_ONE: usize = 110;
+    let tokens = Tokens::gaussian(shape, n, 9);
+    let what = || subject.case("kv_append", format_args!("{shape:?}, {n} in chunks of {chunk}, and one by one"));
+    let fed = Batch::fed(subject, &tokens, n - ONE_BY_ONE, n).and_then(|mut one_by_one| {
+        one_by_one.feed(&[ONE_BY_ONE], 1)?;
         Ok(one_by_one)
     });
     let Some(mut one_by_one) = lacks.take(fed, &what) else { return };
     one_by_one.assert_holds_what_was_fed(&what);
-    let want = one_by_one.image(0);
-    for chunk in chunks {
-        let in_chunks = Batch::fed(subject, &tokens, OVER_A_BORDER, chunk);
-        let Some(in_chunks) = lacks.take(in_chunks, &what) else { return };
-        assert!(in_chunks.image(0) == want, "{}: other bytes of chunks of {chunk}", what());
-    }
+    let Some(in_chunks) = lacks.take(Batch::fed(subject, &tokens, n, chunk), &what) else { return };
+    assert!(in_chunks.image(0) == one_by_one.image(0), "{}: other bytes", what());
 }
 
 fn bad_numbers_are_stored_as_the_codec_stores_them<B: Backend>(

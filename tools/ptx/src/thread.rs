@@ -71,6 +71,7 @@ impl Thread {
         self.moment.thread % 32
     }
 
+    #[inline(always)]
     pub fn get(&self, block: &Block<'_>, src: Src) -> u64 {
         match src {
             Src::Reg(reg) => self.regs[reg as usize],
