@@ -36,13 +36,13 @@ pub const UNIT: usize = 20;
 
 /// The magnitude from which a value of step `k` has the level above the decision point `mid`, in units of 1 / [`ONE`].
 #[inline(always)]
-fn threshold(mid: f32, k: usize) -> i32 {
+pub fn threshold(mid: f32, k: usize) -> i32 {
     (f64::from(mid) * step(k) * f64::from(ONE)) as i32
 }
 
 /// A centroid in units of 1 / [`LEVEL_ONE`].
 #[inline(always)]
-fn level(centroid: f32) -> i32 {
+pub fn level(centroid: f32) -> i32 {
     (centroid * LEVEL_ONE) as i32
 }
 

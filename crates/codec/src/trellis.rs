@@ -48,7 +48,7 @@ pub const LEAD: usize = 16;
 const FINENESS: f32 = 4.0;
 
 /// The largest magnitude of a value for the encoder: 16 times that is an `i16`. Slices of unit variance stay below, 11.4 · 160.
-const MOST: f32 = 2047.0;
+pub const MOST: f32 = 2047.0;
 
 /// What [`Trellis::branch`] takes with a value: low bits of all costs are left free, for the state they came from.
 pub const UNIT: [i16; 2] = [16, 64];

@@ -35,6 +35,13 @@ impl Constants {
         self
     }
 
+    /// What an array of whole numbers begins with.
+    pub fn list(mut self, name: &str, values: impl IntoIterator<Item = i32>) -> Self {
+        let values: Vec<_> = values.into_iter().map(|value| value.to_string()).collect();
+        self.define(name, format_args!("{{{}}}", values.join(", ")));
+        self
+    }
+
     /// The header.
     pub fn text(&self) -> &str {
         &self.text
@@ -53,8 +60,10 @@ mod tests {
     fn numbers_are_written_to_their_last_bit() {
         let constants = Constants::default().whole("N", 16).float("A", -1e30).float("B", 65504.0);
         let constants = constants.float("C", 0.1).double("D", 128f64.sqrt()).float("E", 1e-40);
+        let constants = constants.list("F", [1, -2]);
         let want = "#define N 16\n#define A (-1e30f)\n#define B (65504.0f)\n#define C (0.1f)\n\
-                    #define D (11.313708498984761)\n#define E (1e-40f)\n";
+                    #define D (11.313708498984761)\n#define E (1e-40f)\n\
+                    #define F {1, -2}\n";
         assert_eq!(constants.text(), want);
     }
 }

@@ -6,6 +6,7 @@
 // token. A tile that leaves the ring of the tail and the new one that takes its place there are of one chain. Blocks beyond
 // those turn queries, a head to a warp. Centres of blocks are set by a kernel of their own, before.
 
+#include "encode.cuh"
 #include "rope.cuh"
 #include "rotate.cuh"
 #include "tile.cuh"
@@ -80,108 +81,6 @@ struct AppendParams {
 
 __device__ inline uint4 listed(const AppendParams& p, u32 index) { return p.far ? p.far[index] : p.near[index]; }
 
-// What lane l of a warp holds of 128 values: 4l .. 4l + 3.
-struct Quad { float x[4]; };
-
-// The sum over the `lanes` (a power of two) of a block; its lanes lie side by side. A whole warp.
-__device__ double block_sum(double v, u32 lanes) {
-    for (u32 step = 16; step > 0; step /= 2) {
-        int low = __double2loint(v), high = __double2hiint(v);
-        double other = __hiloint2double(__shfl_xor_sync(~0u, high, step), __shfl_xor_sync(~0u, low, step));
-        if (step < lanes) v += other;
-    }
-    return v;
-}
-
-// What a block's values of unit variance are multiplied by to be coded at the step that fits them best, of those of
-// kvant-codec's `step`. The sums are whole numbers, so that they are the same in any order. A whole warp.
-__device__ float step_factor(const float* levels, const float* mids, u32 n_levels, u32 dims, const float z[4]) {
-    const float *upper = levels + n_levels / 2, *from = mids + n_levels / 2;
-    int magnitudes[4];
-    for (int i = 0; i < 4; i++) magnitudes[i] = (int)__fmul_rn(fabsf(z[i]), STEP_ONE);
-    u32 best = 0;
-    double best_along = 0.0, best_square = 1.0;
-    for (u32 k = 0; k < STEPS; k++) {
-        double step = (double)(FIRST_STEP + k) / (double)STEP_UNIT;
-        u32 indices[4] = {};
-        for (u32 m = 0; m + 1 < n_levels / 2; m++) {
-            int threshold = (int)__dmul_rn(__dmul_rn((double)from[m], step), (double)STEP_ONE);
-            for (int i = 0; i < 4; i++) indices[i] += magnitudes[i] >= threshold;
-        }
-        long long along = 0, square = 0;
-        for (int i = 0; i < 4; i++) {
-            int level = (int)__fmul_rn(upper[indices[i]], STEP_LEVEL_ONE);
-            along += (long long)level * magnitudes[i];
-            square += level * level;
-        }
-        for (u32 lanes = 16; lanes > 0; lanes /= 2) {
-            long long more = __shfl_xor_sync(~0u, along, lanes), more_square = __shfl_xor_sync(~0u, square, lanes);
-            if (lanes < dims / 4) along += more, square += more_square;
-        }
-        double product = __dmul_rn((double)along, (double)along);
-        if (__dmul_rn(product, best_square) > __dmul_rn(best_along, (double)square)) {
-            best = k, best_along = product, best_square = (double)square;
-        }
-    }
-    return __fdiv_rn((float)STEP_UNIT, (float)(FIRST_STEP + best));
-}
-
-// Codes a block of `dims` that is rotated already; gives the scale.
-__device__ u16 encode_turbo(const float* levels, const float* mids, u32 n_levels, u32 dims, Quad q, u8* codes) {
-    double squares = 0.0;
-    for (int i = 0; i < 4; i++) {
-        q.x[i] = clamped(q.x[i], HALF_MAX);
-        squares += (double)q.x[i] * (double)q.x[i];
-    }
-    double norm = sqrt(block_sum(squares, dims / 4));
-    double root = dims == 128 ? SQRT_128 : dims == 64 ? SQRT_64 : SQRT_32;
-    bool is_tiny = norm < 1e-10;
-    float to_unit = is_tiny ? 0.0f : (float)(root / norm);
-    float z[4];
-    for (int i = 0; i < 4; i++) z[i] = __fmul_rn(q.x[i], to_unit);
-    float factor = step_factor(levels, mids, n_levels, dims, z);
-    double coded = 0.0;
-    for (int i = 0; i < 4; i++) {
-        float value = __fmul_rn(z[i], factor);
-        u32 index = 0;
-        for (u32 m = 0; m + 1 < n_levels; m++) index += value >= mids[m];
-        codes[i] = (u8)index;
-        coded += (double)levels[index] * (double)levels[index];
-    }
-    coded = sqrt(block_sum(coded, dims / 4));
-    return is_tiny ? 0 : to_half(clamped((float)(norm / coded), HALF_MAX));
-}
-
-// Codes a block of 32, held by eight lanes; gives the scale. Lanes of a block that is not there compute along.
-__device__ u16 encode_block32(u32 type, Quad q, u32 lane, u8* codes) {
-    float extreme = 0.0f;
-    u32 at = 0;
-    for (int i = 0; i < 4; i++) {
-        q.x[i] = clamped(q.x[i], HALF_MAX);
-        if (fabsf(q.x[i]) > fabsf(extreme)) extreme = q.x[i], at = 4 * lane + i;
-    }
-    for (int step = 4; step > 0; step /= 2) {
-        float other = __shfl_xor_sync(~0u, extreme, step);
-        u32 other_at = __shfl_xor_sync(~0u, at, step);
-        bool larger = fabsf(other) > fabsf(extreme);
-        bool equal = fabsf(other) == fabsf(extreme);
-        // The first of equals; a zero has no place.
-        if (larger || (equal && other_at < at)) extreme = other, at = other_at;
-    }
-    float d = type == Q8_0 ? fabsf(extreme) / (float)(Q8_0_ZERO - 1) : extreme / -(float)Q4_0_ZERO;
-    u16 scale = to_half(type == Q8_0 ? fminf(d, Q8_0_MAX_SCALE) : d);
-    float inverse = (scale & 0x7fff) == 0 ? 0.0f : 1.0f / d;
-    for (int i = 0; i < 4; i++) {
-        if (type == Q8_0) {
-            codes[i] = (u8)((int)roundf(__fmul_rn(q.x[i], inverse)) + Q8_0_ZERO);
-        } else {
-            float code = __fadd_rn(__fadd_rn(__fmul_rn(q.x[i], inverse), (float)Q4_0_ZERO), 0.5f);
-            codes[i] = (u8)min((int)fmaxf(code, 0.0f), 2 * Q4_0_ZERO - 1);
-        }
-    }
-    return scale;
-}
-
 // Group and place within it of the code of (slot, dim of the block).
 __device__ void code_place(bool is_key, u32 slot, u32 dim, u32& group, u32& j) {
     group = is_key ? dim / 4 : dim / 16 * 4 + slot / 4;
@@ -189,7 +88,7 @@ __device__ void code_place(bool is_key, u32 slot, u32 dim, u32& group, u32& j) {
 }
 
 __device__ u8 stored_code(u32 type, const u8* planes, u32 dims, u32 group, u32 j) {
-    switch (type) {
+    switch (laid_out_as(type)) {
         case Q8_0: return planes[Q8_0_GROUP * group + j];
         case TURBO2: return planes[TURBO2_GROUP * group + j % 16] >> (2 * (j / 16)) & 3;
         case TURBO3:
@@ -206,7 +105,7 @@ __device__ u8 plane_byte(u32 type, bool is_key, const u8* codes, u32 dim, const 
         u32 at = is_key ? 4 * group + j % 4 : group / 4 * 16 + j / 4;
         return codes[slot * dim + block.first + at];
     };
-    switch (type) {
+    switch (laid_out_as(type)) {
         case Q8_0: return (u8)code(byte / Q8_0_GROUP, byte % Q8_0_GROUP);
         case TURBO2:
         case TURBO3: {
@@ -317,6 +216,7 @@ __device__ Quad gather(const AppendParams& p, const Target& t, const Row& row, c
 
 // Makes one tile; the whole block.
 __device__ void write_tile(const AppendParams& p, const Target& t, const Write& w, u8* shared) {
+    __shared__ Trail walks[WARPS];
     const AppendStream& s = t.s;
     const Spec& spec = s.spec;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = spec.dim, place = w.flags % 4;
@@ -362,9 +262,11 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
             }
             u8 four[4];
             u16 scale;
-            if (is_turbo(type)) {
+            if (remembers(type)) {
+                scale = encode_trellis(type, dim, span, block, q, walks[warp], lane, four);
+            } else if (is_turbo(type)) {
                 u32 book = type - TURBO2;
-                scale = encode_turbo(p.levels[book], p.mids[book], 4u << book, block.n, q, four);
+                scale = encode_turbo(book, p.levels[book], p.mids[book], block.n, q, four);
             } else {
                 scale = encode_block32(type, q, lane, four);
             }

@@ -8,6 +8,9 @@
 //! it is the mean of may be overwritten. A decode step has it once in 128 tokens, when a new block makes it unlike the step before
 //! anyway.
 //!
+//! Codes with a memory (turbo2t, turbo3t) are found by a walk through all values of a slice, one after the other, whose states are the
+//! lanes of the warp that holds the row.
+//!
 //! [`StreamSpec::writes`]: kvant_backend::StreamSpec::writes
 
 mod plan;
@@ -17,7 +20,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{BackendError, BalanceLayout, KvPart, KvStream, Result};
 use kvant_codec::tile::TILE;
-use kvant_codec::{Rotation, block32, step, turbo};
+use kvant_codec::{Codebook, Rotation, Trellis, block32, step, trellis, turbo};
 
 use crate::constants::Constants;
 use crate::kv::{
@@ -28,9 +31,9 @@ use crate::rope::{HEADS_PER_BLOCK, TURN_HEADER, Turn};
 use crate::rotate::words;
 use crate::{Context, CudaPage, DevicePtr, Header, Launch, Source};
 
-const HEADERS: [Header; 4] = {
+const HEADERS: [Header; 5] = {
     let [half, rotate, tile] = kv::HEADERS;
-    [TURN_HEADER, half, rotate, tile]
+    [TURN_HEADER, half, rotate, tile, Header { name: "encode.cuh", text: include_str!("encode.cuh") }]
 };
 
 /// The kernel of this op.
@@ -96,7 +99,7 @@ struct AppendParams {
 const _: () = assert!(size_of::<AppendParams>() <= MAX_PARAMS);
 
 fn constants() -> Constants {
-    kv::constants()
+    with_trellis(with_steps(kv::constants()))
         .whole("WARPS", HEADS_PER_BLOCK as usize)
         .whole("NEAR", NEAR)
         .whole("N_BOOKS", BOOKS.len())
@@ -105,14 +108,48 @@ fn constants() -> Constants {
         .whole("Q8_0_ZERO", block32::Q8_0_ZERO.into())
         .whole("Q4_0_ZERO", block32::Q4_0_ZERO.into())
         .float("Q8_0_MAX_SCALE", block32::Q8_0_MAX_SCALE)
+        .double("SQRT_128", 128f64.sqrt())
+        .double("SQRT_64", 64f64.sqrt())
+        .double("SQRT_32", 32f64.sqrt())
+}
+
+/// What the search for the step of a slice compares with and sums, for the upper half of each of [`BOOKS`].
+fn with_steps(constants: Constants) -> Constants {
+    let padded = |values: Vec<i32>| values.into_iter().chain([0; MAX_LEVELS / 2]).take(MAX_LEVELS / 2);
+    let upper = |book: &'static Codebook| book.levels().len() / 2;
+    let thresholds = BOOKS.iter().flat_map(|book| {
+        (0..step::STEPS).flat_map(move |k| {
+            padded(book.mids()[upper(book)..].iter().map(|&mid| step::threshold(mid, k)).collect())
+        })
+    });
+    let levels = BOOKS.iter().flat_map(|book| {
+        padded(book.centroids()[upper(book)..].iter().map(|&level| step::level(level)).collect())
+    });
+    constants
         .whole("STEPS", step::STEPS)
         .whole("FIRST_STEP", step::FIRST)
         .whole("STEP_UNIT", step::UNIT)
         .float("STEP_ONE", step::ONE)
-        .float("STEP_LEVEL_ONE", step::LEVEL_ONE)
-        .double("SQRT_128", 128f64.sqrt())
-        .double("SQRT_64", 64f64.sqrt())
-        .double("SQRT_32", 32f64.sqrt())
+        .list("STEP_THRESHOLDS", thresholds)
+        .list("STEP_LEVELS", levels)
+}
+
+/// What the encoder of turbo2t and turbo3t takes.
+fn with_trellis(constants: Constants) -> Constants {
+    let tables = [Trellis::TURBO2T, Trellis::TURBO3T].map(|trellis| trellis.levels().map(i32::from));
+    constants
+        .whole("TRELLIS_WINDOW", trellis::WINDOW)
+        .whole("TRELLIS_WINDOWS", trellis::LEVELS)
+        .whole("TRELLIS_STRIDE", trellis::STRIDE)
+        .whole("TRELLIS_LEAD", trellis::LEAD)
+        .whole("TRELLIS_FREE", trellis::FREE as usize)
+        .whole("TRELLIS_CLOSED", trellis::CLOSED as usize)
+        .whole("TRELLIS_UNIT", trellis::UNIT[0] as usize)
+        .whole("TRELLIS_SQUARE_UNIT", trellis::UNIT[1] as usize)
+        .float("TRELLIS_PER_UNIT", Trellis::PER_UNIT)
+        .float("TRELLIS_MOST", trellis::MOST)
+        .double("TRELLIS_NORM", Trellis::norm(1))
+        .list("TRELLIS_TABLES", tables.into_iter().flatten())
 }
 
 /// Where new rows are, of the whole step.

@@ -74,8 +74,34 @@ __device__ u32 spread(u32 word, u32 at, u32 to) {
     return nibble * 0x00204081u & 0x01010101u << to;
 }
 
-// The codes of rows t and t + 8 of group g of a block of `dims`.
+// Indices of two or three bits, in nibbles, of rows t and t + 8 of group g of a block of `dims`.
 template <u32 TYPE>
+__device__ u32 indices(const u8* planes, u32 dims, u32 g, u32 t) {
+    // Two low bits: the word of lanes t mod 4 + 4 i, at bits 2 i.
+    u32 nibbles = __ldg((const u32*)(planes + TURBO2_GROUP * g) + t % 4) >> (2 * (t / 4)) & 0x33333333;
+    if constexpr (laid_out_as(TYPE) == TURBO3) {
+        uint2 high = __ldg((const uint2*)(planes + high_planes(dims) + HIGH_GROUP * g));
+        nibbles |= spread(high.x, 4 * t, 2) | spread(high.y, 4 * t, 6);
+    }
+    return nibbles;
+}
+
+// Indices of rows t and t + 8 of a block of a type with a memory: of group `four` of a column of 16 dims. Before the first column
+// comes the last one, a dim to the left: dims are side by side in groups of keys, and rows of groups of values.
+template <bool KEYS, u32 TYPE>
+__device__ u32 column(const u8* planes, u32 dims, int number, u32 four, u32 t) {
+    if (number >= 0) return indices<TYPE>(planes, dims, 4 * number + four, t);
+    u32 first = 4 * (dims / 16 + number);
+    if (KEYS) {
+        u32 left = indices<TYPE>(planes, dims, first + (four + 3) % 4, t);
+        return indices<TYPE>(planes, dims, first + four, t) << 8 | left >> 24;
+    }
+    u32 rows = indices<TYPE>(planes, dims, first + four, (t + 7) % 8);
+    return t > 0 ? rows : (rows & 0x0f0f0f0f) << 4 | (rows >> 4 & 0x0f0f0f0f);
+}
+
+// The codes of rows t and t + 8 of group g of a block of `dims`.
+template <bool KEYS, u32 TYPE>
 __device__ Codes group_codes(const Book& book, const u8* planes, u32 dims, u32 g, u32 t) {
     if constexpr (TYPE == Q8_0) {
         const u32* words = (const u32*)(planes + Q8_0_GROUP * g);
@@ -98,13 +124,14 @@ __device__ Codes group_codes(const Book& book, const u8* planes, u32 dims, u32 g
             codes.pair[i] = (low & ~mask) | (high & mask);
         }
         return codes;
+    } else if constexpr (remembers(TYPE)) {
+        int number = g / 4;
+        u32 own = column<KEYS, TYPE>(planes, dims, number, g % 4, t);
+        u32 before = column<KEYS, TYPE>(planes, dims, number - 1, g % 4, t);
+        u32 earlier = TYPE == TURBO2T ? column<KEYS, TYPE>(planes, dims, number - 2, g % 4, t) : 0;
+        return remembered<TYPE>(own, before, earlier);
     } else {
-        // Two low bits: the word of lanes t mod 4 + 4 i, at bits 2 i.
-        u32 nibbles = __ldg((const u32*)(planes + TURBO2_GROUP * g) + t % 4) >> (2 * (t / 4)) & 0x33333333;
-        if constexpr (TYPE == TURBO3) {
-            uint2 high = __ldg((const uint2*)(planes + high_planes(dims) + HIGH_GROUP * g));
-            nibbles |= spread(high.x, 4 * t, 2) | spread(high.y, 4 * t, 6);
-        }
+        u32 nibbles = indices<TYPE>(planes, dims, g, t);
         return {{__byte_perm(book.bytes[0], book.bytes[1], nibbles),
                  __byte_perm(book.bytes[0], book.bytes[1], nibbles >> 16)}};
     }
@@ -135,7 +162,7 @@ __device__ void load_coded(const Book& book, const u8* tile, u16* to, u32 lane) 
             u32 g = 4 * pass + lane / 8;
             Dims block = block_at(TYPE, DIM, 16 * pass);
             const u8* start = tile + block_byte(TYPE, block.index, block.first);
-            Codes codes = group_codes<TYPE>(book, start + SCALE_BYTES, block.n, g - block.first / 4, t);
+            Codes codes = group_codes<KEYS, TYPE>(book, start + SCALE_BYTES, block.n, g - block.first / 4, t);
 #pragma unroll
             for (u32 upper = 0; upper < 2; upper++) {
                 u32 l = t + 8 * upper, select = upper ? 0x4341 : 0x4240;
@@ -229,6 +256,8 @@ __device__ void load_tile(const AttendParams& p, const Tile& tile, u16* to, u32 
         case TURBO2: return load_coded<KEYS, TURBO2>(p.books[TURBO2], tile.at, to, lane);
         case TURBO3: return load_coded<KEYS, TURBO3>(p.books[TURBO3], tile.at, to, lane);
         case TURBO4: return load_coded<KEYS, TURBO4>(p.books[TURBO4], tile.at, to, lane);
+        case TURBO2T: return load_coded<KEYS, TURBO2T>(p.books[TURBO2T], tile.at, to, lane);
+        case TURBO3T: return load_coded<KEYS, TURBO3T>(p.books[TURBO3T], tile.at, to, lane);
         default: return load_floats<KEYS>(tile.type, tile.at, to, lane);
     }
 }

@@ -15,6 +15,37 @@ struct Book {
 // [1] codes 2 and 3.
 struct Codes { u32 pair[2]; };
 
+// Levels of turbo2t and turbo3t above -128, four to a word, by the last six bits of the sequence.
+__constant__ u32 TRELLIS[2][16] = TRELLIS_BYTES;
+
+// Bits 0 of the nibbles of `bits`, each as a byte of all or nothing.
+__device__ inline u32 byte_mask(u32 bits) { return __byte_perm(0x0000ff00, 0, bits & 0x1111); }
+
+// Four of 64 bytes: nibble i of `low` and of `high` have the lower and upper three bits of the number of the i-th.
+__device__ inline u32 look_up(const u32* bytes, u32 low, u32 high) {
+    u32 eights[8], bits[3] = {byte_mask(high), byte_mask(high >> 1), byte_mask(high >> 2)};
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) eights[i] = __byte_perm(bytes[2 * i], bytes[2 * i + 1], low & 0x7777);
+#pragma unroll
+    for (u32 level = 0; level < 3; level++) {
+#pragma unroll
+        for (u32 i = 0; i < 4 >> level; i++) {
+            eights[i] = (eights[2 * i] & ~bits[level]) | (eights[2 * i + 1] & bits[level]);
+        }
+    }
+    return eights[0];
+}
+
+// Codes of a type with a memory, from indices in nibbles: their own, those before and those before these.
+template <u32 TYPE>
+__device__ inline Codes remembered(u32 own, u32 before, u32 earlier) {
+    static_assert(remembers(TYPE), "indices alone say what these codes are");
+    u32 low = own, high = before;
+    if constexpr (TYPE == TURBO2T) low |= (before & 0x11111111) << 2, high = (before >> 1 & 0x11111111) | earlier << 1;
+    const u32* bytes = TRELLIS[TYPE - TURBO2T];
+    return {{look_up(bytes, low, high), look_up(bytes, low >> 16, high >> 16)}};
+}
+
 // A KV head of a layer.
 struct Head {
     Offsets keys;

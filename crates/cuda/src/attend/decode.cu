@@ -3,7 +3,7 @@
 //
 // Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (values per token as stored), CAPPED (whether scores are).
 
-#include "attend.cuh"
+#include "groups.cuh"
 
 constexpr u32 SLICES = (V_DIM + 127) / 128;
 // Blocks that a multiprocessor is to hold: as many as leave the sums in registers.
@@ -16,152 +16,6 @@ struct DecodeParams {
     Book key_book;
     Book value_book;
 };
-
-template <u32 I>
-__device__ inline u32 word(const uint4& v) {
-    return I == 0 ? v.x : I == 1 ? v.y : I == 2 ? v.z : v.w;
-}
-
-// What a lane needs of group g of a block of `dims`: its 16 rows (tokens of K, dims of V) of four values each. `fragment<I>` makes of rows I
-// and I + 8 the left operand of a product, in the order (row I, values 0 and 1), (row I + 8, 0 and 1), (row I, 2 and 3),
-// (row I + 8, 2 and 3).
-template <u32 TYPE>
-struct Group;
-
-template <>
-struct Group<Q8_0> {
-    uint4 rows[4];
-    __device__ void load(const u8* planes, u32, u32 g) {
-        for (int i = 0; i < 4; i++) rows[i] = __ldg((const uint4*)(planes + Q8_0_GROUP * g) + i);
-    }
-    template <u32 I>
-    __device__ Codes codes(const Book&) const {
-        u32 a = word<I % 4>(rows[I / 4]), b = word<I % 4>(rows[I / 4 + 2]);
-        return {{__byte_perm(a, b, 0x5140), __byte_perm(a, b, 0x7362)}};
-    }
-};
-
-struct Nibbles {
-    uint4 rows[2];
-    __device__ void load(const u8* planes, u32, u32 g) {
-        for (int i = 0; i < 2; i++) rows[i] = __ldg((const uint4*)(planes + NIBBLES_GROUP * g) + i);
-    }
-};
-
-template <>
-struct Group<Q4_0> : Nibbles {
-    template <u32 I>
-    __device__ Codes codes(const Book&) const {
-        u32 pairs = word<I % 4>(rows[I / 4]);
-        u32 even = pairs & 0x0f0f0f0f, odd = pairs >> 4 & 0x0f0f0f0f;
-        return {{__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)}};
-    }
-};
-
-template <>
-struct Group<TURBO4> : Nibbles {
-    template <u32 I>
-    __device__ Codes codes(const Book& book) const {
-        Codes codes;
-        for (int i = 0; i < 2; i++) {
-            // Eight levels in two registers: two look-ups, and bit 3 decides.
-            u32 nibbles = word<I % 4>(rows[I / 4]) >> (16 * i), index = nibbles & 0x7777;
-            u32 low = __byte_perm(book.bytes[0], book.bytes[1], index);
-            u32 high = __byte_perm(book.bytes[2], book.bytes[3], index);
-            u32 mask = __byte_perm(0x0000ff00, 0, nibbles >> 3 & 0x1111);
-            codes.pair[i] = (low & ~mask) | (high & mask);
-        }
-        return codes;
-    }
-};
-
-template <>
-struct Group<TURBO2> {
-    uint4 low;
-    __device__ void load(const u8* planes, u32, u32 g) { low = __ldg((const uint4*)(planes + TURBO2_GROUP * g)); }
-    // Two low bits of rows I (low nibble) and I + 8 (high nibble) of four values.
-    template <u32 I>
-    __device__ u32 nibbles() const {
-        return word<I % 4>(low) >> (I / 4 * 2) & 0x33333333;
-    }
-    template <u32 I>
-    __device__ Codes codes(const Book& book) const {
-        u32 index = nibbles<I>();
-        return {{__byte_perm(book.bytes[0], 0, index), __byte_perm(book.bytes[0], 0, index >> 16)}};
-    }
-};
-
-// Bits 0..3 of a nibble, each to bit 0 of its byte, times a power of two.
-template <u32 SHIFT>
-__device__ inline u32 spread(u32 nibble) {
-    return nibble * (0x00204081u << SHIFT) & (0x01010101u << SHIFT);
-}
-
-template <>
-struct Group<TURBO3> : Group<TURBO2> {
-    uint2 high;
-    __device__ void load(const u8* planes, u32 dims, u32 g) {
-        Group<TURBO2>::load(planes, dims, g);
-        high = __ldg((const uint2*)(planes + high_planes(dims) + HIGH_GROUP * g));
-    }
-    template <u32 I>
-    __device__ Codes codes(const Book& book) const {
-        u32 index = nibbles<I>() | spread<2>(high.x >> (4 * I) & 15) | spread<6>(high.y >> (4 * I) & 15);
-        return {{__byte_perm(book.bytes[0], book.bytes[1], index),
-                 __byte_perm(book.bytes[0], book.bytes[1], index >> 16)}};
-    }
-};
-
-template <u32 I, u32 TYPE>
-__device__ inline void fragment(const Group<TYPE>& group, const Book& book, u32 bias, u32 a[4]) {
-    Codes codes = group.template codes<I>(book);
-    // A byte below the bits of 1024 is that half plus the byte.
-    a[0] = half_sub(__byte_perm(codes.pair[0], 0x64646464, 0x4240), bias);
-    a[1] = half_sub(__byte_perm(codes.pair[0], 0x64646464, 0x4341), bias);
-    a[2] = half_sub(__byte_perm(codes.pair[1], 0x64646464, 0x4240), bias);
-    a[3] = half_sub(__byte_perm(codes.pair[1], 0x64646464, 0x4341), bias);
-}
-
-// A group of a float tile: value e of row r is number e * stride + r from its first. f32 and bf16 beyond f16 saturate.
-struct Floats {
-    uint4 values[4][2];  // halves of the 16 rows, by value
-};
-
-template <u32 TYPE>
-__device__ inline void load_floats(Floats& f, const u8* tile, u32 first, u32 stride) {
-    for (u32 e = 0; e < 4; e++) {
-        for (u32 half = 0; half < 2; half++) {
-            u32 at = first + e * stride + 8 * half;
-            if constexpr (TYPE == F16) {
-                f.values[e][half] = __ldg((const uint4*)(tile + 2 * at));
-            } else {
-                float x[8];
-                if constexpr (TYPE == F32) {
-                    float4 low = __ldg((const float4*)(tile + 4 * at));
-                    float4 high = __ldg((const float4*)(tile + 4 * at) + 1);
-                    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-                    x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-                } else {
-                    uint4 eight = __ldg((const uint4*)(tile + 2 * at));
-                    u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
-                    for (u32 i = 0; i < 8; i++) x[i] = from_bfloat((u16)(pairs[i / 2] >> (16 * (i % 2))));
-                }
-                for (u32 i = 0; i < 8; i++) x[i] = fminf(fmaxf(x[i], -HALF_MAX), HALF_MAX);
-                f.values[e][half] = make_uint4(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]),
-                                               pack_halves(x[4], x[5]), pack_halves(x[6], x[7]));
-            }
-        }
-    }
-}
-
-template <u32 I>
-__device__ inline void fragment(const Floats& f, u32 a[4]) {
-    constexpr u32 SELECT = I % 2 ? 0x7632 : 0x5410;
-    for (u32 half = 0; half < 2; half++) {
-        a[half] = __byte_perm(word<I / 2>(f.values[0][half]), word<I / 2>(f.values[1][half]), SELECT);
-        a[2 + half] = __byte_perm(word<I / 2>(f.values[2][half]), word<I / 2>(f.values[3][half]), SELECT);
-    }
-}
 
 // Calls f with 0 .. 8 as constants.
 template <u32 I>
@@ -193,6 +47,8 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, boo
     float part[8][4] = {};
     Scales scales;
     scales.load(block);
+    Group<TYPE> last;
+    if constexpr (remembers(TYPE)) last.begin(block + SCALE_BYTES, DIMS, lane);
 #pragma unroll 1
     for (u32 first = 0; first < CHUNKS; first += AHEAD) {
         Group<TYPE> groups[AHEAD];
@@ -200,6 +56,7 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, boo
         for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, DIMS, 4 * (first + c) + lane % 4);
 #pragma unroll
         for (u32 c = 0; c < AHEAD; c++) {
+            if constexpr (remembers(TYPE)) groups[c].follow(last), last = groups[c];
             uint2 b = queries[32 * (first + c) + lane];
             for_eight([&](auto i) {
                 u32 a[4];
@@ -291,16 +148,22 @@ struct Values {
     }
 
     // Adds to out[s][i] of lane (g, t) dims 128 s + 16 g + i (first two) and + 8, for queries 2t and 2t + 1.
-    __device__ void mix(float out[SLICES][8][4], const Book& book, const u32 b[2]) const {
+    __device__ void mix(float out[SLICES][8][4], const Book& book, const u32 b[2], u32 lane) const {
         u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
+            Group<TYPE> group = groups[slice];
+            if constexpr (remembers(TYPE)) {
+                u32 dim = first_dim(slice, lane);
+                Dims in = block_at(TYPE, V_DIM, dim);
+                group.follow_lanes((dim - in.first) / 16, in.n, (dim - 128 * slice) / 16 * 4 + lane % 4);
+            }
             uint2 four = scales[slice];
             u32 first = pack_halves(from_half((u16)four.x) * book.step, from_half((u16)(four.x >> 16)) * book.step);
             u32 second = pack_halves(from_half((u16)four.y) * book.step, from_half((u16)(four.y >> 16)) * book.step);
             for_eight([&](auto i) {
                 u32 a[4];
-                fragment<i.value>(groups[slice], book, bias, a);
+                fragment<i.value>(group, book, bias, a);
                 a[0] = half_mul(a[0], first), a[1] = half_mul(a[1], first);
                 a[2] = half_mul(a[2], second), a[3] = half_mul(a[3], second);
                 multiply(out[slice][i.value], a, b[0], b[1]);
@@ -320,7 +183,7 @@ struct Values<TYPE, false> {
         }
     }
 
-    __device__ void mix(float out[SLICES][8][4], const Book&, const u32 b[2]) const {
+    __device__ void mix(float out[SLICES][8][4], const Book&, const u32 b[2], u32) const {
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             for_eight([&](auto i) {
@@ -459,7 +322,7 @@ __device__ inline void mix_tile(float out[SLICES][8][4], const u8* tile, const B
     values.load(tile, lane);
     u32 b[2];
     load_weights(b, weights, lane);
-    values.mix(out, book, b);
+    values.mix(out, book, b, lane);
 }
 
 // Eight tiles of one type, several on their way at a time.
@@ -476,7 +339,7 @@ __device__ inline void mix_unit(float out[SLICES][8][4], const u8* my_tile, cons
         for (u32 i = 0; i < AHEAD; i++) {
             u32 b[2];
             load_weights(b, weights + (first + i) * WEIGHT_BYTES, lane);
-            values[i].mix(out, book, b);
+            values[i].mix(out, book, b, lane);
         }
     }
 }

@@ -15,6 +15,10 @@
 //!   of 128 dims lie side by side. Product i takes dims i and i + 8 of each sixteen as rows. Scales are multiplied in as
 //!   halves, two tokens at a time.
 //!
+//! Codes with a memory (turbo2t, turbo3t) are looked up with those of the 16 dims before: of keys in the group that the lane had before, of
+//! values in that of the lane four before it; once in a block they are the last ones, a dim to the left. Six bits choose one of 64 bytes in
+//! registers: eight permutations of eight and three bits that decide, for four values.
+//!
 //! Tiles of the f16 sink and tail are read by the same walk with another `Group`; a unit in which both kinds meet is
 //! walked once for each, with the lanes of the other kind adding nothing.
 //!
@@ -39,13 +43,18 @@ use kvant_codec::DType;
 use super::{BOOKS, Book, Common, HEADERS, OP, THREADS, WARPS, constants};
 use crate::kv::{SpecParams, TYPES, number};
 use crate::module::Build;
-use crate::{Context, Define, Launch, Source};
+use crate::{Context, Define, Header, Launch, Source};
+
+const DECODE_HEADERS: [Header; 5] = {
+    let [half, rotate, tile, attend] = HEADERS;
+    [half, rotate, tile, attend, Header { name: "groups.cuh", text: include_str!("groups.cuh") }]
+};
 
 /// The kernel for few queries.
 static SOURCE: Source = Source {
     name: "decode.cu",
     text: include_str!("decode.cu"),
-    headers: &HEADERS,
+    headers: &DECODE_HEADERS,
     constants: || constants().whole("QUERIES", QUERIES).whole("UNIT", UNIT),
     // Lambdas are device code.
     options: &["--device-as-default-execution-space"],

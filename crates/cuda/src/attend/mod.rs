@@ -55,7 +55,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{AttendParams, BackendError, BalanceLayout, KvLayer, KvPart, KvStream, Result};
 use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::TILE;
-use kvant_codec::{ByteBook, DType, Rotation, block32, turbo};
+use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
 
 use self::decode::Kind;
 use self::parts::{Launched, PartParams, Way};
@@ -163,6 +163,13 @@ fn constants() -> Constants {
         .float("HIDDEN", HIDDEN)
         .float("LIFT", LIFT as f32)
         .float("LOG2_E", LOG2_E)
+        .list("TRELLIS_BYTES", [Trellis::TURBO2T, Trellis::TURBO3T].into_iter().flat_map(level_words))
+}
+
+/// The levels of a trellis above -128, four to a word.
+fn level_words(trellis: Trellis) -> impl Iterator<Item = i32> {
+    let bytes = trellis.levels().map(|level| level.wrapping_add(-128) as u8);
+    (0..bytes.len()).step_by(4).map(move |i| i32::from_le_bytes(std::array::from_fn(|k| bytes[i + k])))
 }
 
 /// Macros that the kernels are compiled with for these sizes of stored heads, with or without a cap on the scores.
@@ -342,6 +349,9 @@ static BOOKS: LazyLock<[Book; TYPES.len()]> = LazyLock::new(|| {
         (_, Some(codebook)) => {
             let ByteBook { bytes, step } = ByteBook::of(&codebook);
             Book { bytes, step, bias: 128.0 }
+        }
+        (DType::Turbo2T | DType::Turbo3T, _) => {
+            Book { bytes: [0; 16], step: Trellis::CENTROID_STEP, bias: 128.0 }
         }
         (DType::Q8_0, _) => Book { bytes: [0; 16], step: 1.0, bias: block32::Q8_0_ZERO.into() },
         (DType::Q4_0, _) => Book { bytes: [0; 16], step: 1.0, bias: block32::Q4_0_ZERO.into() },

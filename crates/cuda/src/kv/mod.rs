@@ -45,15 +45,8 @@ impl SpecParams {
     /// What `spec` stores.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for a type without kernels, or when a count does not fit.
+    /// [`BackendError::Unsupported`] when a count does not fit.
     pub fn new(op: &'static str, spec: &StreamSpec) -> Result<Self> {
-        if !TYPES.contains(&spec.dtype) {
-            return Err(BackendError::Unsupported {
-                op,
-                wanted: format!("{} (not on CUDA yet)", spec.dtype),
-                has: TYPES.map(DType::name).join(", "),
-            });
-        }
         Ok(Self {
             dtype: number(spec.dtype) as u8,
             centres: has_centres(spec).into(),
@@ -132,18 +125,8 @@ pub(crate) fn has_centres(spec: &StreamSpec) -> bool {
     spec.centres && spec.dtype.code().is_some()
 }
 
-/// The KV types that kernels read and write: floats first, then blocks of 32, then the turbo types by bits. Those with a memory
-/// are not among them yet.
-pub(crate) const TYPES: [DType; 8] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Turbo2,
-    DType::Turbo3,
-    DType::Turbo4,
-];
+/// The KV types that kernels read and write: floats first, then blocks of 32, then the turbo types by bits, those with a memory last.
+pub(crate) const TYPES: [DType; 10] = DType::KV;
 
 /// The number of one of [`TYPES`] in kernels.
 pub(crate) fn number(dtype: DType) -> u32 {
@@ -205,25 +188,4 @@ fn short(op: &'static str, what: &'static str, count: usize) -> Result<u16> {
         wanted: format!("{count} {what}"),
         has: format!("at most {}", u16::MAX),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kvant_codec::Side;
-
-    #[test]
-    fn types_without_kernels_are_refused_by_name_and_all_others_taken() {
-        for dtype in DType::KV {
-            let params = SpecParams::new("kv_append", &StreamSpec::new(dtype, Side::K, 128));
-            match dtype {
-                DType::Turbo2T | DType::Turbo3T => {
-                    let message = params.unwrap_err().to_string();
-                    let has = "this device has f32, f16, bf16, q8_0, q4_0, turbo2, turbo3, turbo4";
-                    assert_eq!(message, format!("kv_append: no kernel for {dtype} (not on CUDA yet); {has}"));
-                }
-                _ => assert_eq!(u32::from(params.unwrap().dtype), number(dtype)),
-            }
-        }
-    }
 }

@@ -39,12 +39,17 @@ struct Memory {
 
 static_assert(F32 < Q8_0 && F16 < Q8_0 && BF16 < Q8_0 && Q8_0 < TURBO2 && Q4_0 < TURBO2, "types are in this order");
 static_assert(TURBO3 == TURBO2 + 1 && TURBO4 == TURBO2 + 2, "a book has the number of its type");
+static_assert(TURBO2T == TURBO4 + 1 && TURBO3T == TURBO4 + 2, "types with a memory are the last");
 
 __host__ __device__ constexpr bool is_coded(u32 type) { return type >= Q8_0; }
 __host__ __device__ constexpr bool is_turbo(u32 type) { return type >= TURBO2; }
+// Whether a code counts for those that come after it: levels are looked up with the last six bits of a sequence.
+__host__ __device__ constexpr bool remembers(u32 type) { return type >= TURBO2T; }
+// The type whose codes lie as those of `type` do.
+__host__ __device__ constexpr u32 laid_out_as(u32 type) { return remembers(type) ? type - TURBO2T + TURBO2 : type; }
 // Bytes of the 16 codes of one dim, times 4: of a group.
 __host__ __device__ constexpr u32 group_bytes(u32 type) {
-    switch (type) {
+    switch (laid_out_as(type)) {
         case Q8_0: return Q8_0_GROUP;
         case TURBO2: return TURBO2_GROUP;
         case TURBO3: return TURBO3_GROUP;

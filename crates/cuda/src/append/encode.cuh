@@ -1,0 +1,232 @@
+// The codes of one row: 128 values at a time, four to each lane of a warp. The method is that of kvant-codec, value for value.
+
+#pragma once
+
+#include "rotate.cuh"
+#include "tile.cuh"
+
+// What the search for a step compares with and sums, by book, in the units of kvant-codec's `step`.
+constexpr u32 HALF_LEVELS = MAX_LEVELS / 2;
+__constant__ int THRESHOLDS[N_BOOKS][STEPS][HALF_LEVELS] = STEP_THRESHOLDS;
+__constant__ int UPPER_LEVELS[N_BOOKS][HALF_LEVELS] = STEP_LEVELS;
+// Levels of turbo2t and turbo3t by the last six bits of the sequence.
+__constant__ int TRELLIS_LEVELS[2][TRELLIS_WINDOWS] = TRELLIS_TABLES;
+
+// What lane l of a warp holds of 128 values: 4l .. 4l + 3.
+struct Quad { float x[4]; };
+
+// The sum over the `lanes` (a power of two) of a block; its lanes lie side by side. A whole warp.
+__device__ double block_sum(double v, u32 lanes) {
+    for (u32 step = 16; step > 0; step /= 2) {
+        int low = __double2loint(v), high = __double2hiint(v);
+        double other = __hiloint2double(__shfl_xor_sync(~0u, high, step), __shfl_xor_sync(~0u, low, step));
+        if (step < lanes) v += other;
+    }
+    return v;
+}
+
+// Values of a block of `dims` brought to unit variance, or zeros; gives its norm, 0 for one that vanishes. A whole warp.
+__device__ double to_unit_variance(u32 dims, Quad& q) {
+    double squares = 0.0;
+    for (int i = 0; i < 4; i++) {
+        q.x[i] = clamped(q.x[i], HALF_MAX);
+        squares += (double)q.x[i] * (double)q.x[i];
+    }
+    double norm = sqrt(block_sum(squares, dims / 4));
+    double root = dims == 128 ? SQRT_128 : dims == 64 ? SQRT_64 : SQRT_32;
+    bool is_tiny = norm < 1e-10;
+    float factor = is_tiny ? 0.0f : (float)(root / norm);
+    for (int i = 0; i < 4; i++) q.x[i] = __fmul_rn(q.x[i], factor);
+    return is_tiny ? 0.0 : norm;
+}
+
+// The scale of a block of this norm whose levels have the norm `coded`.
+__device__ u16 scale_of(double norm, double coded) {
+    return norm == 0.0 ? 0 : to_half(clamped((float)(norm / coded), HALF_MAX));
+}
+
+// What a block's values of unit variance are multiplied by to be coded at the step that fits them best, of those of
+// kvant-codec's `step`. The sums are whole numbers, so that they are the same in any order. A whole warp.
+__device__ float step_factor(u32 book, u32 dims, const float z[4]) {
+    u32 n_upper = 2u << book;
+    int magnitudes[4];
+    for (int i = 0; i < 4; i++) magnitudes[i] = (int)__fmul_rn(fabsf(z[i]), STEP_ONE);
+    u32 best = 0;
+    double best_along = 0.0, best_square = 1.0;
+    for (u32 k = 0; k < STEPS; k++) {
+        u32 indices[4] = {};
+        for (u32 m = 0; m + 1 < n_upper; m++) {
+            for (int i = 0; i < 4; i++) indices[i] += magnitudes[i] >= THRESHOLDS[book][k][m];
+        }
+        long long along = 0, square = 0;
+        for (int i = 0; i < 4; i++) {
+            int level = UPPER_LEVELS[book][indices[i]];
+            along += (long long)level * magnitudes[i];
+            square += (long long)level * level;
+        }
+        for (u32 lanes = 1; lanes < 32; lanes *= 2) {
+            long long more = __shfl_xor_sync(~0u, along, lanes), more_square = __shfl_xor_sync(~0u, square, lanes);
+            if (lanes < dims / 4) along += more, square += more_square;
+        }
+        double product = __dmul_rn((double)along, (double)along);
+        if (__dmul_rn(product, best_square) > __dmul_rn(best_along, (double)square)) {
+            best = k, best_along = product, best_square = (double)square;
+        }
+    }
+    return __fdiv_rn((float)STEP_UNIT, (float)(FIRST_STEP + best));
+}
+
+// Codes a block of `dims` that is rotated already; gives the scale. A whole warp.
+__device__ u16 encode_turbo(u32 book, const float* levels, const float* mids, u32 dims, Quad q, u8* codes) {
+    double norm = to_unit_variance(dims, q);
+    float factor = step_factor(book, dims, q.x);
+    double coded = 0.0;
+    for (int i = 0; i < 4; i++) {
+        float value = __fmul_rn(q.x[i], factor);
+        u32 index = 0;
+        for (u32 m = 0; m + 1 < 4u << book; m++) index += value >= mids[m];
+        codes[i] = (u8)index;
+        coded += (double)levels[index] * (double)levels[index];
+    }
+    return scale_of(norm, sqrt(block_sum(coded, dims / 4)));
+}
+
+// What a warp keeps of a walk through a trellis.
+struct Trail {
+    short values[SPAN];  // as the walk takes them, by dim
+    u32 came[SPAN];      // of each step: bit `bits * state + b` is bit b of those with which `state` is reached at least cost
+    u8 codes[SPAN];
+};
+
+// The cheapest way through the trellis of one block (Viterbi), in the integers of kvant-codec. Lane l computes state l mod
+// STATES, and of the ways that lead to it two.
+template <u32 BITS>
+struct Walk {
+    static constexpr u32 REST = TRELLIS_WINDOW - BITS, STATES = 1 << REST, FREE = TRELLIS_FREE;
+    const int* levels;
+    Trail& trail;
+    u32 first, dims, lane;     // of the block in its span
+    u32 oldest;                // bits of the first way; those of the other are one more
+    int slope[2], square[2];
+
+    __device__ Walk(Trail& trail, u32 first, u32 dims, u32 lane)
+        : levels(TRELLIS_LEVELS[BITS - 2]), trail(trail), first(first), dims(dims), lane(lane), oldest(lane / STATES * 2) {
+        for (u32 way = 0; way < 2; way++) {
+            int level = levels[window(way)];
+            slope[way] = -2 * level * TRELLIS_UNIT, square[way] = level * level * TRELLIS_SQUARE_UNIT;
+        }
+    }
+    __device__ u32 window(u32 way) const { return lane % STATES | (oldest + way) << REST; }
+
+    // The dim at place p of the sequence.
+    __device__ u32 dim_at(u32 p) const { return TRELLIS_STRIDE * (p % (dims / TRELLIS_STRIDE)) + p / (dims / TRELLIS_STRIDE); }
+
+    // One step, through the value at place p; gives what `Trail::came` keeps.
+    __device__ u32 step(int& cost, u32 p) const {
+        int x = trail.values[first + dim_at(p)], least = 0x7fffffff;
+        for (u32 way = 0; way < 2; way++) {
+            int so_far = __shfl_sync(~0u, cost, window(way) >> BITS) & ~FREE;
+            least = min(least, (so_far | (int)(oldest + way)) + slope[way] * x + square[way]);
+        }
+        for (u32 lanes = STATES; lanes < 32; lanes *= 2) least = min(least, __shfl_xor_sync(~0u, least, lanes));
+        cost = least;
+        u32 came = 0;
+        for (u32 b = 0; b < BITS; b++) {
+            came |= (__ballot_sync(~0u, least >> b & 1) & ((1u << STATES) - 1)) << (STATES * b);
+        }
+        return came;
+    }
+
+    // The bits with which `state` was reached.
+    __device__ u32 tag(u32 came, u32 state) const {
+        u32 bits = 0;
+        for (u32 b = 0; b < BITS; b++) bits |= (came >> (STATES * b + state) & 1) << b;
+        return bits;
+    }
+
+    // The state in which the ring is cut open: that at its seam on the cheapest walk across.
+    __device__ u32 seam() const {
+        int cost = 0;
+        u32 came[TRELLIS_LEAD];
+        for (u32 p = dims - TRELLIS_LEAD; p < dims; p++) step(cost, p);
+#pragma unroll
+        for (u32 p = 0; p < TRELLIS_LEAD; p++) came[p] = step(cost, p);
+        int least = cost & ~FREE | (int)(lane % STATES);
+        for (u32 lanes = 1; lanes < STATES; lanes *= 2) least = min(least, __shfl_xor_sync(~0u, least, lanes));
+        u32 state = least & FREE;
+#pragma unroll
+        for (u32 p = TRELLIS_LEAD; p-- > 0;) state = (state | tag(came[p], state) << REST) >> BITS;
+        return state;
+    }
+
+    // Leaves the codes of the cheapest ring in the trail; gives the sum of the squares of their levels.
+    __device__ u32 ring() const {
+        u32 state = seam(), squares = 0;
+        int cost = lane % STATES == state ? 0 : TRELLIS_CLOSED;
+        for (u32 p = 0; p < dims; p++) {
+            u32 came = step(cost, p);
+            if (lane == 0) trail.came[p] = came;
+        }
+        __syncwarp();
+        for (u32 p = dims; p-- > 0;) {
+            u32 window = state | tag(trail.came[p], state) << REST;
+            if (lane == 0) trail.codes[first + dim_at(p)] = (u8)(state & ((1 << BITS) - 1));
+            squares += (u32)(levels[window] * levels[window]);
+            state = window >> BITS;
+        }
+        __syncwarp();
+        return squares;
+    }
+};
+
+// Codes the blocks of a span that begins at dim `span` of a row of `dim`, rotated already, of a type with a memory; gives the
+// scale of the block that this lane lies in. A whole warp.
+__device__ u16 encode_trellis(u32 type, u32 dim, u32 span, const Dims& mine, Quad q, Trail& trail, u32 lane, u8* codes) {
+    double norm = to_unit_variance(mine.n, q);
+    for (u32 i = 0; i < 4; i++) {
+        float value = clamped(__fmul_rn(q.x[i], TRELLIS_PER_UNIT), TRELLIS_MOST);
+        trail.values[4 * lane + i] = (short)__float2int_rn(value);
+    }
+    __syncwarp();
+    u32 squares = 0;
+    for (u32 at = span; at < min(span + SPAN, dim);) {
+        Dims block = block_at(type, dim, at);
+        u32 first = at - span;
+        u32 sum = type == TURBO3T ? Walk<3>(trail, first, block.n, lane).ring() : Walk<2>(trail, first, block.n, lane).ring();
+        if (block.first == mine.first) squares = sum;
+        at += block.n;
+    }
+    for (u32 i = 0; i < 4 && span + 4 * lane < dim; i++) codes[i] = trail.codes[4 * lane + i];
+    __syncwarp();
+    return scale_of(norm, sqrt((double)squares) * TRELLIS_NORM);
+}
+
+// Codes a block of 32, held by eight lanes; gives the scale. Lanes of a block that is not there compute along.
+__device__ u16 encode_block32(u32 type, Quad q, u32 lane, u8* codes) {
+    float extreme = 0.0f;
+    u32 at = 0;
+    for (int i = 0; i < 4; i++) {
+        q.x[i] = clamped(q.x[i], HALF_MAX);
+        if (fabsf(q.x[i]) > fabsf(extreme)) extreme = q.x[i], at = 4 * lane + i;
+    }
+    for (int step = 4; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(~0u, extreme, step);
+        u32 other_at = __shfl_xor_sync(~0u, at, step);
+        bool larger = fabsf(other) > fabsf(extreme);
+        bool equal = fabsf(other) == fabsf(extreme);
+        // The first of equals; a zero has no place.
+        if (larger || (equal && other_at < at)) extreme = other, at = other_at;
+    }
+    float d = type == Q8_0 ? fabsf(extreme) / (float)(Q8_0_ZERO - 1) : extreme / -(float)Q4_0_ZERO;
+    u16 scale = to_half(type == Q8_0 ? fminf(d, Q8_0_MAX_SCALE) : d);
+    float inverse = (scale & 0x7fff) == 0 ? 0.0f : 1.0f / d;
+    for (int i = 0; i < 4; i++) {
+        if (type == Q8_0) {
+            codes[i] = (u8)((int)roundf(__fmul_rn(q.x[i], inverse)) + Q8_0_ZERO);
+        } else {
+            float code = __fadd_rn(__fadd_rn(__fmul_rn(q.x[i], inverse), (float)Q4_0_ZERO), 0.5f);
+            codes[i] = (u8)min((int)fmaxf(code, 0.0f), 2 * Q4_0_ZERO - 1);
+        }
+    }
+    return scale;
+}

@@ -1,0 +1,224 @@
+// Groups of codes in registers, and what tensor cores take of them. The method is in decode.rs.
+
+#pragma once
+
+#include "attend.cuh"
+
+template <u32 I>
+__device__ inline u32 word(const uint4& v) {
+    return I == 0 ? v.x : I == 1 ? v.y : I == 2 ? v.z : v.w;
+}
+
+// What a lane needs of group g of a block of `dims`: its 16 rows (tokens of K, dims of V) of four values each. `fragment<I>` makes of rows I
+// and I + 8 the left operand of a product, in the order (row I, values 0 and 1), (row I + 8, 0 and 1), (row I, 2 and 3),
+// (row I + 8, 2 and 3).
+template <u32 TYPE>
+struct Group;
+
+template <>
+struct Group<Q8_0> {
+    uint4 rows[4];
+    __device__ void load(const u8* planes, u32, u32 g) {
+        for (int i = 0; i < 4; i++) rows[i] = __ldg((const uint4*)(planes + Q8_0_GROUP * g) + i);
+    }
+    template <u32 I>
+    __device__ Codes codes(const Book&) const {
+        u32 a = word<I % 4>(rows[I / 4]), b = word<I % 4>(rows[I / 4 + 2]);
+        return {{__byte_perm(a, b, 0x5140), __byte_perm(a, b, 0x7362)}};
+    }
+};
+
+struct Nibbles {
+    uint4 rows[2];
+    __device__ void load(const u8* planes, u32, u32 g) {
+        for (int i = 0; i < 2; i++) rows[i] = __ldg((const uint4*)(planes + NIBBLES_GROUP * g) + i);
+    }
+};
+
+template <>
+struct Group<Q4_0> : Nibbles {
+    template <u32 I>
+    __device__ Codes codes(const Book&) const {
+        u32 pairs = word<I % 4>(rows[I / 4]);
+        u32 even = pairs & 0x0f0f0f0f, odd = pairs >> 4 & 0x0f0f0f0f;
+        return {{__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)}};
+    }
+};
+
+template <>
+struct Group<TURBO4> : Nibbles {
+    template <u32 I>
+    __device__ Codes codes(const Book& book) const {
+        Codes codes;
+        for (int i = 0; i < 2; i++) {
+            // Eight levels in two registers: two look-ups, and bit 3 decides.
+            u32 nibbles = word<I % 4>(rows[I / 4]) >> (16 * i), index = nibbles & 0x7777;
+            u32 low = __byte_perm(book.bytes[0], book.bytes[1], index);
+            u32 high = __byte_perm(book.bytes[2], book.bytes[3], index);
+            u32 mask = __byte_perm(0x0000ff00, 0, nibbles >> 3 & 0x1111);
+            codes.pair[i] = (low & ~mask) | (high & mask);
+        }
+        return codes;
+    }
+};
+
+template <>
+struct Group<TURBO2> {
+    uint4 low;
+    __device__ void load(const u8* planes, u32, u32 g) { low = __ldg((const uint4*)(planes + TURBO2_GROUP * g)); }
+    // The words of another lane.
+    __device__ Group of_lane(u32 lane) const {
+        return {{__shfl_sync(~0u, low.x, lane), __shfl_sync(~0u, low.y, lane), __shfl_sync(~0u, low.z, lane),
+                 __shfl_sync(~0u, low.w, lane)}};
+    }
+    // Values one to the right: the first ones are the last of `left`.
+    __device__ Group after(const Group& left) const {
+        return {{low.x << 8 | left.low.x >> 24, low.y << 8 | left.low.y >> 24, low.z << 8 | left.low.z >> 24,
+                 low.w << 8 | left.low.w >> 24}};
+    }
+    // Rows one down, and the last one first.
+    __device__ Group turned() const {
+        return {{(low.w & 0x3f3f3f3f) << 2 | (low.w >> 6 & 0x03030303), low.x, low.y, low.z}};
+    }
+    // Indices of rows I (low nibble) and I + 8 (high nibble) of four values.
+    template <u32 I>
+    __device__ u32 indices() const {
+        return word<I % 4>(low) >> (I / 4 * 2) & 0x33333333;
+    }
+    template <u32 I>
+    __device__ Codes codes(const Book& book) const {
+        u32 index = indices<I>();
+        return {{__byte_perm(book.bytes[0], 0, index), __byte_perm(book.bytes[0], 0, index >> 16)}};
+    }
+};
+
+// Bits 0..3 of a nibble, each to bit 0 of its byte, times a power of two.
+template <u32 SHIFT>
+__device__ inline u32 spread(u32 nibble) {
+    return nibble * (0x00204081u << SHIFT) & (0x01010101u << SHIFT);
+}
+
+template <>
+struct Group<TURBO3> {
+    Group<TURBO2> two;
+    uint2 high;
+    __device__ void load(const u8* planes, u32 dims, u32 g) {
+        two.load(planes, dims, g);
+        high = __ldg((const uint2*)(planes + high_planes(dims) + HIGH_GROUP * g));
+    }
+    __device__ Group of_lane(u32 lane) const {
+        return {two.of_lane(lane), {__shfl_sync(~0u, high.x, lane), __shfl_sync(~0u, high.y, lane)}};
+    }
+    __device__ Group after(const Group& left) const {
+        return {two.after(left.two),
+                {(high.x & 0x77777777) << 1 | (left.high.x >> 3 & 0x11111111),
+                 (high.y & 0x77777777) << 1 | (left.high.y >> 3 & 0x11111111)}};
+    }
+    __device__ Group turned() const {
+        return {two.turned(), {high.x << 4 | high.y >> 28, high.y << 4 | high.x >> 28}};
+    }
+    template <u32 I>
+    __device__ u32 indices() const {
+        return two.indices<I>() | spread<2>(high.x >> (4 * I) & 15) | spread<6>(high.y >> (4 * I) & 15);
+    }
+    template <u32 I>
+    __device__ Codes codes(const Book& book) const {
+        u32 index = indices<I>();
+        return {{__byte_perm(book.bytes[0], book.bytes[1], index),
+                 __byte_perm(book.bytes[0], book.bytes[1], index >> 16)}};
+    }
+};
+
+// A group of a type with a memory, and those that come before it in the sequence: 16 dims earlier, or, before the first sixteen
+// of a block, the last ones, a dim to the left.
+template <u32 TYPE>
+struct Remembering {
+    static constexpr u32 MEMORY = TYPE == TURBO2T ? 2 : 1;
+    Group<laid_out_as(TYPE)> own, before[MEMORY];
+
+    __device__ void load(const u8* planes, u32 dims, u32 g) { own.load(planes, dims, g); }
+    // Of keys: `last` is the group before.
+    __device__ void follow(const Remembering& last) {
+        before[0] = last.own;
+        if constexpr (MEMORY == 2) before[1] = last.before[0];
+    }
+    // Of keys: what comes before the first group of a lane, as if it were one more.
+    __device__ void begin(const u8* planes, u32 dims, u32 lane) {
+        u32 left = lane / 4 * 4 + (lane + 3) % 4;
+        auto column = [&](Group<laid_out_as(TYPE)>& to, u32 back) {
+            to.load(planes, dims, dims / 4 - 4 * back + lane % 4);
+            to = to.after(to.of_lane(left));
+        };
+        column(own, 1);
+        if constexpr (MEMORY == 2) column(before[0], 2);
+    }
+    // Of values, whose sixteens are fours of lanes: lane has that from dim 16 `at` on of a block of `dims`.
+    __device__ void follow_lanes(u32 at, u32 dims, u32 lane) {
+#pragma unroll
+        for (u32 m = 0; m < MEMORY; m++) {
+            bool wraps = at <= m;
+            Group<laid_out_as(TYPE)> other = own.of_lane((lane + (wraps ? dims / 16 : 0) * 4 - (m + 1) * 4) % 32);
+            before[m] = wraps ? other.turned() : other;
+        }
+    }
+    template <u32 I>
+    __device__ Codes codes(const Book&) const {
+        return remembered<TYPE>(own.template indices<I>(), before[0].template indices<I>(),
+                                before[MEMORY - 1].template indices<I>());
+    }
+};
+template <>
+struct Group<TURBO2T> : Remembering<TURBO2T> {};
+template <>
+struct Group<TURBO3T> : Remembering<TURBO3T> {};
+
+template <u32 I, u32 TYPE>
+__device__ inline void fragment(const Group<TYPE>& group, const Book& book, u32 bias, u32 a[4]) {
+    Codes codes = group.template codes<I>(book);
+    // A byte below the bits of 1024 is that half plus the byte.
+    a[0] = half_sub(__byte_perm(codes.pair[0], 0x64646464, 0x4240), bias);
+    a[1] = half_sub(__byte_perm(codes.pair[0], 0x64646464, 0x4341), bias);
+    a[2] = half_sub(__byte_perm(codes.pair[1], 0x64646464, 0x4240), bias);
+    a[3] = half_sub(__byte_perm(codes.pair[1], 0x64646464, 0x4341), bias);
+}
+
+// A group of a float tile: value e of row r is number e * stride + r from its first. f32 and bf16 beyond f16 saturate.
+struct Floats {
+    uint4 values[4][2];  // halves of the 16 rows, by value
+};
+
+template <u32 TYPE>
+__device__ inline void load_floats(Floats& f, const u8* tile, u32 first, u32 stride) {
+    for (u32 e = 0; e < 4; e++) {
+        for (u32 half = 0; half < 2; half++) {
+            u32 at = first + e * stride + 8 * half;
+            if constexpr (TYPE == F16) {
+                f.values[e][half] = __ldg((const uint4*)(tile + 2 * at));
+            } else {
+                float x[8];
+                if constexpr (TYPE == F32) {
+                    float4 low = __ldg((const float4*)(tile + 4 * at));
+                    float4 high = __ldg((const float4*)(tile + 4 * at) + 1);
+                    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+                    x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+                } else {
+                    uint4 eight = __ldg((const uint4*)(tile + 2 * at));
+                    u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+                    for (u32 i = 0; i < 8; i++) x[i] = from_bfloat((u16)(pairs[i / 2] >> (16 * (i % 2))));
+                }
+                for (u32 i = 0; i < 8; i++) x[i] = fminf(fmaxf(x[i], -HALF_MAX), HALF_MAX);
+                f.values[e][half] = make_uint4(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]),
+                                               pack_halves(x[4], x[5]), pack_halves(x[6], x[7]));
+            }
+        }
+    }
+}
+
+template <u32 I>
+__device__ inline void fragment(const Floats& f, u32 a[4]) {
+    constexpr u32 SELECT = I % 2 ? 0x7632 : 0x5410;
+    for (u32 half = 0; half < 2; half++) {
+        a[half] = __byte_perm(word<I / 2>(f.values[0][half]), word<I / 2>(f.values[1][half]), SELECT);
+        a[2 + half] = __byte_perm(word<I / 2>(f.values[2][half]), word<I / 2>(f.values[3][half]), SELECT);
+    }
+}
