@@ -64,6 +64,7 @@ list! {
     "add_normed": ops::add_normed::run,
     "layer_norm": ops::layer_norm::run,
     "soft_cap": ops::soft_cap::run,
+    "scale": ops::scale::run,
     "gate": ops::recurrent::gate,
     "short_conv": ops::recurrent::short_conv,
     "delta_rule": ops::recurrent::delta_rule,

@@ -97,13 +97,19 @@ pub fn rotate(x: &[f64]) -> Vec<f64> {
     x.chunks_exact(n).flat_map(|block| (0..n).map(move |i| turned(block, i))).collect()
 }
 
-/// What values are multiplied by: `1 / (1 + exp(-g))`, or g times that.
+/// What values are multiplied by: `1 / (1 + exp(-g))`, g times that, or GELU.
 pub fn gate(gate: Gate, g: f64) -> f64 {
-    let share = 1.0 / (1.0 + (-g).exp());
     match gate {
-        Gate::Sigmoid => share,
-        Gate::Silu => g * share,
+        Gate::Sigmoid => 1.0 / (1.0 + (-g).exp()),
+        Gate::Silu => g / (1.0 + (-g).exp()),
+        // What is small is exact in this form.
+        Gate::Gelu => g / (1.0 + (-gelu_exponent(g)).exp()),
     }
+}
+
+/// The z of GELU's `g / (1 + exp(-z))`.
+pub fn gelu_exponent(g: f64) -> f64 {
+    (8.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3))
 }
 
 /// What a short convolution sums for channel `c` of row `row` of `x`, the first rows of a sequence, and the sum of the magnitudes.

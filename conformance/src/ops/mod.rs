@@ -18,5 +18,6 @@ pub mod project_each;
 pub mod recurrent;
 pub mod rope;
 pub mod rope_append;
+pub mod scale;
 pub mod soft_cap;
 pub mod top_k;

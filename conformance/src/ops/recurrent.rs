@@ -25,15 +25,23 @@ const N_ROWS: [usize; 2] = [41, 37];
 
 /// Holds `gate` to its equation.
 pub fn gate<B: Backend>(subject: &Subject<B>) {
-    for (len, gate) in product(&[0, 1, 255, 257, 5000], &[Gate::Sigmoid, Gate::Silu]) {
+    for (len, gate) in product(&[0, 1, 255, 257, 5000], &[Gate::Sigmoid, Gate::Silu, Gate::Gelu]) {
         let what = || subject.case("gate", format_args!("{len} values, {gate:?}"));
         let (values, gates) = (gaussian(1, len, 3.0), gaussian(2, len, 5.0));
         let mut y = subject.guarded(&values);
         let result = subject.device().gate(&mut y, len, &subject.upload(&gates), gate);
         result.unwrap_or_else(|error| panic!("{}: {error}", what()));
         let want = |(value, g): (&f32, &f32)| {
-            let value = f64::from(*value) * reference::gate(gate, f64::from(*g));
-            Want { value, tolerance: roundings(GATE) * value.abs() }
+            let (value, g) = (f64::from(*value), f64::from(*g));
+            // A rounding of GELU's z moves its exponential by as many times |z|; z takes five.
+            let of_z = match gate {
+                Gate::Gelu => roundings(5) * reference::gelu_exponent(g).abs(),
+                Gate::Sigmoid | Gate::Silu => 0.0,
+            };
+            let value = value * reference::gate(gate, g);
+            // Exponentials beyond f32 leave nothing.
+            let nothing = f64::from(f32::MIN_POSITIVE) * 1e3;
+            Want { value, tolerance: (roundings(GATE) + of_z) * value.abs() + nothing }
         };
         subject.expect(&y, &values.iter().zip(&gates).map(want).collect::<Vec<_>>(), &what);
     }

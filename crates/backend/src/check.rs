@@ -190,6 +190,11 @@ pub fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
     BackendError::check_at_least("soft_cap", "length of the buffer", len, x.n_values())
 }
 
+/// Checks [`Backend::scale`].
+pub fn check_scale(x: &impl Buffer, len: usize) -> Result<()> {
+    BackendError::check_at_least("scale", "length of the buffer", len, x.n_values())
+}
+
 /// Checks [`Backend::rope`].
 pub fn check_rope<B: Buffer>(
     x: &B,

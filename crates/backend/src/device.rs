@@ -307,6 +307,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `x = cap tanh(x / cap)` for the first `len` values of `x` (arXiv 2408.00118).
     fn soft_cap(&self, x: &mut Self::Buffer, len: usize, cap: f32) -> Result<()>;
 
+    /// `x = by x` for the first `len` values of `x`.
+    fn scale(&self, x: &mut Self::Buffer, len: usize, by: f32) -> Result<()>;
+
     /// Normalises each head of the first `rows` rows of `x` `[rows, heads.n * heads.dim]` (when `norm` is given), then turns its
     /// pairs by `angles` `[rows, n_rot / 2, 2]`: the cosine and the sine for each row and pair, magnitude included.
     fn rope(

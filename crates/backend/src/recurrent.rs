@@ -127,6 +127,8 @@ pub enum Gate {
     Sigmoid,
     /// SiLU, `g / (1 + exp(-g))`.
     Silu,
+    /// GELU, as [`Activation::Gelu`](crate::Activation::Gelu).
+    Gelu,
 }
 
 /// Checks [`Backend::short_conv`](crate::Backend::short_conv).

@@ -8,7 +8,7 @@ use kvant_backend::{
     RopeParams, Routing, ShortConv, StatePart, WeightSource, check_add_normed, check_copy,
     check_copy_columns, check_delta_rule, check_embed, check_expert_ffn, check_gate, check_gate_rows,
     check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read, check_rope,
-    check_short_conv, check_soft_cap, check_top_k, check_write, limits,
+    check_scale, check_short_conv, check_soft_cap, check_top_k, check_write, limits,
 };
 use kvant_codec::DType;
 
@@ -300,6 +300,12 @@ impl Backend for CpuDevice {
     ) -> Result<()> {
         check_layer_norm(x, rows, &norm, y)?;
         norm::layer_norm(&self.pool, x.as_slice(), rows, norm.weight.as_slice(), norm.eps, y.as_mut_slice());
+        Ok(())
+    }
+
+    fn scale(&self, x: &mut CpuBuffer, len: usize, by: f32) -> Result<()> {
+        check_scale(x, len)?;
+        gate_rows::scale(&self.pool, &mut x.as_mut_slice()[..len], by);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
-//! Gates of whole rows, `y = y / (1 + exp(-g))`, and of single values.
+//! Gates of whole rows, `y = y / (1 + exp(-g))`, and of single values; a factor on all of them.
 
-use kvant_backend::Gate;
+use kvant_backend::{Activation, Gate};
 
 use crate::Pool;
 use crate::exp::exp;
@@ -32,6 +32,21 @@ pub(crate) fn gate(pool: &Pool, y: &mut [f32], gates: &[f32], gate: Gate) {
         match gate {
             Gate::Sigmoid => pairs.for_each(|(y, g)| *y /= 1.0 + exp(-g)),
             Gate::Silu => pairs.for_each(|(y, g)| *y *= g / (1.0 + exp(-g))),
+            Gate::Gelu => {
+                let [a, b] = Activation::GELU;
+                pairs.for_each(|(y, g)| *y *= g / (1.0 + exp(-(g * (a + b * (g * g))))));
+            }
         }
+    });
+}
+
+/// Multiplies each value of `x` by `by`.
+pub(crate) fn scale(pool: &Pool, x: &mut [f32], by: f32) {
+    let len = x.len();
+    let x = Shards::new(x);
+    pool.for_each(len.div_ceil(PIECE), &|piece| {
+        let piece = piece * PIECE..len.min((piece + 1) * PIECE);
+        // SAFETY: every piece is taken by one call of this job.
+        unsafe { x.part(piece) }.iter_mut().for_each(|x| *x *= by);
     });
 }

@@ -80,6 +80,7 @@ tests! {
     add_normed: 80,
     layer_norm: 80,
     soft_cap: 80,
+    scale: 80,
     gate: 80,
     short_conv: 80,
     delta_rule: 90,

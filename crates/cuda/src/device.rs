@@ -9,7 +9,8 @@ use kvant_backend::{
     Rope, RopeParams, Routing, ShortConv, StatePart, WeightSource, check_add_normed, check_append,
     check_attend, check_copy, check_copy_columns, check_delta_rule, check_embed, check_expert_ffn,
     check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each,
-    check_read, check_rope, check_rope_append, check_short_conv, check_soft_cap, check_top_k, check_write,
+    check_read, check_rope, check_rope_append, check_scale, check_short_conv, check_soft_cap, check_top_k,
+    check_write,
 };
 
 use crate::driver::Driver;
@@ -406,6 +407,11 @@ impl Backend for CudaDevice {
         let n = norm.weight.len();
         let norm = norm_parts(norm);
         Ok(norm::norm(&self.cx, norm::Way::Layer, x.ptr(), norm, [rows, n], y.ptr())?)
+    }
+
+    fn scale(&self, x: &mut CudaBuffer, len: usize, by: f32) -> Result<()> {
+        check_scale(x, len)?;
+        Ok(gate::scale(&self.cx, x.ptr(), len, by)?)
     }
 
     fn soft_cap(&self, x: &mut CudaBuffer, len: usize, cap: f32) -> Result<()> {

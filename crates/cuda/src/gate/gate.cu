@@ -1,4 +1,5 @@
-// Gates by themselves, one value per thread: u = a(g) u, those of whole rows, and those of recurrent layers and of attention.
+// Gates by themselves, one value per thread: u = a(g) u, those of whole rows, and those of recurrent layers and of attention; and a
+// factor on all values.
 
 #include "gate.cuh"
 
@@ -25,6 +26,18 @@ struct GateRowsParams {
 extern "C" __global__ void gate_rows(const __grid_constant__ GateRowsParams p) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < (size_t)p.rows * p.cols) p.y[i] = p.y[i] / (1.0f + expf(-p.g[i / p.cols]));
+}
+
+struct ScaleParams {
+    float* x;  // [n]
+    unsigned n;
+    float by;
+};
+
+// x = by x.
+extern "C" __global__ void scale(const __grid_constant__ ScaleParams p) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < p.n) p.x[i] *= p.by;
 }
 
 struct GateValuesParams {

@@ -1,4 +1,5 @@
-//! The gate of a gated feed-forward layer: `u *= a(g)`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`].
+//! The gate of a gated feed-forward layer: `u *= a(g)`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`]; gates of rows
+//! and of values, and a factor on all of them.
 
 use bytemuck::NoUninit;
 use kvant_backend::{Activation, Gate};
@@ -97,10 +98,28 @@ struct ValuesParams {
     is_silu: u32,
 }
 
-/// Multiplies `n` values of `y` by what `gate` makes of those of `g`.
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct ScaleParams {
+    x: DevicePtr,
+    n: u32,
+    by: f32,
+}
+
+/// Multiplies `n` values by `by`.
+pub(crate) fn scale(cx: &Context, x: DevicePtr, n: usize, by: f32) -> Result<(), CudaError> {
+    if n == 0 {
+        return Ok(());
+    }
+    let params = ScaleParams { x, n: n as u32, by };
+    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    cx.launch(cx.kernel(&SOURCE, "scale")?, launch, &params)
+}
+
+/// Multiplies `n` values of `y` by what `values` makes of those of `g`.
 pub(crate) fn gate_values(
     cx: &Context,
-    gate: Gate,
+    values: Gate,
     g: DevicePtr,
     y: DevicePtr,
     n: usize,
@@ -108,7 +127,12 @@ pub(crate) fn gate_values(
     if n == 0 {
         return Ok(());
     }
-    let params = ValuesParams { g, y, n: n as u32, is_silu: (gate == Gate::Silu).into() };
+    let is_silu = match values {
+        Gate::Sigmoid => 0,
+        Gate::Silu => 1,
+        Gate::Gelu => return gate(cx, Activation::Gelu, g, y, n),
+    };
+    let params = ValuesParams { g, y, n: n as u32, is_silu };
     let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
     cx.launch(cx.kernel(&SOURCE, "gate_values")?, launch, &params)
 }

@@ -1,0 +1,31 @@
+//! A factor on all values.
+
+use kvant_backend::Backend;
+
+use crate::Subject;
+use crate::judge::{Want, roundings};
+use crate::weights::gaussian;
+
+/// Holds `scale` to its equation.
+pub fn run<B: Backend>(subject: &Subject<B>) {
+    for len in [0, 1, 255, 256, 257, 4096, 20_000] {
+        for by in [0.07, -3.5, 0.0] {
+            let what = || subject.case("scale", format_args!("{len} values by {by}"));
+            let values = gaussian(1, len, 20.0);
+            let mut x = subject.guarded(&values);
+            subject.device().scale(&mut x, len, by).unwrap_or_else(|error| panic!("{}: {error}", what()));
+            let want = |x: &f32| {
+                let value = f64::from(*x) * f64::from(by);
+                Want { value, tolerance: roundings(1) * value.abs() }
+            };
+            subject.expect(&x, &values.iter().map(want).collect::<Vec<_>>(), &what);
+        }
+    }
+    let mut x = subject.guarded(&[1.0, f32::NAN, f32::INFINITY]);
+    let what = || subject.case("scale", "bad numbers");
+    subject.device().scale(&mut x, 3, 0.0).unwrap_or_else(|error| panic!("{}: {error}", what()));
+    let got = subject.results(&x, 3, &what);
+    assert!(got[1].is_nan() && got[2].is_nan(), "{}: {got:?}", what());
+    let result = subject.device().scale(&mut subject.upload(&[1.0; 3]), 4, 1.0);
+    subject.expect_refusal("scale", "four values of three", result);
+}
