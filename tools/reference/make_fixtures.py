@@ -56,6 +56,8 @@ def build_model(spec: Spec) -> torch.nn.Module:
             values = 1 + 0.3 * torch.randn_like(weight)
             if name == "model.norm.weight":
                 values *= spec.family.quiet
+            if spec.family.unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
+                values *= 1.2 * weight.shape[-1] ** -0.25
             values -= norm_offset(spec, name)
         elif name.endswith("A_log"):  # of the time that states remember: about ten tokens
             values = 0.5 * torch.randn_like(weight) - 2.0
@@ -70,14 +72,23 @@ def build_model(spec: Spec) -> torch.nn.Module:
                 if hasattr(model.config, "swiglu_limit"):  # so far that bounds bind, and back
                     gain = 4.0 if "gate_up" in name else 0.15
             mean = 0.0
-            if "embed" in name:
+            if "embed_tokens_per_layer" in name:  # of which a layer is given its part
+                gain = spec.layers**0.5
+            elif "embed" in name:
                 gain /= spec.family.quiet
                 mean = spec.family.mean * weight.shape[-1] ** -0.5
             values = (gain * n_in**-0.5 * torch.randn_like(weight) + mean).half().float()
         weight.data.copy_(values)
     for name, selection_bias in selection_biases_of(model):
         selection_bias.data.copy_(0.3 * torch.randn_like(selection_bias))
+    for _, scalar in layer_scalars_of(model):
+        scalar.data.copy_(0.6 + 0.8 * torch.rand_like(scalar))
     return model
+
+
+def layer_scalars_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a layer multiplies the stream with as it leaves."""
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("layer_scalar"))
 
 
 def selection_biases_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -162,12 +173,19 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) 
     writer.add_block_count(spec.layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(spec.hidden)
-    writer.add_feed_forward_length(spec.ffn)
+    n_shared = spec.extra.get("num_kv_shared_layers", 0)
+    if spec.extra.get("use_double_wide_mlp"):
+        writer.add_feed_forward_length([spec.ffn] * (spec.layers - n_shared) + [2 * spec.ffn] * n_shared)
+    else:
+        writer.add_feed_forward_length(spec.ffn)
     writer.add_head_count(spec.heads)
     kinds = spec.extra.get("layer_types", [])
     if "conv" in kinds:
         writer.add_head_count_kv([0 if kind == "conv" else spec.kv_heads for kind in kinds])
         writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif spec.extra.get("num_global_key_value_heads"):
+        of_kind = {"sliding_attention": spec.kv_heads, "full_attention": spec.extra["num_global_key_value_heads"]}
+        writer.add_head_count_kv([of_kind[kind] for kind in kinds])
     else:
         writer.add_head_count_kv(1 if spec.extra.get("q_lora_rank") else spec.kv_heads)
     if hasattr(type(config), "layer_norm_eps"):
@@ -176,8 +194,9 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) 
         writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
     writer.add_rope_freq_base(spec.theta)
     if spec.head_dim is not None:
-        writer.add_key_length(spec.head_dim)
-        writer.add_value_length(spec.head_dim)
+        head_dim = spec.extra.get("global_head_dim", spec.head_dim)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
         if spec.family.arch == gguf.MODEL_ARCH.LLAMA:
             writer.add_rope_dimension_count(spec.head_dim)
     if spec.partial != 1.0:
@@ -190,6 +209,13 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
     """What the families have beside the usual."""
     if spec.local_theta is not None:
         writer.add_rope_freq_base_swa(spec.local_theta)
+    if "global_head_dim" in spec.extra:
+        writer.add_key_length_swa(spec.head_dim)
+        writer.add_value_length_swa(spec.head_dim)
+        writer.add_rope_dimension_count(spec.extra["global_head_dim"])
+        writer.add_rope_dimension_count_swa(spec.head_dim)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in spec.extra["layer_types"]])
+        writer.add_shared_kv_layers(spec.extra.get("num_kv_shared_layers", 0))
     for name, add in {
         "sliding_window": writer.add_sliding_window,
         "attn_logit_softcapping": writer.add_attn_logit_softcapping,
@@ -213,6 +239,7 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "routed_scaling_factor": writer.add_expert_weights_scale,
         "q_lora_rank": writer.add_q_lora_rank,
         "kv_lora_rank": writer.add_kv_lora_rank,
+        "hidden_size_per_layer_input": writer.add_embedding_length_per_layer_input,
         "qk_rope_head_dim": writer.add_rope_dimension_count,
     }.items():
         if spec.extra.get(name) is not None:
@@ -257,7 +284,7 @@ def write_latent(writer: gguf.GGUFWriter, spec: Spec) -> None:
 
 
 def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
-    """RoPE scaling: keys for linear and YaRN, a tensor of frequency divisors for llama3."""
+    """RoPE scaling: keys for linear and YaRN, a tensor of frequency divisors for llama3 and for pairs that are not turned."""
     match spec.rope.get("rope_type"):
         case "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -278,6 +305,10 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
                 # `transformers` replaces the default magnitude 1 + 0.1 ln(factor), this key multiplies it.
                 default = 1 + 0.1 * np.log(spec.rope["factor"])
                 writer.add_rope_scaling_attn_factors(spec.rope["attention_factor"] / default)
+        case "proportional":
+            dim = spec.extra["global_head_dim"]
+            turned = np.arange(dim // 2) < int(dim * spec.rope["partial_rotary_factor"] // 2)
+            writer.add_tensor("rope_freqs.weight", np.where(turned, 1.0, 1e30).astype(np.float32))
         case "llama3":
             scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, device="cpu")
             plain = spec.theta ** (-torch.arange(0, spec.head_dim, 2, dtype=torch.float64) / spec.head_dim)
@@ -315,6 +346,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, weight.squeeze(0) if "shared_expert_gate" in name else weight
     for name, selection_bias in selection_biases_of(model):
         yield name.removesuffix("_bias") + (".bias" if "e_score" in name else "_bias.bias"), selection_bias
+    for name, scalar in layer_scalars_of(model):
+        yield f"{name}.weight", scalar
 
 
 def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

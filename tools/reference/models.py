@@ -10,6 +10,7 @@ from transformers import (
     DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     Glm4Config,
     GptOssConfig,
@@ -50,6 +51,7 @@ class Family:
     quiet: float = 1.0  # how much smaller embeddings are, and larger what the last norm gives: scaled ones drown the layers
     local_theta: float | None = None  # RoPE base of layers with a window, which scaling leaves alone
     mean: float = 0.0  # of embeddings, for norms that take it off
+    unscaled: bool = False  # scores are not divided by the root of the head size: norms of heads see to it
     transposed_experts: bool = False  # whose gates and ups are columns that alternate
 
 
@@ -67,6 +69,7 @@ FAMILIES = {
     "gemma": Family(GemmaConfig, gguf.MODEL_ARCH.GEMMA, norm_offset=1.0, quiet=8.0),
     "gemma2": Family(Gemma2Config, gguf.MODEL_ARCH.GEMMA2, norm_offset=1.0, quiet=8.0),
     "gemma3": Family(Gemma3TextConfig, gguf.MODEL_ARCH.GEMMA3, norm_offset=1.0, quiet=8.0, local_theta=10_000.0),
+    "gemma4": Family(Gemma4TextConfig, gguf.MODEL_ARCH.GEMMA4, quiet=8.0, local_theta=10_000.0, unscaled=True),
     "granite": Family(GraniteConfig, gguf.MODEL_ARCH.GRANITE, interleaved_rope=True, quiet=8.0),
     "smollm3": Family(SmolLM3Config, gguf.MODEL_ARCH.SMOLLM3, interleaved_rope=True),
     "olmo2": Family(Olmo2Config, gguf.MODEL_ARCH.OLMO2),
@@ -143,6 +146,8 @@ YARN = {"rope_type": "yarn", "factor": 8.0, **SCALED}
 GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.6}
 # So low that scores and logits bend.
 GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 0.7}
+# A quarter of the pairs of a head are turned, by what they would be if all were.
+PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 GEMMA2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0}
 
 DELTA = {
@@ -222,6 +227,57 @@ SPECS = [
         rope=LINEAR,
         extra={"query_pre_attn_scalar": 96, "sliding_window": 40},
         without=({"sliding_window": 10_000},),
+    ),
+    Spec(
+        "gemma4-h64-h128-g4-window20-keys",
+        hidden=32,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        layers=4,
+        tied=True,
+        theta=1e6,
+        rope=PROPORTIONAL,
+        extra={
+            "global_head_dim": 128,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 20,
+            "final_logit_softcapping": 6.0,
+            "hidden_size_per_layer_input": 0,
+        },
+        without=({"sliding_window": 10_000}, {"final_logit_softcapping": None}),
+        less=("layer_scalar",),
+    ),
+    Spec(
+        "gemma4-h64-h96-g2-window24-shared-given",
+        hidden=32,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        ffn=24,
+        layers=5,
+        tied=True,
+        theta=1e6,
+        local_theta=500.0,
+        rope=PROPORTIONAL,
+        extra={
+            "global_head_dim": 96,
+            "layer_types": [*2 * ["sliding_attention"], "full_attention", "sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "sliding_window": 24,
+            "hidden_size_per_layer_input": 24,
+            "vocab_size_per_layer_input": N_VOCAB,
+        },
+        without=({"sliding_window": 10_000},),
+        less=(
+            "layer_scalar",
+            "embed_tokens_per_layer.weight",
+            "per_layer_model_projection.weight",
+            "4.per_layer_projection.weight",
+        ),
     ),
     Spec(
         "granite-h64-g2-factors",

@@ -1,9 +1,12 @@
 //! What files get wrong about the families with a layout of their own: one line each, that names the key or the tensor.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use kvant::gguf::{GgufError, GgufWriter, TensorSink, Value};
 use kvant::{Gguf, KvOptions, Model, OpenOptions, SessionOptions};
+use kvant_cpu::CpuDevice;
+use kvant_model::{Config, LayerState, Part, Weights};
 
 const COHERE: &str = "cohere2-h64-g2-window20";
 const GPT_OSS: &str = "gptoss-h64-g4-window24-sinks";
@@ -11,6 +14,8 @@ const MISTRAL: &str = "mistral3-h64-g2-yarn-growing";
 const LFM2MOE: &str = "lfm2moe-h64-g2-conv3-dense1";
 /// With the sizes of heads as the model says them, and as they meet the latent vector.
 const LATENT: [&str; 2] = ["deepseek2-latent512-lite", "deepseek3-latent192-yarn"];
+/// One whose values are what its keys are made of, and one that shares some and is given numbers of each token.
+const GEMMA4: [&str; 2] = ["gemma4-h64-h128-g4-window20-keys", "gemma4-h64-h96-g2-window24-shared-given"];
 
 fn fixture(name: &str) -> Gguf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
@@ -214,12 +219,12 @@ fn latent_sizes_that_make_no_sense_are_refused_in_a_line() {
     }
 }
 
-/// However they are fed, whatever the cache keeps.
+/// Latent vectors, layers of several shapes, and those that share keys and values: however they are fed, whatever the cache keeps.
 #[test]
-fn a_latent_vector_gives_the_same_bits_in_one_step_and_in_many() {
+fn what_layers_keep_gives_the_same_bits_in_one_step_and_in_many() {
     let tokens: Vec<u32> = (0..60).map(|i| i * 37 % 64).collect();
-    for (name, dtype) in LATENT.into_iter().flat_map(|name| [(name, "turbo3"), (name, "q8_0"), (name, "f16")])
-    {
+    let names = LATENT.into_iter().chain(GEMMA4);
+    for (name, dtype) in names.flat_map(|name| [(name, "turbo3"), (name, "q8_0"), (name, "f16")]) {
         let model = open(fixture(name)).unwrap();
         let fed = |chunk: usize| {
             let kv = KvOptions::symmetric(dtype.parse().unwrap());
@@ -231,6 +236,39 @@ fn a_latent_vector_gives_the_same_bits_in_one_step_and_in_many() {
         assert!(want.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{name}, {dtype}");
         assert_eq!(fed(1), want, "{name}, {dtype}");
         assert_eq!(fed(17), want, "{name}, {dtype}");
+    }
+}
+
+#[test]
+fn layers_of_gemma_4_are_of_two_shapes_and_the_last_keep_nothing() {
+    let [keys, shared] = GEMMA4.map(|name| open(fixture(name)).unwrap());
+    let shape = |model: &Model| -> Vec<_> {
+        let layers = model.config().layers.iter();
+        layers.map(|layer| (layer.heads.n_kv_heads, layer.heads.k_head_dim, layer.heads.window)).collect()
+    };
+    let (windowed, full) = ((2, 64, Some(20)), (1, 128, None));
+    assert_eq!(shape(&keys), [windowed, full, windowed, full]);
+    let (windowed, full) = ((1, 64, Some(24)), (1, 96, None));
+    assert_eq!(shape(&shared), [windowed, windowed, full, windowed, full]);
+    let states: Vec<_> = shared.config().layers.iter().map(|layer| layer.state).collect();
+    let (own, of) = (LayerState::Own, LayerState::Shared);
+    assert_eq!(states, [own, own, own, of(1), of(2)]);
+    assert_eq!(shared.config().kv_shape().layers.len(), 3);
+    let widths: Vec<_> = shared.config().layers.iter().map(|layer| layer.n_ff).collect();
+    assert_eq!(widths, [24, 24, 24, 48, 48]);
+}
+
+#[test]
+fn a_model_that_gives_its_layers_numbers_of_each_token_stays_whole() {
+    let gguf = Arc::new(fixture(GEMMA4[1]));
+    let config = Config::from_gguf(&gguf).unwrap();
+    for part in Part::split(config.layers.len(), 2) {
+        let device = CpuDevice::from_env(Some(1)).unwrap();
+        let error = Weights::load(&gguf, &config, &part, &device, &mut |_| ()).err().unwrap().to_string();
+        assert_eq!(
+            error,
+            "not supported yet: a model with embedding_length_per_layer_input on more than one device"
+        );
     }
 }
 

@@ -7,6 +7,7 @@ use kvant_gguf::{Gguf, Value};
 use kvant_kv::{KvLayerShape, KvShape};
 
 mod experts;
+mod heads;
 mod latent;
 mod recurrence;
 
@@ -15,7 +16,7 @@ pub use latent::Latent;
 pub use recurrence::Recurrence;
 
 use crate::ModelError;
-use crate::family::{Factors, Family, NormKind, Norms, Unturned};
+use crate::family::{Factors, Family, NormKind, Norms, Scale, Unturned};
 use crate::rope::{Rope, Scaling, Temperature};
 use crate::weights::decode_vector;
 
@@ -44,6 +45,8 @@ pub struct Config {
     pub logit_scale: f32,
     /// Bound on the logits, after that factor.
     pub logit_soft_cap: Option<f32>,
+    /// How many numbers of each token every layer is given, beside the stream.
+    pub n_per_layer: Option<usize>,
 }
 
 /// What a decoder layer is and does.
@@ -69,6 +72,8 @@ pub struct LayerSpec {
     /// The sizes of its heads as the model says them, where all are made of one latent vector: [its heads](Self::heads) are those
     /// that meet it then.
     pub latent: Option<Latent>,
+    /// Whether its values are what its keys are made of: what is multiplied for them, before norms and RoPE.
+    pub values_of_keys: bool,
     /// Whether each query head has a sink.
     pub sinks: bool,
     /// Whether what attention gives is multiplied by a gate.
@@ -156,63 +161,59 @@ impl Config {
         let n_embd = keys.size("embedding_length")?;
         let n_ctx_train = keys.size("context_length")?;
         let (n_layers, n_guessing) = read_layers(&keys)?;
-        let (n_kv_heads, without_heads) = recurrence::read_kv_heads(&keys, family, n_layers)?;
+        let n_kv_heads = heads::read_kv_heads(&keys, family, n_layers)?;
+        let without_heads = n_kv_heads.iter().map(|&n| n == 0).collect();
         let recurrences = recurrence::read(&keys, family, n_embd, without_heads)?;
+        let windows = heads::read_windows(&keys, family, n_layers)?;
         let (heads, latent) = match family.latent {
-            true => latent::read(&keys).map(|(heads, latent)| (heads, Some(latent)))?,
-            false => (read_heads(&keys, n_embd, n_kv_heads)?, None),
+            true => latent::read(&keys).map(|(heads, latent)| (vec![heads; n_layers], Some(latent)))?,
+            false => (heads::read(&keys, family, n_embd, &n_kv_heads, &windows)?, None),
         };
-        if family.gated && heads.v_head_dim != heads.k_head_dim {
-            let what = format!("the {} of a query, beside whose rows lie its gate's", heads.k_head_dim);
-            return Err(keys.bad("attention.value_length", &what, heads.v_head_dim));
-        }
-        check_heads(&keys, recurrences.n_others(), heads)?;
-        let windows = read_windows(&keys, family, n_layers)?;
-        let turned_dim = latent.map_or(heads.k_head_dim, |latent| latent.n_rot);
-        let ropes = read_ropes(&keys, family, turned_dim, n_ctx_train)?;
+        heads::check(&keys, (0..n_layers).filter(|&i| recurrences.of_layer(i).is_none()).map(|i| heads[i]))?;
+        let states = heads::read_states(&keys, family, &heads, &windows)?;
+        let turned_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);
+        let ropes = read_ropes(&keys, family, turned_dims, n_ctx_train)?;
         let scale = match latent {
-            Some(latent) => latent::read_scale(&keys, latent)?,
-            None => read_scale(&keys, family, n_layers, n_embd, heads)?,
+            Some(latent) => Some(latent::read_scale(&keys, latent)?),
+            None => keys.positive("attention.scale")?,
         };
         let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
-        let experts = experts::read(&keys, family, n_embd)?;
-        let usual = LayerSpec {
-            heads,
-            state: LayerState::Own,
-            n_ff: 0,
-            experts: None,
-            rope: 0,
-            q_rope: 0,
-            scale,
-            soft_cap,
-            latent,
-            sinks: family.sinks,
-            gated: family.gated,
-            activation: family.activation,
-            norms: family.norms,
-        };
-        let layer = |(index, is_windowed): (usize, &bool)| {
-            let window = windows.length.filter(|_| *is_windowed);
+        let experts = experts::read(&keys, family, n_embd, n_layers)?;
+        let values_of_keys = heads::are_values_of_keys(&keys, family, &windows);
+        let layer = |index: usize| {
+            let (heads, is_windowed) = (heads[index], windows.layers[index]);
             let is_unturned = match family.unturned {
                 Unturned::None => false,
-                Unturned::Every(period) => (index + 1) % period == 0,
+                Unturned::Every(period) => (index + 1).is_multiple_of(period),
                 Unturned::Unwindowed => !is_windowed,
             };
-            let rope = match window {
+            let rope = match heads.window {
                 _ if is_unturned => ropes.unturned,
                 Some(_) => ropes.windowed,
                 None => 0,
             };
-            let heads = KvLayerShape { window, ..heads };
-            let (n_ff, experts) = (experts.n_ff(index), experts.of_layer(index));
-            let state = recurrences.of_layer(index).map_or(LayerState::Own, LayerState::Recurrent);
-            LayerSpec { heads, state, n_ff, experts, rope, q_rope: rope + ropes.for_queries, ..usual }
+            LayerSpec {
+                heads,
+                state: recurrences.of_layer(index).map_or(states[index], LayerState::Recurrent),
+                n_ff: experts.n_ff(index),
+                experts: experts.of_layer(index),
+                rope,
+                q_rope: rope + ropes.for_queries,
+                scale: scale.unwrap_or_else(|| scale_of(family.scale, n_layers, n_embd, heads)),
+                soft_cap,
+                latent,
+                values_of_keys: values_of_keys && !is_windowed,
+                sinks: family.sinks,
+                gated: family.gated,
+                activation: family.activation,
+                norms: family.norms,
+            }
         };
         let mut config = Self {
             family,
             n_embd,
             n_guessing,
-            layers: windows.layers.iter().enumerate().map(layer).collect(),
+            layers: (0..n_layers).map(layer).collect(),
             norm_eps: keys.float(match family.norms.kind {
                 NormKind::Rms => "attention.layer_norm_rms_epsilon",
                 NormKind::Layer => "attention.layer_norm_epsilon",
@@ -223,6 +224,7 @@ impl Config {
             embedding_scale: 1.0,
             logit_scale: 1.0,
             logit_soft_cap,
+            n_per_layer: Some(keys.count(PER_LAYER)?).filter(|&n| n > 0),
         };
         config.read_factors(&keys)?;
         Ok(config)
@@ -301,67 +303,6 @@ fn read_layers(keys: &Keys) -> Result<(usize, usize), ModelError> {
     Ok((n - n_guessing, n_guessing))
 }
 
-/// Holds the KV heads against the tensors: each takes rows of them, at least a value for each dim.
-fn check_heads(keys: &Keys, n_layers: usize, heads: KvLayerShape) -> Result<(), ModelError> {
-    let KvLayerShape { n_kv_heads, k_head_dim: k, v_head_dim: v, .. } = heads;
-    let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
-    let taken = n_layers as u128 * n_kv_heads as u128 * (k + v) as u128;
-    if taken <= stored {
-        return Ok(());
-    }
-    let what = format!("heads that {stored} values in tensors suffice for");
-    Err(keys.bad("attention.head_count_kv", &what, n_kv_heads))
-}
-
-fn read_heads(keys: &Keys, n_embd: usize, n_kv_heads: Option<usize>) -> Result<KvLayerShape, ModelError> {
-    let n_heads = keys.size("attention.head_count")?;
-    let n_kv_heads = n_kv_heads.unwrap_or(n_heads);
-    if n_heads % n_kv_heads != 0 {
-        let what = format!("a multiple of the {n_kv_heads} KV heads");
-        return Err(keys.bad("attention.head_count", &what, n_heads));
-    }
-    let k_head_dim = keys.size_or("attention.key_length", n_embd / n_heads)?;
-    let v_head_dim = keys.size_or("attention.value_length", k_head_dim)?;
-    for (key, dim) in [("attention.key_length", k_head_dim), ("attention.value_length", v_head_dim)] {
-        if dim == 0 || dim % 2 != 0 || dim > 1024 {
-            return Err(keys.bad(key, "an even head size from 2 to 1024", dim));
-        }
-    }
-    Ok(KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window: None })
-}
-
-/// Layers with a window among others, as a model has them.
-struct LayerWindows {
-    /// Which have one.
-    layers: Vec<bool>,
-    /// The youngest tokens that those see; everything when `None`.
-    length: Option<usize>,
-}
-
-fn read_windows(keys: &Keys, family: &Family, n_layers: usize) -> Result<LayerWindows, ModelError> {
-    const LENGTH: &str = "attention.sliding_window";
-    const PATTERN: &str = "attention.sliding_window_pattern";
-    let Some(windows) = family.windows else {
-        keys.refuse(LENGTH, "sliding-window attention")?;
-        return Ok(LayerWindows { layers: vec![false; n_layers], length: None });
-    };
-    // 0 switches windows off.
-    let named = keys.gguf.meta().find::<u32>(&keys.key(LENGTH))?;
-    let length = named.map_or(windows.length, |n| Some(n as usize).filter(|&n| n > 0));
-    let mut layers: Vec<bool> = match keys.gguf.meta().value(&keys.key(PATTERN)) {
-        Some(Value::Array(_)) => keys.gguf.meta().get(&keys.key(PATTERN))?,
-        value => {
-            let period = if value.is_some() { keys.size(PATTERN)? } else { windows.period };
-            (1..=n_layers).map(|layer| period == 0 || layer % period != 0).collect()
-        }
-    };
-    if layers.len() < n_layers {
-        return Err(keys.bad(PATTERN, &format!("{n_layers} layers"), layers.len()));
-    }
-    layers.truncate(n_layers);
-    Ok(LayerWindows { layers, length })
-}
-
 /// Bounds on scores and on logits.
 fn read_soft_caps(keys: &Keys, family: &Family) -> Result<[Option<f32>; 2], ModelError> {
     let [scores, logits] = family.soft_caps;
@@ -369,19 +310,18 @@ fn read_soft_caps(keys: &Keys, family: &Family) -> Result<[Option<f32>; 2], Mode
     Ok([scores, keys.positive_or("final_logit_softcapping", logits)?])
 }
 
-/// The factor on scores.
-fn read_scale(
-    keys: &Keys,
-    family: &Family,
-    n_layers: usize,
-    n_embd: usize,
-    heads: KvLayerShape,
-) -> Result<f32, ModelError> {
-    let by_width = family.scaled_by_width == Some(n_layers);
-    let dim = if by_width { n_embd / heads.n_heads } else { heads.k_head_dim };
-    Ok(keys.positive("attention.scale")?.unwrap_or(1.0 / (dim as f32).sqrt()))
+/// The factor on scores where the file names none.
+fn scale_of(scale: Scale, n_layers: usize, n_embd: usize, heads: KvLayerShape) -> f32 {
+    let over_root = |dim: usize| 1.0 / (dim as f32).sqrt();
+    match scale {
+        Scale::WidthAt(n) if n == n_layers => over_root(n_embd / heads.n_heads),
+        Scale::HeadSize | Scale::WidthAt(_) => over_root(heads.k_head_dim),
+        Scale::None => 1.0,
+    }
 }
 
+/// How many numbers of each token every layer is given.
+pub(crate) const PER_LAYER: &str = "embedding_length_per_layer_input";
 const TEMPERATURE: &str = "attention.temperature_scale";
 const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
 
@@ -402,13 +342,15 @@ impl Ropes {
     }
 }
 
+/// The rotary embeddings of heads of `dims`: where all is seen, and where there is a window.
 fn read_ropes(
     keys: &Keys,
     family: &Family,
-    head_dim: usize,
+    dims: [usize; 2],
     n_ctx_train: usize,
 ) -> Result<Ropes, ModelError> {
     const BASE: &str = "rope.freq_base_swa";
+    let [head_dim, windowed_dim] = dims;
     let first = read_rope(keys, family, head_dim, n_ctx_train)?;
     let (n_rot, mut ropes) = (first.params.n_rot, Ropes::of(first));
     let plain = |n_rot, base| {
@@ -419,7 +361,13 @@ fn read_ropes(
         && let Some(base) = keys.positive_or(BASE, windows.base)?
     {
         ropes.windowed = ropes.all.len();
-        ropes.all.push(plain(n_rot, base)?);
+        ropes.all.push(plain(
+            match windows.own_heads {
+                true => read_turned(keys, "rope.dimension_count_swa", windowed_dim)?,
+                false => n_rot,
+            },
+            base,
+        )?);
     }
     if family.unturned != Unturned::None {
         ropes.unturned = ropes.all.len();
@@ -450,11 +398,18 @@ fn read_temperature(keys: &Keys, n_ctx_train: usize) -> Result<Option<Temperatur
     Ok(Some(Temperature { scale, length }))
 }
 
-fn read_rope(keys: &Keys, family: &Family, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
-    let n_rot = keys.size_or("rope.dimension_count", head_dim)?;
+/// How much of a head is turned.
+fn read_turned(keys: &Keys, key: &str, head_dim: usize) -> Result<usize, ModelError> {
+    let n_rot = keys.size_or(key, head_dim)?;
     if n_rot % 2 != 0 || n_rot > head_dim {
-        return Err(keys.bad("rope.dimension_count", &format!("an even number up to {head_dim}"), n_rot));
+        return Err(keys.bad(key, &format!("an even number up to {head_dim}"), n_rot));
     }
+    Ok(n_rot)
+}
+
+fn read_rope(keys: &Keys, family: &Family, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
+    const DIVISORS: &str = "rope_freqs.weight";
+    let n_rot = read_turned(keys, "rope.dimension_count", head_dim)?;
     let theta = keys.float_or("rope.freq_base", 10_000.0)?;
     let factor = match keys.float_or("rope.scaling.factor", 0.0)? {
         0.0 => keys.float_or("rope.scale_linear", 1.0)?,
@@ -485,7 +440,10 @@ fn read_rope(keys: &Keys, family: &Family, head_dim: usize, n_ctx_train: usize) 
             });
         }
     };
-    let frequency_factors = keys.gguf.find_tensor("rope_freqs.weight");
+    let frequency_factors = match family.windows.is_some_and(|windows| windows.own_heads) {
+        true => Some(keys.gguf.tensor(DIVISORS)?),
+        false => keys.gguf.find_tensor(DIVISORS),
+    };
     let frequency_factors = frequency_factors.map(|t| decode_vector(&t, n_rot / 2)).transpose()?;
     Rope::new(family.pairing, n_rot, theta, &scaling, frequency_factors.as_deref())
         .ok_or_else(|| keys.bad("rope.freq_base", "a positive base and scaling factor", theta))
@@ -523,6 +481,18 @@ impl Keys<'_> {
 
     fn size_or(&self, key: &str, default: usize) -> Result<usize, ModelError> {
         if self.has(key) { self.size(key) } else { Ok(default) }
+    }
+
+    /// A number for each layer, or one that stands for all.
+    fn of_layers(&self, key: &str, n_layers: usize) -> Result<Vec<usize>, ModelError> {
+        if !matches!(self.gguf.meta().value(&self.key(key)), Some(Value::Array(_))) {
+            return Ok(vec![self.size(key)?; n_layers]);
+        }
+        let numbers: Vec<u32> = self.gguf.meta().get(&self.key(key))?;
+        if numbers.len() < n_layers {
+            return Err(self.bad(key, &format!("{n_layers} layers"), numbers.len()));
+        }
+        Ok(numbers.into_iter().take(n_layers).map(|n| n as usize).collect())
     }
 
     /// A number, 0 where the file has none.

@@ -17,6 +17,7 @@ use crate::{Config, ExpertSpec, HeadNorms, LayerSpec, LayerState, ModelError, No
 
 mod activations;
 mod latent;
+mod per_layer;
 mod recurrent;
 
 pub use activations::Activations;
@@ -197,6 +198,12 @@ impl<B: Backend> Decoder<B> {
                     tell(kv, &q);
                 }
                 self.feed_forward(backend, (layer, spec), act, rows)?;
+                if let Some(weights) = &layer.per_layer {
+                    self.take_given(backend, (index, weights), act, rows)?;
+                }
+                if let Some(by) = layer.out_scale {
+                    backend.scale(&mut act.x, rows * self.config.n_embd, by)?;
+                }
             }
             match logits {
                 Some(logits) => self.output(backend, act, parts, logits),
@@ -234,6 +241,9 @@ impl<B: Backend> Decoder<B> {
             Entry::Tokens(tokens) => {
                 let embedding = self.weights.embedding.as_ref().expect("tokens enter where the model begins");
                 backend.embed(embedding, tokens, self.config.embedding_scale, &mut act.x)?;
+                if let Some(weights) = &self.weights.per_layer {
+                    self.give_layers(backend, weights, tokens, act)?;
+                }
             }
             Entry::Residual(x) => backend.write(&mut act.x, x)?,
         }
@@ -331,25 +341,34 @@ impl<B: Backend> Decoder<B> {
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&weights.q_norm);
         let are_together = spec.norms.heads == HeadNorms::Together;
-        // One head as wide as the row, of which nothing is turned.
-        let norm_row =
-            |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, dim: usize| match norm.take() {
+        // Of which nothing is turned.
+        let norm_heads =
+            |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, heads: Heads| match norm.take() {
                 Some(norm) => {
                     let unturned = RopeParams { n_rot: 0, ..rope };
-                    backend.rope(x, rows, Heads { n: 1, dim }, Some(norm), unturned, angles)
+                    backend.rope(x, rows, heads, Some(norm), unturned, angles)
                 }
                 None => Ok(()),
             };
+        let norm_row = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, dim: usize| {
+            norm_heads(x, norm, Heads { n: 1, dim })
+        };
         let (params, first_band) = (spec.attend_params(), act.bands[kv]);
         match &weights.kv {
-            Some(KvWeights { wk, wv, bk, bv, k_norm }) => {
+            Some(KvWeights { wk, wv, bk, bv, k_norm, v_norm }) => {
                 let keys = Output { w: wk, bias: bk.as_ref(), y: &mut act.k, accumulate: false };
-                let values = Output { w: wv, bias: bv.as_ref(), y: &mut act.v, accumulate: false };
-                match &weights.gate {
-                    None => backend.project(input, &mut [queries, keys, values])?,
-                    Some(w) => {
+                let values = wv.as_ref().map(|w| (w, &mut act.v));
+                let values = values.map(|(w, y)| Output { w, bias: bv.as_ref(), y, accumulate: false });
+                match (values, &weights.gate) {
+                    (Some(values), None) => backend.project(input, &mut [queries, keys, values])?,
+                    (Some(values), Some(w)) => {
                         let gates = Output { w, bias: None, y: &mut act.gates, accumulate: false };
                         backend.project(input, &mut [queries, keys, values, gates])?;
+                    }
+                    // No layer with gates makes its values so.
+                    (None, _) => {
+                        backend.project(input, &mut [queries, keys])?;
+                        backend.copy(&act.k, 0, &mut act.v, 0, rows * spec.n_v())?;
                     }
                 }
                 for (what, x, width) in [("keys", &act.k, spec.n_k()), ("values", &act.v, spec.n_v())] {
@@ -361,6 +380,8 @@ impl<B: Backend> Decoder<B> {
                     norm_row(&mut act.q, &mut q_norm, spec.n_q())?;
                     norm_row(&mut act.k, &mut k_norm, spec.n_k())?;
                 }
+                let v_heads = Heads { n: heads.n_kv_heads, dim: heads.v_head_dim };
+                norm_heads(&mut act.v, &mut self.norm(v_norm), v_heads)?;
                 let (q, k, v, band) = (&mut act.q, &mut act.k, &act.v, act.band.as_mut());
                 if spec.q_rope == spec.rope {
                     let rope = Rope { params: rope, angles, q_heads, k_heads, q_norm, k_norm };

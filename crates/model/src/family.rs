@@ -41,9 +41,10 @@ pub struct Family {
     pub(crate) whole_pairs: bool,
     /// What its layers of experts do, where the file has experts; `None` where none is known to have any.
     pub(crate) experts: Option<ExpertRule>,
-    /// The model of so many layers divides its scores by the root of width / query heads, not by that of the head size. No
-    /// file says so.
-    pub(crate) scaled_by_width: Option<usize>,
+    /// What scores are multiplied with where the file does not say.
+    pub(crate) scale: Scale,
+    /// Whether layers without a window take for values what their keys are made of, where none of them has a tensor for values.
+    pub(crate) values_of_keys: bool,
 }
 
 /// Where a layer normalises, besides its queries and keys the streams that enter and leave its two halves.
@@ -61,6 +62,8 @@ pub struct Norms {
     pub after: bool,
     /// Queries and keys.
     pub heads: HeadNorms,
+    /// Each head of values, to a mean square of one.
+    pub values: bool,
 }
 
 /// What a norm divides by.
@@ -105,6 +108,17 @@ pub(crate) enum Factors {
     Named,
     /// Logits, with the number in the file, which must be there.
     Logits,
+}
+
+/// What scores are multiplied with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scale {
+    /// One over the root of the head size.
+    HeadSize,
+    /// The same, but over that of width / query heads in the model of so many layers. No file says so.
+    WidthAt(usize),
+    /// Nothing.
+    None,
 }
 
 /// Layers that keep a state instead of keys and values, among others.
@@ -163,7 +177,13 @@ pub(crate) struct Windows {
     pub length: Option<usize>,
     /// The RoPE base of the others, whose positions are never scaled, where the file does not say; all turn alike when `None`.
     pub base: Option<f32>,
+    /// Whether the others have heads of their own size, and turn as much of them as the file says, while layers that see everything
+    /// turn what divisors of their frequencies leave (`rope_freqs.weight`).
+    pub own_heads: bool,
 }
+
+/// A window in every layer, where the file does not say another thing.
+const WINDOWS: Windows = Windows { period: 0, length: None, base: None, own_heads: false };
 
 const LLAMA: Family = Family {
     name: "llama",
@@ -176,6 +196,7 @@ const LLAMA: Family = Family {
         before: true,
         after: false,
         heads: HeadNorms::None,
+        values: false,
     },
     factors: Factors::None,
     windows: None,
@@ -189,7 +210,8 @@ const LLAMA: Family = Family {
     whole_pairs: true,
     // Mixtral.
     experts: Some(ExpertRule { is_required: false, ..EXPERTS }),
-    scaled_by_width: None,
+    scale: Scale::HeadSize,
+    values_of_keys: false,
 };
 
 /// What layers of experts do most often.
@@ -240,16 +262,24 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "gemma2",
         norms: Norms { after: true, ..GEMMA.norms },
-        windows: Some(Windows { period: 2, length: Some(4096), base: None }),
+        windows: Some(Windows { period: 2, length: Some(4096), ..WINDOWS }),
         soft_caps: [Some(50.0), Some(30.0)],
-        scaled_by_width: Some(46),
+        scale: Scale::WidthAt(46),
         ..GEMMA
     },
     Family {
         name: "gemma3",
         norms: Norms { after: true, heads: HeadNorms::Each, ..GEMMA.norms },
-        windows: Some(Windows { period: 6, length: None, base: Some(10_000.0) }),
-        scaled_by_width: Some(62),
+        windows: Some(Windows { period: 6, base: Some(10_000.0), ..WINDOWS }),
+        scale: Scale::WidthAt(62),
+        ..GEMMA
+    },
+    Family {
+        name: "gemma4",
+        norms: Norms { after: true, heads: HeadNorms::Each, values: true, ..GEMMA.norms },
+        windows: Some(Windows { base: Some(10_000.0), own_heads: true, ..WINDOWS }),
+        scale: Scale::None,
+        values_of_keys: true,
         ..GEMMA
     },
     Family { name: "glm4", norms: Norms { after: true, ..LLAMA.norms }, experts: None, ..LLAMA },
@@ -265,7 +295,7 @@ static FAMILIES: &[Family] = &[
         name: "cohere2",
         norms: Norms { kind: NormKind::Layer, shared: true, ..LLAMA.norms },
         factors: Factors::Logits,
-        windows: Some(Windows { period: 4, length: Some(4096), base: None }),
+        windows: Some(Windows { period: 4, length: Some(4096), ..WINDOWS }),
         unturned: Unturned::Unwindowed,
         experts: None,
         ..LLAMA
@@ -274,7 +304,7 @@ static FAMILIES: &[Family] = &[
         name: "gpt-oss",
         activation: Activation::Bounded,
         norms: Norms { before_ffn: "post_attention_norm.weight", ..QWEN2.norms },
-        windows: Some(Windows { period: 2, length: None, base: None }),
+        windows: Some(Windows { period: 2, ..WINDOWS }),
         sinks: true,
         whole_pairs: false,
         experts: Some(EXPERTS),
@@ -293,7 +323,7 @@ static FAMILIES: &[Family] = &[
         }),
         ..LLAMA
     },
-    Family { name: "phi3", windows: Some(Windows { period: 0, length: None, base: None }), ..QWEN2 },
+    Family { name: "phi3", windows: Some(WINDOWS), ..QWEN2 },
 ];
 
 impl Family {
@@ -319,8 +349,8 @@ impl Family {
 mod tests {
     use super::*;
 
-    /// What the decoder has no way to do: it keeps what is normalised once until both halves have read it, and adds branches
-    /// that are normalised by their mean square.
+    /// What the decoder has no way to do: it keeps what is normalised once until both halves have read it, adds branches
+    /// that are normalised by their mean square, and makes gates beside values.
     #[test]
     fn no_family_normalises_in_a_way_that_there_is_not() {
         for family in FAMILIES {
@@ -328,6 +358,7 @@ mod tests {
             let is_layer = kind == NormKind::Layer;
             assert!(!after || !is_layer && !shared, "{}", family.name);
             assert!(!shared || is_layer && before, "{}", family.name);
+            assert!(!family.values_of_keys || !family.gated, "{}", family.name);
         }
     }
 
@@ -336,7 +367,7 @@ mod tests {
         for family in FAMILIES {
             assert_eq!(Family::named(family.name).unwrap(), family);
         }
-        for (name, nearest) in [("gemma4", "gemma"), ("qwen3vl", "qwen3"), ("llama4", "llama"), ("", "")] {
+        for (name, nearest) in [("gemma5", "gemma"), ("qwen3vl", "qwen3"), ("llama4", "llama"), ("", "")] {
             let error = Family::named(name).unwrap_err().to_string();
             assert!(error.contains(&format!("'{name}'")) && error.contains(nearest), "{error}");
         }

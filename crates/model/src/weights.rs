@@ -12,9 +12,11 @@ use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 mod latent;
 mod mixer;
+mod per_layer;
 
 pub(crate) use latent::LatentAttention;
 pub(crate) use mixer::{Attention, Delta, KvWeights, Mixer, Recurrent};
+pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 
 use crate::config::{LayerState, SELECTION_BIAS};
 use crate::retype::{convert, retyped};
@@ -32,6 +34,10 @@ pub struct Layer<B: Backend> {
     pub(crate) experts: Option<Experts<B>>,
     /// Of what the feed-forward layer adds.
     pub(crate) ffn_after: Option<B::Buffer>,
+    /// What makes something of the numbers that it is given of each token.
+    pub(crate) per_layer: Option<PerLayer<B>>,
+    /// What the stream is multiplied with as it leaves.
+    pub(crate) out_scale: Option<f32>,
 }
 
 /// A gated feed-forward layer.
@@ -177,6 +183,8 @@ pub struct Weights<B: Backend> {
     pub(crate) part: Part,
     /// `None` where the first layer is elsewhere.
     pub(crate) embedding: Option<B::Matrix>,
+    /// What each layer is given of each token, where there is such a thing.
+    pub(crate) per_layer: Option<PerLayerInputs<B>>,
     pub(crate) layers: Vec<Layer<B>>,
     /// `None` where the last layer is elsewhere.
     pub(crate) output_norm: Option<B::Buffer>,
@@ -213,6 +221,8 @@ impl<B: Backend> Weights<B> {
             (false, _) => None,
         };
         let embedding_bytes = loader.n_bytes;
+        let per_layer =
+            config.n_per_layer.map(|n| loader.per_layer_inputs(config, n, n_vocab)).transpose()?;
         let total = part.n_bytes(gguf).max(1) as f32;
         progress(loader.n_bytes as f32 / total);
         let mut layers = Vec::with_capacity(part.layers().len());
@@ -245,11 +255,14 @@ impl<B: Backend> Weights<B> {
         progress(1.0);
         let lookup_bytes = if output.is_some() || !part.is_last() { embedding_bytes } else { 0 };
         let [experts, chosen] = part.expert_bytes(gguf, config);
-        let idle_bytes = lookup_bytes + experts - chosen;
+        let table_bytes =
+            gguf.find_tensor(per_layer::TABLE).map_or(0, |tensor| part.tensor_bytes(tensor.info));
+        let idle_bytes = lookup_bytes + table_bytes + experts - chosen;
         let part = part.clone();
         Ok(Self {
             part,
             embedding,
+            per_layer,
             layers,
             output_norm,
             output,
@@ -293,6 +306,8 @@ impl<B: Backend> Loader<'_, B> {
             ffn: self.feed_forward(c, index)?,
             experts,
             ffn_after: self.vector_if(after, &name("post_ffw_norm.weight"))?,
+            per_layer: c.n_per_layer.map(|n| self.per_layer(c, index, n)).transpose()?,
+            out_scale: self.optional_number(&name("layer_output_scale.weight"))?,
         })
     }
 
@@ -462,6 +477,11 @@ impl<B: Backend> Loader<'_, B> {
     /// The vector if the file has it.
     fn optional_vector(&mut self, name: &str, len: usize) -> Result<Option<B::Buffer>, ModelError> {
         if self.has(name) { self.vector(name, len).map(Some) } else { Ok(None) }
+    }
+
+    /// The only value of a tensor if the file has it.
+    fn optional_number(&mut self, name: &str) -> Result<Option<f32>, ModelError> {
+        if self.has(name) { Ok(self.values(name, &[1])?.first().copied()) } else { Ok(None) }
     }
 
     /// A tensor of ours that nobody asked for belongs to a feature that is not implemented; leaving it out would give

@@ -13,8 +13,8 @@ pub(crate) const SELECTION_BIAS: &str = "exp_probs_b.bias";
 
 /// The feed-forward layers of a model.
 pub(super) struct FeedForward {
-    /// Width of a layer without experts.
-    dense: usize,
+    /// Width of each layer, where it has no experts.
+    dense: Vec<usize>,
     /// Width of the experts together that all rows share; 0 where there is none.
     shared: usize,
     experts: Option<ExpertSpec>,
@@ -31,18 +31,27 @@ impl FeedForward {
 
     /// Width of what each row of a layer goes through.
     pub fn n_ff(&self, index: usize) -> usize {
-        if self.of_layer(index).is_some() { self.shared } else { self.dense }
+        if self.of_layer(index).is_some() { self.shared } else { self.dense[index] }
     }
 }
 
 /// Reads and checks what a file says of experts.
-pub(super) fn read(keys: &Keys, family: &Family, n_embd: usize) -> Result<FeedForward, ModelError> {
+pub(super) fn read(
+    keys: &Keys,
+    family: &Family,
+    n_embd: usize,
+    n_layers: usize,
+) -> Result<FeedForward, ModelError> {
+    const WIDTH: &str = "feed_forward_length";
     let n = keys.count(COUNT)?;
     // Where all layers have experts a file may name their width alone.
-    let dense = match n > 0 && !keys.has("feed_forward_length") {
-        true => keys.size("expert_feed_forward_length")?,
-        false => keys.size("feed_forward_length")?,
+    let dense = match n > 0 && !keys.has(WIDTH) {
+        true => vec![keys.size("expert_feed_forward_length")?; n_layers],
+        false => keys.of_layers(WIDTH, n_layers)?,
     };
+    if dense.contains(&0) {
+        return Err(keys.bad(WIDTH, "a positive number for each layer", 0));
+    }
     let rule = match (family.experts, n) {
         (Some(rule), 1..) => rule,
         (None, 1..) => {
@@ -74,10 +83,11 @@ pub(super) fn read(keys: &Keys, family: &Family, n_embd: usize) -> Result<FeedFo
         return Err(keys.bad(USED, &format!("1 to {n}, as there are {n} experts"), n_used));
     }
     let expert_groups = read_groups(keys, n, n_used)?;
-    let n_ff = keys.size_or("expert_feed_forward_length", dense)?;
+    let widest = dense.iter().copied().max().unwrap_or(0);
+    let n_ff = keys.size_or("expert_feed_forward_length", widest)?;
     let shared = match rule.shared {
         SharedExpert::None => 0,
-        SharedExpert::Gated => keys.size_or("expert_shared_feed_forward_length", dense)?,
+        SharedExpert::Gated => keys.size_or("expert_shared_feed_forward_length", widest)?,
         SharedExpert::Several => keys.count("expert_shared_count")?.saturating_mul(n_ff),
     };
     let (scores, normalises) = read_scores(keys, rule)?;

@@ -1,7 +1,6 @@
 //! Which layers keep a state instead of keys and values, and what they do with it.
 
 use kvant_backend::{ConvForm, DeltaRule, KeySharing, ShortConv};
-use kvant_gguf::Value;
 
 use super::Keys;
 use crate::ModelError;
@@ -56,39 +55,6 @@ impl Recurrences {
     pub fn of_layer(&self, index: usize) -> Option<Recurrence> {
         self.each.filter(|_| self.layers[index])
     }
-
-    /// How many layers are none.
-    pub fn n_others(&self) -> usize {
-        self.layers.iter().filter(|is_recurrent| !**is_recurrent).count()
-    }
-}
-
-const KV_HEADS: &str = "attention.head_count_kv";
-
-/// The KV heads of the layers that have some, and which layers have none, where the file says so for each.
-pub(super) fn read_kv_heads(
-    keys: &Keys,
-    family: &Family,
-    n_layers: usize,
-) -> Result<(Option<usize>, Vec<bool>), ModelError> {
-    let Some(Value::Array(_)) = keys.gguf.meta().value(&keys.key(KV_HEADS)) else {
-        let n = keys.has(KV_HEADS).then(|| keys.size(KV_HEADS)).transpose()?;
-        return Ok((n, vec![false; n_layers]));
-    };
-    let mut of_layers: Vec<u32> = keys.gguf.meta().get(&keys.key(KV_HEADS))?;
-    if of_layers.len() < n_layers {
-        return Err(keys.bad(KV_HEADS, &format!("{n_layers} layers"), of_layers.len()));
-    }
-    of_layers.truncate(n_layers);
-    let Some(&first) = of_layers.iter().find(|&&n| n > 0) else {
-        return Err(keys.bad(KV_HEADS, "a layer with KV heads", 0));
-    };
-    let may_have_none = family.recurrence == Some(RecurrenceRule::ShortConv);
-    if let Some(other) = of_layers.iter().find(|&&n| n != first && (n > 0 || !may_have_none)) {
-        let what = format!("{} that differ between layers: {first} and {other}", keys.key(KV_HEADS));
-        return Err(ModelError::Unsupported { what });
-    }
-    Ok((Some(first as usize), of_layers.iter().map(|&n| n == 0).collect()))
 }
 
 /// Reads and checks what a file says of recurrent layers; `without_heads` are those without KV heads.

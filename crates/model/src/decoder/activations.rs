@@ -43,6 +43,12 @@ pub struct Activations<B: Backend> {
     pub(super) gates: B::Buffer,
     /// How much of a value is written to a state, and how much of that is forgotten, `[rows, n_v_heads]` each.
     pub(super) writes: [B::Buffer; 2],
+    /// What each layer is given of each token, `[rows, n]` for each of them that is given something.
+    pub(super) per_layer: Vec<B::Buffer>,
+    /// What that is made of, and gates of it, `[rows, n]`.
+    pub(super) narrow: B::Buffer,
+    /// Where the parts of tokens lie in the table of a layer.
+    pub(super) rows_of_table: Vec<u32>,
     /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, and the same on the host, of each of [`Config::ropes`].
     pub(super) angles: Vec<(B::Buffer, Vec<f32>)>,
     /// What enters a layer, normalised, where no product does that on the way; a branch before its norm; and then the rows of `x`
@@ -70,6 +76,8 @@ impl<B: Backend> Decoder<B> {
         let buffer = |cols: usize| backend.buffer(max_rows * cols);
         let angles = |n_rot: usize| Ok((buffer(n_rot)?, Vec::with_capacity(max_rows * n_rot)));
         let widest = |cols: fn(&LayerSpec) -> usize| buffer(c.layers.iter().map(cols).max().unwrap_or(0));
+        let given = self.weights.per_layer.as_ref().map_or(0, |of| of.projections.len());
+        let n_given = c.n_per_layer.unwrap_or(0);
         let writes = || widest(|layer| rule_of(layer).map_or(0, |rule| rule.n_v_heads));
         Ok(Activations {
             max_rows,
@@ -89,6 +97,9 @@ impl<B: Backend> Decoder<B> {
             convolved: widest(|layer| rule_of(layer).map_or(0, |rule| rule.n_qkv()))?,
             gates: widest(|layer| if layer.gated || rule_of(layer).is_some() { layer.n_out() } else { 0 })?,
             writes: [writes()?, writes()?],
+            per_layer: (0..given).map(|_| buffer(n_given)).collect::<Result<_, BackendError>>()?,
+            narrow: buffer(n_given)?,
+            rows_of_table: Vec::with_capacity(if given > 0 { max_rows } else { 0 }),
             angles: c
                 .ropes
                 .iter()

@@ -33,10 +33,13 @@ pub(crate) struct Attention<B: Backend> {
 /// What keys and values are made with.
 pub(crate) struct KvWeights<B: Backend> {
     pub(crate) wk: B::Matrix,
-    pub(crate) wv: B::Matrix,
+    /// `None` where values are what keys are made of.
+    pub(crate) wv: Option<B::Matrix>,
     pub(crate) bk: Option<B::Buffer>,
     pub(crate) bv: Option<B::Buffer>,
     pub(crate) k_norm: Option<B::Buffer>,
+    /// Of each head of values: all ones, `[v_head_dim]`.
+    pub(crate) v_norm: Option<B::Buffer>,
 }
 
 /// A layer with a state.
@@ -112,9 +115,15 @@ impl<B: Backend> Loader<'_, B> {
     fn qkv(&mut self, c: &Config, index: usize) -> Result<(B::Matrix, KvWeights<B>), ModelError> {
         let spec = &c.layers[index];
         let [k, v, ..] = KV_TENSORS;
-        let parts = [("attn_q.weight", spec.n_q()), (k, spec.n_k()), (v, spec.n_v())];
-        let [wq, wk, wv] = self.matrices("attn_qkv.weight", parts, index, c.n_embd)?;
-        Ok((wq, self.beside_keys_and_values(c, index, [wk, wv])?))
+        let (fused, [q, k, v]) =
+            ("attn_qkv.weight", [("attn_q.weight", spec.n_q()), (k, spec.n_k()), (v, spec.n_v())]);
+        let (wq, wk, wv) = match spec.values_of_keys {
+            true => self.matrices(fused, [q, k], index, c.n_embd).map(|[wq, wk]| (wq, wk, None))?,
+            false => {
+                self.matrices(fused, [q, k, v], index, c.n_embd).map(|[wq, wk, wv]| (wq, wk, Some(wv)))?
+            }
+        };
+        Ok((wq, self.beside_keys_and_values(c, index, wk, wv)?))
     }
 
     /// Queries and the gates of what they give: behind the rows of each head as many of its gate.
@@ -130,21 +139,24 @@ impl<B: Backend> Loader<'_, B> {
         let spec = &c.layers[index];
         let [k, v, ..] = KV_TENSORS.map(|suffix| format!("blk.{index}.{suffix}"));
         let (wk, wv) = (self.matrix(&k, c.n_embd, spec.n_k())?, self.matrix(&v, c.n_embd, spec.n_v())?);
-        self.beside_keys_and_values(c, index, [wk, wv])
+        self.beside_keys_and_values(c, index, wk, Some(wv))
     }
 
     fn beside_keys_and_values(
         &mut self,
         c: &Config,
         index: usize,
-        [wk, wv]: [B::Matrix; 2],
+        wk: B::Matrix,
+        wv: Option<B::Matrix>,
     ) -> Result<KvWeights<B>, ModelError> {
         let spec = &c.layers[index];
         let (n_k, n_v) = (spec.n_k(), spec.n_v());
         let [_, _, bk, bv, k_norm] = KV_TENSORS.map(|suffix| format!("blk.{index}.{suffix}"));
         let k_normed = spec.norms.heads.width(spec.heads.k_head_dim, n_k);
-        let (bk, bv) = (self.optional_vector(&bk, n_k)?, self.optional_vector(&bv, n_v)?);
-        Ok(KvWeights { wk, wv, bk, bv, k_norm: self.vector_if(k_normed, &k_norm)? })
+        let bk = self.optional_vector(&bk, n_k)?;
+        let bv = if wv.is_some() { self.optional_vector(&bv, n_v)? } else { None };
+        let v_norm = spec.norms.values.then(|| self.upload(&vec![1.0; spec.heads.v_head_dim])).transpose()?;
+        Ok(KvWeights { wk, wv, bk, bv, k_norm: self.vector_if(k_normed, &k_norm)?, v_norm })
     }
 
     fn recurrent(

@@ -1,0 +1,198 @@
+//! The heads of each layer: how many, of what size, how far they see, and whose keys and values they meet.
+
+use kvant_gguf::Value;
+use kvant_kv::KvLayerShape;
+
+use super::{Keys, LayerState};
+use crate::ModelError;
+use crate::family::{Family, RecurrenceRule};
+
+const HEADS: &str = "attention.head_count";
+const KV_HEADS: &str = "attention.head_count_kv";
+const V_DIM: &str = "attention.value_length";
+const WINDOW: &str = "attention.sliding_window";
+const SHARED: &str = "attention.shared_kv_layers";
+
+/// Layers with a window among others, as a model has them.
+pub(super) struct LayerWindows {
+    /// Which have one.
+    pub layers: Vec<bool>,
+    /// The youngest tokens that those see; everything when `None`.
+    length: Option<usize>,
+}
+
+impl LayerWindows {
+    /// Sizes of the heads of layers that see everything, and of layers with a window.
+    pub fn head_dims(&self, heads: &[KvLayerShape]) -> [usize; 2] {
+        let of = |is_windowed: bool| {
+            let mut of_kind =
+                heads.iter().zip(&self.layers).filter(|(_, windowed)| **windowed == is_windowed);
+            of_kind.next().map(|(heads, _)| heads.k_head_dim)
+        };
+        let [full, windowed] = [of(false), of(true)];
+        let any = full.or(windowed).unwrap_or(0);
+        [full.unwrap_or(any), windowed.unwrap_or(any)]
+    }
+}
+
+/// Reads which layers have a window, and how long it is.
+pub(super) fn read_windows(
+    keys: &Keys,
+    family: &Family,
+    n_layers: usize,
+) -> Result<LayerWindows, ModelError> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let Some(windows) = family.windows else {
+        keys.refuse(WINDOW, "sliding-window attention")?;
+        return Ok(LayerWindows { layers: vec![false; n_layers], length: None });
+    };
+    let length = match windows.own_heads {
+        // What heads are follows from it.
+        true => Some(keys.size(WINDOW)?),
+        false => {
+            let named = keys.gguf.meta().find::<u32>(&keys.key(WINDOW))?;
+            // 0 switches windows off.
+            named.map_or(windows.length, |n| Some(n as usize).filter(|&n| n > 0))
+        }
+    };
+    let mut layers: Vec<bool> = match keys.gguf.meta().value(&keys.key(PATTERN)) {
+        value if windows.own_heads || matches!(value, Some(Value::Array(_))) => {
+            keys.gguf.meta().get(&keys.key(PATTERN))?
+        }
+        value => {
+            let period = if value.is_some() { keys.size(PATTERN)? } else { windows.period };
+            (1..=n_layers).map(|layer| period == 0 || layer % period != 0).collect()
+        }
+    };
+    if layers.len() < n_layers {
+        return Err(keys.bad(PATTERN, &format!("{n_layers} layers"), layers.len()));
+    }
+    layers.truncate(n_layers);
+    Ok(LayerWindows { layers, length })
+}
+
+/// The KV heads of each layer; 0 of one that has none.
+pub(super) fn read_kv_heads(keys: &Keys, family: &Family, n_layers: usize) -> Result<Vec<usize>, ModelError> {
+    let key = if keys.has(KV_HEADS) { KV_HEADS } else { HEADS };
+    let of_layers = keys.of_layers(key, n_layers)?;
+    let may_have_none = family.recurrence == Some(RecurrenceRule::ShortConv);
+    match of_layers.iter().all(|&n| n == 0) || !may_have_none && of_layers.contains(&0) {
+        true if may_have_none => Err(keys.bad(key, "a layer with KV heads", 0)),
+        true => Err(keys.bad(key, "KV heads in every layer", 0)),
+        false => Ok(of_layers),
+    }
+}
+
+/// The heads of each layer, with so many KV heads each; those of one that has none are another's.
+pub(super) fn read(
+    keys: &Keys,
+    family: &Family,
+    n_embd: usize,
+    n_kv_heads: &[usize],
+    windows: &LayerWindows,
+) -> Result<Vec<KvLayerShape>, ModelError> {
+    let n_heads = keys.size(HEADS)?;
+    let dims = read_dims(keys, "", n_embd / n_heads)?;
+    let own_dims = match family.windows.is_some_and(|windows| windows.own_heads) {
+        true => read_dims(keys, "_swa", dims[0])?,
+        false => dims,
+    };
+    if family.gated && dims[1] != dims[0] {
+        let what = format!("the {} of a query, beside whose rows lie its gate's", dims[0]);
+        return Err(keys.bad(V_DIM, &what, dims[1]));
+    }
+    if dims[1] != dims[0] && are_values_of_keys(keys, family, windows) {
+        return Err(keys.bad(
+            V_DIM,
+            &format!("the {} of a key, as values are made of keys", dims[0]),
+            dims[1],
+        ));
+    }
+    let any = n_kv_heads.iter().copied().find(|&n| n > 0).unwrap_or(n_heads);
+    let of_layer = |(index, &n): (usize, &usize)| {
+        let n_kv_heads = if n > 0 { n } else { any };
+        if n_heads % n_kv_heads != 0 {
+            let what = format!("a multiple of the {n_kv_heads} KV heads");
+            return Err(keys.bad(HEADS, &what, n_heads));
+        }
+        let [k_head_dim, v_head_dim] = if windows.layers[index] { own_dims } else { dims };
+        let window = windows.length.filter(|_| windows.layers[index]);
+        let heads = KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window };
+        Ok(heads)
+    };
+    n_kv_heads.iter().enumerate().map(of_layer).collect()
+}
+
+/// The sizes of a key head and a value head; keys with this suffix say them.
+fn read_dims(keys: &Keys, suffix: &str, default: usize) -> Result<[usize; 2], ModelError> {
+    let [k_key, v_key] = ["attention.key_length", V_DIM].map(|key| format!("{key}{suffix}"));
+    let k = keys.size_or(&k_key, default)?;
+    let dims = [k, keys.size_or(&v_key, k)?];
+    for (key, dim) in [k_key, v_key].iter().zip(dims) {
+        if dim == 0 || dim % 2 != 0 || dim > 1024 {
+            return Err(keys.bad(key, "an even head size from 2 to 1024", dim));
+        }
+    }
+    Ok(dims)
+}
+
+/// Whether layers that see everything take for values what their keys are made of: none of them has a tensor for values then.
+pub(super) fn are_values_of_keys(keys: &Keys, family: &Family, windows: &LayerWindows) -> bool {
+    let has = |index: usize, suffix: &str| {
+        let name = format!("blk.{index}.{suffix}.weight");
+        keys.gguf.find_tensor(&name).is_some()
+    };
+    let mut full = (0..windows.layers.len()).filter(|&index| !windows.layers[index]);
+    family.values_of_keys && !full.any(|index| has(index, "attn_v") || has(index, "attn_qkv"))
+}
+
+/// Holds the KV heads of layers against the tensors: each takes rows of them, at least a value for each dim.
+pub(super) fn check(keys: &Keys, layers: impl Iterator<Item = KvLayerShape>) -> Result<(), ModelError> {
+    let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
+    let (mut taken, mut most) = (0, 0);
+    for KvLayerShape { n_kv_heads, k_head_dim: k, v_head_dim: v, .. } in layers {
+        taken += n_kv_heads as u128 * (k + v) as u128;
+        most = most.max(n_kv_heads);
+    }
+    if taken <= stored {
+        return Ok(());
+    }
+    Err(keys.bad(KV_HEADS, &format!("heads that {stored} values in tensors suffice for"), most))
+}
+
+/// Whose keys and values each layer meets: the last layers of some models those of the last one of their kind before them.
+pub(super) fn read_states(
+    keys: &Keys,
+    family: &Family,
+    heads: &[KvLayerShape],
+    windows: &LayerWindows,
+) -> Result<Vec<LayerState>, ModelError> {
+    if family.latent || family.recurrence.is_some() {
+        keys.refuse(SHARED, "shared keys and values")?;
+    }
+    let n_shared = keys.count(SHARED)?;
+    if n_shared >= heads.len() {
+        return Err(keys.bad(SHARED, &format!("fewer than the {} layers", heads.len()), n_shared));
+    }
+    let n_own = heads.len() - n_shared;
+    let of_layer = |index: usize| {
+        if index < n_own {
+            return Ok(LayerState::Own);
+        }
+        let owner = (0..n_own).rev().find(|&owner| windows.layers[owner] == windows.layers[index]);
+        match owner {
+            Some(owner) if heads[owner] == heads[index] => Ok(LayerState::Shared(owner)),
+            Some(owner) => {
+                let what = format!("the {} of layer {owner} in layer {index} too", heads[owner].n_kv_heads);
+                Err(keys.bad(KV_HEADS, &what, heads[index].n_kv_heads))
+            }
+            None => {
+                let kind = if windows.layers[index] { "with" } else { "without" };
+                let what =
+                    format!("a layer {kind} a window before the last ones, for layer {index} to share with");
+                Err(keys.bad(SHARED, &what, n_shared))
+            }
+        }
+    };
+    (0..heads.len()).map(of_layer).collect()
+}

@@ -1,0 +1,58 @@
+//! Numbers that each layer is given of each token, beside the stream (Gemma 3n and 4).
+//!
+//! ```text
+//! p[l] = (norm(W[l] e / √n_embd) + √n E[token, l]) / √2        of each token: e its embedding, n numbers for layer l
+//! x = x + norm(W_out (gelu(W_gate x) * p[l]))                  behind the feed-forward layer
+//! ```
+
+use kvant_backend::{Backend, Gate, Input, Norm, Output};
+
+use super::{Activations, Branch, Decoder};
+use crate::ModelError;
+use crate::weights::{PerLayer, PerLayerInputs};
+
+impl<B: Backend> Decoder<B> {
+    /// p of all layers, of tokens whose embeddings have just entered.
+    pub(super) fn give_layers(
+        &self,
+        backend: &B,
+        weights: &PerLayerInputs<B>,
+        tokens: &[u32],
+        act: &mut Activations<B>,
+    ) -> Result<(), ModelError> {
+        let (n_layers, rows) = (act.per_layer.len(), tokens.len());
+        let Some(n) = self.config.n_per_layer else { return Ok(()) };
+        let scale = (n as f32 / 2.0).sqrt();
+        // A norm of x / c is that of x with c² of its eps.
+        let eps = self.config.norm_eps * self.config.n_embd as f32;
+        let each = weights.projections.iter().zip(&mut act.per_layer).enumerate();
+        for (layer, (w, numbers)) in each {
+            act.rows_of_table.clear();
+            // Rows of the table have been counted in `u32`.
+            act.rows_of_table.extend(tokens.iter().map(|token| token * n_layers as u32 + layer as u32));
+            backend.embed(&weights.table, &act.rows_of_table, scale, numbers)?;
+            let input = Input { x: &act.x, norm: None, first_row: 0, rows };
+            backend.project(input, &mut [Output { w, bias: None, y: &mut act.narrow, accumulate: false }])?;
+            backend.add_normed(numbers, &act.narrow, rows, Norm { weight: &weights.norm, eps })?;
+        }
+        Ok(())
+    }
+
+    /// What layer `index` adds of its numbers.
+    pub(super) fn take_given(
+        &self,
+        backend: &B,
+        (index, weights): (usize, &PerLayer<B>),
+        act: &mut Activations<B>,
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        let Some(n) = self.config.n_per_layer else { return Ok(()) };
+        let input = Input { x: &act.x, norm: None, first_row: 0, rows };
+        let gates = Output { w: &weights.gate, bias: None, y: &mut act.narrow, accumulate: false };
+        backend.project(input, &mut [gates])?;
+        let numbers = &mut act.per_layer[index];
+        backend.gate(numbers, rows * n, &act.narrow, Gate::Gelu)?;
+        let branch = Branch { of: numbers, w: &weights.out, bias: None, norm: &weights.after };
+        self.add(backend, &mut act.x, branch, &mut act.spare, rows)
+    }
+}
