@@ -3,10 +3,11 @@
 mod command;
 mod conversation;
 mod lines;
+mod voice;
 
 use clap::Args;
 use kvant::gguf::printable;
-use kvant::{Message, Needs, Plan, Session, SessionOptions};
+use kvant::{ChatTemplate, Message, Needs, Plan, RenderOptions, Session, SessionOptions};
 
 use crate::args::{CacheArgs, LengthArgs, ModelArgs, Resolved, SamplingArgs};
 use crate::failure::Failure;
@@ -15,6 +16,7 @@ use crate::{console, output};
 use command::Input;
 use conversation::Chat;
 use lines::{Interrupt, Lines, Read};
+use voice::Shown;
 
 /// Arguments of `kvant chat`.
 #[derive(Args, Debug)]
@@ -44,6 +46,12 @@ pub struct ChatArgs {
     /// When the context is full, forget the oldest turns and read what is left again
     #[arg(long, env = "KVANT_CONTEXT_SHIFT", value_parser = clap::builder::BoolishValueParser::new())]
     context_shift: bool,
+    /// Whether the model thinks before it answers, where its template can tell it so
+    #[arg(long, value_name = "on|off", value_parser = clap::builder::BoolishValueParser::new())]
+    think: Option<bool>,
+    /// Leave out what the model thinks before it answers
+    #[arg(long, env = "KVANT_HIDE_THINKING", value_parser = clap::builder::BoolishValueParser::new())]
+    hide_thinking: bool,
 }
 
 /// Runs the command.
@@ -53,6 +61,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     let (sampler, max_tokens) = (args.sampling.params()?, args.length.max_tokens()?);
     let options = args.cache.session_options()?;
     let model = args.model.open_for(false, Needs::ChatTemplate, args.template.source()?)?;
+    let render = render_options(model.chat_template()?, args.think)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;
     let session = model.session(options.clone())?;
     args.cache.note_length(&session);
@@ -67,6 +76,8 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
         generate: kvant::GenerateOptions { sampler, max_tokens, ..Default::default() },
         n_answers: 0,
         context_shift: args.context_shift,
+        render,
+        thoughts: Shown::of(args.hide_thinking),
         options,
         interrupt,
         session,
@@ -91,6 +102,19 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
             Err(line) => go_on(Err(Failure::Usage(line)))?,
         }
     }
+}
+
+/// What a template is told: to let the assistant answer, and whether to think.
+fn render_options(template: &ChatTemplate, thinks: Option<bool>) -> Result<RenderOptions, Failure> {
+    const THINKS: &str = "enable_thinking";
+    let mut options = RenderOptions { add_generation_prompt: true, ..Default::default() };
+    if let Some(thinks) = thinks {
+        if !template.source().contains(THINKS) {
+            return Err(Failure::Usage(format!("--think: this model's template knows no {THINKS}")));
+        }
+        options.extra.insert(THINKS.to_owned(), thinks.into());
+    }
+    Ok(options)
 }
 
 /// A turn that failed is told; the conversation goes on, unless nobody can read it any more.

@@ -1,7 +1,7 @@
 //! `kvant run`: one prompt, one answer, one summary line.
 
 use std::fmt;
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -91,7 +91,12 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     bar.finish_and_clear();
 
     let mut answer = Answer::default();
-    print_tokens(&mut generation, args.json, &mut answer)?;
+    let mut out = console::results();
+    take_tokens(&mut generation, &mut answer, &mut |piece| match args.json {
+        true => Ok(()),
+        false => out.write_all(piece.as_bytes()).and_then(|()| out.flush()),
+    })?;
+    drop(out);
     if !args.json {
         end_line()?;
     }
@@ -175,16 +180,15 @@ pub struct Answer {
     pub tokens: Vec<u32>,
 }
 
-/// Prints tokens as they come (unless `silent`) and adds them to `answer`.
-pub fn print_tokens(
+/// Hands text to `show` as it comes, and adds it to `answer`.
+pub fn take_tokens(
     generation: &mut Generation<'_>,
-    silent: bool,
     answer: &mut Answer,
+    show: &mut dyn FnMut(&str) -> io::Result<()>,
 ) -> Result<(), Failure> {
-    let mut out = console::results();
     let mut emit = |piece: &str| {
         answer.text.push_str(piece);
-        if silent { Ok(()) } else { out.write_all(piece.as_bytes()).and_then(|()| out.flush()) }
+        show(piece)
     };
     for token in generation.by_ref() {
         let token = token?;

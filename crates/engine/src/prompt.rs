@@ -59,6 +59,14 @@ impl Session {
         self.model().encode(text, special, self.n_ctx())
     }
 
+    /// As [`Model::rendered_prompt`], for a conversation that is to fit this session.
+    ///
+    /// # Errors
+    /// As there, and [`Error::TextTooLong`].
+    pub fn rendered_prompt(&self, text: &Rendered) -> Result<Vec<u32>, Error> {
+        self.model().encode(text.as_str(), text.special(), self.n_ctx())
+    }
+
     /// As [`Model::chat_prompt`], for a conversation that is to fit this session.
     ///
     /// # Errors

@@ -3,12 +3,15 @@
 use std::path::Path;
 
 use kvant::gguf::printable_path;
-use kvant::{Error, Finish, GenerateOptions, Message, Model, RenderOptions, Session, SessionOptions, Stats};
+use kvant::{
+    Error, Finish, GenerateOptions, Message, Model, RenderOptions, Rendered, Session, SessionOptions, Stats,
+};
 
 use super::command::{HELP, Input};
 use super::lines::Interrupt;
+use super::voice::{Shown, Voice};
 use crate::failure::Failure;
-use crate::run::{Answer, Summary, end_line, print_tokens};
+use crate::run::{Answer, Summary, end_line, take_tokens};
 use crate::{console, output};
 
 /// Stands for the last answer of a loaded conversation while its continuation is rendered.
@@ -24,6 +27,10 @@ pub struct Chat {
     /// Each answer has a seed of its own, so that another one to the same message is another.
     pub n_answers: u64,
     pub context_shift: bool,
+    /// What the template is told besides the messages.
+    pub render: RenderOptions,
+    /// What becomes of what the model thinks.
+    pub thoughts: Shown,
     pub interrupt: Interrupt,
     pub system: Option<String>,
     /// The conversation since the start, or since `loaded`.
@@ -83,9 +90,9 @@ impl Chat {
     /// oldest, and the answer goes on where it was.
     fn speak(&mut self) -> Result<String, Failure> {
         let interrupt = self.interrupt.clone();
-        let mut answer = Answer::default();
+        let (mut answer, mut voice) = (Answer::default(), None);
         interrupt.during(|| {
-            while self.speak_on(&mut answer)? == Some(Finish::ContextFull) {
+            while self.speak_on(&mut answer, &mut voice)? == Some(Finish::ContextFull) {
                 if !(self.context_shift && self.make_room(answer.tokens.len())?) {
                     let n_ctx = self.session.n_ctx();
                     console::say(format_args!("(the context of {n_ctx} tokens is full: {})", self.way_out()));
@@ -94,15 +101,24 @@ impl Chat {
             }
             Ok::<_, Failure>(())
         })?;
+        if let Some(voice) = &mut voice {
+            voice.end(&mut console::results())?;
+        }
         end_line()?;
         Ok(answer.text)
     }
 
-    fn speak_on(&mut self, answer: &mut Answer) -> Result<Option<Finish>, Failure> {
-        let mut prompt = self.prompt()?;
+    fn speak_on(
+        &mut self,
+        answer: &mut Answer,
+        voice: &mut Option<Voice>,
+    ) -> Result<Option<Finish>, Failure> {
+        let (mut prompt, text) = self.prompt()?;
+        let source = self.model.chat_template()?.source();
+        let voice = voice.get_or_insert_with(|| Voice::new(source, text.as_str(), self.thoughts));
         let (n_ctx, n_said) = (self.session.n_ctx(), answer.tokens.len());
         if prompt.len() + n_said > n_ctx && self.context_shift && self.make_room(n_said)? {
-            prompt = self.prompt()?;
+            prompt = self.prompt()?.0;
         }
         prompt.extend_from_slice(&answer.tokens);
         let mut options = self.generate.clone();
@@ -112,7 +128,9 @@ impl Chat {
         let (cancel, way_out) = (self.interrupt.cancel.clone(), self.way_out());
         let generation = self.session.generate_with(&prompt, options, &cancel, &mut |_| ());
         let mut generation = generation.map_err(|error| too_long(error, way_out))?;
-        print_tokens(&mut generation, false, answer)?;
+        let mut out = console::results();
+        take_tokens(&mut generation, answer, &mut |piece| voice.say(piece, &mut out))?;
+        drop(out);
         let stats = generation.stats();
         self.last = Some(stats);
         Ok(stats.finish)
@@ -127,29 +145,30 @@ impl Chat {
         }
     }
 
-    /// The whole conversation as tokens. After a load only the tokens of the first part are known: the template
+    /// The whole conversation as tokens, and the text that the template has written. After a load only the tokens of the first part are known: the template
     /// renders the rest behind a marked answer, and what follows the mark is appended.
-    fn prompt(&self) -> Result<Vec<u32>, Failure> {
+    fn prompt(&self) -> Result<(Vec<u32>, Rendered), Failure> {
+        let template = self.model.chat_template()?;
         let Some(loaded) = &self.loaded else {
+            let text = template.render(&self.messages, &self.render).map_err(Error::from)?;
             let prompt = match self.context_shift {
                 // What is too long now may fit without its oldest turns.
-                true => self.model.chat_prompt(&self.messages),
-                false => self.session.chat_prompt(&self.messages),
+                true => self.model.rendered_prompt(&text),
+                false => self.session.rendered_prompt(&text),
             };
-            return prompt.map_err(|error| too_long(error, self.way_out()));
+            return Ok((prompt.map_err(|error| too_long(error, self.way_out()))?, text));
         };
         let before = [Message::user("-"), Message::assistant(MARK)];
         let messages: Vec<Message> = before.into_iter().chain(self.messages.iter().cloned()).collect();
-        let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
-        let text = self.model.chat_template()?.render(&messages, &options).map_err(Error::from)?;
+        let text = template.render(&messages, &self.render).map_err(Error::from)?;
         let Some(rest) = text.after(MARK) else {
             return Err(Failure::Work(
                 "this model's template cannot go on with a loaded conversation".to_owned(),
             ));
         };
-        let rest = self.model.tokenizer()?.encode(rest.as_str(), rest.special(), false);
-        let rest = rest.map_err(Error::from)?;
-        Ok([loaded.as_slice(), &rest].concat())
+        let tokens = self.model.tokenizer()?.encode(rest.as_str(), rest.special(), false);
+        let tokens = tokens.map_err(Error::from)?;
+        Ok(([loaded.as_slice(), &tokens].concat(), rest))
     }
 
     /// Forgets the oldest turns until the conversation and `n_said` tokens of an answer leave a quarter of the context free.
@@ -157,7 +176,7 @@ impl Chat {
     fn make_room(&mut self, n_said: usize) -> Result<bool, Failure> {
         let most = self.session.n_ctx() - self.session.n_ctx() / 4;
         let mut n_turns = 0;
-        while (n_turns == 0 || self.prompt()?.len() + n_said > most) && self.forget_oldest() {
+        while (n_turns == 0 || self.prompt()?.0.len() + n_said > most) && self.forget_oldest() {
             n_turns += 1;
         }
         if n_turns > 0 {

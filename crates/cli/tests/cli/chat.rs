@@ -164,3 +164,24 @@ fn an_interrupt_ends_a_chat_that_waits_at_a_pipe() {
     };
     assert_eq!(status.code(), Some(130));
 }
+
+#[test]
+fn what_a_model_thinks_can_be_left_out_and_whether_it_thinks_is_the_template_s_to_know() {
+    let file = scratch("thoughts").join("thinks.jinja");
+    let template =
+        "{{ messages[-1].content }}{% if enable_thinking %}<think>{% else %}<think></think>{% endif %}";
+    fs::write(&file, template).unwrap();
+    let said = |more: &[&str]| {
+        let args = ["-n", "6", "--temp", "0", "--chat-template", file.to_str().unwrap()];
+        chat(&[&args[..], more].concat(), &format!("{FRANCE}\n")).0
+    };
+    // The thought does not end within six tokens.
+    assert_eq!(said(&["--think", "on", "--hide-thinking"]), "\n");
+    assert_ne!(said(&["--think", "on"]), "\n");
+    assert_ne!(said(&["--think", "off", "--hide-thinking"]), "\n");
+    assert_ne!(said(&["--hide-thinking"]), "\n");
+
+    let chat = Command::new(env!("CARGO_BIN_EXE_kvant")).args(["chat", "--think", "on"]).output().unwrap();
+    let error = String::from_utf8(chat.stderr).unwrap();
+    assert!(!chat.status.success() && error.contains("--think: this model's template"), "{error}");
+}

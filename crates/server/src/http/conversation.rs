@@ -1,5 +1,6 @@
 //! Messages, tools, and what the template makes of them.
 
+use kvant::chat::Thoughts;
 use kvant::{Model, RenderOptions};
 use serde_json::{Map, Value};
 
@@ -75,10 +76,12 @@ impl Conversation {
     pub fn open(&self, model: &Model) -> Result<Opening, ApiError> {
         let template = model.chat_template()?;
         let rendered = template.render(&self.messages, &self.options).map_err(kvant::Error::from)?;
-        let thinks = self.splits_thoughts && template.source().contains("</think>");
-        let is_thinking = thinks && rendered.as_str().trim_end().ends_with("<think>");
+        let thoughts = match self.splits_thoughts {
+            true => Thoughts::of(template.source(), rendered.as_str()),
+            false => Thoughts::none(),
+        };
         let tokens = model.rendered_prompt(&rendered)?;
-        Ok(Opening { tokens, speech: Speech::new(thinks, is_thinking, self.tools.clone()) })
+        Ok(Opening { tokens, speech: Speech::new(thoughts, self.tools.clone()) })
     }
 
     /// What the answer is held to from its beginning, since a call is asked for.

@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use kvant::Special;
+use kvant::chat::Thoughts;
 use serde_json::{Map, Value, json};
 
 use super::asked::Asked;
@@ -148,7 +149,7 @@ pub(super) async fn generate(
     let (asked, tokens, speech) = if fields.flag("raw")? {
         let asked = Asked::read(&Fields::new(into), &server.sampler(), hosted.tokenizer())?;
         let tokens = hosted.tokens(move |model| Ok(model.text_prompt(&prompt, Special::Parse)?)).await?;
-        (asked, tokens, Speech::new(false, false, None))
+        (asked, tokens, Speech::new(Thoughts::none(), None))
     } else {
         let system: Option<String> = fields.get("system", "a text")?;
         let system = system.map(|text| json!({ "role": "system", "content": text }));

@@ -2,6 +2,7 @@
 
 pub(crate) mod tools;
 
+use kvant::chat::{Said, Thoughts, take_until};
 use tools::{Call, Format, Tool};
 
 /// A part of what was said.
@@ -12,14 +13,10 @@ pub(crate) enum Part {
     Call(Call),
 }
 
-const THINKS: &str = "<think>";
-const HAS_THOUGHT: &str = "</think>";
-
 #[derive(Debug, Clone, PartialEq)]
 enum State {
-    /// Nothing but blanks has been said, or nothing since a thought.
+    /// Nothing but blanks has been said.
     Start,
-    Thinking,
     Speaking,
     Calling,
     /// A call has been made; others may follow.
@@ -29,39 +26,48 @@ enum State {
 /// Takes text apart that comes in pieces. What may be the beginning of a mark is held back.
 #[derive(Debug, Clone)]
 pub(crate) struct Speech {
+    thoughts: Thoughts,
     state: State,
     /// How calls are written and what may be called, where anything may.
     tools: Option<(&'static Format, Vec<Tool>)>,
-    thinks: bool,
-    /// Blanks that come now are part of nothing.
-    skips_blanks: bool,
     held: String,
 }
 
 impl Speech {
-    /// Of a model whose template knows thoughts, or not; the answer may begin within one.
-    pub fn new(thinks: bool, is_thinking: bool, tools: Option<(&'static Format, Vec<Tool>)>) -> Self {
-        let state = if is_thinking { State::Thinking } else { State::Start };
-        Self { state, tools, thinks, skips_blanks: is_thinking, held: String::new() }
+    /// Of a model that may think first, and call tools.
+    pub fn new(thoughts: Thoughts, tools: Option<(&'static Format, Vec<Tool>)>) -> Self {
+        Self { thoughts, state: State::Start, tools, held: String::new() }
     }
 
     /// What has become certain with more text.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
-        self.held += text;
+        let said = self.thoughts.push(text);
+        self.take_apart(said)
+    }
+
+    fn take_apart(&mut self, said: Vec<Said>) -> Vec<Part> {
         let mut parts = Vec::new();
-        while self.step(&mut parts) {}
+        for said in said {
+            match said {
+                Said::Thought(thought) => parts.push(Part::Thought(thought)),
+                Said::Text(text) => {
+                    self.held += &text;
+                    while self.step(&mut parts) {}
+                }
+            }
+        }
         parts
     }
 
     /// What was held back, at the end.
     pub fn rest(&mut self) -> Vec<Part> {
-        let mut parts = self.push("");
+        let said = self.thoughts.rest();
+        let mut parts = self.take_apart(said);
         let held = std::mem::take(&mut self.held);
         // Where a call begins as an answer does, the mark was kept.
         let opens =
             self.tools.as_ref().map_or("", |(format, _)| if format.only_first { "" } else { format.opens });
         match self.state {
-            State::Thinking => put(&mut parts, Part::Thought, &held),
             // What was no call after all is not lost.
             State::Calling => put(&mut parts, Part::Text, &format!("{opens}{held}")),
             State::Called => put(&mut parts, Part::Text, self.beyond_calls(held.trim())),
@@ -78,16 +84,16 @@ impl Speech {
 
     /// Takes one thing from what is held. Whether there may be more.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
-        if self.skips_blanks {
-            self.held = self.held.trim_start().to_owned();
-            self.skips_blanks = self.held.is_empty();
-        }
         match self.state {
             State::Start => self.start(),
-            State::Thinking => self.until(HAS_THOUGHT, Part::Thought, State::Start, parts),
             State::Speaking => match self.tools {
                 Some((format, _)) if !format.only_first => {
-                    self.until(format.opens, Part::Text, State::Calling, parts)
+                    let (text, is_call) = take_until(&mut self.held, format.opens);
+                    put(parts, Part::Text, &text);
+                    if is_call {
+                        self.state = State::Calling;
+                    }
+                    is_call
                 }
                 _ => {
                     put(parts, Part::Text, &std::mem::take(&mut self.held));
@@ -109,16 +115,6 @@ impl Speech {
         if begun.is_empty() {
             return false;
         }
-        if self.thinks
-            && let Some(thought) = begun.strip_prefix(THINKS)
-        {
-            self.held = thought.to_owned();
-            (self.state, self.thinks, self.skips_blanks) = (State::Thinking, false, true);
-            return true;
-        }
-        if self.thinks && THINKS.starts_with(begun) {
-            return false;
-        }
         let calls =
             self.tools.as_ref().filter(|(format, _)| format.only_first && begun.starts_with(format.opens));
         self.state = if calls.is_some() { State::Calling } else { State::Speaking };
@@ -126,25 +122,6 @@ impl Speech {
             self.held = begun.to_owned();
         }
         true
-    }
-
-    /// Says all up to a mark; there, another state begins.
-    fn until(&mut self, mark: &str, part: fn(String) -> Part, then: State, parts: &mut Vec<Part>) -> bool {
-        if let Some(at) = self.held.find(mark) {
-            let after = self.held.split_off(at);
-            let said = std::mem::replace(&mut self.held, after[mark.len()..].to_owned());
-            // Lines between a mark and what is said are part of neither.
-            put(parts, part, said.trim_end());
-            self.skips_blanks = then == State::Start;
-            self.state = then;
-            return true;
-        }
-        // So are blanks before it.
-        let is_begun = |at: &usize| mark.starts_with(self.held[*at..].trim_start());
-        let at = self.held.char_indices().map(|(at, _)| at).find(is_begun).unwrap_or(self.held.len());
-        let held = self.held.split_off(at);
-        put(parts, part, &std::mem::replace(&mut self.held, held));
-        false
     }
 
     /// Takes a call that is complete.
@@ -204,17 +181,15 @@ mod tests {
 
     #[test]
     fn thoughts_are_told_from_what_is_said_however_the_text_is_cut() {
-        let plain = || Speech::new(true, false, None);
+        let of = |source, prompt| move || Speech::new(Thoughts::of(source, prompt), None);
+        let plain = of("</think>", "");
         assert_eq!(parts(plain, "Hello."), [text("Hello.")]);
         assert_eq!(parts(plain, "<think>\nHm.\n</think>\n\nYes."), [thought("Hm."), text("Yes.")]);
         assert_eq!(parts(plain, " <think>Hm"), [thought("Hm")]);
         assert_eq!(parts(plain, "a <think> b"), [text("a <think> b")]);
         assert_eq!(parts(plain, "<thin air"), [text("<thin air")]);
-        assert_eq!(
-            parts(|| Speech::new(true, true, None), "Hm.</think>Yes."),
-            [thought("Hm."), text("Yes.")]
-        );
-        assert_eq!(parts(|| Speech::new(false, false, None), "<think>x</think>"), [text("<think>x</think>")]);
+        assert_eq!(parts(of("</think>", "<think>\n"), "Hm.</think>Yes."), [thought("Hm."), text("Yes.")]);
+        assert_eq!(parts(of("", ""), "<think>x</think>"), [text("<think>x</think>")]);
     }
 
     #[test]
@@ -222,7 +197,7 @@ mod tests {
         let tools = vec![Tool { name: "f".to_owned(), parameters: json!({ "type": "object" }) }];
         let of = |template: &str| {
             let (format, tools) = (tools::format_of(template), tools.clone());
-            move || Speech::new(true, false, Some((format, tools.clone())))
+            move || Speech::new(Thoughts::of("</think>", ""), Some((format, tools.clone())))
         };
         let call =
             |arguments: &str| Part::Call(Call { name: "f".to_owned(), arguments: arguments.to_owned() });
