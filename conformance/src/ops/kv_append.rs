@@ -12,7 +12,8 @@ pub const HEAD_DIMS: [usize; 7] = [32, 64, 80, 96, 128, 192, 256];
 
 /// Tokens that fill a block and begin another.
 const TOKENS: usize = 150;
-/// Tokens that go over a border of the window, to where no slot of the tail's ring is left from before.
+/// Tokens that fill a block, and that go over a border of the window, to where no slot of the tail's ring is left from before.
+const WHOLE_TILES: usize = 160;
 const OVER_A_BORDER: usize = 608;
 
 /// Holds `kv_append` to the codec.
@@ -43,8 +44,8 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, 50, 2), 50, &mut lacks);
     }
     let shape = |dtype| Shape { k_head_dim: 64, sink_tiles: 1, ..Shape::new(dtype, dtype) };
-    for (dtype, chunk) in lacks.combine(&DType::KV, &[5, 16, 100, TOKENS]) {
-        bytes_do_not_depend_on_chunks(subject, shape(dtype), TOKENS, chunk, &mut lacks);
+    for (dtype, chunk) in lacks.combine(&DType::KV, &[5, 16, 100, WHOLE_TILES]) {
+        bytes_do_not_depend_on_chunks(subject, shape(dtype), WHOLE_TILES, chunk, &mut lacks);
     }
     // What a type is has no part in where its window begins.
     for (dtype, chunk) in lacks.combine(&[DType::Turbo3, DType::Q4_0], &[16, 100, OVER_A_BORDER]) {
@@ -116,7 +117,8 @@ fn bytes_do_not_depend_on_chunks<B: Backend>(
 ) {
     const ONE_BY_ONE: usize = 110;
     let tokens = Tokens::gaussian(shape, n, 9);
-    let what = || subject.case("kv_append", format_args!("{shape:?}, {n} in chunks of {chunk}, and one by one"));
+    let what =
+        || subject.case("kv_append", format_args!("{shape:?}, {n} in chunks of {chunk}, and one by one"));
     let fed = Batch::fed(subject, &tokens, n - ONE_BY_ONE, n).and_then(|mut one_by_one| {
         one_by_one.feed(&[ONE_BY_ONE], 1)?;
         Ok(one_by_one)

@@ -20,8 +20,10 @@ use std::time::Duration;
 const GAP: f64 = 2.5;
 /// The longest that a step is meant to take where nobody speaks, in seconds: so long may pass until somebody new is noticed.
 const LONGEST_STEP: f64 = 0.1;
-/// The fewest rows of prompts in a step: with fewer, weights are read for too little.
+/// The fewest rows of prompts in a step where nobody speaks: with fewer, weights are read for too little.
 const LEAST_ROWS: usize = 16;
+/// Rows of prompts beside those who speak while it is not known what they take.
+const FIRST_ROWS: usize = 4;
 /// Rows by which a prompt counts as shorter for each second that it has waited.
 const ROWS_PER_SECOND: f64 = 256.0;
 
@@ -229,8 +231,11 @@ pub struct Scheduler {
 struct Pace {
     /// A step in which everybody speaks and nobody reads.
     speaking: Option<f64>,
-    /// A row of a prompt.
+    /// A row of a prompt where nobody speaks.
     row: Option<f64>,
+    /// What a row of a prompt adds to a step in which others speak: more, as few rows are multiplied at a time. The largest of
+    /// late, so that the gap is kept.
+    beside: Option<f64>,
 }
 
 impl Pace {
@@ -245,7 +250,9 @@ impl Pace {
             (0, rows) => Self::learn(&mut self.row, seconds / rows as f64),
             (_, rows) => {
                 if let Some(speaking) = self.speaking {
-                    Self::learn(&mut self.row, (seconds - speaking).max(0.0) / rows as f64);
+                    let row = ((seconds - speaking) / rows as f64).max(1e-5);
+                    Self::learn(&mut self.beside, row);
+                    self.beside = self.beside.map(|beside| beside.max(row));
                 }
             }
         }
@@ -253,13 +260,15 @@ impl Pace {
 
     /// Rows of prompts that the next step may have.
     fn rows(&self, speaking: bool, most: usize) -> usize {
-        let seconds = match (speaking, self.speaking) {
-            (true, Some(speaking)) => (GAP - 1.0) * speaking,
-            (true, None) => return LEAST_ROWS.min(most),
-            (false, _) => LONGEST_STEP,
+        let (seconds, row, least) = match (speaking, self.speaking, self.beside) {
+            (true, Some(speaking), Some(beside)) => ((GAP - 1.0) * speaking, beside, 1),
+            (true, ..) => return FIRST_ROWS.min(most),
+            (false, ..) => match self.row.filter(|&row| row > 0.0) {
+                Some(row) => (LONGEST_STEP, row, LEAST_ROWS),
+                None => return most.min(8 * LEAST_ROWS),
+            },
         };
-        let Some(row) = self.row.filter(|&row| row > 0.0) else { return most.min(8 * LEAST_ROWS) };
-        ((seconds / row) as usize).max(LEAST_ROWS).min(most)
+        ((seconds / row) as usize).max(least).min(most)
     }
 }
 
