@@ -34,7 +34,7 @@ fn rewritten<'a>(
     named().for_each(|(name, info)| writer.add_tensor(name, &info.shape, info.dtype).unwrap());
     let mut bytes = Vec::new();
     let fill =
-        |sink: &mut TensorSink<'_>| named().try_for_each(|(name, info)| sink.bytes(name, gguf.data(info)));
+        |sink: &mut TensorSink<'_>| named().try_for_each(|(name, info)| sink.bytes(name, &gguf.data(info)));
     writer.write_to::<GgufError>(&mut bytes, fill).unwrap();
     Gguf::from_bytes(bytes).unwrap()
 }
