@@ -5,7 +5,7 @@
 //! otherwise (rows of queries and keys in another order, experts side by side, norms that hold what is beyond 1) are made when they
 //! are asked for. So everything that loads, measures or writes a GGUF file does so with a folder.
 //!
-//! What a family of models is called in either place, and where they differ, is a row of [`family`]. Every byte of a folder is
+//! What a family of models is called in either place, and where they differ, is a row of `family.rs`. Every byte of a folder is
 //! untrusted.
 #![forbid(unsafe_code)]
 
