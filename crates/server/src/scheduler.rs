@@ -377,11 +377,8 @@ impl Scheduler {
     pub fn leaves_copy(&mut self, id: Id, memory: Memory) -> bool {
         let Some(sequence) = self.sequences.get(&id) else { return false };
         let (at, cost) = (sequence.n_tokens, sequence.request.cost);
-        let needs: usize = self.running().map(|(_, s)| s.needs(s.n_tokens, self.limits.block)).sum();
-        if sequence.stage != Stage::Reading
-            || !sequence.branches.contains(&at)
-            || needs + cost.fixed + cost.block > memory.free
-        {
+        let is_branch = sequence.stage == Stage::Reading && sequence.branches.contains(&at);
+        if !is_branch || self.needs() + cost.fixed + cost.block > memory.free {
             return false;
         }
         let request = sequence.request.clone();
@@ -436,7 +433,7 @@ impl Scheduler {
 
     /// What to do next.
     pub fn next(&mut self, now: Duration, memory: Memory) -> Act {
-        let needs: usize = self.running().map(|(_, s)| s.needs(s.n_tokens, self.limits.block)).sum();
+        let needs = self.needs();
         if needs > memory.free || memory.is_short {
             return self.make_room(memory);
         }
@@ -450,6 +447,11 @@ impl Scheduler {
 
     fn running(&self) -> impl DoubleEndedIterator<Item = (Id, &Sequence)> {
         self.sequences.iter().map(|(&id, sequence)| (id, sequence)).filter(|(_, s)| s.is_running())
+    }
+
+    /// Bytes that those who run may still need, each for its prompt and a token.
+    fn needs(&self) -> usize {
+        self.running().map(|(_, s)| s.needs(s.n_tokens, self.limits.block)).sum()
     }
 
     /// Those who run need more than there is.

@@ -106,12 +106,11 @@ impl Shelf {
     /// or else a copy that shares memory with one, cut to what they have in common.
     pub fn take(&mut self, kind: &Kind, prompt: &[u32], least: usize) -> Option<Session> {
         let most = prompt.len() - 1;
-        let of_kind = || {
-            let of_kind = self.0.iter().enumerate().filter(|(_, idle)| idle.kind == *kind);
-            of_kind.map(|(index, idle)| (idle.common(prompt).min(most), index))
-        };
-        let (common, index) = of_kind().max()?;
-        let whole = of_kind().filter(|&(n, index)| n == self.0[index].session.tokens().len()).max();
+        let of_kind = self.0.iter().enumerate().filter(|(_, idle)| idle.kind == *kind);
+        let shared: Vec<_> = of_kind.map(|(index, idle)| (idle.common(prompt).min(most), index)).collect();
+        let &(common, index) = shared.iter().max()?;
+        let is_whole = |&(n, index): &(usize, usize)| n == self.0[index].session.tokens().len();
+        let whole = shared.iter().copied().filter(is_whole).max();
         let n_whole = whole.map_or(0, |(n, _)| n);
         // What is cut may end at an earlier place.
         let cut = (common > n_whole.max(least)).then(|| {

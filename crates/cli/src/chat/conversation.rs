@@ -145,8 +145,8 @@ impl Chat {
         }
     }
 
-    /// The whole conversation as tokens, and the text that the template has written. After a load only the tokens of the first part are known: the template
-    /// renders the rest behind a marked answer, and what follows the mark is appended.
+    /// The whole conversation as tokens, and the text that the template has written. After a load only the tokens of the first
+    /// part are known: the template renders the rest behind a marked answer, and what follows the mark is appended.
     fn prompt(&self) -> Result<(Vec<u32>, Rendered), Failure> {
         let template = self.model.chat_template()?;
         let Some(loaded) = &self.loaded else {
