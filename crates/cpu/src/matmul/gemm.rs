@@ -14,7 +14,7 @@ use super::floats::FloatTiles;
 use super::kernels::{
     CHUNK_BLOCKS, CHUNK_COLS, Chunk, FloatChunk, MultiplyFloats, PAIR, Register, Sums, Unpack, UnpackFloats,
 };
-use super::panel::{BLOCK, Format, Line, PANEL, Values, is_float, is_rotated, with_format, with_values};
+use super::panel::{BLOCK, Format, Line, Values, is_float, is_rotated, with_format, with_values};
 use super::quantise::QuantisedTiles;
 use super::set::{MultiplyChunk, Set};
 use super::simd::Simd;
@@ -89,14 +89,14 @@ impl<'a> Tiles<'a> {
     }
 }
 
-/// Multiplies `pair` with the rows `rows` (within one row block) and hands `put(row, sums of each panel)` the results.
+/// Multiplies `pair` with the rows `rows` (within one row block) and hands `put(rows of a tile, their sums of each panel)` the results.
 pub(super) fn multiply<S: Set>(
     set: S,
     workspace: &mut Workspace,
     pair: Pair<'_>,
     tiles: Tiles<'_>,
     rows: Range<usize>,
-    put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
+    put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
 ) {
     if !is_float(pair.dtype) {
         return set.multiply_codes(workspace, pair, tiles, rows, put);
@@ -116,7 +116,7 @@ pub(super) fn multiply_codes<S: MultiplyChunk<T>, const T: usize>(
     pair: Pair<'_>,
     tiles: Tiles<'_>,
     rows: Range<usize>,
-    put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
+    put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
 ) {
     let sums = in_tiles::<T>(&mut workspace.sums, rows.len());
     let (chunk, quantised) = (&mut workspace.chunk, tiles.codes(pair.dtype));
@@ -155,7 +155,7 @@ fn multiply_floats<S: Simd, const T: usize>(
     pair: Pair<'_>,
     floats: FloatTiles<'_>,
     rows: Range<usize>,
-    put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
+    put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
 ) {
     let sums = in_tiles::<T>(&mut workspace.sums, rows.len());
     let chunk = &mut workspace.float_chunk;
@@ -187,12 +187,12 @@ fn add_floats<S: Simd, V: Values, const T: usize>(
 }
 
 fn put_sums<const T: usize>(
-    sums: &[Sums<T>],
+    sums: &mut [Sums<T>],
     rows: Range<usize>,
-    mut put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
+    mut put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
 ) {
-    for (i, row) in rows.enumerate() {
-        let sums = &sums[i / T];
-        put(row, [&sums[0][i % T].0, &sums[1][i % T].0]);
+    for (first, sums) in rows.clone().step_by(T).zip(sums) {
+        let rows = first..rows.end.min(first + T);
+        put(rows.clone(), sums.each_mut().map(|sums| &mut sums[..rows.len()]));
     }
 }

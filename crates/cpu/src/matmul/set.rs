@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::gemm::{Pair, Tiles, Workspace, multiply_codes};
-use super::kernels::{Chunk, Multiply, MultiplyTiles, PAIR, Sums, subs};
-use super::panel::{Format, GROUPS, PANEL};
+use super::kernels::{Chunk, Multiply, MultiplyTiles, PAIR, Register, Sums, subs};
+use super::panel::{Format, GROUPS};
 use super::quantise::Tile;
 use super::simd::Simd;
 use super::unit::{ROWS, Tiled, Unit};
@@ -33,7 +33,7 @@ pub(super) trait Set: Copy + Send + Sync {
         pair: Pair<'_>,
         tiles: Tiles<'_>,
         rows: Range<usize>,
-        put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
+        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
     );
 }
 
@@ -63,7 +63,7 @@ impl<S: Simd> Set for S {
         pair: Pair<'_>,
         tiles: Tiles<'_>,
         rows: Range<usize>,
-        put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
+        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
     ) {
         multiply_codes::<S, VECTOR_TILE>(self, workspace, pair, tiles, rows, put);
     }
@@ -97,7 +97,7 @@ impl<S: Simd, U: Unit> Set for Tiled<S, U> {
         pair: Pair<'_>,
         tiles: Tiles<'_>,
         rows: Range<usize>,
-        put: impl FnMut(usize, [&[f32; PANEL]; PAIR]),
+        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
     ) {
         multiply_codes::<Self, ROWS>(self, workspace, pair, tiles, rows, put);
     }

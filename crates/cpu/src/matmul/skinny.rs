@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use kvant_codec::DType;
 
 use super::gemm::Tiles;
-use super::kernels::{Gemv, GemvFloats};
+use super::kernels::{Gemv, GemvFloats, Register};
 use super::panel::{Line, PANEL, is_float, split, with_format, with_values};
 use super::simd::Simd;
 use super::work::Outputs;
@@ -57,13 +57,13 @@ fn multiply_group<S: Simd, const P: usize, const T: usize>(
     let mut sums = group_sums::<S, P, T>(simd, w.dtype, w.panels(panels.clone()), tiles, ahead);
     if let Some(gating) = outputs.product.gate {
         let gates = group_sums::<S, P, T>(simd, w.dtype, gating.w.panels(panels.clone()), tiles, ahead);
-        for (panel, (gates, sums)) in panels.zip(gates.iter().zip(&mut sums)) {
-            gates.iter().zip(sums).for_each(|(g, u)| gating.apply(simd, panel, g, u));
+        for (panel, (mut gates, sums)) in panels.zip(gates.into_iter().zip(&mut sums)) {
+            gating.apply(simd, panel, &mut gates, sums);
         }
     }
     for (panel, sums) in (first..).zip(&sums) {
         for (row, sums) in outputs.rows.clone().zip(sums) {
-            outputs.put(row, panel * PANEL, sums);
+            outputs.put(row, panel * PANEL, &sums.0);
         }
     }
     P
@@ -75,7 +75,7 @@ fn group_sums<S: Simd, const P: usize, const T: usize>(
     lines: &[Line],
     tiles: Tiles<'_>,
     ahead: usize,
-) -> [[[f32; PANEL]; T]; P] {
+) -> [[Register; T]; P] {
     if is_float(dtype) {
         let x = tiles.floats.tile(0);
         return with_values!(dtype, V => {

@@ -7,7 +7,7 @@ use kvant_codec::DType;
 
 use super::floats::Floats;
 use super::gemm::{self, Pair, Tiles, Workspace, row_block};
-use super::kernels::{Gate, PAIR};
+use super::kernels::{Gate, PAIR, Register};
 use super::panel::{PANEL, is_float, is_rotated};
 use super::quantise::{Quantised, Source};
 use super::set::Set;
@@ -71,15 +71,14 @@ pub(crate) struct Gating<'a> {
 }
 
 impl Gating<'_> {
-    /// `u = a(g) * u` for the outputs of a panel, biases added to both.
-    pub(super) fn apply<S: Simd>(&self, simd: S, panel: usize, g: &[f32; PANEL], u: &mut [f32; PANEL]) {
-        let mut g = *g;
-        if let Some([of_gate, of_up]) = self.biases {
-            let first = panel * PANEL;
-            g.iter_mut().zip(&of_gate[first..]).for_each(|(g, bias)| *g += bias);
-            u.iter_mut().zip(&of_up[first..]).for_each(|(u, bias)| *u += bias);
+    /// `u = a(g) * u` for the outputs of a panel for some rows, biases added to both.
+    pub(super) fn apply<S: Simd>(&self, simd: S, panel: usize, g: &mut [Register], u: &mut [Register]) {
+        for (values, biases) in [&mut *g, &mut *u].into_iter().zip(self.biases.into_iter().flatten()) {
+            for values in values {
+                values.0.iter_mut().zip(&biases[panel * PANEL..]).for_each(|(value, bias)| *value += bias);
+            }
         }
-        simd.run(Gate { activation: self.activation, g: &g, u });
+        simd.run(Gate { activation: self.activation, g, u });
     }
 }
 
@@ -358,19 +357,22 @@ pub(super) fn blocked<S: Set>(
     let panel = first..first + 1;
     if let Some(gating) = outputs.product.gate {
         let pair = pair([w.panels(panel.clone()), gating.w.panels(panel)]);
-        gemm::multiply(set, workspace, pair, tiles, rows, |row, [up, gate]| {
-            let mut gated = *up;
-            gating.apply(set.vectors(), first, gate, &mut gated);
-            outputs.put(row, first * PANEL, &gated);
+        gemm::multiply(set, workspace, pair, tiles, rows, |rows, [up, gate]| {
+            gating.apply(set.vectors(), first, gate, up);
+            for (row, up) in rows.zip(up) {
+                outputs.put(row, first * PANEL, &up.0);
+            }
         });
     } else {
         // An odd last panel is multiplied with itself for company.
         let last = outputs.panels.end - 1;
         let pair = pair([w.panels(panel), w.panels(last..last + 1)]);
-        gemm::multiply(set, workspace, pair, tiles, rows, |row, [a, b]| {
-            outputs.put(row, first * PANEL, a);
-            if first < last {
-                outputs.put(row, last * PANEL, b);
+        gemm::multiply(set, workspace, pair, tiles, rows, |rows, [a, b]| {
+            for (row, (a, b)) in rows.zip(a.iter().zip(b)) {
+                outputs.put(row, first * PANEL, &a.0);
+                if first < last {
+                    outputs.put(row, last * PANEL, &b.0);
+                }
             }
         });
     }

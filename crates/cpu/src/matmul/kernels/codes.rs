@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 
 use super::prefetch::prefetch;
 use super::unpack::{Scales, Stored, unpack};
-use super::{Chunk, PAIR, Sums, place};
-use crate::matmul::panel::{BLOCK, Format, GROUPS, Line, PANEL};
+use super::{Chunk, PAIR, Register, Sums, place};
+use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
 use crate::matmul::quantise::Tile;
 use crate::matmul::simd::{Kernel, MAX_ACROSS, MAX_PARTS, Simd};
 
@@ -52,10 +52,10 @@ struct Unit<'a> {
 }
 
 impl<F: Format, const T: usize> Kernel for Gemv<'_, F, T> {
-    type Output = [[f32; PANEL]; T];
+    type Output = [Register; T];
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> [[f32; PANEL]; T] {
+    fn run<S: Simd>(self, simd: S) -> [Register; T] {
         let layout = F::LAYOUT;
         let mut sums = [[simd.splat(0.0); T]; MAX_PARTS];
         let mut stored = Stored::ZERO;
@@ -70,10 +70,10 @@ impl<F: Format, const T: usize> Kernel for Gemv<'_, F, T> {
                 add_unit::<S, F, T>(simd, unit, self.tile, 1, &mut sums[1], 0);
             }
         }
-        let mut out = [[0.0; PANEL]; T];
+        let mut out = [Register::ZERO; T];
         for t in 0..T {
             for part in 0..S::PARTS {
-                simd.store_floats(sums[part][t], &mut out[t], part);
+                simd.store_floats(sums[part][t], &mut out[t].0, part);
             }
         }
         out

@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 use kvant_codec::DType;
 
 use super::prefetch::prefetch;
-use super::{FloatChunk, PAIR, Sums, place};
-use crate::matmul::panel::{Line, PANEL, QUAD, Values, split};
+use super::{FloatChunk, PAIR, Register, Sums, place};
+use crate::matmul::panel::{Line, QUAD, Values, split};
 use crate::matmul::simd::{Kernel, MAX_PARTS, Simd};
 
 /// Registers of weights that a blocked product holds at once.
@@ -35,10 +35,10 @@ pub(in crate::matmul) struct GemvFloats<'a, V, const P: usize, const T: usize> {
 }
 
 impl<V: Values, const P: usize, const T: usize> Kernel for GemvFloats<'_, V, P, T> {
-    type Output = [[[f32; PANEL]; T]; P];
+    type Output = [[Register; T]; P];
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> [[[f32; PANEL]; T]; P] {
+    fn run<S: Simd>(self, simd: S) -> [[Register; T]; P] {
         let mut sums = [[[simd.splat(0.0); MAX_PARTS]; T]; P];
         let panels: [&[Line]; P] = split(self.panels);
         let (quads, rest) = self.x.as_chunks::<QUAD>();
@@ -60,11 +60,11 @@ impl<V: Values, const P: usize, const T: usize> Kernel for GemvFloats<'_, V, P, 
                 add_column::<S, V, T>(simd, panels[p], col, x, &mut sums[p]);
             }
         }
-        let mut out = [[[0.0; PANEL]; T]; P];
+        let mut out = [[Register::ZERO; T]; P];
         for p in 0..P {
             for t in 0..T {
                 for part in 0..S::PARTS {
-                    simd.store_floats(sums[p][t][part], &mut out[p][t], part);
+                    simd.store_floats(sums[p][t][part], &mut out[p][t].0, part);
                 }
             }
         }

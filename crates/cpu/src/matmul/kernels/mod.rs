@@ -64,11 +64,12 @@ fn place<S: Simd>(index: usize) -> (usize, usize) {
     (index / S::PARTS % PAIR, index % S::PARTS)
 }
 
-/// `u *= a(g)` for each value, `a` the activation.
+/// `u *= a(g)` for each value, `a` the activation. Registers wait for nothing of each other's, so several at once take little longer
+/// than one.
 pub(super) struct Gate<'a> {
     pub activation: Activation,
-    pub g: &'a [f32; PANEL],
-    pub u: &'a mut [f32; PANEL],
+    pub g: &'a [Register],
+    pub u: &'a mut [Register],
 }
 
 impl Kernel for Gate<'_> {
@@ -76,6 +77,8 @@ impl Kernel for Gate<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        gate::gate(self.activation, self.g, self.u);
+        for (g, u) in self.g.iter().zip(self.u) {
+            gate::gate(self.activation, &g.0, &mut u.0);
+        }
     }
 }
