@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How many times longer than without prompts a step may take that somebody waits for, on average.
-const GAP: f64 = 2.5;
+const GAP: f64 = 2.0;
 /// The longest that a step is meant to take where nobody speaks, in seconds: so long may pass until somebody new is noticed.
 const LONGEST_STEP: f64 = 0.1;
 /// The fewest rows of prompts in a step where nobody speaks: with fewer, weights are read for too little.
@@ -240,7 +240,7 @@ struct Pace {
 
 impl Pace {
     fn learn(average: &mut Option<f64>, seconds: f64) {
-        *average = Some(average.map_or(seconds, |average| average + 0.2 * (seconds - average)));
+        *average = Some(average.map_or(seconds, |average| average + 0.1 * (seconds - average)));
     }
 
     fn ran(&mut self, n_speaking: usize, n_read: usize, seconds: f64) {
