@@ -63,6 +63,48 @@ pub struct ServeArgs {
     /// uses make room for others
     #[arg(long, value_name = "NAME=FILE", value_parser = named)]
     also: Vec<(String, String)>,
+    #[cfg(feature = "kv-events")]
+    #[command(flatten)]
+    events: EventArgs,
+}
+
+/// Arguments about events for routers.
+#[cfg(feature = "kv-events")]
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Routers")]
+struct EventArgs {
+    /// Tell routers which prompts are in memory, as vLLM does over ZeroMQ: tcp://*:5557 is bound, another host is connected to.
+    /// Whoever listens there reads what is said
+    #[arg(long, value_name = "ADDRESS", env = "KVANT_KV_EVENTS", conflicts_with = "also")]
+    kv_events: Option<String>,
+    /// Send events again to routers that missed some and ask here, such as tcp://*:5558
+    #[arg(long, value_name = "ADDRESS", env = "KVANT_KV_EVENTS_REPLAY", requires = "kv_events")]
+    kv_events_replay: Option<String>,
+    /// Topic of the events, as the router expects it
+    #[arg(
+        long,
+        value_name = "TOPIC",
+        env = "KVANT_KV_EVENTS_TOPIC",
+        requires = "kv_events",
+        default_value = ""
+    )]
+    kv_events_topic: String,
+}
+
+#[cfg(feature = "kv-events")]
+impl EventArgs {
+    /// Whom to tell of events.
+    fn sink(&self) -> Result<Option<kvant_server::KvEventSink>, Failure> {
+        use kvant_server::{PublishError, Publisher};
+
+        let Some(address) = &self.kv_events else { return Ok(None) };
+        let opened = Publisher::open(address, self.kv_events_replay.as_deref(), &self.kv_events_topic);
+        match opened {
+            Ok(publisher) => Ok(Some(publisher.sink())),
+            Err(error @ PublishError::Address(_)) => Err(Failure::Usage(format!("--kv-events: {error}"))),
+            Err(error) => Err(Failure::Work(format!("KV events: {error}"))),
+        }
+    }
 }
 
 /// A name and what it names.
@@ -133,6 +175,10 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         n_waiting: args.queue,
         kv_budget: budget,
         kv_disk: args.kv_disk,
+        #[cfg(feature = "kv-events")]
+        kv_events: args.events.sink()?,
+        #[cfg(not(feature = "kv-events"))]
+        kv_events: None,
         api_keys: args.api_key,
         origins: args.cors_origin,
     };

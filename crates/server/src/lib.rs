@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod events;
 mod guide;
 mod http;
 mod listen;
@@ -30,6 +31,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use kvant::gguf::printable_path;
 use kvant::{Error, KvOptions, Model, SamplerParams};
 
+pub use crate::events::{KvEvent, KvEventSink, Medium};
+#[cfg(feature = "kv-events")]
+pub use crate::events::{PublishError, Publisher};
 use crate::http::Server;
 pub use crate::pool::Offer;
 use crate::pool::Pool;
@@ -62,6 +66,8 @@ pub struct Options {
     /// A folder for conversations that there is no memory for, and the bytes that they may take there; they are found again
     /// after a restart.
     pub kv_disk: Option<(PathBuf, u64)>,
+    /// Is told which blocks of conversations are there, for routers. Of one model only: nothing is told where there are others.
+    pub kv_events: Option<KvEventSink>,
     /// Keys that callers must have, one of them; none are asked for when there are none.
     pub api_keys: Vec<String>,
     /// Origins of web pages that may send requests (`https://chat.example`), `*` for all; none when there are none.

@@ -33,6 +33,7 @@ pub fn options() -> Options {
         n_waiting: 64,
         kv_budget: 256 << 20,
         kv_disk: None,
+        kv_events: None,
         api_keys: Vec::new(),
         origins: Vec::new(),
     }
