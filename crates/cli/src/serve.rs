@@ -63,9 +63,32 @@ pub struct ServeArgs {
     /// uses make room for others
     #[arg(long, value_name = "NAME=FILE", value_parser = named)]
     also: Vec<(String, String)>,
+    #[cfg(feature = "tls")]
+    #[command(flatten)]
+    tls: TlsArgs,
     #[cfg(feature = "kv-events")]
     #[command(flatten)]
     events: EventArgs,
+}
+
+/// Arguments about TLS.
+#[cfg(feature = "tls")]
+#[derive(Args, Debug)]
+struct TlsArgs {
+    /// Certificate in PEM format to speak TLS with (https), and behind it those that it stands on
+    #[arg(long, value_name = "FILE", env = "KVANT_TLS_CERT", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Key of the certificate, in PEM format and not encrypted
+    #[arg(long, value_name = "FILE", env = "KVANT_TLS_KEY", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+}
+
+#[cfg(feature = "tls")]
+impl TlsArgs {
+    fn files(self) -> Option<kvant_server::TlsFiles> {
+        let (certificate, key) = self.tls_cert.zip(self.tls_key)?;
+        Some(kvant_server::TlsFiles { certificate, key })
+    }
 }
 
 /// Arguments about events for routers.
@@ -179,16 +202,22 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         kv_events: args.events.sink()?,
         #[cfg(not(feature = "kv-events"))]
         kv_events: None,
+        #[cfg(feature = "tls")]
+        tls: args.tls.files(),
         api_keys: args.api_key,
         origins: args.cors_origin,
     };
     let device = model.device().name;
+    #[cfg(feature = "tls")]
+    let scheme = if served.tls.is_some() { "https" } else { "http" };
+    #[cfg(not(feature = "tls"))]
+    let scheme = "http";
     let ready = |address: std::net::SocketAddr| {
         let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));
         let budget = output::bytes(budget);
         console::say(format_args!(
-            "{name} on {device} | KV {kv}{auto}, up to {budget} | http://{address}\n\
-             curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'"
+            "{name} on {device} | KV {kv}{auto}, up to {budget} | {scheme}://{address}\n\
+             curl {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'"
         ));
     };
     Ok(serve(model, served, ready)?)

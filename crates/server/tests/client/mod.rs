@@ -34,6 +34,8 @@ pub fn options() -> Options {
         kv_budget: 256 << 20,
         kv_disk: None,
         kv_events: None,
+        #[cfg(feature = "tls")]
+        tls: None,
         api_keys: Vec::new(),
         origins: Vec::new(),
     }
@@ -41,12 +43,17 @@ pub fn options() -> Options {
 
 /// Starts a server with the bundled model; it runs until the test's process ends.
 pub fn start(options: Options) -> Client {
+    Client { address: start_at(options), key: None }
+}
+
+/// As [`start`]; returns where it listens.
+pub fn start_at(options: Options) -> SocketAddr {
     let (ready, address) = mpsc::channel();
     std::thread::spawn(move || {
         let model = Model::bundled(OpenOptions { n_threads: Some(2), ..Default::default() }).unwrap();
         serve(model, options, |address| ready.send(address).unwrap()).unwrap();
     });
-    Client { address: address.recv_timeout(PATIENCE).unwrap(), key: None }
+    address.recv_timeout(PATIENCE).unwrap()
 }
 
 impl Client {
