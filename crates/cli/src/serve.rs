@@ -50,6 +50,9 @@ pub struct ServeArgs {
     /// restart
     #[arg(long, value_name = "DIR:BYTES", env = "KVANT_KV_DISK", value_parser = folder)]
     kv_disk: Option<(PathBuf, u64)>,
+    /// Whether the model thinks before it answers where a request does not say, if its template can tell it so
+    #[arg(long, value_name = "on|off", env = "KVANT_THINK", value_parser = clap::builder::BoolishValueParser::new())]
+    think: Option<bool>,
     /// Name of the model, for clients
     #[arg(long, value_name = "NAME", env = "KVANT_ALIAS")]
     alias: Option<String>,
@@ -193,6 +196,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         n_ctx: options.n_ctx,
         kv: options.kv,
         sampler,
+        thinks: args.think,
         has_one_seed: args.sampling.seed.is_chosen,
         n_running: args.parallel,
         n_waiting: args.queue,

@@ -12,6 +12,7 @@
 
 mod answer;
 mod events;
+mod gbnf;
 mod guide;
 mod http;
 mod listen;
@@ -61,6 +62,8 @@ pub struct Options {
     pub sampler: SamplerParams,
     /// Whether each request that names no seed has the one above; else each has another one from there on.
     pub has_one_seed: bool,
+    /// Whether chat templates are told that the model is to think, or is not, where a request does not say; told nothing when `None`.
+    pub thinks: Option<bool>,
     /// Answers in work at once.
     pub n_running: usize,
     /// Answers that wait for their turn; those that come then are told to try later.

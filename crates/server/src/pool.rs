@@ -234,7 +234,16 @@ impl Pool {
             alarm.disarm();
         };
         let thread = std::thread::Builder::new().name("model".to_owned()).spawn(work)?;
-        let hosted = Hosted { name, n_ctx, kv: stored, grammars: Arc::default(), model, jobs, status };
+        let hosted = Hosted {
+            name,
+            n_ctx,
+            kv: stored,
+            thinks: options.thinks,
+            grammars: Arc::default(),
+            model,
+            jobs,
+            status,
+        };
         Ok(Loaded { hosted: Arc::new(hosted), thread, bytes, used: Instant::now() })
     }
 

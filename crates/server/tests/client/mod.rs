@@ -29,6 +29,7 @@ pub fn options() -> Options {
         kv: KvOptions::symmetric(DType::Turbo3),
         sampler: SamplerParams::default(),
         has_one_seed: false,
+        thinks: None,
         n_running: 64,
         n_waiting: 64,
         kv_budget: 256 << 20,
@@ -48,9 +49,14 @@ pub fn start(options: Options) -> Client {
 
 /// As [`start`]; returns where it listens.
 pub fn start_at(options: Options) -> SocketAddr {
+    start_with(OpenOptions { n_threads: Some(2), ..Default::default() }, options)
+}
+
+/// As [`start_at`], with a model that is opened like that.
+pub fn start_with(open: OpenOptions<'static>, options: Options) -> SocketAddr {
     let (ready, address) = mpsc::channel();
+    let model = Model::bundled(open).unwrap();
     std::thread::spawn(move || {
-        let model = Model::bundled(OpenOptions { n_threads: Some(2), ..Default::default() }).unwrap();
         serve(model, options, |address| ready.send(address).unwrap()).unwrap();
     });
     address.recv_timeout(PATIENCE).unwrap()
