@@ -22,7 +22,7 @@ import tarfile
 import tempfile
 import xml.etree.ElementTree as xml
 
-NEEDS = ["pytest", "pytest-timeout", "requests", "openai", "wget", "filelock", "aiohttp", "numpy", "prometheus-client"]
+NEEDS = ["scikit-build-core", "pytest", "pytest-timeout", "requests", "openai", "wget", "filelock", "aiohttp", "numpy", "prometheus-client"]
 
 # Tests that are not run, by the name of their file, and why.
 LEFT_OUT = {

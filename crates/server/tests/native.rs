@@ -156,6 +156,51 @@ fn a_native_completion_tells_all_that_llama_cpps_clients_ask_for() {
     assert_eq!((&stopped["stop_type"], &stopped["stopping_word"]), (&json!("word"), &json!(word)));
 }
 
+/// A stop text holds tokens back, which are told all the same.
+#[test]
+fn tokens_of_the_prompt_and_of_the_answer_are_told_as_they_are() {
+    let client = start(options());
+    let asked =
+        json!({ "return_token_ids": true, "max_tokens": 12, "temperature": 0, "stop": ["of the nothing"] });
+    let with = |mut body: Value, more: &[(&str, Value)]| {
+        body.as_object_mut().unwrap().extend(asked.as_object().unwrap().clone());
+        more.iter().for_each(|(name, value)| body[*name] = value.clone());
+        body
+    };
+    let ids = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let chat = json!({ "messages": [{ "role": "user", "content": "What is the capital of France?" }] });
+    let (_, text) = client.post("/apply-template", &chat);
+    let parsed = json!({ "content": text["prompt"], "add_special": false });
+    let (_, tokens) = client.post("/tokenize", &parsed);
+    let (_, whole) = client.post("/v1/chat/completions", &with(chat.clone(), &[]));
+    let prompt = ids(&whole["prompt_token_ids"]);
+    assert!(
+        prompt.ends_with(&ids(&tokens["tokens"])) && whole["usage"]["prompt_tokens"] == prompt.len(),
+        "{whole}"
+    );
+    let said = ids(&whole["choices"][0]["token_ids"]);
+    assert_eq!(whole["usage"]["completion_tokens"], said.len());
+    let pieces = client.stream("/v1/chat/completions", &with(chat, &[("stream", true.into())]));
+    let of_prompt: Vec<Value> = pieces.iter().flat_map(|piece| ids(&piece["prompt_token_ids"])).collect();
+    let streamed: Vec<Value> =
+        pieces.iter().flat_map(|piece| ids(&piece["choices"][0]["token_ids"])).collect();
+    assert_eq!((of_prompt, streamed), (prompt, said));
+    let ask = json!({ "prompt": ["The sky is", "It"], "n": 2 });
+    let (_, whole) = client.post("/v1/completions", &with(ask.clone(), &[]));
+    let pieces = client.stream("/v1/completions", &with(ask, &[("stream", true.into())]));
+    for choice in whole["choices"].as_array().unwrap() {
+        let own =
+            || pieces.iter().map(|piece| &piece["choices"][0]).filter(|own| own["index"] == choice["index"]);
+        for name in ["prompt_token_ids", "token_ids"] {
+            let streamed: Vec<Value> = own().flat_map(|own| ids(&own[name])).collect();
+            assert!(!streamed.is_empty());
+            assert_eq!(streamed, ids(&choice[name]), "{name}");
+        }
+    }
+    let plain = client.post("/v1/completions", &json!({ "prompt": "It", "max_tokens": 1 })).1;
+    assert!(plain["choices"][0]["prompt_token_ids"].is_null() && plain["choices"][0]["token_ids"].is_null());
+}
+
 fn with_sampling(ask: &Value) -> Value {
     let mut ask = ask.clone();
     (ask["post_sampling_probs"], ask["temperature"]) = (true.into(), 1.5.into());
