@@ -50,6 +50,9 @@ pub struct ServeArgs {
     /// restart
     #[arg(long, value_name = "DIR:BYTES", env = "KVANT_KV_DISK", value_parser = folder)]
     kv_disk: Option<(PathBuf, u64)>,
+    /// Whether the model thinks before it answers where a request does not say, if its template can tell it so
+    #[arg(long, value_name = "on|off", env = "KVANT_THINK", value_parser = clap::builder::BoolishValueParser::new())]
+    think: Option<bool>,
     /// Name of the model, for clients
     #[arg(long, value_name = "NAME", env = "KVANT_ALIAS")]
     alias: Option<String>,
@@ -63,6 +66,71 @@ pub struct ServeArgs {
     /// uses make room for others
     #[arg(long, value_name = "NAME=FILE", value_parser = named)]
     also: Vec<(String, String)>,
+    #[cfg(feature = "tls")]
+    #[command(flatten)]
+    tls: TlsArgs,
+    #[cfg(feature = "kv-events")]
+    #[command(flatten)]
+    events: EventArgs,
+}
+
+/// Arguments about TLS.
+#[cfg(feature = "tls")]
+#[derive(Args, Debug)]
+struct TlsArgs {
+    /// Certificate in PEM format to speak TLS with (https), and behind it those that it stands on
+    #[arg(long, value_name = "FILE", env = "KVANT_TLS_CERT", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Key of the certificate, in PEM format and not encrypted
+    #[arg(long, value_name = "FILE", env = "KVANT_TLS_KEY", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+}
+
+#[cfg(feature = "tls")]
+impl TlsArgs {
+    fn files(self) -> Option<kvant_server::TlsFiles> {
+        let (certificate, key) = self.tls_cert.zip(self.tls_key)?;
+        Some(kvant_server::TlsFiles { certificate, key })
+    }
+}
+
+/// Arguments about events for routers.
+#[cfg(feature = "kv-events")]
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Routers")]
+struct EventArgs {
+    /// Tell routers which prompts are in memory, as vLLM does over ZeroMQ: tcp://*:5557 is bound, another host is connected to.
+    /// Whoever listens there reads what is said
+    #[arg(long, value_name = "ADDRESS", env = "KVANT_KV_EVENTS", conflicts_with = "also")]
+    kv_events: Option<String>,
+    /// Send events again to routers that missed some and ask here, such as tcp://*:5558
+    #[arg(long, value_name = "ADDRESS", env = "KVANT_KV_EVENTS_REPLAY", requires = "kv_events")]
+    kv_events_replay: Option<String>,
+    /// Topic of the events, as the router expects it
+    #[arg(
+        long,
+        value_name = "TOPIC",
+        env = "KVANT_KV_EVENTS_TOPIC",
+        requires = "kv_events",
+        default_value = ""
+    )]
+    kv_events_topic: String,
+}
+
+#[cfg(feature = "kv-events")]
+impl EventArgs {
+    /// Whom to tell of events.
+    fn sink(&self) -> Result<Option<kvant_server::KvEventSink>, Failure> {
+        use kvant_server::{PublishError, Publisher};
+
+        let Some(address) = &self.kv_events else { return Ok(None) };
+        let opened = Publisher::open(address, self.kv_events_replay.as_deref(), &self.kv_events_topic);
+        match opened {
+            Ok(publisher) => Ok(Some(publisher.sink())),
+            Err(error @ PublishError::Address(_)) => Err(Failure::Usage(format!("--kv-events: {error}"))),
+            Err(error) => Err(Failure::Work(format!("KV events: {error}"))),
+        }
+    }
 }
 
 /// A name and what it names.
@@ -128,21 +196,32 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         n_ctx: options.n_ctx,
         kv: options.kv,
         sampler,
+        thinks: args.think,
         has_one_seed: args.sampling.seed.is_chosen,
         n_running: args.parallel,
         n_waiting: args.queue,
         kv_budget: budget,
         kv_disk: args.kv_disk,
+        #[cfg(feature = "kv-events")]
+        kv_events: args.events.sink()?,
+        #[cfg(not(feature = "kv-events"))]
+        kv_events: None,
+        #[cfg(feature = "tls")]
+        tls: args.tls.files(),
         api_keys: args.api_key,
         origins: args.cors_origin,
     };
     let device = model.device().name;
+    #[cfg(feature = "tls")]
+    let scheme = if served.tls.is_some() { "https" } else { "http" };
+    #[cfg(not(feature = "tls"))]
+    let scheme = "http";
     let ready = |address: std::net::SocketAddr| {
         let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));
         let budget = output::bytes(budget);
         console::say(format_args!(
-            "{name} on {device} | KV {kv}{auto}, up to {budget} | http://{address}\n\
-             curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'"
+            "{name} on {device} | KV {kv}{auto}, up to {budget} | {scheme}://{address}\n\
+             curl {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'"
         ));
     };
     Ok(serve(model, served, ready)?)

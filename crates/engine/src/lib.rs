@@ -46,7 +46,7 @@ pub use error::Error;
 pub use generate::{CancelFlag, Continuation, Finish, GenerateOptions, Generation, Stats, Token};
 pub use gpu::Gpu;
 pub use kvant_backend::{
-    BackendError, DeviceInfo, KernelChoice, Pairing, RopeParams, TOKENS_PER_BLOCK, limits,
+    BORDER, BackendError, DeviceInfo, KernelChoice, Pairing, RopeParams, TOKENS_PER_BLOCK, limits,
 };
 pub use kvant_codec::DType;
 pub use kvant_files as files;

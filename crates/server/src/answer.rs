@@ -18,6 +18,8 @@ pub(crate) struct AnswerOptions {
     pub stop: Vec<String>,
     /// With the log probability of each token, and those of so many likeliest beside it.
     pub logprobs: Option<usize>,
+    /// Those among which a token was drawn, with all that changes them; else those of the model.
+    pub after_sampling: bool,
     /// Added to the logits of these tokens.
     pub bias: Vec<(u32, f32)>,
     /// Taken from the logit of a token that has been said.
@@ -128,14 +130,18 @@ impl Voice {
     /// Draws what follows the last token that `session` has read.
     pub fn draw(&mut self, session: &mut Session) -> Result<Drawn, DrawError> {
         let options = Arc::clone(&self.options);
-        let before = options.logprobs.map(|_| session.logits().map(<[f32]>::to_vec)).transpose()?;
+        let told = options.logprobs.filter(|_| !options.after_sampling);
+        let before = told.map(|_| session.logits().map(<[f32]>::to_vec)).transpose()?;
         let token = self.choose(session, &options)?;
         let tokenizer = session.model().tokenizer()?;
         if tokenizer.is_eog(token) && !options.ignore_eos {
             return Ok(Drawn::End);
         }
         self.n_said += 1;
-        let likelihood = before.map(|logits| likelihood(&logits, token, options.logprobs.unwrap_or(0)));
+        let likelihood = options.logprobs.map(|n| match before {
+            Some(logits) => likelihood(&logits, token, n),
+            None => drawn(&self.sampler, token, n),
+        });
         let text = self.decode.push(tokenizer, token);
         if let Some((opens, _)) = &self.guides.later {
             self.recent += &text;
@@ -206,6 +212,14 @@ pub(crate) fn likelihood(logits: &[f32], token: u32, n: usize) -> Likelihood {
     ids.truncate(n);
     ids.sort_unstable_by(likelier);
     Likelihood { token: logprob(token), top: ids.into_iter().map(logprob).collect() }
+}
+
+/// How likely `token` and the `n` likeliest were when it was drawn.
+fn drawn(sampler: &Sampler, token: u32, n: usize) -> Likelihood {
+    let logprob = |(token, chance): (u32, f64)| Logprob { token, logprob: chance.ln() as f32 };
+    let among = sampler.drawn_among().filter(|(_, chance)| *chance > 0.0);
+    let own = sampler.drawn_among().find(|(id, _)| *id == token).unwrap_or((token, 1.0));
+    Likelihood { token: logprob(own), top: among.take(n).map(logprob).collect() }
 }
 
 /// Finds texts to stop at in text that comes in pieces.

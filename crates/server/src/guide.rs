@@ -204,4 +204,14 @@ impl Guide {
         }
         Ok(is_complete)
     }
+
+    /// Whether these tokens are a whole answer.
+    #[cfg(test)]
+    pub fn takes(mut self, tokens: &[u32]) -> bool {
+        let matcher = self.matcher.as_mut().expect("nothing has been asked for");
+        tokens.iter().all(|&token| {
+            matcher.compute_mask().is_ok_and(|mask| mask.is_allowed(token))
+                && matcher.consume_token(token).is_ok()
+        }) && matcher.is_accepting().is_ok_and(|accepts| accepts)
+    }
 }

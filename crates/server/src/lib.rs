@@ -11,6 +11,8 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod events;
+mod gbnf;
 mod guide;
 mod http;
 mod listen;
@@ -20,6 +22,8 @@ mod scheduler;
 mod shelf;
 mod speech;
 mod store;
+#[cfg(feature = "tls")]
+mod tls;
 mod worker;
 
 use std::net::SocketAddr;
@@ -30,9 +34,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use kvant::gguf::printable_path;
 use kvant::{Error, KvOptions, Model, SamplerParams};
 
+pub use crate::events::{KvEvent, KvEventSink, Medium};
+#[cfg(feature = "kv-events")]
+pub use crate::events::{PublishError, Publisher};
 use crate::http::Server;
 pub use crate::pool::Offer;
 use crate::pool::Pool;
+#[cfg(feature = "tls")]
+pub use crate::tls::TlsFiles;
 
 /// How to serve.
 #[derive(Debug, Clone)]
@@ -53,6 +62,8 @@ pub struct Options {
     pub sampler: SamplerParams,
     /// Whether each request that names no seed has the one above; else each has another one from there on.
     pub has_one_seed: bool,
+    /// Whether chat templates are told that the model is to think, or is not, where a request does not say; told nothing when `None`.
+    pub thinks: Option<bool>,
     /// Answers in work at once.
     pub n_running: usize,
     /// Answers that wait for their turn; those that come then are told to try later.
@@ -62,6 +73,11 @@ pub struct Options {
     /// A folder for conversations that there is no memory for, and the bytes that they may take there; they are found again
     /// after a restart.
     pub kv_disk: Option<(PathBuf, u64)>,
+    /// Is told which blocks of conversations are there, for routers. Of one model only: nothing is told where there are others.
+    pub kv_events: Option<KvEventSink>,
+    /// The certificate and the key to speak TLS with; plain HTTP without.
+    #[cfg(feature = "tls")]
+    pub tls: Option<TlsFiles>,
     /// Keys that callers must have, one of them; none are asked for when there are none.
     pub api_keys: Vec<String>,
     /// Origins of web pages that may send requests (`https://chat.example`), `*` for all; none when there are none.
@@ -90,6 +106,14 @@ pub enum ServeError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// The certificate or its key cannot be used.
+    #[error("{}: {why}", printable_path(file))]
+    Tls {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// No page has such an origin.
     #[error("expected an origin such as https://chat.example, or *, got {0}")]
     Origin(String),
@@ -111,13 +135,17 @@ pub enum ServeError {
 /// [`ServeError`]; never because of a request.
 pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
     let cors = http::cors(&options.origins)?;
+    #[cfg(feature = "tls")]
+    let tls = options.tls.as_ref().map(tls::acceptor).transpose()?;
+    #[cfg(not(feature = "tls"))]
+    let tls = None;
     let (broken, has_broken) = tokio::sync::mpsc::channel(1);
     let pool = Arc::new(Pool::new(model, options.clone(), broken)?);
     let is_leaving = AtomicBool::new(false);
     let (n_asked, work) = (AtomicU64::new(0), Arc::default());
     let server = Arc::new(Server { options, pool: Arc::clone(&pool), n_asked, is_leaving, work });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(listen::listen(server, cors, has_broken, ready));
+    let result = runtime.block_on(listen::listen(server, (cors, tls), has_broken, ready));
     // Without anybody who could send jobs, the workers end.
     drop(runtime);
     pool.end();

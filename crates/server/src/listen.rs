@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+#[cfg(feature = "tls")]
+use tokio_rustls::TlsAcceptor;
 use tower_http::cors::CorsLayer;
 
 use crate::ServeError;
@@ -27,10 +30,15 @@ const DRAIN: Duration = Duration::from_secs(120);
 /// How long to wait when the system has no more sockets.
 const BREATH: Duration = Duration::from_millis(100);
 
+/// Without TLS nobody asks for any.
+#[cfg(not(feature = "tls"))]
+#[derive(Clone)]
+pub(crate) enum TlsAcceptor {}
+
 /// Listens until the process is told to end, or a thread that has a model has broken.
 pub(crate) async fn listen(
     server: Arc<Server>,
-    cors: CorsLayer,
+    (cors, tls): (CorsLayer, Option<TlsAcceptor>),
     mut has_broken: mpsc::Receiver<()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), ServeError> {
@@ -48,7 +56,9 @@ pub(crate) async fn listen(
         loop {
             let permit = Arc::clone(&room).acquire_owned().await;
             match (listener.accept().await, permit) {
-                (Ok((stream, _)), Ok(permit)) => talk(stream, permit, app.clone(), &graceful),
+                (Ok((stream, _)), Ok(permit)) => {
+                    talk((stream, tls.clone()), permit, app.clone(), graceful.watcher())
+                }
                 (Err(error), _) => {
                     tracing::warn!(%error, "a connection cannot be taken");
                     tokio::time::sleep(BREATH).await;
@@ -68,19 +78,38 @@ pub(crate) async fn listen(
 }
 
 /// Serves one connection, whatever becomes of others.
-fn talk(stream: TcpStream, permit: OwnedSemaphorePermit, app: axum::Router, graceful: &GracefulShutdown) {
+fn talk(
+    (stream, tls): (TcpStream, Option<TlsAcceptor>),
+    permit: OwnedSemaphorePermit,
+    app: axum::Router,
+    watcher: Watcher,
+) {
     // A token is a small packet, and somebody waits for it.
     _ = stream.set_nodelay(true);
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD);
-    let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
-    let connection = graceful.watch(connection);
     tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a connection broke");
+        match tls {
+            None => serve(stream, app, watcher).await,
+            #[cfg(feature = "tls")]
+            Some(tls) => match tokio::time::timeout(HEAD, tls.accept(stream)).await {
+                Ok(Ok(stream)) => serve(stream, app, watcher).await,
+                Ok(Err(error)) => tracing::debug!(%error, "a connection does not speak TLS as it should"),
+                Err(_) => tracing::debug!("a connection speaks no TLS"),
+            },
+            #[cfg(not(feature = "tls"))]
+            Some(none) => match none {},
         }
         drop(permit);
     });
+}
+
+/// Answers what comes over a connection until it ends.
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, app: axum::Router, watcher: Watcher) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD);
+    let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, "a connection broke");
+    }
 }
 
 /// Returns when the process was told to end and the last answer has ended.

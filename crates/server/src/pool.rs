@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
 
+use crate::events::Blocks;
 use crate::http::{ApiError, Hosted};
 use crate::metrics::Metrics;
 use crate::scheduler::Limits;
@@ -216,12 +217,16 @@ impl Pool {
             worth: TOKENS_PER_BLOCK / 2,
             budget: options.kv_budget / share,
         };
+        let stored = Stored::new(kv);
+        // A router could not tell tokens of several models apart.
+        let sink = options.kv_events.clone().filter(|_| options.others.is_empty());
+        let blocks = Blocks::new(sink, Arc::clone(&stored));
         let disk = options.kv_disk.clone();
-        let store =
-            disk.map(|(folder, budget)| Store::open(folder, budget / share as u64, &model)).transpose()?;
+        let open = |(folder, budget)| Store::open(folder, budget / share as u64, &model, blocks.clone());
+        let store = disk.map(open).transpose()?;
         let status = Arc::new(Mutex::default());
         let told = (Arc::clone(&self.metrics), Arc::clone(&status));
-        let worker = Worker::new(model.clone(), options.n_ctx, limits, store, told);
+        let worker = Worker::new(model.clone(), options.n_ctx, limits, (store, blocks), told);
         let (jobs, received) = mpsc::channel();
         let alarm = Alarm(Some(self.broken.clone()));
         let work = move || {
@@ -229,8 +234,16 @@ impl Pool {
             alarm.disarm();
         };
         let thread = std::thread::Builder::new().name("model".to_owned()).spawn(work)?;
-        let hosted =
-            Hosted { name, n_ctx, kv: Stored::new(kv), grammars: Arc::default(), model, jobs, status };
+        let hosted = Hosted {
+            name,
+            n_ctx,
+            kv: stored,
+            thinks: options.thinks,
+            grammars: Arc::default(),
+            model,
+            jobs,
+            status,
+        };
         Ok(Loaded { hosted: Arc::new(hosted), thread, bytes, used: Instant::now() })
     }
 

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use kvant::{KvOptions, Session};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::events::{Blocks, Held, Medium};
+
 /// What a cache stores, with a name for it: a plan's factors are many numbers to compare.
 #[derive(Debug)]
 pub(crate) struct Stored {
@@ -47,6 +49,8 @@ pub(crate) struct Idle {
     pub session: Session,
     /// Whether it is a copy, left where prompts part: it stays for the next one, whoever goes on from it.
     pub is_branch: bool,
+    /// Whoever wants to know is told that its blocks are here.
+    _held: Held,
 }
 
 impl Idle {
@@ -56,65 +60,80 @@ impl Idle {
     }
 }
 
-/// The conversations, the one used longest ago first.
-#[derive(Default)]
-pub(crate) struct Shelf(VecDeque<Idle>);
+/// The conversations.
+pub(crate) struct Shelf {
+    /// The one used longest ago first.
+    idle: VecDeque<Idle>,
+    blocks: Blocks,
+}
 
 impl Shelf {
+    /// One without any, whose blocks are told of.
+    pub fn new(blocks: Blocks) -> Self {
+        Self { idle: VecDeque::new(), blocks }
+    }
+
     /// Conversations, copies of their beginnings left out.
     pub fn len(&self) -> usize {
-        self.0.iter().filter(|idle| !idle.is_branch).count()
+        self.idle.iter().filter(|idle| !idle.is_branch).count()
     }
 
     /// Whether there is nothing to let go of.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.idle.is_empty()
     }
 
     /// All conversations, and copies of their beginnings.
     pub fn sessions(&self) -> impl Iterator<Item = &Session> {
-        self.0.iter().map(|idle| &idle.session)
+        self.idle.iter().map(|idle| &idle.session)
     }
 
     /// Keeps a conversation. One that is its beginning and no more is let go of: nobody will miss it.
     pub fn put(&mut self, kind: Kind, mut session: Session) {
         session.rest();
-        self.0.retain(|old| {
+        self.idle.retain(|old| {
             old.is_branch || old.kind != kind || !session.tokens().starts_with(old.session.tokens())
         });
-        self.0.push_back(Idle { kind, session, is_branch: false });
+        self.push(kind, session, false);
     }
 
     /// Keeps a copy of a beginning.
     pub fn put_branch(&mut self, kind: Kind, mut session: Session) {
         session.rest();
-        self.0.retain(|old| !old.is_branch || old.kind != kind || session.tokens() != old.session.tokens());
-        self.0.push_back(Idle { kind, session, is_branch: true });
+        self.idle
+            .retain(|old| !old.is_branch || old.kind != kind || session.tokens() != old.session.tokens());
+        self.push(kind, session, true);
+    }
+
+    fn push(&mut self, kind: Kind, session: Session, is_branch: bool) {
+        let mut held = self.blocks.hold(Medium::Device, &kind);
+        held.grow(session.tokens());
+        self.idle.push_back(Idle { kind, session, is_branch, _held: held });
     }
 
     /// Lets go of the conversation that was used longest ago. What others share with it stays.
     pub fn evict(&mut self) -> Option<Idle> {
-        self.0.pop_front()
+        self.idle.pop_front()
     }
 
     /// Tokens with which `prompt` and a conversation begin: the most there are.
     pub fn common(&self, kind: &Kind, prompt: &[u32]) -> usize {
-        self.0.iter().filter(|idle| idle.kind == *kind).map(|idle| idle.common(prompt)).max().unwrap_or(0)
+        self.idle.iter().filter(|idle| idle.kind == *kind).map(|idle| idle.common(prompt)).max().unwrap_or(0)
     }
 
     /// The most that there is of `prompt` but for its last token, where that is more than `least`: a conversation that it continues,
     /// or else a copy that shares memory with one, cut to what they have in common.
     pub fn take(&mut self, kind: &Kind, prompt: &[u32], least: usize) -> Option<Session> {
         let most = prompt.len() - 1;
-        let of_kind = self.0.iter().enumerate().filter(|(_, idle)| idle.kind == *kind);
+        let of_kind = self.idle.iter().enumerate().filter(|(_, idle)| idle.kind == *kind);
         let shared: Vec<_> = of_kind.map(|(index, idle)| (idle.common(prompt).min(most), index)).collect();
         let &(common, index) = shared.iter().max()?;
-        let is_whole = |&(n, index): &(usize, usize)| n == self.0[index].session.tokens().len();
+        let is_whole = |&(n, index): &(usize, usize)| n == self.idle[index].session.tokens().len();
         let whole = shared.iter().copied().filter(is_whole).max();
         let n_whole = whole.map_or(0, |(n, _)| n);
         // What is cut may end at an earlier place.
         let cut = (common > n_whole.max(least)).then(|| {
-            let mut cut = self.0[index].session.fork();
+            let mut cut = self.idle[index].session.fork();
             cut.keep_prefix(prompt);
             cut
         });
@@ -124,13 +143,13 @@ impl Shelf {
             (None, Some((n, index))) if n > least => (index, None),
             _ => return None,
         };
-        let idle = self.0.remove(index)?;
+        let idle = self.idle.remove(index)?;
         if session.is_none() && !idle.is_branch {
             return Some(idle.session);
         }
         let session = session.unwrap_or_else(|| idle.session.fork());
         // What is used stays longest.
-        self.0.push_back(idle);
+        self.idle.push_back(idle);
         Some(session)
     }
 }

@@ -12,6 +12,7 @@ use kvant::{Model, Session};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::ServeError;
+use crate::events::{Blocks, Held, Medium};
 use crate::shelf::Kind;
 
 /// How file names end.
@@ -25,6 +26,8 @@ struct Kept {
     kind: u64,
     tokens: Vec<u32>,
     bytes: u64,
+    /// Whoever wants to know is told that its blocks are here, once it is known whose they are.
+    held: Option<Held>,
 }
 
 /// The files, the one used longest ago first.
@@ -33,6 +36,7 @@ pub(crate) struct Store {
     model: Model,
     budget: u64,
     kept: VecDeque<Kept>,
+    blocks: Blocks,
 }
 
 impl Store {
@@ -40,7 +44,7 @@ impl Store {
     ///
     /// # Errors
     /// When the folder cannot be made or read.
-    pub fn open(folder: PathBuf, budget: u64, model: &Model) -> Result<Self, ServeError> {
+    pub fn open(folder: PathBuf, budget: u64, model: &Model, blocks: Blocks) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Folder { folder: folder.clone(), source };
         make(&folder).map_err(failed)?;
         let mut found: Vec<(SystemTime, Kept)> = Vec::new();
@@ -53,30 +57,39 @@ impl Store {
         }
         found.sort_by_key(|(used, _)| *used);
         let kept = found.into_iter().map(|(_, kept)| kept).collect();
-        let mut store = Self { folder, model: model.clone(), budget, kept };
+        let mut store = Self { folder, model: model.clone(), budget, kept, blocks };
         store.make_room(0);
+        if let Some(usual) = store.blocks.usual() {
+            let kind = store.hash(usual);
+            let own = store.kept.iter_mut().filter(|kept| kept.kind == kind);
+            own.for_each(|kept| kept.tell(&store.blocks, usual));
+        }
         Ok(store)
     }
 
     /// Keeps a conversation, if it is worth it and there is room for it.
     pub fn save(&mut self, kind: &Kind, session: &Session) {
         let (tokens, needed) = (session.tokens(), session.kv().bytes as u64);
-        let kind = self.hash(kind);
-        let is_kept = |kept: &Kept| kept.kind == kind && kept.tokens.starts_with(tokens);
+        let hash = self.hash(kind);
+        let is_kept = |kept: &Kept| kept.kind == hash && kept.tokens.starts_with(tokens);
         if tokens.len() < LEAST || needed > self.budget || self.kept.iter().any(is_kept) {
             return;
         }
         // What is its beginning and no more will not be missed.
-        let is_beginning = |kept: &Kept| kept.kind == kind && tokens.starts_with(&kept.tokens);
+        let is_beginning = |kept: &Kept| kept.kind == hash && tokens.starts_with(&kept.tokens);
         while let Some(index) = self.kept.iter().position(is_beginning) {
             self.remove(index);
         }
         self.make_room(needed);
-        let mut hash = Xxh3::new();
-        tokens.iter().for_each(|token| hash.update(&token.to_le_bytes()));
-        let path = self.folder.join(format!("{kind:016x}-{:016x}.{ENDING}", hash.digest()));
+        let mut text = Xxh3::new();
+        tokens.iter().for_each(|token| text.update(&token.to_le_bytes()));
+        let path = self.folder.join(format!("{hash:016x}-{:016x}.{ENDING}", text.digest()));
         match session.save(&path) {
-            Ok(bytes) => self.kept.push_back(Kept { path, kind, tokens: tokens.to_vec(), bytes }),
+            Ok(bytes) => {
+                let mut kept = Kept { path, kind: hash, tokens: tokens.to_vec(), bytes, held: None };
+                kept.tell(&self.blocks, kind);
+                self.kept.push_back(kept);
+            }
             // It will be read again, then.
             Err(error) => tracing::warn!(%error, "a conversation is not kept"),
         }
@@ -85,15 +98,16 @@ impl Store {
     /// Fetches into `session` the beginning of `tokens` that is longest, where that is worth it.
     pub fn load(&mut self, session: &mut Session, kind: &Kind, tokens: &[u32]) {
         let there = session.tokens().len() + LEAST;
-        let kind = self.hash(kind);
+        let hash = self.hash(kind);
         let common = |kept: &Kept| kept.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        let of_kind = self.kept.iter().enumerate().filter(|(_, kept)| kept.kind == kind);
+        let of_kind = self.kept.iter().enumerate().filter(|(_, kept)| kept.kind == hash);
         let longest = of_kind.map(|(index, kept)| (common(kept), index)).max();
         let Some((_, index)) = longest.filter(|(n, _)| *n >= there) else { return };
-        let Some(kept) = self.kept.remove(index) else { return };
+        let Some(mut kept) = self.kept.remove(index) else { return };
         match session.load_prefix(&kept.path, tokens) {
             Ok(_) => {
                 _ = fs::File::open(&kept.path).and_then(|file| file.set_modified(SystemTime::now()));
+                kept.tell(&self.blocks, kind);
                 self.kept.push_back(kept);
             }
             Err(error) if error.is_out_of_memory() => self.kept.push_back(kept),
@@ -125,13 +139,23 @@ impl Store {
 }
 
 impl Kept {
+    /// It is known to be of `kind`.
+    fn tell(&mut self, blocks: &Blocks, kind: &Kind) {
+        let Self { tokens, held, .. } = self;
+        held.get_or_insert_with(|| {
+            let mut held = blocks.hold(Medium::Disk, kind);
+            held.grow(tokens);
+            held
+        });
+    }
+
     /// A file that an earlier process has left, if it is one of this model.
     fn read(path: &Path, model: &Model) -> Option<Self> {
         let name = path.file_name()?.to_str()?.strip_suffix(ENDING)?.strip_suffix('.')?;
         let kind = u64::from_str_radix(name.split_once('-')?.0, 16).ok()?;
         let bytes = fs::metadata(path).ok()?.len();
         match model.saved_tokens(path) {
-            Ok(tokens) => Some(Self { path: path.to_owned(), kind, tokens, bytes }),
+            Ok(tokens) => Some(Self { path: path.to_owned(), kind, tokens, bytes, held: None }),
             Err(error) => {
                 tracing::info!(%error, "left alone");
                 None
@@ -201,12 +225,12 @@ mod tests {
         let text = text(700, 1);
         let other = Kind { owner: Some("somebody".into()), ..test.kind.clone() };
         {
-            let mut store = Store::open(folder.clone(), 1 << 30, &test.model).unwrap();
+            let mut store = Store::open(folder.clone(), 1 << 30, &test.model, Blocks::default()).unwrap();
             store.save(&test.kind, &test.read(&text[..600]));
             store.save(&test.kind, &test.read(&text[..60]));
             assert_eq!(files(&folder), 1, "a short one is not worth it");
         }
-        let mut store = Store::open(folder.clone(), 1 << 30, &test.model).unwrap();
+        let mut store = Store::open(folder.clone(), 1 << 30, &test.model, Blocks::default()).unwrap();
         let mut found = test.empty();
         store.load(&mut found, &other, &text);
         assert_eq!(found.tokens().len(), 0, "of somebody else");
@@ -229,7 +253,8 @@ mod tests {
         let (test, folder) = (Test::new(), folder("room"));
         let sessions: Vec<Session> = (0..4).map(|seed| test.read(&text(200, seed))).collect();
         let each = sessions[0].kv().bytes as u64;
-        let mut store = Store::open(folder.clone(), 3 * each + each / 2, &test.model).unwrap();
+        let mut store =
+            Store::open(folder.clone(), 3 * each + each / 2, &test.model, Blocks::default()).unwrap();
         for session in &sessions {
             store.save(&test.kind, session);
             let bytes: u64 = store.kept.iter().map(|kept| fs::metadata(&kept.path).unwrap().len()).sum();
@@ -250,7 +275,7 @@ mod tests {
     fn a_file_that_was_changed_is_not_used_and_taken_away() {
         let (test, folder) = (Test::new(), folder("changed"));
         let text = text(400, 2);
-        let mut store = Store::open(folder.clone(), 1 << 30, &test.model).unwrap();
+        let mut store = Store::open(folder.clone(), 1 << 30, &test.model, Blocks::default()).unwrap();
         store.save(&test.kind, &test.read(&text[..300]));
         let path = store.kept[0].path.clone();
         let mut bytes = fs::read(&path).unwrap();
@@ -259,7 +284,7 @@ mod tests {
         fs::write(&path, bytes).unwrap();
         fs::write(folder.join("0123-4567.kvctx"), b"KVANTCTX, but no more").unwrap();
         fs::write(folder.join("notes.txt"), b"of somebody").unwrap();
-        let mut store = Store::open(folder.clone(), 1 << 30, &test.model).unwrap();
+        let mut store = Store::open(folder.clone(), 1 << 30, &test.model, Blocks::default()).unwrap();
         assert_eq!(store.kept.len(), 1);
         let mut session = test.empty();
         store.load(&mut session, &test.kind, &text);

@@ -1,5 +1,7 @@
 //! The thread that has the model: it does what the [scheduler](crate::scheduler) says, and tells those who wait.
 
+mod course;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -8,21 +10,21 @@ use std::time::{Duration, Instant};
 
 use kvant::{Error, Feed, Model, Plan, Session, SessionOptions, TOKENS_PER_BLOCK};
 use tokio::sync::mpsc::Sender;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::xxh3_64;
 
-use crate::answer::{AnswerOptions, Drawn, Finish, Likelihood, Said, Voice, likelihood};
+use crate::answer::{AnswerOptions, Drawn, Finish, Likelihood, Said};
+use crate::events::Blocks;
 use crate::guide::Guides;
 use crate::metrics::Metrics;
 use crate::scheduler::{Act, Cost, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
 use crate::shelf::{Idle, Kind, Shelf};
 use crate::store::Store;
+use course::Course;
 
 /// How often it is looked whether somebody who did not listen does again.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// How long what is told of the worker may be out of date while it works.
 const OUT_OF_DATE: Duration = Duration::from_millis(50);
-/// The most rows of a prompt in a step whose tokens are all scored: the logits of each are held.
-const SCORED_ROWS: usize = 64;
 /// Whoever does not listen for so long has gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -121,85 +123,6 @@ impl std::iter::Sum for Status {
     }
 }
 
-/// A sequence of a job.
-struct Course {
-    job: Arc<Job>,
-    /// Among all answers of the request.
-    index: usize,
-    session: Option<Session>,
-    /// The prompt and what was said. Once the prompt is read, the last one has not been fed yet.
-    tokens: Vec<u32>,
-    voice: Voice,
-    /// How likely the tokens of the prompt were, from the second one on, as far as that is known and asked for.
-    scored: Vec<Likelihood>,
-    submitted: Instant,
-    progress: Progress,
-    /// When the first token was said.
-    spoke: Option<Instant>,
-    last_said: Instant,
-    /// Since when nobody listens.
-    unheard: Option<Instant>,
-}
-
-impl Course {
-    fn new(job: Arc<Job>, index: usize) -> Self {
-        let now = Instant::now();
-        let guides = job.guides.fork();
-        let voice = Voice::new(Arc::clone(&job.answer), guides, index);
-        let tokens = job.prompt.clone();
-        let progress = Progress { total: tokens.len(), ..Progress::default() };
-        Self {
-            index: job.first + index,
-            job,
-            session: None,
-            tokens,
-            voice,
-            scored: Vec::new(),
-            submitted: now,
-            progress,
-            spoke: None,
-            last_said: now,
-            unheard: None,
-        }
-    }
-
-    /// How many likeliest tokens to tell beside each of the prompt, while they are still to be told.
-    fn scores(&self) -> Option<usize> {
-        self.job.scores.filter(|_| self.scored.len() + 1 < self.job.prompt.len())
-    }
-
-    /// Reads rows of the prompt and takes note of how likely each next token was. Returns how many rows.
-    fn score(&mut self, n: usize, top: usize) -> Result<usize, Error> {
-        let Some(session) = &mut self.session else { return Ok(0) };
-        let at = session.tokens().len();
-        let n = n.min(SCORED_ROWS).min(session.most_tokens());
-        let (prompt, scored) = (&self.job.prompt, &mut self.scored);
-        session.feed_scored(&self.tokens[at..at + n], 0, &mut |row, logits| {
-            // What was read before it was parked is known.
-            if let Some(&next) = prompt.get(at + row + 1).filter(|_| scored.len() == at + row) {
-                scored.push(likelihood(logits, next, top));
-            }
-        })?;
-        Ok(n)
-    }
-
-    fn times(&self) -> Times {
-        let kv = self.session.as_ref().map(Session::kv);
-        Times {
-            prompt: self.progress,
-            n_said: self.voice.n_said(),
-            speaking: self.spoke.map_or(Duration::ZERO, |spoke| self.last_said - spoke),
-            kv_bytes: kv.as_ref().map_or(0, |kv| kv.bytes),
-            kv_bytes_f16: kv.as_ref().map_or(0, |kv| kv.bytes_f16),
-        }
-    }
-
-    /// Tells; whoever has gone is noticed elsewhere.
-    fn tell(&self, event: Event) {
-        _ = self.job.events.try_send(event);
-    }
-}
-
 /// The model's thread.
 pub(crate) struct Worker {
     model: Model,
@@ -209,6 +132,7 @@ pub(crate) struct Worker {
     shelf: Shelf,
     /// Where conversations go that there is no memory for.
     store: Option<Store>,
+    blocks: Blocks,
     metrics: Arc<Metrics>,
     status: Arc<Mutex<Status>>,
     began: Instant,
@@ -222,7 +146,7 @@ impl Worker {
         model: Model,
         n_ctx: Option<usize>,
         limits: Limits,
-        store: Option<Store>,
+        (store, blocks): (Option<Store>, Blocks),
         (metrics, status): (Arc<Metrics>, Arc<Mutex<Status>>),
     ) -> Self {
         model.set_kv_budget(limits.budget);
@@ -231,8 +155,9 @@ impl Worker {
             n_ctx,
             scheduler: Scheduler::new(limits),
             courses: BTreeMap::new(),
-            shelf: Shelf::default(),
+            shelf: Shelf::new(blocks.clone()),
             store,
+            blocks,
             metrics,
             status,
             began: Instant::now(),
@@ -253,6 +178,7 @@ impl Worker {
                 }
             }
             self.look_who_listens();
+            self.blocks.tell();
             let act = self.scheduler.next(self.began.elapsed(), self.memory());
             if act != Act::Wait {
                 self.act(act);
@@ -295,8 +221,8 @@ impl Worker {
         let request = Request {
             owner: xxh3_64(job.kind.names().1.as_bytes()),
             n_prompt: job.prompt.len(),
-            blocks: blocks(&job),
-            shared: shared(&job).into(),
+            blocks: course::blocks(&job),
+            shared: course::shared(&job).into(),
             cost,
         };
         match self.scheduler.submit(request, self.began.elapsed()) {
@@ -354,7 +280,7 @@ impl Worker {
                 self.metrics.parked.inc();
                 // Where it cannot be put away its tokens are enough to bring it back.
                 if let Some(course) = self.courses.get_mut(&id)
-                    && let Some(session) = course.session.take()
+                    && let Some(session) = course.take_session()
                 {
                     let kind = course.job.kind.clone();
                     self.put_away(&kind, &session);
@@ -393,7 +319,7 @@ impl Worker {
                 course.tell(Event::Read(course.progress));
             }
         }
-        course.session = Some(session);
+        course.set_session(session, &self.blocks);
         Ok(n)
     }
 
@@ -459,6 +385,7 @@ impl Worker {
     /// A sequence has read `n` tokens: tells so, or draws what follows when that is all there was.
     fn go_on(&mut self, id: Id, n: usize) {
         let Some(course) = self.courses.get_mut(&id) else { return };
+        course.tell_blocks();
         let read = course.session.as_ref().map_or(0, |session| session.tokens().len());
         if course.spoke.is_none() {
             self.metrics.prompt_tokens.inc_by(n as u64);
@@ -494,7 +421,9 @@ impl Worker {
         let Some(first) = self.courses.get(&of) else { return };
         let mut course = Course::new(Arc::clone(&first.job), index);
         (course.submitted, course.progress) = (first.submitted, first.progress);
-        course.session = first.session.as_ref().map(Session::fork);
+        if let Some(session) = &first.session {
+            course.set_session(session.fork(), &self.blocks);
+        }
         self.courses.insert(id, course);
         self.draw(id, Some(of));
     }
@@ -613,22 +542,4 @@ impl Worker {
         };
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
-}
-
-/// What a job may take over from others. The last token is always read, so that there is something to go on from; what is to be scored
-/// is, whoever has read it before.
-fn shared(job: &Job) -> &[u32] {
-    let most = if job.scores.is_some() { 0 } else { job.prompt.len().saturating_sub(1) };
-    &job.prompt[..most]
-}
-
-/// Names each block of that, with whatever keeps it from being that of another.
-fn blocks(job: &Job) -> Arc<[u64]> {
-    let mut hash = Xxh3::new();
-    hash.update(format!("{:?}", job.kind.names()).as_bytes());
-    let name = |block: &[u32]| {
-        block.iter().for_each(|token| hash.update(&token.to_le_bytes()));
-        hash.digest()
-    };
-    shared(job).chunks_exact(TOKENS_PER_BLOCK).map(name).collect()
 }

@@ -2,7 +2,8 @@
 
 mod client;
 
-use client::{Client, options, start};
+use client::{Client, options, start, start_with};
+use kvant::OpenOptions;
 use kvant_server::Options;
 use serde_json::{Value, json};
 
@@ -135,12 +136,143 @@ fn a_native_completion_tells_all_that_llama_cpps_clients_ask_for() {
         native(&client, &few),
         json!({ "content": whole["content"], "generation_settings/n_predict": 6 })
     );
+    // Among what a token was drawn.
+    let mut after = with_sampling(&ask);
+    let told = native(&client, &after);
+    for token in told["completion_probabilities"].as_array().unwrap() {
+        let top = token["top_probs"].as_array().unwrap();
+        let sum: f64 = top.iter().map(|top| top["prob"].as_f64().unwrap()).sum();
+        assert!(top.len() == 3 && (sum - 1.0).abs() < 1e-5, "three are left to draw from: {token}");
+        assert!(top.iter().any(|top| top["id"] == token["id"] && top["prob"] == token["prob"]), "{token}");
+    }
+    after["temperature"] = 0.into();
+    let sure = &native(&client, &after)["completion_probabilities"][0];
+    assert_eq!((&sure["prob"], sure["top_probs"].as_array().unwrap().len()), (&json!(1.0), 1));
     // Where it stopped.
     let text = whole["content"].as_str().unwrap();
     let word = text.split_whitespace().nth(1).unwrap();
     let stopped =
         native(&client, &json!({ "prompt": "Once upon a time", "temperature": 0, "stop": ["\u{1}", word] }));
     assert_eq!((&stopped["stop_type"], &stopped["stopping_word"]), (&json!("word"), &json!(word)));
+}
+
+/// A stop text holds tokens back, which are told all the same.
+#[test]
+fn tokens_of_the_prompt_and_of_the_answer_are_told_as_they_are() {
+    let client = start(options());
+    let asked =
+        json!({ "return_token_ids": true, "max_tokens": 12, "temperature": 0, "stop": ["of the nothing"] });
+    let with = |mut body: Value, more: &[(&str, Value)]| {
+        body.as_object_mut().unwrap().extend(asked.as_object().unwrap().clone());
+        more.iter().for_each(|(name, value)| body[*name] = value.clone());
+        body
+    };
+    let ids = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let chat = json!({ "messages": [{ "role": "user", "content": "What is the capital of France?" }] });
+    let (_, text) = client.post("/apply-template", &chat);
+    let parsed = json!({ "content": text["prompt"], "add_special": false });
+    let (_, tokens) = client.post("/tokenize", &parsed);
+    let (_, whole) = client.post("/v1/chat/completions", &with(chat.clone(), &[]));
+    let prompt = ids(&whole["prompt_token_ids"]);
+    assert!(
+        prompt.ends_with(&ids(&tokens["tokens"])) && whole["usage"]["prompt_tokens"] == prompt.len(),
+        "{whole}"
+    );
+    let said = ids(&whole["choices"][0]["token_ids"]);
+    assert_eq!(whole["usage"]["completion_tokens"], said.len());
+    let pieces = client.stream("/v1/chat/completions", &with(chat, &[("stream", true.into())]));
+    let of_prompt: Vec<Value> = pieces.iter().flat_map(|piece| ids(&piece["prompt_token_ids"])).collect();
+    let streamed: Vec<Value> =
+        pieces.iter().flat_map(|piece| ids(&piece["choices"][0]["token_ids"])).collect();
+    assert_eq!((of_prompt, streamed), (prompt, said));
+    let ask = json!({ "prompt": ["The sky is", "It"], "n": 2 });
+    let (_, whole) = client.post("/v1/completions", &with(ask.clone(), &[]));
+    let pieces = client.stream("/v1/completions", &with(ask, &[("stream", true.into())]));
+    for choice in whole["choices"].as_array().unwrap() {
+        let own =
+            || pieces.iter().map(|piece| &piece["choices"][0]).filter(|own| own["index"] == choice["index"]);
+        for name in ["prompt_token_ids", "token_ids"] {
+            let streamed: Vec<Value> = own().flat_map(|own| ids(&own[name])).collect();
+            assert!(!streamed.is_empty());
+            assert_eq!(streamed, ids(&choice[name]), "{name}");
+        }
+    }
+    let plain = client.post("/v1/completions", &json!({ "prompt": "It", "max_tokens": 1 })).1;
+    assert!(plain["choices"][0]["prompt_token_ids"].is_null() && plain["choices"][0]["token_ids"].is_null());
+}
+
+fn with_sampling(ask: &Value) -> Value {
+    let mut ask = ask.clone();
+    (ask["post_sampling_probs"], ask["temperature"]) = (true.into(), 1.5.into());
+    (ask["top_k"], ask["top_p"], ask["min_p"]) = (3.into(), 1.into(), 0.into());
+    ask
+}
+
+#[test]
+fn an_answer_is_of_the_grammar_that_llama_cpps_clients_send() {
+    let client = start(options());
+    let grammar = "root ::= \"(\" (pair | root) \")\"\npair ::= [a-c]{2} (\",\" pair)?";
+    for seed in 0..4 {
+        let ask =
+            json!({ "prompt": "x", "grammar": grammar, "temperature": 2.0, "seed": seed, "n_predict": 200 });
+        let answer = native(&client, &ask);
+        let text = answer["content"].as_str().unwrap();
+        let inner = text.trim_start_matches('(');
+        let depth = text.len() - inner.len();
+        let pairs = inner.trim_end_matches(')');
+        if answer["stop_type"] == "eos" {
+            assert!(depth > 0 && inner.len() - pairs.len() == depth, "{text}");
+            let is_pair = |pair: &str| pair.len() == 2 && pair.bytes().all(|b| (b'a'..=b'c').contains(&b));
+            assert!(pairs.split(',').all(is_pair), "{text}");
+        } else {
+            assert!(!text.contains(|c: char| !"(),abc".contains(c)), "{text}");
+        }
+    }
+    let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "grammar": "root ::= \"a\"{5,5}", "max_tokens": 9 });
+    let (_, answer) = client.post("/v1/chat/completions", &chat);
+    assert_eq!(answer["choices"][0]["message"]["content"], "aaaaa");
+}
+
+/// A template that begins an answer without thoughts unless it is told otherwise, and one word of how hard to think.
+#[test]
+fn a_template_is_told_whether_to_think_by_whoever_says_so_last() {
+    let template = "{{ messages[0].content }}|{{ reasoning_effort }}|{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}";
+    let open = |thinks: Option<bool>| {
+        let open = OpenOptions {
+            chat_template: Some(template.to_owned()),
+            n_threads: Some(1),
+            ..Default::default()
+        };
+        Client::at(start_with(open, Options { thinks, ..options() }))
+    };
+    let told = |client: &Client, more: Value| {
+        let mut ask = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+        ask.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, answer) = client.post("/apply-template", &ask);
+        assert_eq!(status, 200, "{answer}");
+        answer["prompt"].as_str().unwrap().to_lowercase()
+    };
+    let (plain, thinking) = (open(None), open(Some(true)));
+    assert_eq!((told(&plain, json!({})), told(&thinking, json!({}))), ("hi||".into(), "hi||true".into()));
+    for (more, expected) in [
+        (json!({ "enable_thinking": false }), "hi||false"),
+        (json!({ "reasoning_effort": "none" }), "hi||false"),
+        (json!({ "reasoning_effort": "low" }), "hi|low|true"),
+        (
+            json!({ "chat_template_kwargs": { "enable_thinking": false }, "enable_thinking": true }),
+            "hi||false",
+        ),
+    ] {
+        assert_eq!(told(&thinking, more.clone()), expected, "{more}");
+    }
+    let (status, error) = plain.post(
+        "/apply-template",
+        &json!({ "messages": [{ "role": "user", "content": "Hi" }], "enable_thinking": "yes" }),
+    );
+    assert!(
+        status == 400 && error["error"]["message"].as_str().unwrap().contains("enable_thinking"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -172,7 +304,8 @@ fn prompts_are_texts_tokens_and_both_in_a_row() {
         (json!({ "prompt": [1, 99_999_999] }), "prompt"),
         (json!({ "prompt": "x", "mirostat": 2 }), "mirostat"),
         (json!({ "prompt": "x", "typical_p": 0.5 }), "typical_p"),
-        (json!({ "prompt": "x", "post_sampling_probs": true }), "post_sampling_probs"),
+        (json!({ "prompt": "x", "grammar": "root ::= (" }), "line 1"),
+        (json!({ "prompt": "x", "grammar": "root ::= \"a\"", "guided_regex": "a" }), "two forms"),
     ] {
         let (status, error) = client.post("/completion", &body);
         let message = error["error"]["message"].as_str().unwrap_or_default();

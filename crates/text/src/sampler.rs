@@ -165,6 +165,15 @@ impl Sampler {
         self.choose(recent)
     }
 
+    /// The tokens that the last draw was among, likeliest first, each with the probability that it had.
+    pub fn drawn_among(&self) -> impl ExactSizeIterator<Item = (u32, f64)> {
+        let total: f64 = self.weights.iter().sum();
+        self.candidates
+            .iter()
+            .zip(&self.weights)
+            .map(move |(candidate, weight)| (candidate.id, weight / total))
+    }
+
     fn choose(&mut self, recent: &[u32]) -> Result<u32, SampleError> {
         self.params.validate()?;
         if let Some(bad) = self.candidates.iter().find(|c| c.is_bad()) {
@@ -175,6 +184,10 @@ impl Sampler {
         let best =
             *self.candidates.iter().min_by(|a, b| Candidate::rank(a, b)).ok_or(SampleError::NoCandidate)?;
         if self.params.temperature == 0.0 {
+            self.candidates.clear();
+            self.candidates.push(best);
+            self.weights.clear();
+            self.weights.push(1.0);
             return Ok(best.id);
         }
         self.keep_top_k();
@@ -377,6 +390,24 @@ mod tests {
         assert_law(hot, &l, &[], &[1.0, 0.0]);
         let cold = SamplerParams { temperature: 1e-30, ..OFF };
         assert_law(cold, &l, &[], &[1.0, 0.0]);
+    }
+
+    #[test]
+    fn what_a_draw_was_among_has_the_probabilities_of_its_law() {
+        let logits = logits(&[0.5, 0.1, 0.3, 0.1]);
+        let params = SamplerParams { temperature: 0.5, top_k: 2, ..SamplerParams::default() };
+        let mut sampler = Sampler::new(params);
+        let drawn = sampler.sample(&logits, &[]).unwrap();
+        let among: Vec<(u32, f64)> = sampler.drawn_among().collect();
+        assert_eq!(among.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 2]);
+        assert!(
+            (among[0].1 - 0.25 / 0.34).abs() < 1e-6 && (among[1].1 - 0.09 / 0.34).abs() < 1e-6,
+            "{among:?}"
+        );
+        assert!(among.iter().any(|(id, _)| *id == drawn));
+        let mut greedy = Sampler::new(SamplerParams::greedy());
+        greedy.sample(&logits, &[]).unwrap();
+        assert_eq!(greedy.drawn_among().collect::<Vec<_>>(), [(0, 1.0)]);
     }
 
     #[test]

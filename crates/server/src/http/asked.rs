@@ -11,6 +11,7 @@ use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::answer::AnswerOptions;
+use crate::gbnf;
 use crate::guide::Form;
 
 /// The most answers to one prompt.
@@ -87,7 +88,7 @@ impl Asked {
             n,
             max_tokens,
             answer: answer(fields, defaults, tokenizer)?,
-            form: form(fields)?,
+            form: form(fields, tokenizer)?,
             form_later: None,
             kv: kv(fields)?,
             stream: fields.flag("stream")?,
@@ -157,6 +158,7 @@ fn answer(
         max_tokens: 0,
         stop,
         logprobs: logprobs(fields)?,
+        after_sampling: fields.flag("post_sampling_probs")?,
         bias: bias(fields, tokenizer)?,
         presence_penalty: penalty("presence_penalty")?,
         frequency_penalty: penalty("frequency_penalty")?,
@@ -233,7 +235,7 @@ fn bias(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiEr
 }
 
 /// The form of the answer, by whichever of its names.
-fn form(fields: &Fields) -> Result<Option<Form>, ApiError> {
+fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError> {
     let format = fields.object("response_format")?;
     let form = match format.get::<String>("type", "text, json_object or json_schema")?.as_deref() {
         None | Some("text") => None,
@@ -247,19 +249,27 @@ fn form(fields: &Fields) -> Result<Option<Form>, ApiError> {
             return Err(ApiError::field("response_format", "type text, json_object or json_schema", other));
         }
     };
-    if fields.value("grammar").is_some_and(|grammar| grammar != "") {
-        return Err(ApiError::field(
-            "grammar",
-            "nothing: guided_grammar takes a Lark grammar",
-            "a GBNF grammar",
-        ));
-    }
+    let gbnf: Option<String> = fields.get("grammar", "a GBNF grammar")?;
+    let gbnf = gbnf.filter(|gbnf| !gbnf.is_empty()).map(|gbnf| {
+        let token = |text: &str| match tokenizer.encode(text, kvant::Special::Parse, false).ok()?[..] {
+            [token] => Some(token),
+            _ => None,
+        };
+        gbnf::lark(&gbnf, &token)
+            .map(Form::Lark)
+            .map_err(|error| ApiError::invalid(format!("grammar: {error}")))
+    });
     let json: Option<Value> = fields.any(&["json_schema", "guided_json"], "a JSON schema")?;
     let regex: Option<String> = fields.get("guided_regex", "a regular expression")?;
     let lark: Option<String> = fields.get("guided_grammar", "a Lark grammar")?;
     let choice: Option<Vec<String>> = fields.get("guided_choice", "a list of texts")?;
-    let others =
-        [json.map(Form::Schema), regex.map(Form::Regex), lark.map(Form::Lark), choice.map(Form::Choice)];
+    let others = [
+        json.map(Form::Schema),
+        regex.map(Form::Regex),
+        lark.map(Form::Lark),
+        choice.map(Form::Choice),
+        gbnf.transpose()?,
+    ];
     let mut all = others.into_iter().flatten().chain(form);
     match (all.next(), all.next()) {
         (Some(_), Some(_)) => Err(ApiError::invalid("two forms for one answer: expected one of them")),

@@ -28,7 +28,8 @@ pub(super) async fn chat(
     let (asked, Opening { tokens, speech }) = hosted.open(&fields, &server.sampler()).await?;
     let head = Head::new(&hosted, &fields, &asked, ("chatcmpl", "chat.completion"));
     let answers = vec![Answer { speech: speech.clone(), n_calls: 0 }; asked.n];
-    hosted.answer(vec![tokens], &asked, &caller, Chat { head, speech, answers }).await
+    let prompt = asked.return_tokens.then(|| tokens.clone());
+    hosted.answer(vec![tokens], &asked, &caller, Chat { head, speech, answers, prompt }).await
 }
 
 struct Chat {
@@ -37,6 +38,8 @@ struct Chat {
     speech: Speech,
     /// The answers, as far as they have come.
     answers: Vec<Answer>,
+    /// The tokens of the prompt, until they have been told where they are asked for.
+    prompt: Option<Vec<u32>>,
 }
 
 #[derive(Clone)]
@@ -122,7 +125,11 @@ impl Format for Chat {
         for index in 0..self.head.asked.n {
             let delta = json!({ "role": "assistant", "content": null });
             let choice = json!({ "index": index, "delta": delta, "finish_reason": null });
-            out.push_back(Sent(self.head.chunk(choice).into()));
+            let mut chunk = self.head.chunk(choice);
+            if let Some(prompt) = self.prompt.take() {
+                chunk.insert("prompt_token_ids".to_owned(), json!(prompt));
+            }
+            out.push_back(Sent(chunk.into()));
         }
     }
 
@@ -138,14 +145,15 @@ impl Format for Chat {
             parts.extend(answer.speech.rest());
         }
         let mut deltas: Vec<Value> = parts.iter().map(|part| answer.delta(part)).collect();
-        if deltas.is_empty() && piece.likelihood.is_some() {
+        let tells_token = self.head.asked.return_tokens && piece.token.is_some();
+        if deltas.is_empty() && (piece.likelihood.is_some() || tells_token) {
             deltas.push(json!({ "content": "" }));
         }
         let n_calls = answer.n_calls;
         let chunks = deltas.iter().enumerate().map(|(i, delta)| {
-            // A token's likelihood is told once.
-            let likelihood = piece.likelihood.filter(|_| i == 0);
-            self.chunk(&Piece { likelihood, ..*piece }, delta)
+            // A token and its likelihood are told once.
+            let (likelihood, token) = (piece.likelihood.filter(|_| i == 0), piece.token.filter(|_| i == 0));
+            self.chunk(&Piece { likelihood, token, ..*piece }, delta)
         });
         out.extend(chunks.map(Sent).collect::<Vec<_>>());
         if let Some(reason) = piece.finish {
@@ -178,6 +186,10 @@ impl Format for Chat {
             choice
         });
         let choices = choices.collect();
-        self.head.whole(choices, heard)
+        let mut whole = self.head.whole(choices, heard);
+        if let Some(prompt) = self.prompt.take() {
+            whole["prompt_token_ids"] = json!(prompt);
+        }
+        whole
     }
 }

@@ -30,9 +30,11 @@ pub(super) async fn completions(
         return Err(ApiError::field("suffix", "nothing: /infill fills gaps", "a value"));
     }
     let prompts = prompts(&hosted, &fields).await?;
-    let tokens = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
+    let tokens: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
+    let of_answers = tokens.iter().flat_map(|tokens| std::iter::repeat_n(Some(tokens.clone()), asked.n));
+    let untold = if asked.return_tokens { of_answers.collect() } else { Vec::new() };
     let head = Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
-    let format = Completion { prompts: if asked.echo { prompts } else { Vec::new() }, head };
+    let format = Completion { prompts: if asked.echo { prompts } else { Vec::new() }, untold, head };
     hosted.answer(tokens, &asked, &caller, format).await
 }
 
@@ -40,9 +42,21 @@ struct Completion {
     head: Head,
     /// Where an answer begins with its prompt: the prompts.
     prompts: Vec<Prompt>,
+    /// The tokens of each answer's prompt, until they have been told where they are asked for.
+    untold: Vec<Option<Vec<u32>>>,
 }
 
 impl Completion {
+    /// Tells tokens where they are asked for: those of the prompt once, and these.
+    fn tell_tokens(&mut self, choice: &mut Value, index: usize, tokens: &[u32]) {
+        if self.head.asked.return_tokens {
+            choice["token_ids"] = json!(tokens);
+        }
+        if let Some(prompt) = self.untold.get_mut(index).and_then(Option::take) {
+            choice["prompt_token_ids"] = json!(prompt);
+        }
+    }
+
     /// The prompt that an answer begins with.
     fn prompt(&self, index: usize) -> Option<&Prompt> {
         self.prompts.get(index / self.head.asked.n)
@@ -123,7 +137,8 @@ impl Format for Completion {
 
     fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
         let likelihoods = piece.likelihood.map(std::slice::from_ref).unwrap_or_default();
-        if piece.text.is_empty() && likelihoods.is_empty() && piece.finish.is_none() {
+        let tells_token = self.head.asked.return_tokens && piece.token.is_some();
+        if piece.text.is_empty() && likelihoods.is_empty() && piece.finish.is_none() && !tells_token {
             return;
         }
         // Counted only where it is told: an answer may be long.
@@ -133,8 +148,9 @@ impl Format for Completion {
         });
         let logprobs = self.logprobs(said(likelihoods), before);
         let mut choice = self.choice(piece.index, piece.text, &logprobs, piece.finish);
-        if self.head.asked.return_tokens {
-            choice["token_ids"] = json!(piece.token.as_slice());
+        // Else the whole answer tells them.
+        if self.head.asked.stream {
+            self.tell_tokens(&mut choice, piece.index, piece.token.as_slice());
         }
         let mut chunk = self.head.chunk(choice);
         if piece.finish.is_some() {
@@ -149,7 +165,8 @@ impl Format for Completion {
     }
 
     fn whole(&mut self, heard: &[Heard]) -> Value {
-        let choices = heard.iter().enumerate().map(|(index, heard)| {
+        let mut choices = Vec::with_capacity(heard.len());
+        for (index, heard) in heard.iter().enumerate() {
             let (text, logprobs) = match self.prompt(index) {
                 Some(prompt) => {
                     let all = read(prompt, &heard.prompt).chain(said(&heard.likelihoods));
@@ -158,12 +175,9 @@ impl Format for Completion {
                 None => (heard.text.clone(), self.logprobs(said(&heard.likelihoods), 0)),
             };
             let mut choice = self.choice(index, &text, &logprobs, heard.finish);
-            if self.head.asked.return_tokens {
-                choice["token_ids"] = json!(heard.tokens);
-            }
-            choice
-        });
-        let choices = choices.collect();
+            self.tell_tokens(&mut choice, index, &heard.tokens);
+            choices.push(choice);
+        }
         self.head.whole(choices, heard)
     }
 }

@@ -37,8 +37,9 @@ pub(crate) struct Opening {
 }
 
 impl Conversation {
-    /// The conversation of a request to a model with this chat template.
-    pub fn read(fields: &Fields, template: &str) -> Result<Self, ApiError> {
+    /// The conversation of a request to a model with this chat template, which is told to think or not to where `thinks` says so and
+    /// the request does not.
+    pub fn read(fields: &Fields, template: &str, thinks: Option<bool>) -> Result<Self, ApiError> {
         let given: Vec<Map<String, Value>> = fields.need("messages", "a list of messages")?;
         if given.is_empty() {
             return Err(ApiError::field("messages", "at least one message", "none"));
@@ -47,7 +48,7 @@ impl Conversation {
         let mut messages =
             given.into_iter().map(|given| message(given, format)).collect::<Result<Vec<_>, _>>()?;
         let (described_tools, tools, choice) = offered(fields)?;
-        let extra = fields.get("chat_template_kwargs", "an object")?.unwrap_or_default();
+        let extra = told(fields, thinks)?;
         let add_generation_prompt = fields.get("add_generation_prompt", "true or false")?.unwrap_or(true);
         let mut options = RenderOptions { add_generation_prompt, extra, ..RenderOptions::default() };
         if !tools.is_empty() {
@@ -96,6 +97,21 @@ impl Conversation {
         let form = Form::Lark(format.grammar(tools, true, self.parallel));
         (!format.only_first).then_some((format.opens, form))
     }
+}
+
+/// Variables of the template: those that are named as such, and what other fields say of thinking.
+fn told(fields: &Fields, thinks: Option<bool>) -> Result<Map<String, Value>, ApiError> {
+    let mut told: Map<String, Value> = fields.get("chat_template_kwargs", "an object")?.unwrap_or_default();
+    let effort: Option<String> = fields.get("reasoning_effort", "a text")?;
+    let thinks = fields.get("enable_thinking", "true or false")?.or(thinks);
+    let thinks = if effort.as_deref() == Some("none") { Some(false) } else { thinks };
+    if let Some(effort) = effort.filter(|effort| effort != "none") {
+        told.entry("reasoning_effort").or_insert(effort.into());
+    }
+    if let Some(thinks) = thinks {
+        told.entry("enable_thinking").or_insert(thinks.into());
+    }
+    Ok(told)
 }
 
 /// The tools of a request that may be called: as they were described, and read.

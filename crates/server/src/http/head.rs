@@ -39,13 +39,20 @@ impl Head {
 
     /// Each token with how likely it and others were.
     pub fn likelihoods(&self, likelihoods: &[Likelihood]) -> Value {
+        let is_after = self.asked.answer.after_sampling;
         let of = |of: &Logprob| {
             let (token, bytes) = token_text(self.tokenizer(), of.token);
-            json!({ "id": of.token, "token": token, "logprob": of.logprob, "bytes": bytes })
+            let mut told = json!({ "id": of.token, "token": token, "bytes": bytes });
+            match is_after {
+                true => told["prob"] = of.logprob.exp().into(),
+                false => told["logprob"] = of.logprob.into(),
+            }
+            told
         };
         let all = likelihoods.iter().map(|likelihood| {
             let mut token = of(&likelihood.token);
-            token["top_logprobs"] = likelihood.top.iter().map(of).collect();
+            token[if is_after { "top_probs" } else { "top_logprobs" }] =
+                likelihood.top.iter().map(of).collect();
             token
         });
         all.collect()

@@ -8,7 +8,7 @@ use axum::response::Response;
 use axum::{Extension, Json};
 use serde_json::{Map, Value, json};
 
-use super::conversation::{Conversation, Opening};
+use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
@@ -51,7 +51,7 @@ pub(super) async fn count_tokens(
     fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let conversation = Conversation::read(&translated(&fields)?, hosted.template()?)?;
+    let conversation = hosted.conversation(&translated(&fields)?)?;
     let Opening { tokens, .. } = hosted.tokens(move |model| conversation.open(model)).await?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }

@@ -65,6 +65,8 @@ pub(crate) struct Hosted {
     pub n_ctx: usize,
     /// What caches store where a request does not say.
     pub kv: Arc<Stored>,
+    /// Whether the template is told to think where a request does not say.
+    pub thinks: Option<bool>,
     pub grammars: Arc<Grammars>,
     pub jobs: Sender<Job>,
     pub status: Arc<Mutex<Status>>,
@@ -124,9 +126,9 @@ impl Hosted {
         self.model.tokenizer().expect("a model is only served with a tokenizer")
     }
 
-    /// The source of the model's chat template.
-    pub fn template(&self) -> Result<&str, ApiError> {
-        Ok(self.model.chat_template()?.source())
+    /// The conversation of a request.
+    pub fn conversation(&self, fields: &Fields) -> Result<Conversation, ApiError> {
+        Conversation::read(fields, self.model.chat_template()?.source(), self.thinks)
     }
 
     pub fn status(&self) -> Status {
@@ -167,7 +169,7 @@ impl Hosted {
         defaults: &SamplerParams,
     ) -> Result<(Asked, Opening), ApiError> {
         let mut asked = Asked::read(fields, defaults, self.tokenizer())?;
-        let conversation = Conversation::read(fields, self.template()?)?;
+        let conversation = self.conversation(fields)?;
         asked.hold_to(&conversation)?;
         Ok((asked, self.tokens(move |model| conversation.open(model)).await?))
     }

@@ -67,9 +67,6 @@ async fn answer(
     fields: &Fields,
     caller: &Caller,
 ) -> Result<Response, ApiError> {
-    if fields.flag("post_sampling_probs")? {
-        return Err(ApiError::field("post_sampling_probs", "false: those before sampling are told", true));
-    }
     let wanted: Vec<String> = fields.get("response_fields", "a list of names")?.unwrap_or_default();
     let (hosted, asked) = (Arc::clone(&head.hosted), head.asked.clone());
     let tokens: Vec<_> = prompts.into_iter().map(|prompt| prompt.tokens).collect();
@@ -105,6 +102,7 @@ impl Native {
             "stop": answer.stop,
             "ignore_eos": answer.ignore_eos,
             "n_probs": answer.logprobs.unwrap_or(0),
+            "post_sampling_probs": answer.after_sampling,
             "stream": asked.stream,
             // How fast a target that nobody sets is forgotten.
             "adaptive_decay": 0.0,

@@ -71,6 +71,9 @@ fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     if let Some(choice) = fields.value("tool_choice") {
         into.insert("tool_choice".to_owned(), choice.clone());
     }
+    if let Some(effort) = fields.object("reasoning")?.value("effort") {
+        into.insert("reasoning_effort".to_owned(), effort.clone());
+    }
     let format = fields.object("text")?.object("format")?;
     if let Some(kind) = format.value("type") {
         let schema = format.value("schema");

@@ -8,7 +8,7 @@ use kvant::Special;
 use serde_json::{Value, json};
 
 use super::Server;
-use super::conversation::{Conversation, Opening};
+use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::answer::token_text;
@@ -61,7 +61,7 @@ pub(super) async fn count_tokens(
     fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let conversation = Conversation::read(&fields, hosted.template()?)?;
+    let conversation = hosted.conversation(&fields)?;
     let Opening { tokens, .. } = hosted.tokens(move |model| conversation.open(model)).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": tokens.len() })))
 }
@@ -71,7 +71,7 @@ pub(super) async fn apply_template(
     fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let conversation = Conversation::read(&fields, hosted.template()?)?;
+    let conversation = hosted.conversation(&fields)?;
     let text = hosted.tokens(move |model| conversation.text(model)).await?;
     Ok(Json(json!({ "prompt": text })))
 }

@@ -29,10 +29,14 @@ pub fn options() -> Options {
         kv: KvOptions::symmetric(DType::Turbo3),
         sampler: SamplerParams::default(),
         has_one_seed: false,
+        thinks: None,
         n_running: 64,
         n_waiting: 64,
         kv_budget: 256 << 20,
         kv_disk: None,
+        kv_events: None,
+        #[cfg(feature = "tls")]
+        tls: None,
         api_keys: Vec::new(),
         origins: Vec::new(),
     }
@@ -40,12 +44,22 @@ pub fn options() -> Options {
 
 /// Starts a server with the bundled model; it runs until the test's process ends.
 pub fn start(options: Options) -> Client {
+    Client { address: start_at(options), key: None }
+}
+
+/// As [`start`]; returns where it listens.
+pub fn start_at(options: Options) -> SocketAddr {
+    start_with(OpenOptions { n_threads: Some(2), ..Default::default() }, options)
+}
+
+/// As [`start_at`], with a model that is opened like that.
+pub fn start_with(open: OpenOptions<'static>, options: Options) -> SocketAddr {
     let (ready, address) = mpsc::channel();
+    let model = Model::bundled(open).unwrap();
     std::thread::spawn(move || {
-        let model = Model::bundled(OpenOptions { n_threads: Some(2), ..Default::default() }).unwrap();
         serve(model, options, |address| ready.send(address).unwrap()).unwrap();
     });
-    Client { address: address.recv_timeout(PATIENCE).unwrap(), key: None }
+    address.recv_timeout(PATIENCE).unwrap()
 }
 
 impl Client {

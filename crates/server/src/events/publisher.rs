@@ -1,0 +1,312 @@
+//! Events over ZeroMQ, as vLLM publishes them: a PUB socket with a topic, a number that grows by one and the batch; and a ROUTER
+//! socket that sends batches again, for those who see a gap in the numbers.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use axum::body::Bytes;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use zeromq::{PubSocket, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqError, ZmqMessage};
+
+use super::{KvEvent, KvEventSink, wire};
+
+/// Batches that are kept to be sent again.
+const BATCHES: usize = 10_000;
+/// Bytes that they take at most.
+const BYTES: usize = 64 << 20;
+/// What stands behind the last batch that is sent again, where its number would be.
+const END: [u8; 8] = [0xff; 8];
+/// The longest that somebody may take to receive what is sent again: others wait.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why events cannot be published.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PublishError {
+    /// Not an address of ZeroMQ's over TCP.
+    #[error("expected an address such as tcp://*:5557, got {0}")]
+    Address(String),
+    /// The address cannot be bound or connected to.
+    #[error("{address}: {why}")]
+    Socket {
+        /// The address.
+        address: String,
+        /// What the system says.
+        why: String,
+    },
+    /// The system gives no thread.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// Batches by their number, the last ones.
+#[derive(Debug, Default)]
+struct History {
+    batches: VecDeque<Vec<u8>>,
+    /// Number of the first of them.
+    first: u64,
+    n_bytes: usize,
+}
+
+impl History {
+    /// Keeps a batch. Returns its number.
+    fn push(&mut self, batch: Vec<u8>) -> u64 {
+        self.n_bytes += batch.len();
+        self.batches.push_back(batch);
+        while self.batches.len() > BATCHES || self.n_bytes > BYTES {
+            let Some(old) = self.batches.pop_front() else { break };
+            self.n_bytes -= old.len();
+            self.first += 1;
+        }
+        self.first + self.batches.len() as u64 - 1
+    }
+
+    /// The batches from number `from` on, with their numbers.
+    fn since(&self, from: u64) -> Vec<(u64, Vec<u8>)> {
+        let numbered = (self.first..).zip(&self.batches);
+        numbered
+            .filter(|(number, _)| *number >= from)
+            .map(|(number, batch)| (number, batch.clone()))
+            .collect()
+    }
+}
+
+type Shared = Arc<Mutex<History>>;
+
+fn locked(history: &Shared) -> MutexGuard<'_, History> {
+    history.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Publishes events, on a thread of its own, until nobody has its [sink](Self::sink) any more.
+#[derive(Debug)]
+pub struct Publisher {
+    events: UnboundedSender<Vec<KvEvent>>,
+    address: String,
+    replay: Option<String>,
+}
+
+impl Publisher {
+    /// Publishes under `topic` at `address`: bound where its host is `*`, `0.0.0.0` or `::`, as vLLM does it; others are connected to.
+    /// What was missed is sent again at `replay`, which is bound.
+    ///
+    /// # Errors
+    /// [`PublishError`]
+    pub fn open(address: &str, replay: Option<&str>, topic: &str) -> Result<Self, PublishError> {
+        let (address, is_bound) = read(address)?;
+        let replay = replay.map(read).transpose()?.map(|(replay, _)| replay);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let failed = |address: &str| {
+            let address = address.to_owned();
+            |error: ZmqError| PublishError::Socket { address, why: error.to_string() }
+        };
+        let (sockets, address, replay) = runtime.block_on(async {
+            let mut publisher = PubSocket::new();
+            let at = match is_bound {
+                true => publisher.bind(&address).await.map(|at| at.to_string()),
+                false => publisher.connect(&address).await.map(|()| address.clone()),
+            };
+            let at = at.map_err(failed(&address))?;
+            let Some(replay) = replay else { return Ok(((publisher, None), at, None)) };
+            let mut router = RouterSocket::new();
+            let replay_at = router.bind(&replay).await.map_err(failed(&replay))?;
+            Ok::<_, PublishError>(((publisher, Some(router)), at, Some(replay_at.to_string())))
+        })?;
+        let (events, received) = unbounded_channel();
+        let topic = topic.to_owned();
+        let work = move || runtime.block_on(publish(sockets, received, topic));
+        std::thread::Builder::new().name("kv events".to_owned()).spawn(work)?;
+        Ok(Self { events, address, replay })
+    }
+
+    /// Where it publishes.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Where what was missed is sent again.
+    pub fn replay(&self) -> Option<&str> {
+        self.replay.as_deref()
+    }
+
+    /// Publishes what it is told.
+    pub fn sink(&self) -> KvEventSink {
+        let events = self.events.clone();
+        KvEventSink::new(move |batch| {
+            // The thread goes on for as long as somebody can send.
+            _ = events.send(batch);
+        })
+    }
+}
+
+/// An address, and whether it is to be bound.
+fn read(address: &str) -> Result<(String, bool), PublishError> {
+    let unknown = || PublishError::Address(address.to_owned());
+    let (host, port) =
+        address.strip_prefix("tcp://").and_then(|place| place.rsplit_once(':')).ok_or_else(unknown)?;
+    let port: u16 = port.parse().map_err(|_| unknown())?;
+    match host {
+        "" => Err(unknown()),
+        "*" | "0.0.0.0" => Ok((format!("tcp://0.0.0.0:{port}"), true)),
+        "::" | "[::]" => Ok((format!("tcp://[::]:{port}"), true)),
+        _ => Ok((address.to_owned(), false)),
+    }
+}
+
+/// Sends what comes, and what is asked for again.
+async fn publish(
+    (mut publisher, router): (PubSocket, Option<RouterSocket>),
+    mut events: UnboundedReceiver<Vec<KvEvent>>,
+    topic: String,
+) {
+    let history = Shared::default();
+    if let Some(router) = router {
+        tokio::spawn(send_again(router, Arc::clone(&history)));
+    }
+    while let Some(events) = events.recv().await {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let batch = wire::batch(now.as_secs_f64(), &events);
+        let number = locked(&history).push(batch.clone());
+        let parts = vec![topic.clone().into_bytes(), number.to_be_bytes().to_vec(), batch];
+        if let Err(error) = send(publisher.send(message(parts))).await {
+            tracing::warn!(error, number, "KV events are not published");
+        }
+    }
+}
+
+async fn send(sent: impl Future<Output = Result<(), ZmqError>>) -> Result<(), String> {
+    sent.await.map_err(|error| error.to_string())
+}
+
+fn message(parts: Vec<Vec<u8>>) -> ZmqMessage {
+    let parts: Vec<Bytes> = parts.into_iter().map(Bytes::from).collect();
+    ZmqMessage::try_from(parts).expect("a message has parts")
+}
+
+/// Answers those who ask for batches from a number on: `[who, "", number]` by `[who, "", number, batch]` for each, and an end.
+async fn send_again(mut router: RouterSocket, history: Shared) {
+    loop {
+        let asked = match router.recv().await {
+            Ok(asked) => asked.into_vec(),
+            Err(error) => {
+                tracing::warn!(%error, "nobody can ask for KV events again");
+                return;
+            }
+        };
+        let [who, empty, from] = &asked[..] else { continue };
+        let Ok(from) = <[u8; 8]>::try_from(&from[..]) else { continue };
+        let batches = locked(&history).since(u64::from_be_bytes(from));
+        let batches = batches.into_iter().map(|(number, batch)| (number.to_be_bytes(), batch));
+        let answers = async {
+            for (number, batch) in batches.chain([(END, Vec::new())]) {
+                let parts = vec![who.to_vec(), empty.to_vec(), number.to_vec(), batch];
+                send(router.send(message(parts))).await?;
+            }
+            Ok::<(), String>(())
+        };
+        match tokio::time::timeout(PATIENCE, answers).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(error, "somebody who asked for KV events has gone"),
+            Err(_) => tracing::warn!("somebody who asked for KV events does not take them"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zeromq::{DealerSocket, SubSocket};
+
+    use super::*;
+
+    fn removed(name: u64) -> Vec<KvEvent> {
+        vec![KvEvent::Removed { blocks: vec![name], medium: crate::Medium::Device }]
+    }
+
+    fn here(address: &str) -> String {
+        address.replace("0.0.0.0", "127.0.0.1")
+    }
+
+    #[test]
+    fn subscribers_hear_what_is_told_and_what_they_missed_when_they_ask() {
+        let publisher = Publisher::open("tcp://*:0", Some("tcp://*:0"), "kv@here").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(hear(publisher));
+    }
+
+    async fn hear(publisher: Publisher) {
+        let sink = publisher.sink();
+        (sink.0)(removed(1));
+        let mut listener = SubSocket::new();
+        listener.connect(&here(publisher.address())).await.unwrap();
+        listener.subscribe("kv@").await.unwrap();
+        let mut foreign = SubSocket::new();
+        foreign.connect(&here(publisher.address())).await.unwrap();
+        foreign.subscribe("other").await.unwrap();
+        // Nobody knows when a subscription has come: one that is heard tells.
+        let (mut n_told, first) = (
+            1u64,
+            loop {
+                (sink.0)(removed(1));
+                let heard = tokio::time::timeout(Duration::from_millis(20), listener.recv()).await;
+                if let Ok(heard) = heard {
+                    break heard.unwrap().into_vec();
+                }
+            },
+        );
+        assert_eq!((&first[0][..], first.len()), (&b"kv@here"[..], 3));
+        let number = |part: &[u8]| u64::from_be_bytes(part.try_into().unwrap());
+        // What was told before and not heard.
+        let missed = number(&first[1]);
+        assert!(missed > 0);
+        (sink.0)(removed(2));
+        loop {
+            let heard = listener.recv().await.unwrap().into_vec();
+            n_told = n_told.max(number(&heard[1]) + 1);
+            if heard[2][10..] == wire::batch(0.0, &removed(2))[10..] {
+                break;
+            }
+        }
+        let mut asking = DealerSocket::new();
+        asking.connect(&here(publisher.replay().unwrap())).await.unwrap();
+        // What is no question is passed over.
+        asking.send(message(vec![vec![], vec![1]])).await.unwrap();
+        for from in [0, missed] {
+            asking.send(message(vec![vec![], from.to_be_bytes().to_vec()])).await.unwrap();
+            for expected in from..n_told {
+                let answer = asking.recv().await.unwrap().into_vec();
+                assert_eq!((answer[0].len(), number(&answer[1])), (0, expected));
+                let told = if expected + 1 == n_told { removed(2) } else { removed(1) };
+                assert_eq!(answer[2][10..], wire::batch(0.0, &told)[10..]);
+            }
+            let end = asking.recv().await.unwrap().into_vec();
+            assert_eq!((&end[1][..], end[2].len()), (&END[..], 0));
+        }
+        let nothing = tokio::time::timeout(Duration::from_millis(1), foreign.recv()).await;
+        assert!(nothing.is_err(), "another topic");
+    }
+
+    #[test]
+    fn no_more_batches_are_kept_than_there_is_room_for() {
+        let mut history = History::default();
+        let n = BATCHES as u64 + 5;
+        for number in 0..n {
+            assert_eq!(history.push(vec![0; 8]), number);
+        }
+        assert_eq!((history.since(0).len(), history.since(0)[0].0), (BATCHES, 5));
+        assert_eq!((history.since(n - 2).len(), history.since(n).len()), (2, 0));
+        assert_eq!(history.push(vec![0; BYTES]), n);
+        assert_eq!(history.since(0).len(), 1);
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_in_a_line() {
+        for address in ["5557", "tcp://*", "tcp://:1", "tcp://*:70000", "ipc:///tmp/x", "udp://*:1"] {
+            let error = Publisher::open(address, None, "").unwrap_err().to_string();
+            assert!(error.contains(address) && error.lines().count() == 1, "{error}");
+        }
+        let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+        let address = format!("tcp://0.0.0.0:{}", taken.local_addr().unwrap().port());
+        let error = Publisher::open(&address, None, "").unwrap_err().to_string();
+        assert!(error.contains(&address) && error.lines().count() == 1, "{error}");
+    }
+}

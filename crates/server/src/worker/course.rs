@@ -1,0 +1,135 @@
+//! A sequence of a job: what it has read and said, and when.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvant::{BORDER, Error, Session, TOKENS_PER_BLOCK};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{Event, Job, Progress, Times};
+use crate::answer::{Likelihood, Voice, likelihood};
+use crate::events::{Blocks, Held, Medium};
+
+/// The most rows of a prompt in a step whose tokens are all scored: the logits of each are held.
+const SCORED_ROWS: usize = 64;
+
+/// A sequence of a job.
+pub(super) struct Course {
+    pub job: Arc<Job>,
+    /// Among all answers of the request.
+    pub index: usize,
+    pub session: Option<Session>,
+    /// Blocks of it that others can begin with.
+    held: Held,
+    /// The prompt and what was said. Once the prompt is read, the last one has not been fed yet.
+    pub tokens: Vec<u32>,
+    pub voice: Voice,
+    /// How likely the tokens of the prompt were, from the second one on, as far as that is known and asked for.
+    pub scored: Vec<Likelihood>,
+    pub submitted: Instant,
+    pub progress: Progress,
+    /// When the first token was said.
+    pub spoke: Option<Instant>,
+    pub last_said: Instant,
+    /// Since when nobody listens.
+    pub unheard: Option<Instant>,
+}
+
+impl Course {
+    pub fn new(job: Arc<Job>, index: usize) -> Self {
+        let now = Instant::now();
+        let guides = job.guides.fork();
+        let voice = Voice::new(Arc::clone(&job.answer), guides, index);
+        let tokens = job.prompt.clone();
+        let progress = Progress { total: tokens.len(), ..Progress::default() };
+        Self {
+            index: job.first + index,
+            job,
+            session: None,
+            held: Held::default(),
+            tokens,
+            voice,
+            scored: Vec::new(),
+            submitted: now,
+            progress,
+            spoke: None,
+            last_said: now,
+            unheard: None,
+        }
+    }
+
+    /// How many likeliest tokens to tell beside each of the prompt, while they are still to be told.
+    pub fn scores(&self) -> Option<usize> {
+        self.job.scores.filter(|_| self.scored.len() + 1 < self.job.prompt.len())
+    }
+
+    /// Reads rows of the prompt and takes note of how likely each next token was. Returns how many rows.
+    pub fn score(&mut self, n: usize, top: usize) -> Result<usize, Error> {
+        let Some(session) = &mut self.session else { return Ok(0) };
+        let at = session.tokens().len();
+        let n = n.min(SCORED_ROWS).min(session.most_tokens());
+        let (prompt, scored) = (&self.job.prompt, &mut self.scored);
+        session.feed_scored(&self.tokens[at..at + n], 0, &mut |row, logits| {
+            // What was read before it was parked is known.
+            if let Some(&next) = prompt.get(at + row + 1).filter(|_| scored.len() == at + row) {
+                scored.push(likelihood(logits, next, top));
+            }
+        })?;
+        Ok(n)
+    }
+
+    pub fn times(&self) -> Times {
+        let kv = self.session.as_ref().map(Session::kv);
+        Times {
+            prompt: self.progress,
+            n_said: self.voice.n_said(),
+            speaking: self.spoke.map_or(Duration::ZERO, |spoke| self.last_said - spoke),
+            kv_bytes: kv.as_ref().map_or(0, |kv| kv.bytes),
+            kv_bytes_f16: kv.as_ref().map_or(0, |kv| kv.bytes_f16),
+        }
+    }
+
+    /// Tells; whoever has gone is noticed elsewhere.
+    pub fn tell(&self, event: Event) {
+        _ = self.job.events.try_send(event);
+    }
+
+    /// Gives it a cache.
+    pub fn set_session(&mut self, session: Session, blocks: &Blocks) {
+        self.held = blocks.hold(Medium::Device, &self.job.kind);
+        self.session = Some(session);
+        self.tell_blocks();
+    }
+
+    /// Takes its cache away.
+    pub fn take_session(&mut self) -> Option<Session> {
+        self.held = Held::default();
+        self.session.take()
+    }
+
+    /// Whoever wants to know is told of what it has read, as far as others can begin with that.
+    pub fn tell_blocks(&mut self) {
+        if let Some(session) = &self.session {
+            let tokens = session.tokens();
+            self.held.grow(&tokens[..tokens.len() / BORDER * BORDER]);
+        }
+    }
+}
+
+/// What a job may take over from others. The last token is always read, so that there is something to go on from; what is to be scored
+/// is, whoever has read it before.
+pub(super) fn shared(job: &Job) -> &[u32] {
+    let most = if job.scores.is_some() { 0 } else { job.prompt.len().saturating_sub(1) };
+    &job.prompt[..most]
+}
+
+/// Names each block of that, with whatever keeps it from being that of another.
+pub(super) fn blocks(job: &Job) -> Arc<[u64]> {
+    let mut hash = Xxh3::new();
+    hash.update(format!("{:?}", job.kind.names()).as_bytes());
+    let name = |block: &[u32]| {
+        block.iter().for_each(|token| hash.update(&token.to_le_bytes()));
+        hash.digest()
+    };
+    shared(job).chunks_exact(TOKENS_PER_BLOCK).map(name).collect()
+}
