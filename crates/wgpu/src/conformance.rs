@@ -4,30 +4,12 @@
 use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, suites};
 
 use crate::WgpuDevice;
+use crate::tests::{device, skipped};
 
 /// What the kernels promise of their numbers, on the first adapter; `None` where there is none.
 fn subject() -> Option<Subject<WgpuDevice>> {
-    match WgpuDevice::open(0) {
-        Ok(device) => {
-            let subject = Subject::new("wgpu", device, Arithmetic::Float, Attention::Exact);
-            Some(subject.with_coverage(Coverage::Each))
-        }
-        Err(error) => {
-            skipped(&error.to_string());
-            None
-        }
-    }
-}
-
-/// Says that a test does not run, or not whole, and why; `.ci/run` counts these lines.
-///
-/// # Panics
-/// When there must be an adapter, as `KVANT_REQUIRE_WGPU` says, and none is found.
-fn skipped(reason: &str) {
-    let is_required = std::env::var_os("KVANT_REQUIRE_WGPU").is_some();
-    assert!(!(is_required && reason.contains("no adapter")), "{reason}");
-    let test = std::thread::current().name().unwrap_or("wgpu").to_owned();
-    eprintln!("skipped: {test}: {reason}");
+    let subject = Subject::new("wgpu", device()?, Arithmetic::Float, Attention::Exact);
+    Some(subject.with_coverage(Coverage::Each))
 }
 
 /// Runs the suite `op`, and says what it leaves out.

@@ -51,6 +51,11 @@ impl WgpuDevice {
         self.gpu.traffic()
     }
 
+    #[cfg(test)]
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
     /// The normed input of a product in memory of its own, or the input as it is.
     fn operand(&self, input: &Input<'_, Self>, n: usize) -> Result<(Option<wgpu::Buffer>, usize)> {
         let first = input.first_row * n;

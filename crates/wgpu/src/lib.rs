@@ -5,7 +5,7 @@
 //!
 //! Each op is a folder with its `.wgsl` and the Rust that launches it. A kernel takes the numbers of a launch as a struct in
 //! binding 0, whose fields are those of a `#[repr(C)]` struct beside the launch, and buffers in those after it. Numbers that
-//! Rust and the kernels share stand in Rust alone ([`constants`]). Kernels promise no more of their arithmetic than the
+//! Rust and the kernels share stand in Rust alone (`constants.rs`). Kernels promise no more of their arithmetic than the
 //! conformance suites ask for, and take no feature that an adapter may lack.
 //!
 //! Ops are recorded and handed to the device when something is read back, so that a step is one submission
@@ -31,6 +31,8 @@ mod product;
 mod recording;
 mod rope;
 mod shader;
+#[cfg(test)]
+mod tests;
 mod top_k;
 
 pub use adapter::{AdapterReport, adapters};
