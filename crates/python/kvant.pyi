@@ -21,7 +21,7 @@ class Model:
     def open(
         path: Union[str, "PathLike[str]"], *, device: str = "auto", n_threads: Optional[int] = None
     ) -> "Model":
-        """Loads a GGUF file. `device` is auto, cpu or cuda:N; `n_threads` None is all cores."""
+        """Loads a GGUF file. `device` is auto, cpu, cuda:N or wgpu:N; `n_threads` None is all cores."""
     @staticmethod
     def bundled(*, device: str = "auto", n_threads: Optional[int] = None) -> "Model":
         """Loads the small model that is built in."""

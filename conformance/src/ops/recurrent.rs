@@ -59,7 +59,7 @@ pub fn short_conv<B: Backend>(subject: &Subject<B>) -> Lacks {
     for ((channels, taps), (form, steps)) in
         lacks.combine(&product(&[1, 64, 65, 300], &[2, 3, 4, 8]), &product(&forms, &STEPS))
     {
-        convolves(subject, ShortConv { channels, taps, form }, steps);
+        convolves(subject, ShortConv { channels, taps, form }, steps, &mut lacks);
     }
     let device = subject.device();
     let mut page = device.page(256).expect("memory for a test");
@@ -87,7 +87,8 @@ pub fn delta_rule<B: Backend>(subject: &Subject<B>) -> Lacks {
     let dims = [(16, 16), (32, 48), (128, 64), (128, 128), (48, 80)];
     for ((heads, steps), (k_dim, v_dim)) in lacks.combine(&product(&heads, &STEPS), &dims) {
         let (n_k_heads, n_v_heads, sharing) = heads;
-        walks(subject, DeltaRule { n_k_heads, n_v_heads, k_dim, v_dim, sharing, eps: 1e-6 }, steps);
+        let rule = DeltaRule { n_k_heads, n_v_heads, k_dim, v_dim, sharing, eps: 1e-6 };
+        walks(subject, rule, steps, &mut lacks);
     }
     let device = subject.device();
     let mut page = device.page(1 << 12).expect("memory for a test");
@@ -133,6 +134,9 @@ impl<B: Backend> Step<'_, B> {
     }
 }
 
+/// What the rows of two sequences got, and the states at the end.
+type Fed = ([Vec<f32>; 2], Vec<Vec<u8>>);
+
 /// The states of two sequences on a device.
 struct States<'a, B: Backend> {
     subject: &'a Subject<B>,
@@ -160,7 +164,7 @@ impl<'a, B: Backend> States<'a, B> {
         width: usize,
         what: &dyn Fn() -> String,
         run: impl Fn(&B, &mut [StatePart<'_, B::Page>], &Step<'_, B>, &mut B::Buffer) -> Result<()>,
-    ) -> ([Vec<f32>; 2], Vec<Vec<u8>>) {
+    ) -> Result<Fed> {
         let (mut fed, mut results) = ([0; 2], [Vec::new(), Vec::new()]);
         for step in steps {
             let (subject, total) = (self.subject, step[0] + step[1]);
@@ -176,8 +180,7 @@ impl<'a, B: Backend> States<'a, B> {
             let n_values = self.n_values;
             let mut parts: Vec<_> =
                 pages.map(|(page, rows)| StatePart { rows, page, offset: MARGIN, n_values }).collect();
-            run(subject.device(), &mut parts, &step_of, &mut y)
-                .unwrap_or_else(|error| panic!("{}: {error}", what()));
+            run(subject.device(), &mut parts, &step_of, &mut y)?;
             let y = subject.results(&y, total * width, what);
             let (first, second) = y.split_at(step[0] * width);
             results[0].extend_from_slice(first);
@@ -185,7 +188,7 @@ impl<'a, B: Backend> States<'a, B> {
             (0..2).for_each(|i| fed[i] += step[i]);
         }
         assert_eq!(fed, N_ROWS, "{}", what());
-        (results, self.states(what))
+        Ok((results, self.states(what)))
     }
 
     /// The bytes of both, once nothing around them has changed.
@@ -202,7 +205,7 @@ impl<'a, B: Backend> States<'a, B> {
     }
 }
 
-fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize; 2]]) {
+fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize; 2]], lacks: &mut Lacks) {
     let what = || subject.case("short_conv", format_args!("{conv:?}, steps of {steps:?}"));
     let ShortConv { channels, taps, form } = conv;
     let x = [0, 1].map(|i| gaussian(3 + i as u64, N_ROWS[i] * conv.n_in(), 1.0));
@@ -213,7 +216,7 @@ fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize;
             device.short_conv(parts, conv, &step.rows(&x, conv.n_in()), &on_device, y)
         })
     };
-    let (got, states) = feed(steps);
+    let Some((got, states)) = lacks.take(feed(steps), &what) else { return };
     for (x, got) in x.iter().zip(&got) {
         let want: Vec<Want> = (0..x.len() / conv.n_in() * channels)
             .map(|at| {
@@ -236,11 +239,11 @@ fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize;
         assert_close(got, &want, &what);
     }
     // However the rows are cut.
-    let at_once = feed(STEPS[0]);
+    let Some(at_once) = lacks.take(feed(STEPS[0]), &what) else { return };
     assert!(got == at_once.0 && states == at_once.1, "{}: other bits than in one step", what());
 }
 
-fn walks<B: Backend>(subject: &Subject<B>, rule: DeltaRule, steps: &[[usize; 2]]) {
+fn walks<B: Backend>(subject: &Subject<B>, rule: DeltaRule, steps: &[[usize; 2]], lacks: &mut Lacks) {
     let what = || subject.case("delta_rule", format_args!("{rule:?}, steps of {steps:?}"));
     let n_v = rule.n_v_heads;
     let of = |seed: u64, n: usize, sigma| [0, 1].map(|i| gaussian(seed + i as u64, N_ROWS[i] * n, sigma));
@@ -257,12 +260,12 @@ fn walks<B: Backend>(subject: &Subject<B>, rule: DeltaRule, steps: &[[usize; 2]]
             device.delta_rule(parts, rule, inputs, y)
         })
     };
-    let (got, states) = feed(steps);
+    let Some((got, states)) = lacks.take(feed(steps), &what) else { return };
     for i in 0..2 {
         let delta =
             Delta { rule, qkv: &qkv[i], write: &write[i], forget: &forget[i], bias: &bias, rate: &rate };
         assert_close(&got[i], &delta.rows(), &what);
     }
-    let at_once = feed(STEPS[0]);
+    let Some(at_once) = lacks.take(feed(STEPS[0]), &what) else { return };
     assert!(got == at_once.0 && states == at_once.1, "{}: other bits than in one step", what());
 }

@@ -52,7 +52,7 @@ typedef struct kvant_session kvant_session;
 
 // How to load a model. Zeroes mean the defaults.
 typedef struct {
-  // `auto`, `cpu` or `cuda:N`; NULL is `auto`, the first NVIDIA GPU where one can be used, else the CPU.
+  // `auto`, `cpu`, `cuda:N` or `wgpu:N`; NULL is `auto`, the first NVIDIA GPU where one can be used, else the CPU.
   const char *device;
   // Threads to work with; 0 is all cores.
   size_t n_threads;

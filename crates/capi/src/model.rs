@@ -13,7 +13,7 @@ pub struct KvantModel(pub(crate) Model);
 /// How to load a model. Zeroes mean the defaults.
 #[repr(C)]
 pub struct KvantModelOptions {
-    /// `auto`, `cpu` or `cuda:N`; NULL is `auto`, the first NVIDIA GPU where one can be used, else the CPU.
+    /// `auto`, `cpu`, `cuda:N` or `wgpu:N`; NULL is `auto`, the first NVIDIA GPU where one can be used, else the CPU.
     pub device: *const c_char,
     /// Threads to work with; 0 is all cores.
     pub n_threads: usize,

@@ -27,7 +27,8 @@ pub struct ModelArgs {
     /// Threads; all cores when not given
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS", value_parser = positive)]
     pub threads: Option<usize>,
-    /// Device to run on: cpu, cuda:N (an NVIDIA GPU), or auto, the first GPU that can be used, else the cpu
+    /// Device to run on: cpu, cuda:N (an NVIDIA GPU), wgpu:N (any GPU, through Vulkan, Metal or DX12), or auto, the first NVIDIA GPU
+    /// that can be used, else the cpu
     #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
     pub device: DeviceChoice,
     /// Give weights this type while they are loaded, the file stays as it is: q8_0, q4_K, f16, ... With f16 products round no
@@ -350,7 +351,7 @@ fn layers(text: &str) -> Result<usize, String> {
 }
 
 fn device(text: &str) -> Result<DeviceChoice, String> {
-    text.parse().map_err(|_| "expected auto, cpu or cuda:N".to_owned())
+    text.parse().map_err(|_| "expected auto, cpu, cuda:N or wgpu:N".to_owned())
 }
 
 #[cfg(test)]

@@ -54,6 +54,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "matrix_unit": device.matrix_unit(),
             "choices": kernels,
             "gpus": gpu::reports().into_iter().map(|gpu| gpu.json).collect::<Vec<_>>(),
+            "adapters": gpu::adapters().into_iter().map(|adapter| adapter.json).collect::<Vec<_>>(),
         });
         return Ok(console::print_json(&object)?);
     }
@@ -66,6 +67,9 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     ))?;
     for gpu in gpu::reports() {
         console::print(format_args!("gpu      {}", gpu.line))?;
+    }
+    for adapter in gpu::adapters() {
+        console::print(format_args!("adapter  {}", adapter.line))?;
     }
     console::print("")?;
     output::print_rows(&kernels, Format::Md)?;

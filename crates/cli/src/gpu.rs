@@ -1,6 +1,6 @@
-//! What the doctor says about the NVIDIA GPUs of this machine.
+//! What the doctor says about the GPUs of this machine: those of NVIDIA, and adapters of Vulkan, Metal and DX12.
 
-use kvant::{DeviceInfo, Error, Gpu};
+use kvant::{Adapter, DeviceInfo, Error, Gpu};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -52,6 +52,34 @@ fn examine(index: usize) -> Result<Report, Error> {
         "kernel_sources": n_kernels,
     });
     Ok(Report { line, json })
+}
+
+/// Every adapter of Vulkan, Metal and DX12; nothing where there is none.
+pub fn adapters() -> Vec<Report> {
+    match kvant::adapters() {
+        Ok(adapters) => adapters.into_iter().map(of_adapter).collect(),
+        Err(error) => vec![unusable(&error)],
+    }
+}
+
+fn of_adapter(adapter: Adapter) -> Report {
+    let Adapter { device, product, interface, driver, is_software, max_binding, features } = adapter;
+    let line = format!(
+        "{device} {product} through {interface}{}, {driver}, up to {} in one allocation, has {}",
+        if is_software { " (a program on the CPU)" } else { "" },
+        output::bytes(usize::try_from(max_binding).unwrap_or(usize::MAX)),
+        if features.is_empty() { "no f16".to_owned() } else { features.join(", ") },
+    );
+    let json = json!({
+        "device": device,
+        "product": product,
+        "interface": interface,
+        "driver": driver,
+        "is_software": is_software,
+        "max_binding": max_binding,
+        "features": features,
+    });
+    Report { line, json }
 }
 
 /// What a device does not look for, as no other line would tell.

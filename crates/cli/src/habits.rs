@@ -49,7 +49,7 @@ const LINES: Means = Only(
 const CHUNKS: Means = noted(Value, "prompts are read 512 tokens at a time");
 const MAPPED: &str = "weights are laid out anew in memory as they are loaded";
 const SPLIT: Means = No(
-    "layers are split between one GPU and the CPU: --device cuda:N chooses it, -ngl N says how many go there",
+    "layers are split between one GPU and the CPU: --device cuda:N or wgpu:N chooses it, -ngl N says how many go there",
 );
 const SAMPLERS: Means = No("tokens are drawn with --temp, --top-k, --top-p, --min-p and --repeat-penalty");
 const GRAMMAR: Means = No("answers cannot be held to a grammar");

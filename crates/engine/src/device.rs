@@ -4,14 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, DeviceInfo, KernelChoice};
+use kvant_backend::{Backend, BackendError, DeviceInfo, KernelChoice};
 use kvant_codec::DType;
 use kvant_cpu::{CpuDevice, Isa, MatrixUnit};
 use kvant_gguf::Gguf;
 use kvant_model::{Config, Part};
 
 use crate::runtime::{self, Loaded, Relay};
-use crate::{Error, Gpu, tuning};
+use crate::{Error, Gpu, adapter, tuning};
 
 /// Which device to run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,27 +23,55 @@ pub enum DeviceChoice {
     Cpu,
     /// The NVIDIA GPU with this index.
     Cuda(usize),
+    /// The adapter with this index, of Vulkan, Metal or DX12; see [`adapters`](crate::adapters).
+    Wgpu(usize),
+}
+
+/// An adapter of Vulkan, Metal or DX12.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Adapter {
+    /// The device's name, such as `wgpu:0`.
+    pub device: String,
+    /// The product's name.
+    pub product: String,
+    /// The interface it is reached through, such as `vulkan`.
+    pub interface: String,
+    /// The driver, and what it says of itself.
+    pub driver: String,
+    /// Whether it is a program on the CPU.
+    pub is_software: bool,
+    /// Bytes that a kernel reaches in one allocation, which bounds a matrix and the cache.
+    pub max_binding: u64,
+    /// What kernels could make use of there, such as `f16`.
+    pub features: Vec<String>,
 }
 
 impl FromStr for DeviceChoice {
     type Err = Error;
 
-    /// Reads `auto`, `cpu`, `cuda` (the first one) or `cuda:N`.
+    /// Reads `auto`, `cpu`, `cuda:N` or `wgpu:N`; `cuda` and `wgpu` are the first of their kind.
     fn from_str(text: &str) -> Result<Self, Error> {
         match text {
             "auto" => return Ok(Self::Auto),
             "cpu" => return Ok(Self::Cpu),
             "cuda" => return Ok(Self::Cuda(0)),
+            "wgpu" => return Ok(Self::Wgpu(0)),
             _ => {}
         }
-        let index = text.strip_prefix("cuda:").and_then(|index| index.parse().ok());
-        index.map(Self::Cuda).ok_or_else(|| Error::Setting {
+        let of_kind = |kind, choice: fn(usize) -> Self| {
+            let index = text.strip_prefix(kind).and_then(|index| index.parse().ok());
+            index.map(choice)
+        };
+        of_kind("cuda:", Self::Cuda).or_else(|| of_kind("wgpu:", Self::Wgpu)).ok_or_else(|| Error::Setting {
             name: "device",
-            expected: "auto, cpu or cuda:N".to_owned(),
+            expected: EXPECTED.to_owned(),
             got: text.to_owned(),
         })
     }
 }
+
+/// What a choice may be.
+const EXPECTED: &str = "auto, cpu, cuda:N or wgpu:N";
 
 impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -51,6 +79,7 @@ impl fmt::Display for DeviceChoice {
             Self::Auto => f.write_str("auto"),
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Wgpu(index) => write!(f, "wgpu:{index}"),
         }
     }
 }
@@ -91,7 +120,7 @@ pub(crate) fn load(
     let open_cpu = || tuning::open_cpu(n_threads);
     let n_layers = config.layers.len();
     let whole = Part::whole(n_layers).with_weights(placement.weights);
-    let Some(gpu) = Gpu::choose(placement.device()?)? else {
+    let Some(gpu) = Opened::choose(placement.device()?)? else {
         return runtime::load(open_cpu()?, config, &whole, gguf, progress);
     };
     match placement.n_gpu_layers {
@@ -108,14 +137,49 @@ pub(crate) fn load(
     }
 }
 
+/// A device that is not the CPU.
+enum Opened {
+    Gpu(Box<Gpu>),
+    /// An adapter, by its number: opened when it is loaded onto.
+    Adapter(usize),
+}
+
+impl Opened {
+    /// The chosen device; `None` for the CPU.
+    fn choose(choice: DeviceChoice) -> Result<Option<Self>, Error> {
+        match choice {
+            DeviceChoice::Wgpu(index) => Ok(Some(Self::Adapter(index))),
+            choice => Ok(Gpu::choose(choice)?.map(|gpu| Self::Gpu(Box::new(gpu)))),
+        }
+    }
+
+    fn load(
+        self,
+        config: Config,
+        part: &Part,
+        gguf: &Arc<Gguf>,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Arc<dyn Loaded>, Error> {
+        match self {
+            Self::Gpu(gpu) => gpu.load(config, part, gguf, progress),
+            Self::Adapter(index) => adapter::load(index, config, part, gguf, progress),
+        }
+    }
+}
+
 /// The speed of the chosen device's memory in bytes per second, which bounds decoding: what all threads of the CPU read
 /// together, or what a GPU reads and writes when it copies.
 ///
 /// # Errors
 /// When the device cannot be opened or has too little memory to measure.
 pub fn memory_bandwidth(choice: DeviceChoice, n_threads: Option<usize>) -> Result<f64, Error> {
-    match Gpu::choose(choice)? {
-        Some(gpu) => gpu.copy_bandwidth(),
+    match Opened::choose(choice)? {
+        Some(Opened::Gpu(gpu)) => gpu.copy_bandwidth(),
+        Some(Opened::Adapter(index)) => Err(Error::Device(BackendError::Unsupported {
+            op: "memory_bandwidth",
+            wanted: format!("wgpu:{index}"),
+            has: "clocks for cpu and cuda:N".to_owned(),
+        })),
         None => Ok(CpuDevice::from_env(n_threads)?.read_bandwidth()),
     }
 }
@@ -172,13 +236,15 @@ mod tests {
 
     #[test]
     fn a_choice_is_read_as_it_is_written_and_others_are_refused() {
-        for choice in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(0), DeviceChoice::Cuda(7)] {
+        use DeviceChoice::{Auto, Cpu, Cuda, Wgpu};
+        for choice in [Auto, Cpu, Cuda(0), Cuda(7), Wgpu(0), Wgpu(3)] {
             assert_eq!(choice.to_string().parse::<DeviceChoice>().unwrap(), choice);
         }
         assert_eq!("cuda".parse::<DeviceChoice>().unwrap(), DeviceChoice::Cuda(0));
-        for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:1x", "CPU"] {
+        assert_eq!("wgpu".parse::<DeviceChoice>().unwrap(), DeviceChoice::Wgpu(0));
+        for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:1x", "wgpu:", "CPU"] {
             let error = text.parse::<DeviceChoice>().unwrap_err().to_string();
-            assert_eq!(error, format!("device: expected auto, cpu or cuda:N, got {text}"));
+            assert_eq!(error, format!("device: expected {EXPECTED}, got {text}"));
         }
     }
 }

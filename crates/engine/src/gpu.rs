@@ -14,10 +14,10 @@ use crate::{DeviceChoice, Error};
 pub struct Gpu(CudaDevice);
 
 impl Gpu {
-    /// The chosen GPU; `None` for the CPU.
+    /// The chosen GPU; `None` for devices of other kinds.
     pub(crate) fn choose(choice: DeviceChoice) -> Result<Option<Self>, Error> {
         match choice {
-            DeviceChoice::Cpu => Ok(None),
+            DeviceChoice::Cpu | DeviceChoice::Wgpu(_) => Ok(None),
             DeviceChoice::Cuda(index) => Self::open(index).map(Some),
             DeviceChoice::Auto => match CudaDevice::open(0) {
                 Ok(device) => Ok(Some(Self(device))),

@@ -23,6 +23,8 @@
 //! cache types and the device are chosen once; what really runs is reported by [`Model::device`].
 #![forbid(unsafe_code)]
 
+#[cfg_attr(not(feature = "wgpu"), path = "no_adapter.rs")]
+mod adapter;
 mod context_file;
 mod device;
 mod error;
@@ -40,8 +42,9 @@ mod session;
 pub mod synthetic;
 pub mod tuning;
 
+pub use adapter::adapters;
 pub use context_file::ContextFileError;
-pub use device::{Device, DeviceChoice, memory_bandwidth};
+pub use device::{Adapter, Device, DeviceChoice, memory_bandwidth};
 pub use error::Error;
 pub use generate::{CancelFlag, Continuation, Finish, GenerateOptions, Generation, Stats, Token};
 pub use gpu::Gpu;

@@ -22,7 +22,7 @@ impl Gpu {
     /// Says that there is none.
     pub(crate) fn choose(choice: DeviceChoice) -> Result<Option<Self>, Error> {
         match choice {
-            DeviceChoice::Cpu | DeviceChoice::Auto => Ok(None),
+            DeviceChoice::Cpu | DeviceChoice::Wgpu(_) | DeviceChoice::Auto => Ok(None),
             DeviceChoice::Cuda(_) => Err(missing()),
         }
     }

@@ -15,6 +15,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-backend", &["kvant-codec"]),
     ("kvant-cpu", &["kvant-backend", "kvant-codec"]),
     ("kvant-cuda", &["kvant-backend", "kvant-codec", "kvant-files"]),
+    ("kvant-wgpu", &["kvant-backend", "kvant-codec"]),
     ("kvant-kv", &["kvant-backend", "kvant-codec"]),
     ("kvant-text", &["kvant-gguf", "kvant-codec"]),
     ("kvant-model", &["kvant-kv", "kvant-backend", "kvant-gguf", "kvant-codec"]),
@@ -26,6 +27,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "kvant-kv",
             "kvant-cpu",
             "kvant-cuda",
+            "kvant-wgpu",
             "kvant-gguf",
             "kvant-hf",
             "kvant-backend",
@@ -64,7 +66,7 @@ const LONG_FILES: &[(&str, &str)] = &[];
 
 /// Folders with files that people write, and how the names of those files end.
 const WRITTEN_IN: [&str; 5] = ["conformance", "crates", "docs", "fuzz", "tools"];
-const WRITTEN_AS: [&str; 9] = ["rs", "c", "cu", "cuh", "py", "pyi", "css", "md", "toml"];
+const WRITTEN_AS: [&str; 10] = ["rs", "c", "cu", "cuh", "wgsl", "py", "pyi", "css", "md", "toml"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -129,7 +131,11 @@ fn the_text_the_model_and_the_cache_name_no_device() {
     for room in ["text", "model", "kv", "backend"] {
         for file in sources(&root().join("crates").join(room)) {
             let text = fs::read_to_string(&file).unwrap();
-            assert!(!text.contains("kvant_cpu") && !text.contains("kvant_cuda"), "{}", file.display());
+            assert!(
+                ["cpu", "cuda", "wgpu"].iter().all(|device| !text.contains(&format!("kvant_{device}"))),
+                "{}",
+                file.display()
+            );
         }
     }
 }

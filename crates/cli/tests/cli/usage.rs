@@ -193,6 +193,8 @@ fn a_gpu_that_is_not_there_is_refused_and_auto_does_without() {
     // No machine has this many.
     let refused = kvant(&["run", "-p", "x", "--device", "cuda:9999"]);
     assert_refused(&refused, 1, &["cuda: no ", "needed: "]);
+    let refused = kvant(&["run", "-p", "x", "--device", "wgpu:9999"]);
+    assert_refused(&refused, 1, &["wgpu: no adapter 9999; this machine has "]);
     let doctor = kvant(&["doctor"]);
     assert!(doctor.status.success());
     let text = String::from_utf8(doctor.stdout).unwrap();
@@ -205,7 +207,7 @@ fn wrong_usage_is_refused_in_one_line_with_exit_code_2() {
     assert_refused(&kvant(&["run", "-p", "x", "-ctk", "q9_9"]), 2, &["q9_9", "turbo3"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ctv", "q6_K"]), 2, &["not a KV type"]);
     assert_refused(&kvant(&["run", "-p", "x", "--kv-policy", "boundry"]), 2, &["boundry", "boundary"]);
-    assert_refused(&kvant(&["run", "-p", "x", "--device", "gpu"]), 2, &["gpu", "cpu", "cuda:N"]);
+    assert_refused(&kvant(&["run", "-p", "x", "--device", "gpu"]), 2, &["gpu", "cpu", "cuda:N", "wgpu:N"]);
     // Layers for a GPU are not run elsewhere in silence.
     assert_refused(&kvant(&["run", "-p", "x", "-ngl", "3", "--device", "cpu"]), 1, &["-ngl", "cpu", "got 3"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ngl", "3", "--device", "cuda:9999"]), 1, &["cuda: no "]);

@@ -1,0 +1,64 @@
+//! A model on an adapter of Vulkan, Metal or DX12 says what it says on the CPU. Without an adapter nothing is said but that.
+#![cfg(feature = "wgpu")]
+
+use std::process::Command;
+
+use kvant::{DeviceChoice, KvOptions, Model, OpenOptions, Session, SessionOptions};
+
+const TEXT: &str = "The capital of France is Paris, and that of Italy is Rome. Small models know a few such things, and \
+                    say them again and again until somebody stops them.";
+
+fn session(device: DeviceChoice, k: &str, v: &str) -> Session {
+    let model = Model::bundled(OpenOptions { device, n_threads: Some(2), ..Default::default() }).unwrap();
+    let kv = KvOptions {
+        k: k.parse().unwrap(),
+        v: v.parse().unwrap(),
+        ..KvOptions::symmetric(k.parse().unwrap())
+    };
+    model.session(SessionOptions { n_ctx: Some(256), kv }).unwrap()
+}
+
+/// Logarithms of the probabilities that come of logits.
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let most = logits.iter().fold(f32::MIN, |most, &logit| most.max(logit));
+    let total: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
+    logits.iter().map(|&logit| f64::from(logit - most) - total.ln()).collect()
+}
+
+/// The CPU's fast kernels round activations to bytes, which costs more than all that adapters do: the ones that do not are asked,
+/// in a process whose environment says so.
+#[test]
+fn an_adapter_gives_the_logits_of_the_cpu() {
+    const NAME: &str = "an_adapter_gives_the_logits_of_the_cpu";
+    if std::env::var("KVANT_ISA").as_deref() != Ok("scalar") {
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        let output =
+            again.env("KVANT_ISA", "scalar").args([NAME, "--exact", "--nocapture"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        said.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
+        assert!(output.status.success(), "{said}");
+        return;
+    }
+    if kvant::adapters().is_ok_and(|adapters| adapters.is_empty()) {
+        assert!(std::env::var_os("KVANT_REQUIRE_WGPU").is_none(), "no adapter of Vulkan, Metal or DX12");
+        eprintln!("skipped: {NAME}: no adapter of Vulkan, Metal or DX12");
+        return;
+    }
+    for (k, v) in [("turbo3", "turbo3"), ("q8_0", "turbo4"), ("f16", "q4_0"), ("turbo2", "f16")] {
+        let [mut want, mut got] =
+            [DeviceChoice::Cpu, DeviceChoice::Wgpu(0)].map(|device| session(device, k, v));
+        let tokenizer = want.model().tokenizer().unwrap().clone();
+        let tokens = tokenizer.encode(TEXT, kvant::Special::AsText, false).unwrap();
+        // A prompt that crosses tiles, then tokens one by one.
+        let (prompt, rest) = tokens.split_at(20);
+        let steps = std::iter::once(prompt).chain(rest.chunks(1));
+        for (step, tokens) in steps.enumerate() {
+            let [want, got] = [&mut want, &mut got].map(|session| {
+                session.feed(tokens, &mut |_| true).unwrap();
+                log_softmax(session.logits().unwrap())
+            });
+            let kld: f64 = want.iter().zip(&got).map(|(p, q)| p.exp() * (p - q)).sum();
+            assert!(kld <= 1e-6, "{k}/{v}, step {step}: KLD {kld:e}");
+        }
+    }
+}

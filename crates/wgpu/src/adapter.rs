@@ -1,0 +1,78 @@
+//! The adapters of this machine. They are asked for when somebody wants one, never before.
+
+use crate::WgpuError;
+use crate::gpu::{Gpu, ready};
+
+/// What an adapter is, for `kvant doctor` and errors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdapterReport {
+    /// The device's name, such as `wgpu:0`.
+    pub device: String,
+    /// The product's name.
+    pub product: String,
+    /// The interface it is reached through: `vulkan`, `metal` or `dx12`.
+    pub interface: String,
+    /// The driver, and what it says of itself.
+    pub driver: String,
+    /// Whether it is a program on the CPU.
+    pub is_software: bool,
+    /// Bytes that a kernel reaches in one allocation, which bounds a matrix and the cache.
+    pub max_binding: u64,
+    /// Whether kernels may compute in f16, subgroups may talk to each other, and bytes be multiplied four at a time. Kernels here
+    /// need none of them.
+    pub features: Vec<&'static str>,
+}
+
+/// Every adapter, in the order of their numbers.
+pub fn adapters() -> Vec<AdapterReport> {
+    let adapters = all();
+    (0..).zip(&adapters).map(|(index, adapter)| report(index, adapter)).collect()
+}
+
+/// Opens adapter `index`.
+pub(crate) fn open(index: usize) -> Result<(Gpu, AdapterReport), WgpuError> {
+    let adapters = all();
+    let Some(adapter) = adapters.get(index) else {
+        let has = match adapters.len() {
+            0 => "this machine has none that Vulkan, Metal or DX12 knows".to_owned(),
+            n => format!("this machine has {n}, from 0 on"),
+        };
+        return Err(WgpuError::NoAdapter { index, has });
+    };
+    let report = report(index, adapter);
+    let descriptor = wgpu::DeviceDescriptor {
+        label: Some("kvant"),
+        required_limits: adapter.limits(),
+        ..Default::default()
+    };
+    let (device, queue) = ready(adapter.request_device(&descriptor)).map_err(|error| {
+        WgpuError::NoDevice { adapter: report.product.clone(), problem: error.to_string() }
+    })?;
+    Ok((Gpu::new(device, queue), report))
+}
+
+fn all() -> Vec<wgpu::Adapter> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+    // What validates is wgpu itself; layers of the system's are for those who write drivers.
+    descriptor.flags = wgpu::InstanceFlags::empty();
+    let instance = wgpu::Instance::new(descriptor);
+    ready(instance.enumerate_adapters(wgpu::Backends::all()))
+}
+
+fn report(index: usize, adapter: &wgpu::Adapter) -> AdapterReport {
+    let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
+    let named = [
+        ("f16", features.contains(wgpu::Features::SHADER_F16)),
+        ("subgroups", features.contains(wgpu::Features::SUBGROUP)),
+    ];
+    AdapterReport {
+        device: format!("wgpu:{index}"),
+        product: info.name,
+        interface: info.backend.to_str().to_owned(),
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+        is_software: info.device_type == wgpu::DeviceType::Cpu,
+        max_binding: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size),
+        features: named.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect(),
+    }
+}

@@ -1,0 +1,261 @@
+// Writes new keys and values: balance, pad, rotate, encode into tiles. The method is that of kvant-codec, value for value.
+//
+// What goes where is the host's plan: a list of tiles, a group of threads for each. A thread takes a slot of the tile and codes
+// its row as the reference does, slice by slice; what all slots give is put into words together, as words hold several slots.
+
+// A tile to write. Places are in words of the arena, or NONE.
+struct Write {
+    tile: u32,
+    tail: u32,        // where the slots lie that wait in the tail
+    band: u32,        // the tile of the band that takes it too
+    centre: u32,      // what is taken from rows before they are coded
+    old: u32,         // slots that wait: the first, and one beyond the last in the upper half
+    new_slots: u32,   // slots of new rows, likewise
+    first_row: u32,   // of the step, that goes into the first of these
+    dtype: u32,       // of the tile
+    is_key: u32,
+    rotates: u32,
+    through_half: u32,// rows are rounded to f16 first
+    dim: u32,         // values of a row as stored
+    head_dim: u32,    // true values of a row
+    column: u32,      // where in the rows of the step the head begins
+    width: u32,       // values of a row of the step
+    scale: u32,       // where factors on the head's values lie
+    shift: u32,       // and what is added to these
+    alpha: f32,       // factor on what is coded
+    next_tail: u32,   // of a centre: the tail, the slots and the first row of the tile after
+    next_old: u32,
+    next_new: u32,
+    next_row: u32,
+    part_of_one: f32, // one, divided by the rows that a centre is the mean of
+}
+
+@group(0) @binding(0) var<storage, read> writes: array<Write>;
+@group(0) @binding(1) var<storage, read> keys: array<u32>;
+@group(0) @binding(2) var<storage, read> values: array<u32>;
+@group(0) @binding(3) var<storage, read_write> arena: array<u32>;
+
+const SPAN: u32 = 128u;
+// Codes, or numbers in 16 or 32 bits, of a slice, for each slot.
+var<workgroup> stage: array<u32, 2048>;
+// Scales of the blocks of a slice, for each slot.
+var<workgroup> scales: array<u32, 64>;
+
+fn begin(range: u32) -> u32 { return range & 0xffffu; }
+fn end(range: u32) -> u32 { return range >> 16u; }
+fn is_in(slot: u32, range: u32) -> bool { return slot >= begin(range) && slot < end(range); }
+
+fn half_in_arena(place: u32, index: u32) -> u32 {
+    return arena[place + index / 2u] >> (16u * (index % 2u)) & 0xffffu;
+}
+
+// Values at .. at + n of the row of slot `slot`, as they are coded, into `row`. `old` and `fresh` are slots.
+fn load(w: Write, slot: u32, at: u32, n: u32, tail: u32, old: u32, fresh: u32, first_row: u32) {
+    if is_in(slot, old) && !is_in(slot, fresh) {
+        for (var i = 0u; i < n; i++) {
+            row[i] = from_half(half_in_arena(tail, float_place(w.is_key != 0u, w.dim, slot, at + i)));
+        }
+        return;
+    }
+    let first = (first_row + slot - begin(fresh)) * w.width + w.column;
+    for (var i = 0u; i < n; i++) {
+        var value = 0.0f;
+        if at + i < w.head_dim {
+            var bits = 0u;
+            if w.is_key != 0u { bits = keys[first + at + i]; } else { bits = values[first + at + i]; }
+            value = bitcast<f32>(bits);
+            if w.scale != NONE { value *= bitcast<f32>(arena[w.scale + at + i]); }
+            if w.shift != NONE { value += bitcast<f32>(arena[w.shift + at + i]); }
+        }
+        row[i] = clamped(value, HALF_MAX);
+    }
+    if w.rotates != 0u { rotate(n); }
+    if w.through_half != 0u {
+        for (var i = 0u; i < n; i++) { row[i] = from_half(to_half(clamped(row[i], HALF_MAX))); }
+    }
+}
+
+// Floats of a tile that begins at `place`: the slice of every slot in `range`, from the stage.
+fn put_floats(w: Write, place: u32, dtype: u32, at: u32, n: u32, range: u32, thread: u32) {
+    let is_key = w.is_key != 0u;
+    if dtype == F32 {
+        if is_in(thread, range) {
+            for (var i = 0u; i < n; i++) {
+                arena[place + float_place(is_key, w.dim, thread, at + i)] = stage[thread * SPAN + i];
+            }
+        }
+        return;
+    }
+    // Two to a word: of keys two slots, of values two dims.
+    for (var pair = thread; pair < n * TILE / 2u; pair += TILE) {
+        let slot = select(pair / (n / 2u), 2u * (pair % (TILE / 2u)), is_key);
+        let i = select(2u * (pair % (n / 2u)), pair / (TILE / 2u), is_key);
+        let other_slot = select(slot, slot + 1u, is_key);
+        let other = select(i + 1u, i, is_key);
+        let to = place + float_place(is_key, w.dim, slot, at + i) / 2u;
+        var word = arena[to];
+        if is_in(slot, range) { word = (word & 0xffff0000u) | stage[slot * SPAN + i]; }
+        if is_in(other_slot, range) { word = (word & 0xffffu) | stage[other_slot * SPAN + other] << 16u; }
+        arena[to] = word;
+    }
+}
+
+// What the thread's slice is in a type of floats, into the stage.
+fn stage_floats(dtype: u32, n: u32, thread: u32) {
+    for (var i = 0u; i < n; i++) {
+        let bits = bitcast<u32>(row[i]);
+        var out = bits;
+        if dtype == F16 {
+            out = to_half(clamped(row[i], HALF_MAX));
+        } else if dtype == BF16 {
+            // Ties to even.
+            out = (bits + 0x7fffu + (bits >> 16u & 1u)) >> 16u;
+        }
+        stage[thread * SPAN + i] = out;
+    }
+}
+
+// Words of the planes of a block of `n` dims that begins at `place`; the block's first dim is `first` of the stage. Fields of a word
+// are `bits` wide and lie as the codec has them; slots out of `range` keep what they are.
+fn put_plane(w: Write, place: u32, bits: u32, is_high: bool, first: u32, n: u32, range: u32, thread: u32) {
+    let words_of_group = 2u * bits;
+    let mask = (1u << bits) - 1u;
+    for (var index = thread; index < n / 4u * words_of_group; index += TILE) {
+        let group = index / words_of_group;
+        let at = index % words_of_group;
+        var word = arena[place + index];
+        for (var field = 0u; field < 32u / bits; field++) {
+            var j = 4u * at + field % 4u + 8u * bits * (field / 4u);
+            var shift = 8u * (field % 4u) + bits * (field / 4u);
+            if is_high {
+                j = 32u * at + field;
+                shift = field;
+            }
+            let slot = select(4u * (group % 4u) + j % 4u, j / 4u, w.is_key != 0u);
+            let d = select(16u * (group / 4u) + j / 4u, 4u * group + j % 4u, w.is_key != 0u);
+            if !is_in(slot, range) { continue; }
+            let code = stage[slot * SPAN + first + d];
+            let part = select(code & mask, code >> 2u, is_high);
+            word = (word & ~(mask << shift)) | part << shift;
+        }
+        arena[place + index] = word;
+    }
+}
+
+fn put_block(w: Write, place: u32, first: u32, n: u32, block: u32, range: u32, thread: u32) {
+    if thread < TILE / 2u {
+        var word = arena[place + thread];
+        if is_in(2u * thread, range) { word = (word & 0xffff0000u) | scales[8u * thread + block]; }
+        if is_in(2u * thread + 1u, range) { word = (word & 0xffffu) | scales[8u * thread + 4u + block] << 16u; }
+        arena[place + thread] = word;
+    }
+    let planes = place + SCALE_WORDS;
+    let bits = code_bits(w.dtype);
+    if bits == 3u {
+        put_plane(w, planes, 2u, false, first, n, range, thread);
+        put_plane(w, planes + n, 1u, true, first, n, range, thread);
+    } else {
+        put_plane(w, planes, bits, false, first, n, range, thread);
+    }
+}
+
+// Codes the thread's slice: codes and scales into the stage.
+fn stage_codes(w: Write, at: u32, n: u32, thread: u32) {
+    for (var i = 0u; i < n; i++) {
+        if w.centre != NONE { row[i] -= from_half(half_in_arena(w.centre, at + i)); }
+        row[i] *= w.alpha;
+    }
+    if is_turbo(w.dtype) {
+        scales[4u * thread] = encode_turbo(w.dtype - TURBO2, n);
+    } else {
+        for (var first = 0u; first < n; first += 32u) {
+            scales[4u * thread + first / 32u] = encode_block32(w.dtype, first);
+        }
+    }
+    for (var i = 0u; i < n; i++) { stage[thread * SPAN + i] = u32(row[i]); }
+}
+
+@compute @workgroup_size(TILE)
+fn append(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let number = number_of(group, groups);
+    if number >= arrayLength(&writes) { return; }
+    let w = writes[number];
+    let both = min(begin(w.old) + select(0u, 99u, begin(w.old) == end(w.old)), begin(w.new_slots)) | max(end(w.old), end(w.new_slots)) << 16u;
+    let has_slot = is_in(thread, both);
+    var block = 0u;
+    for (var at = 0u; at < w.dim;) {
+        let n = slice_at(w.dim, at, SPAN);
+        if has_slot { load(w, thread, at, n, w.tail, w.old, w.new_slots, w.first_row); }
+        if w.band != NONE {
+            if has_slot { stage_floats(F16, n, thread); }
+            workgroupBarrier();
+            put_floats(w, w.band, F16, at, n, both, thread);
+            workgroupBarrier();
+        }
+        if w.tile != NONE && !is_coded(w.dtype) {
+            if has_slot { stage_floats(w.dtype, n, thread); }
+            workgroupBarrier();
+            put_floats(w, w.tile, w.dtype, at, n, both, thread);
+            workgroupBarrier();
+        }
+        if w.tile != NONE && is_coded(w.dtype) {
+            if has_slot { stage_codes(w, at, n, thread); }
+            workgroupBarrier();
+            let dims = select(32u, n, is_turbo(w.dtype));
+            for (var first = 0u; first < n; first += dims) {
+                let place = w.tile + block_word(w.dtype, block, at + first);
+                put_block(w, place, first, dims, first / dims, both, thread);
+                block += 1u;
+            }
+            workgroupBarrier();
+        }
+        at += n;
+    }
+}
+
+// Sets centres, before any tile of their blocks is coded and while the rows that they are the mean of still wait.
+@compute @workgroup_size(TILE)
+fn centre(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let number = number_of(group, groups);
+    if number >= arrayLength(&writes) { return; }
+    let w = writes[number];
+    let n_first = max(end(w.old), end(w.new_slots));
+    let n_next = max(end(w.next_old), end(w.next_new));
+    for (var at = 0u; at < w.dim;) {
+        let n = slice_at(w.dim, at, SPAN);
+        // Eight dims to a thread, in two halves of a word each.
+        var sums = array<f32, 8>();
+        if thread < n_first { load(w, thread, at, n, w.tail, w.old, w.new_slots, w.first_row); }
+        for (var i = 0u; i < n; i++) { stage[thread * SPAN + i] = bitcast<u32>(row[i]); }
+        workgroupBarrier();
+        for (var k = 0u; k < n / TILE; k++) {
+            for (var slot = 0u; slot < n_first; slot++) {
+                sums[k] += bitcast<f32>(stage[slot * SPAN + thread * (n / TILE) + k]);
+            }
+        }
+        workgroupBarrier();
+        if thread < n_next { load(w, thread, at, n, w.next_tail, w.next_old, w.next_new, w.next_row); }
+        for (var i = 0u; i < n; i++) { stage[thread * SPAN + i] = bitcast<u32>(row[i]); }
+        workgroupBarrier();
+        for (var k = 0u; k < n / TILE; k++) {
+            for (var slot = 0u; slot < n_next; slot++) {
+                sums[k] += bitcast<f32>(stage[slot * SPAN + thread * (n / TILE) + k]);
+            }
+        }
+        for (var k = 0u; k < n / TILE; k += 2u) {
+            let low = to_half(clamped(sums[k] * w.part_of_one, HALF_MAX));
+            let high = to_half(clamped(sums[k + 1u] * w.part_of_one, HALF_MAX));
+            arena[w.centre + (at + thread * (n / TILE) + k) / 2u] = low | high << 16u;
+        }
+        workgroupBarrier();
+        at += n;
+    }
+}

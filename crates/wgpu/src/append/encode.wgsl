@@ -1,0 +1,129 @@
+// Codes of a slice that lies in `row`, as kvant-codec makes them, value for value.
+
+// The slice of a token that this thread holds.
+var<private> row: array<f32, 128>;
+
+// D(after) H / sqrt(n) D(before) of the slice, in the codec's order of operations.
+fn rotate(n: u32) {
+    flip(n, SIGNS_BEFORE_0, SIGNS_BEFORE_1, SIGNS_BEFORE_2, SIGNS_BEFORE_3);
+    for (var h = 1u; h < n; h *= 2u) {
+        for (var i = 0u; i < n; i++) {
+            if (i & h) != 0u { continue; }
+            let a = row[i];
+            let b = row[i + h];
+            row[i] = a + b;
+            row[i + h] = a - b;
+        }
+    }
+    let factor = select(select(FACTOR_32, FACTOR_64, n == 64u), FACTOR_128, n == 128u);
+    for (var i = 0u; i < n; i++) { row[i] *= factor; }
+    flip(n, SIGNS_AFTER_0, SIGNS_AFTER_1, SIGNS_AFTER_2, SIGNS_AFTER_3);
+}
+
+fn flip(n: u32, s0: u32, s1: u32, s2: u32, s3: u32) {
+    var signs = array<u32, 4>(s0, s1, s2, s3);
+    for (var i = 0u; i < n; i++) {
+        let sign = (signs[i / 32u] >> (i % 32u) & 1u) << 31u;
+        row[i] = bitcast<f32>(bitcast<u32>(row[i]) ^ sign);
+    }
+}
+
+// The sum of the squares of the first `n` values.
+fn squares(n: u32) -> Number {
+    var most = 0u;
+    for (var i = 0u; i < n; i++) { most = max(most, bitcast<u32>(row[i]) >> 23u & 255u); }
+    var sum = vec2<u32>(0u, 0u);
+    for (var i = 0u; i < n; i++) {
+        let bits = bitcast<u32>(row[i]);
+        let exponent = bits >> 23u & 255u;
+        if exponent == 0u { continue; }
+        let m = bits & 0x7fffffu | 0x800000u;
+        sum = plus(sum, right(left(times(m, m), 8u), 2u * (most - exponent)));
+    }
+    return normal(sum, 2 * (i32(most) - 150) - 8);
+}
+
+// Which of the steps makes the levels lie best along the slice, of unit variance: kvant_codec's `step::best`.
+fn best_step(book: u32, n: u32) -> u32 {
+    var best = 0u;
+    var best_along = normal(vec2<u32>(0u, 0u), 0);
+    var best_square = vec2<u32>(1u, 0u);
+    let n_upper = 2u << book;
+    for (var k = 0u; k < STEPS; k++) {
+        var along = vec2<u32>(0u, 0u);
+        var square = vec2<u32>(0u, 0u);
+        for (var i = 0u; i < n; i++) {
+            let magnitude = u32(abs(row[i]) * STEP_ONE);
+            var index = 0u;
+            for (var m = 0u; m + 1u < n_upper; m++) {
+                index += select(0u, 1u, magnitude >= STEP_THRESHOLDS[(book * STEPS + k) * 8u + m]);
+            }
+            let level = STEP_LEVELS[book * 8u + index];
+            along = plus(along, times(level, magnitude));
+            square = plus(square, times(level, level));
+        }
+        let product = product_53(normal(along, 0), along);
+        if is_larger(product_53(product, best_square), product_53(best_along, square)) {
+            best = k;
+            best_along = product;
+            best_square = square;
+        }
+    }
+    return best;
+}
+
+// Codes of the slice in a codebook, in the place of its values; gives the scale.
+fn encode_turbo(book: u32, n: u32) -> u32 {
+    for (var i = 0u; i < n; i++) { row[i] = clamped(row[i], HALF_MAX); }
+    let norm = squares(n);
+    // Below a norm of 1e-10 a slice counts as zero.
+    let is_tiny = !is_larger(norm, Number(vec2<u32>(TINY_LOW, TINY_HIGH), -i32(TINY_DOWN)));
+    var unit = 0.0f;
+    if !is_tiny { unit = root_of_ratio(normal(vec2<u32>(n, 0u), 0), norm); }
+    for (var i = 0u; i < n; i++) { row[i] *= unit; }
+    let factor = STEP_FACTORS[best_step(book, n)];
+    var coded = vec2<u32>(0u, 0u);
+    for (var i = 0u; i < n; i++) {
+        let value = row[i] * factor;
+        var index = 0u;
+        for (var m = 0u; m + 1u < 4u << book; m++) { index += select(0u, 1u, value >= MIDS[book * 16u + m]); }
+        row[i] = f32(index);
+        let at = 2u * (book * 16u + index);
+        coded = plus(coded, vec2<u32>(SQUARES[at], SQUARES[at + 1u]));
+    }
+    if is_tiny { return 0u; }
+    return to_half(clamped(root_of_ratio(norm, normal(coded, -i32(SQUARE_BITS))), HALF_MAX));
+}
+
+// Codes of 32 values from `first` on, in their place; gives the scale.
+fn encode_block32(dtype: u32, first: u32) -> u32 {
+    var extreme = 0.0f;
+    for (var i = first; i < first + 32u; i++) {
+        row[i] = clamped(row[i], HALF_MAX);
+        if abs(row[i]) > abs(extreme) { extreme = row[i]; }
+    }
+    var d = extreme * -0.125f;
+    if dtype == Q8_0 {
+        d = 0.0f;
+        if abs(extreme) >= LEAST_NORMAL { d = ratio(abs(extreme), 127.0f); }
+    }
+    let scale = to_half(select(d, min(d, Q8_0_MAX_SCALE), dtype == Q8_0));
+    var inverse = 0.0f;
+    if (to_half(clamped(d, HALF_MAX)) & 0x7fffu) != 0u {
+        inverse = ratio(1.0f, abs(d));
+        if d < 0.0f { inverse = -inverse; }
+    }
+    for (var i = first; i < first + 32u; i++) {
+        let quotient = row[i] * inverse;
+        if dtype == Q8_0 {
+            // Halves go away from zero.
+            let whole = floor(abs(quotient));
+            let rounded = whole + select(0.0f, 1.0f, abs(quotient) - whole >= 0.5f);
+            row[i] = f32(Q8_0_ZERO) + select(rounded, -rounded, quotient < 0.0f);
+        } else {
+            let code = quotient + f32(Q4_0_ZERO) + 0.5f;
+            row[i] = floor(clamp(code, 0.0f, 15.0f));
+        }
+    }
+    return scale;
+}

@@ -1,0 +1,288 @@
+//! Appending keys and values: what is written where is planned on the host and handed over as lists.
+//!
+//! Three launches at most: centres of blocks, which are the mean of rows that still wait; everything that reads what waits in the
+//! tail; and then what takes its place there. A decode step has the last of them, and every sixteenth the second.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_backend::{BalanceLayout, KvPart, KvStream, Place, Result, TileRows, TileWrite};
+use kvant_codec::tile::{Side, TILE};
+use kvant_codec::{Codebook, DType, Rotation, block32, finite, step};
+
+use crate::constants::Constants;
+use crate::each::NUMBERS;
+use crate::kv::{NONE, TILES, balance, has_centres, number, word};
+use crate::{Gpu, Part, Source, WgpuPage, groups, kv};
+
+static SOURCE: Source = Source {
+    parts: &[
+        NUMBERS,
+        TILES,
+        Part { name: "integers.wgsl", text: include_str!("integers.wgsl") },
+        Part { name: "encode.wgsl", text: include_str!("encode.wgsl") },
+        Part { name: "append.wgsl", text: include_str!("append.wgsl") },
+    ],
+    constants,
+};
+
+const OP: &str = "kv_append";
+
+/// The codebooks of turbo2, turbo3 and turbo4.
+const BOOKS: [Codebook; 3] = [Codebook::GAUSS2, Codebook::GAUSS3, Codebook::GAUSS4];
+/// Bits behind the point of squares of centroids, 128 of which fit 64 bits: they are below 1/16.
+const SQUARE_BITS: i32 = 60;
+/// The square of the norm below which a slice counts as zero.
+const TINY: f64 = 1e-20;
+
+/// `Write` of `append.wgsl`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Write {
+    tile: u32,
+    tail: u32,
+    band: u32,
+    centre: u32,
+    old: u32,
+    new_slots: u32,
+    first_row: u32,
+    dtype: u32,
+    is_key: u32,
+    rotates: u32,
+    through_half: u32,
+    dim: u32,
+    head_dim: u32,
+    column: u32,
+    width: u32,
+    scale: u32,
+    shift: u32,
+    alpha: f32,
+    next_tail: u32,
+    next_old: u32,
+    next_new: u32,
+    next_row: u32,
+    part_of_one: f32,
+}
+
+fn constants() -> Constants {
+    let masks = Rotation::kv(128);
+    let with_signs = [("BEFORE", masks.before()), ("AFTER", masks.after())].into_iter().fold(
+        kv::constants(),
+        |constants, (name, mask)| {
+            (0..4).fold(constants, |constants, i| {
+                constants.whole(&format!("SIGNS_{name}_{i}"), (mask >> (32 * i)) as u32 as usize)
+            })
+        },
+    );
+    let with_factors = [128, 64, 32].into_iter().fold(with_signs, |constants, n: usize| {
+        constants.float(&format!("FACTOR_{n}"), (1.0 / (n as f64).sqrt()) as f32)
+    });
+    let tiny = normal(TINY);
+    with_books(with_factors)
+        .whole("TINY_LOW", tiny.0 as u32 as usize)
+        .whole("TINY_HIGH", (tiny.0 >> 32) as usize)
+        .whole("TINY_DOWN", tiny.1.unsigned_abs() as usize)
+        .whole("SQUARE_BITS", SQUARE_BITS as usize)
+        .whole("Q8_0_ZERO", block32::Q8_0_ZERO.into())
+        .whole("Q4_0_ZERO", block32::Q4_0_ZERO.into())
+        .float("Q8_0_MAX_SCALE", block32::Q8_0_MAX_SCALE)
+        .float("HALF_MAX", finite::F16_MAX)
+        .float("LEAST_NORMAL", f32::MIN_POSITIVE)
+}
+
+/// What the encoder of turbo slices takes.
+fn with_books(constants: Constants) -> Constants {
+    let upper = |book: &Codebook| book.levels().len() / 2;
+    let padded = |values: Vec<u32>| values.into_iter().chain([0; 8]).take(8);
+    let thresholds = BOOKS.iter().flat_map(|book| {
+        let of = move |k| book.mids()[upper(book)..].iter().map(move |&mid| step::threshold(mid, k) as u32);
+        (0..step::STEPS).flat_map(move |k| padded(of(k).collect()))
+    });
+    let levels = BOOKS.iter().flat_map(|book| {
+        padded(book.centroids()[upper(book)..].iter().map(|&level| step::level(level) as u32).collect())
+    });
+    let squares = BOOKS.iter().flat_map(|book| {
+        let of = |centroid: &f32| (f64::from(*centroid).powi(2) * 2f64.powi(SQUARE_BITS)) as u64;
+        let all: Vec<u64> = book.centroids().iter().map(of).chain([0; 16]).take(16).collect();
+        all.into_iter().flat_map(|square| [square as u32, (square >> 32) as u32])
+    });
+    let mids = BOOKS.iter().flat_map(|book| book.mids().iter().copied().chain([0.0; 16]).take(16));
+    constants
+        .whole("STEPS", step::STEPS)
+        .float("STEP_ONE", step::ONE)
+        .wholes("STEP_THRESHOLDS", &thresholds.collect::<Vec<_>>())
+        .wholes("STEP_LEVELS", &levels.collect::<Vec<_>>())
+        .floats("STEP_FACTORS", &(0..step::STEPS).map(step::factor).collect::<Vec<_>>())
+        .wholes("SQUARES", &squares.collect::<Vec<_>>())
+        .floats("MIDS", &mids.collect::<Vec<_>>())
+}
+
+/// `x`, a normal number, as 64 bits the highest of which is set, times a power of two.
+fn normal(x: f64) -> (u64, i32) {
+    let (bits, hidden) = (x.to_bits(), 1 << 52);
+    (((bits & (hidden - 1)) | hidden) << 11, (bits >> 52) as i32 - 1075 - 11)
+}
+
+/// What a step is to write.
+#[derive(Default)]
+struct Lists {
+    centres: Vec<Write>,
+    first: Vec<Write>,
+    tails: Vec<Write>,
+}
+
+/// Appends the rows of each part to every stream of its layer. The memory has been reserved, the shapes have been checked.
+pub(crate) fn append(
+    gpu: &Gpu,
+    arena: &wgpu::Buffer,
+    parts: &[KvPart<'_, WgpuPage>],
+    [k, v]: [&wgpu::Buffer; 2],
+    band: Option<&WgpuPage>,
+) -> Result<()> {
+    let mut lists = Lists::default();
+    for part in parts {
+        for (head, (k, v)) in part.layer.k.iter().zip(&part.layer.v).enumerate() {
+            lists.push(part, k, head, band)?;
+            lists.push(part, v, head, band)?;
+        }
+    }
+    for (name, list) in [("centre", lists.centres), ("append", lists.first), ("append", lists.tails)] {
+        // A list travels with its launch.
+        for list in list.chunks(4096) {
+            let kernel = gpu.kernel(&SOURCE, name)?;
+            let bindings = [(1, k), (2, v), (3, arena)];
+            gpu.launch(&kernel, groups(list.len(), 1), &(), list, &bindings)?;
+        }
+    }
+    Ok(())
+}
+
+impl Lists {
+    /// Takes down what a step writes of one stream.
+    fn push(
+        &mut self,
+        part: &KvPart<'_, WgpuPage>,
+        stream: &KvStream,
+        head: usize,
+        band: Option<&WgpuPage>,
+    ) -> Result<()> {
+        let spec = &stream.spec;
+        let common = common(part, stream, head)?;
+        for write in spec.writes(part.rows) {
+            let tail = tail(part, stream, &write.rows());
+            let centre = match write.place {
+                Place::Main(tile) if has_centres(spec) => {
+                    let block = part.memory.tile(stream, Place::Main(tile)).page;
+                    word(block.at() + stream.centre)
+                }
+                _ => NONE,
+            };
+            if let Some([own, next]) = spec.centre_rows(&write, part.rows) {
+                let n_rows = own.new.end + next.new.end;
+                self.centres.push(Write {
+                    tail,
+                    centre,
+                    next_tail: self::tail(part, stream, &next),
+                    next_old: slots(&next.old),
+                    next_new: slots(&next.new),
+                    next_row: (part.rows.first + next.first_row) as u32,
+                    part_of_one: 1.0 / n_rows as f32,
+                    ..placed(common, part, &own)
+                });
+            }
+            let all = Write { tail, centre, ..placed(common, part, &write.rows()) };
+            let tile = part.memory.tile(stream, write.place);
+            let tile_at = word(tile.page.at() + tile.offset);
+            let in_tail = matches!(write.place, Place::Tail(_));
+            let band = match band {
+                Some(page) if write.in_band => word(page.at() + part.band_offset(stream, write.tile)),
+                _ => NONE,
+            };
+            if !in_tail || band != NONE {
+                let dtype = if matches!(write.place, Place::Main(_)) { all.dtype } else { F16 };
+                let tile = if in_tail { NONE } else { tile_at };
+                self.first.push(Write { tile, band, dtype, ..all });
+            }
+            if in_tail && !write.new.is_empty() {
+                self.tails.push(new_rows(Write { tile: tile_at, dtype: F16, ..all }, &write));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The number of f16 in kernels.
+const F16: u32 = {
+    assert!(matches!(kv::TYPES[1], DType::F16));
+    1
+};
+
+/// What all writes to a stream have in common.
+fn common(part: &KvPart<'_, WgpuPage>, stream: &KvStream, head: usize) -> Result<Write> {
+    let spec = &stream.spec;
+    let of = BalanceLayout::of(part.layer);
+    let (column, n_heads) = (head * spec.head_dim, part.layer.k.len());
+    let [scale, shift] = match spec.side {
+        Side::K => [balance(part, of.key.start + column), NONE],
+        Side::V => [of.value, of.value_shift].map(|range| balance(part, range.start + column)),
+    };
+    Ok(Write {
+        tile: NONE,
+        tail: NONE,
+        band: NONE,
+        centre: NONE,
+        dtype: number(OP, spec)?,
+        is_key: u32::from(spec.side == Side::K),
+        rotates: spec.rotates.into(),
+        through_half: u32::from(spec.tail_tiles > 0),
+        dim: spec.dim() as u32,
+        head_dim: spec.head_dim as u32,
+        column: column as u32,
+        width: (n_heads * spec.head_dim) as u32,
+        scale,
+        shift,
+        alpha: spec.alpha,
+        ..Write::zeroed()
+    })
+}
+
+/// `common` with the slots of a tile.
+fn placed(common: Write, part: &KvPart<'_, WgpuPage>, rows: &TileRows) -> Write {
+    Write {
+        old: slots(&rows.old),
+        new_slots: slots(&rows.new),
+        first_row: (part.rows.first + rows.first_row) as u32,
+        ..common
+    }
+}
+
+/// `write` without the slots that wait where they are.
+fn new_rows(all: Write, write: &TileWrite) -> Write {
+    Write { tail: NONE, old: 0, new_slots: slots(&write.new), ..all }
+}
+
+/// Where the tile waits in the tail, where slots of it do.
+fn tail(part: &KvPart<'_, WgpuPage>, stream: &KvStream, rows: &TileRows) -> u32 {
+    if rows.old.is_empty() {
+        return NONE;
+    }
+    let tile = part.memory.tile(stream, Place::Tail(rows.tile % stream.spec.tail_tiles));
+    word(tile.page.at() + tile.offset)
+}
+
+/// A range of slots in a word.
+fn slots(range: &std::ops::Range<usize>) -> u32 {
+    debug_assert!(range.end <= TILE, "{range:?}");
+    (range.start | range.end << 16) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_normal_number_is_its_bits_times_a_power_of_two() {
+        for x in [TINY, 1.0, 0.1, 1e30] {
+            let (m, exponent) = normal(x);
+            assert!(m >> 63 == 1 && m as f64 * 2f64.powi(exponent) == x, "{x}");
+        }
+    }
+}

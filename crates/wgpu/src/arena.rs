@@ -1,0 +1,136 @@
+//! The memory of all pages: one buffer, as a kernel of WGSL cannot follow addresses and binds few buffers. A page is a place in
+//! it.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::{Gpu, WgpuError};
+
+/// Pages begin at multiples of so many bytes.
+const ALIGN: usize = 64;
+/// Bytes that an arena begins with.
+const FIRST: usize = 1 << 20;
+
+/// Memory that pages share. It grows as they ask for more, up to what a kernel reaches in one binding.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    gpu: Arc<Gpu>,
+    room: Mutex<Room>,
+}
+
+#[derive(Debug)]
+struct Room {
+    buffer: wgpu::Buffer,
+    /// What nobody has, in order, no two of them side by side.
+    free: Vec<Range<usize>>,
+}
+
+impl Arena {
+    pub fn new(gpu: Arc<Gpu>) -> Result<Self, WgpuError> {
+        let buffer = gpu.allocate(FIRST, WHAT)?;
+        Ok(Self { gpu, room: Mutex::new(Room { buffer, free: std::iter::once(0..FIRST).collect() }) })
+    }
+
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The buffer as it is now, for commands that are recorded before another page is taken.
+    pub fn buffer(&self) -> wgpu::Buffer {
+        self.room().buffer.clone()
+    }
+
+    /// Zeroed memory; gives where it begins.
+    ///
+    /// # Errors
+    /// [`WgpuError::OutOfMemory`] where the device has none, or the arena would become larger than a binding may be.
+    pub fn take(&self, bytes: usize) -> Result<usize, WgpuError> {
+        let size = bytes.max(1).next_multiple_of(ALIGN);
+        let mut room = self.room();
+        let at = match take_first(&mut room.free, size) {
+            Some(at) => at,
+            None => {
+                self.grow(&mut room, size)?;
+                take_first(&mut room.free, size).expect("room was made for it")
+            }
+        };
+        self.gpu.clear(&room.buffer, at, size);
+        Ok(at)
+    }
+
+    /// Gives back what [`Arena::take`] gave.
+    pub fn give(&self, at: usize, bytes: usize) {
+        give_back(&mut self.room().free, at..at + bytes.max(1).next_multiple_of(ALIGN));
+    }
+
+    fn grow(&self, room: &mut Room, size: usize) -> Result<(), WgpuError> {
+        let old = room.buffer.size() as usize;
+        let most = self.gpu.max_binding() / ALIGN * ALIGN;
+        let least = old.saturating_add(size);
+        if least > most {
+            return Err(WgpuError::OutOfMemory { bytes: least, what: WHAT });
+        }
+        let new = old.saturating_mul(2).clamp(least, most);
+        let buffer = self.gpu.allocate(new, WHAT)?;
+        self.gpu.copy((&room.buffer, 0), (&buffer, 0), old);
+        room.buffer = buffer;
+        give_back(&mut room.free, old..new);
+        Ok(())
+    }
+
+    fn room(&self) -> std::sync::MutexGuard<'_, Room> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What memory is for, in errors.
+const WHAT: &str = "the cache, which is one binding of a kernel on this device";
+
+/// Takes `size` bytes of the first range that has them.
+fn take_first(free: &mut Vec<Range<usize>>, size: usize) -> Option<usize> {
+    let index = free.iter().position(|range| range.len() >= size)?;
+    let at = free[index].start;
+    free[index].start += size;
+    if free[index].is_empty() {
+        free.remove(index);
+    }
+    Some(at)
+}
+
+/// Puts `range` back, and joins it to its neighbours.
+fn give_back(free: &mut Vec<Range<usize>>, range: Range<usize>) {
+    let index = free.partition_point(|other| other.start < range.start);
+    free.insert(index, range);
+    for left in [index, index.wrapping_sub(1)] {
+        if left != usize::MAX && left + 1 < free.len() && free[left].end == free[left + 1].start {
+            free[left].end = free.remove(left + 1).end;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_back_is_whole_again() {
+        let mut free: Vec<_> = std::iter::once(0..1024).collect();
+        let taken: Vec<_> =
+            [64, 128, 64, 256].map(|size| (take_first(&mut free, size).unwrap(), size)).into();
+        assert_eq!(taken, [(0, 64), (64, 128), (192, 64), (256, 256)]);
+        assert_eq!(take_first(&mut free, 1024), None);
+        for (at, size) in [taken[1], taken[3], taken[0], taken[2]] {
+            give_back(&mut free, at..at + size);
+        }
+        assert!(free.len() == 1 && free[0] == (0..1024), "{free:?}");
+    }
+
+    #[test]
+    fn the_first_range_that_is_large_enough_is_taken() {
+        let mut free = vec![0..64, 128..320, 512..640];
+        assert_eq!(take_first(&mut free, 128), Some(128));
+        assert_eq!(free, [0..64, 256..320, 512..640]);
+        assert_eq!(take_first(&mut free, 64), Some(0));
+        assert_eq!(free, [256..320, 512..640]);
+    }
+}

@@ -1,0 +1,304 @@
+// Causal attention of one head of one row over the tiles as they are:
+//
+//   out = Σ_t exp(s_t - m) v_t / Σ_t exp(s_t - m),  s_t = scale q . k_t
+//
+// A group of threads walks the tokens in chunks of 128, a block of the cache, counted from token 0, so that a row has the bits that
+// it has alone. First a thread takes a token and makes its score; then the chunk's softmax joins that of those before (online
+// softmax, arXiv 1805.02867); then a thread takes a dim, or two, and adds up the values. The query is rotated once, as keys are,
+// and the output turned back once.
+
+struct Params {
+    heads: u32,
+    group: u32,        // query heads of a KV head
+    k_head_dim: u32,
+    v_head_dim: u32,
+    rows: u32,         // in the list
+    windows_at: u32,   // where in the list the other tables begin
+    streams_at: u32,
+    has_sinks: u32,
+    scale: f32,
+    soft_cap: f32,     // 0 for none
+    not_a_number: u32, // the bits of NaN, which WGSL does not write
+    query_factors: u32,// where in a balance factors on queries begin, and so on
+    out_factors: u32,
+    out_shifts: u32,
+    // Rows of four: row of the step, position, the oldest token it sees, its part. Then for each row and KV head where its windows
+    // of 16 bits begin, of keys and of values. Then streams: for each part and KV head that of keys and that of values.
+    list: array<u32>,
+}
+
+// Words of a stream in the list.
+const STREAM: u32 = 16u;
+
+struct Stream {
+    dtype: u32,
+    dim: u32,
+    rotates: u32,
+    sink_tiles: u32,
+    tail_tiles: u32,
+    main: u32,        // its first tile within a block, and words of a tile
+    tile_words: u32,
+    centre: u32,      // within a block, or NONE
+    sink: u32,        // where its parts in 16 bit lie
+    tail: u32,
+    band: u32,
+    band_first: u32,  // tiles of the band
+    band_end: u32,
+    blocks: u32,      // where in the list the places of blocks are
+    balance: u32,     // of the part, or NONE
+}
+
+@group(0) @binding(0) var<storage, read> p: Params;
+@group(0) @binding(1) var<storage, read> queries: array<f32>;      // [rows, heads, k_head_dim]
+@group(0) @binding(2) var<storage, read> sinks: array<f32>;        // [heads]
+@group(0) @binding(3) var<storage, read> arena: array<u32>;
+@group(0) @binding(4) var<storage, read_write> out: array<f32>;    // [rows, heads, v_head_dim]
+
+var<workgroup> weights: array<f32, THREADS>;
+var<workgroup> shared_values: array<f32, THREADS>;
+var<workgroup> is_bad: atomic<u32>;
+
+fn stream_at(number: u32) -> Stream {
+    let at = p.streams_at + number * STREAM;
+    return Stream(
+        p.list[at], p.list[at + 1u], p.list[at + 2u], p.list[at + 3u], p.list[at + 4u], p.list[at + 5u],
+        p.list[at + 6u], p.list[at + 7u], p.list[at + 8u], p.list[at + 9u], p.list[at + 10u], p.list[at + 11u],
+        p.list[at + 12u], p.list[at + 13u], p.list[at + 14u],
+    );
+}
+
+fn is_main(s: Stream, tile: u32, window: u32) -> bool {
+    return tile >= s.sink_tiles && tile < window;
+}
+
+// Where a tile lies that the row sees.
+fn place_of(s: Stream, tile: u32, window: u32) -> u32 {
+    let half_tile = s.dim * TILE / 2u;
+    if tile < s.sink_tiles { return s.sink + tile * half_tile; }
+    if tile < window { return p.list[s.blocks + tile / TILES_PER_BLOCK] + s.main + tile % TILES_PER_BLOCK * s.tile_words; }
+    if tile >= s.band_first && tile < s.band_end { return s.band + (tile - s.band_first) * half_tile; }
+    return s.tail + tile % s.tail_tiles * half_tile;
+}
+
+fn half_at(place: u32, index: u32) -> f32 {
+    return from_half(arena[place + index / 2u] >> (16u * (index % 2u)) & 0xffffu);
+}
+
+fn float_at(dtype: u32, place: u32, index: u32) -> f32 {
+    if dtype == F32 { return bitcast<f32>(arena[place + index]); }
+    if dtype == F16 { return half_at(place, index); }
+    return bitcast<f32>((arena[place + index / 2u] >> (16u * (index % 2u)) & 0xffffu) << 16u);
+}
+
+// The levels of the four codes of lane `lane` of group `g` of a block of `n` dims whose planes begin at `planes`.
+fn four_levels(dtype: u32, planes: u32, n: u32, g: u32, lane: u32) -> vec4<f32> {
+    var four = 0u;
+    switch dtype {
+        case Q8_0: { four = arena[planes + 16u * g + lane]; }
+        case TURBO2: { four = arena[planes + 4u * g + lane % 4u] >> (2u * (lane / 4u)) & 0x03030303u; }
+        case TURBO3: {
+            four = arena[planes + 4u * g + lane % 4u] >> (2u * (lane / 4u)) & 0x03030303u;
+            let high = arena[planes + n + 2u * g + lane / 8u] >> (4u * (lane % 8u)) & 15u;
+            four |= (high & 1u) << 2u | (high & 2u) << 9u | (high & 4u) << 16u | (high & 8u) << 23u;
+        }
+        default: { four = arena[planes + 8u * g + lane % 8u] >> (4u * (lane / 8u)) & 0x0f0f0f0fu; }
+    }
+    let codes = vec4<u32>(four & 255u, four >> 8u & 255u, four >> 16u & 255u, four >> 24u);
+    if is_turbo(dtype) {
+        let book = (dtype - TURBO2) * 16u;
+        return vec4<f32>(
+            CENTROIDS[book + codes.x], CENTROIDS[book + codes.y], CENTROIDS[book + codes.z], CENTROIDS[book + codes.w],
+        );
+    }
+    return vec4<f32>(codes) - select(Q4_0_ZERO, Q8_0_ZERO, dtype == Q8_0);
+}
+
+fn most_dims(dtype: u32) -> u32 {
+    return select(32u, 128u, is_turbo(dtype));
+}
+
+// q . k for the token in `slot` of the tile at `place`.
+fn score(dtype: u32, dim: u32, place: u32, slot: u32) -> f32 {
+    var total = 0.0f;
+    if !is_coded(dtype) {
+        for (var d = 0u; d < dim; d++) { total += vector[d] * float_at(dtype, place, d * TILE + slot); }
+        return total;
+    }
+    var index = 0u;
+    for (var at = 0u; at < dim;) {
+        let n = slice_at(dim, at, most_dims(dtype));
+        let block = place + block_word(dtype, index, at);
+        var sum = 0.0f;
+        for (var g = 0u; g < n / 4u; g++) {
+            let levels = four_levels(dtype, block + SCALE_WORDS, n, g, slot);
+            let d = at + 4u * g;
+            sum += vector[d] * levels.x + vector[d + 1u] * levels.y + vector[d + 2u] * levels.z + vector[d + 3u] * levels.w;
+        }
+        total += sum * half_at(block, slot);
+        at += n;
+        index += 1u;
+    }
+    return total;
+}
+
+// Σ_t w_t v_t of dim `d` over the tokens of the tile at `place`, whose weights begin with number `first`.
+fn weighted(dtype: u32, dim: u32, place: u32, first: u32, d: u32) -> f32 {
+    var total = 0.0f;
+    if !is_coded(dtype) {
+        for (var slot = 0u; slot < TILE; slot++) {
+            let weight = weights[first + slot];
+            if weight != 0.0f { total += weight * float_at(dtype, place, slot * dim + d); }
+        }
+        return total;
+    }
+    var n = 0u;
+    var at = 0u;
+    var index = 0u;
+    for (;; index++) {
+        n = slice_at(dim, at, most_dims(dtype));
+        if d < at + n { break; }
+        at += n;
+    }
+    let block = place + block_word(dtype, index, at);
+    for (var q = 0u; q < 4u; q++) {
+        let levels = four_levels(dtype, block + SCALE_WORDS, n, (d - at) / 16u * 4u + q, (d - at) % 16u);
+        for (var i = 0u; i < 4u; i++) {
+            let slot = 4u * q + i;
+            total += weights[first + slot] * half_at(block, slot) * levels[i];
+        }
+    }
+    return total;
+}
+
+fn reduce_sum(value: f32, thread: u32) -> f32 {
+    shared_values[thread] = value;
+    workgroupBarrier();
+    for (var step = THREADS / 2u; step > 0u; step /= 2u) {
+        if thread < step { shared_values[thread] += shared_values[thread + step]; }
+        workgroupBarrier();
+    }
+    let total = shared_values[0];
+    workgroupBarrier();
+    return total;
+}
+
+fn reduce_max(value: f32, thread: u32) -> f32 {
+    shared_values[thread] = value;
+    workgroupBarrier();
+    for (var step = THREADS / 2u; step > 0u; step /= 2u) {
+        if thread < step { shared_values[thread] = max(shared_values[thread], shared_values[thread + step]); }
+        workgroupBarrier();
+    }
+    let most = shared_values[0];
+    workgroupBarrier();
+    return most;
+}
+
+// The query as the keys are stored, into `vector`; says whether it holds what is no number.
+fn load_query(keys: Stream, row: u32, head: u32, thread: u32) {
+    let first = (row * p.heads + head) * p.k_head_dim;
+    let factors = keys.balance + p.query_factors + head / p.group * p.k_head_dim;
+    for (var d = thread; d < keys.dim; d += THREADS) {
+        var value = 0.0f;
+        if d < p.k_head_dim {
+            value = queries[first + d];
+            if (bitcast<u32>(value) & 0x7f800000u) == 0x7f800000u { atomicStore(&is_bad, 1u); }
+            if keys.balance != NONE { value *= bitcast<f32>(arena[factors + d]); }
+        }
+        vector[d] = value;
+    }
+    workgroupBarrier();
+    if keys.rotates != 0u { rotate(keys.dim, SIGNS_BEFORE, SIGNS_AFTER, thread); }
+}
+
+@compute @workgroup_size(THREADS)
+fn attend(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let number = number_of(group, groups);
+    if number >= p.rows * p.heads { return; }
+    let listed = number / p.heads;
+    let head = number % p.heads;
+    let n_kv_heads = p.heads / p.group;
+    let kv_head = head / p.group;
+    let row = p.list[4u * listed];
+    let position = p.list[4u * listed + 1u];
+    let oldest = p.list[4u * listed + 2u];
+    let part = p.list[4u * listed + 3u];
+    let windows = p.windows_at + 2u * (listed * n_kv_heads + kv_head);
+    let k_window = p.list[windows];
+    let v_window = p.list[windows + 1u];
+    let keys = stream_at(2u * (part * n_kv_heads + kv_head));
+    let values = stream_at(2u * (part * n_kv_heads + kv_head) + 1u);
+    load_query(keys, row, head, thread);
+
+    // A sink is a score that no value goes with.
+    var most = LEAST;
+    var total = 0.0f;
+    if p.has_sinks != 0u {
+        most = sinks[head];
+        total = 1.0f;
+    }
+    var acc = array<f32, 2>(0.0f, 0.0f);
+    for (var chunk = oldest / THREADS; chunk <= position / THREADS; chunk++) {
+        let first_tile = chunk * TILES_PER_BLOCK;
+        let first_seen = max(first_tile, oldest / TILE);
+        let last_tile = min(first_tile + TILES_PER_BLOCK - 1u, position / TILE);
+
+        var of_centre = 0.0f;
+        let first_main = max(first_seen, keys.sink_tiles);
+        if keys.centre != NONE && first_main <= last_tile && first_main < k_window {
+            let centre = p.list[keys.blocks + chunk] + keys.centre;
+            var part_of_it = 0.0f;
+            for (var d = thread; d < keys.dim; d += THREADS) { part_of_it += vector[d] * half_at(centre, d); }
+            of_centre = reduce_sum(part_of_it, thread);
+        }
+        let token = chunk * THREADS + thread;
+        let tile = token / TILE;
+        let is_seen = token >= oldest && token <= position;
+        var s = LEAST;
+        if is_seen {
+            let in_main = is_main(keys, tile, k_window);
+            s = score(select(F16, keys.dtype, in_main), keys.dim, place_of(keys, tile, k_window), token % TILE);
+            if in_main { s += of_centre; }
+            s *= p.scale;
+            if p.soft_cap > 0.0f { s = p.soft_cap * hyperbolic_tangent(s / p.soft_cap); }
+        }
+        let new_most = max(most, reduce_max(s, thread));
+        let weight = select(0.0f, exponential(s - new_most), is_seen);
+        weights[thread] = weight;
+        let older = exponential(most - new_most);
+        total = total * older + reduce_sum(weight, thread);
+        most = new_most;
+
+        for (var k = 0u; k < 2u; k++) {
+            let d = thread + k * THREADS;
+            if d >= values.dim { break; }
+            var sum = 0.0f;
+            for (var t = first_seen; t <= last_tile; t++) {
+                let dtype = select(F16, values.dtype, is_main(values, t, v_window));
+                sum += weighted(dtype, values.dim, place_of(values, t, v_window), (t - first_tile) * TILE, d);
+            }
+            acc[k] = acc[k] * older + sum;
+        }
+        workgroupBarrier();
+    }
+
+    for (var k = 0u; k < 2u; k++) {
+        let d = thread + k * THREADS;
+        if d < values.dim { vector[d] = acc[k] / total; }
+    }
+    workgroupBarrier();
+    if values.rotates != 0u { rotate(values.dim, SIGNS_AFTER, SIGNS_BEFORE, thread); }
+    let factors = values.balance + p.out_factors + kv_head * p.v_head_dim;
+    let shifts = values.balance + p.out_shifts + kv_head * p.v_head_dim;
+    let to = (row * p.heads + head) * p.v_head_dim;
+    for (var d = thread; d < p.v_head_dim; d += THREADS) {
+        var value = vector[d];
+        if values.balance != NONE { value = value * bitcast<f32>(arena[factors + d]) + bitcast<f32>(arena[shifts + d]); }
+        if atomicLoad(&is_bad) != 0u { value = bitcast<f32>(p.not_a_number); }
+        out[to + d] = value;
+    }
+}

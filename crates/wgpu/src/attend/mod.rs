@@ -1,0 +1,196 @@
+//! Attention: one kernel for every pair of types. What a row sees where is worked out on the host and handed over as a list.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_backend::{
+    AttendParams, BackendError, BalanceLayout, KvPart, KvStream, Result, TILES_PER_BLOCK, TOKENS_PER_BLOCK,
+};
+use kvant_codec::tile::TILE;
+use kvant_codec::{Codebook, Rotation, block32};
+
+use crate::constants::Constants;
+use crate::each::NUMBERS;
+use crate::kv::{NONE, TILES, balance, has_centres, number, word};
+use crate::{Gpu, Part, Source, WgpuPage, groups, kv};
+
+static SOURCE: Source = Source {
+    parts: &[
+        NUMBERS,
+        TILES,
+        Part { name: "rotation.wgsl", text: include_str!("../kv/rotation.wgsl") },
+        Part { name: "attend.wgsl", text: include_str!("attend.wgsl") },
+    ],
+    constants,
+};
+
+const OP: &str = "attend";
+/// The most dims of a stored head: two for each thread.
+const MOST_DIMS: usize = 2 * TOKENS_PER_BLOCK;
+
+fn constants() -> Constants {
+    let masks = Rotation::kv(128);
+    let words = |mask: u128| [0, 32, 64, 96].map(|by| (mask >> by) as u32);
+    let books = [Codebook::GAUSS2, Codebook::GAUSS3, Codebook::GAUSS4];
+    let centroids = books.iter().flat_map(|book| book.centroids().iter().copied().chain([0.0; 16]).take(16));
+    let with_factors = [128, 64, 32].into_iter().fold(kv::constants(), |constants, n: usize| {
+        constants.float(&format!("FACTOR_{n}"), (1.0 / (n as f64).sqrt()) as f32)
+    });
+    with_factors
+        .vector("SIGNS_BEFORE", words(masks.before()))
+        .vector("SIGNS_AFTER", words(masks.after()))
+        .floats("CENTROIDS", &centroids.collect::<Vec<_>>())
+        .float("Q8_0_ZERO", block32::Q8_0_ZERO.into())
+        .float("Q4_0_ZERO", block32::Q4_0_ZERO.into())
+        .float("LEAST", f32::MIN)
+        .whole("THREADS", TOKENS_PER_BLOCK)
+        .whole("TILES_PER_BLOCK", TILES_PER_BLOCK)
+        .whole("MOST_DIMS", MOST_DIMS)
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    heads: u32,
+    group: u32,
+    k_head_dim: u32,
+    v_head_dim: u32,
+    rows: u32,
+    windows_at: u32,
+    streams_at: u32,
+    has_sinks: u32,
+    scale: f32,
+    soft_cap: f32,
+    not_a_number: u32,
+    query_factors: u32,
+    out_factors: u32,
+    out_shifts: u32,
+}
+
+/// Activations that attention reads and writes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Buffers<'a> {
+    pub q: &'a wgpu::Buffer,
+    pub sinks: Option<&'a wgpu::Buffer>,
+    pub out: &'a wgpu::Buffer,
+}
+
+/// Attention of the rows of each part. The shapes have been checked.
+pub(crate) fn attend(
+    gpu: &Gpu,
+    arena: &wgpu::Buffer,
+    params: &AttendParams,
+    parts: &[KvPart<'_, WgpuPage>],
+    band: Option<&WgpuPage>,
+    Buffers { q, sinks, out }: Buffers<'_>,
+) -> Result<()> {
+    let (Some(first), true) = (parts.first(), params.n_kv_heads > 0) else { return Ok(()) };
+    let list = List::new(parts, band)?;
+    let of = BalanceLayout::of(first.layer);
+    let numbers = Params {
+        heads: params.n_heads as u32,
+        group: (params.n_heads / params.n_kv_heads) as u32,
+        k_head_dim: params.k_head_dim as u32,
+        v_head_dim: params.v_head_dim as u32,
+        rows: list.rows as u32,
+        windows_at: list.windows_at as u32,
+        streams_at: list.streams_at as u32,
+        has_sinks: sinks.is_some().into(),
+        scale: params.scale,
+        soft_cap: params.soft_cap.unwrap_or(0.0),
+        not_a_number: f32::NAN.to_bits(),
+        query_factors: of.query.start as u32,
+        out_factors: of.out.start as u32,
+        out_shifts: of.out_shift.start as u32,
+    };
+    let kernel = gpu.kernel(&SOURCE, "attend")?;
+    let bindings = [(1, q), (2, sinks.unwrap_or(gpu.nothing())), (3, arena), (4, out)];
+    Ok(gpu.launch(&kernel, groups(list.rows * params.n_heads, 1), &numbers, &list.words, &bindings)?)
+}
+
+/// What rows see where; `Params::list` of `attend.wgsl` says how it is laid out.
+struct List {
+    words: Vec<u32>,
+    rows: usize,
+    windows_at: usize,
+    streams_at: usize,
+}
+
+impl List {
+    fn new(parts: &[KvPart<'_, WgpuPage>], band: Option<&WgpuPage>) -> Result<Self> {
+        let positions = |part: &KvPart<'_, WgpuPage>| part.rows.start..part.rows.end();
+        let mut words = Vec::new();
+        for (index, part) in parts.iter().enumerate() {
+            for (row, position) in part.rows.range().zip(positions(part)) {
+                words.extend([row, position, part.layer.oldest(position), index].map(|n| n as u32));
+            }
+        }
+        let (rows, windows_at) = (words.len() / 4, words.len());
+        for part in parts {
+            for position in positions(part) {
+                let heads = part.layer.k.iter().zip(&part.layer.v);
+                let window = |stream: &KvStream| stream.spec.window(position / TILE) as u32;
+                words.extend(heads.flat_map(|(k, v)| [window(k), window(v)]));
+            }
+        }
+        let streams_at = words.len();
+        let n_streams: usize = parts.iter().map(|part| part.layer.streams().count()).sum();
+        let mut blocks_at = streams_at + STREAM * n_streams;
+        for part in parts {
+            for (k, v) in part.layer.k.iter().zip(&part.layer.v) {
+                for stream in [k, v] {
+                    words.extend(stream_words(part, stream, band, blocks_at)?);
+                }
+            }
+            blocks_at += part.memory.blocks().len();
+        }
+        for part in parts {
+            let blocks = part.memory.blocks().iter();
+            words.extend(blocks.map(|block| block.as_ref().map_or(NONE, |page| word(page.at()))));
+        }
+        Ok(Self { words, rows, windows_at, streams_at })
+    }
+}
+
+/// Words of a stream in the list.
+const STREAM: usize = 16;
+
+/// `Stream` of `attend.wgsl`, and a word more.
+fn stream_words(
+    part: &KvPart<'_, WgpuPage>,
+    stream: &KvStream,
+    band: Option<&WgpuPage>,
+    blocks_at: usize,
+) -> Result<[u32; STREAM]> {
+    let spec = &stream.spec;
+    if spec.dim() > MOST_DIMS {
+        return Err(BackendError::Unsupported {
+            op: OP,
+            wanted: format!("heads of {}", spec.head_dim),
+            has: format!("heads of up to {MOST_DIMS}"),
+        });
+    }
+    let tiles = part.band_tiles(stream);
+    let band = match band {
+        Some(page) if !tiles.is_empty() => word(page.at() + part.band_offset(stream, tiles.start)),
+        _ => NONE,
+    };
+    let within = |page: Option<_>, at: usize| page.map_or(NONE, |page: &WgpuPage| word(page.at() + at));
+    let [sink, tail] = [part.memory.sink(), part.memory.tail()].map(|page| page.map(|page| &***page));
+    Ok([
+        number(OP, spec)?,
+        spec.dim() as u32,
+        spec.rotates.into(),
+        spec.sink_tiles as u32,
+        spec.tail_tiles as u32,
+        word(stream.main),
+        word(spec.main_layout().bytes()),
+        if has_centres(spec) { word(stream.centre) } else { NONE },
+        within(sink, stream.sink),
+        within(tail, stream.tail),
+        band,
+        tiles.start as u32,
+        tiles.end as u32,
+        blocks_at as u32,
+        balance(part, 0),
+        0,
+    ])
+}

@@ -1,0 +1,397 @@
+//! An adapter as a [`Backend`]: checks shapes, then hands buffers to the ops.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvant_backend::{
+    Activation, AttendParams, Backend, BackendError, Buffer, Candidate, Columns, DeltaInputs, DeltaRule,
+    DeviceInfo, ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page,
+    Result, RopeParams, Routing, ShortConv, StatePart, WeightSource, check_add_normed, check_append,
+    check_attend, check_copy, check_copy_columns, check_delta_rule, check_embed, check_expert_ffn,
+    check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each,
+    check_read, check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write,
+};
+
+use crate::adapter::{self, AdapterReport};
+use crate::arena::Arena;
+use crate::norm::Way;
+use crate::product::{Rows, Weights};
+use crate::recording::Traffic;
+use crate::{
+    Gpu, WgpuBuffer, WgpuExperts, WgpuMatrix, WgpuPage, append, attend, each, kv, norm, product, rope, top_k,
+};
+
+/// An adapter that was opened.
+pub struct WgpuDevice {
+    gpu: Arc<Gpu>,
+    arena: Arc<Arena>,
+    report: AdapterReport,
+    /// Rows on their way to the device or from it.
+    rows: Mutex<Vec<f32>>,
+}
+
+impl WgpuDevice {
+    /// Opens adapter `index`, as [`adapters`](crate::adapters) counts them.
+    ///
+    /// # Errors
+    /// [`BackendError::Failed`] that says what adapters there are, or why the driver gives no device.
+    pub fn open(index: usize) -> Result<Self> {
+        let (gpu, report) = adapter::open(index)?;
+        let gpu = Arc::new(gpu);
+        let arena = Arc::new(Arena::new(Arc::clone(&gpu))?);
+        Ok(Self { gpu, arena, report, rows: Mutex::default() })
+    }
+
+    /// What the adapter is.
+    pub fn report(&self) -> &AdapterReport {
+        &self.report
+    }
+
+    /// What has been handed over to the device, and moved, since it was opened.
+    pub fn traffic(&self) -> Traffic {
+        self.gpu.traffic()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The normed input of a product in memory of its own, or the input as it is.
+    fn operand(&self, input: &Input<'_, Self>, n: usize) -> Result<(Option<wgpu::Buffer>, usize)> {
+        let first = input.first_row * n;
+        let Some(Norm { weight, eps }) = input.norm else { return Ok((None, first)) };
+        let normed = self.gpu.allocate(bytes(input.rows * n), "normed rows")?;
+        let shape = [input.rows, n];
+        norm::norm(&self.gpu, Way::Rms, (&input.x.buffer, first), shape, (&weight.buffer, eps), &normed)?;
+        Ok((Some(normed), 0))
+    }
+
+    fn multiply(
+        &self,
+        op: &'static str,
+        (x, first): (&wgpu::Buffer, usize),
+        rows: usize,
+        w: &WgpuMatrix,
+        y: &wgpu::Buffer,
+        (bias, accumulates): (Option<&WgpuBuffer>, bool),
+    ) -> Result<()> {
+        let (n_out, n_in) = (w.n_out(), w.n_in());
+        let weights = Weights { buffer: w.rows(op)?, dtype: w.dtype(), first: 0, n_out, n_in };
+        let x = Rows { buffer: x, first, stride: n_in };
+        let y = Rows { buffer: y, first: 0, stride: n_out };
+        product::product(&self.gpu, weights, rows, x, y, bias.map(|bias| &bias.buffer), accumulates)
+    }
+
+    /// Brings `n` values of `src` from value `from` on to the host.
+    fn fetch(&self, src: &WgpuBuffer, from: usize, dst: &mut [f32]) -> Result<()> {
+        Ok(self.gpu.read(&src.buffer, bytes(from), bytemuck::cast_slice_mut(dst))?)
+    }
+}
+
+/// What this device lacks.
+fn lacks(op: &'static str, wanted: &str) -> BackendError {
+    BackendError::Unsupported {
+        op,
+        wanted: wanted.to_owned(),
+        has: "kernels of dense transformers".to_owned(),
+    }
+}
+
+impl Backend for WgpuDevice {
+    type Buffer = WgpuBuffer;
+    type Matrix = WgpuMatrix;
+    type Experts = WgpuExperts;
+    type Page = WgpuPage;
+
+    fn info(&self) -> DeviceInfo {
+        let AdapterReport { device, product, interface, .. } = &self.report;
+        DeviceInfo {
+            name: device.clone(),
+            kernels: format!("{product}, WGSL on {interface}"),
+            n_threads: 1,
+            thread_unit: "queue",
+            looks_for_broken_rows: false,
+        }
+    }
+
+    fn kernel_choices(&self) -> Vec<KernelChoice> {
+        let choice = |op, dtype, kernel: &str| KernelChoice { op, dtype, kernel: kernel.to_owned() };
+        let weights = product::types().map(|dtype| choice("matmul", dtype, "product (f32)"));
+        weights.chain(kv::TYPES.into_iter().map(|dtype| choice("attend", dtype, "attend (f32)"))).collect()
+    }
+
+    fn buffer(&self, len: usize) -> Result<WgpuBuffer> {
+        let buffer = self.gpu.allocate(bytes(len), "activations")?;
+        Ok(WgpuBuffer { buffer, n_values: len })
+    }
+
+    fn write(&self, dst: &mut WgpuBuffer, src: &[f32]) -> Result<()> {
+        check_write(dst, src)?;
+        Ok(self.gpu.write(&dst.buffer, 0, bytemuck::cast_slice(src))?)
+    }
+
+    fn copy(&self, src: &WgpuBuffer, from: usize, dst: &mut WgpuBuffer, to: usize, len: usize) -> Result<()> {
+        check_copy(src, from, dst, to, len)?;
+        self.gpu.copy((&src.buffer, bytes(from)), (&dst.buffer, bytes(to)), bytes(len));
+        Ok(())
+    }
+
+    fn read(&self, src: &WgpuBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
+        check_read(src, offset, dst)?;
+        self.fetch(src, offset, dst)
+    }
+
+    fn top_k(
+        &self,
+        logits: &WgpuBuffer,
+        offset: usize,
+        n_vocab: usize,
+        k: usize,
+        out: &mut Vec<Candidate>,
+    ) -> Result<()> {
+        check_top_k(logits, offset, n_vocab)?;
+        let k = k.min(n_vocab);
+        if 0 < k && k <= top_k::MAX_K {
+            return Ok(top_k::top_k(&self.gpu, &logits.buffer, [offset, n_vocab, k], out)?);
+        }
+        let mut row = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        row.resize(n_vocab, 0.0);
+        self.fetch(logits, offset, &mut row)?;
+        kvant_backend::top_k(&row, k, out);
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<()> {
+        Ok(self.gpu.finish()?)
+    }
+
+    fn matrix(&self, source: WeightSource) -> Result<WgpuMatrix> {
+        WgpuMatrix::new(&self.gpu, source)
+    }
+
+    fn table(&self, source: WeightSource) -> Result<WgpuMatrix> {
+        WgpuMatrix::table(source)
+    }
+
+    fn experts(&self, source: WeightSource, n_experts: usize) -> Result<WgpuExperts> {
+        WgpuExperts::new(&self.gpu, &source, n_experts)
+    }
+
+    fn page(&self, n_bytes: usize) -> Result<WgpuPage> {
+        WgpuPage::new(&self.arena, n_bytes)
+    }
+
+    fn read_page(&self, page: &WgpuPage, dst: &mut [u8]) -> Result<()> {
+        BackendError::check("read_page", "length of the page", page.n_bytes(), dst.len())?;
+        let mut words = vec![0; page.padded()];
+        self.gpu.read(&self.arena.buffer(), page.at(), &mut words)?;
+        dst.copy_from_slice(&words[..dst.len()]);
+        Ok(())
+    }
+
+    fn write_page(&self, page: &mut WgpuPage, src: &[u8]) -> Result<()> {
+        BackendError::check("write_page", "length of the page", page.n_bytes(), src.len())?;
+        let mut words = src.to_vec();
+        words.resize(page.padded(), 0);
+        Ok(self.gpu.write(&self.arena.buffer(), page.at(), &words)?)
+    }
+
+    fn embed(&self, table: &WgpuMatrix, tokens: &[u32], scale: f32, out: &mut WgpuBuffer) -> Result<()> {
+        check_embed(table, tokens, out)?;
+        let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.resize(tokens.len() * table.n_in(), 0.0);
+        table.decode_rows(tokens, scale, &mut rows)?;
+        Ok(self.gpu.write(&out.buffer, 0, bytemuck::cast_slice(&rows))?)
+    }
+
+    fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()> {
+        check_project(&input, outputs)?;
+        let Some(first) = outputs.first() else { return Ok(()) };
+        let (normed, at) = self.operand(&input, first.w.n_in())?;
+        let x = (normed.as_ref().unwrap_or(&input.x.buffer), at);
+        for Output { w, bias, y, accumulate } in outputs {
+            self.multiply("project", x, input.rows, w, &y.buffer, (*bias, *accumulate))?;
+        }
+        Ok(())
+    }
+
+    fn gated_ffn(
+        &self,
+        input: Input<'_, Self>,
+        activation: Activation,
+        gate: &WgpuMatrix,
+        up: &WgpuMatrix,
+        y: &mut WgpuBuffer,
+    ) -> Result<()> {
+        const OP: &str = "gated_ffn";
+        check_gated_ffn(&input, gate, up, y)?;
+        let (normed, at) = self.operand(&input, gate.n_in())?;
+        let x = (normed.as_ref().unwrap_or(&input.x.buffer), at);
+        let len = input.rows * up.n_out();
+        let g = self.gpu.allocate(bytes(len), "gates")?;
+        self.multiply(OP, x, input.rows, gate, &g, (None, false))?;
+        self.multiply(OP, x, input.rows, up, &y.buffer, (None, false))?;
+        Ok(each::activate(&self.gpu, activation, &g, &y.buffer, len)?)
+    }
+
+    fn expert_ffn(
+        &self,
+        x: &mut WgpuBuffer,
+        rows: usize,
+        norm: Option<Norm<'_, WgpuBuffer>>,
+        routing: Routing,
+        logits: &WgpuBuffer,
+        weights: ExpertWeights<'_, Self>,
+    ) -> Result<()> {
+        check_expert_ffn(x, rows, norm, routing, logits, weights)?;
+        if rows == 0 { Ok(()) } else { Err(lacks("expert_ffn", "layers of experts")) }
+    }
+
+    fn project_each(&self, x: &WgpuBuffer, rows: usize, w: &WgpuExperts, y: &mut WgpuBuffer) -> Result<()> {
+        check_project_each(x, rows, w, y)?;
+        let (n, n_out, n_in) = (w.n_experts(), w.n_out(), w.n_in());
+        for i in 0..n {
+            let weights = Weights { buffer: &w.rows, dtype: w.dtype, first: i * n_out, n_out, n_in };
+            let x = Rows { buffer: &x.buffer, first: i * n_in, stride: n * n_in };
+            let y = Rows { buffer: &y.buffer, first: i * n_out, stride: n * n_out };
+            product::product(&self.gpu, weights, rows, x, y, None, false)?;
+        }
+        Ok(())
+    }
+
+    fn copy_columns(
+        &self,
+        src: &WgpuBuffer,
+        shape: [usize; 2],
+        dst: &mut WgpuBuffer,
+        to: Columns,
+    ) -> Result<()> {
+        check_copy_columns(src, shape, dst, to)?;
+        Ok(each::copy_columns(&self.gpu, &src.buffer, shape, &dst.buffer, to)?)
+    }
+
+    fn gate_rows(&self, y: &mut WgpuBuffer, rows: usize, cols: usize, gates: &WgpuBuffer) -> Result<()> {
+        check_gate_rows(y, rows, cols, gates)?;
+        Ok(each::gate_rows(&self.gpu, &gates.buffer, &y.buffer, [rows, cols])?)
+    }
+
+    fn add_normed(
+        &self,
+        x: &mut WgpuBuffer,
+        y: &WgpuBuffer,
+        rows: usize,
+        norm: Norm<'_, WgpuBuffer>,
+    ) -> Result<()> {
+        check_add_normed(x, y, rows, &norm)?;
+        let Norm { weight, eps } = norm;
+        let shape = [rows, weight.n_values];
+        let weight = (&weight.buffer, eps);
+        Ok(norm::norm(&self.gpu, Way::AddRms, (&y.buffer, 0), shape, weight, &x.buffer)?)
+    }
+
+    fn layer_norm(
+        &self,
+        x: &WgpuBuffer,
+        rows: usize,
+        norm: Norm<'_, WgpuBuffer>,
+        y: &mut WgpuBuffer,
+    ) -> Result<()> {
+        check_layer_norm(x, rows, &norm, y)?;
+        let Norm { weight, eps } = norm;
+        let shape = [rows, weight.n_values];
+        let weight = (&weight.buffer, eps);
+        Ok(norm::norm(&self.gpu, Way::Layer, (&x.buffer, 0), shape, weight, &y.buffer)?)
+    }
+
+    fn soft_cap(&self, x: &mut WgpuBuffer, len: usize, cap: f32) -> Result<()> {
+        check_soft_cap(x, len)?;
+        Ok(each::soft_cap(&self.gpu, &x.buffer, len, cap)?)
+    }
+
+    fn scale(&self, x: &mut WgpuBuffer, len: usize, by: f32) -> Result<()> {
+        check_scale(x, len)?;
+        Ok(each::scale(&self.gpu, &x.buffer, len, by)?)
+    }
+
+    fn rope(
+        &self,
+        x: &mut WgpuBuffer,
+        rows: usize,
+        heads: Heads,
+        norm: Option<Norm<'_, WgpuBuffer>>,
+        params: RopeParams,
+        angles: &WgpuBuffer,
+    ) -> Result<()> {
+        check_rope(x, rows, heads, norm, params, angles)?;
+        let norm = norm.map(|norm| (&norm.weight.buffer, norm.eps));
+        Ok(rope::rope(&self.gpu, &x.buffer, rows, heads, norm, params, &angles.buffer)?)
+    }
+
+    /// Does not look: the answer would have to be waited for, layer by layer.
+    fn broken_row(&self, x: &WgpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
+        let end = rows.saturating_mul(cols);
+        BackendError::check_at_least("broken_row", "length of the buffer", end, x.n_values())?;
+        Ok(None)
+    }
+
+    fn kv_append(
+        &self,
+        parts: &mut [KvPart<'_, WgpuPage>],
+        k: &WgpuBuffer,
+        v: &WgpuBuffer,
+        band: Option<&mut WgpuPage>,
+    ) -> Result<()> {
+        let band = band.as_deref();
+        check_append(parts, [k.n_values, v.n_values], band.map_or(0, Page::n_bytes))?;
+        append::append(&self.gpu, &self.arena.buffer(), parts, [&k.buffer, &v.buffer], band)
+    }
+
+    fn attend(
+        &self,
+        params: &AttendParams,
+        parts: &[KvPart<'_, WgpuPage>],
+        q: &WgpuBuffer,
+        sinks: Option<&WgpuBuffer>,
+        band: Option<&WgpuPage>,
+        out: &mut WgpuBuffer,
+    ) -> Result<()> {
+        let lens = [q.n_values, out.n_values];
+        check_attend(params, parts, lens, sinks.map(Buffer::n_values), band.map_or(0, Page::n_bytes))?;
+        let buffers =
+            attend::Buffers { q: &q.buffer, sinks: sinks.map(|sinks| &sinks.buffer), out: &out.buffer };
+        attend::attend(&self.gpu, &self.arena.buffer(), params, parts, band, buffers)
+    }
+
+    fn short_conv(
+        &self,
+        parts: &mut [StatePart<'_, WgpuPage>],
+        conv: ShortConv,
+        x: &WgpuBuffer,
+        kernel: &WgpuBuffer,
+        y: &mut WgpuBuffer,
+    ) -> Result<()> {
+        check_short_conv(parts, conv, [x, kernel, y])?;
+        Err(lacks("short_conv", "recurrent layers"))
+    }
+
+    fn delta_rule(
+        &self,
+        parts: &mut [StatePart<'_, WgpuPage>],
+        rule: DeltaRule,
+        inputs: DeltaInputs<'_, WgpuBuffer>,
+        y: &mut WgpuBuffer,
+    ) -> Result<()> {
+        check_delta_rule(parts, &rule, inputs, y)?;
+        Err(lacks("delta_rule", "recurrent layers"))
+    }
+
+    fn gate(&self, y: &mut WgpuBuffer, len: usize, gates: &WgpuBuffer, gate: Gate) -> Result<()> {
+        check_gate(y, len, gates)?;
+        Ok(each::gate(&self.gpu, gate, &gates.buffer, &y.buffer, len)?)
+    }
+}
+
+/// Bytes of so many values.
+fn bytes(values: usize) -> usize {
+    values.saturating_mul(size_of::<f32>())
+}

@@ -1,0 +1,91 @@
+// Ops of one value each.
+
+struct Params {
+    n: u32,        // values
+    kind: u32,     // which activation or gate
+    cols: u32,     // of a row
+    width: u32,    // of a row of the destination, and where in it columns begin
+    first: u32,
+    by: f32,
+}
+
+@group(0) @binding(0) var<storage, read> p: Params;
+@group(0) @binding(1) var<storage, read> g: array<f32>;
+@group(0) @binding(2) var<storage, read_write> y: array<f32>;
+
+// g / (1 + exp(-z)).
+fn gated(g: f32, z: f32) -> f32 {
+    return g / (1.0f + exponential(-z));
+}
+
+fn gelu(g: f32) -> f32 {
+    return gated(g, g * (GELU_A + GELU_B * (g * g)));
+}
+
+fn index(id: vec3<u32>, groups: vec3<u32>) -> u32 {
+    return id.x + id.y * groups.x * THREADS;
+}
+
+// y = a(g) y, a the activation of a feed-forward layer.
+@compute @workgroup_size(THREADS)
+fn activate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+    let i = index(id, groups);
+    if i >= p.n { return; }
+    if p.kind == SILU {
+        y[i] = gated(g[i], g[i]) * y[i];
+    } else if p.kind == GELU {
+        y[i] = gelu(g[i]) * y[i];
+    } else {
+        // Comparisons, so that NaN stays what it is.
+        let bounded = select(g[i], BOUND_LIMIT, g[i] > BOUND_LIMIT);
+        let below = select(y[i], BOUND_LIMIT, y[i] > BOUND_LIMIT);
+        let u = 1.0f + select(below, -BOUND_LIMIT, below < -BOUND_LIMIT);
+        y[i] = gated(bounded, BOUND_RATE * bounded) * u;
+    }
+}
+
+// y = s(g) y, s the logistic function, SiLU or GELU.
+@compute @workgroup_size(THREADS)
+fn gate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+    let i = index(id, groups);
+    if i >= p.n { return; }
+    if p.kind == GATE_SIGMOID {
+        y[i] = gated(y[i], g[i]);
+    } else if p.kind == GATE_SILU {
+        y[i] = gated(g[i], g[i]) * y[i];
+    } else {
+        y[i] = gelu(g[i]) * y[i];
+    }
+}
+
+// y = y / (1 + exp(-g)), g one value for each row.
+@compute @workgroup_size(THREADS)
+fn gate_rows(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+    let i = index(id, groups);
+    if i >= p.n { return; }
+    y[i] = gated(y[i], g[i / p.cols]);
+}
+
+// y = by y.
+@compute @workgroup_size(THREADS)
+fn scale(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+    let i = index(id, groups);
+    if i >= p.n { return; }
+    y[i] *= p.by;
+}
+
+// y = by tanh(y / by).
+@compute @workgroup_size(THREADS)
+fn soft_cap(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+    let i = index(id, groups);
+    if i >= p.n { return; }
+    y[i] = p.by * hyperbolic_tangent(y[i] / p.by);
+}
+
+// Columns of wider rows.
+@compute @workgroup_size(THREADS)
+fn copy_columns(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+    let i = index(id, groups);
+    if i >= p.n { return; }
+    y[i / p.cols * p.width + p.first + i % p.cols] = g[i];
+}

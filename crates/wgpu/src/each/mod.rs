@@ -1,0 +1,112 @@
+//! Ops of one value each: gates, factors, bounds, columns.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_backend::{Activation, Columns, Gate};
+
+use crate::constants::Constants;
+use crate::{Gpu, Part, Source, WgpuError, groups};
+
+/// Functions that many sources take.
+pub(crate) const NUMBERS: Part = Part { name: "numbers.wgsl", text: include_str!("../numbers.wgsl") };
+
+static SOURCE: Source = Source {
+    parts: &[NUMBERS, Part { name: "each.wgsl", text: include_str!("each.wgsl") }],
+    constants: || {
+        let [rate, limit] = Activation::BOUNDED;
+        let [a, b] = Activation::GELU;
+        Constants::default()
+            .whole("THREADS", THREADS)
+            .whole("SILU", Activation::Silu as usize)
+            .whole("GELU", Activation::Gelu as usize)
+            .whole("GATE_SIGMOID", Gate::Sigmoid as usize)
+            .whole("GATE_SILU", Gate::Silu as usize)
+            .float("GELU_A", a)
+            .float("GELU_B", b)
+            .float("BOUND_RATE", rate)
+            .float("BOUND_LIMIT", limit)
+    },
+};
+
+const THREADS: usize = 64;
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    n: u32,
+    kind: u32,
+    cols: u32,
+    width: u32,
+    first: u32,
+    by: f32,
+}
+
+fn launch(
+    gpu: &Gpu,
+    name: &'static str,
+    params: Params,
+    g: Option<&wgpu::Buffer>,
+    y: &wgpu::Buffer,
+) -> Result<(), WgpuError> {
+    let kernel = gpu.kernel(&SOURCE, name)?;
+    let bindings: Vec<_> = g.map(|g| (1, g)).into_iter().chain([(2, y)]).collect();
+    gpu.launch::<_, u32>(&kernel, groups((params.n as usize).div_ceil(THREADS), 1), &params, &[], &bindings)
+}
+
+fn params(n: usize) -> Params {
+    Params { n: n as u32, ..Params::zeroed() }
+}
+
+/// `y = a(g) y`, a the activation, for `n` values.
+pub(crate) fn activate(
+    gpu: &Gpu,
+    activation: Activation,
+    g: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    n: usize,
+) -> Result<(), WgpuError> {
+    launch(gpu, "activate", Params { kind: activation as u32, ..params(n) }, Some(g), y)
+}
+
+/// What a gate makes of `g`, times `y`, for `n` values.
+pub(crate) fn gate(
+    gpu: &Gpu,
+    gate: Gate,
+    g: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    n: usize,
+) -> Result<(), WgpuError> {
+    launch(gpu, "gate", Params { kind: gate as u32, ..params(n) }, Some(g), y)
+}
+
+/// `y = y / (1 + exp(-g))`, g a value for each row.
+pub(crate) fn gate_rows(
+    gpu: &Gpu,
+    g: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    [rows, cols]: [usize; 2],
+) -> Result<(), WgpuError> {
+    launch(gpu, "gate_rows", Params { cols: cols as u32, ..params(rows * cols) }, Some(g), y)
+}
+
+/// `x = by x` for `n` values.
+pub(crate) fn scale(gpu: &Gpu, x: &wgpu::Buffer, n: usize, by: f32) -> Result<(), WgpuError> {
+    launch(gpu, "scale", Params { by, ..params(n) }, None, x)
+}
+
+/// `x = cap tanh(x / cap)` for `n` values.
+pub(crate) fn soft_cap(gpu: &Gpu, x: &wgpu::Buffer, n: usize, cap: f32) -> Result<(), WgpuError> {
+    launch(gpu, "soft_cap", Params { by: cap, ..params(n) }, None, x)
+}
+
+/// Rows of `src` `[rows, n]` to columns of `dst`.
+pub(crate) fn copy_columns(
+    gpu: &Gpu,
+    src: &wgpu::Buffer,
+    [rows, n]: [usize; 2],
+    dst: &wgpu::Buffer,
+    to: Columns,
+) -> Result<(), WgpuError> {
+    let Columns { width, first } = to;
+    let params = Params { cols: n as u32, width: width as u32, first: first as u32, ..params(rows * n) };
+    launch(gpu, "copy_columns", params, Some(src), dst)
+}

@@ -1,0 +1,183 @@
+//! An adapter that was opened: kernels compiled once, and what is recorded for it.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use bytemuck::Pod;
+
+use crate::WgpuError;
+use crate::recording::{Recording, Traffic};
+use crate::shader::{self, Kernel, Source};
+
+/// An opened adapter.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    device: wgpu::Device,
+    limits: wgpu::Limits,
+    recording: Mutex<Recording>,
+    /// By the place of the source and the name of the entry point.
+    kernels: Mutex<HashMap<(usize, &'static str), Arc<Kernel>>>,
+    /// What the device has said against what was asked of it, the first of it.
+    failure: Arc<Mutex<Option<String>>>,
+    /// Bound where a kernel takes a buffer that an op does without.
+    nothing: wgpu::Buffer,
+}
+
+/// A buffer for a kernel, and the number of its binding.
+pub(crate) type Binding<'a> = (u32, &'a wgpu::Buffer);
+
+impl Gpu {
+    pub fn new(device: wgpu::Device, queue: wgpu::Queue) -> Self {
+        let failure = Arc::new(Mutex::new(None));
+        let of_handler = Arc::clone(&failure);
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| note(&of_handler, error.to_string())));
+        let of_callback = Arc::clone(&failure);
+        device.set_device_lost_callback(move |reason, message| {
+            if reason != wgpu::DeviceLostReason::Destroyed {
+                note(&of_callback, format!("the device is lost: {message}"));
+            }
+        });
+        let limits = device.limits();
+        let nothing = new_buffer(&device, 16, wgpu::BufferUsages::STORAGE);
+        let recording = Mutex::new(Recording::new(&device, queue, &limits));
+        Self { device, limits, recording, kernels: Mutex::default(), failure, nothing }
+    }
+
+    /// Bytes that a kernel reaches in one allocation.
+    pub fn max_binding(&self) -> usize {
+        let most = self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size);
+        usize::try_from(most).unwrap_or(usize::MAX)
+    }
+
+    /// A buffer of 16 bytes that no kernel looks into.
+    pub fn nothing(&self) -> &wgpu::Buffer {
+        &self.nothing
+    }
+
+    /// Zeroed memory of at least `bytes`, for `what`.
+    ///
+    /// # Errors
+    /// [`WgpuError::OutOfMemory`] where the device has none, or none that a kernel reaches.
+    pub fn allocate(&self, bytes: usize, what: &'static str) -> Result<wgpu::Buffer, WgpuError> {
+        let out_of_memory = WgpuError::OutOfMemory { bytes, what };
+        // Bindings are never empty, and whole words.
+        let size = bytes.max(16).next_multiple_of(4);
+        if size > self.max_binding() {
+            return Err(out_of_memory);
+        }
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        let buffer = new_buffer(&self.device, size as u64, usage);
+        match ready(scope.pop()) {
+            Some(_) => Err(out_of_memory),
+            None => Ok(buffer),
+        }
+    }
+
+    /// The entry point `name` of `source`, compiled at its first use.
+    pub fn kernel(&self, source: &'static Source, name: &'static str) -> Result<Arc<Kernel>, WgpuError> {
+        let key = (std::ptr::from_ref(source) as usize, name);
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(&key) {
+            return Ok(Arc::clone(kernel));
+        }
+        let kernel = Arc::new(shader::compile(&self.device, source, name)?);
+        kernels.insert(key, Arc::clone(&kernel));
+        Ok(kernel)
+    }
+
+    /// Records a launch of `kernel` in a grid of `groups`, with `params` in binding 0, followed by `list`.
+    ///
+    /// # Errors
+    /// Those of a submission, where as much has been recorded as fits one.
+    pub fn launch<P: Pod, L: Pod>(
+        &self,
+        kernel: &Kernel,
+        groups: [u32; 3],
+        params: &P,
+        list: &[L],
+        bindings: &[Binding<'_>],
+    ) -> Result<(), WgpuError> {
+        if groups.contains(&0) {
+            return Ok(());
+        }
+        let numbers = [bytemuck::bytes_of(params), bytemuck::cast_slice(list)].concat();
+        self.recording().launch(&self.device, kernel, groups, &numbers, bindings);
+        self.check()
+    }
+
+    /// Records that `bytes` go to `to` from byte `at` on, both whole words.
+    pub fn write(&self, to: &wgpu::Buffer, at: usize, bytes: &[u8]) -> Result<(), WgpuError> {
+        self.recording().write(&self.device, to, at as u64, bytes);
+        self.check()
+    }
+
+    /// Records a copy of `len` bytes, whole words, within the device.
+    pub fn copy(&self, from: (&wgpu::Buffer, usize), to: (&wgpu::Buffer, usize), len: usize) {
+        self.recording().copy(&self.device, from, to, len);
+    }
+
+    /// Records that `len` bytes, whole words, become zero.
+    pub fn clear(&self, buffer: &wgpu::Buffer, at: usize, len: usize) {
+        self.recording().clear(&self.device, buffer, at, len);
+    }
+
+    /// Hands over what was recorded, and brings bytes from `at` on, whole words, when that is done.
+    pub fn read(&self, from: &wgpu::Buffer, at: usize, bytes: &mut [u8]) -> Result<(), WgpuError> {
+        let result = self.recording().read(&self.device, from, at, bytes);
+        self.check()?;
+        result
+    }
+
+    /// Hands over what was recorded, and waits until it is done.
+    pub fn finish(&self) -> Result<(), WgpuError> {
+        let result = self.recording().finish(&self.device);
+        self.check()?;
+        result
+    }
+
+    /// What has been handed over and moved so far.
+    pub fn traffic(&self) -> Traffic {
+        self.recording().traffic()
+    }
+
+    fn recording(&self) -> MutexGuard<'_, Recording> {
+        self.recording.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An error where the device has refused something, now or before: what it holds is not known any more.
+    fn check(&self) -> Result<(), WgpuError> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.clone().map_or(Ok(()), |problem| Err(WgpuError::Refused(problem)))
+    }
+}
+
+/// Keeps the first of what goes wrong.
+fn note(failure: &Mutex<Option<String>>, problem: String) {
+    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(problem);
+}
+
+pub(crate) fn new_buffer(device: &wgpu::Device, size: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
+    device.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
+}
+
+/// A grid of `n` groups in its first two dimensions, each within what every adapter allows, and of `depth` in its third. Kernels
+/// leave out those beyond `n`.
+pub(crate) fn groups(n: usize, depth: usize) -> [u32; 3] {
+    const MOST: usize = 32_768;
+    [n.min(MOST) as u32, n.div_ceil(MOST) as u32, depth as u32]
+}
+
+/// What `future` gives. Those of wgpu are ready at once outside of a browser.
+///
+/// # Panics
+/// When it is not.
+pub(crate) fn ready<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => unreachable!("a future of wgpu that is not ready at once"),
+    }
+}

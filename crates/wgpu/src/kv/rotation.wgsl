@@ -1,0 +1,46 @@
+// The signed Hadamard rotation of a vector in memory that the threads of a group share: slices of 128 as many as fit, then of 64
+// and of 32 where they do.
+
+var<workgroup> vector: array<f32, MOST_DIMS>;
+
+// Dims of the slice that dim `d` of `dim` lies in, and where it begins.
+fn slice_of(dim: u32, d: u32) -> vec2<u32> {
+    var at = d / 128u * 128u;
+    var n = slice_at(dim, at, 128u);
+    while d >= at + n {
+        at += n;
+        n = slice_at(dim, at, 128u);
+    }
+    return vec2<u32>(n, at);
+}
+
+fn sign_of(signs: vec4<u32>, i: u32) -> u32 {
+    return (signs[i / 32u] >> (i % 32u) & 1u) << 31u;
+}
+
+// D(last) H / sqrt(n) D(first) of each slice of the first `dim` values. All threads of a group of THREADS, half as many as values.
+fn rotate(dim: u32, first: vec4<u32>, last: vec4<u32>, thread: u32) {
+    workgroupBarrier();
+    for (var d = thread; d < dim; d += THREADS) {
+        let sign = sign_of(first, d - slice_of(dim, d).y);
+        vector[d] = bitcast<f32>(bitcast<u32>(vector[d]) ^ sign);
+    }
+    workgroupBarrier();
+    for (var h = 1u; h < 128u; h *= 2u) {
+        let i = thread / h * 2u * h + thread % h;
+        if i < dim && slice_of(dim, i).x > h {
+            let a = vector[i];
+            let b = vector[i + h];
+            vector[i] = a + b;
+            vector[i + h] = a - b;
+        }
+        workgroupBarrier();
+    }
+    for (var d = thread; d < dim; d += THREADS) {
+        let slice = slice_of(dim, d);
+        let factor = select(select(FACTOR_32, FACTOR_64, slice.x == 64u), FACTOR_128, slice.x == 128u);
+        let value = vector[d] * factor;
+        vector[d] = bitcast<f32>(bitcast<u32>(value) ^ sign_of(last, d - slice.y));
+    }
+    workgroupBarrier();
+}

@@ -1,0 +1,50 @@
+//! Norms of rows.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::constants::Constants;
+use crate::each::NUMBERS;
+use crate::{Gpu, Part, Source, WgpuError, groups};
+
+static SOURCE: Source = Source {
+    parts: &[NUMBERS, Part { name: "norm.wgsl", text: include_str!("norm.wgsl") }],
+    constants: || {
+        Constants::default()
+            .whole("THREADS", 64)
+            .whole("RMS", Way::Rms as usize)
+            .whole("ADD_RMS", Way::AddRms as usize)
+            .whole("LAYER", Way::Layer as usize)
+    },
+};
+
+/// What becomes of rows; see `norm.wgsl`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Way {
+    Rms,
+    AddRms,
+    Layer,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    rows: u32,
+    n: u32,
+    first: u32,
+    way: u32,
+    eps: f32,
+}
+
+/// Norms `[rows, n]` values of `x`, from value `first` on, to the start of `y`.
+pub(crate) fn norm(
+    gpu: &Gpu,
+    way: Way,
+    (x, first): (&wgpu::Buffer, usize),
+    [rows, n]: [usize; 2],
+    (weight, eps): (&wgpu::Buffer, f32),
+    y: &wgpu::Buffer,
+) -> Result<(), WgpuError> {
+    let kernel = gpu.kernel(&SOURCE, "norm")?;
+    let params = Params { rows: rows as u32, n: n as u32, first: first as u32, way: way as u32, eps };
+    gpu.launch::<_, u32>(&kernel, groups(rows, 1), &params, &[], &[(1, x), (2, weight), (3, y)])
+}

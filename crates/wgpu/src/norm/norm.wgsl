@@ -1,0 +1,61 @@
+// Rows brought to one size. A group of threads takes a row.
+//
+//   RMS          y = x / sqrt(mean(x²) + eps) w
+//   ADD_RMS      y = y + that
+//   LAYER        y = (x - m) / sqrt(mean((x - m)²) + eps) w, m the mean of x
+
+struct Params {
+    rows: u32,
+    n: u32,
+    first: u32,  // value of x that the first row begins with
+    way: u32,
+    eps: f32,
+}
+
+@group(0) @binding(0) var<storage, read> p: Params;
+@group(0) @binding(1) var<storage, read> x: array<f32>;
+@group(0) @binding(2) var<storage, read> weight: array<f32>;      // [n]
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;     // [rows, n]
+
+var<workgroup> sums: array<f32, THREADS>;
+
+// The sum over all threads, in a fixed order.
+fn sum(value: f32, thread: u32) -> f32 {
+    sums[thread] = value;
+    workgroupBarrier();
+    for (var step = THREADS / 2u; step > 0u; step /= 2u) {
+        if thread < step { sums[thread] += sums[thread + step]; }
+        workgroupBarrier();
+    }
+    let total = sums[0];
+    workgroupBarrier();
+    return total;
+}
+
+@compute @workgroup_size(THREADS)
+fn norm(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let row = number_of(group, groups);
+    if row >= p.rows { return; }
+    let start = p.first + row * p.n;
+    var mean = 0.0f;
+    if p.way == LAYER {
+        var total = 0.0f;
+        for (var i = thread; i < p.n; i += THREADS) { total += x[start + i]; }
+        mean = sum(total, thread) / f32(p.n);
+    }
+    var squares = 0.0f;
+    for (var i = thread; i < p.n; i += THREADS) {
+        let value = x[start + i] - mean;
+        squares += value * value;
+    }
+    let factor = 1.0f / sqrt(sum(squares, thread) / f32(p.n) + p.eps);
+    for (var i = thread; i < p.n; i += THREADS) {
+        let value = (x[start + i] - mean) * factor * weight[i];
+        let to = row * p.n + i;
+        if p.way == ADD_RMS { y[to] += value; } else { y[to] = value; }
+    }
+}

@@ -1,0 +1,113 @@
+//! Products of activations with weights of any type that a file may hold. Weights lie as in the file and are decoded where they
+//! are multiplied; activations stay as they are, and sums are in f32.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_backend::{BackendError, Result};
+use kvant_codec::{Codebook, DType, Rotation, Table};
+
+use crate::constants::Constants;
+use crate::each::NUMBERS;
+use crate::{Gpu, Part, Source, groups};
+
+static SOURCE: Source = Source {
+    parts: &[
+        NUMBERS,
+        Part { name: "weights.wgsl", text: include_str!("weights.wgsl") },
+        Part { name: "product.wgsl", text: include_str!("product.wgsl") },
+    ],
+    constants,
+};
+
+/// Rows that share what is decoded.
+const MOST_ROWS: usize = 8;
+
+/// The types of weights.
+pub(crate) fn types() -> impl Iterator<Item = DType> {
+    DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some())
+}
+
+fn constants() -> Constants {
+    let types = types().fold(Constants::default(), |constants, dtype| {
+        constants.whole(&dtype.name().to_uppercase(), dtype as usize)
+    });
+    let levels = |table: Table| table.levels().map(f32::from);
+    types
+        .whole("THREADS", 32)
+        .whole("MOST_ROWS", MOST_ROWS)
+        .floats("IQ4_LEVELS", &levels(Table::IQ4))
+        .floats("E2M1_LEVELS", &levels(Table::E2M1))
+        .floats("TQ3_LEVELS", Codebook::TQ3.levels())
+        .floats("TQ4_LEVELS", Codebook::GAUSS4.levels())
+        .float("TQ_FACTOR", (1.0 / (Rotation::tq().len() as f64).sqrt()) as f32)
+        .whole("TQ_SIGNS", Rotation::tq().before() as usize)
+}
+
+/// Rows in a buffer: `rows` of them, the first from value `first` on, the next ones `stride` values further.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub buffer: &'a wgpu::Buffer,
+    pub first: usize,
+    pub stride: usize,
+}
+
+/// A matrix in a buffer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Weights<'a> {
+    pub buffer: &'a wgpu::Buffer,
+    pub dtype: DType,
+    /// Rows before its own.
+    pub first: usize,
+    pub n_out: usize,
+    pub n_in: usize,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    dtype: u32,
+    rows: u32,
+    n_in: u32,
+    n_out: u32,
+    row_bytes: u32,
+    w_first: u32,
+    x_first: u32,
+    x_stride: u32,
+    y_first: u32,
+    y_stride: u32,
+    has_bias: u32,
+    accumulates: u32,
+}
+
+/// `y = w x + bias`, or that added to `y`, for `rows` rows.
+pub(crate) fn product(
+    gpu: &Gpu,
+    w: Weights<'_>,
+    rows: usize,
+    x: Rows<'_>,
+    y: Rows<'_>,
+    bias: Option<&wgpu::Buffer>,
+    accumulates: bool,
+) -> Result<()> {
+    let row_bytes = w.dtype.row_bytes(w.n_in).map_err(|error| BackendError::Unsupported {
+        op: "project",
+        wanted: error.to_string(),
+        has: "rows of whole blocks".to_owned(),
+    })?;
+    let kernel = gpu.kernel(&SOURCE, "product")?;
+    let params = Params {
+        dtype: w.dtype as u32,
+        rows: rows as u32,
+        n_in: w.n_in as u32,
+        n_out: w.n_out as u32,
+        row_bytes: row_bytes as u32,
+        w_first: (w.first * row_bytes) as u32,
+        x_first: x.first as u32,
+        x_stride: x.stride as u32,
+        y_first: y.first as u32,
+        y_stride: y.stride as u32,
+        has_bias: bias.is_some().into(),
+        accumulates: accumulates.into(),
+    };
+    let bindings = [(1, x.buffer), (2, w.buffer), (3, bias.unwrap_or(gpu.nothing())), (4, y.buffer)];
+    Ok(gpu.launch::<_, u32>(&kernel, groups(w.n_out, rows.div_ceil(MOST_ROWS)), &params, &[], &bindings)?)
+}

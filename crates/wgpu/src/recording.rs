@@ -1,0 +1,188 @@
+//! What is recorded for the device until something is read back, and what moves between it and the host.
+//!
+//! Numbers of launches, and rows that the host writes, wait in host memory and go to the device in one piece with the commands
+//! that take them (the *ring*), so that commands find what was written before them, and nothing is waited for.
+
+use crate::WgpuError;
+use crate::gpu::{Binding, new_buffer};
+use crate::shader::Kernel;
+
+/// Bytes of the ring: what is recorded for more is handed over in parts.
+const RING: usize = 4 << 20;
+
+/// How much has been handed over to a device, and moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Traffic {
+    /// Submissions: commands that the device was given at once.
+    pub submissions: u64,
+    /// Kernels launched in them.
+    pub launches: u64,
+    /// Bytes that went to the device, numbers of launches included.
+    pub to_device: u64,
+    /// Bytes that came back.
+    pub from_device: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Recording {
+    queue: wgpu::Queue,
+    encoder: Option<wgpu::CommandEncoder>,
+    ring: wgpu::Buffer,
+    /// What goes to the ring with the commands.
+    waiting: Vec<u8>,
+    /// Where bindings may begin.
+    align: usize,
+    /// What is read back lands here; as large as what was read at once.
+    landing: wgpu::Buffer,
+    traffic: Traffic,
+}
+
+impl Recording {
+    pub fn new(device: &wgpu::Device, queue: wgpu::Queue, limits: &wgpu::Limits) -> Self {
+        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        Self {
+            queue,
+            encoder: None,
+            ring: new_buffer(device, RING as u64, usage),
+            waiting: Vec::new(),
+            align: limits.min_storage_buffer_offset_alignment as usize,
+            landing: landing(device, 4096),
+            traffic: Traffic::default(),
+        }
+    }
+
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    pub fn launch(
+        &mut self,
+        device: &wgpu::Device,
+        kernel: &Kernel,
+        [x, y, z]: [u32; 3],
+        numbers: &[u8],
+        bindings: &[Binding<'_>],
+    ) {
+        let offset = self.wait(numbers) as u64;
+        let size = wgpu::BufferSize::new(numbers.len() as u64);
+        let numbers = wgpu::BufferBinding { buffer: &self.ring, offset, size };
+        let entry = |binding, resource| wgpu::BindGroupEntry { binding, resource };
+        let mut entries = vec![entry(0, wgpu::BindingResource::Buffer(numbers))];
+        entries.extend(bindings.iter().map(|(binding, buffer)| entry(*binding, buffer.as_entire_binding())));
+        let layout = &kernel.layout;
+        let group =
+            device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries });
+        let mut pass = self.encoder(device).begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        pass.set_pipeline(&kernel.pipeline);
+        pass.set_bind_group(0, &group, &[]);
+        pass.dispatch_workgroups(x, y, z);
+        drop(pass);
+        self.traffic.launches += 1;
+    }
+
+    pub fn write(&mut self, device: &wgpu::Device, to: &wgpu::Buffer, at: u64, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        if bytes.len() <= RING / 4 {
+            let from = self.wait(bytes) as u64;
+            let ring = self.ring.clone();
+            self.encoder(device).copy_buffer_to_buffer(&ring, from, to, at, Some(bytes.len() as u64));
+            return;
+        }
+        self.submit();
+        self.queue.write_buffer(to, at, bytes);
+        self.traffic.to_device += bytes.len() as u64;
+        // What waits in host memory for the device is bounded by it.
+        self.encoder(device);
+        self.submit();
+    }
+
+    pub fn copy(
+        &mut self,
+        device: &wgpu::Device,
+        (from, at): (&wgpu::Buffer, usize),
+        (to, to_at): (&wgpu::Buffer, usize),
+        len: usize,
+    ) {
+        if len > 0 {
+            self.encoder(device).copy_buffer_to_buffer(from, at as u64, to, to_at as u64, Some(len as u64));
+        }
+    }
+
+    pub fn clear(&mut self, device: &wgpu::Device, buffer: &wgpu::Buffer, at: usize, len: usize) {
+        if len > 0 {
+            self.encoder(device).clear_buffer(buffer, at as u64, Some(len as u64));
+        }
+    }
+
+    pub fn read(
+        &mut self,
+        device: &wgpu::Device,
+        from: &wgpu::Buffer,
+        at: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), WgpuError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let len = bytes.len() as u64;
+        if self.landing.size() < len {
+            self.landing = landing(device, len);
+        }
+        let to = self.landing.clone();
+        self.encoder(device).copy_buffer_to_buffer(from, at as u64, &to, 0, Some(len));
+        self.submit();
+        let slice = self.landing.slice(..len);
+        // An error shows when the range is asked for.
+        slice.map_async(wgpu::MapMode::Read, |_| ());
+        wait(device)?;
+        let refused = |error: wgpu::MapRangeError| WgpuError::Refused(error.to_string());
+        bytes.copy_from_slice(&slice.get_mapped_range().map_err(refused)?);
+        self.landing.unmap();
+        self.traffic.from_device += len;
+        Ok(())
+    }
+
+    pub fn finish(&mut self, device: &wgpu::Device) -> Result<(), WgpuError> {
+        self.submit();
+        wait(device)
+    }
+
+    fn encoder(&mut self, device: &wgpu::Device) -> &mut wgpu::CommandEncoder {
+        self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+    }
+
+    /// Takes bytes for the ring; gives where they will be.
+    fn wait(&mut self, bytes: &[u8]) -> usize {
+        debug_assert!(bytes.len() <= RING, "{} bytes for a ring of {RING}", bytes.len());
+        let at = self.waiting.len().next_multiple_of(self.align);
+        if at + bytes.len() > RING {
+            self.submit();
+            return self.wait(bytes);
+        }
+        self.waiting.resize(at, 0);
+        self.waiting.extend_from_slice(bytes);
+        self.waiting.resize(self.waiting.len().next_multiple_of(4), 0);
+        at
+    }
+
+    /// Hands over what was recorded.
+    fn submit(&mut self) {
+        let Some(encoder) = self.encoder.take() else { return };
+        self.queue.write_buffer(&self.ring, 0, &self.waiting);
+        self.queue.submit([encoder.finish()]);
+        self.traffic.submissions += 1;
+        self.traffic.to_device += self.waiting.len() as u64;
+        self.waiting.clear();
+    }
+}
+
+fn landing(device: &wgpu::Device, size: u64) -> wgpu::Buffer {
+    new_buffer(device, size, wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST)
+}
+
+fn wait(device: &wgpu::Device) -> Result<(), WgpuError> {
+    let poll = device.poll(wgpu::PollType::wait_indefinitely());
+    poll.map(drop).map_err(|error| WgpuError::Refused(error.to_string()))
+}

@@ -1,0 +1,50 @@
+//! Rotary embedding, and the norm of a head that may precede it.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_backend::{Heads, Pairing, RopeParams};
+
+use crate::constants::Constants;
+use crate::each::NUMBERS;
+use crate::{Gpu, Part, Source, WgpuError, groups};
+
+static SOURCE: Source = Source {
+    parts: &[NUMBERS, Part { name: "rope.wgsl", text: include_str!("rope.wgsl") }],
+    constants: || Constants::default().whole("THREADS", 32),
+};
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    rows: u32,
+    heads: u32,
+    dim: u32,
+    n_rot: u32,
+    halves: u32,
+    has_norm: u32,
+    eps: f32,
+}
+
+/// Turns the heads of the first `rows` rows of `x` by `angles`, normed first where there is a norm.
+pub(crate) fn rope(
+    gpu: &Gpu,
+    x: &wgpu::Buffer,
+    rows: usize,
+    heads: Heads,
+    norm: Option<(&wgpu::Buffer, f32)>,
+    rope: RopeParams,
+    angles: &wgpu::Buffer,
+) -> Result<(), WgpuError> {
+    let kernel = gpu.kernel(&SOURCE, "rope")?;
+    let (weight, eps) = norm.unwrap_or((gpu.nothing(), 0.0));
+    let params = Params {
+        rows: rows as u32,
+        heads: heads.n as u32,
+        dim: heads.dim as u32,
+        n_rot: rope.n_rot as u32,
+        halves: u32::from(rope.pairing == Pairing::Halves),
+        has_norm: norm.is_some().into(),
+        eps,
+    };
+    let bindings = [(1, x), (2, weight), (3, angles)];
+    gpu.launch::<_, u32>(&kernel, groups(rows * heads.n, 1), &params, &[], &bindings)
+}

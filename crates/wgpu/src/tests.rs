@@ -1,0 +1,106 @@
+//! What is the device's own: how it records, counts and refuses.
+
+use kvant_backend::{Backend, BackendError, Input, Norm, Output, Result, WeightSource};
+use kvant_codec::DType;
+
+use crate::constants::Constants;
+use crate::{Part, Source, WgpuBuffer, WgpuDevice, WgpuMatrix};
+
+/// The first adapter; `None`, and a line that says so, where there is none.
+///
+/// # Panics
+/// When there must be one, as `KVANT_REQUIRE_WGPU` says, and it cannot be opened.
+pub(crate) fn device() -> Option<WgpuDevice> {
+    let skip = |error: BackendError| {
+        assert!(std::env::var_os("KVANT_REQUIRE_WGPU").is_none(), "{error}");
+        skipped(&error.to_string());
+    };
+    WgpuDevice::open(0).map_err(skip).ok()
+}
+
+/// Says that a test does not run, or not whole, and why; `.ci/run` counts these lines.
+pub(crate) fn skipped(reason: &str) {
+    eprintln!("skipped: {}: {reason}", std::thread::current().name().unwrap_or("a test of wgpu"));
+}
+
+/// `y = w norm(x)` of one row.
+fn project(
+    device: &WgpuDevice,
+    x: &WgpuBuffer,
+    weight: &WgpuBuffer,
+    w: &WgpuMatrix,
+    y: &mut WgpuBuffer,
+) -> Result<()> {
+    let input = Input { x, norm: Some(Norm { weight, eps: 1e-5 }), first_row: 0, rows: 1 };
+    device.project(input, &mut [Output { w, bias: None, y, accumulate: false }])
+}
+
+#[test]
+fn a_step_is_one_submission_and_brings_back_candidates_alone() {
+    let Some(device) = device() else { return };
+    let (n, vocab) = (64, 5000);
+    let matrix = |n_out: usize| {
+        let bytes: Vec<u8> = (0..n_out * n).flat_map(|i| ((i % 13) as f32).to_le_bytes()).collect();
+        device.matrix(WeightSource { dtype: DType::F32, n_out, n_in: n, bytes: bytes.into() }).unwrap()
+    };
+    let (hidden, head) = (matrix(n), matrix(vocab));
+    let mut gain = device.buffer(n).unwrap();
+    device.write(&mut gain, &vec![1.0; n]).unwrap();
+    let [mut x, mut y, mut logits] = [n, n, vocab].map(|len| device.buffer(len).unwrap());
+    device.finish().unwrap();
+
+    let before = device.traffic();
+    let mut out = Vec::new();
+    device
+        .step(true, || {
+            device.embed(&hidden, &[7], 1.0, &mut x)?;
+            project(&device, &x, &gain, &hidden, &mut y)?;
+            project(&device, &y, &gain, &head, &mut logits)?;
+            device.top_k(&logits, 0, vocab, 40, &mut out)
+        })
+        .unwrap();
+    let after = device.traffic();
+    assert_eq!(out.len(), 40);
+    assert_eq!(after.submissions - before.submissions, 1);
+    // Two norms, two products, the candidates.
+    assert_eq!(after.launches - before.launches, 5);
+    // Two slices of the vocabulary, 40 candidates of 8 bytes each.
+    assert_eq!(after.from_device - before.from_device, 2 * 40 * 8);
+    // A row of the embedding, and the numbers of launches at multiples of 256 bytes at most.
+    let to_device = after.to_device - before.to_device;
+    assert!((4 * n as u64..=4 * n as u64 + 6 * 256).contains(&to_device), "{to_device}");
+}
+
+#[test]
+fn an_adapter_that_is_not_there_is_refused_with_what_is_there() {
+    let Err(BackendError::Failed { device: "wgpu", problem }) = WgpuDevice::open(9999) else {
+        panic!("no machine has so many")
+    };
+    assert!(problem.starts_with("no adapter 9999; this machine has "), "{problem}");
+}
+
+#[test]
+fn a_shader_that_does_not_compile_is_an_error_with_its_line() {
+    static FAULTY: Source = Source {
+        parts: &[
+            Part { name: "sound.wgsl", text: "fn twice(x: f32) -> f32 {\n    return 2.0 * x;\n}\n" },
+            Part {
+                name: "faulty.wgsl",
+                text: "@compute @workgroup_size(N)\nfn faulty() {\n    let a = nothing;\n}\n",
+            },
+        ],
+        constants: || Constants::default().whole("N", 4),
+    };
+    let Some(device) = device() else { return };
+    let error = BackendError::from(device.gpu().kernel(&FAULTY, "faulty").unwrap_err()).to_string();
+    assert!(error.starts_with("wgpu: faulty.wgsl:3: "), "{error}");
+    assert!(error.ends_with(": let a = nothing;"), "{error}");
+}
+
+#[test]
+fn what_no_binding_reaches_is_refused() {
+    let Some(device) = device() else { return };
+    let len = device.gpu().max_binding() / 4 + 1;
+    assert!(matches!(device.buffer(len), Err(BackendError::OutOfMemory { .. })));
+    assert!(matches!(device.page(4 * len), Err(BackendError::OutOfMemory { .. })));
+}

@@ -1,0 +1,79 @@
+// The likeliest of a slice of logits. Each group finds the k best of SLICE, one after the other: the best of those that come
+// after the last one in rank. What it found lies in a list from which the host takes the best of all.
+
+struct Params {
+    first: u32,    // value of the row that it begins with
+    n: u32,
+    k: u32,
+}
+
+struct Found {
+    id: u32,       // NONE where there are no more
+    bits: u32,     // of the logit
+}
+
+@group(0) @binding(0) var<storage, read> p: Params;
+@group(0) @binding(1) var<storage, read> logits: array<u32>;
+@group(0) @binding(2) var<storage, read_write> found: array<Found>;  // [slices, k]
+
+var<workgroup> keys: array<u32, THREADS>;
+var<workgroup> ids: array<u32, THREADS>;
+
+const NONE: u32 = 0xffffffffu;
+
+// Larger for likelier ones; 0 for none. What no model should give, NaN and positive infinity, comes before everything.
+fn key_of(bits: u32) -> u32 {
+    let magnitude = bits & 0x7fffffffu;
+    if magnitude > 0x7f800000u || bits == 0x7f800000u { return 0xffffffffu; }
+    // Both zeros are as likely.
+    if magnitude == 0u { return 0x80000000u; }
+    return select(bits | 0x80000000u, ~bits, bits >> 31u == 1u);
+}
+
+fn is_before(key: u32, id: u32, other_key: u32, other_id: u32) -> bool {
+    return key > other_key || key == other_key && id < other_id;
+}
+
+@compute @workgroup_size(THREADS)
+fn top_k(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let end = min(p.n, (group.x + 1u) * SLICE);
+    var last_key = 0xffffffffu;
+    var last_id = NONE;
+    for (var round = 0u; round < p.k; round++) {
+        var best_key = 0u;
+        var best_id = NONE;
+        for (var id = group.x * SLICE + thread; id < end; id += THREADS) {
+            let key = key_of(logits[p.first + id]);
+            let is_left = last_id == NONE || is_before(last_key, last_id, key, id);
+            if is_left && is_before(key, id, best_key, best_id) {
+                best_key = key;
+                best_id = id;
+            }
+        }
+        keys[thread] = best_key;
+        ids[thread] = best_id;
+        workgroupBarrier();
+        for (var step = THREADS / 2u; step > 0u; step /= 2u) {
+            if thread < step && is_before(keys[thread + step], ids[thread + step], keys[thread], ids[thread]) {
+                keys[thread] = keys[thread + step];
+                ids[thread] = ids[thread + step];
+            }
+            workgroupBarrier();
+        }
+        let id = ids[0];
+        last_key = keys[0];
+        last_id = id;
+        if thread == 0u {
+            var bits = 0u;
+            if id != NONE { bits = logits[p.first + id]; }
+            found[group.x * p.k + round] = Found(id, bits);
+        }
+        // Nobody is left.
+        if workgroupUniformLoad(&ids[0]) == NONE { 
+            for (var rest = round + 1u + thread; rest < p.k; rest += THREADS) {
+                found[group.x * p.k + rest] = Found(NONE, 0u);
+            }
+            return;
+        }
+    }
+}
