@@ -208,14 +208,13 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         kv_events: None,
         #[cfg(feature = "tls")]
         tls: args.tls.files(),
+        #[cfg(not(feature = "tls"))]
+        tls: None,
         api_keys: args.api_key,
         origins: args.cors_origin,
     };
     let device = model.device().name;
-    #[cfg(feature = "tls")]
     let scheme = if served.tls.is_some() { "https" } else { "http" };
-    #[cfg(not(feature = "tls"))]
-    let scheme = "http";
     let ready = |address: std::net::SocketAddr| {
         let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));
         let budget = output::bytes(budget);

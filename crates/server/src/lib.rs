@@ -43,6 +43,11 @@ use crate::pool::Pool;
 #[cfg(feature = "tls")]
 pub use crate::tls::TlsFiles;
 
+/// Files of a certificate and its key: there are none without the feature `tls`.
+#[cfg(not(feature = "tls"))]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TlsFiles {}
+
 /// How to serve.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -76,7 +81,6 @@ pub struct Options {
     /// Is told which blocks of conversations are there, for routers. Of one model only: nothing is told where there are others.
     pub kv_events: Option<KvEventSink>,
     /// The certificate and the key to speak TLS with; plain HTTP without.
-    #[cfg(feature = "tls")]
     pub tls: Option<TlsFiles>,
     /// Keys that callers must have, one of them; none are asked for when there are none.
     pub api_keys: Vec<String>,

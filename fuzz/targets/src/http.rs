@@ -42,10 +42,13 @@ static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
             kv: KvOptions::symmetric(DType::Turbo3),
             sampler: SamplerParams::default(),
             has_one_seed: false,
+            thinks: None,
             n_running: 64,
             n_waiting: 64,
             kv_budget: 64 << 20,
             kv_disk: None,
+            kv_events: None,
+            tls: None,
             api_keys: Vec::new(),
             origins: Vec::new(),
         };

@@ -35,7 +35,6 @@ pub fn options() -> Options {
         kv_budget: 256 << 20,
         kv_disk: None,
         kv_events: None,
-        #[cfg(feature = "tls")]
         tls: None,
         api_keys: Vec::new(),
         origins: Vec::new(),
