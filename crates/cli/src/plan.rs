@@ -10,7 +10,7 @@ use kvant_eval::{Goal, MIXTURE, PlanOptions, Planned};
 use serde_json::json;
 
 use crate::args::{ModelArgs, check_target, positive, read_text};
-use crate::bench::commit;
+use crate::bench::COMMIT;
 use crate::eval::{StateArgs, Switch, about, add_to_report, check_report, follow};
 use crate::failure::Failure;
 use crate::{console, log, output, progress};
@@ -87,7 +87,7 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     let Planned { plan, frontier } =
         kvant_eval::plan(&model, &text, options, args.state.path(), &mut follow(&bar))?;
     bar.finish_and_clear();
-    let certificate = Certificate { commit: Some(commit()).filter(|c| c != "unknown"), ..plan.certificate };
+    let certificate = Certificate { commit: COMMIT.map(str::to_owned), ..plan.certificate };
     let plan = KvPlan { certificate, ..plan };
     plan.write(&path).map_err(kvant::Error::from)?;
     if let Goal::Kld(most) = goal

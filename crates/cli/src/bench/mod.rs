@@ -7,7 +7,7 @@ mod measure;
 mod profile;
 mod rows;
 
-pub use rows::commit;
+pub use rows::COMMIT;
 
 use clap::Args;
 use kvant::limits::{MAX_TOKENS, check_size};
@@ -18,6 +18,7 @@ use crate::args::ModelArgs;
 use crate::console;
 use crate::failure::Failure;
 use crate::output::{self, Format};
+use crate::plan::{KvPlanArgs, with_policies};
 use measure::{Bench, Test};
 
 /// Arguments of `kvant bench`.
@@ -40,15 +41,17 @@ pub struct BenchArgs {
     /// Tokens in the cache before each test
     #[arg(short = 'd', long, value_name = "LIST", default_value = "0", value_parser = list::numbers)]
     n_depth: list::Numbers,
-    /// Types of the keys (-ctk), a list
-    #[arg(long, value_name = "TYPES", default_value = "f16", value_parser = list::types)]
-    cache_type_k: list::Types,
-    /// Types of the values (-ctv), a list, paired with the keys'; a single one goes with all
-    #[arg(long, value_name = "TYPES", default_value = "f16", value_parser = list::types)]
-    cache_type_v: list::Types,
+    /// Types of the keys (-ctk), a list; f16 when not given
+    #[arg(long, value_name = "TYPES", value_parser = list::types)]
+    cache_type_k: Option<list::Types>,
+    /// Types of the values (-ctv), a list, paired with the keys'; a single one goes with all; f16 when not given
+    #[arg(long, value_name = "TYPES", value_parser = list::types)]
+    cache_type_v: Option<list::Types>,
     /// Rules on top of the types, as in `run`
     #[arg(long, value_name = "RULES", default_value = "none", value_parser = |text: &str| text.parse::<Policies>().map_err(|e| e.to_string()))]
     kv_policy: Policies,
+    #[command(flatten)]
+    plan: KvPlanArgs,
     /// Repetitions of each test
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
     repetitions: usize,
@@ -84,15 +87,15 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     };
     let (name, model) = args.open()?;
     if args.profile {
-        return profile::profile(&args, &name, &model);
+        return profile::profile(&args, pairs, &name, &model);
     }
     let bench = Bench { repetitions: args.repetitions.max(1), real_fill: args.real_fill };
     let mut rows = Vec::new();
-    for (k, v) in pairs {
-        let kv = KvOptions { k, v, policies: args.kv_policy.clone(), ..Default::default() };
+    for kv in args.caches(pairs, &model)? {
         let mut session = model.session(SessionOptions { n_ctx: Some(n_ctx), kv })?;
         for &test in &tests {
-            console::say(format_args!("{}/{} {}", k.name(), v.name(), test.name()));
+            let kv = session.kv();
+            console::say(format_args!("{}/{} {}", kv.type_k, kv.type_v, test.name()));
             let measured = bench.run(&mut session, test)?;
             rows.push(rows::Measured {
                 name: &name,
@@ -114,7 +117,10 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
 
 impl BenchArgs {
     fn pairs(&self) -> Result<Vec<(DType, DType)>, Failure> {
-        let (k, v) = (&self.cache_type_k.0, &self.cache_type_v.0);
+        let types = |given: &Option<list::Types>| {
+            given.as_ref().map_or_else(|| vec![DType::F16], |types| types.0.clone())
+        };
+        let (k, v) = (types(&self.cache_type_k), types(&self.cache_type_v));
         match (k.len(), v.len()) {
             (n, m) if n == m => Ok(k.iter().copied().zip(v.iter().copied()).collect()),
             (_, 1) => Ok(k.iter().map(|&k| (k, v[0])).collect()),
@@ -123,6 +129,26 @@ impl BenchArgs {
                 "-ctk has {n} types, -ctv {m}: expected as many, or one of either"
             ))),
         }
+    }
+
+    /// What is measured: caches of these pairs of types with what the plan multiplies by, or the plan's own where no type is named.
+    fn caches(&self, pairs: Vec<(DType, DType)>, model: &Model) -> Result<Vec<KvOptions>, Failure> {
+        let plan = self.plan.open(model)?;
+        let has_types = self.cache_type_k.is_some() || self.cache_type_v.is_some();
+        let balance = match plan {
+            Some(plan) if !has_types => return Ok(vec![with_policies(plan, &self.kv_policy)]),
+            Some(plan) => plan.balance,
+            None => KvOptions::default().balance,
+        };
+        let policies = &self.kv_policy;
+        let cache = |(k, v)| KvOptions {
+            k,
+            v,
+            policies: policies.clone(),
+            balance: balance.clone(),
+            ..Default::default()
+        };
+        Ok(pairs.into_iter().map(cache).collect())
     }
 
     fn tests(&self) -> Vec<Test> {

@@ -1,6 +1,6 @@
 //! `kvant bench --profile`: decode attention with the stages of its reading left out one by one.
 
-use kvant::{KvOptions, Model, SessionOptions};
+use kvant::{DType, Model, SessionOptions};
 use serde_json::Value;
 
 use super::BenchArgs;
@@ -8,14 +8,18 @@ use crate::failure::Failure;
 use crate::output::{self, Format, Row};
 
 /// Measures and prints every pair of types at every depth.
-pub fn profile(args: &BenchArgs, name: &str, model: &Model) -> Result<(), Failure> {
+pub fn profile(
+    args: &BenchArgs,
+    pairs: Vec<(DType, DType)>,
+    name: &str,
+    model: &Model,
+) -> Result<(), Failure> {
     let depths: Vec<usize> = args.n_depth.0.iter().copied().filter(|&depth| depth > 0).collect();
     let Some(&most) = depths.iter().max() else {
         return Err(Failure::Usage("--profile needs a depth: try -d 4096".to_owned()));
     };
     let mut rows = Vec::new();
-    for (k, v) in args.pairs()? {
-        let kv = KvOptions { k, v, policies: args.kv_policy.clone(), ..Default::default() };
+    for kv in args.caches(pairs, model)? {
         let mut session = model.session(SessionOptions { n_ctx: Some(most), kv })?;
         for &depth in &depths {
             if depth < session.tokens().len() {

@@ -45,7 +45,7 @@ impl Measured<'_> {
             ("read_gbs", read_gbs.map_or(Value::Null, Value::from)),
             ("bandwidth_gbs", self.bandwidth.map_or(Value::Null, |b| (b / 1e9).into())),
             ("of_bandwidth", share.map_or(Value::Null, Value::from)),
-            ("commit", commit().into()),
+            ("commit", COMMIT.unwrap_or("unknown").into()),
         ])
     }
 
@@ -98,15 +98,8 @@ impl Measured<'_> {
     }
 }
 
-/// The commit this runs from, where it runs in a checkout.
-pub fn commit() -> String {
-    let dir = env!("CARGO_MANIFEST_DIR");
-    let output = std::process::Command::new("git").args(["-C", dir, "rev-parse", "--short", "HEAD"]).output();
-    match output {
-        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-        _ => "unknown".to_owned(),
-    }
-}
+/// The commit that this program was built from, where it was built in a checkout.
+pub const COMMIT: Option<&str> = option_env!("KVANT_COMMIT");
 
 fn row<const N: usize>(cells: [(&str, Value); N]) -> Row {
     cells.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()

@@ -1,0 +1,25 @@
+//! Tells the program which commit it is built from, where it is built in a checkout.
+
+use std::path::Path;
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    // A package may be unpacked within a checkout of something else.
+    if git(&["ls-files", "--error-unmatch", "build.rs"]).is_none() {
+        return;
+    }
+    if let Some(commit) = git(&["rev-parse", "--short", "HEAD"]) {
+        println!("cargo::rustc-env=KVANT_COMMIT={commit}");
+    }
+    // Written whenever HEAD moves. A path that is not there would have this run at every build.
+    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists()) {
+        println!("cargo::rerun-if-changed={log}");
+    }
+}
+
+/// What git says, in a checkout and where there is a git.
+fn git(args: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}
