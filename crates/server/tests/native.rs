@@ -418,6 +418,26 @@ fn ollamas_clients_are_answered_in_lines() {
     let (_, shown) = client.post("/api/show", &json!({ "model": "pocket" }));
     assert!(shown["model_info"]["general.parameter_count"].as_u64().unwrap() > 1000, "{shown}");
     assert_eq!(client.post("/api/chat", &json!({ "model": "pocket" })).1["done_reason"], "load");
+    // Messages and calls that are none.
+    for message in [json!([null, null]), json!(5), json!("a"), json!({ "tool_calls": [5] })] {
+        let (status, error) = client.post("/api/chat", &json!({ "messages": [message] }));
+        assert!(status == 400 && error["error"].is_string(), "{message}: {status} {error}");
+    }
+    for calls in [
+        json!([5]),
+        json!([{ "function": "clock" }]),
+        json!([[]]),
+        json!([{ "function": { "arguments": 5 } }]),
+    ] {
+        let said = json!({ "role": "assistant", "content": "", "tool_calls": calls });
+        let ask = json!({ "role": "user", "content": "Why?" });
+        for (path, limit) in [("/api/chat", "options"), ("/v1/chat/completions", "max_tokens")] {
+            let limits = if limit == "options" { json!({ "num_predict": 1 }) } else { json!(1) };
+            let (status, text) =
+                client.post_text(path, &json!({ "messages": [ask, said, ask], limit: limits }).to_string());
+            assert!(status == 200 || status == 400, "{path} {calls}: {status} {text}");
+        }
+    }
     let (status, error) = client.post("/api/generate", &json!({ "prompt": 5 }));
     assert!(status == 400 && error["error"].as_str().unwrap().contains("prompt"), "{error}");
 }

@@ -183,7 +183,8 @@ fn message(mut message: Map<String, Value>, format: &Format) -> Result<Value, Ap
         && !format.wants_text()
     {
         for call in calls {
-            let arguments = &mut call["function"]["arguments"];
+            let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
+            let Some(arguments) = arguments else { continue };
             if let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok())
             {
                 *arguments = object;

@@ -229,15 +229,18 @@ fn message(mut message: Value) -> Result<Value, ApiError> {
     if message["images"].as_array().is_some_and(|images| !images.is_empty()) {
         return Err(ApiError::field("images", "none (this server reads text only)", "some"));
     }
-    if let Some(calls) = message["tool_calls"].as_array_mut() {
-        for (index, call) in calls.iter_mut().enumerate() {
-            let function = &mut call["function"];
-            if function["arguments"].is_object() {
-                function["arguments"] = function["arguments"].to_string().into();
+    if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
+        // What is no object is refused where messages are read.
+        for (index, call) in
+            calls.iter_mut().enumerate().filter_map(|(i, call)| Some((i, call.as_object_mut()?)))
+        {
+            let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
+            if let Some(arguments) = arguments.filter(|arguments| arguments.is_object()) {
+                *arguments = arguments.to_string().into();
             }
-            call["type"] = "function".into();
-            if call["id"].is_null() {
-                call["id"] = format!("call_{index}").into();
+            call.insert("type".to_owned(), "function".into());
+            if call.get("id").is_none_or(Value::is_null) {
+                call.insert("id".to_owned(), format!("call_{index}").into());
             }
         }
     }
