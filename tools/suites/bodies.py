@@ -95,7 +95,7 @@ def main():
         command = ["run", specified, "--url", args.url, "--checks", "not_a_server_error", "--mode", "all"]
         command += ["--max-examples", "30", "--seed", str(seed), "--request-timeout", "60", "--phases", "examples,coverage,fuzzing"]
         run = subprocess.run([schemathesis, *map(str, command)], cwd=args.folder, capture_output=True, text=True)
-        tail = [line for line in run.stdout.splitlines() if "generated" in line or "Server error" in line]
+        tail = [line.strip() for line in run.stdout.splitlines() if "generated," in line or "Server error" in line]
         print(f"round {seed}:", *tail, flush=True)
         if run.returncode != 0:
             failed += 1
