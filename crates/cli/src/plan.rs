@@ -139,6 +139,26 @@ impl KvPlanArgs {
         let Some(path) = &self.kv_plan else { return Ok(None) };
         Ok(Some(KvPlan::open(path, model.gguf())?.kv_options()?))
     }
+
+    /// These caches with what the plan multiplies by, where one is given, or the plan's own in their place where no type was named.
+    ///
+    /// # Errors
+    /// As of [`KvPlanArgs::open`].
+    pub fn applied(
+        &self,
+        caches: Vec<KvOptions>,
+        has_types: bool,
+        policies: &Policies,
+        model: &Model,
+    ) -> Result<Vec<KvOptions>, Failure> {
+        Ok(match self.open(model)? {
+            None => caches,
+            Some(plan) if has_types => {
+                caches.into_iter().map(|kv| KvOptions { balance: plan.balance.clone(), ..kv }).collect()
+            }
+            Some(plan) => vec![with_policies(plan, policies)],
+        })
+    }
 }
 
 /// The plan that lies beside a model, with its file's name. One that cannot be used is told and left alone.

@@ -18,7 +18,7 @@ use crate::args::ModelArgs;
 use crate::console;
 use crate::failure::Failure;
 use crate::output::{self, Format};
-use crate::plan::{KvPlanArgs, with_policies};
+use crate::plan::KvPlanArgs;
 use measure::{Bench, Test};
 
 /// Arguments of `kvant bench`.
@@ -131,24 +131,11 @@ impl BenchArgs {
         }
     }
 
-    /// What is measured: caches of these pairs of types with what the plan multiplies by, or the plan's own where no type is named.
+    /// What is measured: caches of these pairs of types, or the plan's own.
     fn caches(&self, pairs: Vec<(DType, DType)>, model: &Model) -> Result<Vec<KvOptions>, Failure> {
-        let plan = self.plan.open(model)?;
+        let cache = |(k, v)| KvOptions { k, v, policies: self.kv_policy.clone(), ..Default::default() };
         let has_types = self.cache_type_k.is_some() || self.cache_type_v.is_some();
-        let balance = match plan {
-            Some(plan) if !has_types => return Ok(vec![with_policies(plan, &self.kv_policy)]),
-            Some(plan) => plan.balance,
-            None => KvOptions::default().balance,
-        };
-        let policies = &self.kv_policy;
-        let cache = |(k, v)| KvOptions {
-            k,
-            v,
-            policies: policies.clone(),
-            balance: balance.clone(),
-            ..Default::default()
-        };
-        Ok(pairs.into_iter().map(cache).collect())
+        self.plan.applied(pairs.into_iter().map(cache).collect(), has_types, &self.kv_policy, model)
     }
 
     fn tests(&self) -> Vec<Test> {

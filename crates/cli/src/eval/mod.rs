@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::args::{self, ModelArgs, kv_type, policies};
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
-use crate::plan::{KvPlanArgs, with_policies};
+use crate::plan::KvPlanArgs;
 use crate::{console, hints, log, progress};
 
 /// Arguments of `kvant eval`.
@@ -129,17 +129,11 @@ impl ConfigArgs {
 
     /// These configurations with the plan for `model`, where one is given: its own in their place where no type is.
     fn with_plan(&self, configs: Vec<KvOptions>, model: &Model) -> Result<Vec<KvOptions>, Failure> {
-        let has_types = !self.cache_type_k.is_empty() || !self.cache_type_v.is_empty();
-        let Some(plan) = self.plan.open(model)? else { return Ok(configs) };
-        match has_types || self.kv_types.is_some() {
-            true => {
-                Ok(configs.into_iter().map(|kv| KvOptions { balance: plan.balance.clone(), ..kv }).collect())
-            }
-            false => {
-                let tail = self.kv_tail == Switch::On;
-                Ok(vec![KvOptions { tail, ..with_policies(plan, &self.kv_policy) }])
-            }
-        }
+        let has_types =
+            !self.cache_type_k.is_empty() || !self.cache_type_v.is_empty() || self.kv_types.is_some();
+        let tail = self.kv_tail == Switch::On;
+        let caches = self.plan.applied(configs, has_types, &self.kv_policy, model)?;
+        Ok(caches.into_iter().map(|kv| KvOptions { tail, ..kv }).collect())
     }
 }
 
