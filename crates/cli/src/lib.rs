@@ -8,6 +8,8 @@ mod args;
 mod argv;
 mod bench;
 mod chat;
+#[cfg(feature = "otel")]
+mod collector;
 mod completions;
 mod console;
 mod convert;
@@ -89,11 +91,13 @@ pub fn main() -> ExitCode {
         console::say(format_args!("error: internal error{place}; please report it"));
     }));
     match start() {
-        Ok(cli) => match catch_unwind(|| dispatch(cli.command).and_then(|()| Ok(console::flush()?))) {
-            Ok(Ok(())) => ExitCode::SUCCESS,
-            Ok(Err(failure)) => failure.report(),
-            Err(_) => ExitCode::from(1),
-        },
+        Ok((cli, _collector)) => {
+            match catch_unwind(|| dispatch(cli.command).and_then(|()| Ok(console::flush()?))) {
+                Ok(Ok(())) => ExitCode::SUCCESS,
+                Ok(Err(failure)) => failure.report(),
+                Err(_) => ExitCode::from(1),
+            }
+        }
         Err(code) => code,
     }
 }
@@ -102,14 +106,31 @@ pub fn main() -> ExitCode {
 ///
 /// # Errors
 /// The exit code of a program that has said all there was to say: help, the version, or what is wrong with the arguments.
-fn start() -> Result<Cli, ExitCode> {
+fn start() -> Result<(Cli, Option<Collector>), ExitCode> {
     let (argv, cli) = parse(std::env::args_os()).map_err(|end| match end {
         End::Shown(help) => show(&help),
         End::Refused(failure) => failure.report(),
     })?;
-    log::start(&cli.log);
+    let (collector, spans) = collector(&cli.command).map_err(Failure::report)?.unzip();
+    log::start(&cli.log, spans);
     argv.notes.into_iter().for_each(log::note);
-    Ok(cli)
+    Ok((cli, collector))
+}
+
+#[cfg(feature = "otel")]
+use collector::Collector;
+
+/// Told what requests did: nobody without the feature `otel`.
+#[cfg(not(feature = "otel"))]
+enum Collector {}
+
+/// Whoever wants to know what requests do, and what is listened to for that.
+fn collector(command: &Command) -> Result<Option<(Collector, log::Spans)>, Failure> {
+    match command {
+        #[cfg(feature = "otel")]
+        Command::Serve(args) => args.collector.open(),
+        _ => Ok(None),
+    }
 }
 
 /// Why nothing is to be done.

@@ -10,7 +10,10 @@ use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry};
 
 use crate::console;
 
@@ -45,8 +48,11 @@ enum LogFormat {
     Json,
 }
 
-/// Begins to listen to what is said.
-pub fn start(args: &LogArgs) {
+/// Listens to spans, of whatever level.
+pub type Spans = Box<dyn Layer<Registry> + Send + Sync>;
+
+/// Begins to listen to what is said, and to spans where somebody wants to know of them.
+pub fn start(args: &LogArgs, spans: Option<Spans>) {
     let level = match args.log_level {
         LogLevel::Off => LevelFilter::OFF,
         LogLevel::Error => LevelFilter::ERROR,
@@ -55,10 +61,15 @@ pub fn start(args: &LogArgs) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    let log = tracing_subscriber::fmt().with_max_level(level);
+    let (log, lines) = (tracing_subscriber::registry().with(spans), tracing_subscriber::fmt::layer());
     match args.log_format {
-        LogFormat::Text => log.with_writer(|| Lines(LogFormat::Text)).event_format(Plain).init(),
-        LogFormat::Json => log.with_writer(|| Lines(LogFormat::Json)).json().init(),
+        LogFormat::Text => {
+            let lines = lines.with_writer(|| Lines(LogFormat::Text)).event_format(Plain);
+            log.with(lines.with_filter(level)).init();
+        }
+        LogFormat::Json => {
+            log.with(lines.with_writer(|| Lines(LogFormat::Json)).json().with_filter(level)).init();
+        }
     }
 }
 

@@ -8,6 +8,8 @@ use kvant::{Needs, limits};
 use kvant_server::{Offer, Options, ServeError, serve};
 
 use crate::args::{CacheArgs, ModelArgs, Resolved, SamplingArgs, positive};
+#[cfg(feature = "otel")]
+use crate::collector::CollectorArgs;
 use crate::console;
 use crate::failure::Failure;
 use crate::output;
@@ -72,6 +74,9 @@ pub struct ServeArgs {
     #[cfg(feature = "kv-events")]
     #[command(flatten)]
     events: EventArgs,
+    #[cfg(feature = "otel")]
+    #[command(flatten)]
+    pub collector: CollectorArgs,
 }
 
 /// Arguments about TLS.

@@ -24,6 +24,7 @@ mod speech;
 mod store;
 #[cfg(feature = "tls")]
 mod tls;
+mod trace;
 mod worker;
 
 use std::net::SocketAddr;

@@ -19,6 +19,7 @@ use crate::metrics::Metrics;
 use crate::scheduler::{Act, Cost, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
 use crate::shelf::{Idle, Kind, Shelf};
 use crate::store::Store;
+use crate::trace::{self, Trace};
 use course::Course;
 
 /// How often it is looked whether somebody who did not listen does again.
@@ -44,6 +45,7 @@ pub(crate) struct Job {
     pub scores: Option<usize>,
     /// Names the request in the log.
     pub id: Arc<str>,
+    pub trace: Trace,
     pub events: Sender<Event>,
 }
 
@@ -482,7 +484,9 @@ impl Worker {
     fn end(&mut self, id: Id, finish: Finish) {
         if let Some(course) = self.courses.get_mut(&id) {
             let rest = course.voice.rest();
-            course.tell(Event::Ended(course.index, finish, rest, course.times()));
+            let (times, first) = (course.times(), course.spoke.map(|spoke| spoke - course.submitted));
+            trace::ended(&course.span, finish, &times, first.map(|first| first.as_secs_f64()));
+            course.tell(Event::Ended(course.index, finish, rest, times));
             self.metrics.finished.inc();
             self.metrics.whole_answer.observe(course.submitted.elapsed().as_secs_f64());
         }
@@ -492,6 +496,7 @@ impl Worker {
     fn fail(&mut self, id: Id, error: &dyn std::fmt::Display) {
         if let Some(course) = self.courses.remove(&id) {
             tracing::error!(%error, id = %course.job.id, "a request failed");
+            trace::failed(&course.span);
             course.tell(Event::Failed(error.to_string()));
         }
         self.scheduler.remove(id);

@@ -7,5 +7,6 @@ mod help;
 mod hub;
 mod prompts;
 mod serve;
+mod traces;
 mod untrusted;
 mod usage;

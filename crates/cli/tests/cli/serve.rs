@@ -38,19 +38,29 @@ impl Server {
     }
 
     fn send(&self, body: &str) -> TcpStream {
+        self.send_with("", body)
+    }
+
+    /// Sends a request with these lines in its head.
+    fn send_with(&self, heads: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let head = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{heads}Content-Length: {}\r\n\r\n",
             body.len()
         );
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
         stream
     }
 
-    fn ask(&self, body: &str) -> String {
+    pub fn ask(&self, body: &str) -> String {
+        self.ask_with("", body)
+    }
+
+    /// Asks with these lines in the head.
+    pub fn ask_with(&self, heads: &str, body: &str) -> String {
         let mut answer = String::new();
-        self.send(body).read_to_string(&mut answer).unwrap();
+        self.send_with(heads, body).read_to_string(&mut answer).unwrap();
         answer
     }
 
@@ -94,7 +104,7 @@ fn scratch(test: &str) -> PathBuf {
     dir
 }
 
-const QUESTION: &str =
+pub const QUESTION: &str =
     r#"{"messages":[{"role":"user","content":"What is the capital of France?"}],"temperature":0}"#;
 
 #[test]

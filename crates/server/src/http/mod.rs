@@ -39,6 +39,7 @@ use crate::Options;
 use crate::guide::{Grammars, Guides};
 use crate::pool::Pool;
 use crate::shelf::{Kind, Stored};
+use crate::trace::Trace;
 use crate::worker::{Job, Status};
 use asked::Asked;
 use conversation::{Conversation, Opening};
@@ -208,6 +209,7 @@ impl Hosted {
                 tells_progress: asked.stream && asked.return_progress,
                 scores: asked.answer.logprobs.filter(|_| asked.echo),
                 id: Arc::clone(&caller.id),
+                trace: Trace::here(&self.name),
                 events: events.clone(),
             };
             self.jobs.send(job).map_err(|_| ApiError::leaving())?;

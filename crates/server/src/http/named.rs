@@ -8,9 +8,10 @@ use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+use tracing::Instrument;
 
 use super::new_id;
-use crate::ServeError;
+use crate::{ServeError, trace};
 
 const NAME: HeaderName = HeaderName::from_static("x-request-id");
 /// The longest name that is taken over.
@@ -30,8 +31,10 @@ pub(super) async fn name(mut request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     request.extensions_mut().insert(RequestId(Arc::clone(&id)));
     let started = Instant::now();
-    let mut response = next.run(request).await;
+    let span = trace::of_request(&request, &id);
+    let mut response = next.run(request).instrument(span.clone()).await;
     let (status, seconds) = (response.status().as_u16(), started.elapsed().as_secs_f64());
+    trace::answered(&span, status);
     // Of a stream, until it begins.
     tracing::info!(%id, %method, path, status, seconds, "request");
     if let Ok(value) = HeaderValue::from_str(&id) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvant::{BORDER, Error, Session, TOKENS_PER_BLOCK};
+use tracing::Span;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Event, Job, Progress, Times};
@@ -33,6 +34,7 @@ pub(super) struct Course {
     pub last_said: Instant,
     /// Since when nobody listens.
     pub unheard: Option<Instant>,
+    pub span: Span,
 }
 
 impl Course {
@@ -44,6 +46,7 @@ impl Course {
         let progress = Progress { total: tokens.len(), ..Progress::default() };
         Self {
             index: job.first + index,
+            span: job.trace.answer(),
             job,
             session: None,
             held: Held::default(),

@@ -1,0 +1,118 @@
+//! What each request did, told to a collector of OpenTelemetry: OTLP over HTTP.
+
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use clap::Args;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use ureq::Agent;
+
+use crate::failure::Failure;
+use crate::log::{self, Spans};
+
+/// A collector answers within that time, or is not there.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of its answer that are read.
+const MOST_BYTES: u64 = 1 << 16;
+
+/// Arguments about the collector.
+#[derive(Args, Debug)]
+pub struct CollectorArgs {
+    /// Tell a collector of OpenTelemetry what each request did and how long it took, such as http://localhost:4318 (OTLP over HTTP)
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    otlp_endpoint: Option<String>,
+}
+
+impl CollectorArgs {
+    /// The collector that is named, if one is, and what to listen to spans with.
+    pub fn open(&self) -> Result<Option<(Collector, Spans)>, Failure> {
+        let Some(base) = &self.otlp_endpoint else { return Ok(None) };
+        let url = format!("{}/v1/traces", base.trim_end_matches('/'));
+        let is_http = url.starts_with("http://") || url.starts_with("https://");
+        let wrong = |why: String| Failure::Usage(format!("--otlp-endpoint {base}: {why}"));
+        if !is_http {
+            return Err(wrong("expected http:// or https://".to_owned()));
+        }
+        let exporter = SpanExporter::builder()
+            .with_http()
+            .with_endpoint(&url)
+            .with_http_client(Sender::new(url))
+            .build()
+            .map_err(|error| wrong(error.to_string()))?;
+        let provider =
+            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource()).build();
+        // What other crates span is theirs.
+        let kvant = Targets::new().with_target("kvant", tracing::Level::INFO);
+        let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("kvant")).with_filter(kvant);
+        Ok(Some((Collector(provider), layer.boxed())))
+    }
+}
+
+/// Who we are to it: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, else our own name.
+fn resource() -> Resource {
+    let resource = Resource::builder();
+    match std::env::var_os("OTEL_SERVICE_NAME") {
+        Some(_) => resource.build(),
+        None => resource.with_service_name("kvant").build(),
+    }
+}
+
+/// A collector that is told. Dropped, it is told the rest.
+pub struct Collector(SdkTracerProvider);
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        // Whoever sends has noted what went wrong.
+        _ = self.0.shutdown();
+    }
+}
+
+/// Sends to the collector, from the thread that batches spans.
+#[derive(Debug)]
+struct Sender {
+    agent: Agent,
+    url: String,
+    /// It has been noted that nobody takes what is sent.
+    is_alone: AtomicBool,
+}
+
+impl Sender {
+    fn new(url: String) -> Self {
+        let config =
+            Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE)).build();
+        Self { agent: config.into(), url, is_alone: AtomicBool::new(false) }
+    }
+
+    /// Notes what is wrong once, until it has been right again.
+    fn note(&self, wrong: Option<String>) {
+        let was_alone = self.is_alone.swap(wrong.is_some(), Ordering::Relaxed);
+        if let Some(wrong) = wrong.filter(|_| !was_alone) {
+            log::note(format_args!("{}: {wrong}; what requests did is lost until it answers", self.url));
+        }
+    }
+}
+
+#[async_trait]
+impl HttpClient for Sender {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let (head, body) = request.into_parts();
+        let answer = self.agent.run(Request::from_parts(head, &body[..]));
+        self.note(match &answer {
+            Ok(answer) if answer.status().is_success() => None,
+            Ok(answer) => Some(format!("the collector answers {}", answer.status())),
+            Err(error) => Some(error.to_string()),
+        });
+        let (head, body) = answer?.into_parts();
+        let mut bytes = Vec::new();
+        body.into_reader().take(MOST_BYTES).read_to_end(&mut bytes)?;
+        Ok(Response::from_parts(head, bytes.into()))
+    }
+}

@@ -1,0 +1,99 @@
+//! Spans, for whoever follows requests through several programs: one of each request, and below it one of each answer until its
+//! last token. Fields have OpenTelemetry's names for what a server and a model do.
+
+use std::sync::Arc;
+
+use axum::extract::{MatchedPath, Request};
+use tracing::Span;
+use tracing::field::Empty;
+
+use crate::answer::Finish;
+use crate::worker::Times;
+
+/// The span of a request, which is part of its sender's trace where that says so.
+pub(crate) fn of_request(request: &Request, id: &str) -> Span {
+    // The path itself would give each conversation's file a name of its own.
+    let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let span = tracing::info_span!(
+        "request",
+        otel.name = format!("{} {route}", request.method()).trim_end(),
+        otel.kind = "server",
+        otel.status_code = Empty,
+        http.request.method = %request.method(),
+        http.route = route,
+        url.path = request.uri().path(),
+        http.response.status_code = Empty,
+        kvant.request.id = id,
+    );
+    #[cfg(feature = "otel")]
+    join(&span, request.headers());
+    span
+}
+
+/// Takes note of how a request was answered; of a stream, of its beginning.
+pub(crate) fn answered(span: &Span, status: u16) {
+    span.record("http.response.status_code", status);
+    if status >= 500 {
+        span.record("otel.status_code", "ERROR");
+    }
+}
+
+/// Makes a span part of the trace that the heads of a request name (`traceparent`, W3C Trace Context).
+#[cfg(feature = "otel")]
+fn join(span: &Span, headers: &axum::http::HeaderMap) {
+    use opentelemetry::propagation::TextMapPropagator;
+    use opentelemetry_http::HeaderExtractor;
+    use opentelemetry_sdk::propagation::TraceContextPropagator;
+    use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+    // Fails where nobody traces.
+    _ = span.set_parent(TraceContextPropagator::new().extract(&HeaderExtractor(headers)));
+}
+
+/// What answers are part of.
+#[derive(Debug, Clone)]
+pub(crate) struct Trace {
+    request: Span,
+    model: Arc<str>,
+}
+
+impl Trace {
+    /// That of the request whose span is entered.
+    pub fn here(model: &str) -> Self {
+        Self { request: Span::current(), model: model.into() }
+    }
+
+    /// The span of one answer. It lasts until it is dropped, and the request's as long.
+    pub fn answer(&self) -> Span {
+        tracing::info_span!(
+            parent: &self.request,
+            "answer",
+            otel.status_code = Empty,
+            gen_ai.operation.name = "text_completion",
+            gen_ai.request.model = &*self.model,
+            gen_ai.usage.input_tokens = Empty,
+            gen_ai.usage.cache_read.input_tokens = Empty,
+            gen_ai.usage.output_tokens = Empty,
+            gen_ai.response.finish_reasons = Empty,
+            gen_ai.server.time_to_first_token = Empty,
+            kvant.kv_bytes = Empty,
+        )
+    }
+}
+
+/// Takes note of how an answer ended, and after how many seconds its first token came.
+pub(crate) fn ended(span: &Span, finish: Finish, times: &Times, first: Option<f64>) {
+    span.record("gen_ai.usage.input_tokens", times.prompt.total);
+    span.record("gen_ai.usage.cache_read.input_tokens", times.prompt.cached);
+    span.record("gen_ai.usage.output_tokens", times.n_said);
+    span.record("gen_ai.response.finish_reasons", finish.name());
+    span.record("kvant.kv_bytes", times.kv_bytes);
+    if let Some(seconds) = first {
+        span.record("gen_ai.server.time_to_first_token", seconds);
+    }
+}
+
+/// Takes note that an answer could not be given.
+pub(crate) fn failed(span: &Span) {
+    span.record("otel.status_code", "ERROR");
+}
