@@ -441,3 +441,18 @@ fn ollamas_clients_are_answered_in_lines() {
     let (status, error) = client.post("/api/generate", &json!({ "prompt": 5 }));
     assert!(status == 400 && error["error"].as_str().unwrap().contains("prompt"), "{error}");
 }
+
+#[test]
+fn a_tokenizer_is_taken_from_the_server_as_from_vllm() {
+    let client = start(options());
+    let tokens = |body: Value| client.post("/tokenize", &body).1["tokens"].as_array().cloned().unwrap();
+    let bare = tokens(json!({ "prompt": "The sky is", "add_special_tokens": false }));
+    assert_eq!(bare, tokens(json!({ "content": "The sky is" })));
+    let (_, info) = client.get("/tokenizer_info");
+    assert_eq!(info["tokenizer_class"], "gpt2", "{info}");
+    let end = tokens(json!({ "prompt": info["eos_token"], "add_special_tokens": false }));
+    assert_eq!(end.len(), 1, "{info}");
+    let whole = tokens(json!({ "prompt": "The sky is" }));
+    assert_eq!(whole.len(), bare.len() + usize::from(info["add_bos_token"] == true), "{info}");
+    assert_eq!(client.post("/detokenize", &json!({ "tokens": bare })).1["prompt"], "The sky is");
+}

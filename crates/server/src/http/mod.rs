@@ -127,6 +127,11 @@ impl Hosted {
         self.model.tokenizer().expect("a model is only served with a tokenizer")
     }
 
+    /// The template as the file has it.
+    pub fn template_source(&self) -> Option<&str> {
+        self.model.gguf().meta().find("tokenizer.chat_template").ok().flatten()
+    }
+
     /// The conversation of a request.
     pub fn conversation(&self, fields: &Fields) -> Result<Conversation, ApiError> {
         Conversation::read(fields, self.model.chat_template()?.source(), self.thinks)
@@ -254,6 +259,7 @@ pub(crate) fn router(server: Arc<Server>, cors: CorsLayer) -> Router {
         .route("/api/generate", post(ollama::generate))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
+        .route("/tokenizer_info", get(text::tokenizer_info))
         .route("/apply-template", post(text::apply_template))
         .fallback(unknown)
         .method_not_allowed_fallback(not_so)

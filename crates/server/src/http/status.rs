@@ -98,12 +98,11 @@ pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Valu
     });
     let tokenizer = hosted.tokenizer();
     let text = |id: Option<u32>| id.map(|id| token_text(tokenizer, id).0).unwrap_or_default();
-    let template = hosted.model.gguf().meta().find::<&str>("tokenizer.chat_template").ok().flatten();
     Ok(Json(json!({
         "default_generation_settings": { "n_ctx": hosted.n_ctx, "params": params },
         "total_slots": server.options.n_running,
         "model_alias": hosted.name,
-        "chat_template": template,
+        "chat_template": hosted.template_source(),
         "bos_token": text(tokenizer.bos()),
         "eos_token": text(tokenizer.eos()),
         "modalities": { "vision": false, "audio": false },

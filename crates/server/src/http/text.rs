@@ -1,4 +1,4 @@
-//! `/tokenize`, `/detokenize`, `/apply-template`: what becomes of a text.
+//! `/tokenize`, `/detokenize`, `/tokenizer_info`, `/apply-template`: what becomes of a text.
 
 use std::sync::Arc;
 
@@ -19,7 +19,9 @@ pub(super) async fn tokenize(
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields).await?;
     let text: String = fields.any(&["content", "prompt"], "a text")?.unwrap_or_default();
-    let adds = fields.flag("add_special")?;
+    // A prompt is how vLLM calls it, which adds them unless it is told not to.
+    let adds = fields.any(&["add_special", "add_special_tokens"], "true or false")?;
+    let adds = adds.unwrap_or(fields.value("prompt").is_some());
     let special = match fields.get("parse_special", "true or false")?.unwrap_or(true) {
         true => Special::Parse,
         false => Special::AsText,
@@ -53,6 +55,25 @@ pub(super) async fn detokenize(
     }
     let text = tokenizer.decode(&tokens);
     Ok(Json(json!({ "content": text, "prompt": text })))
+}
+
+/// What the vocabulary is like, as vLLM tells it: whoever finds it here, as lm-eval does, needs no tokenizer of its own.
+pub(super) async fn tokenizer_info(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
+    let hosted = server.pool.first()?;
+    let tokenizer = hosted.tokenizer();
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
+    let special = tokenizer.special();
+    Ok(Json(json!({
+        "tokenizer_class": tokenizer.model().name(),
+        "bos_token": text(special.bos),
+        "eos_token": text(special.eos),
+        "pad_token": text(special.pad),
+        "unk_token": text(special.unk),
+        "add_bos_token": tokenizer.adds_bos(),
+        "add_eos_token": tokenizer.adds_eos(),
+        "model_max_length": hosted.n_ctx,
+        "chat_template": hosted.template_source(),
+    })))
 }
 
 /// How many tokens the prompt of a conversation has.
