@@ -43,7 +43,7 @@ pub mod synthetic;
 pub mod tuning;
 
 pub use adapter::adapters;
-pub use context_file::ContextFileError;
+pub use context_file::{ContextFileError, SavedSession};
 pub use device::{Adapter, Device, DeviceChoice, memory_bandwidth};
 pub use error::Error;
 pub use generate::{CancelFlag, Continuation, Finish, GenerateOptions, Generation, Stats, Token};

@@ -51,9 +51,9 @@ impl<P: Page> Cache<P> {
         pages.chain(states).chain(marked).map(|page| &***page)
     }
 
-    /// How many [images](Cache::images) there are.
-    pub fn n_images(&self) -> usize {
-        self.kept().count()
+    /// Bytes of each of the [images](Cache::images).
+    pub fn image_bytes(&self) -> impl Iterator<Item = usize> {
+        self.kept().map(Page::n_bytes)
     }
 
     /// The bytes of every allocation that what comes next may read: for each group the sink, the tail, and the blocks; the

@@ -1,7 +1,7 @@
 //! The bytes of a context file: prelude, header, table of sections, sections.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -48,22 +48,28 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
+/// Bytes of a file with this header and sections of so many bytes each.
+pub(super) fn n_bytes(json: &str, sections: &[usize]) -> u64 {
+    let room = PRELUDE + (json.len() as u64).next_multiple_of(ALIGN) + sections.len() as u64 * ENTRY;
+    sections.iter().fold(room, |at, &section| at.next_multiple_of(ALIGN) + section as u64)
+}
+
 /// Writes sections as they come; prelude and table last, over the room left for them.
-pub(super) struct Writer<'a> {
-    file: &'a mut BufWriter<File>,
+pub(super) struct Writer<W> {
+    out: W,
     header: Vec<u8>,
     n_sections: usize,
     table: Vec<u8>,
     at: u64,
 }
 
-impl<'a> Writer<'a> {
+impl<W: Write + Seek> Writer<W> {
     /// Leaves room for the header and a table of `n_sections`.
-    pub(super) fn new(file: &'a mut BufWriter<File>, json: &str, n_sections: usize) -> io::Result<Self> {
+    pub(super) fn new(out: W, json: &str, n_sections: usize) -> io::Result<Self> {
         let mut header = json.as_bytes().to_vec();
         header.resize(header.len().next_multiple_of(ALIGN as usize), b' ');
         let room = PRELUDE + header.len() as u64 + n_sections as u64 * ENTRY;
-        let mut writer = Self { file, header, n_sections, table: Vec::new(), at: 0 };
+        let mut writer = Self { out, header, n_sections, table: Vec::new(), at: 0 };
         writer.zeros(room)?;
         Ok(writer)
     }
@@ -72,7 +78,7 @@ impl<'a> Writer<'a> {
         self.zeros(self.at.next_multiple_of(ALIGN) - self.at)?;
         let section = Section { offset: self.at, len: bytes.len() as u64, checksum: xxh3_64(bytes) };
         self.table.extend_from_slice(&section.to_bytes());
-        self.file.write_all(bytes)?;
+        self.out.write_all(bytes)?;
         self.at += section.len;
         Ok(())
     }
@@ -81,7 +87,7 @@ impl<'a> Writer<'a> {
     ///
     /// # Panics
     /// Unless as many sections were written as announced.
-    pub(super) fn finish(self) -> io::Result<u64> {
+    pub(super) fn finish(mut self) -> io::Result<u64> {
         assert_eq!(self.table.len(), self.n_sections * ENTRY as usize, "sections written and announced");
         let mut front = vec![0; PRELUDE as usize];
         front[..8].copy_from_slice(MAGIC);
@@ -93,33 +99,41 @@ impl<'a> Writer<'a> {
         front.extend_from_slice(&self.table);
         let checksum = xxh3_64(&front[PRELUDE as usize..]);
         front[32..40].copy_from_slice(&checksum.to_le_bytes());
-        self.file.seek(SeekFrom::Start(0))?;
-        self.file.write_all(&front)?;
+        self.out.seek(SeekFrom::Start(0))?;
+        self.out.write_all(&front)?;
         Ok(self.at)
     }
 
     fn zeros(&mut self, n: u64) -> io::Result<()> {
         self.at += n;
-        io::copy(&mut io::repeat(0).take(n), self.file).map(drop)
+        io::copy(&mut io::repeat(0).take(n), &mut self.out).map(drop)
     }
 }
 
-/// An open file whose prelude, header and table were found sound. Sections are checked as they are read.
-pub(super) struct Reader {
-    file: File,
+/// An open file, or the bytes of one, whose prelude, header and table were found sound. Sections are checked as they are read.
+pub(super) struct Reader<R> {
+    source: R,
     path: PathBuf,
     header: Vec<u8>,
     sections: Vec<Section>,
 }
 
-impl Reader {
+impl Reader<File> {
     pub(super) fn open(path: &Path) -> Result<Self, ContextFileError> {
         let io = |source| ContextFileError::Io { path: path.to_owned(), source };
+        Self::new(kvant_files::open(path).map_err(io)?, path)
+    }
+}
+
+impl<R: Read + Seek> Reader<R> {
+    /// Of what is called `path` in errors.
+    pub(super) fn new(mut source: R, path: &Path) -> Result<Self, ContextFileError> {
+        let io = |source| ContextFileError::Io { path: path.to_owned(), source };
         let corrupt = |what: String| ContextFileError::Corrupt { path: path.to_owned(), what };
-        let mut file = kvant_files::open(path).map_err(io)?;
-        let file_len = file.metadata().map_err(io)?.len();
+        let file_len = source.seek(SeekFrom::End(0)).map_err(io)?;
+        source.rewind().map_err(io)?;
         let mut prelude = [0; PRELUDE as usize];
-        let n = read_up_to(&mut file, &mut prelude).map_err(io)?;
+        let n = read_up_to(&mut source, &mut prelude).map_err(io)?;
         if n < 12 || prelude[..8] != *MAGIC {
             return Err(ContextFileError::NotOurs { path: path.to_owned() });
         }
@@ -138,7 +152,7 @@ impl Reader {
             return Err(corrupt(format!("a header of {header_len} bytes, {n_sections} sections")));
         }
         let mut header = vec![0; (data_start - PRELUDE) as usize];
-        file.read_exact(&mut header).map_err(io)?;
+        source.read_exact(&mut header).map_err(io)?;
         if xxh3_64(&header) != u64_at(&prelude, 32) {
             return Err(corrupt("the checksum of the header".to_owned()));
         }
@@ -151,7 +165,7 @@ impl Reader {
                 return Err(corrupt(format!("section {index} lies outside the file")));
             }
         }
-        Ok(Self { file, path: path.to_owned(), header, sections })
+        Ok(Self { source, path: path.to_owned(), header, sections })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -188,8 +202,8 @@ impl Reader {
             .get(index)
             .ok_or_else(|| self.corrupt(format!("section {index} is missing, there are {n}")))?;
         let mut bytes = vec![0; section.len as usize];
-        let read =
-            self.file.seek(SeekFrom::Start(section.offset)).and_then(|_| self.file.read_exact(&mut bytes));
+        let at = self.source.seek(SeekFrom::Start(section.offset));
+        let read = at.and_then(|_| self.source.read_exact(&mut bytes));
         read.map_err(|source| ContextFileError::Io { path: self.path.clone(), source })?;
         if xxh3_64(&bytes) != section.checksum {
             return Err(self.corrupt(format!("the checksum of section {index} of {n}")));
@@ -198,10 +212,10 @@ impl Reader {
     }
 }
 
-fn read_up_to(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
+fn read_up_to(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut n = 0;
     while n < buffer.len() {
-        match file.read(&mut buffer[n..])? {
+        match source.read(&mut buffer[n..])? {
             0 => break,
             got => n += got,
         }

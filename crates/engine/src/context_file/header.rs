@@ -1,5 +1,6 @@
 //! The header of a context file: what must agree, and what the cache stores.
 
+use std::io::{Read, Seek};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ impl Header {
         serde_json::to_string(self).expect("text, numbers and lists become JSON")
     }
 
-    pub(super) fn parse(reader: &Reader) -> Result<Self, ContextFileError> {
+    pub(super) fn parse(reader: &Reader<impl Read + Seek>) -> Result<Self, ContextFileError> {
         serde_json::from_slice(reader.header())
             .map_err(|error| reader.corrupt(format!("the header: {error}")))
     }

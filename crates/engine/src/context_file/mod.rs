@@ -27,10 +27,15 @@
 //!
 //! A file is replaced whole or not at all ([`write_whole`](kvant_files::write_whole)): a crash, a full disk or a kill
 //! leaves the old one.
+//!
+//! A [`SavedSession`] is the same bytes in memory, written and read by the same code. It has checksums, since it may be moved
+//! to a file; they are looked at in memory too, which takes little beside the copy.
 
 mod format;
 mod header;
 
+use std::fmt;
+use std::io::{self, Cursor, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,17 +47,20 @@ use crate::{Error, Model, Session};
 use format::{Reader, Writer};
 use header::Header;
 
+/// Where errors say that a [`SavedSession`] is.
+const IN_MEMORY: &str = "(memory)";
+
 /// Why a session cannot be saved or restored.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContextFileError {
-    /// The file system refused. A file that was there before is still whole.
+    /// The file system refused, or there is no memory. A file that was there before is still whole.
     #[error("{}: {source}", printable_path(path))]
     Io {
-        /// The file.
+        /// The file; `(memory)` for a [`SavedSession`], here and below.
         path: PathBuf,
-        /// What the file system says.
-        source: std::io::Error,
+        /// What the system says.
+        source: io::Error,
     },
     /// The file begins otherwise.
     #[error("{}: not a context file", printable_path(path))]
@@ -99,16 +107,43 @@ impl Session {
     /// [`Error::ContextFile`] when the file cannot be written (the old one is still there then), a device error.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<u64, Error> {
         let path = path.as_ref();
-        let io = |source| Error::from(ContextFileError::Io { path: path.to_owned(), source });
-        let header = Header::new(self.model(), self.sequence());
-        kvant_files::write_whole(path, io, |file| {
-            let (loaded, id) = (self.sequence().loaded(), self.sequence().id());
-            let mut writer = Writer::new(file, &header.to_json(), 1 + loaded.n_images(id)).map_err(io)?;
-            let tokens: Vec<u8> = self.tokens().iter().flat_map(|token| token.to_le_bytes()).collect();
-            writer.section(&tokens).map_err(io)?;
-            loaded.images(id, &mut |image| writer.section(&image).map_err(io))?;
-            writer.finish().map_err(io)
-        })
+        kvant_files::write_whole(path, |source| failed(path, source), |file| self.write_to(file, path))
+    }
+
+    /// Bytes that [`Session::save`] would write now.
+    pub fn saved_bytes(&self) -> u64 {
+        let sequence = self.sequence();
+        let mut sections = vec![size_of_val(self.tokens())];
+        sections.extend(sequence.loaded().image_bytes(sequence.id()));
+        format::n_bytes(&Header::new(self.model(), sequence).to_json(), &sections)
+    }
+
+    /// What [`Session::save`] would write, in memory: [`Session::saved_bytes`] of it and no more.
+    ///
+    /// # Errors
+    /// [`Error::ContextFile`] when there is no memory for it, a device error.
+    pub fn to_saved(&self) -> Result<SavedSession, Error> {
+        let path = Path::new(IN_MEMORY);
+        let needed = self.saved_bytes();
+        let mut bytes = Vec::new();
+        // Beyond what a number of bytes can be, it is refused all the same.
+        let room = bytes.try_reserve_exact(usize::try_from(needed).unwrap_or(usize::MAX));
+        room.map_err(|error| failed(path, error.into()))?;
+        let written = self.write_to(Cursor::new(&mut bytes), path)?;
+        assert_eq!(written, needed, "bytes written and announced");
+        Ok(SavedSession(bytes.into_boxed_slice()))
+    }
+
+    /// Writes the bytes of a file. Returns how many.
+    fn write_to(&self, out: impl Write + Seek, path: &Path) -> Result<u64, Error> {
+        let io = |source| failed(path, source);
+        let (loaded, id) = (self.sequence().loaded(), self.sequence().id());
+        let header = Header::new(self.model(), self.sequence()).to_json();
+        let mut writer = Writer::new(out, &header, 1 + loaded.image_bytes(id).len()).map_err(io)?;
+        let tokens: Vec<u8> = self.tokens().iter().flat_map(|token| token.to_le_bytes()).collect();
+        writer.section(&tokens).map_err(io)?;
+        loaded.images(id, &mut |image| writer.section(&image).map_err(io))?;
+        writer.finish().map_err(io)
     }
 
     /// Restores from a file as many tokens as its beginning shares with `prompt`, in place of what the session
@@ -119,7 +154,18 @@ impl Session {
     /// [`Error::ContextFile`] when the file cannot be read, is corrupt, or belongs to another model, layout, RoPE or
     /// cache type (the field is named). The session keeps what it held then.
     pub fn load_prefix(&mut self, path: impl AsRef<Path>, prompt: &[u32]) -> Result<usize, Error> {
-        let mut reader = Reader::open(path.as_ref())?;
+        self.read_prefix(Reader::open(path.as_ref())?, prompt)
+    }
+
+    /// [`Session::load_prefix`] of what is in memory.
+    ///
+    /// # Errors
+    /// As [`Session::load_prefix`].
+    pub fn load_saved_prefix(&mut self, saved: &SavedSession, prompt: &[u32]) -> Result<usize, Error> {
+        self.read_prefix(Reader::new(Cursor::new(&saved.0), Path::new(IN_MEMORY))?, prompt)
+    }
+
+    fn read_prefix(&mut self, mut reader: Reader<impl Read + Seek>, prompt: &[u32]) -> Result<usize, Error> {
         let header = Header::parse(&reader)?;
         header.check_identity(self.model(), reader.path())?;
         header.check_plan(self.sequence().plan(), reader.path())?;
@@ -171,8 +217,38 @@ impl Model {
     }
 }
 
+/// A session in memory, as [`Session::save`] writes it to a file: its tokens and its cache, bit for bit.
+pub struct SavedSession(Box<[u8]>);
+
+impl SavedSession {
+    /// Bytes that it takes.
+    pub fn n_bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    /// Writes the file that [`Session::save`] would have written when this was made. Returns the bytes written.
+    ///
+    /// # Errors
+    /// [`Error::ContextFile`] when the file cannot be written; the old one is still there then.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<u64, Error> {
+        let path = path.as_ref();
+        kvant_files::write(path, &self.0).map_err(|source| failed(path, source))?;
+        Ok(self.n_bytes())
+    }
+}
+
+impl fmt::Debug for SavedSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SavedSession").field("n_bytes", &self.n_bytes()).finish()
+    }
+}
+
+fn failed(path: &Path, source: io::Error) -> Error {
+    ContextFileError::Io { path: path.to_owned(), source }.into()
+}
+
 fn restore(
-    reader: &mut Reader,
+    reader: &mut Reader<impl Read + Seek>,
     model: &Model,
     plan: Plan,
     n_ctx: usize,

@@ -65,6 +65,57 @@ fn a_loaded_session_equals_the_saved_one_bit_for_bit() {
 }
 
 #[test]
+fn what_is_saved_in_memory_is_the_file_byte_for_byte_and_as_long_as_was_told() {
+    let (model, path) = (model(), file("memory"));
+    for (k, v, policies, n, tail) in [
+        ("turbo3", "turbo3", "none", 0, true),
+        ("turbo3", "turbo3", "none", 1, true),
+        ("f16", "turbo4", "sink:16,recent:32,alpha:1.01", 130, true),
+        ("turbo4", "q8_0", "boundary:1", 150, false),
+        ("turbo3", "turbo3", "none", 700, true),
+    ] {
+        let what = format!("{k} {v} {policies} {n}");
+        let opts = || SessionOptions { n_ctx: Some(1000), ..options(k, v, policies, tail) };
+        let mut session = model.session(opts()).unwrap();
+        if n > 0 {
+            session.feed(&tokens(n), &mut |_| true).unwrap();
+            session.mark();
+            session.feed(&[5], &mut |_| true).unwrap();
+        }
+        let needed = session.saved_bytes();
+        let saved = session.to_saved().unwrap();
+        session.save(&path).unwrap();
+        assert!(*saved.0 == *std::fs::read(&path).unwrap(), "{what}");
+        assert_eq!(saved.n_bytes(), needed, "{what}");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(saved.write(&path).unwrap(), needed, "{what}");
+
+        let mut prompt = session.tokens().to_vec();
+        prompt.push(7);
+        let mut from = [model.session(opts()).unwrap(), model.session(opts()).unwrap()];
+        assert_eq!(from[0].load_prefix(&path, &prompt).unwrap(), prompt.len() - 1, "{what}");
+        assert_eq!(from[1].load_saved_prefix(&saved, &prompt).unwrap(), prompt.len() - 1, "{what}");
+        assert_eq!(images(&from[0]), images(&session), "{what}");
+        assert_eq!(images(&from[1]), images(&session), "{what}");
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_byte_that_changes_in_memory_is_noticed_and_nothing_is_loaded() {
+    let model = model();
+    let opts = || options("turbo3", "turbo3", "none", true);
+    let mut session = model.session(opts()).unwrap();
+    session.feed(&tokens(40), &mut |_| true).unwrap();
+    let mut saved = session.to_saved().unwrap();
+    *saved.0.last_mut().unwrap() ^= 1;
+    let mut other = model.session(opts()).unwrap();
+    let error = other.load_saved_prefix(&saved, &tokens(50)).unwrap_err().to_string();
+    assert!(error.starts_with("(memory): corrupt") && error.contains("checksum"), "{error}");
+    assert!(other.tokens().is_empty());
+}
+
+#[test]
 fn an_empty_session_can_be_kept_too() {
     let (model, path) = (model(), file("empty"));
     let session = model.session(options("turbo4", "turbo4", "sink:4", true)).unwrap();

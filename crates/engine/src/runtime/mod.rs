@@ -129,8 +129,8 @@ pub(crate) trait Caches {
     fn attach(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize;
     /// Cached keys or values of one head as numbers, `[tokens, head_dim]`.
     fn rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error>;
-    /// How many pages [`Caches::images`] hands over.
-    fn n_images(&self, id: SequenceId) -> usize;
+    /// Bytes of each page that [`Caches::images`] hands over.
+    fn image_bytes(&self, id: SequenceId) -> Vec<usize>;
     /// Hands every page of a sequence to `visit`, byte for byte.
     fn images(
         &self,

@@ -387,8 +387,8 @@ impl<B: Backend> Caches for On<B> {
         Ok(self.with(id, |cache| cache.rows_of(&*self.device, layer, head, side))?)
     }
 
-    fn n_images(&self, id: SequenceId) -> usize {
-        self.with(id, |cache| cache.n_images())
+    fn image_bytes(&self, id: SequenceId) -> Vec<usize> {
+        self.with(id, |cache| cache.image_bytes().collect())
     }
 
     fn images(

@@ -247,8 +247,8 @@ impl Caches for Relay {
         part.rows(id, layer - first, head, side)
     }
 
-    fn n_images(&self, id: SequenceId) -> usize {
-        self.sum(|part| part.n_images(id))
+    fn image_bytes(&self, id: SequenceId) -> Vec<usize> {
+        self.parts.iter().flat_map(|part| part.image_bytes(id)).collect()
     }
 
     fn images(

@@ -101,7 +101,7 @@ impl Sequence {
 
     fn stored(&self, model: &Model) -> Self {
         let images: Vec<_> = self.cache.images(&model.device).collect::<Result<_, _>>().unwrap();
-        assert_eq!(images.len(), self.cache.n_images());
+        assert!(images.iter().map(Vec::len).eq(self.cache.image_bytes()));
         let next = &mut |index: usize| Ok::<_, kvant_kv::KvError>(images[index].clone());
         let (layout, state) = (Arc::clone(&model.layout), self.cache.state());
         let mut cache = Cache::from_images(&model.device, &model.pool, layout, N_CTX, state, next).unwrap();
