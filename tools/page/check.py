@@ -207,6 +207,8 @@ def the_meter_says_what_the_server_says(p):
     metric = re.search(r"^kvant:kv_bytes (\d+)", p.get("metrics"), re.M)
     assert shown == int(metric[1]), (shown, metric)
     assert int(p.page.locator("#m-bar").get_attribute("aria-valuenow")) == shown
+    away = kv["ram_bytes"] + kv["disk_bytes"]
+    assert ("parked" in p.page.locator("#m-saved").inner_text()) == (away > 0), kv
 
 
 @check

@@ -48,6 +48,10 @@ pub struct ServeArgs {
     /// Memory for the caches of all conversations together, such as 8G; half of the machine's when not given
     #[arg(long, value_name = "BYTES", env = "KVANT_KV_BUDGET", value_parser = output::parse_bytes)]
     kv_budget: Option<usize>,
+    /// Memory of the machine for conversations that there is no room for on the device, such as 16G; for GPUs: on the CPU it
+    /// is the same memory, of which --kv-budget makes more
+    #[arg(long, value_name = "BYTES", env = "KVANT_KV_RAM", value_parser = output::parse_bytes)]
+    kv_ram: Option<usize>,
     /// A folder for conversations that there is no memory for, and how much they may take there; they are found again after a
     /// restart
     #[arg(long, value_name = "DIR:BYTES", env = "KVANT_KV_DISK", value_parser = folder)]
@@ -206,6 +210,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         n_running: args.parallel,
         n_waiting: args.queue,
         kv_budget: budget,
+        kv_ram: args.kv_ram.unwrap_or(0) as u64,
         kv_disk: args.kv_disk,
         #[cfg(feature = "kv-events")]
         kv_events: args.events.sink()?,

@@ -76,6 +76,9 @@ pub struct Options {
     pub n_waiting: usize,
     /// Bytes for all caches together; each model has an equal share.
     pub kv_budget: usize,
+    /// Bytes of the machine's memory for conversations that there is no room for in the budget above: for devices with a memory of
+    /// their own. Each model has an equal share.
+    pub kv_ram: u64,
     /// A folder for conversations that there is no memory for, and the bytes that they may take there; they are found again
     /// after a restart.
     pub kv_disk: Option<(PathBuf, u64)>,

@@ -28,6 +28,8 @@ pub(crate) struct Metrics {
     waiting: Gauge,
     parked_now: Gauge,
     kv_bytes: Gauge,
+    kv_ram_bytes: Gauge,
+    kv_disk_bytes: Gauge,
     kv_usage: Gauge<f64, std::sync::atomic::AtomicU64>,
     registry: Mutex<Registry>,
 }
@@ -55,6 +57,8 @@ impl Metrics {
             waiting: Gauge::default(),
             parked_now: Gauge::default(),
             kv_bytes: Gauge::default(),
+            kv_ram_bytes: Gauge::default(),
+            kv_disk_bytes: Gauge::default(),
             kv_usage: Gauge::default(),
             registry: Mutex::new(Registry::default()),
         };
@@ -85,6 +89,8 @@ impl Metrics {
         gauge("vllm:num_requests_waiting", "Answers that wait", &self.waiting);
         gauge("kvant:requests_parked", "Answers that gave their memory away for a while", &self.parked_now);
         gauge("kvant:kv_bytes", "Bytes of all caches, shared ones once", &self.kv_bytes);
+        gauge("kvant:kv_ram_bytes", "Bytes of conversations put away in memory", &self.kv_ram_bytes);
+        gauge("kvant:kv_disk_bytes", "Bytes of conversations put away in files", &self.kv_disk_bytes);
         for name in ["llamacpp:kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"] {
             registry.register(name, "Share of the memory for caches that is in use", self.kv_usage.clone());
         }
@@ -102,6 +108,8 @@ impl Metrics {
         self.waiting.set(counts.waiting as i64);
         self.parked_now.set(counts.parked as i64);
         self.kv_bytes.set(status.kv_bytes as i64);
+        self.kv_ram_bytes.set(status.store.ram as i64);
+        self.kv_disk_bytes.set(status.store.disk as i64);
         self.kv_usage.set(status.kv_bytes as f64 / status.budget.max(1) as f64);
         let mut text = String::new();
         let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

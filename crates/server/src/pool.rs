@@ -221,9 +221,9 @@ impl Pool {
         // A router could not tell tokens of several models apart.
         let sink = options.kv_events.clone().filter(|_| options.others.is_empty());
         let blocks = Blocks::new(sink, Arc::clone(&stored));
-        let disk = options.kv_disk.clone();
-        let open = |(folder, budget)| Store::open(folder, budget / share as u64, &model, blocks.clone());
-        let store = disk.map(open).transpose()?;
+        let of_it = |bytes: u64| bytes / share as u64;
+        let disk = options.kv_disk.clone().map(|(folder, bytes)| (folder, of_it(bytes)));
+        let store = Store::open(of_it(options.kv_ram), disk, &model, blocks.clone())?;
         let status = Arc::new(Mutex::default());
         let told = (Arc::clone(&self.metrics), Arc::clone(&status));
         let worker = Worker::new(model.clone(), options.n_ctx, limits, (store, blocks), told);

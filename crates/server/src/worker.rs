@@ -18,7 +18,7 @@ use crate::guide::Guides;
 use crate::metrics::Metrics;
 use crate::scheduler::{Act, Cost, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
 use crate::shelf::{Idle, Kind, Shelf};
-use crate::store::Store;
+use crate::store::{Store, StoreUse};
 use crate::trace::{self, Trace};
 use course::Course;
 
@@ -107,6 +107,8 @@ pub(crate) struct Status {
     pub running_bytes_f16: usize,
     pub idle_bytes_f16: usize,
     pub budget: usize,
+    /// What is put away.
+    pub store: StoreUse,
 }
 
 impl std::iter::Sum for Status {
@@ -121,6 +123,7 @@ impl std::iter::Sum for Status {
             running_bytes_f16: a.running_bytes_f16 + b.running_bytes_f16,
             idle_bytes_f16: a.idle_bytes_f16 + b.idle_bytes_f16,
             budget: a.budget + b.budget,
+            store: a.store + b.store,
         })
     }
 }
@@ -133,7 +136,7 @@ pub(crate) struct Worker {
     courses: BTreeMap<Id, Course>,
     shelf: Shelf,
     /// Where conversations go that there is no memory for.
-    store: Option<Store>,
+    store: Store,
     blocks: Blocks,
     metrics: Arc<Metrics>,
     status: Arc<Mutex<Status>>,
@@ -148,7 +151,7 @@ impl Worker {
         model: Model,
         n_ctx: Option<usize>,
         limits: Limits,
-        (store, blocks): (Option<Store>, Blocks),
+        (store, blocks): (Store, Blocks),
         (metrics, status): (Arc<Metrics>, Arc<Mutex<Status>>),
     ) -> Self {
         model.set_kv_budget(limits.budget);
@@ -285,7 +288,7 @@ impl Worker {
                     && let Some(session) = course.take_session()
                 {
                     let kind = course.job.kind.clone();
-                    self.put_away(&kind, &session);
+                    self.store.save(&kind, &session);
                 }
             }
             Act::End(id) => {
@@ -309,9 +312,7 @@ impl Worker {
             if let Some(idle) = self.shelf.take(&course.job.kind, &course.tokens, attached) {
                 session = idle;
             }
-            if let Some(store) = &mut self.store {
-                store.load(&mut session, &course.job.kind, &course.tokens);
-            }
+            self.store.load(&mut session, &course.job.kind, &course.tokens);
         }
         let n = session.tokens().len();
         if course.progress.done == 0 {
@@ -510,21 +511,16 @@ impl Worker {
         }
     }
 
-    fn put_away(&mut self, kind: &Kind, session: &Session) {
-        if let Some(store) = &mut self.store {
-            store.save(kind, session);
-        }
-    }
-
     /// Copies are of what others hold too.
     fn put_away_idle(&mut self, idle: &Idle) {
         if !idle.is_branch {
-            self.put_away(&idle.kind, &idle.session);
+            self.store.save(&idle.kind, &idle.session);
         }
     }
 
-    /// Keeps what is on the shelf for the next start.
+    /// Keeps what is on the shelf, and what was put away, for the next start.
     fn put_all_away(&mut self) {
+        self.store.leave_memory();
         while let Some(idle) = self.shelf.evict() {
             self.put_away_idle(&idle);
         }
@@ -544,6 +540,7 @@ impl Worker {
             running_bytes_f16: running().map(|kv| kv.bytes_f16).sum(),
             idle_bytes_f16: idle().map(|kv| kv.bytes_f16).sum(),
             budget: self.scheduler.limits().budget,
+            store: self.store.in_use(),
         };
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }

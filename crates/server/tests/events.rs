@@ -138,6 +138,21 @@ fn what_is_let_go_of_is_told_and_what_goes_to_disk_is_found_after_a_restart() {
 }
 
 #[test]
+fn what_waits_in_memory_is_told_until_it_is_on_the_device_again() {
+    let router = Router::default();
+    let few = Options { kv_budget: 1 << 20, kv_ram: 64 << 20, ..options() };
+    let client = start(Options { kv_events: Some(router.sink()), ..few });
+    for seed in 0..4 {
+        cached(&client, &text(600, seed), json!({}));
+    }
+    let known = |seed| [Medium::Device, Medium::Ram].map(|of| router.known(of, &text(600, seed), &[]));
+    assert_eq!((known(0), known(3)), ([0, 512], [512, 0]));
+    assert!(cached(&client, &text(650, 0), json!({})) >= 512);
+    assert_eq!(known(0)[0], 512);
+    assert_eq!(known(1), [0, 512]);
+}
+
+#[test]
 fn blocks_of_keys_and_of_other_types_are_not_those_of_everybody() {
     let (open, closed) = (Router::default(), Router::default());
     let client = start(Options { kv_events: Some(open.sink()), ..options() });

@@ -46,6 +46,7 @@ static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
             n_running: 64,
             n_waiting: 64,
             kv_budget: 64 << 20,
+            kv_ram: 0,
             kv_disk: None,
             kv_events: None,
             tls: None,

@@ -176,6 +176,7 @@ fn what_makes_no_server_is_told_in_a_line() {
     for (args, words) in [
         (&["--port", &port][..], "127.0.0.1:"),
         (&["--kv-budget", "much"], "8G"),
+        (&["--kv-ram", "much"], "8G"),
         (&["--kv-disk", "there"], "kv:100G"),
         (&["--kv-disk", "/dev/null/x:1G"], "/dev/null/x"),
         (&["--port", "99999"], "99999"),

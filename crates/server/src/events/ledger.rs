@@ -88,7 +88,7 @@ impl Ledger {
             }
         }
         gone.sort_by_key(|&(depth, _)| std::cmp::Reverse(depth));
-        for medium in [Medium::Device, Medium::Disk] {
+        for medium in [Medium::Device, Medium::Ram, Medium::Disk] {
             let of_medium = gone.iter().filter(|(_, (of, _))| *of == medium);
             let blocks: Vec<u64> = of_medium.map(|(_, (_, name))| *name).collect();
             if !blocks.is_empty() {
@@ -209,7 +209,7 @@ mod tests {
             for _ in 0..60 {
                 match dice.throw(5) {
                     0 | 1 => {
-                        let medium = [Medium::Device, Medium::Disk][dice.throw(2)];
+                        let medium = [Medium::Device, Medium::Ram, Medium::Disk][dice.throw(3)];
                         let (text, mut held) = (text(&mut dice), Vec::new());
                         ledger.hold(medium, &root, &mut held, &text);
                         holders.push((medium, text, held));

@@ -3,7 +3,7 @@
 //!
 //! The tokens of a conversation are told in blocks of 128, each under a hash of all tokens up to its end. A block is *stored* when
 //! the first conversation holds it that others can go on from, and *removed* when the last one is let go of: on the device those on
-//! the shelf, whole, and those in work, up to the last place where blocks alone are enough; on disk those in files.
+//! the shelf, whole, and those in work, up to the last place where blocks alone are enough; elsewhere those that are put away.
 
 mod ledger;
 #[cfg(feature = "kv-events")]
@@ -28,6 +28,8 @@ pub use publisher::{PublishError, Publisher};
 pub enum Medium {
     /// The memory of the device that reads it.
     Device,
+    /// The machine's memory, from where it is brought back.
+    Ram,
     /// A file.
     Disk,
 }

@@ -71,6 +71,7 @@ impl Writer {
     fn medium(&mut self, medium: Medium) {
         self.text(match medium {
             Medium::Device => "GPU",
+            Medium::Ram => "CPU",
             Medium::Disk => "DISK",
         });
     }

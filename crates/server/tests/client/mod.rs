@@ -33,6 +33,7 @@ pub fn options() -> Options {
         n_running: 64,
         n_waiting: 64,
         kv_budget: 256 << 20,
+        kv_ram: 0,
         kv_disk: None,
         kv_events: None,
         tls: None,

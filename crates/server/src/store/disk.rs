@@ -1,0 +1,149 @@
+//! Conversations in files of a folder, which outlive the process.
+//!
+//! Each is a context file (checksummed, versioned, replaced whole or not at all) whose name begins with a hash of its model, its
+//! types and its owner: only those find it again. What is wrong with a file is told in the log, and the file is taken away.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use kvant::{Error, Model, Session};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::tier::{Kept, Tier};
+use crate::ServeError;
+use crate::events::{Blocks, Medium};
+use crate::shelf::Kind;
+
+/// How file names end.
+const ENDING: &str = "kvctx";
+
+/// The files.
+pub(super) struct Disk {
+    folder: PathBuf,
+    pub tier: Tier<PathBuf>,
+}
+
+impl Disk {
+    /// What an earlier process has left in a folder, which is made where there is none.
+    ///
+    /// # Errors
+    /// When the folder cannot be made or read.
+    pub fn open(folder: PathBuf, budget: u64, model: &Model) -> Result<Self, ServeError> {
+        let failed = |source| ServeError::Folder { folder: folder.clone(), source };
+        make(&folder).map_err(failed)?;
+        let mut found: Vec<(SystemTime, Kept<PathBuf>)> = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if let Some(kept) = read(&path, model) {
+                let used = fs::metadata(&path).and_then(|there| there.modified());
+                found.push((used.unwrap_or(SystemTime::UNIX_EPOCH), kept));
+            }
+        }
+        found.sort_by_key(|(used, _)| *used);
+        let mut tier = Tier::new(budget);
+        found.into_iter().for_each(|(_, kept)| tier.push(kept));
+        let mut disk = Self { folder, tier };
+        disk.make_room(0);
+        Ok(disk)
+    }
+
+    /// Keeps a conversation of so many bytes that `write` puts into a file, where there is room for it and it is not there.
+    pub fn save(
+        &mut self,
+        (hash, kind, tokens): (u64, &Kind, &[u32]),
+        needed: u64,
+        blocks: &Blocks,
+        write: impl FnOnce(&Path) -> Result<u64, Error>,
+    ) {
+        if needed > self.tier.budget() || self.tier.has(hash, tokens) {
+            return;
+        }
+        while let Some(beginning) = self.tier.take_beginning(hash, tokens) {
+            remove(beginning);
+        }
+        self.make_room(needed);
+        let mut text = Xxh3::new();
+        tokens.iter().for_each(|token| text.update(&token.to_le_bytes()));
+        let path = self.folder.join(format!("{hash:016x}-{:016x}.{ENDING}", text.digest()));
+        match write(&path) {
+            Ok(bytes) => {
+                let mut kept = Kept { kind: hash, tokens: tokens.to_vec(), bytes, place: path, held: None };
+                kept.tell(blocks, kind);
+                self.tier.push(kept);
+            }
+            // It will be read again, then.
+            Err(error) => tracing::warn!(%error, "a conversation is not kept"),
+        }
+    }
+
+    /// Fetches into `session` the beginning of `prompt` that the conversation at `index` has.
+    pub fn load(
+        &mut self,
+        index: usize,
+        session: &mut Session,
+        (kind, prompt): (&Kind, &[u32]),
+        blocks: &Blocks,
+    ) {
+        let Some(mut kept) = self.tier.take(index) else { return };
+        match session.load_prefix(&kept.place, prompt) {
+            Ok(_) => {
+                _ = fs::File::open(&kept.place).and_then(|file| file.set_modified(SystemTime::now()));
+                kept.tell(blocks, kind);
+                self.tier.push(kept);
+            }
+            Err(error) if error.is_out_of_memory() => self.tier.push(kept),
+            Err(error) => {
+                tracing::warn!(%error, "a conversation that was kept is of no use");
+                remove(kept);
+            }
+        }
+    }
+
+    fn make_room(&mut self, needed: u64) {
+        while !self.tier.fits(needed)
+            && let Some(oldest) = self.tier.pop()
+        {
+            remove(oldest);
+        }
+    }
+}
+
+impl Kept<PathBuf> {
+    /// It is known to be of `kind`.
+    pub fn tell(&mut self, blocks: &Blocks, kind: &Kind) {
+        let Self { tokens, held, .. } = self;
+        held.get_or_insert_with(|| {
+            let mut held = blocks.hold(Medium::Disk, kind);
+            held.grow(tokens);
+            held
+        });
+    }
+}
+
+fn remove(kept: Kept<PathBuf>) {
+    // Somebody may have taken it away already.
+    _ = fs::remove_file(kept.place);
+}
+
+/// A file that an earlier process has left, if it is one of this model.
+fn read(path: &Path, model: &Model) -> Option<Kept<PathBuf>> {
+    let name = path.file_name()?.to_str()?.strip_suffix(ENDING)?.strip_suffix('.')?;
+    let kind = u64::from_str_radix(name.split_once('-')?.0, 16).ok()?;
+    let bytes = fs::metadata(path).ok()?.len();
+    match model.saved_tokens(path) {
+        Ok(tokens) => Some(Kept { kind, tokens, bytes, place: path.to_owned(), held: None }),
+        Err(error) => {
+            tracing::info!(%error, "left alone");
+            None
+        }
+    }
+}
+
+/// Makes a folder that nobody else may look into: it will hold what was said.
+fn make(folder: &Path) -> std::io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(folder)
+}

@@ -1,0 +1,160 @@
+//! Conversations that there is no memory for on the device, kept for whoever comes back: in the machine's memory, and what has
+//! been there longest without being used on the disk, each within so many bytes.
+//!
+//! Wherever one is, it is the bytes of a context file, so that what comes back is what went, bit for bit.
+
+mod disk;
+mod ram;
+mod tier;
+
+use std::ops::Add;
+use std::path::{Path, PathBuf};
+
+use kvant::{Model, Session};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::ServeError;
+use crate::events::Blocks;
+use crate::shelf::Kind;
+use disk::Disk;
+use ram::{InRam, Ram};
+use tier::Kept;
+
+/// It is not worth it to keep or to fetch fewer tokens than these.
+const LEAST: usize = 128;
+
+/// Bytes that conversations take in each place, and may take there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct StoreUse {
+    pub ram: u64,
+    pub ram_budget: u64,
+    pub disk: u64,
+    pub disk_budget: u64,
+}
+
+impl Add for StoreUse {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            ram: self.ram + other.ram,
+            ram_budget: self.ram_budget + other.ram_budget,
+            disk: self.disk + other.disk,
+            disk_budget: self.disk_budget + other.disk_budget,
+        }
+    }
+}
+
+/// See the [module](self).
+pub(crate) struct Store {
+    model: Model,
+    ram: Ram,
+    disk: Option<Disk>,
+    blocks: Blocks,
+}
+
+impl Store {
+    /// A store with so many bytes of memory, and with a folder, which is made where there is none, and what an earlier process has
+    /// left there.
+    ///
+    /// # Errors
+    /// When the folder cannot be made or read.
+    pub fn open(
+        ram: u64,
+        disk: Option<(PathBuf, u64)>,
+        model: &Model,
+        blocks: Blocks,
+    ) -> Result<Self, ServeError> {
+        let disk = disk.map(|(folder, budget)| Disk::open(folder, budget, model)).transpose()?;
+        let mut store = Self { model: model.clone(), ram: Ram::new(ram), disk, blocks };
+        if let Some(usual) = store.blocks.usual() {
+            let kind = store.hash(usual);
+            let found = store.disk.iter_mut().flat_map(|disk| disk.tier.iter_mut());
+            found.filter(|kept| kept.kind == kind).for_each(|kept| kept.tell(&store.blocks, usual));
+        }
+        Ok(store)
+    }
+
+    /// Keeps a conversation, if it is worth it and there is room for it: in memory, where others that were used longer ago make
+    /// room, or else on the disk.
+    pub fn save(&mut self, kind: &Kind, session: &Session) {
+        let (hash, tokens) = (self.hash(kind), session.tokens());
+        let is_kept =
+            self.ram.has(hash, tokens) || self.disk.as_ref().is_some_and(|disk| disk.tier.has(hash, tokens));
+        if tokens.len() < LEAST || is_kept {
+            return;
+        }
+        // What the disk has of it outlives the process, and goes when it comes there.
+        while self.ram.take_beginning(hash, tokens).is_some() {}
+        match self.ram.room_for(session) {
+            Some(needed) => {
+                while !self.ram.fits(needed)
+                    && let Some(oldest) = self.ram.pop()
+                {
+                    self.move_to_disk(&oldest);
+                }
+                self.ram.save(hash, kind, session, &self.blocks);
+            }
+            None => {
+                if let Some(disk) = &mut self.disk {
+                    let write = |path: &Path| session.save(path);
+                    disk.save((hash, kind, tokens), session.saved_bytes(), &self.blocks, write);
+                }
+            }
+        }
+    }
+
+    /// Without a disk it is forgotten, and will be read again.
+    fn move_to_disk(&mut self, kept: &Kept<InRam>) {
+        if let Some(disk) = &mut self.disk {
+            let InRam { saved, kind } = &kept.place;
+            let write = |path: &Path| saved.write(path);
+            disk.save((kept.kind, kind, &kept.tokens), saved.n_bytes(), &self.blocks, write);
+        }
+    }
+
+    /// Fetches into `session` the beginning of `tokens` that is longest, where that is worth it.
+    pub fn load(&mut self, session: &mut Session, kind: &Kind, tokens: &[u32]) {
+        let least = session.tokens().len() + LEAST;
+        let hash = self.hash(kind);
+        let is_worth_it = |(n, _): &(usize, usize)| *n >= least;
+        let in_ram = self.ram.longest(hash, tokens).filter(is_worth_it);
+        let on_disk = self.disk.as_ref().and_then(|disk| disk.tier.longest(hash, tokens));
+        let on_disk = on_disk.filter(is_worth_it);
+        match (in_ram, on_disk, &mut self.disk) {
+            (Some((n, index)), other, _) if other.is_none_or(|(other, _)| n >= other) => {
+                self.ram.load(index, session, tokens);
+            }
+            (_, Some((_, index)), Some(disk)) => {
+                disk.load(index, session, (kind, tokens), &self.blocks);
+            }
+            _ => {}
+        }
+    }
+
+    /// What is in memory goes to the disk, and whatever is kept from now on too: the process, or the model, is about to end.
+    pub fn leave_memory(&mut self) {
+        while let Some(oldest) = self.ram.pop() {
+            self.move_to_disk(&oldest);
+        }
+        self.ram = Ram::new(0);
+    }
+
+    /// What is taken, and may be.
+    pub fn in_use(&self) -> StoreUse {
+        let disk = self.disk.as_ref().map(|disk| &disk.tier);
+        StoreUse {
+            ram: self.ram.bytes(),
+            ram_budget: self.ram.budget(),
+            disk: disk.map_or(0, |disk| disk.bytes()),
+            disk_budget: disk.map_or(0, |disk| disk.budget()),
+        }
+    }
+
+    fn hash(&self, kind: &Kind) -> u64 {
+        xxh3_64(format!("{} {:?}", self.model.computed_by(), kind.names()).as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests;

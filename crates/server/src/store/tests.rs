@@ -1,0 +1,306 @@
+//! Claims about what is put away, on the bundled model.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kvant::{DType, KvOptions, OpenOptions, SessionOptions};
+
+use super::*;
+use crate::shelf::Stored;
+
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("kvant-store-{name}-{}", std::process::id()));
+    _ = fs::remove_dir_all(&folder);
+    folder
+}
+
+fn files(folder: &Path) -> usize {
+    fs::read_dir(folder).unwrap().count()
+}
+
+/// Bytes of all files.
+fn on_disk(folder: &Path) -> u64 {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+}
+
+struct Test {
+    model: Model,
+    kind: Kind,
+}
+
+impl Test {
+    fn new() -> Self {
+        let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
+        Self { model, kind: Kind { stored: Stored::new(KvOptions::symmetric(DType::Turbo3)), owner: None } }
+    }
+
+    fn store(&self, ram: u64, disk: Option<(&Path, u64)>) -> Store {
+        let disk = disk.map(|(folder, bytes)| (folder.to_owned(), bytes));
+        Store::open(ram, disk, &self.model, Blocks::default()).unwrap()
+    }
+
+    fn empty(&self) -> Session {
+        let options = SessionOptions { n_ctx: None, kv: self.kind.stored.options.clone() };
+        self.model.session(options).unwrap()
+    }
+
+    fn read(&self, tokens: &[u32]) -> Session {
+        let mut session = self.empty();
+        session.feed(tokens, &mut |_| true).unwrap();
+        session
+    }
+
+    /// Tokens that `store` has of a prompt.
+    fn found(&self, store: &mut Store, prompt: &[u32]) -> usize {
+        let mut session = self.empty();
+        store.load(&mut session, &self.kind, prompt);
+        assert_eq!(session.tokens(), &prompt[..session.tokens().len()]);
+        session.tokens().len()
+    }
+}
+
+/// The logits that follow the last token.
+fn bits(session: &mut Session) -> Vec<u32> {
+    session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
+}
+
+fn text(n: u32, seed: u32) -> Vec<u32> {
+    (0..n).map(|i| (i * 37 + seed * 11) % 500).collect()
+}
+
+/// What somebody who goes on from that sends.
+fn longer(n: u32, seed: u32) -> Vec<u32> {
+    [text(n, seed), vec![1]].concat()
+}
+
+/// What the store holds, counted anew: it is what it tells, and not more than it may be.
+fn check(store: &Store) {
+    let in_ram = |kept: &Kept<InRam>| kept.place.saved.n_bytes() + 4 * kept.tokens.len() as u64;
+    let ram: u64 = store.ram.iter().map(in_ram).sum();
+    let used = store.in_use();
+    assert_eq!(ram, used.ram);
+    assert!(used.ram <= used.ram_budget, "{used:?}");
+    if let Some(disk) = &store.disk {
+        let files = disk.tier.iter().map(|kept| fs::metadata(&kept.place).unwrap().len());
+        assert_eq!(files.sum::<u64>(), used.disk);
+        assert!(used.disk <= used.disk_budget, "{used:?}");
+    }
+}
+
+#[test]
+fn what_was_kept_is_found_again_bit_for_bit_also_after_a_restart() {
+    let (test, folder) = (Test::new(), folder("again"));
+    let text = text(700, 1);
+    let other = Kind { owner: Some("somebody".into()), ..test.kind.clone() };
+    let disk = Some((&*folder, 1 << 30));
+    {
+        let mut store = test.store(0, disk);
+        store.save(&test.kind, &test.read(&text[..600]));
+        store.save(&test.kind, &test.read(&text[..60]));
+        assert_eq!(files(&folder), 1, "a short one is not worth it");
+    }
+    let mut store = test.store(0, disk);
+    let mut found = test.empty();
+    store.load(&mut found, &other, &text);
+    assert_eq!(found.tokens().len(), 0, "of somebody else");
+    store.load(&mut found, &test.kind, &text);
+    assert_eq!(found.tokens(), &text[..600]);
+    let mut read = test.read(&text);
+    found.feed(&text[600..], &mut |_| true).unwrap();
+    assert_eq!(bits(&mut found), bits(&mut read));
+    // What goes on from it takes its place.
+    store.save(&test.kind, &read);
+    assert_eq!(files(&folder), 1);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_was_parked_in_memory_goes_on_as_if_it_had_never_been() {
+    let test = Test::new();
+    let text = text(700, 1);
+    let mut store = test.store(1 << 30, None);
+    let other = Kind { owner: Some("somebody".into()), ..test.kind.clone() };
+    let mut never = test.read(&text[..550]);
+    // Parked again and again: while it reads, at a border and behind it.
+    for (from, to) in [(0, 130), (130, 512), (512, 550)] {
+        let mut session = test.empty();
+        store.load(&mut session, &other, &text);
+        assert_eq!(session.tokens().len(), 0, "of somebody else");
+        store.load(&mut session, &test.kind, &text);
+        assert_eq!(session.tokens(), &text[..from]);
+        assert_eq!(store.in_use().ram, 0, "what is taken up whole is not there twice");
+        session.feed(&text[from..to], &mut |_| true).unwrap();
+        store.save(&test.kind, &session);
+        check(&store);
+        // The same again takes no more room.
+        let before = store.in_use();
+        store.save(&test.kind, &session);
+        assert_eq!(store.in_use(), before);
+    }
+    let mut resumed = test.empty();
+    store.load(&mut resumed, &test.kind, &text);
+    assert_eq!(resumed.saved_bytes(), never.saved_bytes());
+    resumed.feed(&text[550..], &mut |_| true).unwrap();
+    never.feed(&text[550..], &mut |_| true).unwrap();
+    assert_eq!(bits(&mut resumed), bits(&mut never));
+}
+
+#[test]
+fn another_prompt_with_the_same_beginning_leaves_the_conversation_where_it_is() {
+    let test = Test::new();
+    let mut store = test.store(1 << 30, None);
+    store.save(&test.kind, &test.read(&text(700, 1)));
+    let mut edited = text(600, 1);
+    edited.extend(text(100, 2));
+    // Up to the last border before they part.
+    assert_eq!(test.found(&mut store, &edited), 512);
+    assert_eq!(test.found(&mut store, &longer(700, 1)), 700);
+    assert_eq!(test.found(&mut store, &longer(700, 1)), 0);
+}
+
+#[test]
+fn no_more_is_kept_than_there_is_room_for_and_the_oldest_goes_first() {
+    let (test, folder) = (Test::new(), folder("room"));
+    let sessions: Vec<Session> = (0..4).map(|seed| test.read(&text(200, seed))).collect();
+    let each = sessions[0].saved_bytes() + 800;
+    let disk = Some((&*folder, 3 * each + each / 2));
+    fs::create_dir(&folder).unwrap();
+    for (ram, disk) in [(0, disk), (3 * each + each / 2, None), (3 * each, None)] {
+        let mut store = test.store(ram, disk);
+        for session in &sessions {
+            store.save(&test.kind, session);
+            check(&store);
+            assert!(disk.is_none() || on_disk(&folder) == store.in_use().disk);
+        }
+        assert_eq!(test.found(&mut store, &text(250, 0)), 0, "there is no room for it");
+        for seed in 1..4 {
+            assert_eq!(test.found(&mut store, &longer(200, seed)), 200);
+        }
+        check(&store);
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_there_is_no_memory_for_goes_to_the_disk_and_is_found_there() {
+    let (test, folder) = (Test::new(), folder("tiers"));
+    let mut sessions: Vec<Session> = (0..5).map(|seed| test.read(&text(200, seed))).collect();
+    let each = sessions[0].saved_bytes() + 800;
+    {
+        let mut store = test.store(2 * each, Some((&folder, 1 << 30)));
+        for session in &sessions {
+            store.save(&test.kind, session);
+            check(&store);
+        }
+        assert_eq!((store.ram.iter().count(), files(&folder)), (2, 3));
+        // The last two come from memory, the others from files: with the same bits.
+        for (seed, read) in (0..).zip(&mut sessions) {
+            let mut found = test.empty();
+            store.load(&mut found, &test.kind, &longer(200, seed));
+            assert_eq!(found.tokens(), text(200, seed));
+            found.feed(&[1], &mut |_| true).unwrap();
+            read.feed(&[1], &mut |_| true).unwrap();
+            assert_eq!(bits(&mut found), bits(read), "{seed}");
+        }
+        assert_eq!((store.ram.iter().count(), files(&folder)), (0, 3), "a file stays for the next start");
+        // One that goes on is in memory, until it comes to the disk again and takes the place of its beginning there.
+        store.save(&test.kind, &sessions[0]);
+        assert_eq!((store.ram.iter().count(), files(&folder)), (1, 3));
+        store.leave_memory();
+        assert_eq!((store.ram.iter().count(), files(&folder)), (0, 3));
+        store.save(&test.kind, &sessions[4]);
+        assert_eq!((store.ram.iter().count(), files(&folder)), (0, 4), "there is no memory any more");
+    }
+    let mut store = test.store(2 * each, Some((&folder, 1 << 30)));
+    let found = [0, 1, 2, 4].map(|seed| test.found(&mut store, &[longer(200, seed), vec![2]].concat()));
+    assert_eq!(found, [201, 200, 200, 201]);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_is_larger_than_all_memory_goes_straight_to_the_disk_and_pushes_nothing_out() {
+    let (test, folder) = (Test::new(), folder("large"));
+    let (small, large) = (test.read(&text(200, 1)), test.read(&text(900, 2)));
+    let ram = large.saved_bytes() + 4 * 900 - 1;
+    assert!(small.saved_bytes() * 2 < ram);
+    let mut store = test.store(ram, Some((&folder, 1 << 30)));
+    for session in [&small, &large] {
+        store.save(&test.kind, session);
+        check(&store);
+    }
+    assert_eq!((store.ram.iter().count(), files(&folder)), (1, 1));
+    assert_eq!(test.found(&mut store, &longer(900, 2)), 900);
+    assert_eq!(test.found(&mut store, &longer(200, 1)), 200);
+    // Without a disk it is forgotten.
+    let mut store = test.store(ram, None);
+    store.save(&test.kind, &large);
+    assert_eq!((test.found(&mut store, &longer(900, 2)), store.in_use().ram), (0, 0));
+    // With a byte more it is kept.
+    let mut store = test.store(ram + 1, None);
+    store.save(&test.kind, &large);
+    check(&store);
+    assert_eq!((store.in_use().ram, test.found(&mut store, &longer(900, 2))), (ram + 1, 900));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_file_that_was_changed_is_not_used_and_taken_away() {
+    let (test, folder) = (Test::new(), folder("changed"));
+    let text = text(400, 2);
+    let disk = Some((&*folder, 1 << 30));
+    test.store(0, disk).save(&test.kind, &test.read(&text[..300]));
+    let path = fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&path).unwrap();
+    let last = bytes.len() - 70;
+    bytes[last] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    fs::write(folder.join("0123-4567.kvctx"), b"KVANTCTX, but no more").unwrap();
+    fs::write(folder.join("notes.txt"), b"of somebody").unwrap();
+    let mut store = test.store(0, disk);
+    let n_kept = |store: &Store| store.disk.iter().flat_map(|disk| disk.tier.iter()).count();
+    assert_eq!(n_kept(&store), 1);
+    assert_eq!((test.found(&mut store, &text), n_kept(&store)), (0, 0));
+    assert!(!path.exists() && folder.join("notes.txt").exists());
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// Numbers that look random.
+struct Dice(u64);
+
+impl Dice {
+    fn throw(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+/// Conversations come and go at random, some of which begin alike, with room for a few of them in each place.
+#[test]
+fn answers_have_the_same_bits_wherever_their_beginnings_were() {
+    let (test, folder) = (Test::new(), folder("random"));
+    let texts: Vec<Vec<u32>> = (0..6).map(|i| [text(300, i % 3), text(500, i)].concat()).collect();
+    let each = test.read(&texts[0][..500]).saved_bytes();
+    let mut places = [0; 3];
+    for (seed, ram, disk) in [(1, 3 * each, None), (2, 0, Some(3 * each)), (3, 2 * each, Some(4 * each))] {
+        _ = fs::remove_dir_all(&folder);
+        let mut store = test.store(ram, disk.map(|bytes| (&*folder, bytes)));
+        let mut dice = Dice(seed);
+        for _ in 0..25 {
+            let prompt = &texts[dice.throw(6)][..130 + dice.throw(640)];
+            let mut session = test.empty();
+            let longest = |found: Option<(usize, usize)>| found.map_or(0, |(n, _)| n);
+            let hash = store.hash(&test.kind);
+            let on_disk = store.disk.as_ref().and_then(|disk| disk.tier.longest(hash, prompt));
+            let is_in_ram = longest(store.ram.longest(hash, prompt)) >= longest(on_disk);
+            store.load(&mut session, &test.kind, prompt);
+            let found = session.tokens().len();
+            places[if found == 0 { 0 } else { 1 + usize::from(is_in_ram) }] += 1;
+            session.feed(&prompt[found..], &mut |_| true).unwrap();
+            assert_eq!(bits(&mut session), bits(&mut test.read(prompt)), "{found} of {}", prompt.len());
+            store.save(&test.kind, &session);
+            check(&store);
+        }
+    }
+    assert!(places.iter().all(|&n| n > 5), "read, from the disk, from memory: {places:?}");
+    fs::remove_dir_all(folder).unwrap();
+}

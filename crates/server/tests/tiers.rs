@@ -1,0 +1,113 @@
+//! Conversations that there is no room for on the device: where they are, and that nobody notices.
+
+mod client;
+
+use std::fs;
+use std::sync::LazyLock;
+
+use client::{Client, options, start};
+use kvant_server::Options;
+use serde_json::{Value, json};
+
+/// Room for two of these conversations.
+const FEW: usize = 1 << 20;
+const N: usize = 5;
+
+/// What is said in each by a server that has room for all.
+static EXPECTED: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let alone = start(options());
+    (0..N).map(|seed| ask(&alone, seed).0).collect()
+});
+
+/// What is said after the prompt of a conversation, and how many of its tokens were there.
+fn ask(client: &Client, seed: usize) -> (String, u64) {
+    let prompt: String = (0..130).map(|i| format!("{} is a number. ", (i * 31 + seed * 7) % 97)).collect();
+    let body = json!({ "prompt": prompt, "max_tokens": 4, "temperature": 0 });
+    let (status, answer) = client.post("/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    (answer["choices"][0]["text"].as_str().unwrap().to_owned(), cached)
+}
+
+/// What `/kv` tells under a name, at rest; no tier ever takes more than it may.
+fn told(client: &Client, name: &str) -> u64 {
+    client.wait_for("/kv", |kv| kv["running"] == 0);
+    let (_, kv) = client.get("/kv");
+    let number = |name: &str| kv[name].as_u64().unwrap_or_else(|| panic!("{name}: {kv}"));
+    for (bytes, budget) in [("bytes", "budget"), ("ram_bytes", "ram_budget"), ("disk_bytes", "disk_budget")] {
+        assert!(number(bytes) <= number(budget), "{kv}");
+    }
+    number(name)
+}
+
+fn metric(client: &Client, name: &str) -> u64 {
+    let metrics = client.get_text("/metrics");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+    line.unwrap_or_else(|| panic!("{name}: {metrics}")).parse().unwrap()
+}
+
+#[test]
+fn what_is_let_go_of_waits_in_memory_and_is_told() {
+    let client = start(Options { kv_budget: FEW, kv_ram: 64 << 20, ..options() });
+    for (seed, expected) in EXPECTED.iter().enumerate() {
+        assert_eq!(ask(&client, seed), (expected.clone(), 0));
+        told(&client, "bytes");
+    }
+    let waiting = told(&client, "ram_bytes");
+    assert!(waiting > 0);
+    assert_eq!(metric(&client, "kvant:kv_ram_bytes"), waiting);
+    assert_eq!((told(&client, "disk_bytes"), metric(&client, "kvant:kv_disk_bytes")), (0, 0));
+    for (seed, expected) in EXPECTED.iter().enumerate() {
+        let (said, cached) = ask(&client, seed);
+        assert!(said == *expected && cached > 512, "{seed}: {cached}, {said}");
+    }
+}
+
+#[test]
+fn what_memory_has_no_room_for_goes_to_the_disk_or_is_read_again() {
+    let folder = std::env::temp_dir().join(format!("kvant-tiers-{}", std::process::id()));
+    _ = fs::remove_dir_all(&folder);
+    for disk in [None, Some((folder.clone(), 1 << 30))] {
+        let has_disk = disk.is_some();
+        let client = start(Options { kv_budget: FEW, kv_ram: FEW as u64, kv_disk: disk, ..options() });
+        let mut n_found = 0;
+        for round in 0..2 {
+            for (seed, expected) in EXPECTED.iter().enumerate() {
+                let (said, cached) = ask(&client, seed);
+                assert_eq!(said, *expected, "{seed}");
+                n_found += usize::from(round > 0 && cached > 512);
+                told(&client, "ram_bytes");
+            }
+        }
+        let on_disk = told(&client, "disk_bytes");
+        assert_eq!(metric(&client, "kvant:kv_disk_bytes"), on_disk);
+        assert_eq!(on_disk > 0, has_disk);
+        if has_disk {
+            assert_eq!(n_found, N);
+        } else {
+            assert!(n_found < N, "there was no room for all");
+        }
+    }
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn whoever_is_parked_in_memory_goes_on_with_the_same_answer() {
+    let body = |i: usize| json!({ "prompt": format!("Story {i}:"), "max_tokens": 300, "ignore_eos": true, "temperature": 0 });
+    let ask = |client: &Client, i: usize| -> Value {
+        let (status, answer) = client.post("/v1/completions", &body(i));
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["text"].clone()
+    };
+    let alone = start(options());
+    let few = start(Options { kv_budget: 3 << 19, kv_ram: 64 << 20, ..options() });
+    let expected: Vec<Value> = (0..6).map(|i| ask(&alone, i)).collect();
+    std::thread::scope(|scope| {
+        let few = &few;
+        let asked: Vec<_> = (0..6).map(|i| scope.spawn(move || ask(few, i))).collect();
+        for (thread, expected) in asked.into_iter().zip(&expected) {
+            assert_eq!(thread.join().unwrap(), *expected);
+        }
+    });
+    assert!(metric(&few, "vllm:num_preemptions_total") > 0, "nobody was parked");
+}
