@@ -1,5 +1,7 @@
 //! What a client is told when something cannot be done.
 
+use std::any::Any;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -123,6 +125,14 @@ impl ApiError {
         }
         response
     }
+}
+
+/// What is told where a fault of ours breaks an answer off before its head has been sent. What is said of the fault is for the log.
+pub(super) fn panicked(fault: Box<dyn Any + Send>) -> Response {
+    let text = fault.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| fault.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
+    tracing::error!(text, "a fault of ours broke an answer off");
+    ApiError::internal("an internal error").into_response()
 }
 
 impl IntoResponse for ApiError {

@@ -33,6 +33,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use kvant::{Model, SamplerParams, Tokenizer};
 use tokio::sync::mpsc::channel;
+use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 
 use crate::Options;
@@ -227,7 +228,12 @@ impl Hosted {
 
 /// All routes.
 pub(crate) fn router(server: Arc<Server>, cors: CorsLayer) -> Router {
-    Router::new()
+    router_with(Router::new(), server, cors)
+}
+
+/// All routes, beside others.
+fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer) -> Router {
+    others
         .route("/", get(status::page))
         .route("/health", get(status::health))
         .route("/v1/health", get(status::health))
@@ -264,6 +270,7 @@ pub(crate) fn router(server: Arc<Server>, cors: CorsLayer) -> Router {
         .fallback(unknown)
         .method_not_allowed_fallback(not_so)
         .layer(from_fn_with_state(Arc::clone(&server), admit))
+        .layer(CatchPanicLayer::custom(error::panicked))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
         .layer(cors)
         .layer(from_fn(named::name))
@@ -315,3 +322,6 @@ fn key(headers: &HeaderMap) -> Option<&str> {
 fn is_same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
+
+#[cfg(test)]
+mod tests;

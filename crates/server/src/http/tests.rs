@@ -1,0 +1,65 @@
+//! Claims about what stands around all handlers.
+
+use axum::body::{Body, to_bytes};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use kvant::{DType, KvOptions, OpenOptions};
+use serde_json::Value;
+
+use super::*;
+
+fn server() -> Arc<Server> {
+    let options = Options {
+        address: ("127.0.0.1".to_owned(), 0),
+        name: "pocket".to_owned(),
+        others: Vec::new(),
+        weight_budget: u64::MAX,
+        n_ctx: Some(64),
+        kv: KvOptions::symmetric(DType::Turbo3),
+        sampler: SamplerParams::default(),
+        has_one_seed: false,
+        thinks: None,
+        n_running: 1,
+        n_waiting: 1,
+        kv_budget: 1 << 20,
+        kv_ram: 0,
+        kv_disk: None,
+        kv_events: None,
+        tls: None,
+        api_keys: Vec::new(),
+        origins: Vec::new(),
+    };
+    let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
+    let pool = Arc::new(Pool::new(model, options.clone(), channel(1).0).unwrap());
+    let (n_asked, is_leaving) = (AtomicU64::new(0), AtomicBool::new(false));
+    Arc::new(Server { options, pool, n_asked, is_leaving, work: Arc::default() })
+}
+
+#[test]
+fn a_fault_in_a_handler_is_told_as_an_error_and_the_next_request_is_answered() {
+    async fn faulty() -> &'static str {
+        panic!("a secret")
+    }
+    let server = server();
+    let routes = Router::new().route("/faulty", get(faulty));
+    let service = TowerToHyperService::new(router_with(routes, Arc::clone(&server), cors(&[]).unwrap()));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let ask = |path: &str| {
+        let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+        runtime.block_on(async {
+            let response = service.call(request).await.unwrap();
+            assert!(response.headers().contains_key("x-request-id"));
+            let (head, body) = response.into_parts();
+            let body = to_bytes(body, MOST_BYTES).await.unwrap();
+            (head.status.as_u16(), serde_json::from_slice::<Value>(&body).unwrap())
+        })
+    };
+    let (status, told) = ask("/faulty");
+    assert_eq!(
+        (status, &told["error"]["type"], &told["error"]["code"]),
+        (500, &"server_error".into(), &500.into())
+    );
+    assert!(!told.to_string().contains("secret"), "{told}");
+    assert_eq!(ask("/health").0, 200);
+    assert_eq!(Arc::strong_count(&server.work), 1, "it is no more in work");
+}
