@@ -3,7 +3,9 @@
 
 Writes crates/engine/tests/folders/NAME.json for each: the `config.json` that it saves, and every tensor of its safetensors with where
 its values lie in crates/model/tests/fixtures/NAME.gguf: {"name", "shape", "from": tensor, "rows": the row there of each row
-here (one number: from there on), "minus": what is subtracted}. So a test can write the whole folder, and no weights are stored twice.
+here (one number: from there on), "minus": what is subtracted}. Where that does not do, "from" is several places, "rows" tells for each
+row here the place and the row there, and "transposed" that rows here are columns; a place NAME^T has its columns for rows, NAME^1 its
+single values. What is nowhere is "values". So a test can write the whole folder, and no weights are stored twice.
 Where values lie is found by looking for them, not by knowing what a converter does.
 """
 
@@ -21,7 +23,10 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES, OUT = ROOT / "crates/model/tests/fixtures", ROOT / "crates/engine/tests/folders"
 
-CONVERTED = "llama mistral mixtral qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 granite smollm3 olmo2 phi3 glm4".split()
+CONVERTED = (
+    "llama mistral mixtral qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 granite smollm3 olmo2 phi3 glm4 "
+    "cohere2 mistral3 gptoss lfm2 lfm2moe qwen3next qwen35 qwen35moe deepseek2 deepseek3 glm4moelite"
+).split()
 
 
 def rows_of(path: Path) -> dict[str, np.ndarray]:
@@ -33,7 +38,22 @@ def rows_of(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def find(values: np.ndarray, tensors: dict[str, np.ndarray], places: dict[str, dict[bytes, int]]) -> dict:
+def views_of(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a GGUF file as rows, as columns, and value by value where they are in f32."""
+    views = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        values = np.asarray(tensor.data)
+        if values.dtype == np.float32:
+            views[f"{tensor.name}^1"] = values.reshape(-1, 1)
+        if values.ndim > 1:
+            values = values.astype(np.float32)
+            views[tensor.name] = values.reshape(-1, values.shape[-1])
+            swapped = np.ascontiguousarray(values.swapaxes(-1, -2))
+            views[f"{tensor.name}^T"] = swapped.reshape(-1, swapped.shape[-1])
+    return views
+
+
+def find(values: np.ndarray, tensors: dict[str, np.ndarray], places: dict[str, dict[bytes, int]]) -> dict | None:
     """Where rows lie, whole or value by value; norms may be stored with 1 added."""
     for name, rows_there in places.items():
         for minus in (0.0, 1.0):
@@ -47,7 +67,23 @@ def find(values: np.ndarray, tensors: dict[str, np.ndarray], places: dict[str, d
             assert np.array_equal(again.reshape(values.shape), values)
             is_run = order == list(range(order[0], order[0] + len(order)))
             return {"from": name, "rows": order[0] if is_run else order} | ({"minus": minus} if minus else {})
-    raise RuntimeError("values that are nowhere")
+    return None
+
+
+def find_scattered(values: np.ndarray, views: dict[str, np.ndarray], places: dict[tuple, tuple[str, int]]) -> dict:
+    """Where rows, columns or single values lie that are not all in one tensor, or in another order there."""
+    swapped = np.ascontiguousarray(values.swapaxes(-1, -2)) if values.ndim > 1 else values
+    ways = [(False, values.shape[-1]), (True, swapped.shape[-1]), (False, 1)]
+    for transposed, row_len in ways:
+        rows = (swapped if transposed else values).reshape(-1, row_len)
+        found = [places.get((row_len, row.tobytes())) for row in rows]
+        if None not in found:
+            names = list(dict.fromkeys(name for name, _ in found))
+            assert np.array_equal(np.stack([views[name][row] for name, row in found]), rows)
+            order = [[names.index(name), row] for name, row in found]
+            return {"from": names, "rows": order} | ({"transposed": True} if transposed else {})
+    assert values.ndim == 1, "a matrix that is nowhere"
+    return {"values": values.tolist()}
 
 
 def main() -> None:
@@ -57,6 +93,10 @@ def main() -> None:
             continue
         tensors = rows_of(FIXTURES / f"{spec.name}.gguf")
         places = {name: {row.tobytes(): i for i, row in enumerate(rows)} for name, rows in tensors.items()}
+        views = views_of(FIXTURES / f"{spec.name}.gguf")
+        scattered = {
+            (rows.shape[-1], row.tobytes()): (name, i) for name, rows in views.items() for i, row in enumerate(rows)
+        }
         with tempfile.TemporaryDirectory() as folder:
             build_model(spec).save_pretrained(folder)
             config = json.loads(Path(folder, "config.json").read_text())
@@ -64,7 +104,7 @@ def main() -> None:
         listed = []
         for name, weight in sorted(saved.items()):
             values = weight.float().numpy()
-            place = find(values, tensors, places)
+            place = find(values, tensors, places) or find_scattered(values, views, scattered)
             listed.append({"name": name, "shape": list(values.shape), **place})
         lines = ",\n".join(json.dumps(tensor, separators=(",", ":")) for tensor in listed)
         text = f'{{"config": {json.dumps(config, separators=(",", ":"))},\n"tensors": [\n{lines}\n]}}\n'

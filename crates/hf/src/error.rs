@@ -161,6 +161,12 @@ pub enum TensorFault {
         /// The type found.
         got: String,
     },
+    /// Values where codes of 4 bits and their scales should be.
+    #[error("holds {got}; blocks and scales are read in U8")]
+    Codes {
+        /// The type found.
+        got: String,
+    },
     /// Nothing, or more than can be counted.
     #[error("has the impossible shape {shape:?}")]
     Shape {

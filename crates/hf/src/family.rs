@@ -3,6 +3,7 @@
 //! Most of what a family is stands in its configuration under the same keys. What does not is here.
 
 use crate::HfError;
+use crate::cut::Cut;
 use crate::folder::{Object, shown};
 
 /// What is peculiar to the folders of a family.
@@ -20,8 +21,10 @@ pub(crate) struct Family {
     pub is_reordered: bool,
     /// Whether norms hold what they multiply by beyond 1.
     pub norms_beyond_one: bool,
-    /// Whether what attention adds is normalised, by the norm that others have before the feed-forward layer.
+    /// Whether the norm behind attention is called so in GGUF too, and not by the feed-forward layer that it stands before.
     pub norms_after: bool,
+    /// What is added to the mean square in norms: the name here and in GGUF.
+    pub eps: (&'static str, &'static str),
     /// What the gate of the feed-forward layer may be called.
     pub activations: &'static [&'static str],
     /// Which layers have windows.
@@ -36,6 +39,32 @@ pub(crate) struct Family {
     pub factors: &'static [(&'static str, &'static str)],
     /// How the numbers of its experts are called; `None` where it has none.
     pub experts: Option<Experts>,
+    /// What its layers are.
+    pub layers: Layers,
+    /// Whether YaRN's magnitude is told by `mscale` and `mscale_all_dim`, and in GGUF by the second times this.
+    pub magnitude: Option<f64>,
+    /// Tensors of its own, or that are otherwise in GGUF: the name within a layer here, the name there, and what becomes of it.
+    pub tensors: &'static [Tensor],
+    /// Numbers that readers of GGUF take for granted; true is 1.
+    pub fixed: &'static [(&'static str, f64)],
+    /// Whether its experts may be in blocks of 4 bits.
+    pub packs_experts: bool,
+}
+
+/// A tensor within a layer: its name in the folder, its name in GGUF, and what becomes of it.
+pub(crate) type Tensor = (&'static str, &'static str, Cut);
+
+/// What the layers of a family are, besides feed-forward layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layers {
+    /// All attend.
+    Attending,
+    /// All attend to a latent vector of each token.
+    Latent,
+    /// Some are short convolutions.
+    Convolving,
+    /// Some are gated deltas; those that attend have a gate beside each query.
+    Delta,
 }
 
 /// Layers with windows.
@@ -52,8 +81,10 @@ pub(crate) enum Windows {
 /// Where a configuration keeps what GGUF says of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Experts {
-    /// Whether the configuration has widths of their own.
-    pub has_widths: bool,
+    /// The key of their width, where that is not the width of other layers.
+    pub width: Option<&'static str>,
+    /// Whether they are chosen by sigmoids.
+    pub by_sigmoid: bool,
 }
 
 const SILU: &[&str] = &["silu"];
@@ -69,6 +100,8 @@ const CAPS: &[(&str, &str)] = &[
     ("final_logit_softcapping", "final_logit_softcapping"),
 ];
 
+const RMS_EPS: (&str, &str) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+
 const LLAMA: Family = Family {
     class: "LlamaForCausalLM",
     sees: false,
@@ -77,6 +110,7 @@ const LLAMA: Family = Family {
     is_reordered: true,
     norms_beyond_one: false,
     norms_after: false,
+    eps: RMS_EPS,
     activations: SILU,
     windows: Windows::None,
     turned: 1.0,
@@ -84,11 +118,16 @@ const LLAMA: Family = Family {
     unturned_every: 0,
     factors: &[],
     experts: None,
+    layers: Layers::Attending,
+    magnitude: None,
+    tensors: &[],
+    fixed: &[],
+    packs_experts: false,
 };
 
 const QWEN2: Family = Family { class: "Qwen2ForCausalLM", arch: "qwen2", is_reordered: false, ..LLAMA };
 
-const QWEN_EXPERTS: Option<Experts> = Some(Experts { has_widths: true });
+const EXPERTS: Experts = Experts { width: Some("moe_intermediate_size"), by_sigmoid: false };
 
 const GEMMA: Family =
     Family { class: "GemmaForCausalLM", arch: "gemma", norms_beyond_one: true, activations: GELU, ..QWEN2 };
@@ -103,15 +142,116 @@ const GEMMA3: Family = Family {
     ..GEMMA
 };
 
+const MINISTRAL3: Family =
+    Family { class: "Ministral3ForCausalLM", arch: "mistral3", magnitude: Some(1.0), ..LLAMA };
+
+const GATES: Cut = Cut::Columns { first: 0, step: 2 };
+const UPS: Cut = Cut::Columns { first: 1, step: 2 };
+const GPT_OSS_TENSORS: &[Tensor] = &[
+    ("self_attn.sinks", "attn_sinks.weight", Cut::Whole),
+    ("mlp.router.weight", "ffn_gate_inp.weight", Cut::Whole),
+    ("mlp.router.bias", "ffn_gate_inp.bias", Cut::Whole),
+    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", GATES),
+    ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", UPS),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight", Cut::Columns { first: 0, step: 1 }),
+    ("mlp.experts.gate_up_proj_bias", "ffn_gate_exps.bias", Cut::Biases { first: 0, step: 2 }),
+    ("mlp.experts.gate_up_proj_bias", "ffn_up_exps.bias", Cut::Biases { first: 1, step: 2 }),
+    ("mlp.experts.down_proj_bias", "ffn_down_exps.bias", Cut::Biases { first: 0, step: 1 }),
+    ("mlp.experts.gate_up_proj_blocks", "ffn_gate_exps.weight", Cut::Blocks { first: 0, step: 2 }),
+    ("mlp.experts.gate_up_proj_scales", "ffn_gate_exps.weight", Cut::Scales { first: 0, step: 2 }),
+    ("mlp.experts.gate_up_proj_blocks", "ffn_up_exps.weight", Cut::Blocks { first: 1, step: 2 }),
+    ("mlp.experts.gate_up_proj_scales", "ffn_up_exps.weight", Cut::Scales { first: 1, step: 2 }),
+    ("mlp.experts.down_proj_blocks", "ffn_down_exps.weight", Cut::Blocks { first: 0, step: 1 }),
+    ("mlp.experts.down_proj_scales", "ffn_down_exps.weight", Cut::Scales { first: 0, step: 1 }),
+];
+
+const LFM2: Family = Family {
+    class: "Lfm2ForCausalLM",
+    arch: "lfm2",
+    eps: ("norm_eps", RMS_EPS.1),
+    layers: Layers::Convolving,
+    tensors: &[
+        ("operator_norm.weight", "attn_norm.weight", Cut::Whole),
+        ("ffn_norm.weight", "ffn_norm.weight", Cut::Whole),
+        ("conv.conv.weight", "shortconv.conv.weight", Cut::Taps),
+        ("conv.in_proj.weight", "shortconv.in_proj.weight", Cut::Whole),
+        ("conv.out_proj.weight", "shortconv.out_proj.weight", Cut::Whole),
+        ("feed_forward.expert_bias", "exp_probs_b.bias", Cut::Whole),
+    ],
+    fixed: &[("conv_bias", 0.0), ("use_expert_bias", 1.0)],
+    ..QWEN2
+};
+
+const QWEN3_NEXT_TENSORS: &[Tensor] = &[
+    ("linear_attn.A_log", "ssm_a", Cut::Whole),
+    ("linear_attn.dt_bias", "ssm_dt.bias", Cut::Whole),
+    ("linear_attn.conv1d.weight", "ssm_conv1d.weight", Cut::Taps),
+    ("linear_attn.in_proj_ba.weight", "ssm_ba.weight", Cut::Whole),
+    ("linear_attn.in_proj_qkvz.weight", "attn_qkv.weight", Cut::DeltaQkv),
+    ("linear_attn.in_proj_qkvz.weight", "attn_gate.weight", Cut::DeltaGate),
+    ("linear_attn.norm.weight", "ssm_norm.weight", Cut::Whole),
+    ("linear_attn.out_proj.weight", "ssm_out.weight", Cut::Whole),
+    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Cut::Half(0)),
+    ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", Cut::Half(1)),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight", Cut::Whole),
+];
+
+const PER_HEAD: Cut = Cut::Tiled { behind_keys: false, per_value: false };
+const PER_VALUE: Cut = Cut::Tiled { behind_keys: false, per_value: true };
+const BEHIND_KEYS: Cut = Cut::Tiled { behind_keys: true, per_value: true };
+const QWEN35_TENSORS: &[Tensor] = &[
+    ("linear_attn.A_log", "ssm_a", PER_HEAD),
+    ("linear_attn.dt_bias", "ssm_dt.bias", PER_HEAD),
+    ("linear_attn.conv1d.weight", "ssm_conv1d.weight", BEHIND_KEYS),
+    ("linear_attn.in_proj_a.weight", "ssm_alpha.weight", PER_HEAD),
+    ("linear_attn.in_proj_b.weight", "ssm_beta.weight", PER_HEAD),
+    ("linear_attn.in_proj_qkv.weight", "attn_qkv.weight", BEHIND_KEYS),
+    ("linear_attn.in_proj_z.weight", "attn_gate.weight", PER_VALUE),
+    ("linear_attn.norm.weight", "ssm_norm.weight", Cut::Whole),
+    ("linear_attn.out_proj.weight", "ssm_out.weight", Cut::TiledColumns),
+    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Cut::Half(0)),
+    ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", Cut::Half(1)),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight", Cut::Whole),
+];
+
+const QWEN35: Family = Family {
+    class: "Qwen3_5ForCausalLM",
+    arch: "qwen35",
+    norms_beyond_one: true,
+    norms_after: true,
+    turned: 0.25,
+    layers: Layers::Delta,
+    tensors: QWEN35_TENSORS,
+    fixed: &[("attn_output_gate", 1.0)],
+    ..QWEN2
+};
+
+const QWEN35_MOE: Family = Family { arch: "qwen35moe", experts: Some(EXPERTS), ..QWEN35 };
+
+const DEEPSEEK: Family = Family {
+    class: "",
+    arch: "deepseek2",
+    layers: Layers::Latent,
+    magnitude: Some(0.1),
+    experts: Some(Experts { by_sigmoid: true, ..EXPERTS }),
+    tensors: &[
+        ("self_attn.kv_b_proj.weight", "attn_k_b.weight", Cut::LatentKeys),
+        ("self_attn.kv_b_proj.weight", "attn_v_b.weight", Cut::LatentValues),
+        ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", Cut::Whole),
+    ],
+    fixed: &[("rope_interleave", 1.0), ("moe_layer_freq", 1.0)],
+    ..QWEN2
+};
+
 /// Every family.
 static FAMILIES: &[Family] = &[
     LLAMA,
     Family { class: "MistralForCausalLM", ..LLAMA },
-    Family { class: "MixtralForCausalLM", experts: Some(Experts { has_widths: false }), ..LLAMA },
+    Family { class: "MixtralForCausalLM", experts: Some(Experts { width: None, ..EXPERTS }), ..LLAMA },
     QWEN2,
-    Family { class: "Qwen2MoeForCausalLM", arch: "qwen2moe", experts: QWEN_EXPERTS, ..QWEN2 },
+    Family { class: "Qwen2MoeForCausalLM", arch: "qwen2moe", experts: Some(EXPERTS), ..QWEN2 },
     Family { class: "Qwen3ForCausalLM", arch: "qwen3", ..QWEN2 },
-    Family { class: "Qwen3MoeForCausalLM", arch: "qwen3moe", experts: QWEN_EXPERTS, ..QWEN2 },
+    Family { class: "Qwen3MoeForCausalLM", arch: "qwen3moe", experts: Some(EXPERTS), ..QWEN2 },
     GEMMA,
     Family {
         class: "Gemma2ForCausalLM",
@@ -141,6 +281,49 @@ static FAMILIES: &[Family] = &[
     Family { class: "Olmo2ForCausalLM", arch: "olmo2", norms_after: true, ..QWEN2 },
     Family { class: "Glm4ForCausalLM", arch: "glm4", turned: 0.5, ..QWEN2 },
     Family { class: "Phi3ForCausalLM", arch: "phi3", windows: Windows::All, ..QWEN2 },
+    MINISTRAL3,
+    // Text models of either kind: what the one says beyond the other, it says by keys.
+    Family { class: "Mistral3ForConditionalGeneration", sees: true, ..MINISTRAL3 },
+    Family {
+        class: "Cohere2ForCausalLM",
+        arch: "cohere2",
+        eps: ("layer_norm_eps", "attention.layer_norm_epsilon"),
+        windows: Windows::Every(4),
+        factors: &[("logit_scale", "logit_scale")],
+        ..QWEN2
+    },
+    Family {
+        class: "GptOssForCausalLM",
+        arch: "gpt-oss",
+        norms_after: true,
+        windows: Windows::Every(2),
+        experts: Some(Experts { width: Some("intermediate_size"), ..EXPERTS }),
+        tensors: GPT_OSS_TENSORS,
+        fixed: &[("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)],
+        packs_experts: true,
+        ..QWEN2
+    },
+    LFM2,
+    Family {
+        class: "Lfm2MoeForCausalLM",
+        arch: "lfm2moe",
+        experts: Some(Experts { by_sigmoid: true, ..EXPERTS }),
+        ..LFM2
+    },
+    Family {
+        class: "Qwen3NextForCausalLM",
+        arch: "qwen3next",
+        experts: Some(EXPERTS),
+        tensors: QWEN3_NEXT_TENSORS,
+        ..QWEN35
+    },
+    QWEN35,
+    Family { class: "Qwen3_5MoeForCausalLM", ..QWEN35_MOE },
+    Family { class: "Qwen3_5ForConditionalGeneration", sees: true, ..QWEN35 },
+    Family { class: "Qwen3_5MoeForConditionalGeneration", sees: true, ..QWEN35_MOE },
+    Family { class: "DeepseekV2ForCausalLM", experts: Some(EXPERTS), ..DEEPSEEK },
+    Family { class: "DeepseekV3ForCausalLM", ..DEEPSEEK },
+    Family { class: "Glm4MoeLiteForCausalLM", ..DEEPSEEK },
 ];
 
 impl Family {
@@ -182,7 +365,7 @@ mod tests {
         }
         for (name, nearest) in [
             ("Gemma3nForConditionalGeneration", "Gemma3ForConditionalGeneration"),
-            ("Qwen3NextForCausalLM", "Qwen3"),
+            ("Qwen4ForCausalLM", "Qwen"),
             ("BertModel", ""),
         ] {
             let told = Family::named(name).unwrap_err().to_string();

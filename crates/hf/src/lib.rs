@@ -9,9 +9,11 @@
 //! untrusted.
 #![forbid(unsafe_code)]
 
+mod cut;
 mod error;
 mod family;
 mod folder;
+mod layers;
 mod metadata;
 mod pre;
 mod recipe;
@@ -71,10 +73,13 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     Ok(Gguf::described(&writer, path, files, Box::new(tensors.with(shards)))?)
 }
 
-/// Weights that are packed in ways of their own are no tensors of numbers.
+/// Weights that are packed in ways of their own are no tensors of numbers; but for blocks that GGUF has too.
 fn refuse_quantised(config: Object<'_>) -> Result<(), HfError> {
     let Some(how) = config.find_object("quantization_config")? else { return Ok(()) };
     let method = how.find_str("quant_method")?.unwrap_or("a way that it does not name");
+    if method == "mxfp4" && Family::of(config).is_ok_and(|family| family.packs_experts) {
+        return Ok(());
+    }
     Err(HfError::Quantised { method: method.to_owned() })
 }
 

@@ -6,6 +6,8 @@ use serde_json::Value as JsonValue;
 use crate::HfError;
 use crate::family::{Experts, Family, Windows};
 use crate::folder::{Object, shown};
+use crate::layers;
+use crate::layers::{Delta, Latent};
 
 /// Layers that any model has, many times over: lists of theirs are made before their tensors are looked for.
 const MAX_LAYERS: usize = 4096;
@@ -14,6 +16,8 @@ const MAX_LAYERS: usize = 4096;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     pub n_layers: usize,
+    /// Layers behind them that guess further tokens ahead.
+    pub n_guessing: usize,
     pub n_embd: usize,
     pub n_heads: usize,
     pub n_kv_heads: usize,
@@ -25,6 +29,10 @@ pub(crate) struct Sizes {
     pub n_ctx: u32,
     /// Whether the embedding is the output matrix too.
     pub is_tied: Option<bool>,
+    /// Of layers that attend to a latent vector.
+    pub latent: Option<Latent>,
+    /// Of layers of gated deltas.
+    pub delta: Option<Delta>,
 }
 
 /// Writes keys that begin with the architecture.
@@ -58,12 +66,11 @@ pub(crate) fn write(
     keys.set("block_count", sizes.n_layers as u32)?;
     keys.set("context_length", sizes.n_ctx)?;
     keys.set("embedding_length", sizes.n_embd as u32)?;
-    keys.set("feed_forward_length", config.size("intermediate_size")?)?;
+    let (theirs, ours) = family.eps;
+    keys.set(ours, config.float(theirs)? as f32)?;
     keys.set("attention.head_count", sizes.n_heads as u32)?;
-    keys.set("attention.head_count_kv", sizes.n_kv_heads as u32)?;
-    keys.set("attention.key_length", sizes.head_dim as u32)?;
-    keys.set("attention.value_length", sizes.head_dim as u32)?;
-    keys.set("attention.layer_norm_rms_epsilon", config.float("rms_norm_eps")? as f32)?;
+    layers::write_widths(&mut keys, config, family)?;
+    layers::write(&mut keys, config, family, &sizes)?;
     keys.set("rope.dimension_count", sizes.n_rot as u32)?;
     for (theirs, ours) in family.factors {
         if let Some(factor) = config.find_float(theirs)? {
@@ -76,6 +83,7 @@ pub(crate) fn write(
     }
     check_scale(config, family, &sizes)?;
     check_turned(config, family, &sizes)?;
+    check_fixed(config, family)?;
     Ok(sizes)
 }
 
@@ -83,7 +91,11 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
     let size = |key: &str| config.size(key).map(|size| size as usize);
     let (n_embd, n_heads) = (size("hidden_size")?, size("num_attention_heads")?);
     let n_kv_heads = config.find_size("num_key_value_heads")?.map_or(n_heads, |n| n as usize);
-    let head_dim = config.find_size("head_dim")?.map_or(n_embd / n_heads, |n| n as usize);
+    let latent = Latent::of(config, family)?;
+    let head_dim = match latent {
+        Some(latent) => latent.k_dim + latent.n_rot,
+        None => config.find_size("head_dim")?.map_or(n_embd / n_heads, |n| n as usize),
+    };
     if n_kv_heads == 0 || n_heads % n_kv_heads != 0 {
         return Err(config.bad(
             "num_key_value_heads",
@@ -97,7 +109,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
     let rope = config.find_object("rope_parameters")?;
     let turned = rope.map(|rope| rope.find_float("partial_rotary_factor")).transpose()?.flatten();
     let turned = turned.or(config.find_float("partial_rotary_factor")?).unwrap_or(family.turned);
-    let n_rot = (turned * head_dim as f64) as usize;
+    let n_rot = latent.map_or((turned * head_dim as f64) as usize, |latent| latent.n_rot);
     if n_rot == 0 || n_rot > head_dim || !n_rot.is_multiple_of(2) {
         return Err(config.bad(
             "partial_rotary_factor",
@@ -112,6 +124,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
     let n_experts = family.experts.map(|_| read_experts(config)).transpose()?.unwrap_or(0);
     Ok(Sizes {
         n_layers,
+        n_guessing: config.find_size("num_nextn_predict_layers")?.map_or(0, |n| (n as usize).min(MAX_LAYERS)),
         n_embd,
         n_heads,
         n_kv_heads,
@@ -119,13 +132,16 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         n_rot,
         n_experts,
         n_ctx: read_context(config, family)?,
-        is_tied: config.find_bool("tie_word_embeddings")?,
+        is_tied: config.find_bool("tie_word_embeddings")?.or(config.find_bool("tie_embedding")?),
+        latent,
+        delta: Delta::of(config, family)?,
     })
 }
 
-/// How many experts there are: both names have been given to the same families.
+/// How many experts there are: several names have been given to the same families.
 fn read_experts(config: Object<'_>) -> Result<usize, HfError> {
-    let key = if config.value("num_local_experts").is_some() { "num_local_experts" } else { "num_experts" };
+    let names = ["num_local_experts", "n_routed_experts"];
+    let key = names.into_iter().find(|name| config.value(name).is_some()).unwrap_or("num_experts");
     config.size(key).map(|n| n as usize)
 }
 
@@ -194,27 +210,70 @@ fn write_experts(
     sizes: &Sizes,
 ) -> Result<(), HfError> {
     keys.set("expert_count", sizes.n_experts as u32)?;
-    keys.set("expert_used_count", config.size("num_experts_per_tok")?)?;
-    if !experts.has_widths {
-        return Ok(());
-    }
-    keys.set("expert_feed_forward_length", config.size("moe_intermediate_size")?)?;
-    if let Some(width) = config.find_size("shared_expert_intermediate_size")? {
-        keys.set("expert_shared_feed_forward_length", width)?;
+    let used = ["num_experts_per_tok", "experts_per_token"];
+    let used = used.into_iter().find(|key| config.value(key).is_some()).unwrap_or(used[0]);
+    keys.set("expert_used_count", config.size(used)?)?;
+    let Some(width) = experts.width else { return Ok(()) };
+    keys.set("expert_feed_forward_length", config.size(width)?)?;
+    for (theirs, ours) in [
+        ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+        ("n_shared_experts", "expert_shared_count"),
+    ] {
+        if let Some(size) = config.find_size(theirs)? {
+            keys.set(ours, size)?;
+        }
     }
     if let Some(normalises) = config.find_bool("norm_topk_prob")? {
         keys.set("expert_weights_norm", normalises)?;
     }
+    if let Some(factor) = config.find_float("routed_scaling_factor")? {
+        keys.set("expert_weights_scale", factor as f32)?;
+    }
+    if experts.by_sigmoid {
+        keys.set("expert_gating_func", 2_u32)?;
+    }
     if let Some(step) = config.find_size("decoder_sparse_step")?.filter(|step| *step != 1) {
         keys.set("interleave_moe_layer_step", step)?;
     }
-    // GGUF knows layers without experts in front of all others.
+    write_groups(keys, config)?;
+    write_dense(keys, config)
+}
+
+/// The groups that experts are chosen among.
+fn write_groups(keys: &mut Keys<'_>, config: Object<'_>) -> Result<(), HfError> {
+    let (Some(n), Some(used)) = (config.find_size("n_group")?, config.find_size("topk_group")?) else {
+        return Ok(());
+    };
+    match config.find_str("topk_method")? {
+        // All are one.
+        Some("greedy") => return Ok(()),
+        None | Some("group_limited_greedy" | "noaux_tc") => {}
+        Some(other) => {
+            let known = "greedy, group_limited_greedy or noaux_tc";
+            return Err(config.bad("topk_method", known, other));
+        }
+    }
+    keys.set("expert_group_count", n)?;
+    keys.set("expert_group_used_count", used)
+}
+
+/// Layers without experts, which GGUF knows in front of all others.
+fn write_dense(keys: &mut Keys<'_>, config: Object<'_>) -> Result<(), HfError> {
     let dense = config.find_array("mlp_only_layers")?.unwrap_or_default();
     if dense.iter().enumerate().any(|(index, layer)| layer.as_u64() != Some(index as u64)) {
         return Err(config.bad("mlp_only_layers", "none but the first layers", list(dense)));
     }
-    if !dense.is_empty() {
-        keys.set("leading_dense_block_count", dense.len() as u32)?;
+    let kinds = config.find_array("mlp_layer_types")?.unwrap_or_default();
+    let n_dense = kinds.iter().filter(|kind| **kind == "dense").count();
+    if kinds[..n_dense].iter().any(|kind| kind != "dense") {
+        return Err(config.bad("mlp_layer_types", "dense ones before all others", list(kinds)));
+    }
+    let mut n = dense.len().max(n_dense) as u32;
+    for key in ["first_k_dense_replace", "num_dense_layers"] {
+        n = n.max(config.find_size(key)?.unwrap_or(0));
+    }
+    if n > 0 {
+        keys.set("leading_dense_block_count", n)?;
     }
     Ok(())
 }
@@ -244,6 +303,19 @@ fn check_turned(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<()
         format!("a 0 every {period} of {} layers", sizes.n_layers),
         list(turned),
     ))
+}
+
+/// Nor for other numbers that are the same in every model of a family.
+fn check_fixed(config: Object<'_>, family: &Family) -> Result<(), HfError> {
+    for (key, known) in family.fixed {
+        let Some(value) = config.value(key) else { continue };
+        let got = value.as_f64().or(value.as_bool().map(|is| f64::from(u8::from(is))));
+        if got != Some(*known) {
+            let known = if value.is_boolean() { (*known == 1.0).to_string() } else { known.to_string() };
+            return Err(config.bad(key, format!("{known}, as readers of GGUF take it"), shown(value)));
+        }
+    }
+    Ok(())
 }
 
 fn list(values: &[JsonValue]) -> String {

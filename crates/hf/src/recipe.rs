@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use kvant_codec::DType;
 use kvant_gguf::TensorSource;
 
-use crate::safetensors::{Shards, Stored};
+use crate::cut::View;
+use crate::safetensors::{Holds, Shards, Stored};
 
 /// How a tensor is made.
 pub(crate) enum Recipe {
@@ -25,14 +26,27 @@ pub(crate) enum Recipe {
 pub(crate) struct Made {
     /// One, or one for each expert; at least one, all of one type and shape.
     pub parts: Vec<Stored>,
+    /// What is taken of each; all in its own order where there are none.
+    pub views: Vec<View>,
+    /// The scales of blocks of 4 bits, whose codes the part is, and what is taken of them.
+    pub scales: Option<(Stored, Vec<View>)>,
     /// In GGUF order: the row length first.
     pub shape: Vec<usize>,
     /// What it becomes: the type of its parts, or f32.
     pub dtype: DType,
-    /// Heads whose rows change places; as many rows as theirs.
-    pub reordered_heads: Option<usize>,
-    /// What is added to each value; for those in f32.
-    pub added: f32,
+    /// What becomes of each value; for those in f32.
+    pub values: Values,
+}
+
+/// What becomes of each value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// Nothing.
+    Kept,
+    /// 1 is added: what a norm multiplies by.
+    BeyondOne,
+    /// The negative of its exponential: what a state decays by, of the logarithm that is stored.
+    Decay,
 }
 
 impl Recipe {
@@ -60,43 +74,57 @@ impl Made {
     /// Its bytes: those in the file where they are the same.
     fn data<'a>(&self, shards: &'a Shards) -> Cow<'a, [u8]> {
         let stored = match &self.parts[..] {
-            [one] => Cow::Borrowed(shards.data(one)),
-            parts => Cow::Owned(parts.iter().map(|part| shards.data(part)).collect::<Vec<_>>().concat()),
-        };
-        let stored = match self.reordered_heads {
-            Some(heads) => {
-                let rows = self.parts[0].shape[0];
-                Cow::Owned(neighbours(&stored, heads, stored.len() / rows))
+            [one] => taken(shards, one, &self.views),
+            parts => {
+                let all: Vec<_> = parts.iter().map(|part| taken(shards, part, &self.views)).collect();
+                Cow::Owned(all.concat())
             }
-            None => stored,
         };
-        match self.parts[0].dtype {
-            from if from == self.dtype && self.added == 0.0 => stored,
-            from => Cow::Owned(numbers(from, &stored, self.added)),
+        let from = match (&self.scales, self.parts[0].holds) {
+            (Some((scales, views)), _) => return Cow::Owned(blocks(&stored, &taken(shards, scales, views))),
+            (None, Holds::Values(from)) => from,
+            (None, Holds::Bytes) => unreachable!("bytes without scales are refused"),
+        };
+        match from == self.dtype && self.values == Values::Kept {
+            true => stored,
+            false => Cow::Owned(numbers(from, &stored, self.values)),
         }
     }
 }
 
-/// Rows of `heads`, reordered so that values lie side by side that were half a head apart.
-fn neighbours(bytes: &[u8], heads: usize, row_bytes: usize) -> Vec<u8> {
-    let mut out = Vec::with_capacity(bytes.len());
-    for head in bytes.chunks_exact(bytes.len() / heads) {
-        let (first, second) = head.split_at(head.len() / 2);
-        for (a, b) in first.chunks_exact(row_bytes).zip(second.chunks_exact(row_bytes)) {
-            out.extend_from_slice(a);
-            out.extend_from_slice(b);
-        }
+/// What is taken of a tensor.
+fn taken<'a>(shards: &'a Shards, part: &Stored, views: &[View]) -> Cow<'a, [u8]> {
+    let bytes = shards.data(part);
+    if views.is_empty() {
+        return Cow::Borrowed(bytes);
+    }
+    let mut out = Vec::new();
+    views.iter().for_each(|view| view.copy(bytes, part.holds.size(), &mut out));
+    Cow::Owned(out)
+}
+
+/// Blocks of mxfp4 of 32 codes of 4 bits each, in 16 bytes with neighbours in one, and their scales. GGUF has the scale in front, and
+/// in one byte codes that are 16 apart.
+fn blocks(codes: &[u8], scales: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(codes.len() + scales.len());
+    for (codes, scale) in codes.chunks_exact(16).zip(scales) {
+        let code = |i: usize| codes[i / 2] >> (4 * (i % 2)) & 15;
+        out.push(*scale);
+        out.extend((0..16).map(|i| code(i) | code(i + 16) << 4));
     }
     out
 }
 
-/// Values in f32, with something added to each.
-fn numbers(from: DType, bytes: &[u8], added: f32) -> Vec<u8> {
+/// Values in f32, with something made of each.
+fn numbers(from: DType, bytes: &[u8], made: Values) -> Vec<u8> {
     let mut values = vec![0.0; bytes.len() / from.block_bytes()];
     kvant_codec::decode(from, bytes, &mut values).expect("types of single values have whole blocks");
-    // Nothing is added to -0, which would be another number then.
-    let sum = |value: &f32| if added == 0.0 { *value } else { value + added };
-    values.iter().flat_map(|value| sum(value).to_le_bytes()).collect()
+    let make = |value: &f32| match made {
+        Values::Kept => *value,
+        Values::BeyondOne => value + 1.0,
+        Values::Decay => -value.exp(),
+    };
+    values.iter().flat_map(|value| make(value).to_le_bytes()).collect()
 }
 
 /// The weights of a folder, under their names in GGUF.
@@ -129,19 +157,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_of_each_head_become_neighbours() {
-        // Two heads of four rows of two bytes.
-        let rows: Vec<u8> = (0..8).flat_map(|row| [row, 100 + row]).collect();
-        let order: Vec<u8> = neighbours(&rows, 2, 2).chunks(2).map(|row| row[0]).collect();
-        assert_eq!(order, [0, 2, 1, 3, 4, 6, 5, 7]);
-        assert!(neighbours(&rows, 2, 2).chunks(2).all(|row| row[1] == 100 + row[0]));
-    }
-
-    #[test]
     fn a_norm_beyond_one_is_made_whole_in_f32() {
         // -0.5, 0.25 and 3 in bf16.
         let bytes = [0x00, 0xbf, 0x80, 0x3e, 0x40, 0x40];
         let whole: Vec<u8> = [0.5_f32, 1.25, 4.0].iter().flat_map(|value| value.to_le_bytes()).collect();
-        assert_eq!(numbers(DType::BF16, &bytes, 1.0), whole);
+        assert_eq!(numbers(DType::BF16, &bytes, Values::BeyondOne), whole);
+    }
+
+    #[test]
+    fn a_decay_is_made_of_its_logarithm() {
+        let decay = |log: f32| numbers(DType::F32, &log.to_le_bytes(), Values::Decay);
+        assert_eq!(decay(0.0), (-1.0_f32).to_le_bytes());
+        assert_eq!(decay(f32::NEG_INFINITY), (-0.0_f32).to_le_bytes());
+    }
+
+    #[test]
+    fn blocks_of_four_bits_have_the_values_that_their_codes_and_scales_say() {
+        // Codes 0 to 15 twice, each 16 in order, two to a byte from the low bits on.
+        let codes: Vec<u8> = (0..16).map(|byte| (2 * byte % 16) | (((2 * byte + 1) % 16) << 4)).collect();
+        let blocks = blocks(&[&codes[..], &codes].concat(), &[127, 129]);
+        let mut values = vec![0.0; 64];
+        kvant_codec::decode(DType::MXFP4, &blocks, &mut values).unwrap();
+        let known = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        for (i, value) in values.iter().enumerate() {
+            let sign = if i % 16 < 8 { 1.0 } else { -1.0 };
+            let scale = if i < 32 { 1.0 } else { 4.0 };
+            assert_eq!(*value, sign * scale * known[i % 8], "value {i}");
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::ops::Range;
 use std::path::{Component, Path};
 
@@ -43,9 +44,37 @@ pub(crate) struct Stored {
     file: usize,
     /// Within the file.
     range: Range<usize>,
-    pub dtype: DType,
+    pub holds: Holds,
     /// Outermost first, none zero; a single number has one of 1.
     pub shape: Vec<usize>,
+}
+
+/// What a tensor is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holds {
+    /// Values of this type.
+    Values(DType),
+    /// Bytes: codes that other tensors make values of.
+    Bytes,
+}
+
+impl Holds {
+    /// Bytes of each.
+    pub fn size(self) -> usize {
+        match self {
+            Self::Values(dtype) => dtype.block_bytes(),
+            Self::Bytes => 1,
+        }
+    }
+}
+
+impl fmt::Display for Holds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Values(dtype) => dtype.fmt(f),
+            Self::Bytes => f.write_str("U8"),
+        }
+    }
 }
 
 impl Shards {
@@ -108,6 +137,11 @@ impl Shards {
         &self.files[stored.file].bytes[stored.range.clone()]
     }
 
+    /// The file that a tensor lies in.
+    pub fn path(&self, stored: &Stored) -> &Path {
+        &self.files[stored.file].stamp.path
+    }
+
     /// Gives the memory of mapped files back.
     pub fn release(&self) {
         self.files.iter().for_each(|shard| shard.bytes.release());
@@ -164,10 +198,11 @@ fn read_record(record: &Value, file: usize, data: Range<usize>) -> Result<Stored
     let name = record.get("dtype").and_then(Value::as_str).ok_or(TensorFault::Record)?;
     let (shape, offsets) = numbers("shape").zip(numbers("data_offsets")).ok_or(TensorFault::Record)?;
     let [begin, end] = offsets[..] else { return Err(TensorFault::Record) };
-    let dtype = match name {
-        "F32" => DType::F32,
-        "F16" => DType::F16,
-        "BF16" => DType::BF16,
+    let holds = match name {
+        "F32" => Holds::Values(DType::F32),
+        "F16" => Holds::Values(DType::F16),
+        "BF16" => Holds::Values(DType::BF16),
+        "U8" => Holds::Bytes,
         got => return Err(TensorFault::Type { got: got.chars().take(32).collect() }),
     };
     let len = data.len() as u64;
@@ -176,7 +211,7 @@ fn read_record(record: &Value, file: usize, data: Range<usize>) -> Result<Stored
     }
     let impossible = || TensorFault::Shape { shape: shape.clone() };
     let elements = shape.iter().try_fold(1_u64, |n, size| n.checked_mul(*size)).filter(|n| *n > 0);
-    let want = elements.and_then(|n| n.checked_mul(dtype.block_bytes() as u64)).ok_or_else(impossible)?;
+    let want = elements.and_then(|n| n.checked_mul(holds.size() as u64)).ok_or_else(impossible)?;
     if want != end - begin {
         return Err(TensorFault::Size { want, got: end - begin });
     }
@@ -186,7 +221,7 @@ fn read_record(record: &Value, file: usize, data: Range<usize>) -> Result<Stored
         sizes.push(1);
     }
     let range = data.start + begin as usize..data.start + end as usize;
-    Ok(Stored { file, range, dtype, shape: sizes })
+    Ok(Stored { file, range, holds, shape: sizes })
 }
 
 #[cfg(test)]
@@ -215,8 +250,8 @@ mod tests {
         let found = read(&file(header, 16)).unwrap();
         let (start, b) = (8 + header.len(), &found["b"]);
         assert_eq!(
-            (b.range.clone(), b.dtype, &b.shape[..]),
-            (start + 4..start + 16, DType::BF16, &[2, 3][..])
+            (b.range.clone(), b.holds, &b.shape[..]),
+            (start + 4..start + 16, Holds::Values(DType::BF16), &[2, 3][..])
         );
         assert_eq!((found["a"].range.clone(), &found["a"].shape[..]), (start..start + 4, &[1][..]));
         assert_eq!(found.len(), 2);

@@ -5,7 +5,7 @@ use std::f64::consts::TAU;
 use kvant_gguf::GgufWriter;
 
 use crate::HfError;
-use crate::family::Family;
+use crate::family::{Family, Layers};
 use crate::folder::Object;
 use crate::metadata::{Keys, Sizes};
 
@@ -42,20 +42,25 @@ pub(crate) fn write(
             keys.set("rope.scaling.type", "linear")?;
             keys.set("rope.scaling.factor", rope.float("factor")? as f32)?;
         }
-        "yarn" => write_yarn(&mut keys, rope, sizes)?,
+        "yarn" => write_yarn(&mut keys, rope, family, sizes)?,
         "llama3" => return divisors(rope, theta, sizes.n_rot).map(Some),
         other => return Err(rope.bad("rope_type", "default, linear, yarn or llama3", other)),
     }
     Ok(None)
 }
 
-fn write_yarn(keys: &mut Keys<'_>, rope: Object<'_>, sizes: &Sizes) -> Result<(), HfError> {
-    for key in ["mscale", "mscale_all_dim", "truncate"] {
-        if rope.value(key).is_some() {
-            let what = format!("'{key}' of YaRN in the family {}", keys.arch);
-            return Err(HfError::Unsupported { path: rope.path.to_owned(), what });
-        }
+fn write_yarn(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
+    // gpt-oss rounds no ends of what it interpolates, others do, and GGUF does not say.
+    if let Some(rounds) = rope.find_bool("truncate")?
+        && rounds == family.packs_experts
+    {
+        return Err(rope.bad(
+            "truncate",
+            format!("{}, as readers of GGUF take it", !rounds),
+            rounds.to_string(),
+        ));
     }
+    write_magnitude(keys, rope, family)?;
     let factor = rope.float("factor")?;
     let original = rope.find_size("original_max_position_embeddings")?.unwrap_or(sizes.n_ctx);
     keys.set("rope.scaling.type", "yarn")?;
@@ -73,6 +78,41 @@ fn write_yarn(keys: &mut Keys<'_>, rope: Object<'_>, sizes: &Sizes) -> Result<()
         keys.set("rope.scaling.attn_factor", (magnitude / (1.0 + 0.1 * factor.ln())) as f32)?;
     }
     Ok(())
+}
+
+/// How far magnitudes are taken back, and scores grow with the position.
+fn write_magnitude(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family) -> Result<(), HfError> {
+    let [one, all] = ["mscale", "mscale_all_dim"].map(|key| rope.find_float(key));
+    let (one, all) = (one?, all?);
+    match (family.magnitude, all) {
+        (_, None) if one.is_none() => {}
+        (Some(by), Some(all)) => {
+            // GGUF has no key for the other: of latent attention it is the same, else 1.
+            let known = if sharpens(family) { all } else { 1.0 };
+            if one.is_some_and(|one| one != known) {
+                let got = one.map_or_else(String::new, |one| one.to_string());
+                return Err(rope.bad("mscale", format!("{known}, as readers of GGUF take it"), got));
+            }
+            keys.set("rope.scaling.yarn_log_multiplier", (by * all) as f32)?;
+        }
+        _ => {
+            let what = format!("'mscale' of YaRN in the family {}", keys.arch);
+            return Err(HfError::Unsupported { path: rope.path.to_owned(), what });
+        }
+    }
+    if let Some(beta) = rope.find_float("llama_4_scaling_beta")? {
+        if family.magnitude.is_none() || sharpens(family) {
+            let what = format!("'llama_4_scaling_beta' in the family {}", keys.arch);
+            return Err(HfError::Unsupported { path: rope.path.to_owned(), what });
+        }
+        keys.set("attention.temperature_scale", beta as f32)?;
+    }
+    Ok(())
+}
+
+/// Whether YaRN's magnitude is on scores, and not on what is turned.
+fn sharpens(family: &Family) -> bool {
+    family.layers == Layers::Latent
 }
 
 /// What llama 3 divides frequencies by: slow ones by the factor, fast ones by nothing, those between by something between.

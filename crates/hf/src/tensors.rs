@@ -6,10 +6,12 @@ use kvant_codec::DType;
 use kvant_gguf::GgufWriter;
 
 use crate::HfError;
-use crate::family::Family;
+use crate::cut::{Cut, View};
+use crate::error::TensorFault;
+use crate::family::{Family, Layers};
 use crate::metadata::Sizes;
-use crate::recipe::{Made, Recipe, Weights};
-use crate::safetensors::{Shards, Stored};
+use crate::recipe::{Made, Recipe, Values, Weights};
+use crate::safetensors::{Holds, Shards, Stored};
 
 /// Modules of a layer by their names in GGUF. Experts have the same names in each of theirs.
 const MODULES: &[(&str, &str)] = &[
@@ -35,6 +37,21 @@ const MODULES: &[(&str, &str)] = &[
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.shared_expert_gate", SHARED_ROUTER),
     ("block_sparse_moe.gate", ROUTER),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    ("self_attn.out_proj", "attn_output"),
+    ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.k_layernorm", "attn_k_norm"),
+    ("feed_forward.w1", "ffn_gate"),
+    ("feed_forward.w3", "ffn_up"),
+    ("feed_forward.w2", "ffn_down"),
+    ("feed_forward.gate", ROUTER),
 ];
 
 /// Modules of an expert, by the folder that experts are in.
@@ -45,11 +62,18 @@ const EXPERTS: &[(&str, &str, &str)] = &[
     ("block_sparse_moe.experts.", "w1", "ffn_gate_exps"),
     ("block_sparse_moe.experts.", "w3", "ffn_up_exps"),
     ("block_sparse_moe.experts.", "w2", "ffn_down_exps"),
+    ("feed_forward.experts.", "w1", "ffn_gate_exps"),
+    ("feed_forward.experts.", "w3", "ffn_up_exps"),
+    ("feed_forward.experts.", "w2", "ffn_down_exps"),
 ];
 
 /// What chooses among experts, kept in f32 as llama.cpp keeps it.
 const ROUTER: &str = "ffn_gate_inp";
 const SHARED_ROUTER: &str = "ffn_gate_inp_shexp";
+/// Taps of convolutions, which are kept so too.
+const TAPS: [&str; 2] = ["shortconv.conv", "ssm_conv1d"];
+/// What tells kinds of layers apart, each of which has the same tensors.
+const MARKS: [&str; 3] = ["ffn_gate_inp.weight", "shortconv.out_proj.weight", "ssm_out.weight"];
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 
@@ -64,8 +88,28 @@ type Place = (usize, String);
 /// What a tensor of the folder is in GGUF.
 struct Target {
     place: Place,
-    /// Which of the experts it is of.
-    expert: Option<usize>,
+    /// Which of the experts it is of, or 1 for scales of blocks.
+    part: usize,
+    cut: Cut,
+}
+
+/// A tensor of the folder that makes one of GGUF, or part of it.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    name: &'a str,
+    stored: &'a Stored,
+    cut: Cut,
+}
+
+impl Part<'_> {
+    /// Whether it holds all experts, one after the other.
+    fn is_of_all_experts(&self) -> bool {
+        self.cut != Cut::Whole || self.stored.shape.len() > 2
+    }
+
+    fn wrong(&self, expected: String) -> HfError {
+        HfError::Shape { name: self.name.to_owned(), expected, got: self.stored.shape.clone() }
+    }
 }
 
 /// Finds what every tensor of `shards` is in GGUF.
@@ -73,65 +117,101 @@ struct Target {
 /// # Errors
 /// A tensor that the family is not known to have, one that is missing, or one of another size than `sizes` say.
 pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> Result<Tensors, HfError> {
-    let mut found: BTreeMap<Place, BTreeMap<usize, (&str, &Stored)>> = BTreeMap::new();
+    let mut found = Found::new();
     for (name, stored) in shards.tensors() {
         // Some files hold the embedding twice.
-        if name.ends_with("lm_head.weight") && sizes.is_tied == Some(true) || family.sees && is_of_eyes(name)
-        {
+        let is_twice = name.ends_with("lm_head.weight") && sizes.is_tied == Some(true);
+        if is_twice || family.sees && is_of_eyes(name) || guesses(name, family, sizes) {
             continue;
         }
         let unknown = || HfError::Unknown { name: name.to_owned(), family: family.class };
-        let target =
-            target(name, family).filter(|target| target.place.0 <= sizes.n_layers).ok_or_else(unknown)?;
-        let expert = target.expert.unwrap_or(0);
-        // Two modules of one name in GGUF are of different families.
-        if expert >= sizes.n_experts.max(1)
-            || found.entry(target.place).or_default().insert(expert, (name, stored)).is_some()
-        {
+        let targets = targets(name, family);
+        if targets.is_empty() {
             return Err(unknown());
         }
+        for Target { place, part, cut } in targets {
+            let most = if matches!(cut, Cut::Scales { .. }) { 2 } else { sizes.n_experts.max(1) };
+            // Two modules of one name in GGUF are of different families.
+            if place.0 > sizes.n_layers
+                || part >= most
+                || found.entry(place).or_default().insert(part, Part { name, stored, cut }).is_some()
+            {
+                return Err(unknown());
+            }
+        }
     }
-    check_complete(&found, sizes)?;
+    check_complete(&found, family, sizes)?;
     let mut all = BTreeMap::new();
     for (place, parts) in found {
-        let recipe = made(&place.1, parts.into_values().collect(), family, sizes)?;
-        all.insert(place, Recipe::Stored(recipe));
+        let parts: Vec<Part<'_>> = parts.into_values().collect();
+        check_types(&parts, shards)?;
+        all.insert(place.clone(), Recipe::Stored(made(&place.1, &parts, family, sizes)?));
     }
     Ok(Tensors { all })
+}
+
+/// Whether a tensor is of what guesses further tokens ahead, which is left undone.
+fn guesses(name: &str, family: &Family, sizes: &Sizes) -> bool {
+    if family.layers == Layers::Delta {
+        return name.starts_with("mtp.");
+    }
+    let layer = name.strip_prefix("model.layers.").and_then(|rest| number(rest.split_once('.')?.0));
+    layer.is_some_and(|layer| (sizes.n_layers..sizes.n_layers + sizes.n_guessing).contains(&layer))
 }
 
 /// Whether a tensor of a model that sees is none of its text model.
 fn is_of_eyes(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
-    name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.")
+    ["vision_tower.", "multi_modal_projector.", "visual."].iter().any(|eyes| name.starts_with(eyes))
 }
 
-/// What a tensor of this name is in GGUF; `None` where nobody knows.
-fn target(name: &str, family: &Family) -> Option<Target> {
+/// What a tensor of this name is in GGUF; nothing where nobody knows.
+fn targets(name: &str, family: &Family) -> Vec<Target> {
     let name = if family.sees { &*name.replacen("language_model.", "", 1) } else { name };
-    let whole = |name: &str| Some(Target { place: (0, name.to_owned()), expert: None });
-    let name = match name.strip_prefix("model.") {
-        None if name == "lm_head.weight" => return whole(OUTPUT),
-        None => return None,
-        Some("embed_tokens.weight") => return whole(EMBEDDING),
-        Some("norm.weight") => return whole("output_norm.weight"),
-        Some(rest) => rest.strip_prefix("layers.")?,
+    let of_layer = name.strip_prefix("model.layers.").and_then(|rest| {
+        let (layer, name) = rest.split_once('.')?;
+        Some((number(layer)? + 1, name))
+    });
+    let Some((layer, name)) = of_layer else { return whole(name, family).into_iter().collect() };
+    let own = family.tensors.iter().filter(|(theirs, ..)| *theirs == name).map(|(_, ours, cut)| Target {
+        place: (layer, (*ours).to_owned()),
+        part: usize::from(matches!(cut, Cut::Scales { .. })),
+        cut: *cut,
+    });
+    let own: Vec<Target> = own.collect();
+    if own.is_empty() { module(layer, name, family).into_iter().collect() } else { own }
+}
+
+/// What a tensor is that is of no layer.
+fn whole(name: &str, family: &Family) -> Option<Target> {
+    let ours = match name {
+        "lm_head.weight" => OUTPUT,
+        "model.embed_tokens.weight" => EMBEDDING,
+        "model.norm.weight" | "model.embedding_norm.weight" => output_norm(family),
+        _ => return None,
     };
-    let (layer, name) = name.split_once('.')?;
-    let layer = number(layer)?;
+    Some(Target { place: (0, ours.to_owned()), part: 0, cut: Cut::Whole })
+}
+
+/// The norm before the logits.
+fn output_norm(family: &Family) -> &'static str {
+    if family.layers == Layers::Convolving { "token_embd_norm.weight" } else { "output_norm.weight" }
+}
+
+/// What a weight or bias of a layer is that most families have.
+fn module(layer: usize, name: &str, family: &Family) -> Option<Target> {
     let (module, kind) = name.rsplit_once('.').filter(|(_, kind)| ["weight", "bias"].contains(kind))?;
-    let place = |ours: &str| (layer + 1, format!("{ours}.{kind}"));
+    let target =
+        |ours: &str, part| Target { place: (layer, format!("{ours}.{kind}")), part, cut: Cut::Whole };
     if module == "post_attention_layernorm" {
-        let ours = if family.norms_after { "post_attention_norm" } else { "ffn_norm" };
-        return Some(Target { place: place(ours), expert: None });
+        return Some(target(if family.norms_after { "post_attention_norm" } else { "ffn_norm" }, 0));
     }
     if let Some((_, ours)) = MODULES.iter().find(|(theirs, _)| *theirs == module) {
-        return Some(Target { place: place(ours), expert: None });
+        return Some(target(ours, 0));
     }
     EXPERTS.iter().find_map(|(folder, theirs, ours)| {
         let (expert, module) = module.strip_prefix(folder)?.split_once('.')?;
-        (module == *theirs).then_some(())?;
-        Some(Target { place: place(ours), expert: Some(number(expert)?) })
+        (module == *theirs).then_some(target(ours, number(expert)?))
     })
 }
 
@@ -141,12 +221,12 @@ fn number(text: &str) -> Option<usize> {
     (number.to_string() == text).then_some(number as usize)
 }
 
-type Found<'a> = BTreeMap<Place, BTreeMap<usize, (&'a str, &'a Stored)>>;
+type Found<'a> = BTreeMap<Place, BTreeMap<usize, Part<'a>>>;
 
 /// Refuses a model that lacks a layer, an expert, or in one layer what others of its kind have.
-fn check_complete(found: &Found<'_>, sizes: &Sizes) -> Result<(), HfError> {
+fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
     let missing = |name: &str, of: Option<String>| HfError::Missing { name: name.to_owned(), of };
-    for name in [EMBEDDING, "output_norm.weight"] {
+    for name in [EMBEDDING, output_norm(family)] {
         if !found.contains_key(&(0, name.to_owned())) {
             return Err(missing(name, None));
         }
@@ -160,83 +240,149 @@ fn check_complete(found: &Found<'_>, sizes: &Sizes) -> Result<(), HfError> {
     let mut layers: Vec<BTreeSet<&str>> = vec![BTreeSet::new(); sizes.n_layers];
     for ((layer, name), parts) in found.iter().filter(|((layer, _), _)| *layer > 0) {
         layers[layer - 1].insert(name);
-        let wanted = if name.contains("_exps.") { sizes.n_experts } else { 1 };
-        if let Some(expert) = (0..wanted).find(|expert| !parts.contains_key(expert)) {
-            let of = format!("there is none for expert {expert} of {wanted}");
-            return Err(missing(&format!("blk.{}.{name}", layer - 1), Some(of)));
-        }
+        check_parts(name, parts, sizes)
+            .map_err(|of| missing(&format!("blk.{}.{name}", layer - 1), Some(of)))?;
     }
-    let router = format!("{ROUTER}.weight");
-    for has_experts in [false, true] {
-        let of_kind =
-            || layers.iter().enumerate().filter(|(_, names)| names.contains(&*router) == has_experts);
-        let wanted: BTreeMap<&str, usize> =
-            of_kind().flat_map(|(layer, names)| names.iter().map(move |name| (*name, layer))).collect();
-        for (layer, names) in of_kind() {
-            if names.is_empty() {
-                return Err(missing(&format!("model.layers.{layer}"), None));
-            }
-            if let Some((name, other)) = wanted.iter().find(|(name, _)| !names.contains(*name)) {
-                let of = format!("layer {other} has its like");
-                return Err(missing(&format!("blk.{layer}.{name}"), Some(of)));
-            }
+    let kind = |names: &BTreeSet<&str>| MARKS.map(|mark| names.contains(mark));
+    let mut wanted: BTreeMap<[bool; 3], BTreeMap<&str, usize>> = BTreeMap::new();
+    for (layer, names) in layers.iter().enumerate() {
+        wanted.entry(kind(names)).or_default().extend(names.iter().map(|name| (*name, layer)));
+    }
+    for (layer, names) in layers.iter().enumerate() {
+        if names.is_empty() {
+            return Err(missing(&format!("model.layers.{layer}"), None));
+        }
+        if let Some((name, other)) = wanted[&kind(names)].iter().find(|(name, _)| !names.contains(*name)) {
+            let of = format!("layer {other} has its like");
+            return Err(missing(&format!("blk.{layer}.{name}"), Some(of)));
         }
     }
     Ok(())
 }
 
-/// How a tensor is made of its parts, each with its name in the folder.
-fn made(name: &str, parts: Vec<(&str, &Stored)>, family: &Family, sizes: &Sizes) -> Result<Made, HfError> {
-    let (first_name, first) = parts[0];
-    let wrong = |name: &str, expected: String, got: &[usize]| HfError::Shape {
-        name: name.to_owned(),
-        expected,
-        got: got.to_vec(),
-    };
-    if let Some((name, other)) =
-        parts.iter().find(|(_, part)| (part.dtype, &part.shape) != (first.dtype, &first.shape))
-    {
-        return Err(wrong(
-            name,
-            format!("{:?} in {}, as {first_name}", first.shape, first.dtype),
-            &other.shape,
-        ));
+/// Tells what is missing of a tensor that has several parts.
+fn check_parts(name: &str, parts: &BTreeMap<usize, Part<'_>>, sizes: &Sizes) -> Result<(), String> {
+    let is_packed = |part: &Part<'_>| matches!(part.cut, Cut::Blocks { .. } | Cut::Scales { .. });
+    if parts.values().any(is_packed) {
+        let what = ["blocks", "scales"];
+        let missing = (0..2).find(|part| !parts.get(part).is_some_and(is_packed));
+        return missing.map_or(Ok(()), |part| Err(format!("there are no {} of it", what[part])));
     }
+    let is_whole = parts.get(&0).is_some_and(Part::is_of_all_experts);
+    let wanted = if name.contains("_exps.") && !is_whole { sizes.n_experts } else { 1 };
+    match (0..wanted).find(|expert| !parts.contains_key(expert)) {
+        Some(expert) => Err(format!("there is none for expert {expert} of {wanted}")),
+        None => Ok(()),
+    }
+}
+
+/// Bytes are codes and scales, everything else is values.
+fn check_types(parts: &[Part<'_>], shards: &Shards) -> Result<(), HfError> {
+    for Part { name, stored, cut } in parts {
+        let wants_bytes = matches!(cut, Cut::Blocks { .. } | Cut::Scales { .. });
+        if wants_bytes != (stored.holds == Holds::Bytes) {
+            let got = stored.holds.to_string();
+            let what = if wants_bytes { TensorFault::Codes { got } } else { TensorFault::Type { got } };
+            let (path, name) = (shards.path(stored).to_owned(), (*name).to_owned());
+            return Err(HfError::Tensor { path, name, what });
+        }
+    }
+    Ok(())
+}
+
+/// How a tensor is made of its parts.
+fn made(name: &str, parts: &[Part<'_>], family: &Family, sizes: &Sizes) -> Result<Made, HfError> {
+    let first = parts[0];
     let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
-    let mut shape: Vec<usize> = first.shape.iter().rev().copied().collect();
-    if shape.len() > 2 {
-        return Err(wrong(first_name, "a matrix or a vector".to_owned(), &first.shape));
+    let (mut shape, mut views) =
+        first.cut.of(&first.stored.shape, sizes).map_err(|expected| first.wrong(expected))?;
+    let of_experts = module.ends_with("_exps");
+    if shape.len() > 2 && first.cut == Cut::Whole && !(of_experts && shape.len() == 3) {
+        return Err(first.wrong("a matrix or a vector".to_owned()));
     }
+    if of_experts && first.is_of_all_experts() && shape[0] != sizes.n_experts {
+        return Err(first.wrong(format!("{} experts", sizes.n_experts)));
+    }
+    shape.reverse();
     // One row that says how much the shared expert is wanted.
     if module == SHARED_ROUTER && shape.len() == 2 && shape[1] == 1 {
         shape.truncate(1);
     }
-    let is_vector = shape.len() == 1;
-    if module.ends_with("_exps") {
+    let mut scales = None;
+    let dtype = match first.stored.holds {
+        Holds::Bytes => {
+            scales = Some(made_scales(&parts[1], &shape, sizes)?);
+            DType::MXFP4
+        }
+        Holds::Values(dtype) => {
+            check_alike(parts)?;
+            dtype
+        }
+    };
+    let is_kept =
+        shape.len() == 1 || module == ROUTER || TAPS.contains(&module) || !name.ends_with(".weight");
+    if of_experts && !first.is_of_all_experts() {
         shape.push(parts.len());
     }
-    let heads = match module {
-        "attn_q" => Some(sizes.n_heads),
-        "attn_k" => Some(sizes.n_kv_heads),
-        _ => None,
-    };
-    if let Some(heads) = heads
-        && first.shape[0] != heads * sizes.head_dim
-    {
-        let expected = format!("{heads} heads of {} rows", sizes.head_dim);
-        return Err(wrong(first_name, expected, &first.shape));
+    if let Some(heads) = heads(module, &first, sizes, family)?.filter(|_| family.is_reordered) {
+        let (rows, row) = (first.stored.shape[0], first.stored.shape[1..].iter().product());
+        views = vec![View::neighbours(heads, rows, row)];
     }
     if name == EMBEDDING && shape.first() != Some(&sizes.n_embd) {
-        return Err(wrong(first_name, format!("rows of {} values", sizes.n_embd), &first.shape));
+        return Err(first.wrong(format!("rows of {} values", sizes.n_embd)));
     }
-    let is_kept = is_vector || module == ROUTER;
+    let parts = if scales.is_some() { &parts[..1] } else { parts };
     Ok(Made {
-        dtype: if is_kept { DType::F32 } else { first.dtype },
-        added: if family.norms_beyond_one && name.ends_with("norm.weight") { 1.0 } else { 0.0 },
-        reordered_heads: heads.filter(|_| family.is_reordered),
-        parts: parts.into_iter().map(|(_, stored)| stored.clone()).collect(),
+        dtype: if is_kept { DType::F32 } else { dtype },
+        values: match name {
+            "ssm_a" => Values::Decay,
+            "ssm_norm.weight" => Values::Kept,
+            name if family.norms_beyond_one && name.ends_with("norm.weight") => Values::BeyondOne,
+            _ => Values::Kept,
+        },
+        parts: parts.iter().map(|part| part.stored.clone()).collect(),
+        views,
+        scales,
         shape,
     })
+}
+
+/// The scales of blocks that make a tensor of this shape, the row length first.
+fn made_scales(scales: &Part<'_>, shape: &[usize], sizes: &Sizes) -> Result<(Stored, Vec<View>), HfError> {
+    match scales.cut.of(&scales.stored.shape, sizes) {
+        Ok((of, views)) if of.iter().rev().eq(shape) => Ok((scales.stored.clone(), views)),
+        _ => Err(scales.wrong("one for each block of 16 bytes".to_owned())),
+    }
+}
+
+/// Refuses experts of several types or shapes.
+fn check_alike(parts: &[Part<'_>]) -> Result<(), HfError> {
+    let first = parts[0];
+    let is_alike = |part: &Part<'_>| {
+        (part.stored.holds, &part.stored.shape) == (first.stored.holds, &first.stored.shape)
+    };
+    match parts.iter().find(|part| !is_alike(part)) {
+        Some(other) => {
+            let (shape, holds) = (&first.stored.shape, first.stored.holds);
+            Err(other.wrong(format!("{shape:?} in {holds}, as {}", first.name)))
+        }
+        None => Ok(()),
+    }
+}
+
+/// How many heads a tensor of queries or keys has rows of.
+fn heads(module: &str, part: &Part<'_>, sizes: &Sizes, family: &Family) -> Result<Option<usize>, HfError> {
+    // Behind the rows of each query are as many of its gate.
+    let per_head = if family.layers == Layers::Delta { 2 } else { 1 };
+    let (heads, rows) = match module {
+        "attn_q" => (sizes.n_heads, per_head * sizes.head_dim),
+        "attn_k" => (sizes.n_kv_heads, sizes.head_dim),
+        _ => return Ok(None),
+    };
+    if part.stored.shape[0] != heads * rows {
+        return Err(part.wrong(format!("{heads} heads of {rows} rows")));
+    }
+    Ok(Some(heads))
 }
 
 impl Tensors {

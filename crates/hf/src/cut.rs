@@ -1,0 +1,210 @@
+//! How a tensor of a folder is taken apart or put in another order for GGUF.
+//!
+//! Every cut is the same operation with other numbers: a [`View`] names the values to take by how many there are in each direction
+//! and how far apart they lie, and a tensor is made of the views of its parts, one after the other.
+
+use crate::metadata::Sizes;
+
+/// What becomes of a tensor of the folder; shapes are outermost first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// All of it.
+    Whole,
+    /// The taps of a convolution, `[channels, 1, taps]`, as `[channels, taps]`.
+    Taps,
+    /// Of experts side by side, `[experts, inputs, outputs]`, every `step`th output from `first` on, as rows.
+    Columns { first: usize, step: usize },
+    /// The same of the biases of these outputs, `[experts, outputs]`.
+    Biases { first: usize, step: usize },
+    /// The same of outputs that are rows in blocks of 4 bits, `[experts, outputs, blocks, 16 bytes]`.
+    Blocks { first: usize, step: usize },
+    /// Scales of such blocks, `[experts, outputs, blocks]`.
+    Scales { first: usize, step: usize },
+    /// Of experts side by side, `[experts, outputs, inputs]`, the first or second half of the outputs.
+    Half(usize),
+    /// Of heads that are made of a latent vector, `[heads * (keys + values), latent]`, what makes keys, turned round:
+    /// `[heads, latent, keys]`.
+    LatentKeys,
+    /// What makes values: `[heads, values, latent]`.
+    LatentValues,
+    /// Of the rows of each key head (its query, its key, values and gates of those who share it) queries, keys and values, each kind
+    /// for itself.
+    DeltaQkv,
+    /// The gates among these rows.
+    DeltaGate,
+    /// Rows of the value heads, behind those of queries and keys where there are such, so many a head: the heads that share a key
+    /// head come to lie as many heads apart as there are key heads.
+    Tiled { behind_keys: bool, per_value: bool },
+    /// Columns of the value heads, in that order.
+    TiledColumns,
+}
+
+/// Values of a tensor: how many in each direction and how far apart, outermost first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct View {
+    pub first: usize,
+    pub steps: Vec<(usize, usize)>,
+}
+
+impl View {
+    /// Halves of each head as neighbours, of rows of `row` values.
+    pub fn neighbours(heads: usize, rows: usize, row: usize) -> Self {
+        let dim = rows / heads;
+        Self { first: 0, steps: vec![(heads, dim * row), (dim / 2, row), (2, dim / 2 * row), (row, 1)] }
+    }
+
+    /// Values that it has.
+    fn len(&self) -> usize {
+        self.steps.iter().map(|(n, _)| n).product()
+    }
+
+    /// Adds its values, of `size` bytes each, to `out`.
+    pub fn copy(&self, bytes: &[u8], size: usize, out: &mut Vec<u8>) {
+        out.reserve(self.len() * size);
+        copy(&bytes[self.first * size..], &self.steps, size, out);
+    }
+}
+
+fn copy(bytes: &[u8], steps: &[(usize, usize)], size: usize, out: &mut Vec<u8>) {
+    match steps {
+        [] => out.extend_from_slice(&bytes[..size]),
+        // Values that lie side by side.
+        [(n, 1)] => out.extend_from_slice(&bytes[..n * size]),
+        [(n, step), rest @ ..] => (0..*n).for_each(|i| copy(&bytes[i * step * size..], rest, size, out)),
+    }
+}
+
+/// A tensor after its cut: the shape, outermost first, and the views; all in its own order where there are none.
+pub(crate) type Taken = (Vec<usize>, Vec<View>);
+
+impl Cut {
+    /// What is taken of a tensor of this shape.
+    ///
+    /// # Errors
+    /// The shape that it should have, in words.
+    pub fn of(self, shape: &[usize], sizes: &Sizes) -> Result<Taken, String> {
+        let view = |first, steps: &[(usize, usize)]| View { first, steps: steps.to_vec() };
+        let experts = sizes.n_experts;
+        match (self, shape) {
+            (Self::Whole, shape) => Ok((shape.to_vec(), Vec::new())),
+            (Self::Taps, &[n, 1, taps]) => Ok((vec![n, taps], Vec::new())),
+            (Self::Columns { first, step }, &[e, n_in, n_out])
+                if e == experts && n_out.is_multiple_of(step) =>
+            {
+                let steps = [(e, n_in * n_out), (n_out / step, step), (n_in, n_out)];
+                Ok((vec![e, n_out / step, n_in], vec![view(first, &steps)]))
+            }
+            (Self::Biases { first, step }, &[e, n]) if e == experts && n.is_multiple_of(step) => {
+                Ok((vec![e, n / step], vec![view(first, &[(e, n), (n / step, step)])]))
+            }
+            (Self::Blocks { first, step }, &[e, n, blocks, 16]) if e == experts && n.is_multiple_of(step) => {
+                let row = 16 * blocks;
+                let steps = [(e, n * row), (n / step, step * row), (row, 1)];
+                Ok((vec![e, n / step, 32 * blocks], vec![view(first * row, &steps)]))
+            }
+            (Self::Scales { first, step }, &[e, n, blocks]) if e == experts && n.is_multiple_of(step) => {
+                let steps = [(e, n * blocks), (n / step, step * blocks), (blocks, 1)];
+                Ok((vec![e, n / step, 32 * blocks], vec![view(first * blocks, &steps)]))
+            }
+            (Self::Half(half), &[e, n, n_in]) if e == experts && n.is_multiple_of(2) => {
+                let all = n / 2 * n_in;
+                Ok((vec![e, n / 2, n_in], vec![view(half * all, &[(e, 2 * all), (all, 1)])]))
+            }
+            (Self::LatentKeys | Self::LatentValues, &[rows, rank]) => self.of_latent(rows, rank, sizes),
+            (Self::DeltaQkv | Self::DeltaGate, &[rows, row]) => self.of_delta(rows, row, sizes),
+            (Self::Tiled { behind_keys, per_value }, shape) => tiled(behind_keys, per_value, shape, sizes),
+            (Self::TiledColumns, &[rows, row]) => tiled_columns(rows, row, sizes),
+            (cut, _) => Err(format!("one that {cut:?} of {experts} experts suits")),
+        }
+    }
+
+    fn of_latent(self, rows: usize, rank: usize, sizes: &Sizes) -> Result<Taken, String> {
+        let Some(latent) = sizes.latent else { return Err("none".to_owned()) };
+        let (heads, keys, values) = (sizes.n_heads, latent.k_dim, latent.v_dim);
+        let per_head = keys + values;
+        if (rows, rank) != (heads * per_head, latent.rank) {
+            return Err(format!("{heads} heads of {per_head} rows of {}", latent.rank));
+        }
+        let (shape, first, inner) = match self {
+            Self::LatentKeys => ([heads, rank, keys], 0, vec![(rank, 1), (keys, rank)]),
+            _ => ([heads, values, rank], keys * rank, vec![(values * rank, 1)]),
+        };
+        let steps = [vec![(heads, per_head * rank)], inner].concat();
+        Ok((shape.to_vec(), vec![View { first, steps }]))
+    }
+
+    fn of_delta(self, rows: usize, row: usize, sizes: &Sizes) -> Result<Taken, String> {
+        let Some(delta) = sizes.delta else { return Err("none".to_owned()) };
+        let (heads, key, shared) = (delta.n_k_heads, delta.k_dim, delta.n_sharing() * delta.v_dim);
+        let per_head = 2 * (key + shared);
+        if rows != heads * per_head {
+            return Err(format!("{heads} heads of {per_head} rows"));
+        }
+        let of_each = |first: usize, n: usize| View {
+            first: first * row,
+            steps: vec![(heads, per_head * row), (n * row, 1)],
+        };
+        Ok(match self {
+            Self::DeltaQkv => (
+                vec![heads * (2 * key + shared), row],
+                vec![of_each(0, key), of_each(key, key), of_each(2 * key, shared)],
+            ),
+            _ => (vec![heads * shared, row], vec![of_each(2 * key + shared, shared)]),
+        })
+    }
+}
+
+/// Rows, or single values, of value heads as many apart as there are key heads.
+fn tiled(behind_keys: bool, per_value: bool, shape: &[usize], sizes: &Sizes) -> Result<Taken, String> {
+    let Some(delta) = sizes.delta else { return Err("none".to_owned()) };
+    let (groups, sharing) = (delta.n_k_heads, delta.n_sharing());
+    let rows = if per_value { delta.v_dim } else { 1 };
+    let front = if behind_keys { 2 * groups * delta.k_dim } else { 0 };
+    let (n, row) = (shape[0], shape[1..].iter().product::<usize>());
+    if n != front + groups * sharing * rows {
+        return Err(format!("{} rows", front + groups * sharing * rows));
+    }
+    let head = rows * row;
+    let keys = View { first: 0, steps: vec![(front * row, 1)] };
+    let values =
+        View { first: front * row, steps: vec![(sharing, head), (groups, sharing * head), (head, 1)] };
+    let views = if behind_keys { vec![keys, values] } else { vec![values] };
+    // A convolution has its taps in the last of three.
+    let shape = if shape.len() == 3 { vec![n, row] } else { shape.to_vec() };
+    Ok((shape, views))
+}
+
+fn tiled_columns(rows: usize, row: usize, sizes: &Sizes) -> Result<Taken, String> {
+    let Some(delta) = sizes.delta else { return Err("none".to_owned()) };
+    let (groups, sharing, dim) = (delta.n_k_heads, delta.n_sharing(), delta.v_dim);
+    if row != groups * sharing * dim {
+        return Err(format!("rows of {} values", groups * sharing * dim));
+    }
+    let steps = vec![(rows, row), (sharing, dim), (groups, sharing * dim), (dim, 1)];
+    Ok((vec![rows, row], vec![View { first: 0, steps }]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_of_each_head_become_neighbours() {
+        // Two heads of four rows of two bytes.
+        let rows: Vec<u8> = (0..8).flat_map(|row| [row, 100 + row]).collect();
+        let mut order = Vec::new();
+        View::neighbours(2, 8, 2).copy(&rows, 1, &mut order);
+        let firsts: Vec<u8> = order.chunks(2).map(|row| row[0]).collect();
+        assert_eq!(firsts, [0, 2, 1, 3, 4, 6, 5, 7]);
+        assert!(order.chunks(2).all(|row| row[1] == 100 + row[0]));
+    }
+
+    #[test]
+    fn values_of_several_bytes_are_taken_from_the_first_on_by_their_steps() {
+        // Two by three values of two bytes, turned round from the second column on.
+        let bytes: Vec<u8> = (0..12).collect();
+        let mut out = vec![99];
+        View { first: 1, steps: vec![(2, 1), (2, 3)] }.copy(&bytes, 2, &mut out);
+        assert_eq!(out, [99, 2, 3, 8, 9, 4, 5, 10, 11]);
+    }
+}

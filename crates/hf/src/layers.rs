@@ -1,0 +1,210 @@
+//! What layers keep of past tokens: heads of keys and values, a latent vector, or a state.
+
+use crate::HfError;
+use crate::family::{Family, Layers};
+use crate::folder::Object;
+use crate::metadata::{Keys, Sizes};
+
+/// Sizes of layers whose heads are made of one latent vector of each token.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Latent {
+    /// Of that vector.
+    pub rank: usize,
+    /// Of the part of a key that is turned.
+    pub n_rot: usize,
+    /// Of the part that is not.
+    pub k_dim: usize,
+    /// Of a value.
+    pub v_dim: usize,
+}
+
+/// Sizes of layers of gated deltas.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Delta {
+    pub n_k_heads: usize,
+    pub n_v_heads: usize,
+    pub k_dim: usize,
+    pub v_dim: usize,
+}
+
+/// Numbers that are multiplied with each other: a thousand times what any model has.
+const MOST: u32 = 1 << 20;
+
+/// A size that others are multiplied with.
+fn factor(config: Object<'_>, key: &str) -> Result<usize, HfError> {
+    match config.size(key)? {
+        size if size <= MOST => Ok(size as usize),
+        size => Err(config.bad(key, format!("1 to {MOST}"), size.to_string())),
+    }
+}
+
+impl Latent {
+    /// Those of a family that has them.
+    pub fn of(config: Object<'_>, family: &Family) -> Result<Option<Self>, HfError> {
+        if family.layers != Layers::Latent {
+            return Ok(None);
+        }
+        let size = |key| factor(config, key);
+        let (rank, n_rot) = (size("kv_lora_rank")?, size("qk_rope_head_dim")?);
+        let (k_dim, v_dim) = (size("qk_nope_head_dim")?, size("v_head_dim")?);
+        Ok(Some(Self { rank, n_rot, k_dim, v_dim }))
+    }
+}
+
+impl Delta {
+    /// Those of a family that has them.
+    pub fn of(config: Object<'_>, family: &Family) -> Result<Option<Self>, HfError> {
+        if family.layers != Layers::Delta {
+            return Ok(None);
+        }
+        let size = |key| factor(config, key);
+        let delta = Self {
+            n_k_heads: size("linear_num_key_heads")?,
+            n_v_heads: size("linear_num_value_heads")?,
+            k_dim: size("linear_key_head_dim")?,
+            v_dim: size("linear_value_head_dim")?,
+        };
+        if !delta.n_v_heads.is_multiple_of(delta.n_k_heads) {
+            let expected = format!("a multiple of the {} key heads", delta.n_k_heads);
+            return Err(config.bad("linear_num_value_heads", expected, delta.n_v_heads.to_string()));
+        }
+        Ok(Some(delta))
+    }
+
+    /// Value heads that share a key head.
+    pub fn n_sharing(&self) -> usize {
+        self.n_v_heads / self.n_k_heads
+    }
+}
+
+/// Writes how wide feed-forward layers are.
+pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Family) -> Result<(), HfError> {
+    const WIDTH: &str = "intermediate_size";
+    // Where all layers have experts, a configuration may name no other width.
+    if family.experts.is_some_and(|experts| experts.width.is_some()) && config.value(WIDTH).is_none() {
+        return Ok(());
+    }
+    let older = family.layers == Layers::Convolving && config.value(WIDTH).is_none();
+    let width = config.size(if older { "block_ff_dim" } else { WIDTH })?;
+    let adjusts = config.find_bool("block_auto_adjust_ff_dim")? == Some(true);
+    keys.set("feed_forward_length", if adjusts { adjusted(config, width)? } else { width })
+}
+
+/// The width that LFM2 makes of the one it names: two thirds, times a factor, up to a multiple.
+fn adjusted(config: Object<'_>, width: u32) -> Result<u32, HfError> {
+    let thirds = (2 * u64::from(width) / 3) as u32;
+    let Some(by) = config.find_float("block_ffn_dim_multiplier")? else { return Ok(thirds) };
+    let multiple = config.size("block_multiple_of")?;
+    let scaled = (by * f64::from(thirds)) as u32;
+    scaled
+        .checked_next_multiple_of(multiple)
+        .filter(|width| *width > 0)
+        .ok_or_else(|| config.bad("block_ffn_dim_multiplier", "a factor on a width", by.to_string()))
+}
+
+/// Writes what the layers of a family keep of past tokens.
+pub(crate) fn write(
+    keys: &mut Keys<'_>,
+    config: Object<'_>,
+    family: &Family,
+    sizes: &Sizes,
+) -> Result<(), HfError> {
+    if let Some(latent) = sizes.latent {
+        return write_latent(keys, config, latent);
+    }
+    match family.layers {
+        Layers::Convolving => write_convolutions(keys, config, sizes)?,
+        _ => keys.set("attention.head_count_kv", sizes.n_kv_heads as u32)?,
+    }
+    keys.set("attention.key_length", sizes.head_dim as u32)?;
+    keys.set("attention.value_length", sizes.head_dim as u32)?;
+    match sizes.delta {
+        Some(delta) => write_delta(keys, config, delta, sizes),
+        None => Ok(()),
+    }
+}
+
+/// Heads as they meet the latent vector: one of keys and values, which is that vector and what is turned.
+fn write_latent(keys: &mut Keys<'_>, config: Object<'_>, latent: Latent) -> Result<(), HfError> {
+    keys.set("attention.head_count_kv", 1_u32)?;
+    if let Some(rank) = config.find_size("q_lora_rank")? {
+        keys.set("attention.q_lora_rank", rank)?;
+    }
+    let Latent { rank, n_rot, k_dim, v_dim } = latent;
+    for (key, size) in [
+        ("attention.kv_lora_rank", rank),
+        ("attention.key_length", rank + n_rot),
+        ("attention.value_length", rank),
+        ("attention.key_length_mla", k_dim + n_rot),
+        ("attention.value_length_mla", v_dim),
+    ] {
+        keys.set(key, size as u32)?;
+    }
+    Ok(())
+}
+
+/// Layers of short convolutions have no KV heads.
+fn write_convolutions(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) -> Result<(), HfError> {
+    keys.set("shortconv.l_cache", config.size("conv_L_cache")?)?;
+    let is_convolving = match config.find_array("layer_types")? {
+        Some(_) => kinds(config, "conv", sizes)?,
+        None => {
+            let attending = config.find_array("full_attn_idxs")?.unwrap_or_default();
+            (0..sizes.n_layers as u64)
+                .map(|layer| !attending.iter().any(|at| at.as_u64() == Some(layer)))
+                .collect()
+        }
+    };
+    let heads = is_convolving.into_iter().map(|is| if is { 0 } else { sizes.n_kv_heads as u32 });
+    let key = format!("{}.attention.head_count_kv", keys.arch);
+    Ok(keys.writer.set_array(&key, heads)?)
+}
+
+/// Gated deltas, under the names of state space models.
+fn write_delta(keys: &mut Keys<'_>, config: Object<'_>, delta: Delta, sizes: &Sizes) -> Result<(), HfError> {
+    keys.set("ssm.conv_kernel", config.size("linear_conv_kernel_dim")?)?;
+    for (key, size) in [
+        ("ssm.state_size", delta.k_dim),
+        ("ssm.group_count", delta.n_k_heads),
+        ("ssm.time_step_rank", delta.n_v_heads),
+        ("ssm.inner_size", delta.n_v_heads.saturating_mul(delta.v_dim)),
+    ] {
+        keys.set(key, u32::try_from(size).unwrap_or(u32::MAX))?;
+    }
+    write_sections(keys, config)?;
+    let every = config.find_size("full_attention_interval")?.unwrap_or(4).max(1) as usize;
+    if config.value("layer_types").is_none() {
+        return keys.set("full_attention_interval", every as u32);
+    }
+    let is_recurrent = kinds(config, "linear_attention", sizes)?;
+    // The same by one number, where there is one.
+    let interval = is_recurrent.iter().position(|is| !is).map_or(0, |first| first + 1);
+    let is_regular =
+        |(layer, is): (usize, &bool)| interval > 0 && *is != (layer + 1).is_multiple_of(interval);
+    if is_recurrent.iter().enumerate().all(is_regular) {
+        return keys.set("full_attention_interval", interval as u32);
+    }
+    let key = format!("{}.attention.recurrent_layers", keys.arch);
+    Ok(keys.writer.set_array(&key, is_recurrent)?)
+}
+
+/// How many pairs of a head follow which place of a picture; in text they are all the same.
+fn write_sections(keys: &mut Keys<'_>, config: Object<'_>) -> Result<(), HfError> {
+    let rope = config.find_object("rope_parameters")?;
+    let Some(sections) = rope.map(|rope| rope.find_array("mrope_section")).transpose()?.flatten() else {
+        return Ok(());
+    };
+    let mut sizes: Vec<i32> = sections.iter().filter_map(|size| i32::try_from(size.as_i64()?).ok()).collect();
+    sizes.resize(4, 0);
+    let key = format!("{}.rope.dimension_sections", keys.arch);
+    Ok(keys.writer.set_array(&key, sizes)?)
+}
+
+/// Which layers are of a kind.
+fn kinds(config: Object<'_>, kind: &str, sizes: &Sizes) -> Result<Vec<bool>, HfError> {
+    let kinds = config.find_array("layer_types")?.unwrap_or_default();
+    if kinds.len() != sizes.n_layers {
+        return Err(config.bad("layer_types", format!("{} layers", sizes.n_layers), kinds.len().to_string()));
+    }
+    Ok(kinds.iter().map(|of| of == kind).collect())
+}
