@@ -9,8 +9,8 @@ use std::time::Instant;
 use clap::Args;
 use kvant::gguf::printable_path;
 use kvant::{
-    DType, DeviceChoice, Error, Gpu, KvOptions, Model, Needs, OpenOptions, Policies, SamplerParams, Session,
-    SessionOptions,
+    DType, DeviceChoice, Error, Gpu, KvOptions, Model, Needs, OpenOptions, Policies, Recommended,
+    SamplerParams, Session, SessionOptions,
 };
 
 use crate::failure::Failure;
@@ -71,24 +71,25 @@ pub struct SamplingArgs {
     /// Seed of the draws; -1 is a random one, which the summary names
     #[arg(short = 's', long, value_name = "N", env = "KVANT_SEED", default_value = "-1", value_parser = seed)]
     pub seed: Seed,
-    /// Temperature; 0 always takes the likeliest token
-    #[arg(long, value_name = "T", env = "KVANT_TEMP", default_value_t = 0.8)]
-    pub temp: f32,
-    /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K", env = "KVANT_TOP_K", default_value_t = 40)]
-    pub top_k: usize,
-    /// Keep the likeliest tokens up to this probability together
-    #[arg(long, value_name = "P", env = "KVANT_TOP_P", default_value_t = 0.95)]
-    pub top_p: f32,
-    /// Keep tokens at least this likely relative to the likeliest
-    #[arg(long, value_name = "P", env = "KVANT_MIN_P", default_value_t = 0.05)]
-    pub min_p: f32,
-    /// Make recent tokens less likely; 1 does nothing
-    #[arg(long, value_name = "X", env = "KVANT_REPEAT_PENALTY", default_value_t = 1.0)]
-    pub repeat_penalty: f32,
-    /// How many of the last tokens count as recent
-    #[arg(long, value_name = "N", env = "KVANT_REPEAT_LAST_N", default_value_t = 64)]
-    pub repeat_last_n: usize,
+    /// Temperature; 0 always takes the likeliest token. Of this and the next five, run and chat take what the model recommends
+    /// where nothing is said, or else [default: 0.8]
+    #[arg(long, value_name = "T", env = "KVANT_TEMP")]
+    temp: Option<f32>,
+    /// Keep the K likeliest tokens; 0 keeps all [default: 40]
+    #[arg(long, value_name = "K", env = "KVANT_TOP_K")]
+    top_k: Option<usize>,
+    /// Keep the likeliest tokens up to this probability together [default: 0.95]
+    #[arg(long, value_name = "P", env = "KVANT_TOP_P")]
+    top_p: Option<f32>,
+    /// Keep tokens at least this likely relative to the likeliest [default: 0.05]
+    #[arg(long, value_name = "P", env = "KVANT_MIN_P")]
+    min_p: Option<f32>,
+    /// Make recent tokens less likely; 1 does nothing [default: 1]
+    #[arg(long, value_name = "X", env = "KVANT_REPEAT_PENALTY")]
+    repeat_penalty: Option<f32>,
+    /// How many of the last tokens count as recent [default: 64]
+    #[arg(long, value_name = "N", env = "KVANT_REPEAT_LAST_N")]
+    repeat_last_n: Option<usize>,
 }
 
 /// How long an answer may be.
@@ -242,25 +243,55 @@ pub struct Resolved {
 }
 
 impl SamplingArgs {
-    /// The sampler's settings, checked.
+    /// The sampler's settings without a model's, checked.
     pub fn params(&self) -> Result<SamplerParams, Failure> {
-        let params = SamplerParams {
+        let params = self.said().or(&SamplerParams { seed: self.seed.number, ..Default::default() });
+        params.validate().map_err(|error| Failure::Usage(error.to_string()))?;
+        Ok(params)
+    }
+
+    /// The sampler's settings, checked, with those that the model recommends where nothing is said: and which those are.
+    pub fn params_for(&self, model: &Model) -> Result<(SamplerParams, Option<String>), Failure> {
+        let params = self.params()?;
+        if self.temp == Some(0.0) {
+            // The likeliest token is asked for, and nothing besides.
+            return Ok((params, None));
+        }
+        let taken = model.recommended()?.without(&self.said());
+        let params = taken.or(&params);
+        params
+            .validate()
+            .map_err(|error| Failure::work("what the model recommends for drawing tokens", error))?;
+        Ok((params, recommended(&taken)))
+    }
+
+    fn said(&self) -> Recommended {
+        Recommended {
             temperature: self.temp,
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
             repeat_penalty: self.repeat_penalty,
             repeat_last_n: self.repeat_last_n,
-            seed: self.seed.number,
-        };
-        params.validate().map_err(|error| Failure::Usage(error.to_string()))?;
-        Ok(params)
+        }
     }
+}
 
-    /// The seed, where tokens are drawn at all.
-    pub fn used_seed(&self) -> Option<u64> {
-        (self.temp > 0.0).then_some(self.seed.number)
-    }
+/// What came from a model, for a summary; `None` where nothing did.
+fn recommended(taken: &Recommended) -> Option<String> {
+    let Recommended { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n } = taken;
+    let float = |name: &str, value: &Option<f32>| value.map(|value| format!("{name} {value}"));
+    let whole = |name: &str, value: &Option<usize>| value.map(|value| format!("{name} {value}"));
+    let all = [
+        float("temp", temperature),
+        whole("top-k", top_k),
+        float("top-p", top_p),
+        float("min-p", min_p),
+        float("repeat-penalty", repeat_penalty),
+        whole("repeat-last-n", repeat_last_n),
+    ];
+    let all: Vec<String> = all.into_iter().flatten().collect();
+    (!all.is_empty()).then(|| format!("the model's {}", all.join(", ")))
 }
 
 /// Rules, and then the type table in a file.

@@ -58,15 +58,18 @@ pub struct ChatArgs {
 pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     args.model.place.leave_prompt(&mut args.words)?;
     let first = args.prompt.clone().or_else(|| (!args.words.is_empty()).then(|| args.words.join(" ")));
-    let (sampler, max_tokens) = (args.sampling.params()?, args.length.max_tokens()?);
+    // What is wrong with them is told before anything is loaded.
+    args.sampling.params()?;
+    let max_tokens = args.length.max_tokens()?;
     let options = args.cache.session_options()?;
     let model = args.model.open_for(false, Needs::ChatTemplate, args.template.source()?)?;
+    let (sampler, recommended) = args.sampling.params_for(&model)?;
     let render = render_options(model.chat_template()?, args.think)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;
     let session = model.session(options.clone())?;
     args.cache.note_length(&session);
     let interrupt = Interrupt::listen()?;
-    console::say(banner(&args.model.label(), &session, &options, auto.as_deref())?);
+    console::say(banner(&args.model.label(), &session, &options, [auto.as_deref(), recommended.as_deref()])?);
     let mut chat = Chat {
         name: args.model.label(),
         messages: args.system_prompt.as_deref().map(Message::system).into_iter().collect(),
@@ -74,6 +77,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
         loaded: None,
         last: None,
         generate: kvant::GenerateOptions { sampler, max_tokens, ..Default::default() },
+        recommended,
         n_answers: 0,
         context_shift: args.context_shift,
         render,
@@ -134,7 +138,7 @@ fn banner(
     name: &str,
     session: &Session,
     options: &SessionOptions,
-    auto: Option<&str>,
+    [auto, recommended]: [Option<&str>; 2],
 ) -> Result<String, Failure> {
     let model = session.model();
     let (shape, kv, n_ctx) = (model.config().kv_shape(), &options.kv, session.n_ctx());
@@ -144,7 +148,8 @@ fn banner(
     let name = printable(name, 128);
     let (device, full) = (model.device().name, output::bytes(plan.n_bytes(&shape, n_ctx)));
     let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));
+    let recommended = recommended.map_or_else(String::new, |settings| format!(" | {settings}"));
     Ok(format!(
-        "{name} on {device} | context {n_ctx} tokens | KV {type_k}/{type_v}{auto}, {full} when full\n/help lists commands, /exit or Ctrl-D leaves"
+        "{name} on {device} | context {n_ctx} tokens | KV {type_k}/{type_v}{auto}, {full} when full{recommended}\n/help lists commands, /exit or Ctrl-D leaves"
     ))
 }

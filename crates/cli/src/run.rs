@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kvant::gguf::printable;
 use kvant::{
-    CancelFlag, Error, GenerateOptions, Generation, KvUse, Message, Model, Needs, Session, Special, Stats,
-    TemplateError,
+    CancelFlag, Error, GenerateOptions, Generation, KvUse, Message, Model, Needs, SamplerParams, Session,
+    Special, Stats, TemplateError,
 };
 use serde_json::json;
 
@@ -72,11 +72,13 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     args.model.place.leave_prompt(&mut args.words)?;
     check_target(args.prompt_cache.as_deref())?;
     let text = args.text()?;
-    let options = args.generate_options()?;
+    let mut options = args.generate_options()?;
     let session_options = args.cache.session_options()?;
     let quiet = args.quiet || args.json;
     let needs = if args.raw { Needs::Tokenizer } else { Needs::NoBadTemplate };
     let model = args.model.open_for(quiet, needs, args.template.source()?)?;
+    let (sampler, recommended) = args.sampling.params_for(&model)?;
+    options.sampler = sampler;
     let Resolved { options: session_options, auto } = args.cache.resolve(session_options, &model)?;
     let mut session = model.session(session_options)?;
     args.cache.note_length(&session);
@@ -102,12 +104,12 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     }
     let stats = generation.stats();
     if args.json {
-        let object = json_result(&model, &session, &answer.text, &stats, args.sampling.seed.number);
+        let object = json_result(&model, &session, &answer.text, &stats, &sampler);
         console::print_json(&object)?;
     } else if !args.quiet {
-        let (name, seed) = (&args.model.label(), args.sampling.used_seed());
-        let (auto, kv) = (auto.as_deref(), &session.kv());
-        console::say(Summary { name, model: &model, kv, auto, stats: &stats, seed });
+        let (name, sampler) = (&args.model.label(), &sampler);
+        let (auto, recommended, kv) = (auto.as_deref(), recommended.as_deref(), &session.kv());
+        console::say(Summary { name, model: &model, kv, auto, stats: &stats, sampler, recommended });
     }
     if let Some(path) = &args.prompt_cache {
         session.save(path)?;
@@ -211,7 +213,9 @@ pub struct Summary<'a> {
     /// Why the cache has these types, where nobody named them.
     pub auto: Option<&'a str>,
     pub stats: &'a Stats,
-    pub seed: Option<u64>,
+    pub sampler: &'a SamplerParams,
+    /// Which settings of it the model recommends.
+    pub recommended: Option<&'a str>,
 }
 
 impl fmt::Display for Summary<'_> {
@@ -231,8 +235,11 @@ impl fmt::Display for Summary<'_> {
         let auto = self.auto.map_or_else(String::new, |why| format!(" ({why})"));
         write!(f, " | KV {}/{}{auto}: {} tok in {held}, ", kv.type_k, kv.type_v, kv.tokens)?;
         write!(f, "f16 {f16} ({ratio:.2}x)")?;
-        if let Some(seed) = self.seed {
-            write!(f, " | seed {seed}")?;
+        if self.sampler.temperature > 0.0 {
+            write!(f, " | seed {}", self.sampler.seed)?;
+        }
+        if let Some(recommended) = self.recommended {
+            write!(f, " | {recommended}")?;
         }
         kv.notes.iter().try_for_each(|note| write!(f, " | {note}"))
     }
@@ -248,7 +255,13 @@ fn decode_tps(stats: &Stats) -> Option<f64> {
     (stats.n_decoded > 0).then(|| stats.decode_tps())
 }
 
-fn json_result(model: &Model, session: &Session, text: &str, stats: &Stats, seed: u64) -> serde_json::Value {
+fn json_result(
+    model: &Model,
+    session: &Session,
+    text: &str,
+    stats: &Stats,
+    sampler: &SamplerParams,
+) -> serde_json::Value {
     let (device, kv) = (model.device(), session.kv());
     json!({
         "text": text,
@@ -261,7 +274,11 @@ fn json_result(model: &Model, session: &Session, text: &str, stats: &Stats, seed
         "type_k": kv.type_k,
         "type_v": kv.type_v,
         "kv": { "tokens": kv.tokens, "bytes": kv.bytes, "bytes_f16": kv.bytes_f16, "notes": kv.notes },
-        "seed": seed,
+        "seed": sampler.seed,
+        "sampler": {
+            "temperature": sampler.temperature, "top_k": sampler.top_k, "top_p": sampler.top_p, "min_p": sampler.min_p,
+            "repeat_penalty": sampler.repeat_penalty, "repeat_last_n": sampler.repeat_last_n,
+        },
         "finish": stats.finish.map(kvant::Finish::name),
     })
 }

@@ -60,6 +60,7 @@ pub use kvant_kv::{
 };
 pub use kvant_model::{Config, ExpertSpec, LayerSpec, Part, Want};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
+pub use kvant_text::recommended::Recommended;
 pub use kvant_text::sampler::{Sampler, SamplerParams};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use model::{Model, Needs, OpenOptions, open_file};

@@ -9,6 +9,7 @@ use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, Plan};
 use kvant_model::Config;
 use kvant_text::chat::{ChatTemplate, TemplateError};
+use kvant_text::recommended::Recommended;
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -154,6 +155,14 @@ impl Model {
     /// The file's metadata and tensors.
     pub fn gguf(&self) -> &Gguf {
         &self.inner.gguf
+    }
+
+    /// How its makers would draw tokens, where the file says.
+    ///
+    /// # Errors
+    /// A setting that is no number.
+    pub fn recommended(&self) -> Result<Recommended, Error> {
+        Ok(Recommended::from_gguf(&self.inner.gguf)?)
     }
 
     /// Size of the vocabulary.

@@ -13,6 +13,7 @@ mod cut;
 mod error;
 mod family;
 mod folder;
+mod generation;
 mod layers;
 mod metadata;
 mod pre;
@@ -31,6 +32,7 @@ pub use error::HfError;
 use family::Family;
 use folder::{Folder, Object};
 use safetensors::Shards;
+use tokenizer::Settings;
 
 /// The file that makes a folder a model.
 const CONFIG: &str = "config.json";
@@ -67,7 +69,12 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
         tensors.add_constant("rope_freqs.weight", &factors);
     }
     let n_vocab = tensors.n_vocab()?;
-    tokenizer::write(&mut writer, &mut folder, config, n_vocab)?;
+    let generation = folder.json("generation_config.json")?;
+    let generation = generation.as_ref().map(|generation| generation.object()).transpose()?;
+    if let Some(generation) = generation {
+        generation::write(&mut writer, generation)?;
+    }
+    tokenizer::write(&mut writer, &mut folder, Settings { config, generation }, n_vocab)?;
     tensors.declare(&mut writer)?;
     let files = shards.stamps().chain(folder.take_stamps()).collect();
     Ok(Gguf::described(&writer, path, files, Box::new(tensors.with(shards)))?)

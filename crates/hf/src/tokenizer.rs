@@ -23,6 +23,14 @@ const BYTE: i32 = 6;
 /// SentencePiece's mark of a space.
 const MARK: char = '\u{2581}';
 
+/// What other files say of tokens.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings<'a> {
+    pub config: Object<'a>,
+    /// What the model is generated with.
+    pub generation: Option<Object<'a>>,
+}
+
 /// Writes what a folder says of its tokens, of which there are `n_vocab`.
 ///
 /// # Errors
@@ -30,7 +38,7 @@ const MARK: char = '\u{2581}';
 pub(crate) fn write(
     writer: &mut GgufWriter,
     folder: &mut Folder,
-    config: Object<'_>,
+    said: Settings<'_>,
     n_vocab: usize,
 ) -> Result<(), HfError> {
     let Some(file) = folder.json("tokenizer.json")? else {
@@ -55,9 +63,7 @@ pub(crate) fn write(
     writer.set_array("tokenizer.ggml.token_type", vocab.kinds.iter().copied())?;
     let settings = folder.json("tokenizer_config.json")?;
     let settings = settings.as_ref().map(|settings| settings.object()).transpose()?;
-    let generation = folder.json("generation_config.json")?;
-    let generation = generation.as_ref().map(|generation| generation.object()).transpose()?;
-    let special = Special { vocab: &vocab, settings, config, generation };
+    let special = Special { vocab: &vocab, settings, said };
     special.write(writer, file, has_fallback)?;
     write_templates(writer, folder, settings)
 }
@@ -253,8 +259,7 @@ fn check_normalizer(file: Object<'_>, is_known: &dyn Fn(&str, &Value) -> bool) -
 struct Special<'a> {
     vocab: &'a Vocab,
     settings: Option<Object<'a>>,
-    config: Object<'a>,
-    generation: Option<Object<'a>>,
+    said: Settings<'a>,
 }
 
 impl Special<'_> {
@@ -263,10 +268,12 @@ impl Special<'_> {
         let [bos, eos, unk, pad] = ["bos", "eos", "unk", "pad"].map(|name| self.id(name));
         // Nobody else may say which.
         let bos = bos.or_else(|| first.id(self.vocab));
+        let mut ends = self.ends().into_iter().filter(|id| Some(*id) != eos);
         let ids = [
             ("tokenizer.ggml.bos_token_id", bos),
             ("tokenizer.ggml.eos_token_id", eos),
-            ("tokenizer.ggml.eot_token_id", self.ends().into_iter().find(|id| Some(*id) != eos)),
+            ("tokenizer.ggml.eot_token_id", ends.next()),
+            ("tokenizer.ggml.eom_token_id", ends.next()),
             ("tokenizer.ggml.unknown_token_id", unk),
             ("tokenizer.ggml.padding_token_id", pad),
         ];
@@ -301,13 +308,13 @@ impl Special<'_> {
             return Some(id);
         }
         let n_vocab = self.vocab.texts.len() as u64;
-        let number = self.config.value(&format!("{name}_token_id")).and_then(first_id);
+        let number = self.said.config.value(&format!("{name}_token_id")).and_then(first_id);
         number.filter(|id| *id < n_vocab).map(|id| id as u32)
     }
 
     /// Tokens that end an answer, by what the model is generated with.
     fn ends(&self) -> Vec<u32> {
-        let ids = self.generation.and_then(|generation| generation.value("eos_token_id"));
+        let ids = self.said.generation.and_then(|generation| generation.value("eos_token_id"));
         let ids: &[Value] = match ids {
             Some(Value::Array(ids)) => ids,
             Some(id) => std::slice::from_ref(id),

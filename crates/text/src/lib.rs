@@ -6,5 +6,6 @@
 
 pub mod chat;
 mod jinja;
+pub mod recommended;
 pub mod sampler;
 pub mod tokenizer;

@@ -24,6 +24,8 @@ pub struct Chat {
     /// What was asked for; a loaded session may be another.
     pub options: SessionOptions,
     pub generate: GenerateOptions,
+    /// Which of its settings the model recommends.
+    pub recommended: Option<String>,
     /// Each answer has a seed of its own, so that another one to the same message is another.
     pub n_answers: u64,
     pub context_shift: bool,
@@ -238,7 +240,6 @@ impl Chat {
 
     fn say_stats(&self) {
         let sampler = &self.generate.sampler;
-        let seed = (sampler.temperature > 0.0).then_some(sampler.seed);
         let (kv, stats) = (self.session.kv(), self.last.unwrap_or_default());
         console::say(Summary {
             name: &self.name,
@@ -246,7 +247,8 @@ impl Chat {
             kv: &kv,
             auto: None,
             stats: &stats,
-            seed,
+            sampler,
+            recommended: self.recommended.as_deref(),
         });
     }
 

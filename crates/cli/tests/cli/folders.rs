@@ -168,6 +168,55 @@ fn a_folder_runs_as_it_is_and_is_converted_to_a_file_that_answers_alike() {
 }
 
 #[test]
+fn tokens_are_drawn_as_the_model_recommends_where_nothing_is_said() {
+    let dir = scratch("recommended");
+    let (folder, out) = (dir.join("pocket"), dir.join("pocket.gguf"));
+    write_bundled(&folder);
+    let generation = json!({
+        "do_sample": true, "eos_token_id": [2, 0, 1], "temperature": 0.5, "top_k": 1, "top_p": 0.75, "repetition_penalty": 1.5,
+    });
+    fs::write(folder.join("generation_config.json"), generation.to_string()).unwrap();
+    let (folder, out) = (folder.to_str().unwrap(), out.to_str().unwrap());
+    assert!(kvant(&["convert", folder, out, "--quiet"]).status.success());
+    let told = |args: &[&str]| {
+        let output = kvant(&[&["run", "-p", "What is the capital of France?", "-n", "3"], args].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    for model in [folder, out] {
+        let all = "| the model's temp 0.5, top-k 1, top-p 0.75, repeat-penalty 1.5";
+        let lines = told(&["-m", model]);
+        assert!(lines.contains(all), "{lines}");
+        let lines = told(&["-m", model, "--temp", "0.9", "--repeat-penalty", "1"]);
+        assert!(lines.contains("| the model's top-k 1, top-p 0.75") && !lines.contains("penalty"), "{lines}");
+        // The likeliest token is what it is.
+        let lines = told(&["-m", model, "--temp", "0"]);
+        assert!(!lines.contains("the model's") && !lines.contains("seed"), "{lines}");
+        let output = kvant(&["run", "-m", model, "-p", "x", "-n", "1", "--json", "--min-p", "0.25"]);
+        let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let want = json!({
+            "temperature": 0.5, "top_k": 1, "top_p": 0.75, "min_p": 0.25, "repeat_penalty": 1.5, "repeat_last_n": 64,
+        });
+        assert_eq!(object["sampler"], want);
+    }
+    let lines = told(&["-m", "bundled"]);
+    assert!(!lines.contains("the model's") && lines.contains("seed"), "{lines}");
+    let gguf = Gguf::open(out).unwrap();
+    assert_eq!(gguf.meta().get::<u32>("tokenizer.ggml.eom_token_id").unwrap(), 1);
+    assert_eq!(gguf.meta().get::<i32>("general.sampling.top_k").unwrap(), 1);
+    // Tokens that are not to be drawn are not.
+    fs::write(Path::new(folder).join("generation_config.json"), r#"{"do_sample": false, "top_k": 9}"#)
+        .unwrap();
+    assert!(!told(&["-m", folder]).contains("the model's"));
+    fs::write(Path::new(folder).join("generation_config.json"), r#"{"temperature": -1}"#).unwrap();
+    let output = kvant(&["run", folder, "hello"]);
+    assert_eq!(output.status.code(), Some(1));
+    let want =
+        "what the model recommends for drawing tokens: temperature should be a number from 0 up, but is -1";
+    assert!(text(&output.stderr).contains(want), "{}", text(&output.stderr));
+}
+
+#[test]
 fn what_is_wrong_with_a_folder_is_told_in_one_line_and_nothing_is_written() {
     let dir = scratch("refused");
     let (folder, out) = (dir.join("pocket"), dir.join("out.gguf"));

@@ -21,7 +21,10 @@ fn keys(files: &[(&str, Value)], n_vocab: usize) -> Result<Gguf, String> {
     let mut folder = Folder::new(&dir);
     let config = folder.json("config.json").unwrap().unwrap();
     let mut writer = GgufWriter::new();
-    let written = write(&mut writer, &mut folder, config.object().unwrap(), n_vocab);
+    let generation = folder.json("generation_config.json").unwrap();
+    let generation = generation.as_ref().map(|generation| generation.object().unwrap());
+    let said = Settings { config: config.object().unwrap(), generation };
+    let written = write(&mut writer, &mut folder, said, n_vocab);
     fs::remove_dir_all(&dir).unwrap();
     written.map_err(|error| error.to_string())?;
     let mut bytes = Vec::new();
