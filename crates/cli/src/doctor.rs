@@ -2,7 +2,7 @@
 
 use clap::Args;
 use kvant::Device;
-use kvant::gguf::printable_path;
+use kvant::gguf::{Packed, printable_path};
 use kvant::tuning::{self, cpu_name};
 use serde_json::{Value, json};
 
@@ -53,6 +53,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "instruction_sets": device.instruction_sets(),
             "matrix_unit": device.matrix_unit(),
             "choices": kernels,
+            "unpacked": Packed::ALL.map(Packed::name),
             "gpus": gpu::reports().into_iter().map(|gpu| gpu.json).collect::<Vec<_>>(),
             "adapters": gpu::adapters().into_iter().map(|adapter| adapter.json).collect::<Vec<_>>(),
         });
@@ -73,6 +74,11 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     }
     console::print("")?;
     output::print_rows(&kernels, Format::Md)?;
+    console::print(format_args!(
+        "\nread, but without kernels: {} are unpacked to {} when loaded, and as large and slow as that",
+        Packed::ALL.map(Packed::name).join(" "),
+        Packed::UNPACKED
+    ))?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
-use kvant::gguf::{TensorInfo, Value as MetaValue, printable};
+use kvant::gguf::{Packed, TensorInfo, Value as MetaValue, printable};
 use kvant::limits::{MAX_TOKENS, check_size};
 use kvant::{Config, DType, ExpertSpec, Gguf, KvPlan, KvShape, Part, Plan, Policies};
 use serde_json::{Map, Value, json};
@@ -75,6 +75,14 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     }
     console::print(format_args!("\nTensors ({})", gguf.tensors().len()))?;
     output::print_rows(&tensor_summary(gguf.tensors()), Format::Md)?;
+    if let Some(packed) = output::packed(&gguf) {
+        let bytes: usize = gguf.tensors().iter().map(|info| info.n_bytes).sum();
+        console::print(format_args!(
+            "\nNo kernel has {packed}: unpacked to {} when loaded, {} in all",
+            Packed::UNPACKED,
+            output::bytes(bytes)
+        ))?;
+    }
     if args.verbose {
         console::print("")?;
         output::print_rows(&gguf.tensors().iter().map(tensor_row).collect::<Vec<_>>(), Format::Md)?;
@@ -183,13 +191,15 @@ fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<(u
 }
 
 fn tensor_summary(tensors: &[TensorInfo]) -> Vec<Row> {
-    let types = DType::ALL.into_iter().filter_map(|dtype| {
-        let of_type = || tensors.iter().filter(move |info| info.dtype == dtype);
-        let bytes: usize = of_type().map(|info| info.n_bytes).sum();
+    let mut names: Vec<&str> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
+    names.extend(Packed::ALL.iter().map(|packed| packed.name()));
+    let types = names.into_iter().filter_map(|name| {
+        let of_type = || tensors.iter().filter(move |info| type_name(info) == name);
+        let bytes: usize = of_type().map(|info| info.stored_bytes).sum();
         let values: usize = of_type().map(TensorInfo::elements).sum();
         (values > 0).then(|| {
             row([
-                ("type", dtype.name().into()),
+                ("type", name.into()),
                 ("tensors", of_type().count().into()),
                 ("values", values.into()),
                 ("bytes", bytes.into()),
@@ -200,13 +210,18 @@ fn tensor_summary(tensors: &[TensorInfo]) -> Vec<Row> {
     types.collect()
 }
 
+/// What the file holds a tensor in.
+fn type_name(info: &TensorInfo) -> &'static str {
+    info.packed.map_or(info.dtype.name(), Packed::name)
+}
+
 fn tensor_row(info: &TensorInfo) -> Row {
     let shape: Vec<String> = info.shape.iter().map(usize::to_string).collect();
     row([
         ("name", info.name.as_str().into()),
         ("shape", shape.join(" x ").into()),
-        ("type", info.dtype.name().into()),
-        ("bytes", info.n_bytes.into()),
+        ("type", type_name(info).into()),
+        ("bytes", info.stored_bytes.into()),
     ])
 }
 

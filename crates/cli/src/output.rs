@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use clap::ValueEnum;
-use kvant::gguf::printable;
+use kvant::Gguf;
+use kvant::gguf::{Packed, printable};
 use serde_json::{Map, Value};
 
 use crate::console;
@@ -98,6 +99,13 @@ fn quoted(cell: &str) -> String {
     } else {
         cell.to_owned()
     }
+}
+
+/// The types of a model that no kernel has, which are unpacked when it is loaded; `None` where there are none.
+pub fn packed(gguf: &Gguf) -> Option<String> {
+    let is_there = |packed: &Packed| gguf.tensors().iter().any(|info| info.packed == Some(*packed));
+    let names: Vec<&str> = Packed::ALL.into_iter().filter(is_there).map(Packed::name).collect();
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
 /// Bytes as people read them: `800 B`, `12.5 KiB`, `1.2 GiB`.

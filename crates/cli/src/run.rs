@@ -229,6 +229,9 @@ impl fmt::Display for Summary<'_> {
         if let Some(experts) = self.model.config().layers.iter().find_map(|layer| layer.experts) {
             write!(f, " | {} of {} experts", experts.routing.n_used, experts.n)?;
         }
+        if let Some(packed) = output::packed(self.model.gguf()) {
+            write!(f, " | {packed} unpacked")?;
+        }
         write!(f, " | prompt {} tok{}", stats.n_prompt, speed(prompt_tps(stats)))?;
         write!(f, " | decode {} tok{}", stats.n_gen, speed(decode_tps(stats)))?;
         let (held, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));

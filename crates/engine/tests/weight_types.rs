@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use kvant::gguf::{GgufError, GgufWriter, Packed, TensorSink};
 use kvant::{DType, Gguf, Model, OpenOptions, SessionOptions, quantize};
 
 const BUNDLED: &[u8] = include_bytes!("../assets/pocket-q8_0.gguf");
@@ -49,6 +50,63 @@ fn a_model_of_four_bits_says_nearly_what_it_said() {
         let far = divergence(dtype);
         assert!(far <= 1.5 * usual, "{dtype}: {far}, q4_0 {usual}");
     }
+}
+
+/// A file whose feed-forward layers are in a type that no kernel has, made by changing what a file in tq1_0's space says.
+#[test]
+fn a_type_without_kernels_is_read_as_what_it_stands_for() {
+    const NAME: &str = "blk.1.ffn_up.weight";
+    let gguf = Gguf::from_bytes(BUNDLED).unwrap();
+    let packed = Packed::Tq2_0;
+    // As many bytes in f32, row by row: a quarter of them values.
+    let mut writer = GgufWriter::new();
+    for (key, value) in gguf.meta() {
+        writer.set(key, value).unwrap();
+    }
+    let info = gguf.find_info(NAME).unwrap();
+    let n_bytes = info.elements() / packed.block_len() * packed.block_bytes();
+    for info in gguf.tensors() {
+        match &*info.name {
+            NAME => writer.add_tensor(NAME, &[n_bytes / 4, 1], DType::F32).unwrap(),
+            name => writer.add_tensor(name, &info.shape, info.dtype).unwrap(),
+        }
+    }
+    // d of 1/32, codes of -1, 0 and 1.
+    let block = |at: usize| -> Vec<u8> {
+        let codes = (0..64).map(|i| [0x24, 0x92, 0x49, 0x06][(i * 7 + at) % 4]);
+        codes.chain([0x00, 0x28]).collect()
+    };
+    let blocks: Vec<u8> = (0..info.elements() / packed.block_len()).flat_map(block).collect();
+    let mut bytes = Vec::new();
+    let fill = |sink: &mut TensorSink<'_>| {
+        gguf.tensors().iter().try_for_each(|info| match &*info.name {
+            NAME => sink.bytes(NAME, &blocks),
+            name => sink.bytes(name, &gguf.data(info)),
+        })
+    };
+    writer.write_to::<GgufError>(&mut bytes, fill).unwrap();
+    // Behind the name: a count of dimensions, these, the type.
+    let place = bytes.windows(NAME.len()).position(|window| window == NAME.as_bytes()).unwrap() + NAME.len();
+    for (at, size) in info.shape.iter().enumerate() {
+        bytes[place + 4 + 8 * at..][..8].copy_from_slice(&(*size as u64).to_le_bytes());
+    }
+    bytes[place + 20..place + 24].copy_from_slice(&packed.ggml_id().to_le_bytes());
+    let read = Gguf::from_bytes(bytes.clone()).unwrap();
+    let view = read.tensor(NAME).unwrap();
+    assert_eq!(
+        (view.info.packed, view.info.dtype, view.info.stored_bytes),
+        (Some(packed), DType::Q8_0, n_bytes)
+    );
+    // The same values in f32 say nearly the same; q8_0 holds them exactly, but products round what enters them.
+    let mut values = vec![0.0; info.elements()];
+    kvant_codec::decode(DType::Q8_0, &view.bytes, &mut values).unwrap();
+    for (i, value) in values.iter().enumerate() {
+        let code = blocks[i / 256 * 66 + i % 256 / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+        assert_eq!(*value, (f32::from(code) - 1.0) / 32.0, "value {i}");
+    }
+    let got = probabilities(&open(bytes).unwrap());
+    let want = probabilities(&open(BUNDLED.to_vec()).unwrap());
+    assert!(got.iter().all(|p| p.is_finite()) && got != want);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kvant_codec::DType;
 
-use crate::{printable, printable_path};
+use crate::{Packed, printable, printable_path};
 
 /// Why a file could not be read, looked into or written: [`Problem`], [`Item`], byte offset and file.
 ///
@@ -162,10 +162,10 @@ pub enum Problem {
         dtype: DType,
     },
     /// A row that is not a whole number of blocks.
-    #[error("has rows of {row} values, not a multiple of the {dtype} block of {block}")]
+    #[error("has rows of {row} values, not a multiple of the {type_name} block of {block}")]
     Row {
         /// The tensor's format.
-        dtype: DType,
+        type_name: &'static str,
         /// Values per block.
         block: usize,
         /// Values per row.
@@ -198,12 +198,12 @@ pub enum Problem {
         other_end: u64,
     },
     /// A tensor whose data does not fill the space up to the next one: its type or shape is not what it was written with.
-    #[error("claims type {id} ({dtype}, {want} bytes), but {got} bytes lie before {}", if *.is_last { "the file's end" } else { "the next tensor" })]
+    #[error("claims type {id} ({type_name}, {want} bytes), but {got} bytes lie before {}", if *.is_last { "the file's end" } else { "the next tensor" })]
     Space {
         /// The id found.
         id: u32,
         /// What the id means here.
-        dtype: DType,
+        type_name: &'static str,
         /// Bytes of such a tensor, padding excluded.
         want: u64,
         /// Bytes up to the next tensor or the end of the file.
@@ -360,8 +360,8 @@ fn in_file(file: &Option<PathBuf>) -> String {
 
 /// Names of the types that files may hold.
 fn types() -> String {
-    let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some());
-    types.map(DType::name).collect::<Vec<_>>().join(" ")
+    let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()).map(DType::name);
+    types.chain(Packed::ALL.map(Packed::name)).collect::<Vec<_>>().join(" ")
 }
 
 /// GGML's name of a type that the codec does not know, in brackets; empty where GGML has none either.
@@ -369,20 +369,11 @@ fn ggml_name(id: u32) -> &'static str {
     match id {
         9 => " (q8_1)",
         15 => " (q8_K)",
-        16 => " (iq2_xxs)",
-        17 => " (iq2_xs)",
-        18 => " (iq3_xxs)",
-        19 => " (iq1_s)",
-        21 => " (iq3_s)",
-        22 => " (iq2_s)",
         24 => " (i8)",
         25 => " (i16)",
         26 => " (i32)",
         27 => " (i64)",
         28 => " (f64)",
-        29 => " (iq1_m)",
-        34 => " (tq1_0)",
-        35 => " (tq2_0)",
         41 => " (q1_0)",
         _ => "",
     }

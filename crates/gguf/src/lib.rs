@@ -31,6 +31,7 @@ mod described;
 mod error;
 mod meta;
 pub mod oracle;
+mod packed;
 mod parse;
 mod printable;
 mod source;
@@ -48,6 +49,7 @@ use described::Described;
 pub use described::{SourceFile, TensorSource};
 pub use error::{GgufError, Item, Problem};
 pub use meta::{Meta, MetaIter};
+pub use packed::Packed;
 use parse::{Parsed, sorted};
 pub use printable::{printable, printable_path};
 pub use source::Source;
@@ -80,12 +82,16 @@ pub struct TensorInfo {
     pub name: String,
     /// 1 to 4 sizes, none zero, in GGUF order: the first is the fastest, the row length, a matrix's input features.
     pub shape: Vec<usize>,
-    /// The format; rows are whole blocks of it.
+    /// The format of the data that is read; rows are whole blocks of it.
     pub dtype: DType,
     /// Offset of the data in its file in bytes, a multiple of that file's alignment.
     pub offset: u64,
-    /// Size of the data in bytes.
+    /// Size of the data in bytes, as it is read.
     pub n_bytes: usize,
+    /// What the file holds instead, where that is unpacked when it is read.
+    pub packed: Option<Packed>,
+    /// Size of the data in the file.
+    pub stored_bytes: usize,
     /// Index of the file, see [`Gguf::shard_paths`].
     pub shard: usize,
     /// Offset of the record in its file.
@@ -190,7 +196,11 @@ impl Gguf {
         }
         // Checked by `parse`: the end lies in the file, so the offset fits usize and the range the slice.
         let start = info.offset as usize;
-        Cow::Borrowed(&self.shards[info.shard].bytes[start..start + info.n_bytes])
+        let bytes = &self.shards[info.shard].bytes[start..start + info.stored_bytes];
+        match info.packed {
+            None => Cow::Borrowed(bytes),
+            Some(packed) => Cow::Owned(packed.unpack(bytes)),
+        }
     }
 
     /// The tensor of this name.

@@ -40,8 +40,13 @@ fn check_tensors(gguf: &Gguf, bytes: &[u8]) {
         assert!(info.elements() > 0 && info.dtype.ggml_id().is_some());
         assert!(info.offset.is_multiple_of(gguf.alignment()));
         let start = info.offset as usize;
-        assert_eq!(*view.bytes, bytes[start..start + info.n_bytes]);
-        extents.push((start, start + info.n_bytes));
+        match info.packed {
+            None => assert_eq!(*view.bytes, bytes[start..start + info.stored_bytes]),
+            Some(packed) => {
+                assert_eq!(info.stored_bytes, info.elements() / packed.block_len() * packed.block_bytes());
+            }
+        }
+        extents.push((start, start + info.stored_bytes));
     }
     extents.sort_unstable();
     assert!(extents.windows(2).all(|w| w[0].1 <= w[1].0), "tensors overlap: {extents:?}");

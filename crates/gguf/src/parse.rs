@@ -19,7 +19,7 @@ use kvant_codec::DType;
 use crate::cursor::Cursor;
 use crate::error::{Fault, Item};
 use crate::value::convert;
-use crate::{GgufError, Problem, TensorInfo, Value, ValueType};
+use crate::{GgufError, Packed, Problem, TensorInfo, Value, ValueType};
 
 /// Longest key in bytes, by the specification.
 pub(crate) const MAX_KEY: u64 = 65_535;
@@ -175,11 +175,69 @@ pub(crate) fn check_alignment(alignment: u64) -> Result<u64, Problem> {
     if alignment.is_power_of_two() { Ok(alignment) } else { Err(Problem::Alignment { got: alignment }) }
 }
 
+/// What a tensor is stored as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// A type that kernels have.
+    Plain(DType),
+    /// One that is unpacked.
+    Packed(Packed),
+}
+
+impl Stored {
+    /// All that files hold.
+    fn all() -> impl Iterator<Item = Self> {
+        let plain = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()).map(Self::Plain);
+        plain.chain(Packed::ALL.into_iter().map(Self::Packed))
+    }
+
+    fn from_ggml_id(id: u32) -> Option<Self> {
+        DType::from_ggml_id(id).map(Self::Plain).or_else(|| Packed::from_ggml_id(id).map(Self::Packed))
+    }
+
+    fn ggml_id(self) -> u32 {
+        match self {
+            Self::Plain(dtype) => dtype.ggml_id().unwrap_or_default(),
+            Self::Packed(packed) => packed.ggml_id(),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Plain(dtype) => dtype.name(),
+            Self::Packed(packed) => packed.name(),
+        }
+    }
+
+    /// Values and bytes of a block.
+    fn block(self) -> [usize; 2] {
+        match self {
+            Self::Plain(dtype) => [dtype.block_len(), dtype.block_bytes()],
+            Self::Packed(packed) => [packed.block_len(), packed.block_bytes()],
+        }
+    }
+
+    /// What it is when it is read.
+    fn dtype(self) -> DType {
+        match self {
+            Self::Plain(dtype) => dtype,
+            Self::Packed(_) => Packed::UNPACKED,
+        }
+    }
+
+    fn packed(self) -> Option<Packed> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Packed(packed) => Some(packed),
+        }
+    }
+}
+
 /// A tensor record whose data has not been looked for yet.
 struct Record {
     name: String,
     shape: Vec<usize>,
-    dtype: DType,
+    stored: Stored,
     n_bytes: usize,
     /// Offset of the data, relative to the data section.
     data: u64,
@@ -197,13 +255,12 @@ impl Record {
     /// Two types of another program may carry our private ids, in blocks of any size: with those, nothing may follow.
     fn is_last_of(&self, got: u64, alignment: u64) -> bool {
         let is_space_of = |n_bytes: u64| (n_bytes..=n_bytes.next_multiple_of(alignment)).contains(&got);
-        let is_private = matches!(self.dtype, DType::TQ3_1S | DType::TQ4_1S);
-        let is_of = |dtype: DType| {
+        let is_private = matches!(self.stored, Stored::Plain(DType::TQ3_1S | DType::TQ4_1S));
+        let is_of = |stored: Stored| {
             let shape: Vec<u64> = self.shape.iter().map(|d| *d as u64).collect();
-            checked_shape(&shape, dtype).is_ok_and(|(_, n_bytes)| is_space_of(n_bytes as u64))
+            checked_shape(&shape, stored).is_ok_and(|(_, n_bytes)| is_space_of(n_bytes as u64))
         };
-        let in_files = |dtype: &DType| dtype.ggml_id().is_some();
-        is_space_of(self.n_bytes as u64) || !is_private && !DType::ALL.into_iter().filter(in_files).any(is_of)
+        is_space_of(self.n_bytes as u64) || !is_private && !Stored::all().any(is_of)
     }
 }
 
@@ -221,29 +278,32 @@ fn tensor(cursor: &mut Cursor<'_>, n: u64) -> Result<Record, GgufError> {
         let shape = (0..n_dims).map(|_| cursor.u64()).collect::<Result<Vec<_>, _>>()?;
         let type_at = *cursor;
         let id = cursor.u32()?;
-        let dtype = DType::from_ggml_id(id).ok_or_else(|| type_at.fault(Problem::TensorType { id }))?;
-        let (shape, n_bytes) = checked_shape(&shape, dtype).map_err(|p| shape_at.fault(p))?;
-        Ok(Record { name: name.to_owned(), shape, dtype, n_bytes, data: cursor.u64()?, offset })
+        let stored = Stored::from_ggml_id(id).ok_or_else(|| type_at.fault(Problem::TensorType { id }))?;
+        let (shape, n_bytes) = checked_shape(&shape, stored).map_err(|p| shape_at.fault(p))?;
+        Ok(Record { name: name.to_owned(), shape, stored, n_bytes, data: cursor.u64()?, offset })
     };
     rest().map_err(|f| f.in_item(Item::Tensor(name.to_owned())))
 }
 
 /// The shape as sizes, and the bytes of its data.
-pub(crate) fn checked_shape(shape: &[u64], dtype: DType) -> Result<(Vec<usize>, usize), Problem> {
+pub(crate) fn checked_shape(shape: &[u64], stored: Stored) -> Result<(Vec<usize>, usize), Problem> {
     let impossible = || Problem::Shape { shape: shape.to_vec() };
     let sizes: Vec<usize> = shape
         .iter()
         .map(|d| usize::try_from(*d).ok().filter(|d| *d != 0))
         .collect::<Option<_>>()
         .ok_or_else(impossible)?;
-    let row = sizes[0];
-    if !row.is_multiple_of(dtype.block_len()) {
-        return Err(Problem::Row { dtype, block: dtype.block_len(), row });
+    let (row, [block, block_bytes]) = (sizes[0], stored.block());
+    if !row.is_multiple_of(block) {
+        return Err(Problem::Row { type_name: stored.name(), block, row });
     }
     // Elements are counted too: a format below one byte per value could fit where its values could not be counted.
     let elements = sizes.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(impossible)?;
-    let row_bytes = dtype.row_bytes(row).map_err(|_| impossible())?;
-    let n_bytes = row_bytes.checked_mul(elements / row).ok_or_else(impossible)?;
+    let bytes = |[len, bytes]: [usize; 2]| (elements / len).checked_mul(bytes).ok_or_else(impossible);
+    // What becomes of it is counted as well.
+    let dtype = stored.dtype();
+    bytes([dtype.block_len(), dtype.block_bytes()])?;
+    let n_bytes = bytes([block, block_bytes])?;
     Ok((sizes, n_bytes))
 }
 
@@ -271,10 +331,13 @@ fn place(
     check_neighbours(&records, data_start, data_len, alignment)?;
     let info = |r: Record| TensorInfo {
         name: r.name,
+        n_bytes: r.shape.iter().product::<usize>() / r.stored.dtype().block_len()
+            * r.stored.dtype().block_bytes(),
         shape: r.shape,
-        dtype: r.dtype,
+        dtype: r.stored.dtype(),
+        packed: r.stored.packed(),
         offset: data_start + r.data,
-        n_bytes: r.n_bytes,
+        stored_bytes: r.n_bytes,
         shard: 0,
         record: r.offset,
     };
@@ -303,9 +366,8 @@ fn check_neighbours(
             None => r.is_last_of(got, alignment),
         };
         if !fits {
-            let (dtype, want) = (r.dtype, r.n_bytes as u64);
-            let id = dtype.ggml_id().unwrap_or_default();
-            return Err(r.fail(Problem::Space { id, dtype, want, got, is_last: next.is_none() }));
+            let (type_name, id, want) = (r.stored.name(), r.stored.ggml_id(), r.n_bytes as u64);
+            return Err(r.fail(Problem::Space { id, type_name, want, got, is_last: next.is_none() }));
         }
     }
     Ok(())

@@ -132,7 +132,7 @@ impl GgufWriter {
             return Err(Problem::Dims { got: shape.len() as u64, max: MAX_DIMS });
         }
         let shape: Vec<u64> = shape.iter().map(|d| *d as u64).collect();
-        let (_, n_bytes) = parse::checked_shape(&shape, dtype)?;
+        let (_, n_bytes) = parse::checked_shape(&shape, parse::Stored::Plain(dtype))?;
         let type_id = dtype.ggml_id().ok_or(Problem::NotStorable { dtype })?;
         Ok(Tensor { name: name.to_owned(), shape, type_id, n_bytes: n_bytes as u64 })
     }
