@@ -12,6 +12,7 @@ const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]
 const DIGIT: &str = r"\p{N}";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const SEED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -30,6 +31,7 @@ const KNOWN: &[Known] = &[
     ("llama-bpe", &[LLAMA3], Some(true)),
     ("dbrx", &[LLAMA3], Some(false)),
     ("qwen2", &[QWEN2], None),
+    ("qwen35", &[QWEN35], None),
     ("tekken", &[TEKKEN], None),
     ("gpt-4o", &[GPT4O], None),
     ("seed-coder", &[SEED], None),
@@ -121,6 +123,7 @@ mod tests {
         assert_eq!(named(&sequence(&[split(LLAMA3), bytes.clone()]), true), Ok("llama-bpe"));
         assert_eq!(named(&sequence(&[removed, bytes.clone()]), false), Ok("dbrx"));
         assert_eq!(named(&sequence(&[split(QWEN2), bytes.clone()]), false), Ok("qwen2"));
+        assert_eq!(named(&sequence(&[split(QWEN35), bytes.clone()]), false), Ok("qwen35"));
         let mut deepseek: Vec<Value> = DEEPSEEK3.iter().map(|pattern| split(pattern)).collect();
         deepseek.push(bytes.clone());
         assert_eq!(named(&sequence(&deepseek), false), Ok("deepseek-v3"));
