@@ -76,7 +76,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     output::print_rows(&kernels, Format::Md)?;
     console::print(format_args!(
         "\nread, but without kernels: {} are unpacked to {} when loaded, and as large and slow as that",
-        Packed::ALL.map(Packed::name).join(" "),
+        Packed::ALL.map(Packed::name).join(", "),
         Packed::UNPACKED
     ))?;
     Ok(())

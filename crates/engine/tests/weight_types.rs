@@ -90,7 +90,7 @@ fn a_type_without_kernels_is_read_as_what_it_stands_for() {
     for (at, size) in info.shape.iter().enumerate() {
         bytes[place + 4 + 8 * at..][..8].copy_from_slice(&(*size as u64).to_le_bytes());
     }
-    bytes[place + 20..place + 24].copy_from_slice(&packed.ggml_id().to_le_bytes());
+    bytes[place + 20..place + 24].copy_from_slice(&packed.ggml_id().unwrap().to_le_bytes());
     let read = Gguf::from_bytes(bytes.clone()).unwrap();
     let view = read.tensor(NAME).unwrap();
     assert_eq!(
@@ -107,6 +107,44 @@ fn a_type_without_kernels_is_read_as_what_it_stands_for() {
     let got = probabilities(&open(bytes).unwrap());
     let want = probabilities(&open(BUNDLED.to_vec()).unwrap());
     assert!(got.iter().all(|p| p.is_finite()) && got != want);
+}
+
+/// A file with a tensor of these values more.
+fn with_scale(bytes: &[u8], name: &str, values: &[f32]) -> Vec<u8> {
+    let gguf = Gguf::from_bytes(bytes.to_vec()).unwrap();
+    let (mut writer, mut out) = (GgufWriter::new(), Vec::new());
+    for (key, value) in gguf.meta() {
+        writer.set(key, value).unwrap();
+    }
+    for info in gguf.tensors() {
+        writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap();
+    }
+    writer.add_tensor(name, &[values.len()], DType::F32).unwrap();
+    let values: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let fill = |sink: &mut TensorSink<'_>| {
+        gguf.tensors().iter().try_for_each(|info| sink.bytes(&info.name, &gguf.data(info)))?;
+        sink.bytes(name, &values)
+    };
+    writer.write_to::<GgufError>(&mut out, fill).unwrap();
+    out
+}
+
+#[test]
+fn a_scale_of_a_whole_tensor_is_multiplied_with_and_one_that_cannot_be_its_own_is_refused_by_name() {
+    const NAME: &str = "blk.1.ffn_down.scale";
+    let bytes = written(DType::NVFP4);
+    let want = probabilities(&open(bytes.clone()).unwrap());
+    let far = |scale| -> f64 {
+        let got = probabilities(&open(with_scale(&bytes, NAME, &[scale])).unwrap());
+        want.iter().zip(&got).map(|(p, q)| p * (p / q).ln()).sum()
+    };
+    // As much as q8_0 rounds, and much more.
+    let (same, other) = (far(1.0), far(-2.0));
+    assert!(same < 1e-3 && other > 20.0 * same.max(1e-4), "{same}, {other}");
+    for values in [&[1.0, 1.0][..], &[f32::NAN]] {
+        let told = open(with_scale(&bytes, NAME, values)).expect_err("it is refused");
+        assert!(told.contains(NAME), "{told}");
+    }
 }
 
 #[test]

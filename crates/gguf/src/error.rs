@@ -361,7 +361,8 @@ fn in_file(file: &Option<PathBuf>) -> String {
 /// Names of the types that files may hold.
 fn types() -> String {
     let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()).map(DType::name);
-    types.chain(Packed::ALL.map(Packed::name)).collect::<Vec<_>>().join(" ")
+    let packed = Packed::ALL.into_iter().filter(|packed| packed.ggml_id().is_some()).map(Packed::name);
+    types.chain(packed).collect::<Vec<_>>().join(" ")
 }
 
 /// GGML's name of a type that the codec does not know, in brackets; empty where GGML has none either.

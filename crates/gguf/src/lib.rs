@@ -34,6 +34,7 @@ pub mod oracle;
 mod packed;
 mod parse;
 mod printable;
+mod scaled;
 mod source;
 mod split;
 mod value;
@@ -52,6 +53,7 @@ pub use meta::{Meta, MetaIter};
 pub use packed::Packed;
 use parse::{Parsed, sorted};
 pub use printable::{printable, printable_path};
+use scaled::Scales;
 pub use source::Source;
 pub use value::{Array, Element, Elements, FromValue, Strings, Value, ValueType};
 pub use writer::{GgufWriter, TensorSink};
@@ -92,6 +94,8 @@ pub struct TensorInfo {
     pub packed: Option<Packed>,
     /// Size of the data in the file.
     pub stored_bytes: usize,
+    /// What its values are multiplied with when it is read.
+    scales: Option<Scales>,
     /// Index of the file, see [`Gguf::shard_paths`].
     pub shard: usize,
     /// Offset of the record in its file.
@@ -133,7 +137,7 @@ impl Gguf {
     /// # Errors
     /// [`GgufError`] naming the file, the key or tensor and the byte offset of the first thing found wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
-        Self::from_shards(split::open_all(path.as_ref())?)
+        Ok(Self::from_shards(split::open_all(path.as_ref())?)?.with_scales())
     }
 
     /// Checks a file that is in memory: `Vec<u8>`, `Arc<[u8]>`, or `&'static [u8]` as `include_bytes!` gives, without a copy.
@@ -143,7 +147,7 @@ impl Gguf {
     pub fn from_bytes(bytes: impl Into<Source>) -> Result<Self, GgufError> {
         let shard = Shard::new(None, bytes.into())?;
         split::refuse_shard(&shard)?;
-        Self::from_shards(vec![shard])
+        Ok(Self::from_shards(vec![shard])?.with_scales())
     }
 
     fn from_shards(mut shards: Vec<Shard>) -> Result<Self, GgufError> {
@@ -197,9 +201,10 @@ impl Gguf {
         // Checked by `parse`: the end lies in the file, so the offset fits usize and the range the slice.
         let start = info.offset as usize;
         let bytes = &self.shards[info.shard].bytes[start..start + info.stored_bytes];
-        match info.packed {
-            None => Cow::Borrowed(bytes),
-            Some(packed) => Cow::Owned(packed.unpack(bytes)),
+        match (info.scales, info.packed) {
+            (Some(scales), _) => Cow::Owned(self.scaled(bytes, scales)),
+            (None, Some(packed)) => Cow::Owned(packed.unpack(bytes)),
+            (None, None) => Cow::Borrowed(bytes),
         }
     }
 

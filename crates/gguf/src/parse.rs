@@ -188,7 +188,7 @@ impl Stored {
     /// All that files hold.
     fn all() -> impl Iterator<Item = Self> {
         let plain = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()).map(Self::Plain);
-        plain.chain(Packed::ALL.into_iter().map(Self::Packed))
+        plain.chain(Packed::ALL.into_iter().filter(|packed| packed.ggml_id().is_some()).map(Self::Packed))
     }
 
     fn from_ggml_id(id: u32) -> Option<Self> {
@@ -198,7 +198,7 @@ impl Stored {
     fn ggml_id(self) -> u32 {
         match self {
             Self::Plain(dtype) => dtype.ggml_id().unwrap_or_default(),
-            Self::Packed(packed) => packed.ggml_id(),
+            Self::Packed(packed) => packed.ggml_id().unwrap_or_default(),
         }
     }
 
@@ -338,6 +338,7 @@ fn place(
         packed: r.stored.packed(),
         offset: data_start + r.data,
         stored_bytes: r.n_bytes,
+        scales: None,
         shard: 0,
         record: r.offset,
     };

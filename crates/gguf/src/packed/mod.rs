@@ -29,7 +29,7 @@ mod unpack;
 
 use unpack::Numbers;
 
-/// A type that files hold and nothing multiplies.
+/// What files hold and nothing multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packed {
     /// 1.5625 bits.
@@ -50,6 +50,8 @@ pub enum Packed {
     Tq1_0,
     /// 2.0625 bits: three levels.
     Tq2_0,
+    /// nvfp4, which kernels have, with a scale of the whole tensor, which they have not: see `scaled.rs`.
+    ScaledNvfp4,
 }
 
 /// Values of a block of any of them.
@@ -61,7 +63,7 @@ const OUT: (usize, usize) = (UNPACKED.block_len(), UNPACKED.block_bytes());
 
 impl Packed {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Iq1S,
         Self::Iq1M,
         Self::Iq2Xxs,
@@ -71,23 +73,25 @@ impl Packed {
         Self::Iq3S,
         Self::Tq1_0,
         Self::Tq2_0,
+        Self::ScaledNvfp4,
     ];
 
     /// What they are unpacked to.
     pub const UNPACKED: DType = UNPACKED;
 
     /// The name, the tensor type id in GGUF files, and the bytes of a block.
-    const fn sheet(self) -> (&'static str, u32, usize) {
+    const fn sheet(self) -> (&'static str, Option<u32>, usize) {
         match self {
-            Self::Iq1S => ("iq1_s", 19, 50),
-            Self::Iq1M => ("iq1_m", 29, 56),
-            Self::Iq2Xxs => ("iq2_xxs", 16, 66),
-            Self::Iq2Xs => ("iq2_xs", 17, 74),
-            Self::Iq2S => ("iq2_s", 22, 82),
-            Self::Iq3Xxs => ("iq3_xxs", 18, 98),
-            Self::Iq3S => ("iq3_s", 21, 110),
-            Self::Tq1_0 => ("tq1_0", 34, 54),
-            Self::Tq2_0 => ("tq2_0", 35, 66),
+            Self::Iq1S => ("iq1_s", Some(19), 50),
+            Self::Iq1M => ("iq1_m", Some(29), 56),
+            Self::Iq2Xxs => ("iq2_xxs", Some(16), 66),
+            Self::Iq2Xs => ("iq2_xs", Some(17), 74),
+            Self::Iq2S => ("iq2_s", Some(22), 82),
+            Self::Iq3Xxs => ("iq3_xxs", Some(18), 98),
+            Self::Iq3S => ("iq3_s", Some(21), 110),
+            Self::Tq1_0 => ("tq1_0", Some(34), 54),
+            Self::Tq2_0 => ("tq2_0", Some(35), 66),
+            Self::ScaledNvfp4 => ("nvfp4 with a scale", None, DType::NVFP4.block_bytes()),
         }
     }
 
@@ -96,14 +100,17 @@ impl Packed {
         self.sheet().0
     }
 
-    /// The tensor type id in GGUF files.
-    pub const fn ggml_id(self) -> u32 {
+    /// The tensor type id in GGUF files, where it has one of its own.
+    pub const fn ggml_id(self) -> Option<u32> {
         self.sheet().1
     }
 
     /// Values of a block.
     pub const fn block_len(self) -> usize {
-        BLOCK
+        match self {
+            Self::ScaledNvfp4 => DType::NVFP4.block_len(),
+            _ => BLOCK,
+        }
     }
 
     /// Bytes of a block.
@@ -113,7 +120,7 @@ impl Packed {
 
     /// The type behind a GGUF tensor type id, if it is one of these.
     pub fn from_ggml_id(id: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|packed| packed.ggml_id() == id)
+        Self::ALL.into_iter().find(|packed| packed.ggml_id() == Some(id))
     }
 
     /// Whole blocks as q8_0, on every core.
@@ -176,7 +183,7 @@ mod tests {
                 rest = data;
             }
         }
-        assert_eq!(all.len(), 2 * Packed::ALL.len());
+        assert_eq!(all.len(), 2 * 9);
         all
     }
 
@@ -216,8 +223,9 @@ mod tests {
     #[test]
     fn ids_and_names_lead_back_and_are_no_others() {
         for packed in Packed::ALL {
-            assert_eq!(Packed::from_ggml_id(packed.ggml_id()), Some(packed));
-            assert_eq!(DType::from_ggml_id(packed.ggml_id()), None);
+            if let Some(id) = packed.ggml_id() {
+                assert_eq!((Packed::from_ggml_id(id), DType::from_ggml_id(id)), (Some(packed), None));
+            }
             assert!(packed.name().parse::<DType>().is_err());
         }
     }

@@ -101,6 +101,7 @@ impl Packed {
                 let (byte, shift) = (i / 128 * 32 + i % 32, i % 128 / 32 * 2);
                 i16::from(block[byte] >> shift & 3) - 1
             }),
+            Self::ScaledNvfp4 => unreachable!("the model has its scales"),
         }
     }
 }

@@ -5,5 +5,6 @@ mod files;
 mod hostile;
 mod mutation;
 mod raw;
+mod scaled;
 mod split;
 mod writing;

@@ -1,0 +1,83 @@
+//! Scales of whole tensors in nvfp4, which converters put into tensors of their own: `blk.0.attn_q.scale` beside
+//! `blk.0.attn_q.weight`, one f32, or one for each matrix where experts lie side by side.
+//!
+//! The types that kernels have know no such scale, so that the weights are unpacked, times it, to q8_0 when they are asked for. (That
+//! loses the 254th part of the largest of 32 values at most, a twentieth of what nvfp4 itself lost.) Neither these tensors nor the
+//! scales of activations beside them (`.input_scale`), which nothing here codes in 4 bits, are the model's any more.
+
+use std::collections::HashSet;
+
+use kvant_codec::DType;
+
+use crate::{Gguf, Packed, TensorInfo};
+
+/// Values that are converted together.
+const CHUNK: usize = 1 << 16;
+
+/// Where the scales of a tensor are, all in f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Scales {
+    shard: usize,
+    offset: u64,
+    n: usize,
+}
+
+impl Gguf {
+    /// The same with such scales put to the weights that they belong to. What is not as it should be stays a tensor, which no model
+    /// knows.
+    pub(crate) fn with_scales(mut self) -> Self {
+        let mut taken = HashSet::new();
+        for at in 0..self.tensors.len() {
+            let Some((scales, names)) = self.scales_of(&self.tensors[at]) else { continue };
+            let info = &mut self.tensors[at];
+            info.dtype = Packed::UNPACKED;
+            info.n_bytes = info.elements() / info.dtype.block_len() * info.dtype.block_bytes();
+            info.packed = Some(Packed::ScaledNvfp4);
+            info.scales = Some(scales);
+            taken.extend(names);
+        }
+        if !taken.is_empty() {
+            self.tensors.retain(|info| !taken.contains(&info.name));
+            self.by_name = (0..self.tensors.len()).collect();
+            self.by_name.sort_by(|a, b| self.tensors[*a].name.cmp(&self.tensors[*b].name));
+        }
+        self
+    }
+
+    /// The scales of a tensor, and the names of what they make superfluous.
+    fn scales_of(&self, info: &TensorInfo) -> Option<(Scales, [String; 2])> {
+        let stem = info.name.strip_suffix(".weight").filter(|_| info.dtype == DType::NVFP4)?;
+        let names = [format!("{stem}.scale"), format!("{stem}.input_scale")];
+        let found = self.find_info(&names[0]).filter(|found| found.dtype == DType::F32)?;
+        let n_matrices: usize = info.shape.iter().skip(2).product();
+        let scales = Scales { shard: found.shard, offset: found.offset, n: found.elements() };
+        let is_sound = self.values_of(scales).all(f32::is_finite);
+        (is_sound && [1, n_matrices].contains(&scales.n)).then_some((scales, names))
+    }
+
+    fn values_of(&self, scales: Scales) -> impl Iterator<Item = f32> {
+        // Checked by `parse`, as of any tensor.
+        let bytes = &self.shards[scales.shard].bytes[scales.offset as usize..][..4 * scales.n];
+        bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value))
+    }
+
+    /// Blocks of nvfp4, times their scales, as q8_0.
+    pub(crate) fn scaled(&self, bytes: &[u8], scales: Scales) -> Vec<u8> {
+        let (from, to) = (DType::NVFP4, Packed::UNPACKED);
+        let n_values = bytes.len() / from.block_bytes() * from.block_len();
+        let mut out = vec![0; n_values / to.block_len() * to.block_bytes()];
+        let (matrix, matrix_out) = (bytes.len() / scales.n, out.len() / scales.n);
+        let of_chunk = |dtype: DType| CHUNK / dtype.block_len() * dtype.block_bytes();
+        let matrices = bytes.chunks_exact(matrix).zip(out.chunks_exact_mut(matrix_out));
+        let mut values = vec![0.0; CHUNK];
+        for ((bytes, out), scale) in matrices.zip(self.values_of(scales)) {
+            for (bytes, out) in bytes.chunks(of_chunk(from)).zip(out.chunks_mut(of_chunk(to))) {
+                let values = &mut values[..bytes.len() / from.block_bytes() * from.block_len()];
+                kvant_codec::decode(from, bytes, values).expect("whole blocks");
+                values.iter_mut().for_each(|value| *value *= scale);
+                kvant_codec::encode(to, values, out).expect("whole blocks");
+            }
+        }
+        out
+    }
+}
