@@ -78,6 +78,7 @@ list! {
     "attend_steps": ops::attend::steps,
     "attend_capped": ops::attend::capped,
     "attend_sinks": ops::attend::sinks,
+    "attend_joint": ops::attend::joint,
     "attend_company": ops::company::run,
     "attend_sizes": ops::extremes::sizes,
     "attend_clipped": ops::extremes::clipped,

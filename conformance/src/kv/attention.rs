@@ -83,6 +83,13 @@ struct Side {
     in_codes: bool,
 }
 
+impl Seen<'_> {
+    /// The most that its value can be in size.
+    fn reach_of_value(&self) -> f64 {
+        self.value.norm + self.value.centre
+    }
+}
+
 impl Answer {
     /// Query `q` `[k_head_dim]` of query head `head` at `position`, which sees tokens from `oldest` on.
     pub fn new(
@@ -159,7 +166,7 @@ impl Answer {
 /// The bound of a reader of numbers as they are. A score is at most `reach` times the norm of its key.
 fn exact(seen: &[Seen<'_>], reach: f64) -> f64 {
     let e = roundings(ROTATIONS) * reach * most(seen, |seen| seen.key.norm + seen.key.centre);
-    ((2.0 * e).exp_m1() + roundings(ROTATIONS)) * most(seen, |seen| seen.value.norm)
+    ((2.0 * e).exp_m1() + roundings(ROTATIONS)) * most(seen, |seen| seen.reach_of_value())
 }
 
 /// The variance of the output of a reader that rounds, summed over its dims.
@@ -187,7 +194,7 @@ fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attentio
     let cap = shape.soft_cap.map_or(0.0, f64::from);
     let sink = shape.sinks().map_or(0.0, |sinks| sinks.iter().fold(0.0, |most, sink| sink.abs().max(most)));
     let reach = scale * norm(q) * most(seen, |seen| seen.key.norm + seen.key.centre) + cap + f64::from(sink);
-    variance + (roundings(WALK) * (1.0 + reach) * most(seen, |seen| seen.value.norm)).powi(2)
+    variance + (roundings(WALK) * (1.0 + reach) * most(seen, |seen| seen.reach_of_value())).powi(2)
 }
 
 /// What the codebook of a type loses in bytes, for a variance of 1; see [`kvant_codec::ByteBook`].

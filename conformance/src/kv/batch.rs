@@ -54,8 +54,10 @@ impl<'a, B: Backend> Batch<'a, B> {
             let shape = tokens.shape;
             let known = layers.iter().position(|(known, ..)| *known == shape).unwrap_or_else(|| {
                 let mut sizes = StreamSizes::default();
-                let specs = |side| vec![shape.spec(side); shape.n_kv_heads];
-                let layer = KvLayer::new(specs(Side::K), specs(Side::V), shape.window, &mut sizes);
+                let specs = |side, n| vec![shape.spec(side); n];
+                let n_v = if shape.joint { 0 } else { shape.n_kv_heads };
+                let (keys, values) = (specs(Side::K, shape.n_kv_heads), specs(Side::V, n_v));
+                let layer = KvLayer::new(keys, values, shape.window, &mut sizes);
                 layers.push((shape, Arc::new(layer), sizes));
                 layers.len() - 1
             });
@@ -269,7 +271,7 @@ impl<'a, B: Backend> Batch<'a, B> {
         };
         [
             side(|tokens| &tokens.k, |shape| shape.k_head_dim),
-            side(|tokens| &tokens.v, |shape| shape.v_head_dim),
+            side(|tokens| &tokens.v, |shape| if shape.joint { 0 } else { shape.v_head_dim }),
         ]
     }
 

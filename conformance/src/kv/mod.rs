@@ -30,6 +30,8 @@ pub struct Shape {
     pub k_head_dim: usize,
     /// True size of a value head.
     pub v_head_dim: usize,
+    /// Whether values are the first part of their keys: one stream, of the keys' type.
+    pub joint: bool,
     /// KV heads.
     pub n_kv_heads: usize,
     /// Query heads for each KV head.
@@ -62,6 +64,7 @@ impl Shape {
             v,
             k_head_dim: 128,
             v_head_dim: 128,
+            joint: false,
             n_kv_heads: 1,
             group: 2,
             sink_tiles: 0,
@@ -76,13 +79,19 @@ impl Shape {
         }
     }
 
-    /// The streams of one side.
+    /// One stream for keys and values of this type: the first `v_head_dim` values of a key are the value.
+    pub fn joint(dtype: DType, k_head_dim: usize, v_head_dim: usize) -> Self {
+        Self { joint: true, k_head_dim, v_head_dim, ..Self::new(dtype, dtype) }
+    }
+
+    /// The streams of one side: where it is joint, the same of both.
     pub fn spec(&self, side: Side) -> StreamSpec {
-        let (dtype, head_dim) = match side {
-            Side::K => (self.k, self.k_head_dim),
-            Side::V => (self.v, self.v_head_dim),
+        let dtype = if side == Side::K { self.k } else { self.v };
+        let spec = match side {
+            _ if self.joint => StreamSpec::joint(dtype, self.k_head_dim, self.v_head_dim),
+            Side::K => StreamSpec::new(dtype, side, self.k_head_dim),
+            Side::V => StreamSpec::new(dtype, side, self.v_head_dim),
         };
-        let spec = StreamSpec::new(dtype, side, head_dim);
         if dtype.code().is_none() {
             return spec;
         }
@@ -112,7 +121,8 @@ impl Shape {
 
     /// Where in these each of them is.
     pub fn balance_layout(&self) -> BalanceLayout {
-        BalanceLayout::new(self.n_kv_heads * self.k_head_dim, self.n_kv_heads * self.v_head_dim)
+        let n_v = if self.joint { 0 } else { self.n_kv_heads * self.v_head_dim };
+        BalanceLayout::new(self.n_kv_heads * self.k_head_dim, n_v)
     }
 
     /// What attention is told of it.

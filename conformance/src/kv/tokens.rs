@@ -15,11 +15,11 @@ pub struct Tokens {
     pub shape: Shape,
     /// Keys, `[tokens, n_kv_heads, k_head_dim]`.
     pub k: Vec<f32>,
-    /// Values, `[tokens, n_kv_heads, v_head_dim]`.
+    /// Values, `[tokens, n_kv_heads, v_head_dim]`; none where they are part of their keys.
     pub v: Vec<f32>,
     /// What the streams of keys hold, `[n_kv_heads]`.
     pub keys: Vec<Record>,
-    /// What the streams of values hold, `[n_kv_heads]`.
+    /// What values are read as, `[n_kv_heads]`: what their streams hold, or a part of what those of keys do.
     pub values: Vec<Record>,
     /// What queries meet before they meet keys, `[n_kv_heads]`.
     pub queries: Vec<Affine>,
@@ -47,6 +47,12 @@ impl Affine {
     pub fn on_results(shape: &Shape, side: Side, kv_head: usize) -> Self {
         let layout = shape.balance_layout();
         match side {
+            Side::V if shape.joint => {
+                let Self { mut scale, mut shift } = Self::new(shape, side, kv_head, layout.query, None);
+                scale.truncate(shape.v_head_dim);
+                shift.truncate(shape.v_head_dim);
+                Self { scale, shift }
+            }
             Side::K => Self::new(shape, side, kv_head, layout.query, None),
             Side::V => Self::new(shape, side, kv_head, layout.out, Some(layout.out_shift)),
         }
@@ -110,7 +116,8 @@ impl Tokens {
     pub fn gaussian(shape: Shape, n: usize, seed: u64) -> Self {
         let width = |head_dim| n * shape.n_kv_heads * head_dim;
         let k = gaussian(2 * seed, width(shape.k_head_dim), 1.0);
-        Self::new(shape, k, gaussian(2 * seed + 1, width(shape.v_head_dim), 1.0))
+        let v_head_dim = if shape.joint { 0 } else { shape.v_head_dim };
+        Self::new(shape, k, gaussian(2 * seed + 1, width(v_head_dim), 1.0))
     }
 
     /// Tokens with these keys and values.
@@ -122,7 +129,11 @@ impl Tokens {
             Record::new(spec, rows.map(|row| balance.apply(row)))
         };
         let keys = (0..shape.n_kv_heads).map(|head| record(Side::K, &k, head)).collect();
-        let values = (0..shape.n_kv_heads).map(|head| record(Side::V, &v, head)).collect();
+        let values = |head| match shape.joint {
+            true => record(Side::K, &k, head).of_values(),
+            false => record(Side::V, &v, head),
+        };
+        let values = (0..shape.n_kv_heads).map(values).collect();
         let results = |side| (0..shape.n_kv_heads).map(move |head| Affine::on_results(&shape, side, head));
         let (queries, outs) = (results(Side::K).collect(), results(Side::V).collect());
         Self { shape, k, v, keys, values, queries, outs }
@@ -163,6 +174,17 @@ impl Record {
         };
         let main = rows_to_code.iter().enumerate().map(coded).collect();
         Self { spec, sixteen, main }
+    }
+
+    /// The values in the keys that this is of.
+    fn of_values(mut self) -> Self {
+        let (dim, v_head_dim) = (self.spec.value_dim(), self.spec.v_head_dim());
+        for Row { stored, centre, plain } in self.sixteen.iter_mut().chain(&mut self.main) {
+            stored.truncate(dim);
+            centre.truncate(dim);
+            plain.truncate(v_head_dim);
+        }
+        self
     }
 
     /// What is taken from `token` before it is coded, `[dim]`.

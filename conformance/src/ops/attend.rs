@@ -120,6 +120,40 @@ pub fn sinks<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
+/// Holds `attend` to its equation where values are the first part of their keys, for every type: heads as latent attention has them,
+/// values that end within a slice and those that end with one, few queries and many, over tiles, blocks and borders.
+pub fn joint<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
+    let heads = [(576, 512, 16), (40, 32, 4), (224, 192, 7), (96, 80, 1)];
+    let shape = Shape::new(DType::F16, DType::F16);
+    // Without a tail a centre depends on how tokens are fed.
+    let at_once = Shape { has_tail: false, centres: false, ..shape };
+    let behind_a_sink = Shape { balanced: true, sink_tiles: 1, alpha: 1.02, ..shape };
+    let windowed = Shape { window: Some(50), soft_cap: Some(2.0), extra_tail_tiles: 1, ..shape };
+    let with_sinks = Shape { sinks: Some([1.0, 0.5]), sink_tiles: 3, n_kv_heads: 2, ..shape };
+    let cases = [
+        (shape, (1, 1)),
+        (shape, (170, 5)),
+        (shape, (540, 33)),
+        (at_once, (33, 2)),
+        (at_once, (150, 1)),
+        (behind_a_sink, (150, 1)),
+        (behind_a_sink, (300, 20)),
+        (windowed, (70, 20)),
+        (windowed, (170, 1)),
+        (with_sinks, (150, 9)),
+    ];
+    let types_and_heads = product(&DType::KV, &heads);
+    for ((dtype, (k_head_dim, v_head_dim, group)), (kept, (n, rows))) in
+        lacks.combine(&types_and_heads, &cases)
+    {
+        let (k, v) = (dtype, dtype);
+        let shape = Shape { k, v, joint: true, k_head_dim, v_head_dim, group, ..kept };
+        equals_its_equation(subject, &Tokens::gaussian(shape, n, 10), n, rows, &mut lacks);
+    }
+    lacks
+}
+
 fn too_few_sinks_are_refused<B: Backend>(subject: &Subject<B>) {
     let sinks = subject.upload(&[0.0]);
     let (q, mut out) = (subject.upload(&[0.0; 256]), subject.upload(&[0.0; 256]));

@@ -37,6 +37,11 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     for ((shape, steps), (k, v)) in lacks.combine(&product(&shapes, &STEPS), &types) {
         rows_have_the_bits_they_have_alone(subject, Shape { k, v, ..shape }, steps, &mut lacks);
     }
+    let joint = [DType::Turbo3, DType::Q8_0, DType::F16];
+    for (dtype, steps) in lacks.combine(&joint, &STEPS) {
+        let shape = Shape { group: 5, sink_tiles: 1, ..Shape::joint(dtype, 160, 128) };
+        rows_have_the_bits_they_have_alone(subject, shape, steps, &mut lacks);
+    }
     lacks
 }
 

@@ -43,6 +43,11 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
         let shape = Shape { k_head_dim, v_head_dim, n_kv_heads: 2, ..Shape::new(dtype, dtype) };
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, 50, 2), 50, &mut lacks);
     }
+    for (dtype, chunk) in lacks.combine(&DType::KV, &[7, 130]) {
+        let shape = Shape { n_kv_heads: 2, balanced: true, ..Shape::joint(dtype, 160, 128) };
+        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 10), chunk, &mut lacks);
+        bytes_do_not_depend_on_chunks(subject, shape, WHOLE_TILES, chunk, &mut lacks);
+    }
     let shape = |dtype| Shape { k_head_dim: 64, sink_tiles: 1, ..Shape::new(dtype, dtype) };
     for (dtype, chunk) in lacks.combine(&DType::KV, &[5, 16, 100, WHOLE_TILES]) {
         bytes_do_not_depend_on_chunks(subject, shape(dtype), WHOLE_TILES, chunk, &mut lacks);

@@ -327,7 +327,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn broken_row(&self, x: &Self::Buffer, rows: usize, cols: usize) -> Result<Option<usize>>;
 
     /// Appends the rows of each part to its streams: `k` `[rows, n_kv_heads * k_head_dim]` after RoPE, `v`
-    /// `[rows, n_kv_heads * v_head_dim]`. Pads and rotates where a stream says so, and writes the tiles that
+    /// `[rows, n_kv_heads * v_head_dim]`, of which nothing is read where streams are
+    /// [joint](crate::StreamSpec::joint). Pads and rotates where a stream says so, and writes the tiles that
     /// [`StreamSpec::writes`](crate::StreamSpec::writes) names, those of the band to `band`. The memory must have been
     /// reserved.
     fn kv_append(

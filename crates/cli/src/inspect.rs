@@ -172,6 +172,8 @@ fn plan_beside(gguf: &Gguf) -> Option<Result<KvPlan, String>> {
 fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<(usize, Vec<Row>), String> {
     let pairs = DType::KV.map(|dtype| (dtype, dtype)).into_iter();
     let pairs = pairs.chain([(DType::Q8_0, DType::Turbo4), (DType::Q8_0, DType::Turbo3)]);
+    // Where keys and values are one stream, they have one type.
+    let pairs = pairs.filter(|(k, v)| k == v || !shape.layers.iter().all(|layer| layer.joint));
     let rows = pairs
         .map(|(k, v)| {
             let plan = Plan::new(shape, k, v, policies).map_err(|error| hints::of_engine(&error.into()))?;

@@ -40,12 +40,17 @@ impl<'a> HeadBalance<'a> {
     pub(crate) fn of(part: &KvPart<'a, CpuPage>, head: usize) -> Option<Self> {
         let values: &'a [f32] = bytemuck::cast_slice(part.balance?.as_bytes());
         let layout = BalanceLayout::of(part.layer);
-        let [k, v] = [&part.layer.k, &part.layer.v].map(|streams| streams[head].spec.head_dim);
+        let k = part.layer.k[head].spec.head_dim;
         let of_head = |all: Range<usize>, dim: usize| &values[all][head * dim..][..dim];
         let affine = |scale, shift| Affine { scale, shift };
+        let (key, query) = (affine(of_head(layout.key, k), None), affine(of_head(layout.query, k), None));
+        let Some(v) = part.layer.v.get(head).map(|stream| stream.spec.head_dim) else {
+            // Values are the first part of their keys: what undoes a key's factors for queries undoes them here.
+            return Some(Self { key, query, value: key, out: query });
+        };
         Some(Self {
-            key: affine(of_head(layout.key, k), None),
-            query: affine(of_head(layout.query, k), None),
+            key,
+            query,
             value: affine(of_head(layout.value, v), Some(of_head(layout.value_shift, v))),
             out: affine(of_head(layout.out, v), Some(of_head(layout.out_shift, v))),
         })

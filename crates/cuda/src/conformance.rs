@@ -95,6 +95,7 @@ tests! {
     attend_steps: 90,
     attend_capped: 80,
     attend_sinks: 80,
+    attend_joint: 80,
     attend_company: 80,
     attend_sizes: 80,
     attend_clipped: 80,

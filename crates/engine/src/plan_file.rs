@@ -242,6 +242,15 @@ impl KvPlan {
             return Err(PlanFileError::Model { path: path.to_owned(), expected, got });
         }
         self.balance.check(shape).map_err(|error| corrupt(path, error.to_string()))?;
+        let apart = |types: &Vec<HeadTypes>| types.iter().find(|types| types.k != types.v).copied();
+        let mut joint =
+            self.types.iter().zip(&shape.layers).enumerate().filter(|(_, (_, layer))| layer.joint);
+        if let Some((index, HeadTypes { k, v })) =
+            joint.find_map(|(index, (types, _))| apart(types).map(|types| (index, types)))
+        {
+            let what = format!("layer {index}: expected one type for keys and values, got {k} and {v}");
+            return Err(corrupt(path, what));
+        }
         let wrong =
             |(types, layer): &(&Vec<HeadTypes>, &kvant_kv::KvLayerShape)| types.len() != layer.n_kv_heads;
         match self.types.iter().zip(&shape.layers).position(|layer| wrong(&layer)) {

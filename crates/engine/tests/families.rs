@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvant::gguf::{GgufError, GgufWriter, TensorSink, Value};
-use kvant::{Gguf, KvOptions, Model, OpenOptions, SessionOptions};
+use kvant::{Gguf, KvOptions, Model, OpenOptions, Session, SessionOptions};
+use kvant_codec::Side;
 use kvant_cpu::CpuDevice;
 use kvant_model::{Config, LayerState, Part, Weights};
 
@@ -236,6 +237,33 @@ fn what_layers_keep_gives_the_same_bits_in_one_step_and_in_many() {
         assert!(want.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{name}, {dtype}");
         assert_eq!(fed(1), want, "{name}, {dtype}");
         assert_eq!(fed(17), want, "{name}, {dtype}");
+    }
+}
+
+/// 576 and 224 values of a token, of which the first 512 and 192 are its value.
+#[test]
+fn a_latent_vector_is_kept_once_and_read_as_key_and_as_value() {
+    let tokens: Vec<u32> = (0..150).map(|i| i * 37 % 64).collect();
+    for (name, [whole, value]) in LATENT.into_iter().zip([[576, 512], [224, 192]]) {
+        let model = open(fixture(name)).unwrap();
+        let session = |k: &str, v: &str| {
+            let kv = KvOptions { k: k.parse().unwrap(), v: v.parse().unwrap(), ..Default::default() };
+            let mut session = model.session(SessionOptions { n_ctx: Some(160), kv }).unwrap();
+            session.feed(&tokens, &mut |_| true).unwrap();
+            session
+        };
+        let [f32, other] = [session("f32", "f32"), session("f32", "turbo3")];
+        let rows = |session: &Session, side| session.kv_rows(0, 0, side).unwrap();
+        let (keys, values) = (rows(&f32, Side::K), rows(&f32, Side::V));
+        assert_eq!((keys.len(), values.len()), (150 * whole, 150 * value), "{name}");
+        for (key, of_key) in keys.chunks_exact(whole).zip(values.chunks_exact(value)) {
+            assert_eq!(&key[..value], of_key, "{name}");
+        }
+        let n_layers = model.config().layers.len();
+        assert_eq!(f32.kv().bytes, n_layers * 256 * whole * 4, "{name}: two blocks of 128 tokens");
+        assert_eq!((other.kv().bytes, rows(&other, Side::V)), (f32.kv().bytes, values), "{name}");
+        assert_eq!((other.kv().type_v, f32.kv().notes.len()), ("f32", 0), "{name}");
+        assert!(other.kv().notes.iter().any(|note| note.contains("turbo3 of values is not used")), "{name}");
     }
 }
 

@@ -24,9 +24,11 @@ pub struct LayerBalance {
     /// Factor on each dim of the keys after RoPE, `[n_kv_heads * k_head_dim]`: queries are divided by it. A centre of keys
     /// need not be known: it is taken from the text.
     pub k_scale: Vec<f32>,
-    /// Factor on each dim of the values, `[n_kv_heads * v_head_dim]`: outputs are divided by it.
+    /// Factor on each dim of the values, `[n_kv_heads * v_head_dim]`: outputs are divided by it. None where values are part of
+    /// their keys, and have the factors of these.
     pub v_scale: Vec<f32>,
-    /// What is taken from the values before, and added to the outputs after, `[n_kv_heads * v_head_dim]`.
+    /// What is taken from the values before, and added to the outputs after, `[n_kv_heads * v_head_dim]`. None
+    /// where values are part of their keys, which have a centre for each block.
     pub v_centre: Vec<f32>,
 }
 
@@ -63,12 +65,13 @@ impl Balance {
             return error(format!("expected {} layers, got {}", shape.layers.len(), self.layers.len()));
         }
         for (index, (layer, shape)) in self.layers.iter().zip(&shape.layers).enumerate() {
-            let KvLayerShape { n_kv_heads, k_head_dim, v_head_dim, .. } = *shape;
+            let KvLayerShape { n_kv_heads, k_head_dim, .. } = *shape;
+            let n_v = shape.values_per_token() - n_kv_heads * k_head_dim;
             let LayerBalance { k_scale, v_scale, v_centre } = layer;
             let lengths = [
                 ("factors of keys", k_scale, n_kv_heads * k_head_dim),
-                ("factors of values", v_scale, n_kv_heads * v_head_dim),
-                ("centres of values", v_centre, n_kv_heads * v_head_dim),
+                ("factors of values", v_scale, n_v),
+                ("centres of values", v_centre, n_v),
             ];
             if let Some((what, got, n)) = lengths.iter().find(|(_, got, n)| got.len() != *n) {
                 return error(format!("layer {index}: expected {n} {what}, got {}", got.len()));
@@ -125,7 +128,14 @@ mod tests {
 
     #[test]
     fn a_balance_of_another_shape_or_out_of_range_is_refused_with_the_place() {
-        let layer = KvLayerShape { n_heads: 4, n_kv_heads: 2, k_head_dim: 8, v_head_dim: 4, window: None };
+        let layer = KvLayerShape {
+            n_heads: 4,
+            n_kv_heads: 2,
+            k_head_dim: 8,
+            v_head_dim: 4,
+            window: None,
+            joint: false,
+        };
         let shape = KvShape::uniform(2, layer);
         let fits = LayerBalance { k_scale: vec![2.0; 16], v_scale: vec![0.5; 8], v_centre: vec![-3.0; 8] };
         let balance = Balance { layers: vec![fits.clone(), fits] };

@@ -155,14 +155,15 @@ impl<P: Page> Cache<P> {
         let streams = self.layout().layer(layer);
         let stream = match side {
             Side::K => &streams.k[head],
-            Side::V => &streams.v[head],
+            Side::V => streams.values(head),
         };
         let (spec, memory) = (&stream.spec, self.memory(layer));
         let first = streams.oldest(self.len());
-        let mut rows = vec![0.0; (self.len() - first) * spec.head_dim];
-        let mut padded = vec![0.0; spec.dim()];
+        let dim = if side == Side::V { spec.v_head_dim() } else { spec.head_dim };
+        let mut rows = vec![0.0; (self.len() - first) * dim];
+        let (mut padded, mut whole) = (vec![0.0; spec.dim()], vec![0.0; spec.head_dim]);
         let mut read: (Option<&P>, Vec<u8>) = (None, Vec::new());
-        for (token, row) in (first..).zip(rows.chunks_exact_mut(spec.head_dim)) {
+        for (token, row) in (first..).zip(rows.chunks_exact_mut(dim)) {
             let place = spec.place(token / TILE, self.coded());
             let stored = memory.tile(stream, place);
             if !read.0.is_some_and(|page| std::ptr::eq(page, stored.page)) {
@@ -175,10 +176,15 @@ impl<P: Page> Cache<P> {
                 let centre = &read.1[stream.centre..][..spec.centre_bytes()];
                 padded.iter_mut().zip(tile::centre(centre)).for_each(|(v, c)| *v += c);
             }
-            restore_row(spec.rotates, &mut padded, row);
+            restore_row(spec.rotates, &mut padded, &mut whole);
             if let Some(balance) = &self.layout().plan().balance {
-                balance.layers[layer].undo(head, side, row);
+                balance.layers[layer].undo(
+                    head,
+                    if spec.joint.is_some() { Side::K } else { side },
+                    &mut whole,
+                );
             }
+            row.copy_from_slice(&whole[..dim]);
         }
         Ok(rows)
     }

@@ -57,7 +57,8 @@ impl Layout {
             });
             let streams = |side| {
                 let spec = |head| plan.stream(shape, index, head, side);
-                (0..layer.n_kv_heads).map(spec).collect::<Vec<_>>()
+                let heads = if layer.sides().contains(&side) { layer.n_kv_heads } else { 0 };
+                (0..heads).map(spec).collect::<Vec<_>>()
             };
             let (k, v) = (streams(Side::K), streams(Side::V));
             let Group { sizes, kinds, .. } = &mut groups[group];
@@ -145,8 +146,7 @@ impl StateLayout {
             (offset, n_values)
         };
         let states = shape.states.iter().map(&mut put).collect();
-        let per_token = |layer: &KvLayerShape| layer.n_kv_heads * (layer.k_head_dim + layer.v_head_dim);
-        let per_token: usize = shape.layers.iter().map(per_token).sum();
+        let per_token: usize = shape.layers.iter().map(KvLayerShape::values_per_token).sum();
         let borders = n_bytes.div_ceil(BORDER * per_token.max(1)).max(1);
         Self { states, n_bytes, every: borders.next_power_of_two() * BORDER }
     }

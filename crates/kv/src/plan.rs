@@ -31,9 +31,21 @@ pub struct KvLayerShape {
     pub v_head_dim: usize,
     /// The youngest tokens that a query sees, itself included; all of them when `None`.
     pub window: Option<usize>,
+    /// Whether the first values of a key are the value, so that one stream holds both.
+    pub joint: bool,
 }
 
 impl KvLayerShape {
+    /// Numbers that are kept of a token.
+    pub fn values_per_token(&self) -> usize {
+        self.n_kv_heads * (self.k_head_dim + if self.joint { 0 } else { self.v_head_dim })
+    }
+
+    /// The sides that have streams of their own.
+    pub fn sides(&self) -> &'static [Side] {
+        if self.joint { &[Side::K] } else { &[Side::K, Side::V] }
+    }
+
     /// Query heads per KV head.
     pub fn gqa_ratio(&self) -> usize {
         self.n_heads / self.n_kv_heads.max(1)
@@ -64,6 +76,16 @@ pub struct HeadTypes {
     pub v: DType,
 }
 
+impl HeadTypes {
+    /// That of one side.
+    pub fn of(&self, side: Side) -> DType {
+        match side {
+            Side::K => self.k,
+            Side::V => self.v,
+        }
+    }
+}
+
 /// The full description of what a cache stores; kernels read it, policies fill it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
@@ -85,7 +107,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The same types for every head, changed by `policies`.
+    /// The same types for every head, changed by `policies`. Where one stream holds keys and values it has the type of the keys:
+    /// a type of values that is another is left out, and a note says so.
     ///
     /// # Errors
     /// When `k` or `v` is not a KV type, a type table does not fit the shape, or a policy keeps more tokens than any context
@@ -99,7 +122,25 @@ impl Plan {
         let types = shape.layers.iter().map(|layer| vec![HeadTypes { k, v }; layer.n_kv_heads]).collect();
         let mut plan = Self::of(types);
         policies.apply(shape, &mut plan)?;
+        plan.join(shape);
         Ok(plan)
+    }
+
+    /// Gives values that are part of their keys the type of these.
+    fn join(&mut self, shape: &KvShape) {
+        let joint = shape.layers.iter().zip(&mut self.types).filter(|(layer, _)| layer.joint);
+        let mut left_out = None;
+        for types in joint.flat_map(|(_, heads)| heads).filter(|types| types.v != types.k) {
+            left_out = Some(*types);
+            types.v = types.k;
+        }
+        if let Some(HeadTypes { k, v }) = left_out {
+            self.notes.push(format!(
+                "latent attention: one stream holds keys and values, of the keys' type {}; {} of values is not used",
+                k.name(),
+                v.name()
+            ));
+        }
     }
 
     /// These types and nothing else.
@@ -117,14 +158,14 @@ impl Plan {
         Self { types: self.types[layers].to_vec(), balance, notes: Vec::new(), ..self.clone() }
     }
 
-    /// The stream of one head and side.
+    /// The stream of one head and side: the same of both where it is joint.
     pub fn stream(&self, shape: &KvShape, layer: usize, head: usize, side: Side) -> StreamSpec {
-        let types = self.types[layer][head];
-        let (dtype, head_dim) = match side {
-            Side::K => (types.k, shape.layers[layer].k_head_dim),
-            Side::V => (types.v, shape.layers[layer].v_head_dim),
+        let (types, layer) = (self.types[layer][head], &shape.layers[layer]);
+        let spec = match side {
+            _ if layer.joint => StreamSpec::joint(types.k, layer.k_head_dim, layer.v_head_dim),
+            Side::K => StreamSpec::new(types.k, side, layer.k_head_dim),
+            Side::V => StreamSpec::new(types.v, side, layer.v_head_dim),
         };
-        let spec = StreamSpec::new(dtype, side, head_dim);
         if spec.tail_tiles == 0 {
             return spec;
         }

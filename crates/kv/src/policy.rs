@@ -172,8 +172,10 @@ impl Policy {
             Self::Sink(n) => {
                 plan.sink_tokens = check_size("sink", *n, 0..=MAX_TOKENS)?;
                 // Floats have no sink to tell of.
-                let is_coded = |types: &HeadTypes| types.k.code().is_some() || types.v.code().is_some();
-                if plan.types.iter().flatten().any(is_coded) {
+                let mut heads = shape.layers.iter().zip(&plan.types).flat_map(|(layer, heads)| {
+                    heads.iter().flat_map(|types| layer.sides().iter().map(|&side| types.of(side)))
+                });
+                if heads.any(|dtype| dtype.code().is_some()) {
                     plan.notes.push(format!("sink: first {n} tokens in f16"));
                 }
             }
@@ -276,7 +278,10 @@ mod tests {
 
     fn shape(n_layers: usize, n_heads: usize, n_kv_heads: usize, head_dim: usize) -> KvShape {
         let (k_head_dim, v_head_dim, window) = (head_dim, head_dim, None);
-        KvShape::uniform(n_layers, KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window })
+        KvShape::uniform(
+            n_layers,
+            KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, joint: false },
+        )
     }
 
     fn qwen() -> KvShape {
@@ -312,6 +317,33 @@ mod tests {
         // More boundary than layers: everything, no overflow.
         let p = plan(&llama(), DType::Turbo2, DType::Turbo2, "boundary:9");
         assert_eq!(p.type_names(), ("q8_0", "q8_0"));
+    }
+
+    #[test]
+    fn a_latent_vector_is_one_stream_of_the_type_of_keys() {
+        let layer = KvLayerShape {
+            n_heads: 16,
+            n_kv_heads: 1,
+            k_head_dim: 576,
+            v_head_dim: 512,
+            window: None,
+            joint: true,
+        };
+        let (joint, f16) = (KvShape::uniform(2, layer), DType::F16);
+        let apart = KvShape::uniform(2, KvLayerShape { joint: false, ..layer });
+        let p = plan(&joint, DType::Turbo3, DType::Turbo3, "none");
+        assert_eq!((p.type_names(), p.notes.len()), (("turbo3", "turbo3"), 0));
+        assert_eq!(p.stream(&joint, 1, 0, Side::K), p.stream(&joint, 1, 0, Side::V));
+        // Of 576 + 512 values 576 are kept.
+        assert_eq!(17 * plan(&joint, f16, f16, "none").n_bytes(&joint, 1280), 9 * apart.f16_bytes(1280));
+        // Policies that speak of keys speak of both; what is asked of values alone is told to be left out.
+        let p = plan(&joint, DType::Turbo3, DType::Turbo3, "auto-asymmetric");
+        assert_eq!((p.type_names(), p.notes.len()), (("q8_0", "q8_0"), 2));
+        assert!(p.notes[1].contains("of the keys' type q8_0; turbo3 of values is not used"), "{:?}", p.notes);
+        let policies = Policies::none().with_table("0 0 V f32\n1 0 K turbo2").unwrap();
+        let p = Plan::new(&joint, f16, f16, &policies).unwrap();
+        let of = |dtype| vec![HeadTypes { k: dtype, v: dtype }];
+        assert_eq!(p.types, [of(f16), of(DType::Turbo2)]);
     }
 
     #[test]

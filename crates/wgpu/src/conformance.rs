@@ -67,6 +67,7 @@ tests! {
     attend_steps,
     attend_capped,
     attend_sinks,
+    attend_joint,
     attend_company,
     attend_sizes,
     attend_clipped,

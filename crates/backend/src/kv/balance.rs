@@ -6,7 +6,8 @@ use super::KvLayer;
 
 /// The factors of a layer's keys, queries, values and outputs, one after the other in f32: before it is rotated and rounded a
 /// key becomes `k * key`, a query `q * query`, a value `v * value + value_shift`; after the rotation is undone an output
-/// becomes `o * out + out_shift`. Each has a value for each KV head and dim; query heads of a group share theirs.
+/// becomes `o * out + out_shift`. Each has a value for each KV head and dim; query heads of a group share theirs. Where values
+/// are the first part of their keys, `query` undoes `key` for outputs too, and there are no others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BalanceLayout {
     /// Factors on keys, `[n_kv_heads * k_head_dim]`.

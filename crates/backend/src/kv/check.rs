@@ -15,7 +15,7 @@ pub fn check_append<P: Page>(parts: &[KvPart<'_, P>], [k, v]: [usize; 2], band: 
     const OP: &str = "kv_append";
     for part in parts {
         let n_kv_heads = part.layer.k.len();
-        BackendError::check(OP, "value heads", n_kv_heads, part.layer.v.len())?;
+        BackendError::check(OP, "value heads", n_value_streams(part), part.layer.v.len())?;
         for (what, streams, len) in [("keys", &part.layer.k, k), ("values", &part.layer.v, v)] {
             let head_dim = head_dim(OP, "head size", streams)?;
             BackendError::check_at_least(OP, what, part.rows.range().end * n_kv_heads * head_dim, len)?;
@@ -43,11 +43,14 @@ pub fn check_attend<P: Page>(
     BackendError::check(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
     for part in parts {
         BackendError::check(OP, "key streams", p.n_kv_heads, part.layer.k.len())?;
-        BackendError::check(OP, "value streams", p.n_kv_heads, part.layer.v.len())?;
+        BackendError::check(OP, "value streams", n_value_streams(part), part.layer.v.len())?;
         if p.n_kv_heads > 0 {
             let k_head_dim = head_dim(OP, "key head size", &part.layer.k)?;
             BackendError::check(OP, "key head size", p.k_head_dim, k_head_dim)?;
-            let v_head_dim = head_dim(OP, "value head size", &part.layer.v)?;
+            let v_head_dim = match part.layer.is_joint() {
+                true => joint_dim(OP, &part.layer.k)?,
+                false => head_dim(OP, "value head size", &part.layer.v)?,
+            };
             BackendError::check(OP, "value head size", p.v_head_dim, v_head_dim)?;
         }
         let rows = part.rows.range().end;
@@ -62,6 +65,31 @@ pub fn check_attend<P: Page>(
         check_balance(OP, part)?;
     }
     Ok(())
+}
+
+/// Refuses joint streams, for a device whose kernels read keys and values from streams of their own.
+///
+/// # Errors
+/// [`BackendError::Unsupported`].
+pub fn refuse_joint<P: Page>(op: &'static str, parts: &[KvPart<'_, P>]) -> Result<()> {
+    if !parts.iter().any(|part| part.layer.is_joint()) {
+        return Ok(());
+    }
+    let (wanted, has) = ("keys and values in one stream (latent attention)", "a stream of each");
+    Err(BackendError::Unsupported { op, wanted: wanted.to_owned(), has: has.to_owned() })
+}
+
+fn n_value_streams<P: Page>(part: &KvPart<'_, P>) -> usize {
+    if part.layer.is_joint() { 0 } else { part.layer.k.len() }
+}
+
+/// The size of the values that all heads have in their keys.
+fn joint_dim(op: &'static str, keys: &[KvStream]) -> Result<usize> {
+    let dim = keys.first().map_or(0, |stream| stream.spec.v_head_dim());
+    for stream in keys {
+        BackendError::check(op, "value head size", dim, stream.spec.joint.unwrap_or(0))?;
+    }
+    Ok(dim)
 }
 
 fn check_balance<P: Page>(op: &'static str, part: &KvPart<'_, P>) -> Result<()> {

@@ -44,7 +44,7 @@ impl KvStream {
 pub struct KvLayer {
     /// Keys, `[n_kv_heads]`.
     pub k: Vec<KvStream>,
-    /// Values, `[n_kv_heads]`.
+    /// Values, `[n_kv_heads]`; none where the streams of keys are [joint](StreamSpec::joint).
     pub v: Vec<KvStream>,
     /// The youngest tokens that a query sees, itself included; all of them when `None`.
     pub window: Option<usize>,
@@ -91,6 +91,16 @@ impl KvLayer {
         Self { k, v, window, band_bytes }
     }
 
+    /// The stream that values of KV head `head` are read from.
+    pub fn values(&self, head: usize) -> &KvStream {
+        self.v.get(head).unwrap_or(&self.k[head])
+    }
+
+    /// Whether keys and values are one stream.
+    pub fn is_joint(&self) -> bool {
+        self.k.first().is_some_and(|stream| stream.spec.joint.is_some())
+    }
+
     /// Every stream, keys first.
     pub fn streams(&self) -> impl Iterator<Item = &KvStream> {
         self.k.iter().chain(&self.v)
@@ -103,6 +113,6 @@ impl KvLayer {
 
     /// The first tile in 16 bit that queries in tile `tile` of KV head `head` see, of either side.
     pub fn head_window(&self, head: usize, tile: usize) -> usize {
-        self.k[head].spec.window(tile).min(self.v[head].spec.window(tile))
+        self.k[head].spec.window(tile).min(self.values(head).spec.window(tile))
     }
 }

@@ -15,6 +15,8 @@
 //! others ([`StreamSpec::window`]). The window never reaches back over a multiple of [`BORDER`] tokens, so that there the
 //! cache is codes alone: a prefix of that length can be given to another sequence as it is.
 //!
+//! Where values are the first part of their keys (latent attention), one stream is both: a *joint* one ([`StreamSpec::joint`]).
+//!
 //! A stream whose type is not coded (f32, f16, bf16), or whose tail is switched off, has no window: tokens are written to
 //! their slot in the blocks at once.
 //!
@@ -43,7 +45,7 @@ mod spec;
 mod writes;
 
 pub use balance::BalanceLayout;
-pub use check::{check_append, check_attend};
+pub use check::{check_append, check_attend, refuse_joint};
 pub use layer::{KvLayer, KvStream, StreamSizes};
 pub use memory::{Held, KvMemory, KvPart, Pages, Rows, StatePart, TileRef};
 pub use spec::{BORDER, Place, StreamSpec};

@@ -1,7 +1,8 @@
 //! What a stream stores, and which of its tokens are in 16 bit.
 
 use kvant_codec::DType;
-use kvant_codec::tile::{Side, TILE, TileLayout, padded_dim};
+use kvant_codec::tile::{Side, TILE, TileLayout, padded_dim, slices};
+use kvant_codec::turbo;
 
 /// Tokens after which the 16-bit window begins anew: what lies before a multiple of it is seen in codes by all that comes
 /// after.
@@ -16,10 +17,13 @@ const TAIL_TILES: usize = 2;
 pub struct StreamSpec {
     /// Type of the main tiles.
     pub dtype: DType,
-    /// Keys or values.
+    /// Keys or values: how its tiles are laid out.
     pub side: Side,
     /// True size of a head.
     pub head_dim: usize,
+    /// Of a *joint* stream, which holds keys and values in one: how many of the first values of a key are its value. Its tiles are
+    /// laid out as those of values.
+    pub joint: Option<usize>,
     /// First tokens kept in f16, in tiles.
     pub sink_tiles: usize,
     /// Youngest tokens kept in f16, in tiles; 0 switches the tail off.
@@ -33,6 +37,9 @@ pub struct StreamSpec {
     /// that is half of their energy; a score misses nothing but `q . centre`, one number for each query and block.
     pub centres: bool,
 }
+
+/// Values that every kernel reads together.
+const LANES: usize = 16;
 
 const KV_ONLY: &str = "a stream stores KV types only";
 
@@ -58,7 +65,34 @@ impl StreamSpec {
         // Codes of every kind lose less of rows that have been rotated.
         let rotates = dtype.code().is_some();
         let centres = rotates && side == Side::K;
-        Self { dtype, side, head_dim, sink_tiles: 0, tail_tiles, alpha: 1.0, rotates, centres }
+        Self { dtype, side, head_dim, joint: None, sink_tiles: 0, tail_tiles, alpha: 1.0, rotates, centres }
+    }
+
+    /// A joint stream: keys of `head_dim` values, the first `v_head_dim` of which are the value. As with keys alone, codes are of what
+    /// centres leave.
+    ///
+    /// # Panics
+    /// As [`StreamSpec::new`], and when the value is longer than the key.
+    pub fn joint(dtype: DType, head_dim: usize, v_head_dim: usize) -> Self {
+        assert!(v_head_dim <= head_dim, "a value of {v_head_dim} in a key of {head_dim}");
+        let of_values = Self::new(dtype, Side::V, head_dim);
+        Self { joint: Some(v_head_dim), centres: of_values.rotates, ..of_values }
+    }
+
+    /// True size of a value that is read from it; of a stream of keys, that of a key.
+    pub fn v_head_dim(&self) -> usize {
+        self.joint.unwrap_or(self.head_dim)
+    }
+
+    /// The first so many of the values stored for a token make its value: all of them, but where the rest of a joint key lies in
+    /// slices of its own.
+    pub fn value_dim(&self) -> usize {
+        let Some(v_head_dim) = self.joint else { return self.dim() };
+        if !self.rotates {
+            return v_head_dim.next_multiple_of(LANES);
+        }
+        let ends = slices(self.dim(), turbo::LEN).map(|slice| slice.end);
+        ends.into_iter().find(|&end| end >= v_head_dim).unwrap_or(self.dim())
     }
 
     /// Values per token as stored: the head padded for the stream's type.

@@ -251,6 +251,30 @@ fn streams_lie_side_by_side_in_each_allocation() {
 }
 
 #[test]
+fn a_joint_stream_is_keys_and_values_in_one() {
+    let values = |dtype, k, v| StreamSpec::joint(dtype, k, v).value_dim();
+    // Values that end with a slice, and within one; floats are not rotated.
+    assert_eq!(values(DType::Turbo3, 576, 512), 512);
+    assert_eq!(values(DType::Q8_0, 224, 192), 192);
+    assert_eq!([(40, 32), (160, 130)].map(|(k, v)| values(DType::Turbo2, k, v)), [64, 160]);
+    assert_eq!([(40, 32), (40, 33)].map(|(k, v)| values(DType::F16, k, v)), [32, 48]);
+
+    let keys = StreamSpec::joint(DType::Turbo3, 576, 512);
+    assert!(keys.centres && !StreamSpec::joint(DType::F16, 576, 512).centres);
+    assert_eq!((keys.v_head_dim(), keys.dim()), (512, 576));
+    let mut sizes = StreamSizes::default();
+    let layer = KvLayer::new([keys], [], None, &mut sizes);
+    assert!(layer.is_joint() && std::ptr::eq(layer.values(0), &layer.k[0]));
+    // Eight tiles of four blocks of 128 dims and one of 64, and the centre.
+    assert_eq!(sizes.block, 8 * (4 * 800 + 416) + 2 * 576);
+    let mut sizes = StreamSizes::default();
+    let of = |side, dim| StreamSpec::new(DType::Turbo3, side, dim);
+    let apart = KvLayer::new([of(Side::K, 576)], [of(Side::V, 512)], None, &mut sizes);
+    assert!(!apart.is_joint() && std::ptr::eq(apart.values(0), &apart.v[0]));
+    assert_eq!(sizes.block, 8 * (8 * 800 + 416) + 2 * 576);
+}
+
+#[test]
 fn memory_that_is_shared_is_copied_before_it_is_written() {
     let sizes = StreamSizes { block: 100, sink: 10, tail: 20 };
     let pages = FakePages::default();

@@ -63,7 +63,7 @@ pub(super) struct Share {
     max: Vec<[f32; 16]>,
     /// `[queries]`, in sixteens.
     sum: Vec<[f32; 16]>,
-    /// `[queries][v_dim / 16]`
+    /// `[queries][value_dim / 16]`
     pub(super) out: Vec<Lane>,
 }
 
@@ -183,7 +183,7 @@ impl<'a> Call<'a> {
             main: oldest..window(positions.end - 1).min(positions.end),
             window: window(positions.start).max(oldest)..positions.end,
             keys: View::new(part, &part.layer.k[job.head], self.band),
-            values: View::new(part, &part.layer.v[job.head], self.band),
+            values: View::new(part, part.layer.values(job.head), self.band),
             balance: HeadBalance::of(part, job.head),
         }
     }
@@ -301,9 +301,9 @@ impl Task<'_> {
                 .map(|(row, head)| &self.call.q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim]);
             let balance = self.balance.as_ref().map(|balance| balance.query);
             local.queries.prepare(lanes, &self.keys.stream.spec, p.scale * LOG2_E, balance, queries);
-            local.reset(n, [self.keys, self.values].map(|view| view.stream.spec.main_layout()));
+            local.reset(n, [self.keys, self.values].map(|view| &view.stream.spec));
         }
-        share.reset(n, self.values.stream.spec.dim() / 16);
+        share.reset(n, self.values.stream.spec.value_dim() / 16);
         let main_shares = self.main_shares();
         let (form, tokens) = if number < main_shares.len() {
             let first = (main_shares.start + number) * SHARE;
@@ -343,8 +343,14 @@ impl Task<'_> {
                 local.raise_by_met();
             }
             share.join(lanes, (&local.max, &local.sum), &mut local.keep, &mut local.shrink, n);
-            keys = block(self.keys, first + BLOCK);
-            local.mix(lanes, &values, &keys, &mut share.out);
+            let in_values = keys.centre.filter(|_| self.part.layer.is_joint());
+            let next = block(self.keys, first + BLOCK);
+            local.mix(lanes, &values, &next, &mut share.out);
+            if let Some(centre) = in_values {
+                let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
+                local.mix_centre(lanes, tiles, &mut share.out);
+            }
+            keys = next;
         }
     }
 
@@ -382,7 +388,7 @@ impl Task<'_> {
     fn finish<L: Lanes>(&self, lanes: L, share: &Share, local: &mut Local, out: &Shards<f32>) {
         let p = self.call.p;
         let (spec, row) = (&self.values.stream.spec, &mut local.row);
-        let (dim, width) = (spec.dim(), spec.dim() / 16);
+        let (dim, width) = (spec.value_dim(), spec.value_dim() / 16);
         for (i, (query_row, head)) in self.rows().enumerate() {
             let [max, sum] = [&share.max, &share.sum].map(|of| of.as_flattened()[i]);
             let by = self.call.sinks.map_or(1.0 / sum, |sinks| with_sink(max, sum, sinks[head]));

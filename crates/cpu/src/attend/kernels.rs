@@ -81,6 +81,8 @@ macro_rules! with_n {
     };
 }
 
+pub(super) use with_n;
+
 /// One block of dims of two neighbouring tiles of keys, against a chunk of queries.
 pub(super) struct ScoreCodes<'a> {
     pub(super) coding: Coding,
@@ -248,13 +250,13 @@ impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreFloatsChunk<'_, '
 }
 
 /// A float type in memory: 16 values in `B` bytes.
-trait Floats<const B: usize> {
+pub(super) trait Floats<const B: usize> {
     fn load<L: Lanes>(lanes: L, x: &[u8; B]) -> L::Floats;
 }
 
-struct F16;
-struct BF16;
-struct F32;
+pub(super) struct F16;
+pub(super) struct BF16;
+pub(super) struct F32;
 
 impl Floats<32> for F16 {
     #[inline(always)]
@@ -514,7 +516,7 @@ impl<C: Codes, const N: usize> Op for MixChunk<'_, '_, C, N> {
     }
 }
 
-/// Float tiles of values `[tiles][16][dim]`, mixed for a chunk of queries.
+/// Float tiles of values `[tiles][16][row_width]` in sixteens, mixed for a chunk of queries.
 pub(super) struct MixFloats<'a> {
     pub(super) dtype: DType,
     pub(super) values: &'a [u8],
@@ -525,9 +527,10 @@ pub(super) struct MixFloats<'a> {
     pub(super) tile: usize,
     /// Factor on the weights, `[queries]`.
     pub(super) factors: &'a [f32],
-    /// Outputs that the mixed values are added to, `[queries][width]`, `width` = dim / 16.
+    /// Outputs that the first dims of the mixed values are added to, `[queries][width]`.
     pub(super) out: &'a mut [Lane],
     pub(super) width: usize,
+    pub(super) row_width: usize,
 }
 
 impl MixFloats<'_> {
@@ -564,11 +567,11 @@ impl<F: Floats<B>, const B: usize, const N: usize> MixFloatsChunk<'_, '_, F, B, 
     /// Mixes `wide` columns of 16 dims, at most `M`.
     #[inline(always)]
     fn columns<L: Lanes, const M: usize>(&mut self, lanes: L, lane: usize, wide: usize) {
-        let &mut MixFloats { values, tiles, p, tile, factors, ref mut out, width, .. } = self.0;
+        let &mut MixFloats { values, tiles, p, tile, factors, ref mut out, width, row_width, .. } = self.0;
         let factors: &[f32; N] = factors.try_into().expect("a factor per query");
         let p: &[Scores; N] = p.try_into().expect("weights of each query");
         assert!(tile + tiles <= BLOCK_TILES && wide <= M);
-        let rows = values.as_chunks::<B>().0.chunks_exact(width);
+        let rows = values.as_chunks::<B>().0.chunks_exact(row_width);
         let mut sums = [[lanes.splat(0.0); N]; M];
         for (token, row) in rows.take(tiles * TILE).enumerate() {
             for m in 0..wide {

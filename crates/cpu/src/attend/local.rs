@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use kvant_backend::StreamSpec;
 use kvant_codec::Side;
 use kvant_codec::tile::{SCALE_BYTES, TILE, TileBlock, TileLayout};
 
 use super::centre::{Meet, Shift};
 use super::codes::{Coding, EXPANDED_BYTES, Expand, Meaning, OCTET_DIMS};
+use super::joint::{AddCentre, ScoreRows, Unpack};
 use super::kernels::{
     BLOCK_TILES, Bytes, Lane, MOST_QUERIES, MixCodes, MixFloats, RoundWeights, ScoreCodes, ScoreFloats,
     Scores, SoftCap, Softmax,
@@ -47,6 +49,9 @@ pub(super) struct Local {
     factors: Vec<f32>,
     /// Expanded octets: of the blocks of two tiles of keys, or of a column pair of a block of tokens.
     octets: Vec<[u8; EXPANDED_BYTES]>,
+    /// Of a joint stream, a block of tokens in whole bytes, as its values are read: `[octets of a tile][8 tiles]`. None of another.
+    unpacked: Vec<[u8; EXPANDED_BYTES]>,
+    is_joint: bool,
     /// Blocks of dims of a coded tile of keys, and of values.
     blocks: [Vec<TileBlock>; 2],
     /// One output `[v_dim]`.
@@ -67,11 +72,16 @@ impl Local {
     }
 
     /// Makes room for so many queries of these keys and values.
-    pub(super) fn reset(&mut self, queries: usize, tiles: [TileLayout; 2]) {
-        for (blocks, layout) in self.blocks.iter_mut().zip(tiles) {
+    pub(super) fn reset(&mut self, queries: usize, streams: [&StreamSpec; 2]) {
+        let [keys, values] = streams;
+        for ((blocks, spec), dim) in self.blocks.iter_mut().zip(streams).zip([keys.dim(), values.value_dim()])
+        {
             blocks.clear();
-            blocks.extend(layout.blocks());
+            blocks.extend(spec.main_layout().blocks().take_while(|block| block.dims.end <= dim));
         }
+        self.is_joint = keys.joint.is_some();
+        let octets = if self.is_joint { values.value_dim().div_ceil(OCTET_DIMS) } else { 0 };
+        self.unpacked.resize(octets * BLOCK_TILES, [0; EXPANDED_BYTES]);
         self.scores.resize(queries, Scores([[0.0; TILE]; BLOCK_TILES + 1]));
         self.weights.resize(2 * queries, Bytes([[0; 4]; 32]));
         self.starts.resize(queries, 0);
@@ -86,11 +96,22 @@ impl Local {
     pub(super) fn score<L: Lanes>(&mut self, lanes: L, keys: &Block, next: &Block) {
         for run in keys.runs() {
             for t in (0..run.tiles).step_by(2) {
-                self.fetch(next, run.first + t..run.first + t + 2);
+                if !self.is_joint {
+                    self.fetch(next, run.first + t..run.first + t + 2);
+                }
                 // A last tile without a neighbour is its own; what that scores lands in the slack or is overwritten.
                 let pair = [t, (t + 1).min(run.tiles - 1)].map(|t| run.tile(t));
                 match Coding::of(run.layout.dtype()) {
-                    Some(coding) => self.score_codes(lanes, coding, run.layout, pair, run.first + t),
+                    Some(coding) => {
+                        let tiles = run.first + t..run.first + run.tiles.min(t + 2);
+                        self.score_codes(lanes, coding, run.layout, pair, tiles);
+                    }
+                    None if self.is_joint => {
+                        self.score_rows(lanes, run.layout, run.tile(t), run.first + t);
+                        if t + 1 < run.tiles {
+                            self.score_rows(lanes, run.layout, run.tile(t + 1), run.first + t + 1);
+                        }
+                    }
                     None => self.score_floats(lanes, run.layout, pair, run.first + t),
                 }
             }
@@ -147,14 +168,23 @@ impl Local {
         }
     }
 
+    fn score_rows<L: Lanes>(&mut self, lanes: L, layout: TileLayout, rows: &[u8], tile: usize) {
+        let chunks = self.queries.floats.chunks(MOST_QUERIES * layout.dim());
+        for (queries, scores) in chunks.zip(self.scores.chunks_mut(MOST_QUERIES)) {
+            ScoreRows { dtype: layout.dtype(), rows, queries, scores, tile }.run(lanes);
+        }
+    }
+
+    /// Scores of a pair of tiles, `numbers` of the block: of one of them where it has no neighbour.
     fn score_codes<L: Lanes>(
         &mut self,
         lanes: L,
         coding: Coding,
         layout: TileLayout,
         tiles: [&[u8]; 2],
-        tile: usize,
+        numbers: Range<usize>,
     ) {
+        let tile = numbers.start;
         let n = self.scores.len();
         let query_planes = self.queries.rows.len() / (n * layout.dim().div_ceil(SLICE));
         for (block, TileBlock { dims, bytes }) in self.blocks[0].iter().enumerate() {
@@ -163,13 +193,23 @@ impl Local {
             let scales = blocks.map(|block| self.stage.scales(block));
             let staged = blocks.map(|block| self.stage.planes(coding, &block[SCALE_BYTES..]));
             let (mut read_as, mut planes) = (staged[0].0, staged.map(|(_, planes)| planes));
-            if n > MOST_QUERIES && read_as != Coding::Whole {
-                let (first, second) = self.octets.split_at_mut(octets);
-                for (planes, expanded) in planes.into_iter().zip([&mut *first, &mut *second]) {
-                    for (octet, out) in expanded.iter_mut().enumerate().take(octets) {
-                        lanes.run(Expand { coding: read_as, planes, octet, side: Side::K, out });
+            if self.is_joint || n > MOST_QUERIES && read_as != Coding::Whole {
+                let (first, rest) = self.octets.split_at_mut(octets);
+                let pair = planes.into_iter().zip([first, &mut rest[..octets]]);
+                if self.is_joint {
+                    for ((planes, keys), tile) in pair.zip(numbers.clone()) {
+                        let at = dims.start / OCTET_DIMS * BLOCK_TILES + tile;
+                        let values = self.unpacked.get_mut(at..).unwrap_or_default();
+                        unpack(lanes, read_as, planes, keys, values);
+                    }
+                } else {
+                    for (planes, expanded) in pair {
+                        for (octet, out) in expanded.iter_mut().enumerate() {
+                            lanes.run(Expand { coding: read_as, planes, octet, side: Side::K, out });
+                        }
                     }
                 }
+                let (first, second) = self.octets.split_at(octets);
                 planes = [first, second].map(|octets| octets.as_flattened());
                 read_as = Coding::Whole;
             }
@@ -207,20 +247,28 @@ impl Local {
         }
     }
 
+    /// Adds the centre of the block of keys that was [met](Local::meet) last, as the weights of these tiles say: of a joint
+    /// stream.
+    pub(super) fn mix_centre<L: Lanes>(&self, lanes: L, tiles: Range<usize>, out: &mut [Lane]) {
+        let (p, shrink) = (&self.scores, self.shrink.as_flattened());
+        lanes.run(AddCentre { centre: &self.centre, p, tiles, shrink, out });
+    }
+
     fn mix_floats<L: Lanes>(&self, lanes: L, run: &Run, next: &Block, out: &mut [Lane]) {
         self.fetch(next, run.first..run.first + run.tiles);
-        let width = run.layout.dim() / 16;
+        let (width, row_width) = (out.len() / self.scores.len(), run.layout.dim() / 16);
         let chunks = self.scores.chunks(MOST_QUERIES).zip(self.shrink.as_flattened().chunks(MOST_QUERIES));
         for ((p, factors), out) in chunks.zip(out.chunks_mut(MOST_QUERIES * width)) {
             let (values, tiles, tile, factors) = (run.bytes, run.tiles, run.first, &factors[..p.len()]);
-            MixFloats { dtype: run.layout.dtype(), values, tiles, p, tile, factors, out, width }.run(lanes);
+            let dtype = run.layout.dtype();
+            MixFloats { dtype, values, tiles, p, tile, factors, out, width, row_width }.run(lanes);
         }
     }
 
     fn mix_codes<L: Lanes>(&mut self, lanes: L, coding: Coding, run: &Run, next: &Block, out: &mut [Lane]) {
         let (layout, stride, n) = (run.layout, run.tile_bytes, self.scores.len());
         let meaning = Meaning::of(layout.dtype()).expect("coded tiles");
-        let width = layout.dim() / 16;
+        let width = out.len() / n;
         for TileBlock { dims, bytes: place } in &self.blocks[1] {
             let bytes = &run.bytes[place.start..];
             let block_bytes = place.len();
@@ -245,15 +293,21 @@ impl Local {
                 let (at, of) = (dims.start / OCTET_DIMS + octet, width / 2);
                 self.fetch(next, run.first + at * run.tiles / of..run.first + (at + 1) * run.tiles / of);
                 let mut codes = self.staged_octet(coding, bytes, block_bytes, run, (octet, octets));
-                if n > MOST_QUERIES && codes.coding != Coding::Whole {
+                if (self.is_joint || n > MOST_QUERIES) && codes.coding != Coding::Whole {
                     let Octet { coding, planes, plane_bytes, .. } = codes;
-                    for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
-                        let planes = &planes[t * stride..][..plane_bytes];
-                        lanes.run(Expand { coding, planes, octet, side: Side::V, out });
-                    }
+                    let expanded = if self.is_joint {
+                        // When it was scored.
+                        &self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles]
+                    } else {
+                        for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
+                            let planes = &planes[t * stride..][..plane_bytes];
+                            lanes.run(Expand { coding, planes, octet, side: Side::V, out });
+                        }
+                        &self.octets
+                    };
                     codes = Octet {
                         coding: Coding::Whole,
-                        planes: self.octets.as_flattened(),
+                        planes: expanded.as_flattened(),
                         plane_bytes: EXPANDED_BYTES,
                         stride: EXPANDED_BYTES,
                         index: 0,
@@ -283,12 +337,27 @@ impl Local {
     }
 }
 
+/// Unpacks a block of dims of a tile of a joint stream: as keys, octet by octet, and as values to every eighth place, of those there
+/// are. Whole bytes are read as values where they lie.
+fn unpack<L: Lanes>(
+    lanes: L,
+    coding: Coding,
+    planes: &[u8],
+    keys: &mut [[u8; EXPANDED_BYTES]],
+    values: &mut [[u8; EXPANDED_BYTES]],
+) {
+    for (octet, keys) in keys.iter_mut().enumerate() {
+        let values = if coding == Coding::Whole { None } else { values.get_mut(octet * BLOCK_TILES) };
+        lanes.run(Unpack { coding, planes, octet, values, keys });
+    }
+}
+
 impl Default for Local {
     fn default() -> Self {
         let (queries, stage) = (Queries::default(), Stage::All);
         let (scores, weights, starts, factors) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let [met, max, sum, keep, shrink] = [const { Vec::new() }; 5];
-        let (octets, row) = (Vec::new(), Vec::new());
+        let (octets, unpacked, row) = (Vec::new(), Vec::new(), Vec::new());
         Self {
             job: None,
             queries,
@@ -303,6 +372,8 @@ impl Default for Local {
             starts,
             factors,
             octets,
+            unpacked,
+            is_joint: false,
             row,
             blocks: [const { Vec::new() }; 2],
             stage,

@@ -31,6 +31,9 @@
 //! 3. **Values.** Weights times scales are rounded to integers of two bytes, relative to the largest of the block, and
 //!    met with the codes of the values in integers: one conversion per block and dim.
 //!
+//! A joint stream is walked once: what was unpacked for its values is turned to be scored (`joint`), and what weights make of the
+//! centres is added to the outputs.
+//!
 //! Float tiles (f16 sink and tail among them) take steps 1 and 3 in f32. Work is divided over KV heads, blocks of
 //! queries and, when those are few, parts of the tokens, joined in the order of the tokens: results do not depend on
 //! which thread did what. Nothing of the cache's size is ever written, and scratch memory is kept between calls.
@@ -61,6 +64,7 @@ use crate::{CpuPage, Isa, Pool};
 mod centre;
 mod codes;
 mod drive;
+mod joint;
 mod kernels;
 mod local;
 mod query;

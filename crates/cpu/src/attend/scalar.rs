@@ -41,7 +41,7 @@ pub(super) fn attend(
             let at = |position: usize, head: usize| (rows.first + position - rows.start) * p.n_heads + head;
             let balance = HeadBalance::of(part, kv_head);
             let keys = View::new(part, &part.layer.k[kv_head], band);
-            let values = View::new(part, &part.layer.v[kv_head], band);
+            let values = View::new(part, part.layer.values(kv_head), band);
             let query = |(position, head)| {
                 let mut q = q[at(position, head) * p.k_head_dim..][..p.k_head_dim].to_vec();
                 if let Some(balance) = &balance {

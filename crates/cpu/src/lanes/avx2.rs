@@ -404,6 +404,26 @@ impl<Y: Ymm> Lanes for Y {
     }
 
     #[inline(always)]
+    fn turn(self, [a, b, c, d]: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
+        // Squares of 4 by 4 change places, and are turned each.
+        intrinsic!({
+            let square = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
+            ));
+            let [a0, a1] = [_mm256_shuffle_epi8(a[0], square), _mm256_shuffle_epi8(a[1], square)];
+            let [b0, b1] = [_mm256_shuffle_epi8(b[0], square), _mm256_shuffle_epi8(b[1], square)];
+            let [c0, c1] = [_mm256_shuffle_epi8(c[0], square), _mm256_shuffle_epi8(c[1], square)];
+            let [d0, d1] = [_mm256_shuffle_epi8(d[0], square), _mm256_shuffle_epi8(d[1], square)];
+            [
+                [_mm256_permute2x128_si256::<0x20>(a0, b0), _mm256_permute2x128_si256::<0x20>(c0, d0)],
+                [_mm256_permute2x128_si256::<0x31>(a0, b0), _mm256_permute2x128_si256::<0x31>(c0, d0)],
+                [_mm256_permute2x128_si256::<0x20>(a1, b1), _mm256_permute2x128_si256::<0x20>(c1, d1)],
+                [_mm256_permute2x128_si256::<0x31>(a1, b1), _mm256_permute2x128_si256::<0x31>(c1, d1)],
+            ]
+        })
+    }
+
+    #[inline(always)]
     fn store_codes(self, codes: [__m256i; 2], x: &mut [u8; 64]) {
         intrinsic!({
             _mm256_storeu_si256(x.as_mut_ptr().cast(), codes[0]);

@@ -410,6 +410,23 @@ impl<W: Wide> Lanes for Zmm<W> {
     }
 
     #[inline(always)]
+    fn turn(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+        // Squares of 4 by 4 change places, and are turned each.
+        intrinsic!({
+            let square =
+                _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+            let (low_ab, low_cd) = (_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0x44>(c, d));
+            let (high_ab, high_cd) = (_mm512_shuffle_i32x4::<0xee>(a, b), _mm512_shuffle_i32x4::<0xee>(c, d));
+            [
+                _mm512_shuffle_epi8(_mm512_shuffle_i32x4::<0x88>(low_ab, low_cd), square),
+                _mm512_shuffle_epi8(_mm512_shuffle_i32x4::<0xdd>(low_ab, low_cd), square),
+                _mm512_shuffle_epi8(_mm512_shuffle_i32x4::<0x88>(high_ab, high_cd), square),
+                _mm512_shuffle_epi8(_mm512_shuffle_i32x4::<0xdd>(high_ab, high_cd), square),
+            ]
+        })
+    }
+
+    #[inline(always)]
     fn store_codes(self, codes: __m512i, x: &mut [u8; 64]) {
         intrinsic!(_mm512_storeu_si512(x.as_mut_ptr().cast(), codes))
     }

@@ -129,6 +129,9 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn next_code(self, codes: Self::Ints, before: Self::Ints) -> Self::Ints;
     /// Lane i takes what lane i - 1 holds; lane 0 what the last holds.
     fn next_lane(self, codes: Self::Ints) -> Self::Ints;
+    /// Codes of a square of 16 by 16 with rows and columns exchanged: byte b of lane i of group g is what is at row i, column
+    /// `4 g + b`.
+    fn turn(self, groups: [Self::Ints; 4]) -> [Self::Ints; 4];
     /// 64 codes to memory.
     fn store_codes(self, codes: Self::Ints, x: &mut [u8; 64]);
 

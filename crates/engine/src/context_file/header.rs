@@ -188,9 +188,10 @@ fn heads(shape: &KvShape) -> String {
     let mut states =
         shape.states.chunk_by(|a, b| a == b).map(|run| format!("{} x state of {}", run.len(), run[0]));
     let run = |run: &[KvLayerShape]| {
-        let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window } = run[0];
+        let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, joint } = run[0];
         let window = window.map_or_else(String::new, |window| format!(" window {window}"));
-        format!("{} x {n_heads}/{n_kv_heads} of {k_head_dim}, {v_head_dim}{window}", run.len())
+        let values = if joint { format!(" with values of {v_head_dim}") } else { format!(", {v_head_dim}") };
+        format!("{} x {n_heads}/{n_kv_heads} of {k_head_dim}{values}{window}", run.len())
     };
     runs.map(run).chain(&mut states).collect::<Vec<_>>().join("; ")
 }
@@ -217,4 +218,25 @@ pub(super) fn identity(model: &Model) -> Vec<(&'static str, String)> {
         ("model.vocabulary", model.n_vocab().to_string()),
         ("model.fingerprint", model.computed_by()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes of a cache whose values are part of its keys are others: a file that has them apart is refused by this.
+    #[test]
+    fn the_shape_of_a_cache_tells_whether_values_are_part_of_keys() {
+        let layer = KvLayerShape {
+            n_heads: 16,
+            n_kv_heads: 1,
+            k_head_dim: 576,
+            v_head_dim: 512,
+            window: None,
+            joint: true,
+        };
+        assert_eq!(heads(&KvShape::uniform(2, layer)), "2 x 16/1 of 576 with values of 512");
+        let apart = KvLayerShape { joint: false, ..layer };
+        assert_eq!(heads(&KvShape::uniform(2, apart)), "2 x 16/1 of 576, 512");
+    }
 }

@@ -7,6 +7,9 @@
 //!
 //! RoPE turns pairs of dims into each other as positions grow: squares of keys and queries are those of all positions that a plan is
 //! made for ([`super::moments`]), so that a factor that would be wrong further on is not taken.
+//!
+//! Where values are the first part of their keys, one row is read twice: what reads the values adds to what reads the keys, and the
+//! rest is the same.
 
 use kvant::{Balance, LayerBalance};
 
@@ -27,15 +30,17 @@ impl LayerStatistics {
     pub fn balance(&self) -> LayerBalance {
         let (k_dim, v_dim) = (self.shape.k_head_dim, self.shape.v_head_dim);
         let heads = 0..self.shape.n_kv_heads;
+        let own_values = if self.shape.joint { 0..0 } else { heads.clone() };
         let k_scale = heads.clone().flat_map(|head| {
             let dims = head * k_dim..(head + 1) * k_dim;
             factors(&self.q[dims.clone()], &self.k[dims])
         });
-        let v_scale = heads.flat_map(|head| {
+        let v_scale = own_values.clone().flat_map(|head| {
             let dims = head * v_dim..(head + 1) * v_dim;
             factors(&self.w[dims.clone()], &self.v[dims])
         });
-        let v_centre = self.v_mean.iter().map(|&mean| if mean.is_finite() { rounded(mean) } else { 0.0 });
+        let means = &self.v_mean[..own_values.len() * v_dim];
+        let v_centre = means.iter().map(|&mean| if mean.is_finite() { rounded(mean) } else { 0.0 });
         LayerBalance { k_scale: k_scale.collect(), v_scale: v_scale.collect(), v_centre: v_centre.collect() }
     }
 }
@@ -123,7 +128,14 @@ mod tests {
     #[test]
     fn heads_that_are_dead_or_alike_or_all_but_flat_have_a_balance_that_a_cache_takes() {
         // Heads: usual, the same again, dead, and one whose energy lies in one dim but for a rest that is next to nothing.
-        let shape = KvLayerShape { n_heads: 4, n_kv_heads: 4, k_head_dim: 2, v_head_dim: 2, window: None };
+        let shape = KvLayerShape {
+            n_heads: 4,
+            n_kv_heads: 4,
+            k_head_dim: 2,
+            v_head_dim: 2,
+            window: None,
+            joint: false,
+        };
         let usual = [16.0, 0.0625, 16.0, 0.0625, 0.0, 0.0, 1.0, 1e-300];
         let layer = |v: [f64; 8]| LayerStatistics {
             shape,

@@ -22,6 +22,7 @@ use kvant::{
     Balance, Certificate, DType, HeadTypes, KvOptions, KvPlan, KvShape, Model, Plan, Policies, Policy,
     added_kld,
 };
+use kvant_codec::Side;
 use kvant_codec::distortion::{Source, measure};
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_64;
@@ -171,12 +172,12 @@ impl<'a> Finder<'a> {
 
     /// Values of a token's keys and values in all layers.
     fn n_values(&self) -> f64 {
-        self.shape.layers.iter().map(values_of).sum()
+        self.shape.layers.iter().map(|layer| layer.values_per_token() as f64).sum()
     }
 
-    /// The choices of every stream: layer by layer, the keys of each head, then the values.
+    /// The choices of every stream: layer by layer, the keys of each head, then the values where they have streams of their own.
     fn streams(&self, state: Option<&Path>, progress: OnProgress<'_>) -> Result<Vec<Vec<Choice>>, EvalError> {
-        let costs = self.sensitivities(state, progress)?;
+        let mut costs = self.sensitivities(state, progress)?.into_iter();
         let known: Vec<_> = TYPES.into_iter().filter(|&dtype| self.model.stores(dtype)).collect();
         let mut streams = Vec::new();
         for (index, (layer, seen)) in self.shape.layers.iter().zip(&self.statistics.layers).enumerate() {
@@ -184,15 +185,18 @@ impl<'a> Finder<'a> {
             let n = layer.n_kv_heads;
             let of_keys = shares(&balance.k_scale, &seen.q, &seen.k, n);
             let of_values = shares(&balance.v_scale, &seen.w, &seen.v, n);
-            for (side, (shares, dim)) in
-                [(of_keys, layer.k_head_dim), (of_values, layer.v_head_dim)].into_iter().enumerate()
-            {
+            for &side in layer.sides() {
+                let (shares, dim) = match side {
+                    Side::K => (&of_keys, layer.k_head_dim),
+                    Side::V => (&of_values, layer.v_head_dim),
+                };
+                let alone = costs.next().expect("a cost of each side");
                 let types = known.iter().map(|&dtype| self.price(index, side, dtype, dim));
                 let types = types.collect::<Result<Vec<_>, EvalError>>()?;
                 let noise =
                     types.iter().find(|(dtype, ..)| *dtype == PROBE).map_or(1.0, |(.., noise)| *noise);
                 streams.extend(shares.iter().map(|share| {
-                    let cost = costs[2 * index + side] * share / noise;
+                    let cost = alone * share / noise;
                     types
                         .iter()
                         .map(|&(dtype, bits, noise)| Choice { dtype, bits, cost: cost * noise })
@@ -207,30 +211,31 @@ impl<'a> Finder<'a> {
     fn price(
         &self,
         layer: usize,
-        side: usize,
+        side: Side,
         dtype: DType,
         dim: usize,
     ) -> Result<(DType, f64, f64), EvalError> {
         let one = KvShape { layers: vec![self.shape.layers[layer]], states: Vec::new() };
         let plan = Plan::new(&one, dtype, dtype, &Policies::none()).map_err(kvant::Error::from)?;
         let bits = plan.bits_per_value(&one);
-        let bits = if side == 0 { bits.0 } else { bits.1 };
+        let bits = if side == Side::K { bits.0 } else { bits.1 };
         let noise = measure(dtype, dim, Source::Gaussian, NOISE_VECTORS, 1).map_err(kvant::Error::from)?.mse;
         Ok((dtype, bits * dim as f64, noise))
     }
 
-    /// The divergence that each layer's keys and values add alone in the coarse type, `[layers, K and V]`.
+    /// The divergence that each layer's keys and values add alone in the coarse type, `[layers][sides]`.
     fn sensitivities(&self, state: Option<&Path>, progress: OnProgress<'_>) -> Result<Vec<f64>, EvalError> {
-        let alone = |layer: usize, side: &str| {
-            let table = format!("{layer} * {side} {}", PROBE.name());
+        let alone = |(layer, side): (usize, Side)| {
+            let table = format!("{layer} * {side:?} {}", PROBE.name());
             // The first tokens would drown all else.
             let sink = Policies(vec![Policy::Sink(statistics::SINK)]);
             let policies = sink.with_table(&table).map_err(kvant::Error::from)?;
             let balance = Some(Arc::clone(&self.balance));
             Ok(KvOptions { policies, balance, tail: self.options.tail, ..Default::default() })
         };
-        let configs = (0..self.shape.layers.len()).flat_map(|layer| [alone(layer, "K"), alone(layer, "V")]);
-        let configs = configs.collect::<Result<Vec<_>, EvalError>>()?;
+        let layers = self.shape.layers.iter().enumerate();
+        let sides = layers.flat_map(|(index, layer)| layer.sides().iter().map(move |&side| (index, side)));
+        let configs = sides.map(alone).collect::<Result<Vec<_>, EvalError>>()?;
         let (mut state, mut costs) = RunState::open(state, || self.measured(&configs))?;
         costs.truncate(configs.len());
         let (resumed, total) = (costs.len(), configs.len());
@@ -261,7 +266,8 @@ impl<'a> Finder<'a> {
         let mut types = types.iter().copied();
         let mut heads = |n: usize| types.by_ref().take(n).collect::<Vec<_>>();
         let layer = |layer: &kvant::KvLayerShape| {
-            let (k, v) = (heads(layer.n_kv_heads), heads(layer.n_kv_heads));
+            let k = heads(layer.n_kv_heads);
+            let v = if layer.joint { k.clone() } else { heads(layer.n_kv_heads) };
             k.into_iter().zip(v).map(|(k, v)| HeadTypes { k, v }).collect()
         };
         let (types, balance) = (self.shape.layers.iter().map(layer).collect(), Arc::clone(&self.balance));
@@ -286,7 +292,8 @@ impl<'a> Finder<'a> {
             Plan::new(&self.shape, options.k, options.v, &options.policies).map_err(kvant::Error::from)?;
         let ((bits_k, bits_v), stats) = (stored.bits_per_value(&self.shape), judged.kld.stats());
         let (values_k, values_v) = self.shape.layers.iter().fold((0, 0), |(k, v), layer| {
-            (k + layer.n_kv_heads * layer.k_head_dim, v + layer.n_kv_heads * layer.v_head_dim)
+            let of_keys = layer.n_kv_heads * layer.k_head_dim;
+            (k + of_keys, v + layer.values_per_token() - of_keys)
         });
         let bits =
             (bits_k * values_k as f64 + bits_v * values_v as f64) / (values_k + values_v).max(1) as f64;
@@ -362,8 +369,3 @@ fn judge(model: &Model, chunks: &Chunks, caches: &[KvOptions]) -> Result<Vec<Jud
 const NOISE_VECTORS: usize = 256;
 /// The longest text that a sentence is hidden in.
 const NEEDLE_CTX: usize = 512;
-
-/// Values of a token's keys and values in a layer.
-fn values_of(layer: &kvant::KvLayerShape) -> f64 {
-    (layer.n_kv_heads * (layer.k_head_dim + layer.v_head_dim)) as f64
-}

@@ -25,7 +25,8 @@ pub(super) struct Statistics {
 pub(super) struct LayerStatistics {
     pub shape: KvLayerShape,
     /// Mean squares of the queries after RoPE, summed over those that share a KV head, `[n_kv_heads * k_head_dim]`: wherever
-    /// the text stands.
+    /// the text stands. Where values are the first part of their keys, these dims have what reads the values besides, both as what
+    /// an error does to the output.
     pub q: Vec<f64>,
     /// Mean squares of what the centre of their page leaves of the keys after RoPE, `[n_kv_heads * k_head_dim]`.
     pub k: Vec<f64>,
@@ -229,6 +230,20 @@ impl Sums {
         }
     }
 
+    /// How strongly each dim of a key is read, `[n_kv_heads * k_head_dim]`, summed over tokens.
+    fn read(&self, reach: usize) -> Vec<f64> {
+        let mut read = self.q.turned(reach);
+        let KvLayerShape { k_head_dim, v_head_dim, joint, .. } = self.shape;
+        if joint {
+            read.iter_mut().for_each(|q| *q *= f64::from(self.scale).powi(2));
+            let of_heads = read.chunks_exact_mut(k_head_dim).zip(self.w.chunks_exact(v_head_dim));
+            for ((read, w), weight) in of_heads.zip(&self.v_weight) {
+                read.iter_mut().zip(w).for_each(|(read, w)| *read += weight * w);
+            }
+        }
+        read
+    }
+
     /// What was seen, as it would be up to `reach` tokens later in a text.
     fn finish(self, reach: usize) -> LayerStatistics {
         let n = self.n.max(1.0);
@@ -239,12 +254,13 @@ impl Sums {
                 .flat_map(|&weight| std::iter::repeat_n(if weight > 0.0 { 1.0 / weight } else { 0.0 }, dim));
             sums.iter().zip(by).map(|(sum, by)| sum * by).collect()
         };
+        let q = self.read(reach).iter().map(|q| q / n).collect();
         let (v_mean, squares) = (mean(&self.v, &self.v_weight), mean(&self.v_squares, &self.v_weight));
         let dim = self.shape.v_head_dim;
         let variances = squares.iter().zip(&v_mean).map(|(square, mean)| (square - mean * mean).max(0.0));
         LayerStatistics {
             shape: self.shape,
-            q: self.q.turned(reach).iter().map(|q| q / n).collect(),
+            q,
             k: mean(&self.k.turned(reach), &self.k_weight),
             v: variances.enumerate().map(|(i, variance)| variance * self.v_weight[i / dim] / n).collect(),
             v_mean,
@@ -275,7 +291,7 @@ mod tests {
     use super::*;
 
     fn shape() -> KvLayerShape {
-        KvLayerShape { n_heads: 2, n_kv_heads: 1, k_head_dim: 4, v_head_dim: 2, window: None }
+        KvLayerShape { n_heads: 2, n_kv_heads: 1, k_head_dim: 4, v_head_dim: 2, window: None, joint: false }
     }
 
     fn sums() -> Sums {
@@ -318,6 +334,21 @@ mod tests {
         let k = sums.finish(0).k;
         // A centre of 32 tokens, a number that three does not divide, is off by up to a 32nd.
         assert!((k[0] - 1.0).abs() < 0.07, "{k:?}");
+    }
+
+    #[test]
+    fn a_key_with_the_value_in_it_is_read_by_queries_and_as_a_value() {
+        let shape = KvLayerShape { joint: true, ..shape() };
+        let mut sums = Sums::new(shape, Vec::new(), (0.5, None));
+        sums.w = vec![3.0, 1.0];
+        sums.q.add(0, 2.0, &[2.0, 0.0, 1.0, 0.0]);
+        (sums.v_weight[0], sums.n) = (4.0, 2.0);
+        let layer = sums.finish(0);
+        // Scores: 2 (0.5 q)^2, values: 4 w, of two tokens.
+        assert_eq!(layer.q, [(2.0 + 12.0) / 2.0, 4.0 / 2.0, 0.5 / 2.0, 0.0]);
+        let balance = layer.balance();
+        assert_eq!((balance.k_scale.len(), balance.v_scale.len(), balance.v_centre.len()), (4, 0, 0));
+        kvant::Balance { layers: vec![balance] }.check(&kvant::KvShape::uniform(1, shape)).unwrap();
     }
 
     #[test]

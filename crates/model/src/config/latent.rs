@@ -8,7 +8,8 @@
 //! ```
 //!
 //! So queries are brought to where c is, and what attention gives of c is brought back: all query heads meet one KV head, whose
-//! keys are c and r, one after the other, and whose values are c.
+//! keys are c and r, one after the other, and whose values are c. The cache keeps one stream of these keys and reads values from it
+//! too.
 
 use kvant_kv::KvLayerShape;
 
@@ -65,8 +66,14 @@ pub(super) fn read(keys: &Keys) -> Result<(KvLayerShape, Latent), ModelError> {
     }
     keys.refuse_positive(super::TEMPERATURE, "scores that grow with the position")?;
     let q_rank = Some(keys.count("attention.q_lora_rank")?).filter(|&rank| rank > 0);
-    let heads =
-        KvLayerShape { n_heads, n_kv_heads: 1, k_head_dim: rank + n_rot, v_head_dim: rank, window: None };
+    let heads = KvLayerShape {
+        n_heads,
+        n_kv_heads: 1,
+        k_head_dim: rank + n_rot,
+        v_head_dim: rank,
+        window: None,
+        joint: true,
+    };
     Ok((heads, Latent { q_rank, rank, n_rot, k_dim: whole - n_rot, v_dim }))
 }
 

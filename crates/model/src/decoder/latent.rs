@@ -20,9 +20,7 @@ impl<B: Backend> Decoder<B> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let latent = spec.latent.expect("a layer of latent attention");
         self.make_latent(backend, index, (latent, weights), act, rows)?;
-        for (what, x, width) in [("keys", &act.k, spec.n_k()), ("values", &act.v, spec.n_v())] {
-            self.check_rows(backend, parts, index, (what, x, width), rows)?;
-        }
+        self.check_rows(backend, parts, index, ("keys", &act.k, spec.n_k()), rows)?;
         let (params, first_band) = (spec.attend_params(), act.bands[kv]);
         for_parts(parts, kv, first_band, |parts| {
             backend.kv_append(parts, &act.k, &act.v, act.band.as_mut())?;

@@ -27,7 +27,14 @@ struct Model {
 
 impl Model {
     fn new() -> Self {
-        let heads = KvLayerShape { n_heads: 2, n_kv_heads: 1, k_head_dim: 64, v_head_dim: 64, window: None };
+        let heads = KvLayerShape {
+            n_heads: 2,
+            n_kv_heads: 1,
+            k_head_dim: 64,
+            v_head_dim: 64,
+            window: None,
+            joint: false,
+        };
         let shape = KvShape { layers: vec![heads], states: STATES.to_vec() };
         let plan = Plan::new(&shape, DType::Turbo3, DType::Turbo3, &Policies::none()).unwrap();
         let device = CpuDevice::from_env(Some(1)).unwrap();

@@ -1,0 +1,195 @@
+//! What joint streams take besides: rows that are keys and values at once (latent attention).
+//!
+//! Their tiles lie as those of values do, and the kernels of values read them as they are. To be scored, codes are turned: the
+//! octets that were unpacked for the values become octets of keys, 32 dims of 16 tokens at a time, so that a tile is read and
+//! unpacked once for the scores and the values of all its queries. Rows of floats are scored as they lie: they are long, and
+//! a sum across lanes for each of them costs little beside its products.
+
+#![allow(clippy::needless_range_loop, reason = "an index runs over sums, codes and operands at once")]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use kvant_codec::tile::{TILE, high_planes};
+use kvant_codec::{DType, Side};
+
+use super::codes::{Codes, Coding, EXPANDED_BYTES, Nibbles, Turbo2, Turbo2T, Turbo3, Turbo3T, Turbo4, Whole};
+use super::kernels::{BF16, F16, F32, Floats, Lane, Scores, with_n};
+use crate::lanes::{Lanes, Op};
+
+/// An octet of values in whole bytes, and as one of keys.
+pub(super) struct Unpack<'a> {
+    pub(super) coding: Coding,
+    /// Planes of the block, and nothing else.
+    pub(super) planes: &'a [u8],
+    /// Which octet of the block.
+    pub(super) octet: usize,
+    /// As values, where they are read from here.
+    pub(super) values: Option<&'a mut [u8; EXPANDED_BYTES]>,
+    pub(super) keys: &'a mut [u8; EXPANDED_BYTES],
+}
+
+impl Op for Unpack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        match self.coding {
+            Coding::Whole => self.unpack::<L, Whole>(lanes),
+            Coding::Nibbles => self.unpack::<L, Nibbles>(lanes),
+            Coding::Turbo2 => self.unpack::<L, Turbo2>(lanes),
+            Coding::Turbo3 => self.unpack::<L, Turbo3>(lanes),
+            Coding::Turbo4 => self.unpack::<L, Turbo4>(lanes),
+            Coding::Turbo2T => self.unpack::<L, Turbo2T>(lanes),
+            Coding::Turbo3T => self.unpack::<L, Turbo3T>(lanes),
+        }
+    }
+}
+
+impl Unpack<'_> {
+    #[inline(always)]
+    fn unpack<L: Lanes, C: Codes>(self, lanes: L) {
+        let octet = C::octet(self.planes, high_planes(self.planes.len()), self.octet);
+        let keys = self.keys.as_chunks_mut().0;
+        let mut values = self.values.map(|values| values.as_chunks_mut().0);
+        // Sixteen dims of values are four groups of four tokens each; of keys, four groups of four dims each.
+        for first in [0, 4] {
+            let groups = [
+                C::group(lanes, octet, first, Side::V),
+                C::group(lanes, octet, first + 1, Side::V),
+                C::group(lanes, octet, first + 2, Side::V),
+                C::group(lanes, octet, first + 3, Side::V),
+            ];
+            let turned = lanes.turn(groups);
+            for i in 0..4 {
+                lanes.store_codes(turned[i], &mut keys[first + i]);
+                if let Some(values) = &mut values {
+                    lanes.store_codes(groups[i], &mut values[first + i]);
+                }
+            }
+        }
+    }
+}
+
+/// A float tile of rows `[16][dim]`, against a chunk of queries.
+pub(super) struct ScoreRows<'a> {
+    pub(super) dtype: DType,
+    pub(super) rows: &'a [u8],
+    /// Scaled, `[queries][dim]`.
+    pub(super) queries: &'a [f32],
+    pub(super) scores: &'a mut [Scores],
+    pub(super) tile: usize,
+}
+
+impl ScoreRows<'_> {
+    pub(super) fn run<L: Lanes>(mut self, lanes: L) {
+        let n = self.scores.len();
+        match self.dtype {
+            DType::F16 => with_n!(n, N => lanes.run(ScoreRowsChunk::<F16, 32, N>(&mut self, PhantomData))),
+            DType::BF16 => with_n!(n, N => lanes.run(ScoreRowsChunk::<BF16, 32, N>(&mut self, PhantomData))),
+            DType::F32 => with_n!(n, N => lanes.run(ScoreRowsChunk::<F32, 64, N>(&mut self, PhantomData))),
+            dtype => unreachable!("{dtype} is not a float type"),
+        }
+    }
+}
+
+struct ScoreRowsChunk<'b, 'a, F, const B: usize, const N: usize>(&'b mut ScoreRows<'a>, PhantomData<F>);
+
+/// Most rows that are met at once.
+const MOST_ROWS: usize = 4;
+
+impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreRowsChunk<'_, '_, F, B, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        // As many as leave registers for the sums of six queries.
+        let together = if L::WIDE == 2 { MOST_ROWS } else { 1 };
+        let &mut ScoreRows { rows, queries, ref mut scores, tile, .. } = self.0;
+        let scores: &mut [Scores; N] = (&mut **scores).try_into().expect("scores of each query");
+        let queries = queries.as_chunks::<16>().0;
+        let width = queries.len() / N;
+        let queries: [&[[f32; 16]]; N] = std::array::from_fn(|n| &queries[n * width..(n + 1) * width]);
+        let rows = &rows.as_chunks::<B>().0[..TILE * width];
+        for first in (0..TILE).step_by(together) {
+            let mut sums = [[lanes.splat(0.0); N]; MOST_ROWS];
+            for i in 0..width {
+                for m in 0..together {
+                    let x = F::load(lanes, &rows[(first + m) * width + i]);
+                    for n in 0..N {
+                        sums[m][n] = lanes.mul_add(x, lanes.load(&queries[n][i]), sums[m][n]);
+                    }
+                }
+            }
+            for m in 0..together {
+                for n in 0..N {
+                    scores[n].0[tile][first + m] = lanes.sum(sums[m][n]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds to outputs what the weights of coded tokens make of the centre of their block.
+pub(super) struct AddCentre<'a> {
+    /// `[dim]`
+    pub(super) centre: &'a [f32],
+    /// Weights of each query.
+    pub(super) p: &'a [Scores],
+    /// The tiles that the centre was taken from.
+    pub(super) tiles: Range<usize>,
+    /// Factor on the weights, `[queries]` or more.
+    pub(super) shrink: &'a [f32],
+    /// `[queries][width]`, of the first dims of the centre.
+    pub(super) out: &'a mut [Lane],
+}
+
+impl Op for AddCentre<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let width = self.out.len() / self.p.len().max(1);
+        let centre = self.centre.as_chunks().0;
+        for ((p, &shrink), out) in self.p.iter().zip(self.shrink).zip(self.out.chunks_exact_mut(width)) {
+            let mut sum = lanes.splat(0.0);
+            for tile in &p.0[self.tiles.clone()] {
+                sum = lanes.add(sum, lanes.load(tile));
+            }
+            let weight = lanes.splat(lanes.sum(sum) * shrink);
+            for (out, centre) in out.iter_mut().zip(centre) {
+                lanes.store(lanes.mul_add(lanes.load(centre), weight, lanes.load(&out.0)), &mut out.0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_codec::tile::{SCALE_BYTES, TileLayout};
+    use kvant_conformance::weights::gaussian;
+
+    use super::*;
+    use crate::Isa;
+    use crate::lanes::run_on;
+
+    #[test]
+    fn an_unpacked_octet_of_values_is_that_of_keys() {
+        const DIM: usize = 32;
+        let x = gaussian(3, TILE * DIM, 1.0);
+        let tile = |side| {
+            let layout = TileLayout::new(DType::Q8_0, side, DIM).unwrap();
+            let mut tile = vec![0; layout.bytes()];
+            x.chunks_exact(DIM).enumerate().for_each(|(slot, row)| layout.put(&mut tile, slot, row));
+            tile
+        };
+        let [of_keys, of_values] = [tile(Side::K), tile(Side::V)].map(|tile| tile[SCALE_BYTES..].to_vec());
+        for isa in Isa::available() {
+            let [mut keys, mut values] = [[0; EXPANDED_BYTES]; 2];
+            let (coding, planes, octet) = (Coding::Whole, &of_values, 0);
+            let unpack = Unpack { coding, planes, octet, values: Some(&mut values), keys: &mut keys };
+            let Some(()) = run_on(isa, unpack) else { continue };
+            assert!(of_keys == keys && of_values == values, "{isa:?}");
+        }
+    }
+}
