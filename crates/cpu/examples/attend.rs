@@ -1,9 +1,10 @@
 //! Times attention over a filled cache, for each KV type: `cargo run --release -p kvant-cpu --example attend --
-//! [tokens] [rows] [K:V ...]`.
+//! [tokens] [rows] [K:V ...] [latent:K:V ...] [latent:TYPE ...]`.
 //!
-//! The shape is that of Qwen2.5-1.5B: 28 layers, 2 KV heads of 128, 6 query heads each. Layers are walked in turn, so
-//! that the cache is read from memory as in decoding. Keys and values are random tiles, repeated. Each figure is the
-//! best of several walks, since the machine may be shared.
+//! The shape is that of Qwen2.5-1.5B: 28 layers, 2 KV heads of 128, 6 query heads each. With `latent` it is that of DeepSeek-V2-Lite:
+//! 27 layers, 16 query heads that meet one latent vector of 512 and 64 turned values behind it, kept as keys and once more as
+//! values, or in one stream of a type. Layers are walked in turn, so that the cache is read from memory as in decoding. Keys and
+//! values are random tiles, repeated. Each figure is the best of several walks, since the machine may be shared.
 
 mod fresh;
 
@@ -19,10 +20,37 @@ use kvant_cpu::{CpuDevice, CpuPage, Isa};
 
 use fresh::Fresh;
 
-const LAYERS: usize = 28;
-const KV_HEADS: usize = 2;
-const GROUP: usize = 6;
-const DIM: usize = 128;
+/// What attends, and what it meets.
+struct Shape {
+    layers: usize,
+    n_kv_heads: usize,
+    group: usize,
+    k_head_dim: usize,
+    v_head_dim: usize,
+}
+
+const QWEN: Shape = Shape { layers: 28, n_kv_heads: 2, group: 6, k_head_dim: 128, v_head_dim: 128 };
+const LATENT: Shape = Shape { layers: 27, n_kv_heads: 1, group: 16, k_head_dim: 576, v_head_dim: 512 };
+
+/// Types of keys and of values, which have no stream of their own where there is none.
+#[derive(Clone, Copy)]
+struct Types(DType, Option<DType>);
+
+/// A shape and types, as they are asked for.
+fn case(text: &str) -> std::result::Result<(&'static Shape, Types), Box<dyn std::error::Error>> {
+    let of = |text: &str| match text.split_once(':') {
+        Some((k, v)) => Ok::<_, Box<dyn std::error::Error>>(Types(k.parse()?, Some(v.parse()?))),
+        None => Ok(Types(text.parse()?, None)),
+    };
+    match text.strip_prefix("latent:") {
+        Some(types) => Ok((&LATENT, of(types)?)),
+        None => match of(text)? {
+            Types(_, None) => Err("pairs are K:V".into()),
+            types => Ok((&QWEN, types)),
+        },
+    }
+}
+
 /// Tiles that are made; the rest repeat them.
 const DISTINCT: usize = 31;
 
@@ -30,31 +58,35 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let tokens = args.next().map_or(Ok(32768), |s| s.parse())?;
     let rows = args.next().map_or(Ok(1), |s| s.parse())?;
-    let mut pairs = Vec::new();
-    for pair in args {
-        let (k, v) = pair.split_once(':').ok_or("pairs are K:V")?;
-        pairs.push((k.parse()?, v.parse()?));
-    }
-    if pairs.is_empty() {
-        pairs = DType::KV.map(|dtype| (dtype, dtype)).to_vec();
-        pairs.push((DType::Q8_0, DType::Turbo3));
+    let mut cases = args.map(|text| case(&text)).collect::<std::result::Result<Vec<_>, _>>()?;
+    if cases.is_empty() {
+        let pairs = DType::KV.map(|dtype| (dtype, dtype)).into_iter().chain([(DType::Q8_0, DType::Turbo3)]);
+        cases = pairs.map(|(k, v)| (&QWEN, Types(k, Some(v)))).collect();
     }
     let isa = Isa::from_env()?;
     println!("{tokens} tokens, {rows} rows, {} kernels", isa.name());
-    println!("{:>16} {:>8} {:>14} {:>8}", "K/V", "threads", "ns/(q head,key)", "GB/s");
-    for (k, v) in pairs {
-        let mut layers: Vec<_> = (0..LAYERS).map(|layer| filled(k, v, tokens, layer as u64)).collect();
+    println!(
+        "{:>16} {:>8} {:>14} {:>10} {:>8} {:>8}",
+        "K/V", "threads", "ns/(q head,key)", "ms/step", "GB/s", "B/token"
+    );
+    for (shape, types) in cases {
+        let mut layers: Vec<_> =
+            (0..shape.layers).map(|layer| filled(shape, types, tokens, layer as u64)).collect();
+        let Types(k, v) = types;
+        let name = v.map_or_else(|| format!("{k}, joint"), |v| format!("{k}/{v}"));
         for threads in [1, 2] {
             let device = CpuDevice::new(isa, threads).expect("threads");
-            let seconds = best_walk(&device, &mut layers, tokens, rows)?;
-            let pairs: usize = (tokens - rows + 1..=tokens).sum::<usize>() * KV_HEADS * GROUP * LAYERS;
+            let seconds = best_walk(&device, shape, &mut layers, tokens, rows)?;
+            let heads = shape.n_kv_heads * shape.group * shape.layers;
+            let pairs: usize = (tokens - rows + 1..=tokens).sum::<usize>() * heads;
             let streams = layers.iter().flat_map(|(layer, _)| layer.streams());
             let bytes: usize = streams.map(|stream| tokens / TILE * stream.spec.main_layout().bytes()).sum();
             println!(
-                "{:>16} {threads:>8} {:>14.3} {:>8.1}",
-                format!("{k}/{v}"),
+                "{name:>16} {threads:>8} {:>14.3} {:>10.3} {:>8.1} {:>8}",
                 seconds * 1e9 / pairs as f64,
-                bytes as f64 / seconds / 1e9
+                seconds * 1e3,
+                bytes as f64 / seconds / 1e9,
+                bytes / tokens / shape.layers
             );
         }
     }
@@ -65,11 +97,15 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 type Filled = (KvLayer, KvMemory<CpuPage>);
 
 /// A layer of `tokens` tokens in blocks, all in whole tiles.
-fn filled(k: DType, v: DType, tokens: usize, seed: u64) -> Filled {
-    let spec = |dtype, side| StreamSpec { tail_tiles: 0, ..StreamSpec::new(dtype, side, DIM) };
+fn filled(shape: &Shape, Types(k, v): Types, tokens: usize, seed: u64) -> Filled {
+    let Shape { n_kv_heads, k_head_dim, v_head_dim, .. } = *shape;
+    let (keys, values) = match v {
+        Some(v) => (StreamSpec::new(k, Side::K, k_head_dim), Some(StreamSpec::new(v, Side::V, v_head_dim))),
+        None => (StreamSpec::joint(k, k_head_dim, v_head_dim), None),
+    };
     let mut sizes = StreamSizes::default();
-    let streams = |dtype, side| [spec(dtype, side); KV_HEADS];
-    let layer = KvLayer::new(streams(k, Side::K), streams(v, Side::V), None, &mut sizes);
+    let streams = |spec| vec![StreamSpec { tail_tiles: 0, ..spec }; n_kv_heads];
+    let layer = KvLayer::new(streams(keys), values.map(streams).unwrap_or_default(), None, &mut sizes);
     let mut memory = KvMemory::new(sizes);
     let blocks = 0..tokens.div_ceil(TOKENS_PER_BLOCK);
     memory.reserve(blocks, false, &Fresh::default()).expect("memory");
@@ -97,18 +133,26 @@ fn filled(k: DType, v: DType, tokens: usize, seed: u64) -> Filled {
 }
 
 /// Seconds of the fastest walk over all layers.
-fn best_walk(device: &CpuDevice, layers: &mut [Filled], tokens: usize, rows: usize) -> Result<f64> {
-    let len = rows * KV_HEADS * GROUP * DIM;
+fn best_walk(
+    device: &CpuDevice,
+    shape: &Shape,
+    layers: &mut [Filled],
+    tokens: usize,
+    rows: usize,
+) -> Result<f64> {
+    let Shape { n_kv_heads, group, k_head_dim, v_head_dim, .. } = *shape;
+    let n_heads = n_kv_heads * group;
+    let len = rows * n_heads * k_head_dim;
     let mut values = vec![0.0; len];
     Random::new(0).fill_gaussian(&mut values, 1.0);
     let (mut q, mut out) = (device.buffer(len)?, device.buffer(len)?);
     device.write(&mut q, &values)?;
     let params = AttendParams {
-        n_heads: KV_HEADS * GROUP,
-        n_kv_heads: KV_HEADS,
-        k_head_dim: DIM,
-        v_head_dim: DIM,
-        scale: 1.0 / (DIM as f32).sqrt(),
+        n_heads,
+        n_kv_heads,
+        k_head_dim,
+        v_head_dim,
+        scale: 1.0 / (k_head_dim as f32).sqrt(),
         soft_cap: None,
     };
     let rows = Rows { first: 0, n: rows, start: tokens - rows, coded: 0 };
