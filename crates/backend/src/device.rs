@@ -223,6 +223,14 @@ pub trait Backend: Send + Sync + Sized + 'static {
     }
     /// Takes `n_experts` matrices of one shape: `source` has the rows of all of them, one matrix after the other.
     fn experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts>;
+    /// As [`Backend::experts`], of matrices that stay where `source` has them, a mapped file: they take no memory of the process,
+    /// and those that rows choose are laid out anew for every step. The same bits come of them. A device that cannot do so
+    /// refuses.
+    fn mapped_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts> {
+        _ = (source, n_experts);
+        let (wanted, has) = ("experts that stay in the file".to_owned(), "experts in its memory".to_owned());
+        Err(BackendError::Unsupported { op: "mapped_experts", wanted, has })
+    }
     /// Zeroed cache memory of `n_bytes`.
     fn page(&self, n_bytes: usize) -> Result<Self::Page>;
     /// Copies a page's bytes to host memory of the same length.

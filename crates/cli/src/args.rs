@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use kvant::gguf::printable_path;
 use kvant::{
     DType, DeviceChoice, Error, Gpu, KvOptions, Model, Needs, OpenOptions, Policies, Recommended,
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::place::PlaceArgs;
 use crate::plan::{self, KvPlanArgs, with_policies};
 use crate::weight_type::weight_type;
-use crate::{log, progress};
+use crate::{log, output, progress};
 
 /// Which model to load, and onto what.
 #[derive(Args, Debug, Clone)]
@@ -35,10 +35,23 @@ pub struct ModelArgs {
     /// activations, so that what eval tells of a cache is the cache's alone
     #[arg(long, value_name = "TYPE", env = "KVANT_WEIGHTS", value_parser = weight_type)]
     pub weights: Option<DType>,
+    /// Where experts are kept: ram, or mmap: in the file, and those that a token chooses are laid out each time. Memory for the rest
+    /// of the model is enough then, and a token takes several times as long (CPU)
+    #[arg(long, value_name = "WHERE", env = "KVANT_EXPERTS", default_value = "ram")]
+    pub experts: ExpertPlace,
     /// Layers for the GPU (-ngl), the last ones; the CPU runs those before. A number or all; all when not given. Where no
     /// GPU can be used a note says so, and the CPU runs all of them
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", env = "KVANT_N_GPU_LAYERS", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
+}
+
+/// Where experts are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ExpertPlace {
+    /// In memory, laid out for the kernels
+    Ram,
+    /// In the file
+    Mmap,
 }
 
 /// What the KV cache stores.
@@ -151,6 +164,15 @@ impl ModelArgs {
         bar.finish_and_clear();
         let model = model?;
         let (device, seconds) = (model.device(), started.elapsed().as_secs_f64());
+        let [mapped, read] = model.mapped_bytes();
+        if mapped > 0 {
+            log::note(format_args!(
+                "{} of experts stay in the file, {} are in memory; each token reads {} there and lays it out, which takes several times as long as where experts are in memory",
+                output::bytes(mapped),
+                output::bytes(model.weight_bytes() - mapped),
+                output::bytes(read),
+            ));
+        }
         tracing::info!(model = %place, device = %device.name, kernels = %device.kernels, seconds, "model loaded");
         Ok(model)
     }
@@ -167,6 +189,7 @@ impl ModelArgs {
             n_gpu_layers: self.n_gpu_layers,
             n_threads: self.threads,
             weights: self.weights,
+            maps_experts: self.experts == ExpertPlace::Mmap,
             progress,
             ..Default::default()
         }

@@ -68,6 +68,7 @@ fn setting(name: &str, expected: &str, got: &str) -> String {
         "repetitions" => "-r",
         "dim" => "--dim",
         "threads" => "-t",
+        "maps_experts" => "--experts mmap",
         "vectors" => "--vectors",
         "sink" => "--kv-policy sink",
         "recent" => "--kv-policy recent",

@@ -131,7 +131,7 @@ impl fmt::Display for Experts {
         let Self { spec, n_layers, bytes, bytes_per_token } = self;
         let (read, all) = (output::bytes(*bytes_per_token), output::bytes(*bytes));
         write!(f, "each token goes through {} of {} in {n_layers} layers, ", spec.routing.n_used, spec.n)?;
-        write!(f, "and reads {read} of their {all}")
+        write!(f, "and reads {read} of their {all}, which can stay in the file (--experts mmap)")
     }
 }
 

@@ -173,6 +173,10 @@ impl Backend for CpuDevice {
         CpuExperts::new(self.isa, &self.pool, source, n_experts)
     }
 
+    fn mapped_experts(&self, source: WeightSource, n_experts: usize) -> Result<CpuExperts> {
+        CpuExperts::mapped(source, n_experts)
+    }
+
     fn page(&self, n_bytes: usize) -> Result<CpuPage> {
         CpuPage::zeroed(n_bytes)
     }
@@ -240,14 +244,13 @@ impl Backend for CpuDevice {
         let ExpertWeights { activation, gate, up, down, biases, selection_bias } = weights;
         let n = gate.n_in();
         let (norm, logits) = (norm.map(norm_parts), &logits.as_slice()[..rows * gate.n_experts()]);
-        let biased = |w, i: usize| Biased { w, bias: biases.map(|biases| biases[i].as_slice()) };
+        let biased = |w, i: usize| Biased::new(w, biases.map(|biases| biases[i].as_slice()));
         let (gate, up, down) = (biased(gate, 0), biased(up, 1), biased(down, 2));
         let selection_bias = selection_bias.map(CpuBuffer::as_slice);
         let layer = ExpertFfn { norm, routing, logits, selection_bias, activation, gate, up, down };
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
         let x = &mut x.as_mut_slice()[..rows * n];
-        matmul::expert_ffn(self.isa, &self.pool, &mut scratch, layer, x);
-        Ok(())
+        matmul::expert_ffn(self.isa, &self.pool, &mut scratch, layer, x)
     }
 
     fn project_each(&self, x: &CpuBuffer, rows: usize, w: &CpuExperts, y: &mut CpuBuffer) -> Result<()> {
@@ -255,8 +258,7 @@ impl Backend for CpuDevice {
         let n = rows * w.n_experts();
         let (x, y) = (&x.as_slice()[..n * w.n_in()], &mut y.as_mut_slice()[..n * w.n_out()]);
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
-        matmul::project_each(self.isa, &self.pool, &mut scratch, w, x, y);
-        Ok(())
+        matmul::project_each(self.isa, &self.pool, &mut scratch, w, x, y)
     }
 
     fn copy_columns(

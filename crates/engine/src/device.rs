@@ -92,9 +92,16 @@ pub(crate) struct Placement {
     pub n_gpu_layers: Option<usize>,
     /// What weight matrices become; see [`OpenOptions::weights`](crate::OpenOptions::weights).
     pub weights: Option<DType>,
+    /// See [`OpenOptions::maps_experts`](crate::OpenOptions::maps_experts).
+    pub maps_experts: bool,
 }
 
 impl Placement {
+    /// A part with what is asked for all of them.
+    fn settle(&self, part: Part) -> Part {
+        part.with_weights(self.weights).with_mapped_experts(self.maps_experts)
+    }
+
     /// The device to open: the CPU where no layer is left for another, and no `auto` where some are.
     fn device(self) -> Result<DeviceChoice, Error> {
         match (self.device, self.n_gpu_layers) {
@@ -119,14 +126,14 @@ pub(crate) fn load(
 ) -> Result<Arc<dyn Loaded>, Error> {
     let open_cpu = || tuning::open_cpu(n_threads);
     let n_layers = config.layers.len();
-    let whole = Part::whole(n_layers).with_weights(placement.weights);
+    let whole = placement.settle(Part::whole(n_layers));
     let Some(gpu) = Opened::choose(placement.device()?)? else {
         return runtime::load(open_cpu()?, config, &whole, gguf, progress);
     };
     match placement.n_gpu_layers {
         Some(n) if n < n_layers => {
             let parts = Part::split(n_layers, n_layers - n);
-            let [first, last] = parts.map(|part| part.with_weights(placement.weights));
+            let [first, last] = parts.map(|part| placement.settle(part));
             let share = first.layers().len() as f32 / n_layers as f32;
             let on_cpu =
                 runtime::load(open_cpu()?, config.clone(), &first, gguf, &mut |done| progress(done * share))?;
@@ -223,7 +230,9 @@ mod tests {
 
     #[test]
     fn layers_for_a_gpu_need_one_and_none_need_the_cpu() {
-        let device = |device, n_gpu_layers| Placement { device, n_gpu_layers, weights: None }.device();
+        let device = |device, n_gpu_layers| {
+            Placement { device, n_gpu_layers, weights: None, maps_experts: false }.device()
+        };
         for any in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(1)] {
             assert_eq!(device(any, None).unwrap(), any);
             assert_eq!(device(any, Some(0)).unwrap(), DeviceChoice::Cpu);

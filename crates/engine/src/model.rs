@@ -7,7 +7,7 @@ use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_codec::DType;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, Plan};
-use kvant_model::Config;
+use kvant_model::{Config, Part};
 use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::recommended::Recommended;
 use kvant_text::tokenizer::Tokenizer;
@@ -33,6 +33,9 @@ pub struct OpenOptions<'a> {
     /// What weight matrices become while they are loaded (where rows are no whole blocks of it, the next best type); as the
     /// file has them when `None`.
     pub weights: Option<DType>,
+    /// Experts stay in the mapped file and are laid out for each step that chooses them: memory for the rest of the model is enough,
+    /// and every token takes several times as long. On the CPU, and not with another type for the weights.
+    pub maps_experts: bool,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,
     /// What the file must have besides its weights.
@@ -69,6 +72,7 @@ struct Inner {
     tokenizer: Result<Tokenizer, String>,
     template: Result<ChatTemplate, TemplateError>,
     weights: Option<DType>,
+    maps_experts: bool,
     fingerprint: OnceLock<String>,
 }
 
@@ -125,7 +129,15 @@ impl Model {
         let mut silent = |_| ();
         let progress = options.progress.unwrap_or(&mut silent);
         let weights = options.weights.map(weight_type).transpose()?;
-        let placement = Placement { device: options.device, n_gpu_layers: options.n_gpu_layers, weights };
+        if options.maps_experts {
+            check_mapped(&config, weights)?;
+        }
+        let placement = Placement {
+            device: options.device,
+            n_gpu_layers: options.n_gpu_layers,
+            weights,
+            maps_experts: options.maps_experts,
+        };
         let loaded = device::load(placement, options.n_threads, config, &gguf, progress)?;
         Ok(Self {
             inner: Arc::new(Inner {
@@ -134,6 +146,7 @@ impl Model {
                 tokenizer,
                 template,
                 weights,
+                maps_experts: options.maps_experts,
                 fingerprint: OnceLock::new(),
             }),
         })
@@ -173,6 +186,14 @@ impl Model {
     /// Bytes of weights, in the file's types.
     pub fn weight_bytes(&self) -> usize {
         self.inner.loaded.weight_bytes()
+    }
+
+    /// Bytes of those weights that stay in the mapped file, and of these, what one decoded token reads.
+    pub fn mapped_bytes(&self) -> [usize; 2] {
+        if !self.inner.maps_experts {
+            return [0; 2];
+        }
+        Part::whole(self.config().layers.len()).expert_bytes(&self.inner.gguf, self.config())
     }
 
     /// A number that tells models apart, 32 hexadecimal digits: over every byte of every tensor, the hyper-parameters, the
@@ -274,6 +295,20 @@ fn weight_type(dtype: DType) -> Result<DType, Error> {
         got: dtype.name().to_owned(),
     };
     dtype.ggml_id().map(|_| dtype).ok_or_else(error)
+}
+
+/// Whether experts can stay in the file.
+fn check_mapped(config: &Config, weights: Option<DType>) -> Result<(), Error> {
+    let error = |expected: &str, got: String| {
+        Err(Error::Setting { name: "maps_experts", expected: expected.to_owned(), got })
+    };
+    if config.layers.iter().all(|layer| layer.experts.is_none()) {
+        return error("a model with experts", config.family.name.to_owned());
+    }
+    match weights {
+        Some(dtype) => error("weights as the file has them", format!("weights that become {dtype}")),
+        None => Ok(()),
+    }
 }
 
 type TextSide = (Result<Tokenizer, String>, Result<ChatTemplate, TemplateError>);

@@ -115,3 +115,29 @@ fn experts_retyped_while_loading_are_those_of_a_file_written_so() {
     assert_eq!(bytes(&retyped), bytes(&written));
     std::fs::remove_file(path).unwrap();
 }
+
+#[test]
+fn experts_that_stay_in_the_file_say_the_same() {
+    let tokens: Vec<u32> = (0..60).map(|i| i * 37 % 64).collect();
+    let mapped = || OpenOptions { maps_experts: true, ..options(2) };
+    for name in
+        ["qwen2moe-h64-g1-shared.gguf", "gptoss-h64-g4-window24-sinks.gguf", "glm4moelite-latent128.gguf"]
+    {
+        let kept = Model::from_gguf(fixture(name), options(2)).unwrap();
+        let model = Model::from_gguf(fixture(name), mapped()).unwrap();
+        assert_eq!(fed(&model, &tokens, 60), fed(&kept, &tokens, 60), "{name}");
+        assert_eq!(fed(&model, &tokens, 1), fed(&kept, &tokens, 1), "{name}, one by one");
+        let [all, read] = model.mapped_bytes();
+        assert!(0 < read && read < all && all < model.weight_bytes(), "{name}: {read} of {all}");
+        assert_eq!(kept.mapped_bytes(), [0; 2]);
+    }
+    let refused = |gguf, options| match Model::from_gguf(gguf, options) {
+        Ok(_) => panic!("it is loaded"),
+        Err(error) => error.to_string(),
+    };
+    let dense = Shape::named("tiny").unwrap().model(DType::Q4_0, 300).unwrap();
+    assert!(refused(dense, mapped()).contains("a model with experts"));
+    let retyped = OpenOptions { weights: Some(DType::Q8_0), ..mapped() };
+    let error = refused(fixture("qwen2moe-h64-g1-shared.gguf"), retyped);
+    assert!(error.contains("weights as the file has them"), "{error}");
+}

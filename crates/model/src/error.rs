@@ -44,6 +44,12 @@ pub enum ModelError {
         /// The layer that keeps the keys and values.
         with: usize,
     },
+    /// A tensor that was to stay in the file, and is not there as it is used.
+    #[error("tensor '{tensor}' does not lie in the file as it is used, and cannot stay there")]
+    NotInFile {
+        /// The tensor.
+        tensor: String,
+    },
     /// A tensor of another shape than the hyper-parameters ask for.
     #[error("tensor '{name}': expected shape {expected:?}, got {got:?}")]
     TensorShape {

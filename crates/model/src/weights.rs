@@ -72,12 +72,14 @@ pub struct Part {
     n_layers: usize,
     /// What its matrices become; `None` leaves them in the file's types.
     weights: Option<DType>,
+    /// Its experts stay in the file.
+    maps_experts: bool,
 }
 
 impl Part {
     /// The whole of a model of `n_layers`.
     pub fn whole(n_layers: usize) -> Self {
-        Self { layers: 0..n_layers, n_layers, weights: None }
+        Self { layers: 0..n_layers, n_layers, weights: None, maps_experts: false }
     }
 
     /// The first `n` layers, and the rest.
@@ -93,6 +95,12 @@ impl Part {
     #[must_use]
     pub fn with_weights(self, weights: Option<DType>) -> Self {
         Self { weights, ..self }
+    }
+
+    /// The same with experts that stay in the file, see [`Backend::mapped_experts`], or do not.
+    #[must_use]
+    pub fn with_mapped_experts(self, maps_experts: bool) -> Self {
+        Self { maps_experts, ..self }
     }
 
     /// What its matrices become.
@@ -342,9 +350,9 @@ impl<B: Backend> Loader<'_, B> {
         }
         let biases = self.expert_biases(index, n, [n_ff, n_ff, c.n_embd])?;
         let [gate, up, down] = EXPERT_TENSORS.map(name);
-        let gate = self.stack(&gate, [c.n_embd, n_ff, n])?;
-        let up = self.stack(&up, [c.n_embd, n_ff, n])?;
-        let down = self.stack(&down, [n_ff, c.n_embd, n])?;
+        let gate = self.expert_stack(&gate, [c.n_embd, n_ff, n])?;
+        let up = self.expert_stack(&up, [c.n_embd, n_ff, n])?;
+        let down = self.expert_stack(&down, [n_ff, c.n_embd, n])?;
         let shared_gate = match gates_shared {
             true => Some(self.matrix(&format!("blk.{index}.ffn_gate_inp_shexp.weight"), c.n_embd, 1)?),
             false => None,
@@ -380,6 +388,19 @@ impl<B: Backend> Loader<'_, B> {
     fn stack(&mut self, name: &str, [n_in, n_out, n]: [usize; 3]) -> Result<B::Experts, ModelError> {
         let source = self.rows(name, &[n_in, n_out, n], 0..n_out * n)?;
         Ok(self.backend.experts(source, n)?)
+    }
+
+    /// As [`Loader::stack`], left in the file where this part maps its experts.
+    fn expert_stack(&mut self, name: &str, shape: [usize; 3]) -> Result<B::Experts, ModelError> {
+        if !self.part.maps_experts {
+            return self.stack(name, shape);
+        }
+        let [_, n_out, n] = shape;
+        let source = self.rows(name, &shape, 0..n_out * n)?;
+        if !matches!(self.gguf.tensor(name)?.bytes, Cow::Borrowed(_)) {
+            return Err(ModelError::NotInFile { tensor: name.to_owned() });
+        }
+        Ok(self.backend.mapped_experts(source, n)?)
     }
 
     /// Matrices of layer `index`, of so many rows each: tensors of their own, or where there is none for the first, the rows of

@@ -3,11 +3,16 @@
 //! Every row has chosen every matrix, so to say, and each with a part of its own: groups are the parts, and the kernels those of
 //! experts. What they give lies part by part; rows are put together at the end.
 
+use kvant_backend::BackendError;
+
 use super::{Biased, CpuExperts, Scratch, Stage, grow, lay_out};
 use crate::matmul::work::{self, Operand, for_threads};
 use crate::{Isa, Pool};
 
 /// Gives `y` `[rows, n, n_out]` of `x` `[rows, n, n_in]`.
+///
+/// # Errors
+/// [`BackendError::OutOfMemory`] where matrices have to be laid out.
 pub(crate) fn project_each(
     isa: Isa,
     pool: &Pool,
@@ -15,7 +20,7 @@ pub(crate) fn project_each(
     w: &CpuExperts,
     x: &[f32],
     y: &mut [f32],
-) {
+) -> Result<(), BackendError> {
     let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
     let Scratch { routes, tiles, picked, hidden, .. } = own;
     let (n, any) = (w.matrices.len(), w.any());
@@ -25,12 +30,16 @@ pub(crate) fn project_each(
     let tiles = lay_out(isa, tiles, &routes.groups);
     let stage = Stage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
     stage.pick(forms, [w, w], Operand { x, n_in, norm: None }, &routes.rows, normed, picked);
+    let all: Vec<_> = (0..n).collect();
+    let laid_out = w.laid_out(isa, pool, &all)?;
+    let biased = Biased { laid_out: laid_out.as_deref(), ..Biased::new(w, None) };
     grow(hidden, y.len());
     let given = &mut hidden[..y.len()];
-    stage.apart(forms, for_threads(workspaces, pool), picked, Biased { w, bias: None }, None, given);
+    stage.apart(forms, for_threads(workspaces, pool), picked, biased, None, given);
     if n_out > 0 {
         for (part, given) in routes.rows.iter().zip(given.chunks_exact(n_out)) {
             y[*part as usize * n_out..][..n_out].copy_from_slice(given);
         }
     }
+    Ok(())
 }

@@ -53,18 +53,44 @@ impl CpuExperts {
         source: WeightSource,
         n_experts: usize,
     ) -> Result<Self, BackendError> {
+        let there = Self::mapped(source, n_experts)?;
+        let all: Vec<_> = (0..n_experts).collect();
+        let laid_out = there.laid_out(isa, pool, &all)?;
+        Ok(laid_out.map_or(there, |matrices| Self { matrices }))
+    }
+
+    /// Takes the weights of `source` and leaves them there.
+    ///
+    /// # Errors
+    /// As [`CpuExperts::new`].
+    pub(crate) fn mapped(source: WeightSource, n_experts: usize) -> Result<Self, BackendError> {
         let n_out = check_experts(&source, n_experts)?;
         let WeightSource { dtype, n_in, bytes, .. } = source;
-        let matrix = |store| CpuMatrix { dtype, n_out, n_in, store };
-        let matrices = if uses_panels(isa) {
-            let all = Panels::several(pool, dtype, n_experts, [n_out, n_in], &bytes)?;
-            all.into_iter().map(|panels| matrix(Store::Panels(panels))).collect()
-        } else {
-            let len = bytes.len() / n_experts;
-            let part = |e: usize| matrix(Store::Rows(bytes.part(e * len..(e + 1) * len)));
-            (0..n_experts).map(part).collect()
+        let len = bytes.len() / n_experts;
+        let part = |e: usize| Store::Rows(bytes.part(e * len..(e + 1) * len));
+        let matrix = |e: usize| CpuMatrix { dtype, n_out, n_in, store: part(e) };
+        Ok(Self { matrices: (0..n_experts).map(matrix).collect() })
+    }
+
+    /// These experts laid out for the kernels of `isa`; `None` where all are as its kernels read them.
+    fn laid_out(
+        &self,
+        isa: Isa,
+        pool: &Pool,
+        experts: &[usize],
+    ) -> Result<Option<Vec<CpuMatrix>>, BackendError> {
+        let CpuMatrix { dtype, n_out, n_in, .. } = *self.any();
+        let rows = |&e: &usize| match &self.matrices[e].store {
+            Store::Rows(bytes) => Some(&bytes[..]),
+            Store::Panels(_) => None,
         };
-        Ok(Self { matrices })
+        let Some(rows) = experts.iter().map(rows).collect::<Option<Vec<_>>>().filter(|_| uses_panels(isa))
+        else {
+            return Ok(None);
+        };
+        let all = Panels::several(pool, dtype, [n_out, n_in], &rows)?;
+        let matrix = |panels| CpuMatrix { dtype, n_out, n_in, store: Store::Panels(panels) };
+        Ok(Some(all.into_iter().map(matrix).collect()))
     }
 
     /// What all have in common.
@@ -93,9 +119,20 @@ pub(crate) struct Biased<'a> {
     pub w: &'a CpuExperts,
     /// `[n_experts, n_out]`
     pub bias: Option<&'a [f32]>,
+    /// Those of each group, where they had to be laid out for this step.
+    laid_out: Option<&'a [CpuMatrix]>,
 }
 
 impl<'a> Biased<'a> {
+    pub fn new(w: &'a CpuExperts, bias: Option<&'a [f32]>) -> Self {
+        Self { w, bias, laid_out: None }
+    }
+
+    /// The matrix of expert `e`, which the rows of group `index` chose.
+    fn matrix(&self, index: usize, e: usize) -> &'a CpuMatrix {
+        self.laid_out.map_or(&self.w.matrices[e], |groups| &groups[index])
+    }
+
     /// What is added to the products of expert `e`, `[n_out]`.
     fn bias_of(&self, e: usize) -> Option<&'a [f32]> {
         let n_out = self.w.n_out();
@@ -134,17 +171,27 @@ pub(super) struct Scratch {
 }
 
 /// Adds what the experts give to `x` `[rows, n]`.
+///
+/// # Errors
+/// [`BackendError::OutOfMemory`] where experts have to be laid out.
 pub(crate) fn expert_ffn(
     isa: Isa,
     pool: &Pool,
     scratch: &mut work::Scratch,
     layer: ExpertFfn<'_>,
     x: &mut [f32],
-) {
+) -> Result<(), BackendError> {
     let ExpertFfn { norm, routing, logits, selection_bias, activation, gate, up, down } = layer;
     let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
     let Scratch { routes, tiles, picked, gates, hidden } = own;
     routes.choose(logits, selection_bias, gate.w.n_experts(), routing);
+    let chosen: Vec<_> = routes.groups.iter().map(|group| group.expert).collect();
+    let laid_out = [gate, up, down].map(|biased| biased.w.laid_out(isa, pool, &chosen));
+    let [gates_laid, ups_laid, downs_laid] = laid_out;
+    let (gates_laid, ups_laid, downs_laid) = (gates_laid?, ups_laid?, downs_laid?);
+    let gate = Biased { laid_out: gates_laid.as_deref(), ..gate };
+    let up = Biased { laid_out: ups_laid.as_deref(), ..up };
+    let down = Biased { laid_out: downs_laid.as_deref(), ..down };
     let tiles = lay_out(isa, tiles, &routes.groups);
     let stage = Stage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
     let workspaces = for_threads(workspaces, pool);
@@ -165,6 +212,7 @@ pub(crate) fn expert_ffn(
         Source { x: &hidden[..n_hidden], picks: None, n_in: down.w.n_in(), norm: None, rotates: false };
     stage.fill(forms, [down.w, down.w], source, hidden);
     stage.joined(forms, workspaces, hidden, down, (&routes.rows, &routes.weights), x);
+    Ok(())
 }
 
 /// Where the tiles of each group lie; see [`Scratch::tiles`].
@@ -255,9 +303,9 @@ impl Stage<'_> {
             let bias = up.bias_of(*expert);
             let gate = gate.map(|(gate, activation)| {
                 let biases = gate.bias_of(*expert).zip(bias).map(|(gate, up)| [gate, up]);
-                Gating { w: &gate.w.matrices[*expert], activation, biases }
+                Gating { w: gate.matrix(index, *expert), activation, biases }
             });
-            let (w, to) = (&up.w.matrices[*expert], To::Rows(slots.start));
+            let (w, to) = (up.matrix(index, *expert), To::Rows(slots.start));
             let bias = bias.filter(|_| gate.is_none());
             let product = Product { w, bias, y, to, accumulate: false, gate };
             // SAFETY: every item runs once, and no other has these panels of this expert.
@@ -284,7 +332,7 @@ impl Stage<'_> {
             let panels = item * per_item..n_panels.min((item + 1) * per_item);
             for (index, Group { expert, slots }) in self.groups.iter().enumerate() {
                 let to = To::Picked { rows: &rows[slots.clone()], factors: &factors[slots.clone()] };
-                let (w, bias) = (&down.w.matrices[*expert], down.bias_of(*expert));
+                let (w, bias) = (down.matrix(index, *expert), down.bias_of(*expert));
                 let product = Product { w, bias, y, to, accumulate: true, gate: None };
                 // SAFETY: every item runs once, no other has these panels, and it takes one expert after the other.
                 unsafe { self.multiply(forms, workspace, x, &product, index, panels.clone()) };

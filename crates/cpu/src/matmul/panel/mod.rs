@@ -350,31 +350,30 @@ impl Panels {
         n_in: usize,
         rows: &[u8],
     ) -> Result<Self, BackendError> {
-        let mut one = Self::several(pool, dtype, 1, [n_out, n_in], rows)?;
+        let mut one = Self::several(pool, dtype, [n_out, n_in], &[rows])?;
         Ok(one.pop().expect("as many as were asked for"))
     }
 
-    /// Lays out the rows of `n` matrices `[n_out, n_in]`, one matrix after the other, in one block of memory.
+    /// Lays out matrices `[n_out, n_in]`, each given by its rows, in one block of memory.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`].
     pub fn several(
         pool: &Pool,
         dtype: DType,
-        n: usize,
         [n_out, n_in]: [usize; 2],
-        rows: &[u8],
+        matrices: &[&[u8]],
     ) -> Result<Vec<Self>, BackendError> {
+        let n = matrices.len();
         let panel_lines = panel_lines(dtype, n_in);
         let n_panels = n_out.div_ceil(PANEL);
         let n_lines = n_panels.checked_mul(panel_lines).and_then(|lines| lines.checked_mul(n));
         let n_lines = n_lines.ok_or(BackendError::OutOfMemory { bytes: usize::MAX, what: "weights" })?;
         let mut lines = Lines::zeroed(n_lines)?;
-        let row_bytes = rows.len() / (n * n_out).max(1);
+        let row_bytes = matrices.first().map_or(0, |rows| rows.len() / n_out.max(1));
         let panels = Shards::new(lines.as_mut_slice());
         pool.for_each(n * n_panels, &|index| {
-            let (matrix, panel) = (index / n_panels, index % n_panels);
-            let rows = &rows[matrix * n_out * row_bytes..(matrix + 1) * n_out * row_bytes];
+            let (rows, panel) = (matrices[index / n_panels], index % n_panels);
             // SAFETY: every panel is taken by one call of this job.
             let lines = unsafe { panels.part(index * panel_lines..(index + 1) * panel_lines) };
             put_panel(dtype, n_in, panel_rows(rows, row_bytes, panel), row_bytes, lines);

@@ -19,12 +19,22 @@ struct Case {
 }
 
 impl Case {
-    fn new(device: &CpuDevice, [gate, up, down]: [DType; 3], n: usize, n_ff: usize) -> Self {
+    fn new(device: &CpuDevice, types: [DType; 3], n: usize, n_ff: usize) -> Self {
+        Self::taken(types, n, n_ff, &|source| device.experts(source, N_EXPERTS).unwrap())
+    }
+
+    /// With experts as `take` takes them.
+    fn taken(
+        [gate, up, down]: [DType; 3],
+        n: usize,
+        n_ff: usize,
+        take: &dyn Fn(WeightSource) -> CpuExperts,
+    ) -> Self {
         let experts = |dtype: DType, n_out: usize, n_in: usize, seed| {
             let mut bytes = vec![0; N_EXPERTS * n_out * dtype.row_bytes(n_in).unwrap()];
             kvant_codec::encode(dtype, &gaussian(seed, N_EXPERTS * n_out * n_in, 0.1), &mut bytes).unwrap();
             let source = WeightSource { dtype, n_out: N_EXPERTS * n_out, n_in, bytes: bytes.into() };
-            device.experts(source, N_EXPERTS).unwrap()
+            take(source)
         };
         Self {
             experts: [experts(gate, n_ff, n, 50), experts(up, n_ff, n, 51), experts(down, n, n_ff, 52)],
@@ -47,6 +57,26 @@ impl Case {
             Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, expert_groups: None };
         device.expert_ffn(&mut x, rows, norm, routing, &logits, weights).unwrap();
         x.as_slice().iter().map(|x| x.to_bits()).collect()
+    }
+}
+
+#[test]
+fn experts_that_stay_in_the_file_give_the_same_bits() {
+    use DType::{F16, F32, Q4_0, Q4K, Q6K, Q8_0, TQ4_1S};
+    for types in [[Q4_0; 3], [Q4K, Q4K, Q6K], [TQ4_1S, TQ4_1S, Q8_0], [Q8_0, F32, F16]] {
+        for isa in Isa::available() {
+            let device = CpuDevice::new(isa, 2).unwrap();
+            let kept = Case::new(&device, types, 256, 256);
+            let mapped =
+                Case::taken(types, 256, 256, &|source| device.mapped_experts(source, N_EXPERTS).unwrap());
+            for rows in [1, 3, MOST] {
+                assert_eq!(
+                    mapped.run(&device, 0, rows),
+                    kept.run(&device, 0, rows),
+                    "{isa:?} {types:?}: {rows}"
+                );
+            }
+        }
     }
 }
 
