@@ -24,6 +24,8 @@ mod each;
 mod error;
 mod gpu;
 mod kv;
+#[cfg(test)]
+mod languages;
 mod matrix;
 mod memory;
 mod norm;

@@ -31,14 +31,14 @@ pub(crate) struct Kernel {
 }
 
 /// What stands where in the text that is compiled.
-struct Text {
-    whole: String,
+pub(crate) struct Text {
+    pub whole: String,
     /// The name of each part, and its first line, counted from 1.
     parts: Vec<(&'static str, usize)>,
 }
 
 impl Text {
-    fn new(source: &Source) -> Self {
+    pub fn new(source: &Source) -> Self {
         let mut text = Self { whole: String::new(), parts: Vec::new() };
         text.push("constants", (source.constants)().text());
         source.parts.iter().for_each(|part| text.push(part.name, part.text));

@@ -13,7 +13,7 @@ use crate::each::NUMBERS;
 use crate::kv::{NONE, TILES, balance, has_centres, number, word};
 use crate::{Gpu, Part, Source, WgpuPage, groups, kv};
 
-static SOURCE: Source = Source {
+pub(crate) static SOURCE: Source = Source {
     parts: &[
         NUMBERS,
         TILES,

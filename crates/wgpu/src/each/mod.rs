@@ -9,7 +9,7 @@ use crate::{Gpu, Part, Source, WgpuError, groups};
 /// Functions that many sources take.
 pub(crate) const NUMBERS: Part = Part { name: "numbers.wgsl", text: include_str!("../numbers.wgsl") };
 
-static SOURCE: Source = Source {
+pub(crate) static SOURCE: Source = Source {
     parts: &[NUMBERS, Part { name: "each.wgsl", text: include_str!("each.wgsl") }],
     constants: || {
         let [rate, limit] = Activation::BOUNDED;

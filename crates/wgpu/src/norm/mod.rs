@@ -6,7 +6,7 @@ use crate::constants::Constants;
 use crate::each::NUMBERS;
 use crate::{Gpu, Part, Source, WgpuError, groups};
 
-static SOURCE: Source = Source {
+pub(crate) static SOURCE: Source = Source {
     parts: &[NUMBERS, Part { name: "norm.wgsl", text: include_str!("norm.wgsl") }],
     constants: || {
         Constants::default()

@@ -9,7 +9,7 @@ use crate::constants::Constants;
 use crate::each::NUMBERS;
 use crate::{Gpu, Part, Source, groups};
 
-static SOURCE: Source = Source {
+pub(crate) static SOURCE: Source = Source {
     parts: &[
         NUMBERS,
         Part { name: "weights.wgsl", text: include_str!("weights.wgsl") },

@@ -7,7 +7,7 @@ use crate::constants::Constants;
 use crate::each::NUMBERS;
 use crate::{Gpu, Part, Source, WgpuError, groups};
 
-static SOURCE: Source = Source {
+pub(crate) static SOURCE: Source = Source {
     parts: &[NUMBERS, Part { name: "rope.wgsl", text: include_str!("rope.wgsl") }],
     constants: || Constants::default().whole("THREADS", 32),
 };

@@ -6,7 +6,7 @@ use kvant_backend::Candidate;
 use crate::constants::Constants;
 use crate::{Gpu, Part, Source, WgpuError};
 
-static SOURCE: Source = Source {
+pub(crate) static SOURCE: Source = Source {
     parts: &[Part { name: "top_k.wgsl", text: include_str!("top_k.wgsl") }],
     constants: || Constants::default().whole("THREADS", 64).whole("SLICE", SLICE),
 };

@@ -1,0 +1,99 @@
+//! What kernels become in the languages of Metal and DX12, which no machine of the tests compiles: text with every entry point, made as
+//! wgpu makes it; and what they ask of a GPU is no more than WebGPU promises of every one.
+
+use naga::back::{hlsl, msl};
+use naga::proc::Layouter;
+use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::{AddressSpace, Module};
+
+use crate::shader::{Source, Text};
+use crate::{append, attend, each, norm, product, rope, top_k};
+
+static SOURCES: [&Source; 7] = [
+    &append::SOURCE,
+    &attend::SOURCE,
+    &each::SOURCE,
+    &norm::SOURCE,
+    &product::SOURCE,
+    &rope::SOURCE,
+    &top_k::SOURCE,
+];
+
+/// Least limits of WebGPU: invocations of a workgroup, bytes that they share, buffers that an entry point reaches.
+const MOST_INVOCATIONS: u32 = 256;
+const MOST_SHARED_BYTES: u32 = 16_384;
+const MOST_BUFFERS: usize = 8;
+
+/// A source, read and found to be valid without any feature that a GPU may lack. Packed f16 is WebGPU's own, and a feature to naga alone.
+fn valid(source: &Source) -> (Module, ModuleInfo) {
+    let text = Text::new(source).whole;
+    let module =
+        naga::front::wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{}", error.emit_to_string(&text)));
+    let info =
+        Validator::new(ValidationFlags::all(), Capabilities::SHADER_FLOAT16_IN_FLOAT32).validate(&module);
+    let info = info.unwrap_or_else(|error| panic!("{}", error.emit_to_string(&text)));
+    (module, info)
+}
+
+fn names(module: &Module) -> Vec<&str> {
+    module.entry_points.iter().map(|entry| entry.name.as_str()).collect()
+}
+
+#[test]
+fn every_kernel_becomes_text_for_metal() {
+    for source in SOURCES {
+        let (module, info) = valid(source);
+        let options = msl::Options { lang_version: (2, 4), ..Default::default() };
+        let (text, told) = msl::write_string(&module, &info, &options, &Default::default()).unwrap();
+        for (name, written) in names(&module).into_iter().zip(&told.entry_point_names) {
+            let written = written.as_ref().unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(text.contains(&format!("kernel void {written}(")), "{name} is not there");
+        }
+    }
+}
+
+#[test]
+fn every_kernel_becomes_text_for_dx12() {
+    for source in SOURCES {
+        let (module, info) = valid(source);
+        let (mut text, options, pipeline) = (String::new(), hlsl::Options::default(), Default::default());
+        let told = hlsl::Writer::new(&mut text, &options, &pipeline).write(&module, &info, None).unwrap();
+        for (name, written) in names(&module).into_iter().zip(&told.entry_point_names) {
+            let written = written.as_ref().unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(text.contains(&format!("void {written}(")), "{name} is not there");
+        }
+    }
+}
+
+#[test]
+fn no_kernel_asks_for_more_than_every_gpu_has() {
+    let mut n_kernels = 0;
+    for source in SOURCES {
+        let (module, info) = valid(source);
+        let mut layouter = Layouter::default();
+        layouter.update(module.to_ctx()).unwrap();
+        for (index, entry) in module.entry_points.iter().enumerate() {
+            let used = |space: fn(AddressSpace) -> bool| {
+                let info = info.get_entry_point(index);
+                module
+                    .global_variables
+                    .iter()
+                    .filter(move |(handle, variable)| !info[*handle].is_empty() && space(variable.space))
+            };
+            let invocations: u32 = entry.workgroup_size.iter().product();
+            let shared: u32 = used(|space| space == AddressSpace::WorkGroup)
+                .map(|(_, variable)| layouter[variable.ty].size)
+                .sum();
+            let buffers = used(|space| matches!(space, AddressSpace::Storage { .. })).count();
+            assert!(
+                (1..=MOST_INVOCATIONS).contains(&invocations),
+                "{}: {invocations} invocations",
+                entry.name
+            );
+            assert!(shared <= MOST_SHARED_BYTES, "{}: {shared} bytes are shared", entry.name);
+            assert!(buffers <= MOST_BUFFERS, "{}: {buffers} buffers", entry.name);
+            n_kernels += 1;
+        }
+    }
+    assert!(n_kernels >= SOURCES.len(), "{n_kernels} kernels");
+}
