@@ -36,7 +36,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "TYPE", env = "KVANT_WEIGHTS", value_parser = weight_type)]
     pub weights: Option<DType>,
     /// Where experts are kept: ram, or mmap: in the file, and those that a token chooses are laid out each time. Memory for the rest
-    /// of the model is enough then, and a token takes several times as long (CPU)
+    /// of the model is enough then, and a token of the answer takes ten times as long or more (CPU)
     #[arg(long, value_name = "WHERE", env = "KVANT_EXPERTS", default_value = "ram")]
     pub experts: ExpertPlace,
     /// Layers for the GPU (-ngl), the last ones; the CPU runs those before. A number or all; all when not given. Where no
@@ -167,7 +167,7 @@ impl ModelArgs {
         let [mapped, read] = model.mapped_bytes();
         if mapped > 0 {
             log::note(format_args!(
-                "{} of experts stay in the file, {} are in memory; each token reads {} there and lays it out, which takes several times as long as where experts are in memory",
+                "{} of experts stay in the file, {} are in memory; each token of an answer reads {} there and lays it out, which takes ten times as long as in memory, or more",
                 output::bytes(mapped),
                 output::bytes(model.weight_bytes() - mapped),
                 output::bytes(read),

@@ -34,7 +34,7 @@ pub struct OpenOptions<'a> {
     /// file has them when `None`.
     pub weights: Option<DType>,
     /// Experts stay in the mapped file and are laid out for each step that chooses them: memory for the rest of the model is enough,
-    /// and every token takes several times as long. On the CPU, and not with another type for the weights.
+    /// and a token of an answer takes ten times as long, or more. On the CPU, and not with another type for the weights.
     pub maps_experts: bool,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,
