@@ -297,6 +297,43 @@ const fn above_128(trellis: &Trellis) -> [u8; 64] {
     bytes
 }
 
+/// Calls a generic function with the [`Codes`] of a coding.
+macro_rules! with_codes {
+    ($coding:expr, $C:ident => $body:expr) => {
+        match $coding {
+            Coding::Whole => {
+                type $C = $crate::attend::codes::Whole;
+                $body
+            }
+            Coding::Nibbles => {
+                type $C = $crate::attend::codes::Nibbles;
+                $body
+            }
+            Coding::Turbo2 => {
+                type $C = $crate::attend::codes::Turbo2;
+                $body
+            }
+            Coding::Turbo3 => {
+                type $C = $crate::attend::codes::Turbo3;
+                $body
+            }
+            Coding::Turbo4 => {
+                type $C = $crate::attend::codes::Turbo4;
+                $body
+            }
+            Coding::Turbo2T => {
+                type $C = $crate::attend::codes::Turbo2T;
+                $body
+            }
+            Coding::Turbo3T => {
+                type $C = $crate::attend::codes::Turbo3T;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_codes;
+
 /// Writes one octet as whole bytes, for kernels that read it more than once.
 pub(super) struct Expand<'a> {
     pub(super) coding: Coding,
@@ -313,15 +350,7 @@ impl Op for Expand<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        match self.coding {
-            Coding::Whole => self.expand::<L, Whole>(lanes),
-            Coding::Nibbles => self.expand::<L, Nibbles>(lanes),
-            Coding::Turbo2 => self.expand::<L, Turbo2>(lanes),
-            Coding::Turbo3 => self.expand::<L, Turbo3>(lanes),
-            Coding::Turbo4 => self.expand::<L, Turbo4>(lanes),
-            Coding::Turbo2T => self.expand::<L, Turbo2T>(lanes),
-            Coding::Turbo3T => self.expand::<L, Turbo3T>(lanes),
-        }
+        with_codes!(self.coding, C => self.expand::<L, C>(lanes))
     }
 }
 

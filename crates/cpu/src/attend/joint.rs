@@ -13,8 +13,8 @@ use std::ops::Range;
 use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
-use super::codes::{Codes, Coding, EXPANDED_BYTES, Nibbles, Turbo2, Turbo2T, Turbo3, Turbo3T, Turbo4, Whole};
-use super::kernels::{BF16, F16, F32, Floats, Lane, Scores, with_n};
+use super::codes::{Codes, Coding, EXPANDED_BYTES, with_codes};
+use super::kernels::{Floats, Lane, Scores, with_floats, with_n};
 use crate::lanes::{Lanes, Op};
 
 /// An octet of values in whole bytes, and as one of keys.
@@ -34,15 +34,7 @@ impl Op for Unpack<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        match self.coding {
-            Coding::Whole => self.unpack::<L, Whole>(lanes),
-            Coding::Nibbles => self.unpack::<L, Nibbles>(lanes),
-            Coding::Turbo2 => self.unpack::<L, Turbo2>(lanes),
-            Coding::Turbo3 => self.unpack::<L, Turbo3>(lanes),
-            Coding::Turbo4 => self.unpack::<L, Turbo4>(lanes),
-            Coding::Turbo2T => self.unpack::<L, Turbo2T>(lanes),
-            Coding::Turbo3T => self.unpack::<L, Turbo3T>(lanes),
-        }
+        with_codes!(self.coding, C => self.unpack::<L, C>(lanes))
     }
 }
 
@@ -84,12 +76,7 @@ pub(super) struct ScoreRows<'a> {
 impl ScoreRows<'_> {
     pub(super) fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.scores.len();
-        match self.dtype {
-            DType::F16 => with_n!(n, N => lanes.run(ScoreRowsChunk::<F16, 32, N>(&mut self, PhantomData))),
-            DType::BF16 => with_n!(n, N => lanes.run(ScoreRowsChunk::<BF16, 32, N>(&mut self, PhantomData))),
-            DType::F32 => with_n!(n, N => lanes.run(ScoreRowsChunk::<F32, 64, N>(&mut self, PhantomData))),
-            dtype => unreachable!("{dtype} is not a float type"),
-        }
+        with_floats!(self.dtype, F, B => with_n!(n, N => lanes.run(ScoreRowsChunk::<F, B, N>(&mut self, PhantomData))))
     }
 }
 

@@ -17,7 +17,7 @@ use std::ops::Range;
 use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
-use super::codes::{Codes, Coding, Meaning, Nibbles, Turbo2, Turbo2T, Turbo3, Turbo3T, Turbo4, Whole};
+use super::codes::{Codes, Coding, Meaning, Whole, with_codes};
 use crate::lanes::{Lanes, Op, exp2};
 
 /// Tokens that go through the softmax together.
@@ -83,6 +83,31 @@ macro_rules! with_n {
 
 pub(super) use with_n;
 
+/// Calls a generic function with the [`Floats`] of a dtype, and the bytes that 16 values take in it.
+macro_rules! with_floats {
+    ($dtype:expr, $F:ident, $B:ident => $body:expr) => {
+        match $dtype {
+            DType::F16 => {
+                type $F = $crate::attend::kernels::F16;
+                const $B: usize = 32;
+                $body
+            }
+            DType::BF16 => {
+                type $F = $crate::attend::kernels::BF16;
+                const $B: usize = 32;
+                $body
+            }
+            DType::F32 => {
+                type $F = $crate::attend::kernels::F32;
+                const $B: usize = 64;
+                $body
+            }
+            dtype => unreachable!("{dtype} is not a float type"),
+        }
+    };
+}
+pub(super) use with_floats;
+
 /// One block of dims of two neighbouring tiles of keys, against a chunk of queries.
 pub(super) struct ScoreCodes<'a> {
     pub(super) coding: Coding,
@@ -110,30 +135,12 @@ impl ScoreCodes<'_> {
     pub(super) fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.scores.len();
         match (self.coding, self.query_planes) {
-            (Coding::Whole, 1) => {
-                with_n!(n, N => lanes.run(ScoreChunk::<Whole, N, 1>(&mut self, PhantomData)))
-            }
             (Coding::Whole, 2) => {
                 with_n!(n, N => lanes.run(ScoreChunk::<Whole, N, 2>(&mut self, PhantomData)))
             }
-            (Coding::Nibbles, 1) => {
-                with_n!(n, N => lanes.run(ScoreChunk::<Nibbles, N, 1>(&mut self, PhantomData)))
-            }
-            (Coding::Turbo2, 1) => {
-                with_n!(n, N => lanes.run(ScoreChunk::<Turbo2, N, 1>(&mut self, PhantomData)))
-            }
-            (Coding::Turbo3, 1) => {
-                with_n!(n, N => lanes.run(ScoreChunk::<Turbo3, N, 1>(&mut self, PhantomData)))
-            }
-            (Coding::Turbo4, 1) => {
-                with_n!(n, N => lanes.run(ScoreChunk::<Turbo4, N, 1>(&mut self, PhantomData)))
-            }
-            (Coding::Turbo2T, 1) => {
-                with_n!(n, N => lanes.run(ScoreChunk::<Turbo2T, N, 1>(&mut self, PhantomData)))
-            }
-            (Coding::Turbo3T, 1) => {
-                with_n!(n, N => lanes.run(ScoreChunk::<Turbo3T, N, 1>(&mut self, PhantomData)))
-            }
+            (coding, 1) => with_codes!(coding, C => {
+                with_n!(n, N => lanes.run(ScoreChunk::<C, N, 1>(&mut self, PhantomData)))
+            }),
             (coding, planes) => unreachable!("{coding:?} against {planes} planes"),
         }
     }
@@ -205,14 +212,7 @@ pub(super) struct ScoreFloats<'a> {
 impl ScoreFloats<'_> {
     pub(super) fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.scores.len();
-        match self.dtype {
-            DType::F16 => with_n!(n, N => lanes.run(ScoreFloatsChunk::<F16, 32, N>(&mut self, PhantomData))),
-            DType::BF16 => {
-                with_n!(n, N => lanes.run(ScoreFloatsChunk::<BF16, 32, N>(&mut self, PhantomData)))
-            }
-            DType::F32 => with_n!(n, N => lanes.run(ScoreFloatsChunk::<F32, 64, N>(&mut self, PhantomData))),
-            dtype => unreachable!("{dtype} is not a float type"),
-        }
+        with_floats!(self.dtype, F, B => with_n!(n, N => lanes.run(ScoreFloatsChunk::<F, B, N>(&mut self, PhantomData))))
     }
 }
 
@@ -453,15 +453,7 @@ pub(super) struct MixCodes<'a> {
 impl MixCodes<'_> {
     pub(super) fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.factors.len();
-        match self.coding {
-            Coding::Whole => with_n!(n, N => lanes.run(MixChunk::<Whole, N>(&mut self, PhantomData))),
-            Coding::Nibbles => with_n!(n, N => lanes.run(MixChunk::<Nibbles, N>(&mut self, PhantomData))),
-            Coding::Turbo2 => with_n!(n, N => lanes.run(MixChunk::<Turbo2, N>(&mut self, PhantomData))),
-            Coding::Turbo3 => with_n!(n, N => lanes.run(MixChunk::<Turbo3, N>(&mut self, PhantomData))),
-            Coding::Turbo4 => with_n!(n, N => lanes.run(MixChunk::<Turbo4, N>(&mut self, PhantomData))),
-            Coding::Turbo2T => with_n!(n, N => lanes.run(MixChunk::<Turbo2T, N>(&mut self, PhantomData))),
-            Coding::Turbo3T => with_n!(n, N => lanes.run(MixChunk::<Turbo3T, N>(&mut self, PhantomData))),
-        }
+        with_codes!(self.coding, C => with_n!(n, N => lanes.run(MixChunk::<C, N>(&mut self, PhantomData))))
     }
 }
 
@@ -536,12 +528,7 @@ pub(super) struct MixFloats<'a> {
 impl MixFloats<'_> {
     pub(super) fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.factors.len();
-        match self.dtype {
-            DType::F16 => with_n!(n, N => lanes.run(MixFloatsChunk::<F16, 32, N>(&mut self, PhantomData))),
-            DType::BF16 => with_n!(n, N => lanes.run(MixFloatsChunk::<BF16, 32, N>(&mut self, PhantomData))),
-            DType::F32 => with_n!(n, N => lanes.run(MixFloatsChunk::<F32, 64, N>(&mut self, PhantomData))),
-            dtype => unreachable!("{dtype} is not a float type"),
-        }
+        with_floats!(self.dtype, F, B => with_n!(n, N => lanes.run(MixFloatsChunk::<F, B, N>(&mut self, PhantomData))))
     }
 }
 
