@@ -395,11 +395,11 @@ impl<B: Backend> Loader<'_, B> {
         if !self.part.maps_experts {
             return self.stack(name, shape);
         }
-        let [_, n_out, n] = shape;
-        let source = self.rows(name, &shape, 0..n_out * n)?;
         if !matches!(self.gguf.tensor(name)?.bytes, Cow::Borrowed(_)) {
             return Err(ModelError::NotInFile { tensor: name.to_owned() });
         }
+        let [_, n_out, n] = shape;
+        let source = self.rows(name, &shape, 0..n_out * n)?;
         Ok(self.backend.mapped_experts(source, n)?)
     }
 

@@ -30,8 +30,7 @@ pub(crate) fn project_each(
     let tiles = lay_out(isa, tiles, &routes.groups);
     let stage = Stage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
     stage.pick(forms, [w, w], Operand { x, n_in, norm: None }, &routes.rows, normed, picked);
-    let all: Vec<_> = (0..n).collect();
-    let laid_out = w.laid_out(isa, pool, &all)?;
+    let laid_out = w.laid_out(isa, pool, 0..n)?;
     let biased = Biased { laid_out: laid_out.as_deref(), ..Biased::new(w, None) };
     grow(hidden, y.len());
     let given = &mut hidden[..y.len()];

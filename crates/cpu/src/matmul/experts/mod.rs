@@ -54,8 +54,7 @@ impl CpuExperts {
         n_experts: usize,
     ) -> Result<Self, BackendError> {
         let there = Self::mapped(source, n_experts)?;
-        let all: Vec<_> = (0..n_experts).collect();
-        let laid_out = there.laid_out(isa, pool, &all)?;
+        let laid_out = there.laid_out(isa, pool, 0..n_experts)?;
         Ok(laid_out.map_or(there, |matrices| Self { matrices }))
     }
 
@@ -72,22 +71,22 @@ impl CpuExperts {
         Ok(Self { matrices: (0..n_experts).map(matrix).collect() })
     }
 
-    /// These experts laid out for the kernels of `isa`; `None` where all are as its kernels read them.
+    /// These experts laid out for the kernels of `isa`; `None` where they lie as its kernels read them.
     fn laid_out(
         &self,
         isa: Isa,
         pool: &Pool,
-        experts: &[usize],
+        experts: impl Iterator<Item = usize>,
     ) -> Result<Option<Vec<CpuMatrix>>, BackendError> {
-        let CpuMatrix { dtype, n_out, n_in, .. } = *self.any();
-        let rows = |&e: &usize| match &self.matrices[e].store {
+        if !uses_panels(isa) {
+            return Ok(None);
+        }
+        let rows = experts.map(|e| match &self.matrices[e].store {
             Store::Rows(bytes) => Some(&bytes[..]),
             Store::Panels(_) => None,
-        };
-        let Some(rows) = experts.iter().map(rows).collect::<Option<Vec<_>>>().filter(|_| uses_panels(isa))
-        else {
-            return Ok(None);
-        };
+        });
+        let Some(rows) = rows.collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let CpuMatrix { dtype, n_out, n_in, .. } = *self.any();
         let all = Panels::several(pool, dtype, [n_out, n_in], &rows)?;
         let matrix = |panels| CpuMatrix { dtype, n_out, n_in, store: Store::Panels(panels) };
         Ok(Some(all.into_iter().map(matrix).collect()))
@@ -185,13 +184,10 @@ pub(crate) fn expert_ffn(
     let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
     let Scratch { routes, tiles, picked, gates, hidden } = own;
     routes.choose(logits, selection_bias, gate.w.n_experts(), routing);
-    let chosen: Vec<_> = routes.groups.iter().map(|group| group.expert).collect();
-    let laid_out = [gate, up, down].map(|biased| biased.w.laid_out(isa, pool, &chosen));
-    let [gates_laid, ups_laid, downs_laid] = laid_out;
-    let (gates_laid, ups_laid, downs_laid) = (gates_laid?, ups_laid?, downs_laid?);
-    let gate = Biased { laid_out: gates_laid.as_deref(), ..gate };
-    let up = Biased { laid_out: ups_laid.as_deref(), ..up };
-    let down = Biased { laid_out: downs_laid.as_deref(), ..down };
+    let lay = |of: Biased<'_>| of.w.laid_out(isa, pool, routes.groups.iter().map(|group| group.expert));
+    let laid_out = [lay(gate)?, lay(up)?, lay(down)?];
+    let [gate, up, down] =
+        [0, 1, 2].map(|i| Biased { laid_out: laid_out[i].as_deref(), ..[gate, up, down][i] });
     let tiles = lay_out(isa, tiles, &routes.groups);
     let stage = Stage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
     let workspaces = for_threads(workspaces, pool);
