@@ -92,6 +92,32 @@ pub struct Options {
     pub origins: Vec<String>,
 }
 
+impl Options {
+    /// A server of this one model for programs of the same machine, at any free port, with nothing besides.
+    pub fn new(name: impl Into<String>, kv: KvOptions) -> Self {
+        Self {
+            address: ("127.0.0.1".to_owned(), 0),
+            name: name.into(),
+            others: Vec::new(),
+            weight_budget: u64::MAX,
+            n_ctx: None,
+            kv,
+            sampler: SamplerParams::default(),
+            has_one_seed: false,
+            thinks: None,
+            n_running: 64,
+            n_waiting: 64,
+            kv_budget: 256 << 20,
+            kv_ram: 0,
+            kv_disk: None,
+            kv_events: None,
+            tls: None,
+            api_keys: Vec::new(),
+            origins: Vec::new(),
+        }
+    }
+}
+
 /// Why a server cannot run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{LazyLock, mpsc};
 use std::time::Duration;
 
-use kvant::{DType, KvOptions, Model, OpenOptions, SamplerParams};
+use kvant::{DType, KvOptions, Model, OpenOptions};
 use kvant_server::{Options, serve};
 
 /// The paths that read a body. The first byte of an input chooses one.
@@ -32,27 +32,9 @@ static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
     let (ready, address) = mpsc::channel();
     std::thread::spawn(move || {
         let model = Model::bundled(OpenOptions { n_threads: Some(1), ..OpenOptions::default() });
-        let options = Options {
-            address: ("127.0.0.1".to_owned(), 0),
-            name: "pocket".to_owned(),
-            others: Vec::new(),
-            weight_budget: u64::MAX,
-            // An answer that nobody bounds ends here.
-            n_ctx: Some(64),
-            kv: KvOptions::symmetric(DType::Turbo3),
-            sampler: SamplerParams::default(),
-            has_one_seed: false,
-            thinks: None,
-            n_running: 64,
-            n_waiting: 64,
-            kv_budget: 64 << 20,
-            kv_ram: 0,
-            kv_disk: None,
-            kv_events: None,
-            tls: None,
-            api_keys: Vec::new(),
-            origins: Vec::new(),
-        };
+        let kv = KvOptions::symmetric(DType::Turbo3);
+        // An answer that nobody bounds ends with the context.
+        let options = Options { n_ctx: Some(64), kv_budget: 64 << 20, ..Options::new("pocket", kv) };
         serve(model.expect("the bundled model is sound"), options, |address| _ = ready.send(address))
             .expect("a server runs until its process ends");
     });

@@ -9,25 +9,13 @@ use serde_json::Value;
 use super::*;
 
 fn server() -> Arc<Server> {
+    let kv = KvOptions::symmetric(DType::Turbo3);
     let options = Options {
-        address: ("127.0.0.1".to_owned(), 0),
-        name: "pocket".to_owned(),
-        others: Vec::new(),
-        weight_budget: u64::MAX,
         n_ctx: Some(64),
-        kv: KvOptions::symmetric(DType::Turbo3),
-        sampler: SamplerParams::default(),
-        has_one_seed: false,
-        thinks: None,
         n_running: 1,
         n_waiting: 1,
         kv_budget: 1 << 20,
-        kv_ram: 0,
-        kv_disk: None,
-        kv_events: None,
-        tls: None,
-        api_keys: Vec::new(),
-        origins: Vec::new(),
+        ..Options::new("pocket", kv)
     };
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
     let pool = Arc::new(Pool::new(model, options.clone(), channel(1).0).unwrap());

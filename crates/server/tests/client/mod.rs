@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use kvant::{DType, KvOptions, Model, OpenOptions, SamplerParams};
+use kvant::{DType, KvOptions, Model, OpenOptions};
 use kvant_server::{Options, serve};
 use serde_json::Value;
 
@@ -20,26 +20,7 @@ pub struct Client {
 }
 
 pub fn options() -> Options {
-    Options {
-        address: ("127.0.0.1".to_owned(), 0),
-        name: "pocket".to_owned(),
-        others: Vec::new(),
-        weight_budget: u64::MAX,
-        n_ctx: None,
-        kv: KvOptions::symmetric(DType::Turbo3),
-        sampler: SamplerParams::default(),
-        has_one_seed: false,
-        thinks: None,
-        n_running: 64,
-        n_waiting: 64,
-        kv_budget: 256 << 20,
-        kv_ram: 0,
-        kv_disk: None,
-        kv_events: None,
-        tls: None,
-        api_keys: Vec::new(),
-        origins: Vec::new(),
-    }
+    Options::new("pocket", KvOptions::symmetric(DType::Turbo3))
 }
 
 /// Starts a server with the bundled model; it runs until the test's process ends.
