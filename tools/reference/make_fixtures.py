@@ -59,6 +59,8 @@ def build_model(spec: Spec) -> torch.nn.Module:
             if spec.family.unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
                 values *= 1.2 * weight.shape[-1] ** -0.25
             values -= norm_offset(spec, name)
+        elif name.endswith(("router.scale", "per_expert_scale")):
+            values = 1 + 0.3 * torch.randn_like(weight)
         elif name.endswith("A_log"):  # of the time that states remember: about ten tokens
             values = 0.5 * torch.randn_like(weight) - 2.0
         elif name.endswith(("bias", "sinks")):
@@ -71,6 +73,8 @@ def build_model(spec: Spec) -> torch.nn.Module:
                 gain = 1.4
                 if hasattr(model.config, "swiglu_limit"):  # so far that bounds bind, and back
                     gain = 4.0 if "gate_up" in name else 0.15
+            if "router.proj" in name:  # the root of whose width is taken off what it meets
+                gain = 1.4 * n_in**0.5
             mean = 0.0
             if "embed_tokens_per_layer" in name:  # of which a layer is given its part
                 gain = spec.layers**0.5
@@ -227,6 +231,7 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "num_experts": writer.add_expert_count,
         "num_local_experts": writer.add_expert_count,
         "num_experts_per_tok": writer.add_expert_used_count,
+        "top_k_experts": writer.add_expert_used_count,
         "moe_intermediate_size": writer.add_expert_feed_forward_length,
         "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
         "logit_scale": writer.add_logit_scale,
@@ -332,6 +337,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     yield part.replace("gate_up_proj", of) + suffix, rows[:, half::2].contiguous()
             else:
                 yield part + suffix, rows.contiguous()
+        elif name.endswith("experts.gate_up_proj") and hasattr(model.config, "top_k_experts"):  # Gemma 4
+            yield f"{name}.weight", weight
         elif name.endswith("experts.gate_up_proj"):
             for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1)):
                 yield name.replace("gate_up_proj", f"{part}.weight"), half.contiguous()
@@ -385,18 +392,23 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
     write_metadata(writer, spec, model)
     names = gguf.get_tensor_name_map(arch, spec.layers)
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)  # of layers without experts among others
+    scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
     for name, weight in parts(model):  # a tied head is listed once, as the embedding
         if spec.family.interleaved_rope and ("q_proj" in name or "k_proj" in name):
             weight = to_interleaved(weight, spec.heads if "q_proj" in name else spec.kv_heads)
         if name.endswith("norm.weight"):
             weight = weight + norm_offset(spec, name)
-        is_router = name.endswith(("mlp.gate.weight", "feed_forward.gate.weight", "router.weight"))
+        is_router = name.endswith(("mlp.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight"))
         is_matrix = weight.ndim >= 2 and not name.endswith("bias") and "conv" not in name.split(".")[-2]
         kind = torch.float16 if is_matrix and not is_router else torch.float32
         stored = weight.detach().to(kind)
         assert torch.equal(stored.float(), weight), f"{name} is not exact in {kind}"
         suffixes = {"try_suffixes": (".weight", ".bias")}
-        writer.add_tensor(names.get_name(name, **suffixes) or dense.get_name(name, **suffixes), stored.numpy())
+        given = names.get_name(name, **suffixes) or dense.get_name(name, **suffixes)
+        for end, called in scales.items():
+            if name.endswith(end):
+                given = f"blk.{name.split('.')[2]}.{called}"
+        writer.add_tensor(given, stored.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

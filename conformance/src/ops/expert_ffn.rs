@@ -1,6 +1,8 @@
 //! A feed-forward layer of experts: what the chosen ones give, times what they weigh, is added to each row.
 
-use kvant_backend::{Activation, Backend, ExpertGroups, ExpertWeights, Norm, Routing, Scores, WeightSource};
+use kvant_backend::{
+    Activation, Backend, Choice, ExpertGroups, ExpertWeights, Norm, Routing, Scores, WeightSource,
+};
 use kvant_codec::DType;
 
 use super::gated_ffn::gated;
@@ -44,6 +46,9 @@ struct Case {
     has_norm: bool,
     activation: Activation,
     has_biases: bool,
+    has_scales: bool,
+    /// Whether the sum is put elsewhere.
+    goes_apart: bool,
 }
 
 const USUAL: Case = Case {
@@ -61,6 +66,8 @@ const USUAL: Case = Case {
     has_norm: true,
     activation: Activation::Silu,
     has_biases: false,
+    has_scales: false,
+    goes_apart: false,
 };
 
 /// Two of the experts, in shares of one.
@@ -97,6 +104,12 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
             Case { n_experts, n_used, rows, scores, has_selection_bias, expert_groups, ..USUAL },
             &mut lacks,
         );
+    }
+    let ways = [(1, false, true), (3, true, false), (18, true, true)];
+    for (types, (rows, has_scales, goes_apart)) in lacks.combine(&kinds, &ways) {
+        let [n, n_ff] = if types[0].block_len() == 1 { [USUAL.n, USUAL.n_ff] } else { [64, 96] };
+        let case = Case { types, n, n_ff, rows, has_scales, goes_apart, ..USUAL };
+        equals_its_equation(subject, case, &mut lacks);
     }
     for rows in [1, 3, 20] {
         a_bad_number_reaches_its_row_and_no_other(subject, rows, &mut lacks);
@@ -142,12 +155,13 @@ struct Layer<B: Backend> {
     /// Of each product, those of all experts.
     biases: Option<[(B::Buffer, Vec<f32>); 3]>,
     selection_bias: Option<(B::Buffer, Vec<f32>)>,
+    scales: Option<(B::Buffer, Vec<f32>)>,
 }
 
 impl<B: Backend> Layer<B> {
     fn new(
         subject: &Subject<B>,
-        Case { types, n, n_ff, n_experts, has_biases, has_selection_bias, .. }: Case,
+        Case { types, n, n_ff, n_experts, has_biases, has_selection_bias, has_scales, .. }: Case,
     ) -> Self {
         let shapes = [[n_ff, n], [n_ff, n], [n, n_ff]];
         let one = |e: usize| {
@@ -172,14 +186,21 @@ impl<B: Backend> Layer<B> {
         // As far apart as scores are.
         let selection_bias = has_selection_bias.then(|| gaussian(40, n_experts, 0.3));
         let selection_bias = selection_bias.map(|values| (subject.upload(&values), values));
-        Self { on_device, weights, biases, selection_bias }
+        let scales = has_scales.then(|| gaussian(41, n_experts, 1.0));
+        let scales = scales.map(|values| (subject.upload(&values), values));
+        Self { on_device, weights, biases, selection_bias, scales }
     }
 
     fn borrow(&self, activation: Activation) -> ExpertWeights<'_, B> {
         let [gate, up, down] = &self.on_device;
         let biases = self.biases.as_ref().map(|biases| biases.each_ref().map(|(on_device, _)| on_device));
-        let selection_bias = self.selection_bias.as_ref().map(|(on_device, _)| on_device);
-        ExpertWeights { activation, gate, up, down, biases, selection_bias }
+        ExpertWeights { activation, gate, up, down, biases }
+    }
+
+    fn choice<'a>(&'a self, routing: Routing, logits: &'a B::Buffer) -> Choice<'a, B> {
+        let on_device = |of: &'a Option<(B::Buffer, Vec<f32>)>| of.as_ref().map(|(on_device, _)| on_device);
+        let [selection_bias, scales] = [&self.selection_bias, &self.scales].map(on_device);
+        Choice { routing, logits, selection_bias, scales }
     }
 
     /// What expert `e` gives for a row, one of `rows`.
@@ -290,10 +311,14 @@ fn equals_its_equation<B: Backend>(subject: &Subject<B>, case: Case, lacks: &mut
     let norm = case.has_norm.then_some(Norm { weight: &weight, eps: EPS });
     let mut y = subject.guarded(&x);
     let on_device = subject.upload(&logits);
-    let result =
-        subject.device().expert_ffn(&mut y, rows, norm, routing, &on_device, layer.borrow(case.activation));
+    let (choice, weights) = (layer.choice(routing, &on_device), layer.borrow(case.activation));
+    let mut apart = case.goes_apart.then(|| subject.poisoned(rows * n));
+    let result = subject.device().expert_ffn(&mut y, rows, norm, choice, weights, apart.as_mut());
     if lacks.take(result, &what).is_none() {
         return;
+    }
+    if apart.is_some() {
+        assert_eq!(subject.results(&y, rows * n, &what), x, "{}: the stream is left as it is", what());
     }
 
     let seen = |x: &[f32]| match case.has_norm {
@@ -302,10 +327,16 @@ fn equals_its_equation<B: Backend>(subject: &Subject<B>, case: Case, lacks: &mut
     };
     let want = x.chunks_exact(n).zip(logits.chunks_exact(case.n_experts)).flat_map(|(x, logits)| {
         let row = seen(x);
-        let mut sums: Vec<Want> = x.iter().map(|&x| Want::exactly(x)).collect();
-        let mut magnitudes: Vec<f64> = x.iter().map(|&x| f64::from(x).abs()).collect();
+        let begin = |&x: &f32| if case.goes_apart { 0.0 } else { x };
+        let mut sums: Vec<Want> = x.iter().map(begin).map(Want::exactly).collect();
+        let mut magnitudes: Vec<f64> = sums.iter().map(|sum| sum.value.abs()).collect();
         let selection_bias = layer.selection_bias.as_ref().map(|(_, values)| &values[..]);
-        for (e, weight) in chosen(logits, selection_bias, routing) {
+        for (e, mut weight) in chosen(logits, selection_bias, routing) {
+            if let Some((_, scales)) = &layer.scales {
+                weight.value *= f64::from(scales[e]);
+                weight.tolerance =
+                    weight.tolerance * f64::from(scales[e]).abs() + roundings(1) * weight.value.abs();
+            }
             let given = layer.expert(e, &row, case, subject);
             for ((sum, magnitude), y) in sums.iter_mut().zip(&mut magnitudes).zip(given) {
                 let off = weight.value.abs() * y.tolerance + weight.tolerance * (y.value.abs() + y.tolerance);
@@ -321,7 +352,7 @@ fn equals_its_equation<B: Backend>(subject: &Subject<B>, case: Case, lacks: &mut
         };
         sums.into_iter().zip(magnitudes).map(rounded).collect::<Vec<_>>()
     });
-    subject.expect(&y, &want.collect::<Vec<_>>(), &what);
+    subject.expect(apart.as_ref().unwrap_or(&y), &want.collect::<Vec<_>>(), &what);
 }
 
 /// In a logit, whoever it is of, or in the row itself.
@@ -356,7 +387,8 @@ fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(
             let mut y = subject.guarded(&x);
             let routing = Routing { scores, normalises, ..PLAIN };
             let (weights, logits) = (layer.borrow(Activation::Silu), subject.upload(&logits));
-            let result = subject.device().expert_ffn(&mut y, rows, None, routing, &logits, weights);
+            let choice = layer.choice(routing, &logits);
+            let result = subject.device().expert_ffn(&mut y, rows, None, choice, weights, None);
             if lacks.take(result, &what).is_none() {
                 return;
             }
@@ -379,21 +411,16 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
         [(9, 8, 3), (12, 8, 3), (9, 9, 3), (12, 8, 4), (24, 3, 3)].map(|(n_out, n_in, n)| {
             experts(n_out, n_in, n).unwrap_or_else(|error| panic!("{}: {error}", subject.case("experts", n)))
         });
-    let weights = ExpertWeights {
-        activation: Activation::Silu,
-        gate: &gate,
-        up: &gate,
-        down: &down,
-        biases: None,
-        selection_bias: None,
-    };
+    let weights =
+        ExpertWeights { activation: Activation::Silu, gate: &gate, up: &gate, down: &down, biases: None };
     let (mut x, logits, five) =
         (subject.upload(&[0.0; 16]), subject.upload(&[0.0; 6]), subject.upload(&[0.0; 5]));
     let mut ffn = |up, n_used, rows, has_norm: bool| {
         let norm = has_norm.then_some(Norm { weight: &five, eps: EPS });
         let routing = Routing { n_used, ..PLAIN };
         let weights = ExpertWeights { up, ..weights };
-        device.expert_ffn(&mut x, rows, norm, routing, &logits, weights)
+        let choice = Choice { routing, logits: &logits, selection_bias: None, scales: None };
+        device.expert_ffn(&mut x, rows, norm, choice, weights, None)
     };
     ffn(&gate, 2, 0, false)
         .unwrap_or_else(|error| panic!("{}: {error}", subject.case("expert_ffn", "no rows")));
@@ -405,16 +432,22 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
     subject.expect_refusal("expert_ffn", "a row beyond the stream", ffn(&gate, 2, 3, false));
     subject.expect_refusal("expert_ffn", "a norm of five", ffn(&gate, 2, 2, true));
     let nine = subject.upload(&[0.0; 9]);
-    let mut ffn = |routing, weights| device.expert_ffn(&mut x, 2, None, routing, &logits, weights);
+    let plain = Choice { routing: PLAIN, logits: &logits, selection_bias: None, scales: None };
+    let mut short = subject.upload(&[0.0; 15]);
+    let result = device.expert_ffn(&mut x, 2, None, plain, weights, Some(&mut short));
+    subject.expect_refusal("expert_ffn", "sixteen sums for fifteen", result);
+    let mut ffn = |choice, weights| device.expert_ffn(&mut x, 2, None, choice, weights, None);
     let biases = Some([&nine, &nine, &five]);
-    let result = ffn(PLAIN, ExpertWeights { biases, ..weights });
+    let result = ffn(plain, ExpertWeights { biases, ..weights });
     subject.expect_refusal("expert_ffn", "five biases for 24 features", result);
     let three = subject.upload(&[0.0; 3]);
     let by_sigmoid = Routing { scores: Scores::Sigmoid, ..PLAIN };
-    let result = ffn(by_sigmoid, ExpertWeights { selection_bias: Some(&five), ..weights });
+    let result = ffn(Choice { routing: by_sigmoid, selection_bias: Some(&five), ..plain }, weights);
     subject.expect_refusal("expert_ffn", "selection biases of five of three experts", result);
-    let result = ffn(PLAIN, ExpertWeights { selection_bias: Some(&three), ..weights });
+    let result = ffn(Choice { selection_bias: Some(&three), ..plain }, weights);
     subject.expect_refusal("expert_ffn", "a selection bias beside a softmax", result);
+    let result = ffn(Choice { scales: Some(&five), ..plain }, weights);
+    subject.expect_refusal("expert_ffn", "scales of five of three experts", result);
     for (case, n, n_used) in [
         ("two groups of three experts", 2, 1),
         ("two experts of one group of one", 3, 1),
@@ -423,6 +456,6 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
         ("no groups", 0, 0),
     ] {
         let routing = Routing { expert_groups: Some(ExpertGroups { n, n_used }), ..PLAIN };
-        subject.expect_refusal("expert_ffn", case, ffn(routing, weights));
+        subject.expect_refusal("expert_ffn", case, ffn(Choice { routing, ..plain }, weights));
     }
 }

@@ -4,9 +4,9 @@
 //! off, unless it says otherwise.
 
 use crate::device::{
-    Backend, Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, WeightSource,
+    Backend, Buffer, Choice, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, WeightSource,
 };
-use crate::{BackendError, Columns, ExpertGroups, Heads, KvPart, Norm, Rope, RopeParams, Routing, Scores};
+use crate::{BackendError, Columns, ExpertGroups, Heads, KvPart, Norm, Rope, RopeParams, Scores};
 
 /// Checks [`Backend::write`].
 pub fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
@@ -104,9 +104,9 @@ pub fn check_expert_ffn<B: Backend>(
     x: &B::Buffer,
     rows: usize,
     norm: Option<Norm<'_, B::Buffer>>,
-    routing: Routing,
-    logits: &B::Buffer,
-    ExpertWeights { gate, up, down, biases, selection_bias, .. }: ExpertWeights<'_, B>,
+    Choice { routing, logits, selection_bias, scales }: Choice<'_, B>,
+    ExpertWeights { gate, up, down, biases, .. }: ExpertWeights<'_, B>,
+    to: Option<&B::Buffer>,
 ) -> Result<()> {
     const OP: &str = "expert_ffn";
     let (n, n_ff, n_experts) = (gate.n_in(), gate.n_out(), gate.n_experts());
@@ -138,8 +138,13 @@ pub fn check_expert_ffn<B: Backend>(
             return Err(BackendError::Unsupported { op: OP, wanted, has });
         }
     }
+    if let Some(scales) = scales {
+        BackendError::check(OP, "scales of experts", n_experts, scales.n_values())?;
+    }
     check_norm(OP, norm, n)?;
-    BackendError::check_at_least(OP, "length of the stream", rows.saturating_mul(n), x.n_values())?;
+    for stream in [Some(x), to].into_iter().flatten() {
+        BackendError::check_at_least(OP, "length of the stream", rows.saturating_mul(n), stream.n_values())?;
+    }
     let n_logits = rows.saturating_mul(n_experts);
     BackendError::check_at_least(OP, "length of the logits", n_logits, logits.n_values())
 }

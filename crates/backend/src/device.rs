@@ -136,9 +136,6 @@ pub struct ExpertWeights<'a, B: Backend> {
     pub down: &'a B::Experts,
     /// What is added to the products of gate and up, `[n_experts, n_ff]` each, and to that of down, `[n_experts, n]`.
     pub biases: Option<[&'a B::Buffer; 3]>,
-    /// What is added to the scores that decide who is chosen, `[n_experts]`, and to nothing else: experts that many rows choose are
-    /// held back so, and others brought forward (arXiv 2408.15664).
-    pub selection_bias: Option<&'a B::Buffer>,
 }
 
 impl<B: Backend> Clone for ExpertWeights<'_, B> {
@@ -148,6 +145,27 @@ impl<B: Backend> Clone for ExpertWeights<'_, B> {
 }
 
 impl<B: Backend> Copy for ExpertWeights<'_, B> {}
+
+/// Whom rows choose among experts, and what those weigh.
+pub struct Choice<'a, B: Backend> {
+    /// How they choose.
+    pub routing: Routing,
+    /// How much each is wanted, `[rows, n_experts]`.
+    pub logits: &'a B::Buffer,
+    /// What is added to the scores that decide who is chosen, `[n_experts]`, and to nothing else: experts that many rows choose are
+    /// held back so, and others brought forward (arXiv 2408.15664).
+    pub selection_bias: Option<&'a B::Buffer>,
+    /// What is multiplied with the weight of each, `[n_experts]`.
+    pub scales: Option<&'a B::Buffer>,
+}
+
+impl<B: Backend> Clone for Choice<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Choice<'_, B> {}
 
 /// A device: memory, and the ops of a transformer step.
 ///
@@ -256,17 +274,17 @@ pub trait Backend: Send + Sync + Sized + 'static {
     ) -> Result<()>;
 
     /// `x += Σ_e weight[e] W_down[e] (a(W_gate[e] n) * (W_up[e] n))` for the first `rows` rows of `x` `[rows, n]`, `n = norm(x)`
-    /// (when `norm` is given) and a the activation of `weights`; each product plus its bias, where there are some. Each row's experts and their weights come of `routing` and of the row's
-    /// `logits` `[rows, n_experts]`; nobody waits for them. Equals [`Backend::gated_ffn`] and a product for each expert of a
-    /// row, added in an order that does not depend on other rows.
+    /// (when `norm` is given) and a the activation of `weights`; each product plus its bias, where there are some. With `to`, the sum is
+    /// put there, `[rows, n]`, and `x` is left as it is. Each row's experts and their weights come of `choice`; nobody waits for them.
+    /// Equals [`Backend::gated_ffn`] and a product for each expert of a row, added in an order that does not depend on other rows.
     fn expert_ffn(
         &self,
         x: &mut Self::Buffer,
         rows: usize,
         norm: Option<Norm<'_, Self::Buffer>>,
-        routing: Routing,
-        logits: &Self::Buffer,
+        choice: Choice<'_, Self>,
         weights: ExpertWeights<'_, Self>,
+        to: Option<&mut Self::Buffer>,
     ) -> Result<()>;
 
     /// `y[r, i] = W[i] x[r, i]` for each matrix i of `w` `[n, n_out, n_in]` and the first `rows` rows of `x` `[rows, n, n_in]`, into

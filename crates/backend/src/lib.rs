@@ -24,7 +24,7 @@ pub use check::{
     check_read, check_rope, check_rope_append, check_scale, check_soft_cap, check_top_k, check_write,
 };
 pub use device::{
-    Backend, Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page,
+    Backend, Buffer, Choice, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page,
     PageTable, Result, WeightSource,
 };
 pub use error::BackendError;

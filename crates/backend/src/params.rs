@@ -42,7 +42,7 @@ impl Activation {
 ///
 /// Of the router's logits `l` come scores `p`, and the `n_used` experts of the largest are chosen, of equal ones those of lower
 /// number. Expert e among them weighs `scale p[e]`, or `scale p[e] / Σ p` over the chosen ones where `normalises`. Where experts
-/// have [a selection bias](crate::ExpertWeights::selection_bias), `p + bias` decides who is chosen, and p what it weighs. A logit that is
+/// have [a selection bias](crate::Choice::selection_bias), `p + bias` decides who is chosen, and p what it weighs. A logit that is
 /// NaN or positive infinity makes the weights NaN, so that it is noticed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {

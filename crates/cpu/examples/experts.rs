@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use kvant_backend::{Activation, Backend, ExpertWeights, Routing, Scores, WeightSource};
+use kvant_backend::{Activation, Backend, Choice, ExpertWeights, Routing, Scores, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_cpu::{CpuDevice, CpuExperts};
@@ -52,15 +52,9 @@ fn main() {
             let used = if rows == 1 { LAYERS } else { 1 };
             let started = Instant::now();
             for [gate, up, down] in &layers[..used] {
-                let weights = ExpertWeights {
-                    activation: Activation::Silu,
-                    gate,
-                    up,
-                    down,
-                    biases: None,
-                    selection_bias: None,
-                };
-                device.expert_ffn(&mut x, rows, None, routing, &logits, weights).expect("shapes agree");
+                let weights = ExpertWeights { activation: Activation::Silu, gate, up, down, biases: None };
+                let choice = Choice { routing, logits: &logits, selection_bias: None, scales: None };
+                device.expert_ffn(&mut x, rows, None, choice, weights, None).expect("shapes agree");
             }
             best = best.min(started.elapsed().as_secs_f64() / used as f64);
         }

@@ -3,12 +3,12 @@
 use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, Columns, DeltaInputs, DeltaRule, DeviceInfo,
-    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result,
-    RopeParams, Routing, ShortConv, StatePart, WeightSource, check_add_normed, check_copy,
-    check_copy_columns, check_delta_rule, check_embed, check_expert_ffn, check_gate, check_gate_rows,
-    check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read, check_rope,
-    check_scale, check_short_conv, check_soft_cap, check_top_k, check_write, limits,
+    Activation, AttendParams, Backend, BackendError, Candidate, Choice, Columns, DeltaInputs, DeltaRule,
+    DeviceInfo, ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page,
+    Result, RopeParams, ShortConv, StatePart, WeightSource, check_add_normed, check_copy, check_copy_columns,
+    check_delta_rule, check_embed, check_expert_ffn, check_gate, check_gate_rows, check_gated_ffn,
+    check_layer_norm, check_project, check_project_each, check_read, check_rope, check_scale,
+    check_short_conv, check_soft_cap, check_top_k, check_write, limits,
 };
 use kvant_codec::DType;
 
@@ -236,21 +236,24 @@ impl Backend for CpuDevice {
         x: &mut CpuBuffer,
         rows: usize,
         norm: Option<Norm<'_, CpuBuffer>>,
-        routing: Routing,
-        logits: &CpuBuffer,
+        choice: Choice<'_, Self>,
         weights: ExpertWeights<'_, Self>,
+        to: Option<&mut CpuBuffer>,
     ) -> Result<()> {
-        check_expert_ffn(x, rows, norm, routing, logits, weights)?;
-        let ExpertWeights { activation, gate, up, down, biases, selection_bias } = weights;
+        check_expert_ffn(x, rows, norm, choice, weights, to.as_deref())?;
+        let ExpertWeights { activation, gate, up, down, biases } = weights;
+        let Choice { routing, logits, selection_bias, scales } = choice;
         let n = gate.n_in();
         let (norm, logits) = (norm.map(norm_parts), &logits.as_slice()[..rows * gate.n_experts()]);
         let biased = |w, i: usize| Biased::new(w, biases.map(|biases| biases[i].as_slice()));
         let (gate, up, down) = (biased(gate, 0), biased(up, 1), biased(down, 2));
-        let selection_bias = selection_bias.map(CpuBuffer::as_slice);
-        let layer = ExpertFfn { norm, routing, logits, selection_bias, activation, gate, up, down };
+        let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(CpuBuffer::as_slice));
+        let choice = matmul::Choice { routing, logits, selection_bias, scales };
+        let layer = ExpertFfn { norm, choice, activation, gate, up, down };
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
         let x = &mut x.as_mut_slice()[..rows * n];
-        matmul::expert_ffn(self.isa, &self.pool, &mut scratch, layer, x)
+        let to = to.map(|to| &mut to.as_mut_slice()[..rows * n]);
+        matmul::expert_ffn(self.isa, &self.pool, &mut scratch, layer, x, to)
     }
 
     fn project_each(&self, x: &CpuBuffer, rows: usize, w: &CpuExperts, y: &mut CpuBuffer) -> Result<()> {

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, Columns, DeltaInputs, DeltaRule, DeviceInfo,
-    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result,
-    Rope, RopeParams, Routing, ShortConv, StatePart, WeightSource, check_add_normed, check_append,
+    Activation, AttendParams, Backend, BackendError, Candidate, Choice, Columns, DeltaInputs, DeltaRule,
+    DeviceInfo, ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page,
+    Result, Rope, RopeParams, ShortConv, StatePart, WeightSource, check_add_normed, check_append,
     check_attend, check_copy, check_copy_columns, check_delta_rule, check_embed, check_expert_ffn,
     check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each,
     check_read, check_rope, check_rope_append, check_scale, check_short_conv, check_soft_cap, check_top_k,
@@ -341,12 +341,13 @@ impl Backend for CudaDevice {
         x: &mut CudaBuffer,
         rows: usize,
         norm: Option<Norm<'_, CudaBuffer>>,
-        routing: Routing,
-        logits: &CudaBuffer,
+        choice: Choice<'_, Self>,
         weights: ExpertWeights<'_, Self>,
+        to: Option<&mut CudaBuffer>,
     ) -> Result<()> {
-        check_expert_ffn(x, rows, norm, routing, logits, weights)?;
-        let ExpertWeights { activation, gate, up, down, biases, selection_bias } = weights;
+        check_expert_ffn(x, rows, norm, choice, weights, to.as_deref())?;
+        let ExpertWeights { activation, gate, up, down, biases } = weights;
+        let Choice { routing, logits, selection_bias, scales } = choice;
         if let Some(expert_groups) =
             routing.expert_groups.filter(|expert_groups| expert_groups.n > experts::MAX_EXPERT_GROUPS)
         {
@@ -358,9 +359,11 @@ impl Backend for CudaDevice {
         }
         let biases = biases.map(|biases| biases.map(CudaBuffer::ptr));
         let layer = experts::Layer { activation, gate, up, down, biases };
-        let (logits, selection_bias) = (logits.ptr(), selection_bias.map(CudaBuffer::ptr));
-        let routes = experts::Routes { logits, selection_bias, routing, n_experts: gate.n_experts() };
-        Ok(experts::expert_ffn(&self.cx, x.ptr(), [rows, gate.n_in()], norm.map(norm_parts), routes, layer)?)
+        let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(CudaBuffer::ptr));
+        let n_experts = gate.n_experts();
+        let routes = experts::Routes { logits: logits.ptr(), selection_bias, scales, routing, n_experts };
+        let (x, to, norm) = (x.ptr(), to.map(|to| to.ptr()), norm.map(norm_parts));
+        Ok(experts::expert_ffn(&self.cx, (x, to), [rows, gate.n_in()], norm, routes, layer)?)
     }
 
     fn project_each(&self, x: &CudaBuffer, rows: usize, w: &CudaExperts, y: &mut CudaBuffer) -> Result<()> {

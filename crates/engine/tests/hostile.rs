@@ -61,7 +61,8 @@ fn is_optional(model: &Path, name: &str) -> bool {
     let ends = ["attn_q", "attn_k", "attn_v", "attn_output", "exp_probs_b", "ffn_gate_inp"];
     let is_bias = |end: &&str| name.ends_with(&format!("{end}.bias"));
     // Of the only layer that might have values or not.
-    let only = model.file_stem().is_some_and(|stem| stem == SHARED) && name == "blk.2.attn_v.weight";
+    let only = [(SHARED, "blk.2.attn_v.weight"), (EXPERTS, "blk.1.attn_v.weight")];
+    let only = only.iter().any(|of| model.file_stem().is_some_and(|stem| stem == of.0) && name == of.1);
     let whole = ["output.weight", "rope_freqs.weight"].contains(&name);
     only || whole || name.ends_with("layer_output_scale.weight") || ends.iter().any(is_bias)
 }
@@ -75,7 +76,7 @@ fn a_model_of_any_family_that_lacks_a_tensor_says_which() {
             let error = open(without(&gguf, name)).err().unwrap_or_else(|| panic!("{model} without {name}"));
             // One that stands for several is missed as the first of them.
             let first = name.replace("attn_qkv", "attn_q").replace("attn_kv_b", "attn_k_b");
-            let first = first.replace("ffn_up", "ffn_gate");
+            let first = first.replace("ffn_up", "ffn_gate").replace("gate_up_exps", "gate_exps");
             let names_it = error.contains(name.as_str()) || error.contains(&first);
             assert!(names_it && is_a_line(&error), "{model} without {name}: {error}");
         }
@@ -120,9 +121,10 @@ fn numbers_that_make_no_sense_are_refused_or_harmless() {
     assert!(seen.len() >= 20, "only {seen:?}");
 }
 
-/// The two of Gemma 4: one whose values are keys, and one that shares keys and values and is given numbers of each token.
+/// Those of Gemma 4: one whose values are keys, one that shares keys and values and is given numbers of each token, one with experts.
 const KEYS: &str = "gemma4-h64-h128-g4-window20-keys";
 const SHARED: &str = "gemma4-h64-h96-g2-window24-shared-given";
+const EXPERTS: &str = "gemma4-h64-g2-window20-experts";
 
 #[test]
 fn what_gemma_4_says_of_its_layers_fits_together_or_is_refused_in_a_line() {
@@ -157,7 +159,7 @@ fn what_gemma_4_says_of_its_layers_fits_together_or_is_refused_in_a_line() {
         ),
         (KEYS, "rope.dimension_count", 64, "rope_freqs.weight"),
         (KEYS, "embedding_length_per_layer_input", 8, "per_layer_token_embd.weight"),
-        (KEYS, "expert_count", 4, "not supported yet: experts in the family gemma4 (gemma4.expert_count)"),
+        (KEYS, "expert_count", 4, "\"gemma4.expert_used_count\""),
         (
             SHARED,
             "attention.shared_kv_layers",

@@ -16,6 +16,7 @@ pub use latent::Latent;
 pub use recurrence::Recurrence;
 
 use crate::ModelError;
+use crate::SharedExpert;
 use crate::family::{Factors, Family, NormKind, Norms, Scale, Unturned};
 use crate::rope::{Rope, Scaling, Temperature};
 use crate::weights::decode_vector;
@@ -93,8 +94,8 @@ pub struct ExpertSpec {
     pub n_ff: usize,
     /// How a row chooses among them.
     pub routing: Routing,
-    /// Whether what every row goes through besides has a gate.
-    pub gates_shared: bool,
+    /// What every row goes through besides.
+    pub shared: SharedExpert,
 }
 
 /// What a layer keeps of past tokens.

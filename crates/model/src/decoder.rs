@@ -7,15 +7,16 @@
 //! in one pass over the weights. What a row becomes does not depend on the others.
 
 use kvant_backend::{
-    Backend, ExpertWeights, Gate, Heads, Input, KvPart, Norm, Output, Page, Rope, RopeParams, Rows,
+    Backend, BackendError, Gate, Heads, Input, KvPart, Norm, Output, Page, Rope, RopeParams, Rows,
 };
 use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
-use crate::weights::{Attention, Experts, FeedForward, KvWeights, Layer, Mixer, Weights};
-use crate::{Config, ExpertSpec, HeadNorms, LayerSpec, LayerState, ModelError, NormKind};
+use crate::weights::{Attention, KvWeights, Mixer, Weights};
+use crate::{Config, HeadNorms, LayerSpec, LayerState, ModelError, NormKind};
 
 mod activations;
+mod feed_forward;
 mod latent;
 mod per_layer;
 mod recurrent;
@@ -341,15 +342,9 @@ impl<B: Backend> Decoder<B> {
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&weights.q_norm);
         let are_together = spec.norms.heads == HeadNorms::Together;
-        // Of which nothing is turned.
-        let norm_heads =
-            |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, heads: Heads| match norm.take() {
-                Some(norm) => {
-                    let unturned = RopeParams { n_rot: 0, ..rope };
-                    backend.rope(x, rows, heads, Some(norm), unturned, angles)
-                }
-                None => Ok(()),
-            };
+        let norm_heads = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, heads: Heads| {
+            self.normalise(backend, (x, rows, heads), norm.take(), (rope, angles))
+        };
         let norm_row = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, dim: usize| {
             norm_heads(x, norm, Heads { n: 1, dim })
         };
@@ -433,51 +428,6 @@ impl<B: Backend> Decoder<B> {
             row -= part.n;
         }
         Ok(())
-    }
-
-    /// `x += W_down (a(W_gate n) * (W_up n))`, `n = norm(x)`, `a` the activation; norms where the layer has them. Where both halves
-    /// share one, n is attention's. In a layer of experts, `x +=` what those give that each row chooses, and the one that all
-    /// share, as its gate weighs it.
-    fn feed_forward(
-        &self,
-        backend: &B,
-        (layer, spec): (&Layer<B>, &LayerSpec),
-        act: &mut Activations<B>,
-        rows: usize,
-    ) -> Result<(), ModelError> {
-        if let Some(FeedForward { gate, up, .. }) = &layer.ffn {
-            let input = match spec.norms.shared {
-                // Attention has left it there.
-                true => Input { x: &act.spare, norm: None, first_row: 0, rows },
-                false => {
-                    self.enter(backend, spec.norms.kind, &layer.ffn_norm, (&act.x, &mut act.spare), rows)?
-                }
-            };
-            backend.gated_ffn(input, spec.activation, gate, up, &mut act.hidden)?;
-        }
-        if let (Some(experts), Some(ExpertSpec { routing, .. })) = (&layer.experts, spec.experts) {
-            // Families with experts enter every half through an RMSNorm of its own.
-            let norm = self.norm(&layer.ffn_norm);
-            let input = Input { x: &act.x, norm, first_row: 0, rows };
-            let Experts { router, router_bias, selection_bias, gate, up, down, biases, shared_gate } =
-                experts;
-            let output = |w, bias, y| Output { w, bias, y, accumulate: false };
-            let router = output(router, router_bias.as_ref(), &mut act.router);
-            match shared_gate {
-                Some(w) => backend.project(input, &mut [router, output(w, None, &mut act.shared_gate)])?,
-                None => backend.project(input, &mut [router])?,
-            }
-            let biases = biases.as_ref().map(|biases| biases.each_ref());
-            let (activation, selection_bias) = (spec.activation, selection_bias.as_ref());
-            let weights = ExpertWeights { activation, gate, up, down, biases, selection_bias };
-            backend.expert_ffn(&mut act.x, rows, norm, routing, &act.router, weights)?;
-            if shared_gate.is_some() {
-                backend.gate_rows(&mut act.hidden, rows, spec.n_ff, &act.shared_gate)?;
-            }
-        }
-        let Some(FeedForward { down, .. }) = &layer.ffn else { return Ok(()) };
-        let branch = Branch { of: &act.hidden, w: down, bias: None, norm: &layer.ffn_after };
-        self.add(backend, &mut act.x, branch, &mut act.spare, rows)
     }
 
     /// `x += W y + b`, or `x += norm(W y + b)`.
@@ -564,6 +514,20 @@ impl<B: Backend> Decoder<B> {
                 Ok(Input { x: spare, norm: None, first_row: 0, rows })
             }
             (_, norm) => Ok(Input { x, norm, first_row: 0, rows }),
+        }
+    }
+
+    /// Normalises the heads of rows where they are: as RoPE does, which turns nothing here.
+    fn normalise(
+        &self,
+        backend: &B,
+        (x, rows, heads): (&mut B::Buffer, usize, Heads),
+        norm: Option<Norm<'_, B::Buffer>>,
+        (rope, angles): (RopeParams, &B::Buffer),
+    ) -> Result<(), BackendError> {
+        match norm {
+            Some(norm) => backend.rope(x, rows, heads, Some(norm), RopeParams { n_rot: 0, ..rope }, angles),
+            None => Ok(()),
         }
     }
 

@@ -151,21 +151,24 @@ pub(crate) struct ExpertRule {
     pub normalises: bool,
     /// What is made of the router's logits.
     pub scores: Scores,
-    /// The expert besides, which all rows go through.
+    /// What all rows go through besides.
     pub shared: SharedExpert,
     /// Whether a file without experts is none of the family.
     pub is_required: bool,
 }
 
-/// An expert that all rows go through.
+/// What all rows go through in a layer of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SharedExpert {
-    /// There is none.
+pub enum SharedExpert {
+    /// Nothing.
     None,
-    /// A gate weighs what it gives.
+    /// An expert; a gate weighs what it gives.
     Gated,
-    /// What it gives is added as it is: several experts side by side, as many as the file says, or none.
+    /// Several experts side by side, as many as the file says, or none; what they give is added as it is.
     Several,
+    /// A feed-forward layer as layers without experts have it. What it gives, what the experts give and what comes of both are
+    /// normalised.
+    Beside,
 }
 
 /// Layers with a window among others.
@@ -280,6 +283,7 @@ static FAMILIES: &[Family] = &[
         windows: Some(Windows { base: Some(10_000.0), own_heads: true, ..WINDOWS }),
         scale: Scale::None,
         values_of_keys: true,
+        experts: Some(ExpertRule { shared: SharedExpert::Beside, is_required: false, ..EXPERTS }),
         ..GEMMA
     },
     Family { name: "glm4", norms: Norms { after: true, ..LLAMA.norms }, experts: None, ..LLAMA },

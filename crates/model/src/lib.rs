@@ -15,6 +15,6 @@ mod weights;
 pub use config::{Config, ExpertSpec, Latent, LayerSpec, LayerState, Recurrence};
 pub use decoder::{Activations, Decoder, Entry, OnQueries, Outputs, StepError, StepPart, Want};
 pub use error::ModelError;
-pub use family::{Family, HeadNorms, NormKind, Norms};
+pub use family::{Family, HeadNorms, NormKind, Norms, SharedExpert};
 pub use rope::{Rope, Scaling, Temperature};
 pub use weights::{Part, Weights, check_finite};

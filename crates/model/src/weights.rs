@@ -5,22 +5,24 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, Scores, SharedBytes, WeightSource, limits};
+use kvant_backend::{Backend, SharedBytes, WeightSource, limits};
 use kvant_codec::DType;
 use kvant_codec::finite::find_broken_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
+mod experts;
 mod latent;
 mod mixer;
 mod per_layer;
 
+pub(crate) use experts::{Beside, Experts};
 pub(crate) use latent::LatentAttention;
 pub(crate) use mixer::{Attention, Delta, KvWeights, Mixer, Recurrent};
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 
-use crate::config::{LayerState, SELECTION_BIAS};
+use crate::config::LayerState;
 use crate::retype::{convert, retyped};
-use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms};
+use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms, SharedExpert};
 
 /// The weights of one decoder layer. Matrices are `[n_out, n_in]`.
 pub struct Layer<B: Backend> {
@@ -45,23 +47,6 @@ pub(crate) struct FeedForward<B: Backend> {
     pub(crate) gate: B::Matrix,
     pub(crate) up: B::Matrix,
     pub(crate) down: B::Matrix,
-}
-
-/// The experts of a layer.
-pub(crate) struct Experts<B: Backend> {
-    /// Says how much each expert is wanted, `[n_experts, n_embd]`.
-    pub(crate) router: B::Matrix,
-    /// `[n_experts]`
-    pub(crate) router_bias: Option<B::Buffer>,
-    /// Added to what decides who is chosen, `[n_experts]`.
-    pub(crate) selection_bias: Option<B::Buffer>,
-    pub(crate) gate: B::Experts,
-    pub(crate) up: B::Experts,
-    pub(crate) down: B::Experts,
-    /// What is added to the products of gate, up and down, `[n_experts, n_out]` each.
-    pub(crate) biases: Option<[B::Buffer; 3]>,
-    /// Says how much the expert is wanted that all rows share, `[1, n_embd]`.
-    pub(crate) shared_gate: Option<B::Matrix>,
 }
 
 /// A run of decoder layers, with the embedding when it begins the model and the output when it ends it: what one
@@ -136,7 +121,7 @@ impl Part {
         let of_layer = |index: usize| {
             let ExpertSpec { n, routing, .. } = config.layers[index].experts?;
             let name = |suffix: &&str| format!("blk.{index}.{suffix}");
-            let tensors = EXPERT_TENSORS.iter().filter_map(|suffix| gguf.find_info(&name(suffix)));
+            let tensors = experts::TENSORS.iter().filter_map(|suffix| gguf.find_info(&name(suffix)));
             let all: usize = tensors.map(|info| self.tensor_bytes(info)).sum();
             Some([all, all / n * routing.n_used])
         };
@@ -285,12 +270,6 @@ impl<B: Backend> Weights<B> {
 const KV_TENSORS: [&str; 5] =
     ["attn_k.weight", "attn_v.weight", "attn_k.bias", "attn_v.bias", "attn_k_norm.weight"];
 
-/// The tensors that have a matrix for each expert.
-const EXPERT_TENSORS: [&str; 3] = ["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"];
-
-/// What is added to their products.
-const EXPERT_BIASES: [&str; 3] = ["ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"];
-
 struct Loader<'a, B: Backend> {
     gguf: &'a Arc<Gguf>,
     part: &'a Part,
@@ -325,54 +304,13 @@ impl<B: Backend> Loader<'_, B> {
         if n_ff == 0 {
             return Ok(None);
         }
-        let [gate, up, down] = match experts {
-            None => ["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"],
+        let [gate, up, down] = match experts.map(|experts| experts.shared) {
+            None | Some(SharedExpert::Beside) => ["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"],
             Some(_) => ["ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"],
         };
         let [gate, up] = self.matrices(up, [(gate, n_ff), (up, n_ff)], index, c.n_embd)?;
         let down = self.matrix(&format!("blk.{index}.{down}"), n_ff, c.n_embd)?;
         Ok(Some(FeedForward { gate, up, down }))
-    }
-
-    fn experts(
-        &mut self,
-        c: &Config,
-        index: usize,
-        ExpertSpec { n, n_ff, gates_shared, routing }: ExpertSpec,
-    ) -> Result<Experts<B>, ModelError> {
-        let name = |suffix: &str| format!("blk.{index}.{suffix}");
-        let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
-        let router_bias = self.optional_vector(&name("ffn_gate_inp.bias"), n)?;
-        let selection_bias = self.optional_vector(&name(SELECTION_BIAS), n)?;
-        if selection_bias.is_some() && routing.scores == Scores::Softmax {
-            let what = format!("'{}' beside a softmax", name(SELECTION_BIAS));
-            return Err(ModelError::Unsupported { what });
-        }
-        let biases = self.expert_biases(index, n, [n_ff, n_ff, c.n_embd])?;
-        let [gate, up, down] = EXPERT_TENSORS.map(name);
-        let gate = self.expert_stack(&gate, [c.n_embd, n_ff, n])?;
-        let up = self.expert_stack(&up, [c.n_embd, n_ff, n])?;
-        let down = self.expert_stack(&down, [n_ff, c.n_embd, n])?;
-        let shared_gate = match gates_shared {
-            true => Some(self.matrix(&format!("blk.{index}.ffn_gate_inp_shexp.weight"), c.n_embd, 1)?),
-            false => None,
-        };
-        Ok(Experts { router, router_bias, selection_bias, gate, up, down, biases, shared_gate })
-    }
-
-    /// Biases of the products of gate, up and down of `n` experts, each so wide: of all, or of none.
-    fn expert_biases(
-        &mut self,
-        index: usize,
-        n: usize,
-        widths: [usize; 3],
-    ) -> Result<Option<[B::Buffer; 3]>, ModelError> {
-        let names = EXPERT_BIASES.map(|suffix| format!("blk.{index}.{suffix}"));
-        if !names.iter().any(|name| self.has(name)) {
-            return Ok(None);
-        }
-        let [gate, up, down] = [0, 1, 2].map(|i| self.flat(&names[i], &[widths[i], n]));
-        Ok(Some([gate?, up?, down?]))
     }
 
     fn has(&self, name: &str) -> bool {
@@ -388,19 +326,6 @@ impl<B: Backend> Loader<'_, B> {
     fn stack(&mut self, name: &str, [n_in, n_out, n]: [usize; 3]) -> Result<B::Experts, ModelError> {
         let source = self.rows(name, &[n_in, n_out, n], 0..n_out * n)?;
         Ok(self.backend.experts(source, n)?)
-    }
-
-    /// As [`Loader::stack`], left in the file where this part maps its experts.
-    fn expert_stack(&mut self, name: &str, shape: [usize; 3]) -> Result<B::Experts, ModelError> {
-        if !self.part.maps_experts {
-            return self.stack(name, shape);
-        }
-        if !matches!(self.gguf.tensor(name)?.bytes, Cow::Borrowed(_)) {
-            return Err(ModelError::NotInFile { tensor: name.to_owned() });
-        }
-        let [_, n_out, n] = shape;
-        let source = self.rows(name, &shape, 0..n_out * n)?;
-        Ok(self.backend.mapped_experts(source, n)?)
     }
 
     /// Matrices of layer `index`, of so many rows each: tensors of their own, or where there is none for the first, the rows of

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Buffer, Candidate, Columns, DeltaInputs, DeltaRule,
-    DeviceInfo, ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page,
-    Result, RopeParams, Routing, ShortConv, StatePart, WeightSource, check_add_normed, check_append,
+    Activation, AttendParams, Backend, BackendError, Buffer, Candidate, Choice, Columns, DeltaInputs,
+    DeltaRule, DeviceInfo, ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm,
+    Output, Page, Result, RopeParams, ShortConv, StatePart, WeightSource, check_add_normed, check_append,
     check_attend, check_copy, check_copy_columns, check_delta_rule, check_embed, check_expert_ffn,
     check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each,
     check_read, check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write,
@@ -240,11 +240,11 @@ impl Backend for WgpuDevice {
         x: &mut WgpuBuffer,
         rows: usize,
         norm: Option<Norm<'_, WgpuBuffer>>,
-        routing: Routing,
-        logits: &WgpuBuffer,
+        choice: Choice<'_, Self>,
         weights: ExpertWeights<'_, Self>,
+        to: Option<&mut WgpuBuffer>,
     ) -> Result<()> {
-        check_expert_ffn(x, rows, norm, routing, logits, weights)?;
+        check_expert_ffn(x, rows, norm, choice, weights, to.as_deref())?;
         if rows == 0 { Ok(()) } else { Err(lacks("expert_ffn", "layers of experts")) }
     }
 

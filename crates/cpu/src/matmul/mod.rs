@@ -40,7 +40,7 @@ use crate::{Isa, Pool};
 use panel::{Line, PANEL, Panels};
 
 pub use experts::CpuExperts;
-pub(crate) use experts::{Biased, ExpertFfn, expert_ffn, project_each};
+pub(crate) use experts::{Biased, Choice, ExpertFfn, expert_ffn, project_each};
 pub(crate) use work::{Operand, Product, Scratch, To, gated_ffn, project};
 
 /// Below this many values a parallel region costs more than it saves.

@@ -9,6 +9,7 @@
 struct ChooseParams {
     const float* logits;     // [rows, n_experts]
     const float* selection_bias;  // [n_experts] or null
+    const float* scales;          // the same
     u32* experts;            // [slots], the most wanted of each row first
     float* weights;          // [slots]
     u32 n_experts;
@@ -97,7 +98,8 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
     __syncthreads();
     for (u32 j = lane; j < p.n_used; j += 32) {
         float logit = logits[experts[j]], score = p.is_sigmoid ? sigmoid(logit) : expf(logit - most);
-        p.weights[(size_t)blockIdx.x * p.n_used + j] = p.scale * (score / total);
+        float weight = p.scale * (score / total);
+        p.weights[(size_t)blockIdx.x * p.n_used + j] = p.scales ? weight * p.scales[experts[j]] : weight;
     }
 }
 
@@ -160,15 +162,15 @@ struct JoinParams {
     u32 rows;
     u32 n;
     u32 n_used;
-    u32 unused;
+    u32 accumulate;
 };
 
-// x += sum of weight y over the slots of a row, in their order; a value per thread.
+// x += sum (or x = sum) of weight y over the slots of a row, in their order; a value per thread.
 extern "C" __global__ void join(const __grid_constant__ JoinParams p) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)p.rows * p.n) return;
     size_t slot = i / p.n * p.n_used;
-    float sum = p.x[i];
+    float sum = p.accumulate ? p.x[i] : 0.0f;
     for (u32 j = 0; j < p.n_used; j++) sum += p.weights[slot + j] * p.y[(slot + j) * p.n + i % p.n];
     p.x[i] = sum;
 }

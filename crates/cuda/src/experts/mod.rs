@@ -78,6 +78,8 @@ pub(crate) struct Routes {
     pub logits: DevicePtr,
     /// `[n_experts]`
     pub selection_bias: Option<DevicePtr>,
+    /// `[n_experts]`
+    pub scales: Option<DevicePtr>,
     pub n_experts: usize,
     pub routing: Routing,
 }
@@ -98,6 +100,7 @@ pub(crate) struct Layer<'a> {
 struct ChooseParams {
     logits: DevicePtr,
     selection_bias: DevicePtr,
+    scales: DevicePtr,
     experts: DevicePtr,
     weights: DevicePtr,
     n_experts: u32,
@@ -139,13 +142,13 @@ struct JoinParams {
     rows: u32,
     n: u32,
     n_used: u32,
-    unused: u32,
+    accumulate: u32,
 }
 
-/// Adds what the experts give to `x` `[rows, n]`.
+/// Adds what the experts give to `x` `[rows, n]`, or puts it to another place.
 pub(crate) fn expert_ffn(
     cx: &Context,
-    x: DevicePtr,
+    (x, to): (DevicePtr, Option<DevicePtr>),
     [rows, n]: [usize; 2],
     norm: Option<NormParts>,
     routes: Routes,
@@ -187,14 +190,15 @@ pub(crate) fn expert_ffn(
     let mut input = Operand::new(hidden.ptr(), [slots, n_ff], None);
     product::product(cx, &mut input, &product(down, of_down, given.ptr(), 1))?;
     let [rows, n, n_used] = [rows, n, n_used].map(|n| n as u32);
-    let params = JoinParams { y: given.ptr(), weights: weights.ptr(), x, rows, n, n_used, unused: 0 };
+    let (x, accumulate) = to.map_or((x, 1), |to| (to, 0));
+    let params = JoinParams { y: given.ptr(), weights: weights.ptr(), x, rows, n, n_used, accumulate };
     cx.launch(cx.kernel(&SOURCE, "join")?, Launch::linear((rows * n).div_ceil(THREADS), THREADS), &params)
 }
 
 /// Lets the rows choose: experts and what they weigh, `[slots]` each.
 fn choose(
     cx: &Context,
-    Routes { logits, selection_bias, n_experts, routing }: Routes,
+    Routes { logits, selection_bias, scales, n_experts, routing }: Routes,
     rows: usize,
     experts: DevicePtr,
     weights: DevicePtr,
@@ -208,6 +212,7 @@ fn choose(
     let params = ChooseParams {
         logits,
         selection_bias: selection_bias.unwrap_or(0),
+        scales: scales.unwrap_or(0),
         experts,
         weights,
         n_experts,

@@ -31,7 +31,10 @@ impl FeedForward {
 
     /// Width of what each row of a layer goes through.
     pub fn n_ff(&self, index: usize) -> usize {
-        if self.of_layer(index).is_some() { self.shared } else { self.dense[index] }
+        match self.of_layer(index) {
+            Some(experts) if experts.shared != SharedExpert::Beside => self.shared,
+            _ => self.dense[index],
+        }
     }
 }
 
@@ -86,7 +89,8 @@ pub(super) fn read(
     let widest = dense.iter().copied().max().unwrap_or(0);
     let n_ff = keys.size_or("expert_feed_forward_length", widest)?;
     let shared = match rule.shared {
-        SharedExpert::None => 0,
+        // The layer says how wide.
+        SharedExpert::None | SharedExpert::Beside => 0,
         SharedExpert::Gated => keys.size_or("expert_shared_feed_forward_length", widest)?,
         SharedExpert::Several => keys.count("expert_shared_count")?.saturating_mul(n_ff),
     };
@@ -95,7 +99,7 @@ pub(super) fn read(
     let n_leading = keys.count("leading_dense_block_count")?;
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
     let routing = Routing { n_used, scores, normalises, scale, expert_groups };
-    let experts = Some(ExpertSpec { n, n_ff, routing, gates_shared: rule.shared == SharedExpert::Gated });
+    let experts = Some(ExpertSpec { n, n_ff, routing, shared: rule.shared });
     Ok(FeedForward { dense, shared, experts, n_leading, step })
 }
 

@@ -4,7 +4,7 @@ use kvant_backend::{Backend, BackendError, DeltaRule};
 
 use super::Decoder;
 use crate::config::Recurrence;
-use crate::{LayerSpec, ModelError};
+use crate::{LayerSpec, ModelError, SharedExpert};
 
 /// The activations of a step. They belong to the device, not to a sequence; a step allocates nothing.
 ///
@@ -33,6 +33,8 @@ pub struct Activations<B: Backend> {
     pub(super) hidden: B::Buffer,
     /// How much each expert is wanted, `[rows, n_experts]`.
     pub(super) router: B::Buffer,
+    /// What experts give that stand beside a feed-forward layer, `[rows, n_embd]`.
+    pub(super) from_experts: B::Buffer,
     /// How much the expert is wanted that all rows share, `[rows]`.
     pub(super) shared_gate: B::Buffer,
     /// What enters a convolution, `[rows, n_in of it]`.
@@ -78,6 +80,8 @@ impl<B: Backend> Decoder<B> {
         let widest = |cols: fn(&LayerSpec) -> usize| buffer(c.layers.iter().map(cols).max().unwrap_or(0));
         let given = self.weights.per_layer.as_ref().map_or(0, |of| of.projections.len());
         let n_given = c.n_per_layer.unwrap_or(0);
+        let shares =
+            |how| c.layers.iter().any(|layer| layer.experts.is_some_and(|experts| experts.shared == how));
         let writes = || widest(|layer| rule_of(layer).map_or(0, |rule| rule.n_v_heads));
         Ok(Activations {
             max_rows,
@@ -92,7 +96,8 @@ impl<B: Backend> Decoder<B> {
             turned_key: widest(|layer| layer.latent.map_or(0, |of| of.n_rot))?,
             hidden: widest(|layer| layer.n_ff)?,
             router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
-            shared_gate: widest(|layer| usize::from(layer.experts.is_some_and(|of| of.gates_shared)))?,
+            from_experts: buffer(if shares(SharedExpert::Beside) { c.n_embd } else { 0 })?,
+            shared_gate: buffer(usize::from(shares(SharedExpert::Gated)))?,
             entering: widest(|layer| layer.recurrence().map_or(0, |of| of.conv().n_in()))?,
             convolved: widest(|layer| rule_of(layer).map_or(0, |rule| rule.n_qkv()))?,
             gates: widest(|layer| if layer.gated || rule_of(layer).is_some() { layer.n_out() } else { 0 })?,

@@ -139,16 +139,24 @@ impl<'a> Biased<'a> {
     }
 }
 
+/// See [`Choice`](kvant_backend::Choice).
+#[derive(Clone, Copy)]
+pub(crate) struct Choice<'a> {
+    pub routing: Routing,
+    /// `[rows, n_experts]`
+    pub logits: &'a [f32],
+    /// `[n_experts]`
+    pub selection_bias: Option<&'a [f32]>,
+    /// `[n_experts]`
+    pub scales: Option<&'a [f32]>,
+}
+
 /// The operands of the op. Shapes have been checked.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpertFfn<'a> {
     /// Weight `[n]` and eps.
     pub norm: Option<(&'a [f32], f32)>,
-    pub routing: Routing,
-    /// `[rows, n_experts]`.
-    pub logits: &'a [f32],
-    /// `[n_experts]`
-    pub selection_bias: Option<&'a [f32]>,
+    pub choice: Choice<'a>,
     pub activation: Activation,
     pub gate: Biased<'a>,
     pub up: Biased<'a>,
@@ -169,7 +177,7 @@ pub(super) struct Scratch {
     hidden: Vec<f32>,
 }
 
-/// Adds what the experts give to `x` `[rows, n]`.
+/// Adds what the experts give to `x` `[rows, n]`, or puts it `to` another place.
 ///
 /// # Errors
 /// [`BackendError::OutOfMemory`] where experts have to be laid out.
@@ -179,11 +187,12 @@ pub(crate) fn expert_ffn(
     scratch: &mut work::Scratch,
     layer: ExpertFfn<'_>,
     x: &mut [f32],
+    to: Option<&mut [f32]>,
 ) -> Result<(), BackendError> {
-    let ExpertFfn { norm, routing, logits, selection_bias, activation, gate, up, down } = layer;
+    let ExpertFfn { norm, choice, activation, gate, up, down } = layer;
     let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
     let Scratch { routes, tiles, picked, gates, hidden } = own;
-    routes.choose(logits, selection_bias, gate.w.n_experts(), routing);
+    routes.choose(choice, gate.w.n_experts());
     let lay = |of: Biased<'_>| of.w.laid_out(isa, pool, routes.groups.iter().map(|group| group.expert));
     let laid_out = [lay(gate)?, lay(up)?, lay(down)?];
     let [gate, up, down] =
@@ -207,7 +216,14 @@ pub(crate) fn expert_ffn(
     let source =
         Source { x: &hidden[..n_hidden], picks: None, n_in: down.w.n_in(), norm: None, rotates: false };
     stage.fill(forms, [down.w, down.w], source, hidden);
-    stage.joined(forms, workspaces, hidden, down, (&routes.rows, &routes.weights), x);
+    let sum = match to {
+        Some(to) => {
+            to.fill(0.0);
+            to
+        }
+        None => x,
+    };
+    stage.joined(forms, workspaces, hidden, down, (&routes.rows, &routes.weights), sum);
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use kvant_backend::{Candidate, Routing, Scores};
 
+use super::Choice;
 use super::choose::{Chooser, sigmoid};
 use crate::exp::exp;
 
@@ -31,18 +32,16 @@ pub(super) struct Group {
 }
 
 impl Routes {
-    /// Lets the rows of `logits` `[rows, n_experts]` choose, with this selection bias `[n_experts]`.
-    pub fn choose(
-        &mut self,
-        logits: &[f32],
-        selection_bias: Option<&[f32]>,
-        n_experts: usize,
-        routing: Routing,
-    ) {
+    /// Lets the rows choose among so many experts.
+    pub fn choose(&mut self, choice: Choice<'_>, n_experts: usize) {
+        let Choice { routing, logits, selection_bias, scales } = choice;
         self.chosen.clear();
         for row in logits.chunks_exact(n_experts) {
             let best = self.chooser.choose(row, selection_bias, routing);
             weigh(row, best, routing, &mut self.chosen);
+        }
+        if let Some(scales) = scales {
+            self.chosen.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
         }
         self.next.clear();
         self.next.resize(n_experts, 0);
@@ -109,9 +108,13 @@ mod tests {
     const USUAL: Routing =
         Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 2.0, expert_groups: None };
 
+    fn choice(logits: &[f32], routing: Routing) -> Choice<'_> {
+        Choice { routing, logits, selection_bias: None, scales: None }
+    }
+
     fn routes(logits: &[f32], n_experts: usize, n_used: usize, normalises: bool) -> Routes {
         let mut routes = Routes::default();
-        routes.choose(logits, None, n_experts, Routing { n_used, normalises, ..USUAL });
+        routes.choose(choice(logits, Routing { n_used, normalises, ..USUAL }), n_experts);
         routes
     }
 
@@ -131,7 +134,7 @@ mod tests {
         assert_eq!(groups(&routes(&logits[..4], 4, 4, true)).len(), 4);
         assert_eq!(groups(&routes(&[], 4, 2, true)), []);
         let mut again = routes(&logits, 4, 3, true);
-        again.choose(&logits[4..8], None, 4, Routing { n_used: 1, scale: 1.0, ..USUAL });
+        again.choose(choice(&logits[4..8], Routing { n_used: 1, scale: 1.0, ..USUAL }), 4);
         assert_eq!((groups(&again), &again.weights[..]), (vec![(0, &[0][..])], &[1.0][..]));
     }
 
@@ -153,7 +156,8 @@ mod tests {
         let mut routes = Routes::default();
         for (normalises, total) in [(false, 1.0), (true, 0.375)] {
             let routing = Routing { normalises, scores: Scores::Sigmoid, ..USUAL };
-            routes.choose(&logits, Some(&[0.5, -0.5, -0.5, 0.5]), 4, routing);
+            let selection_bias = Some(&[0.5, -0.5, -0.5, 0.5][..]);
+            routes.choose(Choice { selection_bias, ..choice(&logits, routing) }, 4);
             assert_eq!(groups(&routes), [(0, &[0][..]), (3, &[0])]);
             for (got, want) in routes.weights.iter().zip([0.25, 0.125]) {
                 assert!((got - 2.0 * want / total).abs() <= 1e-6, "{got} for {}", 2.0 * want / total);
@@ -161,9 +165,9 @@ mod tests {
         }
         // Handicaps of nothing change nothing.
         let routing = Routing { scores: Scores::Sigmoid, ..USUAL };
-        routes.choose(&logits, Some(&[0.0; 4]), 4, routing);
+        routes.choose(Choice { selection_bias: Some(&[0.0; 4]), ..choice(&logits, routing) }, 4);
         let weights = routes.weights.clone();
-        routes.choose(&logits, None, 4, routing);
+        routes.choose(choice(&logits, routing), 4);
         assert_eq!((groups(&routes), routes.weights.clone()), (vec![(1, &[0][..]), (2, &[0])], weights));
     }
 

@@ -1,6 +1,6 @@
 //! What experts give a row does not depend on the rows beside it, on whom those chose, or on the threads.
 
-use kvant_backend::{ExpertWeights, Routing, Scores};
+use kvant_backend::{Choice, ExpertWeights, Routing, Scores};
 
 use super::*;
 use crate::CpuExperts;
@@ -51,11 +51,12 @@ impl Case {
         let logits = buffer(&self.logits[first_row * N_EXPERTS..][..rows * N_EXPERTS]);
         let [gate, up, down] = &self.experts;
         let activation = Activation::Silu;
-        let weights = ExpertWeights { activation, gate, up, down, biases: None, selection_bias: None };
+        let weights = ExpertWeights { activation, gate, up, down, biases: None };
         let norm = Some(Norm { weight: &self.gain, eps: 1e-5 });
         let routing =
             Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, expert_groups: None };
-        device.expert_ffn(&mut x, rows, norm, routing, &logits, weights).unwrap();
+        let choice = Choice { routing, logits: &logits, selection_bias: None, scales: None };
+        device.expert_ffn(&mut x, rows, norm, choice, weights, None).unwrap();
         x.as_slice().iter().map(|x| x.to_bits()).collect()
     }
 }

@@ -1,0 +1,179 @@
+//! The weights of experts, and of what chooses among them.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use kvant_backend::{Backend, Scores, WeightSource};
+use kvant_gguf::{Packed, TensorInfo};
+
+use super::Loader;
+use crate::config::SELECTION_BIAS;
+use crate::{Config, ExpertSpec, ModelError, SharedExpert};
+
+/// The tensors that have a matrix for each expert: the last one holds the first two, where they are not apart.
+pub(super) const TENSORS: [&str; 4] =
+    ["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight", "ffn_gate_up_exps.weight"];
+
+/// What is added to the products of gate, up and down.
+const BIASES: [&str; 3] = ["ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"];
+
+/// The experts of a layer.
+pub(crate) struct Experts<B: Backend> {
+    /// Says how much each expert is wanted, `[n_experts, n_embd]`.
+    pub(crate) router: B::Matrix,
+    /// `[n_experts]`
+    pub(crate) router_bias: Option<B::Buffer>,
+    /// Added to what decides who is chosen, `[n_experts]`.
+    pub(crate) selection_bias: Option<B::Buffer>,
+    /// What the weight of each is multiplied with, `[n_experts]`.
+    pub(crate) scales: Option<B::Buffer>,
+    pub(crate) gate: B::Experts,
+    pub(crate) up: B::Experts,
+    pub(crate) down: B::Experts,
+    /// What is added to the products of gate, up and down, `[n_experts, n_out]` each.
+    pub(crate) biases: Option<[B::Buffer; 3]>,
+    /// Says how much the expert is wanted that all rows share, `[1, n_embd]`.
+    pub(crate) shared_gate: Option<B::Matrix>,
+    /// Norms, where they stand beside a feed-forward layer.
+    pub(crate) beside: Option<Beside<B>>,
+}
+
+/// The norms of experts beside a feed-forward layer, `[n_embd]` each.
+pub(crate) struct Beside<B: Backend> {
+    /// Of what says how much each expert is wanted.
+    pub(crate) router: B::Buffer,
+    /// Of what enters the experts.
+    pub(crate) before: B::Buffer,
+    /// Of what they give.
+    pub(crate) after: B::Buffer,
+    /// Of what the feed-forward layer gives.
+    pub(crate) after_ffn: B::Buffer,
+}
+
+impl<B: Backend> Loader<'_, B> {
+    pub(super) fn experts(
+        &mut self,
+        c: &Config,
+        index: usize,
+        ExpertSpec { n, n_ff, shared, routing }: ExpertSpec,
+    ) -> Result<Experts<B>, ModelError> {
+        let name = |suffix: &str| format!("blk.{index}.{suffix}");
+        let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
+        let router_bias = self.optional_vector(&name("ffn_gate_inp.bias"), n)?;
+        let selection_bias = self.optional_vector(&name(SELECTION_BIAS), n)?;
+        if selection_bias.is_some() && routing.scores == Scores::Softmax {
+            let what = format!("'{}' beside a softmax", name(SELECTION_BIAS));
+            return Err(ModelError::Unsupported { what });
+        }
+        let scales = self.expert_scales(index, n, shared)?;
+        let biases = self.expert_biases(index, n, [n_ff, n_ff, c.n_embd])?;
+        let [gate, up, down, both] = TENSORS.map(name);
+        let [gate, up] = match self.has(&gate) || !self.has(&both) {
+            true => [gate, up].map(|name| self.expert_stack(&name, [c.n_embd, n_ff, n])),
+            false => {
+                [0..n_ff, n_ff..2 * n_ff].map(|rows| self.expert_part(&both, [c.n_embd, 2 * n_ff, n], rows))
+            }
+        };
+        let down = self.expert_stack(&down, [n_ff, c.n_embd, n])?;
+        let shared_gate = match shared {
+            SharedExpert::Gated => Some(self.matrix(&name("ffn_gate_inp_shexp.weight"), c.n_embd, 1)?),
+            _ => None,
+        };
+        let beside = match shared {
+            SharedExpert::Beside => Some(self.beside(c.n_embd, index)?),
+            _ => None,
+        };
+        let (gate, up) = (gate?, up?);
+        Ok(Experts {
+            router,
+            router_bias,
+            selection_bias,
+            scales,
+            gate,
+            up,
+            down,
+            biases,
+            shared_gate,
+            beside,
+        })
+    }
+
+    /// What the weights of `n` experts are multiplied with.
+    fn expert_scales(
+        &mut self,
+        index: usize,
+        n: usize,
+        shared: SharedExpert,
+    ) -> Result<Option<B::Buffer>, ModelError> {
+        let name = |suffix: &str| format!("blk.{index}.ffn_down_exps.{suffix}");
+        // In nvfp4 they are part of the scales of the matrices.
+        let is_scaled = |info: &TensorInfo| info.packed == Some(Packed::ScaledNvfp4);
+        let scales = name("scale");
+        match shared == SharedExpert::Beside && !self.gguf.find_info(&name("weight")).is_some_and(is_scaled) {
+            true => self.vector(&scales, n).map(Some),
+            false => self.optional_vector(&scales, n),
+        }
+    }
+
+    /// The norms of experts beside the feed-forward layer of layer `index`.
+    fn beside(&mut self, n_embd: usize, index: usize) -> Result<Beside<B>, ModelError> {
+        let mut norm =
+            |suffix: &str, scale| self.scaled_vector(&format!("blk.{index}.{suffix}"), n_embd, scale);
+        Ok(Beside {
+            router: norm("ffn_gate_inp.scale", (n_embd as f32).sqrt().recip())?,
+            before: norm("pre_ffw_norm_2.weight", 1.0)?,
+            after: norm("post_ffw_norm_2.weight", 1.0)?,
+            after_ffn: norm("post_ffw_norm_1.weight", 1.0)?,
+        })
+    }
+
+    /// Biases of the products of gate, up and down of `n` experts, each so wide: of all, or of none.
+    fn expert_biases(
+        &mut self,
+        index: usize,
+        n: usize,
+        widths: [usize; 3],
+    ) -> Result<Option<[B::Buffer; 3]>, ModelError> {
+        let names = BIASES.map(|suffix| format!("blk.{index}.{suffix}"));
+        if !names.iter().any(|name| self.has(name)) {
+            return Ok(None);
+        }
+        let [gate, up, down] = [0, 1, 2].map(|i| self.flat(&names[i], &[widths[i], n]));
+        Ok(Some([gate?, up?, down?]))
+    }
+
+    /// As [`Loader::stack`], left in the file where this part maps its experts.
+    fn expert_stack(&mut self, name: &str, shape: [usize; 3]) -> Result<B::Experts, ModelError> {
+        if !self.part.maps_experts {
+            return self.stack(name, shape);
+        }
+        if !matches!(self.gguf.tensor(name)?.bytes, Cow::Borrowed(_)) {
+            return Err(ModelError::NotInFile { tensor: name.to_owned() });
+        }
+        let [_, n_out, n] = shape;
+        let source = self.rows(name, &shape, 0..n_out * n)?;
+        Ok(self.backend.mapped_experts(source, n)?)
+    }
+
+    /// The matrices of `n` experts that are some rows each of those in the file, each `[n_out, n_in]`.
+    fn expert_part(
+        &mut self,
+        name: &str,
+        shape: [usize; 3],
+        rows: Range<usize>,
+    ) -> Result<B::Experts, ModelError> {
+        let [n_in, n_out, n] = shape;
+        if self.part.maps_experts {
+            return Err(ModelError::NotInFile { tensor: name.to_owned() });
+        }
+        let mut dtype = None;
+        let mut all = Vec::new();
+        for e in 0..n {
+            let source = self.rows(name, &shape, e * n_out + rows.start..e * n_out + rows.end)?;
+            dtype = Some(source.dtype);
+            all.extend_from_slice(&source.bytes);
+        }
+        let dtype = dtype.expect("a layer of experts has some");
+        Ok(self.backend.experts(WeightSource { dtype, n_out: n * rows.len(), n_in, bytes: all.into() }, n)?)
+    }
+}
