@@ -65,6 +65,8 @@ pub(crate) enum Layers {
     Convolving,
     /// Some are gated deltas; those that attend have a gate beside each query.
     Delta,
+    /// All attend; those without a window have heads of a size and number of their own, and the last ones may share keys and values.
+    OwnHeads,
 }
 
 /// Layers with windows.
@@ -74,6 +76,8 @@ pub(crate) enum Windows {
     None,
     /// Every so many layers the last one has none.
     Every(usize),
+    /// Those that are named.
+    Named,
     /// All.
     All,
 }
@@ -139,6 +143,33 @@ const GEMMA3: Family = Family {
     windows: Windows::Every(6),
     scaled_by_width: 62,
     factors: CAPS,
+    ..GEMMA
+};
+
+const GEMMA4: Family = Family {
+    class: "Gemma4ForCausalLM",
+    arch: "gemma4",
+    norms_beyond_one: false,
+    norms_after: true,
+    windows: Windows::Named,
+    factors: &[("final_logit_softcapping", "final_logit_softcapping")],
+    experts: Some(EXPERTS),
+    layers: Layers::OwnHeads,
+    tensors: &[
+        ("layer_scalar", "layer_output_scale.weight", Cut::Whole),
+        ("per_layer_input_gate.weight", "inp_gate.weight", Cut::Whole),
+        ("per_layer_projection.weight", "proj.weight", Cut::Whole),
+        ("post_per_layer_input_norm.weight", "post_norm.weight", Cut::Whole),
+        ("router.proj.weight", "ffn_gate_inp.weight", Cut::Whole),
+        ("router.scale", "ffn_gate_inp.scale", Cut::Whole),
+        ("router.per_expert_scale", "ffn_down_exps.scale", Cut::Whole),
+        ("experts.gate_up_proj", "ffn_gate_up_exps.weight", Cut::Whole),
+        ("experts.down_proj", "ffn_down_exps.weight", Cut::Whole),
+        ("pre_feedforward_layernorm_2.weight", "pre_ffw_norm_2.weight", Cut::Whole),
+        ("post_feedforward_layernorm_1.weight", "post_ffw_norm_1.weight", Cut::Whole),
+        ("post_feedforward_layernorm_2.weight", "post_ffw_norm_2.weight", Cut::Whole),
+    ],
+    fixed: &[("attention_bias", 0.0)],
     ..GEMMA
 };
 
@@ -276,6 +307,8 @@ static FAMILIES: &[Family] = &[
         ],
         ..GEMMA3
     },
+    GEMMA4,
+    Family { class: "Gemma4ForConditionalGeneration", sees: true, ..GEMMA4 },
     Family { class: "SmolLM3ForCausalLM", arch: "smollm3", unturned_every: 4, ..LLAMA },
     Family { class: "GraniteForCausalLM", arch: "granite", factors: FACTORS, ..LLAMA },
     Family { class: "Olmo2ForCausalLM", arch: "olmo2", norms_after: true, ..QWEN2 },

@@ -1,8 +1,10 @@
 //! What layers keep of past tokens: heads of keys and values, a latent vector, or a state.
 
+use std::fmt;
+
 use crate::HfError;
 use crate::family::{Family, Layers};
-use crate::folder::Object;
+use crate::folder::{Object, shown};
 use crate::metadata::{Keys, Sizes};
 
 /// Sizes of layers whose heads are made of one latent vector of each token.
@@ -16,6 +18,13 @@ pub(crate) struct Latent {
     pub k_dim: usize,
     /// Of a value.
     pub v_dim: usize,
+}
+
+/// The heads of layers without a window, where they are of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FullHeads {
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
 }
 
 /// Sizes of layers of gated deltas.
@@ -48,6 +57,48 @@ impl Latent {
         let (rank, n_rot) = (size("kv_lora_rank")?, size("qk_rope_head_dim")?);
         let (k_dim, v_dim) = (size("qk_nope_head_dim")?, size("v_head_dim")?);
         Ok(Some(Self { rank, n_rot, k_dim, v_dim }))
+    }
+}
+
+impl fmt::Display for FullHeads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} KV heads of {}", self.n_kv_heads, self.head_dim)
+    }
+}
+
+impl FullHeads {
+    /// Those of a family that has them, where the others have `windowed`. Newer configurations tell what is another size of each layer
+    /// under its number.
+    pub fn of(config: Object<'_>, family: &Family, windowed: Self) -> Result<Option<Self>, HfError> {
+        if family.layers != Layers::OwnHeads {
+            return Ok(None);
+        }
+        let of_layers = config.find_object("per_layer_config")?;
+        let kinds = config.find_array("layer_types")?.unwrap_or_default();
+        let mut full = None;
+        for (layer, kind) in kinds.iter().enumerate() {
+            let own = of_layers.map(|of| of.find_object(&layer.to_string())).transpose()?.flatten();
+            let heads = windowed.told_otherwise(own, ["num_key_value_heads", "head_dim"])?;
+            let wanted = if kind == "full_attention" { *full.get_or_insert(heads) } else { windowed };
+            if heads != wanted {
+                let expected = format!("{wanted}, as other layers of the kind {} have them", shown(kind));
+                return Err(config.bad("per_layer_config", expected, format!("{heads} in layer {layer}")));
+            }
+        }
+        let names = ["num_global_key_value_heads", "global_head_dim"];
+        let full = full.unwrap_or(windowed).told_otherwise(Some(config), names)?;
+        if full.n_kv_heads == 0 || full.head_dim == 0 || !full.head_dim.is_multiple_of(2) {
+            let expected = "KV heads of an even size in layers without a window";
+            return Err(config.bad("global_head_dim", expected, full.to_string()));
+        }
+        Ok(Some(full))
+    }
+
+    /// The same with the numbers that are told under these names.
+    fn told_otherwise(self, by: Option<Object<'_>>, [n, dim]: [&str; 2]) -> Result<Self, HfError> {
+        let Some(by) = by else { return Ok(self) };
+        let size = |key, usual: usize| by.find_size(key).map(|size| size.map_or(usual, |size| size as usize));
+        Ok(Self { n_kv_heads: size(n, self.n_kv_heads)?, head_dim: size(dim, self.head_dim)? })
     }
 }
 
@@ -86,6 +137,14 @@ pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Fam
     }
     let older = family.layers == Layers::Convolving && config.value(WIDTH).is_none();
     let width = config.size(if older { "block_ff_dim" } else { WIDTH })?;
+    if config.find_bool("use_double_wide_mlp")? == Some(true) {
+        let (n, shared) =
+            (config.size("num_hidden_layers")?, config.find_size("num_kv_shared_layers")?.unwrap_or(0));
+        // The number of layers has been looked at.
+        let widths = (0..n).map(|layer| if layer + shared < n { width } else { width.saturating_mul(2) });
+        let key = format!("{}.feed_forward_length", keys.arch);
+        return Ok(keys.writer.set_array(&key, widths)?);
+    }
     let adjusts = config.find_bool("block_auto_adjust_ff_dim")? == Some(true);
     keys.set("feed_forward_length", if adjusts { adjusted(config, width)? } else { width })
 }
@@ -111,6 +170,9 @@ pub(crate) fn write(
 ) -> Result<(), HfError> {
     if let Some(latent) = sizes.latent {
         return write_latent(keys, config, latent);
+    }
+    if let Some(full) = sizes.full {
+        return write_own_heads(keys, config, sizes, full);
     }
     match family.layers {
         Layers::Convolving => write_convolutions(keys, config, sizes)?,
@@ -139,6 +201,42 @@ fn write_latent(keys: &mut Keys<'_>, config: Object<'_>, latent: Latent) -> Resu
         ("attention.value_length_mla", v_dim),
     ] {
         keys.set(key, size as u32)?;
+    }
+    Ok(())
+}
+
+/// Heads of layers with a window and without one, which layers share those of earlier ones, and what each is given of each token.
+fn write_own_heads(
+    keys: &mut Keys<'_>,
+    config: Object<'_>,
+    sizes: &Sizes,
+    full: FullHeads,
+) -> Result<(), HfError> {
+    let windowed = kinds(config, "sliding_attention", sizes)?;
+    match full.n_kv_heads == sizes.n_kv_heads {
+        true => keys.set("attention.head_count_kv", sizes.n_kv_heads as u32)?,
+        false => {
+            let n = |is: bool| if is { sizes.n_kv_heads } else { full.n_kv_heads } as u32;
+            let key = format!("{}.attention.head_count_kv", keys.arch);
+            keys.writer.set_array(&key, windowed.into_iter().map(n))?;
+        }
+    }
+    for (key, size) in [
+        ("attention.key_length", full.head_dim),
+        ("attention.value_length", full.head_dim),
+        ("attention.key_length_swa", sizes.head_dim),
+        ("attention.value_length_swa", sizes.head_dim),
+        ("rope.dimension_count_swa", sizes.head_dim),
+    ] {
+        keys.set(key, size as u32)?;
+    }
+    for (theirs, ours) in [
+        ("num_kv_shared_layers", "attention.shared_kv_layers"),
+        ("hidden_size_per_layer_input", "embedding_length_per_layer_input"),
+    ] {
+        if let Some(n) = config.find_size(theirs)?.filter(|n| *n > 0) {
+            keys.set(ours, n)?;
+        }
     }
     Ok(())
 }

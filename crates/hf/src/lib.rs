@@ -29,7 +29,7 @@ use kvant_gguf::{Gguf, GgufWriter, printable_path};
 
 pub use error::HfError;
 
-use family::Family;
+use family::{Family, Layers};
 use folder::{Folder, Object};
 use safetensors::Shards;
 use tokenizer::Settings;
@@ -74,7 +74,8 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     if let Some(generation) = generation {
         generation::write(&mut writer, generation)?;
     }
-    tokenizer::write(&mut writer, &mut folder, Settings { config, generation }, n_vocab)?;
+    let said = Settings { config, generation, keeps_merges: family.layers == Layers::OwnHeads };
+    tokenizer::write(&mut writer, &mut folder, said, n_vocab)?;
     tensors.declare(&mut writer)?;
     let files = shards.stamps().chain(folder.take_stamps()).collect();
     Ok(Gguf::described(&writer, path, files, Box::new(tensors.with(shards)))?)

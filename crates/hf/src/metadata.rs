@@ -7,7 +7,7 @@ use crate::HfError;
 use crate::family::{Experts, Family, Windows};
 use crate::folder::{Object, shown};
 use crate::layers;
-use crate::layers::{Delta, Latent};
+use crate::layers::{Delta, FullHeads, Latent};
 
 /// Layers that any model has, many times over: lists of theirs are made before their tensors are looked for.
 const MAX_LAYERS: usize = 4096;
@@ -33,6 +33,8 @@ pub(crate) struct Sizes {
     pub latent: Option<Latent>,
     /// Of layers of gated deltas.
     pub delta: Option<Delta>,
+    /// Of layers without a window, where they are of their own.
+    pub full: Option<FullHeads>,
 }
 
 /// Writes keys that begin with the architecture.
@@ -78,7 +80,7 @@ pub(crate) fn write(
         }
     }
     write_windows(&mut keys, config, family, &sizes)?;
-    if let Some(experts) = family.experts {
+    if let Some(experts) = family.experts.filter(|_| sizes.n_experts > 0) {
         write_experts(&mut keys, config, experts, &sizes)?;
     }
     check_scale(config, family, &sizes)?;
@@ -109,11 +111,18 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
     let rope = config.find_object("rope_parameters")?;
     let turned = rope.map(|rope| rope.find_float("partial_rotary_factor")).transpose()?.flatten();
     let turned = turned.or(config.find_float("partial_rotary_factor")?).unwrap_or(family.turned);
-    let n_rot = latent.map_or((turned * head_dim as f64) as usize, |latent| latent.n_rot);
-    if n_rot == 0 || n_rot > head_dim || !n_rot.is_multiple_of(2) {
+    let full = FullHeads::of(config, family, FullHeads { n_kv_heads, head_dim })?;
+    let n_rot = match (latent, full) {
+        (Some(latent), _) => latent.n_rot,
+        // What they leave is told by divisors of frequencies.
+        (_, Some(full)) => full.head_dim,
+        _ => (turned * head_dim as f64) as usize,
+    };
+    let head_size = full.map_or(head_dim, |full| full.head_dim);
+    if n_rot == 0 || n_rot > head_size || !n_rot.is_multiple_of(2) {
         return Err(config.bad(
             "partial_rotary_factor",
-            format!("a share of {head_dim} that is an even number"),
+            format!("a share of {head_size} that is an even number"),
             turned.to_string(),
         ));
     }
@@ -135,11 +144,15 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         is_tied: config.find_bool("tie_word_embeddings")?.or(config.find_bool("tie_embedding")?),
         latent,
         delta: Delta::of(config, family)?,
+        full,
     })
 }
 
 /// How many experts there are: several names have been given to the same families.
 fn read_experts(config: Object<'_>) -> Result<usize, HfError> {
+    if config.find_bool("enable_moe_block")? == Some(false) {
+        return Ok(0);
+    }
     let names = ["num_local_experts", "n_routed_experts"];
     let key = names.into_iter().find(|name| config.value(name).is_some()).unwrap_or("num_experts");
     config.size(key).map(|n| n as usize)
@@ -174,7 +187,7 @@ fn write_windows(
 ) -> Result<(), HfError> {
     let period = match family.windows {
         Windows::None => return Ok(()),
-        Windows::All => 0,
+        Windows::All | Windows::Named => 0,
         Windows::Every(period) => period,
     };
     // 0 switches windows off.
@@ -196,7 +209,7 @@ fn write_windows(
         ));
     }
     // Phi-3 says of all its layers that they have none, or one, and means what `sliding_window` says.
-    if layers != usual && period != 0 {
+    if layers != usual && period != 0 || family.windows == Windows::Named {
         let key = format!("{}.attention.sliding_window_pattern", keys.arch);
         keys.writer.set_array(&key, layers)?;
     }
@@ -210,7 +223,7 @@ fn write_experts(
     sizes: &Sizes,
 ) -> Result<(), HfError> {
     keys.set("expert_count", sizes.n_experts as u32)?;
-    let used = ["num_experts_per_tok", "experts_per_token"];
+    let used = ["num_experts_per_tok", "experts_per_token", "top_k_experts"];
     let used = used.into_iter().find(|key| config.value(key).is_some()).unwrap_or(used[0]);
     keys.set("expert_used_count", config.size(used)?)?;
     let Some(width) = experts.width else { return Ok(()) };

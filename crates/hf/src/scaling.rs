@@ -44,6 +44,7 @@ pub(crate) fn write(
         }
         "yarn" => write_yarn(&mut keys, rope, family, sizes)?,
         "llama3" => return divisors(rope, theta, sizes.n_rot).map(Some),
+        "proportional" if sizes.full.is_some() => return unturned(rope, sizes.n_rot).map(Some),
         other => return Err(rope.bad("rope_type", "default, linear, yarn or llama3", other)),
     }
     Ok(None)
@@ -113,6 +114,16 @@ fn write_magnitude(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family) -> Re
 /// Whether YaRN's magnitude is on scores, and not on what is turned.
 fn sharpens(family: &Family) -> bool {
     family.layers == Layers::Latent
+}
+
+/// Divisors that leave all but a share of the pairs of a head as they are, which turn as fast as if all did.
+fn unturned(rope: Object<'_>, head_dim: usize) -> Result<Vec<f32>, HfError> {
+    let share = rope.find_float("partial_rotary_factor")?.unwrap_or(1.0);
+    if !(share > 0.0 && share <= 1.0) {
+        return Err(rope.bad("partial_rotary_factor", "a share", share.to_string()));
+    }
+    let turned = (share * (head_dim / 2) as f64) as usize;
+    Ok((0..head_dim / 2).map(|pair| if pair < turned { 1.0 } else { 1e30 }).collect())
 }
 
 /// What llama 3 divides frequencies by: slow ones by the factor, fast ones by nothing, those between by something between.

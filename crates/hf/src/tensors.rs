@@ -74,6 +74,8 @@ const SHARED_ROUTER: &str = "ffn_gate_inp_shexp";
 const TAPS: [&str; 2] = ["shortconv.conv", "ssm_conv1d"];
 /// What tells kinds of layers apart, each of which has the same tensors.
 const MARKS: [&str; 3] = ["ffn_gate_inp.weight", "shortconv.out_proj.weight", "ssm_out.weight"];
+/// The same where layers may share keys and values, or have keys for values; that the right ones do is looked at with the model.
+const OWN_HEADS_MARKS: [&str; 3] = ["ffn_gate_inp.weight", "attn_k.weight", "attn_v.weight"];
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 
@@ -159,10 +161,18 @@ fn guesses(name: &str, family: &Family, sizes: &Sizes) -> bool {
     layer.is_some_and(|layer| (sizes.n_layers..sizes.n_layers + sizes.n_guessing).contains(&layer))
 }
 
-/// Whether a tensor of a model that sees is none of its text model.
+/// Whether a tensor of a model that sees, and perhaps hears, is none of its text model.
 fn is_of_eyes(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
-    ["vision_tower.", "multi_modal_projector.", "visual."].iter().any(|eyes| name.starts_with(eyes))
+    let eyes = [
+        "vision_tower.",
+        "multi_modal_projector.",
+        "visual.",
+        "audio_tower.",
+        "embed_vision.",
+        "embed_audio.",
+    ];
+    eyes.iter().any(|eyes| name.starts_with(eyes))
 }
 
 /// What a tensor of this name is in GGUF; nothing where nobody knows.
@@ -188,6 +198,9 @@ fn whole(name: &str, family: &Family) -> Option<Target> {
         "lm_head.weight" => OUTPUT,
         "model.embed_tokens.weight" => EMBEDDING,
         "model.norm.weight" | "model.embedding_norm.weight" => output_norm(family),
+        "model.embed_tokens_per_layer.weight" => "per_layer_token_embd.weight",
+        "model.per_layer_model_projection.weight" => "per_layer_model_proj.weight",
+        "model.per_layer_projection_norm.weight" => "per_layer_proj_norm.weight",
         _ => return None,
     };
     Some(Target { place: (0, ours.to_owned()), part: 0, cut: Cut::Whole })
@@ -243,7 +256,8 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
         check_parts(name, parts, sizes)
             .map_err(|of| missing(&format!("blk.{}.{name}", layer - 1), Some(of)))?;
     }
-    let kind = |names: &BTreeSet<&str>| MARKS.map(|mark| names.contains(mark));
+    let marks = if family.layers == Layers::OwnHeads { OWN_HEADS_MARKS } else { MARKS };
+    let kind = |names: &BTreeSet<&str>| marks.map(|mark| names.contains(mark));
     let mut wanted: BTreeMap<[bool; 3], BTreeMap<&str, usize>> = BTreeMap::new();
     for (layer, names) in layers.iter().enumerate() {
         wanted.entry(kind(names)).or_default().extend(names.iter().map(|name| (*name, layer)));
@@ -269,7 +283,8 @@ fn check_parts(name: &str, parts: &BTreeMap<usize, Part<'_>>, sizes: &Sizes) -> 
         return missing.map_or(Ok(()), |part| Err(format!("there are no {} of it", what[part])));
     }
     let is_whole = parts.get(&0).is_some_and(Part::is_of_all_experts);
-    let wanted = if name.contains("_exps.") && !is_whole { sizes.n_experts } else { 1 };
+    let is_each = name.contains("_exps.") && !name.ends_with(".scale");
+    let wanted = if is_each && !is_whole { sizes.n_experts } else { 1 };
     match (0..wanted).find(|expert| !parts.contains_key(expert)) {
         Some(expert) => Err(format!("there is none for expert {expert} of {wanted}")),
         None => Ok(()),
@@ -296,7 +311,7 @@ fn made(name: &str, parts: &[Part<'_>], family: &Family, sizes: &Sizes) -> Resul
     let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
     let (mut shape, mut views) =
         first.cut.of(&first.stored.shape, sizes).map_err(|expected| first.wrong(expected))?;
-    let of_experts = module.ends_with("_exps");
+    let of_experts = module.ends_with("_exps") && !name.ends_with(".scale");
     if shape.len() > 2 && first.cut == Cut::Whole && !(of_experts && shape.len() == 3) {
         return Err(first.wrong("a matrix or a vector".to_owned()));
     }
@@ -372,6 +387,10 @@ fn check_alike(parts: &[Part<'_>]) -> Result<(), HfError> {
 
 /// How many heads a tensor of queries or keys has rows of.
 fn heads(module: &str, part: &Part<'_>, sizes: &Sizes, family: &Family) -> Result<Option<usize>, HfError> {
+    // Those of each layer are looked at with the model.
+    if family.layers == Layers::OwnHeads {
+        return Ok(None);
+    }
     // Behind the rows of each query are as many of its gate.
     let per_head = if family.layers == Layers::Delta { 2 } else { 1 };
     let (heads, rows) = match module {

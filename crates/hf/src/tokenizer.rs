@@ -2,7 +2,7 @@
 //!
 //! Two kinds are known. *Byte-level BPE* spells bytes in GPT-2's alphabet and merges by rank; GGUF has its merges. *BPE with byte
 //! fallback* marks spaces, as SentencePiece; GGUF has a score for each token, and the pair of the highest is joined: here that is the
-//! rank of the merge that makes it.
+//! rank of the merge that makes it. Of Gemma 4 it has the merges, too.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,20 @@ pub(crate) struct Settings<'a> {
     pub config: Object<'a>,
     /// What the model is generated with.
     pub generation: Option<Object<'a>>,
+    /// Whether GGUF has the merges of a tokenizer with byte fallback: Gemma 4.
+    pub keeps_merges: bool,
 }
+
+/// Structure of Gemma 4's answers, which readers of GGUF see as text: what calls tools and what thinks is told by it.
+const SEEN: [&str; 7] = [
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    "<|\"|>",
+];
 
 /// Writes what a folder says of its tokens, of which there are `n_vocab`.
 ///
@@ -51,11 +64,15 @@ pub(crate) fn write(
         return Ok(());
     };
     let file = file.object()?;
-    let vocab = Vocab::read(file, n_vocab)?;
+    let mut vocab = Vocab::read(file, n_vocab)?;
+    if said.keeps_merges {
+        let seen = SEEN.iter().filter_map(|text| vocab.id(text)).collect::<Vec<_>>();
+        seen.into_iter().for_each(|id| vocab.kinds[id as usize] = USER_DEFINED);
+    }
     let model = file.object("model")?;
     let has_fallback = model.find_bool("byte_fallback")?.unwrap_or(false);
     if has_fallback {
-        write_marked(writer, file, model, &vocab)?;
+        write_marked(writer, file, model, &vocab, said.keeps_merges)?;
     } else {
         write_bytes(writer, file, model)?;
     }
@@ -180,10 +197,12 @@ fn write_bytes(writer: &mut GgufWriter, file: Object<'_>, model: Object<'_>) -> 
     let whole_words = model.find_bool("ignore_merges")?.unwrap_or(false);
     writer.set("tokenizer.ggml.model", "gpt2")?;
     writer.set("tokenizer.ggml.pre", pre::name(file.path, file.value("pre_tokenizer"), whole_words)?)?;
-    let merges: Vec<String> =
-        merges(model)?.into_iter().map(|(left, right)| format!("{left} {right}")).collect();
-    writer.set_array("tokenizer.ggml.merges", merges.iter().map(String::as_str))?;
-    Ok(())
+    write_merges(writer, merges(model)?)
+}
+
+fn write_merges(writer: &mut GgufWriter, merges: Vec<(&str, &str)>) -> Result<(), HfError> {
+    let merges: Vec<String> = merges.into_iter().map(|(left, right)| format!("{left} {right}")).collect();
+    Ok(writer.set_array("tokenizer.ggml.merges", merges.iter().map(String::as_str))?)
 }
 
 fn write_marked(
@@ -191,6 +210,7 @@ fn write_marked(
     file: Object<'_>,
     model: Object<'_>,
     vocab: &Vocab,
+    keeps_merges: bool,
 ) -> Result<(), HfError> {
     let mark = MARK.to_string();
     let mut is_prefixed = false;
@@ -218,6 +238,14 @@ fn write_marked(
         }
     }
     let merges = merges(model)?;
+    if keeps_merges {
+        if is_prefixed {
+            let what = "a space in front of a text whose tokens are merged by rank".to_owned();
+            return Err(HfError::Unsupported { path: file.path.to_owned(), what });
+        }
+        writer.set("tokenizer.ggml.model", "gemma4")?;
+        return write_merges(writer, merges);
+    }
     // Tokens that no merge makes are never asked for their score; those of added ones come after all others, too.
     let mut scores = vec![-(merges.len() as f32) - 1.0; vocab.texts.len()];
     for (rank, (left, right)) in merges.into_iter().enumerate().rev() {

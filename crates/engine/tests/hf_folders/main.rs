@@ -56,6 +56,47 @@ fn a_folder_has_the_bits_of_the_file_that_a_converter_writes_and_says_the_same()
     }
 }
 
+/// In numbers of their own, or layer by layer; and within a model that sees and hears.
+#[test]
+fn gemma_4_tells_the_heads_of_layers_without_a_window_in_either_way() {
+    let name = "gemma4-h64-h128-g4-window20-keys";
+    let scratch = Scratch::new("own-heads");
+    let (config, mut tensors) = saved(name);
+    let told = |change: &dyn Fn(&mut Map<String, Value>)| {
+        let mut config = config.clone();
+        change(config.as_object_mut().unwrap());
+        config
+    };
+    write_folder(&scratch.0, &config, &tensors);
+    let want = logits(&Model::open_with(&scratch.0, options(None)).unwrap());
+    let by_numbers = told(&|config| {
+        config.remove("per_layer_config").unwrap();
+        config.insert("global_head_dim".to_owned(), json!(128));
+        config.insert("num_global_key_value_heads".to_owned(), json!(1));
+    });
+    write_folder(&scratch.0, &by_numbers, &tensors);
+    assert_eq!(logits(&Model::open_with(&scratch.0, options(None)).unwrap()), want);
+    for (layer, heads, complaint) in [
+        ("1", json!({"head_dim": 64, "num_key_value_heads": 1}), "in layer 3"),
+        ("0", json!({"head_dim": 128}), "in layer 0"),
+    ] {
+        let uneven = told(&|config| config["per_layer_config"][layer] = heads.clone());
+        write_folder(&scratch.0, &uneven, &tensors);
+        let error = open_file(&scratch.0).err().unwrap().to_string();
+        assert!(error.contains("'per_layer_config'") && error.contains(complaint), "{error}");
+    }
+    for tensor in &mut tensors {
+        tensor.name = tensor.name.replacen("model.", "model.language_model.", 1);
+    }
+    for ear in ["model.audio_tower.conv", "model.embed_audio.proj", "model.embed_vision.proj"] {
+        tensors.push(Saved { name: ear.to_owned(), dtype: "F32", shape: json!([1]), bytes: vec![0; 4] });
+    }
+    let text_config = told(&|config| _ = config.remove("architectures").unwrap());
+    let whole = json!({"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text_config, "hidden_size": 7});
+    write_folder(&scratch.0, &whole, &tensors);
+    assert_eq!(logits(&Model::open_with(&scratch.0, options(None)).unwrap()), want);
+}
+
 fn assert_same_tensors(name: &str, got: &Gguf, want: &Gguf) {
     assert_eq!(got.tensors().len(), want.tensors().len(), "{name}");
     for info in want.tensors() {

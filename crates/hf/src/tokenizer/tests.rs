@@ -23,7 +23,8 @@ fn keys(files: &[(&str, Value)], n_vocab: usize) -> Result<Gguf, String> {
     let mut writer = GgufWriter::new();
     let generation = folder.json("generation_config.json").unwrap();
     let generation = generation.as_ref().map(|generation| generation.object().unwrap());
-    let said = Settings { config: config.object().unwrap(), generation };
+    let config = config.object().unwrap();
+    let said = Settings { config, generation, keeps_merges: config.value("keeps_merges").is_some() };
     let written = write(&mut writer, &mut folder, said, n_vocab);
     fs::remove_dir_all(&dir).unwrap();
     written.map_err(|error| error.to_string())?;
@@ -97,6 +98,26 @@ fn tokens_with_marks_have_the_rank_of_their_merge_for_a_score() {
     let gguf = keys(&files, 10).unwrap();
     assert!(get::<bool>(&gguf, "ggml.add_bos_token") && !get::<bool>(&gguf, "ggml.add_eos_token"));
     assert_eq!((get::<u32>(&gguf, "ggml.bos_token_id"), get::<u32>(&gguf, "ggml.eos_token_id")), (1, 1));
+}
+
+/// As Gemma 4's: what calls tools is text, and no space is put in front.
+#[test]
+fn merges_of_tokens_with_marks_are_kept_where_readers_go_by_them() {
+    let mut file = marked();
+    file["normalizer"] = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    file["pre_tokenizer"] =
+        json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"});
+    let called = json!({"id": 9, "content": "<|tool_call>", "special": true});
+    file["added_tokens"].as_array_mut().unwrap().push(called);
+    let config = ("config.json", json!({"keeps_merges": true}));
+    let gguf = keys(&[config.clone(), ("tokenizer.json", file)], 10).unwrap();
+    assert_eq!(get::<&str>(&gguf, "ggml.model"), "gemma4");
+    assert_eq!(texts(&gguf, "ggml.merges"), ["▁ a", "a a"]);
+    let kinds: Vec<i32> = get(&gguf, "ggml.token_type");
+    assert_eq!((kinds[1], kinds[7], kinds[9]), (CONTROL, CONTROL, USER_DEFINED));
+    assert!(gguf.meta().get::<Vec<f32>>("tokenizer.ggml.scores").is_err());
+    let error = keys(&[config, ("tokenizer.json", marked())], 10).err().unwrap();
+    assert!(error.contains("a space in front"), "{error}");
 }
 
 #[test]
