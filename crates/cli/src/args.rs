@@ -84,8 +84,8 @@ pub struct SamplingArgs {
     /// Seed of the draws; -1 is a random one, which the summary names
     #[arg(short = 's', long, value_name = "N", env = "KVANT_SEED", default_value = "-1", value_parser = seed)]
     pub seed: Seed,
-    /// Temperature; 0 always takes the likeliest token. Of this and the next five, run and chat take what the model recommends
-    /// where nothing is said, or else [default: 0.8]
+    /// Temperature; 0 always takes the likeliest token. Of this and the next five, what the model recommends is taken where
+    /// nothing is said, or else [default: 0.8]
     #[arg(long, value_name = "T", env = "KVANT_TEMP")]
     temp: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all [default: 40]

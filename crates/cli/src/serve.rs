@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use kvant::{Needs, limits};
-use kvant_server::{Offer, Options, ServeError, serve};
+use kvant_server::{Offer, Opened, Options, ServeError, serve};
 
 use crate::args::{CacheArgs, ModelArgs, Resolved, SamplingArgs, positive};
 #[cfg(feature = "otel")]
@@ -159,11 +159,13 @@ fn offers(args: &ServeArgs) -> Result<Vec<Offer>, Failure> {
             _ => 0,
         };
         let (model, cache, file) = (args.model.clone(), args.cache.clone(), file.clone());
+        let sampling = args.sampling.clone();
         let open = move || {
-            let loaded = model.open_other(&file, true)?;
+            let model = model.open_other(&file, true)?;
             let options = cache.session_options()?;
-            let Resolved { options, .. } = cache.resolve(options, &loaded)?;
-            Ok((loaded, options.kv))
+            let Resolved { options, .. } = cache.resolve(options, &model)?;
+            let (sampler, _) = sampling.params_for(&model)?;
+            Ok(Opened { model, kv: options.kv, sampler })
         };
         let told = |failure: Failure| failure.line().unwrap_or_default();
         Ok(Offer { name: name.clone(), bytes, open: Arc::new(move || open().map_err(told)) })
@@ -182,8 +184,9 @@ fn folder(text: &str) -> Result<(PathBuf, u64), String> {
 /// Runs the command.
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let options = args.cache.session_options()?;
-    let sampler = args.sampling.params()?;
+    args.sampling.params()?;
     let model = args.model.open_for(false, Needs::Tokenizer, args.template.source()?)?;
+    let (sampler, recommended) = args.sampling.params_for(&model)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;
     let name = args.alias.clone().unwrap_or_else(|| args.model.name());
     let share = limits::machine_bytes().unwrap_or(usize::MAX) / SHARE;
@@ -227,9 +230,10 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let scheme = if served.tls.is_some() { "https" } else { "http" };
     let ready = |address: std::net::SocketAddr| {
         let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));
+        let recommended = recommended.map_or_else(String::new, |settings| format!("{settings} | "));
         let budget = output::bytes(budget);
         console::say(format_args!(
-            "{name} on {device} | KV {kv}{auto}, up to {budget} | {scheme}://{address}\n\
+            "{name} on {device} | KV {kv}{auto}, up to {budget} | {recommended}{scheme}://{address}\n\
              curl {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'"
         ));
     };

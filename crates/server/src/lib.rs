@@ -39,8 +39,8 @@ pub use crate::events::{KvEvent, KvEventSink, Medium};
 #[cfg(feature = "kv-events")]
 pub use crate::events::{PublishError, Publisher};
 use crate::http::Server;
-pub use crate::pool::Offer;
 use crate::pool::Pool;
+pub use crate::pool::{Offer, Opened};
 #[cfg(feature = "tls")]
 pub use crate::tls::TlsFiles;
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
+use kvant::{KvOptions, Model, SamplerParams, SessionOptions, TOKENS_PER_BLOCK};
 
 use crate::events::Blocks;
 use crate::http::{ApiError, Hosted};
@@ -29,8 +29,18 @@ pub struct Offer {
     pub name: String,
     /// What its weights take, in bytes, about.
     pub bytes: u64,
-    /// Loads it, and says what its caches are to store; or why not, in a line.
-    pub open: Arc<dyn Fn() -> Result<(Model, KvOptions), String> + Send + Sync>,
+    /// Loads it; or says why not, in a line.
+    pub open: Arc<dyn Fn() -> Result<Opened, String> + Send + Sync>,
+}
+
+/// A model, and what holds where a request does not say.
+pub struct Opened {
+    /// The model.
+    pub model: Model,
+    /// What its caches store.
+    pub kv: KvOptions,
+    /// How its tokens are drawn.
+    pub sampler: SamplerParams,
 }
 
 impl fmt::Debug for Offer {
@@ -92,7 +102,8 @@ impl Pool {
     ) -> Result<Self, ServeError> {
         let metrics = Arc::new(Metrics::new());
         let pool = Self { options, metrics, loaded: Mutex::default(), loading: Default::default(), broken };
-        let first = pool.start(pool.options.name.clone(), model, pool.options.kv.clone())?;
+        let first = Opened { model, kv: pool.options.kv.clone(), sampler: pool.options.sampler };
+        let first = pool.start(pool.options.name.clone(), first)?;
         let others = pool.options.others.iter().map(|_| None);
         *pool.all() = std::iter::once(Some(first)).chain(others).collect();
         Ok(pool)
@@ -173,8 +184,8 @@ impl Pool {
         let failed = |error: &dyn fmt::Display| {
             ApiError::internal(format!("{} cannot be loaded: {error}", offer.name))
         };
-        let (model, kv) = (offer.open)().map_err(|error| failed(&error))?;
-        let loaded = self.start(offer.name.clone(), model, kv).map_err(|error| failed(&error))?;
+        let opened = (offer.open)().map_err(|error| failed(&error))?;
+        let loaded = self.start(offer.name.clone(), opened).map_err(|error| failed(&error))?;
         tracing::info!(model = offer.name, seconds = started.elapsed().as_secs_f64(), "loaded");
         let hosted = Arc::clone(&loaded.hosted);
         self.all()[index] = Some(loaded);
@@ -203,8 +214,8 @@ impl Pool {
     }
 
     /// Gives a model a thread.
-    fn start(&self, name: String, model: Model, kv: KvOptions) -> Result<Loaded, ServeError> {
-        let options = &self.options;
+    fn start(&self, name: String, opened: Opened) -> Result<Loaded, ServeError> {
+        let (Opened { model, kv, sampler }, options) = (opened, &self.options);
         let session = SessionOptions { n_ctx: options.n_ctx, kv: kv.clone() };
         let n_ctx = model.session(session)?.n_ctx();
         model.tokenizer()?;
@@ -238,6 +249,7 @@ impl Pool {
             name,
             n_ctx,
             kv: stored,
+            sampler,
             thinks: options.thinks,
             grammars: Arc::default(),
             model,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use client::{options, start};
-use kvant::{DType, KvOptions, Model, OpenOptions};
-use kvant_server::{Offer, Options};
+use kvant::{DType, KvOptions, Model, OpenOptions, SamplerParams};
+use kvant_server::{Offer, Opened, Options};
 use serde_json::{Value, json};
 
 /// The bundled model by another name, and how often it has been loaded.
@@ -17,7 +17,9 @@ fn offer(name: &str, bytes: u64) -> (Offer, Arc<AtomicUsize>) {
     let open = move || {
         counted.fetch_add(1, Ordering::Relaxed);
         let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() });
-        Ok((model.map_err(|error| error.to_string())?, KvOptions::symmetric(DType::Q8_0)))
+        let model = model.map_err(|error| error.to_string())?;
+        let sampler = SamplerParams { temperature: 0.0, top_k: 7, ..Default::default() };
+        Ok(Opened { model, kv: KvOptions::symmetric(DType::Q8_0), sampler })
     };
     (Offer { name: name.to_owned(), bytes, open: Arc::new(open) }, loads)
 }
@@ -50,6 +52,19 @@ fn a_model_is_loaded_when_it_is_asked_for_and_makes_room_for_another() {
     let second = text("second");
     assert_eq!((loads(), text("second")), ([1, 0], second.clone()));
     assert_eq!(client.get("/v1/models/second").1["status"]["value"], "loaded");
+    // Each draws in its own way, until a request says otherwise.
+    let (_, drawn) = client.post(
+        "/v1/completions",
+        &json!({ "model": "second", "prompt": "Once upon a time", "max_tokens": 6 }),
+    );
+    assert_eq!(drawn["choices"][0]["text"], second);
+    let settings = |model: &str, field: &str| {
+        let asked = json!({ "model": model, "prompt": "x", "n_predict": 1, "top_p": 0.5 });
+        client.post("/completion", &asked).1["generation_settings"][field].clone()
+    };
+    let usual = SamplerParams::default();
+    assert_eq!((settings("second", "top_k"), settings("second", "top_p")), (json!(7), json!(0.5)));
+    assert_eq!((settings("pocket", "top_k"), settings("pocket", "top_p")), (json!(usual.top_k), json!(0.5)));
     assert_eq!((text("third"), loads()), (second.clone(), [1, 1]));
     assert_eq!(client.get("/v1/models/second").1["status"]["value"], "unloaded");
     assert_eq!((text("second"), loads()), (second, [2, 1]));

@@ -67,6 +67,8 @@ pub(crate) struct Hosted {
     pub n_ctx: usize,
     /// What caches store where a request does not say.
     pub kv: Arc<Stored>,
+    /// How tokens are drawn where a request does not say.
+    pub sampler: SamplerParams,
     /// Whether the template is told to think where a request does not say.
     pub thinks: Option<bool>,
     pub grammars: Arc<Grammars>,
@@ -106,9 +108,9 @@ fn new_id(prefix: &str) -> String {
 }
 
 impl Server {
-    /// How tokens are drawn where a request does not say.
-    fn sampler(&self) -> SamplerParams {
-        let sampler = self.options.sampler;
+    /// How tokens of a model are drawn where a request does not say.
+    fn sampler(&self, hosted: &Hosted) -> SamplerParams {
+        let sampler = hosted.sampler;
         if self.options.has_one_seed {
             return sampler;
         }

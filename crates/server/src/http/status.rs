@@ -85,7 +85,8 @@ fn card(name: &str, hosted: Option<&Hosted>) -> Value {
 }
 
 pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
-    let (hosted, sampler) = (server.pool.first()?, &server.options.sampler);
+    let hosted = server.pool.first()?;
+    let sampler = &hosted.sampler;
     let params = json!({
         "temperature": sampler.temperature,
         "top_k": sampler.top_k,
