@@ -18,7 +18,8 @@ use crate::norm::Way;
 use crate::product::{Rows, Weights};
 use crate::recording::Traffic;
 use crate::{
-    Gpu, WgpuBuffer, WgpuExperts, WgpuMatrix, WgpuPage, append, attend, each, kv, norm, product, rope, top_k,
+    Gpu, WgpuBuffer, WgpuExperts, WgpuMatrix, WgpuPage, append, attend, each, experts, kv, norm, product,
+    rope, top_k,
 };
 
 /// An adapter that was opened.
@@ -94,7 +95,7 @@ fn lacks(op: &'static str, wanted: &str) -> BackendError {
     BackendError::Unsupported {
         op,
         wanted: wanted.to_owned(),
-        has: "kernels of dense transformers".to_owned(),
+        has: "kernels of transformers".to_owned(),
     }
 }
 
@@ -245,7 +246,21 @@ impl Backend for WgpuDevice {
         weights: ExpertWeights<'_, Self>,
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, routing, logits, weights)?;
-        if rows == 0 { Ok(()) } else { Err(lacks("expert_ffn", "layers of experts")) }
+        if rows == 0 {
+            return Ok(());
+        }
+        let ExpertWeights { activation, gate, up, down, biases, selection_bias } = weights;
+        let normed = self.operand(&Input { x, norm, first_row: 0, rows }, gate.n_in())?.0;
+        let input = normed.as_ref().unwrap_or(&x.buffer);
+        let routes = experts::Routes {
+            logits: &logits.buffer,
+            selection_bias: selection_bias.map(|bias| &bias.buffer),
+            n_experts: gate.n_experts(),
+            routing,
+        };
+        let biases = biases.map(|biases| biases.map(|bias| &bias.buffer));
+        let layer = experts::Layer { activation, gate, up, down, biases };
+        experts::expert_ffn(&self.gpu, [input, &x.buffer], rows, routes, layer)
     }
 
     fn project_each(&self, x: &WgpuBuffer, rows: usize, w: &WgpuExperts, y: &mut WgpuBuffer) -> Result<()> {

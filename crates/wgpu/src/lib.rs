@@ -21,7 +21,10 @@ mod conformance;
 mod constants;
 mod device;
 mod each;
+#[cfg(test)]
+mod end_to_end;
 mod error;
+mod experts;
 mod gpu;
 mod kv;
 #[cfg(test)]
