@@ -19,7 +19,7 @@ use crate::product::{Rows, Weights};
 use crate::recording::Traffic;
 use crate::{
     Gpu, WgpuBuffer, WgpuExperts, WgpuMatrix, WgpuPage, append, attend, each, experts, kv, norm, product,
-    rope, top_k,
+    recurrent, rope, top_k,
 };
 
 /// An adapter that was opened.
@@ -87,15 +87,6 @@ impl WgpuDevice {
     /// Brings `n` values of `src` from value `from` on to the host.
     fn fetch(&self, src: &WgpuBuffer, from: usize, dst: &mut [f32]) -> Result<()> {
         Ok(self.gpu.read(&src.buffer, bytes(from), bytemuck::cast_slice_mut(dst))?)
-    }
-}
-
-/// What this device lacks.
-fn lacks(op: &'static str, wanted: &str) -> BackendError {
-    BackendError::Unsupported {
-        op,
-        wanted: wanted.to_owned(),
-        has: "kernels of transformers".to_owned(),
     }
 }
 
@@ -389,7 +380,8 @@ impl Backend for WgpuDevice {
         y: &mut WgpuBuffer,
     ) -> Result<()> {
         check_short_conv(parts, conv, [x, kernel, y])?;
-        Err(lacks("short_conv", "recurrent layers"))
+        let buffers = [&x.buffer, &kernel.buffer, &y.buffer];
+        Ok(recurrent::short_conv(&self.gpu, &self.arena.buffer(), parts, conv, buffers)?)
     }
 
     fn delta_rule(
@@ -400,7 +392,7 @@ impl Backend for WgpuDevice {
         y: &mut WgpuBuffer,
     ) -> Result<()> {
         check_delta_rule(parts, &rule, inputs, y)?;
-        Err(lacks("delta_rule", "recurrent layers"))
+        Ok(recurrent::delta_rule(&self.gpu, &self.arena.buffer(), parts, &rule, inputs, &y.buffer)?)
     }
 
     fn gate(&self, y: &mut WgpuBuffer, len: usize, gates: &WgpuBuffer, gate: Gate) -> Result<()> {

@@ -95,3 +95,15 @@ fn models_of_experts() {
     }
     says_the_same("gptoss-h64-g4-window24-sinks.gguf", DType::Q8_0);
 }
+
+#[test]
+fn models_with_states() {
+    for model in [
+        "lfm2-h64-g2-conv3.gguf",
+        "lfm2moe-h64-g2-conv3-dense1.gguf",
+        "qwen35-h64-g2-delta.gguf",
+        "qwen3next-h64-g2-delta-experts.gguf",
+    ] {
+        says_the_same(model, DType::F32);
+    }
+}

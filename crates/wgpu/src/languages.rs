@@ -7,9 +7,9 @@ use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Module};
 
 use crate::shader::{Source, Text};
-use crate::{append, attend, each, experts, norm, product, rope, top_k};
+use crate::{append, attend, each, experts, norm, product, recurrent, rope, top_k};
 
-static SOURCES: [&Source; 9] = [
+static SOURCES: [&Source; 10] = [
     &append::SOURCE,
     &attend::SOURCE,
     &each::SOURCE,
@@ -17,6 +17,7 @@ static SOURCES: [&Source; 9] = [
     &experts::JOIN,
     &norm::SOURCE,
     &product::SOURCE,
+    &recurrent::SOURCE,
     &rope::SOURCE,
     &top_k::SOURCE,
 ];

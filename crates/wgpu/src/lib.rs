@@ -34,6 +34,7 @@ mod memory;
 mod norm;
 mod product;
 mod recording;
+mod recurrent;
 mod rope;
 mod shader;
 #[cfg(test)]
