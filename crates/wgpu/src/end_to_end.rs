@@ -107,3 +107,9 @@ fn models_with_states() {
         says_the_same(model, DType::F32);
     }
 }
+
+#[test]
+fn models_with_caches_whose_codes_remember() {
+    says_the_same("qwen3-h192-g3.gguf", DType::Turbo3T);
+    says_the_same("llama-h96-g2-bias.gguf", DType::Turbo2T);
+}

@@ -166,7 +166,11 @@ fn stage_codes(w: Write, at: u32, n: u32, thread: u32) {
         row[i] *= w.alpha;
     }
     if is_turbo(w.dtype) {
-        scales[4u * thread] = encode_turbo(w.dtype - TURBO2, n);
+        if remembers(w.dtype) {
+            scales[4u * thread] = encode_trellis(w.dtype - TURBO2T, n);
+        } else {
+            scales[4u * thread] = encode_turbo(w.dtype - TURBO2, n);
+        }
     } else {
         for (var first = 0u; first < n; first += 32u) {
             scales[4u * thread + first / 32u] = encode_block32(w.dtype, first);

@@ -72,8 +72,8 @@ fn best_step(book: u32, n: u32) -> u32 {
     return best;
 }
 
-// Codes of the slice in a codebook, in the place of its values; gives the scale.
-fn encode_turbo(book: u32, n: u32) -> u32 {
+// Brings the slice to unit variance; gives the square of its norm, and zeros where it counts as zero.
+fn to_unit_variance(n: u32) -> Number {
     for (var i = 0u; i < n; i++) { row[i] = clamped(row[i], HALF_MAX); }
     let norm = squares(n);
     // Below a norm of 1e-10 a slice counts as zero.
@@ -81,6 +81,19 @@ fn encode_turbo(book: u32, n: u32) -> u32 {
     var unit = 0.0f;
     if !is_tiny { unit = root_of_ratio(normal(vec2<u32>(n, 0u), 0), norm); }
     for (var i = 0u; i < n; i++) { row[i] *= unit; }
+    if is_tiny { return Number(vec2<u32>(0u, 0u), 0); }
+    return norm;
+}
+
+// The scale of a slice of this norm whose levels have the norm `coded`, both squared.
+fn scale_of(norm: Number, coded: Number) -> u32 {
+    if is_zero(norm.m) { return 0u; }
+    return to_half(clamped(root_of_ratio(norm, coded), HALF_MAX));
+}
+
+// Codes of the slice in a codebook, in the place of its values; gives the scale.
+fn encode_turbo(book: u32, n: u32) -> u32 {
+    let norm = to_unit_variance(n);
     let factor = STEP_FACTORS[best_step(book, n)];
     var coded = vec2<u32>(0u, 0u);
     for (var i = 0u; i < n; i++) {
@@ -91,8 +104,7 @@ fn encode_turbo(book: u32, n: u32) -> u32 {
         let at = 2u * (book * 16u + index);
         coded = plus(coded, vec2<u32>(SQUARES[at], SQUARES[at + 1u]));
     }
-    if is_tiny { return 0u; }
-    return to_half(clamped(root_of_ratio(norm, normal(coded, -i32(SQUARE_BITS))), HALF_MAX));
+    return scale_of(norm, normal(coded, -i32(SQUARE_BITS)));
 }
 
 // Codes of 32 values from `first` on, in their place; gives the scale.

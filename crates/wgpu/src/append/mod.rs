@@ -6,7 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{BalanceLayout, KvPart, KvStream, Place, Result, TileRows, TileWrite};
 use kvant_codec::tile::{Side, TILE};
-use kvant_codec::{Codebook, DType, Rotation, block32, finite, step};
+use kvant_codec::{Codebook, DType, Rotation, Trellis, block32, finite, step, trellis};
 
 use crate::constants::Constants;
 use crate::each::NUMBERS;
@@ -19,6 +19,7 @@ pub(crate) static SOURCE: Source = Source {
         TILES,
         Part { name: "integers.wgsl", text: include_str!("integers.wgsl") },
         Part { name: "encode.wgsl", text: include_str!("encode.wgsl") },
+        Part { name: "trellis.wgsl", text: include_str!("trellis.wgsl") },
         Part { name: "append.wgsl", text: include_str!("append.wgsl") },
     ],
     constants,
@@ -76,7 +77,7 @@ fn constants() -> Constants {
         constants.float(&format!("FACTOR_{n}"), (1.0 / (n as f64).sqrt()) as f32)
     });
     let tiny = normal(TINY);
-    with_books(with_factors)
+    with_trellises(with_books(with_factors))
         .whole("TINY_LOW", tiny.0 as u32 as usize)
         .whole("TINY_HIGH", (tiny.0 >> 32) as usize)
         .whole("TINY_DOWN", tiny.1.unsigned_abs() as usize)
@@ -113,6 +114,25 @@ fn with_books(constants: Constants) -> Constants {
         .floats("STEP_FACTORS", &(0..step::STEPS).map(step::factor).collect::<Vec<_>>())
         .wholes("SQUARES", &squares.collect::<Vec<_>>())
         .floats("MIDS", &mids.collect::<Vec<_>>())
+}
+
+/// What the encoder of slices with a memory takes.
+fn with_trellises(constants: Constants) -> Constants {
+    let tables = [Trellis::TURBO2T, Trellis::TURBO3T];
+    let levels = tables.iter().flat_map(|trellis| trellis.levels().map(|level| i32::from(level) as u32));
+    constants
+        .whole("TRELLIS_WINDOW", trellis::WINDOW)
+        .whole("TRELLIS_WINDOWS", trellis::LEVELS)
+        .whole("TRELLIS_STRIDE", trellis::STRIDE)
+        .whole("TRELLIS_LEAD", trellis::LEAD)
+        .whole("MOST_STATES", tables.map(|trellis| trellis.states()).into_iter().max().unwrap_or(0))
+        .integer("TRELLIS_FREE", trellis::FREE)
+        .integer("TRELLIS_CLOSED", trellis::CLOSED)
+        .integer("TRELLIS_UNIT", trellis::UNIT[0].into())
+        .integer("TRELLIS_SQUARE_UNIT", trellis::UNIT[1].into())
+        .float("TRELLIS_PER_UNIT", Trellis::PER_UNIT)
+        .float("TRELLIS_MOST", trellis::MOST)
+        .wholes("TRELLIS_TABLES", &levels.collect::<Vec<_>>())
 }
 
 /// `x`, a normal number, as 64 bits the highest of which is set, times a power of two.

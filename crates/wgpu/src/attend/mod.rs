@@ -5,7 +5,7 @@ use kvant_backend::{
     AttendParams, BackendError, BalanceLayout, KvPart, KvStream, Result, TILES_PER_BLOCK, TOKENS_PER_BLOCK,
 };
 use kvant_codec::tile::TILE;
-use kvant_codec::{Codebook, Rotation, block32};
+use kvant_codec::{Codebook, Rotation, Trellis, block32, trellis};
 
 use crate::constants::Constants;
 use crate::each::NUMBERS;
@@ -31,6 +31,9 @@ fn constants() -> Constants {
     let words = |mask: u128| [0, 32, 64, 96].map(|by| (mask >> by) as u32);
     let books = [Codebook::GAUSS2, Codebook::GAUSS3, Codebook::GAUSS4];
     let centroids = books.iter().flat_map(|book| book.centroids().iter().copied().chain([0.0; 16]).take(16));
+    let trellis_levels = [Trellis::TURBO2T, Trellis::TURBO3T]
+        .into_iter()
+        .flat_map(|trellis| trellis.levels().map(|level| f32::from(level) * Trellis::CENTROID_STEP));
     let with_factors = [128, 64, 32].into_iter().fold(kv::constants(), |constants, n: usize| {
         constants.float(&format!("FACTOR_{n}"), (1.0 / (n as f64).sqrt()) as f32)
     });
@@ -38,6 +41,8 @@ fn constants() -> Constants {
         .vector("SIGNS_BEFORE", words(masks.before()))
         .vector("SIGNS_AFTER", words(masks.after()))
         .floats("CENTROIDS", &centroids.collect::<Vec<_>>())
+        .whole("TRELLIS_WINDOWS", trellis::LEVELS)
+        .floats("TRELLIS_LEVELS", &trellis_levels.collect::<Vec<_>>())
         .float("Q8_0_ZERO", block32::Q8_0_ZERO.into())
         .float("Q4_0_ZERO", block32::Q4_0_ZERO.into())
         .float("LEAST", f32::MIN)
