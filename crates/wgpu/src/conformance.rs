@@ -1,6 +1,10 @@
 //! The conformance suites on the first adapter that there is: a card, or lavapipe, a Vulkan on the CPU (Debian's
 //! `mesa-vulkan-drivers`).
 
+use kvant_backend::BackendError;
+use kvant_codec::DType;
+use kvant_conformance::kv::{Batch, Shape, Tokens};
+use kvant_conformance::weights::gaussian;
 use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, suites};
 
 use crate::WgpuDevice;
@@ -20,6 +24,34 @@ fn hold(op: &str) {
     if let Some(reason) = (suite.run)(&subject).reason() {
         skipped(&reason);
     }
+}
+
+/// Attention of 40 tokens, the last of which come in a step of their own, held to its equation.
+fn attends(subject: &Subject<WgpuDevice>, shape: Shape, rows: usize) -> Result<(), BackendError> {
+    let what = || subject.case("attend", format_args!("{shape:?}, {rows} rows"));
+    let tokens = Tokens::gaussian(shape, 40, 3);
+    let q = gaussian(4, rows * shape.n_heads() * shape.k_head_dim, 1.0);
+    let mut batch = Batch::fed(subject, &tokens, 40 - rows, 40)?;
+    batch.append(&[rows])?;
+    batch.assert_holds_what_was_fed(&what);
+    let got = batch.attend(&q, &what)?;
+    batch.assert_answers(&q, &got, &what);
+    Ok(())
+}
+
+#[test]
+fn attention_takes_heads_of_up_to_640_values() {
+    let Some(subject) = subject() else { return };
+    for (k, v, [k_head_dim, v_head_dim], rows) in [
+        (DType::Turbo3, DType::Turbo4, [512, 512], 1),
+        (DType::Q8_0, DType::Turbo2T, [512, 640], 20),
+        (DType::F16, DType::BF16, [640, 416], 1),
+    ] {
+        attends(&subject, Shape { k_head_dim, v_head_dim, ..Shape::new(k, v) }, rows).unwrap();
+    }
+    let wider = Shape { k_head_dim: 672, v_head_dim: 128, ..Shape::new(DType::F16, DType::F16) };
+    let refused = attends(&subject, wider, 1);
+    assert!(matches!(refused, Err(BackendError::Unsupported { op: "attend", .. })), "{refused:?}");
 }
 
 /// A test for each suite.

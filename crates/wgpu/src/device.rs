@@ -9,7 +9,6 @@ use kvant_backend::{
     check_attend, check_copy, check_copy_columns, check_delta_rule, check_embed, check_expert_ffn,
     check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each,
     check_read, check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write,
-    refuse_joint,
 };
 
 use crate::adapter::{self, AdapterReport};
@@ -350,7 +349,6 @@ impl Backend for WgpuDevice {
     ) -> Result<()> {
         let band = band.as_deref();
         check_append(parts, [k.n_values, v.n_values], band.map_or(0, Page::n_bytes))?;
-        refuse_joint("kv_append", parts)?;
         append::append(&self.gpu, &self.arena.buffer(), parts, [&k.buffer, &v.buffer], band)
     }
 
@@ -365,7 +363,6 @@ impl Backend for WgpuDevice {
     ) -> Result<()> {
         let lens = [q.n_values, out.n_values];
         check_attend(params, parts, lens, sinks.map(Buffer::n_values), band.map_or(0, Page::n_bytes))?;
-        refuse_joint("attend", parts)?;
         let buffers =
             attend::Buffers { q: &q.buffer, sinks: sinks.map(|sinks| &sinks.buffer), out: &out.buffer };
         attend::attend(&self.gpu, &self.arena.buffer(), params, parts, band, buffers)

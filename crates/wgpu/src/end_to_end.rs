@@ -113,3 +113,10 @@ fn models_with_caches_whose_codes_remember() {
     says_the_same("qwen3-h192-g3.gguf", DType::Turbo3T);
     says_the_same("llama-h96-g2-bias.gguf", DType::Turbo2T);
 }
+
+#[test]
+fn models_whose_heads_meet_one_vector() {
+    says_the_same("deepseek2-latent512-lite.gguf", DType::F32);
+    says_the_same("glm4moelite-latent128.gguf", DType::F32);
+    says_the_same("deepseek3-latent192-yarn.gguf", DType::Turbo3);
+}

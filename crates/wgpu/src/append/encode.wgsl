@@ -43,22 +43,32 @@ fn squares(n: u32) -> Number {
     return normal(sum, 2 * (i32(most) - 150) - 8);
 }
 
+// How many of the seven thresholds from `at` on a magnitude reaches, which ascend.
+fn upper_level(at: u32, magnitude: u32) -> u32 {
+    var index = select(0u, 4u, magnitude >= STEP_THRESHOLDS[at + 3u]);
+    index += select(0u, 2u, magnitude >= STEP_THRESHOLDS[at + index + 1u]);
+    return index + select(0u, 1u, magnitude >= STEP_THRESHOLDS[at + index]);
+}
+
+// How many of the 15 borders between levels from `at` on a value reaches.
+fn level_at(at: u32, value: f32) -> u32 {
+    var index = select(0u, 8u, value >= MIDS[at + 7u]);
+    index += select(0u, 4u, value >= MIDS[at + index + 3u]);
+    index += select(0u, 2u, value >= MIDS[at + index + 1u]);
+    return index + select(0u, 1u, value >= MIDS[at + index]);
+}
+
 // Which of the steps makes the levels lie best along the slice, of unit variance: kvant_codec's `step::best`.
 fn best_step(book: u32, n: u32) -> u32 {
     var best = 0u;
     var best_along = normal(vec2<u32>(0u, 0u), 0);
     var best_square = vec2<u32>(1u, 0u);
-    let n_upper = 2u << book;
     for (var k = 0u; k < STEPS; k++) {
         var along = vec2<u32>(0u, 0u);
         var square = vec2<u32>(0u, 0u);
         for (var i = 0u; i < n; i++) {
             let magnitude = u32(abs(row[i]) * STEP_ONE);
-            var index = 0u;
-            for (var m = 0u; m + 1u < n_upper; m++) {
-                index += select(0u, 1u, magnitude >= STEP_THRESHOLDS[(book * STEPS + k) * 8u + m]);
-            }
-            let level = STEP_LEVELS[book * 8u + index];
+            let level = STEP_LEVELS[book * 8u + upper_level((book * STEPS + k) * 8u, magnitude)];
             along = plus(along, times(level, magnitude));
             square = plus(square, times(level, level));
         }
@@ -97,9 +107,7 @@ fn encode_turbo(book: u32, n: u32) -> u32 {
     let factor = STEP_FACTORS[best_step(book, n)];
     var coded = vec2<u32>(0u, 0u);
     for (var i = 0u; i < n; i++) {
-        let value = row[i] * factor;
-        var index = 0u;
-        for (var m = 0u; m + 1u < 4u << book; m++) { index += select(0u, 1u, value >= MIDS[book * 16u + m]); }
+        let index = level_at(book * 16u, row[i] * factor);
         row[i] = f32(index);
         let at = 2u * (book * 16u + index);
         coded = plus(coded, vec2<u32>(SQUARES[at], SQUARES[at + 1u]));

@@ -47,6 +47,7 @@ struct Write {
     first_row: u32,
     dtype: u32,
     is_key: u32,
+    of_keys: u32,
     rotates: u32,
     through_half: u32,
     dim: u32,
@@ -92,7 +93,8 @@ fn constants() -> Constants {
 /// What the encoder of turbo slices takes.
 fn with_books(constants: Constants) -> Constants {
     let upper = |book: &Codebook| book.levels().len() / 2;
-    let padded = |values: Vec<u32>| values.into_iter().chain([0; 8]).take(8);
+    // What no value reaches.
+    let padded = |values: Vec<u32>| values.into_iter().chain([u32::MAX; 8]).take(8);
     let thresholds = BOOKS.iter().flat_map(|book| {
         let of = move |k| book.mids()[upper(book)..].iter().map(move |&mid| step::threshold(mid, k) as u32);
         (0..step::STEPS).flat_map(move |k| padded(of(k).collect()))
@@ -105,7 +107,7 @@ fn with_books(constants: Constants) -> Constants {
         let all: Vec<u64> = book.centroids().iter().map(of).chain([0; 16]).take(16).collect();
         all.into_iter().flat_map(|square| [square as u32, (square >> 32) as u32])
     });
-    let mids = BOOKS.iter().flat_map(|book| book.mids().iter().copied().chain([0.0; 16]).take(16));
+    let mids = BOOKS.iter().flat_map(|book| book.mids().iter().copied().chain([f32::MAX; 16]).take(16));
     constants
         .whole("STEPS", step::STEPS)
         .float("STEP_ONE", step::ONE)
@@ -159,9 +161,10 @@ pub(crate) fn append(
 ) -> Result<()> {
     let mut lists = Lists::default();
     for part in parts {
-        for (head, (k, v)) in part.layer.k.iter().zip(&part.layer.v).enumerate() {
-            lists.push(part, k, head, band)?;
-            lists.push(part, v, head, band)?;
+        for streams in [&part.layer.k, &part.layer.v] {
+            for (head, stream) in streams.iter().enumerate() {
+                lists.push(part, stream, head, band)?;
+            }
         }
     }
     for (name, list) in [("centre", lists.centres), ("append", lists.first), ("append", lists.tails)] {
@@ -240,9 +243,11 @@ fn common(part: &KvPart<'_, WgpuPage>, stream: &KvStream, head: usize) -> Result
     let spec = &stream.spec;
     let of = BalanceLayout::of(part.layer);
     let (column, n_heads) = (head * spec.head_dim, part.layer.k.len());
-    let [scale, shift] = match spec.side {
-        Side::K => [balance(part, of.key.start + column), NONE],
-        Side::V => [of.value, of.value_shift].map(|range| balance(part, range.start + column)),
+    // Rows of joint streams are keys, in tiles laid out as those of values.
+    let of_keys = spec.side == Side::K || spec.joint.is_some();
+    let [scale, shift] = match of_keys {
+        true => [balance(part, of.key.start + column), NONE],
+        false => [of.value, of.value_shift].map(|range| balance(part, range.start + column)),
     };
     Ok(Write {
         tile: NONE,
@@ -251,6 +256,7 @@ fn common(part: &KvPart<'_, WgpuPage>, stream: &KvStream, head: usize) -> Result
         centre: NONE,
         dtype: number(OP, spec)?,
         is_key: u32::from(spec.side == Side::K),
+        of_keys: of_keys.into(),
         rotates: spec.rotates.into(),
         through_half: u32::from(spec.tail_tiles > 0),
         dim: spec.dim() as u32,

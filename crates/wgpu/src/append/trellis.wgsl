@@ -18,23 +18,34 @@ fn dim_at(n: u32, p: u32) -> u32 {
     return TRELLIS_STRIDE * (p % column) + p / column;
 }
 
+// The least cost of the four ways to `state` whose oldest bits are `first` and the next ones, after value `x`; the bits lie in it.
+fn four_ways(book: u32, state: u32, first: u32, x: i32) -> i32 {
+    let bits = bits_of(book);
+    let oldest = vec4<u32>(first) + vec4<u32>(0u, 1u, 2u, 3u);
+    let windows = vec4<u32>(state) | oldest << vec4<u32>(rest_of(book));
+    let levels = vec4<i32>(
+        level_of(book, windows.x), level_of(book, windows.y), level_of(book, windows.z), level_of(book, windows.w),
+    );
+    let from_states = windows >> vec4<u32>(bits);
+    let so_far = vec4<i32>(costs[from_states.x], costs[from_states.y], costs[from_states.z], costs[from_states.w]);
+    let tagged = so_far & vec4<i32>(~TRELLIS_FREE) | vec4<i32>(oldest);
+    let ways = tagged - levels * (2 * TRELLIS_UNIT * x) + levels * levels * TRELLIS_SQUARE_UNIT;
+    return min(min(ways.x, ways.y), min(ways.z, ways.w));
+}
+
 // One step, through value `x`; gives what `came` keeps.
 fn step_through(book: u32, x: i32) -> u32 {
     let bits = bits_of(book);
     let rest = rest_of(book);
-    var before = costs;
+    var after = costs;
     var tags = 0u;
     for (var state = 0u; state < 1u << rest; state++) {
-        var least = 0x7fffffff;
-        for (var oldest = 0u; oldest < 1u << bits; oldest++) {
-            let window = state | oldest << rest;
-            let level = level_of(book, window);
-            let so_far = before[window >> bits] & ~TRELLIS_FREE | i32(oldest);
-            least = min(least, so_far - 2 * level * TRELLIS_UNIT * x + level * level * TRELLIS_SQUARE_UNIT);
-        }
-        costs[state] = least;
+        var least = four_ways(book, state, 0u, x);
+        if bits == 3u { least = min(least, four_ways(book, state, 4u, x)); }
+        after[state] = least;
         tags |= (u32(least) & ((1u << bits) - 1u)) << (bits * state);
     }
+    costs = after;
     return tags;
 }
 

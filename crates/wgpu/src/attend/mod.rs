@@ -2,9 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{
-    AttendParams, BackendError, BalanceLayout, KvPart, KvStream, Result, TILES_PER_BLOCK, TOKENS_PER_BLOCK,
+    AttendParams, BackendError, BalanceLayout, KvLayer, KvPart, KvStream, Result, TILES_PER_BLOCK,
+    TOKENS_PER_BLOCK,
 };
-use kvant_codec::tile::TILE;
+use kvant_codec::tile::{Side, TILE};
 use kvant_codec::{Codebook, Rotation, Trellis, block32, trellis};
 
 use crate::constants::Constants;
@@ -17,14 +18,17 @@ pub(crate) static SOURCE: Source = Source {
         NUMBERS,
         TILES,
         Part { name: "rotation.wgsl", text: include_str!("../kv/rotation.wgsl") },
+        Part { name: "read.wgsl", text: include_str!("read.wgsl") },
         Part { name: "attend.wgsl", text: include_str!("attend.wgsl") },
     ],
     constants,
 };
 
 const OP: &str = "attend";
-/// The most dims of a stored head: two for each thread.
-const MOST_DIMS: usize = 2 * TOKENS_PER_BLOCK;
+/// Dims that each thread adds up, at most.
+const MOST_EACH: usize = 5;
+/// The most dims of a stored head.
+const MOST_DIMS: usize = MOST_EACH * TOKENS_PER_BLOCK;
 
 fn constants() -> Constants {
     let masks = Rotation::kv(128);
@@ -48,6 +52,7 @@ fn constants() -> Constants {
         .float("LEAST", f32::MIN)
         .whole("THREADS", TOKENS_PER_BLOCK)
         .whole("TILES_PER_BLOCK", TILES_PER_BLOCK)
+        .whole("MOST_EACH", MOST_EACH)
         .whole("MOST_DIMS", MOST_DIMS)
 }
 
@@ -65,9 +70,6 @@ struct Params {
     scale: f32,
     soft_cap: f32,
     not_a_number: u32,
-    query_factors: u32,
-    out_factors: u32,
-    out_shifts: u32,
 }
 
 /// Activations that attention reads and writes.
@@ -87,9 +89,10 @@ pub(crate) fn attend(
     band: Option<&WgpuPage>,
     Buffers { q, sinks, out }: Buffers<'_>,
 ) -> Result<()> {
-    let (Some(first), true) = (parts.first(), params.n_kv_heads > 0) else { return Ok(()) };
+    if parts.is_empty() || params.n_kv_heads == 0 {
+        return Ok(());
+    }
     let list = List::new(parts, band)?;
-    let of = BalanceLayout::of(first.layer);
     let numbers = Params {
         heads: params.n_heads as u32,
         group: (params.n_heads / params.n_kv_heads) as u32,
@@ -102,9 +105,6 @@ pub(crate) fn attend(
         scale: params.scale,
         soft_cap: params.soft_cap.unwrap_or(0.0),
         not_a_number: f32::NAN.to_bits(),
-        query_factors: of.query.start as u32,
-        out_factors: of.out.start as u32,
-        out_shifts: of.out_shift.start as u32,
     };
     let kernel = gpu.kernel(&SOURCE, "attend")?;
     let bindings = [(1, q), (2, sinks.unwrap_or(gpu.nothing())), (3, arena), (4, out)];
@@ -131,19 +131,19 @@ impl List {
         let (rows, windows_at) = (words.len() / 4, words.len());
         for part in parts {
             for position in positions(part) {
-                let heads = part.layer.k.iter().zip(&part.layer.v);
                 let window = |stream: &KvStream| stream.spec.window(position / TILE) as u32;
-                words.extend(heads.flat_map(|(k, v)| [window(k), window(v)]));
+                let heads = (0..part.layer.k.len()).map(|head| streams(part.layer, head).map(window));
+                words.extend(heads.flatten());
             }
         }
         let streams_at = words.len();
-        let n_streams: usize = parts.iter().map(|part| part.layer.streams().count()).sum();
+        let n_streams: usize = parts.iter().map(|part| 2 * part.layer.k.len()).sum();
         let mut blocks_at = streams_at + STREAM * n_streams;
         for part in parts {
-            for (k, v) in part.layer.k.iter().zip(&part.layer.v) {
-                for stream in [k, v] {
-                    words.extend(stream_words(part, stream, band, blocks_at)?);
-                }
+            for head in 0..part.layer.k.len() {
+                let [keys, values] = streams(part.layer, head);
+                words.extend(stream_words(part, keys, band, blocks_at, of_keys(part, head))?);
+                words.extend(stream_words(part, values, band, blocks_at, of_values(part, head))?);
             }
             blocks_at += part.memory.blocks().len();
         }
@@ -155,15 +155,34 @@ impl List {
     }
 }
 
-/// Words of a stream in the list.
-const STREAM: usize = 16;
+/// The streams of keys and of values of a KV head; the same where they are one.
+fn streams(layer: &KvLayer, head: usize) -> [&KvStream; 2] {
+    [&layer.k[head], layer.values(head)]
+}
 
-/// `Stream` of `attend.wgsl`, and a word more.
+/// Where factors on queries of a KV head lie, and what is added to them.
+fn of_keys(part: &KvPart<'_, WgpuPage>, head: usize) -> [u32; 2] {
+    let query = BalanceLayout::of(part.layer).query.start;
+    [balance(part, query + head * part.layer.k[head].spec.head_dim), NONE]
+}
+
+/// Where factors on outputs of a KV head lie, and what is added to them. Outputs of joint streams have the factors of queries.
+fn of_values(part: &KvPart<'_, WgpuPage>, head: usize) -> [u32; 2] {
+    let Some(stream) = part.layer.v.get(head) else { return of_keys(part, head) };
+    let (of, column) = (BalanceLayout::of(part.layer), head * stream.spec.head_dim);
+    [of.out, of.out_shift].map(|range| balance(part, range.start + column))
+}
+
+/// Words of a stream in the list.
+const STREAM: usize = 18;
+
+/// `Stream` of `attend.wgsl`.
 fn stream_words(
     part: &KvPart<'_, WgpuPage>,
     stream: &KvStream,
     band: Option<&WgpuPage>,
     blocks_at: usize,
+    [factors, shifts]: [u32; 2],
 ) -> Result<[u32; STREAM]> {
     let spec = &stream.spec;
     if spec.dim() > MOST_DIMS {
@@ -183,6 +202,8 @@ fn stream_words(
     Ok([
         number(OP, spec)?,
         spec.dim() as u32,
+        spec.value_dim() as u32,
+        u32::from(spec.side == Side::K),
         spec.rotates.into(),
         spec.sink_tiles as u32,
         spec.tail_tiles as u32,
@@ -195,7 +216,7 @@ fn stream_words(
         tiles.start as u32,
         tiles.end as u32,
         blocks_at as u32,
-        balance(part, 0),
-        0,
+        factors,
+        shifts,
     ])
 }

@@ -1,7 +1,8 @@
 //! The ops of recurrent layers, which keep a state: short convolutions and the gated delta rule.
 //!
 //! A thread has a channel of a convolution, a group of threads 16 columns of a head's matrix, in memory of their own; both walk the
-//! rows of a step one after the other, so that the state has the same bits however rows are cut into steps. Each sequence is a launch.
+//! rows of a step one after the other, so that the state has the same bits however rows are cut into steps. Each sequence is a launch,
+//! or a few.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{ConvForm, DeltaInputs, DeltaRule, KeySharing, ShortConv, StatePart};
@@ -25,6 +26,17 @@ pub(crate) static SOURCE: Source = Source {
 
 /// Channels of a group of threads of a convolution.
 const CHANNELS: usize = 64;
+/// Rows of a launch: more of them are several. A kernel should end soon, and lavapipe ends one after 65,535 turns of all its loops
+/// without a word.
+const ROWS: usize = 256;
+
+/// The rows of a part in pieces, and the word of the arena that its state begins at.
+fn pieces(part: &StatePart<'_, WgpuPage>) -> impl Iterator<Item = ([u32; 2], u32)> {
+    let (rows, state_at) = (part.rows.range(), word(part.page.at() + part.offset));
+    let piece = move |first| [first, ROWS.min(rows.end - first)].map(|n| n as u32);
+    part.rows.range().step_by(ROWS).map(move |first| (piece(first), state_at))
+}
+
 /// Threads for 16 columns of a head: as many as every adapter has.
 const THREADS: usize = 256;
 
@@ -47,14 +59,14 @@ pub(crate) fn short_conv(
     conv: ShortConv,
     [x, kernel, y]: [&wgpu::Buffer; 3],
 ) -> Result<(), WgpuError> {
-    for part in parts.iter().filter(|part| part.rows.n > 0) {
+    for ([first_row, rows], state_at) in parts.iter().flat_map(pieces) {
         let params = ConvParams {
-            first_row: part.rows.first as u32,
-            rows: part.rows.n as u32,
+            first_row,
+            rows,
             channels: conv.channels as u32,
             taps: conv.taps as u32,
             is_gated: (conv.form == ConvForm::Gated).into(),
-            state_at: word(part.page.at() + part.offset),
+            state_at,
         };
         let bindings = [(1, x), (2, kernel), (3, arena), (4, y)];
         let entry = gpu.kernel(&SOURCE, "short_conv")?;
@@ -87,17 +99,17 @@ pub(crate) fn delta_rule(
     y: &wgpu::Buffer,
 ) -> Result<(), WgpuError> {
     let DeltaInputs { qkv, write, forget, bias, rate } = inputs;
-    for part in parts.iter().filter(|part| part.rows.n > 0) {
+    for ([first_row, rows], state_at) in parts.iter().flat_map(pieces) {
         let params = DeltaParams {
-            first_row: part.rows.first as u32,
-            rows: part.rows.n as u32,
+            first_row,
+            rows,
             n_k_heads: rule.n_k_heads as u32,
             n_v_heads: rule.n_v_heads as u32,
             k_dim: rule.k_dim as u32,
             v_dim: rule.v_dim as u32,
             is_tiled: (rule.sharing == KeySharing::Tiled).into(),
             eps: rule.eps,
-            state_at: word(part.page.at() + part.offset),
+            state_at,
         };
         let bindings = [
             (1, &qkv.buffer),
