@@ -36,7 +36,12 @@ impl WgpuDevice {
     /// # Errors
     /// [`BackendError::Failed`] that says what adapters there are, or why the driver gives no device.
     pub fn open(index: usize) -> Result<Self> {
-        let (gpu, report) = adapter::open(index)?;
+        Self::open_within(index, u64::MAX)
+    }
+
+    /// As [`WgpuDevice::open`], with bindings of at most `most_bytes`.
+    pub(crate) fn open_within(index: usize, most_bytes: u64) -> Result<Self> {
+        let (gpu, report) = adapter::open(index, most_bytes)?;
         let gpu = Arc::new(gpu);
         let arena = Arc::new(Arena::new(Arc::clone(&gpu))?);
         Ok(Self { gpu, arena, report, rows: Mutex::default() })
@@ -77,7 +82,7 @@ impl WgpuDevice {
         (bias, accumulates): (Option<&WgpuBuffer>, bool),
     ) -> Result<()> {
         let (n_out, n_in) = (w.n_out(), w.n_in());
-        let weights = Weights { buffer: w.rows(op)?, dtype: w.dtype(), first: 0, n_out, n_in };
+        let weights = Weights { slabs: w.slabs(op)?, dtype: w.dtype(), first: 0, n_out, n_in };
         let x = Rows { buffer: x, first, stride: n_in };
         let y = Rows { buffer: y, first: 0, stride: n_out };
         product::product(&self.gpu, weights, rows, x, y, bias.map(|bias| &bias.buffer), accumulates)
@@ -257,7 +262,7 @@ impl Backend for WgpuDevice {
         check_project_each(x, rows, w, y)?;
         let (n, n_out, n_in) = (w.n_experts(), w.n_out(), w.n_in());
         for i in 0..n {
-            let weights = Weights { buffer: &w.rows, dtype: w.dtype, first: i * n_out, n_out, n_in };
+            let weights = Weights { slabs: &w.slabs, dtype: w.dtype, first: i * n_out, n_out, n_in };
             let x = Rows { buffer: &x.buffer, first: i * n_in, stride: n * n_in };
             let y = Rows { buffer: &y.buffer, first: i * n_out, stride: n * n_out };
             product::product(&self.gpu, weights, rows, x, y, None, false)?;

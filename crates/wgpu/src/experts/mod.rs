@@ -94,7 +94,7 @@ pub(crate) fn expert_ffn(
     let [of_gate, of_up, of_down] = biases.map_or([None; 3], |biases| biases.map(Some));
     let picks = Picks { experts: &experts, slots, of_row: n_used };
     let product = |w: &WgpuExperts, picks, x: &wgpu::Buffer, y: &wgpu::Buffer, bias| {
-        let weights = Weights { buffer: &w.rows, dtype: w.dtype, first: 0, n_out: w.n_out(), n_in: w.n_in() };
+        let weights = Weights { slabs: &w.slabs, dtype: w.dtype, first: 0, n_out: w.n_out(), n_in: w.n_in() };
         product::chosen(gpu, weights, picks, x, y, bias)
     };
     let (gates, hidden) = (floats(slots * n_ff, "gates")?, floats(slots * n_ff, "hidden rows")?);

@@ -14,9 +14,12 @@ struct Params {
     y_first: u32,
     y_stride: u32,
     has_bias: u32,
+    bias_first: u32,  // of the first output
     accumulates: u32,
     slots: u32,       // where there are experts
     slots_of_row: u32,// that have a row of x together
+    first_output: u32,// of all experts' that these weights have
+    end_output: u32,
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
@@ -27,8 +30,8 @@ struct Params {
 
 var<workgroup> sums: array<f32, THREADS>;
 
-// Row `output` of the weights, which begins at byte `row`, times `rows` rows of x, to y; where those begin.
-fn multiply(output: u32, row: u32, x_at: u32, y_at: u32, rows: u32, thread: u32) {
+// The weights that begin at byte `row`, times `rows` rows of x, to y; where those begin.
+fn multiply(row: u32, bias_at: u32, x_at: u32, y_at: u32, rows: u32, thread: u32) {
     var acc = array<f32, MOST_ROWS>();
     let n_groups = (p.n_in + 31u) / 32u;
     for (var g = thread; g < n_groups; g += THREADS) {
@@ -50,7 +53,7 @@ fn multiply(output: u32, row: u32, x_at: u32, y_at: u32, rows: u32, thread: u32)
         }
         if thread == 0u {
             var result = sums[0];
-            if p.has_bias != 0u { result += bias[output]; }
+            if p.has_bias != 0u { result += bias[bias_at]; }
             let to = y_at + r * p.y_stride;
             if p.accumulates != 0u { result += y[to]; }
             y[to] = result;
@@ -70,7 +73,7 @@ fn product(
     let first_row = group.z * MOST_ROWS;
     let x_at = p.x_first + first_row * p.x_stride;
     let y_at = p.y_first + first_row * p.y_stride + output;
-    multiply(output, p.w_first + output * p.row_bytes, x_at, y_at, min(MOST_ROWS, p.rows - first_row), thread);
+    multiply(p.w_first + output * p.row_bytes, p.bias_first + output, x_at, y_at, min(MOST_ROWS, p.rows - first_row), thread);
 }
 
 @compute @workgroup_size(THREADS)
@@ -83,6 +86,7 @@ fn chosen(
     if number >= p.slots * p.n_out { return; }
     let slot = number / p.n_out;
     let output = experts[slot] * p.n_out + number % p.n_out;
+    if output < p.first_output || output >= p.end_output { return; }
     let x_at = slot / p.slots_of_row * p.x_stride;
-    multiply(output, output * p.row_bytes, x_at, number, 1u, thread);
+    multiply((output - p.first_output) * p.row_bytes, output, x_at, number, 1u, thread);
 }
