@@ -54,6 +54,31 @@ fn attention_takes_heads_of_up_to_640_values() {
     assert!(matches!(refused, Err(BackendError::Unsupported { op: "attend", .. })), "{refused:?}");
 }
 
+/// Rows of which some see one span of tokens and others two, and rows whose window begins in the second of three.
+#[test]
+fn spans_of_tokens_are_joined() {
+    let Some(subject) = subject() else { return };
+    let shape = Shape { k_head_dim: 64, v_head_dim: 64, ..Shape::new(DType::Q8_0, DType::Turbo3) };
+    let with_sinks = Shape { sinks: Some([1.0, 0.5]), ..shape };
+    let windowed = Shape { window: Some(1000), soft_cap: Some(2.0), ..shape };
+    let joint = Shape { k_head_dim: 96, v_head_dim: 64, joint: true, ..Shape::new(DType::F16, DType::F16) };
+    for (shape, n, rows) in [(with_sinks, 1034, 20), (windowed, 2100, 9), (joint, 1025, 1)] {
+        let what = || subject.case("attend", format_args!("{shape:?}, {n} tokens, {rows} rows"));
+        let tokens = Tokens::gaussian(shape, n, 3);
+        let width = shape.n_heads() * shape.k_head_dim;
+        let q = gaussian(4, rows * width, 1.0);
+        let [got, alone] = [rows, 1].map(|rows_at_once| {
+            let mut batch = Batch::fed(&subject, &tokens, n - rows, 512).unwrap();
+            batch.append(&[rows_at_once]).unwrap();
+            let q = &q[..rows_at_once * width];
+            let got = batch.attend(q, &what).unwrap();
+            batch.assert_answers(q, &got, &what);
+            got
+        });
+        assert!(got[..alone.len()] == alone, "{}: the first row has other bits than alone", what());
+    }
+}
+
 /// A test for each suite.
 macro_rules! tests {
     ($($op:ident,)*) => {

@@ -6,13 +6,20 @@
 // it has alone. First a thread takes a token and makes its score; then the chunk's softmax joins that of those before (online
 // softmax, arXiv 1805.02867); then a thread takes a dim, or a few, and adds up the values. The query is rotated once, as keys are,
 // and the output turned back once.
+//
+// Where there are many tokens, each *span* of them, counted from token 0 too, has a group of its own, and another kernel joins what
+// they leave: kernels stay short, and one row is work for many groups. A row of a single span has the same bits either way.
 
 struct Params {
     heads: u32,
     group: u32,        // query heads of a KV head
     k_head_dim: u32,
     v_head_dim: u32,
-    rows: u32,         // in the list
+    rows: u32,         // of the list that are attended to, from the first one on
+    first_row: u32,
+    first_span: u32,   // spans that any of the rows sees
+    spans: u32,
+    part_values: u32,  // of what a span leaves
     windows_at: u32,   // where in the list the other tables begin
     streams_at: u32,
     has_sinks: u32,
@@ -24,9 +31,7 @@ struct Params {
     list: array<u32>,
 }
 
-// Words of a stream in the list.
-const STREAM: u32 = 18u;
-
+// STREAM words of the list.
 struct Stream {
     dtype: u32,
     dim: u32,
@@ -53,6 +58,9 @@ struct Stream {
 @group(0) @binding(2) var<storage, read> sinks: array<f32>;        // [heads]
 @group(0) @binding(3) var<storage, read> arena: array<u32>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;    // [rows, heads, v_head_dim]
+// What spans leave, [rows, heads, spans, part_values]: the largest score, the sum of the weights, whether the query holds what is no
+// number, and the sum of the values.
+@group(0) @binding(5) var<storage, read_write> left: array<f32>;
 
 var<workgroup> weights: array<f32, THREADS>;
 var<workgroup> shared_values: array<f32, THREADS>;
@@ -203,6 +211,39 @@ fn load_query(keys: Stream, row: u32, head: u32, thread: u32) {
     if keys.rotates != 0u { rotate(keys.dim, SIGNS_BEFORE, SIGNS_AFTER, thread); }
 }
 
+// A row of the list, and one of its heads.
+struct Query {
+    row: u32,
+    head: u32,
+    oldest: u32,
+    position: u32,
+    windows: u32,  // where in the list its windows are
+    streams: u32,  // the number of its first stream
+}
+
+fn query_at(number: u32) -> Query {
+    let listed = p.first_row + number / p.heads;
+    let head = number % p.heads;
+    let n_kv_heads = p.heads / p.group;
+    let kv_head = head / p.group;
+    let windows = p.windows_at + 2u * (listed * n_kv_heads + kv_head);
+    let streams = 2u * (p.list[4u * listed + 3u] * n_kv_heads + kv_head);
+    return Query(p.list[4u * listed], head, p.list[4u * listed + 2u], p.list[4u * listed + 1u], windows, streams);
+}
+
+// Turns `vector` back, and writes it.
+fn finish(values: Stream, q: Query, has_bad: bool, thread: u32) {
+    workgroupBarrier();
+    if values.rotates != 0u { rotate(values.value_dim, SIGNS_AFTER, SIGNS_BEFORE, thread); }
+    let to = (q.row * p.heads + q.head) * p.v_head_dim;
+    for (var d = thread; d < p.v_head_dim; d += THREADS) {
+        var value = vector[d];
+        if values.factors != NONE { value *= bitcast<f32>(arena[values.factors + d]); }
+        if values.shifts != NONE { value += bitcast<f32>(arena[values.shifts + d]); }
+        out[to + d] = select(value, bitcast<f32>(p.not_a_number), has_bad);
+    }
+}
+
 @compute @workgroup_size(THREADS)
 fn attend(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -211,30 +252,28 @@ fn attend(
 ) {
     let number = number_of(group, groups);
     if number >= p.rows * p.heads { return; }
-    let listed = number / p.heads;
-    let head = number % p.heads;
-    let n_kv_heads = p.heads / p.group;
-    let kv_head = head / p.group;
-    let row = p.list[4u * listed];
-    let position = p.list[4u * listed + 1u];
-    let oldest = p.list[4u * listed + 2u];
-    let part = p.list[4u * listed + 3u];
-    let windows = p.windows_at + 2u * (listed * n_kv_heads + kv_head);
-    let k_window = p.list[windows];
-    let v_window = p.list[windows + 1u];
-    let keys = stream_at(2u * (part * n_kv_heads + kv_head));
-    let values = stream_at(2u * (part * n_kv_heads + kv_head) + 1u);
-    load_query(keys, row, head, thread);
+    let q = query_at(number);
+    let oldest = q.oldest;
+    let position = q.position;
+    let k_window = p.list[q.windows];
+    let v_window = p.list[q.windows + 1u];
+    let keys = stream_at(q.streams);
+    let values = stream_at(q.streams + 1u);
+    let span = p.first_span + group.z;
+    let first_chunk = max(oldest / THREADS, span * CHUNKS_PER_SPAN);
+    let last_chunk = min(position / THREADS, span * CHUNKS_PER_SPAN + CHUNKS_PER_SPAN - 1u);
+    if first_chunk > last_chunk { return; }
+    load_query(keys, q.row, q.head, thread);
 
     // A sink is a score that no value goes with.
     var most = LEAST;
     var total = 0.0f;
-    if p.has_sinks != 0u {
-        most = sinks[head];
+    if p.has_sinks != 0u && first_chunk == oldest / THREADS {
+        most = sinks[q.head];
         total = 1.0f;
     }
     var acc = array<f32, MOST_EACH>();
-    for (var chunk = oldest / THREADS; chunk <= position / THREADS; chunk++) {
+    for (var chunk = first_chunk; chunk <= last_chunk; chunk++) {
         let first_tile = chunk * TILES_PER_BLOCK;
         let first_seen = max(first_tile, oldest / TILE);
         let last_tile = min(first_tile + TILES_PER_BLOCK - 1u, position / TILE);
@@ -297,18 +336,52 @@ fn attend(
         workgroupBarrier();
     }
 
+    let has_bad = atomicLoad(&is_bad) != 0u;
+    let at = (number * p.spans + group.z) * p.part_values;
+    for (var k = 0u; k < MOST_EACH; k++) {
+        let d = thread + k * THREADS;
+        if d >= values.value_dim { break; }
+        if p.spans == 1u { vector[d] = acc[k] / total; } else { left[at + SUMS + d] = acc[k]; }
+    }
+    if p.spans == 1u {
+        finish(values, q, has_bad, thread);
+    } else if thread == 0u {
+        left[at] = most;
+        left[at + 1u] = total;
+        left[at + 2u] = select(0.0f, 1.0f, has_bad);
+    }
+}
+
+// Joins what the spans of a head of a row have left, in their order.
+@compute @workgroup_size(THREADS)
+fn join_spans(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let number = number_of(group, groups);
+    if number >= p.rows * p.heads { return; }
+    let q = query_at(number);
+    let values = stream_at(q.streams + 1u);
+    let first = number * p.spans + q.oldest / (THREADS * CHUNKS_PER_SPAN) - p.first_span;
+    let last = number * p.spans + q.position / (THREADS * CHUNKS_PER_SPAN) - p.first_span;
+    var most = left[first * p.part_values];
+    for (var span = first + 1u; span <= last; span++) { most = max(most, left[span * p.part_values]); }
+    var total = 0.0f;
+    var acc = array<f32, MOST_EACH>();
+    for (var span = first; span <= last; span++) {
+        let at = span * p.part_values;
+        let weight = exponential(left[at] - most);
+        total += left[at + 1u] * weight;
+        for (var k = 0u; k < MOST_EACH; k++) {
+            let d = thread + k * THREADS;
+            if d >= values.value_dim { break; }
+            acc[k] += left[at + SUMS + d] * weight;
+        }
+    }
     for (var k = 0u; k < MOST_EACH; k++) {
         let d = thread + k * THREADS;
         if d < values.value_dim { vector[d] = acc[k] / total; }
     }
-    workgroupBarrier();
-    if values.rotates != 0u { rotate(values.value_dim, SIGNS_AFTER, SIGNS_BEFORE, thread); }
-    let to = (row * p.heads + head) * p.v_head_dim;
-    for (var d = thread; d < p.v_head_dim; d += THREADS) {
-        var value = vector[d];
-        if values.factors != NONE { value *= bitcast<f32>(arena[values.factors + d]); }
-        if values.shifts != NONE { value += bitcast<f32>(arena[values.shifts + d]); }
-        if atomicLoad(&is_bad) != 0u { value = bitcast<f32>(p.not_a_number); }
-        out[to + d] = value;
-    }
+    finish(values, q, left[first * p.part_values + 2u] != 0.0f, thread);
 }

@@ -1,5 +1,7 @@
 //! Attention: one kernel for every pair of types. What a row sees where is worked out on the host and handed over as a list.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{
     AttendParams, BackendError, BalanceLayout, KvLayer, KvPart, KvStream, Result, TILES_PER_BLOCK,
@@ -25,6 +27,13 @@ pub(crate) static SOURCE: Source = Source {
 };
 
 const OP: &str = "attend";
+/// Tokens of a span, which a group of threads attends to.
+const SPAN: usize = 1024;
+/// Values that a span leaves beside the sum of its own.
+const SUMS: usize = 3;
+/// The most bytes that spans leave at once; more rows take several launches.
+const LEFT_BYTES: usize = 32 << 20;
+
 /// Dims that each thread adds up, at most.
 const MOST_EACH: usize = 5;
 /// The most dims of a stored head.
@@ -51,6 +60,9 @@ fn constants() -> Constants {
         .float("Q4_0_ZERO", block32::Q4_0_ZERO.into())
         .float("LEAST", f32::MIN)
         .whole("THREADS", TOKENS_PER_BLOCK)
+        .whole("STREAM", STREAM)
+        .whole("SUMS", SUMS)
+        .whole("CHUNKS_PER_SPAN", SPAN / TOKENS_PER_BLOCK)
         .whole("TILES_PER_BLOCK", TILES_PER_BLOCK)
         .whole("MOST_EACH", MOST_EACH)
         .whole("MOST_DIMS", MOST_DIMS)
@@ -64,6 +76,10 @@ struct Params {
     k_head_dim: u32,
     v_head_dim: u32,
     rows: u32,
+    first_row: u32,
+    first_span: u32,
+    spans: u32,
+    part_values: u32,
     windows_at: u32,
     streams_at: u32,
     has_sinks: u32,
@@ -89,32 +105,57 @@ pub(crate) fn attend(
     band: Option<&WgpuPage>,
     Buffers { q, sinks, out }: Buffers<'_>,
 ) -> Result<()> {
-    if parts.is_empty() || params.n_kv_heads == 0 {
+    if params.n_kv_heads == 0 || parts.iter().all(|part| part.rows.n == 0) {
         return Ok(());
     }
     let list = List::new(parts, band)?;
+    let value_dims = parts.iter().flat_map(|part| part.layer.streams()).map(|stream| stream.spec.value_dim());
+    let part_values = SUMS + value_dims.max().unwrap_or(0);
     let numbers = Params {
         heads: params.n_heads as u32,
         group: (params.n_heads / params.n_kv_heads) as u32,
         k_head_dim: params.k_head_dim as u32,
         v_head_dim: params.v_head_dim as u32,
-        rows: list.rows as u32,
+        first_span: list.spans.start as u32,
+        spans: list.spans.len() as u32,
+        part_values: part_values as u32,
         windows_at: list.windows_at as u32,
         streams_at: list.streams_at as u32,
         has_sinks: sinks.is_some().into(),
         scale: params.scale,
         soft_cap: params.soft_cap.unwrap_or(0.0),
         not_a_number: f32::NAN.to_bits(),
+        ..Params::zeroed()
     };
-    let kernel = gpu.kernel(&SOURCE, "attend")?;
-    let bindings = [(1, q), (2, sinks.unwrap_or(gpu.nothing())), (3, arena), (4, out)];
-    Ok(gpu.launch(&kernel, groups(list.rows * params.n_heads, 1), &numbers, &list.words, &bindings)?)
+    let (attend, join) = (gpu.kernel(&SOURCE, "attend")?, gpu.kernel(&SOURCE, "join_spans")?);
+    let (spans, heads) = (list.spans.len(), params.n_heads);
+    let bytes_of_row = heads * spans * part_values * size_of::<f32>();
+    let room = LEFT_BYTES.min(gpu.max_binding());
+    let at_once = if spans == 1 { list.rows } else { (room / bytes_of_row).clamp(1, list.rows) };
+    let left = match spans {
+        1 => None,
+        _ => Some(gpu.allocate(at_once * bytes_of_row, "what spans of attention leave")?),
+    };
+    for first in (0..list.rows).step_by(at_once) {
+        let rows = at_once.min(list.rows - first);
+        let numbers = Params { rows: rows as u32, first_row: first as u32, ..numbers };
+        let left_at = (5, left.as_ref().unwrap_or(gpu.scrap()));
+        let bindings = [(1, q), (2, sinks.unwrap_or(gpu.nothing())), (3, arena), (4, out), left_at];
+        gpu.launch(&attend, groups(rows * heads, spans), &numbers, &list.words, &bindings)?;
+        if spans > 1 {
+            let bindings = [(3, arena), (4, out), left_at];
+            gpu.launch(&join, groups(rows * heads, 1), &numbers, &list.words, &bindings)?;
+        }
+    }
+    Ok(())
 }
 
 /// What rows see where; `Params::list` of `attend.wgsl` says how it is laid out.
 struct List {
     words: Vec<u32>,
     rows: usize,
+    /// That any of the rows sees; one at least.
+    spans: Range<usize>,
     windows_at: usize,
     streams_at: usize,
 }
@@ -122,10 +163,13 @@ struct List {
 impl List {
     fn new(parts: &[KvPart<'_, WgpuPage>], band: Option<&WgpuPage>) -> Result<Self> {
         let positions = |part: &KvPart<'_, WgpuPage>| part.rows.start..part.rows.end();
-        let mut words = Vec::new();
+        let (mut words, mut first_span, mut end_span) = (Vec::new(), usize::MAX, 0);
         for (index, part) in parts.iter().enumerate() {
             for (row, position) in part.rows.range().zip(positions(part)) {
-                words.extend([row, position, part.layer.oldest(position), index].map(|n| n as u32));
+                let oldest = part.layer.oldest(position);
+                words.extend([row, position, oldest, index].map(|n| n as u32));
+                first_span = first_span.min(oldest / SPAN);
+                end_span = end_span.max(position / SPAN + 1);
             }
         }
         let (rows, windows_at) = (words.len() / 4, words.len());
@@ -151,7 +195,7 @@ impl List {
             let blocks = part.memory.blocks().iter();
             words.extend(blocks.map(|block| block.as_ref().map_or(NONE, |page| word(page.at()))));
         }
-        Ok(Self { words, rows, windows_at, streams_at })
+        Ok(Self { words, rows, spans: first_span..end_span, windows_at, streams_at })
     }
 }
 

@@ -26,8 +26,8 @@ pub(crate) static SOURCE: Source = Source {
 
 /// Channels of a group of threads of a convolution.
 const CHANNELS: usize = 64;
-/// Rows of a launch: more of them are several. A kernel should end soon, and lavapipe ends one after 65,535 turns of all its loops
-/// without a word.
+/// Rows of a launch: more of them are several. A kernel should end soon, and lavapipe ends the loops of one that has come to 65,535
+/// turns without a word.
 const ROWS: usize = 256;
 
 /// The rows of a part in pieces, and the word of the arena that its state begins at.
