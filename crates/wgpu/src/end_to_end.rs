@@ -10,30 +10,30 @@ use kvant_gguf::Gguf;
 use kvant_kv::{Cache, Layout, Plan, Policies, Pool};
 use kvant_model::{Activations, Config, Decoder, Entry, Outputs, Part, StepPart, Want, Weights};
 
-use crate::tests;
+use crate::{WgpuDevice, tests};
 
 /// A model and sequences on a device.
-struct Running<B: Backend> {
-    device: B,
+struct Running<'a, B: Backend> {
+    device: &'a B,
     decoder: Decoder<B>,
     pool: Pool<B::Page>,
     caches: Vec<Cache<B::Page>>,
     act: Activations<B>,
 }
 
-impl<B: Backend> Running<B> {
+impl<'a, B: Backend> Running<'a, B> {
     /// So many sequences of it.
-    fn new(device: B, model: &str, kv: DType, n: usize) -> Self {
+    fn new(device: &'a B, model: &str, kv: DType, n: usize) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
         let gguf = Arc::new(Gguf::open(folder.join(model)).unwrap());
         let config = Config::from_gguf(&gguf).unwrap();
         let whole = Part::whole(config.layers.len());
-        let weights = Weights::load(&gguf, &config, &whole, &device, &mut |_| ()).unwrap();
+        let weights = Weights::load(&gguf, &config, &whole, device, &mut |_| ()).unwrap();
         let decoder = Decoder::new(config, weights);
         let shape = decoder.kv_shape();
         let plan = Plan::new(&shape, kv, kv, &Policies::default()).unwrap();
         let layout = Arc::new(Layout::new(&shape, plan));
-        let act = decoder.activations(&device, 64).unwrap();
+        let act = decoder.activations(device, 64).unwrap();
         let caches = (0..n).map(|_| Cache::new(Arc::clone(&layout), 128)).collect();
         Self { device, decoder, pool: Pool::default(), caches, act }
     }
@@ -71,11 +71,17 @@ fn bound(kv: DType) -> f32 {
     3.0 * (1000.0 / (1 << 24) as f32 + halves)
 }
 
+/// Each model of a list. Kernels are compiled once for all of them.
+fn say_the_same(models: &[(&str, DType)]) {
+    let Some(device) = tests::device() else { return };
+    models.iter().for_each(|&(model, kv)| says_the_same(&device, model, kv));
+}
+
 /// Prompts of two sequences, alone and together, and tokens after them: every step gives the logits of the CPU. Whom a row chooses,
 /// and which code it gets, is no matter of rounding in these texts.
-fn says_the_same(model: &str, kv: DType) {
-    let Some(device) = tests::device() else { return };
-    let mut cpu = Running::new(CpuDevice::new(Isa::Scalar, 1).unwrap(), model, kv, 2);
+fn says_the_same(device: &WgpuDevice, model: &str, kv: DType) {
+    let of_cpu = CpuDevice::new(Isa::Scalar, 1).unwrap();
+    let mut cpu = Running::new(&of_cpu, model, kv, 2);
     let mut gpu = Running::new(device, model, kv, 2);
     let text = tokens(64);
     let mut rest = &text[..];
@@ -90,33 +96,34 @@ fn says_the_same(model: &str, kv: DType) {
 
 #[test]
 fn models_of_experts() {
-    for model in ["mixtral-h64-g2.gguf", "qwen2moe-h64-g1-shared.gguf", "qwen3moe-h64-g2-dense1.gguf"] {
-        says_the_same(model, DType::F32);
-    }
-    says_the_same("gptoss-h64-g4-window24-sinks.gguf", DType::Q8_0);
+    say_the_same(&[
+        ("mixtral-h64-g2.gguf", DType::F32),
+        ("qwen2moe-h64-g1-shared.gguf", DType::F32),
+        ("qwen3moe-h64-g2-dense1.gguf", DType::F32),
+        ("gptoss-h64-g4-window24-sinks.gguf", DType::Q8_0),
+    ]);
 }
 
 #[test]
 fn models_with_states() {
-    for model in [
-        "lfm2-h64-g2-conv3.gguf",
-        "lfm2moe-h64-g2-conv3-dense1.gguf",
-        "qwen35-h64-g2-delta.gguf",
-        "qwen3next-h64-g2-delta-experts.gguf",
-    ] {
-        says_the_same(model, DType::F32);
-    }
+    say_the_same(&[
+        ("lfm2-h64-g2-conv3.gguf", DType::F32),
+        ("lfm2moe-h64-g2-conv3-dense1.gguf", DType::F32),
+        ("qwen35-h64-g2-delta.gguf", DType::F32),
+        ("qwen3next-h64-g2-delta-experts.gguf", DType::F32),
+    ]);
 }
 
 #[test]
 fn models_with_caches_whose_codes_remember() {
-    says_the_same("qwen3-h192-g3.gguf", DType::Turbo3T);
-    says_the_same("llama-h96-g2-bias.gguf", DType::Turbo2T);
+    say_the_same(&[("qwen3-h192-g3.gguf", DType::Turbo3T), ("llama-h96-g2-bias.gguf", DType::Turbo2T)]);
 }
 
 #[test]
 fn models_whose_heads_meet_one_vector() {
-    says_the_same("deepseek2-latent512-lite.gguf", DType::F32);
-    says_the_same("glm4moelite-latent128.gguf", DType::F32);
-    says_the_same("deepseek3-latent192-yarn.gguf", DType::Turbo3);
+    say_the_same(&[
+        ("deepseek2-latent512-lite.gguf", DType::F32),
+        ("glm4moelite-latent128.gguf", DType::F32),
+        ("deepseek3-latent192-yarn.gguf", DType::Turbo3),
+    ]);
 }
