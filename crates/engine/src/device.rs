@@ -40,7 +40,7 @@ pub struct Adapter {
     pub driver: String,
     /// Whether it is a program on the CPU.
     pub is_software: bool,
-    /// Bytes that a kernel reaches in one allocation, which bounds a matrix and the cache.
+    /// Bytes that a kernel reaches in one allocation, which bounds the cache; a matrix is split into several.
     pub max_binding: u64,
     /// What kernels could make use of there, such as `f16`.
     pub features: Vec<String>,

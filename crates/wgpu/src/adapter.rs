@@ -16,7 +16,7 @@ pub struct AdapterReport {
     pub driver: String,
     /// Whether it is a program on the CPU.
     pub is_software: bool,
-    /// Bytes that a kernel reaches in one allocation, which bounds a matrix and the cache.
+    /// Bytes that a kernel reaches in one allocation, which bounds the cache; a matrix is split into several.
     pub max_binding: u64,
     /// Whether kernels may compute in f16, subgroups may talk to each other, and bytes be multiplied four at a time. Kernels here
     /// need none of them.
@@ -29,8 +29,8 @@ pub fn adapters() -> Vec<AdapterReport> {
     (0..).zip(&adapters).map(|(index, adapter)| report(index, adapter)).collect()
 }
 
-/// Opens adapter `index`.
-pub(crate) fn open(index: usize) -> Result<(Gpu, AdapterReport), WgpuError> {
+/// Opens adapter `index`. Kernels reach at most `most_bytes` in one binding, and fewer where it allows no more.
+pub(crate) fn open(index: usize, most_bytes: u64) -> Result<(Gpu, AdapterReport), WgpuError> {
     let adapters = all();
     let Some(adapter) = adapters.get(index) else {
         let has = match adapters.len() {
@@ -40,11 +40,10 @@ pub(crate) fn open(index: usize) -> Result<(Gpu, AdapterReport), WgpuError> {
         return Err(WgpuError::NoAdapter { index, has });
     };
     let report = report(index, adapter);
-    let descriptor = wgpu::DeviceDescriptor {
-        label: Some("kvant"),
-        required_limits: adapter.limits(),
-        ..Default::default()
-    };
+    let mut required_limits = adapter.limits();
+    required_limits.max_storage_buffer_binding_size =
+        required_limits.max_storage_buffer_binding_size.min(most_bytes);
+    let descriptor = wgpu::DeviceDescriptor { label: Some("kvant"), required_limits, ..Default::default() };
     let (device, queue) = ready(adapter.request_device(&descriptor)).map_err(|error| {
         WgpuError::NoDevice { adapter: report.product.clone(), problem: error.to_string() }
     })?;

@@ -1,6 +1,10 @@
 //! The conformance suites on the first adapter that there is: a card, or lavapipe, a Vulkan on the CPU (Debian's
 //! `mesa-vulkan-drivers`).
 
+use kvant_backend::BackendError;
+use kvant_codec::DType;
+use kvant_conformance::kv::{Batch, Shape, Tokens};
+use kvant_conformance::weights::gaussian;
 use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, suites};
 
 use crate::WgpuDevice;
@@ -19,6 +23,59 @@ fn hold(op: &str) {
     let suite = suites.iter().find(|suite| suite.op == op).expect("a suite of this name");
     if let Some(reason) = (suite.run)(&subject).reason() {
         skipped(&reason);
+    }
+}
+
+/// Attention of 40 tokens, the last of which come in a step of their own, held to its equation.
+fn attends(subject: &Subject<WgpuDevice>, shape: Shape, rows: usize) -> Result<(), BackendError> {
+    let what = || subject.case("attend", format_args!("{shape:?}, {rows} rows"));
+    let tokens = Tokens::gaussian(shape, 40, 3);
+    let q = gaussian(4, rows * shape.n_heads() * shape.k_head_dim, 1.0);
+    let mut batch = Batch::fed(subject, &tokens, 40 - rows, 40)?;
+    batch.append(&[rows])?;
+    batch.assert_holds_what_was_fed(&what);
+    let got = batch.attend(&q, &what)?;
+    batch.assert_answers(&q, &got, &what);
+    Ok(())
+}
+
+#[test]
+fn attention_takes_heads_of_up_to_640_values() {
+    let Some(subject) = subject() else { return };
+    for (k, v, [k_head_dim, v_head_dim], rows) in [
+        (DType::Turbo3, DType::Turbo4, [512, 512], 1),
+        (DType::Q8_0, DType::Turbo2T, [512, 640], 20),
+        (DType::F16, DType::BF16, [640, 416], 1),
+    ] {
+        attends(&subject, Shape { k_head_dim, v_head_dim, ..Shape::new(k, v) }, rows).unwrap();
+    }
+    let wider = Shape { k_head_dim: 672, v_head_dim: 128, ..Shape::new(DType::F16, DType::F16) };
+    let refused = attends(&subject, wider, 1);
+    assert!(matches!(refused, Err(BackendError::Unsupported { op: "attend", .. })), "{refused:?}");
+}
+
+/// Rows of which some see one span of tokens and others two, and rows whose window begins in the second of three.
+#[test]
+fn spans_of_tokens_are_joined() {
+    let Some(subject) = subject() else { return };
+    let shape = Shape { k_head_dim: 64, v_head_dim: 64, ..Shape::new(DType::Q8_0, DType::Turbo3) };
+    let with_sinks = Shape { sinks: Some([1.0, 0.5]), ..shape };
+    let windowed = Shape { window: Some(1000), soft_cap: Some(2.0), ..shape };
+    let joint = Shape { k_head_dim: 96, v_head_dim: 64, joint: true, ..Shape::new(DType::F16, DType::F16) };
+    for (shape, n, rows) in [(with_sinks, 1034, 20), (windowed, 2100, 9), (joint, 1025, 1)] {
+        let what = || subject.case("attend", format_args!("{shape:?}, {n} tokens, {rows} rows"));
+        let tokens = Tokens::gaussian(shape, n, 3);
+        let width = shape.n_heads() * shape.k_head_dim;
+        let q = gaussian(4, rows * width, 1.0);
+        let [got, alone] = [rows, 1].map(|rows_at_once| {
+            let mut batch = Batch::fed(&subject, &tokens, n - rows, 512).unwrap();
+            batch.append(&[rows_at_once]).unwrap();
+            let q = &q[..rows_at_once * width];
+            let got = batch.attend(q, &what).unwrap();
+            batch.assert_answers(q, &got, &what);
+            got
+        });
+        assert!(got[..alone.len()] == alone, "{}: the first row has other bits than alone", what());
     }
 }
 

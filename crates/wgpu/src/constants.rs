@@ -18,6 +18,12 @@ impl Constants {
         self
     }
 
+    /// A whole number, of type `i32`.
+    pub fn integer(mut self, name: &str, value: i32) -> Self {
+        self.define(format_args!("const {name}: i32 = {value}i;"));
+        self
+    }
+
     /// A finite number, to the last of its bits.
     pub fn float(mut self, name: &str, value: f32) -> Self {
         debug_assert!(value.is_finite(), "{name}: {value}");

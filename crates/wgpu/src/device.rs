@@ -9,7 +9,6 @@ use kvant_backend::{
     check_attend, check_copy, check_copy_columns, check_delta_rule, check_embed, check_expert_ffn,
     check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each,
     check_read, check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write,
-    refuse_joint,
 };
 
 use crate::adapter::{self, AdapterReport};
@@ -18,7 +17,8 @@ use crate::norm::Way;
 use crate::product::{Rows, Weights};
 use crate::recording::Traffic;
 use crate::{
-    Gpu, WgpuBuffer, WgpuExperts, WgpuMatrix, WgpuPage, append, attend, each, kv, norm, product, rope, top_k,
+    Gpu, WgpuBuffer, WgpuExperts, WgpuMatrix, WgpuPage, append, attend, each, experts, kv, norm, product,
+    recurrent, rope, top_k,
 };
 
 /// An adapter that was opened.
@@ -36,7 +36,12 @@ impl WgpuDevice {
     /// # Errors
     /// [`BackendError::Failed`] that says what adapters there are, or why the driver gives no device.
     pub fn open(index: usize) -> Result<Self> {
-        let (gpu, report) = adapter::open(index)?;
+        Self::open_within(index, u64::MAX)
+    }
+
+    /// As [`WgpuDevice::open`], with bindings of at most `most_bytes`.
+    pub(crate) fn open_within(index: usize, most_bytes: u64) -> Result<Self> {
+        let (gpu, report) = adapter::open(index, most_bytes)?;
         let gpu = Arc::new(gpu);
         let arena = Arc::new(Arena::new(Arc::clone(&gpu))?);
         Ok(Self { gpu, arena, report, rows: Mutex::default() })
@@ -77,7 +82,7 @@ impl WgpuDevice {
         (bias, accumulates): (Option<&WgpuBuffer>, bool),
     ) -> Result<()> {
         let (n_out, n_in) = (w.n_out(), w.n_in());
-        let weights = Weights { buffer: w.rows(op)?, dtype: w.dtype(), first: 0, n_out, n_in };
+        let weights = Weights { slabs: w.slabs(op)?, dtype: w.dtype(), first: 0, n_out, n_in };
         let x = Rows { buffer: x, first, stride: n_in };
         let y = Rows { buffer: y, first: 0, stride: n_out };
         product::product(&self.gpu, weights, rows, x, y, bias.map(|bias| &bias.buffer), accumulates)
@@ -86,15 +91,6 @@ impl WgpuDevice {
     /// Brings `n` values of `src` from value `from` on to the host.
     fn fetch(&self, src: &WgpuBuffer, from: usize, dst: &mut [f32]) -> Result<()> {
         Ok(self.gpu.read(&src.buffer, bytes(from), bytemuck::cast_slice_mut(dst))?)
-    }
-}
-
-/// What this device lacks.
-fn lacks(op: &'static str, wanted: &str) -> BackendError {
-    BackendError::Unsupported {
-        op,
-        wanted: wanted.to_owned(),
-        has: "kernels of dense transformers".to_owned(),
     }
 }
 
@@ -245,14 +241,30 @@ impl Backend for WgpuDevice {
         to: Option<&mut WgpuBuffer>,
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, choice, weights, to.as_deref())?;
-        if rows == 0 { Ok(()) } else { Err(lacks("expert_ffn", "layers of experts")) }
+        if rows == 0 {
+            return Ok(());
+        }
+        let ExpertWeights { activation, gate, up, down, biases } = weights;
+        let Choice { routing, logits, selection_bias, scales } = choice;
+        let normed = self.operand(&Input { x, norm, first_row: 0, rows }, gate.n_in())?.0;
+        let input = normed.as_ref().unwrap_or(&x.buffer);
+        let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(|of| &of.buffer));
+        let (logits, n_experts) = (&logits.buffer, gate.n_experts());
+        let routes = experts::Routes { logits, selection_bias, scales, n_experts, routing };
+        let biases = biases.map(|biases| biases.map(|bias| &bias.buffer));
+        let layer = experts::Layer { activation, gate, up, down, biases };
+        let sum = match &to {
+            Some(to) => experts::Sum { to: &to.buffer, accumulates: false },
+            None => experts::Sum { to: &x.buffer, accumulates: true },
+        };
+        experts::expert_ffn(&self.gpu, input, sum, rows, routes, layer)
     }
 
     fn project_each(&self, x: &WgpuBuffer, rows: usize, w: &WgpuExperts, y: &mut WgpuBuffer) -> Result<()> {
         check_project_each(x, rows, w, y)?;
         let (n, n_out, n_in) = (w.n_experts(), w.n_out(), w.n_in());
         for i in 0..n {
-            let weights = Weights { buffer: &w.rows, dtype: w.dtype, first: i * n_out, n_out, n_in };
+            let weights = Weights { slabs: &w.slabs, dtype: w.dtype, first: i * n_out, n_out, n_in };
             let x = Rows { buffer: &x.buffer, first: i * n_in, stride: n * n_in };
             let y = Rows { buffer: &y.buffer, first: i * n_out, stride: n * n_out };
             product::product(&self.gpu, weights, rows, x, y, None, false)?;
@@ -344,7 +356,6 @@ impl Backend for WgpuDevice {
     ) -> Result<()> {
         let band = band.as_deref();
         check_append(parts, [k.n_values, v.n_values], band.map_or(0, Page::n_bytes))?;
-        refuse_joint("kv_append", parts)?;
         append::append(&self.gpu, &self.arena.buffer(), parts, [&k.buffer, &v.buffer], band)
     }
 
@@ -359,7 +370,6 @@ impl Backend for WgpuDevice {
     ) -> Result<()> {
         let lens = [q.n_values, out.n_values];
         check_attend(params, parts, lens, sinks.map(Buffer::n_values), band.map_or(0, Page::n_bytes))?;
-        refuse_joint("attend", parts)?;
         let buffers =
             attend::Buffers { q: &q.buffer, sinks: sinks.map(|sinks| &sinks.buffer), out: &out.buffer };
         attend::attend(&self.gpu, &self.arena.buffer(), params, parts, band, buffers)
@@ -374,7 +384,8 @@ impl Backend for WgpuDevice {
         y: &mut WgpuBuffer,
     ) -> Result<()> {
         check_short_conv(parts, conv, [x, kernel, y])?;
-        Err(lacks("short_conv", "recurrent layers"))
+        let buffers = [&x.buffer, &kernel.buffer, &y.buffer];
+        Ok(recurrent::short_conv(&self.gpu, &self.arena.buffer(), parts, conv, buffers)?)
     }
 
     fn delta_rule(
@@ -385,7 +396,7 @@ impl Backend for WgpuDevice {
         y: &mut WgpuBuffer,
     ) -> Result<()> {
         check_delta_rule(parts, &rule, inputs, y)?;
-        Err(lacks("delta_rule", "recurrent layers"))
+        Ok(recurrent::delta_rule(&self.gpu, &self.arena.buffer(), parts, &rule, inputs, &y.buffer)?)
     }
 
     fn gate(&self, y: &mut WgpuBuffer, len: usize, gates: &WgpuBuffer, gate: Gate) -> Result<()> {

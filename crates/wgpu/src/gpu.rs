@@ -24,6 +24,8 @@ pub(crate) struct Gpu {
     failure: Arc<Mutex<Option<String>>>,
     /// Bound where a kernel takes a buffer that an op does without.
     nothing: wgpu::Buffer,
+    /// Bound where a kernel would write what an op does without.
+    scrap: wgpu::Buffer,
 }
 
 /// A buffer for a kernel, and the number of its binding.
@@ -41,9 +43,9 @@ impl Gpu {
             }
         });
         let limits = device.limits();
-        let nothing = new_buffer(&device, 16, wgpu::BufferUsages::STORAGE);
+        let [nothing, scrap] = [(); 2].map(|()| new_buffer(&device, 16, wgpu::BufferUsages::STORAGE));
         let recording = Mutex::new(Recording::new(&device, queue, &limits));
-        Self { device, limits, recording, kernels: Mutex::default(), failure, nothing }
+        Self { device, limits, recording, kernels: Mutex::default(), failure, nothing, scrap }
     }
 
     /// Bytes that a kernel reaches in one allocation.
@@ -55,6 +57,11 @@ impl Gpu {
     /// A buffer of 16 bytes that no kernel looks into.
     pub fn nothing(&self) -> &wgpu::Buffer {
         &self.nothing
+    }
+
+    /// A buffer of 16 bytes that no kernel writes to.
+    pub fn scrap(&self) -> &wgpu::Buffer {
+        &self.scrap
     }
 
     /// Zeroed memory of at least `bytes`, for `what`.

@@ -7,14 +7,17 @@ use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Module};
 
 use crate::shader::{Source, Text};
-use crate::{append, attend, each, norm, product, rope, top_k};
+use crate::{append, attend, each, experts, norm, product, recurrent, rope, top_k};
 
-static SOURCES: [&Source; 7] = [
+static SOURCES: [&Source; 10] = [
     &append::SOURCE,
     &attend::SOURCE,
     &each::SOURCE,
+    &experts::CHOOSE,
+    &experts::JOIN,
     &norm::SOURCE,
     &product::SOURCE,
+    &recurrent::SOURCE,
     &rope::SOURCE,
     &top_k::SOURCE,
 ];

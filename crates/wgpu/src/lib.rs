@@ -21,7 +21,10 @@ mod conformance;
 mod constants;
 mod device;
 mod each;
+#[cfg(test)]
+mod end_to_end;
 mod error;
+mod experts;
 mod gpu;
 mod kv;
 #[cfg(test)]
@@ -31,6 +34,7 @@ mod memory;
 mod norm;
 mod product;
 mod recording;
+mod recurrent;
 mod rope;
 mod shader;
 #[cfg(test)]

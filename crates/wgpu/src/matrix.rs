@@ -1,5 +1,7 @@
 //! Weight matrices: where they are for products, and the rows of a token embedding.
 
+use std::ops::Range;
+
 use kvant_backend::{BackendError, Experts, Matrix, Result, WeightSource, check_experts, check_matrix};
 use kvant_codec::DType;
 
@@ -11,21 +13,28 @@ pub struct WgpuMatrix {
     /// The rows in host memory, as in the file (mapped where the file is): embeddings are looked up there, and a table that is
     /// no output matrix takes no device memory.
     source: WeightSource,
-    /// The rows on the device, as in the file; `None` for a table.
-    rows: Option<wgpu::Buffer>,
+    /// The rows on the device; `None` for a table.
+    slabs: Option<Vec<Slab>>,
+}
+
+/// Some rows of weights in one buffer on the device, as in the file. A matrix has as few as fit what a kernel reaches in one binding.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    pub buffer: wgpu::Buffer,
+    pub rows: Range<usize>,
 }
 
 impl WgpuMatrix {
     /// A table to look rows up in.
     pub(crate) fn table(source: WeightSource) -> Result<Self> {
         check_matrix(&source)?;
-        Ok(Self { source, rows: None })
+        Ok(Self { source, slabs: None })
     }
 
     /// A matrix on the device.
     pub(crate) fn new(gpu: &Gpu, source: WeightSource) -> Result<Self> {
         let mut matrix = Self::table(source)?;
-        matrix.rows = Some(upload(gpu, &matrix.source)?);
+        matrix.slabs = Some(upload(gpu, &matrix.source)?);
         Ok(matrix)
     }
 
@@ -33,8 +42,8 @@ impl WgpuMatrix {
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for a table.
-    pub(crate) fn rows(&self, op: &'static str) -> Result<&wgpu::Buffer> {
-        self.rows.as_ref().ok_or_else(|| BackendError::Unsupported {
+    pub(crate) fn slabs(&self, op: &'static str) -> Result<&[Slab]> {
+        self.slabs.as_deref().ok_or_else(|| BackendError::Unsupported {
             op,
             wanted: "a table of embeddings".to_owned(),
             has: "matrices".to_owned(),
@@ -75,7 +84,7 @@ impl Matrix for WgpuMatrix {
 /// Weight matrices of one shape and type, one after the other.
 #[derive(Debug)]
 pub struct WgpuExperts {
-    pub(crate) rows: wgpu::Buffer,
+    pub(crate) slabs: Vec<Slab>,
     pub(crate) dtype: DType,
     n_experts: usize,
     n_out: usize,
@@ -86,8 +95,8 @@ impl WgpuExperts {
     /// Matrices on the device.
     pub(crate) fn new(gpu: &Gpu, source: &WeightSource, n_experts: usize) -> Result<Self> {
         let n_out = check_experts(source, n_experts)?;
-        let rows = upload(gpu, source)?;
-        Ok(Self { rows, dtype: source.dtype, n_experts, n_out, n_in: source.n_in })
+        let slabs = upload(gpu, source)?;
+        Ok(Self { slabs, dtype: source.dtype, n_experts, n_out, n_in: source.n_in })
     }
 }
 
@@ -105,21 +114,36 @@ impl Experts for WgpuExperts {
     }
 }
 
-/// The rows of `source` on the device, and a word behind them, as kernels read words that begin anywhere.
-fn upload(gpu: &Gpu, source: &WeightSource) -> Result<wgpu::Buffer> {
-    let bytes = &source.bytes[..];
-    if bytes.len() >= gpu.max_binding() - 8 {
+/// Bytes behind the rows of a slab, as kernels read words that begin anywhere.
+const PADDING: usize = 8;
+
+/// The rows of `source` on the device.
+fn upload(gpu: &Gpu, source: &WeightSource) -> Result<Vec<Slab>> {
+    let &WeightSource { dtype, n_out, n_in, ref bytes } = source;
+    let row_bytes = bytes.len() / n_out.max(1);
+    // Kernels count bytes in 32 bits.
+    let most = gpu.max_binding().min(u32::MAX as usize).saturating_sub(PADDING) / row_bytes.max(1);
+    if most == 0 {
         return Err(BackendError::Unsupported {
             op: "matrix",
-            wanted: format!("{} bytes of weights in {}", bytes.len(), source.dtype),
+            wanted: format!("rows of {n_in} values in {dtype}"),
             has: format!("bindings of at most {} bytes", gpu.max_binding()),
         });
     }
-    let rows = gpu.allocate(bytes.len() + 8, "weights")?;
+    let slab = |first: usize| {
+        let rows = first..n_out.min(first + most);
+        let buffer = upload_bytes(gpu, &bytes[rows.start * row_bytes..rows.end * row_bytes])?;
+        Ok(Slab { buffer, rows })
+    };
+    (0..n_out).step_by(most).map(slab).collect()
+}
+
+fn upload_bytes(gpu: &Gpu, bytes: &[u8]) -> Result<wgpu::Buffer> {
+    let buffer = gpu.allocate(bytes.len() + PADDING, "weights")?;
     let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
-    gpu.write(&rows, 0, words)?;
+    gpu.write(&buffer, 0, words)?;
     let mut last = [0; 4];
     last[..rest.len()].copy_from_slice(rest);
-    gpu.write(&rows, words.len(), &last)?;
-    Ok(rows)
+    gpu.write(&buffer, words.len(), &last)?;
+    Ok(buffer)
 }

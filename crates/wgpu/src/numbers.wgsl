@@ -24,6 +24,24 @@ fn exponential(x: f32) -> f32 {
     return select(scaled, x, (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u);
 }
 
+// ln(1 + x) for x from 0 to 1, within two units of the last place (the polynomial of Cephes' logf).
+fn log_1p(x: f32) -> f32 {
+    // Around 1, so that it is x itself, or (x - 1) / 2, that the polynomial takes.
+    let is_large = x > 0.41421356f;
+    let r = select(x, 0.5f * (x - 1.0f), is_large);
+    var p = 7.0376836292e-2f;
+    p = p * r - 1.1514610310e-1f;
+    p = p * r + 1.1676998740e-1f;
+    p = p * r - 1.2420140846e-1f;
+    p = p * r + 1.4249322787e-1f;
+    p = p * r - 1.6668057665e-1f;
+    p = p * r + 2.0000714765e-1f;
+    p = p * r - 2.4999993993e-1f;
+    p = p * r + 3.3333331174e-1f;
+    let rest = p * r * (r * r) - 0.5f * (r * r);
+    return select(r + rest, r + (rest + LN_2_LOW) + LN_2_HIGH, is_large);
+}
+
 fn power_of_two(n: i32) -> f32 {
     return bitcast<f32>(u32(n + 127) << 23u);
 }

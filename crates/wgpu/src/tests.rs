@@ -1,6 +1,9 @@
 //! What is the device's own: how it records, counts and refuses.
 
-use kvant_backend::{Backend, BackendError, Input, Norm, Output, Result, WeightSource};
+use kvant_backend::{
+    Activation, Backend, BackendError, Choice, ExpertWeights, Input, Norm, Output, Result, Routing, Scores,
+    WeightSource,
+};
 use kvant_codec::DType;
 
 use crate::constants::Constants;
@@ -103,4 +106,62 @@ fn what_no_binding_reaches_is_refused() {
     let len = device.gpu().max_binding() / 4 + 1;
     assert!(matches!(device.buffer(len), Err(BackendError::OutOfMemory { .. })));
     assert!(matches!(device.page(4 * len), Err(BackendError::OutOfMemory { .. })));
+}
+
+/// Rows of `n_in` values, as f32.
+fn rows(n_out: usize, n_in: usize) -> WeightSource {
+    let value = |i: usize| (i * 37 % 101) as f32 - 50.0;
+    let bytes: Vec<u8> = (0..n_out * n_in).flat_map(|i| value(i).to_le_bytes()).collect();
+    WeightSource { dtype: DType::F32, n_out, n_in, bytes: bytes.into() }
+}
+
+/// What a biased product, products of the parts of rows and experts make of the same rows on `device`.
+fn products(device: &WgpuDevice) -> Result<Vec<f32>> {
+    let (n_out, n_in, n_experts) = (600, 512, 3);
+    let buffer = |len: usize| {
+        let values: Vec<f32> = (0..len).map(|i| (i % 7) as f32 * 0.125).collect();
+        let mut buffer = device.buffer(len)?;
+        device.write(&mut buffer, &values)?;
+        Ok::<_, BackendError>(buffer)
+    };
+    let (mut x, bias, mut y) = (buffer(n_experts * n_in)?, buffer(n_out)?, buffer(2 * n_out)?);
+    let input = Input { x: &x, norm: None, first_row: 0, rows: 2 };
+    let w = device.matrix(rows(n_out, n_in))?;
+    device.project(input, &mut [Output { w: &w, bias: Some(&bias), y: &mut y, accumulate: false }])?;
+    let mut each = buffer(n_out)?;
+    let experts = device.experts(rows(n_out, n_in), n_experts)?;
+    device.project_each(&x, 1, &experts, &mut each)?;
+
+    let down = device.experts(rows(n_experts * n_in, n_out / n_experts), n_experts)?;
+    let biases = [buffer(n_out)?, buffer(n_out)?, buffer(n_experts * n_in)?];
+    let routing =
+        Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1e-3, expert_groups: None };
+    let weights = ExpertWeights {
+        activation: Activation::Silu,
+        gate: &experts,
+        up: &experts,
+        down: &down,
+        biases: Some(biases.each_ref()),
+    };
+    let logits = buffer(2 * n_experts)?;
+    let choice = Choice { routing, logits: &logits, selection_bias: None, scales: None };
+    device.expert_ffn(&mut x, 2, None, choice, weights, None)?;
+    let mut all = vec![0.0; 3 * n_out + 2 * n_in];
+    device.read(&y, 0, &mut all[..2 * n_out])?;
+    device.read(&each, 0, &mut all[2 * n_out..3 * n_out])?;
+    device.read(&x, 0, &mut all[3 * n_out..])?;
+    Ok(all)
+}
+
+#[test]
+fn matrices_beyond_a_binding_are_split_by_rows() {
+    let Some(device) = device() else { return };
+    let narrow = WgpuDevice::open_within(0, 1 << 20).unwrap();
+    assert_eq!(narrow.gpu().max_binding(), 1 << 20);
+    let matrix = narrow.matrix(rows(600, 512)).unwrap();
+    assert_eq!(matrix.slabs("project").unwrap().len(), 2);
+    let (got, want) = (products(&narrow).unwrap(), products(&device).unwrap());
+    assert!(got == want && got.iter().all(|y| y.is_finite()), "{got:?}, want {want:?}");
+    // A row is never split.
+    assert!(matches!(narrow.matrix(rows(1, 1 << 18)), Err(BackendError::Unsupported { .. })));
 }

@@ -13,7 +13,8 @@ struct Write {
     new_slots: u32,   // slots of new rows, likewise
     first_row: u32,   // of the step, that goes into the first of these
     dtype: u32,       // of the tile
-    is_key: u32,
+    is_key: u32,      // whether tiles are laid out as those of keys
+    of_keys: u32,     // whether rows are those of keys
     rotates: u32,
     through_half: u32,// rows are rounded to f16 first
     dim: u32,         // values of a row as stored
@@ -62,7 +63,7 @@ fn load(w: Write, slot: u32, at: u32, n: u32, tail: u32, old: u32, fresh: u32, f
         var value = 0.0f;
         if at + i < w.head_dim {
             var bits = 0u;
-            if w.is_key != 0u { bits = keys[first + at + i]; } else { bits = values[first + at + i]; }
+            if w.of_keys != 0u { bits = keys[first + at + i]; } else { bits = values[first + at + i]; }
             value = bitcast<f32>(bits);
             if w.scale != NONE { value *= bitcast<f32>(arena[w.scale + at + i]); }
             if w.shift != NONE { value += bitcast<f32>(arena[w.shift + at + i]); }
@@ -166,7 +167,11 @@ fn stage_codes(w: Write, at: u32, n: u32, thread: u32) {
         row[i] *= w.alpha;
     }
     if is_turbo(w.dtype) {
-        scales[4u * thread] = encode_turbo(w.dtype - TURBO2, n);
+        if remembers(w.dtype) {
+            scales[4u * thread] = encode_trellis(w.dtype - TURBO2T, n);
+        } else {
+            scales[4u * thread] = encode_turbo(w.dtype - TURBO2, n);
+        }
     } else {
         for (var first = 0u; first < n; first += 32u) {
             scales[4u * thread + first / 32u] = encode_block32(w.dtype, first);

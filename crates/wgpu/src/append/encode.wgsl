@@ -43,22 +43,32 @@ fn squares(n: u32) -> Number {
     return normal(sum, 2 * (i32(most) - 150) - 8);
 }
 
+// How many of the seven thresholds from `at` on a magnitude reaches, which ascend.
+fn upper_level(at: u32, magnitude: u32) -> u32 {
+    var index = select(0u, 4u, magnitude >= STEP_THRESHOLDS[at + 3u]);
+    index += select(0u, 2u, magnitude >= STEP_THRESHOLDS[at + index + 1u]);
+    return index + select(0u, 1u, magnitude >= STEP_THRESHOLDS[at + index]);
+}
+
+// How many of the 15 borders between levels from `at` on a value reaches.
+fn level_at(at: u32, value: f32) -> u32 {
+    var index = select(0u, 8u, value >= MIDS[at + 7u]);
+    index += select(0u, 4u, value >= MIDS[at + index + 3u]);
+    index += select(0u, 2u, value >= MIDS[at + index + 1u]);
+    return index + select(0u, 1u, value >= MIDS[at + index]);
+}
+
 // Which of the steps makes the levels lie best along the slice, of unit variance: kvant_codec's `step::best`.
 fn best_step(book: u32, n: u32) -> u32 {
     var best = 0u;
     var best_along = normal(vec2<u32>(0u, 0u), 0);
     var best_square = vec2<u32>(1u, 0u);
-    let n_upper = 2u << book;
     for (var k = 0u; k < STEPS; k++) {
         var along = vec2<u32>(0u, 0u);
         var square = vec2<u32>(0u, 0u);
         for (var i = 0u; i < n; i++) {
             let magnitude = u32(abs(row[i]) * STEP_ONE);
-            var index = 0u;
-            for (var m = 0u; m + 1u < n_upper; m++) {
-                index += select(0u, 1u, magnitude >= STEP_THRESHOLDS[(book * STEPS + k) * 8u + m]);
-            }
-            let level = STEP_LEVELS[book * 8u + index];
+            let level = STEP_LEVELS[book * 8u + upper_level((book * STEPS + k) * 8u, magnitude)];
             along = plus(along, times(level, magnitude));
             square = plus(square, times(level, level));
         }
@@ -72,8 +82,8 @@ fn best_step(book: u32, n: u32) -> u32 {
     return best;
 }
 
-// Codes of the slice in a codebook, in the place of its values; gives the scale.
-fn encode_turbo(book: u32, n: u32) -> u32 {
+// Brings the slice to unit variance; gives the square of its norm, and zeros where it counts as zero.
+fn to_unit_variance(n: u32) -> Number {
     for (var i = 0u; i < n; i++) { row[i] = clamped(row[i], HALF_MAX); }
     let norm = squares(n);
     // Below a norm of 1e-10 a slice counts as zero.
@@ -81,18 +91,28 @@ fn encode_turbo(book: u32, n: u32) -> u32 {
     var unit = 0.0f;
     if !is_tiny { unit = root_of_ratio(normal(vec2<u32>(n, 0u), 0), norm); }
     for (var i = 0u; i < n; i++) { row[i] *= unit; }
+    if is_tiny { return Number(vec2<u32>(0u, 0u), 0); }
+    return norm;
+}
+
+// The scale of a slice of this norm whose levels have the norm `coded`, both squared.
+fn scale_of(norm: Number, coded: Number) -> u32 {
+    if is_zero(norm.m) { return 0u; }
+    return to_half(clamped(root_of_ratio(norm, coded), HALF_MAX));
+}
+
+// Codes of the slice in a codebook, in the place of its values; gives the scale.
+fn encode_turbo(book: u32, n: u32) -> u32 {
+    let norm = to_unit_variance(n);
     let factor = STEP_FACTORS[best_step(book, n)];
     var coded = vec2<u32>(0u, 0u);
     for (var i = 0u; i < n; i++) {
-        let value = row[i] * factor;
-        var index = 0u;
-        for (var m = 0u; m + 1u < 4u << book; m++) { index += select(0u, 1u, value >= MIDS[book * 16u + m]); }
+        let index = level_at(book * 16u, row[i] * factor);
         row[i] = f32(index);
         let at = 2u * (book * 16u + index);
         coded = plus(coded, vec2<u32>(SQUARES[at], SQUARES[at + 1u]));
     }
-    if is_tiny { return 0u; }
-    return to_half(clamped(root_of_ratio(norm, normal(coded, -i32(SQUARE_BITS))), HALF_MAX));
+    return scale_of(norm, normal(coded, -i32(SQUARE_BITS)));
 }
 
 // Codes of 32 values from `first` on, in their place; gives the scale.

@@ -6,7 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{BalanceLayout, KvPart, KvStream, Place, Result, TileRows, TileWrite};
 use kvant_codec::tile::{Side, TILE};
-use kvant_codec::{Codebook, DType, Rotation, block32, finite, step};
+use kvant_codec::{Codebook, DType, Rotation, Trellis, block32, finite, step, trellis};
 
 use crate::constants::Constants;
 use crate::each::NUMBERS;
@@ -19,6 +19,7 @@ pub(crate) static SOURCE: Source = Source {
         TILES,
         Part { name: "integers.wgsl", text: include_str!("integers.wgsl") },
         Part { name: "encode.wgsl", text: include_str!("encode.wgsl") },
+        Part { name: "trellis.wgsl", text: include_str!("trellis.wgsl") },
         Part { name: "append.wgsl", text: include_str!("append.wgsl") },
     ],
     constants,
@@ -46,6 +47,7 @@ struct Write {
     first_row: u32,
     dtype: u32,
     is_key: u32,
+    of_keys: u32,
     rotates: u32,
     through_half: u32,
     dim: u32,
@@ -76,7 +78,7 @@ fn constants() -> Constants {
         constants.float(&format!("FACTOR_{n}"), (1.0 / (n as f64).sqrt()) as f32)
     });
     let tiny = normal(TINY);
-    with_books(with_factors)
+    with_trellises(with_books(with_factors))
         .whole("TINY_LOW", tiny.0 as u32 as usize)
         .whole("TINY_HIGH", (tiny.0 >> 32) as usize)
         .whole("TINY_DOWN", tiny.1.unsigned_abs() as usize)
@@ -91,7 +93,8 @@ fn constants() -> Constants {
 /// What the encoder of turbo slices takes.
 fn with_books(constants: Constants) -> Constants {
     let upper = |book: &Codebook| book.levels().len() / 2;
-    let padded = |values: Vec<u32>| values.into_iter().chain([0; 8]).take(8);
+    // What no value reaches.
+    let padded = |values: Vec<u32>| values.into_iter().chain([u32::MAX; 8]).take(8);
     let thresholds = BOOKS.iter().flat_map(|book| {
         let of = move |k| book.mids()[upper(book)..].iter().map(move |&mid| step::threshold(mid, k) as u32);
         (0..step::STEPS).flat_map(move |k| padded(of(k).collect()))
@@ -104,7 +107,7 @@ fn with_books(constants: Constants) -> Constants {
         let all: Vec<u64> = book.centroids().iter().map(of).chain([0; 16]).take(16).collect();
         all.into_iter().flat_map(|square| [square as u32, (square >> 32) as u32])
     });
-    let mids = BOOKS.iter().flat_map(|book| book.mids().iter().copied().chain([0.0; 16]).take(16));
+    let mids = BOOKS.iter().flat_map(|book| book.mids().iter().copied().chain([f32::MAX; 16]).take(16));
     constants
         .whole("STEPS", step::STEPS)
         .float("STEP_ONE", step::ONE)
@@ -113,6 +116,25 @@ fn with_books(constants: Constants) -> Constants {
         .floats("STEP_FACTORS", &(0..step::STEPS).map(step::factor).collect::<Vec<_>>())
         .wholes("SQUARES", &squares.collect::<Vec<_>>())
         .floats("MIDS", &mids.collect::<Vec<_>>())
+}
+
+/// What the encoder of slices with a memory takes.
+fn with_trellises(constants: Constants) -> Constants {
+    let tables = [Trellis::TURBO2T, Trellis::TURBO3T];
+    let levels = tables.iter().flat_map(|trellis| trellis.levels().map(|level| i32::from(level) as u32));
+    constants
+        .whole("TRELLIS_WINDOW", trellis::WINDOW)
+        .whole("TRELLIS_WINDOWS", trellis::LEVELS)
+        .whole("TRELLIS_STRIDE", trellis::STRIDE)
+        .whole("TRELLIS_LEAD", trellis::LEAD)
+        .whole("MOST_STATES", tables.map(|trellis| trellis.states()).into_iter().max().unwrap_or(0))
+        .integer("TRELLIS_FREE", trellis::FREE)
+        .integer("TRELLIS_CLOSED", trellis::CLOSED)
+        .integer("TRELLIS_UNIT", trellis::UNIT[0].into())
+        .integer("TRELLIS_SQUARE_UNIT", trellis::UNIT[1].into())
+        .float("TRELLIS_PER_UNIT", Trellis::PER_UNIT)
+        .float("TRELLIS_MOST", trellis::MOST)
+        .wholes("TRELLIS_TABLES", &levels.collect::<Vec<_>>())
 }
 
 /// `x`, a normal number, as 64 bits the highest of which is set, times a power of two.
@@ -139,9 +161,10 @@ pub(crate) fn append(
 ) -> Result<()> {
     let mut lists = Lists::default();
     for part in parts {
-        for (head, (k, v)) in part.layer.k.iter().zip(&part.layer.v).enumerate() {
-            lists.push(part, k, head, band)?;
-            lists.push(part, v, head, band)?;
+        for streams in [&part.layer.k, &part.layer.v] {
+            for (head, stream) in streams.iter().enumerate() {
+                lists.push(part, stream, head, band)?;
+            }
         }
     }
     for (name, list) in [("centre", lists.centres), ("append", lists.first), ("append", lists.tails)] {
@@ -220,9 +243,11 @@ fn common(part: &KvPart<'_, WgpuPage>, stream: &KvStream, head: usize) -> Result
     let spec = &stream.spec;
     let of = BalanceLayout::of(part.layer);
     let (column, n_heads) = (head * spec.head_dim, part.layer.k.len());
-    let [scale, shift] = match spec.side {
-        Side::K => [balance(part, of.key.start + column), NONE],
-        Side::V => [of.value, of.value_shift].map(|range| balance(part, range.start + column)),
+    // Rows of joint streams are keys, in tiles laid out as those of values.
+    let of_keys = spec.side == Side::K || spec.joint.is_some();
+    let [scale, shift] = match of_keys {
+        true => [balance(part, of.key.start + column), NONE],
+        false => [of.value, of.value_shift].map(|range| balance(part, range.start + column)),
     };
     Ok(Write {
         tile: NONE,
@@ -231,6 +256,7 @@ fn common(part: &KvPart<'_, WgpuPage>, stream: &KvStream, head: usize) -> Result
         centre: NONE,
         dtype: number(OP, spec)?,
         is_key: u32::from(spec.side == Side::K),
+        of_keys: of_keys.into(),
         rotates: spec.rotates.into(),
         through_half: u32::from(spec.tail_tiles > 0),
         dim: spec.dim() as u32,

@@ -10,8 +10,9 @@ use crate::{Part, WgpuPage};
 /// How tiles are laid out, for the kernels that read and write them.
 pub(crate) const TILES: Part = Part { name: "tiles.wgsl", text: include_str!("tiles.wgsl") };
 
-/// The types that kernels read and write: floats first, then blocks of 32, then the turbo types by bits.
-pub(crate) const TYPES: [DType; 8] = [
+/// The types that kernels read and write: floats first, then blocks of 32, then the turbo types by bits, those with
+/// a memory last.
+pub(crate) const TYPES: [DType; 10] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -20,6 +21,8 @@ pub(crate) const TYPES: [DType; 8] = [
     DType::Turbo2,
     DType::Turbo3,
     DType::Turbo4,
+    DType::Turbo2T,
+    DType::Turbo3T,
 ];
 
 /// What stands for no place in memory; `NONE` of `tiles.wgsl`.

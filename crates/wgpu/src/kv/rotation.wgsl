@@ -18,7 +18,7 @@ fn sign_of(signs: vec4<u32>, i: u32) -> u32 {
     return (signs[i / 32u] >> (i % 32u) & 1u) << 31u;
 }
 
-// D(last) H / sqrt(n) D(first) of each slice of the first `dim` values. All threads of a group of THREADS, half as many as values.
+// D(last) H / sqrt(n) D(first) of each slice of the first `dim` values. All threads of a group of THREADS.
 fn rotate(dim: u32, first: vec4<u32>, last: vec4<u32>, thread: u32) {
     workgroupBarrier();
     for (var d = thread; d < dim; d += THREADS) {
@@ -27,8 +27,9 @@ fn rotate(dim: u32, first: vec4<u32>, last: vec4<u32>, thread: u32) {
     }
     workgroupBarrier();
     for (var h = 1u; h < 128u; h *= 2u) {
-        let i = thread / h * 2u * h + thread % h;
-        if i < dim && slice_of(dim, i).x > h {
+        for (var pair = thread; pair < MOST_DIMS / 2u; pair += THREADS) {
+            let i = pair / h * 2u * h + pair % h;
+            if i >= dim || slice_of(dim, i).x <= h { continue; }
             let a = vector[i];
             let b = vector[i + h];
             vector[i] = a + b;

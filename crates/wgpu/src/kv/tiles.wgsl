@@ -14,11 +14,16 @@ fn is_turbo(dtype: u32) -> bool {
     return dtype >= TURBO2;
 }
 
+// Whether a code counts for those that come after it: levels are looked up with the last six bits of a sequence.
+fn remembers(dtype: u32) -> bool {
+    return dtype >= TURBO2T;
+}
+
 fn code_bits(dtype: u32) -> u32 {
     switch dtype {
         case Q8_0: { return 8u; }
-        case TURBO2: { return 2u; }
-        case TURBO3: { return 3u; }
+        case TURBO2, TURBO2T: { return 2u; }
+        case TURBO3, TURBO3T: { return 3u; }
         default: { return 4u; }  // Q4_0, TURBO4
     }
 }

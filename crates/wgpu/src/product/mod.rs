@@ -7,6 +7,7 @@ use kvant_codec::{Codebook, DType, Rotation, Table};
 
 use crate::constants::Constants;
 use crate::each::NUMBERS;
+use crate::matrix::Slab;
 use crate::{Gpu, Part, Source, groups};
 
 pub(crate) static SOURCE: Source = Source {
@@ -50,10 +51,10 @@ pub(crate) struct Rows<'a> {
     pub stride: usize,
 }
 
-/// A matrix in a buffer.
+/// A matrix, or one of several in a row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Weights<'a> {
-    pub buffer: &'a wgpu::Buffer,
+    pub slabs: &'a [Slab],
     pub dtype: DType,
     /// Rows before its own.
     pub first: usize,
@@ -75,7 +76,12 @@ struct Params {
     y_first: u32,
     y_stride: u32,
     has_bias: u32,
+    bias_first: u32,
     accumulates: u32,
+    slots: u32,
+    slots_of_row: u32,
+    first_output: u32,
+    end_output: u32,
 }
 
 /// `y = w x + bias`, or that added to `y`, for `rows` rows.
@@ -88,26 +94,83 @@ pub(crate) fn product(
     bias: Option<&wgpu::Buffer>,
     accumulates: bool,
 ) -> Result<()> {
-    let row_bytes = w.dtype.row_bytes(w.n_in).map_err(|error| BackendError::Unsupported {
+    let (kernel, row_bytes) = (gpu.kernel(&SOURCE, "product")?, row_bytes(&w)?);
+    for slab in w.slabs {
+        // Rows of the matrix that the slab has.
+        let first = slab.rows.start.max(w.first);
+        let n_out = slab.rows.end.min(w.first + w.n_out).saturating_sub(first);
+        let params = Params {
+            rows: rows as u32,
+            n_out: n_out as u32,
+            w_first: ((first - slab.rows.start) * row_bytes) as u32,
+            x_first: x.first as u32,
+            x_stride: x.stride as u32,
+            y_first: (y.first + first - w.first) as u32,
+            y_stride: y.stride as u32,
+            has_bias: bias.is_some().into(),
+            bias_first: (first - w.first) as u32,
+            accumulates: accumulates.into(),
+            ..params(&w)?
+        };
+        let bindings = [(1, x.buffer), (2, &slab.buffer), (3, bias.unwrap_or(gpu.nothing())), (4, y.buffer)];
+        gpu.launch::<_, u32>(&kernel, groups(n_out, rows.div_ceil(MOST_ROWS)), &params, &[], &bindings)?;
+    }
+    Ok(())
+}
+
+/// The experts that rows have chosen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Picks<'a> {
+    /// `[slots]`: the experts of a row side by side.
+    pub experts: &'a wgpu::Buffer,
+    pub slots: usize,
+    /// How many of them share a row of the input.
+    pub of_row: usize,
+}
+
+/// `y = w[e] x + bias[e]` for each slot, e its expert: `x` `[slots / of_row, n_in]`, `y` `[slots, n_out]`, both from their start.
+/// `w.n_out` counts rows of one expert.
+pub(crate) fn chosen(
+    gpu: &Gpu,
+    w: Weights<'_>,
+    picks: Picks<'_>,
+    x: &wgpu::Buffer,
+    y: &wgpu::Buffer,
+    bias: Option<&wgpu::Buffer>,
+) -> Result<()> {
+    let Picks { experts, slots, of_row } = picks;
+    let kernel = gpu.kernel(&SOURCE, "chosen")?;
+    for slab in w.slabs {
+        let params = Params {
+            x_stride: w.n_in as u32,
+            has_bias: bias.is_some().into(),
+            slots: slots as u32,
+            slots_of_row: of_row as u32,
+            first_output: slab.rows.start as u32,
+            end_output: slab.rows.end as u32,
+            ..params(&w)?
+        };
+        let bindings = [(1, x), (2, &slab.buffer), (3, bias.unwrap_or(gpu.nothing())), (4, y), (5, experts)];
+        gpu.launch::<_, u32>(&kernel, groups(slots * w.n_out, 1), &params, &[], &bindings)?;
+    }
+    Ok(())
+}
+
+/// What a launch is told of its weights.
+fn params(w: &Weights<'_>) -> Result<Params> {
+    Ok(Params {
+        dtype: w.dtype as u32,
+        n_in: w.n_in as u32,
+        n_out: w.n_out as u32,
+        row_bytes: row_bytes(w)? as u32,
+        ..Params::zeroed()
+    })
+}
+
+fn row_bytes(w: &Weights<'_>) -> Result<usize> {
+    w.dtype.row_bytes(w.n_in).map_err(|error| BackendError::Unsupported {
         op: "project",
         wanted: error.to_string(),
         has: "rows of whole blocks".to_owned(),
-    })?;
-    let kernel = gpu.kernel(&SOURCE, "product")?;
-    let params = Params {
-        dtype: w.dtype as u32,
-        rows: rows as u32,
-        n_in: w.n_in as u32,
-        n_out: w.n_out as u32,
-        row_bytes: row_bytes as u32,
-        w_first: (w.first * row_bytes) as u32,
-        x_first: x.first as u32,
-        x_stride: x.stride as u32,
-        y_first: y.first as u32,
-        y_stride: y.stride as u32,
-        has_bias: bias.is_some().into(),
-        accumulates: accumulates.into(),
-    };
-    let bindings = [(1, x.buffer), (2, w.buffer), (3, bias.unwrap_or(gpu.nothing())), (4, y.buffer)];
-    Ok(gpu.launch::<_, u32>(&kernel, groups(w.n_out, rows.div_ceil(MOST_ROWS)), &params, &[], &bindings)?)
+    })
 }

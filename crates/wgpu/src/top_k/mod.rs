@@ -6,8 +6,11 @@ use kvant_backend::Candidate;
 use crate::constants::Constants;
 use crate::{Gpu, Part, Source, WgpuError};
 
+/// The order of logits.
+pub(crate) const RANK: Part = Part { name: "rank.wgsl", text: include_str!("rank.wgsl") };
+
 pub(crate) static SOURCE: Source = Source {
-    parts: &[Part { name: "top_k.wgsl", text: include_str!("top_k.wgsl") }],
+    parts: &[RANK, Part { name: "top_k.wgsl", text: include_str!("top_k.wgsl") }],
     constants: || Constants::default().whole("THREADS", 64).whole("SLICE", SLICE),
 };
 

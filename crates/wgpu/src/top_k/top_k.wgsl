@@ -19,21 +19,6 @@ struct Found {
 var<workgroup> keys: array<u32, THREADS>;
 var<workgroup> ids: array<u32, THREADS>;
 
-const NONE: u32 = 0xffffffffu;
-
-// Larger for likelier ones; 0 for none. What no model should give, NaN and positive infinity, comes before everything.
-fn key_of(bits: u32) -> u32 {
-    let magnitude = bits & 0x7fffffffu;
-    if magnitude > 0x7f800000u || bits == 0x7f800000u { return 0xffffffffu; }
-    // Both zeros are as likely.
-    if magnitude == 0u { return 0x80000000u; }
-    return select(bits | 0x80000000u, ~bits, bits >> 31u == 1u);
-}
-
-fn is_before(key: u32, id: u32, other_key: u32, other_id: u32) -> bool {
-    return key > other_key || key == other_key && id < other_id;
-}
-
 @compute @workgroup_size(THREADS)
 fn top_k(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let end = min(p.n, (group.x + 1u) * SLICE);

@@ -1,0 +1,129 @@
+//! Tiny models from tokens to logits on the first adapter, held to the CPU.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kvant_backend::Backend;
+use kvant_codec::DType;
+use kvant_cpu::{CpuDevice, Isa};
+use kvant_gguf::Gguf;
+use kvant_kv::{Cache, Layout, Plan, Policies, Pool};
+use kvant_model::{Activations, Config, Decoder, Entry, Outputs, Part, StepPart, Want, Weights};
+
+use crate::{WgpuDevice, tests};
+
+/// A model and sequences on a device.
+struct Running<'a, B: Backend> {
+    device: &'a B,
+    decoder: Decoder<B>,
+    pool: Pool<B::Page>,
+    caches: Vec<Cache<B::Page>>,
+    act: Activations<B>,
+}
+
+impl<'a, B: Backend> Running<'a, B> {
+    /// So many sequences of it.
+    fn new(device: &'a B, model: &str, kv: DType, n: usize) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+        let gguf = Arc::new(Gguf::open(folder.join(model)).unwrap());
+        let config = Config::from_gguf(&gguf).unwrap();
+        let whole = Part::whole(config.layers.len());
+        let weights = Weights::load(&gguf, &config, &whole, device, &mut |_| ()).unwrap();
+        let decoder = Decoder::new(config, weights);
+        let shape = decoder.kv_shape();
+        let plan = Plan::new(&shape, kv, kv, &Policies::default()).unwrap();
+        let layout = Arc::new(Layout::new(&shape, plan));
+        let act = decoder.activations(device, 64).unwrap();
+        let caches = (0..n).map(|_| Cache::new(Arc::clone(&layout), 128)).collect();
+        Self { device, decoder, pool: Pool::default(), caches, act }
+    }
+
+    /// The last logits of each sequence after a step in which sequence i has the first `ns[i]` of the tokens that are left; one
+    /// that has none is not in it.
+    fn step(&mut self, ns: &[usize], tokens: &[u32]) -> Vec<f32> {
+        let Self { device, decoder, pool, caches, act } = self;
+        let parts = caches.iter_mut().zip(ns).filter(|(_, n)| **n > 0);
+        let mut parts: Vec<_> = parts.map(|(cache, &n)| StepPart { cache, n, want: Want::Last }).collect();
+        let mut rows = vec![f32::NAN; parts.len() * decoder.n_vocab()];
+        let mut logits = device.buffer(rows.len()).unwrap();
+        let outputs = Outputs::logits(Some(&mut logits));
+        decoder.step(device, pool, &mut parts, act, Entry::Tokens(tokens), outputs).unwrap();
+        device.read(&logits, 0, &mut rows).unwrap();
+        rows
+    }
+}
+
+fn tokens(n: u32) -> Vec<u32> {
+    (0..n).map(|i| i * 29 % 64).collect()
+}
+
+/// The largest difference; NaN where there is one.
+fn distance(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    let errors = got.iter().zip(want).map(|(got, want)| (got - want).abs());
+    errors.fold(0.0, |worst, error| if error > worst || error.is_nan() { error } else { worst })
+}
+
+/// Logits of order 3. Sums in f32 are added in another order, layer after layer: a thousand roundings. Where caches hold f16, a few
+/// numbers are rounded there to the other side.
+fn bound(kv: DType) -> f32 {
+    let halves = if kv == DType::F32 { 0.0 } else { 1.0 / 2048.0 };
+    3.0 * (1000.0 / (1 << 24) as f32 + halves)
+}
+
+/// Each model of a list. Kernels are compiled once for all of them.
+fn say_the_same(models: &[(&str, DType)]) {
+    let Some(device) = tests::device() else { return };
+    models.iter().for_each(|&(model, kv)| says_the_same(&device, model, kv));
+}
+
+/// Prompts of two sequences, alone and together, and tokens after them: every step gives the logits of the CPU. Whom a row chooses,
+/// and which code it gets, is no matter of rounding in these texts.
+fn says_the_same(device: &WgpuDevice, model: &str, kv: DType) {
+    let of_cpu = CpuDevice::new(Isa::Scalar, 1).unwrap();
+    let mut cpu = Running::new(&of_cpu, model, kv, 2);
+    let mut gpu = Running::new(device, model, kv, 2);
+    let text = tokens(64);
+    let mut rest = &text[..];
+    for ns in [[1, 0], [15, 19], [20, 1], [1, 1], [1, 5]] {
+        let (step, after) = rest.split_at(ns[0] + ns[1]);
+        rest = after;
+        let error = distance(&gpu.step(&ns, step), &cpu.step(&ns, step));
+        let tol = bound(kv);
+        assert!(error <= tol, "{model}, {kv}, {ns:?} rows: {error:e} of {tol:e}");
+    }
+}
+
+#[test]
+fn models_of_experts() {
+    say_the_same(&[
+        ("mixtral-h64-g2.gguf", DType::F32),
+        ("qwen2moe-h64-g1-shared.gguf", DType::F32),
+        ("qwen3moe-h64-g2-dense1.gguf", DType::F32),
+        ("gptoss-h64-g4-window24-sinks.gguf", DType::Q8_0),
+    ]);
+}
+
+#[test]
+fn models_with_states() {
+    say_the_same(&[
+        ("lfm2-h64-g2-conv3.gguf", DType::F32),
+        ("lfm2moe-h64-g2-conv3-dense1.gguf", DType::F32),
+        ("qwen35-h64-g2-delta.gguf", DType::F32),
+        ("qwen3next-h64-g2-delta-experts.gguf", DType::F32),
+    ]);
+}
+
+#[test]
+fn models_with_caches_whose_codes_remember() {
+    say_the_same(&[("qwen3-h192-g3.gguf", DType::Turbo3T), ("llama-h96-g2-bias.gguf", DType::Turbo2T)]);
+}
+
+#[test]
+fn models_whose_heads_meet_one_vector() {
+    say_the_same(&[
+        ("deepseek2-latent512-lite.gguf", DType::F32),
+        ("glm4moelite-latent128.gguf", DType::F32),
+        ("deepseek3-latent192-yarn.gguf", DType::Turbo3),
+    ]);
+}

@@ -1,0 +1,159 @@
+// A feed-forward layer of experts, but for its products: who is chosen and what it weighs, and the sum. A *slot* is an expert of
+// a row, slot s of row s / n_used. Numbers of experts stay on the device.
+
+struct ChooseParams {
+    rows: u32,
+    n_experts: u32,
+    n_used: u32,
+    is_sigmoid: u32,
+    normalises: u32,
+    has_selection_bias: u32,
+    has_scales: u32,
+    n_expert_groups: u32,   // up to MOST_GROUPS
+    groups_used: u32,
+    scale: f32,
+    not_a_number: u32,      // the bits of NaN, which WGSL does not write
+}
+
+@group(0) @binding(0) var<storage, read> p: ChooseParams;
+@group(0) @binding(1) var<storage, read> logits: array<f32>;          // [rows, n_experts]
+@group(0) @binding(2) var<storage, read> selection_bias: array<f32>;  // [n_experts], where there is one
+@group(0) @binding(3) var<storage, read> scales: array<f32>;          // the same
+@group(0) @binding(4) var<storage, read_write> experts: array<u32>;   // [slots], the most wanted of each row first
+@group(0) @binding(5) var<storage, read_write> shares: array<f32>;    // [slots]: what they weigh
+
+var<workgroup> keys: array<u32, THREADS>;
+var<workgroup> ids: array<u32, THREADS>;
+var<workgroup> sums: array<f32, THREADS>;
+// Of groups of experts.
+var<workgroup> group_keys: array<u32, MOST_GROUPS>;
+var<workgroup> is_open: array<u32, MOST_GROUPS>;
+
+fn sigmoid(x: f32) -> f32 {
+    return 1.0f / (1.0f + exponential(-x));
+}
+
+// What decides whether expert `e` of the row whose logits begin at `first` is chosen, as bits. A logit that is no number comes
+// before everything, and stays what it is.
+fn wish(first: u32, e: u32) -> u32 {
+    let logit = logits[first + e];
+    if p.is_sigmoid == 0u || is_bad(bitcast<u32>(logit)) { return bitcast<u32>(logit); }
+    var score = sigmoid(logit);
+    if p.has_selection_bias != 0u { score += selection_bias[e]; }
+    return bitcast<u32>(score);
+}
+
+// Opens the groups that a row chooses: those of the best expert, or of the two that are best together.
+fn open_groups(first: u32, thread: u32) {
+    let size = p.n_experts / p.n_expert_groups;
+    for (var g = thread; g < p.n_expert_groups; g += THREADS) {
+        var best = 0u;
+        var second = 0u;
+        var best_bits = 0u;
+        var second_bits = 0u;
+        for (var e = g * size; e < (g + 1u) * size; e++) {
+            let bits = wish(first, e);
+            let key = key_of(bits);
+            if key > best {
+                second = best;
+                second_bits = best_bits;
+                best = key;
+                best_bits = bits;
+            } else if key > second {
+                second = key;
+                second_bits = bits;
+            }
+        }
+        var sum = best_bits;
+        if p.is_sigmoid != 0u && second != 0u && !is_bad(best_bits) {
+            sum = bitcast<u32>(bitcast<f32>(best_bits) + bitcast<f32>(second_bits));
+        }
+        group_keys[g] = key_of(sum);
+    }
+    workgroupBarrier();
+    for (var g = thread; g < p.n_expert_groups; g += THREADS) {
+        var before = 0u;
+        for (var other = 0u; other < p.n_expert_groups; other++) {
+            before += select(0u, 1u, is_before(group_keys[other], other, group_keys[g], g));
+        }
+        is_open[g] = select(0u, 1u, before < p.groups_used);
+    }
+    workgroupBarrier();
+}
+
+// A group of threads for each row. One expert after the other: the best of those that come after the last one.
+@compute @workgroup_size(THREADS)
+fn choose(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let row = number_of(group, groups);
+    if row >= p.rows { return; }
+    let first = row * p.n_experts;
+    let size = p.n_experts / p.n_expert_groups;
+    // A sigmoid leaves the order of logits, where it is all that there is.
+    let by_logit = p.is_sigmoid == 0u || p.has_selection_bias == 0u;
+    open_groups(first, thread);
+    var last_key = 0xffffffffu;
+    var last_id = NONE;
+    var most = 0.0f;
+    var total = 0.0f;
+    var has_bad = false;
+    for (var j = 0u; j < p.n_used; j++) {
+        var best_key = 0u;
+        var best_id = NONE;
+        for (var e = thread; e < p.n_experts; e += THREADS) {
+            if is_open[e / size] == 0u { continue; }
+            var bits = bitcast<u32>(logits[first + e]);
+            if !by_logit { bits = wish(first, e); }
+            let key = key_of(bits);
+            let is_left = last_id == NONE || is_before(last_key, last_id, key, e);
+            if is_left && is_before(key, e, best_key, best_id) {
+                best_key = key;
+                best_id = e;
+            }
+        }
+        keys[thread] = best_key;
+        ids[thread] = best_id;
+        workgroupBarrier();
+        for (var step = THREADS / 2u; step > 0u; step /= 2u) {
+            if thread < step && is_before(keys[thread + step], ids[thread + step], keys[thread], ids[thread]) {
+                keys[thread] = keys[thread + step];
+                ids[thread] = ids[thread + step];
+            }
+            workgroupBarrier();
+        }
+        last_key = keys[0];
+        last_id = ids[0];
+        workgroupBarrier();
+        let logit = logits[first + last_id];
+        has_bad = has_bad || is_bad(bitcast<u32>(logit));
+        if thread == 0u { experts[row * p.n_used + j] = last_id; }
+        if j == 0u { most = logit; }
+        // All threads have the same sum.
+        if p.is_sigmoid != 0u {
+            total += sigmoid(logit);
+        } else if p.normalises != 0u {
+            total += exponential(logit - most);
+        }
+        sums[thread] = 0.0f;
+    }
+    if p.is_sigmoid != 0u {
+        total = select(1.0f, total + LEAST_SCORE, p.normalises != 0u);
+    } else if p.normalises == 0u {
+        for (var e = thread; e < p.n_experts; e += THREADS) { sums[thread] += exponential(logits[first + e] - most); }
+        workgroupBarrier();
+        for (var e = 0u; e < min(THREADS, p.n_experts); e++) { total += sums[e]; }
+    }
+    storageBarrier();
+    for (var j = thread; j < p.n_used; j += THREADS) {
+        let slot = row * p.n_used + j;
+        let logit = logits[first + experts[slot]];
+        var score = 0.0f;
+        if p.is_sigmoid != 0u { score = sigmoid(logit); } else { score = exponential(logit - most); }
+        var share = p.scale * (score / total);
+        if p.has_scales != 0u { share *= scales[experts[slot]]; }
+        shares[slot] = select(share, bitcast<f32>(p.not_a_number), has_bad);
+    }
+}

@@ -1,0 +1,168 @@
+//! A feed-forward layer of experts, of which each row goes through a few: `x += Σ_e weight[e] W_down[e] h[e]`,
+//! `h[e] = a(W_gate[e] n) * (W_up[e] n)`; with biases, each product plus its expert's.
+//!
+//! Rows choose on the device, and products look up whom, so that nothing comes back to the host, which launches the same whoever
+//! is chosen.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, Result, Routing, Scores};
+
+use crate::constants::Constants;
+use crate::each::{self, NUMBERS};
+use crate::product::{self, Picks, Weights};
+use crate::top_k::RANK;
+use crate::{Gpu, Part, Source, WgpuError, WgpuExperts, groups};
+
+pub(crate) static CHOOSE: Source = Source {
+    parts: &[NUMBERS, RANK, Part { name: "experts.wgsl", text: include_str!("experts.wgsl") }],
+    constants: || {
+        let constants = Constants::default().whole("THREADS", 32).whole("MOST_GROUPS", MOST_GROUPS);
+        constants.float("LEAST_SCORE", Scores::LEAST)
+    },
+};
+
+pub(crate) static JOIN: Source = Source {
+    parts: &[Part { name: "join.wgsl", text: include_str!("join.wgsl") }],
+    constants: || Constants::default().whole("THREADS", JOINING),
+};
+
+/// The most groups that a row chooses among.
+const MOST_GROUPS: usize = 64;
+/// Values of a group of threads that joins what experts give.
+const JOINING: usize = 64;
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ChooseParams {
+    rows: u32,
+    n_experts: u32,
+    n_used: u32,
+    is_sigmoid: u32,
+    normalises: u32,
+    has_selection_bias: u32,
+    has_scales: u32,
+    n_expert_groups: u32,
+    groups_used: u32,
+    scale: f32,
+    not_a_number: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct JoinParams {
+    n_values: u32,
+    n: u32,
+    n_used: u32,
+    accumulates: u32,
+}
+
+/// Who is chosen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Routes<'a> {
+    /// `[rows, n_experts]`
+    pub logits: &'a wgpu::Buffer,
+    /// `[n_experts]`
+    pub selection_bias: Option<&'a wgpu::Buffer>,
+    /// `[n_experts]`
+    pub scales: Option<&'a wgpu::Buffer>,
+    pub n_experts: usize,
+    pub routing: Routing,
+}
+
+/// The weights of a layer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layer<'a> {
+    pub activation: Activation,
+    pub gate: &'a WgpuExperts,
+    pub up: &'a WgpuExperts,
+    pub down: &'a WgpuExperts,
+    /// Of gate and up, `[n_experts, n_ff]` each, and of down, `[n_experts, n]`.
+    pub biases: Option<[&'a wgpu::Buffer; 3]>,
+}
+
+/// Where the sum of what experts give goes, `[rows, n]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sum<'a> {
+    pub to: &'a wgpu::Buffer,
+    /// Whether it is added to what is there.
+    pub accumulates: bool,
+}
+
+/// What experts give for the first `rows` rows of `input` `[rows, n]`. The shapes have been checked.
+pub(crate) fn expert_ffn(
+    gpu: &Gpu,
+    input: &wgpu::Buffer,
+    sum: Sum<'_>,
+    rows: usize,
+    routes: Routes<'_>,
+    layer: Layer<'_>,
+) -> Result<()> {
+    let Layer { activation, gate, up, down, biases } = layer;
+    let n_used = routes.routing.n_used;
+    let (slots, n, n_ff) = (rows * n_used, gate.n_in(), gate.n_out());
+    let floats = |values: usize, what| gpu.allocate(values * size_of::<f32>(), what);
+    let (experts, shares) = (floats(slots, "chosen experts")?, floats(slots, "their shares")?);
+    choose(gpu, routes, rows, [&experts, &shares])?;
+
+    let [of_gate, of_up, of_down] = biases.map_or([None; 3], |biases| biases.map(Some));
+    let picks = Picks { experts: &experts, slots, of_row: n_used };
+    let product = |w: &WgpuExperts, picks, x: &wgpu::Buffer, y: &wgpu::Buffer, bias| {
+        let weights = Weights { slabs: &w.slabs, dtype: w.dtype, first: 0, n_out: w.n_out(), n_in: w.n_in() };
+        product::chosen(gpu, weights, picks, x, y, bias)
+    };
+    let (gates, hidden) = (floats(slots * n_ff, "gates")?, floats(slots * n_ff, "hidden rows")?);
+    product(gate, picks, input, &gates, of_gate)?;
+    product(up, picks, input, &hidden, of_up)?;
+    each::activate(gpu, activation, &gates, &hidden, slots * n_ff)?;
+    let given = floats(slots * n, "what experts give")?;
+    product(down, Picks { of_row: 1, ..picks }, &hidden, &given, of_down)?;
+    Ok(join(gpu, [&given, &shares], [rows, n, n_used], sum)?)
+}
+
+/// Lets the rows choose: experts and what they weigh, `[slots]` each.
+fn choose(
+    gpu: &Gpu,
+    Routes { logits, selection_bias, scales, n_experts, routing }: Routes<'_>,
+    rows: usize,
+    [experts, shares]: [&wgpu::Buffer; 2],
+) -> Result<()> {
+    let ExpertGroups { n, n_used } = routing.expert_groups.unwrap_or(ExpertGroups { n: 1, n_used: 1 });
+    if n > MOST_GROUPS {
+        return Err(BackendError::Unsupported {
+            op: "expert_ffn",
+            wanted: format!("{n} expert groups"),
+            has: format!("up to {MOST_GROUPS}"),
+        });
+    }
+    let params = ChooseParams {
+        rows: rows as u32,
+        n_experts: n_experts as u32,
+        n_used: routing.n_used as u32,
+        is_sigmoid: u32::from(routing.scores == Scores::Sigmoid),
+        normalises: routing.normalises.into(),
+        has_selection_bias: selection_bias.is_some().into(),
+        has_scales: scales.is_some().into(),
+        n_expert_groups: n as u32,
+        groups_used: n_used as u32,
+        scale: routing.scale,
+        not_a_number: f32::NAN.to_bits(),
+    };
+    let kernel = gpu.kernel(&CHOOSE, "choose")?;
+    let [selection_bias, scales] = [selection_bias, scales].map(|of| of.unwrap_or(gpu.nothing()));
+    let bindings = [(1, logits), (2, selection_bias), (3, scales), (4, experts), (5, shares)];
+    Ok(gpu.launch::<_, u32>(&kernel, groups(rows, 1), &params, &[], &bindings)?)
+}
+
+/// `x += Σ share y` (or `x = ..`) over the slots of each row.
+fn join(
+    gpu: &Gpu,
+    [given, shares]: [&wgpu::Buffer; 2],
+    [rows, n, n_used]: [usize; 3],
+    Sum { to, accumulates }: Sum<'_>,
+) -> std::result::Result<(), WgpuError> {
+    let [n_values, n, n_used] = [rows * n, n, n_used].map(|n| n as u32);
+    let params = JoinParams { n_values, n, n_used, accumulates: accumulates.into() };
+    let bindings = [(1, given), (2, shares), (3, to)];
+    let kernel = gpu.kernel(&JOIN, "join")?;
+    gpu.launch::<_, u32>(&kernel, groups((n_values as usize).div_ceil(JOINING), 1), &params, &[], &bindings)
+}

@@ -1,0 +1,127 @@
+//! The ops of recurrent layers, which keep a state: short convolutions and the gated delta rule.
+//!
+//! A thread has a channel of a convolution, a group of threads 16 columns of a head's matrix, in memory of their own; both walk the
+//! rows of a step one after the other, so that the state has the same bits however rows are cut into steps. Each sequence is a launch,
+//! or a few.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_backend::{ConvForm, DeltaInputs, DeltaRule, KeySharing, ShortConv, StatePart};
+
+use crate::constants::Constants;
+use crate::each::NUMBERS;
+use crate::kv::word;
+use crate::{Gpu, Part, Source, WgpuBuffer, WgpuError, WgpuPage, groups};
+
+pub(crate) static SOURCE: Source = Source {
+    parts: &[NUMBERS, Part { name: "recurrent.wgsl", text: include_str!("recurrent.wgsl") }],
+    constants: || {
+        let constants = Constants::default().whole("MOST_TAPS", ShortConv::MOST_TAPS);
+        constants
+            .whole("CHANNELS", CHANNELS)
+            .whole("COLUMNS", DeltaRule::COLUMNS)
+            .whole("THREADS", THREADS)
+            .whole("MOST_EACH", DeltaRule::MOST_DIMS * DeltaRule::COLUMNS / THREADS)
+    },
+};
+
+/// Channels of a group of threads of a convolution.
+const CHANNELS: usize = 64;
+/// Rows of a launch: more of them are several. A kernel should end soon, and lavapipe ends the loops of one that has come to 65,535
+/// turns without a word.
+const ROWS: usize = 256;
+
+/// The rows of a part in pieces, and the word of the arena that its state begins at.
+fn pieces(part: &StatePart<'_, WgpuPage>) -> impl Iterator<Item = ([u32; 2], u32)> {
+    let (rows, state_at) = (part.rows.range(), word(part.page.at() + part.offset));
+    let piece = move |first| [first, ROWS.min(rows.end - first)].map(|n| n as u32);
+    part.rows.range().step_by(ROWS).map(move |first| (piece(first), state_at))
+}
+
+/// Threads for 16 columns of a head: as many as every adapter has.
+const THREADS: usize = 256;
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ConvParams {
+    first_row: u32,
+    rows: u32,
+    channels: u32,
+    taps: u32,
+    is_gated: u32,
+    state_at: u32,
+}
+
+/// Convolves the rows of each part of `x` into `y`. The shapes have been checked.
+pub(crate) fn short_conv(
+    gpu: &Gpu,
+    arena: &wgpu::Buffer,
+    parts: &[StatePart<'_, WgpuPage>],
+    conv: ShortConv,
+    [x, kernel, y]: [&wgpu::Buffer; 3],
+) -> Result<(), WgpuError> {
+    for ([first_row, rows], state_at) in parts.iter().flat_map(pieces) {
+        let params = ConvParams {
+            first_row,
+            rows,
+            channels: conv.channels as u32,
+            taps: conv.taps as u32,
+            is_gated: (conv.form == ConvForm::Gated).into(),
+            state_at,
+        };
+        let bindings = [(1, x), (2, kernel), (3, arena), (4, y)];
+        let entry = gpu.kernel(&SOURCE, "short_conv")?;
+        gpu.launch::<_, u32>(&entry, groups(conv.channels.div_ceil(CHANNELS), 1), &params, &[], &bindings)?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct DeltaParams {
+    first_row: u32,
+    rows: u32,
+    n_k_heads: u32,
+    n_v_heads: u32,
+    k_dim: u32,
+    v_dim: u32,
+    is_tiled: u32,
+    eps: f32,
+    state_at: u32,
+}
+
+/// Walks the rows of each part into `y`. The shapes have been checked.
+pub(crate) fn delta_rule(
+    gpu: &Gpu,
+    arena: &wgpu::Buffer,
+    parts: &[StatePart<'_, WgpuPage>],
+    rule: &DeltaRule,
+    inputs: DeltaInputs<'_, WgpuBuffer>,
+    y: &wgpu::Buffer,
+) -> Result<(), WgpuError> {
+    let DeltaInputs { qkv, write, forget, bias, rate } = inputs;
+    for ([first_row, rows], state_at) in parts.iter().flat_map(pieces) {
+        let params = DeltaParams {
+            first_row,
+            rows,
+            n_k_heads: rule.n_k_heads as u32,
+            n_v_heads: rule.n_v_heads as u32,
+            k_dim: rule.k_dim as u32,
+            v_dim: rule.v_dim as u32,
+            is_tiled: (rule.sharing == KeySharing::Tiled).into(),
+            eps: rule.eps,
+            state_at,
+        };
+        let bindings = [
+            (1, &qkv.buffer),
+            (2, &write.buffer),
+            (3, arena),
+            (4, y),
+            (5, &forget.buffer),
+            (6, &bias.buffer),
+            (7, &rate.buffer),
+        ];
+        let blocks = [(rule.n_out() / DeltaRule::COLUMNS) as u32, 1, 1];
+        gpu.launch::<_, u32>(&*gpu.kernel(&SOURCE, "delta_rule")?, blocks, &params, &[], &bindings)?;
+    }
+    Ok(())
+}
