@@ -92,6 +92,16 @@ macro_rules! with_set {
                 let $set = $crate::matmul::unit::Tiled::new($crate::Avx512::from(amx.vectors()), amx);
                 $body
             }
+            #[cfg(target_arch = "aarch64")]
+            $crate::Isa::Neon(token) => {
+                let $set = $crate::quad::Quads(token);
+                $body
+            }
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            $crate::Isa::Simd128(token) => {
+                let $set = $crate::quad::Quads(token);
+                $body
+            }
             #[cfg(all(test, target_arch = "x86_64"))]
             $crate::Isa::Soft(vectors) => {
                 let $set = $crate::matmul::unit::Tiled::new(vectors, $crate::matmul::unit::SoftUnit);
