@@ -11,7 +11,7 @@ use libtest_mimic::{Completion, Trial};
 const THREADS: usize = 2;
 
 /// The kernel sets of CPUs, how each multiplies coded weights, and how it attends.
-const CPU_SETS: [(&str, &str, Arithmetic, Attention); 6] = [
+const CPU_SETS: [(&str, &str, Arithmetic, Attention); 9] = [
     ("scalar", "cpu-scalar", Arithmetic::Float, Attention::Exact),
     // Its 16-bit sums must not saturate.
     ("avx2", "cpu-avx2", Arithmetic::EightBit, Attention::Integers { byte: 64.0, split: 8191.0 }),
@@ -19,6 +19,9 @@ const CPU_SETS: [(&str, &str, Arithmetic, Attention); 6] = [
     ("avx512", "cpu-avx512", Arithmetic::EightBit, WHOLE_BYTES),
     ("avx512vbmi", "cpu-avx512vbmi", Arithmetic::EightBit, WHOLE_BYTES),
     ("amx", "cpu-amx", Arithmetic::EightBit, WHOLE_BYTES),
+    ("neon", "cpu-neon", Arithmetic::EightBit, WHOLE_BYTES),
+    ("i8mm", "cpu-i8mm", Arithmetic::EightBit, WHOLE_BYTES),
+    ("simd128", "cpu-simd128", Arithmetic::EightBit, WHOLE_BYTES),
 ];
 const WHOLE_BYTES: Attention = Attention::Integers { byte: 127.0, split: 32639.0 };
 

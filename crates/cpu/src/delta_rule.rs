@@ -6,13 +6,10 @@
 
 use kvant_backend::{DeltaRule, Rows};
 
-use crate::lanes::{Lanes, Op};
+use crate::lanes::{Lanes, Op, with_lanes};
 use crate::norm::sum_of;
 use crate::shards::Shards;
 use crate::{Isa, Pool};
-
-#[cfg(target_arch = "x86_64")]
-use crate::lanes::Zmm;
 
 /// Columns that lie together.
 const COLUMNS: usize = DeltaRule::COLUMNS;
@@ -73,17 +70,7 @@ pub(crate) fn delta_rule(
             // SAFETY: these blocks are taken by one call of this job.
             state: unsafe { state.part(at) },
         };
-        match isa.of_vectors() {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(lanes) => lanes.run(walk),
-            #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni(lanes) => lanes.run(walk),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(token) => Zmm(token).run(walk),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vbmi(token) => Zmm(token).run(walk),
-            _ => walk.run_scalar(),
-        }
+        with_lanes!(isa, lanes => lanes.run(walk), _ => walk.run_scalar());
     });
 }
 

@@ -351,14 +351,7 @@ impl Backend for CpuDevice {
         band: Option<&mut CpuPage>,
     ) -> Result<()> {
         let scratch = &mut self.append.lock().unwrap_or_else(PoisonError::into_inner);
-        append::kv_append(
-            self.isa.of_vectors(),
-            &self.pool,
-            scratch,
-            parts,
-            [k.as_slice(), v.as_slice()],
-            band,
-        )
+        append::kv_append(self.isa, &self.pool, scratch, parts, [k.as_slice(), v.as_slice()], band)
     }
 
     fn attend(

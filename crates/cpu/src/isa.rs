@@ -1,5 +1,5 @@
-//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`] or [`Amx`] proves that the
-//! CPU has the instructions.
+//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`], [`Amx`], [`Neon`], [`I8mm`] or
+//! [`Simd128`] proves that the CPU has the instructions.
 //!
 //! A set is one list of features. From it come `detect` of the token and a macro, named as the set, that compiles functions
 //! with those features: no kernel uses what was not looked for.
@@ -8,9 +8,9 @@ use kvant_backend::BackendError;
 
 pub use crate::amx::Amx;
 
-/// A token and the macro of its set. `$d` is a dollar, which the inner macro needs for itself.
+/// A token and the macro of its set, on the processors of one architecture. `$d` is a dollar, which the inner macro needs for itself.
 macro_rules! set {
-    ($(#[$doc:meta])* $Token:ident, $compile:ident!, $d:tt, $($feature:tt),+) => {
+    ($(#[$doc:meta])* $Token:ident, $compile:ident!, $d:tt, $arch:tt by $detected:ident!, $($feature:tt),+) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub struct $Token(());
@@ -18,8 +18,8 @@ macro_rules! set {
         impl $Token {
             /// The token, if this CPU has the instructions.
             pub fn detect() -> Option<Self> {
-                #[cfg(target_arch = "x86_64")]
-                if $(is_x86_feature_detected!($feature))&&+ {
+                #[cfg(target_arch = $arch)]
+                if $(std::arch::$detected!($feature))&&+ {
                     return Some(Self(()));
                 }
                 None
@@ -27,38 +27,63 @@ macro_rules! set {
         }
 
         /// Compiles functions with the features that the token of the set proves.
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(target_arch = $arch)]
         macro_rules! $compile {
             ($d($d function:item)+) => {
                 $d(#[target_feature($(enable = $feature),+)] $d function)+
             };
         }
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(target_arch = $arch)]
         pub(crate) use $compile;
     };
 }
 
 set! {
     /// Proof of AVX2, FMA and F16C.
-    Avx2, avx2!, $, "avx2", "fma", "f16c"
+    Avx2, avx2!, $, "x86_64" by is_x86_feature_detected!, "avx2", "fma", "f16c"
 }
 set! {
     /// Proof of AVX-VNNI (`vpdpbusd` on 256 bits: laptops since 2021), and of everything [`Avx2`] proves.
-    AvxVnni, avx_vnni!, $, "avx2", "fma", "f16c", "avxvnni"
+    AvxVnni, avx_vnni!, $, "x86_64" by is_x86_feature_detected!, "avx2", "fma", "f16c", "avxvnni"
 }
 set! {
     /// Proof of AVX-512 F, BW, DQ, VL and VNNI, of POPCNT and BMI, and of everything [`Avx2`] proves.
-    Avx512, avx512!, $, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx2", "fma", "f16c", "popcnt",
-    "bmi1", "bmi2"
+    Avx512, avx512!, $, "x86_64" by is_x86_feature_detected!, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx2",
+    "fma", "f16c", "popcnt", "bmi1", "bmi2"
 }
 set! {
     /// Proof of AVX-512 VBMI (`vpermb`, look-ups among 64 bytes: servers since 2019), and of everything [`Avx512`] proves.
-    Avx512Vbmi, avx512vbmi!, $, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512vbmi", "avx2", "fma",
-    "f16c", "popcnt", "bmi1", "bmi2"
+    Avx512Vbmi, avx512vbmi!, $, "x86_64" by is_x86_feature_detected!, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni",
+    "avx512vbmi", "avx2", "fma", "f16c", "popcnt", "bmi1", "bmi2"
+}
+set! {
+    /// Proof of NEON and its dot products of signed bytes (`sdot`: Apple since the M1, servers since 2019).
+    Neon, neon!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod"
+}
+set! {
+    /// Proof of dot products of unsigned bytes with signed ones (`usdot`, part of I8MM: since 2021), and of everything [`Neon`] proves.
+    I8mm, i8mm!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod", "i8mm"
+}
+
+/// Proof of WebAssembly's vectors: a module that was built with them (`-C target-feature=+simd128`) runs nowhere else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Simd128(());
+
+impl Simd128 {
+    /// The token, if this module was built with vectors.
+    pub fn detect() -> Option<Self> {
+        cfg!(all(target_arch = "wasm32", target_feature = "simd128")).then_some(Self(()))
+    }
 }
 
 impl From<Avx512Vbmi> for Avx512 {
     fn from(_: Avx512Vbmi) -> Self {
+        Self(())
+    }
+}
+
+impl From<I8mm> for Neon {
+    fn from(_: I8mm) -> Self {
         Self(())
     }
 }
@@ -78,6 +103,12 @@ pub enum Isa {
     Avx512Vbmi(Avx512Vbmi),
     /// Prompts multiplied with the matrix unit, with the bits of the 512-bit kernels; everything else as they do.
     Amx(Amx),
+    /// 128-bit kernels with dot products of signed bytes.
+    Neon(Neon),
+    /// 128-bit kernels with dot products of unsigned bytes too, which attention gains from.
+    I8mm(I8mm),
+    /// 128-bit kernels of WebAssembly.
+    Simd128(Simd128),
     /// The kernels of the matrix unit, on a strict imitation of it beside 256-bit vectors: for machines without one.
     #[cfg(all(test, target_arch = "x86_64"))]
     Soft(Avx2),
@@ -94,7 +125,10 @@ impl Isa {
         let sets = std::iter::once(Self::Scalar).chain(avx2).chain(avx_vnni);
         #[cfg(all(test, target_arch = "x86_64"))]
         let sets = sets.chain(Avx2::detect().map(Self::Soft));
-        sets.chain(avx512).chain(avx512_vbmi).chain(amx).collect()
+        let neon = Neon::detect().map(Self::Neon);
+        let simd128 = Simd128::detect().map(Self::Simd128);
+        let i8mm = I8mm::detect().map(Self::I8mm);
+        sets.chain(avx512).chain(avx512_vbmi).chain(amx).chain(neon).chain(i8mm).chain(simd128).collect()
     }
 
     /// The fastest kernel set of this CPU, or the one `KVANT_ISA` names.
@@ -110,17 +144,18 @@ impl Isa {
         sets.iter().copied().find(|isa| isa.name() == wanted).ok_or_else(|| BackendError::Setting {
             name: "KVANT_ISA",
             expected: format!(
-                "this CPU has {} (the sets are scalar, avx2, avxvnni, avx512, avx512vbmi, amx)",
+                "this CPU has {} (the sets are scalar, avx2, avxvnni, avx512, avx512vbmi, amx, neon, i8mm, simd128)",
                 sets.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ")
             ),
             got: wanted.into_owned(),
         })
     }
 
-    /// The set whose kernels multiply weights: look-ups among 64 bytes make no difference there.
+    /// The set whose kernels multiply weights: look-ups among 64 bytes make no difference there, nor does which bytes have a sign.
     pub(crate) fn of_products(self) -> Self {
         match self {
             Self::Avx512Vbmi(token) => Self::Avx512(token.into()),
+            Self::I8mm(token) => Self::Neon(token.into()),
             isa => isa,
         }
     }
@@ -135,7 +170,7 @@ impl Isa {
         }
     }
 
-    /// `scalar`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi` or `amx`, as in `KVANT_ISA`.
+    /// `scalar`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `amx`, `neon`, `i8mm` or `simd128`, as in `KVANT_ISA`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
@@ -144,6 +179,9 @@ impl Isa {
             Self::Avx512(_) => "avx512",
             Self::Avx512Vbmi(_) => "avx512vbmi",
             Self::Amx(_) => "amx",
+            Self::Neon(_) => "neon",
+            Self::I8mm(_) => "i8mm",
+            Self::Simd128(_) => "simd128",
             #[cfg(all(test, target_arch = "x86_64"))]
             Self::Soft(_) => "soft",
         }

@@ -1,29 +1,33 @@
-//! The CPU device: scalar reference kernels, AVX2, AVX-512 and AMX variants chosen at run time, and a thread pool.
+//! The CPU device: scalar reference kernels, AVX2, AVX-512, AMX and NEON variants chosen at run time, and a thread pool;
+//! in WebAssembly those of its vectors, where it is built with them.
 //!
-//! Every vectorised kernel takes a capability token ([`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`], [`Amx`]) that exists only on a
-//! CPU that has the instructions. The choice is made once, when the device is opened; `KVANT_ISA` forces it.
+//! Every vectorised kernel takes a capability token ([`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`], [`Amx`], [`Neon`],
+//! [`I8mm`], [`Simd128`]) that exists only on a CPU that has the instructions. The choice is made once, when the device is opened; `KVANT_ISA` forces it.
+
+#![cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, unused_variables, reason = "there is no matrix unit, and perhaps no vector set")
+)]
 
 mod amx;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
 mod append;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
 mod attend;
 mod balance;
 mod buffer;
 mod columns;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
 mod delta_rule;
 mod device;
 mod embed;
 mod exp;
 mod gate_rows;
 mod isa;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod lanes;
 mod matmul;
 mod norm;
 mod page;
 mod pool;
+#[cfg(not(target_arch = "x86_64"))]
+mod quad;
 mod roofline;
 mod rope;
 mod shards;
@@ -34,7 +38,7 @@ mod tuning;
 pub use amx::MatrixUnit;
 pub use buffer::CpuBuffer;
 pub use device::CpuDevice;
-pub use isa::{Amx, Avx2, Avx512, Avx512Vbmi, AvxVnni, Isa};
+pub use isa::{Amx, Avx2, Avx512, Avx512Vbmi, AvxVnni, I8mm, Isa, Neon, Simd128};
 pub use matmul::{CpuExperts, CpuMatrix};
 pub use page::CpuPage;
 pub use pool::Pool;

@@ -10,8 +10,7 @@ use std::ops::Range;
 use kvant_backend::{KvPart, Result, check_append};
 
 use crate::balance::{Affine, HeadBalance};
-#[cfg(target_arch = "x86_64")]
-use crate::lanes::Zmm;
+use crate::lanes::with_lanes;
 use crate::{CpuPage, Isa, Pool};
 
 mod encode;
@@ -78,17 +77,10 @@ pub(crate) fn kv_append(
         let row = |row| &x[(rows.first + row) * width + head * head_dim..][..head_dim];
         let balance = HeadBalance::of(part, head).map(|of| if is_key { of.key } else { of.value });
         let source = Source { row, balance };
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(lanes) => slices::append(lanes, stream, rows, target, source),
-            #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni(lanes) => slices::append(lanes, stream, rows, target, source),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(token) => slices::append(Zmm(token), stream, rows, target, source),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vbmi(token) => slices::append(Zmm(token), stream, rows, target, source),
-            _ => scalar::append(stream, rows, target, source),
-        }
+        with_lanes!(isa,
+            lanes => slices::append(lanes, stream, rows, target, source),
+            _ => scalar::append(stream, rows, target, source)
+        );
     });
     Ok(())
 }

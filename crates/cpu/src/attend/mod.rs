@@ -57,8 +57,7 @@
 use kvant_backend::{AttendParams, BackendError, KvPart, Result, check_attend};
 use kvant_codec::DType;
 
-#[cfg(target_arch = "x86_64")]
-use crate::lanes::Zmm;
+use crate::lanes::with_lanes;
 use crate::{CpuPage, Isa, Pool};
 
 mod centre;
@@ -101,38 +100,31 @@ pub(crate) fn attend(
         sinks.map(<[_]>::len),
         band.map_or(0, |band| band.as_bytes().len()),
     )?;
-    match isa.of_vectors() {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, sinks, band, out),
-        #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni(lanes) => drive::attend(lanes, pool, scratch, stage, p, parts, q, sinks, band, out),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(token) => drive::attend(Zmm(token), pool, scratch, stage, p, parts, q, sinks, band, out),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vbmi(token) => {
-            drive::attend(Zmm(token), pool, scratch, stage, p, parts, q, sinks, band, out)
+    with_lanes!(isa,
+        lanes => drive::attend(lanes, pool, scratch, stage, p, parts, q, sinks, band, out),
+        _ => {
+            if stage != Stage::All {
+                return Err(BackendError::Unsupported {
+                    op: "attend",
+                    wanted: "stages of the scalar kernels".to_owned(),
+                    has: "stages of the vector kernels".to_owned(),
+                });
+            }
+            scalar::attend(pool, p, parts, q, sinks, band, out)
         }
-        _ if stage != Stage::All => {
-            return Err(BackendError::Unsupported {
-                op: "attend",
-                wanted: "stages of the scalar kernels".to_owned(),
-                has: "stages of the vector kernels".to_owned(),
-            });
-        }
-        _ => scalar::attend(pool, p, parts, q, sinks, band, out),
-    }
+    );
     Ok(())
 }
 
 /// What reads tiles of a KV type, for `kvant doctor`.
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
+    let is_coded = codes::Coding::of(dtype).is_some();
     let set = match isa.of_vectors() {
-        Isa::Scalar => "scalar",
-        Isa::AvxVnni(_) if codes::Coding::of(dtype).is_some() => "avxvnni",
-        Isa::Avx2(_) | Isa::AvxVnni(_) => "avx2",
-        Isa::Avx512(_) if codes::Coding::of(dtype).is_some() => "avx512vnni",
-        Isa::Avx512Vbmi(_) if codes::Coding::of(dtype).is_some() => "avx512vbmi",
-        _ => "avx512",
+        Isa::AvxVnni(_) if !is_coded => "avx2",
+        Isa::Avx512(_) if is_coded => "avx512vnni",
+        Isa::Avx512Vbmi(_) if !is_coded => "avx512",
+        Isa::I8mm(_) if !is_coded => "neon",
+        isa => isa.name(),
     };
     format!("attend-{dtype}-{set}")
 }

@@ -8,6 +8,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(not(target_arch = "x86_64"))]
+mod quads;
 mod rotate;
 
 #[cfg(target_arch = "x86_64")]
@@ -65,7 +67,7 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn div(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// `a · b + c`, rounded once.
+    /// `a · b + c`, rounded once; twice where no instruction does (WebAssembly).
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     fn abs(self, a: Self::Floats) -> Self::Floats;
     /// The larger; `b` where one of them is NaN.
@@ -168,20 +170,49 @@ pub(crate) fn prefetch(bytes: &[u8]) {
     let _ = bytes;
 }
 
+/// Calls a generic function with the [`Lanes`] of an [`Isa`](crate::Isa); without vectors, `$otherwise`.
+macro_rules! with_lanes {
+    ($isa:expr, $lanes:ident => $body:expr, _ => $otherwise:expr) => {
+        match $isa.of_vectors() {
+            #[cfg(target_arch = "x86_64")]
+            $crate::Isa::Avx2($lanes) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::Isa::AvxVnni($lanes) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::Isa::Avx512(token) => {
+                let $lanes = $crate::lanes::Zmm(token);
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            $crate::Isa::Avx512Vbmi(token) => {
+                let $lanes = $crate::lanes::Zmm(token);
+                $body
+            }
+            #[cfg(target_arch = "aarch64")]
+            $crate::Isa::Neon(token) => {
+                let $lanes = $crate::quad::Quads(token);
+                $body
+            }
+            #[cfg(target_arch = "aarch64")]
+            $crate::Isa::I8mm(token) => {
+                let $lanes = $crate::quad::Quads(token);
+                $body
+            }
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            $crate::Isa::Simd128(token) => {
+                let $lanes = $crate::quad::Quads(token);
+                $body
+            }
+            _ => $otherwise,
+        }
+    };
+}
+pub(crate) use with_lanes;
+
 /// Runs `op` on the vector set of `isa`; `None` for scalar.
 #[cfg(test)]
 pub(crate) fn run_on<O: Op>(isa: crate::Isa, op: O) -> Option<O::Output> {
-    match isa.of_vectors() {
-        #[cfg(target_arch = "x86_64")]
-        crate::Isa::Avx2(lanes) => Some(lanes.run(op)),
-        #[cfg(target_arch = "x86_64")]
-        crate::Isa::AvxVnni(lanes) => Some(lanes.run(op)),
-        #[cfg(target_arch = "x86_64")]
-        crate::Isa::Avx512(token) => Some(Zmm(token).run(op)),
-        #[cfg(target_arch = "x86_64")]
-        crate::Isa::Avx512Vbmi(token) => Some(Zmm(token).run(op)),
-        _ => None,
-    }
+    with_lanes!(isa, lanes => Some(lanes.run(op)), _ => None)
 }
 
 #[cfg(test)]

@@ -17,17 +17,13 @@ mod experts;
 mod floats;
 mod gate;
 mod gemm;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod kernels;
 mod panel;
 mod quantise;
 mod rows;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod set;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod simd;
 mod skinny;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod unit;
 mod work;
 
@@ -96,6 +92,16 @@ macro_rules! with_set {
                 let $set = $crate::matmul::unit::Tiled::new($crate::Avx512::from(amx.vectors()), amx);
                 $body
             }
+            #[cfg(target_arch = "aarch64")]
+            $crate::Isa::Neon(token) => {
+                let $set = $crate::quad::Quads(token);
+                $body
+            }
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            $crate::Isa::Simd128(token) => {
+                let $set = $crate::quad::Quads(token);
+                $body
+            }
             #[cfg(all(test, target_arch = "x86_64"))]
             $crate::Isa::Soft(vectors) => {
                 let $set = $crate::matmul::unit::Tiled::new(vectors, $crate::matmul::unit::SoftUnit);
@@ -160,7 +166,6 @@ impl CpuMatrix {
     }
 
     /// Some panels, one after the other.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no kernel reads panels"))]
     fn panels(&self, panels: Range<usize>) -> &[Line] {
         match &self.store {
             Store::Panels(kept) => kept.panels(panels),

@@ -16,6 +16,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(not(target_arch = "x86_64"))]
+mod quads;
 
 use std::ops::Range;
 
@@ -357,10 +359,11 @@ impl Planes<'_> {
             // SAFETY: the token proves AVX-512 F, VL and VNNI.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(_) => unsafe { avx512::quantise_tile(source, out) },
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(token) => quads::quantise_tile(crate::quad::Quads(token), source, out),
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Isa::Simd128(token) => quads::quantise_tile(crate::quad::Quads(token), source, out),
             isa => unreachable!("{} quantises with other vectors", isa.name()),
-            #[cfg(not(target_arch = "x86_64"))]
-            _ => quantise_tile(source, out),
         }
     }
 }

@@ -8,6 +8,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(not(target_arch = "x86_64"))]
+mod quads;
 
 use super::panel::{Format, PANEL};
 
@@ -88,7 +90,7 @@ pub(super) trait Simd: Copy + Send + Sync {
     fn bits_to_floats(self, a: Self::Ints) -> Self::Floats;
     fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// `a · b + c`, rounded once.
+    /// `a · b + c`, rounded once; twice where no instruction does (WebAssembly).
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
     /// Groups whose products one short sum takes, for factors of `bits` bits.

@@ -1,0 +1,109 @@
+//! Registers of 128 bits, four lanes each: what machines without wider ones make sixteen lanes of, in one file for each machine.
+//!
+//! Kernels see [`Lanes`](crate::lanes::Lanes) and the vectors of products, both written once over [`Quads`].
+
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128;
+
+/// The registers of a token.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quads<Q>(pub(crate) Q);
+
+/// What is compiled for an instruction set.
+pub(crate) trait Task {
+    /// What it gives back.
+    type Output;
+
+    /// Its body. Implementations are `#[inline(always)]`.
+    fn run(self) -> Self::Output;
+}
+
+/// A token, and operations on one register. Methods do lane by lane what their name says.
+pub(crate) trait Quad: Copy + Send + Sync {
+    /// Four signed integers, or sixteen bytes.
+    type Ints: Copy;
+    /// Four floats.
+    type Floats: Copy;
+
+    /// Runs `task` with these instructions switched on.
+    fn run<T: Task>(self, task: T) -> T::Output;
+
+    fn load_i(self, x: &[u8; 16]) -> Self::Ints;
+    fn store_i(self, a: Self::Ints, x: &mut [u8; 16]);
+    fn splat_i(self, x: i32) -> Self::Ints;
+    fn add_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    fn min_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    fn max_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    fn and_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    fn or_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    fn xor_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// Bits to the left; `by` is below 32.
+    fn shift_left(self, a: Self::Ints, by: Self::Ints) -> Self::Ints;
+    /// Bits to the right, zeros coming in; `by` is below 32.
+    fn shift_right(self, a: Self::Ints, by: Self::Ints) -> Self::Ints;
+    fn left<const BY: i32>(self, a: Self::Ints) -> Self::Ints;
+    /// Zeros come in.
+    fn right<const BY: i32>(self, a: Self::Ints) -> Self::Ints;
+    /// Copies of the sign come in.
+    fn right_signed<const BY: i32>(self, a: Self::Ints) -> Self::Ints;
+    /// Adds to each lane the products of its two signed halves.
+    fn dot_pairs(self, sum: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// Adds to each lane the products of its four signed bytes.
+    fn dot_signed(self, sum: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// Adds to each lane the products of its four unsigned bytes with four signed ones.
+    fn dot(self, sum: Self::Ints, a: Self::Ints, bytes: [i8; 4]) -> Self::Ints;
+    fn sum_i(self, a: Self::Ints) -> i32;
+    fn largest_i(self, a: Self::Ints) -> i32;
+
+    fn splat_bytes(self, x: u8) -> Self::Ints;
+    fn sub_bytes(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// Bits to the left within every byte, to the right where `by` is negative; its magnitude is below 8.
+    fn shift_bytes(self, a: Self::Ints, by: i32) -> Self::Ints;
+    /// Bytes of ones where bytes of `a` and `bits` have a bit in common, else zeros.
+    fn has_bits(self, a: Self::Ints, bits: Self::Ints) -> Self::Ints;
+    /// Byte `at` of `a` for every byte, all of `at` below 16.
+    fn pick(self, a: Self::Ints, at: Self::Ints) -> Self::Ints;
+    /// `table[code]` for every byte, codes below 64.
+    fn look_up_64(self, codes: Self::Ints, table: &[u8; 64]) -> Self::Ints;
+    /// The low bytes of sixteen lanes.
+    fn low_bytes(self, lanes: [Self::Ints; 4]) -> Self::Ints;
+    /// Lane i takes what lane i - 1 of `a` holds; lane 0 what the last of `before` holds.
+    fn next_lane(self, before: Self::Ints, a: Self::Ints) -> Self::Ints;
+    /// Four unsigned bytes as integers.
+    fn widen(self, x: &[u8; 4]) -> Self::Ints;
+
+    fn splat(self, x: f32) -> Self::Floats;
+    fn load(self, x: &[f32; 4]) -> Self::Floats;
+    fn store(self, a: Self::Floats, x: &mut [f32; 4]);
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn div(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a · b + c`, rounded once; twice where no instruction does (WebAssembly).
+    fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    fn abs(self, a: Self::Floats) -> Self::Floats;
+    fn floor(self, a: Self::Floats) -> Self::Floats;
+    /// The larger; `b` where one of them is NaN.
+    fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// Lanes of ones where `a < b`, else zeros.
+    fn less(self, a: Self::Floats, b: Self::Floats) -> Self::Ints;
+    /// `a` where lanes of `mask` are ones, `b` where they are zeros.
+    fn select(self, mask: Self::Ints, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// Lane i takes what lane i xor `BY` holds; `BY` is 1 or 2.
+    fn swap<const BY: usize>(self, a: Self::Floats) -> Self::Floats;
+    /// Lane 0.
+    fn first(self, a: Self::Floats) -> f32;
+    /// To the nearest integer, ties to even.
+    fn round(self, a: Self::Floats) -> Self::Ints;
+    fn to_floats(self, a: Self::Ints) -> Self::Floats;
+    fn bits(self, a: Self::Floats) -> Self::Ints;
+    fn of_bits(self, a: Self::Ints) -> Self::Floats;
+    /// Four little-endian f16.
+    fn load_f16(self, x: &[u8; 8]) -> Self::Floats;
+    /// Four little-endian bf16.
+    fn load_bf16(self, x: &[u8; 8]) -> Self::Floats;
+    /// To four little-endian f16, ties to even; magnitudes are at most 65,504.
+    fn to_f16(self, a: Self::Floats) -> [u8; 8];
+}
