@@ -3,22 +3,23 @@
 //! Every vectorised kernel takes a capability token ([`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`], [`Amx`]) that exists only on a
 //! CPU that has the instructions. The choice is made once, when the device is opened; `KVANT_ISA` forces it.
 
+#![cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, unused_variables, reason = "kernels are written for any vector set, and there is none")
+)]
+
 mod amx;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
 mod append;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
 mod attend;
 mod balance;
 mod buffer;
 mod columns;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the reference runs"))]
 mod delta_rule;
 mod device;
 mod embed;
 mod exp;
 mod gate_rows;
 mod isa;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod lanes;
 mod matmul;
 mod norm;

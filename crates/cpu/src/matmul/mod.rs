@@ -17,17 +17,13 @@ mod experts;
 mod floats;
 mod gate;
 mod gemm;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod kernels;
 mod panel;
 mod quantise;
 mod rows;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod set;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod simd;
 mod skinny;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no vector set to run"))]
 mod unit;
 mod work;
 
@@ -160,7 +156,6 @@ impl CpuMatrix {
     }
 
     /// Some panels, one after the other.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no kernel reads panels"))]
     fn panels(&self, panels: Range<usize>) -> &[Line] {
         match &self.store {
             Store::Panels(kept) => kept.panels(panels),

@@ -275,7 +275,6 @@ impl Region<'_> {
     }
 
     /// Every product from panels.
-    #[cfg(target_arch = "x86_64")]
     fn run_panels<S: Set>(&self, set: S, workspaces: &mut [Workspace]) {
         if self.rows > skinny::MAX_ROWS {
             return self.run_blocked(set, workspaces);
@@ -345,7 +344,6 @@ fn locate<'a, 'b>(
 }
 
 /// Outputs of one pair of panels for the rows of one row block: of neighbours, or of a panel of `up` and the same of `gate`.
-#[cfg(target_arch = "x86_64")]
 pub(super) fn blocked<S: Set>(
     set: S,
     workspace: &mut Workspace,

@@ -390,7 +390,6 @@ impl Stage<'_> {
     ///
     /// # Safety
     /// As of [`Stage::multiply`].
-    #[cfg(target_arch = "x86_64")]
     unsafe fn panels<S: Set>(
         &self,
         set: S,

@@ -75,7 +75,6 @@ pub(crate) const BLOCK: usize = 32;
 /// Groups of four columns in a block.
 pub(crate) const GROUPS: usize = 8;
 /// Columns that are whole lines of every float type.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no kernel reads panels"))]
 pub(crate) const QUAD: usize = 4;
 
 /// A coded weight format, as a type, so that kernels are compiled for each.
@@ -432,7 +431,6 @@ fn panel_rows(rows: &[u8], row_bytes: usize, index: usize) -> &[u8] {
 }
 
 /// Cuts the lines of `P` panels apart.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no kernel reads panels"))]
 #[inline(always)]
 pub(crate) fn split<const P: usize>(panels: &[Line]) -> [&[Line]; P] {
     let len = panels.len() / P;

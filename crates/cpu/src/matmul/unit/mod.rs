@@ -11,7 +11,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod soft;
 
 use super::kernels::PAIR;
@@ -19,7 +19,7 @@ use super::panel::{GROUPS, Line};
 use super::quantise::Codes;
 use super::simd::Simd;
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 pub(super) use soft::SoftUnit;
 
 /// Rows of a tile.
