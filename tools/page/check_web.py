@@ -65,7 +65,7 @@ def serve(folder):
 
 
 def drop(p, name, *, path=None, size=0):
-    """Drops a file on the page: that at `path`, or `size` bytes of nothing."""
+    """Drops a file on the page: that at `path`, or one that begins as a model does, of `size` bytes."""
     p.page.evaluate("() => { const input = document.createElement('input'); input.type = 'file'; input.id = 'dropped'; document.body.append(input); }")
     with tempfile.TemporaryDirectory() as folder:
         made = pathlib.Path(folder) / name
@@ -73,6 +73,7 @@ def drop(p, name, *, path=None, size=0):
             made.symlink_to(pathlib.Path(path).resolve())
         else:
             with open(made, "wb") as file:
+                file.write(b"GGUF" if size > 100 else b"text")
                 file.truncate(size)
         p.page.set_input_files("#dropped", str(made))
         p.page.evaluate("""() => {
@@ -175,6 +176,11 @@ def a_reload_keeps_everything(p):
 @check
 def what_is_no_model_is_refused_in_a_line_and_nothing_is_lost(p):
     assert drop(p, "text.gguf", size=100) == "text.gguf: this is no GGUF file"
+    broken = drop(p, "broken.gguf", size=1000)
+    assert broken.startswith("broken.gguf: header at byte 4: GGUF version 0 is not supported"), broken
+    for gib in (3, 5):
+        large = drop(p, "large.gguf", size=gib << 30)
+        assert large.startswith(f"large.gguf: {gib}.0 GiB do not fit: a page has 4 GiB of memory"), large
     p.send("What color is the sky?")
     assert "blue" in p.answers().locator(".text").last.inner_text()
 

@@ -77,12 +77,12 @@ function meterOf({ types }, kv) {
 async function* ask(messages, { system, ...asked }, signal) {
   const at = living(), events = [];
   await at.ready;
+  if (signal.aborted) throw new Error('stopped');
   let wake = () => {};
   const now = Math.floor(Date.now() / 1000) - new Date().getTimezoneOffset() * 60;
   const hear = data => { events.push(data); wake(); };
   const stop = at.tell('ask', { asked: { messages, now, ...asked } }, hear);
   signal.addEventListener('abort', () => { stop(); hear({ wrong: 'stopped' }); });
-  if (signal.aborted) stop();
   for (;;) {
     while (!events.length) await new Promise(resolve => { wake = resolve; });
     const { wrong, event } = events.shift();
