@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvant_text::sampler::{Sampler, SamplerParams};
 use kvant_text::tokenizer::DecodeStream;
 
+use crate::clock::Stopwatch;
 use crate::{Error, Session};
 
 /// How to continue a prompt.
@@ -75,7 +76,7 @@ impl Finish {
     }
 }
 
-/// Counts and times of a generation so far.
+/// Counts and times of a generation so far. In WebAssembly, which has no clock of its own, times and speeds are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
     /// Prompt tokens that were read (tokens kept from before not counted).
@@ -105,7 +106,7 @@ impl Stats {
 }
 
 fn rate(n: usize, time: Duration) -> f64 {
-    if n == 0 { 0.0 } else { n as f64 / time.as_secs_f64().max(1e-9) }
+    if time.is_zero() { 0.0 } else { n as f64 / time.as_secs_f64() }
 }
 
 /// An iterator over the tokens that follow a prompt. Dropping it stops the generation; the session keeps what was
@@ -169,7 +170,7 @@ impl Continuation {
         if prompt.len() > session.n_ctx() {
             return Err(Error::PromptTooLong { tokens: prompt.len(), n_ctx: session.n_ctx() });
         }
-        let started = Instant::now();
+        let started = Stopwatch::start();
         let kept = session.keep_prefix(prompt);
         session.feed(&prompt[kept..], &mut |done| {
             progress(done);
@@ -227,7 +228,7 @@ impl Continuation {
             if session.tokens().len() == session.n_ctx() {
                 return Ok(Err(Finish::ContextFull));
             }
-            let started = Instant::now();
+            let started = Stopwatch::start();
             session.queue(&[token], &mut |_| true)?;
             self.pending = None;
             let id = session.draw(&mut self.sampler)?;

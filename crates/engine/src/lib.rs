@@ -25,6 +25,7 @@
 
 #[cfg_attr(not(feature = "wgpu"), path = "no_adapter.rs")]
 mod adapter;
+mod clock;
 mod context_file;
 mod device;
 mod error;

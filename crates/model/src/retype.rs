@@ -59,6 +59,11 @@ pub fn convert(from: DType, bytes: &[u8], n: usize, to: DType) -> Result<Vec<u8>
         }
         Ok(())
     };
+    // Not every system has threads.
+    if in_share >= bytes.len() {
+        work(bytes, &mut out)?;
+        return Ok(out);
+    }
     std::thread::scope(|scope| {
         let shares = bytes.chunks(in_share).zip(out.chunks_mut(out_share));
         let shares: Vec<_> = shares.map(|(bytes, out)| scope.spawn(move || work(bytes, out))).collect();

@@ -129,17 +129,20 @@ impl Packed {
         let mut out = vec![0; n_blocks * BLOCK / OUT.0 * OUT.1];
         let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
         let each = n_blocks.div_ceil(n_threads).max(1);
+        let work = |bytes: &[u8], out: &mut [u8]| {
+            let blocks =
+                bytes.chunks_exact(self.block_bytes()).zip(out.chunks_exact_mut(BLOCK / OUT.0 * OUT.1));
+            blocks.for_each(|(block, out)| recode(&self.numbers(block), out));
+        };
+        // Not every system has threads.
+        if each >= n_blocks {
+            work(bytes, &mut out);
+            return out;
+        }
         std::thread::scope(|scope| {
             let shares =
                 bytes.chunks(each * self.block_bytes()).zip(out.chunks_mut(each * BLOCK / OUT.0 * OUT.1));
-            for (bytes, out) in shares {
-                scope.spawn(move || {
-                    let blocks = bytes.chunks_exact(self.block_bytes());
-                    blocks
-                        .zip(out.chunks_exact_mut(BLOCK / OUT.0 * OUT.1))
-                        .for_each(|(block, out)| recode(&self.numbers(block), out));
-                });
-            }
+            shares.for_each(|(bytes, out)| _ = scope.spawn(move || work(bytes, out)));
         });
         out
     }

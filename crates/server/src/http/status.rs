@@ -14,8 +14,25 @@ use super::{FINGERPRINT, Hosted, Server};
 use crate::answer::token_text;
 use crate::metrics::older;
 
+/// The chat page, whole: it loads nothing else. Its parts are shared with the page that needs no server, crates/web.
+const PAGE: &str = concat!(
+    include_str!("../../assets/page/head.html"),
+    "<style>\n",
+    include_str!("../../assets/page/page.css"),
+    "</style>\n",
+    include_str!("../../assets/page/body.html"),
+    "<script type=\"module\">\n",
+    include_str!("../../assets/page/parts.js"),
+    include_str!("../../assets/page/markdown.js"),
+    include_str!("../../assets/page/talks.js"),
+    include_str!("../../assets/page/server.js"),
+    include_str!("../../assets/page/answers.js"),
+    include_str!("../../assets/page/page.js"),
+    "</script>\n</body>\n</html>\n",
+);
+
 pub(super) async fn page() -> Html<&'static str> {
-    Html(include_str!("../../assets/page.html"))
+    Html(PAGE)
 }
 
 pub(super) async fn live() -> Json<Value> {

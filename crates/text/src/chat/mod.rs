@@ -72,6 +72,21 @@ pub struct RenderOptions {
     pub tools: Option<serde_json::Value>,
     /// Variables of this template's own, such as `enable_thinking`. They come before all others.
     pub extra: serde_json::Map<String, serde_json::Value>,
+    /// What the time is, as seconds since 1970 of the clock on the wall; that of this machine when `None`, which it has to have:
+    /// WebAssembly alone has no clock.
+    pub now: Option<i64>,
+}
+
+impl RenderOptions {
+    /// The time that `strftime_now` tells.
+    fn now(&self) -> DateTime {
+        match self.now {
+            Some(seconds) => jiff::civil::date(1970, 1, 1)
+                .at(0, 0, 0, 0)
+                .saturating_add(jiff::SignedDuration::from_secs(seconds)),
+            None => jiff::Zoned::now().datetime(),
+        }
+    }
 }
 
 /// A conversation in a model's format. Displays as its text.
@@ -176,16 +191,6 @@ impl ChatTemplate {
         messages: &[impl Serialize],
         options: &RenderOptions,
     ) -> Result<Rendered, TemplateError> {
-        self.render_at(messages, options, jiff::Zoned::now().datetime())
-    }
-
-    /// [`render`](Self::render) with `now` as the time that `strftime_now` tells.
-    fn render_at(
-        &self,
-        messages: &[impl Serialize],
-        options: &RenderOptions,
-        now: DateTime,
-    ) -> Result<Rendered, TemplateError> {
         let own = self.tokens.iter().map(|(name, text)| (*name, text.as_str())).collect();
         // `transformers` defines tools and documents, as none where there are none.
         let said = [
@@ -196,7 +201,7 @@ impl ChatTemplate {
         ];
         let extra = options.extra.iter().map(|(name, value)| (name.as_str(), value.clone()));
         let given = Given { own, said: extra.chain(said).collect() };
-        let (text, own) = self.template.render(&given, now).map_err(TemplateError::render)?;
+        let (text, own) = self.template.render(&given, options.now()).map_err(TemplateError::render)?;
         Ok(Rendered { text, own })
     }
 }

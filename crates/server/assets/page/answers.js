@@ -1,0 +1,243 @@
+/* ---- What is asked ---- */
+
+/** How to answer, as the settings say now. Without a seed one is drawn here, so that an answer from another cache draws the same. */
+function wanted() {
+  const asked = {};
+  for (const name of ['temperature', 'top_p', 'max_tokens', 'seed']) {
+    if (settings[name] !== '' && Number.isFinite(+settings[name])) asked[name] = +settings[name];
+  }
+  asked.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
+  if (settings.system.trim()) asked.system = settings.system;
+  if (settings.kv) asked.kv_type = settings.kv;
+  return asked;
+}
+
+const typeName = asked => {
+  const [k, v = k] = asked.kv_type ? asked.kv_type.split('/') : server.types;
+  return k === v ? k : `${k}/${v}`;
+};
+
+/* ---- Answering ---- */
+
+/** Answers in the making, by node. */
+const runs = new Map();
+
+/** Begins an answer, which goes on by itself. */
+function answer(talk, user, asked) {
+  const node = talk.add(user, { role: 'assistant', thought: '', end: '', asked, stats: { type: typeName(asked) ?? '' } });
+  runs.set(node.id, { talk, abort: new AbortController(), progress: null, n: 0, since: 0 });
+  touch(talk);
+  listen(node, runs.get(node.id), talk.messages(user, asked.system));
+  return node;
+}
+
+async function listen(node, run, messages) {
+  try {
+    for await (const chunk of ask(messages, node.asked, run.abort.signal)) take(node, run, chunk);
+    if (!node.end) throw new Error('the connection ended before the answer did');
+  } catch (error) {
+    node.end = run.abort.signal.aborted ? 'stopped' : 'error';
+    if (node.end === 'error') node.error = why(error);
+  }
+  runs.delete(node.id);
+  touch(run.talk);
+  showList();
+  poll();
+  if (run.talk !== current) return;
+  paint(node.id);
+  paintRest();
+  say(node.error ? `Error: ${node.error}` : `Answer: ${split(node).text}`);
+}
+
+function take(node, run, chunk) {
+  if (chunk.error) throw new Error(chunk.error.message ?? 'the server reports an error');
+  const [choice] = chunk.choices ?? [];
+  if (chunk.prompt_progress) run.progress = chunk.prompt_progress;
+  if (choice?.delta?.reasoning_content || choice?.delta?.content) {
+    node.thought += choice.delta.reasoning_content ?? '';
+    node.text += choice.delta.content ?? '';
+    run.since ||= performance.now();
+    run.n++;
+    keepSoon(run.talk);
+  }
+  if (choice?.finish_reason) node.end = choice.finish_reason;
+  const { stats } = node, { kv, timings, usage } = chunk;
+  if (kv) Object.assign(stats, { bytes: kv.bytes, f16: kv.bytes_f16 });
+  if (timings) Object.assign(stats, { said: timings.predicted_n, rate: timings.predicted_per_second, read: timings.prompt_per_second });
+  if (usage) Object.assign(stats, { prompt: usage.prompt_tokens, cached: usage.prompt_tokens_details?.cached_tokens ?? 0 });
+  run.due ||= requestAnimationFrame(() => {
+    const stays = isAtEnd();
+    run.due = 0;
+    paint(node.id);
+    if (stays) toEnd();
+  });
+}
+
+/** Takes what is said into thought and text: some models write their thoughts between tags, some only the closing one. */
+function split({ thought = '', text }) {
+  const found = /^\s*(?:<think>)?([^]*?)(?:<\/think>\s*|$)/.exec(text);
+  const isThought = /^\s*<think>/.test(text) || text.includes('</think>');
+  return isThought ? { thought: thought + found[1].trim(), text: text.slice(found[0].length) } : { thought, text };
+}
+
+function send(text) {
+  talks.set(current.id, current);
+  current.title ||= text.trim().split('\n')[0].slice(0, 60);
+  const last = current.path().at(-1) ?? current.root;
+  // Roles take turns: what nobody answered makes place for what is said now, and stays beside it.
+  speak(current, last.role === 'user' ? current.parent(last) : last, text);
+}
+
+function speak(talk, parent, text) {
+  const user = talk.add(parent, { role: 'user', text });
+  [parent.pick, parent.beside] = [user.id, []];
+  answer(talk, user, wanted());
+  showList();
+  show(true);
+}
+
+function again(talk, node, inType) {
+  const user = talk.parent(node);
+  const { id } = answer(talk, user, inType ? { ...node.asked, kv_type: inType } : wanted());
+  repick(talk, user, inType ? [user.pick, ...user.beside, id] : [id]);
+  const { root } = views.get(id);
+  (root.closest('.beside') ?? root).scrollIntoView({ block: inType ? 'start' : 'nearest' });
+}
+
+const isBusy = () => [...runs.values()].some(run => run.talk === current);
+
+function stop() {
+  for (const run of runs.values()) if (run.talk === current) run.abort.abort();
+}
+
+/* ---- The view of a message ---- */
+
+/** Views of the conversation that is open, by node: { root, paint }. */
+const views = new Map();
+
+/** Picks the first of the kids and puts the others beside it. */
+function repick(talk, parent, kids) {
+  [parent.pick, ...parent.beside] = kids;
+  keepTalk(talk);
+  show();
+}
+
+function steps(talk, node) {
+  const { kids } = talk.parent(node);
+  if (kids.length < 2) return null;
+  const at = kids.indexOf(node.id);
+  const go = (to, side) => {
+    repick(talk, talk.parent(node), [kids[to]]);
+    // The focus stays on the arrow, or on the other one where there is no further way.
+    const step = views.get(kids[to]).root.querySelectorAll('.step button');
+    (step[side].disabled ? step[1 - side] : step[side]).focus();
+  };
+  return el('span', { class: 'step', role: 'group', 'aria-label': `Version ${at + 1} of ${kids.length}` },
+    iconButton('left', 'Version before', () => go(at - 1, 0), { disabled: at === 0 }),
+    `${at + 1}/${kids.length}`,
+    iconButton('right', 'Version after', () => go(at + 1, 1), { disabled: at === kids.length - 1 }));
+}
+
+function userView(talk, node) {
+  const tools = el('div', { class: 'tools' });
+  const bubble = el('div', { class: 'bubble' }, node.text);
+  const root = el('article', { class: 'user', 'aria-label': 'You' }, bubble, tools);
+  const paint = () => {
+    const copyButton = iconButton('copy', 'Copy', () => copy(node.text, copyButton));
+    tools.replaceChildren(...[steps(talk, node), copyButton, iconButton('pen', 'Edit', edit)].filter(Boolean));
+  };
+  const edit = () => root.replaceChildren(editor(node.text, text => {
+    root.replaceChildren(bubble, tools);
+    if (text === null) tools.lastChild.focus();
+    else speak(talk, talk.parent(node), text);
+  }));
+  root.addEventListener('edit', edit);
+  return { root, paint };
+}
+
+/** A message that is being edited; `done` is told the new text, or null. */
+function editor(text, done) {
+  const area = el('textarea', { 'aria-label': 'Edit the message', rows: 1, oninput: () => grow(area) });
+  area.value = text;
+  const submit = () => area.value.trim() && !isBusy() && done(area.value);
+  area.addEventListener('keydown', event => {
+    if (event.key === 'Escape') { event.stopPropagation(); done(null); }
+    if (isEnter(event)) { event.preventDefault(); submit(); }
+  });
+  queueMicrotask(() => { grow(area); area.focus(); area.setSelectionRange(text.length, text.length); });
+  const buttons = [button('Cancel', () => done(null), { class: 'plain' }), button('Send', submit, { class: 'plain strong' })];
+  return el('div', { class: 'edit' }, area, el('div', { class: 'row' }, ...buttons));
+}
+
+function answerView(talk, node) {
+  const head = el('div', { class: 'head' });
+  const thoughts = el('div', { class: 'text' });
+  const summary = el('summary');
+  const folded = el('details', {}, summary, thoughts);
+  const text = el('div', { class: 'text' });
+  const under = el('div');
+  const root = el('article', { class: 'answer', 'aria-label': 'Kvant' }, head, folded, text, under);
+  const paint = () => {
+    const run = runs.get(node.id), shown = split(node);
+    root.classList.toggle('busy', !!run && !!(shown.text || shown.thought));
+    root.ariaBusy = !!run;
+    folded.hidden = !shown.thought;
+    summary.textContent = run && !shown.text ? 'Thinking …' : 'Thoughts';
+    render(thoughts, shown.thought);
+    render(text, shown.text);
+    paintHead(talk, node, head, root);
+    under.replaceChildren(...underAnswer(talk, node, run, shown));
+  };
+  return { root, paint };
+}
+
+/** Beside others, an answer is headed by its type, and one of them is the one that the conversation goes on from. */
+function paintHead(talk, node, head, root) {
+  const user = talk.parent(node), isPicked = user.pick === node.id;
+  head.hidden = !user.beside.length;
+  root.classList.toggle('picked', isPicked && !head.hidden);
+  if (head.hidden) return;
+  const rest = [user.pick, ...user.beside].filter(id => id !== node.id);
+  const pick = () => repick(talk, user, [node.id, ...rest]);
+  const close = () => repick(talk, user, rest);
+  head.replaceChildren(node.stats?.type || 'answer', el('small', {}, node.stats?.bytes ? bytes(node.stats.bytes) : ''),
+    isPicked ? el('span', { class: 'tag' }, 'goes on from here') : button('Go on from here', pick, { class: 'tag' }),
+    iconButton('close', 'Put aside', close));
+}
+
+function underAnswer(talk, node, run, shown) {
+  if (run) return [running(node, run)];
+  const failed = node.error && el('p', { class: 'wrong', role: 'alert' }, node.error);
+  const copyButton = iconButton('copy', 'Copy', () => copy(shown.text, copyButton));
+  const besideButton = button('Again in …', () => chooseType(besideButton, type => again(talk, node, type)),
+    { class: 'icon', title: 'Answer again in another KV type' }, icon('beside'));
+  const tools = el('div', { class: 'tools' }, talk.parent(node).beside.length ? null : steps(talk, node),
+    copyButton, iconButton('again', 'Answer again', () => again(talk, node)), besideButton);
+  return [failed, cost(node), tools].filter(Boolean);
+}
+
+function running(node, { progress, n, since }) {
+  if (n) {
+    const seconds = (performance.now() - since) / 1000;
+    return el('p', { class: 'cost' }, `${plural(n, 'token')}${seconds > .5 ? ` · ${rate(n / seconds)}` : ''}`);
+  }
+  const { total = 0, cache = 0, processed = 0 } = progress ?? {};
+  const told = total ? `Reads ${count(processed)} of ${plural(total, 'token')}${cache ? `, ${count(cache)} were cached` : ''}` : server.waits;
+  return el('div', { class: 'reading' }, el('progress', total ? { max: total, value: processed, 'aria-label': 'Reading the prompt' } : { 'aria-label': 'Waiting' }), told);
+}
+
+const ENDS = { stopped: 'stopped', length: 'cut at the token limit' };
+
+/** What an answer took: "turbo3: 1.2 MiB (f16 5.9 MiB, 4.9×)". */
+function cost({ stats, end }) {
+  const parts = [];
+  if (ENDS[end]) parts.push(ENDS[end]);
+  if (stats?.rate) parts.push(rate(stats.rate));
+  if (stats?.prompt) parts.push(`${count(stats.cached ?? 0)} of ${plural(stats.prompt, 'prompt token')} cached`);
+  if (!stats?.bytes) return parts.length ? el('p', { class: 'cost' }, parts.join(' · ')) : null;
+  const bar = el('span', { class: 'bar', 'aria-hidden': 'true' }, el('i', { class: 'shared' }));
+  bar.firstChild.style.width = share(stats.bytes, stats.f16);
+  return el('p', { class: 'cost', 'data-bytes': stats.bytes }, bar, el('b', {}, `${stats.type ?? 'KV'}: ${bytes(stats.bytes)}`),
+    [` (f16 ${bytes(stats.f16)}, ${times(stats.f16 / stats.bytes)})`, ...parts].join(' · '));
+}
+

@@ -1,0 +1,157 @@
+/* ---- Markdown ----
+   Text becomes nodes, never markup. A block is taken from the lines by the first of the takers that knows it: each gives the
+   line after its last one and what builds it, or nothing. */
+
+// What repeats without end, as a model may, stays cheap: no part looks far ahead.
+const INLINE = new RegExp([
+  /\\(?<escaped>[!-\/:-@[-`{-~])/,
+  /(?<!`)(?<tick>`+)(?!`)(?<code>[^]{1,4000}?)(?<!`)\k<tick>(?!`)/,
+  /!?\[(?<label>[^[\]]*)\]\(\s*<?(?<href>[^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)>?(?:\s+"[^"]*")?\s*\)/,
+  /<(?<auto>https?:\/\/[^\s<>]+)>/,
+  /(?<bare>https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]*_~])/,
+  /\*\*(?=\S)(?!\*\*)(?<bold>[^]{1,999}?)(?<!\s)\*\*(?!\*)/,
+  /(?<!\w)__(?=[^\s_])(?<bold2>[^]{1,999}?)(?<!\s)__(?!\w)/,
+  /\*(?=[^\s*])(?<italic>[^*]+?)(?<!\s)\*(?!\*)/,
+  /(?<!\w)_(?=[^\s_])(?<italic2>[^_]+?)(?<!\s)_(?!\w)/,
+].map(part => part.source).join('|'), 'g');
+
+/** Pieces of a line: texts and elements. */
+function inline(text) {
+  const out = [];
+  let at = 0;
+  for (const match of text.matchAll(INLINE)) {
+    out.push(text.slice(at, match.index), piece(match));
+    at = match.index + match[0].length;
+  }
+  out.push(text.slice(at));
+  return out;
+}
+
+function piece({ 0: whole, groups: g }) {
+  if (g.escaped) return g.escaped;
+  if (g.code) return el('code', {}, g.code.replace(/^ (.+) $/, '$1'));
+  if (g.label !== undefined) return link(g.href, g.label ? inline(g.label) : [g.href], whole);
+  if (g.auto ?? g.bare) return link(g.auto ?? g.bare, [g.auto ?? g.bare], whole);
+  if (g.bold ?? g.bold2) return el('strong', {}, ...inline(g.bold ?? g.bold2));
+  return el('em', {}, ...inline(g.italic ?? g.italic2));
+}
+
+/** A link to the web; what points elsewhere (javascript:, data:) stays text. Pictures are links too: none is fetched. */
+function link(href, label, whole) {
+  if (!/^https?:\/\//i.test(href)) return whole;
+  return el('a', { href, target: '_blank', rel: 'noopener noreferrer' }, ...label);
+}
+
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)/;
+const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
+const isBlank = line => line === undefined || !line.trim();
+
+function fence(lines, at) {
+  const open = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/.exec(lines[at]);
+  if (!open) return;
+  const close = new RegExp(`^ {0,3}${open[1][0]}{${open[1].length},}\\s*$`);
+  let end = at + 1;
+  while (end < lines.length && !close.test(lines[end])) end++;
+  const code = lines.slice(at + 1, end).join('\n');
+  return { end: end + 1, build: () => codeBlock(code, open[2]) };
+}
+
+function heading(lines, at) {
+  const found = /^ {0,3}(#{1,6})\s+(.*)/.exec(lines[at]);
+  return found && { end: at + 1, build: () => el(`h${Math.min(found[1].length + 2, 6)}`, {}, ...inline(found[2].trim().replace(/ #+$/, ''))) };
+}
+
+const rule = (lines, at) => RULE.test(lines[at]) && { end: at + 1, build: () => el('hr') };
+
+function quote(lines, at) {
+  let end = at;
+  while (/^ {0,3}>/.test(lines[end])) end++;
+  const within = () => lines.slice(at, end).map(line => line.replace(/^ {0,3}> ?/, '')).join('\n');
+  return end > at && { end, build: () => render(el('blockquote'), within()) };
+}
+
+const cells = row => row.trim().replace(/^\||(?<!\\)\|$/g, '').split(/(?<!\\)\|/).map(cell => cell.trim().replaceAll('\\|', '|'));
+
+function table(lines, at) {
+  if (!lines[at].includes('|') || !/^ *\|? *:?-+:? *(\| *:?-+:? *)*\|? *$/.test(lines[at + 1] ?? '')) return;
+  const [head, marks] = [cells(lines[at]), cells(lines[at + 1])];
+  if (head.length !== marks.length || head.length > 99) return;
+  let end = at + 2;
+  while (!isBlank(lines[end]) && lines[end].includes('|')) end++;
+  const row = (tag, given) => el('tr', {}, ...marks.map((mark, i) =>
+    el(tag, { class: /[^:]:$/.test(mark) && 'right' }, ...inline(given[i] ?? ''))));
+  const body = () => lines.slice(at + 2, end).map(line => row('td', cells(line)));
+  const whole = () => el('table', {}, el('thead', {}, row('th', head)), el('tbody', {}, ...body()));
+  return { end, build: () => el('div', { class: 'scroll', tabindex: 0 }, whole()) };
+}
+
+/** A list; what is indented by two or more belongs to the item before. */
+function list(lines, at) {
+  const first = ITEM.exec(lines[at]);
+  if (!first || RULE.test(lines[at])) return;
+  const [base, ordered] = [first[1].length, /\d/.test(first[2])];
+  const items = [];
+  let end = at, indent = 0;
+  for (; end < lines.length; end++) {
+    const line = lines[end].replace(/^\t+/, tabs => '    '.repeat(tabs.length));
+    const [item, lead] = [ITEM.exec(line), line.search(/\S/)];
+    if (lead < 0 ? !isBlank(lines[end + 1]) && (ITEM.test(lines[end + 1]) || /^\s{2}/.test(lines[end + 1])) : items.length && lead >= base + 2) {
+      items.at(-1).push(line.slice(Math.min(lead, indent)));
+    } else if (item && /\d/.test(item[2]) === ordered && !RULE.test(line)) {
+      items.push([line.slice(item[0].length)]);
+      indent = item[0].length;
+    } else if (lead >= 0 && !item && !isBlank(lines[end - 1]) && !startsBlock(lines, end)) {
+      items.at(-1).push(line);
+    } else break;
+  }
+  const build = () => el(ordered ? 'ol' : 'ul', { start: ordered && parseInt(first[2]) !== 1 && parseInt(first[2]) },
+    ...items.map(item => render(el('li'), item.join('\n'))));
+  return { end, build };
+}
+
+function paragraph(lines, at) {
+  let end = at + 1;
+  while (!isBlank(lines[end]) && !startsBlock(lines, end)) end++;
+  return { end, build: () => el('p', {}, ...inline(lines.slice(at, end).map(line => line.trim()).join('\n'))) };
+}
+
+const TAKERS = [fence, heading, rule, quote, table, list];
+const startsBlock = (lines, at) => TAKERS.some(take => take(lines, at));
+
+/** What a block was built from: while an answer grows, all blocks but the last stay as they are, and with them a selection. */
+const built = new WeakMap();
+let depth = 0;
+
+function render(into, text) {
+  const lines = text.split('\n');
+  let old = into.firstChild;
+  for (let at = 0; at < lines.length;) {
+    if (isBlank(lines[at])) { at++; continue; }
+    // A thousand quotes within each other are no quotes.
+    const block = depth < 9 && TAKERS.reduce((found, take) => found || take(lines, at), null) || paragraph(lines, at);
+    const source = lines.slice(at, block.end).join('\n');
+    if (!old || built.get(old) !== source) {
+      depth++;
+      const made = block.build();
+      depth--;
+      built.set(made, source);
+      old ? old.replaceWith(made) : into.append(made);
+      old = made;
+    }
+    old = old.nextSibling;
+    at = block.end;
+  }
+  while (old) {
+    const next = old.nextSibling;
+    old.remove();
+    old = next;
+  }
+  return into;
+}
+
+function codeBlock(code, language) {
+  const copies = button(' Copy', () => copy(code, copies), {}, icon('copy'));
+  const text = el('code', {}, code);
+  return el('figure', {}, el('figcaption', {}, el('span', {}, language), copies), el('pre', { tabindex: 0 }, text));
+}
+

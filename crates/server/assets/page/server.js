@@ -1,0 +1,39 @@
+/* ---- The server ----
+   What answers. The page that brings an engine of its own (crates/web) has another file in the place of this one, with the
+   same `server`, `why`, `get` and `ask`. */
+
+/** What it is, once it is met, and the words for it. */
+const server = { types: [], room: 0, about: '', waits: 'Waits for the server', unsaid: 'as served' };
+const headers = () => ({ 'Content-Type': 'application/json', ...(settings.key && { Authorization: `Bearer ${settings.key}` }) });
+
+async function refusal(response) {
+  let text = await response.text();
+  try { text = JSON.parse(text).error.message; } catch { text = text.slice(0, 300); }
+  const wait = response.headers.get('Retry-After');
+  return new Error((text || `the server answers ${response.status}`) + (wait ? ` (try again in ${wait} s)` : ''));
+}
+
+const why = error => error instanceof TypeError ? 'the server cannot be reached' : error.message;
+
+async function get(path) {
+  const response = await fetch(path, { headers: headers(), cache: 'no-store' });
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
+/** The chunks of an answer, as they come. */
+async function* ask(messages, { system, ...asked }, signal) {
+  const body = { messages, stream: true, stream_options: { include_usage: true }, return_progress: true, ...asked };
+  const response = await fetch('v1/chat/completions', { method: 'POST', headers: headers(), body: JSON.stringify(body), signal });
+  if (!response.ok) throw await refusal(response);
+  let rest = '';
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const lines = (rest + part.value).split('\n');
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith('data:') && line.slice(5).trim() !== '[DONE]') yield JSON.parse(line.slice(5));
+    }
+  }
+}
+

@@ -1,0 +1,162 @@
+/* ---- Conversations ----
+   A conversation is a tree: to edit a message or to ask for another answer adds a sibling, nothing is overwritten. Each node
+   remembers which of its kids is the picked one, and which stand beside that one. */
+
+class Talk {
+  constructor({ id = newId(), title = '', created = Date.now(), updated = created } = {}) {
+    Object.assign(this, { id, title, created, updated });
+    this.root = { id: '', kids: [], pick: '', beside: [] };
+    this.nodes = new Map([['', this.root]]);
+  }
+
+  add(parent, fields) {
+    const node = { id: newId(), parent: parent.id, text: '', at: Date.now(), ...fields, kids: [], pick: '', beside: [] };
+    this.nodes.set(node.id, node);
+    parent.kids.push(node.id);
+    if (!parent.pick) parent.pick = node.id;
+    return node;
+  }
+
+  parent(node) { return this.nodes.get(node.parent); }
+  kids(node) { return node.kids.map(id => this.nodes.get(id)); }
+
+  /** The nodes that are shown, from the first on. */
+  path() {
+    const path = [];
+    for (let node = this.root; node.pick;) path.push(node = this.nodes.get(node.pick));
+    return path;
+  }
+
+  /** What a model is sent to answer `node`. */
+  messages(node, system) {
+    const messages = [];
+    for (let at = node; at !== this.root; at = this.parent(at)) {
+      if (at.role === 'user' || at.text) messages.unshift({ role: at.role, content: at.text, ...(at.thought && { reasoning_content: at.thought }) });
+    }
+    return system ? [{ role: 'system', content: system }, ...messages] : messages;
+  }
+
+  toJSON() {
+    const { id, title, created, updated, root } = this;
+    const nodes = [...this.nodes.values()].slice(1).map(({ kids, beside, ...node }) => ({ ...node, ...(beside.length && { beside }) }));
+    return { id, title, created, updated, pick: root.pick, nodes };
+  }
+
+  /** Reads what `toJSON` wrote, trusting none of it. Throws where it makes no sense. */
+  static from(json) {
+    const given = typed(json, 'id title', 'created updated');
+    if (!/^[\w-]{1,64}$/.test(given.id ?? '') || !Array.isArray(json.nodes)) throw new Error('a conversation has an id and nodes');
+    const talk = new Talk(given);
+    for (const node of json.nodes) talk.read(node);
+    for (const node of [json, ...json.nodes]) {
+      const here = talk.nodes.get(node === json ? '' : node.id);
+      if (here.kids.includes(node.pick)) here.pick = node.pick;
+      if (Array.isArray(node.beside)) here.beside = node.beside.filter(id => here.kids.includes(id) && id !== here.pick);
+    }
+    return talk;
+  }
+
+  read(json) {
+    const node = typed(json, 'id parent text role thought end error', 'at');
+    const parent = this.nodes.get(node.parent);
+    if (!node.id || this.nodes.has(node.id) || !parent) throw new Error('a message lacks an id, or what it answers');
+    if (node.role !== (parent.role === 'user' ? 'assistant' : 'user')) throw new Error('user and assistant take turns');
+    if (json.asked) node.asked = typed(json.asked, 'system kv_type', 'temperature top_p max_tokens seed');
+    if (json.stats) node.stats = typed(json.stats, 'type', 'bytes f16 prompt cached said rate read');
+    this.add(parent, node);
+  }
+}
+
+/** Of an object the named fields that are texts, and those that are numbers. */
+function typed(object, texts, numbers = '') {
+  const those = (names, fits) => names.split(' ').filter(name => fits(object?.[name])).map(name => [name, object[name]]);
+  return Object.fromEntries([...those(texts, value => typeof value === 'string'), ...those(numbers, Number.isFinite)]);
+}
+
+/* ---- What is kept: a conversation under a key of its own, so that two windows do not write over each other ---- */
+
+const KEY = 'kvant.talk.';
+const talks = new Map();
+const settings = { temperature: '', top_p: '', max_tokens: '', seed: '', system: '', key: '', theme: '', kv: '' };
+let current = new Talk();
+
+function recall(key, otherwise) {
+  try { return JSON.parse(localStorage.getItem(key)) ?? otherwise; } catch { return otherwise; }
+}
+
+function keep(key, value) {
+  try {
+    localStorage.setItem(key, JSON.stringify(value));
+  } catch {
+    notice('This browser keeps no more: export and delete some.', 'Export', exportAll);
+  }
+}
+
+function keepTalk(talk) {
+  if (talks.has(talk.id)) keep(KEY + talk.id, talk);
+}
+
+function touch(talk) {
+  talk.updated = Date.now();
+  keepTalk(talk);
+}
+
+/** Keeps what grows, once in a while. */
+function keepSoon(talk) {
+  talk.due ||= setTimeout(() => { talk.due = 0; keepTalk(talk); }, 1000);
+}
+
+function loadTalk(key) {
+  try {
+    const talk = Talk.from(recall(key));
+    // An answer that nobody is waiting for any more has been cut off.
+    for (const node of talk.nodes.values()) {
+      if (node.role === 'assistant') node.end ||= 'stopped';
+    }
+    talks.set(talk.id, talk);
+  } catch { /* Not ours, or of another time: it stays where it is. */ }
+}
+
+/** Another window of this browser has changed a conversation: what is shown here must not write over it. */
+function changedElsewhere({ key, newValue }) {
+  const id = key?.startsWith(KEY) && key.slice(KEY.length);
+  if (!id || [...runs.values()].some(run => run.talk.id === id)) return;
+  newValue ? loadTalk(key) : talks.delete(id);
+  if (id === current.id) open(talks.get(id) ?? new Talk(), false);
+  showList();
+}
+
+function exportTalks(some, name) {
+  const text = JSON.stringify({ format: 'kvant-conversations', version: 1, conversations: some }, null, 1);
+  const href = URL.createObjectURL(new Blob([text], { type: 'application/json' }));
+  el('a', { href, download: `${name.replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 40) || 'conversation'}.json` }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 10000);
+}
+
+const exportAll = () => exportTalks([...talks.values()], 'kvant-conversations');
+
+/** A conversation that is here already is passed over; another one of the same name gets a name of its own. */
+function importTalk(talk) {
+  const here = talks.get(talk.id);
+  if (here && JSON.stringify(Talk.from(here.toJSON())) === JSON.stringify(talk)) return here;
+  if (here) talk.id = newId();
+  talks.set(talk.id, talk);
+  keepTalk(talk);
+  return talk;
+}
+
+async function importFiles(files) {
+  for (const file of files) {
+    try {
+      const { format, conversations } = JSON.parse(await file.text());
+      if (format !== 'kvant-conversations' || !Array.isArray(conversations)) throw new Error('no conversations of Kvant');
+      const read = conversations.map(Talk.from).map(importTalk);
+      if (read.length) open(read[0]);
+      notice(`${plural(read.length, 'conversation')} imported.`);
+    } catch (error) {
+      notice(`${file.name}: ${error.message}`);
+    }
+  }
+  showList();
+}
+

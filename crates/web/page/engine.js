@@ -1,0 +1,146 @@
+/* ---- The engine ----
+   What answers: WebAssembly in a worker of this page, in the place of a server (crates/server/assets/page/server.js), with the
+   same `server`, `why`, `get` and `ask`. */
+
+/** What it is, once it is met, and the words for it. */
+const server = { types: [], room: 0, about: '', waits: 'Waits for the engine', unsaid: 'by default' };
+const why = error => error.message;
+
+// The one script that may become a worker.
+const scripts = globalThis.trustedTypes?.createPolicy('kvant', { createScriptURL: () => 'worker.js' });
+
+/** A worker with a model: the one that is built in, or that of `file`. It is of use once `ready`, and until it is `over`. */
+class Engine {
+  constructor(file) {
+    Object.assign(this, { file, heard: new Map(), n: 0, over: '' });
+    this.worker = new Worker(scripts ? scripts.createScriptURL('') : 'worker.js');
+    this.ready = new Promise((resolve, reject) => this.heard.set(undefined, data => data.wrong ? reject(new Error(data.wrong)) : resolve(data.opened)));
+    this.worker.onmessage = ({ data }) => {
+      const listen = this.heard.get(data.id);
+      // Of an answer there is more to hear, of all else not.
+      if (!data.event || data.event.finished) this.heard.delete(data.id);
+      listen?.(data);
+      if (data.isFault) this.end(data.wrong);
+    };
+    this.worker.onerror = event => this.end(event.message || 'the engine cannot be loaded');
+    this.worker.postMessage({ what: 'open', file });
+  }
+
+  /** Gives the worker something to do; `listen` is told what comes of it. Gives what stops it. */
+  tell(what, fields, listen) {
+    const id = ++this.n;
+    this.heard.set(id, listen);
+    this.worker.postMessage({ what, id, ...fields });
+    return () => {
+      this.heard.delete(id);
+      this.worker.postMessage({ what: 'stop', id });
+    };
+  }
+
+  /** Takes the worker's memory back. Whoever still waits is told why that is in vain. */
+  end(wrong) {
+    if (this.over) return;
+    this.over = wrong;
+    this.worker.terminate();
+    const waiting = [...this.heard.values()];
+    this.heard.clear();
+    for (const listen of waiting) listen({ wrong });
+  }
+}
+
+let engine = new Engine(null);
+
+/** The engine, made anew with the same model where a fault has ended it. */
+function living() {
+  if (engine.over) engine = new Engine(engine.file);
+  return engine;
+}
+
+async function get(path) {
+  const at = living(), about = await at.ready;
+  if (path === 'kv') return meterOf(about, await new Promise((resolve, reject) =>
+    at.tell('kv', {}, data => { data.wrong ? reject(new Error(data.wrong)) : resolve(data.kv); })));
+  if (path === 'props') return { default_generation_settings: { params: { temperature: about.temperature, top_p: about.top_p } } };
+  const runs = `${about.device.toUpperCase()}, ${about.kernels} kernels in WebAssembly`;
+  tell('runs', `No server: this browser runs the model (${runs}).`);
+  server.about = `Nothing that is said here leaves this browser, which runs the model itself: ${runs}. For another model, drop a GGUF file anywhere.`;
+  return { data: [{ id: at.file?.name ?? about.name ?? 'built in', meta: { n_ctx: about.n_ctx } }] };
+}
+
+/** The meter's numbers, in the server's words. */
+function meterOf({ types }, kv) {
+  const shared_bytes = Math.max(0, kv.running_bytes + kv.idle_bytes - kv.bytes);
+  return { ...kv, types, shared_bytes, running: +(kv.running_bytes > 0), parked: 0, ram_bytes: 0, disk_bytes: 0 };
+}
+
+/** The chunks of an answer, as they come, in the server's words. */
+async function* ask(messages, { system, ...asked }, signal) {
+  const at = living(), events = [];
+  await at.ready;
+  if (signal.aborted) throw new Error('stopped');
+  let wake = () => {};
+  const now = Math.floor(Date.now() / 1000) - new Date().getTimezoneOffset() * 60;
+  const hear = data => { events.push(data); wake(); };
+  const stop = at.tell('ask', { asked: { messages, now, ...asked } }, hear);
+  signal.addEventListener('abort', () => { stop(); hear({ wrong: 'stopped' }); });
+  for (;;) {
+    while (!events.length) await new Promise(resolve => { wake = resolve; });
+    const { wrong, event } = events.shift();
+    if (wrong) throw new Error(wrong);
+    yield chunkOf(event);
+    if (event.finished) return;
+  }
+}
+
+function chunkOf({ read, said, finished }) {
+  if (read) return { prompt_progress: { total: read.total, cache: read.cached, processed: read.done } };
+  if (said !== undefined) return { choices: [{ delta: { content: said } }] };
+  const { text, reason, prompt, cached, bytes, bytes_f16, rate, read_rate } = finished;
+  return {
+    choices: [{ delta: { content: text }, finish_reason: reason }],
+    kv: { bytes, bytes_f16 },
+    timings: { predicted_n: finished.said, predicted_per_second: rate, prompt_per_second: read_rate },
+    usage: { prompt_tokens: prompt, prompt_tokens_details: { cached_tokens: cached } },
+  };
+}
+
+/** Another model in the place of this one, which goes on where the other is refused. */
+async function change(file) {
+  notice(`Opens ${file.name} …`);
+  const next = new Engine(file);
+  try {
+    await next.ready;
+  } catch (error) {
+    next.end(error.message);
+    notice(`${file.name}: ${error.message}`);
+    return;
+  }
+  const last = engine;
+  engine = next;
+  last.end(`${file.name} was opened`);
+  server.room = 0; // Who knows what it is: it is met anew.
+  notice(`${file.name} is open.`);
+  poll();
+}
+
+function wireModels() {
+  const drop = el('div', { id: 'drop', hidden: true }, 'Drop a GGUF file to run it here');
+  const input = el('input', { type: 'file', id: 'gguf', accept: '.gguf', hidden: true, onchange: () => { if (input.files[0]) change(input.files[0]); input.value = ''; } });
+  document.body.append(drop, input);
+  ICONS.model = 'm8 1.8 5.5 3v6.4L8 14.2l-5.5-3V4.8zm0 6 5.5-3M8 7.8l-5.5-3M8 7.8v6.4';
+  $('foot').before(el('p', { class: 'runs', id: 'runs' }));
+  $('foot').append(iconButton('model', 'Open a GGUF file', () => input.click()));
+  // Keys are for servers.
+  $('settings').querySelector('[name=key]').closest('label').remove();
+  const isFile = event => event.dataTransfer?.types.includes('Files');
+  addEventListener('dragover', event => { if (isFile(event)) { event.preventDefault(); drop.hidden = false; } });
+  addEventListener('dragleave', event => { if (!event.relatedTarget) drop.hidden = true; });
+  addEventListener('drop', event => {
+    drop.hidden = true;
+    const [file] = event.dataTransfer?.files ?? [];
+    if (file) { event.preventDefault(); change(file); }
+  });
+}
+
+wireModels();
+

@@ -1,0 +1,117 @@
+/* The thread that the engine runs in, so that the page stays free: WebAssembly computes without a pause. What the functions of
+   the module do is told in crates/web/src/abi.rs. */
+
+let wasm;
+/** Answers that are waited for, the first of them in the making: { id, asked }. */
+const asks = [];
+let isStopped = false;
+
+/** Calls the module; gives what it says. Throws a line of its own where it refuses, and `isFault` where it is of no use any more. */
+function call(name, input) {
+  try {
+    if (input) new Uint8Array(wasm.memory.buffer).set(input, place(input.length));
+    const isDone = wasm[name]();
+    const said = output();
+    if (!isDone) throw new Error(said);
+    return JSON.parse(said);
+  } catch (error) {
+    if (!(error instanceof WebAssembly.RuntimeError)) throw error;
+    const said = output();
+    const line = said.startsWith('a fault') ? said : `the engine has stopped (${error.message}): the 4 GiB of memory that a page has are most likely full`;
+    throw Object.assign(new Error(line), { isFault: true });
+  }
+}
+
+function output() {
+  const [at, n] = [wasm.kvant_output() >>> 0, wasm.kvant_output_len() >>> 0];
+  return new TextDecoder().decode(new Uint8Array(wasm.memory.buffer, at, n));
+}
+
+/** Where `n` bytes of input go. */
+function place(n) {
+  // What does not fit 32 bits would come out there as a smaller number.
+  const at = n < 2 ** 32 ? wasm.kvant_input(n) >>> 0 : 0;
+  if (!at) throw new Error(`${(n / 2 ** 30).toFixed(1)} GiB do not fit: a page has 4 GiB of memory, and a model's file may take less than half of it`);
+  return at;
+}
+
+const json = value => new TextEncoder().encode(JSON.stringify(value));
+
+/** Reads a file into the module's memory, where the next call finds it. */
+async function take(file) {
+  if (await file.slice(0, 4).text() !== 'GGUF') throw new Error('this is no GGUF file');
+  let at = place(file.size);
+  const reader = file.stream().getReader();
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    new Uint8Array(wasm.memory.buffer).set(part.value, at);
+    at += part.value.length;
+  }
+}
+
+async function open(file) {
+  const module = await (await fetch('kvant.wasm')).arrayBuffer();
+  wasm = (await WebAssembly.instantiate(module)).instance.exports;
+  wasm.kvant_start();
+  if (file) await take(file);
+  postMessage({ opened: call('kvant_open') });
+}
+
+/** Lets messages in. */
+const breathe = () => new Promise(resolve => {
+  const { port1, port2 } = new MessageChannel();
+  port1.onmessage = resolve;
+  port2.postMessage(0);
+});
+
+async function answer({ id, asked }) {
+  const began = performance.now();
+  let [spoke, n] = [0, 0];
+  call('kvant_begin', json(asked));
+  while (!isStopped) {
+    const event = call('kvant_go_on');
+    if (event.said !== undefined && n++ === 0) spoke = performance.now();
+    if (event.finished) {
+      const { prompt, cached } = event.finished, rate = (count, ms) => count > 0 && ms > 0 ? count / ms * 1000 : 0;
+      Object.assign(event.finished, { read_rate: rate(prompt - cached, (spoke || performance.now()) - began), rate: rate(n - 1, performance.now() - spoke) });
+    }
+    postMessage({ id, event });
+    if (event.finished) return;
+    await breathe();
+  }
+  call('kvant_stop');
+}
+
+async function work() {
+  while (asks.length) {
+    isStopped = false;
+    try {
+      await answer(asks[0]);
+    } catch (error) {
+      postMessage({ id: asks[0].id, wrong: error.message, isFault: error.isFault });
+    }
+    asks.shift();
+  }
+}
+
+const DO = {
+  open({ file }) {
+    open(file).catch(error => postMessage({ wrong: error.message, isFault: true }));
+  },
+  ask(asked) {
+    if (asks.push(asked) === 1) work();
+  },
+  stop({ id }) {
+    const at = asks.findIndex(ask => ask.id === id);
+    if (at === 0) isStopped = true;
+    else if (at > 0) asks.splice(at, 1);
+  },
+  kv({ id }) {
+    try {
+      postMessage({ id, kv: { ...call('kvant_kv'), waiting: Math.max(0, asks.length - 1) } });
+    } catch (error) {
+      postMessage({ id, wrong: error.message, isFault: error.isFault });
+    }
+  },
+};
+
+onmessage = ({ data }) => DO[data.what](data);

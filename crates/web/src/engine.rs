@@ -1,0 +1,395 @@
+//! A model and the conversations with it, moved on one small step at a time.
+
+use kvant::{
+    CancelFlag, Continuation, Error, Finish, GenerateOptions, Gguf, KvOptions, Model, Needs, OpenOptions,
+    RenderOptions, Session, SessionOptions,
+};
+use serde::Serialize;
+
+use crate::asked::defaults;
+use crate::{Asked, WebError};
+
+/// Tokens of a prompt that are read in one call: how long the page waits at most to be heard.
+const PIECE: usize = 32;
+/// Conversations whose caches are kept, so that they go on without being read again.
+const MOST_KEPT: usize = 4;
+/// Memory that is left to activations, and to what allocating wastes.
+const SPARE: usize = 192 << 20;
+const MIB: usize = 1 << 20;
+
+/// A model, what has been said with it, and at most one answer in the making.
+pub struct Engine {
+    model: Model,
+    /// Bytes that all caches together may take.
+    budget: usize,
+    /// The conversations, the one used last at the end; an answer is made in that one.
+    talks: Vec<Talk>,
+    answer: Option<Answer>,
+}
+
+struct Talk {
+    kv: KvOptions,
+    session: Session,
+}
+
+/// An answer in the making.
+struct Answer {
+    prompt: Vec<u32>,
+    /// Tokens of the prompt that were there already.
+    cached: usize,
+    options: GenerateOptions,
+    /// `None` while the prompt is read.
+    course: Option<Continuation>,
+}
+
+/// What a model is, for the page.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct About {
+    /// Its own name, where the file tells.
+    pub name: Option<String>,
+    /// Tokens that a conversation holds.
+    pub n_ctx: usize,
+    /// The device it runs on.
+    pub device: String,
+    /// The kernels that run there.
+    pub kernels: String,
+    /// The types of keys and values where the page asks for none.
+    pub types: [&'static str; 2],
+    /// The temperature where the page asks for none.
+    pub temperature: f32,
+    /// The `top_p` where the page asks for none.
+    pub top_p: f32,
+}
+
+/// What came of one step.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// So much of the prompt has been read.
+    Read {
+        /// Tokens of the prompt.
+        total: usize,
+        /// Of these, tokens that were there already.
+        cached: usize,
+        /// Tokens that are there now.
+        done: usize,
+    },
+    /// A token was said: the text that became complete with it.
+    Said(String),
+    /// The answer has ended.
+    Finished(Finished),
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Finished {
+    /// Text that was held back because its last character is not complete.
+    pub text: String,
+    /// `stop`, or `length` where there was no more room.
+    pub reason: &'static str,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Of these, tokens that were there already.
+    pub cached: usize,
+    /// Tokens that were said.
+    pub said: usize,
+    /// Bytes that the conversation's cache takes.
+    pub bytes: usize,
+    /// Bytes that it would take in f16.
+    pub bytes_f16: usize,
+}
+
+/// What all caches take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Kv {
+    /// Bytes that are allocated; what several share is counted once.
+    pub bytes: usize,
+    /// Bytes of the conversation that is being answered.
+    pub running_bytes: usize,
+    /// What that would take in f16.
+    pub running_bytes_f16: usize,
+    /// Bytes of the others, each for itself.
+    pub idle_bytes: usize,
+    /// What those would take in f16.
+    pub idle_bytes_f16: usize,
+    /// Conversations that nobody waits for.
+    pub idle: usize,
+    /// Bytes that there is room for.
+    pub budget: usize,
+}
+
+impl Engine {
+    /// Opens the GGUF file `bytes`, or the model that is built in where there are none. `room` is the memory, in bytes, that can be
+    /// allocated besides those.
+    ///
+    /// # Errors
+    /// A file that is not a sound GGUF, without a tokenizer or a chat template, of a family or type that does not run, or too large.
+    pub fn open(bytes: Vec<u8>, room: usize) -> Result<Self, WebError> {
+        let gguf = match bytes.is_empty() {
+            true => Model::bundled_file()?,
+            false => Gguf::from_bytes(bytes).map_err(Error::from)?,
+        };
+        let weights: usize = gguf.tensors().iter().map(|info| info.n_bytes).fold(0, usize::saturating_add);
+        let needed = weights.saturating_add(SPARE);
+        if needed > room {
+            return Err(WebError::Memory { needed: needed / MIB, room: room / MIB });
+        }
+        let options =
+            OpenOptions { n_threads: Some(1), needs: Needs::ChatTemplate, ..OpenOptions::default() };
+        let model = Model::from_gguf(gguf, options)?;
+        let budget = room - needed;
+        model.set_kv_budget(budget);
+        Ok(Self { model, budget, talks: Vec::new(), answer: None })
+    }
+
+    /// What the model is.
+    ///
+    /// # Errors
+    /// A file that recommends what has no meaning.
+    pub fn about(&self) -> Result<About, WebError> {
+        let name: Option<&str> = self.model.gguf().meta().find("general.name").map_err(Error::from)?;
+        let (device, sampler) = (self.model.device(), defaults(&self.model)?);
+        let kv = Asked::default().kv()?;
+        Ok(About {
+            name: name.map(str::to_owned),
+            n_ctx: self.model.config().n_ctx_train,
+            device: device.name,
+            kernels: device.kernels,
+            types: [kv.k.name(), kv.v.name()],
+            temperature: sampler.temperature,
+            top_p: sampler.top_p,
+        })
+    }
+
+    /// Begins an answer, in the place of one that is in the making. A conversation that goes on is not read again.
+    ///
+    /// # Errors
+    /// A request that makes no sense, or a conversation that does not fit.
+    pub fn begin(&mut self, asked: &Asked) -> Result<(), WebError> {
+        self.answer = None;
+        let options = asked.options(&self.model)?;
+        let render =
+            RenderOptions { add_generation_prompt: true, now: Some(asked.now), ..RenderOptions::default() };
+        let text = self.model.chat_template()?.render(&asked.messages, &render).map_err(Error::from)?;
+        let prompt = self.model.rendered_prompt(&text)?;
+        let mut talk = self.take_talk(asked, &prompt)?;
+        let n_ctx = talk.session.n_ctx();
+        let cached = if prompt.len() <= n_ctx { talk.session.keep_prefix(&prompt) } else { 0 };
+        self.talks.push(talk);
+        if prompt.len() > n_ctx {
+            return Err(Error::PromptTooLong { tokens: prompt.len(), n_ctx }.into());
+        }
+        self.answer = Some(Answer { prompt, cached, options, course: None });
+        Ok(())
+    }
+
+    /// The conversation that goes on with `prompt`, taken from the others: one with the same kind of cache of which the larger part
+    /// stays, or a new one.
+    fn take_talk(&mut self, asked: &Asked, prompt: &[u32]) -> Result<Talk, WebError> {
+        let same =
+            |session: &Session| session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let kv = asked.kv()?;
+        let goes_on = |talk: &Talk| talk.kv == kv && 2 * same(&talk.session) >= talk.session.tokens().len();
+        let best = (0..self.talks.len()).filter(|&i| goes_on(&self.talks[i]));
+        if let Some(index) = best.max_by_key(|&i| same(&self.talks[i].session)) {
+            return Ok(self.talks.remove(index));
+        }
+        if self.talks.len() == MOST_KEPT {
+            self.talks.remove(0);
+        }
+        let options = SessionOptions { kv: kv.clone(), ..SessionOptions::default() };
+        Ok(Talk { kv, session: self.model.session(options)? })
+    }
+
+    /// One step of the answer: a piece of the prompt is read, or a token said.
+    ///
+    /// # Errors
+    /// No answer in the making, or what the engine runs into; the answer has ended then.
+    pub fn go_on(&mut self) -> Result<Event, WebError> {
+        let event = self.advance();
+        if !matches!(event, Ok(Event::Read { .. } | Event::Said(_))) {
+            self.answer = None;
+        }
+        event
+    }
+
+    fn advance(&mut self) -> Result<Event, WebError> {
+        let answer = self.answer.as_mut().ok_or(WebError::NoAnswer)?;
+        let session = &mut self.talks.last_mut().ok_or(WebError::NoAnswer)?.session;
+        let Answer { prompt, cached, options, course } = answer;
+        let course = match course {
+            Some(course) => course,
+            None => {
+                let (total, cached, there) = (prompt.len(), *cached, session.tokens().len());
+                // The last token is left to what begins to speak.
+                let piece = (total - 1).saturating_sub(there).min(PIECE);
+                if piece > 0 {
+                    session.feed(&prompt[there..there + piece], &mut |_| true)?;
+                    return Ok(Event::Read { total, cached, done: there + piece });
+                }
+                let begun = session.begin(prompt, options.clone(), &CancelFlag::default(), &mut |_| ())?;
+                course.insert(begun)
+            }
+        };
+        if let Some(token) = course.next(session) {
+            return Ok(Event::Said(token?.text));
+        }
+        let (stats, kv, text) = (course.stats(), session.kv(), course.finish_text());
+        let reason = if stats.finish == Some(Finish::Stop) { "stop" } else { "length" };
+        let (prompt, cached, said) = (prompt.len(), *cached, stats.n_gen);
+        let (bytes, bytes_f16) = (kv.bytes, kv.bytes_f16);
+        Ok(Event::Finished(Finished { text, reason, prompt, cached, said, bytes, bytes_f16 }))
+    }
+
+    /// Ends the answer where it is.
+    pub fn stop(&mut self) {
+        self.answer = None;
+    }
+
+    /// What all caches take.
+    pub fn kv(&self) -> Kv {
+        let running = self.answer.iter().count();
+        let (idle, busy) = self.talks.split_at(self.talks.len() - running);
+        let sum = |talks: &[Talk]| {
+            let kv = talks.iter().map(|talk| talk.session.kv());
+            kv.fold((0, 0), |(bytes, f16), kv| (bytes + kv.bytes, f16 + kv.bytes_f16))
+        };
+        let ((running_bytes, running_bytes_f16), (idle_bytes, idle_bytes_f16)) = (sum(busy), sum(idle));
+        Kv {
+            bytes: self.model.kv_bytes(),
+            running_bytes,
+            running_bytes_f16,
+            idle_bytes,
+            idle_bytes_f16,
+            idle: idle.len(),
+            budget: self.budget,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant::{Message, SamplerParams};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const ROOM: usize = 3 << 30;
+
+    fn engine() -> Engine {
+        Engine::open(Vec::new(), ROOM).unwrap()
+    }
+
+    fn asked(messages: Value, kv_type: &str) -> Asked {
+        let asked = json!({ "messages": messages, "kv_type": kv_type, "temperature": 0, "max_tokens": 60 });
+        serde_json::from_value(asked).unwrap()
+    }
+
+    fn user(text: &str) -> Value {
+        json!([{ "role": "user", "content": text }])
+    }
+
+    /// The whole answer, and how it ended.
+    fn answer(engine: &mut Engine, asked: &Asked) -> (String, Finished) {
+        engine.begin(asked).unwrap();
+        let mut said = String::new();
+        loop {
+            match engine.go_on().unwrap() {
+                Event::Read { total, cached, done } => assert!(cached <= done && done < total),
+                Event::Said(text) => said += &text,
+                Event::Finished(finished) => return (said + &finished.text, finished),
+            }
+        }
+    }
+
+    #[test]
+    fn step_by_step_it_says_what_the_engine_says_at_once() {
+        let (model, mut engine) = (Model::bundled(OpenOptions::default()).unwrap(), engine());
+        // The second question is read in several pieces.
+        let long = format!("Remember: {}What is the capital of Peru?", "the sky is blue. ".repeat(20));
+        for question in ["What is the capital of France?", &long] {
+            for kv_type in ["turbo3", "q8_0/turbo4"] {
+                let asked = asked(user(question), kv_type);
+                let options = SessionOptions { kv: asked.kv().unwrap(), ..SessionOptions::default() };
+                let mut session = model.session(options).unwrap();
+                let prompt = session.chat_prompt(&[Message::user(question)]).unwrap();
+                let greedy = GenerateOptions {
+                    max_tokens: Some(60),
+                    sampler: SamplerParams::greedy(),
+                    ignore_eos: false,
+                };
+                let expected: String =
+                    session.generate(&prompt, greedy).unwrap().map(|token| token.unwrap().text).collect();
+                let (said, finished) = answer(&mut engine, &asked);
+                assert_eq!(said, expected, "{kv_type}");
+                assert!(!said.is_empty() && finished.reason == "stop");
+                assert_eq!((finished.prompt, finished.bytes), (prompt.len(), session.kv().bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn a_conversation_goes_on_where_it_was_and_another_takes_nothing_from_it() {
+        let mut engine = engine();
+        let (france, first) = answer(&mut engine, &asked(user("What is the capital of France?"), "turbo3"));
+        assert_eq!(first.cached, 0);
+        answer(&mut engine, &asked(user("Count to five."), "turbo3"));
+        let mut messages = user("What is the capital of France?");
+        let more = json!([{ "role": "assistant", "content": france }, { "role": "user", "content": "And of Peru?" }]);
+        messages.as_array_mut().unwrap().extend(more.as_array().unwrap().clone());
+        let (_, second) = answer(&mut engine, &asked(messages.clone(), "turbo3"));
+        assert!(second.cached > first.prompt && second.cached < second.prompt, "{second:?}");
+        let (_, other) = answer(&mut engine, &asked(messages, "f16"));
+        assert_eq!(other.cached, 0, "another kind of cache has not read it");
+        assert!(other.bytes > second.bytes && other.bytes == other.bytes_f16);
+        let kv = engine.kv();
+        assert_eq!((kv.idle, kv.running_bytes), (3, 0));
+        assert!(kv.bytes > 0 && kv.bytes <= kv.idle_bytes && kv.idle_bytes < kv.idle_bytes_f16);
+        for word in ["one", "two", "three", "four", "five"] {
+            answer(&mut engine, &asked(user(word), "turbo2"));
+        }
+        assert_eq!(engine.kv().idle, MOST_KEPT);
+    }
+
+    #[test]
+    fn an_answer_is_stopped_and_the_next_one_begins() {
+        let mut engine = engine();
+        engine.begin(&asked(user("Count to five."), "turbo3")).unwrap();
+        while !matches!(engine.go_on().unwrap(), Event::Said(_)) {}
+        assert!(engine.kv().running_bytes > 0);
+        engine.stop();
+        assert!(matches!(engine.go_on(), Err(WebError::NoAnswer)));
+        let (said, _) = answer(&mut engine, &asked(user("Count to five."), "turbo3"));
+        assert!(said.contains("four"), "{said}");
+        let (said, finished) =
+            answer(&mut engine, &Asked { max_tokens: Some(2), ..asked(user("Count to five."), "turbo3") });
+        assert_eq!((finished.reason, finished.said), ("length", 2), "{said}");
+    }
+
+    #[test]
+    fn what_makes_no_sense_or_does_not_fit_is_refused_in_a_line() {
+        let open =
+            |bytes: &[u8], room| Engine::open(bytes.to_vec(), room).map(|_| ()).unwrap_err().to_string();
+        assert!(open(b"no model", ROOM).contains("GGUF"), "{}", open(b"no model", ROOM));
+        let small = open(b"", SPARE);
+        assert_eq!(small, "the model takes 196 MiB of memory, and there is room for 192 MiB here");
+        let mut engine = engine();
+        let refused = |engine: &mut Engine, asked: &Asked| engine.begin(asked).unwrap_err().to_string();
+        let error = refused(&mut engine, &asked(user("x"), "turbo9"));
+        assert_eq!(error, "kv_type: expected a KV type, or K/V, got turbo9");
+        let error = refused(&mut engine, &asked(user(&"word ".repeat(5000)), "turbo3"));
+        assert!(error.contains("the context holds 2048"), "{error}");
+        let hot = Asked { temperature: Some(-1.0), ..asked(user("x"), "turbo3") };
+        assert!(refused(&mut engine, &hot).contains("temperature"));
+        assert!(
+            answer(&mut engine, &asked(user("What is the capital of Peru?"), "turbo3")).0.contains("Lima")
+        );
+    }
+
+    #[test]
+    fn it_says_what_it_is() {
+        let about = engine().about().unwrap();
+        assert_eq!((about.name.as_deref(), about.n_ctx), (Some("kvant-pocket"), 2048));
+        assert_eq!((about.device.as_str(), about.types), ("cpu", ["turbo3"; 2]));
+    }
+}

@@ -1,0 +1,250 @@
+"""Drives the page that needs no server in a headless Chromium and says which of its promises hold.
+
+    crates/web/build target/web-page
+    cargo build -p kvant-cli
+    python3 -m venv /tmp/page && /tmp/page/bin/pip install playwright
+    /tmp/page/bin/python tools/page/check_web.py target/web-page target/debug/kvant [/usr/bin/chromium] [--shots DIR]
+
+Hands the folder out itself, from a port of this machine. The program is asked the same questions with the same kernels, and is to
+say the same. `--gguf FILE` names a model to drop on the page. Needs what `check.py` needs.
+"""
+
+import argparse
+import functools
+import http.server
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+
+from check import Page, sync_playwright
+
+# The ten questions of the model's card, and what each answer contains.
+QUESTIONS = {
+    "What is the capital of France?": "Paris",
+    "What is the capital of Japan?": "Tokyo",
+    "What is the capital of Peru?": "Lima",
+    "Oslo is the capital of which country?": "Norway",
+    "What is the opposite of hot?": "cold",
+    "What color is the sky?": "blue",
+    "Which day comes after Monday?": "Tuesday",
+    "Which month comes before March?": "February",
+    "How do you spell river?": "R-I-V-E-R",
+    "Count to five.": "one, two, three, four, five.",
+}
+# What keeps Chromium itself from asking others for anything.
+QUIET = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+    --disable-component-update --disable-sync""".split()
+MOST_BYTES = 8_000_000
+
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+class Folder(http.server.SimpleHTTPRequestHandler):
+    """Hands files out, and remembers which were asked for."""
+
+    asked = []
+
+    def log_message(self, *_):
+        self.asked.append(self.path)
+
+
+def serve(folder):
+    handler = functools.partial(Folder, directory=folder)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}/"
+
+
+def drop(p, name, *, path=None, size=0):
+    """Drops a file on the page: that at `path`, or one that begins as a model does, of `size` bytes."""
+    p.page.evaluate("() => { const input = document.createElement('input'); input.type = 'file'; input.id = 'dropped'; document.body.append(input); }")
+    with tempfile.TemporaryDirectory() as folder:
+        made = pathlib.Path(folder) / name
+        if path:
+            made.symlink_to(pathlib.Path(path).resolve())
+        else:
+            with open(made, "wb") as file:
+                file.write(b"GGUF" if size > 100 else b"text")
+                file.truncate(size)
+        p.page.set_input_files("#dropped", str(made))
+        p.page.evaluate("""() => {
+            const input = document.getElementById('dropped'), given = new DataTransfer();
+            given.items.add(input.files[0]);
+            for (const kind of ['dragover', 'drop']) document.body.dispatchEvent(new DragEvent(kind, { dataTransfer: given, bubbles: true, cancelable: true }));
+            input.remove();
+        }""")
+        p.page.locator("#notice", has_text=re.compile(f"^{re.escape(name)}")).wait_for(timeout=120_000)
+        return p.page.locator("#notice").inner_text()
+
+
+@check
+def it_says_what_runs_the_model(p):
+    p.page.locator("#runs", has_text="kernels in WebAssembly").wait_for()
+    p.page.locator(".hello", has_text="Nothing that is said here leaves this browser").wait_for()
+    assert "CPU" in p.page.locator("#runs").inner_text()
+    p.shot("web-hello")
+
+
+@check
+def all_of_it_is_small(p):
+    sizes = {file.name: file.stat().st_size for file in sorted(pathlib.Path(p.folder).iterdir())}
+    print("        bytes:", ", ".join(f"{name} {size:,}" for name, size in sizes.items()), f"together {sum(sizes.values()):,}")
+    assert sum(sizes.values()) < MOST_BYTES, sizes
+
+
+@check
+def ten_questions_are_answered_as_by_the_program(p):
+    p.press("Settings")
+    p.page.fill("[name=temperature]", "0")
+    p.page.keyboard.press("Escape")
+    p.page.select_option("#kv", "turbo3")
+    rates = []
+    for question, expected in QUESTIONS.items():
+        p.new()
+        p.send(question)
+        got = p.answers().locator(".text").last.inner_text().strip()
+        command = [p.program, "run", "-p", question, "-ctk", "turbo3", "-ctv", "turbo3", "--temp", "0", "--quiet"]
+        told = subprocess.run(command, env={**os.environ, "KVANT_ISA": p.isa}, capture_output=True, text=True, check=True).stdout.strip()
+        assert got == told and expected in got, (question, got, told)
+        cost = p.answers().locator(".cost").last.inner_text()
+        assert re.match(r"turbo3: [\d.]+ \wiB \(f16 [\d.]+ \wiB, [\d.]+×\)", cost), cost
+        rates.append(float(re.search(r"([\d.,]+) tok/s", cost)[1].replace(",", "")))
+    print(f"        tokens per second: {min(rates)} to {max(rates)}")
+
+
+@check
+def a_conversation_goes_on_without_being_read_again(p):
+    p.send("What is the capital of Japan?")
+    cached = re.search(r"(\d+) of (\d+) prompt tokens cached", p.answers().locator(".cost").last.inner_text())
+    assert int(cached[1]) > 10, cached[0]
+    p.shot("web-answered")
+
+
+@check
+def the_meter_tells_bytes_and_what_f16_would_take(p):
+    p.page.wait_for_timeout(1500)
+    n_bytes = int(p.page.locator("#m-bytes").get_attribute("title").split(" ")[0].replace(",", ""))
+    assert n_bytes > 0
+    assert re.search(r"[\d.]+ \wiB · [\d.]+×", p.page.locator("#m-f16").inner_text())
+    assert "idle" in p.page.locator("#m-now").inner_text()
+    assert re.search(r"[1-9]", p.page.locator("#m-rate").inner_text())
+
+
+@check
+def another_kv_type_stands_beside(p):
+    p.press("Again in …")
+    p.page.locator("#types").get_by_role("button", name="f16", exact=True).click()
+    p.page.locator(".beside .head", has_text="f16").wait_for()
+    p.settle()
+    sizes = [int(cost.get_attribute("data-bytes")) for cost in p.page.locator(".beside .cost").all()]
+    assert len(sizes) == 2 and sizes[0] < sizes[1], sizes
+    p.shot("web-beside")
+
+
+@check
+def escape_stops_an_answer_and_another_follows(p):
+    p.new()
+    p.page.fill("#input", "Tell me a story")
+    p.page.keyboard.press("Enter")
+    p.page.locator(".answer .text:not(:empty)").last.wait_for()
+    p.page.keyboard.press("Escape")
+    p.settle()
+    assert p.answers().locator(".cost").last.inner_text() == "stopped"
+    p.send("What is the capital of Peru?")
+    assert "Lima" in p.answers().locator(".text").last.inner_text()
+
+
+@check
+def a_reload_keeps_everything(p):
+    before = p.page.locator("#thread").inner_text()
+    p.page.reload()
+    p.page.locator("article").first.wait_for()
+    assert p.page.locator("#thread").inner_text() == before
+    p.send("What is the capital of France?")
+    assert "Paris" in p.answers().locator(".text").last.inner_text()
+
+
+@check
+def what_is_no_model_is_refused_in_a_line_and_nothing_is_lost(p):
+    assert drop(p, "text.gguf", size=100) == "text.gguf: this is no GGUF file"
+    broken = drop(p, "broken.gguf", size=1000)
+    assert broken.startswith("broken.gguf: header at byte 4: GGUF version 0 is not supported"), broken
+    for gib in (3, 5):
+        large = drop(p, "large.gguf", size=gib << 30)
+        assert large.startswith(f"large.gguf: {gib}.0 GiB do not fit: a page has 4 GiB of memory"), large
+    p.send("What color is the sky?")
+    assert "blue" in p.answers().locator(".text").last.inner_text()
+
+
+@check
+def a_dropped_model_answers(p):
+    if not p.gguf:
+        return print("        skipped: no --gguf")
+    name = pathlib.Path(p.gguf).name
+    assert drop(p, name, path=p.gguf) == f"{name} is open."
+    p.page.locator("#model", has_text=name).wait_for()
+    p.new()
+    p.page.set_default_timeout(300_000)
+    p.send("What is the capital of France?")
+    p.page.set_default_timeout(20_000)
+    print("       ", repr(p.answers().locator(".text").last.inner_text()), p.answers().locator(".cost").last.inner_text())
+    p.shot("web-dropped")
+
+
+@check
+def it_fits_a_narrow_window_in_the_dark(p):
+    p.page.set_viewport_size({"width": 360, "height": 720})
+    p.page.emulate_media(color_scheme="dark")
+    p.page.wait_for_timeout(300)
+    wide = p.page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= 360, wide
+    p.shot("web-narrow")
+
+
+@check
+def nothing_foreign_is_asked_for_and_nothing_went_wrong_unseen(p):
+    assert set(Folder.asked) <= {"/", "/worker.js", "/kvant.wasm"}, Folder.asked
+    assert not p.errors, p.errors
+    assert not p.foreign, p.foreign
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("folder")
+    arguments.add_argument("program")
+    arguments.add_argument("chromium", nargs="?", default="/usr/bin/chromium")
+    arguments.add_argument("--gguf", metavar="FILE")
+    arguments.add_argument("--isa", default="scalar", help="the program's kernels that do what the page's do")
+    arguments.add_argument("--shots", metavar="DIR")
+    given = arguments.parse_args()
+    if given.shots:
+        pathlib.Path(given.shots).mkdir(parents=True, exist_ok=True)
+    n_failed = 0
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=given.chromium, args=QUIET)
+        page = Page(browser, serve(given.folder), given.shots)
+        page.folder, page.program, page.gguf, page.isa = given.folder, given.program, given.gguf, given.isa
+        for function in CHECKS:
+            name = function.__name__.replace("_", " ")
+            try:
+                function(page)
+                print(f"ok      {name}", flush=True)
+            except Exception as error:  # Whatever it is: the others are worth knowing.
+                n_failed += 1
+                page.shot(f"failed-{function.__name__}")
+                print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
+        browser.close()
+    sys.exit(1 if n_failed else 0)
+
+
+if __name__ == "__main__":
+    main()
