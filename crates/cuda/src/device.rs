@@ -159,7 +159,6 @@ fn new_rows(
     band: Option<&CudaPage>,
 ) -> Result<append::NewRows> {
     check_append(parts, [k.len(), v.len()], band.map_or(0, CudaPage::n_bytes))?;
-    refuse_joint("kv_append", parts)?;
     Ok(append::NewRows { k: k.ptr(), v: v.ptr(), band: band.map_or(0, CudaPage::ptr) })
 }
 
