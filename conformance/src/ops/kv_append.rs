@@ -44,8 +44,9 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, 50, 2), 50, &mut lacks);
     }
     for (dtype, chunk) in lacks.combine(&DType::KV, &[7, 130]) {
-        let shape = Shape { n_kv_heads: 2, balanced: true, ..Shape::joint(dtype, 160, 128) };
+        let shape = Shape { n_kv_heads: 2, balanced: true, ..Shape::joint(dtype, 96, 64) };
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 10), chunk, &mut lacks);
+        let shape = Shape { n_kv_heads: 1, ..shape };
         bytes_do_not_depend_on_chunks(subject, shape, WHOLE_TILES, chunk, &mut lacks);
     }
     let shape = |dtype| Shape { k_head_dim: 64, sink_tiles: 1, ..Shape::new(dtype, dtype) };

@@ -31,7 +31,7 @@ pub use error::BackendError;
 pub use kv::{
     BORDER, BalanceLayout, Held, KvLayer, KvMemory, KvPart, KvStream, Pages, Place, Rows, StatePart,
     StreamSizes, StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TileRef, TileRows, TileWrite, Writes,
-    check_append, check_attend, refuse_joint,
+    check_append, check_attend,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use params::{

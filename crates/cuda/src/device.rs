@@ -10,7 +10,7 @@ use kvant_backend::{
     check_attend, check_copy, check_copy_columns, check_delta_rule, check_embed, check_expert_ffn,
     check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each,
     check_read, check_rope, check_rope_append, check_scale, check_short_conv, check_soft_cap, check_top_k,
-    check_write, refuse_joint,
+    check_write,
 };
 
 use crate::driver::Driver;
@@ -159,7 +159,6 @@ fn new_rows(
     band: Option<&CudaPage>,
 ) -> Result<append::NewRows> {
     check_append(parts, [k.len(), v.len()], band.map_or(0, CudaPage::n_bytes))?;
-    refuse_joint("kv_append", parts)?;
     Ok(append::NewRows { k: k.ptr(), v: v.ptr(), band: band.map_or(0, CudaPage::ptr) })
 }
 
@@ -524,7 +523,6 @@ impl Backend for CudaDevice {
     ) -> Result<()> {
         let band_bytes = band.map_or(0, CudaPage::n_bytes);
         check_attend(params, parts, [q.len(), out.len()], sinks.map(CudaBuffer::len), band_bytes)?;
-        refuse_joint("attend", parts)?;
         let [sinks, band] = [sinks.map_or(0, CudaBuffer::ptr), band.map_or(0, CudaPage::ptr)];
         let rows = attend::Rows { q: q.ptr(), sinks, band, out: out.ptr() };
         attend::attend(&self.cx, params, parts, rows)

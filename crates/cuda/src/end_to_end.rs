@@ -173,6 +173,21 @@ fn tiny_models_with_sinks_or_states_say_the_same_on_the_emulator_as_on_the_cpu()
     }
 }
 
+/// Heads that meet one latent vector, in 16 bit and in codes: one row and several of it, in tiles that are whole and that are not.
+#[test]
+fn tiny_models_of_latent_attention_say_the_same_on_the_emulator_as_on_the_cpu() {
+    let text = tokens(37);
+    let pieces = [&text[..1], &text[1..16], &text[16..36], &text[36..]];
+    for (model, kv) in
+        [("deepseek2-latent512-lite.gguf", DType::F16), ("glm4moelite-latent128.gguf", DType::Turbo3)]
+    {
+        let Some(error) = largest_error(model, kv, &pieces) else { return };
+        let layers = open(model).1.layers.len() as f32 / 2.0;
+        let tol = HALVES * (layers - 1.0) + same_codes(model, kv, &pieces);
+        assert!(error <= tol, "{model}, {}: {error} of {tol}", kv.name());
+    }
+}
+
 #[test]
 fn a_tiny_model_split_between_the_cpu_and_the_emulator_says_the_same() {
     let (model, text) = ("qwen2-h128-g1-yarn.gguf", tokens(20));

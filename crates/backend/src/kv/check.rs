@@ -67,18 +67,6 @@ pub fn check_attend<P: Page>(
     Ok(())
 }
 
-/// Refuses joint streams, for a device whose kernels read keys and values from streams of their own.
-///
-/// # Errors
-/// [`BackendError::Unsupported`].
-pub fn refuse_joint<P: Page>(op: &'static str, parts: &[KvPart<'_, P>]) -> Result<()> {
-    if !parts.iter().any(|part| part.layer.is_joint()) {
-        return Ok(());
-    }
-    let (wanted, has) = ("keys and values in one stream (latent attention)", "a stream of each");
-    Err(BackendError::Unsupported { op, wanted: wanted.to_owned(), has: has.to_owned() })
-}
-
 fn n_value_streams<P: Page>(part: &KvPart<'_, P>) -> usize {
     if part.layer.is_joint() { 0 } else { part.layer.k.len() }
 }

@@ -45,7 +45,7 @@ mod spec;
 mod writes;
 
 pub use balance::BalanceLayout;
-pub use check::{check_append, check_attend, refuse_joint};
+pub use check::{check_append, check_attend};
 pub use layer::{KvLayer, KvStream, StreamSizes};
 pub use memory::{Held, KvMemory, KvPart, Pages, Rows, StatePart, TileRef};
 pub use spec::{BORDER, Place, StreamSpec};

@@ -19,7 +19,8 @@ struct AppendStream {
     Spec spec;
     float alpha;      // factor on values encoded into main tiles
     u16 plan;         // which of each sequence's plans is its own
-    u16 rotates;
+    u8 rotates;
+    u8 as_keys;       // whether its tiles are laid out as those of keys are; joint ones are not
 };
 
 struct AppendPart {
@@ -53,7 +54,7 @@ struct Centre {
 };
 
 struct AppendParams {
-    AppendStream streams[2 * MAX_HEADS];  // keys of the heads, then their values
+    AppendStream streams[2 * MAX_HEADS];  // keys of the heads, then their values, where they have streams of their own
     AppendPart parts[MAX_PARTS];
     uint4 near[NEAR];                     // the list, when `far` is null
     const uint4* far;
@@ -72,7 +73,8 @@ struct AppendParams {
     u32 chains;                   // blocks for each stream of each sequence
     u32 balance_at[3];            // where in a balance factors on keys, on values, and what is added to these begin
     u32 first_centre;             // in the list
-    u32 unused[3];
+    u32 n_streams;                // of this launch
+    u32 unused[2];
     u32 before[4];                // signs of the rotation, bit i for value i of a slice
     u32 after[4];
     float levels[N_BOOKS][MAX_LEVELS];  // centroids of turbo2, turbo3, turbo4
@@ -82,9 +84,9 @@ struct AppendParams {
 __device__ inline uint4 listed(const AppendParams& p, u32 index) { return p.far ? p.far[index] : p.near[index]; }
 
 // Group and place within it of the code of (slot, dim of the block).
-__device__ void code_place(bool is_key, u32 slot, u32 dim, u32& group, u32& j) {
-    group = is_key ? dim / 4 : dim / 16 * 4 + slot / 4;
-    j = is_key ? 4 * slot + dim % 4 : 4 * (dim % 16) + slot % 4;
+__device__ void code_place(bool as_keys, u32 slot, u32 dim, u32& group, u32& j) {
+    group = as_keys ? dim / 4 : dim / 16 * 4 + slot / 4;
+    j = as_keys ? 4 * slot + dim % 4 : 4 * (dim % 16) + slot % 4;
 }
 
 __device__ u8 stored_code(u32 type, const u8* planes, u32 dims, u32 group, u32 j) {
@@ -99,10 +101,10 @@ __device__ u8 stored_code(u32 type, const u8* planes, u32 dims, u32 group, u32 j
 }
 
 // One byte of a block's planes, from the codes of the tile `[16][dim]`.
-__device__ u8 plane_byte(u32 type, bool is_key, const u8* codes, u32 dim, const Dims& block, u32 byte) {
+__device__ u8 plane_byte(u32 type, bool as_keys, const u8* codes, u32 dim, const Dims& block, u32 byte) {
     auto code = [&](u32 group, u32 j) -> u32 {
-        u32 slot = is_key ? j / 4 : group % 4 * 4 + j % 4;
-        u32 at = is_key ? 4 * group + j % 4 : group / 4 * 16 + j / 4;
+        u32 slot = as_keys ? j / 4 : group % 4 * 4 + j % 4;
+        u32 at = as_keys ? 4 * group + j % 4 : group / 4 * 16 + j / 4;
         return codes[slot * dim + block.first + at];
     };
     switch (laid_out_as(type)) {
@@ -127,8 +129,8 @@ __device__ u8 plane_byte(u32 type, bool is_key, const u8* codes, u32 dim, const 
 }
 
 // Where a float lies in a float tile.
-__device__ u32 float_place(bool is_key, u32 slot, u32 dim_of, u32 dim) {
-    return is_key ? dim_of * TILE + slot : slot * dim + dim_of;
+__device__ u32 float_place(bool as_keys, u32 slot, u32 dim_of, u32 dim) {
+    return as_keys ? dim_of * TILE + slot : slot * dim + dim_of;
 }
 
 // One stream of a sequence.
@@ -177,9 +179,9 @@ struct Row {
 };
 
 // Writes four values of a float tile.
-__device__ void store_floats(u32 type, bool is_key, u8* tile, u32 slot, u32 dim, u32 at, const Quad& q) {
+__device__ void store_floats(u32 type, bool as_keys, u8* tile, u32 slot, u32 dim, u32 at, const Quad& q) {
     for (u32 i = 0; i < 4 && at + i < dim; i++) {
-        u32 to = float_place(is_key, slot, at + i, dim);
+        u32 to = float_place(as_keys, slot, at + i, dim);
         if (type == F32) {
             ((float*)tile)[to] = q.x[i];
         } else if (type == F16) {
@@ -200,7 +202,7 @@ __device__ Quad gather(const AppendParams& p, const Target& t, const Row& row, c
     if (waiting) {
         Quad q;
         for (u32 i = 0; i < 4; i++) {
-            q.x[i] = at + i < dim ? from_half(waiting[float_place(t.is_key, slot, at + i, dim)]) : 0.0f;
+            q.x[i] = at + i < dim ? from_half(waiting[float_place(t.s.as_keys, slot, at + i, dim)]) : 0.0f;
         }
         return q;
     }
@@ -237,7 +239,7 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
             u32 slot = i / dim, at = i % dim, group, j;
             Dims block = block_at(type, dim, at);
             const u8* bytes = tile + block_byte(type, block.index, block.first);
-            code_place(t.is_key, slot, at - block.first, group, j);
+            code_place(t.s.as_keys, slot, at - block.first, group, j);
             codes[i] = stored_code(type, bytes + SCALE_BYTES, block.n, group, j);
             if (at == block.first) scales[slot * blocks + block.index] = ((const u16*)bytes)[slot];
         }
@@ -250,10 +252,10 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
             u32 at = span + 4 * lane;
             Dims block = block_at(type, dim, at);
             Quad q = gather(p, t, row, is_new ? nullptr : tail, slot, at, lane);
-            if (band) store_floats(F16, t.is_key, band, slot, dim, at, q);
+            if (band) store_floats(F16, t.s.as_keys, band, slot, dim, at, q);
             if (!is_new && place != IN_MAIN) continue;
             if (!is_coded(type)) {
-                store_floats(type, t.is_key, tile, slot, dim, at, q);
+                store_floats(type, t.s.as_keys, tile, slot, dim, at, q);
                 continue;
             }
             for (u32 i = 0; i < 4; i++) {
@@ -283,7 +285,7 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
         u8* bytes = tile + block_byte(type, block.index, block.first);
         if (threadIdx.x < TILE) ((u16*)bytes)[threadIdx.x] = scales[threadIdx.x * blocks + block.index];
         for (u32 byte = threadIdx.x; byte < block.n / 4 * group_bytes(type); byte += THREADS) {
-            bytes[SCALE_BYTES + byte] = plane_byte(type, t.is_key, codes, dim, block, byte);
+            bytes[SCALE_BYTES + byte] = plane_byte(type, t.s.as_keys, codes, dim, block, byte);
         }
     }
 }
@@ -321,15 +323,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) centres(const __grid_const
 
 extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ AppendParams p) {
     extern __shared__ u8 shared[];
-    u32 streams = 2 * p.n_heads, tile_blocks = p.n_parts * streams * p.chains;
+    u32 tile_blocks = p.n_parts * p.n_streams * p.chains;
     if (blockIdx.x >= tile_blocks) {
         u32 head = (blockIdx.x - tile_blocks) * WARPS + threadIdx.x / 32, dim = p.head_dims[0];
         if (head >= p.rows * p.n_query_heads) return;
         turn_head(p.q_turn, p.q + (size_t)head * dim, dim, head / p.n_query_heads, threadIdx.x % 32);
         return;
     }
-    u32 chain = blockIdx.x % p.chains, number = blockIdx.x / p.chains % streams;
-    const AppendPart& part = p.parts[blockIdx.x / p.chains / streams];
+    u32 chain = blockIdx.x % p.chains, number = blockIdx.x / p.chains % p.n_streams;
+    const AppendPart& part = p.parts[blockIdx.x / p.chains / p.n_streams];
     const AppendStream& s = p.streams[number];
     uint4 listed_plan = listed(p, part.plans + s.plan);
     Plan plan = {listed_plan.x, listed_plan.y, {listed_plan.z, listed_plan.w}};

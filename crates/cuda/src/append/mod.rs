@@ -18,9 +18,9 @@ mod plan;
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, BalanceLayout, KvPart, KvStream, Result};
+use kvant_backend::{BackendError, BalanceLayout, KvLayer, KvPart, KvStream, Result};
 use kvant_codec::tile::TILE;
-use kvant_codec::{Codebook, Rotation, Trellis, block32, step, trellis, turbo};
+use kvant_codec::{Codebook, Rotation, Side, Trellis, block32, step, trellis, turbo};
 
 use crate::constants::Constants;
 use crate::kv::{
@@ -54,7 +54,8 @@ struct StreamParams {
     spec: SpecParams,
     alpha: f32,
     plan: u16,
-    rotates: u16,
+    rotates: u8,
+    as_keys: u8,
 }
 
 /// `AppendPart` of `append.cu`.
@@ -89,7 +90,8 @@ struct AppendParams {
     chains: u32,
     balance_at: [u32; 3],
     first_centre: u32,
-    unused: [u32; 3],
+    n_streams: u32,
+    unused: [u32; 2],
     before: [u32; 4],
     after: [u32; 4],
     levels: [[f32; MAX_LEVELS]; BOOKS.len()],
@@ -198,6 +200,12 @@ pub(crate) fn append(
     Ok(())
 }
 
+/// The streams of some heads: keys, then values, where they have streams of their own.
+fn streams_of<'a>(layer: &'a KvLayer, heads: &Range<usize>) -> impl Iterator<Item = &'a KvStream> + Clone {
+    let values = layer.v.get(heads.clone()).unwrap_or_default();
+    layer.k[heads.clone()].iter().chain(values)
+}
+
 fn launch(
     cx: &Context,
     parts: &[KvPart<'_, CudaPage>],
@@ -209,7 +217,8 @@ fn launch(
     let layer = parts[0].layer;
     let list = plan::List::new(parts, &heads)?;
     let mut params = AppendParams::zeroed();
-    let streams = layer.k[heads.clone()].iter().chain(&layer.v[heads.clone()]);
+    let streams = streams_of(layer, &heads);
+    let n_streams = streams.clone().count();
     for (to, stream) in params.streams.iter_mut().zip(streams.clone()) {
         *to = StreamParams {
             at: Offsets::new(OP, stream)?,
@@ -217,6 +226,7 @@ fn launch(
             alpha: stream.spec.alpha,
             plan: list.plan_of(&stream.spec),
             rotates: stream.spec.rotates.into(),
+            as_keys: (stream.spec.side == Side::K).into(),
         };
     }
     for (index, (to, part)) in params.parts.iter_mut().zip(parts).enumerate() {
@@ -238,7 +248,8 @@ fn launch(
     params.n_heads = heads.len() as u32;
     params.first_head = heads.start as u32;
     params.n_kv_heads = small(OP, "heads", layer.k.len())?;
-    let head_dim = |streams: &[KvStream]| streams[heads.start].spec.head_dim as u32;
+    params.n_streams = n_streams as u32;
+    let head_dim = |streams: &[KvStream]| streams.get(heads.start).map_or(0, |s| s.spec.head_dim as u32);
     params.head_dims = [head_dim(&layer.k), head_dim(&layer.v)];
     params.chains = list.most_chains();
     let balance = BalanceLayout::of(layer);
@@ -255,11 +266,11 @@ fn launch(
     let (first_centre, n_centres) = list.centres();
     if n_centres > 0 {
         params.first_centre = small(OP, "centres", first_centre)?;
-        let grid = [small(OP, "centres", n_centres)?, 2 * heads.len() as u32, 1];
+        let grid = [small(OP, "centres", n_centres)?, n_streams as u32, 1];
         let launch = Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes: 0 };
         cx.launch(cx.kernel(&SOURCE, "centres")?, launch, &params)?;
     }
-    let mut blocks = parts.len() * 2 * heads.len() * list.most_chains() as usize;
+    let mut blocks = parts.len() * n_streams * list.most_chains() as usize;
     if let Some(turns) = queries {
         (params.q_turn, params.q) = (turns.q, turns.queries);
         (params.rows, params.n_query_heads) = (turns.rows as u32, turns.n_query_heads as u32);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvant_backend::{KvPart, KvStream, Place, Result, StreamSpec, TileWrite};
 
-use super::OP;
+use super::{OP, streams_of};
 use crate::CudaPage;
 use crate::kv::{has_centres, small};
 
@@ -42,7 +42,7 @@ impl List {
     pub fn new(parts: &[KvPart<'_, CudaPage>], heads: &Range<usize>) -> Result<Self> {
         let layer = parts[0].layer;
         let mut streams: Vec<&KvStream> = Vec::new();
-        for stream in layer.k[heads.clone()].iter().chain(&layer.v[heads.clone()]) {
+        for stream in streams_of(layer, heads) {
             if streams.iter().all(|known| kind(&known.spec) != kind(&stream.spec)) {
                 streams.push(stream);
             }
@@ -61,7 +61,7 @@ impl List {
             }
         }
         list.first_centre = list.entries.len();
-        let specs = layer.k[heads.clone()].iter().chain(&layer.v[heads.clone()]).map(|stream| &stream.spec);
+        let specs = streams_of(layer, heads).map(|stream| &stream.spec);
         for of_part in 0..streams.len() {
             let is_meant = |spec: &&StreamSpec| has_centres(spec) && kind(spec) == list.kinds[of_part];
             let Some(spec) = specs.clone().find(is_meant) else { continue };

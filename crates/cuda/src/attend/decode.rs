@@ -46,7 +46,7 @@ use crate::module::Build;
 use crate::{Context, Define, Header, Launch, Source};
 
 const DECODE_HEADERS: [Header; 5] = {
-    let [half, rotate, tile, attend] = HEADERS;
+    let [half, rotate, tile, attend, ..] = HEADERS;
     [half, rotate, tile, attend, Header { name: "groups.cuh", text: include_str!("groups.cuh") }]
 };
 
@@ -69,6 +69,9 @@ const UNIT: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kind {
     types: [DType; 2],
+    /// Values of a token as stored, of a joint stream those that its values take.
+    pub dims: [usize; 2],
+    pub is_joint: bool,
     pub specs: [SpecParams; 2],
 }
 
@@ -79,12 +82,13 @@ impl Kind {
     /// [`Unsupported`](kvant_backend::BackendError::Unsupported) when there is more of something than a kernel can count.
     pub fn new(specs: [&StreamSpec; 2]) -> Result<Self> {
         let params = [SpecParams::new(OP, specs[0])?, SpecParams::new(OP, specs[1])?];
-        Ok(Self { types: specs.map(|spec| spec.dtype), specs: params })
-    }
-
-    /// Values of a token as stored.
-    pub fn dims(&self) -> [usize; 2] {
-        self.specs.map(|spec| spec.dim.into())
+        let [k, v] = specs;
+        Ok(Self {
+            types: [k.dtype, v.dtype],
+            dims: [k.dim(), v.value_dim()],
+            is_joint: k.joint.is_some(),
+            specs: params,
+        })
     }
 }
 
@@ -131,7 +135,7 @@ pub(super) fn launch(
     is_capped: bool,
     [splits, slots]: [usize; 2],
 ) -> Result<()> {
-    let kernel = cx.kernel_with(&SOURCE, &defines(kind.types, kind.dims(), is_capped), "decode")?;
+    let kernel = cx.kernel_with(&SOURCE, &defines(kind.types, kind.dims, is_capped), "decode")?;
     let [key_book, value_book] = kind.types.map(|dtype| BOOKS[number(dtype) as usize]);
     let params = DecodeParams { common: *common, key_book, value_book };
     let grid = [splits as u32, slots as u32, 1];

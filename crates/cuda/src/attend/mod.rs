@@ -24,7 +24,8 @@
 //!
 //! The KV heads of all sequences of a step share launches. Up to eight queries of a KV head whose rows lie in one tile
 //! (decoding) take [`decode`], which needs no shared memory for tiles. Up to 32 others split the sequence over blocks and over
-//! the four warps of a block (flash-decoding); many share unpacked tiles between four warps. How a walk is split depends on
+//! the four warps of a block (flash-decoding); many share unpacked tiles between four warps. Heads beyond 256, and joint streams,
+//! take a kernel whose warps share outputs too ([`wide`]). How a walk is split depends on
 //! the rows of its own sequence alone, and shares are joined in a fixed order: whoever else is in the step, the results are the
 //! same to the bit. Chunks of a prompt that are cut elsewhere may be walked by another kernel or split elsewhere: their results
 //! differ by roundings, within the error below. Nothing of the cache's size is ever written.
@@ -46,6 +47,7 @@
 
 mod decode;
 mod parts;
+mod wide;
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -75,9 +77,11 @@ pub(crate) static SOURCE: Source = Source {
 };
 
 /// What the kernels of this op include.
-const HEADERS: [Header; 4] = {
+const HEADERS: [Header; 6] = {
     let [half, rotate, tile] = kv::HEADERS;
-    [half, rotate, tile, Header { name: "attend.cuh", text: include_str!("attend.cuh") }]
+    let attend = Header { name: "attend.cuh", text: include_str!("attend.cuh") };
+    let ends = Header { name: "ends.cuh", text: include_str!("ends.cuh") };
+    [half, rotate, tile, attend, ends, Header { name: "unpack.cuh", text: include_str!("unpack.cuh") }]
 };
 
 const OP: &str = "attend";
@@ -95,8 +99,8 @@ const HIDDEN: f32 = -1e30;
 /// Weights are powers of two up to 2^LIFT, not to 1: the largest power that is a half, so that as halves they keep their
 /// precision down to 2^(-14 - LIFT). Their sum carries the same factor.
 const LIFT: u32 = F16_MAX.to_bits() / (1 << 23) - 127;
-/// Largest head as stored: the queries and outputs of a warp stay in registers.
-const MAX_DIM: usize = 256;
+/// Largest head as stored whose queries and outputs stay in the registers of a warp.
+const MAX_NARROW: usize = 256;
 
 /// The codebook of a type in bytes: value = (byte - bias) · step · scale.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -148,7 +152,7 @@ struct KernelParams {
     scale: f32,
     rotates: [u32; 2],
     balance_at: [u32; 3],
-    unused: u32,
+    is_joint: u32,
     books: [Book; TYPES.len()],
     before: [u32; 4],
     after: [u32; 4],
@@ -182,7 +186,7 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let plain = [[64, 64], [64, 128], [96, 96], [128, 64], [128, 128], [256, 256]].map(|dims| (dims, false));
     let capped = [[128, 128], [256, 256]].map(|dims| (dims, true));
     let build = |(dims, is_capped)| Build { source: &SOURCE, defines: defines(dims, is_capped).to_vec() };
-    plain.into_iter().chain(capped).map(build).chain(decode::builds())
+    plain.into_iter().chain(capped).map(build).chain(decode::builds()).chain(wide::builds())
 }
 
 /// Where queries are read from and outputs written to, and where the band of the step begins (anything when there is none).
@@ -205,11 +209,13 @@ pub(crate) fn attend(
     rows: Rows,
 ) -> Result<()> {
     let group = p.n_heads / p.n_kv_heads.max(1);
+    let shared_bytes = cx.gpu().properties().shared_per_block as usize;
     for part in parts {
-        check(p, part.layer)?;
+        check(p, part.layer, shared_bytes)?;
     }
     let parts: Vec<_> = parts.iter().filter(|part| part.rows.n > 0 && p.n_kv_heads > 0).collect();
-    let mut sorted: Vec<_> = parts.iter().map(|part| (Way::of(part.rows, group), *part)).collect();
+    let way = |part: &KvPart<'_, _>| Way::of(part.rows, group, wide::most_tiles(part.layer, shared_bytes));
+    let mut sorted: Vec<_> = parts.iter().map(|part| (way(part), *part)).collect();
     sorted.sort_by_key(|(way, _)| *way);
     // Sequences of one layer that take one way share launches, and so do heads that store alike.
     for alike in sorted.chunk_by(|(way, a), (other, b)| way == other && is_same(a.layer, b.layer)) {
@@ -229,8 +235,8 @@ pub(crate) fn attend(
 /// The KV heads of a layer, by what their streams store.
 fn kinds(layer: &KvLayer) -> Result<Vec<(Kind, Vec<usize>)>> {
     let mut kinds: Vec<(Kind, Vec<usize>)> = Vec::new();
-    for (head, streams) in layer.k.iter().zip(&layer.v).enumerate() {
-        let kind = Kind::new([&streams.0.spec, &streams.1.spec])?;
+    for (head, keys) in layer.k.iter().enumerate() {
+        let kind = Kind::new([&keys.spec, &layer.values(head).spec])?;
         match kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, heads)) => heads.push(head),
             None => kinds.push((kind, vec![head])),
@@ -240,13 +246,14 @@ fn kinds(layer: &KvLayer) -> Result<Vec<(Kind, Vec<usize>)>> {
 }
 
 /// Refuses what no kernel can read.
-fn check(p: &AttendParams, layer: &KvLayer) -> Result<()> {
+fn check(p: &AttendParams, layer: &KvLayer, shared_bytes: usize) -> Result<()> {
     let unsupported = |wanted, has| Err(BackendError::Unsupported { op: OP, wanted, has });
+    let most = wide::most_dim(shared_bytes).max(MAX_NARROW);
     for stream in layer.streams() {
         let dim = stream.spec.dim();
-        if dim > MAX_DIM {
+        if dim > most {
             let wanted = format!("heads of {}, stored as {dim} values", stream.spec.head_dim);
-            return unsupported(wanted, format!("heads of up to {MAX_DIM}"));
+            return unsupported(wanted, format!("heads of up to {most}"));
         }
     }
     for (k, v) in layer.k.iter().zip(&layer.v) {
@@ -269,7 +276,7 @@ fn launch(
     parts: &[&KvPart<'_, CudaPage>],
     rows: Rows,
 ) -> Result<()> {
-    let [k_dim, v_dim] = kind.dims();
+    let [k_dim, v_dim] = kind.dims;
     let layer = parts[0].layer;
     let launched = Launched::new(cx, p, way, heads, parts, rows.band)?;
     let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
@@ -283,12 +290,13 @@ fn launch(
 
     let mut params = KernelParams::zeroed();
     for (to, &head) in params.common.heads.iter_mut().zip(heads) {
-        let (keys, values) = (Offsets::new(OP, &layer.k[head])?, Offsets::new(OP, &layer.v[head])?);
+        let (keys, values) = (Offsets::new(OP, &layer.k[head])?, Offsets::new(OP, layer.values(head))?);
         *to = HeadParams { keys, values, kv_head: head as u32, unused: 0 };
     }
     params.common.parts[..parts.len()].copy_from_slice(&launched.parts);
     let masks = Rotation::kv(turbo::LEN);
     let BalanceLayout { query, out, out_shift, .. } = BalanceLayout::of(layer);
+    let out = if kind.is_joint { query.clone() } else { out };
     let begin = |values: Range<usize>| small(OP, "values of the balance", values.start);
     let params = KernelParams {
         common: Common {
@@ -311,16 +319,19 @@ fn launch(
         k_head_dim: p.k_head_dim as u32,
         v_head_dim: p.v_head_dim as u32,
         scale: p.scale * LOG2_E,
-        rotates: [&layer.k, &layer.v].map(|streams| streams[heads[0]].spec.rotates.into()),
+        rotates: [&layer.k[heads[0]], layer.values(heads[0])].map(|stream| stream.spec.rotates.into()),
         balance_at: [begin(query)?, begin(out)?, begin(out_shift)?],
-        unused: 0,
+        is_joint: kind.is_joint.into(),
         books: *BOOKS,
         before: words(masks.before()),
         after: words(masks.after()),
     };
-    let slots = parts.len() * heads.len();
+    let (slots, is_capped) = (parts.len() * heads.len(), p.soft_cap.is_some());
     let start = |name, grid: [usize; 3], shared_bytes: usize| -> Result<()> {
-        let kernel = cx.kernel_with(&SOURCE, &defines(kind.dims(), p.soft_cap.is_some()), name)?;
+        let kernel = match way {
+            Way::Wide(tiles) => wide::kernel(cx, kind, is_capped, tiles, name)?,
+            _ => cx.kernel_with(&SOURCE, &defines(kind.dims, is_capped), name)?,
+        };
         let grid = grid.map(|n| n as u32);
         let launch = Launch { grid, block: [THREADS, 1, 1], shared_bytes: shared_bytes as u32 };
         Ok(cx.launch(kernel, launch, &params)?)
@@ -331,7 +342,7 @@ fn launch(
     let blocks = most.div_ceil(way.queries_per_block());
     match way {
         Way::Decode => {
-            decode::launch(cx, &params.common, kind, p.soft_cap.is_some(), [splits, slots])?;
+            decode::launch(cx, &params.common, kind, is_capped, [splits, slots])?;
         }
         Way::Split => {
             // The tiles of the warps, and then what two of them hand over.
@@ -339,6 +350,7 @@ fn launch(
             start("attend_split", [splits, blocks, slots], hand.max(WARPS * tile_bytes))?;
         }
         Way::Many => start("attend_many", [splits, blocks, slots], 2 * WARPS * tile_bytes)?,
+        Way::Wide(tiles) => start("attend_wide", [splits, blocks, slots], wide::bytes(kind.dims, tiles))?,
     }
     start("combine", [most.div_ceil(WARPS), slots, 1], 0)
 }

@@ -20,12 +20,19 @@ pub(super) enum Way {
     Split,
     /// Warps share tiles.
     Many,
+    /// Warps share tiles and outputs, of so many sixteens of queries.
+    Wide(usize),
 }
 
 impl Way {
-    /// For rows with `group` queries of a KV head each.
-    pub fn of(rows: Rows, group: usize) -> Self {
-        match rows.n * group {
+    /// For rows with `group` queries of a KV head each, in a layer whose heads take `wide` sixteens of queries at most in a block of
+    /// the kernel for wide ones, where they need that.
+    pub fn of(rows: Rows, group: usize, wide: Option<usize>) -> Self {
+        let queries = rows.n * group;
+        if let Some(most) = wide {
+            return Self::Wide(queries.div_ceil(QUERIES).clamp(1, most));
+        }
+        match queries {
             // It walks each tile in one form, so the rows must lie in one tile.
             queries if queries <= decode::QUERIES && !rows.cross() => Self::Decode,
             queries if queries <= FEW => Self::Split,
@@ -38,6 +45,7 @@ impl Way {
             Self::Decode => decode::QUERIES,
             Self::Split => QUERIES,
             Self::Many => QUERIES * WARPS,
+            Self::Wide(tiles) => QUERIES * tiles,
         }
     }
 }
@@ -134,7 +142,7 @@ impl Launched {
             window: window(row_tiles.next().unwrap_or(0))?,
             windows: self.windows.len() as u32,
             key_band: in_band(&part.layer.k[head])?,
-            value_band: in_band(&part.layer.v[head])?,
+            value_band: in_band(part.layer.values(head))?,
             first_query: small(OP, "queries", self.n_queries)?,
             padded: padded as u32,
             first_share: self.n_shares as u32,

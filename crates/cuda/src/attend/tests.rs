@@ -86,16 +86,20 @@ fn centres_are_those_of_the_block_wherever_a_window_begins() {
 /// What no kernel can read is refused by name.
 #[test]
 fn heads_that_are_too_large_and_tails_that_differ_are_refused() {
+    // Of compute capability 8.9, which has the least.
+    const SHARED: usize = 99 << 10;
     let refused = |shape: Shape, change: fn(&mut KvLayer), words: [&str; 2]| {
         let specs = |side| vec![shape.spec(side)];
-        let mut layer = KvLayer::new(specs(Side::K), specs(Side::V), None, &mut StreamSizes::default());
+        let values = if shape.joint { Vec::new() } else { specs(Side::V) };
+        let mut layer = KvLayer::new(specs(Side::K), values, None, &mut StreamSizes::default());
         change(&mut layer);
-        let error = check(&shape.params(), &layer).unwrap_err();
+        let error = check(&shape.params(), &layer, SHARED).unwrap_err();
         assert!(matches!(error, BackendError::Unsupported { op: "attend", .. }), "{error}");
         let error = error.to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
     };
     let shape = Shape::new(DType::Turbo3, DType::Turbo3);
-    refused(Shape { v_head_dim: 512, ..shape }, |_| (), ["512", "256"]);
+    refused(Shape { v_head_dim: 640, ..shape }, |_| (), ["640", "608"]);
+    refused(Shape::joint(DType::F16, 640, 512), |_| (), ["640", "608"]);
     refused(shape, |layer| layer.v[0].spec.tail_tiles = 1, ["2 tiles", "1 of values"]);
 }

@@ -40,6 +40,21 @@ __device__ inline u32 half_sub(u32 a, u32 b) {
     return c;
 }
 
+// a b + c of pairs, rounded once.
+__device__ inline u32 half_fma(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// Pairs whose infinities become the largest finite halves.
+__device__ inline u32 half_bounded(u32 a) {
+    u32 b;
+    asm("min.f16x2 %0, %1, %2;" : "=r"(b) : "r"(a), "r"(0x7bff7bffu));
+    asm("max.f16x2 %0, %1, %2;" : "=r"(b) : "r"(b), "r"(0xfbfffbffu));
+    return b;
+}
+
 // Adds a product of halves, [16][16] by [16][8], to `c`; the operands are as `mma.m16n8k16` has them.
 __device__ inline void multiply(float c[4], const u32 a[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

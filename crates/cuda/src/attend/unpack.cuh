@@ -1,0 +1,272 @@
+// Tiles in shared memory, as halves in the tile's own order: what a product sums over lies side by side in coded tiles (keys
+// [token][dim], values [dim][token]), across in float tiles (keys [dim][token], values [token][dim]), which `ldmatrix` transposes
+// on the way.
+//
+// Where in shared memory a half goes is told by a `Room`, and whether keys are finished there: with their scales and centres in
+// them. Where they are not, those of turbo types wait for the scores.
+
+#pragma once
+
+#include "ends.cuh"
+
+// Bits `at` to `at + 3` of a word, each to bit `to` of its byte; `at` counts from bit `to`.
+__device__ u32 spread(u32 word, u32 at, u32 to) {
+    u32 nibble = word >> at << to & 15 << to;
+    return nibble * 0x00204081u & 0x01010101u << to;
+}
+
+// Indices of two or three bits, in nibbles, of rows t and t + 8 of group g of a block of `dims`.
+template <u32 TYPE>
+__device__ u32 indices(const u8* planes, u32 dims, u32 g, u32 t) {
+    // Two low bits: the word of lanes t mod 4 + 4 i, at bits 2 i.
+    u32 nibbles = __ldg((const u32*)(planes + TURBO2_GROUP * g) + t % 4) >> (2 * (t / 4)) & 0x33333333;
+    if constexpr (laid_out_as(TYPE) == TURBO3) {
+        uint2 high = __ldg((const uint2*)(planes + high_planes(dims) + HIGH_GROUP * g));
+        nibbles |= spread(high.x, 4 * t, 2) | spread(high.y, 4 * t, 6);
+    }
+    return nibbles;
+}
+
+// Indices of rows t and t + 8 of a block of a type with a memory: of group `four` of a column of 16 dims. Before the first column
+// comes the last one, a dim to the left: dims are side by side in groups of keys, and rows of groups of values.
+template <bool KEYS, u32 TYPE>
+__device__ u32 column(const u8* planes, u32 dims, int number, u32 four, u32 t) {
+    if (number >= 0) return indices<TYPE>(planes, dims, 4 * number + four, t);
+    u32 first = 4 * (dims / 16 + number);
+    if (KEYS) {
+        u32 left = indices<TYPE>(planes, dims, first + (four + 3) % 4, t);
+        return indices<TYPE>(planes, dims, first + four, t) << 8 | left >> 24;
+    }
+    u32 rows = indices<TYPE>(planes, dims, first + four, (t + 7) % 8);
+    return t > 0 ? rows : (rows & 0x0f0f0f0f) << 4 | (rows >> 4 & 0x0f0f0f0f);
+}
+
+// The codes of rows t and t + 8 of group g of a block of `dims`.
+template <bool KEYS, u32 TYPE>
+__device__ Codes group_codes(const Book& book, const u8* planes, u32 dims, u32 g, u32 t) {
+    if constexpr (TYPE == Q8_0) {
+        const u32* words = (const u32*)(planes + Q8_0_GROUP * g);
+        u32 a = __ldg(words + t), b = __ldg(words + t + 8);
+        return {{__byte_perm(a, b, 0x5140), __byte_perm(a, b, 0x7362)}};
+    } else if constexpr (TYPE == Q4_0) {
+        u32 word = __ldg((const u32*)(planes + NIBBLES_GROUP * g) + t);
+        u32 even = word & 0x0f0f0f0f, odd = word >> 4 & 0x0f0f0f0f;
+        return {{__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)}};
+    } else if constexpr (TYPE == TURBO4) {
+        u32 word = __ldg((const u32*)(planes + NIBBLES_GROUP * g) + t);
+        u32 index = word & 0x77777777, upper = word >> 3 & 0x11111111;
+        Codes codes;
+        for (int i = 0; i < 2; i++) {
+            // Nibbles are (t, t + 8) pairs already. Eight levels in two registers: two look-ups, and bit 3 decides. (A
+            // permutation reads the low 16 bits of its selectors.)
+            u32 low = __byte_perm(book.bytes[0], book.bytes[1], index >> (16 * i));
+            u32 high = __byte_perm(book.bytes[2], book.bytes[3], index >> (16 * i));
+            u32 mask = __byte_perm(0x0000ff00, 0, upper >> (16 * i));
+            codes.pair[i] = (low & ~mask) | (high & mask);
+        }
+        return codes;
+    } else if constexpr (remembers(TYPE)) {
+        int number = g / 4;
+        u32 own = column<KEYS, TYPE>(planes, dims, number, g % 4, t);
+        u32 before = column<KEYS, TYPE>(planes, dims, number - 1, g % 4, t);
+        u32 earlier = TYPE == TURBO2T ? column<KEYS, TYPE>(planes, dims, number - 2, g % 4, t) : 0;
+        return remembered<TYPE>(own, before, earlier);
+    } else {
+        u32 nibbles = indices<TYPE>(planes, dims, g, t);
+        return {{__byte_perm(book.bytes[0], book.bytes[1], nibbles),
+                 __byte_perm(book.bytes[0], book.bytes[1], nibbles >> 16)}};
+    }
+}
+
+// Two adjacent scales of a block, times the step.
+__device__ float2 two_scales(const u8* block, u32 token, float step) {
+    u32 pair = __ldg((const u32*)block + token / 2);
+    return make_float2(from_half(pair & 0xffff) * step, from_half(pair >> 16) * step);
+}
+
+// Two scales as halves, times the step.
+__device__ u32 stepped(u32 scales, float step) {
+    return pack_halves(from_half(scales & 0xffff) * step, from_half(scales >> 16) * step);
+}
+// Brings N dims of a coded tile, which begin at `span`, to where those of the tile from `first` on are: N is a whole number of spans
+// of 128, or what is left behind these. `centre` is that of the whole tile, or null.
+template <class Room, bool KEYS, u32 DIM, u32 TYPE, u32 N>
+__device__ void load_span(const Book& book, const u8* span, u32 first, const u16* centre, u16* to, u32 lane) {
+    u32 t = lane % 8;
+    u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
+    // All at once where that is not too much code.
+    constexpr u32 AHEAD = DIM > 2 * SPAN ? 4 : N / 16;
+#pragma unroll AHEAD
+    for (u32 pass = 0; pass < N / 16; pass++) {
+        u32 g = 4 * pass + lane / 8;
+        Dims block = block_at(TYPE, N, 16 * pass);
+        const u8* start = span + block_byte(TYPE, block.index, block.first);
+        Codes codes = group_codes<KEYS, TYPE>(book, start + SCALE_BYTES, block.n, g - block.first / 4, t);
+#pragma unroll
+        for (u32 upper = 0; upper < 2; upper++) {
+            // Token l and four dims, or dim l of sixteen and four tokens.
+            u32 l = t + 8 * upper, select = upper ? 0x4341 : 0x4240;
+            // A byte below the bits of 1024 is that half plus the byte.
+            u32 a = __byte_perm(codes.pair[0], 0x64646464, select);
+            u32 b = __byte_perm(codes.pair[1], 0x64646464, select);
+            uint2 scale, shift = {0, 0};
+            if constexpr (KEYS) {
+                float s = from_half(__ldg((const u16*)start + l)) * (is_turbo(TYPE) ? book.step : 1.0f);
+                scale.x = scale.y = pack_halves(s, s);
+                if (Room::FINISHED && centre) shift = __ldg((const uint2*)(centre + first + 4 * g));
+            } else {
+                // The four tokens of a group are the same in every pass.
+                scale = __ldg((const uint2*)start + lane / 8);
+                if (is_turbo(TYPE)) scale = make_uint2(stepped(scale.x, book.step), stepped(scale.y, book.step));
+                if (Room::FINISHED && centre) shift.x = shift.y = __ldg(centre + first + 16 * pass + l) * 0x10001;
+            }
+            if (Room::FINISHED || !KEYS || !is_turbo(TYPE)) {
+                a = half_sub(a, bias), b = half_sub(b, bias);
+                if (Room::FINISHED && centre) {
+                    // Codes and centres stand for halves, but not always their sums.
+                    a = half_bounded(half_fma(a, scale.x, shift.x)), b = half_bounded(half_fma(b, scale.y, shift.y));
+                } else {
+                    a = half_mul(a, scale.x), b = half_mul(b, scale.y);
+                }
+            }
+            u32 at = KEYS ? Room::in_tokens(DIM, l, first + 4 * g) : Room::in_dims(first + 16 * pass + l, lane / 8 * 4);
+            *(uint2*)(to + at) = make_uint2(a, b);
+        }
+    }
+}
+
+// A coded tile. In heads of many spans code that is the same for each is there once.
+template <class Room, bool KEYS, u32 DIM, u32 TYPE>
+__device__ void load_coded(const Book& book, const u8* tile, const u16* centre, u16* to, u32 lane) {
+    if constexpr (DIM % LEAST_DIMS == 0) {
+        constexpr u32 MOST = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, SPANS = DIM > 2 * SPAN ? DIM / SPAN * SPAN : 0;
+#pragma unroll 1
+        for (u32 first = 0; first < SPANS; first += SPAN) {
+            const u8* span = tile + block_byte(TYPE, first / MOST, first);
+            load_span<Room, KEYS, DIM, TYPE, SPAN>(book, span, first, centre, to, lane);
+        }
+        if constexpr (DIM > SPANS) {
+            const u8* span = tile + block_byte(TYPE, SPANS / MOST, SPANS);
+            load_span<Room, KEYS, DIM, TYPE, DIM - SPANS>(book, span, SPANS, centre, to, lane);
+        }
+    }
+}
+
+// A float tile, in rows of dims (keys) or of tokens. f32 and bf16 beyond f16 saturate.
+template <class Room, bool KEYS, u32 DIM>
+__device__ void load_floats(u32 type, const u8* tile, u16* to, u32 lane) {
+    constexpr u32 COLS = KEYS ? TILE : DIM, AHEAD = DIM > 2 * SPAN ? 4 : DIM / 16;
+#pragma unroll AHEAD
+    for (u32 pass = 0; pass < TILE * DIM / 256; pass++) {
+        u32 i = 256 * pass + 8 * lane, row = i / COLS, col = i % COLS;
+        uint4 eight;
+        if (type == F16) {
+            eight = __ldg((const uint4*)(tile + 2 * i));
+        } else {
+            float x[8];
+            for (int e = 0; e < 8; e++) {
+                float v = type == F32 ? ((const float*)tile)[i + e] : from_bfloat(((const u16*)tile)[i + e]);
+                x[e] = fminf(fmaxf(v, -HALF_MAX), HALF_MAX);
+            }
+            eight = make_uint4(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]), pack_halves(x[4], x[5]),
+                               pack_halves(x[6], x[7]));
+        }
+        *(uint4*)(to + (KEYS ? Room::in_dims(row, col) : Room::in_tokens(DIM, row, col))) = eight;
+    }
+}
+
+// Where a tile is and how to read it.
+struct Tile {
+    const u8* at;
+    u32 type;
+    u32 bytes;
+};
+
+// One side of a KV head of a sequence.
+struct View {
+    const Memory& memory;
+    const Spec& spec;
+    const Offsets& at;
+    const Band& band;
+
+    // A tile as it lies in the blocks (or the sink), or in 16 bit where there is a tail.
+    __device__ Tile tile(u32 index, bool is_main) const {
+        u32 place = place_of(spec, index, is_main ? ~0u : 0);
+        u32 type = place == IN_MAIN ? spec.type : F16;
+        const u8* at_tile = place == IN_TAIL && index - band.first < band.tiles
+            ? band_at(memory, spec, at, band, index)
+            : tile_at(memory, spec, at, index, place);
+        return {at_tile, type, place == IN_MAIN ? spec.tile_bytes : f16_bytes(spec.dim)};
+    }
+
+    // What the codes of tile `index` are relative to; null for nothing.
+    __device__ const u16* centre(u32 index, const Tile& tile) const {
+        return spec.centres && is_coded(tile.type) ? centre_of(spec, index, tile.at) : nullptr;
+    }
+};
+
+__device__ View keys_of(const Common& c, const Slot& slot) {
+    return {slot.part.memory, c.keys, slot.head.keys, slot.part.key_band};
+}
+
+__device__ View values_of(const Common& c, const Slot& slot) {
+    return {slot.part.memory, c.values, slot.head.values, slot.part.value_band};
+}
+// Brings a tile of DIM dims that is laid out as those of keys, or of values. Its centre, or null, is for rooms where keys are finished.
+template <class Room, bool KEYS, u32 DIM>
+__device__ void load_tile(const AttendParams& p, const Tile& tile, const u16* centre, u16* to, u32 lane) {
+    switch (tile.type) {
+        case Q8_0: return load_coded<Room, KEYS, DIM, Q8_0>(p.books[Q8_0], tile.at, centre, to, lane);
+        case Q4_0: return load_coded<Room, KEYS, DIM, Q4_0>(p.books[Q4_0], tile.at, centre, to, lane);
+        case TURBO2: return load_coded<Room, KEYS, DIM, TURBO2>(p.books[TURBO2], tile.at, centre, to, lane);
+        case TURBO3: return load_coded<Room, KEYS, DIM, TURBO3>(p.books[TURBO3], tile.at, centre, to, lane);
+        case TURBO4: return load_coded<Room, KEYS, DIM, TURBO4>(p.books[TURBO4], tile.at, centre, to, lane);
+        case TURBO2T: return load_coded<Room, KEYS, DIM, TURBO2T>(p.books[TURBO2T], tile.at, centre, to, lane);
+        case TURBO3T: return load_coded<Room, KEYS, DIM, TURBO3T>(p.books[TURBO3T], tile.at, centre, to, lane);
+        default: return load_floats<Room, KEYS, DIM>(tile.type, tile.at, to, lane);
+    }
+}
+
+// Asks for a tile to be brought to the second-level cache: the time its first use would wait for.
+__device__ void fetch_tile(const Tile& tile, u32 lane) {
+    for (u32 at = 128 * lane; at < tile.bytes; at += 128 * 32) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(tile.at + at));
+    }
+}
+
+__device__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Four 8 x 8 matrices of halves, whose rows the lanes name in eights.
+__device__ void load_matrices(u32 m[4], const u16* row, bool transposed) {
+    if (transposed) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
+    }
+}
+// What the two rows of a lane see: tokens from `oldest` to before `window` as they lie in the blocks, from there to before `end`
+// in 16 bit.
+struct Sight {
+    u32 oldest[2], window[2], end[2];
+
+    __device__ Sight() {}
+    __device__ Sight(const Common& c, const Slot& slot, u32 first_query, u32 lane) {
+        for (u32 half = 0; half < 2; half++) {
+            u32 query = first_query + lane / 4 + 8 * half, row = query / c.group;
+            oldest[half] = window[half] = end[half] = 0;
+            if (query >= slot.n_queries(c)) continue;
+            oldest[half] = oldest_of(c, slot.part, row), end[half] = slot.part.start + row + 1;
+            window[half] = min(max(window_of(c, slot.part, row) * TILE, oldest[half]), end[half]);
+        }
+    }
+    __device__ u32 first(bool is_main, u32 half) const { return is_main ? oldest[half] : window[half]; }
+    __device__ u32 last(bool is_main, u32 half) const { return is_main ? window[half] : end[half]; }
+    // Whether a query of the warp sees something of a tile in this form.
+    __device__ bool sees(u32 token, bool is_main) const {
+        bool mine = false;
+        for (u32 half = 0; half < 2; half++) mine |= token + TILE > first(is_main, half) && token < last(is_main, half);
+        return __any_sync(~0u, mine);
+    }
+};

@@ -1,0 +1,244 @@
+// Attention of heads whose queries and outputs no warp has registers for, and over joint streams. The method is in wide.rs.
+//
+// Macros: K_DIM, V_DIM (values per token as stored, multiples of 16), CAPPED (whether scores are), JOINT (whether values are the
+// first V_DIM of their keys), QUERY_TILES (sixteens of queries of a block).
+
+#include "unpack.cuh"
+
+constexpr u32 BLOCK_QUERIES = QUERIES * QUERY_TILES;
+constexpr u32 STEP = TILE * WARPS;  // tokens that a block works on at a time
+constexpr u32 TILE_HALVES = TILE * (K_DIM > V_DIM ? K_DIM : V_DIM);
+// Sixteens of dims that a warp sums: every fourth.
+constexpr u32 UNITS = (V_DIM / 16 + WARPS - 1) / WARPS;
+
+// Rows lie without a gap. Eights of halves change places, so that those of eight rows that are read together lie in different banks:
+// rows of tokens in every 64 dims, rows of dims, which are two eights, in pairs.
+struct Room {
+    static constexpr bool FINISHED = true;
+    static __device__ u32 in_tokens(u32 dims, u32 token, u32 dim) {
+        u32 eight = dim / 8;
+        return token * dims + 8 * (eight < dims / 64 * 8 ? eight ^ token % 8 : eight) + dim % 8;
+    }
+    static __device__ u32 in_dims(u32 dim, u32 token) { return dim * TILE + 8 * (token / 8 ^ dim / 4 % 2) + token % 8; }
+};
+
+struct Shared {
+    u16 tiles[WARPS][TILE_HALVES];
+    u16 queries[BLOCK_QUERIES * K_DIM];
+    u16 weights[BLOCK_QUERIES * STEP];
+    float of_warps[WARPS][BLOCK_QUERIES];  // maxima of a step, and sums in the end
+};
+
+// What the queries of a block have seen: a lane has rows lane / 4 and lane / 4 + 8 of each sixteen, and of its warp's dims two of
+// each eight. Maxima are those of the block, sums those of the warp's own tokens.
+struct Work {
+    float out[QUERY_TILES][UNITS][2][4];
+    float max[QUERY_TILES][2];
+    float sum[QUERY_TILES][2];
+};
+
+// Sixteen rows of queries or weights, of `dims` halves each, as left operand: from row `first` and column `at` on.
+__device__ void load_rows(u32 a[4], const u16* rows, u32 dims, u32 first, u32 at, u32 lane) {
+    u32 row = first + lane % 8 + 8 * (lane / 8 % 2);
+    load_matrices(a, rows + Room::in_tokens(dims, row, at + 8 * (lane / 16)), false);
+}
+
+// Scores of the queries with the keys of a tile: s[g][n][..] of tokens 8 n + 2 (lane mod 4) and the next, as `mma` has them.
+__device__ void scores(const u16* queries, const u16* keys, bool in_tokens, float s[QUERY_TILES][2][4], u32 lane) {
+    u32 row = lane % 8, matrix = lane / 8;
+#pragma unroll 4
+    for (u32 k = 0; k < K_DIM / 16; k++) {
+        u32 m[4];
+        if (in_tokens) {
+            load_matrices(m, keys + Room::in_tokens(K_DIM, row + 8 * (matrix / 2), 16 * k + 8 * (matrix % 2)), false);
+        } else {
+            // Matrices (dims 0..8, tokens 0..8), (dims 8.., tokens 0..), then tokens 8..16.
+            load_matrices(m, keys + Room::in_dims(16 * k + row + 8 * (matrix % 2), 8 * (matrix / 2)), true);
+        }
+#pragma unroll
+        for (u32 g = 0; g < QUERY_TILES; g++) {
+            u32 a[4];
+            load_rows(a, queries, K_DIM, QUERIES * g, 16 * k, lane);
+            multiply(s[g][0], a, m[0], m[1]);
+            multiply(s[g][1], a, m[2], m[3]);
+        }
+    }
+}
+
+// Hides what a query does not see of a tile; leaves the largest score of each for the other warps.
+__device__ void hide(const Common& c, float s[QUERY_TILES][2][4], u32 first_token, bool is_main, const Sight* sights,
+                     float* maxima, u32 lane) {
+    u32 col = first_token + 2 * (lane % 4);
+#pragma unroll
+    for (u32 g = 0; g < QUERY_TILES; g++) {
+        for (u32 half = 0; half < 2; half++) {
+            float most = HIDDEN;
+            u32 from = sights[g].first(is_main, half), to = sights[g].last(is_main, half);
+            for (u32 n = 0; n < 2; n++) {
+                for (u32 e = 0; e < 2; e++) {
+                    float& x = s[g][n][2 * half + e];
+                    x = capped(c, x);
+                    if (col + 8 * n + e < from || col + 8 * n + e >= to) x = HIDDEN;
+                    most = fmaxf(most, x);
+                }
+            }
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            if (lane % 4 == 0) maxima[QUERIES * g + lane / 4 + 8 * half] = most;
+        }
+    }
+}
+
+// Turns the scores of a warp's tile into weights relative to the new maximum of all warps, leaves them for these, and brings what was
+// summed before to that maximum.
+__device__ void soften(Work& w, const float s[QUERY_TILES][2][4], Shared& shared, u32 lane, u32 warp) {
+#pragma unroll
+    for (u32 g = 0; g < QUERY_TILES; g++) {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            u32 query = QUERIES * g + lane / 4 + 8 * half;
+            float before = w.max[g][half], max = before, sum = 0.0f;
+            for (u32 other = 0; other < WARPS; other++) max = fmaxf(max, shared.of_warps[other][query]);
+            for (u32 n = 0; n < 2; n++) {
+                float weights[2];
+                for (u32 e = 0; e < 2; e++) {
+                    float x = s[g][n][2 * half + e];
+                    // A hidden token counts nothing even where no other is visible yet.
+                    weights[e] = x == HIDDEN ? 0.0f : power_of_two(x - max + LIFT);
+                    sum += weights[e];
+                }
+                u32 at = Room::in_tokens(STEP, query, TILE * warp + 8 * n + 2 * (lane % 4));
+                *(u32*)(shared.weights + at) = pack_halves(weights[0], weights[1]);
+            }
+            if (max != before) {
+                float keep = power_of_two(before - max);
+                w.max[g][half] = max;
+                w.sum[g][half] *= keep;
+#pragma unroll
+                for (u32 u = 0; u < UNITS; u++) {
+                    for (u32 n = 0; n < 2; n++) w.out[g][u][n][2 * half] *= keep, w.out[g][u][n][2 * half + 1] *= keep;
+                }
+            }
+            w.sum[g][half] += sum;
+        }
+    }
+}
+
+// Adds the values of tile `i` of a step, weighted: of the warp's dims.
+__device__ void mix(Work& w, const Shared& shared, u32 i, bool in_tokens, u32 lane, u32 warp) {
+    constexpr u32 DIM = JOINT ? K_DIM : V_DIM;
+    u32 row = lane % 8, matrix = lane / 8, a[QUERY_TILES][4];
+    const u16* values = shared.tiles[i];
+#pragma unroll
+    for (u32 g = 0; g < QUERY_TILES; g++) load_rows(a[g], shared.weights, STEP, QUERIES * g, TILE * i, lane);
+#pragma unroll
+    for (u32 u = 0; u < UNITS; u++) {
+        u32 dim = 16 * (WARPS * u + warp), m[4];
+        if (dim >= V_DIM) continue;
+        if (in_tokens) {
+            load_matrices(m, values + Room::in_tokens(DIM, row + 8 * (matrix % 2), dim + 8 * (matrix / 2)), true);
+        } else {
+            load_matrices(m, values + Room::in_dims(dim + row + 8 * (matrix / 2), 8 * (matrix % 2)), false);
+        }
+#pragma unroll
+        for (u32 g = 0; g < QUERY_TILES; g++) {
+            multiply(w.out[g][u][0], a[g], m[0], m[1]);
+            multiply(w.out[g][u][1], a[g], m[2], m[3]);
+        }
+    }
+}
+
+// Sums over the tokens, of which each lane of four and each warp has seen a share, and outputs, to memory. The whole block.
+__device__ void write_share(const Common& c, size_t base, Work& w, Shared& shared, u32 lane, u32 warp) {
+#pragma unroll
+    for (u32 g = 0; g < QUERY_TILES; g++) {
+        for (u32 half = 0; half < 2; half++) {
+            u32 query = QUERIES * g + lane / 4 + 8 * half;
+            float& sum = w.sum[g][half];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            if (lane % 4 == 0) shared.of_warps[warp][query] = sum;
+            float* out = c.share + (base + query) * V_DIM + 2 * (lane % 4);
+#pragma unroll
+            for (u32 u = 0; u < UNITS; u++) {
+                u32 dim = 16 * (WARPS * u + warp);
+                if (dim >= V_DIM) continue;
+                for (u32 n = 0; n < 2; n++) {
+                    const float* sums = w.out[g][u][n] + 2 * half;
+                    *(float2*)(out + dim + 8 * n) = make_float2(sums[0], sums[1]);
+                }
+            }
+        }
+    }
+    __syncthreads();
+    if (warp > 0 || lane % 4 > 0) return;
+    for (u32 g = 0; g < QUERY_TILES; g++) {
+        for (u32 half = 0; half < 2; half++) {
+            u32 query = QUERIES * g + lane / 4 + 8 * half;
+            float sum = 0.0f;
+            for (u32 other = 0; other < WARPS; other++) sum += shared.of_warps[other][query];
+            *(float2*)(c.state + 2 * (base + query)) = make_float2(w.max[g][half], sum);
+        }
+    }
+}
+
+// The warps of a block score a tile each for all its queries, and sum a share of the dims each. Grid: splits, blocks of queries, KV
+// heads of all sequences.
+extern "C" __global__ void __launch_bounds__(THREADS) attend_wide(const __grid_constant__ AttendParams p) {
+    extern __shared__ __align__(16) u8 bytes[];
+    Shared& shared = *(Shared*)bytes;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 split = blockIdx.x, first_query = blockIdx.y * BLOCK_QUERIES;
+    Slot slot(p.c, blockIdx.z);
+    if (split >= slot.part.splits || first_query >= slot.n_queries(p.c)) return;
+    const u16* queries = p.c.queries + slot.query(first_query) * K_DIM;
+    for (u32 i = threadIdx.x; i < BLOCK_QUERIES * K_DIM / 8; i += THREADS) {
+        u32 query = i / (K_DIM / 8), dim = i % (K_DIM / 8) * 8;
+        *(uint4*)(shared.queries + Room::in_tokens(K_DIM, query, dim)) = *(const uint4*)(queries + query * K_DIM + dim);
+    }
+    __syncthreads();
+
+    View keys = keys_of(p.c, slot), values = JOINT ? keys_of(p.c, slot) : values_of(p.c, slot);
+    Sight sights[QUERY_TILES];
+#pragma unroll
+    for (u32 g = 0; g < QUERY_TILES; g++) sights[g] = Sight(p.c, slot, first_query + QUERIES * g, lane);
+    u32 last_query = min(first_query + BLOCK_QUERIES, slot.n_queries(p.c)) - 1;
+    Walk walk = walk_of(p.c, slot.part, first_query / p.c.group, last_query / p.c.group);
+    u32 end = min(walk.n, (split + 1) * slot.part.split_tiles);
+    u16* tile = shared.tiles[warp];
+    Work w = {};
+    for (u32 g = 0; g < QUERY_TILES; g++) w.max[g][0] = w.max[g][1] = HIDDEN;
+    for (u32 step = split * slot.part.split_tiles; step < end; step += WARPS) {
+        u32 mine = step + warp, next = mine + WARPS;
+        if (next < end) {
+            fetch_tile(keys.tile(walk.tile(next), walk.is_main(next)), lane);
+            if (!JOINT) fetch_tile(values.tile(walk.tile(next), walk.is_main(next)), lane);
+        }
+        float s[QUERY_TILES][2][4] = {};
+        // A warp beyond the last tile has nothing that is seen.
+        u32 first_token = ~0u - TILE;
+        bool is_main = mine < end && walk.is_main(mine);
+        if (mine < end) {
+            u32 index = walk.tile(mine);
+            first_token = index * TILE;
+            Tile key = keys.tile(index, is_main);
+            load_tile<Room, !JOINT, K_DIM>(p, key, keys.centre(index, key), tile, lane);
+            __syncwarp();
+            scores(shared.queries, tile, is_coded(key.type) != JOINT, s, lane);
+            if (!JOINT) {
+                __syncwarp();
+                load_tile<Room, false, V_DIM>(p, values.tile(index, is_main), nullptr, tile, lane);
+            }
+        }
+        hide(p.c, s, first_token, is_main, sights, shared.of_warps[warp], lane);
+        __syncthreads();
+        soften(w, s, shared, lane, warp);
+        __syncthreads();
+        for (u32 i = 0; i < WARPS && step + i < end; i++) {
+            Tile value = values.tile(walk.tile(step + i), walk.is_main(step + i));
+            mix(w, shared, i, !is_coded(value.type), lane, warp);
+        }
+        __syncthreads();
+    }
+    write_share(p.c, slot.share(split, first_query), w, shared, lane, warp);
+}
