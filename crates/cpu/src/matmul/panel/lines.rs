@@ -1,6 +1,7 @@
 //! Memory for panels: cache lines, zero until written, untouched until then.
 
 use kvant_backend::BackendError;
+#[cfg(not(target_family = "wasm"))]
 use memmap2::MmapMut;
 
 /// One cache line, the width of a vector register: the unit every kernel loads.
@@ -26,8 +27,32 @@ impl Line {
 /// becomes; in huge pages where the system has them, since all of it is read for every token (3 to 10 % faster in a
 /// virtual machine).
 pub(crate) struct Lines {
-    map: MmapMut,
+    map: Memory,
     len: usize,
+}
+
+#[cfg(not(target_family = "wasm"))]
+type Memory = MmapMut;
+/// WebAssembly has one memory, of which the allocator lends parts.
+#[cfg(target_family = "wasm")]
+type Memory = Vec<Line>;
+
+#[cfg(not(target_family = "wasm"))]
+fn memory(len: usize) -> Option<Memory> {
+    // An empty mapping is refused.
+    let map = MmapMut::map_anon(len.saturating_mul(64).max(1)).ok()?;
+    // A wish: a system without huge pages refuses it.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+    Some(map)
+}
+
+#[cfg(target_family = "wasm")]
+fn memory(len: usize) -> Option<Memory> {
+    let mut lines = Vec::new();
+    lines.try_reserve_exact(len).ok()?;
+    lines.resize(len, Line::ZERO);
+    Some(lines)
 }
 
 impl Lines {
@@ -37,17 +62,12 @@ impl Lines {
     /// [`BackendError::OutOfMemory`].
     pub fn zeroed(len: usize) -> Result<Self, BackendError> {
         let bytes = len.saturating_mul(64);
-        // An empty mapping is refused.
-        let map = MmapMut::map_anon(bytes.max(1));
-        let map = map.map_err(|_| BackendError::OutOfMemory { bytes, what: "weights" })?;
-        // A wish: a system without huge pages refuses it.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
+        let map = memory(len).ok_or(BackendError::OutOfMemory { bytes, what: "weights" })?;
         Ok(Self { map, len })
     }
 
     pub fn as_slice(&self) -> &[Line] {
-        // SAFETY: mappings are aligned to pages, and this one has the `64 len` bytes asked for, all initialised; every
+        // SAFETY: mappings are aligned to pages, lines to themselves, and this memory has the `64 len` bytes asked for, all initialised; every
         // byte pattern is a valid `Line`.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.len) }
     }
