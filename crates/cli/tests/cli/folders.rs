@@ -8,6 +8,9 @@ use kvant::gguf::Strings;
 use kvant::{DType, Gguf, Model, quantize};
 use serde_json::{Map, Value, json};
 
+#[cfg(unix)]
+use crate::serve::Server;
+
 fn kvant(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kvant")).args(args).stdin(Stdio::null()).output().unwrap()
 }
@@ -187,6 +190,11 @@ fn tokens_are_drawn_as_the_model_recommends_where_nothing_is_said() {
         let all = "| the model's temp 0.5, top-k 1, top-p 0.75, repeat-penalty 1.5";
         let lines = told(&["-m", model]);
         assert!(lines.contains(all), "{lines}");
+        #[cfg(unix)]
+        {
+            let server = Server::start(&["-m", model]);
+            assert!(server.banner.contains(all), "{}", server.banner);
+        }
         let lines = told(&["-m", model, "--temp", "0.9", "--repeat-penalty", "1"]);
         assert!(lines.contains("| the model's top-k 1, top-p 0.75") && !lines.contains("penalty"), "{lines}");
         // The likeliest token is what it is.

@@ -15,6 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Server {
     child: Child,
     address: String,
+    /// What it says first.
+    pub banner: String,
     /// The line that shows how to ask.
     pub curl: String,
 }
@@ -34,7 +36,7 @@ impl Server {
         let curl = lines.next().unwrap();
         // Whatever it says later must find somebody who reads.
         std::thread::spawn(move || lines.for_each(|line| eprintln!("{line}")));
-        Self { child, address, curl }
+        Self { child, address, banner, curl }
     }
 
     fn send(&self, body: &str) -> TcpStream {
