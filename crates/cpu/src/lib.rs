@@ -8,10 +8,6 @@
     not(target_arch = "x86_64"),
     allow(dead_code, unused_variables, reason = "there is no matrix unit, and perhaps no vector set")
 )]
-#![cfg_attr(
-    not(target_arch = "x86_64"),
-    allow(dead_code, unused_variables, reason = "kernels are written for any vector set, and there is none")
-)]
 
 mod amx;
 mod append;
