@@ -22,8 +22,6 @@ struct ChooseParams {
 @group(0) @binding(4) var<storage, read_write> experts: array<u32>;   // [slots], the most wanted of each row first
 @group(0) @binding(5) var<storage, read_write> shares: array<f32>;    // [slots]: what they weigh
 
-var<workgroup> keys: array<u32, THREADS>;
-var<workgroup> ids: array<u32, THREADS>;
 var<workgroup> sums: array<f32, THREADS>;
 // Of groups of experts.
 var<workgroup> group_keys: array<u32, MOST_GROUPS>;
@@ -114,16 +112,7 @@ fn choose(
                 best_id = e;
             }
         }
-        keys[thread] = best_key;
-        ids[thread] = best_id;
-        workgroupBarrier();
-        for (var step = THREADS / 2u; step > 0u; step /= 2u) {
-            if thread < step && is_before(keys[thread + step], ids[thread + step], keys[thread], ids[thread]) {
-                keys[thread] = keys[thread + step];
-                ids[thread] = ids[thread + step];
-            }
-            workgroupBarrier();
-        }
+        gather_best(thread, best_key, best_id);
         last_key = keys[0];
         last_id = ids[0];
         workgroupBarrier();

@@ -16,9 +16,6 @@ struct Found {
 @group(0) @binding(1) var<storage, read> logits: array<u32>;
 @group(0) @binding(2) var<storage, read_write> found: array<Found>;  // [slices, k]
 
-var<workgroup> keys: array<u32, THREADS>;
-var<workgroup> ids: array<u32, THREADS>;
-
 @compute @workgroup_size(THREADS)
 fn top_k(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let end = min(p.n, (group.x + 1u) * SLICE);
@@ -35,16 +32,7 @@ fn top_k(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
                 best_id = id;
             }
         }
-        keys[thread] = best_key;
-        ids[thread] = best_id;
-        workgroupBarrier();
-        for (var step = THREADS / 2u; step > 0u; step /= 2u) {
-            if thread < step && is_before(keys[thread + step], ids[thread + step], keys[thread], ids[thread]) {
-                keys[thread] = keys[thread + step];
-                ids[thread] = ids[thread + step];
-            }
-            workgroupBarrier();
-        }
+        gather_best(thread, best_key, best_id);
         let id = ids[0];
         last_key = keys[0];
         last_id = id;
