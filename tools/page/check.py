@@ -412,6 +412,21 @@ def nothing_went_wrong_unseen(p):
     assert not p.foreign, p.foreign
 
 
+def run(checks, page):
+    """Runs checks on a page; tells how many failed."""
+    n_failed = 0
+    for function in checks:
+        name = function.__name__.replace("_", " ")
+        try:
+            function(page)
+            print(f"ok      {name}", flush=True)
+        except Exception as error:  # Whatever it is: the others are worth knowing.
+            n_failed += 1
+            page.shot(f"failed-{function.__name__}")
+            print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
+    return n_failed
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("url")
@@ -420,19 +435,10 @@ def main():
     given = arguments.parse_args()
     if given.shots:
         pathlib.Path(given.shots).mkdir(parents=True, exist_ok=True)
-    n_failed = 0
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
         page = Page(browser, given.url.rstrip("/") + "/", given.shots)
-        for function in CHECKS:
-            name = function.__name__.replace("_", " ")
-            try:
-                function(page)
-                print(f"ok      {name}")
-            except Exception as error:  # Whatever it is: the others are worth knowing.
-                n_failed += 1
-                page.shot(f"failed-{function.__name__}")
-                print(f"FAILED  {name}: {type(error).__name__}: {error}")
+        n_failed = run(CHECKS, page)
         browser.close()
     sys.exit(1 if n_failed else 0)
 

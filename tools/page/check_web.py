@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 
-from check import Page, sync_playwright
+from check import Page, run, sync_playwright
 
 # The ten questions of the model's card, and what each answer contains.
 QUESTIONS = {
@@ -232,20 +232,11 @@ def main():
     given = arguments.parse_args()
     if given.shots:
         pathlib.Path(given.shots).mkdir(parents=True, exist_ok=True)
-    n_failed = 0
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=given.chromium, args=QUIET)
         page = Page(browser, serve(given.folder), given.shots)
         page.folder, page.program, page.gguf, page.isa = given.folder, given.program, given.gguf, given.isa
-        for function in CHECKS:
-            name = function.__name__.replace("_", " ")
-            try:
-                function(page)
-                print(f"ok      {name}", flush=True)
-            except Exception as error:  # Whatever it is: the others are worth knowing.
-                n_failed += 1
-                page.shot(f"failed-{function.__name__}")
-                print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
+        n_failed = run(CHECKS, page)
         browser.close()
     sys.exit(1 if n_failed else 0)
 
