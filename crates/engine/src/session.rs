@@ -2,6 +2,7 @@
 
 mod together;
 
+use std::str::FromStr;
 use std::sync::Arc;
 
 use kvant_backend::Candidate;
@@ -38,6 +39,20 @@ impl KvOptions {
     /// The same type for keys and values, with the default policies.
     pub fn symmetric(dtype: DType) -> Self {
         Self { k: dtype, v: dtype, ..Default::default() }
+    }
+}
+
+/// One type for keys and values, or `K/V`.
+impl FromStr for KvOptions {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (k, v) = text.split_once('/').unwrap_or((text, text));
+        let dtype = |name: &str| {
+            let expected = "a KV type, or K/V".to_owned();
+            name.parse().map_err(|_| Error::Setting { name: "kv_type", expected, got: text.to_owned() })
+        };
+        Ok(Self { k: dtype(k)?, v: dtype(v)?, ..Self::default() })
     }
 }
 

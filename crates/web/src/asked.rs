@@ -33,13 +33,7 @@ impl Asked {
     /// # Errors
     /// A name that is no KV type.
     pub fn kv(&self) -> Result<KvOptions, Error> {
-        let text = self.kv_type.as_deref().unwrap_or(KV_TYPE);
-        let (k, v) = text.split_once('/').unwrap_or((text, text));
-        let dtype = |name: &str| {
-            let expected = "a KV type, or K/V".to_owned();
-            name.parse().map_err(|_| Error::Setting { name: "kv_type", expected, got: text.to_owned() })
-        };
-        Ok(KvOptions { k: dtype(k)?, v: dtype(v)?, ..KvOptions::default() })
+        self.kv_type.as_deref().unwrap_or(KV_TYPE).parse()
     }
 
     /// How to go on after the prompt.

@@ -280,7 +280,5 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
 /// `kv_type`: one type for keys and values, or `K/V`.
 fn kv(fields: &Fields) -> Result<Option<KvOptions>, ApiError> {
     let Some(text) = fields.get::<String>("kv_type", "a KV type")? else { return Ok(None) };
-    let (k, v) = text.split_once('/').unwrap_or((&text, &text));
-    let dtype = |name: &str| name.parse().map_err(|_| ApiError::field("kv_type", "a KV type, or K/V", &text));
-    Ok(Some(KvOptions { k: dtype(k)?, v: dtype(v)?, ..KvOptions::default() }))
+    text.parse().map(Some).map_err(|_| ApiError::field("kv_type", "a KV type, or K/V", &text))
 }
