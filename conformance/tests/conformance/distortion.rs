@@ -52,6 +52,8 @@ fn loses_what_theory_gives(shape: Shape) {
     for isa in [Some(Isa::Scalar), Isa::available().last().copied()].into_iter().flatten() {
         let device = CpuDevice::new(isa, 1).unwrap();
         let subject = Subject::new("cpu", device, Arithmetic::Float, Attention::Exact);
+        let draws: Vec<Drawn> = (0..DRAWS).map(|seed| Drawn::new(&shape, seed)).collect();
+        let exact: Vec<_> = draws.iter().map(|drawn| drawn.outputs(&subject, shape)).collect();
         for dtype in [DType::Turbo4, DType::Turbo3, DType::Q8_0] {
             // Queries in bytes lose as much as these codes.
             if dtype == DType::Q8_0 && isa != Isa::Scalar {
@@ -61,10 +63,9 @@ fn loses_what_theory_gives(shape: Shape) {
             let loss = |dim| distortion::measure(dtype, dim, Source::Gaussian, 500, 1).unwrap().mse;
             let losses = [loss(shape.k_head_dim), loss(shape.v_head_dim)];
             let (mut got, mut want) = (0.0, 0.0);
-            for seed in 0..DRAWS {
-                let drawn = Drawn::new(&shape, seed);
-                let outs = [coded, shape].map(|shape| drawn.outputs(&subject, shape));
-                got += outs[0].iter().zip(&outs[1]).map(|(coded, exact)| square(coded - exact)).sum::<f64>();
+            for (drawn, exact) in draws.iter().zip(&exact) {
+                let outs = drawn.outputs(&subject, coded);
+                got += outs.iter().zip(exact).map(|(coded, exact)| square(coded - exact)).sum::<f64>();
                 want += drawn.theory(coded, losses);
             }
             let off = got / want - 1.0;
@@ -136,12 +137,10 @@ fn of_query(
     let shape = &tokens.shape;
     let scale = f64::from(shape.params().scale);
     let oldest = shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
-    let rows = |x: &'_ [f32], dim: usize| -> Vec<Vec<f32>> {
-        x.chunks_exact(dim).take(position + 1).skip(oldest).map(<[f32]>::to_vec).collect()
-    };
-    let (keys, values) = (rows(k, shape.k_head_dim), rows(v, shape.v_head_dim));
+    let [keys, values]: [Vec<&[f32]>; 2] = [(k, shape.k_head_dim), (v, shape.v_head_dim)]
+        .map(|(x, dim)| x.chunks_exact(dim).take(position + 1).skip(oldest).collect());
     // Capped scores, and how much of what they are off by is left.
-    let bent = |k: &Vec<f32>| {
+    let bent = |k: &&[f32]| {
         let score = scale * dot(q, k);
         shape.soft_cap.map(f64::from).map_or((score, 1.0), |cap| {
             let tanh = (score / cap).tanh();
@@ -154,7 +153,7 @@ fn of_query(
     let weights: Vec<f64> = scores.iter().map(|(score, _)| score.exp() / total).collect();
     let mut out = vec![0.0; shape.v_head_dim];
     for (v, weight) in values.iter().zip(&weights) {
-        out.iter_mut().zip(v).for_each(|(out, &v)| *out += weight * f64::from(v));
+        out.iter_mut().zip(*v).for_each(|(out, &v)| *out += weight * f64::from(v));
     }
     let mut lost = 0.0;
     for (i, (((k, v), weight), (_, left))) in keys.iter().zip(&values).zip(&weights).zip(&scores).enumerate()
