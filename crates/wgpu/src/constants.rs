@@ -63,9 +63,10 @@ impl Constants {
     }
 }
 
-/// `value` as WGSL writes it: the shortest decimal that is read as this number.
+/// `value` as WGSL writes it: the shortest decimal that is read as this number. That of the largest number lies above it, where some
+/// compilers see none of an `f32`: it is written out.
 fn literal(value: f32) -> String {
-    format!("{value:?}f")
+    if value.abs() == f32::MAX { format!("{:?}f", f64::from(value)) } else { format!("{value:?}f") }
 }
 
 #[cfg(test)]
@@ -76,9 +77,11 @@ mod tests {
     fn numbers_are_written_to_their_last_bit() {
         let constants = Constants::default().whole("N", 16).float("A", -1e30).float("B", 65504.0);
         let constants = constants.float("C", 0.1).floats("D", &[1e-40]).wholes("E", &[1, 2]);
+        let constants = constants.float("F", f32::MIN);
         let want = "const N: u32 = 16u;\nconst A: f32 = -1e30f;\nconst B: f32 = 65504.0f;\n\
                     const C: f32 = 0.1f;\nvar<private> D: array<f32, 1> = array<f32, 1>(1e-40f);\n\
-                    var<private> E: array<u32, 2> = array<u32, 2>(1u, 2u);\n";
+                    var<private> E: array<u32, 2> = array<u32, 2>(1u, 2u);\n\
+                    const F: f32 = -3.4028234663852886e38f;\n";
         assert_eq!(constants.text(), want);
     }
 }

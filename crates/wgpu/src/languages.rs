@@ -9,7 +9,7 @@ use naga::{AddressSpace, Module};
 use crate::shader::{Source, Text};
 use crate::{append, attend, each, experts, norm, product, recurrent, rope, top_k};
 
-static SOURCES: [&Source; 10] = [
+pub(crate) static SOURCES: [&Source; 10] = [
     &append::SOURCE,
     &attend::SOURCE,
     &each::SOURCE,

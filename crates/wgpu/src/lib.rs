@@ -26,6 +26,8 @@ mod end_to_end;
 mod error;
 mod experts;
 mod gpu;
+#[cfg(test)]
+mod grammar;
 mod kv;
 #[cfg(test)]
 mod languages;

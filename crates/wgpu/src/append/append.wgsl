@@ -47,7 +47,7 @@ fn end(range: u32) -> u32 { return range >> 16u; }
 fn is_in(slot: u32, range: u32) -> bool { return slot >= begin(range) && slot < end(range); }
 
 fn half_in_arena(place: u32, index: u32) -> u32 {
-    return arena[place + index / 2u] >> (16u * (index % 2u)) & 0xffffu;
+    return (arena[place + index / 2u] >> (16u * (index % 2u))) & 0xffffu;
 }
 
 // Values at .. at + n of the row of slot `slot`, as they are coded, into `row`. `old` and `fresh` are slots.
@@ -96,7 +96,7 @@ fn put_floats(w: Write, place: u32, dtype: u32, at: u32, n: u32, range: u32, thr
         let to = place + float_place(is_key, w.dim, slot, at + i) / 2u;
         var word = arena[to];
         if is_in(slot, range) { word = (word & 0xffff0000u) | stage[slot * SPAN + i]; }
-        if is_in(other_slot, range) { word = (word & 0xffffu) | stage[other_slot * SPAN + other] << 16u; }
+        if is_in(other_slot, range) { word = (word & 0xffffu) | (stage[other_slot * SPAN + other] << 16u); }
         arena[to] = word;
     }
 }
@@ -110,7 +110,7 @@ fn stage_floats(dtype: u32, n: u32, thread: u32) {
             out = to_half(clamped(row[i], HALF_MAX));
         } else if dtype == BF16 {
             // Ties to even.
-            out = (bits + 0x7fffu + (bits >> 16u & 1u)) >> 16u;
+            out = (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
         }
         stage[thread * SPAN + i] = out;
     }
@@ -137,7 +137,7 @@ fn put_plane(w: Write, place: u32, bits: u32, is_high: bool, first: u32, n: u32,
             if !is_in(slot, range) { continue; }
             let code = stage[slot * SPAN + first + d];
             let part = select(code & mask, code >> 2u, is_high);
-            word = (word & ~(mask << shift)) | part << shift;
+            word = (word & ~(mask << shift)) | (part << shift);
         }
         arena[place + index] = word;
     }
@@ -147,7 +147,7 @@ fn put_block(w: Write, place: u32, first: u32, n: u32, block: u32, range: u32, t
     if thread < TILE / 2u {
         var word = arena[place + thread];
         if is_in(2u * thread, range) { word = (word & 0xffff0000u) | scales[8u * thread + block]; }
-        if is_in(2u * thread + 1u, range) { word = (word & 0xffffu) | scales[8u * thread + 4u + block] << 16u; }
+        if is_in(2u * thread + 1u, range) { word = (word & 0xffffu) | (scales[8u * thread + 4u + block] << 16u); }
         arena[place + thread] = word;
     }
     let planes = place + SCALE_WORDS;
@@ -189,7 +189,7 @@ fn append(
     let number = number_of(group, groups);
     if number >= arrayLength(&writes) { return; }
     let w = writes[number];
-    let both = min(begin(w.old) + select(0u, 99u, begin(w.old) == end(w.old)), begin(w.new_slots)) | max(end(w.old), end(w.new_slots)) << 16u;
+    let both = min(begin(w.old) + select(0u, 99u, begin(w.old) == end(w.old)), begin(w.new_slots)) | (max(end(w.old), end(w.new_slots)) << 16u);
     let has_slot = is_in(thread, both);
     var block = 0u;
     for (var at = 0u; at < w.dim;) {
@@ -258,7 +258,7 @@ fn centre(
         for (var k = 0u; k < n / TILE; k += 2u) {
             let low = to_half(clamped(sums[k] * w.part_of_one, HALF_MAX));
             let high = to_half(clamped(sums[k + 1u] * w.part_of_one, HALF_MAX));
-            arena[w.centre + (at + thread * (n / TILE) + k) / 2u] = low | high << 16u;
+            arena[w.centre + (at + thread * (n / TILE) + k) / 2u] = low | (high << 16u);
         }
         workgroupBarrier();
         at += n;

@@ -23,7 +23,7 @@ fn rotate(n: u32) {
 fn flip(n: u32, s0: u32, s1: u32, s2: u32, s3: u32) {
     var signs = array<u32, 4>(s0, s1, s2, s3);
     for (var i = 0u; i < n; i++) {
-        let sign = (signs[i / 32u] >> (i % 32u) & 1u) << 31u;
+        let sign = ((signs[i / 32u] >> (i % 32u)) & 1u) << 31u;
         row[i] = bitcast<f32>(bitcast<u32>(row[i]) ^ sign);
     }
 }
@@ -31,13 +31,13 @@ fn flip(n: u32, s0: u32, s1: u32, s2: u32, s3: u32) {
 // The sum of the squares of the first `n` values.
 fn squares(n: u32) -> Number {
     var most = 0u;
-    for (var i = 0u; i < n; i++) { most = max(most, bitcast<u32>(row[i]) >> 23u & 255u); }
+    for (var i = 0u; i < n; i++) { most = max(most, (bitcast<u32>(row[i]) >> 23u) & 255u); }
     var sum = vec2<u32>(0u, 0u);
     for (var i = 0u; i < n; i++) {
         let bits = bitcast<u32>(row[i]);
-        let exponent = bits >> 23u & 255u;
+        let exponent = (bits >> 23u) & 255u;
         if exponent == 0u { continue; }
-        let m = bits & 0x7fffffu | 0x800000u;
+        let m = (bits & 0x7fffffu) | 0x800000u;
         sum = plus(sum, right(left(times(m, m), 8u), 2u * (most - exponent)));
     }
     return normal(sum, 2 * (i32(most) - 150) - 8);

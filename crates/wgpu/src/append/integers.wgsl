@@ -2,7 +2,7 @@
 // no compiler takes for something else.
 
 fn is_below(a: vec2<u32>, b: vec2<u32>) -> bool {
-    return a.y < b.y || a.y == b.y && a.x < b.x;
+    return a.y < b.y || (a.y == b.y && a.x < b.x);
 }
 
 fn plus(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
@@ -18,14 +18,14 @@ fn left(a: vec2<u32>, by: u32) -> vec2<u32> {
     if by == 0u { return a; }
     if by >= 64u { return vec2<u32>(0u, 0u); }
     if by >= 32u { return vec2<u32>(0u, a.x << (by - 32u)); }
-    return vec2<u32>(a.x << by, a.y << by | a.x >> (32u - by));
+    return vec2<u32>(a.x << by, (a.y << by) | (a.x >> (32u - by)));
 }
 
 fn right(a: vec2<u32>, by: u32) -> vec2<u32> {
     if by == 0u { return a; }
     if by >= 64u { return vec2<u32>(0u, 0u); }
     if by >= 32u { return vec2<u32>(a.y >> (by - 32u), 0u); }
-    return vec2<u32>(a.x >> by | a.y << (32u - by), a.y >> by);
+    return vec2<u32>((a.x >> by) | (a.y << (32u - by)), a.y >> by);
 }
 
 fn is_zero(a: vec2<u32>) -> bool {
@@ -41,7 +41,7 @@ fn times(a: u32, b: u32) -> vec2<u32> {
     let low = (a & 0xffffu) * (b & 0xffffu);
     let first = (a >> 16u) * (b & 0xffffu) + (low >> 16u);
     let second = (a & 0xffffu) * (b >> 16u) + (first & 0xffffu);
-    return vec2<u32>(second << 16u | low & 0xffffu, (a >> 16u) * (b >> 16u) + (first >> 16u) + (second >> 16u));
+    return vec2<u32>((second << 16u) | (low & 0xffffu), (a >> 16u) * (b >> 16u) + (first >> 16u) + (second >> 16u));
 }
 
 // m 2^exponent, where m has its highest bit set, or is 0.
@@ -78,7 +78,7 @@ fn rounded_53(a: Number, has_more: bool) -> Number {
     let rest = a.m.x & 0x7ffu;
     var m = vec2<u32>(a.m.x & ~0x7ffu, a.m.y);
     let is_odd = (a.m.x & 0x800u) != 0u;
-    if rest > 0x400u || rest == 0x400u && (has_more || is_odd) {
+    if rest > 0x400u || (rest == 0x400u && (has_more || is_odd)) {
         m = plus(m, vec2<u32>(0x800u, 0u));
         if is_zero(m) { return Number(vec2<u32>(0u, 0x80000000u), a.exponent + 1); }
     }
@@ -97,7 +97,7 @@ fn nearest(m: u32, exponent: i32, has_more: bool) -> f32 {
     let top = m << zeros;
     let rest = top & 255u;
     var mantissa = top >> 8u;
-    if rest > 128u || rest == 128u && (has_more || (mantissa & 1u) == 1u) { mantissa += 1u; }
+    if rest > 128u || (rest == 128u && (has_more || (mantissa & 1u) == 1u)) { mantissa += 1u; }
     // A mantissa that was rounded up to 2^24 carries into the exponent.
     let biased = exponent - i32(zeros) + 8 + 150;
     if biased < 1 { return 0.0f; }
@@ -152,8 +152,8 @@ fn root_of_ratio(a: Number, b: Number) -> f32 {
 fn ratio(a: f32, b: f32) -> f32 {
     let bits_a = bitcast<u32>(a);
     let bits_b = bitcast<u32>(b);
-    let m_a = vec2<u32>(0u, (bits_a & 0x7fffffu | 0x800000u) << 8u);
-    let m_b = vec2<u32>(0u, (bits_b & 0x7fffffu | 0x800000u) << 8u);
+    let m_a = vec2<u32>(0u, ((bits_a & 0x7fffffu) | 0x800000u) << 8u);
+    let m_b = vec2<u32>(0u, ((bits_b & 0x7fffffu) | 0x800000u) << 8u);
     let quotient = quotient_of(m_a, m_b);
     let rest = left(quotient.m, 10u);
     return nearest(rest.y, i32(bits_a >> 23u) - i32(bits_b >> 23u) - 31, quotient.has_more || rest.x != 0u);
@@ -162,19 +162,19 @@ fn ratio(a: f32, b: f32) -> f32 {
 // The nearest f16, ties to even; finite and at most 65,504.
 fn to_half(value: f32) -> u32 {
     let bits = bitcast<u32>(value);
-    let sign = bits >> 16u & 0x8000u;
+    let sign = (bits >> 16u) & 0x8000u;
     let magnitude = bits & 0x7fffffffu;
-    var mantissa = magnitude & 0x7fffffu | 0x800000u;
+    var mantissa = (magnitude & 0x7fffffu) | 0x800000u;
     let exponent = i32(magnitude >> 23u) - 112;
     // Below 2^-14 halves are whole multiples of 2^-24.
     let shift = u32(select(clamp(14 - exponent, 14, 31), 13, exponent > 0));
     let kept = mantissa >> shift;
     let rest = mantissa & ((1u << shift) - 1u);
     let middle = 1u << (shift - 1u);
-    let up = select(0u, 1u, rest > middle || rest == middle && (kept & 1u) == 1u);
+    let up = select(0u, 1u, rest > middle || (rest == middle && (kept & 1u) == 1u));
     if magnitude < 0x800000u { return sign; }
-    if exponent > 0 { return sign | (u32(exponent - 1) << 10u) + kept + up; }
-    return sign | kept + up;
+    if exponent > 0 { return sign | ((u32(exponent - 1) << 10u) + kept + up); }
+    return sign | (kept + up);
 }
 
 // Within [-max, max], which is positive; NaN becomes 0. By its bits, so that the smallest numbers stay what they are.
@@ -182,5 +182,5 @@ fn clamped(value: f32, max: f32) -> f32 {
     let bits = bitcast<u32>(value);
     let magnitude = bits & 0x7fffffffu;
     if magnitude > 0x7f800000u { return 0.0f; }
-    return bitcast<f32>(bits & 0x80000000u | min(magnitude, bitcast<u32>(max)));
+    return bitcast<f32>((bits & 0x80000000u) | min(magnitude, bitcast<u32>(max)));
 }

@@ -22,13 +22,13 @@ fn dim_at(n: u32, p: u32) -> u32 {
 fn four_ways(book: u32, state: u32, first: u32, x: i32) -> i32 {
     let bits = bits_of(book);
     let oldest = vec4<u32>(first) + vec4<u32>(0u, 1u, 2u, 3u);
-    let windows = vec4<u32>(state) | oldest << vec4<u32>(rest_of(book));
+    let windows = vec4<u32>(state) | (oldest << vec4<u32>(rest_of(book)));
     let levels = vec4<i32>(
         level_of(book, windows.x), level_of(book, windows.y), level_of(book, windows.z), level_of(book, windows.w),
     );
     let from_states = windows >> vec4<u32>(bits);
     let so_far = vec4<i32>(costs[from_states.x], costs[from_states.y], costs[from_states.z], costs[from_states.w]);
-    let tagged = so_far & vec4<i32>(~TRELLIS_FREE) | vec4<i32>(oldest);
+    let tagged = (so_far & vec4<i32>(~TRELLIS_FREE)) | vec4<i32>(oldest);
     let ways = tagged - levels * (2 * TRELLIS_UNIT * x) + levels * levels * TRELLIS_SQUARE_UNIT;
     return min(min(ways.x, ways.y), min(ways.z, ways.w));
 }
@@ -52,8 +52,8 @@ fn step_through(book: u32, x: i32) -> u32 {
 // The window of the step that ended in `state`, as `tags` keeps it.
 fn window_of(book: u32, tags: u32, state: u32) -> u32 {
     let bits = bits_of(book);
-    let oldest = tags >> (bits * state) & ((1u << bits) - 1u);
-    return state | oldest << rest_of(book);
+    let oldest = (tags >> (bits * state)) & ((1u << bits) - 1u);
+    return state | (oldest << rest_of(book));
 }
 
 // The state in which the ring is cut open: that at its seam on the cheapest walk across.
@@ -63,7 +63,7 @@ fn seam(book: u32, n: u32) -> u32 {
     for (var p = 0u; p < TRELLIS_LEAD; p++) { came[p] = step_through(book, steps[p]); }
     var least = 0x7fffffff;
     for (var state = 0u; state < 1u << rest_of(book); state++) {
-        least = min(least, costs[state] & ~TRELLIS_FREE | i32(state));
+        least = min(least, (costs[state] & ~TRELLIS_FREE) | i32(state));
     }
     var state = u32(least & TRELLIS_FREE);
     for (var p = TRELLIS_LEAD; p > 0u; p--) { state = window_of(book, came[p - 1u], state) >> bits_of(book); }

@@ -15,7 +15,7 @@ fn slice_of(dim: u32, d: u32) -> vec2<u32> {
 }
 
 fn sign_of(signs: vec4<u32>, i: u32) -> u32 {
-    return (signs[i / 32u] >> (i % 32u) & 1u) << 31u;
+    return ((signs[i / 32u] >> (i % 32u)) & 1u) << 31u;
 }
 
 // D(last) H / sqrt(n) D(first) of each slice of the first `dim` values. All threads of a group of THREADS.

@@ -46,10 +46,10 @@ fn float_place(is_key: bool, dim: u32, slot: u32, d: u32) -> u32 {
 }
 
 fn from_half(bits: u32) -> f32 {
-    let exponent = bits >> 10u & 31u;
+    let exponent = (bits >> 10u) & 31u;
     let mantissa = bits & 1023u;
     let sign = (bits & 0x8000u) << 16u;
     // Numbers without an exponent of their own are whole multiples of 2^-24.
-    let magnitude = select(bitcast<u32>(f32(mantissa) * HALF_UNIT), (exponent + 112u) << 23u | mantissa << 13u, exponent > 0u);
+    let magnitude = select(bitcast<u32>(f32(mantissa) * HALF_UNIT), ((exponent + 112u) << 23u) | (mantissa << 13u), exponent > 0u);
     return bitcast<f32>(sign | magnitude);
 }

@@ -6,19 +6,19 @@
 var<private> w: array<f32, 32>;
 
 fn byte_at(at: u32) -> u32 {
-    return weights[at / 4u] >> (8u * (at % 4u)) & 255u;
+    return (weights[at / 4u] >> (8u * (at % 4u))) & 255u;
 }
 
 // Two and four bytes that begin anywhere.
 fn two_at(at: u32) -> u32 {
-    return byte_at(at) | byte_at(at + 1u) << 8u;
+    return byte_at(at) | (byte_at(at + 1u) << 8u);
 }
 
 fn word_at(at: u32) -> u32 {
     let shift = 8u * (at % 4u);
     let low = weights[at / 4u];
     if shift == 0u { return low; }
-    return low >> shift | weights[at / 4u + 1u] << (32u - shift);
+    return (low >> shift) | (weights[at / 4u + 1u] << (32u - shift));
 }
 
 fn half_at(at: u32) -> f32 {
@@ -31,7 +31,7 @@ fn signed_byte(byte: u32) -> f32 {
 
 // Codes in nibbles: value i in the low half of byte i, value i + 16 in the high half.
 fn nibble(at: u32, i: u32) -> u32 {
-    return byte_at(at + i % 16u) >> (4u * (i / 16u)) & 15u;
+    return (byte_at(at + i % 16u) >> (4u * (i / 16u))) & 15u;
 }
 
 // Weights 32 g .. 32 g + 32 of a row of `n` that begins at byte `row`. Of types without blocks the last may be fewer: zeros.
@@ -63,9 +63,9 @@ fn read_weights(dtype: u32, row: u32, g: u32, n: u32) {
         case IQ4_XS: {
             let block = row + 136u * (g / 8u);
             let run = g % 8u;
-            let low = byte_at(block + 4u + run / 2u) >> (4u * (run % 2u)) & 15u;
-            let high = two_at(block + 2u) >> (2u * run) & 3u;
-            let d = half_at(block) * (f32(low | high << 4u) - 32.0f);
+            let low = (byte_at(block + 4u + run / 2u) >> (4u * (run % 2u))) & 15u;
+            let high = (two_at(block + 2u) >> (2u * run)) & 3u;
+            let d = half_at(block) * (f32(low | (high << 4u)) - 32.0f);
             for (var i = 0u; i < 32u; i++) { w[i] = IQ4_LEVELS[nibble(block + 8u + 16u * run, i)] * d; }
         }
         case MXFP4: {
@@ -80,7 +80,7 @@ fn read_weights(dtype: u32, row: u32, g: u32, n: u32) {
             for (var i = 0u; i < 32u; i++) {
                 let sub = 2u * (g % 2u) + i / 16u;
                 let byte = byte_at(block + 4u + 8u * sub + i % 8u);
-                w[i] = E2M1_LEVELS[byte >> (4u * (i / 8u % 2u)) & 15u] * (0.5f * small_float(byte_at(block + sub)));
+                w[i] = E2M1_LEVELS[(byte >> (4u * (i / 8u % 2u))) & 15u] * (0.5f * small_float(byte_at(block + sub)));
             }
         }
         default: { read_rotated(dtype, row, g); }
@@ -122,8 +122,8 @@ fn read_legacy(dtype: u32, row: u32, g: u32) {
         for (var k = 0u; k < 4u; k++) {
             let j = i + k;
             let byte = word >> (8u * k);
-            let low = byte & 15u | (fifth >> j & 1u) << 4u;
-            let high = byte >> 4u & 15u | (fifth >> (j + 16u) & 1u) << 4u;
+            let low = (byte & 15u) | (((fifth >> j) & 1u) << 4u);
+            let high = ((byte >> 4u) & 15u) | (((fifth >> (j + 16u)) & 1u) << 4u);
             w[j] = (f32(low) - zero) * d + min;
             w[j + 16u] = (f32(high) - zero) * d + min;
         }
@@ -135,7 +135,7 @@ fn read_q2_k(block: u32, run: u32) {
     let m = half_at(block + 82u);
     for (var i = 0u; i < 32u; i++) {
         let scales = byte_at(block + 2u * run + i / 16u);
-        let code = byte_at(block + 16u + 32u * (run / 4u) + i) >> (2u * (run % 4u)) & 3u;
+        let code = (byte_at(block + 16u + 32u * (run / 4u) + i) >> (2u * (run % 4u))) & 3u;
         w[i] = d * f32(scales & 15u) * f32(code) - m * f32(scales >> 4u);
     }
 }
@@ -144,11 +144,11 @@ fn read_q3_k(block: u32, run: u32) {
     let d = half_at(block + 108u);
     for (var i = 0u; i < 32u; i++) {
         let j = 2u * run + i / 16u;
-        let lower = byte_at(block + 96u + j % 8u) >> (4u * (j / 8u)) & 15u;
-        let upper = byte_at(block + 104u + j % 4u) >> (2u * (j / 4u)) & 3u;
-        let high = byte_at(block + i) >> run & 1u;
-        let code = byte_at(block + 32u + 32u * (run / 4u) + i) >> (2u * (run % 4u)) & 3u | high << 2u;
-        w[i] = d * (f32(lower | upper << 4u) - 32.0f) * (f32(code) - 4.0f);
+        let lower = (byte_at(block + 96u + j % 8u) >> (4u * (j / 8u))) & 15u;
+        let upper = (byte_at(block + 104u + j % 4u) >> (2u * (j / 4u))) & 3u;
+        let high = (byte_at(block + i) >> run) & 1u;
+        let code = ((byte_at(block + 32u + 32u * (run / 4u) + i) >> (2u * (run % 4u))) & 3u) | (high << 2u);
+        w[i] = d * (f32(lower | (upper << 4u)) - 32.0f) * (f32(code) - 4.0f);
     }
 }
 
@@ -159,15 +159,15 @@ fn read_q4_k(block: u32, run: u32, has_fifth: bool) {
     var min = byte_at(scales + run + 4u) & 63u;
     if run >= 4u {
         let both = byte_at(scales + run + 4u);
-        scale = both & 15u | byte_at(scales + run - 4u) >> 6u << 4u;
-        min = both >> 4u | byte_at(scales + run) >> 6u << 4u;
+        scale = (both & 15u) | ((byte_at(scales + run - 4u) >> 6u) << 4u);
+        min = (both >> 4u) | ((byte_at(scales + run) >> 6u) << 4u);
     }
     let d = half_at(block) * f32(scale);
     let m = half_at(block + 2u) * f32(min);
     let codes = block + 16u + select(0u, 32u, has_fifth) + 32u * (run / 2u);
     for (var i = 0u; i < 32u; i++) {
-        var code = byte_at(codes + i) >> (4u * (run % 2u)) & 15u;
-        if has_fifth { code |= (byte_at(block + 16u + i) >> run & 1u) << 4u; }
+        var code = (byte_at(codes + i) >> (4u * (run % 2u))) & 15u;
+        if has_fifth { code |= ((byte_at(block + 16u + i) >> run) & 1u) << 4u; }
         w[i] = d * f32(code) - m;
     }
 }
@@ -176,16 +176,16 @@ fn read_q6_k(block: u32, run: u32) {
     let quarter = run % 4u;
     let d = half_at(block + 208u);
     for (var i = 0u; i < 32u; i++) {
-        let low = byte_at(block + 64u * (run / 4u) + 32u * (quarter % 2u) + i) >> (4u * (quarter / 2u)) & 15u;
-        let high = byte_at(block + 128u + 32u * (run / 4u) + i) >> (2u * quarter) & 3u;
+        let low = (byte_at(block + 64u * (run / 4u) + 32u * (quarter % 2u) + i) >> (4u * (quarter / 2u))) & 15u;
+        let high = (byte_at(block + 128u + 32u * (run / 4u) + i) >> (2u * quarter)) & 3u;
         let scale = signed_byte(byte_at(block + 192u + 2u * run + i / 16u));
-        w[i] = d * scale * (f32(low | high << 4u) - 32.0f);
+        w[i] = d * scale * (f32(low | (high << 4u)) - 32.0f);
     }
 }
 
 // E4M3 without a sign. 127 is no number.
 fn small_float(byte: u32) -> f32 {
-    let exponent = byte >> 3u & 15u;
+    let exponent = (byte >> 3u) & 15u;
     let mantissa = f32(byte & 7u);
     if (byte & 127u) == 127u { return bitcast<f32>(0x7f800000u | byte); }
     if exponent == 0u { return mantissa / 512.0f; }
@@ -199,9 +199,9 @@ fn read_rotated(dtype: u32, row: u32, g: u32) {
         let d = half_at(block + 2u * (i / 16u));
         if dtype == TQ3_1S {
             let eight = word_at(block + 4u + 3u * (i / 8u));
-            w[i] = TQ3_LEVELS[eight >> (3u * (i % 8u)) & 7u] * d;
+            w[i] = TQ3_LEVELS[(eight >> (3u * (i % 8u))) & 7u] * d;
         } else {
-            w[i] = TQ4_LEVELS[byte_at(block + 4u + i / 2u) >> (4u * (i % 2u)) & 15u] * d;
+            w[i] = TQ4_LEVELS[(byte_at(block + 4u + i / 2u) >> (4u * (i % 2u))) & 15u] * d;
         }
     }
     for (var step = 1u; step < 32u; step *= 2u) {
@@ -214,6 +214,6 @@ fn read_rotated(dtype: u32, row: u32, g: u32) {
         }
     }
     for (var i = 0u; i < 32u; i++) {
-        w[i] *= select(TQ_FACTOR, -TQ_FACTOR, (TQ_SIGNS >> i & 1u) != 0u);
+        w[i] *= select(TQ_FACTOR, -TQ_FACTOR, ((TQ_SIGNS >> i) & 1u) != 0u);
     }
 }

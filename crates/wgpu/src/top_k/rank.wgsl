@@ -33,5 +33,5 @@ fn gather_best(thread: u32, key: u32, id: u32) {
 }
 
 fn is_before(key: u32, id: u32, other_key: u32, other_id: u32) -> bool {
-    return key > other_key || key == other_key && id < other_id;
+    return key > other_key || (key == other_key && id < other_id);
 }
