@@ -6,7 +6,8 @@
     /tmp/page/bin/python tools/page/check_web.py target/web-page target/debug/kvant [/usr/bin/chromium] [--shots DIR]
 
 Hands the folder out itself, from a port of this machine. The program is asked the same questions with the same kernels, and is to
-say the same. `--gguf FILE` names a model to drop on the page. Needs what `check.py` needs.
+say the same, on the CPU and, where the browser can be made to have one, on an adapter of WebGPU, which is a program on the CPU
+here (SwiftShader) and slow. `--gguf FILE` names a model to drop on the page. Needs what `check.py` needs.
 """
 
 import argparse
@@ -38,13 +39,22 @@ QUESTIONS = {
 # What keeps Chromium itself from asking others for anything.
 QUIET = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
     --disable-component-update --disable-sync""".split()
+# What makes it have an adapter of WebGPU without a GPU.
+WITH_ADAPTER = [flag for flag in QUIET if flag != "--disable-gpu"] + ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
+# Of the questions, as many as are asked there.
+ON_ADAPTER = 4
 MOST_BYTES = 8_000_000
 
-CHECKS = []
+CHECKS, GPU_CHECKS = [], []
 
 
 def check(function):
     CHECKS.append(function)
+    return function
+
+
+def gpu_check(function):
+    GPU_CHECKS.append(function)
     return function
 
 
@@ -90,7 +100,8 @@ def drop(p, name, *, path=None, size=0):
 def it_says_what_runs_the_model(p):
     p.page.locator("#runs", has_text="kernels in WebAssembly").wait_for()
     p.page.locator(".hello", has_text="Nothing that is said here leaves this browser").wait_for()
-    assert "CPU" in p.page.locator("#runs").inner_text()
+    runs = p.page.locator("#runs").inner_text()
+    assert re.search(r"\(CPU, simd128 kernels in WebAssembly; no WebGPU: this browser has no adapter\)", runs), runs
     p.shot("web-hello")
 
 
@@ -103,12 +114,16 @@ def all_of_it_is_small(p):
 
 @check
 def ten_questions_are_answered_as_by_the_program(p):
+    answer_as_the_program(p, QUESTIONS)
+
+
+def answer_as_the_program(p, questions):
     p.press("Settings")
     p.page.fill("[name=temperature]", "0")
     p.page.keyboard.press("Escape")
     p.page.select_option("#kv", "turbo3")
     rates = []
-    for question, expected in QUESTIONS.items():
+    for question, expected in questions.items():
         p.new()
         p.send(question)
         got = p.answers().locator(".text").last.inner_text().strip()
@@ -216,9 +231,73 @@ def it_fits_a_narrow_window_in_the_dark(p):
 
 @check
 def nothing_foreign_is_asked_for_and_nothing_went_wrong_unseen(p):
-    assert set(Folder.asked) <= {"/", "/worker.js", "/kvant.wasm"}, Folder.asked
+    assert {path.split("?")[0] for path in Folder.asked} <= {"/", "/worker.js", "/kvant.packed"}, Folder.asked
     assert not p.errors, p.errors
     assert not p.foreign, p.foreign
+
+
+@gpu_check
+def a_program_on_the_cpu_is_no_gpu_unless_it_is_asked_for(p):
+    runs = p.page.locator("#runs")
+    runs.filter(has_text="CPU, simd128").wait_for()
+    assert "is a program on the CPU" in runs.inner_text(), runs.inner_text()
+    p.page.goto(p.url + "?gpu=any")
+    runs.filter(has_text="webgpu: ").wait_for()
+    print("       ", runs.inner_text())
+
+
+@gpu_check
+def questions_are_answered_on_webgpu_as_by_the_program(p):
+    answer_as_the_program(p, dict(list(QUESTIONS.items())[:ON_ADAPTER]))
+    p.shot("web-gpu")
+
+
+@gpu_check
+def a_lost_gpu_is_said_and_another_answers(p):
+    p.new()
+    p.page.fill("#input", "Count to five.")
+    p.page.keyboard.press("Enter")
+    p.page.locator(".answer .text:not(:empty)").last.wait_for()
+    p.page.context.browser.new_browser_cdp_session().send("Browser.crashGpuProcess")
+    p.settle()
+    assert "the device is lost" in p.answers().last.inner_text(), p.answers().last.inner_text()
+    p.send("What is the capital of Peru?")
+    assert "Lima" in p.answers().locator(".text").last.inner_text()
+    print("       ", p.page.locator("#runs").inner_text())
+
+
+@gpu_check
+def a_gpu_that_refuses_kernels_is_said_and_the_cpu_answers(p):
+    refuses = "GPUDevice.prototype.createComputePipelineAsync = async () => { throw new Error('too many notes'); };"
+    script = pathlib.Path(p.folder, "worker.js").read_text()
+    p.page.route("**/worker.js", lambda route: route.fulfill(body=refuses + script, content_type="text/javascript"))
+    p.page.reload()
+    runs = p.page.locator("#runs", has_text="CPU, simd128")
+    runs.wait_for()
+    assert re.search(r"no WebGPU: wgpu: .*too many notes", runs.inner_text()), runs.inner_text()
+    p.send("What is the capital of Japan?")
+    assert "Tokyo" in p.answers().locator(".text").last.inner_text()
+
+
+@gpu_check
+def nothing_went_wrong_unseen_there(p):
+    assert not p.errors, p.errors
+    assert not p.foreign, p.foreign
+
+
+def on_adapter(playwright, given, url):
+    """The checks with WebGPU; tells how many failed."""
+    browser = playwright.chromium.launch(executable_path=given.chromium, args=WITH_ADAPTER)
+    p = Page(browser, url, given.shots)
+    p.page.set_default_timeout(300_000)
+    p.folder, p.program, p.isa = given.folder, given.program, given.isa
+    if not p.page.evaluate("async () => Boolean(window.WebAssembly?.Suspending && await navigator.gpu?.requestAdapter())"):
+        print("skipped: this browser has no adapter of WebGPU, or nothing in WebAssembly waits there")
+        browser.close()
+        return 0
+    n_failed = run(GPU_CHECKS, p)
+    browser.close()
+    return n_failed
 
 
 def main():
@@ -234,10 +313,12 @@ def main():
         pathlib.Path(given.shots).mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=given.chromium, args=QUIET)
-        page = Page(browser, serve(given.folder), given.shots)
+        url = serve(given.folder)
+        page = Page(browser, url, given.shots)
         page.folder, page.program, page.gguf, page.isa = given.folder, given.program, given.gguf, given.isa
         n_failed = run(CHECKS, page)
         browser.close()
+        n_failed += on_adapter(playwright, given, url)
     sys.exit(1 if n_failed else 0)
 
 

@@ -23,7 +23,7 @@ class Engine {
       if (data.isFault) this.end(data.wrong);
     };
     this.worker.onerror = event => this.end(event.message || 'the engine cannot be loaded');
-    this.worker.postMessage({ what: 'open', file });
+    this.worker.postMessage({ what: 'open', file, gpu: new URLSearchParams(location.search).get('gpu') });
   }
 
   /** Gives the worker something to do; `listen` is told what comes of it. Gives what stops it. */
@@ -61,7 +61,7 @@ async function get(path) {
   if (path === 'kv') return meterOf(about, await new Promise((resolve, reject) =>
     at.tell('kv', {}, data => { data.wrong ? reject(new Error(data.wrong)) : resolve(data.kv); })));
   if (path === 'props') return { default_generation_settings: { params: { temperature: about.temperature, top_p: about.top_p } } };
-  const runs = `${about.device.toUpperCase()}, ${about.kernels} kernels in WebAssembly`;
+  const runs = about.gpu ? `webgpu: ${about.gpu}` : `CPU, ${about.kernels} kernels in WebAssembly; no WebGPU: ${about.without}`;
   tell('runs', `No server: this browser runs the model (${runs}).`);
   server.about = `Nothing that is said here leaves this browser, which runs the model itself: ${runs}. For another model, drop a GGUF file anywhere.`;
   return { data: [{ id: at.file?.name ?? about.name ?? 'built in', meta: { n_ctx: about.n_ctx } }] };

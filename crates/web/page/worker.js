@@ -1,26 +1,36 @@
-/* The thread that the engine runs in, so that the page stays free: WebAssembly computes without a pause. What the functions of
-   the module do is told in crates/web/src/abi.rs. */
+/* The thread that the engine runs in, so that the page stays free: WebAssembly computes without a pause, but for when it waits for a
+   GPU. What the functions of the module do is told in crates/web/src/abi.rs. */
 
-let wasm;
+let wasm, gpu;
 /** Answers that are waited for, the first of them in the making: { id, asked }. */
 const asks = [];
 let isStopped = false;
+/** What the calls so far come back as: a call that comes while one waits for the GPU has to wait too. */
+let turn = Promise.resolve();
 
 /** Calls the module; gives what it says. Throws a line of its own where it refuses, and `isFault` where it is of no use any more. */
-function call(name, input) {
+function call(name, ...given) {
+  const mine = turn.then(() => enter(name, given));
+  turn = mine.catch(() => {});
+  return mine;
+}
+
+async function enter(name, [input, ...flags]) {
+  if (input) new Uint8Array(wasm.memory.buffer).set(input, place(input.length));
+  let isDone;
   try {
-    if (input) new Uint8Array(wasm.memory.buffer).set(input, place(input.length));
-    const isDone = wasm[name]();
-    const said = output();
-    if (!isDone) throw new Error(said);
-    return JSON.parse(said);
+    isDone = await wasm[name](...flags);
   } catch (error) {
-    if (!(error instanceof WebAssembly.RuntimeError)) throw error;
     const said = output();
     const line = said.startsWith('a fault') ? said : `the engine has stopped (${error.message}): the 4 GiB of memory that a page has are most likely full`;
-    throw Object.assign(new Error(line), { isFault: true });
+    throw fault(line);
   }
+  const said = output();
+  if (isDone) return JSON.parse(said);
+  throw gpu.isLost ? fault(said) : new Error(said);
 }
+
+const fault = line => Object.assign(new Error(line), { isFault: true });
 
 function output() {
   const [at, n] = [wasm.kvant_output() >>> 0, wasm.kvant_output_len() >>> 0];
@@ -48,12 +58,32 @@ async function take(file) {
   }
 }
 
-async function open(file) {
-  const module = await (await fetch('kvant.wasm')).arrayBuffer();
-  wasm = (await WebAssembly.instantiate(module)).instance.exports;
-  wasm.kvant_start();
-  if (file) await take(file);
-  postMessage({ opened: call('kvant_open') });
+/** The module's functions, of an instance whose calls may wait where there is a GPU. */
+async function instance(module) {
+  const made = await WebAssembly.instantiate(module, { gpu: importsOf(gpu, () => wasm.memory) });
+  if (!gpu.device) return made.exports;
+  const waiting = ['kvant_open', 'kvant_begin', 'kvant_go_on'].map(name => [name, WebAssembly.promising(made.exports[name])]);
+  return { ...made.exports, ...Object.fromEntries(waiting) };
+}
+
+/** Opens a model on a GPU, or on the CPU where there is none or it does not take the model, which is said then. */
+async function open(file, asked) {
+  const unpacked = (await fetch('kvant.packed')).body.pipeThrough(new DecompressionStream('gzip'));
+  const module = await WebAssembly.compileStreaming(new Response(unpacked, { headers: { 'content-type': 'application/wasm' } }));
+  gpu = await openGpu(asked).catch(error => ({ why: error.message }));
+  for (;;) {
+    wasm = await instance(module);
+    wasm.kvant_start();
+    if (file) await take(file);
+    try {
+      const about = await call('kvant_open', null, Boolean(gpu.device));
+      return postMessage({ opened: { ...about, gpu: gpu.name, without: gpu.why } });
+    } catch (error) {
+      if (!gpu.device) throw error;
+      gpu.device.destroy();
+      gpu = { why: error.message };
+    }
+  }
 }
 
 /** Lets messages in. */
@@ -66,9 +96,9 @@ const breathe = () => new Promise(resolve => {
 async function answer({ id, asked }) {
   const began = performance.now();
   let [spoke, n] = [0, 0];
-  call('kvant_begin', json(asked));
+  await call('kvant_begin', json(asked));
   while (!isStopped) {
-    const event = call('kvant_go_on');
+    const event = await call('kvant_go_on');
     if (event.said !== undefined && n++ === 0) spoke = performance.now();
     if (event.finished) {
       const { prompt, cached } = event.finished, rate = (count, ms) => count > 0 && ms > 0 ? count / ms * 1000 : 0;
@@ -78,7 +108,7 @@ async function answer({ id, asked }) {
     if (event.finished) return;
     await breathe();
   }
-  call('kvant_stop');
+  await call('kvant_stop');
 }
 
 async function work() {
@@ -94,8 +124,8 @@ async function work() {
 }
 
 const DO = {
-  open({ file }) {
-    open(file).catch(error => postMessage({ wrong: error.message, isFault: true }));
+  open({ file, gpu: asked }) {
+    open(file, asked).catch(error => postMessage({ wrong: error.message, isFault: true }));
   },
   ask(asked) {
     if (asks.push(asked) === 1) work();
@@ -105,9 +135,9 @@ const DO = {
     if (at === 0) isStopped = true;
     else if (at > 0) asks.splice(at, 1);
   },
-  kv({ id }) {
+  async kv({ id }) {
     try {
-      postMessage({ id, kv: { ...call('kvant_kv'), waiting: Math.max(0, asks.length - 1) } });
+      postMessage({ id, kv: { ...await call('kvant_kv'), waiting: Math.max(0, asks.length - 1) } });
     } catch (error) {
       postMessage({ id, wrong: error.message, isFault: error.isFault });
     }

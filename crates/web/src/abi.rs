@@ -1,5 +1,6 @@
-//! The border to the page. Nothing is imported, and no pointer is followed here: bytes come in where [`kvant_input`] says, and go
-//! out as JSON, or as a line that says what is wrong, where [`kvant_output`] says.
+//! The border to the page. No pointer is followed here: bytes come in where [`kvant_input`] says, and go out as JSON, or as a line that
+//! says what is wrong, where [`kvant_output`] says. What is imported is the page's GPU (`kvant-webgpu`). On one, [`kvant_open`],
+//! [`kvant_begin`] and [`kvant_go_on`] wait for it, and no other function may be called meanwhile.
 
 use std::cell::{Cell, RefCell};
 use std::panic;
@@ -93,12 +94,12 @@ pub extern "C" fn kvant_output_len() -> usize {
     n
 }
 
-/// Opens the GGUF file of the input, or the built-in model where there is no input; gives an [`About`](crate::About). Memory
-/// of WebAssembly never shrinks: for another model, take another instance.
+/// Opens the GGUF file of the input, or the built-in model where there is no input, on the CPU or on the page's GPU; gives an
+/// [`About`](crate::About). Memory of WebAssembly never shrinks: for another model, take another instance.
 #[unsafe(no_mangle)]
-pub extern "C" fn kvant_open() -> bool {
+pub extern "C" fn kvant_open(on_gpu: bool) -> bool {
     call(|instance, bytes| {
-        let engine = instance.engine.insert(Engine::open(bytes, room())?);
+        let engine = instance.engine.insert(Engine::open(bytes, room(), on_gpu)?);
         engine.about()
     })
 }
@@ -150,7 +151,7 @@ mod tests {
     fn a_page_opens_asks_and_hears_the_answer() {
         assert!(!kvant_go_on());
         assert_eq!(output(), "no model is open");
-        assert!(kvant_open());
+        assert!(kvant_open(false));
         assert!(output().starts_with("{\"name\":\"kvant-pocket\""));
         hand_in("{\"messages\": 1}");
         assert!(!kvant_begin());
@@ -179,8 +180,8 @@ mod tests {
     fn what_is_handed_in_belongs_to_one_call_and_has_to_fit() {
         assert!(kvant_input(usize::MAX).is_null());
         hand_in("no model");
-        assert!(!kvant_open());
+        assert!(!kvant_open(false));
         assert!(output().contains("GGUF"));
-        assert!(kvant_open(), "the built-in one: {}", output());
+        assert!(kvant_open(false), "the built-in one: {}", output());
     }
 }

@@ -1,10 +1,11 @@
 //! A model and the conversations with it, moved on one small step at a time.
 
 use kvant::{
-    CancelFlag, Continuation, Error, Finish, GenerateOptions, Gguf, KvOptions, Model, Needs, OpenOptions,
-    RenderOptions, Session, SessionOptions,
+    CancelFlag, Continuation, DeviceChoice, Error, Finish, GenerateOptions, Gguf, KvOptions, Model, Needs,
+    OpenOptions, RenderOptions, Session, SessionOptions,
 };
 use serde::Serialize;
+use serde_json::json;
 
 use crate::asked::defaults;
 use crate::{Asked, WebError};
@@ -119,27 +120,43 @@ pub struct Kv {
 }
 
 impl Engine {
-    /// Opens the GGUF file `bytes`, or the model that is built in where there are none. `room` is the memory, in bytes, that can be
-    /// allocated besides those.
+    /// Opens the GGUF file `bytes`, or the model that is built in where there are none, on the CPU or on the first adapter. `room` is
+    /// the memory, in bytes, that can be allocated besides those.
     ///
     /// # Errors
-    /// A file that is not a sound GGUF, without a tokenizer or a chat template, of a family or type that does not run, or too large.
-    pub fn open(bytes: Vec<u8>, room: usize) -> Result<Self, WebError> {
+    /// A file that is not a sound GGUF, without a tokenizer or a chat template, of a family or type that does not run, or too large;
+    /// an adapter that is not there or does not say a token.
+    pub fn open(bytes: Vec<u8>, room: usize, on_gpu: bool) -> Result<Self, WebError> {
         let gguf = match bytes.is_empty() {
             true => Model::bundled_file()?,
             false => Gguf::from_bytes(bytes).map_err(Error::from)?,
         };
         let weights: usize = gguf.tensors().iter().map(|info| info.n_bytes).fold(0, usize::saturating_add);
-        let needed = weights.saturating_add(SPARE);
+        // A GPU has weights and caches in memory of its own.
+        let needed = if on_gpu { SPARE } else { weights.saturating_add(SPARE) };
         if needed > room {
             return Err(WebError::Memory { needed: needed / MIB, room: room / MIB });
         }
-        let options =
-            OpenOptions { n_threads: Some(1), needs: Needs::ChatTemplate, ..OpenOptions::default() };
+        let device = if on_gpu { DeviceChoice::Wgpu(0) } else { DeviceChoice::Cpu };
+        let needs = Needs::ChatTemplate;
+        let options = OpenOptions { device, n_threads: Some(1), needs, ..OpenOptions::default() };
         let model = Model::from_gguf(gguf, options)?;
-        let budget = room - needed;
+        let budget = if on_gpu { room_on_gpu()? } else { room - needed };
         model.set_kv_budget(budget);
-        Ok(Self { model, budget, talks: Vec::new(), answer: None })
+        let mut engine = Self { model, budget, talks: Vec::new(), answer: None };
+        if on_gpu {
+            engine.try_out()?;
+        }
+        Ok(engine)
+    }
+
+    /// Has the model say a token, so that kernels which a GPU refuses are known of before somebody asks, and the others compiled.
+    fn try_out(&mut self) -> Result<(), WebError> {
+        let messages = vec![json!({ "role": "user", "content": "Hello" })];
+        self.begin(&Asked { messages, max_tokens: Some(1), ..Asked::default() })?;
+        while !matches!(self.go_on()?, Event::Finished(_)) {}
+        self.talks.clear();
+        Ok(())
     }
 
     /// What the model is.
@@ -267,17 +284,23 @@ impl Engine {
     }
 }
 
+/// Bytes that all caches together may take on the first adapter: what a kernel reaches.
+fn room_on_gpu() -> Result<usize, WebError> {
+    let reached = kvant::adapters()?.first().map_or(0, |adapter| adapter.max_binding);
+    Ok(usize::try_from(reached).unwrap_or(usize::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use kvant::{Message, SamplerParams};
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::*;
 
     const ROOM: usize = 3 << 30;
 
     fn engine() -> Engine {
-        Engine::open(Vec::new(), ROOM).unwrap()
+        Engine::open(Vec::new(), ROOM, false).unwrap()
     }
 
     fn asked(messages: Value, kv_type: &str) -> Asked {
@@ -368,8 +391,9 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_or_does_not_fit_is_refused_in_a_line() {
-        let open =
-            |bytes: &[u8], room| Engine::open(bytes.to_vec(), room).map(|_| ()).unwrap_err().to_string();
+        let open = |bytes: &[u8], room| {
+            Engine::open(bytes.to_vec(), room, false).map(|_| ()).unwrap_err().to_string()
+        };
         assert!(open(b"no model", ROOM).contains("GGUF"), "{}", open(b"no model", ROOM));
         let small = open(b"", SPARE);
         assert_eq!(small, "the model takes 196 MiB of memory, and there is room for 192 MiB here");
@@ -384,6 +408,19 @@ mod tests {
         assert!(
             answer(&mut engine, &asked(user("What is the capital of Peru?"), "turbo3")).0.contains("Lima")
         );
+    }
+
+    #[test]
+    fn on_an_adapter_it_says_what_it_says_on_the_cpu() {
+        if kvant::adapters().unwrap().is_empty() {
+            assert!(std::env::var_os("KVANT_REQUIRE_WGPU").is_none(), "there is no adapter");
+            return eprintln!("skipped: on_an_adapter_it_says_what_it_says_on_the_cpu: there is no adapter");
+        }
+        let mut on_gpu = Engine::open(Vec::new(), SPARE, true).unwrap();
+        assert_eq!(on_gpu.about().unwrap().device, "wgpu:0");
+        assert_eq!((on_gpu.kv().bytes, on_gpu.kv().idle), (0, 0), "nothing is left of the first token");
+        let asked = asked(user("What is the capital of France?"), "turbo3");
+        assert_eq!(answer(&mut on_gpu, &asked), answer(&mut engine(), &asked));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Kvant in a browser: the engine with its small model as WebAssembly, for a page that needs no server.
 //!
 //! An instance of the module is one [`Engine`]: a model, what has been said with it, and at most one answer in the making. The
-//! border to the page is [`abi`], a handful of functions without imports; everything else is plain Rust and runs anywhere.
+//! border to the page is [`abi`], a handful of functions; everything else is plain Rust and runs anywhere.
 //!
 //! `crates/web/build` makes the page; what it consists of is in `page/` and in the server's `assets/page/`.
 //! There are no threads and no clock here: the page runs the module in a worker of its own, calls once per token and
-//! measures time itself.
+//! measures time itself. Where the page has WebGPU, the model runs on `kvant-wgpu`'s kernels, over functions that the worker provides.
 
 pub mod abi;
 mod asked;

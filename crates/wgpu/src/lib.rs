@@ -12,6 +12,10 @@
 //! ([`WgpuDevice::traffic`] counts them).
 #![forbid(unsafe_code)]
 
+// In a browser, what stands for wgpu is of our own: wgpu would bring glue that is generated, and nothing waits in it.
+#[cfg(target_arch = "wasm32")]
+extern crate kvant_webgpu as wgpu;
+
 mod adapter;
 mod append;
 mod arena;

@@ -1,0 +1,129 @@
+/* The functions that the module imports as `gpu` (crates/webgpu/src/imports.rs), over the browser's WebGPU. Objects are known by
+   numbers, 0 for none. What has to be waited for is waited for here, while WebAssembly stands still (JavaScript Promise Integration). */
+
+/** Opens a GPU: { device, name, driver, isSoftware }, or { why } there is none to compute on. What is a program on the CPU is slower
+    than WebAssembly's vectors: it is taken where `asked` is 'any'. */
+async function openGpu(asked) {
+  if (asked === 'off') return { why: 'not wanted' };
+  if (!navigator.gpu) return { why: 'this browser has none' };
+  if (!WebAssembly.Suspending) return { why: 'this browser does not let WebAssembly wait (JavaScript Promise Integration)' };
+  const adapter = await navigator.gpu.requestAdapter({ powerPreference: 'high-performance' });
+  if (!adapter) return { why: 'this browser has no adapter' };
+  const { vendor, architecture, device: product, description, isFallbackAdapter } = adapter.info;
+  const name = description || product || `${vendor} ${architecture}`.trim() || 'a GPU without a name';
+  if (isFallbackAdapter && asked !== 'any') return { why: `${name} is a program on the CPU` };
+  const requiredLimits = {};
+  for (const limit of ['maxBufferSize', 'maxStorageBufferBindingSize', 'maxStorageBuffersPerShaderStage', 'maxComputeWorkgroupStorageSize', 'maxComputeInvocationsPerWorkgroup', 'maxComputeWorkgroupSizeX', 'maxComputeWorkgroupsPerDimension']) requiredLimits[limit] = adapter.limits[limit];
+  const requiredFeatures = ['shader-f16', 'subgroups'].filter(feature => adapter.features.has(feature));
+  const device = await adapter.requestDevice({ requiredLimits, requiredFeatures });
+  return { device, name, driver: vendor, isSoftware: isFallbackAdapter };
+}
+
+/** What the module imports, for an opened GPU or for { why }; `memory` gives that of the module. */
+function importsOf(gpu, memory) {
+  const { device } = gpu;
+  const objects = [null], free = [], failures = [];
+  /** What `wait` waits for, buffers to let go of once the commands that were recorded are handed over, and what is to be said. */
+  let pending = [], dying = [], words = new Uint8Array();
+  const keep = object => {
+    const at = free.pop() ?? objects.length;
+    objects[at] = object;
+    return at;
+  };
+  const fail = text => { failures.push(text); };
+  const bytes = (at, n) => new Uint8Array(memory().buffer, at >>> 0, n);
+  const read = (at, n) => new TextDecoder().decode(bytes(at, n));
+  const say = text => (words = new TextEncoder().encode(text)).length;
+  /** A function that waits for a promise, where the browser has such. */
+  const waits = work => WebAssembly.Suspending ? new WebAssembly.Suspending(work) : () => { throw new Error('nothing waits in this browser'); };
+  if (device) {
+    device.onuncapturederror = ({ error }) => fail(error.message);
+    device.lost.then(({ message }) => {
+      gpu.isLost = true;
+      fail(`lost ${message}`);
+    });
+  }
+
+  return {
+    describe: () => device ? say([gpu.name, gpu.driver, gpu.isSoftware ? 'software' : '', ...device.features].join('\n')) : 0,
+    text: to => bytes(to, words.length).set(words),
+    limit: which => device.limits[['maxBufferSize', 'maxStorageBufferBindingSize', 'minStorageBufferOffsetAlignment'][which]],
+    failure: () => failures.length ? say(failures.shift()) : 0,
+    release(at) {
+      const object = objects[at];
+      if (!object) return;
+      if (object instanceof GPUBuffer) dying.push(object);
+      objects[at] = null;
+      free.push(at);
+    },
+
+    buffer: (size, usage) => keep(device.createBuffer({ size, usage })),
+    buffer_tried: waits(async (size, usage) => {
+      device.pushErrorScope('out-of-memory');
+      const buffer = device.createBuffer({ size, usage });
+      if (!await device.popErrorScope()) return keep(buffer);
+      buffer.destroy();
+      return 0;
+    }),
+    write: (buffer, at, from, n) => device.queue.writeBuffer(objects[buffer], at, memory().buffer, from >>> 0, n),
+
+    module(text, n) {
+      device.pushErrorScope('validation');
+      const module = device.createShaderModule({ code: read(text, n) });
+      return keep({ module, refused: device.popErrorScope() });
+    },
+    refusal: waits(async at => {
+      const { module, refused } = objects[at];
+      const { messages } = await module.getCompilationInfo(), error = await refused;
+      const first = messages.find(({ type }) => type === 'error');
+      return first ? say(`${first.lineNum} ${first.message}`) : error ? say(`0 ${error.message}`) : 0;
+    }),
+    pipeline: waits(async (at, entry, n) => {
+      try {
+        const compute = { module: objects[at].module, entryPoint: read(entry, n) };
+        return keep(await device.createComputePipelineAsync({ layout: 'auto', compute }));
+      } catch (error) {
+        fail(error.message);
+        return 0;
+      }
+    }),
+    layout: pipeline => pipeline ? keep(objects[pipeline].getBindGroupLayout(0)) : 0,
+    group(layout, at, n) {
+      const numbers = new Float64Array(memory().buffer, at >>> 0, 4 * n), entries = [];
+      for (let i = 0; i < 4 * n; i += 4) {
+        const [binding, buffer, offset, size] = numbers.subarray(i, i + 4);
+        entries.push({ binding, resource: { buffer: objects[buffer], offset, size } });
+      }
+      return keep(device.createBindGroup({ layout: objects[layout], entries }));
+    },
+
+    encoder: () => keep(device.createCommandEncoder()),
+    pass: encoder => keep(objects[encoder].beginComputePass()),
+    set_pipeline: (pass, pipeline) => objects[pass].setPipeline(objects[pipeline]),
+    set_group: (pass, index, group, offsets, n) => objects[pass].setBindGroup(index, objects[group], new Uint32Array(memory().buffer, offsets >>> 0, n), 0, n),
+    dispatch: (pass, x, y, z) => objects[pass].dispatchWorkgroups(x >>> 0, y >>> 0, z >>> 0),
+    end: pass => objects[pass].end(),
+    copy: (encoder, from, at, to, toAt, n) => objects[encoder].copyBufferToBuffer(objects[from], at, objects[to], toAt, n),
+    clear: (encoder, buffer, at, n) => objects[encoder].clearBuffer(objects[buffer], at, n),
+    submit(encoder) {
+      // Whatever was wrong with what was recorded shows here.
+      device.pushErrorScope('validation');
+      device.queue.submit([objects[encoder].finish()]);
+      pending.push(device.popErrorScope().then(error => { if (error) fail(error.message); }));
+      for (const buffer of dying.splice(0)) buffer.destroy();
+    },
+
+    map: (buffer, at, n) => { pending.push(objects[buffer].mapAsync(GPUMapMode.READ, at, n)); },
+    wait: waits(async () => {
+      const all = pending.splice(0);
+      // What does not come is told by `mapped`.
+      await Promise.allSettled([...all, device.queue.onSubmittedWorkDone()]);
+    }),
+    mapped(buffer, at, to, n) {
+      if (objects[buffer].mapState !== 'mapped') return false;
+      bytes(to, n).set(new Uint8Array(objects[buffer].getMappedRange(at, n)));
+      return true;
+    },
+    unmap: buffer => objects[buffer].unmap(),
+  };
+}

@@ -1,0 +1,150 @@
+//! What is recorded for the device, and handed over.
+
+use std::sync::Arc;
+
+use crate::imports::{self, Object};
+use crate::kernel::number;
+use crate::{BindGroupLayout, Buffer, BufferBinding, ComputePipeline};
+
+/// A buffer for a binding.
+#[derive(Debug, Clone)]
+pub enum BindingResource<'a> {
+    /// A part of a buffer.
+    Buffer(BufferBinding<'a>),
+}
+
+/// A binding and what is bound there.
+#[derive(Debug, Clone)]
+pub struct BindGroupEntry<'a> {
+    /// The binding's number.
+    pub binding: u32,
+    /// What is bound.
+    pub resource: BindingResource<'a>,
+}
+
+/// Bindings to be made.
+#[derive(Debug)]
+pub struct BindGroupDescriptor<'a> {
+    /// Their name; not handed on.
+    pub label: Option<&'a str>,
+    /// What they are for.
+    pub layout: &'a BindGroupLayout,
+    /// What is bound.
+    pub entries: &'a [BindGroupEntry<'a>],
+}
+
+/// What a launch binds.
+#[derive(Debug, Clone)]
+pub struct BindGroup {
+    group: Arc<Object>,
+    /// The buffers live as long as what binds them.
+    _buffers: Arc<[Buffer]>,
+}
+
+impl BindGroup {
+    pub(crate) fn new(descriptor: &BindGroupDescriptor<'_>) -> Self {
+        let parts = || descriptor.entries.iter().map(|entry| (entry.binding, resource(entry)));
+        let numbers = parts().map(|(binding, BufferBinding { buffer, offset, size })| {
+            let len = size.map_or(buffer.size() - offset, |size| size.get());
+            [binding.into(), buffer.object.0.into(), *offset as f64, len as f64]
+        });
+        let group = imports::group(&descriptor.layout.0, &numbers.collect::<Vec<_>>());
+        let buffers = parts().map(|(_, part)| part.buffer.clone()).collect();
+        Self { group: Arc::new(group), _buffers: buffers }
+    }
+}
+
+fn resource<'a>(entry: &'a BindGroupEntry<'a>) -> &'a BufferBinding<'a> {
+    let BindingResource::Buffer(part) = &entry.resource;
+    part
+}
+
+/// Commands to be recorded.
+#[derive(Debug, Default)]
+pub struct CommandEncoderDescriptor {}
+
+/// Commands that are recorded.
+#[derive(Debug)]
+pub struct CommandEncoder(pub(crate) Object);
+
+/// Commands that were recorded.
+#[derive(Debug)]
+pub struct CommandBuffer(Object);
+
+impl CommandEncoder {
+    /// Begins launches.
+    pub fn begin_compute_pass(&mut self, _: &ComputePassDescriptor) -> ComputePass {
+        ComputePass(Object(imports::pass(self.0.0)))
+    }
+
+    /// Copies within the device, `len` bytes or all from `at` on.
+    pub fn copy_buffer_to_buffer(
+        &mut self,
+        from: &Buffer,
+        at: u64,
+        to: &Buffer,
+        to_at: u64,
+        len: Option<u64>,
+    ) {
+        let len = len.unwrap_or(from.size() - at) as f64;
+        imports::copy(self.0.0, from.object.0, at as f64, to.object.0, to_at as f64, len);
+    }
+
+    /// Zeroes `len` bytes or all from `at` on.
+    pub fn clear_buffer(&mut self, buffer: &Buffer, at: u64, len: Option<u64>) {
+        let len = len.unwrap_or(buffer.size() - at) as f64;
+        imports::clear(self.0.0, buffer.object.0, at as f64, len);
+    }
+
+    /// No more commands.
+    pub fn finish(self) -> CommandBuffer {
+        CommandBuffer(self.0)
+    }
+}
+
+/// Launches to be recorded.
+#[derive(Debug, Default)]
+pub struct ComputePassDescriptor {}
+
+/// Launches that are recorded, until this is dropped.
+#[derive(Debug)]
+pub struct ComputePass(Object);
+
+impl ComputePass {
+    /// What is launched.
+    pub fn set_pipeline(&mut self, pipeline: &ComputePipeline) {
+        imports::set_pipeline(self.0.0, number(pipeline));
+    }
+
+    /// What is bound, with `offsets` where bindings take them.
+    pub fn set_bind_group(&mut self, index: u32, group: &BindGroup, offsets: &[u32]) {
+        imports::set_group(&self.0, index, &group.group, offsets);
+    }
+
+    /// Launches a grid of workgroups.
+    pub fn dispatch_workgroups(&mut self, x: u32, y: u32, z: u32) {
+        imports::dispatch(self.0.0, x, y, z);
+    }
+}
+
+impl Drop for ComputePass {
+    fn drop(&mut self) {
+        imports::end(self.0.0);
+    }
+}
+
+/// What commands are handed to.
+#[derive(Debug, Clone)]
+pub struct Queue(pub(crate) ());
+
+impl Queue {
+    /// Bytes for a buffer, before the commands that are submitted next.
+    pub fn write_buffer(&self, to: &Buffer, at: u64, bytes: &[u8]) {
+        imports::write(&to.object, at as f64, bytes);
+    }
+
+    /// Hands commands over.
+    pub fn submit(&self, commands: impl IntoIterator<Item = CommandBuffer>) {
+        commands.into_iter().for_each(|commands| imports::submit(commands.0.0));
+    }
+}
