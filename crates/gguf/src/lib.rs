@@ -54,9 +54,13 @@ pub use packed::Packed;
 use parse::{Parsed, sorted};
 pub use printable::{printable, printable_path};
 use scaled::Scales;
-pub use source::Source;
+pub use source::{Source, Store};
 pub use value::{Array, Element, Elements, FromValue, Strings, Value, ValueType};
 pub use writer::{GgufWriter, TensorSink};
+
+/// Bytes of a stored file that are read first, to find what it says of itself there, and those that are looked through at most.
+const FIRST_HEAD: u64 = 8 << 20;
+const MOST_HEAD: u64 = 1 << 30;
 
 /// A checked GGUF model: one file, all shards of a split one, or a [description](Gguf::described) of what lies elsewhere.
 pub struct Gguf {
@@ -150,6 +154,28 @@ impl Gguf {
         Ok(Self::from_shards(vec![shard])?.with_scales())
     }
 
+    /// Checks a file that `store` brings parts of. What it says of itself is in memory then; tensors are read when they are asked for.
+    ///
+    /// # Errors
+    /// As [`Gguf::from_bytes`]. Metadata of more than 1 GiB is taken to be cut off there.
+    pub fn from_store(store: Box<dyn Store>) -> Result<Self, GgufError> {
+        let n = store.n_bytes().min(FIRST_HEAD);
+        let mut source = Source::stored(store, n as usize);
+        let is_cut =
+            |error: &GgufError| matches!(error.problem(), Problem::Truncated { .. } | Problem::Count { .. });
+        let parsed = loop {
+            match parse::parse_head(&source, source.n_bytes()) {
+                Err(error) if is_cut(&error) && (source.len() as u64) < source.n_bytes().min(MOST_HEAD) => {
+                    source = source.grown();
+                }
+                done => break done?,
+            }
+        };
+        let shard = Shard { path: None, modified: None, bytes: source, parsed };
+        split::refuse_shard(&shard)?;
+        Ok(Self::from_shards(vec![shard])?.with_scales())
+    }
+
     fn from_shards(mut shards: Vec<Shard>) -> Result<Self, GgufError> {
         let mut tensors = Vec::new();
         for (i, shard) in shards.iter_mut().enumerate() {
@@ -188,7 +214,7 @@ impl Gguf {
         Some(TensorView { info, bytes: self.data(info) })
     }
 
-    /// The data of one of this model's [`Gguf::tensors`], `[info.n_bytes]`: borrowed where a file holds it as it is.
+    /// The data of one of this model's [`Gguf::tensors`], `[info.n_bytes]`: borrowed where a file in memory holds it as it is.
     ///
     /// # Panics
     /// When `info` comes from another model and its range lies outside this one's files; within, the bytes mean nothing.
@@ -198,13 +224,12 @@ impl Gguf {
             assert_eq!(bytes.len(), info.n_bytes, "{}", info.name);
             return bytes;
         }
-        // Checked by `parse`: the end lies in the file, so the offset fits usize and the range the slice.
-        let start = info.offset as usize;
-        let bytes = &self.shards[info.shard].bytes[start..start + info.stored_bytes];
+        // Checked by `parse`: the end lies in the file.
+        let bytes = self.shards[info.shard].bytes.range(info.offset, info.stored_bytes);
         match (info.scales, info.packed) {
-            (Some(scales), _) => Cow::Owned(self.scaled(bytes, scales)),
-            (None, Some(packed)) => Cow::Owned(packed.unpack(bytes)),
-            (None, None) => Cow::Borrowed(bytes),
+            (Some(scales), _) => Cow::Owned(self.scaled(&bytes, scales)),
+            (None, Some(packed)) => Cow::Owned(packed.unpack(&bytes)),
+            (None, None) => bytes,
         }
     }
 
@@ -261,7 +286,7 @@ impl Gguf {
     /// tell, and for one in memory.
     pub fn shard_stamps(&self) -> impl Iterator<Item = (u64, Option<SystemTime>)> {
         let described = self.described.iter().flat_map(|described| &described.files);
-        let shards = self.own_shards().iter().map(|shard| (shard.bytes.len() as u64, shard.modified));
+        let shards = self.own_shards().iter().map(|shard| (shard.bytes.n_bytes(), shard.modified));
         described.map(|file| (file.n_bytes, file.modified)).chain(shards)
     }
 

@@ -51,14 +51,14 @@ impl Gguf {
         let found = self.find_info(&names[0]).filter(|found| found.dtype == DType::F32)?;
         let n_matrices: usize = info.shape.iter().skip(2).product();
         let scales = Scales { shard: found.shard, offset: found.offset, n: found.elements() };
-        let is_sound = self.values_of(scales).all(f32::is_finite);
+        let is_sound = self.values_of(scales).into_iter().all(f32::is_finite);
         (is_sound && [1, n_matrices].contains(&scales.n)).then_some((scales, names))
     }
 
-    fn values_of(&self, scales: Scales) -> impl Iterator<Item = f32> {
+    fn values_of(&self, scales: Scales) -> Vec<f32> {
         // Checked by `parse`, as of any tensor.
-        let bytes = &self.shards[scales.shard].bytes[scales.offset as usize..][..4 * scales.n];
-        bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value))
+        let bytes = self.shards[scales.shard].bytes.range(scales.offset, 4 * scales.n);
+        bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
     }
 
     /// Blocks of nvfp4, times their scales, as q8_0.

@@ -1,5 +1,6 @@
 //! Where a file's bytes live.
 
+use std::borrow::Cow;
 use std::io;
 use std::ops::Deref;
 use std::path::Path;
@@ -18,6 +19,20 @@ enum Bytes {
     Static(&'static [u8]),
     Shared(Arc<[u8]>),
     Owned(Vec<u8>),
+    /// The first bytes; the others are read when they are asked for.
+    Stored(Vec<u8>, Box<dyn Store>),
+}
+
+/// What brings parts of a file that is not in memory, and cannot be mapped.
+pub trait Store: Send + Sync {
+    /// Size of the file in bytes.
+    fn n_bytes(&self) -> u64;
+
+    /// The `len` bytes from byte `at` on, which lie in the file.
+    ///
+    /// # Panics
+    /// When the file has them no more, as a mapped file would end the process.
+    fn read(&self, at: u64, len: usize) -> Vec<u8>;
 }
 
 impl Source {
@@ -44,6 +59,37 @@ impl Source {
 }
 
 impl Source {
+    /// The first `n` bytes of what `store` has, and it for the others.
+    pub(crate) fn stored(store: Box<dyn Store>, n: usize) -> Self {
+        Self(Bytes::Stored(store.read(0, n), store))
+    }
+
+    /// The same with at least twice as many bytes in memory, as far as there are any.
+    pub(crate) fn grown(self) -> Self {
+        match self.0 {
+            Bytes::Stored(head, store) => {
+                let n = store.n_bytes().min(2 * head.len() as u64);
+                drop(head);
+                Self::stored(store, n as usize)
+            }
+            all => Self(all),
+        }
+    }
+
+    /// Size of the file in bytes.
+    pub(crate) fn n_bytes(&self) -> u64 {
+        if let Bytes::Stored(_, store) = &self.0 { store.n_bytes() } else { self.len() as u64 }
+    }
+
+    /// The `len` bytes from byte `at` on, which lie in the file.
+    pub(crate) fn range(&self, at: u64, len: usize) -> Cow<'_, [u8]> {
+        match &self.0 {
+            Bytes::Stored(_, store) => Cow::Owned(store.read(at, len)),
+            // They lie in memory, so that their place fits usize.
+            _ => Cow::Borrowed(&self[at as usize..][..len]),
+        }
+    }
+
     /// Gives the memory of a mapped file back; its bytes are read from the file again when they are next looked at.
     pub fn release(&self) {
         #[cfg(unix)]
@@ -56,6 +102,7 @@ impl Source {
     }
 }
 
+/// What is in memory: the first bytes of what is stored, else all.
 impl Deref for Source {
     type Target = [u8];
 
@@ -64,7 +111,7 @@ impl Deref for Source {
             Bytes::Mapped(map) => map,
             Bytes::Static(bytes) => bytes,
             Bytes::Shared(bytes) => bytes,
-            Bytes::Owned(bytes) => bytes,
+            Bytes::Owned(bytes) | Bytes::Stored(bytes, _) => bytes,
         }
     }
 }

@@ -21,9 +21,10 @@ async function enter(name, [input, ...flags]) {
   try {
     isDone = await wasm[name](...flags);
   } catch (error) {
+    // What the page's own functions throw has its words; what WebAssembly ends with has few.
+    if (!(error instanceof WebAssembly.RuntimeError)) throw fault(error.message);
     const said = output();
-    const line = said.startsWith('a fault') ? said : `the engine has stopped (${error.message}): the 4 GiB of memory that a page has are most likely full`;
-    throw fault(line);
+    throw fault(said.startsWith('a fault') ? said : `the engine has stopped (${error.message}): the 4 GiB of memory that a page has are most likely full`);
   }
   const said = output();
   if (isDone) return JSON.parse(said);
@@ -39,28 +40,35 @@ function output() {
 
 /** Where `n` bytes of input go. */
 function place(n) {
-  // What does not fit 32 bits would come out there as a smaller number.
-  const at = n < 2 ** 32 ? wasm.kvant_input(n) >>> 0 : 0;
-  if (!at) throw new Error(`${(n / 2 ** 30).toFixed(1)} GiB do not fit: a page has 4 GiB of memory, and a model's file may take less than half of it`);
+  const at = wasm.kvant_input(n) >>> 0;
+  if (!at) throw new Error(`${n} bytes do not fit`);
   return at;
 }
 
 const json = value => new TextEncoder().encode(JSON.stringify(value));
 
-/** Reads a file into the module's memory, where the next call finds it. */
-async function take(file) {
-  if (await file.slice(0, 4).text() !== 'GGUF') throw new Error('this is no GGUF file');
-  let at = place(file.size);
-  const reader = file.stream().getReader();
-  for (let part = await reader.read(); !part.done; part = await reader.read()) {
-    new Uint8Array(wasm.memory.buffer).set(part.value, at);
-    at += part.value.length;
-  }
+/** Bytes of a file that are in the browser's memory on their way to the module's. */
+const PIECE = 16 << 20;
+
+/** What the module imports as `file`: a dropped one, of which parts are read when they are asked for. */
+function importsOfFile(file) {
+  const reader = new FileReaderSync();
+  return {
+    size: () => file?.size ?? 0,
+    read(at, to, n) {
+      const [place, end] = [to >>> 0, n >>> 0];
+      for (let done = 0; done < end; done += PIECE) {
+        const piece = reader.readAsArrayBuffer(file.slice(at + done, at + Math.min(done + PIECE, end)));
+        new Uint8Array(wasm.memory.buffer).set(new Uint8Array(piece), place + done);
+      }
+    },
+  };
 }
 
 /** The module's functions, of an instance whose calls may wait where there is a GPU. */
-async function instance(module) {
-  const made = await WebAssembly.instantiate(module, { gpu: importsOf(gpu, () => wasm.memory) });
+async function instance(module, file) {
+  const imports = { gpu: importsOf(gpu, () => wasm.memory), file: importsOfFile(file) };
+  const made = await WebAssembly.instantiate(module, imports);
   if (!gpu.device) return made.exports;
   const waiting = ['kvant_open', 'kvant_begin', 'kvant_go_on'].map(name => [name, WebAssembly.promising(made.exports[name])]);
   return { ...made.exports, ...Object.fromEntries(waiting) };
@@ -68,13 +76,13 @@ async function instance(module) {
 
 /** Opens a model on a GPU, or on the CPU where there is none or it does not take the model, which is said then. */
 async function open(file, asked) {
+  if (file && await file.slice(0, 4).text() !== 'GGUF') throw new Error('this is no GGUF file');
   const unpacked = (await fetch('kvant.packed')).body.pipeThrough(new DecompressionStream('gzip'));
   const module = await WebAssembly.compileStreaming(new Response(unpacked, { headers: { 'content-type': 'application/wasm' } }));
   gpu = await openGpu(asked).catch(error => ({ why: error.message }));
   for (;;) {
-    wasm = await instance(module);
+    wasm = await instance(module, file);
     wasm.kvant_start();
-    if (file) await take(file);
     try {
       const about = await call('kvant_open', null, Boolean(gpu.device));
       return postMessage({ opened: { ...about, gpu: gpu.name, without: gpu.why } });

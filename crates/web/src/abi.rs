@@ -1,11 +1,14 @@
 //! The border to the page. No pointer is followed here: bytes come in where [`kvant_input`] says, and go out as JSON, or as a line that
-//! says what is wrong, where [`kvant_output`] says. What is imported is the page's GPU (`kvant-webgpu`). On one, [`kvant_open`],
+//! says what is wrong, where [`kvant_output`] says. What is imported is the page's GPU (`kvant-webgpu`) and a dropped file. On one, [`kvant_open`],
 //! [`kvant_begin`] and [`kvant_go_on`] wait for it, and no other function may be called meanwhile.
 
 use std::cell::{Cell, RefCell};
 use std::panic;
 
 use serde::Serialize;
+
+use kvant::gguf::Store;
+use kvant::{Error, Gguf, Model};
 
 use crate::{Engine, WebError};
 
@@ -57,6 +60,18 @@ fn room() -> usize {
     u32::MAX as usize
 }
 
+/// The file that was dropped on the page; `None` where none was.
+#[cfg(target_arch = "wasm32")]
+fn dropped() -> Option<Box<dyn Store>> {
+    crate::file::dropped()
+}
+
+/// The file that was dropped on the page: none, where there is no page.
+#[cfg(not(target_arch = "wasm32"))]
+fn dropped() -> Option<Box<dyn Store>> {
+    None
+}
+
 /// Has panics speak through the output; to be called once, before anything else.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_start() {
@@ -94,12 +109,16 @@ pub extern "C" fn kvant_output_len() -> usize {
     n
 }
 
-/// Opens the GGUF file of the input, or the built-in model where there is no input, on the CPU or on the page's GPU; gives an
+/// Opens the GGUF file that was dropped on the page, or the built-in model where none was, on the CPU or on the page's GPU; gives an
 /// [`About`](crate::About). Memory of WebAssembly never shrinks: for another model, take another instance.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_open(on_gpu: bool) -> bool {
-    call(|instance, bytes| {
-        let engine = instance.engine.insert(Engine::open(bytes, room(), on_gpu)?);
+    call(|instance, _| {
+        let gguf = match dropped() {
+            Some(file) => Gguf::from_store(file).map_err(Error::from)?,
+            None => Model::bundled_file()?,
+        };
+        let engine = instance.engine.insert(Engine::open(gguf, room(), on_gpu)?);
         engine.about()
     })
 }
@@ -179,9 +198,10 @@ mod tests {
     #[test]
     fn what_is_handed_in_belongs_to_one_call_and_has_to_fit() {
         assert!(kvant_input(usize::MAX).is_null());
-        hand_in("no model");
-        assert!(!kvant_open(false));
-        assert!(output().contains("GGUF"));
-        assert!(kvant_open(false), "the built-in one: {}", output());
+        assert!(kvant_open(false), "{}", output());
+        hand_in("no request");
+        assert!(kvant_stop(), "it takes no input");
+        assert!(!kvant_begin());
+        assert_eq!(output(), "the request: EOF while parsing a value at line 1 column 0");
     }
 }

@@ -10,6 +10,8 @@
 pub mod abi;
 mod asked;
 mod engine;
+#[cfg(target_arch = "wasm32")]
+mod file;
 
 pub use asked::Asked;
 pub use engine::{About, Engine, Event, Finished, Kv};

@@ -55,14 +55,14 @@ const UNSAFE_ROOMS: &[(&str, &str)] = &[
     ("cpu", "vector instructions and the thread pool"),
     ("cuda", "calls into the driver and NVRTC"),
     ("gguf", "the memory map"),
-    ("web", "names that a page calls: no code"),
+    ("web", "names that a page calls, and a file that its worker reads"),
     ("webgpu", "functions that a page's worker provides"),
 ];
 
 /// Within those rooms, the files that may: all when a room is not listed.
 const UNSAFE_FILES: &[(&str, &[&str])] = &[
     ("cuda", &["driver.rs", "nvrtc.rs", "recorder.rs", "staging.rs"]),
-    ("web", &[]),
+    ("web", &["file.rs"]),
     ("webgpu", &["imports.rs"]),
 ];
 

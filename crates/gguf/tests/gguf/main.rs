@@ -7,4 +7,5 @@ mod mutation;
 mod raw;
 mod scaled;
 mod split;
+mod stored;
 mod writing;
