@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::{Future, ready};
-use std::ops::BitOr;
+use std::ops::{BitAnd, BitOr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::imports::{self, Object};
@@ -61,12 +61,22 @@ pub struct InstanceDescriptor {
     pub backends: Backends,
     /// How closely is looked.
     pub flags: InstanceFlags,
+    /// How much of a device's memory is taken; the browser decides.
+    pub memory_budget_thresholds: MemoryBudgetThresholds,
+}
+
+/// How much of a device's memory is taken, in percent.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MemoryBudgetThresholds {
+    /// Beyond it nothing new is made.
+    pub for_resource_creation: Option<u8>,
 }
 
 impl InstanceDescriptor {
     /// Without a window.
     pub fn new_without_display_handle() -> Self {
-        Self { backends: Backends::all(), flags: InstanceFlags::empty() }
+        let memory_budget_thresholds = MemoryBudgetThresholds::default();
+        Self { backends: Backends::all(), flags: InstanceFlags::empty(), memory_budget_thresholds }
     }
 }
 
@@ -121,14 +131,16 @@ impl Interface {
 /// What computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceType {
-    /// A GPU.
+    /// A GPU, of whose memory nothing is known.
     Other,
+    /// A GPU with memory of its own: no browser tells.
+    DiscreteGpu,
     /// A program on the CPU.
     Cpu,
 }
 
 /// What a device can do beyond what each can.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Features(u32);
 
 impl Features {
@@ -140,6 +152,14 @@ impl Features {
     /// Whether all of `others` are there.
     pub fn contains(self, others: Self) -> bool {
         self.0 & others.0 == others.0
+    }
+}
+
+impl BitAnd for Features {
+    type Output = Self;
+
+    fn bitand(self, other: Self) -> Self {
+        Self(self.0 & other.0)
     }
 }
 
@@ -168,6 +188,8 @@ impl Limits {
 pub struct DeviceDescriptor<'a> {
     /// Its name; not handed on.
     pub label: Option<&'a str>,
+    /// What it has to be able to do. The worker has opened it with all of these that the adapter has.
+    pub required_features: Features,
     /// What it has to have room for. The worker has opened it with all that the adapter gives.
     pub required_limits: Limits,
 }

@@ -26,7 +26,7 @@ pub use commands::{
 pub use device::{
     Adapter, AdapterInfo, Backends, Device, DeviceDescriptor, DeviceLostReason, DeviceType, Error,
     ErrorFilter, ErrorScope, Features, Instance, InstanceDescriptor, InstanceFlags, Interface, Limits,
-    PollError, PollType, RequestDeviceError,
+    MemoryBudgetThresholds, PollError, PollType, RequestDeviceError,
 };
 pub use kernel::{
     BindGroupLayout, CompilationInfo, CompilationMessage, CompilationMessageType, ComputePipeline,
