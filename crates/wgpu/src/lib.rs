@@ -9,7 +9,8 @@
 //! conformance suites ask for, and take no feature that an adapter may lack.
 //!
 //! Ops are recorded and handed to the device when something is read back, so that a step is one submission
-//! ([`WgpuDevice::traffic`] counts them).
+//! ([`WgpuDevice::traffic`] counts them). Groups of bindings, and buffers that ops take for a moment, are kept for the step after it,
+//! which most often binds the same: a token of an answer makes none.
 #![forbid(unsafe_code)]
 
 mod adapter;
@@ -36,6 +37,7 @@ mod product;
 mod recording;
 mod recurrent;
 mod rope;
+mod scratch;
 mod shader;
 #[cfg(test)]
 mod tests;

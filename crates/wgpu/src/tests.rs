@@ -75,6 +75,42 @@ fn a_step_is_one_submission_and_brings_back_candidates_alone() {
 }
 
 #[test]
+fn a_step_that_does_what_the_last_one_did_makes_nothing_anew() {
+    let Some(device) = device() else { return };
+    let (n, vocab) = (64, 5000);
+    let [hidden, head] = [n, vocab].map(|n_out| device.matrix(rows(n_out, n)).unwrap());
+    let [gain, mut x, mut y, mut logits] = [n, n, n, vocab].map(|len| device.buffer(len).unwrap());
+    let mut made = || {
+        let before = device.traffic();
+        project(&device, &x, &gain, &hidden, &mut y)?;
+        device.gated_ffn(
+            Input { x: &y, norm: None, first_row: 0, rows: 1 },
+            Activation::Silu,
+            &hidden,
+            &hidden,
+            &mut x,
+        )?;
+        project(&device, &x, &gain, &head, &mut logits)?;
+        device.top_k(&logits, 0, vocab, 40, &mut Vec::new())?;
+        let after = device.traffic();
+        Ok::<_, BackendError>([after.groups - before.groups, after.allocations - before.allocations])
+    };
+    let [groups, allocations] = made().unwrap();
+    assert!(groups > 0 && allocations > 0, "{groups}, {allocations}");
+    // The numbers of the first step lay behind the weights that were on their way.
+    made().unwrap();
+    for _ in 0..20 {
+        assert_eq!(made().unwrap(), [0, 0]);
+    }
+    // What is not needed any more is let go of.
+    let held = device.gpu().groups();
+    for _ in 0..10 {
+        device.read(&y, 0, &mut [0.0]).unwrap();
+    }
+    assert!(held > 0 && device.gpu().groups() == 0, "{held}");
+}
+
+#[test]
 fn an_adapter_that_is_not_there_is_refused_with_what_is_there() {
     let Err(BackendError::Failed { device: "wgpu", problem }) = WgpuDevice::open(9999) else {
         panic!("no machine has so many")
