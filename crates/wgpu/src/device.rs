@@ -118,6 +118,14 @@ impl Backend for WgpuDevice {
         weights.chain(kv::TYPES.into_iter().map(|dtype| choice("attend", dtype, "attend (f32)"))).collect()
     }
 
+    fn free_bytes(&self) -> Result<Option<usize>> {
+        Ok(self.report.has_own_memory.then(|| self.gpu.free_bytes()).transpose()?)
+    }
+
+    fn most_page_bytes(&self) -> Option<usize> {
+        Some(self.arena.most_bytes())
+    }
+
     fn buffer(&self, len: usize) -> Result<WgpuBuffer> {
         let buffer = self.gpu.allocate(bytes(len), "activations")?;
         Ok(WgpuBuffer { buffer, n_values: len })

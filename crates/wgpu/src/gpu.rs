@@ -13,6 +13,12 @@ use crate::recording::{Recording, Traffic};
 use crate::scratch::Shelf;
 use crate::shader::{self, Kernel, Source};
 
+/// Bytes that are asked for at once to find out what there is: at first, and at last.
+const LARGEST_PIECE: u64 = 4 << 30;
+const SMALLEST_PIECE: usize = 64 << 20;
+/// How often that is granted at most.
+const MOST_PIECES: usize = 256;
+
 /// An opened adapter.
 #[derive(Debug)]
 pub(crate) struct Gpu {
@@ -93,6 +99,24 @@ impl Gpu {
         self.shelf.clear();
         self.recording().forget_groups();
         self.try_allocate(size).ok_or(out_of_memory)
+    }
+
+    /// How much memory can be had: found by asking for it, as no interface below tells, and giving it back. Memory that
+    /// is lent only when it is touched, as that of the machine, is not told by that.
+    ///
+    /// # Errors
+    /// Where the device is lost.
+    pub fn free_bytes(&self) -> Result<usize, WgpuError> {
+        let mut asked = Vec::new();
+        let mut piece = self.limits.max_buffer_size.min(LARGEST_PIECE) as usize / 4 * 4;
+        while piece >= SMALLEST_PIECE && asked.len() < MOST_PIECES {
+            match self.try_allocate(piece) {
+                Some(buffer) => asked.push(buffer),
+                None => piece = piece / 8 * 4,
+            }
+        }
+        self.check()?;
+        Ok(asked.iter().map(|buffer| buffer.size() as usize).sum())
     }
 
     fn try_allocate(&self, size: usize) -> Option<wgpu::Buffer> {

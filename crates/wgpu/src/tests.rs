@@ -201,3 +201,16 @@ fn matrices_beyond_a_binding_are_split_by_rows() {
     // A row is never split.
     assert!(matches!(narrow.matrix(rows(1, 1 << 18)), Err(BackendError::Unsupported { .. })));
 }
+
+#[test]
+fn memory_that_was_asked_for_to_see_what_there_is_is_given_back() {
+    let Some(device) = device() else { return };
+    let gpu = device.gpu();
+    let free = gpu.free_bytes().unwrap();
+    assert!(free > 0, "this device has no memory");
+    device.buffer(1 << 20).unwrap();
+    device.finish().unwrap();
+    // What is the machine's is bounded by that alone.
+    assert_eq!(device.free_bytes().unwrap().is_some(), device.report().has_own_memory);
+    assert_eq!(device.most_page_bytes(), Some(gpu.max_binding() / 64 * 64));
+}
