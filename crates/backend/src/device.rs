@@ -192,6 +192,11 @@ pub trait Backend: Send + Sync + Sized + 'static {
         Ok(None)
     }
 
+    /// The most bytes that all pages may have together, where the reach of kernels bounds them.
+    fn most_page_bytes(&self) -> Option<usize> {
+        None
+    }
+
     /// Runs `ops`, the ops of one step; `is_decode` says that each sequence has one row in it. Nothing is read back in them, so
     /// that a device may record them and run them as a whole when they end.
     fn step<T, E: From<BackendError>>(

@@ -16,7 +16,8 @@ use crate::runtime::{self, Loaded};
 /// In a build without them.
 pub fn adapters() -> Result<Vec<Adapter>, Error> {
     let adapter = |report: AdapterReport| {
-        let AdapterReport { device, product, interface, driver, is_software, max_binding, features } = report;
+        let AdapterReport { device, product, interface, driver, is_software, max_binding, features, .. } =
+            report;
         let features = features.into_iter().map(str::to_owned).collect();
         Adapter { device, product, interface, driver, is_software, max_binding, features }
     };

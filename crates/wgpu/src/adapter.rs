@@ -3,6 +3,9 @@
 use crate::WgpuError;
 use crate::gpu::{Gpu, ready};
 
+/// Percent of what the system grants this program of a device's memory that it takes.
+const MOST_OF_BUDGET: u8 = 95;
+
 /// What an adapter is, for `kvant doctor` and errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdapterReport {
@@ -16,6 +19,8 @@ pub struct AdapterReport {
     pub driver: String,
     /// Whether it is a program on the CPU.
     pub is_software: bool,
+    /// Whether its memory is its own, not the machine's.
+    pub has_own_memory: bool,
     /// Bytes that a kernel reaches in one allocation, which bounds the cache; a matrix is split into several.
     pub max_binding: u64,
     /// Whether kernels may compute in f16, subgroups may talk to each other, and bytes be multiplied four at a time. Kernels here
@@ -57,6 +62,8 @@ fn all() -> Vec<wgpu::Adapter> {
     descriptor.backends = of_systems | wgpu::Backends::BROWSER_WEBGPU;
     // What validates is wgpu itself; layers of the system's are for those who write drivers.
     descriptor.flags = wgpu::InstanceFlags::empty();
+    // What the system grants this program is not exceeded: others, or the screen, would stand still.
+    descriptor.memory_budget_thresholds.for_resource_creation = Some(MOST_OF_BUDGET);
     let instance = wgpu::Instance::new(descriptor);
     ready(instance.enumerate_adapters(wgpu::Backends::all()))
 }
@@ -73,6 +80,7 @@ fn report(index: usize, adapter: &wgpu::Adapter) -> AdapterReport {
         interface: info.backend.to_str().to_owned(),
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
         is_software: info.device_type == wgpu::DeviceType::Cpu,
+        has_own_memory: info.device_type == wgpu::DeviceType::DiscreteGpu,
         max_binding: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size),
         features: named.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect(),
     }

@@ -40,6 +40,11 @@ impl Arena {
         self.room().buffer.clone()
     }
 
+    /// How far it grows.
+    pub fn most_bytes(&self) -> usize {
+        self.gpu.max_binding() / ALIGN * ALIGN
+    }
+
     /// Zeroed memory; gives where it begins.
     ///
     /// # Errors
@@ -65,7 +70,7 @@ impl Arena {
 
     fn grow(&self, room: &mut Room, size: usize) -> Result<(), WgpuError> {
         let old = room.buffer.size() as usize;
-        let most = self.gpu.max_binding() / ALIGN * ALIGN;
+        let most = self.most_bytes();
         let least = old.saturating_add(size);
         if least > most {
             return Err(WgpuError::OutOfMemory { bytes: least, what: WHAT });

@@ -16,6 +16,7 @@ use crate::arena::Arena;
 use crate::norm::Way;
 use crate::product::{Rows, Weights};
 use crate::recording::Traffic;
+use crate::scratch::Scratch;
 use crate::{
     Gpu, WgpuBuffer, WgpuExperts, WgpuMatrix, WgpuPage, append, attend, each, experts, kv, norm, product,
     recurrent, rope, top_k,
@@ -63,10 +64,10 @@ impl WgpuDevice {
     }
 
     /// The normed input of a product in memory of its own, or the input as it is.
-    fn operand(&self, input: &Input<'_, Self>, n: usize) -> Result<(Option<wgpu::Buffer>, usize)> {
+    fn operand(&self, input: &Input<'_, Self>, n: usize) -> Result<(Option<Scratch<'_>>, usize)> {
         let first = input.first_row * n;
         let Some(Norm { weight, eps }) = input.norm else { return Ok((None, first)) };
-        let normed = self.gpu.allocate(bytes(input.rows * n), "normed rows")?;
+        let normed = self.gpu.scratch(bytes(input.rows * n), "normed rows")?;
         let shape = [input.rows, n];
         norm::norm(&self.gpu, Way::Rms, (&input.x.buffer, first), shape, (&weight.buffer, eps), &normed)?;
         Ok((Some(normed), 0))
@@ -115,6 +116,14 @@ impl Backend for WgpuDevice {
         let choice = |op, dtype, kernel: &str| KernelChoice { op, dtype, kernel: kernel.to_owned() };
         let weights = product::types().map(|dtype| choice("matmul", dtype, "product (f32)"));
         weights.chain(kv::TYPES.into_iter().map(|dtype| choice("attend", dtype, "attend (f32)"))).collect()
+    }
+
+    fn free_bytes(&self) -> Result<Option<usize>> {
+        Ok(self.report.has_own_memory.then(|| self.gpu.free_bytes()).transpose()?)
+    }
+
+    fn most_page_bytes(&self) -> Option<usize> {
+        Some(self.arena.most_bytes())
     }
 
     fn buffer(&self, len: usize) -> Result<WgpuBuffer> {
@@ -205,7 +214,7 @@ impl Backend for WgpuDevice {
         check_project(&input, outputs)?;
         let Some(first) = outputs.first() else { return Ok(()) };
         let (normed, at) = self.operand(&input, first.w.n_in())?;
-        let x = (normed.as_ref().unwrap_or(&input.x.buffer), at);
+        let x = (normed.as_deref().unwrap_or(&input.x.buffer), at);
         for Output { w, bias, y, accumulate } in outputs {
             self.multiply("project", x, input.rows, w, &y.buffer, (*bias, *accumulate))?;
         }
@@ -223,9 +232,9 @@ impl Backend for WgpuDevice {
         const OP: &str = "gated_ffn";
         check_gated_ffn(&input, gate, up, y)?;
         let (normed, at) = self.operand(&input, gate.n_in())?;
-        let x = (normed.as_ref().unwrap_or(&input.x.buffer), at);
+        let x = (normed.as_deref().unwrap_or(&input.x.buffer), at);
         let len = input.rows * up.n_out();
-        let g = self.gpu.allocate(bytes(len), "gates")?;
+        let g = self.gpu.scratch(bytes(len), "gates")?;
         self.multiply(OP, x, input.rows, gate, &g, (None, false))?;
         self.multiply(OP, x, input.rows, up, &y.buffer, (None, false))?;
         Ok(each::activate(&self.gpu, activation, &g, &y.buffer, len)?)
@@ -247,7 +256,7 @@ impl Backend for WgpuDevice {
         let ExpertWeights { activation, gate, up, down, biases } = weights;
         let Choice { routing, logits, selection_bias, scales } = choice;
         let normed = self.operand(&Input { x, norm, first_row: 0, rows }, gate.n_in())?.0;
-        let input = normed.as_ref().unwrap_or(&x.buffer);
+        let input = normed.as_deref().unwrap_or(&x.buffer);
         let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(|of| &of.buffer));
         let (logits, n_experts) = (&logits.buffer, gate.n_experts());
         let routes = experts::Routes { logits, selection_bias, scales, n_experts, routing };

@@ -3,12 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kvant_backend::Backend;
+use kvant_backend::{Backend, BackendError};
 use kvant_codec::DType;
 use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
-use kvant_kv::{Cache, Layout, Plan, Policies, Pool};
-use kvant_model::{Activations, Config, Decoder, Entry, Outputs, Part, StepPart, Want, Weights};
+use kvant_kv::{Cache, KvError, Layout, Plan, Policies, Pool};
+use kvant_model::{
+    Activations, Config, Decoder, Entry, ModelError, Outputs, Part, StepError, StepPart, Want, Weights,
+};
 
 use crate::{WgpuDevice, tests};
 
@@ -41,16 +43,26 @@ impl<'a, B: Backend> Running<'a, B> {
     /// The last logits of each sequence after a step in which sequence i has the first `ns[i]` of the tokens that are left; one
     /// that has none is not in it.
     fn step(&mut self, ns: &[usize], tokens: &[u32]) -> Vec<f32> {
+        self.try_step(ns, tokens).unwrap()
+    }
+
+    fn try_step(&mut self, ns: &[usize], tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         let Self { device, decoder, pool, caches, act } = self;
         let parts = caches.iter_mut().zip(ns).filter(|(_, n)| **n > 0);
         let mut parts: Vec<_> = parts.map(|(cache, &n)| StepPart { cache, n, want: Want::Last }).collect();
         let mut rows = vec![f32::NAN; parts.len() * decoder.n_vocab()];
-        let mut logits = device.buffer(rows.len()).unwrap();
+        let mut logits = device.buffer(rows.len())?;
         let outputs = Outputs::logits(Some(&mut logits));
-        decoder.step(device, pool, &mut parts, act, Entry::Tokens(tokens), outputs).unwrap();
-        device.read(&logits, 0, &mut rows).unwrap();
-        rows
+        let done = decoder.step(device, pool, &mut parts, act, Entry::Tokens(tokens), outputs);
+        done.map_err(|(StepError::Refused(error) | StepError::Broken(error))| error)?;
+        device.read(&logits, 0, &mut rows)?;
+        Ok(rows)
     }
+}
+
+/// Opens the adapter once more.
+fn open_again() -> WgpuDevice {
+    WgpuDevice::open(0).expect("an adapter that was there a moment ago")
 }
 
 fn tokens(n: u32) -> Vec<u32> {
@@ -126,4 +138,29 @@ fn models_whose_heads_meet_one_vector() {
         ("glm4moelite-latent128.gguf", DType::F32),
         ("deepseek3-latent192-yarn.gguf", DType::Turbo3),
     ]);
+}
+
+#[test]
+fn a_lost_device_is_an_error_and_what_was_saved_before_goes_on_elsewhere() {
+    let Some(device) = tests::device() else { return };
+    let (model, kv) = ("qwen3-h192-g3.gguf", DType::Turbo3);
+    let mut lost = Running::new(&device, model, kv, 1);
+    let text = tokens(64);
+    lost.step(&[40], &text[..40]);
+    let cache = &lost.caches[0];
+    let (state, images) = (cache.state(), cache.images(&device).collect::<Result<Vec<_>, _>>().unwrap());
+    let want = lost.step(&[24], &text[40..]);
+    device.gpu().lose();
+    let error = lost.try_step(&[1], &[7]).unwrap_err();
+    assert!(matches!(&error, ModelError::Device(BackendError::Failed { device: "wgpu", .. })), "{error:?}");
+    // It does not come back by itself.
+    let error = device.finish().unwrap_err().to_string();
+    assert!(error.contains("the device is lost"), "{error}");
+
+    let other = open_again();
+    let mut found = Running::new(&other, model, kv, 1);
+    let layout = Arc::clone(found.caches[0].layout());
+    let mut next = |index: usize| Ok::<_, KvError>(images[index].clone());
+    found.caches[0] = Cache::from_images(&other, &found.pool, layout, 128, state, &mut next).unwrap();
+    assert_eq!(found.step(&[24], &text[40..]), want);
 }

@@ -10,7 +10,14 @@ use bytemuck::Pod;
 
 use crate::WgpuError;
 use crate::recording::{Recording, Traffic};
+use crate::scratch::Shelf;
 use crate::shader::{self, Kernel, Source};
+
+/// Bytes that are asked for at once to find out what there is: at first, and at last.
+const LARGEST_PIECE: u64 = 4 << 30;
+const SMALLEST_PIECE: usize = 64 << 20;
+/// How often that is granted at most.
+const MOST_PIECES: usize = 256;
 
 /// An opened adapter.
 #[derive(Debug)]
@@ -18,6 +25,8 @@ pub(crate) struct Gpu {
     device: wgpu::Device,
     limits: wgpu::Limits,
     recording: Mutex<Recording>,
+    /// Memory that ops take for a moment.
+    pub(crate) shelf: Shelf,
     /// By the place of the source and the name of the entry point.
     kernels: Mutex<HashMap<(usize, &'static str), Arc<Kernel>>>,
     /// What the device has said against what was asked of it, the first of it.
@@ -37,15 +46,22 @@ impl Gpu {
         let of_handler = Arc::clone(&failure);
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| note(&of_handler, error.to_string())));
         let of_callback = Arc::clone(&failure);
-        device.set_device_lost_callback(move |reason, message| {
-            if reason != wgpu::DeviceLostReason::Destroyed {
-                note(&of_callback, format!("the device is lost: {message}"));
-            }
+        device.set_device_lost_callback(move |_, message| {
+            note(&of_callback, format!("the device is lost: {message}"));
         });
         let limits = device.limits();
         let [nothing, scrap] = [(); 2].map(|()| new_buffer(&device, 16, wgpu::BufferUsages::STORAGE));
         let recording = Mutex::new(Recording::new(&device, queue, &limits));
-        Self { device, limits, recording, kernels: Mutex::default(), failure, nothing, scrap }
+        Self {
+            device,
+            limits,
+            recording,
+            shelf: Shelf::default(),
+            kernels: Mutex::default(),
+            failure,
+            nothing,
+            scrap,
+        }
     }
 
     /// Bytes that a kernel reaches in one allocation.
@@ -75,13 +91,39 @@ impl Gpu {
         if size > self.max_binding() {
             return Err(out_of_memory);
         }
+        self.recording().count_allocation();
+        if let Some(buffer) = self.try_allocate(size) {
+            return Ok(buffer);
+        }
+        // What is kept for the next step may be what is missing.
+        self.shelf.clear();
+        self.recording().forget_groups();
+        self.try_allocate(size).ok_or(out_of_memory)
+    }
+
+    /// How much memory can be had: found by asking for it, as no interface below tells, and giving it back. Memory that
+    /// is lent only when it is touched, as that of the machine, is not told by that.
+    ///
+    /// # Errors
+    /// Where the device is lost.
+    pub fn free_bytes(&self) -> Result<usize, WgpuError> {
+        let mut asked = Vec::new();
+        let mut piece = self.limits.max_buffer_size.min(LARGEST_PIECE) as usize / 4 * 4;
+        while piece >= SMALLEST_PIECE && asked.len() < MOST_PIECES {
+            match self.try_allocate(piece) {
+                Some(buffer) => asked.push(buffer),
+                None => piece = piece / 8 * 4,
+            }
+        }
+        self.check()?;
+        Ok(asked.iter().map(|buffer| buffer.size() as usize).sum())
+    }
+
+    fn try_allocate(&self, size: usize) -> Option<wgpu::Buffer> {
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
         let buffer = new_buffer(&self.device, size as u64, usage);
-        match ready(scope.pop()) {
-            Some(_) => Err(out_of_memory),
-            None => Ok(buffer),
-        }
+        ready(scope.pop()).is_none().then_some(buffer)
     }
 
     /// The entry point `name` of `source`, compiled at its first use.
@@ -149,6 +191,18 @@ impl Gpu {
     /// What has been handed over and moved so far.
     pub fn traffic(&self) -> Traffic {
         self.recording().traffic()
+    }
+
+    /// Groups of bindings that are kept.
+    #[cfg(test)]
+    pub fn groups(&self) -> usize {
+        self.recording().groups()
+    }
+
+    /// Takes the device away, as a driver may at any time.
+    #[cfg(test)]
+    pub fn lose(&self) {
+        self.device.destroy();
     }
 
     fn recording(&self) -> MutexGuard<'_, Recording> {

@@ -9,7 +9,8 @@
 //! conformance suites ask for, and take no feature that an adapter may lack.
 //!
 //! Ops are recorded and handed to the device when something is read back, so that a step is one submission
-//! ([`WgpuDevice::traffic`] counts them).
+//! ([`WgpuDevice::traffic`] counts them). Groups of bindings, and buffers that ops take for a moment, are kept for the step after it,
+//! which most often binds the same: a token of an answer makes none.
 #![forbid(unsafe_code)]
 
 // In a browser, what stands for wgpu is of our own: wgpu would bring glue that is generated, and nothing waits in it.
@@ -42,6 +43,7 @@ mod product;
 mod recording;
 mod recurrent;
 mod rope;
+mod scratch;
 mod shader;
 #[cfg(test)]
 mod tests;

@@ -57,7 +57,7 @@ impl Page for WgpuPage {
         let buffer = self.arena.buffer();
         // A device does not copy within one buffer: by way of another.
         let gpu = self.arena.gpu();
-        let between = gpu.allocate(self.padded(), "a copy of a page")?;
+        let between = gpu.scratch(self.padded(), "a copy of a page")?;
         gpu.copy((&buffer, self.at), (&between, 0), self.padded());
         gpu.copy((&between, 0), (&buffer, new.at), self.padded());
         Ok(new)

@@ -3,12 +3,17 @@
 //! Numbers of launches, and rows that the host writes, wait in host memory and go to the device in one piece with the commands
 //! that take them (the *ring*), so that commands find what was written before them, and nothing is waited for.
 
+use std::collections::HashMap;
+
 use crate::WgpuError;
 use crate::gpu::{Binding, new_buffer};
 use crate::shader::Kernel;
 
 /// Bytes of the ring: what is recorded for more is handed over in parts.
 const RING: usize = 4 << 20;
+
+/// A group of bindings that so many submissions did without is let go of, and the buffers in it.
+const IDLE_SUBMISSIONS: u64 = 4;
 
 /// How much has been handed over to a device, and moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,7 +26,14 @@ pub struct Traffic {
     pub to_device: u64,
     /// Bytes that came back.
     pub from_device: u64,
+    /// Groups of bindings made. A step that does what the last one did finds those of the last one.
+    pub groups: u64,
+    /// Buffers made, likewise.
+    pub allocations: u64,
 }
+
+/// What a launch binds: its kernel's place, where in the ring its numbers lie, and the buffers.
+type Bound = (usize, [u64; 2], Vec<(u32, wgpu::Buffer)>);
 
 #[derive(Debug)]
 pub(crate) struct Recording {
@@ -34,6 +46,8 @@ pub(crate) struct Recording {
     align: usize,
     /// What is read back lands here; as large as what was read at once.
     landing: wgpu::Buffer,
+    /// Groups of bindings, and after how many submissions each was needed last.
+    groups: HashMap<Bound, (wgpu::BindGroup, u64)>,
     traffic: Traffic,
 }
 
@@ -47,6 +61,7 @@ impl Recording {
             waiting: Vec::new(),
             align: limits.min_storage_buffer_offset_alignment as usize,
             landing: landing(device, 4096),
+            groups: HashMap::new(),
             traffic: Traffic::default(),
         }
     }
@@ -64,20 +79,54 @@ impl Recording {
         bindings: &[Binding<'_>],
     ) {
         let offset = self.wait(numbers) as u64;
-        let size = wgpu::BufferSize::new(numbers.len() as u64);
-        let numbers = wgpu::BufferBinding { buffer: &self.ring, offset, size };
-        let entry = |binding, resource| wgpu::BindGroupEntry { binding, resource };
-        let mut entries = vec![entry(0, wgpu::BindingResource::Buffer(numbers))];
-        entries.extend(bindings.iter().map(|(binding, buffer)| entry(*binding, buffer.as_entire_binding())));
-        let layout = &kernel.layout;
-        let group =
-            device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries });
+        let group = self.group(device, kernel, [offset, numbers.len() as u64], bindings);
         let mut pass = self.encoder(device).begin_compute_pass(&wgpu::ComputePassDescriptor::default());
         pass.set_pipeline(&kernel.pipeline);
         pass.set_bind_group(0, &group, &[]);
         pass.dispatch_workgroups(x, y, z);
         drop(pass);
         self.traffic.launches += 1;
+    }
+
+    /// The group of these bindings, with `len` bytes of the ring from `offset` on in binding 0.
+    fn group(
+        &mut self,
+        device: &wgpu::Device,
+        kernel: &Kernel,
+        [offset, len]: [u64; 2],
+        bindings: &[Binding<'_>],
+    ) -> wgpu::BindGroup {
+        let buffers = bindings.iter().map(|(binding, buffer)| (*binding, (*buffer).clone())).collect();
+        let bound = (std::ptr::from_ref(kernel) as usize, [offset, len], buffers);
+        let now = self.traffic.submissions;
+        if let Some((group, needed)) = self.groups.get_mut(&bound) {
+            *needed = now;
+            return group.clone();
+        }
+        let numbers = wgpu::BufferBinding { buffer: &self.ring, offset, size: wgpu::BufferSize::new(len) };
+        let entry = |binding, resource| wgpu::BindGroupEntry { binding, resource };
+        let mut entries = vec![entry(0, wgpu::BindingResource::Buffer(numbers))];
+        entries.extend(bindings.iter().map(|(binding, buffer)| entry(*binding, buffer.as_entire_binding())));
+        let layout = &kernel.layout;
+        let group =
+            device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries });
+        self.groups.insert(bound, (group.clone(), now));
+        self.traffic.groups += 1;
+        group
+    }
+
+    /// Lets go of the groups of bindings, and so of buffers that nobody else has.
+    pub fn forget_groups(&mut self) {
+        self.groups.clear();
+    }
+
+    #[cfg(test)]
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    pub fn count_allocation(&mut self) {
+        self.traffic.allocations += 1;
     }
 
     pub fn write(&mut self, device: &wgpu::Device, to: &wgpu::Buffer, at: u64, bytes: &[u8]) {
@@ -175,6 +224,8 @@ impl Recording {
         self.traffic.submissions += 1;
         self.traffic.to_device += self.waiting.len() as u64;
         self.waiting.clear();
+        let now = self.traffic.submissions;
+        self.groups.retain(|_, (_, needed)| now - *needed <= IDLE_SUBMISSIONS);
     }
 }
 

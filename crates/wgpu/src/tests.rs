@@ -75,6 +75,42 @@ fn a_step_is_one_submission_and_brings_back_candidates_alone() {
 }
 
 #[test]
+fn a_step_that_does_what_the_last_one_did_makes_nothing_anew() {
+    let Some(device) = device() else { return };
+    let (n, vocab) = (64, 5000);
+    let [hidden, head] = [n, vocab].map(|n_out| device.matrix(rows(n_out, n)).unwrap());
+    let [gain, mut x, mut y, mut logits] = [n, n, n, vocab].map(|len| device.buffer(len).unwrap());
+    let mut made = || {
+        let before = device.traffic();
+        project(&device, &x, &gain, &hidden, &mut y)?;
+        device.gated_ffn(
+            Input { x: &y, norm: None, first_row: 0, rows: 1 },
+            Activation::Silu,
+            &hidden,
+            &hidden,
+            &mut x,
+        )?;
+        project(&device, &x, &gain, &head, &mut logits)?;
+        device.top_k(&logits, 0, vocab, 40, &mut Vec::new())?;
+        let after = device.traffic();
+        Ok::<_, BackendError>([after.groups - before.groups, after.allocations - before.allocations])
+    };
+    let [groups, allocations] = made().unwrap();
+    assert!(groups > 0 && allocations > 0, "{groups}, {allocations}");
+    // The numbers of the first step lay behind the weights that were on their way.
+    made().unwrap();
+    for _ in 0..20 {
+        assert_eq!(made().unwrap(), [0, 0]);
+    }
+    // What is not needed any more is let go of.
+    let held = device.gpu().groups();
+    for _ in 0..10 {
+        device.read(&y, 0, &mut [0.0]).unwrap();
+    }
+    assert!(held > 0 && device.gpu().groups() == 0, "{held}");
+}
+
+#[test]
 fn an_adapter_that_is_not_there_is_refused_with_what_is_there() {
     let Err(BackendError::Failed { device: "wgpu", problem }) = WgpuDevice::open(9999) else {
         panic!("no machine has so many")
@@ -164,4 +200,17 @@ fn matrices_beyond_a_binding_are_split_by_rows() {
     assert!(got == want && got.iter().all(|y| y.is_finite()), "{got:?}, want {want:?}");
     // A row is never split.
     assert!(matches!(narrow.matrix(rows(1, 1 << 18)), Err(BackendError::Unsupported { .. })));
+}
+
+#[test]
+fn memory_that_was_asked_for_to_see_what_there_is_is_given_back() {
+    let Some(device) = device() else { return };
+    let gpu = device.gpu();
+    let free = gpu.free_bytes().unwrap();
+    assert!(free > 0, "this device has no memory");
+    device.buffer(1 << 20).unwrap();
+    device.finish().unwrap();
+    // What is the machine's is bounded by that alone.
+    assert_eq!(device.free_bytes().unwrap().is_some(), device.report().has_own_memory);
+    assert_eq!(device.most_page_bytes(), Some(gpu.max_binding() / 64 * 64));
 }

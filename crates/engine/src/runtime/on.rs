@@ -122,8 +122,9 @@ impl<B: Backend> On<B> {
     /// The tokens of context there is memory for: of the device, or of the machine, which lends it as tokens come.
     fn fit(&self, plan: &mut Plan, room: Room) -> Result<usize, Error> {
         let (Room::Exactly(wanted) | Room::UpTo(wanted)) = room;
-        let usable =
-            usable_bytes(&*self.device)?.or_else(limits::machine_bytes).unwrap_or(isize::MAX as usize);
+        let free = usable_bytes(&*self.device)?.or_else(limits::machine_bytes);
+        let usable = [free, self.device.most_page_bytes()].into_iter().flatten().min();
+        let usable = usable.unwrap_or(isize::MAX as usize);
         let layout = Layout::new(&self.decoder.kv_shape(), plan.clone());
         let needed = layout.n_bytes(wanted);
         if needed <= usable {

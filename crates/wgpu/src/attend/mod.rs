@@ -134,12 +134,12 @@ pub(crate) fn attend(
     let at_once = if spans == 1 { list.rows } else { (room / bytes_of_row).clamp(1, list.rows) };
     let left = match spans {
         1 => None,
-        _ => Some(gpu.allocate(at_once * bytes_of_row, "what spans of attention leave")?),
+        _ => Some(gpu.scratch(at_once * bytes_of_row, "what spans of attention leave")?),
     };
     for first in (0..list.rows).step_by(at_once) {
         let rows = at_once.min(list.rows - first);
         let numbers = Params { rows: rows as u32, first_row: first as u32, ..numbers };
-        let left_at = (5, left.as_ref().unwrap_or(gpu.scrap()));
+        let left_at = (5, left.as_deref().unwrap_or(gpu.scrap()));
         let bindings = [(1, q), (2, sinks.unwrap_or(gpu.nothing())), (3, arena), (4, out), left_at];
         gpu.launch(&attend, groups(rows * heads, spans), &numbers, &list.words, &bindings)?;
         if spans > 1 {

@@ -100,7 +100,7 @@ pub(crate) fn expert_ffn(
     let Layer { activation, gate, up, down, biases } = layer;
     let n_used = routes.routing.n_used;
     let (slots, n, n_ff) = (rows * n_used, gate.n_in(), gate.n_out());
-    let floats = |values: usize, what| gpu.allocate(values * size_of::<f32>(), what);
+    let floats = |values: usize, what| gpu.scratch(values * size_of::<f32>(), what);
     let (experts, shares) = (floats(slots, "chosen experts")?, floats(slots, "their shares")?);
     choose(gpu, routes, rows, [&experts, &shares])?;
 

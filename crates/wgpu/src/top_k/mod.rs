@@ -38,7 +38,7 @@ pub(crate) fn top_k(
     let n_slices = n.div_ceil(SLICE);
     let mut found = vec![[0u32; 2]; n_slices * k];
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut found);
-    let on_device = gpu.allocate(bytes.len(), "candidates")?;
+    let on_device = gpu.scratch(bytes.len(), "candidates")?;
     let kernel = gpu.kernel(&SOURCE, "top_k")?;
     let params = Params { first: first as u32, n: n as u32, k: k as u32 };
     let bindings = [(1, logits), (2, &on_device)];
