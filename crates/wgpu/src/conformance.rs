@@ -12,7 +12,7 @@ use crate::tests::{device, skipped};
 
 /// What the kernels promise of their numbers, on the first adapter; `None` where there is none.
 fn subject() -> Option<Subject<WgpuDevice>> {
-    let subject = Subject::new("wgpu", device()?, Arithmetic::Float, Attention::Exact);
+    let subject = Subject::new("wgpu", device()?, Arithmetic::EightBit, Attention::Exact);
     Some(subject.with_coverage(Coverage::Each))
 }
 

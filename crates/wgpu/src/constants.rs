@@ -31,6 +31,12 @@ impl Constants {
         self
     }
 
+    /// Whether something is so.
+    pub fn flag(mut self, name: &str, value: bool) -> Self {
+        self.define(format_args!("const {name}: bool = {value};"));
+        self
+    }
+
     /// A list of numbers. A variable, as kernels look values up by an index that is not known before.
     pub fn floats(mut self, name: &str, values: &[f32]) -> Self {
         let list: Vec<_> = values.iter().copied().map(literal).collect();

@@ -14,9 +14,8 @@ use kvant_backend::{
 use crate::adapter::{self, AdapterReport};
 use crate::arena::Arena;
 use crate::norm::Way;
-use crate::product::{Rows, Weights};
+use crate::product::{Operand, Rows, Weights};
 use crate::recording::Traffic;
-use crate::scratch::Scratch;
 use crate::{
     Gpu, WgpuBuffer, WgpuExperts, WgpuMatrix, WgpuPage, append, attend, each, experts, kv, norm, product,
     recurrent, rope, top_k,
@@ -43,6 +42,18 @@ impl WgpuDevice {
     /// As [`WgpuDevice::open`], with bindings of at most `most_bytes`.
     pub(crate) fn open_within(index: usize, most_bytes: u64) -> Result<Self> {
         let (gpu, report) = adapter::open(index, most_bytes)?;
+        Self::new(gpu, report)
+    }
+
+    /// The first adapter with kernels in the shapes that are for a GPU where it is a program, and the other way round.
+    #[cfg(test)]
+    pub(crate) fn open_mistaken() -> Result<Self> {
+        let (mut gpu, report) = adapter::open(0, u64::MAX)?;
+        gpu.mistake_software();
+        Self::new(gpu, report)
+    }
+
+    fn new(gpu: Gpu, report: AdapterReport) -> Result<Self> {
         let gpu = Arc::new(gpu);
         let arena = Arc::new(Arena::new(Arc::clone(&gpu))?);
         Ok(Self { gpu, arena, report, rows: Mutex::default() })
@@ -63,30 +74,17 @@ impl WgpuDevice {
         &self.gpu
     }
 
-    /// The normed input of a product in memory of its own, or the input as it is.
-    fn operand(&self, input: &Input<'_, Self>, n: usize) -> Result<(Option<Scratch<'_>>, usize)> {
-        let first = input.first_row * n;
-        let Some(Norm { weight, eps }) = input.norm else { return Ok((None, first)) };
-        let normed = self.gpu.scratch(bytes(input.rows * n), "normed rows")?;
-        let shape = [input.rows, n];
-        norm::norm(&self.gpu, Way::Rms, (&input.x.buffer, first), shape, (&weight.buffer, eps), &normed)?;
-        Ok((Some(normed), 0))
-    }
-
     fn multiply(
         &self,
         op: &'static str,
-        (x, first): (&wgpu::Buffer, usize),
-        rows: usize,
+        x: &mut Operand<'_>,
         w: &WgpuMatrix,
         y: &wgpu::Buffer,
         (bias, accumulates): (Option<&WgpuBuffer>, bool),
     ) -> Result<()> {
-        let (n_out, n_in) = (w.n_out(), w.n_in());
-        let weights = Weights { slabs: w.slabs(op)?, dtype: w.dtype(), first: 0, n_out, n_in };
-        let x = Rows { buffer: x, first, stride: n_in };
-        let y = Rows { buffer: y, first: 0, stride: n_out };
-        product::product(&self.gpu, weights, rows, x, y, bias.map(|bias| &bias.buffer), accumulates)
+        let y = Rows { buffer: y, first: 0, stride: w.n_out() };
+        let bias = bias.map(|bias| &bias.buffer);
+        Ok(product::product(&self.gpu, weights(op, w)?, x, y, bias, accumulates)?)
     }
 
     /// Brings `n` values of `src` from value `from` on to the host.
@@ -114,7 +112,7 @@ impl Backend for WgpuDevice {
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
         let choice = |op, dtype, kernel: &str| KernelChoice { op, dtype, kernel: kernel.to_owned() };
-        let weights = product::types().map(|dtype| choice("matmul", dtype, "product (f32)"));
+        let weights = product::types().map(|dtype| choice("matmul", dtype, product::kernel_name(dtype)));
         weights.chain(kv::TYPES.into_iter().map(|dtype| choice("attend", dtype, "attend (f32)"))).collect()
     }
 
@@ -213,10 +211,9 @@ impl Backend for WgpuDevice {
     fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()> {
         check_project(&input, outputs)?;
         let Some(first) = outputs.first() else { return Ok(()) };
-        let (normed, at) = self.operand(&input, first.w.n_in())?;
-        let x = (normed.as_deref().unwrap_or(&input.x.buffer), at);
+        let mut x = operand(&self.gpu, &input, first.w.n_in());
         for Output { w, bias, y, accumulate } in outputs {
-            self.multiply("project", x, input.rows, w, &y.buffer, (*bias, *accumulate))?;
+            self.multiply("project", &mut x, w, &y.buffer, (*bias, *accumulate))?;
         }
         Ok(())
     }
@@ -231,12 +228,15 @@ impl Backend for WgpuDevice {
     ) -> Result<()> {
         const OP: &str = "gated_ffn";
         check_gated_ffn(&input, gate, up, y)?;
-        let (normed, at) = self.operand(&input, gate.n_in())?;
-        let x = (normed.as_deref().unwrap_or(&input.x.buffer), at);
+        let mut x = operand(&self.gpu, &input, gate.n_in());
+        if gate.dtype() == up.dtype() {
+            let matrices = [weights(OP, gate)?, weights(OP, up)?];
+            return Ok(product::gated(&self.gpu, matrices, activation, &mut x, &y.buffer)?);
+        }
         let len = input.rows * up.n_out();
         let g = self.gpu.scratch(bytes(len), "gates")?;
-        self.multiply(OP, x, input.rows, gate, &g, (None, false))?;
-        self.multiply(OP, x, input.rows, up, &y.buffer, (None, false))?;
+        self.multiply(OP, &mut x, gate, &g, (None, false))?;
+        self.multiply(OP, &mut x, up, &y.buffer, (None, false))?;
         Ok(each::activate(&self.gpu, activation, &g, &y.buffer, len)?)
     }
 
@@ -255,8 +255,7 @@ impl Backend for WgpuDevice {
         }
         let ExpertWeights { activation, gate, up, down, biases } = weights;
         let Choice { routing, logits, selection_bias, scales } = choice;
-        let normed = self.operand(&Input { x, norm, first_row: 0, rows }, gate.n_in())?.0;
-        let input = normed.as_deref().unwrap_or(&x.buffer);
+        let mut input = operand(&self.gpu, &Input { x, norm, first_row: 0, rows }, gate.n_in());
         let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(|of| &of.buffer));
         let (logits, n_experts) = (&logits.buffer, gate.n_experts());
         let routes = experts::Routes { logits, selection_bias, scales, n_experts, routing };
@@ -266,7 +265,7 @@ impl Backend for WgpuDevice {
             Some(to) => experts::Sum { to: &to.buffer, accumulates: false },
             None => experts::Sum { to: &x.buffer, accumulates: true },
         };
-        experts::expert_ffn(&self.gpu, input, sum, rows, routes, layer)
+        experts::expert_ffn(&self.gpu, &mut input, sum, routes, layer)
     }
 
     fn project_each(&self, x: &WgpuBuffer, rows: usize, w: &WgpuExperts, y: &mut WgpuBuffer) -> Result<()> {
@@ -276,7 +275,8 @@ impl Backend for WgpuDevice {
             let weights = Weights { slabs: &w.slabs, dtype: w.dtype, first: i * n_out, n_out, n_in };
             let x = Rows { buffer: &x.buffer, first: i * n_in, stride: n * n_in };
             let y = Rows { buffer: &y.buffer, first: i * n_out, stride: n * n_out };
-            product::product(&self.gpu, weights, rows, x, y, None, false)?;
+            let mut x = Operand::new(&self.gpu, x, [rows, n_in], None);
+            product::product(&self.gpu, weights, &mut x, y, None, false)?;
         }
         Ok(())
     }
@@ -412,6 +412,18 @@ impl Backend for WgpuDevice {
         check_gate(y, len, gates)?;
         Ok(each::gate(&self.gpu, gate, &gates.buffer, &y.buffer, len)?)
     }
+}
+
+/// The whole of a matrix.
+fn weights<'a>(op: &'static str, w: &'a WgpuMatrix) -> Result<Weights<'a>> {
+    Ok(Weights { slabs: w.slabs(op)?, dtype: w.dtype(), first: 0, n_out: w.n_out(), n_in: w.n_in() })
+}
+
+/// The rows of `input`, `n` values each, as products take them.
+fn operand<'a>(gpu: &'a Gpu, input: &Input<'a, WgpuDevice>, n: usize) -> Operand<'a> {
+    let x = Rows { buffer: &input.x.buffer, first: input.first_row * n, stride: n };
+    let norm = input.norm.map(|Norm { weight, eps }| (&weight.buffer, eps));
+    Operand::new(gpu, x, [input.rows, n], norm)
 }
 
 /// Bytes of so many values.

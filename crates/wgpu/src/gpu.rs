@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 use bytemuck::Pod;
 
 use crate::WgpuError;
+use crate::constants::Constants;
 use crate::recording::{Recording, Traffic};
 use crate::scratch::Shelf;
 use crate::shader::{self, Kernel, Source};
@@ -19,6 +20,9 @@ const SMALLEST_PIECE: usize = 64 << 20;
 /// How often that is granted at most.
 const MOST_PIECES: usize = 256;
 
+/// The place of a source, the number of its variant and the name of an entry point.
+type KernelKey = (usize, u32, &'static str);
+
 /// An opened adapter.
 #[derive(Debug)]
 pub(crate) struct Gpu {
@@ -27,8 +31,9 @@ pub(crate) struct Gpu {
     recording: Mutex<Recording>,
     /// Memory that ops take for a moment.
     pub(crate) shelf: Shelf,
-    /// By the place of the source and the name of the entry point.
-    kernels: Mutex<HashMap<(usize, &'static str), Arc<Kernel>>>,
+    kernels: Mutex<HashMap<KernelKey, Arc<Kernel>>>,
+    /// Whether kernels run on the CPU, which changes what is fast.
+    is_software: bool,
     /// What the device has said against what was asked of it, the first of it.
     failure: Arc<Mutex<Option<String>>>,
     /// Bound where a kernel takes a buffer that an op does without.
@@ -52,16 +57,29 @@ impl Gpu {
         let limits = device.limits();
         let [nothing, scrap] = [(); 2].map(|()| new_buffer(&device, 16, wgpu::BufferUsages::STORAGE));
         let recording = Mutex::new(Recording::new(&device, queue, &limits));
+        let is_software = device.adapter_info().device_type == wgpu::DeviceType::Cpu;
         Self {
             device,
             limits,
             recording,
             shelf: Shelf::default(),
             kernels: Mutex::default(),
+            is_software,
             failure,
             nothing,
             scrap,
         }
+    }
+
+    /// Whether kernels run on the CPU, which changes what is fast.
+    pub fn is_software(&self) -> bool {
+        self.is_software
+    }
+
+    /// Takes the other of these for the truth.
+    #[cfg(test)]
+    pub fn mistake_software(&mut self) {
+        self.is_software = !self.is_software;
     }
 
     /// Bytes that a kernel reaches in one allocation.
@@ -128,12 +146,23 @@ impl Gpu {
 
     /// The entry point `name` of `source`, compiled at its first use.
     pub fn kernel(&self, source: &'static Source, name: &'static str) -> Result<Arc<Kernel>, WgpuError> {
-        let key = (std::ptr::from_ref(source) as usize, name);
+        self.variant(source, name, 0, Constants::default)
+    }
+
+    /// As [`Gpu::kernel`], of variant `number` of `source`, which `constants` make.
+    pub fn variant(
+        &self,
+        source: &'static Source,
+        name: &'static str,
+        number: u32,
+        constants: impl FnOnce() -> Constants,
+    ) -> Result<Arc<Kernel>, WgpuError> {
+        let key = (std::ptr::from_ref(source) as usize, number, name);
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = kernels.get(&key) {
             return Ok(Arc::clone(kernel));
         }
-        let kernel = Arc::new(shader::compile(&self.device, source, name)?);
+        let kernel = Arc::new(shader::compile(&self.device, source, &constants(), name)?);
         kernels.insert(key, Arc::clone(&kernel));
         Ok(kernel)
     }

@@ -6,6 +6,7 @@ use naga::proc::Layouter;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Module};
 
+use crate::constants::Constants;
 use crate::shader::{Source, Text};
 use crate::{append, attend, each, experts, norm, product, recurrent, rope, top_k};
 
@@ -16,7 +17,7 @@ pub(crate) static SOURCES: [&Source; 10] = [
     &experts::CHOOSE,
     &experts::JOIN,
     &norm::SOURCE,
-    &product::SOURCE,
+    &product::OPERAND,
     &recurrent::SOURCE,
     &rope::SOURCE,
     &top_k::SOURCE,
@@ -27,9 +28,14 @@ const MOST_INVOCATIONS: u32 = 256;
 const MOST_SHARED_BYTES: u32 = 16_384;
 const MOST_BUFFERS: usize = 8;
 
+/// Every source, and every variant of those that have several.
+fn sources() -> impl Iterator<Item = (&'static Source, Constants)> {
+    SOURCES.into_iter().map(|source| (source, Constants::default())).chain(product::variants())
+}
+
 /// A source, read and found to be valid without any feature that a GPU may lack. Packed f16 is WebGPU's own, and a feature to naga alone.
-fn valid(source: &Source) -> (Module, ModuleInfo) {
-    let text = Text::new(source).whole;
+fn valid((source, variant): (&Source, Constants)) -> (Module, ModuleInfo) {
+    let text = Text::new(source, &variant).whole;
     let module =
         naga::front::wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{}", error.emit_to_string(&text)));
     let info =
@@ -44,7 +50,7 @@ fn names(module: &Module) -> Vec<&str> {
 
 #[test]
 fn every_kernel_becomes_text_for_metal() {
-    for source in SOURCES {
+    for source in sources() {
         let (module, info) = valid(source);
         let options = msl::Options { lang_version: (2, 4), ..Default::default() };
         let (text, told) = msl::write_string(&module, &info, &options, &Default::default()).unwrap();
@@ -57,7 +63,7 @@ fn every_kernel_becomes_text_for_metal() {
 
 #[test]
 fn every_kernel_becomes_text_for_dx12() {
-    for source in SOURCES {
+    for source in sources() {
         let (module, info) = valid(source);
         let (mut text, options, pipeline) = (String::new(), hlsl::Options::default(), Default::default());
         let told = hlsl::Writer::new(&mut text, &options, &pipeline).write(&module, &info, None).unwrap();
@@ -71,7 +77,7 @@ fn every_kernel_becomes_text_for_dx12() {
 #[test]
 fn no_kernel_asks_for_more_than_every_gpu_has() {
     let mut n_kernels = 0;
-    for source in SOURCES {
+    for source in sources() {
         let (module, info) = valid(source);
         let mut layouter = Layouter::default();
         layouter.update(module.to_ctx()).unwrap();

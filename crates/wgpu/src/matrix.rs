@@ -6,6 +6,7 @@ use kvant_backend::{BackendError, Experts, Matrix, Result, WeightSource, check_e
 use kvant_codec::DType;
 
 use crate::Gpu;
+use crate::product::{PANEL, VECTOR_BYTES, put_panels, row_vectors};
 
 /// A weight matrix `[n_out, n_in]`.
 #[derive(Debug)]
@@ -17,7 +18,7 @@ pub struct WgpuMatrix {
     slabs: Option<Vec<Slab>>,
 }
 
-/// Some rows of weights in one buffer on the device, as in the file. A matrix has as few as fit what a kernel reaches in one binding.
+/// Some rows of weights in one buffer on the device, in panels. A matrix has as few as fit what a kernel reaches in one binding.
 #[derive(Debug)]
 pub(crate) struct Slab {
     pub buffer: wgpu::Buffer,
@@ -114,15 +115,18 @@ impl Experts for WgpuExperts {
     }
 }
 
-/// Bytes behind the rows of a slab, as kernels read words that begin anywhere.
-const PADDING: usize = 8;
+/// The least bytes that are worth a thread, and bytes that are laid out before they go to the device.
+const SHARE: usize = 1 << 20;
+const PIECE: usize = 32 << 20;
 
 /// The rows of `source` on the device.
 fn upload(gpu: &Gpu, source: &WeightSource) -> Result<Vec<Slab>> {
     let &WeightSource { dtype, n_out, n_in, ref bytes } = source;
     let row_bytes = bytes.len() / n_out.max(1);
-    // Kernels count bytes in 32 bits.
-    let most = gpu.max_binding().min(u32::MAX as usize).saturating_sub(PADDING) / row_bytes.max(1);
+    let vectors = row_vectors(dtype, n_in);
+    let most = gpu.max_binding() / (vectors * VECTOR_BYTES).max(1);
+    // Whole panels, where one fits.
+    let most = if most > PANEL { most / PANEL * PANEL } else { most };
     if most == 0 {
         return Err(BackendError::Unsupported {
             op: "matrix",
@@ -132,18 +136,36 @@ fn upload(gpu: &Gpu, source: &WeightSource) -> Result<Vec<Slab>> {
     }
     let slab = |first: usize| {
         let rows = first..n_out.min(first + most);
-        let buffer = upload_bytes(gpu, &bytes[rows.start * row_bytes..rows.end * row_bytes])?;
+        let buffer = gpu.allocate(rows.len() * vectors * VECTOR_BYTES, "weights")?;
+        let piece = (PIECE / (PANEL * row_bytes).max(1)).max(1) * PANEL;
+        for at in rows.clone().step_by(piece) {
+            let rows_of_piece = at..rows.end.min(at + piece);
+            let rows_of_file = &bytes[rows_of_piece.start * row_bytes..rows_of_piece.end * row_bytes];
+            let laid_out = lay_out(dtype, n_in, rows_of_file, row_bytes);
+            let to = (at - rows.start) * vectors * VECTOR_BYTES;
+            gpu.write(&buffer, to, bytemuck::cast_slice(&laid_out))?;
+        }
         Ok(Slab { buffer, rows })
     };
     (0..n_out).step_by(most).map(slab).collect()
 }
 
-fn upload_bytes(gpu: &Gpu, bytes: &[u8]) -> Result<wgpu::Buffer> {
-    let buffer = gpu.allocate(bytes.len() + PADDING, "weights")?;
-    let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
-    gpu.write(&buffer, 0, words)?;
-    let mut last = [0; 4];
-    last[..rest.len()].copy_from_slice(rest);
-    gpu.write(&buffer, words.len(), &last)?;
-    Ok(buffer)
+/// Rows in panels, laid out on several cores where there are many.
+fn lay_out(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize) -> Vec<[u32; 4]> {
+    let vectors = row_vectors(dtype, n_in);
+    let mut panels = vec![[0; 4]; rows.len() / row_bytes * vectors];
+    let n_panels = rows.len().div_ceil(PANEL * row_bytes);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let of_thread = n_panels.div_ceil(threads).max(SHARE.div_ceil(PANEL * row_bytes));
+    if of_thread >= n_panels {
+        put_panels(dtype, n_in, rows, row_bytes, &mut panels);
+        return panels;
+    }
+    std::thread::scope(|scope| {
+        let parts = panels.chunks_mut(of_thread * PANEL * vectors);
+        for (panels, rows) in parts.zip(rows.chunks(of_thread * PANEL * row_bytes)) {
+            scope.spawn(move || put_panels(dtype, n_in, rows, row_bytes, panels));
+        }
+    });
+    panels
 }

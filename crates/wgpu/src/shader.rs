@@ -38,9 +38,11 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    pub fn new(source: &Source) -> Self {
+    /// The text of `source`, and constants of a variant of it.
+    pub fn new(source: &Source, variant: &Constants) -> Self {
         let mut text = Self { whole: String::new(), parts: Vec::new() };
         text.push("constants", (source.constants)().text());
+        text.push("constants of the variant", variant.text());
         source.parts.iter().for_each(|part| text.push(part.name, part.text));
         text
     }
@@ -59,12 +61,17 @@ impl Text {
     }
 }
 
-/// Compiles the entry point `name` of `source`.
+/// Compiles the entry point `name` of a variant of `source`.
 ///
 /// # Errors
 /// [`WgpuError::Compile`] with the first fault of the source.
-pub(crate) fn compile(device: &wgpu::Device, source: &Source, name: &str) -> Result<Kernel, WgpuError> {
-    let text = Text::new(source);
+pub(crate) fn compile(
+    device: &wgpu::Device,
+    source: &Source,
+    variant: &Constants,
+    name: &str,
+) -> Result<Kernel, WgpuError> {
+    let text = Text::new(source, variant);
     let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
         label: Some(name),

@@ -13,15 +13,6 @@ struct Params {
 @group(0) @binding(1) var<storage, read> g: array<f32>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
 
-// g / (1 + exp(-z)).
-fn gated(g: f32, z: f32) -> f32 {
-    return g / (1.0f + exponential(-z));
-}
-
-fn gelu(g: f32) -> f32 {
-    return gated(g, g * (GELU_A + GELU_B * (g * g)));
-}
-
 fn index(id: vec3<u32>, groups: vec3<u32>) -> u32 {
     return id.x + id.y * groups.x * THREADS;
 }
@@ -31,17 +22,7 @@ fn index(id: vec3<u32>, groups: vec3<u32>) -> u32 {
 fn activate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
     if i >= p.n { return; }
-    if p.kind == SILU {
-        y[i] = gated(g[i], g[i]) * y[i];
-    } else if p.kind == GELU {
-        y[i] = gelu(g[i]) * y[i];
-    } else {
-        // Comparisons, so that NaN stays what it is.
-        let bounded = select(g[i], BOUND_LIMIT, g[i] > BOUND_LIMIT);
-        let below = select(y[i], BOUND_LIMIT, y[i] > BOUND_LIMIT);
-        let u = 1.0f + select(below, -BOUND_LIMIT, below < -BOUND_LIMIT);
-        y[i] = gated(bounded, BOUND_RATE * bounded) * u;
-    }
+    y[i] = activated(p.kind, g[i], y[i]);
 }
 
 // y = s(g) y, s the logistic function, SiLU or GELU.

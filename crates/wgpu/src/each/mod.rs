@@ -9,23 +9,31 @@ use crate::{Gpu, Part, Source, WgpuError, groups};
 /// Functions that many sources take.
 pub(crate) const NUMBERS: Part = Part { name: "numbers.wgsl", text: include_str!("../numbers.wgsl") };
 
+/// The activations of feed-forward layers; they take [`NUMBERS`] and [`gate_constants`].
+pub(crate) const GATE: Part = Part { name: "gate.wgsl", text: include_str!("gate.wgsl") };
+
 pub(crate) static SOURCE: Source = Source {
-    parts: &[NUMBERS, Part { name: "each.wgsl", text: include_str!("each.wgsl") }],
+    parts: &[NUMBERS, GATE, Part { name: "each.wgsl", text: include_str!("each.wgsl") }],
     constants: || {
-        let [rate, limit] = Activation::BOUNDED;
-        let [a, b] = Activation::GELU;
-        Constants::default()
+        gate_constants(Constants::default())
             .whole("THREADS", THREADS)
-            .whole("SILU", Activation::Silu as usize)
-            .whole("GELU", Activation::Gelu as usize)
             .whole("GATE_SIGMOID", Gate::Sigmoid as usize)
             .whole("GATE_SILU", Gate::Silu as usize)
-            .float("GELU_A", a)
-            .float("GELU_B", b)
-            .float("BOUND_RATE", rate)
-            .float("BOUND_LIMIT", limit)
     },
 };
+
+/// What [`GATE`] takes.
+pub(crate) fn gate_constants(constants: Constants) -> Constants {
+    let [rate, limit] = Activation::BOUNDED;
+    let [a, b] = Activation::GELU;
+    constants
+        .whole("SILU", Activation::Silu as usize)
+        .whole("GELU", Activation::Gelu as usize)
+        .float("GELU_A", a)
+        .float("GELU_B", b)
+        .float("BOUND_RATE", rate)
+        .float("BOUND_LIMIT", limit)
+}
 
 const THREADS: usize = 64;
 

@@ -9,7 +9,7 @@ use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, Result, Rou
 
 use crate::constants::Constants;
 use crate::each::{self, NUMBERS};
-use crate::product::{self, Picks, Weights};
+use crate::product::{self, Operand, Picks, Rows, Weights};
 use crate::top_k::RANK;
 use crate::{Gpu, Part, Source, WgpuError, WgpuExperts, groups};
 
@@ -88,17 +88,16 @@ pub(crate) struct Sum<'a> {
     pub accumulates: bool,
 }
 
-/// What experts give for the first `rows` rows of `input` `[rows, n]`. The shapes have been checked.
+/// What experts give for the rows of `input` `[rows, n]`. The shapes have been checked.
 pub(crate) fn expert_ffn(
     gpu: &Gpu,
-    input: &wgpu::Buffer,
+    input: &mut Operand<'_>,
     sum: Sum<'_>,
-    rows: usize,
     routes: Routes<'_>,
     layer: Layer<'_>,
 ) -> Result<()> {
     let Layer { activation, gate, up, down, biases } = layer;
-    let n_used = routes.routing.n_used;
+    let (rows, n_used) = (input.rows, routes.routing.n_used);
     let (slots, n, n_ff) = (rows * n_used, gate.n_in(), gate.n_out());
     let floats = |values: usize, what| gpu.scratch(values * size_of::<f32>(), what);
     let (experts, shares) = (floats(slots, "chosen experts")?, floats(slots, "their shares")?);
@@ -106,7 +105,7 @@ pub(crate) fn expert_ffn(
 
     let [of_gate, of_up, of_down] = biases.map_or([None; 3], |biases| biases.map(Some));
     let picks = Picks { experts: &experts, slots, of_row: n_used };
-    let product = |w: &WgpuExperts, picks, x: &wgpu::Buffer, y: &wgpu::Buffer, bias| {
+    let product = |w: &WgpuExperts, picks, x: &mut Operand<'_>, y: &wgpu::Buffer, bias| {
         let weights = Weights { slabs: &w.slabs, dtype: w.dtype, first: 0, n_out: w.n_out(), n_in: w.n_in() };
         product::chosen(gpu, weights, picks, x, y, bias)
     };
@@ -115,7 +114,9 @@ pub(crate) fn expert_ffn(
     product(up, picks, input, &hidden, of_up)?;
     each::activate(gpu, activation, &gates, &hidden, slots * n_ff)?;
     let given = floats(slots * n, "what experts give")?;
-    product(down, Picks { of_row: 1, ..picks }, &hidden, &given, of_down)?;
+    let hidden = Rows { buffer: &hidden, first: 0, stride: n_ff };
+    let hidden = &mut Operand::new(gpu, hidden, [slots, n_ff], None);
+    product(down, Picks { of_row: 1, ..picks }, hidden, &given, of_down)?;
     Ok(join(gpu, [&given, &shares], [rows, n, n_used], sum)?)
 }
 

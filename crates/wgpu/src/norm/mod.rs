@@ -11,7 +11,6 @@ pub(crate) static SOURCE: Source = Source {
     constants: || {
         Constants::default()
             .whole("THREADS", 64)
-            .whole("RMS", Way::Rms as usize)
             .whole("ADD_RMS", Way::AddRms as usize)
             .whole("LAYER", Way::Layer as usize)
     },
@@ -20,7 +19,6 @@ pub(crate) static SOURCE: Source = Source {
 /// What becomes of rows; see `norm.wgsl`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Way {
-    Rms,
     AddRms,
     Layer,
 }

@@ -1,7 +1,6 @@
 // Rows brought to one size. A group of threads takes a row.
 //
-//   RMS          y = x / sqrt(mean(x²) + eps) w
-//   ADD_RMS      y = y + that
+//   ADD_RMS      y = y + x / sqrt(mean(x²) + eps) w
 //   LAYER        y = (x - m) / sqrt(mean((x - m)²) + eps) w, m the mean of x
 
 struct Params {

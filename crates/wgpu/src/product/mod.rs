@@ -1,54 +1,163 @@
-//! Products of activations with weights of any type that a file may hold. Weights lie as in the file and are decoded where they
-//! are multiplied; activations stay as they are, and sums are in f32.
+//! Products of activations with weights of any type that a file may hold: `y = W norm(x) + bias`.
+//!
+//! Weights in codes meet activations in 8 bits, as on the CPU (`operand.wgsl`, `coded.wgsl`): codes times codes, four at once, and a scale
+//! for each 32 columns. Rotated types have their levels in bytes, and meet rotated activations. Floats meet activations as they are
+//! (`floats.wgsl`). Weights lie in panels (`layout.rs`); a thread has rows of them for itself, and reads them once for several rows of
+//! activations.
+
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, Result};
-use kvant_codec::{Codebook, DType, Rotation, Table};
+use kvant_backend::Activation;
+use kvant_codec::codebook::SIGMA_128;
+use kvant_codec::fields::Spec;
+use kvant_codec::{ByteBook, DType};
 
 use crate::constants::Constants;
-use crate::each::NUMBERS;
+use crate::each::{GATE, NUMBERS, gate_constants};
 use crate::matrix::Slab;
-use crate::{Gpu, Part, Source, groups};
+use crate::shader::Kernel;
+use crate::{Gpu, Part, Source, WgpuError, groups};
 
-pub(crate) static SOURCE: Source = Source {
-    parts: &[
-        NUMBERS,
-        Part { name: "weights.wgsl", text: include_str!("weights.wgsl") },
-        Part { name: "product.wgsl", text: include_str!("product.wgsl") },
-    ],
+mod layout;
+mod operand;
+#[cfg(test)]
+mod tests;
+
+use layout::Layout;
+pub(crate) use layout::{PANEL, VECTOR_BYTES, put_panels, row_vectors};
+#[cfg(test)]
+pub(crate) use operand::SOURCE as OPERAND;
+use operand::Vectors;
+pub(crate) use operand::{Operand, Rows};
+
+const PRODUCT: Part = Part { name: "product.wgsl", text: include_str!("product.wgsl") };
+
+pub(crate) static CODED: Source = Source {
+    parts: &[NUMBERS, GATE, PRODUCT, Part { name: "coded.wgsl", text: include_str!("coded.wgsl") }],
     constants,
 };
 
-/// Rows that share what is decoded.
-const MOST_ROWS: usize = 8;
+pub(crate) static FLOATS: Source = Source {
+    parts: &[NUMBERS, GATE, PRODUCT, Part { name: "floats.wgsl", text: include_str!("floats.wgsl") }],
+    constants,
+};
 
 /// The types of weights.
 pub(crate) fn types() -> impl Iterator<Item = DType> {
     DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some())
 }
 
+/// What multiplies weights of `dtype`.
+pub(crate) fn kernel_name(dtype: DType) -> &'static str {
+    if Layout::of(dtype).is_some() { "product (8-bit)" } else { "product (f32)" }
+}
+
 fn constants() -> Constants {
     let types = types().fold(Constants::default(), |constants, dtype| {
         constants.whole(&dtype.name().to_uppercase(), dtype as usize)
     });
-    let levels = |table: Table| table.levels().map(f32::from);
-    types
-        .whole("THREADS", 32)
-        .whole("MOST_ROWS", MOST_ROWS)
-        .floats("IQ4_LEVELS", &levels(Table::IQ4))
-        .floats("E2M1_LEVELS", &levels(Table::E2M1))
-        .floats("TQ3_LEVELS", Codebook::TQ3.levels())
-        .floats("TQ4_LEVELS", Codebook::GAUSS4.levels())
-        .float("TQ_FACTOR", (1.0 / (Rotation::tq().len() as f64).sqrt()) as f32)
-        .whole("TQ_SIGNS", Rotation::tq().before() as usize)
+    gate_constants(types).whole("PANEL", PANEL)
 }
 
-/// Rows in a buffer: `rows` of them, the first from value `first` on, the next ones `stride` values further.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Rows<'a> {
-    pub buffer: &'a wgpu::Buffer,
-    pub first: usize,
-    pub stride: usize,
+/// What a group of threads makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Rows, and outputs, of a thread.
+    pub rows: usize,
+    pub outputs: usize,
+    /// Threads that share an output.
+    pub slices: usize,
+    /// Whether half of the outputs are those of the matrix that a gate is for.
+    pub has_gate: bool,
+}
+
+impl Shape {
+    /// For one row, and for several.
+    ///
+    /// A GPU is filled by few outputs where threads share them. On a CPU a thread that reads costs as much as one that computes, whatever
+    /// it reads: the more outputs share what is read, the better.
+    const GPU: [Self; 2] = [
+        Self { rows: 1, outputs: 1, slices: 4, has_gate: false },
+        Self { rows: 8, outputs: 2, slices: 4, has_gate: false },
+    ];
+    const SOFTWARE: [Self; 2] = [
+        Self { rows: 1, outputs: 4, slices: 1, has_gate: false },
+        Self { rows: 4, outputs: 4, slices: 1, has_gate: false },
+    ];
+
+    fn of(gpu: &Gpu, rows: usize) -> Self {
+        let shapes = if gpu.is_software() { Self::SOFTWARE } else { Self::GPU };
+        shapes[usize::from(rows > 1)]
+    }
+
+    /// The same with a gate.
+    fn gated(self) -> Self {
+        Self { outputs: self.outputs.max(2), has_gate: true, ..self }
+    }
+
+    /// Outputs that a thread writes, and a group of threads.
+    fn made(self) -> usize {
+        if self.has_gate { self.outputs / 2 } else { self.outputs }
+    }
+
+    fn group_outputs(self) -> usize {
+        PANEL * self.made()
+    }
+
+    /// The kernel for weights of `dtype`.
+    fn kernel(self, gpu: &Gpu, dtype: DType, name: &'static str) -> Result<Arc<Kernel>, WgpuError> {
+        let Self { rows, outputs, slices, has_gate } = self;
+        let number = dtype as usize | rows << 8 | outputs << 16 | slices << 24 | usize::from(has_gate) << 31;
+        let source = if Layout::of(dtype).is_some() { &CODED } else { &FLOATS };
+        gpu.variant(source, name, number as u32, || self.constants(dtype))
+    }
+
+    /// What its kernel takes.
+    fn constants(self, dtype: DType) -> Constants {
+        let Self { rows, outputs, slices, has_gate } = self;
+        let constants = Constants::default()
+            .whole("TYPE", dtype as usize)
+            .whole("ROWS", rows)
+            .whole("OUTPUTS", outputs)
+            .whole("SLICES", slices)
+            .flag("HAS_GATE", has_gate)
+            .whole("MADE", self.made())
+            .whole("SHARED", ((slices - 1) * outputs * rows).max(1));
+        let (Some(layout), Some(spec)) = (Layout::of(dtype), Spec::of(dtype)) else {
+            let columns = VECTOR_BYTES / dtype.block_bytes();
+            return constants.whole("COLUMNS", columns).whole("QUADS", columns / 4);
+        };
+        let (table, unit) = table(spec);
+        let word = |bytes: &[i8; 4]| u32::from_le_bytes(bytes.map(|byte| byte as u8));
+        let words = table.unwrap_or_default();
+        constants
+            .whole("APART", layout.apart)
+            .whole("PAIRS_AT", layout.pairs)
+            .whole("BITS_AT", layout.bits)
+            .whole("GROUPS_AT", layout.groups)
+            .whole("GROUP", layout.group)
+            .whole("ZERO", 0x0101_0101 * (128 - usize::from(spec.zero)))
+            .flag("HAS_MIN", spec.has_min)
+            .flag("HAS_HALVES", spec.sub_len == 16)
+            .flag("HAS_TABLE", table.is_some())
+            .vector("TABLE", std::array::from_fn(|i| word(&words.as_chunks().0[i])))
+            .float("UNIT", unit)
+    }
+}
+
+/// What codes stand for, where they are indices, and in what unit of the scale.
+fn table(spec: Spec) -> (Option<[i8; 16]>, f32) {
+    match (spec.book, spec.table) {
+        (Some(book), _) => {
+            let book = ByteBook::of(&book);
+            // A byte of a book counts its steps, in units of the levels.
+            (Some(book.bytes.map(|byte| (byte ^ 128) as i8)), book.step / SIGMA_128 as f32)
+        }
+        // Levels count twice where scales are floats.
+        (None, Some(table)) => (Some(*table.levels()), if spec.float.is_some() { 0.5 } else { 1.0 }),
+        (None, None) => (None, 1.0),
+    }
 }
 
 /// A matrix, or one of several in a row.
@@ -65,11 +174,11 @@ pub(crate) struct Weights<'a> {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Params {
-    dtype: u32,
     rows: u32,
     n_in: u32,
     n_out: u32,
-    row_bytes: u32,
+    w_rows: u32,
+    w_vectors: u32,
     w_first: u32,
     x_first: u32,
     x_stride: u32,
@@ -82,19 +191,22 @@ struct Params {
     slots_of_row: u32,
     first_output: u32,
     end_output: u32,
+    activation: u32,
 }
 
-/// `y = w x + bias`, or that added to `y`, for `rows` rows.
+/// `y = w x + bias`, or that added to `y`, for all rows of `x`.
 pub(crate) fn product(
     gpu: &Gpu,
     w: Weights<'_>,
-    rows: usize,
-    x: Rows<'_>,
+    x: &mut Operand<'_>,
     y: Rows<'_>,
     bias: Option<&wgpu::Buffer>,
     accumulates: bool,
-) -> Result<()> {
-    let (kernel, row_bytes) = (gpu.kernel(&SOURCE, "product")?, row_bytes(&w)?);
+) -> Result<(), WgpuError> {
+    let rows = x.rows;
+    let shape = Shape::of(gpu, rows);
+    let kernel = shape.kernel(gpu, w.dtype, "product")?;
+    let x = operand(w.dtype, x)?;
     for slab in w.slabs {
         // Rows of the matrix that the slab has.
         let first = slab.rows.start.max(w.first);
@@ -102,18 +214,52 @@ pub(crate) fn product(
         let params = Params {
             rows: rows as u32,
             n_out: n_out as u32,
-            w_first: ((first - slab.rows.start) * row_bytes) as u32,
-            x_first: x.first as u32,
-            x_stride: x.stride as u32,
+            w_first: (first - slab.rows.start) as u32,
             y_first: (y.first + first - w.first) as u32,
             y_stride: y.stride as u32,
             has_bias: bias.is_some().into(),
             bias_first: (first - w.first) as u32,
             accumulates: accumulates.into(),
-            ..params(&w)?
+            ..params(&w, slab, x)
         };
-        let bindings = [(1, x.buffer), (2, &slab.buffer), (3, bias.unwrap_or(gpu.nothing())), (4, y.buffer)];
-        gpu.launch::<_, u32>(&kernel, groups(n_out, rows.div_ceil(MOST_ROWS)), &params, &[], &bindings)?;
+        let bindings = [
+            (1, x.buffer),
+            (2, &slab.buffer),
+            (3, bias.unwrap_or(gpu.nothing())),
+            (4, y.buffer),
+            (6, &slab.buffer),
+        ];
+        let grid = groups(n_out.div_ceil(shape.group_outputs()), rows.div_ceil(shape.rows));
+        gpu.launch::<_, u32>(&kernel, grid, &params, &[], &bindings)?;
+    }
+    Ok(())
+}
+
+/// `y = a(gate x) (up x)` for all rows of `x`, a the activation, matrices of one shape and type, split alike.
+pub(crate) fn gated(
+    gpu: &Gpu,
+    [gate, up]: [Weights<'_>; 2],
+    activation: Activation,
+    x: &mut Operand<'_>,
+    y: &wgpu::Buffer,
+) -> Result<(), WgpuError> {
+    let rows = x.rows;
+    let shape = Shape::of(gpu, rows).gated();
+    let kernel = shape.kernel(gpu, gate.dtype, "product")?;
+    let x = operand(gate.dtype, x)?;
+    for (slab, of_up) in gate.slabs.iter().zip(up.slabs) {
+        let n_out = slab.rows.len();
+        let params = Params {
+            rows: rows as u32,
+            n_out: n_out as u32,
+            y_first: slab.rows.start as u32,
+            y_stride: gate.n_out as u32,
+            activation: activation as u32,
+            ..params(&gate, slab, x)
+        };
+        let bindings = [(1, x.buffer), (2, &slab.buffer), (3, gpu.nothing()), (4, y), (6, &of_up.buffer)];
+        let grid = groups(n_out.div_ceil(shape.group_outputs()), rows.div_ceil(shape.rows));
+        gpu.launch::<_, u32>(&kernel, grid, &params, &[], &bindings)?;
     }
     Ok(())
 }
@@ -128,49 +274,71 @@ pub(crate) struct Picks<'a> {
     pub of_row: usize,
 }
 
-/// `y = w[e] x + bias[e]` for each slot, e its expert: `x` `[slots / of_row, n_in]`, `y` `[slots, n_out]`, both from their start.
+/// `y = w[e] x + bias[e]` for each slot, e its expert: `x` has `slots / of_row` rows, `y` is `[slots, n_out]`, from its start.
 /// `w.n_out` counts rows of one expert.
 pub(crate) fn chosen(
     gpu: &Gpu,
     w: Weights<'_>,
     picks: Picks<'_>,
-    x: &wgpu::Buffer,
+    x: &mut Operand<'_>,
     y: &wgpu::Buffer,
     bias: Option<&wgpu::Buffer>,
-) -> Result<()> {
+) -> Result<(), WgpuError> {
     let Picks { experts, slots, of_row } = picks;
-    let kernel = gpu.kernel(&SOURCE, "chosen")?;
+    let shape = Shape::of(gpu, 1);
+    let kernel = shape.kernel(gpu, w.dtype, "chosen")?;
+    let x = operand(w.dtype, x)?;
     for slab in w.slabs {
         let params = Params {
-            x_stride: w.n_in as u32,
             has_bias: bias.is_some().into(),
             slots: slots as u32,
             slots_of_row: of_row as u32,
             first_output: slab.rows.start as u32,
             end_output: slab.rows.end as u32,
-            ..params(&w)?
+            ..params(&w, slab, x)
         };
-        let bindings = [(1, x), (2, &slab.buffer), (3, bias.unwrap_or(gpu.nothing())), (4, y), (5, experts)];
-        gpu.launch::<_, u32>(&kernel, groups(slots * w.n_out, 1), &params, &[], &bindings)?;
+        let bindings = [
+            (1, x.buffer),
+            (2, &slab.buffer),
+            (3, bias.unwrap_or(gpu.nothing())),
+            (4, y),
+            (5, experts),
+            (6, &slab.buffer),
+        ];
+        let grid = groups(slots * w.n_out.div_ceil(shape.group_outputs()), 1);
+        gpu.launch::<_, u32>(&kernel, grid, &params, &[], &bindings)?;
     }
     Ok(())
 }
 
-/// What a launch is told of its weights.
-fn params(w: &Weights<'_>) -> Result<Params> {
-    Ok(Params {
-        dtype: w.dtype as u32,
-        n_in: w.n_in as u32,
-        n_out: w.n_out as u32,
-        row_bytes: row_bytes(w)? as u32,
-        ..Params::zeroed()
-    })
+/// The rows as weights of `dtype` meet them.
+fn operand<'a>(dtype: DType, x: &'a mut Operand<'_>) -> Result<Vectors<'a>, WgpuError> {
+    match Spec::of(dtype) {
+        Some(spec) => x.rounded(spec.book.is_some()),
+        None => x.floats(),
+    }
 }
 
-fn row_bytes(w: &Weights<'_>) -> Result<usize> {
-    w.dtype.row_bytes(w.n_in).map_err(|error| BackendError::Unsupported {
-        op: "project",
-        wanted: error.to_string(),
-        has: "rows of whole blocks".to_owned(),
-    })
+/// What a launch is told of its weights and inputs.
+fn params(w: &Weights<'_>, slab: &Slab, x: Vectors<'_>) -> Params {
+    Params {
+        n_in: w.n_in as u32,
+        n_out: w.n_out as u32,
+        w_rows: slab.rows.len() as u32,
+        w_vectors: row_vectors(w.dtype, w.n_in) as u32,
+        x_first: x.first as u32,
+        x_stride: x.stride as u32,
+        ..Params::zeroed()
+    }
+}
+
+/// Every variant there is to compile.
+#[cfg(test)]
+pub(crate) fn variants() -> impl Iterator<Item = (&'static Source, Constants)> {
+    let shapes = || Shape::GPU.into_iter().chain(Shape::SOFTWARE);
+    let of_type = move |dtype: DType| {
+        let source = if Layout::of(dtype).is_some() { &CODED } else { &FLOATS };
+        shapes().flat_map(|shape| [shape, shape.gated()]).map(move |shape| (source, shape.constants(dtype)))
+    };
+    types().flat_map(of_type)
 }

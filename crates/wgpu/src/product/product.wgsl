@@ -1,16 +1,19 @@
-// y = W x + bias, or y = y + that. A group of threads makes one output of up to ROWS rows of activations: threads take turns
-// with 32 columns each, and add up in a fixed order. So a row has the bits that it has alone. Where rows have chosen experts, a
-// group makes one output of a *slot*, an expert of a row.
+// y = W x + bias, or y = y + that. A thread makes OUTPUTS outputs of ROWS rows: it reads weights of its own, which threads side by side
+// have side by side in memory (layout.rs), and activations that all threads read. Where SLICES are several, threads that many panels
+// of outputs apart share an output, and add up in a fixed order. So a row has the bits that it has alone, whatever ROWS and OUTPUTS.
+//
+// Where it HAS_GATE: y = a(W x) (U x), a the activation of a feed-forward layer; MADE of the OUTPUTS are then those of W, and as many
+// those of U.
 
 struct Params {
-    dtype: u32,
     rows: u32,
     n_in: u32,
     n_out: u32,
-    row_bytes: u32,
-    w_first: u32,     // byte that the first row of weights begins at
-    x_first: u32,     // value of x that the first row begins with
-    x_stride: u32,    // values start a row to the next
+    w_rows: u32,      // rows of weights in the buffer
+    w_vectors: u32,   // of a row
+    w_first: u32,     // row of weights of the first output
+    x_first: u32,     // vector that the first row of floats begins with
+    x_stride: u32,    // vectors from one to the next
     y_first: u32,
     y_stride: u32,
     has_bias: u32,
@@ -20,73 +23,111 @@ struct Params {
     slots_of_row: u32,// that have a row of x together
     first_output: u32,// of all experts' that these weights have
     end_output: u32,
+    activation: u32,  // of the gate
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
-@group(0) @binding(1) var<storage, read> x: array<f32>;
+@group(0) @binding(2) var<storage, read> weights: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> bias: array<f32>;     // [n_out] of each matrix, where there is one
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;
 @group(0) @binding(5) var<storage, read> experts: array<u32>;  // [slots]: those of `chosen`
+@group(0) @binding(6) var<storage, read> up: array<vec4<u32>>; // U, where there is a gate
 
-var<workgroup> sums: array<f32, THREADS>;
+// Where the rows of weights of this thread begin, and vectors from one of a row to the next.
+var<private> begin: array<u32, OUTPUTS>;
+var<private> spacing: array<u32, OUTPUTS>;
+var<private> sums: array<array<f32, ROWS>, OUTPUTS>;
+// What slices but the first have added up.
+var<workgroup> shared_sums: array<array<f32, SHARED>, PANEL>;
 
-// The weights that begin at byte `row`, times `rows` rows of x, to y; where those begin.
-fn multiply(row: u32, bias_at: u32, x_at: u32, y_at: u32, rows: u32, thread: u32) {
-    var acc = array<f32, MOST_ROWS>();
-    let n_groups = (p.n_in + 31u) / 32u;
-    for (var g = thread; g < n_groups; g += THREADS) {
-        read_weights(p.dtype, row, g, p.n_in);
-        let n = min(32u, p.n_in - 32u * g);
-        for (var r = 0u; r < rows; r++) {
-            let start = x_at + r * p.x_stride + 32u * g;
-            var sum = acc[r];
-            for (var i = 0u; i < n; i++) { sum += w[i] * x[start + i]; }
-            acc[r] = sum;
+fn open_row(o: u32, row: u32) {
+    let in_panel = row % PANEL;
+    begin[o] = (row - in_panel) * p.w_vectors + in_panel;
+    spacing[o] = min(PANEL, p.w_rows - (row - in_panel));
+}
+
+fn vector(o: u32, c: u32) -> vec4<u32> {
+    let at = begin[o] + c * spacing[o];
+    if o >= MADE { return up[at]; }
+    return weights[at];
+}
+
+// Adds what all slices have, to those of the first.
+fn add_slices(lane: u32, slice: u32) {
+    for (var o = 0u; o < OUTPUTS; o++) {
+        for (var r = 0u; r < ROWS; r++) {
+            if slice > 0u { shared_sums[lane][((slice - 1u) * OUTPUTS + o) * ROWS + r] = sums[o][r]; }
         }
     }
-    for (var r = 0u; r < rows; r++) {
-        sums[thread] = acc[r];
-        workgroupBarrier();
-        for (var step = THREADS / 2u; step > 0u; step /= 2u) {
-            if thread < step { sums[thread] += sums[thread + step]; }
-            workgroupBarrier();
+    workgroupBarrier();
+    for (var s = 0u; s < SLICES - 1u; s++) {
+        for (var o = 0u; o < OUTPUTS; o++) {
+            for (var r = 0u; r < ROWS; r++) { sums[o][r] += shared_sums[lane][(s * OUTPUTS + o) * ROWS + r]; }
         }
-        if thread == 0u {
-            var result = sums[0];
-            if p.has_bias != 0u { result += bias[bias_at]; }
-            let to = y_at + r * p.y_stride;
-            if p.accumulates != 0u { result += y[to]; }
-            y[to] = result;
-        }
-        workgroupBarrier();
     }
 }
 
-@compute @workgroup_size(THREADS)
+fn put(o: u32, r: u32, bias_at: u32, to: u32) {
+    var result = sums[o][r];
+    if HAS_GATE { result = activated(p.activation, result, sums[o + OUTPUTS - MADE][r]); }
+    if p.has_bias != 0u { result += bias[bias_at]; }
+    if p.accumulates != 0u { result += y[to]; }
+    y[to] = result;
+}
+
+@compute @workgroup_size(PANEL * SLICES)
 fn product(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let output = number_of(group, groups);
-    if output >= p.n_out { return; }
-    let first_row = group.z * MOST_ROWS;
-    let x_at = p.x_first + first_row * p.x_stride;
-    let y_at = p.y_first + first_row * p.y_stride + output;
-    multiply(p.w_first + output * p.row_bytes, p.bias_first + output, x_at, y_at, min(MOST_ROWS, p.rows - first_row), thread);
+    let lane = thread % PANEL;
+    let slice = select(thread / PANEL, 0u, SLICES == 1u);
+    let first = number_of(group, groups) * (PANEL * MADE) + lane;
+    let first_row = group.z * ROWS;
+    // Outputs beyond the last are those of the last again.
+    for (var o = 0u; o < OUTPUTS; o++) { open_row(o, p.w_first + min(first + o % MADE * PANEL, p.n_out - 1u)); }
+    multiply(first_row, slice);
+    if SLICES > 1u { add_slices(lane, slice); }
+    if slice > 0u { return; }
+    for (var o = 0u; o < MADE; o++) {
+        let output = first + o * PANEL;
+        for (var r = 0u; r < ROWS; r++) {
+            let row = first_row + r;
+            if output < p.n_out && row < p.rows {
+                put(o, r, p.bias_first + output, p.y_first + row * p.y_stride + output);
+            }
+        }
+    }
 }
 
-@compute @workgroup_size(THREADS)
+// A group of threads makes outputs of a *slot*, an expert of a row.
+@compute @workgroup_size(PANEL * SLICES)
 fn chosen(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
+    let lane = thread % PANEL;
+    let slice = select(thread / PANEL, 0u, SLICES == 1u);
+    let of_slot = (p.n_out + PANEL * MADE - 1u) / (PANEL * MADE);
     let number = number_of(group, groups);
-    if number >= p.slots * p.n_out { return; }
-    let slot = number / p.n_out;
-    let output = experts[slot] * p.n_out + number % p.n_out;
-    if output < p.first_output || output >= p.end_output { return; }
-    let x_at = slot / p.slots_of_row * p.x_stride;
-    multiply((output - p.first_output) * p.row_bytes, output, x_at, number, 1u, thread);
+    if number >= p.slots * of_slot { return; }
+    let slot = number / of_slot;
+    let first = number % of_slot * (PANEL * MADE) + lane;
+    let matrix = experts[slot] * p.n_out;
+    for (var o = 0u; o < OUTPUTS; o++) {
+        let output = matrix + min(first + o % MADE * PANEL, p.n_out - 1u);
+        open_row(o, clamp(output, p.first_output, p.end_output - 1u) - p.first_output);
+    }
+    multiply(slot / p.slots_of_row, slice);
+    if SLICES > 1u { add_slices(lane, slice); }
+    if slice > 0u { return; }
+    for (var o = 0u; o < MADE; o++) {
+        let output = first + o * PANEL;
+        let of_all = matrix + output;
+        if output < p.n_out && of_all >= p.first_output && of_all < p.end_output {
+            put(o, 0u, of_all, slot * p.n_out + output);
+        }
+    }
 }

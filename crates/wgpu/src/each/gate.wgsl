@@ -1,0 +1,20 @@
+// The activations of feed-forward layers.
+
+// g / (1 + exp(-z)).
+fn gated(g: f32, z: f32) -> f32 {
+    return g / (1.0f + exponential(-z));
+}
+
+fn gelu(g: f32) -> f32 {
+    return gated(g, g * (GELU_A + GELU_B * (g * g)));
+}
+
+// a(g) u, a the activation `kind`.
+fn activated(kind: u32, g: f32, u: f32) -> f32 {
+    if kind == SILU { return gated(g, g) * u; }
+    if kind == GELU { return gelu(g) * u; }
+    // Comparisons, so that NaN stays what it is.
+    let bounded = select(g, BOUND_LIMIT, g > BOUND_LIMIT);
+    let below = select(u, BOUND_LIMIT, u > BOUND_LIMIT);
+    return gated(bounded, BOUND_RATE * bounded) * (1.0f + select(below, -BOUND_LIMIT, below < -BOUND_LIMIT));
+}

@@ -1,0 +1,41 @@
+// Products of weights that are floats with activations as they are, in f32, one column after the other.
+
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
+
+// Adds the products of a slice of the columns with the rows from `x_row` on to `sums`.
+fn multiply(x_row: u32, slice: u32) {
+    let n_vectors = (p.n_in + COLUMNS - 1u) / COLUMNS;
+    let last = (p.n_in - 1u) / 4u;
+    // Vectors of 256 columns.
+    let unit = 256u / COLUMNS;
+    for (var first = slice * unit; first < n_vectors; first += SLICES * unit) {
+        for (var c = first; c < min(first + unit, n_vectors); c++) {
+            var w: array<array<vec4<f32>, QUADS>, OUTPUTS>;
+            for (var o = 0u; o < OUTPUTS; o++) {
+                let bits = vector(o, c);
+                if TYPE == F32 {
+                    w[o][0] = bitcast<vec4<f32>>(bits);
+                } else if TYPE == F16 {
+                    w[o][0] = vec4<f32>(unpack2x16float(bits.x), unpack2x16float(bits.y));
+                    w[o][QUADS - 1u] = vec4<f32>(unpack2x16float(bits.z), unpack2x16float(bits.w));
+                } else {
+                    let lower = bitcast<vec4<f32>>(bits << vec4<u32>(16u));
+                    let upper = bitcast<vec4<f32>>(bits & vec4<u32>(0xffff0000u));
+                    w[o][0] = vec4<f32>(lower.x, upper.x, lower.y, upper.y);
+                    w[o][QUADS - 1u] = vec4<f32>(lower.z, upper.z, lower.w, upper.w);
+                }
+            }
+            for (var r = 0u; r < ROWS; r++) {
+                let start = p.x_first + (x_row + r) * p.x_stride;
+                for (var q = 0u; q < QUADS; q++) {
+                    // Weights are zero beyond the last column, where another row may begin.
+                    let v = x[start + min(c * QUADS + q, last)];
+                    for (var o = 0u; o < OUTPUTS; o++) {
+                        let by = w[o][q];
+                        sums[o][r] = fma(by.w, v.w, fma(by.z, v.z, fma(by.y, v.y, fma(by.x, v.x, sums[o][r]))));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! How weights lie on the device: rows in *panels* of 32, so that threads, which have a row each, read 16 bytes side by side.
+//!
+//! A row is cut into *vectors* of 16 bytes. Vector c of row r of a panel that has n rows lies at place `c n + r` of it; all panels
+//! have 32 rows but the last. Floats stay as in the file, filled up to a whole vector. Rows in codes are cut into units of 256
+//! columns, of which the last may be shorter (the formats of blocks of 32 or 64 columns):
+//!
+//! ```text
+//! row      what units have apart, one after the other; then the units
+//! unit     scales; pairs of bits, in 4 vectors; single bits, in 2 vectors; then a vector, or two, for each 32 columns
+//! ```
+//!
+//! | format | apart | scales | pairs | bits | of 32 columns |
+//! |---|---|---|---|---|---|
+//! | q8_0 | | d | | | codes |
+//! | q4_0 iq4_nl | | d | | | nibbles |
+//! | q4_1 | | d; m | | | nibbles |
+//! | q5_0 | | d | | fifth bits | nibbles |
+//! | q5_1 | | d; m | | fifth bits | nibbles |
+//! | q2_K | d, dmin | scales | codes | | |
+//! | q3_K | | scales, d | lower bits | third bits | |
+//! | q4_K | | d, dmin, scales | | | nibbles |
+//! | q5_K | | d, dmin, scales | | fifth bits | nibbles |
+//! | q6_K | d | scales | upper bits | | nibbles |
+//! | iq4_xs | d, scales | | | | nibbles |
+//! | mxfp4 | scales | | | | nibbles |
+//! | nvfp4 | | scales | | | nibbles |
+//! | tq3_1s | | d; d of second halves | lower bits | third bits | |
+//! | tq4_1s | | d; d of second halves | | | nibbles |
+//!
+//! Scales are the file's bytes. Of 32 columns, code j is byte j; or the low nibble of byte j, and code j + 16 the high one; or pair m of
+//! byte j of word h, of two, for code `16 h + 4 m + j`; or bit m of byte j of a word for code `4 m + j`.
+
+use std::ops::Range;
+
+use kvant_codec::DType;
+use kvant_codec::fields::{Fields, Spec};
+
+/// Rows of a panel.
+pub(crate) const PANEL: usize = 32;
+/// Columns of a unit.
+pub(super) const UNIT: usize = 256;
+/// Words of a vector, and its bytes.
+pub(super) const VECTOR: usize = 4;
+pub(crate) const VECTOR_BYTES: usize = 16;
+/// Columns of a group, and groups of a unit.
+pub(super) const GROUP: usize = 32;
+const GROUPS: usize = UNIT / GROUP;
+/// Vectors that the planes of a unit take.
+const PAIRS: usize = 4;
+const BITS: usize = 2;
+
+/// How rows of a type in codes lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// Bytes that a unit has apart.
+    pub apart: usize,
+    /// Vectors of a unit: scales, and where each plane begins.
+    pub pairs: usize,
+    pub bits: usize,
+    pub groups: usize,
+    /// Vectors of 32 columns.
+    pub group: usize,
+}
+
+impl Layout {
+    /// That of `dtype`; `None` for floats.
+    pub fn of(dtype: DType) -> Option<Self> {
+        let spec = Spec::of(dtype)?;
+        let (apart, scales) = match dtype {
+            DType::Q4_1 | DType::Q5_1 | DType::TQ3_1S | DType::TQ4_1S => (0, 2),
+            DType::Q2K => (4, 1),
+            DType::Q6K => (2, 1),
+            DType::IQ4XS | DType::MXFP4 => (8, 0),
+            _ => (0, 1),
+        };
+        let (n_pairs, n_bits, group) = match spec.bits {
+            2 => (PAIRS, 0, 0),
+            3 => (PAIRS, BITS, 0),
+            5 => (0, BITS, 1),
+            6 => (PAIRS, 0, 1),
+            8 => (0, 0, 2),
+            _ => (0, 0, 1),
+        };
+        let bits = scales + n_pairs;
+        Some(Self { apart, pairs: scales, bits, groups: bits + n_bits, group })
+    }
+
+    /// Vectors that units of a row of `n_in` columns have apart.
+    fn apart_vectors(self, n_in: usize) -> usize {
+        (n_in.div_ceil(UNIT) * self.apart).div_ceil(VECTOR_BYTES)
+    }
+
+    /// Vectors of a whole unit.
+    fn unit_vectors(self) -> usize {
+        self.groups + GROUPS * self.group
+    }
+
+    fn row_vectors(self, n_in: usize) -> usize {
+        let (whole, rest) = (n_in / UNIT, n_in % UNIT);
+        let of_rest = if rest > 0 { self.groups + rest / GROUP * self.group } else { 0 };
+        self.apart_vectors(n_in) + whole * self.unit_vectors() + of_rest
+    }
+}
+
+/// Vectors of a row of `n_in` weights, a whole number of blocks.
+pub(crate) fn row_vectors(dtype: DType, n_in: usize) -> usize {
+    match Layout::of(dtype) {
+        Some(layout) => layout.row_vectors(n_in),
+        None => (n_in * dtype.block_bytes()).div_ceil(VECTOR_BYTES),
+    }
+}
+
+/// Lays panels out: `rows` of `row_bytes` bytes each, as in the file, into as many times [`row_vectors`], a whole number of panels but
+/// for the last.
+pub(crate) fn put_panels(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panels: &mut [[u32; 4]]) {
+    let vectors = row_vectors(dtype, n_in);
+    let mut row = vec![[0; VECTOR]; vectors];
+    let of_panels = rows.chunks(PANEL * row_bytes).zip(panels.chunks_mut(PANEL * vectors));
+    for (rows, panel) in of_panels {
+        let n = rows.len() / row_bytes;
+        for (r, bytes) in rows.chunks_exact(row_bytes).enumerate() {
+            match (Layout::of(dtype), Spec::of(dtype)) {
+                (Some(layout), Some(spec)) => put_row(dtype, layout, spec, n_in, bytes, &mut row),
+                _ => put_bytes(bytes, bytemuck::cast_slice_mut(&mut row)),
+            }
+            for (vector, place) in row.iter().zip(panel[r..].iter_mut().step_by(n)) {
+                *place = *vector;
+            }
+        }
+    }
+}
+
+fn put_bytes(bytes: &[u8], row: &mut [u8]) {
+    let (filled, rest) = row.split_at_mut(bytes.len());
+    filled.copy_from_slice(bytes);
+    rest.fill(0);
+}
+
+/// Lays out a row in codes.
+fn put_row(dtype: DType, layout: Layout, spec: Spec, n_in: usize, bytes: &[u8], row: &mut [[u32; VECTOR]]) {
+    row.fill([0; VECTOR]);
+    let (apart, units) = row.split_at_mut(layout.apart_vectors(n_in));
+    let apart: &mut [u8] = bytemuck::cast_slice_mut(apart);
+    let block_bytes = dtype.block_bytes();
+    let unit_bytes = UNIT / spec.len * block_bytes;
+    let mut fields = Fields::EMPTY;
+    let of_units = bytes.chunks(unit_bytes).zip(units.chunks_mut(layout.unit_vectors()));
+    for (u, (blocks, unit)) in of_units.enumerate() {
+        let (scales, codes) = unit.split_at_mut(layout.pairs);
+        let scales: &mut [u8] = bytemuck::cast_slice_mut(scales);
+        let codes: &mut [u32] = bytemuck::cast_slice_mut(codes);
+        for (b, block) in blocks.chunks_exact(block_bytes).enumerate() {
+            for (from, place) in pieces(dtype) {
+                let n = from.len();
+                match place {
+                    Place::Apart { of_block } => {
+                        apart[u * layout.apart + b * of_block..][..n].copy_from_slice(&block[from]);
+                    }
+                    Place::Scales { at, of_block } => {
+                        scales[at + b * of_block..][..n].copy_from_slice(&block[from]);
+                    }
+                }
+            }
+            fields.read_again(dtype, block);
+            for (g, group) in fields.codes[..spec.len].as_chunks::<GROUP>().0.iter().enumerate() {
+                put_codes(layout, spec.bits, b * spec.len / GROUP + g, group, codes);
+            }
+        }
+    }
+}
+
+/// Where bytes of a block go that are no codes: so many bytes further for each block before it in the unit.
+enum Place {
+    Apart { of_block: usize },
+    Scales { at: usize, of_block: usize },
+}
+
+fn pieces(dtype: DType) -> Vec<(Range<usize>, Place)> {
+    let halves = |at| Place::Scales { at, of_block: 2 };
+    let scales = |of_block| Place::Scales { at: 0, of_block };
+    let apart = |of_block| Place::Apart { of_block };
+    match dtype {
+        DType::Q4_1 | DType::Q5_1 | DType::TQ3_1S | DType::TQ4_1S => {
+            vec![(0..2, halves(0)), (2..4, halves(VECTOR_BYTES))]
+        }
+        DType::Q2K => vec![(0..16, scales(0)), (80..84, apart(0))],
+        DType::Q3K => vec![(96..110, scales(0))],
+        DType::Q4K | DType::Q5K => vec![(0..16, scales(0))],
+        DType::Q6K => vec![(192..208, scales(0)), (208..210, apart(0))],
+        DType::IQ4XS => vec![(0..8, apart(0))],
+        DType::MXFP4 => vec![(0..1, apart(1))],
+        DType::NVFP4 => vec![(0..4, scales(4))],
+        _ => vec![(0..2, halves(0))],
+    }
+}
+
+/// Puts the codes of group `g` of a unit into its planes, which begin at word 0 of `planes`.
+fn put_codes(layout: Layout, bits: usize, g: usize, codes: &[u8; GROUP], planes: &mut [u32]) {
+    let word = |vector: usize| VECTOR * (vector - layout.pairs);
+    let mut add = |at: usize, code: u8, shift: usize| planes[at] |= u32::from(code) << shift;
+    let [bit, pair] = match bits {
+        5 => [4, 0],
+        6 => [0, 4],
+        _ => [2, 0],
+    };
+    for (i, &code) in codes.iter().enumerate() {
+        let (byte, four) = (8 * (i % 4), i / 4);
+        if layout.bits > layout.pairs {
+            add(word(layout.pairs) + 2 * g + four / 4, code >> pair & 3, byte + 2 * (four % 4));
+        }
+        if layout.groups > layout.bits {
+            add(word(layout.bits) + g, code >> bit & 1, byte + four);
+        }
+        let at = word(layout.groups + g * layout.group);
+        match layout.group {
+            0 => {}
+            1 => add(at + four % 4, code & 15, byte + 4 * (four / 4)),
+            _ => add(at + four, code, byte),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The planes of a unit give the codes back as the table says.
+    #[test]
+    fn planes_hold_every_code() {
+        for dtype in DType::ALL {
+            let (Some(layout), Some(spec)) = (Layout::of(dtype), Spec::of(dtype)) else { continue };
+            let mut planes = vec![0; VECTOR * (layout.unit_vectors() - layout.pairs)];
+            let code = |g: usize, i: usize| (37 * (32 * g + i) % (1 << spec.bits)) as u8;
+            for g in 0..GROUPS {
+                put_codes(layout, spec.bits, g, &std::array::from_fn(|i| code(g, i)), &mut planes);
+            }
+            let bytes: Vec<u8> = planes.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let of = |vector: usize| 16 * (vector - layout.pairs);
+            for (g, i) in (0..GROUPS).flat_map(|g| (0..GROUP).map(move |i| (g, i))) {
+                let (h, m, j) = (i / 16, i / 4, i % 4);
+                let group = of(layout.groups + g * layout.group);
+                let pair = || bytes[of(layout.pairs) + 8 * g + 4 * h + j] >> (2 * (m % 4)) & 3;
+                let bit = || bytes[of(layout.bits) + 4 * g + j] >> m & 1;
+                let nibble = || bytes[group + i % 16] >> (4 * h) & 15;
+                let got = match spec.bits {
+                    2 => pair(),
+                    3 => pair() | bit() << 2,
+                    4 => nibble(),
+                    5 => nibble() | bit() << 4,
+                    6 => nibble() | pair() << 4,
+                    _ => bytes[group + i],
+                };
+                assert_eq!(got, code(g, i), "{dtype}, group {g}, code {i}");
+            }
+        }
+    }
+
+    /// Literals: bytes of a whole unit on the device, and in the file.
+    #[test]
+    fn units_take_little_more_than_in_the_file() {
+        for (dtype, bytes, in_file) in [
+            (DType::Q8_0, 272, 272),
+            (DType::Q4_0, 144, 144),
+            (DType::Q4_1, 160, 160),
+            (DType::Q5_0, 176, 176),
+            (DType::Q5_1, 192, 192),
+            (DType::Q2K, 84, 84),
+            (DType::Q3K, 112, 110),
+            (DType::Q4K, 144, 144),
+            (DType::Q5K, 176, 176),
+            (DType::Q6K, 210, 210),
+            (DType::IQ4NL, 144, 144),
+            (DType::IQ4XS, 136, 136),
+            (DType::MXFP4, 136, 136),
+            (DType::NVFP4, 144, 144),
+            (DType::TQ3_1S, 128, 128),
+            (DType::TQ4_1S, 160, 160),
+        ] {
+            let layout = Layout::of(dtype).unwrap();
+            assert_eq!(16 * layout.unit_vectors() + layout.apart, bytes, "{dtype}");
+            assert_eq!(dtype.row_bytes(UNIT).unwrap(), in_file, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn rows_of_a_panel_lie_side_by_side() {
+        let (n_in, rows) = (6, 35);
+        let bytes: Vec<u8> =
+            (0..rows).flat_map(|r| (0..n_in).flat_map(move |i| [r as u8, i as u8])).collect();
+        let vectors = row_vectors(DType::F16, n_in);
+        let mut panels = vec![[u32::MAX; VECTOR]; rows * vectors];
+        put_panels(DType::F16, n_in, &bytes, 2 * n_in, &mut panels);
+        let of =
+            |r: u32| [r | r << 16 | 0x0100_0000, r | r << 16 | 0x0300_0200, r | r << 16 | 0x0500_0400, 0];
+        let want: Vec<_> = (0..35).map(of).collect();
+        assert_eq!(vectors, 1);
+        assert_eq!(panels, want);
+    }
+}

@@ -1,0 +1,167 @@
+// Rows of activations as products take them. A group of threads has a row, which is normed first where there is a weight for that.
+//
+// Rounded rows lie in tiles of four. Of 32 columns a tile has 12 vectors: two of codes of each row, four to a word; the scales of the
+// rows; then what a weight of 1 adds, columns 0 to 16, 16 to 32 and all. code = round(value / scale), scale = max |value| / 127.
+
+struct Params {
+    rows: u32,
+    n: u32,        // columns
+    first: u32,    // where the first row begins, and values from one to the next
+    stride: u32,
+    padded: u32,   // columns of a row that is padded
+    has_norm: u32,
+    eps: f32,
+    not_a_number: u32,
+}
+
+@group(0) @binding(0) var<storage, read> p: Params;
+@group(0) @binding(1) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read> quads: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> weight: array<f32>;
+@group(0) @binding(2) var<storage, read> weight_quads: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read_write> to: array<u32>;
+
+var<workgroup> sums: array<f32, THREADS>;
+
+// The sum over all threads, in a fixed order.
+fn sum(value: f32, thread: u32) -> f32 {
+    sums[thread] = value;
+    workgroupBarrier();
+    for (var step = THREADS / 2u; step > 0u; step /= 2u) {
+        if thread < step { sums[thread] += sums[thread + step]; }
+        workgroupBarrier();
+    }
+    return sums[0];
+}
+
+fn factor_of(squares: f32, thread: u32) -> f32 {
+    return 1.0f / sqrt(sum(squares, thread) / f32(p.n) + p.eps);
+}
+
+// A step of a turn of 32 values: sums and differences of those `distance` apart.
+fn butterflies(old: array<vec4<f32>, 8>, distance: u32) -> array<vec4<f32>, 8> {
+    var values = old;
+    for (var q = 0u; q < 8u; q++) {
+        let v = old[q];
+        if distance == 1u {
+            values[q] = vec4<f32>(v.x + v.y, v.x - v.y, v.z + v.w, v.z - v.w);
+        } else if distance == 2u {
+            values[q] = vec4<f32>(v.x + v.z, v.y + v.w, v.x - v.z, v.y - v.w);
+        } else if (q & (distance / 4u)) == 0u {
+            values[q] = v + old[q + distance / 4u];
+        } else {
+            values[q] = old[q - distance / 4u] - v;
+        }
+    }
+    return values;
+}
+
+// Turns 32 values as the tq types' weights are.
+fn turn(values: array<vec4<f32>, 8>) -> array<vec4<f32>, 8> {
+    var v = values;
+    for (var q = 0u; q < 8u; q++) {
+        let signs = vec4<u32>(TURN_SIGNS >> (4u * q)) & vec4<u32>(1u, 2u, 4u, 8u);
+        v[q] = select(v[q], -v[q], signs != vec4<u32>());
+    }
+    v = butterflies(butterflies(butterflies(butterflies(butterflies(v, 1u), 2u), 4u), 8u), 16u);
+    for (var q = 0u; q < 8u; q++) { v[q] *= TURN_FACTOR; }
+    return v;
+}
+
+// Writes group `g` of `row`.
+fn put_rounded(row: u32, g: u32, values: array<vec4<f32>, 8>) {
+    // Magnitudes are in order as integers; NaN is above infinity.
+    var most = vec4<u32>();
+    for (var q = 0u; q < 8u; q++) { most = max(most, bitcast<vec4<u32>>(values[q]) & vec4<u32>(0x7fffffffu)); }
+    let largest = max(max(most.x, most.y), max(most.z, most.w));
+    var scale = bitcast<f32>(largest) / 127.0f;
+    var inverse = 127.0f / bitcast<f32>(largest);
+    if largest <= bitcast<u32>(TINY) {
+        scale = 0.0f;
+        inverse = 0.0f;
+    }
+    let is_bad = largest >= 0x7f800000u;
+    let tile = (row / 4u * (p.n / 32u) + g) * 48u;
+    let of_row = row % 4u;
+    var halves = array<i32, 2>();
+    for (var q = 0u; q < 8u; q++) {
+        let rounded = vec4<i32>(clamp(round(values[q] * inverse), vec4<f32>(-127.0f), vec4<f32>(127.0f)));
+        let codes = select(rounded, vec4<i32>(), vec4<bool>(is_bad));
+        halves[q / 4u] += codes.x + codes.y + codes.z + codes.w;
+        let bytes = bitcast<vec4<u32>>(codes) & vec4<u32>(255u);
+        to[tile + 8u * of_row + q] = bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
+    }
+    if is_bad { scale = bitcast<f32>(p.not_a_number); }
+    to[tile + 32u + of_row] = bitcast<u32>(scale);
+    to[tile + 36u + of_row] = bitcast<u32>(f32(halves[0]) * scale);
+    to[tile + 40u + of_row] = bitcast<u32>(f32(halves[1]) * scale);
+    to[tile + 44u + of_row] = bitcast<u32>(f32(halves[0] + halves[1]) * scale);
+}
+
+fn round_row(row: u32, thread: u32, turns: bool) {
+    let start = (p.first + row * p.stride) / 4u;
+    var factor = 1.0f;
+    if p.has_norm != 0u {
+        var squares = 0.0f;
+        for (var i = thread; i < p.n / 4u; i += THREADS) {
+            let v = quads[start + i];
+            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        }
+        factor = factor_of(squares, thread);
+    }
+    for (var g = thread; g < p.n / 32u; g += THREADS) {
+        var values: array<vec4<f32>, 8>;
+        for (var q = 0u; q < 8u; q++) {
+            values[q] = quads[start + 8u * g + q];
+            if p.has_norm != 0u { values[q] = values[q] * factor * weight_quads[8u * g + q]; }
+        }
+        if turns { values = turn(values); }
+        put_rounded(row, g, values);
+    }
+}
+
+@compute @workgroup_size(THREADS)
+fn round_rows(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let row = number_of(group, groups);
+    if row >= p.rows { return; }
+    round_row(row, thread, false);
+}
+
+@compute @workgroup_size(THREADS)
+fn turn_rows(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let row = number_of(group, groups);
+    if row >= p.rows { return; }
+    round_row(row, thread, true);
+}
+
+// Rows as they are, or normed, with zeros up to whole vectors.
+@compute @workgroup_size(THREADS)
+fn pad_rows(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let row = number_of(group, groups);
+    if row >= p.rows { return; }
+    let start = p.first + row * p.stride;
+    var factor = 1.0f;
+    if p.has_norm != 0u {
+        var squares = 0.0f;
+        for (var i = thread; i < p.n; i += THREADS) { squares += x[start + i] * x[start + i]; }
+        factor = factor_of(squares, thread);
+    }
+    for (var i = thread; i < p.padded; i += THREADS) {
+        var value = 0.0f;
+        if i < p.n { value = x[start + i]; }
+        if p.has_norm != 0u && i < p.n { value = value * factor * weight[i]; }
+        to[row * p.padded + i] = bitcast<u32>(value);
+    }
+}
