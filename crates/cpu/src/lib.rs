@@ -34,6 +34,7 @@ mod shards;
 mod short_conv;
 mod soft_cap;
 mod tuning;
+mod unit;
 
 pub use amx::MatrixUnit;
 pub use buffer::CpuBuffer;

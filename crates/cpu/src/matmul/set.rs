@@ -8,7 +8,7 @@ use super::kernels::{Chunk, Multiply, MultiplyTiles, PAIR, Register, Sums, subs}
 use super::panel::{Format, GROUPS};
 use super::quantise::Tile;
 use super::simd::Simd;
-use super::unit::{ROWS, Tiled, Unit};
+use crate::unit::{ROWS, Unit};
 
 /// Rows of a tile of quantised activations in a blocked product of vectors: with [`Simd::ACROSS`], as many sums as registers hold beside
 /// what they are made from.
@@ -79,6 +79,13 @@ impl<S: Simd> MultiplyChunk<VECTOR_TILE> for S {
             self.run(Multiply { chunk, tile, sums, format: PhantomData::<F> });
         }
     }
+}
+
+/// A kernel set: blocked products of codes by a matrix unit, and everything else by vectors.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tiled<S, U> {
+    pub vectors: S,
+    pub unit: U,
 }
 
 impl<S: Simd, U: Unit> Set for Tiled<S, U> {

@@ -21,6 +21,7 @@ mod quads;
 
 use std::ops::Range;
 
+use bytemuck::{Pod, Zeroable};
 use kvant_codec::Rotation;
 
 use crate::Isa;
@@ -36,7 +37,7 @@ const SUMS: usize = 3;
 
 /// The codes of a block, four to a word: what a vector kernel broadcasts. No block crosses a cache line, as a matrix unit fetches it
 /// whole.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, align(32))]
 pub(crate) struct Codes(pub [i32; GROUPS]);
 

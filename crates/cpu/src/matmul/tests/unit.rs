@@ -1,10 +1,6 @@
 //! A matrix unit gives the bits of the vectors beside it.
 
 use super::*;
-use crate::matmul::kernels::PAIR;
-use crate::matmul::panel::{GROUPS, Line};
-use crate::matmul::quantise::Codes;
-use crate::matmul::unit::{ROWS, SoftUnit, Tiles, Unit};
 
 /// Sets with a matrix unit, and those of the vectors beside it.
 fn pairs() -> Vec<[Isa; 2]> {
@@ -49,46 +45,4 @@ fn a_row_that_is_no_number_stays_alone_and_visible() {
             }
         }
     }
-}
-
-/// The imitation adds what its definition says, and takes no liberties.
-#[test]
-fn the_imitation_adds_products_of_signed_bytes() {
-    let rows: [Codes; ROWS] = std::array::from_fn(|m| {
-        Codes(std::array::from_fn(|g| i32::from_le_bytes([m as u8, 0x80, g as u8, 0xff])))
-    });
-    let mut codes = [[Line::ZERO; PAIR]; GROUPS];
-    for (g, lines) in codes.iter_mut().enumerate() {
-        lines[1] = Line(std::array::from_fn(|i| (i as u8).wrapping_mul(37) ^ g as u8));
-    }
-    let mut tiles = SoftUnit.open(4);
-    tiles.load_rows::<4>(&rows, 4);
-    tiles.load_panel::<7>(&codes, 4, 1);
-    tiles.zero::<2>();
-    tiles.dot::<2, 4, 7>();
-    tiles.store::<2>(5);
-    let stored = *tiles.stored(5);
-    for (m, n) in (0..ROWS).flat_map(|m| (0..16).map(move |n| (m, n))) {
-        let product = |g: usize, j: usize| {
-            let x = rows[m].0[g].to_le_bytes()[j] as i8;
-            i32::from(x) * i32::from(codes[g][1].0[4 * n + j] as i8)
-        };
-        let want: i32 = (4..8).flat_map(|g| (0..4).map(move |j| (g, j))).map(|(g, j)| product(g, j)).sum();
-        assert_eq!(i32::from_le_bytes(stored[m].0.as_chunks().0[n]), want, "{m} {n}");
-    }
-}
-
-#[test]
-#[should_panic = "rows"]
-fn the_imitation_refuses_to_multiply_what_was_not_loaded() {
-    let mut tiles = SoftUnit.open(8);
-    tiles.zero::<0>();
-    tiles.dot::<0, 4, 6>();
-}
-
-#[test]
-#[should_panic = "configured twice"]
-fn the_imitation_refuses_to_be_configured_twice() {
-    let _tiles = SoftUnit.open(8);
-    let _more = SoftUnit.open(4);
 }

@@ -4,11 +4,8 @@
 use std::arch::asm;
 use std::marker::PhantomData;
 
-use super::{Products, ROWS, SLOTS, Tiles, Unit};
+use super::{MOST_WORDS, Products, ROWS, Row, SLOTS, Tiles, Unit};
 use crate::isa::Amx;
-use crate::matmul::kernels::PAIR;
-use crate::matmul::panel::{GROUPS, Line};
-use crate::matmul::quantise::Codes;
 
 /// What `ldtilecfg` reads.
 #[repr(C, align(64))]
@@ -22,13 +19,13 @@ struct Config {
 }
 
 impl Config {
-    fn new(groups: usize) -> Self {
+    fn new(words: usize) -> Self {
         let mut config = Self { palette: 1, start_row: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
         for tile in 0..8 {
             let (rows, bytes) = match tile {
                 0..4 => (ROWS, 64),
-                4..6 => (ROWS, 4 * groups),
-                _ => (groups, 64),
+                4..6 => (ROWS, 4 * words),
+                _ => (words, 64),
             };
             (config.rows[tile], config.bytes[tile]) = (rows as u8, bytes as u16);
         }
@@ -39,19 +36,23 @@ impl Config {
 impl Unit for Amx {
     type Tiles = AmxTiles;
 
+    /// Two tiles of rows, as with the weights of a product: fewer leave much of what they are fed unused, and vectors share what they
+    /// unpack as well. (Measured with products, docs/benchmarks/2026-11-22-amx.md; not with attention.)
+    const LEAST_QUERIES: usize = 2 * ROWS;
+
     #[inline]
-    fn open(self, groups: usize) -> AmxTiles {
-        assert!((1..=GROUPS).contains(&groups), "{groups} groups");
-        let config = Config::new(groups);
+    fn open(self, words: usize) -> AmxTiles {
+        assert!((1..=MOST_WORDS).contains(&words), "{words} words");
+        let config = Config::new(words);
         // SAFETY: the token proves the instruction and the system's leave; it reads 64 bytes, a valid configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly, preserves_flags)) };
-        AmxTiles { groups, slots: [[Line::ZERO; ROWS]; SLOTS], this_thread: PhantomData }
+        AmxTiles { words, slots: [[Row::ZERO; ROWS]; SLOTS], this_thread: PhantomData }
     }
 }
 
 /// The tiles of this thread, configured until this is dropped.
-pub(in crate::matmul) struct AmxTiles {
-    groups: usize,
+pub(crate) struct AmxTiles {
+    words: usize,
     slots: [Products; SLOTS],
     this_thread: PhantomData<*const ()>,
 }
@@ -63,6 +64,23 @@ impl Drop for AmxTiles {
     }
 }
 
+/// A product of tiles `C`, `A` and `B`.
+macro_rules! product {
+    ($instruction:literal) => {{
+        const { assert!(C < 4 && (A == 4 || A == 5) && (B == 6 || B == 7)) };
+        // SAFETY: tiles are configured while `self` lives, to shapes that fit each other, and the compiler keeps nothing in them.
+        unsafe {
+            asm!(
+                concat!($instruction, " tmm{c}, tmm{a}, tmm{b}"),
+                c = const C,
+                a = const A,
+                b = const B,
+                options(nostack, preserves_flags)
+            );
+        }
+    }};
+}
+
 impl Tiles for AmxTiles {
     #[inline(always)]
     fn zero<const C: usize>(&mut self) {
@@ -72,68 +90,58 @@ impl Tiles for AmxTiles {
     }
 
     #[inline(always)]
-    fn load_rows<const A: usize>(&mut self, rows: &[Codes; ROWS], first_group: usize) {
+    fn load_rows<const A: usize>(&mut self, bytes: &[u8], stride: usize) {
         const { assert!(A == 4 || A == 5) };
-        assert!(first_group + self.groups <= GROUPS);
-        // SAFETY: as in `zero`; sixteen rows of so many groups are read, which lie within `rows`.
+        assert!((ROWS - 1) * stride + 4 * self.words <= bytes.len());
+        // SAFETY: as in `zero`; sixteen rows of so many words are read, which lie within `bytes`.
         unsafe {
             asm!(
                 "tileloadd tmm{a}, [{at} + {stride}*1]",
                 a = const A,
-                at = in(reg) rows.as_ptr().cast::<i32>().add(first_group),
-                stride = in(reg) size_of::<Codes>(),
+                at = in(reg) bytes.as_ptr(),
+                stride = in(reg) stride,
                 options(nostack, preserves_flags)
             );
         }
     }
 
     #[inline(always)]
-    fn load_panel<const B: usize>(
-        &mut self,
-        codes: &[[Line; PAIR]; GROUPS],
-        first_group: usize,
-        panel: usize,
-    ) {
+    fn load_lines<const B: usize>(&mut self, bytes: &[u8], stride: usize) {
         const { assert!(B == 6 || B == 7) };
-        assert!(first_group + self.groups <= GROUPS && panel < PAIR);
-        // SAFETY: as in `zero`; as many lines as there are groups are read, which lie within `codes`.
+        assert!((self.words - 1) * stride + 64 <= bytes.len());
+        // SAFETY: as in `zero`; as many lines as there are words are read, which lie within `bytes`.
         unsafe {
             asm!(
                 "tileloadd tmm{b}, [{at} + {stride}*1]",
                 b = const B,
-                at = in(reg) codes.as_ptr().cast::<Line>().add(first_group * PAIR + panel),
-                stride = in(reg) size_of::<[Line; PAIR]>(),
+                at = in(reg) bytes.as_ptr(),
+                stride = in(reg) stride,
                 options(nostack, preserves_flags)
             );
         }
     }
 
     #[inline(always)]
-    fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
-        const { assert!(C < 4 && (A == 4 || A == 5) && (B == 6 || B == 7)) };
-        // SAFETY: as in `zero`; the configured shapes fit each other.
-        unsafe {
-            asm!(
-                "tdpbssd tmm{c}, tmm{a}, tmm{b}",
-                c = const C,
-                a = const A,
-                b = const B,
-                options(nostack, preserves_flags)
-            );
-        }
+    fn dot_signed<const C: usize, const A: usize, const B: usize>(&mut self) {
+        product!("tdpbssd");
+    }
+
+    #[inline(always)]
+    fn dot_unsigned<const C: usize, const A: usize, const B: usize>(&mut self) {
+        product!("tdpbsud");
     }
 
     #[inline(always)]
     fn store<const C: usize>(&mut self, slot: usize) {
         const { assert!(C < 4) };
         let slot = &mut self.slots[slot % SLOTS];
-        // SAFETY: as in `zero`; sixteen lines are written, which `slot` has.
+        // SAFETY: as in `zero`; sixteen rows are written, which `slot` has.
         unsafe {
             asm!(
                 "tilestored [{at} + {stride}*1], tmm{c}",
                 c = const C,
                 at = in(reg) slot.as_mut_ptr(),
-                stride = in(reg) size_of::<Line>(),
+                stride = in(reg) size_of::<Row>(),
                 options(nostack, preserves_flags)
             );
         }
