@@ -170,6 +170,11 @@ impl Isa {
         }
     }
 
+    /// Whether a matrix unit is part of the set.
+    pub fn has_matrix_unit(self) -> bool {
+        self.of_vectors() != self
+    }
+
     /// `scalar`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `amx`, `neon`, `i8mm` or `simd128`, as in `KVANT_ISA`.
     pub fn name(self) -> &'static str {
         match self {

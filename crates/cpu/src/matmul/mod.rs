@@ -10,6 +10,9 @@
 //!
 //! Experts ([`experts`]) take the same paths, each with the rows that chose it.
 //!
+//! Where [`PromptMath::Bf16`](crate::PromptMath::Bf16) was chosen, a matrix unit multiplies such blocks in bf16 ([`halves`]); experts and f32
+//! weights excepted.
+//!
 //! Coded panels meet activations in 8 bits ([`quantise`]), rotated ones where the weights are; float panels and file rows meet
 //! them in f32.
 
@@ -17,6 +20,7 @@ mod experts;
 mod floats;
 mod gate;
 mod gemm;
+mod halves;
 mod kernels;
 mod panel;
 mod quantise;

@@ -132,15 +132,19 @@ impl Tiles for AmxTiles {
     }
 
     #[inline(always)]
-    fn store<const C: usize>(&mut self, slot: usize) {
+    fn dot_halves<const C: usize, const A: usize, const B: usize>(&mut self) {
+        product!("tdpbf16ps");
+    }
+
+    #[inline(always)]
+    fn load_sums<const C: usize>(&mut self, sums: &Products) {
         const { assert!(C < 4) };
-        let slot = &mut self.slots[slot % SLOTS];
-        // SAFETY: as in `zero`; sixteen rows are written, which `slot` has.
+        // SAFETY: as in `zero`; sixteen rows are read, which `sums` has.
         unsafe {
             asm!(
-                "tilestored [{at} + {stride}*1], tmm{c}",
+                "tileloadd tmm{c}, [{at} + {stride}*1]",
                 c = const C,
-                at = in(reg) slot.as_mut_ptr(),
+                at = in(reg) sums.as_ptr(),
                 stride = in(reg) size_of::<Row>(),
                 options(nostack, preserves_flags)
             );
@@ -148,7 +152,34 @@ impl Tiles for AmxTiles {
     }
 
     #[inline(always)]
+    fn store_sums<const C: usize>(&mut self, sums: &mut Products) {
+        const { assert!(C < 4) };
+        store::<C>(sums);
+    }
+
+    #[inline(always)]
+    fn store<const C: usize>(&mut self, slot: usize) {
+        const { assert!(C < 4) };
+        store::<C>(&mut self.slots[slot % SLOTS]);
+    }
+
+    #[inline(always)]
     fn stored(&self, slot: usize) -> &Products {
         &self.slots[slot % SLOTS]
+    }
+}
+
+/// `sums =` tile `C`, one of those that [`AmxTiles`] has configured with sixteen rows.
+#[inline(always)]
+fn store<const C: usize>(sums: &mut Products) {
+    // SAFETY: only `AmxTiles` calls this, which exists where AMX does; sixteen rows of 64 bytes are written, which `sums` has.
+    unsafe {
+        asm!(
+            "tilestored [{at} + {stride}*1], tmm{c}",
+            c = const C,
+            at = in(reg) sums.as_mut_ptr(),
+            stride = in(reg) size_of::<Row>(),
+            options(nostack, preserves_flags)
+        );
     }
 }

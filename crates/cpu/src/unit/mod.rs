@@ -9,6 +9,15 @@
 //!
 //! Bytes of `A` are signed; those of `B` are, or are not, as the product says. Sums go to memory, to one of a ring of slots, for there
 //! is no other way from a tile to a vector.
+//!
+//! A word may be two bf16 as well, a *half* each, and sums are then f32:
+//!
+//! ```text
+//! C[m][n] += (sum over words w of A[m][2 w] · B[w][2 n]) + (sum over words w of A[m][2 w + 1] · B[w][2 n + 1])
+//! ```
+//!
+//! with both sums begun at zero, in the order of the words; each product is added to its sum with one rounding, to the nearest and ties
+//! to even, and subnormal numbers count as zero wherever they come in or out.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -18,6 +27,8 @@ mod soft;
 #[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
 pub(crate) use soft::SoftUnit;
 
+use bytemuck::{Pod, Zeroable};
+
 /// Rows of a tile.
 pub(crate) const ROWS: usize = 16;
 /// The most words of a row, and lines of sixteen columns.
@@ -26,7 +37,7 @@ pub(crate) const MOST_WORDS: usize = 16;
 pub(crate) const SLOTS: usize = 4;
 
 /// Sixteen sums.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct Row(pub [u8; 64]);
 
@@ -68,6 +79,12 @@ pub(crate) trait Tiles {
     fn dot_signed<const C: usize, const A: usize, const B: usize>(&mut self);
     /// `C += A · B`, bytes of `B` unsigned.
     fn dot_unsigned<const C: usize, const A: usize, const B: usize>(&mut self);
+    /// `C += A · B` of halves.
+    fn dot_halves<const C: usize, const A: usize, const B: usize>(&mut self);
+    /// `C =` these sums.
+    fn load_sums<const C: usize>(&mut self, sums: &Products);
+    /// Those sums `= C`.
+    fn store_sums<const C: usize>(&mut self, sums: &mut Products);
     /// Slot `slot` `= C`.
     fn store<const C: usize>(&mut self, slot: usize);
     /// What was stored there last.
@@ -106,6 +123,18 @@ impl Tiles for NoUnit {
     }
 
     fn dot_unsigned<const C: usize, const A: usize, const B: usize>(&mut self) {
+        match *self {}
+    }
+
+    fn dot_halves<const C: usize, const A: usize, const B: usize>(&mut self) {
+        match *self {}
+    }
+
+    fn load_sums<const C: usize>(&mut self, _: &Products) {
+        match *self {}
+    }
+
+    fn store_sums<const C: usize>(&mut self, _: &mut Products) {
         match *self {}
     }
 

@@ -170,7 +170,7 @@ impl<const T: usize> TileMut<'_, T> {
 
 /// `Rotation::tq().forward` of one block, operation by operation, in a form that compilers make vectors of.
 #[inline(always)]
-fn rotate(values: &mut [f32; BLOCK]) {
+pub(super) fn rotate(values: &mut [f32; BLOCK]) {
     const ROTATION: Rotation = Rotation::tq();
     const NORM: f32 = 0.176_776_695_296_636_9_f64 as f32;
     #[inline(always)]
