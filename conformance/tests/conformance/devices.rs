@@ -11,10 +11,12 @@ use libtest_mimic::{Completion, Trial};
 const THREADS: usize = 2;
 
 /// The kernel sets of CPUs, how each multiplies coded weights, and how it attends.
-const CPU_SETS: [(&str, &str, Arithmetic, Attention); 9] = [
+const CPU_SETS: [(&str, &str, Arithmetic, Attention); 10] = [
     ("scalar", "cpu-scalar", Arithmetic::Float, Attention::Exact),
     // Its 16-bit sums must not saturate.
-    ("avx2", "cpu-avx2", Arithmetic::EightBit, Attention::Integers { byte: 64.0, split: 8191.0 }),
+    ("avx2", "cpu-avx2", Arithmetic::EightBit, SHORT_BYTES),
+    // A matrix unit in software, with these vectors beside it.
+    ("soft", "cpu-soft", Arithmetic::EightBit, SHORT_BYTES),
     ("avxvnni", "cpu-avxvnni", Arithmetic::EightBit, WHOLE_BYTES),
     ("avx512", "cpu-avx512", Arithmetic::EightBit, WHOLE_BYTES),
     ("avx512vbmi", "cpu-avx512vbmi", Arithmetic::EightBit, WHOLE_BYTES),
@@ -23,6 +25,7 @@ const CPU_SETS: [(&str, &str, Arithmetic, Attention); 9] = [
     ("i8mm", "cpu-i8mm", Arithmetic::EightBit, WHOLE_BYTES),
     ("simd128", "cpu-simd128", Arithmetic::EightBit, WHOLE_BYTES),
 ];
+const SHORT_BYTES: Attention = Attention::Integers { byte: 64.0, split: 8191.0 };
 const WHOLE_BYTES: Attention = Attention::Integers { byte: 127.0, split: 32639.0 };
 
 /// A trial for each device and op.

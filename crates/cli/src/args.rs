@@ -9,7 +9,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use kvant::gguf::printable_path;
 use kvant::{
-    DType, DeviceChoice, Error, Gpu, KvOptions, Model, Needs, OpenOptions, Policies, Recommended,
+    DType, DeviceChoice, Error, Gpu, KvOptions, Model, Needs, OpenOptions, Policies, PromptMath, Recommended,
     SamplerParams, Session, SessionOptions,
 };
 
@@ -39,6 +39,10 @@ pub struct ModelArgs {
     /// of the model is enough then, and a token of the answer takes ten times as long or more (CPU)
     #[arg(long, value_name = "WHERE", env = "KVANT_EXPERTS", default_value = "ram")]
     pub experts: ExpertPlace,
+    /// What products of prompts are computed in: exact, as those of single tokens, bit for bit; or bf16, weights and activations rounded
+    /// to it, which takes a CPU with a matrix unit (kvant doctor tells)
+    #[arg(long, value_name = "MATH", env = "KVANT_PROMPT_MATH", default_value = "exact")]
+    pub prompt_math: PromptMathArg,
     /// Layers for the GPU (-ngl), the last ones; the CPU runs those before. A number or all; all when not given. Where no
     /// GPU can be used a note says so, and the CPU runs all of them
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", env = "KVANT_N_GPU_LAYERS", value_parser = layers)]
@@ -52,6 +56,15 @@ pub enum ExpertPlace {
     Ram,
     /// In the file
     Mmap,
+}
+
+/// What products of prompts are computed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PromptMathArg {
+    /// As those of single tokens
+    Exact,
+    /// Operands rounded to bf16
+    Bf16,
 }
 
 /// What the KV cache stores.
@@ -131,6 +144,11 @@ impl ModelArgs {
         self.open_for(quiet, Needs::Nothing, None)
     }
 
+    /// The same with exact products of prompts, for what others are compared with.
+    pub fn with_exact_prompts(&self) -> Self {
+        Self { prompt_math: PromptMathArg::Exact, ..self.clone() }
+    }
+
     /// Loads another model to the same device, with its weights as its file has them.
     pub fn open_other(&self, model: &str, quiet: bool) -> Result<Model, Failure> {
         let other = Self { place: self.place.named(model), weights: None, ..self.clone() };
@@ -190,6 +208,10 @@ impl ModelArgs {
             n_threads: self.threads,
             weights: self.weights,
             maps_experts: self.experts == ExpertPlace::Mmap,
+            prompt_math: match self.prompt_math {
+                PromptMathArg::Exact => PromptMath::Exact,
+                PromptMathArg::Bf16 => PromptMath::Bf16,
+            },
             progress,
             ..Default::default()
         }

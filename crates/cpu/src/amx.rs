@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::isa::Avx512Vbmi;
 
-/// Proof of AMX tiles and their products of bytes, of the system's leave to use them, and of everything [`Avx512Vbmi`] proves.
+/// Proof of AMX tiles and their products of bytes and of bf16 (all CPUs that have any of them), of the system's leave to use them, and of everything [`Avx512Vbmi`] proves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Amx(Avx512Vbmi);
 
@@ -28,7 +28,7 @@ impl Amx {
 pub enum MatrixUnit {
     /// It can be used.
     Usable,
-    /// The CPU has none, or none with tiles of sixteen rows of 64 bytes.
+    /// The CPU has none, or none with tiles of sixteen rows of 64 bytes and products of bytes and of bf16.
     Absent,
     /// The CPU has one, but the system does not save its tiles.
     NotEnabled,
@@ -49,7 +49,7 @@ impl MatrixUnit {
 impl fmt::Display for MatrixUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usable => write!(f, "AMX, tiles of bytes"),
+            Self::Usable => write!(f, "AMX, tiles of bytes and bf16"),
             Self::Absent => write!(f, "absent"),
             Self::NotEnabled => write!(f, "AMX, not used: the system does not save its tiles"),
             Self::Refused(error) => {
@@ -69,9 +69,10 @@ mod x86 {
 
     use super::MatrixUnit;
 
-    /// Bits of leaf 7: tiles, and their products of bytes.
+    /// Bits of leaf 7: tiles, and their products of bytes and of bf16.
     const AMX_TILE: u32 = 1 << 24;
     const AMX_INT8: u32 = 1 << 25;
+    const AMX_BF16: u32 = 1 << 22;
     /// Bit of leaf 1: the system has chosen what is saved, and `xgetbv` tells what.
     const OSXSAVE: u32 = 1 << 27;
     /// Components of the saved state: the configuration, and the tiles.
@@ -82,7 +83,7 @@ mod x86 {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
 
     pub(super) fn find() -> MatrixUnit {
-        let has = AMX_TILE | AMX_INT8;
+        let has = AMX_TILE | AMX_INT8 | AMX_BF16;
         if highest_leaf() < 0x1d || leaf(7, 0).edx & has != has || !has_whole_tiles() {
             return MatrixUnit::Absent;
         }

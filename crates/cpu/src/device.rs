@@ -17,8 +17,8 @@ use crate::columns::copy_columns;
 use crate::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, To};
 use crate::shards::Shards;
 use crate::{
-    CpuBuffer, CpuPage, Isa, Pool, Tuning, append, attend, delta_rule, embed, gate_rows, norm, rope,
-    short_conv, soft_cap,
+    CpuBuffer, CpuPage, Isa, Pool, PromptMath, Tuning, append, attend, delta_rule, embed, gate_rows, norm,
+    rope, short_conv, soft_cap,
 };
 
 /// The CPU device.
@@ -26,6 +26,7 @@ pub struct CpuDevice {
     isa: Isa,
     pool: Pool,
     is_tuned: bool,
+    prompt_math: PromptMath,
     matmul: Mutex<matmul::Scratch>,
     append: Mutex<append::Scratch>,
     attend: Mutex<attend::Scratch>,
@@ -42,6 +43,7 @@ impl CpuDevice {
             isa,
             pool: Pool::new(n_threads)?,
             is_tuned: false,
+            prompt_math: PromptMath::Exact,
             matmul: Mutex::default(),
             append: Mutex::default(),
             attend: Mutex::default(),
@@ -65,6 +67,17 @@ impl CpuDevice {
     pub fn with_tuning(mut self, tuning: Tuning) -> Self {
         self.set_tuning(tuning);
         self
+    }
+
+    /// A device that computes prompts so.
+    ///
+    /// # Errors
+    /// [`BackendError::Setting`] for what its kernel set has not.
+    pub fn with_prompt_math(mut self, math: PromptMath) -> Result<Self> {
+        math.check(self.isa)?;
+        self.prompt_math = math;
+        self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).prompt_math = math;
+        Ok(self)
     }
 
     pub(crate) fn set_tuning(&mut self, tuning: Tuning) {
@@ -107,10 +120,11 @@ impl Backend for CpuDevice {
     type Page = CpuPage;
 
     fn info(&self) -> DeviceInfo {
+        let math = if self.prompt_math == PromptMath::Bf16 { ", prompts in bf16" } else { "" };
         let tuned = if self.is_tuned { ", tuned" } else { "" };
         DeviceInfo {
             name: "cpu".to_owned(),
-            kernels: format!("{}{tuned}", self.isa.name()),
+            kernels: format!("{}{math}{tuned}", self.isa.name()),
             n_threads: self.pool.n_threads(),
             thread_unit: "threads",
             looks_for_broken_rows: true,

@@ -101,7 +101,7 @@ pub enum Isa {
     Avx512(Avx512),
     /// 512-bit kernels with look-ups among 64 bytes, which the cache types with a memory gain from.
     Avx512Vbmi(Avx512Vbmi),
-    /// Prompts multiplied with the matrix unit, with the bits of the 512-bit kernels; everything else as they do.
+    /// Prompts multiplied and attended with the matrix unit, with the bits of the 512-bit kernels; everything else as they do.
     Amx(Amx),
     /// 128-bit kernels with dot products of signed bytes.
     Neon(Neon),
@@ -110,7 +110,7 @@ pub enum Isa {
     /// 128-bit kernels of WebAssembly.
     Simd128(Simd128),
     /// The kernels of the matrix unit, on a strict imitation of it beside 256-bit vectors: for machines without one.
-    #[cfg(all(test, target_arch = "x86_64"))]
+    #[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
     Soft(Avx2),
 }
 
@@ -123,7 +123,7 @@ impl Isa {
         let avx512_vbmi = Avx512Vbmi::detect().map(Self::Avx512Vbmi);
         let amx = Amx::detect().map(Self::Amx);
         let sets = std::iter::once(Self::Scalar).chain(avx2).chain(avx_vnni);
-        #[cfg(all(test, target_arch = "x86_64"))]
+        #[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
         let sets = sets.chain(Avx2::detect().map(Self::Soft));
         let neon = Neon::detect().map(Self::Neon);
         let simd128 = Simd128::detect().map(Self::Simd128);
@@ -164,10 +164,15 @@ impl Isa {
     pub(crate) fn of_vectors(self) -> Self {
         match self {
             Self::Amx(amx) => Self::Avx512Vbmi(amx.vectors()),
-            #[cfg(all(test, target_arch = "x86_64"))]
+            #[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
             Self::Soft(vectors) => Self::Avx2(vectors),
             isa => isa,
         }
+    }
+
+    /// Whether a matrix unit is part of the set.
+    pub fn has_matrix_unit(self) -> bool {
+        self.of_vectors() != self
     }
 
     /// `scalar`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `amx`, `neon`, `i8mm` or `simd128`, as in `KVANT_ISA`.
@@ -182,7 +187,7 @@ impl Isa {
             Self::Neon(_) => "neon",
             Self::I8mm(_) => "i8mm",
             Self::Simd128(_) => "simd128",
-            #[cfg(all(test, target_arch = "x86_64"))]
+            #[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
             Self::Soft(_) => "soft",
         }
     }

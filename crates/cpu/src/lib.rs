@@ -26,6 +26,7 @@ mod matmul;
 mod norm;
 mod page;
 mod pool;
+mod prompt_math;
 #[cfg(not(target_arch = "x86_64"))]
 mod quad;
 mod roofline;
@@ -34,6 +35,7 @@ mod shards;
 mod short_conv;
 mod soft_cap;
 mod tuning;
+mod unit;
 
 pub use amx::MatrixUnit;
 pub use buffer::CpuBuffer;
@@ -42,4 +44,5 @@ pub use isa::{Amx, Avx2, Avx512, Avx512Vbmi, AvxVnni, I8mm, Isa, Neon, Simd128};
 pub use matmul::{CpuExperts, CpuMatrix};
 pub use page::CpuPage;
 pub use pool::Pool;
+pub use prompt_math::PromptMath;
 pub use tuning::{Trial, Tuning};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kvant_backend::{Backend, BackendError, DeviceInfo, KernelChoice};
 use kvant_codec::DType;
-use kvant_cpu::{CpuDevice, Isa, MatrixUnit};
+use kvant_cpu::{CpuDevice, Isa, MatrixUnit, PromptMath};
 use kvant_gguf::Gguf;
 use kvant_model::{Config, Part};
 
@@ -94,6 +94,8 @@ pub(crate) struct Placement {
     pub weights: Option<DType>,
     /// See [`OpenOptions::maps_experts`](crate::OpenOptions::maps_experts).
     pub maps_experts: bool,
+    /// See [`OpenOptions::prompt_math`](crate::OpenOptions::prompt_math).
+    pub prompt_math: PromptMath,
 }
 
 impl Placement {
@@ -124,12 +126,16 @@ pub(crate) fn load(
     gguf: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn Loaded>, Error> {
-    let open_cpu = || tuning::open_cpu(n_threads);
+    let open_cpu = || tuning::open_cpu(n_threads, placement.prompt_math);
     let n_layers = config.layers.len();
     let whole = placement.settle(Part::whole(n_layers));
     let Some(gpu) = Opened::choose(placement.device()?)? else {
         return runtime::load(open_cpu()?, config, &whole, gguf, progress);
     };
+    if placement.prompt_math != PromptMath::Exact {
+        let (expected, got) = ("exact with layers on a GPU".to_owned(), placement.prompt_math.to_string());
+        return Err(Error::Setting { name: "prompt_math", expected, got });
+    }
     match placement.n_gpu_layers {
         Some(n) if n < n_layers => {
             let parts = Part::split(n_layers, n_layers - n);
@@ -200,7 +206,7 @@ impl Device {
     /// # Errors
     /// When a setting cannot be honoured.
     pub fn open(n_threads: Option<usize>) -> Result<Self, Error> {
-        Ok(Self(tuning::open_cpu(n_threads)?))
+        Ok(Self(tuning::open_cpu(n_threads, PromptMath::Exact)?))
     }
 
     /// What it is.
@@ -231,7 +237,8 @@ mod tests {
     #[test]
     fn layers_for_a_gpu_need_one_and_none_need_the_cpu() {
         let device = |device, n_gpu_layers| {
-            Placement { device, n_gpu_layers, weights: None, maps_experts: false }.device()
+            let prompt_math = PromptMath::Exact;
+            Placement { device, n_gpu_layers, weights: None, maps_experts: false, prompt_math }.device()
         };
         for any in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(1)] {
             assert_eq!(device(any, None).unwrap(), any);

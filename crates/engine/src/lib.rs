@@ -53,6 +53,7 @@ pub use kvant_backend::{
     BORDER, BackendError, DeviceInfo, KernelChoice, Pairing, RopeParams, TOKENS_PER_BLOCK, limits,
 };
 pub use kvant_codec::DType;
+pub use kvant_cpu::PromptMath;
 pub use kvant_files as files;
 pub use kvant_gguf::{self as gguf, Gguf};
 pub use kvant_hf::{self as hf, HfError};

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_codec::DType;
+use kvant_cpu::PromptMath;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, Plan};
 use kvant_model::{Config, Part};
@@ -36,6 +37,8 @@ pub struct OpenOptions<'a> {
     /// Experts stay in the mapped file and are laid out for each step that chooses them: memory for the rest of the model is enough,
     /// and a token of an answer takes ten times as long, or more. On the CPU, and not with another type for the weights.
     pub maps_experts: bool,
+    /// What products of many rows are computed in. bf16 takes a CPU with a matrix unit, and all layers there.
+    pub prompt_math: PromptMath,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,
     /// What the file must have besides its weights.
@@ -73,6 +76,7 @@ struct Inner {
     template: Result<ChatTemplate, TemplateError>,
     weights: Option<DType>,
     maps_experts: bool,
+    prompt_math: PromptMath,
     fingerprint: OnceLock<String>,
 }
 
@@ -137,6 +141,7 @@ impl Model {
             n_gpu_layers: options.n_gpu_layers,
             weights,
             maps_experts: options.maps_experts,
+            prompt_math: options.prompt_math,
         };
         let loaded = device::load(placement, options.n_threads, config, &gguf, progress)?;
         Ok(Self {
@@ -147,6 +152,7 @@ impl Model {
                 template,
                 weights,
                 maps_experts: options.maps_experts,
+                prompt_math: options.prompt_math,
                 fingerprint: OnceLock::new(),
             }),
         })
@@ -204,14 +210,18 @@ impl Model {
         self.inner.fingerprint.get_or_init(find)
     }
 
-    /// As [`fingerprint`](Self::fingerprint), but another for each type that weights became while they were loaded: what was
-    /// computed with ones is not what others give.
+    /// As [`fingerprint`](Self::fingerprint), but another for each type that weights became while they were loaded, and for prompts in
+    /// bf16: what was computed with ones is not what others give.
     pub fn computed_by(&self) -> String {
         let file = self.fingerprint().to_owned();
-        match self.inner.weights {
-            None => file,
-            Some(dtype) => format!("{:032x}", xxh3_128(format!("{file} as {dtype}").as_bytes())),
+        let weights = self.inner.weights.map(|dtype| format!(" as {dtype}"));
+        let math = Some(self.inner.prompt_math).filter(|&math| math != PromptMath::Exact);
+        let math = math.map(|math| format!(" with prompts in {math}"));
+        if weights.is_none() && math.is_none() {
+            return file;
         }
+        let [weights, math] = [weights, math].map(Option::unwrap_or_default);
+        format!("{:032x}", xxh3_128(format!("{file}{weights}{math}").as_bytes()))
     }
 
     /// What the first block of a cache with this plan follows on. Blocks are found in the memory of one loaded model alone, so

@@ -7,8 +7,8 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use kvant_backend::Backend;
-use kvant_cpu::{CpuDevice, Isa, Trial, Tuning};
+use kvant_backend::{Backend, BackendError};
+use kvant_cpu::{CpuDevice, Isa, PromptMath, Trial, Tuning};
 use kvant_gguf::printable_path;
 use serde::{Deserialize, Serialize};
 
@@ -77,12 +77,15 @@ pub fn unusable() -> Option<String> {
     Some(format!("{}: {error}", printable_path(&path)))
 }
 
-/// The CPU with `n_threads` threads (all cores when `None`), tuned when this machine has been.
+/// The CPU with `n_threads` threads (all cores when `None`), which computes prompts so, tuned when this machine has been.
 ///
 /// # Errors
 /// When a setting cannot be honoured.
-pub(crate) fn open_cpu(n_threads: Option<usize>) -> Result<CpuDevice, Error> {
-    let device = CpuDevice::from_env(n_threads)?;
+pub(crate) fn open_cpu(n_threads: Option<usize>, math: PromptMath) -> Result<CpuDevice, Error> {
+    let device = CpuDevice::from_env(n_threads)?.with_prompt_math(math).map_err(|error| match error {
+        BackendError::Setting { name, expected, got } => Error::Setting { name, expected, got },
+        error => error.into(),
+    })?;
     let Some(kept) = path().and_then(|path| read(&path).ok()?) else { return Ok(device) };
     let fits = kept.kernels == device.isa().name()
         && kept.n_threads == device.info().n_threads

@@ -18,7 +18,9 @@ use crate::output::{self, Row};
 
 /// Arguments of `kvant eval kld`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  kvant eval kld --chunks 2 -ctk q8_0,q8_0 -ctv turbo4,turbo3")]
+#[command(
+    after_help = "Examples:\n  kvant eval kld --chunks 2 -ctk q8_0,q8_0 -ctv turbo4,turbo3\n  kvant eval kld -m M.gguf --against M.gguf -ctk f16 --prompt-math bf16"
+)]
 pub struct KldArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -35,7 +37,7 @@ pub struct KldArgs {
     /// text too
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
-    /// Compare with this model and its f16 cache instead, of the same vocabulary: other weights of the same model
+    /// Compare with this model, its f16 cache and exact products instead, of the same vocabulary: other weights of the same model
     #[arg(long, value_name = "MODEL", conflicts_with = "base")]
     against: Option<String>,
     /// Tokens of a chunk; 512, or what the base file has
@@ -79,7 +81,10 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
     let configs = args.configs.with_plan(configs, &model)?;
     let base = match (&args.base, &args.against) {
         (Some(path), _) => Base::open(path, &model)?,
-        (None, Some(other)) => Base::model(args.model.open_other(other, args.results.quiet)?, &model)?,
+        (None, Some(other)) => {
+            let exact = args.model.with_exact_prompts();
+            Base::model(exact.open_other(other, args.results.quiet)?, &model)?
+        }
         (None, None) => Base::F16,
     };
     if let Base::File(file) = &base

@@ -4,6 +4,7 @@
 //! dims of 16 tokens; for values the first four groups are four tokens each of 16 dims, the other four of the next 16
 //! dims. A block (the dims that share scales) is one octet for q8_0 and q4_0; four, two or one for the turbo types.
 
+use bytemuck::{Pod, Zeroable};
 use kvant_codec::tile::high_planes;
 use kvant_codec::{ByteBook, Codebook, DType, Levels, Side, Trellis};
 
@@ -12,8 +13,20 @@ use crate::lanes::{Lanes, Op};
 /// Dims of an octet.
 pub(super) const OCTET_DIMS: usize = 32;
 
-/// Bytes of an octet whose codes are whole bytes.
-pub(super) const EXPANDED_BYTES: usize = 512;
+/// An octet whose codes are whole bytes.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct Expanded(pub(super) [[u8; 64]; 8]);
+
+impl Expanded {
+    pub(super) const ZERO: Self = Self([[0; 64]; 8]);
+
+    /// Its first four groups and its last.
+    pub(super) fn halves(&mut self) -> [&mut [[u8; 64]; 4]; 2] {
+        let [first, last] = self.0.as_chunks_mut().0 else { unreachable!("eight groups") };
+        [first, last]
+    }
+}
 
 /// A coding that kernels are compiled for.
 pub(super) trait Codes {
@@ -342,7 +355,8 @@ pub(super) struct Expand<'a> {
     /// Which octet of the block.
     pub(super) octet: usize,
     pub(super) side: Side,
-    pub(super) out: &'a mut [u8; EXPANDED_BYTES],
+    /// Its first four groups and its last.
+    pub(super) out: [&'a mut [[u8; 64]; 4]; 2],
 }
 
 impl Op for Expand<'_> {
@@ -358,9 +372,10 @@ impl Expand<'_> {
     #[inline(always)]
     fn expand<L: Lanes, C: Codes>(self, lanes: L) {
         let octet = C::octet(self.planes, high_planes(self.planes.len()), self.octet);
-        let (groups, _) = self.out.as_chunks_mut();
-        for (g, out) in groups.iter_mut().enumerate() {
-            lanes.store_codes(C::group(lanes, octet, g, self.side), out);
+        for (half, groups) in self.out.into_iter().enumerate() {
+            for (g, out) in groups.iter_mut().enumerate() {
+                lanes.store_codes(C::group(lanes, octet, 4 * half + g, self.side), out);
+            }
         }
     }
 }
@@ -416,12 +431,12 @@ mod tests {
         let mut codes = Vec::new();
         for block in layout.blocks() {
             for octet in 0..block.dims.len() / OCTET_DIMS {
-                let mut out = [0; EXPANDED_BYTES];
+                let mut out = Expanded::ZERO;
                 let planes = &tile[block.bytes.clone()][SCALE_BYTES..];
                 let side = layout.side();
-                let expand = Expand { coding, planes, octet, side, out: &mut out };
+                let expand = Expand { coding, planes, octet, side, out: out.halves() };
                 run_on(isa, expand)?;
-                codes.extend_from_slice(&out);
+                codes.extend_from_slice(out.0.as_flattened());
             }
         }
         Some(codes)

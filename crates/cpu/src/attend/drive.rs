@@ -17,10 +17,12 @@ use super::kernels::{BLOCK, HIDDEN, Join, Lane};
 use super::local::Local;
 use super::query::SLICE;
 use super::stage::Stage;
+use super::tiles::Beside;
 use super::view::{Block, Form, View};
 use crate::balance::HeadBalance;
 use crate::lanes::{Lanes, Rotate, Way};
 use crate::shards::Shards;
+use crate::unit::Unit;
 use crate::{CpuPage, Pool};
 
 /// Queries that share one walk over the tokens: with 48 of them, unpacking a tile costs little beside reading it, and
@@ -68,30 +70,26 @@ pub(super) struct Share {
 }
 
 /// What all threads of a call read.
-struct Call<'a> {
-    p: &'a AttendParams,
-    parts: &'a [KvPart<'a, CpuPage>],
-    q: &'a [f32],
+pub(super) struct Call<'a, U> {
+    /// A matrix unit beside the vectors.
+    pub(super) unit: Option<U>,
+    pub(super) p: &'a AttendParams,
+    pub(super) parts: &'a [KvPart<'a, CpuPage>],
+    pub(super) q: &'a [f32],
     /// `[n_heads]`
-    sinks: Option<&'a [f32]>,
-    band: Option<&'a CpuPage>,
+    pub(super) sinks: Option<&'a [f32]>,
+    pub(super) band: Option<&'a CpuPage>,
 }
 
 /// See [`super::attend`], which has checked the shapes.
-#[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
-pub(super) fn attend<L: Lanes>(
+pub(super) fn attend<L: Lanes, U: Unit>(
     lanes: L,
     pool: &Pool,
     scratch: &mut Scratch,
     stage: Stage,
-    p: &AttendParams,
-    parts: &[KvPart<'_, CpuPage>],
-    q: &[f32],
-    sinks: Option<&[f32]>,
-    band: Option<&CpuPage>,
+    call: &Call<'_, U>,
     out: &mut [f32],
 ) {
-    let call = Call { p, parts, q, sinks, band };
     call.cut(&mut scratch.jobs);
     let jobs = &scratch.jobs;
     let n_threads = pool.n_threads();
@@ -145,7 +143,7 @@ pub(super) fn attend<L: Lanes>(
     if n_items <= 1 { work(0) } else { pool.run(&work) }
 }
 
-impl<'a> Call<'a> {
+impl<'a, U: Unit> Call<'a, U> {
     fn group(&self) -> usize {
         self.p.n_heads / self.p.n_kv_heads.max(1)
     }
@@ -169,7 +167,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    fn task(&'a self, job: &'a Job) -> Task<'a> {
+    fn task(&'a self, job: &'a Job) -> Task<'a, U> {
         let (part, group) = (&self.parts[job.part], self.group());
         let position = |query: usize| part.rows.start + query / group;
         let positions = position(job.queries.start)..position(job.queries.end - 1) + 1;
@@ -234,8 +232,8 @@ impl Share {
 }
 
 /// A job, and what its queries see.
-struct Task<'a> {
-    call: &'a Call<'a>,
+struct Task<'a, U> {
+    call: &'a Call<'a, U>,
     part: &'a KvPart<'a, CpuPage>,
     group: usize,
     job: &'a Job,
@@ -248,7 +246,7 @@ struct Task<'a> {
     balance: Option<HeadBalance<'a>>,
 }
 
-impl Task<'_> {
+impl<U: Unit> Task<'_, U> {
     /// (row of the step, query head) of each query.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
         let (group, head, first) = (self.group, self.job.head, self.part.rows.first);
@@ -319,11 +317,12 @@ impl Task<'_> {
             Block::new(view, first / TILE, tiles, form)
         };
         let sure = self.seen_by_all(form);
+        let mut beside = self.call.unit.filter(|_| n >= U::LEAST_QUERIES).map(Beside::new);
         let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
         let mut keys = block(self.keys, blocks.start);
         for first in blocks.step_by(BLOCK) {
             let values = block(self.values, first);
-            local.score(lanes, &keys, &values);
+            local.score(lanes, &mut beside, &keys, &values);
             // Where all scores of a block miss the same, their maximum alone has to be told; a bound is no such sum.
             let is_even = keys.centre.is_some_and(|centre| centre.first == 0) && p.soft_cap.is_none();
             if let Some(centre) = keys.centre {
@@ -345,7 +344,7 @@ impl Task<'_> {
             share.join(lanes, (&local.max, &local.sum), &mut local.keep, &mut local.shrink, n);
             let in_values = keys.centre.filter(|_| self.part.layer.is_joint());
             let next = block(self.keys, first + BLOCK);
-            local.mix(lanes, &values, &next, &mut share.out);
+            local.mix(lanes, &mut beside, &values, &next, &mut share.out);
             if let Some(centre) = in_values {
                 let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
                 local.mix_centre(lanes, tiles, &mut share.out);

@@ -13,7 +13,7 @@ use std::ops::Range;
 use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
-use super::codes::{Codes, Coding, EXPANDED_BYTES, with_codes};
+use super::codes::{Codes, Coding, Expanded, with_codes};
 use super::kernels::{Floats, Lane, Scores, with_floats, with_n};
 use crate::lanes::{Lanes, Op};
 
@@ -25,8 +25,8 @@ pub(super) struct Unpack<'a> {
     /// Which octet of the block.
     pub(super) octet: usize,
     /// As values, where they are read from here.
-    pub(super) values: Option<&'a mut [u8; EXPANDED_BYTES]>,
-    pub(super) keys: &'a mut [u8; EXPANDED_BYTES],
+    pub(super) values: Option<&'a mut Expanded>,
+    pub(super) keys: &'a mut Expanded,
 }
 
 impl Op for Unpack<'_> {
@@ -42,8 +42,8 @@ impl Unpack<'_> {
     #[inline(always)]
     fn unpack<L: Lanes, C: Codes>(self, lanes: L) {
         let octet = C::octet(self.planes, high_planes(self.planes.len()), self.octet);
-        let keys = self.keys.as_chunks_mut().0;
-        let mut values = self.values.map(|values| values.as_chunks_mut().0);
+        let keys = &mut self.keys.0;
+        let mut values = self.values.map(|values| &mut values.0);
         // Sixteen dims of values are four groups of four tokens each; of keys, four groups of four dims each.
         for first in [0, 4] {
             let groups = [
@@ -172,11 +172,11 @@ mod tests {
         };
         let [of_keys, of_values] = [tile(Side::K), tile(Side::V)].map(|tile| tile[SCALE_BYTES..].to_vec());
         for isa in Isa::available() {
-            let [mut keys, mut values] = [[0; EXPANDED_BYTES]; 2];
+            let [mut keys, mut values] = [Expanded::ZERO; 2];
             let (coding, planes, octet) = (Coding::Whole, &of_values, 0);
             let unpack = Unpack { coding, planes, octet, values: Some(&mut values), keys: &mut keys };
             let Some(()) = run_on(isa, unpack) else { continue };
-            assert!(of_keys == keys && of_values == values, "{isa:?}");
+            assert!(of_keys == keys.0.as_flattened() && of_values == values.0.as_flattened(), "{isa:?}");
         }
     }
 }

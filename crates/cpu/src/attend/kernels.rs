@@ -14,6 +14,7 @@ use std::f32::consts::LOG2_E;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use bytemuck::{Pod, Zeroable};
 use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
@@ -34,7 +35,7 @@ pub(super) const MOST_QUERIES: usize = 6;
 pub(super) const HIDDEN: f32 = -1e30;
 
 /// Signed bytes of one plane in fours: 128 dims of a query, or the weights of a block of tokens.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct Bytes(pub(super) [[i8; 4]; 32]);
 

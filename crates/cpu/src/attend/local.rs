@@ -7,19 +7,23 @@ use kvant_codec::Side;
 use kvant_codec::tile::{SCALE_BYTES, TILE, TileBlock, TileLayout};
 
 use super::centre::{Meet, Shift};
-use super::codes::{Coding, EXPANDED_BYTES, Expand, Meaning, OCTET_DIMS};
+use super::codes::{Coding, Expand, Expanded, Meaning, OCTET_DIMS};
 use super::joint::{AddCentre, ScoreRows, Unpack};
 use super::kernels::{
-    BLOCK_TILES, Bytes, Lane, MOST_QUERIES, MixCodes, MixFloats, RoundWeights, ScoreCodes, ScoreFloats,
-    Scores, SoftCap, Softmax,
+    BLOCK, BLOCK_TILES, Bytes, Lane, MOST_QUERIES, MixCodes, MixFloats, RoundWeights, ScoreCodes,
+    ScoreFloats, Scores, SoftCap, Softmax,
 };
 use super::query::{Queries, SLICE};
 use super::stage::Stage;
+use super::tiles::{AddMixed, AddScores, Beside, Operands};
 use super::view::{Block, Run};
 use crate::lanes::Lanes;
+use crate::unit::{MOST_WORDS, ROWS, Unit};
 
 /// Octets of the largest block (turbo: 128 dims).
 const BLOCK_OCTETS: usize = 4;
+/// Bytes of sixteen dims of a block of tokens.
+const COLUMN_BYTES: usize = 16 * BLOCK;
 
 /// What a thread works with.
 #[derive(Debug)]
@@ -41,16 +45,17 @@ pub(super) struct Local {
     pub(super) keep: Vec<[f32; 16]>,
     /// Factor on the weights of a block, `[queries]` in sixteens.
     pub(super) shrink: Vec<[f32; 16]>,
-    /// Byte planes of the weights, `[queries][2]`.
+    /// Byte planes of the weights, `[queries][2]`, and some behind them.
     weights: Vec<Bytes>,
     /// `-bias · Σ integers` of the weights, `[queries]`.
     starts: Vec<i32>,
     /// What one unit of weights times codes stands for, `[queries]`.
     factors: Vec<f32>,
-    /// Expanded octets: of the blocks of two tiles of keys, or of a column pair of a block of tokens.
-    octets: Vec<[u8; EXPANDED_BYTES]>,
+    /// Expanded octets: of the blocks of two tiles of keys, or of a column pair of a block of tokens; or these two columns, one after
+    /// the other.
+    octets: Vec<Expanded>,
     /// Of a joint stream, a block of tokens in whole bytes, as its values are read: `[octets of a tile][8 tiles]`. None of another.
-    unpacked: Vec<[u8; EXPANDED_BYTES]>,
+    unpacked: Vec<Expanded>,
     is_joint: bool,
     /// Blocks of dims of a coded tile of keys, and of values.
     blocks: [Vec<TileBlock>; 2],
@@ -81,19 +86,27 @@ impl Local {
         }
         self.is_joint = keys.joint.is_some();
         let octets = if self.is_joint { values.value_dim().div_ceil(OCTET_DIMS) } else { 0 };
-        self.unpacked.resize(octets * BLOCK_TILES, [0; EXPANDED_BYTES]);
+        self.unpacked.resize(octets * BLOCK_TILES, Expanded::ZERO);
         self.scores.resize(queries, Scores([[0.0; TILE]; BLOCK_TILES + 1]));
-        self.weights.resize(2 * queries, Bytes([[0; 4]; 32]));
+        // A matrix unit reads whole tiles of queries.
+        self.weights.resize(2 * (queries + ROWS - 1), Bytes([[0; 4]; 32]));
         self.starts.resize(queries, 0);
         self.factors.resize(queries, 0.0);
         for state in [&mut self.met, &mut self.max, &mut self.sum, &mut self.keep, &mut self.shrink] {
             state.resize(queries.div_ceil(16), [0.0; 16]);
         }
-        self.octets.resize(2 * BLOCK_OCTETS.max(BLOCK_TILES), [0; EXPANDED_BYTES]);
+        self.octets.resize(2 * BLOCK_OCTETS.max(BLOCK_TILES), Expanded::ZERO);
     }
 
-    /// Scores of all queries with a block of keys; fetches the values that come next.
-    pub(super) fn score<L: Lanes>(&mut self, lanes: L, keys: &Block, next: &Block) {
+    /// Scores of all queries with a block of keys; fetches the values that come next. Coded keys are the work of a matrix unit where
+    /// there is one `beside`.
+    pub(super) fn score<L: Lanes, U: Unit>(
+        &mut self,
+        lanes: L,
+        beside: &mut Option<Beside<U>>,
+        keys: &Block,
+        next: &Block,
+    ) {
         for run in keys.runs() {
             for t in (0..run.tiles).step_by(2) {
                 if !self.is_joint {
@@ -104,7 +117,7 @@ impl Local {
                 match Coding::of(run.layout.dtype()) {
                     Some(coding) => {
                         let tiles = run.first + t..run.first + run.tiles.min(t + 2);
-                        self.score_codes(lanes, coding, run.layout, pair, tiles);
+                        self.score_codes(lanes, beside, coding, run.layout, pair, tiles);
                     }
                     None if self.is_joint => {
                         self.score_rows(lanes, run.layout, run.tile(t), run.first + t);
@@ -176,9 +189,10 @@ impl Local {
     }
 
     /// Scores of a pair of tiles, `numbers` of the block: of one of them where it has no neighbour.
-    fn score_codes<L: Lanes>(
+    fn score_codes<L: Lanes, U: Unit>(
         &mut self,
         lanes: L,
+        beside: &mut Option<Beside<U>>,
         coding: Coding,
         layout: TileLayout,
         tiles: [&[u8]; 2],
@@ -186,14 +200,14 @@ impl Local {
     ) {
         let tile = numbers.start;
         let n = self.scores.len();
-        let query_planes = self.queries.rows.len() / (n * layout.dim().div_ceil(SLICE));
+        let query_planes = Meaning::of(layout.dtype()).expect("coded tiles").query_planes;
         for (block, TileBlock { dims, bytes }) in self.blocks[0].iter().enumerate() {
             let octets = dims.len() / OCTET_DIMS;
             let blocks = tiles.map(|tile| &tile[bytes.clone()]);
             let scales = blocks.map(|block| self.stage.scales(block));
             let staged = blocks.map(|block| self.stage.planes(coding, &block[SCALE_BYTES..]));
             let (mut read_as, mut planes) = (staged[0].0, staged.map(|(_, planes)| planes));
-            if self.is_joint || n > MOST_QUERIES && read_as != Coding::Whole {
+            if self.is_joint || (n > MOST_QUERIES || beside.is_some()) && read_as != Coding::Whole {
                 let (first, rest) = self.octets.split_at_mut(octets);
                 let pair = planes.into_iter().zip([first, &mut rest[..octets]]);
                 if self.is_joint {
@@ -205,15 +219,36 @@ impl Local {
                 } else {
                     for (planes, expanded) in pair {
                         for (octet, out) in expanded.iter_mut().enumerate() {
+                            let out = out.halves();
                             lanes.run(Expand { coding: read_as, planes, octet, side: Side::K, out });
                         }
                     }
                 }
                 let (first, second) = self.octets.split_at(octets);
-                planes = [first, second].map(|octets| octets.as_flattened());
+                planes = [first, second].map(bytemuck::cast_slice);
                 read_as = Coding::Whole;
             }
             let slice = dims.start / SLICE;
+            if let Some(beside) = beside {
+                let of = Operands {
+                    panels: planes,
+                    n_panels: numbers.len(),
+                    groups: dims.len() / 4,
+                    rows: &self.queries.rows[slice * n * query_planes..],
+                    at: dims.start % SLICE / 4,
+                    queries: n,
+                };
+                let take = AddScores {
+                    scales,
+                    starts: &self.queries.starts[block * n..(block + 1) * n],
+                    factors: &self.queries.factors[block * n..(block + 1) * n],
+                    scores: &mut self.scores,
+                    tile,
+                    is_first: block == 0,
+                };
+                of.multiply(lanes, beside, query_planes, take);
+                continue;
+            }
             for from in (0..n).step_by(MOST_QUERIES) {
                 let to = (from + MOST_QUERIES).min(n);
                 let chunk = block * n + from..block * n + to;
@@ -237,11 +272,19 @@ impl Local {
         }
     }
 
-    /// Adds a block of values, weighted, to the outputs; fetches the keys that come next.
-    pub(super) fn mix<L: Lanes>(&mut self, lanes: L, values: &Block, next: &Block, out: &mut [Lane]) {
+    /// Adds a block of values, weighted, to the outputs; fetches the keys that come next. Coded values are the work of a matrix unit
+    /// where there is one `beside`.
+    pub(super) fn mix<L: Lanes, U: Unit>(
+        &mut self,
+        lanes: L,
+        beside: &mut Option<Beside<U>>,
+        values: &Block,
+        next: &Block,
+        out: &mut [Lane],
+    ) {
         for run in values.runs() {
             match Coding::of(run.layout.dtype()) {
-                Some(coding) => self.mix_codes(lanes, coding, run, next, out),
+                Some(coding) => self.mix_codes(lanes, beside, coding, run, next, out),
                 None => self.mix_floats(lanes, run, next, out),
             }
         }
@@ -265,7 +308,15 @@ impl Local {
         }
     }
 
-    fn mix_codes<L: Lanes>(&mut self, lanes: L, coding: Coding, run: &Run, next: &Block, out: &mut [Lane]) {
+    fn mix_codes<L: Lanes, U: Unit>(
+        &mut self,
+        lanes: L,
+        beside: &mut Option<Beside<U>>,
+        coding: Coding,
+        run: &Run,
+        next: &Block,
+        out: &mut [Lane],
+    ) {
         let (layout, stride, n) = (run.layout, run.tile_bytes, self.scores.len());
         let meaning = Meaning::of(layout.dtype()).expect("coded tiles");
         let width = out.len() / n;
@@ -293,25 +344,31 @@ impl Local {
                 let (at, of) = (dims.start / OCTET_DIMS + octet, width / 2);
                 self.fetch(next, run.first + at * run.tiles / of..run.first + (at + 1) * run.tiles / of);
                 let mut codes = self.staged_octet(coding, bytes, block_bytes, run, (octet, octets));
-                if (self.is_joint || n > MOST_QUERIES) && codes.coding != Coding::Whole {
-                    let Octet { coding, planes, plane_bytes, .. } = codes;
-                    let expanded = if self.is_joint {
-                        // When it was scored.
-                        &self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles]
-                    } else {
-                        for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
-                            let planes = &planes[t * stride..][..plane_bytes];
-                            lanes.run(Expand { coding, planes, octet, side: Side::V, out });
-                        }
-                        &self.octets
+                if self.is_joint && codes.coding != Coding::Whole {
+                    // When it was scored.
+                    codes = Octet::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles]);
+                }
+                if let Some(beside) = beside {
+                    let halves = codes.expand_across(lanes, run, &mut self.octets);
+                    let columns: &[u8] = bytemuck::cast_slice(&self.octets);
+                    let column = |c| &columns[c * COLUMN_BYTES..][MOST_WORDS * 64 * halves.start..];
+                    let of = Operands {
+                        panels: [column(0), column(1)],
+                        n_panels: 2,
+                        groups: MOST_WORDS * halves.len(),
+                        rows: &self.weights,
+                        at: MOST_WORDS * halves.start,
+                        queries: n,
                     };
-                    codes = Octet {
-                        coding: Coding::Whole,
-                        planes: expanded.as_flattened(),
-                        plane_bytes: EXPANDED_BYTES,
-                        stride: EXPANDED_BYTES,
-                        index: 0,
-                    };
+                    let (starts, factors) = (&self.starts, &self.factors);
+                    of.multiply(lanes, beside, 2, AddMixed { starts, factors, out, width, lane: 2 * at });
+                    continue;
+                }
+                if n > MOST_QUERIES && codes.coding != Coding::Whole {
+                    for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
+                        lanes.run(codes.expand(t, out.halves()));
+                    }
+                    codes = Octet::expanded(&self.octets);
                 }
                 for from in (0..n).step_by(MOST_QUERIES) {
                     let to = (from + MOST_QUERIES).min(n);
@@ -339,13 +396,7 @@ impl Local {
 
 /// Unpacks a block of dims of a tile of a joint stream: as keys, octet by octet, and as values to every eighth place, of those there
 /// are. Whole bytes are read as values where they lie.
-fn unpack<L: Lanes>(
-    lanes: L,
-    coding: Coding,
-    planes: &[u8],
-    keys: &mut [[u8; EXPANDED_BYTES]],
-    values: &mut [[u8; EXPANDED_BYTES]],
-) {
+fn unpack<L: Lanes>(lanes: L, coding: Coding, planes: &[u8], keys: &mut [Expanded], values: &mut [Expanded]) {
     for (octet, keys) in keys.iter_mut().enumerate() {
         let values = if coding == Coding::Whole { None } else { values.get_mut(octet * BLOCK_TILES) };
         lanes.run(Unpack { coding, planes, octet, values, keys });
@@ -391,6 +442,41 @@ struct Octet<'a> {
     stride: usize,
     /// Which of the block.
     index: usize,
+}
+
+impl<'a> Octet<'a> {
+    /// One that was expanded, tile by tile.
+    fn expanded(tiles: &'a [Expanded]) -> Self {
+        let bytes = size_of::<Expanded>();
+        let planes = bytemuck::cast_slice(tiles);
+        Self { coding: Coding::Whole, planes, plane_bytes: bytes, stride: bytes, index: 0 }
+    }
+
+    /// Writes that of tile `t` as whole bytes.
+    fn expand<'b>(&self, t: usize, out: [&'b mut [[u8; 64]; 4]; 2]) -> Expand<'b>
+    where
+        'a: 'b,
+    {
+        let planes = &self.planes[t * self.stride..][..self.plane_bytes];
+        Expand { coding: self.coding, planes, octet: self.index, side: Side::V, out }
+    }
+
+    /// Writes the tiles of `run` as two columns of a block of tokens, one after the other, and zeros beside them. Gives the halves of
+    /// the block that they lie in.
+    fn expand_across<L: Lanes>(&self, lanes: L, run: &Run, columns: &mut [Expanded]) -> Range<usize> {
+        const HALF: usize = BLOCK_TILES / 2;
+        let halves = run.first / HALF..(run.first + run.tiles).div_ceil(HALF);
+        let (first, rest) = columns.split_at_mut(COLUMN_BYTES / size_of::<Expanded>());
+        let [first, second] = [first, rest].map(|column| column.iter_mut().flat_map(Expanded::halves));
+        let tiles = HALF * halves.start..HALF * halves.end;
+        for (tile, column) in first.zip(second).enumerate().take(tiles.end).skip(tiles.start) {
+            match tile.checked_sub(run.first).filter(|t| *t < run.tiles) {
+                Some(t) => lanes.run(self.expand(t, column.into())),
+                None => (*column.0, *column.1) = ([[0; 64]; 4], [[0; 64]; 4]),
+            }
+        }
+        halves
+    }
 }
 
 impl Local {

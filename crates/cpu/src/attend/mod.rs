@@ -34,6 +34,9 @@
 //! A joint stream is walked once: what was unpacked for its values is turned to be scored (`joint`), and what weights make of the
 //! centres is added to the outputs.
 //!
+//! Where many queries meet, the integer products of steps 1 and 3 may be the work of a matrix unit ([`crate::unit`]), which gives the
+//! same bits.
+//!
 //! Float tiles (f16 sink and tail among them) take steps 1 and 3 in f32. Work is divided over KV heads, blocks of
 //! queries and, when those are few, parts of the tokens, joined in the order of the tokens: results do not depend on
 //! which thread did what. Nothing of the cache's size is ever written, and scratch memory is kept between calls.
@@ -58,6 +61,7 @@ use kvant_backend::{AttendParams, BackendError, KvPart, Result, check_attend};
 use kvant_codec::DType;
 
 use crate::lanes::with_lanes;
+use crate::unit::NoUnit;
 use crate::{CpuPage, Isa, Pool};
 
 mod centre;
@@ -69,6 +73,7 @@ mod local;
 mod query;
 mod scalar;
 mod stage;
+mod tiles;
 mod view;
 
 pub(crate) use drive::Scratch;
@@ -100,8 +105,27 @@ pub(crate) fn attend(
         sinks.map(<[_]>::len),
         band.map_or(0, |band| band.as_bytes().len()),
     )?;
+    macro_rules! run {
+        ($lanes:expr, $unit:expr) => {{
+            let call = drive::Call { unit: $unit, p, parts, q, sinks, band };
+            drive::attend($lanes, pool, scratch, stage, &call, out)
+        }};
+    }
+    #[cfg(target_arch = "x86_64")]
+    match isa {
+        Isa::Amx(amx) => {
+            run!(crate::lanes::Zmm(amx.vectors()), Some(amx));
+            return Ok(());
+        }
+        #[cfg(any(test, feature = "soft-unit"))]
+        Isa::Soft(vectors) => {
+            run!(vectors, Some(crate::unit::SoftUnit));
+            return Ok(());
+        }
+        _ => {}
+    }
     with_lanes!(isa,
-        lanes => drive::attend(lanes, pool, scratch, stage, p, parts, q, sinks, band, out),
+        lanes => run!(lanes, None::<NoUnit>),
         _ => {
             if stage != Stage::All {
                 return Err(BackendError::Unsupported {
@@ -119,6 +143,11 @@ pub(crate) fn attend(
 /// What reads tiles of a KV type, for `kvant doctor`.
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     let is_coded = codes::Coding::of(dtype).is_some();
+    if let Isa::Amx(_) = isa
+        && is_coded
+    {
+        return format!("attend-{dtype}-avx512vbmi, attend-prompt-{dtype}-amx");
+    }
     let set = match isa.of_vectors() {
         Isa::AvxVnni(_) if !is_coded => "avx2",
         Isa::Avx512(_) if is_coded => "avx512vnni",

@@ -7,6 +7,7 @@ use super::codes::Meaning;
 use super::kernels::Bytes;
 use crate::balance::Affine;
 use crate::lanes::{Lanes, Op, Rotate, Way};
+use crate::unit::ROWS;
 
 /// Dims of one row of [`Bytes`]; no block lies across two of them.
 pub(super) const SLICE: usize = 128;
@@ -16,7 +17,7 @@ pub(super) const SLICE: usize = 128;
 pub(super) struct Queries {
     /// Padded, scaled and rotated, `[queries][dim]`.
     pub(super) floats: Vec<f32>,
-    /// Byte planes, `[slices][queries][planes]`.
+    /// Byte planes, `[slices][queries][planes]`, and some behind them.
     pub(super) rows: Vec<Bytes>,
     /// `-bias · Σ integers`, `[blocks][queries]`.
     pub(super) starts: Vec<i32>,
@@ -59,7 +60,8 @@ impl Queries {
         let dim = keys.dim();
         let n = self.floats.len() / dim;
         let planes = meaning.query_planes;
-        self.rows.resize(dim.div_ceil(SLICE) * n * planes, Bytes([[0; 4]; 32]));
+        // A matrix unit reads whole tiles of queries.
+        self.rows.resize((dim.div_ceil(SLICE) * n + ROWS - 1) * planes, Bytes([[0; 4]; 32]));
         self.starts.clear();
         self.factors.clear();
         for TileBlock { dims, .. } in keys.blocks() {

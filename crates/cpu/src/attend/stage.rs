@@ -3,7 +3,7 @@
 //! What a stage leaves out is replaced by the same few bytes over and over, which stay in the first-level cache; every
 //! product, softmax and sum is still computed. The results of all but [`Stage::All`] mean nothing.
 
-use super::codes::{Coding, EXPANDED_BYTES};
+use super::codes::{Coding, Expanded};
 
 /// How much of the coded tiles is really read. Each stage does what the one before does, and more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,10 +43,10 @@ impl Stage {
     /// What to read in place of `planes`, and as what: octets of constant codes where the stage leaves codes out.
     pub(super) fn planes(self, coding: Coding, planes: &[u8]) -> (Coding, &[u8]) {
         match self {
-            Self::Nothing | Self::Scales => (Coding::Whole, BLANK.as_flattened()),
+            Self::Nothing | Self::Scales => (Coding::Whole, bytemuck::cast_slice(&BLANK)),
             Self::Bytes => {
                 touch(planes);
-                (Coding::Whole, BLANK.as_flattened())
+                (Coding::Whole, bytemuck::cast_slice(&BLANK))
             }
             // Their low planes lie as turbo2's.
             Self::LowBits if matches!(coding, Coding::Turbo3 | Coding::Turbo3T) => (Coding::Turbo2, planes),
@@ -61,7 +61,7 @@ impl Stage {
 }
 
 /// Octets of the largest block, in whole bytes.
-static BLANK: [[u8; EXPANDED_BYTES]; 4] = [[130; EXPANDED_BYTES]; 4];
+static BLANK: [Expanded; 4] = [Expanded([[130; 64]; 8]); 4];
 
 /// Sixteen times 1 in f16.
 static ONES: [u8; 32] = {

@@ -76,3 +76,61 @@ fn thousands_of_tiny_weights_beside_a_large_one_keep_their_mass() {
         }
     }
 }
+
+/// Sets with a matrix unit, and those of the vectors beside it.
+fn pairs() -> Vec<[Isa; 2]> {
+    let units = Isa::available().into_iter().filter(|isa| isa.of_vectors() != *isa);
+    units.map(|isa| [isa, isa.of_vectors()]).collect()
+}
+
+/// Bits of attention of the last `rows` tokens with a matrix unit and without are one and the same.
+fn has_the_bits_of_its_vectors(shape: Shape, n: usize, rows: usize) {
+    let tokens = Tokens::gaussian(shape, n, 5);
+    let q = gaussian(6, rows * shape.n_heads() * shape.k_head_dim, 1.0);
+    for sets in pairs() {
+        let [got, want] = sets.map(|isa| attended(&subject(isa, 1), &tokens, rows, &q));
+        let same = got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "{:?} {shape:?}, {rows} rows of {n}", sets[0]);
+        assert!(got.iter().all(|x| x.is_finite()), "{:?} {shape:?}", sets[0]);
+    }
+}
+
+#[test]
+fn a_matrix_unit_gives_the_bits_of_the_vectors_beside_it() {
+    let coded = || DType::KV.into_iter().filter(|dtype| dtype.code().is_some());
+    for (i, (k, v)) in coded().flat_map(|k| coded().map(move |v| (k, v))).enumerate() {
+        // Blocks of 32, 64 and 128 dims, of one size and of several.
+        let dim = [64, 128, 256, 96, 32][i % 5];
+        let shape = Shape { k_head_dim: dim, v_head_dim: dim, group: 3, ..Shape::new(k, v) };
+        for (n, rows) in [(150, 1), (150, 5), (161, 11), (300, 16), (300, 17), (170, 33), (700, 40)] {
+            has_the_bits_of_its_vectors(shape, n, rows);
+        }
+    }
+}
+
+#[test]
+fn a_matrix_unit_gives_the_bits_of_vectors_whatever_is_seen() {
+    let (turbo, plain) = (Shape::new(DType::Turbo3, DType::Turbo3), Shape::new(DType::Q8_0, DType::Q4_0));
+    for shape in [turbo, plain] {
+        let shape = Shape { group: 4, n_kv_heads: 2, ..shape };
+        let shapes = [
+            Shape { window: Some(50), ..shape },
+            Shape { window: Some(600), sink_tiles: 3, ..shape },
+            Shape { soft_cap: Some(1.5), sinks: Some([1.0, 0.5]), ..shape },
+            Shape { has_tail: false, centres: false, ..shape },
+            Shape { balanced: true, sink_tiles: 1, extra_tail_tiles: 7, ..shape },
+        ];
+        for (shape, (n, rows)) in
+            shapes.into_iter().flat_map(|shape| [(130, 9), (529, 20), (1100, 40)].map(|step| (shape, step)))
+        {
+            has_the_bits_of_its_vectors(shape, n, rows);
+        }
+    }
+    // One stream for keys and values.
+    for dtype in [DType::Turbo3, DType::Turbo2T, DType::Q8_0, DType::Q4_0] {
+        for (k_dim, v_dim, group) in [(576, 512, 16), (96, 80, 5)] {
+            let shape = Shape { group, ..Shape::joint(dtype, k_dim, v_dim) };
+            has_the_bits_of_its_vectors(shape, 170, 9);
+        }
+    }
+}

@@ -11,13 +11,16 @@ use std::ops::Range;
 use kvant_codec::DType;
 
 use super::floats::FloatTiles;
+use super::halves::HalvesTiles;
 use super::kernels::{
-    CHUNK_BLOCKS, CHUNK_COLS, Chunk, FloatChunk, MultiplyFloats, PAIR, Register, Sums, Unpack, UnpackFloats,
+    CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatsToHalves, HalvesChunk, MultiplyFloats,
+    PAIR, Register, Sums, Unpack, UnpackFloats, multiply_halves as multiply_halves_chunk,
 };
-use super::panel::{BLOCK, Format, Line, Values, is_float, is_rotated, with_format, with_values};
+use super::panel::{BLOCK, Format, Line, Values, has_halves, is_float, is_rotated, with_format, with_values};
 use super::quantise::QuantisedTiles;
 use super::set::{MultiplyChunk, Set};
 use super::simd::Simd;
+use crate::unit::{MOST_WORDS, ROWS, Unit};
 
 /// Rows that are whole tiles of every kernel set.
 const WHOLE_TILES: usize = 48;
@@ -48,6 +51,7 @@ pub(super) fn row_block<S: Set>(rows: usize, most: usize, least: usize) -> usize
 pub(super) struct Workspace {
     chunk: Chunk,
     float_chunk: FloatChunk,
+    halves: HalvesChunk,
     /// Of a row block, `[tile][panel][row of the tile]`.
     sums: [Register; PAIR * MAX_ROW_BLOCK],
 }
@@ -56,6 +60,7 @@ impl Workspace {
     pub const EMPTY: Self = Self {
         chunk: Chunk::ZERO,
         float_chunk: [[Register::ZERO; PAIR]; CHUNK_COLS],
+        halves: [[[Line::ZERO; BLOCK / 2]; PAIR]; CHUNK_BLOCKS],
         sums: [Register::ZERO; PAIR * MAX_ROW_BLOCK],
     };
 }
@@ -80,12 +85,20 @@ pub(super) struct Tiles<'a> {
     /// For the rotated formats.
     pub rotated: QuantisedTiles<'a>,
     pub floats: FloatTiles<'a>,
+    /// In bf16, and rotated and in bf16, where a matrix unit multiplies them so.
+    pub halves: Option<[HalvesTiles<'a>; 2]>,
 }
 
 impl<'a> Tiles<'a> {
     /// What coded panels of this type meet.
     pub fn codes(&self, dtype: DType) -> QuantisedTiles<'a> {
         if is_rotated(dtype) { self.rotated } else { self.quantised }
+    }
+
+    /// What panels of this type meet where they are multiplied in bf16.
+    fn halves(&self, dtype: DType) -> Option<HalvesTiles<'a>> {
+        let halves = self.halves.filter(|_| has_halves(dtype))?;
+        Some(halves[usize::from(is_rotated(dtype))])
     }
 }
 
@@ -98,6 +111,9 @@ pub(super) fn multiply<S: Set>(
     rows: Range<usize>,
     put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
 ) {
+    if let Some(halves) = tiles.halves(pair.dtype) {
+        return set.multiply_halves(workspace, pair, halves, rows, put);
+    }
     if !is_float(pair.dtype) {
         return set.multiply_codes(workspace, pair, tiles, rows, put);
     }
@@ -183,6 +199,74 @@ fn add_floats<S: Simd, V: Values, const T: usize>(
             let x = &floats.tile(tile)[cols.clone()];
             simd.run(MultiplyFloats { chunk, x, sums });
         }
+    }
+}
+
+/// As [`multiply`], in bf16 by a matrix unit.
+pub(super) fn multiply_halves<S: Simd, U: Unit>(
+    simd: S,
+    unit: U,
+    workspace: &mut Workspace,
+    pair: Pair<'_>,
+    halves: HalvesTiles<'_>,
+    rows: Range<usize>,
+    put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+) {
+    let Workspace { chunk, float_chunk, halves: panels, sums } = workspace;
+    let sums = in_tiles::<ROWS>(sums, rows.len());
+    sums.fill([[Register::ZERO; ROWS]; PAIR]);
+    let n_blocks = pair.n_in.div_ceil(BLOCK);
+    let mut tiles = unit.open(MOST_WORDS);
+    for first in (0..n_blocks).step_by(CHUNK_BLOCKS) {
+        let blocks = first..n_blocks.min(first + CHUNK_BLOCKS);
+        let panels = &mut panels[..blocks.len()];
+        if is_float(pair.dtype) {
+            with_values!(pair.dtype, V => floats_to_halves::<S, V>(simd, float_chunk, pair, first, panels));
+        } else {
+            with_format!(pair.dtype, F => codes_to_halves::<S, F>(simd, chunk, pair, first, panels));
+        }
+        let tile = |i| &halves.tile(rows.start / ROWS + i)[blocks.clone()];
+        multiply_halves_chunk(&mut tiles, panels, sums, tile);
+    }
+    drop(tiles);
+    put_sums(sums, rows, put);
+}
+
+/// Unpacks the blocks of a chunk from block `first` on, scales in them.
+fn codes_to_halves<S: Simd, F: Format>(
+    simd: S,
+    chunk: &mut Chunk,
+    pair: Pair<'_>,
+    first: usize,
+    halves: &mut [[[Line; BLOCK / 2]; PAIR]],
+) {
+    let (layout, format, n_blocks) = (F::LAYOUT, PhantomData::<F>, halves.len());
+    let chunk_lines = CHUNK_BLOCKS * BLOCK / layout.unit * layout.unit_lines(layout.unit);
+    for (p, panel) in pair.panels.iter().enumerate() {
+        let at = first / CHUNK_BLOCKS * chunk_lines;
+        let lines = &panel[at..panel.len().min(at + chunk_lines)];
+        simd.run(Unpack { lines, n_blocks, p, centred: true, chunk, format });
+    }
+    simd.run(CodesToHalves { chunk, halves, format });
+}
+
+/// Rounds the columns of a chunk from block `first` on, and zeros behind the last one.
+fn floats_to_halves<S: Simd, V: Values>(
+    simd: S,
+    chunk: &mut FloatChunk,
+    pair: Pair<'_>,
+    first: usize,
+    halves: &mut [[[Line; BLOCK / 2]; PAIR]],
+) {
+    for (i, halves) in halves.chunks_mut(CHUNK_COLS / BLOCK).enumerate() {
+        let first = first * BLOCK + i * CHUNK_COLS;
+        let cols = first..pair.n_in.min(first + CHUNK_COLS);
+        for (p, panel) in pair.panels.iter().enumerate() {
+            let lines = &panel[first / V::PER_LINE..cols.end.div_ceil(V::PER_LINE)];
+            simd.run(UnpackFloats { lines, n_cols: cols.len(), p, chunk, values: PhantomData::<V> });
+        }
+        chunk[cols.len()..].fill([Register::ZERO; PAIR]);
+        simd.run(FloatsToHalves { chunk, halves });
     }
 }
 

@@ -6,9 +6,12 @@
 //! | 1 to 8 | panels | [`skinny`]: every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked a chunk at a time and multiplied with blocks of rows |
 //!
-//! Blocks of many coded rows may be the work of a matrix unit ([`unit`]), which gives the same bits.
+//! Blocks of many coded rows may be the work of a matrix unit ([`crate::unit`]), which gives the same bits.
 //!
 //! Experts ([`experts`]) take the same paths, each with the rows that chose it.
+//!
+//! Where [`PromptMath::Bf16`](crate::PromptMath::Bf16) was chosen, a matrix unit multiplies such blocks in bf16 ([`halves`]); experts and f32
+//! weights excepted.
 //!
 //! Coded panels meet activations in 8 bits ([`quantise`]), rotated ones where the weights are; float panels and file rows meet
 //! them in f32.
@@ -17,6 +20,7 @@ mod experts;
 mod floats;
 mod gate;
 mod gemm;
+mod halves;
 mod kernels;
 mod panel;
 mod quantise;
@@ -24,7 +28,6 @@ mod rows;
 mod set;
 mod simd;
 mod skinny;
-mod unit;
 mod work;
 
 use std::ops::Range;
@@ -89,7 +92,8 @@ macro_rules! with_set {
             $crate::Isa::Avx512($set) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::Isa::Amx(amx) => {
-                let $set = $crate::matmul::unit::Tiled::new($crate::Avx512::from(amx.vectors()), amx);
+                let $set =
+                    $crate::matmul::set::Tiled { vectors: $crate::Avx512::from(amx.vectors()), unit: amx };
                 $body
             }
             #[cfg(target_arch = "aarch64")]
@@ -102,9 +106,9 @@ macro_rules! with_set {
                 let $set = $crate::quad::Quads(token);
                 $body
             }
-            #[cfg(all(test, target_arch = "x86_64"))]
+            #[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
             $crate::Isa::Soft(vectors) => {
-                let $set = $crate::matmul::unit::Tiled::new(vectors, $crate::matmul::unit::SoftUnit);
+                let $set = $crate::matmul::set::Tiled { vectors, unit: $crate::unit::SoftUnit };
                 $body
             }
             _ => $otherwise,

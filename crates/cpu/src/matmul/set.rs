@@ -3,12 +3,13 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::gemm::{Pair, Tiles, Workspace, multiply_codes};
+use super::gemm::{Pair, Tiles, Workspace, multiply_codes, multiply_halves};
+use super::halves::HalvesTiles;
 use super::kernels::{Chunk, Multiply, MultiplyTiles, PAIR, Register, Sums, subs};
 use super::panel::{Format, GROUPS};
 use super::quantise::Tile;
 use super::simd::Simd;
-use super::unit::{ROWS, Tiled, Unit};
+use crate::unit::{ROWS, Unit};
 
 /// Rows of a tile of quantised activations in a blocked product of vectors: with [`Simd::ACROSS`], as many sums as registers hold beside
 /// what they are made from.
@@ -32,6 +33,16 @@ pub(super) trait Set: Copy + Send + Sync {
         workspace: &mut Workspace,
         pair: Pair<'_>,
         tiles: Tiles<'_>,
+        rows: Range<usize>,
+        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+    );
+
+    /// The same of any panels in bf16, for sets with a matrix unit: others are given no activations in bf16.
+    fn multiply_halves(
+        self,
+        workspace: &mut Workspace,
+        pair: Pair<'_>,
+        halves: HalvesTiles<'_>,
         rows: Range<usize>,
         put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
     );
@@ -67,6 +78,17 @@ impl<S: Simd> Set for S {
     ) {
         multiply_codes::<S, VECTOR_TILE>(self, workspace, pair, tiles, rows, put);
     }
+
+    fn multiply_halves(
+        self,
+        _: &mut Workspace,
+        _: Pair<'_>,
+        _: HalvesTiles<'_>,
+        _: Range<usize>,
+        _: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+    ) {
+        unreachable!("a set without a matrix unit is given no bf16");
+    }
 }
 
 impl<S: Simd> MultiplyChunk<VECTOR_TILE> for S {
@@ -79,6 +101,13 @@ impl<S: Simd> MultiplyChunk<VECTOR_TILE> for S {
             self.run(Multiply { chunk, tile, sums, format: PhantomData::<F> });
         }
     }
+}
+
+/// A kernel set: blocked products of codes by a matrix unit, and everything else by vectors.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tiled<S, U> {
+    pub vectors: S,
+    pub unit: U,
 }
 
 impl<S: Simd, U: Unit> Set for Tiled<S, U> {
@@ -100,6 +129,17 @@ impl<S: Simd, U: Unit> Set for Tiled<S, U> {
         put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
     ) {
         multiply_codes::<Self, ROWS>(self, workspace, pair, tiles, rows, put);
+    }
+
+    fn multiply_halves(
+        self,
+        workspace: &mut Workspace,
+        pair: Pair<'_>,
+        halves: HalvesTiles<'_>,
+        rows: Range<usize>,
+        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+    ) {
+        multiply_halves(self.vectors, self.unit, workspace, pair, halves, rows, put);
     }
 }
 

@@ -7,8 +7,9 @@ use kvant_codec::DType;
 
 use super::floats::Floats;
 use super::gemm::{self, Pair, Tiles, Workspace, row_block};
+use super::halves::Halves;
 use super::kernels::{Gate, PAIR, Register};
-use super::panel::{PANEL, is_float, is_rotated};
+use super::panel::{PANEL, has_halves, is_float, is_rotated};
 use super::quantise::{Quantised, Source};
 use super::set::Set;
 use super::simd::Simd;
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::norm::rms_norm;
 use crate::shards::Shards;
-use crate::{Isa, Pool, Tuning};
+use crate::{Isa, Pool, PromptMath, Tuning};
 
 /// Matrices that share one parallel region.
 const MAX_FUSED: usize = 4;
@@ -147,6 +148,7 @@ impl Outputs<'_, '_> {
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub tuning: Tuning,
+    pub prompt_math: PromptMath,
     /// The input, normalised, `[rows, n_in]`.
     pub(super) normed: Vec<f32>,
     /// Gate activations, `[rows, n_ff]`, where gate and up are not fused.
@@ -163,6 +165,8 @@ pub(super) struct Forms {
     pub quantised: Quantised,
     pub rotated: Quantised,
     pub floats: Floats,
+    /// In bf16, and rotated and in bf16.
+    pub halves: [Halves; 2],
 }
 
 /// Rows of a tile for `rows` input rows, with the set that [`of_rows`] gives.
@@ -208,6 +212,10 @@ pub(super) enum Form {
     Codes,
     /// Tiles in 8 bits, rotated.
     Rotated,
+    /// Tiles in bf16.
+    Halves,
+    /// Tiles in bf16, rotated.
+    RotatedHalves,
 }
 
 impl Form {
@@ -219,6 +227,15 @@ impl Form {
             _ => Self::Codes,
         }
     }
+
+    /// The same where blocked products are multiplied in bf16, or not.
+    fn of_run(isa: Isa, dtype: DType, in_halves: bool) -> Self {
+        match dtype {
+            dtype if !in_halves || !has_halves(dtype) => Self::of(isa, dtype),
+            dtype if is_rotated(dtype) => Self::RotatedHalves,
+            _ => Self::Halves,
+        }
+    }
 }
 
 /// Prepares the input as the products want it and computes them.
@@ -228,9 +245,12 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
         return;
     }
     let isa = of_rows(isa, rows);
-    let wants = |form| products.iter().flatten().any(|product| Form::of(isa, product.w.dtype) == form);
+    let in_halves =
+        scratch.prompt_math == PromptMath::Bf16 && isa.has_matrix_unit() && rows > skinny::MAX_ROWS;
+    let wants =
+        |form| products.iter().flatten().any(|product| Form::of_run(isa, product.w.dtype, in_halves) == form);
     let mut x = input.x;
-    if wants(Form::Rows) || wants(Form::Floats) {
+    if [Form::Rows, Form::Floats, Form::Halves, Form::RotatedHalves].into_iter().any(wants) {
         x = normalise(pool, &mut scratch.normed, input);
     }
     if wants(Form::Floats) {
@@ -243,8 +263,16 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     if wants(Form::Rotated) {
         scratch.forms.rotated.fill(isa, pool, source(true), tile_rows(isa, rows, false));
     }
+    for (form, halves) in [Form::Halves, Form::RotatedHalves].into_iter().zip(&mut scratch.forms.halves) {
+        if wants(form) {
+            halves.fill(pool, x, input.n_in, form == Form::RotatedHalves);
+        }
+    }
     let workspaces = for_threads(&mut scratch.workspaces, pool);
-    let tiles = scratch.forms.tiles([false, true].map(|is_float| (0, tile_rows(isa, rows, is_float))));
+    let mut tiles = scratch.forms.tiles([false, true].map(|is_float| (0, tile_rows(isa, rows, is_float))));
+    if in_halves {
+        tiles.halves = Some(scratch.forms.halves.each_ref().map(Halves::tiles));
+    }
     let region = Region { pool, products, x, tiles, rows, tuning: scratch.tuning };
     with_set!(isa, set => region.run_panels(set, workspaces), _ => region.run_rows());
 }
@@ -264,6 +292,7 @@ impl Forms {
             quantised: self.quantised.tiles(codes.0, codes.1),
             rotated: self.rotated.tiles(codes.0, codes.1),
             floats: self.floats.tiles(floats.0, floats.1),
+            halves: None,
         }
     }
 }

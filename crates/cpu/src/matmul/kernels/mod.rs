@@ -2,10 +2,12 @@
 
 mod codes;
 mod floats;
+mod halves;
 mod prefetch;
 mod tiles;
 mod unpack;
 
+use bytemuck::{Pod, Zeroable};
 use kvant_backend::Activation;
 
 use super::gate;
@@ -14,6 +16,7 @@ use super::simd::{Kernel, Simd};
 
 pub(super) use codes::{Gemv, Multiply, subs};
 pub(super) use floats::{GemvFloats, MultiplyFloats, UnpackFloats};
+pub(super) use halves::{CodesToHalves, FloatsToHalves, HalvesChunk, multiply_halves};
 pub(super) use tiles::MultiplyTiles;
 pub(super) use unpack::Unpack;
 
@@ -25,7 +28,7 @@ pub(super) const CHUNK_BLOCKS: usize = 16;
 pub(super) const CHUNK_COLS: usize = 128;
 
 /// Sixteen floats.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct Register(pub [f32; PANEL]);
 

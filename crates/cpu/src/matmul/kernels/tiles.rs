@@ -12,10 +12,10 @@ use std::ops::Range;
 
 use super::codes::{subs, which};
 use super::{Chunk, PAIR, Sums};
-use crate::matmul::panel::{Format, GROUPS};
-use crate::matmul::quantise::Tile;
+use crate::matmul::panel::{Format, GROUPS, Line};
+use crate::matmul::quantise::{Codes, Tile};
 use crate::matmul::simd::{Kernel, MAX_PARTS, Simd};
-use crate::matmul::unit::{Products, ROWS, Tiles};
+use crate::unit::{Products, ROWS, Tiles};
 
 /// Steps from the beginning of sums to their store, and to their use.
 const STORED_AFTER: usize = 2;
@@ -90,20 +90,23 @@ impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
             factors.add::<F>(simd, self.unit.stored(used), 0..QUARTER, totals);
         }
         if begins {
-            self.unit.load_rows::<A>(&self.tile.codes[block], group);
+            let rows = bytemuck::cast_slice(&self.tile.codes[block]);
+            self.unit.load_rows::<A>(&rows[4 * group..], size_of::<Codes>());
         }
         if uses {
             factors.add::<F>(simd, self.unit.stored(used), QUARTER..2 * QUARTER, totals);
         }
         if begins {
-            self.unit.load_panel::<B>(&self.chunk.codes[block], group, panel);
+            let lines = bytemuck::cast_slice(&self.chunk.codes[block]);
+            let at = (group * PAIR + panel) * size_of::<Line>();
+            self.unit.load_lines::<B>(&lines[at..], PAIR * size_of::<Line>());
         }
         if uses {
             factors.add::<F>(simd, self.unit.stored(used), 2 * QUARTER..3 * QUARTER, totals);
         }
         if begins {
             self.unit.zero::<C>();
-            self.unit.dot::<C, A, B>();
+            self.unit.dot_signed::<C, A, B>();
         }
         if uses {
             factors.add::<F>(simd, self.unit.stored(used), 3 * QUARTER..ROWS, totals);

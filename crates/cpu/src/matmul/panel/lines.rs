@@ -1,11 +1,12 @@
 //! Memory for panels: cache lines, zero until written, untouched until then.
 
+use bytemuck::{Pod, Zeroable};
 use kvant_backend::BackendError;
 #[cfg(not(target_family = "wasm"))]
 use memmap2::MmapMut;
 
 /// One cache line, the width of a vector register: the unit every kernel loads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub [u8; 64]);
 

@@ -322,6 +322,11 @@ pub(crate) fn is_rotated(dtype: DType) -> bool {
     Spec::of(dtype).is_some_and(|spec| spec.book.is_some())
 }
 
+/// Whether weights of this type may be multiplied in bf16: f32 weights are few, and those who wrote them so meant their bits.
+pub(crate) fn has_halves(dtype: DType) -> bool {
+    dtype != DType::F32
+}
+
 pub(crate) fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }

@@ -21,6 +21,7 @@ mod quads;
 
 use std::ops::Range;
 
+use bytemuck::{Pod, Zeroable};
 use kvant_codec::Rotation;
 
 use crate::Isa;
@@ -36,7 +37,7 @@ const SUMS: usize = 3;
 
 /// The codes of a block, four to a word: what a vector kernel broadcasts. No block crosses a cache line, as a matrix unit fetches it
 /// whole.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, align(32))]
 pub(crate) struct Codes(pub [i32; GROUPS]);
 
@@ -169,7 +170,7 @@ impl<const T: usize> TileMut<'_, T> {
 
 /// `Rotation::tq().forward` of one block, operation by operation, in a form that compilers make vectors of.
 #[inline(always)]
-fn rotate(values: &mut [f32; BLOCK]) {
+pub(super) fn rotate(values: &mut [f32; BLOCK]) {
     const ROTATION: Rotation = Rotation::tq();
     const NORM: f32 = 0.176_776_695_296_636_9_f64 as f32;
     #[inline(always)]

@@ -1,10 +1,9 @@
 //! A matrix unit gives the bits of the vectors beside it.
 
+use kvant_backend::BackendError;
+
 use super::*;
-use crate::matmul::kernels::PAIR;
-use crate::matmul::panel::{GROUPS, Line};
-use crate::matmul::quantise::Codes;
-use crate::matmul::unit::{ROWS, SoftUnit, Tiles, Unit};
+use crate::PromptMath;
 
 /// Sets with a matrix unit, and those of the vectors beside it.
 fn pairs() -> Vec<[Isa; 2]> {
@@ -51,44 +50,84 @@ fn a_row_that_is_no_number_stays_alone_and_visible() {
     }
 }
 
-/// The imitation adds what its definition says, and takes no liberties.
-#[test]
-fn the_imitation_adds_products_of_signed_bytes() {
-    let rows: [Codes; ROWS] = std::array::from_fn(|m| {
-        Codes(std::array::from_fn(|g| i32::from_le_bytes([m as u8, 0x80, g as u8, 0xff])))
-    });
-    let mut codes = [[Line::ZERO; PAIR]; GROUPS];
-    for (g, lines) in codes.iter_mut().enumerate() {
-        lines[1] = Line(std::array::from_fn(|i| (i as u8).wrapping_mul(37) ^ g as u8));
+/// What a value is in bf16.
+fn in_bf16(x: f32) -> f64 {
+    half::bf16::from_f32(x).to_f64()
+}
+
+/// The product of rounded operands, and how far f32 sums may be from it: those of a block of columns are 16 additions deep, and blocks
+/// are added one after the other. Weights within a rounding of f32 (of their scales) from where bf16 rounds the other way may do so.
+fn in_halves(x: &[f32], w: &[f32]) -> Want {
+    let (mut value, mut all, mut other) = (0.0, 0.0, 0.0);
+    for (x, &w) in x.iter().map(|&x| in_bf16(x)).zip(w) {
+        value += x * in_bf16(w);
+        all += (x * in_bf16(w)).abs();
+        let [above, below] = [1.0, -1.0].map(|sign| in_bf16(w * (1.0 + sign * 2f32.powi(-22))));
+        other += (x * (above - below)).abs();
     }
-    let mut tiles = SoftUnit.open(4);
-    tiles.load_rows::<4>(&rows, 4);
-    tiles.load_panel::<7>(&codes, 4, 1);
-    tiles.zero::<2>();
-    tiles.dot::<2, 4, 7>();
-    tiles.store::<2>(5);
-    let stored = *tiles.stored(5);
-    for (m, n) in (0..ROWS).flat_map(|m| (0..16).map(move |n| (m, n))) {
-        let product = |g: usize, j: usize| {
-            let x = rows[m].0[g].to_le_bytes()[j] as i8;
-            i32::from(x) * i32::from(codes[g][1].0[4 * n + j] as i8)
-        };
-        let want: i32 = (4..8).flat_map(|g| (0..4).map(move |j| (g, j))).map(|(g, j)| product(g, j)).sum();
-        assert_eq!(i32::from_le_bytes(stored[m].0.as_chunks().0[n]), want, "{m} {n}");
+    let depth = 18 + x.len().div_ceil(32);
+    Want { value, bound: 1.01 * depth as f64 * 2f64.powi(-24) * all + other + 1e-30 }
+}
+
+#[test]
+fn prompts_in_bf16_are_products_of_rounded_operands() {
+    for (isa, dtype) in pairs().into_iter().flat_map(|[isa, _]| WEIGHTS.map(|dtype| (isa, dtype))) {
+        let exact = CpuDevice::new(isa, 1).unwrap();
+        let device = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PromptMath::Bf16).unwrap();
+        for (&n_in, (n_out, rows)) in
+            widths(dtype).iter().zip([(1, 64), (33, 81), (16, 96), (70, 100), (15, 65)].into_iter().cycle())
+        {
+            let (w, weights, bytes) = encoded(&device, dtype, n_out, n_in, 61);
+            let x = gaussian(60, rows * n_in, 1.0);
+            let got = project(&device, &w, &x);
+            if dtype == DType::F32 {
+                assert!(got.as_slice() == project(&exact, &w, &x).as_slice(), "f32 weights are left");
+                continue;
+            }
+            let mut turned = x.clone();
+            if is_rotated(dtype) {
+                turned.chunks_exact_mut(32).for_each(|block| Rotation::tq().forward(block));
+            }
+            let row_bytes = dtype.row_bytes(n_in).unwrap();
+            for (o, row) in weights.chunks_exact(n_in).enumerate() {
+                let seen = seen_weights(isa, dtype, &bytes[o * row_bytes..][..row_bytes], row);
+                for (r, x) in turned.chunks_exact(n_in).enumerate() {
+                    let what = || format!("{isa:?} {dtype} {n_out}x{n_in}, {rows} rows, row {r} output {o}");
+                    assert_within(got.as_slice()[r * n_out + o], in_halves(x, &seen), &what);
+                }
+            }
+        }
     }
 }
 
 #[test]
-#[should_panic = "rows"]
-fn the_imitation_refuses_to_multiply_what_was_not_loaded() {
-    let mut tiles = SoftUnit.open(8);
-    tiles.zero::<0>();
-    tiles.dot::<0, 4, 6>();
+fn bf16_is_for_many_rows_and_lets_no_bad_number_pass() {
+    for isa in pairs().into_iter().map(|[isa, _]| isa) {
+        let exact = CpuDevice::new(isa, 1).unwrap();
+        let device = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PromptMath::Bf16).unwrap();
+        assert!(device.info().kernels.ends_with(", prompts in bf16"), "{}", device.info().kernels);
+        for dtype in [DType::F16, DType::Q8_0, DType::Q4K, DType::TQ4_1S] {
+            let (w, ..) = encoded(&device, dtype, 33, 256, 62);
+            let mut x = gaussian(63, 70 * 256, 1.0);
+            let few = &x[..8 * 256];
+            assert!(project(&device, &w, few).as_slice() == project(&exact, &w, few).as_slice(), "{dtype}");
+            for bad in [f32::NAN, f32::INFINITY] {
+                x[7 * 256 + 100] = bad;
+                for (row, y) in project(&device, &w, &x).as_slice().chunks(33).enumerate() {
+                    assert!(y.iter().all(|y| y.is_finite() == (row != 7)), "{dtype} row {row}");
+                }
+            }
+        }
+    }
 }
 
 #[test]
-#[should_panic = "configured twice"]
-fn the_imitation_refuses_to_be_configured_twice() {
-    let _tiles = SoftUnit.open(8);
-    let _more = SoftUnit.open(4);
+fn bf16_is_refused_where_there_is_no_matrix_unit() {
+    for isa in Isa::available().into_iter().filter(|isa| !isa.has_matrix_unit()) {
+        let error = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PromptMath::Bf16).err().unwrap();
+        let told = error.to_string();
+        assert!(matches!(error, BackendError::Setting { name: "prompt_math", .. }), "{told}");
+        assert!(told.contains("matrix unit") && told.contains(isa.name()) && !told.contains('\n'), "{told}");
+        assert!(CpuDevice::new(isa, 1).unwrap().with_prompt_math(PromptMath::Exact).is_ok());
+    }
 }

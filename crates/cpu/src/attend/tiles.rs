@@ -1,0 +1,252 @@
+//! Codes with the bytes of many queries, or of their weights, by a matrix unit: the sums of [`kernels`](super::kernels), which are exact,
+//! and then its operations on floats, one by one. So the bits are the same.
+//!
+//! Codes lie as the unit wants them: a group is a line, its lanes the columns. Rows of a tile are queries, whichever heads and rows of
+//! the batch they belong to. A *product* is one plane of sixteen queries with a panel: a tile of keys, or a column of sixteen dims of the
+//! values of a block. What a product begins is stored two products later and used in the one after that, so that nothing waits for what
+//! is under way: four tiles of sums take turns.
+
+use std::ops::Range;
+
+use super::kernels::{Bytes, Lane, Scores};
+use crate::lanes::{Lanes, Op};
+use crate::unit::{MOST_WORDS, Products, ROWS, Tiles, Unit};
+
+/// Products from the beginning of sums to their store, and to their use.
+const STORED_AFTER: usize = 2;
+const USED_AFTER: usize = 3;
+
+/// Bytes of a line of codes.
+const LINE: usize = 64;
+
+/// The unit beside the vectors of a walk, configured for what it multiplied last.
+pub(super) struct Beside<U: Unit> {
+    unit: U,
+    /// How many words, and the tiles.
+    tiles: Option<(usize, U::Tiles)>,
+}
+
+impl<U: Unit> Beside<U> {
+    pub(super) fn new(unit: U) -> Self {
+        Self { unit, tiles: None }
+    }
+
+    /// Its tiles, for products of so many words.
+    fn tiles(&mut self, words: usize) -> &mut U::Tiles {
+        if self.tiles.as_ref().is_none_or(|(configured, _)| *configured != words) {
+            // A thread configures one at a time.
+            self.tiles = None;
+            self.tiles = Some((words, self.unit.open(words)));
+        }
+        &mut self.tiles.as_mut().expect("tiles that were configured").1
+    }
+}
+
+/// What is multiplied.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a> {
+    /// Lines of each panel.
+    pub(super) panels: [&'a [u8]; 2],
+    /// How many of the panels there are.
+    pub(super) n_panels: usize,
+    /// Groups that are multiplied: 8, 16 or 32.
+    pub(super) groups: usize,
+    /// `[queries][planes]`, and as many behind them as make their number a multiple of [`ROWS`].
+    pub(super) rows: &'a [Bytes],
+    /// Words of a row before those that are multiplied.
+    pub(super) at: usize,
+    pub(super) queries: usize,
+}
+
+/// What becomes of the sums.
+pub(super) trait Take {
+    /// Takes those of some queries with a panel, in planes.
+    fn take<L: Lanes, const P: usize>(
+        &mut self,
+        lanes: L,
+        panel: usize,
+        queries: Range<usize>,
+        sums: [&Products; P],
+    );
+}
+
+impl Operands<'_> {
+    /// Multiplies rows of `planes` planes.
+    pub(super) fn multiply<L: Lanes, U: Unit>(
+        self,
+        lanes: L,
+        beside: &mut Beside<U>,
+        planes: usize,
+        take: impl Take,
+    ) {
+        let words = self.groups.min(MOST_WORDS);
+        let tiles = beside.tiles(words);
+        match (self.groups / words, planes) {
+            (1, 1) => lanes.run(Multiply::<_, _, 1, 1> { tiles, of: self, take }),
+            (2, 1) => lanes.run(Multiply::<_, _, 2, 1> { tiles, of: self, take }),
+            (1, 2) => lanes.run(Multiply::<_, _, 1, 2> { tiles, of: self, take }),
+            (2, 2) => lanes.run(Multiply::<_, _, 2, 2> { tiles, of: self, take }),
+            (parts, planes) => unreachable!("{parts} tiles of words against {planes} planes"),
+        }
+    }
+}
+
+/// Products of `H` tiles of words in `P` planes.
+struct Multiply<'a, T, K, const H: usize, const P: usize> {
+    tiles: &'a mut T,
+    of: Operands<'a>,
+    take: K,
+}
+
+/// Which product.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    panel: usize,
+    first_query: usize,
+    plane: usize,
+}
+
+impl<T: Tiles, K: Take, const H: usize, const P: usize> Op for Multiply<'_, T, K, H, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self, lanes: L) {
+        let n = self.of.n_panels * self.of.queries.div_ceil(ROWS) * P;
+        let (mut begun, mut used) = (Place::default(), Place::default());
+        for i in (0..n + USED_AFTER).step_by(4) {
+            self.step::<L, 0, 2>(lanes, n, i, &mut begun, &mut used);
+            self.step::<L, 1, 3>(lanes, n, i + 1, &mut begun, &mut used);
+            self.step::<L, 2, 0>(lanes, n, i + 2, &mut begun, &mut used);
+            self.step::<L, 3, 1>(lanes, n, i + 3, &mut begun, &mut used);
+        }
+    }
+}
+
+impl<T: Tiles, K: Take, const H: usize, const P: usize> Multiply<'_, T, K, H, P> {
+    /// Stores one of `n` products, begins product `i` and uses another, where there are such.
+    #[inline(always)]
+    fn step<L: Lanes, const C: usize, const STORED: usize>(
+        &mut self,
+        lanes: L,
+        n: usize,
+        i: usize,
+        begun: &mut Place,
+        used: &mut Place,
+    ) {
+        if (STORED_AFTER..n + STORED_AFTER).contains(&i) {
+            self.tiles.store::<STORED>(i - STORED_AFTER);
+        }
+        if i < n {
+            self.begin::<C>(*begun);
+            self.advance(begun);
+        }
+        if (USED_AFTER..n + USED_AFTER).contains(&i) {
+            if used.plane + 1 == P {
+                let mut sums = [self.tiles.stored(i - USED_AFTER); P];
+                if P == 2 {
+                    sums[0] = self.tiles.stored(i - USED_AFTER - 1);
+                }
+                let queries = used.first_query..self.of.queries.min(used.first_query + ROWS);
+                self.take.take(lanes, used.panel, queries, sums);
+            }
+            self.advance(used);
+        }
+    }
+
+    /// All planes of sixteen queries, then the next of them, then the next panel.
+    #[inline(always)]
+    fn advance(&self, place: &mut Place) {
+        place.plane += 1;
+        if place.plane == P {
+            (place.plane, place.first_query) = (0, place.first_query + ROWS);
+        }
+        if place.first_query >= self.of.queries {
+            (place.first_query, place.panel) = (0, place.panel + 1);
+        }
+    }
+
+    #[inline(always)]
+    fn begin<const C: usize>(&mut self, place: Place) {
+        let Operands { panels, rows, at, .. } = self.of;
+        if (place.first_query, place.plane) == (0, 0) {
+            let lines = panels[place.panel];
+            self.tiles.load_lines::<6>(lines, LINE);
+            if H == 2 {
+                self.tiles.load_lines::<7>(&lines[MOST_WORDS * LINE..], LINE);
+            }
+        }
+        let rows = &rows[place.first_query * P + place.plane..];
+        let (bytes, stride) = (&bytemuck::cast_slice(rows)[4 * at..], P * size_of::<Bytes>());
+        self.tiles.zero::<C>();
+        self.tiles.load_rows::<4>(bytes, stride);
+        self.tiles.dot_unsigned::<C, 4, 6>();
+        if H == 2 {
+            self.tiles.load_rows::<5>(&bytes[4 * MOST_WORDS..], stride);
+            self.tiles.dot_unsigned::<C, 5, 7>();
+        }
+    }
+}
+
+/// The sums of query `m` of a tile, planes joined, and `start`.
+#[inline(always)]
+fn joined<L: Lanes, const P: usize>(lanes: L, sums: [&Products; P], m: usize, start: i32) -> L::Ints {
+    // Sixteen sums lie as 64 codes do.
+    let low = lanes.add_i(lanes.codes_8(&sums[P - 1][m].0), lanes.splat_i(start));
+    if P == 2 { lanes.join(lanes.codes_8(&sums[0][m].0), low) } else { low }
+}
+
+/// Adds to scores, as [`ScoreCodes`](super::kernels::ScoreCodes) does, whose fields these are.
+pub(super) struct AddScores<'a> {
+    pub(super) scales: [&'a [u8; 32]; 2],
+    pub(super) starts: &'a [i32],
+    pub(super) factors: &'a [f32],
+    pub(super) scores: &'a mut [Scores],
+    pub(super) tile: usize,
+    pub(super) is_first: bool,
+}
+
+impl Take for AddScores<'_> {
+    #[inline(always)]
+    fn take<L: Lanes, const P: usize>(
+        &mut self,
+        lanes: L,
+        panel: usize,
+        queries: Range<usize>,
+        sums: [&Products; P],
+    ) {
+        let scale = lanes.load_f16(self.scales[panel]);
+        for (m, query) in queries.enumerate() {
+            let sum = joined(lanes, sums, m, self.starts[query]);
+            let product = lanes.mul(lanes.to_floats(sum), scale);
+            let out = &mut self.scores[query].0[self.tile + panel];
+            let before = if self.is_first { lanes.splat(0.0) } else { lanes.load(out) };
+            lanes.store(lanes.mul_add(product, lanes.splat(self.factors[query]), before), out);
+        }
+    }
+}
+
+/// Adds to outputs, as [`MixCodes`](super::kernels::MixCodes) does, whose fields these are. A panel is a column of sixteen dims.
+pub(super) struct AddMixed<'a> {
+    pub(super) starts: &'a [i32],
+    pub(super) factors: &'a [f32],
+    pub(super) out: &'a mut [Lane],
+    pub(super) width: usize,
+    pub(super) lane: usize,
+}
+
+impl Take for AddMixed<'_> {
+    #[inline(always)]
+    fn take<L: Lanes, const P: usize>(
+        &mut self,
+        lanes: L,
+        panel: usize,
+        queries: Range<usize>,
+        sums: [&Products; P],
+    ) {
+        for (m, query) in queries.enumerate() {
+            let sum = lanes.to_floats(joined(lanes, sums, m, self.starts[query]));
+            let out = &mut self.out[query * self.width + self.lane + panel].0;
+            lanes.store(lanes.mul_add(sum, lanes.splat(self.factors[query]), lanes.load(out)), out);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Panels in bf16 with activations in bf16, by a matrix unit.
+
+use std::marker::PhantomData;
+
+use super::codes::subs;
+use super::{CHUNK_BLOCKS, CHUNK_COLS, Chunk, FloatChunk, PAIR, Sums};
+use crate::matmul::halves::{Block, bf16_bits};
+use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
+use crate::matmul::simd::{Kernel, Simd};
+use crate::unit::{ROWS, Tiles};
+
+/// Columns that lie side by side in a word.
+const TWO: usize = 2;
+
+/// Weights of some columns of two panels in bf16, scales and minima in them, `[block][panel]`: a line for two columns, a word of it for
+/// each row of weights.
+pub(in crate::matmul) type HalvesChunk = [[[Line; BLOCK / TWO]; PAIR]; CHUNK_BLOCKS];
+
+/// Sixteen pairs of values, each rounded to bf16.
+#[inline(always)]
+fn pack(first: &[f32; 16], second: &[f32; 16]) -> Line {
+    let mut words = [0u32; 16];
+    for n in 0..16 {
+        words[n] = bf16_bits(first[n]) | bf16_bits(second[n]) << 16;
+    }
+    Line(bytemuck::cast(words))
+}
+
+/// Makes codes of a chunk, centred, what they stand for.
+pub(in crate::matmul) struct CodesToHalves<'a, F> {
+    pub chunk: &'a Chunk,
+    pub halves: &'a mut [[[Line; BLOCK / TWO]; PAIR]],
+    pub format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for CodesToHalves<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { chunk, halves, .. } = self;
+        for (b, block) in halves.iter_mut().enumerate() {
+            for (p, lines) in block.iter_mut().enumerate() {
+                for (i, line) in lines.iter_mut().enumerate() {
+                    let g = i / TWO;
+                    let sub = g * subs::<F>() / GROUPS;
+                    let (codes, scale) = (&chunk.codes[b][g][p].0, &chunk.scales[b][sub][p].0);
+                    let mut values = [[0.0; 16]; TWO];
+                    for j in 0..TWO {
+                        for n in 0..16 {
+                            values[j][n] = f32::from(codes[4 * n + TWO * (i % TWO) + j] as i8) * scale[n];
+                        }
+                        if F::SPEC.has_min {
+                            let min = &chunk.mins[b][sub][p].0;
+                            for n in 0..16 {
+                                values[j][n] += min[n];
+                            }
+                        }
+                    }
+                    *line = pack(&values[0], &values[1]);
+                }
+            }
+        }
+    }
+}
+
+/// Rounds the columns of a chunk of floats.
+pub(in crate::matmul) struct FloatsToHalves<'a> {
+    pub chunk: &'a FloatChunk,
+    pub halves: &'a mut [[[Line; BLOCK / TWO]; PAIR]],
+}
+
+impl Kernel for FloatsToHalves<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { chunk, halves } = self;
+        assert!(halves.len() * BLOCK <= CHUNK_COLS);
+        for (columns, block) in chunk.chunks_exact(BLOCK).zip(halves) {
+            for (p, lines) in block.iter_mut().enumerate() {
+                for (columns, line) in columns.as_chunks::<TWO>().0.iter().zip(lines) {
+                    *line = pack(&columns[0][p].0, &columns[1][p].0);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of a chunk with as many blocks of some tiles of activations to the sums of each. The unit is configured for whole
+/// tiles.
+///
+/// Two tiles of activations meet two panels: four loads for four products, and sums stay in the unit over the chunk.
+pub(in crate::matmul) fn multiply_halves<'a, T: Tiles>(
+    unit: &mut T,
+    chunk: &[[[Line; BLOCK / TWO]; PAIR]],
+    sums: &mut [Sums<ROWS>],
+    tile: impl Fn(usize) -> &'a [Block],
+) {
+    let (pairs, last) = sums.as_chunks_mut();
+    for (i, [first, second]) in pairs.iter_mut().enumerate() {
+        let blocks = [tile(TWO * i), tile(TWO * i + 1)];
+        load::<T, 0, 1>(unit, first);
+        load::<T, 2, 3>(unit, second);
+        for (b, panels) in chunk.iter().enumerate() {
+            load_panels(unit, panels);
+            unit.load_rows::<4>(bytemuck::cast_slice(&blocks[0][b]), size_of::<Line>());
+            unit.load_rows::<5>(bytemuck::cast_slice(&blocks[1][b]), size_of::<Line>());
+            unit.dot_halves::<0, 4, 6>();
+            unit.dot_halves::<1, 4, 7>();
+            unit.dot_halves::<2, 5, 6>();
+            unit.dot_halves::<3, 5, 7>();
+        }
+        store::<T, 0, 1>(unit, first);
+        store::<T, 2, 3>(unit, second);
+    }
+    if let [sums] = last {
+        let blocks = tile(TWO * pairs.len());
+        load::<T, 0, 1>(unit, sums);
+        for (b, panels) in chunk.iter().enumerate() {
+            load_panels(unit, panels);
+            unit.load_rows::<4>(bytemuck::cast_slice(&blocks[b]), size_of::<Line>());
+            unit.dot_halves::<0, 4, 6>();
+            unit.dot_halves::<1, 4, 7>();
+        }
+        store::<T, 0, 1>(unit, sums);
+    }
+}
+
+#[inline(always)]
+fn load_panels<T: Tiles>(unit: &mut T, panels: &[[Line; BLOCK / TWO]; PAIR]) {
+    unit.load_lines::<6>(bytemuck::cast_slice(&panels[0]), size_of::<Line>());
+    unit.load_lines::<7>(bytemuck::cast_slice(&panels[1]), size_of::<Line>());
+}
+
+#[inline(always)]
+fn load<T: Tiles, const A: usize, const B: usize>(unit: &mut T, sums: &Sums<ROWS>) {
+    unit.load_sums::<A>(bytemuck::cast_ref(&sums[0]));
+    unit.load_sums::<B>(bytemuck::cast_ref(&sums[1]));
+}
+
+#[inline(always)]
+fn store<T: Tiles, const A: usize, const B: usize>(unit: &mut T, sums: &mut Sums<ROWS>) {
+    unit.store_sums::<A>(bytemuck::cast_mut(&mut sums[0]));
+    unit.store_sums::<B>(bytemuck::cast_mut(&mut sums[1]));
+}

@@ -1,0 +1,151 @@
+//! A matrix unit: registers of sixteen rows of 64 bytes, *tiles*, and their products.
+//!
+//! Tile `C` (0 to 3) holds sums `[16 rows, 16 columns]` of 32 bits, tile `A` (4, 5) some words of four bytes of sixteen rows, tile `B`
+//! (6, 7) the same words of sixteen columns, a line for each:
+//!
+//! ```text
+//! C[m][n] += sum over words w, j in 0..4 of A[m][4 w + j] · B[w][4 n + j]
+//! ```
+//!
+//! Bytes of `A` are signed; those of `B` are, or are not, as the product says. Sums go to memory, to one of a ring of slots, for there
+//! is no other way from a tile to a vector.
+//!
+//! A word may be two bf16 as well, a *half* each, and sums are then f32:
+//!
+//! ```text
+//! C[m][n] += (sum over words w of A[m][2 w] · B[w][2 n]) + (sum over words w of A[m][2 w + 1] · B[w][2 n + 1])
+//! ```
+//!
+//! with both sums begun at zero, in the order of the words; each product is added to its sum with one rounding, to the nearest and ties
+//! to even, and subnormal numbers count as zero wherever they come in or out.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
+mod soft;
+
+#[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
+pub(crate) use soft::SoftUnit;
+
+use bytemuck::{Pod, Zeroable};
+
+/// Rows of a tile.
+pub(crate) const ROWS: usize = 16;
+/// The most words of a row, and lines of sixteen columns.
+pub(crate) const MOST_WORDS: usize = 16;
+/// Sums that are under way at once.
+pub(crate) const SLOTS: usize = 4;
+
+/// Sixteen sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(crate) struct Row(pub [u8; 64]);
+
+impl Row {
+    pub const ZERO: Self = Self([0; 64]);
+}
+
+/// The sums of a tile, row by row.
+pub(crate) type Products = [Row; ROWS];
+
+/// Proof that this thread may use a matrix unit.
+pub(crate) trait Unit: Copy + Send + Sync {
+    /// Its tiles, configured.
+    type Tiles: Tiles;
+
+    /// The fewest queries that attention brings to the unit.
+    const LEAST_QUERIES: usize;
+
+    /// Configures the tiles of this thread for products of `words` words at once (at most [`MOST_WORDS`]), until what is returned is
+    /// dropped. A thread configures one at a time.
+    fn open(self, words: usize) -> Self::Tiles;
+}
+
+/// Configured tiles. Numbers of tiles are those of [`super::unit`]; others do not compile.
+pub(crate) trait Tiles {
+    /// `C = 0`.
+    fn zero<const C: usize>(&mut self);
+    /// `A =` the first words of sixteen rows that begin `stride` bytes apart.
+    ///
+    /// # Panics
+    /// When a row ends beyond `bytes`.
+    fn load_rows<const A: usize>(&mut self, bytes: &[u8], stride: usize);
+    /// `B =` as many lines of 64 bytes, which begin `stride` bytes apart.
+    ///
+    /// # Panics
+    /// When a line ends beyond `bytes`.
+    fn load_lines<const B: usize>(&mut self, bytes: &[u8], stride: usize);
+    /// `C += A · B`, bytes of `B` signed.
+    fn dot_signed<const C: usize, const A: usize, const B: usize>(&mut self);
+    /// `C += A · B`, bytes of `B` unsigned.
+    fn dot_unsigned<const C: usize, const A: usize, const B: usize>(&mut self);
+    /// `C += A · B` of halves.
+    fn dot_halves<const C: usize, const A: usize, const B: usize>(&mut self);
+    /// `C =` these sums.
+    fn load_sums<const C: usize>(&mut self, sums: &Products);
+    /// Those sums `= C`.
+    fn store_sums<const C: usize>(&mut self, sums: &mut Products);
+    /// Slot `slot` `= C`.
+    fn store<const C: usize>(&mut self, slot: usize);
+    /// What was stored there last.
+    fn stored(&self, slot: usize) -> &Products;
+}
+
+/// The unit of sets that have none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum NoUnit {}
+
+impl Unit for NoUnit {
+    type Tiles = Self;
+
+    const LEAST_QUERIES: usize = usize::MAX;
+
+    fn open(self, _: usize) -> Self {
+        self
+    }
+}
+
+impl Tiles for NoUnit {
+    fn zero<const C: usize>(&mut self) {
+        match *self {}
+    }
+
+    fn load_rows<const A: usize>(&mut self, _: &[u8], _: usize) {
+        match *self {}
+    }
+
+    fn load_lines<const B: usize>(&mut self, _: &[u8], _: usize) {
+        match *self {}
+    }
+
+    fn dot_signed<const C: usize, const A: usize, const B: usize>(&mut self) {
+        match *self {}
+    }
+
+    fn dot_unsigned<const C: usize, const A: usize, const B: usize>(&mut self) {
+        match *self {}
+    }
+
+    fn dot_halves<const C: usize, const A: usize, const B: usize>(&mut self) {
+        match *self {}
+    }
+
+    fn load_sums<const C: usize>(&mut self, _: &Products) {
+        match *self {}
+    }
+
+    fn store_sums<const C: usize>(&mut self, _: &mut Products) {
+        match *self {}
+    }
+
+    fn store<const C: usize>(&mut self, _: usize) {
+        match *self {}
+    }
+
+    fn stored(&self, _: usize) -> &Products {
+        match *self {}
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests;

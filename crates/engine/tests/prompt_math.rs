@@ -1,0 +1,76 @@
+//! Prompts in bf16: close to exact ones, another model's to a cache file, and refused where there is no matrix unit.
+#![cfg(target_arch = "x86_64")]
+
+use std::process::Command;
+
+use kvant::{DeviceChoice, Error, Model, OpenOptions, PromptMath, SessionOptions};
+
+/// Whether this process runs on kernel set `set`; another one that does runs the test named `name` otherwise.
+fn runs_on(set: &str, name: &str) -> bool {
+    if std::env::var("KVANT_ISA").as_deref() == Ok(set) {
+        return true;
+    }
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    let output = again.env("KVANT_ISA", set).args([name, "--exact", "--nocapture"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    false
+}
+
+fn open(prompt_math: PromptMath) -> Result<Model, Error> {
+    let device = DeviceChoice::Cpu;
+    Model::bundled(OpenOptions { device, n_threads: Some(2), prompt_math, ..Default::default() })
+}
+
+/// Logarithms of the probabilities of what comes after each of some tokens, which are fed at once.
+fn log_softmaxes(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
+    let mut session = model.session(SessionOptions::default()).unwrap();
+    let mut all = Vec::new();
+    let mut visit = |_, logits: &[f32]| {
+        let most = logits.iter().fold(f32::MIN, |most, &logit| most.max(logit));
+        let total: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
+        all.push(logits.iter().map(|&logit| f64::from(logit - most) - total.ln()).collect());
+    };
+    session.feed_scored(tokens, 0, &mut visit).unwrap();
+    all
+}
+
+/// Held to what products with rounded activations may cost beside exact ones, though both forms round them.
+#[test]
+fn prompts_in_bf16_say_nearly_what_exact_ones_say() {
+    // A matrix unit in software.
+    if !is_x86_feature_detected!("avx2") {
+        eprintln!("skipped: prompts_in_bf16_say_nearly_what_exact_ones_say: this CPU has no avx2");
+        return;
+    }
+    if !runs_on("soft", "prompts_in_bf16_say_nearly_what_exact_ones_say") {
+        return;
+    }
+    let [exact, rounded] = [PromptMath::Exact, PromptMath::Bf16].map(|math| open(math).unwrap());
+    assert_ne!(exact.computed_by(), rounded.computed_by());
+    assert_eq!(exact.computed_by(), exact.fingerprint());
+    let text = "The capital of France is Paris, and that of Italy is Rome. Small models know a few such things, and say them again \
+                and again until somebody stops them. What they were told in the beginning they keep in mind for as long as it lies \
+                in their cache, which is what all of this is about: how little of it is enough.";
+    let tokens = exact.tokenizer().unwrap().encode(text, kvant::Special::AsText, false).unwrap();
+    assert!(tokens.len() >= 64, "{} tokens are no prompt", tokens.len());
+    let [want, got] = [&exact, &rounded].map(|model| log_softmaxes(model, &tokens));
+    assert_eq!(want.len(), got.len());
+    let kld = |(want, got): (&Vec<f64>, &Vec<f64>)| -> f64 {
+        want.iter().zip(got).map(|(p, q)| p.exp() * (p - q)).sum()
+    };
+    let mean = want.iter().zip(&got).map(kld).sum::<f64>() / want.len() as f64;
+    println!("mean KLD {mean:.2e} over {} tokens", want.len());
+    assert!(mean > 0.0 && mean < 1e-3, "mean KLD {mean}");
+}
+
+#[test]
+fn prompts_in_bf16_are_refused_without_a_matrix_unit() {
+    if !runs_on("scalar", "prompts_in_bf16_are_refused_without_a_matrix_unit") {
+        return;
+    }
+    let error = open(PromptMath::Bf16).err().unwrap();
+    let told = error.to_string();
+    assert!(matches!(error, Error::Setting { name: "prompt_math", .. }), "{told}");
+    assert!(told.contains("scalar has no matrix unit") && !told.contains('\n'), "{told}");
+}
