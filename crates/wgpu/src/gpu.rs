@@ -34,7 +34,7 @@ pub(crate) struct Gpu {
     kernels: Mutex<HashMap<KernelKey, Arc<Kernel>>>,
     /// Whether kernels run on the CPU, which changes what is fast.
     is_software: bool,
-    /// What the device has said against what was asked of it, the first of it.
+    /// What the device has said against what was asked of it: the first of it, or that it is lost.
     failure: Arc<Mutex<Option<String>>>,
     /// Bound where a kernel takes a buffer that an op does without.
     nothing: wgpu::Buffer,
@@ -52,7 +52,9 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| note(&of_handler, error.to_string())));
         let of_callback = Arc::clone(&failure);
         device.set_device_lost_callback(move |_, message| {
-            note(&of_callback, format!("the device is lost: {message}"));
+            // What else went wrong came of it.
+            let problem = format!("the device is lost: {message}");
+            *of_callback.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem);
         });
         let limits = device.limits();
         let [nothing, scrap] = [(); 2].map(|()| new_buffer(&device, 16, wgpu::BufferUsages::STORAGE));
