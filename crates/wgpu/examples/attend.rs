@@ -1,5 +1,5 @@
 //! Times attention on an adapter over a filled cache, for each type: `cargo run --release -p kvant-wgpu --example attend --
-//! [adapter] [tokens] [rows] [rounds] [TYPE or K:V ...]`.
+//! [adapter] [tokens] [rows] [rounds] [LOOK-UPS,QUERIES,WORDS] [TYPE or K:V ...]`.
 //!
 //! The heads are those of Qwen2.5-1.5B, one layer of them: 2 KV heads of 128, 6 query heads each. Keys and values are random tiles,
 //! repeated. Types take turns, so that what else the machine does meets them all; figures are medians of the rounds. Of one row each
@@ -15,7 +15,7 @@ use kvant_backend::{
 };
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side, TILE};
-use kvant_wgpu::{WgpuBuffer, WgpuDevice, WgpuPage};
+use kvant_wgpu::{AttendWays, LookUps, WgpuBuffer, WgpuDevice, WgpuPage};
 
 const N_KV_HEADS: usize = 2;
 const GROUP: usize = 6;
@@ -29,12 +29,17 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let tokens: usize = args.next().map_or(Ok(16_384), |text| text.parse())?;
     let rows: usize = args.next().map_or(Ok(1), |text| text.parse())?;
     let rounds: usize = args.next().map_or(Ok(7), |text| text.parse())?;
+    let mut args = args.peekable();
+    let ways = args.next_if(|text| text.contains(',')).map(|text| ways(&text)).transpose()?;
     let mut types = args.map(|text| pair(&text)).collect::<std::result::Result<Vec<_>, _>>()?;
     if types.is_empty() {
         let all = [DType::F16, DType::Q8_0, DType::Turbo4, DType::Turbo3, DType::Turbo2];
         types = all.map(|dtype| (dtype, dtype)).into();
     }
-    let device = WgpuDevice::open(adapter)?;
+    let mut device = WgpuDevice::open(adapter)?;
+    if let Some(ways) = ways {
+        device = device.with_ways(ways)?;
+    }
     println!("{tokens} tokens, {rows} rows, {}", device.info().kernels);
     let mut layers = types.iter().map(|&types| filled(&device, types, tokens)).collect::<Result<Vec<_>>>()?;
     let stages = if rows == 1 { device.stages() } else { &[] };
@@ -63,6 +68,16 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         }
     }
     Ok(())
+}
+
+/// Ways to attend, as `select,8,1`.
+fn ways(text: &str) -> std::result::Result<AttendWays, Box<dyn std::error::Error>> {
+    let parts: Vec<_> = text.split(',').collect();
+    let [look_ups, queries, words] = parts[..] else { return Err("ways are LOOK-UPS,QUERIES,WORDS".into()) };
+    let known = LookUps::ALL.into_iter().find(|known| known.name() == look_ups);
+    let look_ups =
+        known.ok_or_else(|| format!("look-ups are {}", LookUps::ALL.map(LookUps::name).join(", ")))?;
+    Ok(AttendWays { look_ups, queries: queries.parse()?, words: words.parse()? })
 }
 
 /// Types of keys and of values, or one for both.

@@ -43,7 +43,14 @@ pub(crate) fn open(index: usize, most_bytes: u64) -> Result<(Gpu, AdapterReport)
     let mut required_limits = adapter.limits();
     required_limits.max_storage_buffer_binding_size =
         required_limits.max_storage_buffer_binding_size.min(most_bytes);
-    let descriptor = wgpu::DeviceDescriptor { label: Some("kvant"), required_limits, ..Default::default() };
+    // For kernels that have a variant without.
+    let required_features = adapter.features() & wgpu::Features::SUBGROUP;
+    let descriptor = wgpu::DeviceDescriptor {
+        label: Some("kvant"),
+        required_features,
+        required_limits,
+        ..Default::default()
+    };
     let (device, queue) = ready(adapter.request_device(&descriptor)).map_err(|error| {
         WgpuError::NoDevice { adapter: report.product.clone(), problem: error.to_string() }
     })?;

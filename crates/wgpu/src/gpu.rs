@@ -18,15 +18,15 @@ pub(crate) struct Gpu {
     device: wgpu::Device,
     limits: wgpu::Limits,
     recording: Mutex<Recording>,
-    /// By the place of the source and the name of the entry point.
-    kernels: Mutex<HashMap<(usize, &'static str), Arc<Kernel>>>,
+    /// By the place of the source, the name of the entry point and the numbers it is for.
+    kernels: Mutex<HashMap<KernelKey, Arc<Kernel>>>,
     /// What the device has said against what was asked of it, the first of it.
     failure: Arc<Mutex<Option<String>>>,
     /// Bound where a kernel takes a buffer that an op does without.
     nothing: wgpu::Buffer,
-    /// Bound where a kernel would write what an op does without.
-    scrap: wgpu::Buffer,
 }
+
+type KernelKey = (usize, &'static str, Vec<(&'static str, u32)>);
 
 /// A buffer for a kernel, and the number of its binding.
 pub(crate) type Binding<'a> = (u32, &'a wgpu::Buffer);
@@ -43,9 +43,9 @@ impl Gpu {
             }
         });
         let limits = device.limits();
-        let [nothing, scrap] = [(); 2].map(|()| new_buffer(&device, 16, wgpu::BufferUsages::STORAGE));
+        let nothing = new_buffer(&device, 16, wgpu::BufferUsages::STORAGE);
         let recording = Mutex::new(Recording::new(&device, queue, &limits));
-        Self { device, limits, recording, kernels: Mutex::default(), failure, nothing, scrap }
+        Self { device, limits, recording, kernels: Mutex::default(), failure, nothing }
     }
 
     /// Bytes that a kernel reaches in one allocation.
@@ -57,11 +57,6 @@ impl Gpu {
     /// A buffer of 16 bytes that no kernel looks into.
     pub fn nothing(&self) -> &wgpu::Buffer {
         &self.nothing
-    }
-
-    /// A buffer of 16 bytes that no kernel writes to.
-    pub fn scrap(&self) -> &wgpu::Buffer {
-        &self.scrap
     }
 
     /// Zeroed memory of at least `bytes`, for `what`.
@@ -86,12 +81,22 @@ impl Gpu {
 
     /// The entry point `name` of `source`, compiled at its first use.
     pub fn kernel(&self, source: &'static Source, name: &'static str) -> Result<Arc<Kernel>, WgpuError> {
-        let key = (std::ptr::from_ref(source) as usize, name);
+        self.kernel_for(source, name, &[])
+    }
+
+    /// As [`Gpu::kernel`], compiled with these numbers beside the constants of its source.
+    pub fn kernel_for(
+        &self,
+        source: &'static Source,
+        name: &'static str,
+        numbers: &[(&'static str, u32)],
+    ) -> Result<Arc<Kernel>, WgpuError> {
+        let key = (std::ptr::from_ref(source) as usize, name, numbers.to_vec());
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = kernels.get(&key) {
             return Ok(Arc::clone(kernel));
         }
-        let kernel = Arc::new(shader::compile(&self.device, source, name)?);
+        let kernel = Arc::new(shader::compile(&self.device, source, name, numbers)?);
         kernels.insert(key, Arc::clone(&kernel));
         Ok(kernel)
     }

@@ -3,15 +3,15 @@
 
 use naga::back::{hlsl, msl};
 use naga::proc::Layouter;
-use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, Module};
 
 use crate::shader::{Source, Text};
 use crate::{append, attend, each, experts, norm, product, recurrent, rope, top_k};
 
-static SOURCES: [&Source; 10] = [
+static PLAIN: [&Source; 10] = [
     &append::SOURCE,
-    &attend::SOURCE,
+    &attend::ENDS,
     &each::SOURCE,
     &experts::CHOOSE,
     &experts::JOIN,
@@ -27,13 +27,22 @@ const MOST_INVOCATIONS: u32 = 256;
 const MOST_SHARED_BYTES: u32 = 16_384;
 const MOST_BUFFERS: usize = 8;
 
-/// A source, read and found to be valid without any feature that a GPU may lack. Packed f16 is WebGPU's own, and a feature to naga alone.
-fn valid(source: &Source) -> (Module, ModuleInfo) {
-    let text = Text::new(source).whole;
+/// Every source, and the numbers it is compiled with.
+fn sources() -> Vec<(&'static Source, Vec<(&'static str, u32)>)> {
+    PLAIN.map(|source| (source, Vec::new())).into_iter().chain(attend::variants()).collect()
+}
+
+/// A source, read and found to be valid without any feature that a GPU may lack, but for subgroups where it is made for those that have
+/// them. Packed f16 is WebGPU's own, and a feature to naga alone.
+fn valid((source, numbers): &(&Source, Vec<(&'static str, u32)>)) -> (Module, ModuleInfo) {
+    let text = Text::new(source, numbers).whole;
     let module =
         naga::front::wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{}", error.emit_to_string(&text)));
-    let info =
-        Validator::new(ValidationFlags::all(), Capabilities::SHADER_FLOAT16_IN_FLOAT32).validate(&module);
+    let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    capabilities.set(Capabilities::SUBGROUP, text.contains("subgroupShuffle"));
+    let mut validator = Validator::new(ValidationFlags::all(), capabilities);
+    validator.subgroup_stages(ShaderStages::COMPUTE).subgroup_operations(SubgroupOperationSet::all());
+    let info = validator.validate(&module);
     let info = info.unwrap_or_else(|error| panic!("{}", error.emit_to_string(&text)));
     (module, info)
 }
@@ -44,7 +53,7 @@ fn names(module: &Module) -> Vec<&str> {
 
 #[test]
 fn every_kernel_becomes_text_for_metal() {
-    for source in SOURCES {
+    for source in &sources() {
         let (module, info) = valid(source);
         let options = msl::Options { lang_version: (2, 4), ..Default::default() };
         let (text, told) = msl::write_string(&module, &info, &options, &Default::default()).unwrap();
@@ -57,7 +66,7 @@ fn every_kernel_becomes_text_for_metal() {
 
 #[test]
 fn every_kernel_becomes_text_for_dx12() {
-    for source in SOURCES {
+    for source in &sources() {
         let (module, info) = valid(source);
         let (mut text, options, pipeline) = (String::new(), hlsl::Options::default(), Default::default());
         let told = hlsl::Writer::new(&mut text, &options, &pipeline).write(&module, &info, None).unwrap();
@@ -71,7 +80,7 @@ fn every_kernel_becomes_text_for_dx12() {
 #[test]
 fn no_kernel_asks_for_more_than_every_gpu_has() {
     let mut n_kernels = 0;
-    for source in SOURCES {
+    for source in &sources() {
         let (module, info) = valid(source);
         let mut layouter = Layouter::default();
         layouter.update(module.to_ctx()).unwrap();
@@ -98,5 +107,5 @@ fn no_kernel_asks_for_more_than_every_gpu_has() {
             n_kernels += 1;
         }
     }
-    assert!(n_kernels >= SOURCES.len(), "{n_kernels} kernels");
+    assert!(n_kernels >= PLAIN.len(), "{n_kernels} kernels");
 }

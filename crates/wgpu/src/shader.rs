@@ -38,9 +38,12 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    pub fn new(source: &Source) -> Self {
+    /// With these numbers beside the constants of the source.
+    pub fn new(source: &Source, numbers: &[(&'static str, u32)]) -> Self {
         let mut text = Self { whole: String::new(), parts: Vec::new() };
-        text.push("constants", (source.constants)().text());
+        let constants = (source.constants)();
+        let with_numbers = numbers.iter().fold(constants, |all, (name, n)| all.whole(name, *n as usize));
+        text.push("constants", with_numbers.text());
         source.parts.iter().for_each(|part| text.push(part.name, part.text));
         text
     }
@@ -59,12 +62,17 @@ impl Text {
     }
 }
 
-/// Compiles the entry point `name` of `source`.
+/// Compiles the entry point `name` of `source` with these numbers.
 ///
 /// # Errors
 /// [`WgpuError::Compile`] with the first fault of the source.
-pub(crate) fn compile(device: &wgpu::Device, source: &Source, name: &str) -> Result<Kernel, WgpuError> {
-    let text = Text::new(source);
+pub(crate) fn compile(
+    device: &wgpu::Device,
+    source: &Source,
+    name: &str,
+    numbers: &[(&'static str, u32)],
+) -> Result<Kernel, WgpuError> {
+    let text = Text::new(source, numbers);
     let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
         label: Some(name),
