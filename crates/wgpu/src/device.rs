@@ -46,7 +46,8 @@ impl WgpuDevice {
         let (gpu, report) = adapter::open(index, most_bytes)?;
         let gpu = Arc::new(gpu);
         let arena = Arc::new(Arena::new(Arc::clone(&gpu))?);
-        Ok(Self { gpu, arena, report, rows: Mutex::default(), ways: AttendWays::MEASURED })
+        let ways = AttendWays::of_adapter(gpu.has_subgroups(), report.is_software);
+        Ok(Self { gpu, arena, report, rows: Mutex::default(), ways })
     }
 
     /// What the adapter is.
@@ -54,12 +55,12 @@ impl WgpuDevice {
         &self.report
     }
 
-    /// Attends in these ways; without, in those that were [measured](AttendWays::MEASURED) best.
+    /// Attends in these ways; `kernel_choices` names those that it goes.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for look-ups that the adapter lacks a feature for, and numbers that there are no kernels for.
     pub fn with_ways(self, ways: AttendWays) -> Result<Self> {
-        ways.check(self.report.features.contains(&"subgroups"))?;
+        ways.check(self.gpu.has_subgroups())?;
         Ok(Self { ways, ..self })
     }
 
