@@ -14,7 +14,7 @@ async function openGpu(asked) {
   if (isFallbackAdapter && asked !== 'any') return { why: `${name} is a program on the CPU` };
   const requiredLimits = {};
   for (const limit of ['maxBufferSize', 'maxStorageBufferBindingSize', 'maxStorageBuffersPerShaderStage', 'maxComputeWorkgroupStorageSize', 'maxComputeInvocationsPerWorkgroup', 'maxComputeWorkgroupSizeX', 'maxComputeWorkgroupsPerDimension']) requiredLimits[limit] = adapter.limits[limit];
-  const requiredFeatures = ['shader-f16', 'subgroups'].filter(feature => adapter.features.has(feature));
+  const requiredFeatures = ['shader-f16'].filter(feature => adapter.features.has(feature));
   const device = await adapter.requestDevice({ requiredLimits, requiredFeatures });
   return { device, name, driver: vendor, isSoftware: isFallbackAdapter };
 }

@@ -103,7 +103,7 @@ impl Instance {
 pub struct Adapter(String);
 
 /// What an adapter is.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct AdapterInfo {
     /// The product's name.
     pub name: String,
@@ -115,6 +115,8 @@ pub struct AdapterInfo {
     pub driver_info: String,
     /// What computes there.
     pub device_type: DeviceType,
+    /// Invocations of a subgroup at least. None are asked for: 0.
+    pub subgroup_min_size: u32,
 }
 
 /// The interface to a GPU: WebGPU.
@@ -219,7 +221,14 @@ impl Adapter {
     pub fn get_info(&self) -> AdapterInfo {
         let [name, driver] = [0, 1].map(|index| self.line(index).to_owned());
         let device_type = if self.line(2) == "software" { DeviceType::Cpu } else { DeviceType::Other };
-        AdapterInfo { name, backend: Interface {}, driver, driver_info: String::new(), device_type }
+        AdapterInfo {
+            name,
+            backend: Interface {},
+            driver,
+            driver_info: String::new(),
+            device_type,
+            subgroup_min_size: 0,
+        }
     }
 
     /// What its device has room for.
@@ -239,7 +248,13 @@ impl Adapter {
         &self,
         descriptor: &DeviceDescriptor<'_>,
     ) -> impl Future<Output = Result<(Device, Queue), RequestDeviceError>> {
-        let inner = Inner { limits: descriptor.required_limits.clone(), heard: Mutex::default() };
+        let DeviceDescriptor { required_features: features, required_limits, .. } = descriptor;
+        let inner = Inner {
+            info: self.get_info(),
+            features: *features,
+            limits: required_limits.clone(),
+            heard: Mutex::default(),
+        };
         ready(Ok((Device(Arc::new(inner)), Queue(()))))
     }
 }
@@ -316,6 +331,8 @@ struct Heard {
 }
 
 struct Inner {
+    info: AdapterInfo,
+    features: Features,
     limits: Limits,
     heard: Mutex<Heard>,
 }
@@ -333,6 +350,16 @@ impl fmt::Debug for Device {
 impl Device {
     fn heard(&self) -> MutexGuard<'_, Heard> {
         self.0.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose device it is.
+    pub fn adapter_info(&self) -> AdapterInfo {
+        self.0.info.clone()
+    }
+
+    /// What it was asked to be able to do.
+    pub fn features(&self) -> Features {
+        self.0.features
     }
 
     /// What it has room for.

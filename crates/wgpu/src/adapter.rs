@@ -48,7 +48,17 @@ pub(crate) fn open(index: usize, most_bytes: u64) -> Result<(Gpu, AdapterReport)
     let mut required_limits = adapter.limits();
     required_limits.max_storage_buffer_binding_size =
         required_limits.max_storage_buffer_binding_size.min(most_bytes);
-    let descriptor = wgpu::DeviceDescriptor { label: Some("kvant"), required_limits, ..Default::default() };
+    // For kernels that have a variant without. Fewer threads than these hold no codebook together.
+    let required_features = match adapter.get_info().subgroup_min_size {
+        8.. => adapter.features() & wgpu::Features::SUBGROUP,
+        _ => wgpu::Features::empty(),
+    };
+    let descriptor = wgpu::DeviceDescriptor {
+        label: Some("kvant"),
+        required_features,
+        required_limits,
+        ..Default::default()
+    };
     let (device, queue) = ready(adapter.request_device(&descriptor)).map_err(|error| {
         WgpuError::NoDevice { adapter: report.product.clone(), problem: error.to_string() }
     })?;

@@ -7,8 +7,8 @@ use kvant_conformance::kv::{Batch, Shape, Tokens};
 use kvant_conformance::weights::gaussian;
 use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, suites};
 
-use crate::WgpuDevice;
 use crate::tests::{device, skipped};
+use crate::{AttendWays, LookUps, WgpuDevice};
 
 /// What the kernels promise of their numbers, on the first adapter; `None` where there is none.
 fn subject() -> Option<Subject<WgpuDevice>> {
@@ -76,6 +76,47 @@ fn spans_of_tokens_are_joined() {
             got
         });
         assert!(got[..alone.len()] == alone, "{}: the first row has other bits than alone", what());
+    }
+}
+
+/// Every look-up the adapter has the features for, and threads that take more words and more queries.
+#[test]
+fn every_way_to_attend_gives_the_same_bits() {
+    let shape = Shape { group: 3, ..Shape::new(DType::Turbo3, DType::Turbo4) };
+    let tokens = Tokens::gaussian(shape, 150, 3);
+    let q = gaussian(4, 5 * shape.n_heads() * shape.k_head_dim, 1.0);
+    let mut of_first = None;
+    let with_look_ups = LookUps::ALL.map(|look_ups| AttendWays { look_ups, queries: 4, words: 1 });
+    let more =
+        [(4, 4), (8, 1)].map(|(queries, words)| AttendWays { look_ups: LookUps::Select, queries, words });
+    for ways in with_look_ups.into_iter().chain(more) {
+        let Some(device) = device() else { return };
+        let has_subgroups = device.gpu().has_subgroups();
+        let device = match device.with_ways(ways) {
+            Ok(device) => device,
+            Err(error) => {
+                assert!(ways.look_ups.needs_subgroups() && !has_subgroups, "{error}");
+                skipped(&error.to_string());
+                continue;
+            }
+        };
+        let subject = Subject::new("wgpu", device, Arithmetic::Float, Attention::Exact);
+        let what = || subject.case("attend", ways);
+        let mut batch = Batch::fed(&subject, &tokens, 145, 100).unwrap();
+        batch.append(&[5]).unwrap();
+        let got = batch.attend(&q, &what).unwrap();
+        batch.assert_answers(&q, &got, &what);
+        let first = of_first.get_or_insert_with(|| got.clone());
+        assert!(*first == got, "{}: other bits than the first way gives", what());
+    }
+}
+
+#[test]
+fn ways_that_there_are_no_kernels_for_are_refused() {
+    for (queries, words) in [(5, 1), (16, 1), (4, 3), (4, 0)] {
+        let Some(device) = device() else { return };
+        let refused = device.with_ways(AttendWays { look_ups: LookUps::Select, queries, words }).map(|_| ());
+        assert!(matches!(refused, Err(BackendError::Unsupported { op: "attend", .. })), "{refused:?}");
     }
 }
 

@@ -13,6 +13,7 @@ use kvant_backend::{
 
 use crate::adapter::{self, AdapterReport};
 use crate::arena::Arena;
+use crate::attend::AttendWays;
 use crate::norm::Way;
 use crate::product::{Operand, Rows, Weights};
 use crate::recording::Traffic;
@@ -28,6 +29,7 @@ pub struct WgpuDevice {
     report: AdapterReport,
     /// Rows on their way to the device or from it.
     rows: Mutex<Vec<f32>>,
+    ways: AttendWays,
 }
 
 impl WgpuDevice {
@@ -56,12 +58,22 @@ impl WgpuDevice {
     fn new(gpu: Gpu, report: AdapterReport) -> Result<Self> {
         let gpu = Arc::new(gpu);
         let arena = Arc::new(Arena::new(Arc::clone(&gpu))?);
-        Ok(Self { gpu, arena, report, rows: Mutex::default() })
+        let ways = AttendWays::of_adapter(gpu.has_subgroups(), report.is_software);
+        Ok(Self { gpu, arena, report, rows: Mutex::default(), ways })
     }
 
     /// What the adapter is.
     pub fn report(&self) -> &AdapterReport {
         &self.report
+    }
+
+    /// Attends in these ways; `kernel_choices` names those that it goes.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] for look-ups that the adapter lacks a feature for, and numbers that there are no kernels for.
+    pub fn with_ways(self, ways: AttendWays) -> Result<Self> {
+        ways.check(self.gpu.has_subgroups())?;
+        Ok(Self { ways, ..self })
     }
 
     /// What has been handed over to the device, and moved, since it was opened.
@@ -113,7 +125,9 @@ impl Backend for WgpuDevice {
     fn kernel_choices(&self) -> Vec<KernelChoice> {
         let choice = |op, dtype, kernel: &str| KernelChoice { op, dtype, kernel: kernel.to_owned() };
         let weights = product::types().map(|dtype| choice("matmul", dtype, product::kernel_name(dtype)));
-        weights.chain(kv::TYPES.into_iter().map(|dtype| choice("attend", dtype, "attend (f32)"))).collect()
+        weights
+            .chain(kv::TYPES.into_iter().map(|dtype| choice("attend", dtype, &self.ways.to_string())))
+            .collect()
     }
 
     fn free_bytes(&self) -> Result<Option<usize>> {
@@ -381,7 +395,26 @@ impl Backend for WgpuDevice {
         check_attend(params, parts, lens, sinks.map(Buffer::n_values), band.map_or(0, Page::n_bytes))?;
         let buffers =
             attend::Buffers { q: &q.buffer, sinks: sinks.map(|sinks| &sinks.buffer), out: &out.buffer };
-        attend::attend(&self.gpu, &self.arena.buffer(), params, parts, band, buffers)
+        let whole = (self.ways, attend::STAGES.len() - 1);
+        attend::attend(&self.gpu, &self.arena.buffer(), whole, params, parts, band, buffers)
+    }
+
+    fn stages(&self) -> &'static [&'static str] {
+        &attend::STAGES
+    }
+
+    fn attend_staged(
+        &self,
+        stage: usize,
+        params: &AttendParams,
+        parts: &[KvPart<'_, WgpuPage>],
+        q: &WgpuBuffer,
+        band: Option<&WgpuPage>,
+        out: &mut WgpuBuffer,
+    ) -> Result<()> {
+        check_attend(params, parts, [q.n_values, out.n_values], None, band.map_or(0, Page::n_bytes))?;
+        let buffers = attend::Buffers { q: &q.buffer, sinks: None, out: &out.buffer };
+        attend::attend(&self.gpu, &self.arena.buffer(), (self.ways, stage), params, parts, band, buffers)
     }
 
     fn short_conv(

@@ -20,8 +20,8 @@ const SMALLEST_PIECE: usize = 64 << 20;
 /// How often that is granted at most.
 const MOST_PIECES: usize = 256;
 
-/// The place of a source, the number of its variant and the name of an entry point.
-type KernelKey = (usize, u32, &'static str);
+/// The place of a source, the name of an entry point and the numbers of a variant.
+type KernelKey = (usize, &'static str, Vec<u32>);
 
 /// An opened adapter.
 #[derive(Debug)]
@@ -38,8 +38,6 @@ pub(crate) struct Gpu {
     failure: Arc<Mutex<Option<String>>>,
     /// Bound where a kernel takes a buffer that an op does without.
     nothing: wgpu::Buffer,
-    /// Bound where a kernel would write what an op does without.
-    scrap: wgpu::Buffer,
 }
 
 /// A buffer for a kernel, and the number of its binding.
@@ -57,7 +55,7 @@ impl Gpu {
             *of_callback.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem);
         });
         let limits = device.limits();
-        let [nothing, scrap] = [(); 2].map(|()| new_buffer(&device, 16, wgpu::BufferUsages::STORAGE));
+        let nothing = new_buffer(&device, 16, wgpu::BufferUsages::STORAGE);
         let recording = Mutex::new(Recording::new(&device, queue, &limits));
         let is_software = device.adapter_info().device_type == wgpu::DeviceType::Cpu;
         Self {
@@ -69,7 +67,6 @@ impl Gpu {
             is_software,
             failure,
             nothing,
-            scrap,
         }
     }
 
@@ -90,14 +87,14 @@ impl Gpu {
         usize::try_from(most).unwrap_or(usize::MAX)
     }
 
+    /// Whether threads of a subgroup talk to each other, eight at least.
+    pub fn has_subgroups(&self) -> bool {
+        self.device.features().contains(wgpu::Features::SUBGROUP)
+    }
+
     /// A buffer of 16 bytes that no kernel looks into.
     pub fn nothing(&self) -> &wgpu::Buffer {
         &self.nothing
-    }
-
-    /// A buffer of 16 bytes that no kernel writes to.
-    pub fn scrap(&self) -> &wgpu::Buffer {
-        &self.scrap
     }
 
     /// Zeroed memory of at least `bytes`, for `what`.
@@ -148,18 +145,18 @@ impl Gpu {
 
     /// The entry point `name` of `source`, compiled at its first use.
     pub fn kernel(&self, source: &'static Source, name: &'static str) -> Result<Arc<Kernel>, WgpuError> {
-        self.variant(source, name, 0, Constants::default)
+        self.variant(source, name, &[], Constants::default)
     }
 
-    /// As [`Gpu::kernel`], of variant `number` of `source`, which `constants` make.
+    /// As [`Gpu::kernel`], of the variant of `source` that `numbers` name and `constants` make.
     pub fn variant(
         &self,
         source: &'static Source,
         name: &'static str,
-        number: u32,
+        numbers: &[u32],
         constants: impl FnOnce() -> Constants,
     ) -> Result<Arc<Kernel>, WgpuError> {
-        let key = (std::ptr::from_ref(source) as usize, number, name);
+        let key = (std::ptr::from_ref(source) as usize, name, numbers.to_vec());
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = kernels.get(&key) {
             return Ok(Arc::clone(kernel));

@@ -3,16 +3,16 @@
 
 use naga::back::{hlsl, msl};
 use naga::proc::Layouter;
-use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, Module};
 
 use crate::constants::Constants;
 use crate::shader::{Source, Text};
 use crate::{append, attend, each, experts, norm, product, recurrent, rope, top_k};
 
-pub(crate) static SOURCES: [&Source; 10] = [
+static PLAIN: [&Source; 10] = [
     &append::SOURCE,
-    &attend::SOURCE,
+    &attend::ENDS,
     &each::SOURCE,
     &experts::CHOOSE,
     &experts::JOIN,
@@ -29,17 +29,22 @@ const MOST_SHARED_BYTES: u32 = 16_384;
 const MOST_BUFFERS: usize = 8;
 
 /// Every source, and every variant of those that have several.
-fn sources() -> impl Iterator<Item = (&'static Source, Constants)> {
-    SOURCES.into_iter().map(|source| (source, Constants::default())).chain(product::variants())
+pub(crate) fn sources() -> impl Iterator<Item = (&'static Source, Constants)> {
+    let plain = PLAIN.into_iter().map(|source| (source, Constants::default()));
+    plain.chain(product::variants()).chain(attend::variants())
 }
 
-/// A source, read and found to be valid without any feature that a GPU may lack. Packed f16 is WebGPU's own, and a feature to naga alone.
+/// A source, read and found to be valid without any feature that a GPU may lack, but for subgroups where it is made for those that have
+/// them. Packed f16 is WebGPU's own, and a feature to naga alone.
 fn valid((source, variant): (&Source, Constants)) -> (Module, ModuleInfo) {
     let text = Text::new(source, &variant).whole;
     let module =
         naga::front::wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{}", error.emit_to_string(&text)));
-    let info =
-        Validator::new(ValidationFlags::all(), Capabilities::SHADER_FLOAT16_IN_FLOAT32).validate(&module);
+    let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    capabilities.set(Capabilities::SUBGROUP, text.contains("subgroupShuffle"));
+    let mut validator = Validator::new(ValidationFlags::all(), capabilities);
+    validator.subgroup_stages(ShaderStages::COMPUTE).subgroup_operations(SubgroupOperationSet::all());
+    let info = validator.validate(&module);
     let info = info.unwrap_or_else(|error| panic!("{}", error.emit_to_string(&text)));
     (module, info)
 }
@@ -104,5 +109,5 @@ fn no_kernel_asks_for_more_than_every_gpu_has() {
             n_kernels += 1;
         }
     }
-    assert!(n_kernels >= SOURCES.len(), "{n_kernels} kernels");
+    assert!(n_kernels >= PLAIN.len(), "{n_kernels} kernels");
 }

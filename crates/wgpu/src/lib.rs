@@ -50,6 +50,7 @@ mod tests;
 mod top_k;
 
 pub use adapter::{AdapterReport, adapters};
+pub use attend::{AttendWays, LookUps};
 pub use device::WgpuDevice;
 pub use matrix::{WgpuExperts, WgpuMatrix};
 pub use memory::{WgpuBuffer, WgpuPage};

@@ -304,6 +304,7 @@ impl<B: Backend> Loaded for On<B> {
                         let part = cache.part(kv, cache.last_rows(1), 0);
                         self.device.attend_staged(stage, &params, &[part], &q, None, &mut out)?;
                     }
+                    self.device.finish()?;
                     // The first round warms up.
                     if repetition > 0 {
                         seconds.push(started.elapsed().as_secs_f64());

@@ -1,387 +1,479 @@
-// Causal attention of one head of one row over the tiles as they are:
+// Causal attention of the queries of a job over the tiles as they are:
 //
 //   out = Σ_t exp(s_t - m) v_t / Σ_t exp(s_t - m),  s_t = scale q . k_t
 //
-// A group of threads walks the tokens in chunks of 128, a block of the cache, counted from token 0, so that a row has the bits that
-// it has alone. First a thread takes a token and makes its score; then the chunk's softmax joins that of those before (online
-// softmax, arXiv 1805.02867); then a thread takes a dim, or a few, and adds up the values. The query is rotated once, as keys are,
-// and the output turned back once.
+// A *job* is a few queries that meet one KV head: heads of a group, of one row or of several that follow each other. A group of threads
+// walks the tokens in chunks of 128, a block of the cache, counted from token 0. A thread takes a few tokens of each chunk, reads each
+// word of their keys once, and scores all queries with what it holds; then the chunk's softmax joins that of those before (online
+// softmax, arXiv 1805.02867); then a thread takes a few dims, reads each word of the values once, and adds for all queries. What a
+// query does not see adds exactly nothing, and every sum is in the order of the tokens and the dims, so that a query has the bits that
+// it has alone, in whatever job, and however many words a thread takes.
 //
-// Where there are many tokens, each *span* of them, counted from token 0 too, has a group of its own, and another kernel joins what
-// they leave: kernels stay short, and one row is work for many groups. A row of a single span has the same bits either way.
+// Each *span* of tokens, counted from token 0 too, has a group of its own, and another kernel joins what they leave: kernels stay
+// short, and one row is work for many groups.
+//
+// There is a kernel for each pair of types (K_TYPE, V_TYPE), of keys and values apart or in one (JOINT), with centres or without
+// (CENTRES), for values of EACH times 128 dims at most; QUADS, four queries each, and WORDS, which a thread takes of four, are as is
+// best for an adapter. Groups whose streams are of other types have a kernel of their own.
 
-struct Params {
-    heads: u32,
-    group: u32,        // query heads of a KV head
-    k_head_dim: u32,
-    v_head_dim: u32,
-    rows: u32,         // of the list that are attended to, from the first one on
-    first_row: u32,
-    first_span: u32,   // spans that any of the rows sees
-    spans: u32,
-    part_values: u32,  // of what a span leaves
-    windows_at: u32,   // where in the list the other tables begin
-    streams_at: u32,
-    has_sinks: u32,
-    scale: f32,
-    soft_cap: f32,     // 0 for none
-    not_a_number: u32, // the bits of NaN, which WGSL does not write
-    // Rows of four: row of the step, position, the oldest token it sees, its part. Then for each row and KV head where its windows
-    // of 16 bits begin, of keys and of values. Then streams: for each part and KV head that of keys and that of values.
-    list: array<u32>,
+const JOINT: bool = IS_JOINT != 0u;
+const CENTRES: bool = HAS_CENTRES != 0u;
+// Threads of a group: what 128 tokens have of words, or 128 dims, four to a tile.
+const LANES: u32 = 32u / WORDS;
+
+@group(0) @binding(1) var<storage, read> prepared: array<vec4<f32>>;  // [jobs, KV heads, query_values, QUADS]
+@group(0) @binding(2) var<storage, read> sinks: array<f32>;           // [heads]
+@group(0) @binding(5) var<storage, read_write> left: array<f32>;      // [jobs, KV heads, slots, spans, part_values], see join_spans
+
+// Scores of the chunk, then weights, [tokens, QUADS].
+var<workgroup> weights: array<vec4<f32>, TOKENS * QUADS>;
+// The largest of the scores of each thread.
+var<workgroup> mosts: array<vec4<f32>, LANES * QUADS>;
+
+// Of each query the oldest token it sees, its position, its windows of keys and of values and the score of its sink, [5, slots].
+var<workgroup> of_queries: array<u32, 20 * QUADS>;
+
+// For each query.
+alias PerQuery = array<vec4<f32>, QUADS>;
+// For each of four tokens or dims and each query.
+alias FourOf = array<vec4<f32>, 4 * QUADS>;
+// For each token or dim of a thread and each query: WORDS times four.
+alias Sums = array<vec4<f32>, 4 * WORDS * QUADS>;
+
+// What the queries of the job see.
+struct Seen {
+    oldest: array<vec4<u32>, QUADS>,
+    position: array<vec4<u32>, QUADS>,
+    k_window: array<vec4<u32>, QUADS>,
+    v_window: array<vec4<u32>, QUADS>,
 }
 
-// STREAM words of the list.
-struct Stream {
-    dtype: u32,
-    dim: u32,
-    value_dim: u32,   // of these, the first, that make values: not all where a stream is joint, keys and values in one
-    is_key: u32,      // whether tiles are laid out as those of keys; those of joint streams are not
-    rotates: u32,
-    sink_tiles: u32,
-    tail_tiles: u32,
-    main: u32,        // its first tile within a block, and words of a tile
-    tile_words: u32,
-    centre: u32,      // within a block, or NONE
-    sink: u32,        // where its parts in 16 bit lie
-    tail: u32,
-    band: u32,
-    band_first: u32,  // tiles of the band
-    band_end: u32,
-    blocks: u32,      // where in the list the places of blocks are
-    factors: u32,     // where factors on the head's queries lie, or on its outputs, or NONE
-    shifts: u32,      // and what is added to these
+fn is_main(s: Stream, tile: u32, window: vec4<u32>) -> vec4<bool> {
+    return vec4<bool>(tile >= s.sink_tiles) & (vec4<u32>(tile) < window);
 }
 
-@group(0) @binding(0) var<storage, read> p: Params;
-@group(0) @binding(1) var<storage, read> queries: array<f32>;      // [rows, heads, k_head_dim]
-@group(0) @binding(2) var<storage, read> sinks: array<f32>;        // [heads]
-@group(0) @binding(3) var<storage, read> arena: array<u32>;
-@group(0) @binding(4) var<storage, read_write> out: array<f32>;    // [rows, heads, v_head_dim]
-// What spans leave, [rows, heads, spans, part_values]: the largest score, the sum of the weights, whether the query holds what is no
-// number, and the sum of the values.
-@group(0) @binding(5) var<storage, read_write> left: array<f32>;
-
-var<workgroup> weights: array<f32, THREADS>;
-var<workgroup> shared_values: array<f32, THREADS>;
-// Of four tokens, over a quarter of the dims.
-var<workgroup> quarters: array<vec4<f32>, THREADS>;
-var<workgroup> is_bad: atomic<u32>;
-
-fn stream_at(number: u32) -> Stream {
-    let at = p.streams_at + number * STREAM;
-    return Stream(
-        p.list[at], p.list[at + 1u], p.list[at + 2u], p.list[at + 3u], p.list[at + 4u], p.list[at + 5u],
-        p.list[at + 6u], p.list[at + 7u], p.list[at + 8u], p.list[at + 9u], p.list[at + 10u], p.list[at + 11u],
-        p.list[at + 12u], p.list[at + 13u], p.list[at + 14u], p.list[at + 15u], p.list[at + 16u], p.list[at + 17u],
-    );
+// Where a main tile lies.
+fn main_place(s: Stream, tile: u32) -> u32 {
+    return p.list[s.blocks + tile / TILES_PER_BLOCK] + s.main + tile % TILES_PER_BLOCK * s.tile_words;
 }
 
-fn is_main(s: Stream, tile: u32, window: u32) -> bool {
-    return tile >= s.sink_tiles && tile < window;
-}
-
-// Where a tile lies that the row sees.
-fn place_of(s: Stream, tile: u32, window: u32) -> u32 {
+// Where a tile in 16 bit lies.
+fn half_place(s: Stream, tile: u32) -> u32 {
     let half_tile = s.dim * TILE / 2u;
     if tile < s.sink_tiles { return s.sink + tile * half_tile; }
-    if tile < window { return p.list[s.blocks + tile / TILES_PER_BLOCK] + s.main + tile % TILES_PER_BLOCK * s.tile_words; }
     if tile >= s.band_first && tile < s.band_end { return s.band + (tile - s.band_first) * half_tile; }
     return s.tail + tile % s.tail_tiles * half_tile;
 }
 
-// q . k for the token in `slot` of the tile at `place`.
-fn score(dtype: u32, dim: u32, place: u32, slot: u32) -> f32 {
-    var total = 0.0f;
-    if !is_coded(dtype) {
-        for (var d = 0u; d < dim; d++) { total += vector[d] * float_at(dtype, place, d * TILE + slot); }
-        return total;
-    }
-    var index = 0u;
-    for (var at = 0u; at < dim;) {
-        let n = slice_at(dim, at, most_dims(dtype));
-        let block = place + block_word(dtype, index, at);
-        var sum = 0.0f;
-        for (var g = 0u; g < n / 4u; g++) {
-            let levels = four_levels(dtype, true, block + SCALE_WORDS, n, g, slot);
-            let d = at + 4u * g;
-            sum += vector[d] * levels.x + vector[d + 1u] * levels.y + vector[d + 2u] * levels.z + vector[d + 3u] * levels.w;
+// Σ a b of sixteen values and of four vectors of queries: of value `f`, `b` to sum `f`, or to sum `b`.
+fn add_word(sums: ptr<function, Sums>, word: u32, values: Sixteen, queries: ptr<function, FourOf>, is_turned: bool) {
+    for (var i = 0u; i < 4u; i++) {
+        for (var j = 0u; j < 4u; j++) {
+            let value = select(values[i][j], values[j][i], is_turned);
+            for (var x = 0u; x < QUADS; x++) { (*sums)[(4u * word + i) * QUADS + x] += value * (*queries)[j * QUADS + x]; }
         }
-        total += sum * half_at(block, slot);
+    }
+}
+
+// Which token of its tile is number `i` of word `word` of a thread: of tiles of keys in codes they are four apart.
+fn slot_of(first: u32, word: u32, i: u32) -> u32 {
+    return select(4u * (first + word) + i, first + word + 4u * i, is_coded(K_TYPE) && !JOINT);
+}
+
+// Which of its sixteen dims is number `i` of word `word` of a thread.
+fn dim_of(first: u32, word: u32, i: u32) -> u32 {
+    return select(4u * (first + word) + i, first + word + 4u * i, is_coded(V_TYPE));
+}
+
+// q . k of the thread's tokens of the tile of codes at `place`, whose words begin with `first`, into `scores`; and of the centre of
+// their block.
+fn score_codes(
+    keys: Stream, place: u32, centre: u32, queries_at: u32, first: u32, scores: ptr<function, Sums>, of_centre: ptr<function, PerQuery>,
+) {
+    var index = 0u;
+    for (var at = 0u; at < keys.dim;) {
+        let n = slice_at(keys.dim, at, most_dims(K_TYPE));
+        let block = place + block_word(K_TYPE, index, at);
+        var sums = Sums();
+        for (var step = 0u; step < n / 4u; step++) {
+            // Four dims: those that follow each other, but of joint streams, whose words hold those that are four apart.
+            let d = at + select(4u * step, step / 4u * 16u + step % 4u, JOINT);
+            let apart = select(1u, 4u, JOINT);
+            var queries = FourOf();
+            for (var j = 0u; j < 4u; j++) {
+                for (var x = 0u; x < QUADS; x++) { queries[j * QUADS + x] = prepared[queries_at + (d + j * apart) * QUADS + x]; }
+            }
+            if CENTRES {
+                var of_dims = vec4<f32>();
+                if JOINT {
+                    of_dims = vec4<f32>(half_at(centre, d), half_at(centre, d + 4u), half_at(centre, d + 8u), half_at(centre, d + 12u));
+                } else {
+                    of_dims = vec4<f32>(two_halves(centre, d), two_halves(centre, d + 2u));
+                }
+                for (var j = 0u; j < 4u; j++) {
+                    for (var x = 0u; x < QUADS; x++) { (*of_centre)[x] += of_dims[j] * queries[j * QUADS + x]; }
+                }
+            }
+            var high = vec2<u32>();
+            if !JOINT { high = high_bits(K_TYPE, block + SCALE_WORDS, n, step); }
+            add_keys(&sums, 0u, block, n, step, first, high, &queries);
+            if WORDS > 1u { add_keys(&sums, 1u, block, n, step, first, high, &queries); }
+            if WORDS > 2u {
+                add_keys(&sums, 2u, block, n, step, first, high, &queries);
+                add_keys(&sums, 3u, block, n, step, first, high, &queries);
+            }
+        }
+        add_slice(scores, 0u, block, first, &sums);
+        if WORDS > 1u { add_slice(scores, 1u, block, first, &sums); }
+        if WORDS > 2u {
+            add_slice(scores, 2u, block, first, &sums);
+            add_slice(scores, 3u, block, first, &sums);
+        }
         at += n;
         index += 1u;
     }
-    return total;
 }
 
-// As `score`, of tiles laid out as those of values: of the four tokens from slot 4 `quad` on, over every fourth dim from `part` on.
-fn score_four(dtype: u32, dim: u32, place: u32, quad: u32, part: u32) -> vec4<f32> {
-    var total = vec4<f32>(0.0f);
-    if !is_coded(dtype) {
-        for (var d = part; d < dim; d += 4u) {
-            for (var i = 0u; i < 4u; i++) { total[i] += vector[d] * float_at(dtype, place, (4u * quad + i) * dim + d); }
-        }
-        return total;
+fn add_keys(
+    sums: ptr<function, Sums>, word: u32,
+    block: u32, n: u32, step: u32, first: u32, high_of_all: vec2<u32>, queries: ptr<function, FourOf>,
+) {
+    let planes = block + SCALE_WORDS;
+    if JOINT {
+        let g = step / 4u * 4u + first + word;
+        let high = high_bits(K_TYPE, planes, n, g);
+        add_word(sums, word, sixteen_levels(K_TYPE, false, true, planes, n, g, step % 4u, high), queries, true);
+    } else {
+        add_word(sums, word, sixteen_levels(K_TYPE, true, true, planes, n, step, first + word, high_of_all), queries, false);
     }
-    var index = 0u;
-    for (var at = 0u; at < dim;) {
-        let n = slice_at(dim, at, most_dims(dtype));
-        let block = place + block_word(dtype, index, at);
-        var sum = vec4<f32>(0.0f);
-        for (var d = part; d < n; d += 4u) {
-            sum += vector[at + d] * four_levels(dtype, false, block + SCALE_WORDS, n, d / 16u * 4u + quad, d % 16u);
-        }
-        let first = 4u * quad;
-        let scales = vec4<f32>(
-            half_at(block, first), half_at(block, first + 1u), half_at(block, first + 2u), half_at(block, first + 3u),
-        );
-        total += sum * scales;
-        at += n;
-        index += 1u;
-    }
-    return total;
 }
 
-// Σ_t w_t v_t of dim `d` over the tokens of the tile at `place`, whose weights begin with number `first`.
-fn weighted(dtype: u32, dim: u32, place: u32, first: u32, d: u32) -> f32 {
-    var total = 0.0f;
-    if !is_coded(dtype) {
-        for (var slot = 0u; slot < TILE; slot++) {
-            let weight = weights[first + slot];
-            if weight != 0.0f { total += weight * float_at(dtype, place, slot * dim + d); }
-        }
-        return total;
-    }
-    var n = 0u;
-    var at = 0u;
-    var index = 0u;
-    for (;; index++) {
-        n = slice_at(dim, at, most_dims(dtype));
-        if d < at + n { break; }
-        at += n;
-    }
-    let block = place + block_word(dtype, index, at);
-    for (var q = 0u; q < 4u; q++) {
-        let levels = four_levels(dtype, false, block + SCALE_WORDS, n, (d - at) / 16u * 4u + q, (d - at) % 16u);
-        for (var i = 0u; i < 4u; i++) {
-            let slot = 4u * q + i;
-            total += weights[first + slot] * half_at(block, slot) * levels[i];
+// Adds sums over a slice, times the scales of its tokens.
+fn add_slice(scores: ptr<function, Sums>, word: u32, block: u32, first: u32, sums: ptr<function, Sums>) {
+    for (var i = 0u; i < 4u; i++) {
+        let scale = half_at(block, slot_of(first, word, i));
+        for (var x = 0u; x < QUADS; x++) {
+            let at = (4u * word + i) * QUADS + x;
+            (*scores)[at] += (*sums)[at] * scale;
         }
     }
-    return total;
 }
 
-fn reduce_sum(value: f32, thread: u32) -> f32 {
-    shared_values[thread] = value;
-    workgroupBarrier();
-    for (var step = THREADS / 2u; step > 0u; step /= 2u) {
-        if thread < step { shared_values[thread] += shared_values[thread + step]; }
-        workgroupBarrier();
-    }
-    let total = shared_values[0];
-    workgroupBarrier();
-    return total;
-}
-
-fn reduce_max(value: f32, thread: u32) -> f32 {
-    shared_values[thread] = value;
-    workgroupBarrier();
-    for (var step = THREADS / 2u; step > 0u; step /= 2u) {
-        if thread < step { shared_values[thread] = max(shared_values[thread], shared_values[thread + step]); }
-        workgroupBarrier();
-    }
-    let most = shared_values[0];
-    workgroupBarrier();
-    return most;
-}
-
-// The query as the keys are stored, into `vector`; says whether it holds what is no number.
-fn load_query(keys: Stream, row: u32, head: u32, thread: u32) {
-    let first = (row * p.heads + head) * p.k_head_dim;
-    for (var d = thread; d < keys.dim; d += THREADS) {
-        var value = 0.0f;
-        if d < p.k_head_dim {
-            value = queries[first + d];
-            if (bitcast<u32>(value) & 0x7f800000u) == 0x7f800000u { atomicStore(&is_bad, 1u); }
-            if keys.factors != NONE { value *= bitcast<f32>(arena[keys.factors + d]); }
+// q . k of the thread's tokens of the tile of floats at `place`.
+fn score_floats(dtype: u32, keys: Stream, place: u32, queries_at: u32, first: u32, scores: ptr<function, Sums>) {
+    for (var d = 0u; d < keys.dim; d++) {
+        var queries = PerQuery();
+        for (var x = 0u; x < QUADS; x++) { queries[x] = prepared[queries_at + d * QUADS + x]; }
+        add_dim(scores, 0u, dtype, keys.dim, place, d, first, &queries);
+        if WORDS > 1u { add_dim(scores, 1u, dtype, keys.dim, place, d, first, &queries); }
+        if WORDS > 2u {
+            add_dim(scores, 2u, dtype, keys.dim, place, d, first, &queries);
+            add_dim(scores, 3u, dtype, keys.dim, place, d, first, &queries);
         }
-        vector[d] = value;
-    }
-    workgroupBarrier();
-    if keys.rotates != 0u { rotate(keys.dim, SIGNS_BEFORE, SIGNS_AFTER, thread); }
-}
-
-// A row of the list, and one of its heads.
-struct Query {
-    row: u32,
-    head: u32,
-    oldest: u32,
-    position: u32,
-    windows: u32,  // where in the list its windows are
-    streams: u32,  // the number of its first stream
-}
-
-fn query_at(number: u32) -> Query {
-    let listed = p.first_row + number / p.heads;
-    let head = number % p.heads;
-    let n_kv_heads = p.heads / p.group;
-    let kv_head = head / p.group;
-    let windows = p.windows_at + 2u * (listed * n_kv_heads + kv_head);
-    let streams = 2u * (p.list[4u * listed + 3u] * n_kv_heads + kv_head);
-    return Query(p.list[4u * listed], head, p.list[4u * listed + 2u], p.list[4u * listed + 1u], windows, streams);
-}
-
-// Turns `vector` back, and writes it.
-fn finish(values: Stream, q: Query, has_bad: bool, thread: u32) {
-    workgroupBarrier();
-    if values.rotates != 0u { rotate(values.value_dim, SIGNS_AFTER, SIGNS_BEFORE, thread); }
-    let to = (q.row * p.heads + q.head) * p.v_head_dim;
-    for (var d = thread; d < p.v_head_dim; d += THREADS) {
-        var value = vector[d];
-        if values.factors != NONE { value *= bitcast<f32>(arena[values.factors + d]); }
-        if values.shifts != NONE { value += bitcast<f32>(arena[values.shifts + d]); }
-        out[to + d] = select(value, bitcast<f32>(p.not_a_number), has_bad);
     }
 }
 
-@compute @workgroup_size(THREADS)
+fn add_dim(
+    scores: ptr<function, Sums>, word: u32, dtype: u32, dim: u32, place: u32, d: u32, first: u32, queries: ptr<function, PerQuery>,
+) {
+    var values = vec4<f32>();
+    if STAGE != NO_CODES {
+        if JOINT {
+            for (var i = 0u; i < 4u; i++) { values[i] = float_at(dtype, place, (4u * (first + word) + i) * dim + d); }
+        } else {
+            values = four_floats(dtype, place, d * TILE, first + word, is_coded(K_TYPE));
+        }
+    }
+    for (var i = 0u; i < 4u; i++) {
+        for (var x = 0u; x < QUADS; x++) { (*scores)[(4u * word + i) * QUADS + x] += values[i] * (*queries)[x]; }
+    }
+}
+
+// What scores of word `word` are to the softmax, into `weights`; the largest joins `most`.
+fn finish_scores(
+    word: u32, first: u32, tile: u32, scale: f32, keys: Stream, seen: ptr<function, Seen>,
+    of_main: ptr<function, Sums>, of_half: ptr<function, Sums>, of_centre: ptr<function, PerQuery>, most: ptr<function, PerQuery>,
+) {
+    for (var i = 0u; i < 4u; i++) {
+        let token = tile * TILE + slot_of(first, word, i);
+        for (var x = 0u; x < QUADS; x++) {
+            let at = (4u * word + i) * QUADS + x;
+            var s = select((*of_half)[at], (*of_main)[at] + (*of_centre)[x], is_main(keys, tile, (*seen).k_window[x])) * scale;
+            let is_seen = (vec4<u32>(token) >= (*seen).oldest[x]) & (vec4<u32>(token) <= (*seen).position[x]);
+            s = select(vec4<f32>(LEAST), s, is_seen);
+            weights[token % TOKENS * QUADS + x] = s;
+            (*most)[x] = max((*most)[x], s);
+        }
+    }
+}
+
+// Scores as the softmax takes them: those of tokens that are not seen stay the least of numbers.
+fn bent(s: vec4<f32>, cap: f32) -> vec4<f32> {
+    if cap <= 0.0f { return s; }
+    let x = s / cap;
+    let t = vec4<f32>(hyperbolic_tangent(x.x), hyperbolic_tangent(x.y), hyperbolic_tangent(x.z), hyperbolic_tangent(x.w));
+    return select(cap * t, s, s == vec4<f32>(LEAST));
+}
+
+// e^(s - most); nothing for the least of numbers, which is no score.
+fn weight_of(s: vec4<f32>, most: vec4<f32>) -> vec4<f32> {
+    let d = s - most;
+    let weight = vec4<f32>(exponential(d.x), exponential(d.y), exponential(d.z), exponential(d.w));
+    return select(weight, vec4<f32>(), s == vec4<f32>(LEAST));
+}
+
+// Adds what the tokens of the tile of codes at `place` make of the thread's dims, those of queries that see it so. The sum of these
+// weights joins `total`.
+fn add_codes(
+    place: u32, slice: vec3<u32>, first_weight: u32, d: u32, first: u32, reads: PerQuery,
+    sums: ptr<function, Sums>, total: ptr<function, PerQuery>,
+) {
+    let block = place + block_word(V_TYPE, slice.z, slice.y);
+    let planes = block + SCALE_WORDS;
+    for (var quad = 0u; quad < 4u; quad++) {
+        let scales = vec4<f32>(two_halves(block, 4u * quad), two_halves(block, 4u * quad + 2u));
+        var taken = FourOf();
+        for (var j = 0u; j < 4u; j++) {
+            for (var x = 0u; x < QUADS; x++) {
+                let weight = weights[(first_weight + 4u * quad + j) * QUADS + x] * reads[x];
+                (*total)[x] += weight;
+                taken[j * QUADS + x] = weight * scales[j];
+            }
+        }
+        let g = (d - slice.y) / 4u + quad;
+        let high = high_bits(V_TYPE, planes, slice.x, g);
+        add_word(sums, 0u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first, high), &taken, false);
+        if WORDS > 1u {
+            add_word(sums, 1u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first + 1u, high), &taken, false);
+        }
+        if WORDS > 2u {
+            add_word(sums, 2u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first + 2u, high), &taken, false);
+            add_word(sums, 3u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first + 3u, high), &taken, false);
+        }
+    }
+}
+
+// As `add_codes`, of a tile of floats.
+fn add_floats(
+    dtype: u32, dim: u32, place: u32, first_weight: u32, d: u32, first: u32, reads: PerQuery,
+    sums: ptr<function, Sums>, total: ptr<function, PerQuery>,
+) {
+    for (var slot = 0u; slot < TILE; slot++) {
+        var taken = PerQuery();
+        for (var x = 0u; x < QUADS; x++) {
+            taken[x] = weights[(first_weight + slot) * QUADS + x] * reads[x];
+            (*total)[x] += taken[x];
+        }
+        let row = slot * dim + d;
+        add_token(sums, 0u, four_floats(dtype, place, row, first, is_coded(V_TYPE)), &taken);
+        if WORDS > 1u { add_token(sums, 1u, four_floats(dtype, place, row, first + 1u, is_coded(V_TYPE)), &taken); }
+        if WORDS > 2u {
+            add_token(sums, 2u, four_floats(dtype, place, row, first + 2u, is_coded(V_TYPE)), &taken);
+            add_token(sums, 3u, four_floats(dtype, place, row, first + 3u, is_coded(V_TYPE)), &taken);
+        }
+    }
+}
+
+fn add_token(sums: ptr<function, Sums>, word: u32, values: vec4<f32>, taken: ptr<function, PerQuery>) {
+    for (var i = 0u; i < 4u; i++) {
+        for (var x = 0u; x < QUADS; x++) { (*sums)[(4u * word + i) * QUADS + x] += values[i] * (*taken)[x]; }
+    }
+}
+
+// Where all that a query sees lies in main tiles, so do those that it does not see: nothing of them is anywhere else.
+fn window_of(q: Query, window: u32) -> u32 {
+    return select(window, 0xffffffffu, window > q.position / TILE);
+}
+
+fn kept(at: u32) -> vec4<u32> {
+    return vec4<u32>(of_queries[at], of_queries[at + 1u], of_queries[at + 2u], of_queries[at + 3u]);
+}
+
+fn least(v: vec4<u32>) -> u32 {
+    return min(min(v.x, v.y), min(v.z, v.w));
+}
+
+fn largest_of(v: vec4<u32>) -> u32 {
+    return max(max(v.x, v.y), max(v.z, v.w));
+}
+
+// What query `slot` of a unit sees, into `of_queries`, and the score of its sink where its tokens begin in this span.
+fn look(unit: u32, slot: u32, span: u32) {
+    let q = query_at(unit, slot);
+    var sink = LEAST;
+    if p.has_sinks != 0u && q.is_there && q.oldest / (TOKENS * CHUNKS_PER_SPAN) == span { sink = sinks[q.head]; }
+    of_queries[slot] = q.oldest;
+    of_queries[4u * QUADS + slot] = q.position;
+    of_queries[8u * QUADS + slot] = window_of(q, p.list[q.windows]);
+    of_queries[12u * QUADS + slot] = window_of(q, p.list[q.windows + 1u]);
+    of_queries[16u * QUADS + slot] = bitcast<u32>(sink);
+}
+
+@compute @workgroup_size(LANES)
 fn attend(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let number = number_of(group, groups);
-    if number >= p.rows * p.heads { return; }
-    let q = query_at(number);
-    let oldest = q.oldest;
-    let position = q.position;
-    let k_window = p.list[q.windows];
-    let v_window = p.list[q.windows + 1u];
-    let keys = stream_at(q.streams);
-    let values = stream_at(q.streams + 1u);
+    let unit = number_of(group, groups);
+    if unit >= p.jobs * (p.heads / p.group) { return; }
+    let first_query = query_at(unit, 0u);
+    let keys = stream_at(first_query.streams);
+    let values = stream_at(first_query.streams + 1u);
+    let is_mine = keys.dtype == K_TYPE && values.dtype == V_TYPE && (keys.is_key == 0u) == JOINT
+        && (keys.centre != NONE) == CENTRES && (values.value_dim + TOKENS - 1u) / TOKENS == EACH;
+    if !is_mine { return; }
+    begin_look_ups(thread);
+
     let span = p.first_span + group.z;
-    let first_chunk = max(oldest / THREADS, span * CHUNKS_PER_SPAN);
-    let last_chunk = min(position / THREADS, span * CHUNKS_PER_SPAN + CHUNKS_PER_SPAN - 1u);
-    if first_chunk > last_chunk { return; }
-    load_query(keys, q.row, q.head, thread);
-
-    // A sink is a score that no value goes with.
-    var most = LEAST;
-    var total = 0.0f;
-    if p.has_sinks != 0u && first_chunk == oldest / THREADS {
-        most = sinks[q.head];
-        total = 1.0f;
+    if thread < 4u * QUADS { look(unit, thread, span); }
+    if LANES < 4u * QUADS && thread + LANES < 4u * QUADS { look(unit, thread + LANES, span); }
+    workgroupBarrier();
+    var seen: Seen;
+    var most = PerQuery();
+    var total = PerQuery();
+    var oldest = 0xffffffffu;
+    var position = 0u;
+    var k_windows = vec2<u32>(0xffffffffu, 0u);
+    var v_windows = vec2<u32>(0xffffffffu, 0u);
+    for (var x = 0u; x < QUADS; x++) {
+        seen.oldest[x] = kept(4u * x);
+        seen.position[x] = kept(4u * QUADS + 4u * x);
+        seen.k_window[x] = kept(8u * QUADS + 4u * x);
+        seen.v_window[x] = kept(12u * QUADS + 4u * x);
+        most[x] = bitcast<vec4<f32>>(kept(16u * QUADS + 4u * x));
+        // A sink is a score that no value goes with.
+        total[x] = select(vec4<f32>(1.0f), vec4<f32>(0.0f), most[x] == vec4<f32>(LEAST));
+        oldest = min(oldest, least(seen.oldest[x]));
+        position = max(position, largest_of(seen.position[x]));
+        k_windows = vec2<u32>(min(k_windows.x, least(seen.k_window[x])), max(k_windows.y, largest_of(seen.k_window[x])));
+        v_windows = vec2<u32>(min(v_windows.x, least(seen.v_window[x])), max(v_windows.y, largest_of(seen.v_window[x])));
     }
-    var acc = array<f32, MOST_EACH>();
+    let first_chunk = max(oldest / TOKENS, span * CHUNKS_PER_SPAN);
+    let last_chunk = min(position / TOKENS, span * CHUNKS_PER_SPAN + CHUNKS_PER_SPAN - 1u);
+    if first_chunk > last_chunk { return; }
+
+    let first = thread * WORDS % 4u;
+    let queries_at = unit * p.query_values * QUADS;
+    let scale = p.scale;
+    let cap = p.soft_cap;
+    var acc = array<vec4<f32>, EACH * 4 * WORDS * QUADS>();
     for (var chunk = first_chunk; chunk <= last_chunk; chunk++) {
-        let first_tile = chunk * TILES_PER_BLOCK;
-        let first_seen = max(first_tile, oldest / TILE);
-        let last_tile = min(first_tile + TILES_PER_BLOCK - 1u, position / TILE);
+        let first_tile = max(chunk * TILES_PER_BLOCK, oldest / TILE);
+        let end_tile = min(chunk * TILES_PER_BLOCK + TILES_PER_BLOCK - 1u, position / TILE) + 1u;
 
-        var of_centre = 0.0f;
-        let first_main = max(first_seen, keys.sink_tiles);
-        if keys.centre != NONE && first_main <= last_tile && first_main < k_window {
-            let centre = p.list[keys.blocks + chunk] + keys.centre;
-            var part_of_it = 0.0f;
-            for (var d = thread; d < keys.dim; d += THREADS) { part_of_it += vector[d] * half_at(centre, d); }
-            of_centre = reduce_sum(part_of_it, thread);
-        }
-        let token = chunk * THREADS + thread;
-        let tile = token / TILE;
-        let is_seen = token >= oldest && token <= position;
-        // The four tokens that this thread and the next ones, or those before, have are of one tile.
-        if keys.is_key == 0u {
-            if tile >= first_seen && tile <= last_tile {
-                let dtype = select(F16, keys.dtype, is_main(keys, tile, k_window));
-                quarters[thread] =
-                    score_four(dtype, keys.dim, place_of(keys, tile, k_window), token % TILE / 4u, thread % 4u);
-            }
-            workgroupBarrier();
-        }
-        var s = LEAST;
-        if is_seen {
-            let in_main = is_main(keys, tile, k_window);
-            if keys.is_key == 0u {
-                s = 0.0f;
-                for (var i = 0u; i < 4u; i++) { s += quarters[thread / 4u * 4u + i][thread % 4u]; }
+        let tile = chunk * TILES_PER_BLOCK + thread * WORDS / 4u;
+        let is_seen = tile >= first_tile && tile < end_tile;
+        var of_main = Sums();
+        var of_half = Sums();
+        var of_centre = PerQuery();
+        if max(first_tile, keys.sink_tiles) < min(end_tile, k_windows.y) {
+            let is_there = is_seen && tile >= keys.sink_tiles && tile < k_windows.y;
+            // Threads whose tile is not there read another one: all go the same way.
+            let there = select(max(first_tile, keys.sink_tiles), tile, is_there);
+            if is_coded(K_TYPE) {
+                var centre = 0u;
+                if CENTRES { centre = p.list[keys.blocks + chunk] + keys.centre; }
+                score_codes(keys, main_place(keys, there), centre, queries_at, first, &of_main, &of_centre);
             } else {
-                s = score(select(F16, keys.dtype, in_main), keys.dim, place_of(keys, tile, k_window), token % TILE);
+                score_floats(K_TYPE, keys, main_place(keys, there), queries_at, first, &of_main);
             }
-            if in_main { s += of_centre; }
-            s *= p.scale;
-            if p.soft_cap > 0.0f { s = p.soft_cap * hyperbolic_tangent(s / p.soft_cap); }
         }
-        let new_most = max(most, reduce_max(s, thread));
-        let weight = select(0.0f, exponential(s - new_most), is_seen);
-        weights[thread] = weight;
-        let older = exponential(most - new_most);
-        total = total * older + reduce_sum(weight, thread);
-        most = new_most;
-        // What the weights of the block make of the centre of its values.
-        var of_main = 0.0f;
-        let has_centre = values.centre != NONE && first_main <= last_tile && first_main < v_window;
-        if has_centre { of_main = reduce_sum(select(0.0f, weight, is_main(values, tile, v_window)), thread); }
+        if first_tile < keys.sink_tiles || end_tile > k_windows.x {
+            let is_there = is_seen && (tile < keys.sink_tiles || tile >= k_windows.x);
+            let there = select(select(end_tile - 1u, first_tile, first_tile < keys.sink_tiles), tile, is_there);
+            score_floats(F16, keys, half_place(keys, there), queries_at, first, &of_half);
+        }
+        var largest = PerQuery();
+        for (var x = 0u; x < QUADS; x++) { largest[x] = vec4<f32>(LEAST); }
+        finish_scores(0u, first, tile, scale, keys, &seen, &of_main, &of_half, &of_centre, &largest);
+        if WORDS > 1u { finish_scores(1u, first, tile, scale, keys, &seen, &of_main, &of_half, &of_centre, &largest); }
+        if WORDS > 2u {
+            finish_scores(2u, first, tile, scale, keys, &seen, &of_main, &of_half, &of_centre, &largest);
+            finish_scores(3u, first, tile, scale, keys, &seen, &of_main, &of_half, &of_centre, &largest);
+        }
+        for (var x = 0u; x < QUADS; x++) { mosts[thread * QUADS + x] = largest[x]; }
+        workgroupBarrier();
 
-        for (var k = 0u; k < MOST_EACH; k++) {
-            let d = thread + k * THREADS;
-            if d >= values.value_dim { break; }
-            var sum = 0.0f;
-            if has_centre { sum = of_main * half_at(p.list[values.blocks + chunk] + values.centre, d); }
-            for (var t = first_seen; t <= last_tile; t++) {
-                let dtype = select(F16, values.dtype, is_main(values, t, v_window));
-                sum += weighted(dtype, values.dim, place_of(values, t, v_window), (t - first_tile) * TILE, d);
-            }
-            acc[k] = acc[k] * older + sum;
+        var older = PerQuery();
+        for (var x = 0u; x < QUADS; x++) {
+            var new_most = vec4<f32>(LEAST);
+            for (var other = 0u; other < LANES; other++) { new_most = max(new_most, mosts[other * QUADS + x]); }
+            new_most = max(most[x], bent(new_most, cap));
+            older[x] = weight_of(most[x], new_most);
+            most[x] = new_most;
         }
+        for (var i = thread; i < TOKENS; i += LANES) {
+            for (var x = 0u; x < QUADS; x++) { weights[i * QUADS + x] = weight_of(bent(weights[i * QUADS + x], cap), most[x]); }
+        }
+        workgroupBarrier();
+
+        var of_chunk = PerQuery();
+        for (var each = 0u; each < EACH; each++) {
+            // Threads that have no dims of their own go along with the first.
+            var d = (each * TOKENS + thread * WORDS / 4u * 16u);
+            if d >= values.value_dim { d = 0u; }
+            var sums = Sums();
+            var of_main_weights = PerQuery();
+            var of_half_weights = PerQuery();
+            if max(first_tile, values.sink_tiles) < min(end_tile, v_windows.y) {
+                let slice = slice_with(V_TYPE, values.dim, d);
+                for (var t = max(first_tile, values.sink_tiles); t < min(end_tile, v_windows.y); t++) {
+                    var reads = PerQuery();
+                    for (var x = 0u; x < QUADS; x++) {
+                        reads[x] = select(vec4<f32>(0.0f), vec4<f32>(1.0f), is_main(values, t, seen.v_window[x]));
+                    }
+                    let place = main_place(values, t);
+                    let first_weight = t % TILES_PER_BLOCK * TILE;
+                    if is_coded(V_TYPE) {
+                        add_codes(place, slice, first_weight, d, first, reads, &sums, &of_main_weights);
+                    } else {
+                        add_floats(V_TYPE, values.dim, place, first_weight, d, first, reads, &sums, &of_main_weights);
+                    }
+                }
+                if JOINT && CENTRES {
+                    let centre = p.list[values.blocks + chunk] + values.centre;
+                    for (var i = 0u; i < 4u * WORDS; i++) {
+                        let of_dim = half_at(centre, d + dim_of(first, i / 4u, i % 4u));
+                        for (var x = 0u; x < QUADS; x++) { sums[i * QUADS + x] += of_main_weights[x] * of_dim; }
+                    }
+                }
+            }
+            for (var t = first_tile; t < end_tile; t++) {
+                if t >= values.sink_tiles && t < v_windows.x { continue; }
+                var reads = PerQuery();
+                for (var x = 0u; x < QUADS; x++) {
+                    reads[x] = select(vec4<f32>(1.0f), vec4<f32>(0.0f), is_main(values, t, seen.v_window[x]));
+                }
+                add_floats(F16, values.dim, half_place(values, t), t % TILES_PER_BLOCK * TILE, d, first, reads, &sums, &of_half_weights);
+            }
+            for (var i = 0u; i < 4u * WORDS; i++) {
+                for (var x = 0u; x < QUADS; x++) {
+                    let at = each * 4u * WORDS * QUADS + i * QUADS + x;
+                    acc[at] = acc[at] * older[x] + sums[i * QUADS + x];
+                }
+            }
+            for (var x = 0u; x < QUADS; x++) { of_chunk[x] = of_main_weights[x] + of_half_weights[x]; }
+        }
+        for (var x = 0u; x < QUADS; x++) { total[x] = total[x] * older[x] + of_chunk[x]; }
+        // The weights are those of the next chunk from here on.
         workgroupBarrier();
     }
 
-    let has_bad = atomicLoad(&is_bad) != 0u;
-    let at = (number * p.spans + group.z) * p.part_values;
-    for (var k = 0u; k < MOST_EACH; k++) {
-        let d = thread + k * THREADS;
-        if d >= values.value_dim { break; }
-        if p.spans == 1u { vector[d] = acc[k] / total; } else { left[at + SUMS + d] = acc[k]; }
-    }
-    if p.spans == 1u {
-        finish(values, q, has_bad, thread);
-    } else if thread == 0u {
-        left[at] = most;
-        left[at + 1u] = total;
-        left[at + 2u] = select(0.0f, 1.0f, has_bad);
-    }
-}
-
-// Joins what the spans of a head of a row have left, in their order.
-@compute @workgroup_size(THREADS)
-fn join_spans(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
-) {
-    let number = number_of(group, groups);
-    if number >= p.rows * p.heads { return; }
-    let q = query_at(number);
-    let values = stream_at(q.streams + 1u);
-    let first = number * p.spans + q.oldest / (THREADS * CHUNKS_PER_SPAN) - p.first_span;
-    let last = number * p.spans + q.position / (THREADS * CHUNKS_PER_SPAN) - p.first_span;
-    var most = left[first * p.part_values];
-    for (var span = first + 1u; span <= last; span++) { most = max(most, left[span * p.part_values]); }
-    var total = 0.0f;
-    var acc = array<f32, MOST_EACH>();
-    for (var span = first; span <= last; span++) {
-        let at = span * p.part_values;
-        let weight = exponential(left[at] - most);
-        total += left[at + 1u] * weight;
-        for (var k = 0u; k < MOST_EACH; k++) {
-            let d = thread + k * THREADS;
-            if d >= values.value_dim { break; }
-            acc[k] += left[at + SUMS + d] * weight;
+    for (var x = 0u; x < QUADS; x++) {
+        for (var c = 0u; c < 4u; c++) {
+            let at = ((unit * p.slots + 4u * x + c) * p.spans + group.z) * p.part_values;
+            if thread == 0u {
+                left[at] = most[x][c];
+                left[at + 1u] = total[x][c];
+            }
+            for (var each = 0u; each < EACH; each++) {
+                let d = each * TOKENS + thread * WORDS / 4u * 16u;
+                if d >= values.value_dim { break; }
+                for (var i = 0u; i < 4u * WORDS; i++) {
+                    left[at + SUMS + d + dim_of(first, i / 4u, i % 4u)] = acc[(each * 4u * WORDS + i) * QUADS + x][c];
+                }
+            }
         }
     }
-    for (var k = 0u; k < MOST_EACH; k++) {
-        let d = thread + k * THREADS;
-        if d < values.value_dim { vector[d] = acc[k] / total; }
-    }
-    finish(values, q, left[first * p.part_values + 2u] != 0.0f, thread);
 }

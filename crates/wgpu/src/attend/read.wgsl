@@ -1,63 +1,146 @@
-// What tiles in the arena hold, value for value.
+// What tiles in the arena hold, sixteen values at a time: as a thread takes them, four by four.
+//
+// A word of a plane holds codes of four lanes that are four apart, `lane`, `lane + 4` and so on, four codes of each. What it gives are
+// four vectors, one for each of these lanes: of keys a lane is a token and its codes four dims, of values it is a dim and they are
+// four tokens.
+
+alias Sixteen = array<vec4<f32>, 4>;
+
+fn two_halves(place: u32, index: u32) -> vec2<f32> {
+    return unpack2x16float(arena[place + index / 2u]);
+}
 
 fn half_at(place: u32, index: u32) -> f32 {
-    return from_half((arena[place + index / 2u] >> (16u * (index % 2u))) & 0xffffu);
+    let two = two_halves(place, index);
+    return select(two.x, two.y, index % 2u == 1u);
+}
+
+// Floats `index`, which is even, and the next one.
+fn two_at(dtype: u32, place: u32, index: u32) -> vec2<f32> {
+    if dtype == F32 { return vec2<f32>(bitcast<f32>(arena[place + index]), bitcast<f32>(arena[place + index + 1u])); }
+    if dtype == F16 { return two_halves(place, index); }
+    let word = arena[place + index / 2u];
+    return vec2<f32>(bitcast<f32>(word << 16u), bitcast<f32>(word & 0xffff0000u));
 }
 
 fn float_at(dtype: u32, place: u32, index: u32) -> f32 {
     if dtype == F32 { return bitcast<f32>(arena[place + index]); }
-    if dtype == F16 { return half_at(place, index); }
-    return bitcast<f32>(((arena[place + index / 2u] >> (16u * (index % 2u))) & 0xffffu) << 16u);
+    let two = two_at(dtype, place, index);
+    return select(two.x, two.y, index % 2u == 1u);
 }
 
-// The four codes of lane `lane` of group `g` of a block of `n` dims whose planes begin at `planes`.
-fn four_codes(dtype: u32, planes: u32, n: u32, g: u32, lane: u32) -> vec4<u32> {
-    var four = 0u;
-    switch dtype {
-        case Q8_0: { four = arena[planes + 16u * g + lane]; }
-        case TURBO2, TURBO2T: { four = (arena[planes + 4u * g + lane % 4u] >> (2u * (lane / 4u))) & 0x03030303u; }
-        case TURBO3, TURBO3T: {
-            four = (arena[planes + 4u * g + lane % 4u] >> (2u * (lane / 4u))) & 0x03030303u;
-            let high = (arena[planes + n + 2u * g + lane / 8u] >> (4u * (lane % 8u))) & 15u;
-            four |= ((high & 1u) << 2u) | ((high & 2u) << 9u) | ((high & 4u) << 16u) | ((high & 8u) << 23u);
-        }
-        default: { four = (arena[planes + 8u * g + lane % 8u] >> (4u * (lane / 8u))) & 0x0f0f0f0fu; }
+// Of 3 bits the high ones of group `g`, of all its lanes.
+fn high_bits(dtype: u32, planes: u32, n: u32, g: u32) -> vec2<u32> {
+    if code_bits(dtype) != 3u || STAGE == NO_CODES { return vec2<u32>(); }
+    return vec2<u32>(arena[planes + n + 2u * g], arena[planes + n + 2u * g + 1u]);
+}
+
+// The codes of lanes `lane`, from 0 to 3, and those four, eight and twelve further of group `g` of a block of `n` dims whose planes begin
+// at `planes`, a byte for each code.
+fn codes_of_lanes(dtype: u32, planes: u32, g: u32, lane: u32, high: vec2<u32>) -> vec4<u32> {
+    let bits = code_bits(dtype);
+    if bits == 8u {
+        let at = planes + 16u * g + lane;
+        return vec4<u32>(arena[at], arena[at + 4u], arena[at + 8u], arena[at + 12u]);
     }
-    return vec4<u32>(four & 255u, (four >> 8u) & 255u, (four >> 16u) & 255u, four >> 24u);
+    if bits == 4u {
+        let at = planes + 8u * g + lane;
+        let two = vec2<u32>(arena[at], arena[at + 4u]);
+        return vec4<u32>(two, two >> vec2<u32>(4u)) & vec4<u32>(0x0f0f0f0fu);
+    }
+    let low = (vec4<u32>(arena[planes + 4u * g + lane]) >> vec4<u32>(0u, 2u, 4u, 6u)) & vec4<u32>(0x03030303u);
+    if bits == 2u { return low; }
+    let four = (vec4<u32>(high.xx, high.yy) >> (vec4<u32>(4u * lane) + vec4<u32>(0u, 16u, 0u, 16u))) & vec4<u32>(15u);
+    // Bit i of a number of four bits goes to byte i.
+    return low | (((four * 0x00204081u) & vec4<u32>(0x01010101u)) << vec4<u32>(2u));
 }
 
-// The codes that come `back` places before those four in the sequence of a slice, which runs down columns of every 16th dim: those
-// of 16 dims before; and before the first of a column is the last of the column to its left.
-fn codes_before(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32, back: u32) -> vec4<u32> {
-    if g >= 4u * back { return four_codes(dtype, planes, n, g - 4u * back, lane); }
+// The codes that come `back` places before those four of lane `lane` in the sequence of a slice, which runs down columns of every 16th
+// dim: those of 16 dims before; and before the first of a column is the last of the column to its left.
+fn codes_before(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32, back: u32) -> u32 {
+    if g >= 4u * back { return codes_of_lane(dtype, planes, n, g - 4u * back, lane); }
     let at = n / 4u + g - 4u * back;
-    if !is_key { return four_codes(dtype, planes, n, at, (lane + 15u) % 16u); }
-    let here = four_codes(dtype, planes, n, at, lane);
-    let to_the_left = four_codes(dtype, planes, n, at / 4u * 4u + (at + 3u) % 4u, lane);
-    return vec4<u32>(to_the_left.w, here.xyz);
+    if !is_key { return codes_of_lane(dtype, planes, n, at, (lane + 15u) % 16u); }
+    let here = codes_of_lane(dtype, planes, n, at, lane);
+    let to_the_left = codes_of_lane(dtype, planes, n, at / 4u * 4u + (at + 3u) % 4u, lane);
+    return (here << 8u) | (to_the_left >> 24u);
 }
 
-// The levels of these codes, of tiles laid out as those of keys or of values.
-fn four_levels(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32) -> vec4<f32> {
-    let codes = four_codes(dtype, planes, n, g, lane);
-    if remembers(dtype) {
-        let bits = code_bits(dtype);
-        var windows = codes | (codes_before(dtype, is_key, planes, n, g, lane, 1u) << vec4<u32>(bits));
-        if bits == 2u { windows |= codes_before(dtype, is_key, planes, n, g, lane, 2u) << vec4<u32>(2u * bits); }
-        windows += (dtype - TURBO2T) * TRELLIS_WINDOWS;
+fn codes_of_lane(dtype: u32, planes: u32, n: u32, g: u32, lane: u32) -> u32 {
+    let low = (arena[planes + 4u * g + lane % 4u] >> (2u * (lane / 4u))) & 0x03030303u;
+    if dtype != TURBO3T { return low; }
+    let four = (arena[planes + n + 2u * g + lane / 8u] >> (4u * (lane % 8u))) & 15u;
+    return low | (((four * 0x00204081u) & 0x01010101u) << 2u);
+}
+
+fn bytes_of(four: u32) -> vec4<u32> {
+    return vec4<u32>(four, four >> 8u, four >> 16u, four >> 24u) & vec4<u32>(255u);
+}
+
+// Levels of codes with a memory, of lane `lane`.
+fn levels_after(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32, codes: u32) -> vec4<f32> {
+    let bits = code_bits(dtype);
+    var windows = bytes_of(codes) | (bytes_of(codes_before(dtype, is_key, planes, n, g, lane, 1u)) << vec4<u32>(bits));
+    if bits == 2u { windows |= bytes_of(codes_before(dtype, is_key, planes, n, g, lane, 2u)) << vec4<u32>(2u * bits); }
+    windows += (dtype - TURBO2T) * TRELLIS_WINDOWS;
+    return vec4<f32>(
+        TRELLIS_LEVELS[windows.x], TRELLIS_LEVELS[windows.y], TRELLIS_LEVELS[windows.z], TRELLIS_LEVELS[windows.w],
+    );
+}
+
+// Whether a stage of attention looks levels up.
+fn looks_up(is_of_keys: bool) -> bool {
+    return STAGE >= WHOLE || STAGE == select(ONLY_VALUES, ONLY_KEYS, is_of_keys);
+}
+
+// The levels of codes of four lanes, of tiles laid out as those of keys (`is_key`) or of values.
+fn sixteen_levels(
+    dtype: u32, is_key: bool, is_of_keys: bool, planes: u32, n: u32, g: u32, lane: u32, high: vec2<u32>,
+) -> Sixteen {
+    var levels = Sixteen();
+    if STAGE == NO_CODES { return levels; }
+    let codes = codes_of_lanes(dtype, planes, g, lane, high);
+    for (var f = 0u; f < 4u; f++) {
+        if is_turbo(dtype) && !looks_up(is_of_keys) {
+            levels[f] = vec4<f32>(f32(codes[f] & 15u));
+        } else if remembers(dtype) {
+            levels[f] = levels_after(dtype, is_key, planes, n, g, lane + 4u * f, codes[f]);
+        } else if is_turbo(dtype) {
+            levels[f] = looked_up(dtype, codes[f]);
+        } else {
+            levels[f] = vec4<f32>(bytes_of(codes[f])) - vec4<f32>(select(Q4_0_ZERO, Q8_0_ZERO, dtype == Q8_0));
+        }
+    }
+    return levels;
+}
+
+// Four of the sixteen floats from `row` on, which follow each other, or are four apart.
+fn four_floats(dtype: u32, place: u32, row: u32, lane: u32, is_spread: bool) -> vec4<f32> {
+    if STAGE == NO_CODES { return vec4<f32>(); }
+    if is_spread {
+        let at = row + lane;
         return vec4<f32>(
-            TRELLIS_LEVELS[windows.x], TRELLIS_LEVELS[windows.y], TRELLIS_LEVELS[windows.z], TRELLIS_LEVELS[windows.w],
+            float_at(dtype, place, at), float_at(dtype, place, at + 4u),
+            float_at(dtype, place, at + 8u), float_at(dtype, place, at + 12u),
         );
     }
-    if is_turbo(dtype) {
-        let book = (dtype - TURBO2) * 16u;
-        return vec4<f32>(
-            CENTROIDS[book + codes.x], CENTROIDS[book + codes.y], CENTROIDS[book + codes.z], CENTROIDS[book + codes.w],
-        );
-    }
-    return vec4<f32>(codes) - select(Q4_0_ZERO, Q8_0_ZERO, dtype == Q8_0);
+    return vec4<f32>(two_at(dtype, place, row + 4u * lane), two_at(dtype, place, row + 4u * lane + 2u));
 }
 
 fn most_dims(dtype: u32) -> u32 {
     return select(32u, 128u, is_turbo(dtype));
+}
+
+// The slice that dim `d` lies in: its dims, where it begins, its number.
+fn slice_with(dtype: u32, dim: u32, d: u32) -> vec3<u32> {
+    let most = most_dims(dtype);
+    var index = d / most;
+    var at = index * most;
+    var n = slice_at(dim, at, most);
+    while d >= at + n {
+        at += n;
+        index += 1u;
+        n = slice_at(dim, at, most);
+    }
+    return vec3<u32>(n, at, index);
 }

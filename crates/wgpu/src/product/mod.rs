@@ -110,7 +110,7 @@ impl Shape {
         let Self { rows, outputs, slices, has_gate } = self;
         let number = dtype as usize | rows << 8 | outputs << 16 | slices << 24 | usize::from(has_gate) << 31;
         let source = if Layout::of(dtype).is_some() { &CODED } else { &FLOATS };
-        gpu.variant(source, name, number as u32, || self.constants(dtype))
+        gpu.variant(source, name, &[number as u32], || self.constants(dtype))
     }
 
     /// What its kernel takes.

@@ -1,0 +1,283 @@
+//! The kernels of attention: what is compiled for what, and which of several ways an adapter goes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kvant_backend::{BackendError, Result, StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK};
+#[cfg(test)]
+use kvant_codec::DType;
+use kvant_codec::tile::Side;
+use kvant_codec::{Codebook, Rotation, Trellis, block32, trellis};
+
+use super::list::STREAM;
+use super::{OP, SPAN};
+use crate::constants::Constants;
+use crate::each::NUMBERS;
+use crate::kv::{TILES, has_centres, number};
+use crate::shader::Kernel;
+use crate::{Gpu, Part, Source, kv};
+
+/// Values that a span leaves beside the sum of its own.
+pub const SUMS: usize = 2;
+/// Queries of a job, at most.
+pub const MOST_SLOTS: usize = 8;
+/// Threads of a group that turns queries and outputs.
+const THREADS: usize = 128;
+/// Dims that each of these threads adds up, at most.
+const MOST_EACH: usize = 5;
+/// The most dims of a stored head.
+pub const MOST_DIMS: usize = MOST_EACH * THREADS;
+
+const LIST: Part = Part { name: "list.wgsl", text: include_str!("list.wgsl") };
+const READ: Part = Part { name: "read.wgsl", text: include_str!("read.wgsl") };
+const ATTEND: Part = Part { name: "attend.wgsl", text: include_str!("attend.wgsl") };
+
+/// What comes before attention and after it.
+pub(crate) static ENDS: Source = Source {
+    parts: &[
+        NUMBERS,
+        TILES,
+        LIST,
+        Part { name: "rotation.wgsl", text: include_str!("../kv/rotation.wgsl") },
+        Part { name: "ends.wgsl", text: include_str!("ends.wgsl") },
+    ],
+    constants: constants_of_ends,
+};
+
+/// A source for attention with these look-ups.
+macro_rules! source {
+    ($file:literal) => {
+        Source {
+            parts: &[
+                NUMBERS,
+                TILES,
+                LIST,
+                Part { name: $file, text: include_str!(concat!("lookup/", $file)) },
+                READ,
+                ATTEND,
+            ],
+            constants,
+        }
+    };
+}
+
+static CONSTANT: Source = source!("constant.wgsl");
+static TABLE: Source = source!("table.wgsl");
+static SELECT: Source = source!("select.wgsl");
+static SHUFFLE: Source = source!("shuffle.wgsl");
+
+/// What can be left out of attention, to measure what it costs.
+pub(crate) const STAGES: [&str; 5] =
+    ["no codes", "no look-ups", "look-ups of keys", "look-ups of values", "attention"];
+
+/// How codes of the turbo types become levels. All give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LookUps {
+    /// In a table of constants, which each thread has or the adapter keeps.
+    Constant,
+    /// In a table in the memory of a workgroup.
+    Table,
+    /// In registers: bits of a code choose between constants.
+    Select,
+    /// In registers of the other threads of a subgroup.
+    Shuffle,
+}
+
+impl LookUps {
+    /// All there are.
+    pub const ALL: [Self; 4] = [Self::Constant, Self::Table, Self::Select, Self::Shuffle];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Constant => "constant",
+            Self::Table => "table",
+            Self::Select => "select",
+            Self::Shuffle => "shuffle",
+        }
+    }
+
+    /// Whether they need threads of a subgroup to talk to each other.
+    pub fn needs_subgroups(self) -> bool {
+        self == Self::Shuffle
+    }
+
+    fn source(self) -> &'static Source {
+        match self {
+            Self::Constant => &CONSTANT,
+            Self::Table => &TABLE,
+            Self::Select => &SELECT,
+            Self::Shuffle => &SHUFFLE,
+        }
+    }
+}
+
+/// Ways to attend, of which an adapter goes the fastest. All give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttendWays {
+    /// How codes become levels.
+    pub look_ups: LookUps,
+    /// Queries that share what is unpacked, at most: 4 or 8.
+    pub queries: usize,
+    /// Words of codes that a thread takes at a time: 1, 2 or 4.
+    pub words: usize,
+}
+
+impl fmt::Display for AttendWays {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { look_ups, queries, words } = self;
+        write!(f, "attend (f32), look-ups by {}, {queries} queries, {words} words", look_ups.name())
+    }
+}
+
+impl AttendWays {
+    /// Where nothing else is asked for. On lavapipe, a Vulkan on the CPU, look-ups in a subgroup were the fastest, those in registers next,
+    /// and threads that take four words; nothing else has been measured, and more queries take most compilers far longer.
+    pub(crate) fn of_adapter(has_subgroups: bool, is_software: bool) -> Self {
+        let look_ups = if has_subgroups { LookUps::Shuffle } else { LookUps::Select };
+        Self { look_ups, queries: 4, words: if is_software { 4 } else { 1 } }
+    }
+
+    /// An error unless an adapter with (`has_subgroups`) or without subgroups goes these ways.
+    pub(crate) fn check(self, has_subgroups: bool) -> Result<()> {
+        let Self { look_ups, queries, words } = self;
+        let is_there = [4, MOST_SLOTS].contains(&queries) && [1, 2, 4].contains(&words);
+        if is_there && (has_subgroups || !look_ups.needs_subgroups()) {
+            return Ok(());
+        }
+        let subgroups = if has_subgroups { "" } else { ", without subgroups" };
+        Err(BackendError::Unsupported {
+            op: OP,
+            wanted: format!("{} look-ups for {queries} queries, {words} words at a time", look_ups.name()),
+            has: format!("4 or {MOST_SLOTS} queries, 1, 2 or 4 words{subgroups}"),
+        })
+    }
+}
+
+/// What a kernel is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// The numbers of the types of keys and of values.
+    types: [u32; 2],
+    is_joint: bool,
+    has_centres: bool,
+    /// Times 128 dims of a value.
+    each: u32,
+}
+
+impl Kind {
+    /// For streams of keys and of values.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] for types that there are no kernels for.
+    pub fn new([keys, values]: [&StreamSpec; 2]) -> Result<Self> {
+        Ok(Self {
+            types: [number(OP, keys)?, number(OP, values)?],
+            is_joint: keys.side == Side::V,
+            has_centres: has_centres(keys),
+            each: values.value_dim().div_ceil(TOKENS_PER_BLOCK) as u32,
+        })
+    }
+}
+
+/// The kernel for streams of `kind` and jobs of so many queries.
+pub fn of_kind(gpu: &Gpu, kind: Kind, ways: AttendWays, slots: usize, stage: usize) -> Result<Arc<Kernel>> {
+    let numbers = numbers(kind, ways.words, slots, stage);
+    let key = numbers.map(|(_, number)| number);
+    Ok(gpu.variant(ways.look_ups.source(), "attend", &key, || constants_of(numbers))?)
+}
+
+/// The constants that a kernel is compiled with.
+fn numbers(kind: Kind, words: usize, slots: usize, stage: usize) -> [(&'static str, u32); 8] {
+    let [k, v] = kind.types;
+    [
+        ("K_TYPE", k),
+        ("V_TYPE", v),
+        ("IS_JOINT", kind.is_joint.into()),
+        ("HAS_CENTRES", kind.has_centres.into()),
+        ("EACH", kind.each),
+        ("QUADS", (slots / 4) as u32),
+        ("WORDS", words as u32),
+        ("STAGE", stage as u32),
+    ]
+}
+
+fn constants_of(numbers: [(&'static str, u32); 8]) -> Constants {
+    numbers.into_iter().fold(Constants::default(), |all, (name, n)| all.whole(name, n as usize))
+}
+
+/// What turns queries, and what joins spans.
+pub fn ends(gpu: &Gpu) -> Result<[Arc<Kernel>; 2]> {
+    Ok([gpu.kernel(&ENDS, "prepare")?, gpu.kernel(&ENDS, "join_spans")?])
+}
+
+fn constants_of_ends() -> Constants {
+    let masks = Rotation::kv(128);
+    let words = |mask: u128| [0, 32, 64, 96].map(|by| (mask >> by) as u32);
+    let with_factors = [128, 64, 32].into_iter().fold(shared(), |constants, n: usize| {
+        constants.float(&format!("FACTOR_{n}"), (1.0 / (n as f64).sqrt()) as f32)
+    });
+    with_factors
+        .vector("SIGNS_BEFORE", words(masks.before()))
+        .vector("SIGNS_AFTER", words(masks.after()))
+        .whole("THREADS", THREADS)
+        .whole("MOST_EACH", MOST_EACH)
+        .whole("MOST_DIMS", MOST_DIMS)
+}
+
+fn constants() -> Constants {
+    let books = [Codebook::GAUSS2, Codebook::GAUSS3, Codebook::GAUSS4];
+    let centroids = books.iter().flat_map(|book| book.centroids().iter().copied().chain([0.0; 16]).take(16));
+    let trellis_levels = [Trellis::TURBO2T, Trellis::TURBO3T]
+        .into_iter()
+        .flat_map(|trellis| trellis.levels().map(|level| f32::from(level) * Trellis::CENTROID_STEP));
+    let magnitudes = books.iter().flat_map(|book| {
+        let centroids = book.centroids();
+        (0..)
+            .zip(&centroids[centroids.len() / 2..])
+            .map(|(i, level)| (format!("TURBO{}_{i}", book.bits()), *level))
+    });
+    let with_magnitudes = magnitudes.fold(shared(), |constants, (name, level)| constants.float(&name, level));
+    with_magnitudes
+        .floats("CENTROIDS", &centroids.collect::<Vec<_>>())
+        .whole("TRELLIS_WINDOWS", trellis::LEVELS)
+        .floats("TRELLIS_LEVELS", &trellis_levels.collect::<Vec<_>>())
+        .float("Q8_0_ZERO", block32::Q8_0_ZERO.into())
+        .float("Q4_0_ZERO", block32::Q4_0_ZERO.into())
+        .float("LEAST", f32::MIN)
+        .whole("NO_CODES", 0)
+        .whole("ONLY_KEYS", 2)
+        .whole("ONLY_VALUES", 3)
+        .whole("WHOLE", STAGES.len() - 1)
+        .whole("TILES_PER_BLOCK", TILES_PER_BLOCK)
+}
+
+/// What all sources take.
+fn shared() -> Constants {
+    kv::constants()
+        .whole("TOKENS", TOKENS_PER_BLOCK)
+        .whole("STREAM", STREAM)
+        .whole("SUMS", SUMS)
+        .whole("CHUNKS_PER_SPAN", SPAN / TOKENS_PER_BLOCK)
+}
+
+/// Sources of attention and the numbers that they are compiled with: every way, and every type of keys and of values.
+#[cfg(test)]
+pub(crate) fn variants() -> Vec<(&'static Source, Constants)> {
+    let kind = |dtypes: [DType; 2], is_joint, each| {
+        let types =
+            dtypes.map(|dtype| kv::TYPES.into_iter().position(|known| known == dtype).unwrap() as u32);
+        Kind { types, is_joint, has_centres: dtypes[0].code().is_some(), each }
+    };
+    let ways = LookUps::ALL.into_iter().flat_map(|look_ups| [(look_ups, 1, 4), (look_ups, 4, MOST_SLOTS)]);
+    let of_types = ways.flat_map(|(look_ups, words, slots)| {
+        let kinds = kv::TYPES.map(|dtype| kind([dtype; 2], false, 1));
+        let joint = [kind([DType::Turbo3; 2], true, 5), kind([DType::F16; 2], true, 4)];
+        let all = kinds.into_iter().chain(joint);
+        all.map(move |kind| {
+            let numbers = numbers(kind, words, slots, STAGES.len() - 1);
+            (look_ups.source(), constants_of(numbers))
+        })
+    });
+    of_types.collect()
+}

@@ -1,0 +1,153 @@
+//! What rows see where, as kernels are told.
+
+use std::ops::Range;
+
+use kvant_backend::{BackendError, BalanceLayout, KvLayer, KvPart, KvStream, Result};
+use kvant_codec::tile::{Side, TILE};
+
+use super::kernels::{Kind, MOST_DIMS};
+use super::{OP, SPAN};
+use crate::WgpuPage;
+use crate::kv::{NONE, balance, has_centres, number, word};
+
+/// What rows see where; `Params::list` of `list.wgsl` says how it is laid out.
+pub struct List {
+    pub words: Vec<u32>,
+    pub jobs: usize,
+    /// That any of the rows sees; one at least.
+    pub spans: Range<usize>,
+    pub jobs_at: usize,
+    pub windows_at: usize,
+    pub streams_at: usize,
+    /// Those of the streams, each once.
+    pub kinds: Vec<Kind>,
+}
+
+impl List {
+    /// The list for rows whose queries, `group` to a row and KV head, are taken `slots` at a time.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] for types and heads that there are no kernels for.
+    pub fn new(
+        parts: &[KvPart<'_, WgpuPage>],
+        group: usize,
+        slots: usize,
+        band: Option<&WgpuPage>,
+    ) -> Result<Self> {
+        let positions = |part: &KvPart<'_, WgpuPage>| part.rows.start..part.rows.end();
+        let (mut words, mut first_span, mut end_span) = (Vec::new(), usize::MAX, 0);
+        for (index, part) in parts.iter().enumerate() {
+            for (row, position) in part.rows.range().zip(positions(part)) {
+                let oldest = part.layer.oldest(position);
+                words.extend([row, position, oldest, index].map(|n| n as u32));
+                first_span = first_span.min(oldest / SPAN);
+                end_span = end_span.max(position / SPAN + 1);
+            }
+        }
+        let jobs_at = words.len();
+        let mut first_row = 0;
+        for part in parts {
+            let n = part.rows.n * group;
+            for first in (0..n).step_by(slots) {
+                words.extend([first_row, first, slots.min(n - first)].map(|n| n as u32));
+            }
+            first_row += part.rows.n;
+        }
+        let (jobs, windows_at) = ((words.len() - jobs_at) / 3, words.len());
+        for part in parts {
+            for position in positions(part) {
+                let window = |stream: &KvStream| stream.spec.window(position / TILE) as u32;
+                let heads = (0..part.layer.k.len()).map(|head| streams(part.layer, head).map(window));
+                words.extend(heads.flatten());
+            }
+        }
+        let streams_at = words.len();
+        let n_streams: usize = parts.iter().map(|part| 2 * part.layer.k.len()).sum();
+        let mut blocks_at = streams_at + STREAM * n_streams;
+        let mut kinds = Vec::new();
+        for part in parts {
+            for head in 0..part.layer.k.len() {
+                let kind = Kind::new(streams(part.layer, head).map(|stream| &stream.spec))?;
+                if !kinds.contains(&kind) {
+                    kinds.push(kind);
+                }
+                let [keys, values] = streams(part.layer, head);
+                words.extend(stream_words(part, keys, band, blocks_at, of_keys(part, head))?);
+                words.extend(stream_words(part, values, band, blocks_at, of_values(part, head))?);
+            }
+            blocks_at += part.memory.blocks().len();
+        }
+        for part in parts {
+            let blocks = part.memory.blocks().iter();
+            words.extend(blocks.map(|block| block.as_ref().map_or(NONE, |page| word(page.at()))));
+        }
+        let spans = first_span..end_span;
+        Ok(Self { words, jobs, spans, jobs_at, windows_at, streams_at, kinds })
+    }
+}
+
+/// The streams of keys and of values of a KV head; the same where they are one.
+fn streams(layer: &KvLayer, head: usize) -> [&KvStream; 2] {
+    [&layer.k[head], layer.values(head)]
+}
+
+/// Where factors on queries of a KV head lie, and what is added to them.
+fn of_keys(part: &KvPart<'_, WgpuPage>, head: usize) -> [u32; 2] {
+    let query = BalanceLayout::of(part.layer).query.start;
+    [balance(part, query + head * part.layer.k[head].spec.head_dim), NONE]
+}
+
+/// Where factors on outputs of a KV head lie, and what is added to them. Outputs of joint streams have the factors of queries.
+fn of_values(part: &KvPart<'_, WgpuPage>, head: usize) -> [u32; 2] {
+    let Some(stream) = part.layer.v.get(head) else { return of_keys(part, head) };
+    let (of, column) = (BalanceLayout::of(part.layer), head * stream.spec.head_dim);
+    [of.out, of.out_shift].map(|range| balance(part, range.start + column))
+}
+
+/// Words of a stream in the list.
+pub const STREAM: usize = 18;
+
+/// `Stream` of `list.wgsl`.
+fn stream_words(
+    part: &KvPart<'_, WgpuPage>,
+    stream: &KvStream,
+    band: Option<&WgpuPage>,
+    blocks_at: usize,
+    [factors, shifts]: [u32; 2],
+) -> Result<[u32; STREAM]> {
+    let spec = &stream.spec;
+    if spec.dim() > MOST_DIMS {
+        return Err(BackendError::Unsupported {
+            op: OP,
+            wanted: format!("heads of {}", spec.head_dim),
+            has: format!("heads of up to {MOST_DIMS}"),
+        });
+    }
+    let tiles = part.band_tiles(stream);
+    let band = match band {
+        Some(page) if !tiles.is_empty() => word(page.at() + part.band_offset(stream, tiles.start)),
+        _ => NONE,
+    };
+    let within = |page: Option<_>, at: usize| page.map_or(NONE, |page: &WgpuPage| word(page.at() + at));
+    let [sink, tail] = [part.memory.sink(), part.memory.tail()].map(|page| page.map(|page| &***page));
+    Ok([
+        number(OP, spec)?,
+        spec.dim() as u32,
+        spec.value_dim() as u32,
+        u32::from(spec.side == Side::K),
+        spec.rotates.into(),
+        spec.sink_tiles as u32,
+        spec.tail_tiles as u32,
+        word(stream.main),
+        word(spec.main_layout().bytes()),
+        if has_centres(spec) { word(stream.centre) } else { NONE },
+        within(sink, stream.sink),
+        within(tail, stream.tail),
+        band,
+        tiles.start as u32,
+        tiles.end as u32,
+        blocks_at as u32,
+        factors,
+        shifts,
+    ])
+}
