@@ -151,6 +151,11 @@ impl Features {
     /// Invocations of a subgroup may talk to each other.
     pub const SUBGROUP: Self = Self(2);
 
+    /// None.
+    pub fn empty() -> Self {
+        Self(0)
+    }
+
     /// Whether all of `others` are there.
     pub fn contains(self, others: Self) -> bool {
         self.0 & others.0 == others.0
