@@ -32,6 +32,8 @@ var<workgroup> mosts: array<vec4<f32>, LANES * QUADS>;
 
 // Of each query the oldest token it sees, its position, its windows of keys and of values and the score of its sink, [5, slots].
 var<workgroup> of_queries: array<u32, 20 * QUADS>;
+// The first and the last chunk of the span that a query sees.
+var<workgroup> chunks: vec2<u32>;
 
 // For each query.
 alias PerQuery = array<vec4<f32>, QUADS>;
@@ -349,16 +351,20 @@ fn attend(
         k_windows = vec2<u32>(min(k_windows.x, least(seen.k_window[x])), max(k_windows.y, largest_of(seen.k_window[x])));
         v_windows = vec2<u32>(min(v_windows.x, least(seen.v_window[x])), max(v_windows.y, largest_of(seen.v_window[x])));
     }
-    let first_chunk = max(oldest / TOKENS, span * CHUNKS_PER_SPAN);
-    let last_chunk = min(position / TOKENS, span * CHUNKS_PER_SPAN + CHUNKS_PER_SPAN - 1u);
-    if first_chunk > last_chunk { return; }
+    // All threads have come to the same; browsers want to know it, for they meet in the loop.
+    if thread == 0u {
+        let first_chunk = max(oldest / TOKENS, span * CHUNKS_PER_SPAN);
+        chunks = vec2<u32>(first_chunk, min(position / TOKENS, span * CHUNKS_PER_SPAN + CHUNKS_PER_SPAN - 1u));
+    }
+    let seen_chunks = workgroupUniformLoad(&chunks);
+    if seen_chunks.x > seen_chunks.y { return; }
 
     let first = thread * WORDS % 4u;
     let queries_at = unit * p.query_values * QUADS;
     let scale = p.scale;
     let cap = p.soft_cap;
     var acc = array<vec4<f32>, EACH * 4 * WORDS * QUADS>();
-    for (var chunk = first_chunk; chunk <= last_chunk; chunk++) {
+    for (var chunk = seen_chunks.x; chunk <= seen_chunks.y; chunk++) {
         let first_tile = max(chunk * TILES_PER_BLOCK, oldest / TILE);
         let end_tile = min(chunk * TILES_PER_BLOCK + TILES_PER_BLOCK - 1u, position / TILE) + 1u;
 
