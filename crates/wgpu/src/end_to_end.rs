@@ -164,3 +164,25 @@ fn a_lost_device_is_an_error_and_what_was_saved_before_goes_on_elsewhere() {
     found.caches[0] = Cache::from_images(&other, &found.pool, layout, 128, state, &mut next).unwrap();
     assert_eq!(found.step(&[24], &text[40..]), want);
 }
+
+#[test]
+fn a_token_is_one_submission_and_most_often_binds_what_the_last_one_bound() {
+    let Some(device) = tests::device() else { return };
+    let mut gpu = Running::new(&device, "qwen3-h192-g3.gguf", DType::Turbo3, 1);
+    let text = tokens(60);
+    gpu.step(&[20], &text[..20]);
+    gpu.step(&[1], &[text[20]]);
+    let mut steps_anew = 0;
+    for token in &text[21..] {
+        let before = device.traffic();
+        gpu.step(&[1], &[*token]);
+        let after = device.traffic();
+        assert_eq!(after.submissions - before.submissions, 1);
+        // The logits, for which this test takes memory anew.
+        assert_eq!(after.allocations - before.allocations, 1);
+        assert_eq!(after.from_device - before.from_device, 64 * size_of::<f32>() as u64);
+        steps_anew += usize::from(after.groups - before.groups > 1);
+    }
+    // Where a block of tokens is coded, and a step after it.
+    assert!(steps_anew <= 2, "{steps_anew} steps bound something else than the last one");
+}
