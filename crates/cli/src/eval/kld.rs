@@ -18,9 +18,7 @@ use crate::output::{self, Row};
 
 /// Arguments of `kvant eval kld`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Examples:\n  kvant eval kld --chunks 2 -ctk q8_0,q8_0 -ctv turbo4,turbo3\n  kvant eval kld -m M.gguf --against M.gguf -ctk f16 --prompt-math bf16"
-)]
+#[command(after_help = "Example:\n  kvant eval kld --chunks 2 -ctk q8_0,q8_0 -ctv turbo4,turbo3")]
 pub struct KldArgs {
     #[command(flatten)]
     model: ModelArgs,
