@@ -322,7 +322,7 @@ impl Backend for WgpuDevice {
         let Norm { weight, eps } = norm;
         let shape = [rows, weight.n_values];
         let weight = (&weight.buffer, eps);
-        Ok(norm::norm(&self.gpu, Way::AddRms, (&y.buffer, 0), shape, weight, &x.buffer)?)
+        Ok(norm::norm(&self.gpu, Way::AddRms, &y.buffer, shape, weight, &x.buffer)?)
     }
 
     fn layer_norm(
@@ -336,7 +336,7 @@ impl Backend for WgpuDevice {
         let Norm { weight, eps } = norm;
         let shape = [rows, weight.n_values];
         let weight = (&weight.buffer, eps);
-        Ok(norm::norm(&self.gpu, Way::Layer, (&x.buffer, 0), shape, weight, &y.buffer)?)
+        Ok(norm::norm(&self.gpu, Way::Layer, &x.buffer, shape, weight, &y.buffer)?)
     }
 
     fn soft_cap(&self, x: &mut WgpuBuffer, len: usize, cap: f32) -> Result<()> {

@@ -6,8 +6,11 @@ use crate::constants::Constants;
 use crate::each::NUMBERS;
 use crate::{Gpu, Part, Source, WgpuError, groups};
 
+/// A sum over the threads of a group, of which there are `THREADS`.
+pub(crate) const SUM: Part = Part { name: "sum.wgsl", text: include_str!("sum.wgsl") };
+
 pub(crate) static SOURCE: Source = Source {
-    parts: &[NUMBERS, Part { name: "norm.wgsl", text: include_str!("norm.wgsl") }],
+    parts: &[NUMBERS, SUM, Part { name: "norm.wgsl", text: include_str!("norm.wgsl") }],
     constants: || {
         Constants::default()
             .whole("THREADS", 64)
@@ -28,21 +31,20 @@ pub(crate) enum Way {
 struct Params {
     rows: u32,
     n: u32,
-    first: u32,
     way: u32,
     eps: f32,
 }
 
-/// Norms `[rows, n]` values of `x`, from value `first` on, to the start of `y`.
+/// Norms `x` `[rows, n]` to `y`.
 pub(crate) fn norm(
     gpu: &Gpu,
     way: Way,
-    (x, first): (&wgpu::Buffer, usize),
+    x: &wgpu::Buffer,
     [rows, n]: [usize; 2],
     (weight, eps): (&wgpu::Buffer, f32),
     y: &wgpu::Buffer,
 ) -> Result<(), WgpuError> {
     let kernel = gpu.kernel(&SOURCE, "norm")?;
-    let params = Params { rows: rows as u32, n: n as u32, first: first as u32, way: way as u32, eps };
+    let params = Params { rows: rows as u32, n: n as u32, way: way as u32, eps };
     gpu.launch::<_, u32>(&kernel, groups(rows, 1), &params, &[], &[(1, x), (2, weight), (3, y)])
 }

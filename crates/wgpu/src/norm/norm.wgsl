@@ -6,7 +6,6 @@
 struct Params {
     rows: u32,
     n: u32,
-    first: u32,  // value of x that the first row begins with
     way: u32,
     eps: f32,
 }
@@ -16,21 +15,6 @@ struct Params {
 @group(0) @binding(2) var<storage, read> weight: array<f32>;      // [n]
 @group(0) @binding(3) var<storage, read_write> y: array<f32>;     // [rows, n]
 
-var<workgroup> sums: array<f32, THREADS>;
-
-// The sum over all threads, in a fixed order.
-fn sum(value: f32, thread: u32) -> f32 {
-    sums[thread] = value;
-    workgroupBarrier();
-    for (var step = THREADS / 2u; step > 0u; step /= 2u) {
-        if thread < step { sums[thread] += sums[thread + step]; }
-        workgroupBarrier();
-    }
-    let total = sums[0];
-    workgroupBarrier();
-    return total;
-}
-
 @compute @workgroup_size(THREADS)
 fn norm(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -39,7 +23,7 @@ fn norm(
 ) {
     let row = number_of(group, groups);
     if row >= p.rows { return; }
-    let start = p.first + row * p.n;
+    let start = row * p.n;
     var mean = 0.0f;
     if p.way == LAYER {
         var total = 0.0f;

@@ -6,11 +6,12 @@ use kvant_codec::Rotation;
 use super::layout::{GROUP, VECTOR, VECTOR_BYTES};
 use crate::constants::Constants;
 use crate::each::NUMBERS;
+use crate::norm::SUM;
 use crate::scratch::Scratch;
 use crate::{Gpu, Part, Source, WgpuError, groups};
 
 pub(crate) static SOURCE: Source = Source {
-    parts: &[NUMBERS, Part { name: "operand.wgsl", text: include_str!("operand.wgsl") }],
+    parts: &[NUMBERS, SUM, Part { name: "operand.wgsl", text: include_str!("operand.wgsl") }],
     constants: || {
         Constants::default()
             .whole("THREADS", 64)

@@ -21,19 +21,6 @@ struct Params {
 @group(0) @binding(2) var<storage, read> weight_quads: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read_write> to: array<u32>;
 
-var<workgroup> sums: array<f32, THREADS>;
-
-// The sum over all threads, in a fixed order.
-fn sum(value: f32, thread: u32) -> f32 {
-    sums[thread] = value;
-    workgroupBarrier();
-    for (var step = THREADS / 2u; step > 0u; step /= 2u) {
-        if thread < step { sums[thread] += sums[thread + step]; }
-        workgroupBarrier();
-    }
-    return sums[0];
-}
-
 fn factor_of(squares: f32, thread: u32) -> f32 {
     return 1.0f / sqrt(sum(squares, thread) / f32(p.n) + p.eps);
 }

@@ -1,0 +1,16 @@
+// What the threads of a group add up.
+
+var<workgroup> sums: array<f32, THREADS>;
+
+// The sum over all threads, in a fixed order.
+fn sum(value: f32, thread: u32) -> f32 {
+    sums[thread] = value;
+    workgroupBarrier();
+    for (var step = THREADS / 2u; step > 0u; step /= 2u) {
+        if thread < step { sums[thread] += sums[thread + step]; }
+        workgroupBarrier();
+    }
+    let total = sums[0];
+    workgroupBarrier();
+    return total;
+}
