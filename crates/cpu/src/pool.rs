@@ -6,6 +6,7 @@
 
 use std::cell::UnsafeCell;
 use std::io;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -51,14 +52,31 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     region: Mutex<()>,
-    /// The next item of each thread's share, in [`Pool::for_each`].
-    next: Vec<Next>,
+    /// The share of each thread, in [`Pool::for_each`].
+    shares: Box<[Share]>,
 }
 
-/// A counter on a cache line of its own (two, for processors that fetch lines in pairs).
+/// The items of one thread that nobody has taken yet: `next .. end`, nothing where `next` has gone beyond `end`. On a cache
+/// line of its own (two, for processors that fetch lines in pairs).
 #[derive(Default)]
 #[repr(align(128))]
-struct Next(AtomicUsize);
+struct Share {
+    next: AtomicUsize,
+    end: AtomicUsize,
+}
+
+impl Share {
+    /// Takes an item.
+    fn take(&self) -> Option<usize> {
+        let item = self.next.fetch_add(1, Ordering::Relaxed);
+        (item < self.end.load(Ordering::Relaxed)).then_some(item)
+    }
+}
+
+/// What thread `thread` of `n_threads` has of `n` things that are divided evenly, in order.
+pub(crate) fn share(n: usize, thread: usize, n_threads: usize) -> Range<usize> {
+    thread * n / n_threads..(thread + 1) * n / n_threads
+}
 
 impl Pool {
     /// A pool of `n_threads` (at least 1), of which the caller of [`Pool::run`] is one.
@@ -85,8 +103,8 @@ impl Pool {
             lock: Mutex::new(()),
             wake: Condvar::new(),
         });
-        let next = (0..wanted).map(|_| Next::default()).collect();
-        let mut pool = Self { shared, workers: Vec::new(), region: Mutex::new(()), next };
+        let shares = (0..wanted).map(|_| Share::default()).collect();
+        let mut pool = Self { shared, workers: Vec::new(), region: Mutex::new(()), shares };
         for index in 1..wanted {
             let shared = Arc::clone(&pool.shared);
             match spawn(format!("kvant-{index}"), Box::new(move || work(&shared, index))) {
@@ -139,43 +157,60 @@ impl Pool {
     /// Runs `job(item)` for every item of `0 .. n`. Each thread works through its own share, in order, so that what it
     /// reads is one stream; a thread that has finished takes items from the shares of slower ones.
     pub fn for_each(&self, n: usize, job: &(dyn Fn(usize) + Sync)) {
-        self.for_each_on(n, &|_, item| job(item));
+        if n <= 1 {
+            return (0..n).for_each(job);
+        }
+        let n_threads = self.n_threads();
+        self.hand_out(|thread| share(n, thread, n_threads), &|_, _, item| job(item));
     }
 
-    /// As [`Pool::for_each`], with `job(state, item)` given the state of the thread it runs on.
+    /// As [`Pool::for_each`], where a caller divides the work: `job(thread, item)` for every item of `0 .. n_items(thread)` of
+    /// every thread, on that thread or on one that has finished its own.
+    pub(crate) fn for_shares(&self, n_items: impl Fn(usize) -> usize, job: &(dyn Fn(usize, usize) + Sync)) {
+        self.hand_out(|thread| 0..n_items(thread), &|_, owner, item| job(owner, item));
+    }
+
+    /// As [`Pool::for_shares`], with `job(state, thread, item)` given the state of the thread it runs on.
     ///
     /// # Panics
     /// Unless there is a state for each thread.
-    pub fn for_each_with<T: Send>(&self, states: &mut [T], n: usize, job: &(dyn Fn(&mut T, usize) + Sync)) {
+    pub(crate) fn for_shares_with<T: Send>(
+        &self,
+        states: &mut [T],
+        n_items: impl Fn(usize) -> usize,
+        job: &(dyn Fn(&mut T, usize, usize) + Sync),
+    ) {
         assert_eq!(states.len(), self.n_threads(), "a state for each thread");
         let states = Shards::new(states);
-        self.for_each_on(n, &|thread, item| {
+        self.hand_out(|thread| 0..n_items(thread), &|thread, owner, item| {
             // SAFETY: each number of a thread belongs to one thread of the region, which works on one item at a time.
             let own = unsafe { states.part(thread..thread + 1) };
-            job(&mut own[0], item);
+            job(&mut own[0], owner, item);
         });
     }
 
-    /// As [`Pool::for_each`], with `job(thread, item)` told which thread it runs on.
-    fn for_each_on(&self, n: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+    /// Runs `job(thread, owner, item)` for every item of the share of each owner.
+    fn hand_out(&self, share: impl Fn(usize) -> Range<usize>, job: &(dyn Fn(usize, usize, usize) + Sync)) {
         let n_threads = self.n_threads();
-        if n <= 1 || n_threads == 1 {
-            return (0..n).for_each(|item| job(0, item));
+        if n_threads == 1 {
+            return share(0).for_each(|item| job(0, 0, item));
         }
         let region = self.region.lock().unwrap_or_else(PoisonError::into_inner);
-        let share = |thread: usize| thread * n / n_threads..(thread + 1) * n / n_threads;
-        for (thread, next) in self.next.iter().enumerate() {
-            next.0.store(share(thread).start, Ordering::Relaxed);
+        let mut total = 0;
+        for (thread, of_thread) in self.shares.iter().enumerate() {
+            let share = share(thread);
+            total += share.len();
+            of_thread.next.store(share.start, Ordering::Relaxed);
+            of_thread.end.store(share.end, Ordering::Relaxed);
+        }
+        if total <= 1 {
+            drop(region);
+            return (0..n_threads).for_each(|owner| share(owner).for_each(|item| job(0, owner, item)));
         }
         self.run_region(&region, &|thread| {
             for owner in (thread..n_threads).chain(0..thread) {
-                let end = share(owner).end;
-                loop {
-                    let item = self.next[owner].0.fetch_add(1, Ordering::Relaxed);
-                    if item >= end {
-                        break;
-                    }
-                    job(thread, item);
+                while let Some(item) = self.shares[owner].take() {
+                    job(thread, owner, item);
                 }
             }
         });
@@ -242,11 +277,14 @@ fn wait(done: impl Fn() -> bool, sleep: Option<&Shared>) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[test]
     fn every_item_runs_exactly_once() {
-        for n_threads in [1, 2, 5] {
+        // 17 and 33: one worker more than whole groups have, and more threads than cores.
+        for n_threads in [1, 2, 5, 9, 17, 33, 34] {
             let pool = Pool::new(n_threads).unwrap();
             for n in [0, 1, 2, 7, 1000] {
                 let counts: Vec<_> = (0..n).map(|_| AtomicUsize::new(0)).collect();
@@ -261,57 +299,144 @@ mod tests {
         }
     }
 
+    /// Shares of any size, empty ones and one item in all among them.
     #[test]
-    fn every_item_meets_the_state_of_one_thread() {
-        let pool = Pool::new(3).unwrap();
-        let mut items = vec![Vec::new(); 3];
-        pool.for_each_with(&mut items, 100, &|own, item| own.push(item));
-        let mut all = items.concat();
-        all.sort_unstable();
-        assert_eq!(all, (0..100).collect::<Vec<_>>());
+    fn every_item_of_a_share_meets_the_state_of_one_thread() {
+        for n_threads in [1, 3, 17, 33] {
+            let pool = Pool::new(n_threads).unwrap();
+            let sizes: [fn(usize) -> usize; 4] = [
+                |thread| 7 * thread % 5,
+                |_| 0,
+                |thread| usize::from(thread == 2),
+                |thread| 100 * (thread / 2),
+            ];
+            for n_items in sizes {
+                let mut seen = vec![Vec::new(); n_threads];
+                pool.for_shares_with(&mut seen, n_items, &|own, owner, item| own.push((owner, item)));
+                let mut all = seen.concat();
+                all.sort_unstable();
+                let items = |owner| (0..n_items(owner)).map(move |item| (owner, item));
+                assert_eq!(all, (0..n_threads).flat_map(items).collect::<Vec<_>>(), "{n_threads} threads");
+            }
+        }
+    }
+
+    /// All are held until everybody has an item, so that nobody can take a second one before.
+    #[test]
+    fn threads_begin_with_their_own_share() {
+        for n_threads in [2, 9, 33] {
+            let pool = Pool::new(n_threads).unwrap();
+            let (all_are_there, mut firsts) = (Barrier::new(n_threads), vec![None; n_threads]);
+            pool.for_shares_with(&mut firsts, |thread| 1 + thread % 3, &|first, owner, item| {
+                if first.is_none() {
+                    *first = Some((owner, item));
+                    all_are_there.wait();
+                }
+            });
+            let own = (0..n_threads).map(|thread| Some((thread, 0)));
+            assert_eq!(firsts, own.collect::<Vec<_>>());
+        }
+    }
+
+    /// What every thread has written without any ordering of its own is there when the region ends, region after region.
+    #[test]
+    fn the_caller_sees_what_all_groups_have_written() {
+        for n_threads in [2, 9, 17, 33] {
+            let pool = Pool::new(n_threads).unwrap();
+            let mut written = vec![0; n_threads];
+            for region in 1..=50 {
+                let shards = Shards::new(&mut written);
+                pool.run(&|thread| {
+                    // SAFETY: each thread of the region has its own number.
+                    unsafe { shards.part(thread..thread + 1)[0] += 1 };
+                });
+                assert_eq!(written, vec![region; n_threads]);
+            }
+        }
     }
 
     #[test]
     fn workers_wake_from_sleep() {
-        let pool = Pool::new(3).unwrap();
-        for _ in 0..3 {
-            let sum = AtomicUsize::new(0);
-            pool.run(&|thread| {
-                sum.fetch_add(thread + 1, Ordering::Relaxed);
-            });
-            assert_eq!(sum.into_inner(), 6);
-            std::thread::sleep(2 * SLEEP_AFTER);
+        for n_threads in [3, 17, 33] {
+            let pool = Pool::new(n_threads).unwrap();
+            for _ in 0..3 {
+                let sum = AtomicUsize::new(0);
+                pool.run(&|thread| {
+                    sum.fetch_add(thread + 1, Ordering::Relaxed);
+                });
+                assert_eq!(sum.into_inner(), n_threads * (n_threads + 1) / 2);
+                std::thread::sleep(2 * SLEEP_AFTER);
+            }
         }
     }
 
+    /// Asleep, awake, and not yet begun: a dropped pool waits for all of its threads.
+    #[test]
+    fn a_dropped_pool_ends_its_threads_whatever_they_do() {
+        for n_threads in [2, 17, 33] {
+            for pause in [Duration::ZERO, 2 * SLEEP_AFTER] {
+                for regions in [0, 1] {
+                    let alive = Arc::new(AtomicUsize::new(0));
+                    let pool = Pool::spawned(n_threads, counted(&alive)).unwrap();
+                    (0..regions).for_each(|_| pool.run(&|_| {}));
+                    std::thread::sleep(pause);
+                    drop(pool);
+                    assert_eq!(alive.load(Ordering::SeqCst), 0);
+                }
+            }
+        }
+    }
+
+    /// Whoever it is: the caller, the last of a group, the only one of a group, all at once.
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(2).unwrap();
-        for bad in 0..2 {
-            let result = catch_unwind(AssertUnwindSafe(|| pool.run(&|thread| assert_ne!(thread, bad))));
-            assert!(result.is_err());
+        for n_threads in [2, 17, 33] {
+            let pool = Pool::new(n_threads).unwrap();
+            for bad in [0..1, 1..2, n_threads - 1..n_threads, 1..n_threads, 0..n_threads] {
+                let finished = AtomicUsize::new(0);
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    pool.run(&|thread| {
+                        assert!(!bad.contains(&thread), "as it should");
+                        finished.fetch_add(1, Ordering::Relaxed);
+                    });
+                }));
+                assert!(result.is_err());
+                // Nobody is still at work in a closure that is gone.
+                assert_eq!(finished.into_inner(), n_threads - bad.len());
+            }
+            let ran = AtomicUsize::new(0);
+            pool.for_each(100, &|_| {
+                ran.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(ran.into_inner(), 100);
         }
-        let ran = AtomicUsize::new(0);
-        pool.for_each(10, &|_| {
-            ran.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(ran.into_inner(), 10);
+    }
+
+    /// Starts threads that count themselves while they live.
+    fn counted(
+        alive: &Arc<AtomicUsize>,
+    ) -> impl Fn(String, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
+        let alive = Arc::clone(alive);
+        move |name, work| {
+            let alive = Arc::clone(&alive);
+            std::thread::Builder::new().name(name).spawn(move || {
+                alive.fetch_add(1, Ordering::SeqCst);
+                work();
+                alive.fetch_sub(1, Ordering::SeqCst);
+            })
+        }
     }
 
     /// Of five threads the system starts three.
     #[test]
     fn a_thread_that_cannot_be_started_is_an_error_and_the_others_end() {
         let alive = Arc::new(AtomicUsize::new(0));
+        let start = counted(&alive);
         let refused = Pool::spawned(5, |name, work| {
             if name == "kvant-3" {
                 return Err(io::Error::from(io::ErrorKind::WouldBlock));
             }
-            let alive = Arc::clone(&alive);
-            std::thread::Builder::new().spawn(move || {
-                alive.fetch_add(1, Ordering::SeqCst);
-                work();
-                alive.fetch_sub(1, Ordering::SeqCst);
-            })
+            start(name, work)
         });
         let error = refused.err().expect("a refusal").to_string();
         assert!(error.starts_with("3 of 5 threads started: "), "{error}");

@@ -16,6 +16,7 @@
 //! Coded panels meet activations in 8 bits ([`quantise`]), rotated ones where the weights are; float panels and file rows meet
 //! them in f32.
 
+mod cut;
 mod experts;
 mod floats;
 mod gate;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use kvant_backend::Activation;
 use kvant_codec::DType;
 
+use super::cut::Cut;
 use super::floats::Floats;
 use super::gemm::{self, Pair, Tiles, Workspace, row_block};
 use super::halves::Halves;
@@ -315,34 +316,38 @@ impl Region<'_> {
         });
     }
 
-    /// Hands out all outputs, `per_item` panels of one product at a time.
+    /// Hands out all outputs, at most `per_item` panels of one product at a time.
     fn for_each_item(&self, per_item: usize, job: impl Fn(Outputs<'_, '_>) + Sync) {
-        let n_items = |product: &Product<'_>| product.w.n_panels().div_ceil(per_item);
-        let total = self.products.iter().flatten().map(n_items).sum();
-        self.pool.for_each(total, &|item| {
-            let (product, index) = locate(self.products, item, n_items);
-            let panels = index * per_item..product.w.n_panels().min((index + 1) * per_item);
+        let cut = |_: &Product<'_>| Cut { n_threads: self.pool.n_threads(), per_item };
+        self.pool.for_shares(|thread| n_items(self.products, cut, thread), &|thread, item| {
+            let (product, panels) = locate(self.products, cut, thread, item);
             // SAFETY: every item runs once, and no other has these panels.
             job(unsafe { product.outputs(panels, 0..self.rows) });
         });
     }
 
     fn run_blocked<S: Set>(&self, set: S, workspaces: &mut [Workspace]) {
-        let per_pair = |product: &Product<'_>| if product.gate.is_some() { 1 } else { PAIR };
-        let n_pairs = |product: &Product<'_>| product.w.n_panels().div_ceil(per_pair(product));
-        let per_block: usize = self.products.iter().flatten().map(n_pairs).sum();
-        let least = (MIN_ITEMS_PER_THREAD * self.pool.n_threads()).div_ceil(per_block.max(1));
+        let n_threads = self.pool.n_threads();
+        let cut = |product: &Product<'_>| Cut {
+            n_threads,
+            per_item: if product.gate.is_some() { 1 } else { PAIR },
+        };
+        let per_block = |thread| n_items(self.products, cut, thread);
+        let all: usize = (0..n_threads).map(per_block).sum();
+        let least = (MIN_ITEMS_PER_THREAD * n_threads).div_ceil(all.max(1));
         let row_block = row_block::<S>(self.rows, self.tuning.row_block, least);
         let n_blocks = self.rows.div_ceil(row_block);
-        self.pool.for_each_with(workspaces, n_blocks * per_block, &|workspace, item| {
-            let first_row = item / per_block * row_block;
-            let rows = first_row..self.rows.min(first_row + row_block);
-            let (product, index) = locate(self.products, item % per_block, n_pairs);
-            let first = index * per_pair(product);
-            let panels = first..product.w.n_panels().min(first + per_pair(product));
-            // SAFETY: every item runs once, and no other has these panels for these rows.
-            blocked(set, workspace, unsafe { product.outputs(panels, rows) }, self.tiles);
-        });
+        self.pool.for_shares_with(
+            workspaces,
+            |thread| n_blocks * per_block(thread),
+            &|workspace, thread, item| {
+                let first_row = item / per_block(thread) * row_block;
+                let rows = first_row..self.rows.min(first_row + row_block);
+                let (product, panels) = locate(self.products, cut, thread, item % per_block(thread));
+                // SAFETY: every item runs once, and no other has these panels for these rows.
+                blocked(set, workspace, unsafe { product.outputs(panels, rows) }, self.tiles);
+            },
+        );
     }
 }
 
@@ -357,17 +362,26 @@ pub(super) fn file_rows(mut outputs: Outputs<'_, '_>, x: &[f32]) {
     }
 }
 
-/// The product that item `item` belongs to, and the item's index within it.
+/// The items of thread `thread`: those of its slice of each product.
+fn n_items(products: &Products<'_>, cut: impl Fn(&Product<'_>) -> Cut, thread: usize) -> usize {
+    let of_product = |product: &Product<'_>| cut(product).n_items(product.w.n_panels(), thread);
+    products.iter().flatten().map(of_product).sum()
+}
+
+/// The product that item `item` of thread `thread` belongs to, and its panels.
 fn locate<'a, 'b>(
     products: &'a Products<'b>,
+    cut: impl Fn(&Product<'_>) -> Cut,
+    thread: usize,
     mut item: usize,
-    n_items: impl Fn(&Product<'_>) -> usize,
-) -> (&'a Product<'b>, usize) {
+) -> (&'a Product<'b>, Range<usize>) {
     for product in products.iter().flatten() {
-        if item < n_items(product) {
-            return (product, item);
+        let (cut, n_panels) = (cut(product), product.w.n_panels());
+        let n_items = cut.n_items(n_panels, thread);
+        if item < n_items {
+            return (product, cut.panels(n_panels, thread, item));
         }
-        item -= n_items(product);
+        item -= n_items;
     }
     unreachable!("an item beyond the last product")
 }
@@ -472,4 +486,47 @@ pub(super) fn normalise<'a>(pool: &Pool, normed: &'a mut Vec<f32>, input: Operan
         pool.for_each(rows, &job);
     }
     &normed[..input.x.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_backend::{Backend, WeightSource};
+
+    use super::*;
+    use crate::CpuDevice;
+
+    /// As it has packed them: see [`Cut`].
+    #[test]
+    fn a_thread_has_its_slice_of_every_product_of_a_region() {
+        let device = CpuDevice::new(Isa::Scalar, 1).unwrap();
+        let sizes = [12, 3, 2, 1];
+        let matrices = sizes.map(|n_panels| {
+            let (n_out, n_in) = (n_panels * PANEL, 1);
+            let bytes = vec![0; size_of::<f32>() * n_out * n_in].into();
+            device.matrix(WeightSource { dtype: DType::F32, n_out, n_in, bytes }).unwrap()
+        });
+        let products: Products<'_> = matrices.each_ref().map(|w| {
+            let (y, to) = (Shards::new(&mut []), To::Rows(0));
+            Some(Product { w, bias: None, y, to, accumulate: false, gate: None })
+        });
+        for n_threads in [1, 2, 3, 17] {
+            for thread in 0..n_threads {
+                let packing = Cut { n_threads, per_item: 1 };
+                let packed = sizes.map(|n_panels| {
+                    let items = 0..packing.n_items(n_panels, thread);
+                    items.flat_map(|item| packing.panels(n_panels, thread, item)).collect::<Vec<_>>()
+                });
+                for per_item in [1, 2, 8] {
+                    let cut = |_: &Product<'_>| Cut { n_threads, per_item };
+                    let mut multiplied = sizes.map(|_| Vec::new());
+                    for item in 0..n_items(&products, cut, thread) {
+                        let (product, panels) = locate(&products, cut, thread, item);
+                        let index = matrices.iter().position(|w| std::ptr::eq(w, product.w)).unwrap();
+                        multiplied[index].extend(panels);
+                    }
+                    assert_eq!(multiplied, packed, "thread {thread} of {n_threads}, {per_item} to an item");
+                }
+            }
+        }
+    }
 }

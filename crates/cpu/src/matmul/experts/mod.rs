@@ -11,8 +11,8 @@
 //! other, are *slots*: activations between the two products lie in their order. What the experts give is added to a row in the
 //! order of their numbers, so that its bits do not depend on the rows beside it.
 //!
-//! A thread's items are panels: of one expert in the first product, whose results lie apart, and of all experts, one after the
-//! other, in the second, whose results meet.
+//! A thread's items are panels of its slice of every expert ([`cut`](super::cut)): of one expert in the first product, whose results lie
+//! apart, and of all experts, one after the other, in the second, whose results meet.
 
 mod choose;
 mod each;
@@ -22,6 +22,7 @@ use std::ops::Range;
 
 use kvant_backend::{Activation, BackendError, Experts, Routing, WeightSource, check_experts};
 
+use super::cut::Cut;
 use super::gemm::{Workspace, row_block};
 use super::kernels::PAIR;
 use super::panel::Panels;
@@ -306,11 +307,11 @@ impl Stage<'_> {
         y: &mut [f32],
     ) {
         let n_panels = up.w.any().n_panels();
-        let per_item = self.per_item(self.groups.len() * n_panels).min(n_panels.max(1));
-        let n_items = n_panels.div_ceil(per_item);
+        let cut = self.cut(self.per_item(self.groups.len() * n_panels));
+        let of_thread = |thread| cut.n_items_of(self.groups.len(), n_panels, thread);
         let y = Shards::new(y);
-        self.pool.for_each_with(workspaces, self.groups.len() * n_items, &|workspace, item| {
-            let (index, first) = (item / n_items, item % n_items * per_item);
+        self.pool.for_shares_with(workspaces, of_thread, &|workspace, thread, item| {
+            let (index, panels) = cut.panels_of(n_panels, thread, item);
             let Group { expert, slots } = &self.groups[index];
             let bias = up.bias_of(*expert);
             let gate = gate.map(|(gate, activation)| {
@@ -321,9 +322,7 @@ impl Stage<'_> {
             let bias = bias.filter(|_| gate.is_none());
             let product = Product { w, bias, y, to, accumulate: false, gate };
             // SAFETY: every item runs once, and no other has these panels of this expert.
-            unsafe {
-                self.multiply(forms, workspace, x, &product, index, first..n_panels.min(first + per_item))
-            };
+            unsafe { self.multiply(forms, workspace, x, &product, index, panels) };
         });
     }
 
@@ -338,10 +337,11 @@ impl Stage<'_> {
         y: &mut [f32],
     ) {
         let n_panels = down.w.any().n_panels();
-        let per_item = self.per_item(n_panels).max(self.least_run(n_panels));
+        let cut = self.cut(self.per_item(n_panels).max(self.least_run(n_panels)));
+        let of_thread = |thread| cut.n_items(n_panels, thread);
         let y = Shards::new(y);
-        self.pool.for_each_with(workspaces, n_panels.div_ceil(per_item), &|workspace, item| {
-            let panels = item * per_item..n_panels.min((item + 1) * per_item);
+        self.pool.for_shares_with(workspaces, of_thread, &|workspace, thread, item| {
+            let panels = cut.panels(n_panels, thread, item);
             for (index, Group { expert, slots }) in self.groups.iter().enumerate() {
                 let to = To::Picked { rows: &rows[slots.clone()], factors: &factors[slots.clone()] };
                 let (w, bias) = (down.matrix(index, *expert), down.bias_of(*expert));
@@ -361,6 +361,11 @@ impl Stage<'_> {
             // SAFETY: every slot is taken by one call of this job.
             gate::gate(activation, &g[slot.clone()], unsafe { u.part(slot) });
         });
+    }
+
+    /// Panels cut into items for the threads of this stage.
+    fn cut(&self, per_item: usize) -> Cut {
+        Cut { n_threads: self.pool.n_threads(), per_item }
     }
 
     /// Panels of an item, of so many in all: whole pairs.

@@ -65,6 +65,7 @@ use kvant_codec::{ByteBook, DType, Table};
 pub(crate) use lines::Line;
 use lines::Lines;
 
+use super::cut::Cut;
 use crate::pool::Pool;
 use crate::shards::Shards;
 
@@ -358,7 +359,7 @@ impl Panels {
         Ok(one.pop().expect("as many as were asked for"))
     }
 
-    /// Lays out matrices `[n_out, n_in]`, each given by its rows, in one block of memory.
+    /// Lays out matrices `[n_out, n_in]`, each given by its rows, in one block of memory. Every thread writes its slice of each.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`].
@@ -376,11 +377,13 @@ impl Panels {
         let mut lines = Lines::zeroed(n_lines)?;
         let row_bytes = matrices.first().map_or(0, |rows| rows.len() / n_out.max(1));
         let panels = Shards::new(lines.as_mut_slice());
-        pool.for_each(n * n_panels, &|index| {
-            let (rows, panel) = (matrices[index / n_panels], index % n_panels);
+        let cut = Cut { n_threads: pool.n_threads(), per_item: 1 };
+        pool.for_shares(|thread| cut.n_items_of(n, n_panels, thread), &|thread, item| {
+            let (matrix, at) = cut.panels_of(n_panels, thread, item);
+            let [panel, index] = [at.start, matrix * n_panels + at.start];
             // SAFETY: every panel is taken by one call of this job.
             let lines = unsafe { panels.part(index * panel_lines..(index + 1) * panel_lines) };
-            put_panel(dtype, n_in, panel_rows(rows, row_bytes, panel), row_bytes, lines);
+            put_panel(dtype, n_in, panel_rows(matrices[matrix], row_bytes, panel), row_bytes, lines);
         });
         let lines = Arc::new(lines);
         let first_lines = (0..n).map(|matrix| matrix * n_panels * panel_lines);

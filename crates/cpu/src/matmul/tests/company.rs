@@ -116,3 +116,29 @@ fn a_row_has_the_same_bits_in_any_company() {
         }
     }
 }
+
+/// As queries, keys and values do, on more threads than there are cores and pairs of panels.
+#[test]
+fn products_that_share_a_region_have_the_same_bits_on_any_number_of_threads() {
+    for (isa, dtype) in
+        Isa::available().into_iter().flat_map(|isa| [DType::Q4_0, DType::F16].map(|dtype| (isa, dtype)))
+    {
+        for rows in [1, 9, 130] {
+            let products = |n_threads| {
+                let (device, n_in) = (CpuDevice::new(isa, n_threads).unwrap(), 96);
+                let weights = [200, 72, 16].map(|n_out| encoded(&device, dtype, n_out, n_in, 46).0);
+                let x = buffer(&gaussian(47, rows * n_in, 1.0));
+                let mut ys = weights.each_ref().map(|w| buffer(&vec![f32::NAN; rows * w.n_out()]));
+                let outputs = weights.iter().zip(&mut ys);
+                let mut outputs: Vec<_> =
+                    outputs.map(|(w, y)| Output { w, bias: None, y, accumulate: false }).collect();
+                device.project(Input { x: &x, norm: None, first_row: 0, rows }, &mut outputs).unwrap();
+                ys.map(|y| bits(y.as_slice()))
+            };
+            let alone = products(1);
+            for n_threads in [2, 3, 17, 33] {
+                assert_eq!(products(n_threads), alone, "{isa:?} {dtype} {rows} rows, {n_threads} threads");
+            }
+        }
+    }
+}

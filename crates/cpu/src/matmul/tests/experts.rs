@@ -90,7 +90,7 @@ fn a_row_of_experts_has_the_same_bits_in_any_company() {
         let device = CpuDevice::new(isa, 1).unwrap();
         let case = Case::new(&device, types, n, n_ff);
         let alone: Vec<_> = (0..MOST).map(|row| case.run(&device, row, 1)).collect();
-        for n_threads in 1..=3 {
+        for n_threads in [1, 2, 3, 17] {
             let device = CpuDevice::new(isa, n_threads).unwrap();
             let case = Case::new(&device, types, n, n_ff);
             for rows in ROWS {
