@@ -269,7 +269,7 @@ impl Backend for WgpuDevice {
         }
         let ExpertWeights { activation, gate, up, down, biases } = weights;
         let Choice { routing, logits, selection_bias, scales } = choice;
-        let mut input = operand(&self.gpu, &Input { x, norm, first_row: 0, rows }, gate.n_in());
+        let input = operand(&self.gpu, &Input { x, norm, first_row: 0, rows }, gate.n_in());
         let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(|of| &of.buffer));
         let (logits, n_experts) = (&logits.buffer, gate.n_experts());
         let routes = experts::Routes { logits, selection_bias, scales, n_experts, routing };
@@ -279,7 +279,7 @@ impl Backend for WgpuDevice {
             Some(to) => experts::Sum { to: &to.buffer, accumulates: false },
             None => experts::Sum { to: &x.buffer, accumulates: true },
         };
-        experts::expert_ffn(&self.gpu, &mut input, sum, routes, layer)
+        experts::expert_ffn(&self.gpu, input, sum, routes, layer)
     }
 
     fn project_each(&self, x: &WgpuBuffer, rows: usize, w: &WgpuExperts, y: &mut WgpuBuffer) -> Result<()> {

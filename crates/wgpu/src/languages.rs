@@ -10,7 +10,7 @@ use crate::constants::Constants;
 use crate::shader::{Source, Text};
 use crate::{append, attend, each, experts, norm, product, recurrent, rope, top_k};
 
-static PLAIN: [&Source; 10] = [
+static PLAIN: [&Source; 11] = [
     &append::SOURCE,
     &attend::ENDS,
     &each::SOURCE,
@@ -18,6 +18,7 @@ static PLAIN: [&Source; 10] = [
     &experts::JOIN,
     &norm::SOURCE,
     &product::OPERAND,
+    &product::ORDER,
     &recurrent::SOURCE,
     &rope::SOURCE,
     &top_k::SOURCE,

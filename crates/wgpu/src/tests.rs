@@ -179,10 +179,12 @@ fn products(device: &WgpuDevice) -> Result<Vec<f32>> {
         down: &down,
         biases: Some(biases.each_ref()),
     };
-    let logits = buffer(2 * n_experts)?;
+    let logits = buffer(3 * n_experts)?;
     let choice = Choice { routing, logits: &logits, selection_bias: None, scales: None };
-    device.expert_ffn(&mut x, 2, None, choice, weights, None)?;
-    let mut all = vec![0.0; 3 * n_out + 2 * n_in];
+    // Slots as they come, and so many that they are put in order.
+    device.expert_ffn(&mut x, 1, None, choice, weights, None)?;
+    device.expert_ffn(&mut x, 3, None, choice, weights, None)?;
+    let mut all = vec![0.0; 3 * n_out + 3 * n_in];
     device.read(&y, 0, &mut all[..2 * n_out])?;
     device.read(&each, 0, &mut all[2 * n_out..3 * n_out])?;
     device.read(&x, 0, &mut all[3 * n_out..])?;

@@ -9,9 +9,12 @@ use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, Result, Rou
 
 use crate::constants::Constants;
 use crate::each::{self, NUMBERS};
-use crate::product::{self, Operand, Picks, Rows, Weights};
+use crate::product::{self, Operand, Order, Picks, Rows, Weights};
 use crate::top_k::RANK;
 use crate::{Gpu, Part, Source, WgpuError, WgpuExperts, groups};
+
+#[cfg(test)]
+mod tests;
 
 pub(crate) static CHOOSE: Source = Source {
     parts: &[NUMBERS, RANK, Part { name: "experts.wgsl", text: include_str!("experts.wgsl") }],
@@ -91,32 +94,34 @@ pub(crate) struct Sum<'a> {
 /// What experts give for the rows of `input` `[rows, n]`. The shapes have been checked.
 pub(crate) fn expert_ffn(
     gpu: &Gpu,
-    input: &mut Operand<'_>,
+    input: Operand<'_>,
     sum: Sum<'_>,
     routes: Routes<'_>,
     layer: Layer<'_>,
 ) -> Result<()> {
     let Layer { activation, gate, up, down, biases } = layer;
     let (rows, n_used) = (input.rows, routes.routing.n_used);
-    let (slots, n, n_ff) = (rows * n_used, gate.n_in(), gate.n_out());
+    let (slots, n, n_ff, n_experts) = (rows * n_used, gate.n_in(), gate.n_out(), gate.n_experts());
     let floats = |values: usize, what| gpu.scratch(values * size_of::<f32>(), what);
     let (experts, shares) = (floats(slots, "chosen experts")?, floats(slots, "their shares")?);
     choose(gpu, routes, rows, [&experts, &shares])?;
 
     let [of_gate, of_up, of_down] = biases.map_or([None; 3], |biases| biases.map(Some));
-    let picks = Picks { experts: &experts, slots, of_row: n_used };
+    let order = Order::new(gpu, &experts, slots, n_experts)?;
+    let picks = Picks { experts: &experts, slots, of_row: n_used, order: order.as_ref() };
     let product = |w: &WgpuExperts, picks, x: &mut Operand<'_>, y: &wgpu::Buffer, bias| {
         let weights = Weights { slabs: &w.slabs, dtype: w.dtype, first: 0, n_out: w.n_out(), n_in: w.n_in() };
         product::chosen(gpu, weights, picks, x, y, bias)
     };
     let (gates, hidden) = (floats(slots * n_ff, "gates")?, floats(slots * n_ff, "hidden rows")?);
-    product(gate, picks, input, &gates, of_gate)?;
-    product(up, picks, input, &hidden, of_up)?;
+    let mut input = input.in_order(picks.order, n_used);
+    product(gate, picks, &mut input, &gates, of_gate)?;
+    product(up, picks, &mut input, &hidden, of_up)?;
     each::activate(gpu, activation, &gates, &hidden, slots * n_ff)?;
     let given = floats(slots * n, "what experts give")?;
     let hidden = Rows { buffer: &hidden, first: 0, stride: n_ff };
-    let hidden = &mut Operand::new(gpu, hidden, [slots, n_ff], None);
-    product(down, Picks { of_row: 1, ..picks }, hidden, &given, of_down)?;
+    let mut hidden = Operand::new(gpu, hidden, [slots, n_ff], None).in_order(picks.order, 1);
+    product(down, Picks { of_row: 1, ..picks }, &mut hidden, &given, of_down)?;
     Ok(join(gpu, [&given, &shares], [rows, n, n_used], sum)?)
 }
 

@@ -15,12 +15,14 @@ use kvant_codec::{ByteBook, DType};
 
 use crate::constants::Constants;
 use crate::each::{GATE, NUMBERS, gate_constants};
+use crate::kv::NONE;
 use crate::matrix::Slab;
 use crate::shader::Kernel;
 use crate::{Gpu, Part, Source, WgpuError, groups};
 
 mod layout;
 mod operand;
+mod order;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +32,9 @@ pub(crate) use layout::{PANEL, VECTOR_BYTES, put_panels, row_vectors};
 pub(crate) use operand::SOURCE as OPERAND;
 use operand::Vectors;
 pub(crate) use operand::{Operand, Rows};
+pub(crate) use order::Order;
+#[cfg(test)]
+pub(crate) use order::SOURCE as ORDER;
 
 const PRODUCT: Part = Part { name: "product.wgsl", text: include_str!("product.wgsl") };
 
@@ -57,7 +62,7 @@ fn constants() -> Constants {
     let types = types().fold(Constants::default(), |constants, dtype| {
         constants.whole(&dtype.name().to_uppercase(), dtype as usize)
     });
-    gate_constants(types).whole("PANEL", PANEL)
+    gate_constants(types).whole("PANEL", PANEL).whole("NONE", NONE as usize)
 }
 
 /// What a group of threads makes.
@@ -87,8 +92,16 @@ impl Shape {
     ];
 
     fn of(gpu: &Gpu, rows: usize) -> Self {
-        let shapes = if gpu.is_software() { Self::SOFTWARE } else { Self::GPU };
-        shapes[usize::from(rows > 1)]
+        if rows > 1 { Self::of_block(gpu) } else { Self::all(gpu)[0] }
+    }
+
+    /// That of a block of rows.
+    fn of_block(gpu: &Gpu) -> Self {
+        Self::all(gpu)[1]
+    }
+
+    fn all(gpu: &Gpu) -> [Self; 2] {
+        if gpu.is_software() { Self::SOFTWARE } else { Self::GPU }
     }
 
     /// The same with a gate.
@@ -187,7 +200,7 @@ struct Params {
     has_bias: u32,
     bias_first: u32,
     accumulates: u32,
-    slots: u32,
+    blocks: u32,
     slots_of_row: u32,
     first_output: u32,
     end_output: u32,
@@ -272,10 +285,12 @@ pub(crate) struct Picks<'a> {
     pub slots: usize,
     /// How many of them share a row of the input.
     pub of_row: usize,
+    /// Where several slots of an expert are taken at once.
+    pub order: Option<&'a Order<'a>>,
 }
 
-/// `y = w[e] x + bias[e]` for each slot, e its expert: `x` has `slots / of_row` rows, `y` is `[slots, n_out]`, from its start.
-/// `w.n_out` counts rows of one expert.
+/// `y = w[e] x + bias[e]` for each slot, e its expert: `x` has `slots / of_row` rows, or those that [`Operand::in_order`] makes of them
+/// where there is an order; `y` is `[slots, n_out]`, from its start. `w.n_out` counts rows of one expert.
 pub(crate) fn chosen(
     gpu: &Gpu,
     w: Weights<'_>,
@@ -284,14 +299,15 @@ pub(crate) fn chosen(
     y: &wgpu::Buffer,
     bias: Option<&wgpu::Buffer>,
 ) -> Result<(), WgpuError> {
-    let Picks { experts, slots, of_row } = picks;
-    let shape = Shape::of(gpu, 1);
+    let Picks { experts, slots, of_row, order } = picks;
+    let shape = if order.is_some() { Shape::of_block(gpu) } else { Shape::of(gpu, 1) };
+    let blocks = order.map_or(slots, |order| order.places) / shape.rows;
     let kernel = shape.kernel(gpu, w.dtype, "chosen")?;
     let x = operand(w.dtype, x)?;
     for slab in w.slabs {
         let params = Params {
             has_bias: bias.is_some().into(),
-            slots: slots as u32,
+            blocks: blocks as u32,
             slots_of_row: of_row as u32,
             first_output: slab.rows.start as u32,
             end_output: slab.rows.end as u32,
@@ -304,8 +320,9 @@ pub(crate) fn chosen(
             (4, y),
             (5, experts),
             (6, &slab.buffer),
+            (7, order.map_or(gpu.nothing(), |order| &order.list)),
         ];
-        let grid = groups(slots * w.n_out.div_ceil(shape.group_outputs()), 1);
+        let grid = groups(blocks * w.n_out.div_ceil(shape.group_outputs()), 1);
         gpu.launch::<_, u32>(&kernel, grid, &params, &[], &bindings)?;
     }
     Ok(())

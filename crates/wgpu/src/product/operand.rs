@@ -3,9 +3,11 @@
 use bytemuck::{Pod, Zeroable};
 use kvant_codec::Rotation;
 
+use super::Order;
 use super::layout::{GROUP, VECTOR, VECTOR_BYTES};
 use crate::constants::Constants;
 use crate::each::NUMBERS;
+use crate::kv::NONE;
 use crate::norm::SUM;
 use crate::scratch::Scratch;
 use crate::{Gpu, Part, Source, WgpuError, groups};
@@ -19,6 +21,7 @@ pub(crate) static SOURCE: Source = Source {
             .float("TURN_FACTOR", (1.0 / (Rotation::tq().len() as f64).sqrt()) as f32)
             // Below this 32 values count as zero, as on the CPU: the quotient 127 / max would overflow.
             .float("TINY", 1e-30)
+            .whole("NONE", NONE as usize)
     },
 };
 
@@ -42,6 +45,8 @@ pub(crate) struct Operand<'a> {
     pub rows: usize,
     pub n: usize,
     pub norm: Option<(&'a wgpu::Buffer, f32)>,
+    /// The list of slots that rows are made for, and how many slots share one of `x`.
+    order: Option<(&'a wgpu::Buffer, usize)>,
     padded: Option<Scratch<'a>>,
     rounded: Option<Scratch<'a>>,
     turned: Option<Scratch<'a>>,
@@ -66,6 +71,7 @@ struct Params {
     has_norm: u32,
     eps: f32,
     not_a_number: u32,
+    slots_of_row: u32,
 }
 
 impl<'a> Operand<'a> {
@@ -75,14 +81,24 @@ impl<'a> Operand<'a> {
         [rows, n]: [usize; 2],
         norm: Option<(&'a wgpu::Buffer, f32)>,
     ) -> Self {
-        Self { gpu, x, rows, n, norm, padded: None, rounded: None, turned: None }
+        Self { gpu, x, rows, n, norm, order: None, padded: None, rounded: None, turned: None }
+    }
+
+    /// Where there is an order, the rows that its slots have, `slots_of_row` of them one together: a row for each of its places.
+    pub fn in_order<'b>(self, order: Option<&'b Order<'_>>, slots_of_row: usize) -> Operand<'b>
+    where
+        'a: 'b,
+    {
+        let Some(order) = order else { return self };
+        let all = Operand::new(self.gpu, self.x, [order.places, self.n], self.norm);
+        Operand { order: Some((&order.list, slots_of_row)), ..all }
     }
 
     /// The rows in f32.
     pub(super) fn floats(&mut self) -> Result<Vectors<'_>, WgpuError> {
         let Rows { buffer, first, stride } = self.x;
         let is_whole = [self.n, first, stride].iter().all(|len| len % VECTOR == 0);
-        if self.norm.is_none() && is_whole {
+        if self.norm.is_none() && self.order.is_none() && is_whole {
             return Ok(Vectors { buffer, first: first / VECTOR, stride: stride / VECTOR });
         }
         let stride = self.n.div_ceil(VECTOR);
@@ -110,6 +126,7 @@ impl<'a> Operand<'a> {
         let gpu = self.gpu;
         let to = gpu.scratch(bytes, "operands of products")?;
         let (weight, eps) = self.norm.unwrap_or((gpu.nothing(), 0.0));
+        let (order, slots_of_row) = self.order.unwrap_or((gpu.nothing(), 0));
         let params = Params {
             rows: self.rows as u32,
             n: self.n as u32,
@@ -119,8 +136,9 @@ impl<'a> Operand<'a> {
             has_norm: self.norm.is_some().into(),
             eps,
             not_a_number: f32::NAN.to_bits(),
+            slots_of_row: slots_of_row as u32,
         };
-        let bindings = [(1, self.x.buffer), (2, weight), (3, &to)];
+        let bindings = [(1, self.x.buffer), (2, weight), (3, &to), (4, order)];
         let kernel = gpu.kernel(&SOURCE, name)?;
         gpu.launch::<_, u32>(&kernel, groups(self.rows, 1), &params, &[], &bindings)?;
         Ok(to)

@@ -1,4 +1,5 @@
-// Rows of activations as products take them. A group of threads has a row, which is normed first where there is a weight for that.
+// Rows of activations as products take them. A group of threads has a row, which is normed first where there is a weight for that. Rows
+// of experts are made in the order of a list of slots, so many of which share a row.
 //
 // Rounded rows lie in tiles of four. Of 32 columns a tile has 12 vectors: two of codes of each row, four to a word; the scales of the
 // rows; then what a weight of 1 adds, columns 0 to 16, 16 to 32 and all. code = round(value / scale), scale = max |value| / 127.
@@ -12,6 +13,7 @@ struct Params {
     has_norm: u32,
     eps: f32,
     not_a_number: u32,
+    slots_of_row: u32,  // 0 where there is no list
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
@@ -20,6 +22,14 @@ struct Params {
 @group(0) @binding(2) var<storage, read> weight: array<f32>;
 @group(0) @binding(2) var<storage, read> weight_quads: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read_write> to: array<u32>;
+@group(0) @binding(4) var<storage, read> order: array<u32>;  // [rows]: slots
+
+// The row of x that row `i` is made of; NONE where there is none.
+fn source_of(i: u32) -> u32 {
+    if p.slots_of_row == 0u { return i; }
+    let slot = order[i];
+    return select(slot / p.slots_of_row, NONE, slot == NONE);
+}
 
 fn factor_of(squares: f32, thread: u32) -> f32 {
     return 1.0f / sqrt(sum(squares, thread) / f32(p.n) + p.eps);
@@ -85,8 +95,8 @@ fn put_rounded(row: u32, g: u32, values: array<vec4<f32>, 8>) {
     to[tile + 44u + of_row] = bitcast<u32>(f32(halves[0] + halves[1]) * scale);
 }
 
-fn round_row(row: u32, thread: u32, turns: bool) {
-    let start = (p.first + row * p.stride) / 4u;
+fn round_row(row: u32, source: u32, thread: u32, turns: bool) {
+    let start = (p.first + source * p.stride) / 4u;
     var factor = 1.0f;
     if p.has_norm != 0u {
         var squares = 0.0f;
@@ -115,7 +125,9 @@ fn round_rows(
 ) {
     let row = number_of(group, groups);
     if row >= p.rows { return; }
-    round_row(row, thread, false);
+    let source = source_of(row);
+    if source == NONE { return; }
+    round_row(row, source, thread, false);
 }
 
 @compute @workgroup_size(THREADS)
@@ -126,7 +138,9 @@ fn turn_rows(
 ) {
     let row = number_of(group, groups);
     if row >= p.rows { return; }
-    round_row(row, thread, true);
+    let source = source_of(row);
+    if source == NONE { return; }
+    round_row(row, source, thread, true);
 }
 
 // Rows as they are, or normed, with zeros up to whole vectors.
@@ -138,7 +152,9 @@ fn pad_rows(
 ) {
     let row = number_of(group, groups);
     if row >= p.rows { return; }
-    let start = p.first + row * p.stride;
+    let source = source_of(row);
+    if source == NONE { return; }
+    let start = p.first + source * p.stride;
     var factor = 1.0f;
     if p.has_norm != 0u {
         var squares = 0.0f;

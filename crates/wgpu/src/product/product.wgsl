@@ -19,7 +19,7 @@ struct Params {
     has_bias: u32,
     bias_first: u32,  // of the first output
     accumulates: u32,
-    slots: u32,       // where there are experts
+    blocks: u32,      // of ROWS slots, where there are experts
     slots_of_row: u32,// that have a row of x together
     first_output: u32,// of all experts' that these weights have
     end_output: u32,
@@ -32,6 +32,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;
 @group(0) @binding(5) var<storage, read> experts: array<u32>;  // [slots]: those of `chosen`
 @group(0) @binding(6) var<storage, read> up: array<vec4<u32>>; // U, where there is a gate
+@group(0) @binding(7) var<storage, read> order: array<u32>;    // [blocks, ROWS]: slots, where ROWS are several
 
 // Where the rows of weights of this thread begin, and vectors from one of a row to the next.
 var<private> begin: array<u32, OUTPUTS>;
@@ -101,7 +102,14 @@ fn product(
     }
 }
 
-// A group of threads makes outputs of a *slot*, an expert of a row.
+// The slot at a place of the list; NONE where there is none.
+fn slot_at(place: u32) -> u32 {
+    if ROWS == 1u { return place; }
+    return order[place];
+}
+
+// A group of threads makes outputs of ROWS *slots*, each an expert of a row, the same for all of them. Where they are several, rows of x
+// lie in the order of the list; a slot that is none has one of which nothing comes.
 @compute @workgroup_size(PANEL * SLICES)
 fn chosen(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -110,24 +118,32 @@ fn chosen(
 ) {
     let lane = thread % PANEL;
     let slice = select(thread / PANEL, 0u, SLICES == 1u);
-    let of_slot = (p.n_out + PANEL * MADE - 1u) / (PANEL * MADE);
+    let of_block = (p.n_out + PANEL * MADE - 1u) / (PANEL * MADE);
     let number = number_of(group, groups);
-    if number >= p.slots * of_slot { return; }
-    let slot = number / of_slot;
-    let first = number % of_slot * (PANEL * MADE) + lane;
-    let matrix = experts[slot] * p.n_out;
+    let block = number / of_block;
+    if block >= p.blocks { return; }
+    let first_slot = slot_at(block * ROWS);
+    if first_slot == NONE { return; }
+    let first_of_group = number % of_block * (PANEL * MADE);
+    let matrix = experts[first_slot] * p.n_out;
+    // Another buffer has these outputs.
+    if matrix + min(first_of_group + PANEL * MADE, p.n_out) <= p.first_output { return; }
+    if matrix + first_of_group >= p.end_output { return; }
+    let first = first_of_group + lane;
     for (var o = 0u; o < OUTPUTS; o++) {
         let output = matrix + min(first + o % MADE * PANEL, p.n_out - 1u);
         open_row(o, clamp(output, p.first_output, p.end_output - 1u) - p.first_output);
     }
-    multiply(slot / p.slots_of_row, slice);
+    multiply(select(block * ROWS, first_slot / p.slots_of_row, ROWS == 1u), slice);
     if SLICES > 1u { add_slices(lane, slice); }
     if slice > 0u { return; }
     for (var o = 0u; o < MADE; o++) {
         let output = first + o * PANEL;
         let of_all = matrix + output;
-        if output < p.n_out && of_all >= p.first_output && of_all < p.end_output {
-            put(o, 0u, of_all, slot * p.n_out + output);
+        let is_here = output < p.n_out && of_all >= p.first_output && of_all < p.end_output;
+        for (var r = 0u; r < ROWS; r++) {
+            let slot = slot_at(block * ROWS + r);
+            if is_here && slot != NONE { put(o, r, of_all, slot * p.n_out + output); }
         }
     }
 }

@@ -1,0 +1,84 @@
+//! *Slots*, each an expert of a row, in the order of their experts, so that weights are read once for several rows. The order is made on
+//! the device, which alone knows who was chosen; what is launched fits any choice.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::Shape;
+use crate::constants::Constants;
+use crate::kv::NONE;
+use crate::scratch::Scratch;
+use crate::{Gpu, Part, Source, WgpuError};
+
+pub(crate) static SOURCE: Source = Source {
+    parts: &[Part { name: "order.wgsl", text: include_str!("order.wgsl") }],
+    constants: || {
+        let constants = Constants::default().whole("THREADS", 256).whole("NONE", NONE as usize);
+        constants.whole("MOST_EXPERTS", MOST_EXPERTS)
+    },
+};
+
+/// The most experts whose slots are put in order: a group of threads shares a number for each.
+const MOST_EXPERTS: usize = 2048;
+/// Slots for each expert from which on they are: below, most experts have rows enough for a part of a block.
+const LEAST_SLOTS: usize = 2;
+
+/// Slots in blocks, each of one expert, as many as a thread has rows.
+#[derive(Debug)]
+pub(crate) struct Order<'a> {
+    /// `[places]`: slots, or [`NONE`].
+    pub list: Scratch<'a>,
+    /// A whole number of blocks.
+    pub places: usize,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    slots: u32,
+    n_experts: u32,
+    places: u32,
+    block: u32,
+}
+
+impl<'a> Order<'a> {
+    /// That of slots whose experts, of `n_experts`, stand in `experts` `[slots]`; `None` where it costs more than it brings.
+    pub fn new(
+        gpu: &'a Gpu,
+        experts: &wgpu::Buffer,
+        slots: usize,
+        n_experts: usize,
+    ) -> Result<Option<Self>, WgpuError> {
+        if slots < LEAST_SLOTS * n_experts || n_experts > MOST_EXPERTS {
+            return Ok(None);
+        }
+        let block = Shape::of_block(gpu).rows;
+        let places = most_blocks(slots, n_experts, block) * block;
+        let list = gpu.scratch(places * size_of::<u32>(), "slots of experts")?;
+        let [slots, n_experts, of_list, block] = [slots, n_experts, places, block].map(|n| n as u32);
+        let params = Params { slots, n_experts, places: of_list, block };
+        let kernel = gpu.kernel(&SOURCE, "put_in_order")?;
+        gpu.launch::<_, u32>(&kernel, [1; 3], &params, &[], &[(1, experts), (2, &list)])?;
+        Ok(Some(Self { list, places }))
+    }
+}
+
+/// Blocks that hold `slots`, at least as many as there are experts, whoever has how many of them: all experts but one may have a block of
+/// which one place is taken, or all one such and full ones before.
+fn most_blocks(slots: usize, n_experts: usize, block: usize) -> usize {
+    (slots + (block - 1) * n_experts) / block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every way to share 12 slots among 3 experts: the worst takes all blocks there are, and none takes more.
+    #[test]
+    fn blocks_suffice_for_every_choice() {
+        for block in [1, 4, 8] {
+            let ways = (0..=12).flat_map(|a| (0..=12 - a).map(move |b| [a, b, 12 - a - b]));
+            let most = ways.map(|n| n.iter().map(|n: &usize| n.div_ceil(block)).sum::<usize>()).max();
+            assert_eq!(most, Some(most_blocks(12, 3, block)), "blocks of {block}");
+        }
+    }
+}
