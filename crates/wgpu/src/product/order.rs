@@ -62,8 +62,7 @@ impl<'a> Order<'a> {
     }
 }
 
-/// Blocks that hold `slots`, at least as many as there are experts, whoever has how many of them: all experts but one may have a block of
-/// which one place is taken, or all one such and full ones before.
+/// The most blocks that `slots`, at least as many as there are experts, may take: the last block of every expert may hold a single one.
 fn most_blocks(slots: usize, n_experts: usize, block: usize) -> usize {
     (slots + (block - 1) * n_experts) / block
 }
