@@ -61,7 +61,8 @@ set! {
     Neon, neon!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod"
 }
 set! {
-    /// Proof of dot products of unsigned bytes with signed ones (`usdot`, part of I8MM: since 2021), and of everything [`Neon`] proves.
+    /// Proof of I8MM (dot products of unsigned bytes with signed ones, `usdot`, and products of two rows with two, `smmla`: since 2021),
+    /// and of everything [`Neon`] proves.
     I8mm, i8mm!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod", "i8mm"
 }
 
@@ -105,7 +106,8 @@ pub enum Isa {
     Amx(Amx),
     /// 128-bit kernels with dot products of signed bytes.
     Neon(Neon),
-    /// 128-bit kernels with dot products of unsigned bytes too, which attention gains from.
+    /// 128-bit kernels with dot products of unsigned bytes too, which attention gains from, and products of two rows with two, which
+    /// prompts gain from; the latter give the bits of [`Isa::Neon`].
     I8mm(I8mm),
     /// 128-bit kernels of WebAssembly.
     Simd128(Simd128),
@@ -151,11 +153,10 @@ impl Isa {
         })
     }
 
-    /// The set whose kernels multiply weights: look-ups among 64 bytes make no difference there, nor does which bytes have a sign.
+    /// The set whose kernels multiply weights: look-ups among 64 bytes make no difference there.
     pub(crate) fn of_products(self) -> Self {
         match self {
             Self::Avx512Vbmi(token) => Self::Avx512(token.into()),
-            Self::I8mm(token) => Self::Neon(token.into()),
             isa => isa,
         }
     }

@@ -160,6 +160,7 @@ fn add_codes<S: MultiplyChunk<T>, F: Format, const T: usize>(
             let centred = S::CENTRED;
             set.vectors().run(Unpack { lines, n_blocks: blocks.len(), p, centred, chunk, format });
         }
+        set.arrange(&mut chunk.codes[..blocks.len()]);
         let tiles = (first_tile..).map(|tile| quantised.tile(tile).blocks(blocks.clone()));
         set.multiply_chunk::<F>(chunk, sums.iter_mut().zip(tiles));
     }

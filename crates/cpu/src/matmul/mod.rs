@@ -6,7 +6,8 @@
 //! | 1 to 8 | panels | [`skinny`]: every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked a chunk at a time and multiplied with blocks of rows |
 //!
-//! Blocks of many coded rows may be the work of a matrix unit ([`crate::unit`]), which gives the same bits.
+//! Blocks of many coded rows may be the work of a matrix unit ([`crate::unit`]), or of an instruction for two rows by two
+//! ([`crate::quad`]), which give the same bits.
 //!
 //! Experts ([`experts`]) take the same paths, each with the rows that chose it.
 //!
@@ -102,6 +103,11 @@ macro_rules! with_set {
                 let $set = $crate::quad::Quads(token);
                 $body
             }
+            #[cfg(target_arch = "aarch64")]
+            $crate::Isa::I8mm(token) => {
+                let $set = $crate::matmul::set::Squared(token);
+                $body
+            }
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             $crate::Isa::Simd128(token) => {
                 let $set = $crate::quad::Quads(token);
@@ -125,7 +131,11 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
             Isa::Amx(_) if !panel::is_float(dtype) => {
                 return format!("gemv-{dtype}-avx512vnni, gemm-{dtype}-amx");
             }
+            Isa::I8mm(_) if !panel::is_float(dtype) => {
+                return format!("gemv-{dtype}-neon, gemm-{dtype}-i8mm");
+            }
             Isa::Amx(_) => "avx512",
+            Isa::I8mm(_) => "neon",
             Isa::Avx512(_) if !panel::is_float(dtype) => "avx512vnni",
             Isa::AvxVnni(_) if panel::is_float(dtype) => "avx2",
             isa => isa.name(),

@@ -5,10 +5,14 @@ use std::ops::Range;
 
 use super::gemm::{Pair, Tiles, Workspace, multiply_codes, multiply_halves};
 use super::halves::HalvesTiles;
-use super::kernels::{Chunk, Multiply, MultiplyTiles, PAIR, Register, Sums, subs};
+#[cfg(target_arch = "aarch64")]
+use super::kernels::{ArrangeSquares, MultiplySquares, SQUARES_TILE};
+use super::kernels::{BlockCodes, Chunk, Multiply, MultiplyTiles, PAIR, Register, Sums, subs};
 use super::panel::{Format, GROUPS};
 use super::quantise::Tile;
 use super::simd::Simd;
+#[cfg(target_arch = "aarch64")]
+use crate::quad::{Quad, Quads};
 use crate::unit::{ROWS, Unit};
 
 /// Rows of a tile of quantised activations in a blocked product of vectors: with [`Simd::ACROSS`], as many sums as registers hold beside
@@ -50,6 +54,11 @@ pub(super) trait Set: Copy + Send + Sync {
 
 /// What multiplies a chunk with tiles of `T` rows.
 pub(super) trait MultiplyChunk<const T: usize>: Set {
+    /// Brings the codes of a chunk's blocks to the order that its products want.
+    fn arrange(self, codes: &mut [BlockCodes]) {
+        let _ = codes;
+    }
+
     /// Adds the products of a chunk with tiles of as many blocks to the sums of each.
     fn multiply_chunk<'a, F: Format>(
         self,
@@ -99,6 +108,62 @@ impl<S: Simd> MultiplyChunk<VECTOR_TILE> for S {
     ) {
         for (sums, tile) in tiles {
             self.run(Multiply { chunk, tile, sums, format: PhantomData::<F> });
+        }
+    }
+}
+
+/// A kernel set: blocked products of codes two rows by two, and everything else as the vectors of [`Neon`](crate::Neon).
+#[cfg(target_arch = "aarch64")]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Squared(pub crate::I8mm);
+
+#[cfg(target_arch = "aarch64")]
+impl Set for Squared {
+    type Simd = Quads<crate::Neon>;
+
+    const TILE: usize = SQUARES_TILE;
+    const CENTRED: bool = true;
+
+    fn vectors(self) -> Self::Simd {
+        Quads(self.0.into())
+    }
+
+    fn multiply_codes(
+        self,
+        workspace: &mut Workspace,
+        pair: Pair<'_>,
+        tiles: Tiles<'_>,
+        rows: Range<usize>,
+        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+    ) {
+        multiply_codes::<Self, SQUARES_TILE>(self, workspace, pair, tiles, rows, put);
+    }
+
+    fn multiply_halves(
+        self,
+        _: &mut Workspace,
+        _: Pair<'_>,
+        _: HalvesTiles<'_>,
+        _: Range<usize>,
+        _: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+    ) {
+        unreachable!("a set without a matrix unit is given no bf16");
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+impl MultiplyChunk<SQUARES_TILE> for Squared {
+    fn arrange(self, codes: &mut [BlockCodes]) {
+        self.0.run(ArrangeSquares { quad: self.0, codes });
+    }
+
+    fn multiply_chunk<'a, F: Format>(
+        self,
+        chunk: &Chunk,
+        tiles: impl Iterator<Item = (&'a mut Sums<SQUARES_TILE>, Tile<'a, SQUARES_TILE>)>,
+    ) {
+        for (sums, tile) in tiles {
+            self.0.run(MultiplySquares { quad: self.0, chunk, tile, sums, format: PhantomData::<F> });
         }
     }
 }

@@ -2,7 +2,6 @@
 
 mod company;
 mod experts;
-#[cfg(target_arch = "x86_64")]
 mod unit;
 
 use kvant_backend::{Activation, Backend, Input, Matrix, Norm, Output, WeightSource};

@@ -20,6 +20,17 @@ pub(crate) trait Task {
     fn run(self) -> Self::Output;
 }
 
+/// Registers as two rows of eight signed bytes, and products of such.
+#[cfg(target_arch = "aarch64")]
+pub(crate) trait Squares: Quad {
+    /// Adds to lane `2 i + j` the products of row `i` of `a` with row `j` of `b`.
+    fn dot_square(self, sum: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// Lanes of both in turn, as two registers: a0 b0 a1 b1, a2 b2 a3 b3.
+    fn interleave(self, a: Self::Ints, b: Self::Ints) -> [Self::Ints; 2];
+    /// The lower halves of both, and the upper ones: a0 a1 b0 b1, a2 a3 b2 b3. Of what it gives it makes what it was given.
+    fn halves(self, a: Self::Ints, b: Self::Ints) -> [Self::Ints; 2];
+}
+
 /// A token, and operations on one register. Methods do lane by lane what their name says.
 pub(crate) trait Quad: Copy + Send + Sync {
     /// Four signed integers, or sixteen bytes.
@@ -107,3 +118,6 @@ pub(crate) trait Quad: Copy + Send + Sync {
     /// To four little-endian f16, ties to even; magnitudes are at most 65,504.
     fn to_f16(self, a: Self::Floats) -> [u8; 8];
 }
+
+#[cfg(all(test, target_arch = "aarch64"))]
+mod tests;

@@ -1,13 +1,13 @@
 //! [`Quad`] on NEON.
 //!
 //! Sets differ in how they multiply unsigned bytes with signed ones. `usdot` does it; `sdot` takes signed ones alone, so that 128 is
-//! taken from each code and what this leaves out added after. Both stand as text, as do conversions from and to f16: the oldest
-//! compiler that builds this has no names for them.
+//! taken from each code and what this leaves out added after. Beside `usdot` stands `smmla`, which multiplies two rows with two at once.
+//! All three stand as text, as do conversions from and to f16: the oldest compiler that builds this has no names for them.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::{Quad, Task};
+use super::{Quad, Squares, Task};
 use crate::isa::{i8mm, neon};
 use crate::{I8mm, Neon};
 
@@ -90,6 +90,27 @@ impl Sdot for I8mm {
     fn dot_unsigned(self, sum: int32x4_t, a: int32x4_t, bytes: [i8; 4]) -> int32x4_t {
         // Of an I8MM token: it has the instruction.
         add_products!("usdot {sum:v}.4s, {a:v}.16b, {b:v}.16b", sum, a, self.splat_i(word(bytes)))
+    }
+}
+
+impl Squares for I8mm {
+    #[inline(always)]
+    fn dot_square(self, sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        // Of an I8MM token: it has the instruction.
+        add_products!("smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b", sum, a, b)
+    }
+
+    #[inline(always)]
+    fn interleave(self, a: int32x4_t, b: int32x4_t) -> [int32x4_t; 2] {
+        intrinsic!([vzip1q_s32(a, b), vzip2q_s32(a, b)])
+    }
+
+    #[inline(always)]
+    fn halves(self, a: int32x4_t, b: int32x4_t) -> [int32x4_t; 2] {
+        intrinsic!({
+            let (a, b) = (vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b));
+            [vzip1q_s64(a, b), vzip2q_s64(a, b)].map(|x| vreinterpretq_s32_s64(x))
+        })
     }
 }
 

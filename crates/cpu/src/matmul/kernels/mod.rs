@@ -4,6 +4,8 @@ mod codes;
 mod floats;
 mod halves;
 mod prefetch;
+#[cfg(target_arch = "aarch64")]
+mod squares;
 mod tiles;
 mod unpack;
 
@@ -17,6 +19,8 @@ use super::simd::{Kernel, Simd};
 pub(super) use codes::{Gemv, Multiply, subs};
 pub(super) use floats::{GemvFloats, MultiplyFloats, UnpackFloats};
 pub(super) use halves::{CodesToHalves, FloatsToHalves, HalvesChunk, multiply_halves};
+#[cfg(target_arch = "aarch64")]
+pub(super) use squares::{ArrangeSquares, MultiplySquares, SQUARES_TILE};
 pub(super) use tiles::MultiplyTiles;
 pub(super) use unpack::Unpack;
 
@@ -36,11 +40,14 @@ impl Register {
     pub const ZERO: Self = Self([0.0; PANEL]);
 }
 
-/// Codes, one to a byte, and scales of some columns of two panels.
+/// Codes of 32 columns of two panels, one to a byte, `[group][panel]`, or as [`MultiplyChunk::arrange`](super::set::MultiplyChunk) has
+/// them.
+pub(super) type BlockCodes = [[Line; PAIR]; GROUPS];
+
+/// Codes and scales of some columns of two panels.
 #[derive(Clone)]
 pub(super) struct Chunk {
-    /// `[block][group][panel]`.
-    pub codes: [[[Line; PAIR]; GROUPS]; CHUNK_BLOCKS],
+    pub codes: [BlockCodes; CHUNK_BLOCKS],
     /// `[block][sub-block][panel]`.
     pub scales: [[[Register; PAIR]; 2]; CHUNK_BLOCKS],
     /// What a minimum adds, as the scales.

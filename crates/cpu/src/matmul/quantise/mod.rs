@@ -362,6 +362,10 @@ impl Planes<'_> {
             Isa::Avx512(_) => unsafe { avx512::quantise_tile(source, out) },
             #[cfg(target_arch = "aarch64")]
             Isa::Neon(token) => quads::quantise_tile(crate::quad::Quads(token), source, out),
+            #[cfg(target_arch = "aarch64")]
+            Isa::I8mm(token) => {
+                quads::quantise_tile(crate::quad::Quads(crate::Neon::from(token)), source, out);
+            }
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Isa::Simd128(token) => quads::quantise_tile(crate::quad::Quads(token), source, out),
             isa => unreachable!("{} quantises with other vectors", isa.name()),

@@ -1,0 +1,59 @@
+//! Products of two rows with two do what their definition says.
+
+use super::*;
+use crate::I8mm;
+
+/// One product upon some sums, its operands after being taken apart and put together again.
+struct Product([[i8; 16]; 2], [i32; 4]);
+
+impl Product {
+    #[inline(always)]
+    fn on(self, quad: I8mm) -> [i32; 4] {
+        let [a, b] = self.0.map(|x| quad.load_i(&x.map(|x| x as u8)));
+        let ([low, high], sum) = (quad.halves(a, b), quad.load_i(&bytemuck::cast(self.1)));
+        let [a, b] = quad.halves(low, high);
+        let mut sums = [0; 16];
+        quad.store_i(quad.dot_square(sum, a, b), &mut sums);
+        bytemuck::cast(sums)
+    }
+}
+
+impl Task for (I8mm, Product) {
+    type Output = [i32; 4];
+
+    #[inline(always)]
+    fn run(self) -> [i32; 4] {
+        self.1.on(self.0)
+    }
+}
+
+#[test]
+fn squares_add_the_products_of_rows_with_rows() {
+    let Some(quad) = I8mm::detect() else { return eprintln!("skipped: this CPU has no i8mm") };
+    // Both signs, and the extremes of both.
+    for seed in 0..64 {
+        let [a, b] = [37, 91].map(|by| std::array::from_fn(|i| ((i + seed) * by) as i8));
+        let (a, b) = if seed == 63 { ([-128; 16], [-128; 16]) } else { (a, b) };
+        let sums = [seed as i32, -5, 1 << 20, -(1 << 20)];
+        let want: [i32; 4] = std::array::from_fn(|lane| {
+            let rows = a[lane / 2 * 8..][..8].iter().zip(&b[lane % 2 * 8..][..8]);
+            sums[lane] + rows.map(|(&a, &b): (&i8, &i8)| i32::from(a) * i32::from(b)).sum::<i32>()
+        });
+        assert_eq!(quad.run((quad, Product([a, b], sums))), want, "{a:?} {b:?}");
+    }
+}
+
+#[test]
+fn lanes_come_in_turn() {
+    let Some(quad) = I8mm::detect() else { return eprintln!("skipped: this CPU has no i8mm") };
+    let [a, b] = [[0i32, 1, 2, 3], [4, 5, 6, 7]].map(|x| quad.load_i(&bytemuck::cast(x)));
+    let lanes = |registers: [_; 2]| {
+        registers.map(|x| {
+            let mut bytes = [0; 16];
+            quad.store_i(x, &mut bytes);
+            bytemuck::cast::<_, [i32; 4]>(bytes)
+        })
+    };
+    assert_eq!(lanes(quad.interleave(a, b)), [[0, 4, 1, 5], [2, 6, 3, 7]]);
+    assert_eq!(lanes(quad.halves(a, b)), [[0, 1, 4, 5], [2, 3, 6, 7]]);
+}
