@@ -16,6 +16,7 @@ mod kv;
 pub mod limits;
 mod params;
 mod recurrent;
+pub mod trials;
 
 pub use bytes::SharedBytes;
 pub use check::{

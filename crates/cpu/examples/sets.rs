@@ -9,6 +9,7 @@
 
 use std::time::Instant;
 
+use kvant_backend::trials::median;
 use kvant_backend::{Activation, Backend, Input, Output, SharedBytes, WeightSource};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, encode};
@@ -79,11 +80,6 @@ fn random_matrix(device: &CpuDevice, dtype: DType, n_out: usize, n_in: usize) ->
     device.matrix(source).expect("a weight type")
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let arg = |i: usize, default: &str| args.get(i).cloned().unwrap_or_else(|| default.to_owned());
@@ -115,9 +111,9 @@ fn main() {
             }
             print!("{name:8} {rows:5} rows");
             for (set, of_set) in sets.iter().zip(&timed) {
-                let ratio = median(timed[0].iter().zip(of_set).map(|(first, own)| first / own).collect());
+                let ratio = median(timed[0].iter().zip(of_set).map(|(first, own)| first / own));
                 let least = of_set.iter().copied().fold(f64::INFINITY, f64::min);
-                let ms = 1e3 * median(of_set.clone());
+                let ms = 1e3 * median(of_set.iter().copied());
                 print!(" | {set} {ms:8.2} (least {:8.2}) {ratio:5.2}", 1e3 * least);
             }
             println!();

@@ -1,11 +1,11 @@
 //! Numbers whose best value depends on the machine, and how to find it.
 //!
 //! Every value gives the same results (sums are ordered the same way); only the time differs. The defaults are sound
-//! everywhere. Candidates take turns, so that what else the machine does meets them all, and one replaces the default
-//! only when it is clearly faster.
+//! everywhere; [`trials`](kvant_backend::trials) says when a candidate replaces one.
 
 use std::time::Instant;
 
+use kvant_backend::trials::{fastest, median};
 use kvant_backend::{Backend, Input, Output, Result, SharedBytes, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
@@ -74,8 +74,6 @@ const KNOBS: [Knob; 3] = [
 
 /// Rounds in which the candidates of a number take turns.
 const ROUNDS: usize = 31;
-/// A candidate must be this much faster than the default.
-const CLEARLY: f64 = 0.97;
 /// The work: matrices of the shape of a feed-forward layer, more of them than caches hold.
 const SHAPE: (usize, usize) = (8960, 1536);
 const MATRICES: usize = 24;
@@ -97,8 +95,10 @@ impl Tuning {
                     rounds.push(work.seconds(tuning, knob.rows)?);
                 }
             }
-            let taken = choose(knob.candidates, &rounds, *(knob.place)(&mut best));
-            let seconds = rounds.into_iter().map(|rounds| median(rounds.into_iter()));
+            let default = *(knob.place)(&mut best);
+            let default = knob.candidates.iter().position(|&value| value == default);
+            let taken = knob.candidates[fastest(&rounds, default.expect("a default among the candidates"))];
+            let seconds = rounds.into_iter().map(median);
             *(knob.place)(&mut best) = taken;
             trials.extend(knob.candidates.iter().zip(seconds).map(|(&value, seconds)| Trial {
                 name: knob.name,
@@ -114,22 +114,6 @@ impl Tuning {
     pub fn can_be_found(mut self) -> bool {
         KNOBS.iter().all(|knob| knob.candidates.contains((knob.place)(&mut self)))
     }
-}
-
-/// The candidate that takes least beside `default` (one of them), if that is clearly less: the median over the rounds, in
-/// each of which both ran.
-fn choose(candidates: &[usize], rounds: &[Vec<f64>], default: usize) -> usize {
-    let timed = || candidates.iter().zip(rounds);
-    let Some((_, of_default)) = timed().find(|(value, _)| **value == default) else { return default };
-    let beside = |rounds: &[f64]| median(rounds.iter().zip(of_default).map(|(a, b)| a / b));
-    let least = timed().map(|(value, rounds)| (*value, beside(rounds))).min_by(|a, b| a.1.total_cmp(&b.1));
-    least.filter(|&(_, ratio)| ratio < CLEARLY).map_or(default, |(value, _)| value)
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Products with q4_0 weights, as in decoding and in reading a prompt.
@@ -172,15 +156,6 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_candidate_must_be_clearly_faster_than_the_default() {
-        let rounds = |ratios: [f64; 3]| ratios.map(|ratio| [1.0, 9.0, 2.0].map(|s| s * ratio).to_vec());
-        assert_eq!(choose(&[1, 2, 3], &rounds([1.0, 0.98, 1.5]), 1), 1);
-        assert_eq!(choose(&[1, 2, 3], &rounds([1.0, 0.95, 0.9]), 1), 3);
-        assert_eq!(choose(&[1, 2, 3], &rounds([1.0, 0.95, 0.9]), 3), 3);
-        assert_eq!(choose(&[1, 2, 3], &rounds([f64::NAN, 0.95, 0.9]), 1), 1, "no number, no choice");
-    }
 
     #[test]
     fn defaults_are_among_the_candidates() {

@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+use kvant_backend::trials::median;
 use kvant_backend::{Backend, Columns, Input, Output, Result, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
@@ -89,9 +90,4 @@ fn time(device: &WgpuDevice, mut launch: impl FnMut() -> Result<()>) -> Result<f
     (0..LAUNCHES).try_for_each(|_| launch())?;
     device.finish()?;
     Ok(start.elapsed().as_secs_f64() / LAUNCHES as f64)
-}
-
-fn median(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
 }

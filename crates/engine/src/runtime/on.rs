@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use kvant_backend::trials::median;
 use kvant_backend::{Backend, BackendError, Candidate, DeviceInfo, KernelChoice, Page, limits};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
@@ -313,10 +314,6 @@ impl<B: Backend> Loaded for On<B> {
             }
             Ok::<_, Error>(())
         })?;
-        let median = |mut seconds: Vec<f64>| {
-            seconds.sort_by(f64::total_cmp);
-            seconds[seconds.len() / 2]
-        };
         let times = stages.iter().zip(seconds);
         Ok(times.map(|(stage, seconds)| StageTime { stage, seconds: median(seconds), pairs }).collect())
     }
