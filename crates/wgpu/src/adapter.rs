@@ -23,6 +23,8 @@ pub struct AdapterReport {
     pub has_own_memory: bool,
     /// Bytes that a kernel reaches in one allocation, which bounds the cache; a matrix is split into several.
     pub max_binding: u64,
+    /// Whether threads of a subgroup, eight at least, may talk to each other in kernels: fewer hold no codebook together.
+    pub has_subgroups: bool,
     /// Whether kernels may compute in f16, subgroups may talk to each other, and bytes be multiplied four at a time. Kernels here
     /// need none of them.
     pub features: Vec<&'static str>,
@@ -48,10 +50,10 @@ pub(crate) fn open(index: usize, most_bytes: u64) -> Result<(Gpu, AdapterReport)
     let mut required_limits = adapter.limits();
     required_limits.max_storage_buffer_binding_size =
         required_limits.max_storage_buffer_binding_size.min(most_bytes);
-    // For kernels that have a variant without. Fewer threads than these hold no codebook together.
-    let required_features = match adapter.get_info().subgroup_min_size {
-        8.. => adapter.features() & wgpu::Features::SUBGROUP,
-        _ => wgpu::Features::empty(),
+    // For kernels that have a variant without.
+    let required_features = match report.has_subgroups {
+        true => wgpu::Features::SUBGROUP,
+        false => wgpu::Features::empty(),
     };
     let descriptor = wgpu::DeviceDescriptor {
         label: Some("kvant"),
@@ -92,6 +94,7 @@ fn report(index: usize, adapter: &wgpu::Adapter) -> AdapterReport {
         is_software: info.device_type == wgpu::DeviceType::Cpu,
         has_own_memory: info.device_type == wgpu::DeviceType::DiscreteGpu,
         max_binding: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size),
+        has_subgroups: features.contains(wgpu::Features::SUBGROUP) && info.subgroup_min_size >= 8,
         features: named.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect(),
     }
 }

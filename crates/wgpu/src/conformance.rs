@@ -8,7 +8,7 @@ use kvant_conformance::weights::gaussian;
 use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, suites};
 
 use crate::tests::{device, skipped};
-use crate::{AttendWays, LookUps, WgpuDevice};
+use crate::{AttendWays, LookUps, TypeClass, WgpuDevice};
 
 /// What the kernels promise of their numbers, on the first adapter; `None` where there is none.
 fn subject() -> Option<Subject<WgpuDevice>> {
@@ -91,8 +91,8 @@ fn every_way_to_attend_gives_the_same_bits() {
         [(4, 4), (8, 1)].map(|(queries, words)| AttendWays { look_ups: LookUps::Select, queries, words });
     for ways in with_look_ups.into_iter().chain(more) {
         let Some(device) = device() else { return };
-        let has_subgroups = device.gpu().has_subgroups();
-        let device = match device.with_ways(ways) {
+        let has_subgroups = device.report().has_subgroups;
+        let device = match device.with_way(&TypeClass::ALL, ways) {
             Ok(device) => device,
             Err(error) => {
                 assert!(ways.look_ups.needs_subgroups() && !has_subgroups, "{error}");
@@ -115,7 +115,8 @@ fn every_way_to_attend_gives_the_same_bits() {
 fn ways_that_there_are_no_kernels_for_are_refused() {
     for (queries, words) in [(5, 1), (16, 1), (4, 3), (4, 0)] {
         let Some(device) = device() else { return };
-        let refused = device.with_ways(AttendWays { look_ups: LookUps::Select, queries, words }).map(|_| ());
+        let way = AttendWays { look_ups: LookUps::Select, queries, words };
+        let refused = device.with_way(&[TypeClass::Floats], way).map(|_| ());
         assert!(matches!(refused, Err(BackendError::Unsupported { op: "attend", .. })), "{refused:?}");
     }
 }

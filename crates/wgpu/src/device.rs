@@ -13,7 +13,7 @@ use kvant_backend::{
 
 use crate::adapter::{self, AdapterReport};
 use crate::arena::Arena;
-use crate::attend::AttendWays;
+use crate::attend::{AttendWays, TypeClass};
 use crate::norm::Way;
 use crate::product::{Operand, Rows, Weights};
 use crate::recording::Traffic;
@@ -29,7 +29,8 @@ pub struct WgpuDevice {
     report: AdapterReport,
     /// Rows on their way to the device or from it.
     rows: Mutex<Vec<f32>>,
-    ways: AttendWays,
+    /// Of each class of types, in the order of [`TypeClass::ALL`].
+    ways: [AttendWays; 3],
 }
 
 impl WgpuDevice {
@@ -58,7 +59,7 @@ impl WgpuDevice {
     fn new(gpu: Gpu, report: AdapterReport) -> Result<Self> {
         let gpu = Arc::new(gpu);
         let arena = Arc::new(Arena::new(Arc::clone(&gpu))?);
-        let ways = AttendWays::of_adapter(gpu.has_subgroups(), report.is_software);
+        let ways = [AttendWays::of_adapter(&report); 3];
         Ok(Self { gpu, arena, report, rows: Mutex::default(), ways })
     }
 
@@ -67,13 +68,26 @@ impl WgpuDevice {
         &self.report
     }
 
-    /// Attends in these ways; `kernel_choices` names those that it goes.
+    /// Attends this way over types of these classes; `kernel_choices` names it. Where types of several classes meet, the way of the last of
+    /// them is gone.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for look-ups that the adapter lacks a feature for, and numbers that there are no kernels for.
-    pub fn with_ways(self, ways: AttendWays) -> Result<Self> {
-        ways.check(self.gpu.has_subgroups())?;
-        Ok(Self { ways, ..self })
+    pub fn with_way(mut self, classes: &[TypeClass], way: AttendWays) -> Result<Self> {
+        classes.iter().try_for_each(|class| self.set_way(*class, way))?;
+        Ok(self)
+    }
+
+    /// As [`WgpuDevice::with_way`].
+    pub(crate) fn set_way(&mut self, class: TypeClass, way: AttendWays) -> Result<()> {
+        way.check(&self.report)?;
+        self.ways[class as usize] = way;
+        Ok(())
+    }
+
+    /// How it attends over types of a class.
+    pub fn way(&self, class: TypeClass) -> AttendWays {
+        self.ways[class as usize]
     }
 
     /// What has been handed over to the device, and moved, since it was opened.
@@ -113,9 +127,10 @@ impl Backend for WgpuDevice {
 
     fn info(&self) -> DeviceInfo {
         let AdapterReport { device, product, interface, .. } = &self.report;
+        let is_tuned = self.ways != [AttendWays::of_adapter(&self.report); 3];
         DeviceInfo {
             name: device.clone(),
-            kernels: format!("{product}, WGSL on {interface}"),
+            kernels: format!("{product}, WGSL on {interface}{}", if is_tuned { ", tuned" } else { "" }),
             n_threads: 1,
             thread_unit: "queue",
             looks_for_broken_rows: false,
@@ -125,9 +140,10 @@ impl Backend for WgpuDevice {
     fn kernel_choices(&self) -> Vec<KernelChoice> {
         let choice = |op, dtype, kernel: &str| KernelChoice { op, dtype, kernel: kernel.to_owned() };
         let weights = product::types().map(|dtype| choice("matmul", dtype, product::kernel_name(dtype)));
-        weights
-            .chain(kv::TYPES.into_iter().map(|dtype| choice("attend", dtype, &self.ways.to_string())))
-            .collect()
+        let attend = kv::TYPES.map(|dtype| {
+            choice("attend", dtype, &format!("attend (f32), {}", self.way(TypeClass::of(dtype))))
+        });
+        weights.chain(attend).collect()
     }
 
     fn free_bytes(&self) -> Result<Option<usize>> {

@@ -87,11 +87,6 @@ impl Gpu {
         usize::try_from(most).unwrap_or(usize::MAX)
     }
 
-    /// Whether threads of a subgroup talk to each other, eight at least.
-    pub fn has_subgroups(&self) -> bool {
-        self.device.features().contains(wgpu::Features::SUBGROUP)
-    }
-
     /// A buffer of 16 bytes that no kernel looks into.
     pub fn nothing(&self) -> &wgpu::Buffer {
         &self.nothing

@@ -50,7 +50,7 @@ mod tests;
 mod top_k;
 
 pub use adapter::{AdapterReport, adapters};
-pub use attend::{AttendWays, LookUps};
+pub use attend::{AttendTrial, AttendWays, AttendWork, LookUps, TypeClass};
 pub use device::WgpuDevice;
 pub use matrix::{WgpuExperts, WgpuMatrix};
 pub use memory::{WgpuBuffer, WgpuPage};

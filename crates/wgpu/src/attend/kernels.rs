@@ -1,15 +1,17 @@
-//! The kernels of attention: what is compiled for what, and which of several ways an adapter goes.
+//! The kernels of attention: what is compiled for what.
 
-use std::fmt;
 use std::sync::Arc;
 
-use kvant_backend::{BackendError, Result, StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK};
+use kvant_backend::{Result, StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK};
 #[cfg(test)]
 use kvant_codec::DType;
 use kvant_codec::tile::Side;
 use kvant_codec::{Codebook, Rotation, Trellis, block32, trellis};
 
 use super::list::STREAM;
+#[cfg(test)]
+use super::ways::MOST_SLOTS;
+use super::ways::{AttendWays, LookUps};
 use super::{OP, SPAN};
 use crate::constants::Constants;
 use crate::each::NUMBERS;
@@ -19,8 +21,6 @@ use crate::{Gpu, Part, Source, kv};
 
 /// Values that a span leaves beside the sum of its own.
 pub const SUMS: usize = 2;
-/// Queries of a job, at most.
-pub const MOST_SLOTS: usize = 8;
 /// Threads of a group that turns queries and outputs.
 const THREADS: usize = 128;
 /// Dims that each of these threads adds up, at most.
@@ -70,87 +70,12 @@ static SHUFFLE: Source = source!("shuffle.wgsl");
 pub(crate) const STAGES: [&str; 5] =
     ["no codes", "no look-ups", "look-ups of keys", "look-ups of values", "attention"];
 
-/// How codes of the turbo types become levels. All give the same bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LookUps {
-    /// In a table of constants, which each thread has or the adapter keeps.
-    Constant,
-    /// In a table in the memory of a workgroup.
-    Table,
-    /// In registers: bits of a code choose between constants.
-    Select,
-    /// In registers of the other threads of a subgroup.
-    Shuffle,
-}
-
-impl LookUps {
-    /// All there are.
-    pub const ALL: [Self; 4] = [Self::Constant, Self::Table, Self::Select, Self::Shuffle];
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Constant => "constant",
-            Self::Table => "table",
-            Self::Select => "select",
-            Self::Shuffle => "shuffle",
-        }
-    }
-
-    /// Whether they need threads of a subgroup to talk to each other.
-    pub fn needs_subgroups(self) -> bool {
-        self == Self::Shuffle
-    }
-
-    fn source(self) -> &'static Source {
-        match self {
-            Self::Constant => &CONSTANT,
-            Self::Table => &TABLE,
-            Self::Select => &SELECT,
-            Self::Shuffle => &SHUFFLE,
-        }
-    }
-}
-
-/// Ways to attend, of which an adapter goes the fastest. All give the same bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AttendWays {
-    /// How codes become levels.
-    pub look_ups: LookUps,
-    /// Queries that share what is unpacked, at most: 4 or 8.
-    pub queries: usize,
-    /// Words of codes that a thread takes at a time: 1, 2 or 4.
-    pub words: usize,
-}
-
-impl fmt::Display for AttendWays {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { look_ups, queries, words } = self;
-        write!(f, "attend (f32), look-ups by {}, {queries} queries, {words} words", look_ups.name())
-    }
-}
-
-impl AttendWays {
-    /// Where nothing else is asked for. On lavapipe, a Vulkan on the CPU, look-ups in a subgroup were the fastest, those in registers next,
-    /// and threads that take four words; nothing else has been measured, and more queries take most compilers far longer.
-    pub(crate) fn of_adapter(has_subgroups: bool, is_software: bool) -> Self {
-        let look_ups = if has_subgroups { LookUps::Shuffle } else { LookUps::Select };
-        Self { look_ups, queries: 4, words: if is_software { 4 } else { 1 } }
-    }
-
-    /// An error unless an adapter with (`has_subgroups`) or without subgroups goes these ways.
-    pub(crate) fn check(self, has_subgroups: bool) -> Result<()> {
-        let Self { look_ups, queries, words } = self;
-        let is_there = [4, MOST_SLOTS].contains(&queries) && [1, 2, 4].contains(&words);
-        if is_there && (has_subgroups || !look_ups.needs_subgroups()) {
-            return Ok(());
-        }
-        let subgroups = if has_subgroups { "" } else { ", without subgroups" };
-        Err(BackendError::Unsupported {
-            op: OP,
-            wanted: format!("{} look-ups for {queries} queries, {words} words at a time", look_ups.name()),
-            has: format!("4 or {MOST_SLOTS} queries, 1, 2 or 4 words{subgroups}"),
-        })
+fn source(look_ups: LookUps) -> &'static Source {
+    match look_ups {
+        LookUps::Constant => &CONSTANT,
+        LookUps::Table => &TABLE,
+        LookUps::Select => &SELECT,
+        LookUps::Shuffle => &SHUFFLE,
     }
 }
 
@@ -169,7 +94,7 @@ impl Kind {
     /// For streams of keys and of values.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for types that there are no kernels for.
+    /// [`Unsupported`](kvant_backend::BackendError::Unsupported) for types that there are no kernels for.
     pub fn new([keys, values]: [&StreamSpec; 2]) -> Result<Self> {
         Ok(Self {
             types: [number(OP, keys)?, number(OP, values)?],
@@ -181,10 +106,10 @@ impl Kind {
 }
 
 /// The kernel for streams of `kind` and jobs of so many queries.
-pub fn of_kind(gpu: &Gpu, kind: Kind, ways: AttendWays, slots: usize, stage: usize) -> Result<Arc<Kernel>> {
-    let numbers = numbers(kind, ways.words, slots, stage);
+pub fn of_kind(gpu: &Gpu, kind: Kind, way: AttendWays, slots: usize, stage: usize) -> Result<Arc<Kernel>> {
+    let numbers = numbers(kind, way.words, slots, stage);
     let key = numbers.map(|(_, number)| number);
-    Ok(gpu.variant(ways.look_ups.source(), "attend", &key, || constants_of(numbers))?)
+    Ok(gpu.variant(source(way.look_ups), "attend", &key, || constants_of(numbers))?)
 }
 
 /// The constants that a kernel is compiled with.
@@ -276,7 +201,7 @@ pub(crate) fn variants() -> Vec<(&'static Source, Constants)> {
         let all = kinds.into_iter().chain(joint);
         all.map(move |kind| {
             let numbers = numbers(kind, words, slots, STAGES.len() - 1);
-            (look_ups.source(), constants_of(numbers))
+            (source(look_ups), constants_of(numbers))
         })
     });
     of_types.collect()

@@ -3,18 +3,24 @@
 
 mod kernels;
 mod list;
+mod tune;
+mod ways;
+mod work;
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{AttendParams, KvPart, Result};
 
 pub(crate) use kernels::STAGES;
-pub use kernels::{AttendWays, LookUps};
 #[cfg(test)]
 pub(crate) use kernels::{ENDS, variants};
+pub use tune::AttendTrial;
+pub use ways::{AttendWays, LookUps, TypeClass};
+pub use work::AttendWork;
 
 use crate::{Gpu, WgpuPage, groups};
-use kernels::{MOST_SLOTS, SUMS};
+use kernels::SUMS;
 use list::List;
+use ways::MOST_SLOTS;
 
 const OP: &str = "attend";
 /// Tokens of a span, which a group of threads attends to.
@@ -53,11 +59,12 @@ pub(crate) struct Buffers<'a> {
     pub out: &'a wgpu::Buffer,
 }
 
-/// Attention of the rows of each part, or `stage` of it. The shapes have been checked.
+/// Attention of the rows of each part, or `stage` of it. `ways` are those of the classes, [`TypeClass::ALL`]: all goes that of the last
+/// class that any stream has, as jobs have as many queries for all. The shapes have been checked.
 pub(crate) fn attend(
     gpu: &Gpu,
     arena: &wgpu::Buffer,
-    (ways, stage): (AttendWays, usize),
+    (ways, stage): ([AttendWays; 3], usize),
     params: &AttendParams,
     parts: &[KvPart<'_, WgpuPage>],
     band: Option<&WgpuPage>,
@@ -68,9 +75,11 @@ pub(crate) fn attend(
     }
     let group = params.n_heads / params.n_kv_heads;
     let most_queries = parts.iter().map(|part| part.rows.n * group).max().unwrap_or(0);
-    let slots = ways.queries.min(most_queries.next_power_of_two()).clamp(4, MOST_SLOTS);
-    let list = List::new(parts, group, slots, band)?;
     let streams = || parts.iter().flat_map(|part| part.layer.streams());
+    let class = streams().map(|stream| TypeClass::of(stream.spec.dtype)).max().unwrap_or(TypeClass::Floats);
+    let way = ways[class as usize];
+    let slots = way.queries.min(most_queries.next_power_of_two()).clamp(4, MOST_SLOTS);
+    let list = List::new(parts, group, slots, band)?;
     let query_values = 1 + streams().map(|stream| stream.spec.dim()).max().unwrap_or(0);
     let part_values = SUMS + streams().map(|stream| stream.spec.value_dim()).max().unwrap_or(0);
     let numbers = Params {
@@ -92,7 +101,7 @@ pub(crate) fn attend(
         not_a_number: f32::NAN.to_bits(),
         ..Params::zeroed()
     };
-    let kernels = list.kinds.iter().map(|kind| kernels::of_kind(gpu, *kind, ways, slots, stage));
+    let kernels = list.kinds.iter().map(|kind| kernels::of_kind(gpu, *kind, way, slots, stage));
     let kernels = kernels.collect::<Result<Vec<_>>>()?;
     let [prepare, join] = kernels::ends(gpu)?;
 

@@ -1,0 +1,165 @@
+//! Which ways an adapter goes the fastest: found by trying them.
+//!
+//! What is timed is attention of one token over 8,192 others, as in an answer, for a type of each class. First look-ups meet words,
+//! which both want registers; then what was the fastest shares among more queries, kernels for which are long to compile.
+
+use kvant_backend::Result;
+use kvant_backend::trials::{fastest, median};
+use kvant_codec::DType;
+
+use super::work::AttendWork;
+use super::{AttendWays, LookUps, TypeClass};
+use crate::WgpuDevice;
+
+/// A way that was tried.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttendTrial {
+    /// The types that it was tried for.
+    pub class: TypeClass,
+    /// The way.
+    pub way: AttendWays,
+    /// Seconds of attention in one layer: the median of the rounds.
+    pub seconds: f64,
+    /// Whether it was taken.
+    pub is_taken: bool,
+}
+
+/// How much is timed.
+#[derive(Debug, Clone, Copy)]
+struct Effort {
+    tokens: usize,
+    /// In which candidates take turns.
+    rounds: usize,
+    /// Layers that are timed at once, so that handing them over counts as little as in a model.
+    layers: usize,
+}
+
+const EFFORT: Effort = Effort { tokens: 8192, rounds: 7, layers: 4 };
+
+impl WgpuDevice {
+    /// Times the ways that this adapter goes, and goes the fastest of each class from then on, which is not the default only where it is
+    /// clearly faster. Takes a minute or more, most of it compiling. `progress` is told what part of it is done.
+    ///
+    /// # Errors
+    /// Too little memory, and a kernel that the driver does not compile.
+    pub fn tune(&mut self, progress: &mut dyn FnMut(f32)) -> Result<Vec<AttendTrial>> {
+        let counts = TypeClass::ALL.map(|class| self.candidates(class).len() + AttendWays::QUERIES.len());
+        let (mut trials, mut done, total) = (Vec::new(), 0.0, counts.iter().sum::<usize>() as f32);
+        for class in TypeClass::ALL {
+            let mut compiled = || {
+                done += 1.0;
+                progress(done / total);
+            };
+            let candidates = self.candidates(class);
+            trials.extend(self.try_ways(class, &candidates, EFFORT, &mut compiled)?);
+            let best = self.way(class);
+            let others = AttendWays::QUERIES.into_iter().filter(|&queries| queries != best.queries);
+            let candidates: Vec<_> =
+                [best].into_iter().chain(others.map(|queries| AttendWays { queries, ..best })).collect();
+            // What was the best so far has its line already.
+            let of_others = self.try_ways(class, &candidates, EFFORT, &mut compiled)?.into_iter().skip(1);
+            trials.extend(of_others);
+        }
+        for trial in &mut trials {
+            trial.is_taken = trial.way == self.way(trial.class);
+        }
+        Ok(trials)
+    }
+
+    /// The way that is gone, then every other that shares among as many queries. Floats and integers look nothing up.
+    fn candidates(&self, class: TypeClass) -> Vec<AttendWays> {
+        let taken = self.way(class);
+        let look_ups = LookUps::ALL
+            .into_iter()
+            .filter(|look_ups| class == TypeClass::Codebooks || *look_ups == taken.look_ups);
+        let all = look_ups.flat_map(|look_ups| {
+            AttendWays::WORDS.into_iter().map(move |words| AttendWays { look_ups, words, ..taken })
+        });
+        let others = all.filter(|way| *way != taken && way.check(self.report()).is_ok());
+        [taken].into_iter().chain(others).collect()
+    }
+
+    /// Times candidates, the first of which is the default, and goes the fastest. `compiled` is called after each one's first round.
+    fn try_ways(
+        &mut self,
+        class: TypeClass,
+        candidates: &[AttendWays],
+        Effort { tokens, rounds, layers }: Effort,
+        compiled: &mut dyn FnMut(),
+    ) -> Result<Vec<AttendTrial>> {
+        let dtype = match class {
+            TypeClass::Floats => DType::F16,
+            TypeClass::Integers => DType::Q8_0,
+            TypeClass::Codebooks => DType::Turbo3,
+        };
+        let mut work = AttendWork::new(self, [dtype; 2], tokens, 1)?;
+        for way in candidates {
+            self.set_way(class, *way)?;
+            work.seconds(self, None, 1)?;
+            compiled();
+        }
+        let mut seconds = vec![Vec::new(); candidates.len()];
+        for _ in 0..rounds {
+            for (index, way) in candidates.iter().enumerate() {
+                self.set_way(class, *way)?;
+                seconds[index].push(work.seconds(self, None, layers)? / layers as f64);
+            }
+        }
+        let taken = candidates[fastest(&seconds, 0)];
+        self.set_way(class, taken)?;
+        let trials = candidates.iter().zip(seconds).map(|(&way, seconds)| AttendTrial {
+            class,
+            way,
+            seconds: median(seconds),
+            is_taken: way == taken,
+        });
+        Ok(trials.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::device;
+
+    #[test]
+    fn candidates_are_ways_that_the_adapter_goes_the_default_first() {
+        let Some(device) = device() else { return };
+        for class in TypeClass::ALL {
+            let candidates = device.candidates(class);
+            assert_eq!(candidates[0], device.way(class));
+            assert!(candidates.iter().all(|way| way.check(device.report()).is_ok()), "{candidates:?}");
+            let n_look_ups = match class {
+                TypeClass::Codebooks => LookUps::ALL.len() - usize::from(!device.report().has_subgroups),
+                _ => 1,
+            };
+            assert_eq!(candidates.len(), n_look_ups * AttendWays::WORDS.len());
+            let again = (1..).zip(&candidates).any(|(next, way)| candidates[next..].contains(way));
+            assert!(!again, "a candidate twice: {candidates:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_tried_and_is_fastest_is_gone_from_then_on_by_its_class_alone() {
+        let Some(mut device) = device() else { return };
+        let before = TypeClass::ALL.map(|class| device.way(class));
+        let default = device.way(TypeClass::Codebooks);
+        let candidates = AttendWays::WORDS.map(|words| AttendWays { words, ..default });
+        let effort = Effort { tokens: 256, rounds: 3, layers: 2 };
+        let mut compiled = 0;
+        let trials =
+            device.try_ways(TypeClass::Codebooks, &candidates, effort, &mut || compiled += 1).unwrap();
+        assert_eq!(compiled, candidates.len());
+        assert_eq!(trials.iter().map(|trial| trial.way).collect::<Vec<_>>(), candidates);
+        assert!(
+            trials.iter().all(|trial| trial.seconds > 0.0 && trial.class == TypeClass::Codebooks),
+            "{trials:?}"
+        );
+        let taken: Vec<_> = trials.iter().filter(|trial| trial.is_taken).map(|trial| trial.way).collect();
+        assert_eq!(taken, [device.way(TypeClass::Codebooks)]);
+        assert_eq!(
+            TypeClass::ALL[..2].iter().map(|&class| device.way(class)).collect::<Vec<_>>(),
+            before[..2]
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! Attention over a filled layer, to be timed.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
+
+use kvant_backend::{
+    AttendParams, Backend, Held, KvLayer, KvMemory, KvPart, Page, Pages, Place, Result, Rows, StreamSizes,
+    StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK,
+};
+use kvant_codec::random::Random;
+use kvant_codec::{DType, Side, TILE};
+
+use crate::{WgpuBuffer, WgpuDevice, WgpuPage};
+
+const N_KV_HEADS: usize = 2;
+const GROUP: usize = 6;
+const HEAD_DIM: usize = 128;
+/// Tiles that are made; the rest repeat them.
+const DISTINCT: usize = 31;
+
+/// The last rows of a sequence that attend to all of it, in one layer with the heads of Qwen2.5-1.5B: 2 KV heads of 128, 6 query heads
+/// each. Keys and values are random tiles, repeated.
+pub struct AttendWork {
+    params: AttendParams,
+    rows: Rows,
+    layer: KvLayer,
+    memory: KvMemory<WgpuPage>,
+    q: WgpuBuffer,
+    out: WgpuBuffer,
+}
+
+impl AttendWork {
+    /// `n_rows` rows at the end of `tokens` tokens, all in whole tiles, with keys of type `k` and values of type `v`, on `device`.
+    ///
+    /// # Errors
+    /// Too little memory.
+    pub fn new(device: &WgpuDevice, [k, v]: [DType; 2], tokens: usize, n_rows: usize) -> Result<Self> {
+        let n_heads = N_KV_HEADS * GROUP;
+        let mut values = vec![0.0; n_rows * n_heads * HEAD_DIM];
+        Random::new(0).fill_gaussian(&mut values, 1.0);
+        let (mut q, out) = (device.buffer(values.len())?, device.buffer(values.len())?);
+        device.write(&mut q, &values)?;
+        let params = AttendParams {
+            n_heads,
+            n_kv_heads: N_KV_HEADS,
+            k_head_dim: HEAD_DIM,
+            v_head_dim: HEAD_DIM,
+            scale: 1.0 / (HEAD_DIM as f32).sqrt(),
+            soft_cap: None,
+        };
+        let rows = Rows { first: 0, n: n_rows, start: tokens - n_rows, coded: 0 };
+        let (layer, memory) = filled(device, [k, v], tokens)?;
+        Ok(Self { params, rows, layer, memory, q, out })
+    }
+
+    /// Pairs of a query head and a key that meet.
+    pub fn pairs(&self) -> usize {
+        let keys = |row| self.rows.start + row + 1;
+        (0..self.rows.n).map(keys).sum::<usize>() * self.params.n_heads
+    }
+
+    /// Seconds of attention on `device`, on which this was made, or of stage `stage` of it ([`Backend::stages`]), `launches` times in
+    /// one submission.
+    ///
+    /// # Errors
+    /// Those of [`Backend::attend`].
+    pub fn seconds(&mut self, device: &WgpuDevice, stage: Option<usize>, launches: usize) -> Result<f64> {
+        let Self { params, rows, layer, memory, q, out } = self;
+        device.finish()?;
+        let started = Instant::now();
+        for _ in 0..launches {
+            let part = KvPart { rows: *rows, layer, memory, band: 0, balance: None };
+            match stage {
+                Some(stage) => device.attend_staged(stage, params, &[part], q, None, out)?,
+                None => device.attend(params, &[part], q, None, None, out)?,
+            }
+        }
+        device.finish()?;
+        Ok(started.elapsed().as_secs_f64())
+    }
+}
+
+/// Memory of the device, new whenever it is asked for.
+struct Fresh<'a>(&'a WgpuDevice, Arc<AtomicUsize>);
+
+impl Pages<WgpuPage> for Fresh<'_> {
+    fn page(&self, n_bytes: usize) -> Result<Held<WgpuPage>> {
+        Ok(Held::new(self.0.page(n_bytes)?, &self.1))
+    }
+
+    fn copy(&self, page: &WgpuPage) -> Result<Held<WgpuPage>> {
+        Ok(Held::new(page.duplicate()?, &self.1))
+    }
+}
+
+/// A layer of `tokens` tokens in blocks, and its memory.
+fn filled(device: &WgpuDevice, [k, v]: [DType; 2], tokens: usize) -> Result<(KvLayer, KvMemory<WgpuPage>)> {
+    let mut sizes = StreamSizes::default();
+    let streams = |dtype, side| {
+        vec![StreamSpec { tail_tiles: 0, ..StreamSpec::new(dtype, side, HEAD_DIM) }; N_KV_HEADS]
+    };
+    let layer = KvLayer::new(streams(k, Side::K), streams(v, Side::V), None, &mut sizes);
+    let mut memory = KvMemory::new(sizes);
+    let blocks = tokens.div_ceil(TOKENS_PER_BLOCK);
+    memory.reserve(0..blocks, false, &Fresh(device, Arc::default()))?;
+    let mut random = Random::new(1);
+    let tiles: Vec<Vec<Vec<u8>>> = layer
+        .streams()
+        .map(|stream| (0..DISTINCT).map(|_| tile(&stream.spec, &mut random)).collect())
+        .collect();
+    for block in 0..blocks {
+        let first = block * TILES_PER_BLOCK;
+        let page = memory.page_mut(Place::Main(first));
+        let mut bytes = vec![0; page.n_bytes()];
+        for (stream, tiles) in layer.streams().zip(&tiles) {
+            for tile in first..first + TILES_PER_BLOCK {
+                let (layout, offset) = stream.locate(Place::Main(tile));
+                bytes[offset..][..layout.bytes()].copy_from_slice(&tiles[tile % DISTINCT]);
+            }
+        }
+        device.write_page(page, &bytes)?;
+    }
+    Ok((layer, memory))
+}
+
+fn tile(spec: &StreamSpec, random: &mut Random) -> Vec<u8> {
+    let layout = spec.main_layout();
+    let mut row = vec![0.0; spec.dim()];
+    let mut tile = vec![0; layout.bytes()];
+    for slot in 0..TILE {
+        random.fill_gaussian(&mut row, 1.0);
+        layout.put(&mut tile, slot, &row);
+    }
+    tile
+}
