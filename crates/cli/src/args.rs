@@ -426,7 +426,8 @@ fn layers(text: &str) -> Result<usize, String> {
     }
 }
 
-fn device(text: &str) -> Result<DeviceChoice, String> {
+/// Reads a device by its name.
+pub fn device(text: &str) -> Result<DeviceChoice, String> {
     text.parse().map_err(|_| "expected auto, cpu, cuda:N or wgpu:N".to_owned())
 }
 

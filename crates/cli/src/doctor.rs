@@ -1,15 +1,19 @@
 //! `kvant doctor`: what this machine can do, and which kernel runs for each type.
 
+use std::path::PathBuf;
+
 use clap::Args;
-use kvant::Device;
 use kvant::gguf::{Packed, printable_path};
-use kvant::tuning::{self, cpu_name};
+use kvant::tuning::{self, Trial, Tuned, Unusable, WayTrial, cpu_name};
+use kvant::{Device, DeviceChoice};
 use serde_json::{Value, json};
 
+use crate::args::device;
 use crate::console;
 use crate::failure::Failure;
 use crate::gpu;
 use crate::output::{self, Format, Row};
+use crate::progress;
 
 /// Arguments of `kvant doctor`.
 #[derive(Args, Debug)]
@@ -18,9 +22,13 @@ pub struct DoctorArgs {
     /// Threads; all cores when not given
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS")]
     threads: Option<usize>,
-    /// Time the kernels' numbers (prefetch, splits, blocks) on this machine and keep the best for all later runs
+    /// Time what competes on this machine (prefetch, splits, blocks; on an adapter look-ups and what shares them) and keep the best
+    /// for all later runs
     #[arg(long)]
     tune: bool,
+    /// What --tune times: cpu, or wgpu:N for an adapter [default: cpu]
+    #[arg(long, value_name = "DEVICE", requires = "tune", value_parser = device)]
+    device: Option<DeviceChoice>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -31,8 +39,10 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     if args.tune {
         return tune(&args);
     }
-    if let Some(why) = tuning::unusable() {
-        console::say(format_args!("warning: {why}; not used (kvant doctor --tune makes it anew)"));
+    for Unusable { device, why } in tuning::unusable() {
+        let of_device =
+            if device == DeviceChoice::Cpu { String::new() } else { format!(" --device {device}") };
+        console::say(format_args!("warning: {why}; not used (kvant doctor --tune{of_device} makes it anew)"));
     }
     let device = Device::open(args.threads)?;
     let info = device.info();
@@ -84,22 +94,43 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
 
 /// Times what competes on this machine and tells what was kept.
 fn tune(args: &DoctorArgs) -> Result<(), Failure> {
-    console::say("timing, about ten seconds; other work on this machine blurs it");
-    let tuned = tuning::tune(args.threads)?;
-    let rows: Vec<Row> = tuned
-        .trials
-        .iter()
-        .map(|trial| {
-            let cells: [(&str, Value); 4] = [
-                ("number", trial.name.into()),
-                ("value", trial.value.into()),
-                ("ms", format!("{:.3}", 1e3 * trial.seconds).into()),
-                ("kept", if trial.is_taken { "yes" } else { "" }.into()),
-            ];
-            cells.into_iter().map(|(name, cell)| (name.to_owned(), cell)).collect()
-        })
-        .collect();
+    let (rows, path) = match args.device {
+        None | Some(DeviceChoice::Cpu) => tune_cpu(args.threads)?,
+        Some(DeviceChoice::Wgpu(index)) => tune_adapter(index)?,
+        Some(other) => {
+            return Err(Failure::Usage(format!("--device with --tune: expected cpu or wgpu:N, got {other}")));
+        }
+    };
     output::print_rows(&rows, if args.json { Format::Json } else { Format::Md })?;
-    console::say(format_args!("kept in {}; KVANT_TUNING=off leaves it out", printable_path(&tuned.path)));
+    console::say(format_args!("kept in {}; KVANT_TUNING=off leaves it out", printable_path(&path)));
     Ok(())
+}
+
+fn tune_cpu(threads: Option<usize>) -> Result<(Vec<Row>, PathBuf), Failure> {
+    console::say("timing, about ten seconds; other work on this machine blurs it");
+    let Tuned { trials, path } = tuning::tune(threads)?;
+    let row = |trial: &Trial| {
+        let number = [("number", trial.name.into()), ("value", trial.value.into())];
+        let number = number.into_iter().map(|(name, cell): (&str, Value)| (name.to_owned(), cell));
+        number.chain(outcome(trial.seconds, trial.is_taken)).collect()
+    };
+    Ok((trials.iter().map(row).collect(), path))
+}
+
+fn tune_adapter(index: usize) -> Result<(Vec<Row>, PathBuf), Failure> {
+    console::say("compiling and timing, a minute or more; other work on this machine blurs it");
+    let bar = progress::bar("tuning", 1000, false);
+    let tuned = tuning::tune_adapter(index, &mut |done| bar.set_position((1000.0 * done) as u64));
+    bar.finish_and_clear();
+    let Tuned { trials, path } = tuned?;
+    let row =
+        |trial: &WayTrial| gpu::way_cells(&trial.way).chain(outcome(trial.seconds, trial.is_taken)).collect();
+    Ok((trials.iter().map(row).collect(), path))
+}
+
+/// What came of a candidate.
+fn outcome(seconds: f64, is_taken: bool) -> impl Iterator<Item = (String, Value)> {
+    let cells: [(&str, Value); 2] =
+        [("ms", format!("{:.3}", 1e3 * seconds).into()), ("kept", if is_taken { "yes" } else { "" }.into())];
+    cells.into_iter().map(|(name, cell)| (name.to_owned(), cell))
 }

@@ -1,5 +1,6 @@
 //! What the doctor says about the GPUs of this machine: those of NVIDIA, and adapters of Vulkan, Metal and DX12.
 
+use kvant::tuning::Way;
 use kvant::{Adapter, DeviceInfo, Error, Gpu};
 use serde_json::{Value, json};
 
@@ -63,12 +64,15 @@ pub fn adapters() -> Vec<Report> {
 }
 
 fn of_adapter(adapter: Adapter) -> Report {
-    let Adapter { device, product, interface, driver, is_software, max_binding, features } = adapter;
+    let Adapter { device, product, interface, driver, is_software, max_binding, features, ways, is_tuned } =
+        adapter;
     let line = format!(
-        "{device} {product} through {interface}{}, {driver}, up to {} in one allocation, has {}",
+        "{device} {product} through {interface}{}, {driver}, up to {} in one allocation, has {}, looks codes up by {} ({})",
         if is_software { " (a program on the CPU)" } else { "" },
         output::bytes(usize::try_from(max_binding).unwrap_or(usize::MAX)),
         if features.is_empty() { "no f16".to_owned() } else { features.join(", ") },
+        ways.iter().find_map(|way| way.look_ups.as_deref()).unwrap_or("the default"),
+        if is_tuned { "tuned" } else { "default" },
     );
     let json = json!({
         "device": device,
@@ -78,8 +82,21 @@ fn of_adapter(adapter: Adapter) -> Report {
         "is_software": is_software,
         "max_binding": max_binding,
         "features": features,
+        "ways": ways.iter().map(|way| Value::Object(way_cells(way).collect())).collect::<Vec<_>>(),
+        "tuned": is_tuned,
     });
     Report { line, json }
+}
+
+/// How an adapter attends over types that are read alike.
+pub fn way_cells(way: &Way) -> impl Iterator<Item = (String, Value)> {
+    let cells: [(&str, Value); 4] = [
+        ("types", way.types.clone().into()),
+        ("look_ups", way.look_ups.clone().into()),
+        ("queries", way.queries.into()),
+        ("words", way.words.into()),
+    ];
+    cells.into_iter().map(|(name, cell)| (name.to_owned(), cell))
 }
 
 /// What a device does not look for, as no other line would tell.

@@ -1,30 +1,42 @@
-//! Adapters of Vulkan, Metal and DX12: to be asked what they are, or to load a model onto.
+//! Adapters of Vulkan, Metal and DX12: to be asked what they are, to be tuned, or to load a model onto.
 
 use std::sync::Arc;
 
-use kvant_gguf::Gguf;
+use kvant_gguf::{Gguf, printable};
 use kvant_model::{Config, Part};
-use kvant_wgpu::{AdapterReport, WgpuDevice};
+use kvant_wgpu::{AdapterReport, AttendTrial, AttendWays, LookUps, TypeClass, WgpuDevice};
 
 use crate::Error;
 use crate::device::Adapter;
 use crate::runtime::{self, Loaded};
+use crate::tuning::{self, AdapterName, Kept, Way, WayTrial};
+
+/// Characters of a stranger's name that are shown.
+const MOST_SHOWN: usize = 40;
 
 /// The adapters of this machine, in the order of their numbers.
 ///
 /// # Errors
 /// In a build without them.
 pub fn adapters() -> Result<Vec<Adapter>, Error> {
+    let kept = tuning::kept();
     let adapter = |report: AdapterReport| {
+        let (tuned, default) = (tuned(&report, &kept).and_then(Result::ok), AttendWays::of_adapter(&report));
+        let is_tuned = tuned.is_some();
+        let way = |class| {
+            let found = tuned.iter().flatten().find(|(of, _)| *of == class);
+            named(class, found.map_or(default, |(_, way)| *way))
+        };
+        let ways = TypeClass::ALL.map(way).into();
         let AdapterReport { device, product, interface, driver, is_software, max_binding, features, .. } =
             report;
         let features = features.into_iter().map(str::to_owned).collect();
-        Adapter { device, product, interface, driver, is_software, max_binding, features }
+        Adapter { device, product, interface, driver, is_software, max_binding, features, ways, is_tuned }
     };
     Ok(kvant_wgpu::adapters().into_iter().map(adapter).collect())
 }
 
-/// Loads a part of a model onto adapter `index`.
+/// Loads a part of a model onto adapter `index`, which goes the ways that were found for it.
 pub(crate) fn load(
     index: usize,
     config: Config,
@@ -32,5 +44,124 @@ pub(crate) fn load(
     gguf: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn Loaded>, Error> {
-    runtime::load(WgpuDevice::open(index)?, config, part, gguf, progress)
+    let mut device = WgpuDevice::open(index)?;
+    if let Some(Ok(ways)) = tuned(device.report(), &tuning::kept()) {
+        for (class, way) in ways {
+            device = device.with_way(&[class], way)?;
+        }
+    }
+    runtime::load(device, config, part, gguf, progress)
+}
+
+/// Times the ways that adapter `index` goes.
+pub(crate) fn tune(
+    index: usize,
+    progress: &mut dyn FnMut(f32),
+) -> Result<(AdapterName, Vec<WayTrial>), Error> {
+    let mut device = WgpuDevice::open(index)?;
+    let trials = device.tune(progress)?;
+    let trial = |AttendTrial { class, way, seconds, is_taken }| WayTrial {
+        way: named(class, way),
+        seconds,
+        is_taken,
+    };
+    Ok((name_of(device.report()), trials.into_iter().map(trial).collect()))
+}
+
+/// The numbers of adapters that do not go the ways that are kept for them, and why.
+pub(crate) fn unfit(kept: &Kept) -> Vec<(usize, String)> {
+    if kept.adapters.is_empty() {
+        return Vec::new();
+    }
+    let reports = kvant_wgpu::adapters();
+    let why = |report: &AdapterReport| tuned(report, kept)?.err();
+    let told = (0..).zip(&reports).filter_map(|(index, report)| Some((index, why(report)?)));
+    told.map(|(index, why)| (index, format!("wgpu:{index}: {why}"))).collect()
+}
+
+/// The ways that are kept for an adapter, or why it does not go them; `None` where nothing is kept for it.
+fn tuned(report: &AdapterReport, kept: &Kept) -> Option<Result<Vec<(TypeClass, AttendWays)>, String>> {
+    let name = name_of(report);
+    let kept = kept.adapters.iter().find(|kept| kept.adapter == name)?;
+    Some(kept.ways.iter().map(|way| meant(report, way)).collect())
+}
+
+fn name_of(report: &AdapterReport) -> AdapterName {
+    let AdapterReport { product, interface, driver, .. } = report.clone();
+    AdapterName { product, interface, driver }
+}
+
+fn named(class: TypeClass, AttendWays { look_ups, queries, words }: AttendWays) -> Way {
+    let look_ups = (class == TypeClass::Codebooks).then(|| look_ups.name().to_owned());
+    Way { types: class.name().to_owned(), look_ups, queries, words }
+}
+
+/// What `way` names on an adapter.
+fn meant(report: &AdapterReport, way: &Way) -> Result<(TypeClass, AttendWays), String> {
+    let Way { types, look_ups, queries, words } = way;
+    let class = TypeClass::ALL.into_iter().find(|class| class.name() == types);
+    let class = class.ok_or_else(|| format!("no types are {}", printable(types, MOST_SHOWN)))?;
+    let named = |name: &String| LookUps::ALL.into_iter().find(|look_ups| look_ups.name() == name);
+    let look_ups = match look_ups {
+        Some(name) => {
+            named(name).ok_or_else(|| format!("no look-ups are {}", printable(name, MOST_SHOWN)))?
+        }
+        None => AttendWays::of_adapter(report).look_ups,
+    };
+    let way = AttendWays { look_ups, queries: *queries, words: *words };
+    way.check(report).map_err(|error| error.to_string())?;
+    Ok((class, way))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tuning::KeptAdapter;
+
+    fn report(has_subgroups: bool) -> AdapterReport {
+        AdapterReport {
+            device: "wgpu:0".to_owned(),
+            product: "a card".to_owned(),
+            interface: "vulkan".to_owned(),
+            driver: "its driver 1".to_owned(),
+            is_software: false,
+            has_own_memory: true,
+            max_binding: 1 << 30,
+            has_subgroups,
+            features: Vec::new(),
+        }
+    }
+
+    fn kept(ways: Vec<Way>) -> Kept {
+        Kept { cpu: None, adapters: vec![KeptAdapter { adapter: name_of(&report(true)), ways }] }
+    }
+
+    #[test]
+    fn what_was_kept_for_an_adapter_is_what_it_goes() {
+        let ways = [
+            (TypeClass::Floats, AttendWays { queries: 8, ..AttendWays::of_adapter(&report(true)) }),
+            (TypeClass::Codebooks, AttendWays { look_ups: LookUps::Shuffle, queries: 4, words: 2 }),
+        ];
+        let kept = kept(ways.map(|(class, way)| named(class, way)).into());
+        assert_eq!(tuned(&report(true), &kept), Some(Ok(ways.into())));
+        let updated = AdapterReport { driver: "its driver 2".to_owned(), ..report(true) };
+        assert_eq!(tuned(&updated, &kept), None, "another driver compiles otherwise");
+    }
+
+    #[test]
+    fn ways_that_an_adapter_does_not_go_count_for_nothing_and_it_is_told_why() {
+        let way = |types: &str, look_ups: &str, queries| {
+            let look_ups = Some(look_ups.to_owned());
+            kept(vec![Way { types: types.to_owned(), look_ups, queries, words: 1 }])
+        };
+        for (kept, want) in [
+            (way("codebooks", "shuffle", 4), "without subgroups"),
+            (way("codebooks", "select", usize::MAX), "4 or 8 queries"),
+            (way("codebooks", "magic\n", 4), r"no look-ups are magic\n"),
+            (way("lions", "select", 4), "no types are lions"),
+        ] {
+            let why = tuned(&report(false), &kept).unwrap().unwrap_err();
+            assert!(why.contains(want), "{why}, want {want}");
+        }
+    }
 }

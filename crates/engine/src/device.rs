@@ -11,6 +11,7 @@ use kvant_gguf::Gguf;
 use kvant_model::{Config, Part};
 
 use crate::runtime::{self, Loaded, Relay};
+use crate::tuning::Way;
 use crate::{Error, Gpu, adapter, tuning};
 
 /// Which device to run on.
@@ -44,6 +45,10 @@ pub struct Adapter {
     pub max_binding: u64,
     /// What kernels could make use of there, such as `f16`.
     pub features: Vec<String>,
+    /// How it attends, for each class of types.
+    pub ways: Vec<Way>,
+    /// Whether that was found by tuning it, and is not the default.
+    pub is_tuned: bool,
 }
 
 impl FromStr for DeviceChoice {

@@ -9,6 +9,7 @@ use kvant_model::{Config, Part};
 use crate::Error;
 use crate::device::Adapter;
 use crate::runtime::Loaded;
+use crate::tuning::{AdapterName, Kept, WayTrial};
 
 fn missing() -> Error {
     let problem = "this build has no adapters of Vulkan, Metal or DX12 (feature `wgpu`)".to_owned();
@@ -31,4 +32,13 @@ pub(crate) fn load(
     _: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn Loaded>, Error> {
     Err(missing())
+}
+
+pub(crate) fn tune(_: usize, _: &mut dyn FnMut(f32)) -> Result<(AdapterName, Vec<WayTrial>), Error> {
+    Err(missing())
+}
+
+/// None: what was found by another build stays kept for it.
+pub(crate) fn unfit(_: &Kept) -> Vec<(usize, String)> {
+    Vec::new()
 }

@@ -146,8 +146,7 @@ fn a_foreign_tuning_file_stops_nothing_and_the_doctor_tells_of_it() {
     let folder = dir.join(".cache").join("kvant");
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join("tuning.json");
-    let absurd =
-        r#"{"cpu":"","kernels":"","n_threads":1,"prefetch":0,"items_per_thread":99999999999,"row_block":0}"#;
+    let absurd = r#"{"cpu":{"product":"","kernels":"","n_threads":1,"prefetch":0,"items_per_thread":99999999999,"row_block":0},"adapters":[]}"#;
     for foreign in ["{", "", "[]", r#"{"of": "another program"}"#, absurd, "folder"] {
         match foreign {
             "folder" => {

@@ -8,5 +8,6 @@ mod hub;
 mod prompts;
 mod serve;
 mod traces;
+mod tuning;
 mod untrusted;
 mod usage;

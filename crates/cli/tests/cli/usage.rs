@@ -477,26 +477,6 @@ fn doctor_names_a_kernel_for_every_type() {
 }
 
 #[test]
-fn a_tuned_machine_says_so_and_numbers_of_another_do_not_count() {
-    let file = scratch("tuning").join("folder").join("tuning.json");
-    let env = [("KVANT_TUNING", file.to_str().unwrap())];
-    let trials = json(&kvant_with(&["doctor", "--tune", "--json"], &env));
-    assert!(trials.as_array().unwrap().iter().filter(|trial| trial["kept"] == "yes").count() == 3);
-    let mut kept: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    kept["prefetch"] = 4096.into();
-    std::fs::write(&file, kept.to_string()).unwrap();
-    let device = json(&kvant_with(&["doctor", "--json"], &env));
-    assert!(device["kernels"].as_str().unwrap().ends_with(", tuned"), "{device}");
-    kept["n_threads"] = 1000.into();
-    std::fs::write(&file, kept.to_string()).unwrap();
-    let device = json(&kvant_with(&["doctor", "--json"], &env));
-    assert!(
-        !device["kernels"].as_str().unwrap().contains("tuned"),
-        "numbers of another machine do not count"
-    );
-}
-
-#[test]
 fn a_prompt_cache_gives_the_same_answer_and_is_refused_by_another_type() {
     let dir = scratch("prompt_cache");
     let file = dir.join("context");
