@@ -38,7 +38,7 @@ const EFFORT: Effort = Effort { tokens: 8192, rounds: 7, layers: 4 };
 
 impl WgpuDevice {
     /// Times the ways that this adapter goes, and goes the fastest of each class from then on, which is not the default only where it is
-    /// clearly faster. Takes a minute or more, most of it compiling. `progress` is told what part of it is done.
+    /// clearly faster. Takes a minute or more. `progress` is told what part of it is done.
     ///
     /// # Errors
     /// Too little memory, and a kernel that the driver does not compile.
