@@ -209,4 +209,14 @@ impl<B: Backend> Subject<B> {
         let case = format!("{} {}x{}", source.dtype, source.n_out, source.n_in);
         self.device.matrix(source).unwrap_or_else(|error| panic!("{}: {error}", self.case("matrix", case)))
     }
+
+    /// Takes a matrix whose rows are looked up too.
+    ///
+    /// # Panics
+    /// When the device refuses it.
+    #[track_caller]
+    pub fn tied(&self, source: WeightSource) -> B::Matrix {
+        let case = format!("{} {}x{}", source.dtype, source.n_out, source.n_in);
+        self.device.tied(source).unwrap_or_else(|error| panic!("{}: {error}", self.case("tied", case)))
+    }
 }

@@ -23,7 +23,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
 }
 
 fn rows_are_what_the_codec_decodes<B: Backend>(subject: &Subject<B>, weights: &Weights, n_vocab: usize) {
-    let table = subject.matrix(weights.source(n_vocab));
+    let table = subject.tied(weights.source(n_vocab));
     let last = n_vocab as u32 - 1;
     for (tokens, scale) in
         [(&[][..], 1.0), (&[last], 1.0), (&[last, 0, last, last / 2], 1.0), (&[0, last], 640_f32.sqrt())]
@@ -56,7 +56,7 @@ fn scaled_tolerance(want: Want, scale: f64) -> f64 {
 }
 
 fn unknown_tokens_and_short_outputs_are_refused<B: Backend>(subject: &Subject<B>) {
-    let table = subject.matrix(Weights::gaussian(DType::F32, 4, 8, 1).source(4));
+    let table = subject.tied(Weights::gaussian(DType::F32, 4, 8, 1).source(4));
     let mut out = subject.upload(&[0.0; 16]);
     let mut embed = |tokens: &[u32]| subject.device().embed(&table, tokens, 1.0, &mut out);
     subject.expect_refusal("embed", "token 4 of 4", embed(&[0, 4]));

@@ -8,7 +8,7 @@ use crate::Subject;
 use crate::judge::Want;
 use crate::weights::{Weights, weight_types};
 
-/// Holds `matrix` and `table` to keep what they are given.
+/// Holds `table` and `tied` to keep what they are given, and them and `matrix` to take no less and no more.
 pub fn run<B: Backend>(subject: &Subject<B>) {
     for dtype in weight_types() {
         for n_blocks in [1, 2, 3, 5] {
@@ -37,7 +37,7 @@ fn any_bits_are_kept<B: Backend>(subject: &Subject<B>, dtype: DType, n_in: usize
     let want: Vec<Want> = (0..n_out).flat_map(|row| weights.row(row)).collect();
     let device = subject.device();
     for (op, matrix) in
-        [("matrix", device.matrix(weights.source(n_out))), ("table", device.table(weights.source(n_out)))]
+        [("tied", device.tied(weights.source(n_out))), ("table", device.table(weights.source(n_out)))]
     {
         let what = || subject.case(op, format_args!("{dtype} {n_out}x{n_in} of random bits"));
         let matrix = matrix.unwrap_or_else(|error| panic!("{}: {error}", what()));
@@ -64,5 +64,6 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>, dtype: DType) {
         let source = || WeightSource { dtype, n_out, n_in, bytes: vec![0; n_bytes].into() };
         subject.expect_refusal("matrix", &format!("{dtype}, {case}"), subject.device().matrix(source()));
         subject.expect_refusal("table", &format!("{dtype}, {case}"), subject.device().table(source()));
+        subject.expect_refusal("tied", &format!("{dtype}, {case}"), subject.device().tied(source()));
     }
 }

@@ -238,10 +238,14 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn finish(&self) -> Result<()> {
         Ok(())
     }
-    /// Takes a weight matrix, repacking it where that pays.
+    /// Takes a weight matrix for products, repacking it where that pays. A device with memory of its own lets go of `source`.
     fn matrix(&self, source: WeightSource) -> Result<Self::Matrix>;
     /// Takes a matrix that only [`Backend::embed`] will read: a token embedding beside an output matrix of its own.
     fn table(&self, source: WeightSource) -> Result<Self::Matrix> {
+        self.matrix(source)
+    }
+    /// Takes a matrix for products that [`Backend::embed`] reads too: a token embedding that is the output matrix as well.
+    fn tied(&self, source: WeightSource) -> Result<Self::Matrix> {
         self.matrix(source)
     }
     /// Takes `n_experts` matrices of one shape: `source` has the rows of all of them, one matrix after the other.
@@ -261,7 +265,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Overwrites a page from host memory of the same length.
     fn write_page(&self, page: &mut Self::Page, src: &[u8]) -> Result<()>;
 
-    /// Looks up rows of `table` `[n_vocab, n_embd]` into `out` `[tokens, n_embd]`, each value times `scale`.
+    /// Looks up rows of `table` `[n_vocab, n_embd]`, which [`Backend::table`] or [`Backend::tied`] has taken, into `out`
+    /// `[tokens, n_embd]`, each value times `scale`.
     fn embed(&self, table: &Self::Matrix, tokens: &[u32], scale: f32, out: &mut Self::Buffer) -> Result<()>;
 
     /// Every product of `outputs` on the same input. Equals `rms_norm` into a scratch buffer (when `norm` is

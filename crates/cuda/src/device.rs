@@ -271,6 +271,10 @@ impl Backend for CudaDevice {
         CudaMatrix::table(source)
     }
 
+    fn tied(&self, source: WeightSource) -> Result<CudaMatrix> {
+        CudaMatrix::tied(&self.cx, source)
+    }
+
     fn experts(&self, source: WeightSource, n_experts: usize) -> Result<CudaExperts> {
         CudaExperts::new(&self.cx, source, n_experts)
     }

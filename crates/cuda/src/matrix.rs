@@ -1,6 +1,6 @@
 //! Weight matrices: where they are for products, and the rows of a token embedding.
 
-use kvant_backend::{BackendError, Matrix, Result, WeightSource, check_matrix};
+use kvant_backend::{BackendError, Matrix, Result, SharedBytes, WeightSource, check_matrix};
 use kvant_codec::DType;
 
 use crate::memory::Block;
@@ -9,9 +9,12 @@ use crate::{Context, DevicePtr, product};
 /// A weight matrix `[n_out, n_in]`.
 #[derive(Debug)]
 pub struct CudaMatrix {
-    /// The rows in host memory, as in the file (mapped where the file is): embeddings are looked up there, so that every
-    /// type the codec knows can be, and a table that is no output matrix takes no device memory.
-    source: WeightSource,
+    dtype: DType,
+    n_out: usize,
+    n_in: usize,
+    /// The rows in host memory, as in the file (mapped where the file is), for embeddings: so every type the codec knows can be
+    /// looked up, and a table that is no output matrix takes no device memory. `None` where products alone need them.
+    rows: Option<SharedBytes>,
     /// The rows on the device; `None` for a table.
     block: Option<Block>,
 }
@@ -20,15 +23,21 @@ impl CudaMatrix {
     /// A table to look rows up in.
     pub(crate) fn table(source: WeightSource) -> Result<Self> {
         check_matrix(&source)?;
-        Ok(Self { source, block: None })
+        let WeightSource { dtype, n_out, n_in, bytes } = source;
+        Ok(Self { dtype, n_out, n_in, rows: Some(bytes), block: None })
+    }
+
+    /// A matrix on the device whose rows are looked up too.
+    pub(crate) fn tied(cx: &Context, source: WeightSource) -> Result<Self> {
+        product::check_type("matrix", source.dtype)?;
+        check_matrix(&source)?;
+        let block = Some(product::upload(cx, source.dtype, source.n_in, &source.bytes)?);
+        Ok(Self { block, ..Self::table(source)? })
     }
 
     /// A matrix on the device.
     pub(crate) fn new(cx: &Context, source: WeightSource) -> Result<Self> {
-        product::check_type("matrix", source.dtype)?;
-        let mut matrix = Self::table(source)?;
-        matrix.block = Some(product::upload(cx, matrix.dtype(), matrix.n_in(), &matrix.source.bytes)?);
-        Ok(matrix)
+        Ok(Self { rows: None, ..Self::tied(cx, source)? })
     }
 
     /// Where the first row starts on the device.
@@ -46,14 +55,22 @@ impl CudaMatrix {
 
     /// Type of the weights.
     pub(crate) fn dtype(&self) -> DType {
-        self.source.dtype
+        self.dtype
     }
 
     /// Decodes rows `tokens`, which exist, into `out` `[tokens, n_in]`.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] for a matrix whose rows are on the device alone.
     pub(crate) fn decode_rows(&self, tokens: &[u32], out: &mut [f32]) -> Result<()> {
-        let row_bytes = self.source.bytes.len() / self.n_out().max(1);
-        for (&token, row) in tokens.iter().zip(out.chunks_exact_mut(self.n_in())) {
-            let bytes = &self.source.bytes[token as usize * row_bytes..][..row_bytes];
+        let rows = self.rows.as_deref().ok_or_else(|| BackendError::Unsupported {
+            op: "embed",
+            wanted: "a matrix for products alone".to_owned(),
+            has: "tables of embeddings, and matrices that are such tables too".to_owned(),
+        })?;
+        let row_bytes = rows.len() / self.n_out.max(1);
+        for (&token, row) in tokens.iter().zip(out.chunks_exact_mut(self.n_in)) {
+            let bytes = &rows[token as usize * row_bytes..][..row_bytes];
             kvant_codec::decode(self.dtype(), bytes, row).map_err(|error| BackendError::Unsupported {
                 op: "embed",
                 wanted: error.to_string(),
@@ -66,10 +83,10 @@ impl CudaMatrix {
 
 impl Matrix for CudaMatrix {
     fn n_out(&self) -> usize {
-        self.source.n_out
+        self.n_out
     }
 
     fn n_in(&self) -> usize {
-        self.source.n_in
+        self.n_in
     }
 }

@@ -209,7 +209,7 @@ impl<B: Backend> Weights<B> {
         let n_vocab = gguf.tensor("token_embd.weight")?.info.rows();
         let is_tied = !loader.has("output.weight");
         let embedding = match (part.is_first(), is_tied && part.is_last()) {
-            (true, true) => Some(loader.matrix("token_embd.weight", n_embd, n_vocab)?),
+            (true, true) => Some(backend.tied(loader.source("token_embd.weight", n_embd, n_vocab)?)?),
             (true, false) => Some(backend.table(loader.source("token_embd.weight", n_embd, n_vocab)?)?),
             (false, _) => None,
         };

@@ -1,5 +1,6 @@
 //! A model and the conversations with it, moved on one small step at a time.
 
+use kvant::gguf::TensorInfo;
 use kvant::{
     CancelFlag, Continuation, DeviceChoice, Error, Finish, GenerateOptions, Gguf, KvOptions, Model, Needs,
     OpenOptions, RenderOptions, Session, SessionOptions,
@@ -14,6 +15,8 @@ use crate::{Asked, WebError};
 const PIECE: usize = 32;
 /// Conversations whose caches are kept, so that they go on without being read again.
 const MOST_KEPT: usize = 4;
+/// Tensors that stay in memory where the others go to a GPU: rows of them are looked up.
+const LOOKED_UP: [&str; 2] = ["token_embd.weight", "per_layer_token_embd.weight"];
 /// Memory that is left to activations, and to what allocating wastes.
 const SPARE: usize = 192 << 20;
 const MIB: usize = 1 << 20;
@@ -126,10 +129,7 @@ impl Engine {
     /// A file without a tokenizer or a chat template, of a family or type that does not run, or too large; an adapter that is not there
     /// or does not say a token.
     pub fn open(gguf: Gguf, room: usize, on_gpu: bool) -> Result<Self, WebError> {
-        let sizes = || gguf.tensors().iter().map(|info| info.n_bytes);
-        // A tensor is there twice while it is loaded; the embedding stays, and may be an output matrix besides.
-        let (weights, largest) = (sizes().fold(0, usize::saturating_add), sizes().max().unwrap_or(0));
-        let needed = weights.saturating_add(largest.saturating_mul(2)).saturating_add(SPARE);
+        let needed = needed(&gguf, on_gpu);
         if needed > room {
             return Err(WebError::Memory { needed: needed / MIB, room: room / MIB });
         }
@@ -280,6 +280,15 @@ impl Engine {
     }
 }
 
+/// Bytes of memory that the model of a file takes here, on the CPU or beside a GPU, at most.
+fn needed(gguf: &Gguf, on_gpu: bool) -> usize {
+    let stays = |info: &&TensorInfo| !on_gpu || LOOKED_UP.contains(&info.name.as_str());
+    let sum = gguf.tensors().iter().filter(stays).map(|info| info.n_bytes).fold(0, usize::saturating_add);
+    // A tensor is there twice while it is loaded; on the CPU the embedding stays, and may be an output matrix besides.
+    let largest = gguf.tensors().iter().map(|info| info.n_bytes).max().unwrap_or(0);
+    sum.saturating_add(largest.saturating_mul(2)).saturating_add(SPARE)
+}
+
 /// Bytes that all caches together may take on the first adapter: what a kernel reaches.
 fn room_on_gpu() -> Result<usize, WebError> {
     let reached = kvant::adapters()?.first().map_or(0, |adapter| adapter.max_binding);
@@ -390,6 +399,10 @@ mod tests {
         let small = Engine::open(Model::bundled_file().unwrap(), SPARE, false).map(|_| ()).unwrap_err();
         let small = small.to_string();
         assert_eq!(small, "the model takes 198 MiB of memory, and there is room for 192 MiB here");
+        // Beside a GPU the embedding stays, and is there twice more while it is loaded.
+        let [here, beside] = [false, true].map(|on_gpu| needed(&Model::bundled_file().unwrap(), on_gpu));
+        assert!(here > beside);
+        assert_eq!(beside, SPARE + 3 * 1_114_112);
         let mut engine = engine();
         let refused = |engine: &mut Engine, asked: &Asked| engine.begin(asked).unwrap_err().to_string();
         let error = refused(&mut engine, &asked(user("x"), "turbo9"));

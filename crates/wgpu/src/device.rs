@@ -207,6 +207,10 @@ impl Backend for WgpuDevice {
         WgpuMatrix::table(source)
     }
 
+    fn tied(&self, source: WeightSource) -> Result<WgpuMatrix> {
+        WgpuMatrix::tied(&self.gpu, source)
+    }
+
     fn experts(&self, source: WeightSource, n_experts: usize) -> Result<WgpuExperts> {
         WgpuExperts::new(&self.gpu, &source, n_experts)
     }

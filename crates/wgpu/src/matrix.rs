@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use kvant_backend::{BackendError, Experts, Matrix, Result, WeightSource, check_experts, check_matrix};
+use kvant_backend::{
+    BackendError, Experts, Matrix, Result, SharedBytes, WeightSource, check_experts, check_matrix,
+};
 use kvant_codec::DType;
 
 use crate::Gpu;
@@ -11,9 +13,12 @@ use crate::product::{PANEL, VECTOR_BYTES, put_panels, row_vectors};
 /// A weight matrix `[n_out, n_in]`.
 #[derive(Debug)]
 pub struct WgpuMatrix {
-    /// The rows in host memory, as in the file (mapped where the file is): embeddings are looked up there, and a table that is
-    /// no output matrix takes no device memory.
-    source: WeightSource,
+    dtype: DType,
+    n_out: usize,
+    n_in: usize,
+    /// The rows in host memory, as in the file (mapped where the file is), for embeddings: a table that is no output matrix takes
+    /// no device memory. `None` where products alone need them, so that they are not there twice.
+    rows: Option<SharedBytes>,
     /// The rows on the device; `None` for a table.
     slabs: Option<Vec<Slab>>,
 }
@@ -29,14 +34,20 @@ impl WgpuMatrix {
     /// A table to look rows up in.
     pub(crate) fn table(source: WeightSource) -> Result<Self> {
         check_matrix(&source)?;
-        Ok(Self { source, slabs: None })
+        let WeightSource { dtype, n_out, n_in, bytes } = source;
+        Ok(Self { dtype, n_out, n_in, rows: Some(bytes), slabs: None })
+    }
+
+    /// A matrix on the device whose rows are looked up too.
+    pub(crate) fn tied(gpu: &Gpu, source: WeightSource) -> Result<Self> {
+        check_matrix(&source)?;
+        let slabs = Some(upload(gpu, &source)?);
+        Ok(Self { slabs, ..Self::table(source)? })
     }
 
     /// A matrix on the device.
     pub(crate) fn new(gpu: &Gpu, source: WeightSource) -> Result<Self> {
-        let mut matrix = Self::table(source)?;
-        matrix.slabs = Some(upload(gpu, &matrix.source)?);
-        Ok(matrix)
+        Ok(Self { rows: None, ..Self::tied(gpu, source)? })
     }
 
     /// The rows on the device.
@@ -53,14 +64,22 @@ impl WgpuMatrix {
 
     /// Type of the weights.
     pub(crate) fn dtype(&self) -> DType {
-        self.source.dtype
+        self.dtype
     }
 
     /// Decodes rows `tokens`, which exist, times `scale`, into `out` `[tokens, n_in]`.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] for a matrix whose rows are on the device alone.
     pub(crate) fn decode_rows(&self, tokens: &[u32], scale: f32, out: &mut [f32]) -> Result<()> {
-        let row_bytes = self.source.bytes.len() / self.n_out().max(1);
-        for (&token, row) in tokens.iter().zip(out.chunks_exact_mut(self.n_in())) {
-            let bytes = &self.source.bytes[token as usize * row_bytes..][..row_bytes];
+        let rows = self.rows.as_deref().ok_or_else(|| BackendError::Unsupported {
+            op: "embed",
+            wanted: "a matrix for products alone".to_owned(),
+            has: "tables of embeddings, and matrices that are such tables too".to_owned(),
+        })?;
+        let row_bytes = rows.len() / self.n_out.max(1);
+        for (&token, row) in tokens.iter().zip(out.chunks_exact_mut(self.n_in)) {
+            let bytes = &rows[token as usize * row_bytes..][..row_bytes];
             kvant_codec::decode(self.dtype(), bytes, row).map_err(|error| BackendError::Unsupported {
                 op: "embed",
                 wanted: error.to_string(),
@@ -74,11 +93,11 @@ impl WgpuMatrix {
 
 impl Matrix for WgpuMatrix {
     fn n_out(&self) -> usize {
-        self.source.n_out
+        self.n_out
     }
 
     fn n_in(&self) -> usize {
-        self.source.n_in
+        self.n_in
     }
 }
 

@@ -1,8 +1,10 @@
 //! What is the device's own: how it records, counts and refuses.
 
+use std::sync::Arc;
+
 use kvant_backend::{
     Activation, Backend, BackendError, Choice, ExpertWeights, Input, Norm, Output, Result, Routing, Scores,
-    WeightSource,
+    SharedBytes, WeightSource,
 };
 use kvant_codec::DType;
 
@@ -44,7 +46,7 @@ fn a_step_is_one_submission_and_brings_back_candidates_alone() {
     let (n, vocab) = (64, 5000);
     let matrix = |n_out: usize| {
         let bytes: Vec<u8> = (0..n_out * n).flat_map(|i| ((i % 13) as f32).to_le_bytes()).collect();
-        device.matrix(WeightSource { dtype: DType::F32, n_out, n_in: n, bytes: bytes.into() }).unwrap()
+        device.tied(WeightSource { dtype: DType::F32, n_out, n_in: n, bytes: bytes.into() }).unwrap()
     };
     let (hidden, head) = (matrix(n), matrix(vocab));
     let mut gain = device.buffer(n).unwrap();
@@ -202,6 +204,31 @@ fn matrices_beyond_a_binding_are_split_by_rows() {
     assert!(got == want && got.iter().all(|y| y.is_finite()), "{got:?}, want {want:?}");
     // A row is never split.
     assert!(matches!(narrow.matrix(rows(1, (1 << 18) + 1)), Err(BackendError::Unsupported { .. })));
+}
+
+/// Whether `take` lets go of the rows that it is given.
+fn lets_go<T>(take: impl FnOnce(WeightSource) -> Result<T>) -> (T, bool) {
+    let source = rows(40, 64);
+    let all = 0..source.bytes.len();
+    let owner = Arc::new(source.bytes.to_vec());
+    let held = Arc::downgrade(&owner);
+    let bytes = SharedBytes::new(owner, all).expect("all of it");
+    let taken = take(WeightSource { bytes, ..source }).unwrap();
+    (taken, held.upgrade().is_none())
+}
+
+#[test]
+fn rows_stay_in_host_memory_where_they_are_looked_up_alone() {
+    let Some(device) = device() else { return };
+    let (matrix, is_gone) = lets_go(|source| device.matrix(source));
+    assert!(is_gone, "a matrix is in memory twice");
+    assert!(lets_go(|source| device.experts(source, 2)).1, "experts are in memory twice");
+    let (tied, is_gone) = lets_go(|source| device.tied(source));
+    assert!(!is_gone);
+    let mut out = device.buffer(64).unwrap();
+    device.embed(&tied, &[39], 1.0, &mut out).unwrap();
+    let refused = device.embed(&matrix, &[39], 1.0, &mut out);
+    assert!(matches!(refused, Err(BackendError::Unsupported { op: "embed", .. })), "{refused:?}");
 }
 
 #[test]
