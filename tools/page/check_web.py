@@ -251,6 +251,23 @@ def questions_are_answered_on_webgpu_as_by_the_program(p):
     p.shot("web-gpu")
 
 
+def with_worker(p, before):
+    """Loads the page anew, with a worker that runs `before` first."""
+    script = pathlib.Path(p.folder, "worker.js").read_text()
+    p.page.unroute("**/worker.js")
+    p.page.route("**/worker.js", lambda route: route.fulfill(body=before + script, content_type="text/javascript"))
+    p.page.reload()
+    return p.page.locator("#runs")
+
+
+@gpu_check
+def a_browser_that_lacks_what_kernels_are_written_with_is_said_and_the_cpu_answers(p):
+    runs = with_worker(p, "Object.defineProperty(navigator.gpu, 'wgslLanguageFeatures', { value: new Set() });\n")
+    runs.filter(has_text="CPU, simd128").wait_for()
+    assert "no WebGPU: this browser's WGSL lacks packed_4x8_integer_dot_product" in runs.inner_text(), runs.inner_text()
+    with_worker(p, "").filter(has_text=re.compile(r"\(webgpu: ")).wait_for()
+
+
 @gpu_check
 def a_lost_gpu_is_said_and_another_answers(p):
     p.new()
@@ -268,10 +285,7 @@ def a_lost_gpu_is_said_and_another_answers(p):
 @gpu_check
 def a_gpu_that_refuses_kernels_is_said_and_the_cpu_answers(p):
     refuses = "GPUDevice.prototype.createComputePipelineAsync = async () => { throw new Error('too many notes'); };"
-    script = pathlib.Path(p.folder, "worker.js").read_text()
-    p.page.route("**/worker.js", lambda route: route.fulfill(body=refuses + script, content_type="text/javascript"))
-    p.page.reload()
-    runs = p.page.locator("#runs", has_text="CPU, simd128")
+    runs = with_worker(p, refuses).filter(has_text="CPU, simd128")
     runs.wait_for()
     assert re.search(r"no WebGPU: wgpu: .*too many notes", runs.inner_text()), runs.inner_text()
     p.send("What is the capital of Japan?")

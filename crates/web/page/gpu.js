@@ -7,6 +7,8 @@ async function openGpu(asked) {
   if (asked === 'off') return { why: 'not wanted' };
   if (!navigator.gpu) return { why: 'this browser has none' };
   if (!WebAssembly.Suspending) return { why: 'this browser does not let WebAssembly wait (JavaScript Promise Integration)' };
+  const packed = 'packed_4x8_integer_dot_product';
+  if (!navigator.gpu.wgslLanguageFeatures.has(packed)) return { why: `this browser's WGSL lacks ${packed}` };
   const adapter = await navigator.gpu.requestAdapter({ powerPreference: 'high-performance' });
   if (!adapter) return { why: 'this browser has no adapter' };
   const { vendor, architecture, device: product, description, isFallbackAdapter } = adapter.info;
@@ -14,6 +16,7 @@ async function openGpu(asked) {
   if (isFallbackAdapter && asked !== 'any') return { why: `${name} is a program on the CPU` };
   const requiredLimits = {};
   for (const limit of ['maxBufferSize', 'maxStorageBufferBindingSize', 'maxStorageBuffersPerShaderStage', 'maxComputeWorkgroupStorageSize', 'maxComputeInvocationsPerWorkgroup', 'maxComputeWorkgroupSizeX', 'maxComputeWorkgroupsPerDimension']) requiredLimits[limit] = adapter.limits[limit];
+  // Not subgroups: browsers do not see that the threads which look levels up among each other are there all, and refuse those kernels.
   const requiredFeatures = ['shader-f16'].filter(feature => adapter.features.has(feature));
   const device = await adapter.requestDevice({ requiredLimits, requiredFeatures });
   return { device, name, driver: vendor, isSoftware: isFallbackAdapter };
