@@ -241,7 +241,7 @@ def a_program_on_the_cpu_is_no_gpu_unless_it_is_asked_for(p):
     runs.filter(has_text="CPU, simd128").wait_for()
     assert "is a program on the CPU" in runs.inner_text(), runs.inner_text()
     p.page.goto(p.url + "?gpu=any")
-    runs.filter(has_text="webgpu: ").wait_for()
+    runs.filter(has_text=re.compile(r"\(webgpu: ")).wait_for()
     print("       ", runs.inner_text())
 
 
