@@ -16,6 +16,7 @@ mod kv;
 pub mod limits;
 mod params;
 mod recurrent;
+mod table;
 pub mod trials;
 
 pub use bytes::SharedBytes;
@@ -42,3 +43,4 @@ pub use recurrent::{
     ConvForm, DeltaInputs, DeltaRule, Gate, KeySharing, ShortConv, check_delta_rule, check_gate,
     check_short_conv,
 };
+pub use table::decode_rows;

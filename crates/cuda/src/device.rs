@@ -297,8 +297,7 @@ impl Backend for CudaDevice {
         check_embed(table, tokens, out)?;
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.resize(tokens.len() * table.n_in(), 0.0);
-        table.decode_rows(tokens, &mut rows)?;
-        rows.iter_mut().for_each(|x| *x *= scale);
+        table.decode_rows(tokens, scale, &mut rows)?;
         Ok(self.cx.gpu().write(out.ptr(), bytemuck::cast_slice(&rows))?)
     }
 

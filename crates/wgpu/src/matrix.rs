@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use kvant_backend::{
     BackendError, Experts, Matrix, Result, SharedBytes, WeightSource, check_experts, check_matrix,
+    decode_rows,
 };
 use kvant_codec::DType;
 
@@ -67,27 +68,9 @@ impl WgpuMatrix {
         self.dtype
     }
 
-    /// Decodes rows `tokens`, which exist, times `scale`, into `out` `[tokens, n_in]`.
-    ///
-    /// # Errors
-    /// [`BackendError::Unsupported`] for a matrix whose rows are on the device alone.
+    /// As [`decode_rows`].
     pub(crate) fn decode_rows(&self, tokens: &[u32], scale: f32, out: &mut [f32]) -> Result<()> {
-        let rows = self.rows.as_deref().ok_or_else(|| BackendError::Unsupported {
-            op: "embed",
-            wanted: "a matrix for products alone".to_owned(),
-            has: "tables of embeddings, and matrices that are such tables too".to_owned(),
-        })?;
-        let row_bytes = rows.len() / self.n_out.max(1);
-        for (&token, row) in tokens.iter().zip(out.chunks_exact_mut(self.n_in)) {
-            let bytes = &rows[token as usize * row_bytes..][..row_bytes];
-            kvant_codec::decode(self.dtype(), bytes, row).map_err(|error| BackendError::Unsupported {
-                op: "embed",
-                wanted: error.to_string(),
-                has: "rows of whole blocks".to_owned(),
-            })?;
-            row.iter_mut().for_each(|value| *value *= scale);
-        }
-        Ok(())
+        decode_rows(self.rows.as_deref(), (self.dtype, self.n_in), tokens, scale, out)
     }
 }
 
