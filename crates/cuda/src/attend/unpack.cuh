@@ -234,18 +234,6 @@ __device__ void fetch_tile(const Tile& tile, u32 lane) {
     }
 }
 
-__device__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-// Four 8 x 8 matrices of halves, whose rows the lanes name in eights.
-__device__ void load_matrices(u32 m[4], const u16* row, bool transposed) {
-    if (transposed) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
-    }
-}
 // What the two rows of a lane see: tokens from `oldest` to before `window` as they lie in the blocks, from there to before `end`
 // in 16 bit.
 struct Sight {

@@ -62,3 +62,24 @@ __device__ inline void multiply(float c[4], const u32 a[4], u32 b0, u32 b1) {
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+__device__ inline u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Four 8 x 8 matrices of halves, whose rows the lanes name in eights.
+__device__ inline void load_matrices(u32 m[4], const u16* row, bool transposed) {
+    if (transposed) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
+    }
+}
+
+// Copies 16 bytes to shared memory, of which those beyond `bytes` are zero, beside what the thread does meanwhile.
+__device__ inline void copy_16(void* to, const void* from, u32 bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+}
+
+// Waits for what this thread copies.
+__device__ inline void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -1,9 +1,9 @@
 // y = W x + bias in f32, for weights that are floats. A block has 8 warps, a warp FEATURES output features
 // and up to ROWS rows of x.
 //
-// Per step of 1,024 inputs the block brings them to shared memory, for each row; then lane l decodes the group of 32
-// weights that starts at 32 l, and multiplies them with every row. A group of x is 33 words from the next, so that the
-// lanes' reads fall into different banks; each read serves all features of the warp.
+// Per step of 1,024 inputs lane l asks for the group of 32 weights that starts at 32 l, and the block brings the inputs to shared
+// memory, for each row; then each lane multiplies its weights with every row. A group of x is 33 words from the next, so that
+// the lanes' reads fall into different banks; each read serves all features of the warp.
 
 #include "weights.cuh"
 
@@ -23,6 +23,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_co
         for (int r = 0; r < ROWS; r++) sums[f][r] = 0.0f;
     }
     for (u32 k = 0; k < p.n_in; k += STEP) {
+        // Behind the last group comes that again, which zeros are multiplied by.
+        u32 g = min(k / 32 + lane, (p.n_in - 1) / 32);
+        Group group[FEATURES];
+#pragma unroll
+        for (int f = 0; f < FEATURES; f++) {
+            // A feature beyond the last computes what the last does; it is not stored.
+            u32 out = min(first_out + f, p.n_out - 1);
+            group[f] = read_group(w_of_rows + p.row_bytes * out, g, p.n_in, p.book);
+        }
         for (u32 r = 0; r < ROWS && r < rows.n; r++) {
             const float* x = p.x + x_row(p, rows.first + r) * p.n_in + k;
             for (u32 i = threadIdx.x; i < STEP; i += WARPS * 32) {
@@ -30,24 +39,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_co
             }
         }
         __syncthreads();
-        u32 g = k / 32 + lane;
-        if (32 * g < p.n_in) {
-            float w[FEATURES][32];
+        float w[FEATURES][32];
 #pragma unroll
-            for (int f = 0; f < FEATURES; f++) {
-                // A feature beyond the last computes what the last does; it is not stored.
-                u32 out = min(first_out + f, p.n_out - 1);
-                decode_group(w_of_rows + p.row_bytes * out, g, p.n_in, p.book, w[f]);
-            }
+        for (int f = 0; f < FEATURES; f++) decode_group(group[f], p.book, w[f]);
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                if (r >= rows.n) break;
+        for (int r = 0; r < ROWS; r++) {
+            if (r >= rows.n) break;
 #pragma unroll
-                for (int i = 0; i < 32; i++) {
-                    float x = inputs[r][lane * PITCH + i];
+            for (int i = 0; i < 32; i++) {
+                float x = inputs[r][lane * PITCH + i];
 #pragma unroll
-                    for (int f = 0; f < FEATURES; f++) sums[f][r] += w[f][i] * x;
-                }
+                for (int f = 0; f < FEATURES; f++) sums[f][r] += w[f][i] * x;
             }
         }
         __syncthreads();

@@ -8,7 +8,7 @@
 //! Few rows, floats (`few.cu`): f32 throughout.
 //!
 //! Many rows (`many.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs times a power of two for each
-//! row, so that none is too large or too small; sums stay in f32. Each weight is decoded once per 64 rows.
+//! row, so that none is too large or too small; sums stay in f32. Each weight is decoded once per 128 rows, or 64.
 
 use bytemuck::NoUninit;
 use kvant_backend::{Activation, BackendError};
@@ -47,7 +47,7 @@ static MANY: Source = Source {
     name: "many.cu",
     text: include_str!("many.cu"),
     headers: &HEADERS,
-    constants: || constants().whole("TILE", TILE as usize).whole("STEP", operand::STEP),
+    constants: || constants().whole("STEP", operand::STEP).whole("PAD", PAD),
     options: &[],
 };
 
@@ -58,8 +58,12 @@ const FEATURES: u32 = 2;
 const ROWS: [u32; 2] = [1, 8];
 /// From so many rows on the weights are decoded for tensor cores: fewer would be decoded at most twice anyway.
 pub(crate) const MANY_ROWS: usize = 17;
-/// Output features and rows of a block of the kernel for many rows.
+/// Output features and rows of a block of the kernel for many rows, where experts are not, and where there are blocks enough.
 pub(crate) const TILE: u32 = 64;
+const LARGE_TILE: u32 = 128;
+/// Steps of it that are in shared memory at once, and halves between their rows.
+const STAGES: u32 = 2;
+const PAD: usize = 8;
 
 /// Types in the order of their numbers in kernels.
 pub(crate) const TYPES: [DType; 19] = [
@@ -225,7 +229,10 @@ fn few(dtype: DType) -> &'static Source {
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let types = TYPES.into_iter().zip(0..).flat_map(|(dtype, number)| {
         let variant = |rows| Build { source: few(dtype), defines: vec![("TYPE", number), ("ROWS", rows)] };
-        ROWS.map(variant).into_iter().chain([Build { source: &MANY, defines: vec![("TYPE", number)] }])
+        ROWS.map(variant).into_iter().chain(
+            [TILE, LARGE_TILE]
+                .map(|side| Build { source: &MANY, defines: vec![("TYPE", number), ("SIDE", side)] }),
+        )
     });
     types.chain([Build { source: &operand::QUANTISE, defines: Vec::new() }])
 }
@@ -272,17 +279,32 @@ pub(crate) fn product(cx: &Context, x: &mut Operand, p: &Product) -> Result<(), 
     let number = TYPES.iter().position(|&dtype| dtype == p.dtype).expect("a type that is supported");
     let dtype = ("TYPE", number as u32);
     let params = params(cx, x, p)?;
-    let (kernel, [features, rows], threads) = if !is_many(x, p) {
+    let (kernel, [features, rows], threads, shared_bytes) = if !is_many(x, p) {
         let rows = ROWS[usize::from(x.rows > 1 && p.picks.is_none())];
         let name = if is_coded(p.dtype) { "product_coded" } else { "product" };
         let features = WARPS * if p.up.is_some() { 1 } else { FEATURES };
-        (cx.kernel_with(few(p.dtype), &[dtype, ("ROWS", rows)], name)?, [features, rows], 32 * WARPS)
+        (cx.kernel_with(few(p.dtype), &[dtype, ("ROWS", rows)], name)?, [features, rows], 32 * WARPS, 0)
     } else {
-        (cx.kernel_with(&MANY, &[dtype], "product_many")?, [TILE, TILE], 2 * TILE)
+        let side = tile(cx, &params, p);
+        let kernel = cx.kernel_with(&MANY, &[dtype, ("SIDE", side)], "product_many")?;
+        (kernel, [side, side], 2 * side, stage_bytes(side) * STAGES)
     };
     let n_blocks = p.picks.map_or(params.rows.div_ceil(rows), |picks| picks.n_spans as u32);
     let grid = [params.n_out.div_ceil(features), n_blocks, 1];
-    cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes: 0 }, &params)
+    cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes }, &params)
+}
+
+/// The side of the tiles of the kernel for many rows: large ones read and decode each weight half as often, if there are enough of
+/// them to keep most multiprocessors busy. Spans of experts are of small ones.
+fn tile(cx: &Context, params: &KernelParams, p: &Product) -> u32 {
+    let blocks = params.n_out.div_ceil(LARGE_TILE) * params.rows.div_ceil(LARGE_TILE);
+    let is_large = p.picks.is_none() && 4 * blocks >= 3 * cx.gpu().properties().n_sms;
+    if is_large { LARGE_TILE } else { TILE }
+}
+
+/// Shared memory of a step: `Stage` of `many.cu`.
+fn stage_bytes(side: u32) -> u32 {
+    2 * side * (operand::STEP + PAD) as u32 * size_of::<u16>() as u32
 }
 
 /// Whether the kernel for many rows runs.
@@ -332,18 +354,4 @@ fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<KernelParams, Cu
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn levels_of_two_bytes_are_within_half_a_unit() {
-        for (dtype, book) in [(DType::TQ3_1S, Codebook::TQ3), (DType::TQ4_1S, Codebook::GAUSS4)] {
-            let levels = Levels::of(dtype);
-            for (i, &level) in book.levels().iter().enumerate() {
-                let byte = |table: [u32; 4]| f32::from((table[i / 4] >> (i % 4 * 8)) as u8 as i8);
-                let got = (256.0 * byte(levels.high) + byte(levels.low)) * levels.unit;
-                assert!((got - level).abs() <= 0.501 * levels.unit, "{dtype} {i}: {got} for {level}");
-            }
-        }
-    }
-}
+mod tests;

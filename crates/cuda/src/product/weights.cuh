@@ -28,7 +28,53 @@ struct Codebook {
     u32 signs;  // of the rotation, before its butterfly
 };
 
-#if !IS_FLOAT
+#if IS_FLOAT
+// 32 weights as they lie in memory, of the last group of a row perhaps fewer, and zeros.
+struct Group {
+    u32 words[TYPE == F32 ? 32 : 16];
+};
+
+// Weights 32 g .. 32 g + 32 of the row of `n` weights that starts at `row`.
+__device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const Codebook&) {
+    constexpr u32 WORDS = sizeof(Group) / 4, OF_WORD = 32 / WORDS;
+    const u32* at = (const u32*)row + WORDS * g;
+    Group group;
+    if (n % 8 == 0 && 32 * g + 32 <= n) {
+#pragma unroll
+        for (u32 i = 0; i < WORDS / 4; i++) {
+            uint4 four = ((const uint4*)at)[i];
+            group.words[4 * i] = four.x, group.words[4 * i + 1] = four.y;
+            group.words[4 * i + 2] = four.z, group.words[4 * i + 3] = four.w;
+        }
+        return group;
+    }
+    // Rows begin anywhere then.
+#pragma unroll
+    for (u32 i = 0; i < WORDS; i++) {
+        group.words[i] = 0;
+#pragma unroll
+        for (u32 j = 0; j < OF_WORD; j++) {
+            u32 number = 32 * g + OF_WORD * i + j;
+            if (number >= n) continue;
+            group.words[i] |= TYPE == F32 ? ((const u32*)row)[number] : (u32)((const u16*)row)[number] << (16 * j);
+        }
+    }
+    return group;
+}
+
+__device__ __forceinline__ void decode_group(const Group& group, const Codebook&, float (&w)[32]) {
+#pragma unroll
+    for (u32 i = 0; i < 32; i++) {
+#if TYPE == F32
+        w[i] = __uint_as_float(group.words[i]);
+#elif TYPE == F16
+        w[i] = from_half((u16)(group.words[i / 2] >> (16 * (i % 2))));
+#else
+        w[i] = __uint_as_float(i % 2 ? group.words[i / 2] & 0xffff0000 : group.words[i / 2] << 16);
+#endif
+    }
+}
+#else
 // 32 weights: weight i is code i times scale[i / 16] plus min[i / 16]. Codes are signed bytes, four to a word.
 struct Group {
     u32 codes[8];
@@ -240,41 +286,28 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
     }
     return group;
 }
-#endif
 
 // The signs of the rotation of tq3_1s and tq4_1s, and its factor.
 __device__ __forceinline__ float rotation_sign(u32 signs, u32 i) {
     return (signs >> i & 1) ? -ROTATION_32 : ROTATION_32;
 }
 
-// Weights 32 g .. 32 g + 32 of the row that starts at `row`; of `n` weights the last group may be cut short, where the
-// type has no blocks.
-__device__ __forceinline__ void decode_group(
-    const u8* row, u32 g, u32 n, const Codebook& book, float (&w)[32]) {
-#if IS_FLOAT
-#pragma unroll
-    for (u32 i = 0; i < 32; i++) {
-        u32 at = 32 * g + i;
-        w[i] = 0.0f;
-        if (at < n) {
-#if TYPE == F32
-            w[i] = ((const float*)row)[at];
-#elif TYPE == F16
-            w[i] = half_at(row + 2 * at);
-#else
-            w[i] = __uint_as_float((u32)((const u16*)row)[at] << 16);
-#endif
-        }
-    }
-#else
-    Group group = read_group(row, g, n, book);
+// Code k of a word of four, as a float: a byte below the bits of 2^23 is that float plus the byte.
+template <u32 SIGNED>
+__device__ __forceinline__ float code_at(u32 codes, u32 k) {
+    u32 bytes = SIGNED ? codes ^ 0x80808080 : codes;
+    return __uint_as_float(__byte_perm(bytes, 0x4b000000, 0x7440 | k)) - (SIGNED ? 8388736.0f : 8388608.0f);
+}
+
+// The weights of a group.
+__device__ __forceinline__ void decode_group(const Group& group, const Codebook& book, float (&w)[32]) {
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        int code = (signed char)(group.codes[i / 4] >> (i % 4 * 8));
+        float code = code_at<!HAS_MIN>(group.codes[i / 4], i % 4);
 #if IS_ROTATED
-        code = 256 * code + (signed char)(group.low[i / 4] >> (i % 4 * 8));
+        code = 256.0f * code + code_at<true>(group.low[i / 4], i % 4);
 #endif
-        w[i] = group.scale[i / 16] * (float)code + group.min[i / 16];
+        w[i] = group.scale[i / 16] * code + group.min[i / 16];
     }
 #if IS_ROTATED
 #pragma unroll
@@ -290,6 +323,19 @@ __device__ __forceinline__ void decode_group(
 #pragma unroll
     for (int i = 0; i < 32; i++) w[i] *= rotation_sign(book.signs, i);
 #endif
+}
+#endif
+
+// The weights of a group as pairs of halves.
+__device__ __forceinline__ void decode_pairs(const Group& group, const Codebook& book, u32 (&pairs)[16]) {
+#if TYPE == F16
+#pragma unroll
+    for (int i = 0; i < 16; i++) pairs[i] = group.words[i];
+#else
+    float w[32];
+    decode_group(group, book, w);
+#pragma unroll
+    for (int i = 0; i < 16; i++) pairs[i] = pack_halves(w[2 * i], w[2 * i + 1]);
 #endif
 }
 
