@@ -306,13 +306,13 @@ impl Backend for CudaDevice {
         check_project(&input, outputs)?;
         let Some(first) = outputs.first() else { return Ok(()) };
         let mut x = operand(&input, first.w.n_in());
-        for output in outputs {
+        let product = |output: &Output<'_, Self>| {
             let bias = output.bias.map(CudaBuffer::ptr);
             let plain = product_of(OP, output.w, output.y.ptr())?;
-            let product = Product { bias, accumulate: output.accumulate, ..plain };
-            product::product(&self.cx, &mut x, &product)?;
-        }
-        Ok(())
+            Ok(Product { bias, accumulate: output.accumulate, ..plain })
+        };
+        let products = outputs.iter().map(product).collect::<Result<Vec<_>>>()?;
+        Ok(product::products(&self.cx, &mut x, &products)?)
     }
 
     fn gated_ffn(
@@ -333,8 +333,7 @@ impl Backend for CudaDevice {
         }
         let len = input.rows * up.n_out();
         let g = self.cx.scratch(bytes(len))?;
-        product::product(&self.cx, &mut x, &product_of(OP, gate, g.ptr())?)?;
-        product::product(&self.cx, &mut x, &up_product)?;
+        product::products(&self.cx, &mut x, &[product_of(OP, gate, g.ptr())?, up_product])?;
         Ok(gate::gate(&self.cx, activation, g.ptr(), y.ptr(), len)?)
     }
 

@@ -171,18 +171,20 @@ __device__ __forceinline__ void read_groups(const ProductParams& p, const u8* co
 extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid_constant__ ProductParams p) {
     __shared__ Inputs inputs[2][ROWS];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    BlockRows block = block_rows(p, ROWS);
+    BlockPart mine = block_part(p);
+    const ProductPart& part = mine.part;
+    BlockRows block = block_rows(p, part, ROWS);
     u32 rows = block.n;
     if (rows == 0) return;
-    u32 first_out = p.up ? blockIdx.x * WARPS + warp : (blockIdx.x * WARPS + warp) * FEATURES;
+    u32 first_out = p.up ? mine.block * WARPS + warp : (mine.block * WARPS + warp) * FEATURES;
 
     const u8* w[FEATURES];
     float sums[FEATURES][ROWS];
 #pragma unroll
     for (int f = 0; f < FEATURES; f++) {
         // A feature beyond the last computes what the last does; it is not stored.
-        u32 out = min(p.up ? first_out : first_out + f, p.n_out - 1);
-        w[f] = (p.up && f == 1 ? p.up : p.w) + block.skipped + p.row_bytes * out;
+        u32 out = min(p.up ? first_out : first_out + f, part.n_out - 1);
+        w[f] = (p.up && f == 1 ? p.up : part.w) + block.skipped + p.row_bytes * out;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) sums[f][r] = 0.0f;
     }
@@ -222,18 +224,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid
         float y[FEATURES];
 #pragma unroll
         for (int f = 0; f < FEATURES; f++) y[f] = factor * add_over(sums[f][r], 32);
-        float* to = p.y + y_row(p, block.first + r) * p.n_out + first_out;
+        float* to = part.y + y_row(p, block.first + r) * part.n_out + first_out;
         if (p.up) {
-            if (lane != 0 || first_out >= p.n_out) continue;
-            if (p.bias) y[0] += p.bias[block.bias + first_out], y[1] += p.up_bias[block.bias + first_out];
+            if (lane != 0 || first_out >= part.n_out) continue;
+            if (part.bias) y[0] += part.bias[block.bias + first_out], y[1] += p.up_bias[block.bias + first_out];
             *to = gated(p.activation, y[0], y[1]);
             continue;
         }
 #pragma unroll
         for (int f = 0; f < FEATURES; f++) {
-            if (lane != 0 || first_out + f >= p.n_out) continue;
-            if (p.bias) y[f] += p.bias[block.bias + first_out + f];
-            to[f] = p.accumulate ? to[f] + y[f] : y[f];
+            if (lane != 0 || first_out + f >= part.n_out) continue;
+            if (part.bias) y[f] += part.bias[block.bias + first_out + f];
+            to[f] = part.accumulate ? to[f] + y[f] : y[f];
         }
     }
 }

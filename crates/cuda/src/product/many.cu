@@ -33,7 +33,7 @@ struct Share {
     const u8* row;      // of weights
 };
 
-__device__ inline Share share_of(const ProductParams& p, const BlockRows& rows) {
+__device__ inline Share share_of(const ProductParams& p, const BlockPart& mine, const BlockRows& rows) {
     Share share;
     u32 pitch = (p.n_in + STEP - 1) / STEP * STEP;
 #pragma unroll
@@ -43,7 +43,8 @@ __device__ inline Share share_of(const ProductParams& p, const BlockRows& rows) 
         share.from[i] = (const u16*)p.codes + x_row(p, rows.first + min(row, rows.n - 1)) * pitch + 8 * eight;
     }
     // A feature beyond the last computes what the last does; it is not stored.
-    share.row = p.w + rows.skipped + p.row_bytes * min(blockIdx.x * SIDE + threadIdx.x / 2, p.n_out - 1);
+    u32 feature = min(mine.block * SIDE + threadIdx.x / 2, mine.part.n_out - 1);
+    share.row = mine.part.w + rows.skipped + p.row_bytes * feature;
     return share;
 }
 
@@ -89,8 +90,9 @@ __device__ inline void multiply_step(float sums[FEATURE_TILES][ROW_TILES][4], co
     }
 }
 
-__device__ inline void write_sums(const ProductParams& p, const BlockRows& rows, const float sums[FEATURE_TILES][ROW_TILES][4],
-                                  u32 feature, u32 first_row, u32 lane) {
+__device__ inline void write_sums(const ProductParams& p, const BlockPart& mine, const BlockRows& rows,
+                                  const float sums[FEATURE_TILES][ROW_TILES][4], u32 feature, u32 first_row, u32 lane) {
+    const ProductPart& part = mine.part;
 #pragma unroll
     for (u32 r = 0; r < ROW_TILES; r++) {
 #pragma unroll
@@ -98,16 +100,16 @@ __device__ inline void write_sums(const ProductParams& p, const BlockRows& rows,
             u32 row = first_row + 8 * r + lane % 4 * 2 + e;
             if (row >= rows.n) continue;
             float scale = p.scales[x_row(p, rows.first + row)];
-            float* y = p.y + y_row(p, rows.first + row) * p.n_out;
+            float* y = part.y + y_row(p, rows.first + row) * part.n_out;
 #pragma unroll
             for (u32 f = 0; f < FEATURE_TILES; f++) {
 #pragma unroll
                 for (u32 half = 0; half < 2; half++) {
-                    u32 out = blockIdx.x * SIDE + feature + 16 * f + lane / 4 + 8 * half;
-                    if (out >= p.n_out) continue;
+                    u32 out = mine.block * SIDE + feature + 16 * f + lane / 4 + 8 * half;
+                    if (out >= part.n_out) continue;
                     float sum = sums[f][r][2 * half + e] * scale;
-                    if (p.bias) sum += p.bias[rows.bias + out];
-                    y[out] = p.accumulate ? y[out] + sum : sum;
+                    if (part.bias) sum += part.bias[rows.bias + out];
+                    y[out] = part.accumulate ? y[out] + sum : sum;
                 }
             }
         }
@@ -117,11 +119,12 @@ __device__ inline void write_sums(const ProductParams& p, const BlockRows& rows,
 extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_many(const __grid_constant__ ProductParams p) {
     extern __shared__ __align__(16) u8 shared[];
     Stage* stages = (Stage*)shared;
-    BlockRows rows = block_rows(p, SIDE);
+    BlockPart mine = block_part(p);
+    BlockRows rows = block_rows(p, mine.part, SIDE);
     if (rows.n == 0) return;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 feature = warp % 2 * WARP_FEATURES, row = warp / 2 * WARP_ROWS;
-    Share share = share_of(p, rows);
+    Share share = share_of(p, mine, rows);
     float sums[FEATURE_TILES][ROW_TILES][4] = {};
 
     copy_inputs(share, 0, stages[0]);
@@ -139,5 +142,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_man
         put_weights(p, group, stages[turn ^ 1]);
     }
     copied();
-    write_sums(p, rows, sums, feature, row, lane);
+    write_sums(p, mine, rows, sums, feature, row, lane);
 }

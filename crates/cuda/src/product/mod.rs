@@ -10,7 +10,7 @@
 //! Many rows (`many.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs times a power of two for each
 //! row, so that none is too large or too small; sums stay in f32. Each weight is decoded once per 128 rows, or 64.
 
-use bytemuck::NoUninit;
+use bytemuck::{NoUninit, Pod, Zeroable};
 use kvant_backend::{Activation, BackendError};
 use kvant_codec::fields::Spec;
 use kvant_codec::{Codebook, DType, Rotation, Table};
@@ -54,6 +54,8 @@ static MANY: Source = Source {
 /// Warps of a block of the kernels for few rows, and output features of each.
 const WARPS: u32 = 8;
 const FEATURES: u32 = 2;
+/// Matrices of one launch: queries, keys and values, and one more.
+const MOST_PARTS: usize = 4;
 /// Rows that their blocks multiply at once: one variant for decoding, one for more.
 const ROWS: [u32; 2] = [1, 8];
 /// From so many rows on the weights are decoded for tensor cores: fewer would be decoded at most twice anyway.
@@ -90,7 +92,8 @@ pub(crate) const TYPES: [DType; 19] = [
 
 /// What `weights.cuh` takes: the types' numbers, and bytes of their blocks without what moves.
 fn constants() -> Constants {
-    let types = TYPES.into_iter().zip(0..).fold(Constants::default(), |constants, (dtype, number)| {
+    let parts = Constants::default().whole("MOST_PARTS", MOST_PARTS);
+    let types = TYPES.into_iter().zip(0..).fold(parts, |constants, (dtype, number)| {
         let name = dtype.name().to_uppercase();
         let constants = constants.whole(&name, number);
         if dtype.block_len() == 1 {
@@ -115,32 +118,42 @@ struct Levels {
     signs: u32,
 }
 
+/// `ProductPart` of `weights.cuh`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct PartParams {
+    w: DevicePtr,
+    bias: DevicePtr,
+    y: DevicePtr,
+    n_out: u32,
+    blocks: u32,
+    accumulate: u32,
+    unused: u32,
+}
+
+/// `ProductParams` of `weights.cuh`.
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct KernelParams {
-    w: DevicePtr,
+    parts: [PartParams; MOST_PARTS],
     up: DevicePtr,
     x: DevicePtr,
     norm: DevicePtr,
     codes: DevicePtr,
     scales: DevicePtr,
     sums: DevicePtr,
-    bias: DevicePtr,
-    y: DevicePtr,
     row_bytes: u64,
+    n_parts: u32,
     n_in: u32,
-    n_out: u32,
     rows: u32,
-    accumulate: u32,
     eps: f32,
     book: Levels,
     activation: u32,
+    slots_of_row: u32,
     up_bias: DevicePtr,
     spans: DevicePtr,
     order: DevicePtr,
     expert_bytes: u64,
-    slots_of_row: u32,
-    unused: u32,
 }
 
 /// Whose weights the rows meet, where they are those of experts: the rows of the result are then *slots*, experts of rows.
@@ -270,35 +283,75 @@ impl Levels {
     }
 }
 
-/// Multiplies. The type must be one that [`supports`] names.
+/// Multiplies the same inputs with several matrices, those of one type in one launch: heads of keys alone are too few for a
+/// device. The types must be such that [`check_type`] lets pass.
+pub(crate) fn products(cx: &Context, x: &mut Operand, products: &[Product]) -> Result<(), CudaError> {
+    let mut left: Vec<&Product> = products.iter().collect();
+    while let Some(first) = left.first() {
+        let dtype = first.dtype;
+        let (alike, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|p| p.dtype == dtype);
+        alike.chunks(MOST_PARTS).try_for_each(|parts| launch(cx, x, parts))?;
+        left = others;
+    }
+    Ok(())
+}
+
+/// Multiplies. The type must be one that [`check_type`] lets pass.
 pub(crate) fn product(cx: &Context, x: &mut Operand, p: &Product) -> Result<(), CudaError> {
-    if x.rows == 0 || p.n_out == 0 {
+    launch(cx, x, &[p])
+}
+
+/// Queues the kernel for matrices of one type, a single one where it has a gate or picks.
+fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), CudaError> {
+    let n_out: usize = products.iter().map(|p| p.n_out).sum();
+    if x.rows == 0 || n_out == 0 {
         return Ok(());
     }
+    let p = products[0];
     debug_assert!(p.up.is_none() || is_coded(p.dtype) && !is_many(x, p), "{p:?}");
+    debug_assert!(products.len() == 1 || p.up.is_none() && p.picks.is_none(), "{products:?}");
     let number = TYPES.iter().position(|&dtype| dtype == p.dtype).expect("a type that is supported");
     let dtype = ("TYPE", number as u32);
-    let params = params(cx, x, p)?;
+    let mut params = params(cx, x, p)?;
     let (kernel, [features, rows], threads, shared_bytes) = if !is_many(x, p) {
         let rows = ROWS[usize::from(x.rows > 1 && p.picks.is_none())];
         let name = if is_coded(p.dtype) { "product_coded" } else { "product" };
         let features = WARPS * if p.up.is_some() { 1 } else { FEATURES };
         (cx.kernel_with(few(p.dtype), &[dtype, ("ROWS", rows)], name)?, [features, rows], 32 * WARPS, 0)
     } else {
-        let side = tile(cx, &params, p);
+        let side = tile(cx, products, params.rows);
         let kernel = cx.kernel_with(&MANY, &[dtype, ("SIDE", side)], "product_many")?;
         (kernel, [side, side], 2 * side, stage_bytes(side) * STAGES)
     };
+    params.n_parts = products.len() as u32;
+    for (part, p) in params.parts.iter_mut().zip(products) {
+        *part = part_params(p, features);
+    }
     let n_blocks = p.picks.map_or(params.rows.div_ceil(rows), |picks| picks.n_spans as u32);
-    let grid = [params.n_out.div_ceil(features), n_blocks, 1];
+    let grid = [params.parts.iter().map(|part| part.blocks).sum(), n_blocks, 1];
     cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes }, &params)
+}
+
+fn part_params(p: &Product, features: u32) -> PartParams {
+    let n_out = p.n_out as u32;
+    PartParams {
+        w: p.w,
+        bias: p.bias.unwrap_or(0),
+        y: p.y,
+        n_out,
+        blocks: n_out.div_ceil(features),
+        accumulate: u32::from(p.accumulate),
+        unused: 0,
+    }
 }
 
 /// The side of the tiles of the kernel for many rows: large ones read and decode each weight half as often, if there are enough of
 /// them to keep most multiprocessors busy. Spans of experts are of small ones.
-fn tile(cx: &Context, params: &KernelParams, p: &Product) -> u32 {
-    let blocks = params.n_out.div_ceil(LARGE_TILE) * params.rows.div_ceil(LARGE_TILE);
-    let is_large = p.picks.is_none() && 4 * blocks >= 3 * cx.gpu().properties().n_sms;
+fn tile(cx: &Context, products: &[&Product], rows: u32) -> u32 {
+    let features = |p: &&Product| p.n_out.div_ceil(LARGE_TILE as usize);
+    let blocks = products.iter().map(features).sum::<usize>() * rows.div_ceil(LARGE_TILE) as usize;
+    let has_spans = products.iter().any(|p| p.picks.is_some());
+    let is_large = !has_spans && 4 * blocks >= 3 * cx.gpu().properties().n_sms as usize;
     if is_large { LARGE_TILE } else { TILE }
 }
 
@@ -312,32 +365,28 @@ fn is_many(x: &Operand, p: &Product) -> bool {
     p.picks.map_or(x.rows >= MANY_ROWS, |picks| picks.is_many)
 }
 
-/// The parameter of the kernel for this product, with the inputs as it takes them.
+/// The parameter of the kernel for this product and those like it, with the inputs as it takes them, but for the matrices.
 fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<KernelParams, CudaError> {
     let mut params = KernelParams {
-        w: p.w,
+        parts: Zeroable::zeroed(),
         up: p.up.map_or(0, |(up, _)| up),
         x: x.x,
         norm: 0,
         codes: 0,
         scales: 0,
         sums: 0,
-        bias: p.bias.unwrap_or(0),
-        y: p.y,
         row_bytes: layout::row_bytes(p.dtype, x.n_in) as u64,
+        n_parts: 0,
         n_in: x.n_in as u32,
-        n_out: p.n_out as u32,
         rows: x.rows as u32,
-        accumulate: u32::from(p.accumulate),
         eps: 0.0,
         book: Levels::of(p.dtype),
         activation: p.up.map_or(0, |(_, activation)| gate::number(activation)),
+        slots_of_row: p.picks.map_or(1, |picks| picks.slots_of_row as u32),
         up_bias: p.up_bias.unwrap_or(0),
         spans: p.picks.map_or(0, |picks| picks.spans),
         order: p.picks.map_or(0, |picks| picks.order),
         expert_bytes: p.picks.map_or(0, |picks| picks.expert_bytes as u64),
-        slots_of_row: p.picks.map_or(1, |picks| picks.slots_of_row as u32),
-        unused: 0,
     };
     if is_many(x, p) {
         let halves = x.halves(cx)?;

@@ -1,46 +1,79 @@
-//! What products of this device have of their own: levels of two bytes, tiles of two sizes.
+//! What products of this device have of their own: levels of two bytes, tiles of two sizes, several
+//! matrices in a launch.
 
-use kvant_backend::{Backend, Input, Output, WeightSource};
+use kvant_backend::{Backend, Input, Matrix, Output, WeightSource};
 use kvant_codec::random::Random;
 use kvant_codec::{Codebook, DType};
 
 use super::Levels;
-use crate::{CudaDevice, emulator};
+use crate::{CudaDevice, CudaMatrix, emulator};
 
-/// `x` `[rows, n_in]` times `n_out` rows of weights, by the kernels.
-fn project(device: &CudaDevice, source: WeightSource, x: &[f32]) -> Vec<u32> {
-    let (n_out, rows) = (source.n_out, x.len() / source.n_in);
-    let w = device.matrix(source).unwrap();
-    let (mut input, mut y) = (device.buffer(x.len()).unwrap(), device.buffer(rows * n_out).unwrap());
+const N_IN: usize = 320;
+
+/// `n` weights or inputs.
+fn gaussian(seed: u64, n: usize, sigma: f64) -> Vec<f32> {
+    let mut values = vec![0.0; n];
+    Random::new(seed).fill_gaussian(&mut values, sigma);
+    values
+}
+
+/// A matrix `[n_out, N_IN]`, the first rows of any larger one of the same seed.
+fn matrix(device: &CudaDevice, dtype: DType, seed: u64, n_out: usize) -> CudaMatrix {
+    let row_bytes = dtype.row_bytes(N_IN).unwrap();
+    let mut bytes = vec![0; n_out * row_bytes];
+    let w = gaussian(seed, n_out * N_IN, 0.1);
+    for (row, code) in w.chunks_exact(N_IN).zip(bytes.chunks_exact_mut(row_bytes)) {
+        kvant_codec::encode(dtype, row, code).unwrap();
+    }
+    device.matrix(WeightSource { dtype, n_out, n_in: N_IN, bytes: bytes.into() }).unwrap()
+}
+
+/// Bits of the products of `x` `[rows, N_IN]` with each matrix, asked for at once.
+fn project(device: &CudaDevice, matrices: &[&CudaMatrix], x: &[f32]) -> Vec<Vec<u32>> {
+    let rows = x.len() / N_IN;
+    let mut input = device.buffer(x.len()).unwrap();
     device.write(&mut input, x).unwrap();
     let input = Input { x: &input, norm: None, first_row: 0, rows };
-    let output = Output { w: &w, bias: None, y: &mut y, accumulate: false };
-    device.project(input, &mut [output]).unwrap();
-    let mut got = vec![f32::NAN; rows * n_out];
-    device.read(&y, 0, &mut got).unwrap();
-    got.into_iter().map(f32::to_bits).collect()
+    let mut ys: Vec<_> = matrices.iter().map(|w| device.buffer(rows * w.n_out()).unwrap()).collect();
+    let output = |(&w, y)| Output { w, bias: None, y, accumulate: false };
+    let mut outputs: Vec<_> = matrices.iter().zip(&mut ys).map(output).collect();
+    device.project(input, &mut outputs).unwrap();
+    let read = |(w, y): (&&CudaMatrix, _)| {
+        let mut got = vec![f32::NAN; rows * w.n_out()];
+        device.read(y, 0, &mut got).unwrap();
+        got.into_iter().map(f32::to_bits).collect()
+    };
+    matrices.iter().zip(&ys).map(read).collect()
 }
 
 /// 300 features of 150 rows are enough for large tiles on a device of four multiprocessors, 100 of them are not.
 #[test]
 fn a_sum_has_the_same_bits_in_large_tiles_as_in_small_ones() {
     let Some(device) = emulator::device(80) else { return };
-    let (n_in, rows, n_out, few) = (320, 150, 300, 100);
+    let (n_out, few) = (300, 100);
+    let x = gaussian(2, 150 * N_IN, 1.0);
     for dtype in [DType::F16, DType::Q8_0, DType::Q4_1, DType::TQ4_1S] {
-        let (mut w, mut x) = (vec![0.0; n_out * n_in], vec![0.0; rows * n_in]);
-        Random::new(1).fill_gaussian(&mut w, 0.1);
-        Random::new(2).fill_gaussian(&mut x, 1.0);
-        let row_bytes = dtype.row_bytes(n_in).unwrap();
-        let mut bytes = vec![0; n_out * row_bytes];
-        for (row, code) in w.chunks_exact(n_in).zip(bytes.chunks_exact_mut(row_bytes)) {
-            kvant_codec::encode(dtype, row, code).unwrap();
-        }
-        let source =
-            |n_out| WeightSource { dtype, n_out, n_in, bytes: bytes[..n_out * row_bytes].to_vec().into() };
-        let (large, small) = (project(&device, source(n_out), &x), project(&device, source(few), &x));
-        for (large, small) in large.chunks_exact(n_out).zip(small.chunks_exact(few)) {
+        let of = |n_out| project(&device, &[&matrix(&device, dtype, 1, n_out)], &x).remove(0);
+        for (large, small) in of(n_out).chunks_exact(n_out).zip(of(few).chunks_exact(few)) {
             assert_eq!(large[..few], *small, "{dtype}");
         }
+    }
+}
+
+/// More than one launch takes, of two types, which wait for one another's inputs in three forms.
+#[test]
+fn matrices_that_are_asked_for_at_once_say_what_each_says_alone() {
+    let Some(device) = emulator::device(80) else { return };
+    let types = [DType::Q8_0, DType::F16, DType::Q8_0, DType::Q8_0, DType::F16, DType::Q8_0, DType::Q8_0];
+    let sizes = [40, 7, 17, 64, 65, 1, 130];
+    let matrices: Vec<_> =
+        (0..).zip(types).zip(sizes).map(|((seed, dtype), n)| matrix(&device, dtype, seed, n)).collect();
+    let all: Vec<_> = matrices.iter().collect();
+    for rows in [1, 3, 20] {
+        let x = gaussian(9, rows * N_IN, 1.0);
+        let together = project(&device, &all, &x);
+        let alone = all.iter().flat_map(|&w| project(&device, &[w], &x));
+        assert!(alone.eq(together), "{rows} rows");
     }
 }
 

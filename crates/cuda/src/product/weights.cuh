@@ -339,34 +339,53 @@ __device__ __forceinline__ void decode_pairs(const Group& group, const Codebook&
 #endif
 }
 
+// One of the matrices that a launch multiplies the same inputs with.
+struct ProductPart {
+    const u8* w;        // [n_out] rows of row_bytes
+    const float* bias;  // [n_out], or null; of experts [n_experts, n_out]
+    float* y;           // [rows, n_out]
+    u32 n_out;
+    u32 blocks;         // of its features
+    u32 accumulate;
+    u32 unused;
+};
+
 // The parameter of every kernel that multiplies with them.
 struct ProductParams {
-    const u8* w;         // [n_out] rows of row_bytes
-    const u8* up;        // null, or as w: y = a(w x) (up x) then, a the activation
+    ProductPart parts[MOST_PARTS];
+    const u8* up;        // null, or as w of the only part: y = a(w x) (up x) then, a the activation
     const float* x;      // [rows, n_in]
     const float* norm;   // null, or [n_in]: x / sqrt(mean(x^2) + eps) * norm in the place of x
     const u32* codes;    // x in 8 bits, [rows, n_in / 32, 8], where it comes rounded
     const float* scales; // [rows, n_in / 32]
     const u32* sums;     // [rows, n_in / 32]: of the codes of either half, 16 bits each, the first half's low
-    const float* bias;   // [n_out], or null; of experts [n_experts, n_out]
-    float* y;            // [rows, n_out]
     unsigned long long row_bytes;
+    u32 n_parts;
     u32 n_in;
-    u32 n_out;
     u32 rows;
-    u32 accumulate;
     float eps;
     Codebook book;
     u32 activation;      // of the gate
+    u32 slots_of_row;
     const float* up_bias; // as bias, which is the gate's then
     // Where w and up are the first of many matrices, those of experts, expert_bytes apart: rows of y are slots then, of which
     // slots_of_row have the same row of x.
     const Span* spans;   // null, or [gridDim.y]: what each block of rows takes
     const u32* order;    // [slots]
     unsigned long long expert_bytes;
-    u32 slots_of_row;
-    u32 unused;
 };
+
+// The matrix of a block, and which of its blocks this is.
+struct BlockPart {
+    const ProductPart& part;
+    u32 block;
+};
+
+__device__ __forceinline__ BlockPart block_part(const ProductParams& p) {
+    u32 number = 0, block = blockIdx.x;
+    while (number + 1 < p.n_parts && block >= p.parts[number].blocks) block -= p.parts[number++].blocks;
+    return {p.parts[number], block};
+}
 
 // The rows of a block, at most `most`, and where the weights are that they meet.
 struct BlockRows {
@@ -375,10 +394,10 @@ struct BlockRows {
     size_t bias;     // where in the biases theirs begin
 };
 
-__device__ __forceinline__ BlockRows block_rows(const ProductParams& p, u32 most) {
+__device__ __forceinline__ BlockRows block_rows(const ProductParams& p, const ProductPart& part, u32 most) {
     if (!p.spans) return {blockIdx.y * most, min(p.rows - blockIdx.y * most, most), 0, 0};
     Span span = p.spans[blockIdx.y];
-    return {span.first, span.n, (size_t)p.expert_bytes * span.expert, (size_t)p.n_out * span.expert};
+    return {span.first, span.n, (size_t)p.expert_bytes * span.expert, (size_t)part.n_out * span.expert};
 }
 
 // Where row `row` of a block's rows lies in x and in y.
