@@ -1,0 +1,108 @@
+"""Counts the machine code of CUDA kernels, for which no GPU is needed: registers, spills, and the instructions of each loop by the
+pipe that runs them.
+
+    cargo test -p kvant-cuda every_kernel        # leaves PTX in the folder kvant-cuda-tests of the temporary files
+    python3 tools/card/pipes.py /tmp/kvant-cuda-tests --of many.cu TYPE=4
+
+`ptxas` and `nvdisasm` come from NVIDIA's toolkit, or from the PyPI packages nvidia-cuda-nvcc and triton (`--ptxas`, `--nvdisasm`). An
+older ptxas refuses PTX of a newer NVRTC.
+
+On compute capability 9.0 a multiprocessor issues four instructions of a warp per clock, one from each quarter; of integers
+(`alu`: additions, comparisons, logic, shifts, permutations, selections) each takes its quarter's pipe two clocks, and so do `imad`
+(products of integers, dp4a) theirs; `fma` and `half` (floats, pairs of halves) one; `mma` of 16 x 8 x 16 halves some seven. A loop
+takes as long as the fullest of these, unless it waits for memory.
+"""
+
+import argparse
+import collections
+import pathlib
+import re
+import subprocess
+import tempfile
+
+PIPES = {
+    "alu": "LOP3 LOP SHF SHL SHR PRMT IADD3 IADD ISETP IMNMX LEA FMNMX FSETP SEL FSEL IABS PLOP3 MOV VIADD VIMNMX VIMNMX3 VIADDMNMX "
+    "SGXT BMSK P2R R2P FSET FCHK CS2R HSETP2 HMNMX2 I2FP F2FP",
+    "imad": "IMAD IDP",
+    "fma": "FFMA FMUL FADD",
+    "half": "HADD2 HMUL2 HFMA2",
+    "mma": "HMMA IMMA",
+    "rare": "MUFU I2F F2I F2F FRND POPC FLO BREV",
+    "memory": "LD LDG LDS LDSM LDC LDL LDGSTS LDGDEPBAR ST STG STS STL SHFL ATOM ATOMS ATOMG RED CCTL DEPBAR",
+    "control": "BRA BRX EXIT CALL RET BREAK BSYNC BSSY WARPSYNC BAR NOP YIELD MEMBAR ERRBAR VOTE VOTEU",
+}
+PIPE_OF = {op: pipe for pipe, ops in PIPES.items() for op in ops.split()}
+LABEL = re.compile(r"(\.L\w+):")
+INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)([^;]*);")
+
+
+def tool(*command):
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode != 0:
+        raise SystemExit(f"{command[0]}: {ran.stderr.strip()}")
+    return ran.stdout + ran.stderr
+
+
+def kernels(listing):
+    """Name and code of each kernel: labels, and operations with what they are applied to."""
+    found = {}
+    code = None
+    for line in listing.splitlines():
+        if section := re.match(r"\.text\.(\w+):", line):
+            code = found.setdefault(section[1], [])
+        elif code is not None and (label := LABEL.match(line.strip())):
+            code.append((label[1], None))
+        elif code is not None and (instruction := INSTRUCTION.search(line)):
+            code.append((instruction[1], instruction[2]))
+    return found
+
+
+def loops(code):
+    """From and to of whatever ends with a branch back."""
+    places = {name: at for at, (name, operands) in enumerate(code) if operands is None}
+    for at, (op, operands) in enumerate(code):
+        if op == "BRA" and (to := re.search(r"\((\.L\w+)\)", operands or "")) and places.get(to[1], at) < at:
+            yield places[to[1]], at
+
+
+def census(code):
+    pipes = collections.Counter(PIPE_OF.get(op, "other") for op, operands in code if operands is not None)
+    return f"{sum(pipes.values()):5}  " + "  ".join(f"{pipe} {n}" for pipe, n in pipes.most_common())
+
+
+def report(ptx, arch, args):
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = f"{folder}/kernel.cubin"
+        log = tool(args.ptxas, "-v", f"-arch=sm_{arch}", str(ptx), "-o", cubin)
+        found = kernels(tool(args.nvdisasm, "-c", cubin))
+    for part in log.split("Compiling entry function ")[1:]:
+        name = part.split("'")[1]
+        registers, spilled = re.search(r"Used (\d+) registers", part), re.search(r"(\d+) bytes spill stores", part)
+        code = found[name]
+        print(f"  {name}: {registers[1]} registers, {spilled[1]} bytes spilled, instructions {census(code)}")
+        for start, end in sorted(loop for loop in set(loops(code)) if loop[1] - loop[0] > 1):
+            print(f"    {start:5} to {end:5}: {census(code[start:end])}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path, help="where PTX and sources were kept")
+    parser.add_argument("--of", nargs="+", default=[], metavar="WORD", help="file and macros, all of which a build must have")
+    parser.add_argument("--arch", type=int, default=90, help="compute capability, times ten")
+    parser.add_argument("--ptxas", default="ptxas")
+    parser.add_argument("--nvdisasm", default="nvdisasm")
+    args = parser.parse_args()
+    builds = {}
+    for ptx in sorted(args.folder.glob("*.ptx"), key=lambda ptx: ptx.stat().st_mtime):
+        # The first line of the source tells what it was compiled with; the newest of each counts.
+        build = ptx.with_suffix(".cu").read_text().splitlines()[0].split()[1:]
+        names = build[:1] + [word.removeprefix("--define-macro=") for word in build if "--define-macro" in word]
+        if f"--gpu-architecture=compute_{args.arch}" in build and all(word in names for word in args.of):
+            builds[" ".join(names)] = ptx
+    for names, ptx in sorted(builds.items()):
+        print(names)
+        report(ptx, args.arch, args)
+
+
+if __name__ == "__main__":
+    main()
