@@ -1,13 +1,14 @@
 //! Attention over the compressed cache, with tensor cores.
 //!
-//! The equation is that of [`kvant_backend::Backend::attend`]. A warp works on 16 queries (the query heads of a group,
-//! then rows) and one tile of 16 tokens at a time, as FlashAttention-2 does ([arXiv 2307.08691](https://arxiv.org/abs/2307.08691)):
+//! The equation is that of [`kvant_backend::Backend::attend`]. A warp takes sixteens of queries (the query heads of a group,
+//! then rows) and tiles of 16 tokens, as FlashAttention-2 does ([arXiv 2307.08691](https://arxiv.org/abs/2307.08691)):
 //!
-//! 1. **Queries** are balanced, padded, rotated where the keys are, scaled by `scale · log2 e` and rounded to halves, once.
-//! 2. **A tile** is unpacked to halves in shared memory, once for all 16 queries, in the order in which it lies: what a
-//!    product sums over lies side by side in coded tiles and across in float tiles, and `ldmatrix` reads either.
-//! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers. Those of coded keys begin
-//!    with what the centre of their block adds, met once per block.
+//! 1. **Queries** are balanced, padded, rotated where the keys are, scaled by `scale · log2 e` and rounded to halves, once. Kernels keep
+//!    them in shared memory, whence `ldmatrix` brings 16 dims at a time: outputs leave no registers for them.
+//! 2. **A tile** is unpacked to halves in shared memory, once for all queries of a warp or a block, in the order in which it lies: what a
+//!    product sums over lies side by side in coded tiles and across in float tiles, and `ldmatrix` reads either. Scales are in the
+//!    halves, and so is the centre that keys of a block are relative to.
+//! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers.
 //! 4. **Values** likewise, with the weights as left operand straight from the registers of step 3.
 //!
 //! A sink joins the softmax of its head when the shares of a query are combined.
@@ -24,29 +25,27 @@
 //!
 //! The KV heads of all sequences of a step share launches. Up to eight queries of a KV head whose rows lie in one tile
 //! (decoding) take [`decode`], which needs no shared memory for tiles. Up to 32 others split the sequence over blocks and over
-//! the four warps of a block (flash-decoding); many share unpacked tiles between four warps. Heads beyond 256, and joint streams,
-//! take a kernel whose warps share outputs too ([`wide`]). How a walk is split depends on
+//! the four warps of a block (flash-decoding); many share unpacked tiles among up to eight warps ([`prompt`]). Heads beyond 256, and
+//! joint streams, take a kernel whose warps share outputs too ([`wide`]). How a walk is split depends on
 //! the rows of its own sequence alone, and shares are joined in a fixed order: whoever else is in the step, the results are the
 //! same to the bit. Chunks of a prompt that are cut elsewhere may be walked by another kernel or split elsewhere: their results
 //! differ by roundings, within the error below. Nothing of the cache's size is ever written.
 //!
 //! # Budget
 //!
-//! An H200 copies 16.5 bytes and issues 128 operations per clock and multiprocessor: to read a turbo3 cache at 45 % of that
-//! speed, 6.7 operations per value may be spent, for turbo4 8.9; for q8_0 at 60 % 13.7, for f16 25.9. Counted in the
-//! machine code of the decode loop for sm_90 (K and V of 128 dims, a tile of each; raising a maximum left out, which is
-//! seldom): turbo2 5.0, turbo3 5.9, turbo4 6.3, q8_0 4.8, f16 3.0. 168 registers, so three blocks of four warps run on a
-//! multiprocessor. To get there, scales of keys of turbo types stay out of the unpacking: they multiply the scores, and the
-//! offset of the keys' bytes is taken from the scores. (Scales of values could multiply the weights, 0.3 operations less; but
-//! weights as halves have no room for those of values in the thousands.)
+//! Counted in the machine code that ptxas 13.0 makes for 9.0, not measured on a card: [`decode`], [`prompt`] and [`wide`] say what theirs is
+//! bound by. The kernel for up to 32 queries takes 167 registers for heads of 128, so that three blocks of four warps run on a
+//! multiprocessor, and 255 for heads of 256, two blocks; none are spilled.
 //!
 //! # Error
 //!
-//! Halves round by 2^-11, relative: queries, values of blocks of 32, weights. Codebooks are rounded to bytes ([`ByteBook`]). The
+//! Halves round by 2^-11, relative: queries, keys and values with their scales in them, weights. Codebooks are rounded to bytes ([`ByteBook`]). The
 //! tests hold the sum of these against the CPU's attention in f64.
 
 mod decode;
+
 mod parts;
+mod prompt;
 mod wide;
 
 use std::f32::consts::LOG2_E;
@@ -61,6 +60,7 @@ use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
 
 use self::decode::Kind;
 use self::parts::{Launched, PartParams, Way};
+use self::prompt::Cut;
 use crate::constants::Constants;
 use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_PARTS, Offsets, SpecParams, TYPES, is_same, small};
 use crate::module::Build;
@@ -72,26 +72,25 @@ pub(crate) static SOURCE: Source = Source {
     name: "attend.cu",
     text: include_str!("attend.cu"),
     headers: &HEADERS,
-    constants: || constants().whole("QUERIES", QUERIES).whole("PAD", PAD).whole("HAND_STATE", HAND_STATE),
+    constants: || constants().whole("QUERIES", QUERIES).whole("HAND_STATE", HAND_STATE),
     options: &[],
 };
 
 /// What the kernels of this op include.
-const HEADERS: [Header; 6] = {
+const HEADERS: [Header; 7] = {
     let [half, rotate, tile] = kv::HEADERS;
     let attend = Header { name: "attend.cuh", text: include_str!("attend.cuh") };
     let ends = Header { name: "ends.cuh", text: include_str!("ends.cuh") };
-    [half, rotate, tile, attend, ends, Header { name: "unpack.cuh", text: include_str!("unpack.cuh") }]
+    let unpack = Header { name: "unpack.cuh", text: include_str!("unpack.cuh") };
+    [half, rotate, tile, attend, ends, unpack, Header { name: "work.cuh", text: include_str!("work.cuh") }]
 };
 
 const OP: &str = "attend";
-/// Warps of a block, in every kernel of this op.
+/// Warps of a block, in every kernel of this op but the one for many queries.
 const WARPS: usize = 4;
 const THREADS: u32 = 32 * WARPS as u32;
 /// Queries of a warp.
 const QUERIES: usize = 16;
-/// Halves of room after each row of a tile in shared memory.
-const PAD: usize = 8;
 /// Floats that a lane hands over besides its outputs: maxima and sums of its two queries.
 const HAND_STATE: usize = 4;
 /// Score of a token that a query may not see; maxima begin there.
@@ -99,6 +98,8 @@ const HIDDEN: f32 = -1e30;
 /// Weights are powers of two up to 2^LIFT, not to 1: the largest power that is a half, so that as halves they keep their
 /// precision down to 2^(-14 - LIFT). Their sum carries the same factor.
 const LIFT: u32 = F16_MAX.to_bits() / (1 << 23) - 127;
+/// Bytes of `Sight` of `unpack.cuh`.
+const SIGHT: usize = 2 * size_of::<u32>();
 /// Largest head as stored whose queries and outputs stay in the registers of a warp.
 const MAX_NARROW: usize = 256;
 
@@ -181,12 +182,16 @@ fn defines([k_dim, v_dim]: [usize; 2], is_capped: bool) -> [Define; 3] {
     [("K_DIM", k_dim as u32), ("V_DIM", v_dim as u32), ("CAPPED", is_capped.into())]
 }
 
-/// The sizes of stored heads in use; others are compiled when they come.
+/// What is compiled ahead; other sizes and types are compiled when they come.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
-    let plain = [[64, 64], [64, 128], [96, 96], [128, 64], [128, 128], [256, 256]].map(|dims| (dims, false));
-    let capped = [[128, 128], [256, 256]].map(|dims| (dims, true));
     let build = |(dims, is_capped)| Build { source: &SOURCE, defines: defines(dims, is_capped).to_vec() };
-    plain.into_iter().chain(capped).map(build).chain(decode::builds()).chain(wide::builds())
+    usual_heads().map(build).chain(decode::builds()).chain(prompt::builds()).chain(wide::builds())
+}
+
+/// The sizes of stored heads in use, and whether their scores are capped.
+fn usual_heads() -> impl Iterator<Item = ([usize; 2], bool)> {
+    let plain = [[64, 64], [64, 128], [96, 96], [128, 64], [128, 128], [256, 256]].map(|dims| (dims, false));
+    plain.into_iter().chain([[128, 128], [256, 256]].map(|dims| (dims, true)))
 }
 
 /// Where queries are read from and outputs written to, and where the band of the step begins (anything when there is none).
@@ -214,7 +219,10 @@ pub(crate) fn attend(
         check(p, part.layer, shared_bytes)?;
     }
     let parts: Vec<_> = parts.iter().filter(|part| part.rows.n > 0 && p.n_kv_heads > 0).collect();
-    let way = |part: &KvPart<'_, _>| Way::of(part.rows, group, wide::most_tiles(part.layer, shared_bytes));
+    let way = |part: &KvPart<'_, _>| {
+        let (wide, many) = (wide::most_tiles(part.layer, shared_bytes), Cut::of(part.layer, shared_bytes));
+        Way::of(part.rows, group, wide, many)
+    };
     let mut sorted: Vec<_> = parts.iter().map(|part| (way(part), *part)).collect();
     sorted.sort_by_key(|(way, _)| *way);
     // Sequences of one layer that take one way share launches, and so do heads that store alike.
@@ -327,32 +335,34 @@ fn launch(
         after: words(masks.after()),
     };
     let (slots, is_capped) = (parts.len() * heads.len(), p.soft_cap.is_some());
-    let start = |name, grid: [usize; 3], shared_bytes: usize| -> Result<()> {
+    let start = |name, grid: [usize; 3], threads: u32, shared_bytes: usize| -> Result<()> {
         let kernel = match way {
+            Way::Many(cut) => prompt::kernel(cx, kind, is_capped, cut, name)?,
             Way::Wide(tiles) => wide::kernel(cx, kind, is_capped, tiles, name)?,
-            _ => cx.kernel_with(&SOURCE, &defines(kind.dims, is_capped), name)?,
+            Way::Decode | Way::Split => cx.kernel_with(&SOURCE, &defines(kind.dims, is_capped), name)?,
         };
         let grid = grid.map(|n| n as u32);
-        let launch = Launch { grid, block: [THREADS, 1, 1], shared_bytes: shared_bytes as u32 };
+        let launch = Launch { grid, block: [threads, 1, 1], shared_bytes: shared_bytes as u32 };
         Ok(cx.launch(kernel, launch, &params)?)
     };
-    let tile_bytes = k_dim.max(v_dim) * (TILE + PAD) * size_of::<u16>();
     let (splits, most) = (launched.most_splits, launched.most_queries);
-    start("prepare_queries", [most.next_multiple_of(way.queries_per_block()).div_ceil(WARPS), slots, 1], 0)?;
     let blocks = most.div_ceil(way.queries_per_block());
+    let grid = [splits, blocks, slots];
+    start("prepare_queries", [(blocks * way.queries_per_block()).div_ceil(WARPS), slots, 1], THREADS, 0)?;
     match way {
-        Way::Decode => {
-            decode::launch(cx, &params.common, kind, is_capped, [splits, slots])?;
-        }
-        Way::Split => {
-            // The tiles of the warps, and then what two of them hand over.
-            let hand = WARPS / 2 * 32 * (v_dim / 2 + HAND_STATE) * size_of::<f32>();
-            start("attend_split", [splits, blocks, slots], hand.max(WARPS * tile_bytes))?;
-        }
-        Way::Many => start("attend_many", [splits, blocks, slots], 2 * WARPS * tile_bytes)?,
-        Way::Wide(tiles) => start("attend_wide", [splits, blocks, slots], wide::bytes(kind.dims, tiles))?,
+        Way::Decode => decode::launch(cx, &params.common, kind, is_capped, [splits, slots])?,
+        Way::Split => start("attend_split", grid, THREADS, split_bytes(kind.dims))?,
+        Way::Many(cut) => start("attend_many", grid, cut.threads(), cut.bytes(kind.dims))?,
+        Way::Wide(tiles) => start("attend_wide", grid, THREADS, wide::bytes(kind.dims, tiles))?,
     }
-    start("combine", [most.div_ceil(WARPS), slots, 1], 0)
+    start("combine", [most.div_ceil(WARPS), slots, 1], THREADS, 0)
+}
+
+/// Shared memory of `attend_split` for heads of these sizes: `Shared` of `attend.cu`, and then what two warps hand over.
+fn split_bytes([k_dim, v_dim]: [usize; 2]) -> usize {
+    let halves = WARPS * TILE * k_dim.max(v_dim) + QUERIES * k_dim;
+    let hand = WARPS / 2 * 32 * (v_dim / 2 + HAND_STATE) * size_of::<f32>();
+    (halves * size_of::<u16>() + QUERIES * SIGHT).max(hand)
 }
 
 /// What the bytes of each type stand for, by its number in kernels.

@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{AttendParams, KvPart, Result, Rows};
 use kvant_codec::tile::TILE;
 
+use super::prompt::Cut;
 use super::{OP, QUERIES, WARPS, decode};
 use crate::kv::{self, MemoryParams, small};
 use crate::{Context, CudaPage, DevicePtr};
@@ -18,16 +19,16 @@ pub(super) enum Way {
     Decode,
     /// Warps take tiles of their own.
     Split,
-    /// Warps share tiles.
-    Many,
+    /// Warps share tiles, in blocks that are cut so.
+    Many(Cut),
     /// Warps share tiles and outputs, of so many sixteens of queries.
     Wide(usize),
 }
 
 impl Way {
     /// For rows with `group` queries of a KV head each, in a layer whose heads take `wide` sixteens of queries at most in a block of
-    /// the kernel for wide ones, where they need that.
-    pub fn of(rows: Rows, group: usize, wide: Option<usize>) -> Self {
+    /// the kernel for wide ones, where they need that, and are cut as `many` where there are many queries.
+    pub fn of(rows: Rows, group: usize, wide: Option<usize>, many: Cut) -> Self {
         let queries = rows.n * group;
         if let Some(most) = wide {
             return Self::Wide(queries.div_ceil(QUERIES).clamp(1, most));
@@ -36,7 +37,7 @@ impl Way {
             // It walks each tile in one form, so the rows must lie in one tile.
             queries if queries <= decode::QUERIES && !rows.cross() => Self::Decode,
             queries if queries <= FEW => Self::Split,
-            _ => Self::Many,
+            _ => Self::Many(many),
         }
     }
 
@@ -44,7 +45,7 @@ impl Way {
         match self {
             Self::Decode => decode::QUERIES,
             Self::Split => QUERIES,
-            Self::Many => QUERIES * WARPS,
+            Self::Many(cut) => cut.queries(),
             Self::Wide(tiles) => QUERIES * tiles,
         }
     }

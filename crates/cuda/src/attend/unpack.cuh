@@ -2,12 +2,23 @@
 // [token][dim], values [dim][token]), across in float tiles (keys [dim][token], values [token][dim]), which `ldmatrix` transposes
 // on the way.
 //
-// Where in shared memory a half goes is told by a `Room`, and whether keys are finished there: with their scales and centres in
-// them. Where they are not, those of turbo types wait for the scores.
+// Halves are finished there: scales and centres are in them.
+//
+// Rows lie without a gap. Eights of halves change places, so that those of eight rows that are read together lie in different banks:
+// rows of tokens in every 64 dims, rows of dims, which are two eights, in pairs.
 
 #pragma once
 
 #include "ends.cuh"
+
+// Where the half of a token and a dim lies, in rows of `dims`, which are tokens.
+__device__ inline u32 in_tokens(u32 dims, u32 token, u32 dim) {
+    u32 eight = dim / 8;
+    return token * dims + 8 * (eight < dims / 64 * 8 ? eight ^ token % 8 : eight) + dim % 8;
+}
+
+// The same in rows that are dims.
+__device__ inline u32 in_dims(u32 dim, u32 token) { return dim * TILE + 8 * (token / 8 ^ dim / 4 % 2) + token % 8; }
 
 // Bits `at` to `at + 3` of a word, each to bit `to` of its byte; `at` counts from bit `to`.
 __device__ u32 spread(u32 word, u32 at, u32 to) {
@@ -78,19 +89,13 @@ __device__ Codes group_codes(const Book& book, const u8* planes, u32 dims, u32 g
     }
 }
 
-// Two adjacent scales of a block, times the step.
-__device__ float2 two_scales(const u8* block, u32 token, float step) {
-    u32 pair = __ldg((const u32*)block + token / 2);
-    return make_float2(from_half(pair & 0xffff) * step, from_half(pair >> 16) * step);
-}
-
 // Two scales as halves, times the step.
 __device__ u32 stepped(u32 scales, float step) {
     return pack_halves(from_half(scales & 0xffff) * step, from_half(scales >> 16) * step);
 }
 // Brings N dims of a coded tile, which begin at `span`, to where those of the tile from `first` on are: N is a whole number of spans
 // of 128, or what is left behind these. `centre` is that of the whole tile, or null.
-template <class Room, bool KEYS, u32 DIM, u32 TYPE, u32 N>
+template <bool KEYS, u32 DIM, u32 TYPE, u32 N>
 __device__ void load_span(const Book& book, const u8* span, u32 first, const u16* centre, u16* to, u32 lane) {
     u32 t = lane % 8;
     u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
@@ -113,65 +118,62 @@ __device__ void load_span(const Book& book, const u8* span, u32 first, const u16
             if constexpr (KEYS) {
                 float s = from_half(__ldg((const u16*)start + l)) * (is_turbo(TYPE) ? book.step : 1.0f);
                 scale.x = scale.y = pack_halves(s, s);
-                if (Room::FINISHED && centre) shift = __ldg((const uint2*)(centre + first + 4 * g));
+                if (centre) shift = __ldg((const uint2*)(centre + first + 4 * g));
             } else {
                 // The four tokens of a group are the same in every pass.
                 scale = __ldg((const uint2*)start + lane / 8);
                 if (is_turbo(TYPE)) scale = make_uint2(stepped(scale.x, book.step), stepped(scale.y, book.step));
-                if (Room::FINISHED && centre) shift.x = shift.y = __ldg(centre + first + 16 * pass + l) * 0x10001;
+                if (centre) shift.x = shift.y = __ldg(centre + first + 16 * pass + l) * 0x10001;
             }
-            if (Room::FINISHED || !KEYS || !is_turbo(TYPE)) {
-                a = half_sub(a, bias), b = half_sub(b, bias);
-                if (Room::FINISHED && centre) {
-                    // Codes and centres stand for halves, but not always their sums.
-                    a = half_bounded(half_fma(a, scale.x, shift.x)), b = half_bounded(half_fma(b, scale.y, shift.y));
-                } else {
-                    a = half_mul(a, scale.x), b = half_mul(b, scale.y);
-                }
+            a = half_sub(a, bias), b = half_sub(b, bias);
+            if (centre) {
+                // Codes and centres stand for halves, but not always their sums.
+                a = half_bounded(half_fma(a, scale.x, shift.x)), b = half_bounded(half_fma(b, scale.y, shift.y));
+            } else {
+                a = half_mul(a, scale.x), b = half_mul(b, scale.y);
             }
-            u32 at = KEYS ? Room::in_tokens(DIM, l, first + 4 * g) : Room::in_dims(first + 16 * pass + l, lane / 8 * 4);
+            u32 at = KEYS ? in_tokens(DIM, l, first + 4 * g) : in_dims(first + 16 * pass + l, lane / 8 * 4);
             *(uint2*)(to + at) = make_uint2(a, b);
         }
     }
 }
 
 // A coded tile. In heads of many spans code that is the same for each is there once.
-template <class Room, bool KEYS, u32 DIM, u32 TYPE>
+template <bool KEYS, u32 DIM, u32 TYPE>
 __device__ void load_coded(const Book& book, const u8* tile, const u16* centre, u16* to, u32 lane) {
     if constexpr (DIM % LEAST_DIMS == 0) {
         constexpr u32 MOST = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, SPANS = DIM > 2 * SPAN ? DIM / SPAN * SPAN : 0;
 #pragma unroll 1
         for (u32 first = 0; first < SPANS; first += SPAN) {
             const u8* span = tile + block_byte(TYPE, first / MOST, first);
-            load_span<Room, KEYS, DIM, TYPE, SPAN>(book, span, first, centre, to, lane);
+            load_span<KEYS, DIM, TYPE, SPAN>(book, span, first, centre, to, lane);
         }
         if constexpr (DIM > SPANS) {
             const u8* span = tile + block_byte(TYPE, SPANS / MOST, SPANS);
-            load_span<Room, KEYS, DIM, TYPE, DIM - SPANS>(book, span, SPANS, centre, to, lane);
+            load_span<KEYS, DIM, TYPE, DIM - SPANS>(book, span, SPANS, centre, to, lane);
         }
     }
 }
 
-// A float tile, in rows of dims (keys) or of tokens. f32 and bf16 beyond f16 saturate.
-template <class Room, bool KEYS, u32 DIM>
+// A float tile, in rows of dims (keys) or of tokens. f32 and bf16 beyond f16 saturate; halves are there after `finish_copies`.
+template <bool KEYS, u32 DIM>
 __device__ void load_floats(u32 type, const u8* tile, u16* to, u32 lane) {
     constexpr u32 COLS = KEYS ? TILE : DIM, AHEAD = DIM > 2 * SPAN ? 4 : DIM / 16;
 #pragma unroll AHEAD
     for (u32 pass = 0; pass < TILE * DIM / 256; pass++) {
         u32 i = 256 * pass + 8 * lane, row = i / COLS, col = i % COLS;
-        uint4 eight;
+        u16* at = to + (KEYS ? in_dims(row, col) : in_tokens(DIM, row, col));
         if (type == F16) {
-            eight = __ldg((const uint4*)(tile + 2 * i));
-        } else {
-            float x[8];
-            for (int e = 0; e < 8; e++) {
-                float v = type == F32 ? ((const float*)tile)[i + e] : from_bfloat(((const u16*)tile)[i + e]);
-                x[e] = fminf(fmaxf(v, -HALF_MAX), HALF_MAX);
-            }
-            eight = make_uint4(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]), pack_halves(x[4], x[5]),
-                               pack_halves(x[6], x[7]));
+            copy_eight(at, tile + 2 * i);
+            continue;
         }
-        *(uint4*)(to + (KEYS ? Room::in_dims(row, col) : Room::in_tokens(DIM, row, col))) = eight;
+        float x[8];
+        for (int e = 0; e < 8; e++) {
+            float v = type == F32 ? ((const float*)tile)[i + e] : from_bfloat(((const u16*)tile)[i + e]);
+            x[e] = fminf(fmaxf(v, -HALF_MAX), HALF_MAX);
+        }
+        *(uint4*)at = make_uint4(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]), pack_halves(x[4], x[5]),
+                                 pack_halves(x[6], x[7]));
     }
 }
 
@@ -199,6 +201,11 @@ struct View {
         return {at_tile, type, place == IN_MAIN ? spec.tile_bytes : f16_bytes(spec.dim)};
     }
 
+    // How it is stored.
+    __device__ u32 type(u32 index, bool is_main) const {
+        return place_of(spec, index, is_main ? ~0u : 0) == IN_MAIN ? spec.type : F16;
+    }
+
     // What the codes of tile `index` are relative to; null for nothing.
     __device__ const u16* centre(u32 index, const Tile& tile) const {
         return spec.centres && is_coded(tile.type) ? centre_of(spec, index, tile.at) : nullptr;
@@ -212,18 +219,33 @@ __device__ View keys_of(const Common& c, const Slot& slot) {
 __device__ View values_of(const Common& c, const Slot& slot) {
     return {slot.part.memory, c.values, slot.head.values, slot.part.value_band};
 }
-// Brings a tile of DIM dims that is laid out as those of keys, or of values. Its centre, or null, is for rooms where keys are finished.
-template <class Room, bool KEYS, u32 DIM>
+
+// Brings a tile of DIM dims that is laid out as those of keys, or of values, with its centre, or null. It is there after `finish_copies`.
+template <bool KEYS, u32 DIM>
 __device__ void load_tile(const AttendParams& p, const Tile& tile, const u16* centre, u16* to, u32 lane) {
     switch (tile.type) {
-        case Q8_0: return load_coded<Room, KEYS, DIM, Q8_0>(p.books[Q8_0], tile.at, centre, to, lane);
-        case Q4_0: return load_coded<Room, KEYS, DIM, Q4_0>(p.books[Q4_0], tile.at, centre, to, lane);
-        case TURBO2: return load_coded<Room, KEYS, DIM, TURBO2>(p.books[TURBO2], tile.at, centre, to, lane);
-        case TURBO3: return load_coded<Room, KEYS, DIM, TURBO3>(p.books[TURBO3], tile.at, centre, to, lane);
-        case TURBO4: return load_coded<Room, KEYS, DIM, TURBO4>(p.books[TURBO4], tile.at, centre, to, lane);
-        case TURBO2T: return load_coded<Room, KEYS, DIM, TURBO2T>(p.books[TURBO2T], tile.at, centre, to, lane);
-        case TURBO3T: return load_coded<Room, KEYS, DIM, TURBO3T>(p.books[TURBO3T], tile.at, centre, to, lane);
-        default: return load_floats<Room, KEYS, DIM>(tile.type, tile.at, to, lane);
+        case Q8_0: return load_coded<KEYS, DIM, Q8_0>(p.books[Q8_0], tile.at, centre, to, lane);
+        case Q4_0: return load_coded<KEYS, DIM, Q4_0>(p.books[Q4_0], tile.at, centre, to, lane);
+        case TURBO2: return load_coded<KEYS, DIM, TURBO2>(p.books[TURBO2], tile.at, centre, to, lane);
+        case TURBO3: return load_coded<KEYS, DIM, TURBO3>(p.books[TURBO3], tile.at, centre, to, lane);
+        case TURBO4: return load_coded<KEYS, DIM, TURBO4>(p.books[TURBO4], tile.at, centre, to, lane);
+        case TURBO2T: return load_coded<KEYS, DIM, TURBO2T>(p.books[TURBO2T], tile.at, centre, to, lane);
+        case TURBO3T: return load_coded<KEYS, DIM, TURBO3T>(p.books[TURBO3T], tile.at, centre, to, lane);
+        default: return load_floats<KEYS, DIM>(tile.type, tile.at, to, lane);
+    }
+}
+
+// The same, of a stream that stores TYPE, or halves.
+template <bool KEYS, u32 DIM, u32 TYPE>
+__device__ void load_stored(const AttendParams& p, const Tile& tile, const u16* centre, u16* to, u32 lane) {
+    if constexpr (is_coded(TYPE)) {
+        if (tile.type == TYPE) {
+            load_coded<KEYS, DIM, TYPE>(p.books[TYPE], tile.at, centre, to, lane);
+        } else {
+            load_floats<KEYS, DIM>(F16, tile.at, to, lane);
+        }
+    } else {
+        load_floats<KEYS, DIM>(TYPE == F16 ? F16 : tile.type, tile.at, to, lane);
     }
 }
 
@@ -234,27 +256,18 @@ __device__ void fetch_tile(const Tile& tile, u32 lane) {
     }
 }
 
-// What the two rows of a lane see: tokens from `oldest` to before `window` as they lie in the blocks, from there to before `end`
-// in 16 bit.
+// What a query sees: tokens from the oldest to before `window` as they lie in the blocks, from there to before `end` in 16 bit. Later
+// queries see no older ones and no less young ones in each form. Those beyond the last see what it does.
 struct Sight {
-    u32 oldest[2], window[2], end[2];
+    u32 window, end;
 
     __device__ Sight() {}
-    __device__ Sight(const Common& c, const Slot& slot, u32 first_query, u32 lane) {
-        for (u32 half = 0; half < 2; half++) {
-            u32 query = first_query + lane / 4 + 8 * half, row = query / c.group;
-            oldest[half] = window[half] = end[half] = 0;
-            if (query >= slot.n_queries(c)) continue;
-            oldest[half] = oldest_of(c, slot.part, row), end[half] = slot.part.start + row + 1;
-            window[half] = min(max(window_of(c, slot.part, row) * TILE, oldest[half]), end[half]);
-        }
+    __device__ Sight(const Common& c, const Slot& slot, u32 query) {
+        u32 row = min(query, slot.n_queries(c) - 1) / c.group;
+        end = slot.part.start + row + 1;
+        window = min(max(window_of(c, slot.part, row) * TILE, oldest(c)), end);
     }
-    __device__ u32 first(bool is_main, u32 half) const { return is_main ? oldest[half] : window[half]; }
-    __device__ u32 last(bool is_main, u32 half) const { return is_main ? window[half] : end[half]; }
-    // Whether a query of the warp sees something of a tile in this form.
-    __device__ bool sees(u32 token, bool is_main) const {
-        bool mine = false;
-        for (u32 half = 0; half < 2; half++) mine |= token + TILE > first(is_main, half) && token < last(is_main, half);
-        return __any_sync(~0u, mine);
-    }
+    __device__ u32 oldest(const Common& c) const { return end - min(end, c.visible); }
+    __device__ u32 first(const Common& c, bool is_main) const { return is_main ? oldest(c) : window; }
+    __device__ u32 last(bool is_main) const { return is_main ? window : end; }
 };

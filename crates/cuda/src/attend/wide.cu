@@ -11,17 +11,6 @@ constexpr u32 TILE_HALVES = TILE * (K_DIM > V_DIM ? K_DIM : V_DIM);
 // Sixteens of dims that a warp sums: every fourth.
 constexpr u32 UNITS = (V_DIM / 16 + WARPS - 1) / WARPS;
 
-// Rows lie without a gap. Eights of halves change places, so that those of eight rows that are read together lie in different banks:
-// rows of tokens in every 64 dims, rows of dims, which are two eights, in pairs.
-struct Room {
-    static constexpr bool FINISHED = true;
-    static __device__ u32 in_tokens(u32 dims, u32 token, u32 dim) {
-        u32 eight = dim / 8;
-        return token * dims + 8 * (eight < dims / 64 * 8 ? eight ^ token % 8 : eight) + dim % 8;
-    }
-    static __device__ u32 in_dims(u32 dim, u32 token) { return dim * TILE + 8 * (token / 8 ^ dim / 4 % 2) + token % 8; }
-};
-
 struct Shared {
     u16 tiles[WARPS][TILE_HALVES];
     u16 queries[BLOCK_QUERIES * K_DIM];
@@ -40,20 +29,20 @@ struct Work {
 // Sixteen rows of queries or weights, of `dims` halves each, as left operand: from row `first` and column `at` on.
 __device__ void load_rows(u32 a[4], const u16* rows, u32 dims, u32 first, u32 at, u32 lane) {
     u32 row = first + lane % 8 + 8 * (lane / 8 % 2);
-    load_matrices(a, rows + Room::in_tokens(dims, row, at + 8 * (lane / 16)), false);
+    load_matrices(a, rows + in_tokens(dims, row, at + 8 * (lane / 16)), false);
 }
 
 // Scores of the queries with the keys of a tile: s[g][n][..] of tokens 8 n + 2 (lane mod 4) and the next, as `mma` has them.
-__device__ void scores(const u16* queries, const u16* keys, bool in_tokens, float s[QUERY_TILES][2][4], u32 lane) {
+__device__ void scores(const u16* queries, const u16* keys, bool by_token, float s[QUERY_TILES][2][4], u32 lane) {
     u32 row = lane % 8, matrix = lane / 8;
 #pragma unroll 4
     for (u32 k = 0; k < K_DIM / 16; k++) {
         u32 m[4];
-        if (in_tokens) {
-            load_matrices(m, keys + Room::in_tokens(K_DIM, row + 8 * (matrix / 2), 16 * k + 8 * (matrix % 2)), false);
+        if (by_token) {
+            load_matrices(m, keys + in_tokens(K_DIM, row + 8 * (matrix / 2), 16 * k + 8 * (matrix % 2)), false);
         } else {
             // Matrices (dims 0..8, tokens 0..8), (dims 8.., tokens 0..), then tokens 8..16.
-            load_matrices(m, keys + Room::in_dims(16 * k + row + 8 * (matrix % 2), 8 * (matrix / 2)), true);
+            load_matrices(m, keys + in_dims(16 * k + row + 8 * (matrix % 2), 8 * (matrix / 2)), true);
         }
 #pragma unroll
         for (u32 g = 0; g < QUERY_TILES; g++) {
@@ -66,14 +55,14 @@ __device__ void scores(const u16* queries, const u16* keys, bool in_tokens, floa
 }
 
 // Hides what a query does not see of a tile; leaves the largest score of each for the other warps.
-__device__ void hide(const Common& c, float s[QUERY_TILES][2][4], u32 first_token, bool is_main, const Sight* sights,
+__device__ void hide(const Common& c, float s[QUERY_TILES][2][4], u32 first_token, bool is_main, const Sight sights[QUERY_TILES][2],
                      float* maxima, u32 lane) {
     u32 col = first_token + 2 * (lane % 4);
 #pragma unroll
     for (u32 g = 0; g < QUERY_TILES; g++) {
         for (u32 half = 0; half < 2; half++) {
             float most = HIDDEN;
-            u32 from = sights[g].first(is_main, half), to = sights[g].last(is_main, half);
+            u32 from = sights[g][half].first(c, is_main), to = sights[g][half].last(is_main);
             for (u32 n = 0; n < 2; n++) {
                 for (u32 e = 0; e < 2; e++) {
                     float& x = s[g][n][2 * half + e];
@@ -107,7 +96,7 @@ __device__ void soften(Work& w, const float s[QUERY_TILES][2][4], Shared& shared
                     weights[e] = x == HIDDEN ? 0.0f : power_of_two(x - max + LIFT);
                     sum += weights[e];
                 }
-                u32 at = Room::in_tokens(STEP, query, TILE * warp + 8 * n + 2 * (lane % 4));
+                u32 at = in_tokens(STEP, query, TILE * warp + 8 * n + 2 * (lane % 4));
                 *(u32*)(shared.weights + at) = pack_halves(weights[0], weights[1]);
             }
             if (max != before) {
@@ -125,7 +114,7 @@ __device__ void soften(Work& w, const float s[QUERY_TILES][2][4], Shared& shared
 }
 
 // Adds the values of tile `i` of a step, weighted: of the warp's dims.
-__device__ void mix(Work& w, const Shared& shared, u32 i, bool in_tokens, u32 lane, u32 warp) {
+__device__ void mix(Work& w, const Shared& shared, u32 i, bool by_token, u32 lane, u32 warp) {
     constexpr u32 DIM = JOINT ? K_DIM : V_DIM;
     u32 row = lane % 8, matrix = lane / 8, a[QUERY_TILES][4];
     const u16* values = shared.tiles[i];
@@ -135,10 +124,10 @@ __device__ void mix(Work& w, const Shared& shared, u32 i, bool in_tokens, u32 la
     for (u32 u = 0; u < UNITS; u++) {
         u32 dim = 16 * (WARPS * u + warp), m[4];
         if (dim >= V_DIM) continue;
-        if (in_tokens) {
-            load_matrices(m, values + Room::in_tokens(DIM, row + 8 * (matrix % 2), dim + 8 * (matrix / 2)), true);
+        if (by_token) {
+            load_matrices(m, values + in_tokens(DIM, row + 8 * (matrix % 2), dim + 8 * (matrix / 2)), true);
         } else {
-            load_matrices(m, values + Room::in_dims(dim + row + 8 * (matrix / 2), 8 * (matrix % 2)), false);
+            load_matrices(m, values + in_dims(dim + row + 8 * (matrix / 2), 8 * (matrix % 2)), false);
         }
 #pragma unroll
         for (u32 g = 0; g < QUERY_TILES; g++) {
@@ -194,14 +183,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_wide(const __grid_c
     const u16* queries = p.c.queries + slot.query(first_query) * K_DIM;
     for (u32 i = threadIdx.x; i < BLOCK_QUERIES * K_DIM / 8; i += THREADS) {
         u32 query = i / (K_DIM / 8), dim = i % (K_DIM / 8) * 8;
-        *(uint4*)(shared.queries + Room::in_tokens(K_DIM, query, dim)) = *(const uint4*)(queries + query * K_DIM + dim);
+        *(uint4*)(shared.queries + in_tokens(K_DIM, query, dim)) = *(const uint4*)(queries + query * K_DIM + dim);
     }
     __syncthreads();
 
     View keys = keys_of(p.c, slot), values = JOINT ? keys_of(p.c, slot) : values_of(p.c, slot);
-    Sight sights[QUERY_TILES];
+    Sight sights[QUERY_TILES][2];
 #pragma unroll
-    for (u32 g = 0; g < QUERY_TILES; g++) sights[g] = Sight(p.c, slot, first_query + QUERIES * g, lane);
+    for (u32 g = 0; g < QUERY_TILES; g++) {
+        for (u32 half = 0; half < 2; half++) {
+            sights[g][half] = Sight(p.c, slot, first_query + QUERIES * g + lane / 4 + 8 * half);
+        }
+    }
     u32 last_query = min(first_query + BLOCK_QUERIES, slot.n_queries(p.c)) - 1;
     Walk walk = walk_of(p.c, slot.part, first_query / p.c.group, last_query / p.c.group);
     u32 end = min(walk.n, (split + 1) * slot.part.split_tiles);
@@ -222,15 +215,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_wide(const __grid_c
             u32 index = walk.tile(mine);
             first_token = index * TILE;
             Tile key = keys.tile(index, is_main);
-            load_tile<Room, !JOINT, K_DIM>(p, key, keys.centre(index, key), tile, lane);
+            load_tile<!JOINT, K_DIM>(p, key, keys.centre(index, key), tile, lane);
+            finish_copies();
             __syncwarp();
             scores(shared.queries, tile, is_coded(key.type) != JOINT, s, lane);
             if (!JOINT) {
                 __syncwarp();
-                load_tile<Room, false, V_DIM>(p, values.tile(index, is_main), nullptr, tile, lane);
+                load_tile<false, V_DIM>(p, values.tile(index, is_main), nullptr, tile, lane);
             }
         }
         hide(p.c, s, first_token, is_main, sights, shared.of_warps[warp], lane);
+        finish_copies();
         __syncthreads();
         soften(w, s, shared, lane, warp);
         __syncthreads();

@@ -76,10 +76,10 @@ __device__ inline void load_matrices(u32 m[4], const u16* row, bool transposed) 
     }
 }
 
-// Copies 16 bytes to shared memory, of which those beyond `bytes` are zero, beside what the thread does meanwhile.
-__device__ inline void copy_16(void* to, const void* from, u32 bytes) {
+// Asks for eight halves to be copied to shared memory, of which those beyond `bytes` become zero.
+__device__ inline void copy_eight(u16* to, const void* from, u32 bytes = 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
 
-// Waits for what this thread copies.
-__device__ inline void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Waits for what this thread asked for.
+__device__ inline void finish_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

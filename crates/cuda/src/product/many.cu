@@ -48,12 +48,12 @@ __device__ inline Share share_of(const ProductParams& p, const BlockPart& mine, 
     return share;
 }
 
-// Asks for the inputs from k on, which `copied` waits for.
+// Asks for the inputs from k on, which `finish_copies` waits for.
 __device__ inline void copy_inputs(const Share& share, u32 k, Stage& to) {
 #pragma unroll
     for (u32 i = 0; i < COPIES; i++) {
         u32 row = (threadIdx.x + i * THREADS) / EIGHTS, eight = threadIdx.x % EIGHTS;
-        copy_16(to.inputs + row * PITCH + 8 * eight, share.from[i] + k, share.bytes[i]);
+        copy_eight(to.inputs + row * PITCH + 8 * eight, share.from[i] + k, share.bytes[i]);
     }
 }
 
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_man
     put_weights(p, fetch_weights(p, share, 0), stages[0]);
     u32 last = (p.n_in - 1) / STEP * STEP;
     for (u32 k = 0, turn = 0; k <= last; k += STEP, turn ^= 1) {
-        copied();
+        finish_copies();
         // The step is there, and nobody reads the one before any more.
         __syncthreads();
         // The last one asks for itself once more: without branches the compiler moves what waits for memory behind the products.
@@ -141,6 +141,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_man
         multiply_step(sums, stages[turn], feature, row, lane);
         put_weights(p, group, stages[turn ^ 1]);
     }
-    copied();
+    finish_copies();
     write_sums(p, mine, rows, sums, feature, row, lane);
 }

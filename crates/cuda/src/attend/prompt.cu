@@ -1,0 +1,137 @@
+// Attention of many queries over compressed tiles, with tensor cores. The method is in prompt.rs.
+//
+// Macros: K_TYPE, V_TYPE, K_DIM, V_DIM (values per token as stored, multiples of 16), CAPPED (whether scores are), BLOCK_WARPS,
+// QUERY_TILES (sixteens of queries that a warp takes), STEP (tiles that a block works on at a time).
+
+#include "work.cuh"
+
+constexpr u32 BLOCK_THREADS = 32 * BLOCK_WARPS;
+constexpr u32 WARP_QUERIES = QUERIES * QUERY_TILES, BLOCK_QUERIES = WARP_QUERIES * BLOCK_WARPS;
+
+struct Tiles {
+    u16 keys[STEP][TILE * K_DIM];
+    u16 values[STEP][TILE * V_DIM];
+};
+
+struct Shared {
+    Tiles tiles[2];  // of this step, and of the next
+    u16 queries[BLOCK_QUERIES * K_DIM];
+    Sight sights[BLOCK_QUERIES];
+};
+
+// The tiles of a block: of a walk those before `end`.
+struct Range {
+    View keys, values;
+    Walk walk;
+    u32 end;
+
+    // Whether those of the step from tile `i` of the walk on follow one another and are stored alike.
+    __device__ bool is_alike(u32 i) const {
+        u32 last = i + STEP - 1;
+        bool is_main = walk.is_main(i);
+        if (last >= end || walk.is_main(last) != is_main) return false;
+        u32 from = walk.tile(i), to = walk.tile(last);
+        return keys.type(from, is_main) == keys.type(to, is_main) && values.type(from, is_main) == values.type(to, is_main);
+    }
+};
+
+// Brings tile `i` of the walk, of keys or of values.
+template <bool KEYS>
+__device__ void bring(const AttendParams& p, const Range& range, u32 i, u16* to, u32 lane) {
+    const View& view = KEYS ? range.keys : range.values;
+    u32 later = i + STEP, index = range.walk.tile(i);
+    if (later < range.end) fetch_tile(view.tile(range.walk.tile(later), range.walk.is_main(later)), lane);
+    Tile tile = view.tile(index, range.walk.is_main(i));
+    load_stored<KEYS, KEYS ? K_DIM : V_DIM, KEYS ? K_TYPE : V_TYPE>(p, tile, KEYS ? view.centre(index, tile) : nullptr, to, lane);
+}
+
+// Brings the warp's share of the tiles of a step.
+__device__ void bring_step(const AttendParams& p, const Range& range, u32 step, Tiles& to, u32 lane, u32 warp) {
+#pragma unroll 1
+    for (u32 i = warp; i < 2 * STEP; i += BLOCK_WARPS) {
+        u32 place = i % STEP;
+        if (step + place >= range.end) continue;
+        if (i < STEP) {
+            bring<true>(p, range, step + place, to.keys[place], lane);
+        } else {
+            bring<false>(p, range, step + place, to.values[place], lane);
+        }
+    }
+}
+
+// Takes TILES tiles of the walk in, from `i` on, which are alike and lie in shared memory, where one of the warp's queries sees something
+// of them.
+template <u32 TILES>
+__device__ void take(const Common& c, const Range& range, u32 i, const u16* keys, const u16* values, const u16* queries,
+                     const Sight* sights, Work<QUERY_TILES>& w, u32 lane) {
+    u32 index = range.walk.tile(i), first_token = index * TILE;
+    bool is_main = range.walk.is_main(i);
+    if (first_token + TILE * TILES <= sights[0].first(c, is_main)) return;
+    if (first_token >= sights[WARP_QUERIES - 1].last(is_main)) return;
+    Scores<QUERY_TILES, TILES> s;
+    if (is_coded(K_TYPE) && is_coded(range.keys.type(index, is_main))) {
+        scores<QUERY_TILES, TILES, true>(queries, keys, s, lane);
+    } else {
+        scores<QUERY_TILES, TILES, false>(queries, keys, s, lane);
+    }
+    hide<QUERY_TILES, TILES>(c, s, sights, first_token, is_main, lane);
+    Weights<QUERY_TILES, TILES> weights;
+    soften<QUERY_TILES, TILES>(w, s, weights);
+    if (is_coded(V_TYPE) && is_coded(range.values.type(index, is_main))) {
+        mix<QUERY_TILES, TILES, false>(w, values, weights, lane);
+    } else {
+        mix<QUERY_TILES, TILES, true>(w, values, weights, lane);
+    }
+}
+
+// Takes a step in: as one where its tiles are alike, or tile by tile.
+__device__ void take_step(const Common& c, const Range& range, u32 step, const Tiles& tiles, const u16* queries, const Sight* sights,
+                          Work<QUERY_TILES>& w, u32 lane) {
+    if (range.is_alike(step)) {
+        take<STEP>(c, range, step, tiles.keys[0], tiles.values[0], queries, sights, w, lane);
+        return;
+    }
+#pragma unroll 1
+    for (u32 i = 0; i < STEP && step + i < range.end; i++) {
+        take<1>(c, range, step + i, tiles.keys[i], tiles.values[i], queries, sights, w, lane);
+    }
+}
+
+// Warps take queries of their own and share tiles. Grid: splits, blocks of queries, KV heads of all sequences.
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_many(const __grid_constant__ AttendParams p) {
+    extern __shared__ __align__(16) u8 bytes[];
+    Shared& shared = *(Shared*)bytes;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 split = blockIdx.x, block_query = blockIdx.y * BLOCK_QUERIES, warp_query = WARP_QUERIES * warp;
+    Slot slot(p.c, blockIdx.z);
+    u32 n_queries = slot.n_queries(p.c);
+    if (split >= slot.part.splits || block_query >= n_queries) return;
+    bring_queries(p.c, slot, block_query, BLOCK_QUERIES, BLOCK_THREADS, shared.queries, shared.sights);
+    u32 last_query = min(block_query + BLOCK_QUERIES, n_queries) - 1;
+    Walk walk = walk_of(p.c, slot.part, block_query / p.c.group, last_query / p.c.group);
+    u32 begin = split * slot.part.split_tiles, end = min(walk.n, begin + slot.part.split_tiles);
+    Range range = {keys_of(p.c, slot), values_of(p.c, slot), walk, end};
+    const u16* queries = shared.queries + warp_query * K_DIM;
+    const Sight* sights = shared.sights + warp_query;
+    bool is_there = block_query + warp_query < n_queries;
+    // In each round the warps bring a step, and take in the one brought before. Of two that share a scheduler one unpacks while the other
+    // multiplies, and then they change; floats need no unpacking and are asked for first.
+    bool is_late = warp >= BLOCK_WARPS / 2 && (warp % (2 * STEP) < STEP ? is_coded(K_TYPE) : is_coded(V_TYPE));
+    u32 rounds = begin < end ? (end - begin + STEP - 1) / STEP + 1 : 0;
+    Work<QUERY_TILES> w;
+#pragma unroll 1
+    for (u32 turn = 0; turn < 2 * rounds; turn++) {
+        u32 round = turn / 2, step = begin + STEP * round;
+        if (turn % 2 == is_late) {
+            bring_step(p, range, step, shared.tiles[round % 2], lane, warp);
+        } else if (round > 0 && is_there) {
+            take_step(p.c, range, step - STEP, shared.tiles[(round + 1) % 2], queries, sights, w, lane);
+        }
+        if (turn % 2 == 0) continue;
+        finish_copies();
+        __syncthreads();
+    }
+    if (!is_there) return;
+    finish_sums(w);
+    write_share(p.c, slot, w, split, block_query + warp_query, lane);
+}

@@ -1,0 +1,137 @@
+//! Many queries of a KV head, prompts above all.
+//!
+//! A block of eight warps takes 256 queries and walks its tiles in steps of 64 tokens: four tiles of keys and four of values, of which each
+//! warp unpacks one, for all.
+//!
+//! - **A warp takes 32 queries** (16 where values are wider than 128), so that a fragment of keys or values that `ldmatrix` reads serves
+//!   two products. Outputs and the scores of 64 tokens fill its registers; queries are read again for every step.
+//! - **The softmax of a step is one**: maxima cross lanes and outputs are rescaled once in 64 tokens, the latter where a maximum has risen,
+//!   and only steps that a query does not see whole look at what is hidden.
+//! - **Steps are brought ahead**, into the other of two buffers. Of the two warps that share a scheduler one unpacks while the other
+//!   multiplies. Halves are copied by `cp.async`, which asks neither.
+//! - **Tiles of a step are alike** (in order, of one type), or else the step is taken tile by tile: where the sink ends, where 16 bit begin,
+//!   at the end.
+//!
+//! # Room
+//!
+//! Two buffers of 64 tokens and 256 queries are 131,072 bytes for heads of 128, and 196,608 for heads of 256, whose blocks take 128 queries:
+//! one block on a multiprocessor of 9.0, which is what its registers allow. Where a block has less, steps are of 32 tokens, and then
+//! blocks of four warps (8.0 with heads of 256; 8.9 and 12.0).
+//!
+//! # Budget
+//!
+//! Counted in the machine code that ptxas 13.0 makes for 9.0, not measured on a card. For a step of 64 tokens and 256 queries, heads of 128, each
+//! scheduler of a multiprocessor has 512 products `mma.m16n8k16` of 6.5 clocks, 3,328, and shared memory gives and takes 360,448 bytes in
+//! 2,816. Two warps issue 1,035 instructions each to take a step in (1,240 over floats, whose softmax is drawn into the products), 140
+//! more where a maximum rises, and 130 each to find their tile. To unpack one they issue, keys and values, per value:
+//!
+//! | f16 | q8_0 | q4_0 | turbo2 | turbo3 | turbo4 | turbo2t | turbo3t |
+//! |---|---|---|---|---|---|---|---|
+//! | 1.5, 1.1 | 7.0, 3.9 | 7.2, 4.1 | 7.2, 4.3 | 8.8, 5.7 | 8.5, 5.8 | 15, 12 | 16, 13 |
+//! | 2,900 | 3,000 | 3,100 | 3,100 | 3,300 | 3,200 | 4,000 | 4,200 |
+//!
+//! The last row is instructions of a scheduler in a step. So products bound all but turbo2t and turbo3t, at 565 TFLOP/s for 132
+//! multiprocessors at 1.7 GHz, of which latencies leave a part. In heads of 256 a fragment serves one product: shared memory takes 5,120
+//! clocks for 3,328 of products, 368 TFLOP/s at best. Coded kernels spill no register, those for floats of 128 wide some twenty in a step.
+
+use kvant_backend::{KvLayer, Result};
+use kvant_codec::DType;
+use kvant_codec::tile::TILE;
+
+use super::decode::Kind;
+use super::{HEADERS, QUERIES, SIGHT, constants};
+use crate::kv::{TYPES, number};
+use crate::module::Build;
+use crate::{Context, Define, KernelId, Source};
+
+/// The kernels for many queries.
+static SOURCE: Source = Source {
+    name: "prompt.cu",
+    text: include_str!("prompt.cu"),
+    headers: &HEADERS,
+    constants: || constants().whole("QUERIES", QUERIES),
+    options: &[],
+};
+
+/// Sizes of values, as stored, of which the outputs of two sixteens of queries stay in registers.
+const MOST_FOR_TWO: usize = 128;
+
+/// How work is cut into blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Cut {
+    /// Of a block.
+    warps: usize,
+    /// Sixteens of queries of a warp.
+    sixteens: usize,
+    /// Tiles that a block works on at a time.
+    step: usize,
+}
+
+impl Cut {
+    /// For heads of `layer`, with so much shared memory for a block.
+    pub fn of(layer: &KvLayer, shared_bytes: usize) -> Self {
+        let k = layer.k.iter().map(|stream| stream.spec.dim()).max().unwrap_or(0);
+        let v = (0..layer.k.len()).map(|head| layer.values(head).spec.value_dim()).max().unwrap_or(0);
+        Self::fitting([k, v], shared_bytes)
+    }
+
+    /// The best that fits, for heads of these sizes. The last fits wherever there are the tensor cores that the kernel needs.
+    fn fitting(dims: [usize; 2], shared_bytes: usize) -> Self {
+        let most = if dims[1] > MOST_FOR_TWO { 1 } else { 2 };
+        [(8, most, 4), (8, most, 2), (4, most, 2), (4, 1, 2)]
+            .map(|(warps, sixteens, step)| Self { warps, sixteens, step })
+            .into_iter()
+            .find(|cut| cut.bytes(dims) <= shared_bytes)
+            .unwrap_or(Self { warps: 4, sixteens: 1, step: 2 })
+    }
+
+    pub fn queries(self) -> usize {
+        QUERIES * self.sixteens * self.warps
+    }
+
+    pub fn threads(self) -> u32 {
+        32 * self.warps as u32
+    }
+
+    /// Shared memory of a block for heads of these sizes: `Shared` of `prompt.cu`.
+    pub fn bytes(self, [k_dim, v_dim]: [usize; 2]) -> usize {
+        let tiles = 2 * self.step * TILE * (k_dim + v_dim);
+        (tiles + self.queries() * k_dim) * size_of::<u16>() + self.queries() * SIGHT
+    }
+}
+
+/// One of the kernels.
+pub(super) fn kernel(
+    cx: &Context,
+    kind: &Kind,
+    is_capped: bool,
+    cut: Cut,
+    name: &'static str,
+) -> Result<KernelId> {
+    let types = kind.specs.map(|spec| spec.dtype.into());
+    Ok(cx.kernel_with(&SOURCE, &defines(types, kind.dims, is_capped, cut), name)?)
+}
+
+/// `types` are numbers, as kernels count them.
+fn defines(types: [u32; 2], dims: [usize; 2], is_capped: bool, cut: Cut) -> Vec<Define> {
+    let Cut { warps, sixteens, step } = cut;
+    let cut = [("BLOCK_WARPS", warps), ("QUERY_TILES", sixteens), ("STEP", step)];
+    let types = [("K_TYPE", types[0]), ("V_TYPE", types[1])];
+    let others = super::defines(dims, is_capped).into_iter().chain(cut.map(|(name, n)| (name, n as u32)));
+    types.into_iter().chain(others).collect()
+}
+
+/// What is compiled ahead: the sizes of stored heads in use for compute capability 9.0, the largest for the least shared memory, and every
+/// type in heads of 128. Others when they come.
+pub(super) fn builds() -> impl Iterator<Item = Build> {
+    const SHARED: [usize; 2] = [227 << 10, 99 << 10];
+    let turbo3 = [DType::Turbo3; 2];
+    let usual = super::usual_heads().map(move |(dims, is_capped)| (turbo3, dims, is_capped, SHARED[0]));
+    let least = [[128; 2], [256; 2]].map(|dims| (turbo3, dims, false, SHARED[1]));
+    let others = TYPES.into_iter().filter(|&dtype| dtype != DType::Turbo3);
+    let alike = others.map(|dtype| ([dtype; 2], [128; 2], false, SHARED[0]));
+    usual.chain(least).chain(alike).map(|(types, dims, is_capped, shared_bytes)| {
+        let cut = Cut::fitting(dims, shared_bytes);
+        Build { source: &SOURCE, defines: defines(types.map(number), dims, is_capped, cut) }
+    })
+}

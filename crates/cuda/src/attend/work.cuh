@@ -1,0 +1,194 @@
+// What a warp does for sixteens of queries with tiles in shared memory: scores, their softmax, and sums of values, all in its
+// registers but for the queries. The method is in mod.rs.
+//
+// Macros: K_DIM, V_DIM (values per token as stored, multiples of 16), CAPPED (whether scores are).
+
+#pragma once
+
+#include "unpack.cuh"
+
+// What SIXTEENS of queries have seen: of each a lane has rows lane / 4 and lane / 4 + 8.
+template <u32 SIXTEENS>
+struct Work {
+    float out[SIXTEENS][V_DIM / 8][4];
+    float max[SIXTEENS][2];
+    float sum[SIXTEENS][2];  // of the lane's own tokens, until `finish_sums`
+
+    __device__ Work() {
+#pragma unroll
+        for (u32 g = 0; g < SIXTEENS; g++) {
+            for (u32 half = 0; half < 2; half++) max[g][half] = HIDDEN, sum[g][half] = 0.0f;
+#pragma unroll
+            for (u32 n = 0; n < V_DIM / 8; n++) {
+                for (u32 r = 0; r < 4; r++) out[g][n][r] = 0.0f;
+            }
+        }
+    }
+};
+
+// Scores of queries with tokens 16 t + 8 n + 2 (lane mod 4) and the next: at [g][t][n], as `mma` has them.
+template <u32 SIXTEENS, u32 TILES>
+using Scores = float[SIXTEENS][TILES][2][4];
+
+// Brings `n` prepared queries to shared memory, by `threads` threads, with what each sees.
+__device__ void bring_queries(const Common& c, const Slot& slot, u32 first, u32 n, u32 threads, u16* queries, Sight* sights) {
+    const u16* from = c.queries + slot.query(first) * K_DIM;
+    for (u32 i = threadIdx.x; i < n * (K_DIM / 8); i += threads) {
+        u32 query = i / (K_DIM / 8), dim = i % (K_DIM / 8) * 8;
+        *(uint4*)(queries + in_tokens(K_DIM, query, dim)) = *(const uint4*)(from + query * K_DIM + dim);
+    }
+    for (u32 i = threadIdx.x; i < n; i += threads) sights[i] = Sight(c, slot, first + i);
+}
+
+// Scores with the keys of tiles that lie one behind the other, all in rows of tokens or all in rows of dims.
+template <u32 SIXTEENS, u32 TILES, bool IN_TOKENS>
+__device__ void scores(const u16* queries, const u16* keys, Scores<SIXTEENS, TILES>& s, u32 lane) {
+    constexpr u32 AHEAD = K_DIM % 64 == 0 ? 4 : K_DIM / 16;
+    u32 row = lane % 8, matrix = lane / 8;
+#pragma unroll
+    for (u32 i = 0; i < SIXTEENS * TILES * 8; i++) s[i / (TILES * 8)][i / 8 % TILES][i / 4 % 2][i % 4] = 0.0f;
+#pragma unroll AHEAD
+    for (u32 k = 0; k < K_DIM / 16; k++) {
+        u32 a[SIXTEENS][4];
+#pragma unroll
+        for (u32 g = 0; g < SIXTEENS; g++) {
+            u32 query = QUERIES * g + row + 8 * (matrix % 2);
+            load_matrices(a[g], queries + in_tokens(K_DIM, query, 16 * k + 8 * (matrix / 2)), false);
+        }
+#pragma unroll
+        for (u32 t = 0; t < TILES; t++) {
+            u32 m[4];
+            // Matrices (dims 0..8, tokens 0..8), (dims 8.., tokens 0..), then tokens 8..16.
+            u32 dim = 16 * k + 8 * (matrix % 2), token = 8 * (matrix / 2);
+            u32 at = IN_TOKENS ? in_tokens(K_DIM, token + row, dim) : in_dims(dim + row, token);
+            load_matrices(m, keys + t * TILE * K_DIM + at, !IN_TOKENS);
+#pragma unroll
+            for (u32 g = 0; g < SIXTEENS; g++) {
+                multiply(s[g][t][0], a[g], m[0], m[1]);
+                multiply(s[g][t][1], a[g], m[2], m[3]);
+            }
+        }
+    }
+}
+
+// Bounds scores, where they are capped, and hides what a query does not see of tokens from `first_token` on.
+template <u32 SIXTEENS, u32 TILES>
+__device__ void hide(const Common& c, Scores<SIXTEENS, TILES>& s, const Sight* sights, u32 first_token, bool is_main, u32 lane) {
+    bool is_cut = first_token < sights[QUERIES * SIXTEENS - 1].first(c, is_main) || first_token + TILE * TILES > sights[0].last(is_main);
+    if (!CAPPED && !is_cut) return;
+#pragma unroll
+    for (u32 g = 0; g < SIXTEENS; g++) {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const Sight& sight = sights[QUERIES * g + lane / 4 + 8 * half];
+            u32 from = sight.first(c, is_main), seen = sight.last(is_main) - from, col = first_token + 2 * (lane % 4) - from;
+#pragma unroll
+            for (u32 t = 0; t < TILES; t++) {
+                for (u32 i = 0; i < 4; i++) {
+                    float& x = s[g][t][i / 2][2 * half + i % 2];
+                    x = col + 16 * t + 8 * (i / 2) + i % 2 < seen ? capped(c, x) : HIDDEN;
+                }
+            }
+        }
+    }
+}
+
+// Weights of tokens as left operands, at [g][t].
+template <u32 SIXTEENS, u32 TILES>
+using Weights = u32[SIXTEENS][TILES][4];
+
+// Turns scores into weights relative to the new maxima, and brings to these what was summed before.
+template <u32 SIXTEENS, u32 TILES>
+__device__ void soften(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>& s, Weights<SIXTEENS, TILES>& weights) {
+    float rise[SIXTEENS][2];
+    bool is_raised = false;
+#pragma unroll
+    for (u32 g = 0; g < SIXTEENS; g++) {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            float most = HIDDEN;
+#pragma unroll
+            for (u32 i = 0; i < 4 * TILES; i++) most = fmaxf(most, s[g][i / 4][i / 2 % 2][2 * half + i % 2]);
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            float before = w.max[g][half], max = fmaxf(before, most);
+            rise[g][half] = before - max, w.max[g][half] = max;
+            is_raised |= max != before;
+        }
+    }
+    if (__any_sync(~0u, is_raised)) {
+#pragma unroll
+        for (u32 g = 0; g < SIXTEENS; g++) {
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                float keep = power_of_two(rise[g][half]);
+                w.sum[g][half] *= keep;
+#pragma unroll
+                for (u32 n = 0; n < V_DIM / 8; n++) w.out[g][n][2 * half] *= keep, w.out[g][n][2 * half + 1] *= keep;
+            }
+        }
+    }
+#pragma unroll
+    for (u32 g = 0; g < SIXTEENS; g++) {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            // A hidden token counts nothing even where no other is visible yet.
+            float lift = w.max[g][half] > HIDDEN ? LIFT - w.max[g][half] : 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < 2 * TILES; i++) {
+                const float* pair = s[g][i / 2][i % 2] + 2 * half;
+                float x = power_of_two(pair[0] + lift), y = power_of_two(pair[1] + lift);
+                w.sum[g][half] += x, w.sum[g][half] += y;
+                weights[g][i / 2][2 * (i % 2) + half] = pack_halves(x, y);
+            }
+        }
+    }
+}
+
+// Adds the values of tiles that lie one behind the other, weighted: all in rows of tokens or all in rows of dims.
+template <u32 SIXTEENS, u32 TILES, bool IN_TOKENS>
+__device__ void mix(Work<SIXTEENS>& w, const u16* values, const Weights<SIXTEENS, TILES>& weights, u32 lane) {
+    u32 row = lane % 8, matrix = lane / 8;
+#pragma unroll
+    for (u32 t = 0; t < TILES; t++) {
+#pragma unroll
+        for (u32 n = 0; n < V_DIM / 16; n++) {
+            u32 m[4];
+            u32 at = IN_TOKENS ? in_tokens(V_DIM, row + 8 * (matrix % 2), 16 * n + 8 * (matrix / 2))
+                               : in_dims(16 * n + row + 8 * (matrix / 2), 8 * (matrix % 2));
+            load_matrices(m, values + t * TILE * V_DIM + at, IN_TOKENS);
+#pragma unroll
+            for (u32 g = 0; g < SIXTEENS; g++) {
+                multiply(w.out[g][2 * n], weights[g][t], m[0], m[1]);
+                multiply(w.out[g][2 * n + 1], weights[g][t], m[2], m[3]);
+            }
+        }
+    }
+}
+
+// Sums over the tokens, of which each lane of four has seen a share.
+template <u32 SIXTEENS>
+__device__ void finish_sums(Work<SIXTEENS>& w) {
+#pragma unroll
+    for (u32 i = 0; i < 2 * SIXTEENS; i++) {
+        float& sum = w.sum[i / 2][i % 2];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+    }
+}
+
+template <u32 SIXTEENS>
+__device__ void write_share(const Common& c, const Slot& slot, const Work<SIXTEENS>& w, u32 split, u32 first_query, u32 lane) {
+    size_t base = slot.share(split, first_query);
+#pragma unroll
+    for (u32 i = 0; i < 2 * SIXTEENS; i++) {
+        u32 half = i % 2, row = QUERIES * (i / 2) + lane / 4 + 8 * half;
+        float* out = c.share + (base + row) * V_DIM + 2 * (lane % 4);
+#pragma unroll
+        for (u32 n = 0; n < V_DIM / 8; n++) {
+            const float* sums = w.out[i / 2][n] + 2 * half;
+            *(float2*)(out + 8 * n) = make_float2(sums[0], sums[1]);
+        }
+        if (lane % 4 == 0) *(float2*)(c.state + 2 * (base + row)) = make_float2(w.max[i / 2][half], w.sum[i / 2][half]);
+    }
+}
