@@ -5,7 +5,7 @@ use kvant_backend::{AttendParams, KvPart, Result, Rows};
 use kvant_codec::tile::TILE;
 
 use super::prompt::Cut;
-use super::{OP, QUERIES, WARPS, decode};
+use super::{OP, QUERIES, WARPS, decode, prompt};
 use crate::kv::{self, MemoryParams, small};
 use crate::{Context, CudaPage, DevicePtr};
 
@@ -125,7 +125,10 @@ impl Launched {
         let tiles = most_tiles(p, way, part, head);
         let split_tiles = match way {
             Way::Decode => decode::split_tiles(cx, tiles, p.n_kv_heads),
-            _ => split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block()),
+            Way::Many(cut) => prompt::split_tiles(cx, tiles, p.n_kv_heads * padded / cut.queries()),
+            Way::Split | Way::Wide(_) => {
+                split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block())
+            }
         };
         let splits = tiles.div_ceil(split_tiles);
         let mut row_tiles = rows.start / TILE..rows.end().div_ceil(TILE);
