@@ -92,10 +92,29 @@ struct Group<TURBO2> {
     }
 };
 
-// Bits 0..3 of a nibble, each to bit 0 of its byte, times a power of two.
-template <u32 SHIFT>
-__device__ inline u32 spread(u32 nibble) {
-    return nibble * (0x00204081u << SHIFT) & (0x01010101u << SHIFT);
+// What bit 4 a + 2 b + c of TABLE says, for each bit. One instruction, which compilers that see into it tear into several.
+template <u32 TABLE>
+__device__ inline u32 logic(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(d) : "r"(a), "r"(b), "r"(c), "n"(TABLE));
+    return d;
+}
+
+// Bits of `a` where those of `mask` are 1, of `b` where they are 0.
+__device__ inline u32 choose(u32 mask, u32 a, u32 b) { return logic<0xca>(mask, a, b); }
+
+// Bytes of `low` and `high` by the lower four nibbles of `index`, which are below 8: `__byte_perm` makes sure of that.
+__device__ inline u32 look_up(u32 low, u32 high, u32 index) {
+    u32 bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(index));
+    return bytes;
+}
+
+// Bits of MASK exchanged with those SHIFT to the left of them.
+template <u32 SHIFT, u32 MASK>
+__device__ inline u32 exchanged(u32 x) {
+    u32 differ = logic<0x28>(x, x >> SHIFT, MASK);  // (a ^ b) & c
+    return x ^ differ * (1 + (1 << SHIFT));
 }
 
 template <>
@@ -117,15 +136,27 @@ struct Group<TURBO3> {
     __device__ Group turned() const {
         return {two.turned(), {high.x << 4 | high.y >> 28, high.y << 4 | high.x >> 28}};
     }
+    // The high bits where indices have them, of rows I % 4 + 4 (bit 2 of a nibble) and I % 4 (bit 0), with all else 0. Of the five
+    // digits of a bit's number in a word, upper ones first, here are digits 2 and 1 of its row (i), its half of the rows (h)
+    // and its value (v), in 15 instructions and four for all eight I of a group.
+    template <u32 I>
+    __device__ u32 high_bits() const {
+        u32 rows = I % 2 == 0 ? choose(0x0f0f0f0f, high.x, high.y << 4)
+                              : choose(0x0f0f0f0f, high.x >> 4, high.y);  // i i h v v
+        u32 halfway = exchanged<14, 0x0000cccc>(rows);                    // v i h i v
+        u32 values = exchanged<7, 0x00aa00aa>(halfway);                   // v v h i i
+        return choose(0x55555555, values >> (I / 2 % 2), 0);
+    }
     template <u32 I>
     __device__ u32 indices() const {
-        return two.indices<I>() | spread<2>(high.x >> (4 * I) & 15) | spread<6>(high.y >> (4 * I) & 15);
+        u32 bits = high_bits<I % 4>();
+        return I < 4 ? choose(0x33333333, word<I % 4>(two.low), bits << 2)
+                     : choose(0x33333333, word<I % 4>(two.low) >> 2, bits);
     }
     template <u32 I>
     __device__ Codes codes(const Book& book) const {
         u32 index = indices<I>();
-        return {{__byte_perm(book.bytes[0], book.bytes[1], index),
-                 __byte_perm(book.bytes[0], book.bytes[1], index >> 16)}};
+        return {{look_up(book.bytes[0], book.bytes[1], index), look_up(book.bytes[0], book.bytes[1], index >> 16)}};
     }
 };
 
