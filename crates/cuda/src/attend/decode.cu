@@ -38,13 +38,34 @@ struct Scales {
     }
 };
 
+// Coded keys are multiplied as they are, bytes above their bias, so that nothing is spent on each: what the bias would add to the sum
+// of a block is what the sum begins with, `minus_bias`. Bytes are subnormal halves, whole numbers without anything above
+// them: the sum stays below 2.3 times what it is of codes (of Gaussian ones, by root mean square; of bytes above 1024 it would
+// be 21 times) and f32 rounds it by 2^-24 of that, while the queries are rounded by 2^-12.
+constexpr float BYTE_UNIT = 1.0f / (1 << 24);
+
+// Blocks of the keys.
+constexpr u32 K_BLOCKS = is_coded(K_TYPE) ? n_blocks(K_TYPE, K_DIM) : 0;
+
+// What block `block` of the bias gives with queries 2t and 2t + 1, negative.
+__device__ inline float2 minus_bias_of(u32 block, const Book& book, const uint2* queries, u32 lane) {
+    u32 minus = 0x80008000 | (u32)book.bias * 0x10001, all[4] = {minus, minus, minus, minus};
+    float products[4] = {};
+    for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
+        if (block_at(K_TYPE, K_DIM, 16 * chunk).index != block) continue;
+        uint2 b = queries[32 * chunk + lane];
+        multiply(products, all, b.x, b.y);
+    }
+    return make_float2(products[0], products[1]);
+}
+
 // Adds the scores of the `DIMS` dims of one block, as `add_scores` does; `queries` begin with those dims.
 template <u32 TYPE, u32 DIMS>
 __device__ inline void add_block_scores(float scores[8][4], const u8* block, bool mine, const Book& book,
-                                        const uint2* queries, u32 lane) {
+                                        const uint2* queries, float2 minus_bias, u32 lane) {
     constexpr u32 CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
-    u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
-    float part[8][4] = {};
+    float part[8][4];
+    for (u32 i = 0; i < 8; i++) part[i][0] = part[i][2] = minus_bias.x, part[i][1] = part[i][3] = minus_bias.y;
     Scales scales;
     scales.load(block);
     Group<TYPE> last;
@@ -60,14 +81,14 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, boo
             uint2 b = queries[32 * (first + c) + lane];
             for_eight([&](auto i) {
                 u32 a[4];
-                fragment<i.value>(groups[c], book, bias, a);
+                byte_fragment<0, i.value>(groups[c], book, a);
                 multiply(part[i.value], a, b.x, b.y);
             });
         }
     }
+    float step = mine ? book.step / BYTE_UNIT : 0.0f;
     for_eight([&](auto i) {
-        float low = mine ? scales.get<i.value>() * book.step : 0.0f;
-        float high = mine ? scales.get<i.value + 8>() * book.step : 0.0f;
+        float low = scales.get<i.value>() * step, high = scales.get<i.value + 8>() * step;
         scores[i.value][0] += low * part[i.value][0], scores[i.value][1] += low * part[i.value][1];
         scores[i.value][2] += high * part[i.value][2], scores[i.value][3] += high * part[i.value][3];
     });
@@ -77,7 +98,7 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, boo
 // tile g, with queries 2t and 2t + 1. Lanes whose tile is not `mine` read another one and add nothing.
 template <u32 TYPE>
 __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine, const Book& book,
-                                  const uint2* queries, u32 lane) {
+                                  const uint2* queries, const float2 (*minus_bias)[4], u32 lane) {
     if constexpr (TYPE < Q8_0) {
         float part[8][4] = {};
 #pragma unroll 1
@@ -99,16 +120,19 @@ __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine,
 #pragma unroll 1
         for (u32 first = 0; first < WHOLE; first += MOST) {
             const u8* block = tile + block_byte(TYPE, first / MOST, first);
-            add_block_scores<TYPE, MOST>(scores, block, mine, book, queries + 2 * first, lane);
+            float2 less = minus_bias[first / MOST][lane % 4];
+            add_block_scores<TYPE, MOST>(scores, block, mine, book, queries + 2 * first, less, lane);
         }
         if constexpr (K_DIM - WHOLE >= 64) {
             const u8* block = tile + block_byte(TYPE, WHOLE / MOST, WHOLE);
-            add_block_scores<TYPE, 64>(scores, block, mine, book, queries + 2 * WHOLE, lane);
+            float2 less = minus_bias[WHOLE / MOST][lane % 4];
+            add_block_scores<TYPE, 64>(scores, block, mine, book, queries + 2 * WHOLE, less, lane);
         }
         if constexpr ((K_DIM - WHOLE) % 64 > 0) {
             constexpr Dims LAST = block_at(TYPE, K_DIM, K_DIM - 1);
             const u8* block = tile + block_byte(TYPE, LAST.index, LAST.first);
-            add_block_scores<TYPE, 32>(scores, block, mine, book, queries + 2 * LAST.first, lane);
+            float2 less = minus_bias[LAST.index][lane % 4];
+            add_block_scores<TYPE, 32>(scores, block, mine, book, queries + 2 * LAST.first, less, lane);
         }
     }
 }
@@ -163,9 +187,9 @@ struct Values {
             u32 second = pack_halves(from_half((u16)four.y) * book.step, from_half((u16)(four.y >> 16)) * book.step);
             for_eight([&](auto i) {
                 u32 a[4];
-                fragment<i.value>(group, book, bias, a);
-                a[0] = half_mul(a[0], first), a[1] = half_mul(a[1], first);
-                a[2] = half_mul(a[2], second), a[3] = half_mul(a[3], second);
+                byte_fragment<0x64, i.value>(group, book, a);
+                a[0] = half_mul(half_sub(a[0], bias), first), a[1] = half_mul(half_sub(a[1], bias), first);
+                a[2] = half_mul(half_sub(a[2], bias), second), a[3] = half_mul(half_sub(a[3], bias), second);
                 multiply(out[slice][i.value], a, b[0], b[1]);
             });
         }
@@ -248,6 +272,7 @@ __device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], co
 
 struct Shared {
     uint2 queries[K_DIM / 16 * 32];        // right operands, by chunk of 16 dims and lane
+    float2 minus_bias[K_BLOCKS + 1][4];    // of coded keys, by block and t
     u8 weights[WARPS][UNIT * WEIGHT_BYTES];
     float out[QUERIES][V_DIM + 4];
     float max[WARPS][QUERIES];
@@ -358,6 +383,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         shared.queries[i] = *(const uint2*)(queries + query * K_DIM + dim);
     }
     __syncthreads();
+    for (u32 block = warp; block < K_BLOCKS; block += WARPS) {
+        float2 minus = minus_bias_of(block, p.key_book, shared.queries, lane);
+        if (lane < 4) shared.minus_bias[block][lane] = minus;
+    }
+    __syncthreads();
 
     Sight sight;
     for (u32 q = 0; q < 2; q++) {
@@ -384,11 +414,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         if (centre) asm volatile("prefetch.global.L2 [%0];" ::"l"(centre + lane % 4 * (K_DIM / 4)));
         if (in_main) {
             const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);
-            add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, p.key_book, shared.queries, lane);
+            add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, p.key_book, shared.queries, shared.minus_bias,
+                               lane);
         }
         if (in_f16) {
             const u8* any = tile_of_lane(key.tile, __ffs(in_f16) - 1);
-            add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, p.key_book, shared.queries, lane);
+            add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, p.key_book, shared.queries, shared.minus_bias, lane);
         }
         float keep[2], met[2] = {};
         if (meets) meet(met, centre, shared.queries, lane);

@@ -203,14 +203,12 @@ struct Group<TURBO2T> : Remembering<TURBO2T> {};
 template <>
 struct Group<TURBO3T> : Remembering<TURBO3T> {};
 
-template <u32 I, u32 TYPE>
-__device__ inline void fragment(const Group<TYPE>& group, const Book& book, u32 bias, u32 a[4]) {
+// As bytes: those of HIGH are the upper ones of the halves. 0x64 makes 1024 + byte, 0 a subnormal, byte / 2^24.
+template <u32 HIGH, u32 I, u32 TYPE>
+__device__ inline void byte_fragment(const Group<TYPE>& group, const Book& book, u32 a[4]) {
     Codes codes = group.template codes<I>(book);
-    // A byte below the bits of 1024 is that half plus the byte.
-    a[0] = half_sub(__byte_perm(codes.pair[0], 0x64646464, 0x4240), bias);
-    a[1] = half_sub(__byte_perm(codes.pair[0], 0x64646464, 0x4341), bias);
-    a[2] = half_sub(__byte_perm(codes.pair[1], 0x64646464, 0x4240), bias);
-    a[3] = half_sub(__byte_perm(codes.pair[1], 0x64646464, 0x4341), bias);
+    a[0] = __byte_perm(codes.pair[0], HIGH, 0x4240), a[1] = __byte_perm(codes.pair[0], HIGH, 0x4341);
+    a[2] = __byte_perm(codes.pair[1], HIGH, 0x4240), a[3] = __byte_perm(codes.pair[1], HIGH, 0x4341);
 }
 
 // A group of a float tile: value e of row r is number e * stride + r from its first. f32 and bf16 beyond f16 saturate.
