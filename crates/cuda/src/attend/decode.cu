@@ -233,20 +233,35 @@ struct Softmax {
 };
 
 // The tokens that the queries 2t and 2t + 1 of a lane see.
-struct Sight { u32 oldest[2], end[2]; };
+struct Sight {
+    u32 oldest[2], end[2];
+
+    __device__ bool sees_tile(u32 first_token) const {
+        return first_token >= max(oldest[0], oldest[1]) && first_token + TILE <= min(end[0], end[1]);
+    }
+};
 
 // Hides what a query may not see, turns scores, which miss `met` each, into weights and leaves them in shared memory; gives the
 // factors of what was summed before.
 __device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], const float met[2], u32 first_token,
                              const Sight& sight, u8* weights, float keep[2], u32 lane) {
+    if (CAPPED) {
+        for (u32 i = 0; i < 8; i++) {
+            for (u32 r = 0; r < 4; r++) scores[i][r] = capped(c, scores[i][r] + met[r % 2]);
+        }
+    }
+    // Of a walk, the first and the last unit.
+    if (!__all_sync(~0u, sight.sees_tile(first_token))) {
+        for (u32 i = 0; i < 8; i++) {
+            for (u32 r = 0; r < 4; r++) {
+                u32 token = first_token + i + 8 * (r / 2);
+                if (token < sight.oldest[r % 2] || token >= sight.end[r % 2]) scores[i][r] = HIDDEN;
+            }
+        }
+    }
     float most[2] = {HIDDEN, HIDDEN};
     for (u32 i = 0; i < 8; i++) {
-        for (u32 r = 0; r < 4; r++) {
-            u32 token = first_token + i + 8 * (r / 2);
-            if (CAPPED) scores[i][r] = capped(c, scores[i][r] + met[r % 2]);
-            if (token < sight.oldest[r % 2] || token >= sight.end[r % 2]) scores[i][r] = HIDDEN;
-            most[r % 2] = fmaxf(most[r % 2], scores[i][r]);
-        }
+        for (u32 r = 0; r < 4; r++) most[r % 2] = fmaxf(most[r % 2], scores[i][r]);
     }
     for (u32 q = 0; q < 2; q++) {
         float own = CAPPED ? most[q] : most[q] + met[q], max = fmaxf(w.max[q], own);
@@ -255,15 +270,14 @@ __device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], co
         w.max[q] = max;
         w.sum[q] *= keep[q];
         // All scores of a tile miss the same: not they are moved, but what they are told from. That is not less than they are,
-        // however large they are and whatever was rounded.
-        most[q] -= own - max;
+        // however large they are and whatever was rounded. Where a query has seen nothing yet, hidden scores are not the largest.
+        most[q] = max == HIDDEN ? 0.0f : most[q] - (own - max);
     }
     u8* at = weights + lane / 4 * WEIGHT_BYTES + 4 * (lane % 4);
     for (u32 i = 0; i < 8; i++) {
         for (u32 r = 0; r < 4; r++) {
-            float& x = scores[i][r];
-            x = x == HIDDEN ? 0.0f : power_of_two(x - most[r % 2] + LIFT);
-            w.sum[r % 2] += x;
+            scores[i][r] = power_of_two(scores[i][r] - most[r % 2] + LIFT);
+            w.sum[r % 2] += scores[i][r];
         }
         *(u32*)(at + 16 * i) = pack_halves(scores[i][0], scores[i][1]);
         *(u32*)(at + 16 * (i + 8)) = pack_halves(scores[i][2], scores[i][3]);
@@ -391,10 +405,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
 
     Sight sight;
     for (u32 q = 0; q < 2; q++) {
-        u32 query = 2 * (lane % 4) + q, row = query / p.c.group;
-        bool is_there = query < slot.n_queries(p.c);
-        sight.oldest[q] = is_there ? oldest_of(p.c, part, row) : 0;
-        sight.end[q] = is_there ? part.start + row + 1 : 0;
+        // Queries beyond the last one, which are 0 and go nowhere, see what it does.
+        u32 row = min((2 * (lane % 4) + q) / p.c.group, part.rows - 1);
+        sight.oldest[q] = oldest_of(p.c, part, row);
+        sight.end[q] = part.start + row + 1;
     }
     u32 first_tile = oldest_of(p.c, part, 0) / TILE, end_tile = (part.start + part.rows + TILE - 1) / TILE;
     u32 units = (end_tile - first_tile + UNIT - 1) / UNIT, split_units = part.split_tiles / UNIT;
