@@ -9,6 +9,32 @@ __device__ inline u32 word(const uint4& v) {
     return I == 0 ? v.x : I == 1 ? v.y : I == 2 ? v.z : v.w;
 }
 
+// What bit 4 a + 2 b + c of TABLE says, for each bit. One instruction, which compilers that see into it tear into several.
+template <u32 TABLE>
+__device__ inline u32 logic(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(d) : "r"(a), "r"(b), "r"(c), "n"(TABLE));
+    return d;
+}
+
+// Bits of `a` where those of `mask` are 1, of `b` where they are 0.
+__device__ inline u32 choose(u32 mask, u32 a, u32 b) { return logic<0xca>(mask, a, b); }
+
+// Bytes of `low` and `high` by the lower four nibbles of `index`, which are below 8: `__byte_perm` makes sure of that.
+__device__ inline u32 pick(u32 low, u32 high, u32 index) {
+    u32 bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(index));
+    return bytes;
+}
+
+// The upper half of `x`, as a half that is no NaN: what a shift would do, but the pipe of halves has less to do.
+__device__ inline u32 upper(u32 x) {
+    u32 y;
+    asm("{ .reg .b16 low, high; .reg .b32 twice; mov.b32 {low, high}, %1; mov.b32 twice, {high, high}; "
+        "sub.rn.f16x2 %0, twice, %2; }" : "=r"(y) : "r"(x), "r"(0));
+    return y;
+}
+
 // What a lane needs of group g of a block of `dims`: its 16 rows (tokens of K, dims of V) of four values each. `fragment<I>` makes of rows I
 // and I + 8 the left operand of a product, in the order (row I, values 0 and 1), (row I + 8, 0 and 1), (row I, 2 and 3),
 // (row I + 8, 2 and 3).
@@ -23,8 +49,7 @@ struct Group<Q8_0> {
     }
     template <u32 I>
     __device__ Codes codes(const Book&) const {
-        u32 a = word<I % 4>(rows[I / 4]), b = word<I % 4>(rows[I / 4 + 2]);
-        return {{__byte_perm(a, b, 0x5140), __byte_perm(a, b, 0x7362)}};
+        return {{word<I % 4>(rows[I / 4]), word<I % 4>(rows[I / 4 + 2])}};
     }
 };
 
@@ -40,8 +65,7 @@ struct Group<Q4_0> : Nibbles {
     template <u32 I>
     __device__ Codes codes(const Book&) const {
         u32 pairs = word<I % 4>(rows[I / 4]);
-        u32 even = pairs & 0x0f0f0f0f, odd = pairs >> 4 & 0x0f0f0f0f;
-        return {{__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)}};
+        return {{pairs & 0x0f0f0f0f, pairs >> 4 & 0x0f0f0f0f}};
     }
 };
 
@@ -49,14 +73,14 @@ template <>
 struct Group<TURBO4> : Nibbles {
     template <u32 I>
     __device__ Codes codes(const Book& book) const {
+        // Eight levels in two registers: two look-ups, and bit 3 decides.
+        u32 nibbles = word<I % 4>(rows[I / 4]), index = nibbles & 0x77777777, bit = nibbles >> 3 & 0x11111111;
+        u32 indices[2] = {index, upper(index)}, bits[2] = {bit, upper(bit)};
         Codes codes;
         for (int i = 0; i < 2; i++) {
-            // Eight levels in two registers: two look-ups, and bit 3 decides.
-            u32 nibbles = word<I % 4>(rows[I / 4]) >> (16 * i), index = nibbles & 0x7777;
-            u32 low = __byte_perm(book.bytes[0], book.bytes[1], index);
-            u32 high = __byte_perm(book.bytes[2], book.bytes[3], index);
-            u32 mask = __byte_perm(0x0000ff00, 0, nibbles >> 3 & 0x1111);
-            codes.pair[i] = (low & ~mask) | (high & mask);
+            u32 low = pick(book.bytes[0], book.bytes[1], indices[i]);
+            u32 high = pick(book.bytes[2], book.bytes[3], indices[i]);
+            codes.pair[i] = choose(pick(0x0000ff00, 0, bits[i]), high, low);
         }
         return codes;
     }
@@ -88,27 +112,9 @@ struct Group<TURBO2> {
     template <u32 I>
     __device__ Codes codes(const Book& book) const {
         u32 index = indices<I>();
-        return {{__byte_perm(book.bytes[0], 0, index), __byte_perm(book.bytes[0], 0, index >> 16)}};
+        return {{pick(book.bytes[0], 0, index), pick(book.bytes[0], 0, upper(index))}};
     }
 };
-
-// What bit 4 a + 2 b + c of TABLE says, for each bit. One instruction, which compilers that see into it tear into several.
-template <u32 TABLE>
-__device__ inline u32 logic(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(d) : "r"(a), "r"(b), "r"(c), "n"(TABLE));
-    return d;
-}
-
-// Bits of `a` where those of `mask` are 1, of `b` where they are 0.
-__device__ inline u32 choose(u32 mask, u32 a, u32 b) { return logic<0xca>(mask, a, b); }
-
-// Bytes of `low` and `high` by the lower four nibbles of `index`, which are below 8: `__byte_perm` makes sure of that.
-__device__ inline u32 look_up(u32 low, u32 high, u32 index) {
-    u32 bytes;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(index));
-    return bytes;
-}
 
 // Bits of MASK exchanged with those SHIFT to the left of them.
 template <u32 SHIFT, u32 MASK>
@@ -156,7 +162,7 @@ struct Group<TURBO3> {
     template <u32 I>
     __device__ Codes codes(const Book& book) const {
         u32 index = indices<I>();
-        return {{look_up(book.bytes[0], book.bytes[1], index), look_up(book.bytes[0], book.bytes[1], index >> 16)}};
+        return {{pick(book.bytes[0], book.bytes[1], index), pick(book.bytes[0], book.bytes[1], upper(index))}};
     }
 };
 
@@ -203,12 +209,16 @@ struct Group<TURBO2T> : Remembering<TURBO2T> {};
 template <>
 struct Group<TURBO3T> : Remembering<TURBO3T> {};
 
-// As bytes: those of HIGH are the upper ones of the halves. 0x64 makes 1024 + byte, 0 a subnormal, byte / 2^24.
+// As bytes: those of HIGH are the upper ones of the halves. 0x64 makes 1024 + byte, 0 a subnormal, byte / 2^24. Codes that are not
+// looked up come by rows: [0] has those of row I, [1] those of row I + 8.
 template <u32 HIGH, u32 I, u32 TYPE>
 __device__ inline void byte_fragment(const Group<TYPE>& group, const Book& book, u32 a[4]) {
     Codes codes = group.template codes<I>(book);
-    a[0] = __byte_perm(codes.pair[0], HIGH, 0x4240), a[1] = __byte_perm(codes.pair[0], HIGH, 0x4341);
-    a[2] = __byte_perm(codes.pair[1], HIGH, 0x4240), a[3] = __byte_perm(codes.pair[1], HIGH, 0x4341);
+    constexpr bool BY_ROWS = !is_turbo(TYPE);
+    a[0] = __byte_perm(codes.pair[0], HIGH, BY_ROWS ? 0x4140 : 0x4240);
+    a[1] = __byte_perm(codes.pair[BY_ROWS], HIGH, BY_ROWS ? 0x4140 : 0x4341);
+    a[2] = __byte_perm(codes.pair[!BY_ROWS], HIGH, BY_ROWS ? 0x4342 : 0x4240);
+    a[3] = __byte_perm(codes.pair[1], HIGH, BY_ROWS ? 0x4342 : 0x4341);
 }
 
 // A group of a float tile: value e of row r is number e * stride + r from its first. f32 and bf16 beyond f16 saturate.
