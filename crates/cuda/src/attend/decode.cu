@@ -6,6 +6,8 @@
 #include "groups.cuh"
 
 constexpr u32 SLICES = (V_DIM + 127) / 128;
+// Products of a tile and a slice of values. Of 64 dims or less two lanes share a group.
+constexpr u32 PRODUCTS = V_DIM > 64 ? 8 : 4;
 // Blocks that a multiprocessor is to hold: as many as leave the sums in registers.
 constexpr u32 BLOCKS = SLICES == 1 ? 3 : 2;
 // Bytes of the weights of a tile, [16 tokens][8 queries] halves; 16 more, so that tiles lie in different banks.
@@ -17,13 +19,21 @@ struct DecodeParams {
     Book value_book;
 };
 
-// Calls f with 0 .. 8 as constants.
+// Calls f with 0 .. 4 or 0 .. 8 as constants.
 template <u32 I>
 struct Const { static constexpr u32 value = I; };
 template <typename F>
-__device__ inline void for_eight(F f) {
+__device__ inline void for_four(F f) {
     f(Const<0>()), f(Const<1>()), f(Const<2>()), f(Const<3>());
-    f(Const<4>()), f(Const<5>()), f(Const<6>()), f(Const<7>());
+}
+template <typename F>
+__device__ inline void for_eight(F f) {
+    for_four(f), f(Const<4>()), f(Const<5>()), f(Const<6>()), f(Const<7>());
+}
+template <typename F>
+__device__ inline void for_products(F f) {
+    if constexpr (PRODUCTS == 8) for_eight(f);
+    else for_four(f);
 }
 
 // Sixteen halves.
@@ -39,9 +49,10 @@ struct Scales {
 };
 
 // Coded keys are multiplied as they are, bytes above their bias, so that nothing is spent on each: what the bias would add to the sum
-// of a block is what the sum begins with, `minus_bias`. Bytes are subnormal halves, whole numbers without anything above
-// them: the sum stays below 2.3 times what it is of codes (of Gaussian ones, by root mean square; of bytes above 1024 it would
-// be 21 times) and f32 rounds it by 2^-24 of that, while the queries are rounded by 2^-12.
+// of a block is what the sum begins with, `minus_bias`. As halves these bytes are subnormal, which tensor cores take as they are
+// (doi 10.7717/peerj-cs.330 for compute capabilities up to 8.0), so that nothing but the bias stands above a code. Sums on the way
+// are two to four times as large as without it, by root mean square, and f32 rounds each by 2^-23 at most; queries have been
+// rounded by 2^-12. (Above 1024 sums would be more than twenty times as large.)
 constexpr float BYTE_UNIT = 1.0f / (1 << 24);
 
 // Blocks of the keys.
@@ -152,8 +163,11 @@ __device__ inline void meet(float met[2], const u16* centre, const uint2* querie
 }
 
 // What a lane needs of a tile of values: of each slice of 128 dims, tokens 4t .. 4t + 4 of dims 16 g .. 16 g + 16. Lanes
-// beyond the last dim repeat the last 16.
-__device__ inline u32 first_dim(u32 slice, u32 lane) { return min(128 * slice + 16 * (lane / 4), V_DIM - 16); }
+// beyond the last dim repeat the last 16. Of 64 dims lanes g and g + 4 have the same sixteen, of which they take these rows.
+__device__ inline u32 first_dim(u32 slice, u32 lane) {
+    return min(128 * slice + 16 * (lane / 4 % PRODUCTS), V_DIM - 16);
+}
+__device__ inline u32 first_row(u32 lane) { return lane / 4 / PRODUCTS * 4; }
 
 template <u32 TYPE, bool CODED = (TYPE >= Q8_0)>
 struct Values {
@@ -171,8 +185,9 @@ struct Values {
         }
     }
 
-    // Adds to out[s][i] of lane (g, t) dims 128 s + 16 g + i (first two) and + 8, for queries 2t and 2t + 1.
-    __device__ void mix(float out[SLICES][8][4], const Book& book, const u32 b[2], u32 lane) const {
+    // Adds to out[s][i] of lane (g, t) dims 128 s + 16 g + i (first two) and + 8, for queries 2t and 2t + 1. (Of 64 dims the lane's
+    // dims begin at `first_dim` and `first_row`.)
+    __device__ void mix(float out[SLICES][PRODUCTS][4], const Book& book, const u32 b[2], u32 lane) const {
         u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
@@ -182,10 +197,11 @@ struct Values {
                 Dims in = block_at(TYPE, V_DIM, dim);
                 group.follow_lanes((dim - in.first) / 16, in.n, (dim - 128 * slice) / 16 * 4 + lane % 4);
             }
+            if constexpr (PRODUCTS == 4) group = group.from(first_row(lane));
             uint2 four = scales[slice];
             u32 first = pack_halves(from_half((u16)four.x) * book.step, from_half((u16)(four.x >> 16)) * book.step);
             u32 second = pack_halves(from_half((u16)four.y) * book.step, from_half((u16)(four.y >> 16)) * book.step);
-            for_eight([&](auto i) {
+            for_products([&](auto i) {
                 u32 a[4];
                 byte_fragment<0x64, i.value>(group, book, a);
                 a[0] = half_mul(half_sub(a[0], bias), first), a[1] = half_mul(half_sub(a[1], bias), first);
@@ -204,13 +220,14 @@ struct Values<TYPE, false> {
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             load_floats<TYPE>(groups[slice], tile, lane % 4 * 4 * V_DIM + first_dim(slice, lane), V_DIM);
+            if constexpr (PRODUCTS == 4) groups[slice] = groups[slice].from(first_row(lane));
         }
     }
 
-    __device__ void mix(float out[SLICES][8][4], const Book&, const u32 b[2], u32) const {
+    __device__ void mix(float out[SLICES][PRODUCTS][4], const Book&, const u32 b[2], u32) const {
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
-            for_eight([&](auto i) {
+            for_products([&](auto i) {
                 u32 a[4];
                 fragment<i.value>(groups[slice], a);
                 multiply(out[slice][i.value], a, b[0], b[1]);
@@ -294,7 +311,7 @@ struct Shared {
 };
 
 // The warps' shares, joined in their order, to memory.
-__device__ inline void join(const Common& c, size_t base, Shared& shared, Softmax& w, float out[SLICES][8][4], u32 lane,
+__device__ inline void join(const Common& c, size_t base, Shared& shared, Softmax& w, float out[SLICES][PRODUCTS][4], u32 lane,
                             u32 warp) {
     u32 g = lane / 4, t = lane % 4;
     for (u32 q = 0; q < 2; q++) {
@@ -311,9 +328,9 @@ __device__ inline void join(const Common& c, size_t base, Shared& shared, Softma
     for (u32 turn = 0; turn < WARPS; turn++) {
         if (turn == warp) {
             for (u32 slice = 0; slice < SLICES; slice++) {
-                u32 dim = 128 * slice + 16 * g;
+                u32 dim = 128 * slice + 16 * (g % PRODUCTS) + first_row(lane);
                 if (dim >= V_DIM) continue;
-                for (u32 i = 0; i < 8; i++) {
+                for (u32 i = 0; i < PRODUCTS; i++) {
                     for (u32 r = 0; r < 4; r++) {
                         float& to = shared.out[2 * t + r % 2][dim + i + 8 * (r / 2)];
                         float share = factor[r % 2] * out[slice][i][r];
@@ -356,7 +373,7 @@ __device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
 }
 
 template <u32 TYPE>
-__device__ inline void mix_tile(float out[SLICES][8][4], const u8* tile, const Book& book, const u8* weights, u32 lane) {
+__device__ inline void mix_tile(float out[SLICES][PRODUCTS][4], const u8* tile, const Book& book, const u8* weights, u32 lane) {
     Values<TYPE> values;
     values.load(tile, lane);
     u32 b[2];
@@ -366,7 +383,7 @@ __device__ inline void mix_tile(float out[SLICES][8][4], const u8* tile, const B
 
 // Eight tiles of one type, several on their way at a time.
 template <u32 TYPE>
-__device__ inline void mix_unit(float out[SLICES][8][4], const u8* my_tile, const Book& book, const u8* weights,
+__device__ inline void mix_unit(float out[SLICES][PRODUCTS][4], const u8* my_tile, const Book& book, const u8* weights,
                                 u32 lane) {
     constexpr u32 AHEAD = (TYPE >= Q4_0 ? 4 : TYPE == Q8_0 ? 2 : 1) / (TYPE >= Q8_0 ? SLICES : 1);
 #pragma unroll 1
@@ -415,7 +432,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
     u32 end = min(units, (blockIdx.x + 1) * split_units);
     u8* weights = shared.weights[warp];
     Softmax w = {{HIDDEN, HIDDEN}, {0.0f, 0.0f}};
-    float out[SLICES][8][4] = {};
+    float out[SLICES][PRODUCTS][4] = {};
     for (u32 unit = blockIdx.x * split_units + warp; unit < end; unit += WARPS) {
         u32 index = first_tile + unit * UNIT + lane / 4;
         float scores[8][4] = {};
@@ -440,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         weigh(p.c, w, scores, met, index * TILE, sight, weights, keep, lane);
         if (keep[0] != 1.0f || keep[1] != 1.0f) {
             for (u32 slice = 0; slice < SLICES; slice++) {
-                for (u32 i = 0; i < 8; i++) {
+                for (u32 i = 0; i < PRODUCTS; i++) {
                     for (u32 r = 0; r < 4; r++) out[slice][i][r] *= keep[r % 2];
                 }
             }

@@ -6,14 +6,14 @@
 //! - **Keys.** Lane (g, t) loads whole groups of tile g, every fourth from t on, by 16 bytes at a time. Product i of eight
 //!   takes tokens i and i + 8 of all eight tiles as its 16 rows, and the four dims of each lane's group as its share of
 //!   16 dims: which token is a row, and which dim is a step of the sum, is ours to choose, as long as the queries follow.
-//!   So all 64 codes of a group are used by the lane that loaded them, and nothing passes through shared memory. A
-//!   token's scale multiplies its 32-bit sum.
+//!   So all 64 codes of a group are used by the lane that loaded them, and nothing passes through shared memory. Codes are multiplied as
+//!   bytes; what their bias adds is taken from the 32-bit sum of a block, which the token's scale multiplies then.
 //! - **Centres** that keys of a block are relative to are rows of one product more for each 16 dims, a row to a tile: with a window
 //!   a unit may lie in two blocks. What it gives is told to the maximum of the tile, not to its scores.
 //! - **Weights** of the unit (128 tokens, 8 queries, halves) are the one thing that does, to become right operands.
 //! - **Values.** Lane (g, t) has the group of dims 16 g .. 16 g + 16 and tokens 4 t .. 4 t + 4 of one tile: the 32 groups
 //!   of 128 dims lie side by side. Product i takes dims i and i + 8 of each sixteen as rows. Scales are multiplied in as
-//!   halves, two tokens at a time.
+//!   halves, two tokens at a time. Of 64 dims or less, lanes g and g + 4 share a sixteen, half of its rows each, in four products.
 //!
 //! Codes with a memory (turbo2t, turbo3t) are looked up with those of the 16 dims before: of keys in the group that the lane had before, of
 //! values in that of the lane four before it; once in a block they are the last ones, a dim to the left. Six bits choose one of 64 bytes in
@@ -24,17 +24,29 @@
 //!
 //! # Budget
 //!
-//! Instructions per value in the inner loops, counted in the machine code for compute capability 9.0 (K, V), and what
-//! share of an H200's 4.3 TB/s the 128 operations that a multiprocessor issues per clock allow, with 0.5 per value for the
-//! softmax added:
+//! Of the four quarters of a multiprocessor each issues one instruction (of a warp) per clock, and takes every other clock one of whole
+//! numbers: logic, shifts, permutations of bytes, selections, comparisons, conversions to halves (CUDA C++ programming guide,
+//! throughput of arithmetic instructions, compute capability 9.0: 64 lanes per clock). That pipe is what binds look-ups, so that what another
+//! pipe can do is left to it: the upper half of a word is taken by an addition of halves, shifts to the left are products.
 //!
-//! | turbo2 | turbo3 | turbo4 | q4_0 | q8_0 | f16 |
-//! |---|---|---|---|---|---|
-//! | 2.0, 3.0 | 2.9, 3.7 | 3.2, 4.2 | 2.7, 2.7 | 2.4, 2.4 | 1.3, 1.0 |
-//! | 70 % | 80 % | 95 % | all | all | all |
+//! Instructions per value, and of these on that pipe, of a unit of 128 dims that all queries see whole, K and V and softmax, counted in
+//! the machine code that `ptxas` 13.0 makes for compute capability 9.0; and what share of an H200's 4.3 TB/s (132 multiprocessors at
+//! 1.98 GHz) either allows:
 //!
-//! Loads in flight: two to four groups of 24 bytes per lane (turbo3), 18 to 36 KB for the 12 warps that fit a
-//! multiprocessor at 165 registers; 4.3 TB/s at 700 ns take 23 KB. None of this has been measured.
+//! | | turbo2 | turbo3 | turbo4 | q4_0 | q8_0 | f16 | turbo2t | turbo3t |
+//! |---|---|---|---|---|---|---|---|---|
+//! | instructions | 2.6 | 3.0 | 3.7 | 2.6 | 2.2 | 1.6 | 8.3 | 9.3 |
+//! | of whole numbers | 1.2 | 1.5 | 2.1 | 1.2 | 0.8 | 0.9 | 6.1 | 6.9 |
+//! | allowed by issue | 80 % | all | all | all | all | all | 25 % | 33 % |
+//! | allowed by the pipe | 87 % | 99 % | 94 % | all | all | all | 17 % | 22 % |
+//!
+//! turbo3 of 64 dims: 4.0 and 2.0 instructions, 77 % and 76 %; of 256: 2.9 and 1.5, all. What waits for memory or for another instruction comes on
+//! top: 12 warps fit a multiprocessor at 168 registers. Loads in flight: two to four groups of 24 bytes per lane (turbo3), 18 to 36 KB
+//! for these; 4.3 TB/s at 700 ns take 23 KB. None of this has been measured on a card.
+//!
+//! Left, for what it would save: scales of values that join the weights as powers of two, with a maximum of their own, would
+//! take 13 % of turbo3's instructions, but none of the pipe that binds it; signs of turbo4's keys as those of halves, which are symmetric, 12 %
+//! of its pipe.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Result, StreamSpec};

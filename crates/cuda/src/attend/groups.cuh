@@ -20,24 +20,9 @@ __device__ inline u32 logic(u32 a, u32 b, u32 c) {
 // Bits of `a` where those of `mask` are 1, of `b` where they are 0.
 __device__ inline u32 choose(u32 mask, u32 a, u32 b) { return logic<0xca>(mask, a, b); }
 
-// Bytes of `low` and `high` by the lower four nibbles of `index`, which are below 8: `__byte_perm` makes sure of that.
-__device__ inline u32 pick(u32 low, u32 high, u32 index) {
-    u32 bytes;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(index));
-    return bytes;
-}
-
-// The upper half of `x`, as a half that is no NaN: what a shift would do, but the pipe of halves has less to do.
-__device__ inline u32 upper(u32 x) {
-    u32 y;
-    asm("{ .reg .b16 low, high; .reg .b32 twice; mov.b32 {low, high}, %1; mov.b32 twice, {high, high}; "
-        "sub.rn.f16x2 %0, twice, %2; }" : "=r"(y) : "r"(x), "r"(0));
-    return y;
-}
-
-// What a lane needs of group g of a block of `dims`: its 16 rows (tokens of K, dims of V) of four values each. `fragment<I>` makes of rows I
+// What a lane needs of group g of a block of `dims`: its 16 rows (tokens of K, dims of V) of four values each. `byte_fragment` makes of rows I
 // and I + 8 the left operand of a product, in the order (row I, values 0 and 1), (row I + 8, 0 and 1), (row I, 2 and 3),
-// (row I + 8, 2 and 3).
+// (row I + 8, 2 and 3). `from(row)` has rows from `row`, 0 or 4, on, and from `row` + 8 on, four of each, where others have the first.
 template <u32 TYPE>
 struct Group;
 
@@ -47,21 +32,26 @@ struct Group<Q8_0> {
     __device__ void load(const u8* planes, u32, u32 g) {
         for (int i = 0; i < 4; i++) rows[i] = __ldg((const uint4*)(planes + Q8_0_GROUP * g) + i);
     }
+    __device__ Group from(u32 row) const {
+        return {{row ? rows[1] : rows[0], rows[1], row ? rows[3] : rows[2], rows[3]}};
+    }
     template <u32 I>
     __device__ Codes codes(const Book&) const {
         return {{word<I % 4>(rows[I / 4]), word<I % 4>(rows[I / 4 + 2])}};
     }
 };
 
+template <class G>
 struct Nibbles {
     uint4 rows[2];
     __device__ void load(const u8* planes, u32, u32 g) {
         for (int i = 0; i < 2; i++) rows[i] = __ldg((const uint4*)(planes + NIBBLES_GROUP * g) + i);
     }
+    __device__ G from(u32 row) const { return {{{row ? rows[1] : rows[0], rows[1]}}}; }
 };
 
 template <>
-struct Group<Q4_0> : Nibbles {
+struct Group<Q4_0> : Nibbles<Group<Q4_0>> {
     template <u32 I>
     __device__ Codes codes(const Book&) const {
         u32 pairs = word<I % 4>(rows[I / 4]);
@@ -70,7 +60,7 @@ struct Group<Q4_0> : Nibbles {
 };
 
 template <>
-struct Group<TURBO4> : Nibbles {
+struct Group<TURBO4> : Nibbles<Group<TURBO4>> {
     template <u32 I>
     __device__ Codes codes(const Book& book) const {
         // Eight levels in two registers: two look-ups, and bit 3 decides.
@@ -103,6 +93,9 @@ struct Group<TURBO2> {
     // Rows one down, and the last one first.
     __device__ Group turned() const {
         return {{(low.w & 0x3f3f3f3f) << 2 | (low.w >> 6 & 0x03030303), low.x, low.y, low.z}};
+    }
+    __device__ Group from(u32 row) const {
+        return {{low.x >> row / 2, low.y >> row / 2, low.z >> row / 2, low.w >> row / 2}};
     }
     // Indices of rows I (low nibble) and I + 8 (high nibble) of four values.
     template <u32 I>
@@ -142,9 +135,10 @@ struct Group<TURBO3> {
     __device__ Group turned() const {
         return {two.turned(), {high.x << 4 | high.y >> 28, high.y << 4 | high.x >> 28}};
     }
+    __device__ Group from(u32 row) const { return {two.from(row), {high.x >> 4 * row, high.y >> 4 * row}}; }
     // The high bits where indices have them, of rows I % 4 + 4 (bit 2 of a nibble) and I % 4 (bit 0), with all else 0. Of the five
     // digits of a bit's number in a word, upper ones first, here are digits 2 and 1 of its row (i), its half of the rows (h)
-    // and its value (v), in 15 instructions and four for all eight I of a group.
+    // and its value (v). All eight I of a group share the words: 21 instructions of the pipe that binds.
     template <u32 I>
     __device__ u32 high_bits() const {
         u32 rows = I % 2 == 0 ? choose(0x0f0f0f0f, high.x, high.y << 4)
@@ -198,6 +192,12 @@ struct Remembering {
             before[m] = wraps ? other.turned() : other;
         }
     }
+    __device__ Group<TYPE> from(u32 row) const {
+        Group<TYPE> group;
+        group.own = own.from(row);
+        for (u32 m = 0; m < MEMORY; m++) group.before[m] = before[m].from(row);
+        return group;
+    }
     template <u32 I>
     __device__ Codes codes(const Book&) const {
         return remembered<TYPE>(own.template indices<I>(), before[0].template indices<I>(),
@@ -224,6 +224,14 @@ __device__ inline void byte_fragment(const Group<TYPE>& group, const Book& book,
 // A group of a float tile: value e of row r is number e * stride + r from its first. f32 and bf16 beyond f16 saturate.
 struct Floats {
     uint4 values[4][2];  // halves of the 16 rows, by value
+    __device__ Floats from(u32 row) const {
+        Floats f = *this;
+        for (u32 i = 0; row && i < 8; i++) {
+            uint4& eight = f.values[i / 2][i % 2];
+            eight.x = eight.z, eight.y = eight.w;
+        }
+        return f;
+    }
 };
 
 template <u32 TYPE>
