@@ -57,6 +57,25 @@ fn a_long_context_is_split_and_joined() {
     }
 }
 
+/// Of 64 dims or less two lanes share a sixteen of values, whose rows each type divides in its own way: in whole units, tiles and 16 bit.
+#[test]
+fn small_heads_of_every_type_decode() {
+    const TOKENS: usize = 209;
+    let Some(subject) = on_emulator(80) else { return };
+    let small = [(DType::Turbo3, 32), (DType::Turbo2T, 32)];
+    for (dtype, dim) in TYPES.map(|dtype| (dtype, 64)).into_iter().chain(small) {
+        let shape =
+            Shape { k_head_dim: dim, v_head_dim: dim, n_kv_heads: 1, group: 4, ..Shape::new(dtype, dtype) };
+        let tokens = Tokens::gaussian(shape, TOKENS + 1, 21);
+        let mut batch = Batch::fed(&subject, &tokens, TOKENS, TOKENS).unwrap();
+        batch.append(&[1]).unwrap();
+        let q = gaussian(22, shape.n_heads() * dim, 1.0);
+        let what = || format!("{shape:?}");
+        let got = batch.attend(&q, &what).unwrap();
+        batch.assert_answers(&q, &got, &what);
+    }
+}
+
 /// With a window units of eight tiles begin anywhere, so that two centres meet in one; a sink has none.
 #[test]
 fn centres_are_those_of_the_block_wherever_a_window_begins() {
