@@ -1,15 +1,14 @@
 // Attention of up to eight queries over compressed tiles, straight from memory to the tensor cores. The method is in
 // decode.rs.
 //
-// Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (values per token as stored), CAPPED (whether scores are).
+// Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (values per token as stored), CAPPED (whether scores are),
+// BLOCKS (that a multiprocessor is to hold).
 
 #include "groups.cuh"
 
 constexpr u32 SLICES = (V_DIM + 127) / 128;
 // Products of a tile and a slice of values. Of 64 dims or less two lanes share a group.
 constexpr u32 PRODUCTS = V_DIM > 64 ? 8 : 4;
-// Blocks that a multiprocessor is to hold: as many as leave the sums in registers.
-constexpr u32 BLOCKS = SLICES == 1 ? 3 : 2;
 // Bytes of the weights of a tile, [16 tokens][8 queries] halves; 16 more, so that tiles lie in different banks.
 constexpr u32 WEIGHT_BYTES = TILE * QUERIES * 2 + 16;
 

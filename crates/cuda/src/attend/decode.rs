@@ -50,7 +50,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Result, StreamSpec};
-use kvant_codec::DType;
+use kvant_codec::{DType, turbo};
 
 use super::{BOOKS, Book, Common, HEADERS, OP, THREADS, WARPS, constants};
 use crate::kv::{SpecParams, TYPES, number};
@@ -104,9 +104,14 @@ impl Kind {
     }
 }
 
-fn defines(types: [DType; 2], dims: [usize; 2], is_capped: bool) -> [Define; 5] {
+fn defines(types: [DType; 2], dims: [usize; 2], is_capped: bool) -> [Define; 6] {
     let ([k, v], [k_dim, v_dim, capped]) = (types.map(number), super::defines(dims, is_capped));
-    [("K_TYPE", k), ("V_TYPE", v), k_dim, v_dim, capped]
+    [("K_TYPE", k), ("V_TYPE", v), k_dim, v_dim, capped, ("BLOCKS", blocks_at_once(dims[1]) as u32)]
+}
+
+/// Blocks that a multiprocessor holds at once: as many as leave the sums of so many dims in registers.
+fn blocks_at_once(v_dim: usize) -> usize {
+    if v_dim <= turbo::LEN { 3 } else { 2 }
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -132,10 +137,11 @@ pub(super) fn builds() -> impl Iterator<Item = Build> {
     plain.chain(capped).map(build)
 }
 
-/// Tiles of one split of a walk over `tiles`, by a sequence of `n_kv_heads`: whole units, one for each warp or several, so many
-/// that one sequence alone keeps all multiprocessors busy.
-pub(super) fn split_tiles(cx: &Context, tiles: usize, n_kv_heads: usize) -> usize {
-    let most = (4 * cx.gpu().properties().n_sms as usize / n_kv_heads).max(1);
+/// Tiles of one split of a walk over `tiles`, by a sequence of `n_kv_heads`: whole units, one for each warp or several, so that the
+/// blocks of one sequence alone, if it is long, are all there at once and end together: a few more would wait for the first to end.
+pub(super) fn split_tiles(cx: &Context, tiles: usize, n_kv_heads: usize, v_dim: usize) -> usize {
+    let at_once = blocks_at_once(v_dim) * cx.gpu().properties().n_sms as usize;
+    let most = (at_once / n_kv_heads).max(1);
     UNIT * WARPS * tiles.div_ceil(UNIT * WARPS).div_ceil(most).max(1)
 }
 

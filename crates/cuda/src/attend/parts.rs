@@ -124,7 +124,10 @@ impl Launched {
         let padded = queries.next_multiple_of(way.queries_per_block());
         let tiles = most_tiles(p, way, part, head);
         let split_tiles = match way {
-            Way::Decode => decode::split_tiles(cx, tiles, p.n_kv_heads),
+            Way::Decode => {
+                let v_dim = part.layer.values(head).spec.value_dim();
+                decode::split_tiles(cx, tiles, p.n_kv_heads, v_dim)
+            }
             Way::Many(cut) => prompt::split_tiles(cx, tiles, p.n_kv_heads * padded / cut.queries()),
             Way::Split | Way::Wide(_) => {
                 split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block())
