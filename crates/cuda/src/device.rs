@@ -541,7 +541,7 @@ fn bytes(values: usize) -> usize {
     values * size_of::<f32>()
 }
 
-/// A recording in progress; what was recorded is dropped unless it is run.
+/// A recording in progress; its last piece is dropped unless it is run.
 struct Recording<'a> {
     gpu: &'a dyn Gpu,
     is_done: bool,

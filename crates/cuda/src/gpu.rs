@@ -87,12 +87,12 @@ pub(crate) trait Gpu: Send + Sync + 'static {
 
     /// Queues what `ops` does, waits for it and returns the seconds the device took, by its own clock.
     fn timed(&self, ops: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError>;
-    /// Starts to record what this thread queues, instead of doing it. Until [`Gpu::end`] nothing can be read, and other
+    /// Starts to record what this thread queues, to be done piece by piece. Until [`Gpu::end`] nothing can be read, and other
     /// threads wait. A device that cannot record does everything at once: the result is the same.
     fn begin(&self) -> Result<(), CudaError> {
         Ok(())
     }
-    /// Ends the recording and queues it as a whole, or drops it unless `run`.
+    /// Ends the recording and queues what is left of it, or drops that unless `run`.
     fn end(&self, run: bool) -> Result<(), CudaError> {
         let _ = run;
         Ok(())

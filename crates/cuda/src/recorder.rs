@@ -1,9 +1,9 @@
-//! The queue of a device: a stream whose work is either done at once or recorded into a graph.
+//! The queue of a device: a stream whose work is either done at once or recorded into graphs.
 //!
-//! A decode step launches some three hundred small kernels. Launched one by one, each costs the host microseconds and
-//! the device a gap; recorded, they cost one launch. Every step is recorded anew, as its parameters differ, and the
-//! executable graph of the step before takes them over (`cuGraphExecUpdate`); where the kernels themselves differ, a
-//! new one is made.
+//! A decode step launches some three hundred small kernels. Launched one by one, each leaves a gap on the device; recorded, they
+//! follow one another. Every step is recorded anew, as its parameters differ, which takes the host as long as launches would: so
+//! it is cut into pieces, each of which runs while the next is recorded. The executable graph of that piece of the step before
+//! takes the parameters over (`cuGraphExecUpdate`); where the kernels themselves differ, a new one is made.
 //!
 //! While one thread records, the others wait: what they queued would end up in the graph.
 
@@ -12,6 +12,9 @@ use std::thread::{self, ThreadId};
 
 use crate::staging::{Calls, Staging, Uploads};
 use crate::{CudaError, DevicePtr};
+
+/// Calls that a piece of a recording has: those of some six layers, of which the device has more to do than the host.
+const PIECE: usize = 64;
 
 /// A stream and, while a thread records, the graph in the making.
 pub(crate) struct Recorder<C: Calls> {
@@ -23,14 +26,18 @@ pub(crate) struct Recorder<C: Calls> {
 
 struct State<C: Calls> {
     recording: Option<Recording>,
-    /// The graph of the last step, ready to run.
-    runnable: Option<C::Runnable>,
+    /// The graphs of the last step, ready to run, by piece.
+    runnables: Vec<C::Runnable>,
     staging: Staging<C>,
     uploads: Uploads<C>,
 }
 
 struct Recording {
     thread: ThreadId,
+    /// Pieces that are queued.
+    pieces: usize,
+    /// Of the piece that is recorded.
+    calls: usize,
     /// Memory that recorded work may still use: freed once it has run.
     freed: Vec<DevicePtr>,
 }
@@ -64,12 +71,18 @@ impl<C: Calls> Recorder<C> {
     /// A queue on the stream of `calls`.
     pub fn new(calls: C) -> Self {
         let (staging, uploads) = (Staging::default(), Uploads::default());
-        let state = State { recording: None, runnable: None, staging, uploads };
+        let state = State { recording: None, runnables: Vec::new(), staging, uploads };
         Self { state: Mutex::new(state), ended: Condvar::new(), calls }
     }
 
-    /// Waits until no other thread records.
+    /// The right to queue one more call. Waits until no other thread records.
     pub fn queue(&self) -> Result<Queue<'_, C>, CudaError> {
+        let mut queue = self.lock()?;
+        queue.state.count(&self.calls)?;
+        Ok(queue)
+    }
+
+    fn lock(&self) -> Result<Queue<'_, C>, CudaError> {
         self.calls.bind()?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let me = thread::current().id();
@@ -116,7 +129,7 @@ impl<C: Calls> Recorder<C> {
 
     pub fn free(&self, ptr: DevicePtr) {
         // There is nothing to do about a failure: the context is lost then, and its memory with it.
-        let Ok(mut queue) = self.queue() else { return };
+        let Ok(mut queue) = self.lock() else { return };
         match &mut queue.state.recording {
             Some(recording) => recording.freed.push(ptr),
             None => queue.calls.free(ptr),
@@ -144,20 +157,23 @@ impl<C: Calls> Recorder<C> {
             queue.state.staging.clear();
         }
         queue.calls.begin()?;
-        queue.state.recording = Some(Recording { thread: thread::current().id(), freed: Vec::new() });
+        let thread = thread::current().id();
+        queue.state.recording = Some(Recording { thread, pieces: 0, calls: 0, freed: Vec::new() });
         Ok(())
     }
 
-    /// Ends the recording, and runs it if `run`.
+    /// Ends the recording, and queues what is left of it if `run`.
     pub fn end(&self, run: bool) -> Result<(), CudaError> {
-        let mut queue = self.queue()?;
-        let recording = queue.state.recording.take();
+        let mut queue = self.lock()?;
+        let Some(recording) = queue.state.recording.take() else {
+            return Err(CudaError::call("end", "no step is being recorded"));
+        };
         let ended = queue.calls.end();
         let result = ended.and_then(|graph| match run {
-            true => queue.state.run(queue.calls, &graph),
+            true => queue.state.run(queue.calls, recording.pieces, &graph),
             false => Ok(()),
         });
-        recording.into_iter().flat_map(|recording| recording.freed).for_each(|ptr| queue.calls.free(ptr));
+        recording.freed.into_iter().for_each(|ptr| queue.calls.free(ptr));
         self.ended.notify_all();
         result
     }
@@ -172,21 +188,32 @@ impl<C: Calls> Drop for Recorder<C> {
 }
 
 impl<C: Calls> State<C> {
-    /// Queues what `graph` says.
-    fn run(&mut self, calls: &C, graph: &C::Graph) -> Result<(), CudaError> {
-        let is_updated = match &mut self.runnable {
+    /// Counts a call, which begins a new piece where the last one is full.
+    fn count(&mut self, calls: &C) -> Result<(), CudaError> {
+        let Some(recording) = &mut self.recording else { return Ok(()) };
+        recording.calls += 1;
+        if recording.calls <= PIECE {
+            return Ok(());
+        }
+        let piece = recording.pieces;
+        (recording.pieces, recording.calls) = (piece + 1, 1);
+        let graph = calls.end()?;
+        self.run(calls, piece, &graph)?;
+        calls.begin()
+    }
+
+    /// Queues what `graph` says, piece `piece` of a step.
+    fn run(&mut self, calls: &C, piece: usize, graph: &C::Graph) -> Result<(), CudaError> {
+        let is_updated = match self.runnables.get_mut(piece) {
             Some(runnable) => calls.update(runnable, graph)?,
             None => false,
         };
         if !is_updated {
-            // The first, or other kernels than last time. The old one goes first, so that its memory can be used.
-            self.runnable = None;
+            // The first, or other kernels than last time, and so from here on. The old ones go first, so that their memory can be used.
+            self.runnables.truncate(piece);
+            self.runnables.push(calls.make(graph)?);
         }
-        let runnable = match &mut self.runnable {
-            Some(runnable) => runnable,
-            none => none.insert(calls.make(graph)?),
-        };
-        calls.run(runnable)
+        calls.run(&self.runnables[piece])
     }
 }
 

@@ -130,6 +130,39 @@ fn a_step_like_the_last_takes_its_graph_over_and_another_has_a_new_one_made() {
     assert_eq!(counts, [(1, 1, 0), (1, 1, 1), (2, 1, 1), (2, 1, 2), (2, 1, 3), (3, 1, 3)]);
 }
 
+/// The device is never ahead of the host by more than a piece, and each piece has a graph of its own.
+#[test]
+fn a_long_step_runs_while_it_is_recorded() {
+    let (fake, recorder) = recorder();
+    let n = 2 * PIECE + 5;
+    let bytes = |step: u8| (0..n).map(|i| (i as u8).wrapping_add(3 * step)).collect::<Vec<_>>();
+    for step in 0..3 {
+        recorder.begin().unwrap();
+        for (i, byte) in bytes(step).into_iter().enumerate() {
+            recorder.write(i as u64, &[byte]).unwrap();
+            assert_eq!(fake.n_recorded(), i % PIECE + 1);
+        }
+        recorder.free(7);
+        assert_eq!(fake.freed().len(), usize::from(step), "not before the step has ended");
+        recorder.end(true).unwrap();
+        recorder.finish().unwrap();
+        assert_eq!(fake.memory(0..n), bytes(step));
+        assert_eq!(fake.n_runnables(), (3, 3, 3 * usize::from(step)));
+    }
+}
+
+#[test]
+fn what_was_queued_of_a_step_that_is_dropped_stays_done() {
+    let (fake, recorder) = recorder();
+    recorder.begin().unwrap();
+    (0..PIECE as u64 + 1).for_each(|i| recorder.write(i, &[1]).unwrap());
+    recorder.end(false).unwrap();
+    recorder.finish().unwrap();
+    assert_eq!(fake.memory(0..PIECE), vec![1; PIECE]);
+    assert_eq!(fake.memory(0..PIECE + 1), [], "the last one was in a piece of its own");
+    assert!(recorder.end(true).is_err(), "nothing is being recorded");
+}
+
 #[test]
 fn a_recording_that_fails_frees_its_memory_and_lets_others_go_on() {
     let (fake, recorder) = recorder();
