@@ -43,7 +43,6 @@
 //! tests hold the sum of these against the CPU's attention in f64.
 
 mod decode;
-
 mod parts;
 mod prompt;
 mod wide;
