@@ -238,7 +238,7 @@ struct Values<TYPE, false> {
 // The weights of a tile as right operand: token 4t + e of query g in the order of `Group`.
 __device__ inline void load_weights(u32 b[2], const u8* weights, u32 lane) {
     u32 row = lane % 8 / 2 * 4 + lane % 2 + (lane / 8 % 2) * 2;
-    u32 at = (u32)__cvta_generic_to_shared(weights + 16 * row);
+    u32 at = shared_address(weights + 16 * row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                  : "=r"(b[0]), "=r"(b[1]) : "r"(at) : "memory");
 }

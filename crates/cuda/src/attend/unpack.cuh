@@ -20,6 +20,24 @@ __device__ inline u32 in_tokens(u32 dims, u32 token, u32 dim) {
 // The same in rows that are dims.
 __device__ inline u32 in_dims(u32 dim, u32 token) { return dim * TILE + 8 * (token / 8 ^ dim / 4 % 2) + token % 8; }
 
+// Sixteen rows of queries or weights, of `dims` halves each, as left operand: from row `first` and column `at` on.
+__device__ inline void load_rows(u32 a[4], const u16* rows, u32 dims, u32 first, u32 at, u32 lane) {
+    u32 row = first + lane % 8 + 8 * (lane / 8 % 2);
+    load_matrices(a, rows + in_tokens(dims, row, at + 8 * (lane / 16)), false);
+}
+
+// Sixteen dims of a tile of keys, from `dim` on, as right operands: of tokens 0 to 8, then of 8 to 16.
+__device__ inline void load_keys(u32 m[4], const u16* keys, u32 dims, u32 dim, bool by_token, u32 lane) {
+    u32 from = dim + 8 * (lane / 8 % 2), token = 8 * (lane / 16), row = lane % 8;
+    load_matrices(m, keys + (by_token ? in_tokens(dims, token + row, from) : in_dims(from + row, token)), !by_token);
+}
+
+// Sixteen dims of a tile of values, from `dim` on, as right operands: of dims 0 to 8, then of 8 to 16.
+__device__ inline void load_values(u32 m[4], const u16* values, u32 dims, u32 dim, bool by_token, u32 lane) {
+    u32 from = dim + 8 * (lane / 16), token = 8 * (lane / 8 % 2), row = lane % 8;
+    load_matrices(m, values + (by_token ? in_tokens(dims, token + row, from) : in_dims(from + row, token)), by_token);
+}
+
 // Bits `at` to `at + 3` of a word, each to bit `to` of its byte; `at` counts from bit `to`.
 __device__ u32 spread(u32 word, u32 at, u32 to) {
     u32 nibble = word >> at << to & 15 << to;
@@ -253,6 +271,15 @@ __device__ void load_stored(const AttendParams& p, const Tile& tile, const u16* 
 __device__ void fetch_tile(const Tile& tile, u32 lane) {
     for (u32 at = 128 * lane; at < tile.bytes; at += 128 * 32) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(tile.at + at));
+    }
+}
+
+// Copies `n` prepared queries to shared memory, by `threads` threads.
+__device__ void copy_queries(const Common& c, const Slot& slot, u32 first, u32 n, u32 threads, u16* to) {
+    const u16* from = c.queries + slot.query(first) * K_DIM;
+    for (u32 i = threadIdx.x; i < n * (K_DIM / 8); i += threads) {
+        u32 query = i / (K_DIM / 8), dim = i % (K_DIM / 8) * 8;
+        *(uint4*)(to + in_tokens(K_DIM, query, dim)) = *(const uint4*)(from + query * K_DIM + dim);
     }
 }
 

@@ -26,24 +26,12 @@ struct Work {
     float sum[QUERY_TILES][2];
 };
 
-// Sixteen rows of queries or weights, of `dims` halves each, as left operand: from row `first` and column `at` on.
-__device__ void load_rows(u32 a[4], const u16* rows, u32 dims, u32 first, u32 at, u32 lane) {
-    u32 row = first + lane % 8 + 8 * (lane / 8 % 2);
-    load_matrices(a, rows + in_tokens(dims, row, at + 8 * (lane / 16)), false);
-}
-
 // Scores of the queries with the keys of a tile: s[g][n][..] of tokens 8 n + 2 (lane mod 4) and the next, as `mma` has them.
 __device__ void scores(const u16* queries, const u16* keys, bool by_token, float s[QUERY_TILES][2][4], u32 lane) {
-    u32 row = lane % 8, matrix = lane / 8;
 #pragma unroll 4
     for (u32 k = 0; k < K_DIM / 16; k++) {
         u32 m[4];
-        if (by_token) {
-            load_matrices(m, keys + in_tokens(K_DIM, row + 8 * (matrix / 2), 16 * k + 8 * (matrix % 2)), false);
-        } else {
-            // Matrices (dims 0..8, tokens 0..8), (dims 8.., tokens 0..), then tokens 8..16.
-            load_matrices(m, keys + in_dims(16 * k + row + 8 * (matrix % 2), 8 * (matrix / 2)), true);
-        }
+        load_keys(m, keys, K_DIM, 16 * k, by_token, lane);
 #pragma unroll
         for (u32 g = 0; g < QUERY_TILES; g++) {
             u32 a[4];
@@ -116,7 +104,7 @@ __device__ void soften(Work& w, const float s[QUERY_TILES][2][4], Shared& shared
 // Adds the values of tile `i` of a step, weighted: of the warp's dims.
 __device__ void mix(Work& w, const Shared& shared, u32 i, bool by_token, u32 lane, u32 warp) {
     constexpr u32 DIM = JOINT ? K_DIM : V_DIM;
-    u32 row = lane % 8, matrix = lane / 8, a[QUERY_TILES][4];
+    u32 a[QUERY_TILES][4];
     const u16* values = shared.tiles[i];
 #pragma unroll
     for (u32 g = 0; g < QUERY_TILES; g++) load_rows(a[g], shared.weights, STEP, QUERIES * g, TILE * i, lane);
@@ -124,11 +112,7 @@ __device__ void mix(Work& w, const Shared& shared, u32 i, bool by_token, u32 lan
     for (u32 u = 0; u < UNITS; u++) {
         u32 dim = 16 * (WARPS * u + warp), m[4];
         if (dim >= V_DIM) continue;
-        if (by_token) {
-            load_matrices(m, values + in_tokens(DIM, row + 8 * (matrix % 2), dim + 8 * (matrix / 2)), true);
-        } else {
-            load_matrices(m, values + in_dims(dim + row + 8 * (matrix / 2), 8 * (matrix % 2)), false);
-        }
+        load_values(m, values, DIM, dim, by_token, lane);
 #pragma unroll
         for (u32 g = 0; g < QUERY_TILES; g++) {
             multiply(w.out[g][u][0], a[g], m[0], m[1]);
@@ -180,11 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_wide(const __grid_c
     u32 split = blockIdx.x, first_query = blockIdx.y * BLOCK_QUERIES;
     Slot slot(p.c, blockIdx.z);
     if (split >= slot.part.splits || first_query >= slot.n_queries(p.c)) return;
-    const u16* queries = p.c.queries + slot.query(first_query) * K_DIM;
-    for (u32 i = threadIdx.x; i < BLOCK_QUERIES * K_DIM / 8; i += THREADS) {
-        u32 query = i / (K_DIM / 8), dim = i % (K_DIM / 8) * 8;
-        *(uint4*)(shared.queries + in_tokens(K_DIM, query, dim)) = *(const uint4*)(queries + query * K_DIM + dim);
-    }
+    copy_queries(p.c, slot, first_query, BLOCK_QUERIES, THREADS, shared.queries);
     __syncthreads();
 
     View keys = keys_of(p.c, slot), values = JOINT ? keys_of(p.c, slot) : values_of(p.c, slot);

@@ -32,11 +32,7 @@ using Scores = float[SIXTEENS][TILES][2][4];
 
 // Brings `n` prepared queries to shared memory, by `threads` threads, with what each sees.
 __device__ void bring_queries(const Common& c, const Slot& slot, u32 first, u32 n, u32 threads, u16* queries, Sight* sights) {
-    const u16* from = c.queries + slot.query(first) * K_DIM;
-    for (u32 i = threadIdx.x; i < n * (K_DIM / 8); i += threads) {
-        u32 query = i / (K_DIM / 8), dim = i % (K_DIM / 8) * 8;
-        *(uint4*)(queries + in_tokens(K_DIM, query, dim)) = *(const uint4*)(from + query * K_DIM + dim);
-    }
+    copy_queries(c, slot, first, n, threads, queries);
     for (u32 i = threadIdx.x; i < n; i += threads) sights[i] = Sight(c, slot, first + i);
 }
 
@@ -44,24 +40,17 @@ __device__ void bring_queries(const Common& c, const Slot& slot, u32 first, u32 
 template <u32 SIXTEENS, u32 TILES, bool IN_TOKENS>
 __device__ void scores(const u16* queries, const u16* keys, Scores<SIXTEENS, TILES>& s, u32 lane) {
     constexpr u32 AHEAD = K_DIM % 64 == 0 ? 4 : K_DIM / 16;
-    u32 row = lane % 8, matrix = lane / 8;
 #pragma unroll
     for (u32 i = 0; i < SIXTEENS * TILES * 8; i++) s[i / (TILES * 8)][i / 8 % TILES][i / 4 % 2][i % 4] = 0.0f;
 #pragma unroll AHEAD
     for (u32 k = 0; k < K_DIM / 16; k++) {
         u32 a[SIXTEENS][4];
 #pragma unroll
-        for (u32 g = 0; g < SIXTEENS; g++) {
-            u32 query = QUERIES * g + row + 8 * (matrix % 2);
-            load_matrices(a[g], queries + in_tokens(K_DIM, query, 16 * k + 8 * (matrix / 2)), false);
-        }
+        for (u32 g = 0; g < SIXTEENS; g++) load_rows(a[g], queries, K_DIM, QUERIES * g, 16 * k, lane);
 #pragma unroll
         for (u32 t = 0; t < TILES; t++) {
             u32 m[4];
-            // Matrices (dims 0..8, tokens 0..8), (dims 8.., tokens 0..), then tokens 8..16.
-            u32 dim = 16 * k + 8 * (matrix % 2), token = 8 * (matrix / 2);
-            u32 at = IN_TOKENS ? in_tokens(K_DIM, token + row, dim) : in_dims(dim + row, token);
-            load_matrices(m, keys + t * TILE * K_DIM + at, !IN_TOKENS);
+            load_keys(m, keys + t * TILE * K_DIM, K_DIM, 16 * k, IN_TOKENS, lane);
 #pragma unroll
             for (u32 g = 0; g < SIXTEENS; g++) {
                 multiply(s[g][t][0], a[g], m[0], m[1]);
@@ -148,15 +137,12 @@ __device__ void soften(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>& s, Weig
 // Adds the values of tiles that lie one behind the other, weighted: all in rows of tokens or all in rows of dims.
 template <u32 SIXTEENS, u32 TILES, bool IN_TOKENS>
 __device__ void mix(Work<SIXTEENS>& w, const u16* values, const Weights<SIXTEENS, TILES>& weights, u32 lane) {
-    u32 row = lane % 8, matrix = lane / 8;
 #pragma unroll
     for (u32 t = 0; t < TILES; t++) {
 #pragma unroll
         for (u32 n = 0; n < V_DIM / 16; n++) {
             u32 m[4];
-            u32 at = IN_TOKENS ? in_tokens(V_DIM, row + 8 * (matrix % 2), 16 * n + 8 * (matrix / 2))
-                               : in_dims(16 * n + row + 8 * (matrix / 2), 8 * (matrix % 2));
-            load_matrices(m, values + t * TILE * V_DIM + at, IN_TOKENS);
+            load_values(m, values + t * TILE * V_DIM, V_DIM, 16 * n, IN_TOKENS, lane);
 #pragma unroll
             for (u32 g = 0; g < SIXTEENS; g++) {
                 multiply(w.out[g][2 * n], weights[g][t], m[0], m[1]);

@@ -293,7 +293,7 @@ __device__ __forceinline__ float rotation_sign(u32 signs, u32 i) {
 }
 
 // Code k of a word of four, as a float: a byte below the bits of 2^23 is that float plus the byte.
-template <u32 SIGNED>
+template <bool SIGNED>
 __device__ __forceinline__ float code_at(u32 codes, u32 k) {
     u32 bytes = SIGNED ? codes ^ 0x80808080 : codes;
     return __uint_as_float(__byte_perm(bytes, 0x4b000000, 0x7440 | k)) - (SIGNED ? 8388736.0f : 8388608.0f);
