@@ -59,7 +59,6 @@ use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
 
 use self::decode::Kind;
 use self::parts::{Launched, PartParams, Way};
-use self::prompt::Cut;
 use crate::constants::Constants;
 use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_PARTS, Offsets, SpecParams, TYPES, is_same, small};
 use crate::module::Build;
@@ -218,10 +217,7 @@ pub(crate) fn attend(
         check(p, part.layer, shared_bytes)?;
     }
     let parts: Vec<_> = parts.iter().filter(|part| part.rows.n > 0 && p.n_kv_heads > 0).collect();
-    let way = |part: &KvPart<'_, _>| {
-        let (wide, many) = (wide::most_tiles(part.layer, shared_bytes), Cut::of(part.layer, shared_bytes));
-        Way::of(part.rows, group, wide, many)
-    };
+    let way = |part: &KvPart<'_, _>| Way::of(part.rows, group, part.layer, shared_bytes);
     let mut sorted: Vec<_> = parts.iter().map(|part| (way(part), *part)).collect();
     sorted.sort_by_key(|(way, _)| *way);
     // Sequences of one layer that take one way share launches, and so do heads that store alike.

@@ -1,11 +1,11 @@
 //! How the sequences of a launch are walked: which kernel, which tiles, in how many shares.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{AttendParams, KvPart, Result, Rows};
+use kvant_backend::{AttendParams, KvLayer, KvPart, Result, Rows};
 use kvant_codec::tile::TILE;
 
 use super::prompt::Cut;
-use super::{OP, QUERIES, WARPS, decode, prompt};
+use super::{OP, QUERIES, WARPS, decode, prompt, wide};
 use crate::kv::{self, MemoryParams, small};
 use crate::{Context, CudaPage, DevicePtr};
 
@@ -26,18 +26,17 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// For rows with `group` queries of a KV head each, in a layer whose heads take `wide` sixteens of queries at most in a block of
-    /// the kernel for wide ones, where they need that, and are cut as `many` where there are many queries.
-    pub fn of(rows: Rows, group: usize, wide: Option<usize>, many: Cut) -> Self {
+    /// For rows with `group` queries of a KV head of `layer` each, where a block has so much shared memory.
+    pub fn of(rows: Rows, group: usize, layer: &KvLayer, shared_bytes: usize) -> Self {
         let queries = rows.n * group;
-        if let Some(most) = wide {
+        if let Some(most) = wide::most_tiles(layer, shared_bytes) {
             return Self::Wide(queries.div_ceil(QUERIES).clamp(1, most));
         }
         match queries {
             // It walks each tile in one form, so the rows must lie in one tile.
             queries if queries <= decode::QUERIES && !rows.cross() => Self::Decode,
             queries if queries <= FEW => Self::Split,
-            _ => Self::Many(many),
+            _ => Self::Many(Cut::of(layer, shared_bytes)),
         }
     }
 

@@ -286,12 +286,12 @@ impl Levels {
 /// Multiplies the same inputs with several matrices, those of one type in one launch: heads of keys alone are too few for a
 /// device. The types must be such that [`check_type`] lets pass.
 pub(crate) fn products(cx: &Context, x: &mut Operand, products: &[Product]) -> Result<(), CudaError> {
-    let mut left: Vec<&Product> = products.iter().collect();
-    while let Some(first) = left.first() {
-        let dtype = first.dtype;
-        let (alike, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|p| p.dtype == dtype);
+    for (i, first) in products.iter().enumerate() {
+        if products[..i].iter().any(|p| p.dtype == first.dtype) {
+            continue;
+        }
+        let alike: Vec<_> = products[i..].iter().filter(|p| p.dtype == first.dtype).collect();
         alike.chunks(MOST_PARTS).try_for_each(|parts| launch(cx, x, parts))?;
-        left = others;
     }
     Ok(())
 }
