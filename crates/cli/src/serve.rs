@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use kvant::{Needs, limits};
-use kvant_server::{Offer, Opened, Options, ServeError, serve};
+use kvant::{Model, Needs, limits};
+use kvant_server::{Drawing, Offer, Opened, Options, ServeError, serve};
 
 use crate::args::{CacheArgs, ModelArgs, Resolved, SamplingArgs, positive};
 #[cfg(feature = "otel")]
@@ -164,13 +164,19 @@ fn offers(args: &ServeArgs) -> Result<Vec<Offer>, Failure> {
             let model = model.open_other(&file, true)?;
             let options = cache.session_options()?;
             let Resolved { options, .. } = cache.resolve(options, &model)?;
-            let (sampler, _) = sampling.params_for(&model)?;
-            Ok(Opened { model, kv: options.kv, sampler })
+            let (drawing, _) = drawing(&sampling, &model)?;
+            Ok(Opened { model, kv: options.kv, drawing })
         };
         let told = |failure: Failure| failure.line().unwrap_or_default();
         Ok(Offer { name: name.clone(), bytes, open: Arc::new(move || open().map_err(told)) })
     };
     args.also.iter().map(offer).collect()
+}
+
+/// How tokens of a model are drawn, and what of that it recommends.
+fn drawing(sampling: &SamplingArgs, model: &Model) -> Result<(Drawing, Option<String>), Failure> {
+    let (usual, recommended) = sampling.params_for(model)?;
+    Ok((Drawing { usual, likeliest: sampling.params()? }, recommended))
 }
 
 /// A folder and a number of bytes.
@@ -186,7 +192,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let options = args.cache.session_options()?;
     args.sampling.params()?;
     let model = args.model.open_for(false, Needs::Tokenizer, args.template.source()?)?;
-    let (sampler, recommended) = args.sampling.params_for(&model)?;
+    let (drawing, recommended) = drawing(&args.sampling, &model)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;
     let name = args.alias.clone().unwrap_or_else(|| args.model.name());
     let share = limits::machine_bytes().unwrap_or(usize::MAX) / SHARE;
@@ -207,7 +213,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         weight_budget: share as u64,
         n_ctx: options.n_ctx,
         kv: options.kv,
-        sampler,
+        drawing,
         thinks: args.think,
         has_one_seed: args.sampling.seed.is_chosen,
         n_running: args.parallel,

@@ -49,6 +49,22 @@ pub use crate::tls::TlsFiles;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TlsFiles {}
 
+/// How tokens are drawn where a request does not say.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Drawing {
+    /// Where it asks for no temperature, or for one above 0.
+    pub usual: SamplerParams,
+    /// Where it asks for temperature 0, the likeliest token: what a model recommends for its usual draws has no place there.
+    pub likeliest: SamplerParams,
+}
+
+impl From<SamplerParams> for Drawing {
+    /// The same for all requests.
+    fn from(params: SamplerParams) -> Self {
+        Self { usual: params, likeliest: params }
+    }
+}
+
 /// How to serve.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -65,7 +81,7 @@ pub struct Options {
     /// What caches store where a request does not say.
     pub kv: KvOptions,
     /// How tokens are drawn where a request does not say.
-    pub sampler: SamplerParams,
+    pub drawing: Drawing,
     /// Whether each request that names no seed has the one above; else each has another one from there on.
     pub has_one_seed: bool,
     /// Whether chat templates are told that the model is to think, or is not, where a request does not say; told nothing when `None`.
@@ -102,7 +118,7 @@ impl Options {
             weight_budget: u64::MAX,
             n_ctx: None,
             kv,
-            sampler: SamplerParams::default(),
+            drawing: SamplerParams::default().into(),
             has_one_seed: false,
             thinks: None,
             n_running: 64,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use kvant::{KvOptions, Model, SamplerParams, SessionOptions, TOKENS_PER_BLOCK};
+use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
 
 use crate::events::Blocks;
 use crate::http::{ApiError, Hosted};
@@ -17,7 +17,7 @@ use crate::scheduler::Limits;
 use crate::shelf::Stored;
 use crate::store::Store;
 use crate::worker::{Status, Worker};
-use crate::{Options, ServeError};
+use crate::{Drawing, Options, ServeError};
 
 /// Rows of a step, at most.
 const ROWS: usize = 512;
@@ -40,7 +40,7 @@ pub struct Opened {
     /// What its caches store.
     pub kv: KvOptions,
     /// How its tokens are drawn.
-    pub sampler: SamplerParams,
+    pub drawing: Drawing,
 }
 
 impl fmt::Debug for Offer {
@@ -102,7 +102,7 @@ impl Pool {
     ) -> Result<Self, ServeError> {
         let metrics = Arc::new(Metrics::new());
         let pool = Self { options, metrics, loaded: Mutex::default(), loading: Default::default(), broken };
-        let first = Opened { model, kv: pool.options.kv.clone(), sampler: pool.options.sampler };
+        let first = Opened { model, kv: pool.options.kv.clone(), drawing: pool.options.drawing };
         let first = pool.start(pool.options.name.clone(), first)?;
         let others = pool.options.others.iter().map(|_| None);
         *pool.all() = std::iter::once(Some(first)).chain(others).collect();
@@ -215,7 +215,7 @@ impl Pool {
 
     /// Gives a model a thread.
     fn start(&self, name: String, opened: Opened) -> Result<Loaded, ServeError> {
-        let (Opened { model, kv, sampler }, options) = (opened, &self.options);
+        let (Opened { model, kv, drawing }, options) = (opened, &self.options);
         let session = SessionOptions { n_ctx: options.n_ctx, kv: kv.clone() };
         let n_ctx = model.session(session)?.n_ctx();
         model.tokenizer()?;
@@ -249,7 +249,7 @@ impl Pool {
             name,
             n_ctx,
             kv: stored,
-            sampler,
+            drawing,
             thinks: options.thinks,
             grammars: Arc::default(),
             model,

@@ -18,8 +18,8 @@ fn offer(name: &str, bytes: u64) -> (Offer, Arc<AtomicUsize>) {
         counted.fetch_add(1, Ordering::Relaxed);
         let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() });
         let model = model.map_err(|error| error.to_string())?;
-        let sampler = SamplerParams { temperature: 0.0, top_k: 7, ..Default::default() };
-        Ok(Opened { model, kv: KvOptions::symmetric(DType::Q8_0), sampler })
+        let drawing = SamplerParams { temperature: 0.0, top_k: 7, ..Default::default() }.into();
+        Ok(Opened { model, kv: KvOptions::symmetric(DType::Q8_0), drawing })
     };
     (Offer { name: name.to_owned(), bytes, open: Arc::new(open) }, loads)
 }

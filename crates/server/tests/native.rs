@@ -3,8 +3,8 @@
 mod client;
 
 use client::{Client, options, start, start_with};
-use kvant::OpenOptions;
-use kvant_server::Options;
+use kvant::{OpenOptions, SamplerParams};
+use kvant_server::{Drawing, Options};
 use serde_json::{Value, json};
 
 const PROMPT: &str = "The capital of France is Paris. The capital of Spain is";
@@ -103,6 +103,29 @@ fn native(client: &Client, body: &Value) -> Value {
     let (status, answer) = client.post("/completion", body);
     assert_eq!(status, 200, "{answer}");
     answer
+}
+
+/// What a model recommends for its usual draws is no part of the likeliest token.
+#[test]
+fn a_request_for_temperature_0_is_answered_without_what_the_model_recommends() {
+    let usual = SamplerParams { top_k: 7, repeat_penalty: 1.5, ..Default::default() };
+    let drawing = Drawing { usual, likeliest: SamplerParams::default() };
+    let client = start(Options { drawing, ..options() });
+    let penalty = |more: Value| {
+        let mut ask = json!({ "prompt": "Once upon a time", "n_predict": 1 });
+        ask.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        native(&client, &ask)["generation_settings"]["repeat_penalty"].clone()
+    };
+    for (more, want) in [
+        (json!({}), 1.5),
+        (json!({ "temperature": 0.5 }), 1.5),
+        (json!({ "temperature": 0 }), 1.0),
+        (json!({ "temperature": -1 }), 1.0),
+        (json!({ "temperature": 0, "repeat_penalty": 1.25 }), 1.25),
+    ] {
+        assert_eq!(penalty(more.clone()), want, "{more}");
+    }
+    assert_eq!(client.get("/props").1["default_generation_settings"]["params"]["repeat_penalty"], 1.5);
 }
 
 #[test]

@@ -172,6 +172,7 @@ fn a_folder_runs_as_it_is_and_is_converted_to_a_file_that_answers_alike() {
 
 #[test]
 fn tokens_are_drawn_as_the_model_recommends_where_nothing_is_said() {
+    const QUESTION: &str = "What is the capital of France?";
     let dir = scratch("recommended");
     let (folder, out) = (dir.join("pocket"), dir.join("pocket.gguf"));
     write_bundled(&folder);
@@ -182,7 +183,7 @@ fn tokens_are_drawn_as_the_model_recommends_where_nothing_is_said() {
     let (folder, out) = (folder.to_str().unwrap(), out.to_str().unwrap());
     assert!(kvant(&["convert", folder, out, "--quiet"]).status.success());
     let told = |args: &[&str]| {
-        let output = kvant(&[&["run", "-p", "What is the capital of France?", "-n", "3"], args].concat());
+        let output = kvant(&[&["run", "-p", QUESTION, "-n", "3"], args].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));
         text(&output.stderr)
     };
@@ -194,6 +195,13 @@ fn tokens_are_drawn_as_the_model_recommends_where_nothing_is_said() {
         {
             let server = Server::start(&["-m", model]);
             assert!(server.banner.contains(all), "{}", server.banner);
+            // As a run with --temp 0: no penalty of the model's is in it.
+            let ask = json!({ "messages": [{ "role": "user", "content": QUESTION }], "temperature": 0, "max_tokens": 32 });
+            let answer = server.ask(&ask.to_string());
+            let ran = kvant(&["run", "-m", model, "-p", QUESTION, "-n", "32", "--temp", "0", "--json"]);
+            let ran: Value = serde_json::from_slice(&ran.stdout).unwrap();
+            let said = json!({ "content": ran["text"].as_str().unwrap().trim() }).to_string();
+            assert!(answer.contains(said.trim_matches(['{', '}'])), "{answer} {said}");
         }
         let lines = told(&["-m", model, "--temp", "0.9", "--repeat-penalty", "1"]);
         assert!(lines.contains("| the model's top-k 1, top-p 0.75") && !lines.contains("penalty"), "{lines}");

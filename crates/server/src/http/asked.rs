@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
+use crate::Drawing;
 use crate::answer::AnswerOptions;
 use crate::gbnf;
 use crate::guide::Form;
@@ -72,7 +73,7 @@ enum Bias {
 }
 
 impl Asked {
-    pub fn read(fields: &Fields, defaults: &SamplerParams, tokenizer: &Tokenizer) -> Result<Self, ApiError> {
+    pub fn read(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<Self, ApiError> {
         let n = fields.get::<usize>("n", "a whole number")?.unwrap_or(1);
         if !(1..=MOST_ANSWERS).contains(&n) {
             return Err(ApiError::field("n", "a number from 1 to 128", n));
@@ -120,19 +121,17 @@ impl Asked {
     }
 }
 
-fn answer(
-    fields: &Fields,
-    defaults: &SamplerParams,
-    tokenizer: &Tokenizer,
-) -> Result<AnswerOptions, ApiError> {
+fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<AnswerOptions, ApiError> {
     absent(fields)?;
     let number = |name| fields.get::<f32>(name, "a number");
     let whole = |name| fields.get::<usize>(name, "a whole number");
     let seed = fields.get::<i64>("seed", "a whole number")?;
     // llama.cpp's clients send 2^32 - 1 for a random one.
     let seed = seed.filter(|&seed| seed >= 0 && seed != i64::from(u32::MAX));
+    let temperature = number("temperature")?.map(|temperature| temperature.max(0.0));
+    let defaults = if temperature == Some(0.0) { &defaults.likeliest } else { &defaults.usual };
     let sampler = SamplerParams {
-        temperature: number("temperature")?.unwrap_or(defaults.temperature).max(0.0),
+        temperature: temperature.unwrap_or(defaults.temperature),
         top_k: fields.get::<i64>("top_k", "a whole number")?.map_or(defaults.top_k, |k| k.max(0) as usize),
         top_p: number("top_p")?.unwrap_or(defaults.top_p),
         min_p: number("min_p")?.unwrap_or(defaults.min_p),

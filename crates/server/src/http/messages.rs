@@ -29,7 +29,7 @@ pub(super) async fn messages(
     fields.need::<u64>("max_tokens", "a whole number")?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     let fields = translated(&fields)?;
-    let (asked, Opening { tokens, speech }) = hosted.open(&fields, &server.sampler(&hosted)).await?;
+    let (asked, Opening { tokens, speech, .. }) = hosted.open(&fields, &server.drawing(&hosted)).await?;
     let (id, n_prompt) = (new_id("msg"), tokens.len());
     let format = Messages {
         id,

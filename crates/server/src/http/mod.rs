@@ -36,12 +36,12 @@ use tokio::sync::mpsc::channel;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 
-use crate::Options;
 use crate::guide::{Grammars, Guides};
 use crate::pool::Pool;
 use crate::shelf::{Kind, Stored};
 use crate::trace::Trace;
 use crate::worker::{Job, Status};
+use crate::{Drawing, Options};
 use asked::Asked;
 use conversation::{Conversation, Opening};
 pub(crate) use error::ApiError;
@@ -68,7 +68,7 @@ pub(crate) struct Hosted {
     /// What caches store where a request does not say.
     pub kv: Arc<Stored>,
     /// How tokens are drawn where a request does not say.
-    pub sampler: SamplerParams,
+    pub drawing: Drawing,
     /// Whether the template is told to think where a request does not say.
     pub thinks: Option<bool>,
     pub grammars: Arc<Grammars>,
@@ -109,13 +109,14 @@ fn new_id(prefix: &str) -> String {
 
 impl Server {
     /// How tokens of a model are drawn where a request does not say.
-    fn sampler(&self, hosted: &Hosted) -> SamplerParams {
-        let sampler = hosted.sampler;
+    fn drawing(&self, hosted: &Hosted) -> Drawing {
+        let Drawing { usual, likeliest } = hosted.drawing;
         if self.options.has_one_seed {
-            return sampler;
+            return hosted.drawing;
         }
         let n = self.n_asked.fetch_add(1, Ordering::Relaxed);
-        SamplerParams { seed: sampler.seed.wrapping_add(n), ..sampler }
+        let later = |params: SamplerParams| SamplerParams { seed: params.seed.wrapping_add(n), ..params };
+        Drawing { usual: later(usual), likeliest: later(likeliest) }
     }
 
     /// The model that a request is for.
@@ -172,11 +173,7 @@ impl Hosted {
     }
 
     /// What a request for the next turn of a conversation asks for, and what it begins with.
-    pub async fn open(
-        &self,
-        fields: &Fields,
-        defaults: &SamplerParams,
-    ) -> Result<(Asked, Opening), ApiError> {
+    pub async fn open(&self, fields: &Fields, defaults: &Drawing) -> Result<(Asked, Opening), ApiError> {
         let mut asked = Asked::read(fields, defaults, self.tokenizer())?;
         let conversation = self.conversation(fields)?;
         asked.hold_to(&conversation)?;

@@ -27,7 +27,7 @@ pub(super) async fn completion(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let asked = Asked::read(&fields, &server.sampler(&hosted), hosted.tokenizer())?;
+    let asked = Asked::read(&fields, &server.drawing(&hosted), hosted.tokenizer())?;
     let prompts = prompts(&hosted, &fields).await?;
     let head = Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
     answer(head, prompts, &fields, &caller).await
@@ -40,7 +40,7 @@ pub(super) async fn infill(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let asked = Asked::read(&fields, &server.sampler(&hosted), hosted.tokenizer())?;
+    let asked = Asked::read(&fields, &server.drawing(&hosted), hosted.tokenizer())?;
     let gap = Gap::read(&fields)?;
     let known = GapTokens::of(&hosted.model).ok_or_else(|| {
         ApiError::invalid("this model has no tokens for what is before and behind a gap: it fills none")

@@ -123,8 +123,8 @@ pub(super) async fn chat(
     if let Some(tools) = fields.value("tools") {
         into.insert("tools".to_owned(), tools.clone());
     }
-    let (asked, Opening { tokens, speech }) =
-        hosted.open(&Fields::new(into), &server.sampler(&hosted)).await?;
+    let (asked, Opening { tokens, speech, .. }) =
+        hosted.open(&Fields::new(into), &server.drawing(&hosted)).await?;
     let format = Ollama::new(&hosted, speech, true);
     Ok(hosted.answer(vec![tokens], &asked, &caller, format).await?)
 }
@@ -148,7 +148,7 @@ pub(super) async fn generate(
     }
     let mut into = translated(&fields)?;
     let (asked, tokens, speech) = if fields.flag("raw")? {
-        let asked = Asked::read(&Fields::new(into), &server.sampler(&hosted), hosted.tokenizer())?;
+        let asked = Asked::read(&Fields::new(into), &server.drawing(&hosted), hosted.tokenizer())?;
         let tokens = hosted.tokens(move |model| Ok(model.text_prompt(&prompt, Special::Parse)?)).await?;
         (asked, tokens, Speech::new(Thoughts::none(), None))
     } else {
@@ -157,8 +157,8 @@ pub(super) async fn generate(
         let messages: Vec<Value> =
             system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();
         into.insert("messages".to_owned(), messages.into());
-        let (asked, Opening { tokens, speech }) =
-            hosted.open(&Fields::new(into), &server.sampler(&hosted)).await?;
+        let (asked, Opening { tokens, speech, .. }) =
+            hosted.open(&Fields::new(into), &server.drawing(&hosted)).await?;
         (asked, tokens, speech)
     };
     let format = Ollama::new(&hosted, speech, false);

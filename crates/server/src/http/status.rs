@@ -103,7 +103,7 @@ fn card(name: &str, hosted: Option<&Hosted>) -> Value {
 
 pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
     let hosted = server.pool.first()?;
-    let sampler = &hosted.sampler;
+    let sampler = &hosted.drawing.usual;
     let params = json!({
         "temperature": sampler.temperature,
         "top_k": sampler.top_k,
