@@ -31,6 +31,7 @@ mod quantize;
 mod run;
 mod serve;
 mod template;
+mod variables;
 mod weight_type;
 
 use std::ffi::OsString;
@@ -144,11 +145,14 @@ enum End {
 fn parse(args: impl Iterator<Item = OsString>) -> Result<(argv::Argv, Cli), End> {
     let mut root = Cli::command();
     root.build();
-    let argv = argv::read(&root, args).map_err(End::Refused)?;
-    let matches = root.try_get_matches_from(&argv.args);
-    let parsed = matches.and_then(|matches| Cli::from_arg_matches(&matches));
+    let mut argv = argv::read(&root, args).map_err(End::Refused)?;
+    let matches = root.try_get_matches_from_mut(&argv.args);
+    let parsed = matches.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     match parsed {
-        Ok(cli) => Ok((argv, cli)),
+        Ok((cli, matches)) => {
+            argv.notes.extend(variables::note(&root, &matches, |name| args::from_env(name).is_some()));
+            Ok((argv, cli))
+        }
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             Err(End::Shown(error))
         }

@@ -123,6 +123,21 @@ fn the_line_that_it_prints_asks_it() {
 }
 
 #[test]
+fn what_others_read_of_the_environment_is_told_once() {
+    let kvant = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvant"));
+        command.args(["run", "-p", "hi", "-n", "1"]).args(args).env("OLLAMA_CONTEXT_LENGTH", "512");
+        let output = command.env("OLLAMA_HOST", "0.0.0.0").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let note = "note: not read, as they are other programs': OLLAMA_CONTEXT_LENGTH (here KVANT_CTX_SIZE)\n";
+    let told = kvant(&[]);
+    assert!(told.starts_with(note) && !told.contains("OLLAMA_HOST"), "{told}");
+    assert!(!kvant(&["-c", "512"]).contains("not read"));
+}
+
+#[test]
 fn an_answer_in_work_is_brought_to_its_end_and_nothing_new_is_begun() {
     let server = Server::start(&["-c", "700"]);
     let body = r#"{"messages":[{"role":"user","content":"Go on."}],"stream":true,"ignore_eos":true}"#;
