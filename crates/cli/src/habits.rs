@@ -226,6 +226,10 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--reasoning", Is("--think")),
     ("--reasoning", THINKING),
     ("--reasoning-budget", THINKING),
+    (
+        "--reasoning-budget-message",
+        No("a thought whose budget is used up ends with its mark, and no message"),
+    ),
     ("--reasoning-format", THINKING),
     ("--host", SERVER),
     ("--port", SERVER),

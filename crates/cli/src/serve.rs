@@ -59,6 +59,16 @@ pub struct ServeArgs {
     /// Whether the model thinks before it answers where a request does not say, if its template can tell it so
     #[arg(long, value_name = "on|off", env = "KVANT_THINK", value_parser = clap::builder::BoolishValueParser::new())]
     think: Option<bool>,
+    /// Tokens that the model may think before it answers, where a request does not say; then its thought is ended. -1: as many as it likes
+    #[arg(
+        long,
+        value_name = "N",
+        env = "KVANT_REASONING_BUDGET",
+        default_value_t = -1,
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i64).range(-1..)
+    )]
+    reasoning_budget: i64,
     /// Name of the model, for clients
     #[arg(long, value_name = "NAME", env = "KVANT_ALIAS")]
     alias: Option<String>,
@@ -215,6 +225,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         kv: options.kv,
         drawing,
         thinks: args.think,
+        thinking_budget: usize::try_from(args.reasoning_budget).ok(),
         has_one_seed: args.sampling.seed.is_chosen,
         n_running: args.parallel,
         n_waiting: args.queue,

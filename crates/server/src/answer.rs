@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kvant::{DecodeStream, Error, Sampler, SamplerParams, Session, Tokenizer};
 
 use crate::guide::Guides;
+use crate::thinking::Thinking;
 
 /// How to answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +29,8 @@ pub(crate) struct AnswerOptions {
     pub frequency_penalty: f32,
     /// Go on after an end-of-turn token.
     pub ignore_eos: bool,
+    /// How long a thought may be, where it has a bound.
+    pub thinking: Option<Thinking>,
 }
 
 impl AnswerOptions {
@@ -104,6 +107,7 @@ pub(crate) struct Voice {
     decode: DecodeStream,
     stops: Stops,
     guides: Guides,
+    thinking: Option<Thinking>,
     /// The last of what was said, while a guide waits for a text.
     recent: String,
     n_said: usize,
@@ -118,8 +122,8 @@ impl Voice {
         let sampler = Sampler::new(SamplerParams { seed, ..options.sampler });
         let stops = Stops::new(options.stop.clone());
         let decode = DecodeStream::default();
-        let (recent, said) = (String::new(), HashMap::new());
-        Self { options, sampler, decode, stops, guides, recent, n_said: 0, said }
+        let (thinking, recent, said) = (options.thinking.clone(), String::new(), HashMap::new());
+        Self { options, sampler, decode, stops, guides, thinking, recent, n_said: 0, said }
     }
 
     /// Tokens said.
@@ -143,6 +147,9 @@ impl Voice {
             None => drawn(&self.sampler, token, n),
         });
         let text = self.decode.push(tokenizer, token);
+        if let Some(thinking) = &mut self.thinking {
+            thinking.said(&text);
+        }
         if let Some((opens, _)) = &self.guides.later {
             self.recent += &text;
             let surplus = self.recent.len().saturating_sub(2 * opens.len());
@@ -157,7 +164,9 @@ impl Voice {
     }
 
     fn choose(&mut self, session: &mut Session, options: &AnswerOptions) -> Result<u32, DrawError> {
-        if self.guides.now.is_none() && !options.changes_logits() {
+        // What a form asks for has no thoughts in it.
+        let must = self.thinking.as_ref().and_then(Thinking::must_say).filter(|_| self.guides.now.is_none());
+        if self.guides.now.is_none() && !options.changes_logits() && must.is_none() {
             return Ok(session.draw(&mut self.sampler)?);
         }
         let (said, mut guide) = (&self.said, self.guides.now());
@@ -166,6 +175,10 @@ impl Voice {
             change(logits, options, said);
             if let Some(guide) = &mut guide {
                 guided = guide.mask(logits);
+            }
+            if let Some(must) = must {
+                logits.fill(f32::NEG_INFINITY);
+                logits[must as usize] = 0.0;
             }
         });
         guided.map_err(DrawError::Guide)?;

@@ -22,6 +22,7 @@ mod scheduler;
 mod shelf;
 mod speech;
 mod store;
+mod thinking;
 #[cfg(feature = "tls")]
 mod tls;
 mod trace;
@@ -86,6 +87,8 @@ pub struct Options {
     pub has_one_seed: bool,
     /// Whether chat templates are told that the model is to think, or is not, where a request does not say; told nothing when `None`.
     pub thinks: Option<bool>,
+    /// The most tokens that a model may think before it answers, where a request does not say; then its thought is ended.
+    pub thinking_budget: Option<usize>,
     /// Answers in work at once.
     pub n_running: usize,
     /// Answers that wait for their turn; those that come then are told to try later.
@@ -121,6 +124,7 @@ impl Options {
             drawing: SamplerParams::default().into(),
             has_one_seed: false,
             thinks: None,
+            thinking_budget: None,
             n_running: 64,
             n_waiting: 64,
             kv_budget: 256 << 20,

@@ -251,6 +251,7 @@ impl Pool {
             kv: stored,
             drawing,
             thinks: options.thinks,
+            thinking_budget: options.thinking_budget,
             grammars: Arc::default(),
             model,
             jobs,

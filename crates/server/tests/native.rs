@@ -281,6 +281,7 @@ fn a_template_is_told_whether_to_think_by_whoever_says_so_last() {
         (json!({ "enable_thinking": false }), "hi||false"),
         (json!({ "reasoning_effort": "none" }), "hi||false"),
         (json!({ "reasoning_effort": "low" }), "hi|low|true"),
+        (json!({ "thinking_budget_tokens": 0 }), "hi||false"),
         (
             json!({ "chat_template_kwargs": { "enable_thinking": false }, "enable_thinking": true }),
             "hi||false",
@@ -296,6 +297,62 @@ fn a_template_is_told_whether_to_think_by_whoever_says_so_last() {
         status == 400 && error["error"]["message"].as_str().unwrap().contains("enable_thinking"),
         "{error}"
     );
+}
+
+/// The template begins every answer within a thought.
+#[test]
+fn a_thought_ends_where_its_budget_does() {
+    let template = "{{ messages[0].content }}{# </think> #}<think>";
+    let open = || {
+        let chat_template = Some(template.to_owned());
+        OpenOptions { chat_template, n_threads: Some(1), ..Default::default() }
+    };
+    let client = |thinking_budget| {
+        let drawing = SamplerParams::greedy().into();
+        Client::at(start_with(open(), Options { thinking_budget, drawing, ..options() }))
+    };
+    let (free, bounded) = (client(None), client(Some(3)));
+    let (_, end) = free.post("/tokenize", &json!({ "content": "</think>" }));
+    let end = end["tokens"].as_array().unwrap().clone();
+    let messages = json!([{ "role": "user", "content": "Once upon a time" }]);
+    let ask = |client: &Client, more: Value| {
+        let mut ask =
+            json!({ "messages": messages, "max_tokens": 24, "ignore_eos": true, "return_token_ids": true });
+        ask.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, answer) = client.post("/v1/chat/completions", &ask);
+        assert_eq!(status, 200, "{answer}");
+        let choice = &answer["choices"][0];
+        (choice["token_ids"].as_array().unwrap().clone(), choice["message"].clone())
+    };
+    let (unbounded, message) = ask(&free, json!({}));
+    assert!(unbounded.len() == 24 && message["content"] == "", "{message}");
+    for (client, more, budget) in [
+        (&free, json!({ "thinking_budget_tokens": 5 }), Some(5)),
+        (&free, json!({ "reasoning_budget_tokens": 0 }), Some(0)),
+        (&bounded, json!({}), Some(3)),
+        (&bounded, json!({ "thinking_token_budget": 4 }), Some(4)),
+        (&bounded, json!({ "thinking_budget_tokens": -1 }), None),
+        // With what is added to logits, and probabilities after that.
+        (
+            &bounded,
+            json!({ "presence_penalty": 1e-6, "logprobs": true, "post_sampling_probs": true }),
+            Some(3),
+        ),
+    ] {
+        let (tokens, message) = ask(client, more.clone());
+        let n = budget.unwrap_or(24);
+        assert_eq!(tokens[..n], unbounded[..n], "{more}");
+        if let Some(n) = budget {
+            assert_eq!(tokens[n..n + end.len()], end, "{more}");
+            assert_ne!(message["content"], "", "{more}");
+            assert_eq!(message["reasoning_content"].is_string(), n > 0, "{more}: {message}");
+        }
+    }
+    let thought = ask(&free, json!({ "thinking_budget_tokens": 5 })).1["reasoning_content"].clone();
+    let thinking = json!({ "type": "enabled", "budget_tokens": 5 });
+    let (_, answer) =
+        free.post("/v1/messages", &json!({ "messages": messages, "max_tokens": 24, "thinking": thinking }));
+    assert_eq!(answer["content"][0]["thinking"], thought, "{answer}");
 }
 
 #[test]

@@ -162,6 +162,7 @@ fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<
         presence_penalty: penalty("presence_penalty")?,
         frequency_penalty: penalty("frequency_penalty")?,
         ignore_eos: fields.flag("ignore_eos")?,
+        thinking: None,
     })
 }
 

@@ -9,6 +9,7 @@ use super::fields::Fields;
 use crate::guide::Form;
 use crate::speech::Speech;
 use crate::speech::tools::{Format, Tool, described, format_of};
+use crate::thinking::Thinking;
 
 /// A conversation to go on with.
 pub(crate) struct Conversation {
@@ -21,6 +22,8 @@ pub(crate) struct Conversation {
     parallel: bool,
     /// Thoughts are told apart from what is said.
     splits_thoughts: bool,
+    /// The most tokens of a thought.
+    budget: Option<usize>,
 }
 
 /// Whether tools are to be called.
@@ -34,12 +37,18 @@ enum Choice {
 pub(crate) struct Opening {
     pub tokens: Vec<u32>,
     pub speech: Speech,
+    /// How long the thought may be that the answer begins with, where it has a bound.
+    pub thinking: Option<Thinking>,
 }
 
 impl Conversation {
-    /// The conversation of a request to a model with this chat template, which is told to think or not to where `thinks` says so and
-    /// the request does not.
-    pub fn read(fields: &Fields, template: &str, thinks: Option<bool>) -> Result<Self, ApiError> {
+    /// The conversation of a request to a model with this chat template. Where that does not say, the template is told whether to think as
+    /// the first of `usual` says, and a thought has as many tokens at most as the second.
+    pub fn read(
+        fields: &Fields,
+        template: &str,
+        usual: (Option<bool>, Option<usize>),
+    ) -> Result<Self, ApiError> {
         let given: Vec<Map<String, Value>> = fields.need("messages", "a list of messages")?;
         if given.is_empty() {
             return Err(ApiError::field("messages", "at least one message", "none"));
@@ -48,6 +57,9 @@ impl Conversation {
         let mut messages =
             given.into_iter().map(|given| message(given, format)).collect::<Result<Vec<_>, _>>()?;
         let (described_tools, tools, choice) = offered(fields)?;
+        let budget = budget(fields)?.unwrap_or(usual.1);
+        // Who may not think at all does better to know.
+        let thinks = if budget == Some(0) { Some(false) } else { usual.0 };
         let extra = told(fields, thinks)?;
         let add_generation_prompt = fields.get("add_generation_prompt", "true or false")?.unwrap_or(true);
         let mut options = RenderOptions { add_generation_prompt, extra, ..RenderOptions::default() };
@@ -65,6 +77,7 @@ impl Conversation {
             choice,
             parallel: fields.get("parallel_tool_calls", "true or false")?.unwrap_or(true),
             splits_thoughts: fields.get::<String>("reasoning_format", "a text")?.as_deref() != Some("none"),
+            budget,
         })
     }
 
@@ -77,12 +90,13 @@ impl Conversation {
     pub fn open(&self, model: &Model) -> Result<Opening, ApiError> {
         let template = model.chat_template()?;
         let rendered = template.render(&self.messages, &self.options).map_err(kvant::Error::from)?;
-        let thoughts = match self.splits_thoughts {
-            true => Thoughts::of(template.source(), rendered.as_str()),
-            false => Thoughts::none(),
-        };
+        let thoughts = Thoughts::of(template.source(), rendered.as_str());
+        let tokenizer = model.tokenizer()?;
+        let bounded = |budget| Thinking::new(thoughts.clone(), budget, tokenizer);
+        let thinking = self.budget.map(bounded).transpose().map_err(kvant::Error::from)?;
+        let thoughts = if self.splits_thoughts { thoughts } else { Thoughts::none() };
         let tokens = model.rendered_prompt(&rendered)?;
-        Ok(Opening { tokens, speech: Speech::new(thoughts, self.tools.clone()) })
+        Ok(Opening { tokens, speech: Speech::new(thoughts, self.tools.clone()), thinking })
     }
 
     /// What the answer is held to from its beginning, since a call is asked for.
@@ -112,6 +126,13 @@ fn told(fields: &Fields, thinks: Option<bool>) -> Result<Map<String, Value>, Api
         told.entry("enable_thinking").or_insert(thinks.into());
     }
     Ok(told)
+}
+
+/// The most tokens of a thought, where the request says: `Some(None)` that there is no bound. By llama.cpp's names and vLLM's.
+fn budget(fields: &Fields) -> Result<Option<Option<usize>>, ApiError> {
+    const NAMES: [&str; 3] = ["thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget"];
+    let budget: Option<i64> = fields.any(&NAMES, "a whole number")?;
+    Ok(budget.map(|budget| usize::try_from(budget).ok()))
 }
 
 /// The tools of a request that may be called: as they were described, and read.

@@ -93,8 +93,12 @@ fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     if choice.flag("disable_parallel_tool_use")? {
         into.insert("parallel_tool_calls".to_owned(), false.into());
     }
-    if fields.object("thinking")?.value("type").is_some_and(|kind| kind == "disabled") {
+    let thinking = fields.object("thinking")?;
+    if thinking.value("type").is_some_and(|kind| kind == "disabled") {
         into.insert("chat_template_kwargs".to_owned(), json!({ "enable_thinking": false }));
+    }
+    if let Some(budget) = thinking.get::<usize>("budget_tokens", "a whole number")? {
+        into.insert("thinking_budget_tokens".to_owned(), budget.into());
     }
     Ok(Fields::new(into))
 }

@@ -71,6 +71,8 @@ pub(crate) struct Hosted {
     pub drawing: Drawing,
     /// Whether the template is told to think where a request does not say.
     pub thinks: Option<bool>,
+    /// The most tokens of a thought where a request does not say.
+    pub thinking_budget: Option<usize>,
     pub grammars: Arc<Grammars>,
     pub jobs: Sender<Job>,
     pub status: Arc<Mutex<Status>>,
@@ -138,7 +140,8 @@ impl Hosted {
 
     /// The conversation of a request.
     pub fn conversation(&self, fields: &Fields) -> Result<Conversation, ApiError> {
-        Conversation::read(fields, self.model.chat_template()?.source(), self.thinks)
+        let usual = (self.thinks, self.thinking_budget);
+        Conversation::read(fields, self.model.chat_template()?.source(), usual)
     }
 
     pub fn status(&self) -> Status {
@@ -177,7 +180,9 @@ impl Hosted {
         let mut asked = Asked::read(fields, defaults, self.tokenizer())?;
         let conversation = self.conversation(fields)?;
         asked.hold_to(&conversation)?;
-        Ok((asked, self.tokens(move |model| conversation.open(model)).await?))
+        let mut opening = self.tokens(move |model| conversation.open(model)).await?;
+        asked.answer.thinking = opening.thinking.take();
+        Ok((asked, opening))
     }
 
     /// Answers prompts as `asked` says.

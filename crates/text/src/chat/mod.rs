@@ -27,7 +27,7 @@ use serde_json::{Value as Json, json};
 
 pub use builtin::{BUILTIN, builtin};
 pub use error::{Line, TemplateError};
-pub use thoughts::{Said, Thoughts, take_until};
+pub use thoughts::{HAS_THOUGHT, Said, Thoughts, take_until};
 
 use crate::jinja::{Given, Template};
 use crate::tokenizer::{Special, Tokenizer};

@@ -1,7 +1,8 @@
 //! What a model thinks, told from what it says while it says it.
 
 const THINKS: &str = "<think>";
-const HAS_THOUGHT: &str = "</think>";
+/// What ends a thought.
+pub const HAS_THOUGHT: &str = "</think>";
 
 /// A piece of what a model writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +23,7 @@ enum State {
 
 /// Takes apart text that comes in pieces: one thought at its beginning, and all that follows. What may be the beginning of a mark is
 /// held back, and blanks between a mark and what it parts belong to neither.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Thoughts {
     state: State,
     /// Blanks that come now are part of nothing.
@@ -45,6 +46,11 @@ impl Thoughts {
     /// Of an answer that is all text.
     pub fn none() -> Self {
         Self { state: State::Speaking, skips_blanks: false, held: String::new() }
+    }
+
+    /// Whether a thought has begun and not ended.
+    pub fn is_thinking(&self) -> bool {
+        self.state == State::Thinking
     }
 
     /// What has become certain with more text.
