@@ -13,7 +13,7 @@ use crate::args::with_type_table;
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
 use crate::place::PlaceArgs;
-use crate::plan::certificate;
+use crate::plan::{self, certificate};
 use crate::{console, hints};
 
 /// Arguments of `kvant inspect`.
@@ -164,7 +164,7 @@ impl fmt::Display for States {
 
 /// The plan that lies beside a model, or why it counts for nothing; `None` where none does.
 fn plan_beside(gguf: &Gguf) -> Option<Result<KvPlan, String>> {
-    let path = gguf.path()?.with_extension("kvplan");
+    let path = plan::path_for(gguf)?;
     path.exists().then(|| KvPlan::open(&path, gguf).map_err(|error| hints::of_engine(&error)))
 }
 

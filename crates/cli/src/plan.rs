@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kvant::gguf::printable_path;
-use kvant::{Certificate, KvOptions, KvPlan, Model, Needs, Policies};
+use kvant::{Certificate, Gguf, KvOptions, KvPlan, Model, Needs, Policies};
 use kvant_eval::report::{Part, PlanReport};
 use kvant_eval::{Goal, MIXTURE, PlanOptions, Planned};
 use serde_json::json;
@@ -101,10 +101,24 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     add_to_report(args.report.as_deref(), || Part::Plan(report))
 }
 
+/// The plan that belongs to a model: `M.kvplan` beside the file `M.gguf` and beside the folder `M`; `None` for one in memory.
+pub fn path_for(gguf: &Gguf) -> Option<PathBuf> {
+    let path = gguf.path()?;
+    if !path.is_dir() {
+        return Some(path.with_extension("kvplan"));
+    }
+    // `.` and `..` have no name of their own.
+    let whole = if path.file_name().is_some() { path.to_owned() } else { path.canonicalize().ok()? };
+    // What follows a point in a folder's name is a part of it.
+    let mut name = whole.file_name()?.to_owned();
+    name.push(".kvplan");
+    Some(whole.with_file_name(name))
+}
+
 /// Where the plan of a model goes that is not said.
 fn target(model: &Model) -> Result<PathBuf, Failure> {
-    let path = model.gguf().path().map(|path| path.with_extension("kvplan"));
-    path.ok_or_else(|| Failure::Usage("the model is in no file: expected -o FILE for its plan".to_owned()))
+    path_for(model.gguf())
+        .ok_or_else(|| Failure::Usage("the model is in no file: expected -o FILE for its plan".to_owned()))
 }
 
 fn print(plan: &KvPlan, path: &Path, json: bool) -> Result<(), Failure> {
@@ -163,7 +177,7 @@ impl KvPlanArgs {
 
 /// The plan that lies beside a model, with its file's name. One that cannot be used is told and left alone.
 pub fn beside(model: &Model) -> Option<(String, KvOptions)> {
-    let path = model.gguf().path()?.with_extension("kvplan");
+    let path = path_for(model.gguf())?;
     let name = printable_path(Path::new(path.file_name()?));
     let unused = |why: &dyn std::fmt::Display| {
         log::note(format_args!("{why}; the plan is not used"));

@@ -262,12 +262,9 @@ impl Gguf {
         self.shards[0].parsed.alignment
     }
 
-    /// The path of the (first) file, `None` for one in memory.
+    /// The path of the (first) file, or the place of a [described](Gguf::described) model; `None` for a file in memory.
     pub fn path(&self) -> Option<&Path> {
-        match &self.described {
-            Some(described) => described.files.first().map(|file| file.path.as_path()),
-            None => self.shards[0].path.as_deref(),
-        }
+        self.shards[0].path.as_deref()
     }
 
     /// The path of every file in order, `None` for one in memory.

@@ -170,6 +170,26 @@ fn a_folder_runs_as_it_is_and_is_converted_to_a_file_that_answers_alike() {
     assert_eq!(tokens(&gguf), tokens(&bundled));
 }
 
+/// What follows a point in a folder's name is no ending of it.
+#[test]
+fn the_plan_of_a_folder_lies_beside_it_under_its_name() {
+    let dir = scratch("plan");
+    let folder = dir.join("Pocket-1.5");
+    write_bundled(&folder);
+    let plan = dir.join("Pocket-1.5.kvplan");
+    let made = kvant(&["plan", folder.to_str().unwrap(), "--budget", "3.5", "-c", "128", "--json"]);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    assert_eq!(serde_json::from_slice::<Value>(&made.stdout).unwrap()["path"], plan.to_str().unwrap());
+    // From wherever the folder is named.
+    for (place, name) in [(&dir, "Pocket-1.5/"), (&folder, ".")] {
+        let command = ["run", "-m", name, "-p", "hi", "-n", "1"];
+        let output = Command::new(env!("CARGO_BIN_EXE_kvant")).args(command).current_dir(place).output();
+        let lines = text(&output.unwrap().stderr);
+        assert!(lines.contains("KV mixed/mixed (auto, Pocket-1.5.kvplan)"), "{name}: {lines}");
+    }
+    assert!(text(&kvant(&["inspect", folder.to_str().unwrap()]).stdout).contains("bits per value"));
+}
+
 #[test]
 fn tokens_are_drawn_as_the_model_recommends_where_nothing_is_said() {
     const QUESTION: &str = "What is the capital of France?";
