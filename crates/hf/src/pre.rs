@@ -16,6 +16,18 @@ const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const SEED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Carriage returns and line feeds, by themselves in the pattern.
+const DEEPSEEK_LINES: &str = "[\r\n]";
+const DEEPSEEK_CJK: &str = "[一-龥ࠀ-一가-퟿]+";
+const DEEPSEEK: &[&str] = &[
+    DEEPSEEK_LINES,
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    DEEPSEEK_CJK,
+    DIGIT,
+];
+const DEEPSEEK_CODER: &[&str] = &[DEEPSEEK_LINES, r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, DIGIT];
 const DEEPSEEK3: &[&str] = &[
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
@@ -35,6 +47,9 @@ const KNOWN: &[Known] = &[
     ("tekken", &[TEKKEN], None),
     ("gpt-4o", &[GPT4O], None),
     ("seed-coder", &[SEED], None),
+    // GGUF's takes digits in a row together, which no token of that vocabulary has.
+    ("deepseek-llm", DEEPSEEK, None),
+    ("deepseek-coder", DEEPSEEK_CODER, None),
     ("deepseek-v3", DEEPSEEK3, None),
 ];
 
@@ -68,13 +83,14 @@ fn read<'a>(pre: &'a Value, cuts: &mut Vec<&'a str>, is_bytes: &mut bool) -> Opt
                 .try_for_each(|part| (part.get("type")? != "Sequence").then(|| read(part, cuts, is_bytes))?)
         }
         "Split" => {
-            // What is between matches is kept, or else matches are all there is: these patterns leave nothing between.
+            let pattern = pre.get("pattern")?.get("Regex")?.as_str()?;
+            // What is between matches is kept, or there is nothing between.
             let keeps = match (pre.get("behavior")?.as_str()?, flag("invert")) {
                 ("Isolated", Some(false) | None) => true,
-                ("Removed", invert) => invert == Some(true),
+                ("Removed", invert) => invert == Some(true) && pattern.ends_with(r"|\s+"),
                 _ => false,
             };
-            cuts.push(pre.get("pattern")?.get("Regex")?.as_str().filter(|_| keeps)?);
+            cuts.push(keeps.then_some(pattern)?);
             Some(())
         }
         "Digits" if flag("individual_digits") == Some(true) => {
@@ -119,14 +135,22 @@ mod tests {
         let removed =
             json!({"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "Removed", "invert": true});
         assert_eq!(named(&gpt2, false), Ok("gpt-2"));
-        assert_eq!(named(&sequence(&[digits, gpt2.clone()]), false), Ok("smollm"));
+        assert_eq!(named(&sequence(&[digits.clone(), gpt2.clone()]), false), Ok("smollm"));
         assert_eq!(named(&sequence(&[split(LLAMA3), bytes.clone()]), true), Ok("llama-bpe"));
         assert_eq!(named(&sequence(&[removed, bytes.clone()]), false), Ok("dbrx"));
         assert_eq!(named(&sequence(&[split(QWEN2), bytes.clone()]), false), Ok("qwen2"));
         assert_eq!(named(&sequence(&[split(QWEN35), bytes.clone()]), false), Ok("qwen35"));
-        let mut deepseek: Vec<Value> = DEEPSEEK3.iter().map(|pattern| split(pattern)).collect();
-        deepseek.push(bytes.clone());
-        assert_eq!(named(&sequence(&deepseek), false), Ok("deepseek-v3"));
+        let of = |patterns: &[&str], rest: &[Value]| {
+            sequence(&[&patterns.iter().map(|pattern| split(pattern)).collect::<Vec<_>>(), rest].concat())
+        };
+        assert_eq!(named(&of(DEEPSEEK3, std::slice::from_ref(&bytes)), false), Ok("deepseek-v3"));
+        // Digits are told in words there.
+        let rest = [digits, bytes.clone()];
+        assert_eq!(named(&of(&DEEPSEEK[..5], &rest), false), Ok("deepseek-llm"));
+        assert_eq!(named(&of(&DEEPSEEK_CODER[..4], &rest), false), Ok("deepseek-coder"));
+        // What is between words would be gone.
+        let words = json!({"type": "Split", "pattern": {"Regex": DEEPSEEK[1]}, "behavior": "Removed", "invert": true});
+        assert!(named(&sequence(&[words, bytes.clone()]), false).is_err());
         for (pre, told) in [
             (sequence(&[split(r"\w+"), bytes.clone()]), r"a pre-tokenizer that is not known: \w+"),
             (split(QWEN2), "none that spells bytes"),
