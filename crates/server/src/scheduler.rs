@@ -64,10 +64,12 @@ pub struct Request {
     pub owner: u64,
     /// Tokens of the prompt, at least one.
     pub n_prompt: usize,
-    /// Names each whole block of `shared` together with all before it.
+    /// Which they are.
+    pub prompt: Arc<[u32]>,
+    /// How many of them may be taken over from others: not the last one.
+    pub n_shared: usize,
+    /// Names each whole block of those together with all before it.
     pub blocks: Arc<[u64]>,
-    /// Tokens of the prompt that may be taken over from others: not the last one.
-    pub shared: Arc<[u32]>,
     /// What its cache takes.
     pub cost: Cost,
 }
@@ -369,7 +371,7 @@ impl Scheduler {
     pub fn branch(&mut self, id: Id, at: usize) {
         let worth = self.limits.worth;
         if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.branch(at.min(sequence.request.shared.len()), worth);
+            sequence.branch(at.min(sequence.request.n_shared), worth);
         }
     }
 
@@ -551,7 +553,7 @@ fn shared(a: &Request, b: &Request, block: usize) -> usize {
     if whole == 0 {
         return 0;
     }
-    let rest = a.shared[whole..].iter().zip(&b.shared[whole..]);
+    let rest = a.prompt[whole..a.n_shared].iter().zip(&b.prompt[whole..b.n_shared]);
     whole + rest.take_while(|(a, b)| a == b).count()
 }
 

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Something to answer.
 pub(crate) struct Job {
-    pub prompt: Vec<u32>,
+    pub prompt: Arc<[u32]>,
     pub kind: Kind,
     /// How many answers, and the index of the first one.
     pub n: usize,
@@ -226,8 +226,9 @@ impl Worker {
         let request = Request {
             owner: xxh3_64(job.kind.names().1.as_bytes()),
             n_prompt: job.prompt.len(),
+            prompt: Arc::clone(&job.prompt),
+            n_shared: course::shared(&job).len(),
             blocks: course::blocks(&job),
-            shared: course::shared(&job).into(),
             cost,
         };
         match self.scheduler.submit(request, self.began.elapsed()) {

@@ -211,7 +211,7 @@ impl Hosted {
         for (index, prompt) in prompts.into_iter().enumerate() {
             let job = Job {
                 answer: asked.answer_to(prompt.len(), self.n_ctx),
-                prompt,
+                prompt: prompt.into(),
                 kind: Kind { stored: Arc::clone(&stored), owner: caller.owner.clone() },
                 guides: guides.fork(),
                 n: asked.n,

@@ -81,8 +81,9 @@ impl Engine {
 
     fn submit(&mut self, owner: u64, prompt: &[u64], wanted: usize) -> Result<Id, Refusal> {
         let shared = &prompt[..prompt.len() - 1];
-        let (blocks, tokens) = (names(shared).into(), shared.iter().map(|&token| token as u32).collect());
-        let request = Request { owner, n_prompt: prompt.len(), blocks, shared: tokens, cost: COST };
+        let (blocks, tokens) = (names(shared).into(), prompt.iter().map(|&token| token as u32).collect());
+        let (n_prompt, n_shared) = (prompt.len(), shared.len());
+        let request = Request { owner, n_prompt, prompt: tokens, n_shared, blocks, cost: COST };
         let id = self.scheduler.submit(request, self.now)?;
         let (prompt, submitted) = (prompt.to_vec(), self.n_steps);
         let tokens = prompt.clone();

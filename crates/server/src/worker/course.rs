@@ -42,7 +42,7 @@ impl Course {
         let now = Instant::now();
         let guides = job.guides.fork();
         let voice = Voice::new(Arc::clone(&job.answer), guides, index);
-        let tokens = job.prompt.clone();
+        let tokens = job.prompt.to_vec();
         let progress = Progress { total: tokens.len(), ..Progress::default() };
         Self {
             index: job.first + index,
