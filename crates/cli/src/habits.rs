@@ -225,7 +225,10 @@ const OPTIONS: &[(&str, Means)] = &[
     ("-rea", THINKING),
     ("--reasoning", Is("--think")),
     ("--reasoning", THINKING),
-    ("--reasoning-budget", THINKING),
+    (
+        "--reasoning-budget",
+        No("kvant serve bounds what a model thinks; kvant chat --think off switches it off"),
+    ),
     (
         "--reasoning-budget-message",
         No("a thought whose budget is used up ends with its mark, and no message"),
