@@ -3,6 +3,7 @@
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_gguf::{Gguf, GgufError, GgufWriter};
+use kvant_model::retype::for_rows;
 
 use crate::Error;
 
@@ -20,14 +21,17 @@ pub struct Shape {
     head_dim: usize,
     n_vocab: usize,
     tied: bool,
-    /// Experts of each layer, those that a row chooses, and the width of one.
-    experts: Option<[usize; 3]>,
+    /// Experts of each layer, those that a row chooses, the width of one, and how many besides all rows go through.
+    experts: Option<[usize; 4]>,
     /// Key heads, value heads and their size, of layers that keep a state by the gated delta rule: three of four.
     delta: Option<[usize; 3]>,
+    /// Of latent attention the size of what is kept and not turned, of what is turned, of the rest of a head's key, and of its value. The
+    /// first layer has no experts.
+    latent: Option<[usize; 4]>,
 }
 
 /// The shapes there are.
-pub const SHAPES: [Shape; 11] = [
+pub const SHAPES: [Shape; 13] = [
     shape("qwen2.5-1.5b", "qwen2", 28, 1536, 8960, (12, 2, 128), 151_936, true),
     shape("qwen2.5-7b", "qwen2", 28, 3584, 18_944, (28, 4, 128), 152_064, false),
     shape("llama-7b", "llama", 32, 4096, 11_008, (32, 32, 128), 32_000, false),
@@ -36,19 +40,29 @@ pub const SHAPES: [Shape; 11] = [
     shape("mistral-24b", "llama", 40, 5120, 32_768, (32, 8, 128), 131_072, false),
     // Three thousand million parameters, of which a token reads a fifth.
     Shape {
-        experts: Some([64, 8, 512]),
+        experts: Some([64, 8, 512, 0]),
         ..shape("qwen3moe-3b", "qwen3moe", 28, 1024, 3072, (16, 4, 128), 151_936, true)
     },
     Shape {
         delta: Some([16, 16, 128]),
         ..shape("qwen35-2b", "qwen35", 24, 2048, 6144, (8, 2, 256), 248_320, true)
     },
+    Shape {
+        experts: Some([64, 6, 1408, 2]),
+        latent: Some([512, 64, 128, 128]),
+        ..shape("deepseek-v2-lite", "deepseek2", 27, 2048, 10_944, (16, 1, 576), 102_400, false)
+    },
     shape("tiny", "qwen2", 4, 256, 768, (4, 2, 64), 1024, true),
     Shape {
-        experts: Some([8, 2, 256]),
+        experts: Some([8, 2, 256, 0]),
         ..shape("tiny-moe", "qwen3moe", 4, 256, 768, (4, 2, 64), 1024, true)
     },
     Shape { delta: Some([2, 4, 64]), ..shape("tiny-delta", "qwen35", 4, 256, 768, (4, 2, 64), 1024, true) },
+    Shape {
+        experts: Some([8, 2, 256, 1]),
+        latent: Some([256, 32, 32, 64]),
+        ..shape("tiny-latent", "deepseek2", 4, 256, 768, (4, 1, 288), 1024, true)
+    },
 ];
 
 #[expect(clippy::too_many_arguments, reason = "one line of a table")]
@@ -75,6 +89,7 @@ const fn shape(
         tied,
         experts: None,
         delta: None,
+        latent: None,
     }
 }
 
@@ -102,11 +117,11 @@ impl Shape {
         })
     }
 
-    /// A model of this shape whose matrices are all of type `dtype`, in memory, without a tokenizer. It is loaded like
+    /// A model of this shape whose matrices are of type `dtype`, or where their rows are no whole blocks of it of the next best, in memory, without a tokenizer. It is loaded like
     /// any file.
     ///
     /// # Errors
-    /// A type that GGUF files cannot hold, or whose blocks do not fit the rows.
+    /// A type that GGUF files cannot hold.
     pub fn model(&self, dtype: DType, n_ctx: usize) -> Result<Gguf, Error> {
         let tensors = self.tensors(dtype);
         let mut writer = self.metadata(n_ctx)?;
@@ -117,9 +132,15 @@ impl Shape {
         let mut random = Random::new(1);
         let mut weights = vec![0.0; PATTERN];
         random.fill_gaussian(&mut weights, 0.02);
-        let mut pattern = vec![0; dtype.row_bytes(PATTERN)?];
-        kvant_codec::encode(dtype, &weights, &mut pattern)?;
-        let floats: Vec<u8> = weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
+        // Routers, kernels of convolutions and rows that are no whole blocks are of other types.
+        let mut patterns: Vec<(DType, Vec<u8>)> = Vec::new();
+        for &(_, _, of) in &tensors {
+            if !patterns.iter().any(|(known, _)| *known == of) {
+                let mut pattern = vec![0; of.row_bytes(PATTERN)?];
+                kvant_codec::encode(of, &weights, &mut pattern)?;
+                patterns.push((of, pattern));
+            }
+        }
         writer.write_to(&mut bytes, |sink| {
             for (name, shape, of) in &tensors {
                 let values: usize = shape.iter().product();
@@ -128,8 +149,7 @@ impl Shape {
                     let value = if name.ends_with("ssm_a") { -0.05_f32 } else { 1.0 };
                     sink.bytes(name, &value.to_le_bytes().repeat(values))?;
                 } else {
-                    // Routers and kernels of convolutions are of another type.
-                    let pattern = if *of == dtype { &pattern } else { &floats };
+                    let (_, pattern) = patterns.iter().find(|(known, _)| known == of).expect("made above");
                     sink.reader(name, &mut Repeat { pattern, at: 0, left: of.row_bytes(values)? })?;
                 }
             }
@@ -151,14 +171,28 @@ impl Shape {
             ("attention.head_count", self.n_heads),
             ("attention.head_count_kv", self.n_kv_heads),
             ("attention.key_length", self.head_dim),
-            ("attention.value_length", self.head_dim),
+            ("attention.value_length", self.latent.map_or(self.head_dim, |[rank, ..]| rank)),
         ] {
             writer.set(&key(name), size as u32)?;
         }
-        if let Some([n, n_used, n_ff]) = self.experts {
-            for (name, size) in
-                [("expert_count", n), ("expert_used_count", n_used), ("expert_feed_forward_length", n_ff)]
-            {
+        if let Some([n, n_used, n_ff, n_shared]) = self.experts {
+            for (name, size) in [
+                ("expert_count", n),
+                ("expert_used_count", n_used),
+                ("expert_feed_forward_length", n_ff),
+                ("expert_shared_count", n_shared),
+            ] {
+                writer.set(&key(name), size as u32)?;
+            }
+        }
+        if let Some([rank, turned, plain, value]) = self.latent {
+            for (name, size) in [
+                ("attention.kv_lora_rank", rank),
+                ("rope.dimension_count", turned),
+                ("attention.key_length_mla", plain + turned),
+                ("attention.value_length_mla", value),
+                ("leading_dense_block_count", 1),
+            ] {
                 writer.set(&key(name), size as u32)?;
             }
         }
@@ -181,17 +215,18 @@ impl Shape {
 
     fn tensors(&self, dtype: DType) -> Vec<Tensor> {
         let (n_q, n_kv) = (self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim);
-        let matrix = |name: String, n_in, n_out| (name, vec![n_in, n_out], dtype);
+        let matrix = |name: String, n_in, n_out| (name, vec![n_in, n_out], for_rows(n_in, dtype));
         let vector = |name: String, len| (name, vec![len], DType::F32);
         let mut tensors = vec![matrix("token_embd.weight".to_owned(), self.n_embd, self.n_vocab)];
         for layer in 0..self.n_layers {
             let name = |suffix: &str| format!("blk.{layer}.{suffix}");
             tensors.push(vector(name("attn_norm.weight"), self.n_embd));
-            match self.delta {
-                Some(delta) if (layer + 1) % INTERVAL != 0 => {
+            match (self.delta, self.latent) {
+                (Some(delta), _) if (layer + 1) % INTERVAL != 0 => {
                     tensors.extend(self.delta_tensors(layer, delta, dtype))
                 }
-                delta => tensors.extend([
+                (_, Some(latent)) => tensors.extend(self.latent_tensors(layer, latent, dtype)),
+                (delta, _) => tensors.extend([
                     // Behind the queries their gates.
                     matrix(name("attn_q.weight"), self.n_embd, if delta.is_some() { 2 * n_q } else { n_q }),
                     matrix(name("attn_k.weight"), self.n_embd, n_kv),
@@ -201,18 +236,21 @@ impl Shape {
             }
             let norm = if self.delta.is_some() { "post_attention_norm.weight" } else { "ffn_norm.weight" };
             tensors.push(vector(name(norm), self.n_embd));
-            match self.experts {
-                None => tensors.extend([
-                    matrix(name("ffn_gate.weight"), self.n_embd, self.n_ff),
-                    matrix(name("ffn_up.weight"), self.n_embd, self.n_ff),
-                    matrix(name("ffn_down.weight"), self.n_ff, self.n_embd),
-                ]),
-                Some([n, _, n_ff]) => tensors.extend([
-                    (name("ffn_gate_inp.weight"), vec![self.n_embd, n], DType::F32),
-                    (name("ffn_gate_exps.weight"), vec![self.n_embd, n_ff, n], dtype),
-                    (name("ffn_up_exps.weight"), vec![self.n_embd, n_ff, n], dtype),
-                    (name("ffn_down_exps.weight"), vec![n_ff, self.n_embd, n], dtype),
-                ]),
+            let through = |suffix: &str, n_ff| {
+                [("gate", self.n_embd, n_ff), ("up", self.n_embd, n_ff), ("down", n_ff, self.n_embd)]
+                    .map(|(of, n_in, n_out)| matrix(name(&format!("ffn_{of}{suffix}.weight")), n_in, n_out))
+            };
+            match self.experts.filter(|_| self.latent.is_none() || layer > 0) {
+                None => tensors.extend(through("", self.n_ff)),
+                Some([n, _, n_ff, n_shared]) => {
+                    tensors.push((name("ffn_gate_inp.weight"), vec![self.n_embd, n], DType::F32));
+                    tensors.extend(
+                        through("_exps", n_ff).map(|(name, shape, of)| (name, [shape, vec![n]].concat(), of)),
+                    );
+                    if n_shared > 0 {
+                        tensors.extend(through("_shexp", n_shared * n_ff));
+                    }
+                }
             }
             let attends = self.delta.is_none() || (layer + 1) % INTERVAL == 0;
             if attends && ["qwen3moe", "qwen35"].contains(&self.arch) {
@@ -251,6 +289,27 @@ impl Shape {
             matrix("ssm_out.weight", n_v * dim, self.n_embd),
         ]
     }
+
+    /// The tensors of a layer of latent attention, beside its norms and its feed-forward layer.
+    fn latent_tensors(
+        &self,
+        layer: usize,
+        [rank, turned, plain, value]: [usize; 4],
+        dtype: DType,
+    ) -> [Tensor; 6] {
+        let n = self.n_heads;
+        let tensor = |suffix: &str, shape: &[usize]| {
+            (format!("blk.{layer}.{suffix}.weight"), shape.to_vec(), for_rows(shape[0], dtype))
+        };
+        [
+            tensor("attn_q", &[self.n_embd, n * (plain + turned)]),
+            tensor("attn_kv_a_mqa", &[self.n_embd, rank + turned]),
+            (format!("blk.{layer}.attn_kv_a_norm.weight"), vec![rank], DType::F32),
+            tensor("attn_k_b", &[plain, rank, n]),
+            tensor("attn_v_b", &[rank, value, n]),
+            tensor("attn_output", &[n * value, self.n_embd]),
+        ]
+    }
 }
 
 /// Reads a pattern over and over, up to a length.
@@ -278,8 +337,8 @@ mod tests {
     #[test]
     fn a_synthetic_model_runs_in_every_weight_type() {
         let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some());
-        for (dtype, shape) in
-            types.flat_map(|dtype| ["tiny", "tiny-moe", "tiny-delta"].map(|shape| (dtype, shape)))
+        for (dtype, shape) in types
+            .flat_map(|dtype| ["tiny", "tiny-moe", "tiny-delta", "tiny-latent"].map(|shape| (dtype, shape)))
         {
             let gguf = Shape::named(shape).unwrap().model(dtype, 128).unwrap();
             let model = Model::from_gguf(gguf, OpenOptions::default()).unwrap();

@@ -10,11 +10,13 @@ const CHUNK: usize = 1 << 16;
 /// What a tensor becomes where weight matrices are wanted as `dtype`: that, or where its rows are no whole blocks of it the next
 /// best type whose blocks they are; norms, biases and other tensors stay as they are.
 pub fn retyped(info: &TensorInfo, dtype: DType) -> DType {
-    if !is_matrix(info) {
-        return info.dtype;
-    }
+    if is_matrix(info) { for_rows(info.row_len(), dtype) } else { info.dtype }
+}
+
+/// `dtype`, or where rows of so many values are no whole blocks of it the next best type whose blocks they are.
+pub fn for_rows(row_len: usize, dtype: DType) -> DType {
     let mut to = dtype;
-    while !info.row_len().is_multiple_of(to.block_len()) {
+    while !row_len.is_multiple_of(to.block_len()) {
         to = next_best(to).expect("a row is whole blocks of one value");
     }
     to

@@ -29,7 +29,8 @@ use measure::{Bench, Test};
 pub struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Random weights in a real shape, SHAPE:TYPE; shapes: qwen2.5-1.5b qwen2.5-7b llama-7b llama-3-8b mistral-24b qwen3moe-3b qwen35-2b tiny
+    /// Random weights in a real shape, SHAPE:TYPE; shapes: qwen2.5-1.5b qwen2.5-7b llama-7b llama-3-8b mistral-24b qwen3moe-3b qwen35-2b
+    /// deepseek-v2-lite tiny
     #[arg(long, value_name = "SHAPE:TYPE", conflicts_with_all = ["model", "word"])]
     synthetic: Option<String>,
     /// Prompt lengths to read; lists as 512,1024, ranges as 128-512+128 or 128-1024*2; 0 for none
