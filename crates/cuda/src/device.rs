@@ -209,7 +209,7 @@ impl Backend for CudaDevice {
         }
         let recording = Recording::begin(self.cx.gpu()).map_err(BackendError::from)?;
         let result = ops()?;
-        recording.run().map_err(BackendError::from)?;
+        recording.end().map_err(BackendError::from)?;
         Ok(result)
     }
 
@@ -541,7 +541,7 @@ fn bytes(values: usize) -> usize {
     values * size_of::<f32>()
 }
 
-/// A recording in progress; its last piece is dropped unless it is run.
+/// A recording in progress, which ends with this.
 struct Recording<'a> {
     gpu: &'a dyn Gpu,
     is_done: bool,
@@ -553,9 +553,9 @@ impl<'a> Recording<'a> {
         Ok(Self { gpu, is_done: false })
     }
 
-    fn run(mut self) -> std::result::Result<(), CudaError> {
+    fn end(mut self) -> std::result::Result<(), CudaError> {
         self.is_done = true;
-        self.gpu.end(true)
+        self.gpu.end()
     }
 }
 
@@ -563,7 +563,7 @@ impl Drop for Recording<'_> {
     fn drop(&mut self) {
         if !self.is_done {
             // The error that led here is the one to report.
-            let _ = self.gpu.end(false);
+            let _ = self.gpu.end();
         }
     }
 }

@@ -345,8 +345,8 @@ impl Gpu for Driver {
         self.recorder.begin()
     }
 
-    fn end(&self, run: bool) -> Result<(), CudaError> {
-        self.recorder.end(run)
+    fn end(&self) -> Result<(), CudaError> {
+        self.recorder.end()
     }
 }
 
