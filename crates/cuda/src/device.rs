@@ -1,7 +1,8 @@
 //! A GPU as a [`Backend`]: checks shapes, then hands addresses to the ops.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, Choice, Columns, DeltaInputs, DeltaRule,
@@ -130,7 +131,19 @@ impl CudaDevice {
     /// The first that does not compile.
     pub fn compile_all(&self) -> Result<usize> {
         let builds = crate::builds::builds();
-        builds.iter().try_for_each(|build| self.cx.compile(build))?;
+        let next = AtomicUsize::new(0);
+        // A compilation takes a second or so of one core.
+        let work = || {
+            while let Some(build) = builds.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.cx.compile(build)?;
+            }
+            Ok::<_, CudaError>(())
+        };
+        let n_threads = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("a compilation does not panic"))
+        })?;
         Ok(builds.len())
     }
 }
