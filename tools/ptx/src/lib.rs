@@ -15,9 +15,12 @@
 //!
 //! An instruction, or a modifier of one, that it does not know is a [`ParseError`], never skipped.
 //!
+//! Where instructions may round as they like, it takes liberties too: `ex2.approx` is off by as much as it may be, and `mma`
+//! cuts sums off as tensor cores do.
+//!
 //! What it does not model: time; `activemask`; races within a block in global memory; calls of functions that were not inlined;
-//! the approximate instructions' own errors (`ex2.approx` and its like are exact here, so tolerances must leave room for 2 ulp
-//! more); and the order in which `mma` adds, which is exact here.
+//! and the errors of the other approximate instructions (`rcp.approx` and its like are exact here, so tolerances must
+//! leave room for 2 ulp more).
 #![forbid(unsafe_code)]
 
 mod arith;

@@ -397,6 +397,20 @@ fn registers_begin_with_anything_and_shared_memory_where_it_must() {
 }
 
 #[test]
+fn tensor_cores_cut_sums_off() {
+    let sum = |before: f32, each: f64| block::tensor_sum(before, [each; 8]);
+    let bit = f64::from(f32::EPSILON);
+    assert_eq!(sum(1.0, bit / 4.0), 1.0, "too small beside the largest, all of them");
+    assert_eq!(sum(1.0, bit / 2.0), 1.0 + 4.0 * f32::EPSILON);
+    assert_eq!(sum(0.0, 1.5), 12.0);
+    let one =
+        |before: f32, product: f64| block::tensor_sum(before, [product, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!((one(1.0, bit * 0.99), one(-1.0, bit * -0.99)), (1.0, -1.0), "not to the nearest");
+    assert_eq!(one(1.0, bit / -2.0), 1.0 - f32::EPSILON / 2.0);
+    assert_eq!(one(f32::INFINITY, 1.0), f32::INFINITY);
+}
+
+#[test]
 fn what_is_not_known_is_refused_with_its_line() {
     for (text, what) in [
         ("activemask.b32 %r2;", "not known"),
