@@ -3,9 +3,10 @@
     python3 tools/card/report.py --out report
     python3 tools/card/report.py --out report --device wgpu:0 --minutes 30
 
-First whether it is right (the doctor, the conformance suites, answers and logits beside the CPU's, splits, two programs at once, a
-cache that cannot fit, compute-sanitizer where there is one), then how fast it is (kernels, whole models at depths up to 131,072 tokens,
-PyTorch's attention beside them where it is). The folder then has `report.md`, a table of steps and what each of them printed, and `log.txt`,
+What tells most comes first, so that ten minutes (`--minutes 9`) are of use: whether it is right (the doctor, the conformance suites in a
+process each, answers and logits beside the CPU's), how fast it is (kernels, PyTorch's attention beside them where it is, models), and
+then what looks closer (every type, two programs at once, a cache that cannot fit, compute-sanitizer where there is one, depths up to
+131,072 tokens, the suites in every combination). The folder then has `report.md`, a table of steps and what each of them printed, and `log.txt`,
 the same without any end cut off. A step that fails stops nothing; where time ends, the steps behind are named as left out. Ends with 1
 where a step failed. Needs nothing but Python, and what was built or Cargo, which builds it: on a machine without Cargo give `--kvant`,
 `--suites` (what `cargo test --release -p kvant-cuda --no-run` names) and `--kernels` (`cargo build --release -p kvant-cuda --example bench`).
@@ -18,12 +19,16 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 
-TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "turbo4", "turbo3", "turbo2", "turbo3t", "turbo2t"]
+FIRST_TYPES = ["f16", "q8_0", "turbo3"]
+OTHER_TYPES = ["f32", "bf16", "q4_0", "turbo4", "turbo2", "turbo3t", "turbo2t"]
 QUESTION = ["run", "What is the capital of France?", "--temp", "0", "-n", "24"]
+# The code of a command that was stopped.
+STOPPED = 124
 # Lines of a step's output that the report shows; the log has all of them.
 SHOWN = 80
 # What compute-sanitizer watches: one kernel of each kind. Watched kernels take up to a hundred times longer.
@@ -66,6 +71,8 @@ class Step:
     env: dict = dataclasses.field(default_factory=dict)
     # Looks at [(code, output), ...] and gives what is wrong, or nothing.
     judge: object = None
+    # Why it is left out.
+    why: str = ""
 
 
 def succeeded(results):
@@ -74,11 +81,15 @@ def succeeded(results):
 
 
 def held(results):
-    """A suite that finds no card says so and passes: then nothing was held to it."""
-    wrong = succeeded(results)
+    """A suite that finds no card says so and passes: then nothing was held to it. Each runs in a process, as one that spoils the
+    card's context takes along whatever comes after it."""
+    failed = sorted({name for _, text in results for name in re.findall(r"^test (\S+) \.\.\. FAILED", text, re.M)})
+    broken = sum(1 for code, _ in results if code not in (0, 101))
     passed = sum(int(n) for _, text in results for n in re.findall(r"(\d+) passed", text))
-    left_out = sum(text.count("skipped: ") for _, text in results)
-    return wrong or ("" if passed > left_out else "nothing ran")
+    left_out = sum(len(re.findall(r"^skipped: (?!.* combinations of edge sizes)", text, re.M)) for _, text in results)
+    if failed or broken:
+        return ", ".join(["failed: " + " ".join(failed)] * bool(failed) + [f"{broken} ended otherwise"] * bool(broken))
+    return succeeded(results) or ("" if passed > left_out else "nothing ran")
 
 
 def all_alike(results):
@@ -107,19 +118,27 @@ class Report:
 
     def run(self, step):
         left = self.ends - time.monotonic()
-        if left < 5:
-            return self.note(step, "left out: no time", 0, "")
+        if step.why or left < 5:
+            return self.note(step, f"left out: {step.why or 'no time'}", 0, "")
         started = time.monotonic()
         results = run_all(step, min(step.seconds, left))
         seconds = time.monotonic() - started
         wrong = (step.judge or succeeded)(results)
+        if any(code == STOPPED for code, _ in results):
+            wrong = f"{wrong}; " * bool(wrong) + f"stopped after {seconds:.0f} s"
         self.failed |= bool(wrong)
-        shown = "\n".join(" ".join(map(str, command)) for command in step.commands)
-        output = "\n".join(text for _, text in results)
-        self.log.write(f"### {step.name}\n{shown}\n{output}\n")
-        lines = output.splitlines()
-        cut = ["..."] if len(lines) > SHOWN else []
-        self.note(step, f"**{wrong}**" if wrong else "ok", seconds, "\n".join(["$ " + shown, *cut, *lines[-SHOWN:]]))
+        outputs = [
+            (code, f"$ {' '.join(map(str, command))}\n{text}" + f"ended with {code}\n" * (code != 0))
+            for command, (code, text) in zip(step.commands, results)
+        ]
+        self.log.write("\n".join([f"### {step.name}", *(text for _, text in outputs), ""]))
+        # Of many, what went wrong first, and each from its beginning.
+        is_many = len(outputs) > 3
+        outputs.sort(key=lambda output: is_many and output[0] == 0)
+        lines = [line for _, text in outputs for line in text.splitlines()]
+        if len(lines) > SHOWN:
+            lines = [*lines[:SHOWN], "..."] if is_many else [lines[0], "...", *lines[-SHOWN:]]
+        self.note(step, f"**{wrong}**" if wrong else "ok", seconds, "\n".join(lines))
 
     def note(self, step, result, seconds, text):
         print(f"{step.name}: {result} ({seconds:.0f} s)", flush=True)
@@ -137,9 +156,9 @@ def run_all(step, seconds):
     running = []
     for command in step.commands:
         try:
-            running.append(
-                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True, errors="replace")
-            )
+            # A group of its own: what a command starts ends with it, and holds its output open no longer.
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            running.append(subprocess.Popen(command, env=env, text=True, errors="replace", start_new_session=True, **pipes))
         except OSError as error:
             running.append(error)
     results = []
@@ -148,24 +167,60 @@ def run_all(step, seconds):
             results.append((127, str(process)))
             continue
         try:
-            output, _ = process.communicate(timeout=max(1, ends - time.monotonic()))
+            output, _ = process.communicate(timeout=max(0.1, ends - time.monotonic()))
             results.append((process.returncode, output))
         except subprocess.TimeoutExpired:
-            process.kill()
-            results.append((124, process.communicate()[0] + f"\nstopped after {seconds:.0f} s"))
+            os.killpg(process.pid, signal.SIGKILL)
+            results.append((STOPPED, process.communicate()[0] + f"\nstopped after {seconds:.0f} s\n"))
     return results
 
 
-def checks(args, kvant, suites):
-    """Whether it is right."""
+def suites_of(args, suites):
+    """Commands that run one suite each, and all of the tests of a device that is none of CUDA's in one."""
+    if not args.is_cuda:
+        return [[*suites, "conformance", "--show-output"]]
+    code, text = run_all(Step("list", [[*suites, "conformance::card::", "--list"]]), 120)[0]
+    names = re.findall(r"^(\S+): test$", text, re.M)
+    return [[*suites, "--exact", name, "--show-output"] for name in names] or [[*suites, "card::", "--show-output"]]
+
+
+def first(args, kvant, suites, kernels):
+    """What tells most."""
     on = ["--device", args.device]
-    base = str(args.out / "cpu.base")
-    yield Step("doctor", [[*kvant, "doctor"]])
-    of_card = "card::" if args.is_cuda else "conformance"
-    yield Step("conformance suites", [[*suites, of_card, "--show-output"]], 300, judge=held)
-    yield Step("answer on the CPU", [[*kvant, *QUESTION, "--device", "cpu"]])
-    for name in TYPES:
-        yield Step(f"answer, {name}", [[*kvant, *QUESTION, *on, "-ctk", name, "-ctv", name]])
+    bench = [*kvant, "bench", *on]
+    yield Step("doctor", [[*kvant, "doctor"]], 60)
+    yield Step("suites, each size once", suites, 120, env={"KVANT_CUDA_COVERAGE": "each"}, judge=held)
+    yield Step("answer on the CPU", [[*kvant, *QUESTION, "--device", "cpu"]], 60)
+    for name in FIRST_TYPES:
+        yield Step(f"answer, {name}", [[*kvant, *QUESTION, *on, "-ctk", name, "-ctv", name]], 30)
+    for model in ["bundled", *args.models]:
+        yield from logits(args, kvant, model)
+    if args.is_cuda:
+        yield Step("kernels", [[*kernels, str(args.tokens)]], 100)
+    if args.is_cuda and importlib.util.find_spec("torch"):
+        yield Step("PyTorch", [[sys.executable, "-c", TORCH, str(args.tokens)]], 60)
+    pairs = ["-ctk", "f16,turbo3", "-ctv", "f16,turbo3"]
+    for model in [[], *(["-m", model] for model in args.models)]:
+        name = pathlib.Path(model[1]).name if model else "a bundled model"
+        yield Step(f"speed of {name}", [[*bench, *model, "-p", "512", "-n", "64", "-r", "3", *pairs]], 60)
+    depths = f"0,{args.tokens // 8}"
+    yield Step(f"speed of {args.shape}", [[*bench, "--synthetic", args.shape, "-p", "512", "-n", "32", "-r", "3", "-d", depths, *pairs]])
+
+
+def logits(args, kvant, model):
+    """How far a model's logits are from those of the CPU."""
+    name, base = pathlib.Path(model).name, str(args.out / "cpu.base")
+    of = ["-m", model, "--weights", "f16", "-c", "256", "--chunks", "2", "--quiet"]
+    yield Step(f"logits of the CPU, {name}", [[*kvant, "eval", "ppl", *of, "--device", "cpu", "--save-base", base]])
+    types = ["-ctk", "f16,q8_0,turbo4,turbo3", "--device", args.device]
+    yield Step(f"KLD from them, {name}", [[*kvant, "eval", "kld", *of, "--base", base, *types]])
+
+
+def closer(args, kvant, suites):
+    """What looks closer."""
+    on = ["--device", args.device]
+    for name in OTHER_TYPES:
+        yield Step(f"answer, {name}", [[*kvant, *QUESTION, *on, "-ctk", name, "-ctv", name]], 30)
     yield Step("answer, two programs at once", [[*kvant, *QUESTION, *on, "-ctk", "turbo3", "-ctv", "turbo3"]] * 2, judge=all_alike)
     yield Step("answer, one layer on the card", [[*kvant, *QUESTION, *on, "-ngl", "1"]])
     yield Step("a cache that cannot fit", [[*kvant, *QUESTION, *on, "-c", "400000000"]], judge=refused)
@@ -174,35 +229,22 @@ def checks(args, kvant, suites):
     for model in args.models:
         answer = [*kvant, *QUESTION, "-m", model, "-ctk", "turbo3", "-ctv", "turbo3"]
         yield Step(f"answers of {pathlib.Path(model).name}, CPU and card", [[*answer, "--device", "cpu"], [*answer, *on]])
-    for model in ["bundled", *args.models]:
-        of = ["-m", model, "--weights", "f16", "-c", "256", "--chunks", "2", "--quiet"]
-        yield Step(f"logits of the CPU, {pathlib.Path(model).name}", [[*kvant, "eval", "ppl", *of, "--device", "cpu", "--save-base", base]])
-        types = ["-ctk", "f16,q8_0,turbo4,turbo3", *on]
-        yield Step(f"KLD from them, {pathlib.Path(model).name}", [[*kvant, "eval", "kld", *of, "--base", base, *types]])
     sanitizer = shutil.which("compute-sanitizer")
-    if args.is_cuda and args.suites and sanitizer:
-        for tool in ["memcheck", "racecheck"]:
+    for tool in ["memcheck", "racecheck"] if args.is_cuda else []:
+        if args.suites and sanitizer:
             watch = [sanitizer, "--tool", tool, "--error-exitcode", "9", args.suites, *WATCHED, "--test-threads", "1"]
-            yield Step(tool, [watch], 100)
-
-
-def timings(args, kvant, kernels):
-    """How fast it is."""
-    bench = [*kvant, "bench", "--device", args.device]
-    if args.is_cuda:
-        yield Step("kernels", [[*kernels, str(args.tokens)]], 240)
-    if args.is_cuda and importlib.util.find_spec("torch"):
-        yield Step("PyTorch", [[sys.executable, "-c", TORCH, str(args.tokens)]], 90)
-    yield Step("a bundled model", [[*bench, "-p", "512", "-n", "64", "-r", "3", "-ctk", "f16,turbo3", "-ctv", "f16,turbo3"]])
-    for model in args.models:
-        yield Step(f"speed of {pathlib.Path(model).name}", [[*bench, "-m", model, "-p", "512", "-n", "64", "-r", "3", "-ctk", "f16,turbo3", "-ctv", "f16,turbo3"]])
+            yield Step(tool, [watch], 100, env={"KVANT_CUDA_COVERAGE": "each"})
+        else:
+            yield Step(tool, [], why="no compute-sanitizer" if args.suites else "takes --suites")
+    bench = [*kvant, "bench", *on]
     pairs = ["-ctk", "f16,q8_0,turbo4,turbo3,q8_0", "-ctv", "f16,q8_0,turbo4,turbo3,turbo3"]
-    depths = ",".join(str(depth) for depth in [0, args.tokens // 8, args.tokens, 2 * args.tokens])
-    yield Step(
-        f"speed of {args.shape}", [[*bench, "--synthetic", args.shape, "-p", "512", "-n", "32", "-r", "3", "-d", depths, *pairs]], 300
-    )
+    depths = f"{args.tokens},{2 * args.tokens}"
     profile = ["--profile", "-d", str(args.tokens), "-r", "3", *pairs]
     yield Step("stages of attention", [[*bench, "--synthetic", args.shape, *profile]])
+    deep = ["--synthetic", args.shape, "-p", "512", "-n", "32", "-r", "3", "-d", depths, *pairs]
+    yield Step(f"speed of {args.shape}, deep", [[*bench, *deep]], 300)
+    if args.is_cuda:
+        yield Step("suites, every combination", suites, 900, judge=held)
 
 
 def arguments():
@@ -235,7 +277,8 @@ def main():
     # What Cargo has to build, it builds here.
     report.run(Step("program", [[*kvant, "--version"]], 1800))
     report.run(Step("suites that there are", [[*suites, "--list"]], 1800))
-    for step in [*checks(args, kvant, suites), *timings(args, kvant, kernels)]:
+    each = suites_of(args, suites)
+    for step in [*first(args, kvant, each, kernels), *closer(args, kvant, each)]:
         report.run(step)
     (args.out / "cpu.base").unlink(missing_ok=True)
     sys.exit(1 if report.failed else 0)

@@ -17,10 +17,22 @@ pub(crate) fn on_emulator(arch: u32) -> Option<Subject<CudaDevice>> {
     Some(subject("cuda-ptx", emulator::device(arch)?).with_coverage(Coverage::Each))
 }
 
+/// The variable that has a card tried on each edge size once, with the value `each`, where it would be on all of their
+/// combinations: these compile hundreds of kernels, which takes minutes.
+const COVERAGE: &str = "KVANT_CUDA_COVERAGE";
+
+fn coverage() -> Coverage {
+    match std::env::var(COVERAGE).ok().as_deref() {
+        None => Coverage::Every,
+        Some("each") => Coverage::Each,
+        Some(other) => panic!("{COVERAGE}: expected each, got {other}"),
+    }
+}
+
 /// The first card; `None` where there is none.
 fn on_card() -> Option<Subject<CudaDevice>> {
     match CudaDevice::open(0) {
-        Ok(device) => Some(subject("cuda", device)),
+        Ok(device) => Some(subject("cuda", device).with_coverage(coverage())),
         Err(error) => {
             skipped(&error);
             None

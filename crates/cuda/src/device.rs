@@ -1,7 +1,8 @@
 //! A GPU as a [`Backend`]: checks shapes, then hands addresses to the ops.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, Choice, Columns, DeltaInputs, DeltaRule,
@@ -130,7 +131,19 @@ impl CudaDevice {
     /// The first that does not compile.
     pub fn compile_all(&self) -> Result<usize> {
         let builds = crate::builds::builds();
-        builds.iter().try_for_each(|build| self.cx.compile(build))?;
+        let next = AtomicUsize::new(0);
+        // A compilation takes a second or so of one core.
+        let work = || {
+            while let Some(build) = builds.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.cx.compile(build)?;
+            }
+            Ok::<_, CudaError>(())
+        };
+        let n_threads = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("a compilation does not panic"))
+        })?;
         Ok(builds.len())
     }
 }
@@ -209,7 +222,7 @@ impl Backend for CudaDevice {
         }
         let recording = Recording::begin(self.cx.gpu()).map_err(BackendError::from)?;
         let result = ops()?;
-        recording.run().map_err(BackendError::from)?;
+        recording.end().map_err(BackendError::from)?;
         Ok(result)
     }
 
@@ -541,7 +554,7 @@ fn bytes(values: usize) -> usize {
     values * size_of::<f32>()
 }
 
-/// A recording in progress; its last piece is dropped unless it is run.
+/// A recording in progress, which ends with this.
 struct Recording<'a> {
     gpu: &'a dyn Gpu,
     is_done: bool,
@@ -553,9 +566,9 @@ impl<'a> Recording<'a> {
         Ok(Self { gpu, is_done: false })
     }
 
-    fn run(mut self) -> std::result::Result<(), CudaError> {
+    fn end(mut self) -> std::result::Result<(), CudaError> {
         self.is_done = true;
-        self.gpu.end(true)
+        self.gpu.end()
     }
 }
 
@@ -563,7 +576,7 @@ impl Drop for Recording<'_> {
     fn drop(&mut self) {
         if !self.is_done {
             // The error that led here is the one to report.
-            let _ = self.gpu.end(false);
+            let _ = self.gpu.end();
         }
     }
 }

@@ -23,8 +23,9 @@ const OLDEST: CudaVersion = CudaVersion { major: 12, minor: 0 };
 const OLDEST_TIMER: CudaVersion = CudaVersion { major: 12, minor: 8 };
 /// The kernels use asynchronous copies and integer tensor cores.
 const OLDEST_ARCH: u32 = 80;
-/// Dynamic shared memory that a kernel may use without asking.
-const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
+/// The dynamic shared memory that a kernel may use.
+const DYNAMIC_SHARED: sys::CUfunction_attribute =
+    sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 
 /// The libraries, once it is known that they are there.
 #[derive(Debug, Clone, Copy)]
@@ -294,8 +295,12 @@ impl Gpu for Driver {
         // SAFETY: the module stays loaded until `self` is dropped; the name ends in NUL.
         let status = unsafe { sys::cuModuleGetFunction(&mut function, module.handle, c_name.as_ptr()) };
         check("cuModuleGetFunction", status)?;
+        let mut shared_bytes: c_int = 0;
+        // SAFETY: `shared_bytes` is live; the function belongs to a loaded module.
+        let status = unsafe { sys::cuFuncGetAttribute(&mut shared_bytes, DYNAMIC_SHARED, function) };
+        check("cuFuncGetAttribute", status)?;
+        let shared_bytes = AtomicU32::new(shared_bytes.unsigned_abs());
         let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        let shared_bytes = AtomicU32::new(PLAIN_SHARED_BYTES);
         kernels.push(Kernel { function, name: name.to_owned(), param_bytes, shared_bytes });
         Ok(KernelId(kernels.len() - 1))
     }
@@ -345,21 +350,21 @@ impl Gpu for Driver {
         self.recorder.begin()
     }
 
-    fn end(&self, run: bool) -> Result<(), CudaError> {
-        self.recorder.end(run)
+    fn end(&self) -> Result<(), CudaError> {
+        self.recorder.end()
     }
 }
 
 impl Kernel {
-    /// Lets the kernel use `bytes` of dynamic shared memory; beyond 48 KB it must be told in advance.
+    /// Lets the kernel use `bytes` of dynamic shared memory; where static memory and this are beyond 48 KB it must be told in
+    /// advance.
     fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         if bytes <= self.shared_bytes.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: the function belongs to a loaded module.
-        let status = unsafe { sys::cuFuncSetAttribute(self.function, attribute, value) };
+        let status = unsafe { sys::cuFuncSetAttribute(self.function, DYNAMIC_SHARED, value) };
         check("cuFuncSetAttribute", status).map_err(|error| {
             CudaError::call(&self.name, format!("{bytes} bytes of shared memory: {error}"))
         })?;

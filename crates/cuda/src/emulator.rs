@@ -183,12 +183,13 @@ impl Gpu for Emulator {
     }
 
     fn launch(&self, kernel: KernelId, launch: Launch, params: &[u8]) -> Result<(), CudaError> {
-        if launch.shared_bytes > self.properties.shared_per_block {
-            return Err(failed("launch", format!("{} bytes of shared memory", launch.shared_bytes)));
-        }
         let State { machine, modules, kernels } = &mut *self.state();
         let (module, name) = &kernels[kernel.0];
         let shared_bytes = launch.shared_bytes as usize;
+        let all_bytes = modules[module.0].shared_bytes(name, shared_bytes).unwrap_or(0);
+        if all_bytes > self.properties.shared_per_block as usize {
+            return Err(failed("launch", format!("{all_bytes} bytes of shared memory")));
+        }
         let grid = Grid { blocks: launch.grid, threads: launch.block, shared_bytes };
         machine.launch(&modules[module.0], name, grid, params).map_err(|fault| failed("launch", fault))
     }

@@ -92,9 +92,8 @@ pub(crate) trait Gpu: Send + Sync + 'static {
     fn begin(&self) -> Result<(), CudaError> {
         Ok(())
     }
-    /// Ends the recording and queues what is left of it, or drops that unless `run`.
-    fn end(&self, run: bool) -> Result<(), CudaError> {
-        let _ = run;
+    /// Ends the recording and queues what is left of it.
+    fn end(&self) -> Result<(), CudaError> {
         Ok(())
     }
 }

@@ -162,17 +162,15 @@ impl<C: Calls> Recorder<C> {
         Ok(())
     }
 
-    /// Ends the recording, and queues what is left of it if `run`.
-    pub fn end(&self, run: bool) -> Result<(), CudaError> {
+    /// Ends the recording and queues what is left of it, also of a step that failed: whoever recorded counts on what was recorded
+    /// (addresses that are on the device, slabs that are zero), as on what is queued without a recording.
+    pub fn end(&self) -> Result<(), CudaError> {
         let mut queue = self.lock()?;
         let Some(recording) = queue.state.recording.take() else {
             return Err(CudaError::call("end", "no step is being recorded"));
         };
         let ended = queue.calls.end();
-        let result = ended.and_then(|graph| match run {
-            true => queue.state.run(queue.calls, recording.pieces, &graph),
-            false => Ok(()),
-        });
+        let result = ended.and_then(|graph| queue.state.run(queue.calls, recording.pieces, &graph));
         recording.freed.into_iter().for_each(|ptr| queue.calls.free(ptr));
         self.ended.notify_all();
         result

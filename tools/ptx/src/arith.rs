@@ -58,6 +58,17 @@ fn by_halves<const N: usize>(ty: Ty, values: [u64; N], op: impl Fn(Ty, [u64; N])
     part(0) | part(16) << 16
 }
 
+/// `2^x`, off by as much as `ex2.approx` may be, one way or the other as the bits of `x` have it; whole powers are exact.
+fn approximate_exp2(x: f64) -> f64 {
+    const ERROR: f64 = 1.69e-7; // 2^-22.5
+    let exact = x.exp2();
+    match x.fract() == 0.0 || !x.is_finite() {
+        true => exact,
+        false if x.to_bits().count_ones().is_multiple_of(2) => exact * (1.0 + ERROR),
+        false => exact * (1.0 - ERROR),
+    }
+}
+
 pub(crate) fn unary(op: Unary, ty: Ty, mode: FloatMode, a: u64) -> u64 {
     if op == Unary::Mov {
         return ty.cut(a);
@@ -73,7 +84,7 @@ pub(crate) fn unary(op: Unary, ty: Ty, mode: FloatMode, a: u64) -> u64 {
                     Unary::Rcp => round::divide(1.0, x),
                     Unary::Sqrt => round::root(x),
                     Unary::Rsqrt => 1.0 / x.sqrt(),
-                    Unary::Ex2 => x.exp2(),
+                    Unary::Ex2 => approximate_exp2(x),
                     Unary::Lg2 => x.log2(),
                     Unary::Sin => x.sin(),
                     Unary::Cos => x.cos(),

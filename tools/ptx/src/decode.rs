@@ -3,6 +3,7 @@
 use crate::inst::{
     Atomic, Binary, Compare, Dst, FloatMode, Logic, Op, Round, Shuffle, Space, Src, Ternary, Ty, Unary, Vote,
 };
+use crate::memory::Access;
 use crate::parse::{Body, number};
 
 type Result<T> = std::result::Result<T, String>;
@@ -246,7 +247,10 @@ pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op>
             _ => Err("two types".to_owned()),
         },
         "selp" => Ok(Op::Selp(need()?, o.dst(0)?, o.srcs(1)?, o.src(3)?)),
-        "ld" | "ldu" => Ok(Op::Ld { space: space(mods), ty: need()?, dst: o.dsts(0)?, addr: o.addr(1)? }),
+        "ld" | "ldu" => {
+            let access = if has("nc") || mods[0] == "ldu" { Access::Constant } else { Access::Plain };
+            Ok(Op::Ld { space: space(mods), access, ty: need()?, dst: o.dsts(0)?, addr: o.addr(1)? })
+        }
         "st" => Ok(Op::St { space: space(mods), ty: need()?, addr: o.addr(0)?, src: o.vector(1)? }),
         "atom" | "red" => {
             let (op, at) = (atomic(mods)?, usize::from(mods[0] == "atom"));

@@ -1,5 +1,7 @@
 //! Instructions, decoded: registers are numbers, branches are indices, modifiers are values.
 
+use crate::memory::Access;
+
 /// A scalar type of PTX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ty {
@@ -323,6 +325,7 @@ pub(crate) enum Op {
     Selp(Ty, Dst, [Src; 2], Src),
     Ld {
         space: Space,
+        access: Access,
         ty: Ty,
         dst: Vec<Dst>,
         addr: Addr,

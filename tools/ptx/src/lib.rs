@@ -6,6 +6,8 @@
 //! [`Fault`] when a thread
 //!
 //! - touches memory outside an allocation, out of alignment, or bytes that nobody has written;
+//! - reads or overwrites in global memory what another block of the launch has written, or reads by way of `ld.global.nc`
+//!   what any has (atomics aside);
 //! - touches shared memory that another thread touches with no barrier between (a race), or where `cp.async` is
 //!   bringing something that has not been waited for;
 //! - waits for threads that never come: barriers, shuffles and matrix products in divergent code;
@@ -13,9 +15,12 @@
 //!
 //! An instruction, or a modifier of one, that it does not know is a [`ParseError`], never skipped.
 //!
-//! What it does not model: time; `activemask`; races in global memory; calls of functions that were not inlined; the approximate
-//! instructions' own errors (`ex2.approx` and its like are exact here, so tolerances must leave room for 2 ulp more);
-//! and the order in which `mma` adds, which is exact here.
+//! Where instructions may round as they like, it takes liberties too: `ex2.approx` is off by as much as it may be, and `mma`
+//! cuts sums off as tensor cores do.
+//!
+//! What it does not model: time; `activemask`; races within a block in global memory; calls of functions that were not inlined;
+//! and the errors of the other approximate instructions (`rcp.approx` and its like are exact here, so tolerances must
+//! leave room for 2 ulp more).
 #![forbid(unsafe_code)]
 
 mod arith;
@@ -34,7 +39,7 @@ mod tests;
 
 use std::collections::HashMap;
 
-use memory::{Global, Shared};
+use memory::{Access, Global, Shared};
 use parse::Kernel;
 use thread::{Block, Dims};
 
@@ -83,6 +88,11 @@ impl Module {
     pub fn has(&self, kernel: &str) -> bool {
         self.kernels.contains_key(kernel)
     }
+
+    /// Shared memory of a block of `kernel` with so much of dynamic memory, static memory and all, in bytes.
+    pub fn shared_bytes(&self, kernel: &str, dynamic_bytes: usize) -> Option<usize> {
+        self.kernels.get(kernel).map(|kernel| kernel.dynamic_at + dynamic_bytes)
+    }
 }
 
 /// The geometry of a launch.
@@ -96,10 +106,43 @@ pub struct Grid {
     pub shared_bytes: usize,
 }
 
+/// Most blocks in x, y and z, most threads in x, y and z, and most of a block.
+const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+const MOST_THREADS: [u32; 3] = [1024, 1024, 64];
+const MOST_OF_BLOCK: u32 = 1024;
+/// Most static shared memory of a block.
+const MOST_STATIC_BYTES: usize = 48 * 1024;
+
+impl Grid {
+    /// What no device of compute capability 5.0 or later takes.
+    fn beyond_limits(&self, kernel: &Kernel) -> Option<String> {
+        let Self { blocks, threads, .. } = *self;
+        let within = |n: [u32; 3], most: [u32; 3]| n.iter().zip(most).all(|(&n, most)| 0 < n && n <= most);
+        if !within(blocks, MOST_BLOCKS) || !within(threads, MOST_THREADS) {
+            return Some(format!("blocks {blocks:?} of threads {threads:?}"));
+        }
+        let n: u32 = threads.iter().product();
+        let most = kernel.most_threads.unwrap_or(MOST_OF_BLOCK);
+        if n > most {
+            return Some(format!("blocks of {n} threads, compiled for {most}"));
+        }
+        let bytes = kernel.shared_bytes;
+        (bytes > MOST_STATIC_BYTES).then(|| format!("{bytes} bytes of static shared memory"))
+    }
+
+    /// Block `i` of all.
+    fn index(&self, i: u64) -> [u32; 3] {
+        let [x, y, _] = self.blocks.map(u64::from);
+        [i % x, i / x % y, i / (x * y)].map(|i| i as u32)
+    }
+}
+
 /// Global memory and what runs on it.
 #[derive(Debug)]
 pub struct Machine {
     global: Global,
+    /// Whether the last launch ran its last block first: kernels may rely on no order.
+    runs_backwards: bool,
 }
 
 impl Default for Machine {
@@ -111,7 +154,7 @@ impl Default for Machine {
 impl Machine {
     /// A machine with nothing allocated.
     pub fn new() -> Self {
-        Self { global: Global::new() }
+        Self { global: Global::new(), runs_backwards: true }
     }
 
     /// `bytes` of memory that counts as never written, aligned to 256 bytes.
@@ -137,7 +180,7 @@ impl Machine {
     /// # Errors
     /// When they do not lie within an allocation.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
-        self.global.store(address, bytes).map_err(MemoryError)
+        self.global.store(address, bytes, Access::Plain).map_err(MemoryError)
     }
 
     /// Copies bytes from the machine.
@@ -145,7 +188,7 @@ impl Machine {
     /// # Errors
     /// When they do not lie within an allocation, or were never written.
     pub fn read(&mut self, address: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        self.global.load(address, out).map_err(MemoryError)
+        self.global.load(address, out, Access::Plain).map_err(MemoryError)
     }
 
     /// Copies bytes within the machine, written or not.
@@ -172,13 +215,13 @@ impl Machine {
         let mut symbols = HashMap::new();
         for variable in parse::variables(ptx)? {
             let address = self.global.alloc(variable.bytes.len());
-            self.global.store(address, &variable.bytes).expect("just allocated");
+            self.global.store(address, &variable.bytes, Access::Plain).expect("just allocated");
             symbols.insert(variable.name, address);
         }
         Ok(Module { kernels: parse::kernels(ptx, &symbols)? })
     }
 
-    /// Runs a kernel, block after block. `params` is its parameters, one after the other as the PTX lays them out.
+    /// Runs a kernel, block after block, every other launch from the last one on. `params` is its parameters, one after the other as the PTX lays them out.
     ///
     /// # Errors
     /// [`Fault`].
@@ -189,15 +232,18 @@ impl Machine {
         if params.len() != found.param_bytes {
             return Err(fault(format!("{} bytes of parameters, not {}", params.len(), found.param_bytes)));
         }
-        let threads: u32 = grid.threads.iter().product();
-        if threads == 0 || threads > 1024 || grid.blocks.contains(&0) {
-            return Err(fault(format!("blocks {:?} of threads {:?}", grid.blocks, grid.threads)));
+        if let Some(what) = grid.beyond_limits(found) {
+            return Err(fault(what));
         }
         let mut budget = MOST_INSTRUCTIONS;
-        let [nx, ny, nz] = grid.blocks;
-        for index in (0..nz).flat_map(|z| (0..ny).flat_map(move |y| (0..nx).map(move |x| [x, y, z]))) {
+        let n: u64 = grid.blocks.iter().map(|&n| u64::from(n)).product();
+        self.runs_backwards = !self.runs_backwards;
+        self.global.begin_launch();
+        let blocks = (0..n).map(|i| if self.runs_backwards { n - 1 - i } else { i });
+        let ran = blocks.map(|i| grid.index(i)).try_for_each(|index| {
+            self.global.begin_block();
             let dims = Dims { grid: grid.blocks, block: grid.threads, index };
-            let shared = Shared::new(found.shared_bytes.next_multiple_of(16) + grid.shared_bytes);
+            let shared = Shared::new(found.dynamic_at + grid.shared_bytes);
             let mut block = Block { kernel: found, params, dims, shared };
             block::run(&mut block, &mut self.global, &mut budget).map_err(|failed| Fault {
                 kernel: kernel.to_owned(),
@@ -205,8 +251,9 @@ impl Machine {
                 thread: failed.thread,
                 line: failed.line,
                 what: failed.what,
-            })?;
-        }
-        Ok(())
+            })
+        });
+        self.global.end_launch();
+        ran
     }
 }

@@ -15,26 +15,59 @@ const GUARD: u64 = 256;
 #[derive(Debug)]
 struct Allocation {
     bytes: Vec<u8>,
-    /// Which bytes have been written.
-    known: Vec<bool>,
+    /// Who wrote each byte last: the number of a block, counted over all launches, or [`NOBODY`].
+    writers: Vec<u32>,
 }
+
+/// Writer of what was never written.
+const NOBODY: u32 = 0;
 
 /// Global memory.
 #[derive(Debug)]
 pub(crate) struct Global {
     allocations: BTreeMap<u64, Allocation>,
     next: u64,
+    /// The block that runs; between launches, whoever writes counts as the last one.
+    block: u32,
+    /// The first block of the launch.
+    first: u32,
+}
+
+/// How memory is touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Plain,
+    /// By way of a cache that does not learn of writes of the same launch.
+    Constant,
+    /// In one with what others do.
+    Atomic,
 }
 
 impl Global {
     pub fn new() -> Self {
-        Self { allocations: BTreeMap::new(), next: GLOBAL_BASE }
+        Self { allocations: BTreeMap::new(), next: GLOBAL_BASE, block: NOBODY + 1, first: u32::MAX }
+    }
+
+    /// From here on a launch runs.
+    pub fn begin_launch(&mut self) {
+        self.first = self.block + 1;
+    }
+
+    /// From here on the next block of the launch runs.
+    pub fn begin_block(&mut self) {
+        self.block += 1;
+    }
+
+    /// The launch has ended: everybody sees what it wrote.
+    pub fn end_launch(&mut self) {
+        self.first = u32::MAX;
     }
 
     pub fn alloc(&mut self, bytes: usize) -> u64 {
         let address = self.next;
         self.next += (bytes as u64).next_multiple_of(GUARD) + GUARD;
-        self.allocations.insert(address, Allocation { bytes: vec![0xcd; bytes], known: vec![false; bytes] });
+        self.allocations
+            .insert(address, Allocation { bytes: vec![0xcd; bytes], writers: vec![NOBODY; bytes] });
         address
     }
 
@@ -62,35 +95,56 @@ impl Global {
         Ok((allocation, at))
     }
 
-    pub fn load(&mut self, address: u64, out: &mut [u8]) -> Result<(), String> {
+    pub fn load(&mut self, address: u64, out: &mut [u8], access: Access) -> Result<(), String> {
+        let (block, first) = (self.block, self.first);
         let (allocation, at) = self.find(address, out.len())?;
-        if let Some(i) = allocation.known[at..at + out.len()].iter().position(|known| !known) {
-            return Err(format!(
-                "byte {} of an allocation of {} was never written",
-                at + i,
-                allocation.bytes.len()
-            ));
+        for (i, &writer) in allocation.writers[at..at + out.len()].iter().enumerate() {
+            if writer == NOBODY {
+                let (at, size) = (at + i, allocation.bytes.len());
+                return Err(format!("byte {at} of an allocation of {size} was never written"));
+            }
+            // Blocks run in any order, and side by side.
+            let is_race = match access {
+                Access::Plain => writer != block,
+                Access::Constant => true,
+                Access::Atomic => false,
+            };
+            if writer >= first && is_race {
+                return Err(race(at + i, writer - first));
+            }
         }
         out.copy_from_slice(&allocation.bytes[at..at + out.len()]);
         Ok(())
     }
 
-    pub fn store(&mut self, address: u64, bytes: &[u8]) -> Result<(), String> {
+    pub fn store(&mut self, address: u64, bytes: &[u8], access: Access) -> Result<(), String> {
+        let (block, first) = (self.block, self.first);
         let (allocation, at) = self.find(address, bytes.len())?;
-        allocation.bytes[at..at + bytes.len()].copy_from_slice(bytes);
-        allocation.known[at..at + bytes.len()].fill(true);
+        let (before, writers) = (&mut allocation.bytes[at..], &mut allocation.writers[at..]);
+        for (i, &byte) in bytes.iter().enumerate() {
+            // Two blocks may write the same.
+            if writers[i] >= first && writers[i] != block && before[i] != byte && access != Access::Atomic {
+                return Err(race(at + i, writers[i] - first));
+            }
+        }
+        before[..bytes.len()].copy_from_slice(bytes);
+        writers[..bytes.len()].fill(block);
         Ok(())
     }
 
     /// Copies with what is known of each byte, as a device does.
     pub fn copy(&mut self, to: u64, from: u64, len: usize) -> Result<(), String> {
         let (source, at) = self.find(from, len)?;
-        let (bytes, known) = (source.bytes[at..at + len].to_vec(), source.known[at..at + len].to_vec());
+        let (bytes, writers) = (source.bytes[at..at + len].to_vec(), source.writers[at..at + len].to_vec());
         let (target, at) = self.find(to, len)?;
         target.bytes[at..at + len].copy_from_slice(&bytes);
-        target.known[at..at + len].copy_from_slice(&known);
+        target.writers[at..at + len].copy_from_slice(&writers);
         Ok(())
     }
+}
+
+fn race(byte: usize, other: u32) -> String {
+    format!("a race: byte {byte} of an allocation was written in this launch, by its block {other}")
 }
 
 /// A thread at a moment between barriers of the block and of its warp.

@@ -20,8 +20,12 @@ pub(crate) struct Kernel {
     pub insts: Vec<Inst>,
     pub n_regs: usize,
     pub param_bytes: usize,
-    /// Static shared memory, before what a launch adds.
+    /// Static shared memory.
     pub shared_bytes: usize,
+    /// Where what a launch adds begins.
+    pub dynamic_at: usize,
+    /// `.maxntid`: threads of a block that it is compiled for.
+    pub most_threads: Option<u32>,
     pub local_bytes: usize,
 }
 
@@ -141,6 +145,12 @@ fn alignment(text: &str) -> usize {
     parts.find(|&part| part == ".align").and_then(|_| parts.next()?.parse().ok()).unwrap_or(8)
 }
 
+/// `.maxntid x, y, z` among what stands behind the parameters: how many that are.
+fn most_threads(text: &str) -> Option<u32> {
+    let numbers = text.split_once(".maxntid")?.1.split('.').next()?;
+    numbers.split(',').map(|n| n.trim().parse::<u32>().ok()).product()
+}
+
 /// A number: decimal, hexadecimal, or a float by its bits.
 pub(crate) fn number(text: &str) -> Option<u64> {
     if let Some(bits) = text.strip_prefix("0f").or_else(|| text.strip_prefix("0F")) {
@@ -184,7 +194,8 @@ pub(crate) fn kernels(
                 body.statement(&text, line).map_err(|what| fail(format!("{what}: {text}")))?;
             }
             (Item::Statement(text), None) if text.contains(".extern .shared") => {
-                dynamic.push(declare(&text).ok_or_else(|| fail(text))?.0);
+                let alignment = alignment(&text);
+                dynamic.push((declare(&text).ok_or_else(|| fail(text))?.0, alignment));
             }
             (Item::Statement(text), None) if words(&text, ".const") || words(&text, ".global") => {}
             (Item::Statement(what) | Item::Label(what), None) => return Err(fail(what)),
@@ -198,7 +209,8 @@ pub(crate) struct Body {
     kernel: Kernel,
     insts: Vec<Inst>,
     symbols: HashMap<String, u64>,
-    dynamic: Vec<String>,
+    /// Dynamic shared memory, by any of its names, and how each is aligned.
+    dynamic: Vec<(String, usize)>,
     regs: HashMap<String, u32>,
     /// What each open scope has shadowed or added.
     scopes: Vec<Vec<(String, Option<u32>)>>,
@@ -208,9 +220,13 @@ pub(crate) struct Body {
 }
 
 impl Body {
-    fn new(head: &str, symbols: &HashMap<String, u64>, dynamic: &[String]) -> Option<(String, Self)> {
+    fn new(
+        head: &str,
+        symbols: &HashMap<String, u64>,
+        dynamic: &[(String, usize)],
+    ) -> Option<(String, Self)> {
         let (before, after) = head.split_once(".entry")?.1.split_once('(')?;
-        let params = after.split_once(')')?.0;
+        let (params, limits) = after.split_once(')')?;
         let mut symbols = symbols.clone();
         let mut param_bytes = 0_usize;
         for param in params.split(',').map(str::trim).filter(|param| !param.is_empty()) {
@@ -219,7 +235,15 @@ impl Body {
             symbols.insert(name, PARAM_BASE + param_bytes as u64);
             param_bytes += bytes;
         }
-        let kernel = Kernel { insts: Vec::new(), n_regs: 0, param_bytes, shared_bytes: 0, local_bytes: 0 };
+        let kernel = Kernel {
+            insts: Vec::new(),
+            n_regs: 0,
+            param_bytes,
+            shared_bytes: 0,
+            dynamic_at: 0,
+            most_threads: most_threads(limits),
+            local_bytes: 0,
+        };
         let body = Self {
             kernel,
             insts: Vec::new(),
@@ -309,6 +333,9 @@ impl Body {
         // A kernel may end without `ret`, and labels may stand at its end.
         self.insts.push(Inst { guard: None, op: Op::Exit, line: 0 });
         self.kernel.insts = self.insts;
+        // No more aligned than it asks for.
+        let alignment = self.dynamic.iter().map(|(_, alignment)| *alignment).max().unwrap_or(1);
+        self.kernel.dynamic_at = self.kernel.shared_bytes.next_multiple_of(alignment);
         Ok(self.kernel)
     }
 
@@ -335,7 +362,7 @@ impl Body {
         if let Some(&address) = self.symbols.get(text) {
             return Ok(Src::Imm(address));
         }
-        if self.dynamic.iter().any(|name| name == text) {
+        if self.dynamic.iter().any(|(name, _)| name == text) {
             return Ok(Src::Special(Special::DynamicShared));
         }
         number(text).map(Src::Imm).ok_or_else(|| format!("an operand that is not known, {text}"))

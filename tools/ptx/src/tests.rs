@@ -322,6 +322,7 @@ fn every_kind_of_fault_is_raised() {
             "divergence",
         ),
         ("", "shfl.sync.idx.b32 %r2, %r1, 1, 31, 65534;", "leaves out"),
+        ("", "st.global.u32 [%rd1], 7; ld.global.nc.u32 %r2, [%rd1];", "written in this launch"),
     ];
     for (declared, body, what) in cases {
         let fault = run(&kernel("", &format!("{declared} {body}")), 64, &[1], &[1], 1).unwrap_err();
@@ -333,6 +334,80 @@ fn every_kind_of_fault_is_raised() {
         mul.wide.u32 %rd4, %r1, 4; add.s64 %rd7, %rd3, %rd4; st.global.u32 [%rd7], %r5;";
     let got = run(&kernel("", &format!("{shared} {body}")), 32, &[1], &[1], 32).unwrap();
     assert!((0..32).all(|i| got[i] == i as u32 ^ 1));
+}
+
+/// Two launches, so that the blocks have run in either order.
+fn run_blocks(body: &str) -> Result<u32, Fault> {
+    let mut machine = Machine::new();
+    let module = machine.load(&kernel("", &format!("mov.u32 %r2, %ctaid.x; {body}"))).unwrap();
+    let word = machine.alloc(4);
+    machine.write(word, &[0; 4]).unwrap();
+    let params = [word.to_le_bytes(); 3].concat();
+    for _ in 0..2 {
+        let grid = Grid { blocks: [2, 1, 1], threads: [1, 1, 1], shared_bytes: 0 };
+        machine.launch(&module, "k", grid, &params)?;
+    }
+    let mut bytes = [0; 4];
+    machine.read(word, &mut bytes).unwrap();
+    Ok(u32::from_le_bytes(bytes))
+}
+
+#[test]
+fn blocks_of_a_launch_know_nothing_of_each_other() {
+    let one_writes =
+        "setp.eq.u32 %p1, %r2, 0; @%p1 st.global.u32 [%rd1], 5; @!%p1 ld.global.u32 %r3, [%rd1];";
+    let other_writes =
+        "setp.eq.u32 %p1, %r2, 1; @%p1 st.global.u32 [%rd1], 5; @!%p1 ld.global.u32 %r3, [%rd1];";
+    for body in ["st.global.u32 [%rd1], %r2;", one_writes, other_writes] {
+        let fault = run_blocks(body).unwrap_err();
+        assert!(fault.what.contains("written in this launch, by its block"), "{fault}");
+    }
+    assert_eq!(run_blocks("st.global.u32 [%rd1], 7;").unwrap(), 7);
+    assert_eq!(run_blocks("red.global.add.u32 [%rd1], 3;").unwrap(), 12);
+}
+
+#[test]
+fn launches_that_no_device_takes_are_refused() {
+    let launch = |declared: &str, blocks: [u32; 3], threads: [u32; 3]| {
+        let mut machine = Machine::new();
+        let ptx = kernel("", declared).replace(")\n{", ")\n.maxntid 128, 1, 1\n.minnctapersm 2\n{");
+        let module = machine.load(&ptx).unwrap();
+        machine.launch(&module, "k", Grid { blocks, threads, shared_bytes: 0 }, &[0; 24])
+    };
+    launch("", [1, 1, 65_535], [1, 1, 1]).unwrap();
+    launch(".shared .align 4 .b8 most[49152];", [1, 1, 1], [2, 1, 64]).unwrap();
+    for (declared, blocks, threads) in [
+        ("", [1, 65_536, 1], [1, 1, 1]),
+        ("", [1, 1, 0], [1, 1, 1]),
+        ("", [1, 1, 1], [1, 1, 65]),
+        ("", [1, 1, 1], [129, 1, 1]),
+        (".shared .align 4 .b8 more[49156];", [1, 1, 1], [1, 1, 1]),
+    ] {
+        launch(declared, blocks, threads).unwrap_err();
+    }
+}
+
+#[test]
+fn registers_begin_with_anything_and_shared_memory_where_it_must() {
+    assert_ne!(run(&kernel("", "st.global.u32 [%rd3], %r30;"), 1, &[], &[], 1).unwrap(), [0]);
+    let body = ".shared .align 4 .b8 word[4]; mov.u32 %r2, buffer; st.shared.v2.u32 [%r2], {%r1, %r1};";
+    let fault = run(&kernel(".extern .shared .align 4 .b8 buffer[];", body), 1, &[], &[], 1).unwrap_err();
+    assert!(fault.what.contains("not aligned"), "{fault}");
+    run(&kernel(".extern .shared .align 8 .b8 buffer[];", body), 1, &[], &[], 0).unwrap();
+}
+
+#[test]
+fn tensor_cores_cut_sums_off() {
+    let sum = |before: f32, each: f64| block::tensor_sum(before, [each; 8]);
+    let bit = f64::from(f32::EPSILON);
+    assert_eq!(sum(1.0, bit / 4.0), 1.0, "too small beside the largest, all of them");
+    assert_eq!(sum(1.0, bit / 2.0), 1.0 + 4.0 * f32::EPSILON);
+    assert_eq!(sum(0.0, 1.5), 12.0);
+    let one =
+        |before: f32, product: f64| block::tensor_sum(before, [product, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!((one(1.0, bit * 0.99), one(-1.0, bit * -0.99)), (1.0, -1.0), "not to the nearest");
+    assert_eq!(one(1.0, bit / -2.0), 1.0 - f32::EPSILON / 2.0);
+    assert_eq!(one(f32::INFINITY, 1.0), f32::INFINITY);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::arith;
 use crate::inst::{Addr, Dst, Logic, Op, Space, Special, Src, Ty};
-use crate::memory::{Global, LOCAL_BASE, Moment, PARAM_BASE, SHARED_BASE, Shared};
+use crate::memory::{Access, Global, LOCAL_BASE, Moment, PARAM_BASE, SHARED_BASE, Shared};
 use crate::parse::Kernel;
 
 /// Where a block is, and what it shares.
@@ -40,6 +40,9 @@ struct Copy {
     data: [u8; 16],
 }
 
+/// What is in a register that nothing has been written to.
+const UNSET: u64 = 0xcdcd_cdcd_cdcd_cdcd;
+
 /// One thread.
 pub(crate) struct Thread {
     pub state: State,
@@ -59,7 +62,7 @@ impl Thread {
             state: State::Running,
             pc: 0,
             moment: Moment { thread: index, ..Moment::default() },
-            regs: vec![0; kernel.n_regs],
+            regs: vec![UNSET; kernel.n_regs],
             local: vec![0; kernel.local_bytes],
             known: vec![false; kernel.local_bytes],
             groups: VecDeque::new(),
@@ -105,7 +108,7 @@ impl Thread {
             Special::LanemaskGe => ones(32) & !ones(lane),
             Special::LanemaskGt => ones(32) & !ones(lane + 1),
             Special::Clock => 0,
-            Special::DynamicShared => SHARED_BASE + block.kernel.shared_bytes.next_multiple_of(16) as u64,
+            Special::DynamicShared => SHARED_BASE + block.kernel.dynamic_at as u64,
         }
     }
 
@@ -209,11 +212,11 @@ impl Thread {
                 let chosen = if self.get(block, *pred) != 0 { a } else { b };
                 self.set(*dst, ty.cut(self.get(block, *chosen)));
             }
-            Op::Ld { space, ty, dst, addr } => {
+            Op::Ld { space, access, ty, dst, addr } => {
                 let address = self.address(block, *addr);
                 let mut bytes = [0; 32];
                 let bytes = &mut bytes[..dst.len() * ty.bytes()];
-                self.load(*space, address, bytes, block, global)?;
+                self.load(*space, *access, address, bytes, block, global)?;
                 for (&dst, part) in dst.iter().zip(bytes.chunks_exact(ty.bytes())) {
                     let mut value = [0; 8];
                     value[..part.len()].copy_from_slice(part);
@@ -238,9 +241,10 @@ impl Thread {
                     block.shared.update(address, ty.bytes(), self.moment, change)?
                 } else {
                     let mut bytes = [0; 8];
-                    global.load(address, &mut bytes[..ty.bytes()])?;
+                    global.load(address, &mut bytes[..ty.bytes()], Access::Atomic)?;
                     let before = u64::from_le_bytes(bytes);
-                    global.store(address, &change(before).to_le_bytes()[..ty.bytes()])?;
+                    let after = change(before).to_le_bytes();
+                    global.store(address, &after[..ty.bytes()], Access::Atomic)?;
                     before
                 };
                 self.set(*dst, before);
@@ -256,7 +260,7 @@ impl Thread {
                     return Err(format!("a copy of {bytes} bytes that reads {read}"));
                 }
                 let mut data = [0; 16];
-                global.load(from, &mut data[..read])?;
+                global.load(from, &mut data[..read], Access::Plain)?;
                 block.shared.begin_copy(to, *bytes, self.moment)?;
                 self.copies.push(Copy { to, bytes: *bytes, data });
             }
@@ -286,6 +290,7 @@ impl Thread {
     fn load(
         &self,
         space: Space,
+        access: Access,
         address: u64,
         out: &mut [u8],
         block: &mut Block<'_>,
@@ -308,7 +313,7 @@ impl Thread {
                 out.copy_from_slice(&block.params[at..at + size]);
                 Ok(())
             }
-            _ => global.load(address, out),
+            _ => global.load(address, out, access),
         }
     }
 
@@ -330,7 +335,7 @@ impl Thread {
                 Ok(())
             }
             Space::Param => Err("a store to the parameters".to_owned()),
-            _ => global.store(address, bytes),
+            _ => global.store(address, bytes, Access::Plain),
         }
     }
 }

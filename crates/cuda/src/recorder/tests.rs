@@ -20,22 +20,10 @@ fn what_is_recorded_is_done_at_its_end_with_the_bytes_it_was_given() {
     bytes = [7, 8, 9];
     recorder.write(3, &bytes).unwrap();
     assert_eq!(fake.n_recorded(), 2);
-    recorder.end(true).unwrap();
+    recorder.end().unwrap();
     let mut got = [0; 6];
     recorder.read(0, &mut got).unwrap();
     assert_eq!(got, [1, 2, 3, 7, 8, 9]);
-}
-
-#[test]
-fn a_recording_that_is_dropped_leaves_no_trace() {
-    let (fake, recorder) = recorder();
-    recorder.write(0, &[1, 2]).unwrap();
-    recorder.begin().unwrap();
-    recorder.write(0, &[5, 6]).unwrap();
-    recorder.end(false).unwrap();
-    recorder.finish().unwrap();
-    assert_eq!(fake.memory(0..2), [1, 2]);
-    assert_eq!(fake.n_runnables(), (0, 0, 0));
 }
 
 /// The host is steps ahead of the device, and each step stages more than a piece holds.
@@ -50,7 +38,7 @@ fn a_step_does_not_disturb_the_one_before_it() {
             let bytes = vec![10 * step + part; BYTES];
             recorder.write((3 * step as usize + part as usize) as u64 * BYTES as u64, &bytes).unwrap();
         }
-        recorder.end(true).unwrap();
+        recorder.end().unwrap();
         assert_eq!(*pinned.get_or_insert(fake.n_pinned()), fake.n_pinned(), "pieces are used again");
     }
     recorder.finish().unwrap();
@@ -68,7 +56,7 @@ fn memory_that_recorded_work_may_use_is_freed_after_it() {
     recorder.write(64, &[1]).unwrap();
     recorder.free(64);
     assert_eq!(fake.freed(), [5]);
-    recorder.end(true).unwrap();
+    recorder.end().unwrap();
     assert_eq!(fake.freed(), [5, 64]);
     assert_eq!(fake.memory(64..65), [1], "what was recorded ran first");
 }
@@ -88,7 +76,7 @@ fn what_cannot_be_recorded_is_refused_and_does_no_harm() {
         let error = refused.unwrap_err().to_string();
         assert!(error.ends_with("a step is being recorded"), "{error}");
     }
-    recorder.end(true).unwrap();
+    recorder.end().unwrap();
     recorder.finish().unwrap();
     assert_eq!(fake.memory(0..1), [4]);
 }
@@ -108,7 +96,7 @@ fn other_threads_wait_until_a_recording_has_ended() {
         // Time for a thread that does not wait to be found out; one that does passes whatever the time.
         thread::sleep(Duration::from_millis(30));
         assert_eq!(fake.n_recorded(), 1);
-        recorder.end(true).unwrap();
+        recorder.end().unwrap();
     });
     recorder.finish().unwrap();
     assert_eq!(fake.memory(0..1), [2], "the other thread's write comes last");
@@ -122,7 +110,7 @@ fn a_step_like_the_last_takes_its_graph_over_and_another_has_a_new_one_made() {
         for i in 0..writes {
             recorder.write(i.into(), &[writes]).unwrap();
         }
-        recorder.end(true).unwrap();
+        recorder.end().unwrap();
         recorder.finish().unwrap();
         assert_eq!(fake.memory(0..writes.into()), vec![writes; writes.into()]);
         fake.n_runnables()
@@ -144,7 +132,7 @@ fn a_long_step_runs_while_it_is_recorded() {
         }
         recorder.free(7);
         assert_eq!(fake.freed().len(), usize::from(step), "not before the step has ended");
-        recorder.end(true).unwrap();
+        recorder.end().unwrap();
         recorder.finish().unwrap();
         assert_eq!(fake.memory(0..n), bytes(step));
         assert_eq!(fake.n_runnables(), (3, 3, 3 * usize::from(step)));
@@ -152,15 +140,11 @@ fn a_long_step_runs_while_it_is_recorded() {
 }
 
 #[test]
-fn what_was_queued_of_a_step_that_is_dropped_stays_done() {
-    let (fake, recorder) = recorder();
+fn nothing_ends_that_has_not_begun() {
+    let (_, recorder) = recorder();
     recorder.begin().unwrap();
-    (0..PIECE as u64 + 1).for_each(|i| recorder.write(i, &[1]).unwrap());
-    recorder.end(false).unwrap();
-    recorder.finish().unwrap();
-    assert_eq!(fake.memory(0..PIECE), vec![1; PIECE]);
-    assert_eq!(fake.memory(0..PIECE + 1), [], "the last one was in a piece of its own");
-    assert!(recorder.end(true).is_err(), "nothing is being recorded");
+    recorder.end().unwrap();
+    assert!(recorder.end().is_err());
 }
 
 #[test]
@@ -170,7 +154,7 @@ fn a_recording_that_fails_frees_its_memory_and_lets_others_go_on() {
     recorder.write(0, &[1]).unwrap();
     recorder.free(9);
     fake.fail_to_end();
-    recorder.end(true).unwrap_err();
+    recorder.end().unwrap_err();
     assert_eq!(fake.freed(), [9]);
     thread::scope(|scope| scope.spawn(|| recorder.write(0, &[3]).unwrap()).join()).unwrap();
     recorder.finish().unwrap();
@@ -192,7 +176,7 @@ fn everything_goes_back_once_the_work_is_done() {
     recorder.upload(0, 100, 1, &mut |_, piece| piece.fill(6)).unwrap();
     recorder.begin().unwrap();
     recorder.write(100, &[7]).unwrap();
-    recorder.end(true).unwrap();
+    recorder.end().unwrap();
     assert!(!fake.is_idle());
     drop(recorder);
     assert!(fake.is_idle());
