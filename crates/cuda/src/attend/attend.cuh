@@ -2,68 +2,7 @@
 
 #pragma once
 
-#include "tile.cuh"
-
-// The codebook of a type in bytes.
-struct Book {
-    u32 bytes[4];  // bytes of the levels, ascending
-    float step;    // value = (byte - bias) * step * scale
-    float bias;
-};
-
-// Bytes of the codes of two rows of a group, r and r + 8, interleaved: [0] has codes 0 and 1 of both (r, r + 8, r, r + 8),
-// [1] codes 2 and 3.
-struct Codes { u32 pair[2]; };
-
-// Levels of turbo2t and turbo3t above -128, four to a word, by the last six bits of the sequence.
-__constant__ u32 TRELLIS[2][16] = TRELLIS_BYTES;
-
-// Bytes of `low` and `high` by the lower four nibbles of `index`, which are below 8: `__byte_perm` makes sure of that.
-__device__ inline u32 pick(u32 low, u32 high, u32 index) {
-    u32 bytes;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(index));
-    return bytes;
-}
-
-// The upper half of `x`, as a half that is no NaN: what a shift would do, but the pipe of halves has less to do.
-__device__ inline u32 upper(u32 x) {
-    u32 y;
-    asm("{ .reg .b16 low, high; .reg .b32 twice; mov.b32 {low, high}, %1; mov.b32 twice, {high, high}; "
-        "sub.rn.f16x2 %0, twice, %2; }" : "=r"(y) : "r"(x), "r"(0));
-    return y;
-}
-
-// Codes of 64 bytes: nibbles of `low` and of `high` have the lower and upper three bits of their numbers.
-__device__ inline Codes look_up(const u32* bytes, u32 low, u32 high) {
-    u32 index = low & 0x77777777, bits[3];
-#pragma unroll
-    for (u32 level = 0; level < 3; level++) bits[level] = high >> level & 0x11111111;
-    Codes codes;
-#pragma unroll
-    for (u32 pair = 0; pair < 2; pair++) {
-        u32 eights[8];
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) eights[i] = pick(bytes[2 * i], bytes[2 * i + 1], pair ? upper(index) : index);
-#pragma unroll
-        for (u32 level = 0; level < 3; level++) {
-            u32 mask = pick(0x0000ff00, 0, pair ? upper(bits[level]) : bits[level]);
-#pragma unroll
-            for (u32 i = 0; i < 4 >> level; i++) eights[i] = (eights[2 * i] & ~mask) | (eights[2 * i + 1] & mask);
-        }
-        codes.pair[pair] = eights[0];
-    }
-    return codes;
-}
-
-// Codes of a type with a memory, from indices in nibbles: their own, those before and those before these.
-template <u32 TYPE>
-__device__ inline Codes remembered(u32 own, u32 before, u32 earlier) {
-    static_assert(remembers(TYPE), "indices alone say what these codes are");
-    u32 low = own, high = before;
-    if constexpr (TYPE == TURBO2T) low |= (before & 0x11111111) << 2, high = (before >> 1 & 0x11111111) | earlier << 1;
-    const u32* bytes = TRELLIS[TYPE - TURBO2T];
-    return look_up(bytes, low, high);
-}
+#include "look_up.cuh"
 
 // A KV head of a layer.
 struct Head {

@@ -75,12 +75,14 @@ pub(crate) static SOURCE: Source = Source {
 };
 
 /// What the kernels of this op include.
-const HEADERS: [Header; 7] = {
+const HEADERS: [Header; 8] = {
     let [half, rotate, tile] = kv::HEADERS;
     let attend = Header { name: "attend.cuh", text: include_str!("attend.cuh") };
+    let look_up = Header { name: "look_up.cuh", text: include_str!("look_up.cuh") };
     let ends = Header { name: "ends.cuh", text: include_str!("ends.cuh") };
     let unpack = Header { name: "unpack.cuh", text: include_str!("unpack.cuh") };
-    [half, rotate, tile, attend, ends, unpack, Header { name: "work.cuh", text: include_str!("work.cuh") }]
+    let work = Header { name: "work.cuh", text: include_str!("work.cuh") };
+    [half, rotate, tile, look_up, attend, ends, unpack, work]
 };
 
 const OP: &str = "attend";
