@@ -106,3 +106,14 @@ __device__ inline float capped(const Common& c, float score) {
     return score;
 #endif
 }
+
+// Of the four lanes that have shares of the same rows.
+__device__ inline float sum_of_four(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+__device__ inline float most_of_four(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}

@@ -98,9 +98,7 @@ __device__ void soften(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>& s, Weig
             float most = HIDDEN;
 #pragma unroll
             for (u32 i = 0; i < 4 * TILES; i++) most = fmaxf(most, s[g][i / 4][i / 2 % 2][2 * half + i % 2]);
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-            float before = w.max[g][half], max = fmaxf(before, most);
+            float before = w.max[g][half], max = fmaxf(before, most_of_four(most));
             rise[g][half] = before - max, w.max[g][half] = max;
             is_raised |= max != before;
         }
@@ -156,11 +154,7 @@ __device__ void mix(Work<SIXTEENS>& w, const u16* values, const Weights<SIXTEENS
 template <u32 SIXTEENS>
 __device__ void finish_sums(Work<SIXTEENS>& w) {
 #pragma unroll
-    for (u32 i = 0; i < 2 * SIXTEENS; i++) {
-        float& sum = w.sum[i / 2][i % 2];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-    }
+    for (u32 i = 0; i < 2 * SIXTEENS; i++) w.sum[i / 2][i % 2] = sum_of_four(w.sum[i / 2][i % 2]);
 }
 
 template <u32 SIXTEENS>
