@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "bounded.cuh"
 #include "look_up.cuh"
 
 // A KV head of a layer.
@@ -43,6 +44,8 @@ struct Common {
     u32 group;         // query heads per KV head
     u32 visible;       // youngest tokens that a query sees
     float soft_cap;    // of the scores, times log2 e, where CAPPED
+    float cap_rate;    // as `bounded` takes it
+    u32 unused;
 };
 
 // A KV head of a sequence, number `index` of those of the launch.
@@ -87,21 +90,10 @@ __device__ inline Walk walk_of(const Common& c, const Part& part, u32 first, u32
     return {main, mains, recent, mains + (end > recent ? end - recent : 0)};
 }
 
-// Within 2 ulp; subnormal results are 0.
-__device__ inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// A score where the kernel is compiled without a cap; else cap tanh(score / cap), both times log2 e, and NaN for what is not
-// finite.
+// A score where the kernel is compiled without a cap; else what is `bounded` of it, both times log2 e.
 __device__ inline float capped(const Common& c, float score) {
 #if CAPPED
-    // exp(-2 y) as a power of two: 2 log2 e, rounded.
-    float e = power_of_two(-2.88539008f * fabsf(score / c.soft_cap));
-    float bounded = c.soft_cap * ((1.0f - e) / (1.0f + e));
-    return (score < 0.0f ? -bounded : bounded) + 0.0f * score;
+    return bounded(score, c.soft_cap, c.cap_rate);
 #else
     return score;
 #endif

@@ -57,9 +57,17 @@ use crate::kv::{SpecParams, TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, Header, Launch, Source};
 
-const DECODE_HEADERS: [Header; 6] = {
-    let [half, rotate, tile, look_up, attend, ..] = HEADERS;
-    [half, rotate, tile, look_up, attend, Header { name: "groups.cuh", text: include_str!("groups.cuh") }]
+const DECODE_HEADERS: [Header; 7] = {
+    let [half, rotate, tile, bounded, look_up, attend, ..] = HEADERS;
+    [
+        half,
+        rotate,
+        tile,
+        bounded,
+        look_up,
+        attend,
+        Header { name: "groups.cuh", text: include_str!("groups.cuh") },
+    ]
 };
 
 /// The kernel for few queries.

@@ -63,8 +63,15 @@ __device__ void scores(const u16* queries, const u16* keys, Scores<SIXTEENS, TIL
 // Bounds scores, where they are capped, and hides what a query does not see of tokens from `first_token` on.
 template <u32 SIXTEENS, u32 TILES>
 __device__ void hide(const Common& c, Scores<SIXTEENS, TILES>& s, const Sight* sights, u32 first_token, bool is_main, u32 lane) {
+    if (CAPPED) {
+#pragma unroll
+        for (u32 i = 0; i < SIXTEENS * TILES * 8; i++) {
+            float& x = s[i / (TILES * 8)][i / 8 % TILES][i / 4 % 2][i % 4];
+            x = capped(c, x);
+        }
+    }
     bool is_cut = first_token < sights[QUERIES * SIXTEENS - 1].first(c, is_main) || first_token + TILE * TILES > sights[0].last(is_main);
-    if (!CAPPED && !is_cut) return;
+    if (!is_cut) return;
 #pragma unroll
     for (u32 g = 0; g < SIXTEENS; g++) {
 #pragma unroll
@@ -75,7 +82,7 @@ __device__ void hide(const Common& c, Scores<SIXTEENS, TILES>& s, const Sight* s
             for (u32 t = 0; t < TILES; t++) {
                 for (u32 i = 0; i < 4; i++) {
                     float& x = s[g][t][i / 2][2 * half + i % 2];
-                    x = col + 16 * t + 8 * (i / 2) + i % 2 < seen ? capped(c, x) : HIDDEN;
+                    if (col + 16 * t + 8 * (i / 2) + i % 2 >= seen) x = HIDDEN;
                 }
             }
         }
