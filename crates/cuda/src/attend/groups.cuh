@@ -177,15 +177,47 @@ struct Remembering {
         return group;
     }
     template <u32 I>
-    __device__ Codes codes(const Book&) const {
-        return remembered<TYPE>(own.template indices<I>(), before[0].template indices<I>(),
-                                before[MEMORY - 1].template indices<I>());
+    __device__ Windows at() const {
+        return windows<TYPE>(own.template indices<I>(), before[0].template indices<I>(), before[MEMORY - 1].template indices<I>());
     }
 };
 template <>
 struct Group<TURBO2T> : Remembering<TURBO2T> {};
 template <>
 struct Group<TURBO3T> : Remembering<TURBO3T> {};
+
+// Levels of the types with a memory as halves, a copy for each lane, so that lanes which look up at once never meet in a bank.
+struct LevelTable {
+    static constexpr u32 LEVELS = sizeof(TRELLIS[0]);
+    u32 levels[LEVELS][32];
+
+    __device__ void fill(u32 type, u32 thread, u32 threads) {
+        for (u32 i = thread; i < LEVELS * 32; i += threads) {
+            u32 level = i / 32, byte = TRELLIS[type - TURBO2T][level / 4] >> (8 * (level % 4)) & 255;
+            levels[level][i % 32] = to_half((float)byte - 128.0f);
+        }
+    }
+};
+
+// Levels as halves, in the order of `byte_fragment`. A product of bytes picks one of four windows and makes of it where the lane's level
+// lies.
+template <u32 I, u32 TYPE>
+__device__ inline void level_fragment(const Group<TYPE>& group, const LevelTable& table, u32 lane, u32 a[4]) {
+    Windows at = group.template at<I>();
+    u32 first = shared_address(&table.levels[0][lane]);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 pair[2];
+#pragma unroll
+        for (u32 e = 0; e < 2; e++) {
+            u32 value = i / 2 * 2 + e;
+            // The first address is part of the product, so that no sum is spent on it.
+            u32 address = __dp4a(at.row[i % 2], (u32)sizeof(table.levels[0]) << (8 * value), first);
+            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair[e]) : "r"(address) : "memory");
+        }
+        a[i] = __byte_perm(pair[0], pair[1], 0x5410);
+    }
+}
 
 // As bytes: those of HIGH are the upper ones of the halves. 0x64 makes 1024 + byte, 0 a subnormal, byte / 2^24. Codes that are not
 // looked up come by rows: [0] has those of row I, [1] those of row I + 8.

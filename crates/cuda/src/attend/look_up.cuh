@@ -93,6 +93,20 @@ __device__ inline Codes look_up(const u32* bytes, u32 low, u32 high) {
     return codes;
 }
 
+// What the last six bits of a sequence are, in bytes: of a row of four values, and of that eight further on.
+struct Windows { u32 row[2]; };
+
+// Of a type with a memory, from indices in nibbles: their own, those before and those before these.
+template <u32 TYPE>
+__device__ inline Windows windows(u32 own, u32 before, u32 earlier) {
+    static_assert(remembers(TYPE), "indices alone say what these codes are");
+    if constexpr (TYPE == TURBO2T) {
+        u32 last = own + 4 * before;
+        return {{(last & 0x0f0f0f0f) + 16 * (earlier & 0x03030303), choose(0x0f0f0f0f, last >> 4, earlier & 0x30303030)}};
+    }
+    return {{(own & 0x07070707) + 8 * (before & 0x07070707), choose(0x07070707, own >> 4, before >> 1 & 0x38383838)}};
+}
+
 // Codes of a type with a memory, from indices in nibbles: their own, those before and those before these.
 template <u32 TYPE>
 __device__ inline Codes remembered(u32 own, u32 before, u32 earlier) {
