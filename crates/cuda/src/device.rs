@@ -156,7 +156,7 @@ fn operand(input: &Input<'_, CudaDevice>, n_in: usize) -> Operand {
 
 /// `y = w x`, to be changed where more is wanted.
 fn product_of(op: &'static str, w: &CudaMatrix, y: DevicePtr) -> Result<Product> {
-    Ok(Product::new(w.ptr(op)?, w.dtype(), w.n_out(), y))
+    Ok(Product::new(w.weights(op)?, w.dtype(), w.n_out(), y))
 }
 
 /// Weight and eps of a norm.

@@ -3,8 +3,8 @@
 use kvant_backend::{BackendError, Matrix, Result, SharedBytes, WeightSource, check_matrix, decode_rows};
 use kvant_codec::DType;
 
-use crate::memory::Block;
-use crate::{Context, DevicePtr, product};
+use crate::Context;
+use crate::product::{self, Weights};
 
 /// A weight matrix `[n_out, n_in]`.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub struct CudaMatrix {
     /// looked up, and a table that is no output matrix takes no device memory. `None` where products alone need them.
     rows: Option<SharedBytes>,
     /// The rows on the device; `None` for a table.
-    block: Option<Block>,
+    weights: Option<Weights>,
 }
 
 impl CudaMatrix {
@@ -24,15 +24,15 @@ impl CudaMatrix {
     pub(crate) fn table(source: WeightSource) -> Result<Self> {
         check_matrix(&source)?;
         let WeightSource { dtype, n_out, n_in, bytes } = source;
-        Ok(Self { dtype, n_out, n_in, rows: Some(bytes), block: None })
+        Ok(Self { dtype, n_out, n_in, rows: Some(bytes), weights: None })
     }
 
     /// A matrix on the device whose rows are looked up too.
     pub(crate) fn tied(cx: &Context, source: WeightSource) -> Result<Self> {
         product::check_type("matrix", source.dtype)?;
         check_matrix(&source)?;
-        let block = Some(product::upload(cx, source.dtype, source.n_in, &source.bytes)?);
-        Ok(Self { block, ..Self::table(source)? })
+        let weights = Some(product::upload(cx, source.dtype, source.n_in, &source.bytes)?);
+        Ok(Self { weights, ..Self::table(source)? })
     }
 
     /// A matrix on the device.
@@ -40,17 +40,16 @@ impl CudaMatrix {
         Ok(Self { rows: None, ..Self::tied(cx, source)? })
     }
 
-    /// Where the first row starts on the device.
+    /// The rows on the device.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for a table.
-    pub(crate) fn ptr(&self, op: &'static str) -> Result<DevicePtr> {
-        let block = self.block.as_ref().ok_or_else(|| BackendError::Unsupported {
+    pub(crate) fn weights(&self, op: &'static str) -> Result<&Weights> {
+        self.weights.as_ref().ok_or_else(|| BackendError::Unsupported {
             op,
             wanted: "a table of embeddings".to_owned(),
             has: "matrices".to_owned(),
-        })?;
-        Ok(block.ptr())
+        })
     }
 
     /// Type of the weights.

@@ -2,68 +2,8 @@
 
 #pragma once
 
-#include "tile.cuh"
-
-// The codebook of a type in bytes.
-struct Book {
-    u32 bytes[4];  // bytes of the levels, ascending
-    float step;    // value = (byte - bias) * step * scale
-    float bias;
-};
-
-// Bytes of the codes of two rows of a group, r and r + 8, interleaved: [0] has codes 0 and 1 of both (r, r + 8, r, r + 8),
-// [1] codes 2 and 3.
-struct Codes { u32 pair[2]; };
-
-// Levels of turbo2t and turbo3t above -128, four to a word, by the last six bits of the sequence.
-__constant__ u32 TRELLIS[2][16] = TRELLIS_BYTES;
-
-// Bytes of `low` and `high` by the lower four nibbles of `index`, which are below 8: `__byte_perm` makes sure of that.
-__device__ inline u32 pick(u32 low, u32 high, u32 index) {
-    u32 bytes;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(index));
-    return bytes;
-}
-
-// The upper half of `x`, as a half that is no NaN: what a shift would do, but the pipe of halves has less to do.
-__device__ inline u32 upper(u32 x) {
-    u32 y;
-    asm("{ .reg .b16 low, high; .reg .b32 twice; mov.b32 {low, high}, %1; mov.b32 twice, {high, high}; "
-        "sub.rn.f16x2 %0, twice, %2; }" : "=r"(y) : "r"(x), "r"(0));
-    return y;
-}
-
-// Codes of 64 bytes: nibbles of `low` and of `high` have the lower and upper three bits of their numbers.
-__device__ inline Codes look_up(const u32* bytes, u32 low, u32 high) {
-    u32 index = low & 0x77777777, bits[3];
-#pragma unroll
-    for (u32 level = 0; level < 3; level++) bits[level] = high >> level & 0x11111111;
-    Codes codes;
-#pragma unroll
-    for (u32 pair = 0; pair < 2; pair++) {
-        u32 eights[8];
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) eights[i] = pick(bytes[2 * i], bytes[2 * i + 1], pair ? upper(index) : index);
-#pragma unroll
-        for (u32 level = 0; level < 3; level++) {
-            u32 mask = pick(0x0000ff00, 0, pair ? upper(bits[level]) : bits[level]);
-#pragma unroll
-            for (u32 i = 0; i < 4 >> level; i++) eights[i] = (eights[2 * i] & ~mask) | (eights[2 * i + 1] & mask);
-        }
-        codes.pair[pair] = eights[0];
-    }
-    return codes;
-}
-
-// Codes of a type with a memory, from indices in nibbles: their own, those before and those before these.
-template <u32 TYPE>
-__device__ inline Codes remembered(u32 own, u32 before, u32 earlier) {
-    static_assert(remembers(TYPE), "indices alone say what these codes are");
-    u32 low = own, high = before;
-    if constexpr (TYPE == TURBO2T) low |= (before & 0x11111111) << 2, high = (before >> 1 & 0x11111111) | earlier << 1;
-    const u32* bytes = TRELLIS[TYPE - TURBO2T];
-    return look_up(bytes, low, high);
-}
+#include "bounded.cuh"
+#include "look_up.cuh"
 
 // A KV head of a layer.
 struct Head {
@@ -104,6 +44,8 @@ struct Common {
     u32 group;         // query heads per KV head
     u32 visible;       // youngest tokens that a query sees
     float soft_cap;    // of the scores, times log2 e, where CAPPED
+    float cap_rate;    // as `bounded` takes it
+    u32 unused;
 };
 
 // A KV head of a sequence, number `index` of those of the launch.
@@ -148,22 +90,22 @@ __device__ inline Walk walk_of(const Common& c, const Part& part, u32 first, u32
     return {main, mains, recent, mains + (end > recent ? end - recent : 0)};
 }
 
-// Within 2 ulp; subnormal results are 0.
-__device__ inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// A score where the kernel is compiled without a cap; else cap tanh(score / cap), both times log2 e, and NaN for what is not
-// finite.
+// A score where the kernel is compiled without a cap; else what is `bounded` of it, both times log2 e.
 __device__ inline float capped(const Common& c, float score) {
 #if CAPPED
-    // exp(-2 y) as a power of two: 2 log2 e, rounded.
-    float e = power_of_two(-2.88539008f * fabsf(score / c.soft_cap));
-    float bounded = c.soft_cap * ((1.0f - e) / (1.0f + e));
-    return (score < 0.0f ? -bounded : bounded) + 0.0f * score;
+    return bounded(score, c.soft_cap, c.cap_rate);
 #else
     return score;
 #endif
+}
+
+// Of the four lanes that have shares of the same rows.
+__device__ inline float sum_of_four(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+__device__ inline float most_of_four(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }

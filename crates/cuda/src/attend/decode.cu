@@ -18,6 +18,17 @@ struct DecodeParams {
     Book value_book;
 };
 
+// What codes stand for: the book of their type, and a table of levels where it has a memory.
+struct Levels {
+    const Book& book;
+    const LevelTable& table;
+};
+
+// Tables of the types with a memory.
+constexpr bool K_REMEMBERS = remembers(K_TYPE), V_REMEMBERS = remembers(V_TYPE);
+constexpr u32 V_TABLE = K_REMEMBERS && V_TYPE != K_TYPE ? 1 : 0;
+constexpr u32 TABLES = V_REMEMBERS ? V_TABLE + 1 : K_REMEMBERS;
+
 // Calls f with 0 .. 4 or 0 .. 8 as constants.
 template <u32 I>
 struct Const { static constexpr u32 value = I; };
@@ -54,8 +65,11 @@ struct Scales {
 // rounded by 2^-12. (Above 1024 sums would be more than twenty times as large.)
 constexpr float BYTE_UNIT = 1.0f / (1 << 24);
 
-// Blocks of the keys.
-constexpr u32 K_BLOCKS = is_coded(K_TYPE) ? n_blocks(K_TYPE, K_DIM) : 0;
+// Whether codes are multiplied as bytes: levels of types with a memory are looked up as halves.
+__host__ __device__ constexpr bool has_bias(u32 type) { return is_coded(type) && !remembers(type); }
+
+// Blocks of the keys whose sums begin with what the bias takes away.
+constexpr u32 K_BLOCKS = has_bias(K_TYPE) ? n_blocks(K_TYPE, K_DIM) : 0;
 
 // What block `block` of the bias gives with queries 2t and 2t + 1, negative.
 __device__ inline float2 minus_bias_of(u32 block, const Book& book, const uint2* queries, u32 lane) {
@@ -69,13 +83,20 @@ __device__ inline float2 minus_bias_of(u32 block, const Book& book, const uint2*
     return make_float2(products[0], products[1]);
 }
 
+// What the sum of block `block` begins with.
+template <u32 TYPE>
+__device__ inline float2 beginning(const float2 (*minus_bias)[4], u32 block, u32 lane) {
+    if constexpr (has_bias(TYPE)) return minus_bias[block][lane % 4];
+    return make_float2(0.0f, 0.0f);
+}
+
 // Adds the scores of the `DIMS` dims of one block, as `add_scores` does; `queries` begin with those dims.
 template <u32 TYPE, u32 DIMS>
-__device__ inline void add_block_scores(float scores[8][4], const u8* block, bool mine, const Book& book,
-                                        const uint2* queries, float2 minus_bias, u32 lane) {
+__device__ inline void add_block_scores(float scores[8][4], const u8* block, bool mine, const Levels& levels,
+                                        const uint2* queries, float2 first_sum, u32 lane) {
     constexpr u32 CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
     float part[8][4];
-    for (u32 i = 0; i < 8; i++) part[i][0] = part[i][2] = minus_bias.x, part[i][1] = part[i][3] = minus_bias.y;
+    for (u32 i = 0; i < 8; i++) part[i][0] = part[i][2] = first_sum.x, part[i][1] = part[i][3] = first_sum.y;
     Scales scales;
     scales.load(block);
     Group<TYPE> last;
@@ -91,12 +112,13 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, boo
             uint2 b = queries[32 * (first + c) + lane];
             for_eight([&](auto i) {
                 u32 a[4];
-                byte_fragment<0, i.value>(groups[c], book, a);
+                if constexpr (remembers(TYPE)) level_fragment<i.value>(groups[c], levels.table, lane, a);
+                else byte_fragment<0, i.value>(groups[c], levels.book, a);
                 multiply(part[i.value], a, b.x, b.y);
             });
         }
     }
-    float step = mine ? book.step / BYTE_UNIT : 0.0f;
+    float step = mine ? levels.book.step / (has_bias(TYPE) ? BYTE_UNIT : 1.0f) : 0.0f;
     for_eight([&](auto i) {
         float low = scales.get<i.value>() * step, high = scales.get<i.value + 8>() * step;
         scores[i.value][0] += low * part[i.value][0], scores[i.value][1] += low * part[i.value][1];
@@ -107,7 +129,7 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, boo
 // Adds the scores of the 128 tokens of a unit: scores[i] of lane (g, t) are those of tokens i (first two) and i + 8 of
 // tile g, with queries 2t and 2t + 1. Lanes whose tile is not `mine` read another one and add nothing.
 template <u32 TYPE>
-__device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine, const Book& book,
+__device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine, const Levels& levels,
                                   const uint2* queries, const float2 (*minus_bias)[4], u32 lane) {
     if constexpr (TYPE < Q8_0) {
         float part[8][4] = {};
@@ -130,19 +152,19 @@ __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine,
 #pragma unroll 1
         for (u32 first = 0; first < WHOLE; first += MOST) {
             const u8* block = tile + block_byte(TYPE, first / MOST, first);
-            float2 less = minus_bias[first / MOST][lane % 4];
-            add_block_scores<TYPE, MOST>(scores, block, mine, book, queries + 2 * first, less, lane);
+            float2 less = beginning<TYPE>(minus_bias, first / MOST, lane);
+            add_block_scores<TYPE, MOST>(scores, block, mine, levels, queries + 2 * first, less, lane);
         }
         if constexpr (K_DIM - WHOLE >= 64) {
             const u8* block = tile + block_byte(TYPE, WHOLE / MOST, WHOLE);
-            float2 less = minus_bias[WHOLE / MOST][lane % 4];
-            add_block_scores<TYPE, 64>(scores, block, mine, book, queries + 2 * WHOLE, less, lane);
+            float2 less = beginning<TYPE>(minus_bias, WHOLE / MOST, lane);
+            add_block_scores<TYPE, 64>(scores, block, mine, levels, queries + 2 * WHOLE, less, lane);
         }
         if constexpr ((K_DIM - WHOLE) % 64 > 0) {
             constexpr Dims LAST = block_at(TYPE, K_DIM, K_DIM - 1);
             const u8* block = tile + block_byte(TYPE, LAST.index, LAST.first);
-            float2 less = minus_bias[LAST.index][lane % 4];
-            add_block_scores<TYPE, 32>(scores, block, mine, book, queries + 2 * LAST.first, less, lane);
+            float2 less = beginning<TYPE>(minus_bias, LAST.index, lane);
+            add_block_scores<TYPE, 32>(scores, block, mine, levels, queries + 2 * LAST.first, less, lane);
         }
     }
 }
@@ -186,8 +208,8 @@ struct Values {
 
     // Adds to out[s][i] of lane (g, t) dims 128 s + 16 g + i (first two) and + 8, for queries 2t and 2t + 1. (Of 64 dims the lane's
     // dims begin at `first_dim` and `first_row`.)
-    __device__ void mix(float out[SLICES][PRODUCTS][4], const Book& book, const u32 b[2], u32 lane) const {
-        u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
+    __device__ void mix(float out[SLICES][PRODUCTS][4], const Levels& levels, const u32 b[2], u32 lane) const {
+        u32 bias = pack_halves(1024.0f + levels.book.bias, 1024.0f + levels.book.bias);
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             Group<TYPE> group = groups[slice];
@@ -198,13 +220,18 @@ struct Values {
             }
             if constexpr (PRODUCTS == 4) group = group.from(first_row(lane));
             uint2 four = scales[slice];
-            u32 first = pack_halves(from_half((u16)four.x) * book.step, from_half((u16)(four.x >> 16)) * book.step);
-            u32 second = pack_halves(from_half((u16)four.y) * book.step, from_half((u16)(four.y >> 16)) * book.step);
+            u32 first = pack_halves(from_half((u16)four.x) * levels.book.step, from_half((u16)(four.x >> 16)) * levels.book.step);
+            u32 second = pack_halves(from_half((u16)four.y) * levels.book.step, from_half((u16)(four.y >> 16)) * levels.book.step);
             for_products([&](auto i) {
                 u32 a[4];
-                byte_fragment<0x64, i.value>(group, book, a);
-                a[0] = half_mul(half_sub(a[0], bias), first), a[1] = half_mul(half_sub(a[1], bias), first);
-                a[2] = half_mul(half_sub(a[2], bias), second), a[3] = half_mul(half_sub(a[3], bias), second);
+                if constexpr (remembers(TYPE)) {
+                    level_fragment<i.value>(group, levels.table, lane, a);
+                } else {
+                    byte_fragment<0x64, i.value>(group, levels.book, a);
+                    for (u32 r = 0; r < 4; r++) a[r] = half_sub(a[r], bias);
+                }
+                a[0] = half_mul(a[0], first), a[1] = half_mul(a[1], first);
+                a[2] = half_mul(a[2], second), a[3] = half_mul(a[3], second);
                 multiply(out[slice][i.value], a, b[0], b[1]);
             });
         }
@@ -223,7 +250,7 @@ struct Values<TYPE, false> {
         }
     }
 
-    __device__ void mix(float out[SLICES][PRODUCTS][4], const Book&, const u32 b[2], u32) const {
+    __device__ void mix(float out[SLICES][PRODUCTS][4], const Levels&, const u32 b[2], u32) const {
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             for_products([&](auto i) {
@@ -303,6 +330,7 @@ __device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], co
 struct Shared {
     uint2 queries[K_DIM / 16 * 32];        // right operands, by chunk of 16 dims and lane
     float2 minus_bias[K_BLOCKS + 1][4];    // of coded keys, by block and t
+    LevelTable tables[TABLES > 0 ? TABLES : 1];
     u8 weights[WARPS][UNIT * WEIGHT_BYTES];
     float out[QUERIES][V_DIM + 4];
     float max[WARPS][QUERIES];
@@ -372,17 +400,17 @@ __device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
 }
 
 template <u32 TYPE>
-__device__ inline void mix_tile(float out[SLICES][PRODUCTS][4], const u8* tile, const Book& book, const u8* weights, u32 lane) {
+__device__ inline void mix_tile(float out[SLICES][PRODUCTS][4], const u8* tile, const Levels& levels, const u8* weights, u32 lane) {
     Values<TYPE> values;
     values.load(tile, lane);
     u32 b[2];
     load_weights(b, weights, lane);
-    values.mix(out, book, b, lane);
+    values.mix(out, levels, b, lane);
 }
 
 // Eight tiles of one type, several on their way at a time.
 template <u32 TYPE>
-__device__ inline void mix_unit(float out[SLICES][PRODUCTS][4], const u8* my_tile, const Book& book, const u8* weights,
+__device__ inline void mix_unit(float out[SLICES][PRODUCTS][4], const u8* my_tile, const Levels& levels, const u8* weights,
                                 u32 lane) {
     constexpr u32 AHEAD = (TYPE >= Q4_0 ? 4 : TYPE == Q8_0 ? 2 : 1) / (TYPE >= Q8_0 ? SLICES : 1);
 #pragma unroll 1
@@ -394,7 +422,7 @@ __device__ inline void mix_unit(float out[SLICES][PRODUCTS][4], const u8* my_til
         for (u32 i = 0; i < AHEAD; i++) {
             u32 b[2];
             load_weights(b, weights + (first + i) * WEIGHT_BYTES, lane);
-            values[i].mix(out, book, b, lane);
+            values[i].mix(out, levels, b, lane);
         }
     }
 }
@@ -412,6 +440,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         u32 query = i % 32 / 4, dim = i / 32 * 16 + i % 4 * 4;
         shared.queries[i] = *(const uint2*)(queries + query * K_DIM + dim);
     }
+    if constexpr (K_REMEMBERS) shared.tables[0].fill(K_TYPE, threadIdx.x, WARPS * 32);
+    if constexpr (V_REMEMBERS && TABLES > K_REMEMBERS) shared.tables[V_TABLE].fill(V_TYPE, threadIdx.x, WARPS * 32);
     __syncthreads();
     for (u32 block = warp; block < K_BLOCKS; block += WARPS) {
         float2 minus = minus_bias_of(block, p.key_book, shared.queries, lane);
@@ -419,6 +449,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
     }
     __syncthreads();
 
+    Levels key_levels = {p.key_book, shared.tables[0]};
+    Levels value_levels = {p.value_book, shared.tables[V_TABLE]};
     Sight sight;
     for (u32 q = 0; q < 2; q++) {
         // Queries beyond the last one, which are 0 and go nowhere, see what it does.
@@ -444,12 +476,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         if (centre) asm volatile("prefetch.global.L2 [%0];" ::"l"(centre + lane % 4 * (K_DIM / 4)));
         if (in_main) {
             const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);
-            add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, p.key_book, shared.queries, shared.minus_bias,
+            add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, key_levels, shared.queries, shared.minus_bias,
                                lane);
         }
         if (in_f16) {
             const u8* any = tile_of_lane(key.tile, __ffs(in_f16) - 1);
-            add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, p.key_book, shared.queries, shared.minus_bias, lane);
+            add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, key_levels, shared.queries, shared.minus_bias, lane);
         }
         float keep[2], met[2] = {};
         if (meets) meet(met, centre, shared.queries, lane);
@@ -464,12 +496,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         __syncwarp();
         in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
         if (in_main == ~0u) {
-            mix_unit<V_TYPE>(out, value.tile, p.value_book, weights, lane);
+            mix_unit<V_TYPE>(out, value.tile, value_levels, weights, lane);
         } else {
             for (u32 i = 0; i < UNIT; i++) {
                 const u8* tile = tile_of_lane(value.tile, 4 * i);
-                if (in_main >> (4 * i) & 1) mix_tile<V_TYPE>(out, tile, p.value_book, weights + i * WEIGHT_BYTES, lane);
-                if (in_f16 >> (4 * i) & 1) mix_tile<F16>(out, tile, p.value_book, weights + i * WEIGHT_BYTES, lane);
+                if (in_main >> (4 * i) & 1) mix_tile<V_TYPE>(out, tile, value_levels, weights + i * WEIGHT_BYTES, lane);
+                if (in_f16 >> (4 * i) & 1) mix_tile<F16>(out, tile, value_levels, weights + i * WEIGHT_BYTES, lane);
             }
         }
         __syncwarp();

@@ -16,8 +16,8 @@
 //!   halves, two tokens at a time. Of 64 dims or less, lanes g and g + 4 share a sixteen, half of its rows each, in four products.
 //!
 //! Codes with a memory (turbo2t, turbo3t) are looked up with those of the 16 dims before: of keys in the group that the lane had before, of
-//! values in that of the lane four before it; once in a block they are the last ones, a dim to the left. Six bits choose one of 64 bytes in
-//! registers: eight permutations of eight and three bits that decide, for four values.
+//! values in that of the lane four before it; once in a block they are the last ones, a dim to the left. Six bits choose one of 64 halves in
+//! shared memory, where each lane has a copy in a bank of its own, 8 KB in all; `dp4a` makes the address of a byte of four.
 //!
 //! Tiles of the f16 sink and tail are read by the same walk with another `Group`; a unit in which both kinds meet is
 //! walked once for each, with the lanes of the other kind adding nothing.
@@ -35,10 +35,10 @@
 //!
 //! | | turbo2 | turbo3 | turbo4 | q4_0 | q8_0 | f16 | turbo2t | turbo3t |
 //! |---|---|---|---|---|---|---|---|---|
-//! | instructions | 2.6 | 3.0 | 3.7 | 2.6 | 2.2 | 1.6 | 8.3 | 9.3 |
-//! | of whole numbers | 1.2 | 1.5 | 2.1 | 1.2 | 0.8 | 0.9 | 6.1 | 6.9 |
-//! | allowed by issue | 80 % | all | all | all | all | all | 25 % | 33 % |
-//! | allowed by the pipe | 87 % | 99 % | 94 % | all | all | all | 17 % | 22 % |
+//! | instructions | 2.6 | 3.0 | 3.7 | 2.6 | 2.2 | 1.6 | 5.1 | 5.8 |
+//! | of whole numbers | 1.2 | 1.5 | 2.1 | 1.2 | 0.8 | 0.9 | 1.8 | 2.4 |
+//! | allowed by issue | 80 % | all | all | all | all | all | 41 % | 52 % |
+//! | allowed by the pipe | 87 % | 99 % | 94 % | all | all | all | 56 % | 63 % |
 //!
 //! turbo3 of 64 dims: 4.0 and 2.0 instructions, 77 % and 76 %; of 256: 2.9 and 1.5, all. What waits for memory or for another instruction comes on
 //! top: 12 warps fit a multiprocessor at 168 registers. Loads in flight: two to four groups of 24 bytes per lane (turbo3), 18 to 36 KB
@@ -57,9 +57,17 @@ use crate::kv::{SpecParams, TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, Header, Launch, Source};
 
-const DECODE_HEADERS: [Header; 5] = {
-    let [half, rotate, tile, attend, ..] = HEADERS;
-    [half, rotate, tile, attend, Header { name: "groups.cuh", text: include_str!("groups.cuh") }]
+const DECODE_HEADERS: [Header; 7] = {
+    let [half, rotate, tile, bounded, look_up, attend, ..] = HEADERS;
+    [
+        half,
+        rotate,
+        tile,
+        bounded,
+        look_up,
+        attend,
+        Header { name: "groups.cuh", text: include_str!("groups.cuh") },
+    ]
 };
 
 /// The kernel for few queries.

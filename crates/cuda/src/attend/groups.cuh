@@ -9,17 +9,6 @@ __device__ inline u32 word(const uint4& v) {
     return I == 0 ? v.x : I == 1 ? v.y : I == 2 ? v.z : v.w;
 }
 
-// What bit 4 a + 2 b + c of TABLE says, for each bit. One instruction, which compilers that see into it tear into several.
-template <u32 TABLE>
-__device__ inline u32 logic(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(d) : "r"(a), "r"(b), "r"(c), "n"(TABLE));
-    return d;
-}
-
-// Bits of `a` where those of `mask` are 1, of `b` where they are 0.
-__device__ inline u32 choose(u32 mask, u32 a, u32 b) { return logic<0xca>(mask, a, b); }
-
 // What a lane needs of group g of a block of `dims`: its 16 rows (tokens of K, dims of V) of four values each. `byte_fragment` makes of rows I
 // and I + 8 the left operand of a product, in the order (row I, values 0 and 1), (row I + 8, 0 and 1), (row I, 2 and 3),
 // (row I + 8, 2 and 3). `from(row)` has rows from `row`, 0 or 4, on, and from `row` + 8 on, four of each, where others have the first.
@@ -63,16 +52,7 @@ template <>
 struct Group<TURBO4> : Nibbles<Group<TURBO4>> {
     template <u32 I>
     __device__ Codes codes(const Book& book) const {
-        // Eight levels in two registers: two look-ups, and bit 3 decides.
-        u32 nibbles = word<I % 4>(rows[I / 4]), index = nibbles & 0x77777777, bit = nibbles >> 3 & 0x11111111;
-        u32 indices[2] = {index, upper(index)}, bits[2] = {bit, upper(bit)};
-        Codes codes;
-        for (int i = 0; i < 2; i++) {
-            u32 low = pick(book.bytes[0], book.bytes[1], indices[i]);
-            u32 high = pick(book.bytes[2], book.bytes[3], indices[i]);
-            codes.pair[i] = choose(pick(0x0000ff00, 0, bits[i]), high, low);
-        }
-        return codes;
+        return sixteen_levels(book, word<I % 4>(rows[I / 4]));
     }
 };
 
@@ -104,8 +84,7 @@ struct Group<TURBO2> {
     }
     template <u32 I>
     __device__ Codes codes(const Book& book) const {
-        u32 index = indices<I>();
-        return {{pick(book.bytes[0], 0, index), pick(book.bytes[0], 0, upper(index))}};
+        return four_levels(book, indices<I>());
     }
 };
 
@@ -155,8 +134,7 @@ struct Group<TURBO3> {
     }
     template <u32 I>
     __device__ Codes codes(const Book& book) const {
-        u32 index = indices<I>();
-        return {{pick(book.bytes[0], book.bytes[1], index), pick(book.bytes[0], book.bytes[1], upper(index))}};
+        return eight_levels(book, indices<I>());
     }
 };
 
@@ -199,15 +177,47 @@ struct Remembering {
         return group;
     }
     template <u32 I>
-    __device__ Codes codes(const Book&) const {
-        return remembered<TYPE>(own.template indices<I>(), before[0].template indices<I>(),
-                                before[MEMORY - 1].template indices<I>());
+    __device__ Windows at() const {
+        return windows<TYPE>(own.template indices<I>(), before[0].template indices<I>(), before[MEMORY - 1].template indices<I>());
     }
 };
 template <>
 struct Group<TURBO2T> : Remembering<TURBO2T> {};
 template <>
 struct Group<TURBO3T> : Remembering<TURBO3T> {};
+
+// Levels of the types with a memory as halves, a copy for each lane, so that lanes which look up at once never meet in a bank.
+struct LevelTable {
+    static constexpr u32 LEVELS = sizeof(TRELLIS[0]);
+    u32 levels[LEVELS][32];
+
+    __device__ void fill(u32 type, u32 thread, u32 threads) {
+        for (u32 i = thread; i < LEVELS * 32; i += threads) {
+            u32 level = i / 32, byte = TRELLIS[type - TURBO2T][level / 4] >> (8 * (level % 4)) & 255;
+            levels[level][i % 32] = to_half((float)byte - 128.0f);
+        }
+    }
+};
+
+// Levels as halves, in the order of `byte_fragment`. A product of bytes picks one of four windows and makes of it where the lane's level
+// lies.
+template <u32 I, u32 TYPE>
+__device__ inline void level_fragment(const Group<TYPE>& group, const LevelTable& table, u32 lane, u32 a[4]) {
+    Windows at = group.template at<I>();
+    u32 first = shared_address(&table.levels[0][lane]);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 pair[2];
+#pragma unroll
+        for (u32 e = 0; e < 2; e++) {
+            u32 value = i / 2 * 2 + e;
+            // The first address is part of the product, so that no sum is spent on it.
+            u32 address = __dp4a(at.row[i % 2], (u32)sizeof(table.levels[0]) << (8 * value), first);
+            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair[e]) : "r"(address) : "memory");
+        }
+        a[i] = __byte_perm(pair[0], pair[1], 0x5410);
+    }
+}
 
 // As bytes: those of HIGH are the upper ones of the halves. 0x64 makes 1024 + byte, 0 a subnormal, byte / 2^24. Codes that are not
 // looked up come by rows: [0] has those of row I, [1] those of row I + 8.

@@ -63,6 +63,7 @@ use crate::constants::Constants;
 use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_PARTS, Offsets, SpecParams, TYPES, is_same, small};
 use crate::module::Build;
 use crate::rotate::words;
+use crate::soft_cap::{BOUNDED_HEADER, rate};
 use crate::{Context, CudaPage, Define, DevicePtr, Header, Launch, Source};
 
 /// The kernels of this op.
@@ -75,12 +76,14 @@ pub(crate) static SOURCE: Source = Source {
 };
 
 /// What the kernels of this op include.
-const HEADERS: [Header; 7] = {
+const HEADERS: [Header; 9] = {
     let [half, rotate, tile] = kv::HEADERS;
     let attend = Header { name: "attend.cuh", text: include_str!("attend.cuh") };
+    let look_up = Header { name: "look_up.cuh", text: include_str!("look_up.cuh") };
     let ends = Header { name: "ends.cuh", text: include_str!("ends.cuh") };
     let unpack = Header { name: "unpack.cuh", text: include_str!("unpack.cuh") };
-    [half, rotate, tile, attend, ends, unpack, Header { name: "work.cuh", text: include_str!("work.cuh") }]
+    let work = Header { name: "work.cuh", text: include_str!("work.cuh") };
+    [half, rotate, tile, BOUNDED_HEADER, look_up, attend, ends, unpack, work]
 };
 
 const OP: &str = "attend";
@@ -136,6 +139,8 @@ struct Common {
     group: u32,
     visible: u32,
     soft_cap: f32,
+    cap_rate: f32,
+    unused: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -300,6 +305,7 @@ fn launch(
     let masks = Rotation::kv(turbo::LEN);
     let BalanceLayout { query, out, out_shift, .. } = BalanceLayout::of(layer);
     let out = if kind.is_joint { query.clone() } else { out };
+    let soft_cap = p.soft_cap.map_or(0.0, |cap| cap * LOG2_E);
     let begin = |values: Range<usize>| small(OP, "values of the balance", values.start);
     let params = KernelParams {
         common: Common {
@@ -312,7 +318,8 @@ fn launch(
             n_heads: heads.len() as u32,
             group: (p.n_heads / p.n_kv_heads) as u32,
             visible: layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
-            soft_cap: p.soft_cap.map_or(0.0, |cap| cap * LOG2_E),
+            soft_cap,
+            cap_rate: p.soft_cap.map_or(0.0, |_| rate(soft_cap)),
             ..params.common
         },
         q: rows.q,

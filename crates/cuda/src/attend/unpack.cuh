@@ -82,18 +82,7 @@ __device__ Codes group_codes(const Book& book, const u8* planes, u32 dims, u32 g
         u32 even = word & 0x0f0f0f0f, odd = word >> 4 & 0x0f0f0f0f;
         return {{__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)}};
     } else if constexpr (TYPE == TURBO4) {
-        u32 word = __ldg((const u32*)(planes + NIBBLES_GROUP * g) + t);
-        u32 index = word & 0x77777777, upper = word >> 3 & 0x11111111;
-        Codes codes;
-        for (int i = 0; i < 2; i++) {
-            // Nibbles are (t, t + 8) pairs already. Eight levels in two registers: two look-ups, and bit 3 decides. (A
-            // permutation reads the low 16 bits of its selectors.)
-            u32 low = __byte_perm(book.bytes[0], book.bytes[1], index >> (16 * i));
-            u32 high = __byte_perm(book.bytes[2], book.bytes[3], index >> (16 * i));
-            u32 mask = __byte_perm(0x0000ff00, 0, upper >> (16 * i));
-            codes.pair[i] = (low & ~mask) | (high & mask);
-        }
-        return codes;
+        return sixteen_levels(book, __ldg((const u32*)(planes + NIBBLES_GROUP * g) + t));
     } else if constexpr (remembers(TYPE)) {
         int number = g / 4;
         u32 own = column<KEYS, TYPE>(planes, dims, number, g % 4, t);
@@ -102,8 +91,7 @@ __device__ Codes group_codes(const Book& book, const u8* planes, u32 dims, u32 g
         return remembered<TYPE>(own, before, earlier);
     } else {
         u32 nibbles = indices<TYPE>(planes, dims, g, t);
-        return {{__byte_perm(book.bytes[0], book.bytes[1], nibbles),
-                 __byte_perm(book.bytes[0], book.bytes[1], nibbles >> 16)}};
+        return TYPE == TURBO2 ? four_levels(book, nibbles) : eight_levels(book, nibbles);
     }
 }
 

@@ -59,8 +59,7 @@ __device__ void hide(const Common& c, float s[QUERY_TILES][2][4], u32 first_toke
                     most = fmaxf(most, x);
                 }
             }
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            most = most_of_four(most);
             if (lane % 4 == 0) maxima[QUERIES * g + lane / 4 + 8 * half] = most;
         }
     }
@@ -127,9 +126,7 @@ __device__ void write_share(const Common& c, size_t base, Work& w, Shared& share
     for (u32 g = 0; g < QUERY_TILES; g++) {
         for (u32 half = 0; half < 2; half++) {
             u32 query = QUERIES * g + lane / 4 + 8 * half;
-            float& sum = w.sum[g][half];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
+            float sum = sum_of_four(w.sum[g][half]);
             if (lane % 4 == 0) shared.of_warps[warp][query] = sum;
             float* out = c.share + (base + query) * V_DIM + 2 * (lane % 4);
 #pragma unroll

@@ -63,8 +63,15 @@ __device__ void scores(const u16* queries, const u16* keys, Scores<SIXTEENS, TIL
 // Bounds scores, where they are capped, and hides what a query does not see of tokens from `first_token` on.
 template <u32 SIXTEENS, u32 TILES>
 __device__ void hide(const Common& c, Scores<SIXTEENS, TILES>& s, const Sight* sights, u32 first_token, bool is_main, u32 lane) {
+    if (CAPPED) {
+#pragma unroll
+        for (u32 i = 0; i < SIXTEENS * TILES * 8; i++) {
+            float& x = s[i / (TILES * 8)][i / 8 % TILES][i / 4 % 2][i % 4];
+            x = capped(c, x);
+        }
+    }
     bool is_cut = first_token < sights[QUERIES * SIXTEENS - 1].first(c, is_main) || first_token + TILE * TILES > sights[0].last(is_main);
-    if (!CAPPED && !is_cut) return;
+    if (!is_cut) return;
 #pragma unroll
     for (u32 g = 0; g < SIXTEENS; g++) {
 #pragma unroll
@@ -75,7 +82,7 @@ __device__ void hide(const Common& c, Scores<SIXTEENS, TILES>& s, const Sight* s
             for (u32 t = 0; t < TILES; t++) {
                 for (u32 i = 0; i < 4; i++) {
                     float& x = s[g][t][i / 2][2 * half + i % 2];
-                    x = col + 16 * t + 8 * (i / 2) + i % 2 < seen ? capped(c, x) : HIDDEN;
+                    if (col + 16 * t + 8 * (i / 2) + i % 2 >= seen) x = HIDDEN;
                 }
             }
         }
@@ -98,9 +105,7 @@ __device__ void soften(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>& s, Weig
             float most = HIDDEN;
 #pragma unroll
             for (u32 i = 0; i < 4 * TILES; i++) most = fmaxf(most, s[g][i / 4][i / 2 % 2][2 * half + i % 2]);
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-            float before = w.max[g][half], max = fmaxf(before, most);
+            float before = w.max[g][half], max = fmaxf(before, most_of_four(most));
             rise[g][half] = before - max, w.max[g][half] = max;
             is_raised |= max != before;
         }
@@ -156,11 +161,7 @@ __device__ void mix(Work<SIXTEENS>& w, const u16* values, const Weights<SIXTEENS
 template <u32 SIXTEENS>
 __device__ void finish_sums(Work<SIXTEENS>& w) {
 #pragma unroll
-    for (u32 i = 0; i < 2 * SIXTEENS; i++) {
-        float& sum = w.sum[i / 2][i % 2];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-    }
+    for (u32 i = 0; i < 2 * SIXTEENS; i++) w.sum[i / 2][i % 2] = sum_of_four(w.sum[i / 2][i % 2]);
 }
 
 template <u32 SIXTEENS>

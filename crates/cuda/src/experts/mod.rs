@@ -15,7 +15,7 @@ use kvant_codec::DType;
 use crate::constants::Constants;
 use crate::memory::Block;
 use crate::norm::{NormParts, SUM_HEADER};
-use crate::product::{self, Operand, Picks, Product, SPANS};
+use crate::product::{self, Operand, Picks, Product, SPANS, Weights};
 use crate::top_k::RANK_HEADER;
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate};
 
@@ -40,7 +40,7 @@ const SPAN_BYTES: usize = 12;
 /// The weight matrices of experts, `[n_experts, n_out, n_in]`.
 #[derive(Debug)]
 pub struct CudaExperts {
-    block: Block,
+    weights: Weights,
     dtype: DType,
     n_experts: usize,
     n_out: usize,
@@ -53,7 +53,7 @@ impl CudaExperts {
         product::check_type("experts", source.dtype)?;
         let n_out = check_experts(&source, n_experts)?;
         let WeightSource { dtype, n_in, bytes, .. } = source;
-        Ok(Self { block: product::upload(cx, dtype, n_in, &bytes)?, dtype, n_experts, n_out, n_in })
+        Ok(Self { weights: product::upload(cx, dtype, n_in, &bytes)?, dtype, n_experts, n_out, n_in })
     }
 }
 
@@ -174,12 +174,12 @@ pub(crate) fn expert_ffn(
             slots_of_row,
             ..picks
         }),
-        ..Product::new(w.block.ptr(), w.dtype, w.n_out, y)
+        ..Product::new(&w.weights, w.dtype, w.n_out, y)
     };
     let Layer { activation, gate, up, down, .. } = layer;
     if gate.dtype == up.dtype && product::has_gate(gate.dtype, rows) {
         let gate = product(gate, of_gate, hidden.ptr(), n_used);
-        let both = Product { up: Some((up.block.ptr(), activation)), up_bias: of_up, ..gate };
+        let both = Product { up: Some((up.weights.ptr(), activation)), up_bias: of_up, ..gate };
         product::product(cx, &mut input, &both)?;
     } else {
         let gates = floats(slots * n_ff)?;
@@ -248,7 +248,7 @@ pub(crate) fn project_each(
     let expert_bytes = product::matrix_bytes(w.dtype, [w.n_out, w.n_in]);
     let picks = Some(Picks { expert_bytes, ..picks });
     let mut input = Operand::new(x, [slots, w.n_in], None);
-    let product = Product { picks, ..Product::new(w.block.ptr(), w.dtype, w.n_out, y) };
+    let product = Product { picks, ..Product::new(&w.weights, w.dtype, w.n_out, y) };
     product::product(cx, &mut input, &product)
 }
 

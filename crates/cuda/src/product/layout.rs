@@ -6,15 +6,59 @@
 //! row then takes a multiple of 16 bytes.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use kvant_codec::DType;
 
 use crate::memory::Block;
-use crate::{Context, CudaError};
+use crate::{Context, CudaError, DevicePtr};
 
 /// The most threads that lay out a piece, and the least bytes that are worth one.
 const MAX_THREADS: usize = 8;
 const MIN_SHARE: usize = 1 << 20;
+
+/// Matrices on the device.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    block: Block,
+    /// Floats times 2^-exponent are halves: the largest is from 2^14 on, and less than 2^15. 0 for the other types, which stay as they are.
+    pub exponent: i32,
+}
+
+impl Weights {
+    /// Where the first row begins.
+    pub fn ptr(&self) -> DevicePtr {
+        self.block.ptr()
+    }
+}
+
+/// Exponents of the largest weight that halves reach, and the least that is brought to it: what is nearly zero need not be brought up
+/// all the way.
+const HALF_EXPONENT: i32 = 14;
+const LEAST_EXPONENT: i32 = -100;
+
+/// The largest magnitude among those weights of `bytes` that are finite, as the bits of an f32; 0 for types that are not rounded to
+/// halves as they are.
+fn largest_bits(dtype: DType, bytes: &[u8]) -> u32 {
+    const INFINITE: u32 = f32::INFINITY.to_bits();
+    let finite = |bits: u32| if bits & INFINITE == INFINITE { 0 } else { bits & !(1 << 31) };
+    let most = |bits: &mut dyn Iterator<Item = u32>| bits.map(finite).fold(0, u32::max);
+    match dtype {
+        DType::F32 => most(&mut bytes.as_chunks().0.iter().map(|&float| u32::from_le_bytes(float))),
+        DType::BF16 => {
+            most(&mut bytes.as_chunks().0.iter().map(|&upper| u32::from(u16::from_le_bytes(upper)) << 16))
+        }
+        _ => 0,
+    }
+}
+
+/// [`Weights::exponent`] of matrices whose largest weight has these bits.
+fn exponent_of(largest_bits: u32) -> i32 {
+    if largest_bits == 0 {
+        return 0;
+    }
+    ((largest_bits >> (f32::MANTISSA_DIGITS - 1)) as i32 - 127 - HALF_EXPONENT).max(LEAST_EXPONENT)
+}
 
 /// The bytes of a block that move.
 fn moved(dtype: DType) -> Option<Range<usize>> {
@@ -49,25 +93,30 @@ pub(crate) fn row_bytes(dtype: DType, n_in: usize) -> usize {
 ///
 /// # Errors
 /// [`CudaError::OutOfMemory`].
-pub(crate) fn upload(cx: &Context, dtype: DType, n_in: usize, bytes: &[u8]) -> Result<Block, CudaError> {
+pub(crate) fn upload(cx: &Context, dtype: DType, n_in: usize, bytes: &[u8]) -> Result<Weights, CudaError> {
     if bytes.is_empty() {
-        return cx.arena().take(0);
+        return Ok(Weights { block: cx.arena().take(0)?, exponent: 0 });
     }
     let (from, to) = (file_row_bytes(dtype, n_in), row_bytes(dtype, n_in));
     let n_bytes = bytes.len() / from * to;
     let block = cx.arena().take(n_bytes)?;
+    let largest = AtomicU32::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
     let mut fill = |offset: usize, piece: &mut [u8]| {
         let file_rows = &bytes[offset / to * from..][..piece.len() / to * from];
         let rows = (piece.len() / to).div_ceil(threads).max(MIN_SHARE / to);
         std::thread::scope(|scope| {
             for (piece, file_rows) in piece.chunks_mut(rows * to).zip(file_rows.chunks(rows * from)) {
-                scope.spawn(move || put_rows(dtype, file_rows, from, piece, to));
+                let largest = &largest;
+                scope.spawn(move || {
+                    put_rows(dtype, file_rows, from, piece, to);
+                    largest.fetch_max(largest_bits(dtype, file_rows), Ordering::Relaxed);
+                });
             }
         });
     };
     cx.gpu().upload(block.ptr(), n_bytes, to, &mut fill)?;
-    Ok(block)
+    Ok(Weights { block, exponent: exponent_of(largest.into_inner()) })
 }
 
 /// Lays rows of `from` bytes out as rows of `to` bytes.
@@ -110,6 +159,29 @@ mod tests {
         assert_eq!(row[..8], [1, 2, 5, 6, 3, 4, 7, 8]);
         put_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 0..1, &mut row[..8]);
         assert_eq!(row[..8], [2, 3, 4, 6, 7, 8, 1, 5]);
+    }
+
+    #[test]
+    fn the_largest_finite_weight_becomes_a_half_near_the_largest() {
+        let bytes = |weights: &[f32]| weights.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>();
+        let upper = |weights: &[f32]| {
+            weights.iter().flat_map(|w| ((w.to_bits() >> 16) as u16).to_le_bytes()).collect::<Vec<_>>()
+        };
+        let cases: [(&[f32], i32); 6] = [
+            (&[0.0, -0.0], 0),
+            (&[1.0, -16384.0, 3.0], 0),
+            (&[f32::NAN, 32768.0, f32::NEG_INFINITY], 1),
+            (&[-3.0e38], 113),
+            (&[0.25, 0.375], -16),
+            (&[1e-40], -100),
+        ];
+        for (weights, want) in cases {
+            assert_eq!(exponent_of(largest_bits(DType::F32, &bytes(weights))), want, "{weights:?}");
+            if weights != [1e-40] {
+                assert_eq!(exponent_of(largest_bits(DType::BF16, &upper(weights))), want, "{weights:?}");
+            }
+        }
+        assert_eq!(largest_bits(DType::F16, &bytes(&[1e6])), 0);
     }
 
     #[test]

@@ -4,7 +4,8 @@
 // Inputs come in steps of 64. Each thread decodes one group of 32 weights to halves (SIDE features, 2 groups), and all bring
 // SIDE x 64 halves of x; while these are on their way, and the codes of the weights too, the step before is multiplied. Sums are
 // f32, each of one lane, over the inputs in their order: a row has the same bits for any SIDE.
-// The rows of x, here in `codes`, are halves of whole steps, and `scales` what their products are multiplied by.
+// The rows of x, here in `codes`, are halves of whole steps, and `scales` what their products are multiplied by, besides the unit of
+// the weights.
 //
 // Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step of SIDE 128: 64 products
 // (m16n8k16) in 275 instructions with q4_0 and q8_0, 91 of them in the pipe of integers, 310 to 375 with the other types but the
@@ -62,9 +63,9 @@ __device__ inline Group fetch_weights(const ProductParams& p, const Share& share
     return read_group(share.row, min(k / 32 + threadIdx.x % 2, (p.n_in - 1) / 32), p.n_in, p.book);
 }
 
-__device__ inline void put_weights(const ProductParams& p, const Group& group, Stage& to) {
+__device__ inline void put_weights(const ProductParams& p, const ProductPart& part, const Group& group, Stage& to) {
     u32 pairs[16];
-    decode_pairs(group, p.book, pairs);
+    decode_pairs(group, p.book, part.unit, pairs);
     uint4* at = (uint4*)(to.weights + threadIdx.x / 2 * PITCH + threadIdx.x % 2 * 32);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) at[i] = make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
@@ -99,7 +100,7 @@ __device__ inline void write_sums(const ProductParams& p, const BlockPart& mine,
         for (u32 e = 0; e < 2; e++) {
             u32 row = first_row + 8 * r + lane % 4 * 2 + e;
             if (row >= rows.n) continue;
-            float scale = p.scales[x_row(p, rows.first + row)];
+            float scale = p.scales[x_row(p, rows.first + row)] * part.unit;
             float* y = part.y + y_row(p, rows.first + row) * part.n_out;
 #pragma unroll
             for (u32 f = 0; f < FEATURE_TILES; f++) {
@@ -128,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_man
     float sums[FEATURE_TILES][ROW_TILES][4] = {};
 
     copy_inputs(share, 0, stages[0]);
-    put_weights(p, fetch_weights(p, share, 0), stages[0]);
+    put_weights(p, mine.part, fetch_weights(p, share, 0), stages[0]);
     u32 last = (p.n_in - 1) / STEP * STEP;
     for (u32 k = 0, turn = 0; k <= last; k += STEP, turn ^= 1) {
         finish_copies();
@@ -139,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_man
         copy_inputs(share, next, stages[turn ^ 1]);
         Group group = fetch_weights(p, share, next);
         multiply_step(sums, stages[turn], feature, row, lane);
-        put_weights(p, group, stages[turn ^ 1]);
+        put_weights(p, mine.part, group, stages[turn ^ 1]);
     }
     finish_copies();
     write_sums(p, mine, rows, sums, feature, row, lane);

@@ -8,7 +8,7 @@
 //! Few rows, floats (`few.cu`): f32 throughout.
 //!
 //! Many rows (`many.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs times a power of two for each
-//! row, so that none is too large or too small; sums stay in f32. Each weight is decoded once per 128 rows, or 64.
+//! row and weights in f32 or bf16 times one for their matrix, so that none is too large or too small; sums stay in f32. Each weight is decoded once per 128 rows, or 64.
 
 use bytemuck::{NoUninit, Pod, Zeroable};
 use kvant_backend::{Activation, BackendError};
@@ -22,7 +22,7 @@ use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, rotate};
 
 mod layout;
 mod operand;
-pub(crate) use layout::upload;
+pub(crate) use layout::{Weights, upload};
 pub(crate) use operand::Operand;
 
 static HEADERS: [Header; 4] =
@@ -128,7 +128,7 @@ struct PartParams {
     n_out: u32,
     blocks: u32,
     accumulate: u32,
-    unused: u32,
+    unit: f32,
 }
 
 /// `ProductParams` of `weights.cuh`.
@@ -177,6 +177,8 @@ pub(crate) struct Picks {
 pub(crate) struct Product {
     /// `[n_out, n_in]`, of type `dtype`, from [`upload`].
     pub w: DevicePtr,
+    /// [`Weights::exponent`]
+    pub exponent: i32,
     pub dtype: DType,
     pub n_out: usize,
     /// As `w`: `y = a(w x) (up x)` then, a the activation, without accumulation, where [`has_gate`] says so.
@@ -195,8 +197,20 @@ pub(crate) struct Product {
 
 impl Product {
     /// `y = w x`, to be changed where more is wanted.
-    pub fn new(w: DevicePtr, dtype: DType, n_out: usize, y: DevicePtr) -> Self {
-        Self { w, dtype, n_out, up: None, bias: None, up_bias: None, y, accumulate: false, picks: None }
+    pub fn new(w: &Weights, dtype: DType, n_out: usize, y: DevicePtr) -> Self {
+        let (w, exponent) = (w.ptr(), w.exponent);
+        Self {
+            w,
+            exponent,
+            dtype,
+            n_out,
+            up: None,
+            bias: None,
+            up_bias: None,
+            y,
+            accumulate: false,
+            picks: None,
+        }
     }
 }
 
@@ -341,7 +355,7 @@ fn part_params(p: &Product, features: u32) -> PartParams {
         n_out,
         blocks: n_out.div_ceil(features),
         accumulate: u32::from(p.accumulate),
-        unused: 0,
+        unit: 2f32.powi(p.exponent),
     }
 }
 

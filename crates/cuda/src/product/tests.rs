@@ -88,3 +88,36 @@ fn levels_of_two_bytes_are_within_half_a_unit() {
         }
     }
 }
+
+/// Halves end at 65,504 and have few bits below 2^-14; what a sum in f64 of the weights as they are says is held to three roundings of each
+/// term to a half, by root mean square, and a fourth for the sum.
+#[test]
+fn floats_of_any_size_keep_their_precision_as_halves() {
+    let Some(device) = emulator::device(80) else { return };
+    let (n_out, rows) = (5, 20);
+    let x = gaussian(3, rows * N_IN, 1.0);
+    for (dtype, bytes_of) in [
+        (DType::F32, (|w| w.to_le_bytes().to_vec()) as fn(f32) -> Vec<u8>),
+        (DType::BF16, |w| w.to_le_bytes()[2..].to_vec()),
+    ] {
+        for size in [1e-30, 1e-7, 1.0, 1e6, 1e30] {
+            let mut w = gaussian(4, n_out * N_IN, size);
+            // What bf16 holds, in f32 as well.
+            w.iter_mut().for_each(|w| *w = f32::from_bits(w.to_bits() & 0xffff_0000));
+            let bytes: Vec<u8> = w.iter().flat_map(|&w| bytes_of(w)).collect();
+            let source = WeightSource { dtype, n_out, n_in: N_IN, bytes: bytes.into() };
+            let got = project(&device, &[&device.matrix(source).unwrap()], &x).remove(0);
+            for (i, got) in got.into_iter().map(f32::from_bits).enumerate() {
+                let (x, w) = (&x[i / n_out * N_IN..][..N_IN], &w[i % n_out * N_IN..][..N_IN]);
+                let terms = || x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w));
+                let (want, norm) =
+                    (terms().sum::<f64>(), terms().map(|term| term * term).sum::<f64>().sqrt());
+                let away = (f64::from(got) - want).abs();
+                assert!(
+                    away <= 4.0 * f64::exp2(-11.0) * norm,
+                    "{dtype} of size {size}, {i}: {got} for {want}"
+                );
+            }
+        }
+    }
+}

@@ -326,16 +326,23 @@ __device__ __forceinline__ void decode_group(const Group& group, const Codebook&
 }
 #endif
 
-// The weights of a group as pairs of halves.
-__device__ __forceinline__ void decode_pairs(const Group& group, const Codebook& book, u32 (&pairs)[16]) {
+// The weights of a group as pairs of halves: of floats that are wider, times 1 / `unit`.
+__device__ __forceinline__ void decode_pairs(const Group& group, const Codebook& book, float unit, u32 (&pairs)[16]) {
 #if TYPE == F16
 #pragma unroll
     for (int i = 0; i < 16; i++) pairs[i] = group.words[i];
 #else
+    // 1 / unit: of powers of two one exponent is the other's negative, and both lie 127 above theirs.
+    [[maybe_unused]] float by = __uint_as_float((2 * 127u << 23) - __float_as_uint(unit));
     float w[32];
     decode_group(group, book, w);
 #pragma unroll
-    for (int i = 0; i < 16; i++) pairs[i] = pack_halves(w[2 * i], w[2 * i + 1]);
+    for (int i = 0; i < 16; i++) {
+#if IS_FLOAT
+        w[2 * i] *= by, w[2 * i + 1] *= by;
+#endif
+        pairs[i] = pack_halves(w[2 * i], w[2 * i + 1]);
+    }
 #endif
 }
 
@@ -347,7 +354,7 @@ struct ProductPart {
     u32 n_out;
     u32 blocks;         // of its features
     u32 accumulate;
-    u32 unused;
+    float unit;         // of halves that are multiplied as weights: a power of two
 };
 
 // The parameter of every kernel that multiplies with them.

@@ -1,15 +1,20 @@
 //! Bounds values smoothly: `x = cap tanh(x / cap)` (arXiv 2408.00118).
 
+use std::f64::consts::LOG2_E;
+
 use bytemuck::NoUninit;
 
 use crate::constants::Constants;
-use crate::{Context, CudaError, DevicePtr, Launch, Source};
+use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
+
+/// The bound, for kernels that take it of their own values.
+pub(crate) const BOUNDED_HEADER: Header = Header { name: "bounded.cuh", text: include_str!("bounded.cuh") };
 
 /// The kernel of this op.
 pub(crate) static SOURCE: Source = Source {
     name: "soft_cap.cu",
     text: include_str!("soft_cap.cu"),
-    headers: &[],
+    headers: &[BOUNDED_HEADER],
     constants: Constants::default,
     options: &[],
 };
@@ -22,6 +27,13 @@ struct KernelParams {
     x: DevicePtr,
     n: u32,
     cap: f32,
+    rate: f32,
+    unused: u32,
+}
+
+/// What `bounded` of `bounded.cuh` takes besides the cap: -2 log2 e / cap.
+pub(crate) fn rate(cap: f32) -> f32 {
+    (-2.0 * LOG2_E / f64::from(cap)) as f32
 }
 
 /// Bounds `n` values.
@@ -29,7 +41,7 @@ pub(crate) fn soft_cap(cx: &Context, x: DevicePtr, n: usize, cap: f32) -> Result
     if n == 0 {
         return Ok(());
     }
-    let params = KernelParams { x, n: n as u32, cap };
+    let params = KernelParams { x, n: n as u32, cap, rate: rate(cap), unused: 0 };
     let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
     cx.launch(cx.kernel(&SOURCE, "soft_cap")?, launch, &params)
 }
@@ -50,7 +62,7 @@ mod tests {
         let got = emulator::download(&cx, &on_x);
         for (got, x) in got[..1203].iter().zip(&x) {
             let want = f64::from(cap) * (f64::from(*x) / f64::from(cap)).tanh();
-            // expf is within 2 ulp of at most 1 and its argument within two roundings; two sums, a quotient, a product.
+            // What `bounded.cuh` derives.
             let tol = 4.0 * f64::from(f32::EPSILON * cap);
             assert!((f64::from(*got) - want).abs() <= tol, "{x}: {got} for {want}");
         }
