@@ -61,7 +61,8 @@ set! {
     Neon, neon!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod"
 }
 set! {
-    /// Proof of I8MM (dot products of unsigned bytes with signed ones, `usdot`, and products of two rows with two, `smmla`: since 2021),
+    /// Proof of I8MM (dot products of unsigned bytes with signed ones, `usdot`, and products of two rows with two, `smmla` and
+    /// `usmmla`: since 2021),
     /// and of everything [`Neon`] proves.
     I8mm, i8mm!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod", "i8mm"
 }
@@ -107,7 +108,7 @@ pub enum Isa {
     /// 128-bit kernels with dot products of signed bytes.
     Neon(Neon),
     /// 128-bit kernels with dot products of unsigned bytes too, which attention gains from, and products of two rows with two, which
-    /// prompts gain from; the latter give the bits of [`Isa::Neon`].
+    /// prompts gain from: all with the bits of [`Isa::Neon`].
     I8mm(I8mm),
     /// 128-bit kernels of WebAssembly.
     Simd128(Simd128),

@@ -1,8 +1,8 @@
 //! [`Quad`] on NEON.
 //!
 //! Sets differ in how they multiply unsigned bytes with signed ones. `usdot` does it; `sdot` takes signed ones alone, so that 128 is
-//! taken from each code and what this leaves out added after. Beside `usdot` stands `smmla`, which multiplies two rows with two at once.
-//! All three stand as text, as do conversions from and to f16: the oldest compiler that builds this has no names for them.
+//! taken from each code and what this leaves out added after. Beside `usdot` stand `smmla` and `usmmla`, which multiply two rows with two at once.
+//! All four stand as text, as do conversions from and to f16: the oldest compiler that builds this has no names for them.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -98,6 +98,22 @@ impl Squares for I8mm {
     fn dot_square(self, sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
         // Of an I8MM token: it has the instruction.
         add_products!("smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b", sum, a, b)
+    }
+
+    #[inline(always)]
+    fn dot_square_unsigned(self, sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        // Of an I8MM token: it has the instruction.
+        add_products!("usmmla {sum:v}.4s, {a:v}.16b, {b:v}.16b", sum, a, b)
+    }
+
+    #[inline(always)]
+    fn load_rows(self, [a, b]: [&[u8; 8]; 2]) -> int32x4_t {
+        intrinsic!(of_u8(vcombine_u8(vld1_u8(a.as_ptr()), vld1_u8(b.as_ptr()))))
+    }
+
+    #[inline(always)]
+    fn deinterleave(self, a: int32x4_t, b: int32x4_t) -> [int32x4_t; 2] {
+        intrinsic!([vuzp1q_s32(a, b), vuzp2q_s32(a, b)])
     }
 
     #[inline(always)]
