@@ -27,6 +27,9 @@ const MOST_STEPS: usize = 16;
 /// Sixteen lanes, eight bytes of each.
 type Step = [[u8; 16]; LANE_PAIRS];
 
+/// Sums of half of the lanes with a pair of rows.
+type Half<Q> = [<Q as Quad>::Ints; LANE_PAIRS / 2];
+
 /// Squares beside the vectors of a walk.
 pub(super) struct BesideSquares {
     quad: I8mm,
@@ -112,28 +115,49 @@ impl<K, const P: usize> Multiply<'_, K, P> {
         for (pair, rows) in operands.iter_mut().zip(rows.as_chunks::<2>().0) {
             *pair = rows.each_ref().map(bytemuck::cast_ref);
         }
-        let mut sums = [[q.splat_i(0); LANE_PAIRS]; N];
+        let mut sums = [[[q.splat_i(0); LANE_PAIRS / 2]; N]; 2];
         for step in 0..n_steps {
-            let codes = &self.by.steps[step];
             let mut x = [q.splat_i(0); N];
             for n in 0..N {
                 x[n] = q.load_rows(operands[n].map(|row| &row[first + step]));
             }
-            for lane in 0..LANE_PAIRS {
-                let codes = q.load_i(&codes[lane]);
-                for n in 0..N {
-                    sums[n][lane] = q.dot_square_unsigned(sums[n][lane], codes, x[n]);
+            let [low, high] = self.by.steps[step].as_chunks().0 else { unreachable!("two halves") };
+            add(q, &mut sums[0], low, x);
+            add(q, &mut sums[1], high, x);
+        }
+        self.put(0, sums[0]);
+        self.put(1, sums[1]);
+    }
+
+    /// Stores the sums of half of the lanes, row by row.
+    #[inline(always)]
+    fn put<const N: usize>(&mut self, half: usize, sums: [Half<I8mm>; N]) {
+        let q = self.by.quad;
+        for n in 0..N {
+            for two in 0..LANE_PAIRS / 4 {
+                let both = q.deinterleave(sums[n][2 * two], sums[n][2 * two + 1]);
+                for (row, sums) in (2 * n..).zip(both) {
+                    let out = &mut self.by.sums[row % P][row / P].0;
+                    q.store_i(sums, &mut out.as_chunks_mut().0[2 * half + two]);
                 }
             }
         }
+    }
+}
+
+/// Adds the products of half of the lanes with some pairs of rows. Halves, and their pieces of code, are small enough that compilers
+/// keep sums in registers.
+#[inline(always)]
+fn add<Q: Squares, const N: usize>(
+    q: Q,
+    sums: &mut [Half<Q>; N],
+    codes: &[[u8; 16]; LANE_PAIRS / 2],
+    x: [Q::Ints; N],
+) {
+    for lane in 0..LANE_PAIRS / 2 {
+        let codes = q.load_i(&codes[lane]);
         for n in 0..N {
-            for lanes in 0..LANE_PAIRS / 2 {
-                let both = q.deinterleave(sums[n][2 * lanes], sums[n][2 * lanes + 1]);
-                for (row, sums) in (2 * n..).zip(both) {
-                    let out = &mut self.by.sums[row % P][row / P].0;
-                    q.store_i(sums, &mut out.as_chunks_mut().0[lanes]);
-                }
-            }
+            sums[n][lane] = q.dot_square_unsigned(sums[n][lane], codes, x[n]);
         }
     }
 }
