@@ -1,5 +1,5 @@
-//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`], [`Amx`], [`Neon`], [`I8mm`] or
-//! [`Simd128`] proves that the CPU has the instructions.
+//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`], [`Amx`], [`Neon`], [`I8mm`],
+//! [`Bf16`] or [`Simd128`] proves that the CPU has the instructions.
 //!
 //! A set is one list of features. From it come `detect` of the token and a macro, named as the set, that compiles functions
 //! with those features: no kernel uses what was not looked for.
@@ -66,6 +66,10 @@ set! {
     /// and of everything [`Neon`] proves.
     I8mm, i8mm!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod", "i8mm"
 }
+set! {
+    /// Proof of products of bf16, two rows with two (`bfmmla`: since 2021), and of everything [`I8mm`] proves.
+    Bf16, bf16!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod", "i8mm", "bf16"
+}
 
 /// Proof of WebAssembly's vectors: a module that was built with them (`-C target-feature=+simd128`) runs nowhere else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +90,12 @@ impl From<Avx512Vbmi> for Avx512 {
 
 impl From<I8mm> for Neon {
     fn from(_: I8mm) -> Self {
+        Self(())
+    }
+}
+
+impl From<Bf16> for I8mm {
+    fn from(_: Bf16) -> Self {
         Self(())
     }
 }
@@ -175,6 +185,11 @@ impl Isa {
     /// Whether a matrix unit is part of the set.
     pub fn has_matrix_unit(self) -> bool {
         self.of_vectors() != self
+    }
+
+    /// Whether products of many rows can be computed in bf16: by a matrix unit, or where [`Bf16`] is beside [`Isa::I8mm`].
+    pub fn multiplies_bf16(self) -> bool {
+        self.has_matrix_unit() || matches!(self, Self::I8mm(_)) && Bf16::detect().is_some()
     }
 
     /// `scalar`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `amx`, `neon`, `i8mm` or `simd128`, as in `KVANT_ISA`.

@@ -37,6 +37,14 @@ pub(crate) trait Squares: Quad {
     fn halves(self, a: Self::Ints, b: Self::Ints) -> [Self::Ints; 2];
 }
 
+/// Registers as two rows of four bf16, and products of such.
+#[cfg(target_arch = "aarch64")]
+pub(crate) trait HalfSquares: Squares {
+    /// Adds to lane `2 i + j` the products of row `i` of `a` with row `j` of `b`: those of the first two columns, then those of the others.
+    /// Each operation rounds to odd, and subnormal numbers count as zero, wherever they come in or out.
+    fn dot_halves(self, sum: Self::Floats, a: Self::Ints, b: Self::Ints) -> Self::Floats;
+}
+
 /// A token, and operations on one register. Methods do lane by lane what their name says.
 pub(crate) trait Quad: Copy + Send + Sync {
     /// Four signed integers, or sixteen bytes.
