@@ -40,7 +40,8 @@ pub struct ModelArgs {
     #[arg(long, value_name = "WHERE", env = "KVANT_EXPERTS", default_value = "ram")]
     pub experts: ExpertPlace,
     /// What products of prompts are computed in: exact, as those of single tokens, bit for bit; or bf16, weights and activations rounded
-    /// to it, which takes a CPU with a matrix unit (kvant doctor tells)
+    /// to it, which takes a CPU with a matrix unit, or on 64-bit ARM with products of bf16, there for f16 and bf16 weights alone (kvant
+    /// doctor tells)
     #[arg(long, value_name = "MATH", env = "KVANT_PROMPT_MATH", default_value = "exact")]
     pub prompt_math: PromptMathArg,
     /// Layers for the GPU (-ngl), the last ones; the CPU runs those before. A number or all; all when not given. Where no

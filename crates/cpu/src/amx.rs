@@ -6,6 +6,8 @@
 use std::fmt;
 
 use crate::isa::Avx512Vbmi;
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+use crate::isa::{Bf16, I8mm};
 
 /// Proof of AMX tiles and their products of bytes and of bf16 (all CPUs that have any of them), of the system's leave to use them, and of everything [`Avx512Vbmi`] proves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +32,11 @@ pub enum MatrixUnit {
     Usable,
     /// The CPU has none, or none with tiles of sixteen rows of 64 bytes and products of bytes and of bf16.
     Absent,
+    /// The CPU has none, but vectors that multiply two rows by two, of bytes and perhaps of bf16.
+    Squares {
+        /// Whether of bf16.
+        bf16: bool,
+    },
     /// The CPU has one, but the system does not save its tiles.
     NotEnabled,
     /// The system refused it to this process, with this error.
@@ -42,7 +49,7 @@ impl MatrixUnit {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         return x86::find();
         #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-        Self::Absent
+        I8mm::detect().map_or(Self::Absent, |_| Self::Squares { bf16: Bf16::detect().is_some() })
     }
 }
 
@@ -51,6 +58,13 @@ impl fmt::Display for MatrixUnit {
         match self {
             Self::Usable => write!(f, "AMX, tiles of bytes and bf16"),
             Self::Absent => write!(f, "absent"),
+            Self::Squares { bf16 } => {
+                write!(
+                    f,
+                    "none; vectors multiply two rows by two, of bytes{}",
+                    if *bf16 { " and bf16" } else { "" }
+                )
+            }
             Self::NotEnabled => write!(f, "AMX, not used: the system does not save its tiles"),
             Self::Refused(error) => {
                 write!(
@@ -144,5 +158,7 @@ mod tests {
             "{refused}"
         );
         assert_eq!(MatrixUnit::Absent.to_string(), "absent");
+        let [bytes, both] = [false, true].map(|bf16| MatrixUnit::Squares { bf16 }.to_string());
+        assert_eq!(both, format!("{bytes} and bf16"));
     }
 }

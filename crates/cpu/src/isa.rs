@@ -1,5 +1,5 @@
-//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`], [`Amx`], [`Neon`], [`I8mm`] or
-//! [`Simd128`] proves that the CPU has the instructions.
+//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`], [`Amx`], [`Neon`], [`I8mm`],
+//! [`Bf16`] or [`Simd128`] proves that the CPU has the instructions.
 //!
 //! A set is one list of features. From it come `detect` of the token and a macro, named as the set, that compiles functions
 //! with those features: no kernel uses what was not looked for.
@@ -61,9 +61,14 @@ set! {
     Neon, neon!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod"
 }
 set! {
-    /// Proof of I8MM (dot products of unsigned bytes with signed ones, `usdot`, and products of two rows with two, `smmla`: since 2021),
+    /// Proof of I8MM (dot products of unsigned bytes with signed ones, `usdot`, and products of two rows with two, `smmla` and
+    /// `usmmla`: since 2021),
     /// and of everything [`Neon`] proves.
     I8mm, i8mm!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod", "i8mm"
+}
+set! {
+    /// Proof of products of bf16, two rows with two (`bfmmla`: since 2021), and of everything [`I8mm`] proves.
+    Bf16, bf16!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod", "i8mm", "bf16"
 }
 
 /// Proof of WebAssembly's vectors: a module that was built with them (`-C target-feature=+simd128`) runs nowhere else.
@@ -89,6 +94,12 @@ impl From<I8mm> for Neon {
     }
 }
 
+impl From<Bf16> for I8mm {
+    fn from(_: Bf16) -> Self {
+        Self(())
+    }
+}
+
 /// The kernel set of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
@@ -107,7 +118,7 @@ pub enum Isa {
     /// 128-bit kernels with dot products of signed bytes.
     Neon(Neon),
     /// 128-bit kernels with dot products of unsigned bytes too, which attention gains from, and products of two rows with two, which
-    /// prompts gain from; the latter give the bits of [`Isa::Neon`].
+    /// prompts gain from: all with the bits of [`Isa::Neon`].
     I8mm(I8mm),
     /// 128-bit kernels of WebAssembly.
     Simd128(Simd128),
@@ -174,6 +185,11 @@ impl Isa {
     /// Whether a matrix unit is part of the set.
     pub fn has_matrix_unit(self) -> bool {
         self.of_vectors() != self
+    }
+
+    /// Whether products of many rows can be computed in bf16: by a matrix unit, or where [`Bf16`] is beside [`Isa::I8mm`].
+    pub fn multiplies_bf16(self) -> bool {
+        self.has_matrix_unit() || matches!(self, Self::I8mm(_)) && Bf16::detect().is_some()
     }
 
     /// `scalar`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `amx`, `neon`, `i8mm` or `simd128`, as in `KVANT_ISA`.

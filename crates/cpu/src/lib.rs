@@ -40,7 +40,7 @@ mod unit;
 pub use amx::MatrixUnit;
 pub use buffer::CpuBuffer;
 pub use device::CpuDevice;
-pub use isa::{Amx, Avx2, Avx512, Avx512Vbmi, AvxVnni, I8mm, Isa, Neon, Simd128};
+pub use isa::{Amx, Avx2, Avx512, Avx512Vbmi, AvxVnni, Bf16, I8mm, Isa, Neon, Simd128};
 pub use matmul::{CpuExperts, CpuMatrix};
 pub use page::CpuPage;
 pub use pool::Pool;

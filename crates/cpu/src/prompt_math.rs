@@ -12,17 +12,18 @@ pub enum PromptMath {
     /// As those of few rows, bit for bit: what a token gives does not depend on how it was read.
     #[default]
     Exact,
-    /// Weights with their scales and activations are rounded to bf16, products of these are summed in f32, by a matrix unit: no scale
-    /// stands in the inner loop, and activations lose less than in 8 bits. f32 weights and experts are left as they are. What a token
-    /// gives depends on whether it was read among many.
+    /// Weights with their scales and activations are rounded to bf16, products of these are summed in f32: no scale stands in the
+    /// inner loop, and activations lose less than in 8 bits. A matrix unit does so for all weights but f32; [`Bf16`](crate::Bf16) beside
+    /// [`Isa::I8mm`] for those of f16 and bf16, since codes would gain next to nothing. Experts are left as they are.
+    /// What a token gives depends on whether it was read among many.
     Bf16,
 }
 
 impl PromptMath {
     /// # Errors
-    /// [`BackendError::Setting`] for bf16 where `isa` has no matrix unit.
+    /// [`BackendError::Setting`] for bf16 where `isa` cannot multiply it.
     pub(crate) fn check(self, isa: Isa) -> Result<(), BackendError> {
-        if self == Self::Exact || isa.has_matrix_unit() {
+        if self == Self::Exact || isa.multiplies_bf16() {
             return Ok(());
         }
         Err(BackendError::Setting {

@@ -37,7 +37,8 @@ pub struct OpenOptions<'a> {
     /// Experts stay in the mapped file and are laid out for each step that chooses them: memory for the rest of the model is enough,
     /// and a token of an answer takes ten times as long, or more. On the CPU, and not with another type for the weights.
     pub maps_experts: bool,
-    /// What products of many rows are computed in. bf16 takes a CPU with a matrix unit, and all layers there.
+    /// What products of many rows are computed in. bf16 takes a CPU with a matrix unit, or with products of bf16 on 64-bit
+    /// ARM, and all layers there.
     pub prompt_math: PromptMath,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,

@@ -22,7 +22,6 @@ use super::view::{Block, Form, View};
 use crate::balance::HeadBalance;
 use crate::lanes::{Lanes, Rotate, Way};
 use crate::shards::Shards;
-use crate::unit::Unit;
 use crate::{CpuPage, Pool};
 
 /// Queries that share one walk over the tokens: with 48 of them, unpacking a tile costs little beside reading it, and
@@ -70,9 +69,9 @@ pub(super) struct Share {
 }
 
 /// What all threads of a call read.
-pub(super) struct Call<'a, U> {
-    /// A matrix unit beside the vectors.
-    pub(super) unit: Option<U>,
+pub(super) struct Call<'a, B: Beside> {
+    /// What multiplies codes of many queries beside the vectors.
+    pub(super) beside: Option<B::Proof>,
     pub(super) p: &'a AttendParams,
     pub(super) parts: &'a [KvPart<'a, CpuPage>],
     pub(super) q: &'a [f32],
@@ -82,12 +81,12 @@ pub(super) struct Call<'a, U> {
 }
 
 /// See [`super::attend`], which has checked the shapes.
-pub(super) fn attend<L: Lanes, U: Unit>(
+pub(super) fn attend<L: Lanes, B: Beside>(
     lanes: L,
     pool: &Pool,
     scratch: &mut Scratch,
     stage: Stage,
-    call: &Call<'_, U>,
+    call: &Call<'_, B>,
     out: &mut [f32],
 ) {
     call.cut(&mut scratch.jobs);
@@ -143,7 +142,7 @@ pub(super) fn attend<L: Lanes, U: Unit>(
     if n_items <= 1 { work(0) } else { pool.run(&work) }
 }
 
-impl<'a, U: Unit> Call<'a, U> {
+impl<'a, B: Beside> Call<'a, B> {
     fn group(&self) -> usize {
         self.p.n_heads / self.p.n_kv_heads.max(1)
     }
@@ -167,7 +166,7 @@ impl<'a, U: Unit> Call<'a, U> {
         }
     }
 
-    fn task(&'a self, job: &'a Job) -> Task<'a, U> {
+    fn task(&'a self, job: &'a Job) -> Task<'a, B> {
         let (part, group) = (&self.parts[job.part], self.group());
         let position = |query: usize| part.rows.start + query / group;
         let positions = position(job.queries.start)..position(job.queries.end - 1) + 1;
@@ -232,8 +231,8 @@ impl Share {
 }
 
 /// A job, and what its queries see.
-struct Task<'a, U> {
-    call: &'a Call<'a, U>,
+struct Task<'a, B: Beside> {
+    call: &'a Call<'a, B>,
     part: &'a KvPart<'a, CpuPage>,
     group: usize,
     job: &'a Job,
@@ -246,7 +245,7 @@ struct Task<'a, U> {
     balance: Option<HeadBalance<'a>>,
 }
 
-impl<U: Unit> Task<'_, U> {
+impl<B: Beside> Task<'_, B> {
     /// (row of the step, query head) of each query.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
         let (group, head, first) = (self.group, self.job.head, self.part.rows.first);
@@ -317,7 +316,7 @@ impl<U: Unit> Task<'_, U> {
             Block::new(view, first / TILE, tiles, form)
         };
         let sure = self.seen_by_all(form);
-        let mut beside = self.call.unit.filter(|_| n >= U::LEAST_QUERIES).map(Beside::new);
+        let mut beside = self.call.beside.filter(|_| n >= B::LEAST_QUERIES).map(B::new);
         let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
         let mut keys = block(self.keys, blocks.start);
         for first in blocks.step_by(BLOCK) {

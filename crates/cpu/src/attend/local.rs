@@ -18,7 +18,7 @@ use super::stage::Stage;
 use super::tiles::{AddMixed, AddScores, Beside, Operands};
 use super::view::{Block, Run};
 use crate::lanes::Lanes;
-use crate::unit::{MOST_WORDS, ROWS, Unit};
+use crate::unit::{MOST_WORDS, ROWS};
 
 /// Octets of the largest block (turbo: 128 dims).
 const BLOCK_OCTETS: usize = 4;
@@ -98,12 +98,12 @@ impl Local {
         self.octets.resize(2 * BLOCK_OCTETS.max(BLOCK_TILES), Expanded::ZERO);
     }
 
-    /// Scores of all queries with a block of keys; fetches the values that come next. Coded keys are the work of a matrix unit where
-    /// there is one `beside`.
-    pub(super) fn score<L: Lanes, U: Unit>(
+    /// Scores of all queries with a block of keys; fetches the values that come next. Coded keys are the work of what stands
+    /// `beside`, if anything does.
+    pub(super) fn score<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,
-        beside: &mut Option<Beside<U>>,
+        beside: &mut Option<B>,
         keys: &Block,
         next: &Block,
     ) {
@@ -189,10 +189,10 @@ impl Local {
     }
 
     /// Scores of a pair of tiles, `numbers` of the block: of one of them where it has no neighbour.
-    fn score_codes<L: Lanes, U: Unit>(
+    fn score_codes<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,
-        beside: &mut Option<Beside<U>>,
+        beside: &mut Option<B>,
         coding: Coding,
         layout: TileLayout,
         tiles: [&[u8]; 2],
@@ -246,7 +246,7 @@ impl Local {
                     tile,
                     is_first: block == 0,
                 };
-                of.multiply(lanes, beside, query_planes, take);
+                beside.multiply(lanes, of, query_planes, take);
                 continue;
             }
             for from in (0..n).step_by(MOST_QUERIES) {
@@ -272,12 +272,12 @@ impl Local {
         }
     }
 
-    /// Adds a block of values, weighted, to the outputs; fetches the keys that come next. Coded values are the work of a matrix unit
-    /// where there is one `beside`.
-    pub(super) fn mix<L: Lanes, U: Unit>(
+    /// Adds a block of values, weighted, to the outputs; fetches the keys that come next. Coded values are the work of what
+    /// stands `beside`, if anything does.
+    pub(super) fn mix<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,
-        beside: &mut Option<Beside<U>>,
+        beside: &mut Option<B>,
         values: &Block,
         next: &Block,
         out: &mut [Lane],
@@ -308,10 +308,10 @@ impl Local {
         }
     }
 
-    fn mix_codes<L: Lanes, U: Unit>(
+    fn mix_codes<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,
-        beside: &mut Option<Beside<U>>,
+        beside: &mut Option<B>,
         coding: Coding,
         run: &Run,
         next: &Block,
@@ -361,7 +361,7 @@ impl Local {
                         queries: n,
                     };
                     let (starts, factors) = (&self.starts, &self.factors);
-                    of.multiply(lanes, beside, 2, AddMixed { starts, factors, out, width, lane: 2 * at });
+                    beside.multiply(lanes, of, 2, AddMixed { starts, factors, out, width, lane: 2 * at });
                     continue;
                 }
                 if n > MOST_QUERIES && codes.coding != Coding::Whole {

@@ -34,8 +34,8 @@
 //! A joint stream is walked once: what was unpacked for its values is turned to be scored (`joint`), and what weights make of the
 //! centres is added to the outputs.
 //!
-//! Where many queries meet, the integer products of steps 1 and 3 may be the work of a matrix unit ([`crate::unit`]), which gives the
-//! same bits.
+//! Where many queries meet, the integer products of steps 1 and 3 may be the work of a matrix unit ([`crate::unit`]), or of an
+//! instruction for two rows by two ([`crate::quad`]), which give the same bits.
 //!
 //! Float tiles (f16 sink and tail among them) take steps 1 and 3 in f32. Work is divided over KV heads, blocks of
 //! queries and, when those are few, parts of the tokens, joined in the order of the tokens: results do not depend on
@@ -72,12 +72,15 @@ mod kernels;
 mod local;
 mod query;
 mod scalar;
+#[cfg(target_arch = "aarch64")]
+mod squares;
 mod stage;
 mod tiles;
 mod view;
 
 pub(crate) use drive::Scratch;
 pub(crate) use stage::Stage;
+use tiles::BesideUnit;
 
 /// See [`kvant_backend::Backend::attend`]; reads no more of coded tiles than `stage` says, which is everything but for
 /// measurements.
@@ -106,26 +109,31 @@ pub(crate) fn attend(
         band.map_or(0, |band| band.as_bytes().len()),
     )?;
     macro_rules! run {
-        ($lanes:expr, $unit:expr) => {{
-            let call = drive::Call { unit: $unit, p, parts, q, sinks, band };
+        ($lanes:expr, $Beside:ty, $proof:expr) => {{
+            let call = drive::Call::<$Beside> { beside: $proof, p, parts, q, sinks, band };
             drive::attend($lanes, pool, scratch, stage, &call, out)
         }};
     }
     #[cfg(target_arch = "x86_64")]
     match isa {
         Isa::Amx(amx) => {
-            run!(crate::lanes::Zmm(amx.vectors()), Some(amx));
+            run!(crate::lanes::Zmm(amx.vectors()), BesideUnit<crate::Amx>, Some(amx));
             return Ok(());
         }
         #[cfg(any(test, feature = "soft-unit"))]
         Isa::Soft(vectors) => {
-            run!(vectors, Some(crate::unit::SoftUnit));
+            run!(vectors, BesideUnit<crate::unit::SoftUnit>, Some(crate::unit::SoftUnit));
             return Ok(());
         }
         _ => {}
     }
+    #[cfg(target_arch = "aarch64")]
+    if let Isa::I8mm(token) = isa {
+        run!(crate::quad::Quads(token), squares::BesideSquares, Some(token));
+        return Ok(());
+    }
     with_lanes!(isa,
-        lanes => run!(lanes, None::<NoUnit>),
+        lanes => run!(lanes, BesideUnit<NoUnit>, None),
         _ => {
             if stage != Stage::All {
                 return Err(BackendError::Unsupported {

@@ -3,7 +3,7 @@
 //!
 //! Codes lie as the unit wants them: a group is a line, its lanes the columns. Rows of a tile are queries, whichever heads and rows of
 //! the batch they belong to. A *product* is one plane of sixteen queries with a panel: a tile of keys, or a column of sixteen dims of the
-//! values of a block. What a product begins is stored two products later and used in the one after that, so that nothing waits for what
+//! values of a block. What a product of the unit begins is stored two products later and used in the one after that, so that nothing waits for what
 //! is under way: four tiles of sums take turns.
 
 use std::ops::Range;
@@ -19,18 +19,28 @@ const USED_AFTER: usize = 3;
 /// Bytes of a line of codes.
 const LINE: usize = 64;
 
-/// The unit beside the vectors of a walk, configured for what it multiplied last.
-pub(super) struct Beside<U: Unit> {
+/// What multiplies codes in a walk in the place of the vectors.
+pub(super) trait Beside {
+    /// Proof that a thread may use it.
+    type Proof: Copy + Send + Sync;
+
+    /// The fewest queries that it is brought.
+    const LEAST_QUERIES: usize;
+
+    fn new(proof: Self::Proof) -> Self;
+
+    /// Multiplies rows of `planes` planes.
+    fn multiply<L: Lanes>(&mut self, lanes: L, of: Operands<'_>, planes: usize, take: impl Take);
+}
+
+/// A matrix unit, configured for what it multiplied last.
+pub(super) struct BesideUnit<U: Unit> {
     unit: U,
     /// How many words, and the tiles.
     tiles: Option<(usize, U::Tiles)>,
 }
 
-impl<U: Unit> Beside<U> {
-    pub(super) fn new(unit: U) -> Self {
-        Self { unit, tiles: None }
-    }
-
+impl<U: Unit> BesideUnit<U> {
     /// Its tiles, for products of so many words.
     fn tiles(&mut self, words: usize) -> &mut U::Tiles {
         if self.tiles.as_ref().is_none_or(|(configured, _)| *configured != words) {
@@ -70,22 +80,23 @@ pub(super) trait Take {
     );
 }
 
-impl Operands<'_> {
-    /// Multiplies rows of `planes` planes.
-    pub(super) fn multiply<L: Lanes, U: Unit>(
-        self,
-        lanes: L,
-        beside: &mut Beside<U>,
-        planes: usize,
-        take: impl Take,
-    ) {
-        let words = self.groups.min(MOST_WORDS);
-        let tiles = beside.tiles(words);
-        match (self.groups / words, planes) {
-            (1, 1) => lanes.run(Multiply::<_, _, 1, 1> { tiles, of: self, take }),
-            (2, 1) => lanes.run(Multiply::<_, _, 2, 1> { tiles, of: self, take }),
-            (1, 2) => lanes.run(Multiply::<_, _, 1, 2> { tiles, of: self, take }),
-            (2, 2) => lanes.run(Multiply::<_, _, 2, 2> { tiles, of: self, take }),
+impl<U: Unit> Beside for BesideUnit<U> {
+    type Proof = U;
+
+    const LEAST_QUERIES: usize = U::LEAST_QUERIES;
+
+    fn new(unit: U) -> Self {
+        Self { unit, tiles: None }
+    }
+
+    fn multiply<L: Lanes>(&mut self, lanes: L, of: Operands<'_>, planes: usize, take: impl Take) {
+        let words = of.groups.min(MOST_WORDS);
+        let tiles = self.tiles(words);
+        match (of.groups / words, planes) {
+            (1, 1) => lanes.run(Multiply::<_, _, 1, 1> { tiles, of, take }),
+            (2, 1) => lanes.run(Multiply::<_, _, 2, 1> { tiles, of, take }),
+            (1, 2) => lanes.run(Multiply::<_, _, 1, 2> { tiles, of, take }),
+            (2, 2) => lanes.run(Multiply::<_, _, 2, 2> { tiles, of, take }),
             (parts, planes) => unreachable!("{parts} tiles of words against {planes} planes"),
         }
     }

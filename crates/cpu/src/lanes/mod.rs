@@ -160,14 +160,30 @@ pub(crate) fn exp2<L: Lanes>(lanes: L, x: L::Floats) -> L::Floats {
 /// Asks for bytes to be brought to the cache.
 #[inline]
 pub(crate) fn prefetch(bytes: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
     for at in (0..bytes.len()).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: SSE is part of every x86-64 CPU, and a prefetch has no effect on memory.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast()) }
+        prefetch_line(bytes.as_ptr().wrapping_add(at));
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = bytes;
+}
+
+/// Asks for the line of the cache that holds the byte at `at`, whether there is such a byte or not.
+#[inline(always)]
+pub(crate) fn prefetch_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: SSE is part of every x86-64 CPU, and a prefetch of any address is a hint: it neither faults nor changes memory.
+        #[allow(unused_unsafe, reason = "newer compilers know that it is safe")]
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the instruction is part of every such CPU, and a hint: of any address, it neither faults nor changes memory.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nomem, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
 }
 
 /// Calls a generic function with the [`Lanes`] of an [`Isa`](crate::Isa); without vectors, `$otherwise`.

@@ -13,14 +13,13 @@ use kvant_codec::DType;
 use super::floats::FloatTiles;
 use super::halves::HalvesTiles;
 use super::kernels::{
-    CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatsToHalves, HalvesChunk, MultiplyFloats,
-    PAIR, Register, Sums, Unpack, UnpackFloats, multiply_halves as multiply_halves_chunk,
+    CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatsToHalves, HalvesChunk, HalvesPanels,
+    MultiplyFloats, PAIR, Register, Sums, Unpack, UnpackFloats,
 };
 use super::panel::{BLOCK, Format, Line, Values, has_halves, is_float, is_rotated, with_format, with_values};
 use super::quantise::QuantisedTiles;
 use super::set::{MultiplyChunk, Set};
 use super::simd::Simd;
-use crate::unit::{MOST_WORDS, ROWS, Unit};
 
 /// Rows that are whole tiles of every kernel set.
 const WHOLE_TILES: usize = 48;
@@ -85,8 +84,17 @@ pub(super) struct Tiles<'a> {
     /// For the rotated formats.
     pub rotated: QuantisedTiles<'a>,
     pub floats: FloatTiles<'a>,
-    /// In bf16, and rotated and in bf16, where a matrix unit multiplies them so.
-    pub halves: Option<[HalvesTiles<'a>; 2]>,
+    /// In bf16, where they are multiplied so.
+    pub halves: Option<Rounded<'a>>,
+}
+
+/// Activations in bf16.
+#[derive(Clone, Copy)]
+pub(super) struct Rounded<'a> {
+    /// As they are, and rotated.
+    pub tiles: [HalvesTiles<'a>; 2],
+    /// Whether they are for coded panels too.
+    pub of_codes: bool,
 }
 
 impl<'a> Tiles<'a> {
@@ -97,8 +105,8 @@ impl<'a> Tiles<'a> {
 
     /// What panels of this type meet where they are multiplied in bf16.
     fn halves(&self, dtype: DType) -> Option<HalvesTiles<'a>> {
-        let halves = self.halves.filter(|_| has_halves(dtype))?;
-        Some(halves[usize::from(is_rotated(dtype))])
+        let halves = self.halves.filter(|halves| has_halves(dtype, halves.of_codes))?;
+        Some(halves.tiles[usize::from(is_rotated(dtype))])
     }
 }
 
@@ -203,21 +211,19 @@ fn add_floats<S: Simd, V: Values, const T: usize>(
     }
 }
 
-/// As [`multiply`], in bf16 by a matrix unit.
-pub(super) fn multiply_halves<S: Simd, U: Unit>(
+/// As [`multiply`], in bf16 with tiles of `T` rows: `add` adds the products of a chunk with these blocks of each tile to its sums.
+pub(super) fn multiply_halves<S: Simd, const T: usize>(
     simd: S,
-    unit: U,
     workspace: &mut Workspace,
     pair: Pair<'_>,
-    halves: HalvesTiles<'_>,
     rows: Range<usize>,
+    mut add: impl FnMut(&mut [HalvesPanels], &mut [Sums<T>], Range<usize>),
     put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
 ) {
     let Workspace { chunk, float_chunk, halves: panels, sums } = workspace;
-    let sums = in_tiles::<ROWS>(sums, rows.len());
-    sums.fill([[Register::ZERO; ROWS]; PAIR]);
+    let sums = in_tiles::<T>(sums, rows.len());
+    sums.fill([[Register::ZERO; T]; PAIR]);
     let n_blocks = pair.n_in.div_ceil(BLOCK);
-    let mut tiles = unit.open(MOST_WORDS);
     for first in (0..n_blocks).step_by(CHUNK_BLOCKS) {
         let blocks = first..n_blocks.min(first + CHUNK_BLOCKS);
         let panels = &mut panels[..blocks.len()];
@@ -226,10 +232,9 @@ pub(super) fn multiply_halves<S: Simd, U: Unit>(
         } else {
             with_format!(pair.dtype, F => codes_to_halves::<S, F>(simd, chunk, pair, first, panels));
         }
-        let tile = |i| &halves.tile(rows.start / ROWS + i)[blocks.clone()];
-        multiply_halves_chunk(&mut tiles, panels, sums, tile);
+        add(panels, sums, blocks);
     }
-    drop(tiles);
+    drop(add);
     put_sums(sums, rows, put);
 }
 
@@ -239,7 +244,7 @@ fn codes_to_halves<S: Simd, F: Format>(
     chunk: &mut Chunk,
     pair: Pair<'_>,
     first: usize,
-    halves: &mut [[[Line; BLOCK / 2]; PAIR]],
+    halves: &mut [HalvesPanels],
 ) {
     let (layout, format, n_blocks) = (F::LAYOUT, PhantomData::<F>, halves.len());
     let chunk_lines = CHUNK_BLOCKS * BLOCK / layout.unit * layout.unit_lines(layout.unit);
@@ -257,7 +262,7 @@ fn floats_to_halves<S: Simd, V: Values>(
     chunk: &mut FloatChunk,
     pair: Pair<'_>,
     first: usize,
-    halves: &mut [[[Line; BLOCK / 2]; PAIR]],
+    halves: &mut [HalvesPanels],
 ) {
     for (i, halves) in halves.chunks_mut(CHUNK_COLS / BLOCK).enumerate() {
         let first = first * BLOCK + i * CHUNK_COLS;

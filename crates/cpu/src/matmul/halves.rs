@@ -1,4 +1,4 @@
-//! Activations in bf16 for blocked products by a matrix unit, see [`PromptMath::Bf16`](crate::PromptMath::Bf16).
+//! Activations in bf16 for blocked products, see [`PromptMath::Bf16`](crate::PromptMath::Bf16).
 
 use super::MIN_PARALLEL_VALUES;
 use super::panel::{BLOCK, Line};

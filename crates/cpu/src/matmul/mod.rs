@@ -11,8 +11,8 @@
 //!
 //! Experts ([`experts`]) take the same paths, each with the rows that chose it.
 //!
-//! Where [`PromptMath::Bf16`](crate::PromptMath::Bf16) was chosen, a matrix unit multiplies such blocks in bf16 ([`halves`]); experts and f32
-//! weights excepted.
+//! Where [`PromptMath::Bf16`](crate::PromptMath::Bf16) was chosen, a matrix unit multiplies such blocks in bf16 ([`halves`]), experts and f32
+//! weights excepted; an instruction for two rows by two does so where weights are f16 or bf16.
 //!
 //! Coded panels meet activations in 8 bits ([`quantise`]), rotated ones where the weights are; float panels and file rows meet
 //! them in f32.
@@ -105,7 +105,7 @@ macro_rules! with_set {
             }
             #[cfg(target_arch = "aarch64")]
             $crate::Isa::I8mm(token) => {
-                let $set = $crate::matmul::set::Squared(token);
+                let $set = $crate::matmul::set::Squared { bytes: token, halves: $crate::Bf16::detect() };
                 $body
             }
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]

@@ -6,14 +6,17 @@ use std::ops::Range;
 use super::gemm::{Pair, Tiles, Workspace, multiply_codes, multiply_halves};
 use super::halves::HalvesTiles;
 #[cfg(target_arch = "aarch64")]
-use super::kernels::{ArrangeSquares, MultiplySquares, SQUARES_TILE};
-use super::kernels::{BlockCodes, Chunk, Multiply, MultiplyTiles, PAIR, Register, Sums, subs};
+use super::kernels::{ArrangeHalves, ArrangeSquares, MultiplySquareHalves, MultiplySquares, SQUARES_TILE};
+use super::kernels::{
+    BlockCodes, Chunk, HalvesPanels, Multiply, MultiplyTiles, PAIR, Register, Sums,
+    multiply_halves as multiply_halves_chunk, subs,
+};
 use super::panel::{Format, GROUPS};
 use super::quantise::Tile;
 use super::simd::Simd;
 #[cfg(target_arch = "aarch64")]
 use crate::quad::{Quad, Quads};
-use crate::unit::{ROWS, Unit};
+use crate::unit::{MOST_WORDS, ROWS, Unit};
 
 /// Rows of a tile of quantised activations in a blocked product of vectors: with [`Simd::ACROSS`], as many sums as registers hold beside
 /// what they are made from.
@@ -41,7 +44,7 @@ pub(super) trait Set: Copy + Send + Sync {
         put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
     );
 
-    /// The same of any panels in bf16, for sets with a matrix unit: others are given no activations in bf16.
+    /// The same in bf16, for sets that multiply it: others are given no activations in bf16.
     fn multiply_halves(
         self,
         workspace: &mut Workspace,
@@ -96,7 +99,7 @@ impl<S: Simd> Set for S {
         _: Range<usize>,
         _: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
     ) {
-        unreachable!("a set without a matrix unit is given no bf16");
+        unreachable!("a set of vectors alone is given no bf16");
     }
 }
 
@@ -112,10 +115,14 @@ impl<S: Simd> MultiplyChunk<VECTOR_TILE> for S {
     }
 }
 
-/// A kernel set: blocked products of codes two rows by two, and everything else as the vectors of [`Neon`](crate::Neon).
+/// A kernel set: blocked products of codes two rows by two, those of float panels in bf16 where it may and can, and everything else as the
+/// vectors of [`Neon`](crate::Neon).
 #[cfg(target_arch = "aarch64")]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Squared(pub crate::I8mm);
+pub(super) struct Squared {
+    pub bytes: crate::I8mm,
+    pub halves: Option<crate::Bf16>,
+}
 
 #[cfg(target_arch = "aarch64")]
 impl Set for Squared {
@@ -125,7 +132,7 @@ impl Set for Squared {
     const CENTRED: bool = true;
 
     fn vectors(self) -> Self::Simd {
-        Quads(self.0.into())
+        Quads(self.bytes.into())
     }
 
     fn multiply_codes(
@@ -141,20 +148,33 @@ impl Set for Squared {
 
     fn multiply_halves(
         self,
-        _: &mut Workspace,
-        _: Pair<'_>,
-        _: HalvesTiles<'_>,
-        _: Range<usize>,
-        _: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+        workspace: &mut Workspace,
+        pair: Pair<'_>,
+        halves: HalvesTiles<'_>,
+        rows: Range<usize>,
+        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
     ) {
-        unreachable!("a set without a matrix unit is given no bf16");
+        let quad = self.halves.expect("a set that multiplies bf16");
+        // Where a tile ends in rows that there are not, they are the last two again: nobody asks for their sums.
+        let last = (rows.end - 1) / 2 * 2;
+        let add = |chunk: &mut [HalvesPanels], sums: &mut [Sums<SQUARES_TILE>], blocks: Range<usize>| {
+            quad.run(ArrangeHalves { quad, chunk });
+            for (first, sums) in rows.clone().step_by(SQUARES_TILE).zip(sums) {
+                let rows = [first, first + 2, first + 4].map(|row| {
+                    let row = row.min(last);
+                    (&halves.tile(row / ROWS)[blocks.clone()], row % ROWS)
+                });
+                quad.run(MultiplySquareHalves { quad, chunk, rows, sums });
+            }
+        };
+        multiply_halves(self.vectors(), workspace, pair, rows.clone(), add, put);
     }
 }
 
 #[cfg(target_arch = "aarch64")]
 impl MultiplyChunk<SQUARES_TILE> for Squared {
     fn arrange(self, codes: &mut [BlockCodes]) {
-        self.0.run(ArrangeSquares { quad: self.0, codes });
+        self.bytes.run(ArrangeSquares { quad: self.bytes, codes });
     }
 
     fn multiply_chunk<'a, F: Format>(
@@ -163,7 +183,7 @@ impl MultiplyChunk<SQUARES_TILE> for Squared {
         tiles: impl Iterator<Item = (&'a mut Sums<SQUARES_TILE>, Tile<'a, SQUARES_TILE>)>,
     ) {
         for (sums, tile) in tiles {
-            self.0.run(MultiplySquares { quad: self.0, chunk, tile, sums, format: PhantomData::<F> });
+            self.bytes.run(MultiplySquares { quad: self.bytes, chunk, tile, sums, format: PhantomData::<F> });
         }
     }
 }
@@ -204,7 +224,12 @@ impl<S: Simd, U: Unit> Set for Tiled<S, U> {
         rows: Range<usize>,
         put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
     ) {
-        multiply_halves(self.vectors, self.unit, workspace, pair, halves, rows, put);
+        let mut unit = self.unit.open(MOST_WORDS);
+        let first = rows.start / ROWS;
+        let add = move |chunk: &mut [HalvesPanels], sums: &mut [Sums<ROWS>], blocks: Range<usize>| {
+            multiply_halves_chunk(&mut unit, chunk, sums, |tile| &halves.tile(first + tile)[blocks.clone()]);
+        };
+        multiply_halves(self.vectors, workspace, pair, rows, add, put);
     }
 }
 

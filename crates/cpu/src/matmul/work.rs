@@ -7,7 +7,7 @@ use kvant_codec::DType;
 
 use super::cut::Cut;
 use super::floats::Floats;
-use super::gemm::{self, Pair, Tiles, Workspace, row_block};
+use super::gemm::{self, Pair, Rounded, Tiles, Workspace, row_block};
 use super::halves::Halves;
 use super::kernels::{Gate, PAIR, Register};
 use super::panel::{PANEL, has_halves, is_float, is_rotated};
@@ -232,7 +232,7 @@ impl Form {
     /// The same where blocked products are multiplied in bf16, or not.
     fn of_run(isa: Isa, dtype: DType, in_halves: bool) -> Self {
         match dtype {
-            dtype if !in_halves || !has_halves(dtype) => Self::of(isa, dtype),
+            dtype if !in_halves || !has_halves(dtype, isa.has_matrix_unit()) => Self::of(isa, dtype),
             dtype if is_rotated(dtype) => Self::RotatedHalves,
             _ => Self::Halves,
         }
@@ -247,7 +247,7 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     }
     let isa = of_rows(isa, rows);
     let in_halves =
-        scratch.prompt_math == PromptMath::Bf16 && isa.has_matrix_unit() && rows > skinny::MAX_ROWS;
+        scratch.prompt_math == PromptMath::Bf16 && isa.multiplies_bf16() && rows > skinny::MAX_ROWS;
     let wants =
         |form| products.iter().flatten().any(|product| Form::of_run(isa, product.w.dtype, in_halves) == form);
     let mut x = input.x;
@@ -272,7 +272,10 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     let workspaces = for_threads(&mut scratch.workspaces, pool);
     let mut tiles = scratch.forms.tiles([false, true].map(|is_float| (0, tile_rows(isa, rows, is_float))));
     if in_halves {
-        tiles.halves = Some(scratch.forms.halves.each_ref().map(Halves::tiles));
+        tiles.halves = Some(Rounded {
+            tiles: scratch.forms.halves.each_ref().map(Halves::tiles),
+            of_codes: isa.has_matrix_unit(),
+        });
     }
     let region = Region { pool, products, x, tiles, rows, tuning: scratch.tuning };
     with_set!(isa, set => region.run_panels(set, workspaces), _ => region.run_rows());

@@ -20,15 +20,29 @@ pub(crate) trait Task {
     fn run(self) -> Self::Output;
 }
 
-/// Registers as two rows of eight signed bytes, and products of such.
+/// Registers as two rows of eight bytes, and products of such.
 #[cfg(target_arch = "aarch64")]
 pub(crate) trait Squares: Quad {
-    /// Adds to lane `2 i + j` the products of row `i` of `a` with row `j` of `b`.
+    /// Adds to lane `2 i + j` the products of row `i` of `a` with row `j` of `b`, bytes signed.
     fn dot_square(self, sum: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// The same, bytes of `a` unsigned.
+    fn dot_square_unsigned(self, sum: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// Two rows.
+    fn load_rows(self, rows: [&[u8; 8]; 2]) -> Self::Ints;
     /// Lanes of both in turn, as two registers: a0 b0 a1 b1, a2 b2 a3 b3.
     fn interleave(self, a: Self::Ints, b: Self::Ints) -> [Self::Ints; 2];
+    /// Every second lane of both, and the others: a0 a2 b0 b2, a1 a3 b1 b3.
+    fn deinterleave(self, a: Self::Ints, b: Self::Ints) -> [Self::Ints; 2];
     /// The lower halves of both, and the upper ones: a0 a1 b0 b1, a2 a3 b2 b3. Of what it gives it makes what it was given.
     fn halves(self, a: Self::Ints, b: Self::Ints) -> [Self::Ints; 2];
+}
+
+/// Registers as two rows of four bf16, and products of such.
+#[cfg(target_arch = "aarch64")]
+pub(crate) trait HalfSquares: Squares {
+    /// Adds to lane `2 i + j` the products of row `i` of `a` with row `j` of `b`: those of the first two columns, then those of the others.
+    /// Each operation rounds to odd, and subnormal numbers count as zero, wherever they come in or out.
+    fn dot_halves(self, sum: Self::Floats, a: Self::Ints, b: Self::Ints) -> Self::Floats;
 }
 
 /// A token, and operations on one register. Methods do lane by lane what their name says.

@@ -1,15 +1,16 @@
 //! [`Quad`] on NEON.
 //!
 //! Sets differ in how they multiply unsigned bytes with signed ones. `usdot` does it; `sdot` takes signed ones alone, so that 128 is
-//! taken from each code and what this leaves out added after. Beside `usdot` stands `smmla`, which multiplies two rows with two at once.
-//! All three stand as text, as do conversions from and to f16: the oldest compiler that builds this has no names for them.
+//! taken from each code and what this leaves out added after. Beside `usdot` stand `smmla` and `usmmla`, which multiply two rows with
+//! two at once, and perhaps `bfmmla`, which does so in bf16. All five stand as text, as do conversions from and to f16: the oldest
+//! compiler that builds this has no names for them.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::{Quad, Squares, Task};
-use crate::isa::{i8mm, neon};
-use crate::{I8mm, Neon};
+use super::{HalfSquares, Quad, Squares, Task};
+use crate::isa::{bf16, i8mm, neon};
+use crate::{Bf16, I8mm, Neon};
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
@@ -33,7 +34,7 @@ macro_rules! operations {
 /// An instruction on three registers that adds to the first.
 macro_rules! add_products {
     ($text:literal, $sum:expr, $a:expr, $b:expr) => {{
-        let mut sum: int32x4_t = $sum;
+        let mut sum = $sum;
         intrinsic!(asm!(
             $text,
             sum = inout(vreg) sum,
@@ -93,11 +94,60 @@ impl Sdot for I8mm {
     }
 }
 
-impl Squares for I8mm {
+bf16! {
+    fn run_bf16<T: Task>(task: T) -> T::Output {
+        task.run()
+    }
+}
+
+impl Sdot for Bf16 {
+    #[inline(always)]
+    fn run_task<T: Task>(self, task: T) -> T::Output {
+        // SAFETY: this token proves products of bf16 beside the rest.
+        unsafe { run_bf16(task) }
+    }
+
+    #[inline(always)]
+    fn dot_unsigned(self, sum: int32x4_t, a: int32x4_t, bytes: [i8; 4]) -> int32x4_t {
+        I8mm::from(self).dot_unsigned(sum, a, bytes)
+    }
+}
+
+/// A token that proves I8MM at least.
+pub(crate) trait Smmla: Sdot {}
+
+impl Smmla for I8mm {}
+impl Smmla for Bf16 {}
+
+impl HalfSquares for Bf16 {
+    #[inline(always)]
+    fn dot_halves(self, sum: float32x4_t, a: int32x4_t, b: int32x4_t) -> float32x4_t {
+        // Of a bf16 token: it has the instruction.
+        add_products!("bfmmla {sum:v}.4s, {a:v}.8h, {b:v}.8h", sum, a, b)
+    }
+}
+
+impl<S: Smmla> Squares for S {
     #[inline(always)]
     fn dot_square(self, sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
         // Of an I8MM token: it has the instruction.
         add_products!("smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b", sum, a, b)
+    }
+
+    #[inline(always)]
+    fn dot_square_unsigned(self, sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        // Of an I8MM token: it has the instruction.
+        add_products!("usmmla {sum:v}.4s, {a:v}.16b, {b:v}.16b", sum, a, b)
+    }
+
+    #[inline(always)]
+    fn load_rows(self, [a, b]: [&[u8; 8]; 2]) -> int32x4_t {
+        intrinsic!(of_u8(vcombine_u8(vld1_u8(a.as_ptr()), vld1_u8(b.as_ptr()))))
+    }
+
+    #[inline(always)]
+    fn deinterleave(self, a: int32x4_t, b: int32x4_t) -> [int32x4_t; 2] {
+        intrinsic!([vuzp1q_s32(a, b), vuzp2q_s32(a, b)])
     }
 
     #[inline(always)]

@@ -148,7 +148,53 @@ pub(crate) fn open_cpu(n_threads: Option<usize>, math: PromptMath) -> Result<Cpu
 
 /// The processor's own name, where the system tells it.
 pub fn cpu_name() -> Option<String> {
-    let info = fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
+    match fs::read_to_string("/proc/cpuinfo") {
+        Ok(info) => name_in(&info),
+        // Windows tells every process.
+        Err(_) => std::env::var("PROCESSOR_IDENTIFIER").ok(),
+    }
+}
+
+/// What `/proc/cpuinfo` calls the processor. Of 64-bit ARM it has no name, but who made each core and which one it is.
+fn name_in(info: &str) -> Option<String> {
+    let fields = || {
+        info.lines().filter_map(|line| line.split_once(':')).map(|(key, value)| (key.trim(), value.trim()))
+    };
+    if let Some((_, name)) = fields().find(|(key, _)| *key == "model name") {
+        return Some(name.to_owned());
+    }
+    let (mut cores, mut implementer) = (Vec::new(), None);
+    for (key, value) in fields() {
+        match key {
+            "CPU implementer" => implementer = Some(value),
+            "CPU part" => {
+                let core = format!("implementer {} part {value}", implementer?);
+                if !cores.contains(&core) {
+                    cores.push(core);
+                }
+            }
+            _ => {}
+        }
+    }
+    (!cores.is_empty()).then(|| cores.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name_in;
+
+    #[test]
+    fn a_processor_has_the_name_that_the_system_gives_it_or_those_of_its_cores() {
+        let x86 = "processor\t: 0\nmodel name\t: AMD EPYC 9B45\nflags\t\t: fpu\n\nprocessor\t: 1\nmodel name\t: AMD EPYC 9B45\n";
+        assert_eq!(name_in(x86).unwrap(), "AMD EPYC 9B45");
+        let core = |part| {
+            format!("processor\t: 0\nCPU implementer\t: 0x41\nCPU variant\t: 0x1\nCPU part\t: {part}\n\n")
+        };
+        assert_eq!(name_in(&core("0xd0c").repeat(4)).unwrap(), "implementer 0x41 part 0xd0c");
+        let both = [core("0xd05"), core("0xd05"), core("0xd41")].concat();
+        assert_eq!(name_in(&both).unwrap(), "implementer 0x41 part 0xd05, implementer 0x41 part 0xd41");
+        for unnamed in ["", "processor\t: 0\n", "CPU part\t: 0xd0c\n"] {
+            assert_eq!(name_in(unnamed), None, "{unnamed}");
+        }
+    }
 }

@@ -12,9 +12,12 @@ use crate::unit::{ROWS, Tiles};
 /// Columns that lie side by side in a word.
 const TWO: usize = 2;
 
-/// Weights of some columns of two panels in bf16, scales and minima in them, `[block][panel]`: a line for two columns, a word of it for
-/// each row of weights.
-pub(in crate::matmul) type HalvesChunk = [[[Line; BLOCK / TWO]; PAIR]; CHUNK_BLOCKS];
+/// Weights of a block of columns of two panels in bf16, scales and minima in them, `[panel]`: a line for two columns, a word of it for each
+/// row of weights.
+pub(in crate::matmul) type HalvesPanels = [[Line; BLOCK / TWO]; PAIR];
+
+/// Those of some columns.
+pub(in crate::matmul) type HalvesChunk = [HalvesPanels; CHUNK_BLOCKS];
 
 /// Sixteen pairs of values, each rounded to bf16.
 #[inline(always)]
@@ -29,7 +32,7 @@ fn pack(first: &[f32; 16], second: &[f32; 16]) -> Line {
 /// Makes codes of a chunk, centred, what they stand for.
 pub(in crate::matmul) struct CodesToHalves<'a, F> {
     pub chunk: &'a Chunk,
-    pub halves: &'a mut [[[Line; BLOCK / TWO]; PAIR]],
+    pub halves: &'a mut [HalvesPanels],
     pub format: PhantomData<F>,
 }
 
@@ -67,7 +70,7 @@ impl<F: Format> Kernel for CodesToHalves<'_, F> {
 /// Rounds the columns of a chunk of floats.
 pub(in crate::matmul) struct FloatsToHalves<'a> {
     pub chunk: &'a FloatChunk,
-    pub halves: &'a mut [[[Line; BLOCK / TWO]; PAIR]],
+    pub halves: &'a mut [HalvesPanels],
 }
 
 impl Kernel for FloatsToHalves<'_> {
@@ -93,7 +96,7 @@ impl Kernel for FloatsToHalves<'_> {
 /// Two tiles of activations meet two panels: four loads for four products, and sums stay in the unit over the chunk.
 pub(in crate::matmul) fn multiply_halves<'a, T: Tiles>(
     unit: &mut T,
-    chunk: &[[[Line; BLOCK / TWO]; PAIR]],
+    chunk: &[HalvesPanels],
     sums: &mut [Sums<ROWS>],
     tile: impl Fn(usize) -> &'a [Block],
 ) {
@@ -128,7 +131,7 @@ pub(in crate::matmul) fn multiply_halves<'a, T: Tiles>(
 }
 
 #[inline(always)]
-fn load_panels<T: Tiles>(unit: &mut T, panels: &[[Line; BLOCK / TWO]; PAIR]) {
+fn load_panels<T: Tiles>(unit: &mut T, panels: &HalvesPanels) {
     unit.load_lines::<6>(bytemuck::cast_slice(&panels[0]), size_of::<Line>());
     unit.load_lines::<7>(bytemuck::cast_slice(&panels[1]), size_of::<Line>());
 }

@@ -5,6 +5,8 @@ mod floats;
 mod halves;
 mod prefetch;
 #[cfg(target_arch = "aarch64")]
+mod square_halves;
+#[cfg(target_arch = "aarch64")]
 mod squares;
 mod tiles;
 mod unpack;
@@ -18,7 +20,9 @@ use super::simd::{Kernel, Simd};
 
 pub(super) use codes::{Gemv, Multiply, subs};
 pub(super) use floats::{GemvFloats, MultiplyFloats, UnpackFloats};
-pub(super) use halves::{CodesToHalves, FloatsToHalves, HalvesChunk, multiply_halves};
+pub(super) use halves::{CodesToHalves, FloatsToHalves, HalvesChunk, HalvesPanels, multiply_halves};
+#[cfg(target_arch = "aarch64")]
+pub(super) use square_halves::{ArrangeHalves, MultiplySquareHalves};
 #[cfg(target_arch = "aarch64")]
 pub(super) use squares::{ArrangeSquares, MultiplySquares, SQUARES_TILE};
 pub(super) use tiles::MultiplyTiles;

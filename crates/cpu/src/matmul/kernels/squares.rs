@@ -14,18 +14,18 @@ use std::marker::PhantomData;
 
 use super::codes::{subs, which};
 use super::{BlockCodes, CHUNK_BLOCKS, Chunk, PAIR, Register, Sums};
-use crate::matmul::panel::{Format, GROUPS};
+use crate::matmul::panel::{Format, GROUPS, Line};
 use crate::matmul::quantise::Tile;
 use crate::quad::{Quad, Squares, Task};
 
 /// Rows of a tile of activations: with four pairs of rows of weights, as many sums as 32 registers hold beside what they are made from.
 pub(in crate::matmul) const SQUARES_TILE: usize = 6;
 /// Pairs of rows of a tile of activations.
-const X_PAIRS: usize = SQUARES_TILE / 2;
+pub(super) const X_PAIRS: usize = SQUARES_TILE / 2;
 /// Pairs of rows of weights that are multiplied at once.
-const W_PAIRS: usize = 4;
+pub(super) const W_PAIRS: usize = 4;
 /// Times that many rows that a panel holds.
-const PARTS: usize = 2;
+pub(super) const PARTS: usize = 2;
 /// Pairs of groups, eight columns, of a block.
 const STEPS: usize = GROUPS / 2;
 
@@ -44,17 +44,23 @@ impl<Q: Squares> Task for ArrangeSquares<'_, Q> {
         let q = self.quad;
         for [first, second] in self.codes.iter_mut().flat_map(|block| block.as_chunks_mut().0) {
             for p in 0..PAIR {
-                let mut squares = [[0; 16]; 2 * W_PAIRS];
-                for i in 0..W_PAIRS {
-                    let [a, b] = [&first[p], &second[p]].map(|line| q.load_i(&line.0.as_chunks().0[i]));
-                    let [low, high] = q.interleave(a, b);
-                    q.store_i(low, &mut squares[2 * i]);
-                    q.store_i(high, &mut squares[2 * i + 1]);
-                }
-                [first[p], second[p]] = bytemuck::cast(squares);
+                [first[p], second[p]] = to_squares(q, [&first[p], &second[p]]);
             }
         }
     }
+}
+
+/// Two words of each row, those of a line side by side, as squares.
+#[inline(always)]
+pub(super) fn to_squares<Q: Squares>(q: Q, [first, second]: [&Line; 2]) -> [Line; 2] {
+    let mut squares = [[0; 16]; 2 * W_PAIRS];
+    for i in 0..W_PAIRS {
+        let [low, high] =
+            q.interleave(q.load_i(&first.0.as_chunks().0[i]), q.load_i(&second.0.as_chunks().0[i]));
+        q.store_i(low, &mut squares[2 * i]);
+        q.store_i(high, &mut squares[2 * i + 1]);
+    }
+    bytemuck::cast(squares)
 }
 
 /// Adds the products of a chunk, centred and [arranged](ArrangeSquares), with a tile of as many blocks to `sums`.
@@ -69,19 +75,19 @@ pub(in crate::matmul) struct MultiplySquares<'a, Q, F> {
 /// Codes of a tile of activations in squares, `[block][step][pair of rows]`.
 type TileSquares<Q> = [[[<Q as Quad>::Ints; X_PAIRS]; STEPS]; CHUNK_BLOCKS];
 /// Sums of a tile with eight rows of weights, `[pair of rows][pair of rows of weights]`.
-type Totals<Q> = [[<Q as Quad>::Floats; W_PAIRS]; X_PAIRS];
+pub(super) type Totals<Q> = [[<Q as Quad>::Floats; W_PAIRS]; X_PAIRS];
 
 impl<Q: Squares, F: Format> Task for MultiplySquares<'_, Q, F> {
     type Output = ();
 
     #[inline(always)]
-    fn run(mut self) {
+    fn run(self) {
         let x = self.tile_squares();
         for p in 0..PAIR {
             for part in 0..PARTS {
-                let mut totals = self.fetch(p, part);
+                let mut totals = fetch(self.quad, &self.sums[p], part);
                 self.multiply(&x, p, part, &mut totals);
-                self.put(p, part, totals);
+                put(self.quad, &mut self.sums[p], part, totals);
             }
         }
     }
@@ -142,31 +148,29 @@ impl<Q: Squares, F: Format> MultiplySquares<'_, Q, F> {
             }
         }
     }
+}
 
-    /// The sums that part `part` of panel `p` adds to.
-    #[inline(always)]
-    fn fetch(&self, p: usize, part: usize) -> Totals<Q> {
-        let q = self.quad;
-        let mut totals = [[q.splat(0.0); W_PAIRS]; X_PAIRS];
-        for (rows, totals) in self.sums[p].as_chunks::<2>().0.iter().zip(&mut totals) {
-            for two in 0..W_PAIRS / 2 {
-                let [a, b] = rows.each_ref().map(|row| q.load(&row.0.as_chunks().0[2 * part + two]));
-                [totals[2 * two], totals[2 * two + 1]] = halves(q, a, b);
-            }
+/// The sums of a panel that its part `part` adds to.
+#[inline(always)]
+pub(super) fn fetch<Q: Squares>(q: Q, sums: &[Register; SQUARES_TILE], part: usize) -> Totals<Q> {
+    let mut totals = [[q.splat(0.0); W_PAIRS]; X_PAIRS];
+    for (rows, totals) in sums.as_chunks::<2>().0.iter().zip(&mut totals) {
+        for two in 0..W_PAIRS / 2 {
+            let [a, b] = rows.each_ref().map(|row| q.load(&row.0.as_chunks().0[2 * part + two]));
+            [totals[2 * two], totals[2 * two + 1]] = halves(q, a, b);
         }
-        totals
     }
+    totals
+}
 
-    /// Puts them back.
-    #[inline(always)]
-    fn put(&mut self, p: usize, part: usize, totals: Totals<Q>) {
-        let q = self.quad;
-        for ([first, second], totals) in self.sums[p].as_chunks_mut().0.iter_mut().zip(totals) {
-            for two in 0..W_PAIRS / 2 {
-                let [a, b] = halves(q, totals[2 * two], totals[2 * two + 1]);
-                q.store(a, &mut first.0.as_chunks_mut().0[2 * part + two]);
-                q.store(b, &mut second.0.as_chunks_mut().0[2 * part + two]);
-            }
+/// Puts them back.
+#[inline(always)]
+pub(super) fn put<Q: Squares>(q: Q, sums: &mut [Register; SQUARES_TILE], part: usize, totals: Totals<Q>) {
+    for ([first, second], totals) in sums.as_chunks_mut().0.iter_mut().zip(totals) {
+        for two in 0..W_PAIRS / 2 {
+            let [a, b] = halves(q, totals[2 * two], totals[2 * two + 1]);
+            q.store(a, &mut first.0.as_chunks_mut().0[2 * part + two]);
+            q.store(b, &mut second.0.as_chunks_mut().0[2 * part + two]);
         }
     }
 }

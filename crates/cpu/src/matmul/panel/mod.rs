@@ -323,9 +323,10 @@ pub(crate) fn is_rotated(dtype: DType) -> bool {
     Spec::of(dtype).is_some_and(|spec| spec.book.is_some())
 }
 
-/// Whether weights of this type may be multiplied in bf16: f32 weights are few, and those who wrote them so meant their bits.
-pub(crate) fn has_halves(dtype: DType) -> bool {
-    dtype != DType::F32
+/// Whether weights of this type may be multiplied in bf16, where codes may be or not: f32 weights are few, and those who wrote them so
+/// meant their bits.
+pub(crate) fn has_halves(dtype: DType, of_codes: bool) -> bool {
+    dtype != DType::F32 && (of_codes || is_float(dtype))
 }
 
 pub(crate) fn is_float(dtype: DType) -> bool {
