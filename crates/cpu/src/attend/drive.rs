@@ -308,20 +308,25 @@ impl<B: Beside> Task<'_, B> {
         } else {
             (Form::Window, self.window.clone())
         };
-        // Where the keys end that are asked for ahead.
-        let ahead = if goes_on && form == Form::Main { self.main.end } else { tokens.end };
+        // Where the tokens end that are asked for ahead.
+        let end = if goes_on && form == Form::Main { self.main.end } else { tokens.end };
         let block = |view, first: usize| {
             let within = |token: usize| token.clamp(first, first + BLOCK) - first;
-            let tiles = within(tokens.start) / TILE..within(ahead).div_ceil(TILE);
+            let tiles = within(tokens.start) / TILE..within(end).div_ceil(TILE);
             Block::new(view, first / TILE, tiles, form)
         };
         let sure = self.seen_by_all(form);
         let mut beside = self.call.beside.filter(|_| n >= B::LEAST_QUERIES).map(B::new);
         let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
-        let mut keys = block(self.keys, blocks.start);
+        let both = |first: usize| [self.keys, self.values].map(|view| block(view, first));
+        let mut next = both(blocks.start);
+        // While another block was worked on nobody asked for the first values, unless this thread had the share before.
+        local.ahead(lanes, &beside, &next[1..]).finish();
         for first in blocks.step_by(BLOCK) {
-            let values = block(self.values, first);
-            local.score(lanes, &mut beside, &keys, &values);
+            let [keys, values] = std::mem::replace(&mut next, both(first + BLOCK));
+            self.keys.ask_for_place((first + 2 * BLOCK) / TILE);
+            let mut ahead = local.ahead(lanes, &beside, &next);
+            local.score(lanes, &mut beside, &keys, &mut ahead);
             // Where all scores of a block miss the same, their maximum alone has to be told; a bound is no such sum.
             let is_even = keys.centre.is_some_and(|centre| centre.first == 0) && p.soft_cap.is_none();
             if let Some(centre) = keys.centre {
@@ -342,13 +347,12 @@ impl<B: Beside> Task<'_, B> {
             }
             share.join(lanes, (&local.max, &local.sum), &mut local.keep, &mut local.shrink, n);
             let in_values = keys.centre.filter(|_| self.part.layer.is_joint());
-            let next = block(self.keys, first + BLOCK);
-            local.mix(lanes, &mut beside, &values, &next, &mut share.out);
+            local.mix(lanes, &mut beside, &values, &mut ahead, &mut share.out);
+            ahead.finish();
             if let Some(centre) = in_values {
                 let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
                 local.mix_centre(lanes, tiles, &mut share.out);
             }
-            keys = next;
         }
     }
 

@@ -18,6 +18,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
+use super::ahead::Ahead;
 use super::codes::{Codes, Coding, Meaning, Whole, with_codes};
 use crate::lanes::{Lanes, Op, exp2};
 
@@ -130,6 +131,8 @@ pub(super) struct ScoreCodes<'a> {
     pub(super) scores: &'a mut [Scores],
     pub(super) tile: usize,
     pub(super) is_first: bool,
+    /// What is asked for meanwhile.
+    pub(super) ahead: &'a mut Ahead,
 }
 
 impl ScoreCodes<'_> {
@@ -168,6 +171,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
                 }
             }
             for octet in 0..self.0.octets {
+                self.0.ahead.step();
                 let pair = [planes[first], planes[first + L::WIDE - 1]];
                 let octets = [C::octet(pair[0], high, octet), C::octet(pair[1], high, octet)];
                 let at = self.0.at + 8 * octet;
@@ -208,6 +212,8 @@ pub(super) struct ScoreFloats<'a> {
     pub(super) queries: &'a [f32],
     pub(super) scores: &'a mut [Scores],
     pub(super) tile: usize,
+    /// What is asked for meanwhile.
+    pub(super) ahead: &'a mut Ahead,
 }
 
 impl ScoreFloats<'_> {
@@ -232,6 +238,9 @@ impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreFloatsChunk<'_, '
         for first in (0..2).step_by(L::WIDE) {
             let mut sums = [[lanes.splat(0.0); N]; 2];
             for d in 0..dim {
+                if d % TILE == 0 {
+                    self.0.ahead.step();
+                }
                 let pair = [&tiles[first][d], &tiles[first + L::WIDE - 1][d]];
                 let keys = [F::load(lanes, pair[0]), F::load(lanes, pair[1])];
                 for n in 0..N {
@@ -449,6 +458,8 @@ pub(super) struct MixCodes<'a> {
     pub(super) width: usize,
     /// The first of the two lanes.
     pub(super) lane: usize,
+    /// What is asked for meanwhile.
+    pub(super) ahead: &'a mut Ahead,
 }
 
 impl MixCodes<'_> {
@@ -478,6 +489,9 @@ impl<C: Codes, const N: usize> Op for MixChunk<'_, '_, C, N> {
                 }
             }
             for t in 0..self.0.tiles {
+                if t % 2 == 0 {
+                    self.0.ahead.step();
+                }
                 let planes = &planes[t * self.0.stride..][..self.0.plane_bytes];
                 let octet = C::octet(planes, high, self.0.octet);
                 let fours = 4 * (self.0.tile + t);
@@ -524,6 +538,8 @@ pub(super) struct MixFloats<'a> {
     pub(super) out: &'a mut [Lane],
     pub(super) width: usize,
     pub(super) row_width: usize,
+    /// What is asked for meanwhile.
+    pub(super) ahead: &'a mut Ahead,
 }
 
 impl MixFloats<'_> {
@@ -555,13 +571,27 @@ impl<F: Floats<B>, const B: usize, const N: usize> MixFloatsChunk<'_, '_, F, B, 
     /// Mixes `wide` columns of 16 dims, at most `M`.
     #[inline(always)]
     fn columns<L: Lanes, const M: usize>(&mut self, lanes: L, lane: usize, wide: usize) {
-        let &mut MixFloats { values, tiles, p, tile, factors, ref mut out, width, row_width, .. } = self.0;
+        let &mut MixFloats {
+            values,
+            tiles,
+            p,
+            tile,
+            factors,
+            ref mut out,
+            width,
+            row_width,
+            ref mut ahead,
+            ..
+        } = self.0;
         let factors: &[f32; N] = factors.try_into().expect("a factor per query");
         let p: &[Scores; N] = p.try_into().expect("weights of each query");
         assert!(tile + tiles <= BLOCK_TILES && wide <= M);
         let rows = values.as_chunks::<B>().0.chunks_exact(row_width);
         let mut sums = [[lanes.splat(0.0); N]; M];
         for (token, row) in rows.take(tiles * TILE).enumerate() {
+            if token % TILE == 0 {
+                ahead.step();
+            }
             for m in 0..wide {
                 let v = F::load(lanes, &row[lane + m]);
                 for n in 0..N {

@@ -6,6 +6,7 @@ use kvant_backend::StreamSpec;
 use kvant_codec::Side;
 use kvant_codec::tile::{SCALE_BYTES, TILE, TileBlock, TileLayout};
 
+use super::ahead::Ahead;
 use super::centre::{Meet, Shift};
 use super::codes::{Coding, Expand, Expanded, Meaning, OCTET_DIMS};
 use super::joint::{AddCentre, ScoreRows, Unpack};
@@ -57,6 +58,8 @@ pub(super) struct Local {
     /// Of a joint stream, a block of tokens in whole bytes, as its values are read: `[octets of a tile][8 tiles]`. None of another.
     unpacked: Vec<Expanded>,
     is_joint: bool,
+    /// Steps of the loops over a block of keys and values, for a chunk of queries.
+    steps: usize,
     /// Blocks of dims of a coded tile of keys, and of values.
     blocks: [Vec<TileBlock>; 2],
     /// One output `[v_dim]`.
@@ -79,10 +82,14 @@ impl Local {
     /// Makes room for so many queries of these keys and values.
     pub(super) fn reset(&mut self, queries: usize, streams: [&StreamSpec; 2]) {
         let [keys, values] = streams;
+        self.steps = 0;
         for ((blocks, spec), dim) in self.blocks.iter_mut().zip(streams).zip([keys.dim(), values.value_dim()])
         {
+            let layout = spec.main_layout();
+            let per_octet = if Coding::of(layout.dtype()).is_some() { 1 } else { 2 };
+            self.steps += per_octet * dim.div_ceil(OCTET_DIMS) * BLOCK_TILES / 2;
             blocks.clear();
-            blocks.extend(spec.main_layout().blocks().take_while(|block| block.dims.end <= dim));
+            blocks.extend(layout.blocks().take_while(|block| block.dims.end <= dim));
         }
         self.is_joint = keys.joint.is_some();
         let octets = if self.is_joint { values.value_dim().div_ceil(OCTET_DIMS) } else { 0 };
@@ -98,34 +105,42 @@ impl Local {
         self.octets.resize(2 * BLOCK_OCTETS.max(BLOCK_TILES), Expanded::ZERO);
     }
 
-    /// Scores of all queries with a block of keys; fetches the values that come next. Coded keys are the work of what stands
-    /// `beside`, if anything does.
+    /// What to ask for while a block of keys and values is worked on, in as many steps as the loops over it take: one for 32 dims of a pair
+    /// of coded tiles, or for 512 floats, each time they are read. Of a joint stream the first of `next` is all; while it is measured
+    /// what reading takes, there is nothing.
+    pub(super) fn ahead<L: Lanes, B: Beside>(&self, _: L, beside: &Option<B>, next: &[Block]) -> Ahead {
+        let n = match self.stage.fetches() {
+            false => 0,
+            true if self.is_joint => 1,
+            true => next.len(),
+        };
+        let times = match beside {
+            Some(_) => 1,
+            None => self.scores.len().div_ceil(MOST_QUERIES) * 2 / L::WIDE,
+        };
+        Ahead::of(next[..n].iter(), self.steps * times)
+    }
+
+    /// Scores of all queries with a block of keys. Coded keys are the work of what stands `beside`, if anything does.
     pub(super) fn score<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,
         beside: &mut Option<B>,
         keys: &Block,
-        next: &Block,
+        ahead: &mut Ahead,
     ) {
         for run in keys.runs() {
             for t in (0..run.tiles).step_by(2) {
-                if !self.is_joint {
-                    self.fetch(next, run.first + t..run.first + t + 2);
-                }
-                // A last tile without a neighbour is its own; what that scores lands in the slack or is overwritten.
-                let pair = [t, (t + 1).min(run.tiles - 1)].map(|t| run.tile(t));
                 match Coding::of(run.layout.dtype()) {
-                    Some(coding) => {
-                        let tiles = run.first + t..run.first + run.tiles.min(t + 2);
-                        self.score_codes(lanes, beside, coding, run.layout, pair, tiles);
-                    }
+                    Some(coding) => self.score_codes(lanes, beside, coding, run, t, ahead),
                     None if self.is_joint => {
+                        ahead.steps(run.layout.dim() / TILE);
                         self.score_rows(lanes, run.layout, run.tile(t), run.first + t);
                         if t + 1 < run.tiles {
                             self.score_rows(lanes, run.layout, run.tile(t + 1), run.first + t + 1);
                         }
                     }
-                    None => self.score_floats(lanes, run.layout, pair, run.first + t),
+                    None => self.score_floats(lanes, run, t, ahead),
                 }
             }
         }
@@ -168,16 +183,11 @@ impl Local {
         });
     }
 
-    fn fetch(&self, block: &Block, tiles: Range<usize>) {
-        if self.stage.fetches() {
-            block.fetch(tiles);
-        }
-    }
-
-    fn score_floats<L: Lanes>(&mut self, lanes: L, layout: TileLayout, tiles: [&[u8]; 2], tile: usize) {
+    fn score_floats<L: Lanes>(&mut self, lanes: L, run: &Run, t: usize, ahead: &mut Ahead) {
+        let (layout, tiles, tile) = (run.layout, run.pair(t), run.first + t);
         let chunks = self.queries.floats.chunks(MOST_QUERIES * layout.dim());
         for (queries, scores) in chunks.zip(self.scores.chunks_mut(MOST_QUERIES)) {
-            ScoreFloats { dtype: layout.dtype(), tiles, queries, scores, tile }.run(lanes);
+            ScoreFloats { dtype: layout.dtype(), tiles, queries, scores, tile, ahead }.run(lanes);
         }
     }
 
@@ -188,19 +198,20 @@ impl Local {
         }
     }
 
-    /// Scores of a pair of tiles, `numbers` of the block: of one of them where it has no neighbour.
+    /// Scores of tile `t` of a run, and of the one after it.
     fn score_codes<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,
         beside: &mut Option<B>,
         coding: Coding,
-        layout: TileLayout,
-        tiles: [&[u8]; 2],
-        numbers: Range<usize>,
+        run: &Run,
+        t: usize,
+        ahead: &mut Ahead,
     ) {
-        let tile = numbers.start;
+        let (tiles, tile) = (run.pair(t), run.first + t);
+        let numbers = tile..run.first + run.tiles.min(t + 2);
         let n = self.scores.len();
-        let query_planes = Meaning::of(layout.dtype()).expect("coded tiles").query_planes;
+        let query_planes = Meaning::of(run.layout.dtype()).expect("coded tiles").query_planes;
         for (block, TileBlock { dims, bytes }) in self.blocks[0].iter().enumerate() {
             let octets = dims.len() / OCTET_DIMS;
             let blocks = tiles.map(|tile| &tile[bytes.clone()]);
@@ -246,6 +257,7 @@ impl Local {
                     tile,
                     is_first: block == 0,
                 };
+                ahead.steps(octets);
                 beside.multiply(lanes, of, query_planes, take);
                 continue;
             }
@@ -266,26 +278,26 @@ impl Local {
                     scores: &mut self.scores[from..to],
                     tile,
                     is_first: block == 0,
+                    ahead,
                 }
                 .run(lanes);
             }
         }
     }
 
-    /// Adds a block of values, weighted, to the outputs; fetches the keys that come next. Coded values are the work of what
-    /// stands `beside`, if anything does.
+    /// Adds a block of values, weighted, to the outputs. Coded values are the work of what stands `beside`, if anything does.
     pub(super) fn mix<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,
         beside: &mut Option<B>,
         values: &Block,
-        next: &Block,
+        ahead: &mut Ahead,
         out: &mut [Lane],
     ) {
         for run in values.runs() {
             match Coding::of(run.layout.dtype()) {
-                Some(coding) => self.mix_codes(lanes, beside, coding, run, next, out),
-                None => self.mix_floats(lanes, run, next, out),
+                Some(coding) => self.mix_codes(lanes, beside, coding, run, ahead, out),
+                None => self.mix_floats(lanes, run, ahead, out),
             }
         }
     }
@@ -297,14 +309,13 @@ impl Local {
         lanes.run(AddCentre { centre: &self.centre, p, tiles, shrink, out });
     }
 
-    fn mix_floats<L: Lanes>(&self, lanes: L, run: &Run, next: &Block, out: &mut [Lane]) {
-        self.fetch(next, run.first..run.first + run.tiles);
+    fn mix_floats<L: Lanes>(&self, lanes: L, run: &Run, ahead: &mut Ahead, out: &mut [Lane]) {
         let (width, row_width) = (out.len() / self.scores.len(), run.layout.dim() / 16);
         let chunks = self.scores.chunks(MOST_QUERIES).zip(self.shrink.as_flattened().chunks(MOST_QUERIES));
         for ((p, factors), out) in chunks.zip(out.chunks_mut(MOST_QUERIES * width)) {
             let (values, tiles, tile, factors) = (run.bytes, run.tiles, run.first, &factors[..p.len()]);
             let dtype = run.layout.dtype();
-            MixFloats { dtype, values, tiles, p, tile, factors, out, width, row_width }.run(lanes);
+            MixFloats { dtype, values, tiles, p, tile, factors, out, width, row_width, ahead }.run(lanes);
         }
     }
 
@@ -314,7 +325,7 @@ impl Local {
         beside: &mut Option<B>,
         coding: Coding,
         run: &Run,
-        next: &Block,
+        ahead: &mut Ahead,
         out: &mut [Lane],
     ) {
         let (layout, stride, n) = (run.layout, run.tile_bytes, self.scores.len());
@@ -341,8 +352,7 @@ impl Local {
             });
             let octets = dims.len() / OCTET_DIMS;
             for octet in 0..octets {
-                let (at, of) = (dims.start / OCTET_DIMS + octet, width / 2);
-                self.fetch(next, run.first + at * run.tiles / of..run.first + (at + 1) * run.tiles / of);
+                let at = dims.start / OCTET_DIMS + octet;
                 let mut codes = self.staged_octet(coding, bytes, block_bytes, run, (octet, octets));
                 if self.is_joint && codes.coding != Coding::Whole {
                     // When it was scored.
@@ -361,6 +371,7 @@ impl Local {
                         queries: n,
                     };
                     let (starts, factors) = (&self.starts, &self.factors);
+                    ahead.steps(run.tiles.div_ceil(2));
                     beside.multiply(lanes, of, 2, AddMixed { starts, factors, out, width, lane: 2 * at });
                     continue;
                 }
@@ -386,6 +397,7 @@ impl Local {
                         out: &mut out[from * width..to * width],
                         width,
                         lane: 2 * at,
+                        ahead,
                     }
                     .run(lanes);
                 }
@@ -426,6 +438,7 @@ impl Default for Local {
             unpacked,
             is_joint: false,
             row,
+            steps: 0,
             blocks: [const { Vec::new() }; 2],
             stage,
         }

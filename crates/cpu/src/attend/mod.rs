@@ -64,6 +64,7 @@ use crate::lanes::with_lanes;
 use crate::unit::NoUnit;
 use crate::{CpuPage, Isa, Pool};
 
+mod ahead;
 mod centre;
 mod codes;
 mod drive;

@@ -1,6 +1,7 @@
 //! Where the tiles of a stream lie that a walk reads.
 
 use std::ops::Range;
+use std::ptr;
 use std::sync::Arc;
 
 use kvant_backend::{Held, KvPart, KvStream, Place, TILES_PER_BLOCK};
@@ -8,7 +9,7 @@ use kvant_codec::tile::TileLayout;
 
 use super::kernels::BLOCK_TILES;
 use crate::CpuPage;
-use crate::lanes::prefetch;
+use crate::lanes::prefetch_line;
 
 /// In which form a walk reads tokens that are there in two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +88,13 @@ impl<'a> View<'a> {
         spec.centres.then(|| &block().as_bytes()[stream.centre..][..spec.centre_bytes()])
     }
 
+    /// Asks for what tells where the block with tile `tile` lies: it has left the cache since the last walk came by.
+    pub(super) fn ask_for_place(&self, tile: usize) {
+        if let Some(Some(block)) = self.part.memory.blocks().get(tile / TILES_PER_BLOCK) {
+            prefetch_line(ptr::from_ref::<Held<CpuPage>>(block).cast());
+        }
+    }
+
     /// The bytes of one tile.
     pub(super) fn tile(&self, tile: usize, form: Form) -> (TileLayout, &'a [u8]) {
         let (layout, tile_bytes, bytes, _) = self.tiles(tile, form);
@@ -110,6 +118,11 @@ pub(super) struct Run<'a> {
 impl<'a> Run<'a> {
     pub(super) fn tile(&self, t: usize) -> &'a [u8] {
         &self.bytes[t * self.tile_bytes..][..self.tile_bytes]
+    }
+
+    /// Tile `t` and the next. A last one without a neighbour is its own; what that scores lands in the slack or is overwritten.
+    pub(super) fn pair(&self, t: usize) -> [&'a [u8]; 2] {
+        [t, (t + 1).min(self.tiles - 1)].map(|t| self.tile(t))
     }
 }
 
@@ -153,13 +166,5 @@ impl<'a> Block<'a> {
 
     pub(super) fn runs(&self) -> impl Iterator<Item = &Run<'a>> {
         self.runs.iter().map_while(Option::as_ref)
-    }
-
-    /// Asks for some tiles to be brought to the cache.
-    pub(super) fn fetch(&self, tiles: Range<usize>) {
-        for run in self.runs() {
-            let of_run = |tile: usize| tile.saturating_sub(run.first).min(run.tiles) * run.tile_bytes;
-            prefetch(&run.bytes[of_run(tiles.start)..of_run(tiles.end)]);
-        }
     }
 }

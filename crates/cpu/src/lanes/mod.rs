@@ -157,14 +157,6 @@ pub(crate) fn exp2<L: Lanes>(lanes: L, x: L::Floats) -> L::Floats {
     lanes.times_two_to_floor(p, x)
 }
 
-/// Asks for bytes to be brought to the cache.
-#[inline]
-pub(crate) fn prefetch(bytes: &[u8]) {
-    for at in (0..bytes.len()).step_by(64) {
-        prefetch_line(bytes.as_ptr().wrapping_add(at));
-    }
-}
-
 /// Asks for the line of the cache that holds the byte at `at`, whether there is such a byte or not.
 #[inline(always)]
 pub(crate) fn prefetch_line(at: *const u8) {
