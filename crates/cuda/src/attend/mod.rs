@@ -305,7 +305,8 @@ fn launch(
     let masks = Rotation::kv(turbo::LEN);
     let BalanceLayout { query, out, out_shift, .. } = BalanceLayout::of(layer);
     let out = if kind.is_joint { query.clone() } else { out };
-    let soft_cap = p.soft_cap.map_or(0.0, |cap| cap * LOG2_E);
+    let caps = p.soft_cap.map(|cap| cap * LOG2_E);
+    let (soft_cap, cap_rate) = caps.map_or((0.0, 0.0), |cap| (cap, rate(cap)));
     let begin = |values: Range<usize>| small(OP, "values of the balance", values.start);
     let params = KernelParams {
         common: Common {
@@ -319,7 +320,7 @@ fn launch(
             group: (p.n_heads / p.n_kv_heads) as u32,
             visible: layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
             soft_cap,
-            cap_rate: p.soft_cap.map_or(0.0, |_| rate(soft_cap)),
+            cap_rate,
             ..params.common
         },
         q: rows.q,
