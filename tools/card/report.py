@@ -179,7 +179,7 @@ def suites_of(args, suites):
     """Commands that run one suite each, and all of the tests of a device that is none of CUDA's in one."""
     if not args.is_cuda:
         return [[*suites, "conformance", "--show-output"]]
-    code, text = run_all(Step("list", [[*suites, "conformance::card::", "--list"]]), 120)[0]
+    _, text = run_all(Step("list", [[*suites, "conformance::card::", "--list"]]), 120)[0]
     names = re.findall(r"^(\S+): test$", text, re.M)
     return [[*suites, "--exact", name, "--show-output"] for name in names] or [[*suites, "card::", "--show-output"]]
 
