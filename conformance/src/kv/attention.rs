@@ -18,7 +18,7 @@
 //! - the codebook of keys loses `l |k|² / dims` in each dim ([`kvant_codec::ByteBook`]): `scale² l |k|² |q|² / dims`;
 //! - a score that is off by `d` moves the output by `w d (v - out)`, where w is the token's weight;
 //! - the weights of coded values have a unit of `max(w) / MAX`, as if all scales were alike, which those of Gaussians are:
-//!   `unit² / 12 |v|²`; and their codebook loses `w² l |v|²`;
+//!   `unit² / 12 |v|²`, or, dithered, `unit² / 4 |v|²` at most; and their codebook loses `w² l |v|²`;
 //! - to this f32 adds: sums of up to 256 terms whose roundings walk at random, so √256 of them, and [`EXP2`].
 //!
 //! A soft cap moves scores together, so that these bounds hold with it too; its tanh is off by no more than [`WALK`] roundings
@@ -175,7 +175,7 @@ fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attentio
     let scale = f64::from(shape.params().scale);
     let largest = q.iter().fold(0.0f64, |most, x| most.max(f64::from(x.abs())));
     let query_unit = largest / attention.query_steps(shape.k);
-    let weight_unit = most(seen, |seen| seen.weight) / attention.weight_steps();
+    let of_weights = most(seen, |seen| seen.weight).powi(2) * attention.weight_variance(shape.v);
     let lost_by_books = codebook_loss(shape.k) * norm(q).powi(2) / q.len() as f64;
     let halves = if attention == Attention::Halves { THREE_HALVES } else { 0.0 };
     let mut variance = 0.0;
@@ -187,7 +187,7 @@ fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attentio
         let away: f64 = plain.iter().zip(out).map(|(&v, out)| (f64::from(v) - out).powi(2)).sum();
         let mut of_weight = halves * weight.powi(2);
         if value.in_codes {
-            of_weight += weight_unit.powi(2) / 12.0 + weight.powi(2) * codebook_loss(shape.v);
+            of_weight += of_weights + weight.powi(2) * codebook_loss(shape.v);
         }
         variance += weight.powi(2) * of_score * away + value.norm.powi(2) * of_weight;
     }

@@ -25,8 +25,8 @@ const CPU_SETS: [(&str, &str, Arithmetic, Attention); 10] = [
     ("i8mm", "cpu-i8mm", Arithmetic::EightBit, WHOLE_BYTES),
     ("simd128", "cpu-simd128", Arithmetic::EightBit, WHOLE_BYTES),
 ];
-const SHORT_BYTES: Attention = Attention::Integers { byte: 64.0, split: 8191.0 };
-const WHOLE_BYTES: Attention = Attention::Integers { byte: 127.0, split: 32639.0 };
+const SHORT_BYTES: Attention = Attention::Integers { byte: 64.0, split: 8191.0, dithered: None };
+const WHOLE_BYTES: Attention = Attention::Integers { byte: 127.0, split: 32639.0, dithered: Some(255.0) };
 
 /// A trial for each device and op.
 pub fn trials() -> Vec<Trial> {

@@ -262,26 +262,25 @@ pub(super) struct Meaning {
     pub(super) step: f32,
     /// Byte planes of a query that meets such keys.
     pub(super) query_planes: usize,
+    /// Byte planes of weights that meet such values, where a set may use all of a byte.
+    pub(super) weight_planes: usize,
 }
 
 impl Meaning {
     /// The meaning of a coded type's codes; `None` for float types.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         let code = dtype.code()?;
-        Some(match (&code.levels, code.bits) {
-            // q8_0 loses so little itself that its queries take two bytes.
-            (Levels::Steps { zero }, bits) => {
-                Self { bias: i32::from(*zero), step: 1.0, query_planes: if bits == 8 { 2 } else { 1 } }
-            }
-            (Levels::Book(_), 2) => Self::of_book(&TURBO2),
-            (Levels::Book(_), 3) => Self::of_book(&TURBO3),
-            (Levels::Book(_), _) => Self::of_book(&TURBO4),
-            (Levels::Trellis(_), _) => Self { bias: 128, step: Trellis::CENTROID_STEP, query_planes: 1 },
-        })
-    }
-
-    fn of_book(book: &ByteBook) -> Self {
-        Self { bias: 128, step: book.step, query_planes: 1 }
+        let (bias, step) = match (&code.levels, code.bits) {
+            (Levels::Steps { zero }, _) => (i32::from(*zero), 1.0),
+            (Levels::Book(_), 2) => (128, TURBO2.step),
+            (Levels::Book(_), 3) => (128, TURBO3.step),
+            (Levels::Book(_), _) => (128, TURBO4.step),
+            (Levels::Trellis(_), _) => (128, Trellis::CENTROID_STEP),
+        };
+        // q8_0 loses so little itself that its queries take two bytes.
+        let query_planes = if code.bits == 8 { 2 } else { 1 };
+        let weight_planes = if matches!(code.levels, Levels::Steps { .. }) { 2 } else { 1 };
+        Some(Self { bias, step, query_planes, weight_planes })
     }
 }
 

@@ -19,7 +19,8 @@ use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
 use super::ahead::Ahead;
-use super::codes::{Codes, Coding, Meaning, Whole, with_codes};
+use super::codes::{Codes, Coding, Whole, with_codes};
+use super::weights::weighted;
 use crate::lanes::{Lanes, Op, exp2};
 
 /// Tokens that go through the softmax together.
@@ -380,62 +381,6 @@ impl Op for Join<'_> {
     }
 }
 
-/// Rounds the weights of some tiles, p · scale, to integers of two bytes. A NaN among `p` may give any integers; it is
-/// the sum of the softmax that carries it on.
-pub(super) struct RoundWeights<'a> {
-    pub(super) p: &'a [Scores],
-    /// f16 scales of the first tile's tokens; the next tile's are `stride` bytes further.
-    pub(super) scales: &'a [u8],
-    pub(super) stride: usize,
-    pub(super) tiles: usize,
-    /// First of the tiles within the weights.
-    pub(super) tile: usize,
-    pub(super) meaning: Meaning,
-    /// Factor on the weights, `[queries]`.
-    pub(super) shrink: &'a [f32],
-    /// High and low bytes, `[queries][2]`.
-    pub(super) rows: &'a mut [Bytes],
-    /// `-bias · Σ integers`, `[queries]`.
-    pub(super) starts: &'a mut [i32],
-    /// What one unit of a product with codes stands for, `[queries]`.
-    pub(super) factors: &'a mut [f32],
-}
-
-impl Op for RoundWeights<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) {
-        let mut scales = [lanes.splat(0.0); BLOCK_TILES];
-        for (t, scales) in scales[..self.tiles].iter_mut().enumerate() {
-            *scales = lanes.load_f16(self.scales[t * self.stride..].first_chunk().expect("16 scales"));
-        }
-        for (n, p) in self.p.iter().enumerate() {
-            let p = &p.0[self.tile..self.tile + self.tiles];
-            let mut most = lanes.splat(0.0);
-            for (p, &scale) in p.iter().zip(&scales) {
-                most = lanes.max(lanes.abs(lanes.mul(lanes.load(p), scale)), most);
-            }
-            let most = lanes.largest(most);
-            // Weights this small add nothing to any sum; dividing by them might overflow.
-            let per_unit = if most > 1e-30 { L::MAX_SPLIT as f32 / most } else { 0.0 };
-            let mut sum = lanes.splat_i(0);
-            let (high, low) = self.rows[2 * n..2 * n + 2].split_at_mut(1);
-            let fours = 4 * self.tile..4 * (self.tile + self.tiles);
-            let (high, _) = high[0].0[fours.clone()].as_chunks_mut();
-            let (low, _) = low[0].0[fours].as_chunks_mut();
-            for (((p, &scale), high), low) in p.iter().zip(&scales).zip(high).zip(low) {
-                let weight = lanes.mul(lanes.load(p), scale);
-                let integers = lanes.round(lanes.mul(weight, lanes.splat(per_unit)));
-                sum = lanes.add_i(sum, integers);
-                (*high, *low) = lanes.split(integers);
-            }
-            self.starts[n] = lanes.sum_i(sum).wrapping_mul(-self.meaning.bias);
-            self.factors[n] = most * (self.meaning.step / L::MAX_SPLIT as f32) * self.shrink[n];
-        }
-    }
-}
-
 /// One octet (two columns of 16 dims) of the values of some tiles, mixed for a chunk of queries.
 pub(super) struct MixCodes<'a> {
     pub(super) coding: Coding,
@@ -445,8 +390,9 @@ pub(super) struct MixCodes<'a> {
     pub(super) stride: usize,
     pub(super) octet: usize,
     pub(super) tiles: usize,
-    /// The weights' bytes, `[queries][2]`.
+    /// The weights' bytes, `[queries][weight_planes]`.
     pub(super) rows: &'a [Bytes],
+    pub(super) weight_planes: usize,
     /// First of the tiles within the rows.
     pub(super) tile: usize,
     /// `-bias · Σ integers`, `[queries]`.
@@ -465,13 +411,16 @@ pub(super) struct MixCodes<'a> {
 impl MixCodes<'_> {
     pub(super) fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.factors.len();
-        with_codes!(self.coding, C => with_n!(n, N => lanes.run(MixChunk::<C, N>(&mut self, PhantomData))))
+        with_codes!(self.coding, C => with_n!(n, N => match self.weight_planes {
+            1 => lanes.run(MixChunk::<C, N, 1>(&mut self, PhantomData)),
+            _ => lanes.run(MixChunk::<C, N, 2>(&mut self, PhantomData)),
+        }))
     }
 }
 
-struct MixChunk<'b, 'a, C, const N: usize>(&'b mut MixCodes<'a>, PhantomData<C>);
+struct MixChunk<'b, 'a, C, const N: usize, const P: usize>(&'b mut MixCodes<'a>, PhantomData<C>);
 
-impl<C: Codes, const N: usize> Op for MixChunk<'_, '_, C, N> {
+impl<C: Codes, const N: usize, const P: usize> Op for MixChunk<'_, '_, C, N, P> {
     type Output = ();
 
     #[inline(always)]
@@ -479,13 +428,15 @@ impl<C: Codes, const N: usize> Op for MixChunk<'_, '_, C, N> {
         let &mut MixCodes { planes, rows, starts, factors, ref mut out, width, lane, .. } = self.0;
         let starts: &[i32; N] = starts.try_into().expect("a start per query");
         let factors: &[f32; N] = factors.try_into().expect("a factor per query");
-        assert!(rows.len() == 2 * N && self.0.tile + self.0.tiles <= BLOCK_TILES);
+        assert!(rows.len() == P * N && self.0.tile + self.0.tiles <= BLOCK_TILES);
         let high = high_planes(self.0.plane_bytes);
         for column in (0..2).step_by(L::WIDE) {
-            let mut sums = [[[lanes.splat_i(0); 2]; N]; 2];
+            let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
+            // Of all codes, where bytes of weights are below the weights.
+            let mut all = [lanes.splat_i(0); 2];
             for sums in &mut sums {
                 for (sums, &start) in sums.iter_mut().zip(starts) {
-                    sums[1] = lanes.splat_i(start);
+                    sums[P - 1] = lanes.splat_i(start);
                 }
             }
             for t in 0..self.0.tiles {
@@ -502,9 +453,14 @@ impl<C: Codes, const N: usize> Op for MixChunk<'_, '_, C, N> {
                         C::group(lanes, octet, groups[0], Side::V),
                         C::group(lanes, octet, groups[1], Side::V),
                     ];
+                    if P == 1 {
+                        for m in 0..L::WIDE {
+                            all[m] = lanes.dot(all[m], codes[m], [1; 4]);
+                        }
+                    }
                     for n in 0..N {
-                        for p in 0..2 {
-                            let tokens = rows[2 * n + p].0[fours + q];
+                        for p in 0..P {
+                            let tokens = rows[P * n + p].0[fours + q];
                             for m in 0..L::WIDE {
                                 sums[m][n][p] = lanes.dot(sums[m][n][p], codes[m], tokens);
                             }
@@ -514,7 +470,7 @@ impl<C: Codes, const N: usize> Op for MixChunk<'_, '_, C, N> {
             }
             for n in 0..N {
                 for m in 0..L::WIDE {
-                    let sum = lanes.to_floats(lanes.join(sums[m][n][0], sums[m][n][1]));
+                    let sum = lanes.to_floats(weighted(lanes, sums[m][n], all[m]));
                     let out = &mut out[n * width + lane + column + m].0;
                     lanes.store(lanes.mul_add(sum, lanes.splat(factors[n]), lanes.load(out)), out);
                 }

@@ -11,15 +11,16 @@ use super::centre::{Meet, Shift};
 use super::codes::{Coding, Expand, Expanded, Meaning, OCTET_DIMS};
 use super::joint::{AddCentre, ScoreRows, Unpack};
 use super::kernels::{
-    BLOCK, BLOCK_TILES, Bytes, Lane, MOST_QUERIES, MixCodes, MixFloats, RoundWeights, ScoreCodes,
-    ScoreFloats, Scores, SoftCap, Softmax,
+    BLOCK, BLOCK_TILES, Bytes, Lane, MOST_QUERIES, MixCodes, MixFloats, ScoreCodes, ScoreFloats, Scores,
+    SoftCap, Softmax,
 };
 use super::query::{Queries, SLICE};
 use super::stage::Stage;
 use super::tiles::{AddMixed, AddScores, Beside, Operands};
 use super::view::{Block, Run};
+use super::weights::{ONES, RoundWeights, weight_planes};
 use crate::lanes::Lanes;
-use crate::unit::{MOST_WORDS, ROWS};
+use crate::unit::{MOST_WORDS, ROWS, Row};
 
 /// Octets of the largest block (turbo: 128 dims).
 const BLOCK_OCTETS: usize = 4;
@@ -46,7 +47,7 @@ pub(super) struct Local {
     pub(super) keep: Vec<[f32; 16]>,
     /// Factor on the weights of a block, `[queries]` in sixteens.
     pub(super) shrink: Vec<[f32; 16]>,
-    /// Byte planes of the weights, `[queries][2]`, and some behind them.
+    /// Byte planes of the weights, `[queries][2]`, or a row of ones and `[queries]`; and some behind them.
     weights: Vec<Bytes>,
     /// `-bias · Σ integers` of the weights, `[queries]`.
     starts: Vec<i32>,
@@ -330,6 +331,9 @@ impl Local {
     ) {
         let (layout, stride, n) = (run.layout, run.tile_bytes, self.scores.len());
         let meaning = Meaning::of(layout.dtype()).expect("coded tiles");
+        let planes = weight_planes::<L>(meaning);
+        let n_ones = 2 - planes;
+        self.weights[..n_ones].fill(ONES);
         let width = out.len() / n;
         for TileBlock { dims, bytes: place } in &self.blocks[1] {
             let bytes = &run.bytes[place.start..];
@@ -346,7 +350,7 @@ impl Local {
                 tile: run.first,
                 meaning,
                 shrink: self.shrink.as_flattened(),
-                rows: &mut self.weights,
+                rows: &mut self.weights[n_ones..n_ones + planes * n],
                 starts: &mut self.starts,
                 factors: &mut self.factors,
             });
@@ -368,11 +372,12 @@ impl Local {
                         groups: MOST_WORDS * halves.len(),
                         rows: &self.weights,
                         at: MOST_WORDS * halves.start,
-                        queries: n,
+                        queries: n_ones + n,
                     };
                     let (starts, factors) = (&self.starts, &self.factors);
                     ahead.steps(run.tiles.div_ceil(2));
-                    beside.multiply(lanes, of, 2, AddMixed { starts, factors, out, width, lane: 2 * at });
+                    let take = AddMixed { starts, factors, out, width, lane: 2 * at, all: Row::ZERO };
+                    beside.multiply(lanes, of, planes, take);
                     continue;
                 }
                 if n > MOST_QUERIES && codes.coding != Coding::Whole {
@@ -390,7 +395,8 @@ impl Local {
                         stride: codes.stride,
                         octet: codes.index,
                         tiles: run.tiles,
-                        rows: &self.weights[2 * from..2 * to],
+                        rows: &self.weights[n_ones..][planes * from..planes * to],
+                        weight_planes: planes,
                         tile: run.first,
                         starts: &self.starts[from..to],
                         factors: &self.factors[from..to],

@@ -28,8 +28,8 @@
 //! 2. **Softmax.** Weights are taken relative to the maximum of the block, then joined to what came before (online
 //!    softmax, [arXiv 1805.02867](https://arxiv.org/abs/1805.02867); FlashAttention,
 //!    [arXiv 2205.14135](https://arxiv.org/abs/2205.14135)). Scores carry a factor log2 e, so that powers of two serve.
-//! 3. **Values.** Weights times scales are rounded to integers of two bytes, relative to the largest of the block, and
-//!    met with the codes of the values in integers: one conversion per block and dim.
+//! 3. **Values.** Weights times scales are rounded to integers of one byte or two (`weights`), relative to the largest of the block,
+//!    and met with the codes of the values in integers: one conversion per block and dim.
 //!
 //! A joint stream is walked once: what was unpacked for its values is turned to be scored (`joint`), and what weights make of the
 //! centres is added to the outputs.
@@ -50,9 +50,12 @@
 //!   slice max|q| is about 2.7 σ, so 4e-5 σ² (AVX2 1.5e-4), beside 0.117, 0.035 and 0.0095 that the turbo codecs lose of
 //!   a key. q8_0 loses so little itself that its queries take two bytes: 2e-9 σ²;
 //! - a codebook's levels by what `ByteBook` says: 1e-7, 4e-6, 3e-5 (turbo2, 3, 4);
-//! - a weight by the largest of its block / MAX / 2. At worst, if every weight of a block of 128 is rounded the same
-//!   way, that moves the output by 64 / 32,639 = 0.2 % of the largest value (AVX2 0.8 %); weights in other blocks are
+//! - a weight beside q8_0 and q4_0 by the largest of its block / MAX / 2. At worst, if every weight of a block of 128 is rounded the
+//!   same way, that moves the output by 64 / 32,639 = 0.2 % of the largest value (AVX2 0.8 %); weights in other blocks are
 //!   not touched by a large one;
+//! - a weight beside the turbo types by a unit of the largest / 255 at most, unit²/6 in the mean, up as likely as down: with
+//!   one large weight w in a block, and the others anywhere between units, 128 / 6 / 255² = 3.3e-4 w² σ², beside 0.117, 0.032
+//!   and 0.0079 w² σ² that codes of w's value lose. With AVX2 they take two bytes too;
 //! - 2^x by 2.5e-7, relative; a soft cap's tanh by 7e-7.
 //!
 //! The tests hold every variant to these variances. A query that is not finite gives an output that is NaN.
@@ -78,6 +81,7 @@ mod squares;
 mod stage;
 mod tiles;
 mod view;
+mod weights;
 
 pub(crate) use drive::Scratch;
 pub(crate) use stage::Stage;

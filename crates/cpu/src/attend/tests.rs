@@ -42,7 +42,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
 
 /// One token outweighs each other one 60,000 times, but all of those together only ten times. Weights are rounded
 /// beside the largest of their block of 128, so only those in the block of the large one are rounded away: at most
-/// half a unit each, 127 / 2 / MAX_SPLIT of the output.
+/// half a unit each, 127 / 2 / MAX_SPLIT of the output, or, where they are dithered, together a unit of 1 / 255.
 #[test]
 fn thousands_of_tiny_weights_beside_a_large_one_keep_their_mass() {
     const TOKENS: usize = 6144;
@@ -60,13 +60,19 @@ fn thousands_of_tiny_weights_beside_a_large_one_keep_their_mass() {
             let want = run(Isa::Scalar);
             assert!(want.iter().sum::<f32>() > 0.08 * 2.0 * want.len() as f32, "the tiny ones have mass");
             for isa in Isa::available().into_iter().skip(1) {
-                let max_split = if matches!(isa, Isa::Avx2(_)) { 8191.0 } else { 32639.0 };
+                let code = v.code();
+                let steps = code.is_some_and(|code| matches!(code.levels, Levels::Steps { .. }));
+                let lost = match isa {
+                    Isa::Avx2(_) => 128.0 / 2.0 / 8191.0,
+                    _ if code.is_none() || steps => 128.0 / 2.0 / 32639.0,
+                    _ => 1.0 / 255.0,
+                };
                 // A tenth of the weight is on values, 2.2 in the mean, that all have the same error: five standard
                 // deviations of what a codebook in bytes loses.
-                let is_book = v.code().is_some_and(|code| matches!(code.levels, Levels::Book(_)));
+                let is_book = code.is_some_and(|code| matches!(code.levels, Levels::Book(_)));
                 let codebook = if is_book { 0.1 * 5.0 * 2.2 * 3.1e-5f32.sqrt() } else { 0.0 };
                 for (got, want) in run(isa).iter().zip(&want) {
-                    let bound = 128.0 / 2.0 / max_split * 3.0 + codebook + 1e-5;
+                    let bound = lost * 3.0 + codebook + 1e-5;
                     assert!(
                         (got - want).abs() <= bound,
                         "{isa:?} {v} at {large}: {got} {want}, bound {bound}"

@@ -9,8 +9,9 @@
 use std::ops::Range;
 
 use super::kernels::{Bytes, Lane, Scores};
+use super::weights::weighted;
 use crate::lanes::{Lanes, Op};
-use crate::unit::{MOST_WORDS, Products, ROWS, Tiles, Unit};
+use crate::unit::{MOST_WORDS, Products, ROWS, Row, Tiles, Unit};
 
 /// Products from the beginning of sums to their store, and to their use.
 const STORED_AFTER: usize = 2;
@@ -198,12 +199,13 @@ impl<T: Tiles, K: Take, const H: usize, const P: usize> Multiply<'_, T, K, H, P>
     }
 }
 
-/// The sums of query `m` of a tile, planes joined, and `start`.
+/// The sums of row `m` of a tile, one for each plane, and `start`.
 #[inline(always)]
-fn joined<L: Lanes, const P: usize>(lanes: L, sums: [&Products; P], m: usize, start: i32) -> L::Ints {
+fn started<L: Lanes, const P: usize>(lanes: L, sums: [&Products; P], m: usize, start: i32) -> [L::Ints; P] {
     // Sixteen sums lie as 64 codes do.
-    let low = lanes.add_i(lanes.codes_8(&sums[P - 1][m].0), lanes.splat_i(start));
-    if P == 2 { lanes.join(lanes.codes_8(&sums[0][m].0), low) } else { low }
+    let mut sums = sums.map(|sums| lanes.codes_8(&sums[m].0));
+    sums[P - 1] = lanes.add_i(sums[P - 1], lanes.splat_i(start));
+    sums
 }
 
 /// Adds to scores, as [`ScoreCodes`](super::kernels::ScoreCodes) does, whose fields these are.
@@ -227,7 +229,8 @@ impl Take for AddScores<'_> {
     ) {
         let scale = lanes.load_f16(self.scales[panel]);
         for (m, query) in queries.enumerate() {
-            let sum = joined(lanes, sums, m, self.starts[query]);
+            let sums = started(lanes, sums, m, self.starts[query]);
+            let sum = if P == 2 { lanes.join(sums[0], sums[P - 1]) } else { sums[0] };
             let product = lanes.mul(lanes.to_floats(sum), scale);
             let out = &mut self.scores[query].0[self.tile + panel];
             let before = if self.is_first { lanes.splat(0.0) } else { lanes.load(out) };
@@ -243,6 +246,8 @@ pub(super) struct AddMixed<'a> {
     pub(super) out: &'a mut [Lane],
     pub(super) width: usize,
     pub(super) lane: usize,
+    /// Sums of all codes of the panel, where weights are of one plane: then the first row has ones, and those of the queries follow it.
+    pub(super) all: Row,
 }
 
 impl Take for AddMixed<'_> {
@@ -251,13 +256,79 @@ impl Take for AddMixed<'_> {
         &mut self,
         lanes: L,
         panel: usize,
-        queries: Range<usize>,
+        rows: Range<usize>,
         sums: [&Products; P],
     ) {
-        for (m, query) in queries.enumerate() {
-            let sum = lanes.to_floats(joined(lanes, sums, m, self.starts[query]));
+        let n_ones = 2 - P;
+        for (m, row) in rows.enumerate() {
+            let Some(query) = row.checked_sub(n_ones) else {
+                self.all = sums[0][m];
+                continue;
+            };
+            let sums = started(lanes, sums, m, self.starts[query]);
+            let sum = lanes.to_floats(weighted(lanes, sums, lanes.codes_8(&self.all.0)));
             let out = &mut self.out[query * self.width + self.lane + panel].0;
             lanes.store(lanes.mul_add(sum, lanes.splat(self.factors[query]), lanes.load(out)), out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_codec::random::Random;
+
+    use super::*;
+    use crate::Isa;
+    use crate::attend::kernels::BLOCK;
+    use crate::attend::weights::ONES;
+    use crate::lanes::run_on;
+    use crate::unit::SoftUnit;
+
+    const QUERIES: usize = 20;
+
+    /// Weights of one byte, multiplied by the unit.
+    struct Mix<'a> {
+        panels: [&'a [u8]; 2],
+        rows: &'a [Bytes],
+        starts: &'a [i32],
+    }
+
+    impl Op for Mix<'_> {
+        type Output = Vec<Lane>;
+
+        fn run<L: Lanes>(self, lanes: L) -> Vec<Lane> {
+            let Self { panels, rows, starts } = self;
+            let mut out = vec![Lane([0.0; 16]); 2 * QUERIES];
+            let of = Operands { panels, n_panels: 2, groups: BLOCK / 4, rows, at: 0, queries: 1 + QUERIES };
+            let (factors, all) = (&[1.0; QUERIES], Row::ZERO);
+            let take = AddMixed { starts, factors, out: &mut out, width: 2, lane: 0, all };
+            BesideUnit::new(SoftUnit).multiply(lanes, of, 1, take);
+            out
+        }
+    }
+
+    #[test]
+    fn weights_of_one_byte_count_as_much_as_they_are_stored_below() {
+        let mut random = Random::new(1);
+        let mut bytes = |n: usize| (0..n).map(|_| random.bits() as u8).collect::<Vec<_>>();
+        let panels = [bytes(16 * BLOCK), bytes(16 * BLOCK)];
+        let mut rows = vec![ONES];
+        rows.resize_with(2 * ROWS, || Bytes(bytemuck::pod_read_unaligned(&bytes(BLOCK))));
+        let starts: Vec<i32> = (0..QUERIES).map(|query| 1000 * query as i32 - 9000).collect();
+        for isa in Isa::available() {
+            let mix = Mix { panels: panels.each_ref().map(|panel| &panel[..]), rows: &rows, starts: &starts };
+            let Some(out) = run_on(isa, mix) else { continue };
+            for (i, lane) in out.iter().enumerate() {
+                let (query, groups) = (i / 2, panels[i % 2].as_chunks::<64>().0);
+                for (dim, &got) in lane.0.iter().enumerate() {
+                    let products = groups.iter().zip(&rows[1 + query].0).flat_map(|(codes, weights)| {
+                        let weight = |b: usize| i32::from(weights[b]) + 128;
+                        (0..4).map(move |b| i32::from(codes[4 * dim + b]) * weight(b))
+                    });
+                    let want = starts[query] + products.sum::<i32>();
+                    assert_eq!(got, want as f32, "{isa:?}, query {query}, panel {}, dim {dim}", i % 2);
+                }
+            }
         }
     }
 }
