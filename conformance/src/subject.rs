@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use kvant_backend::{Backend, BackendError, Page, WeightSource};
-use kvant_codec::{DType, Levels};
+use kvant_codec::DType;
 
 use crate::Lacks;
 use crate::judge::{Want, assert_close, first_written};
@@ -35,8 +35,8 @@ pub enum Attention {
         byte: f64,
         /// The largest integer of two bytes.
         split: f64,
-        /// The largest weight that meets codes of codebooks, where such weights are dithered.
-        dithered: Option<f64>,
+        /// The largest weight that is dithered, and the types of values whose weights are.
+        dithered: (f64, &'static [DType]),
     },
     /// Whatever is multiplied rounded to f16, codebooks in bytes, sums in f32.
     Halves,
@@ -55,11 +55,12 @@ impl Attention {
 
     /// By how much rounding moves the weights, at most, that meet codes of values of type `values`: a variance, for a largest one of 1.
     pub(crate) fn weight_variance(self, values: DType) -> f64 {
-        let has_book = values.code().is_some_and(|code| !matches!(code.levels, Levels::Steps { .. }));
         match self {
             Self::Exact | Self::Halves => 0.0,
             // Up with a chance of p, and down with one of 1 - p, is off by p (1 - p).
-            Self::Integers { dithered: Some(steps), .. } if has_book => steps.powi(-2) / 4.0,
+            Self::Integers { dithered: (steps, types), .. } if types.contains(&values) => {
+                steps.powi(-2) / 4.0
+            }
             Self::Integers { split, .. } => split.powi(-2) / 12.0,
         }
     }

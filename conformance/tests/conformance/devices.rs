@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kvant_backend::Backend;
+use kvant_codec::DType;
 use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, Suite, suites};
 use kvant_cpu::{CpuDevice, Isa};
 use libtest_mimic::{Completion, Trial};
@@ -25,8 +26,11 @@ const CPU_SETS: [(&str, &str, Arithmetic, Attention); 10] = [
     ("i8mm", "cpu-i8mm", Arithmetic::EightBit, WHOLE_BYTES),
     ("simd128", "cpu-simd128", Arithmetic::EightBit, WHOLE_BYTES),
 ];
-const SHORT_BYTES: Attention = Attention::Integers { byte: 64.0, split: 8191.0, dithered: None };
-const WHOLE_BYTES: Attention = Attention::Integers { byte: 127.0, split: 32639.0, dithered: Some(255.0) };
+/// Types of values whose weights may have one byte of 127 steps, and of 255.
+const COARSE: [DType; 3] = [DType::Turbo2, DType::Turbo3, DType::Turbo2T];
+const TURBO: [DType; 5] = [DType::Turbo2, DType::Turbo3, DType::Turbo4, DType::Turbo2T, DType::Turbo3T];
+const SHORT_BYTES: Attention = Attention::Integers { byte: 64.0, split: 8191.0, dithered: (127.0, &COARSE) };
+const WHOLE_BYTES: Attention = Attention::Integers { byte: 127.0, split: 32639.0, dithered: (255.0, &TURBO) };
 
 /// A trial for each device and op.
 pub fn trials() -> Vec<Trial> {

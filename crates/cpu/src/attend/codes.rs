@@ -262,25 +262,25 @@ pub(super) struct Meaning {
     pub(super) step: f32,
     /// Byte planes of a query that meets such keys.
     pub(super) query_planes: usize,
-    /// Byte planes of weights that meet such values, where a set may use all of a byte.
-    pub(super) weight_planes: usize,
+    /// What codes lose of values of variance 1; none where scales may be negative.
+    pub(super) loss: f32,
 }
 
 impl Meaning {
     /// The meaning of a coded type's codes; `None` for float types.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         let code = dtype.code()?;
-        let (bias, step) = match (&code.levels, code.bits) {
-            (Levels::Steps { zero }, _) => (i32::from(*zero), 1.0),
-            (Levels::Book(_), 2) => (128, TURBO2.step),
-            (Levels::Book(_), 3) => (128, TURBO3.step),
-            (Levels::Book(_), _) => (128, TURBO4.step),
-            (Levels::Trellis(_), _) => (128, Trellis::CENTROID_STEP),
+        let (bias, step, loss) = match (&code.levels, code.bits) {
+            (Levels::Steps { zero }, _) => (i32::from(*zero), 1.0, 0.0),
+            (Levels::Book(_), 2) => (128, TURBO2.step, 0.1175),
+            (Levels::Book(_), 3) => (128, TURBO3.step, 0.0318),
+            (Levels::Book(_), _) => (128, TURBO4.step, 0.0079),
+            (Levels::Trellis(_), 2) => (128, Trellis::CENTROID_STEP, 0.0802),
+            (Levels::Trellis(_), _) => (128, Trellis::CENTROID_STEP, 0.0216),
         };
         // q8_0 loses so little itself that its queries take two bytes.
         let query_planes = if code.bits == 8 { 2 } else { 1 };
-        let weight_planes = if matches!(code.levels, Levels::Steps { .. }) { 2 } else { 1 };
-        Some(Self { bias, step, query_planes, weight_planes })
+        Some(Self { bias, step, query_planes, loss })
     }
 }
 

@@ -50,12 +50,12 @@
 //!   slice max|q| is about 2.7 σ, so 4e-5 σ² (AVX2 1.5e-4), beside 0.117, 0.035 and 0.0095 that the turbo codecs lose of
 //!   a key. q8_0 loses so little itself that its queries take two bytes: 2e-9 σ²;
 //! - a codebook's levels by what `ByteBook` says: 1e-7, 4e-6, 3e-5 (turbo2, 3, 4);
-//! - a weight beside q8_0 and q4_0 by the largest of its block / MAX / 2. At worst, if every weight of a block of 128 is rounded the
-//!   same way, that moves the output by 64 / 32,639 = 0.2 % of the largest value (AVX2 0.8 %); weights in other blocks are
-//!   not touched by a large one;
-//! - a weight beside the turbo types by a unit of the largest / 255 at most, unit²/6 in the mean, up as likely as down: with
-//!   one large weight w in a block, and the others anywhere between units, 128 / 6 / 255² = 3.3e-4 w² σ², beside 0.117, 0.032
-//!   and 0.0079 w² σ² that codes of w's value lose. With AVX2 they take two bytes too;
+//! - a weight of two bytes (q8_0, q4_0; AVX2 turbo4 and turbo3t too) by the largest of its block / MAX / 2. At worst, if every weight of a
+//!   block of 128 is rounded the same way, that moves the output by 64 / 32,639 = 0.2 % of the largest value (AVX2 0.8 %); weights in other
+//!   blocks are not touched by a large one;
+//! - a weight of one byte (the other turbo types) by a unit of the largest / 255 (AVX2 127) at most, unit²/6 in the mean, up as likely as
+//!   down: with one large weight w in a block, and the others anywhere between units, 3.3e-4 w² σ² (AVX2 1.3e-3), a twentieth at most of
+//!   what codes of w's value lose;
 //! - 2^x by 2.5e-7, relative; a soft cap's tanh by 7e-7.
 //!
 //! The tests hold every variant to these variances. A query that is not finite gives an output that is NaN.

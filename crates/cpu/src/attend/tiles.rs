@@ -280,7 +280,7 @@ mod tests {
     use super::*;
     use crate::Isa;
     use crate::attend::kernels::BLOCK;
-    use crate::attend::weights::ONES;
+    use crate::attend::weights::{ONES, below};
     use crate::lanes::run_on;
     use crate::unit::SoftUnit;
 
@@ -294,16 +294,16 @@ mod tests {
     }
 
     impl Op for Mix<'_> {
-        type Output = Vec<Lane>;
+        type Output = (Vec<Lane>, i32);
 
-        fn run<L: Lanes>(self, lanes: L) -> Vec<Lane> {
+        fn run<L: Lanes>(self, lanes: L) -> (Vec<Lane>, i32) {
             let Self { panels, rows, starts } = self;
             let mut out = vec![Lane([0.0; 16]); 2 * QUERIES];
             let of = Operands { panels, n_panels: 2, groups: BLOCK / 4, rows, at: 0, queries: 1 + QUERIES };
             let (factors, all) = (&[1.0; QUERIES], Row::ZERO);
             let take = AddMixed { starts, factors, out: &mut out, width: 2, lane: 0, all };
             BesideUnit::new(SoftUnit).multiply(lanes, of, 1, take);
-            out
+            (out, below::<L>())
         }
     }
 
@@ -317,12 +317,12 @@ mod tests {
         let starts: Vec<i32> = (0..QUERIES).map(|query| 1000 * query as i32 - 9000).collect();
         for isa in Isa::available() {
             let mix = Mix { panels: panels.each_ref().map(|panel| &panel[..]), rows: &rows, starts: &starts };
-            let Some(out) = run_on(isa, mix) else { continue };
+            let Some((out, below)) = run_on(isa, mix) else { continue };
             for (i, lane) in out.iter().enumerate() {
                 let (query, groups) = (i / 2, panels[i % 2].as_chunks::<64>().0);
                 for (dim, &got) in lane.0.iter().enumerate() {
                     let products = groups.iter().zip(&rows[1 + query].0).flat_map(|(codes, weights)| {
-                        let weight = |b: usize| i32::from(weights[b]) + 128;
+                        let weight = |b: usize| i32::from(weights[b]) + below;
                         (0..4).map(move |b| i32::from(codes[4 * dim + b]) * weight(b))
                     });
                     let want = starts[query] + products.sum::<i32>();

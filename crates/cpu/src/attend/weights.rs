@@ -1,24 +1,33 @@
 //! Weights as integers, to be met with the codes of values.
 //!
-//! Beside q8_0 and q4_0 a weight has two bytes. Codebooks lose so much themselves that one byte does, and their scales are norms, so that
-//! it needs no sign: its unit is `max / 255`. Rounded to the nearest, weights below half a unit would lose all their mass beside a large
-//! one; so each token has a threshold of its own, all of them spread evenly ([ordered dithering]). A weight of 0 stays 0.
+//! Two bytes beside values that lose little. Codebooks lose so much themselves that one byte may do, and their scales are norms, so that
+//! it needs no sign: its unit is `max / 255`, or `max / 127` where bytes of products end at 64. Rounded to the nearest, weights below half
+//! a unit would lose all their mass beside a large one; so each token has a threshold of its own, all of them spread evenly
+//! ([ordered dithering]). A weight of 0 stays 0.
 //!
-//! Products take signed bytes, so a weight is stored [`BELOW`] lower, and as many times the sum of all codes is added
+//! Products take signed bytes, so a weight is stored [`below`] itself, and as many times the sum of all codes is added
 //! ([`weighted`]).
 //!
 //! [ordered dithering]: https://en.wikipedia.org/wiki/Ordered_dithering
 
 use super::codes::Meaning;
-use super::kernels::{BLOCK_TILES, Bytes, Lane, Scores};
+use super::kernels::{BLOCK, BLOCK_TILES, Bytes, Lane, Scores};
 use crate::lanes::{Lanes, Op};
 
 /// How far a weight of one byte is stored below itself, as a power of two.
-const BELOW_BITS: i32 = 7;
+const fn below_bits<L: Lanes>() -> i32 {
+    (L::MAX_BYTE + 1).ilog2() as i32
+}
+
 /// How far a weight of one byte is stored below itself.
-const BELOW: i32 = 1 << BELOW_BITS;
+pub(super) const fn below<L: Lanes>() -> i32 {
+    1 << below_bits::<L>()
+}
+
 /// The largest weight of one byte.
-const MAX_UNSIGNED: i32 = 255;
+const fn max_unsigned<L: Lanes>() -> i32 {
+    2 * below::<L>() - 1
+}
 
 /// A row that sums codes.
 pub(super) const ONES: Bytes = Bytes([[1; 4]; 32]);
@@ -27,17 +36,19 @@ pub(super) const ONES: Bytes = Bytes([[1; 4]; 32]);
 /// keeps those of neighbours far apart.
 static DITHER: [Lane; BLOCK_TILES] = {
     let (mut dither, mut i) = ([Lane([0.0; 16]); BLOCK_TILES], 0);
-    while i < 16 * BLOCK_TILES {
+    while i < BLOCK {
         let turned = (i as u8).reverse_bits() >> 1;
-        dither[i / 16].0[i % 16] = (turned as f32 + 0.5) / (16 * BLOCK_TILES) as f32 - 0.5;
+        dither[i / 16].0[i % 16] = (turned as f32 + 0.5) / BLOCK as f32 - 0.5;
         i += 1;
     }
     dither
 };
 
-/// Planes of the bytes of weights that meet such values. Sets whose bytes are held to less take two for all.
+/// Planes of the bytes of weights that meet such values: one where rounding to it costs at most a twentieth of what codes of the largest
+/// weight's value lose, with all others of a block anywhere between two units, where dithering is off by 1/6 unit² in the mean.
 pub(super) fn weight_planes<L: Lanes>(meaning: Meaning) -> usize {
-    if L::MAX_BYTE == i32::from(i8::MAX) { meaning.weight_planes } else { 2 }
+    let unit = 1.0 / max_unsigned::<L>() as f32;
+    if BLOCK as f32 / 6.0 * unit * unit <= meaning.loss / 20.0 { 1 } else { 2 }
 }
 
 /// Codes times weights, from their products with `P` planes of bytes and the sums of all codes.
@@ -46,7 +57,7 @@ pub(super) fn weighted<L: Lanes, const P: usize>(lanes: L, sums: [L::Ints; P], a
     if P == 2 {
         lanes.join(sums[0], sums[P - 1])
     } else {
-        lanes.add_i(sums[0], lanes.shift_left(all, lanes.splat_i(BELOW_BITS)))
+        lanes.add_i(sums[0], lanes.shift_left(all, lanes.splat_i(below_bits::<L>())))
     }
 }
 
@@ -63,7 +74,7 @@ pub(super) struct RoundWeights<'a> {
     pub(super) meaning: Meaning,
     /// Factor on the weights, `[queries]`.
     pub(super) shrink: &'a [f32],
-    /// Their bytes, `[queries][planes]`: high and low ones, or [`BELOW`] the weight.
+    /// Their bytes, `[queries][planes]`: high and low ones, or [`below`] the weight.
     pub(super) rows: &'a mut [Bytes],
     /// `-bias · Σ integers`, `[queries]`.
     pub(super) starts: &'a mut [i32],
@@ -81,7 +92,7 @@ impl Op for RoundWeights<'_> {
             *scales = lanes.load_f16(self.scales[t * self.stride..].first_chunk().expect("16 scales"));
         }
         let (scales, planes) = (&scales[..self.tiles], weight_planes::<L>(self.meaning));
-        let limit = if planes == 1 { MAX_UNSIGNED } else { L::MAX_SPLIT } as f32;
+        let limit = if planes == 1 { max_unsigned::<L>() } else { L::MAX_SPLIT } as f32;
         let tiles = self.tile..self.tile + self.tiles;
         let fours = 4 * tiles.start..4 * tiles.end;
         for (n, (p, rows)) in self.p.iter().zip(self.rows.chunks_exact_mut(planes)).enumerate() {
@@ -125,7 +136,7 @@ fn to_byte<L: Lanes>(
         let weight = lanes.mul(lanes.load(p), scale);
         let integers = lanes.round(lanes.mul_add(weight, lanes.splat(per_unit), lanes.load(&dither.0)));
         sum = lanes.add_i(sum, integers);
-        *row = lanes.low_bytes(lanes.add_i(integers, lanes.splat_i(-BELOW)));
+        *row = lanes.low_bytes(lanes.add_i(integers, lanes.splat_i(-below::<L>())));
     }
     lanes.sum_i(sum)
 }
@@ -164,11 +175,11 @@ mod tests {
             type Output = (usize, i32);
 
             fn run<L: Lanes>(self, _: L) -> (usize, i32) {
-                (weight_planes::<L>(self.0), if L::MAX_BYTE == 127 { 256 } else { 128 })
+                (weight_planes::<L>(self.0), below::<L>())
             }
         }
         let meaning = Meaning::of(dtype).unwrap();
-        let (planes, base) = run_on(isa, Planes(meaning))?;
+        let (planes, below) = run_on(isa, Planes(meaning))?;
         let scales: Vec<u8> = [0, 0x3c].repeat(16);
         let (mut rows, mut starts, mut factors) = (vec![Bytes([[0; 4]; 32]); planes], [0], [0.0]);
         let (p, scales, rows_of) = (std::slice::from_ref(p), &scales, &mut rows);
@@ -180,9 +191,9 @@ mod tests {
         let bytes =
             |row: &Bytes| row.0.as_flattened().iter().map(|&byte| i32::from(byte)).collect::<Vec<_>>();
         let integers: Vec<i32> = match &rows[..] {
-            [row] => bytes(row).into_iter().map(|byte| byte + BELOW).collect(),
+            [row] => bytes(row).into_iter().map(|byte| byte + below).collect(),
             [high, low] => {
-                bytes(high).into_iter().zip(bytes(low)).map(|(high, low)| base * high + low).collect()
+                bytes(high).into_iter().zip(bytes(low)).map(|(high, low)| 2 * below * high + low).collect()
             }
             _ => unreachable!(),
         };
@@ -209,7 +220,7 @@ mod tests {
                 );
                 let (got, want) = (integers.iter().sum::<i32>() as f32 * unit, p.iter().sum::<f32>());
                 // Thresholds are spread evenly, those of all tiles but one too: as many are passed as there are units of mass.
-                assert!((got - want).abs() <= 2.0 / 255.0, "{isa:?} {dtype} {small}: {got} {want}");
+                assert!((got - want).abs() <= 2.0 / 127.0, "{isa:?} {dtype} {small}: {got} {want}");
             }
         }
     }
