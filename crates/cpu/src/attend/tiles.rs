@@ -273,7 +273,7 @@ impl Take for AddMixed<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use kvant_codec::random::Random;
 
