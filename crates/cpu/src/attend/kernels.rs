@@ -111,6 +111,12 @@ macro_rules! with_floats {
 }
 pub(super) use with_floats;
 
+/// Sums of products with `P` planes of bytes, put together.
+#[inline(always)]
+pub(super) fn joined<L: Lanes, const P: usize>(lanes: L, sums: [L::Ints; P]) -> L::Ints {
+    if P == 2 { lanes.join(sums[0], sums[P - 1]) } else { sums[0] }
+}
+
 /// One block of dims of two neighbouring tiles of keys, against a chunk of queries.
 pub(super) struct ScoreCodes<'a> {
     pub(super) coding: Coding,
@@ -193,9 +199,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
             for m in 0..L::WIDE {
                 let scale = lanes.load_f16(scales[first + m]);
                 for n in 0..N {
-                    let sum =
-                        if P == 2 { lanes.join(sums[m][n][0], sums[m][n][P - 1]) } else { sums[m][n][0] };
-                    let product = lanes.mul(lanes.to_floats(sum), scale);
+                    let product = lanes.mul(lanes.to_floats(joined(lanes, sums[m][n])), scale);
                     let out = &mut scores[n].0[self.0.tile + first + m];
                     let before = if self.0.is_first { lanes.splat(0.0) } else { lanes.load(out) };
                     lanes.store(lanes.mul_add(product, lanes.splat(factors[n]), before), out);

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::kernels::{Bytes, Lane, Scores};
+use super::kernels::{Bytes, Lane, Scores, joined};
 use super::weights::weighted;
 use crate::lanes::{Lanes, Op};
 use crate::unit::{MOST_WORDS, Products, ROWS, Row, Tiles, Unit};
@@ -230,8 +230,7 @@ impl Take for AddScores<'_> {
         let scale = lanes.load_f16(self.scales[panel]);
         for (m, query) in queries.enumerate() {
             let sums = started(lanes, sums, m, self.starts[query]);
-            let sum = if P == 2 { lanes.join(sums[0], sums[P - 1]) } else { sums[0] };
-            let product = lanes.mul(lanes.to_floats(sum), scale);
+            let product = lanes.mul(lanes.to_floats(joined(lanes, sums)), scale);
             let out = &mut self.scores[query].0[self.tile + panel];
             let before = if self.is_first { lanes.splat(0.0) } else { lanes.load(out) };
             lanes.store(lanes.mul_add(product, lanes.splat(self.factors[query]), before), out);

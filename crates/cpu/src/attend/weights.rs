@@ -11,7 +11,7 @@
 //! [ordered dithering]: https://en.wikipedia.org/wiki/Ordered_dithering
 
 use super::codes::Meaning;
-use super::kernels::{BLOCK, BLOCK_TILES, Bytes, Lane, Scores};
+use super::kernels::{BLOCK, BLOCK_TILES, Bytes, Lane, Scores, joined};
 use crate::lanes::{Lanes, Op};
 
 /// How far a weight of one byte is stored below itself, as a power of two.
@@ -54,11 +54,8 @@ pub(super) fn weight_planes<L: Lanes>(meaning: Meaning) -> usize {
 /// Codes times weights, from their products with `P` planes of bytes and the sums of all codes.
 #[inline(always)]
 pub(super) fn weighted<L: Lanes, const P: usize>(lanes: L, sums: [L::Ints; P], all: L::Ints) -> L::Ints {
-    if P == 2 {
-        lanes.join(sums[0], sums[P - 1])
-    } else {
-        lanes.add_i(sums[0], lanes.shift_left(all, lanes.splat_i(below_bits::<L>())))
-    }
+    let sum = joined(lanes, sums);
+    if P == 2 { sum } else { lanes.add_i(sum, lanes.shift_left(all, lanes.splat_i(below_bits::<L>()))) }
 }
 
 /// Rounds the weights of some tiles, p · scale, to integers. A NaN among `p` may give any integers; it is the sum of the softmax
