@@ -298,7 +298,7 @@ impl<B: Beside> Task<'_, B> {
                 .map(|(row, head)| &self.call.q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim]);
             let balance = self.balance.as_ref().map(|balance| balance.query);
             local.queries.prepare(lanes, &self.keys.stream.spec, p.scale * LOG2_E, balance, queries);
-            local.reset(n, [self.keys, self.values].map(|view| &view.stream.spec));
+            local.reset(n, [&self.keys, &self.values].map(|view| &view.stream.spec));
         }
         share.reset(n, self.values.stream.spec.value_dim() / 16);
         let main_shares = self.main_shares();
@@ -318,7 +318,7 @@ impl<B: Beside> Task<'_, B> {
         let sure = self.seen_by_all(form);
         let mut beside = self.call.beside.filter(|_| n >= B::LEAST_QUERIES).map(B::new);
         let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
-        let both = |first: usize| [self.keys, self.values].map(|view| block(view, first));
+        let both = |first: usize| [&self.keys, &self.values].map(|view| block(view, first));
         let mut next = both(blocks.start);
         // While another block was worked on nobody asked for the first values, unless this thread had the share before.
         local.ahead(lanes, &beside, &next[1..]).finish();

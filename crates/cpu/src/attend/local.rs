@@ -133,7 +133,7 @@ impl Local {
         for run in keys.runs() {
             for t in (0..run.tiles).step_by(2) {
                 match Coding::of(run.layout.dtype()) {
-                    Some(coding) => self.score_codes(lanes, beside, coding, run, t, ahead),
+                    Some(coding) => self.score_codes(lanes, beside, coding, &run, t, ahead),
                     None if self.is_joint => {
                         ahead.steps(run.layout.dim() / TILE);
                         self.score_rows(lanes, run.layout, run.tile(t), run.first + t);
@@ -141,7 +141,7 @@ impl Local {
                             self.score_rows(lanes, run.layout, run.tile(t + 1), run.first + t + 1);
                         }
                     }
-                    None => self.score_floats(lanes, run, t, ahead),
+                    None => self.score_floats(lanes, &run, t, ahead),
                 }
             }
         }
@@ -297,8 +297,8 @@ impl Local {
     ) {
         for run in values.runs() {
             match Coding::of(run.layout.dtype()) {
-                Some(coding) => self.mix_codes(lanes, beside, coding, run, ahead, out),
-                None => self.mix_floats(lanes, run, ahead, out),
+                Some(coding) => self.mix_codes(lanes, beside, coding, &run, ahead, out),
+                None => self.mix_floats(lanes, &run, ahead, out),
             }
         }
     }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use kvant_backend::{Held, KvPart, KvStream, Place, TILES_PER_BLOCK};
 use kvant_codec::tile::TileLayout;
 
-use super::kernels::BLOCK_TILES;
 use crate::CpuPage;
 use crate::lanes::prefetch_line;
 
@@ -126,9 +125,13 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Where some tiles of a block of tokens lie. A run ends with a block of memory, or with a part of the stream.
+/// Some tiles of a block of tokens. Where they lie is told anew each time: nearly always it is one run, and room for the most that
+/// there may be costs more to fill than one costs to find.
 pub(super) struct Block<'a> {
-    runs: [Option<Run<'a>>; BLOCK_TILES],
+    view: &'a View<'a>,
+    /// The tile that the block begins with.
+    first: usize,
+    form: Form,
     /// The tiles, counted from the start of the block.
     pub(super) tiles: Range<usize>,
     /// What codes of it were taken from, if anything.
@@ -146,25 +149,29 @@ pub(super) struct Centre<'a> {
 
 impl<'a> Block<'a> {
     /// Tiles `tiles` of the block that begins with tile `first`.
-    pub(super) fn new(view: View<'a>, first: usize, tiles: Range<usize>, form: Form) -> Self {
-        let mut runs = [None; BLOCK_TILES];
-        let mut at = tiles.start;
-        for run in &mut runs {
-            if at >= tiles.end {
-                break;
-            }
-            let (layout, tile_bytes, bytes, left) = view.tiles(first + at, form);
-            let n = left.min(tiles.end - at);
-            *run = Some(Run { layout, bytes: &bytes[..n * tile_bytes], tile_bytes, first: at, tiles: n });
-            at += n;
-        }
+    pub(super) fn new(view: &'a View<'a>, first: usize, tiles: Range<usize>, form: Form) -> Self {
         let sink = view.stream.spec.sink_tiles.saturating_sub(first);
         let has_codes = form == Form::Main && tiles.start.max(sink) < tiles.end;
         let centre = if has_codes { view.centre(first) } else { None };
-        Self { runs, tiles, centre: centre.map(|bytes| Centre { bytes, first: sink }) }
+        Self { view, first, form, tiles, centre: centre.map(|bytes| Centre { bytes, first: sink }) }
     }
 
-    pub(super) fn runs(&self) -> impl Iterator<Item = &Run<'a>> {
-        self.runs.iter().map_while(Option::as_ref)
+    /// Where the tiles lie. A run ends with a block of memory, or with a part of the stream.
+    pub(super) fn runs(&self) -> impl Iterator<Item = Run<'a>> {
+        let mut tiles = self.tiles.clone();
+        std::iter::from_fn(move || {
+            let first = tiles.start;
+            let (layout, tile_bytes, bytes, left) =
+                (!tiles.is_empty()).then(|| self.view.tiles(self.first + first, self.form))?;
+            let tiles_here = left.min(tiles.len());
+            tiles.start += tiles_here;
+            Some(Run {
+                layout,
+                bytes: &bytes[..tiles_here * tile_bytes],
+                tile_bytes,
+                first,
+                tiles: tiles_here,
+            })
+        })
     }
 }
