@@ -3,7 +3,7 @@
 use std::ptr;
 
 use super::kernels::BLOCK_TILES;
-use super::view::{Block, Run};
+use super::view::Block;
 use crate::lanes::prefetch_line;
 
 /// Bytes of a line of the cache.
@@ -12,14 +12,17 @@ const LINE: usize = 64;
 /// Where lines begin, and how many there are.
 type Lines = (*const u8, usize);
 
+/// Runs of a block of keys and one of values, and their centres.
+const MOST_LINES: usize = 2 * (BLOCK_TILES + 1);
+
 /// What a thread reads next, asked for while it works on something else, a few lines with each step of the work. A core waits for few
 /// lines at a time: many asked for at once hold up the work behind them, and leave the memory idle later.
 #[derive(Debug)]
 pub(super) struct Ahead {
     /// What is left of the run that is being asked for.
     run: Lines,
-    /// The runs after it, last first.
-    later: [Lines; 2 * BLOCK_TILES],
+    /// What is asked for after it, last first.
+    later: [Lines; MOST_LINES],
     n_later: usize,
     lines_per_step: usize,
 }
@@ -27,12 +30,15 @@ pub(super) struct Ahead {
 impl Ahead {
     /// All bytes of some blocks, within so many steps.
     pub(super) fn of<'a>(blocks: impl DoubleEndedIterator<Item = &'a Block<'a>>, n_steps: usize) -> Self {
-        let mut later = [(ptr::null(), 0); 2 * BLOCK_TILES];
+        let mut later = [(ptr::null(), 0); MOST_LINES];
         let (mut n_later, mut n_lines) = (0, 0);
-        for Run { bytes, .. } in blocks.rev().flat_map(Block::runs) {
-            later[n_later] = (bytes.as_ptr(), bytes.len().div_ceil(LINE));
-            n_lines += later[n_later].1;
-            n_later += 1;
+        for block in blocks.rev() {
+            let centre = block.centre.map(|centre| centre.bytes);
+            for bytes in centre.into_iter().chain(block.runs().map(|run| run.bytes)) {
+                later[n_later] = (bytes.as_ptr(), bytes.len().div_ceil(LINE));
+                n_lines += later[n_later].1;
+                n_later += 1;
+            }
         }
         Self { run: (ptr::null(), 0), later, n_later, lines_per_step: n_lines.div_ceil(n_steps.max(1)) }
     }
