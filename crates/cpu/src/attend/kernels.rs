@@ -337,16 +337,18 @@ impl Op for Softmax<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        for ((scores, max), sum) in self.scores.iter_mut().zip(self.max).zip(self.sum) {
-            let tiles = &mut scores.0[self.tiles.clone()];
+        // Two loops: what waits for the maximum of one query does not hold up the next.
+        for (scores, max) in self.scores.iter().zip(&mut *self.max) {
             let mut most = lanes.splat(f32::NEG_INFINITY);
-            for tile in tiles.iter() {
+            for tile in &scores.0[self.tiles.clone()] {
                 most = lanes.max(lanes.load(tile), most);
             }
             *max = lanes.largest(most);
+        }
+        for ((scores, &mut max), sum) in self.scores.iter_mut().zip(self.max).zip(self.sum) {
             let mut all = lanes.splat(0.0);
-            for tile in tiles {
-                let p = exp2(lanes, lanes.sub(lanes.load(tile), lanes.splat(*max)));
+            for tile in &mut scores.0[self.tiles.clone()] {
+                let p = exp2(lanes, lanes.sub(lanes.load(tile), lanes.splat(max)));
                 all = lanes.add(all, p);
                 lanes.store(p, tile);
             }
