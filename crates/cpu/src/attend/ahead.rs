@@ -33,7 +33,7 @@ impl Ahead {
         let mut later = [(ptr::null(), 0); MOST_LINES];
         let (mut n_later, mut n_lines) = (0, 0);
         for block in blocks.rev() {
-            let centre = block.centre.map(|centre| centre.bytes);
+            let centre = block.centre().map(|centre| centre.bytes);
             for bytes in centre.into_iter().chain(block.runs().map(|run| run.bytes)) {
                 later[n_later] = (bytes.as_ptr(), bytes.len().div_ceil(LINE));
                 n_lines += later[n_later].1;

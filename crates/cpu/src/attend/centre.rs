@@ -1,8 +1,10 @@
 //! Keys in blocks are codes of what their block's centre leaves: what a query makes of the centre is added to its scores.
 
+#![allow(clippy::needless_range_loop, reason = "an index runs over sums and queries at once")]
+
 use std::ops::Range;
 
-use super::kernels::Scores;
+use super::kernels::{MOST_QUERIES, Scores, with_n};
 use crate::lanes::{Lanes, Op};
 
 /// The products of queries with a centre.
@@ -10,29 +12,45 @@ pub(super) struct Meet<'a> {
     /// `[queries][dim]`
     pub(super) queries: &'a [f32],
     /// `[dim]` in f16.
-    pub(super) bytes: &'a [u8],
-    /// Room for the same in f32.
-    pub(super) centre: &'a mut [f32],
+    pub(super) centre: &'a [u8],
     /// `[queries]` or more.
     pub(super) met: &'a mut [f32],
 }
 
-impl Op for Meet<'_> {
+impl Meet<'_> {
+    pub(super) fn run<L: Lanes>(self, lanes: L) {
+        let (dim, centre) = (self.centre.len() / 2, self.centre.as_chunks().0);
+        let chunks = self.queries.chunks(MOST_QUERIES * dim);
+        for (queries, met) in chunks.zip(self.met.chunks_mut(MOST_QUERIES)) {
+            with_n!(queries.len() / dim, N => lanes.run(MeetChunk::<N> { queries, centre, met }));
+        }
+    }
+}
+
+struct MeetChunk<'a, const N: usize> {
+    queries: &'a [f32],
+    centre: &'a [[u8; 32]],
+    met: &'a mut [f32],
+}
+
+impl<const N: usize> Op for MeetChunk<'_, N> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let (centre, _) = self.centre.as_chunks_mut::<16>();
-        for (to, bytes) in centre.iter_mut().zip(self.bytes.as_chunks().0) {
-            lanes.store(lanes.load_f16(bytes), to);
-        }
-        let queries = self.queries.chunks_exact(16 * centre.len());
-        for (met, query) in self.met.iter_mut().zip(queries) {
-            let mut sum = lanes.splat(0.0);
-            for (q, c) in query.as_chunks().0.iter().zip(centre.iter()) {
-                sum = lanes.mul_add(lanes.load(q), lanes.load(c), sum);
+        let width = self.centre.len();
+        let (queries, _) = self.queries.as_chunks();
+        let met: &mut [f32; N] = self.met.first_chunk_mut().expect("room for each query");
+        let queries: [&[[f32; 16]]; N] = std::array::from_fn(|n| &queries[n * width..(n + 1) * width]);
+        let mut sums = [lanes.splat(0.0); N];
+        for (i, centre) in self.centre.iter().enumerate() {
+            let centre = lanes.load_f16(centre);
+            for n in 0..N {
+                sums[n] = lanes.mul_add(lanes.load(&queries[n][i]), centre, sums[n]);
             }
-            *met = lanes.sum(sum);
+        }
+        for n in 0..N {
+            met[n] = lanes.sum(sums[n]);
         }
     }
 }

@@ -318,7 +318,7 @@ impl<B: Beside> Task<'_, B> {
         let sure = self.seen_by_all(form);
         let mut beside = self.call.beside.filter(|_| n >= B::LEAST_QUERIES).map(B::new);
         let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
-        let both = |first: usize| [&self.keys, &self.values].map(|view| block(view, first));
+        let both = |first: usize| [block(&self.keys, first), block(&self.values, first)];
         let mut next = both(blocks.start);
         // While another block was worked on nobody asked for the first values, unless this thread had the share before.
         local.ahead(lanes, &beside, &next[1..]).finish();
@@ -328,8 +328,9 @@ impl<B: Beside> Task<'_, B> {
             let mut ahead = local.ahead(lanes, &beside, &next);
             local.score(lanes, &mut beside, &keys, &mut ahead);
             // Where all scores of a block miss the same, their maximum alone has to be told; a bound is no such sum.
-            let is_even = keys.centre.is_some_and(|centre| centre.first == 0) && p.soft_cap.is_none();
-            if let Some(centre) = keys.centre {
+            let centre = keys.centre();
+            let is_even = centre.is_some_and(|centre| centre.first == 0) && p.soft_cap.is_none();
+            if let Some(centre) = centre {
                 local.meet(lanes, centre.bytes);
                 if !is_even {
                     local.add_met(lanes, centre.first.max(keys.tiles.start)..keys.tiles.end);
@@ -346,12 +347,11 @@ impl<B: Beside> Task<'_, B> {
                 local.raise_by_met();
             }
             share.join(lanes, (&local.max, &local.sum), &mut local.keep, &mut local.shrink, n);
-            let in_values = keys.centre.filter(|_| self.part.layer.is_joint());
             local.mix(lanes, &mut beside, &values, &mut ahead, &mut share.out);
             ahead.finish();
-            if let Some(centre) = in_values {
+            if let Some(centre) = centre.filter(|_| self.part.layer.is_joint()) {
                 let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
-                local.mix_centre(lanes, tiles, &mut share.out);
+                local.mix_centre(lanes, centre.bytes, tiles, &mut share.out);
             }
         }
     }

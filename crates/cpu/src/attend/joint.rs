@@ -119,8 +119,8 @@ impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreRowsChunk<'_, '_,
 
 /// Adds to outputs what the weights of coded tokens make of the centre of their block.
 pub(super) struct AddCentre<'a> {
-    /// `[dim]`
-    pub(super) centre: &'a [f32],
+    /// `[dim]` in f16.
+    pub(super) centre: &'a [u8],
     /// Weights of each query.
     pub(super) p: &'a [Scores],
     /// The tiles that the centre was taken from.
@@ -145,7 +145,7 @@ impl Op for AddCentre<'_> {
             }
             let weight = lanes.splat(lanes.sum(sum) * shrink);
             for (out, centre) in out.iter_mut().zip(centre) {
-                lanes.store(lanes.mul_add(lanes.load(centre), weight, lanes.load(&out.0)), &mut out.0);
+                lanes.store(lanes.mul_add(lanes.load_f16(centre), weight, lanes.load(&out.0)), &mut out.0);
             }
         }
     }

@@ -35,8 +35,6 @@ pub(super) struct Local {
     pub(super) queries: Queries,
     /// `[queries]`
     pub(super) scores: Vec<Scores>,
-    /// The centre of a block of keys, `[k_dim]`.
-    centre: Vec<f32>,
     /// What every score of the block misses without it, `[queries]` in sixteens.
     met: Vec<[f32; 16]>,
     /// Of the scores of a block, `[queries]` in sixteens.
@@ -149,13 +147,7 @@ impl Local {
 
     /// The products of all queries with the centre of a block of keys.
     pub(super) fn meet<L: Lanes>(&mut self, lanes: L, centre: &[u8]) {
-        self.centre.resize(centre.len() / 2, 0.0);
-        lanes.run(Meet {
-            queries: &self.queries.floats,
-            bytes: centre,
-            centre: &mut self.centre,
-            met: self.met.as_flattened_mut(),
-        });
+        Meet { queries: &self.queries.floats, centre, met: self.met.as_flattened_mut() }.run(lanes);
     }
 
     /// Adds them to the scores of some tiles.
@@ -303,11 +295,16 @@ impl Local {
         }
     }
 
-    /// Adds the centre of the block of keys that was [met](Local::meet) last, as the weights of these tiles say: of a joint
-    /// stream.
-    pub(super) fn mix_centre<L: Lanes>(&self, lanes: L, tiles: Range<usize>, out: &mut [Lane]) {
+    /// Adds the centre of a block of a joint stream, as the weights of these tiles say.
+    pub(super) fn mix_centre<L: Lanes>(
+        &self,
+        lanes: L,
+        centre: &[u8],
+        tiles: Range<usize>,
+        out: &mut [Lane],
+    ) {
         let (p, shrink) = (&self.scores, self.shrink.as_flattened());
-        lanes.run(AddCentre { centre: &self.centre, p, tiles, shrink, out });
+        lanes.run(AddCentre { centre, p, tiles, shrink, out });
     }
 
     fn mix_floats<L: Lanes>(&self, lanes: L, run: &Run, ahead: &mut Ahead, out: &mut [Lane]) {
@@ -431,7 +428,6 @@ impl Default for Local {
             job: None,
             queries,
             scores,
-            centre: Vec::new(),
             met,
             max,
             sum,

@@ -134,8 +134,6 @@ pub(super) struct Block<'a> {
     form: Form,
     /// The tiles, counted from the start of the block.
     pub(super) tiles: Range<usize>,
-    /// What codes of it were taken from, if anything.
-    pub(super) centre: Option<Centre<'a>>,
 }
 
 /// What the coded tiles of a block are relative to.
@@ -150,10 +148,15 @@ pub(super) struct Centre<'a> {
 impl<'a> Block<'a> {
     /// Tiles `tiles` of the block that begins with tile `first`.
     pub(super) fn new(view: &'a View<'a>, first: usize, tiles: Range<usize>, form: Form) -> Self {
-        let sink = view.stream.spec.sink_tiles.saturating_sub(first);
-        let has_codes = form == Form::Main && tiles.start.max(sink) < tiles.end;
-        let centre = if has_codes { view.centre(first) } else { None };
-        Self { view, first, form, tiles, centre: centre.map(|bytes| Centre { bytes, first: sink }) }
+        Self { view, first, form, tiles }
+    }
+
+    /// What codes of it were taken from, if anything.
+    pub(super) fn centre(&self) -> Option<Centre<'a>> {
+        let first = self.view.stream.spec.sink_tiles.saturating_sub(self.first);
+        let has_codes = self.form == Form::Main && self.tiles.start.max(first) < self.tiles.end;
+        let bytes = if has_codes { self.view.centre(self.first)? } else { return None };
+        Some(Centre { bytes, first })
     }
 
     /// Where the tiles lie. A run ends with a block of memory, or with a part of the stream.
