@@ -117,14 +117,18 @@ pub(super) fn joined<L: Lanes, const P: usize>(lanes: L, sums: [L::Ints; P]) -> 
     if P == 2 { lanes.join(sums[0], sums[P - 1]) } else { sums[0] }
 }
 
-/// One block of dims of two neighbouring tiles of keys, against a chunk of queries.
+/// One block of dims of some tiles of keys, against a chunk of queries.
 pub(super) struct ScoreCodes<'a> {
     pub(super) coding: Coding,
-    /// f16 scales of the 16 tokens, each tile.
-    pub(super) scales: [&'a [u8; 32]; 2],
-    /// Planes of the block, each tile.
-    pub(super) planes: [&'a [u8]; 2],
+    /// f16 scales of the first tile's tokens; the next tile's are `scale_stride` bytes further.
+    pub(super) scales: &'a [u8],
+    pub(super) scale_stride: usize,
+    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes further.
+    pub(super) planes: &'a [u8],
+    pub(super) plane_bytes: usize,
+    pub(super) stride: usize,
     pub(super) octets: usize,
+    pub(super) tiles: usize,
     /// The queries' bytes in the slice the block lies in, `[queries][query_planes]`.
     pub(super) rows: &'a [Bytes],
     pub(super) query_planes: usize,
@@ -136,6 +140,7 @@ pub(super) struct ScoreCodes<'a> {
     pub(super) factors: &'a [f32],
     /// Where the scores are added, `[queries]`, or set if the block is the first of the tiles.
     pub(super) scores: &'a mut [Scores],
+    /// First of the tiles within the scores.
     pub(super) tile: usize,
     pub(super) is_first: bool,
     /// What is asked for meanwhile.
@@ -164,45 +169,52 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let &mut ScoreCodes { rows, starts, factors, ref mut scores, planes, scales, .. } = self.0;
+        let &mut ScoreCodes { rows, starts, factors, ref mut scores, tiles, .. } = self.0;
         let starts: &[i32; N] = starts.try_into().expect("a start per query");
         let factors: &[f32; N] = factors.try_into().expect("a factor per query");
         let scores: &mut [Scores; N] = (&mut **scores).try_into().expect("scores of each query");
-        assert!(rows.len() == N * P && self.0.tile < BLOCK_TILES);
-        let high = high_planes(planes[0].len());
-        for first in (0..2).step_by(L::WIDE) {
-            let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
-            for sums in &mut sums {
-                for (sums, &start) in sums.iter_mut().zip(starts) {
-                    sums[P - 1] = lanes.splat_i(start);
+        assert!(rows.len() == N * P && self.0.tile + tiles <= BLOCK_TILES);
+        let high = high_planes(self.0.plane_bytes);
+        for t in (0..tiles).step_by(2) {
+            // A last tile without a neighbour is its own; what that scores lands in the slack or is overwritten.
+            let pair = [t, (t + 1).min(tiles - 1)];
+            let planes = pair.map(|t| &self.0.planes[t * self.0.stride..][..self.0.plane_bytes]);
+            let scales =
+                pair.map(|t| self.0.scales[t * self.0.scale_stride..].first_chunk().expect("scales"));
+            for first in (0..2).step_by(L::WIDE) {
+                let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
+                for sums in &mut sums {
+                    for (sums, &start) in sums.iter_mut().zip(starts) {
+                        sums[P - 1] = lanes.splat_i(start);
+                    }
                 }
-            }
-            for octet in 0..self.0.octets {
-                self.0.ahead.step();
-                let pair = [planes[first], planes[first + L::WIDE - 1]];
-                let octets = [C::octet(pair[0], high, octet), C::octet(pair[1], high, octet)];
-                let at = self.0.at + 8 * octet;
-                assert!(at + 8 <= 32);
-                for g in 0..8 {
-                    let codes =
-                        [C::group(lanes, octets[0], g, Side::K), C::group(lanes, octets[1], g, Side::K)];
-                    for n in 0..N {
-                        for p in 0..P {
-                            let dims = rows[n * P + p].0[at + g];
-                            for m in 0..L::WIDE {
-                                sums[m][n][p] = lanes.dot(sums[m][n][p], codes[m], dims);
+                for octet in 0..self.0.octets {
+                    self.0.ahead.step();
+                    let pair = [planes[first], planes[first + L::WIDE - 1]];
+                    let octets = [C::octet(pair[0], high, octet), C::octet(pair[1], high, octet)];
+                    let at = self.0.at + 8 * octet;
+                    assert!(at + 8 <= 32);
+                    for g in 0..8 {
+                        let codes =
+                            [C::group(lanes, octets[0], g, Side::K), C::group(lanes, octets[1], g, Side::K)];
+                        for n in 0..N {
+                            for p in 0..P {
+                                let dims = rows[n * P + p].0[at + g];
+                                for m in 0..L::WIDE {
+                                    sums[m][n][p] = lanes.dot(sums[m][n][p], codes[m], dims);
+                                }
                             }
                         }
                     }
                 }
-            }
-            for m in 0..L::WIDE {
-                let scale = lanes.load_f16(scales[first + m]);
-                for n in 0..N {
-                    let product = lanes.mul(lanes.to_floats(joined(lanes, sums[m][n])), scale);
-                    let out = &mut scores[n].0[self.0.tile + first + m];
-                    let before = if self.0.is_first { lanes.splat(0.0) } else { lanes.load(out) };
-                    lanes.store(lanes.mul_add(product, lanes.splat(factors[n]), before), out);
+                for m in 0..L::WIDE {
+                    let scale = lanes.load_f16(scales[first + m]);
+                    for n in 0..N {
+                        let product = lanes.mul(lanes.to_floats(joined(lanes, sums[m][n])), scale);
+                        let out = &mut scores[n].0[self.0.tile + t + first + m];
+                        let before = if self.0.is_first { lanes.splat(0.0) } else { lanes.load(out) };
+                        lanes.store(lanes.mul_add(product, lanes.splat(factors[n]), before), out);
+                    }
                 }
             }
         }

@@ -128,15 +128,19 @@ impl Local {
         keys: &Block,
         ahead: &mut Ahead,
     ) {
+        // What is unpacked beside the products has room for two tiles.
+        let is_unpacked = self.is_joint || beside.is_some() || self.scores.len() > MOST_QUERIES;
         for run in keys.runs() {
-            for t in (0..run.tiles).step_by(2) {
-                match Coding::of(run.layout.dtype()) {
-                    Some(coding) => self.score_codes(lanes, beside, coding, &run, t, ahead),
+            let coding = Coding::of(run.layout.dtype());
+            let together = if coding.is_some() && !is_unpacked { run.tiles } else { 2 };
+            for t in (0..run.tiles).step_by(together) {
+                let tiles = t..run.tiles.min(t + together);
+                match coding {
+                    Some(coding) => self.score_codes(lanes, beside, coding, &run, tiles, ahead),
                     None if self.is_joint => {
                         ahead.steps(run.layout.dim() / TILE);
-                        self.score_rows(lanes, run.layout, run.tile(t), run.first + t);
-                        if t + 1 < run.tiles {
-                            self.score_rows(lanes, run.layout, run.tile(t + 1), run.first + t + 1);
+                        for t in tiles {
+                            self.score_rows(lanes, run.layout, run.tile(t), run.first + t);
                         }
                     }
                     None => self.score_floats(lanes, &run, t, ahead),
@@ -191,59 +195,53 @@ impl Local {
         }
     }
 
-    /// Scores of tile `t` of a run, and of the one after it.
+    /// Scores of some tiles of a run: two at most where they are unpacked first.
     fn score_codes<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,
         beside: &mut Option<B>,
         coding: Coding,
         run: &Run,
-        t: usize,
+        tiles: Range<usize>,
         ahead: &mut Ahead,
     ) {
-        let (tiles, tile) = (run.pair(t), run.first + t);
-        let numbers = tile..run.first + run.tiles.min(t + 2);
-        let n = self.scores.len();
+        let (tile, n_tiles, n) = (run.first + tiles.start, tiles.len(), self.scores.len());
         let query_planes = Meaning::of(run.layout.dtype()).expect("coded tiles").query_planes;
+        let of_tiles = &run.bytes[tiles.start * run.tile_bytes..];
         for (block, TileBlock { dims, bytes }) in self.blocks[0].iter().enumerate() {
             let octets = dims.len() / OCTET_DIMS;
-            let blocks = tiles.map(|tile| &tile[bytes.clone()]);
-            let scales = blocks.map(|block| self.stage.scales(block));
-            let staged = blocks.map(|block| self.stage.planes(coding, &block[SCALE_BYTES..]));
-            let (mut read_as, mut planes) = (staged[0].0, staged.map(|(_, planes)| planes));
-            if self.is_joint || (n > MOST_QUERIES || beside.is_some()) && read_as != Coding::Whole {
-                let (first, rest) = self.octets.split_at_mut(octets);
-                let pair = planes.into_iter().zip([first, &mut rest[..octets]]);
-                if self.is_joint {
-                    for ((planes, keys), tile) in pair.zip(numbers.clone()) {
-                        let at = dims.start / OCTET_DIMS * BLOCK_TILES + tile;
+            let of_block = &of_tiles[bytes.start..];
+            let (scales, scale_stride) = self.stage.scales(of_block, run.tile_bytes);
+            let mut codes = self.staged(coding, of_block, bytes.len(), (run.tile_bytes, n_tiles), (0, 1));
+            if self.is_joint || (n > MOST_QUERIES || beside.is_some()) && codes.coding != Coding::Whole {
+                for (t, keys) in self.octets.chunks_exact_mut(octets).enumerate().take(n_tiles) {
+                    let (coding, planes) = (codes.coding, codes.tile(t));
+                    if self.is_joint {
+                        let at = dims.start / OCTET_DIMS * BLOCK_TILES + tile + t;
                         let values = self.unpacked.get_mut(at..).unwrap_or_default();
-                        unpack(lanes, read_as, planes, keys, values);
+                        unpack(lanes, coding, planes, keys, values);
+                        continue;
                     }
-                } else {
-                    for (planes, expanded) in pair {
-                        for (octet, out) in expanded.iter_mut().enumerate() {
-                            let out = out.halves();
-                            lanes.run(Expand { coding: read_as, planes, octet, side: Side::K, out });
-                        }
+                    for (octet, out) in keys.iter_mut().enumerate() {
+                        let out = out.halves();
+                        lanes.run(Expand { coding, planes, octet, side: Side::K, out });
                     }
                 }
-                let (first, second) = self.octets.split_at(octets);
-                planes = [first, second].map(bytemuck::cast_slice);
-                read_as = Coding::Whole;
+                codes = Planes::expanded(&self.octets, octets);
             }
             let slice = dims.start / SLICE;
             if let Some(beside) = beside {
+                let pair = [0, n_tiles - 1];
                 let of = Operands {
-                    panels: planes,
-                    n_panels: numbers.len(),
+                    panels: pair.map(|t| codes.tile(t)),
+                    n_panels: n_tiles,
                     groups: dims.len() / 4,
                     rows: &self.queries.rows[slice * n * query_planes..],
                     at: dims.start % SLICE / 4,
                     queries: n,
                 };
                 let take = AddScores {
-                    scales,
+                    scales: pair.map(|t| scales[t * scale_stride..].first_chunk().expect("16 scales")),
                     starts: &self.queries.starts[block * n..(block + 1) * n],
                     factors: &self.queries.factors[block * n..(block + 1) * n],
                     scores: &mut self.scores,
@@ -258,10 +256,14 @@ impl Local {
                 let to = (from + MOST_QUERIES).min(n);
                 let chunk = block * n + from..block * n + to;
                 ScoreCodes {
-                    coding: read_as,
+                    coding: codes.coding,
                     scales,
-                    planes,
+                    scale_stride,
+                    planes: codes.planes,
+                    plane_bytes: codes.plane_bytes,
+                    stride: codes.stride,
                     octets,
+                    tiles: n_tiles,
                     rows: &self.queries.rows
                         [(slice * n + from) * query_planes..(slice * n + to) * query_planes],
                     query_planes,
@@ -335,10 +337,7 @@ impl Local {
         for TileBlock { dims, bytes: place } in &self.blocks[1] {
             let bytes = &run.bytes[place.start..];
             let block_bytes = place.len();
-            let (scales, scale_stride) = match self.stage {
-                Stage::Nothing => (&self.stage.scales(bytes)[..], 0),
-                _ => (bytes, stride),
-            };
+            let (scales, scale_stride) = self.stage.scales(bytes, stride);
             lanes.run(RoundWeights {
                 p: &self.scores,
                 scales,
@@ -354,10 +353,10 @@ impl Local {
             let octets = dims.len() / OCTET_DIMS;
             for octet in 0..octets {
                 let at = dims.start / OCTET_DIMS + octet;
-                let mut codes = self.staged_octet(coding, bytes, block_bytes, run, (octet, octets));
+                let mut codes = self.staged(coding, bytes, block_bytes, (stride, run.tiles), (octet, octets));
                 if self.is_joint && codes.coding != Coding::Whole {
                     // When it was scored.
-                    codes = Octet::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles]);
+                    codes = Planes::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles], 1);
                 }
                 if let Some(beside) = beside {
                     let halves = codes.expand_across(lanes, run, &mut self.octets);
@@ -381,7 +380,7 @@ impl Local {
                     for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
                         lanes.run(codes.expand(t, out.halves()));
                     }
-                    codes = Octet::expanded(&self.octets);
+                    codes = Planes::expanded(&self.octets, 1);
                 }
                 for from in (0..n).step_by(MOST_QUERIES) {
                     let to = (from + MOST_QUERIES).min(n);
@@ -447,24 +446,29 @@ impl Default for Local {
     }
 }
 
-/// One octet of each of some tiles.
+/// A block of dims of each of some tiles, or one octet of it.
 #[derive(Clone, Copy)]
-struct Octet<'a> {
+struct Planes<'a> {
     coding: Coding,
     /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes further.
     planes: &'a [u8],
     plane_bytes: usize,
     stride: usize,
-    /// Which of the block.
+    /// Which octet of the block; the first where all of them are meant.
     index: usize,
 }
 
-impl<'a> Octet<'a> {
-    /// One that was expanded, tile by tile.
-    fn expanded(tiles: &'a [Expanded]) -> Self {
-        let bytes = size_of::<Expanded>();
+impl<'a> Planes<'a> {
+    /// What was expanded, tile by tile, so many octets of each.
+    fn expanded(tiles: &'a [Expanded], octets: usize) -> Self {
+        let bytes = octets * size_of::<Expanded>();
         let planes = bytemuck::cast_slice(tiles);
         Self { coding: Coding::Whole, planes, plane_bytes: bytes, stride: bytes, index: 0 }
+    }
+
+    /// Planes of the block of tile `t`.
+    fn tile(&self, t: usize) -> &'a [u8] {
+        &self.planes[t * self.stride..][..self.plane_bytes]
     }
 
     /// Writes that of tile `t` as whole bytes.
@@ -472,7 +476,7 @@ impl<'a> Octet<'a> {
     where
         'a: 'b,
     {
-        let planes = &self.planes[t * self.stride..][..self.plane_bytes];
+        let planes = self.tile(t);
         Expand { coding: self.coding, planes, octet: self.index, side: Side::V, out }
     }
 
@@ -495,26 +499,27 @@ impl<'a> Octet<'a> {
 }
 
 impl Local {
-    /// What to read as an octet of values, whose block of `block_bytes` begins with `bytes` in the first tile of `run`.
-    fn staged_octet<'a>(
+    /// What to read as octet `index` of `octets` in a block of dims of some tiles: it takes `block_bytes` and begins with `bytes` in the
+    /// first tile, the next are `stride` bytes further.
+    fn staged<'a>(
         &self,
         coding: Coding,
         bytes: &'a [u8],
         block_bytes: usize,
-        run: &Run,
+        (stride, tiles): (usize, usize),
         (index, octets): (usize, usize),
-    ) -> Octet<'a> {
+    ) -> Planes<'a> {
         let plane_bytes = block_bytes - SCALE_BYTES;
         if !self.stage.is_blank() {
             let (coding, planes) = self.stage.planes(coding, &bytes[SCALE_BYTES..]);
-            return Octet { coding, planes, plane_bytes, stride: run.tile_bytes, index };
+            return Planes { coding, planes, plane_bytes, stride, index };
         }
         let share = plane_bytes / octets;
         let mut blank = self.stage.planes(coding, &[]);
-        for t in 0..run.tiles {
-            let planes = &bytes[t * run.tile_bytes + SCALE_BYTES..];
+        for t in 0..tiles {
+            let planes = &bytes[t * stride + SCALE_BYTES..];
             blank = self.stage.planes(coding, &planes[index * share..][..share]);
         }
-        Octet { coding: blank.0, planes: blank.1, plane_bytes: blank.1.len(), stride: 0, index: 0 }
+        Planes { coding: blank.0, planes: blank.1, plane_bytes: blank.1.len(), stride: 0, index: 0 }
     }
 }

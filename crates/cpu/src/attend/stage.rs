@@ -32,11 +32,11 @@ impl Stage {
         self >= Self::Bytes
     }
 
-    /// The scales to read in place of those at the head of `block`.
-    pub(super) fn scales(self, block: &[u8]) -> &[u8; 32] {
+    /// The scales to read in place of those at the head of `block` and every `stride` bytes from there, and how far these are apart.
+    pub(super) fn scales(self, block: &[u8], stride: usize) -> (&[u8], usize) {
         match self {
-            Self::Nothing => &ONES,
-            _ => block.first_chunk().expect("16 scales"),
+            Self::Nothing => (&ONES, 0),
+            _ => (block, stride),
         }
     }
 
