@@ -399,14 +399,16 @@ impl Op for Join<'_> {
     }
 }
 
-/// One octet (two columns of 16 dims) of the values of some tiles, mixed for a chunk of queries.
+/// Octets (two columns of 16 dims each) of the values of some tiles, mixed for a chunk of queries.
 pub(super) struct MixCodes<'a> {
     pub(super) coding: Coding,
     /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes further.
     pub(super) planes: &'a [u8],
     pub(super) plane_bytes: usize,
     pub(super) stride: usize,
+    /// The first octet of the block.
     pub(super) octet: usize,
+    pub(super) octets: usize,
     pub(super) tiles: usize,
     /// The weights' bytes, `[queries][weight_planes]`.
     pub(super) rows: &'a [Bytes],
@@ -420,7 +422,7 @@ pub(super) struct MixCodes<'a> {
     /// Outputs that the mixed values are added to, `[queries][width]`.
     pub(super) out: &'a mut [Lane],
     pub(super) width: usize,
-    /// The first of the two lanes.
+    /// The first lane of the first octet.
     pub(super) lane: usize,
     /// What is asked for meanwhile.
     pub(super) ahead: &'a mut Ahead,
@@ -448,49 +450,51 @@ impl<C: Codes, const N: usize, const P: usize> Op for MixChunk<'_, '_, C, N, P> 
         let factors: &[f32; N] = factors.try_into().expect("a factor per query");
         assert!(rows.len() == P * N && self.0.tile + self.0.tiles <= BLOCK_TILES);
         let high = high_planes(self.0.plane_bytes);
-        for column in (0..2).step_by(L::WIDE) {
-            let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
-            // Of all codes, where bytes of weights are below the weights.
-            let mut all = [lanes.splat_i(0); 2];
-            for sums in &mut sums {
-                for (sums, &start) in sums.iter_mut().zip(starts) {
-                    sums[P - 1] = lanes.splat_i(start);
-                }
-            }
-            for t in 0..self.0.tiles {
-                if t % 2 == 0 {
-                    self.0.ahead.step();
-                }
-                let planes = &planes[t * self.0.stride..][..self.0.plane_bytes];
-                let octet = C::octet(planes, high, self.0.octet);
-                let fours = 4 * (self.0.tile + t);
-                assert!(fours + 4 <= 32);
-                for q in 0..4 {
-                    let groups = [4 * column + q, 4 * (column + L::WIDE - 1) + q];
-                    let codes = [
-                        C::group(lanes, octet, groups[0], Side::V),
-                        C::group(lanes, octet, groups[1], Side::V),
-                    ];
-                    if P == 1 {
-                        for m in 0..L::WIDE {
-                            all[m] = lanes.dot(all[m], codes[m], [1; 4]);
-                        }
+        for i in 0..self.0.octets {
+            for column in (0..2).step_by(L::WIDE) {
+                let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
+                // Of all codes, where bytes of weights are below the weights.
+                let mut all = [lanes.splat_i(0); 2];
+                for sums in &mut sums {
+                    for (sums, &start) in sums.iter_mut().zip(starts) {
+                        sums[P - 1] = lanes.splat_i(start);
                     }
-                    for n in 0..N {
-                        for p in 0..P {
-                            let tokens = rows[P * n + p].0[fours + q];
+                }
+                for t in 0..self.0.tiles {
+                    if t % 2 == 0 {
+                        self.0.ahead.step();
+                    }
+                    let planes = &planes[t * self.0.stride..][..self.0.plane_bytes];
+                    let octet = C::octet(planes, high, self.0.octet + i);
+                    let fours = 4 * (self.0.tile + t);
+                    assert!(fours + 4 <= 32);
+                    for q in 0..4 {
+                        let groups = [4 * column + q, 4 * (column + L::WIDE - 1) + q];
+                        let codes = [
+                            C::group(lanes, octet, groups[0], Side::V),
+                            C::group(lanes, octet, groups[1], Side::V),
+                        ];
+                        if P == 1 {
                             for m in 0..L::WIDE {
-                                sums[m][n][p] = lanes.dot(sums[m][n][p], codes[m], tokens);
+                                all[m] = lanes.dot(all[m], codes[m], [1; 4]);
+                            }
+                        }
+                        for n in 0..N {
+                            for p in 0..P {
+                                let tokens = rows[P * n + p].0[fours + q];
+                                for m in 0..L::WIDE {
+                                    sums[m][n][p] = lanes.dot(sums[m][n][p], codes[m], tokens);
+                                }
                             }
                         }
                     }
                 }
-            }
-            for n in 0..N {
-                for m in 0..L::WIDE {
-                    let sum = lanes.to_floats(weighted(lanes, sums[m][n], all[m]));
-                    let out = &mut out[n * width + lane + column + m].0;
-                    lanes.store(lanes.mul_add(sum, lanes.splat(factors[n]), lanes.load(out)), out);
+                for n in 0..N {
+                    for m in 0..L::WIDE {
+                        let sum = lanes.to_floats(weighted(lanes, sums[m][n], all[m]));
+                        let out = &mut out[n * width + lane + 2 * i + column + m].0;
+                        lanes.store(lanes.mul_add(sum, lanes.splat(factors[n]), lanes.load(out)), out);
+                    }
                 }
             }
         }

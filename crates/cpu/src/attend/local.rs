@@ -351,9 +351,13 @@ impl Local {
                 factors: &mut self.factors,
             });
             let octets = dims.len() / OCTET_DIMS;
-            for octet in 0..octets {
+            // What is unpacked beside the products has room for one octet.
+            let is_unpacked = self.is_joint || beside.is_some() || n > MOST_QUERIES;
+            let together = if is_unpacked { 1 } else { octets };
+            for octet in (0..octets).step_by(together) {
                 let at = dims.start / OCTET_DIMS + octet;
-                let mut codes = self.staged(coding, bytes, block_bytes, (stride, run.tiles), (octet, octets));
+                let part = (octet / together, octets / together);
+                let mut codes = self.staged(coding, bytes, block_bytes, (stride, run.tiles), part);
                 if self.is_joint && codes.coding != Coding::Whole {
                     // When it was scored.
                     codes = Planes::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles], 1);
@@ -390,6 +394,7 @@ impl Local {
                         plane_bytes: codes.plane_bytes,
                         stride: codes.stride,
                         octet: codes.index,
+                        octets: together,
                         tiles: run.tiles,
                         rows: &self.weights[n_ones..][planes * from..planes * to],
                         weight_planes: planes,
@@ -499,22 +504,22 @@ impl<'a> Planes<'a> {
 }
 
 impl Local {
-    /// What to read as octet `index` of `octets` in a block of dims of some tiles: it takes `block_bytes` and begins with `bytes` in the
-    /// first tile, the next are `stride` bytes further.
+    /// What to read as part `index` of `parts` in a block of dims of some tiles, of which an octet is the least: the block takes
+    /// `block_bytes` and begins with `bytes` in the first tile, the next are `stride` bytes further.
     fn staged<'a>(
         &self,
         coding: Coding,
         bytes: &'a [u8],
         block_bytes: usize,
         (stride, tiles): (usize, usize),
-        (index, octets): (usize, usize),
+        (index, parts): (usize, usize),
     ) -> Planes<'a> {
         let plane_bytes = block_bytes - SCALE_BYTES;
         if !self.stage.is_blank() {
             let (coding, planes) = self.stage.planes(coding, &bytes[SCALE_BYTES..]);
             return Planes { coding, planes, plane_bytes, stride, index };
         }
-        let share = plane_bytes / octets;
+        let share = plane_bytes / parts;
         let mut blank = self.stage.planes(coding, &[]);
         for t in 0..tiles {
             let planes = &bytes[t * stride + SCALE_BYTES..];
