@@ -128,11 +128,12 @@ impl Local {
         keys: &Block,
         ahead: &mut Ahead,
     ) {
+        let (is_joint, is_beside, n) = (self.is_joint, beside.is_some(), self.scores.len());
         // What is unpacked beside the products has room for two tiles.
-        let is_unpacked = self.is_joint || beside.is_some() || self.scores.len() > MOST_QUERIES;
+        let is_unpacked = |coding| is_joint || is_beside || n > MOST_QUERIES && coding != Coding::Whole;
         for run in keys.runs() {
             let coding = Coding::of(run.layout.dtype());
-            let together = if coding.is_some() && !is_unpacked { run.tiles } else { 2 };
+            let together = if coding.is_none_or(is_unpacked) { 2 } else { run.tiles };
             for t in (0..run.tiles).step_by(together) {
                 let tiles = t..run.tiles.min(t + together);
                 match coding {
