@@ -37,6 +37,20 @@ fn bits(session: &mut Session) -> Vec<u32> {
     session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
 }
 
+#[test]
+fn a_prompt_shorter_than_the_sink_is_shared_once_it_is_longer() {
+    let model = model();
+    let prompt = text(0, 600);
+    let mut first = empty(&model, "turbo3", "sink:256");
+    for tokens in [0..130, 130..250, 250..300, 300..600] {
+        feed(&mut first, &prompt[tokens]);
+    }
+    let mut second = empty(&model, "turbo3", "sink:256");
+    assert_eq!(second.attach(&prompt), 512);
+    feed(&mut second, &prompt[512..]);
+    assert_eq!(bits(&mut second), bits(&mut first));
+}
+
 /// Bytes of a block of 128 tokens: 4 layers, 2 heads, keys and values of 64 numbers each.
 fn block_bytes(kv: &str) -> usize {
     // A row, and the centre of the keys of a block.

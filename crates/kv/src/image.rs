@@ -43,7 +43,9 @@ impl<P: Page> Cache<P> {
         let pages = self.groups().flat_map(|(group, memory)| {
             let tail = memory.tail().filter(|_| self.state().has_tail());
             let f16 = memory.sink().into_iter().chain(tail);
-            f16.chain(memory.blocks()[group.oldest_block(self.len())..].iter().flatten())
+            // A tail longer than a window holds what no block does.
+            let blocks = memory.blocks().get(group.oldest_block(self.len())..).unwrap_or_default();
+            f16.chain(blocks.iter().flatten())
         });
         let states = self.states().now().filter(|_| !self.is_empty());
         let marked =
@@ -83,6 +85,10 @@ impl<P: Page> Cache<P> {
         state: CacheState,
         next: &mut dyn FnMut(usize) -> Result<Vec<u8>, E>,
     ) -> Result<Self, E> {
+        // Of a model in parts, one may code what another does not.
+        let coded_here = |coded| if layout.is_tailed() { coded } else { layout.coded_tiles(0) };
+        let mark = state.mark.map(|(len, coded)| (len, coded_here(coded)));
+        let state = CacheState { coded: coded_here(state.coded), mark, ..state };
         let CacheState { len, coded, mark } = state;
         if len > n_ctx {
             return Err(KvError::Full { need: len, n_ctx }.into());

@@ -89,7 +89,9 @@ impl Layout {
     /// Bytes that a cache of `tokens` tokens allocates; `usize::MAX` when they are more than that.
     pub fn n_bytes(&self, tokens: usize) -> usize {
         let of_group = |group: &Group| {
-            let blocks = group.n_blocks(tokens, self.coded_tiles(tokens)) - group.oldest_block(tokens);
+            // A tail longer than a window holds what no block does.
+            let blocks = group.n_blocks(tokens, self.coded_tiles(tokens));
+            let blocks = blocks.saturating_sub(group.oldest_block(tokens));
             let StreamSizes { block, sink, tail } = group.sizes;
             let sixteen = if tokens > 0 { sink.saturating_add(tail) } else { 0 };
             blocks.saturating_mul(block).saturating_add(sixteen)
@@ -111,6 +113,11 @@ impl Layout {
     /// `coded` are coded.
     pub(crate) fn exact_cut(&self, n: usize, coded: usize) -> usize {
         self.tailed.map_or(n, |spec| spec.exact_cut(n, coded))
+    }
+
+    /// Whether anything is coded, and waits for that in a tail.
+    pub(crate) fn is_tailed(&self) -> bool {
+        self.tailed.is_some()
     }
 
     /// Tiles that are coded once `len` tokens have been fed.
@@ -201,7 +208,12 @@ impl Group {
 
     /// Tokens whose block holds everything that queries may ever see of it, while tiles before `coded` are coded.
     pub(crate) fn complete_blocks(&self, len: usize, coded: usize) -> usize {
-        let end = |kind: &StreamSpec| if kind.tail_tiles == 0 { len } else { coded * TILE };
+        let end = |kind: &StreamSpec| match kind.tail_tiles {
+            0 => len,
+            // The sink is whole as soon as anything after it is coded.
+            _ if coded <= kind.sink_tiles => 0,
+            _ => len.min(coded * TILE),
+        };
         self.kinds.iter().map(end).min().unwrap_or(0) / TOKENS_PER_BLOCK
     }
 

@@ -19,7 +19,11 @@ fn windowed(window: Option<usize>) -> Arc<dyn Loaded> {
 }
 
 fn start(loaded: &Arc<dyn Loaded>, dtype: DType) -> Sequence {
-    let plan = Plan::new(&loaded.kv_shape(), dtype, dtype, &Policies::default()).unwrap();
+    start_with(loaded, dtype, &Policies::default())
+}
+
+fn start_with(loaded: &Arc<dyn Loaded>, dtype: DType, policies: &Policies) -> Sequence {
+    let plan = Plan::new(&loaded.kv_shape(), dtype, dtype, policies).unwrap();
     Sequence::start(Arc::clone(loaded), plan, Room::Exactly(3000)).unwrap()
 }
 
@@ -33,6 +37,19 @@ fn feed(sequence: &Sequence, from: u32, to: u32, chunk: usize) -> Vec<u32> {
         logits.unwrap().read(0, &mut row).unwrap();
     }
     row.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// What the images of a sequence give.
+fn restored(model: &Arc<dyn Loaded>, sequence: &Sequence) -> Sequence {
+    let mut images = Vec::new();
+    let visit = &mut |image| {
+        images.push(image);
+        Ok(())
+    };
+    model.images(sequence.id(), visit).unwrap();
+    let (plan, state) = (sequence.plan().clone(), model.state(sequence.id()));
+    let next = &mut |index: usize| Ok(images[index].clone());
+    Sequence::restore(Arc::clone(model), plan, 3000, state, next).unwrap()
 }
 
 #[test]
@@ -71,16 +88,8 @@ fn a_place_that_is_remembered_is_found_again_in_memory_and_from_images() {
     model.mark(sequence.id());
     assert_eq!(model.n_bytes(sequence.id()), bytes, "nothing is copied yet");
     feed(&sequence, 3000, 3100, 100);
-    let (state, mut images) = (model.state(sequence.id()), Vec::new());
-    assert_eq!(state.mark.map(|(len, _)| len), Some(2605));
-    let visit = &mut |image| {
-        images.push(image);
-        Ok(())
-    };
-    model.images(sequence.id(), visit).unwrap();
-    let next = &mut |index: usize| Ok(images[index].clone());
-    let plan = sequence.plan().clone();
-    let restored = Sequence::restore(Arc::clone(&model), plan, 3000, state, next).unwrap();
+    assert_eq!(model.state(sequence.id()).mark.map(|(len, _)| len), Some(2605));
+    let restored = restored(&model, &sequence);
 
     let fresh = start(&model, DType::Turbo3);
     feed(&fresh, 0, 2604, 512);
@@ -90,5 +99,18 @@ fn a_place_that_is_remembered_is_found_again_in_memory_and_from_images() {
         assert_eq!(feed(&sequence, 2604, 2640, 5), want);
         // The place is gone with the cut before it; the border is still there.
         assert_eq!(model.cut(sequence.id(), 2600), 2560);
+    }
+}
+
+#[test]
+fn a_tail_longer_than_the_window_leaves_blocks_with_nothing_to_hold() {
+    let (model, policies) = (windowed(Some(150)), "recent:400".parse().unwrap());
+    for len in [300, 511, 512, 513, 700] {
+        let sequence = start_with(&model, DType::Turbo3, &policies);
+        feed(&sequence, 0, len, 512);
+        let planned = sequence.plan().n_bytes(&model.kv_shape(), len as usize);
+        assert_eq!(model.n_bytes(sequence.id()), planned, "{len} tokens");
+        let restored = restored(&model, &sequence);
+        assert_eq!(feed(&restored, len, len + 200, 200), feed(&sequence, len, len + 200, 7), "{len} tokens");
     }
 }
