@@ -156,7 +156,8 @@ impl Caches for Relay {
         let mut least = usize::MAX;
         for (first, part) in self.parts() {
             // A part may have had to make the context shorter, and says so.
-            let (n_ctx, own) = part.start(id, Self::own(&plan, first, part), room)?;
+            let started = part.start(id, Self::own(&plan, first, part), room);
+            let (n_ctx, own) = started.inspect_err(|_| self.release(id))?;
             least = least.min(n_ctx);
             plan.notes.extend(own.notes);
         }
@@ -176,10 +177,11 @@ impl Caches for Relay {
         for (first, part) in self.parts() {
             let before = read;
             let own = Self::own(&plan, first, part);
-            part.restore(id, own, n_ctx, state, &mut |index| {
+            let restored = part.restore(id, own, n_ctx, state, &mut |index| {
                 read = before + index + 1;
                 next(before + index)
-            })?;
+            });
+            restored.inspect_err(|_| self.release(id))?;
         }
         Ok(())
     }
@@ -193,7 +195,9 @@ impl Caches for Relay {
     }
 
     fn state(&self, id: SequenceId) -> CacheState {
-        self.parts[0].state(id)
+        // All parts hold as many tokens, but not all of them need code any.
+        let states = self.parts.iter().map(|part| part.state(id));
+        states.max_by_key(|state| (state.coded, state.mark)).expect("a model has at least one part")
     }
 
     fn set_n_ctx(&self, id: SequenceId, n_ctx: usize) {
@@ -298,7 +302,11 @@ mod tests {
     }
 
     fn start(relay: &Arc<Relay>) -> Sequence {
-        let plan = Plan::new(&relay.kv_shape(), DType::Turbo3, DType::Q8_0, &Policies::default()).unwrap();
+        start_with(relay, &Policies::default())
+    }
+
+    fn start_with(relay: &Arc<Relay>, policies: &Policies) -> Sequence {
+        let plan = Plan::new(&relay.kv_shape(), DType::Turbo3, DType::Q8_0, policies).unwrap();
         Sequence::start(Arc::clone(relay) as Arc<dyn Loaded>, plan, Room::Exactly(700)).unwrap()
     }
 
@@ -386,16 +394,30 @@ mod tests {
     fn a_whole_model_goes_on_from_what_a_whole_one_stored() {
         let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
         let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
-        let halves = cut(&gguf, &Part::split(n_layers, 2));
-        let sequence = start(&halves);
-        logits(&sequence, &text(40));
-        let images_of = images(&sequence);
-        let state = sequence.loaded().state(sequence.id());
-        let next = &mut |index: usize| Ok(images_of[index].clone());
-        let plan = sequence.plan().clone();
-        let restored = Sequence::restore(Arc::clone(&halves) as _, plan, 200, state, next).unwrap();
-        assert_eq!(images(&restored), images_of);
-        assert_eq!(logits(&restored, &[7]), logits(&sequence, &[7]));
+        let halves = cut(&gguf, &Part::split(n_layers, 1));
+        // Of the second plan, the first part codes nothing.
+        for policies in ["none", "boundary:1"] {
+            let sequence = start_with(&halves, &policies.parse().unwrap());
+            logits(&sequence, &text(300));
+            let images_of = images(&sequence);
+            let state = sequence.loaded().state(sequence.id());
+            let restore = |next: &mut dyn FnMut(usize) -> Result<Vec<u8>, Error>| {
+                let plan = sequence.plan().clone();
+                Sequence::restore(Arc::clone(&halves) as _, plan, 400, state, next)
+            };
+            let restored = restore(&mut |index| Ok(images_of[index].clone())).unwrap();
+            assert_eq!(images(&restored), images_of, "{policies}");
+            assert_eq!(logits(&restored, &[7]), logits(&sequence, &[7]), "{policies}");
+            drop(restored);
+
+            // Of what fails in the last part, the first keeps nothing.
+            let bytes = halves.pool_bytes();
+            let last = images_of.len() - 1;
+            let broken =
+                restore(&mut |index| Ok(if index == last { vec![] } else { images_of[index].clone() }));
+            assert!(broken.is_err(), "{policies}");
+            assert_eq!(halves.pool_bytes(), bytes, "{policies}");
+        }
     }
 
     #[test]
