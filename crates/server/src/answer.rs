@@ -9,7 +9,7 @@ use crate::guide::Guides;
 use crate::thinking::Thinking;
 
 /// How to answer.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct AnswerOptions {
     /// How tokens are drawn.
     pub sampler: SamplerParams,

@@ -29,6 +29,9 @@ const OUT_OF_DATE: Duration = Duration::from_millis(50);
 /// Whoever does not listen for so long has gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The most events of an answer between two looks at who listens: the prompt is read and scored, a token said, and all ended.
+pub(crate) const EVENTS_OF_ANSWER: usize = 4;
+
 /// Something to answer.
 pub(crate) struct Job {
     pub prompt: Arc<[u32]>,
@@ -36,6 +39,8 @@ pub(crate) struct Job {
     /// How many answers, and the index of the first one.
     pub n: usize,
     pub first: usize,
+    /// Answers of all jobs that tell their events to the same channel.
+    pub n_together: usize,
     pub answer: Arc<AnswerOptions>,
     /// What the answers are held to.
     pub guides: Guides,
@@ -211,6 +216,10 @@ impl Worker {
     }
 
     fn submit(&mut self, job: Job) {
+        // Of several jobs one that is refused takes the others with it.
+        if job.events.is_closed() {
+            return;
+        }
         let shape = self.model.config().kv_shape();
         let kv = &job.kind.stored.options;
         let plan = match Plan::new(&shape, kv.k, kv.v, &kv.policies) {
@@ -248,8 +257,8 @@ impl Worker {
     fn look_who_listens(&mut self) {
         let mut gone = Vec::new();
         for (&id, course) in &mut self.courses {
-            // Each answer may have an event to tell before it is looked again, and two when it ends.
-            let is_heard = course.job.events.capacity() > 2 * course.job.n;
+            // All of them may have something to tell before it is looked again.
+            let is_heard = course.job.events.capacity() >= EVENTS_OF_ANSWER * course.job.n_together;
             if is_heard != course.unheard.is_none() {
                 course.unheard = (!is_heard).then(Instant::now);
                 self.scheduler.pause(id, !is_heard);
@@ -546,3 +555,6 @@ impl Worker {
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
 }
+
+#[cfg(test)]
+mod tests;

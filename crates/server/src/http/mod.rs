@@ -40,7 +40,7 @@ use crate::guide::{Grammars, Guides};
 use crate::pool::Pool;
 use crate::shelf::{Kind, Stored};
 use crate::trace::Trace;
-use crate::worker::{Job, Status};
+use crate::worker::{EVENTS_OF_ANSWER, Job, Status};
 use crate::{Drawing, Options};
 use asked::Asked;
 use conversation::{Conversation, Opening};
@@ -195,7 +195,7 @@ impl Hosted {
     ) -> Result<Response, ApiError> {
         let held = (Arc::clone(&caller.work), Arc::clone(self));
         let n_answers = prompts.len() * asked.n;
-        let (events, received) = channel(EVENTS_AHEAD + 4 * n_answers);
+        let (events, received) = channel(EVENTS_AHEAD + EVENTS_OF_ANSWER * n_answers);
         let n_jobs = prompts.len();
         if n_jobs == 0 {
             return Err(ApiError::field("prompt", "at least one prompt", "none"));
@@ -216,6 +216,7 @@ impl Hosted {
                 guides: guides.fork(),
                 n: asked.n,
                 first: index * asked.n,
+                n_together: n_answers,
                 tells_progress: asked.stream && asked.return_progress,
                 scores: asked.answer.logprobs.filter(|_| asked.echo),
                 id: Arc::clone(&caller.id),

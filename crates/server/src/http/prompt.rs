@@ -8,6 +8,8 @@ use super::error::ApiError;
 use super::fields::Fields;
 
 const EXPECTED: &str = "a text, a list of token numbers and texts, or a list of those";
+/// The most prompts of a request, as many as OpenAI takes.
+const MOST_PROMPTS: usize = 2048;
 
 /// What an answer goes on from.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +30,9 @@ pub(super) async fn prompts(hosted: &Hosted, fields: &Fields) -> Result<Vec<Prom
 fn all(model: &Model, given: &Value) -> Result<Vec<Prompt>, ApiError> {
     match given {
         Value::Array(items) if !items.iter().any(Value::is_number) && !items.is_empty() => {
+            if items.len() > MOST_PROMPTS {
+                return Err(ApiError::field("prompt", "at most 2048 prompts", items.len()));
+            }
             items.iter().map(|item| prompt(model, item)).collect()
         }
         other => Ok(vec![prompt(model, other)?]),

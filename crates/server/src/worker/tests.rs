@@ -1,0 +1,55 @@
+//! Claims about what those who wait are told.
+
+use kvant::{DType, KvOptions, OpenOptions};
+use tokio::sync::mpsc::channel;
+
+use super::*;
+use crate::Options;
+use crate::pool::Pool;
+
+/// Events that there is room for beside those that answers may tell at once.
+const AHEAD: usize = 8;
+
+#[test]
+fn nothing_is_lost_on_whoever_listens_slowly_to_several_prompts() {
+    let (n_jobs, max_tokens) = (8, 40);
+    let options = Options { n_ctx: Some(64), ..Options::new("pocket", KvOptions::symmetric(DType::Turbo3)) };
+    let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
+    let pool = Arc::new(Pool::new(model, options, channel(1).0).unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let hosted = runtime.block_on(pool.get(None)).unwrap();
+    let answer = Arc::new(AnswerOptions { max_tokens, ignore_eos: true, ..AnswerOptions::default() });
+    let (events, mut received) = channel(AHEAD + EVENTS_OF_ANSWER * n_jobs);
+    for first in 0..n_jobs {
+        let job = Job {
+            prompt: [1, 2 + first as u32].into(),
+            kind: Kind { stored: Arc::clone(&hosted.kv), owner: None },
+            n: 1,
+            first,
+            n_together: n_jobs,
+            answer: Arc::clone(&answer),
+            guides: Guides::default(),
+            tells_progress: true,
+            scores: None,
+            id: "".into(),
+            trace: Trace::here("pocket"),
+            events: events.clone(),
+        };
+        hosted.jobs.send(job).unwrap();
+    }
+    drop(events);
+    let mut n_said = vec![0; n_jobs];
+    while let Some(event) = received.blocking_recv() {
+        // It says more than it listens to.
+        std::thread::sleep(Duration::from_millis(2));
+        match event {
+            Event::Said(index, _) => n_said[index] += 1,
+            Event::Ended(index, _, _, times) => {
+                assert_eq!((n_said[index], times.n_said), (max_tokens, max_tokens))
+            }
+            Event::Failed(why) => panic!("{why}"),
+            _ => {}
+        }
+    }
+    assert_eq!(n_said, vec![max_tokens; n_jobs]);
+}
