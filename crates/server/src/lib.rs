@@ -83,7 +83,7 @@ pub struct Options {
     pub kv: KvOptions,
     /// How tokens are drawn where a request does not say.
     pub drawing: Drawing,
-    /// Whether each request that names no seed has the one above; else each has another one from there on.
+    /// Whether each request that names no seed has the one above; else each has another one, made of it.
     pub has_one_seed: bool,
     /// Whether chat templates are told that the model is to think, or is not, where a request does not say; told nothing when `None`.
     pub thinks: Option<bool>,

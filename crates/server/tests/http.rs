@@ -116,6 +116,14 @@ fn several_answers_differ_by_their_seeds_and_the_same_seed_says_the_same() {
     assert_eq!(texts(&body), four);
     // The third answer has the third seed.
     assert_eq!(texts(&with(body, json!({ "n": 1, "seed": 7 }))), [four[2].clone()]);
+    // Where none is named, answers of a list and of one request after another share none.
+    let list = json!({ "prompt": ["The", "The", "The"], "n": 2, "max_tokens": 12, "temperature": 1.5 });
+    let mut all = [texts(&list), texts(&list)].concat();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), 12, "{all:?}");
+    let same = texts(&with(list, json!({ "seed": 5 })));
+    assert_eq!([&same[..2], &same[2..4], &same[4..]], [&four[..2]; 3]);
 }
 
 #[test]

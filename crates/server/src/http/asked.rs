@@ -41,6 +41,8 @@ pub(crate) struct Asked {
     pub max_tokens: Option<usize>,
     /// All but how many tokens, which depends on the prompt.
     pub answer: AnswerOptions,
+    /// Whether the seed is that of the request.
+    pub names_seed: bool,
     /// What the answer must be.
     pub form: Option<Form>,
     /// What it must be from where it has said a text.
@@ -89,6 +91,7 @@ impl Asked {
             n,
             max_tokens,
             answer: answer(fields, defaults, tokenizer)?,
+            names_seed: seed(fields)?.is_some(),
             form: form(fields, tokenizer)?,
             form_later: None,
             kv: kv(fields)?,
@@ -112,12 +115,17 @@ impl Asked {
         Ok(())
     }
 
-    /// How to answer a prompt of so many tokens, of `n_ctx` that there is room for.
-    pub fn answer_to(&self, n_prompt: usize, n_ctx: usize) -> Arc<AnswerOptions> {
+    /// How to answer a prompt of so many tokens, of `n_ctx` that there is room for, with the answer of this index first. With a seed that
+    /// was named the same prompts have the same answers; else all answers of a request have seeds of their own.
+    pub fn answer_to(&self, n_prompt: usize, n_ctx: usize, first: usize) -> Arc<AnswerOptions> {
         // The last token that is said need not be read.
         let room = n_ctx - n_prompt + 1;
         let max_tokens = self.max_tokens.map_or(room, |max| max.min(room));
-        Arc::new(AnswerOptions { max_tokens, ..self.answer.clone() })
+        let mut answer = AnswerOptions { max_tokens, ..self.answer.clone() };
+        if !self.names_seed {
+            answer.sampler.seed = answer.sampler.seed.wrapping_add(first as u64);
+        }
+        Arc::new(answer)
     }
 }
 
@@ -125,9 +133,6 @@ fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<
     absent(fields)?;
     let number = |name| fields.get::<f32>(name, "a number");
     let whole = |name| fields.get::<usize>(name, "a whole number");
-    let seed = fields.get::<i64>("seed", "a whole number")?;
-    // llama.cpp's clients send 2^32 - 1 for a random one.
-    let seed = seed.filter(|&seed| seed >= 0 && seed != i64::from(u32::MAX));
     let temperature = number("temperature")?.map(|temperature| temperature.max(0.0));
     let defaults = if temperature == Some(0.0) { &defaults.likeliest } else { &defaults.usual };
     let sampler = SamplerParams {
@@ -137,7 +142,7 @@ fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<
         min_p: number("min_p")?.unwrap_or(defaults.min_p),
         repeat_penalty: number("repeat_penalty")?.unwrap_or(defaults.repeat_penalty),
         repeat_last_n: whole("repeat_last_n")?.unwrap_or(defaults.repeat_last_n),
-        seed: seed.map_or(defaults.seed, |seed| seed as u64),
+        seed: seed(fields)?.unwrap_or(defaults.seed),
     };
     sampler.validate().map_err(|error| ApiError::invalid(error.to_string()))?;
     let stop = match fields.get("stop", "a text or a list of texts")? {
@@ -164,6 +169,13 @@ fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<
         ignore_eos: fields.flag("ignore_eos")?,
         thinking: None,
     })
+}
+
+/// The seed that a request names.
+fn seed(fields: &Fields) -> Result<Option<u64>, ApiError> {
+    let seed = fields.get::<i64>("seed", "a whole number")?;
+    // llama.cpp's clients send 2^32 - 1 for a random one.
+    Ok(seed.filter(|&seed| seed != i64::from(u32::MAX)).and_then(|seed| u64::try_from(seed).ok()))
 }
 
 /// Refuses ways to draw that there are not, where they would make a difference.

@@ -35,6 +35,7 @@ use kvant::{Model, SamplerParams, Tokenizer};
 use tokio::sync::mpsc::channel;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::guide::{Grammars, Guides};
 use crate::pool::Pool;
@@ -117,8 +118,12 @@ impl Server {
             return hosted.drawing;
         }
         let n = self.n_asked.fetch_add(1, Ordering::Relaxed);
-        let later = |params: SamplerParams| SamplerParams { seed: params.seed.wrapping_add(n), ..params };
-        Drawing { usual: later(usual), likeliest: later(likeliest) }
+        // Answers of a request have seeds that follow its own: those of two requests must not.
+        let own = |params: SamplerParams| {
+            let seed = xxh3_64_with_seed(&n.to_le_bytes(), params.seed);
+            SamplerParams { seed, ..params }
+        };
+        Drawing { usual: own(usual), likeliest: own(likeliest) }
     }
 
     /// The model that a request is for.
@@ -209,13 +214,14 @@ impl Hosted {
         let guides = self.guides(asked).await?;
         let stored = asked.kv.clone().map_or_else(|| Arc::clone(&self.kv), Stored::new);
         for (index, prompt) in prompts.into_iter().enumerate() {
+            let first = index * asked.n;
             let job = Job {
-                answer: asked.answer_to(prompt.len(), self.n_ctx),
+                answer: asked.answer_to(prompt.len(), self.n_ctx, first),
                 prompt: prompt.into(),
                 kind: Kind { stored: Arc::clone(&stored), owner: caller.owner.clone() },
                 guides: guides.fork(),
                 n: asked.n,
-                first: index * asked.n,
+                first,
                 n_together: n_answers,
                 tells_progress: asked.stream && asked.return_progress,
                 scores: asked.answer.logprobs.filter(|_| asked.echo),
