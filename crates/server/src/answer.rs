@@ -29,7 +29,7 @@ pub(crate) struct AnswerOptions {
     pub frequency_penalty: f32,
     /// Go on after an end-of-turn token.
     pub ignore_eos: bool,
-    /// How long a thought may be, where it has a bound.
+    /// Tells thoughts, and ends them, where there may be any.
     pub thinking: Option<Thinking>,
 }
 
@@ -108,8 +108,6 @@ pub(crate) struct Voice {
     stops: Stops,
     guides: Guides,
     thinking: Option<Thinking>,
-    /// The last of what was said, while a guide waits for a text.
-    recent: String,
     n_said: usize,
     /// How often each token was said, where that matters.
     said: HashMap<u32, u32>,
@@ -122,8 +120,8 @@ impl Voice {
         let sampler = Sampler::new(SamplerParams { seed, ..options.sampler });
         let stops = Stops::new(options.stop.clone());
         let decode = DecodeStream::default();
-        let (thinking, recent, said) = (options.thinking.clone(), String::new(), HashMap::new());
-        Self { options, sampler, decode, stops, guides, thinking, recent, n_said: 0, said }
+        let (thinking, said) = (options.thinking.clone(), HashMap::new());
+        Self { options, sampler, decode, stops, guides, thinking, n_said: 0, said }
     }
 
     /// Tokens said.
@@ -150,13 +148,8 @@ impl Voice {
         if let Some(thinking) = &mut self.thinking {
             thinking.said(&text);
         }
-        if let Some((opens, _)) = &self.guides.later {
-            self.recent += &text;
-            let surplus = self.recent.len().saturating_sub(2 * opens.len());
-            let cut = (surplus..self.recent.len()).find(|&at| self.recent.is_char_boundary(at)).unwrap_or(0);
-            self.recent.drain(..cut);
-        }
-        let is_complete = self.guides.said(token, &self.recent).map_err(DrawError::Guide)?;
+        let is_thinking = self.thinking.as_ref().is_some_and(Thinking::is_going_on);
+        let is_complete = self.guides.said(token, &text, is_thinking).map_err(DrawError::Guide)?;
         let (text, stopped) = self.stops.push(&text);
         let ended = stopped.map(Finish::Word).or(is_complete.then_some(Finish::Stop));
         let finish = ended.or((self.n_said >= options.max_tokens).then_some(Finish::Length));
@@ -165,11 +158,12 @@ impl Voice {
 
     fn choose(&mut self, session: &mut Session, options: &AnswerOptions) -> Result<u32, DrawError> {
         // What a form asks for has no thoughts in it.
-        let must = self.thinking.as_ref().and_then(Thinking::must_say).filter(|_| self.guides.now.is_none());
-        if self.guides.now.is_none() && !options.changes_logits() && must.is_none() {
+        let is_free = self.guides.holding().is_none();
+        let must = self.thinking.as_ref().and_then(Thinking::must_say).filter(|_| is_free);
+        if is_free && !options.changes_logits() && must.is_none() {
             return Ok(session.draw(&mut self.sampler)?);
         }
-        let (said, mut guide) = (&self.said, self.guides.now());
+        let (said, mut guide) = (&self.said, self.guides.holding());
         let mut guided = Ok(());
         let token = session.draw_changed(&mut self.sampler, &mut |logits| {
             change(logits, options, said);

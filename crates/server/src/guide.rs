@@ -127,35 +127,67 @@ pub(crate) struct Guide {
     work: Sender<Work>,
 }
 
+/// When a guide begins to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cue {
+    /// The thought is over that the answer begins with.
+    Thought,
+    /// This text has been said, outside of a thought.
+    Said(&'static str),
+}
+
+impl Cue {
+    /// Whether it is, with more text behind what was said of late.
+    fn is_given(self, recent: &mut String, text: &str) -> bool {
+        let Self::Said(wanted) = self else { return true };
+        *recent += text;
+        let surplus = recent.len().saturating_sub(2 * wanted.len());
+        let cut = (surplus..recent.len()).find(|&at| recent.is_char_boundary(at)).unwrap_or(0);
+        recent.drain(..cut);
+        recent.ends_with(wanted)
+    }
+}
+
 /// What an answer is held to.
 #[derive(Default)]
 pub(crate) struct Guides {
-    /// From its beginning.
-    pub now: Option<Guide>,
-    /// From where it has said a text.
-    pub later: Option<(&'static str, Guide)>,
+    now: Option<Guide>,
+    later: Option<(Cue, Guide)>,
+    /// The last of what was said, while a guide waits for a text.
+    recent: String,
 }
 
 impl Guides {
+    /// Of an answer that is held to a form from its beginning.
+    pub fn now(guide: Guide) -> Self {
+        Self { now: Some(guide), ..Self::default() }
+    }
+
+    /// Of one that is from there on.
+    pub fn later(cue: Cue, guide: Guide) -> Self {
+        Self { later: Some((cue, guide)), ..Self::default() }
+    }
+
     /// The same for another answer.
     pub fn fork(&self) -> Self {
-        let later = self.later.as_ref().and_then(|(text, guide)| Some((*text, guide.fork()?)));
-        Self { now: self.now.as_ref().and_then(Guide::fork), later }
+        let later = self.later.as_ref().and_then(|(cue, guide)| Some((*cue, guide.fork()?)));
+        Self { now: self.now.as_ref().and_then(Guide::fork), later, recent: self.recent.clone() }
     }
 
     /// The guide that holds now.
-    pub fn now(&mut self) -> Option<&mut Guide> {
+    pub fn holding(&mut self) -> Option<&mut Guide> {
         self.now.as_mut()
     }
 
-    /// Takes note of a token and of what was said with it. Whether the answer is complete.
-    pub fn said(&mut self, token: u32, text: &str) -> Result<bool, String> {
+    /// Takes note of a token, of the text that has become certain with it, and whether that ends within a thought. Whether the answer
+    /// is complete.
+    pub fn said(&mut self, token: u32, text: &str, is_thinking: bool) -> Result<bool, String> {
         if let Some(guide) = &mut self.now {
             return guide.said(token);
         }
-        if let Some((_, guide)) = self.later.take_if(|(opens, _)| text.ends_with(*opens)) {
-            self.now = Some(guide);
-        }
+        let recent = &mut self.recent;
+        let given = |(cue, _): &mut (Cue, Guide)| !is_thinking && cue.is_given(recent, text);
+        self.now = self.later.take_if(given).map(|(_, guide)| guide);
         Ok(false)
     }
 }
@@ -213,5 +245,34 @@ impl Guide {
             matcher.compute_mask().is_ok_and(|mask| mask.is_allowed(token))
                 && matcher.consume_token(token).is_ok()
         }) && matcher.is_accepting().is_ok_and(|accepts| accepts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_holds_from_its_cue_on_and_a_thought_gives_none() {
+        let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
+        let form = Form::object();
+        let guide = || Grammars::default().guide(model.tokenizer().unwrap(), &form).unwrap();
+        let mut call = Guides::later(Cue::Said("<tool_call>"), guide());
+        let mut holds_after = |text: &str, is_thinking| {
+            assert_eq!(call.said(0, text, is_thinking), Ok(false));
+            call.holding().is_some()
+        };
+        for text in ["I may write ", "<tool_", "call>", "<tool_call>"] {
+            assert!(!holds_after(text, true), "{text}");
+        }
+        for text in ["</think>", "Then: <tool", "-call> <tool", "_call"] {
+            assert!(!holds_after(text, false), "{text}");
+        }
+        assert!(holds_after(">", false));
+        let mut spoken = Guides::later(Cue::Thought, guide());
+        for (is_thinking, holds) in [(true, false), (false, true)] {
+            assert_eq!(spoken.said(0, "a", is_thinking), Ok(false));
+            assert_eq!(spoken.fork().holding().is_some(), holds);
+        }
     }
 }

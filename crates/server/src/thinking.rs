@@ -10,26 +10,35 @@ use kvant::{Special, Tokenizer};
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Thinking {
     thoughts: Thoughts,
-    /// Tokens that it may still have.
-    left: usize,
+    /// Tokens that it may still have, where it has a bound.
+    left: Option<usize>,
     /// The tokens that end it, and how many of them have been said.
     end: Arc<[u32]>,
     n_ended: usize,
 }
 
 impl Thinking {
-    /// Of an answer that `thoughts` takes apart, with at most `budget` tokens of a thought.
+    /// Of an answer that `thoughts` takes apart, with at most `budget` tokens of a thought where there is one.
     ///
     /// # Errors
     /// A tokenizer that cannot write the mark.
-    pub fn new(thoughts: Thoughts, budget: usize, tokenizer: &Tokenizer) -> Result<Self, TokenizerError> {
+    pub fn new(
+        thoughts: Thoughts,
+        budget: Option<usize>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, TokenizerError> {
         let end = tokenizer.encode(HAS_THOUGHT, Special::Parse, false)?.into();
         Ok(Self { thoughts, left: budget, end, n_ended: 0 })
     }
 
+    /// Whether a thought has begun and not ended.
+    pub fn is_going_on(&self) -> bool {
+        self.thoughts.is_thinking()
+    }
+
     /// What is to be said next whatever the model would say.
     pub fn must_say(&self) -> Option<u32> {
-        let is_over = self.thoughts.is_thinking() && self.left == 0;
+        let is_over = self.is_going_on() && self.left == Some(0);
         self.end.get(self.n_ended).copied().filter(|_| is_over)
     }
 
@@ -37,8 +46,9 @@ impl Thinking {
     pub fn said(&mut self, text: &str) {
         if self.must_say().is_some() {
             self.n_ended += 1;
-        } else if self.thoughts.is_thinking() {
-            self.left -= 1;
+        } else if self.is_going_on() {
+            // A form that is held to may keep the mark from being said.
+            self.left = self.left.map(|left| left.saturating_sub(1));
         }
         self.thoughts.push(text);
     }
@@ -53,7 +63,7 @@ mod tests {
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
         let tokenizer = model.tokenizer().unwrap();
         let mark = tokenizer.encode(HAS_THOUGHT, Special::Parse, false).unwrap();
-        let of = |budget| Thinking::new(Thoughts::of(HAS_THOUGHT, ""), budget, tokenizer).unwrap();
+        let of = |budget| Thinking::new(Thoughts::of(HAS_THOUGHT, ""), Some(budget), tokenizer).unwrap();
         let mut plain = of(0);
         ["Hello", ", you"].iter().for_each(|text| plain.said(text));
         assert_eq!(plain.must_say(), None);
@@ -70,6 +80,6 @@ mod tests {
         // One that ends by itself is let alone.
         let mut short = of(3);
         ["<think>", "Hm", "</think>", "a", "b", "c"].iter().for_each(|text| short.said(text));
-        assert_eq!((short.must_say(), short.left), (None, 1));
+        assert_eq!((short.must_say(), short.left), (None, Some(1)));
     }
 }

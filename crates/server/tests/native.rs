@@ -300,16 +300,16 @@ fn a_template_is_told_whether_to_think_by_whoever_says_so_last() {
 }
 
 /// The template begins every answer within a thought.
+fn always_thinks() -> OpenOptions<'static> {
+    let template = "{{ messages[0].content }}{# </think> #}<think>";
+    OpenOptions { chat_template: Some(template.to_owned()), n_threads: Some(1), ..Default::default() }
+}
+
 #[test]
 fn a_thought_ends_where_its_budget_does() {
-    let template = "{{ messages[0].content }}{# </think> #}<think>";
-    let open = || {
-        let chat_template = Some(template.to_owned());
-        OpenOptions { chat_template, n_threads: Some(1), ..Default::default() }
-    };
     let client = |thinking_budget| {
         let drawing = SamplerParams::greedy().into();
-        Client::at(start_with(open(), Options { thinking_budget, drawing, ..options() }))
+        Client::at(start_with(always_thinks(), Options { thinking_budget, drawing, ..options() }))
     };
     let (free, bounded) = (client(None), client(Some(3)));
     let (_, end) = free.post("/tokenize", &json!({ "content": "</think>" }));
@@ -353,6 +353,35 @@ fn a_thought_ends_where_its_budget_does() {
     let (_, answer) =
         free.post("/v1/messages", &json!({ "messages": messages, "max_tokens": 24, "thinking": thinking }));
     assert_eq!(answer["content"][0]["thinking"], thought, "{answer}");
+}
+
+#[test]
+fn what_follows_a_thought_has_the_form_and_the_thought_has_not() {
+    let client = Client::at(start_with(always_thinks(), Options { thinking_budget: Some(3), ..options() }));
+    let schema = json!({
+        "type": "object",
+        "properties": { "a": { "enum": [7] } },
+        "required": ["a"],
+        "additionalProperties": false,
+    });
+    let messages = json!([{ "role": "user", "content": "Once upon a time" }]);
+    let format = json!({ "type": "json_schema", "json_schema": { "schema": schema } });
+    let (_, answer) =
+        client.post("/v1/chat/completions", &json!({ "messages": messages, "response_format": format }));
+    let of_schema = &answer["choices"][0]["message"];
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": schema } });
+    let (_, answer) = client.post(
+        "/v1/chat/completions",
+        &json!({ "messages": messages, "tools": [tool], "tool_choice": "required" }),
+    );
+    let of_call = &answer["choices"][0]["message"];
+    for (message, text) in
+        [(of_schema, &of_schema["content"]), (of_call, &of_call["tool_calls"][0]["function"]["arguments"])]
+    {
+        assert!(message["reasoning_content"].is_string(), "{message}");
+        let value: Option<Value> = text.as_str().and_then(|text| serde_json::from_str(text).ok());
+        assert_eq!(value, Some(json!({ "a": 7 })), "{message}");
+    }
 }
 
 #[test]

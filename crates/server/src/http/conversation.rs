@@ -37,7 +37,7 @@ enum Choice {
 pub(crate) struct Opening {
     pub tokens: Vec<u32>,
     pub speech: Speech,
-    /// How long the thought may be that the answer begins with, where it has a bound.
+    /// Tells when the thought is over that the answer may begin with, and how long that may be.
     pub thinking: Option<Thinking>,
 }
 
@@ -92,8 +92,10 @@ impl Conversation {
         let rendered = template.render(&self.messages, &self.options).map_err(kvant::Error::from)?;
         let thoughts = Thoughts::of(template.source(), rendered.as_str());
         let tokenizer = model.tokenizer()?;
-        let bounded = |budget| Thinking::new(thoughts.clone(), budget, tokenizer);
-        let thinking = self.budget.map(bounded).transpose().map_err(kvant::Error::from)?;
+        let thinking = (thoughts != Thoughts::none())
+            .then(|| Thinking::new(thoughts.clone(), self.budget, tokenizer))
+            .transpose()
+            .map_err(kvant::Error::from)?;
         let thoughts = if self.splits_thoughts { thoughts } else { Thoughts::none() };
         let tokens = model.rendered_prompt(&rendered)?;
         Ok(Opening { tokens, speech: Speech::new(thoughts, self.tools.clone()), thinking })

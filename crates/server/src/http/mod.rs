@@ -37,9 +37,10 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::guide::{Grammars, Guides};
+use crate::guide::{Cue, Grammars, Guides};
 use crate::pool::Pool;
 use crate::shelf::{Kind, Stored};
+use crate::thinking::Thinking;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Job, Status};
 use crate::{Drawing, Options};
@@ -169,13 +170,22 @@ impl Hosted {
         if form.is_none() && later.is_none() {
             return Ok(Guides::default());
         }
+        // What follows a thought has the form, not the thought.
+        let is_thinking = asked.answer.thinking.as_ref().is_some_and(Thinking::is_going_on);
         let grammars = Arc::clone(&self.grammars);
         let guides = self.tokens(move |model| {
             let tokenizer = model.tokenizer()?;
             let guide = |form| grammars.guide(tokenizer, &form).map_err(ApiError::invalid);
-            // A call that cannot be held to its form is still read.
-            let later = later.and_then(|(text, form)| Some((text, guide(form).ok()?)));
-            Ok(Guides { now: form.map(guide).transpose()?, later })
+            Ok(match (form.map(guide).transpose()?, later) {
+                (Some(guide), _) if is_thinking => Guides::later(Cue::Thought, guide),
+                (Some(guide), _) => Guides::now(guide),
+                // A call that cannot be held to its form is still read.
+                (None, Some((opens, form))) => match guide(form) {
+                    Ok(guide) => Guides::later(Cue::Said(opens), guide),
+                    Err(_) => Guides::default(),
+                },
+                (None, None) => Guides::default(),
+            })
         });
         guides.await
     }
