@@ -216,21 +216,20 @@ impl Format {
             };
             let optional = if needed(key) { "" } else { "?" };
             _ = write!(order, " value_{i}_{k}{optional}");
-            let is_text = schema["type"] == "string" && schema.get("enum").is_none();
-            _ = match is_text {
-                true => write!(
-                    rules,
-                    "\nvalue_{i}_{k}: {} text_{i}_{k}\ntext_{i}_{k}[suffix={}]: /(?s:.*)/",
-                    quoted(&head),
-                    quoted(tail)
-                ),
-                false => write!(
-                    rules,
-                    "\nvalue_{i}_{k}: {} %json {} {}",
-                    quoted(&head),
-                    with_little_space(schema),
-                    quoted(tail)
-                ),
+            let schema = whole(schema, &tool.parameters);
+            let (name, head, tail) = (format!("value_{i}_{k}"), quoted(&head), quoted(tail));
+            _ = match written(&schema) {
+                Written::OneOf(texts) => {
+                    let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+                    write!(rules, "\n{name}: {head} ({}) {tail}", texts.join(" | "))
+                }
+                Written::Text => {
+                    let text = format!("text_{i}_{k}");
+                    write!(rules, "\n{name}: {head} {text}\n{text}[suffix={tail}]: /(?s:.*)/")
+                }
+                Written::Json => {
+                    write!(rules, "\n{name}: {head} %json {} {tail}", with_little_space(&schema))
+                }
             };
         }
         format!("\nvalues_{i}:{order}{rules}")
@@ -310,7 +309,11 @@ fn object(text: &str) -> Option<(Call, &str)> {
 /// A call whose values are texts, each as the tool's schema has it.
 fn typed<'v>(name: &str, values: impl Iterator<Item = (&'v str, &'v str)>, tools: &[Tool]) -> Call {
     let tool = tools.iter().find(|tool| tool.name == name);
-    let is_text = |key: &str| tool.is_some_and(|tool| tool.parameters["properties"][key]["type"] == "string");
+    let is_text = |key: &str| {
+        let schema =
+            tool.and_then(|tool| Some(whole(tool.parameters["properties"].get(key)?, &tool.parameters)));
+        schema.is_some_and(|schema| written(&schema) != Written::Json)
+    };
     let value = |key: &str, text: &str| match serde_json::from_str(text) {
         Ok(value) if !is_text(key) => value,
         _ => Value::String(text.to_owned()),
@@ -318,6 +321,48 @@ fn typed<'v>(name: &str, values: impl Iterator<Item = (&'v str, &'v str)>, tools
     let values: Map<String, Value> =
         values.map(|(key, text)| (key.trim().to_owned(), value(key.trim(), text))).collect();
     Call { name: name.to_owned(), arguments: Value::Object(values).to_string() }
+}
+
+/// Where schemas keep what others of them refer to.
+const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+/// References that are followed, one behind the other: they may run in a ring.
+const MOST_REFERENCES: usize = 8;
+
+/// A property's schema with all that it refers to, as that of the tool's arguments defines it; where it is nothing but a reference, the
+/// schema that is meant.
+fn whole(schema: &Value, parameters: &Value) -> Value {
+    let mut schema = schema.clone();
+    for _ in 0..MOST_REFERENCES {
+        let path = schema["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
+        let Some(meant) = path.and_then(|path| parameters.pointer(path)) else { break };
+        schema = meant.clone();
+    }
+    if let Some(fields) = schema.as_object_mut() {
+        for (name, defined) in DEFINITIONS.iter().filter_map(|name| Some((name, parameters.get(name)?))) {
+            fields.entry(*name).or_insert_with(|| defined.clone());
+        }
+    }
+    schema
+}
+
+/// How a value that stands for itself is written.
+#[derive(Debug, PartialEq)]
+enum Written<'s> {
+    /// As it is, without what JSON puts around a text.
+    Text,
+    /// So too, and one of these.
+    OneOf(Vec<&'s str>),
+    Json,
+}
+
+fn written(schema: &Value) -> Written<'_> {
+    let values = schema["enum"].as_array().map(Vec::as_slice);
+    let values = values.or_else(|| schema.get("const").map(std::slice::from_ref)).unwrap_or_default();
+    match values.iter().map(Value::as_str).collect::<Option<Vec<&str>>>() {
+        Some(texts) if !texts.is_empty() => Written::OneOf(texts),
+        Some(_) if schema["type"] == "string" => Written::Text,
+        _ => Written::Json,
+    }
 }
 
 /// A text as a Lark grammar writes it.
@@ -329,9 +374,10 @@ fn quoted(text: &str) -> String {
 mod tests {
     use std::path::Path;
 
-    use kvant::{ChatTemplate, RenderOptions};
+    use kvant::{ChatTemplate, RenderOptions, Special};
 
     use super::*;
+    use crate::guide::{Form, Grammars};
 
     fn tool() -> Value {
         json!({ "type": "function", "function": {
@@ -434,6 +480,67 @@ mod tests {
             assert_eq!((first, second, rest.trim()), (want.clone(), want, ""), "{}", format.name);
             // A call that is cut is none.
             assert_eq!(format.read(&call[..call.len() - 1], &tools()), None, "{}", format.name);
+        }
+    }
+
+    /// Texts among which one is to be chosen stand as they are, and what schemas refer to is known.
+    #[test]
+    fn values_that_stand_for_themselves_are_held_to_their_schemas_and_read_back() {
+        let parameters = json!({
+            "type": "object",
+            "$defs": {
+                "Unit": { "$ref": "#/$defs/Degrees" },
+                "Degrees": { "type": "string", "enum": ["C", "F"] },
+                "Day": { "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] },
+            },
+            "properties": {
+                "unit": { "$ref": "#/$defs/Unit" },
+                "kind": { "enum": ["a \"b\"", "7", ""] },
+                "fixed": { "const": "x", "type": "string" },
+                "level": { "enum": [1, "2"] },
+                "days": { "type": "array", "items": { "$ref": "#/$defs/Day" } },
+            },
+            "required": ["unit", "kind", "fixed", "level", "days"],
+        });
+        let tools = [Tool { name: "f".to_owned(), parameters }];
+        let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
+        let (tokenizer, grammars) = (model.tokenizer().unwrap(), Grammars::default());
+        for format in FORMATS.iter().filter(|format| matches!(format.style, Style::Function | Style::Pairs)) {
+            let form = Form::Lark(format.grammar(&tools, true, false));
+            let call = |[unit, kind, level]: [&str; 3]| {
+                let pairs = [
+                    ("unit", unit),
+                    ("kind", kind),
+                    ("fixed", "x"),
+                    ("level", level),
+                    ("days", "[{\"n\":3}]"),
+                ];
+                let text = match format.style {
+                    Style::Function => {
+                        let value = |(key, value)| format!("<parameter={key}>\n{value}\n</parameter>\n");
+                        format!("\n<function=f>\n{}</function>", pairs.map(value).concat())
+                    }
+                    _ => {
+                        let value = |(key, value)| {
+                            format!("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n")
+                        };
+                        format!("f\n{}", pairs.map(value).concat())
+                    }
+                };
+                format!("{text}{}", format.closes)
+            };
+            let takes = |text: &str| {
+                let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
+                grammars.guide(tokenizer, &form).unwrap().takes(&tokens)
+            };
+            let text = call(["F", "7", "\"2\""]);
+            assert!(takes(&text) && takes(&call(["C", "", "1"])), "{}: {text}", format.name);
+            for other in [["\"F\"", "7", "1"], ["K", "7", "1"], ["F", "8", "1"], ["F", "7", "2"]] {
+                assert!(!takes(&call(other)), "{}: {other:?}", format.name);
+            }
+            let read: Value = serde_json::from_str(&format.read(&text, &tools).unwrap().0.arguments).unwrap();
+            let want = json!({ "unit": "F", "kind": "7", "fixed": "x", "level": "2", "days": [{ "n": 3 }] });
+            assert_eq!(read, want, "{}", format.name);
         }
     }
 }
