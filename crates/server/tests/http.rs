@@ -122,8 +122,16 @@ fn several_answers_differ_by_their_seeds_and_the_same_seed_says_the_same() {
     all.sort();
     all.dedup();
     assert_eq!(all.len(), 12, "{all:?}");
-    let same = texts(&with(list, json!({ "seed": 5 })));
+    let same = texts(&with(list.clone(), json!({ "seed": 5 })));
     assert_eq!([&same[..2], &same[2..4], &same[4..]], [&four[..2]; 3]);
+    // The seed that is told of an answer says it again.
+    for more in [json!({}), json!({ "seed": 5 })] {
+        let (_, told) = client.post("/completion", &with(list.clone(), more));
+        let answer = &told[3];
+        let alone = json!({ "prompt": "The", "n": 1, "seed": answer["generation_settings"]["seed"] });
+        let (_, again) = client.post("/completion", &with(list.clone(), alone));
+        assert_eq!(again["content"], answer["content"], "{told}");
+    }
 }
 
 #[test]

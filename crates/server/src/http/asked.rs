@@ -115,17 +115,20 @@ impl Asked {
         Ok(())
     }
 
-    /// How to answer a prompt of so many tokens, of `n_ctx` that there is room for, with the answer of this index first. With a seed that
-    /// was named the same prompts have the same answers; else all answers of a request have seeds of their own.
+    /// The seed of the answer with this index. With one that was named the same prompts have the same answers; else each answer of a
+    /// request has its own.
+    pub fn seed_of(&self, index: usize) -> u64 {
+        let later = if self.names_seed { index % self.n } else { index };
+        self.answer.sampler.seed.wrapping_add(later as u64)
+    }
+
+    /// How to answer a prompt of so many tokens, of `n_ctx` that there is room for, with the answer of this index first.
     pub fn answer_to(&self, n_prompt: usize, n_ctx: usize, first: usize) -> Arc<AnswerOptions> {
         // The last token that is said need not be read.
         let room = n_ctx - n_prompt + 1;
         let max_tokens = self.max_tokens.map_or(room, |max| max.min(room));
-        let mut answer = AnswerOptions { max_tokens, ..self.answer.clone() };
-        if !self.names_seed {
-            answer.sampler.seed = answer.sampler.seed.wrapping_add(first as u64);
-        }
-        Arc::new(answer)
+        let sampler = SamplerParams { seed: self.seed_of(first), ..self.answer.sampler };
+        Arc::new(AnswerOptions { max_tokens, sampler, ..self.answer.clone() })
     }
 }
 

@@ -119,9 +119,9 @@ impl Server {
             return hosted.drawing;
         }
         let n = self.n_asked.fetch_add(1, Ordering::Relaxed);
-        // Answers of a request have seeds that follow its own: those of two requests must not.
+        // Answers of a request have seeds that follow its own: those of two requests must not. Clients may read 31 bits.
         let own = |params: SamplerParams| {
-            let seed = xxh3_64_with_seed(&n.to_le_bytes(), params.seed);
+            let seed = xxh3_64_with_seed(&n.to_le_bytes(), params.seed) >> 33;
             SamplerParams { seed, ..params }
         };
         Drawing { usual: own(usual), likeliest: own(likeliest) }

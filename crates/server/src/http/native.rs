@@ -82,14 +82,14 @@ struct Native {
 }
 
 impl Native {
-    /// How the answer is made, with what is not there switched off.
-    fn settings(&self) -> Value {
+    /// How the answer with this index is made, with what is not there switched off.
+    fn settings(&self, index: usize) -> Value {
         let asked = &self.head.asked;
         let (answer, sampler) = (&asked.answer, &asked.answer.sampler);
         let bias = |&(token, bias): &(u32, f32)| json!({ "token": token, "bias": bias });
         let mut settings = json!({
             "n_predict": asked.max_tokens.map_or(-1, |n| n as i64),
-            "seed": sampler.seed,
+            "seed": asked.seed_of(index),
             "temperature": sampler.temperature,
             "top_k": sampler.top_k,
             "top_p": sampler.top_p,
@@ -135,7 +135,7 @@ impl Native {
             "model": self.head.hosted.name,
             "tokens_predicted": times.n_said,
             "tokens_evaluated": times.prompt.total,
-            "generation_settings": self.settings(),
+            "generation_settings": self.settings(index),
             "prompt": prompt,
             "has_new_line": heard.text.contains('\n'),
             "truncated": heard.finish == Some(Finish::Length) && held >= self.head.hosted.n_ctx,
