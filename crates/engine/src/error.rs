@@ -130,8 +130,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether there was no memory for a cache: nothing was changed, and with more of it, or fewer tokens elsewhere, the same
-    /// can be done.
+    /// Whether there was no memory for a cache. What was being fed may have been read in part, where it takes several steps or a
+    /// model is split ([`Session::tokens`](crate::Session::tokens) tells); with more memory, or fewer tokens elsewhere, the rest can be.
     pub fn is_out_of_memory(&self) -> bool {
         let device = match self {
             Self::Device(error) | Self::Kv(KvError::Device(error)) => error,

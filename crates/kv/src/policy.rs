@@ -129,10 +129,7 @@ impl FromStr for Policy {
             ("boundary", [first, last]) => Ok(Self::Boundary { first: count(first)?, last: count(last)? }),
             ("sink", [n]) => Ok(Self::Sink(count(n)?)),
             ("recent", [n]) => Ok(Self::Recent(count(n)?)),
-            ("alpha", [x]) => match x.parse::<f32>() {
-                Ok(x) if x > 0.0 && x < 4.0 => Ok(Self::Alpha(x)),
-                _ => Err(error()),
-            },
+            ("alpha", [x]) => x.parse().ok().filter(is_alpha).map(Self::Alpha).ok_or_else(error),
             _ => Err(error()),
         }
     }
@@ -163,11 +160,14 @@ impl Policy {
                 let mut touched = 0;
                 for (layer, heads) in plan.types.iter_mut().enumerate() {
                     if layer < *first || layer.saturating_add(*last) >= n {
+                        let before = heads.clone();
                         heads.iter_mut().for_each(raise_to_q8_0);
-                        touched += 1;
+                        touched += usize::from(*heads != before);
                     }
                 }
-                plan.notes.push(format!("boundary: q8_0 in {touched} of {n} KV layers"));
+                if touched > 0 {
+                    plan.notes.push(format!("boundary: q8_0 in {touched} of {n} KV layers"));
+                }
             }
             Self::Sink(n) => {
                 plan.sink_tokens = check_size("sink", *n, 0..=MAX_TOKENS)?;
@@ -175,7 +175,7 @@ impl Policy {
                 let mut heads = shape.layers.iter().zip(&plan.types).flat_map(|(layer, heads)| {
                     heads.iter().flat_map(|types| layer.sides().iter().map(|&side| types.of(side)))
                 });
-                if heads.any(|dtype| dtype.code().is_some()) {
+                if *n > 0 && heads.any(|dtype| dtype.code().is_some()) {
                     plan.notes.push(format!("sink: first {n} tokens in f16"));
                 }
             }
@@ -184,6 +184,9 @@ impl Policy {
                 plan.notes.push(format!("recent: last {n} tokens in f16"));
             }
             Self::Alpha(x) => {
+                if !is_alpha(x) {
+                    return Err(KvError::Policy { got: format!("alpha:{x}"), expected: POLICY_SYNTAX });
+                }
                 plan.alpha = *x;
                 plan.notes.push(format!("alpha: norms times {x}"));
             }
@@ -216,6 +219,11 @@ impl fmt::Display for Policies {
         }
         Ok(())
     }
+}
+
+/// Whether norms may be multiplied by it.
+fn is_alpha(x: &f32) -> bool {
+    *x > 0.0 && *x < 4.0
 }
 
 fn raise_to_q8_0(types: &mut HeadTypes) {

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use kvant_backend::limits;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::ContextFileError;
@@ -15,6 +16,8 @@ const ALIGN: u64 = 64;
 const PRELUDE: u64 = 64;
 /// Bytes of one entry of the table.
 const ENTRY: u64 = 32;
+/// The most bytes of header and table: pages of more tokens than anybody has memory for. A file may be as long as it says and mostly holes.
+const MOST_FRONT: u64 = 1 << 28;
 
 /// Where a section lies and what it must add up to.
 #[derive(Debug, Clone, Copy)]
@@ -148,7 +151,7 @@ impl<R: Read + Seek> Reader<R> {
         let header_len = u64::from(u32_at(&prelude, 12));
         let n_sections = u64::from(u32_at(&prelude, 16));
         let data_start = PRELUDE + header_len + n_sections * ENTRY;
-        if data_start > file_len || n_sections == 0 {
+        if data_start > file_len || data_start > MOST_FRONT || n_sections == 0 {
             return Err(corrupt(format!("a header of {header_len} bytes, {n_sections} sections")));
         }
         let mut header = vec![0; (data_start - PRELUDE) as usize];
@@ -201,15 +204,29 @@ impl<R: Read + Seek> Reader<R> {
             .sections
             .get(index)
             .ok_or_else(|| self.corrupt(format!("section {index} is missing, there are {n}")))?;
-        let mut bytes = vec![0; section.len as usize];
-        let at = self.source.seek(SeekFrom::Start(section.offset));
-        let read = at.and_then(|_| self.source.read_exact(&mut bytes));
-        read.map_err(|source| ContextFileError::Io { path: self.path.clone(), source })?;
+        let read = room(section.len).and_then(|mut bytes| {
+            self.source.seek(SeekFrom::Start(section.offset))?;
+            self.source.read_exact(&mut bytes)?;
+            Ok(bytes)
+        });
+        let bytes = read.map_err(|source| ContextFileError::Io { path: self.path.clone(), source })?;
         if xxh3_64(&bytes) != section.checksum {
             return Err(self.corrupt(format!("the checksum of section {index} of {n}")));
         }
         Ok(bytes)
     }
+}
+
+/// So many bytes to read into, if the machine has as many.
+fn room(n: u64) -> io::Result<Vec<u8>> {
+    let n = usize::try_from(n).unwrap_or(usize::MAX);
+    if limits::machine_bytes().is_some_and(|there_are| n > there_are) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(n)?;
+    bytes.resize(n, 0);
+    Ok(bytes)
 }
 
 fn read_up_to(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {

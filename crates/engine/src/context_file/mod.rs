@@ -39,6 +39,7 @@ use std::io::{self, Cursor, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_gguf::printable_path;
 use kvant_kv::{CacheState, Plan};
 
@@ -211,6 +212,9 @@ impl Model {
         header.check_identity(self, reader.path())?;
         let plan = header.plan(&self.config().kv_shape(), reader.path())?;
         let tokens = reader.tokens(header.n_tokens)?;
+        if let Some(n_ctx) = n_ctx {
+            check_size("n_ctx", n_ctx, 1..=MAX_TOKENS)?;
+        }
         let n_ctx = n_ctx.unwrap_or(self.config().n_ctx_train).max(tokens.len());
         let sequence = restore(&mut reader, self, plan, n_ctx, header.state())?;
         Ok(Session::from_parts(self.clone(), sequence, tokens, None))

@@ -229,6 +229,46 @@ fn every_changed_or_missing_byte_is_noticed() {
     std::fs::remove_file(&path).unwrap();
 }
 
+/// As long as it says, and holes but for the first bytes: no memory is taken for what a stranger announces.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_of_holes_is_refused_before_memory_is_taken() {
+    let (model, path) = (model(), file("holes"));
+    let mut session = model.session(options("f16", "f16", "none", true)).unwrap();
+    session.feed(&tokens(20), &mut |_| true).unwrap();
+    session.save(&path).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    for (n_sections, len) in [(u32::MAX, 1u64 << 40), (1 << 24, 1 << 32)] {
+        let mut bytes = whole.clone();
+        bytes[16..20].copy_from_slice(&n_sections.to_le_bytes());
+        bytes[24..32].copy_from_slice(&len.to_le_bytes());
+        std::fs::write(&path, &bytes).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(len).unwrap();
+        let error = model.load_session(&path, None).unwrap_err().to_string();
+        assert!(error.contains("sections"), "{error}");
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_loaded_session_has_a_length_that_makes_sense_and_the_owner_it_is_given() {
+    let (model, path) = (model(), file("owner"));
+    let prompt = tokens(160);
+    let mut session = model.session(options("f16", "f16", "none", true)).unwrap();
+    session.feed(&prompt[..150], &mut |_| true).unwrap();
+    session.save(&path).unwrap();
+    drop(session);
+    assert!(model.load_session(&path, Some(usize::MAX)).is_err());
+    let mut of_alice = model.load_session(&path, Some(300)).unwrap().owned_by(Some("alice".into()));
+    of_alice.feed(&prompt[150..], &mut |_| true).unwrap();
+    let attached = |owner: Option<&str>| {
+        let session = model.session(options("f16", "f16", "none", true)).unwrap();
+        session.owned_by(owner.map(Into::into)).attach(&prompt)
+    };
+    assert_eq!((attached(None), attached(Some("bob")), attached(Some("alice"))), (0, 0, 128));
+    std::fs::remove_file(&path).unwrap();
+}
+
 /// The bundled model, but for one hyper-parameter that changes neither a shape nor a weight.
 fn model_with_another_epsilon() -> Model {
     let gguf = kvant_gguf::Gguf::from_bytes(crate::model::POCKET).unwrap();
