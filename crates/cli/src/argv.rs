@@ -243,7 +243,8 @@ impl Reader<'_> {
             return self.before_command(written, run);
         }
         let ours = self.command.get_arguments().flat_map(longs);
-        let theirs = habits::names().filter(|name| self.habit(&Written::new(name)).is_some());
+        let theirs =
+            habits::names().filter(|name| matches!(self.habit(&Written::new(name)), Some(Means::Is(_))));
         let names = ours.chain(theirs.filter_map(|name| name.strip_prefix("--")));
         let near = nearest(&written.name, names).map(|near| format!("; did you mean --{near}?"));
         Failure::Usage(format!("no option {whole} in {name}{} (see {name} --help)", near.unwrap_or_default()))

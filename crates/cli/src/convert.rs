@@ -7,7 +7,7 @@ use clap::Args;
 use kvant::gguf::{TensorInfo, printable_path};
 use kvant::{hf, quantize};
 
-use crate::args::check_target;
+use crate::args::check_model_target;
 use crate::failure::Failure;
 use crate::quantize::say_types;
 use crate::weight_type::weight_type;
@@ -40,7 +40,7 @@ pub fn convert(args: ConvertArgs) -> Result<(), Failure> {
             format!("{}: expected a folder (kvant quantize takes GGUF files)", printable_path(&folder));
         return Err(Failure::Usage(line));
     }
-    check_target(Some(&out))?;
+    check_model_target(&out, &folder)?;
     let started = Instant::now();
     let gguf = hf::open(&folder).map_err(kvant::Error::from)?;
     let dtype = dtype.unwrap_or_else(|| quantize::usual_type(&gguf));

@@ -18,7 +18,7 @@ pub fn of_engine(error: &Error) -> String {
         Error::Template(kvant::TemplateError::Refused(_)) => error.to_string(),
         Error::Template(_) => {
             format!(
-                "{error} (--chat-template with {} or a file, or --raw)",
+                "{error} (--chat-template with {} or a file; kvant run --raw goes on with a text as it is)",
                 crate::template::names().join(", ")
             )
         }
@@ -120,7 +120,7 @@ mod tests {
             ),
             (
                 kvant::TemplateError::Missing.into(),
-                "(--chat-template with chatml, llama3, gemma, mistral, phi3 or a file, or --raw)",
+                "(--chat-template with chatml, llama3, gemma, mistral, phi3 or a file; kvant run --raw goes on with a text as it is)",
             ),
             (KvError::Full { need: 9, n_ctx: 8 }.into(), "(raise it with -c)"),
             (memory(3), "3 of 8 layers fit (-ngl 3, or fewer for more room for the cache)"),

@@ -24,11 +24,11 @@ pub struct PlaceArgs {
     /// The model, as with -m
     #[arg(value_name = "MODEL")]
     word: Option<String>,
-    /// GGUF file, Hugging Face folder or id (USER/REPO[:QUANT]), or bundled for the small built-in model, which is taken when none is
-    /// given [env: KVANT_MODEL]
+    /// GGUF file, Hugging Face folder or id (USER/REPO[:QUANT]), or bundled, the small built-in model [default: bundled]
+    /// [env: KVANT_MODEL]
     #[arg(short = 'm', long, value_name = "MODEL")]
     model: Option<String>,
-    /// Model of the Hugging Face hub (-hf), fetched where it is not there yet: USER/REPO[:QUANT], Q4_K_M when no type is given
+    /// Model of the Hugging Face hub (-hf), downloaded if needed: USER/REPO[:QUANT], Q4_K_M by default
     #[cfg(feature = "hub")]
     #[arg(long, value_name = "REPO", value_parser = hub_id, help_heading = HUB)]
     hf_repo: Option<Id>,
@@ -36,7 +36,7 @@ pub struct PlaceArgs {
     #[cfg(feature = "hub")]
     #[arg(long, value_name = "FILE", requires = "hf_repo", help_heading = HUB)]
     hf_file: Option<String>,
-    /// Take what was fetched before and ask nobody, as HF_HUB_OFFLINE=1 does
+    /// Use downloaded files only, as HF_HUB_OFFLINE=1 does
     #[cfg(feature = "hub")]
     #[arg(long, help_heading = HUB)]
     offline: bool,
@@ -54,10 +54,10 @@ impl PlaceArgs {
     /// In a command that takes a prompt as well, the first word may belong to that: then it is moved to `prompt`.
     ///
     /// # Errors
-    /// A word that names a model of another program's catalogue, which is surely no prompt.
+    /// A word that names a model of another program's catalogue, or a place where none is: it is surely no prompt.
     pub fn leave_prompt(&mut self, prompt: &mut Vec<String>) -> Result<(), Failure> {
         let Some(word) = self.word.take_if(|word| Place::guess(word).is_none()) else { return Ok(()) };
-        if !self.is_by_flag() && is_catalogue_name(&word) {
+        if !self.is_by_flag() && (is_catalogue_name(&word) || is_path(&word)) {
             let line = format!("no model '{word}': expected {EXPECTED} (-p takes it as a prompt)");
             return Err(Failure::Usage(line));
         }
@@ -202,6 +202,16 @@ fn hub_model(text: &str) -> Option<Id> {
     Id::parse(text).filter(|id| !id.repo.to_ascii_lowercase().ends_with(".gguf"))
 }
 
+/// Whether a model, or a part of one, lies there.
+pub fn is_model(path: &Path) -> bool {
+    is_safetensors(path) || begins_as_gguf(path)
+}
+
+/// Whether weights of a Hugging Face folder lie there.
+pub fn is_safetensors(path: &Path) -> bool {
+    path.is_file() && path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("safetensors"))
+}
+
 fn begins_as_gguf(path: &Path) -> bool {
     let mut magic = [0; 4];
     // Only a plain file is looked into: a pipe would lose what is read.
@@ -210,12 +220,22 @@ fn begins_as_gguf(path: &Path) -> bool {
         && magic == *b"GGUF"
 }
 
+/// Whether this is rather a place of files than the beginning of a sentence.
+fn is_path(text: &str) -> bool {
+    const BEGINNINGS: [&str; 4] = ["./", "../", "~/", "/"];
+    let is_plain = !text.contains(char::is_whitespace);
+    let is_named = text.contains("://") || BEGINNINGS.iter().any(|start| text.starts_with(start));
+    is_plain && (is_named || text.contains('/') && Path::new(text).exists())
+}
+
 /// Whether this looks like a name of ollama's catalogue, such as `llama3.2` or `qwen2.5:7b`.
 fn is_catalogue_name(text: &str) -> bool {
     const FAMILIES: [&str; 9] =
         ["llama", "qwen", "mistral", "gemma", "phi", "deepseek-", "smollm", "tinyllama", "gpt-oss"];
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || ".:-_".contains(c);
     let has_digit = |rest: &str| rest.contains(|c: char| c.is_ascii_digit());
-    text.chars().all(is_plain)
-        && FAMILIES.iter().any(|family| text.strip_prefix(family).is_some_and(has_digit))
+    const ALONE: [&str; 5] = ["mistral", "mixtral", "gemma", "tinyllama", "gpt2"];
+    ALONE.contains(&text)
+        || text.chars().all(is_plain)
+            && FAMILIES.iter().any(|family| text.strip_prefix(family).is_some_and(has_digit))
 }

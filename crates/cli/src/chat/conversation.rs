@@ -10,6 +10,7 @@ use kvant::{
 use super::command::{HELP, Input};
 use super::lines::Interrupt;
 use super::voice::{Shown, Voice};
+use crate::args::check_target;
 use crate::failure::Failure;
 use crate::run::{Answer, Summary, end_line, take_tokens};
 use crate::{console, output};
@@ -53,6 +54,7 @@ impl Chat {
             Input::Stats => self.say_stats(),
             Input::Kv => self.say_kv(),
             Input::Save(file) => {
+                check_target(Some(Path::new(&file)))?;
                 let bytes = self.session.save(&file)?;
                 let (tokens, size) = (self.session.tokens().len(), output::bytes(bytes as usize));
                 console::say(format_args!("{tokens} tokens in {}, {size}", printable_path(file.as_ref())));
@@ -135,6 +137,12 @@ impl Chat {
         drop(out);
         let stats = generation.stats();
         self.last = Some(stats);
+        // What ended an answer midway has left its last token unread: it belongs to what is saved.
+        let last =
+            answer.tokens.last().filter(|_| matches!(stats.finish, Some(Finish::Length | Finish::Cancelled)));
+        if let Some(&last) = last.filter(|_| stats.n_gen > 0 && self.session.tokens().len() < n_ctx) {
+            self.session.feed(&[last], &mut |_| true)?;
+        }
         Ok(stats.finish)
     }
 
