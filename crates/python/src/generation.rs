@@ -1,22 +1,33 @@
 //! `kvant.Generation`.
 
-use kvant::{Continuation, Finish};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvant::{Continuation, Finish, Stats};
 use pyo3::prelude::*;
 
 use crate::refused;
 use crate::session::Session;
 
 /// The text that follows a prompt, as it becomes complete.
-#[pyclass(module = "kvant")]
+#[pyclass(frozen, module = "kvant")]
 pub(crate) struct Generation {
     session: Py<Session>,
-    course: Continuation,
+    course: Mutex<Continuation>,
     turn: u64,
 }
 
 impl Generation {
     pub(crate) fn new(session: Py<Session>, course: Continuation, turn: u64) -> Self {
-        Self { session, course, turn }
+        Self { session, course: Mutex::new(course), turn }
+    }
+
+    /// How far it is, once no other thread moves it on.
+    fn course(&self) -> MutexGuard<'_, Continuation> {
+        self.course.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stats(&self, py: Python<'_>) -> Stats {
+        py.detach(|| self.course().stats())
     }
 }
 
@@ -26,41 +37,43 @@ impl Generation {
         slf
     }
 
-    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<String>> {
-        let Self { session, course, turn } = self;
-        if course.stats().finish.is_some() {
-            return Ok(None);
-        }
-        let (session, turn) = (session.get(), *turn);
-        py.detach(|| match course.next(session.lock()?.of(turn)?) {
-            Some(token) => token.map(|token| Some(token.text)).map_err(refused),
-            // What is left of a character that did not become whole.
-            None => Ok(Some(course.finish_text()).filter(|rest| !rest.is_empty())),
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let session = self.session.get();
+        py.detach(|| {
+            let mut course = self.course();
+            if course.stats().finish.is_some() {
+                return Ok(None);
+            }
+            match course.next(session.lock()?.of(self.turn)?) {
+                Some(token) => token.map(|token| Some(token.text)).map_err(refused),
+                // What is left of a character that did not become whole.
+                None => Ok(Some(course.finish_text()).filter(|rest| !rest.is_empty())),
+            }
         })
     }
 
     #[getter]
-    fn finish(&self) -> Option<&'static str> {
-        self.course.stats().finish.map(Finish::name)
+    fn finish(&self, py: Python<'_>) -> Option<&'static str> {
+        self.stats(py).finish.map(Finish::name)
     }
 
     #[getter]
-    fn n_prompt(&self) -> usize {
-        self.course.stats().n_prompt
+    fn n_prompt(&self, py: Python<'_>) -> usize {
+        self.stats(py).n_prompt
     }
 
     #[getter]
-    fn n_gen(&self) -> usize {
-        self.course.stats().n_gen
+    fn n_gen(&self, py: Python<'_>) -> usize {
+        self.stats(py).n_gen
     }
 
     #[getter]
-    fn prompt_tps(&self) -> f64 {
-        self.course.stats().prompt_tps()
+    fn prompt_tps(&self, py: Python<'_>) -> f64 {
+        self.stats(py).prompt_tps()
     }
 
     #[getter]
-    fn decode_tps(&self) -> f64 {
-        self.course.stats().decode_tps()
+    fn decode_tps(&self, py: Python<'_>) -> f64 {
+        self.stats(py).decode_tps()
     }
 }

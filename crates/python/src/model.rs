@@ -49,15 +49,21 @@ impl Model {
     }
 
     #[pyo3(signature = (kv = Types::Both("f16".to_owned()), *, kv_policy = None, n_ctx = None))]
-    fn session(&self, kv: Types, kv_policy: Option<&str>, n_ctx: Option<usize>) -> PyResult<Session> {
-        let (k, v) = match kv {
-            Types::Both(both) => (both.clone(), both),
-            Types::Each((k, v)) => (k, v),
+    fn session(
+        &self,
+        py: Python<'_>,
+        kv: Types,
+        kv_policy: Option<&str>,
+        n_ctx: Option<usize>,
+    ) -> PyResult<Session> {
+        let types = match kv {
+            Types::Both(both) => both,
+            Types::Each((k, v)) => format!("{k}/{v}"),
         };
-        let (k, v) = (k.parse().map_err(refused)?, v.parse().map_err(refused)?);
         let policies = kv_policy.map_or(Ok(Policies::default()), str::parse).map_err(refused)?;
-        let kv = KvOptions { k, v, policies, ..Default::default() };
-        self.0.session(SessionOptions { n_ctx, kv }).map(Session::new).map_err(refused)
+        let kv = KvOptions { policies, ..types.parse().map_err(refused)? };
+        // A step of another session may have to be waited for.
+        py.detach(|| self.0.session(SessionOptions { n_ctx, kv })).map(Session::new).map_err(refused)
     }
 
     fn tokens(&self, prompt: Prompt) -> PyResult<Vec<u32>> {

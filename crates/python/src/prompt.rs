@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use kvant::{Message, Model, Special};
-use pyo3::exceptions::PyKeyError;
+use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::refused;
 
@@ -13,6 +14,9 @@ use crate::refused;
 pub(crate) enum Prompt {
     #[pyo3(transparent, annotation = "str")]
     Text(String),
+    /// Bytes are numbers to Python, and no tokens.
+    #[pyo3(transparent, annotation = "bytes")]
+    Bytes(Py<PyBytes>),
     #[pyo3(transparent, annotation = "a list of token numbers")]
     Tokens(Vec<u32>),
     #[pyo3(transparent, annotation = "a list of messages")]
@@ -23,6 +27,9 @@ impl Prompt {
     /// Its tokens.
     pub(crate) fn tokens(self, model: &Model) -> PyResult<Vec<u32>> {
         match self {
+            Self::Bytes(_) => {
+                Err(PyTypeError::new_err("expected str, a list of token numbers or of messages, got bytes"))
+            }
             Self::Tokens(tokens) => Ok(tokens),
             Self::Text(text) => model.text_prompt(&text, Special::AsText).map_err(refused),
             Self::Messages(messages) => {

@@ -1,6 +1,8 @@
 //! `kvant.Session` and `kvant.KvUse`.
 
-use std::sync::{Mutex, MutexGuard};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use kvant::{CancelFlag, Continuation, GenerateOptions, SamplerParams};
 use pyo3::prelude::*;
@@ -12,7 +14,11 @@ use crate::{KvantError, refused};
 
 /// A conversation: tokens and their KV cache.
 #[pyclass(frozen, module = "kvant")]
-pub(crate) struct Session(Mutex<Turns>);
+pub(crate) struct Session {
+    turns: Mutex<Turns>,
+    /// The thread that has it now.
+    holder: Mutex<Option<ThreadId>>,
+}
 
 /// A session, and whose turn it is: a generation goes on while nobody else has used the session.
 pub(crate) struct Turns {
@@ -38,12 +44,26 @@ impl Turns {
 
 impl Session {
     pub(crate) fn new(session: kvant::Session) -> Self {
-        Self(Mutex::new(Turns { session, turn: 0 }))
+        Self { turns: Mutex::new(Turns { session, turn: 0 }), holder: Mutex::default() }
     }
 
-    /// The session, once no other thread of Python uses it; to be waited for with the interpreter let go.
-    pub(crate) fn lock(&self) -> PyResult<MutexGuard<'_, Turns>> {
-        self.0.lock().map_err(|_| KvantError::new_err("a fault of Kvant has broken this session"))
+    /// The session, once no other thread of Python uses it; to be waited for with the interpreter let go. A handler of a signal, which
+    /// runs in the middle of what its thread does, would wait for itself and is refused.
+    pub(crate) fn lock(&self) -> PyResult<Held<'_>> {
+        let me = thread::current().id();
+        if *self.holder() == Some(me) {
+            return Err(KvantError::new_err(
+                "the session is at work in this very thread: a signal handler cannot use it",
+            ));
+        }
+        let broken = |_| KvantError::new_err("a fault of Kvant has broken this session");
+        let turns = self.turns.lock().map_err(broken)?;
+        *self.holder() = Some(me);
+        Ok(Held { session: self, turns })
+    }
+
+    fn holder(&self) -> MutexGuard<'_, Option<ThreadId>> {
+        self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does something with the session while other threads of Python run.
@@ -56,10 +76,38 @@ impl Session {
     }
 }
 
-/// Reads a prompt; a signal stops it, as Ctrl-C does.
-fn begin(session: &mut kvant::Session, prompt: &[u32], options: GenerateOptions) -> PyResult<Continuation> {
+/// A session in the hands of a thread.
+pub(crate) struct Held<'s> {
+    session: &'s Session,
+    turns: MutexGuard<'s, Turns>,
+}
+
+impl Deref for Held<'_> {
+    type Target = Turns;
+
+    fn deref(&self) -> &Turns {
+        &self.turns
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut Turns {
+        &mut self.turns
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        *self.session.holder() = None;
+    }
+}
+
+/// Does something that tells how far it is; a signal stops it, as Ctrl-C does.
+fn until_signal<T>(
+    work: impl FnOnce(&CancelFlag, &mut dyn FnMut()) -> Result<T, kvant::Error>,
+) -> PyResult<T> {
     let (cancel, mut signal) = (CancelFlag::default(), None);
-    let begun = session.begin(prompt, options, &cancel, &mut |_| {
+    let done = work(&cancel, &mut || {
         if let Err(error) = Python::attach(|py| py.check_signals()) {
             signal = Some(error);
             cancel.cancel();
@@ -67,8 +115,13 @@ fn begin(session: &mut kvant::Session, prompt: &[u32], options: GenerateOptions)
     });
     match signal {
         Some(error) => Err(error),
-        None => begun.map_err(refused),
+        None => done.map_err(refused),
     }
+}
+
+/// Reads a prompt.
+fn begin(session: &mut kvant::Session, prompt: &[u32], options: GenerateOptions) -> PyResult<Continuation> {
+    until_signal(|cancel, look| session.begin(prompt, options, cancel, &mut |_| look()))
 }
 
 #[pymethods]
@@ -92,7 +145,7 @@ impl Session {
         ignore_eos: bool,
     ) -> PyResult<Generation> {
         let sampler = SamplerParams { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed };
-        let options = GenerateOptions { max_tokens, sampler, ignore_eos };
+        let options = GenerateOptions { max_tokens, sampler, ignore_eos, ..GenerateOptions::default() };
         let (course, turn) = slf.get().with(slf.py(), |turns| {
             let session = turns.anew();
             let tokens = prompt.tokens(session.model())?;
@@ -105,7 +158,12 @@ impl Session {
         self.with(py, |turns| {
             let session = turns.anew();
             let tokens = prompt.tokens(session.model())?;
-            session.feed(&tokens, &mut |_| true).map_err(refused)
+            until_signal(|cancel, look| {
+                session.feed(&tokens, &mut |_| {
+                    look();
+                    !cancel.is_cancelled()
+                })
+            })
         })
     }
 
