@@ -45,7 +45,7 @@ pub enum ModelError {
         with: usize,
     },
     /// A tensor that was to stay in the file, and is not there as it is used.
-    #[error("tensor '{tensor}' does not lie in the file as it is used, and cannot stay there")]
+    #[error("tensor '{tensor}' needs conversion while it is loaded, and cannot stay in the mapped file")]
     NotInFile {
         /// The tensor.
         tensor: String,

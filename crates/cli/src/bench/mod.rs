@@ -56,13 +56,13 @@ pub struct BenchArgs {
     /// Repetitions of each test
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
     repetitions: usize,
-    /// Reach depths by really reading tokens; slow. Without it the cache is filled with random keys and values
+    /// Fill the cache to each depth by running the model (slow) instead of with random keys and values
     #[arg(long)]
     real_fill: bool,
-    /// Measure the bandwidth of the device's memory too, and say how much of it decoding uses
+    /// Also measure memory bandwidth and report how much of it decoding uses
     #[arg(long, conflicts_with = "n_gpu_layers")]
     roofline: bool,
-    /// Instead: time the attention of one token at each depth with the stages of its reading left out one by one
+    /// Profile decode attention at each depth by leaving out stages of reading the cache one by one
     #[arg(long, conflicts_with_all = ["roofline", "real_fill"])]
     profile: bool,
     /// How to print the table

@@ -187,7 +187,7 @@ fn absent(fields: &Fields) -> Result<(), ApiError> {
         // Negative and zero are off where the one is.
         let is_on = |value: &f64| if off > 0.0 { *value != off } else { *value > 0.0 };
         if let Some(value) = fields.get(name, "a number")?.filter(is_on) {
-            return Err(ApiError::field(name, "nothing: this server does not draw like that", value));
+            return Err(ApiError::field(name, "not to be set: this way of sampling is not supported", value));
         }
     }
     Ok(())

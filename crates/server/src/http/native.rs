@@ -43,7 +43,7 @@ pub(super) async fn infill(
     let asked = Asked::read(&fields, &server.drawing(&hosted), hosted.tokenizer())?;
     let gap = Gap::read(&fields)?;
     let known = GapTokens::of(&hosted.model).ok_or_else(|| {
-        ApiError::invalid("this model has no tokens for what is before and behind a gap: it fills none")
+        ApiError::invalid("this model does not support fill-in-the-middle: its vocabulary has no tokens for prefix and suffix")
     })?;
     let n_ctx = hosted.n_ctx;
     let tokens = hosted

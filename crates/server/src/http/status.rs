@@ -164,8 +164,11 @@ pub(super) async fn kv(State(server): State<Arc<Server>>) -> Result<Json<Value>,
     })))
 }
 
-/// Names of the types of keys and values.
+/// Names of the types of keys and values: `mixed` where they differ by layer or head.
 fn types(hosted: &Hosted) -> [&'static str; 2] {
     let kv = &hosted.kv.options;
-    [kv.k.name(), kv.v.name()]
+    let (k, v) = kv
+        .plan(&hosted.model.config().kv_shape())
+        .map_or((kv.k.name(), kv.v.name()), |plan| plan.type_names());
+    [k, v]
 }
