@@ -72,6 +72,8 @@ pub struct DeviceInfo {
     pub n_threads: usize,
     /// What `n_threads` counts: `threads` or `SMs`.
     pub thread_unit: &'static str,
+    /// Whether a row of a step gives the same bits alone and among others.
+    pub rows_are_independent: bool,
     /// Whether [`Backend::broken_row`] looks. Where it does not, what is broken shows in the logits.
     pub looks_for_broken_rows: bool,
 }

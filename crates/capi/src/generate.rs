@@ -67,7 +67,7 @@ pub type KvantOnText =
 /// llama.cpp's settings, and seed 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_generate_options_default() -> KvantGenerateOptions {
-    let GenerateOptions { max_tokens, sampler, ignore_eos } = GenerateOptions::default();
+    let GenerateOptions { max_tokens, sampler, ignore_eos, .. } = GenerateOptions::default();
     let SamplerParams { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed } = sampler;
     KvantGenerateOptions {
         max_tokens: max_tokens.unwrap_or(0),
@@ -88,7 +88,8 @@ impl From<&KvantGenerateOptions> for GenerateOptions {
             options;
         let &KvantGenerateOptions { repeat_penalty, repeat_last_n, .. } = options;
         let sampler = SamplerParams { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed };
-        GenerateOptions { max_tokens: Some(max_tokens).filter(|&n| n > 0), sampler, ignore_eos }
+        let max_tokens = Some(max_tokens).filter(|&n| n > 0);
+        GenerateOptions { max_tokens, sampler, ignore_eos, ..Self::default() }
     }
 }
 

@@ -9,12 +9,12 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use kvant::gguf::printable_path;
 use kvant::{
-    DType, DeviceChoice, Error, Gpu, KvOptions, Model, Needs, OpenOptions, Policies, PromptMath, Recommended,
-    SamplerParams, Session, SessionOptions,
+    DType, DeviceChoice, Error, GenerateOptions, Gpu, KvOptions, Model, Needs, OpenOptions, Policies,
+    PromptMath, Recommended, SamplerParams, Session, SessionOptions,
 };
 
 use crate::failure::Failure;
-use crate::place::PlaceArgs;
+use crate::place::{self, PlaceArgs};
 use crate::plan::{self, KvPlanArgs, with_policies};
 use crate::weight_type::weight_type;
 use crate::{log, output, progress};
@@ -27,25 +27,23 @@ pub struct ModelArgs {
     /// Threads; all cores when not given
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS", value_parser = positive)]
     pub threads: Option<usize>,
-    /// Device to run on: cpu, cuda:N (an NVIDIA GPU), wgpu:N (any GPU, through Vulkan, Metal or DX12), or auto, the first NVIDIA GPU
-    /// that can be used, else the cpu
+    /// Device to run on: cpu, cuda:N (NVIDIA), wgpu:N (any GPU, through Vulkan, Metal or DX12), or auto: the first usable NVIDIA
+    /// GPU, else the CPU
     #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
     pub device: DeviceChoice,
-    /// Give weights this type while they are loaded, the file stays as it is: q8_0, q4_K, f16, ... With f16 products round no
-    /// activations, so that what eval tells of a cache is the cache's alone
+    /// Convert weights to this type on load (q8_0, q4_K, f16, ...); the file is unchanged. f16 avoids the rounding of activations, so
+    /// that eval measures the cache alone
     #[arg(long, value_name = "TYPE", env = "KVANT_WEIGHTS", value_parser = weight_type)]
     pub weights: Option<DType>,
-    /// Where experts are kept: ram, or mmap: in the file, and those that a token chooses are laid out each time. Memory for the rest
-    /// of the model is enough then, and a token of the answer takes ten times as long or more (CPU)
+    /// Where experts live: ram, or mmap: they stay in the file and are laid out when a token chooses them (CPU only; less memory, at
+    /// least ten times slower)
     #[arg(long, value_name = "WHERE", env = "KVANT_EXPERTS", default_value = "ram")]
     pub experts: ExpertPlace,
-    /// What products of prompts are computed in: exact, as those of single tokens, bit for bit; or bf16, weights and activations rounded
-    /// to it, which takes a CPU with a matrix unit, or on 64-bit ARM with products of bf16, there for f16 and bf16 weights alone (kvant
-    /// doctor tells)
+    /// Arithmetic of prompts: exact (matches decoding bit for bit) or bf16 (needs a CPU with a bf16 matrix unit; kvant doctor tells)
     #[arg(long, value_name = "MATH", env = "KVANT_PROMPT_MATH", default_value = "exact")]
     pub prompt_math: PromptMathArg,
-    /// Layers for the GPU (-ngl), the last ones; the CPU runs those before. A number or all; all when not given. Where no
-    /// GPU can be used a note says so, and the CPU runs all of them
+    /// Run the last N layers on the GPU and the rest on the CPU (-ngl); a number or all [default: all]. Without a usable GPU a note
+    /// says so and the CPU runs everything
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", env = "KVANT_N_GPU_LAYERS", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
 }
@@ -71,16 +69,16 @@ pub enum PromptMathArg {
 /// What the KV cache stores.
 #[derive(Args, Debug, Clone)]
 pub struct CacheArgs {
-    /// Tokens of context; 0 is the model's own length, as when not given
+    /// Tokens of context; 0, the default, is the model's own length
     #[arg(short = 'c', long, value_name = "N", env = "KVANT_CTX_SIZE")]
     pub ctx_size: Option<usize>,
-    /// KV type of the keys (-ctk): f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2 turbo3t turbo2t; f16 when only that of the values
-    /// is given. With neither, the cache is as the plan beside the model says (kvant plan), q8_0 where there is none
-    #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_K", value_parser = kv_type)]
-    cache_type_k: Option<DType>,
-    /// KV type of the values (-ctv); f16 when only that of the keys is given
-    #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_V", value_parser = kv_type)]
-    cache_type_v: Option<DType>,
+    /// Type of the keys (-ctk): auto f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2 turbo3t turbo2t [default: f16 if only -ctv is
+    /// set, else the plan beside the model (kvant plan), or q8_0]
+    #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_K", value_parser = kv_type_or_auto)]
+    cache_type_k: Option<KvTypeArg>,
+    /// Type of the values (-ctv) [default: as for -ctk]
+    #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_V", value_parser = kv_type_or_auto)]
+    cache_type_v: Option<KvTypeArg>,
     /// Rules on top of the types: none, or a comma list of auto-asymmetric, boundary:FIRST,LAST, sink:N, recent:N,
     /// alpha:X
     #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value_t, value_parser = policies)]
@@ -95,11 +93,10 @@ pub struct CacheArgs {
 /// How the next token is drawn.
 #[derive(Args, Debug, Clone)]
 pub struct SamplingArgs {
-    /// Seed of the draws; -1 is a random one, which the summary names
+    /// Random seed; -1 picks one, which the summary names
     #[arg(short = 's', long, value_name = "N", env = "KVANT_SEED", default_value = "-1", value_parser = seed)]
     pub seed: Seed,
-    /// Temperature; 0 always takes the likeliest token. Of this and the next five, what the model recommends is taken where
-    /// nothing is said, or else [default: 0.8]
+    /// Temperature; 0 is greedy. Sampling options that are not set follow the model's recommendation, if it has one [default: 0.8]
     #[arg(long, value_name = "T", env = "KVANT_TEMP")]
     temp: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all [default: 40]
@@ -119,17 +116,34 @@ pub struct SamplingArgs {
     repeat_last_n: Option<usize>,
 }
 
-/// How long an answer may be.
+/// How long an answer may be, and how far ahead it is guessed.
 #[derive(Args, Debug, Clone)]
-pub struct LengthArgs {
+pub struct DecodeArgs {
     /// Tokens to generate at most; -1: until the model stops or the context is full
     #[arg(short = 'n', long, value_name = "N", env = "KVANT_PREDICT", default_value_t = -1, allow_negative_numbers = true)]
     predict: i64,
+    #[command(flatten)]
+    draft: DraftArgs,
 }
 
-impl LengthArgs {
+/// How far ahead an answer is guessed.
+#[derive(Args, Debug, Clone, Copy)]
+pub struct DraftArgs {
+    /// Guess at most N tokens ahead, from what the text has said before (speculative decoding); 0 switches it off. The answer is
+    /// the same either way [default: as many as pay]
+    #[arg(long, value_name = "N", env = "KVANT_DRAFT_MAX")]
+    pub draft_max: Option<usize>,
+}
+
+impl DecodeArgs {
+    /// The options of a generation that draws by `sampler`.
+    pub fn options(&self, sampler: SamplerParams) -> Result<GenerateOptions, Failure> {
+        let max_tokens = self.max_tokens()?;
+        Ok(GenerateOptions { max_tokens, sampler, draft_max: self.draft.draft_max, ignore_eos: false })
+    }
+
     /// The most tokens to generate, if there is such a limit. llama.cpp's -2 is the same as -1 here.
-    pub fn max_tokens(&self) -> Result<Option<usize>, Failure> {
+    fn max_tokens(&self) -> Result<Option<usize>, Failure> {
         match self.predict {
             -1 | -2 => Ok(None),
             n => usize::try_from(n)
@@ -246,20 +260,25 @@ impl CacheArgs {
         }
     }
 
+    /// The types of keys and of values, where they are named.
+    fn types(&self) -> [Option<DType>; 2] {
+        [self.cache_type_k, self.cache_type_v].map(|given| given.and_then(|KvTypeArg(named)| named))
+    }
+
     /// What the cache stores; reads the type table.
     pub fn kv_options(&self) -> Result<KvOptions, Failure> {
         let mut policies = self.kv_policy.clone();
         if let Some(path) = &self.kv_types {
             policies = with_type_table(policies, path)?;
         }
-        let (k, v) = (self.cache_type_k.unwrap_or(DType::F16), self.cache_type_v.unwrap_or(DType::F16));
+        let [k, v] = self.types().map(|named| named.unwrap_or(DType::F16));
         Ok(KvOptions { k, v, policies, ..Default::default() })
     }
 
     /// These options with the plan for `model` that is given, or that lies beside it where no type is named; and where none is,
     /// what was chosen.
     pub fn resolve(&self, mut options: SessionOptions, model: &Model) -> Result<Resolved, Failure> {
-        let has_types = self.cache_type_k.is_some() || self.cache_type_v.is_some() || self.kv_types.is_some();
+        let has_types = self.types().iter().any(Option::is_some) || self.kv_types.is_some();
         let given = self.plan.open(model)?;
         let mut auto = None;
         options.kv = match (given, has_types) {
@@ -349,6 +368,25 @@ pub fn with_type_table(policies: Policies, path: &Path) -> Result<Policies, Fail
 /// Refuses a file that cannot be written, before the work whose result is to go there.
 pub fn check_target(path: Option<&Path>) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
+    if place::is_model(path) {
+        return Err(Failure::work(
+            printable_path(path),
+            "is a model, which would be replaced: choose another name",
+        ));
+    }
+    kvant::files::check_target(path).map_err(|error| Failure::work(printable_path(path), error))
+}
+
+/// Refuses what a model made from `from` cannot be written to: what it is made from, or weights of another folder.
+pub fn check_model_target(path: &Path, from: &Path) -> Result<(), Failure> {
+    let is_same = path.canonicalize().is_ok_and(|path| from.canonicalize().is_ok_and(|from| path == from));
+    let refusal = |why: &str| Failure::work(printable_path(path), why);
+    if is_same {
+        return Err(refusal("is what the model would be made from: choose another name"));
+    }
+    if place::is_safetensors(path) {
+        return Err(refusal("holds weights of a folder, which would be replaced: choose another name"));
+    }
     kvant::files::check_target(path).map_err(|error| Failure::work(printable_path(path), error))
 }
 
@@ -403,6 +441,16 @@ pub fn positive(text: &str) -> Result<usize, String> {
         Ok(n) if n > 0 => Ok(n),
         _ => Err("expected a number from 1 up".to_owned()),
     }
+}
+
+/// A KV type; none where it is left to Kvant.
+#[derive(Debug, Clone, Copy)]
+struct KvTypeArg(Option<DType>);
+
+/// Parses a KV type, or `auto`.
+fn kv_type_or_auto(text: &str) -> Result<KvTypeArg, String> {
+    let named = if text == "auto" { None } else { Some(kv_type(text)?) };
+    Ok(KvTypeArg(named))
 }
 
 /// Parses a KV type.

@@ -7,9 +7,9 @@ mod voice;
 
 use clap::Args;
 use kvant::gguf::printable;
-use kvant::{ChatTemplate, Message, Needs, Plan, RenderOptions, Session, SessionOptions};
+use kvant::{ChatTemplate, Message, Needs, RenderOptions, Session, SessionOptions};
 
-use crate::args::{CacheArgs, LengthArgs, ModelArgs, Resolved, SamplingArgs};
+use crate::args::{CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs};
 use crate::failure::Failure;
 use crate::template::TemplateArgs;
 use crate::{console, output};
@@ -34,7 +34,7 @@ pub struct ChatArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
-    length: LengthArgs,
+    decode: DecodeArgs,
     #[command(flatten)]
     template: TemplateArgs,
     /// The first message
@@ -43,13 +43,13 @@ pub struct ChatArgs {
     /// System message
     #[arg(long, value_name = "TEXT")]
     system_prompt: Option<String>,
-    /// When the context is full, forget the oldest turns and read what is left again
+    /// When the context is full, drop the oldest turns and go on
     #[arg(long, env = "KVANT_CONTEXT_SHIFT", value_parser = clap::builder::BoolishValueParser::new())]
     context_shift: bool,
-    /// Whether the model thinks before it answers, where its template can tell it so
+    /// Whether the model thinks before it answers, if its template supports that
     #[arg(long, value_name = "on|off", value_parser = clap::builder::BoolishValueParser::new())]
     think: Option<bool>,
-    /// Leave out what the model thinks before it answers
+    /// Do not show the model's thinking
     #[arg(long, env = "KVANT_HIDE_THINKING", value_parser = clap::builder::BoolishValueParser::new())]
     hide_thinking: bool,
 }
@@ -60,7 +60,6 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     let first = args.prompt.clone().or_else(|| (!args.words.is_empty()).then(|| args.words.join(" ")));
     // What is wrong with them is told before anything is loaded.
     args.sampling.params()?;
-    let max_tokens = args.length.max_tokens()?;
     let options = args.cache.session_options()?;
     let model = args.model.open_for(false, Needs::ChatTemplate, args.template.source()?)?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
@@ -76,7 +75,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
         system: args.system_prompt,
         loaded: None,
         last: None,
-        generate: kvant::GenerateOptions { sampler, max_tokens, ..Default::default() },
+        generate: args.decode.options(sampler)?,
         recommended,
         n_answers: 0,
         context_shift: args.context_shift,
@@ -142,8 +141,7 @@ fn banner(
 ) -> Result<String, Failure> {
     let model = session.model();
     let (shape, kv, n_ctx) = (model.config().kv_shape(), &options.kv, session.n_ctx());
-    let plan = Plan::new(&shape, kv.k, kv.v, &kv.policies).map_err(kvant::Error::from)?;
-    let plan = Plan { tail: kv.tail, balance: kv.balance.clone(), ..plan };
+    let plan = kv.plan(&shape).map_err(kvant::Error::from)?;
     let (type_k, type_v) = plan.type_names();
     let name = printable(name, 128);
     let (device, full) = (model.device().name, output::bytes(plan.n_bytes(&shape, n_ctx)));

@@ -52,13 +52,19 @@ const SPLIT: Means = No(
     "layers are split between one GPU and the CPU: --device cuda:N or wgpu:N chooses it, -ngl N says how many go there",
 );
 const SAMPLERS: Means = No("tokens are drawn with --temp, --top-k, --top-p, --min-p and --repeat-penalty");
-const GRAMMAR: Means = No("answers cannot be held to a grammar");
+const GRAMMAR: Means =
+    No("kvant serve holds an answer to the schema or grammar of its request; no flag does");
 const ROPE: Means = No("positions are as the model's file says");
-const DRAFT: Means = No("there is no speculative decoding");
+const DRAFT_MODEL: Means =
+    No("tokens are guessed from what the text has said before (--draft-max N), not by a second model");
+const DRAFT: Means =
+    noted(Value, "how many guesses pay is found while an answer is made; --draft-max N bounds them");
 const IMAGES: Means = No("models read text alone");
 const HUB: Means = No("this build fetches nothing (feature `hub`)");
 const SERVER: Means = No("kvant serve listens for requests");
-const THINKING: Means = No("what a model thinks is shown as it writes it");
+const THINKING: Means = No(
+    "kvant chat shows what a model thinks, or not (--hide-thinking); a request to kvant serve says reasoning_format",
+);
 const UNBOUND: Means = noted(Value, "the system places threads; taskset binds them");
 const ONE_CACHE: &str = "a cache is as its types and policies say (-ctk, -ctv, --kv-policy)";
 const TEMPLATE: Means = No("--chat-template takes a format's name or a file, --raw the text as it is");
@@ -250,11 +256,12 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--api-key", SERVER),
     ("--log-file", No("a shell keeps what is said in a file: 2> FILE")),
     ("--lora", No("adapters are not read; merge it into the model first")),
-    ("-md", DRAFT),
-    ("--model-draft", DRAFT),
-    ("--draft", DRAFT),
-    ("--draft-max", DRAFT),
+    ("-md", DRAFT_MODEL),
+    ("--model-draft", DRAFT_MODEL),
+    ("--draft", Is("--draft-max")),
+    ("--draft-n", Is("--draft-max")),
     ("--draft-min", DRAFT),
+    ("--draft-p-min", DRAFT),
     ("--spec-type", DRAFT),
     ("--mmproj", IMAGES),
     ("--image", IMAGES),

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kvant::gguf::printable;
 use kvant::{
-    CancelFlag, Error, GenerateOptions, Generation, KvUse, Message, Model, Needs, SamplerParams, Session,
-    Special, Stats, TemplateError,
+    CancelFlag, Error, Finish, GenerateOptions, Generation, KvUse, Message, Model, Needs, SamplerParams,
+    Session, Special, Stats, TOKENS_PER_BLOCK, TemplateError,
 };
 use serde_json::json;
 
 use crate::args::{
-    CacheArgs, LengthArgs, ModelArgs, Resolved, SamplingArgs, check_target, from_env, read_text,
+    CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, check_target, from_env, read_text,
 };
 use crate::failure::Failure;
 use crate::template::TemplateArgs;
@@ -52,7 +52,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system_prompt: Option<String>,
     #[command(flatten)]
-    length: LengthArgs,
+    decode: DecodeArgs,
     /// Go on after the model has ended its turn
     #[arg(long)]
     ignore_eos: bool,
@@ -103,6 +103,9 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
         end_line()?;
     }
     let stats = generation.stats();
+    if stats.finish == Some(Finish::ContextFull) && !quiet {
+        log::note(format!("the context of {} tokens is full (raise it with -c)", session.n_ctx()));
+    }
     if args.json {
         let object = json_result(&model, &session, &answer.text, &stats, &sampler);
         console::print_json(&object)?;
@@ -152,8 +155,8 @@ impl RunArgs {
     }
 
     fn generate_options(&self) -> Result<GenerateOptions, Failure> {
-        let (max_tokens, sampler) = (self.length.max_tokens()?, self.sampling.params()?);
-        Ok(GenerateOptions { max_tokens, sampler, ignore_eos: self.ignore_eos })
+        let options = self.decode.options(self.sampling.params()?)?;
+        Ok(GenerateOptions { ignore_eos: self.ignore_eos, ..options })
     }
 
     /// The prompt in the model's chat format, when it has one; else as it is.
@@ -234,10 +237,16 @@ impl fmt::Display for Summary<'_> {
         }
         write!(f, " | prompt {} tok{}", stats.n_prompt, speed(prompt_tps(stats)))?;
         write!(f, " | decode {} tok{}", stats.n_gen, speed(decode_tps(stats)))?;
+        if stats.n_drafted > 0 {
+            write!(f, ", {} of {} guesses came true", stats.n_accepted, stats.n_drafted)?;
+        }
         let (held, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));
         let auto = self.auto.map_or_else(String::new, |why| format!(" ({why})"));
-        write!(f, " | KV {}/{}{auto}: {} tok in {held}, ", kv.type_k, kv.type_v, kv.tokens)?;
-        write!(f, "f16 {f16} ({ratio:.2}x)")?;
+        write!(f, " | KV {}/{}{auto}: {} tok in {held}, f16 {f16}", kv.type_k, kv.type_v, kv.tokens)?;
+        // A saving within the first block is one of padding.
+        if kv.tokens >= TOKENS_PER_BLOCK {
+            write!(f, " ({ratio:.2}x)")?;
+        }
         if self.sampler.temperature > 0.0 {
             write!(f, " | seed {}", self.sampler.seed)?;
         }
@@ -272,6 +281,8 @@ fn json_result(
         "n_gen": stats.n_gen,
         "prompt_tps": prompt_tps(stats),
         "decode_tps": decode_tps(stats),
+        "draft_n": stats.n_drafted,
+        "draft_n_accepted": stats.n_accepted,
         "device": device.name,
         "kernels": device.kernels,
         "type_k": kv.type_k,

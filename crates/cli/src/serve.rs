@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use kvant::{Model, Needs, limits};
+use kvant::{Error, Model, Needs, limits};
 use kvant_server::{Drawing, Offer, Opened, Options, ServeError, serve};
 
-use crate::args::{CacheArgs, ModelArgs, Resolved, SamplingArgs, positive};
+use crate::args::{CacheArgs, DraftArgs, ModelArgs, Resolved, SamplingArgs, positive};
 #[cfg(feature = "otel")]
 use crate::collector::CollectorArgs;
 use crate::console;
@@ -39,27 +39,26 @@ pub struct ServeArgs {
     /// Port to listen at; 0 takes any that is free
     #[arg(long, value_name = "N", env = "KVANT_PORT", default_value_t = 8080)]
     port: u16,
-    /// Answers in work at once (-np); the others wait
+    /// Maximum concurrent answers (-np); further requests wait
     #[arg(long, value_name = "N", env = "KVANT_PARALLEL", default_value_t = 64, value_parser = positive)]
     parallel: usize,
-    /// Requests that may wait; those that come then are told to try again later
+    /// Maximum waiting requests; further ones get a 429
     #[arg(long, value_name = "N", env = "KVANT_QUEUE", default_value_t = 1024)]
     queue: usize,
-    /// Memory for the caches of all conversations together, such as 8G; half of the machine's when not given
+    /// Memory for all KV caches together, such as 8G [default: half of the machine's memory]
     #[arg(long, value_name = "BYTES", env = "KVANT_KV_BUDGET", value_parser = output::parse_bytes)]
     kv_budget: Option<usize>,
-    /// Memory of the machine for conversations that there is no room for on the device, such as 16G; for GPUs: on the CPU it
-    /// is the same memory, of which --kv-budget makes more
+    /// Spill conversations that do not fit on the GPU to this much of the machine's memory, such as 16G (on the CPU raise
+    /// --kv-budget instead)
     #[arg(long, value_name = "BYTES", env = "KVANT_KV_RAM", value_parser = output::parse_bytes)]
     kv_ram: Option<usize>,
-    /// A folder for conversations that there is no memory for, and how much they may take there; they are found again after a
-    /// restart
+    /// Spill conversations to DIR, up to BYTES; they are kept across restarts
     #[arg(long, value_name = "DIR:BYTES", env = "KVANT_KV_DISK", value_parser = folder)]
     kv_disk: Option<(PathBuf, u64)>,
-    /// Whether the model thinks before it answers where a request does not say, if its template can tell it so
+    /// Whether the model thinks before it answers, if its template supports that and the request does not say
     #[arg(long, value_name = "on|off", env = "KVANT_THINK", value_parser = clap::builder::BoolishValueParser::new())]
     think: Option<bool>,
-    /// Tokens that the model may think before it answers, where a request does not say; then its thought is ended. -1: as many as it likes
+    /// Maximum thinking tokens where a request does not say; -1 is unlimited
     #[arg(
         long,
         value_name = "N",
@@ -69,17 +68,24 @@ pub struct ServeArgs {
         value_parser = clap::value_parser!(i64).range(-1..)
     )]
     reasoning_budget: i64,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// Name of the model, for clients
     #[arg(long, value_name = "NAME", env = "KVANT_ALIAS")]
     alias: Option<String>,
     /// Key that callers must send; may be given several times
-    #[arg(long, value_name = "KEY", env = "KVANT_API_KEY", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "KVANT_API_KEY",
+        value_delimiter = ',',
+        value_parser = clap::builder::NonEmptyStringValueParser::new()
+    )]
     api_key: Vec<String>,
     /// Origin of a web page that may send requests, such as https://chat.example, or * for all; may be given several times
     #[arg(long, value_name = "ORIGIN", env = "KVANT_CORS_ORIGIN", value_delimiter = ',')]
     cors_origin: Vec<String>,
-    /// Another model by a name of its own, loaded when a request asks for it; may be given several times. Those that nobody
-    /// uses make room for others
+    /// Another model, loaded when a request names it; may be given several times. Unused models make room for others
     #[arg(long, value_name = "NAME=FILE", value_parser = named)]
     also: Vec<(String, String)>,
     #[cfg(feature = "tls")]
@@ -97,10 +103,10 @@ pub struct ServeArgs {
 #[cfg(feature = "tls")]
 #[derive(Args, Debug)]
 struct TlsArgs {
-    /// Certificate in PEM format to speak TLS with (https), and behind it those that it stands on
+    /// TLS certificate chain in PEM format (serves https)
     #[arg(long, value_name = "FILE", env = "KVANT_TLS_CERT", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// Key of the certificate, in PEM format and not encrypted
+    /// Private key of the certificate, in PEM format, not encrypted
     #[arg(long, value_name = "FILE", env = "KVANT_TLS_KEY", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 }
@@ -118,11 +124,10 @@ impl TlsArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Routers")]
 struct EventArgs {
-    /// Tell routers which prompts are in memory, as vLLM does over ZeroMQ: tcp://*:5557 is bound, another host is connected to.
-    /// Whoever listens there reads what is said
+    /// Publish KV events over ZeroMQ as vLLM does; tcp://*:5557 binds, another host is connected to. Subscribers can read the prompts
     #[arg(long, value_name = "ADDRESS", env = "KVANT_KV_EVENTS", conflicts_with = "also")]
     kv_events: Option<String>,
-    /// Send events again to routers that missed some and ask here, such as tcp://*:5558
+    /// Address where routers can ask for events that they missed, such as tcp://*:5558
     #[arg(long, value_name = "ADDRESS", env = "KVANT_KV_EVENTS_REPLAY", requires = "kv_events")]
     kv_events_replay: Option<String>,
     /// Topic of the events, as the router expects it
@@ -215,7 +220,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     {
         return Err(Failure::Usage(format!("--also: two models have the name '{}'", twice.1.name)));
     }
-    let kv = format!("{}/{}", options.kv.k, options.kv.v);
+    let (k, v) = options.kv.plan(&model.config().kv_shape()).map_err(Error::from)?.type_names();
+    let kv = format!("{k}/{v}");
     let served = Options {
         address: (args.host, args.port),
         name: name.clone(),
@@ -227,6 +233,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         thinks: args.think,
         thinking_budget: usize::try_from(args.reasoning_budget).ok(),
         has_one_seed: args.sampling.seed.is_chosen,
+        draft_max: args.draft.draft_max,
         n_running: args.parallel,
         n_waiting: args.queue,
         kv_budget: budget,

@@ -127,6 +127,7 @@ impl Backend for CpuDevice {
             kernels: format!("{}{math}{tuned}", self.isa.name()),
             n_threads: self.pool.n_threads(),
             thread_unit: "threads",
+            rows_are_independent: self.prompt_math == PromptMath::Exact,
             looks_for_broken_rows: true,
         }
     }

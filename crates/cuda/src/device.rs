@@ -188,6 +188,7 @@ impl Backend for CudaDevice {
             kernels: format!("{}, sm_{}", properties.name, properties.arch),
             n_threads: properties.n_sms as usize,
             thread_unit: "SMs",
+            rows_are_independent: false,
             looks_for_broken_rows: false,
         }
     }

@@ -43,7 +43,7 @@ fn main() -> Result<(), kvant::Error> {
             break;
         }
         n_tokens += tokens.len();
-        let feeds = open.into_iter().zip(&tokens).map(|(session, tokens)| Feed { session, tokens });
+        let feeds = open.into_iter().zip(&tokens).map(|(session, tokens)| Feed::new(session, tokens));
         Session::feed_together(&mut feeds.collect::<Vec<_>>())?;
     }
     let speed = n_tokens as f64 / started.elapsed().as_secs_f64();

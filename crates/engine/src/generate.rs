@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kvant_model::ModelError;
+use kvant_text::guess::Guesser;
 use kvant_text::sampler::{Sampler, SamplerParams};
 use kvant_text::tokenizer::DecodeStream;
 
@@ -19,6 +21,9 @@ pub struct GenerateOptions {
     pub sampler: SamplerParams,
     /// Go on after an end-of-turn token.
     pub ignore_eos: bool,
+    /// The most tokens that are guessed from what the text has said before and read together with the next one: none for 0; as many as pay when
+    /// `None` ([`Model::most_guesses`](crate::Model::most_guesses)). They change the time that an answer takes, and nothing else.
+    pub draft_max: Option<usize>,
 }
 
 /// Stops a generation from another thread; clones share the flag.
@@ -87,8 +92,12 @@ pub struct Stats {
     pub n_gen: usize,
     /// Time spent to generate them: in the model and in choosing.
     pub decode_time: Duration,
-    /// Tokens that went through the model one by one in that time.
+    /// Tokens that went through the model in that time.
     pub n_decoded: usize,
+    /// Guessed tokens that went through the model, whether they were drawn then or not.
+    pub n_drafted: usize,
+    /// Guesses that were drawn: tokens that took no step of their own.
+    pub n_accepted: usize,
     /// Why it ended, once it has.
     pub finish: Option<Finish>,
 }
@@ -110,7 +119,7 @@ fn rate(n: usize, time: Duration) -> f64 {
 }
 
 /// An iterator over the tokens that follow a prompt. Dropping it stops the generation; the session keeps what was
-/// generated.
+/// generated, but for the last token, which nothing has followed yet: feed it to go on by hand.
 pub struct Generation<'s> {
     session: &'s mut Session,
     course: Continuation,
@@ -151,12 +160,32 @@ impl Iterator for Generation<'_> {
 /// once. See [`Session::begin`].
 pub struct Continuation {
     sampler: Sampler,
+    guesser: Guesser,
+    /// The most guesses.
+    draft_max: usize,
     decode: DecodeStream,
     options: GenerateOptions,
     cancel: CancelFlag,
     /// The token drawn last, not fed yet.
     pending: Option<u32>,
     stats: Stats,
+}
+
+/// Refuses what cannot be continued, before anything that the session holds is forgotten.
+fn check(session: &Session, prompt: &[u32], options: &GenerateOptions) -> Result<(), Error> {
+    let (model, n_ctx) = (session.model(), session.n_ctx());
+    if prompt.is_empty() {
+        return Err(Error::EmptyPrompt);
+    }
+    if prompt.len() > n_ctx {
+        return Err(Error::PromptTooLong { tokens: prompt.len(), n_ctx });
+    }
+    let n_vocab = model.n_vocab();
+    if let Some(&token) = prompt.iter().find(|&&token| token as usize >= n_vocab) {
+        return Err(ModelError::Token { token, n_vocab }.into());
+    }
+    options.sampler.validate()?;
+    model.tokenizer().map(|_| ())
 }
 
 impl Continuation {
@@ -167,9 +196,7 @@ impl Continuation {
         cancel: &CancelFlag,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
-        if prompt.len() > session.n_ctx() {
-            return Err(Error::PromptTooLong { tokens: prompt.len(), n_ctx: session.n_ctx() });
-        }
+        check(session, prompt, &options)?;
         let started = Stopwatch::start();
         let kept = session.keep_prefix(prompt);
         session.feed(&prompt[kept..], &mut |done| {
@@ -180,9 +207,19 @@ impl Continuation {
         session.mark();
         let stats =
             Stats { n_prompt: prompt.len() - kept, prompt_time: started.elapsed(), ..Stats::default() };
-        let sampler = Sampler::new(options.sampler);
+        let draft_max = options.draft_max.unwrap_or_else(|| session.model().most_guesses());
+        let (sampler, guesser) = (Sampler::new(options.sampler), Guesser::default());
         let decode = DecodeStream::default();
-        Ok(Self { sampler, decode, options, cancel: cancel.clone(), pending: None, stats })
+        Ok(Self {
+            sampler,
+            guesser,
+            draft_max,
+            decode,
+            options,
+            cancel: cancel.clone(),
+            pending: None,
+            stats,
+        })
     }
 
     /// Counts and times so far.
@@ -229,10 +266,13 @@ impl Continuation {
                 return Ok(Err(Finish::ContextFull));
             }
             let started = Stopwatch::start();
-            session.queue(&[token], &mut |_| true)?;
+            let n_read = self.read(session, token)?;
             self.pending = None;
             let id = session.draw(&mut self.sampler)?;
-            self.stats.decode_time += started.elapsed();
+            let time = started.elapsed();
+            self.guesser.drawn(id);
+            self.guesser.took(n_read, time);
+            self.stats.decode_time += time;
             self.stats.n_decoded += 1;
             id
         } else {
@@ -245,5 +285,23 @@ impl Continuation {
         self.stats.n_gen += 1;
         self.pending = Some(id);
         Ok(Ok(Token { id, text: self.decode.push(tokenizer, id) }))
+    }
+
+    /// Has the session read `token` and, if it was not read on trial before, what may follow it. Returns the tokens that went through the model.
+    fn read(&mut self, session: &mut Session, token: u32) -> Result<usize, Error> {
+        if session.ahead().first() == Some(&token) {
+            self.stats.n_accepted += 1;
+            session.queue(&[token], &mut |_| true)?;
+            return Ok(0);
+        }
+        // Of what is guessed nothing is drawn beyond the last token.
+        let left = self.options.max_tokens.map_or(usize::MAX, |max| max - self.stats.n_gen - 1);
+        let guesses = match self.draft_max.min(left) {
+            0 => &[],
+            most => self.guesser.guess(session.tokens(), token, most),
+        };
+        let n = session.queue_ahead(token, guesses)?;
+        self.stats.n_drafted += n;
+        Ok(1 + n)
     }
 }

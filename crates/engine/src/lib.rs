@@ -62,6 +62,7 @@ pub use kvant_kv::{
 };
 pub use kvant_model::{Config, ExpertSpec, LayerSpec, Part, Want};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
+pub use kvant_text::guess::{Guesser, MOST_GUESSES};
 pub use kvant_text::recommended::Recommended;
 pub use kvant_text::sampler::{Sampler, SamplerParams};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};

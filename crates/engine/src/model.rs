@@ -10,6 +10,7 @@ use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, Plan};
 use kvant_model::{Config, Part};
 use kvant_text::chat::{ChatTemplate, TemplateError};
+use kvant_text::guess::MOST_GUESSES;
 use kvant_text::recommended::Recommended;
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
@@ -257,6 +258,12 @@ impl Model {
     /// The device the model runs on and the kernels it uses.
     pub fn device(&self) -> DeviceInfo {
         self.inner.loaded.info()
+    }
+
+    /// The most tokens to guess ahead where nobody says: none, unless a row of a step gives the same bits in any company, so that guesses change
+    /// nothing.
+    pub fn most_guesses(&self) -> usize {
+        if self.device().rows_are_independent { MOST_GUESSES } else { 0 }
     }
 
     /// The kernel for every op and type.

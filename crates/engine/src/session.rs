@@ -1,15 +1,16 @@
 //! A conversation with a model: one KV cache and the tokens in it.
 
+mod ahead;
 mod together;
 
 use std::str::FromStr;
 use std::sync::Arc;
 
-use kvant_backend::Candidate;
 use kvant_backend::limits::{MAX_TOKENS, check_size};
+use kvant_backend::{Candidate, TOKENS_PER_BLOCK};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
-use kvant_kv::{Balance, Plan, Policies};
+use kvant_kv::{Balance, KvError, KvShape, Plan, Policies};
 use kvant_model::{Entry, OnQueries, Want};
 use kvant_text::sampler::{SampleError, Sampler};
 
@@ -39,6 +40,18 @@ impl KvOptions {
     /// The same type for keys and values, with the default policies.
     pub fn symmetric(dtype: DType) -> Self {
         Self { k: dtype, v: dtype, ..Default::default() }
+    }
+
+    /// What each layer and head of a model of this shape stores then.
+    ///
+    /// # Errors
+    /// Policies or a balance that do not fit the model.
+    pub fn plan(&self, shape: &KvShape) -> Result<Plan, KvError> {
+        if let Some(balance) = &self.balance {
+            balance.check(shape)?;
+        }
+        let plan = Plan::new(shape, self.k, self.v, &self.policies)?;
+        Ok(Plan { tail: self.tail, balance: self.balance.clone(), ..plan })
     }
 }
 
@@ -99,6 +112,8 @@ pub struct Session {
     model: Model,
     sequence: Sequence,
     tokens: Vec<u32>,
+    /// Tokens that were read on trial: the cache holds them behind `tokens`, unless they have been given back.
+    ahead: Vec<u32>,
     /// Logits of the last step, and which row of them follows the last token.
     lent: Option<(Arc<dyn Logits>, usize)>,
     /// That row on the host, `[n_vocab]`, once it has been asked for.
@@ -116,13 +131,7 @@ impl Session {
         if let Room::Exactly(n_ctx) = room {
             check_size("n_ctx", n_ctx, 1..=MAX_TOKENS)?;
         }
-        let shape = model.config().kv_shape();
-        let kv = options.kv;
-        if let Some(balance) = &kv.balance {
-            balance.check(&shape)?;
-        }
-        let balance = kv.balance.clone();
-        let plan = Plan { tail: kv.tail, balance, ..Plan::new(&shape, kv.k, kv.v, &kv.policies)? };
+        let plan = options.kv.plan(&model.config().kv_shape())?;
         let sequence = Sequence::start(Arc::clone(model.loaded()), plan, room)?;
         Ok(Self::from_parts(model, sequence, Vec::new(), None))
     }
@@ -135,8 +144,8 @@ impl Session {
     ) -> Self {
         let root = Model::block_root(sequence.plan(), owner.as_deref());
         sequence.loaded().set_root(sequence.id(), root);
-        let (row, likeliest) = (Vec::new(), Vec::new());
-        Self { model, sequence, tokens, lent: None, row, likeliest, is_real: true, owner }
+        let (ahead, row, likeliest) = (Vec::new(), Vec::new(), Vec::new());
+        Self { model, sequence, tokens, ahead, lent: None, row, likeliest, is_real: true, owner }
     }
 
     /// This session, empty as it is, as one of `owner`: it shares memory with others of the same owner alone, so that nobody can
@@ -146,7 +155,9 @@ impl Session {
         Self::from_parts(self.model, self.sequence, self.tokens, owner)
     }
 
+    /// The sequence, which holds what has been fed and nothing else.
     pub(crate) fn sequence(&self) -> &Sequence {
+        self.settle();
         &self.sequence
     }
 
@@ -174,7 +185,7 @@ impl Session {
         let (plan, shape) = (self.sequence.plan(), self.model.config().kv_shape());
         let ((type_k, type_v), (bpv_k, bpv_v)) = (plan.type_names(), plan.bits_per_value(&shape));
         KvUse {
-            tokens: self.sequence.len(),
+            tokens: self.tokens.len(),
             bytes: self.sequence.loaded().n_bytes(self.sequence.id()),
             bytes_f16: self.sequence.f16_bytes(&shape),
             type_k,
@@ -205,7 +216,7 @@ impl Session {
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<(), Error> {
         self.check_room(tokens)?;
-        let mut left = tokens;
+        let mut left = &tokens[self.take_ahead(tokens)..];
         while let Some(chunk) = self.next_chunk(&mut left) {
             let last = left.is_empty();
             self.step(chunk, if last { Want::Last } else { Want::Nothing }, None)?;
@@ -308,6 +319,7 @@ impl Session {
     /// A context too small for them, or a device error.
     pub fn fill_random(&mut self, n: usize, seed: u64) -> Result<(), Error> {
         let mut random = Random::new(seed);
+        self.settle();
         (self.lent, self.is_real) = (None, false);
         let mut left = n;
         while left > 0 {
@@ -323,8 +335,8 @@ impl Session {
     /// The logits that follow the last token that was fed, `[n_vocab]`, read from the device.
     ///
     /// # Errors
-    /// [`Error::NoLogits`] after a rewind, a fork or a restored context, until the next token is fed; when the device cannot be
-    /// read.
+    /// [`Error::NoLogits`] after a rewind, a fork, a restored context or a generation that has ended, until the next token is
+    /// fed; when the device cannot be read.
     pub fn logits(&mut self) -> Result<&[f32], Error> {
         let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
         self.row.resize(self.model.n_vocab(), 0.0);
@@ -334,8 +346,10 @@ impl Session {
 
     /// Gives back what was lent, the logits, until the next token is fed, and room for tokens that may not come.
     pub fn rest(&mut self) {
+        self.settle();
         self.tokens.shrink_to_fit();
-        (self.lent, self.row, self.likeliest) = (None, Vec::new(), Vec::new());
+        (self.lent, self.row) = (None, Vec::new());
+        (self.ahead, self.likeliest) = (Vec::new(), Vec::new());
     }
 
     /// The cached keys or values of one KV head as numbers, `[tokens, head_dim]`: what the codes stand for.
@@ -347,7 +361,7 @@ impl Session {
     /// # Panics
     /// When the model has no such layer or head.
     pub fn kv_rows(&self, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
-        self.sequence.loaded().rows(self.sequence.id(), layer, head, side)
+        self.sequence().loaded().rows(self.sequence.id(), layer, head, side)
     }
 
     /// Forgets everything.
@@ -397,8 +411,9 @@ impl Session {
     pub fn fork(&self) -> Self {
         Self {
             model: self.model.clone(),
-            sequence: self.sequence.fork(),
+            sequence: self.sequence().fork(),
             tokens: self.tokens.clone(),
+            ahead: Vec::new(),
             lent: None,
             row: Vec::new(),
             likeliest: Vec::new(),
@@ -448,16 +463,25 @@ impl Session {
     /// token is left to read, so that there are logits to go on from. Returns the tokens that are there.
     pub fn keep_prefix(&mut self, prompt: &[u32]) -> usize {
         let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        match self.cut(same.min(prompt.len().saturating_sub(1))) {
-            0 => self.attach(prompt),
-            kept => kept,
+        let kept = self.cut(same.min(prompt.len().saturating_sub(1)));
+        // Others hold whole blocks.
+        if prompt.len() - kept <= TOKENS_PER_BLOCK {
+            return kept;
         }
+        let mut other = self.fork();
+        other.clear();
+        let attached = other.attach(prompt);
+        if attached <= kept {
+            return kept;
+        }
+        *self = other;
+        attached
     }
 
     /// Remembers this place, in place of the one before: rewinding to it, or to the tokens just before it, reads none again.
     /// Nothing is remembered of a short one: it would cost more than a tenth of the cache's bytes.
     pub fn mark(&mut self) {
-        self.sequence.loaded().mark(self.sequence.id());
+        self.sequence().loaded().mark(self.sequence.id());
     }
 
     fn check_room(&self, tokens: &[u32]) -> Result<(), Error> {
@@ -482,16 +506,20 @@ impl Session {
     }
 
     fn step(&mut self, tokens: &[u32], want: Want, queries: OnQueries<'_>) -> Result<(), Error> {
+        self.settle();
+        self.run(tokens, want, queries)?;
+        self.stepped(tokens);
+        Ok(())
+    }
+
+    /// Has the model read `tokens` after what the cache holds.
+    fn run(&mut self, tokens: &[u32], want: Want, queries: OnQueries<'_>) -> Result<(), Error> {
         self.lent = None;
         let row = StepRow { id: self.sequence.id(), n: tokens.len(), want };
-        match self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None, queries) {
-            Ok(logits) => {
-                self.lent = logits.map(|logits| (logits, want.count(tokens.len()) - 1));
-                self.stepped(tokens);
-                Ok(())
-            }
-            Err(error) => Err(self.failed(error)),
-        }
+        let logits = self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None, queries);
+        let logits = logits.map_err(|error| self.failed(error))?;
+        self.lent = logits.map(|logits| (logits, want.count(tokens.len()) - 1));
+        Ok(())
     }
 
     /// Takes note of tokens that a step has read.
@@ -548,7 +576,7 @@ mod tests {
                 let mut feeds: Vec<_> = together
                     .iter_mut()
                     .zip(&tokens)
-                    .map(|(session, tokens)| Feed { session, tokens })
+                    .map(|(session, tokens)| Feed::new(session, tokens))
                     .collect();
                 Session::feed_together(&mut feeds).unwrap();
                 for ((together, alone), tokens) in together.iter_mut().zip(&mut alone).zip(tokens) {
@@ -565,7 +593,7 @@ mod tests {
         let models = [(); 2].map(|()| Model::bundled(OpenOptions::default()).unwrap());
         let [mut a, mut b] = [0, 1].map(|i| session(&models[i], "f16", 5));
         let together = |feeds: [(&mut Session, &[u32]); 2]| {
-            Session::feed_together(&mut feeds.map(|(session, tokens)| Feed { session, tokens }))
+            Session::feed_together(&mut feeds.map(|(session, tokens)| Feed::new(session, tokens)))
         };
         let error = together([(&mut a, &[1]), (&mut b, &[2])]).unwrap_err().to_string();
         assert_eq!(error, "sessions: expected sessions of one model, got one of another");

@@ -76,7 +76,7 @@ fn decoding_does_not_allocate_per_token() {
 /// Reads a prompt, answers, and waits.
 fn converse(session: &mut Session, prompt: &[u32]) {
     let sampler = SamplerParams::greedy();
-    let options = GenerateOptions { max_tokens: Some(10), sampler, ignore_eos: true };
+    let options = GenerateOptions { max_tokens: Some(10), sampler, ignore_eos: true, ..Default::default() };
     assert_eq!(session.generate(prompt, options).unwrap().count(), 10);
 }
 

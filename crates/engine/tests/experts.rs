@@ -76,7 +76,7 @@ fn experts_say_the_same_bits_however_tokens_are_fed_and_on_any_number_of_threads
         a.feed(&tokens[..140], &mut |_| true).unwrap();
         b.feed(&tokens[100..140], &mut |_| true).unwrap();
         let feeds = [(&mut a, &tokens[140..]), (&mut b, &tokens[..7])];
-        let mut feeds = feeds.map(|(session, tokens)| Feed { session, tokens });
+        let mut feeds = feeds.map(|(session, tokens)| Feed::new(session, tokens));
         Session::feed_together(&mut feeds).unwrap();
         let bits =
             |session: &mut Session| session.logits().unwrap().iter().map(|l| l.to_bits()).collect::<Vec<_>>();

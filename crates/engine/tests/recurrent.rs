@@ -77,7 +77,7 @@ fn a_sequence_says_the_same_bits_whatever_it_went_through() {
         feed(&mut a, &tokens[..1000], 200);
         feed(&mut b, &tokens[50..90], 40);
         let feeds = [(&mut a, &tokens[1000..]), (&mut b, &tokens[..9])];
-        Session::feed_together(&mut feeds.map(|(session, tokens)| Feed { session, tokens })).unwrap();
+        Session::feed_together(&mut feeds.map(|(session, tokens)| Feed::new(session, tokens))).unwrap();
         is_same(&mut a, "in company");
 
         let mut fork = a.fork();

@@ -145,6 +145,8 @@ struct History<'a> {
     told: Vec<String>,
     /// Tokens that sessions began with because others held them.
     attached: usize,
+    /// Guesses that were read.
+    read_ahead: usize,
 }
 
 impl History<'_> {
@@ -199,10 +201,57 @@ impl History<'_> {
     fn feed_all(&mut self, sizes: &[usize]) {
         let tokens: Vec<_> = (0..sizes.len()).map(|index| self.next(index, sizes[index]).to_vec()).collect();
         self.told.push(format!("together {:?}", tokens.iter().map(Vec::len).collect::<Vec<_>>()));
-        let each = self.sessions.iter_mut().zip(&tokens).filter(|(_, tokens)| !tokens.is_empty());
-        let mut feeds: Vec<_> = each.map(|(session, tokens)| Feed { session, tokens }).collect();
+        // Guesses of some, right or wrong: they count where a single token is fed.
+        let guesses: Vec<_> = (0..sizes.len())
+            .map(|index| {
+                let (right, wrong) = (self.below(4), self.below(3));
+                let from = self.sessions[index].tokens().len() + tokens[index].len();
+                let right = &self.reference.text[from..N_TEXT.min(from + right)];
+                [right, &self.reference.text[..wrong]].concat()
+            })
+            .collect();
+        let each = self.sessions.iter_mut().zip(&tokens).zip(&guesses);
+        let feeds = each.map(|((session, tokens), guesses)| Feed { session, tokens, guesses });
+        let mut feeds: Vec<_> = feeds.filter(|feed| !feed.tokens.is_empty()).collect();
         Session::feed_together(&mut feeds).unwrap();
         (0..tokens.len()).filter(|&index| !tokens[index].is_empty()).for_each(|index| self.check(index));
+    }
+
+    /// A token and guesses of what follows, right up to some place and then wrong. Each token that is fed after it has to have its logits,
+    /// whether it was guessed or not.
+    fn feed_ahead(&mut self) {
+        let index = self.below(self.sessions.len());
+        let (n_right, n_wrong) = (self.below(8), self.below(4));
+        let Some((&token, right)) = self.next(index, 1 + n_right).split_first() else { return };
+        let mut guesses = right.to_vec();
+        guesses.extend(self.reference.text.iter().take(n_wrong).map(|token| token ^ 1));
+        let before = self.sessions[index].tokens().len();
+        self.sessions[index].feed_ahead(token, &guesses).unwrap();
+        self.told.push(format!(
+            "{index} at {before} guesses {n_right} right and {n_wrong} wrong, reads {}",
+            self.sessions[index].ahead().len()
+        ));
+        self.read_ahead += self.sessions[index].ahead().len();
+        self.check(index);
+        // Sometimes what comes next is something else altogether, with guesses still there.
+        for _ in 0..self.below(n_right + n_wrong + 2) {
+            let Some(&token) = self.next(index, 1).first() else { return };
+            match self.below(4) {
+                0 => feed(&mut self.sessions[index], &[token]),
+                1 => self.sessions[index].feed_ahead(token, &[1, 2, 3]).unwrap(),
+                2 => {
+                    let session = &mut self.sessions[index];
+                    let (tokens, guesses) = ([token], [1, 2]);
+                    Session::feed_together(&mut [Feed { session, tokens: &tokens, guesses: &guesses }])
+                        .unwrap();
+                }
+                _ => {
+                    let tokens = self.next(index, 3).to_vec();
+                    feed(&mut self.sessions[index], &tokens);
+                }
+            }
+            self.check(index);
+        }
     }
 
     fn fork(&mut self) {
@@ -269,9 +318,10 @@ impl History<'_> {
         self.add(session);
     }
 
-    fn run(mut self, n_steps: usize) -> usize {
+    fn run(mut self, n_steps: usize) -> (usize, usize) {
         for _ in 0..n_steps {
-            match self.below(12) {
+            match self.below(15) {
+                12.. => self.feed_ahead(),
                 0..3 => self.feed(),
                 3..6 => self.feed_together(),
                 6 => self.fork(),
@@ -291,12 +341,13 @@ impl History<'_> {
         // However it came about, it goes on like the reference.
         self.feed_all(&vec![17; self.sessions.len()]);
         self.feed_all(&vec![1; self.sessions.len()]);
-        self.attached
+        (self.attached, self.read_ahead)
     }
 }
 
-/// One history per model, which differ in the number of threads; each hands the file it saved to the next. Returns the tokens that were attached.
-fn histories(models: &[Model], case: Case, seed: u64, n_steps: usize) -> usize {
+/// One history per model, which differ in the number of threads; each hands the file it saved to the next. Returns the tokens that were attached,
+/// and the guesses that were read.
+fn histories(models: &[Model], case: Case, seed: u64, n_steps: usize) -> (usize, usize) {
     let mut random = Random::new(seed);
     let reference = Reference::new(&models[0], case, &mut random);
     let file = Scratch::new(&format!("schedules-{seed}"));
@@ -304,9 +355,11 @@ fn histories(models: &[Model], case: Case, seed: u64, n_steps: usize) -> usize {
         let sessions = vec![empty(model, case), empty(model, case)];
         let (random, told) = (Random::new(random.bits()), Vec::new());
         let (reference, file) = (&reference, &*file.0);
-        History { model, case, reference, random, file, sessions, told, attached: 0 }.run(n_steps)
+        let history =
+            History { model, case, reference, random, file, sessions, told, attached: 0, read_ahead: 0 };
+        history.run(n_steps)
     };
-    models.iter().map(run).sum()
+    models.iter().map(run).fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
 }
 
 #[test]
@@ -316,7 +369,8 @@ fn logits_depend_on_the_tokens_alone() {
         if scalar { (5, 10, &[1, 3][..]) } else { (CASES.len(), 30, &[1, 2, 3, 4][..]) };
     let models = FAMILIES.map(|name| threads.iter().map(|&n| family(name, n)).collect::<Vec<_>>());
     for (i, &case) in CASES[..n_cases].iter().enumerate() {
-        let attached = histories(&models[i % models.len()], case, i as u64, n_steps);
+        let (attached, read_ahead) = histories(&models[i % models.len()], case, i as u64, n_steps);
+        assert!(read_ahead > 0, "{case:?}: nothing was read ahead");
         // A window kept beyond borders leaves nothing that could be shared.
         assert_eq!(attached == 0, case.2.contains("recent"), "{case:?}: {attached} tokens attached");
     }
@@ -340,7 +394,7 @@ fn question(model: &Model, words: usize) -> Vec<u32> {
 /// What a session draws greedily after `prompt`.
 fn continuation(session: &mut Session, prompt: &[u32], n: usize) -> Vec<u32> {
     let sampler = SamplerParams::greedy();
-    let options = GenerateOptions { sampler, max_tokens: Some(n), ignore_eos: true };
+    let options = GenerateOptions { sampler, max_tokens: Some(n), ignore_eos: true, ..Default::default() };
     session.generate(prompt, options).unwrap().map(|token| token.unwrap().id).collect()
 }
 
@@ -360,6 +414,35 @@ fn a_prompt_cache_changes_no_token() {
             session.load_prefix(&file.0, &prompt).unwrap();
             assert_eq!(continuation(&mut session, &prompt, n), want, "a prompt of {} tokens", prompt.len());
             session.save(&file.0).unwrap();
+        }
+    }
+}
+
+/// A text that repeats itself, so that there is something to guess: greedily and drawn at random, a generation says the same with guesses and
+/// without, and most of what it says takes no step of its own.
+#[test]
+fn guesses_change_no_token() {
+    let model = bundled(2);
+    let n = if is_scalar(&model) { 60 } else { 200 };
+    for case in [CASES[0], CASES[2]] {
+        for sampler in [SamplerParams::greedy(), SamplerParams { seed: 7, ..SamplerParams::default() }] {
+            let answer = |draft_max| {
+                let mut session = empty(&model, case);
+                let options = GenerateOptions { max_tokens: Some(n), sampler, ignore_eos: true, draft_max };
+                let prompt = question(&model, 200);
+                let mut generation = session.generate(&prompt, options).unwrap();
+                let ids: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
+                let stats = generation.stats();
+                // What was read on trial and not said is not there afterwards.
+                let cached = session.tokens().to_vec();
+                assert_eq!((cached.len(), session.kv().tokens), (prompt.len() + n - 1, prompt.len() + n - 1));
+                (ids, cached, stats.n_drafted, stats.n_accepted)
+            };
+            let (plain, guessed, few) = (answer(Some(0)), answer(None), answer(Some(2)));
+            assert_eq!((plain.2, plain.3), (0, 0));
+            assert_eq!((&guessed.0, &guessed.1), (&plain.0, &plain.1), "{case:?}, {sampler:?}");
+            assert_eq!((&few.0, &few.1), (&plain.0, &plain.1), "{case:?}, {sampler:?}, two at most");
+            assert!(guessed.3 > 0 && guessed.3 <= guessed.2, "{} of {} came true", guessed.3, guessed.2);
         }
     }
 }

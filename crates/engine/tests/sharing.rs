@@ -3,7 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvant::synthetic::Shape;
-use kvant::{DeviceChoice, Error, Feed, KvError, KvOptions, Model, OpenOptions, Session, SessionOptions};
+use kvant::{
+    DeviceChoice, Error, Feed, GenerateOptions, KvError, KvOptions, Model, OpenOptions, SamplerParams,
+    Session, SessionOptions,
+};
 use kvant_backend::BackendError;
 use kvant_model::ModelError;
 
@@ -49,6 +52,40 @@ fn a_prompt_shorter_than_the_sink_is_shared_once_it_is_longer() {
     assert_eq!(second.attach(&prompt), 512);
     feed(&mut second, &prompt[512..]);
     assert_eq!(bits(&mut second), bits(&mut first));
+}
+
+#[test]
+fn a_prompt_begins_with_whatever_is_longest_there() {
+    let model = model();
+    let prompt = text(0, 1100);
+    let mut first = empty(&model, "turbo3", "none");
+    feed(&mut first, &prompt);
+    let mut second = empty(&model, "turbo3", "none");
+    feed(&mut second, &[&prompt[..3], &text(900, 40)].concat());
+    assert_eq!(second.keep_prefix(&prompt), 1024);
+    feed(&mut second, &prompt[1024..]);
+    assert_eq!(bits(&mut second), bits(&mut first));
+    // What is there itself is longer now.
+    assert_eq!(second.keep_prefix(&prompt), 1099);
+}
+
+#[test]
+fn what_cannot_be_continued_is_refused_before_anything_is_forgotten() {
+    let model = Model::bundled(OpenOptions { device: DeviceChoice::Cpu, ..Default::default() }).unwrap();
+    let mut session = empty(&model, "f16", "none");
+    feed(&mut session, &[5; 40]);
+    let hot = GenerateOptions {
+        sampler: SamplerParams { top_p: -1.0, ..Default::default() },
+        ..Default::default()
+    };
+    for (prompt, options) in [
+        (&[][..], GenerateOptions::default()),
+        (&[5, u32::MAX][..], GenerateOptions::default()),
+        (&[5, 5, 7][..], hot),
+    ] {
+        assert!(session.generate(prompt, options).is_err(), "{prompt:?}");
+        assert_eq!(session.tokens(), [5; 40]);
+    }
 }
 
 /// Bytes of a block of 128 tokens: 4 layers, 2 heads, keys and values of 64 numbers each.
@@ -198,7 +235,7 @@ fn a_budget_that_one_of_several_exceeds_leaves_all_as_they_were() {
     let (more, bytes) = (text(9, 200), model.kv_bytes());
     model.set_kv_budget(bytes + 3 * block_bytes("q8_0"));
     let together = |sessions: &mut [Session]| {
-        let mut feeds: Vec<_> = sessions.iter_mut().map(|session| Feed { session, tokens: &more }).collect();
+        let mut feeds: Vec<_> = sessions.iter_mut().map(|session| Feed::new(session, &more)).collect();
         Session::feed_together(&mut feeds)
     };
     let error = together(&mut sessions).unwrap_err();

@@ -148,6 +148,26 @@ impl<P: Page> Cache<P> {
         self.layout.states().map_or(usize::MAX, |states| states.until_snapshot(self.len))
     }
 
+    /// How many tokens behind the next one may be stored on trial, `most` at most: a [cut](Cache::cut) to any of them, or to the next one alone,
+    /// leaves what is there without feeding anything again, and they take no memory that the next one does not.
+    pub fn most_on_trial(&self, most: usize) -> usize {
+        let next = self.len + 1;
+        let is_free = |n: &usize| {
+            let (len, layout) = (next + n, &self.layout);
+            let coded = layout.coded_tiles(len);
+            let same_blocks = |group: &Group| {
+                group.n_blocks(len, coded) == group.n_blocks(next, layout.coded_tiles(next))
+                    && group.oldest_block(len) == group.oldest_block(next)
+            };
+            len <= self.n_ctx
+                && layout.exact_cut(next, coded) == next
+                && layout.groups().iter().all(same_blocks)
+        };
+        // A state is not cut, and without a tail what is stored depends on the steps.
+        let has_none = self.layout.states().is_some() || !self.layout.plan().tail;
+        if has_none { 0 } else { (1..=most).take_while(is_free).count() }
+    }
+
     /// Makes room for `n` more tokens, in memory that nobody else has.
     ///
     /// # Errors
@@ -272,7 +292,8 @@ impl<P: Page> Cache<P> {
             return 0;
         }
         let mut states = self.states.after(n).cloned();
-        if let Some(mark) = self.mark.take_if(|_| now < marked) {
+        // It is there for the next cut as well: an answer may be given again and again.
+        if let Some(mark) = self.mark.clone().filter(|_| now < marked) {
             self.coded = mark.coded;
             self.memory.iter_mut().zip(mark.tails).for_each(|(memory, tail)| memory.set_tail(tail));
             states = states.or(mark.states.filter(|_| mark.len == n));
@@ -349,19 +370,20 @@ impl<P: Page> Cache<P> {
     }
 
     /// Says what the first block follows on; without, blocks are neither made known nor looked for. Of a sequence whose blocks
-    /// may be known already, it stays as it is.
+    /// are known already, it stays as it is.
     pub fn set_root(&mut self, root: BlockKey) {
-        if self.keys.is_empty() || self.is_empty() {
+        if self.keys.len() <= 1 || self.is_empty() {
             self.keys = vec![root];
         }
     }
 
     /// Makes the blocks known that are complete, so that other sequences can begin with them. `tokens` are those that are
-    /// stored.
+    /// stored, but for what is on trial.
     pub fn publish(&mut self, pool: &Pool<P>, tokens: &[u32]) {
         let groups = self.layout.groups().iter();
         let complete = groups.map(|group| group.complete_blocks(self.len, self.coded)).min().unwrap_or(0);
         let (known, _) = tokens.as_chunks();
+        let complete = complete.min(known.len());
         while let Some(&parent) = self.keys.last().filter(|_| self.keys.len() <= complete) {
             let index = self.keys.len() - 1;
             let weak = |page: &Arc<_>| Arc::downgrade(page);

@@ -89,6 +89,8 @@ pub struct Options {
     pub thinks: Option<bool>,
     /// The most tokens that a model may think before it answers, where a request does not say; then its thought is ended.
     pub thinking_budget: Option<usize>,
+    /// The most tokens that are guessed ahead for an answer; as many as pay when `None`.
+    pub draft_max: Option<usize>,
     /// Answers in work at once.
     pub n_running: usize,
     /// Answers that wait for their turn; those that come then are told to try later.
@@ -125,6 +127,7 @@ impl Options {
             has_one_seed: false,
             thinks: None,
             thinking_budget: None,
+            draft_max: None,
             n_running: 64,
             n_waiting: 64,
             kv_budget: 256 << 20,

@@ -237,7 +237,8 @@ impl Pool {
         let store = Store::open(of_it(options.kv_ram), disk, &model, blocks.clone())?;
         let status = Arc::new(Mutex::default());
         let told = (Arc::clone(&self.metrics), Arc::clone(&status));
-        let worker = Worker::new(model.clone(), options.n_ctx, limits, (store, blocks), told);
+        let lengths = (options.n_ctx, options.draft_max);
+        let worker = Worker::new(model.clone(), lengths, limits, (store, blocks), told);
         let (jobs, received) = mpsc::channel();
         let alarm = Alarm(Some(self.broken.clone()));
         let work = move || {

@@ -247,6 +247,7 @@ impl Pace {
 
     fn ran(&mut self, n_speaking: usize, n_read: usize, seconds: f64) {
         match (n_speaking, n_read) {
+            _ if seconds == 0.0 => {}
             (0, 0) => {}
             (_, 0) => Self::learn(&mut self.speaking, seconds),
             (0, rows) => Self::learn(&mut self.row, seconds / rows as f64),
@@ -414,7 +415,7 @@ impl Scheduler {
         }
     }
 
-    /// A step of these rows has taken so long.
+    /// A step of these rows has taken so long; no time at all where all of them had been read ahead.
     pub fn ran(&mut self, rows: &[(Id, usize)], took: Duration) {
         let (mut n_speaking, mut n_read) = (0, 0);
         for &(id, n) in rows {

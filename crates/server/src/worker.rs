@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvant::{Error, Feed, Model, Plan, Session, SessionOptions, TOKENS_PER_BLOCK};
+use kvant::{Error, MOST_GUESSES, Model, Session, SessionOptions, TOKENS_PER_BLOCK};
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -89,6 +89,9 @@ pub(crate) struct Progress {
 pub(crate) struct Times {
     pub prompt: Progress,
     pub n_said: usize,
+    /// Guesses that were read, and those that were said after all.
+    pub n_drafted: usize,
+    pub n_accepted: usize,
     pub speaking: Duration,
     pub kv_bytes: usize,
     pub kv_bytes_f16: usize,
@@ -133,10 +136,21 @@ impl std::iter::Sum for Status {
     }
 }
 
+/// What came of rows that were to be read.
+struct Fed {
+    /// Whoever has read all of its rows.
+    read: Vec<Id>,
+    /// Rows that went through the model, guesses among them.
+    n_rows: usize,
+    result: Result<(), Error>,
+}
+
 /// The model's thread.
 pub(crate) struct Worker {
     model: Model,
     n_ctx: Option<usize>,
+    /// The most tokens that are guessed ahead for an answer.
+    draft_max: usize,
     scheduler: Scheduler,
     courses: BTreeMap<Id, Course>,
     shelf: Shelf,
@@ -154,15 +168,17 @@ pub(crate) struct Worker {
 impl Worker {
     pub fn new(
         model: Model,
-        n_ctx: Option<usize>,
+        (n_ctx, draft_max): (Option<usize>, Option<usize>),
         limits: Limits,
         (store, blocks): (Store, Blocks),
         (metrics, status): (Arc<Metrics>, Arc<Mutex<Status>>),
     ) -> Self {
         model.set_kv_budget(limits.budget);
+        let draft_max = draft_max.unwrap_or_else(|| model.most_guesses());
         Self {
             model,
             n_ctx,
+            draft_max,
             scheduler: Scheduler::new(limits),
             courses: BTreeMap::new(),
             shelf: Shelf::new(blocks.clone()),
@@ -221,9 +237,8 @@ impl Worker {
             return;
         }
         let shape = self.model.config().kv_shape();
-        let kv = &job.kind.stored.options;
-        let plan = match Plan::new(&shape, kv.k, kv.v, &kv.policies) {
-            Ok(plan) => Plan { tail: kv.tail, balance: kv.balance.clone(), ..plan },
+        let plan = match job.kind.stored.options.plan(&shape) {
+            Ok(plan) => plan,
             Err(error) => {
                 _ = job.events.try_send(Event::Failed(error.to_string()));
                 return;
@@ -342,18 +357,30 @@ impl Worker {
         let (scored, together): (Vec<_>, Vec<_>) = rows.iter().copied().partition(|(id, _)| is_scored(id));
         let was_short = std::mem::take(&mut self.is_short);
         let mut ran = Vec::with_capacity(rows.len());
-        match self.feed(&together) {
-            Ok(()) => ran.extend(together),
-            Err(error) => self.stumble(&together, was_short, &error),
+        let Fed { read, mut n_rows, result } = self.feed(&together);
+        if let [(id, _)] = together[..]
+            && let Some(course) = self.courses.get_mut(&id)
+        {
+            course.guesser.took(n_rows, started.elapsed());
+        }
+        // Of several steps some may have been done.
+        let (read, left): (Vec<_>, Vec<_>) = together.into_iter().partition(|(id, _)| read.contains(id));
+        ran.extend(read);
+        if let Err(error) = result {
+            self.stumble(&left, was_short, &error);
         }
         for (id, n) in scored {
             let Some(course) = self.courses.get_mut(&id) else { continue };
             match course.scores().map_or(Ok(0), |top| course.score(n, top)) {
-                Ok(n) => ran.push((id, n)),
+                Ok(n) => {
+                    n_rows += n;
+                    ran.push((id, n));
+                }
                 Err(error) => self.stumble(&[(id, n)], was_short, &error),
             }
         }
-        self.scheduler.ran(&ran, started.elapsed());
+        let took = if n_rows > 0 { started.elapsed() } else { Duration::ZERO };
+        self.scheduler.ran(&ran, took);
         for &(id, n) in &ran {
             if self.scheduler.leaves_copy(id, self.memory()) {
                 self.leave_copy(id);
@@ -373,23 +400,47 @@ impl Worker {
         }
     }
 
-    /// Reads rows of several sequences at once.
-    fn feed(&mut self, rows: &[(Id, usize)]) -> Result<(), Error> {
+    /// Reads rows of several sequences at once, and guesses of what those who speak say next as long as rows are few.
+    fn feed(&mut self, rows: &[(Id, usize)]) -> Fed {
         let n_of: BTreeMap<Id, usize> = rows.iter().copied().collect();
-        let mut feeds: Vec<Feed<'_>> = Vec::with_capacity(rows.len());
-        for (id, course) in &mut self.courses {
-            if let (Some(&n), Some(session)) = (n_of.get(id), &mut course.session) {
-                let at = session.tokens().len();
-                feeds.push(Feed { session, tokens: &course.tokens[at..at + n] });
+        let n_fed: usize = n_of.values().sum();
+        let each = (MOST_GUESSES + 1).saturating_sub(n_fed) / rows.len().max(1);
+        let most_guesses = each.min(self.draft_max);
+        let (mut feeds, mut ends) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+        for (&id, course) in &mut self.courses {
+            let Some(&n) = n_of.get(&id) else { continue };
+            if let Some(feed) = course.feed(n, most_guesses) {
+                let is_ahead = feed.session.ahead().first() == feed.tokens.first();
+                ends.push((id, feed.session.tokens().len() + n, if is_ahead { 0 } else { n }));
+                feeds.push(feed);
             }
         }
-        Session::feed_together(&mut feeds)
+        let result = Session::feed_together(&mut feeds);
+        let (mut read, mut n_rows) = (Vec::with_capacity(ends.len()), 0);
+        for (id, end, n) in ends {
+            let Some(course) = self.courses.get_mut(&id) else { continue };
+            let Some(session) = course.session.as_ref().filter(|session| session.tokens().len() == end)
+            else {
+                continue;
+            };
+            read.push(id);
+            if n > 0 {
+                course.n_drafted += session.ahead().len();
+                n_rows += n + session.ahead().len();
+            }
+        }
+        Fed { read, n_rows, result }
     }
 
     /// Rows could not be read: memory is made, and where that was not enough either, these sequences end.
     fn stumble(&mut self, rows: &[(Id, usize)], was_short: bool, error: &Error) {
         if error.is_out_of_memory() && !was_short {
             self.is_short = true;
+            // Some of their rows may have been read, and of a split model some be taken back.
+            for &(id, _) in rows {
+                let session = self.courses.get(&id).and_then(|course| course.session.as_ref());
+                self.scheduler.resumed(id, session.map_or(0, |session| session.tokens().len()));
+            }
         } else {
             rows.iter().for_each(|&(id, _)| self.fail(id, error));
         }
@@ -465,6 +516,7 @@ impl Worker {
             Some((Ok(Drawn::Token(said, finish)), n_ctx)) => {
                 self.observe(&mut course, now);
                 course.tokens.push(said.token);
+                course.guesser.drawn(said.token);
                 course.tell(Event::Said(course.index, said));
                 ended = finish.or((course.tokens.len() > n_ctx).then_some(Finish::Length));
             }

@@ -48,7 +48,13 @@ impl Asked {
         }
         let sampler = SamplerParams { seed: self.seed.unwrap_or(0), ..said.or(&sampler) };
         sampler.validate()?;
-        Ok(GenerateOptions { max_tokens: self.max_tokens, sampler, ignore_eos: false })
+        // Where there is no clock, nobody knows which guesses pay.
+        Ok(GenerateOptions {
+            max_tokens: self.max_tokens,
+            sampler,
+            draft_max: Some(0),
+            ..GenerateOptions::default()
+        })
     }
 }
 

@@ -344,7 +344,7 @@ mod tests {
                 let greedy = GenerateOptions {
                     max_tokens: Some(60),
                     sampler: SamplerParams::greedy(),
-                    ignore_eos: false,
+                    ..GenerateOptions::default()
                 };
                 let expected: String =
                     session.generate(&prompt, greedy).unwrap().map(|token| token.unwrap().text).collect();

@@ -133,6 +133,7 @@ impl Backend for WgpuDevice {
             kernels: format!("{product}, WGSL on {interface}{}", if is_tuned { ", tuned" } else { "" }),
             n_threads: 1,
             thread_unit: "queue",
+            rows_are_independent: false,
             looks_for_broken_rows: false,
         }
     }

@@ -362,6 +362,10 @@ impl<B: Backend> Caches for On<B> {
         self.with(id, |cache| cache.most_rows())
     }
 
+    fn most_on_trial(&self, id: SequenceId, most: usize) -> usize {
+        self.with(id, |cache| cache.most_on_trial(most))
+    }
+
     fn cut(&self, id: SequenceId, n: usize) -> usize {
         self.with(id, |cache| cache.cut(n))
     }
@@ -379,7 +383,7 @@ impl<B: Backend> Caches for On<B> {
     }
 
     fn attach(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize {
-        self.with(id, |cache| cache.attach(&self.pool, &tokens[..tokens.len().min(most + 1)]))
+        self.with(id, |cache| cache.attach(&self.pool, &tokens[..tokens.len().min(most.saturating_add(1))]))
     }
 
     fn rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {

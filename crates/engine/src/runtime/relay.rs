@@ -78,8 +78,9 @@ impl Loaded for Relay {
         let kernels = infos.iter().map(|info| info.kernels.clone());
         let joined = |parts: Vec<String>| parts.join(" + ");
         let (name, kernels) = (joined(named.collect()), joined(kernels.collect()));
+        let rows_are_independent = infos.iter().all(|info| info.rows_are_independent);
         let looks_for_broken_rows = infos.iter().all(|info| info.looks_for_broken_rows);
-        DeviceInfo { name, kernels, looks_for_broken_rows, ..infos[0].clone() }
+        DeviceInfo { name, kernels, rows_are_independent, looks_for_broken_rows, ..infos[0].clone() }
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
@@ -206,6 +207,10 @@ impl Caches for Relay {
 
     fn most_rows(&self, id: SequenceId) -> usize {
         self.parts.iter().map(|part| part.most_rows(id)).min().unwrap_or(usize::MAX)
+    }
+
+    fn most_on_trial(&self, id: SequenceId, most: usize) -> usize {
+        self.parts.iter().fold(most, |most, part| part.most_on_trial(id, most))
     }
 
     fn cut(&self, id: SequenceId, n: usize) -> usize {

@@ -1,6 +1,7 @@
 //! Several sessions that read in the same steps.
 
 use kvant_model::{Entry, Want};
+use kvant_text::guess::MOST_GUESSES;
 
 use super::Session;
 use crate::runtime::{MAX_ROWS, StepRow};
@@ -12,6 +13,22 @@ pub struct Feed<'a> {
     pub session: &'a mut Session,
     /// Tokens to read after what is there, at least one.
     pub tokens: &'a [u32],
+    /// What may come after a single token, to be read on trial as [`Session::feed_ahead`] does; else, and behind several tokens, none.
+    pub guesses: &'a [u32],
+}
+
+impl<'a> Feed<'a> {
+    /// `tokens` for `session`, and no guesses.
+    pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Self {
+        Self { session, tokens, guesses: &[] }
+    }
+}
+
+/// What a feed has in a step: its index, its rows, and guesses behind them.
+struct Share {
+    index: usize,
+    n: usize,
+    n_guesses: usize,
 }
 
 impl Session {
@@ -20,7 +37,7 @@ impl Session {
     /// for bit, as if it had been fed alone.
     ///
     /// # Errors
-    /// As [`Session::feed`]; sessions of several models. A session that was not fed holds what it held.
+    /// As [`Session::feed`]; sessions of several models. What takes several steps may have been read in part.
     pub fn feed_together(feeds: &mut [Feed<'_>]) -> Result<(), Error> {
         let Some(first) = feeds.first() else { return Ok(()) };
         let model = first.session.model.clone();
@@ -31,7 +48,7 @@ impl Session {
             }
             feed.session.check_room(feed.tokens)?;
         }
-        let mut read = vec![0; feeds.len()];
+        let mut read: Vec<_> = feeds.iter_mut().map(|feed| feed.session.take_ahead(feed.tokens)).collect();
         while let Some(batch) = next_batch(feeds, &read) {
             step(&model, feeds, &batch, &mut read)?;
         }
@@ -39,43 +56,51 @@ impl Session {
     }
 }
 
-/// The next rows of a feed together: index of each feed that has some, and how many. `None` when all is read.
-fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Option<Vec<(usize, usize)>> {
+/// The next rows of a feed together, of each feed that has some. `None` when all is read.
+fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Option<Vec<Share>> {
     let mut room = MAX_ROWS;
     let left = feeds.iter().zip(read).map(|(feed, read)| (feed, feed.tokens.len() - read)).enumerate();
     let take = |(index, (feed, left)): (usize, (&Feed<'_>, usize))| {
         let n = left.min(room).min(feed.session.sequence.most_rows());
         room -= n;
-        (n > 0).then_some((index, n))
+        (n > 0).then_some(Share { index, n, n_guesses: 0 })
     };
-    let batch: Vec<_> = left.filter_map(take).collect();
+    let mut batch: Vec<_> = left.filter_map(take).collect();
+    for share in &mut batch {
+        let Feed { session, tokens, guesses } = &feeds[share.index];
+        if tokens.len() == 1 {
+            session.settle();
+            let most = guesses.len().min(room).min(MOST_GUESSES);
+            share.n_guesses = session.sequence.loaded().most_on_trial(session.sequence.id(), most);
+            room -= share.n_guesses;
+        }
+    }
     (!batch.is_empty()).then_some(batch)
 }
 
 /// One step of a feed together.
-fn step(
-    model: &Model,
-    feeds: &mut [Feed<'_>],
-    batch: &[(usize, usize)],
-    read: &mut [usize],
-) -> Result<(), Error> {
-    let (mut rows, mut tokens) = (Vec::new(), Vec::new());
-    for &(index, n) in batch {
-        let Feed { session, tokens: all } = &mut feeds[index];
+fn step(model: &Model, feeds: &mut [Feed<'_>], batch: &[Share], read: &mut [usize]) -> Result<(), Error> {
+    let (mut rows, mut entering) = (Vec::new(), Vec::new());
+    for &Share { index, n, n_guesses } in batch {
+        let Feed { session, tokens, guesses } = &mut feeds[index];
+        session.settle();
         session.lent = None;
-        let want = if read[index] + n == all.len() { Want::Last } else { Want::Nothing };
-        rows.push(StepRow { id: session.sequence.id(), n, want });
-        tokens.extend_from_slice(&all[read[index]..][..n]);
+        let want = if read[index] + n == tokens.len() { Want::From(n - 1) } else { Want::Nothing };
+        rows.push(StepRow { id: session.sequence.id(), n: n + n_guesses, want });
+        entering.extend_from_slice(&tokens[read[index]..][..n]);
+        entering.extend_from_slice(&guesses[..n_guesses]);
     }
-    let result = model.loaded().step(&rows, Entry::Tokens(&tokens), None, None);
+    let result = model.loaded().step(&rows, Entry::Tokens(&entering), None, None);
     let mut next_row = 0;
-    for (&(index, n), row) in batch.iter().zip(&rows) {
-        let Feed { session, tokens: all } = &mut feeds[index];
+    for (&Share { index, n, n_guesses }, row) in batch.iter().zip(&rows) {
+        let Feed { session, tokens, guesses } = &mut feeds[index];
         if let Ok(logits) = &result {
-            session.stepped(&all[read[index]..][..n]);
-            if row.want == Want::Last {
+            session.ahead.clear();
+            session.ahead.extend_from_slice(&guesses[..n_guesses]);
+            session.stepped(&tokens[read[index]..][..n]);
+            if row.want != Want::Nothing {
                 session.lent = logits.clone().map(|logits| (logits, next_row));
-                next_row += 1;
+                next_row += 1 + n_guesses;
             }
             read[index] += n;
         } else {

@@ -145,7 +145,7 @@ pub(super) fn timings(times: &Times) -> Value {
     let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
     // The first token comes from the prompt.
     let decoded = said.saturating_sub(1);
-    json!({
+    let mut timings = json!({
         "cache_n": times.prompt.cached,
         "prompt_n": read,
         "prompt_ms": prompt * 1e3,
@@ -155,5 +155,10 @@ pub(super) fn timings(times: &Times) -> Value {
         "predicted_ms": speaking * 1e3,
         "predicted_per_token_ms": speaking * 1e3 / decoded.max(1) as f64,
         "predicted_per_second": rate(decoded, speaking),
-    })
+    });
+    if times.n_drafted > 0 {
+        timings["draft_n"] = times.n_drafted.into();
+        timings["draft_n_accepted"] = times.n_accepted.into();
+    }
+    timings
 }

@@ -315,7 +315,7 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
     let keys = &server.options.api_keys;
     let owner = match key(request.headers()) {
         _ if keys.is_empty() => None,
-        Some(key) if keys.iter().any(|known| is_same(known, key)) => Some(key.into()),
+        Some(key) if keys.iter().any(|known| !known.is_empty() && is_same(known, key)) => Some(key.into()),
         _ if is_open => None,
         _ => {
             let message = "this server wants an API key, as a bearer token or in x-api-key";

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvant::{BORDER, Error, Session, TOKENS_PER_BLOCK};
+use kvant::{BORDER, Error, Feed, Guesser, Session, TOKENS_PER_BLOCK};
 use tracing::Span;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -25,6 +25,10 @@ pub(super) struct Course {
     /// The prompt and what was said. Once the prompt is read, the last one has not been fed yet.
     pub tokens: Vec<u32>,
     pub voice: Voice,
+    pub guesser: Guesser,
+    /// Guesses that were read, and those that were said after all.
+    pub n_drafted: usize,
+    pub n_accepted: usize,
     /// How likely the tokens of the prompt were, from the second one on, as far as that is known and asked for.
     pub scored: Vec<Likelihood>,
     pub submitted: Instant,
@@ -52,6 +56,9 @@ impl Course {
             held: Held::default(),
             tokens,
             voice,
+            guesser: Guesser::default(),
+            n_drafted: 0,
+            n_accepted: 0,
             scored: Vec::new(),
             submitted: now,
             progress,
@@ -81,11 +88,32 @@ impl Course {
         Ok(n)
     }
 
+    /// Its next `n` tokens for its session and, where it speaks, at most so many guesses of what comes after. `None` without a session.
+    pub fn feed(&mut self, n: usize, most_guesses: usize) -> Option<Feed<'_>> {
+        let session = self.session.as_mut()?;
+        let at = session.tokens().len();
+        let tokens = &self.tokens[at..at + n];
+        let is_last = at + n == self.tokens.len();
+        let guesses = match tokens {
+            &[token] if is_last && session.ahead().first() == Some(&token) => {
+                self.n_accepted += 1;
+                &[]
+            }
+            &[token] if is_last && self.spoke.is_some() && most_guesses > 0 => {
+                self.guesser.guess(session.tokens(), token, most_guesses)
+            }
+            _ => &[],
+        };
+        Some(Feed { session, tokens, guesses })
+    }
+
     pub fn times(&self) -> Times {
         let kv = self.session.as_ref().map(Session::kv);
         Times {
             prompt: self.progress,
             n_said: self.voice.n_said(),
+            n_drafted: self.n_drafted,
+            n_accepted: self.n_accepted,
             speaking: self.spoke.map_or(Duration::ZERO, |spoke| self.last_said - spoke),
             kv_bytes: kv.as_ref().map_or(0, |kv| kv.bytes),
             kv_bytes_f16: kv.as_ref().map_or(0, |kv| kv.bytes_f16),
