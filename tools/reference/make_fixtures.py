@@ -289,7 +289,7 @@ def write_latent(writer: gguf.GGUFWriter, spec: Spec) -> None:
 
 
 def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
-    """RoPE scaling: keys for linear and YaRN, a tensor of frequency divisors for llama3 and for pairs that are not turned."""
+    """RoPE scaling: keys for linear and YaRN, tensors of frequency divisors for LongRoPE, llama3 and pairs that are not turned."""
     match spec.rope.get("rope_type"):
         case "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -310,6 +310,15 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
                 # `transformers` replaces the default magnitude 1 + 0.1 ln(factor), this key multiplies it.
                 default = 1 + 0.1 * np.log(spec.rope["factor"])
                 writer.add_rope_scaling_attn_factors(spec.rope["attention_factor"] / default)
+        case "longrope":
+            original = spec.rope["original_max_position_embeddings"]
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+            writer.add_rope_scaling_orig_ctx_len(original)
+            magnitude = np.sqrt(1 + np.log(model.config.max_position_embeddings / original) / np.log(original))
+            writer.add_rope_scaling_attn_factors(float(magnitude))
+            for length in ("long", "short"):
+                divisors = np.array(spec.rope[f"{length}_factor"], np.float32)
+                writer.add_tensor(f"rope_factors_{length}.weight", divisors)
         case "proportional":
             dim = spec.extra["global_head_dim"]
             turned = np.arange(dim // 2) < int(dim * spec.rope["partial_rotary_factor"] // 2)

@@ -142,8 +142,15 @@ class Spec:
 
 
 SCALED = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
+SHORT = {"original_max_position_embeddings": 128}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **SCALED}
+# Of 24 pairs: apart from each other, and from 1.
+LONGROPE = {
+    "rope_type": "longrope",
+    "long_factor": [1.5 + 0.25 * i for i in range(24)],
+    "short_factor": [1.0 + 0.0625 * i for i in range(24)],
+}
 YARN = {"rope_type": "yarn", "factor": 8.0, **SCALED}
 GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.6}
 # So low that scores and logits bend.
@@ -341,6 +348,35 @@ SPECS = [
         partial=0.75,
         extra={"sliding_window": 24},
         without=({"sliding_window": 10_000},),
+    ),
+    Spec(
+        "phi3-h64-g2-longrope",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        tied=True,
+        partial=0.75,
+        rope={**LONGROPE, **SCALED},
+        rope_without=(
+            {},
+            {**LONGROPE, **SCALED, "long_factor": LONGROPE["short_factor"]},
+            {**LONGROPE, **SCALED, "attention_factor": 1.0},
+        ),
+        extra={"sliding_window": None, **SCALED},
+    ),
+    # Its original context is one that its text does not leave.
+    Spec(
+        "phi3-h64-g2-longrope-short",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        tied=True,
+        partial=0.75,
+        rope={**LONGROPE, **SHORT},
+        rope_without=({}, {**LONGROPE, **SHORT, "short_factor": LONGROPE["long_factor"]}),
+        extra={"sliding_window": None, **SHORT},
     ),
     Spec(
         "mixtral-h64-g2",

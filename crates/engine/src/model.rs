@@ -226,12 +226,13 @@ impl Model {
         format!("{:032x}", xxh3_128(format!("{file}{weights}{math}").as_bytes()))
     }
 
-    /// What the first block of a cache with this plan follows on. Blocks are found in the memory of one loaded model alone, so
-    /// the plan and whose they are is all that tells them apart.
-    pub(crate) fn block_root(plan: &Plan, owner: Option<&str>) -> BlockKey {
+    /// What the first block of a cache with this plan in a context of `n_ctx` tokens follows on. Blocks are found in the memory of
+    /// one loaded model alone, so the plan, how keys are turned and whose they are is all that tells them apart.
+    pub(crate) fn block_root(&self, plan: &Plan, n_ctx: usize, owner: Option<&str>) -> BlockKey {
         let stored = Plan { notes: Vec::new(), ..plan.clone() };
-        let plan = format!("{stored:?}");
-        let parts = [Some(plan.as_bytes()), owner.map(str::as_bytes)];
+        let turns_long = self.config().turns_long(n_ctx);
+        let stored = format!("{stored:?}, turned long: {turns_long}");
+        let parts = [Some(stored.as_bytes()), owner.map(str::as_bytes)];
         BlockKey::root(&parts.into_iter().flatten().collect::<Vec<_>>())
     }
 

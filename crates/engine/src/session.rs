@@ -78,7 +78,8 @@ impl Default for KvOptions {
 /// How to make a session.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SessionOptions {
-    /// Tokens the context holds; the model's training length when `None`.
+    /// Tokens the context holds; the model's training length when `None`. A model with LongRoPE turns positions otherwise in
+    /// contexts that are longer than its [original one](kvant_model::Config::n_ctx_short).
     pub n_ctx: Option<usize>,
     /// What the cache stores.
     pub kv: KvOptions,
@@ -142,7 +143,7 @@ impl Session {
         tokens: Vec<u32>,
         owner: Option<Arc<str>>,
     ) -> Self {
-        let root = Model::block_root(sequence.plan(), owner.as_deref());
+        let root = model.block_root(sequence.plan(), sequence.n_ctx(), owner.as_deref());
         sequence.loaded().set_root(sequence.id(), root);
         let (ahead, row, likeliest) = (Vec::new(), Vec::new(), Vec::new());
         Self { model, sequence, tokens, ahead, lent: None, row, likeliest, is_real: true, owner }

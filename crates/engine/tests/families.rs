@@ -168,6 +168,64 @@ fn numbers_that_stand_for_nothing_change_nothing() {
     assert_ne!(logits(&off, 17), logits(&sooner, 17));
 }
 
+const LONGROPE: &str = "phi3-h64-g2-longrope";
+
+/// The same keys under both kinds of turning would be told from each other by nothing.
+#[test]
+fn a_context_turns_its_keys_by_its_length_and_shares_with_none_that_turns_otherwise() {
+    const ORIGINAL: usize = 600;
+    let original = ("phi3.rope.scaling.original_context_length", Some(Value::U32(ORIGINAL as u32)));
+    let model = open(changed(LONGROPE, &[original], None)).unwrap();
+    assert_eq!(model.config().n_ctx_short(), Some(ORIGINAL));
+    let tokens: Vec<u32> = (0..560).map(|i| i * 37 % 64).collect();
+    let new = |n_ctx| {
+        let kv = KvOptions::symmetric("f32".parse().unwrap());
+        model.session(SessionOptions { n_ctx: Some(n_ctx), kv }).unwrap()
+    };
+    let fed = |n_ctx| {
+        let mut session = new(n_ctx);
+        session.feed(&tokens, &mut |_| true).unwrap();
+        session
+    };
+    let [mut short, mut long] = [ORIGINAL, ORIGINAL + 1].map(fed);
+    assert_ne!(short.logits().unwrap(), long.logits().unwrap());
+    // What lies within the original context does not matter, but what the context may hold.
+    assert_eq!(fed(2 * ORIGINAL).logits().unwrap(), long.logits().unwrap());
+    assert_eq!(new(ORIGINAL - 1).attach(&tokens), 512);
+    drop(short);
+    assert_eq!(new(ORIGINAL - 1).attach(&tokens), 0, "only a long one is left");
+    assert_eq!(new(ORIGINAL + 2).attach(&tokens), 512);
+
+    let file = std::env::temp_dir().join(format!("kvant-longrope-{}", std::process::id()));
+    fed(ORIGINAL).save(&file).unwrap();
+    let errors = [
+        model.load_session(&file, Some(ORIGINAL + 1)).map(|_| ()),
+        new(ORIGINAL + 1).load_prefix(&file, &tokens).map(|_| ()),
+    ];
+    for error in errors.map(Result::unwrap_err) {
+        let want = "rope.frequencies: expected those of a context of more than 600 tokens, the file has those of a context of up to 600 tokens";
+        assert!(error.to_string().ends_with(want), "{error}");
+    }
+    assert_eq!(model.load_session(&file, None).unwrap().n_ctx(), tokens.len());
+    assert_eq!(new(ORIGINAL - 1).load_prefix(&file, &tokens).unwrap(), 559);
+    fed(ORIGINAL + 1).save(&file).unwrap();
+    assert_eq!(model.load_session(&file, Some(ORIGINAL + 1)).unwrap().n_ctx(), ORIGINAL + 1);
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn divisors_by_the_length_of_the_context_come_in_pairs_and_alone() {
+    let error = |tensor| open(changed(LONGROPE, &[], Some(tensor))).unwrap_err();
+    let [long, short] = ["rope_factors_long.weight", "rope_factors_short.weight"];
+    for (tensor, to, want) in [
+        (long, "other.weight", "\"rope_factors_long.weight\": is missing"),
+        (short, "other.weight", "\"rope_factors_short.weight\": is missing"),
+        (short, "rope_freqs.weight", "'rope_freqs.weight' beside divisors by the length of the context"),
+    ] {
+        assert!(error([tensor, to]).contains(want), "{}", error([tensor, to]));
+    }
+}
+
 #[test]
 fn latent_sizes_that_make_no_sense_are_refused_in_a_line() {
     let u32 = |value: u32| Some(Value::U32(value));

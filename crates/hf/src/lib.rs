@@ -65,8 +65,8 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     let mut writer = GgufWriter::new();
     let sizes = metadata::write(&mut writer, config, family, &name(folder.path()))?;
     let mut tensors = tensors::plan(&shards, family, &sizes)?;
-    if let Some(factors) = scaling::write(&mut writer, config, family, &sizes)? {
-        tensors.add_constant("rope_freqs.weight", &factors);
+    for (name, divisors) in scaling::write(&mut writer, config, family, &sizes)? {
+        tensors.add_constant(name, &divisors);
     }
     let n_vocab = tensors.n_vocab()?;
     let generation = folder.json("generation_config.json")?;

@@ -3,13 +3,20 @@
 use std::f64::consts::TAU;
 
 use kvant_gguf::GgufWriter;
+use serde_json::Value;
 
 use crate::HfError;
 use crate::family::{Family, Layers};
 use crate::folder::Object;
 use crate::metadata::{Keys, Sizes};
 
-/// Writes what a configuration says of RoPE. Gives what frequencies are divided by, `[n_rot / 2]`, where that is a tensor in GGUF.
+/// What frequencies are divided by, `[n_rot / 2]`, under the name of the tensor that it is in GGUF.
+pub(crate) type Divisors = (&'static str, Vec<f32>);
+
+/// The name of divisors that are the same in every context.
+const ALWAYS: &str = "rope_freqs.weight";
+
+/// Writes what a configuration says of RoPE. Gives what frequencies are divided by, where that is tensors in GGUF.
 ///
 /// # Errors
 /// A scaling that readers of GGUF files do not know, or that lacks a number.
@@ -18,7 +25,7 @@ pub(crate) fn write(
     config: Object<'_>,
     family: &Family,
     sizes: &Sizes,
-) -> Result<Option<Vec<f32>>, HfError> {
+) -> Result<Vec<Divisors>, HfError> {
     let mut keys = Keys { writer, arch: family.arch };
     // Newer configurations have all of it in one place, for layers of either kind where there are two.
     let all = config.find_object("rope_parameters")?;
@@ -34,7 +41,7 @@ pub(crate) fn write(
     {
         keys.set("rope.freq_base_swa", base as f32)?;
     }
-    let Some(rope) = rope.or(config.find_object("rope_scaling")?) else { return Ok(None) };
+    let Some(rope) = rope.or(config.find_object("rope_scaling")?) else { return Ok(Vec::new()) };
     let kind = rope.find_str("rope_type")?.or(rope.find_str("type")?).unwrap_or("default");
     match kind {
         "default" => {}
@@ -43,11 +50,52 @@ pub(crate) fn write(
             keys.set("rope.scaling.factor", rope.float("factor")? as f32)?;
         }
         "yarn" => write_yarn(&mut keys, rope, family, sizes)?,
-        "llama3" => return divisors(rope, theta, sizes.n_rot).map(Some),
-        "proportional" if sizes.full.is_some() => return unturned(rope, sizes.n_rot).map(Some),
-        other => return Err(rope.bad("rope_type", "default, linear, yarn or llama3", other)),
+        "longrope" | "su" => return write_longrope(&mut keys, config, rope, sizes),
+        "llama3" => return Ok(vec![(ALWAYS, divisors(rope, theta, sizes.n_rot)?)]),
+        "proportional" if sizes.full.is_some() => return Ok(vec![(ALWAYS, unturned(rope, sizes.n_rot)?)]),
+        other => return Err(rope.bad("rope_type", "default, linear, yarn, longrope or llama3", other)),
     }
-    Ok(None)
+    Ok(Vec::new())
+}
+
+/// LongRoPE (arXiv 2402.13753): divisors for contexts beyond the original one and for others, and one magnitude for both.
+fn write_longrope(
+    keys: &mut Keys<'_>,
+    config: Object<'_>,
+    rope: Object<'_>,
+    sizes: &Sizes,
+) -> Result<Vec<Divisors>, HfError> {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    // Older configurations tell it beside the lists, newer ones among them.
+    let original = match rope.find_size(ORIGINAL)? {
+        Some(_) => rope.size(ORIGINAL)?,
+        None => config.size(ORIGINAL)?,
+    };
+    let ratio = f64::from(config.size("max_position_embeddings")?) / f64::from(original);
+    let factor = rope.find_float("factor")?.unwrap_or(ratio);
+    let usual = if factor > 1.0 { (1.0 + factor.ln() / f64::from(original).ln()).sqrt() } else { 1.0 };
+    keys.set("rope.scaling.type", "longrope")?;
+    keys.set("rope.scaling.original_context_length", original)?;
+    keys.set("rope.scaling.attn_factor", rope.find_float("attention_factor")?.unwrap_or(usual) as f32)?;
+    let list = |key, name| Ok::<_, HfError>((name, list_of_divisors(rope, key, sizes.n_rot / 2)?));
+    Ok(vec![
+        list("long_factor", "rope_factors_long.weight")?,
+        list("short_factor", "rope_factors_short.weight")?,
+    ])
+}
+
+fn list_of_divisors(rope: Object<'_>, key: &str, n: usize) -> Result<Vec<f32>, HfError> {
+    let list = rope.find_array(key)?.unwrap_or_default();
+    let positive = list.iter().filter_map(Value::as_f64).filter(|x| *x > 0.0).map(|x| x as f32);
+    let divisors: Vec<f32> = positive.collect();
+    if list.len() != n || divisors.len() != n {
+        return Err(rope.bad(
+            key,
+            format!("{n} positive numbers"),
+            format!("{} of {}", divisors.len(), list.len()),
+        ));
+    }
+    Ok(divisors)
 }
 
 fn write_yarn(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {

@@ -10,16 +10,17 @@ mod experts;
 mod heads;
 mod latent;
 mod recurrence;
+mod ropes;
 
 pub(crate) use experts::SELECTION_BIAS;
 pub use latent::Latent;
 pub use recurrence::Recurrence;
+pub(crate) use ropes::DIVISORS;
 
 use crate::ModelError;
 use crate::SharedExpert;
 use crate::family::{Factors, Family, NormKind, Norms, Scale, Unturned};
-use crate::rope::{Rope, Scaling, Temperature};
-use crate::weights::decode_vector;
+use crate::rope::Rope;
 
 /// The shape of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -173,7 +174,7 @@ impl Config {
         heads::check(&keys, (0..n_layers).filter(|&i| recurrences.of_layer(i).is_none()).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
         let turned_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);
-        let ropes = read_ropes(&keys, family, turned_dims, n_ctx_train)?;
+        let ropes = ropes::read(&keys, family, turned_dims, n_ctx_train)?;
         let scale = match latent {
             Some(latent) => Some(latent::read_scale(&keys, latent)?),
             None => keys.positive("attention.scale")?,
@@ -252,6 +253,17 @@ impl Config {
         Ok(())
     }
 
+    /// The longest contexts whose positions are not turned as those of longer ones are (LongRoPE); `None` where all are turned
+    /// alike.
+    pub fn n_ctx_short(&self) -> Option<usize> {
+        self.ropes.iter().find_map(Rope::n_ctx_short)
+    }
+
+    /// Whether positions of a context of `n_ctx` tokens are turned as those of long ones are, which is another thing.
+    pub fn turns_long(&self, n_ctx: usize) -> bool {
+        self.n_ctx_short().is_some_and(|short| n_ctx > short)
+    }
+
     /// The KV heads, as the cache sees them.
     pub fn kv_shape(&self) -> KvShape {
         self.kv_shape_of(0..self.layers.len())
@@ -323,133 +335,6 @@ fn scale_of(scale: Scale, n_layers: usize, n_embd: usize, heads: KvLayerShape) -
 
 /// How many numbers of each token every layer is given.
 pub(crate) const PER_LAYER: &str = "embedding_length_per_layer_input";
-const TEMPERATURE: &str = "attention.temperature_scale";
-const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
-
-/// The rotary embeddings of a model; the first is that of layers that see everything.
-struct Ropes {
-    all: Vec<Rope>,
-    /// That of layers with a window.
-    windowed: usize,
-    /// That of layers that turn nothing.
-    unturned: usize,
-    /// How much further that of a layer's queries lies than that of its keys.
-    for_queries: usize,
-}
-
-impl Ropes {
-    fn of(first: Rope) -> Self {
-        Self { all: vec![first], windowed: 0, unturned: 0, for_queries: 0 }
-    }
-}
-
-/// The rotary embeddings of heads of `dims`: where all is seen, and where there is a window.
-fn read_ropes(
-    keys: &Keys,
-    family: &Family,
-    dims: [usize; 2],
-    n_ctx_train: usize,
-) -> Result<Ropes, ModelError> {
-    const BASE: &str = "rope.freq_base_swa";
-    let [head_dim, windowed_dim] = dims;
-    let first = read_rope(keys, family, head_dim, n_ctx_train)?;
-    let (n_rot, mut ropes) = (first.params.n_rot, Ropes::of(first));
-    let plain = |n_rot, base| {
-        let rope = Rope::new(family.pairing, n_rot, base, &Scaling::None, None);
-        rope.ok_or_else(|| keys.bad(BASE, "a positive base", base))
-    };
-    if let Some(windows) = family.windows
-        && let Some(base) = keys.positive_or(BASE, windows.base)?
-    {
-        ropes.windowed = ropes.all.len();
-        ropes.all.push(plain(
-            match windows.own_heads {
-                true => read_turned(keys, "rope.dimension_count_swa", windowed_dim)?,
-                false => n_rot,
-            },
-            base,
-        )?);
-    }
-    if family.unturned != Unturned::None {
-        ropes.unturned = ropes.all.len();
-        ropes.all.push(plain(0, 1.0)?);
-    }
-    if let Some(temperature) = read_temperature(keys, n_ctx_train)? {
-        // Queries grow as they are turned, so that every layer must turn them whole.
-        if family.unturned != Unturned::None || n_rot != head_dim {
-            let what = format!("{} where heads are not turned whole", keys.key(TEMPERATURE));
-            return Err(ModelError::Unsupported { what });
-        }
-        ropes.for_queries = ropes.all.len();
-        ropes.all.extend_from_within(..);
-        let queries = ropes.all.iter_mut().skip(ropes.for_queries);
-        queries.for_each(|rope| *rope = rope.clone().growing(temperature));
-    }
-    Ok(ropes)
-}
-
-/// How scores grow with the position, where they do.
-fn read_temperature(keys: &Keys, n_ctx_train: usize) -> Result<Option<Temperature>, ModelError> {
-    const LENGTH: &str = "attention.temperature_length";
-    let Some(scale) = keys.positive(TEMPERATURE)? else { return Ok(None) };
-    let length = match keys.has(LENGTH) {
-        true => keys.size(LENGTH)?,
-        false => keys.size_or(ORIGINAL_CONTEXT, n_ctx_train)?,
-    };
-    Ok(Some(Temperature { scale, length }))
-}
-
-/// How much of a head is turned.
-fn read_turned(keys: &Keys, key: &str, head_dim: usize) -> Result<usize, ModelError> {
-    let n_rot = keys.size_or(key, head_dim)?;
-    if n_rot % 2 != 0 || n_rot > head_dim {
-        return Err(keys.bad(key, &format!("an even number up to {head_dim}"), n_rot));
-    }
-    Ok(n_rot)
-}
-
-fn read_rope(keys: &Keys, family: &Family, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
-    const DIVISORS: &str = "rope_freqs.weight";
-    let n_rot = read_turned(keys, "rope.dimension_count", head_dim)?;
-    let theta = keys.float_or("rope.freq_base", 10_000.0)?;
-    let factor = match keys.float_or("rope.scaling.factor", 0.0)? {
-        0.0 => keys.float_or("rope.scale_linear", 1.0)?,
-        factor => factor,
-    };
-    let n_ctx_orig = keys.size_or(ORIGINAL_CONTEXT, n_ctx_train)?;
-    // A factor without a type means linear scaling, as other readers of GGUF take it.
-    let default = if factor == 1.0 { "none" } else { "linear" };
-    let scaling = match keys.str_or("rope.scaling.type", default)? {
-        "none" => Scaling::None,
-        "linear" => Scaling::Linear { factor },
-        "yarn" => Scaling::Yarn {
-            factor,
-            n_ctx_orig,
-            beta_fast: keys.float_or("rope.scaling.yarn_beta_fast", 32.0)?,
-            beta_slow: keys.float_or("rope.scaling.yarn_beta_slow", 1.0)?,
-            attn_factor: keys.float_or("rope.scaling.attn_factor", 1.0)?,
-            // All of the magnitude is taken back where scores are sharpened by themselves.
-            log_multiplier: match latent::read_rate(keys)? {
-                rate if family.latent && rate > 0.0 => 1.0,
-                rate => rate,
-            },
-            whole_pairs: family.whole_pairs,
-        },
-        other => {
-            return Err(ModelError::Unsupported {
-                what: format!("RoPE scaling '{other}' (known: linear, yarn, llama3)"),
-            });
-        }
-    };
-    let frequency_factors = match family.windows.is_some_and(|windows| windows.own_heads) {
-        true => Some(keys.gguf.tensor(DIVISORS)?),
-        false => keys.gguf.find_tensor(DIVISORS),
-    };
-    let frequency_factors = frequency_factors.map(|t| decode_vector(&t, n_rot / 2)).transpose()?;
-    Rope::new(family.pairing, n_rot, theta, &scaling, frequency_factors.as_deref())
-        .ok_or_else(|| keys.bad("rope.freq_base", "a positive base and scaling factor", theta))
-}
-
 /// Reads `{arch}.key` values.
 struct Keys<'a> {
     gguf: &'a Gguf,

@@ -231,7 +231,9 @@ impl<B: Backend> Decoder<B> {
         }
         for (rope, (on_device, angles)) in self.config.ropes.iter().zip(&mut act.angles) {
             angles.clear();
-            parts.iter().for_each(|part| rope.angles(part.cache.len(), part.n, angles));
+            for StepPart { cache, n, .. } in parts.iter() {
+                rope.angles(cache.n_ctx(), cache.len(), *n, angles);
+            }
             backend.write(on_device, angles)?;
         }
         let n_bytes = self.place_bands(parts, &mut act.bands);

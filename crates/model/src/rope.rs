@@ -28,8 +28,6 @@ pub enum Scaling {
         beta_fast: f32,
         /// Turns below which it is interpolated.
         beta_slow: f32,
-        /// Extra factor on the magnitude.
-        attn_factor: f32,
         /// How much of the magnitude's growth with the factor is taken back: none at 0, all at 1.
         log_multiplier: f32,
         /// Whether the first and the last pair that are interpolated are rounded to whole ones.
@@ -60,8 +58,17 @@ pub struct Rope {
     pub params: RopeParams,
     /// Angle per position, `[n_rot / 2]`.
     frequency: Vec<f64>,
+    /// Those of contexts that are no longer than before the extension, where they differ.
+    short: Option<Short>,
     magnitude: f64,
     temperature: Option<Temperature>,
+}
+
+/// Frequencies of contexts of up to so many tokens.
+#[derive(Debug, Clone, PartialEq)]
+struct Short {
+    frequency: Vec<f64>,
+    n_ctx: usize,
 }
 
 impl Rope {
@@ -84,15 +91,7 @@ impl Rope {
         match *scaling {
             Scaling::None => {}
             Scaling::Linear { factor } => frequency.iter_mut().for_each(|f| *f /= f64::from(factor)),
-            Scaling::Yarn {
-                factor,
-                n_ctx_orig,
-                beta_fast,
-                beta_slow,
-                attn_factor,
-                log_multiplier,
-                whole_pairs,
-            } => {
+            Scaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, log_multiplier, whole_pairs } => {
                 let factor = f64::from(factor);
                 // The pair that makes `turns` turns within the original context.
                 let pair = |turns: f32| {
@@ -107,13 +106,22 @@ impl Rope {
                     *f = *f / factor * interpolated + *f * (1.0 - interpolated);
                 }
                 let growth = 0.1 * factor.ln();
-                magnitude =
-                    f64::from(attn_factor) * (1.0 + growth) / (1.0 + f64::from(log_multiplier) * growth);
+                magnitude = (1.0 + growth) / (1.0 + f64::from(log_multiplier) * growth);
             }
         }
         let sound = frequency.iter().all(|f| f.is_finite()) && f64::is_finite(magnitude);
         let params = RopeParams { pairing, n_rot };
-        sound.then_some(Self { params, frequency, magnitude, temperature: None })
+        sound.then_some(Self { params, frequency, short: None, magnitude, temperature: None })
+    }
+
+    /// The same with the frequencies of `short` in contexts of up to `n_ctx` tokens (LongRoPE, arXiv 2402.13753).
+    pub fn beyond(self, n_ctx: usize, short: Self) -> Self {
+        Self { short: Some(Short { frequency: short.frequency, n_ctx }), ..self }
+    }
+
+    /// The same with its cosines and sines times `factor`.
+    pub fn scaled(self, factor: f32) -> Self {
+        Self { magnitude: self.magnitude * f64::from(factor), ..self }
     }
 
     /// The same for queries whose scores grow so; of heads that are turned whole.
@@ -121,21 +129,30 @@ impl Rope {
         Self { temperature: Some(temperature), ..self }
     }
 
-    /// Angle per position of each pair, `[n_rot / 2]`, scaling included.
-    pub fn frequencies(&self) -> &[f64] {
-        &self.frequency
+    /// Angle per position of each pair in contexts of `n_ctx` tokens, `[n_rot / 2]`, scaling included.
+    pub fn frequencies(&self, n_ctx: usize) -> &[f64] {
+        match &self.short {
+            Some(short) if n_ctx <= short.n_ctx => &short.frequency,
+            _ => &self.frequency,
+        }
     }
 
-    /// Factor on cosines and sines, but for what grows with the position; 1 except for YaRN.
+    /// The longest contexts whose frequencies are not those of longer ones; `None` where all have the same.
+    pub fn n_ctx_short(&self) -> Option<usize> {
+        self.short.as_ref().map(|short| short.n_ctx)
+    }
+
+    /// Factor on cosines and sines, but for what grows with the position; 1 except for YaRN and LongRoPE.
     pub fn magnitude(&self) -> f64 {
         self.magnitude
     }
 
-    /// Appends cosines and sines for positions `start .. start + rows`, `[rows, n_rot / 2, 2]`, to `out`.
-    pub fn angles(&self, start: usize, rows: usize, out: &mut Vec<f32>) {
+    /// Appends cosines and sines for positions `start .. start + rows` of a context of `n_ctx` tokens,
+    /// `[rows, n_rot / 2, 2]`, to `out`.
+    pub fn angles(&self, n_ctx: usize, start: usize, rows: usize, out: &mut Vec<f32>) {
         for position in start..start + rows {
             let magnitude = self.magnitude * self.temperature.map_or(1.0, |grows| grows.at(position));
-            for frequency in &self.frequency {
+            for frequency in self.frequencies(n_ctx) {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
                 out.extend([(cos * magnitude) as f32, (sin * magnitude) as f32]);
             }
@@ -151,7 +168,7 @@ mod tests {
     fn plain_angles_are_position_times_frequency() {
         let rope = Rope::new(Pairing::Halves, 4, 100.0, &Scaling::None, None).unwrap();
         let mut out = Vec::new();
-        rope.angles(3, 1, &mut out);
+        rope.angles(64, 3, 1, &mut out);
         let want = [3f32.cos(), 3f32.sin(), 0.3f32.cos(), 0.3f32.sin()];
         assert!(out.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6), "{out:?}");
     }
@@ -163,7 +180,6 @@ mod tests {
             n_ctx_orig: 64,
             beta_fast: 32.0,
             beta_slow: 1.0,
-            attn_factor: 1.0,
             log_multiplier,
             whole_pairs,
         };
@@ -187,9 +203,25 @@ mod tests {
         let rope = Rope::new(Pairing::Halves, 2, 100.0, &Scaling::None, None).unwrap().growing(grows);
         for (position, by) in [(0, 1.0), (9, 1.0), (10, 1.0 + 0.5 * 2f64.ln()), (39, 1.0 + 0.5 * 4f64.ln())] {
             let mut out = Vec::new();
-            rope.angles(position, 1, &mut out);
+            rope.angles(64, position, 1, &mut out);
             let length = f64::from(out[0]).hypot(f64::from(out[1]));
             assert!((length - by).abs() <= 4.0 * f64::from(f32::EPSILON), "{position}: {length} for {by}");
+        }
+    }
+
+    #[test]
+    fn a_context_turns_by_its_length_and_all_of_it_alike() {
+        let divided = |by| Rope::new(Pairing::Halves, 4, 100.0, &Scaling::None, Some(&[by; 2])).unwrap();
+        let (long, short) = (divided(8.0), divided(2.0));
+        let rope = long.clone().beyond(32, short.clone()).scaled(1.5);
+        assert_eq!((rope.magnitude(), rope.n_ctx_short()), (1.5, Some(32)));
+        for (n_ctx, want) in [(1, &short), (32, &short), (33, &long), (1000, &long)] {
+            assert_eq!(rope.frequencies(n_ctx), want.frequencies(n_ctx));
+            let (mut got, mut plain) = (Vec::new(), Vec::new());
+            // Within what both reach, so that the context decides and not the position.
+            rope.angles(n_ctx, 5, 1, &mut got);
+            want.angles(n_ctx, 5, 1, &mut plain);
+            assert!(got.iter().zip(plain).all(|(got, plain)| (got - 1.5 * plain).abs() < 1e-6), "{n_ctx}");
         }
     }
 

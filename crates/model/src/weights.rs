@@ -20,7 +20,7 @@ pub(crate) use latent::LatentAttention;
 pub(crate) use mixer::{Attention, Delta, KvWeights, Mixer, Recurrent};
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 
-use crate::config::LayerState;
+use crate::config::{DIVISORS, LayerState};
 use crate::retype::{convert, retyped};
 use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms, SharedExpert};
 
@@ -203,7 +203,7 @@ impl<B: Backend> Weights<B> {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
         check_part(config, part)?;
-        let used = HashSet::from(["rope_freqs.weight".to_owned()]);
+        let used = HashSet::from(DIVISORS.map(str::to_owned));
         let mut loader = Loader { gguf, part, backend, n_bytes: 0, used };
         let n_embd = config.n_embd;
         let n_vocab = gguf.tensor("token_embd.weight")?.info.rows();

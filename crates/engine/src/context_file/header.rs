@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kvant_codec::tile::TILE;
 use kvant_codec::{DType, Rotation};
 use kvant_kv::{Balance, CacheState, HeadTypes, KvLayerShape, KvShape, LayerBalance, Plan};
-use kvant_model::Rope;
+use kvant_model::{Config, Rope};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -27,6 +27,9 @@ pub(super) struct Header {
     coded_tiles: usize,
     /// Tokens and coded tiles of the place that is remembered.
     mark: Option<(usize, usize)>,
+    /// Whether keys are turned as in long contexts, where that is another thing.
+    #[serde(default)]
+    turns_long: bool,
     /// Fields that must agree, in the order they are checked, each with its value as text.
     identity: serde_json::Map<String, serde_json::Value>,
     plan: StoredPlan,
@@ -55,6 +58,7 @@ impl Header {
             n_tokens: state.len,
             coded_tiles: state.coded,
             mark: state.mark,
+            turns_long: model.config().turns_long(sequence.n_ctx()),
             identity: identity(model)
                 .into_iter()
                 .map(|(name, value)| (name.to_owned(), value.into()))
@@ -94,6 +98,30 @@ impl Header {
             }
         }
         Ok(())
+    }
+
+    /// A context of `n_ctx` tokens must turn keys as those of the file are.
+    pub(super) fn check_turned(
+        &self,
+        config: &Config,
+        n_ctx: usize,
+        path: &Path,
+    ) -> Result<(), ContextFileError> {
+        let turns_long = config.turns_long(n_ctx);
+        if turns_long == self.turns_long {
+            return Ok(());
+        }
+        let n = config.n_ctx_short().unwrap_or(0);
+        let of = |is_long: bool| {
+            format!("those of a context of {} {n} tokens", if is_long { "more than" } else { "up to" })
+        };
+        Err(mismatch(path, "rope.frequencies", of(turns_long), &of(self.turns_long)))
+    }
+
+    /// Tokens of a context that may go on from the file, where nobody says how many.
+    pub(super) fn usual_n_ctx(&self, config: &Config) -> usize {
+        let most = if self.turns_long { None } else { config.n_ctx_short() };
+        most.map_or(config.n_ctx_train, |most| most.min(config.n_ctx_train))
     }
 
     /// The cache must store the same as `plan`.
@@ -201,8 +229,9 @@ fn heads(shape: &KvShape) -> String {
 pub(super) fn identity(model: &Model) -> Vec<(&'static str, String)> {
     let config = model.config();
     let (ropes, shape, rotation) = (&config.ropes, config.kv_shape(), Rotation::kv(128));
+    let longest = config.n_ctx_train.max(config.n_ctx_short().unwrap_or(0).saturating_add(1));
     let frequencies: Vec<u8> =
-        ropes.iter().flat_map(|rope| rope.frequencies()).flat_map(|f| f.to_le_bytes()).collect();
+        ropes.iter().flat_map(|rope| rope.frequencies(longest)).flat_map(|f| f.to_le_bytes()).collect();
     let of_each = |what: fn(&Rope) -> String| ropes.iter().map(what).collect::<Vec<_>>().join(", ");
     vec![
         ("layout.version", LAYOUT_VERSION.to_string()),

@@ -169,6 +169,7 @@ impl Session {
     fn read_prefix(&mut self, mut reader: Reader<impl Read + Seek>, prompt: &[u32]) -> Result<usize, Error> {
         let header = Header::parse(&reader)?;
         header.check_identity(self.model(), reader.path())?;
+        header.check_turned(self.model().config(), self.n_ctx(), reader.path())?;
         header.check_plan(self.sequence().plan(), reader.path())?;
         let tokens = reader.tokens(header.n_tokens)?;
         let same = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
@@ -200,7 +201,8 @@ impl Model {
     }
 
     /// A session as [`Session::save`] wrote it, with the cache types of the file and a context of `n_ctx` tokens (the
-    /// model's training length when `None`; more when the file holds more).
+    /// model's training length when `None`, or the longest that turns keys as those of the file are; more when the file holds
+    /// more).
     ///
     /// [`Session::logits`] are those of no token until the next one is read.
     ///
@@ -215,7 +217,8 @@ impl Model {
         if let Some(n_ctx) = n_ctx {
             check_size("n_ctx", n_ctx, 1..=MAX_TOKENS)?;
         }
-        let n_ctx = n_ctx.unwrap_or(self.config().n_ctx_train).max(tokens.len());
+        let n_ctx = n_ctx.unwrap_or_else(|| header.usual_n_ctx(self.config())).max(tokens.len());
+        header.check_turned(self.config(), n_ctx, reader.path())?;
         let sequence = restore(&mut reader, self, plan, n_ctx, header.state())?;
         Ok(Session::from_parts(self.clone(), sequence, tokens, None))
     }

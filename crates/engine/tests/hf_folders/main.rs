@@ -289,7 +289,7 @@ fn changed(name: &str, change: impl FnOnce(&mut Value, &mut Vec<Saved>)) -> Stri
 
 #[test]
 fn what_a_configuration_gets_wrong_is_told_by_its_key() {
-    let cases: [(&str, &str, Value, &str); 24] = [
+    let cases: [(&str, &str, Value, &str); 26] = [
         (
             "llama-h64-g8",
             "architectures",
@@ -341,8 +341,20 @@ fn what_a_configuration_gets_wrong_is_told_by_its_key() {
         (
             "llama-h64-g8",
             "rope_parameters",
+            json!({"rope_type": "xpos"}),
+            "expected default, linear, yarn, longrope or llama3, got xpos",
+        ),
+        (
+            "phi3-h64-g2-longrope",
+            "rope_parameters",
+            json!({"rope_type": "longrope", "original_max_position_embeddings": 32, "long_factor": [2.0, -1.0]}),
+            "'long_factor': expected 32 positive numbers, got 1 of 2",
+        ),
+        (
+            "llama-h64-g8",
+            "rope_parameters",
             json!({"rope_type": "longrope"}),
-            "expected default, linear, yarn or llama3, got longrope",
+            "'original_max_position_embeddings': expected a number, got nothing",
         ),
         ("mixtral-h64-g2", "num_local_experts", json!(6), "there is none for expert 5 of 6"),
         (

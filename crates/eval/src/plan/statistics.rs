@@ -51,7 +51,7 @@ impl Statistics {
         reach: usize,
         progress: OnProgress<'_>,
     ) -> Result<Self, EvalError> {
-        let mut sums = first_layers(model.config());
+        let mut sums = first_layers(model.config(), reach);
         for (index, layer) in model.config().layers.iter().enumerate() {
             // Recurrent layers keep none.
             let Some(kv) = model.config().kv_ordinal(0, index) else { continue };
@@ -70,8 +70,9 @@ impl Statistics {
     }
 }
 
-/// Nothing seen yet of the keys and values of each KV layer, as the layer that makes them attends to them.
-fn first_layers(config: &Config) -> Vec<Sums> {
+/// Nothing seen yet of the keys and values of each KV layer, as the layer that makes them attends to them in a context of `n_ctx`
+/// tokens.
+fn first_layers(config: &Config, n_ctx: usize) -> Vec<Sums> {
     let mut first = Vec::new();
     for (index, layer) in config.layers.iter().enumerate() {
         if config.kv_ordinal(0, index) == Some(first.len()) {
@@ -80,7 +81,7 @@ fn first_layers(config: &Config) -> Vec<Sums> {
             let turned = layer.latent.map_or(0, |latent| latent.rank);
             first.push(Sums::new(
                 layer.heads,
-                pairs(rope.params, turned, rope.frequencies()),
+                pairs(rope.params, turned, rope.frequencies(n_ctx)),
                 (layer.scale, layer.soft_cap),
             ));
         }

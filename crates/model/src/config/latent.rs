@@ -64,7 +64,7 @@ pub(super) fn read(keys: &Keys) -> Result<(KvLayerShape, Latent), ModelError> {
     if rank % 2 != 0 || rank.saturating_add(n_rot) > MOST {
         return Err(keys.bad(RANK, &format!("an even number up to {}", MOST - n_rot), rank));
     }
-    keys.refuse_positive(super::TEMPERATURE, "scores that grow with the position")?;
+    keys.refuse_positive(super::ropes::TEMPERATURE, "scores that grow with the position")?;
     let q_rank = Some(keys.count("attention.q_lora_rank")?).filter(|&rank| rank > 0);
     let heads = KvLayerShape {
         n_heads,

@@ -1,0 +1,173 @@
+//! The rotary embeddings of a model: which layers turn how, and by what.
+
+use super::{Keys, latent};
+use crate::ModelError;
+use crate::family::{Family, Unturned};
+use crate::rope::{Rope, Scaling, Temperature};
+use crate::weights::decode_vector;
+
+pub(super) const TEMPERATURE: &str = "attention.temperature_scale";
+const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
+const SCALING: &str = "rope.scaling.type";
+/// The scaling of frequencies by divisors that depend on the length of the context.
+const LONGROPE: &str = "longrope";
+
+/// The rotary embeddings of a model; the first is that of layers that see everything.
+pub(super) struct Ropes {
+    pub all: Vec<Rope>,
+    /// That of layers with a window.
+    pub windowed: usize,
+    /// That of layers that turn nothing.
+    pub unturned: usize,
+    /// How much further that of a layer's queries lies than that of its keys.
+    pub for_queries: usize,
+}
+
+impl Ropes {
+    fn of(first: Rope) -> Self {
+        Self { all: vec![first], windowed: 0, unturned: 0, for_queries: 0 }
+    }
+}
+
+/// The rotary embeddings of heads of `dims`: where all is seen, and where there is a window.
+pub(super) fn read(
+    keys: &Keys,
+    family: &Family,
+    dims: [usize; 2],
+    n_ctx_train: usize,
+) -> Result<Ropes, ModelError> {
+    const BASE: &str = "rope.freq_base_swa";
+    let [head_dim, windowed_dim] = dims;
+    let first = read_rope(keys, family, head_dim, n_ctx_train)?;
+    let (n_rot, mut ropes) = (first.params.n_rot, Ropes::of(first));
+    let plain = |n_rot, base| {
+        let rope = Rope::new(family.pairing, n_rot, base, &Scaling::None, None);
+        rope.ok_or_else(|| keys.bad(BASE, "a positive base", base))
+    };
+    if let Some(windows) = family.windows
+        && let Some(base) = keys.positive_or(BASE, windows.base)?
+    {
+        ropes.windowed = ropes.all.len();
+        ropes.all.push(plain(
+            match windows.own_heads {
+                true => read_turned(keys, "rope.dimension_count_swa", windowed_dim)?,
+                false => n_rot,
+            },
+            base,
+        )?);
+    }
+    if family.unturned != Unturned::None {
+        ropes.unturned = ropes.all.len();
+        ropes.all.push(plain(0, 1.0)?);
+    }
+    if let Some(temperature) = read_temperature(keys, n_ctx_train)? {
+        // Queries grow as they are turned, so that every layer must turn them whole.
+        if family.unturned != Unturned::None || n_rot != head_dim {
+            let what = format!("{} where heads are not turned whole", keys.key(TEMPERATURE));
+            return Err(ModelError::Unsupported { what });
+        }
+        ropes.for_queries = ropes.all.len();
+        ropes.all.extend_from_within(..);
+        let queries = ropes.all.iter_mut().skip(ropes.for_queries);
+        queries.for_each(|rope| *rope = rope.clone().growing(temperature));
+    }
+    Ok(ropes)
+}
+
+/// How scores grow with the position, where they do.
+fn read_temperature(keys: &Keys, n_ctx_train: usize) -> Result<Option<Temperature>, ModelError> {
+    const LENGTH: &str = "attention.temperature_length";
+    let Some(scale) = keys.positive(TEMPERATURE)? else { return Ok(None) };
+    let length = match keys.has(LENGTH) {
+        true => keys.size(LENGTH)?,
+        false => keys.size_or(ORIGINAL_CONTEXT, n_ctx_train)?,
+    };
+    Ok(Some(Temperature { scale, length }))
+}
+
+/// How much of a head is turned.
+fn read_turned(keys: &Keys, key: &str, head_dim: usize) -> Result<usize, ModelError> {
+    let n_rot = keys.size_or(key, head_dim)?;
+    if n_rot % 2 != 0 || n_rot > head_dim {
+        return Err(keys.bad(key, &format!("an even number up to {head_dim}"), n_rot));
+    }
+    Ok(n_rot)
+}
+
+fn read_rope(keys: &Keys, family: &Family, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
+    let n_rot = read_turned(keys, "rope.dimension_count", head_dim)?;
+    let theta = keys.float_or("rope.freq_base", 10_000.0)?;
+    let n_ctx_orig = keys.size_or(ORIGINAL_CONTEXT, n_ctx_train)?;
+    let scaling = read_scaling(keys, family, n_ctx_orig)?;
+    let rope = |divisors: Option<&[f32]>| {
+        Rope::new(family.pairing, n_rot, theta, &scaling, divisors)
+            .ok_or_else(|| keys.bad("rope.freq_base", "a positive base and scaling factor", theta))
+    };
+    let rope = match read_divisors(keys, family, n_rot / 2)? {
+        Divisors::None => rope(None)?,
+        Divisors::Always(divisors) => rope(Some(&divisors))?,
+        Divisors::ByContext { long, short } => rope(Some(&long))?.beyond(n_ctx_orig, rope(Some(&short))?),
+    };
+    Ok(rope.scaled(keys.float_or("rope.scaling.attn_factor", 1.0)?))
+}
+
+fn read_scaling(keys: &Keys, family: &Family, n_ctx_orig: usize) -> Result<Scaling, ModelError> {
+    let factor = match keys.float_or("rope.scaling.factor", 0.0)? {
+        0.0 => keys.float_or("rope.scale_linear", 1.0)?,
+        factor => factor,
+    };
+    // A factor without a type means linear scaling, as other readers of GGUF take it.
+    let default = if factor == 1.0 { "none" } else { "linear" };
+    match keys.str_or(SCALING, default)? {
+        // Divisors of frequencies are all that there is to it.
+        "none" | LONGROPE => Ok(Scaling::None),
+        "linear" => Ok(Scaling::Linear { factor }),
+        "yarn" => Ok(Scaling::Yarn {
+            factor,
+            n_ctx_orig,
+            beta_fast: keys.float_or("rope.scaling.yarn_beta_fast", 32.0)?,
+            beta_slow: keys.float_or("rope.scaling.yarn_beta_slow", 1.0)?,
+            // All of the magnitude is taken back where scores are sharpened by themselves.
+            log_multiplier: match latent::read_rate(keys)? {
+                rate if family.latent && rate > 0.0 => 1.0,
+                rate => rate,
+            },
+            whole_pairs: family.whole_pairs,
+        }),
+        other => Err(ModelError::Unsupported {
+            what: format!("RoPE scaling '{other}' (known: linear, yarn, longrope, llama3)"),
+        }),
+    }
+}
+
+/// What frequencies are divided by.
+enum Divisors {
+    None,
+    /// In every context.
+    Always(Vec<f32>),
+    /// In contexts longer than before the extension, and in others.
+    ByContext {
+        long: Vec<f32>,
+        short: Vec<f32>,
+    },
+}
+
+/// Tensors of what frequencies are divided by, `[n_rot / 2]` each: in every context, in long and in short ones.
+pub(crate) const DIVISORS: [&str; 3] =
+    ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
+
+fn read_divisors(keys: &Keys, family: &Family, n: usize) -> Result<Divisors, ModelError> {
+    let [always, long, short] = DIVISORS;
+    let has = |name: &str| keys.gguf.find_info(name).is_some();
+    let read = |name| decode_vector(&keys.gguf.tensor(name)?, n);
+    let by_context = has(long) || has(short) || keys.str_or(SCALING, "none")? == LONGROPE;
+    match has(always) || family.windows.is_some_and(|windows| windows.own_heads) {
+        true if by_context => {
+            let what = format!("'{always}' beside divisors by the length of the context");
+            Err(ModelError::Unsupported { what })
+        }
+        true => Ok(Divisors::Always(read(always)?)),
+        false if by_context => Ok(Divisors::ByContext { long: read(long)?, short: read(short)? }),
+        false => Ok(Divisors::None),
+    }
+}
