@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kvant::gguf::{GgufError, GgufWriter, TensorSink, Value};
+use kvant::gguf::{GgufError, GgufWriter, TensorInfo, TensorSink, Value};
 use kvant::{Gguf, KvOptions, Model, OpenOptions, Session, SessionOptions};
 use kvant_codec::Side;
 use kvant_cpu::CpuDevice;
@@ -47,6 +47,25 @@ fn changed(name: &str, keys: &[(&str, Option<Value<'_>>)], tensor: Option<[&str;
     let mut bytes = Vec::new();
     let fill = |data: &mut TensorSink<'_>| {
         gguf.tensors().iter().try_for_each(|info| data.bytes(&called(&info.name), &gguf.data(info)))
+    };
+    writer.write_to::<GgufError>(&mut bytes, fill).unwrap();
+    Gguf::from_bytes(bytes).unwrap()
+}
+
+/// A fixture with keys set, and its tensors as `change` makes them.
+fn rewritten(
+    gguf: &Gguf,
+    set: impl FnOnce(&mut GgufWriter),
+    change: impl Fn(&TensorInfo, &[u8]) -> Vec<u8>,
+) -> Gguf {
+    let mut writer = GgufWriter::with_meta(gguf.meta()).unwrap();
+    set(&mut writer);
+    for info in gguf.tensors() {
+        writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap();
+    }
+    let mut bytes = Vec::new();
+    let fill = |data: &mut TensorSink<'_>| {
+        gguf.tensors().iter().try_for_each(|info| data.bytes(&info.name, &change(info, &gguf.data(info))))
     };
     writer.write_to::<GgufError>(&mut bytes, fill).unwrap();
     Gguf::from_bytes(bytes).unwrap()
@@ -166,6 +185,40 @@ fn numbers_that_stand_for_nothing_change_nothing() {
     let sooner = open(changed(MISTRAL, &[length], None)).unwrap();
     assert_eq!(logits(&off, 16), logits(&sooner, 16));
     assert_ne!(logits(&off, 17), logits(&sooner, 17));
+}
+
+const GLM4: &str = "glm4-h64-g2-bias";
+
+/// The text models of GLM-4V: their files have halves of a head where those of GLM-4 have neighbours.
+#[test]
+fn a_model_whose_pairs_follow_places_of_a_picture_turns_halves() {
+    // As converters write it; without a height and a width there are no such places.
+    for (sections, halves) in [(vec![8, 12, 12, 0], true), (vec![32, 0, 0, 0], false), (vec![], false)] {
+        let gguf = fixture(GLM4);
+        let heads = [("attn_q.", 4), ("attn_k.", 2)];
+        let reorder = |info: &TensorInfo, bytes: &[u8]| -> Vec<u8> {
+            let n_heads = heads.iter().find(|(name, _)| info.name.contains(name)).map(|(_, n)| *n);
+            n_heads.filter(|_| halves).map_or_else(|| bytes.to_vec(), |n| halved(bytes, n, 64, 32))
+        };
+        let set = |writer: &mut GgufWriter| {
+            writer.set_array("glm4.rope.dimension_sections", sections.iter().copied()).unwrap();
+        };
+        let changed = rewritten(&gguf, set, reorder);
+        let [got, want] = [changed, gguf].map(|gguf| logits(&open(gguf).unwrap(), 40));
+        // Dims of a head are summed in another order.
+        assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() < 1e-4), "{sections:?}");
+    }
+}
+
+/// Rows of heads, or single values, with neighbours among the first `n_rot` of `dim` as halves.
+fn halved(bytes: &[u8], n_heads: usize, dim: usize, n_rot: usize) -> Vec<u8> {
+    let row = bytes.len() / (n_heads * dim);
+    let order = (0..n_rot).step_by(2).chain((1..n_rot).step_by(2)).chain(n_rot..dim);
+    let order: Vec<usize> = order.collect();
+    let of_head = |head: &[u8]| -> Vec<u8> {
+        order.iter().flat_map(|&at| head[at * row..(at + 1) * row].to_vec()).collect()
+    };
+    bytes.chunks_exact(dim * row).flat_map(of_head).collect()
 }
 
 const LONGROPE: &str = "phi3-h64-g2-longrope";

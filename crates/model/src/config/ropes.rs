@@ -1,5 +1,7 @@
 //! The rotary embeddings of a model: which layers turn how, and by what.
 
+use kvant_backend::Pairing;
+
 use super::{Keys, latent};
 use crate::ModelError;
 use crate::family::{Family, Unturned};
@@ -38,10 +40,11 @@ pub(super) fn read(
 ) -> Result<Ropes, ModelError> {
     const BASE: &str = "rope.freq_base_swa";
     let [head_dim, windowed_dim] = dims;
-    let first = read_rope(keys, family, head_dim, n_ctx_train)?;
+    let pairing = read_pairing(keys, family)?;
+    let first = read_rope(keys, family, pairing, head_dim, n_ctx_train)?;
     let (n_rot, mut ropes) = (first.params.n_rot, Ropes::of(first));
     let plain = |n_rot, base| {
-        let rope = Rope::new(family.pairing, n_rot, base, &Scaling::None, None);
+        let rope = Rope::new(pairing, n_rot, base, &Scaling::None, None);
         rope.ok_or_else(|| keys.bad(BASE, "a positive base", base))
     };
     if let Some(windows) = family.windows
@@ -94,13 +97,29 @@ fn read_turned(keys: &Keys, key: &str, head_dim: usize) -> Result<usize, ModelEr
     Ok(n_rot)
 }
 
-fn read_rope(keys: &Keys, family: &Family, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
+/// Which values are turned together: halves, whatever the family, where pairs follow places of a picture (GLM-4V). Those places are
+/// all the same in text, but files have the rows of such models in the order of halves.
+fn read_pairing(keys: &Keys, family: &Family) -> Result<Pairing, ModelError> {
+    let sections: Vec<i32> = keys.gguf.meta().find(&keys.key("rope.dimension_sections"))?.unwrap_or_default();
+    match sections[..] {
+        [height, width, ..] if height > 0 && width > 0 => Ok(Pairing::Halves),
+        _ => Ok(family.pairing),
+    }
+}
+
+fn read_rope(
+    keys: &Keys,
+    family: &Family,
+    pairing: Pairing,
+    head_dim: usize,
+    n_ctx_train: usize,
+) -> Result<Rope, ModelError> {
     let n_rot = read_turned(keys, "rope.dimension_count", head_dim)?;
     let theta = keys.float_or("rope.freq_base", 10_000.0)?;
     let n_ctx_orig = keys.size_or(ORIGINAL_CONTEXT, n_ctx_train)?;
     let scaling = read_scaling(keys, family, n_ctx_orig)?;
     let rope = |divisors: Option<&[f32]>| {
-        Rope::new(family.pairing, n_rot, theta, &scaling, divisors)
+        Rope::new(pairing, n_rot, theta, &scaling, divisors)
             .ok_or_else(|| keys.bad("rope.freq_base", "a positive base and scaling factor", theta))
     };
     let rope = match read_divisors(keys, family, n_rot / 2)? {
