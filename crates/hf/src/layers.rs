@@ -27,6 +27,12 @@ pub(crate) struct FullHeads {
     pub head_dim: usize,
 }
 
+/// What is told of a layer under its number, which may have zeros before it: as many as sort the layers.
+fn of_layer(all: Object<'_>, layer: usize) -> Result<Option<Object<'_>>, HfError> {
+    let is_it = |key: &&String| key.bytes().all(|b| b.is_ascii_digit()) && key.parse() == Ok(layer);
+    all.map.keys().find(is_it).map_or(Ok(None), |key| all.find_object(key))
+}
+
 /// Sizes of layers of gated deltas.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Delta {
@@ -77,7 +83,7 @@ impl FullHeads {
         let kinds = config.find_array("layer_types")?.unwrap_or_default();
         let mut full = None;
         for (layer, kind) in kinds.iter().enumerate() {
-            let own = of_layers.map(|of| of.find_object(&layer.to_string())).transpose()?.flatten();
+            let own = of_layers.map(|of| of_layer(of, layer)).transpose()?.flatten();
             let heads = windowed.told_otherwise(own, ["num_key_value_heads", "head_dim"])?;
             let wanted = if kind == "full_attention" { *full.get_or_insert(heads) } else { windowed };
             if heads != wanted {

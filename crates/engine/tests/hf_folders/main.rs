@@ -76,6 +76,14 @@ fn gemma_4_tells_the_heads_of_layers_without_a_window_in_either_way() {
     });
     write_folder(&scratch.0, &by_numbers, &tensors);
     assert_eq!(logits(&Model::open_with(&scratch.0, options(None)).unwrap()), want);
+    // From ten layers on numbers have zeros before them.
+    let padded = told(&|config| {
+        let all = config["per_layer_config"].as_object().unwrap();
+        let padded: Map<_, _> = all.iter().map(|(layer, of)| (format!("{layer:0>2}"), of.clone())).collect();
+        config["per_layer_config"] = padded.into();
+    });
+    write_folder(&scratch.0, &padded, &tensors);
+    assert_eq!(logits(&Model::open_with(&scratch.0, options(None)).unwrap()), want);
     for (layer, heads, complaint) in [
         ("1", json!({"head_dim": 64, "num_key_value_heads": 1}), "in layer 3"),
         ("0", json!({"head_dim": 128}), "in layer 0"),
