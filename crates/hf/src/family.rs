@@ -131,6 +131,8 @@ const LLAMA: Family = Family {
 
 const QWEN2: Family = Family { class: "Qwen2ForCausalLM", arch: "qwen2", is_reordered: false, ..LLAMA };
 
+const OLMO2: Family = Family { class: "Olmo2ForCausalLM", arch: "olmo2", norms_after: true, ..QWEN2 };
+
 const EXPERTS: Experts = Experts { width: Some("moe_intermediate_size"), by_sigmoid: false };
 
 const GEMMA: Family =
@@ -311,7 +313,8 @@ static FAMILIES: &[Family] = &[
     Family { class: "Gemma4ForConditionalGeneration", sees: true, ..GEMMA4 },
     Family { class: "SmolLM3ForCausalLM", arch: "smollm3", unturned_every: 4, ..LLAMA },
     Family { class: "GraniteForCausalLM", arch: "granite", factors: FACTORS, ..LLAMA },
-    Family { class: "Olmo2ForCausalLM", arch: "olmo2", norms_after: true, ..QWEN2 },
+    OLMO2,
+    Family { class: "Olmo3ForCausalLM", windows: Windows::Every(4), ..OLMO2 },
     Family { class: "Glm4ForCausalLM", arch: "glm4", turned: 0.5, ..QWEN2 },
     Family { class: "Phi3ForCausalLM", arch: "phi3", windows: Windows::All, ..QWEN2 },
     MINISTRAL3,

@@ -178,15 +178,26 @@ pub(crate) struct Windows {
     pub period: usize,
     /// The youngest tokens that the others see, where the file does not say; everything when `None`.
     pub length: Option<usize>,
-    /// The RoPE base of the others, whose positions are never scaled, where the file does not say; all turn alike when `None`.
-    pub base: Option<f32>,
+    /// How the others turn, where the file names no base of theirs.
+    pub turns: Turns,
     /// Whether the others have heads of their own size, and turn as much of them as the file says, while layers that see everything
     /// turn what divisors of their frequencies leave (`rope_freqs.weight`).
     pub own_heads: bool,
 }
 
+/// How layers with a window turn queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Turns {
+    /// As all others do.
+    Alike,
+    /// By the base of the others, without their scaling.
+    Unscaled,
+    /// By this base, without scaling.
+    By(f32),
+}
+
 /// A window in every layer, where the file does not say another thing.
-const WINDOWS: Windows = Windows { period: 0, length: None, base: None, own_heads: false };
+const WINDOWS: Windows = Windows { period: 0, length: None, turns: Turns::Alike, own_heads: false };
 
 const LLAMA: Family = Family {
     name: "llama",
@@ -273,14 +284,14 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "gemma3",
         norms: Norms { after: true, heads: HeadNorms::Each, ..GEMMA.norms },
-        windows: Some(Windows { period: 6, base: Some(10_000.0), ..WINDOWS }),
+        windows: Some(Windows { period: 6, turns: Turns::By(10_000.0), ..WINDOWS }),
         scale: Scale::WidthAt(62),
         ..GEMMA
     },
     Family {
         name: "gemma4",
         norms: Norms { after: true, heads: HeadNorms::Each, values: true, ..GEMMA.norms },
-        windows: Some(Windows { base: Some(10_000.0), own_heads: true, ..WINDOWS }),
+        windows: Some(Windows { turns: Turns::By(10_000.0), own_heads: true, ..WINDOWS }),
         scale: Scale::None,
         values_of_keys: true,
         experts: Some(ExpertRule { shared: SharedExpert::Beside, is_required: false, ..EXPERTS }),
@@ -292,6 +303,8 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "olmo2",
         norms: Norms { before: false, after: true, heads: HeadNorms::Together, ..QWEN2.norms },
+        // OLMo 3.
+        windows: Some(Windows { period: 4, turns: Turns::Unscaled, ..WINDOWS }),
         ..QWEN2
     },
     Family { name: "mistral3", experts: None, ..LLAMA },

@@ -10,7 +10,7 @@ use crate::family::{Family, RecurrenceRule};
 const HEADS: &str = "attention.head_count";
 const KV_HEADS: &str = "attention.head_count_kv";
 const V_DIM: &str = "attention.value_length";
-const WINDOW: &str = "attention.sliding_window";
+pub(super) const WINDOW: &str = "attention.sliding_window";
 const SHARED: &str = "attention.shared_kv_layers";
 
 /// Layers with a window among others, as a model has them.

@@ -2,9 +2,10 @@
 
 use kvant_backend::Pairing;
 
+use super::heads::WINDOW;
 use super::{Keys, latent};
 use crate::ModelError;
-use crate::family::{Family, Unturned};
+use crate::family::{Family, Turns, Unturned, Windows};
 use crate::rope::{Rope, Scaling, Temperature};
 use crate::weights::decode_vector;
 
@@ -48,7 +49,7 @@ pub(super) fn read(
         rope.ok_or_else(|| keys.bad(BASE, "a positive base", base))
     };
     if let Some(windows) = family.windows
-        && let Some(base) = keys.positive_or(BASE, windows.base)?
+        && let Some(base) = keys.positive_or(BASE, usual_base(keys, windows)?)?
     {
         ropes.windowed = ropes.all.len();
         ropes.all.push(plain(
@@ -75,6 +76,21 @@ pub(super) fn read(
         queries.for_each(|rope| *rope = rope.clone().growing(temperature));
     }
     Ok(ropes)
+}
+
+/// The base of layers with a window where the file names none; `None` where they turn as all others do.
+fn usual_base(keys: &Keys, windows: Windows) -> Result<Option<f32>, ModelError> {
+    Ok(match windows.turns {
+        Turns::Alike => None,
+        // There may be no window at all.
+        Turns::Unscaled if keys.count(WINDOW)? == 0 => None,
+        Turns::Unscaled => Some(read_base(keys)?),
+        Turns::By(base) => Some(base),
+    })
+}
+
+fn read_base(keys: &Keys) -> Result<f32, ModelError> {
+    keys.float_or("rope.freq_base", 10_000.0)
 }
 
 /// How scores grow with the position, where they do.
@@ -115,7 +131,7 @@ fn read_rope(
     n_ctx_train: usize,
 ) -> Result<Rope, ModelError> {
     let n_rot = read_turned(keys, "rope.dimension_count", head_dim)?;
-    let theta = keys.float_or("rope.freq_base", 10_000.0)?;
+    let theta = read_base(keys)?;
     let n_ctx_orig = keys.size_or(ORIGINAL_CONTEXT, n_ctx_train)?;
     let scaling = read_scaling(keys, family, n_ctx_orig)?;
     let rope = |divisors: Option<&[f32]>| {
