@@ -13,8 +13,8 @@ pub(crate) struct Family {
     pub class: &'static str,
     /// Whether it sees as well: its text model lies within, and is what is converted.
     pub sees: bool,
-    /// Numbers that a configuration leaves out where they are these.
-    pub defaults: &'static [(&'static str, f64)],
+    /// What a configuration may leave out where it is this, and GGUF must have.
+    pub defaults: &'static [(&'static str, Default)],
     /// The name in GGUF, which keys begin with.
     pub arch: &'static str,
     /// Whether halves of a head are turned together here and neighbours in GGUF, so that rows of queries and keys change places.
@@ -49,6 +49,14 @@ pub(crate) struct Family {
     pub fixed: &'static [(&'static str, f64)],
     /// Whether its experts may be in blocks of 4 bits.
     pub packs_experts: bool,
+}
+
+/// What a configuration means that does not say it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Default {
+    Size(u32),
+    Number(f64),
+    Flag(bool),
 }
 
 /// A tensor within a layer: its name in the folder, its name in GGUF, and what becomes of it.
@@ -90,6 +98,12 @@ pub(crate) struct Experts {
     /// Whether they are chosen by sigmoids.
     pub by_sigmoid: bool,
 }
+
+const THETA: &str = "rope_theta";
+const WINDOW: &str = "sliding_window";
+const NORMALISES: &str = "norm_topk_prob";
+/// The base of RoPE of several families.
+const MILLION: (&str, Default) = (THETA, Default::Number(1e6));
 
 const SILU: &[&str] = &["silu"];
 const GELU: &[&str] = &["gelu_pytorch_tanh", "gelu", "gelu_new"];
@@ -142,6 +156,16 @@ const GEMMA3: Family = Family {
     class: "Gemma3ForCausalLM",
     arch: "gemma3",
     norms_after: true,
+    defaults: &[
+        ("num_attention_heads", Default::Size(8)),
+        ("num_key_value_heads", Default::Size(4)),
+        ("head_dim", Default::Size(256)),
+        ("query_pre_attn_scalar", Default::Size(256)),
+        ("max_position_embeddings", Default::Size(131_072)),
+        ("rms_norm_eps", Default::Number(1e-6)),
+        (WINDOW, Default::Size(4096)),
+        MILLION,
+    ],
     windows: Windows::Every(6),
     scaled_by_width: 62,
     factors: CAPS,
@@ -151,6 +175,7 @@ const GEMMA3: Family = Family {
 const GEMMA4: Family = Family {
     class: "Gemma4ForCausalLM",
     arch: "gemma4",
+    defaults: &[(WINDOW, Default::Size(512)), MILLION],
     norms_beyond_one: false,
     norms_after: true,
     windows: Windows::Named,
@@ -201,6 +226,7 @@ const GPT_OSS_TENSORS: &[Tensor] = &[
 const LFM2: Family = Family {
     class: "Lfm2ForCausalLM",
     arch: "lfm2",
+    defaults: &[MILLION],
     eps: ("norm_eps", RMS_EPS.1),
     layers: Layers::Convolving,
     tensors: &[
@@ -279,16 +305,28 @@ const DEEPSEEK: Family = Family {
 /// Every family.
 static FAMILIES: &[Family] = &[
     LLAMA,
-    Family { class: "MistralForCausalLM", ..LLAMA },
-    Family { class: "MixtralForCausalLM", experts: Some(Experts { width: None, ..EXPERTS }), ..LLAMA },
+    Family { class: "MistralForCausalLM", defaults: &[(WINDOW, Default::Size(4096))], ..LLAMA },
+    Family {
+        class: "MixtralForCausalLM",
+        defaults: &[MILLION],
+        experts: Some(Experts { width: None, ..EXPERTS }),
+        ..LLAMA
+    },
     QWEN2,
     Family { class: "Qwen2MoeForCausalLM", arch: "qwen2moe", experts: Some(EXPERTS), ..QWEN2 },
     Family { class: "Qwen3ForCausalLM", arch: "qwen3", ..QWEN2 },
-    Family { class: "Qwen3MoeForCausalLM", arch: "qwen3moe", experts: Some(EXPERTS), ..QWEN2 },
+    Family {
+        class: "Qwen3MoeForCausalLM",
+        arch: "qwen3moe",
+        defaults: &[(NORMALISES, Default::Flag(false))],
+        experts: Some(EXPERTS),
+        ..QWEN2
+    },
     GEMMA,
     Family {
         class: "Gemma2ForCausalLM",
         arch: "gemma2",
+        defaults: &[("query_pre_attn_scalar", Default::Size(256)), (WINDOW, Default::Size(4096))],
         norms_after: true,
         windows: Windows::Every(2),
         scaled_by_width: 46,
@@ -296,25 +334,30 @@ static FAMILIES: &[Family] = &[
         ..GEMMA
     },
     GEMMA3,
-    Family {
-        class: "Gemma3ForConditionalGeneration",
-        sees: true,
-        defaults: &[
-            ("num_attention_heads", 8.0),
-            ("num_key_value_heads", 4.0),
-            ("head_dim", 256.0),
-            ("max_position_embeddings", 131_072.0),
-            ("rms_norm_eps", 1e-6),
-            ("rope_theta", 1e6),
-        ],
-        ..GEMMA3
-    },
+    Family { class: "Gemma3ForConditionalGeneration", sees: true, ..GEMMA3 },
     GEMMA4,
     Family { class: "Gemma4ForConditionalGeneration", sees: true, ..GEMMA4 },
-    Family { class: "SmolLM3ForCausalLM", arch: "smollm3", unturned_every: 4, ..LLAMA },
-    Family { class: "GraniteForCausalLM", arch: "granite", factors: FACTORS, ..LLAMA },
+    Family {
+        class: "SmolLM3ForCausalLM",
+        arch: "smollm3",
+        defaults: &[(THETA, Default::Number(2e6))],
+        unturned_every: 4,
+        ..LLAMA
+    },
+    Family {
+        class: "GraniteForCausalLM",
+        arch: "granite",
+        defaults: &[("attention_multiplier", Default::Number(1.0))],
+        factors: FACTORS,
+        ..LLAMA
+    },
     OLMO2,
-    Family { class: "Olmo3ForCausalLM", windows: Windows::Every(4), ..OLMO2 },
+    Family {
+        class: "Olmo3ForCausalLM",
+        defaults: &[(THETA, Default::Number(5e5)), (WINDOW, Default::Size(4096))],
+        windows: Windows::Every(4),
+        ..OLMO2
+    },
     Family { class: "Glm4ForCausalLM", arch: "glm4", turned: 0.5, ..QWEN2 },
     Family { class: "Phi3ForCausalLM", arch: "phi3", windows: Windows::All, ..QWEN2 },
     MINISTRAL3,
@@ -323,6 +366,7 @@ static FAMILIES: &[Family] = &[
     Family {
         class: "Cohere2ForCausalLM",
         arch: "cohere2",
+        defaults: &[(WINDOW, Default::Size(4096)), ("logit_scale", Default::Number(0.0625))],
         eps: ("layer_norm_eps", "attention.layer_norm_epsilon"),
         windows: Windows::Every(4),
         factors: &[("logit_scale", "logit_scale")],
@@ -331,6 +375,7 @@ static FAMILIES: &[Family] = &[
     Family {
         class: "GptOssForCausalLM",
         arch: "gpt-oss",
+        defaults: &[(THETA, Default::Number(150_000.0)), (WINDOW, Default::Size(128))],
         norms_after: true,
         windows: Windows::Every(2),
         experts: Some(Experts { width: Some("intermediate_size"), ..EXPERTS }),
@@ -358,8 +403,21 @@ static FAMILIES: &[Family] = &[
     Family { class: "Qwen3_5ForConditionalGeneration", sees: true, ..QWEN35 },
     Family { class: "Qwen3_5MoeForConditionalGeneration", sees: true, ..QWEN35_MOE },
     Family { class: "DeepseekV2ForCausalLM", experts: Some(EXPERTS), ..DEEPSEEK },
-    Family { class: "DeepseekV3ForCausalLM", ..DEEPSEEK },
-    Family { class: "Glm4MoeLiteForCausalLM", ..DEEPSEEK },
+    Family {
+        class: "DeepseekV3ForCausalLM",
+        defaults: &[
+            (NORMALISES, Default::Flag(true)),
+            ("routed_scaling_factor", Default::Number(2.5)),
+            ("n_group", Default::Size(8)),
+            ("topk_group", Default::Size(4)),
+        ],
+        ..DEEPSEEK
+    },
+    Family {
+        class: "Glm4MoeLiteForCausalLM",
+        defaults: &[(NORMALISES, Default::Flag(true)), ("routed_scaling_factor", Default::Number(1.8))],
+        ..DEEPSEEK
+    },
 ];
 
 impl Family {

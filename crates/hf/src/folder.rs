@@ -8,6 +8,7 @@ use kvant_gguf::SourceFile;
 use serde_json::{Map, Value};
 
 use crate::HfError;
+use crate::family::Default;
 
 /// Longest file that is read whole: the largest vocabularies take a tenth of it.
 const MAX_TEXT: u64 = 256 << 20;
@@ -85,19 +86,25 @@ impl Json {
 }
 
 impl Json {
-    /// The same with what lies under `key` in the place of what it says itself, and numbers where it has none.
-    pub fn within(mut self, key: &str, defaults: &[(&str, f64)]) -> Self {
+    /// The same with what lies under `key` in the place of what it says itself.
+    pub fn within(mut self, key: &str) -> Self {
+        if let Value::Object(all) = &mut self.value
+            && let Some(Value::Object(inner)) = all.get(key).cloned()
+        {
+            all.extend(inner);
+        }
+        self
+    }
+
+    /// The same with what it leaves out; what it says to be nothing stays so.
+    pub fn with_defaults(mut self, defaults: &[(&str, Default)]) -> Self {
         if let Value::Object(all) = &mut self.value {
-            if let Some(Value::Object(inner)) = all.get(key).cloned() {
-                all.extend(inner);
-            }
-            for (key, number) in defaults {
-                let is_whole = number.fract() == 0.0;
-                let number = if is_whole { Value::from(*number as u64) } else { Value::from(*number) };
-                let place = all.entry(*key).or_insert(Value::Null);
-                if place.is_null() {
-                    *place = number;
-                }
+            for (key, default) in defaults {
+                all.entry(*key).or_insert_with(|| match *default {
+                    Default::Size(size) => size.into(),
+                    Default::Number(number) => number.into(),
+                    Default::Flag(is) => is.into(),
+                });
             }
         }
         self

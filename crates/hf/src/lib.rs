@@ -59,7 +59,8 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     })?;
     refuse_quantised(config.object()?)?;
     let family = Family::of(config.object()?)?;
-    let config = if family.sees { config.within("text_config", family.defaults) } else { config };
+    let config = if family.sees { config.within("text_config") } else { config };
+    let config = config.with_defaults(family.defaults);
     let config = config.object()?;
     let shards = Shards::open(&mut folder)?;
     let mut writer = GgufWriter::new();

@@ -187,6 +187,42 @@ fn the_text_model_of_one_that_sees_is_what_it_is_alone() {
     }
 }
 
+/// What `transformers` takes where a configuration says nothing, which is not what GGUF means by that.
+#[test]
+fn what_a_configuration_leaves_out_is_what_its_class_means_by_that() {
+    let (theta, window) = ("rope_theta", "sliding_window");
+    for (name, key, default, other) in [
+        ("mixtral-h64-g2", theta, json!(1e6), json!(3.0)),
+        ("lfm2-h64-g2-conv3", theta, json!(1e6), json!(3.0)),
+        ("lfm2moe-h64-g2-conv3-dense1", theta, json!(1e6), json!(3.0)),
+        ("gptoss-h64-g4-window24-sinks", theta, json!(150_000.0), json!(3.0)),
+        ("gptoss-h64-g4-window24-sinks", window, json!(128), json!(20)),
+        ("smollm3-h64-g2-unturned", theta, json!(2e6), json!(3.0)),
+        ("olmo3-h64-g2-window20-yarn", theta, json!(5e5), json!(3.0)),
+        ("olmo3-h64-g2-window20-yarn", window, json!(4096), json!(20)),
+        ("gemma3-h256-g4-window24", theta, json!(1e6), json!(3.0)),
+        ("gemma3-h256-g4-window24", window, json!(4096), json!(20)),
+        ("cohere2-h64-g2-window20", "logit_scale", json!(0.0625), json!(3.0)),
+        ("granite-h64-g2-factors", "attention_multiplier", json!(1.0), json!(3.0)),
+        ("qwen3moe-h64-g2-dense1", "norm_topk_prob", json!(false), json!(true)),
+        ("deepseek3-latent192-yarn", "routed_scaling_factor", json!(2.5), json!(3.0)),
+        ("glm4moelite-latent128", "norm_topk_prob", json!(true), json!(false)),
+    ] {
+        let (mut config, tensors) = saved(name);
+        // In the older place, beside what else there is to RoPE.
+        let rope = &mut config["rope_parameters"];
+        let rope = if rope["full_attention"].is_object() { &mut rope["full_attention"] } else { rope };
+        rope.as_object_mut().unwrap().remove(theta);
+        let config = config.as_object_mut().unwrap();
+        config.insert(key.to_owned(), default);
+        let told = logits(&opened(&config.clone().into(), &tensors));
+        config.insert(key.to_owned(), other);
+        assert_ne!(logits(&opened(&config.clone().into(), &tensors)), told, "{name}: {key} is nothing to it");
+        config.remove(key);
+        assert_eq!(logits(&opened(&config.clone().into(), &tensors)), told, "{name}: {key}");
+    }
+}
+
 /// Opens a folder of these.
 fn opened(config: &Value, tensors: &[Saved]) -> Model {
     let scratch = Scratch::new("opened");
