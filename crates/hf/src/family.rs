@@ -35,6 +35,8 @@ pub(crate) struct Family {
     pub scaled_by_width: u32,
     /// Every so many layers the last one turns nothing; 0 where all turn.
     pub unturned_every: usize,
+    /// How many pairs of a head follow which place of a picture where the configuration does not say, and readers want to know.
+    pub sections: &'static [i32],
     /// Numbers with other names in GGUF.
     pub factors: &'static [(&'static str, &'static str)],
     /// How the numbers of its experts are called; `None` where it has none.
@@ -134,6 +136,7 @@ const LLAMA: Family = Family {
     turned: 1.0,
     scaled_by_width: 0,
     unturned_every: 0,
+    sections: &[],
     factors: &[],
     experts: None,
     layers: Layers::Attending,
@@ -175,7 +178,7 @@ const GEMMA3: Family = Family {
 const GEMMA4: Family = Family {
     class: "Gemma4ForCausalLM",
     arch: "gemma4",
-    defaults: &[(WINDOW, Default::Size(512)), MILLION],
+    defaults: &[(WINDOW, Default::Size(512)), ("hidden_size_per_layer_input", Default::Size(256)), MILLION],
     norms_beyond_one: false,
     norms_after: true,
     windows: Windows::Named,
@@ -279,6 +282,7 @@ const QWEN35: Family = Family {
     norms_beyond_one: true,
     norms_after: true,
     turned: 0.25,
+    sections: &[11, 11, 10, 0],
     layers: Layers::Delta,
     tensors: QWEN35_TENSORS,
     fixed: &[("attn_output_gate", 1.0)],
@@ -394,6 +398,7 @@ static FAMILIES: &[Family] = &[
     Family {
         class: "Qwen3NextForCausalLM",
         arch: "qwen3next",
+        sections: &[],
         experts: Some(EXPERTS),
         tensors: QWEN3_NEXT_TENSORS,
         ..QWEN35

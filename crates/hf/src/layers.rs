@@ -187,7 +187,7 @@ pub(crate) fn write(
     keys.set("attention.key_length", sizes.head_dim as u32)?;
     keys.set("attention.value_length", sizes.head_dim as u32)?;
     match sizes.delta {
-        Some(delta) => write_delta(keys, config, delta, sizes),
+        Some(delta) => write_delta(keys, config, (family, delta), sizes),
         None => Ok(()),
     }
 }
@@ -240,9 +240,8 @@ fn write_own_heads(
         ("num_kv_shared_layers", "attention.shared_kv_layers"),
         ("hidden_size_per_layer_input", "embedding_length_per_layer_input"),
     ] {
-        if let Some(n) = config.find_size(theirs)?.filter(|n| *n > 0) {
-            keys.set(ours, n)?;
-        }
+        // Readers want the number of Gemma 4, 0 as well.
+        keys.set(ours, config.find_size(theirs)?.unwrap_or(0))?;
     }
     Ok(())
 }
@@ -265,7 +264,12 @@ fn write_convolutions(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) ->
 }
 
 /// Gated deltas, under the names of state space models.
-fn write_delta(keys: &mut Keys<'_>, config: Object<'_>, delta: Delta, sizes: &Sizes) -> Result<(), HfError> {
+fn write_delta(
+    keys: &mut Keys<'_>,
+    config: Object<'_>,
+    (family, delta): (&Family, Delta),
+    sizes: &Sizes,
+) -> Result<(), HfError> {
     keys.set("ssm.conv_kernel", config.size("linear_conv_kernel_dim")?)?;
     for (key, size) in [
         ("ssm.state_size", delta.k_dim),
@@ -275,7 +279,7 @@ fn write_delta(keys: &mut Keys<'_>, config: Object<'_>, delta: Delta, sizes: &Si
     ] {
         keys.set(key, u32::try_from(size).unwrap_or(u32::MAX))?;
     }
-    write_sections(keys, config)?;
+    write_sections(keys, config, family)?;
     let every = config.find_size("full_attention_interval")?.unwrap_or(4).max(1) as usize;
     if config.value("layer_types").is_none() {
         return keys.set("full_attention_interval", every as u32);
@@ -293,12 +297,14 @@ fn write_delta(keys: &mut Keys<'_>, config: Object<'_>, delta: Delta, sizes: &Si
 }
 
 /// How many pairs of a head follow which place of a picture; in text they are all the same.
-fn write_sections(keys: &mut Keys<'_>, config: Object<'_>) -> Result<(), HfError> {
+fn write_sections(keys: &mut Keys<'_>, config: Object<'_>, family: &Family) -> Result<(), HfError> {
     let rope = config.find_object("rope_parameters")?;
-    let Some(sections) = rope.map(|rope| rope.find_array("mrope_section")).transpose()?.flatten() else {
-        return Ok(());
+    let sections = rope.map(|rope| rope.find_array("mrope_section")).transpose()?.flatten();
+    let mut sizes: Vec<i32> = match sections {
+        Some(sections) => sections.iter().filter_map(|size| i32::try_from(size.as_i64()?).ok()).collect(),
+        None if family.sections.is_empty() => return Ok(()),
+        None => family.sections.to_vec(),
     };
-    let mut sizes: Vec<i32> = sections.iter().filter_map(|size| i32::try_from(size.as_i64()?).ok()).collect();
     sizes.resize(4, 0);
     let key = format!("{}.rope.dimension_sections", keys.arch);
     Ok(keys.writer.set_array(&key, sizes)?)

@@ -223,6 +223,28 @@ fn what_a_configuration_leaves_out_is_what_its_class_means_by_that() {
     }
 }
 
+/// Other readers of the files that are written refuse one without them.
+#[test]
+fn numbers_that_other_readers_want_are_written_where_a_configuration_has_none() {
+    let written = |name: &str, key: &str| -> Option<Vec<u32>> {
+        let scratch = Scratch::new("written");
+        let (config, tensors) = saved(name);
+        write_folder(&scratch.0, &config, &tensors);
+        let gguf = open_file(&scratch.0).unwrap();
+        let one = gguf.meta().find::<u32>(key).ok().flatten().map(|n| vec![n]);
+        one.or_else(|| gguf.meta().find(key).unwrap())
+    };
+    for (name, key, want) in [
+        ("gemma4-h64-h128-g4-window20-keys", "gemma4.embedding_length_per_layer_input", Some(vec![0])),
+        ("gemma4-h64-h128-g4-window20-keys", "gemma4.attention.shared_kv_layers", Some(vec![0])),
+        ("qwen35-h64-g2-delta", "qwen35.rope.dimension_sections", Some(vec![11, 11, 10, 0])),
+        ("qwen35moe-h64-g2-delta-experts", "qwen35moe.rope.dimension_sections", Some(vec![11, 11, 10, 0])),
+        ("qwen3next-h64-g2-delta-experts", "qwen3next.rope.dimension_sections", None),
+    ] {
+        assert_eq!(written(name, key), want, "{name}: {key}");
+    }
+}
+
 /// Opens a folder of these.
 fn opened(config: &Value, tensors: &[Saved]) -> Model {
     let scratch = Scratch::new("opened");
