@@ -146,7 +146,16 @@ const LLAMA: Family = Family {
     packs_experts: false,
 };
 
-const QWEN2: Family = Family { class: "Qwen2ForCausalLM", arch: "qwen2", is_reordered: false, ..LLAMA };
+/// Whether a window counts that is named.
+const USES_WINDOW: (&str, Default) = ("use_sliding_window", Default::Flag(false));
+
+const QWEN2: Family = Family {
+    class: "Qwen2ForCausalLM",
+    defaults: &[USES_WINDOW],
+    arch: "qwen2",
+    is_reordered: false,
+    ..LLAMA
+};
 
 const OLMO2: Family = Family { class: "Olmo2ForCausalLM", arch: "olmo2", norms_after: true, ..QWEN2 };
 
@@ -322,7 +331,7 @@ static FAMILIES: &[Family] = &[
     Family {
         class: "Qwen3MoeForCausalLM",
         arch: "qwen3moe",
-        defaults: &[(NORMALISES, Default::Flag(false))],
+        defaults: &[USES_WINDOW, (NORMALISES, Default::Flag(false))],
         experts: Some(EXPERTS),
         ..QWEN2
     },
@@ -344,7 +353,7 @@ static FAMILIES: &[Family] = &[
     Family {
         class: "SmolLM3ForCausalLM",
         arch: "smollm3",
-        defaults: &[(THETA, Default::Number(2e6))],
+        defaults: &[USES_WINDOW, (THETA, Default::Number(2e6))],
         unturned_every: 4,
         ..LLAMA
     },

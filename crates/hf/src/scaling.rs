@@ -44,7 +44,8 @@ pub(crate) fn write(
     let Some(rope) = rope.or(config.find_object("rope_scaling")?) else { return Ok(Vec::new()) };
     let kind = rope.find_str("rope_type")?.or(rope.find_str("type")?).unwrap_or("default");
     match kind {
-        "default" => {}
+        // The latter changes nothing within the context that the model was trained for.
+        "default" | "dynamic" => {}
         "linear" => {
             keys.set("rope.scaling.type", "linear")?;
             keys.set("rope.scaling.factor", rope.float("factor")? as f32)?;

@@ -223,6 +223,21 @@ fn what_a_configuration_leaves_out_is_what_its_class_means_by_that() {
     }
 }
 
+#[test]
+fn what_does_not_count_within_the_context_changes_nothing() {
+    let (mut config, tensors) = saved("qwen2-h64-g6");
+    let want = opened(&config, &tensors);
+    config["rope_parameters"]["rope_type"] = json!("dynamic");
+    config["rope_parameters"]["factor"] = json!(2.0);
+    config["sliding_window"] = json!(20);
+    config.as_object_mut().unwrap().remove("use_sliding_window");
+    let got = opened(&config, &tensors);
+    assert_eq!(got.config().n_ctx_train, want.config().n_ctx_train);
+    assert_eq!(logits(&got), logits(&want));
+    config["use_sliding_window"] = json!(true);
+    assert_eq!(opened(&config, &tensors).config().n_ctx_train, 20);
+}
+
 /// Other readers of the files that are written refuse one without them.
 #[test]
 fn numbers_that_other_readers_want_are_written_where_a_configuration_has_none() {
