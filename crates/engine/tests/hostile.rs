@@ -58,7 +58,8 @@ fn is_a_line(error: &str) -> bool {
 
 /// Tensors that a model may lack: it is another model then, or another one stands in their place.
 fn is_optional(model: &Path, name: &str) -> bool {
-    let ends = ["attn_q", "attn_k", "attn_v", "attn_output", "exp_probs_b", "ffn_gate_inp"];
+    let attention = ["attn_q", "attn_k", "attn_v", "attn_output"];
+    let ends = [&attention[..], &["exp_probs_b", "ffn_gate_inp", "ffn_gate", "ffn_up", "ffn_down"]].concat();
     let is_bias = |end: &&str| name.ends_with(&format!("{end}.bias"));
     // Of the only layer that might have values or not.
     let only = [(SHARED, "blk.2.attn_v.weight"), (EXPERTS, "blk.1.attn_v.weight")];

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, SharedBytes, WeightSource, limits};
+use kvant_backend::{Activation, Backend, SharedBytes, WeightSource, limits};
 use kvant_codec::DType;
 use kvant_codec::finite::find_broken_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
@@ -47,6 +47,8 @@ pub(crate) struct FeedForward<B: Backend> {
     pub(crate) gate: B::Matrix,
     pub(crate) up: B::Matrix,
     pub(crate) down: B::Matrix,
+    /// Added to the products of gate, up and down, `[n_out]` each, where the file has them.
+    pub(crate) biases: [Option<B::Buffer>; 3],
 }
 
 /// A run of decoder layers, with the embedding when it begins the model and the output when it ends it: what one
@@ -304,13 +306,36 @@ impl<B: Backend> Loader<'_, B> {
         if n_ff == 0 {
             return Ok(None);
         }
-        let [gate, up, down] = match experts.map(|experts| experts.shared) {
+        let names = match experts.map(|experts| experts.shared) {
             None | Some(SharedExpert::Beside) => ["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"],
             Some(_) => ["ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"],
         };
+        let [gate, up, down] = names;
         let [gate, up] = self.matrices(up, [(gate, n_ff), (up, n_ff)], index, c.n_embd)?;
-        let down = self.matrix(&format!("blk.{index}.{down}"), n_ff, c.n_embd)?;
-        Ok(Some(FeedForward { gate, up, down }))
+        Ok(Some(FeedForward {
+            gate,
+            up,
+            down: self.matrix(&format!("blk.{index}.{down}"), n_ff, c.n_embd)?,
+            biases: self.feed_forward_biases(c, index, names)?,
+        }))
+    }
+
+    /// What is added to the products of gate, up and down, whose tensors have these names.
+    fn feed_forward_biases(
+        &mut self,
+        c: &Config,
+        index: usize,
+        names: [&str; 3],
+    ) -> Result<[Option<B::Buffer>; 3], ModelError> {
+        let LayerSpec { n_ff, activation, .. } = c.layers[index];
+        let [gate, up, down] = names.map(|name| name.replace(".weight", ".bias"));
+        let [gate, up] = self.biases(&up, [(&gate, n_ff), (&up, n_ff)], index)?;
+        if activation == Activation::Bounded && (gate.is_some() || up.is_some()) {
+            let what = format!("biases of the feed-forward layer of '{}'", c.family.name);
+            return Err(ModelError::Unsupported { what });
+        }
+        let down = self.optional_vector(&format!("blk.{index}.{down}"), c.n_embd)?;
+        Ok([gate, up, down])
     }
 
     fn has(&self, name: &str) -> bool {
@@ -352,6 +377,30 @@ impl<B: Backend> Loader<'_, B> {
             first += n_out;
         }
         Ok(matrices.try_into().unwrap_or_else(|_| unreachable!("a matrix for each part")))
+    }
+
+    /// Biases of such matrices, where the file has them: tensors of their own, or one after the other in `fused`.
+    fn biases<const N: usize>(
+        &mut self,
+        fused: &str,
+        parts: [(&str, usize); N],
+        index: usize,
+    ) -> Result<[Option<B::Buffer>; N], ModelError> {
+        let name = |suffix: &str| format!("blk.{index}.{suffix}");
+        let (fused, total) = (name(fused), parts.iter().map(|(_, len)| len).sum());
+        let holds_all = |info: &TensorInfo| info.elements() == total;
+        let is_fused = !self.has(&name(parts[0].0)) && self.gguf.find_info(&fused).is_some_and(holds_all);
+        let all = if is_fused { self.values(&fused, &[total])? } else { Vec::new() };
+        let mut first = 0;
+        let mut biases = Vec::with_capacity(N);
+        for (part, len) in parts {
+            biases.push(match is_fused {
+                true => Some(self.upload(&all[first..first + len])?),
+                false => self.optional_vector(&name(part), len)?,
+            });
+            first += len;
+        }
+        Ok(biases.try_into().unwrap_or_else(|_| unreachable!("one for each part")))
     }
 
     fn source(&mut self, name: &str, n_in: usize, n_out: usize) -> Result<WeightSource, ModelError> {

@@ -4,6 +4,7 @@ use kvant_backend::{Backend, BackendError, DeltaRule};
 
 use super::Decoder;
 use crate::config::Recurrence;
+use crate::weights::Layer;
 use crate::{LayerSpec, ModelError, SharedExpert};
 
 /// The activations of a step. They belong to the device, not to a sequence; a step allocates nothing.
@@ -41,7 +42,7 @@ pub struct Activations<B: Backend> {
     pub(super) entering: B::Buffer,
     /// Queries, keys and values that a convolution gives, `[rows, channels]`.
     pub(super) convolved: B::Buffer,
-    /// Gates of what attention or a state gives, as wide as that.
+    /// Gates of what attention or a state gives, as wide as that, and those of a feed-forward layer with biases, `[rows, n_ff]`.
     pub(super) gates: B::Buffer,
     /// How much of a value is written to a state, and how much of that is forgotten, `[rows, n_v_heads]` each.
     pub(super) writes: [B::Buffer; 2],
@@ -69,6 +70,16 @@ fn rule_of(layer: &LayerSpec) -> Option<DeltaRule> {
 }
 
 impl<B: Backend> Decoder<B> {
+    /// Values of the gates of a row that stand in a buffer of their own.
+    fn widest_gates(&self) -> usize {
+        let of_layer = |(weights, spec): (&Layer<B>, &LayerSpec)| {
+            let has_gates = spec.gated || rule_of(spec).is_some();
+            let has_biases = weights.ffn.as_ref().is_some_and(|ffn| ffn.biases.iter().any(Option::is_some));
+            (if has_gates { spec.n_out() } else { 0 }).max(if has_biases { spec.n_ff } else { 0 })
+        };
+        self.weights.layers.iter().zip(self.layers()).map(of_layer).max().unwrap_or(0)
+    }
+
     /// Activations for steps of up to `max_rows` rows.
     ///
     /// # Errors
@@ -100,7 +111,7 @@ impl<B: Backend> Decoder<B> {
             shared_gate: buffer(usize::from(shares(SharedExpert::Gated)))?,
             entering: widest(|layer| layer.recurrence().map_or(0, |of| of.conv().n_in()))?,
             convolved: widest(|layer| rule_of(layer).map_or(0, |rule| rule.n_qkv()))?,
-            gates: widest(|layer| if layer.gated || rule_of(layer).is_some() { layer.n_out() } else { 0 })?,
+            gates: buffer(self.widest_gates())?,
             writes: [writes()?, writes()?],
             per_layer: (0..given).map(|_| buffer(n_given)).collect::<Result<_, BackendError>>()?,
             narrow: buffer(n_given)?,

@@ -6,7 +6,7 @@
 //! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  where experts stand beside a feed-forward layer (Gemma 4)
 //! ```
 
-use kvant_backend::{Backend, Choice, ExpertWeights, Heads, Input, Output, Routing};
+use kvant_backend::{Activation, Backend, Choice, ExpertWeights, Gate, Heads, Input, Output, Routing};
 
 use super::{Activations, Branch, Decoder};
 use crate::weights::{Beside, Experts, FeedForward, Layer};
@@ -22,7 +22,7 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        if let Some(FeedForward { gate, up, .. }) = &layer.ffn {
+        if let Some(FeedForward { gate, up, biases, .. }) = &layer.ffn {
             let input = match spec.norms.shared {
                 // Attention has left it there.
                 true => Input { x: &act.spare, norm: None, first_row: 0, rows },
@@ -30,16 +30,31 @@ impl<B: Backend> Decoder<B> {
                     self.enter(backend, spec.norms.kind, &layer.ffn_norm, (&act.x, &mut act.spare), rows)?
                 }
             };
-            backend.gated_ffn(input, spec.activation, gate, up, &mut act.hidden)?;
+            match biases {
+                [None, None, _] => backend.gated_ffn(input, spec.activation, gate, up, &mut act.hidden)?,
+                [gate_bias, up_bias, _] => {
+                    let output = |w, bias, y| Output { w, bias, y, accumulate: false };
+                    let gates = output(gate, gate_bias.as_ref(), &mut act.gates);
+                    let ups = output(up, up_bias.as_ref(), &mut act.hidden);
+                    backend.project(input, &mut [gates, ups])?;
+                    let gate = match spec.activation {
+                        Activation::Silu => Gate::Silu,
+                        Activation::Gelu => Gate::Gelu,
+                        Activation::Bounded => unreachable!("refused with its weights"),
+                    };
+                    backend.gate(&mut act.hidden, rows * spec.n_ff, &act.gates, gate)?;
+                }
+            }
         }
         if let (Some(experts), Some(of)) = (&layer.experts, spec.experts) {
             self.go_through_experts(backend, (layer, spec), (experts, of.routing), act, rows)?;
         }
-        let Some(FeedForward { down, .. }) = &layer.ffn else { return Ok(()) };
+        let Some(FeedForward { down, biases: [.., bias], .. }) = &layer.ffn else { return Ok(()) };
+        let bias = bias.as_ref();
         match layer.experts.as_ref().and_then(|experts| experts.beside.as_ref()) {
-            Some(beside) => self.add_both(backend, (layer, spec), (down, beside), act, rows),
+            Some(beside) => self.add_both(backend, (layer, spec), (down, bias, beside), act, rows),
             None => {
-                let branch = Branch { of: &act.hidden, w: down, bias: None, norm: &layer.ffn_after };
+                let branch = Branch { of: &act.hidden, w: down, bias, norm: &layer.ffn_after };
                 self.add(backend, &mut act.x, branch, &mut act.spare, rows)
             }
         }
@@ -84,13 +99,13 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         (layer, spec): (&Layer<B>, &LayerSpec),
-        (down, beside): (&B::Matrix, &Beside<B>),
+        (down, bias, beside): (&B::Matrix, Option<&B::Buffer>, &Beside<B>),
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
         let input = Input { x: &act.hidden, norm: None, first_row: 0, rows };
         let sum = &mut act.spare;
-        backend.project(input, &mut [Output { w: down, bias: None, y: sum, accumulate: false }])?;
+        backend.project(input, &mut [Output { w: down, bias, y: sum, accumulate: false }])?;
         let row = Heads { n: 1, dim: self.config.n_embd };
         let rope = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
         self.normalise(backend, (sum, rows, row), Some(self.normed(&beside.after_ffn)), rope)?;
