@@ -187,6 +187,61 @@ fn numbers_that_stand_for_nothing_change_nothing() {
     assert_ne!(logits(&off, 17), logits(&sooner, 17));
 }
 
+/// The tensors `parts` of each layer as one, of `n` matrices or vectors that lie one after the other in each of them.
+fn joined(gguf: &Gguf, parts: &[&str], into: &str, n: usize) -> Gguf {
+    let ends = |info: &TensorInfo, part: &str| info.name.ends_with(&format!(".{part}"));
+    let named = |info: &TensorInfo, part: &str| info.name.replace(parts[0], part);
+    // A vector for each expert, or a matrix.
+    let axis = usize::from(into.ends_with("weight"));
+    let mut tensors = Vec::new();
+    for info in gguf.tensors() {
+        if parts[1..].iter().any(|part| ends(info, part)) {
+            continue;
+        }
+        if !ends(info, parts[0]) {
+            tensors.push((info.clone(), gguf.data(info).to_vec()));
+            continue;
+        }
+        let all: Vec<_> = parts.iter().map(|part| gguf.tensor(&named(info, part)).unwrap()).collect();
+        let mut whole = info.clone();
+        whole.name = named(info, into);
+        whole.shape[axis] = all.iter().map(|part| part.info.shape[axis]).sum();
+        let piece = |at: usize| {
+            all.iter().flat_map(move |part| part.bytes.chunks_exact(part.bytes.len() / n).nth(at).unwrap())
+        };
+        tensors.push((whole, (0..n).flat_map(piece).copied().collect()));
+    }
+    let mut writer = GgufWriter::with_meta(gguf.meta()).unwrap();
+    tensors.iter().for_each(|(info, _)| writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap());
+    let mut bytes = Vec::new();
+    let fill = |data: &mut TensorSink<'_>| {
+        tensors.iter().try_for_each(|(info, bytes)| data.bytes(&info.name, bytes))
+    };
+    writer.write_to::<GgufError>(&mut bytes, fill).unwrap();
+    Gguf::from_bytes(bytes).unwrap()
+}
+
+#[test]
+fn biases_in_one_tensor_are_those_of_several() {
+    let of = |kind: &'static str| ["attn_q", "attn_k", "attn_v"].map(|name| format!("{name}.{kind}"));
+    for name in ["qwen2-h64-g6", GLM4] {
+        let apart = fixture(name);
+        let [weights, biases] = ["weight", "bias"].map(of);
+        let [weights, biases] = [&weights, &biases].map(|names| names.each_ref().map(String::as_str));
+        let both = joined(&joined(&apart, &weights, "attn_qkv.weight", 1), &biases, "attn_qkv.bias", 1);
+        // Either may be one without the other.
+        let one = joined(&apart, &biases, "attn_qkv.bias", 1);
+        let want = logits(&open(apart).unwrap(), 40);
+        assert_eq!(logits(&open(both).unwrap(), 40), want, "{name}");
+        assert_eq!(logits(&open(one).unwrap(), 40), want, "{name}");
+    }
+    let apart = fixture(GPT_OSS);
+    let weights =
+        joined(&apart, &["ffn_gate_exps.weight", "ffn_up_exps.weight"], "ffn_gate_up_exps.weight", 5);
+    let both = joined(&weights, &["ffn_gate_exps.bias", "ffn_up_exps.bias"], "ffn_gate_up_exps.bias", 5);
+    assert_eq!(logits(&open(both).unwrap(), 40), logits(&open(apart).unwrap(), 40));
+}
+
 const GLM4: &str = "glm4-h64-g2-bias";
 
 /// The text models of GLM-4V: their files have halves of a head where those of GLM-4 have neighbours.

@@ -14,8 +14,9 @@ use crate::{Config, ExpertSpec, ModelError, SharedExpert};
 pub(super) const TENSORS: [&str; 4] =
     ["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight", "ffn_gate_up_exps.weight"];
 
-/// What is added to the products of gate, up and down.
-const BIASES: [&str; 3] = ["ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"];
+/// What is added to the products of gate, up and down: the last one holds the first two, where they are not apart.
+const BIASES: [&str; 4] =
+    ["ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias", "ffn_gate_up_exps.bias"];
 
 /// The experts of a layer.
 pub(crate) struct Experts<B: Backend> {
@@ -66,7 +67,7 @@ impl<B: Backend> Loader<'_, B> {
             return Err(ModelError::Unsupported { what });
         }
         let scales = self.expert_scales(index, n, shared)?;
-        let biases = self.expert_biases(index, n, [n_ff, n_ff, c.n_embd])?;
+        let biases = self.expert_biases(index, n, [n_ff, c.n_embd])?;
         let [gate, up, down, both] = TENSORS.map(name);
         let [gate, up] = match self.has(&gate) || !self.has(&both) {
             true => [gate, up].map(|name| self.expert_stack(&name, [c.n_embd, n_ff, n])),
@@ -127,19 +128,29 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    /// Biases of the products of gate, up and down of `n` experts, each so wide: of all, or of none.
+    /// Biases of the products of gate, up and down of `n` experts, the first two `n_ff` wide: of all, or of none.
     fn expert_biases(
         &mut self,
         index: usize,
         n: usize,
-        widths: [usize; 3],
+        [n_ff, n_embd]: [usize; 2],
     ) -> Result<Option<[B::Buffer; 3]>, ModelError> {
         let names = BIASES.map(|suffix| format!("blk.{index}.{suffix}"));
         if !names.iter().any(|name| self.has(name)) {
             return Ok(None);
         }
-        let [gate, up, down] = [0, 1, 2].map(|i| self.flat(&names[i], &[widths[i], n]));
-        Ok(Some([gate?, up?, down?]))
+        let [gate, up, down, both] = &names;
+        let [gate, up] = match self.has(gate) || !self.has(both) {
+            true => [self.flat(gate, &[n_ff, n])?, self.flat(up, &[n_ff, n])?],
+            false => {
+                let all = self.values(both, &[2 * n_ff, n])?;
+                let half = |first| -> Vec<f32> {
+                    all.chunks_exact(2 * n_ff).flat_map(|of| &of[first..first + n_ff]).copied().collect()
+                };
+                [self.upload(&half(0))?, self.upload(&half(n_ff))?]
+            }
+        };
+        Ok(Some([gate, up, self.flat(down, &[n_embd, n])?]))
     }
 
     /// As [`Loader::stack`], left in the file where this part maps its experts.

@@ -84,7 +84,7 @@ impl<B: Backend> Loader<'_, B> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let spec = &c.layers[index];
         let (n_q, heads) = (spec.n_q(), spec.heads);
-        let (wq, gate, kv) = match (spec.state, spec.gated) {
+        let (wq, gate, mut kv) = match (spec.state, spec.gated) {
             (LayerState::Own, false) => {
                 let (wq, kv) = self.qkv(c, index)?;
                 (wq, None, Some(kv))
@@ -99,17 +99,44 @@ impl<B: Backend> Loader<'_, B> {
                 (self.matrix(&name("attn_q.weight"), c.n_embd, n_q)?, None, None)
             }
         };
+        let bq = self.attention_biases(c, index, kv.as_mut())?;
         let q_normed = spec.norms.heads.width(heads.k_head_dim, n_q);
         Ok(Attention {
             wq,
             wo: self.matrix(&name("attn_output.weight"), spec.n_out(), c.n_embd)?,
-            bq: self.optional_vector(&name("attn_q.bias"), n_q)?,
+            bq,
             bo: self.optional_vector(&name("attn_output.bias"), c.n_embd)?,
             q_norm: self.vector_if(q_normed, &name("attn_q_norm.weight"))?,
             sinks: self.vector_if(spec.sinks.then_some(heads.n_heads), &name("attn_sinks.weight"))?,
             gate,
             kv,
         })
+    }
+
+    /// Biases of queries, keys and values: gives those of the queries, and puts the others to what they belong to.
+    fn attention_biases(
+        &mut self,
+        c: &Config,
+        index: usize,
+        kv: Option<&mut KvWeights<B>>,
+    ) -> Result<Option<B::Buffer>, ModelError> {
+        const FUSED: &str = "attn_qkv.bias";
+        let spec = &c.layers[index];
+        let [_, _, k, v, _] = KV_TENSORS;
+        let [q, k, v] = [("attn_q.bias", spec.n_q()), (k, spec.n_k()), (v, spec.n_v())];
+        match kv {
+            None => self.biases(FUSED, [q], index).map(|[bq]| bq),
+            Some(kv) if kv.wv.is_some() => {
+                let [bq, bk, bv] = self.biases(FUSED, [q, k, v], index)?;
+                (kv.bk, kv.bv) = (bk, bv);
+                Ok(bq)
+            }
+            Some(kv) => {
+                let [bq, bk] = self.biases(FUSED, [q, k], index)?;
+                kv.bk = bk;
+                Ok(bq)
+            }
+        }
     }
 
     fn qkv(&mut self, c: &Config, index: usize) -> Result<(B::Matrix, KvWeights<B>), ModelError> {
@@ -150,13 +177,10 @@ impl<B: Backend> Loader<'_, B> {
         wv: Option<B::Matrix>,
     ) -> Result<KvWeights<B>, ModelError> {
         let spec = &c.layers[index];
-        let (n_k, n_v) = (spec.n_k(), spec.n_v());
-        let [_, _, bk, bv, k_norm] = KV_TENSORS.map(|suffix| format!("blk.{index}.{suffix}"));
-        let k_normed = spec.norms.heads.width(spec.heads.k_head_dim, n_k);
-        let bk = self.optional_vector(&bk, n_k)?;
-        let bv = if wv.is_some() { self.optional_vector(&bv, n_v)? } else { None };
+        let [.., k_norm] = KV_TENSORS.map(|suffix| format!("blk.{index}.{suffix}"));
+        let k_normed = spec.norms.heads.width(spec.heads.k_head_dim, spec.n_k());
         let v_norm = spec.norms.values.then(|| self.upload(&vec![1.0; spec.heads.v_head_dim])).transpose()?;
-        Ok(KvWeights { wk, wv, bk, bv, k_norm: self.vector_if(k_normed, &k_norm)?, v_norm })
+        Ok(KvWeights { wk, wv, bk: None, bv: None, k_norm: self.vector_if(k_normed, &k_norm)?, v_norm })
     }
 
     fn recurrent(
