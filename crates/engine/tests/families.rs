@@ -187,6 +187,24 @@ fn numbers_that_stand_for_nothing_change_nothing() {
     assert_ne!(logits(&off, 17), logits(&sooner, 17));
 }
 
+#[test]
+fn a_model_for_embeddings_is_refused_and_not_taken_for_one_that_speaks() {
+    let causal = |is| changed(GLM4, &[("glm4.attention.causal", Some(Value::Bool(is)))], None);
+    let error = open(causal(false)).unwrap_err();
+    let want = "a model for embeddings, whose tokens see later ones (glm4.attention.causal is false)";
+    assert!(error.contains(want) && !error.contains('\n'), "{error}");
+    open(causal(true)).unwrap();
+}
+
+#[test]
+fn a_factor_on_the_magnitude_counts_whatever_the_scaling() {
+    const PHI3: &str = "phi3-h64-g2-window24";
+    let factor = ("phi3.rope.scaling.attn_factor", Some(Value::F32(1.25)));
+    let [plain, louder] = [&[][..], &[factor]].map(|keys| open(changed(PHI3, keys, None)).unwrap());
+    assert_eq!([&plain, &louder].map(|model| model.config().ropes[0].magnitude()), [1.0, 1.25]);
+    assert_ne!(logits(&plain, 8), logits(&louder, 8));
+}
+
 /// The tensors `parts` of each layer as one, of `n` matrices or vectors that lie one after the other in each of them.
 fn joined(gguf: &Gguf, parts: &[&str], into: &str, n: usize) -> Gguf {
     let ends = |info: &TensorInfo, part: &str| info.name.ends_with(&format!(".{part}"));

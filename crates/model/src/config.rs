@@ -160,6 +160,7 @@ impl Config {
         let arch = gguf.meta().get::<&str>("general.architecture")?;
         let family = Family::named(arch)?;
         let keys = Keys { gguf, arch };
+        refuse_embedding_models(&keys)?;
         let n_embd = keys.size("embedding_length")?;
         let n_ctx_train = keys.size("context_length")?;
         let (n_layers, n_guessing) = read_layers(&keys)?;
@@ -298,6 +299,16 @@ impl Config {
         let states = layers.iter().filter_map(LayerSpec::recurrence).flat_map(|of| of.states());
         KvShape { layers: own.map(|layer| layer.heads).collect(), states: states.collect() }
     }
+}
+
+/// Refuses a model whose tokens see those that come after them: it makes embeddings and says nothing.
+fn refuse_embedding_models(keys: &Keys) -> Result<(), ModelError> {
+    const CAUSAL: &str = "attention.causal";
+    if keys.flag_or(CAUSAL, true)? {
+        return Ok(());
+    }
+    let what = format!("a model for embeddings, whose tokens see later ones ({} is false)", keys.key(CAUSAL));
+    Err(ModelError::Unsupported { what })
 }
 
 /// Layers of the model, and those behind them that guess ahead.
