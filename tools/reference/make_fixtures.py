@@ -348,6 +348,11 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield part + suffix, rows.contiguous()
         elif name.endswith("experts.gate_up_proj") and hasattr(model.config, "top_k_experts"):  # Gemma 4
             yield f"{name}.weight", weight
+        elif "shared_mlp.input_linear" in name:  # Granite 4
+            for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2)):
+                yield name.replace("shared_mlp.input_linear", f"mlp.{part}"), half.contiguous()
+        elif "shared_mlp.output_linear" in name:
+            yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), weight
         elif name.endswith("experts.gate_up_proj"):
             for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1)):
                 yield name.replace("gate_up_proj", f"{part}.weight"), half.contiguous()

@@ -20,7 +20,7 @@ pub(crate) enum Cut {
     Blocks { first: usize, step: usize },
     /// Scales of such blocks, `[experts, outputs, blocks]`.
     Scales { first: usize, step: usize },
-    /// Of experts side by side, `[experts, outputs, inputs]`, the first or second half of the outputs.
+    /// Of experts side by side, `[experts, outputs, inputs]`, or of one matrix, the first or second half of the outputs.
     Half(usize),
     /// Of heads that are made of a latent vector, `[heads * (keys + values), latent]`, what makes keys, turned round:
     /// `[heads, latent, keys]`.
@@ -109,6 +109,10 @@ impl Cut {
             (Self::Half(half), &[e, n, n_in]) if e == experts && n.is_multiple_of(2) => {
                 let all = n / 2 * n_in;
                 Ok((vec![e, n / 2, n_in], vec![view(half * all, &[(e, 2 * all), (all, 1)])]))
+            }
+            (Self::Half(half), &[n, n_in]) if n.is_multiple_of(2) => {
+                let all = n / 2 * n_in;
+                Ok((vec![n / 2, n_in], vec![view(half * all, &[(all, 1)])]))
             }
             (Self::LatentKeys | Self::LatentValues, &[rows, rank]) => self.of_latent(rows, rank, sizes),
             (Self::DeltaQkv | Self::DeltaGate, &[rows, row]) => self.of_delta(rows, row, sizes),

@@ -25,6 +25,8 @@ pub(crate) struct Family {
     pub norms_after: bool,
     /// What is added to the mean square in norms: the name here and in GGUF.
     pub eps: (&'static str, &'static str),
+    /// The key of the width of feed-forward layers.
+    pub width: &'static str,
     /// What the gate of the feed-forward layer may be called.
     pub activations: &'static [&'static str],
     /// Which layers have windows.
@@ -49,6 +51,8 @@ pub(crate) struct Family {
     pub tensors: &'static [Tensor],
     /// Numbers that readers of GGUF take for granted; true is 1.
     pub fixed: &'static [(&'static str, f64)],
+    /// Words that must be these for what is read of the family to be all that there is to it.
+    pub words: &'static [(&'static str, &'static str)],
     /// Whether its experts may be in blocks of 4 bits.
     pub packs_experts: bool,
 }
@@ -131,6 +135,7 @@ const LLAMA: Family = Family {
     norms_beyond_one: false,
     norms_after: false,
     eps: RMS_EPS,
+    width: "intermediate_size",
     activations: SILU,
     windows: Windows::None,
     turned: 1.0,
@@ -143,6 +148,7 @@ const LLAMA: Family = Family {
     magnitude: None,
     tensors: &[],
     fixed: &[],
+    words: &[],
     packs_experts: false,
 };
 
@@ -214,6 +220,14 @@ const GEMMA4: Family = Family {
 
 const MINISTRAL3: Family =
     Family { class: "Ministral3ForCausalLM", arch: "mistral3", magnitude: Some(1.0), ..LLAMA };
+
+const GRANITE: Family = Family {
+    class: "GraniteForCausalLM",
+    arch: "granite",
+    defaults: &[("attention_multiplier", Default::Number(1.0))],
+    factors: FACTORS,
+    ..LLAMA
+};
 
 const GATES: Cut = Cut::Columns { first: 0, step: 2 };
 const UPS: Cut = Cut::Columns { first: 1, step: 2 };
@@ -357,12 +371,20 @@ static FAMILIES: &[Family] = &[
         unturned_every: 4,
         ..LLAMA
     },
+    GRANITE,
+    // Granite 4 without layers that keep a state, whose tensors would be unknown: what all rows share is all that there is.
     Family {
-        class: "GraniteForCausalLM",
-        arch: "granite",
-        defaults: &[("attention_multiplier", Default::Number(1.0))],
-        factors: FACTORS,
-        ..LLAMA
+        class: "GraniteMoeHybridForCausalLM",
+        defaults: &[("attention_multiplier", Default::Number(1.0)), ("num_local_experts", Default::Size(8))],
+        width: "shared_intermediate_size",
+        tensors: &[
+            ("shared_mlp.input_linear.weight", "ffn_gate.weight", Cut::Half(0)),
+            ("shared_mlp.input_linear.weight", "ffn_up.weight", Cut::Half(1)),
+            ("shared_mlp.output_linear.weight", "ffn_down.weight", Cut::Whole),
+        ],
+        fixed: &[("num_local_experts", 0.0)],
+        words: &[("position_embedding_type", "rope")],
+        ..GRANITE
     },
     OLMO2,
     Family {

@@ -136,13 +136,13 @@ impl Delta {
 
 /// Writes how wide feed-forward layers are.
 pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Family) -> Result<(), HfError> {
-    const WIDTH: &str = "intermediate_size";
+    let key = family.width;
     // Where all layers have experts, a configuration may name no other width.
-    if family.experts.is_some_and(|experts| experts.width.is_some()) && config.value(WIDTH).is_none() {
+    if family.experts.is_some_and(|experts| experts.width.is_some()) && config.value(key).is_none() {
         return Ok(());
     }
-    let older = family.layers == Layers::Convolving && config.value(WIDTH).is_none();
-    let width = config.size(if older { "block_ff_dim" } else { WIDTH })?;
+    let older = family.layers == Layers::Convolving && config.value(key).is_none();
+    let width = config.size(if older { "block_ff_dim" } else { key })?;
     if config.find_bool("use_double_wide_mlp")? == Some(true) {
         let (n, shared) =
             (config.size("num_hidden_layers")?, config.find_size("num_kv_shared_layers")?.unwrap_or(0));

@@ -86,6 +86,7 @@ pub(crate) fn write(
     check_scale(config, family, &sizes)?;
     check_turned(config, family, &sizes)?;
     check_fixed(config, family)?;
+    check_words(config, family)?;
     Ok(sizes)
 }
 
@@ -326,6 +327,17 @@ fn check_fixed(config: Object<'_>, family: &Family) -> Result<(), HfError> {
         if got != Some(*known) {
             let known = if value.is_boolean() { (*known == 1.0).to_string() } else { known.to_string() };
             return Err(config.bad(key, format!("{known}, as readers of GGUF take it"), shown(value)));
+        }
+    }
+    Ok(())
+}
+
+/// Nor for words.
+fn check_words(config: Object<'_>, family: &Family) -> Result<(), HfError> {
+    for (key, known) in family.words {
+        let got = config.find_str(key)?;
+        if got != Some(known) {
+            return Err(config.bad(key, *known, got.unwrap_or("nothing")));
         }
     }
     Ok(())
