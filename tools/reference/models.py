@@ -1,94 +1,15 @@
-"""The tiny models that `make_fixtures.py` makes: a line of FAMILIES and of SPECS each."""
+"""The tiny models that `make_fixtures.py` makes: a line of SPECS each."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-import gguf
-from transformers import (
-    Cohere2Config,
-    DeepseekV2Config,
-    DeepseekV3Config,
-    Gemma2Config,
-    Gemma3TextConfig,
-    Gemma4TextConfig,
-    GemmaConfig,
-    Glm4Config,
-    Glm4MoeLiteConfig,
-    GptOssConfig,
-    GraniteConfig,
-    GraniteMoeHybridConfig,
-    Lfm2Config,
-    Lfm2MoeConfig,
-    LlamaConfig,
-    Ministral3Config,
-    MistralConfig,
-    MixtralConfig,
-    Olmo2Config,
-    Olmo3Config,
-    Phi3Config,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3Config,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3MoeConfig,
-    Qwen3NextConfig,
-    SmolLM3Config,
-)
+from families import FAMILIES, Family
+from transformers import Lfm2Config, Lfm2MoeConfig, PreTrainedConfig
 
 N_VOCAB = 64
 N_LAYERS = 2
 CONTEXT = 256
 ORIGINAL_CONTEXT = 32  # of scaled RoPE: short, so that 80 positions reach beyond it
-
-
-@dataclass(frozen=True)
-class Family:
-    """A model family: the `transformers` configuration and the GGUF architecture it is stored as."""
-
-    config: type[PreTrainedConfig]
-    arch: gguf.MODEL_ARCH
-    interleaved_rope: bool = False  # rows of Q and K are reordered so that RoPE turns neighbours, not halves
-    norm_offset: float = 0.0  # what norms multiply by, beyond their weights; files hold the sum
-    quiet: float = 1.0  # how much smaller embeddings are, and larger what the last norm gives: scaled ones drown the layers
-    local_theta: float | None = None  # RoPE base of layers with a window, which scaling leaves alone
-    mean: float = 0.0  # of embeddings, for norms that take it off
-    unscaled: bool = False  # scores are not divided by the root of the head size: norms of heads see to it
-    transposed_experts: bool = False  # whose gates and ups are columns that alternate
-
-
-FAMILIES = {
-    "llama": Family(LlamaConfig, gguf.MODEL_ARCH.LLAMA, interleaved_rope=True),
-    "mistral": Family(MistralConfig, gguf.MODEL_ARCH.LLAMA, interleaved_rope=True),
-    "mixtral": Family(MixtralConfig, gguf.MODEL_ARCH.LLAMA, interleaved_rope=True),
-    "qwen2": Family(Qwen2Config, gguf.MODEL_ARCH.QWEN2),
-    "qwen3": Family(Qwen3Config, gguf.MODEL_ARCH.QWEN3),
-    "qwen2moe": Family(Qwen2MoeConfig, gguf.MODEL_ARCH.QWEN2MOE),
-    "qwen3moe": Family(Qwen3MoeConfig, gguf.MODEL_ARCH.QWEN3MOE),
-    "qwen35": Family(Qwen3_5TextConfig, gguf.MODEL_ARCH.QWEN35, norm_offset=1.0),
-    "qwen35moe": Family(Qwen3_5MoeTextConfig, gguf.MODEL_ARCH.QWEN35MOE, norm_offset=1.0),
-    "qwen3next": Family(Qwen3NextConfig, gguf.MODEL_ARCH.QWEN3NEXT, norm_offset=1.0),
-    "gemma": Family(GemmaConfig, gguf.MODEL_ARCH.GEMMA, norm_offset=1.0, quiet=8.0),
-    "gemma2": Family(Gemma2Config, gguf.MODEL_ARCH.GEMMA2, norm_offset=1.0, quiet=8.0),
-    "gemma3": Family(Gemma3TextConfig, gguf.MODEL_ARCH.GEMMA3, norm_offset=1.0, quiet=8.0, local_theta=10_000.0),
-    "gemma4": Family(Gemma4TextConfig, gguf.MODEL_ARCH.GEMMA4, quiet=8.0, local_theta=10_000.0, unscaled=True),
-    "granite": Family(GraniteConfig, gguf.MODEL_ARCH.GRANITE, interleaved_rope=True, quiet=8.0),
-    "granitehybrid": Family(GraniteMoeHybridConfig, gguf.MODEL_ARCH.GRANITE, interleaved_rope=True, quiet=8.0),
-    "smollm3": Family(SmolLM3Config, gguf.MODEL_ARCH.SMOLLM3, interleaved_rope=True),
-    "olmo2": Family(Olmo2Config, gguf.MODEL_ARCH.OLMO2),
-    "olmo3": Family(Olmo3Config, gguf.MODEL_ARCH.OLMO2, local_theta=5e5),
-    "deepseek2": Family(DeepseekV2Config, gguf.MODEL_ARCH.DEEPSEEK2),
-    "deepseek3": Family(DeepseekV3Config, gguf.MODEL_ARCH.DEEPSEEK2),
-    "glm4moelite": Family(Glm4MoeLiteConfig, gguf.MODEL_ARCH.DEEPSEEK2),
-    "phi3": Family(Phi3Config, gguf.MODEL_ARCH.PHI3),
-    "glm4": Family(Glm4Config, gguf.MODEL_ARCH.GLM4),
-    "gptoss": Family(GptOssConfig, gguf.MODEL_ARCH.GPT_OSS, transposed_experts=True),
-    "lfm2": Family(Lfm2Config, gguf.MODEL_ARCH.LFM2),
-    "lfm2moe": Family(Lfm2MoeConfig, gguf.MODEL_ARCH.LFM2MOE),
-    "cohere2": Family(Cohere2Config, gguf.MODEL_ARCH.COHERE2, mean=0.5),
-    "mistral3": Family(Ministral3Config, gguf.MODEL_ARCH.MISTRAL3, interleaved_rope=True),
-}
 
 
 @dataclass(frozen=True)
