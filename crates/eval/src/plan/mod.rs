@@ -3,8 +3,9 @@
 //!
 //! 1. Queries, keys and values are looked at over one half of a text: from what is seen follows the balance.
 //! 2. What each layer's keys and values alone cost in a coarse type is measured, in divergence, on pieces of the other half, less
-//!    what an f32 cache costs: products with quantised weights round activations, so that any two caches differ by that. Noise
-//!    of other types is that of the coarse one times what codes of them lose; heads of a layer share its cost as statistics say.
+//!    what an f32 cache costs: products with quantised weights round activations, so that any two caches differ by that. What
+//!    that hides is taken for as much as could be hidden. Noise of other types is that of the coarse one times what codes of
+//!    them lose; heads of a layer share its cost as statistics say.
 //! 3. The search spends bits where they save most.
 //! 4. What comes out is measured whole, the prediction put right by that, and so on until the goal is met.
 
@@ -13,6 +14,7 @@ mod balance;
 mod moments;
 mod pieces;
 mod search;
+mod sensitivity;
 mod statistics;
 
 use std::path::Path;
@@ -30,9 +32,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use self::balance::shares;
 use self::pieces::Text;
 use self::search::{Choice, Frontier};
+use self::sensitivity::{Price, choices, difference};
 use self::statistics::Statistics;
 use crate::kld::{Base, Kld, KldOptions, kld};
 use crate::run_state::RunState;
+use crate::stats::Estimate;
 use crate::{Chunks, EvalError, KvConfig, NeedleForm, NiahOptions, OnProgress, Progress, niah};
 
 /// What a plan is to reach.
@@ -149,7 +153,7 @@ impl<'a> Finder<'a> {
         // What is measured puts the prediction right; the best that met the goal is kept.
         let (mut n, mut best) = (frontier.within_cost(goal), None::<((f64, f64), KvPlan, Judged)>);
         let mut tried = Vec::new();
-        for _ in 0..MOST_TRIES {
+        for left in (0..MOST_TRIES).rev() {
             let plan = self.plan(&frontier.types(n));
             let judged = self.judge(&plan)?;
             let kld = judged.added();
@@ -164,7 +168,9 @@ impl<'a> Finder<'a> {
             if (CLOSE * goal..=goal).contains(&kld) || tried.contains(&next) {
                 break;
             }
-            n = next;
+            // A goal is not given up before the plan that loses least has missed it.
+            let is_missed = best.as_ref().is_some_and(|(rank, ..)| rank.0 > 0.0);
+            n = if left == 1 && is_missed { frontier.len() - 1 } else { next };
         }
         let (_, plan, judged) = best.expect("one plan was judged");
         Ok((plan, judged))
@@ -193,38 +199,28 @@ impl<'a> Finder<'a> {
                 let alone = costs.next().expect("a cost of each side");
                 let types = known.iter().map(|&dtype| self.price(index, side, dtype, dim));
                 let types = types.collect::<Result<Vec<_>, EvalError>>()?;
-                let noise =
-                    types.iter().find(|(dtype, ..)| *dtype == PROBE).map_or(1.0, |(.., noise)| *noise);
-                streams.extend(shares.iter().map(|share| {
-                    let cost = alone * share / noise;
-                    types
-                        .iter()
-                        .map(|&(dtype, bits, noise)| Choice { dtype, bits, cost: cost * noise })
-                        .collect()
-                }));
+                streams.extend(shares.iter().map(|&share| choices(&types, alone, share)));
             }
         }
         Ok(streams)
     }
 
     /// A type, the bits that a token of one head takes in it, and its noise relative to what it codes.
-    fn price(
-        &self,
-        layer: usize,
-        side: Side,
-        dtype: DType,
-        dim: usize,
-    ) -> Result<(DType, f64, f64), EvalError> {
+    fn price(&self, layer: usize, side: Side, dtype: DType, dim: usize) -> Result<Price, EvalError> {
         let one = KvShape { layers: vec![self.shape.layers[layer]], states: Vec::new() };
         let plan = Plan::new(&one, dtype, dtype, &Policies::none()).map_err(kvant::Error::from)?;
         let bits = plan.bits_per_value(&one);
         let bits = if side == Side::K { bits.0 } else { bits.1 };
         let noise = measure(dtype, dim, Source::Gaussian, NOISE_VECTORS, 1).map_err(kvant::Error::from)?.mse;
-        Ok((dtype, bits * dim as f64, noise))
+        Ok(Price { dtype, bits: bits * dim as f64, noise })
     }
 
-    /// The divergence that each layer's keys and values add alone in the coarse type, `[layers][sides]`.
-    fn sensitivities(&self, state: Option<&Path>, progress: OnProgress<'_>) -> Result<Vec<f64>, EvalError> {
+    /// The divergence that each layer's keys and values add alone in the coarse type, `[layers][sides]`, as it was measured.
+    fn sensitivities(
+        &self,
+        state: Option<&Path>,
+        progress: OnProgress<'_>,
+    ) -> Result<Vec<Estimate>, EvalError> {
         let alone = |(layer, side): (usize, Side)| {
             let table = format!("{layer} * {side:?} {}", PROBE.name());
             // The first tokens would drown all else.
@@ -241,8 +237,8 @@ impl<'a> Finder<'a> {
         let (resumed, total) = (costs.len(), configs.len());
         for configs in configs[resumed..].chunks(AT_ONCE) {
             for judged in judge(self.model, &self.probed, configs)? {
-                state.push(&judged.added())?;
-                costs.push(judged.added());
+                state.push(&judged.difference)?;
+                costs.push(judged.difference);
             }
             let note = "sensitivity of layers".to_owned();
             progress(&Progress { done: costs.len(), total, resumed, note });
@@ -255,7 +251,7 @@ impl<'a> Finder<'a> {
         let kv = configs.iter().map(|kv| KvConfig::new(self.model, kv, self.probed.n_ctx()));
         let kv: String = kv.flatten().map(|kv| kv.identity()).collect();
         json!({
-            "measure": "plan", "version": 1, "model": self.model.fingerprint(),
+            "measure": "plan", "version": 2, "model": self.model.fingerprint(),
             "text": self.probed.fingerprint(), "chunks": self.probed.len(),
             "kv": format!("{:016x}", xxh3_64(kv.as_bytes())),
         })
@@ -347,6 +343,8 @@ struct Judged {
     kld: Kld,
     /// The mean divergence of an f32 cache.
     noise: f64,
+    /// What the cache adds to that, and the standard error of it: tokens of both are alike, so that it is small.
+    difference: Estimate,
 }
 
 impl Judged {
@@ -361,8 +359,10 @@ fn judge(model: &Model, chunks: &Chunks, caches: &[KvOptions]) -> Result<Vec<Jud
     let exact = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F32) };
     let configs = [exact].into_iter().chain(caches.iter().cloned()).collect();
     let mut results = kld(model, chunks, Base::F16, &KldOptions { configs, step: None }, None, &mut |_| ())?;
-    let noise = results.remove(0).stats().mean_kld.value;
-    Ok(results.into_iter().map(|kld| Judged { kld, noise }).collect())
+    let exact = results.remove(0);
+    let noise = exact.stats().mean_kld.value;
+    let judged = |kld: Kld| Judged { difference: difference(&kld, &exact), noise, kld };
+    Ok(results.into_iter().map(judged).collect())
 }
 
 /// Vectors that the noise of a type is measured on.
