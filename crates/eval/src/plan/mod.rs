@@ -13,6 +13,7 @@ mod attention;
 mod balance;
 mod moments;
 mod pieces;
+mod prices;
 mod search;
 mod sensitivity;
 mod statistics;
@@ -25,14 +26,14 @@ use kvant::{
     added_kld,
 };
 use kvant_codec::Side;
-use kvant_codec::distortion::{Source, measure};
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::balance::shares;
 use self::pieces::Text;
+use self::prices::Prices;
 use self::search::{Choice, Frontier};
-use self::sensitivity::{Price, choices, difference};
+use self::sensitivity::{choices, difference};
 use self::statistics::Statistics;
 use crate::kld::{Base, Kld, KldOptions, kld};
 use crate::run_state::RunState;
@@ -61,9 +62,6 @@ pub struct PlanOptions {
     pub tail: bool,
 }
 
-/// The types that streams may have, where every device of the model reads them.
-const TYPES: [DType; 7] =
-    [DType::Turbo2, DType::Turbo2T, DType::Turbo3, DType::Turbo3T, DType::Turbo4, DType::Q4_0, DType::Q8_0];
 /// The type that sensitivities are measured with: coarse enough to stand out.
 const PROBE: DType = DType::Turbo2;
 /// Tokens of a piece that sensitivities are measured on, and how many.
@@ -99,12 +97,14 @@ pub fn plan(
     state: Option<&Path>,
     progress: OnProgress<'_>,
 ) -> Result<Planned, EvalError> {
+    let prices = Prices::new(model)?;
+    prices.check(options.goal)?;
     let halves = Text::new(model, text, options.n_ctx)?;
     let statistics = Statistics::gather(model, &halves.pieces(options.n_ctx), options.reach, progress)?;
-    let finder = Finder::new(model, &statistics, &halves, options)?;
+    let finder = Finder::new(model, &statistics, prices, &halves, options)?;
     let frontier = Frontier::new(&finder.streams(state, progress)?);
     let (plan, judged) = finder.find(&frontier)?;
-    let n_values = finder.n_values();
+    let n_values = finder.prices.n_values;
     let frontier = frontier.points().iter().map(|(bits, cost)| (bits / n_values, *cost)).collect();
     Ok(Planned { plan: finder.certified(plan, &judged, text)?, frontier })
 }
@@ -115,6 +115,7 @@ struct Finder<'a> {
     statistics: &'a Statistics,
     balance: Arc<Balance>,
     shape: KvShape,
+    prices: Prices,
     options: PlanOptions,
     /// What sensitivities are measured on, and what plans are judged by.
     probed: Chunks,
@@ -125,6 +126,7 @@ impl<'a> Finder<'a> {
     fn new(
         model: &'a Model,
         statistics: &'a Statistics,
+        prices: Prices,
         text: &Text,
         options: PlanOptions,
     ) -> Result<Self, EvalError> {
@@ -132,20 +134,14 @@ impl<'a> Finder<'a> {
         let probed = text.chunks(model, PROBE_CTX.min(n_ctx), PROBE_CHUNKS)?;
         let judged = text.chunks(model, n_ctx, (JUDGED / n_ctx).max(1))?;
         let (balance, shape) = (Arc::new(statistics.balance()), model.config().kv_shape());
-        Ok(Self { model, statistics, balance, shape, options, probed, judged })
+        Ok(Self { model, statistics, balance, shape, prices, options, probed, judged })
     }
 
     /// The plan that meets the goal best, and what was measured of it.
     fn find(&self, frontier: &Frontier) -> Result<(KvPlan, Judged), EvalError> {
-        let n_values = self.n_values();
         let goal = match self.options.goal {
             Goal::Bits(bits) => {
-                let Some(n) = frontier.within_bits(bits * n_values) else {
-                    let least = frontier.point(0).0 / n_values;
-                    let expected = format!("{least:.3} bits or more, the fewest of any type");
-                    return Err(EvalError::Setting { name: "budget", expected, got: bits.to_string() });
-                };
-                let plan = self.plan(&frontier.types(n));
+                let plan = self.plan(&frontier.within_bits(bits * self.prices.n_values));
                 return self.judge(&plan).map(|judged| (plan, judged));
             }
             Goal::Kld(goal) => goal,
@@ -176,15 +172,10 @@ impl<'a> Finder<'a> {
         Ok((plan, judged))
     }
 
-    /// Values of a token's keys and values in all layers.
-    fn n_values(&self) -> f64 {
-        self.shape.layers.iter().map(|layer| layer.values_per_token() as f64).sum()
-    }
-
     /// The choices of every stream: layer by layer, the keys of each head, then the values where they have streams of their own.
     fn streams(&self, state: Option<&Path>, progress: OnProgress<'_>) -> Result<Vec<Vec<Choice>>, EvalError> {
-        let mut costs = self.sensitivities(state, progress)?.into_iter();
-        let known: Vec<_> = TYPES.into_iter().filter(|&dtype| self.model.stores(dtype)).collect();
+        let costs = self.sensitivities(state, progress)?;
+        let mut sides = costs.into_iter().zip(&self.prices.sides);
         let mut streams = Vec::new();
         for (index, (layer, seen)) in self.shape.layers.iter().zip(&self.statistics.layers).enumerate() {
             let balance = &self.balance.layers[index];
@@ -192,27 +183,12 @@ impl<'a> Finder<'a> {
             let of_keys = shares(&balance.k_scale, &seen.q, &seen.k, n);
             let of_values = shares(&balance.v_scale, &seen.w, &seen.v, n);
             for &side in layer.sides() {
-                let (shares, dim) = match side {
-                    Side::K => (&of_keys, layer.k_head_dim),
-                    Side::V => (&of_values, layer.v_head_dim),
-                };
-                let alone = costs.next().expect("a cost of each side");
-                let types = known.iter().map(|&dtype| self.price(index, side, dtype, dim));
-                let types = types.collect::<Result<Vec<_>, EvalError>>()?;
-                streams.extend(shares.iter().map(|&share| choices(&types, alone, share)));
+                let shares = if side == Side::K { &of_keys } else { &of_values };
+                let (alone, prices) = sides.next().expect("a cost of each side");
+                streams.extend(shares.iter().map(|&share| choices(prices, alone, share)));
             }
         }
         Ok(streams)
-    }
-
-    /// A type, the bits that a token of one head takes in it, and its noise relative to what it codes.
-    fn price(&self, layer: usize, side: Side, dtype: DType, dim: usize) -> Result<Price, EvalError> {
-        let one = KvShape { layers: vec![self.shape.layers[layer]], states: Vec::new() };
-        let plan = Plan::new(&one, dtype, dtype, &Policies::none()).map_err(kvant::Error::from)?;
-        let bits = plan.bits_per_value(&one);
-        let bits = if side == Side::K { bits.0 } else { bits.1 };
-        let noise = measure(dtype, dim, Source::Gaussian, NOISE_VECTORS, 1).map_err(kvant::Error::from)?.mse;
-        Ok(Price { dtype, bits: bits * dim as f64, noise })
     }
 
     /// The divergence that each layer's keys and values add alone in the coarse type, `[layers][sides]`, as it was measured.
@@ -365,7 +341,5 @@ fn judge(model: &Model, chunks: &Chunks, caches: &[KvOptions]) -> Result<Vec<Jud
     Ok(results.into_iter().map(judged).collect())
 }
 
-/// Vectors that the noise of a type is measured on.
-const NOISE_VECTORS: usize = 256;
 /// The longest text that a sentence is hidden in.
 const NEEDLE_CTX: usize = 512;

@@ -2,7 +2,8 @@
 //!
 //! Each stream has a few types, each with the bits it takes and what it costs in divergence; costs add up. Along the lower convex
 //! hull of a stream's types, each step from one to the next saves so much cost per bit. All steps of all streams, the
-//! best first, are a path from fewest bits to most on which no other plan made of hull points is better at the same bits.
+//! best first, are a path from fewest bits to most on which no other plan made of hull points is better at the same bits. What a
+//! budget leaves between two points of the path goes to later steps that are small enough.
 
 use kvant::DType;
 
@@ -81,10 +82,21 @@ impl Frontier {
         types
     }
 
-    /// The best plan of at most so many bits; `None` when there is none.
-    pub fn within_bits(&self, bits: f64) -> Option<usize> {
+    /// The types, stream by stream, of the best steps that so many bits pay for: one that is too large stops its stream, and others
+    /// go on. Without a step where there are fewer bits than any plan has.
+    pub fn within_bits(&self, bits: f64) -> Vec<DType> {
+        let mut types = self.least.clone();
+        let mut stopped = vec![false; types.len()];
         // A sum of many bits is not exact.
-        self.points.partition_point(|point| point.0 <= bits * (1.0 + 1e-9)).checked_sub(1)
+        let mut left = bits * (1.0 + 1e-9) - self.points[0].0;
+        for step in &self.steps {
+            stopped[step.stream] |= step.bits > left;
+            if !stopped[step.stream] {
+                left -= step.bits;
+                types[step.stream] = step.to;
+            }
+        }
+        types
     }
 
     /// The smallest plan that costs at most so much, or the best one there is.
@@ -169,12 +181,29 @@ mod tests {
     #[test]
     fn a_goal_is_met_with_the_fewest_bits_or_the_least_cost() {
         let frontier = Frontier::new(&[choices(1.0), choices(5.0)]);
-        assert_eq!(frontier.within_bits(3.9), None);
-        assert_eq!(frontier.types(frontier.within_bits(4.0).unwrap()), [DType::Turbo2; 2]);
-        assert_eq!(frontier.types(frontier.within_bits(5.5).unwrap()), [DType::Turbo2, DType::Turbo3]);
+        assert_eq!(frontier.within_bits(4.0), [DType::Turbo2; 2]);
+        assert_eq!(frontier.within_bits(5.5), [DType::Turbo2, DType::Turbo3]);
         let n = frontier.within_cost(0.25);
         assert!(frontier.point(n).1 <= 0.25 && frontier.point(n - 1).1 > 0.25);
         assert_eq!(frontier.within_cost(0.0), frontier.len() - 1);
         assert_eq!(frontier.within_cost(f64::NAN), frontier.len() - 1);
+    }
+
+    #[test]
+    fn what_a_step_that_is_too_large_leaves_goes_to_others_in_the_order_of_their_streams() {
+        // The last steps, of four bits each, come after all others: the second stream's first.
+        let frontier = Frontier::new(&[choices(1.0), choices(5.0)]);
+        assert_eq!(frontier.within_bits(12.0), [DType::Turbo4, DType::Q8_0]);
+        // A wide stream whose next step is too large, and a narrow one that would come later.
+        let wide = choices(5.0).into_iter().map(|choice| Choice { bits: 10.0 * choice.bits, ..choice });
+        let frontier = Frontier::new(&[wide.collect(), choices(0.2)]);
+        let order: Vec<_> = frontier.steps.iter().map(|step| step.stream).collect();
+        assert_eq!(order, [0, 1, 0, 1, 0, 1]);
+        assert_eq!(frontier.within_bits(30.0 + 9.0), [DType::Turbo3, DType::Q8_0]);
+        assert_eq!(frontier.within_bits(30.0 + 3.5), [DType::Turbo3, DType::Turbo3]);
+        // A small step counts from the large one before it.
+        let steps = [(DType::Turbo2, 2.0, 1.0), (DType::Turbo4, 10.0, 0.1), (DType::Q8_0, 10.5, 0.09)];
+        let stream = steps.map(|(dtype, bits, cost)| Choice { dtype, bits, cost }).to_vec();
+        assert_eq!(Frontier::new(&[stream]).within_bits(5.0), [DType::Turbo2]);
     }
 }

@@ -1,21 +1,10 @@
 //! What types cost a stream, from what one of them was found to cost its layer.
 
-use kvant::DType;
-
 use super::PROBE;
+use super::prices::Price;
 use super::search::Choice;
 use crate::kld::Kld;
 use crate::stats::Estimate;
-
-/// A type that a stream may have.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Price {
-    pub dtype: DType,
-    /// Bits of a token of one head.
-    pub bits: f64,
-    /// Its noise relative to what it codes.
-    pub noise: f64,
-}
 
 /// The least that a stream in the coarse type is taken to cost, in nats: a head that nothing reads has a finer type too, once all
 /// others have theirs.
@@ -41,6 +30,8 @@ pub(super) fn choices(prices: &[Price], alone: Estimate, share: f64) -> Vec<Choi
 
 #[cfg(test)]
 mod tests {
+    use kvant::DType;
+
     use super::super::search::Frontier;
     use super::*;
 

@@ -1,0 +1,79 @@
+//! What streams may be stored as: the bits that each type takes, and how much it loses. It follows from the shape of a model and its
+//! device alone.
+
+use kvant::{DType, KvLayerShape, KvShape, Model, Plan, Policies};
+use kvant_codec::Side;
+use kvant_codec::distortion::{Source, measure};
+
+use super::Goal;
+use crate::EvalError;
+
+/// The types that streams may have, where every device of the model reads them.
+const TYPES: [DType; 7] =
+    [DType::Turbo2, DType::Turbo2T, DType::Turbo3, DType::Turbo3T, DType::Turbo4, DType::Q4_0, DType::Q8_0];
+/// Vectors that the noise of a type is measured on.
+const NOISE_VECTORS: usize = 256;
+
+/// A type that a stream may have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Price {
+    pub dtype: DType,
+    /// Bits of a token of one head.
+    pub bits: f64,
+    /// Its noise relative to what it codes.
+    pub noise: f64,
+}
+
+/// The prices of all streams of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Prices {
+    /// Layer by layer, those of a head's keys, then of its values where they have streams of their own.
+    pub sides: Vec<Vec<Price>>,
+    /// Values of a token's keys and values in all layers.
+    pub n_values: f64,
+    /// The fewest bits of a token in all layers.
+    least: f64,
+}
+
+impl Prices {
+    pub fn new(model: &Model) -> Result<Self, EvalError> {
+        let layers = model.config().kv_shape().layers;
+        let known: Vec<_> = TYPES.into_iter().filter(|&dtype| model.stores(dtype)).collect();
+        let (mut sides, mut least) = (Vec::new(), 0.0);
+        for &layer in &layers {
+            for &side in layer.sides() {
+                let prices = known.iter().map(|&dtype| price(layer, side, dtype));
+                let prices = prices.collect::<Result<Vec<_>, EvalError>>()?;
+                let fewest = prices.iter().map(|price| price.bits).fold(f64::INFINITY, f64::min);
+                least += layer.n_kv_heads as f64 * fewest;
+                sides.push(prices);
+            }
+        }
+        let n_values = layers.iter().map(|layer| layer.values_per_token() as f64).sum();
+        Ok(Self { sides, n_values, least })
+    }
+
+    /// Refuses a budget that no types keep to.
+    pub fn check(&self, goal: Goal) -> Result<(), EvalError> {
+        let least = self.least / self.n_values;
+        match goal {
+            // A sum of many bits is not exact.
+            Goal::Bits(bits) if least > bits * (1.0 + 1e-9) => {
+                let expected = format!("{least:.3} bits or more, the fewest of any type");
+                Err(EvalError::Setting { name: "budget", expected, got: bits.to_string() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The price of a type for one head's keys or values.
+fn price(layer: KvLayerShape, side: Side, dtype: DType) -> Result<Price, EvalError> {
+    let dim = if side == Side::K { layer.k_head_dim } else { layer.v_head_dim };
+    let one = KvShape { layers: vec![layer], states: Vec::new() };
+    let plan = Plan::new(&one, dtype, dtype, &Policies::none()).map_err(kvant::Error::from)?;
+    let bits = plan.bits_per_value(&one);
+    let bits = if side == Side::K { bits.0 } else { bits.1 };
+    let noise = measure(dtype, dim, Source::Gaussian, NOISE_VECTORS, 1).map_err(kvant::Error::from)?.mse;
+    Ok(Price { dtype, bits: bits * dim as f64, noise })
+}
