@@ -100,7 +100,7 @@ impl Chunks {
 }
 
 /// The token the model wants before a text, if any. A model without a tokenizer wants none.
-fn begin_of_text(model: &Model) -> Result<Option<u32>, EvalError> {
+pub(crate) fn begin_of_text(model: &Model) -> Result<Option<u32>, EvalError> {
     let Ok(tokenizer) = model.tokenizer() else { return Ok(None) };
     let around = tokenizer.encode("", Special::AsText, true).map_err(kvant::Error::from)?;
     Ok(around.first().copied().filter(|&token| tokenizer.bos() == Some(token)))

@@ -2,6 +2,7 @@
 
 use kvant::{Model, Special};
 
+use crate::chunks::begin_of_text;
 use crate::{Chunks, EvalError, Progress};
 
 /// Pieces of the usual length, and how many of them statistics take at most.
@@ -15,12 +16,17 @@ const FEW: usize = 2;
 pub(super) struct Pieces(Vec<Vec<u32>>);
 
 impl Pieces {
-    /// Pieces for statistics, spread over `tokens`: short ones, and longer ones where `n_ctx` is longer.
-    pub fn spread(tokens: &[u32], n_ctx: usize) -> Self {
+    /// Pieces for statistics, spread over `tokens`: short ones, and longer ones where `n_ctx` is longer. Each begins with `bos` where
+    /// the model wants one, as [chunks](Chunks::input) do: without it a model's queries and keys are others.
+    pub fn spread(tokens: &[u32], n_ctx: usize, bos: Option<u32>) -> Self {
         let long = if n_ctx > SHORT { FEW } else { 0 };
         let of = |len: usize, most: usize| {
             let n = (tokens.len() / len.max(1)).min(most);
-            (0..n).map(move |i| tokens[i * (tokens.len() - len) / (n - 1).max(1)..][..len].to_vec())
+            (0..n).map(move |i| {
+                let mut piece = tokens[i * (tokens.len() - len) / (n - 1).max(1)..][..len].to_vec();
+                piece[0] = bos.unwrap_or(piece[0]);
+                piece
+            })
         };
         Self(of(n_ctx, long).chain(of(SHORT.min(n_ctx), MANY)).collect())
     }
@@ -51,6 +57,7 @@ impl Pieces {
 pub(super) struct Text {
     seen: Vec<u32>,
     unseen: Vec<u32>,
+    bos: Option<u32>,
 }
 
 impl Text {
@@ -66,12 +73,12 @@ impl Text {
             return Err(EvalError::ShortText { tokens: tokens.len(), n_ctx: 2 * n_ctx });
         }
         let (seen, unseen) = tokens.split_at(tokens.len() / 2);
-        Ok(Self { seen: seen.to_vec(), unseen: unseen.to_vec() })
+        Ok(Self { seen: seen.to_vec(), unseen: unseen.to_vec(), bos: begin_of_text(model)? })
     }
 
     /// What statistics are gathered from.
     pub fn pieces(&self, n_ctx: usize) -> Pieces {
-        Pieces::spread(&self.seen, n_ctx)
+        Pieces::spread(&self.seen, n_ctx, self.bos)
     }
 
     /// Up to `n` chunks of `n_ctx` tokens, spread over what statistics have not seen.
@@ -90,15 +97,22 @@ mod tests {
     #[test]
     fn pieces_are_spread_over_the_text_and_longer_ones_come_where_the_context_is_longer() {
         let tokens: Vec<u32> = (0..10_000).collect();
-        let lens = |n_ctx| Pieces::spread(&tokens, n_ctx).iter().map(<[u32]>::len).collect::<Vec<_>>();
+        let lens = |n_ctx| Pieces::spread(&tokens, n_ctx, None).iter().map(<[u32]>::len).collect::<Vec<_>>();
         assert_eq!(lens(256), [256; 8]);
         assert_eq!(lens(2048), [vec![2048; 2], vec![512; 8]].concat());
-        let pieces = Pieces::spread(&tokens, 512);
+        let pieces = Pieces::spread(&tokens, 512, None);
         let ends = (pieces.iter().next().unwrap()[0], pieces.iter().last().unwrap()[511]);
         assert_eq!(ends, (0, 9_999));
         assert_eq!(
-            Pieces::spread(&tokens[..600], 600).iter().map(<[u32]>::len).collect::<Vec<_>>(),
+            Pieces::spread(&tokens[..600], 600, None).iter().map(<[u32]>::len).collect::<Vec<_>>(),
             [600, 512]
         );
+    }
+
+    #[test]
+    fn every_piece_begins_as_the_model_wants_a_text_to() {
+        let tokens: Vec<u32> = (0..10_000).collect();
+        let (with, without) = (Pieces::spread(&tokens, 2048, Some(7)), Pieces::spread(&tokens, 2048, None));
+        assert!(with.iter().zip(without.iter()).all(|(a, b)| a[0] == 7 && a[1..] == b[1..]));
     }
 }
