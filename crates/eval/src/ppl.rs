@@ -73,7 +73,7 @@ pub fn ppl(
     let kv = KvConfig::new(model, &options.kv, chunks.n_ctx())?;
     let what = || {
         json!({
-            "measure": "ppl", "version": 1, "model": model.fingerprint(), "text": chunks.fingerprint(),
+            "measure": "ppl", "version": 1, "model": model.computed_by(), "text": chunks.fingerprint(),
             "chunks": chunks.len(), "kv": kv.identity(), "step": options.step,
         })
     };

@@ -132,6 +132,28 @@ fn a_run_that_was_cut_short_ends_as_if_it_had_not_been() {
 }
 
 #[test]
+fn a_run_goes_on_with_the_weights_that_it_began_with_alone() {
+    let coarse = OpenOptions { weights: Some("q4_0".parse().unwrap()), ..Default::default() };
+    let (model, coarse, path) = (model(), Model::bundled(coarse).unwrap(), file("weights-state"));
+    let refused = |error: EvalError| {
+        let error = error.to_string();
+        assert!(error.contains("the state of another run: model: expected"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+    };
+    let of = |model: &Model| {
+        let chunks = Chunks::new(model, TEXT, 64, Some(1)).unwrap();
+        ppl(model, &chunks, &PplOptions::default(), Some(&path), &mut |_| ())
+    };
+    of(&model).unwrap();
+    refused(of(&coarse).unwrap_err());
+    let goal = Goal::Bits(3.4);
+    let options = PlanOptions { goal, n_ctx: 64, reach: 64, tail: true };
+    let of = |model: &Model| plan(model, TEXT, options, Some(&path), &mut |_| ());
+    of(&model).unwrap();
+    refused(of(&coarse).unwrap_err());
+}
+
+#[test]
 fn a_text_shorter_than_a_chunk_is_refused() {
     let error = Chunks::new(&model(), "Too short.", 512, None).unwrap_err();
     assert!(matches!(error, EvalError::ShortText { n_ctx: 512, .. }), "{error}");

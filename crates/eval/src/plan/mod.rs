@@ -227,7 +227,7 @@ impl<'a> Finder<'a> {
         let kv = configs.iter().map(|kv| KvConfig::new(self.model, kv, self.probed.n_ctx()));
         let kv: String = kv.flatten().map(|kv| kv.identity()).collect();
         json!({
-            "measure": "plan", "version": 2, "model": self.model.fingerprint(),
+            "measure": "plan", "version": 2, "model": self.model.computed_by(),
             "text": self.probed.fingerprint(), "chunks": self.probed.len(),
             "kv": format!("{:016x}", xxh3_64(kv.as_bytes())),
         })
