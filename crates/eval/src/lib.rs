@@ -28,6 +28,7 @@ mod chunks;
 mod config;
 pub mod distortion;
 mod error;
+mod haystack;
 mod kld;
 mod needle_form;
 mod niah;

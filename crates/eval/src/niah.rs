@@ -11,8 +11,8 @@ use kvant::{KvOptions, Message, Model, RenderOptions, Session, Special};
 use kvant_codec::random::Random;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use xxhash_rust::xxh3::xxh3_64;
 
+use crate::haystack::Haystack;
 use crate::needle_form::fill;
 use crate::run_state::RunState;
 use crate::score::{LogProbs, Row};
@@ -55,7 +55,7 @@ pub struct NiahCell {
 /// Runs the grid over every configuration. With a `state` file, a run that was cut short goes on where it stopped.
 ///
 /// # Errors
-/// A haystack shorter than the longest length, lengths without room for a haystack, more needles than the form has names
+/// A haystack shorter than the longest length or that does not fill it, lengths without room for a haystack, more needles than the form has names
 /// or words for, a state file of another run, logits that are not finite, an engine error.
 pub fn niah(
     model: &Model,
@@ -70,7 +70,7 @@ pub fn niah(
     let configs = configs.collect::<Result<Vec<_>, _>>()?;
     let what = || {
         json!({
-            "measure": "niah", "version": 1, "model": model.computed_by(), "haystack": haystack.fingerprint,
+            "measure": "niah", "version": 2, "model": model.computed_by(), "haystack": haystack.fingerprint,
             "lengths": options.lengths, "depths": options.depths, "needles": options.needles,
             "form": options.form, "chat": options.chat,
             "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(),
@@ -84,6 +84,7 @@ pub fn niah(
     for (kv, config) in options.configs.iter().zip(&configs) {
         for &n_ctx in &options.lengths {
             let mut session = walk::session(model, kv, n_ctx)?;
+            let haystack = haystack.cut(model, n_ctx / MOST_PART)?;
             for step in 0..options.depths {
                 index += 1;
                 if index <= resumed {
@@ -104,6 +105,10 @@ pub fn niah(
     Ok(cells)
 }
 
+/// A piece of a haystack is at most this part of the prompt, so that less than that stays empty.
+const MOST_PART: usize = 4;
+/// A prompt is at least this part of the length that it is reported as.
+const LEAST_PART: usize = 2;
 /// The most depths: more than prompts have places.
 const MAX_DEPTHS: usize = 100_000;
 
@@ -149,25 +154,7 @@ fn ask(session: &mut Session, questions: &Questions, cell: usize) -> Result<(f64
     Ok((exact as f64 / questions.len() as f64, right as f64 / all as f64))
 }
 
-/// A text in sentences, each with its number of tokens.
-struct Haystack {
-    sentences: Vec<(String, usize)>,
-    n_tokens: usize,
-    fingerprint: String,
-}
-
 impl Haystack {
-    fn new(model: &Model, text: &str) -> Result<Self, EvalError> {
-        let mut sentences = Vec::new();
-        for sentence in split_sentences(text) {
-            let tokens = model.tokenizer()?.encode(sentence, Special::AsText, false);
-            let n = tokens.map_err(kvant::Error::from)?.len();
-            sentences.push((sentence.to_owned(), n));
-        }
-        let n_tokens = sentences.iter().map(|(_, n)| n).sum();
-        Ok(Self { sentences, n_tokens, fingerprint: format!("{:016x}", xxh3_64(text.as_bytes())) })
-    }
-
     /// A prompt of at most `n_ctx` tokens (answer included) with needles in it, the first at `depth` and the others spread
     /// evenly from there, and a question for each. The stretch of text, names and words follow from length and depth.
     fn hide(
@@ -177,18 +164,18 @@ impl Haystack {
         n_ctx: usize,
         depth: f64,
     ) -> Result<Questions, EvalError> {
-        if self.n_tokens < n_ctx {
-            return Err(EvalError::ShortText { tokens: self.n_tokens, n_ctx });
+        if self.n_tokens() < n_ctx {
+            return Err(EvalError::ShortText { tokens: self.n_tokens(), n_ctx });
         }
         let mut random = Random::new(n_ctx as u64 ^ depth.to_bits());
         let mut pick = |n: usize| (random.uniform() * n as f64) as usize;
-        let (form, first) = (&options.form, pick(self.sentences.len()));
+        let (form, first) = (&options.form, pick(self.len()));
         let (name, word) = (pick(form.names.len()), pick(form.words.len()));
         let needles: Vec<(&str, &str)> = (0..options.needles)
             .map(|i| (&form.names[(name + i) % form.names.len()], &form.words[(word + i) % form.words.len()]))
             .map(|(name, word)| (name.as_str(), word.as_str()))
             .collect();
-        // As many sentences as fit, by their own counts; then fewer until the whole fits.
+        // As many pieces as fit, by their own counts; then fewer until the whole fits.
         let mut n = 0;
         let mut room = n_ctx;
         while room > self.at(first + n).1 {
@@ -199,8 +186,10 @@ impl Haystack {
             let text = self.with_needles(form, &needles, first, n, depth);
             let questions = needles.iter().map(|needle| question(model, options, &text, needle));
             let questions = questions.collect::<Result<Questions, EvalError>>()?;
-            if questions.iter().all(|(tokens, _)| tokens.len() <= n_ctx) {
-                return Ok(questions);
+            let lens = || questions.iter().map(|(tokens, _)| tokens.len());
+            if lens().all(|len| len <= n_ctx) {
+                let least = lens().min().unwrap_or(0);
+                return if LEAST_PART * least < n_ctx { Err(unfilled(n_ctx, least)) } else { Ok(questions) };
             }
             let Some(fewer) = n.checked_sub(1) else {
                 let expected = format!("room for {} needles and a question", needles.len());
@@ -210,12 +199,7 @@ impl Haystack {
         }
     }
 
-    /// Sentence `index`, from the start again after the last.
-    fn at(&self, index: usize) -> &(String, usize) {
-        &self.sentences[index % self.sentences.len()]
-    }
-
-    /// `n` sentences from `first` on, each needle at the sentence end nearest to its depth.
+    /// `n` pieces from `first` on, each needle at the end of a piece nearest to its depth.
     fn with_needles(
         &self,
         form: &NeedleForm,
@@ -248,11 +232,17 @@ impl Haystack {
                 text += &fill(&form.needle, name, word);
             }
             if i < n {
-                text += &self.at(first + i).0;
+                text += self.at(first + i).0;
             }
         }
         text.trim_start().to_owned()
     }
+}
+
+/// A short prompt that would be taken for a long one.
+fn unfilled(n_ctx: usize, got: usize) -> EvalError {
+    let expected = format!("a text that fills {n_ctx} tokens");
+    EvalError::Setting { name: "haystack", expected, got: format!("a prompt of {got}") }
 }
 
 fn question(
@@ -281,35 +271,51 @@ fn question(
     Ok((whole, answer))
 }
 
-/// Cuts after `.`, `!` or `?` where white space follows; the white space goes with the next sentence.
-fn split_sentences(text: &str) -> impl Iterator<Item = &str> {
-    let mut rest = text;
-    std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
-        }
-        let mut chars = rest.char_indices().peekable();
-        let end = std::iter::from_fn(|| {
-            let (i, c) = chars.next()?;
-            let ends = matches!(c, '.' | '!' | '?') && chars.peek().is_some_and(|(_, c)| c.is_whitespace());
-            Some((i + c.len_utf8(), ends))
-        })
-        .find_map(|(end, ends)| ends.then_some(end));
-        let (sentence, after) = rest.split_at(end.unwrap_or(rest.len()));
-        rest = after;
-        Some(sentence)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const PROSE: &str =
+        "The old man walked along the river. He was tired, but he did not stop. It was cold that morning. ";
+
+    fn options(n_ctx: usize, chat: bool) -> NiahOptions {
+        let form = NeedleForm::built_in("secret-word").unwrap();
+        NiahOptions { lengths: vec![n_ctx], depths: 3, needles: 1, form, chat, configs: Vec::new() }
+    }
+
     #[test]
-    fn sentences_join_to_the_text_they_were_cut_from() {
-        let text = "One. Two? It was 3.5 miles!\n\nThe end";
-        let sentences: Vec<&str> = split_sentences(text).collect();
-        assert_eq!(sentences, ["One.", " Two?", " It was 3.5 miles!", "\n\nThe end"]);
-        assert_eq!(sentences.concat(), text);
+    fn a_text_of_any_shape_fills_the_prompt() {
+        let model = Model::bundled(kvant::OpenOptions::default()).unwrap();
+        let words = PROSE.replace(['.', ','], "");
+        for (text, what) in [
+            (PROSE.repeat(30), "sentences"),
+            (words.repeat(40), "words alone"),
+            (words.replace(' ', "").repeat(40), "no words"),
+            ("彼は川に沿って歩いた。とても寒い朝だった。".repeat(40), "Japanese sentences"),
+            ("彼は川に沿って歩いたとても寒い朝だった".repeat(40), "Japanese without any"),
+            (words.replace(' ', "\n").repeat(40), "lines"),
+        ] {
+            let haystack = Haystack::new(&model, &text).unwrap();
+            for n_ctx in [128, 512] {
+                let cut = haystack.cut(&model, n_ctx / MOST_PART).unwrap();
+                for depth in [0.0, 0.5, 1.0] {
+                    let questions = cut.hide(&model, &options(n_ctx, false), n_ctx, depth).unwrap();
+                    let n = questions[0].0.len();
+                    assert!((2 * n_ctx / 3..=n_ctx).contains(&n), "{what}: {n} of {n_ctx} tokens");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_prompt_far_below_its_length_is_refused() {
+        let model = Model::bundled(kvant::OpenOptions::default()).unwrap();
+        // Without being cut: no whole piece fits.
+        let haystack = Haystack::new(&model, &"word ".repeat(1000)).unwrap();
+        let error = haystack.hide(&model, &options(512, false), 512, 0.5).unwrap_err().to_string();
+        assert!(
+            error.starts_with("haystack: expected a text that fills 512 tokens, got a prompt of"),
+            "{error}"
+        );
     }
 }
