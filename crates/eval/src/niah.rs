@@ -255,16 +255,16 @@ fn question(
     let asked = format!("{text}{}", fill(&form.question, name, word));
     let (cue, answer) = (fill(&form.cue, name, word), fill(&form.answer, name, word));
     let rendered;
-    let (prompt, special, add_bos) = if options.chat {
+    let (prompt, special) = if options.chat {
         let render = RenderOptions { add_generation_prompt: true, ..Default::default() };
         rendered =
             model.chat_template()?.render(&[Message::user(&asked)], &render).map_err(kvant::Error::from)?;
-        // The template writes the begin-of-text token itself.
-        (format!("{rendered}{}", cue.trim_start()), rendered.special(), false)
+        (format!("{rendered}{}", cue.trim_start()), rendered.special())
     } else {
-        (format!("{asked}{cue}"), Special::AsText, true)
+        (format!("{asked}{cue}"), Special::AsText)
     };
-    let encode = |text: &str| model.tokenizer()?.encode(text, special, add_bos).map_err(kvant::Error::from);
+    // Where a template writes the begin-of-text token itself, no other is put before it.
+    let encode = |text: &str| model.tokenizer()?.encode(text, special, true).map_err(kvant::Error::from);
     let (prompt, whole) = (encode(&prompt)?, encode(&format!("{prompt}{answer}"))?);
     // A token may reach from the prompt into the answer; it belongs to the answer then.
     let answer = prompt.iter().zip(&whole).take_while(|(a, b)| a == b).count();
@@ -305,6 +305,33 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The bundled model, made to want a begin-of-text token.
+    fn begun() -> Model {
+        let key = b"tokenizer.ggml.add_bos_token";
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/assets/pocket-q8_0.gguf");
+        let mut bytes = std::fs::read(source).unwrap();
+        let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len();
+        // Behind the name its type, bool.
+        assert_eq!(bytes[at..at + 4], 7u32.to_le_bytes());
+        bytes[at + 4] = 1;
+        let path = std::env::temp_dir().join(format!("kvant-niah-bos-{}.gguf", std::process::id()));
+        std::fs::write(&path, bytes).unwrap();
+        let model = Model::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        model
+    }
+
+    #[test]
+    fn a_question_in_a_chat_begins_as_any_conversation_does() {
+        let model = begun();
+        let (tokens, _) = question(&model, &options(256, true), "Some text.", &("Paris", "apple")).unwrap();
+        let form = NeedleForm::built_in("secret-word").unwrap();
+        let asked = format!("Some text.{}", fill(&form.question, "Paris", "apple"));
+        let prompt = model.chat_prompt(&[Message::user(&asked)]).unwrap();
+        assert_eq!(Some(prompt[0]), model.tokenizer().unwrap().bos());
+        assert_eq!(tokens[..prompt.len()], prompt);
     }
 
     #[test]
