@@ -76,7 +76,7 @@ pub fn niah(args: NiahArgs) -> Result<(), Failure> {
     let state = args.state.path();
     let cells = kvant_eval::niah(&model, &haystack, &options, state, &mut follow(&bar))?;
     bar.finish_and_clear();
-    args.results.print(&grid(&cells, &options.lengths), &cells.iter().map(row_of).collect::<Vec<_>>())?;
+    args.results.print(&grid(&cells, options.depths), &cells.iter().map(row_of).collect::<Vec<_>>())?;
     add_to_report(args.report.as_deref(), || {
         Part::Niah(NiahReport {
             about: about(&args.model, Some(&model), args.file.as_deref()),
@@ -87,22 +87,59 @@ pub fn niah(args: NiahArgs) -> Result<(), Failure> {
     })
 }
 
-/// The grid for people: a row per type and length, a column per depth.
-fn grid(cells: &[NiahCell], lengths: &[usize]) -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::new();
-    for cell in cells {
-        if cell.depth == 0.0 || rows.is_empty() || lengths.is_empty() {
-            rows.push(row([
-                ("K / V", format!("{}/{}", cell.type_k, cell.type_v).into()),
-                ("tokens", cell.n_ctx.into()),
-            ]));
-        }
-        let column = format!("{:.0} %", 100.0 * cell.depth);
-        let score = match cell.exact == cell.token_accuracy {
-            true => format!("{:.0} %", 100.0 * cell.exact),
-            false => format!("{:.0} % ({:.0} % of tokens)", 100.0 * cell.exact, 100.0 * cell.token_accuracy),
-        };
-        rows.last_mut().expect("a row was just made").insert(column, score.into());
+/// The grid for people: a row per type and length, a column for each of `depths`.
+fn grid(cells: &[NiahCell], depths: usize) -> Vec<Row> {
+    let of_length = |cells: &[NiahCell]| {
+        let NiahCell { type_k, type_v, n_ctx, .. } = &cells[0];
+        let mut full = row([("K / V", format!("{type_k}/{type_v}").into()), ("tokens", (*n_ctx).into())]);
+        full.extend(cells.iter().map(|cell| (column(cell.depth, depths), score(cell).into())));
+        full
+    };
+    cells.chunks(depths).map(of_length).collect()
+}
+
+/// A depth in as many digits as tell it from the next.
+fn column(depth: f64, depths: usize) -> String {
+    let digits = depths.saturating_sub(2).checked_ilog10().unwrap_or(0).saturating_sub(1) as usize;
+    format!("{:.digits$} %", 100.0 * depth)
+}
+
+fn score(cell: &NiahCell) -> String {
+    match cell.exact == cell.token_accuracy {
+        true => format!("{:.0} %", 100.0 * cell.exact),
+        false => format!("{:.0} % ({:.0} % of tokens)", 100.0 * cell.exact, 100.0 * cell.token_accuracy),
     }
-    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grid_has_a_row_for_each_length_and_a_column_for_each_depth() {
+        for depths in [1, 2, 3, 101, 102, 103, 1001, 2000, 20_000] {
+            let depth = |step: usize| if depths == 1 { 0.5 } else { step as f64 / (depths - 1) as f64 };
+            let cell = |n_ctx, step| NiahCell {
+                n_ctx,
+                depth: depth(step),
+                type_k: "f16".to_owned(),
+                type_v: "q8_0".to_owned(),
+                exact: 1.0,
+                token_accuracy: 1.0,
+            };
+            let of_length = |n_ctx| (0..depths).map(move |step| cell(n_ctx, step));
+            let cells: Vec<_> = [256, 512].into_iter().flat_map(of_length).collect();
+            let rows = grid(&cells, depths);
+            assert_eq!(
+                rows.iter().map(|row| row["tokens"].clone()).collect::<Vec<_>>(),
+                [256, 512],
+                "{depths}"
+            );
+            assert!(rows.iter().all(|row| row.len() == depths + 2), "{depths}: {}", rows[0].len());
+        }
+        assert_eq!(
+            (column(0.07, 101), column(0.5, 1), column(0.5, 201)),
+            ("7 %".into(), "50 %".into(), "50.0 %".into())
+        );
+    }
 }
