@@ -111,7 +111,7 @@ pub struct BaseReader {
     n_ctx: usize,
     n_vocab: usize,
     tokens: Vec<u32>,
-    /// Tells files apart.
+    /// Tells files apart, but for the rows of one without checksums.
     identity: String,
     trailer: Option<Trailer>,
     /// Chunks read or passed over.
@@ -211,9 +211,31 @@ impl BaseReader {
         self.trailer.as_ref().map(|trailer| trailer.fingerprint.as_str())
     }
 
-    /// Tells files apart: by their text, and by their rows where they have checksums.
-    pub(crate) fn identity(&self) -> &str {
-        &self.identity
+    /// Tells files apart: by their text, and by their rows: all of them where they have checksums, else the first and the last of each
+    /// chunk, as all would take as long as to read the file.
+    pub(crate) fn identity(&self) -> Result<String, EvalError> {
+        if self.trailer.is_some() {
+            return Ok(self.identity.clone());
+        }
+        let rows = self.outer_rows().map_err(EvalError::io(&self.path))?;
+        Ok(format!("{}:{rows:016x}", self.identity))
+    }
+
+    /// A hash of the first and the last row of each chunk.
+    fn outer_rows(&self) -> io::Result<u64> {
+        let row = 2 * row_words(self.n_vocab);
+        let chunk = rows_per_chunk(self.n_ctx) * row;
+        let first = HEAD + 4 * self.tokens.len();
+        let mut file = files::open(&self.path)?;
+        let (mut bytes, mut hash) = (vec![0; row], Xxh3::new());
+        for start in (0..self.tokens.len() / self.n_ctx).map(|index| first + index * chunk) {
+            for at in [start, start + chunk - row] {
+                file.seek(SeekFrom::Start(at as u64))?;
+                file.read_exact(&mut bytes)?;
+                hash.update(&bytes);
+            }
+        }
+        Ok(hash.digest())
     }
 
     /// Reads the rows of the next chunk, or passes over them.
@@ -436,6 +458,26 @@ mod tests {
         refused(&|b| b[12..16].fill(0xff), "n_vocab -1");
         refused(&|b| b[8..20].fill(0x7f), "for 2139062143 chunks");
         refused(&|b| b[20] = 9, "token 9 of a vocabulary of 3");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn files_of_one_text_and_other_rows_are_told_apart_with_checksums_and_without() {
+        let path = std::env::temp_dir().join(format!("kvant-base-identity-{}", std::process::id()));
+        let (whole, end) = sample(&path);
+        let identity = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            BaseReader::open(&path).unwrap().identity().unwrap()
+        };
+        let bare = identity(&whole[..end]);
+        assert_eq!(bare, identity(&whole[..end]));
+        assert_ne!(bare, identity(&whole));
+        // The first codes of the first chunk's first row and of the last chunk's last.
+        for at in [68 + 8, end - 16 + 8] {
+            let mut bytes = whole[..end].to_vec();
+            bytes[at] ^= 1;
+            assert_ne!(bare, identity(&bytes), "byte {at}");
+        }
         std::fs::remove_file(&path).unwrap();
     }
 

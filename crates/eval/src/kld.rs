@@ -61,6 +61,15 @@ impl Base {
         }
     }
 
+    /// Tells bases apart, for a state file.
+    fn identity(&self) -> Result<String, EvalError> {
+        match self {
+            Self::F16 => Ok("f16".to_owned()),
+            Self::Model(other) => Ok(other.computed_by()),
+            Self::File(file) => file.identity(),
+        }
+    }
+
     /// The chunks that a file was made of, `max` at most; `None` for a model.
     ///
     /// # Errors
@@ -133,14 +142,11 @@ pub fn kld(
     }
     let configs = options.configs.iter().map(|kv| KvConfig::new(model, kv, n_ctx));
     let configs = configs.collect::<Result<Vec<_>, _>>()?;
+    let told_by = state.map(|_| base.identity()).transpose()?;
     let what = || {
         json!({
             "measure": "kld", "version": 1, "model": model.computed_by(), "text": chunks.fingerprint(),
-            "base": match &base {
-                Base::F16 => "f16".to_owned(),
-                Base::Model(other) => other.computed_by(),
-                Base::File(file) => file.identity().to_owned(),
-            },
+            "base": told_by,
             "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(), "step": options.step,
         })
     };
