@@ -7,7 +7,8 @@
 use std::ops::Range;
 use std::path::Path;
 
-use kvant::{DType, KvOptions, Model, Policies, Session};
+use kvant::{DType, KvOptions, Model, Plan, Policies, Policy, Session};
+use kvant_codec::Side;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -271,14 +272,13 @@ impl<'a> Walker<'a> {
 pub struct LayerKld {
     /// KV layer, from 0.
     pub layer: usize,
-    /// Mean divergence with only this layer's keys in the low type, in nats.
+    /// Mean divergence with only this layer's keys as the cache has them, in nats.
     pub k: f64,
-    /// Mean divergence with only this layer's values in the low type, in nats.
+    /// Mean divergence with only this layer's values so, in nats.
     pub v: f64,
 }
 
-/// Measures each layer's keys and values alone: everything else stays in f16. Types are those of `kv`, its policies do not
-/// count.
+/// Measures each layer's keys and values alone as `kv` has them, by its types, its policies or a plan: all others stay in f16.
 ///
 /// # Errors
 /// As [`kld`].
@@ -289,16 +289,24 @@ pub fn kld_by_layer(
     step: Option<usize>,
     progress: OnProgress<'_>,
 ) -> Result<Vec<LayerKld>, EvalError> {
-    let n_layers = model.config().kv_shape().layers.len();
-    let alone = |layer: usize, side: &str, dtype: DType| {
-        let policies = Policies::none().with_table(&format!("{layer} * {side} {}", dtype.name()));
-        let policies = policies.map_err(kvant::Error::from)?;
-        Ok(KvOptions { policies, tail: kv.tail, ..Default::default() })
-    };
-    let configs = (0..n_layers).flat_map(|layer| [alone(layer, "K", kv.k), alone(layer, "V", kv.v)]);
+    let shape = model.config().kv_shape();
+    let stored = Plan::new(&shape, kv.k, kv.v, &kv.policies).map_err(kvant::Error::from)?;
+    let sides = (0..shape.layers.len()).flat_map(|layer| [(layer, Side::K), (layer, Side::V)]);
+    let configs = sides.map(|(layer, side)| alone(kv, &stored, layer, side));
     let configs = configs.collect::<Result<Vec<_>, EvalError>>()?;
     let results = kld(model, chunks, Base::F16, &KldOptions { configs, step }, None, progress)?;
     let mean = |result: &Kld| result.stats().mean_kld.value;
     let pairs = results.as_chunks::<2>().0.iter().enumerate();
     Ok(pairs.map(|(layer, [k, v])| LayerKld { layer, k: mean(k), v: mean(v) }).collect())
+}
+
+/// One layer's keys or values as `stored` has them, `kv` resolved, all others in f16.
+fn alone(kv: &KvOptions, stored: &Plan, layer: usize, side: Side) -> Result<KvOptions, EvalError> {
+    let types = stored.types[layer].iter().enumerate();
+    let table = types.map(|(head, types)| format!("{layer} {head} {side:?} {}\n", types.of(side).name()));
+    let rules =
+        [Policy::Sink(stored.sink_tokens), Policy::Recent(stored.recent_tokens), Policy::Alpha(stored.alpha)];
+    let policies =
+        Policies(rules.to_vec()).with_table(&table.collect::<String>()).map_err(kvant::Error::from)?;
+    Ok(KvOptions { policies, tail: kv.tail, balance: kv.balance.clone(), ..KvOptions::symmetric(DType::F16) })
 }

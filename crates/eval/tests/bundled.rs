@@ -212,6 +212,10 @@ fn each_layer_alone_costs_less_than_all_together() {
     let layers = kld_by_layer(&model, &chunks, &turbo2, None, &mut |_| ()).unwrap();
     assert_eq!(layers.len(), model.config().layers.len());
     assert!(layers.iter().all(|l| 0.0 < l.k && l.k < all && 0.0 < l.v && l.v < all), "{layers:?} {all}");
+    // Types that a table names, as those of a plan, are types all the same.
+    let policies = Policies::none().with_table("* * KV turbo2").unwrap();
+    let table = KvOptions { policies, ..kv("f16", "f16", false) };
+    assert_eq!(kld_by_layer(&model, &chunks, &table, None, &mut |_| ()).unwrap(), layers);
 }
 
 #[test]
