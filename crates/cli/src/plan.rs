@@ -28,7 +28,8 @@ pub struct PlanArgs {
     /// Mean bits per value, scales included: the least divergence that they allow
     #[arg(long, value_name = "BITS", conflicts_with = "max_kld", value_parser = number)]
     budget: Option<f64>,
-    /// Mean divergence from the f16 cache in nats, less that of an f32 cache: the fewest bits that keep below it
+    /// Mean divergence from the f16 cache in nats, less that of an f32 cache: the fewest bits that keep below it. Where none is found
+    /// to, no plan is written
     #[arg(long, value_name = "NATS", default_value = "0.01", value_parser = number)]
     max_kld: f64,
     /// Length of text that it is made for and judged at, in tokens; it holds for four times as many. When not given, it is made for
@@ -89,16 +90,24 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     bar.finish_and_clear();
     let certificate = Certificate { commit: COMMIT.map(str::to_owned), ..plan.certificate };
     let plan = KvPlan { certificate, ..plan };
+    check_goal(goal, &plan.certificate)?;
     plan.write(&path).map_err(kvant::Error::from)?;
-    if let Goal::Kld(most) = goal
-        && plan.certificate.added_kld() > most
-    {
-        log::note(format_args!("--max-kld {most}: no plan comes below {:.6}", plan.certificate.added_kld()));
-    }
     print(&plan, &path, args.json)?;
     let about = about(&args.model, Some(&model), args.file.as_deref());
     let report = PlanReport::new(about, &Planned { plan, frontier }, &model.config().kv_shape())?;
     add_to_report(args.report.as_deref(), || Part::Plan(report))
+}
+
+/// Refuses a plan that missed its goal: what is not as good as was asked for is not left where `run` would find it.
+fn check_goal(goal: Goal, found: &Certificate) -> Result<(), Failure> {
+    match goal {
+        Goal::Kld(most) if found.added_kld() > most => Err(Failure::Work(format!(
+            "--max-kld {most}: no plan that was tried adds less than {:.6} nats (that of {:.3} bits); none is written",
+            found.added_kld(),
+            found.bits
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// The plan that belongs to a model: `M.kvplan` beside the file `M.gguf` and beside the folder `M`; `None` for one in memory.
@@ -151,7 +160,9 @@ impl KvPlanArgs {
     /// A plan of another model, or one that is none.
     pub fn open(&self, model: &Model) -> Result<Option<KvOptions>, Failure> {
         let Some(path) = &self.kv_plan else { return Ok(None) };
-        Ok(Some(KvPlan::open(path, model.gguf())?.kv_options()?))
+        let plan = KvPlan::open(path, model.gguf())?;
+        note_weights(&plan.certificate, model);
+        Ok(Some(plan.kv_options()?))
     }
 
     /// These caches with what the plan multiplies by, where one is given, or the plan's own in their place where no type was named.
@@ -191,7 +202,23 @@ pub fn beside(model: &Model) -> Option<(String, KvOptions)> {
     if let Some(dtype) = types.find(|&dtype| !model.stores(dtype)) {
         return unused(&format_args!("{name} has {dtype}, which {} does not read", model.device().name));
     }
+    note_weights(&plan.certificate, model);
     plan.kv_options().map_or_else(|error| unused(&error), |options| Some((name, options)))
+}
+
+/// Tells where a plan was measured with other weights than it is followed with: types suit one as the other, figures do not.
+fn note_weights(measured: &Certificate, model: &Model) {
+    let of = |weights: Option<&str>| {
+        weights.map_or_else(|| "as the file has them".to_owned(), |name| format!("in {name}"))
+    };
+    let (measured, here) = (measured.weights.as_deref(), model.weights().map(|dtype| dtype.name()));
+    if measured != here {
+        log::note(format_args!(
+            "the plan was measured with weights {}, and these are {}",
+            of(measured),
+            of(here)
+        ));
+    }
 }
 
 /// A plan's options with the rules of `--kv-policy`, where any were given: what they do by default, the plan has done better.
@@ -207,9 +234,10 @@ pub fn certificate(c: &Certificate) -> String {
     let share = |x: f64| format!("{:.2} %", 100.0 * x);
     let needle = c.needle.map_or_else(
         || "not measured".to_owned(),
-        |[plan, f16]| format!("{} of the answers' tokens (f16: {})", share(plan), share(f16)),
+        |[plan, f16]| format!("{} of the tokens of {} answers (f16: {})", share(plan), c.needles, share(f16)),
     );
     let tail = if c.tail { "" } else { ", all of them coded" };
+    let weights = c.weights.as_ref().map_or_else(String::new, |weights| format!(", weights in {weights}"));
     let commit = c.commit.as_ref().map_or_else(String::new, |commit| format!(", commit {commit}"));
     [
         format!("bits per value   {:.3}", c.bits),
@@ -218,12 +246,18 @@ pub fn certificate(c: &Certificate) -> String {
             output::bytes(c.bytes_per_1k),
             output::bytes(c.bytes_per_1k_f16)
         ),
-        format!("KLD              mean {:.6}, 99 % {:.5}, max {:.4}", c.mean_kld, c.p99_kld, c.max_kld),
+        format!(
+            "KLD              mean {:.6} ± {:.6}, 99 % {:.5}, max {:.4}",
+            c.mean_kld, c.mean_kld_stderr, c.p99_kld, c.max_kld
+        ),
         format!("of which noise   {:.6}, as for a cache in f32", c.noise_kld),
         format!("same top         {}", share(c.same_top)),
-        format!("perplexity ratio {:.5}", c.ppl_ratio),
+        format!("perplexity ratio {:.5} ± {:.5}", c.ppl_ratio, c.ppl_ratio_stderr),
         format!("needle           {needle}"),
-        format!("measured on      {} tokens in pieces of {}{tail}, text {}", c.tokens, c.n_ctx, c.text),
+        format!(
+            "measured on      {} tokens in pieces of {}{tail}{weights}, text {}",
+            c.tokens, c.n_ctx, c.text
+        ),
         format!("made by          kvant {}{commit}", c.version),
     ]
     .join("\n")

@@ -212,6 +212,11 @@ impl Model {
         self.inner.fingerprint.get_or_init(find)
     }
 
+    /// What weight matrices became while they were loaded; `None` where they are as the file has them.
+    pub fn weights(&self) -> Option<DType> {
+        self.inner.weights
+    }
+
     /// As [`fingerprint`](Self::fingerprint), but another for each type that weights became while they were loaded, and for prompts in
     /// bf16: what was computed with ones is not what others give.
     pub fn computed_by(&self) -> String {

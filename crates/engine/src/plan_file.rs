@@ -1,9 +1,9 @@
 //! A cache plan of a model, kept in a file beside it: types, what keys and values are multiplied by, and what was measured.
 //!
-//! # Format, version 3
+//! # Format, version 4
 //!
 //! ```text
-//! kvplan 3 0123456789abcdef
+//! kvplan 4 0123456789abcdef
 //! {"model":"..","layers":2,"sink":16,"certificate":{..}}
 //! {"k":["turbo4","turbo3"],"v":[..],"k_scale":[..],"v_scale":[..],"v_centre":[..]}
 //! {"k":["turbo3","turbo3"],..
@@ -28,7 +28,7 @@ use crate::{Error, KvOptions, fingerprint};
 
 /// What the file begins with.
 const MAGIC: &str = "kvplan";
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// The most bytes of a file: a hundred times what the largest models need.
 const MAX_BYTES: u64 = 1 << 28;
 
@@ -107,6 +107,8 @@ pub struct Certificate {
     pub bytes_per_1k_f16: usize,
     /// Mean divergence.
     pub mean_kld: f64,
+    /// Its standard error, tokens taken as independent.
+    pub mean_kld_stderr: f64,
     /// That of a cache in f32: what the rounding of activations makes of the smallest difference, and no fault of the plan's.
     pub noise_kld: f64,
     /// 99 % of the tokens lie below.
@@ -117,8 +119,14 @@ pub struct Certificate {
     pub same_top: f64,
     /// Perplexity relative to f16.
     pub ppl_ratio: f64,
+    /// Its standard error.
+    pub ppl_ratio_stderr: f64,
     /// Share of right tokens in the answers about a hidden sentence, and that of the f16 cache.
     pub needle: Option<[f64; 2]>,
+    /// Sentences that were asked for.
+    pub needles: usize,
+    /// The type that weights became while they were loaded, where they did not stay as the file has them.
+    pub weights: Option<String>,
     /// Whether the youngest tokens were in f16, as people run it.
     pub tail: bool,
     /// Tokens that were scored.
@@ -347,12 +355,16 @@ mod tests {
                 bytes_per_1k: 1000,
                 bytes_per_1k_f16: 5000,
                 mean_kld: 0.0123,
+                mean_kld_stderr: 0.0004,
                 noise_kld: 0.0031,
                 p99_kld: 0.1,
                 max_kld: 1.0,
                 same_top: 0.95,
                 ppl_ratio: 1.01,
+                ppl_ratio_stderr: 0.002,
                 needle: Some([1.0, 1.0]),
+                needles: 3,
+                weights: Some("q4_0".to_owned()),
                 tail: true,
                 tokens: 1000,
                 n_ctx: 512,
@@ -446,9 +458,9 @@ mod tests {
             KvPlan::open(&path, &gguf()).unwrap_err().to_string()
         };
         assert!(
-            opened(text.replacen("kvplan 3", "kvplan 4", 1)).ends_with("cache plan version 4, expected 3")
+            opened(text.replacen("kvplan 4", "kvplan 5", 1)).ends_with("cache plan version 5, expected 4")
         );
-        assert!(opened(text.replacen("kvplan 3", "kvplan three", 1)).ends_with("not a cache plan"));
+        assert!(opened(text.replacen("kvplan 4", "kvplan four", 1)).ends_with("not a cache plan"));
         assert!(KvPlan::open(&folder.0, &gguf()).unwrap_err().to_string().contains("not a regular file"));
     }
 }

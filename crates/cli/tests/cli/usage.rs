@@ -583,6 +583,15 @@ fn a_plan_is_made_and_shown_and_followed_and_refused_where_it_was_changed_or_is_
     let bits = made["certificate"]["bits"].as_f64().unwrap();
     assert!(made["path"] == path.as_str() && 3.0 < bits && bits <= 3.5, "{made}");
     assert_eq!(made["certificate"]["tail"], true);
+    let number = |name: &str| made["certificate"][name].as_f64().unwrap();
+    assert!(number("mean_kld_stderr") > 0.0 && number("ppl_ratio_stderr") > 0.0, "{made}");
+    // 128 tokens have no room for a needle.
+    assert!(made["certificate"]["needles"] == 0 && made["certificate"]["weights"].is_null(), "{made}");
+    // A goal that is missed leaves the plan that is there.
+    let before = fs::read(&path).unwrap();
+    let missed = kvant(&["plan", &model, "--max-kld", "1e-9", "-c", "128"]);
+    assert_refused(&missed, 1, &["--max-kld 0.000000001: no plan that was tried", "none is written"]);
+    assert_eq!(fs::read(&path).unwrap(), before);
     let line = format!("bits per value   {bits:.3}");
     let inspect = || stdout(&kvant(&["inspect", &model]));
     assert!(inspect().contains(&line), "{}", inspect());
@@ -593,6 +602,8 @@ fn a_plan_is_made_and_shown_and_followed_and_refused_where_it_was_changed_or_is_
     };
     let answer = ask(&model, &[]);
     assert!(stdout(&answer).contains("Paris") && stderr(&answer).contains("mixed"), "{}", stderr(&answer));
+    let told = stderr(&ask(&model, &["--weights", "q4_0"]));
+    assert!(told.contains("measured with weights as the file has them, and these are in q4_0"), "{told}");
     // Types that are named count, with what the plan multiplies by.
     assert!(stderr(&ask(&model, &["-ctk", "turbo4"])).contains("KV turbo4/f16"));
     // Beside the model it is found where no type is named.

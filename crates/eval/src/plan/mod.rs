@@ -269,17 +269,22 @@ impl<'a> Finder<'a> {
         });
         let bits =
             (bits_k * values_k as f64 + bits_v * values_v as f64) / (values_k + values_v).max(1) as f64;
+        let needle = self.needle(options, text)?;
         let certificate = Certificate {
             bits,
             bytes_per_1k: stored.n_bytes(&self.shape, 1024),
             bytes_per_1k_f16: self.shape.f16_bytes(1024),
             mean_kld: stats.mean_kld.value,
+            mean_kld_stderr: stats.mean_kld.stderr,
             noise_kld: judged.noise,
             p99_kld: stats.kld.p99,
             max_kld: stats.kld.max,
             same_top: stats.same_top.value,
             ppl_ratio: stats.ppl_ratio.value,
-            needle: self.needle(options, text)?,
+            ppl_ratio_stderr: stats.ppl_ratio.stderr,
+            needles: if needle.is_some() { NEEDLES } else { 0 },
+            needle,
+            weights: self.model.weights().map(|dtype| dtype.name().to_owned()),
             tail: self.options.tail,
             tokens: stats.tokens,
             n_ctx: self.options.n_ctx,
@@ -299,7 +304,7 @@ impl<'a> Finder<'a> {
         let f16 = KvOptions { policies: Policies::none(), ..Default::default() };
         let options = NiahOptions {
             lengths: vec![self.options.n_ctx.min(NEEDLE_CTX)],
-            depths: 3,
+            depths: NEEDLES,
             needles: 1,
             form: NeedleForm::find("secret-word")?,
             chat: false,
@@ -341,5 +346,7 @@ fn judge(model: &Model, chunks: &Chunks, caches: &[KvOptions]) -> Result<Vec<Jud
     Ok(results.into_iter().map(judged).collect())
 }
 
-/// The longest text that a sentence is hidden in.
+/// Texts that a sentence is hidden in, each at another depth.
+const NEEDLES: usize = 3;
+/// The longest of them, in tokens.
 const NEEDLE_CTX: usize = 512;
