@@ -106,9 +106,10 @@ impl NeedleForm {
         let form: Self = serde_json::from_slice(&text)
             .map_err(|error| EvalError::file(path, format!("needle form: {error}")))?;
         let says_what = form.needle.contains("{word}") && form.answer.contains("{word}");
-        if !says_what || form.names.is_empty() || form.words.is_empty() {
-            let what =
-                "needle form: needle and answer must contain {word}, names and words must not be empty";
+        let is_blank = |texts: &[String]| texts.is_empty() || texts.iter().any(|text| text.trim().is_empty());
+        if !says_what || is_blank(&form.names) || is_blank(&form.words) {
+            let what = "needle form: needle and answer must contain {word}, names and words must not be empty, \
+                        nor any of them";
             return Err(EvalError::file(path, what));
         }
         Ok(form)
@@ -140,9 +141,16 @@ mod tests {
         let mut form = NeedleForm::built_in("sandwich").unwrap();
         std::fs::write(&path, serde_json::to_string(&form).unwrap()).unwrap();
         assert_eq!(NeedleForm::find(path.to_str().unwrap()).unwrap(), form);
+        let refused = |form: &NeedleForm| {
+            std::fs::write(&path, serde_json::to_string(form).unwrap()).unwrap();
+            let error = NeedleForm::find(path.to_str().unwrap()).unwrap_err().to_string();
+            assert!(error.contains("must not be empty"), "{error}");
+        };
+        // An answer of no tokens is right whatever a model says.
+        form.words.push(" ".to_owned());
+        refused(&form);
         form.words.clear();
-        std::fs::write(&path, serde_json::to_string(&form).unwrap()).unwrap();
-        assert!(NeedleForm::find(path.to_str().unwrap()).is_err());
+        refused(&form);
         std::fs::write(&path, "{}").unwrap();
         assert!(NeedleForm::find(path.to_str().unwrap()).unwrap_err().to_string().contains("needle form"));
         std::fs::remove_file(&path).unwrap();
