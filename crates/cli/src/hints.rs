@@ -39,6 +39,8 @@ pub fn of_engine(error: &Error) -> String {
 /// The line that tells an error of a measurement.
 pub fn of_eval(error: &EvalError) -> String {
     match error {
+        // Measurements have no option for another template.
+        EvalError::Engine(error @ Error::Template(_)) => error.to_string(),
         EvalError::Engine(error) => of_engine(error),
         EvalError::Setting { name, expected, got } => setting(name, expected, got),
         EvalError::ShortText { .. } => format!("{error} (lower it with -c)"),
@@ -135,8 +137,12 @@ mod tests {
         ] {
             let told = of_engine(&error);
             assert!(told.contains(want), "{told}");
-            assert_eq!(of_eval(&EvalError::Engine(error)), told);
+            if !matches!(error, Error::Template(_)) {
+                assert_eq!(of_eval(&EvalError::Engine(error)), told);
+            }
         }
+        let missing = of_eval(&EvalError::Engine(kvant::TemplateError::Missing.into()));
+        assert!(!missing.contains("--"), "{missing}");
         let short = EvalError::ShortText { tokens: 3, n_ctx: 8 };
         assert!(of_eval(&short).ends_with("(lower it with -c)"));
         let step = EvalError::Setting { name: "step", expected: "1 to 512".to_owned(), got: "0".to_owned() };
