@@ -7,7 +7,7 @@ use kvant::DType;
 use kvant_eval::{AgreeOptions, Agreement, Chunks, QUESTIONS, agree, question_prompts, text_prompts};
 use serde_json::Value;
 
-use super::{ConfigArgs, ResultArgs, bar, follow, row, text};
+use super::{ConfigArgs, ResultArgs, bar, follow, length, row, text};
 use crate::args::{ModelArgs, positive, read_text};
 use crate::failure::Failure;
 use crate::log;
@@ -29,8 +29,8 @@ pub struct AgreeArgs {
     /// Questions, one a line, asked in the model's chat template; 32 built-in ones when not given
     #[arg(long, value_name = "FILE")]
     questions: Option<PathBuf>,
-    /// Tokens of a piece
-    #[arg(short, long, value_name = "N", default_value_t = 256, value_parser = positive)]
+    /// Tokens of a piece, 0 for as many as the model was trained for
+    #[arg(short, long, value_name = "N", default_value_t = 256)]
     ctx_size: usize,
     /// Pieces at most
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = positive)]
@@ -57,7 +57,7 @@ pub fn run(args: AgreeArgs) -> Result<(), Failure> {
     let model = args.model.open(args.results.quiet)?;
     let configs = args.configs.with_plan(configs, &model)?;
     let options = AgreeOptions { configs, most_tokens: args.predict };
-    let pieces = text_prompts(&Chunks::new(&model, &text, args.ctx_size, Some(args.chunks))?);
+    let pieces = text_prompts(&Chunks::new(&model, &text, length(args.ctx_size, &model), Some(args.chunks))?);
     let questions = match question_prompts(&model, asked.as_deref().unwrap_or(QUESTIONS)) {
         // Nobody asked for questions.
         Err(error) if asked.is_none() => {

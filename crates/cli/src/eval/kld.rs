@@ -9,7 +9,8 @@ use kvant_eval::report::{KldReport, KldRow, Part};
 use kvant_eval::{Base, Chunks, Kld, KldOptions, KvConfig};
 
 use super::{
-    ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, check_report, follow, row, row_of, text,
+    ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, check_report, follow, length, row, row_of,
+    text,
 };
 use crate::args::{ModelArgs, positive};
 use crate::failure::Failure;
@@ -38,7 +39,7 @@ pub struct KldArgs {
     /// Compare with this model, its f16 cache and exact products instead, of the same vocabulary: other weights of the same model
     #[arg(long, value_name = "MODEL", conflicts_with = "base")]
     against: Option<String>,
-    /// Tokens of a chunk; 512, or what the base file has
+    /// Tokens of a chunk, 0 for as many as the model was trained for; 512, or what the base file has
     #[arg(short, long, value_name = "N")]
     ctx_size: Option<usize>,
     /// Chunks at most; all when not given
@@ -93,10 +94,15 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
             printable_path(file.path())
         ));
     }
-    let chunks = match (base.chunks(&model, args.chunks)?, &text) {
-        (Some(chunks), None) if args.ctx_size.is_none_or(|n| n == chunks.n_ctx()) => chunks,
+    let in_file = base.chunks(&model, args.chunks)?;
+    let asked = args.ctx_size.map(|n| length(n, &model));
+    if let Some(in_file) = in_file.as_ref().filter(|chunks| asked.is_some_and(|n| n != chunks.n_ctx())) {
+        return Err(Failure::Usage(format!("-c: the base has chunks of {} tokens", in_file.n_ctx())));
+    }
+    let chunks = match (in_file, &text) {
+        (Some(chunks), None) => chunks,
         (in_file, text) => {
-            let n_ctx = args.ctx_size.or(in_file.as_ref().map(Chunks::n_ctx)).unwrap_or(512);
+            let n_ctx = in_file.as_ref().map(Chunks::n_ctx).or(asked).unwrap_or(512);
             let max = args.chunks.or(in_file.as_ref().map(Chunks::len));
             Chunks::new(&model, text.as_deref().unwrap_or_default(), n_ctx, max)?
         }

@@ -79,6 +79,11 @@ fn text(file: Option<&Path>) -> Result<String, Failure> {
     }
 }
 
+/// The length that `-c` names: 0 is the model's own.
+fn length(asked: usize, model: &Model) -> usize {
+    if asked == 0 { model.config().n_ctx_train } else { asked }
+}
+
 /// Which caches are measured.
 #[derive(Args, Debug, Clone)]
 struct ConfigArgs {

@@ -8,9 +8,10 @@ use kvant_eval::report::{NiahReport, Part};
 use kvant_eval::{NeedleForm, NiahCell, NiahOptions};
 
 use super::{
-    ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, check_report, follow, row, row_of, text,
+    ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, check_report, follow, length, row, row_of,
+    text,
 };
-use crate::args::{ModelArgs, positive};
+use crate::args::ModelArgs;
 use crate::failure::Failure;
 use crate::output::Row;
 
@@ -29,8 +30,8 @@ pub struct NiahArgs {
     /// Haystack: a text to hide the needle in; - for stdin, a built-in one when not given
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Lengths of prompt and answer in tokens, a comma list
-    #[arg(short, long, value_name = "N", value_delimiter = ',', default_value = "256,512,1024", value_parser = positive)]
+    /// Lengths of prompt and answer in tokens, a comma list; 0 for as many as the model was trained for
+    #[arg(short, long, value_name = "N", value_delimiter = ',', default_value = "256,512,1024")]
     ctx_size: Vec<usize>,
     /// Depths, evenly from the beginning of the haystack to its end
     #[arg(long, value_name = "N", default_value_t = 11)]
@@ -72,6 +73,7 @@ pub fn niah(args: NiahArgs) -> Result<(), Failure> {
     let haystack = text(args.file.as_deref())?;
     let model = args.model.open(args.results.quiet)?;
     options.configs = args.configs.with_plan(options.configs, &model)?;
+    options.lengths.iter_mut().for_each(|n| *n = length(*n, &model));
     let bar = bar("niah", &args.results);
     let state = args.state.path();
     let cells = kvant_eval::niah(&model, &haystack, &options, state, &mut follow(&bar))?;

@@ -7,7 +7,7 @@ use clap::Args;
 use kvant::DType;
 use kvant_eval::{Chunks, PplOptions};
 
-use super::{ConfigArgs, ResultArgs, StateArgs, bar, follow, row_of, text};
+use super::{ConfigArgs, ResultArgs, StateArgs, bar, follow, length, row_of, text};
 use crate::args::{ModelArgs, check_target, positive};
 use crate::console;
 use crate::failure::Failure;
@@ -28,7 +28,7 @@ pub struct PplArgs {
     /// Text to measure on; - for stdin, a built-in one when not given
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Tokens of a chunk
+    /// Tokens of a chunk, 0 for as many as the model was trained for
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     ctx_size: usize,
     /// Chunks at most; all when not given
@@ -53,7 +53,7 @@ pub fn ppl(args: PplArgs) -> Result<(), Failure> {
     }
     let model = args.model.open(args.results.quiet)?;
     let kv = args.configs.with_plan(configs, &model)?.remove(0);
-    let chunks = Chunks::new(&model, &text, args.ctx_size, args.chunks)?;
+    let chunks = Chunks::new(&model, &text, length(args.ctx_size, &model), args.chunks)?;
     let options = PplOptions { kv, step: args.ubatch_size };
     let bar = bar("ppl", &args.results);
     let mut progress = follow(&bar);

@@ -563,6 +563,18 @@ fn measurements_of_bad_input_are_refused_in_one_line() {
     refused(&["eval", "kld", "--base", &base], &["base.dat"]);
     refused(&["eval", "kld", "--base", &path("none")], &["none", "No such file"]);
     refused(&["eval", "niah", "-f", &file, "--form", "haiku"], &["haiku", "secret-word"]);
+    // 0 is the model's own length.
+    for measure in ["ppl", "kld", "agree"] {
+        refused(&["eval", measure, "-f", &short, "-c", "0"], &["one chunk takes 2048"]);
+    }
+    refused(&["eval", "niah", "-f", &short, "-c", "0"], &["2048"]);
+    let saved = ["eval", "ppl", "-f", &file, "-c", "64", "--chunks", "1", "--save-base", &base];
+    assert!(kvant(&saved).status.success());
+    assert_refused(
+        &kvant(&["eval", "kld", "--base", &base, "-c", "256"]),
+        2,
+        &["the base has chunks of 64 tokens"],
+    );
     assert_refused(
         &kvant(&["eval", "kld", "-f", &file, "-ctk", "f16,q8_0", "-ctv", "f16,q8_0,q4_0"]),
         2,
