@@ -211,6 +211,11 @@ impl BaseReader {
         self.trailer.as_ref().map(|trailer| trailer.fingerprint.as_str())
     }
 
+    /// Whether it was computed with an f16 cache, as a base should be, if the file tells.
+    pub fn is_f16(&self) -> Option<bool> {
+        self.trailer.as_ref().and_then(|trailer| trailer.is_f16)
+    }
+
     /// Tells files apart: by their text, and by their rows: all of them where they have checksums, else the first and the last of each
     /// chunk, as all would take as long as to read the file.
     pub(crate) fn identity(&self) -> Result<String, EvalError> {
@@ -335,12 +340,13 @@ impl<'a> BaseWriter<'a> {
         self.file.write_all(&bytes)
     }
 
-    /// Writes the trailer, once all rows are written, with the [fingerprint](kvant::Model::fingerprint) of the model.
+    /// Writes the trailer, once all rows are written, with the [fingerprint](kvant::Model::fingerprint) of the model, and whether its
+    /// cache was f16.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn finish(self, fingerprint: &str) -> io::Result<()> {
-        let trailer = Trailer { fingerprint: fingerprint.to_owned(), sums: self.sums };
+    pub fn finish(self, fingerprint: &str, is_f16: bool) -> io::Result<()> {
+        let trailer = Trailer { fingerprint: fingerprint.to_owned(), is_f16: Some(is_f16), sums: self.sums };
         self.file.write_all(&trailer.to_bytes())
     }
 }
@@ -398,7 +404,7 @@ mod tests {
             let mut writer = BaseWriter::new(file, 6, 3, &[0, 1, 2, 0, 1, 2, 2, 2, 1, 1, 0, 0])?;
             let rows = [[0.5, 1.0, 2.0], [3.0, 2.0, 1.0], [-1.0, 0.0, 5.0], [2.0, 2.5, 2.25]];
             rows.iter().try_for_each(|row| writer.row(row))?;
-            writer.finish(FINGERPRINT)
+            writer.finish(FINGERPRINT, false)
         })
         .unwrap();
         (std::fs::read(path).unwrap(), HEAD + 48 + 4 * 16)
@@ -425,7 +431,7 @@ mod tests {
         assert_eq!(whole.len(), end + Trailer::n_bytes(2));
         let mut reader = BaseReader::open(&path).unwrap();
         assert_eq!((reader.n_ctx(), reader.n_vocab(), reader.tokens().len()), (6, 3, 12));
-        assert_eq!(reader.fingerprint(), Some(FINGERPRINT));
+        assert_eq!((reader.fingerprint(), reader.is_f16()), (Some(FINGERPRINT), Some(false)));
         reader.next_chunk(true).unwrap();
         assert_eq!(reader.row(0).unwrap().top(), 2);
         assert_eq!(reader.row(1).unwrap().top(), 0);

@@ -3,7 +3,7 @@
 //! ```text
 //!  0   8   "kvantsum"
 //!  8   4   version, u32: 1
-//! 12   4   0
+//! 12   4   the cache, u32: 0 unknown, 1 f16, 2 another
 //! 16  32   fingerprint of the model, hexadecimal digits
 //! 48   8   checksum of the head and the tokens
 //! ..   8   checksum of the rows of each chunk
@@ -24,6 +24,8 @@ const SUMS: usize = 16 + DIGITS;
 pub(crate) struct Trailer {
     /// See [`Model::fingerprint`](kvant::Model::fingerprint).
     pub fingerprint: String,
+    /// Whether it was computed with an f16 cache; `None` in files of before this was told.
+    pub is_f16: Option<bool>,
     /// Of head and tokens, then of the rows of each chunk.
     pub sums: Vec<u64>,
 }
@@ -40,7 +42,9 @@ impl Trailer {
     /// Unless the fingerprint has 32 digits.
     pub fn to_bytes(&self) -> Vec<u8> {
         assert_eq!(self.fingerprint.len(), DIGITS, "digits of a fingerprint");
-        let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &[0; 4], self.fingerprint.as_bytes()].concat();
+        let cache: u32 = self.is_f16.map_or(0, |is_f16| if is_f16 { 1 } else { 2 });
+        let numbers = [VERSION.to_le_bytes(), cache.to_le_bytes()];
+        let mut bytes = [&MAGIC[..], numbers.as_flattened(), self.fingerprint.as_bytes()].concat();
         self.sums.iter().for_each(|sum| bytes.extend(sum.to_le_bytes()));
         let own = xxh3_64(&bytes);
         bytes.extend(own.to_le_bytes());
@@ -58,7 +62,13 @@ impl Trailer {
         if version != VERSION {
             return Err(format!("trailer version {version}, expected {VERSION}"));
         }
+        let is_f16 = match u32::from_le_bytes(rest[12..16].try_into().expect("four bytes")) {
+            0 => None,
+            1 => Some(true),
+            2 => Some(false),
+            cache => return Err(format!("cache {cache}, expected 0 to 2")),
+        };
         let fingerprint = String::from_utf8_lossy(&rest[16..SUMS]).into_owned();
-        Ok(Self { fingerprint, sums: rest[SUMS..].chunks_exact(8).map(word).collect() })
+        Ok(Self { fingerprint, is_f16, sums: rest[SUMS..].chunks_exact(8).map(word).collect() })
     }
 }

@@ -117,7 +117,7 @@ pub fn ppl_saving_base(
                 nll.push(score_chunk(model, chunks, options, &mut session, chunk, &mut write)?);
                 progress(&step_done(&nll, chunks, 0));
             }
-            base.finish(&model.computed_by()).map_err(EvalError::io(path))
+            base.finish(&model.computed_by(), kv.name() == "f16").map_err(EvalError::io(path))
         },
     )?;
     Ok(Ppl::new(chunks.n_ctx(), kv, &nll))

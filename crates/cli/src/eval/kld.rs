@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kvant::gguf::printable_path;
-use kvant::{DType, KvOptions};
+use kvant::{DType, KvOptions, Model};
 use kvant_eval::report::{KldReport, KldRow, Part};
-use kvant_eval::{Base, Chunks, Kld, KldOptions, KvConfig};
+use kvant_eval::{Base, BaseReader, Chunks, Kld, KldOptions, KvConfig};
 
 use super::{
     ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, check_report, follow, length, row, row_of,
@@ -86,14 +86,6 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
         }
         (None, None) => Base::F16,
     };
-    if let Base::File(file) = &base
-        && file.fingerprint().is_some_and(|of| of != model.computed_by())
-    {
-        log::note(format_args!(
-            "{} is the base of another model, or of the same with other weights",
-            printable_path(file.path())
-        ));
-    }
     let in_file = base.chunks(&model, args.chunks)?;
     let asked = args.ctx_size.map(|n| length(n, &model));
     if let Some(in_file) = in_file.as_ref().filter(|chunks| asked.is_some_and(|n| n != chunks.n_ctx())) {
@@ -107,6 +99,9 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
             Chunks::new(&model, text.as_deref().unwrap_or_default(), n_ctx, max)?
         }
     };
+    if let Base::File(file) = &base {
+        note_origin(file, &model);
+    }
 
     let bar = bar("kld", &args.results);
     let options = KldOptions { configs: configs.clone(), step: args.ubatch_size };
@@ -138,6 +133,17 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
             layers: layers.1,
         })
     })
+}
+
+/// Tells what is unusual about a base.
+fn note_origin(base: &BaseReader, model: &Model) {
+    let path = printable_path(base.path());
+    if base.fingerprint().is_some_and(|of| of != model.computed_by()) {
+        log::note(format_args!("{path} is the base of another model, or of the same with other weights"));
+    }
+    if base.is_f16() == Some(false) {
+        log::note(format_args!("{path} was computed with another cache than f16: differences are from that"));
+    }
 }
 
 /// The configuration with the fewest bits: the one whose layers differ most.

@@ -569,7 +569,9 @@ fn measurements_of_bad_input_are_refused_in_one_line() {
     }
     refused(&["eval", "niah", "-f", &short, "-c", "0"], &["2048"]);
     let saved = ["eval", "ppl", "-f", &file, "-c", "64", "--chunks", "1", "--save-base", &base];
-    assert!(kvant(&saved).status.success());
+    assert!(kvant(&[&saved[..], &["-ctk", "turbo4"]].concat()).status.success());
+    let told = stderr(&kvant(&["eval", "kld", "--base", &base, "-ctk", "f16"]));
+    assert!(told.contains("computed with another cache than f16"), "{told}");
     assert_refused(
         &kvant(&["eval", "kld", "--base", &base, "-c", "256"]),
         2,
