@@ -3,18 +3,29 @@
 //! Two shapes of super-block, each found in three steps: a float scale (and minimum) for every sub-block by trying
 //! slightly different step sizes, each followed by weighted least squares; these floats rounded to integers in units
 //! of one f16; codes chosen anew under the rounded scales. Larger values weigh more, because they matter more to a
-//! dot product. Sums are in f64 and loops in fixed order: the same input gives the same bytes everywhere.
+//! dot product.
+//!
+//! Searching is what takes the time, 21 steps for each value, so that it is written for vectors of any instruction set: f32, sums in
+//! [`LANES`] lanes, rounding without a call. Loops have a fixed order: the same input gives the same bytes everywhere.
 
 use half::f16;
 
 use crate::finite::to_f16;
 use crate::kquant::LEN;
 
-/// Step sizes tried around the one that just spans the sub-block, in tenths of a code. That one comes first, and others have to
-/// be better: values that were codes times a step before are the same codes again.
-fn tenths() -> impl Iterator<Item = i32> {
-    std::iter::once(0).chain(-10..=-1).chain(1..=10)
-}
+/// Sums are made of so many partial ones.
+const LANES: usize = 8;
+
+/// Sub-blocks within so small a range are constants: steps in it are far below a half of the least scale, 2^-24.
+const FLAT: f32 = 1.0 / (1u32 << 30) as f32;
+
+/// Step sizes tried around the one that just spans the sub-block, in codes. That one comes first, and others have to be
+/// better: values that were codes times a step before are the same codes again. At half a code less the largest value would
+/// lie between two codes; the one that is tried is the higher.
+const OFFSETS: [f32; 21] = [
+    0.0, -1.0, -0.9, -0.8, -0.7, -0.6, -0.49, -0.4, -0.3, -0.2, -0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8,
+    0.9, 1.0,
+];
 
 /// value = d · scale · code - dmin · min, `S` sub-blocks, unsigned codes.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,21 +46,22 @@ pub(crate) struct SymBlock {
 }
 
 impl<const S: usize> MinBlock<S> {
-    /// Fits codes of 0..=`top` and scales and minima of 0..=`scale_top` to values that are in range.
-    pub fn fit(x: &[f32; LEN], top: u8, scale_top: u8) -> Self {
+    /// Fits codes of 0..=`top` and scales and minima of 0..=`scale_top` to values that are in range; `N` of them share a scale.
+    pub fn fit<const N: usize>(x: &[f32; LEN], top: u8, scale_top: u8) -> Self {
+        const { assert!(N * S == LEN) };
+        let (subs, _) = x.as_chunks::<N>();
         let (mut scales, mut mins) = ([0.0; S], [0.0; S]);
-        for (j, sub) in x.chunks_exact(LEN / S).enumerate() {
-            (scales[j], mins[j]) = fit_with_min(sub, top);
+        for ((scale, min), sub) in scales.iter_mut().zip(&mut mins).zip(subs) {
+            (*scale, *min) = fit_with_min(sub, top);
         }
         let (d, scales) = round_unsigned(&scales, scale_top);
         let (dmin, mins) = round_unsigned(&mins, scale_top);
         let mut coded = Self { d, dmin, scales, mins, codes: [0; LEN] };
-        for (v, code) in coded.codes.iter_mut().enumerate() {
-            let sub = v / (LEN / S);
-            let step = d.to_f32() * f32::from(scales[sub]);
-            let min = dmin.to_f32() * f32::from(mins[sub]);
+        let (codes, _) = coded.codes.as_chunks_mut::<N>();
+        for (((codes, sub), scale), min) in codes.iter_mut().zip(subs).zip(scales).zip(mins) {
+            let (step, min) = (d.to_f32() * f32::from(scale), dmin.to_f32() * f32::from(min));
             if step > 0.0 {
-                *code = ((x[v] + min) / step).round().clamp(0.0, f32::from(top)) as u8;
+                *codes = sub.map(|v| whole(between((v + min) / step, 0.0, f32::from(top)))[0]);
             }
         }
         coded
@@ -66,17 +78,16 @@ impl<const S: usize> MinBlock<S> {
 
 impl SymBlock {
     /// Fits codes of -`n`..`n` and scales of -`scale_n`..`scale_n` to values that are in range.
-    pub fn fit(x: &[f32; LEN], n: i32, scale_n: i32) -> Self {
-        let mut scales = [0.0; 16];
-        for (scale, sub) in scales.iter_mut().zip(x.chunks_exact(16)) {
-            *scale = fit_symmetric(sub, n);
-        }
+    pub fn fit(x: &[f32; LEN], n: u8, scale_n: i32) -> Self {
+        let (subs, _) = x.as_chunks::<16>();
+        let scales: [f64; 16] = std::array::from_fn(|j| fit_symmetric(&subs[j], n));
         let (d, scales) = round_signed(&scales, scale_n);
         let mut coded = Self { d, scales, codes: [0; LEN] };
-        for (v, code) in coded.codes.iter_mut().enumerate() {
-            let step = d.to_f32() * f32::from(scales[v / 16]);
+        let (codes, _) = coded.codes.as_chunks_mut::<16>();
+        for ((codes, sub), scale) in codes.iter_mut().zip(subs).zip(scales) {
+            let step = d.to_f32() * f32::from(scale);
             if step != 0.0 {
-                *code = (x[v] / step).round().clamp(-n as f32, (n - 1) as f32) as i8;
+                *codes = sub.map(|v| whole(symmetric(v / step, f32::from(n)))[0] as i8);
             }
         }
         coded
@@ -89,42 +100,43 @@ impl SymBlock {
 }
 
 /// The scale and the minimum (as what is subtracted, >= 0) that best fit `x` with codes 0..=`top`.
-fn fit_with_min(x: &[f32], top: u8) -> (f64, f64) {
-    let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
-    let lo = x.iter().copied().fold(0.0, f64::min);
+fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
     // Codes begin at the least value, if that is below 0, and need not reach 0 where no value does.
-    let hi = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    if hi == lo {
-        return (0.0, -lo);
+    let lo = x.iter().fold(0.0f32, |least, &v| if v < least { v } else { least });
+    let hi = x.iter().fold(f32::NEG_INFINITY, |most, &v| if v > most { v } else { most });
+    if hi - lo < FLAT {
+        return (0.0, f64::from(-lo));
     }
-    let top = f64::from(top);
-    let rms = (x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64).sqrt();
-    let weight = |v: f64| rms + v.abs();
-    let span = |tenths: i32| (top + f64::from(tenths) / 10.0) / (hi - lo);
-    let code = |v: f64, inverse: f64| ((v - lo) * inverse).round().clamp(0.0, top);
-    let error = |scale: f64, min: f64, inverse: f64| -> f64 {
-        x.iter().map(|&v| weight(v) * (scale * code(v, inverse) + min - v).powi(2)).sum()
+    let (top, weights) = (f32::from(top), weights(x));
+    let error = |scale: f64, min: f64, codes: &[f32; N]| {
+        let (scale, min) = (scale as f32, min as f32);
+        let [error] = sums::<N, 1>(|i| {
+            let off = scale * codes[i] + min - x[i];
+            [weights[i] * off * off]
+        });
+        error
     };
-    // Spanning exactly is the candidate that always exists: least squares has none when all codes are equal.
-    let mut best = ((hi - lo) / top, lo);
-    let mut least = error(best.0, best.1, span(0));
-    for inverse in tenths().map(span) {
-        // Weighted least squares of x against scale · code + min.
-        let (mut w0, mut c1, mut c2, mut x1, mut xc) = (0.0, 0.0, 0.0, 0.0, 0.0);
-        for &v in &x {
-            let (w, c) = (weight(v), code(v, inverse));
-            w0 += w;
-            c1 += w * c;
-            c2 += w * c * c;
-            x1 += w * v;
-            xc += w * v * c;
+    let [w0, x1] = sums::<N, 2>(|i| [weights[i], weights[i] * x[i]]);
+    let (mut best, mut least) = ((0.0, 0.0), f64::INFINITY);
+    for (at, offset) in OFFSETS.into_iter().enumerate() {
+        let inverse = (top + offset) / (hi - lo);
+        let codes = x.map(|v| nearest(between((v - lo) * inverse, 0.0, top)));
+        if at == 0 {
+            // Spanning exactly is the candidate that always exists: least squares has none when all codes are equal.
+            best = (f64::from((hi - lo) / top), f64::from(lo));
+            least = error(best.0, best.1, &codes);
         }
+        // Weighted least squares of x against scale · code + min.
+        let [c1, c2, xc] = sums::<N, 3>(|i| {
+            let weighted = weights[i] * codes[i];
+            [weighted, weighted * codes[i], weighted * x[i]]
+        });
         let det = w0 * c2 - c1 * c1;
         let (mut scale, mut min) = ((w0 * xc - c1 * x1) / det, (c2 * x1 - c1 * xc) / det);
         if min > 0.0 {
             (scale, min) = (xc / c2, 0.0);
         }
-        let squared = error(scale, min, inverse);
+        let squared = error(scale, min, &codes);
         // NaN, from a vanishing determinant, fails both.
         if scale > 0.0 && squared < least {
             (best, least) = ((scale, min), squared);
@@ -135,29 +147,71 @@ fn fit_with_min(x: &[f32], top: u8) -> (f64, f64) {
 
 /// The scale, of either sign, that best fits `x` with codes -`n`..`n`. The value of largest magnitude falls near
 /// code -`n`, which has no positive twin.
-fn fit_symmetric(x: &[f32], n: i32) -> f64 {
+fn fit_symmetric<const N: usize>(x: &[f32; N], n: u8) -> f64 {
     let extreme = x.iter().fold(0.0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
-    if extreme == 0.0 {
+    if extreme.abs() < FLAT {
         return 0.0;
     }
-    let rms = (x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64).sqrt();
+    let (n, weights) = (f32::from(n), weights(x));
     let (mut best, mut most) = (0.0, 0.0);
-    for tenths in tenths() {
-        let inverse = -(f64::from(n) + f64::from(tenths) / 10.0) / f64::from(extreme);
-        let (mut xc, mut cc) = (0.0, 0.0);
-        for &v in x {
-            let v = f64::from(v);
-            let c = (v * inverse).round().clamp(f64::from(-n), f64::from(n - 1));
-            let weight = rms + v.abs();
-            xc += weight * v * c;
-            cc += weight * c * c;
-        }
+    for offset in OFFSETS {
+        let inverse = -(n + offset) / extreme;
+        let codes = x.map(|v| nearest(symmetric(v * inverse, n)));
+        let [xc, cc] = sums::<N, 2>(|i| {
+            let weighted = weights[i] * codes[i];
+            [weighted * x[i], weighted * codes[i]]
+        });
         // The weighted error of the best scale xc / cc is a constant minus xc² / cc.
         if xc * xc > most * cc {
             (best, most) = (xc / cc, xc * xc / cc);
         }
     }
     best
+}
+
+/// How much each of `x` matters.
+fn weights<const N: usize>(x: &[f32; N]) -> [f32; N] {
+    let [squares] = sums::<N, 1>(|i| [x[i] * x[i]]);
+    let rms = (squares / N as f64).sqrt() as f32;
+    x.map(|v| rms + v.abs())
+}
+
+/// Sums of `K` terms each of 0..`N`, which is a multiple of [`LANES`].
+#[inline(always)]
+fn sums<const N: usize, const K: usize>(terms: impl Fn(usize) -> [f32; K]) -> [f64; K] {
+    const { assert!(N.is_multiple_of(LANES)) };
+    let mut sums = [[0.0f32; LANES]; K];
+    for at in (0..N).step_by(LANES) {
+        for lane in 0..LANES {
+            let terms = terms(at + lane);
+            sums.iter_mut().zip(terms).for_each(|(sum, term)| sum[lane] += term);
+        }
+    }
+    sums.map(|lanes| f64::from(lanes.iter().sum::<f32>()))
+}
+
+/// `v` as it is within `low` and `high`, else the nearer of them.
+fn between(v: f32, low: f32, high: f32) -> f32 {
+    let v = if v < low { low } else { v };
+    if v > high { high } else { v }
+}
+
+/// `v` within the codes -`n`..`n`.
+fn symmetric(v: f32, n: f32) -> f32 {
+    between(v, -n, n - 1.0)
+}
+
+/// 1.5 · 2^23: whole numbers up to 2^22 added to it are its last digits, and what is left of others is rounded away.
+const LAST_DIGITS: f32 = 12_582_912.0;
+
+/// The whole number that is nearest to `v`, of two equally near ones the even one.
+fn nearest(v: f32) -> f32 {
+    (v + LAST_DIGITS) - LAST_DIGITS
+}
+
+/// The same in two's complement, low byte first.
+fn whole(v: f32) -> [u8; 4] {
+    (v + LAST_DIGITS).to_bits().to_le_bytes()
 }
 
 /// Non-negative floats as integers 0..=`top` in units of one f16.
@@ -207,7 +261,7 @@ mod tests {
     type Trip = fn(&[f32; LEN]) -> [f32; LEN];
 
     fn q2(x: &[f32; LEN]) -> [f32; LEN] {
-        MinBlock::<16>::fit(x, 3, 15).decode()
+        MinBlock::<16>::fit::<16>(x, 3, 15).decode()
     }
 
     fn q3(x: &[f32; LEN]) -> [f32; LEN] {
@@ -215,11 +269,11 @@ mod tests {
     }
 
     fn q4(x: &[f32; LEN]) -> [f32; LEN] {
-        MinBlock::<8>::fit(x, 15, 63).decode()
+        MinBlock::<8>::fit::<32>(x, 15, 63).decode()
     }
 
     fn q5(x: &[f32; LEN]) -> [f32; LEN] {
-        MinBlock::<8>::fit(x, 31, 63).decode()
+        MinBlock::<8>::fit::<32>(x, 31, 63).decode()
     }
 
     fn q6(x: &[f32; LEN]) -> [f32; LEN] {

@@ -130,7 +130,7 @@ fn in_range(x: &[f32; LEN]) -> [f32; LEN] {
 }
 
 pub(crate) fn pack_q2(x: &[f32; LEN], block: &mut [u8; 84]) {
-    let coded = MinBlock::<16>::fit(&in_range(x), 3, 15);
+    let coded = MinBlock::<16>::fit::<16>(&in_range(x), 3, 15);
     block.fill(0);
     for (byte, (scale, min)) in block.iter_mut().zip(coded.scales.into_iter().zip(coded.mins)) {
         *byte = scale | min << 4;
@@ -182,7 +182,7 @@ pub(crate) fn unpack_q3(block: &[u8; 110]) -> [f32; LEN] {
 }
 
 pub(crate) fn pack_q4(x: &[f32; LEN], block: &mut [u8; 144]) {
-    let coded = MinBlock::<8>::fit(&in_range(x), 15, 63);
+    let coded = MinBlock::<8>::fit::<32>(&in_range(x), 15, 63);
     block.fill(0);
     put_half(block, 0, coded.d);
     put_half(block, 2, coded.dmin);
@@ -202,7 +202,7 @@ pub(crate) fn unpack_q4(block: &[u8; 144]) -> [f32; LEN] {
 }
 
 pub(crate) fn pack_q5(x: &[f32; LEN], block: &mut [u8; 176]) {
-    let coded = MinBlock::<8>::fit(&in_range(x), 31, 63);
+    let coded = MinBlock::<8>::fit::<32>(&in_range(x), 31, 63);
     block.fill(0);
     put_half(block, 0, coded.d);
     put_half(block, 2, coded.dmin);
