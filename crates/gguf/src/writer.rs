@@ -1,5 +1,6 @@
 //! Writing GGUF v3.
 
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
@@ -14,7 +15,11 @@ use crate::{Element, GgufError, Meta, Problem, Value, ValueType};
 #[derive(Debug, Clone)]
 pub struct GgufWriter {
     entries: Vec<Entry>,
+    /// Where a key is in `entries`.
+    entry_of: HashMap<String, usize>,
     tensors: Vec<Tensor>,
+    /// Where a name is in `tensors`.
+    tensor_of: HashMap<String, usize>,
     alignment: u64,
 }
 
@@ -43,7 +48,13 @@ impl Default for GgufWriter {
 impl GgufWriter {
     /// A file of nothing.
     pub fn new() -> Self {
-        Self { entries: Vec::new(), tensors: Vec::new(), alignment: DEFAULT_ALIGNMENT }
+        Self {
+            entries: Vec::new(),
+            entry_of: HashMap::new(),
+            tensors: Vec::new(),
+            tensor_of: HashMap::new(),
+            alignment: DEFAULT_ALIGNMENT,
+        }
     }
 
     /// A file with the metadata of another, but for the keys that describe how that one is split.
@@ -103,9 +114,12 @@ impl GgufWriter {
     fn put(&mut self, key: &str, value_type: ValueType, encoded: Vec<u8>) -> Result<(), GgufError> {
         check_name(key, MAX_KEY).map_err(|p| GgufError::new(Item::Key(key.to_owned()), None, p))?;
         let entry = Entry { key: key.to_owned(), value_type, encoded };
-        match self.entries.iter_mut().find(|e| e.key == key) {
-            Some(existing) => *existing = entry,
-            None => self.entries.push(entry),
+        match self.entry_of.get(key) {
+            Some(&at) => self.entries[at] = entry,
+            None => {
+                self.entry_of.insert(key.to_owned(), self.entries.len());
+                self.entries.push(entry);
+            }
         }
         Ok(())
     }
@@ -119,13 +133,14 @@ impl GgufWriter {
         let tensor = self
             .checked_tensor(name, shape, dtype)
             .map_err(|problem| GgufError::new(Item::Tensor(name.to_owned()), None, problem))?;
+        self.tensor_of.insert(name.to_owned(), self.tensors.len());
         self.tensors.push(tensor);
         Ok(())
     }
 
     fn checked_tensor(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor, Problem> {
         check_name(name, MAX_TENSOR_NAME)?;
-        if let Some(first) = self.tensors.iter().position(|t| t.name == name) {
+        if let Some(&first) = self.tensor_of.get(name) {
             return Err(Problem::Declared { first });
         }
         if shape.is_empty() || shape.len() > MAX_DIMS {

@@ -161,6 +161,29 @@ fn declarations_no_reader_would_take_are_refused() {
     }
 }
 
+/// Looking each name up among all before it would take minutes.
+#[test]
+fn names_of_very_many_keys_and_tensors_are_told_apart() {
+    const N: usize = 200_000;
+    let mut w = GgufWriter::new();
+    for i in 0..N {
+        w.set(&format!("some.longer.key.{i}"), i as u32).unwrap();
+        w.add_tensor(&format!("blk.{i}.weight"), &[1], DType::F32).unwrap();
+    }
+    w.set("some.longer.key.7", 8u32).unwrap();
+    let error = w.add_tensor("blk.9.weight", &[1], DType::F32).unwrap_err().to_string();
+    assert!(error.contains("was added already, as tensor 9"), "{error}");
+    let mut out = Vec::new();
+    let fill = |data: &mut TensorSink<'_>| {
+        (0..N).try_for_each(|i| data.bytes(&format!("blk.{i}.weight"), &(i as f32).to_le_bytes()))
+    };
+    w.write_to::<GgufError>(&mut out, fill).unwrap();
+    let gguf = Gguf::from_bytes(out).unwrap();
+    assert_eq!((gguf.meta().len(), gguf.tensors().len()), (N, N));
+    assert_eq!(gguf.meta().get::<u32>("some.longer.key.7").unwrap(), 8);
+    assert_eq!(*gguf.tensor("blk.9.weight").unwrap().bytes, 9f32.to_le_bytes());
+}
+
 #[test]
 fn embedded_bytes_are_not_copied() {
     let mut out = Vec::new();
