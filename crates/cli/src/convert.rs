@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use clap::Args;
 use kvant::gguf::{TensorInfo, printable_path};
-use kvant::{hf, quantize};
+use kvant::hf;
+use kvant::quantize::{self, Recipe};
 
 use crate::args::check_model_target;
 use crate::failure::Failure;
 use crate::quantize::say_types;
-use crate::weight_type::weight_type;
 use crate::{console, output, progress};
 
 /// Arguments of `kvant convert`.
@@ -25,8 +25,11 @@ pub struct ConvertArgs {
     #[arg(value_name = "OUT")]
     out: PathBuf,
     /// Type of its weight matrices, as with kvant quantize; that of the folder when none is given
-    #[arg(value_name = "TYPE", value_parser = weight_type)]
-    dtype: Option<kvant::DType>,
+    #[arg(value_name = "TYPE")]
+    recipe: Option<Recipe>,
+    /// All weight matrices in the one type that most have
+    #[arg(long)]
+    pure: bool,
     /// No progress and no summary
     #[arg(long)]
     quiet: bool,
@@ -34,7 +37,7 @@ pub struct ConvertArgs {
 
 /// Runs the command.
 pub fn convert(args: ConvertArgs) -> Result<(), Failure> {
-    let ConvertArgs { folder, out, dtype, quiet } = args;
+    let ConvertArgs { folder, out, recipe, pure, quiet } = args;
     if folder.is_file() {
         let line =
             format!("{}: expected a folder (kvant quantize takes GGUF files)", printable_path(&folder));
@@ -43,9 +46,10 @@ pub fn convert(args: ConvertArgs) -> Result<(), Failure> {
     check_model_target(&out, &folder)?;
     let started = Instant::now();
     let gguf = hf::open(&folder).map_err(kvant::Error::from)?;
-    let dtype = dtype.unwrap_or_else(|| quantize::usual_type(&gguf));
+    let recipe = recipe.unwrap_or_else(|| quantize::usual_type(&gguf).into());
+    let recipe = if pure { Recipe::from(recipe.dtype()) } else { recipe };
     let bar = progress::bar("converting", gguf.tensors().len() as u64, quiet);
-    let written = quantize::quantize(&gguf, &out, dtype, &mut |_: &TensorInfo| {
+    let written = quantize::quantize(&gguf, &out, recipe, &mut |_: &TensorInfo| {
         bar.inc(1);
         // What was read is written: it need not stay in memory.
         gguf.release();
@@ -54,7 +58,7 @@ pub fn convert(args: ConvertArgs) -> Result<(), Failure> {
     if !quiet {
         let sizes = [gguf.file_bytes(), written.n_bytes].map(|n_bytes| output::bytes(n_bytes as usize));
         say_written(&folder, &out, &sizes, started.elapsed().as_secs_f64());
-        say_types(dtype, written.types);
+        say_types(&written.types);
     }
     Ok(())
 }

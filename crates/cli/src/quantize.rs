@@ -4,24 +4,28 @@ use std::path::Path;
 
 use clap::Args;
 use kvant::gguf::{TensorInfo, printable_path};
-use kvant::{DType, quantize};
+use kvant::quantize::{self, Recipe, TypeCount};
 
 use crate::args::check_target;
 use crate::failure::Failure;
 use crate::place::PlaceArgs;
-use crate::weight_type::weight_type;
 use crate::{console, output, progress};
 
 /// Arguments of `kvant quantize`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  kvant quantize bundled pocket-q4_0.gguf q4_0")]
+#[command(after_help = "Example:\n  kvant quantize bundled pocket-q4_K_M.gguf q4_K_M\n\n\
+    Types are llama.cpp's mixes: what gives the logits is q6_K, and _S, _M and _L give more bits to ever more of the\n\
+    matrices where errors cost most. q3_K, q4_K and q5_K stand for _M. --pure makes all matrices one type.")]
 pub struct QuantizeArgs {
     #[command(flatten)]
     place: PlaceArgs,
     /// GGUF file to write, replaced whole or not at all; and the type of its weight matrices: f32 f16 bf16 q8_0 q4_0 q4_1
-    /// q5_0 q5_1 q2_K q3_K q4_K q5_K q6_K iq4_nl iq4_xs mxfp4 nvfp4 tq3_1s tq4_1s
+    /// q5_0 q5_1 q2_K q2_K_S q3_K_S q3_K_M q3_K_L q4_K_S q4_K_M q5_K_S q5_K_M q6_K iq4_nl iq4_xs mxfp4 nvfp4 tq3_1s tq4_1s
     #[arg(value_names = ["OUT", "TYPE"], num_args = 1..)]
     words: Vec<String>,
+    /// All weight matrices in the one type that most have
+    #[arg(long)]
+    pure: bool,
     /// No progress and no summary
     #[arg(long)]
     quiet: bool,
@@ -30,35 +34,38 @@ pub struct QuantizeArgs {
 /// Runs the command.
 pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
     args.place.leave_word(&mut args.words);
-    let [out, dtype] = &args.words[..] else {
+    let [out, recipe] = &args.words[..] else {
         let line = "expected a model, a file to write and a type, and nothing else".to_owned();
         return Err(Failure::Usage(line));
     };
-    let dtype = weight_type(dtype).map_err(|error| Failure::Usage(format!("{dtype}: {error}")))?;
+    let recipe: Recipe = recipe.parse().map_err(|error| Failure::Usage(format!("{recipe}: {error}")))?;
+    let recipe = if args.pure { Recipe::from(recipe.dtype()) } else { recipe };
     let (place, out) = (args.place.place()?, Path::new(out));
     check_target(Some(out))?;
     let gguf = place.open(&args.place, args.quiet)?;
     let bar = progress::bar("quantising", gguf.tensors().len() as u64, args.quiet);
-    let written = quantize::quantize(&gguf, out, dtype, &mut |_: &TensorInfo| bar.inc(1))?;
+    let written = quantize::quantize(&gguf, out, recipe, &mut |_: &TensorInfo| bar.inc(1))?;
     bar.finish_and_clear();
     if !args.quiet {
         let [before, after] =
             [gguf.file_bytes(), written.n_bytes].map(|n_bytes| output::bytes(n_bytes as usize));
         console::say(format_args!("{place}: {before} -> {}: {after}", printable_path(out)));
-        say_types(dtype, written.types);
+        say_types(&written.types);
     }
     Ok(())
 }
 
-/// Says how many matrices have become what, where `dtype` was wanted.
-pub fn say_types(dtype: DType, types: Vec<(DType, usize)>) {
-    for (used, n) in types {
-        let why = if used == dtype { String::new() } else { instead_of(dtype) };
-        console::say(format_args!("{used}: {n} matrices{why}"));
+/// Says how many matrices have become what.
+pub fn say_types(types: &[TypeCount]) {
+    for count in types {
+        console::say(format_args!("{}: {} matrices{}", count.used, count.n, instead_of(count)));
     }
 }
 
-/// Why a type stands in for `dtype`.
-fn instead_of(dtype: DType) -> String {
-    format!(" instead of {dtype}, as their rows are no multiple of its blocks of {}", dtype.block_len())
+/// Why a type stands in for another, where it does.
+fn instead_of(TypeCount { wanted, used, .. }: &TypeCount) -> String {
+    if wanted == used {
+        return String::new();
+    }
+    format!(" instead of {wanted}, as their rows are no multiple of its blocks of {}", wanted.block_len())
 }

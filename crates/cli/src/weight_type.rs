@@ -12,8 +12,9 @@ pub fn weight_type(text: &str) -> Result<DType, String> {
         Ok(dtype) if dtype.ggml_id().is_some() => Ok(dtype),
         _ => Err(format!(
             "not a weight type{}; known: {}",
-            mix_of(text)
-                .map_or_else(String::new, |dtype| format!(" (of llama.cpp's mixes there is {dtype} alone)")),
+            mix_of(text).map_or_else(String::new, |dtype| format!(
+                " (kvant quantize writes mixes; loading makes all matrices one type, such as {dtype})"
+            )),
             weights().map(DType::name).collect::<Vec<_>>().join(" ")
         )),
     }
@@ -35,7 +36,7 @@ mod tests {
         let told = |text: &str| weight_type(text).unwrap_err();
         assert!(
             told("Q4_K_M")
-                .starts_with("not a weight type (of llama.cpp's mixes there is q4_K alone); known: ")
+                .starts_with("not a weight type (kvant quantize writes mixes; loading makes all matrices one type, such as q4_K); known: ")
         );
         for other in ["COPY", "_M", "q4_K_XL", "turbo3_M"] {
             assert!(told(other).starts_with("not a weight type; known: f32 "), "{}", told(other));

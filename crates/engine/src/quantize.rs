@@ -1,61 +1,83 @@
-//! Rewriting a model with its weight matrices in another type.
+//! Rewriting a model with its weight matrices in other types.
+
+mod recipe;
 
 use std::path::Path;
 
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, GgufWriter, TensorInfo};
 use kvant_model::check_finite;
-use kvant_model::retype::{convert, is_matrix, next_best, retyped};
+use kvant_model::retype::{convert, for_rows, is_matrix};
 
 use crate::Error;
+pub use recipe::{Recipe, UnknownRecipe};
 
 /// What was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quantized {
     /// Size of the file in bytes.
     pub n_bytes: u64,
-    /// What the weight matrices have become, and how many of them: the type asked for first, then those that stand in for it
-    /// where rows are no whole blocks of it.
-    pub types: Vec<(DType, usize)>,
+    /// What the weight matrices have become: first the type that most were to have, and behind each type those that stand in for it.
+    pub types: Vec<TypeCount>,
 }
 
-/// Writes `gguf` to `path` with every weight matrix as `dtype`, or, where its rows are no whole blocks of that, as the
-/// next best type whose blocks they are; norms, biases and other tensors stay as they are. The file at `path` is
-/// replaced whole or not at all.
+/// Weight matrices of one type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TypeCount {
+    /// The type that they were to have.
+    pub wanted: DType,
+    /// That which they have; another where rows are no whole blocks of `wanted`.
+    pub used: DType,
+    /// How many they are.
+    pub n: usize,
+}
+
+/// Writes `gguf` to `path` with weight matrices in the types of `recipe` (a [`DType`] stands for all of them in that), or, where rows
+/// are no whole blocks of one, in the next best type whose blocks they are; norms, biases and other tensors stay as they are. The
+/// file at `path` is replaced whole or not at all.
 ///
 /// # Errors
 /// A type that GGUF files cannot hold, a tensor that holds NaN or an infinity (it is named), or a file that cannot be written.
 pub fn quantize(
     gguf: &Gguf,
     path: &Path,
-    dtype: DType,
+    recipe: impl Into<Recipe>,
     progress: &mut dyn FnMut(&TensorInfo),
 ) -> Result<Quantized, Error> {
-    let file_type = file_type(dtype).ok_or_else(|| Error::Setting {
+    let recipe = recipe.into();
+    let file_type = recipe.file_type().ok_or_else(|| Error::Setting {
         name: "type",
         expected: "a weight type that GGUF files hold".to_owned(),
-        got: dtype.name().to_owned(),
+        got: recipe.to_string(),
     })?;
+    let wanted = recipe.types(gguf);
+    let tensors = || gguf.tensors().iter().zip(&wanted).map(|(info, wanted)| (info, used(info, *wanted)));
     let mut writer = GgufWriter::with_meta(gguf.meta())?;
     writer.set("general.quantization_version", 2_u32)?;
     writer.set("general.file_type", file_type)?;
-    for info in gguf.tensors() {
-        writer.add_tensor(&info.name, &info.shape, retyped(info, dtype))?;
+    for (info, dtype) in tensors() {
+        writer.add_tensor(&info.name, &info.shape, dtype)?;
     }
     writer.save(path, |sink| {
-        for info in gguf.tensors() {
+        for (info, dtype) in tensors() {
             let data = gguf.data(info);
             check_finite(info, &data)?;
-            match retyped(info, dtype) {
-                same if same == info.dtype => sink.bytes(&info.name, &data)?,
-                to => sink.bytes(&info.name, &convert(info.dtype, &data, info.elements(), to)?)?,
+            if dtype == info.dtype {
+                sink.bytes(&info.name, &data)?;
+            } else {
+                sink.bytes(&info.name, &convert(info.dtype, &data, info.elements(), dtype)?)?;
             }
             progress(info);
         }
         Ok::<(), Error>(())
     })?;
     let n_bytes = std::fs::metadata(path).map_or(0, |meta| meta.len());
-    Ok(Quantized { n_bytes, types: types(gguf, dtype) })
+    Ok(Quantized { n_bytes, types: counts(gguf, &recipe, &wanted) })
+}
+
+/// What a tensor becomes that is to have a type, or none but its own.
+fn used(info: &TensorInfo, wanted: Option<DType>) -> DType {
+    wanted.map_or(info.dtype, |dtype| for_rows(info.row_len(), dtype))
 }
 
 /// The type that most values of a model's matrices have.
@@ -67,37 +89,20 @@ pub fn usual_type(gguf: &Gguf) -> DType {
 }
 
 /// See [`Quantized::types`].
-fn types(gguf: &Gguf, dtype: DType) -> Vec<(DType, usize)> {
-    let matrices = || gguf.tensors().iter().filter(|info| is_matrix(info));
-    let counted = |to| (to, matrices().filter(|info| retyped(info, dtype) == to).count());
-    let all = std::iter::successors(Some(dtype), |&dtype| next_best(dtype)).map(counted);
-    all.filter(|&(to, n)| to == dtype || n > 0).collect()
-}
-
-/// llama.cpp's number for a file of mostly this type.
-fn file_type(dtype: DType) -> Option<u32> {
-    Some(match dtype {
-        DType::F32 => 0,
-        DType::F16 => 1,
-        DType::Q4_0 => 2,
-        DType::Q4_1 => 3,
-        DType::Q8_0 => 7,
-        DType::Q5_0 => 8,
-        DType::Q5_1 => 9,
-        DType::Q2K => 10,
-        DType::Q3K => 12,
-        DType::Q4K => 15,
-        DType::Q5K => 17,
-        DType::Q6K => 18,
-        DType::IQ4NL => 25,
-        DType::IQ4XS => 30,
-        DType::BF16 => 32,
-        DType::MXFP4 => 38,
-        DType::NVFP4 => 39,
-        DType::TQ3_1S => 43,
-        DType::TQ4_1S => 44,
-        _ => return None,
-    })
+fn counts(gguf: &Gguf, recipe: &Recipe, wanted: &[Option<DType>]) -> Vec<TypeCount> {
+    let mut counts: Vec<TypeCount> = Vec::new();
+    for (info, wanted) in gguf.tensors().iter().zip(wanted) {
+        let Some(wanted) = *wanted else { continue };
+        let used = used(info, Some(wanted));
+        match counts.iter_mut().find(|count| (count.wanted, count.used) == (wanted, used)) {
+            Some(count) => count.n += 1,
+            None => counts.push(TypeCount { wanted, used, n: 1 }),
+        }
+    }
+    counts.sort_by_key(|count| {
+        (count.wanted != recipe.dtype(), count.wanted, count.used != count.wanted, count.used)
+    });
+    counts
 }
 
 #[cfg(test)]
@@ -125,6 +130,11 @@ mod tests {
         Gguf::from_bytes(bytes).unwrap()
     }
 
+    /// Counts as `(wanted, used, n)`.
+    fn told(written: &Quantized) -> Vec<(DType, DType, usize)> {
+        written.types.iter().map(|count| (count.wanted, count.used, count.n)).collect()
+    }
+
     fn path(name: &str) -> std::path::PathBuf {
         std::env::temp_dir().join(format!("kvant-quantize-{name}-{}.gguf", std::process::id()))
     }
@@ -137,7 +147,10 @@ mod tests {
         for (dtype, instead) in pairs {
             let path = path(dtype.name());
             let written = quantize(&gguf, &path, dtype, &mut |_| ()).unwrap();
-            assert_eq!(written.types, [(dtype, 1), (instead, 2), (F16, 1)], "{dtype}");
+            let mut stand_ins = [(dtype, instead, 2), (dtype, F16, 1)];
+            stand_ins.sort();
+            assert_eq!(told(&written)[0], (dtype, dtype, 1), "{dtype}");
+            assert_eq!(told(&written)[1..], stand_ins, "{dtype}");
             let types: Vec<_> = Gguf::open(&path).unwrap().tensors().iter().map(|info| info.dtype).collect();
             assert_eq!(types, [dtype, instead, instead, F16, DType::F32], "{dtype}");
             assert_eq!(written.n_bytes, std::fs::metadata(&path).unwrap().len());
@@ -145,7 +158,7 @@ mod tests {
         }
         let path = path("whole");
         let written = quantize(&file(&[64, 96], 0.5), &path, Q8_0, &mut |_| ()).unwrap();
-        assert_eq!(written.types, [(Q8_0, 2)]);
+        assert_eq!(told(&written), [(Q8_0, Q8_0, 2)]);
         std::fs::remove_file(path).unwrap();
     }
 
@@ -203,7 +216,7 @@ mod tests {
             })
             .unwrap();
         let written = quantize(&Gguf::from_bytes(bytes).unwrap(), &path, DType::Q8_0, &mut |_| ()).unwrap();
-        assert_eq!(written.types, [(DType::Q8_0, 1)]);
+        assert_eq!(told(&written), [(DType::Q8_0, DType::Q8_0, 1)]);
         let gguf = Gguf::open(&path).unwrap();
         let got: Vec<_> = gguf.tensors().iter().map(|info| (info.shape.clone(), info.dtype)).collect();
         let biases = (vec![64, 3], DType::F32);

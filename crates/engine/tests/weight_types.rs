@@ -14,8 +14,8 @@ fn written(dtype: DType) -> Vec<u8> {
     let (process, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let path = std::env::temp_dir().join(format!("kvant-weight-types-{process}-{n}.gguf"));
     let done = quantize::quantize(&Gguf::from_bytes(BUNDLED).unwrap(), &path, dtype, &mut |_| ()).unwrap();
-    assert_eq!(done.types[0].0, dtype);
-    assert!(done.types[0].1 > 0, "{dtype}: {:?}", done.types);
+    assert_eq!(done.types[0].used, dtype);
+    assert!(done.types[0].n > 0, "{dtype}: {:?}", done.types);
     let bytes = std::fs::read(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     bytes

@@ -408,6 +408,14 @@ fn quantize_writes_a_model_that_answers_and_keeps_the_bundled_file_as_it_is() {
     let small = dir.join("q4_K.gguf");
     assert!(kvant(&["quantize", out.to_str().unwrap(), small.to_str().unwrap(), "q4_K"]).status.success());
     assert!(fs::metadata(&small).unwrap().len() < fs::metadata(&out).unwrap().len());
+    let (mixed, pure) = (dir.join("mixed.gguf"), dir.join("pure.gguf"));
+    let sizes = [(&mixed, &[][..]), (&pure, &["--pure"])].map(|(path, more)| {
+        let args = ["quantize", bundled().to_str().unwrap(), path.to_str().unwrap(), "Q4_K_M"];
+        let done = kvant(&[&args[..], more].concat());
+        assert!(done.status.success() && stderr(&done).contains(" matrices"), "{}", stderr(&done));
+        fs::metadata(path).unwrap().len()
+    });
+    assert!(sizes[0] > sizes[1], "{sizes:?}");
     let answer =
         kvant(&["run", "-m", out.to_str().unwrap(), "-p", "What is the capital of France?", "--temp", "0"]);
     assert!(stdout(&answer).contains("Paris"), "{}", stdout(&answer));

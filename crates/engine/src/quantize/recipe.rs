@@ -1,0 +1,535 @@
+//! Which type each weight matrix of a file gets: one for all, or more bits where errors cost more.
+//!
+//! Mixes are llama.cpp's, by its names and with its numbers (`general.file_type`), so that a file of a name is what people know by it.
+//! In each of them what gives the logits (`output.weight`, or the embeddings where these are it) is q6_K; [`RECIPES`] says what else
+//! differs from the type that most matrices have.
+
+use std::fmt;
+use std::str::FromStr;
+
+use kvant_codec::DType;
+use kvant_gguf::Gguf;
+use kvant_model::retype::is_matrix;
+
+use DType::{
+    IQ4NL, IQ4XS, MXFP4, NVFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ3_1S, TQ4_1S,
+};
+
+/// Which type each weight matrix gets; [`Recipe::from`] a type gives all of them that one, [`str::parse`] finds a mix by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recipe {
+    name: &'static str,
+    dtype: DType,
+    file_type: Option<u32>,
+    /// `None` where all matrices have one type; else the first rule that holds says which a matrix has.
+    rules: Option<&'static [Rule]>,
+}
+
+/// The type of some matrices of a mix.
+#[derive(Debug, PartialEq, Eq)]
+struct Rule(Part, Layers, Models, DType);
+
+/// What a matrix does in a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Makes values, perhaps with queries and keys.
+    Value,
+    Key,
+    /// Brings what attention found back.
+    Attended,
+    /// The second of a feed-forward network.
+    Down,
+}
+
+/// Which of the `n` layers that have such a matrix, by their number `i`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layers {
+    All,
+    First(usize),
+    /// The first of so many equal parts.
+    Part(usize),
+    /// An eighth at either end, and every third between.
+    Half,
+}
+
+/// Which models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Models {
+    All,
+    /// At least four heads share keys and values.
+    Grouped,
+    /// Eight experts: attention is small beside them.
+    EightExperts,
+    Other,
+}
+
+use Models::{EightExperts, Grouped, Other};
+
+/// In every mix, before its own rules.
+const ALWAYS: [Rule; 2] =
+    [Rule(Part::Value, Layers::All, EightExperts, Q8_0), Rule(Part::Key, Layers::All, EightExperts, Q8_0)];
+
+/// Every mix.
+static RECIPES: [Recipe; 21] = [
+    mix("q8_0", Q8_0, 7, &[]),
+    mix("q4_0", Q4_0, 2, &[]),
+    mix("q4_1", Q4_1, 3, &[]),
+    mix("q5_0", Q5_0, 8, &[]),
+    mix("q5_1", Q5_1, 9, &[]),
+    mix(
+        "q2_K",
+        Q2K,
+        10,
+        &[
+            Rule(Part::Value, Layers::All, Grouped, Q4K),
+            Rule(Part::Value, Layers::All, Models::All, Q3K),
+            Rule(Part::Down, Layers::All, Models::All, Q3K),
+            Rule(Part::Attended, Layers::All, EightExperts, Q5K),
+            Rule(Part::Attended, Layers::All, Other, Q3K),
+        ],
+    ),
+    mix(
+        "q2_K_S",
+        Q2K,
+        21,
+        &[Rule(Part::Value, Layers::All, Grouped, Q4K), Rule(Part::Down, Layers::Part(8), Models::All, Q4K)],
+    ),
+    mix("q3_K_S", Q3K, 11, &[Rule(Part::Attended, Layers::All, EightExperts, Q5K)]),
+    mix(
+        "q3_K_M",
+        Q3K,
+        12,
+        &[
+            Rule(Part::Value, Layers::First(2), Models::All, Q5K),
+            Rule(Part::Value, Layers::All, Models::All, Q4K),
+            Rule(Part::Down, Layers::Part(16), Models::All, Q5K),
+            Rule(Part::Down, Layers::All, Models::All, Q4K),
+            Rule(Part::Attended, Layers::All, EightExperts, Q5K),
+            Rule(Part::Attended, Layers::All, Other, Q4K),
+        ],
+    ),
+    mix(
+        "q3_K_L",
+        Q3K,
+        13,
+        &[
+            Rule(Part::Value, Layers::All, Models::All, Q5K),
+            Rule(Part::Down, Layers::All, Models::All, Q5K),
+            Rule(Part::Attended, Layers::All, Other, Q5K),
+        ],
+    ),
+    mix(
+        "q4_K_S",
+        Q4K,
+        14,
+        &[
+            Rule(Part::Value, Layers::First(4), Models::All, Q5K),
+            Rule(Part::Down, Layers::Part(8), Models::All, Q5K),
+            Rule(Part::Attended, Layers::All, EightExperts, Q5K),
+        ],
+    ),
+    mix(
+        "q4_K_M",
+        Q4K,
+        15,
+        &[
+            Rule(Part::Value, Layers::Half, Models::All, Q6K),
+            Rule(Part::Down, Layers::Half, Models::All, Q6K),
+            Rule(Part::Attended, Layers::All, EightExperts, Q5K),
+        ],
+    ),
+    mix("q5_K_S", Q5K, 16, &[]),
+    mix(
+        "q5_K_M",
+        Q5K,
+        17,
+        &[
+            Rule(Part::Value, Layers::Half, Models::All, Q6K),
+            Rule(Part::Down, Layers::Half, Models::All, Q6K),
+        ],
+    ),
+    mix("q6_K", Q6K, 18, &[]),
+    mix("iq4_nl", IQ4NL, 25, &IQ4),
+    mix("iq4_xs", IQ4XS, 30, &IQ4),
+    // llama.cpp has no mix of these; their numbers are those that it gives, or its fork, to files of mostly such matrices.
+    mix("mxfp4", MXFP4, 38, &[]),
+    mix("nvfp4", NVFP4, 39, &[]),
+    mix("tq3_1s", TQ3_1S, 43, &[]),
+    mix("tq4_1s", TQ4_1S, 44, &[]),
+];
+
+const IQ4: [Rule; 3] = [
+    Rule(Part::Value, Layers::All, Grouped, Q5K),
+    Rule(Part::Down, Layers::Part(8), Models::All, Q5K),
+    Rule(Part::Attended, Layers::All, EightExperts, Q5K),
+];
+
+/// Names without a size, which mean one as with `llama-quantize`.
+const ALIASES: [(&str, &str); 3] = [("q3_K", "q3_K_M"), ("q4_K", "q4_K_M"), ("q5_K", "q5_K_M")];
+
+const fn mix(name: &'static str, dtype: DType, file_type: u32, rules: &'static [Rule]) -> Recipe {
+    Recipe { name, dtype, file_type: Some(file_type), rules: Some(rules) }
+}
+
+/// Not the name of a recipe.
+#[derive(Debug, thiserror::Error)]
+#[error("not a weight type; known: {}", Recipe::names().collect::<Vec<_>>().join(" "))]
+pub struct UnknownRecipe;
+
+impl Recipe {
+    /// The name of every recipe.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        let floats = [DType::F32, DType::F16, DType::BF16].map(DType::name);
+        floats.into_iter().chain(RECIPES.iter().map(|recipe| recipe.name))
+    }
+
+    /// The type that most matrices get.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// llama.cpp's number of a file made so, `None` where files cannot hold the type.
+    pub(super) fn file_type(&self) -> Option<u32> {
+        self.file_type
+    }
+
+    /// The type that each tensor is to have, in the order of `gguf`, whatever the length of its rows; `None` for those that stay.
+    pub(super) fn types(&self, gguf: &Gguf) -> Vec<Option<DType>> {
+        let facts = Facts::of(gguf);
+        let name = |at: usize| gguf.tensors()[at].name.as_str();
+        // Layers count as they follow each other, wherever a file has them.
+        let mut order: Vec<usize> = (0..gguf.tensors().len()).collect();
+        order.sort_by_key(|&at| (layer(name(at)), name(at)));
+        let mut types = vec![None; order.len()];
+        let mut seen = [0; 4];
+        for at in order.into_iter().filter(|&at| is_matrix(&gguf.tensors()[at])) {
+            let part = Part::of(name(at));
+            let counted = part.map_or(0, |part| {
+                seen[part as usize] += 1;
+                seen[part as usize] - 1
+            });
+            // Experts may lie in tensors of their own.
+            let counts_layers = facts.n_experts > 1 && part == Some(Part::Down);
+            let i = if counts_layers { layer(name(at)).unwrap_or_default() } else { counted };
+            types[at] = Some(self.of_matrix(name(at), part, i, &facts));
+        }
+        types
+    }
+
+    /// The type of one matrix, the `i`th of its part.
+    fn of_matrix(&self, name: &str, part: Option<Part>, i: usize, facts: &Facts) -> DType {
+        let Some(rules) = self.rules else { return self.dtype };
+        if facts.gives_logits(name) {
+            return if self.dtype == Q8_0 { Q8_0 } else { Q6K };
+        }
+        let Some(part) = part else { return self.dtype };
+        let n = if part == Part::Value { facts.n_values } else { facts.n_layers };
+        let holds = |rule: &&Rule| rule.0 == part && rule.1.have(i, n) && rule.2.are(facts);
+        let dtype = ALWAYS.iter().chain(rules).find(holds).map_or(self.dtype, |rule| rule.3);
+        // Values are an eighth of the queries there.
+        let is_small = part == Part::Value && facts.is_70b;
+        if is_small && [Q3K, Q4K].contains(&dtype) { Q5K } else { dtype }
+    }
+}
+
+impl From<DType> for Recipe {
+    /// All matrices in this type.
+    fn from(dtype: DType) -> Self {
+        let file_type = match dtype {
+            DType::F32 => Some(0),
+            DType::F16 => Some(1),
+            DType::BF16 => Some(32),
+            // What llama.cpp has no number for alone counts as the smallest of its mixes.
+            Q2K => Some(21),
+            _ => RECIPES.iter().find(|recipe| recipe.dtype == dtype).and_then(Self::file_type),
+        };
+        Self { name: dtype.name(), dtype, file_type, rules: None }
+    }
+}
+
+impl FromStr for Recipe {
+    type Err = UnknownRecipe;
+
+    /// Case does not matter.
+    fn from_str(text: &str) -> Result<Self, UnknownRecipe> {
+        let alias = ALIASES.iter().find(|(alias, _)| alias.eq_ignore_ascii_case(text));
+        let name = alias.map_or(text, |(_, name)| name);
+        let floats = [DType::F32, DType::F16, DType::BF16].map(Self::from);
+        let mut known = RECIPES.iter().copied().chain(floats);
+        known.find(|recipe| recipe.name.eq_ignore_ascii_case(name)).ok_or(UnknownRecipe)
+    }
+}
+
+impl fmt::Display for Recipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl Part {
+    fn of(name: &str) -> Option<Self> {
+        const NAMES: [(&str, Part); 6] = [
+            ("attn_qkv.weight", Part::Value),
+            ("attn_kv_b.weight", Part::Value),
+            ("attn_v.weight", Part::Value),
+            ("attn_k.weight", Part::Key),
+            ("attn_output.weight", Part::Attended),
+            ("ffn_down", Part::Down),
+        ];
+        NAMES.iter().find(|(part, _)| name.contains(part)).map(|(_, part)| *part)
+    }
+}
+
+impl Layers {
+    fn have(self, i: usize, n: usize) -> bool {
+        match self {
+            Self::All => true,
+            Self::First(most) => i < most,
+            Self::Part(parts) => i < n / parts,
+            Self::Half => i < n / 8 || i >= n - n.div_ceil(8) || (i - n / 8) % 3 == 2,
+        }
+    }
+}
+
+impl Models {
+    fn are(self, facts: &Facts) -> bool {
+        match self {
+            Self::All => true,
+            Self::Grouped => facts.heads_per_kv >= 4,
+            Self::EightExperts => facts.n_experts == 8,
+            Self::Other => facts.n_experts != 8,
+        }
+    }
+}
+
+/// What rules ask of a model.
+struct Facts {
+    n_layers: usize,
+    /// Matrices that make values.
+    n_values: usize,
+    /// Heads of the first layer that share keys and values.
+    heads_per_kv: usize,
+    n_experts: usize,
+    /// Embeddings are the output matrix as well.
+    is_tied: bool,
+    is_70b: bool,
+}
+
+impl Facts {
+    /// What a file does not say, or says wrongly, counts as a plain model's: to run it is another thing.
+    fn of(gguf: &Gguf) -> Self {
+        let meta = gguf.meta();
+        let arch = meta.find::<&str>("general.architecture").ok().flatten().unwrap_or_default();
+        let number = |key: &str| {
+            let key = format!("{arch}.{key}");
+            let of_layers = || meta.find::<Vec<usize>>(&key).ok().flatten()?.first().copied();
+            meta.find::<usize>(&key).ok().flatten().or_else(of_layers)
+        };
+        let n_layers = number("block_count").unwrap_or_default();
+        let n_heads = number("attention.head_count").unwrap_or_default();
+        let n_kv_heads = number("attention.head_count_kv").unwrap_or(n_heads);
+        let is_value = |name: &str| Part::of(name) == Some(Part::Value);
+        Self {
+            n_layers,
+            n_values: gguf.tensors().iter().filter(|info| is_value(&info.name)).count(),
+            heads_per_kv: n_heads.checked_div(n_kv_heads).unwrap_or_default(),
+            n_experts: number("expert_count").unwrap_or_default(),
+            is_tied: gguf.find_info("output.weight").is_none(),
+            is_70b: n_layers == 80 && n_heads != n_kv_heads,
+        }
+    }
+
+    fn gives_logits(&self, name: &str) -> bool {
+        let is_embedding = ["token_embd.weight", "per_layer_token_embd.weight"].contains(&name);
+        name == "output.weight" || self.is_tied && is_embedding
+    }
+}
+
+/// The number of the layer that a tensor is of.
+fn layer(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvant_gguf::GgufWriter;
+
+    /// What a model is like: layers, heads, heads of keys and values, experts, and whether it has an output matrix.
+    struct Shape {
+        n_layers: usize,
+        heads: [u32; 2],
+        n_experts: u32,
+        has_output: bool,
+    }
+
+    const PLAIN: Shape = Shape { n_layers: 24, heads: [9, 3], n_experts: 0, has_output: true };
+
+    /// A file of that shape with rows of no values to speak of, layers in the wrong order.
+    fn file(shape: &Shape) -> Gguf {
+        let mut writer = GgufWriter::new();
+        writer.set("general.architecture", "llama").unwrap();
+        writer.set("llama.block_count", shape.n_layers as u32).unwrap();
+        writer.set("llama.attention.head_count", shape.heads[0]).unwrap();
+        writer.set("llama.attention.head_count_kv", shape.heads[1]).unwrap();
+        writer.set("llama.expert_count", shape.n_experts).unwrap();
+        let down = if shape.n_experts > 0 { "ffn_down_exps" } else { "ffn_down" };
+        let parts = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", down, "attn_norm"];
+        let layers = (0..shape.n_layers).rev();
+        let mut names: Vec<_> = layers
+            .flat_map(|layer| parts.map(|part| format!("blk.{layer}.{part}.weight")))
+            .chain(["token_embd.weight".to_owned()])
+            .collect();
+        names.extend(shape.has_output.then(|| "output.weight".to_owned()));
+        for name in &names {
+            writer.add_tensor(name, &[1, 2], DType::F32).unwrap();
+        }
+        let mut bytes = Vec::new();
+        writer
+            .write_to(&mut bytes, |sink| names.iter().try_for_each(|name| sink.bytes(name, &[0; 8])))
+            .unwrap();
+        Gguf::from_bytes(bytes).unwrap()
+    }
+
+    fn type_of(recipe: &str, shape: &Shape, name: &str) -> Option<DType> {
+        let (gguf, recipe) = (file(shape), recipe.parse::<Recipe>().unwrap());
+        let at = gguf.tensors().iter().position(|info| info.name == name).unwrap();
+        recipe.types(&gguf)[at]
+    }
+
+    /// The type of a part in each layer.
+    fn types(recipe: &str, shape: &Shape, part: &str) -> Vec<DType> {
+        let (gguf, recipe) = (file(shape), recipe.parse::<Recipe>().unwrap());
+        let types = recipe.types(&gguf);
+        let at = |layer: usize| {
+            let name = format!("blk.{layer}.{part}.weight");
+            gguf.tensors().iter().position(|info| info.name == name).unwrap()
+        };
+        (0..shape.n_layers).map(|layer| types[at(layer)].unwrap()).collect()
+    }
+
+    /// `more` in these layers of `n`, `less` in the others.
+    fn in_layers(n: usize, layers: &[usize], more: DType, less: DType) -> Vec<DType> {
+        (0..n).map(|layer| if layers.contains(&layer) { more } else { less }).collect()
+    }
+
+    #[test]
+    fn the_layers_with_more_bits_are_those_of_llama_cpp() {
+        // For 18 layers those that are q6_K in files of Gemma 3 270M, for 30 those of SmolLM2 135M.
+        let of_24 = [0, 1, 2, 5, 8, 11, 14, 17, 20, 21, 22, 23];
+        let of_18 = [0, 1, 4, 7, 10, 13, 15, 16, 17];
+        let of_30 = [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 26, 27, 28, 29];
+        for (n_layers, layers) in [(24, &of_24[..]), (18, &of_18), (30, &of_30)] {
+            let shape = Shape { n_layers, ..PLAIN };
+            for part in ["attn_v", "ffn_down"] {
+                assert_eq!(types("Q4_K_M", &shape, part), in_layers(n_layers, layers, Q6K, Q4K), "{part}");
+                assert_eq!(types("q5_k_m", &shape, part), in_layers(n_layers, layers, Q6K, Q5K), "{part}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_mix_gives_each_part_the_type_that_llama_cpp_gives() {
+        let all = |dtype| vec![dtype; 24];
+        let first = |n: usize, more, less| in_layers(24, &(0..n).collect::<Vec<_>>(), more, less);
+        let table = [
+            // Mix, values, second of the feed-forward network, output of attention, all else.
+            ("q2_K", all(Q3K), all(Q3K), Q3K, Q2K),
+            ("q2_K_S", all(Q2K), first(3, Q4K, Q2K), Q2K, Q2K),
+            ("q3_K_S", all(Q3K), all(Q3K), Q3K, Q3K),
+            ("q3_K_M", first(2, Q5K, Q4K), first(1, Q5K, Q4K), Q4K, Q3K),
+            ("q3_K_L", all(Q5K), all(Q5K), Q5K, Q3K),
+            ("q4_K_S", first(4, Q5K, Q4K), first(3, Q5K, Q4K), Q4K, Q4K),
+            ("q5_K_S", all(Q5K), all(Q5K), Q5K, Q5K),
+            ("q6_K", all(Q6K), all(Q6K), Q6K, Q6K),
+            ("q4_0", all(Q4_0), all(Q4_0), Q4_0, Q4_0),
+            ("iq4_xs", all(IQ4XS), first(3, Q5K, IQ4XS), IQ4XS, IQ4XS),
+        ];
+        for (mix, values, down, attended, rest) in table {
+            assert_eq!(types(mix, &PLAIN, "attn_v"), values, "{mix}");
+            assert_eq!(types(mix, &PLAIN, "ffn_down"), down, "{mix}");
+            assert_eq!(types(mix, &PLAIN, "attn_output"), all(attended), "{mix}");
+            for part in ["attn_q", "attn_k", "ffn_up"] {
+                assert_eq!(types(mix, &PLAIN, part), all(rest), "{mix} {part}");
+            }
+            assert_eq!(type_of(mix, &PLAIN, "token_embd.weight"), Some(rest), "{mix}");
+            assert_eq!(type_of(mix, &PLAIN, "output.weight"), Some(Q6K), "{mix}");
+            assert_eq!(type_of(mix, &PLAIN, "blk.0.attn_norm.weight"), None, "{mix}");
+        }
+    }
+
+    #[test]
+    fn embeddings_that_give_the_logits_too_are_q6_k_and_q8_0_stays() {
+        let tied = Shape { has_output: false, ..PLAIN };
+        assert_eq!(type_of("q4_0", &tied, "token_embd.weight"), Some(Q6K));
+        assert_eq!(type_of("q8_0", &tied, "token_embd.weight"), Some(Q8_0));
+        assert_eq!(type_of("q8_0", &PLAIN, "output.weight"), Some(Q8_0));
+        assert_eq!(type_of("f16", &tied, "token_embd.weight"), Some(DType::F16));
+    }
+
+    #[test]
+    fn shared_values_eight_experts_and_eighty_layers_get_more() {
+        let grouped = Shape { heads: [8, 2], ..PLAIN };
+        assert_eq!(types("q2_K", &grouped, "attn_v"), [Q4K; 24]);
+        assert_eq!(types("iq4_nl", &grouped, "attn_v"), [Q5K; 24]);
+        let experts = Shape { n_experts: 8, ..PLAIN };
+        for mix in ["q4_0", "q2_K", "q3_K_L", "q4_K_M", "q6_K"] {
+            assert_eq!(types(mix, &experts, "attn_v"), [Q8_0; 24], "{mix}");
+            assert_eq!(types(mix, &experts, "attn_k"), [Q8_0; 24], "{mix}");
+        }
+        for (mix, attended) in
+            [("q2_K", Q5K), ("q3_K_M", Q5K), ("q3_K_L", Q3K), ("q4_K_M", Q5K), ("q5_K_M", Q5K)]
+        {
+            assert_eq!(types(mix, &experts, "attn_output"), [attended; 24], "{mix}");
+        }
+        let down = in_layers(24, &[0, 1, 2], Q5K, Q4K);
+        assert_eq!(types("q4_K_S", &experts, "ffn_down_exps"), down);
+        let large = Shape { n_layers: 80, heads: [64, 8], ..PLAIN };
+        assert_eq!(types("q3_K_S", &large, "attn_v"), [Q5K; 80]);
+        assert_eq!(types("q3_K_S", &large, "attn_k"), [Q3K; 80]);
+    }
+
+    #[test]
+    fn a_type_alone_is_for_all_matrices_and_has_a_number_of_its_own() {
+        for (dtype, number) in [(Q2K, 21), (Q3K, 11), (Q4K, 14), (Q5K, 16), (Q4_0, 2), (DType::BF16, 32)] {
+            let recipe = Recipe::from(dtype);
+            assert_eq!(recipe.file_type(), Some(number), "{dtype}");
+            assert!(recipe.types(&file(&PLAIN)).into_iter().flatten().all(|other| other == dtype), "{dtype}");
+        }
+        assert_eq!(Recipe::from(DType::Turbo3).file_type(), None);
+    }
+
+    #[test]
+    fn names_are_known_in_any_case_and_others_are_refused_with_those_that_are() {
+        let number = |name: &str| name.parse::<Recipe>().unwrap().file_type();
+        for (name, want) in
+            [("Q4_K_M", 15), ("q4_k_m", 15), ("Q4_K", 15), ("q3_K", 12), ("q5_K", 17), ("Q2_K", 10)]
+        {
+            assert_eq!(number(name), Some(want), "{name}");
+        }
+        for name in Recipe::names() {
+            assert_eq!(name.parse::<Recipe>().unwrap().to_string(), name);
+        }
+        for name in ["q4_K_XL", "turbo3", "COPY", ""] {
+            let told = name.parse::<Recipe>().unwrap_err().to_string();
+            assert!(told.starts_with("not a weight type; known: f32 f16 bf16 q8_0 "), "{told}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_layers_that_cannot_be_true_do_no_harm() {
+        for layers in [u64::MAX, 0] {
+            let mut writer = GgufWriter::new();
+            writer.set("general.architecture", "llama").unwrap();
+            writer.set("llama.block_count", layers).unwrap();
+            let name = format!("blk.{}.ffn_down.weight", u64::MAX);
+            writer.add_tensor(&name, &[1, 2], DType::F32).unwrap();
+            let mut bytes = Vec::new();
+            writer.write_to(&mut bytes, |sink| sink.bytes(&name, &[0; 8])).unwrap();
+            let gguf = Gguf::from_bytes(bytes).unwrap();
+            for name in Recipe::names() {
+                assert_eq!(name.parse::<Recipe>().unwrap().types(&gguf).len(), 1);
+            }
+        }
+    }
+}
