@@ -75,14 +75,16 @@ impl GgufWriter {
     /// [`Problem::NameLength`] for an empty or too long key, [`Problem::WrongType`] or [`Problem::Alignment`] for an
     /// alignment that is no power of two.
     pub fn set<'a>(&mut self, key: &str, value: impl Into<Value<'a>>) -> Result<(), GgufError> {
-        let value = value.into();
+        let mut value = value.into();
+        if key == ALIGNMENT_KEY {
+            let fail = |problem| GgufError::new(Item::Key(key.to_owned()), None, problem);
+            let alignment = convert::<u32>(value).map_err(fail)?;
+            self.alignment = parse::check_alignment(alignment.into()).map_err(fail)?;
+            // The only type that other readers take.
+            value = Value::from(alignment);
+        }
         let mut encoded = Vec::new();
         value.encode(&mut encoded);
-        if key == ALIGNMENT_KEY {
-            self.alignment = convert::<u32>(value)
-                .and_then(|a| parse::check_alignment(a.into()))
-                .map_err(|problem| GgufError::new(Item::Key(key.to_owned()), None, problem))?;
-        }
         self.put(key, value.value_type(), encoded)
     }
 

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use kvant_codec::DType;
-use kvant_gguf::{Gguf, GgufError, GgufWriter, Problem, Strings, TensorSink};
+use kvant_gguf::{Gguf, GgufError, GgufWriter, Problem, Strings, TensorSink, Value};
 
 use crate::raw::folder;
 
@@ -159,6 +159,16 @@ fn declarations_no_reader_would_take_are_refused() {
         let error = result.expect_err(message);
         assert!(error.item().is_some() && error.to_string().contains(message), "{error}");
     }
+}
+
+#[test]
+fn an_alignment_is_written_as_the_type_that_readers_take() {
+    let mut w = GgufWriter::new();
+    w.set("general.alignment", 64u64).unwrap();
+    let mut out = Vec::new();
+    w.write_to::<GgufError>(&mut out, |_| Ok(())).unwrap();
+    let gguf = Gguf::from_bytes(out).unwrap();
+    assert_eq!((gguf.alignment(), gguf.meta().value("general.alignment")), (64, Some(Value::U32(64))));
 }
 
 /// Looking each name up among all before it would take minutes.
