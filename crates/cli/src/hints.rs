@@ -98,7 +98,7 @@ mod tests {
         bytes[name + 11 + 4 + 8] = 15;
         let told = of_engine(&kvant::Gguf::from_bytes(bytes).err().unwrap().into());
         assert!(told.contains("unsupported tensor type 15 (q8_K); read are f32 "), "{told}");
-        assert!(told.ends_with("iq3_xxs iq3_s tq1_0 tq2_0 (take the model in one of these, or make one with kvant quantize from its f16 file)"), "{told}");
+        assert!(told.ends_with("iq3_xxs iq3_s tq1_0 tq2_0 i8 i16 i32 i64 f64 (take the model in one of these, or make one with kvant quantize from its f16 file)"), "{told}");
     }
 
     #[test]

@@ -194,7 +194,7 @@ fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<(u
 
 fn tensor_summary(tensors: &[TensorInfo]) -> Vec<Row> {
     let mut names: Vec<&str> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
-    names.extend(Packed::ALL.iter().map(|packed| packed.name()));
+    names.extend(Packed::ALL.into_iter().chain(Packed::NUMBERS).map(Packed::name));
     let types = names.into_iter().filter_map(|name| {
         let of_type = || tensors.iter().filter(move |info| type_name(info) == name);
         let bytes: usize = of_type().map(|info| info.stored_bytes).sum();

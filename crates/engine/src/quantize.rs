@@ -5,7 +5,7 @@ mod recipe;
 use std::path::Path;
 
 use kvant_codec::DType;
-use kvant_gguf::{Gguf, GgufWriter, TensorInfo};
+use kvant_gguf::{Gguf, GgufWriter, Packed, TensorInfo};
 use kvant_model::check_finite;
 use kvant_model::retype::{convert, for_rows, is_matrix};
 
@@ -51,21 +51,32 @@ pub fn quantize(
         got: recipe.to_string(),
     })?;
     let wanted = recipe.types(gguf);
-    let tensors = || gguf.tensors().iter().zip(&wanted).map(|(info, wanted)| (info, used(info, *wanted)));
+    let tensors = || gguf.tensors().iter().zip(&wanted).map(|(info, wanted)| (info, becomes(info, *wanted)));
     let mut writer = GgufWriter::with_meta(gguf.meta())?;
     writer.set("general.quantization_version", 2_u32)?;
     writer.set("general.file_type", file_type)?;
-    for (info, dtype) in tensors() {
-        writer.add_tensor(&info.name, &info.shape, dtype)?;
+    for (info, becomes) in tensors() {
+        match becomes {
+            Some(dtype) => writer.add_tensor(&info.name, &info.shape, dtype)?,
+            None => writer.add_stored(info)?,
+        }
+        if let (None, Some((name, scales))) = (becomes, gguf.scale_tensor(info)) {
+            writer.add_tensor(&name, &[scales.len()], DType::F32)?;
+        }
     }
     writer.save(path, |sink| {
-        for (info, dtype) in tensors() {
+        for (info, becomes) in tensors() {
             let data = gguf.data(info);
             check_finite(info, &data)?;
-            if dtype == info.dtype {
-                sink.bytes(&info.name, &data)?;
-            } else {
-                sink.bytes(&info.name, &convert(info.dtype, &data, info.elements(), dtype)?)?;
+            match becomes {
+                Some(dtype) => {
+                    sink.bytes(&info.name, &convert(info.dtype, &data, info.elements(), dtype)?)?;
+                }
+                None => sink.bytes(&info.name, &gguf.stored_data(info))?,
+            }
+            if let (None, Some((name, scales))) = (becomes, gguf.scale_tensor(info)) {
+                let bytes: Vec<u8> = scales.into_iter().flat_map(f32::to_le_bytes).collect();
+                sink.bytes(&name, &bytes)?;
             }
             progress(info);
         }
@@ -78,6 +89,17 @@ pub fn quantize(
 /// What a tensor becomes that is to have a type, or none but its own.
 fn used(info: &TensorInfo, wanted: Option<DType>) -> DType {
     wanted.map_or(info.dtype, |dtype| for_rows(info.row_len(), dtype))
+}
+
+/// The type that a tensor is converted to; `None` where it is copied as the file holds it.
+fn becomes(info: &TensorInfo, wanted: Option<DType>) -> Option<DType> {
+    let dtype = used(info, Some(wanted?));
+    let is_there = match info.packed {
+        None => dtype == info.dtype,
+        Some(Packed::ScaledNvfp4) => dtype == DType::NVFP4,
+        Some(_) => false,
+    };
+    (!is_there).then_some(dtype)
 }
 
 /// The type that most values of a model's matrices have.
@@ -225,6 +247,54 @@ mod tests {
         kvant_codec::decode(DType::Q8_0, &gguf.data(&gguf.tensors()[1]), &mut decoded).unwrap();
         // Half a step of the largest.
         assert!(decoded.iter().zip(&values).all(|(got, want)| (got - want).abs() <= 0.52 * 8.0 / 127.0));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn what_stays_is_copied_as_the_file_holds_it_whatever_its_type() {
+        // A file that this crate does not write: a whole number per token, of 32 bits.
+        let mut bytes = b"GGUF".to_vec();
+        let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+        bytes.extend([3u32.to_le_bytes(), [1, 0, 0, 0], [0; 4], [0; 4], [0; 4]].concat());
+        bytes.extend(string("blk.0.ffn_gate_tid2eid.weight"));
+        bytes.extend(
+            [2u32.to_le_bytes(), [2, 0, 0, 0], [0; 4], [2, 0, 0, 0], [0; 4], 26u32.to_le_bytes()].concat(),
+        );
+        bytes.extend(0u64.to_le_bytes());
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        let numbers = [7i32, -1, 16_777_217, 3].map(i32::to_le_bytes).concat();
+        bytes.extend(&numbers);
+        let path = path("copied");
+        quantize(&Gguf::from_bytes(bytes).unwrap(), &path, DType::Q8_0, &mut |_| ()).unwrap();
+        let gguf = Gguf::open(&path).unwrap();
+        let info = &gguf.tensors()[0];
+        assert_eq!((info.packed, &*gguf.stored_data(info)), (Some(Packed::I32), &numbers[..]));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn nvfp4_with_a_scale_of_the_tensor_stays_so() {
+        let mut writer = GgufWriter::new();
+        writer.set("general.architecture", "llama").unwrap();
+        writer.add_tensor("blk.0.ffn_up.weight", &[64, 4], DType::NVFP4).unwrap();
+        writer.add_tensor("blk.0.ffn_up.scale", &[1], DType::F32).unwrap();
+        // Scales of 1 and codes of all kinds.
+        let block: Vec<u8> = [0x38; 4].into_iter().chain((0..32).map(|i| i * 7)).collect();
+        let mut bytes = Vec::new();
+        let written = writer.write_to(&mut bytes, |sink| {
+            sink.bytes("blk.0.ffn_up.weight", &block.repeat(4))?;
+            sink.bytes("blk.0.ffn_up.scale", &0.001f32.to_le_bytes())
+        });
+        written.unwrap();
+        let (gguf, path) = (Gguf::from_bytes(bytes).unwrap(), path("scaled"));
+        quantize(&gguf, &path, DType::NVFP4, &mut |_| ()).unwrap();
+        let again = Gguf::open(&path).unwrap();
+        let info = &again.tensors()[0];
+        assert_eq!((info.packed, again.tensors().len()), (Some(Packed::ScaledNvfp4), 1));
+        assert_eq!(*again.stored_data(info), block.repeat(4));
+        assert_eq!(again.data(info), gguf.data(&gguf.tensors()[0]));
+        quantize(&gguf, &path, DType::F32, &mut |_| ()).unwrap();
+        assert_eq!(Gguf::open(&path).unwrap().tensors()[0].dtype, DType::F32);
         std::fs::remove_file(path).unwrap();
     }
 

@@ -361,8 +361,7 @@ fn in_file(file: &Option<PathBuf>) -> String {
 /// Names of the types that files may hold.
 fn types() -> String {
     let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()).map(DType::name);
-    let packed = Packed::ALL.into_iter().filter(|packed| packed.ggml_id().is_some()).map(Packed::name);
-    types.chain(packed).collect::<Vec<_>>().join(" ")
+    types.chain(Packed::stored().map(Packed::name)).collect::<Vec<_>>().join(" ")
 }
 
 /// GGML's name of a type that the codec does not know, in brackets; empty where GGML has none either.
@@ -370,11 +369,6 @@ fn ggml_name(id: u32) -> &'static str {
     match id {
         9 => " (q8_1)",
         15 => " (q8_K)",
-        24 => " (i8)",
-        25 => " (i16)",
-        26 => " (i32)",
-        27 => " (i64)",
-        28 => " (f64)",
         41 => " (q1_0)",
         _ => "",
     }

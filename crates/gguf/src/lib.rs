@@ -224,12 +224,23 @@ impl Gguf {
             assert_eq!(bytes.len(), info.n_bytes, "{}", info.name);
             return bytes;
         }
-        // Checked by `parse`: the end lies in the file.
-        let bytes = self.shards[info.shard].bytes.range(info.offset, info.stored_bytes);
+        let bytes = self.stored_data(info);
         match (info.scales, info.packed) {
             (Some(scales), _) => Cow::Owned(self.scaled(&bytes, scales)),
             (None, Some(packed)) => Cow::Owned(packed.unpack(&bytes)),
             (None, None) => bytes,
+        }
+    }
+
+    /// The same as the file holds it, `[info.stored_bytes]`.
+    ///
+    /// # Panics
+    /// As [`Gguf::data`].
+    pub fn stored_data(&self, info: &TensorInfo) -> Cow<'_, [u8]> {
+        match self.described {
+            Some(_) => self.data(info),
+            // Checked by `parse`: the end lies in the file.
+            None => self.shards[info.shard].bytes.range(info.offset, info.stored_bytes),
         }
     }
 

@@ -36,8 +36,8 @@ pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 
 /// Key length, one byte of key, type and one byte of value.
 const MIN_ENTRY: u64 = 8 + 1 + 4 + 1;
-/// Name length, one byte of name, dimensions, one of them, type and offset.
-const MIN_TENSOR: u64 = 8 + 1 + 4 + 8 + 4 + 8;
+/// Name length, one byte of name, number of dimensions (perhaps none), type and offset.
+const MIN_TENSOR: u64 = 8 + 1 + 4 + 4 + 8;
 
 /// A metadata record: where its value lies.
 pub(crate) struct Entry {
@@ -188,17 +188,26 @@ impl Stored {
     /// All that files hold.
     fn all() -> impl Iterator<Item = Self> {
         let plain = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()).map(Self::Plain);
-        plain.chain(Packed::ALL.into_iter().filter(|packed| packed.ggml_id().is_some()).map(Self::Packed))
+        plain.chain(Packed::stored().map(Self::Packed))
     }
 
     fn from_ggml_id(id: u32) -> Option<Self> {
         DType::from_ggml_id(id).map(Self::Plain).or_else(|| Packed::from_ggml_id(id).map(Self::Packed))
     }
 
-    fn ggml_id(self) -> u32 {
+    /// How a file holds a tensor that was read.
+    pub fn of(info: &TensorInfo) -> Self {
+        match info.packed {
+            None => Self::Plain(info.dtype),
+            Some(Packed::ScaledNvfp4) => Self::Plain(DType::NVFP4),
+            Some(packed) => Self::Packed(packed),
+        }
+    }
+
+    pub fn ggml_id(self) -> Option<u32> {
         match self {
-            Self::Plain(dtype) => dtype.ggml_id().unwrap_or_default(),
-            Self::Packed(packed) => packed.ggml_id().unwrap_or_default(),
+            Self::Plain(dtype) => dtype.ggml_id(),
+            Self::Packed(packed) => packed.ggml_id(),
         }
     }
 
@@ -218,10 +227,10 @@ impl Stored {
     }
 
     /// What it is when it is read.
-    fn dtype(self) -> DType {
+    pub fn dtype(self) -> DType {
         match self {
             Self::Plain(dtype) => dtype,
-            Self::Packed(_) => Packed::UNPACKED,
+            Self::Packed(packed) => packed.unpacked(),
         }
     }
 
@@ -271,11 +280,15 @@ fn tensor(cursor: &mut Cursor<'_>, n: u64) -> Result<Record, GgufError> {
     let mut rest = || -> Result<_, Fault> {
         let start = *cursor;
         let n_dims = cursor.u32()?;
-        if n_dims == 0 || n_dims as usize > MAX_DIMS {
+        if n_dims as usize > MAX_DIMS {
             return Err(start.fault(Problem::Dims { got: n_dims.into(), max: MAX_DIMS }));
         }
         let shape_at = *cursor;
-        let shape = (0..n_dims).map(|_| cursor.u64()).collect::<Result<Vec<_>, _>>()?;
+        let mut shape = (0..n_dims).map(|_| cursor.u64()).collect::<Result<Vec<_>, _>>()?;
+        // One number, which some writers give no size.
+        if shape.is_empty() {
+            shape.push(1);
+        }
         let type_at = *cursor;
         let id = cursor.u32()?;
         let stored = Stored::from_ggml_id(id).ok_or_else(|| type_at.fault(Problem::TensorType { id }))?;
@@ -367,7 +380,8 @@ fn check_neighbours(
             None => r.is_last_of(got, alignment),
         };
         if !fits {
-            let (type_name, id, want) = (r.stored.name(), r.stored.ggml_id(), r.n_bytes as u64);
+            let (type_name, id, want) =
+                (r.stored.name(), r.stored.ggml_id().unwrap_or_default(), r.n_bytes as u64);
             return Err(r.fail(Problem::Space { id, type_name, want, got, is_last: next.is_none() }));
         }
     }

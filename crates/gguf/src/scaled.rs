@@ -55,6 +55,12 @@ impl Gguf {
         (is_sound && [1, n_matrices].contains(&scales.n)).then_some((scales, names))
     }
 
+    /// The tensor that holds the scales of `info`, where it has any: its name and its numbers.
+    pub fn scale_tensor(&self, info: &TensorInfo) -> Option<(String, Vec<f32>)> {
+        let stem = info.name.strip_suffix(".weight")?;
+        Some((format!("{stem}.scale"), self.values_of(info.scales?)))
+    }
+
     fn values_of(&self, scales: Scales) -> Vec<f32> {
         // Checked by `parse`, as of any tensor.
         let bytes = self.shards[scales.shard].bytes.range(scales.offset, 4 * scales.n);

@@ -7,9 +7,9 @@ use std::path::Path;
 use kvant_codec::DType;
 
 use crate::error::Item;
-use crate::parse::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_KEY, MAX_TENSOR_NAME};
+use crate::parse::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_KEY, MAX_TENSOR_NAME, Stored};
 use crate::value::convert;
-use crate::{Element, GgufError, Meta, Problem, Value, ValueType};
+use crate::{Element, GgufError, Meta, Problem, TensorInfo, Value, ValueType};
 
 /// The metadata and tensor records of a file to be written; the data is streamed by [`GgufWriter::save`].
 #[derive(Debug, Clone)]
@@ -132,15 +132,27 @@ impl GgufWriter {
     /// [`Problem::NameLength`], [`Problem::Declared`], [`Problem::Dims`], [`Problem::Shape`], [`Problem::Row`], or
     /// [`Problem::NotStorable`] for the turbo formats.
     pub fn add_tensor(&mut self, name: &str, shape: &[usize], dtype: DType) -> Result<(), GgufError> {
+        self.add(name, shape, Stored::Plain(dtype))
+    }
+
+    /// Adds a tensor as the file of `info` holds it, in whatever type; its data are [`Gguf::stored_data`](crate::Gguf::stored_data).
+    ///
+    /// # Errors
+    /// [`Problem::Declared`].
+    pub fn add_stored(&mut self, info: &TensorInfo) -> Result<(), GgufError> {
+        self.add(&info.name, &info.shape, Stored::of(info))
+    }
+
+    fn add(&mut self, name: &str, shape: &[usize], stored: Stored) -> Result<(), GgufError> {
         let tensor = self
-            .checked_tensor(name, shape, dtype)
+            .checked_tensor(name, shape, stored)
             .map_err(|problem| GgufError::new(Item::Tensor(name.to_owned()), None, problem))?;
         self.tensor_of.insert(name.to_owned(), self.tensors.len());
         self.tensors.push(tensor);
         Ok(())
     }
 
-    fn checked_tensor(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor, Problem> {
+    fn checked_tensor(&self, name: &str, shape: &[usize], stored: Stored) -> Result<Tensor, Problem> {
         check_name(name, MAX_TENSOR_NAME)?;
         if let Some(&first) = self.tensor_of.get(name) {
             return Err(Problem::Declared { first });
@@ -149,8 +161,8 @@ impl GgufWriter {
             return Err(Problem::Dims { got: shape.len() as u64, max: MAX_DIMS });
         }
         let shape: Vec<u64> = shape.iter().map(|d| *d as u64).collect();
-        let (_, n_bytes) = parse::checked_shape(&shape, parse::Stored::Plain(dtype))?;
-        let type_id = dtype.ggml_id().ok_or(Problem::NotStorable { dtype })?;
+        let (_, n_bytes) = parse::checked_shape(&shape, stored)?;
+        let type_id = stored.ggml_id().ok_or(Problem::NotStorable { dtype: stored.dtype() })?;
         Ok(Tensor { name: name.to_owned(), shape, type_id, n_bytes: n_bytes as u64 })
     }
 

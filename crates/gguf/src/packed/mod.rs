@@ -1,6 +1,7 @@
-//! Types that files hold and nothing multiplies: they are unpacked to q8_0 when their data is asked for.
+//! Types that files hold and nothing multiplies: they are unpacked to q8_0 when their data is asked for, or plain numbers to f32
+//! (`number.rs`).
 //!
-//! All have blocks of 256 values, each a whole number times what the block has in common, an f16 times a constant: with `s` a scale
+//! All that become q8_0 have blocks of 256 values, each a whole number times what the block has in common, an f16 times a constant: with `s` a scale
 //! of some bits for 16 or 32 values, `g` a level of a *grid* (a table of rows of 8 or 4 levels that a code is the number of), and
 //! signs.
 //!
@@ -25,6 +26,7 @@
 use half::f16;
 use kvant_codec::DType;
 
+mod number;
 mod unpack;
 
 use unpack::Numbers;
@@ -52,6 +54,16 @@ pub enum Packed {
     Tq2_0,
     /// nvfp4, which kernels have, with a scale of the whole tensor, which they have not: see `scaled.rs`.
     ScaledNvfp4,
+    /// Whole numbers of 8 bits.
+    I8,
+    /// Of 16 bits.
+    I16,
+    /// Of 32 bits.
+    I32,
+    /// Of 64 bits.
+    I64,
+    /// IEEE binary64.
+    F64,
 }
 
 /// Values of a block of any of them.
@@ -62,7 +74,10 @@ const UNPACKED: DType = DType::Q8_0;
 const OUT: (usize, usize) = (UNPACKED.block_len(), UNPACKED.block_bytes());
 
 impl Packed {
-    /// All of them.
+    /// Plain numbers, which become f32.
+    pub const NUMBERS: [Self; 5] = [Self::I8, Self::I16, Self::I32, Self::I64, Self::F64];
+
+    /// All others, which become [`Packed::UNPACKED`].
     pub const ALL: [Self; 10] = [
         Self::Iq1S,
         Self::Iq1M,
@@ -76,8 +91,13 @@ impl Packed {
         Self::ScaledNvfp4,
     ];
 
-    /// What they are unpacked to.
+    /// What those of [`Packed::ALL`] are unpacked to.
     pub const UNPACKED: DType = UNPACKED;
+
+    /// What it is unpacked to.
+    pub fn unpacked(self) -> DType {
+        if Self::NUMBERS.contains(&self) { DType::F32 } else { UNPACKED }
+    }
 
     /// The name, the tensor type id in GGUF files, and the bytes of a block.
     const fn sheet(self) -> (&'static str, Option<u32>, usize) {
@@ -92,6 +112,11 @@ impl Packed {
             Self::Tq1_0 => ("tq1_0", Some(34), 54),
             Self::Tq2_0 => ("tq2_0", Some(35), 66),
             Self::ScaledNvfp4 => ("nvfp4 with a scale", None, DType::NVFP4.block_bytes()),
+            Self::I8 => ("i8", Some(24), 1),
+            Self::I16 => ("i16", Some(25), 2),
+            Self::I32 => ("i32", Some(26), 4),
+            Self::I64 => ("i64", Some(27), 8),
+            Self::F64 => ("f64", Some(28), 8),
         }
     }
 
@@ -109,6 +134,7 @@ impl Packed {
     pub const fn block_len(self) -> usize {
         match self {
             Self::ScaledNvfp4 => DType::NVFP4.block_len(),
+            Self::I8 | Self::I16 | Self::I32 | Self::I64 | Self::F64 => 1,
             _ => BLOCK,
         }
     }
@@ -120,11 +146,19 @@ impl Packed {
 
     /// The type behind a GGUF tensor type id, if it is one of these.
     pub fn from_ggml_id(id: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|packed| packed.ggml_id() == Some(id))
+        Self::stored().find(|packed| packed.ggml_id() == Some(id))
     }
 
-    /// Whole blocks as q8_0, on every core.
+    /// Those that have a tensor type id of their own.
+    pub(crate) fn stored() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().chain(Self::NUMBERS).filter(|packed| packed.ggml_id().is_some())
+    }
+
+    /// Whole blocks as [`Packed::unpacked`], on every core.
     pub(crate) fn unpack(self, bytes: &[u8]) -> Vec<u8> {
+        if Self::NUMBERS.contains(&self) {
+            return number::as_f32(self, bytes);
+        }
         let n_blocks = bytes.len() / self.block_bytes();
         let mut out = vec![0; n_blocks * BLOCK / OUT.0 * OUT.1];
         let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -225,7 +259,7 @@ mod tests {
 
     #[test]
     fn ids_and_names_lead_back_and_are_no_others() {
-        for packed in Packed::ALL {
+        for packed in Packed::ALL.into_iter().chain(Packed::NUMBERS) {
             if let Some(id) = packed.ggml_id() {
                 assert_eq!((Packed::from_ggml_id(id), DType::from_ggml_id(id)), (Some(packed), None));
             }
