@@ -5,7 +5,7 @@ mod recipe;
 use std::path::Path;
 
 use kvant_codec::DType;
-use kvant_gguf::{Gguf, GgufWriter, Packed, TensorInfo};
+use kvant_gguf::{Gguf, GgufWriter, Packed, TensorInfo, printable_path};
 use kvant_model::check_finite;
 use kvant_model::retype::{convert, for_rows, is_matrix};
 
@@ -37,7 +37,8 @@ pub struct TypeCount {
 /// file at `path` is replaced whole or not at all.
 ///
 /// # Errors
-/// A type that GGUF files cannot hold, a tensor that holds NaN or an infinity (it is named), or a file that cannot be written.
+/// A type that GGUF files cannot hold, a tensor that holds NaN or an infinity (it is named), one of several files that the model is read
+/// from, or a file that cannot be written.
 pub fn quantize(
     gguf: &Gguf,
     path: &Path,
@@ -50,6 +51,7 @@ pub fn quantize(
         expected: "a weight type that GGUF files hold".to_owned(),
         got: recipe.to_string(),
     })?;
+    refuse_shard(gguf, path)?;
     let wanted = recipe.types(gguf);
     let tensors = || gguf.tensors().iter().zip(&wanted).map(|(info, wanted)| (info, becomes(info, *wanted)));
     let mut writer = GgufWriter::with_meta(gguf.meta())?;
@@ -100,6 +102,21 @@ fn becomes(info: &TensorInfo, wanted: Option<DType>) -> Option<DType> {
         Some(_) => false,
     };
     (!is_there).then_some(dtype)
+}
+
+/// Refuses to put a whole model in the place of a part of it: the other parts would have no first one any more.
+fn refuse_shard(gguf: &Gguf, path: &Path) -> Result<(), Error> {
+    let is_same =
+        |shard: &Path| matches!((shard.canonicalize(), path.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    let n = gguf.shard_paths().count();
+    if n > 1 && gguf.shard_paths().flatten().any(is_same) {
+        return Err(Error::Setting {
+            name: "file to write",
+            expected: format!("another one than the {n} files that the model is read from"),
+            got: printable_path(path),
+        });
+    }
+    Ok(())
 }
 
 /// The type that most values of a model's matrices have.
@@ -296,6 +313,34 @@ mod tests {
         quantize(&gguf, &path, DType::F32, &mut |_| ()).unwrap();
         assert_eq!(Gguf::open(&path).unwrap().tensors()[0].dtype, DType::F32);
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_model_in_several_files_is_not_put_in_the_place_of_one_of_them() {
+        let folder = path("parts");
+        std::fs::create_dir(&folder).unwrap();
+        let part = |no: u16| folder.join(format!("m-{:05}-of-00002.gguf", no + 1));
+        for no in 0..2 {
+            let mut writer = GgufWriter::new();
+            writer.set("split.no", no).unwrap();
+            writer.set("split.count", 2_u16).unwrap();
+            writer.set("split.tensors.count", 2_i32).unwrap();
+            let name = format!("blk.{no}.ffn_up.weight");
+            writer.add_tensor(&name, &[32, 2], DType::F32).unwrap();
+            writer.save::<Error>(part(no), |sink| Ok(sink.bytes(&name, &[0; 256])?)).unwrap();
+        }
+        let gguf = Gguf::open(part(0)).unwrap();
+        for no in 0..2 {
+            let before = std::fs::read(part(no)).unwrap();
+            let refused = quantize(&gguf, &part(no), DType::Q8_0, &mut |_| ()).unwrap_err().to_string();
+            assert!(
+                refused.contains("another one than the 2 files that the model is read from"),
+                "{refused}"
+            );
+            assert_eq!(std::fs::read(part(no)).unwrap(), before);
+        }
+        quantize(&gguf, &folder.join("whole.gguf"), DType::Q8_0, &mut |_| ()).unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
