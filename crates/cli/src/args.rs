@@ -377,9 +377,10 @@ pub fn check_target(path: Option<&Path>) -> Result<(), Failure> {
     kvant::files::check_target(path).map_err(|error| Failure::work(printable_path(path), error))
 }
 
-/// Refuses what a model made from `from` cannot be written to: what it is made from, or weights of another folder.
-pub fn check_model_target(path: &Path, from: &Path) -> Result<(), Failure> {
-    let is_same = path.canonicalize().is_ok_and(|path| from.canonicalize().is_ok_and(|from| path == from));
+/// Refuses what a model made from what lies at `from` cannot be written to: what it is made from, or weights of another folder.
+pub fn check_model_target(path: &Path, from: Option<&Path>) -> Result<(), Failure> {
+    let real = |path: &Path| path.canonicalize().ok();
+    let is_same = from.is_some_and(|from| real(from).is_some_and(|from| real(path) == Some(from)));
     let refusal = |why: &str| Failure::work(printable_path(path), why);
     if is_same {
         return Err(refusal("is what the model would be made from: choose another name"));

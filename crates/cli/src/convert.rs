@@ -43,7 +43,7 @@ pub fn convert(args: ConvertArgs) -> Result<(), Failure> {
             format!("{}: expected a folder (kvant quantize takes GGUF files)", printable_path(&folder));
         return Err(Failure::Usage(line));
     }
-    check_model_target(&out, &folder)?;
+    check_model_target(&out, Some(&folder))?;
     let started = Instant::now();
     let gguf = hf::open(&folder).map_err(kvant::Error::from)?;
     let recipe = recipe.unwrap_or_else(|| quantize::usual_type(&gguf).into());

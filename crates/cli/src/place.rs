@@ -174,6 +174,14 @@ impl Place {
         }
     }
 
+    /// The file or folder, where it is named as one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(path),
+            _ => None,
+        }
+    }
+
     /// The file's name, for a summary.
     pub fn name(&self) -> String {
         match self {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use kvant::{Message, Model, Special};
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::pybacked::PyBackedBytes;
 
 use crate::refused;
 
@@ -16,7 +16,7 @@ pub(crate) enum Prompt {
     Text(String),
     /// Bytes are numbers to Python, and no tokens.
     #[pyo3(transparent, annotation = "bytes")]
-    Bytes(Py<PyBytes>),
+    Bytes(PyBackedBytes),
     #[pyo3(transparent, annotation = "a list of token numbers")]
     Tokens(Vec<u32>),
     #[pyo3(transparent, annotation = "a list of messages")]
@@ -27,8 +27,12 @@ impl Prompt {
     /// Its tokens.
     pub(crate) fn tokens(self, model: &Model) -> PyResult<Vec<u32>> {
         match self {
-            Self::Bytes(_) => {
-                Err(PyTypeError::new_err("expected str, a list of token numbers or of messages, got bytes"))
+            Self::Bytes(bytes) => {
+                let got = format!(
+                    "expected str, a list of token numbers or of messages, got {} bytes",
+                    bytes.len()
+                );
+                Err(PyTypeError::new_err(got))
             }
             Self::Tokens(tokens) => Ok(tokens),
             Self::Text(text) => model.text_prompt(&text, Special::AsText).map_err(refused),

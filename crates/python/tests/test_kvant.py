@@ -55,8 +55,9 @@ class Generating(unittest.TestCase):
         self.assertEqual(said[0], said[1])
         with self.assertRaises(KeyError):
             self.model.tokens([{"role": "user"}])
-        with self.assertRaises(TypeError):
-            self.model.tokens(3)
+        for no_prompt in (3, b"abc", bytearray(b"abc")):
+            with self.assertRaises(TypeError):
+                self.model.tokens(no_prompt)
 
     def test_a_generation_ends_when_its_session_is_used_for_something_else(self):
         session = self.model.session()

@@ -203,12 +203,12 @@ mod tests {
         });
         assert!((guesser.row_cost - 0.5).abs() < 0.03, "{}", guesser.row_cost);
         guesser.came_true = [0.3; EXPECTED.len()];
-        assert_eq!(guesser.guess(&[1, 2], 1, usize::MAX).len(), 0);
+        assert!(guesser.guess(&[1, 2], 1, usize::MAX).is_empty());
         // One step that something else delayed changes little.
         guesser.took(1, ms(1000));
         assert!(guesser.alone.unwrap() < 0.011);
         (0..300).for_each(|_| guesser.took(5, ms(10)));
-        assert!(guesser.guess(&[1, 2], 1, usize::MAX).len() > 0);
+        assert!(!guesser.guess(&[1, 2], 1, usize::MAX).is_empty());
         // No clock, no opinion.
         let mut timeless = Guesser::default();
         timeless.took(1, Duration::ZERO);

@@ -94,12 +94,12 @@ impl Course {
         let at = session.tokens().len();
         let tokens = &self.tokens[at..at + n];
         let is_last = at + n == self.tokens.len();
-        let guesses = match tokens {
-            &[token] if is_last && session.ahead().first() == Some(&token) => {
+        let guesses = match *tokens {
+            [token] if is_last && session.ahead().first() == Some(&token) => {
                 self.n_accepted += 1;
                 &[]
             }
-            &[token] if is_last && self.spoke.is_some() && most_guesses > 0 => {
+            [token] if is_last && self.spoke.is_some() && most_guesses > 0 => {
                 self.guesser.guess(session.tokens(), token, most_guesses)
             }
             _ => &[],
