@@ -72,7 +72,7 @@ const KEPT: [&str; 36] = [
 ];
 
 /// Whether a tensor holds weights that may be of any type; those of experts are matrices side by side. Biases, and tensors whose
-/// names [`KEPT`] knows, are none.
+/// names are kept by llama.cpp too (`KEPT`), are none.
 pub fn is_matrix(info: &TensorInfo) -> bool {
     let is_kept = !info.name.ends_with(".weight") || KEPT.iter().any(|kept| info.name.contains(kept));
     (2..=3).contains(&info.shape.len()) && info.rows() > 1 && !is_kept

@@ -6,6 +6,7 @@ mod folders;
 mod help;
 mod hub;
 mod prompts;
+mod quantize;
 mod serve;
 mod traces;
 mod tuning;
