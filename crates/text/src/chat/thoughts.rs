@@ -29,6 +29,8 @@ pub struct Thoughts {
     /// Blanks that come now are part of nothing.
     skips_blanks: bool,
     held: String,
+    /// Bytes at the start of what is held that are blanks, and need not be looked at again: a run of them may be long.
+    blanks: usize,
 }
 
 impl Thoughts {
@@ -40,12 +42,12 @@ impl Thoughts {
             true => State::Start,
             false => State::Speaking,
         };
-        Self { state, skips_blanks: state == State::Thinking, held: String::new() }
+        Self { state, skips_blanks: state == State::Thinking, held: String::new(), blanks: 0 }
     }
 
     /// Of an answer that is all text.
     pub fn none() -> Self {
-        Self { state: State::Speaking, skips_blanks: false, held: String::new() }
+        Self { state: State::Speaking, skips_blanks: false, held: String::new(), blanks: 0 }
     }
 
     /// Whether a thought has begun and not ended.
@@ -72,13 +74,13 @@ impl Thoughts {
     /// Takes one thing from what is held. Whether there may be more.
     fn step(&mut self, said: &mut Vec<Said>) -> bool {
         if self.skips_blanks {
-            self.held = self.held.trim_start().to_owned();
+            self.keep(first_word(&self.held, 0));
             self.skips_blanks = self.held.is_empty();
         }
         match self.state {
             State::Start => self.start(),
             State::Thinking => {
-                let (thought, is_complete) = take_until(&mut self.held, HAS_THOUGHT);
+                let (thought, is_complete) = take_from(&mut self.held, &mut self.blanks, HAS_THOUGHT);
                 put(said, Said::Thought, thought);
                 if is_complete {
                     (self.state, self.skips_blanks) = (State::Speaking, true);
@@ -94,9 +96,10 @@ impl Thoughts {
 
     /// What an answer begins with decides whether it is a thought.
     fn start(&mut self) -> bool {
-        let begun = self.held.trim_start();
-        if let Some(thought) = begun.strip_prefix(THINKS) {
-            self.held = thought.to_owned();
+        self.blanks = first_word(&self.held, self.blanks);
+        let begun = &self.held[self.blanks..];
+        if begun.starts_with(THINKS) {
+            self.keep(self.blanks + THINKS.len());
             (self.state, self.skips_blanks) = (State::Thinking, true);
             return true;
         }
@@ -106,20 +109,47 @@ impl Thoughts {
         self.state = State::Speaking;
         true
     }
+
+    /// Lets go of what is held before byte `from`.
+    fn keep(&mut self, from: usize) {
+        self.held.drain(..from);
+        self.blanks = 0;
+    }
 }
 
 /// Takes what stands before `mark` and, where that is there, the mark too, and says so; else all that cannot be the beginning of one.
 /// Blanks before a mark belong to nothing.
 pub fn take_until(held: &mut String, mark: &str) -> (String, bool) {
-    if let Some(at) = held.find(mark) {
-        let after = held.split_off(at);
+    take_from(held, &mut 0, mark)
+}
+
+/// As [`take_until`], where the first `blanks` bytes of what is held are known to be blanks; as many are then.
+fn take_from(held: &mut String, blanks: &mut usize, mark: &str) -> (String, bool) {
+    let known = std::mem::take(blanks);
+    if let Some(at) = held[known..].find(mark) {
+        let after = held.split_off(known + at);
         let said = std::mem::replace(held, after[mark.len()..].to_owned());
         return (said.trim_end().to_owned(), true);
     }
-    let is_begun = |at: &usize| mark.starts_with(held[*at..].trim_start());
-    let at = held.char_indices().map(|(at, _)| at).find(is_begun).unwrap_or(held.len());
-    let left = held.split_off(at);
-    (std::mem::replace(held, left), false)
+    let word = held.len() - begun(&held[known..], mark);
+    let at = match held[known..word].trim_end().len() {
+        0 => 0,
+        len => known + len,
+    };
+    *blanks = word - at;
+    // Taking nothing leaves what is held where it is, however long.
+    (held.drain(..at).collect(), false)
+}
+
+/// How many bytes at the end of `text` are the beginning of a `mark` and not all of it.
+fn begun(text: &str, mark: &str) -> usize {
+    let beginnings = mark.char_indices().map(|(at, _)| &mark[..at]);
+    beginnings.rev().find(|start| text.ends_with(start)).map_or(0, str::len)
+}
+
+/// Where the first character that is no blank stands, from byte `from` on.
+fn first_word(text: &str, from: usize) -> usize {
+    text.len() - text[from..].trim_start().len()
 }
 
 /// Puts text behind what is there; none is nothing.
@@ -166,10 +196,29 @@ mod tests {
             (knows, "", "<thin air", "", "<thin air"),
             (knows, "", "<think></think>Yes. <think>No.</think>", "", "Yes. <think>No.</think>"),
             (knows, "Go on: <think>\n", "Hm.</think>Yes.", "Hm.", "Yes."),
+            (knows, "", " \n <think>a \n b  </thin  </think> c", "a \n b  </thin", "c"),
+            (knows, "", "  <thin", "", "  <thin"),
+            (knows, "", "<think>é  \u{2003} é</</think>ü", "é  \u{2003} é</", "ü"),
             ("", "<think>", "<think>x</think>", "", "<think>x</think>"),
         ] {
             let got = taken_apart(source, prompt, text);
             assert_eq!(got, (thought.to_owned(), answer.to_owned()), "{text:?}");
         }
+    }
+    #[test]
+    fn what_is_known_to_be_blank_is_not_looked_at_again() {
+        for begins in ["", "<think>a"] {
+            let mut thoughts = Thoughts::of("</think>", "");
+            thoughts.push(begins);
+            for n in 1..=100 {
+                assert_eq!(thoughts.push(" "), []);
+                assert_eq!(thoughts.push("\u{2003}"), []);
+                assert_eq!(thoughts.held.len(), 4 * n);
+                assert!(thoughts.blanks + 4 > thoughts.held.len(), "{} of {}", thoughts.blanks, 4 * n);
+            }
+        }
+        let mut held = "a  <tool".to_owned();
+        assert_eq!(take_until(&mut held, "<tool_call>"), ("a".to_owned(), false));
+        assert_eq!(held, "  <tool");
     }
 }
