@@ -142,6 +142,7 @@ fn corpus() -> Vec<(&'static str, String)> {
             {% endfor %}"
                 .to_owned(),
         ),
+        ("copied text", format!("{{% set x = 'x' * 30000000 %}}{}", forever("{% set y = x ~ 'y' %}"))),
         ("namespaces", forever("{% set a = namespace(x='y' * 1000) %}")),
         // Numbers, and what is no template.
         ("big numbers", "{{ 9223372036854775807 * 9223372036854775807 * 9223372036854775807 }}".to_owned()),

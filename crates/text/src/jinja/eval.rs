@@ -1,13 +1,13 @@
 //! Walks the tree of a template.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use jiff::civil::DateTime;
 
-use super::ast::{Args, Cmp, Expr, Filter, For, MacroDef, Post, Stmt, StmtKind, Target};
+use super::ast::{Args, Cmp, Expr, Filter, For, MacroDef, Post, Stmt, StmtKind};
 use super::meter::Meter;
 use super::text::{Draft, Text};
 use super::value::{Closure, Entries, Function, Items, List, Value};
@@ -78,7 +78,7 @@ pub(super) struct Interpreter {
     root: Scope,
     /// Those of loops and macros, the innermost last.
     scopes: Vec<Scope>,
-    namespaces: Vec<Entries>,
+    pub(super) namespaces: Vec<Entries>,
     now: DateTime,
     depth: usize,
     /// The line being worked on.
@@ -126,13 +126,18 @@ impl Interpreter {
         Ok(done)
     }
 
-    fn lookup(&self, name: &str) -> Value {
+    pub(super) fn lookup(&self, name: &str) -> Value {
         let scopes = self.scopes.iter().rev().chain([&self.root, &self.globals]);
         scopes.into_iter().find_map(|scope| scope.get(name)).cloned().unwrap_or(Value::Undefined)
     }
 
-    fn set(&mut self, name: &str, value: Value) {
-        self.scopes.last_mut().unwrap_or(&mut self.root).insert(name.to_owned(), value);
+    /// The variables that a template sets now.
+    pub(super) fn scope(&mut self) -> &mut Scope {
+        self.scopes.last_mut().unwrap_or(&mut self.root)
+    }
+
+    pub(super) fn set(&mut self, name: &str, value: Value) {
+        self.scope().insert(name.to_owned(), value);
     }
 
     fn body(&mut self, body: &[Stmt], out: &mut Draft) -> Result<Flow> {
@@ -166,7 +171,10 @@ impl Interpreter {
             }
             StmtKind::For(each) => return self.for_each(each, out),
             StmtKind::Set(target, expr) => {
-                let value = self.eval(expr)?;
+                let value = match expr {
+                    Expr::Chain(first, rest) if target.is(first) => self.grown(target, first, rest)?,
+                    _ => self.eval(expr)?,
+                };
                 self.assign(target, value)?;
             }
             StmtKind::SetBlock(target, filters, body) => {
@@ -238,36 +246,6 @@ impl Interpreter {
         Ok(Flow::Next)
     }
 
-    fn assign(&mut self, target: &Target, value: Value) -> Result<()> {
-        match target {
-            Target::Name(name) => self.set(name, value),
-            Target::Tuple(names) => {
-                let list = ops::list(&value, &self.meter)?;
-                if list.items().len() != names.len() {
-                    let (expected, got) = (names.len(), list.items().len());
-                    return Err(Fault::failed(format!(
-                        "expected {expected} values to take apart, got {got}"
-                    )));
-                }
-                for (name, item) in names.iter().zip(list.items()) {
-                    self.set(name, item.clone());
-                }
-            }
-            Target::Attr(name, attr) => {
-                let key = Value::own(&self.meter, attr)?;
-                let Value::Namespace(id) = self.lookup(name) else {
-                    return Err(Fault::failed(format!(
-                        "'{name}' is no namespace, so '{attr}' cannot be set"
-                    )));
-                };
-                if let Some(namespace) = self.namespaces.get_mut(id) {
-                    namespace.set(key, value)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn apply(&mut self, filters: &[Filter], mut value: Value) -> Result<Value> {
         for filter in filters {
             let args = self.args(&filter.args)?;
@@ -277,7 +255,7 @@ impl Interpreter {
     }
 
     /// The value of an expression.
-    fn eval(&mut self, expr: &Expr) -> Result<Value> {
+    pub(super) fn eval(&mut self, expr: &Expr) -> Result<Value> {
         self.deeper(|me| match expr {
             Expr::None => Ok(Value::None),
             Expr::Bool(b) => Ok(Value::Bool(*b)),
@@ -300,7 +278,7 @@ impl Interpreter {
                 let mut value = me.eval(first)?;
                 for (op, right) in rest {
                     let right = me.eval(right)?;
-                    value = ops::binary(*op, &value, &right, &me.meter)?;
+                    value = ops::binary(*op, value, &right, &me.meter)?;
                 }
                 Ok(value)
             }

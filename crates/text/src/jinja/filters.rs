@@ -106,7 +106,7 @@ impl Interpreter {
                 let mut sum = args.take(1, "start").unwrap_or(Value::Int(0));
                 args.finish(2)?;
                 for item in self.picked(value, attribute.as_ref())?.items() {
-                    sum = ops::binary(super::ast::Op::Add, &sum, item, &self.meter)?;
+                    sum = ops::binary(super::ast::Op::Add, sum, item, &self.meter)?;
                 }
                 Ok(sum)
             }
@@ -141,7 +141,7 @@ impl Interpreter {
                 args.finish(3)?;
                 let width = match &width {
                     Value::Text(text) => Value::Text(text.clone()),
-                    n => ops::binary(super::ast::Op::Mul, &Value::own(&self.meter, " ")?, n, &self.meter)?,
+                    n => ops::binary(super::ast::Op::Mul, Value::own(&self.meter, " ")?, n, &self.meter)?,
                 };
                 indent(&text, &self.text(&width)?, first, blank)
             }

@@ -5,14 +5,16 @@ use std::rc::Rc;
 
 use super::Fault;
 
-/// Steps after which a template is stopped: well below a second. A conversation of ten thousand messages takes about a
-/// million.
-pub(crate) const MAX_STEPS: u64 = 5_000_000;
+/// Steps after which a template is stopped, besides one for each byte that it was given: well below a second. A
+/// conversation of ten thousand messages takes about a million, unless a template looks back at all that came before each.
+pub(crate) const MAX_STEPS: u64 = 10_000_000;
 /// Bytes that a template may hold at once, its output included, besides four times the
 /// conversation that it was given.
 pub(crate) const MAX_BYTES: usize = 64 << 20;
-/// Bytes that are copied or searched in the time of one step.
+/// Bytes that are gone through, character by character, in the time of one step.
 const BYTES_PER_STEP: usize = 32;
+/// Bytes that are written in that time, as a whole and to fresh memory.
+const WRITTEN_PER_STEP: usize = 256;
 
 /// What is left. Every value of a render holds its share and gives it back when it is dropped.
 #[derive(Debug)]
@@ -73,10 +75,17 @@ impl Held {
     /// [`Fault::Bytes`] when there are not as many; [`Fault::Steps`] when there is no time to write them.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), Fault> {
         let left = self.meter.bytes.get().checked_sub(bytes).ok_or(Fault::Bytes)?;
-        self.meter.read(bytes)?;
+        self.meter.work(1 + bytes / WRITTEN_PER_STEP)?;
         self.meter.bytes.set(left);
         self.bytes += bytes;
         Ok(())
+    }
+
+    /// Gives `bytes` back.
+    pub(super) fn shrink(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.bytes);
+        self.meter.bytes.set(self.meter.bytes.get().saturating_add(bytes));
+        self.bytes -= bytes;
     }
 
     /// Whom it was taken from.

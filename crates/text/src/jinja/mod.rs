@@ -19,6 +19,7 @@ mod meter;
 mod methods;
 mod ops;
 mod parse;
+mod place;
 mod show;
 mod text;
 mod value;

@@ -38,32 +38,48 @@ pub(super) fn parts<'a>(text: &Text, parts: impl IntoIterator<Item = &'a str>) -
 }
 
 /// `left op right`
-pub(super) fn binary(op: Op, left: &Value, right: &Value, meter: &Rc<Meter>) -> Result<Value> {
+pub(super) fn binary(op: Op, left: Value, right: &Value, meter: &Rc<Meter>) -> Result<Value> {
     meter.work(1)?;
     match (op, left, right) {
-        (Op::Concat, _, _) | (Op::Add, Value::Text(_), Value::Text(_)) => {
-            let mut out = Draft::new(meter);
-            show::print(left, &mut out, meter)?;
-            show::print(right, &mut out, meter)?;
-            Ok(Value::Text(out.finish()?))
-        }
+        (Op::Concat, left, _) => concat(left, right, meter),
+        (Op::Add, left @ Value::Text(_), Value::Text(_)) => concat(left, right, meter),
         (Op::Add, Value::List(a), Value::List(b)) => {
             List::collect(meter, a.items().iter().chain(b.items()).map(|item| Ok(item.clone())))
         }
-        (Op::Mul, Value::Text(text), n) | (Op::Mul, n, Value::Text(text)) => {
-            let mut out = Draft::new(meter);
-            for _ in 0..times(n, text.len())? {
-                out.push_text(text)?;
-            }
-            Ok(Value::Text(out.finish()?))
-        }
-        (Op::Mul, Value::List(list), n) | (Op::Mul, n, Value::List(list)) => {
-            let times = times(n, list.items().len())?;
-            let all = (0..times).flat_map(|_| list.items());
-            List::collect(meter, all.map(|item| Ok(item.clone())))
-        }
-        _ => number(op, left, right),
+        (Op::Mul, Value::Text(text), n) => repeat_text(&text, n, meter),
+        (Op::Mul, n, Value::Text(text)) => repeat_text(text, &n, meter),
+        (Op::Mul, Value::List(list), n) => repeat_list(&list, n, meter),
+        (Op::Mul, n, Value::List(list)) => repeat_list(list, &n, meter),
+        (_, left, _) => number(op, &left, right),
     }
+}
+
+/// Both as text, one behind the other; behind the left one where it is, if nobody else has it.
+fn concat(left: Value, right: &Value, meter: &Rc<Meter>) -> Result<Value> {
+    let mut out = match left {
+        Value::Text(text) => Draft::of(text)?,
+        left => {
+            let mut out = Draft::new(meter);
+            show::print(&left, &mut out, meter)?;
+            out
+        }
+    };
+    show::print(right, &mut out, meter)?;
+    Ok(Value::Text(out.finish()?))
+}
+
+fn repeat_text(text: &Text, n: &Value, meter: &Rc<Meter>) -> Result<Value> {
+    let mut out = Draft::new(meter);
+    for _ in 0..times(n, text.len())? {
+        out.push_text(text)?;
+    }
+    Ok(Value::Text(out.finish()?))
+}
+
+fn repeat_list(list: &List, n: &Value, meter: &Rc<Meter>) -> Result<Value> {
+    let times = times(n, list.items().len())?;
+    let all = (0..times).flat_map(|_| list.items());
+    List::collect(meter, all.map(|item| Ok(item.clone())))
 }
 
 /// How often something of `len` is repeated: never, if it is empty.

@@ -138,6 +138,46 @@ fn expressions_and_statements_mean_what_jinja_says() {
 }
 
 #[test]
+fn text_that_grows_message_by_message_costs_what_it_takes_to_write() {
+    let messages: Vec<_> = (0..20_000).map(|i| json!({"content": format!("{i:0200}")})).collect();
+    let given = Given { own: Vec::new(), said: vec![("messages", json!(messages))] };
+    for source in [
+        "{% set ns = namespace(out='') %}{% for m in messages %}{% set ns.out = ns.out ~ '<s>' ~ m.content ~ '\n' %}\
+         {% if not ns.out.endswith('\n') %}no{% endif %}{% endfor %}{{ ns.out }}",
+        "{% set ns = namespace(out='') %}{% for m in messages %}{% set ns.out = ns.out + '<s>' + (m.content + '\n') %}\
+         {% endfor %}{{ ns.out }}",
+    ] {
+        let (text, own) =
+            Template::parse(source).unwrap().render(&given, jiff::civil::DateTime::default()).unwrap();
+        assert_eq!((text.len(), own.len()), (20_000 * 204, 20_001));
+    }
+}
+
+#[test]
+fn text_that_grows_leaves_what_else_holds_it_as_it_was() {
+    for (source, want) in [
+        (
+            "{% set a = x %}{% set b = a %}{% set a = a ~ '!' %}{{ a }} {{ b }} {{ x }}",
+            "«Ab c»! «Ab c» «Ab c»",
+        ),
+        ("{% set a = 'a' ~ x %}{% set a = a ~ a ~ a %}{{ a }}", "a«Ab c»a«Ab c»a«Ab c»"),
+        ("{% set a = 'a' %}{% for i in 'xy' %}{% set a = a ~ i %}{{ a }}{% endfor %}{{ a }}", "axaya"),
+        (
+            "{% set ns = namespace(t='a') %}{% macro f() %}{% set ns.t = 'b' %}c{% endmacro %}\
+             {% set ns.t = ns.t ~ f() ~ ns.t %}{{ ns.t }}",
+            "acb",
+        ),
+        (
+            "{% set l = ['a' ~ x] %}{% set a = l[0] %}{% set a = a + '!' %}{{ l[0] }}{{ a }}",
+            "a«Ab c»a«Ab c»!",
+        ),
+        ("{% set a = 1 %}{% set a = a + 1 %}{% set a = a ~ 1 %}{% set a = a ~ '' %}{{ a }}", "21"),
+    ] {
+        assert_eq!(marked(source).as_deref(), Ok(want), "{source}");
+    }
+}
+
+#[test]
 fn what_cannot_be_done_is_said_with_its_line() {
     for (source, line, want) in [
         ("a\n{{ 1 + 'a' }}", 2, "a number + text"),

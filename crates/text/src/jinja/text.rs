@@ -38,6 +38,11 @@ impl Text {
         self.0.text.len()
     }
 
+    /// Whether both are the same text, not merely alike.
+    pub(super) fn is(&self, other: &Text) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+
     pub(super) fn meter(&self) -> &Rc<Meter> {
         self.0.held.meter()
     }
@@ -125,6 +130,24 @@ pub(super) struct Draft(Buf);
 impl Draft {
     pub(super) fn new(meter: &Rc<Meter>) -> Self {
         Draft(Buf { text: String::new(), flips: Vec::new(), held: Held::none(meter) })
+    }
+
+    /// A text that goes on: `text` itself where nobody else has it, and else a copy.
+    pub(super) fn of(text: Text) -> Result<Self, Fault> {
+        match Rc::try_unwrap(text.0) {
+            Ok(mut buf) => {
+                // It is taken again when the text is finished.
+                buf.held.shrink(OVERHEAD);
+                Ok(Draft(buf))
+            }
+            Err(shared) => {
+                let mut draft = Draft::new(shared.held.meter());
+                draft.0.held.grow(shared.text.len() + shared.flips.len() * size_of::<usize>())?;
+                draft.0.text.push_str(&shared.text);
+                draft.0.flips.extend_from_slice(&shared.flips);
+                Ok(draft)
+            }
+        }
     }
 
     /// Appends a piece.

@@ -171,6 +171,12 @@ impl Entries {
         Ok(self.entries.iter().find(|(other, _)| is_it(other)).map(|(_, value)| value))
     }
 
+    /// Where the value of a key that is text is kept.
+    pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Value> {
+        let is_it = |other: &Value| matches!(other, Value::Text(text) if text.as_str() == key);
+        self.entries.iter_mut().find(|(other, _)| is_it(other)).map(|(_, value)| value)
+    }
+
     pub(super) fn finish(mut self) -> Result<Value, Fault> {
         self.held.grow(OVERHEAD)?;
         Ok(Value::Map(Map(Rc::new(self))))

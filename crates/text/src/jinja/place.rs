@@ -1,0 +1,85 @@
+//! What templates assign to: variables, and attributes of namespaces.
+
+use super::ast::{Expr, Op, Post, Target};
+use super::eval::Interpreter;
+use super::value::Value;
+use super::{Fault, ops};
+
+type Result<T> = std::result::Result<T, Fault>;
+
+impl Target {
+    /// Whether `expr` reads what is assigned to.
+    pub(super) fn is(&self, expr: &Expr) -> bool {
+        match (self, expr) {
+            (Target::Name(name), Expr::Name(other)) => name == other,
+            (Target::Attr(name, attr), Expr::Postfix(base, posts, _)) => {
+                matches!(&**base, Expr::Name(other) if name == other)
+                    && matches!(&posts[..], [Post::Attr(other)] if attr == other)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Interpreter {
+    /// Makes `value` that of `target`.
+    pub(super) fn assign(&mut self, target: &Target, value: Value) -> Result<()> {
+        match target {
+            Target::Name(name) => self.set(name, value),
+            Target::Tuple(names) => {
+                let list = ops::list(&value, &self.meter)?;
+                if list.items().len() != names.len() {
+                    let (expected, got) = (names.len(), list.items().len());
+                    return Err(Fault::failed(format!(
+                        "expected {expected} values to take apart, got {got}"
+                    )));
+                }
+                for (name, item) in names.iter().zip(list.items()) {
+                    self.set(name, item.clone());
+                }
+            }
+            Target::Attr(name, attr) => {
+                let key = Value::own(&self.meter, attr)?;
+                let Value::Namespace(id) = self.lookup(name) else {
+                    return Err(Fault::failed(format!(
+                        "'{name}' is no namespace, so '{attr}' cannot be set"
+                    )));
+                };
+                if let Some(namespace) = self.namespaces.get_mut(id) {
+                    namespace.set(key, value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The value of `target = first op ...`, of which `first` is the target itself. The target lets go of a text that is about to
+    /// be replaced, so that it grows where it is: templates that put a conversation together message by message would copy it
+    /// each time.
+    pub(super) fn grown(&mut self, target: &Target, first: &Expr, rest: &[(Op, Expr)]) -> Result<Value> {
+        let mut value = self.eval(first)?;
+        let rest: Vec<_> =
+            rest.iter().map(|(op, right)| Ok((*op, self.eval(right)?))).collect::<Result<_>>()?;
+        if let Some(place) = self.place(target)
+            && matches!((&*place, &value), (Value::Text(a), Value::Text(b)) if a.is(b))
+        {
+            *place = Value::Undefined;
+        }
+        for (op, right) in rest {
+            value = ops::binary(op, value, &right, &self.meter)?;
+        }
+        Ok(value)
+    }
+
+    /// Where the value of `target` is kept, if it has one that assigning to it would replace.
+    fn place(&mut self, target: &Target) -> Option<&mut Value> {
+        match target {
+            Target::Name(name) => self.scope().get_mut(name),
+            Target::Attr(name, attr) => match self.lookup(name) {
+                Value::Namespace(id) => self.namespaces.get_mut(id)?.get_mut(attr),
+                _ => None,
+            },
+            Target::Tuple(_) => None,
+        }
+    }
+}
