@@ -110,16 +110,6 @@ pub enum TokenizerError {
         /// What is wrong with it.
         fault: MergeFault,
     },
-    /// A special id points outside of the vocabulary.
-    #[error("'{key}' is {got}, but the vocabulary has {n_vocab} tokens")]
-    SpecialId {
-        /// The metadata key.
-        key: &'static str,
-        /// The id in the file.
-        got: u32,
-        /// Tokens in the vocabulary.
-        n_vocab: usize,
-    },
     /// The file asks for a token at the start or end of each text and does not say which.
     #[error("the file asks to add '{key}' to each text, but does not define it")]
     MissingSpecial {

@@ -1,6 +1,6 @@
 //! The keys of a GGUF file that describe its vocabulary.
 
-use kvant_gguf::{Gguf, Meta, Strings};
+use kvant_gguf::{FromValue, Gguf, Meta, Strings, Value};
 
 use super::Tokenizer;
 use super::error::TokenizerError;
@@ -27,7 +27,7 @@ impl VocabData {
         let model = TokenizerModel::from_name(meta.get("tokenizer.ggml.model")?)?;
         let mut special = SpecialIds::default();
         for (key, id) in special.keyed() {
-            *id = meta.find(key)?;
+            *id = meta.find::<Id>(key)?.and_then(|id| id.0);
         }
         let tokens = strings("tokenizer.ggml.tokens", meta.get("tokenizer.ggml.tokens")?)?;
         let merges: Option<Strings<'_>> = meta.find("tokenizer.ggml.merges")?;
@@ -45,6 +45,19 @@ impl VocabData {
             strip_after_special: name.contains("phi-3") || name.contains("phi3"),
             ..VocabData::new(model, tokens)
         })
+    }
+}
+
+/// A special id of any integer type. Files say -1, or the largest number that fits, for a token that there is not.
+struct Id(Option<u32>);
+
+impl FromValue<'_> for Id {
+    fn expected() -> String {
+        "integer".to_owned()
+    }
+
+    fn from_value(value: Value<'_>) -> Option<Self> {
+        value.as_integer().map(|id| Id(id.try_into().ok()))
     }
 }
 

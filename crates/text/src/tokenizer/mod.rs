@@ -86,17 +86,11 @@ impl Tokenizer {
     /// Checks `data` and prepares it for use.
     ///
     /// # Errors
-    /// Any [`TokenizerError`]: an inconsistent vocabulary, an unknown pre-tokeniser, a special id out
-    /// of range, a merge of unknown tokens, ...
+    /// Any [`TokenizerError`]: an inconsistent vocabulary, an unknown pre-tokeniser, a merge of unknown tokens, ...
     pub fn new(data: VocabData) -> Result<Self, TokenizerError> {
         let model = data.model;
         let mut vocab = Vocab::new(model, data.tokens, data.token_types.as_deref())?;
         let mut special = default_ids(model, vocab.len(), data.special);
-        for (key, id) in special.keyed() {
-            if let Some(got) = id.filter(|&id| id as usize >= vocab.len()) {
-                return Err(TokenizerError::SpecialId { key, got, n_vocab: vocab.len() });
-            }
-        }
         let eog = special::end_of_generation(model, &mut vocab, &mut special);
         let missing = |key| TokenizerError::MissingKey { key, model: model.name() };
         let mut bos_by_default = matches!(model, TokenizerModel::Llama | TokenizerModel::Bert);
@@ -114,11 +108,12 @@ impl Tokenizer {
                 let gemma = model == TokenizerModel::Gemma4;
                 let name = if gemma { "gemma4" } else { data.pre.as_deref().unwrap_or("default") };
                 let pre = PreTokenizer::named(name)?;
-                bos_by_default = pre.add_bos || gemma;
+                bos_by_default = pre.add_bos;
                 Method::Bpe(Bpe::new(model, pre, &vocab, &merges)?)
             }
         };
-        let add_bos = data.add_bos.unwrap_or(bos_by_default);
+        // Gemma 4 needs one, and there are files that deny it by mistake.
+        let add_bos = data.add_bos.unwrap_or(bos_by_default) || model == TokenizerModel::Gemma4;
         let add_eos = data.add_eos.unwrap_or(model == TokenizerModel::Bert);
         let ends = [
             (add_bos, special.bos, "tokenizer.ggml.bos_token_id"),
@@ -319,10 +314,14 @@ impl Tokenizer {
     }
 }
 
-/// The ids of `given`, and where it has none, those that every vocabulary of the kind has had.
+/// The ids of `given` that are tokens, and where it has none, those that every vocabulary of the kind has had. Files name
+/// tokens that there are not, as those without a separator do; llama.cpp reads them as if they named none.
 fn default_ids(model: TokenizerModel, n_vocab: usize, given: SpecialIds) -> SpecialIds {
     let known = |id: u32| Some(id).filter(|&id| (id as usize) < n_vocab);
     let mut ids = given;
+    for (_, id) in ids.keyed() {
+        *id = id.and_then(known);
+    }
     match model {
         TokenizerModel::Llama => {
             ids.unk = ids.unk.or(known(0));

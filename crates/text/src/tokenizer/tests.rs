@@ -231,8 +231,11 @@ fn inconsistent_vocabularies_are_typed_errors() {
         (gpt2(), |d| d.token_types = Some(vec![1; 3]), |e| matches!(e, E::Length { got: 3, .. })),
         (gpt2(), |d| d.token_types = Some(vec![7; 257]), |e| matches!(e, E::TokenType { id: 0, got: 7 })),
         (gpt2(), |d| d.token_types = Some(vec![6; 257]), |e| matches!(e, E::ByteToken { .. })),
-        (gpt2(), |d| d.special.bos = Some(257), |e| matches!(e, E::SpecialId { got: 257, .. })),
-        (gpt2(), |d| d.special.mask = Some(u32::MAX), |e| matches!(e, E::SpecialId { .. })),
+        (
+            gpt2(),
+            |d| (d.add_bos, d.special.bos) = (Some(true), Some(257)),
+            |e| matches!(e, E::MissingSpecial { .. }),
+        ),
         (gpt2(), |d| d.add_bos = Some(true), |e| matches!(e, E::MissingSpecial { .. })),
         (spm(), |d| d.scores = None, |e| matches!(e, E::MissingKey { key: "tokenizer.ggml.scores", .. })),
         (spm(), |d| d.scores = Some(vec![0.0]), |e| matches!(e, E::Length { got: 1, .. })),
@@ -251,6 +254,41 @@ fn inconsistent_vocabularies_are_typed_errors() {
         assert_eq!(err.to_string().lines().count(), 1, "case {i}: {err}");
     }
     assert!(matches!(TokenizerModel::from_name("rwkv"), Err(E::UnknownModel { .. })));
+}
+
+#[test]
+fn special_ids_that_are_no_tokens_count_as_absent() {
+    let mut data = sentence_piece(&[("a", -1.0)]);
+    (data.special.bos, data.special.pad, data.special.sep) = (Some(u32::MAX), Some(4), Some(3));
+    let t = Tokenizer::new(data).unwrap();
+    assert_eq!((t.bos(), t.special().pad, t.special().sep), (Some(1), None, Some(3)));
+}
+
+#[test]
+fn special_ids_may_be_integers_of_any_type() {
+    use kvant_gguf::{GgufWriter, Value};
+    let read = |value: Value<'_>| {
+        let (mut writer, mut bytes) = (GgufWriter::new(), Vec::new());
+        writer.set("tokenizer.ggml.model", "gpt2").unwrap();
+        writer.set("tokenizer.ggml.padding_token_id", value).unwrap();
+        writer.set_array("tokenizer.ggml.tokens", ["a", "b"]).unwrap();
+        writer.write_to::<kvant_gguf::GgufError>(&mut bytes, |_| Ok(())).unwrap();
+        VocabData::from_meta(&Gguf::from_bytes(bytes).unwrap().meta()).map(|data| data.special.pad)
+    };
+    for one in [Value::U8(1), Value::I16(1), Value::U32(1), Value::I32(1), Value::U64(1), Value::I64(1)] {
+        assert_eq!(read(one).unwrap(), Some(1));
+    }
+    assert_eq!(read(Value::I32(-1)).unwrap(), None);
+    assert_eq!(read(Value::U64(u64::MAX)).unwrap(), None);
+    assert!(read(Value::F32(1.0)).is_err());
+}
+
+#[test]
+fn gemma_4_begins_with_bos_whatever_its_file_says() {
+    let mut data = VocabData::new(TokenizerModel::Gemma4, ["<bos>", "a"].map(str::to_owned).to_vec());
+    (data.merges, data.add_bos, data.special.bos) = (Some(Vec::new()), Some(false), Some(0));
+    let t = Tokenizer::new(data).unwrap();
+    assert_eq!(t.encode("a", Special::AsText, true).unwrap(), [0, 1]);
 }
 
 #[test]
