@@ -147,19 +147,18 @@ const ENDS: &[&str] = &[
 /// they count only where the file marks them as special.
 const ENDS_IF_SPECIAL: &[&str] = &["<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>", "[e~["];
 
-/// Texts after which a model waits for something else than the user: a tool's result, another file.
-const PAUSES: &[&str] = &[
-    "<|eom_id|>",
-    "<|return|>",
-    "<|call|>",
-    "<|calls|>",
-    "<|flush|>",
-    "<turn|>",
-    "<|tool_response>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-];
+/// Texts that fill up, in models that fill in files.
+const FIM_PADS: &[&str] = &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"];
+
+/// Texts with which such models begin another repository.
+const FIM_REPS: &[&str] = &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"];
+
+/// Texts with which they begin another file.
+const FIM_SEPS: &[&str] = &["<|file_sep|>"];
+
+/// Texts after which a model waits for something else than the user, such as a tool's result.
+const PAUSES: &[&str] =
+    &["<|eom_id|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>"];
 
 /// Fills in EOT and EOM where the file does not name them, makes the well-known enders control
 /// tokens, and returns the sorted ids of every token that ends a generation, as llama.cpp does.
@@ -175,10 +174,23 @@ pub(super) fn end_of_generation(
     special.eot = special.eot.or(eog.first().copied());
     special.eom = special.eom.or(find(&"<|eom_id|>"));
     eog.extend(PAUSES.iter().filter_map(find));
+    // What the file names goes before what the texts tell; a model that fills in files ends where it would go on to another.
+    let of_fim = [
+        (&mut special.fim_pad, FIM_PADS),
+        (&mut special.fim_rep, FIM_REPS),
+        (&mut special.fim_sep, FIM_SEPS),
+    ];
+    for (id, texts) in of_fim {
+        if id.is_none() {
+            *id = texts.iter().find_map(find);
+            eog.extend(*id);
+        }
+    }
     for &id in &eog {
         vocab.set_kind(id, TokenKind::Control);
     }
-    eog.extend([special.eos, special.eot, special.eom].into_iter().flatten());
+    let named = [special.eos, special.eot, special.eom, special.fim_pad, special.fim_rep, special.fim_sep];
+    eog.extend(named.into_iter().flatten());
     eog.sort_unstable();
     eog.dedup();
     keep_harmony_end(model, vocab, special, &mut eog);

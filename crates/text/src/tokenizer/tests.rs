@@ -284,6 +284,30 @@ fn special_ids_may_be_integers_of_any_type() {
 }
 
 #[test]
+fn a_model_that_fills_in_files_ends_where_another_file_would_begin() {
+    for text in
+        ["<PAD>", "[PAD]", "<fim-pad>", "<|fim_repo|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"]
+    {
+        let t = Tokenizer::new(byte_level(&[text, "x y"], &[])).unwrap();
+        assert!(t.eog_ids() == [256] && t.kind(256) == Some(TokenKind::Control), "{text}");
+    }
+    // The file's word goes before the texts.
+    let mut data = byte_level(&["<PAD>", "pad", "repo", "file"], &[]);
+    (data.special.fim_pad, data.special.fim_rep, data.special.fim_sep) = (Some(257), Some(258), Some(259));
+    let t = Tokenizer::new(data).unwrap();
+    assert!(t.eog_ids() == [257, 258, 259] && t.kind(256) == Some(TokenKind::Normal));
+}
+
+#[test]
+fn pre_tokenizers_have_the_names_of_models_that_took_them_over() {
+    for name in ["jina-v1-en", "jina-v2-code", "roberta-bpe", "jina-v5-nano", "laguna"] {
+        let mut data = byte_level(&[], &[]);
+        (data.pre, data.add_bos) = (Some(name.to_owned()), Some(false));
+        assert_eq!(Tokenizer::new(data).unwrap().pre(), Some(name));
+    }
+}
+
+#[test]
 fn gemma_4_begins_with_bos_whatever_its_file_says() {
     let mut data = VocabData::new(TokenizerModel::Gemma4, ["<bos>", "a"].map(str::to_owned).to_vec());
     (data.merges, data.add_bos, data.special.bos) = (Some(Vec::new()), Some(false), Some(0));

@@ -61,11 +61,17 @@ pub struct SpecialIds {
     pub cls: Option<u32>,
     /// Stands for a hidden word (BERT).
     pub mask: Option<u32>,
+    /// Fills up a hole in a file that a model filled in.
+    pub fim_pad: Option<u32>,
+    /// Begins another repository, where a model fills in files.
+    pub fim_rep: Option<u32>,
+    /// Begins another file, where a model fills in files.
+    pub fim_sep: Option<u32>,
 }
 
 impl SpecialIds {
     /// The ids with their metadata keys.
-    pub(super) fn keyed(&mut self) -> [(&'static str, &mut Option<u32>); 9] {
+    pub(super) fn keyed(&mut self) -> [(&'static str, &mut Option<u32>); 12] {
         [
             ("tokenizer.ggml.bos_token_id", &mut self.bos),
             ("tokenizer.ggml.eos_token_id", &mut self.eos),
@@ -77,6 +83,9 @@ impl SpecialIds {
             ("tokenizer.ggml.padding_token_id", &mut self.pad),
             ("tokenizer.ggml.cls_token_id", &mut self.cls),
             ("tokenizer.ggml.mask_token_id", &mut self.mask),
+            ("tokenizer.ggml.fim_pad_token_id", &mut self.fim_pad),
+            ("tokenizer.ggml.fim_rep_token_id", &mut self.fim_rep),
+            ("tokenizer.ggml.fim_sep_token_id", &mut self.fim_sep),
         ]
     }
 }
