@@ -159,6 +159,7 @@ fn corpus() -> Vec<(&'static str, String)> {
         ("not numbers", "{{ ['nan'|float, 1.0, 'nan'|float, 2.0, 'x'|float]|sort }}".to_owned()),
         ("rounded", "{{ 1.5|round(1000000000000) }}{{ 1e300|round(-400) }}{{ 1e300|int }}".to_owned()),
         ("times", "{{ strftime_now('%1000000000d') }}".to_owned()),
+        ("wide times", "{{ strftime_now('%255d' * 5000000) }}".to_owned()),
         ("long times", forever("{{ strftime_now('%Y' * 10000) }}")),
         ("a tag that does not end", "{% if".to_owned()),
         ("an escape", "{{ '\\".to_owned()),

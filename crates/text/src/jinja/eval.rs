@@ -11,7 +11,7 @@ use super::ast::{Args, Cmp, Expr, Filter, For, MacroDef, Post, Stmt, StmtKind};
 use super::meter::Meter;
 use super::text::{Draft, Text};
 use super::value::{Closure, Entries, Function, Items, List, Value};
-use super::{Fault, Located, ops, show};
+use super::{Fault, Located, methods, ops, show, time};
 
 /// How deep statements, expressions and macros may stand in each other. A level takes about a kilobyte of stack.
 pub(crate) const MAX_DEPTH: usize = 300;
@@ -94,16 +94,16 @@ impl Interpreter {
     /// Renders `body`.
     pub(super) fn run(mut self, body: &[Stmt]) -> std::result::Result<(String, Vec<Range<usize>>), Located> {
         match self.capture(|me, out| me.body(body, out)) {
-            Ok(text) => Ok(text.into_own()),
+            Ok((text, _)) => Ok(text.into_own()),
             Err(fault) => Err((fault, self.line)),
         }
     }
 
-    /// What `write` writes.
-    fn capture(&mut self, write: impl FnOnce(&mut Self, &mut Draft) -> Result<Flow>) -> Result<Text> {
+    /// What `write` writes, and what it does to the loop around.
+    fn capture(&mut self, write: impl FnOnce(&mut Self, &mut Draft) -> Result<Flow>) -> Result<(Text, Flow)> {
         let mut out = Draft::new(&self.meter);
-        write(self, &mut out)?;
-        out.finish()
+        let flow = write(self, &mut out)?;
+        Ok((out.finish()?, flow))
     }
 
     /// Runs `work` one level deeper. A fault ends the render, so the level is not put back then.
@@ -178,7 +178,10 @@ impl Interpreter {
                 self.assign(target, value)?;
             }
             StmtKind::SetBlock(target, filters, body) => {
-                let text = self.capture(|me, out| me.scoped(|me| me.body(body, out)))?;
+                let (text, flow) = self.capture(|me, out| me.scoped(|me| me.body(body, out)))?;
+                if flow != Flow::Next {
+                    return Ok(flow);
+                }
                 let value = self.apply(filters, Value::Text(text))?;
                 self.assign(target, value)?;
             }
@@ -192,7 +195,10 @@ impl Interpreter {
                 show::print(&value, out, &self.meter)?;
             }
             StmtKind::Filter(filters, body) => {
-                let text = self.capture(|me, out| me.scoped(|me| me.body(body, out)))?;
+                let (text, flow) = self.capture(|me, out| me.scoped(|me| me.body(body, out)))?;
+                if flow != Flow::Next {
+                    return Ok(flow);
+                }
                 let value = self.apply(filters, Value::Text(text))?;
                 show::print(&value, out, &self.meter)?;
             }
@@ -230,20 +236,20 @@ impl Interpreter {
             }
             list = ops::list(&kept.finish()?, &self.meter)?;
         }
-        if list.items().is_empty() {
-            return self.body(&each.otherwise, out);
-        }
+        let mut is_done = false;
         for (at, item) in list.items().iter().enumerate() {
             let flow = self.scoped(|me| {
                 me.set("loop", Value::Loop(list.clone(), at));
                 me.assign(&each.target, item.clone())?;
                 me.body(&each.body, out)
             })?;
+            is_done |= flow == Flow::Next;
             if flow == Flow::Break {
                 break;
             }
         }
-        Ok(Flow::Next)
+        // As in Jinja, whose `else` is also for rounds of which none came to its end.
+        if is_done { Ok(Flow::Next) } else { self.scoped(|me| me.body(&each.otherwise, out)) }
     }
 
     fn apply(&mut self, filters: &[Filter], mut value: Value) -> Result<Value> {
@@ -381,7 +387,7 @@ impl Interpreter {
     /// `value.name`
     pub(super) fn attr(&mut self, value: &Value, name: &str) -> Result<Value> {
         let found = match value {
-            Value::Map(map) => map.get_str(name, &self.meter)?,
+            Value::Map(map) => map.get_str(name, &self.meter)?.or_else(|| methods::of_map(map, name)),
             Value::Namespace(id) => match self.namespaces.get(*id) {
                 Some(entries) => entries.get_str(name, &self.meter)?.cloned(),
                 None => None,
@@ -410,6 +416,7 @@ impl Interpreter {
         let function = match value {
             Value::Macro(closure) => return self.call_macro(closure, args),
             Value::Function(function) => *function,
+            Value::Method(map, name) => return self.method(&Value::Map(map.clone()), name, args),
             _ => return Err(Fault::failed(format!("{} cannot be called", value.kind()))),
         };
         match function {
@@ -438,10 +445,9 @@ impl Interpreter {
                 let format = show::str(&args.need(0, "format")?, &self.meter)?;
                 let format = format.as_str();
                 self.meter.read(format.len())?;
-                // No directive of a date takes more than some dozen bytes, unless it is told a width.
-                let told = jiff::fmt::strtime::format(format, self.now);
-                let told = told.map_err(|e| Fault::failed(format!("strftime_now('{format}'): {e}")))?;
-                Value::own(&self.meter, &told)
+                let mut out = Draft::new(&self.meter);
+                time::strftime(format, self.now, &mut out)?;
+                Ok(Value::Text(out.finish()?))
             }
         }
     }
@@ -471,7 +477,7 @@ impl Interpreter {
             self.set(name, value);
         }
         args.finish(def.parameters.len())?;
-        let text = self.capture(|me, out| me.body(&def.body, out))?;
+        let (text, _) = self.capture(|me, out| me.body(&def.body, out))?;
         self.scopes = outer;
         Ok(Value::Text(text))
     }

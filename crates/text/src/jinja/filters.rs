@@ -1,5 +1,7 @@
 //! Filters and tests.
 
+use std::cmp::Ordering;
+
 use super::Fault;
 use super::eval::{CallArgs, Interpreter};
 use super::show::{self, JsonStyle};
@@ -240,17 +242,27 @@ impl Interpreter {
             }
             return kept.finish();
         }
+        if matches!(how, "min" | "max") {
+            return self.extreme(keyed, if how == "min" { Ordering::Less } else { Ordering::Greater });
+        }
         // Equal ones keep their order either way.
         let keyed = sorted(keyed, &mut |a, b| {
             let order = a.compare(b, &self.meter)?;
             Ok(if reverse { order.is_lt() } else { order.is_gt() })
         })?;
-        let mut values = keyed.into_iter().map(|(_, value)| value);
-        match how {
-            "min" => Ok(values.next().unwrap_or(Value::Undefined)),
-            "max" => Ok(values.next_back().unwrap_or(Value::Undefined)),
-            _ => List::collect(&self.meter, values.map(Ok)),
+        List::collect(&self.meter, keyed.into_iter().map(|(_, value)| Ok(value)))
+    }
+
+    /// The first value whose key is in the order `wanted` to all others.
+    fn extreme(&self, keyed: Vec<(Value, Value)>, wanted: Ordering) -> Result<Value> {
+        let mut keyed = keyed.into_iter();
+        let Some(mut best) = keyed.next() else { return Ok(Value::Undefined) };
+        for one in keyed {
+            if one.0.compare(&best.0, &self.meter)? == wanted {
+                best = one;
+            }
         }
+        Ok(best.1)
     }
 
     /// The attribute `path` of `value`, with dots, or the value itself.
@@ -374,7 +386,7 @@ impl Interpreter {
             "iterable" => {
                 matches!(value, Value::Undefined | Value::Text(_) | Value::List(_) | Value::Map(_))
             }
-            "callable" => matches!(value, Value::Macro(_) | Value::Function(_)),
+            "callable" => matches!(value, Value::Macro(_) | Value::Function(_) | Value::Method(..)),
             "odd" => value.as_int().is_some_and(|n| n % 2 != 0),
             "even" => value.as_int().is_some_and(|n| n % 2 == 0),
             "lower" => case(char::is_lowercase, char::is_uppercase),
@@ -428,16 +440,45 @@ fn number_filter(
             let method = args.take(1, "method");
             args.finish(2)?;
             let x = number.ok_or_else(|| Fault::failed(format!("'round' of {}", value.kind())))?;
-            let scale = 10f64.powi(digits as i32);
-            let scaled = x * scale;
-            let rounded = match &method {
-                Some(Value::Text(m)) if m.as_str() == "floor" => scaled.floor(),
-                Some(Value::Text(m)) if m.as_str() == "ceil" => scaled.ceil(),
-                _ => scaled.round_ties_even(),
+            let method = match &method {
+                Some(Value::Text(method)) => method.as_str(),
+                _ => "common",
             };
-            Ok(Value::Float(if rounded.is_finite() { rounded / scale } else { x }))
+            match (method, value.as_int()) {
+                ("common", Some(n)) => Ok(Value::Int(round_int(n, digits as i32))),
+                ("common", None) => Ok(Value::Float(round(x, digits as i32))),
+                ("floor" | "ceil", _) => {
+                    let scale = 10f64.powi(digits as i32);
+                    let whole = if method == "floor" { (x * scale).floor() } else { (x * scale).ceil() };
+                    Ok(Value::Float(if whole.is_finite() { whole / scale } else { x }))
+                }
+                _ => Err(Fault::failed("'round' knows common, ceil and floor")),
+            }
         }
     }
+}
+
+/// Python's `round` of a whole number, which stays one: to a multiple of a power of ten, the even one of two that are as near.
+fn round_int(n: i128, digits: i32) -> i128 {
+    let Some(unit) = u32::try_from(-digits.min(0)).ok().and_then(|power| 10i128.checked_pow(power)) else {
+        return 0; // beyond all numbers there are
+    };
+    let (below, rest) = (n.div_euclid(unit), n.rem_euclid(unit));
+    let up = match rest.cmp(&(unit - rest)) {
+        Ordering::Less => 0,
+        Ordering::Equal => below.rem_euclid(2),
+        Ordering::Greater => 1,
+    };
+    (below + up).saturating_mul(unit)
+}
+
+/// Python's `round`: the float that is next to the exact value's decimals.
+fn round(x: f64, digits: i32) -> f64 {
+    if digits < 0 {
+        let unit = 10f64.powi(-digits);
+        return (x / unit).round_ties_even() * unit;
+    }
+    format!("{x:.*}", digits as usize).parse().unwrap_or(x)
 }
 
 /// Merge sort by keys, in the order in which no earlier key is `after` a later one. The library's own sorts may panic where
@@ -464,7 +505,11 @@ fn sorted(
 /// Every line but the first, unless `first`, behind `width`; empty lines only if `blank`.
 fn indent(text: &Text, width: &Text, first: bool, blank: bool) -> Result<Text> {
     let mut out = Draft::new(text.meter());
-    for (i, line) in text.as_str().split('\n').enumerate() {
+    // Jinja adds a line's end before it cuts, so that a text that ends with one has an empty line behind it.
+    let all = text.as_str();
+    let last = methods::lines(all).last().is_none_or(|(line, whole)| line != whole && !whole.ends_with('\r'));
+    let lines = methods::lines(all).map(|(line, _)| line).chain(last.then_some(&all[all.len()..]));
+    for (i, line) in lines.enumerate() {
         if i > 0 {
             out.own("\n")?;
         }

@@ -77,9 +77,7 @@ impl Interpreter {
             }
             "splitlines" => {
                 let keep = args.take(0, "keepends").is_some_and(|k| k.is_true());
-                let ended =
-                    |line: &'_ str| if keep { line.len() } else { line.trim_end_matches(['\n', '\r']).len() };
-                (ops::parts(text, all.split_inclusive('\n').map(|line| &line[..ended(line)]))?, 1)
+                (ops::parts(text, lines(all).map(|(line, whole)| if keep { whole } else { line }))?, 1)
             }
             "join" => (join(text, &ops::list(&args.need(0, "iterable")?, &self.meter)?, &self.meter)?, 1),
             _ => return self.text_search(text, name, args),
@@ -128,6 +126,30 @@ impl Interpreter {
         args.finish(n_args)?;
         Ok(Some(value))
     }
+}
+
+/// The lines of a text as Python counts them, each without and with what ends it.
+pub(super) fn lines(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    const ENDS: [char; 10] =
+        ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let len = rest.find(ENDS).unwrap_or(rest.len());
+        let end = rest[len..].chars().next().map_or(0, char::len_utf8);
+        let end = if rest[len..].starts_with("\r\n") { 2 } else { end };
+        let (whole, behind) = rest.split_at(len + end);
+        rest = behind;
+        Some((&whole[..len], whole))
+    })
+}
+
+/// The method `name` of a mapping as a value: to ask for it is enough to have it.
+pub(super) fn of_map(map: &super::value::Map, name: &str) -> Option<Value> {
+    let known = ["get", "items", "keys", "values"].into_iter().find(|known| *known == name)?;
+    Some(Value::Method(map.clone(), known))
 }
 
 /// A count, of which a negative one means all.

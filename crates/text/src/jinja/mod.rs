@@ -22,6 +22,7 @@ mod parse;
 mod place;
 mod show;
 mod text;
+mod time;
 mod value;
 
 #[cfg(test)]

@@ -125,10 +125,21 @@ fn number(op: Op, left: &Value, right: &Value) -> Result<Value> {
         Op::Sub => x - y,
         Op::Mul => x * y,
         Op::Div | Op::Concat => x / y,
-        Op::FloorDiv => (x / y).floor(),
-        Op::Rem => x - y * (x / y).floor(),
+        Op::FloorDiv => floor_div(x, y).0,
+        Op::Rem => floor_div(x, y).1,
         Op::Pow => x.powf(y),
     }))
+}
+
+/// Quotient and remainder as Python has them: the latter, which is exact, has the sign of `y`.
+fn floor_div(x: f64, y: f64) -> (f64, f64) {
+    let rem = x % y;
+    let goes_below = rem != 0.0 && (y < 0.0) != (rem < 0.0);
+    let quotient = (x - rem) / y - f64::from(u8::from(goes_below));
+    let whole = quotient.floor();
+    let whole = if quotient - whole > 0.5 { whole + 1.0 } else { whole };
+    let signed = |value: f64, of: f64| if value == 0.0 { 0f64.copysign(of) } else { value };
+    (signed(whole, x / y), signed(if goes_below { rem + y } else { rem }, y))
 }
 
 /// `-value`

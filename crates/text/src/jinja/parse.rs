@@ -150,9 +150,15 @@ impl Parser {
         }
     }
 
+    /// The end of a tag that statements follow; Jinja lets a colon stand before it.
+    fn body_begin(&mut self) -> Result<()> {
+        self.skip_op(":");
+        self.block_end()
+    }
+
     /// The body of a block up to its `end`, with what closes both tags.
     fn block(&mut self, end: &str) -> Result<Body> {
-        self.block_end()?;
+        self.body_begin()?;
         let (body, _) = self.body(&[end])?;
         self.block_end()?;
         Ok(body)
@@ -196,9 +202,12 @@ impl Parser {
                 }
                 Ok(StmtKind::With(variables, self.block("endwith")?))
             }
-            // It marks what to train on; here it only groups.
+            // It marks what to train on; here it only has variables of its own, and is no part of a loop.
             "generation" => {
-                Ok(StmtKind::If(vec![(Expr::Bool(true), self.block("endgeneration")?)], Vec::new()))
+                let loops = std::mem::take(&mut self.loops);
+                let body = self.block("endgeneration")?;
+                self.loops = loops;
+                Ok(StmtKind::With(Vec::new(), body))
             }
             "break" | "continue" if self.loops > 0 => {
                 self.block_end()?;
@@ -213,7 +222,7 @@ impl Parser {
         let mut end = "elif".to_owned();
         while end == "elif" {
             let test = self.tuple()?;
-            self.block_end()?;
+            self.body_begin()?;
             let (body, tag) = self.body(&["elif", "else", "endif"])?;
             branches.push((test, body));
             end = tag;
@@ -232,7 +241,7 @@ impl Parser {
         }
         let over = self.tuple_of(Self::or)?;
         let only_if = if self.skip_name("if") { Some(self.expr()?) } else { None };
-        self.block_end()?;
+        self.body_begin()?;
         self.loops += 1;
         let (body, end) = self.body(&["else", "endfor"])?;
         self.loops -= 1;

@@ -1,6 +1,9 @@
 //! Values as text: Python's `str` and `repr`, and `json.dumps`.
 
 use std::fmt::Write as _;
+use std::sync::LazyLock;
+
+use regex_automata::meta::Regex;
 
 use super::Fault;
 use super::meter::Meter;
@@ -35,7 +38,7 @@ fn repr(value: &Value, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
         Value::Bool(b) => out.own(if *b { "True" } else { "False" }),
         Value::Int(n) => out.own(&n.to_string()),
         Value::Float(x) => out.own(&float(*x)),
-        Value::Text(text) => quote(text, out),
+        Value::Text(text) => quote(text, out, meter),
         Value::List(list) => {
             out.own("[")?;
             for (i, item) in list.items().iter().enumerate() {
@@ -60,7 +63,7 @@ fn repr(value: &Value, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
             out.own(&closure.def.name)?;
             out.own(">")
         }
-        Value::Function(_) => out.own("<function>"),
+        Value::Function(_) | Value::Method(..) => out.own("<function>"),
         Value::Loop(..) => out.own("<loop>"),
     }
 }
@@ -86,8 +89,24 @@ pub(super) fn float(x: f64) -> String {
     format!("{x:?}").split_once('e').map_or_else(|| format!("{x:?}"), |_| format!("{x:.1}"))
 }
 
+/// Whether Python shows a character as it is: none that stands for nothing that can be seen.
+fn is_printable(c: char) -> bool {
+    /// What has no shape of its own: controls, marks of format, private and unassigned characters, spaces.
+    static SHAPELESS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"[\p{C}\p{Z}]").ok());
+    match c {
+        ' '..='~' => true,
+        '\0'..='\u{a0}' => false,
+        c if c.is_alphanumeric() => true,
+        c => !SHAPELESS
+            .as_ref()
+            .is_some_and(|shapeless| shapeless.is_match(c.encode_utf8(&mut [0; 4]) as &str)),
+    }
+}
+
 /// Appends a Python string literal.
-fn quote(text: &Text, out: &mut Draft) -> Result<(), Fault> {
+fn quote(text: &Text, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
+    // Characters beyond ASCII are looked up.
+    meter.work(text.as_str().bytes().filter(|&byte| byte >= 0xc0).count())?;
     let mark = if text.as_str().contains('\'') && !text.as_str().contains('"') { '"' } else { '\'' };
     let mark_text = mark.to_string();
     out.own(&mark_text)?;
@@ -97,8 +116,10 @@ fn quote(text: &Text, out: &mut Draft) -> Result<(), Fault> {
         '\t' => Some("\\t".to_owned()),
         '\\' => Some("\\\\".to_owned()),
         c if c == mark => Some(format!("\\{c}")),
-        c if c.is_control() => Some(format!("\\x{:02x}", u32::from(c))),
-        _ => None,
+        c if is_printable(c) => None,
+        c @ ..='\u{ff}' => Some(format!("\\x{:02x}", u32::from(c))),
+        c @ ..='\u{ffff}' => Some(format!("\\u{:04x}", u32::from(c))),
+        c => Some(format!("\\U{:08x}", u32::from(c))),
     };
     escaped(text, escape, out)?;
     out.own(&mark_text)

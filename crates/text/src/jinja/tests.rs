@@ -178,6 +178,58 @@ fn text_that_grows_leaves_what_else_holds_it_as_it_was() {
 }
 
 #[test]
+fn what_jinja_and_python_do_at_their_edges_is_done() {
+    for (source, want) in [
+        ("{% for i in 'ab' %}{% set z %}{{ i }}{% break %}{% endset %}{{ i }}{% endfor %}{{ z }}.", "."),
+        (
+            "{% for i in 'ab' %}{% filter upper %}{{ i }}{% if i == 'a' %}{% continue %}{% endif %}{% endfilter %}{% endfor %}",
+            "B",
+        ),
+        (
+            "{% for i in 'ab' %}{% continue %}{% else %}none{% endfor %}{% for i in 'a' %}{% else %}none{% endfor %}",
+            "none",
+        ),
+        ("{% for i in 'ab' %}{% if i == 'b' %}{% break %}{% endif %}{% else %}none{% endfor %}", ""),
+        ("{% generation %}{% set y = 1 %}{{ y }}{% endgeneration %}{{ y }}", "1"),
+        ("{% if 1: %}a{% elif 2: %}b{% else: %}c{% endif %}{% for i in 'x': %}{{ i }}{% endfor %}", "ax"),
+        ("{{ {'a': 1}.items is defined }}{{ {'items': 1}.items }}{{ {}.b is defined }}", "True1False"),
+        ("{% set f = {'a': 1}.items %}{{ f() }}{{ f is callable }}", "[['a', 1]]True"),
+        ("{{ 1e300 // 1e-10 }} {{ -7.5 // 2 }} {{ 1 // 0.1 }} {{ -0.0 // 1 }}", "inf -4.0 9.0 -0.0"),
+        (
+            "{{ 1 % 0.1 }} {{ -7.5 % 2 }} {{ 7.5 % -2 }} {{ -1e-20 % 3 }} {{ 4.0 % -2 }}",
+            "0.09999999999999995 0.5 -0.5 3.0 -0.0",
+        ),
+        (
+            "{{ [1, 1.0, true]|max }}{{ ['b', 'B']|max }}{{ [2, 1.0, 1]|min }}{{ ['b', 'B']|min }}{{ []|max }}",
+            "1b1.0b",
+        ),
+        (
+            "{{ 5|round }} {{ 1250|round(-2) }} {{ 1350|round(-2) }} {{ -150|round(-2) }} {{ 7|round(2) }}",
+            "5 1200 1400 -200 7",
+        ),
+        (
+            "{{ 2.675|round(2) }} {{ 1.005|round(2) }} {{ 2.5|round }} {{ 42.55|round(1) }} {{ 1.25|round(1) }}",
+            "2.67 1.0 2.0 42.5 1.2",
+        ),
+        ("{{ 2.1|round(1, 'ceil') }} {{ 2.19|round(1, 'floor') }} {{ 1250.0|round(-2) }}", "2.1 2.1 1200.0"),
+        (
+            "{{ ['a\\xa0\\xad\\u200b\\u2028\\ue000\\x07é\u{1f680}'] }}{{ ['\u{10ffff}'] }}",
+            "['a\\xa0\\xad\\u200b\\u2028\\ue000\\x07é\u{1f680}']['\\U0010ffff']",
+        ),
+        (
+            "{{ 'a\\r\\nb\\x0bc\\u2028\\rd\\n'.splitlines() }}{{ 'a\\r\\nb'.splitlines(true)|length }}{{ ''.splitlines() }}",
+            "['a', 'b', 'c', '', 'd']2[]",
+        ),
+        (
+            "{{ 'a\\r\\nb\\n\\nc\\n'|indent(1) }}|{{ ''|indent(1, true) }}|{{ 'a\\r'|indent }}",
+            "a\n b\n\n c\n| |a",
+        ),
+    ] {
+        assert_eq!(marked(source).as_deref(), Ok(want), "{source}");
+    }
+}
+
+#[test]
 fn what_cannot_be_done_is_said_with_its_line() {
     for (source, line, want) in [
         ("a\n{{ 1 + 'a' }}", 2, "a number + text"),

@@ -31,6 +31,8 @@ pub(super) enum Value {
     Macro(Rc<Closure>),
     /// A function of the environment.
     Function(Function),
+    /// A method of a mapping that is not called yet.
+    Method(Map, &'static str),
     /// `loop`: what is gone through, and where it stands.
     Loop(List, usize),
 }
@@ -204,7 +206,7 @@ impl Map {
 fn nested<'a>(values: impl IntoIterator<Item = &'a Value>) -> Result<usize, Fault> {
     let nesting = |value: &Value| match value {
         Value::List(list) | Value::Loop(list, _) => list.0.nesting,
-        Value::Map(map) => map.0.nesting,
+        Value::Map(map) | Value::Method(map, _) => map.0.nesting,
         Value::Macro(closure) => closure.nesting,
         _ => 0,
     };
@@ -255,7 +257,11 @@ impl Value {
             Value::Text(text) => text.len() > 0,
             Value::List(list) => !list.items().is_empty(),
             Value::Map(map) => !map.entries().is_empty(),
-            Value::Namespace(_) | Value::Macro(_) | Value::Function(_) | Value::Loop(..) => true,
+            Value::Namespace(_)
+            | Value::Macro(_)
+            | Value::Function(_)
+            | Value::Method(..)
+            | Value::Loop(..) => true,
         }
     }
 
@@ -270,7 +276,7 @@ impl Value {
             Value::List(_) => "a list",
             Value::Map(_) => "a mapping",
             Value::Namespace(_) => "a namespace",
-            Value::Macro(_) | Value::Function(_) => "a function",
+            Value::Macro(_) | Value::Function(_) | Value::Method(..) => "a function",
             Value::Loop(..) => "a loop",
         }
     }

@@ -1,0 +1,74 @@
+//! Times as Python's `strftime` writes them in the C locale, for a time without a zone.
+
+use jiff::civil::DateTime;
+use jiff::fmt::strtime;
+
+use super::Fault;
+use super::text::Draft;
+
+/// Directives that are the same for everybody.
+const COMMON: &str = "aAbBhCdDeFgGHIjklmMnpPRStTuUVwWyY%";
+
+/// Appends `now` as `format` says. What is no directive stands for itself.
+pub(super) fn strftime(format: &str, now: DateTime, out: &mut Draft) -> Result<(), Fault> {
+    let mut rest = format;
+    while let Some(at) = rest.find('%') {
+        out.own(&rest[..at])?;
+        let directive = directive(&rest[at..]);
+        rest = &rest[at + directive.len()..];
+        match written(directive, now) {
+            Some(text) => out.own(&text)?,
+            None => out.own(directive)?,
+        }
+    }
+    out.own(rest)
+}
+
+/// The directive that `text` begins with: a percent sign, flags and a width if any, and a letter.
+fn directive(text: &str) -> &str {
+    let is_flag = |c: char| "-_^#".contains(c) || c.is_ascii_digit();
+    let letter = text[1..].trim_start_matches(is_flag).chars().next();
+    let flags = text[1..].find(|c: char| !is_flag(c)).unwrap_or(text.len() - 1);
+    &text[..1 + flags + letter.map_or(0, char::len_utf8)]
+}
+
+/// What a directive writes, if it is one.
+fn written(directive: &str, now: DateTime) -> Option<String> {
+    let told = |format: &str| strtime::format(format, now).ok();
+    match directive {
+        "%c" => told("%a %b %e %H:%M:%S %Y"),
+        "%x" => told("%m/%d/%y"),
+        "%X" => told("%H:%M:%S"),
+        "%r" => told("%I:%M:%S %p"),
+        "%f" => Some(format!("{:06}", now.subsec_nanosecond() / 1000)),
+        "%s" => now.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|now| now.timestamp().as_second().to_string()),
+        "%z" | "%Z" => Some(String::new()),
+        _ if directive.len() > 1 && directive.ends_with(|c| COMMON.contains(c)) => told(directive),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_python() {
+        let now = jiff::civil::date(2026, 1, 2).at(15, 4, 5, 6_007_008);
+        for (format, want) in [
+            ("%Y-%m-%d %H:%M:%S", "2026-01-02 15:04:05"),
+            ("%d %B %Y, %A %j", "02 January 2026, Friday 002"),
+            ("%c|%x|%X|%r", "Fri Jan  2 15:04:05 2026|01/02/26|15:04:05|03:04:05 PM"),
+            ("%f %s [%Z%z]", "006007 1767366245 []"),
+            ("%-d %e %-I%p %y %% %D %T", "2  2 3PM 26 % 01/02/26 15:04:05"),
+            ("100%", "100%"),
+            ("%Q %é %!% %", "%Q %é %!% %"),
+            ("%", "%"),
+            ("é%-", "é%-"),
+        ] {
+            let mut out = Draft::new(&crate::jinja::meter::Meter::new());
+            strftime(format, now, &mut out).unwrap();
+            assert_eq!(out.finish().unwrap().as_str(), want, "{format}");
+        }
+    }
+}
