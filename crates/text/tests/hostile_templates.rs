@@ -143,6 +143,13 @@ fn corpus() -> Vec<(&'static str, String)> {
                 .to_owned(),
         ),
         ("copied text", format!("{{% set x = 'x' * 30000000 %}}{}", forever("{% set y = x ~ 'y' %}"))),
+        ("appended", format!("{{% set l = [] %}}{}", forever("{% set _ = l.append(l) %}"))),
+        ("appended and kept", format!("{{% set l = [] %}}{}", forever("{% set _ = l.append(1) %}"))),
+        (
+            "popped",
+            "{% set l = range(500000)|list %}{% for i in range(500000) %}{% set _ = l.pop(0) %}{% endfor %}"
+                .into(),
+        ),
         ("namespaces", forever("{% set a = namespace(x='y' * 1000) %}")),
         // Numbers, and what is no template.
         ("big numbers", "{{ 9223372036854775807 * 9223372036854775807 * 9223372036854775807 }}".to_owned()),

@@ -11,7 +11,7 @@ use super::ast::{Args, Cmp, Expr, Filter, For, MacroDef, Post, Stmt, StmtKind};
 use super::meter::Meter;
 use super::text::{Draft, Text};
 use super::value::{Closure, Entries, Function, Items, List, Value};
-use super::{Fault, Located, methods, ops, show, time};
+use super::{Fault, Located, methods, ops, place, show, time};
 
 /// How deep statements, expressions and macros may stand in each other. A level takes about a kilobyte of stack.
 pub(crate) const MAX_DEPTH: usize = 300;
@@ -134,6 +134,12 @@ impl Interpreter {
     /// The variables that a template sets now.
     pub(super) fn scope(&mut self) -> &mut Scope {
         self.scopes.last_mut().unwrap_or(&mut self.root)
+    }
+
+    /// Where the value of the variable `name` is kept.
+    pub(super) fn variable(&mut self, name: &str) -> Option<&mut Value> {
+        let scopes = self.scopes.iter_mut().rev().chain([&mut self.root, &mut self.globals]);
+        scopes.into_iter().find_map(|scope| scope.get_mut(name))
     }
 
     pub(super) fn set(&mut self, name: &str, value: Value) {
@@ -304,8 +310,14 @@ impl Interpreter {
             Expr::Postfix(base, posts, line) => {
                 let mut value = me.eval(base)?;
                 me.line = *line;
-                for post in posts {
-                    value = me.post(base, value, post)?;
+                for (i, post) in posts.iter().enumerate() {
+                    value = match (post, &value) {
+                        (Post::Method(name, args), Value::List(_)) if place::CHANGES.contains(&&**name) => {
+                            drop(value);
+                            me.change(base, &posts[..i], name, args)?
+                        }
+                        _ => me.post(base, value, post)?,
+                    };
                 }
                 Ok(value)
             }
@@ -373,7 +385,7 @@ impl Interpreter {
         }
     }
 
-    fn args(&mut self, args: &Args) -> Result<CallArgs> {
+    pub(super) fn args(&mut self, args: &Args) -> Result<CallArgs> {
         let mut call = CallArgs::default();
         for expr in &args.positional {
             call.positional.push(self.eval(expr)?);

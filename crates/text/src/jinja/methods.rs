@@ -26,6 +26,9 @@ impl Interpreter {
         let unknown = || Fault::failed(format!("{} has no method '{name}'", value.kind()));
         let done = match value {
             Value::Text(text) => self.text_method(text, name, args)?,
+            Value::List(_) | Value::Map(_) if name == "copy" && args.positional.is_empty() => {
+                Some(value.clone())
+            }
             Value::Map(map) => map_method(map, name, args, &self.meter)?,
             Value::List(list) if matches!(name, "count" | "index") => {
                 Some(list_method(list, name, args, &self.meter)?)

@@ -209,7 +209,7 @@ pub(super) fn item(value: &Value, key: &Value, meter: &Rc<Meter>) -> Result<Valu
 }
 
 /// Position `at` of `n`, counted from the end where it is negative.
-fn place(at: i128, n: usize) -> Option<usize> {
+pub(super) fn place(at: i128, n: usize) -> Option<usize> {
     let at = if at < 0 { at.checked_add(n as i128)? } else { at };
     usize::try_from(at).ok().filter(|&at| at < n)
 }

@@ -1,11 +1,14 @@
 //! What templates assign to: variables, and attributes of namespaces.
 
-use super::ast::{Expr, Op, Post, Target};
-use super::eval::Interpreter;
-use super::value::Value;
+use super::ast::{Args, Expr, Op, Post, Target};
+use super::eval::{CallArgs, Interpreter};
+use super::value::{Items, Value};
 use super::{Fault, ops};
 
 type Result<T> = std::result::Result<T, Fault>;
+
+/// The methods that change a list.
+pub(super) const CHANGES: [&str; 3] = ["append", "extend", "pop"];
 
 impl Target {
     /// Whether `expr` reads what is assigned to.
@@ -69,6 +72,59 @@ impl Interpreter {
             value = ops::binary(op, value, &right, &self.meter)?;
         }
         Ok(value)
+    }
+
+    /// `base.path.name(args)`, which changes the list that a variable or an attribute of a namespace holds. Whoever else has that
+    /// list keeps it as it was: values do not change, so that they make no circles.
+    pub(super) fn change(&mut self, base: &Expr, path: &[Post], name: &str, args: &Args) -> Result<Value> {
+        let args = self.args(args)?;
+        let target = match (base, path) {
+            (Expr::Name(name), []) => Target::Name(name.clone()),
+            (Expr::Name(name), [Post::Attr(attr)]) => Target::Attr(name.clone(), attr.clone()),
+            _ => return Err(Fault::failed(format!("'{name}' can change the lists of variables alone"))),
+        };
+        let place = self.holder(&target);
+        let Some(Value::List(list)) = place.map(|place| std::mem::replace(place, Value::Undefined)) else {
+            return Err(Fault::failed(format!("'{name}' can change the lists of variables alone")));
+        };
+        let mut items = Items::of(list)?;
+        let given = self.change_items(&mut items, name, args)?;
+        let changed = items.finish()?;
+        if let Some(place) = self.holder(&target) {
+            *place = changed;
+        }
+        Ok(given)
+    }
+
+    /// Changes `items` and gives what the method gives.
+    fn change_items(&self, items: &mut Items, name: &str, mut args: CallArgs) -> Result<Value> {
+        let given = match name {
+            "append" => {
+                items.push(args.need(0, "object")?)?;
+                Value::None
+            }
+            "extend" => {
+                for item in ops::list(&args.need(0, "iterable")?, &self.meter)?.items() {
+                    items.push(item.clone())?;
+                }
+                Value::None
+            }
+            _ => {
+                let at = args.take(0, "index").map_or(Some(-1), |at| at.as_int());
+                let at = at.and_then(|at| ops::place(at, items.len()));
+                items.remove(at.ok_or_else(|| Fault::failed("'pop' of an item that is not there"))?)?
+            }
+        };
+        args.finish(1)?;
+        Ok(given)
+    }
+
+    /// Where the value of `target` is kept, in whatever scope.
+    fn holder(&mut self, target: &Target) -> Option<&mut Value> {
+        match target {
+            Target::Name(name) => self.variable(name),
+            target => self.place(target),
+        }
     }
 
     /// Where the value of `target` is kept, if it has one that assigning to it would replace.

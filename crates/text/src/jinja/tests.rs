@@ -230,6 +230,30 @@ fn what_jinja_and_python_do_at_their_edges_is_done() {
 }
 
 #[test]
+fn lists_change_where_a_variable_holds_them() {
+    for (source, want) in [
+        (
+            "{% set l = [] %}{% for c in 'ab' %}{% set _ = l.append(c) %}{% endfor %}{{ l }}{{ l.append(1) }}",
+            "['a', 'b']None",
+        ),
+        ("{% set ns = namespace(l=[x]) %}{% set _ = ns.l.append('y') %}{{ ns.l }}", "['«Ab c»', 'y']"),
+        (
+            "{% set ns = namespace(l=[1, 2, 3]) %}{{ ns.l.pop(0) }}{{ ns.l.pop() }}{{ ns.l.pop(-1) }}{{ ns.l }}",
+            "132[]",
+        ),
+        ("{% set a = [1] %}{% set b = a.copy() %}{{ a.extend([2, 3]) }}{{ a }}{{ b }}", "None[1, 2, 3][1]"),
+        ("{% set a = [1] %}{{ a.append(a) }}{{ a }}{{ {'k': 1}.copy() }}", "None[1, [1]]{'k': 1}"),
+    ] {
+        assert_eq!(marked(source).as_deref(), Ok(want), "{source}");
+    }
+    for source in
+        ["{{ [].append(1) }}", "{% set a = [] %}{{ a.pop() }}", "{% set a = {'b': []} %}{{ a.b.append(1) }}"]
+    {
+        assert!(marked(source).is_err(), "{source}");
+    }
+}
+
+#[test]
 fn what_cannot_be_done_is_said_with_its_line() {
     for (source, line, want) in [
         ("a\n{{ 1 + 'a' }}", 2, "a number + text"),

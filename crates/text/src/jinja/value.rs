@@ -15,7 +15,8 @@ pub(crate) const MAX_NESTING: usize = 128;
 /// Roles that formats know. They count as the template's own words, as formats make tokens of them (`<|user|>`).
 const ROLES: [&str; 8] = ["system", "user", "assistant", "tool", "developer", "function", "ipython", "model"];
 
-/// A value. Nothing but a namespace ever changes, and namespaces are numbers, so values make no circles.
+/// A value. Nothing but a namespace ever changes, and namespaces are numbers, so values make no circles. (A method that changes
+/// a list gives its variable another one.)
 #[derive(Debug, Clone)]
 pub(super) enum Value {
     Undefined,
@@ -98,6 +99,33 @@ impl Items {
         self.nesting = self.nesting.max(nested([&value])?);
         self.items.push(value);
         Ok(())
+    }
+
+    /// A list that goes on: `list` itself where nobody else has it, and else a copy.
+    pub(super) fn of(list: List) -> Result<Self, Fault> {
+        match Rc::try_unwrap(list.0) {
+            Ok(mut items) => {
+                // It is taken again when the list is finished.
+                items.held.shrink(OVERHEAD);
+                Ok(items)
+            }
+            Err(shared) => {
+                let mut held = Held::none(shared.held.meter());
+                held.grow(shared.items.len() * ITEM)?;
+                Ok(Items { items: shared.items.clone(), nesting: shared.nesting, held })
+            }
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Takes the item at position `at` out.
+    pub(super) fn remove(&mut self, at: usize) -> Result<Value, Fault> {
+        self.held.meter().read((self.items.len() - at) * ITEM)?;
+        self.held.shrink(ITEM);
+        Ok(self.items.remove(at))
     }
 
     pub(super) fn finish(mut self) -> Result<Value, Fault> {
