@@ -174,7 +174,15 @@ impl Interpreter {
         let mut take =
             |at, name| args.take(at, name).filter(|v| !matches!(v, Value::None | Value::Undefined));
         let ensure_ascii = take(0, "ensure_ascii").is_some_and(|v| v.is_true());
-        let indent = take(1, "indent").and_then(|v| v.as_int()).map(|n| methods::limit(n).min(MAX_INDENT));
+        let indent = match take(1, "indent") {
+            Some(Value::Text(text)) => Some(text),
+            Some(n) => {
+                let n = n.as_int().ok_or_else(|| Fault::failed("JSON is indented by a number or a text"))?;
+                let n = usize::try_from(n).unwrap_or(0).min(MAX_INDENT);
+                Some(Text::new(&self.meter, &" ".repeat(n), false)?)
+            }
+            None => None,
+        };
         let separators = match take(2, "separators") {
             Some(pair) => {
                 let part = |at| self.text(&ops::item(&pair, &Value::Int(at), &self.meter)?);
@@ -406,7 +414,7 @@ fn number_filter(
     let told = match value {
         Value::Text(text) => {
             meter.read(text.len())?;
-            let text = text.as_str().trim();
+            let text = &without_marks(text.as_str().trim());
             text.parse::<i64>().map(|n| Value::Int(n.into())).or_else(|_| text.parse().map(Value::Float)).ok()
         }
         _ if value.as_float().is_some() => Some(value.clone()),
@@ -456,6 +464,14 @@ fn number_filter(
             }
         }
     }
+}
+
+/// A number's text without what may stand between two digits of it in Python, `_`.
+fn without_marks(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
+    let goes = |at: usize| bytes[at] == b'_' && at > 0 && is_digit(at - 1) && is_digit(at + 1);
+    text.char_indices().filter(|(at, _)| !goes(*at)).map(|(_, c)| c).collect()
 }
 
 /// Python's `round` of a whole number, which stays one: to a multiple of a power of ten, the even one of two that are as near.

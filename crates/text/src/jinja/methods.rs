@@ -1,5 +1,6 @@
 //! Python's methods of text, mappings and lists.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use super::Fault;
@@ -99,10 +100,11 @@ impl Interpreter {
         let first = args.need(0, "sub")?;
         let all = text.as_str();
         if let ("startswith" | "endswith", Value::List(list)) = (name, &first) {
-            args.finish(1)?;
             let mut found = false;
             for one in list.items() {
-                let args = CallArgs { positional: vec![one.clone()], named: Vec::new() };
+                let mut positional = args.positional.clone();
+                positional[0] = one.clone();
+                let args = CallArgs { positional, named: Vec::new() };
                 found |= self.text_search(text, name, args)?.is_some_and(|found| found.is_true());
             }
             return Ok(Some(Value::Bool(found)));
@@ -112,12 +114,23 @@ impl Interpreter {
         };
         self.meter.read(sub.len())?;
         let at = |byte: Option<usize>| byte.map_or(-1, |byte| all[..byte].chars().count() as i128);
+        if ["startswith", "endswith", "find", "rfind", "count"].contains(&name) {
+            // To go to a start or an end is to count characters.
+            self.meter.read(if args.positional.len() > 1 { all.len() } else { 0 })?;
+            let range = window(all, args.take(1, "start"), args.take(2, "end"))?;
+            args.finish(3)?;
+            let part = range.clone().map(|range| &all[range]);
+            let found =
+                |found: Option<usize>| Value::Int(at(found.zip(range).map(|(at, range)| range.start + at)));
+            return Ok(Some(match name {
+                "startswith" => Value::Bool(part.is_some_and(|part| part.starts_with(sub.as_str()))),
+                "endswith" => Value::Bool(part.is_some_and(|part| part.ends_with(sub.as_str()))),
+                "find" => found(part.and_then(|part| part.find(sub.as_str()))),
+                "rfind" => found(part.and_then(|part| part.rfind(sub.as_str()))),
+                _ => Value::Int(part.map_or(0, |part| part.matches(sub.as_str()).count()) as i128),
+            }));
+        }
         let (value, n_args) = match name {
-            "startswith" => (Value::Bool(all.starts_with(sub.as_str())), 1),
-            "endswith" => (Value::Bool(all.ends_with(sub.as_str())), 1),
-            "find" => (Value::Int(at(all.find(sub.as_str()))), 1),
-            "rfind" => (Value::Int(at(all.rfind(sub.as_str()))), 1),
-            "count" => (Value::Int(all.matches(sub.as_str()).count() as i128), 1),
             "removeprefix" => (Value::Text(text.part(all.strip_prefix(sub.as_str()).unwrap_or(all))?), 1),
             "removesuffix" => (Value::Text(text.part(all.strip_suffix(sub.as_str()).unwrap_or(all))?), 1),
             _ => {
@@ -213,9 +226,12 @@ fn split(text: &Text, by: Option<&Text>, n: usize, from_end: bool) -> Result<Val
         if n == usize::MAX {
             return ops::parts(text, all.split_whitespace());
         }
-        // The rest keeps the white space inside of it.
+        if from_end {
+            return split_words_from_end(text, n);
+        }
+        // The rest keeps the white space inside and behind it.
         let mut parts = Items::new(text.meter());
-        let mut rest = all.trim();
+        let mut rest = all.trim_start();
         for _ in 0..n {
             let Some(end) = rest.find(char::is_whitespace) else { break };
             parts.push(Value::Text(text.part(&rest[..end])?))?;
@@ -239,6 +255,44 @@ fn split(text: &Text, by: Option<&Text>, n: usize, from_end: bool) -> Result<Val
         return ops::parts(text, parts.into_iter().rev());
     }
     ops::parts(text, all.splitn(n, by.as_str()))
+}
+
+/// At most `n` words of the end, behind all that stands before them.
+fn split_words_from_end(text: &Text, n: usize) -> Result<Value> {
+    let mut parts = Vec::new();
+    let mut rest = text.as_str().trim_end();
+    for _ in 0..n {
+        let Some((at, blank)) = rest.char_indices().rev().find(|(_, c)| c.is_whitespace()) else { break };
+        text.meter().work(1)?;
+        parts.push(&rest[at + blank.len_utf8()..]);
+        rest = rest[..at].trim_end();
+    }
+    parts.extend(Some(rest).filter(|rest| !rest.is_empty()));
+    ops::parts(text, parts.into_iter().rev())
+}
+
+/// Where `text[start:end]` stands, in bytes; nowhere if it begins behind the end.
+fn window(text: &str, start: Option<Value>, end: Option<Value>) -> Result<Option<Range<usize>>> {
+    let place = |value: Option<Value>, other: usize| match value {
+        None | Some(Value::None) => Ok(Some(other)),
+        Some(value) => {
+            let at =
+                value.as_int().ok_or_else(|| Fault::failed("a text's part begins and ends at numbers"))?;
+            Ok(byte_at(text, at))
+        }
+    };
+    let (start, end) = (place(start, 0)?, place(end, text.len())?.unwrap_or(text.len()));
+    Ok(start.filter(|&start| start <= end).map(|start| start..end))
+}
+
+/// The byte at which character `at` stands, counted from the end where that is negative; none behind the end.
+fn byte_at(text: &str, at: i128) -> Option<usize> {
+    if at >= 0 {
+        let mut starts = text.char_indices().map(|(byte, _)| byte).chain([text.len()]);
+        return starts.nth(usize::try_from(at).ok()?);
+    }
+    let back = usize::try_from(at.unsigned_abs() - 1).unwrap_or(usize::MAX);
+    Some(text.char_indices().rev().nth(back).map_or(0, |(byte, _)| byte))
 }
 
 fn map_method(

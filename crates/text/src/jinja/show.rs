@@ -144,8 +144,8 @@ fn escaped(text: &Text, escape: impl Fn(char) -> Option<String>, out: &mut Draft
 /// How `json.dumps` writes.
 pub(super) struct JsonStyle {
     pub(super) ensure_ascii: bool,
-    /// Spaces of one level; everything stands on one line without.
-    pub(super) indent: Option<usize>,
+    /// What stands before each level; everything stands on one line without.
+    pub(super) indent: Option<Text>,
     /// Between items, and between a key and its value.
     pub(super) separators: (Text, Text),
     pub(super) sort_keys: bool,
@@ -214,10 +214,12 @@ impl JsonStyle {
     }
 
     fn line(&self, level: usize, out: &mut Draft) -> Result<(), Fault> {
-        match self.indent {
-            Some(width) => out.own(&format!("\n{:1$}", "", width * level)),
-            None => Ok(()),
+        let Some(indent) = &self.indent else { return Ok(()) };
+        out.own("\n")?;
+        for _ in 0..level {
+            out.push_text(indent)?;
         }
+        Ok(())
     }
 
     fn close(&self, empty: bool, level: usize, bracket: &str, out: &mut Draft) -> Result<(), Fault> {

@@ -193,6 +193,28 @@ fn what_jinja_and_python_do_at_their_edges_is_done() {
         ("{% generation %}{% set y = 1 %}{{ y }}{% endgeneration %}{{ y }}", "1"),
         ("{% if 1: %}a{% elif 2: %}b{% else: %}c{% endif %}{% for i in 'x': %}{{ i }}{% endfor %}", "ax"),
         ("{{ {'a': 1}.items is defined }}{{ {'items': 1}.items }}{{ {}.b is defined }}", "True1False"),
+        (
+            "{{ 'Hello'.find('l', 3) }}{{ 'éa'.find('a', 1, 2) }}{{ 'a'.find('', 2) }}{{ 'abab'.rfind('a', 0, -2) }}",
+            "31-10",
+        ),
+        (
+            "{{ 'Hello'.startswith('l', 2) }}{{ 'ab'.startswith(['x', 'b'], 1) }}{{ 'abc'.endswith('b', 0, -1) }}",
+            "TrueTrueTrue",
+        ),
+        (
+            "{{ 'aaa'.count('a', 1) }}{{ 'aaa'.count('a', -9, 1) }}{{ 'a'.startswith('', 1) }}{{ ''.startswith('', 1) }}",
+            "21TrueFalse",
+        ),
+        (
+            "{{ ' a b  c '.rsplit(None, 1) }}{{ 'a b'.rsplit(None, 5) }}{{ ' a '.rsplit(none, 0) }}",
+            "[' a b', 'c']['a', 'b'][' a']",
+        ),
+        (
+            "{{ ' a b '.split(None, 1) }}{{ ' a b '.split(None, 2) }}{{ ' '.split(None, 1) }}",
+            "['a', 'b ']['a', 'b'][]",
+        ),
+        ("{{ '1_000'|int + '1_0.5'|float }}{{ '_1'|int(7) }}{{ '1__0'|int(8) }}", "1010.578"),
+        ("{{ [[1]]|tojson(indent='-') }}{{ [1]|tojson(indent=-1) }}", "[\n-[\n--1\n-]\n][\n1\n]"),
         ("{% set f = {'a': 1}.items %}{{ f() }}{{ f is callable }}", "[['a', 1]]True"),
         ("{{ 1e300 // 1e-10 }} {{ -7.5 // 2 }} {{ 1 // 0.1 }} {{ -0.0 // 1 }}", "inf -4.0 9.0 -0.0"),
         (
