@@ -58,7 +58,8 @@ pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
 /// Says how many matrices have become what.
 pub fn say_types(types: &[TypeCount]) {
     for count in types {
-        console::say(format_args!("{}: {} matrices{}", count.used, count.n, instead_of(count)));
+        let noun = if count.n == 1 { "matrix" } else { "matrices" };
+        console::say(format_args!("{}: {} {noun}{}", count.used, count.n, instead_of(count)));
     }
 }
 

@@ -293,7 +293,7 @@ impl<P: Page> Cache<P> {
         }
         let mut states = self.states.after(n).cloned();
         // It is there for the next cut as well: an answer may be given again and again.
-        if let Some(mark) = self.mark.clone().filter(|_| now < marked) {
+        if let Some(mark) = self.mark.as_ref().filter(|_| now < marked).cloned() {
             self.coded = mark.coded;
             self.memory.iter_mut().zip(mark.tails).for_each(|(memory, tail)| memory.set_tail(tail));
             states = states.or(mark.states.filter(|_| mark.len == n));

@@ -317,8 +317,7 @@ fn types_that_stand_in_for_the_one_asked_for_are_told_with_their_number() {
     let output = kvant(&["quantize", path.to_str().unwrap(), out.to_str().unwrap(), "q2_K"]);
     let told = text(&output.stderr);
     assert!(output.status.success(), "{told}");
-    assert!(told.contains("q2_K: 0 matrices\n"), "{told}");
-    assert!(told.contains("iq4_nl: 1 matrices instead of q2_K, as their rows are no multiple of"), "{told}");
+    assert!(told.contains("iq4_nl: 1 matrix instead of q2_K, as their rows are no multiple of"), "{told}");
     assert_eq!(Gguf::open(&out).unwrap().tensors()[0].dtype, DType::IQ4NL);
 }
 
