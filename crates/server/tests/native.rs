@@ -424,7 +424,10 @@ fn prompts_are_texts_tokens_and_both_in_a_row() {
     let off = json!({ "prompt": "x", "n_predict": 1, "mirostat": 0, "typical_p": 1.0, "top_n_sigma": -1, "xtc_probability": 0 });
     native(&client, &off);
     let (status, error) = client.post("/infill", &json!({ "input_prefix": "a", "input_suffix": "b" }));
-    assert!(status == 400 && error["error"]["message"].as_str().unwrap().contains("gap"), "{error}");
+    assert!(
+        status == 400 && error["error"]["message"].as_str().unwrap().contains("fill-in-the-middle"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -50,7 +50,7 @@ impl FromStr for KvOptions {
     fn from_str(text: &str) -> Result<Self, Error> {
         let (k, v) = text.split_once('/').unwrap_or((text, text));
         let dtype = |name: &str| {
-            let expected = "a KV type, or K/V".to_owned();
+            let expected = format!("a KV type ({}), or K/V", DType::KV.map(DType::name).join(" "));
             name.parse().map_err(|_| Error::Setting { name: "kv_type", expected, got: text.to_owned() })
         };
         Ok(Self { k: dtype(k)?, v: dtype(v)?, ..Self::default() })
