@@ -55,6 +55,32 @@ fn a_prompt_shorter_than_the_sink_is_shared_once_it_is_longer() {
 }
 
 #[test]
+fn what_several_have_read_can_be_begun_with_as_long_as_one_of_them_is_there() {
+    let model = model();
+    let prompt = text(0, 1100);
+    let read_alone = || {
+        let mut session = empty(&model, "turbo3", "none");
+        feed(&mut session, &prompt);
+        session
+    };
+    let (first, mut second, third) = (read_alone(), read_alone(), read_alone());
+    let attached = || {
+        let mut session = empty(&model, "turbo3", "none");
+        let n = session.attach(&prompt);
+        (session, n)
+    };
+    drop(first);
+    let (mut other, n) = attached();
+    assert_eq!(n, 1024);
+    feed(&mut other, &prompt[1024..]);
+    assert_eq!(bits(&mut other), bits(&mut second));
+    drop((other, second));
+    assert_eq!(attached().1, 1024);
+    drop(third);
+    assert_eq!(attached().1, 0);
+}
+
+#[test]
 fn a_prompt_begins_with_whatever_is_longest_there() {
     let model = model();
     let prompt = text(0, 1100);

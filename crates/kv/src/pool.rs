@@ -44,20 +44,50 @@ pub(crate) struct Entry<P: Page> {
 }
 
 impl<P: Page> Entry<P> {
-    /// Whether something of it that `other` has is held by nobody any more, or never was there.
-    fn lacks_what_is_in(&self, other: &Self) -> bool {
-        let is_gone = |page: &Weak<Held<P>>| page.strong_count() == 0;
-        let lacks_states = self.states.as_ref().is_none_or(is_gone) && other.states.is_some();
-        self.blocks.iter().flatten().any(is_gone) || lacks_states
+    /// Whether any sequence holds something of it still.
+    fn is_held(&self) -> bool {
+        self.blocks.iter().flatten().any(|page| page.strong_count() > 0)
+    }
+
+    /// Whether it is the same memory.
+    fn is_same(&self, other: &Self) -> bool {
+        let same = |pages: (&Option<Weak<_>>, &Option<Weak<_>>)| match pages {
+            (Some(a), Some(b)) => a.ptr_eq(b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        self.blocks.iter().zip(&other.blocks).all(same)
     }
 }
 
-/// An entry, and what it was made known for.
+/// Sequences that read the same tokens apart from each other and are known for it, at most: when one goes, others still have them.
+const MOST_HOLDERS: usize = 8;
+
+/// A block, and what it was made known for.
 struct Known<P: Page> {
     parent: BlockKey,
     /// What [`Pool::check`] makes of the tokens: equal keys are not taken for equal tokens.
     check: u64,
-    entry: Entry<P>,
+    /// Whoever read the tokens, in the order of coming. All have the same bytes.
+    holders: Vec<Entry<P>>,
+}
+
+impl<P: Page> Known<P> {
+    fn is_held(&self) -> bool {
+        self.holders.iter().any(Entry::is_held)
+    }
+
+    /// What is still held of it, whoever holds it; `None` where a sink is gone that was there: it cannot be done without.
+    fn found(&self) -> Option<Found<P>> {
+        let n_groups = self.holders.first()?.blocks.len();
+        let block = |g: usize| self.holders.iter().find_map(|holder| holder.blocks[g].as_ref()?.upgrade());
+        let sink = |g: usize| {
+            let mut sinks = self.holders.iter().filter_map(|holder| holder.sinks[g].as_ref()).peekable();
+            if sinks.peek().is_none() { Some(None) } else { sinks.find_map(Weak::upgrade).map(Some) }
+        };
+        let states = self.holders.iter().find_map(|holder| holder.states.as_ref()?.upgrade());
+        let sinks = (0..n_groups).map(sink).collect::<Option<_>>()?;
+        Some(Found { blocks: (0..n_groups).map(block).collect(), sinks, states })
+    }
 }
 
 /// A block that was found: its page in each group, where it is still held, the groups' sinks, and the states at its end.
@@ -114,16 +144,8 @@ impl<P: Page> Pool<P> {
         let key = parent.then(tokens);
         let known = self.known();
         let check = self.check(tokens);
-        let entry = &known.get(&key).filter(|known| known.parent == parent && known.check == check)?.entry;
-        let blocks = entry.blocks.iter().map(|page| page.as_ref().and_then(Weak::upgrade)).collect();
-        // A sink that was there and is gone cannot be done without.
-        let sink = |page: &Option<Weak<Held<P>>>| match page {
-            Some(page) => page.upgrade().map(Some),
-            None => Some(None),
-        };
-        let sinks = entry.sinks.iter().map(sink).collect::<Option<_>>()?;
-        let states = entry.states.as_ref().and_then(Weak::upgrade);
-        Some((key, Found { blocks, sinks, states }))
+        let there = known.get(&key).filter(|known| known.parent == parent && known.check == check)?;
+        Some((key, there.found()?))
     }
 
     /// Makes the block of `tokens` after `parent` known.
@@ -136,16 +158,19 @@ impl<P: Page> Pool<P> {
         let key = parent.then(tokens);
         let mut known = self.known();
         if known.len() == known.capacity() {
-            known.retain(|_, known| known.entry.blocks.iter().flatten().any(|page| page.strong_count() > 0));
+            known.retain(|_, known| known.is_held());
         }
-        // Whoever was first stays: those who come later share with it, not with each other.
-        let here = Known { parent, check: self.check(tokens), entry };
+        let check = self.check(tokens);
         match known.get_mut(&key) {
-            Some(there) if there.entry.lacks_what_is_in(&here.entry) => *there = here,
-            Some(_) => {}
-            None => {
-                known.insert(key, here);
+            Some(there) if (there.parent, there.check) == (parent, check) => {
+                there.holders.retain(|holder| holder.is_held() && !holder.is_same(&entry));
+                if there.holders.len() < MOST_HOLDERS {
+                    there.holders.push(entry);
+                }
             }
+            // Other tokens with the same key: whoever was first stays.
+            Some(there) if there.is_held() => {}
+            _ => _ = known.insert(key, Known { parent, check, holders: vec![entry] }),
         }
         key
     }
