@@ -197,6 +197,9 @@ impl ModelArgs {
         bar.finish_and_clear();
         let model = model?;
         let (device, seconds) = (model.device(), started.elapsed().as_secs_f64());
+        if self.device == DeviceChoice::Auto && self.n_gpu_layers.is_none() && device.name == "cpu" {
+            note_unused_gpu();
+        }
         let [mapped, read] = model.mapped_bytes();
         if mapped > 0 {
             log::note(format_args!(
@@ -241,6 +244,15 @@ impl ModelArgs {
     /// The model's name.
     pub fn name(&self) -> String {
         self.place.place().map_or_else(|_| String::new(), |place| place.name())
+    }
+}
+
+/// A GPU that is there and cannot be used is told of, with what is missing.
+fn note_unused_gpu() {
+    if Gpu::count().is_ok_and(|n| n > 0)
+        && let Err(error) = Gpu::open(0)
+    {
+        log::note(format_args!("the GPU is not used: {error}"));
     }
 }
 
