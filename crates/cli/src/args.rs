@@ -386,6 +386,10 @@ pub fn check_target(path: Option<&Path>) -> Result<(), Failure> {
             "is a model, which would be replaced: choose another name",
         ));
     }
+    check_writable(path)
+}
+
+fn check_writable(path: &Path) -> Result<(), Failure> {
     kvant::files::check_target(path).map_err(|error| Failure::work(printable_path(path), error))
 }
 
@@ -400,7 +404,7 @@ pub fn check_model_target(path: &Path, from: Option<&Path>) -> Result<(), Failur
     if place::is_safetensors(path) {
         return Err(refusal("holds weights of a folder, which would be replaced: choose another name"));
     }
-    kvant::files::check_target(path).map_err(|error| Failure::work(printable_path(path), error))
+    check_writable(path)
 }
 
 /// A text file's content; `-` is stdin.

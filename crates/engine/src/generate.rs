@@ -289,7 +289,7 @@ impl Continuation {
 
     /// Has the session read `token` and, if it was not read on trial before, what may follow it. Returns the tokens that went through the model.
     fn read(&mut self, session: &mut Session, token: u32) -> Result<usize, Error> {
-        if session.ahead().first() == Some(&token) {
+        if session.foresees(token) {
             self.stats.n_accepted += 1;
             session.queue(&[token], &mut |_| true)?;
             return Ok(0);

@@ -1,6 +1,6 @@
 //! What a measured cache stores, in words and numbers.
 
-use kvant::{DType, KvOptions, Model, Plan, Policies};
+use kvant::{KvOptions, Model, Policies};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -39,10 +39,9 @@ impl KvConfig {
     /// When the types or policies do not fit the model.
     pub fn new(model: &Model, kv: &KvOptions, tokens: usize) -> Result<Self, EvalError> {
         let shape = model.config().kv_shape();
-        let plan = |k, v, policies: &Policies| Plan::new(&shape, k, v, policies).map_err(kvant::Error::from);
-        let plan_f16 = plan(DType::F16, DType::F16, &Policies::none())?;
-        let balance = kv.balance.clone();
-        let plan = Plan { tail: kv.tail, balance, ..plan(kv.k, kv.v, &kv.policies)? };
+        let plan = |kv: &KvOptions| kv.plan(&shape).map_err(kvant::Error::from);
+        let plan_f16 = plan(&KvOptions { policies: Policies::none(), ..KvOptions::default() })?;
+        let plan = plan(kv)?;
         let ((type_k, type_v), (bpv_k, bpv_v)) = (plan.type_names(), plan.bits_per_value(&shape));
         Ok(Self {
             type_k: type_k.to_owned(),

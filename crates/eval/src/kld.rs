@@ -290,7 +290,7 @@ pub fn kld_by_layer(
     progress: OnProgress<'_>,
 ) -> Result<Vec<LayerKld>, EvalError> {
     let shape = model.config().kv_shape();
-    let stored = Plan::new(&shape, kv.k, kv.v, &kv.policies).map_err(kvant::Error::from)?;
+    let stored = kv.plan(&shape).map_err(kvant::Error::from)?;
     let sides = (0..shape.layers.len()).flat_map(|layer| [(layer, Side::K), (layer, Side::V)]);
     let configs = sides.map(|(layer, side)| alone(kv, &stored, layer, side));
     let configs = configs.collect::<Result<Vec<_>, EvalError>>()?;

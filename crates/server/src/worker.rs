@@ -410,8 +410,8 @@ impl Worker {
         for (&id, course) in &mut self.courses {
             let Some(&n) = n_of.get(&id) else { continue };
             if let Some(feed) = course.feed(n, most_guesses) {
-                let is_ahead = feed.session.ahead().first() == feed.tokens.first();
-                ends.push((id, feed.session.tokens().len() + n, if is_ahead { 0 } else { n }));
+                let is_foreseen = matches!(*feed.tokens, [token] if feed.session.foresees(token));
+                ends.push((id, feed.session.tokens().len() + n, if is_foreseen { 0 } else { n }));
                 feeds.push(feed);
             }
         }
@@ -427,6 +427,8 @@ impl Worker {
             if n > 0 {
                 course.n_drafted += session.ahead().len();
                 n_rows += n + session.ahead().len();
+            } else {
+                course.n_accepted += 1;
             }
         }
         Fed { read, n_rows, result }

@@ -42,6 +42,11 @@ impl Session {
         if self.sequence.len() == self.tokens.len() + self.ahead.len() { &self.ahead } else { &[] }
     }
 
+    /// Whether `token` was read on trial to come next.
+    pub fn foresees(&self, token: u32) -> bool {
+        self.ahead().first() == Some(&token)
+    }
+
     /// Feeds as many of `tokens` as were read on trial; returns how many.
     pub(super) fn take_ahead(&mut self, tokens: &[u32]) -> usize {
         let n = self.ahead().iter().zip(tokens).take_while(|(ahead, token)| ahead == token).count();

@@ -94,12 +94,9 @@ impl Course {
         let at = session.tokens().len();
         let tokens = &self.tokens[at..at + n];
         let is_last = at + n == self.tokens.len();
+        let may_guess = is_last && self.spoke.is_some() && most_guesses > 0;
         let guesses = match *tokens {
-            [token] if is_last && session.ahead().first() == Some(&token) => {
-                self.n_accepted += 1;
-                &[]
-            }
-            [token] if is_last && self.spoke.is_some() && most_guesses > 0 => {
+            [token] if may_guess && !session.foresees(token) => {
                 self.guesser.guess(session.tokens(), token, most_guesses)
             }
             _ => &[],
