@@ -40,7 +40,7 @@ const TURN: usize = 14;
 
 /// The types a weight matrix can have.
 pub fn weight_types() -> impl Iterator<Item = DType> {
-    DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some())
+    DType::ALL.into_iter().filter(|dtype| dtype.is_weight())
 }
 
 /// Independent Gaussians of standard deviation `sigma`.

@@ -16,7 +16,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
         }
         wrong_shapes_are_refused(subject, dtype);
     }
-    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_none()) {
+    for dtype in DType::ALL.into_iter().filter(|dtype| !dtype.is_weight()) {
         let bytes = vec![0; dtype.block_bytes()].into();
         let source = WeightSource { dtype, n_out: 1, n_in: dtype.block_len(), bytes };
         subject.expect_refusal(

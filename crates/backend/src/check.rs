@@ -35,12 +35,12 @@ pub fn check_top_k(logits: &impl Buffer, offset: usize, n_vocab: usize) -> Resul
 /// Checks [`Backend::matrix`] and [`Backend::table`].
 ///
 /// # Errors
-/// [`BackendError::Unsupported`] for a type that no file holds and for rows that are not whole blocks.
+/// [`BackendError::Unsupported`] for a type that only caches hold and for rows that are not whole blocks.
 pub fn check_matrix(source: &WeightSource) -> Result<()> {
     const OP: &str = "matrix";
     let &WeightSource { dtype, n_out, n_in, ref bytes } = source;
     let unsupported = |wanted, has| BackendError::Unsupported { op: OP, wanted, has };
-    if dtype.ggml_id().is_none() {
+    if !dtype.is_weight() {
         let has = "every type but the turbo cache types".to_owned();
         return Err(unsupported(format!("weights in {dtype}"), has));
     }

@@ -84,11 +84,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     }
     console::print("")?;
     output::print_rows(&kernels, Format::Md)?;
-    console::print(format_args!(
-        "\nread, but without kernels: {} are unpacked to {} when loaded, and as large and slow as that",
-        Packed::ALL.map(Packed::name).join(", "),
-        Packed::UNPACKED
-    ))?;
+    console::print(format_args!("\nunpacked when loaded: {}", output::unpacked(Packed::ALL.into_iter())))?;
     Ok(())
 }
 

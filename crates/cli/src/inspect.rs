@@ -78,8 +78,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     if let Some(packed) = output::packed(&gguf) {
         let bytes: usize = gguf.tensors().iter().map(|info| info.n_bytes).sum();
         console::print(format_args!(
-            "\nNo kernel has {packed}: unpacked to {} when loaded, {} in all",
-            Packed::UNPACKED,
+            "\nUnpacked when loaded: {packed}; weights take {} in all then",
             output::bytes(bytes)
         ))?;
     }

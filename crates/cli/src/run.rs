@@ -233,7 +233,7 @@ impl fmt::Display for Summary<'_> {
             write!(f, " | {} of {} experts", experts.routing.n_used, experts.n)?;
         }
         if let Some(packed) = output::packed(self.model.gguf()) {
-            write!(f, " | {packed} unpacked")?;
+            write!(f, " | {packed}")?;
         }
         write!(f, " | prompt {} tok{}", stats.n_prompt, speed(prompt_tps(stats)))?;
         write!(f, " | decode {} tok{}", stats.n_gen, speed(decode_tps(stats)))?;

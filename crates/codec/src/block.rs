@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::finite::{clamp, to_f16};
-use crate::{Codebook, CodecError, DType, Trellis, block32, fp4, iq4, kquant, tq, turbo};
+use crate::{Codebook, CodecError, DType, Table, Trellis, block32, fp4, iq, iq4, kquant, tq, turbo};
 
 /// Encodes `values` into `bytes` in the byte layout of `dtype`.
 ///
@@ -50,6 +50,10 @@ pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), Code
         DType::IQ4XS => pack(values, bytes, iq4::pack_xs),
         DType::MXFP4 => pack(values, bytes, fp4::pack_mx),
         DType::NVFP4 => pack(values, bytes, fp4::pack_nv),
+        DType::IQ1 => pack(values, bytes, |x, b| iq::pack_sixteens(Table::IQ1, x, b)),
+        DType::IQ2 => pack(values, bytes, |x, b| iq::pack_sixteens(Table::IQ2, x, b)),
+        DType::IQ3 => pack(values, bytes, |x, b| iq::pack_thirty_twos(Table::IQ3, x, b)),
+        DType::IQ3X => pack(values, bytes, |x, b| iq::pack_thirty_twos(Table::IQ3X, x, b)),
         DType::TQ3_1S => pack(values, bytes, tq::pack_tq3),
         DType::TQ4_1S => pack(values, bytes, tq::pack_tq4),
     }
@@ -98,6 +102,10 @@ pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), Code
         DType::IQ4XS => unpack(bytes, values, iq4::unpack_xs),
         DType::MXFP4 => unpack(bytes, values, fp4::unpack_mx),
         DType::NVFP4 => unpack(bytes, values, fp4::unpack_nv),
+        DType::IQ1 => unpack(bytes, values, |b| iq::unpack_sixteens(Table::IQ1, b)),
+        DType::IQ2 => unpack(bytes, values, |b| iq::unpack_sixteens(Table::IQ2, b)),
+        DType::IQ3 => unpack(bytes, values, |b| iq::unpack_thirty_twos(Table::IQ3, b)),
+        DType::IQ3X => unpack(bytes, values, |b| iq::unpack_thirty_twos(Table::IQ3X, b)),
         DType::TQ3_1S => unpack(bytes, values, tq::unpack_tq3),
         DType::TQ4_1S => unpack(bytes, values, tq::unpack_tq4),
     }
@@ -247,6 +255,10 @@ mod tests {
             (DType::IQ4XS, 0.07449),
             (DType::MXFP4, 0.11157),
             (DType::NVFP4, 0.08956),
+            (DType::IQ1, 0.28780),
+            (DType::IQ2, 0.18296),
+            (DType::IQ3, 0.08614),
+            (DType::IQ3X, 0.08399),
             (DType::TQ3_1S, 0.15099),
             (DType::TQ4_1S, 0.07264),
         ] {

@@ -44,6 +44,14 @@ pub enum DType {
     MXFP4,
     /// 64 values: 4 sub-blocks of 16 with E4M3 scales, E2M1 floats.
     NVFP4,
+    /// 256 values: 16 sub-blocks of 16 with 6-bit scales, 3-bit indices of a table. What iq1_s and iq1_m hold, written out.
+    IQ1,
+    /// The same with another table. What iq2_xxs, iq2_xs and iq2_s hold.
+    IQ2,
+    /// 256 values: 8 sub-blocks of 32 with 6-bit scales, 4-bit indices of a table. What iq3_s holds, written out.
+    IQ3,
+    /// The same with another table. What iq3_xxs holds.
+    IQ3X,
     /// 32 rotated values: two f16 scales, 3-bit codebook indices.
     TQ3_1S,
     /// 32 rotated values: two f16 scales, 4-bit codebook indices.
@@ -62,7 +70,7 @@ pub enum DType {
 
 impl DType {
     /// Every format.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 28] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -80,6 +88,10 @@ impl DType {
         Self::IQ4XS,
         Self::MXFP4,
         Self::NVFP4,
+        Self::IQ1,
+        Self::IQ2,
+        Self::IQ3,
+        Self::IQ3X,
         Self::TQ3_1S,
         Self::TQ4_1S,
         Self::Turbo2,
@@ -128,7 +140,7 @@ impl DType {
         (8 * self.block_bytes()) as f64 / self.block_len() as f64
     }
 
-    /// The tensor type id in GGUF files. `None` for the turbo formats, which no file holds.
+    /// The tensor type id in GGUF files. `None` for those that no file holds: turbo, and iq1 to iq3x ([`crate::iq`]).
     ///
     /// 45 and 46 (tq3_1s, tq4_1s) are private to one fork; upstream may give them another meaning.
     pub const fn ggml_id(self) -> Option<u32> {
@@ -138,6 +150,20 @@ impl DType {
     /// The format behind a GGUF tensor type id, `None` if this crate does not know it.
     pub fn from_ggml_id(id: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|t| t.ggml_id() == Some(id))
+    }
+
+    /// The format whose blocks these are, but for what codes stand for: itself, save for iq1 to iq3x.
+    pub const fn layout(self) -> Self {
+        match self {
+            Self::IQ1 | Self::IQ2 => Self::Q3K,
+            Self::IQ3 | Self::IQ3X => Self::IQ4XS,
+            own => own,
+        }
+    }
+
+    /// Whether a device may be given weights of it.
+    pub const fn is_weight(self) -> bool {
+        self.layout().ggml_id().is_some()
     }
 
     /// Bytes of a row of `values` numbers.
@@ -271,7 +297,7 @@ const fn trellis(trellis: Trellis) -> Kv {
 }
 
 /// The formats, in the order of [`DType`].
-static FORMATS: [Format; 24] = [
+static FORMATS: [Format; 28] = [
     format(DType::F32, "f32", Some(0), [1, 4], Kv::Float),
     format(DType::F16, "f16", Some(1), [1, 2], Kv::Float),
     format(DType::BF16, "bf16", Some(30), [1, 2], Kv::Float),
@@ -289,6 +315,10 @@ static FORMATS: [Format; 24] = [
     format(DType::IQ4XS, "iq4_xs", Some(23), [256, 136], Kv::No),
     format(DType::MXFP4, "mxfp4", Some(39), [32, 17], Kv::No),
     format(DType::NVFP4, "nvfp4", Some(40), [64, 36], Kv::No),
+    format(DType::IQ1, "iq1", None, [256, 110], Kv::No),
+    format(DType::IQ2, "iq2", None, [256, 110], Kv::No),
+    format(DType::IQ3, "iq3", None, [256, 136], Kv::No),
+    format(DType::IQ3X, "iq3x", None, [256, 136], Kv::No),
     format(DType::TQ3_1S, "tq3_1s", Some(45), [32, 16], Kv::No),
     format(DType::TQ4_1S, "tq4_1s", Some(46), [32, 20], Kv::No),
     format(DType::Turbo2, "turbo2", None, [128, 34], book(Codebook::GAUSS2)),
@@ -345,6 +375,10 @@ mod tests {
             (DType::IQ4XS, 256, 136, 4.25),
             (DType::MXFP4, 32, 17, 4.25),
             (DType::NVFP4, 64, 36, 4.5),
+            (DType::IQ1, 256, 110, 3.4375),
+            (DType::IQ2, 256, 110, 3.4375),
+            (DType::IQ3, 256, 136, 4.25),
+            (DType::IQ3X, 256, 136, 4.25),
             (DType::TQ3_1S, 32, 16, 4.0),
             (DType::TQ4_1S, 32, 20, 5.0),
             (DType::Turbo2, 128, 34, 2.125),
@@ -366,7 +400,14 @@ mod tests {
             assert_eq!(t.name().parse(), Ok(t));
             assert_eq!(t.name().to_uppercase().parse(), Ok(t));
             assert_eq!(t.format().dtype, t);
-            assert_eq!(t.ggml_id().is_none(), t.code().is_some_and(|code| code.most_dims() == 128), "{t}");
+            let is_turbo = t.code().is_some_and(|code| code.most_dims() == 128);
+            assert_eq!(t.ggml_id().is_none(), is_turbo || t.layout() != t, "{t}");
+            assert_eq!(t.is_weight(), !is_turbo, "{t}");
+            assert_eq!(
+                (t.block_len(), t.block_bytes()),
+                (t.layout().block_len(), t.layout().block_bytes()),
+                "{t}"
+            );
             if let Some(id) = t.ggml_id() {
                 assert_eq!(DType::from_ggml_id(id), Some(t));
             }

@@ -6,8 +6,9 @@
 //! q2_K q4_K q5_K      value = d · sc · code - m · sm          sub-blocks of 16 (q2_K) or 32
 //! q3_K q6_K           value = d · (sc - sc_zero) · (code - zero)   sub-blocks of 16
 //! iq4_nl              value = d · level(code)
-//! iq4_xs              value = d · (sc - sc_zero) · level(code)     sub-blocks of 32
-//! mxfp4 nvfp4         value = float(sc) · level(code) / 2          sub-blocks of 32, of 16
+//! iq4_xs iq3 iq3x     value = d · (sc - sc_zero) · level(code)     sub-blocks of 32
+//! iq1 iq2             the same                                    sub-blocks of 16
+//! mxfp4 nvfp4         value = float(sc) · level(code)              sub-blocks of 32, of 16
 //! tq3_1s tq4_1s       value = level(code) · d of the half, then turned back by Rotation::tq()
 //! ```
 //!
@@ -18,7 +19,7 @@ use half::f16;
 
 use crate::fp4::ByteFloat;
 use crate::kfit::{MinBlock, SymBlock};
-use crate::{Codebook, DType, Table, block32, fp4, iq4, kquant, tq};
+use crate::{Codebook, DType, Table, block32, fp4, iq, iq4, kquant, tq};
 
 /// What the fields of a format mean.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,7 +40,7 @@ pub struct Spec {
     pub book: Option<Codebook>,
     /// What codes stand for in formats of whole numbers that are not evenly spaced. Without either, a code is a number.
     pub table: Option<Table>,
-    /// What scales of sub-blocks are, where they are no integers; there is no other scale then, and levels count twice.
+    /// What scales of sub-blocks are, where they are no integers; there is no other scale then.
     pub float: Option<ByteFloat>,
 }
 
@@ -80,7 +81,8 @@ impl Spec {
             DType::Q5K => (5, 0, 32, 0, true),
             DType::Q6K => (6, Q6_ZERO, 16, Q6_SCALE_ZERO, false),
             DType::IQ4NL => (4, 0, 32, 0, false),
-            DType::IQ4XS => (4, 0, 32, iq4::SCALE_ZERO, false),
+            DType::IQ4XS | DType::IQ3 | DType::IQ3X => (4, 0, 32, iq4::SCALE_ZERO, false),
+            DType::IQ1 | DType::IQ2 => (3, 0, 16, iq4::SCALE_ZERO, false),
             DType::MXFP4 => (4, 0, 32, 0, false),
             DType::NVFP4 => (4, 0, 16, 0, false),
             DType::TQ3_1S => (3, 0, 16, 0, false),
@@ -94,6 +96,10 @@ impl Spec {
         };
         let (table, float) = match dtype {
             DType::IQ4NL | DType::IQ4XS => (Some(Table::IQ4), None),
+            DType::IQ1 => (Some(Table::IQ1), None),
+            DType::IQ2 => (Some(Table::IQ2), None),
+            DType::IQ3 => (Some(Table::IQ3), None),
+            DType::IQ3X => (Some(Table::IQ3X), None),
             DType::MXFP4 => (Some(Table::E2M1), Some(ByteFloat::E8M0)),
             DType::NVFP4 => (Some(Table::E2M1), Some(ByteFloat::E4M3)),
             _ => (None, None),
@@ -140,12 +146,8 @@ impl Fields {
             DType::Q5K => self.set_min_block(kquant::read_q5(sized(block))),
             DType::Q6K => self.set_sym_block(kquant::read_q6(sized(block)), Q6_SCALE_ZERO, Q6_ZERO),
             DType::IQ4NL => (self.scale, *self.first_codes()) = iq4::read_nl(sized(block)),
-            DType::IQ4XS => {
-                let block = iq4::read_xs(sized(block));
-                (self.scale, self.codes) = (block.d, block.codes);
-                let stored = block.scales.map(|scale| (scale as u8).wrapping_add(iq4::SCALE_ZERO));
-                self.sub_scales[..stored.len()].copy_from_slice(&stored);
-            }
+            DType::IQ4XS | DType::IQ3 | DType::IQ3X => self.set_table_block(iq4::read_xs(sized(block))),
+            DType::IQ1 | DType::IQ2 => self.set_table_block(iq::read_sixteens(sized(block))),
             DType::MXFP4 => (self.sub_scales[0], *self.first_codes()) = fp4::read_mx(sized(block)),
             DType::NVFP4 => (*self.first_scales(), *self.first_codes()) = fp4::read_nv(sized(block)),
             DType::TQ3_1S => self.set_halves(tq::read_tq3(sized(block))),
@@ -173,11 +175,11 @@ impl Fields {
             DType::Q3K => out.copy_from_slice(&self.as_sym_block(Q3_SCALE_ZERO, Q3_ZERO).decode()),
             DType::Q6K => out.copy_from_slice(&self.as_sym_block(Q6_SCALE_ZERO, Q6_ZERO).decode()),
             DType::IQ4NL => out.copy_from_slice(&iq4::decode_nl(self.scale, &codes32())),
-            DType::IQ4XS => {
-                let scale = |j: usize| self.sub_scales[j].wrapping_sub(iq4::SCALE_ZERO) as i8;
-                let scales = std::array::from_fn(scale);
-                out.copy_from_slice(&iq4::Block { d: self.scale, scales, codes: self.codes }.decode());
-            }
+            DType::IQ4XS => out.copy_from_slice(&self.as_table_block::<8, 32>().decode(Table::IQ4)),
+            DType::IQ1 => out.copy_from_slice(&self.as_table_block::<16, 16>().decode(Table::IQ1)),
+            DType::IQ2 => out.copy_from_slice(&self.as_table_block::<16, 16>().decode(Table::IQ2)),
+            DType::IQ3 => out.copy_from_slice(&self.as_table_block::<8, 32>().decode(Table::IQ3)),
+            DType::IQ3X => out.copy_from_slice(&self.as_table_block::<8, 32>().decode(Table::IQ3X)),
             DType::MXFP4 => out.copy_from_slice(&fp4::decode_mx(self.sub_scales[0], &codes32())),
             DType::NVFP4 => {
                 let scales = std::array::from_fn(|j| self.sub_scales[j]);
@@ -226,6 +228,17 @@ impl Fields {
             mins: std::array::from_fn(|j| self.sub_mins[j]),
             codes: self.codes,
         }
+    }
+
+    fn set_table_block<const S: usize, const N: usize>(&mut self, block: iq4::Block<S, N>) {
+        (self.scale, self.codes) = (block.d, block.codes);
+        let stored = block.scales.map(|scale| (scale as u8).wrapping_add(iq4::SCALE_ZERO));
+        self.sub_scales[..S].copy_from_slice(&stored);
+    }
+
+    fn as_table_block<const S: usize, const N: usize>(&self) -> iq4::Block<S, N> {
+        let scale = |j: usize| self.sub_scales[j].wrapping_sub(iq4::SCALE_ZERO) as i8;
+        iq4::Block { d: self.scale, scales: std::array::from_fn(scale), codes: self.codes }
     }
 
     fn set_sym_block(&mut self, block: SymBlock, scale_zero: u8, zero: u8) {
@@ -288,14 +301,12 @@ mod tests {
             }
             for (j, &value) in values.iter().enumerate() {
                 let code = match spec.table {
-                    Some(table) => f32::from(table.levels()[usize::from(fields.codes[j])]),
+                    Some(table) => f32::from(table.levels()[usize::from(fields.codes[j])]) * table.unit(),
                     None => f32::from(fields.codes[j]) - f32::from(spec.zero),
                 };
                 let sub = j / spec.sub_len;
                 let want = match (spec.book, spec.len) {
-                    _ if spec.float.is_some() => {
-                        spec.float.unwrap().to_f32(fields.sub_scales[sub]) * code / 2.0
-                    }
+                    _ if spec.float.is_some() => spec.float.unwrap().to_f32(fields.sub_scales[sub]) * code,
                     (Some(book), _) => book.levels()[usize::from(fields.codes[j])] * [d, m][sub],
                     (None, block32::LEN) => d * code + m,
                     _ => {

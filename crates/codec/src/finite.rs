@@ -60,7 +60,7 @@ fn is_broken_mx(block: &[u8]) -> bool {
 
 /// Where the scales lie in a block, in bytes, where they are f16.
 const fn scales(dtype: DType) -> &'static [usize] {
-    match dtype {
+    match dtype.layout() {
         DType::F32 | DType::F16 | DType::BF16 | DType::MXFP4 | DType::NVFP4 => &[],
         DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL | DType::IQ4XS => &[0],
         DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K | DType::TQ3_1S | DType::TQ4_1S => &[0, 2],
@@ -68,6 +68,7 @@ const fn scales(dtype: DType) -> &'static [usize] {
         DType::Q3K => &[108],
         DType::Q6K => &[208],
         DType::Turbo2 | DType::Turbo3 | DType::Turbo4 | DType::Turbo2T | DType::Turbo3T => &[0],
+        DType::IQ1 | DType::IQ2 | DType::IQ3 | DType::IQ3X => unreachable!(),
     }
 }
 

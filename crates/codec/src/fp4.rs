@@ -6,7 +6,7 @@
 //! | nvfp4 | 36 | 64 | 4.5 | 16 values, E4M3 without its sign |
 //!
 //! ```text
-//! value = scale · level(code) / 2           levels are E2M1 times 2 (Table::E2M1)
+//! value = scale · level(code)               levels are E2M1 (Table::E2M1)
 //!
 //! mxfp4   e, 16 bytes: value j low nibble, value j + 16 high nibble of byte j
 //! nvfp4   4 scales, 32 bytes: value 16s + j (j < 8) low nibble, value 16s + j + 8 high nibble of byte 8s + j
@@ -87,7 +87,7 @@ impl ByteFloat {
         let (mut best, mut least) = (0, f64::INFINITY);
         for bits in beside.filter_map(|by| u8::try_from(around + by).ok().filter(|&bits| bits <= self.top()))
         {
-            let loss = Table::E2M1.loss(x, self.to_f32(bits) / 2.0);
+            let loss = Table::E2M1.loss(x, self.to_f32(bits) * Table::E2M1.unit());
             if loss < least {
                 (best, least) = (bits, loss);
             }
@@ -99,7 +99,7 @@ impl ByteFloat {
 /// The values of `codes`, each run of as many as share a scale under the next of `scales`.
 fn decode<const N: usize>(of: ByteFloat, scales: &[u8], codes: &[u8; N]) -> [f32; N] {
     let run = N / scales.len();
-    std::array::from_fn(|j| of.to_f32(scales[j / run]) * (Table::E2M1.level(codes[j]) / 2.0))
+    std::array::from_fn(|j| of.to_f32(scales[j / run]) * (Table::E2M1.level(codes[j]) * Table::E2M1.unit()))
 }
 
 /// The values of a block of mxfp4.
@@ -115,7 +115,10 @@ pub(crate) fn decode_nv(scales: &[u8; NVFP4_SUBS], codes: &[u8; NVFP4_LEN]) -> [
 pub(crate) fn pack_mx(x: &[f32; MXFP4_LEN], block: &mut [u8; 17]) {
     let x = x.map(|v| clamp(v, MXFP4_MAX));
     block[0] = ByteFloat::E8M0.fit(&x, -1..=0);
-    put_nibbles(&Table::E2M1.encode(&x, ByteFloat::E8M0.to_f32(block[0]) / 2.0), &mut block[1..]);
+    put_nibbles(
+        &Table::E2M1.encode(&x, ByteFloat::E8M0.to_f32(block[0]) * Table::E2M1.unit()),
+        &mut block[1..],
+    );
 }
 
 pub(crate) fn read_mx(block: &[u8; 17]) -> (u8, [u8; MXFP4_LEN]) {
@@ -133,7 +136,7 @@ pub(crate) fn pack_nv(x: &[f32; NVFP4_LEN], block: &mut [u8; 36]) {
     let (subs, _) = x.as_chunks::<NVFP4_SUB>();
     for ((sub, scale), out) in subs.iter().zip(scales).zip(nibbles.chunks_exact_mut(NVFP4_SUB / 2)) {
         *scale = ByteFloat::E4M3.fit(sub, -2..=2);
-        let codes = Table::E2M1.encode(sub, ByteFloat::E4M3.to_f32(*scale) / 2.0);
+        let codes = Table::E2M1.encode(sub, ByteFloat::E4M3.to_f32(*scale) * Table::E2M1.unit());
         for (j, byte) in out.iter_mut().enumerate() {
             *byte = codes[j] | codes[j + NVFP4_SUB / 2] << 4;
         }
@@ -177,7 +180,7 @@ mod tests {
 
     #[test]
     fn values_that_the_formats_hold_come_back_exactly() {
-        let values: [f32; 16] = std::array::from_fn(|j| Table::E2M1.level(j as u8) / 2.0);
+        let values: [f32; 16] = std::array::from_fn(|j| Table::E2M1.level(j as u8) * Table::E2M1.unit());
         for scale in [2f32.powi(-9), 0.25, 1.0, 64.0] {
             let x: [f32; NVFP4_LEN] = std::array::from_fn(|j| values[j % 16] * scale);
             let mut block = [0; 36];

@@ -28,40 +28,43 @@ use crate::table::Table;
 /// Values of a sub-block of iq4_xs, and of a block of iq4_nl.
 pub const LEN: usize = 32;
 /// Sub-blocks of iq4_xs.
-const SUBS: usize = kquant::LEN / LEN;
-/// The stored scale of iq4_xs that means 0.
+pub(crate) const SUBS: usize = kquant::LEN / LEN;
+/// The stored scale that means 0.
 pub(crate) const SCALE_ZERO: u8 = 32;
 
-/// A super-block of iq4_xs.
-pub(crate) struct Block {
+/// A super-block of `S` sub-blocks of `N` values, whose codes are those of a table.
+pub(crate) struct Block<const S: usize, const N: usize> {
     pub d: f16,
-    pub scales: [i8; SUBS],
+    pub scales: [i8; S],
     pub codes: [u8; kquant::LEN],
 }
 
-impl Block {
-    fn fit(x: &[f32; kquant::LEN]) -> Self {
-        let (subs, _) = x.as_chunks::<LEN>();
-        let scales: [f64; SUBS] = std::array::from_fn(|j| fit(&subs[j]));
+impl<const S: usize, const N: usize> Block<S, N> {
+    pub fn fit(table: Table, x: &[f32; kquant::LEN]) -> Self {
+        const { assert!(S * N == kquant::LEN) };
+        let (subs, _) = x.as_chunks::<N>();
+        let unit = f64::from(table.unit());
+        let scales: [f64; S] = std::array::from_fn(|j| fit(table, &subs[j]) / unit);
         let (d, scales) = round_signed(&scales, i32::from(SCALE_ZERO));
         let mut coded = Self { d, scales, codes: [0; kquant::LEN] };
-        let (codes, _) = coded.codes.as_chunks_mut::<LEN>();
+        let (codes, _) = coded.codes.as_chunks_mut::<N>();
         for ((codes, sub), scale) in codes.iter_mut().zip(subs).zip(scales) {
-            *codes = Table::IQ4.encode(sub, d.to_f32() * f32::from(scale));
+            *codes = table.encode(sub, d.to_f32() * f32::from(scale) * table.unit());
         }
         coded
     }
 
-    pub fn decode(&self) -> [f32; kquant::LEN] {
-        let d = self.d.to_f32();
-        std::array::from_fn(|v| d * f32::from(self.scales[v / LEN]) * Table::IQ4.level(self.codes[v]))
+    pub fn decode(&self, table: Table) -> [f32; kquant::LEN] {
+        let d = self.d.to_f32() * table.unit();
+        std::array::from_fn(|v| d * f32::from(self.scales[v / N]) * table.level(self.codes[v]))
     }
 }
 
-/// The scale of 32 values that are in range: under it levels, whose largest is as q8_0's, are within f16.
-fn fit(x: &[f32; LEN]) -> f64 {
-    let most = f64::from(Q8_0_MAX_SCALE);
-    Table::IQ4.fit(x).clamp(-most, most)
+/// What a level of 1 stands for among values that are in range: so that levels are within f16.
+fn fit<const N: usize>(table: Table, x: &[f32; N]) -> f64 {
+    // The scale under which 127 is.
+    let most = f64::from(Q8_0_MAX_SCALE) * 127.0 / f64::from(table.largest());
+    table.fit(x).clamp(-most, most)
 }
 
 /// The values of a block of iq4_nl.
@@ -72,7 +75,7 @@ pub(crate) fn decode_nl(d: f16, codes: &[u8; LEN]) -> [f32; LEN] {
 
 pub(crate) fn pack_nl(x: &[f32; LEN], block: &mut [u8; 18]) {
     let x = x.map(|v| clamp(v, F16_MAX));
-    let d = to_f16(fit(&x) as f32);
+    let d = to_f16(fit(Table::IQ4, &x) as f32);
     block[..2].copy_from_slice(&d.to_le_bytes());
     put_nibbles(&Table::IQ4.encode(&x, d.to_f32()), &mut block[2..]);
 }
@@ -87,7 +90,11 @@ pub(crate) fn unpack_nl(block: &[u8; 18]) -> [f32; LEN] {
 }
 
 pub(crate) fn pack_xs(x: &[f32; kquant::LEN], block: &mut [u8; 136]) {
-    let coded = Block::fit(&x.map(|v| clamp(v, F16_MAX)));
+    put_xs(&Block::fit(Table::IQ4, &x.map(|v| clamp(v, F16_MAX))), block);
+}
+
+/// Lays a block of iq4_xs out.
+pub(crate) fn put_xs(coded: &Block<SUBS, LEN>, block: &mut [u8; 136]) {
     block.fill(0);
     block[..2].copy_from_slice(&coded.d.to_le_bytes());
     let mut upper = 0u16;
@@ -103,7 +110,7 @@ pub(crate) fn pack_xs(x: &[f32; kquant::LEN], block: &mut [u8; 136]) {
     }
 }
 
-pub(crate) fn read_xs(block: &[u8; 136]) -> Block {
+pub(crate) fn read_xs(block: &[u8; 136]) -> Block<SUBS, LEN> {
     let upper = u16::from_le_bytes([block[2], block[3]]);
     let scale = |j: usize| {
         let lower = block[4 + j / 2] >> (4 * (j % 2)) & 15;
@@ -117,5 +124,5 @@ pub(crate) fn read_xs(block: &[u8; 136]) -> Block {
 }
 
 pub(crate) fn unpack_xs(block: &[u8; 136]) -> [f32; kquant::LEN] {
-    read_xs(block).decode()
+    read_xs(block).decode(Table::IQ4)
 }

@@ -158,23 +158,29 @@ pub(crate) fn unpack_q2(block: &[u8; 84]) -> [f32; LEN] {
 
 pub(crate) fn pack_q3(x: &[f32; LEN], block: &mut [u8; 110]) {
     let coded = SymBlock::fit(&in_range(x), 4, 32);
-    let stored = coded.codes.map(|c| (c + 4) as u8);
-    block.fill(0);
-    put(&mut block[..32], &stored, 2, 1, bit_at);
-    put(&mut block[32..96], &stored, 0, 3, pair_at);
-    put_scales_3(&coded.scales, &mut block[96..108]);
-    put_half(block, 108, coded.d);
+    put_q3(coded.d, &coded.scales, &coded.codes.map(|c| (c + 4) as u8), block);
 }
 
-pub(crate) fn read_q3(block: &[u8; 110]) -> SymBlock {
+/// Lays a block of q3_K out, its codes as stored.
+pub(crate) fn put_q3(d: f16, scales: &[i8; 16], codes: &[u8; LEN], block: &mut [u8; 110]) {
+    block.fill(0);
+    put(&mut block[..32], codes, 2, 1, bit_at);
+    put(&mut block[32..96], codes, 0, 3, pair_at);
+    put_scales_3(scales, &mut block[96..108]);
+    put_half(block, 108, d);
+}
+
+/// What [`put_q3`] was given.
+pub(crate) fn get_q3(block: &[u8; 110]) -> (f16, [i8; 16], [u8; LEN]) {
     let mut codes = [0; LEN];
     get(&block[..32], &mut codes, 2, 1, bit_at);
     get(&block[32..96], &mut codes, 0, 3, pair_at);
-    SymBlock {
-        d: half_at(block, 108),
-        scales: scales_3(&block[96..]),
-        codes: codes.map(|code| code as i8 - 4),
-    }
+    (half_at(block, 108), scales_3(&block[96..]), codes)
+}
+
+pub(crate) fn read_q3(block: &[u8; 110]) -> SymBlock {
+    let (d, scales, codes) = get_q3(block);
+    SymBlock { d, scales, codes: codes.map(|code| code as i8 - 4) }
 }
 
 pub(crate) fn unpack_q3(block: &[u8; 110]) -> [f32; LEN] {

@@ -8,7 +8,7 @@
 //! | [`DType`] | which formats exist, how many bytes they take |
 //! | [`encode`], [`decode`] | values to block bytes and back, in GGML's byte layouts |
 //! | [`fields`] | the codes and scales of a block as stored, for devices that lay them out anew |
-//! | [`block32`], [`kquant`], [`iq4`], [`fp4`], [`tq`], [`turbo`] | one data sheet per family of formats |
+//! | [`block32`], [`kquant`], [`iq4`], [`iq`], [`fp4`], [`tq`], [`turbo`] | one data sheet per family of formats |
 //! | [`rotation`] | the signed Hadamard rotation in front of the turbo and TQ formats |
 //! | [`codebook`], [`lloyd_max`] | the Lloyd-Max tables of N(0, 1), and the solver they are checked against |
 //! | [`trellis`] | codebooks with a memory, and how they are trained |
@@ -38,6 +38,7 @@ mod error;
 pub mod fields;
 pub mod finite;
 pub mod fp4;
+pub mod iq;
 pub mod iq4;
 mod kfit;
 pub mod kquant;

@@ -1,9 +1,11 @@
-//! Tables of sixteen whole numbers that codes of 4 bits stand for, and the search for a scale in front of them.
+//! Tables of whole numbers that codes of up to 4 bits stand for, and the search for a scale in front of them.
 
-/// What the sixteen codes of a format stand for, in units of its scale.
+/// What the codes of a format stand for, in units of its scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Table {
     levels: &'static [i8; 16],
+    /// What a level of 1 stands for.
+    unit: f32,
     /// Codes in the order of what they stand for, the first `n` of them.
     ascending: &'static [u8; 16],
     n: usize,
@@ -16,16 +18,49 @@ impl Table {
     /// iq4_nl and iq4_xs: closer together around 0, as weights are.
     pub const IQ4: Self = Self {
         levels: &[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+        unit: 1.0,
         ascending: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
         n: 16,
     };
 
-    /// E2M1, a float of a sign, two bits of exponent and one of mantissa, times 2: mxfp4 and nvfp4. Code 8, minus zero, is the
-    /// other zero.
+    /// E2M1, a float of a sign, two bits of exponent and one of mantissa: mxfp4 and nvfp4. Code 8, minus zero, is the other zero.
     pub const E2M1: Self = Self {
         levels: &[0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
+        unit: 0.5,
         ascending: &[15, 14, 13, 12, 11, 10, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8],
         n: 15,
+    };
+
+    /// iq1: a level of -1, 0 or 1, an eighth added (the lower codes) or subtracted.
+    pub const IQ1: Self = Self {
+        levels: &[-7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        unit: 0.125,
+        ascending: &[4, 0, 5, 3, 1, 6, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        n: 7,
+    };
+
+    /// iq2: three levels, and the same below 0.
+    pub const IQ2: Self = Self {
+        levels: &[8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        unit: 0.125,
+        ascending: &[6, 5, 4, 3, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        n: 7,
+    };
+
+    /// iq3: eight levels, and the same below 0.
+    pub const IQ3: Self = Self {
+        levels: &[1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15],
+        unit: 1.0,
+        ascending: &[15, 14, 13, 12, 11, 10, 9, 8, 0, 1, 2, 3, 4, 5, 6, 7],
+        n: 16,
+    };
+
+    /// iq3x: others.
+    pub const IQ3X: Self = Self {
+        levels: &[4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62],
+        unit: 0.25,
+        ascending: &[15, 14, 13, 12, 11, 10, 9, 8, 0, 1, 2, 3, 4, 5, 6, 7],
+        n: 16,
     };
 
     /// By code.
@@ -33,7 +68,23 @@ impl Table {
         self.levels
     }
 
-    /// What `code` stands for.
+    /// What a level of 1 stands for, in units of the scale.
+    pub const fn unit(&self) -> f32 {
+        self.unit
+    }
+
+    /// The largest magnitude.
+    pub const fn largest(&self) -> u8 {
+        let (mut most, mut i) = (0, 0);
+        while i < self.levels.len() {
+            let level = self.levels[i].unsigned_abs();
+            most = if level > most { level } else { most };
+            i += 1;
+        }
+        most
+    }
+
+    /// The level of `code`.
     #[inline]
     pub fn level(&self, code: u8) -> f32 {
         f32::from(self.levels[usize::from(code)])
@@ -113,7 +164,7 @@ mod tests {
     #[test]
     fn the_nearest_level_is_no_further_than_any_other() {
         let mut random = Random::new(1);
-        for table in [Table::IQ4, Table::E2M1] {
+        for table in [Table::IQ4, Table::E2M1, Table::IQ1, Table::IQ2, Table::IQ3, Table::IQ3X] {
             let span = table.levels().map(|level| level.unsigned_abs()).into_iter().max().unwrap();
             for _ in 0..2000 {
                 let z = (random.gaussian() * f64::from(span)) as f32;
@@ -128,7 +179,7 @@ mod tests {
 
     #[test]
     fn levels_are_their_own_nearest_and_ascend() {
-        for table in [Table::IQ4, Table::E2M1] {
+        for table in [Table::IQ4, Table::E2M1, Table::IQ1, Table::IQ2, Table::IQ3, Table::IQ3X] {
             let ascending = &table.ascending[..table.n];
             assert!(ascending.is_sorted_by(|&a, &b| table.level(a) < table.level(b)));
             for &code in ascending {

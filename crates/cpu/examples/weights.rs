@@ -71,7 +71,7 @@ fn main() {
     let mib = number(4, 256);
     let wanted = |dtype: &DType| match args.get(3) {
         Some(list) if list != "all" => list.split(',').any(|name| name == dtype.name()),
-        _ => dtype.ggml_id().is_some() && !matches!(dtype, DType::TQ3_1S | DType::TQ4_1S),
+        _ => dtype.is_weight() && !matches!(dtype, DType::TQ3_1S | DType::TQ4_1S),
     };
     let device = CpuDevice::from_env(Some(threads)).expect("a kernel set of this CPU");
     println!(

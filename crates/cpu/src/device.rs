@@ -133,10 +133,11 @@ impl Backend for CpuDevice {
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
-        let weights = DType::ALL
-            .into_iter()
-            .filter(|dtype| dtype.ggml_id().is_some())
-            .map(|dtype| KernelChoice { op: "matmul", dtype, kernel: matmul::kernel_name(self.isa, dtype) });
+        let weights = DType::ALL.into_iter().filter(|dtype| dtype.is_weight()).map(|dtype| KernelChoice {
+            op: "matmul",
+            dtype,
+            kernel: matmul::kernel_name(self.isa, dtype),
+        });
         let caches = DType::KV.into_iter().map(|dtype| KernelChoice {
             op: "attend",
             dtype,

@@ -52,61 +52,83 @@ fn a_model_of_four_bits_says_nearly_what_it_said() {
     }
 }
 
-/// A file whose feed-forward layers are in a type that no kernel has, made by changing what a file in tq1_0's space says.
-#[test]
-fn a_type_without_kernels_is_read_as_what_it_stands_for() {
-    const NAME: &str = "blk.1.ffn_up.weight";
+/// What the tests of types without kernels change.
+const CHANGED: &str = "blk.1.ffn_up.weight";
+
+/// The bundled model, that tensor holding `bytes` of f32 under another shape.
+fn with_bytes(bytes: &[u8], shape: &[usize]) -> Vec<u8> {
     let gguf = Gguf::from_bytes(BUNDLED).unwrap();
-    let packed = Packed::Tq2_0;
-    // As many bytes in f32, row by row: a quarter of them values.
-    let mut writer = GgufWriter::new();
+    let (mut writer, mut out) = (GgufWriter::new(), Vec::new());
     for (key, value) in gguf.meta() {
         writer.set(key, value).unwrap();
     }
-    let info = gguf.find_info(NAME).unwrap();
-    let n_bytes = info.elements() / packed.block_len() * packed.block_bytes();
     for info in gguf.tensors() {
         match &*info.name {
-            NAME => writer.add_tensor(NAME, &[n_bytes / 4, 1], DType::F32).unwrap(),
+            CHANGED => writer.add_tensor(CHANGED, shape, DType::F32).unwrap(),
             name => writer.add_tensor(name, &info.shape, info.dtype).unwrap(),
         }
     }
-    // d of 1/32, codes of -1, 0 and 1.
-    let block = |at: usize| -> Vec<u8> {
-        let codes = (0..64).map(|i| [0x24, 0x92, 0x49, 0x06][(i * 7 + at) % 4]);
-        codes.chain([0x00, 0x28]).collect()
-    };
-    let blocks: Vec<u8> = (0..info.elements() / packed.block_len()).flat_map(block).collect();
-    let mut bytes = Vec::new();
     let fill = |sink: &mut TensorSink<'_>| {
         gguf.tensors().iter().try_for_each(|info| match &*info.name {
-            NAME => sink.bytes(NAME, &blocks),
+            CHANGED => sink.bytes(CHANGED, bytes),
             name => sink.bytes(name, &gguf.data(info)),
         })
     };
-    writer.write_to::<GgufError>(&mut bytes, fill).unwrap();
+    writer.write_to::<GgufError>(&mut out, fill).unwrap();
+    out
+}
+
+/// The same with these blocks of a type that no writer of ours knows: as many bytes of f32, and then another shape and type in their
+/// place.
+fn with_blocks(packed: Packed, blocks: &[u8]) -> Vec<u8> {
+    let gguf = Gguf::from_bytes(BUNDLED).unwrap();
+    let mut bytes = with_bytes(blocks, &[blocks.len() / 4, 1]);
+    let place =
+        bytes.windows(CHANGED.len()).position(|window| window == CHANGED.as_bytes()).unwrap() + CHANGED.len();
     // Behind the name: a count of dimensions, these, the type.
-    let place = bytes.windows(NAME.len()).position(|window| window == NAME.as_bytes()).unwrap() + NAME.len();
-    for (at, size) in info.shape.iter().enumerate() {
+    for (at, size) in gguf.find_info(CHANGED).unwrap().shape.iter().enumerate() {
         bytes[place + 4 + 8 * at..][..8].copy_from_slice(&(*size as u64).to_le_bytes());
     }
     bytes[place + 20..place + 24].copy_from_slice(&packed.ggml_id().unwrap().to_le_bytes());
-    let read = Gguf::from_bytes(bytes.clone()).unwrap();
-    let view = read.tensor(NAME).unwrap();
-    assert_eq!(
-        (view.info.packed, view.info.dtype, view.info.stored_bytes),
-        (Some(packed), DType::Q8_0, n_bytes)
-    );
-    // The same values in f32 say nearly the same; q8_0 holds them exactly, but products round what enters them.
-    let mut values = vec![0.0; info.elements()];
-    kvant_codec::decode(DType::Q8_0, &view.bytes, &mut values).unwrap();
-    for (i, value) in values.iter().enumerate() {
-        let code = blocks[i / 256 * 66 + i % 256 / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-        assert_eq!(*value, (f32::from(code) - 1.0) / 32.0, "value {i}");
+    bytes
+}
+
+/// That what a model says is nearly what it says with the same values in f32: products of codes round what enters them. Values that are
+/// other than the model's own say something else.
+#[test]
+fn types_without_kernels_are_read_as_what_they_stand_for() {
+    let own = probabilities(&open(BUNDLED.to_vec()).unwrap());
+    // With the place of d, an f16.
+    for (packed, scale_at) in [
+        (Packed::Tq1_0, 52),
+        (Packed::Tq2_0, 64),
+        (Packed::Iq1S, 0),
+        (Packed::Iq2Xs, 0),
+        (Packed::Iq3S, 0),
+        (Packed::Iq3Xxs, 0),
+    ] {
+        let info = Gguf::from_bytes(BUNDLED).unwrap().find_info(CHANGED).unwrap().clone();
+        let n_blocks = info.elements() / packed.block_len();
+        let mut random = kvant_codec::random::Random::new(1);
+        let mut blocks: Vec<u8> = (0..n_blocks * packed.block_bytes()).map(|_| random.bits() as u8).collect();
+        for block in blocks.chunks_exact_mut(packed.block_bytes()) {
+            // 2^-8, exactly.
+            block[scale_at..scale_at + 2].copy_from_slice(&0x1c00u16.to_le_bytes());
+        }
+        let bytes = with_blocks(packed, &blocks);
+        let read = Gguf::from_bytes(bytes.clone()).unwrap();
+        let view = read.tensor(CHANGED).unwrap();
+        let is_so = (Some(packed), packed.unpacked(), blocks.len());
+        assert_eq!((view.info.packed, view.info.dtype, view.info.stored_bytes), is_so);
+        let mut values = vec![0.0; info.elements()];
+        kvant_codec::decode(packed.unpacked(), &view.bytes, &mut values).unwrap();
+        let floats: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let want = probabilities(&open(with_bytes(&floats, &info.shape)).unwrap());
+        let got = probabilities(&open(bytes).unwrap());
+        let far = |q: &[f64]| want.iter().zip(q).map(|(p, q)| p * (p / q).ln()).sum::<f64>();
+        let (same, other) = (far(&got), far(&own));
+        assert!(same < other / 100.0, "{}: {same}, the model's own values {other}", packed.name());
     }
-    let got = probabilities(&open(bytes).unwrap());
-    let want = probabilities(&open(BUNDLED.to_vec()).unwrap());
-    assert!(got.iter().all(|p| p.is_finite()) && got != want);
 }
 
 /// A file with a tensor of these values more.

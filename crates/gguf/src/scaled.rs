@@ -30,7 +30,7 @@ impl Gguf {
         for at in 0..self.tensors.len() {
             let Some((scales, names)) = self.scales_of(&self.tensors[at]) else { continue };
             let info = &mut self.tensors[at];
-            info.dtype = Packed::UNPACKED;
+            info.dtype = Packed::ScaledNvfp4.unpacked();
             info.n_bytes = info.elements() / info.dtype.block_len() * info.dtype.block_bytes();
             info.packed = Some(Packed::ScaledNvfp4);
             info.scales = Some(scales);
@@ -69,7 +69,7 @@ impl Gguf {
 
     /// Blocks of nvfp4, times their scales, as q8_0.
     pub(crate) fn scaled(&self, bytes: &[u8], scales: Scales) -> Vec<u8> {
-        let (from, to) = (DType::NVFP4, Packed::UNPACKED);
+        let (from, to) = (DType::NVFP4, Packed::ScaledNvfp4.unpacked());
         let n_values = bytes.len() / from.block_bytes() * from.block_len();
         let mut out = vec![0; n_values / to.block_len() * to.block_bytes()];
         let (matrix, matrix_out) = (bytes.len() / scales.n, out.len() / scales.n);

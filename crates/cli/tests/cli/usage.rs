@@ -451,7 +451,7 @@ fn doctor_names_a_kernel_for_every_type() {
     let choices = object["choices"].as_array().unwrap();
     for dtype in kvant::DType::ALL {
         // Weights are multiplied, cache types attended to; f32 to q4_0 are both.
-        for (op, has) in [("matmul", dtype.ggml_id().is_some()), ("attend", dtype.is_kv())] {
+        for (op, has) in [("matmul", dtype.is_weight()), ("attend", dtype.is_kv())] {
             let rows = choices.iter().filter(|choice| choice["type"] == dtype.name() && choice["op"] == op);
             let kernels: Vec<_> = rows.map(|choice| choice["kernel"].as_str().unwrap()).collect();
             assert_eq!(kernels.len(), usize::from(has), "{op} {dtype}: {kernels:?}");

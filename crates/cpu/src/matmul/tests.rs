@@ -14,7 +14,7 @@ use super::quantise::{Quantised, Source};
 use super::uses_panels;
 use crate::{CpuBuffer, CpuDevice, CpuMatrix, Isa, Pool};
 
-const WEIGHTS: [DType; 19] = [
+const WEIGHTS: [DType; 23] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -32,6 +32,10 @@ const WEIGHTS: [DType; 19] = [
     DType::IQ4XS,
     DType::MXFP4,
     DType::NVFP4,
+    DType::IQ1,
+    DType::IQ2,
+    DType::IQ3,
+    DType::IQ3X,
     DType::TQ3_1S,
     DType::TQ4_1S,
 ];
@@ -280,6 +284,10 @@ fn extreme_codes_meet_extreme_activations_without_saturating() {
             (DType::IQ4XS, &[0]),
             (DType::MXFP4, &[]),
             (DType::NVFP4, &[]),
+            (DType::IQ1, &[108]),
+            (DType::IQ2, &[108]),
+            (DType::IQ3, &[0]),
+            (DType::IQ3X, &[0]),
             (DType::TQ3_1S, &[0, 2]),
             (DType::TQ4_1S, &[0, 2]),
         ] {
@@ -419,6 +427,7 @@ fn the_gated_ffn_equals_its_unfused_parts() {
             (DType::Q4K, DType::Q6K),
             (DType::Q8_0, DType::TQ4_1S),
             (DType::IQ4XS, DType::MXFP4),
+            (DType::IQ2, DType::IQ3X),
             (DType::TQ3_1S, DType::TQ3_1S),
         ] {
             for (n_ff, rows) in [(40, 1), (33, 3), (17, 9), (48, 100)] {

@@ -62,7 +62,7 @@ fn exponent_of(largest_bits: u32) -> i32 {
 
 /// The bytes of a block that move.
 fn moved(dtype: DType) -> Option<Range<usize>> {
-    match dtype {
+    match dtype.layout() {
         DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL => Some(0..2),
         DType::Q3K | DType::Q6K => Some(dtype.block_bytes() - 2..dtype.block_bytes()),
         DType::IQ4XS => Some(0..8),

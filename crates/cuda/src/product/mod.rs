@@ -68,7 +68,7 @@ const STAGES: u32 = 2;
 const PAD: usize = 8;
 
 /// Types in the order of their numbers in kernels.
-pub(crate) const TYPES: [DType; 19] = [
+pub(crate) const TYPES: [DType; 23] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -86,6 +86,10 @@ pub(crate) const TYPES: [DType; 19] = [
     DType::IQ4XS,
     DType::MXFP4,
     DType::NVFP4,
+    DType::IQ1,
+    DType::IQ2,
+    DType::IQ3,
+    DType::IQ3X,
     DType::TQ3_1S,
     DType::TQ4_1S,
 ];
@@ -278,7 +282,7 @@ impl Levels {
         for (i, level) in table.levels().iter().enumerate() {
             high[i / 4] |= u32::from(*level as u8) << (i % 4 * 8);
         }
-        Self { high, low: [0; 4], unit: 1.0, signs: 0 }
+        Self { high, low: [0; 4], unit: table.unit(), signs: 0 }
     }
 
     fn of_book(dtype: DType) -> Self {

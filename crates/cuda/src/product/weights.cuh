@@ -11,9 +11,12 @@
 #define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16)
 #define IS_ROTATED (TYPE == TQ3_1S || TYPE == TQ4_1S)
 // Whether codes are indices of a table of signed bytes.
-#define HAS_TABLE (TYPE == IQ4_NL || TYPE == IQ4_XS || TYPE == MXFP4 || TYPE == NVFP4)
+#define HAS_TABLE (TYPE == IQ4_NL || IS_LIKE_IQ4_XS || TYPE == MXFP4 || TYPE == NVFP4 || TYPE == IQ1 || TYPE == IQ2)
+// Types that have the layout of another, but for what codes stand for.
+#define IS_LIKE_Q3_K (TYPE == Q3_K || TYPE == IQ1 || TYPE == IQ2)
+#define IS_LIKE_IQ4_XS (TYPE == IQ4_XS || TYPE == IQ3 || TYPE == IQ3X)
 // Whether the two halves of 32 weights have scales of their own.
-#define HAS_HALVES (TYPE == Q2_K || TYPE == Q3_K || TYPE == Q6_K || TYPE == NVFP4 || IS_ROTATED)
+#define HAS_HALVES (TYPE == Q2_K || IS_LIKE_Q3_K || TYPE == Q6_K || TYPE == NVFP4 || IS_ROTATED)
 // Whether a code of zero is another value than 0.
 #define HAS_MIN (TYPE != Q8_0 && !HAS_TABLE && !IS_ROTATED)
 
@@ -24,7 +27,7 @@ __device__ __forceinline__ u32 word_at(const u8* p) { return *(const u32*)p; }
 struct Codebook {
     u32 high[4];  // bytes h of the levels, level = (256 h + l) unit, or h of a table
     u32 low[4];   // bytes l
-    float unit;
+    float unit;   // what a level of 1 stands for
     u32 signs;  // of the rotation, before its butterfly
 };
 
@@ -86,7 +89,7 @@ struct Group {
 };
 
 __device__ __forceinline__ void load_words(const u8* p, u32 (&words)[8]) {
-#if TYPE == Q2_K || TYPE == Q3_K
+#if TYPE == Q2_K || IS_LIKE_Q3_K
 #pragma unroll
     for (int k = 0; k < 8; k++) words[k] = word_at(p + 4 * k);
 #else
@@ -101,7 +104,7 @@ __device__ __forceinline__ u32 spread(u32 bits) { return (bits & 15) * 0x0020408
 
 // Four bytes of a table of eight or 16 by the four nibbles of `index`.
 __device__ __forceinline__ u32 look_up(const u32 (&table)[4], u32 index) {
-#if TYPE == TQ3_1S
+#if TYPE == TQ3_1S || TYPE == IQ1 || TYPE == IQ2
     return __byte_perm(table[0], table[1], index);
 #else
     u32 lower = __byte_perm(table[0], table[1], index & 0x7777);
@@ -116,6 +119,11 @@ __device__ __forceinline__ void look_up_word(const u32 (&table)[4], u32 word, u3
     u32 first = look_up(table, word & 0xffff), second = look_up(table, word >> 16);
     low = __byte_perm(first, second, 0x6420);
     high = __byte_perm(first, second, 0x7531);
+}
+
+// The levels of the four codes in a word, a byte each.
+__device__ __forceinline__ u32 look_up_bytes(const u32 (&table)[4], u32 word) {
+    return look_up(table, __byte_perm(word | word >> 4, 0, 0x4420));
 }
 #endif
 
@@ -185,7 +193,7 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         group.scale[s] = d * (float)(scales >> (8 * s) & 15);
         group.min[s] = m * (float)(scales >> (8 * s + 4) & 15);
     }
-#elif TYPE == Q3_K
+#elif IS_LIKE_Q3_K
     const u8* block = row + Q3_K_BYTES * (g / 8);
     u32 run = g % 8, high[8];
     d = half_at(row + Q3_K_BYTES * (n / 256) + 2 * (g / 8));
@@ -194,13 +202,17 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         group.codes[k] = group.codes[k] >> (2 * (run % 4)) & 0x03030303 | (high[k] >> run & 0x01010101) << 2;
+#if HAS_TABLE
+        group.codes[k] = look_up_bytes(book.high, group.codes[k]);
+#endif
     }
+    if (HAS_TABLE) d *= book.unit;
 #pragma unroll
     for (int s = 0; s < 2; s++) {
         u32 j = 2 * run + s;
         u32 lower = block[96 + j % 8] >> (4 * (j / 8)) & 15, upper = block[104 + j % 4] >> (2 * (j / 4)) & 3;
         group.scale[s] = d * (float)((int)(lower | upper << 4) - 32);
-        group.min[s] = -4.0f * group.scale[s];
+        group.min[s] = HAS_TABLE ? 0.0f : -4.0f * group.scale[s];
     }
 #elif TYPE == Q6_K
     const u8* block = row + Q6_K_BYTES * (g / 8);
@@ -218,18 +230,19 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         group.scale[s] = d * (float)(signed char)(scales >> (8 * s));
         group.min[s] = -32.0f * group.scale[s];
     }
-#elif TYPE == IQ4_NL || TYPE == IQ4_XS || TYPE == MXFP4
+#elif TYPE == IQ4_NL || IS_LIKE_IQ4_XS || TYPE == MXFP4
     uint4 four = *(const uint4*)(row + 16 * g);
     u32 words[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int k = 0; k < 4; k++) look_up_word(book.high, words[k], group.codes[k], group.codes[k + 4]);
 #if TYPE == IQ4_NL
     d = half_at(row + n / 2 + 2 * g);
-#elif TYPE == IQ4_XS
+#elif IS_LIKE_IQ4_XS
     const u32* head = (const u32*)(row + n / 2 + 8 * (g / 8));
     u32 run = g % 8, both = head[0];
     u32 scale = head[1] >> (4 * run) & 15 | (both >> (16 + 2 * run) & 3) << 4;
     d = from_half((u16)both) * (float)((int)scale - 32);
+    if (TYPE != IQ4_XS) d *= book.unit;
 #else
     // The least power of two has no exponent of its own; levels count twice.
     u32 power = row[n / 2 + g];

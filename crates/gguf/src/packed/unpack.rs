@@ -3,50 +3,44 @@
 use std::ops::Range;
 
 use half::f16;
+use kvant_codec::fields::Spec;
+use kvant_codec::iq;
 
 use super::{BLOCK, Packed};
 
-/// The numbers of levels of all grids, one grid after the other.
+/// The numbers of levels of all grids, one grid after the other: a row is 16 bits, of 8 levels or of 4.
 static GRIDS: &[u8; 9216] = include_bytes!("grids.bin");
 
-/// A block: whole numbers, and what they are multiplied with.
-pub(super) struct Numbers {
-    pub unit: f32,
-    pub values: [i16; BLOCK],
-}
+/// Rows of eight levels: three of two bits each.
+const IQ2_XXS: Grid = Grid(0..512);
+const IQ2_XS: Grid = Grid(512..1536);
+const IQ2_S: Grid = Grid(1536..3584);
+const IQ1: Grid = Grid(3584..7680);
+/// Rows of four levels: eight of four bits each.
+const IQ3_XXS: Grid = Grid(7680..8192);
+const IQ3_S: Grid = Grid(8192..9216);
 
-/// A table of rows of levels.
-struct Grid {
-    /// Its part of [`GRIDS`].
-    at: Range<usize>,
-    /// Levels of a row.
-    row: usize,
-    /// What numbers of levels stand for; as many bits each as it takes.
-    levels: &'static [i16],
-}
-
-const TWOS: &[i16] = &[8, 25, 43];
-const ONES: &[i16] = &[-1, 0, 1];
-const IQ2_XXS: Grid = Grid { at: 0..512, row: 8, levels: TWOS };
-const IQ2_XS: Grid = Grid { at: 512..1536, row: 8, levels: TWOS };
-const IQ2_S: Grid = Grid { at: 1536..3584, row: 8, levels: TWOS };
-const IQ1: Grid = Grid { at: 3584..7680, row: 8, levels: ONES };
-const IQ3_XXS: Grid = Grid { at: 7680..8192, row: 4, levels: &[4, 12, 20, 28, 36, 44, 52, 62] };
-const IQ3_S: Grid = Grid { at: 8192..9216, row: 4, levels: &[1, 3, 5, 7, 9, 11, 13, 15] };
+/// A table of rows: its part of [`GRIDS`].
+struct Grid(Range<usize>);
 
 impl Grid {
-    /// Level `i` of row `row`.
-    fn level(&self, row: usize, i: usize) -> i16 {
-        let bits = if self.levels.len() > 4 { 4 } else { 2 };
-        let at = (row * self.row + i) * bits;
-        let number = GRIDS[self.at.clone()][at / 8] >> (at % 8) & ((1 << bits) - 1);
-        self.levels[usize::from(number)]
+    /// The codes of eight values: a row's levels, and above them bits of `signs`.
+    fn eight(&self, row: usize, signs: u32) -> [u8; 8] {
+        let levels = u32::from(word(&GRIDS[self.0.clone()], row));
+        std::array::from_fn(|i| (levels >> (2 * i) & 3 | (signs >> i & 1) << 2) as u8)
+    }
+
+    /// The codes of eight values from two rows of four.
+    fn twice_four(&self, rows: [usize; 2], signs: u32) -> [u8; 8] {
+        let [low, high] = rows.map(|row| u32::from(word(&GRIDS[self.0.clone()], row)));
+        let levels = low | high << 16;
+        std::array::from_fn(|i| (levels >> (4 * i) & 7 | (signs >> i & 1) << 3) as u8)
     }
 }
 
 /// Bit `at` of bytes.
-fn bit(bytes: &[u8], at: usize) -> bool {
-    bytes[at / 8] >> (at % 8) & 1 == 1
+fn bit(bytes: &[u8], at: usize) -> usize {
+    usize::from(bytes[at / 8] >> (at % 8) & 1)
 }
 
 /// Four bits, the lower ones of a byte first.
@@ -62,116 +56,138 @@ fn double(bytes: &[u8], at: usize) -> u32 {
     u32::from(word(bytes, 2 * at)) | u32::from(word(bytes, 2 * at + 1)) << 16
 }
 
-/// Whether value `i` of eight is negative, by seven bits: the eighth makes their number even.
-fn is_negative(signs: u32, i: usize) -> bool {
+/// Eight bits of signs from seven: the eighth makes their number even.
+fn even(signs: u32) -> u32 {
     let signs = signs & 127;
-    if i == 7 { signs.count_ones() % 2 == 1 } else { signs >> i & 1 == 1 }
-}
-
-fn signed(level: i16, is_negative: bool) -> i16 {
-    if is_negative { -level } else { level }
+    signs | (signs.count_ones() & 1) << 7
 }
 
 /// The factor that a scale of some bits stands for.
-fn odd(scale: u32) -> i16 {
-    2 * scale as i16 + 1
+fn odd(scale: u8) -> i8 {
+    2 * scale as i8 + 1
 }
 
+/// Codes of some values, and their scale.
+type Eight = (i8, [u8; 8]);
+
 impl Packed {
-    /// The numbers of a block.
-    pub(super) fn numbers(self, block: &[u8]) -> Numbers {
-        let scale = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-        let all =
-            |unit: f32, value: &dyn Fn(usize) -> i16| Numbers { unit, values: std::array::from_fn(value) };
+    /// Lays a block out as one of [`Packed::unpacked`].
+    pub(super) fn write_out(self, block: &[u8], out: &mut [u8]) {
         let rest = &block[2..];
         match self {
-            Self::Iq2Xxs => all(scale(0) / 8.0, &|i| iq2_xxs(rest, i)),
-            Self::Iq2Xs => all(scale(0) / 8.0, &|i| iq2_xs(rest, i)),
-            Self::Iq2S => all(scale(0) / 8.0, &|i| iq2_s(rest, i)),
-            Self::Iq3Xxs => all(scale(0) / 4.0, &|i| iq3_xxs(rest, i)),
-            Self::Iq3S => all(scale(0), &|i| iq3_s(rest, i)),
-            Self::Iq1S => all(scale(0) / 8.0, &|i| iq1_s(rest, i)),
+            Self::Iq2Xxs => self.write_codes(first(block), |i| iq2_xxs(rest, i), out),
+            Self::Iq2Xs => self.write_codes(first(block), |i| iq2_xs(rest, i), out),
+            Self::Iq2S => self.write_codes(first(block), |i| iq2_s(rest, i), out),
+            Self::Iq3Xxs => self.write_codes(first(block), |i| iq3_xxs(rest, i), out),
+            Self::Iq3S => self.write_codes(first(block), |i| iq3_s(rest, i), out),
+            Self::Iq1S => self.write_codes(first(block), |i| iq1_s(rest, i), out),
             Self::Iq1M => {
                 // The f16 lies in the upper four bits of four words.
                 let bits = (0..4).fold(0, |bits, at| bits | (word(&block[48..], at) >> 12) << (4 * at));
-                all(f16::from_bits(bits).to_f32() / 8.0, &|i| iq1_m(block, i))
+                self.write_codes(f16::from_bits(bits), |i| iq1_m(block, i), out);
             }
-            Self::Tq1_0 => all(scale(52), &|i| tq1_0(block, i)),
-            Self::Tq2_0 => all(scale(64), &|i| {
-                let (byte, shift) = (i / 128 * 32 + i % 32, i % 128 / 32 * 2);
-                i16::from(block[byte] >> shift & 3) - 1
-            }),
+            Self::Tq1_0 => write_thirds(tq1_0(block), &block[52..], out),
+            // Codes lie where q2_K has them.
+            Self::Tq2_0 => write_thirds(*block.first_chunk().expect("a block"), &block[64..], out),
             Self::ScaledNvfp4 => unreachable!("the model has its scales"),
             Self::I8 | Self::I16 | Self::I32 | Self::I64 | Self::F64 => {
                 unreachable!("plain numbers have no codes")
             }
         }
     }
+
+    /// Lays out eight values after the other, with their scales.
+    fn write_codes(self, d: f16, eight: impl Fn(usize) -> Eight, out: &mut [u8]) {
+        let (mut scales, mut codes) = ([0; BLOCK / 16], [0; BLOCK]);
+        let as_type = self.unpacked();
+        let sub_len = Spec::of(as_type).expect("codes").sub_len;
+        for (i, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            (scales[8 * i / sub_len], *codes) = eight(i);
+        }
+        iq::put(as_type, d, &scales, &codes, out);
+    }
+}
+
+/// Lays codes of three levels out as q2_K: 0, 1 and 2 times d, less d.
+fn write_thirds(codes: [u8; BLOCK / 4], d: &[u8], out: &mut [u8]) {
+    /// Scales and minima of one.
+    const ONES: [u8; BLOCK / 16] = [0x11; BLOCK / 16];
+    out.copy_from_slice(&[&ONES, &codes[..], d, d].concat());
+}
+
+/// The f16 that a block begins with.
+fn first(block: &[u8]) -> f16 {
+    f16::from_bits(word(block, 0))
 }
 
 /// For 32 values four rows of a byte each, and then seven bits of signs for each and four of the scale.
-fn iq2_xxs(codes: &[u8], i: usize) -> i16 {
-    let (group, part) = (i / 32, i % 32 / 8);
+fn iq2_xxs(codes: &[u8], i: usize) -> Eight {
+    let (group, part) = (i / 4, i % 4);
     let signs = double(codes, 2 * group + 1);
-    let level = IQ2_XXS.level(codes[8 * group + part].into(), i % 8);
-    signed(odd(signs >> 28) * level, is_negative(signs >> (7 * part), i % 8))
+    (odd((signs >> 28) as u8), IQ2_XXS.eight(codes[8 * group + part].into(), even(signs >> (7 * part))))
 }
 
 /// For 8 values nine bits of a row and seven of signs; then a nibble of scale for 16 values.
-fn iq2_xs(codes: &[u8], i: usize) -> i16 {
-    let code = word(codes, i / 8);
-    let level = IQ2_XS.level((code & 511).into(), i % 8);
-    signed(odd(nibble(&codes[64..], i / 16).into()) * level, is_negative((code >> 9).into(), i % 8))
+fn iq2_xs(codes: &[u8], i: usize) -> Eight {
+    let code = word(codes, i);
+    (odd(nibble(&codes[64..], i / 2)), IQ2_XS.eight((code & 511).into(), even((code >> 9).into())))
 }
 
 /// For 8 values a byte of a row, then a byte of signs, then the upper two bits of the row, then a nibble of scale for 16 values.
-fn iq2_s(codes: &[u8], i: usize) -> i16 {
-    let upper = codes[64 + i / 32] >> (2 * (i % 32 / 8)) & 3;
-    let row = usize::from(codes[i / 8]) | usize::from(upper) << 8;
-    let scale = odd(nibble(&codes[72..], i / 16).into());
-    signed(scale * IQ2_S.level(row, i % 8), bit(&codes[32..], i))
+fn iq2_s(codes: &[u8], i: usize) -> Eight {
+    let upper = codes[64 + i / 4] >> (2 * (i % 4)) & 3;
+    let row = usize::from(codes[i]) | usize::from(upper) << 8;
+    (odd(nibble(&codes[72..], i / 2)), IQ2_S.eight(row, codes[32 + i].into()))
 }
 
 /// For 4 values a byte of a row; then for 32 seven bits of signs for each 8 and four of the scale.
-fn iq3_xxs(codes: &[u8], i: usize) -> i16 {
-    let signs = double(&codes[64..], i / 32);
-    let level = IQ3_XXS.level(codes[i / 4].into(), i % 4);
-    signed(odd(signs >> 28) * level, is_negative(signs >> (7 * (i % 32 / 8)), i % 8))
+fn iq3_xxs(codes: &[u8], i: usize) -> Eight {
+    let signs = double(&codes[64..], i / 4);
+    let rows = [codes[2 * i], codes[2 * i + 1]].map(usize::from);
+    (odd((signs >> 28) as u8), IQ3_XXS.twice_four(rows, even(signs >> (7 * (i % 4)))))
 }
 
 /// For 4 values a byte of a row, then its upper bit, then signs, then a nibble of scale for 32 values.
-fn iq3_s(codes: &[u8], i: usize) -> i16 {
-    let row = usize::from(codes[i / 4]) | usize::from(bit(&codes[64..], i / 4)) << 8;
-    let scale = odd(nibble(&codes[104..], i / 32).into());
-    signed(scale * IQ3_S.level(row, i % 4), bit(&codes[72..], i))
+fn iq3_s(codes: &[u8], i: usize) -> Eight {
+    let rows = [2 * i, 2 * i + 1].map(|at| usize::from(codes[at]) | bit(&codes[64..], at) << 8);
+    (odd(nibble(&codes[104..], i / 4)), IQ3_S.twice_four(rows, codes[72 + i].into()))
 }
 
 /// For 8 values a byte of a row; then for 32 the upper three bits of four rows, three of the scale and the sign of what is added.
-fn iq1_s(codes: &[u8], i: usize) -> i16 {
-    let high = word(&codes[32..], i / 32);
-    let row = usize::from(codes[i / 8]) | usize::from(high >> (3 * (i % 32 / 8)) & 7) << 8;
-    let added = if high & 0x8000 == 0 { 1 } else { -1 };
-    odd((high >> 12 & 7).into()) * (8 * IQ1.level(row, i % 8) + added)
+fn iq1_s(codes: &[u8], i: usize) -> Eight {
+    let high = word(&codes[32..], i / 4);
+    let row = usize::from(codes[i]) | usize::from(high >> (3 * (i % 4)) & 7) << 8;
+    (odd((high >> 12 & 7) as u8), IQ1.eight(row, all(high >> 15)))
 }
 
 /// For 8 values a byte of a row, then a nibble of its upper three bits and the sign of what is added; then three bits of scale for 16
 /// values, in words whose upper four bits are the block's.
-fn iq1_m(codes: &[u8], i: usize) -> i16 {
-    let high = nibble(&codes[32..], i / 8);
-    let row = usize::from(codes[i / 8]) | usize::from(high & 7) << 8;
-    let added = if high & 8 == 0 { 1 } else { -1 };
-    let scale = word(&codes[48..], i / 64) >> (3 * (i % 64 / 16)) & 7;
-    odd(scale.into()) * (8 * IQ1.level(row, i % 8) + added)
+fn iq1_m(codes: &[u8], i: usize) -> Eight {
+    let high = nibble(&codes[32..], i);
+    let row = usize::from(codes[i]) | usize::from(high & 7) << 8;
+    let scale = word(&codes[48..], i / 8) >> (3 * (i % 8 / 2)) & 7;
+    (odd(scale as u8), IQ1.eight(row, all(u16::from(high >> 3))))
 }
 
-/// Digits of base 3, the first the uppermost: five in each of 48 bytes and four in each of four; a byte is the fraction of 256 that they
-/// are of 243, rounded up.
-fn tq1_0(codes: &[u8], i: usize) -> i16 {
-    let (byte, digit) = match i {
-        0..160 => (i % 32, i / 32),
-        160..240 => (32 + (i - 160) % 16, (i - 160) / 16),
-        _ => (48 + (i - 240) % 4, (i - 240) / 4),
+/// One sign for eight values.
+fn all(sign: u16) -> u32 {
+    u32::from(sign & 1) * 0xff
+}
+
+/// The codes as tq2_0 has them. Digits of base 3, the first the uppermost: five in each of 48 bytes and four in each of four; a byte is the
+/// fraction of 256 that they are of 243, rounded up.
+fn tq1_0(codes: &[u8]) -> [u8; BLOCK / 4] {
+    let code = |i: usize| {
+        let (byte, digit) = match i {
+            0..160 => (i % 32, i / 32),
+            160..240 => (32 + (i - 160) % 16, (i - 160) / 16),
+            _ => (48 + (i - 240) % 4, (i - 240) / 4),
+        };
+        let shifted = codes[byte].wrapping_mul([1, 3, 9, 27, 81][digit]);
+        ((u16::from(shifted) * 3) >> 8) as u8
     };
-    let shifted = codes[byte].wrapping_mul([1, 3, 9, 27, 81][digit]);
-    ((u16::from(shifted) * 3) >> 8) as i16 - 1
+    std::array::from_fn(|at| {
+        let first = at / 32 * 128 + at % 32;
+        (0..4).fold(0, |codes, i| codes | code(first + 32 * i) << (2 * i))
+    })
 }

@@ -1,7 +1,7 @@
 // Products of weights in codes with activations in 8 bits (operand.wgsl), 32 columns at a time: codes times codes, four at once. Layouts
 // stand in layout.rs. Constants of a type:
 //
-//   TYPE               which one
+//   TYPE               which one, or whose layout it has
 //   APART              bytes that a unit of 256 columns has at the start of the row
 //   PAIRS_AT, BITS_AT  vectors of a unit before its planes; where the next begins at the same, it has none
 //   GROUPS_AT, GROUP   vectors before those of 32 columns, and how many each of these has
@@ -79,7 +79,7 @@ fn scales_of(head: Head, unit: u32, i: u32) -> vec4<f32> {
         return vec4<f32>(scales, -(d.y * vec2<f32>(f32(first >> 4u), f32(second >> 4u))));
     }
     if TYPE == Q3_K {
-        let d = half_of(head.scales, 6u);
+        let d = UNIT * half_of(head.scales, 6u);
         var scales: vec2<f32>;
         for (var s = 0u; s < 2u; s++) {
             let j = 2u * i + s;
@@ -98,7 +98,7 @@ fn scales_of(head: Head, unit: u32, i: u32) -> vec4<f32> {
         let first = word_of(head.more, 2u * (unit % 2u));
         let lower = (word_of(head.more, 2u * (unit % 2u) + 1u) >> (4u * i)) & 15u;
         let scale = lower | (((first >> (16u + 2u * i)) & 3u) << 4u);
-        return vec4<f32>(unpack2x16float(first).x * (f32(scale) - 32.0f), 0.0f, 0.0f, 0.0f);
+        return vec4<f32>(UNIT * unpack2x16float(first).x * (f32(scale) - 32.0f), 0.0f, 0.0f, 0.0f);
     }
     if TYPE == MXFP4 {
         let power = byte_of(head.more, 8u * (unit % 2u) + i);

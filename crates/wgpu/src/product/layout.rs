@@ -17,11 +17,11 @@
 //! | q5_0 | | d | | fifth bits | nibbles |
 //! | q5_1 | | d; m | | fifth bits | nibbles |
 //! | q2_K | d, dmin | scales | codes | | |
-//! | q3_K | | scales, d | lower bits | third bits | |
+//! | q3_K iq1 iq2 | | scales, d | lower bits | third bits | |
 //! | q4_K | | d, dmin, scales | | | nibbles |
 //! | q5_K | | d, dmin, scales | | fifth bits | nibbles |
 //! | q6_K | d | scales | upper bits | | nibbles |
-//! | iq4_xs | d, scales | | | | nibbles |
+//! | iq4_xs iq3 iq3x | d, scales | | | | nibbles |
 //! | mxfp4 | scales | | | | nibbles |
 //! | nvfp4 | | scales | | | nibbles |
 //! | tq3_1s | | d; d of second halves | lower bits | third bits | |
@@ -66,7 +66,7 @@ impl Layout {
     /// That of `dtype`; `None` for floats.
     pub fn of(dtype: DType) -> Option<Self> {
         let spec = Spec::of(dtype)?;
-        let (apart, scales) = match dtype {
+        let (apart, scales) = match dtype.layout() {
             DType::Q4_1 | DType::Q5_1 | DType::TQ3_1S | DType::TQ4_1S => (0, 2),
             DType::Q2K => (4, 1),
             DType::Q6K => (2, 1),
@@ -179,7 +179,7 @@ fn pieces(dtype: DType) -> Vec<(Range<usize>, Place)> {
     let halves = |at| Place::Scales { at, of_block: 2 };
     let scales = |of_block| Place::Scales { at: 0, of_block };
     let apart = |of_block| Place::Apart { of_block };
-    match dtype {
+    match dtype.layout() {
         DType::Q4_1 | DType::Q5_1 | DType::TQ3_1S | DType::TQ4_1S => {
             vec![(0..2, halves(0)), (2..4, halves(VECTOR_BYTES))]
         }
@@ -273,6 +273,10 @@ mod tests {
             (DType::IQ4XS, 136, 136),
             (DType::MXFP4, 136, 136),
             (DType::NVFP4, 144, 144),
+            (DType::IQ1, 112, 110),
+            (DType::IQ2, 112, 110),
+            (DType::IQ3, 136, 136),
+            (DType::IQ3X, 136, 136),
             (DType::TQ3_1S, 128, 128),
             (DType::TQ4_1S, 160, 160),
         ] {

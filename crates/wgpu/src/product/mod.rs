@@ -50,7 +50,7 @@ pub(crate) static FLOATS: Source = Source {
 
 /// The types of weights.
 pub(crate) fn types() -> impl Iterator<Item = DType> {
-    DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some())
+    DType::ALL.into_iter().filter(|dtype| dtype.is_weight())
 }
 
 /// What multiplies weights of `dtype`.
@@ -130,7 +130,7 @@ impl Shape {
     fn constants(self, dtype: DType) -> Constants {
         let Self { rows, outputs, slices, has_gate } = self;
         let constants = Constants::default()
-            .whole("TYPE", dtype as usize)
+            .whole("TYPE", dtype.layout() as usize)
             .whole("ROWS", rows)
             .whole("OUTPUTS", outputs)
             .whole("SLICES", slices)
@@ -167,8 +167,7 @@ fn table(spec: Spec) -> (Option<[i8; 16]>, f32) {
             // A byte of a book counts its steps, in units of the levels.
             (Some(book.bytes.map(|byte| (byte ^ 128) as i8)), book.step / SIGMA_128 as f32)
         }
-        // Levels count twice where scales are floats.
-        (None, Some(table)) => (Some(*table.levels()), if spec.float.is_some() { 0.5 } else { 1.0 }),
+        (None, Some(table)) => (Some(*table.levels()), table.unit()),
         (None, None) => (None, 1.0),
     }
 }

@@ -90,7 +90,7 @@ impl Stored {
     #[inline(always)]
     fn read_part<S: Simd, F: Format>(&mut self, simd: S, header: &[Line], part: usize) {
         let Self { scales, mins } = self;
-        match F::DTYPE {
+        match F::DTYPE.layout() {
             DType::Q2K => {
                 for i in 0..4 {
                     let both = simd.load(&header[i].0, part);
@@ -134,7 +134,7 @@ impl<'a, S: Simd> Scales<'a, S> {
         let header = &header[..F::LAYOUT.header];
         // Of a super-block; where there is none, nothing reads them.
         let units = &header[F::LAYOUT.header - 1].0;
-        let d = simd.load_f16(units, 0, part);
+        let d = simd.mul(simd.load_f16(units, 0, part), simd.splat(F::SCALE_FACTOR));
         let minus_dmin = simd.sub(simd.splat(0.0), simd.load_f16(units, 1, part));
         Self { header, stored, part, d, minus_dmin }
     }
@@ -158,7 +158,7 @@ impl<'a, S: Simd> Scales<'a, S> {
         if F::SPEC.len == BLOCK {
             return simd.load_f16(&self.header[0].0, s % 2, self.part);
         }
-        let in_header = matches!(F::DTYPE, DType::Q6K | DType::IQ4XS);
+        let in_header = matches!(F::DTYPE.layout(), DType::Q6K | DType::IQ4XS);
         let lines = if in_header { self.header } else { &self.stored.scales };
         let stored = simd.load_bytes(&lines[s / 4].0, s % 4, self.part);
         simd.mul(self.d, simd.sub(stored, simd.splat(f32::from(F::SPEC.scale_zero))))

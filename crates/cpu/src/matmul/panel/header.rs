@@ -9,7 +9,7 @@ use super::{Line, PANEL};
 /// Writes the scales of block `slot` of row `row` to the zeroed header of its unit.
 pub(super) fn put(dtype: DType, header: &mut [Line], row: usize, slot: usize, fields: &Fields) {
     let (scales, mins) = (&fields.sub_scales, &fields.sub_mins);
-    match dtype {
+    match dtype.layout() {
         DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL => {
             header[0].set_half(PANEL * slot + row, fields.scale.to_bits());
         }
@@ -68,7 +68,7 @@ pub(super) fn get(dtype: DType, header: &[Line], row: usize, slot: usize) -> Fie
     let mut fields = Fields::EMPTY;
     let (scales, mins) = (&mut fields.sub_scales, &mut fields.sub_mins);
     let byte = |line: usize, s: usize| header[line].0[PANEL * s + row];
-    match dtype {
+    match dtype.layout() {
         DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL => {
             fields.scale = f16::from_bits(header[0].half(PANEL * slot + row));
         }

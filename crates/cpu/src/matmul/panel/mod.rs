@@ -32,15 +32,15 @@
 //! | q4_1 q5_1 | d, then m in the same order |
 //! | q2_K | four lines of bytes `[16·s + row]` = sc, sm << 4; then a line of d and dmin: f16 `[row]`, `[16 + row]` |
 //! | q4_K q5_K | low nibbles of sc: byte `[16·s + row]` for s < 4, high half for s + 4; the same of sm; upper pairs: bits 0 sc s, 2 sc s + 4, 4 sm s, 6 sm s + 4; d and dmin |
-//! | q3_K | low nibbles of sc 0..8, of sc 8..16; upper pairs: bits 2k = sc 4k + s; d |
+//! | q3_K iq1 iq2 | low nibbles of sc 0..8, of sc 8..16; upper pairs: bits 2k = sc 4k + s; d |
 //! | q6_K | four lines of bytes sc; d |
 //! | iq4_nl | as q4_0 |
-//! | iq4_xs | two lines of bytes sc; d |
+//! | iq4_xs iq3 iq3x | two lines of bytes sc; d |
 //! | mxfp4 | a line of bytes `[16·block + row]`: E8M0, four blocks |
 //! | nvfp4 | a line of bytes `[16·s + row]`: E4M3 |
 //! | tq3_1s tq4_1s | a line for each of two blocks: d of the first half and of the second, f16 `[16·half + row]` |
 //!
-//! Codes from iq4_nl on are indices; kernels look them up in registers ([`Format::TABLE`]) and multiply the bytes they find.
+//! Codes of iq1, iq2 and from iq4_nl on are indices; kernels look them up in registers ([`Format::TABLE`]) and multiply the bytes they find.
 //! Weights of tq3_1s and tq4_1s are rotated, so they meet activations that have been rotated in the same way.
 //!
 //! Scales stay as stored (q3_K and iq4_xs + 32, q6_K + 128), so nothing is rounded: a panel holds the bits of the file in
@@ -128,13 +128,11 @@ impl Factors {
                 Some(Self { bytes: book.bytes, bits: 8, unit: book.step / SIGMA_128 as f32 })
             }
             (None, Some(table)) => {
-                // Levels count twice.
-                let unit = match spec.float {
-                    None => 1.0,
-                    Some(ByteFloat::E8M0) => 0.5,
-                    Some(ByteFloat::E4M3) => 0.5 / E4M3_UNIT,
+                let stored = match spec.float {
+                    Some(ByteFloat::E4M3) => E4M3_UNIT,
+                    None | Some(ByteFloat::E8M0) => 1.0,
                 };
-                Some(Self::of_table(table, unit))
+                Some(Self::of_table(table, table.unit() / stored))
             }
             (None, None) => None,
         }
@@ -142,13 +140,7 @@ impl Factors {
 
     /// In as few bits as hold the levels: products of fewer bits are cheaper.
     const fn of_table(table: Table, unit: f32) -> Self {
-        let (mut most, mut i) = (0, 0);
-        while i < 16 {
-            let level = table.levels()[i].unsigned_abs();
-            most = if level > most { level } else { most };
-            i += 1;
-        }
-        let bits = (u8::BITS - most.leading_zeros() + 1) as usize;
+        let bits = (u8::BITS - table.largest().leading_zeros() + 1) as usize;
         let (mut bytes, mut i) = ([0; 16], 0);
         while i < 16 {
             bytes[i] = ((1 << (bits - 1)) as u8).wrapping_add_signed(table.levels()[i]);
@@ -166,7 +158,10 @@ macro_rules! formats {
         }
     )*};
 }
-formats!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, TQ3_1S, TQ4_1S);
+formats!(
+    Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, IQ1, IQ2, IQ3, IQ3X,
+    TQ3_1S, TQ4_1S
+);
 
 /// A float weight format, as a type.
 pub(crate) trait Values {
@@ -269,6 +264,22 @@ macro_rules! with_format {
                 type $F = formats::NVFP4;
                 $body
             }
+            DType::IQ1 => {
+                type $F = formats::IQ1;
+                $body
+            }
+            DType::IQ2 => {
+                type $F = formats::IQ2;
+                $body
+            }
+            DType::IQ3 => {
+                type $F = formats::IQ3;
+                $body
+            }
+            DType::IQ3X => {
+                type $F = formats::IQ3X;
+                $body
+            }
             DType::TQ3_1S => {
                 type $F = formats::TQ3_1S;
                 $body
@@ -299,7 +310,7 @@ impl Layout {
         let (unit, header) = match (spec.len, spec.bits) {
             // Scales of a byte fill a line.
             _ if spec.float.is_some() => (4 * spec.sub_len, 1),
-            _ if spec.table.is_some() && spec.len > BLOCK => (256, 3),
+            (256, 4) if !spec.has_min => (256, 3),
             (32, _) => (64, if spec.has_min || spec.book.is_some() { 2 } else { 1 }),
             (_, 2 | 6) => (256, 5),
             _ => (256, 4),
@@ -533,7 +544,7 @@ mod tests {
     fn panels_keep_every_bit_of_every_format() {
         let pool = Pool::new(2).unwrap();
         let mut random = Random::new(7);
-        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()) {
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_weight()) {
             for blocks in [1, 2, 3, 5] {
                 let n_in = blocks * dtype.block_len();
                 for n_out in [1, 15, 16, 33] {
@@ -587,6 +598,10 @@ mod tests {
             (DType::IQ4XS, 2.94),
             (DType::MXFP4, 0.0),
             (DType::NVFP4, 0.0),
+            (DType::IQ1, 1.82),
+            (DType::IQ2, 1.82),
+            (DType::IQ3, 2.94),
+            (DType::IQ3X, 2.94),
             (DType::TQ3_1S, 0.0),
             (DType::TQ4_1S, 0.0),
         ] {
