@@ -13,7 +13,7 @@
 //! | iq3x | 4.25 | iq3_xxs | d · sc · level / 4, level ±4, ±12 ... ±52, ±62; sub-blocks of 32 |
 //!
 //! Codes: the number of the level's magnitude, and above it a bit for the sign (of what is added to 8 times a level of -1, 0 or 1, in iq1).
-//! Code 3 of iq1 and iq2 is 0. Encoders are `iq4.rs`'s, for tests and synthetic models; bad numbers as there.
+//! Code 3 of iq1 and iq2 is 0. Encoders, for tests, are those of `iq4.rs`; bad numbers as there.
 
 use half::f16;
 

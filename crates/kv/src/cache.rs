@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{
-    BORDER, Backend, Held, KvMemory, KvPart, Page, Pages, Rows, StatePart, TOKENS_PER_BLOCK,
-};
+use kvant_backend::{Backend, Held, KvMemory, KvPart, Page, Pages, Rows, StatePart, TOKENS_PER_BLOCK};
 use kvant_codec::tile::TILE;
 
 use crate::layout::Group;
@@ -32,8 +30,9 @@ pub struct Cache<P: Page> {
     mark: Option<Mark<P>>,
 }
 
-/// Tokens from which on a tail of two f16 tiles is less than a tenth of the cache, 2.25 bits per value being the least.
-const LEAST_MARKED: usize = 5 * BORDER;
+/// Tokens from which on a tail of two f16 tiles is no more than a quarter of what f16 takes. Without a mark up to 511 tokens are read
+/// again where an answer is given anew or a thought is left out, which takes a laptop ten seconds with a model of 8B.
+const LEAST_MARKED: usize = 8 * TILE;
 
 /// A place to go back to: the tails and the states as they were.
 #[derive(Debug)]
@@ -255,8 +254,8 @@ impl<P: Page> Cache<P> {
     }
 
     /// Remembers this place, in place of the one before: [`Cache::cut`] finds back to it, or to the tokens just before it,
-    /// without feeding any again. Costs a copy of the tails and states once more tokens come; of few tokens, where that would be
-    /// more than a tenth of the cache, nothing is remembered, unless there are states: the way back to these is long.
+    /// without feeding any again. Costs a copy of the tails and states once more tokens come; of fewer than 128 tokens nothing is
+    /// remembered, unless there are states: the way back to these is long.
     pub fn mark(&mut self) {
         let is_worth_it = match self.states.now() {
             Some(_) => self.len > 0,

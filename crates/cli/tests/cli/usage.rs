@@ -135,8 +135,8 @@ fn turbo3_takes_less_than_a_fourth_of_f16_at_2000_tokens() {
         let kv = json(&output)["kv"].clone();
         let (tokens, bytes, f16) = (kv["tokens"].as_f64(), kv["bytes"].as_f64(), kv["bytes_f16"].as_f64());
         assert!(tokens.unwrap() >= 2000.0, "{kv}");
-        // 6.625 bits for 32 of them, and three tiles of 2,000 tokens in f16.
-        assert!(f16.unwrap() / bytes.unwrap() >= 4.4, "{kv}");
+        // 6.625 bits for 32 of them, and of 2,000 tokens five tiles in f16: the first, the latest, and those where the answer begins.
+        assert!(f16.unwrap() / bytes.unwrap() >= 4.1, "{kv}");
     }
 }
 

@@ -82,23 +82,26 @@ fn windowed_layers_say_the_same_however_they_are_fed_and_let_go_of_what_they_can
 #[test]
 fn a_place_that_is_remembered_is_found_again_in_memory_and_from_images() {
     let model = windowed(None);
-    let sequence = start(&model, DType::Turbo3);
-    feed(&sequence, 0, 2605, 512);
-    let bytes = model.n_bytes(sequence.id());
-    model.mark(sequence.id());
-    assert_eq!(model.n_bytes(sequence.id()), bytes, "nothing is copied yet");
-    feed(&sequence, 3000, 3100, 100);
-    assert_eq!(model.state(sequence.id()).mark.map(|(len, _)| len), Some(2605));
-    let restored = restored(&model, &sequence);
+    // The least that is remembered, and one that blocks and a window lie before.
+    for (len, border) in [(128, 0), (2605, 2560)] {
+        let sequence = start(&model, DType::Turbo3);
+        feed(&sequence, 0, len, 512);
+        let bytes = model.n_bytes(sequence.id());
+        model.mark(sequence.id());
+        assert_eq!(model.n_bytes(sequence.id()), bytes, "nothing is copied yet");
+        feed(&sequence, 3000, 3100, 100);
+        assert_eq!(model.state(sequence.id()).mark.map(|(len, _)| len), Some(len as usize));
+        let restored = restored(&model, &sequence);
 
-    let fresh = start(&model, DType::Turbo3);
-    feed(&fresh, 0, 2604, 512);
-    let want = feed(&fresh, 2604, 2640, 36);
-    for sequence in [sequence, restored] {
-        assert_eq!(model.cut(sequence.id(), 2604), 2604);
-        assert_eq!(feed(&sequence, 2604, 2640, 5), want);
-        // The place is gone with the cut before it; the border is still there.
-        assert_eq!(model.cut(sequence.id(), 2600), 2560);
+        let fresh = start(&model, DType::Turbo3);
+        feed(&fresh, 0, len - 1, 512);
+        let want = feed(&fresh, len - 1, len + 35, 36);
+        for sequence in [sequence, restored] {
+            assert_eq!(model.cut(sequence.id(), len as usize - 1), len as usize - 1);
+            assert_eq!(feed(&sequence, len - 1, len + 35, 5), want, "{len} tokens");
+            // The place is gone with the cut before it; the border is still there.
+            assert_eq!(model.cut(sequence.id(), len as usize - 5), border);
+        }
     }
 }
 
