@@ -27,7 +27,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from models import N_VOCAB, SPECS, Spec
+from models import SPECS
+from spec import N_VOCAB, Spec
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -262,6 +263,8 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
             writer.add_array(f"{gguf.MODEL_ARCH_NAMES[spec.family.arch]}.attention.recurrent_layers", kinds)
     if "kv_lora_rank" in spec.extra:
         write_latent(writer, spec)
+    elif "n_routed_experts" in spec.extra:
+        writer.add_expert_weights_norm(spec.extra["norm_topk_prob"])
     if any(selection_biases_of(model)):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if "mlp_only_layers" in spec.extra:
@@ -332,6 +335,7 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
 def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights as files hold them: gate and up of the experts apart, the gate of the shared one as a vector."""
     for name, weight in model.named_parameters():
+        name = name.replace("block_sparse_moe", "mlp")  # Granite
         if "linear_attn" in name:
             yield from delta_parts(model.config, name, weight)
         elif "conv.conv." in name:

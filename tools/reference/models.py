@@ -1,87 +1,9 @@
 """The tiny models that `make_fixtures.py` makes: a line of SPECS each."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from spec import GROWING, LINEAR, LLAMA3, LONGROPE, N_VOCAB, PROPORTIONAL, SCALED, SHORT, YARN, Spec
 
-from families import FAMILIES, Family
-from transformers import Lfm2Config, Lfm2MoeConfig, PreTrainedConfig
-
-N_VOCAB = 64
-N_LAYERS = 2
-CONTEXT = 256
-ORIGINAL_CONTEXT = 32  # of scaled RoPE: short, so that 80 positions reach beyond it
-
-
-@dataclass(frozen=True)
-class Spec:
-    """One model. `head_dim` None means `hidden / heads`, with no key for it in the GGUF file."""
-
-    name: str
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int | None
-    ffn: int = 48
-    layers: int = N_LAYERS
-    tied: bool = False
-    theta: float = 10_000.0
-    local_theta: float | None = None  # where it is not the family's
-    rope: dict[str, Any] = field(default_factory=dict)
-    rope_without: tuple[dict[str, Any], ...] = ({},)  # what to put in the place of `rope`, where there is some, to see that it matters
-    partial: float = 1.0  # share of a head that RoPE turns
-    extra: dict[str, Any] = field(default_factory=dict)
-    without: tuple[dict[str, Any], ...] = ()  # what to put in the place of `extra` to see that it matters
-    less: tuple[str, ...] = ()  # ends of the names of weights that must matter
-
-    @property
-    def family(self) -> Family:
-        return FAMILIES[self.name.split("-")[0]]
-
-    def to_config(self, rope: dict[str, Any], extra: dict[str, Any] | None = None) -> PreTrainedConfig:
-        """The `transformers` configuration, with this RoPE scaling (`{}`: none), and this in the place of `extra`."""
-        extra = extra or {}
-        explicit = {} if self.head_dim is None else {"head_dim": self.head_dim}
-        turns = {"rope_type": "default", "rope_theta": self.theta, **rope}
-        if self.partial != 1.0:
-            turns["partial_rotary_factor"] = self.partial
-        if self.family.local_theta is not None:
-            local = self.local_theta or self.family.local_theta
-            turns = {"full_attention": turns, "sliding_attention": {"rope_type": "default", "rope_theta": local}}
-        return self.family.config(
-            vocab_size=N_VOCAB,
-            hidden_size=self.hidden,
-            intermediate_size=self.ffn,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            max_position_embeddings=CONTEXT,
-            **{"norm_eps" if self.family.config in (Lfm2Config, Lfm2MoeConfig) else "rms_norm_eps": 1e-6},
-            tie_word_embeddings=self.tied,
-            rope_parameters=turns,
-            pad_token_id=None,
-            attn_implementation="eager",
-            experts_implementation="eager",
-            **explicit,
-            **{**self.extra, **extra},
-        )
-
-
-SCALED = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
-SHORT = {"original_max_position_embeddings": 128}
-LINEAR = {"rope_type": "linear", "factor": 4.0}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **SCALED}
-# Of 24 pairs: apart from each other, and from 1.
-LONGROPE = {
-    "rope_type": "longrope",
-    "long_factor": [1.5 + 0.25 * i for i in range(24)],
-    "short_factor": [1.0 + 0.0625 * i for i in range(24)],
-}
-YARN = {"rope_type": "yarn", "factor": 8.0, **SCALED}
-GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.6}
 # So low that scores and logits bend.
 GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 0.7}
-# A quarter of the pairs of a head are turned, by what they would be if all were.
-PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 GEMMA2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0}
 
 DELTA = {
@@ -99,6 +21,15 @@ LATENT = {
     "n_shared_experts": 2,
     "moe_intermediate_size": 24,
     "first_k_dense_replace": 1,
+}
+# The same, of layers that attend as usual.
+ROUTED = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
 }
 DELTA_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "linear_attn.norm.weight", "out_proj.weight")
 
@@ -586,5 +517,125 @@ SPECS = [
             {**GROWING, "llama_4_scaling_beta": 0.0},
             {**GROWING, "mscale_all_dim": 1.0},
         ),
+    ),
+    Spec("qwen2vl-h64-g2", hidden=48, heads=4, kv_heads=2, head_dim=64, tied=True, theta=1e6),
+    Spec("qwen3vl-h64-g2", hidden=48, heads=4, kv_heads=2, head_dim=64, tied=True, theta=1e6),
+    Spec(
+        "qwen3vlmoe-h64-g2",
+        hidden=32,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        extra={"num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+        without=({"num_experts_per_tok": 1},),
+    ),
+    Spec("seedoss-h64-g2", hidden=32, heads=4, kv_heads=2, head_dim=64, theta=1e6),
+    Spec(
+        "glm4moe-h64-g2-dense1",
+        hidden=32,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        theta=1e6,
+        partial=0.5,
+        extra={
+            **ROUTED,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.6,
+        },
+        without=({"num_experts_per_tok": 1}, {"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}, {"topk_group": 2}),
+        less=("e_score_correction_bias", "shared_experts.down_proj.weight"),
+    ),
+    Spec(
+        "glm4moe-h64-g2-unnormed",
+        hidden=32,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        partial=0.5,
+        extra={**ROUTED, "attention_bias": True},
+        less=("e_score_correction_bias",),
+    ),
+    Spec(
+        "dots1-h64-g2-dense1",
+        hidden=32,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        extra={**ROUTED, "routed_scaling_factor": 1.6},
+        without=({"num_experts_per_tok": 1}, {"routed_scaling_factor": 1.0}),
+        less=("e_score_correction_bias", "shared_experts.down_proj.weight"),
+    ),
+    Spec("ernie45-h64-g2", hidden=32, heads=4, kv_heads=2, head_dim=64, tied=True, theta=5e5),
+    Spec(
+        "exaone4-h64-g2-window20-unturned",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        layers=4,
+        theta=1e6,
+        extra={"sliding_window": 20},
+        without=({"sliding_window": 10_000}, {"layer_types": 4 * ["sliding_attention"]}),
+    ),
+    # The small one: no windows, and every layer turns.
+    Spec(
+        "exaone4-h64-g2",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        layers=4,
+        tied=True,
+        theta=1e6,
+        extra={"sliding_window": None, "layer_types": 4 * ["full_attention"]},
+    ),
+    Spec(
+        "olmoe-h64-g1",
+        hidden=128,
+        heads=2,
+        kv_heads=2,
+        head_dim=None,
+        ffn=24,
+        extra={"num_experts": 6, "num_experts_per_tok": 2},
+        without=({"num_experts_per_tok": 1}, {"norm_topk_prob": True}),
+    ),
+    Spec(
+        "minimaxm2-h64-g2",
+        hidden=48,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        ffn=24,
+        theta=5e6,
+        partial=0.5,
+        extra={"num_local_experts": 7, "num_experts_per_tok": 2},
+        without=({"num_experts_per_tok": 1},),
+        less=("e_score_correction_bias",),
+    ),
+    Spec(
+        "granitemoe-h64-g2-factors",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        ffn=24,
+        tied=True,
+        extra={**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2},
+        without=({"num_experts_per_tok": 1}, *({name: 1.0} for name in GRANITE)),
+    ),
+    Spec(
+        "commandr-h64-g2",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        tied=True,
+        theta=8e6,
+        extra={"logit_scale": 0.6},
+        without=({"logit_scale": 1.0},),
     ),
 ]

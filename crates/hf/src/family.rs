@@ -124,6 +124,7 @@ const CAPS: &[(&str, &str)] = &[
     ("final_logit_softcapping", "final_logit_softcapping"),
 ];
 
+const LAYER_EPS: (&str, &str) = ("layer_norm_eps", "attention.layer_norm_epsilon");
 const RMS_EPS: (&str, &str) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
 
 const LLAMA: Family = Family {
@@ -166,6 +167,9 @@ const QWEN2: Family = Family {
 const OLMO2: Family = Family { class: "Olmo2ForCausalLM", arch: "olmo2", norms_after: true, ..QWEN2 };
 
 const EXPERTS: Experts = Experts { width: Some("moe_intermediate_size"), by_sigmoid: false };
+const BY_SIGMOID: Experts = Experts { by_sigmoid: true, ..EXPERTS };
+/// What is added to scores to choose by.
+const CORRECTION: Tensor = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", Cut::Whole);
 
 const GEMMA: Family =
     Family { class: "GemmaForCausalLM", arch: "gemma", norms_beyond_one: true, activations: GELU, ..QWEN2 };
@@ -319,11 +323,11 @@ const DEEPSEEK: Family = Family {
     arch: "deepseek2",
     layers: Layers::Latent,
     magnitude: Some(0.1),
-    experts: Some(Experts { by_sigmoid: true, ..EXPERTS }),
+    experts: Some(BY_SIGMOID),
     tensors: &[
         ("self_attn.kv_b_proj.weight", "attn_k_b.weight", Cut::LatentKeys),
         ("self_attn.kv_b_proj.weight", "attn_v_b.weight", Cut::LatentValues),
-        ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", Cut::Whole),
+        CORRECTION,
     ],
     fixed: &[("rope_interleave", 1.0), ("moe_layer_freq", 1.0)],
     ..QWEN2
@@ -394,15 +398,77 @@ static FAMILIES: &[Family] = &[
         ..OLMO2
     },
     Family { class: "Glm4ForCausalLM", arch: "glm4", turned: 0.5, ..QWEN2 },
+    Family {
+        class: "Glm4MoeForCausalLM",
+        arch: "glm4moe",
+        defaults: &[(NORMALISES, Default::Flag(true)), ("first_k_dense_replace", Default::Size(1))],
+        norms_after: true,
+        turned: 0.5,
+        experts: Some(BY_SIGMOID),
+        tensors: &[CORRECTION],
+        ..QWEN2
+    },
+    Family {
+        class: "Dots1ForCausalLM",
+        arch: "dots1",
+        experts: Some(BY_SIGMOID),
+        tensors: &[CORRECTION],
+        ..QWEN2
+    },
+    Family { class: "SeedOssForCausalLM", arch: "seed_oss", defaults: &[], norms_after: true, ..QWEN2 },
+    Family {
+        class: "Ernie4_5ForCausalLM",
+        arch: "ernie4_5",
+        defaults: &[(THETA, Default::Number(5e5))],
+        fixed: &[("use_bias", 0.0)],
+        ..QWEN2
+    },
+    Family {
+        class: "Exaone4ForCausalLM",
+        arch: "exaone4",
+        defaults: &[],
+        norms_after: true,
+        windows: Windows::Every(4),
+        ..QWEN2
+    },
+    Family {
+        class: "OlmoeForCausalLM",
+        arch: "olmoe",
+        defaults: &[],
+        experts: Some(Experts { width: None, ..EXPERTS }),
+        fixed: &[("norm_topk_prob", 0.0)],
+        ..QWEN2
+    },
+    Family {
+        class: "GraniteMoeForCausalLM",
+        arch: "granitemoe",
+        experts: Some(Experts { width: None, ..EXPERTS }),
+        tensors: &[
+            ("block_sparse_moe.router.layer.weight", "ffn_gate_inp.weight", Cut::Whole),
+            ("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", Cut::Half(0)),
+            ("block_sparse_moe.input_linear.weight", "ffn_up_exps.weight", Cut::Half(1)),
+            ("block_sparse_moe.output_linear.weight", "ffn_down_exps.weight", Cut::Whole),
+        ],
+        ..GRANITE
+    },
     Family { class: "Phi3ForCausalLM", arch: "phi3", windows: Windows::All, ..QWEN2 },
     MINISTRAL3,
     // Text models of either kind: what the one says beyond the other, it says by keys.
     Family { class: "Mistral3ForConditionalGeneration", sees: true, ..MINISTRAL3 },
     Family {
+        class: "CohereForCausalLM",
+        arch: "command-r",
+        defaults: &[(THETA, Default::Number(5e5)), ("logit_scale", Default::Number(0.0625))],
+        eps: LAYER_EPS,
+        factors: &[("logit_scale", "logit_scale")],
+        fixed: &[("use_qk_norm", 0.0)],
+        ..QWEN2
+    },
+    Family {
         class: "Cohere2ForCausalLM",
         arch: "cohere2",
         defaults: &[(WINDOW, Default::Size(4096)), ("logit_scale", Default::Number(0.0625))],
-        eps: ("layer_norm_eps", "attention.layer_norm_epsilon"),
+        eps: LAYER_EPS,
         windows: Windows::Every(4),
         factors: &[("logit_scale", "logit_scale")],
         ..QWEN2
@@ -420,12 +486,7 @@ static FAMILIES: &[Family] = &[
         ..QWEN2
     },
     LFM2,
-    Family {
-        class: "Lfm2MoeForCausalLM",
-        arch: "lfm2moe",
-        experts: Some(Experts { by_sigmoid: true, ..EXPERTS }),
-        ..LFM2
-    },
+    Family { class: "Lfm2MoeForCausalLM", arch: "lfm2moe", experts: Some(BY_SIGMOID), ..LFM2 },
     Family {
         class: "Qwen3NextForCausalLM",
         arch: "qwen3next",
@@ -478,10 +539,23 @@ impl Family {
             nearest => Err(HfError::Family {
                 got: name.to_owned(),
                 nearest: nearest.map_or("none", |family| family.class),
-                known: FAMILIES.iter().map(|family| family.class).collect::<Vec<_>>().join(", "),
+                known: known(),
             }),
         }
     }
+}
+
+/// The names of all, short of what most of them end with.
+fn known() -> String {
+    let mut names: Vec<_> = FAMILIES
+        .iter()
+        .map(|family| {
+            family.class.trim_end_matches("ForCausalLM").trim_end_matches("ForConditionalGeneration")
+        })
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(", ")
 }
 
 #[cfg(test)]

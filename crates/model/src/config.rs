@@ -19,7 +19,7 @@ pub(crate) use ropes::DIVISORS;
 
 use crate::ModelError;
 use crate::SharedExpert;
-use crate::family::{Factors, Family, NormKind, Norms, Scale, Unturned};
+use crate::family::{Factors, Family, HeadNorms, NormKind, Norms, Scale, Unturned};
 use crate::rope::Rope;
 
 /// The shape of a model.
@@ -182,6 +182,7 @@ impl Config {
         };
         let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
         let experts = experts::read(&keys, family, n_embd, n_layers)?;
+        let norms = read_norms(&keys, family);
         let values_of_keys = heads::are_values_of_keys(&keys, family, &windows);
         let layer = |index: usize| {
             let (heads, is_windowed) = (heads[index], windows.layers[index]);
@@ -189,6 +190,7 @@ impl Config {
                 Unturned::None => false,
                 Unturned::Every(period) => (index + 1).is_multiple_of(period),
                 Unturned::Unwindowed => !is_windowed,
+                Unturned::BesideWindows => !is_windowed && windows.length.is_some(),
             };
             let rope = match heads.window {
                 _ if is_unturned => ropes.unturned,
@@ -209,7 +211,7 @@ impl Config {
                 sinks: family.sinks,
                 gated: family.gated,
                 activation: family.activation,
-                norms: family.norms,
+                norms,
             }
         };
         let mut config = Self {
@@ -325,6 +327,16 @@ fn read_layers(keys: &Keys) -> Result<(usize, usize), ModelError> {
         return Err(keys.bad(GUESSING, &format!("fewer than the {n} layers"), n_guessing));
     }
     Ok((n - n_guessing, n_guessing))
+}
+
+/// The norms of the family, of which a file may lack some.
+fn read_norms(keys: &Keys, family: &Family) -> Norms {
+    match family.norms.heads {
+        HeadNorms::EachIfThere if !keys.has_tensor("attn_q_norm.weight") => {
+            Norms { heads: HeadNorms::None, ..family.norms }
+        }
+        _ => family.norms,
+    }
 }
 
 /// Bounds on scores and on logits.

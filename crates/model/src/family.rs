@@ -82,6 +82,8 @@ pub enum HeadNorms {
     None,
     /// Each head by itself.
     Each,
+    /// The same in the models that have weights for it.
+    EachIfThere,
     /// All heads of a row together.
     Together,
 }
@@ -91,7 +93,7 @@ impl HeadNorms {
     pub(crate) fn width(self, dim: usize, row: usize) -> Option<usize> {
         match self {
             Self::None => None,
-            Self::Each => Some(dim),
+            Self::Each | Self::EachIfThere => Some(dim),
             Self::Together => Some(row),
         }
     }
@@ -140,8 +142,10 @@ pub(crate) enum Unturned {
     None,
     /// One every so many.
     Every(usize),
-    /// Those without a window.
+    /// Those without a window, or where one would be.
     Unwindowed,
+    /// Those without a window beside others that have one.
+    BesideWindows,
 }
 
 /// What layers of experts do, where the file does not say.
@@ -199,6 +203,9 @@ pub(crate) enum Turns {
 /// A window in every layer, where the file does not say another thing.
 const WINDOWS: Windows = Windows { period: 0, length: None, turns: Turns::Alike, own_heads: false };
 
+/// What some files call the norm before the feed-forward layer.
+const AFTER_ATTENTION: &str = "post_attention_norm.weight";
+
 const LLAMA: Family = Family {
     name: "llama",
     pairing: Pairing::Interleaved,
@@ -232,8 +239,9 @@ const LLAMA: Family = Family {
 const EXPERTS: ExpertRule =
     ExpertRule { normalises: true, scores: Scores::Softmax, shared: SharedExpert::None, is_required: true };
 
-/// The same with an expert that all rows share.
+/// The same with an expert that all rows share, and with several.
 const SHARING: ExpertRule = ExpertRule { shared: SharedExpert::Gated, ..EXPERTS };
+const SEVERAL: ExpertRule = ExpertRule { shared: SharedExpert::Several, ..EXPERTS };
 
 const QWEN2: Family = Family { name: "qwen2", pairing: Pairing::Halves, experts: None, ..LLAMA };
 
@@ -242,7 +250,7 @@ const QWEN3: Family =
 
 const QWEN35: Family = Family {
     name: "qwen35",
-    norms: Norms { before_ffn: "post_attention_norm.weight", ..QWEN3.norms },
+    norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN3.norms },
     recurrence: Some(RecurrenceRule::Delta { sharing: KeySharing::Tiled }),
     gated: true,
     ..QWEN3
@@ -320,7 +328,7 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "gpt-oss",
         activation: Activation::Bounded,
-        norms: Norms { before_ffn: "post_attention_norm.weight", ..QWEN2.norms },
+        norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN2.norms },
         windows: Some(Windows { period: 2, ..WINDOWS }),
         sinks: true,
         whole_pairs: false,
@@ -332,15 +340,51 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "deepseek2",
         latent: true,
-        experts: Some(ExpertRule {
-            normalises: false,
-            shared: SharedExpert::Several,
-            is_required: false,
-            ..EXPERTS
-        }),
+        experts: Some(ExpertRule { normalises: false, is_required: false, ..SEVERAL }),
         ..LLAMA
     },
     Family { name: "phi3", windows: Some(WINDOWS), ..QWEN2 },
+    // Models that see, as far as they read and write: tokens of a text turn by their positions alone.
+    Family { name: "qwen2vl", ..QWEN2 },
+    Family { name: "qwen3vl", ..QWEN3 },
+    Family { name: "qwen3vlmoe", experts: Some(EXPERTS), ..QWEN3 },
+    Family { name: "seed_oss", norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN2.norms }, ..QWEN2 },
+    // GLM-4.5 and later.
+    Family {
+        name: "glm4moe",
+        norms: Norms { before_ffn: AFTER_ATTENTION, heads: HeadNorms::EachIfThere, ..QWEN2.norms },
+        experts: Some(ExpertRule { scores: Scores::Sigmoid, ..SEVERAL }),
+        ..QWEN2
+    },
+    Family { name: "dots1", experts: Some(ExpertRule { scores: Scores::Sigmoid, ..SEVERAL }), ..QWEN3 },
+    Family { name: "ernie4_5", experts: None, ..LLAMA },
+    Family {
+        name: "exaone4",
+        norms: Norms { before: false, after: true, ..QWEN3.norms },
+        windows: Some(Windows { period: 4, ..WINDOWS }),
+        unturned: Unturned::BesideWindows,
+        ..QWEN3
+    },
+    Family {
+        name: "olmoe",
+        norms: Norms { heads: HeadNorms::Together, ..QWEN2.norms },
+        experts: Some(ExpertRule { normalises: false, ..EXPERTS }),
+        ..QWEN2
+    },
+    Family {
+        name: "minimax-m2",
+        norms: Norms { heads: HeadNorms::Together, ..QWEN2.norms },
+        experts: Some(ExpertRule { scores: Scores::Sigmoid, ..EXPERTS }),
+        ..QWEN2
+    },
+    Family { name: "granitemoe", factors: Factors::Named, experts: Some(SEVERAL), ..LLAMA },
+    Family {
+        name: "command-r",
+        norms: Norms { kind: NormKind::Layer, shared: true, ..LLAMA.norms },
+        factors: Factors::Logits,
+        experts: None,
+        ..LLAMA
+    },
 ];
 
 impl Family {
@@ -384,7 +428,7 @@ mod tests {
         for family in FAMILIES {
             assert_eq!(Family::named(family.name).unwrap(), family);
         }
-        for (name, nearest) in [("gemma5", "gemma"), ("qwen3vl", "qwen3"), ("llama4", "llama"), ("", "")] {
+        for (name, nearest) in [("gemma5", "gemma"), ("qwen35vl", "qwen35"), ("llama4", "llama"), ("", "")] {
             let error = Family::named(name).unwrap_err().to_string();
             assert!(error.contains(&format!("'{name}'")) && error.contains(nearest), "{error}");
         }

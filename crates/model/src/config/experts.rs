@@ -8,6 +8,7 @@ use crate::family::{ExpertRule, Family, SharedExpert};
 
 const COUNT: &str = "expert_count";
 const USED: &str = "expert_used_count";
+const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
 /// How tensors are called that hold what is added to scores to choose by.
 pub(crate) const SELECTION_BIAS: &str = "exp_probs_b.bias";
 
@@ -91,8 +92,11 @@ pub(super) fn read(
     let shared = match rule.shared {
         // The layer says how wide.
         SharedExpert::None | SharedExpert::Beside => 0,
-        SharedExpert::Gated => keys.size_or("expert_shared_feed_forward_length", widest)?,
-        SharedExpert::Several => keys.count("expert_shared_count")?.saturating_mul(n_ff),
+        SharedExpert::Gated => keys.size_or(SHARED_WIDTH, widest)?,
+        SharedExpert::Several => match keys.count(SHARED_WIDTH)? {
+            0 => keys.count("expert_shared_count")?.saturating_mul(n_ff),
+            together => together,
+        },
     };
     let (scores, normalises) = read_scores(keys, rule)?;
     let scale = keys.positive("expert_weights_scale")?.unwrap_or(1.0);

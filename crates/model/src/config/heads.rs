@@ -18,7 +18,7 @@ pub(super) struct LayerWindows {
     /// Which have one.
     pub layers: Vec<bool>,
     /// The youngest tokens that those see; everything when `None`.
-    length: Option<usize>,
+    pub length: Option<usize>,
 }
 
 impl LayerWindows {

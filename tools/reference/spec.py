@@ -1,0 +1,83 @@
+"""What a tiny model is made of."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from families import FAMILIES, Family
+from transformers import Lfm2Config, Lfm2MoeConfig, PreTrainedConfig
+
+N_VOCAB = 64
+N_LAYERS = 2
+CONTEXT = 256
+ORIGINAL_CONTEXT = 32  # of scaled RoPE: short, so that 80 positions reach beyond it
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One model. `head_dim` None means `hidden / heads`, with no key for it in the GGUF file."""
+
+    name: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int | None
+    ffn: int = 48
+    layers: int = N_LAYERS
+    tied: bool = False
+    theta: float = 10_000.0
+    local_theta: float | None = None  # where it is not the family's
+    rope: dict[str, Any] = field(default_factory=dict)
+    rope_without: tuple[dict[str, Any], ...] = ({},)  # what to put in the place of `rope`, where there is some, to see that it matters
+    partial: float = 1.0  # share of a head that RoPE turns
+    extra: dict[str, Any] = field(default_factory=dict)
+    without: tuple[dict[str, Any], ...] = ()  # what to put in the place of `extra` to see that it matters
+    less: tuple[str, ...] = ()  # ends of the names of weights that must matter
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.name.split("-")[0]]
+
+    def to_config(self, rope: dict[str, Any], extra: dict[str, Any] | None = None) -> PreTrainedConfig:
+        """The `transformers` configuration, with this RoPE scaling (`{}`: none), and this in the place of `extra`."""
+        extra = extra or {}
+        explicit = {} if self.head_dim is None else {"head_dim": self.head_dim}
+        turns = {"rope_type": "default", "rope_theta": self.theta, **rope}
+        if self.partial != 1.0:
+            turns["partial_rotary_factor"] = self.partial
+        if self.family.local_theta is not None:
+            local = self.local_theta or self.family.local_theta
+            turns = {"full_attention": turns, "sliding_attention": {"rope_type": "default", "rope_theta": local}}
+        return self.family.config(
+            vocab_size=N_VOCAB,
+            hidden_size=self.hidden,
+            intermediate_size=self.ffn,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            max_position_embeddings=CONTEXT,
+            **{"norm_eps" if self.family.config in (Lfm2Config, Lfm2MoeConfig) else "rms_norm_eps": 1e-6},
+            tie_word_embeddings=self.tied,
+            rope_parameters=turns,
+            pad_token_id=None,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            **explicit,
+            **{**self.extra, **extra},
+        )
+
+
+# Ways to scale RoPE.
+SCALED = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
+SHORT = {"original_max_position_embeddings": 128}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **SCALED}
+# Of 24 pairs: apart from each other, and from 1.
+LONGROPE = {
+    "rope_type": "longrope",
+    "long_factor": [1.5 + 0.25 * i for i in range(24)],
+    "short_factor": [1.0 + 0.0625 * i for i in range(24)],
+}
+YARN = {"rope_type": "yarn", "factor": 8.0, **SCALED}
+GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.6}
+# A quarter of the pairs of a head are turned, by what they would be if all were.
+PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
