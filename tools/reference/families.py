@@ -97,6 +97,8 @@ FAMILIES = {
     "qwen3vlmoe": Family(Qwen3MoeConfig, gguf.MODEL_ARCH.QWEN3VLMOE),
     "seedoss": Family(SeedOssConfig, gguf.MODEL_ARCH.SEED_OSS),
     "glm4moe": Family(Glm4MoeConfig, gguf.MODEL_ARCH.GLM4_MOE),
+    # Ling 2.0, which `transformers` lacks: GLM-4.5 but for what files call its norms.
+    "bailingmoe2": Family(Glm4MoeConfig, gguf.MODEL_ARCH.BAILINGMOE2),
     "dots1": Family(Dots1Config, gguf.MODEL_ARCH.DOTS1),
     "ernie45": Family(Ernie4_5Config, gguf.MODEL_ARCH.ERNIE4_5),
     "exaone4": Family(Exaone4Config, gguf.MODEL_ARCH.EXAONE4),

@@ -569,6 +569,16 @@ SPECS = [
         without=({"num_experts_per_tok": 1}, {"routed_scaling_factor": 1.0}),
         less=("e_score_correction_bias", "shared_experts.down_proj.weight"),
     ),
+    Spec(
+        "bailingmoe2-h64-g2-dense1",
+        hidden=32,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        partial=0.5,
+        extra={**ROUTED, "use_qk_norm": True, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5},
+        less=("e_score_correction_bias", "shared_experts.down_proj.weight"),
+    ),
     Spec("ernie45-h64-g2", hidden=32, heads=4, kv_heads=2, head_dim=64, tied=True, theta=5e5),
     Spec(
         "exaone4-h64-g2-window20-unturned",
@@ -581,7 +591,6 @@ SPECS = [
         extra={"sliding_window": 20},
         without=({"sliding_window": 10_000}, {"layer_types": 4 * ["sliding_attention"]}),
     ),
-    # The small one: no windows, and every layer turns.
     Spec(
         "exaone4-h64-g2",
         hidden=128,

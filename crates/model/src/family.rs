@@ -357,6 +357,8 @@ static FAMILIES: &[Family] = &[
         ..QWEN2
     },
     Family { name: "dots1", experts: Some(ExpertRule { scores: Scores::Sigmoid, ..SEVERAL }), ..QWEN3 },
+    // Ling and Ring 2.0.
+    Family { name: "bailingmoe2", experts: Some(ExpertRule { scores: Scores::Sigmoid, ..SEVERAL }), ..QWEN3 },
     Family { name: "ernie4_5", experts: None, ..LLAMA },
     Family {
         name: "exaone4",
