@@ -18,7 +18,7 @@ use super::simd::Simd;
 use crate::quad::{Quad, Quads};
 use crate::unit::{MOST_WORDS, ROWS, Unit};
 
-/// Rows of a tile of quantised activations in a blocked product of vectors: with [`Simd::ACROSS`], as many sums as registers hold beside
+/// Rows of a tile of quantised activations in a blocked product of vectors: with [`Simd::across`], as many sums as registers hold beside
 /// what they are made from.
 const VECTOR_TILE: usize = 6;
 

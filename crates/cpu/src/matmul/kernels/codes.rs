@@ -138,7 +138,7 @@ impl<F: Format, const T: usize> Kernel for Multiply<'_, F, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for first in (0..PAIR * S::PARTS).step_by(S::ACROSS) {
+        for first in (0..PAIR * S::PARTS).step_by(S::across::<F>()) {
             multiply::<S, F, T>(simd, self.chunk, self.tile, self.sums, first);
         }
     }
@@ -153,9 +153,9 @@ fn multiply<S: Simd, F: Format, const T: usize>(
     sums: &mut Sums<T>,
     first: usize,
 ) {
-    let (subs, step) = (subs::<F>(), short_groups::<S, F>());
+    let (subs, step, across) = (subs::<F>(), short_groups::<S, F>(), S::across::<F>());
     let mut totals = [[simd.splat(0.0); T]; MAX_ACROSS];
-    for a in 0..S::ACROSS {
+    for a in 0..across {
         let (p, part) = place::<S>(first + a);
         for t in 0..T {
             totals[a][t] = simd.load_floats(&sums[p][t].0, part);
@@ -168,37 +168,37 @@ fn multiply<S: Simd, F: Format, const T: usize>(
             let mut acc = [[simd.splat_i(0); T]; MAX_ACROSS];
             for t in 0..T {
                 let start = simd.start::<F>(neg_sums[which::<F>(sub)][t]);
-                for a in 0..S::ACROSS {
+                for a in 0..across {
                     acc[a][t] = start;
                 }
             }
             for from in (sub * GROUPS / subs..(sub + 1) * GROUPS / subs).step_by(step) {
                 let mut short = acc;
-                for a in 0..S::ACROSS {
+                for a in 0..across {
                     for t in 0..T {
                         short[a][t] = simd.short(acc[a][t]);
                     }
                 }
                 for g in from..from + step {
                     let mut w = [simd.splat_i(0); MAX_ACROSS];
-                    for a in 0..S::ACROSS {
+                    for a in 0..across {
                         let (p, part) = place::<S>(first + a);
                         w[a] = simd.load(&codes[g][p].0, part);
                     }
                     for t in 0..T {
                         let x = simd.splat_i(x[t].0[g]);
-                        for a in 0..S::ACROSS {
+                        for a in 0..across {
                             short[a][t] = simd.dot::<F>(short[a][t], w[a], x);
                         }
                     }
                 }
-                for a in 0..S::ACROSS {
+                for a in 0..across {
                     for t in 0..T {
                         acc[a][t] = simd.widen(acc[a][t], short[a][t]);
                     }
                 }
             }
-            for a in 0..S::ACROSS {
+            for a in 0..across {
                 let (p, part) = place::<S>(first + a);
                 let scale = simd.load_floats(&scales[sub][p].0, part);
                 for t in 0..T {
@@ -215,7 +215,7 @@ fn multiply<S: Simd, F: Format, const T: usize>(
             }
         }
     }
-    for a in 0..S::ACROSS {
+    for a in 0..across {
         let (p, part) = place::<S>(first + a);
         for t in 0..T {
             simd.store_floats(totals[a][t], &mut sums[p][t].0, part);

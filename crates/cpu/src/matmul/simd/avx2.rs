@@ -17,7 +17,7 @@ use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
 use crate::isa::{Avx2, AvxVnni, avx_vnni, avx2};
-use crate::matmul::panel::{Format, PANEL};
+use crate::matmul::panel::{BLOCK, Format, PANEL};
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
@@ -30,9 +30,8 @@ macro_rules! intrinsic {
 
 /// A token that proves AVX2, FMA and F16C at least, and what its set brings for products of bytes: as in [`Simd`].
 pub(crate) trait Ymm: Copy + Send + Sync {
-    const ACROSS: usize;
-
     fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output;
+    fn across<F: Format>() -> usize;
     fn groups(bits: usize) -> usize;
     fn first<F: Format>(self, neg_sum: i32) -> __m256i;
     fn begin(self, sum: __m256i) -> __m256i;
@@ -47,12 +46,16 @@ avx2! {
 }
 
 impl Ymm for Avx2 {
-    /// Short sums take as many registers as sums.
-    const ACROSS: usize = 1;
-
     #[inline(always)]
     fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output {
         intrinsic!(run_avx2(self, kernel))
+    }
+
+    /// Two where registers hold their short sums and little else is kept: of few bits, and not a minimum for each half of a block.
+    #[inline(always)]
+    fn across<F: Format>() -> usize {
+        let has_two_minima = F::SPEC.has_min && F::SPEC.sub_len < BLOCK;
+        if F::FACTOR_BITS <= 4 && !has_two_minima { 2 } else { 1 }
     }
 
     /// The table above.
@@ -104,12 +107,15 @@ avx_vnni! {
 }
 
 impl Ymm for AvxVnni {
-    const ACROSS: usize = 2;
-
     #[inline(always)]
     fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output {
         // SAFETY: the token proves the features of its set.
         unsafe { run_avx_vnni(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn across<F: Format>() -> usize {
+        2
     }
 
     #[inline(always)]
@@ -144,7 +150,6 @@ impl<Y: Ymm> Simd for Y {
     type Floats = __m256;
 
     const PARTS: usize = 2;
-    const ACROSS: usize = Y::ACROSS;
     const FLOAT_TILE: usize = 6;
 
     #[inline(always)]
@@ -281,6 +286,11 @@ impl<Y: Ymm> Simd for Y {
     #[inline(always)]
     fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
         intrinsic!(_mm256_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn across<F: Format>() -> usize {
+        Y::across::<F>()
     }
 
     #[inline(always)]

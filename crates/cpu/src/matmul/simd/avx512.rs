@@ -29,7 +29,6 @@ impl Simd for Avx512 {
     type Floats = __m512;
 
     const PARTS: usize = 1;
-    const ACROSS: usize = 2;
     const FLOAT_TILE: usize = 12;
 
     #[inline(always)]
@@ -177,6 +176,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         intrinsic!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn across<F: Format>() -> usize {
+        2
     }
 
     /// `vpdpbusd` adds four products in 32 bits.

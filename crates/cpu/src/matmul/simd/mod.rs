@@ -41,8 +41,6 @@ pub(super) trait Simd: Copy + Send + Sync {
 
     /// Registers that a line, or sixteen floats, fill.
     const PARTS: usize;
-    /// Registers of codes that a blocked product holds at once.
-    const ACROSS: usize;
     /// Rows of a tile of f32 activations in a blocked product, which holds two registers of weights at once.
     const FLOAT_TILE: usize;
 
@@ -93,6 +91,8 @@ pub(super) trait Simd: Copy + Send + Sync {
     /// `a · b + c`, rounded once; twice where no instruction does (WebAssembly).
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
+    /// Registers of codes that a blocked product holds at once, of a format.
+    fn across<F: Format>() -> usize;
     /// Groups whose products one short sum takes, for factors of `bits` bits.
     fn groups_in_short_sum(bits: usize) -> usize;
     /// What a sum starts from: what the code of zero adds too much, taken back where the products contain it. `neg_sum` is

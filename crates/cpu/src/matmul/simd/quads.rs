@@ -41,7 +41,6 @@ impl<Q: Quad> Simd for Quads<Q> {
     type Floats = [Q::Floats; 2];
 
     const PARTS: usize = 2;
-    const ACROSS: usize = 1;
     const FLOAT_TILE: usize = 6;
 
     #[inline(always)]
@@ -165,6 +164,11 @@ impl<Q: Quad> Simd for Quads<Q> {
     #[inline(always)]
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats {
         pair!(|a, b, c| self.0.mul_add(a, b, c))
+    }
+
+    #[inline(always)]
+    fn across<F: Format>() -> usize {
+        1
     }
 
     /// Four products are added in 32 bits.
