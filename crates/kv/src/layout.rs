@@ -104,6 +104,12 @@ impl Layout {
         self.groups.iter().map(of_group).fold(of_states, usize::saturating_add).saturating_add(of_balance)
     }
 
+    /// Bytes that a place which is remembered ([`Cache::mark`](crate::Cache::mark)) takes once more tokens have come.
+    pub fn mark_bytes(&self) -> usize {
+        let states = self.states.as_ref().map_or(0, StateLayout::n_bytes);
+        self.groups.iter().map(|group| group.sizes.tail).fold(states, usize::saturating_add)
+    }
+
     /// How the states of recurrent layers lie in memory, where there are any.
     pub(crate) fn states(&self) -> Option<&StateLayout> {
         self.states.as_ref()

@@ -179,6 +179,11 @@ impl Plan {
         Layout::new(shape, self.clone()).n_bytes(tokens)
     }
 
+    /// Bytes that a remembered place takes beside them: [`Layout::mark_bytes`].
+    pub fn mark_bytes(&self, shape: &KvShape) -> usize {
+        Layout::new(shape, self.clone()).mark_bytes()
+    }
+
     /// Mean bits per value of the keys and of the values in blocks, scales and centres included.
     pub fn bits_per_value(&self, shape: &KvShape) -> (f64, f64) {
         let mean = |side| {
