@@ -15,6 +15,7 @@ use crate::{Codebook, CodecError, DType, Table, Trellis, block32, fp4, iq, iq4, 
 /// `bytes` has exactly the length they take.
 pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), CodecError> {
     check(dtype, values.len(), bytes.len())?;
+    let table = || Table::of(dtype).expect("codes of a table");
     match dtype {
         DType::F32 => pack(values, bytes, |&[v], b| *b = clamp(v, f32::MAX).to_le_bytes()),
         DType::F16 => pack(values, bytes, |&[v], b| *b = to_f16(v).to_le_bytes()),
@@ -47,13 +48,10 @@ pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), Code
         DType::Q5K => pack(values, bytes, kquant::pack_q5),
         DType::Q6K => pack(values, bytes, kquant::pack_q6),
         DType::IQ4NL => pack(values, bytes, iq4::pack_nl),
-        DType::IQ4XS => pack(values, bytes, iq4::pack_xs),
+        DType::IQ4XS | DType::IQ3 | DType::IQ3X => pack(values, bytes, |x, b| iq4::pack_xs(table(), x, b)),
+        DType::IQ1 | DType::IQ2 => pack(values, bytes, |x, b| iq::pack(table(), x, b)),
         DType::MXFP4 => pack(values, bytes, fp4::pack_mx),
         DType::NVFP4 => pack(values, bytes, fp4::pack_nv),
-        DType::IQ1 => pack(values, bytes, |x, b| iq::pack_sixteens(Table::IQ1, x, b)),
-        DType::IQ2 => pack(values, bytes, |x, b| iq::pack_sixteens(Table::IQ2, x, b)),
-        DType::IQ3 => pack(values, bytes, |x, b| iq::pack_thirty_twos(Table::IQ3, x, b)),
-        DType::IQ3X => pack(values, bytes, |x, b| iq::pack_thirty_twos(Table::IQ3X, x, b)),
         DType::TQ3_1S => pack(values, bytes, tq::pack_tq3),
         DType::TQ4_1S => pack(values, bytes, tq::pack_tq4),
     }
@@ -69,6 +67,7 @@ pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), Code
 /// As [`encode`].
 pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), CodecError> {
     check(dtype, values.len(), bytes.len())?;
+    let table = || Table::of(dtype).expect("codes of a table");
     match dtype {
         DType::F32 => unpack(bytes, values, |&b| [f32::from_le_bytes(b)]),
         DType::F16 => unpack(bytes, values, |&b| [f16::from_le_bytes(b).to_f32()]),
@@ -99,13 +98,10 @@ pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), Code
         DType::Q5K => unpack(bytes, values, kquant::unpack_q5),
         DType::Q6K => unpack(bytes, values, kquant::unpack_q6),
         DType::IQ4NL => unpack(bytes, values, iq4::unpack_nl),
-        DType::IQ4XS => unpack(bytes, values, iq4::unpack_xs),
+        DType::IQ4XS | DType::IQ3 | DType::IQ3X => unpack(bytes, values, |b| iq4::read_xs(b).decode(table())),
+        DType::IQ1 | DType::IQ2 => unpack(bytes, values, |b| iq::read(b).decode(table())),
         DType::MXFP4 => unpack(bytes, values, fp4::unpack_mx),
         DType::NVFP4 => unpack(bytes, values, fp4::unpack_nv),
-        DType::IQ1 => unpack(bytes, values, |b| iq::unpack_sixteens(Table::IQ1, b)),
-        DType::IQ2 => unpack(bytes, values, |b| iq::unpack_sixteens(Table::IQ2, b)),
-        DType::IQ3 => unpack(bytes, values, |b| iq::unpack_thirty_twos(Table::IQ3, b)),
-        DType::IQ3X => unpack(bytes, values, |b| iq::unpack_thirty_twos(Table::IQ3X, b)),
         DType::TQ3_1S => unpack(bytes, values, tq::unpack_tq3),
         DType::TQ4_1S => unpack(bytes, values, tq::unpack_tq4),
     }

@@ -94,16 +94,12 @@ impl Spec {
             DType::TQ4_1S => Some(Codebook::GAUSS4),
             _ => None,
         };
-        let (table, float) = match dtype {
-            DType::IQ4NL | DType::IQ4XS => (Some(Table::IQ4), None),
-            DType::IQ1 => (Some(Table::IQ1), None),
-            DType::IQ2 => (Some(Table::IQ2), None),
-            DType::IQ3 => (Some(Table::IQ3), None),
-            DType::IQ3X => (Some(Table::IQ3X), None),
-            DType::MXFP4 => (Some(Table::E2M1), Some(ByteFloat::E8M0)),
-            DType::NVFP4 => (Some(Table::E2M1), Some(ByteFloat::E4M3)),
-            _ => (None, None),
+        let float = match dtype {
+            DType::MXFP4 => Some(ByteFloat::E8M0),
+            DType::NVFP4 => Some(ByteFloat::E4M3),
+            _ => None,
         };
+        let table = Table::of(dtype);
         Some(Self { len: dtype.block_len(), bits, zero, sub_len, scale_zero, has_min, book, table, float })
     }
 }
@@ -147,7 +143,7 @@ impl Fields {
             DType::Q6K => self.set_sym_block(kquant::read_q6(sized(block)), Q6_SCALE_ZERO, Q6_ZERO),
             DType::IQ4NL => (self.scale, *self.first_codes()) = iq4::read_nl(sized(block)),
             DType::IQ4XS | DType::IQ3 | DType::IQ3X => self.set_table_block(iq4::read_xs(sized(block))),
-            DType::IQ1 | DType::IQ2 => self.set_table_block(iq::read_sixteens(sized(block))),
+            DType::IQ1 | DType::IQ2 => self.set_table_block(iq::read(sized(block))),
             DType::MXFP4 => (self.sub_scales[0], *self.first_codes()) = fp4::read_mx(sized(block)),
             DType::NVFP4 => (*self.first_scales(), *self.first_codes()) = fp4::read_nv(sized(block)),
             DType::TQ3_1S => self.set_halves(tq::read_tq3(sized(block))),
@@ -164,6 +160,7 @@ impl Fields {
         let codes32 = || std::array::from_fn(|j| self.codes[j]);
         let coded = |zero| block32::Coded { scale: self.scale, codes: codes32() }.decode(zero);
         let coded_min = || block32::CodedMin { scale: self.scale, min: self.min, codes: codes32() }.decode();
+        let table = || Table::of(dtype).expect("codes of a table");
         let halves = |book| tq::decode(book, ([self.scale, self.min], codes32()));
         match dtype {
             DType::Q8_0 => out.copy_from_slice(&coded(block32::Q8_0_ZERO)),
@@ -175,11 +172,12 @@ impl Fields {
             DType::Q3K => out.copy_from_slice(&self.as_sym_block(Q3_SCALE_ZERO, Q3_ZERO).decode()),
             DType::Q6K => out.copy_from_slice(&self.as_sym_block(Q6_SCALE_ZERO, Q6_ZERO).decode()),
             DType::IQ4NL => out.copy_from_slice(&iq4::decode_nl(self.scale, &codes32())),
-            DType::IQ4XS => out.copy_from_slice(&self.as_table_block::<8, 32>().decode(Table::IQ4)),
-            DType::IQ1 => out.copy_from_slice(&self.as_table_block::<16, 16>().decode(Table::IQ1)),
-            DType::IQ2 => out.copy_from_slice(&self.as_table_block::<16, 16>().decode(Table::IQ2)),
-            DType::IQ3 => out.copy_from_slice(&self.as_table_block::<8, 32>().decode(Table::IQ3)),
-            DType::IQ3X => out.copy_from_slice(&self.as_table_block::<8, 32>().decode(Table::IQ3X)),
+            DType::IQ4XS | DType::IQ3 | DType::IQ3X => {
+                out.copy_from_slice(&self.as_table_block::<8, 32>().decode(table()));
+            }
+            DType::IQ1 | DType::IQ2 => {
+                out.copy_from_slice(&self.as_table_block::<16, 16>().decode(table()));
+            }
             DType::MXFP4 => out.copy_from_slice(&fp4::decode_mx(self.sub_scales[0], &codes32())),
             DType::NVFP4 => {
                 let scales = std::array::from_fn(|j| self.sub_scales[j]);

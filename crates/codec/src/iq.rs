@@ -17,13 +17,13 @@
 
 use half::f16;
 
-use crate::finite::{F16_MAX, clamp};
 use crate::iq4::{self, Block};
 use crate::{DType, Table, kquant};
 
 /// Scales of a block of q3_K's layout: a sub-block has 16 values.
 const SUBS: usize = 16;
-type Sixteens = Block<SUBS, 16>;
+/// A block of iq1 or iq2.
+pub(crate) type Sixteens = Block<SUBS, 16>;
 
 /// Lays out a block of iq1 to iq3x: scales from -32 to 31, one for each sub-block, and codes.
 ///
@@ -44,28 +44,13 @@ fn sized<const B: usize>(block: &mut [u8]) -> &mut [u8; B] {
     block.try_into().expect("a block has the bytes of its format")
 }
 
-fn in_range(x: &[f32; kquant::LEN]) -> [f32; kquant::LEN] {
-    x.map(|v| clamp(v, F16_MAX))
-}
-
-pub(crate) fn pack_sixteens(table: Table, x: &[f32; kquant::LEN], block: &mut [u8; 110]) {
-    let coded = Sixteens::fit(table, &in_range(x));
+/// Codes of iq1 and iq2.
+pub(crate) fn pack(table: Table, x: &[f32; kquant::LEN], block: &mut [u8; 110]) {
+    let coded = Sixteens::fit(table, &kquant::in_range(x));
     kquant::put_q3(coded.d, &coded.scales, &coded.codes, block);
 }
 
-pub(crate) fn read_sixteens(block: &[u8; 110]) -> Sixteens {
+pub(crate) fn read(block: &[u8; 110]) -> Sixteens {
     let (d, scales, codes) = kquant::get_q3(block);
     Block { d, scales, codes }
-}
-
-pub(crate) fn unpack_sixteens(table: Table, block: &[u8; 110]) -> [f32; kquant::LEN] {
-    read_sixteens(block).decode(table)
-}
-
-pub(crate) fn pack_thirty_twos(table: Table, x: &[f32; kquant::LEN], block: &mut [u8; 136]) {
-    iq4::put_xs(&Block::fit(table, &in_range(x)), block);
-}
-
-pub(crate) fn unpack_thirty_twos(table: Table, block: &[u8; 136]) -> [f32; kquant::LEN] {
-    iq4::read_xs(block).decode(table)
 }

@@ -89,8 +89,8 @@ pub(crate) fn unpack_nl(block: &[u8; 18]) -> [f32; LEN] {
     decode_nl(d, &codes)
 }
 
-pub(crate) fn pack_xs(x: &[f32; kquant::LEN], block: &mut [u8; 136]) {
-    put_xs(&Block::fit(Table::IQ4, &x.map(|v| clamp(v, F16_MAX))), block);
+pub(crate) fn pack_xs(table: Table, x: &[f32; kquant::LEN], block: &mut [u8; 136]) {
+    put_xs(&Block::fit(table, &kquant::in_range(x)), block);
 }
 
 /// Lays a block of iq4_xs out.
@@ -121,8 +121,4 @@ pub(crate) fn read_xs(block: &[u8; 136]) -> Block<SUBS, LEN> {
         scales: std::array::from_fn(scale),
         codes: std::array::from_fn(|v| nibble(&block[8 + v / LEN * (LEN / 2)..], v % LEN)),
     }
-}
-
-pub(crate) fn unpack_xs(block: &[u8; 136]) -> [f32; kquant::LEN] {
-    read_xs(block).decode(Table::IQ4)
 }

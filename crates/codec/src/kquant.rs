@@ -125,7 +125,8 @@ fn scales_3(packed: &[u8]) -> [i8; 16] {
     })
 }
 
-fn in_range(x: &[f32; LEN]) -> [f32; LEN] {
+/// Values as the formats of super-blocks count them.
+pub(crate) fn in_range(x: &[f32; LEN]) -> [f32; LEN] {
     x.map(|v| clamp(v, F16_MAX))
 }
 

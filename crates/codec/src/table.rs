@@ -1,5 +1,7 @@
 //! Tables of whole numbers that codes of up to 4 bits stand for, and the search for a scale in front of them.
 
+use crate::DType;
+
 /// What the codes of a format stand for, in units of its scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Table {
@@ -62,6 +64,19 @@ impl Table {
         ascending: &[15, 14, 13, 12, 11, 10, 9, 8, 0, 1, 2, 3, 4, 5, 6, 7],
         n: 16,
     };
+
+    /// What codes of `dtype` stand for, where they are indices of a table.
+    pub const fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::IQ4NL | DType::IQ4XS => Some(Self::IQ4),
+            DType::MXFP4 | DType::NVFP4 => Some(Self::E2M1),
+            DType::IQ1 => Some(Self::IQ1),
+            DType::IQ2 => Some(Self::IQ2),
+            DType::IQ3 => Some(Self::IQ3),
+            DType::IQ3X => Some(Self::IQ3X),
+            _ => None,
+        }
+    }
 
     /// By code.
     pub const fn levels(&self) -> &'static [i8; 16] {
