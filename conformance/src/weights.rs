@@ -38,11 +38,6 @@ const LEAST_HALF: f64 = HALF / (1u64 << 14) as f64;
 /// Roundings of a turn in butterflies: five additions, the factor; of the codec also the level times its scale.
 const TURN: usize = 14;
 
-/// The types a weight matrix can have.
-pub fn weight_types() -> impl Iterator<Item = DType> {
-    DType::ALL.into_iter().filter(|dtype| dtype.is_weight())
-}
-
 /// Independent Gaussians of standard deviation `sigma`.
 pub fn gaussian(seed: u64, len: usize, sigma: f64) -> Vec<f32> {
     let mut values = vec![0.0; len];

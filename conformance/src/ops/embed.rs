@@ -5,14 +5,14 @@ use kvant_codec::DType;
 
 use crate::Subject;
 use crate::judge::{Want, roundings};
-use crate::weights::{Weights, weight_types};
+use crate::weights::Weights;
 
 /// Below, at and above panels of 16 rows.
 const TABLES: [usize; 5] = [1, 15, 16, 17, 35];
 
 /// Holds `embed` to the codec.
 pub fn run<B: Backend>(subject: &Subject<B>) {
-    for dtype in weight_types() {
+    for dtype in DType::weights() {
         let n_in = if dtype.block_len() == 1 { 33 } else { 3 * dtype.block_len() };
         let weights = Weights::gaussian(dtype, TABLES[TABLES.len() - 1], n_in, 13);
         for n_vocab in TABLES {

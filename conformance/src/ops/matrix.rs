@@ -6,11 +6,11 @@ use kvant_codec::random::Random;
 
 use crate::Subject;
 use crate::judge::Want;
-use crate::weights::{Weights, weight_types};
+use crate::weights::Weights;
 
 /// Holds `table` and `tied` to keep what they are given, and them and `matrix` to take no less and no more.
 pub fn run<B: Backend>(subject: &Subject<B>) {
-    for dtype in weight_types() {
+    for dtype in DType::weights() {
         for n_blocks in [1, 2, 3, 5] {
             any_bits_are_kept(subject, dtype, n_blocks * dtype.block_len());
         }

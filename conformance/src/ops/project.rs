@@ -6,7 +6,7 @@ use kvant_codec::random::Random;
 use kvant_codec::{DType, Rotation};
 
 use crate::judge::{Want, roundings};
-use crate::weights::{Activations, Weights, gaussian, weight_types};
+use crate::weights::{Activations, Weights, gaussian};
 use crate::{Arithmetic, Lacks, Subject};
 
 const EPS: f32 = 1e-5;
@@ -46,7 +46,7 @@ fn widths(dtype: DType) -> &'static [usize] {
 /// Holds `project` to sums in f64.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
-    for dtype in weight_types() {
+    for dtype in DType::weights() {
         let matrices: Vec<_> =
             widths(dtype).iter().map(|&n_in| Weights::gaussian(dtype, MOST, n_in, n_in as u64)).collect();
         let numbers: Vec<usize> = (0..matrices.len()).collect();

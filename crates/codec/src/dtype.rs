@@ -166,6 +166,11 @@ impl DType {
         self.layout().ggml_id().is_some()
     }
 
+    /// Every format that a device may be given weights of.
+    pub fn weights() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|t| t.is_weight())
+    }
+
     /// Bytes of a row of `values` numbers.
     ///
     /// # Errors

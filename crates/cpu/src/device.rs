@@ -133,7 +133,7 @@ impl Backend for CpuDevice {
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
-        let weights = DType::ALL.into_iter().filter(|dtype| dtype.is_weight()).map(|dtype| KernelChoice {
+        let weights = DType::weights().map(|dtype| KernelChoice {
             op: "matmul",
             dtype,
             kernel: matmul::kernel_name(self.isa, dtype),

@@ -176,7 +176,7 @@ fn products(device: &CudaDevice, bandwidth: f64) -> Result<()> {
     let (n_out, n_in) = (14_336, 4096);
     println!("products of [{n_out}, {n_in}]");
     println!("{:>10} {:>6} {:>10} {:>8} {:>8} {:>8}", "type", "rows", "us", "GB/s", "of copy", "TFLOP/s");
-    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_weight()) {
+    for dtype in DType::weights() {
         for rows in [1, 4, 8, PREFILL] {
             match product_of(device, dtype, [n_out, n_in], rows) {
                 Ok((bytes, seconds)) => {

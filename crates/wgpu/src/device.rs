@@ -10,6 +10,7 @@ use kvant_backend::{
     check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each,
     check_read, check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write,
 };
+use kvant_codec::DType;
 
 use crate::adapter::{self, AdapterReport};
 use crate::arena::Arena;
@@ -140,7 +141,7 @@ impl Backend for WgpuDevice {
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
         let choice = |op, dtype, kernel: &str| KernelChoice { op, dtype, kernel: kernel.to_owned() };
-        let weights = product::types().map(|dtype| choice("matmul", dtype, product::kernel_name(dtype)));
+        let weights = DType::weights().map(|dtype| choice("matmul", dtype, product::kernel_name(dtype)));
         let attend = kv::TYPES.map(|dtype| {
             choice("attend", dtype, &format!("attend (f32), {}", self.way(TypeClass::of(dtype))))
         });

@@ -5,7 +5,6 @@ use kvant_codec::DType;
 use kvant_codec::fields::Spec;
 use kvant_conformance::weights::{Weights, gaussian};
 
-use crate::product::types;
 use crate::{WgpuBuffer, WgpuDevice, WgpuExperts, tests};
 
 const EXPERTS: usize = 5;
@@ -67,7 +66,7 @@ fn rows_of_a_prompt_have_the_bits_that_they_have_alone() {
     let Some(device) = tests::device() else { return };
     let mistaken = WgpuDevice::open_mistaken().unwrap();
     let rows = 13;
-    for dtype in types() {
+    for dtype in DType::weights() {
         let shape = if Spec::of(dtype).is_some() { [512, 256] } else { [255, 70] };
         let [n, n_ff] = shape.map(|n| n / dtype.block_len() * dtype.block_len());
         let x = gaussian(6, rows * n, 1.0);

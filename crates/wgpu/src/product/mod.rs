@@ -48,18 +48,13 @@ pub(crate) static FLOATS: Source = Source {
     constants,
 };
 
-/// The types of weights.
-pub(crate) fn types() -> impl Iterator<Item = DType> {
-    DType::ALL.into_iter().filter(|dtype| dtype.is_weight())
-}
-
 /// What multiplies weights of `dtype`.
 pub(crate) fn kernel_name(dtype: DType) -> &'static str {
     if Layout::of(dtype).is_some() { "product (8-bit)" } else { "product (f32)" }
 }
 
 fn constants() -> Constants {
-    let types = types().fold(Constants::default(), |constants, dtype| {
+    let types = DType::weights().fold(Constants::default(), |constants, dtype| {
         constants.whole(&dtype.name().to_uppercase(), dtype as usize)
     });
     gate_constants(types).whole("PANEL", PANEL).whole("NONE", NONE as usize)
@@ -356,5 +351,5 @@ pub(crate) fn variants() -> impl Iterator<Item = (&'static Source, Constants)> {
         let source = if Layout::of(dtype).is_some() { &CODED } else { &FLOATS };
         shapes().flat_map(|shape| [shape, shape.gated()]).map(move |shape| (source, shape.constants(dtype)))
     };
-    types().flat_map(of_type)
+    DType::weights().flat_map(of_type)
 }

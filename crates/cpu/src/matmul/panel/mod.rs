@@ -544,7 +544,7 @@ mod tests {
     fn panels_keep_every_bit_of_every_format() {
         let pool = Pool::new(2).unwrap();
         let mut random = Random::new(7);
-        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_weight()) {
+        for dtype in DType::weights() {
             for blocks in [1, 2, 3, 5] {
                 let n_in = blocks * dtype.block_len();
                 for n_out in [1, 15, 16, 33] {
