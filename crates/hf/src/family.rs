@@ -436,7 +436,7 @@ static FAMILIES: &[Family] = &[
         arch: "olmoe",
         defaults: &[],
         experts: Some(Experts { width: None, ..EXPERTS }),
-        fixed: &[("norm_topk_prob", 0.0)],
+        fixed: &[(NORMALISES, 0.0)],
         ..QWEN2
     },
     Family {

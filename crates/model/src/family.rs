@@ -243,6 +243,10 @@ const EXPERTS: ExpertRule =
 const SHARING: ExpertRule = ExpertRule { shared: SharedExpert::Gated, ..EXPERTS };
 const SEVERAL: ExpertRule = ExpertRule { shared: SharedExpert::Several, ..EXPERTS };
 
+/// As these, chosen by sigmoids.
+const BY_SIGMOID: ExpertRule = ExpertRule { scores: Scores::Sigmoid, ..EXPERTS };
+const SEVERAL_BY_SIGMOID: ExpertRule = ExpertRule { scores: Scores::Sigmoid, ..SEVERAL };
+
 const QWEN2: Family = Family { name: "qwen2", pairing: Pairing::Halves, experts: None, ..LLAMA };
 
 const QWEN3: Family =
@@ -263,6 +267,14 @@ const LFM2: Family = Family {
     recurrence: Some(RecurrenceRule::ShortConv),
     output_norm: "token_embd_norm.weight",
     ..QWEN3
+};
+
+const COMMAND_R: Family = Family {
+    name: "command-r",
+    norms: Norms { kind: NormKind::Layer, shared: true, ..LLAMA.norms },
+    factors: Factors::Logits,
+    experts: None,
+    ..LLAMA
 };
 
 /// Every family; see `docs/adding-a-family.md`.
@@ -318,12 +330,9 @@ static FAMILIES: &[Family] = &[
     Family { name: "mistral3", experts: None, ..LLAMA },
     Family {
         name: "cohere2",
-        norms: Norms { kind: NormKind::Layer, shared: true, ..LLAMA.norms },
-        factors: Factors::Logits,
         windows: Some(Windows { period: 4, length: Some(4096), ..WINDOWS }),
         unturned: Unturned::Unwindowed,
-        experts: None,
-        ..LLAMA
+        ..COMMAND_R
     },
     Family {
         name: "gpt-oss",
@@ -336,7 +345,7 @@ static FAMILIES: &[Family] = &[
         ..QWEN2
     },
     LFM2,
-    Family { name: "lfm2moe", experts: Some(ExpertRule { scores: Scores::Sigmoid, ..EXPERTS }), ..LFM2 },
+    Family { name: "lfm2moe", experts: Some(BY_SIGMOID), ..LFM2 },
     Family {
         name: "deepseek2",
         latent: true,
@@ -353,12 +362,12 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "glm4moe",
         norms: Norms { before_ffn: AFTER_ATTENTION, heads: HeadNorms::EachIfThere, ..QWEN2.norms },
-        experts: Some(ExpertRule { scores: Scores::Sigmoid, ..SEVERAL }),
+        experts: Some(SEVERAL_BY_SIGMOID),
         ..QWEN2
     },
-    Family { name: "dots1", experts: Some(ExpertRule { scores: Scores::Sigmoid, ..SEVERAL }), ..QWEN3 },
+    Family { name: "dots1", experts: Some(SEVERAL_BY_SIGMOID), ..QWEN3 },
     // Ling and Ring 2.0.
-    Family { name: "bailingmoe2", experts: Some(ExpertRule { scores: Scores::Sigmoid, ..SEVERAL }), ..QWEN3 },
+    Family { name: "bailingmoe2", experts: Some(SEVERAL_BY_SIGMOID), ..QWEN3 },
     Family { name: "ernie4_5", experts: None, ..LLAMA },
     Family {
         name: "exaone4",
@@ -376,17 +385,11 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "minimax-m2",
         norms: Norms { heads: HeadNorms::Together, ..QWEN2.norms },
-        experts: Some(ExpertRule { scores: Scores::Sigmoid, ..EXPERTS }),
+        experts: Some(BY_SIGMOID),
         ..QWEN2
     },
     Family { name: "granitemoe", factors: Factors::Named, experts: Some(SEVERAL), ..LLAMA },
-    Family {
-        name: "command-r",
-        norms: Norms { kind: NormKind::Layer, shared: true, ..LLAMA.norms },
-        factors: Factors::Logits,
-        experts: None,
-        ..LLAMA
-    },
+    COMMAND_R,
 ];
 
 impl Family {
