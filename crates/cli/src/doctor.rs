@@ -84,7 +84,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     }
     console::print("")?;
     output::print_rows(&kernels, Format::Md)?;
-    console::print(format_args!("\nunpacked when loaded: {}", output::unpacked(Packed::ALL.into_iter())))?;
+    console::print(format_args!("\nunpacked when loaded: {}", output::unpacked(&Packed::ALL)))?;
     Ok(())
 }
 

@@ -104,25 +104,18 @@ fn quoted(cell: &str) -> String {
 /// The types of a model that no kernel has, and as what they are unpacked when it is loaded; `None` where there are none.
 pub fn packed(gguf: &Gguf) -> Option<String> {
     let is_there = |packed: &Packed| gguf.tensors().iter().any(|info| info.packed == Some(*packed));
-    let names = unpacked(Packed::ALL.into_iter().filter(is_there));
-    (!names.is_empty()).then_some(names)
+    let types: Vec<Packed> = Packed::ALL.into_iter().filter(is_there).collect();
+    (!types.is_empty()).then(|| unpacked(&types))
 }
 
 /// `iq2_xs, iq2_s as iq2; iq3_s as iq3`.
-pub fn unpacked(types: impl Iterator<Item = Packed>) -> String {
-    let mut types = types.peekable();
-    let mut text = String::new();
-    while let Some(packed) = types.next() {
-        text += packed.name();
-        match types.peek() {
-            Some(next) if next.unpacked() == packed.unpacked() => text += ", ",
-            next => {
-                let end = if next.is_some() { "; " } else { "" };
-                text += &format!(" as {}{end}", packed.unpacked());
-            }
-        }
-    }
-    text
+pub fn unpacked(types: &[Packed]) -> String {
+    let runs = types.chunk_by(|a, b| a.unpacked() == b.unpacked());
+    let tell = |run: &[Packed]| {
+        let names: Vec<&str> = run.iter().map(|packed| packed.name()).collect();
+        format!("{} as {}", names.join(", "), run[0].unpacked())
+    };
+    runs.map(tell).collect::<Vec<_>>().join("; ")
 }
 
 /// Bytes as people read them: `800 B`, `12.5 KiB`, `1.2 GiB`.
@@ -146,8 +139,8 @@ mod tests {
     #[test]
     fn types_that_become_one_stand_together() {
         use Packed::{Iq2S, Iq2Xs, Iq3S};
-        assert_eq!(unpacked([Iq2Xs, Iq2S, Iq3S].into_iter()), "iq2_xs, iq2_s as iq2; iq3_s as iq3");
-        assert_eq!(unpacked([Iq3S].into_iter()), "iq3_s as iq3");
+        assert_eq!(unpacked(&[Iq2Xs, Iq2S, Iq3S]), "iq2_xs, iq2_s as iq2; iq3_s as iq3");
+        assert_eq!(unpacked(&[Iq3S]), "iq3_s as iq3");
     }
 
     #[test]
