@@ -55,38 +55,38 @@ fn a_model_of_four_bits_says_nearly_what_it_said() {
 /// What the tests of types without kernels change.
 const CHANGED: &str = "blk.1.ffn_up.weight";
 
-/// The bundled model, that tensor holding `bytes` of f32 under another shape.
-fn with_bytes(bytes: &[u8], shape: &[usize]) -> Vec<u8> {
-    let gguf = Gguf::from_bytes(BUNDLED).unwrap();
+/// A file with a tensor of f32 of this name and these bytes, in the place of one or besides.
+fn with_tensor(bytes: &[u8], name: &str, shape: &[usize], values: &[u8]) -> Vec<u8> {
+    let gguf = Gguf::from_bytes(bytes.to_vec()).unwrap();
     let (mut writer, mut out) = (GgufWriter::new(), Vec::new());
     for (key, value) in gguf.meta() {
         writer.set(key, value).unwrap();
     }
-    for info in gguf.tensors() {
-        match &*info.name {
-            CHANGED => writer.add_tensor(CHANGED, shape, DType::F32).unwrap(),
-            name => writer.add_tensor(name, &info.shape, info.dtype).unwrap(),
-        }
+    let others = || gguf.tensors().iter().filter(|info| info.name != name);
+    for info in others() {
+        writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap();
     }
+    writer.add_tensor(name, shape, DType::F32).unwrap();
     let fill = |sink: &mut TensorSink<'_>| {
-        gguf.tensors().iter().try_for_each(|info| match &*info.name {
-            CHANGED => sink.bytes(CHANGED, bytes),
-            name => sink.bytes(name, &gguf.data(info)),
-        })
+        others().try_for_each(|info| sink.bytes(&info.name, &gguf.data(info)))?;
+        sink.bytes(name, values)
     };
     writer.write_to::<GgufError>(&mut out, fill).unwrap();
     out
 }
 
-/// The same with these blocks of a type that no writer of ours knows: as many bytes of f32, and then another shape and type in their
-/// place.
-fn with_blocks(packed: Packed, blocks: &[u8]) -> Vec<u8> {
-    let gguf = Gguf::from_bytes(BUNDLED).unwrap();
-    let mut bytes = with_bytes(blocks, &[blocks.len() / 4, 1]);
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// The bundled model with these blocks of a type that no writer of ours knows: as many bytes of f32, and then another shape and type in
+/// their place.
+fn with_blocks(packed: Packed, shape: &[usize], blocks: &[u8]) -> Vec<u8> {
+    let mut bytes = with_tensor(BUNDLED, CHANGED, &[blocks.len() / 4, 1], blocks);
     let place =
         bytes.windows(CHANGED.len()).position(|window| window == CHANGED.as_bytes()).unwrap() + CHANGED.len();
     // Behind the name: a count of dimensions, these, the type.
-    for (at, size) in gguf.find_info(CHANGED).unwrap().shape.iter().enumerate() {
+    for (at, size) in shape.iter().enumerate() {
         bytes[place + 4 + 8 * at..][..8].copy_from_slice(&(*size as u64).to_le_bytes());
     }
     bytes[place + 20..place + 24].copy_from_slice(&packed.ggml_id().unwrap().to_le_bytes());
@@ -98,6 +98,8 @@ fn with_blocks(packed: Packed, blocks: &[u8]) -> Vec<u8> {
 #[test]
 fn types_without_kernels_are_read_as_what_they_stand_for() {
     let own = probabilities(&open(BUNDLED.to_vec()).unwrap());
+    let bundled = Gguf::from_bytes(BUNDLED).unwrap();
+    let info = bundled.find_info(CHANGED).unwrap();
     // With the place of d, an f16.
     for (packed, scale_at) in [
         (Packed::Tq1_0, 52),
@@ -107,7 +109,6 @@ fn types_without_kernels_are_read_as_what_they_stand_for() {
         (Packed::Iq3S, 0),
         (Packed::Iq3Xxs, 0),
     ] {
-        let info = Gguf::from_bytes(BUNDLED).unwrap().find_info(CHANGED).unwrap().clone();
         let n_blocks = info.elements() / packed.block_len();
         let mut random = kvant_codec::random::Random::new(1);
         let mut blocks: Vec<u8> = (0..n_blocks * packed.block_bytes()).map(|_| random.bits() as u8).collect();
@@ -115,40 +116,20 @@ fn types_without_kernels_are_read_as_what_they_stand_for() {
             // 2^-8, exactly.
             block[scale_at..scale_at + 2].copy_from_slice(&0x1c00u16.to_le_bytes());
         }
-        let bytes = with_blocks(packed, &blocks);
+        let bytes = with_blocks(packed, &info.shape, &blocks);
         let read = Gguf::from_bytes(bytes.clone()).unwrap();
         let view = read.tensor(CHANGED).unwrap();
         let is_so = (Some(packed), packed.unpacked(), blocks.len());
         assert_eq!((view.info.packed, view.info.dtype, view.info.stored_bytes), is_so);
         let mut values = vec![0.0; info.elements()];
         kvant_codec::decode(packed.unpacked(), &view.bytes, &mut values).unwrap();
-        let floats: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let want = probabilities(&open(with_bytes(&floats, &info.shape)).unwrap());
+        let floats = with_tensor(BUNDLED, CHANGED, &info.shape, &bytes_of(&values));
+        let want = probabilities(&open(floats).unwrap());
         let got = probabilities(&open(bytes).unwrap());
         let far = |q: &[f64]| want.iter().zip(q).map(|(p, q)| p * (p / q).ln()).sum::<f64>();
         let (same, other) = (far(&got), far(&own));
         assert!(same < other / 100.0, "{}: {same}, the model's own values {other}", packed.name());
     }
-}
-
-/// A file with a tensor of these values more.
-fn with_scale(bytes: &[u8], name: &str, values: &[f32]) -> Vec<u8> {
-    let gguf = Gguf::from_bytes(bytes.to_vec()).unwrap();
-    let (mut writer, mut out) = (GgufWriter::new(), Vec::new());
-    for (key, value) in gguf.meta() {
-        writer.set(key, value).unwrap();
-    }
-    for info in gguf.tensors() {
-        writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap();
-    }
-    writer.add_tensor(name, &[values.len()], DType::F32).unwrap();
-    let values: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let fill = |sink: &mut TensorSink<'_>| {
-        gguf.tensors().iter().try_for_each(|info| sink.bytes(&info.name, &gguf.data(info)))?;
-        sink.bytes(name, &values)
-    };
-    writer.write_to::<GgufError>(&mut out, fill).unwrap();
-    out
 }
 
 #[test]
@@ -157,14 +138,15 @@ fn a_scale_of_a_whole_tensor_is_multiplied_with_and_one_that_cannot_be_its_own_i
     let bytes = written(DType::NVFP4);
     let want = probabilities(&open(bytes.clone()).unwrap());
     let far = |scale| -> f64 {
-        let got = probabilities(&open(with_scale(&bytes, NAME, &[scale])).unwrap());
+        let got = probabilities(&open(with_tensor(&bytes, NAME, &[1], &bytes_of(&[scale]))).unwrap());
         want.iter().zip(&got).map(|(p, q)| p * (p / q).ln()).sum()
     };
     // As much as q8_0 rounds, and much more.
     let (same, other) = (far(1.0), far(-2.0));
     assert!(same < 1e-3 && other > 20.0 * same.max(1e-4), "{same}, {other}");
     for values in [&[1.0, 1.0][..], &[f32::NAN]] {
-        let told = open(with_scale(&bytes, NAME, values)).expect_err("it is refused");
+        let told =
+            open(with_tensor(&bytes, NAME, &[values.len()], &bytes_of(values))).expect_err("it is refused");
         assert!(told.contains(NAME), "{told}");
     }
 }
