@@ -67,7 +67,7 @@ list! {
     "scale": ops::scale::run,
     "gate": ops::recurrent::gate,
     "short_conv": ops::recurrent::short_conv,
-    "delta_rule": ops::recurrent::delta_rule,
+    "recur": ops::recurrent::recur,
     "no_rows": ops::no_rows::run,
     "rope": ops::rope::run,
     "top_k": ops::top_k::run,

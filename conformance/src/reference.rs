@@ -1,6 +1,8 @@
 //! Every op in plain loops and f64, from its equation.
 
-use kvant_backend::{Activation, Candidate, ConvForm, DeltaRule, Gate, Pairing, ShortConv};
+use kvant_backend::{
+    Activation, Candidate, ConvForm, Gate, Pairing, ShortConv, StateHeads, StateInputs, StateRule,
+};
 use kvant_codec::Rotation;
 
 use crate::judge::{Want, roundings};
@@ -123,71 +125,62 @@ pub fn short_conv(conv: ShortConv, x: &[f32], kernel: &[f32], row: usize, c: usi
         }
     };
     let term = |age: usize| f64::from(kernel[(taps - 1 - age) * channels + c]) * entered(row - age);
+    let bias = f64::from(kernel[taps * channels + c]);
     let terms = (0..taps.min(row + 1)).map(term);
-    terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
+    terms.fold((bias, bias.abs()), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
 }
 
-/// The gated delta rule over the first rows of a sequence.
-pub struct Delta<'a> {
-    /// Heads and their sizes.
-    pub rule: DeltaRule,
-    /// `[rows, n_qkv]`
-    pub qkv: &'a [f32],
-    /// `[rows, n_v_heads]`
-    pub write: &'a [f32],
-    /// `[rows, n_v_heads]`
-    pub forget: &'a [f32],
-    /// `[n_v_heads]`
-    pub bias: &'a [f32],
-    /// `[n_v_heads]`
-    pub rate: &'a [f32],
-}
-
-impl Delta<'_> {
-    /// What each row gives, `[rows, n_v_heads * v_dim]`.
-    ///
-    /// A row maps a state S to `keep (I - write k kᵀ) S + write k vᵀ` with k of length one and both gates from 0 to 1, which makes no
-    /// distance between two states larger: what each row's roundings add (those of two products of `k_dim` terms, of k, of the
-    /// gates, and of keep by as many as its exponent counts) adds up, times the largest state and value so far.
-    pub fn rows(&self) -> Vec<Want> {
-        let DeltaRule { n_k_heads, n_v_heads, k_dim, v_dim, eps, .. } = self.rule;
-        let n_qkv = self.rule.n_qkv();
-        let n_rows = self.qkv.len() / n_qkv;
-        let mut wants = vec![Want { value: 0.0, tolerance: 0.0 }; n_rows * n_v_heads * v_dim];
-        for head in 0..n_v_heads {
-            let mut state = vec![vec![0.0; k_dim]; v_dim];
-            let (mut off, mut largest) = (0.0, vec![0.0; v_dim]);
-            for row in 0..n_rows {
-                let x: Vec<f64> = self.qkv[row * n_qkv..][..n_qkv].iter().map(|&x| f64::from(x)).collect();
-                let unit = |side: usize| {
-                    let x = &x[(side * n_k_heads + self.rule.key_head(head)) * k_dim..][..k_dim];
-                    let length = (norm_of(x).powi(2) + f64::from(eps)).sqrt();
-                    x.iter().map(|x| x / length).collect::<Vec<f64>>()
+/// What [`Backend::recur`](kvant_backend::Backend::recur) gives for each of the first rows of a sequence, `[rows, n_v_heads * v_dim]`.
+///
+/// By the delta rule a row maps a state S to `keep (I - write k kᵀ) S + write k vᵀ` with k of length one and both gates from 0 to 1,
+/// which makes no distance between two states larger: what each row's roundings add (those of two products of `k_dim` terms, of k, of
+/// the gates, and of keep by as many as its exponent counts) adds up, times the largest state and value so far. In a state space it
+/// maps S to `keep S + t k vᵀ`, which makes none larger either, and adds a write of its own size.
+pub fn recur(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Want> {
+    let &StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, .. } = heads;
+    let n_qkv = heads.n_qkv();
+    let n_rows = inputs.qkv.len() / n_qkv;
+    let mut wants = vec![Want { value: 0.0, tolerance: 0.0 }; n_rows * n_v_heads * v_dim];
+    for head in 0..n_v_heads {
+        let mut state = vec![vec![0.0; k_dim]; v_dim];
+        let (mut off, mut largest) = (0.0, vec![0.0; v_dim]);
+        for row in 0..n_rows {
+            let x: Vec<f64> = inputs.qkv[row * n_qkv..][..n_qkv].iter().map(|&x| f64::from(x)).collect();
+            let meeting = |side: usize| {
+                let x = &x[(side * n_k_heads + heads.key_head(head)) * k_dim..][..k_dim];
+                let length = match inputs.rule {
+                    StateRule::Delta { eps, .. } => (norm_of(x).powi(2) + f64::from(eps)).sqrt(),
+                    StateRule::Space { .. } => 1.0,
                 };
-                let (q, k) = (unit(0), unit(1));
-                let of_head = |values: &[f32]| f64::from(values[row * n_v_heads + head]);
-                let forget = of_head(self.forget) + f64::from(self.bias[head]);
-                let exponent = f64::from(self.rate[head]) * forget.exp().ln_1p();
-                let (keep, write) = (exponent.exp(), gate(Gate::Sigmoid, of_head(self.write)));
-                off += roundings(3 * k_dim + 40) + roundings(12) * exponent.abs();
-                for (column, state) in state.iter_mut().enumerate() {
-                    let value = x[2 * n_k_heads * k_dim + head * v_dim + column];
-                    let met: f64 = state.iter().zip(&k).map(|(s, k)| keep * s * k).sum();
-                    let change = (value - met) * write;
-                    state.iter_mut().zip(&k).for_each(|(s, k)| *s = keep * *s + k * change);
-                    let reach = norm_of(state) + value.abs();
-                    largest[column] = reach.max(largest[column]);
-                    let scale = 1.0 / (k_dim as f64).sqrt();
-                    let sum: f64 = state.iter().zip(&q).map(|(s, q)| s * q).sum();
-                    wants[(row * n_v_heads + head) * v_dim + column] = Want {
-                        value: scale * sum,
-                        tolerance: scale * (off + roundings(2 * k_dim)) * largest[column],
-                    };
-                }
+                x.iter().map(|x| x / length).collect::<Vec<f64>>()
+            };
+            let (q, k) = (meeting(0), meeting(1));
+            let of_head = |values: &[f32]| f64::from(values[row * n_v_heads + head]);
+            let step = (of_head(inputs.step) + f64::from(inputs.bias[head])).exp().ln_1p();
+            let exponent = f64::from(inputs.rate[head]) * step;
+            let keep = exponent.exp();
+            off += roundings(3 * k_dim + 40) + roundings(12) * exponent.abs();
+            for (column, state) in state.iter_mut().enumerate() {
+                let value = x[2 * n_k_heads * k_dim + head * v_dim + column];
+                let (change, scale, past) = match inputs.rule {
+                    StateRule::Delta { write, .. } => {
+                        let met: f64 = state.iter().zip(&k).map(|(s, k)| keep * s * k).sum();
+                        let change = (value - met) * gate(Gate::Sigmoid, of_head(write));
+                        (change, 1.0 / (k_dim as f64).sqrt(), 0.0)
+                    }
+                    StateRule::Space { skip } => (step * value, 1.0, f64::from(skip[head]) * value),
+                };
+                state.iter_mut().zip(&k).for_each(|(s, k)| *s = keep * *s + k * change);
+                let reach = norm_of(state) + value.abs() + change.abs() * norm_of(&k);
+                largest[column] = reach.max(largest[column]);
+                let sum: f64 = state.iter().zip(&q).map(|(s, q)| s * q).sum();
+                let off = scale * (off + roundings(2 * k_dim)) * largest[column] * norm_of(&q);
+                wants[(row * n_v_heads + head) * v_dim + column] =
+                    Want { value: scale * sum + past, tolerance: off + roundings(3) * past.abs() };
             }
         }
-        wants
     }
+    wants
 }
 
 /// The 2-norm.

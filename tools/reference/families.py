@@ -78,6 +78,7 @@ FAMILIES = {
     "gemma4": Family(Gemma4TextConfig, gguf.MODEL_ARCH.GEMMA4, quiet=8.0, local_theta=10_000.0, unscaled=True),
     "granite": Family(GraniteConfig, gguf.MODEL_ARCH.GRANITE, interleaved_rope=True, quiet=8.0),
     "granitehybrid": Family(GraniteMoeHybridConfig, gguf.MODEL_ARCH.GRANITE, interleaved_rope=True, quiet=8.0),
+    "graniteh": Family(GraniteMoeHybridConfig, gguf.MODEL_ARCH.GRANITE_HYBRID, interleaved_rope=True, quiet=8.0),
     "smollm3": Family(SmolLM3Config, gguf.MODEL_ARCH.SMOLLM3, interleaved_rope=True),
     "olmo2": Family(Olmo2Config, gguf.MODEL_ARCH.OLMO2),
     "olmo3": Family(Olmo3Config, gguf.MODEL_ARCH.OLMO2, local_theta=5e5),

@@ -27,9 +27,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
+from hybrids import delta_parts, space_parts, write_states
 from models import SPECS
 from spec import N_VOCAB, Spec
-from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 N_PROMPT = 64
@@ -60,7 +61,7 @@ def build_model(spec: Spec) -> torch.nn.Module:
             if spec.family.unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
                 values *= 1.2 * weight.shape[-1] ** -0.25
             values -= norm_offset(spec, name)
-        elif name.endswith(("router.scale", "per_expert_scale")):
+        elif name.endswith(("router.scale", "per_expert_scale", ".D")):
             values = 1 + 0.3 * torch.randn_like(weight)
         elif name.endswith("A_log"):  # of the time that states remember: about ten tokens
             values = 0.5 * torch.randn_like(weight) - 2.0
@@ -185,9 +186,10 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) 
         writer.add_feed_forward_length(spec.ffn)
     writer.add_head_count(spec.heads)
     kinds = spec.extra.get("layer_types", [])
-    if "conv" in kinds:
-        writer.add_head_count_kv([0 if kind == "conv" else spec.kv_heads for kind in kinds])
-        writer.add_shortconv_l_cache(config.conv_L_cache)
+    if "conv" in kinds or "mamba" in kinds:
+        writer.add_head_count_kv([0 if kind in ("conv", "mamba") else spec.kv_heads for kind in kinds])
+        if "conv" in kinds:
+            writer.add_shortconv_l_cache(config.conv_L_cache)
     elif spec.extra.get("num_global_key_value_heads"):
         of_kind = {"sliding_attention": spec.kv_heads, "full_attention": spec.extra["num_global_key_value_heads"]}
         writer.add_head_count_kv([of_kind[kind] for kind in kinds])
@@ -250,23 +252,15 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
     }.items():
         if spec.extra.get(name) is not None:
             add(spec.extra[name])
-    if "linear_key_head_dim" in spec.extra:
-        writer.add_ssm_conv_kernel(spec.extra["linear_conv_kernel_dim"])
-        writer.add_ssm_state_size(spec.extra["linear_key_head_dim"])
-        writer.add_ssm_group_count(spec.extra["linear_num_key_heads"])
-        writer.add_ssm_time_step_rank(spec.extra["linear_num_value_heads"])
-        writer.add_ssm_inner_size(spec.extra["linear_value_head_dim"] * spec.extra["linear_num_value_heads"])
-        kinds = [kind == "linear_attention" for kind in spec.extra["layer_types"]]
-        if kinds == [(i + 1) % 2 > 0 for i in range(spec.layers)]:
-            writer.add_full_attention_interval(2)
-        else:
-            writer.add_array(f"{gguf.MODEL_ARCH_NAMES[spec.family.arch]}.attention.recurrent_layers", kinds)
+    write_states(writer, spec)
     if "kv_lora_rank" in spec.extra:
         write_latent(writer, spec)
     elif "n_routed_experts" in spec.extra:
         writer.add_expert_weights_norm(spec.extra["norm_topk_prob"])
     if any(selection_biases_of(model)):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if spec.extra.get("num_local_experts") and "shared_intermediate_size" in spec.extra:
+        writer.add_expert_shared_feed_forward_length(spec.extra["shared_intermediate_size"])
     if "mlp_only_layers" in spec.extra:
         writer.add_leading_dense_block_count(len(spec.extra["mlp_only_layers"]))
 
@@ -338,6 +332,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         name = name.replace("block_sparse_moe", "mlp")  # Granite
         if "linear_attn" in name:
             yield from delta_parts(model.config, name, weight)
+        elif ".mamba." in name:
+            yield from space_parts(model.config, name, weight)
         elif "conv.conv." in name:
             yield name, weight.squeeze(1)
         elif name.endswith("sinks"):
@@ -352,11 +348,13 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield part + suffix, rows.contiguous()
         elif name.endswith("experts.gate_up_proj") and hasattr(model.config, "top_k_experts"):  # Gemma 4
             yield f"{name}.weight", weight
-        elif "shared_mlp.input_linear" in name:  # Granite 4
-            for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2)):
-                yield name.replace("shared_mlp.input_linear", f"mlp.{part}"), half.contiguous()
-        elif "shared_mlp.output_linear" in name:
-            yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), weight
+        elif "shared_mlp" in name:  # Granite 4
+            shared = "mlp.shared_expert" if model.config.num_local_experts else "mlp"
+            if "input_linear" in name:
+                for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2)):
+                    yield name.replace("shared_mlp.input_linear", f"{shared}.{part}"), half.contiguous()
+            else:
+                yield name.replace("shared_mlp.output_linear", f"{shared}.down_proj"), weight
         elif name.endswith("experts.gate_up_proj"):
             for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1)):
                 yield name.replace("gate_up_proj", f"{part}.weight"), half.contiguous()
@@ -375,34 +373,6 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{name}.weight", scalar
 
 
-def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights of a layer of gated deltas as files hold them: factors in the place of their logarithms, queries, keys and values one
-    after the other. Qwen3.5's value heads that share a key head lie as many heads apart as there are key heads."""
-    n_k, n_v = config.linear_num_key_heads, config.linear_num_value_heads
-    k, v = config.linear_key_head_dim, config.linear_value_head_dim
-    weight = -weight.exp() if name.endswith("A_log") else weight.squeeze(1) if "conv1d" in name else weight
-    name = name.replace("dt_bias", "dt_proj.bias")
-
-    def tiled(rows: torch.Tensor) -> torch.Tensor:
-        if not isinstance(config, (Qwen3_5TextConfig, Qwen3_5MoeTextConfig)):
-            return rows
-        return rows.reshape(n_k, n_v // n_k, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
-
-    if "in_proj_qkvz" in name:
-        each = n_v // n_k * v
-        q, k, v, z = weight.reshape(n_k, -1, weight.shape[-1]).split([k, k, each, each], dim=1)
-        yield name.replace("in_proj_qkvz", "in_proj_qkv"), torch.cat([x.flatten(0, 1) for x in (q, k, v)])
-        yield name.replace("in_proj_qkvz", "in_proj_z"), z.flatten(0, 1)
-    elif "in_proj_qkv" in name or "conv1d" in name:
-        yield name, torch.cat([weight[: 2 * n_k * k], tiled(weight[2 * n_k * k :])])
-    elif "out_proj" in name:
-        yield name, tiled(weight.T).T.contiguous()
-    elif "in_proj_ba" in name or name.endswith("norm.weight"):
-        yield name, weight
-    else:
-        yield name, tiled(weight)
-
-
 def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
     """The model as a GGUF file: matrices in f16 (exactly), vectors in f32."""
     arch = spec.family.arch
@@ -417,7 +387,8 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
         if name.endswith("norm.weight"):
             weight = weight + norm_offset(spec, name)
         is_router = name.endswith(("mlp.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight"))
-        is_matrix = weight.ndim >= 2 and not name.endswith("bias") and "conv" not in name.split(".")[-2]
+        is_vector = name.endswith(("bias", "norm.weight", ".A_log", ".D")) or "conv" in name.split(".")[-2]
+        is_matrix = weight.ndim >= 2 and not is_vector
         kind = torch.float16 if is_matrix and not is_router else torch.float32
         stored = weight.detach().to(kind)
         assert torch.equal(stored.float(), weight), f"{name} is not exact in {kind}"

@@ -1,18 +1,10 @@
 """The tiny models that `make_fixtures.py` makes: a line of SPECS each."""
 
-from spec import GROWING, LINEAR, LLAMA3, LONGROPE, N_VOCAB, PROPORTIONAL, SCALED, SHORT, YARN, Spec
+from hybrids import HYBRIDS
+from spec import GRANITE, GROWING, LINEAR, LLAMA3, LONGROPE, N_VOCAB, PROPORTIONAL, SCALED, SHORT, YARN, Spec
 
-# So low that scores and logits bend.
-GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 0.7}
 GEMMA2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0}
 
-DELTA = {
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 48,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
 # Two layers, of which the first has no experts.
 LATENT = {
     "qk_nope_head_dim": 40,
@@ -31,7 +23,6 @@ ROUTED = {
     "first_k_dense_replace": 1,
     "norm_topk_prob": True,
 }
-DELTA_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "linear_attn.norm.weight", "out_proj.weight")
 
 # Named family-h<head size>-g<query heads per KV head>[-speciality].
 SPECS = [
@@ -336,94 +327,6 @@ SPECS = [
         less=("sinks", "experts.gate_up_proj_bias", "experts.down_proj_bias", "router.bias"),
     ),
     Spec(
-        "lfm2-h64-g2-conv3",
-        hidden=128,
-        heads=2,
-        kv_heads=1,
-        head_dim=None,
-        layers=4,
-        tied=True,
-        theta=1e6,
-        extra={
-            "conv_L_cache": 3,
-            "layer_types": ["conv", "full_attention", "conv", "conv"],
-            "block_auto_adjust_ff_dim": False,
-        },
-        less=("0.conv.conv.weight", "2.conv.conv.weight", "3.conv.conv.weight"),
-    ),
-    Spec(
-        "lfm2moe-h64-g2-conv3-dense1",
-        hidden=128,
-        heads=2,
-        kv_heads=1,
-        head_dim=None,
-        layers=3,
-        tied=True,
-        theta=1e6,
-        extra={
-            "conv_L_cache": 3,
-            "layer_types": ["conv", "full_attention", "conv"],
-            "num_dense_layers": 1,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-        },
-        without=({"num_experts_per_tok": 1}, {"norm_topk_prob": False}),
-        less=("expert_bias",),
-    ),
-    Spec(
-        "qwen35-h64-g2-delta",
-        hidden=64,
-        heads=4,
-        kv_heads=2,
-        head_dim=64,
-        layers=4,
-        theta=1e6,
-        partial=0.25,
-        extra={**DELTA, "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]},
-        less=DELTA_WEIGHTS,
-    ),
-    Spec(
-        "qwen35moe-h64-g2-delta-experts",
-        hidden=64,
-        heads=2,
-        kv_heads=1,
-        head_dim=64,
-        layers=3,
-        theta=1e6,
-        partial=0.25,
-        extra={
-            **DELTA,
-            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-            "num_experts": 7,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-        },
-        without=({"num_experts_per_tok": 2},),
-        less=DELTA_WEIGHTS,
-    ),
-    Spec(
-        "qwen3next-h64-g2-delta-experts",
-        hidden=64,
-        heads=2,
-        kv_heads=1,
-        head_dim=64,
-        layers=3,
-        theta=1e6,
-        partial=0.5,
-        extra={
-            **DELTA,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-        },
-        without=({"num_experts_per_tok": 1}, {"norm_topk_prob": False}),
-        less=DELTA_WEIGHTS,
-    ),
-    Spec(
         "deepseek2-latent512-lite",
         hidden=32,
         heads=2,
@@ -647,4 +550,5 @@ SPECS = [
         extra={"logit_scale": 0.6},
         without=({"logit_scale": 1.0},),
     ),
+    *HYBRIDS,
 ]

@@ -81,3 +81,5 @@ YARN = {"rope_type": "yarn", "factor": 8.0, **SCALED}
 GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.6}
 # A quarter of the pairs of a head are turned, by what they would be if all were.
 PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+# So low that scores and logits bend.
+GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 0.7}

@@ -1,12 +1,13 @@
 //! The ops of recurrent layers: what each row gives, whatever steps the rows came in and whoever was beside them.
 
 use kvant_backend::{
-    Backend, ConvForm, DeltaInputs, DeltaRule, Gate, KeySharing, Page, Result, Rows, ShortConv, StatePart,
+    Backend, ConvForm, Gate, KeySharing, Page, Result, Rows, ShortConv, StateHeads, StateInputs, StatePart,
+    StateRule,
 };
 
 use crate::judge::{Want, assert_close, roundings};
 use crate::lacks::product;
-use crate::reference::{self, Delta};
+use crate::reference;
 use crate::weights::gaussian;
 use crate::{Lacks, Subject};
 
@@ -80,40 +81,38 @@ pub fn short_conv<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds `delta_rule` to its equation.
-pub fn delta_rule<B: Backend>(subject: &Subject<B>) -> Lacks {
+/// Holds `recur` to its equations.
+pub fn recur<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let heads = [(1, 1, KeySharing::Grouped), (2, 4, KeySharing::Grouped), (2, 6, KeySharing::Tiled)];
     let dims = [(16, 16), (32, 48), (128, 64), (128, 128), (48, 80)];
-    for ((heads, steps), (k_dim, v_dim)) in lacks.combine(&product(&heads, &STEPS), &dims) {
-        let (n_k_heads, n_v_heads, sharing) = heads;
-        let rule = DeltaRule { n_k_heads, n_v_heads, k_dim, v_dim, sharing, eps: 1e-6 };
-        walks(subject, rule, steps, &mut lacks);
+    let ways = product(&heads, &[true, false]);
+    for ((ways, steps), (k_dim, v_dim)) in lacks.combine(&product(&ways, &STEPS), &dims) {
+        let ((n_k_heads, n_v_heads, sharing), is_delta) = ways;
+        let heads = StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, sharing };
+        walks(subject, heads, is_delta, steps, &mut lacks);
     }
     let device = subject.device();
     let mut page = device.page(1 << 12).expect("memory for a test");
-    let (x, mut y) = (subject.upload(&[0.0; 200]), subject.upload(&[0.0; 32]));
-    let usual = DeltaRule {
-        n_k_heads: 1,
-        n_v_heads: 2,
-        k_dim: 16,
-        v_dim: 16,
-        sharing: KeySharing::Grouped,
-        eps: 1e-6,
-    };
-    for (case, rule, rows, n_values) in [
-        ("no key head", DeltaRule { n_k_heads: 0, ..usual }, 1, 512),
-        ("three value heads for two", DeltaRule { n_k_heads: 2, n_v_heads: 3, ..usual }, 1, 768),
-        ("heads of 24", DeltaRule { k_dim: 24, ..usual }, 1, 768),
-        ("keys of 272", DeltaRule { k_dim: 272, ..usual }, 0, 272 * 32),
-        ("rows beyond the output", usual, 2, 512),
-        ("another state", usual, 1, 256),
-        ("a state beyond the page", DeltaRule { n_v_heads: 6, ..usual }, 0, 6 * 256),
+    let (x, mut y, one) =
+        (subject.upload(&[0.0; 200]), subject.upload(&[0.0; 32]), subject.upload(&[0.0; 1]));
+    let usual = StateHeads { n_k_heads: 1, n_v_heads: 2, k_dim: 16, v_dim: 16, sharing: KeySharing::Grouped };
+    let delta = StateRule::Delta { write: &x, eps: 1e-6 };
+    for (case, heads, rule, rows, n_values) in [
+        ("no key head", StateHeads { n_k_heads: 0, ..usual }, delta, 1, 512),
+        ("three value heads for two", StateHeads { n_k_heads: 2, n_v_heads: 3, ..usual }, delta, 1, 768),
+        ("heads of 24", StateHeads { k_dim: 24, ..usual }, delta, 1, 768),
+        ("keys of 272", StateHeads { k_dim: 272, ..usual }, delta, 0, 272 * 32),
+        ("rows beyond the output", usual, delta, 2, 512),
+        ("another state", usual, delta, 1, 256),
+        ("a state beyond the page", StateHeads { n_v_heads: 6, ..usual }, delta, 0, 6 * 256),
+        ("a gate for two heads", usual, StateRule::Delta { write: &one, eps: 1e-6 }, 1, 512),
+        ("a skip for two heads", usual, StateRule::Space { skip: &one }, 1, 512),
     ] {
         let rows = Rows { first: 0, n: rows, start: 0, coded: 0 };
         let mut parts = [StatePart { rows, page: &mut page, offset: 0, n_values }];
-        let inputs = DeltaInputs { qkv: &x, write: &x, forget: &x, bias: &x, rate: &x };
-        subject.expect_refusal("delta_rule", case, device.delta_rule(&mut parts, rule, inputs, &mut y));
+        let inputs = StateInputs { qkv: &x, step: &x, bias: &x, rate: &x, rule };
+        subject.expect_refusal("recur", case, device.recur(&mut parts, heads, inputs, &mut y));
     }
     lacks
 }
@@ -209,7 +208,7 @@ fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize;
     let what = || subject.case("short_conv", format_args!("{conv:?}, steps of {steps:?}"));
     let ShortConv { channels, taps, form } = conv;
     let x = [0, 1].map(|i| gaussian(3 + i as u64, N_ROWS[i] * conv.n_in(), 1.0));
-    let kernel = gaussian(5, taps * channels, 1.0);
+    let kernel = gaussian(5, (taps + 1) * channels, 1.0);
     let on_device = subject.upload(&kernel);
     let feed = |steps| {
         States::new(subject, conv.n_state()).feed(steps, channels, &what, |device, parts, step, y| {
@@ -222,7 +221,7 @@ fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize;
             .map(|at| {
                 let (sum, magnitude) = reference::short_conv(conv, x, &kernel, at / channels, at % channels);
                 // What enters, each product and sum.
-                let off = roundings(taps + 2) * magnitude;
+                let off = roundings(taps + 3) * magnitude;
                 match form {
                     ConvForm::Gated => {
                         let c = f64::from(x[at / channels * conv.n_in() + channels + at % channels]);
@@ -243,28 +242,41 @@ fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize;
     assert!(got == at_once.0 && states == at_once.1, "{}: other bits than in one step", what());
 }
 
-fn walks<B: Backend>(subject: &Subject<B>, rule: DeltaRule, steps: &[[usize; 2]], lacks: &mut Lacks) {
-    let what = || subject.case("delta_rule", format_args!("{rule:?}, steps of {steps:?}"));
-    let n_v = rule.n_v_heads;
+fn walks<B: Backend>(
+    subject: &Subject<B>,
+    heads: StateHeads,
+    is_delta: bool,
+    steps: &[[usize; 2]],
+    lacks: &mut Lacks,
+) {
+    let what = || subject.case("recur", format_args!("{heads:?}, delta rule {is_delta}, steps of {steps:?}"));
+    let n_v = heads.n_v_heads;
     let of = |seed: u64, n: usize, sigma| [0, 1].map(|i| gaussian(seed + i as u64, N_ROWS[i] * n, sigma));
-    let (qkv, write, forget) = (of(11, rule.n_qkv(), 1.0), of(13, n_v, 2.0), of(15, n_v, 2.0));
-    let (bias, rate) = (gaussian(17, n_v, 1.0), gaussian(18, n_v, 1.0));
+    let (qkv, write, step) = (of(11, heads.n_qkv(), 1.0), of(13, n_v, 2.0), of(15, n_v, 2.0));
+    let (bias, rate, skip) = (gaussian(17, n_v, 1.0), gaussian(18, n_v, 1.0), gaussian(19, n_v, 1.0));
     let rate: Vec<f32> = rate.iter().map(|x| -x.abs()).collect();
-    let [on_bias, on_rate] = [&bias, &rate].map(|values| subject.upload(values));
+    let [on_bias, on_rate, on_skip] = [&bias, &rate, &skip].map(|values| subject.upload(values));
+    let eps = 1e-6;
     let feed = |steps| {
-        States::new(subject, rule.n_state()).feed(steps, rule.n_out(), &what, |device, parts, step, y| {
-            let (qkv, write, forget) =
-                (step.rows(&qkv, rule.n_qkv()), step.rows(&write, n_v), step.rows(&forget, n_v));
-            let inputs =
-                DeltaInputs { qkv: &qkv, write: &write, forget: &forget, bias: &on_bias, rate: &on_rate };
-            device.delta_rule(parts, rule, inputs, y)
+        States::new(subject, heads.n_state()).feed(steps, heads.n_out(), &what, |device, parts, fed, y| {
+            let (qkv, write, step) =
+                (fed.rows(&qkv, heads.n_qkv()), fed.rows(&write, n_v), fed.rows(&step, n_v));
+            let rule = match is_delta {
+                true => StateRule::Delta { write: &write, eps },
+                false => StateRule::Space { skip: &on_skip },
+            };
+            let inputs = StateInputs { qkv: &qkv, step: &step, bias: &on_bias, rate: &on_rate, rule };
+            device.recur(parts, heads, inputs, y)
         })
     };
     let Some((got, states)) = lacks.take(feed(steps), &what) else { return };
     for i in 0..2 {
-        let delta =
-            Delta { rule, qkv: &qkv[i], write: &write[i], forget: &forget[i], bias: &bias, rate: &rate };
-        assert_close(&got[i], &delta.rows(), &what);
+        let rule = match is_delta {
+            true => StateRule::Delta { write: &write[i][..], eps },
+            false => StateRule::Space { skip: &skip[..] },
+        };
+        let inputs = StateInputs { qkv: &qkv[i][..], step: &step[i], bias: &bias, rate: &rate, rule };
+        assert_close(&got[i], &reference::recur(&heads, inputs), &what);
     }
     let Some(at_once) = lacks.take(feed(STEPS[0]), &what) else { return };
     assert!(got == at_once.0 && states == at_once.1, "{}: other bits than in one step", what());

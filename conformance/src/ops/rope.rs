@@ -15,6 +15,7 @@ const EPS: f32 = 1e-6;
 struct Case<'a> {
     heads: Heads,
     params: RopeParams,
+    /// Of all heads, or of each.
     weight: Option<&'a [f32]>,
 }
 
@@ -24,10 +25,10 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     // Odd counts, heads that fill no vector, and the sizes of models.
     let heads = [(1, 2), (3, 10), (2, 64), (1, 80), (5, 128), (1, 256)];
     let n_rot: [fn(usize) -> usize; 4] = [|_| 0, |_| 2, |dim| dim / 4 * 2, |dim| dim];
-    let ways = product(&[Pairing::Interleaved, Pairing::Halves], &[false, true]);
+    let ways = product(&[Pairing::Interleaved, Pairing::Halves], &[None, Some(false), Some(true)]);
     let cases = lacks.combine(&heads, &product(&product(&n_rot, &ways), &[0, 1, 5, 33]));
-    for ((n, dim), ((n_rot, (pairing, has_norm)), rows)) in cases {
-        let weight = has_norm.then(|| gaussian(1, dim, 1.0));
+    for ((n, dim), ((n_rot, (pairing, norm)), rows)) in cases {
+        let weight = norm.map(|of_each| gaussian(1, if of_each { n * dim } else { dim }, 1.0));
         let params = RopeParams { pairing, n_rot: n_rot(dim) };
         let case = Case { heads: Heads { n, dim }, params, weight: weight.as_deref() };
         pairs_are_turned_by_their_angles(subject, case, rows);
@@ -46,13 +47,19 @@ fn pairs_are_turned_by_their_angles<B: Backend>(subject: &Subject<B>, case: Case
     let mut want: Vec<Want> = x.iter().copied().map(Want::exactly).collect();
     for row in 0..rows {
         let angles = &angles[row * params.n_rot..][..params.n_rot];
-        for head in want[row * cols..][..cols].chunks_exact_mut(heads.dim) {
+        for (i, head) in want[row * cols..][..cols].chunks_exact_mut(heads.dim).enumerate() {
+            let own = |weight: &'_ [f32]| i * heads.dim % weight.len();
+            let weight = weight.map(|weight| &weight[own(weight)..][..heads.dim]);
             expect_head(head, params, weight, angles.as_chunks().0);
         }
     }
     let mut buffer = subject.guarded(&x);
-    let what =
-        || subject.case("rope", format_args!("{heads:?} {params:?}, {rows} rows, norm {}", weight.is_some()));
+    let what = || {
+        subject.case(
+            "rope",
+            format_args!("{heads:?} {params:?}, {rows} rows, norm {:?}", weight.map(<[f32]>::len)),
+        )
+    };
     let weight = weight.map(|weight| subject.upload(weight));
     let norm = weight.as_ref().map(|weight| Norm { weight, eps: EPS });
     let result = subject.device().rope(&mut buffer, rows, heads, norm, params, &subject.upload(&angles));

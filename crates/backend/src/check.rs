@@ -216,7 +216,10 @@ pub fn check_rope<B: Buffer>(
     BackendError::check(OP, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
     let n_angles = rows.saturating_mul(params.n_rot);
     BackendError::check_at_least(OP, "length of the angles", n_angles, angles.n_values())?;
-    check_norm(OP, norm, heads.dim)
+    match norm {
+        Some(norm) if norm.weight.n_values() == heads.n * heads.dim => Ok(()),
+        norm => check_norm(OP, norm, heads.dim),
+    }
 }
 
 /// Checks the turning of [`Backend::rope_append`], for a device that does it on the way into the cache; what is appended is
@@ -236,6 +239,8 @@ pub fn check_rope_append<P: Page, B: Buffer>(
     let rows = parts.iter().map(|part| part.rows.range().end).max().unwrap_or(0);
     check_rope(q, rows, q_heads, q_norm, params, angles)?;
     check_rope(k, rows, k_heads, k_norm, params, angles)?;
+    check_norm(OP, q_norm, q_heads.dim)?;
+    check_norm(OP, k_norm, k_heads.dim)?;
     Ok(rows)
 }
 

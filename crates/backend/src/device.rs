@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use kvant_codec::DType;
 
 use crate::{
-    Activation, AttendParams, BackendError, Candidate, Columns, DeltaInputs, DeltaRule, Gate, Heads, KvPart,
-    Norm, Rope, RopeParams, Routing, SharedBytes, ShortConv, StatePart,
+    Activation, AttendParams, BackendError, Candidate, Columns, Gate, Heads, KvPart, Norm, Rope, RopeParams,
+    Routing, SharedBytes, ShortConv, StateHeads, StateInputs, StatePart,
 };
 
 /// Shorthand for a result with a [`BackendError`].
@@ -348,8 +348,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `x = by x` for the first `len` values of `x`.
     fn scale(&self, x: &mut Self::Buffer, len: usize, by: f32) -> Result<()>;
 
-    /// Normalises each head of the first `rows` rows of `x` `[rows, heads.n * heads.dim]` (when `norm` is given), then turns its
-    /// pairs by `angles` `[rows, n_rot / 2, 2]`: the cosine and the sine for each row and pair, magnitude included.
+    /// Normalises each head of the first `rows` rows of `x` `[rows, heads.n * heads.dim]` (when `norm` is given, with a gain for all
+    /// heads or `[heads.n, heads.dim]`, one for each), then turns its pairs by `angles` `[rows, n_rot / 2, 2]`: the cosine and the
+    /// sine for each row and pair, magnitude included.
     fn rope(
         &self,
         x: &mut Self::Buffer,
@@ -412,9 +413,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// `y[r, c] = Σ_j kernel[j, c] u[r - taps + 1 + j, c]` for the rows of each part, channel by channel, u what enters of the rows
+    /// `y[r, c] = b[c] + Σ_j w[j, c] u[r - taps + 1 + j, c]` for the rows of each part, channel by channel, u what enters of the rows
     /// of `x` `[rows, n_in]` and, before the first of a step, of the state, which is left as the next step wants it: `kernel`
-    /// `[taps, channels]`, `y` `[rows, channels]`. What enters and what becomes of y says [`ConvForm`](crate::ConvForm).
+    /// `[taps + 1, channels]` is w and then b, `y` `[rows, channels]`. What enters and what becomes of y says
+    /// [`ConvForm`](crate::ConvForm).
     fn short_conv(
         &self,
         parts: &mut [StatePart<'_, Self::Page>],
@@ -424,19 +426,21 @@ pub trait Backend: Send + Sync + Sized + 'static {
         y: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// The gated delta rule (arXiv 2412.06464) for the rows of each part, one after the other, into `y` `[rows, n_v_heads * v_dim]`.
-    /// With the key k and the query q of a value head, both divided by their length, its value v and its state S `[k_dim, v_dim]`:
+    /// Changes the states of heads by the rows of each part, one after the other, and reads them into `y` `[rows, n_v_heads * v_dim]`.
+    /// With the key k and the query q of a value head, its value v and its state S `[k_dim, v_dim]`, by the
+    /// [rule](crate::StateRule) of the inputs:
     ///
     /// ```text
-    /// S = exp(rate softplus(forget + bias)) S
-    /// S = S + k dᵀ,  d = (v - Sᵀ k) / (1 + exp(-write))
-    /// y = Sᵀ q / √k_dim
+    /// t = softplus(step + bias)
+    /// S = exp(rate t) S
+    /// delta:  S = S + k dᵀ,  d = (v - Sᵀ k) / (1 + exp(-write)),  y = Sᵀ q / √k_dim    q and k divided by their length
+    /// space:  S = S + t k vᵀ,  y = Sᵀ q + skip v
     /// ```
-    fn delta_rule(
+    fn recur(
         &self,
         parts: &mut [StatePart<'_, Self::Page>],
-        rule: DeltaRule,
-        inputs: DeltaInputs<'_, Self::Buffer>,
+        heads: StateHeads,
+        inputs: StateInputs<&Self::Buffer>,
         y: &mut Self::Buffer,
     ) -> Result<()>;
 

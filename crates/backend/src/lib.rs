@@ -40,7 +40,7 @@ pub use params::{
     Activation, AttendParams, Columns, ExpertGroups, Heads, Norm, Pairing, Rope, RopeParams, Routing, Scores,
 };
 pub use recurrent::{
-    ConvForm, DeltaInputs, DeltaRule, Gate, KeySharing, ShortConv, check_delta_rule, check_gate,
+    ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule, check_gate, check_recur,
     check_short_conv,
 };
 pub use table::decode_rows;

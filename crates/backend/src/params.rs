@@ -3,7 +3,7 @@
 /// An RMS normalisation: `y = x / sqrt(mean(x²) + eps) * weight` over the last dimension.
 #[derive(Debug)]
 pub struct Norm<'a, Buffer> {
-    /// Learned gain, `[cols]` (or `[head_dim]` for a per-head norm).
+    /// Learned gain, `[cols]`; of heads `[head_dim]`, or one for each of them where an op says so.
     pub weight: &'a Buffer,
     /// Added to the mean square.
     pub eps: f32,

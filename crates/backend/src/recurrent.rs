@@ -41,21 +41,19 @@ impl ShortConv {
     }
 }
 
-/// The gated delta rule (arXiv 2412.06464): heads that keep a matrix each.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct DeltaRule {
+/// Heads that keep a matrix each, which every row changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateHeads {
     /// Heads of keys and of queries.
     pub n_k_heads: usize,
     /// Heads of values; a multiple of `n_k_heads`.
     pub n_v_heads: usize,
-    /// Values of a key, and of a query; a multiple of [`DeltaRule::COLUMNS`], at most [`DeltaRule::MOST_DIMS`].
+    /// Values of a key, and of a query; a multiple of [`StateHeads::COLUMNS`], at most [`StateHeads::MOST_DIMS`].
     pub k_dim: usize,
-    /// Values of a value; a multiple of [`DeltaRule::COLUMNS`].
+    /// Values of a value; a multiple of [`StateHeads::COLUMNS`].
     pub v_dim: usize,
     /// Which value heads share the keys of a key head.
     pub sharing: KeySharing,
-    /// Added to the square of a key, and of a query, before its root is divided by.
-    pub eps: f32,
 }
 
 /// Which value heads share the keys of a key head.
@@ -67,7 +65,7 @@ pub enum KeySharing {
     Tiled,
 }
 
-impl DeltaRule {
+impl StateHeads {
     /// Columns of a state that lie together.
     pub const COLUMNS: usize = 16;
     /// The largest key.
@@ -97,28 +95,49 @@ impl DeltaRule {
     }
 }
 
-/// What the gated delta rule reads.
-#[derive(Debug)]
-pub struct DeltaInputs<'a, Buffer> {
+/// What changes the matrices of [`StateHeads`], and what is read of them; `T` is how a device is told of a buffer.
+#[derive(Debug, Clone, Copy)]
+pub struct StateInputs<T> {
     /// Queries, keys and values of all heads, one after the other, `[rows, 2 n_k_heads k_dim + n_v_heads v_dim]`.
-    pub qkv: &'a Buffer,
-    /// How much of a value is written, before the logistic function, `[rows, n_v_heads]`.
-    pub write: &'a Buffer,
-    /// How much is forgotten, before the bias, `[rows, n_v_heads]`.
-    pub forget: &'a Buffer,
+    pub qkv: T,
+    /// How long a step is in time, before the bias and softplus, `[rows, n_v_heads]`.
+    pub step: T,
     /// Added to that, `[n_v_heads]`.
-    pub bias: &'a Buffer,
-    /// Negative factors on its softplus, `[n_v_heads]`.
-    pub rate: &'a Buffer,
+    pub bias: T,
+    /// Negative: how fast is forgotten in that time, `[n_v_heads]`.
+    pub rate: T,
+    /// What is written.
+    pub rule: StateRule<T>,
 }
 
-impl<Buffer> Clone for DeltaInputs<'_, Buffer> {
-    fn clone(&self) -> Self {
-        *self
+/// What a row writes to a state.
+#[derive(Debug, Clone, Copy)]
+pub enum StateRule<T> {
+    /// The gated delta rule (arXiv 2412.06464): of a value, what its key does not give yet. Keys and queries have length one.
+    Delta {
+        /// How much of that, before the logistic function, `[rows, n_v_heads]`.
+        write: T,
+        /// Added to the square of a key, and of a query, before its root is divided by.
+        eps: f32,
+    },
+    /// A state space (Mamba 2, arXiv 2405.21060): a value, times the length of the step.
+    Space {
+        /// How much of a value goes past the state, `[n_v_heads]`.
+        skip: T,
+    },
+}
+
+impl<T> StateInputs<T> {
+    /// The same of what `f` makes of each buffer.
+    pub fn map<U>(self, f: impl Fn(T) -> U) -> StateInputs<U> {
+        let Self { qkv, step, bias, rate, rule } = self;
+        let rule = match rule {
+            StateRule::Delta { write, eps } => StateRule::Delta { write: f(write), eps },
+            StateRule::Space { skip } => StateRule::Space { skip: f(skip) },
+        };
+        StateInputs { qkv: f(qkv), step: f(step), bias: f(bias), rate: f(rate), rule }
     }
 }
-
-impl<Buffer> Copy for DeltaInputs<'_, Buffer> {}
 
 /// What values are multiplied by, made of a number g for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,7 +163,7 @@ pub fn check_short_conv<P: Page, B: Buffer>(
     let ShortConv { channels, taps, .. } = conv;
     BackendError::check_at_least(OP, "taps", 2, taps)?;
     BackendError::check_at_least(OP, "taps that there may be", taps, ShortConv::MOST_TAPS)?;
-    BackendError::check_at_least(OP, "length of the kernel", taps * channels, kernel.n_values())?;
+    BackendError::check_at_least(OP, "length of the kernel", (taps + 1) * channels, kernel.n_values())?;
     for part in parts {
         let rows = part.rows.range().end;
         BackendError::check_at_least(OP, "length of the input", rows * conv.n_in(), x.n_values())?;
@@ -154,37 +173,46 @@ pub fn check_short_conv<P: Page, B: Buffer>(
     Ok(())
 }
 
-/// Checks [`Backend::delta_rule`](crate::Backend::delta_rule).
+/// Checks [`Backend::recur`](crate::Backend::recur).
 ///
 /// # Errors
 /// As [`check_short_conv`].
-pub fn check_delta_rule<P: Page, B: Buffer>(
+pub fn check_recur<P: Page, B: Buffer>(
     parts: &[StatePart<'_, P>],
-    rule: &DeltaRule,
-    inputs: DeltaInputs<'_, B>,
+    heads: &StateHeads,
+    inputs: StateInputs<&B>,
     y: &B,
 ) -> Result<()> {
-    const OP: &str = "delta_rule";
-    let &DeltaRule { n_k_heads, n_v_heads, k_dim, v_dim, .. } = rule;
-    let DeltaInputs { qkv, write, forget, bias, rate } = inputs;
+    const OP: &str = "recur";
+    let &StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, .. } = heads;
+    let StateInputs { qkv, step, bias, rate, rule } = inputs;
     BackendError::check_at_least(OP, "key heads", 1, n_k_heads)?;
     BackendError::check(OP, "value heads beyond whole groups", 0, n_v_heads % n_k_heads)?;
     for dim in [k_dim, v_dim] {
-        BackendError::check_at_least(OP, "size of a head", DeltaRule::COLUMNS, dim)?;
-        BackendError::check(OP, "values of a head beyond whole sixteens", 0, dim % DeltaRule::COLUMNS)?;
+        BackendError::check_at_least(OP, "size of a head", StateHeads::COLUMNS, dim)?;
+        BackendError::check(OP, "values of a head beyond whole sixteens", 0, dim % StateHeads::COLUMNS)?;
     }
-    BackendError::check_at_least(OP, "size that a key may have", k_dim, DeltaRule::MOST_DIMS)?;
-    for (what, of_head) in [("length of the biases", bias), ("length of the rates", rate)] {
+    BackendError::check_at_least(OP, "size that a key may have", k_dim, StateHeads::MOST_DIMS)?;
+    let (of_rows, skip) = match rule {
+        StateRule::Delta { write, .. } => (Some(write), None),
+        StateRule::Space { skip } => (None, Some(skip)),
+    };
+    for (what, of_head) in [
+        ("length of the biases", Some(bias)),
+        ("length of the rates", Some(rate)),
+        ("length of the skips", skip),
+    ] {
+        let Some(of_head) = of_head else { continue };
         BackendError::check_at_least(OP, what, n_v_heads, of_head.n_values())?;
     }
     for part in parts {
         let rows = part.rows.range().end;
-        BackendError::check_at_least(OP, "length of the input", rows * rule.n_qkv(), qkv.n_values())?;
-        for gates in [write, forget] {
-            BackendError::check_at_least(OP, "length of the gates", rows * n_v_heads, gates.n_values())?;
+        BackendError::check_at_least(OP, "length of the input", rows * heads.n_qkv(), qkv.n_values())?;
+        for of_rows in [Some(step), of_rows].into_iter().flatten() {
+            BackendError::check_at_least(OP, "length of the gates", rows * n_v_heads, of_rows.n_values())?;
         }
-        BackendError::check_at_least(OP, "length of the output", rows * rule.n_out(), y.n_values())?;
-        check_state(OP, part, rule.n_state())?;
+        BackendError::check_at_least(OP, "length of the output", rows * heads.n_out(), y.n_values())?;
+        check_state(OP, part, heads.n_state())?;
     }
     Ok(())
 }

@@ -3,11 +3,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, Choice, Columns, DeltaInputs, DeltaRule,
-    DeviceInfo, ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page,
-    Result, RopeParams, ShortConv, StatePart, WeightSource, check_add_normed, check_copy, check_copy_columns,
-    check_delta_rule, check_embed, check_expert_ffn, check_gate, check_gate_rows, check_gated_ffn,
-    check_layer_norm, check_project, check_project_each, check_read, check_rope, check_scale,
+    Activation, AttendParams, Backend, BackendError, Candidate, Choice, Columns, DeviceInfo, ExpertWeights,
+    Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, RopeParams,
+    ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed, check_copy,
+    check_copy_columns, check_embed, check_expert_ffn, check_gate, check_gate_rows, check_gated_ffn,
+    check_layer_norm, check_project, check_project_each, check_read, check_recur, check_rope, check_scale,
     check_short_conv, check_soft_cap, check_top_k, check_write, limits,
 };
 use kvant_codec::DType;
@@ -17,8 +17,8 @@ use crate::columns::copy_columns;
 use crate::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, To};
 use crate::shards::Shards;
 use crate::{
-    CpuBuffer, CpuPage, Isa, Pool, PromptMath, Tuning, append, attend, delta_rule, embed, gate_rows, norm,
-    rope, short_conv, soft_cap,
+    CpuBuffer, CpuPage, Isa, Pool, PromptMath, Tuning, append, attend, embed, gate_rows, norm, recur, rope,
+    short_conv, soft_cap,
 };
 
 /// The CPU device.
@@ -30,7 +30,7 @@ pub struct CpuDevice {
     matmul: Mutex<matmul::Scratch>,
     append: Mutex<append::Scratch>,
     attend: Mutex<attend::Scratch>,
-    delta: Mutex<delta_rule::Scratch>,
+    recur: Mutex<recur::Scratch>,
 }
 
 impl CpuDevice {
@@ -47,7 +47,7 @@ impl CpuDevice {
             matmul: Mutex::default(),
             append: Mutex::default(),
             attend: Mutex::default(),
-            delta: Mutex::default(),
+            recur: Mutex::default(),
         })
     }
 
@@ -401,21 +401,19 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
-    fn delta_rule(
+    fn recur(
         &self,
         parts: &mut [StatePart<'_, CpuPage>],
-        rule: DeltaRule,
-        inputs: DeltaInputs<'_, CpuBuffer>,
+        heads: StateHeads,
+        inputs: StateInputs<&CpuBuffer>,
         y: &mut CpuBuffer,
     ) -> Result<()> {
-        check_delta_rule(parts, &rule, inputs, y)?;
-        let DeltaInputs { qkv, write, forget, bias, rate } = inputs;
-        let [qkv, write, forget, bias, rate] = [qkv, write, forget, bias, rate].map(CpuBuffer::as_slice);
-        let inputs = delta_rule::Inputs { qkv, write, forget, bias, rate };
-        let scratch = &mut self.delta.lock().unwrap_or_else(PoisonError::into_inner);
+        check_recur(parts, &heads, inputs, y)?;
+        let inputs = inputs.map(CpuBuffer::as_slice);
+        let scratch = &mut self.recur.lock().unwrap_or_else(PoisonError::into_inner);
         for part in parts {
             let (rows, y) = (part.rows, y.as_mut_slice());
-            delta_rule::delta_rule(self.isa, &self.pool, scratch, &rule, rows, state_of(part), inputs, y);
+            recur::recur(self.isa, &self.pool, scratch, &heads, rows, state_of(part), inputs, y);
         }
         Ok(())
     }

@@ -15,7 +15,6 @@ mod attend;
 mod balance;
 mod buffer;
 mod columns;
-mod delta_rule;
 mod device;
 mod embed;
 mod exp;
@@ -29,6 +28,7 @@ mod pool;
 mod prompt_math;
 #[cfg(not(target_arch = "x86_64"))]
 mod quad;
+mod recur;
 mod roofline;
 mod rope;
 mod shards;

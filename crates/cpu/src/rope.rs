@@ -11,7 +11,7 @@ use crate::shards::Shards;
 /// Rows that are worth a parallel region: below it, waking threads costs more than the work.
 const MIN_PARALLEL_VALUES: usize = 16 * 1024;
 
-/// Norms (weight `[heads.dim]`, eps) and turns the first rows of `x` `[rows, heads.n * heads.dim]` by `angles`
+/// Norms (weight `[heads.dim]` or one for each head, eps) and turns the first rows of `x` `[rows, heads.n * heads.dim]` by `angles`
 /// `[rows, n_rot / 2, 2]`. Shapes have been checked.
 pub(crate) fn rope(
     pool: &Pool,
@@ -24,10 +24,13 @@ pub(crate) fn rope(
 ) {
     let cols = heads.n * heads.dim;
     let row = |row: &mut [f32], angles: &[f32]| {
+        if let Some((weight, eps)) = norm {
+            let weights = weight.chunks_exact(heads.dim).cycle();
+            row.chunks_exact_mut(heads.dim)
+                .zip(weights)
+                .for_each(|(head, weight)| norm_in_place(head, weight, eps));
+        }
         for head in row.chunks_exact_mut(heads.dim) {
-            if let Some((weight, eps)) = norm {
-                norm_in_place(head, weight, eps);
-            }
             turn(&mut head[..params.n_rot], params.pairing, angles);
         }
     };

@@ -1,7 +1,7 @@
 //! Short convolutions over the rows of a sequence, channel by channel: see [`kvant_backend::Backend::short_conv`].
 //!
 //! A thread takes some channels and walks the rows; what enters of the youngest of them waits in a ring. The taps of a result are
-//! added from the oldest to the youngest, whichever step they came in.
+//! added to the bias from the oldest to the youngest, whichever step they came in.
 
 use std::ops::Range;
 
@@ -40,7 +40,7 @@ pub(crate) fn short_conv(
             enter(form, x, of_row(0), &mut ring[(i + taps - 1) % taps]);
             // SAFETY: as above.
             let y = unsafe { y.part(of_row(row)) };
-            y.fill(0.0);
+            y.copy_from_slice(&kernel[of_row(taps)]);
             for tap in 0..taps {
                 let weights = &kernel[of_row(tap)];
                 for ((y, u), w) in y.iter_mut().zip(&ring[(i + tap) % taps]).zip(weights) {

@@ -95,7 +95,7 @@ tests! {
     scale: 80,
     gate: 80,
     short_conv: 80,
-    delta_rule: 90,
+    recur: 90,
     no_rows: 80,
     rope: 90,
     top_k: 80,

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, Choice, Columns, DeltaInputs, DeltaRule,
-    DeviceInfo, ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page,
-    Result, Rope, RopeParams, ShortConv, StatePart, WeightSource, check_add_normed, check_append,
-    check_attend, check_copy, check_copy_columns, check_delta_rule, check_embed, check_expert_ffn,
-    check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each,
-    check_read, check_rope, check_rope_append, check_scale, check_short_conv, check_soft_cap, check_top_k,
+    Activation, AttendParams, Backend, BackendError, Buffer as _, Candidate, Choice, Columns, DeviceInfo,
+    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result,
+    Rope, RopeParams, ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed,
+    check_append, check_attend, check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate,
+    check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read,
+    check_recur, check_rope, check_rope_append, check_scale, check_short_conv, check_soft_cap, check_top_k,
     check_write,
 };
 
@@ -448,8 +448,9 @@ impl Backend for CudaDevice {
         angles: &CudaBuffer,
     ) -> Result<()> {
         check_rope(x, rows, heads, norm, params, angles)?;
+        let has_own_weights = norm.is_some_and(|norm| norm.weight.n_values() > heads.dim);
         let turn = Turn::new(norm.map(norm_parts), params, angles.ptr());
-        Ok(rope::rope(&self.cx, x.ptr(), rows, heads, turn)?)
+        Ok(rope::rope(&self.cx, x.ptr(), rows, heads, turn, has_own_weights)?)
     }
 
     fn kv_append(
@@ -506,19 +507,17 @@ impl Backend for CudaDevice {
         Ok(())
     }
 
-    fn delta_rule(
+    fn recur(
         &self,
         parts: &mut [StatePart<'_, CudaPage>],
-        rule: DeltaRule,
-        inputs: DeltaInputs<'_, CudaBuffer>,
+        heads: StateHeads,
+        inputs: StateInputs<&CudaBuffer>,
         y: &mut CudaBuffer,
     ) -> Result<()> {
-        check_delta_rule(parts, &rule, inputs, y)?;
-        let DeltaInputs { qkv, write, forget, bias, rate } = inputs;
-        let [qkv, write, forget, bias, rate] = &[qkv, write, forget, bias, rate].map(CudaBuffer::ptr);
-        let inputs = DeltaInputs { qkv, write, forget, bias, rate };
+        check_recur(parts, &heads, inputs, y)?;
         for part in parts {
-            recurrent::delta_rule(&self.cx, &rule, part.rows, state_of(part), inputs, y.ptr())?;
+            let inputs = inputs.map(CudaBuffer::ptr);
+            recurrent::recur(&self.cx, &heads, part.rows, state_of(part), inputs, y.ptr())?;
         }
         Ok(())
     }

@@ -165,6 +165,7 @@ fn tiny_models_with_sinks_or_states_say_the_same_on_the_emulator_as_on_the_cpu()
         "lfm2-h64-g2-conv3.gguf",
         "lfm2moe-h64-g2-conv3-dense1.gguf",
         "qwen35-h64-g2-delta.gguf",
+        "graniteh-h64-g2-space-experts.gguf",
         "qwen3next-h64-g2-delta-experts.gguf",
     ] {
         let Some(error) = largest_error(model, DType::F16, &pieces) else { return };

@@ -10,7 +10,9 @@ use kvant_model::{LayerState, Part};
 const LFM2: &str = "lfm2-h64-g2-conv3";
 const QWEN35: &str = "qwen35-h64-g2-delta";
 const QWEN3_NEXT: &str = "qwen3next-h64-g2-delta-experts";
-const ALL: [&str; 3] = [LFM2, QWEN35, QWEN3_NEXT];
+const GRANITE: &str = "graniteh-h64-g2-space";
+const GRANITE_OF_EXPERTS: &str = "graniteh-h64-g2-space-experts";
+const ALL: [&str; 5] = [LFM2, QWEN35, QWEN3_NEXT, GRANITE, GRANITE_OF_EXPERTS];
 
 fn fixture(name: &str) -> Gguf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
@@ -111,6 +113,7 @@ fn states_are_counted_beside_keys_and_values() {
         (LFM2, vec![256; 3]),
         (QWEN35, [3 * 320, 4 * 32 * 48].repeat(3)),
         (QWEN3_NEXT, [3 * 320, 4 * 32 * 48].repeat(2)),
+        (GRANITE_OF_EXPERTS, [3 * 384, 16 * 32 * 16].repeat(2)),
     ] {
         let model = open(fixture(name), 1).unwrap();
         let config = model.config();
@@ -131,7 +134,7 @@ fn states_are_counted_beside_keys_and_values() {
 #[test]
 fn what_a_file_gets_wrong_is_told_in_a_line() {
     let u32 = Value::U32;
-    let keys: [(&str, &str, Value<'_>, &str); 16] = [
+    let keys: [(&str, &str, Value<'_>, &str); 20] = [
         (LFM2, "lfm2.shortconv.l_cache", u32(0), "expected a positive number, got 0"),
         (LFM2, "lfm2.shortconv.l_cache", u32(1), "l_cache: expected a kernel of 2 to 8, got 1"),
         (LFM2, "lfm2.shortconv.l_cache", u32(4), "blk.0.shortconv.conv.weight"),
@@ -173,6 +176,15 @@ fn what_a_file_gets_wrong_is_told_in_a_line() {
         (QWEN35, "qwen35.block_count", u32(5), "recurrent_layers: expected 5 layers, got 4"),
         (QWEN3_NEXT, "qwen3next.full_attention_interval", u32(0), "expected a positive number, got 0"),
         (QWEN3_NEXT, "qwen3next.full_attention_interval", u32(3), "blk.1."),
+        (GRANITE, "granitehybrid.ssm.time_step_rank", u32(8), "blk.0.ssm_in.weight"),
+        (GRANITE, "granitehybrid.ssm.group_count", u32(2), "blk.0.ssm_in.weight"),
+        (
+            GRANITE,
+            "granitehybrid.ssm.inner_size",
+            u32(200),
+            "inner_size: expected a multiple of the 16 value heads",
+        ),
+        (GRANITE, "granitehybrid.attention.head_count_kv", u32(1), "blk.0."),
     ];
     for (name, key, value, want) in keys {
         let error =
@@ -184,6 +196,11 @@ fn what_a_file_gets_wrong_is_told_in_a_line() {
         (QWEN35, &["attn_qkv.weight", "attn_gate.weight", "ssm_conv1d.weight", "ssm_dt.bias", "ssm_a"]),
         (QWEN35, &["ssm_norm.weight", "ssm_out.weight", "ssm_alpha.weight", "post_attention_norm.weight"]),
         (QWEN3_NEXT, &["ssm_ba.weight", "ffn_gate_shexp.weight"]),
+        (
+            GRANITE,
+            &["ssm_in.weight", "ssm_conv1d.weight", "ssm_dt.bias", "ssm_a", "ssm_d", "ssm_norm.weight"],
+        ),
+        (GRANITE, &["ssm_out.weight", "ffn_norm.weight"]),
     ] {
         for tensor in tensors.iter().map(|tensor| format!("blk.0.{tensor}")) {
             let error = open(changed(name, &[], &tensor), 1).unwrap_err();

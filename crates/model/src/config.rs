@@ -14,7 +14,7 @@ mod ropes;
 
 pub(crate) use experts::SELECTION_BIAS;
 pub use latent::Latent;
-pub use recurrence::Recurrence;
+pub use recurrence::{Recurrence, StateKind};
 pub(crate) use ropes::DIVISORS;
 
 use crate::ModelError;
@@ -146,7 +146,7 @@ impl LayerSpec {
         match self.recurrence() {
             None => self.heads.n_heads * self.heads.v_head_dim,
             Some(Recurrence::ShortConv(conv)) => conv.channels,
-            Some(Recurrence::Delta { rule, .. }) => rule.n_out(),
+            Some(Recurrence::Heads { heads, .. }) => heads.n_out(),
         }
     }
 }
@@ -184,6 +184,7 @@ impl Config {
         let experts = experts::read(&keys, family, n_embd, n_layers)?;
         let norms = read_norms(&keys, family);
         let values_of_keys = heads::are_values_of_keys(&keys, family, &windows);
+        let turns = keys.flag_or("rope.scaling.finetuned", true)?;
         let layer = |index: usize| {
             let (heads, is_windowed) = (heads[index], windows.layers[index]);
             let is_unturned = match family.unturned {
@@ -191,6 +192,7 @@ impl Config {
                 Unturned::Every(period) => (index + 1).is_multiple_of(period),
                 Unturned::Unwindowed => !is_windowed,
                 Unturned::BesideWindows => !is_windowed && windows.length.is_some(),
+                Unturned::Said => !turns,
             };
             let rope = match heads.window {
                 _ if is_unturned => ropes.unturned,

@@ -133,6 +133,8 @@ pub(crate) enum RecurrenceRule {
         /// Which value heads share the keys of a key head.
         sharing: KeySharing,
     },
+    /// State spaces, where the file says that a layer has no KV heads.
+    Space,
 }
 
 /// Layers whose queries and keys are not turned.
@@ -146,6 +148,8 @@ pub(crate) enum Unturned {
     Unwindowed,
     /// Those without a window beside others that have one.
     BesideWindows,
+    /// All, where the file says so.
+    Said,
 }
 
 /// What layers of experts do, where the file does not say.
@@ -389,6 +393,14 @@ static FAMILIES: &[Family] = &[
         ..QWEN2
     },
     Family { name: "granitemoe", factors: Factors::Named, experts: Some(SEVERAL), ..LLAMA },
+    Family {
+        name: "granitehybrid",
+        factors: Factors::Named,
+        recurrence: Some(RecurrenceRule::Space),
+        unturned: Unturned::Said,
+        experts: Some(ExpertRule { is_required: false, ..SEVERAL }),
+        ..LLAMA
+    },
     COMMAND_R,
 ];
 

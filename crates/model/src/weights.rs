@@ -14,11 +14,13 @@ mod experts;
 mod latent;
 mod mixer;
 mod per_layer;
+mod recurrent;
 
 pub(crate) use experts::{Beside, Experts};
 pub(crate) use latent::LatentAttention;
-pub(crate) use mixer::{Attention, Delta, KvWeights, Mixer, Recurrent};
+pub(crate) use mixer::{Attention, KvWeights, Mixer};
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
+pub(crate) use recurrent::{HeadWeights, Recurrent, RuleWeights};
 
 use crate::config::{DIVISORS, LayerState};
 use crate::retype::{convert, retyped};

@@ -155,7 +155,7 @@ tests! {
     scale,
     gate,
     short_conv,
-    delta_rule,
+    recur,
     no_rows,
     rope,
     top_k,

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Buffer, Candidate, Choice, Columns, DeltaInputs,
-    DeltaRule, DeviceInfo, ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm,
-    Output, Page, Result, RopeParams, ShortConv, StatePart, WeightSource, check_add_normed, check_append,
-    check_attend, check_copy, check_copy_columns, check_delta_rule, check_embed, check_expert_ffn,
-    check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each,
-    check_read, check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write,
+    Activation, AttendParams, Backend, BackendError, Buffer, Candidate, Choice, Columns, DeviceInfo,
+    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result,
+    RopeParams, ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed, check_append,
+    check_attend, check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate, check_gate_rows,
+    check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read, check_recur,
+    check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write,
 };
 use kvant_codec::DType;
 
@@ -381,7 +381,7 @@ impl Backend for WgpuDevice {
         angles: &WgpuBuffer,
     ) -> Result<()> {
         check_rope(x, rows, heads, norm, params, angles)?;
-        let norm = norm.map(|norm| (&norm.weight.buffer, norm.eps));
+        let norm = norm.map(|norm| (norm.weight, norm.eps));
         Ok(rope::rope(&self.gpu, &x.buffer, rows, heads, norm, params, &angles.buffer)?)
     }
 
@@ -452,15 +452,15 @@ impl Backend for WgpuDevice {
         Ok(recurrent::short_conv(&self.gpu, &self.arena.buffer(), parts, conv, buffers)?)
     }
 
-    fn delta_rule(
+    fn recur(
         &self,
         parts: &mut [StatePart<'_, WgpuPage>],
-        rule: DeltaRule,
-        inputs: DeltaInputs<'_, WgpuBuffer>,
+        heads: StateHeads,
+        inputs: StateInputs<&WgpuBuffer>,
         y: &mut WgpuBuffer,
     ) -> Result<()> {
-        check_delta_rule(parts, &rule, inputs, y)?;
-        Ok(recurrent::delta_rule(&self.gpu, &self.arena.buffer(), parts, &rule, inputs, &y.buffer)?)
+        check_recur(parts, &heads, inputs, y)?;
+        Ok(recurrent::recur(&self.gpu, &self.arena.buffer(), parts, &heads, inputs, &y.buffer)?)
     }
 
     fn gate(&self, y: &mut WgpuBuffer, len: usize, gates: &WgpuBuffer, gate: Gate) -> Result<()> {

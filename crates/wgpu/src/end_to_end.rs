@@ -122,6 +122,7 @@ fn models_with_states() {
         ("lfm2-h64-g2-conv3.gguf", DType::F32),
         ("lfm2moe-h64-g2-conv3-dense1.gguf", DType::F32),
         ("qwen35-h64-g2-delta.gguf", DType::F32),
+        ("graniteh-h64-g2-space-experts.gguf", DType::F32),
         ("qwen3next-h64-g2-delta-experts.gguf", DType::F32),
     ]);
 }

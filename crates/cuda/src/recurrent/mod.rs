@@ -1,10 +1,10 @@
-//! The ops of recurrent layers, which keep a state: short convolutions and the gated delta rule.
+//! The ops of recurrent layers, which keep a state: short convolutions, and heads that keep a matrix each.
 //!
 //! A thread has a channel of a convolution, a block of threads 16 columns of a head's matrix in registers; both walk the rows of a
 //! step one after the other, so that the state has the same bits however rows are cut into steps. Each sequence is a launch.
 
 use bytemuck::NoUninit;
-use kvant_backend::{ConvForm, DeltaInputs, DeltaRule, KeySharing, Rows, ShortConv};
+use kvant_backend::{ConvForm, KeySharing, Rows, ShortConv, StateHeads, StateInputs, StateRule};
 
 use crate::constants::Constants;
 use crate::module::Build;
@@ -18,13 +18,13 @@ static SOURCE: Source = Source {
     headers: &[SUM_HEADER],
     constants: || {
         let constants = Constants::default().whole("MOST_TAPS", ShortConv::MOST_TAPS);
-        constants.whole("COLUMNS", DeltaRule::COLUMNS).whole("THREADS", THREADS as usize)
+        constants.whole("COLUMNS", StateHeads::COLUMNS).whole("THREADS", THREADS as usize)
     },
     options: &[],
 };
 
 /// Threads of a block: channels of a convolution, or eight for each column of a head.
-const THREADS: u32 = 8 * DeltaRule::COLUMNS as u32;
+const THREADS: u32 = 8 * StateHeads::COLUMNS as u32;
 
 /// Macros that the kernels are compiled with for keys of this size.
 fn defines(k_dim: usize) -> [Define; 1] {
@@ -37,7 +37,7 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
 }
 
 /// The size of keys that convolutions are compiled with.
-const CONV_DIM: usize = DeltaRule::COLUMNS;
+const CONV_DIM: usize = StateHeads::COLUMNS;
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
@@ -74,12 +74,13 @@ pub(crate) fn short_conv(
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct DeltaParams {
+struct RecurParams {
     qkv: DevicePtr,
-    write: DevicePtr,
-    forget: DevicePtr,
+    step: DevicePtr,
     bias: DevicePtr,
     rate: DevicePtr,
+    /// `write`, or `skip`.
+    of_rule: DevicePtr,
     state: DevicePtr,
     y: DevicePtr,
     first_row: u32,
@@ -93,35 +94,40 @@ struct DeltaParams {
 }
 
 /// Walks some rows into `y`, after the state at `state`. Shapes have been checked.
-pub(crate) fn delta_rule(
+pub(crate) fn recur(
     cx: &Context,
-    rule: &DeltaRule,
+    heads: &StateHeads,
     rows: Rows,
     state: DevicePtr,
-    inputs: DeltaInputs<'_, DevicePtr>,
+    inputs: StateInputs<DevicePtr>,
     y: DevicePtr,
 ) -> Result<(), CudaError> {
     if rows.n == 0 {
         return Ok(());
     }
-    let params = DeltaParams {
-        qkv: *inputs.qkv,
-        write: *inputs.write,
-        forget: *inputs.forget,
-        bias: *inputs.bias,
-        rate: *inputs.rate,
+    let StateInputs { qkv, step, bias, rate, rule } = inputs;
+    let (entry, of_rule, eps) = match rule {
+        StateRule::Delta { write, eps } => ("recur_delta", write, eps),
+        StateRule::Space { skip } => ("recur_space", skip, 0.0),
+    };
+    let params = RecurParams {
+        qkv,
+        step,
+        bias,
+        rate,
+        of_rule,
         state,
         y,
         first_row: rows.first as u32,
         rows: rows.n as u32,
-        n_k_heads: rule.n_k_heads as u32,
-        n_v_heads: rule.n_v_heads as u32,
-        v_dim: rule.v_dim as u32,
-        is_tiled: (rule.sharing == KeySharing::Tiled).into(),
-        eps: rule.eps,
+        n_k_heads: heads.n_k_heads as u32,
+        n_v_heads: heads.n_v_heads as u32,
+        v_dim: heads.v_dim as u32,
+        is_tiled: (heads.sharing == KeySharing::Tiled).into(),
+        eps,
         unused: 0,
     };
-    let blocks = rule.n_out() / DeltaRule::COLUMNS;
-    let kernel = cx.kernel_with(&SOURCE, &defines(rule.k_dim), "delta_rule")?;
+    let blocks = heads.n_out() / StateHeads::COLUMNS;
+    let kernel = cx.kernel_with(&SOURCE, &defines(heads.k_dim), entry)?;
     cx.launch(kernel, Launch::linear(blocks as u32, THREADS), &params)
 }

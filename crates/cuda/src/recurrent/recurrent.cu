@@ -7,7 +7,7 @@
 
 struct ConvParams {
     const float* x;       // [rows, channels], or [rows, 3, channels] where gated
-    const float* kernel;  // [taps, channels]
+    const float* kernel;  // [taps + 1, channels]: weights, and then biases
     float* state;         // [taps - 1, channels]
     float* y;             // [rows, channels]
     unsigned first_row;
@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_conv(const __grid_co
     unsigned c = blockIdx.x * THREADS + threadIdx.x, n = p.channels;
     if (c >= n) return;
     unsigned before = MOST_TAPS - p.taps;  // taps that there are not
-    float entered[MOST_TAPS], weights[MOST_TAPS];
+    float entered[MOST_TAPS], weights[MOST_TAPS], bias = p.kernel[(size_t)p.taps * n + c];
 #pragma unroll
     for (unsigned j = 0; j < MOST_TAPS; j++) {
         weights[j] = j < before ? 0.0f : p.kernel[(size_t)(j - before) * n + c];
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_conv(const __grid_co
 #pragma unroll
         for (unsigned j = 1; j < MOST_TAPS; j++) entered[j - 1] = j <= before ? 0.0f : entered[j];
         entered[MOST_TAPS - 1] = p.is_gated ? x[0] * x[2 * n] : x[0];
-        float sum = 0.0f;
+        float sum = bias;
 #pragma unroll
         for (unsigned j = 0; j < MOST_TAPS; j++) sum += weights[j] * entered[j];
         p.y[(size_t)row * n + c] = p.is_gated ? sum * x[n] : sum / (1.0f + expf(-sum));
@@ -45,14 +45,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_conv(const __grid_co
     }
 }
 
-struct DeltaParams {
-    const float* qkv;     // [rows, 2 n_k_heads K_DIM + n_v_heads v_dim]
-    const float* write;   // [rows, n_v_heads]
-    const float* forget;  // [rows, n_v_heads]
-    const float* bias;    // [n_v_heads]
-    const float* rate;    // [n_v_heads]
-    float* state;         // [n_v_heads, v_dim / COLUMNS, K_DIM, COLUMNS]
-    float* y;             // [rows, n_v_heads, v_dim]
+struct RecurParams {
+    const float* qkv;      // [rows, 2 n_k_heads K_DIM + n_v_heads v_dim]
+    const float* step;     // [rows, n_v_heads]
+    const float* bias;     // [n_v_heads]
+    const float* rate;     // [n_v_heads]
+    const float* of_rule;  // delta: how much is written, [rows, n_v_heads]; space: how much goes past, [n_v_heads]
+    float* state;          // [n_v_heads, v_dim / COLUMNS, K_DIM, COLUMNS]
+    float* y;              // [rows, n_v_heads, v_dim]
     unsigned first_row;
     unsigned rows;
     unsigned n_k_heads;
@@ -73,8 +73,9 @@ __device__ inline float add_over_column(float value) {
 }
 
 // A block has COLUMNS columns of a value head, a thread every EACH-th value of one of them.
-extern "C" __global__ void __launch_bounds__(THREADS) delta_rule(const __grid_constant__ DeltaParams p) {
-    __shared__ float units[2][K_DIM];  // query and key
+template <bool IS_DELTA>
+__device__ inline void recur(const RecurParams& p) {
+    __shared__ float meeting[2][K_DIM];  // query and key
     __shared__ float warps[2][THREADS / 32];
     unsigned per_head = p.v_dim / COLUMNS, head = blockIdx.x / per_head;
     unsigned column = threadIdx.x / EACH, part = threadIdx.x % EACH;
@@ -93,29 +94,44 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_rule(const __grid_co
         for (unsigned i = threadIdx.x; i < K_DIM; i += THREADS) {
             for (unsigned side = 0; side < 2; side++) {
                 float x = of[side][i];
-                units[side][i] = x;
+                meeting[side][i] = x;
                 squares[side] += x * x;
             }
         }
-        float q_factor = 1.0f / sqrtf(add_over_block<THREADS>(squares[0], warps[0]) + p.eps) / sqrtf((float)K_DIM);
-        float k_factor = 1.0f / sqrtf(add_over_block<THREADS>(squares[1], warps[1]) + p.eps);
-        float forget = p.forget[(size_t)row * p.n_v_heads + head] + p.bias[head];
-        float softplus = (forget > 0.0f ? forget : 0.0f) + log1pf(expf(-fabsf(forget)));
-        float keep = expf(p.rate[head] * softplus);
-        float write = 1.0f / (1.0f + expf(-p.write[(size_t)row * p.n_v_heads + head]));
-        float met = 0.0f;
-#pragma unroll
-        for (unsigned m = 0; m < K_DIM / EACH; m++) met += s[m] * (units[1][part + EACH * m] * k_factor);
+        float q_factor = 1.0f, k_factor = 1.0f;
+        if (IS_DELTA) {
+            q_factor = 1.0f / sqrtf(add_over_block<THREADS>(squares[0], warps[0]) + p.eps) / sqrtf((float)K_DIM);
+            k_factor = 1.0f / sqrtf(add_over_block<THREADS>(squares[1], warps[1]) + p.eps);
+        } else {
+            __syncthreads();
+        }
+        float step = p.step[(size_t)row * p.n_v_heads + head] + p.bias[head];
+        step = (step > 0.0f ? step : 0.0f) + log1pf(expf(-fabsf(step)));
+        float keep = expf(p.rate[head] * step);
         size_t at = (size_t)blockIdx.x * COLUMNS + column;
-        float change = (qkv[n_qk + at] - keep * add_over_column(met)) * write, sum = 0.0f;
+        float value = qkv[n_qk + at], change = value * step, past = 0.0f;
+        if (IS_DELTA) {
+            float write = 1.0f / (1.0f + expf(-p.of_rule[(size_t)row * p.n_v_heads + head]));
+            float met = 0.0f;
+#pragma unroll
+            for (unsigned m = 0; m < K_DIM / EACH; m++) met += s[m] * (meeting[1][part + EACH * m] * k_factor);
+            change = (value - keep * add_over_column(met)) * write;
+        } else {
+            past = p.of_rule[head] * value;
+        }
+        float sum = 0.0f;
 #pragma unroll
         for (unsigned m = 0; m < K_DIM / EACH; m++) {
-            s[m] = keep * s[m] + units[1][part + EACH * m] * k_factor * change;
-            sum += s[m] * units[0][part + EACH * m];
+            s[m] = keep * s[m] + meeting[1][part + EACH * m] * k_factor * change;
+            sum += s[m] * meeting[0][part + EACH * m];
         }
-        sum = add_over_column(sum) * q_factor;
+        sum = add_over_column(sum) * q_factor + past;
         if (part == 0) p.y[row * n_out + at] = sum;
     }
 #pragma unroll
     for (unsigned m = 0; m < K_DIM / EACH; m++) state[(part + EACH * m) * COLUMNS] = s[m];
 }
+
+// The gated delta rule, and state spaces.
+extern "C" __global__ void __launch_bounds__(THREADS) recur_delta(const __grid_constant__ RecurParams p) { recur<true>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) recur_space(const __grid_constant__ RecurParams p) { recur<false>(p); }

@@ -65,23 +65,26 @@ struct KernelParams {
     n_heads: u32,
     dim: u32,
     total: u32,
-    padding: u32,
+    weight_step: u32,
 }
 
-/// Norms and turns `rows` rows of `x` `[rows, heads.n * heads.dim]` in place. Shapes have been checked.
+/// Norms, by one weight or by one for each head, and turns `rows` rows of `x` `[rows, heads.n * heads.dim]` in place. Shapes have been
+/// checked.
 pub(crate) fn rope(
     cx: &Context,
     x: DevicePtr,
     rows: usize,
     heads: Heads,
     turn: Turn,
+    has_own_weights: bool,
 ) -> Result<(), CudaError> {
     let total = (rows * heads.n) as u32;
     if total == 0 || !turn.is_on() {
         return Ok(());
     }
     let (n_heads, dim) = (heads.n as u32, heads.dim as u32);
-    let params = KernelParams { turn, x, n_heads, dim, total, padding: 0 };
+    let params =
+        KernelParams { turn, x, n_heads, dim, total, weight_step: if has_own_weights { dim } else { 0 } };
     let launch = Launch::linear(total.div_ceil(HEADS_PER_BLOCK), HEADS_PER_BLOCK * 32);
     cx.launch(cx.kernel(&SOURCE, "rope")?, launch, &params)
 }

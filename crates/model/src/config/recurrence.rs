@@ -1,6 +1,6 @@
 //! Which layers keep a state instead of keys and values, and what they do with it.
 
-use kvant_backend::{ConvForm, DeltaRule, KeySharing, ShortConv};
+use kvant_backend::{ConvForm, KeySharing, ShortConv, StateHeads};
 
 use super::Keys;
 use crate::ModelError;
@@ -11,34 +11,47 @@ use crate::family::{Family, RecurrenceRule};
 pub enum Recurrence {
     /// A short convolution, gated before and behind.
     ShortConv(ShortConv),
-    /// The gated delta rule, on what a short convolution makes of queries, keys and values.
-    Delta {
+    /// Heads that keep a matrix each, on what a short convolution makes of queries, keys and values.
+    Heads {
         /// Of all their channels.
         conv: ShortConv,
-        /// Heads and their sizes.
-        rule: DeltaRule,
+        /// How many, and their sizes.
+        heads: StateHeads,
+        /// What they write.
+        kind: StateKind,
+        /// Added to squares before roots are divided by: of keys, and in the norm of what they give.
+        eps: f32,
     },
+}
+
+/// What heads that keep a matrix write to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateKind {
+    /// What the gated delta rule says. What each head gives is normalised, and then gated.
+    Delta,
+    /// What a state space does. What heads give is gated, and then those that share keys are normalised together.
+    Space,
 }
 
 impl Recurrence {
     /// The convolution that comes first.
     pub fn conv(&self) -> ShortConv {
         match *self {
-            Self::ShortConv(conv) | Self::Delta { conv, .. } => conv,
+            Self::ShortConv(conv) | Self::Heads { conv, .. } => conv,
         }
     }
 
-    /// The rule, where there is one.
-    pub fn rule(&self) -> Option<DeltaRule> {
+    /// The heads, where there are some.
+    pub fn heads(&self) -> Option<StateHeads> {
         match *self {
             Self::ShortConv(_) => None,
-            Self::Delta { rule, .. } => Some(rule),
+            Self::Heads { heads, .. } => Some(heads),
         }
     }
 
     /// f32 values of its states, in the order in which it uses them.
     pub fn states(self) -> impl Iterator<Item = usize> {
-        [Some(self.conv().n_state()), self.rule().map(|rule| rule.n_state())].into_iter().flatten()
+        [Some(self.conv().n_state()), self.heads().map(|heads| heads.n_state())].into_iter().flatten()
     }
 }
 
@@ -72,9 +85,13 @@ pub(super) fn read(
             Ok(Recurrences { each: Some(Recurrence::ShortConv(conv)), layers: without_heads })
         }
         Some(RecurrenceRule::Delta { sharing }) => Ok(Recurrences {
-            each: Some(read_delta(keys, sharing)?),
+            each: Some(read_heads(keys, StateKind::Delta, sharing)?),
             layers: read_pattern(keys, without_heads.len())?,
         }),
+        Some(RecurrenceRule::Space) => {
+            let each = read_heads(keys, StateKind::Space, KeySharing::Grouped)?;
+            Ok(Recurrences { each: Some(each), layers: without_heads })
+        }
     }
 }
 
@@ -93,8 +110,9 @@ fn read_pattern(keys: &Keys, n_layers: usize) -> Result<Vec<bool>, ModelError> {
     Ok(layers)
 }
 
-/// The gated delta rule. Files have it under the names of state space models: heads of values are the rank of their time step.
-fn read_delta(keys: &Keys, sharing: KeySharing) -> Result<Recurrence, ModelError> {
+/// Heads that keep a matrix. Files have them under the names of state space models: heads of values are the rank of their time step,
+/// and those of keys groups.
+fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recurrence, ModelError> {
     const SIZE: &str = "ssm.state_size";
     const HEADS: &str = "ssm.time_step_rank";
     const INNER: &str = "ssm.inner_size";
@@ -108,21 +126,24 @@ fn read_delta(keys: &Keys, sharing: KeySharing) -> Result<Recurrence, ModelError
     }
     let v_dim = inner / n_v_heads;
     for (key, dim) in [(SIZE, k_dim), (INNER, v_dim)] {
-        if dim % DeltaRule::COLUMNS != 0 || dim > DeltaRule::MOST_DIMS {
-            let what = format!("heads of a multiple of 16 up to {}", DeltaRule::MOST_DIMS);
+        if dim % StateHeads::COLUMNS != 0 || dim > StateHeads::MOST_DIMS {
+            let what = format!("heads of a multiple of 16 up to {}", StateHeads::MOST_DIMS);
             return Err(keys.bad(key, &what, dim));
         }
     }
     let eps = keys.float("attention.layer_norm_rms_epsilon")?;
-    let rule = DeltaRule { n_k_heads, n_v_heads, k_dim, v_dim, sharing, eps };
+    let heads = StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, sharing };
     // Rows of the tensors; what is more than they hold is refused before anything is made for it.
     let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
-    if rule.n_qkv() as u128 > stored {
+    if heads.n_qkv() as u128 > stored {
         return Err(keys.bad(INNER, &format!("heads that {stored} values in tensors suffice for"), inner));
     }
-    let conv =
-        ShortConv { channels: rule.n_qkv(), taps: read_taps(keys, "ssm.conv_kernel")?, form: ConvForm::Silu };
-    Ok(Recurrence::Delta { conv, rule })
+    let conv = ShortConv {
+        channels: heads.n_qkv(),
+        taps: read_taps(keys, "ssm.conv_kernel")?,
+        form: ConvForm::Silu,
+    };
+    Ok(Recurrence::Heads { conv, heads, kind, eps })
 }
 
 /// The rows that each result of a convolution is made of.

@@ -1,6 +1,6 @@
 //! What a step works with.
 
-use kvant_backend::{Backend, BackendError, DeltaRule};
+use kvant_backend::{Backend, BackendError, StateHeads};
 
 use super::Decoder;
 use crate::config::Recurrence;
@@ -44,8 +44,10 @@ pub struct Activations<B: Backend> {
     pub(super) convolved: B::Buffer,
     /// Gates of what attention or a state gives, as wide as that, and those of a feed-forward layer with biases, `[rows, n_ff]`.
     pub(super) gates: B::Buffer,
-    /// How much of a value is written to a state, and how much of that is forgotten, `[rows, n_v_heads]` each.
-    pub(super) writes: [B::Buffer; 2],
+    /// How long a step is for each head that keeps a state, `[rows, n_v_heads]`.
+    pub(super) steps: B::Buffer,
+    /// How much of a value it writes there, `[rows, n_v_heads]`.
+    pub(super) writes: B::Buffer,
     /// What each layer is given of each token, `[rows, n]` for each of them that is given something.
     pub(super) per_layer: Vec<B::Buffer>,
     /// What that is made of, and gates of it, `[rows, n]`.
@@ -64,16 +66,16 @@ pub struct Activations<B: Backend> {
     pub(super) bands: Vec<usize>,
 }
 
-/// The rule of a layer that has one.
-fn rule_of(layer: &LayerSpec) -> Option<DeltaRule> {
-    layer.recurrence().as_ref().and_then(Recurrence::rule)
+/// The heads of a layer that keep a state.
+fn state_heads(layer: &LayerSpec) -> Option<StateHeads> {
+    layer.recurrence().as_ref().and_then(Recurrence::heads)
 }
 
 impl<B: Backend> Decoder<B> {
     /// Values of the gates of a row that stand in a buffer of their own.
     fn widest_gates(&self) -> usize {
         let of_layer = |(weights, spec): (&Layer<B>, &LayerSpec)| {
-            let has_gates = spec.gated || rule_of(spec).is_some();
+            let has_gates = spec.gated || state_heads(spec).is_some();
             let has_biases = weights.ffn.as_ref().is_some_and(|ffn| ffn.biases.iter().any(Option::is_some));
             (if has_gates { spec.n_out() } else { 0 }).max(if has_biases { spec.n_ff } else { 0 })
         };
@@ -93,7 +95,7 @@ impl<B: Backend> Decoder<B> {
         let n_given = c.n_per_layer.unwrap_or(0);
         let shares =
             |how| c.layers.iter().any(|layer| layer.experts.is_some_and(|experts| experts.shared == how));
-        let writes = || widest(|layer| rule_of(layer).map_or(0, |rule| rule.n_v_heads));
+        let of_heads = || widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_v_heads));
         Ok(Activations {
             max_rows,
             x: buffer(c.n_embd)?,
@@ -110,9 +112,10 @@ impl<B: Backend> Decoder<B> {
             from_experts: buffer(if shares(SharedExpert::Beside) { c.n_embd } else { 0 })?,
             shared_gate: buffer(usize::from(shares(SharedExpert::Gated)))?,
             entering: widest(|layer| layer.recurrence().map_or(0, |of| of.conv().n_in()))?,
-            convolved: widest(|layer| rule_of(layer).map_or(0, |rule| rule.n_qkv()))?,
+            convolved: widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_qkv()))?,
             gates: buffer(self.widest_gates())?,
-            writes: [writes()?, writes()?],
+            steps: of_heads()?,
+            writes: of_heads()?,
             per_layer: (0..given).map(|_| buffer(n_given)).collect::<Result<_, BackendError>>()?,
             narrow: buffer(n_given)?,
             rows_of_table: Vec::with_capacity(if given > 0 { max_rows } else { 0 }),

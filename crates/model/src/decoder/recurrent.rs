@@ -1,16 +1,17 @@
 //! Layers that keep a state.
 
 use kvant_backend::{
-    Backend, DeltaInputs, DeltaRule, Gate, Heads, Norm, Output, Page, Pairing, RopeParams, StatePart,
+    Backend, Gate, Heads, Norm, Output, Page, Pairing, RopeParams, StateInputs, StatePart, StateRule,
 };
 
 use super::{Activations, Branch, Decoder, StepPart};
 use crate::ModelError;
-use crate::weights::{Delta, Recurrent};
+use crate::config::{Recurrence, StateKind};
+use crate::weights::{HeadWeights, Recurrent, RuleWeights};
 
 impl<B: Backend> Decoder<B> {
-    /// `x += W_out y`, with y of the convolution of `W_in n`, `n = norm(x)`; or with `y = norm(d) * silu(W_gate n)`, where d is what the
-    /// gated delta rule makes of that convolution.
+    /// `x += W_out y`, with y of the convolution of `W_in n`, `n = norm(x)`; or of what heads that keep a state make of that convolution:
+    /// `y = norm(s) * silu(W_gate n)` or `norm(s * silu(W_gate n))`.
     pub(super) fn recur(
         &self,
         backend: &B,
@@ -26,46 +27,63 @@ impl<B: Backend> Decoder<B> {
         let input = self.enter(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
         let output = |w, y| Output { w, bias: None, y, accumulate: false };
         let into = output(&weights.into, &mut act.entering);
-        let [write, forget] = &mut act.writes;
-        match &weights.delta {
+        match &weights.heads {
             None => backend.project(input, &mut [into])?,
-            Some(delta) => {
-                let gate = output(&delta.gate, &mut act.gates);
-                let (write, forget) = (output(&delta.write, write), output(&delta.forget, forget));
-                backend.project(input, &mut [into, gate, write, forget])?;
+            Some(HeadWeights { gate, step, rule, .. }) => {
+                let (gate, step) = (output(gate, &mut act.gates), output(step, &mut act.steps));
+                match rule {
+                    RuleWeights::Delta { write } => {
+                        backend.project(input, &mut [into, gate, step, output(write, &mut act.writes)])?;
+                    }
+                    RuleWeights::Space { .. } => backend.project(input, &mut [into, gate, step])?,
+                }
             }
         }
         self.check_rows(backend, parts, index, ("inputs", &act.entering, conv.n_in()), rows)?;
         let (x, kernel) = (&act.entering, &weights.kernel);
-        let y = if weights.delta.is_some() { &mut act.convolved } else { &mut act.attended };
+        let y = if weights.heads.is_some() { &mut act.convolved } else { &mut act.attended };
         for_states(parts, first, |parts| backend.short_conv(parts, conv, x, kernel, y))?;
-        if let (Some(rule), Some(delta)) = (recurrence.rule(), &weights.delta) {
-            self.delta(backend, (rule, first + 1), delta, parts, act, rows)?;
+        if let Some(heads) = &weights.heads {
+            self.keep_state(backend, (recurrence, first + 1), heads, parts, act, rows)?;
         }
         let branch = Branch { of: &act.attended, w: &weights.out, bias: None, norm: &layer.attn_after };
         self.add(backend, &mut act.x, branch, &mut act.spare, rows)
     }
 
-    /// What the gated delta rule makes of what a convolution gives, normalised head by head and gated.
-    fn delta(
+    /// What heads that keep a state make of what a convolution gives, normalised and gated.
+    fn keep_state(
         &self,
         backend: &B,
-        (rule, state): (DeltaRule, usize),
-        delta: &Delta<B>,
+        (recurrence, state): (Recurrence, usize),
+        weights: &HeadWeights<B>,
         parts: &mut [StepPart<'_, B::Page>],
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let [write, forget] = &act.writes;
-        let inputs = DeltaInputs { qkv: &act.convolved, write, forget, bias: &delta.bias, rate: &delta.rate };
-        let y = &mut act.attended;
-        for_states(parts, state, |parts| backend.delta_rule(parts, rule, inputs, y))?;
-        // Nothing is turned: a norm of each head.
-        let (heads, unturned) =
-            (Heads { n: rule.n_v_heads, dim: rule.v_dim }, RopeParams { pairing: Pairing::Halves, n_rot: 0 });
-        let norm = Norm { weight: &delta.norm, eps: self.config.norm_eps };
-        backend.rope(y, rows, heads, Some(norm), unturned, &act.gates)?;
-        Ok(backend.gate(y, rows * rule.n_out(), &act.gates, Gate::Silu)?)
+        let Recurrence::Heads { heads, kind, eps, .. } = recurrence else { return Ok(()) };
+        let rule = match &weights.rule {
+            RuleWeights::Delta { .. } => StateRule::Delta { write: &act.writes, eps },
+            RuleWeights::Space { skip } => StateRule::Space { skip },
+        };
+        let HeadWeights { bias, rate, norm, .. } = weights;
+        let inputs = StateInputs { qkv: &act.convolved, step: &act.steps, bias, rate, rule };
+        let (y, gates, n_out) = (&mut act.attended, &act.gates, heads.n_out());
+        for_states(parts, state, |parts| backend.recur(parts, heads, inputs, y))?;
+        // Nothing is turned: norms alone.
+        let unturned = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
+        let norm = Norm { weight: norm, eps };
+        match kind {
+            StateKind::Delta => {
+                let each = Heads { n: heads.n_v_heads, dim: heads.v_dim };
+                backend.rope(y, rows, each, Some(norm), unturned, gates)?;
+                Ok(backend.gate(y, rows * n_out, gates, Gate::Silu)?)
+            }
+            StateKind::Space => {
+                let groups = Heads { n: heads.n_k_heads, dim: n_out / heads.n_k_heads };
+                backend.gate(y, rows * n_out, gates, Gate::Silu)?;
+                Ok(backend.rope(y, rows, groups, Some(norm), unturned, gates)?)
+            }
+        }
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use kvant_backend::{Backend, DeltaRule, KeySharing, SharedBytes, WeightSource};
+use kvant_backend::{Backend, SharedBytes, WeightSource};
 
-use super::{KV_TENSORS, LatentAttention, Loader};
-use crate::config::{LayerState, Recurrence};
+use super::{KV_TENSORS, LatentAttention, Loader, Recurrent};
+use crate::config::LayerState;
 use crate::{Config, ModelError};
 
 /// What mixes the rows of a sequence.
@@ -40,32 +40,6 @@ pub(crate) struct KvWeights<B: Backend> {
     pub(crate) k_norm: Option<B::Buffer>,
     /// Of each head of values: all ones, `[v_head_dim]`.
     pub(crate) v_norm: Option<B::Buffer>,
-}
-
-/// A layer with a state.
-pub(crate) struct Recurrent<B: Backend> {
-    /// What enters the convolution is made with, `[n_in of it, n_embd]`.
-    pub(crate) into: B::Matrix,
-    /// Of the convolution, `[taps, channels]`.
-    pub(crate) kernel: B::Buffer,
-    pub(crate) delta: Option<Delta<B>>,
-    pub(crate) out: B::Matrix,
-}
-
-/// What the gated delta rule has beside its convolution.
-pub(crate) struct Delta<B: Backend> {
-    /// What the gates of its output are made with, `[n_v_heads * v_dim, n_embd]`.
-    pub(crate) gate: B::Matrix,
-    /// What says how much of a value is written, `[n_v_heads, n_embd]`.
-    pub(crate) write: B::Matrix,
-    /// What says how much is forgotten, `[n_v_heads, n_embd]`.
-    pub(crate) forget: B::Matrix,
-    /// Added to that, `[n_v_heads]`.
-    pub(crate) bias: B::Buffer,
-    /// Factors on it, `[n_v_heads]`.
-    pub(crate) rate: B::Buffer,
-    /// Of each head of its output, `[v_dim]`.
-    pub(crate) norm: B::Buffer,
 }
 
 impl<B: Backend> Loader<'_, B> {
@@ -181,67 +155,6 @@ impl<B: Backend> Loader<'_, B> {
         let k_normed = spec.norms.heads.width(spec.heads.k_head_dim, spec.n_k());
         let v_norm = spec.norms.values.then(|| self.upload(&vec![1.0; spec.heads.v_head_dim])).transpose()?;
         Ok(KvWeights { wk, wv, bk: None, bv: None, k_norm: self.vector_if(k_normed, &k_norm)?, v_norm })
-    }
-
-    fn recurrent(
-        &mut self,
-        c: &Config,
-        index: usize,
-        recurrence: Recurrence,
-    ) -> Result<Recurrent<B>, ModelError> {
-        let name = |suffix: &str| format!("blk.{index}.{suffix}");
-        let (conv, n_out) = (recurrence.conv(), c.layers[index].n_out());
-        let [into, kernel, out] = match recurrence {
-            Recurrence::ShortConv(_) => {
-                ["shortconv.in_proj.weight", "shortconv.conv.weight", "shortconv.out_proj.weight"]
-            }
-            Recurrence::Delta { .. } => ["attn_qkv.weight", "ssm_conv1d.weight", "ssm_out.weight"],
-        };
-        Ok(Recurrent {
-            into: self.matrix(&name(into), c.n_embd, conv.n_in())?,
-            kernel: self.kernel(&name(kernel), [conv.taps, conv.channels])?,
-            delta: recurrence.rule().map(|rule| self.delta(c, index, rule)).transpose()?,
-            out: self.matrix(&name(out), n_out, c.n_embd)?,
-        })
-    }
-
-    /// The kernel of a convolution, which files have channel by channel, tap by tap.
-    fn kernel(&mut self, name: &str, [taps, channels]: [usize; 2]) -> Result<B::Buffer, ModelError> {
-        let values = self.values(name, &[taps, channels])?;
-        let by_tap = |tap| values.iter().skip(tap).step_by(taps).copied();
-        self.upload(&(0..taps).flat_map(by_tap).collect::<Vec<_>>())
-    }
-
-    fn delta(&mut self, c: &Config, index: usize, rule: DeltaRule) -> Result<Delta<B>, ModelError> {
-        let name = |suffix: &str| format!("blk.{index}.{suffix}");
-        let n = rule.n_v_heads;
-        let [write, forget] = match rule.sharing {
-            KeySharing::Tiled => {
-                ["ssm_beta.weight", "ssm_alpha.weight"].map(|of| self.matrix(&name(of), c.n_embd, n))
-            }
-            KeySharing::Grouped => {
-                // Of each key head those of its value heads, and then as many of the others.
-                let each = n / rule.n_k_heads;
-                let rows = |side: usize| {
-                    (0..rule.n_k_heads)
-                        .map(move |head| (2 * head + side) * each..(2 * head + side + 1) * each)
-                };
-                [0, 1].map(|side| self.picked(&name("ssm_ba.weight"), [c.n_embd, 2 * n], rows(side)))
-            }
-        };
-        let rate = self.values(&name("ssm_a"), &[n])?;
-        if let Some(rate) = rate.iter().find(|rate| **rate > 0.0) {
-            let expected = "no factor above 0, with which a state would grow without end".to_owned();
-            return Err(ModelError::Value { key: name("ssm_a"), expected, got: rate.to_string() });
-        }
-        Ok(Delta {
-            gate: self.matrix(&name("attn_gate.weight"), c.n_embd, rule.n_out())?,
-            write: write?,
-            forget: forget?,
-            bias: self.vector(&name("ssm_dt.bias"), n)?,
-            rate: self.upload(&rate)?,
-            norm: self.vector(&name("ssm_norm.weight"), rule.v_dim)?,
-        })
     }
 
     /// A matrix of some rows of a tensor `[n_out, n_in]`.

@@ -1,11 +1,11 @@
-//! The ops of recurrent layers, which keep a state: short convolutions and the gated delta rule.
+//! The ops of recurrent layers, which keep a state: short convolutions, and heads that keep a matrix each.
 //!
 //! A thread has a channel of a convolution, a group of threads 16 columns of a head's matrix, in memory of their own; both walk the
 //! rows of a step one after the other, so that the state has the same bits however rows are cut into steps. Each sequence is a launch,
 //! or a few.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{ConvForm, DeltaInputs, DeltaRule, KeySharing, ShortConv, StatePart};
+use kvant_backend::{ConvForm, KeySharing, ShortConv, StateHeads, StateInputs, StatePart, StateRule};
 
 use crate::constants::Constants;
 use crate::each::NUMBERS;
@@ -18,9 +18,9 @@ pub(crate) static SOURCE: Source = Source {
         let constants = Constants::default().whole("MOST_TAPS", ShortConv::MOST_TAPS);
         constants
             .whole("CHANNELS", CHANNELS)
-            .whole("COLUMNS", DeltaRule::COLUMNS)
+            .whole("COLUMNS", StateHeads::COLUMNS)
             .whole("THREADS", THREADS)
-            .whole("MOST_EACH", DeltaRule::MOST_DIMS * DeltaRule::COLUMNS / THREADS)
+            .whole("MOST_EACH", StateHeads::MOST_DIMS * StateHeads::COLUMNS / THREADS)
     },
 };
 
@@ -77,7 +77,7 @@ pub(crate) fn short_conv(
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct DeltaParams {
+struct RecurParams {
     first_row: u32,
     rows: u32,
     n_k_heads: u32,
@@ -85,43 +85,41 @@ struct DeltaParams {
     k_dim: u32,
     v_dim: u32,
     is_tiled: u32,
+    is_delta: u32,
     eps: f32,
     state_at: u32,
 }
 
 /// Walks the rows of each part into `y`. The shapes have been checked.
-pub(crate) fn delta_rule(
+pub(crate) fn recur(
     gpu: &Gpu,
     arena: &wgpu::Buffer,
     parts: &[StatePart<'_, WgpuPage>],
-    rule: &DeltaRule,
-    inputs: DeltaInputs<'_, WgpuBuffer>,
+    heads: &StateHeads,
+    inputs: StateInputs<&WgpuBuffer>,
     y: &wgpu::Buffer,
 ) -> Result<(), WgpuError> {
-    let DeltaInputs { qkv, write, forget, bias, rate } = inputs;
+    let StateInputs { qkv, step, bias, rate, rule } = inputs.map(|buffer| &buffer.buffer);
+    let (is_delta, of_rule, eps) = match rule {
+        StateRule::Delta { write, eps } => (true, write, eps),
+        StateRule::Space { skip } => (false, skip, 0.0),
+    };
     for ([first_row, rows], state_at) in parts.iter().flat_map(pieces) {
-        let params = DeltaParams {
+        let params = RecurParams {
             first_row,
             rows,
-            n_k_heads: rule.n_k_heads as u32,
-            n_v_heads: rule.n_v_heads as u32,
-            k_dim: rule.k_dim as u32,
-            v_dim: rule.v_dim as u32,
-            is_tiled: (rule.sharing == KeySharing::Tiled).into(),
-            eps: rule.eps,
+            n_k_heads: heads.n_k_heads as u32,
+            n_v_heads: heads.n_v_heads as u32,
+            k_dim: heads.k_dim as u32,
+            v_dim: heads.v_dim as u32,
+            is_tiled: (heads.sharing == KeySharing::Tiled).into(),
+            is_delta: is_delta.into(),
+            eps,
             state_at,
         };
-        let bindings = [
-            (1, &qkv.buffer),
-            (2, &write.buffer),
-            (3, arena),
-            (4, y),
-            (5, &forget.buffer),
-            (6, &bias.buffer),
-            (7, &rate.buffer),
-        ];
-        let blocks = [(rule.n_out() / DeltaRule::COLUMNS) as u32, 1, 1];
-        gpu.launch::<_, u32>(&*gpu.kernel(&SOURCE, "delta_rule")?, blocks, &params, &[], &bindings)?;
+        let bindings = [(1, qkv), (2, of_rule), (3, arena), (4, y), (5, step), (6, bias), (7, rate)];
+        let blocks = [(heads.n_out() / StateHeads::COLUMNS) as u32, 1, 1];
+        gpu.launch::<_, u32>(&*gpu.kernel(&SOURCE, "recur")?, blocks, &params, &[], &bindings)?;
     }
     Ok(())
 }

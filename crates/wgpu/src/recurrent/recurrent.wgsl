@@ -9,7 +9,7 @@ struct ConvParams {
     state_at: u32,   // word of the arena: [taps - 1, channels]
 }
 
-struct DeltaParams {
+struct RecurParams {
     first_row: u32,
     rows: u32,
     n_k_heads: u32,
@@ -17,20 +17,21 @@ struct DeltaParams {
     k_dim: u32,
     v_dim: u32,
     is_tiled: u32,
+    is_delta: u32,   // or a state space
     eps: f32,
     state_at: u32,   // word of the arena: [n_v_heads, v_dim / COLUMNS, k_dim, COLUMNS]
 }
 
 @group(0) @binding(0) var<storage, read> conv: ConvParams;
 @group(0) @binding(1) var<storage, read> x: array<f32>;            // [rows, channels], or [rows, 3, channels] where gated
-@group(0) @binding(2) var<storage, read> kernel: array<f32>;       // [taps, channels]
+@group(0) @binding(2) var<storage, read> kernel: array<f32>;       // [taps + 1, channels]: weights, and then biases
 @group(0) @binding(3) var<storage, read_write> arena: array<u32>;
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;      // [rows, channels], or [rows, n_v_heads, v_dim]
 
-@group(0) @binding(0) var<storage, read> p: DeltaParams;
+@group(0) @binding(0) var<storage, read> p: RecurParams;
 @group(0) @binding(1) var<storage, read> qkv: array<f32>;          // [rows, 2 n_k_heads k_dim + n_v_heads v_dim]
-@group(0) @binding(2) var<storage, read> gates: array<f32>;        // how much is written, [rows, n_v_heads]
-@group(0) @binding(5) var<storage, read> forget: array<f32>;       // [rows, n_v_heads]
+@group(0) @binding(2) var<storage, read> of_rule: array<f32>;      // delta: how much is written, [rows, n_v_heads]; space: how much goes past, [n_v_heads]
+@group(0) @binding(5) var<storage, read> step: array<f32>;         // [rows, n_v_heads]
 @group(0) @binding(6) var<storage, read> bias: array<f32>;         // [n_v_heads]
 @group(0) @binding(7) var<storage, read> rate: array<f32>;         // [n_v_heads]
 
@@ -53,7 +54,7 @@ fn short_conv(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgro
         var enters = x[at];
         if conv.is_gated != 0u { enters *= x[at + 2u * n]; }
         entered[youngest] = enters;
-        var sum = 0.0f;
+        var sum = kernel[conv.taps * n + c];
         for (var j = 0u; j < conv.taps; j++) { sum += weights[j] * entered[j]; }
         if conv.is_gated != 0u { sum *= x[at + n]; } else { sum /= 1.0f + exponential(-sum); }
         y[row * n + c] = sum;
@@ -70,7 +71,7 @@ var<workgroup> sums: array<f32, THREADS>;
 
 // A group has COLUMNS columns of a value head, a thread every EACH-th value of one of them.
 @compute @workgroup_size(THREADS)
-fn delta_rule(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+fn recur(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let per_head = p.v_dim / COLUMNS;
     let head = group.x / per_head;
     let column = thread / EACH;
@@ -99,13 +100,22 @@ fn delta_rule(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
         workgroupBarrier();
         var whole = vec3<f32>(0.0f);
         for (var i = 0u; i < EACH; i++) { whole += parts[first + i]; }
-        let q_factor = 1.0f / sqrt(whole.x + p.eps) / sqrt(f32(p.k_dim));
-        let k_factor = 1.0f / sqrt(whole.y + p.eps);
-
-        let forgets = forget[row * p.n_v_heads + head] + bias[head];
-        let keep = exponential(rate[head] * (max(forgets, 0.0f) + log_1p(exponential(-abs(forgets)))));
-        let write = 1.0f / (1.0f + exponential(-gates[row * p.n_v_heads + head]));
-        let change = (qkv[of_row + n_qk + at] - keep * (whole.z * k_factor)) * write;
+        var length = step[row * p.n_v_heads + head] + bias[head];
+        length = max(length, 0.0f) + log_1p(exponential(-abs(length)));
+        let keep = exponential(rate[head] * length);
+        let value = qkv[of_row + n_qk + at];
+        var q_factor = 1.0f;
+        var k_factor = 1.0f;
+        var change = value * length;
+        var past = 0.0f;
+        if p.is_delta != 0u {
+            q_factor = 1.0f / sqrt(whole.x + p.eps) / sqrt(f32(p.k_dim));
+            k_factor = 1.0f / sqrt(whole.y + p.eps);
+            let write = 1.0f / (1.0f + exponential(-of_rule[row * p.n_v_heads + head]));
+            change = (value - keep * (whole.z * k_factor)) * write;
+        } else {
+            past = of_rule[head] * value;
+        }
         var sum = 0.0f;
         for (var m = 0u; m < n; m++) {
             s[m] = keep * s[m] + k[m] * k_factor * change;
@@ -116,7 +126,7 @@ fn delta_rule(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
         if part == 0u {
             var of_column = 0.0f;
             for (var i = 0u; i < EACH; i++) { of_column += sums[first + i]; }
-            y[row * n_out + at] = of_column * q_factor;
+            y[row * n_out + at] = of_column * q_factor + past;
         }
     }
     for (var m = 0u; m < n; m++) { arena[state + (part + EACH * m) * COLUMNS] = bitcast<u32>(s[m]); }

@@ -1,11 +1,11 @@
 //! Rotary embedding, and the norm of a head that may precede it.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{Heads, Pairing, RopeParams};
+use kvant_backend::{Buffer, Heads, Pairing, RopeParams};
 
 use crate::constants::Constants;
 use crate::each::NUMBERS;
-use crate::{Gpu, Part, Source, WgpuError, groups};
+use crate::{Gpu, Part, Source, WgpuBuffer, WgpuError, groups};
 
 pub(crate) static SOURCE: Source = Source {
     parts: &[NUMBERS, Part { name: "rope.wgsl", text: include_str!("rope.wgsl") }],
@@ -21,21 +21,24 @@ struct Params {
     n_rot: u32,
     halves: u32,
     has_norm: u32,
+    weight_step: u32,
     eps: f32,
 }
 
-/// Turns the heads of the first `rows` rows of `x` by `angles`, normed first where there is a norm.
+/// Turns the heads of the first `rows` rows of `x` by `angles`, normed first, by one weight or by one for each head, where there is a
+/// norm.
 pub(crate) fn rope(
     gpu: &Gpu,
     x: &wgpu::Buffer,
     rows: usize,
     heads: Heads,
-    norm: Option<(&wgpu::Buffer, f32)>,
+    norm: Option<(&WgpuBuffer, f32)>,
     rope: RopeParams,
     angles: &wgpu::Buffer,
 ) -> Result<(), WgpuError> {
     let kernel = gpu.kernel(&SOURCE, "rope")?;
-    let (weight, eps) = norm.unwrap_or((gpu.nothing(), 0.0));
+    let (weight, eps) = norm.map_or((gpu.nothing(), 0.0), |(weight, eps)| (&weight.buffer, eps));
+    let has_own_weights = norm.is_some_and(|(weight, _)| weight.n_values() > heads.dim);
     let params = Params {
         rows: rows as u32,
         heads: heads.n as u32,
@@ -43,6 +46,7 @@ pub(crate) fn rope(
         n_rot: rope.n_rot as u32,
         halves: u32::from(rope.pairing == Pairing::Halves),
         has_norm: norm.is_some().into(),
+        weight_step: if has_own_weights { heads.dim as u32 } else { 0 },
         eps,
     };
     let bindings = [(1, x), (2, weight), (3, angles)];

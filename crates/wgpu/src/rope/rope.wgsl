@@ -7,12 +7,13 @@ struct Params {
     n_rot: u32,      // the first values of a head, which are turned
     halves: u32,     // pairs are (i, i + n_rot / 2), not (2i, 2i + 1)
     has_norm: u32,
+    weight_step: u32,   // from the weight of a head to that of the next
     eps: f32,
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
 @group(0) @binding(1) var<storage, read_write> x: array<f32>;   // [rows, heads, dim]
-@group(0) @binding(2) var<storage, read> weight: array<f32>;    // [dim], where there is a norm
+@group(0) @binding(2) var<storage, read> weight: array<f32>;    // [dim] or [heads, dim], where there is a norm
 @group(0) @binding(3) var<storage, read> angles: array<f32>;    // [rows, n_rot / 2, 2]
 
 var<workgroup> sums: array<f32, THREADS>;
@@ -45,16 +46,16 @@ fn rope(
         let at = 2u * (head / p.heads * n_pairs + i);
         let cosine = angles[at];
         let sine = angles[at + 1u];
-        let first = normed(start, a, factor);
-        let second = normed(start, b, factor);
+        let first = normed(head, a, factor);
+        let second = normed(head, b, factor);
         x[start + a] = first * cosine - second * sine;
         x[start + b] = first * sine + second * cosine;
     }
-    for (var i = p.n_rot + thread; i < p.dim; i += THREADS) { x[start + i] = normed(start, i, factor); }
+    for (var i = p.n_rot + thread; i < p.dim; i += THREADS) { x[start + i] = normed(head, i, factor); }
 }
 
-fn normed(start: u32, i: u32, factor: f32) -> f32 {
-    let value = x[start + i];
+fn normed(head: u32, i: u32, factor: f32) -> f32 {
+    let value = x[head * p.dim + i];
     if p.has_norm == 0u { return value; }
-    return value * factor * weight[i];
+    return value * factor * weight[head % p.heads * p.weight_step + i];
 }

@@ -1,10 +1,10 @@
-//! The gated delta rule: see [`kvant_backend::Backend::delta_rule`].
+//! Heads that keep a matrix each: see [`kvant_backend::Backend::recur`].
 //!
 //! The columns of a state do not know of each other, so that a thread takes a few of them and walks all rows while they stay in the
 //! first-level cache: every row reads and writes them there, and nothing is rearranged for many rows. What all columns of a head
-//! share, keys and queries of length one and the two gates, is made ready first.
+//! share, keys, queries and the two gates, is made ready first.
 
-use kvant_backend::{DeltaRule, Rows};
+use kvant_backend::{Rows, StateHeads, StateInputs, StateRule};
 
 use crate::lanes::{Lanes, Op, with_lanes};
 use crate::norm::sum_of;
@@ -12,60 +12,53 @@ use crate::shards::Shards;
 use crate::{Isa, Pool};
 
 /// Columns that lie together.
-const COLUMNS: usize = DeltaRule::COLUMNS;
+const COLUMNS: usize = StateHeads::COLUMNS;
 /// Blocks of columns of an item of work: their sums are independent, which hides the time that each addition takes.
 const BLOCKS: usize = 4;
-
-/// What is read, on the host.
-#[derive(Clone, Copy)]
-pub(crate) struct Inputs<'a> {
-    pub qkv: &'a [f32],
-    pub write: &'a [f32],
-    pub forget: &'a [f32],
-    pub bias: &'a [f32],
-    pub rate: &'a [f32],
-}
 
 /// Memory that one call leaves to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// Queries, then keys, of length one (of queries `1 / √k_dim`), `[rows, 2, n_k_heads, k_dim]`.
-    units: Vec<f32>,
+    /// Queries, then keys, as states meet them, `[rows, 2, n_k_heads, k_dim]`.
+    meeting: Vec<f32>,
     /// What is kept of the state, and what is written of a value, `[rows, n_v_heads]`.
     gates: Vec<[f32; 2]>,
 }
 
 /// Walks the rows `rows` into `y`, after what `state` holds. Shapes have been checked.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
-pub(crate) fn delta_rule(
+pub(crate) fn recur(
     isa: Isa,
     pool: &Pool,
     scratch: &mut Scratch,
-    rule: &DeltaRule,
+    heads: &StateHeads,
     rows: Rows,
     state: &mut [f32],
-    inputs: Inputs<'_>,
+    inputs: StateInputs<&[f32]>,
     y: &mut [f32],
 ) {
-    prepare(pool, scratch, rule, rows, inputs);
-    let Scratch { units, gates } = &*scratch;
+    prepare(pool, scratch, heads, rows, inputs);
+    let Scratch { meeting, gates } = &*scratch;
     let (state, y) = (Shards::new(state), Shards::new(y));
-    let per_head = rule.v_dim / COLUMNS;
+    let per_head = heads.v_dim / COLUMNS;
     let items = per_head.div_ceil(BLOCKS);
-    pool.for_each(rule.n_v_heads * items, &|item| {
+    pool.for_each(heads.n_v_heads * items, &|item| {
         let (head, first) = (item / items, item % items * BLOCKS);
         let blocks = first..per_head.min(first + BLOCKS);
-        let block_len = rule.k_dim * COLUMNS;
+        let block_len = heads.k_dim * COLUMNS;
         let at = (head * per_head + blocks.start) * block_len..(head * per_head + blocks.end) * block_len;
-        // SAFETY: these blocks are taken by one call of this job.
         let walk = Walk {
-            rule,
+            heads,
             rows,
             head,
             first,
-            units,
+            meeting,
             gates,
             qkv: inputs.qkv,
+            skip: match inputs.rule {
+                StateRule::Delta { .. } => None,
+                StateRule::Space { skip } => Some(skip[head]),
+            },
             y: &y,
             // SAFETY: these blocks are taken by one call of this job.
             state: unsafe { state.part(at) },
@@ -75,43 +68,55 @@ pub(crate) fn delta_rule(
 }
 
 /// Makes ready what all columns of a head share.
-fn prepare(pool: &Pool, scratch: &mut Scratch, rule: &DeltaRule, rows: Rows, inputs: Inputs<'_>) {
-    let (dim, n_v_heads) = (rule.k_dim, rule.n_v_heads);
-    let n_unit = 2 * rule.n_k_heads * dim;
-    scratch.units.resize(rows.n * n_unit, 0.0);
+fn prepare(pool: &Pool, scratch: &mut Scratch, heads: &StateHeads, rows: Rows, inputs: StateInputs<&[f32]>) {
+    let (dim, n_v_heads) = (heads.k_dim, heads.n_v_heads);
+    let n_qk = 2 * heads.n_k_heads * dim;
+    scratch.meeting.resize(rows.n * n_qk, 0.0);
     scratch.gates.resize(rows.n * n_v_heads, [0.0; 2]);
-    let (units, gates) = (Shards::new(&mut scratch.units), Shards::new(&mut scratch.gates));
+    let (meeting, gates) = (Shards::new(&mut scratch.meeting), Shards::new(&mut scratch.gates));
     pool.for_each(rows.n, &|i| {
         let row = rows.first + i;
-        let qk = inputs.qkv[row * rule.n_qkv()..][..n_unit].chunks_exact(dim);
+        let qk = &inputs.qkv[row * heads.n_qkv()..][..n_qk];
         // SAFETY: every row is taken by one call of this job.
-        let (units, gates) = unsafe {
-            (units.part(i * n_unit..(i + 1) * n_unit), gates.part(i * n_v_heads..(i + 1) * n_v_heads))
+        let (meeting, gates) = unsafe {
+            (meeting.part(i * n_qk..(i + 1) * n_qk), gates.part(i * n_v_heads..(i + 1) * n_v_heads))
         };
-        for (head, (x, unit)) in qk.zip(units.chunks_exact_mut(dim)).enumerate() {
-            let length = (sum_of(x, |x| x * x) + rule.eps).sqrt();
-            let scale = if head < rule.n_k_heads { 1.0 / (dim as f32).sqrt() } else { 1.0 };
-            unit.iter_mut().zip(x).for_each(|(unit, x)| *unit = x * (scale / length));
+        match inputs.rule {
+            StateRule::Delta { eps, .. } => {
+                // Of length one, queries of 1 / √k_dim.
+                let qk = qk.chunks_exact(dim).zip(meeting.chunks_exact_mut(dim));
+                for (head, (x, unit)) in qk.enumerate() {
+                    let length = (sum_of(x, |x| x * x) + eps).sqrt();
+                    let scale = if head < heads.n_k_heads { 1.0 / (dim as f32).sqrt() } else { 1.0 };
+                    unit.iter_mut().zip(x).for_each(|(unit, x)| *unit = x * (scale / length));
+                }
+            }
+            StateRule::Space { .. } => meeting.copy_from_slice(qk),
         }
-        for (head, [keep, write]) in gates.iter_mut().enumerate() {
-            let forget = inputs.forget[row * n_v_heads + head] + inputs.bias[head];
-            let softplus = forget.max(0.0) + (-forget.abs()).exp().ln_1p();
-            *keep = (inputs.rate[head] * softplus).exp();
-            *write = 1.0 / (1.0 + (-inputs.write[row * n_v_heads + head]).exp());
+        for (head, [keep, written]) in gates.iter_mut().enumerate() {
+            let step = inputs.step[row * n_v_heads + head] + inputs.bias[head];
+            let step = step.max(0.0) + (-step.abs()).exp().ln_1p();
+            *keep = (inputs.rate[head] * step).exp();
+            *written = match inputs.rule {
+                StateRule::Delta { write, .. } => 1.0 / (1.0 + (-write[row * n_v_heads + head]).exp()),
+                StateRule::Space { .. } => step,
+            };
         }
     });
 }
 
 /// Some blocks of columns of a head, to walk all rows.
 struct Walk<'a> {
-    rule: &'a DeltaRule,
+    heads: &'a StateHeads,
     rows: Rows,
     head: usize,
     /// The first block among those of the head.
     first: usize,
-    units: &'a [f32],
+    meeting: &'a [f32],
     gates: &'a [[f32; 2]],
     qkv: &'a [f32],
+    /// How much of a value goes past the state; `None` by the delta rule.
+    skip: Option<f32>,
     y: &'a Shards<'a, f32>,
     /// `[blocks][k_dim][16]`
     state: &'a mut [f32],
@@ -124,39 +129,45 @@ struct Row<'a> {
     /// `[blocks * 16]`
     value: &'a [f32],
     keep: f32,
-    write: f32,
+    written: f32,
+    skip: Option<f32>,
     y: &'a mut [f32],
 }
 
 impl<'a> Walk<'a> {
     fn row(&self, i: usize) -> Row<'a> {
-        let DeltaRule { n_k_heads, n_v_heads, k_dim, v_dim, .. } = *self.rule;
-        let (n_qkv, row) = (self.rule.n_qkv(), self.rows.first + i);
-        let unit = |side: usize| {
-            let head = self.rule.key_head(self.head) + side * n_k_heads;
-            &self.units[(2 * i * n_k_heads + head) * k_dim..][..k_dim]
+        let StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, .. } = *self.heads;
+        let (n_qkv, row) = (self.heads.n_qkv(), self.rows.first + i);
+        let meeting = |side: usize| {
+            let head = self.heads.key_head(self.head) + side * n_k_heads;
+            &self.meeting[(2 * i * n_k_heads + head) * k_dim..][..k_dim]
         };
         let width = self.state.len() / k_dim;
         let at = self.head * v_dim + self.first * COLUMNS;
         let value = &self.qkv[row * n_qkv + 2 * n_k_heads * k_dim + at..][..width];
-        let [keep, write] = self.gates[i * n_v_heads + self.head];
+        let [keep, written] = self.gates[i * n_v_heads + self.head];
         let at = row * n_v_heads * v_dim + at;
         // SAFETY: no other walk has these columns, and each row's are taken once.
         let y = unsafe { self.y.part(at..at + width) };
-        Row { key: unit(1), query: unit(0), value, keep, write, y }
+        Row { key: meeting(1), query: meeting(0), value, keep, written, skip: self.skip, y }
     }
 
     /// The equation, column by column.
     fn run_scalar(self) {
-        let dim = self.rule.k_dim;
+        let dim = self.heads.k_dim;
         for i in 0..self.rows.n {
-            let Row { key, query, value, keep, write, y } = self.row(i);
+            let Row { key, query, value, keep, written, skip, y } = self.row(i);
             for (column, (value, y)) in value.iter().zip(y).enumerate() {
                 let block = &mut self.state[column / COLUMNS * dim * COLUMNS..][..dim * COLUMNS];
                 let column = || (column % COLUMNS..dim * COLUMNS).step_by(COLUMNS);
-                let met: f32 = column().zip(key).map(|(at, k)| block[at] * k).sum();
-                let change = (value - keep * met) * write;
-                *y = 0.0;
+                let change = match skip {
+                    None => {
+                        let met: f32 = column().zip(key).map(|(at, k)| block[at] * k).sum();
+                        (value - keep * met) * written
+                    }
+                    Some(_) => value * written,
+                };
+                *y = skip.map_or(0.0, |skip| skip * value);
                 for ((at, k), q) in column().zip(key).zip(query) {
                     block[at] = keep * block[at] + k * change;
                     *y += block[at] * q;
@@ -171,20 +182,30 @@ impl<'a> Walk<'a> {
         let dim = row.key.len();
         let (state, _) = state[block * dim * COLUMNS..(block + B) * dim * COLUMNS].as_chunks_mut::<COLUMNS>();
         let (values, ys) = (row.value.as_chunks::<COLUMNS>().0, row.y.as_chunks_mut::<COLUMNS>().0);
-        let (keep, write) = (lanes.splat(row.keep), lanes.splat(row.write));
-        let mut met = [lanes.splat(0.0); B];
-        for (i, &k) in row.key.iter().enumerate() {
-            let k = lanes.splat(k);
-            for b in 0..B {
-                met[b] = lanes.mul_add(lanes.load(&state[b * dim + i]), k, met[b]);
+        let (keep, written) = (lanes.splat(row.keep), lanes.splat(row.written));
+        let (mut change, mut sums) = ([lanes.splat(0.0); B], [lanes.splat(0.0); B]);
+        match row.skip {
+            None => {
+                let mut met = [lanes.splat(0.0); B];
+                for (i, &k) in row.key.iter().enumerate() {
+                    let k = lanes.splat(k);
+                    for b in 0..B {
+                        met[b] = lanes.mul_add(lanes.load(&state[b * dim + i]), k, met[b]);
+                    }
+                }
+                for b in 0..B {
+                    let value = lanes.load(&values[block + b]);
+                    change[b] = lanes.mul(lanes.sub(value, lanes.mul(keep, met[b])), written);
+                }
+            }
+            Some(skip) => {
+                let skip = lanes.splat(skip);
+                for b in 0..B {
+                    let value = lanes.load(&values[block + b]);
+                    (change[b], sums[b]) = (lanes.mul(value, written), lanes.mul(value, skip));
+                }
             }
         }
-        let mut change = [lanes.splat(0.0); B];
-        for b in 0..B {
-            let value = lanes.load(&values[block + b]);
-            change[b] = lanes.mul(lanes.sub(value, lanes.mul(keep, met[b])), write);
-        }
-        let mut sums = [lanes.splat(0.0); B];
         for (i, (&k, &q)) in row.key.iter().zip(row.query).enumerate() {
             let (k, q) = (lanes.splat(k), lanes.splat(q));
             for b in 0..B {
@@ -205,7 +226,7 @@ impl Op for Walk<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let n_blocks = self.state.len() / (self.rule.k_dim * COLUMNS);
+        let n_blocks = self.state.len() / (self.heads.k_dim * COLUMNS);
         for i in 0..self.rows.n {
             let mut row = self.row(i);
             if n_blocks == BLOCKS {

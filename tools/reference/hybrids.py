@@ -1,0 +1,221 @@
+"""The tiny models some of whose layers keep a state, their keys and their weights."""
+
+from collections.abc import Iterator
+
+import gguf
+import torch
+from spec import GRANITE, Spec
+from transformers import PreTrainedConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
+
+DELTA = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 48,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+DELTA_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "linear_attn.norm.weight", "out_proj.weight")
+SPACE = {
+    "mamba_n_heads": 16,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_d_conv": 4,
+    "mamba_n_groups": 1,
+}
+SPACE_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "conv1d.bias", "mamba.norm.weight", "mamba.D", "mamba.out_proj.weight")
+
+HYBRIDS = [
+    Spec(
+        "lfm2-h64-g2-conv3",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        layers=4,
+        tied=True,
+        theta=1e6,
+        extra={
+            "conv_L_cache": 3,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "block_auto_adjust_ff_dim": False,
+        },
+        less=("0.conv.conv.weight", "2.conv.conv.weight", "3.conv.conv.weight"),
+    ),
+    Spec(
+        "lfm2moe-h64-g2-conv3-dense1",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        layers=3,
+        tied=True,
+        theta=1e6,
+        extra={
+            "conv_L_cache": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+        },
+        without=({"num_experts_per_tok": 1}, {"norm_topk_prob": False}),
+        less=("expert_bias",),
+    ),
+    Spec(
+        "qwen35-h64-g2-delta",
+        hidden=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        layers=4,
+        theta=1e6,
+        partial=0.25,
+        extra={**DELTA, "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]},
+        less=DELTA_WEIGHTS,
+    ),
+    Spec(
+        "qwen35moe-h64-g2-delta-experts",
+        hidden=64,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        layers=3,
+        theta=1e6,
+        partial=0.25,
+        extra={
+            **DELTA,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+        without=({"num_experts_per_tok": 2},),
+        less=DELTA_WEIGHTS,
+    ),
+    Spec(
+        "qwen3next-h64-g2-delta-experts",
+        hidden=64,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        layers=3,
+        theta=1e6,
+        partial=0.5,
+        extra={
+            **DELTA,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+        without=({"num_experts_per_tok": 1}, {"norm_topk_prob": False}),
+        less=DELTA_WEIGHTS,
+    ),
+    Spec(
+        "graniteh-h64-g2-space",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        layers=3,
+        tied=True,
+        extra={
+            **GRANITE,
+            **SPACE,
+            "shared_intermediate_size": 48,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "position_embedding_type": "nope",
+        },
+        without=({"attention_multiplier": 1.0}, {"position_embedding_type": "rope"}),
+        less=SPACE_WEIGHTS,
+    ),
+    Spec(
+        "graniteh-h64-g2-space-experts",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        layers=3,
+        ffn=24,
+        tied=True,
+        extra={
+            **GRANITE,
+            **SPACE,
+            "mamba_n_groups": 2,
+            "shared_intermediate_size": 40,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "position_embedding_type": "nope",
+        },
+        without=({"num_experts_per_tok": 1}, *({name: 1.0} for name in GRANITE)),
+        less=(*SPACE_WEIGHTS, "shared_mlp.output_linear.weight"),
+    ),
+]
+
+
+def write_states(writer: gguf.GGUFWriter, spec: Spec) -> None:
+    """The sizes of heads that keep a matrix, and which layers have them."""
+    extra, arch = spec.extra, gguf.MODEL_ARCH_NAMES[spec.family.arch]
+    if "linear_key_head_dim" in extra:
+        writer.add_ssm_conv_kernel(extra["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(extra["linear_key_head_dim"])
+        writer.add_ssm_group_count(extra["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(extra["linear_num_value_heads"])
+        writer.add_ssm_inner_size(extra["linear_value_head_dim"] * extra["linear_num_value_heads"])
+        kinds = [kind == "linear_attention" for kind in extra["layer_types"]]
+        if kinds == [(i + 1) % 2 > 0 for i in range(spec.layers)]:
+            writer.add_full_attention_interval(2)
+        else:
+            writer.add_array(f"{arch}.attention.recurrent_layers", kinds)
+    if "mamba_n_heads" in extra:
+        writer.add_ssm_conv_kernel(extra["mamba_d_conv"])
+        writer.add_ssm_state_size(extra["mamba_d_state"])
+        writer.add_ssm_group_count(extra["mamba_n_groups"])
+        writer.add_ssm_time_step_rank(extra["mamba_n_heads"])
+        writer.add_ssm_inner_size(extra["mamba_n_heads"] * extra["mamba_d_head"])
+        writer.add_rope_scaling_finetuned(extra["position_embedding_type"] == "rope")
+
+
+def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights of a layer of gated deltas as files hold them: factors in the place of their logarithms, queries, keys and values one
+    after the other. Qwen3.5's value heads that share a key head lie as many heads apart as there are key heads."""
+    n_k, n_v = config.linear_num_key_heads, config.linear_num_value_heads
+    k, v = config.linear_key_head_dim, config.linear_value_head_dim
+    weight = -weight.exp() if name.endswith("A_log") else weight.squeeze(1) if "conv1d" in name else weight
+    name = name.replace("dt_bias", "dt_proj.bias")
+
+    def tiled(rows: torch.Tensor) -> torch.Tensor:
+        if not isinstance(config, (Qwen3_5TextConfig, Qwen3_5MoeTextConfig)):
+            return rows
+        return rows.reshape(n_k, n_v // n_k, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+
+    if "in_proj_qkvz" in name:
+        each = n_v // n_k * v
+        q, k, v, z = weight.reshape(n_k, -1, weight.shape[-1]).split([k, k, each, each], dim=1)
+        yield name.replace("in_proj_qkvz", "in_proj_qkv"), torch.cat([x.flatten(0, 1) for x in (q, k, v)])
+        yield name.replace("in_proj_qkvz", "in_proj_z"), z.flatten(0, 1)
+    elif "in_proj_qkv" in name or "conv1d" in name:
+        yield name, torch.cat([weight[: 2 * n_k * k], tiled(weight[2 * n_k * k :])])
+    elif "out_proj" in name:
+        yield name, tiled(weight.T).T.contiguous()
+    elif "in_proj_ba" in name or name.endswith("norm.weight"):
+        yield name, weight
+    else:
+        yield name, tiled(weight)
+
+
+def space_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights of a state space as files hold them: factors in the place of their logarithms, and columns of numbers of heads."""
+    if name.endswith("A_log"):
+        yield name, -weight.exp().unsqueeze(1)
+    elif name.endswith(".D"):
+        yield name, weight.unsqueeze(1)
+    elif name.endswith("norm.weight"):
+        yield name, weight.reshape(config.mamba_n_groups, -1)
+    else:
+        yield name.replace("dt_bias", "dt_proj.bias"), weight.squeeze(1) if "conv1d.weight" in name else weight
