@@ -1,6 +1,6 @@
 //! The weights of layers that keep a state.
 
-use std::ops::Range;
+use std::iter;
 
 use kvant_backend::{Backend, KeySharing, ShortConv, StateHeads};
 
@@ -57,13 +57,13 @@ impl<B: Backend> Loader<'_, B> {
         match recurrence {
             Recurrence::ShortConv(conv) => Ok(Recurrent {
                 into: self.matrix(&name("shortconv.in_proj.weight"), c.n_embd, conv.n_in())?,
-                kernel: self.kernel(&name("shortconv.conv"), conv, &[0..conv.channels])?,
+                kernel: self.kernel(&name("shortconv.conv"), conv, 0..conv.channels)?,
                 heads: None,
                 out: self.matrix(&name("shortconv.out_proj.weight"), n_out, c.n_embd)?,
             }),
             Recurrence::Heads { conv, heads, kind: StateKind::Delta, .. } => Ok(Recurrent {
                 into: self.matrix(&name("attn_qkv.weight"), c.n_embd, conv.n_in())?,
-                kernel: self.kernel(&name("ssm_conv1d"), conv, &[0..conv.channels])?,
+                kernel: self.kernel(&name("ssm_conv1d"), conv, 0..conv.channels)?,
                 heads: Some(self.delta(c, index, heads)?),
                 out: self.matrix(&name("ssm_out.weight"), n_out, c.n_embd)?,
             }),
@@ -78,7 +78,7 @@ impl<B: Backend> Loader<'_, B> {
         &mut self,
         name: &str,
         ShortConv { taps, channels, .. }: ShortConv,
-        order: &[Range<usize>],
+        order: impl Iterator<Item = usize> + Clone,
     ) -> Result<B::Buffer, ModelError> {
         let weights = self.values(&format!("{name}.weight"), &[taps, channels])?;
         let bias = format!("{name}.bias");
@@ -86,10 +86,9 @@ impl<B: Backend> Loader<'_, B> {
             true => self.values(&bias, &[channels])?,
             false => vec![0.0; channels],
         };
-        let order = || order.iter().cloned().flatten();
-        let by_tap = (0..taps).flat_map(|tap| order().map(move |channel| (channel, tap)));
+        let by_tap = (0..taps).flat_map(|tap| order.clone().map(move |channel| (channel, tap)));
         let kernel = by_tap.map(|(channel, tap)| weights[channel * taps + tap]);
-        self.upload(&kernel.chain(order().map(|channel| biases[channel])).collect::<Vec<_>>())
+        self.upload(&kernel.chain(order.clone().map(|channel| biases[channel])).collect::<Vec<_>>())
     }
 
     fn delta(&mut self, c: &Config, index: usize, heads: StateHeads) -> Result<HeadWeights<B>, ModelError> {
@@ -133,12 +132,13 @@ impl<B: Backend> Loader<'_, B> {
         let order = [n_out + n_k..n_out + 2 * n_k, n_out..n_out + n_k, 0..n_out];
         let behind_gates = order.clone().map(|channels| n_out + channels.start..n_out + channels.end);
         let (shape, steps) = ([c.n_embd, 2 * n_out + 2 * n_k + n], 2 * n_out + 2 * n_k);
-        let mut rows =
-            |rows: &[Range<usize>]| self.picked(&name("ssm_in.weight"), shape, rows.iter().cloned());
-        let (into, gate, step) = (rows(&behind_gates)?, rows(&[0..n_out])?, rows(&[steps..steps + n])?);
+        let file = name("ssm_in.weight");
+        let into = self.picked(&file, shape, behind_gates.into_iter())?;
+        let gate = self.picked(&file, shape, iter::once(0..n_out))?;
+        let step = self.picked(&file, shape, iter::once(steps..steps + n))?;
         Ok(Recurrent {
             into,
-            kernel: self.kernel(&name("ssm_conv1d"), conv, &order)?,
+            kernel: self.kernel(&name("ssm_conv1d"), conv, order.into_iter().flatten())?,
             heads: Some(HeadWeights {
                 gate,
                 step,
