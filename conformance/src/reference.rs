@@ -38,10 +38,11 @@ pub fn softmax(scores: &mut [f64]) {
     scores.iter_mut().for_each(|s| *s /= sum);
 }
 
-/// SiLU, `g / (1 + exp(-g))` (of `min(g, L)` and with a rate where it is bounded), or GELU in its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`.
+/// ReLU, SiLU, `g / (1 + exp(-g))` (of `min(g, L)` and with a rate where it is bounded), or GELU in its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`.
 pub fn activate(activation: Activation, g: f64) -> f64 {
     match activation {
         Activation::Silu => g / (1.0 + (-g).exp()),
+        Activation::Relu => g.max(0.0),
         Activation::Bounded => {
             let [rate, limit] = Activation::BOUNDED.map(f64::from);
             let g = g.min(limit);

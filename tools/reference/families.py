@@ -29,6 +29,7 @@ from transformers import (
     Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    NemotronHConfig,
     Olmo2Config,
     Olmo3Config,
     OlmoeConfig,
@@ -106,5 +107,7 @@ FAMILIES = {
     "olmoe": Family(OlmoeConfig, gguf.MODEL_ARCH.OLMOE),
     "minimaxm2": Family(MiniMaxM2Config, gguf.MODEL_ARCH.MINIMAXM2),
     "granitemoe": Family(GraniteMoeConfig, gguf.MODEL_ARCH.GRANITE_MOE, interleaved_rope=True, quiet=8.0),
+    "nemotronh": Family(NemotronHConfig, gguf.MODEL_ARCH.NEMOTRON_H),
+    "nemotronhmoe": Family(NemotronHConfig, gguf.MODEL_ARCH.NEMOTRON_H_MOE),
     "commandr": Family(CohereConfig, gguf.MODEL_ARCH.COMMAND_R, mean=0.5),
 }

@@ -22,7 +22,27 @@ SPACE = {
     "mamba_d_conv": 4,
     "mamba_n_groups": 1,
 }
-SPACE_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "conv1d.bias", "mamba.norm.weight", "mamba.D", "mamba.out_proj.weight")
+SPACE_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "conv1d.bias", "mamba.norm.weight", ".D", "out_proj.weight")
+# The same under other names, in layers of one half.
+HALVED = {
+    "mamba_num_heads": 16,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 32,
+    "conv_kernel": 4,
+    "n_groups": 2,
+}
+HALVED_EXPERTS = {
+    **HALVED,
+    "layer_types": ["linear_attention", "moe", "full_attention", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.6,
+    "norm_topk_prob": True,
+}
+HALVED_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "conv1d.bias", "mixer.norm.weight", ".D", "out_proj.weight")
 
 HYBRIDS = [
     Spec(
@@ -155,6 +175,38 @@ HYBRIDS = [
         without=({"num_experts_per_tok": 1}, *({name: 1.0} for name in GRANITE)),
         less=(*SPACE_WEIGHTS, "shared_mlp.output_linear.weight"),
     ),
+    Spec(
+        "nemotronh-h64-g2-space",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        layers=5,
+        extra={**HALVED, "layer_types": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]},
+        less=(*HALVED_WEIGHTS, "1.mixer.down_proj.weight"),
+    ),
+    Spec(
+        "nemotronhmoe-h64-g2-space-experts",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        layers=4,
+        extra=HALVED_EXPERTS,
+        without=({"num_experts_per_tok": 1}, {"routed_scaling_factor": 1.0}, {"norm_topk_prob": False}),
+        less=(*HALVED_WEIGHTS, "shared_experts.down_proj.weight", "e_score_correction_bias"),
+    ),
+    Spec(
+        "nemotronhmoe-h64-g2-space-latent",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        layers=4,
+        extra={**HALVED_EXPERTS, "moe_latent_size": 32, "n_group": 2, "topk_group": 1},
+        without=({"topk_group": 2},),
+        less=(*HALVED_WEIGHTS, "fc2_latent_proj.weight"),
+    ),
 ]
 
 
@@ -172,13 +224,15 @@ def write_states(writer: gguf.GGUFWriter, spec: Spec) -> None:
             writer.add_full_attention_interval(2)
         else:
             writer.add_array(f"{arch}.attention.recurrent_layers", kinds)
-    if "mamba_n_heads" in extra:
-        writer.add_ssm_conv_kernel(extra["mamba_d_conv"])
-        writer.add_ssm_state_size(extra["mamba_d_state"])
-        writer.add_ssm_group_count(extra["mamba_n_groups"])
-        writer.add_ssm_time_step_rank(extra["mamba_n_heads"])
-        writer.add_ssm_inner_size(extra["mamba_n_heads"] * extra["mamba_d_head"])
-        writer.add_rope_scaling_finetuned(extra["position_embedding_type"] == "rope")
+    for names in (SPACE, HALVED):
+        heads, dim, state, taps, groups = names
+        if heads in extra:
+            writer.add_ssm_conv_kernel(extra[taps])
+            writer.add_ssm_state_size(extra[state])
+            writer.add_ssm_group_count(extra[groups])
+            writer.add_ssm_time_step_rank(extra[heads])
+            writer.add_ssm_inner_size(extra[heads] * extra[dim])
+            writer.add_rope_scaling_finetuned(extra.get("position_embedding_type") == "rope")
 
 
 def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -216,6 +270,8 @@ def space_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> It
     elif name.endswith(".D"):
         yield name, weight.unsqueeze(1)
     elif name.endswith("norm.weight"):
-        yield name, weight.reshape(config.mamba_n_groups, -1)
+        yield name, weight.reshape(getattr(config, "mamba_n_groups", None) or config.n_groups, -1)
+    elif ".mixer.experts." in name:
+        yield name.replace("backbone", "model").replace("mixer", "mlp") + ".weight", weight
     else:
-        yield name.replace("dt_bias", "dt_proj.bias"), weight.squeeze(1) if "conv1d.weight" in name else weight
+        yield name.replace("dt_bias", "dt_proj.bias").replace("mixer.dt_proj", "mixer.dt"), weight.squeeze(1) if "conv1d.weight" in name else weight

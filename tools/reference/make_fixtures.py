@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from hybrids import delta_parts, space_parts, write_states
 from models import SPECS
-from spec import N_VOCAB, Spec
+from spec import EPS, N_VOCAB, Spec
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -54,7 +54,7 @@ def build_model(spec: Spec) -> torch.nn.Module:
     torch.manual_seed(zlib.crc32(spec.name.encode()))
     model = AutoModelForCausalLM.from_config(spec.to_config(spec.rope)).eval()
     for name, weight in model.named_parameters():
-        if name.endswith("norm.weight"):
+        if name.endswith(("norm.weight", "norm_f.weight")):
             values = 1 + 0.3 * torch.randn_like(weight)
             if name == "model.norm.weight":
                 values *= spec.family.quiet
@@ -180,14 +180,19 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) 
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(spec.hidden)
     n_shared = spec.extra.get("num_kv_shared_layers", 0)
-    if spec.extra.get("use_double_wide_mlp"):
+    kinds = spec.extra.get("layer_types", [])
+    is_halved = "mamba_num_heads" in spec.extra
+    if is_halved:
+        width = spec.extra.get("moe_intermediate_size", spec.ffn)
+        writer.add_feed_forward_length([width if kind in ("mlp", "moe") else 0 for kind in kinds])
+    elif spec.extra.get("use_double_wide_mlp"):
         writer.add_feed_forward_length([spec.ffn] * (spec.layers - n_shared) + [2 * spec.ffn] * n_shared)
     else:
         writer.add_feed_forward_length(spec.ffn)
     writer.add_head_count(spec.heads)
-    kinds = spec.extra.get("layer_types", [])
-    if "conv" in kinds or "mamba" in kinds:
-        writer.add_head_count_kv([0 if kind in ("conv", "mamba") else spec.kv_heads for kind in kinds])
+    if "conv" in kinds or "mamba" in kinds or is_halved:
+        attends = ("attention", "full_attention")
+        writer.add_head_count_kv([spec.kv_heads if kind in attends else 0 for kind in kinds])
         if "conv" in kinds:
             writer.add_shortconv_l_cache(config.conv_L_cache)
     elif spec.extra.get("num_global_key_value_heads"):
@@ -198,7 +203,7 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) 
     if hasattr(type(config), "layer_norm_eps"):
         writer.add_layer_norm_eps(config.layer_norm_eps)
     else:
-        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
+        writer.add_layer_norm_rms_eps(getattr(config, EPS.get(type(config), "rms_norm_eps")))
     writer.add_rope_freq_base(spec.theta)
     if spec.head_dim is not None:
         head_dim = spec.extra.get("global_head_dim", spec.head_dim)
@@ -237,6 +242,8 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "top_k_experts": writer.add_expert_used_count,
         "moe_intermediate_size": writer.add_expert_feed_forward_length,
         "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
+        "moe_shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
+        "moe_latent_size": writer.add_moe_latent_size,
         "logit_scale": writer.add_logit_scale,
         "num_dense_layers": writer.add_leading_dense_block_count,
         "n_routed_experts": writer.add_expert_count,
@@ -326,13 +333,18 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
             writer.add_tensor("rope_freqs.weight", (plain / scaled.double()).float().numpy())
 
 
+def in_files(config: PreTrainedConfig, name: str) -> str:
+    """What files of Nemotron call the model."""
+    return name.replace("model.", "backbone.") if hasattr(config, "layers_block_type") else name
+
+
 def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights as files hold them: gate and up of the experts apart, the gate of the shared one as a vector."""
     for name, weight in model.named_parameters():
-        name = name.replace("block_sparse_moe", "mlp")  # Granite
+        name = in_files(model.config, name.replace("block_sparse_moe", "mlp"))  # the latter in Granite
         if "linear_attn" in name:
             yield from delta_parts(model.config, name, weight)
-        elif ".mamba." in name:
+        elif ".mamba." in name or ".mixer." in name:
             yield from space_parts(model.config, name, weight)
         elif "conv.conv." in name:
             yield name, weight.squeeze(1)
@@ -368,6 +380,7 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         else:
             yield name, weight.squeeze(0) if "shared_expert_gate" in name else weight
     for name, selection_bias in selection_biases_of(model):
+        name = in_files(model.config, name)
         yield name.removesuffix("_bias") + (".bias" if "e_score" in name else "_bias.bias"), selection_bias
     for name, scalar in layer_scalars_of(model):
         yield f"{name}.weight", scalar
@@ -386,7 +399,7 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
             weight = to_interleaved(weight, spec.heads if "q_proj" in name else spec.kv_heads)
         if name.endswith("norm.weight"):
             weight = weight + norm_offset(spec, name)
-        is_router = name.endswith(("mlp.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight"))
+        is_router = name.endswith(("mlp.gate.weight", "mixer.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight"))
         is_vector = name.endswith(("bias", "norm.weight", ".A_log", ".D")) or "conv" in name.split(".")[-2]
         is_matrix = weight.ndim >= 2 and not is_vector
         kind = torch.float16 if is_matrix and not is_router else torch.float32

@@ -4,12 +4,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from families import FAMILIES, Family
-from transformers import Lfm2Config, Lfm2MoeConfig, PreTrainedConfig
+from transformers import Lfm2Config, Lfm2MoeConfig, NemotronHConfig, PreTrainedConfig
 
 N_VOCAB = 64
 N_LAYERS = 2
 CONTEXT = 256
 ORIGINAL_CONTEXT = 32  # of scaled RoPE: short, so that 80 positions reach beyond it
+
+# What is added to the mean square in norms, where it is called otherwise.
+EPS = {Lfm2Config: "norm_eps", Lfm2MoeConfig: "norm_eps", NemotronHConfig: "layer_norm_epsilon"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Spec:
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
             max_position_embeddings=CONTEXT,
-            **{"norm_eps" if self.family.config in (Lfm2Config, Lfm2MoeConfig) else "rms_norm_eps": 1e-6},
+            **{EPS.get(self.family.config, "rms_norm_eps"): 1e-6},
             tie_word_embeddings=self.tied,
             rope_parameters=turns,
             pad_token_id=None,

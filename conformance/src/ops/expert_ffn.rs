@@ -45,6 +45,8 @@ struct Case {
     normalises: bool,
     has_norm: bool,
     activation: Activation,
+    /// Whether what is gated is its own gate.
+    is_alone: bool,
     has_biases: bool,
     has_scales: bool,
     /// Whether the sum is put elsewhere.
@@ -65,6 +67,7 @@ const USUAL: Case = Case {
     normalises: true,
     has_norm: true,
     activation: Activation::Silu,
+    is_alone: false,
     has_biases: false,
     has_scales: false,
     goes_apart: false,
@@ -139,10 +142,13 @@ pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
         (1, Activation::Silu, true, false),
         (5, Activation::Gelu, false, false),
         (17, Activation::Bounded, true, true),
+        (1, Activation::Relu, true, false),
+        (33, Activation::Relu, false, false),
     ];
     for (types, (rows, activation, has_norm, has_biases)) in lacks.combine(&types, &ways) {
         let of = Case { types, n: 256, n_ff: 256, n_experts: 3, ..USUAL };
-        let case = Case { rows, activation, has_norm, has_biases, ..of };
+        let is_alone = activation == Activation::Relu;
+        let case = Case { rows, activation, is_alone, has_norm, has_biases, ..of };
         equals_its_equation(subject, case, &mut lacks);
     }
     lacks
@@ -156,12 +162,13 @@ struct Layer<B: Backend> {
     biases: Option<[(B::Buffer, Vec<f32>); 3]>,
     selection_bias: Option<(B::Buffer, Vec<f32>)>,
     scales: Option<(B::Buffer, Vec<f32>)>,
+    is_alone: bool,
 }
 
 impl<B: Backend> Layer<B> {
     fn new(
         subject: &Subject<B>,
-        Case { types, n, n_ff, n_experts, has_biases, has_selection_bias, has_scales, .. }: Case,
+        Case { types, n, n_ff, n_experts, is_alone, has_biases, has_selection_bias, has_scales, .. }: Case,
     ) -> Self {
         let shapes = [[n_ff, n], [n_ff, n], [n, n_ff]];
         let one = |e: usize| {
@@ -188,11 +195,12 @@ impl<B: Backend> Layer<B> {
         let selection_bias = selection_bias.map(|values| (subject.upload(&values), values));
         let scales = has_scales.then(|| gaussian(41, n_experts, 1.0));
         let scales = scales.map(|values| (subject.upload(&values), values));
-        Self { on_device, weights, biases, selection_bias, scales }
+        Self { on_device, weights, biases, selection_bias, scales, is_alone }
     }
 
     fn borrow(&self, activation: Activation) -> ExpertWeights<'_, B> {
         let [gate, up, down] = &self.on_device;
+        let gate = if self.is_alone { up } else { gate };
         let biases = self.biases.as_ref().map(|biases| biases.each_ref().map(|(on_device, _)| on_device));
         ExpertWeights { activation, gate, up, down, biases }
     }
@@ -206,6 +214,7 @@ impl<B: Backend> Layer<B> {
     /// What expert `e` gives for a row, one of `rows`.
     fn expert(&self, e: usize, x: &Activations, case: Case, subject: &Subject<B>) -> Vec<Want> {
         let [gate, up, down] = &self.weights[e];
+        let gate = if self.is_alone { up } else { gate };
         let product = |i: usize, weights: &Weights, n_out, x: &Activations| -> Vec<Want> {
             let biased = |row| {
                 let y = weights.product(row, x, case.rows, subject.arithmetic());

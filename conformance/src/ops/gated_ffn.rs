@@ -31,14 +31,16 @@ const SHAPES: [(usize, usize); 8] = [(1, 1), (40, 1), (33, 3), (16, 8), (17, 9),
 /// The most features of [`SHAPES`].
 const MOST: usize = 48;
 
-/// Whether there is a norm, and the activation.
-const CASES: [(bool, Activation); 6] = [
-    (false, Activation::Silu),
-    (true, Activation::Silu),
-    (false, Activation::Gelu),
-    (true, Activation::Gelu),
-    (false, Activation::Bounded),
-    (true, Activation::Bounded),
+/// Whether there is a norm, the activation, and whether what is gated is its own gate.
+const CASES: [(bool, Activation, bool); 8] = [
+    (false, Activation::Silu, false),
+    (true, Activation::Silu, false),
+    (false, Activation::Gelu, false),
+    (true, Activation::Gelu, false),
+    (false, Activation::Bounded, true),
+    (true, Activation::Bounded, false),
+    (false, Activation::Relu, false),
+    (true, Activation::Relu, true),
 ];
 
 /// Roundings of `g / (1 + exp(-z)) * u` beside those of g and u: three of exp, six where a device has an approximate one, a
@@ -51,10 +53,8 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let weights = TYPES.map(|(gate, up)| {
         [(gate, 9), (up, 10)].map(|(dtype, seed)| Weights::gaussian(dtype, MOST, N_IN, seed))
     });
-    for (types, ((n_ff, rows), (has_norm, activation))) in
-        lacks.combine(&weights.each_ref(), &product(&SHAPES, &CASES))
-    {
-        equals_its_equation(subject, types.each_ref(), n_ff, rows, has_norm, activation);
+    for (types, ((n_ff, rows), case)) in lacks.combine(&weights.each_ref(), &product(&SHAPES, &CASES)) {
+        equals_its_equation(subject, types.each_ref(), n_ff, rows, case);
     }
     wrong_shapes_are_refused(subject);
     lacks
@@ -65,8 +65,7 @@ fn equals_its_equation<B: Backend>(
     weights: [&Weights; 2],
     n_ff: usize,
     rows: usize,
-    has_norm: bool,
-    activation: Activation,
+    (has_norm, activation, is_alone): (bool, Activation, bool),
 ) {
     // Gates of magnitude up to ten, where activations bend.
     let x = gaussian(11, (rows + 1) * N_IN, 10.0);
@@ -78,17 +77,21 @@ fn equals_its_equation<B: Backend>(
     let mut y = subject.poisoned(rows * n_ff);
     let what = || {
         let [gate, up] = weights.map(|weights| weights.dtype);
-        let shape = format_args!("{gate} {up} {n_ff}x{N_IN}, {rows} rows, norm {has_norm}, {activation:?}");
+        let alone = if is_alone { ", of the first alone" } else { "" };
+        let shape =
+            format_args!("{gate} {up} {n_ff}x{N_IN}, {rows} rows, norm {has_norm}, {activation:?}{alone}");
         subject.case("gated_ffn", shape)
     };
-    let result = subject.device().gated_ffn(input, activation, &matrices[0], &matrices[1], &mut y);
+    let up = usize::from(!is_alone);
+    let result = subject.device().gated_ffn(input, activation, &matrices[0], &matrices[up], &mut y);
     result.unwrap_or_else(|error| panic!("{}: {error}", what()));
 
     let seen =
         |x: &[f32]| if has_norm { Activations::normalised(x, &gain, EPS) } else { Activations::new(x) };
     let x: Vec<_> = x[N_IN..].chunks_exact(N_IN).map(seen).collect();
-    let [gates, ups] = weights.map(|weights| products(weights, n_ff, &x, subject.arithmetic()));
-    let want: Vec<Want> = gates.iter().zip(&ups).map(|(&g, &u)| gated(activation, g, u)).collect();
+    let products = weights.map(|weights| products(weights, n_ff, &x, subject.arithmetic()));
+    let (gates, ups) = (&products[0], &products[up]);
+    let want: Vec<Want> = gates.iter().zip(ups).map(|(&g, &u)| gated(activation, g, u)).collect();
     subject.expect(&y, &want, &what);
 }
 
@@ -97,6 +100,7 @@ pub fn gated(activation: Activation, g: Want, u: Want) -> Want {
     let (slope, of_z) = match activation {
         // The largest slope, at 2.4: 1.0998.
         Activation::Silu => (1.1, 0.0),
+        Activation::Relu => (1.0, 0.0),
         // As SiLU's, whose slope a rate in z leaves: `a(g) = silu(r g) / r`. A rounding of z moves it by `z s (1 - s)`, at most 0.224,
         // of itself.
         Activation::Bounded => (1.1, 0.23 * roundings(1)),

@@ -130,7 +130,7 @@ pub struct Output<'a, B: Backend> {
 pub struct ExpertWeights<'a, B: Backend> {
     /// Of the gates.
     pub activation: Activation,
-    /// What the gates are made with, `[n_experts, n_ff, n]`.
+    /// What the gates are made with, `[n_experts, n_ff, n]`; where it is `up` itself, a device may multiply once.
     pub gate: &'a B::Experts,
     /// Of what is gated, `[n_experts, n_ff, n]`.
     pub up: &'a B::Experts,
@@ -275,7 +275,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// given) and one product per output; the input is normalised and quantised once for all of them.
     fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()>;
 
-    /// `y = a(gate x) * (up x)`, `[rows, n_ff]`, `a` the activation. Equals `project` with two outputs, then `a(g) * u`.
+    /// `y = a(gate x) * (up x)`, `[rows, n_ff]`, `a` the activation. Equals `project` with two outputs, then `a(g) * u`. Where `gate` is
+    /// `up` itself, a device may multiply once.
     fn gated_ffn(
         &self,
         input: Input<'_, Self>,

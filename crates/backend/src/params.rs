@@ -17,7 +17,8 @@ impl<Buffer> Clone for Norm<'_, Buffer> {
 
 impl<Buffer> Copy for Norm<'_, Buffer> {}
 
-/// The activation `a` of the gate in a gated feed-forward layer, `a(g) * u`: `g / (1 + exp(-z))`, with a z of g.
+/// The activation `a` of the gate in a gated feed-forward layer, `a(g) * u`: `g / (1 + exp(-z))`, with a z of g; or its limit for a
+/// large one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// SiLU: `z = g`.
@@ -28,6 +29,8 @@ pub enum Activation {
     /// The SiLU of gpt-oss, all of whose numbers are bounded: with the rate r and the limit L of [`Activation::BOUNDED`],
     /// `z = r g`, `min(g, L)` in the place of g, and `1 + max(-L, min(u, L))` in that of u.
     Bounded,
+    /// ReLU: g where it is positive, else 0. What is its own gate is squared so (arXiv 2109.08668).
+    Relu,
 }
 
 impl Activation {

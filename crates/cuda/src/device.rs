@@ -346,6 +346,10 @@ impl Backend for CudaDevice {
             return Ok(product::product(&self.cx, &mut x, &both)?);
         }
         let len = input.rows * up.n_out();
+        if std::ptr::eq(gate, up) {
+            product::products(&self.cx, &mut x, &[up_product])?;
+            return Ok(gate::gate(&self.cx, activation, y.ptr(), y.ptr(), len)?);
+        }
         let g = self.cx.scratch(bytes(len))?;
         product::products(&self.cx, &mut x, &[product_of(OP, gate, g.ptr())?, up_product])?;
         Ok(gate::gate(&self.cx, activation, g.ptr(), y.ptr(), len)?)

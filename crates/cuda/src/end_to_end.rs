@@ -166,6 +166,8 @@ fn tiny_models_with_sinks_or_states_say_the_same_on_the_emulator_as_on_the_cpu()
         "lfm2moe-h64-g2-conv3-dense1.gguf",
         "qwen35-h64-g2-delta.gguf",
         "graniteh-h64-g2-space-experts.gguf",
+        "nemotronhmoe-h64-g2-space-latent.gguf",
+        "nemotronh-h64-g2-space.gguf",
         "qwen3next-h64-g2-delta-experts.gguf",
     ] {
         let Some(error) = largest_error(model, DType::F16, &pieces) else { return };

@@ -12,7 +12,9 @@ const QWEN35: &str = "qwen35-h64-g2-delta";
 const QWEN3_NEXT: &str = "qwen3next-h64-g2-delta-experts";
 const GRANITE: &str = "graniteh-h64-g2-space";
 const GRANITE_OF_EXPERTS: &str = "graniteh-h64-g2-space-experts";
-const ALL: [&str; 5] = [LFM2, QWEN35, QWEN3_NEXT, GRANITE, GRANITE_OF_EXPERTS];
+const NEMOTRON: &str = "nemotronh-h64-g2-space";
+const NEMOTRON_OF_EXPERTS: &str = "nemotronhmoe-h64-g2-space-latent";
+const ALL: [&str; 7] = [LFM2, QWEN35, QWEN3_NEXT, GRANITE, GRANITE_OF_EXPERTS, NEMOTRON, NEMOTRON_OF_EXPERTS];
 
 fn fixture(name: &str) -> Gguf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
@@ -198,7 +200,15 @@ fn what_a_file_gets_wrong_is_told_in_a_line() {
         (QWEN3_NEXT, &["ssm_ba.weight", "ffn_gate_shexp.weight"]),
         (
             GRANITE,
-            &["ssm_in.weight", "ssm_conv1d.weight", "ssm_dt.bias", "ssm_a", "ssm_d", "ssm_norm.weight"],
+            &[
+                "ssm_in.weight",
+                "ssm_conv1d.weight",
+                "ssm_conv1d.bias",
+                "ssm_dt.bias",
+                "ssm_a",
+                "ssm_d",
+                "ssm_norm.weight",
+            ],
         ),
         (GRANITE, &["ssm_out.weight", "ffn_norm.weight"]),
     ] {

@@ -82,6 +82,8 @@ pub struct LayerSpec {
     pub gated: bool,
     /// Of the gate of its feed-forward layer.
     pub activation: Activation,
+    /// Whether what is gated there is its own gate.
+    pub gates_itself: bool,
     /// Where it normalises.
     pub norms: Norms,
 }
@@ -97,6 +99,9 @@ pub struct ExpertSpec {
     pub routing: Routing,
     /// What every row goes through besides.
     pub shared: SharedExpert,
+    /// Numbers that a row is made before it goes through experts, which the sum of what they give is made a row of again; `None` where
+    /// rows go through as they are.
+    pub latent: Option<usize>,
 }
 
 /// What a layer keeps of past tokens.
@@ -108,6 +113,8 @@ pub enum LayerState {
     Shared(usize),
     /// A state of fixed size, which each token changes. It does not attend.
     Recurrent(Recurrence),
+    /// Nothing: it does not mix rows.
+    Nothing,
 }
 
 impl LayerSpec {
@@ -122,8 +129,13 @@ impl LayerSpec {
     pub fn recurrence(&self) -> Option<Recurrence> {
         match self.state {
             LayerState::Recurrent(recurrence) => Some(recurrence),
-            LayerState::Own | LayerState::Shared(_) => None,
+            LayerState::Own | LayerState::Shared(_) | LayerState::Nothing => None,
         }
+    }
+
+    /// Whether it attends.
+    pub fn attends(&self) -> bool {
+        matches!(self.state, LayerState::Own | LayerState::Shared(_))
     }
 
     /// Values of all queries of a row.
@@ -165,6 +177,8 @@ impl Config {
         let n_ctx_train = keys.size("context_length")?;
         let (n_layers, n_guessing) = read_layers(&keys)?;
         let n_kv_heads = heads::read_kv_heads(&keys, family, n_layers)?;
+        let experts = experts::read(&keys, family, n_embd, n_layers)?;
+        let is_other_half = |index: usize| family.halved && experts.has(index);
         let without_heads = n_kv_heads.iter().map(|&n| n == 0).collect();
         let recurrences = recurrence::read(&keys, family, n_embd, without_heads)?;
         let windows = heads::read_windows(&keys, family, n_layers)?;
@@ -181,7 +195,6 @@ impl Config {
             None => keys.positive("attention.scale")?,
         };
         let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
-        let experts = experts::read(&keys, family, n_embd, n_layers)?;
         let norms = read_norms(&keys, family);
         let values_of_keys = heads::are_values_of_keys(&keys, family, &windows);
         let turns = keys.flag_or("rope.scaling.finetuned", true)?;
@@ -201,7 +214,11 @@ impl Config {
             };
             LayerSpec {
                 heads,
-                state: recurrences.of_layer(index).map_or(states[index], LayerState::Recurrent),
+                state: match recurrences.of_layer(index) {
+                    _ if is_other_half(index) => LayerState::Nothing,
+                    Some(recurrence) => LayerState::Recurrent(recurrence),
+                    None => states[index],
+                },
                 n_ff: experts.n_ff(index),
                 experts: experts.of_layer(index),
                 rope,
@@ -213,6 +230,7 @@ impl Config {
                 sinks: family.sinks,
                 gated: family.gated,
                 activation: family.activation,
+                gates_itself: family.gates_itself,
                 norms,
             }
         };
@@ -280,7 +298,7 @@ impl Config {
         let owner = match self.layers[index].state {
             LayerState::Own => index,
             LayerState::Shared(owner) => owner,
-            LayerState::Recurrent(_) => return None,
+            LayerState::Recurrent(_) | LayerState::Nothing => return None,
         };
         let before = self.layers.get(first..owner)?;
         Some(before.iter().filter(|layer| layer.state == LayerState::Own).count())

@@ -27,8 +27,8 @@ pub use activations::Activations;
 pub struct Decoder<B: Backend> {
     config: Config,
     weights: Weights<B>,
-    /// Where what each layer that is here keeps lies among that of all of them.
-    places: Vec<Place>,
+    /// Where what each layer that is here keeps lies among that of all of them; `None` where it keeps nothing, nor meets anything.
+    places: Vec<Option<Place>>,
 }
 
 /// Where what a layer keeps of past tokens lies.
@@ -113,7 +113,7 @@ impl<B: Backend> Decoder<B> {
         let place = |index| {
             let state = config.state_ordinal(layers.start, index).map(Place::States);
             let kv = || config.kv_ordinal(layers.start, index).map(Place::Kv);
-            state.or_else(kv).expect("layers that are here are complete")
+            state.or_else(kv)
         };
         let places = layers.clone().map(place).collect();
         Self { config, weights, places }
@@ -129,10 +129,9 @@ impl<B: Backend> Decoder<B> {
         &self.config.layers[self.weights.part.layers()]
     }
 
-    /// Which keys and values layer `index` of those that are here meets, as the cache counts them; `None` where it has a state
-    /// instead.
+    /// Which keys and values layer `index` of those that are here meets, as the cache counts them; `None` where it does not attend.
     pub fn kv_layer(&self, index: usize) -> Option<usize> {
-        match self.places[index] {
+        match self.places[index]? {
             Place::Kv(kv) => Some(kv),
             Place::States(_) => None,
         }
@@ -287,7 +286,7 @@ impl<B: Backend> Decoder<B> {
         self.prepare(backend, pool, parts, act, Entry::Residual(&[])).map_err(StepError::Refused)?;
         let own = self.layers().iter().enumerate().filter(|(_, spec)| spec.state == LayerState::Own);
         for (index, spec) in own {
-            let Place::Kv(kv) = self.places[index] else { continue };
+            let Some(kv) = self.kv_layer(index) else { continue };
             let mut append = || {
                 for (width, buffer) in [(spec.n_k(), &mut act.k), (spec.n_v(), &mut act.v)] {
                     let mut x = vec![0.0; rows * width];
@@ -303,7 +302,7 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Lets the rows of each sequence meet what layer `index` keeps of those before.
+    /// Lets the rows of each sequence meet what layer `index` keeps of those before, where it does.
     fn mix(
         &self,
         backend: &B,
@@ -312,7 +311,9 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        match (&self.weights.layers[index].mixer, self.places[index]) {
+        let Some(mixer) = &self.weights.layers[index].mixer else { return Ok(()) };
+        let place = self.places[index].expect("layers that are here are complete");
+        match (mixer, place) {
             (Mixer::Attention(weights), Place::Kv(kv)) => {
                 self.attention(backend, (index, kv), weights, parts, act, rows)
             }

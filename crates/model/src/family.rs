@@ -16,6 +16,10 @@ pub struct Family {
     pub(crate) pairing: Pairing,
     /// Of the gate of the feed-forward layer.
     pub(crate) activation: Activation,
+    /// Whether what a feed-forward layer gates is its own gate.
+    pub(crate) gates_itself: bool,
+    /// Whether a layer has one half: it mixes the rows of a sequence, or it looks at each by itself.
+    pub(crate) halved: bool,
     /// Where it normalises.
     pub(crate) norms: Norms,
     /// What it multiplies the residual stream and the logits with.
@@ -214,6 +218,8 @@ const LLAMA: Family = Family {
     name: "llama",
     pairing: Pairing::Interleaved,
     activation: Activation::Silu,
+    gates_itself: false,
+    halved: false,
     norms: Norms {
         kind: NormKind::Rms,
         before_ffn: "ffn_norm.weight",
@@ -271,6 +277,18 @@ const LFM2: Family = Family {
     recurrence: Some(RecurrenceRule::ShortConv),
     output_norm: "token_embd_norm.weight",
     ..QWEN3
+};
+
+const NEMOTRON_H: Family = Family {
+    name: "nemotron_h",
+    activation: Activation::Relu,
+    gates_itself: true,
+    halved: true,
+    norms: Norms { before_ffn: "attn_norm.weight", ..LLAMA.norms },
+    recurrence: Some(RecurrenceRule::Space),
+    unturned: Unturned::Every(1),
+    experts: None,
+    ..LLAMA
 };
 
 const COMMAND_R: Family = Family {
@@ -402,6 +420,8 @@ static FAMILIES: &[Family] = &[
         ..LLAMA
     },
     COMMAND_R,
+    NEMOTRON_H,
+    Family { name: "nemotron_h_moe", experts: Some(SEVERAL_BY_SIGMOID), ..NEMOTRON_H },
 ];
 
 impl Family {
@@ -437,6 +457,7 @@ mod tests {
             assert!(!after || !is_layer && !shared, "{}", family.name);
             assert!(!shared || is_layer && before, "{}", family.name);
             assert!(!family.values_of_keys || !family.gated, "{}", family.name);
+            assert!(!family.halved || !after && !shared, "{}", family.name);
         }
     }
 

@@ -29,7 +29,8 @@ use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms, SharedExpert};
 /// The weights of one decoder layer. Matrices are `[n_out, n_in]`.
 pub struct Layer<B: Backend> {
     pub(crate) attn_norm: Option<B::Buffer>,
-    pub(crate) mixer: Mixer<B>,
+    /// `None` where rows are not mixed.
+    pub(crate) mixer: Option<Mixer<B>>,
     /// Of what attention adds to the residual stream.
     pub(crate) attn_after: Option<B::Buffer>,
     pub(crate) ffn_norm: Option<B::Buffer>,
@@ -46,7 +47,8 @@ pub struct Layer<B: Backend> {
 
 /// A gated feed-forward layer.
 pub(crate) struct FeedForward<B: Backend> {
-    pub(crate) gate: B::Matrix,
+    /// `None` where what is gated is its own gate.
+    pub(crate) gate: Option<B::Matrix>,
     pub(crate) up: B::Matrix,
     pub(crate) down: B::Matrix,
     /// Added to the products of gate, up and down, `[n_out]` each, where the file has them.
@@ -289,11 +291,13 @@ impl<B: Backend> Loader<'_, B> {
         let Norms { before, after, shared, .. } = spec.norms;
         let (before, after) = (before.then_some(c.n_embd), after.then_some(c.n_embd));
         let experts = spec.experts.map(|experts| self.experts(c, index, experts)).transpose()?;
+        let mixer = self.mixer(c, index)?;
+        let looks = spec.n_ff > 0 || experts.is_some();
         Ok(Layer {
-            attn_norm: self.vector_if(before, &name("attn_norm.weight"))?,
-            mixer: self.mixer(c, index)?,
+            attn_norm: self.vector_if(before.filter(|_| mixer.is_some()), &name("attn_norm.weight"))?,
+            mixer,
             attn_after: self.vector_if(after, &name("post_attention_norm.weight"))?,
-            ffn_norm: self.vector_if(before.filter(|_| !shared), &name(spec.norms.before_ffn))?,
+            ffn_norm: self.vector_if(before.filter(|_| looks && !shared), &name(spec.norms.before_ffn))?,
             ffn: self.feed_forward(c, index)?,
             experts,
             ffn_after: self.vector_if(after, &name("post_ffw_norm.weight"))?,
@@ -304,7 +308,7 @@ impl<B: Backend> Loader<'_, B> {
 
     /// What every row of layer `index` goes through.
     fn feed_forward(&mut self, c: &Config, index: usize) -> Result<Option<FeedForward<B>>, ModelError> {
-        let LayerSpec { n_ff, experts, .. } = c.layers[index];
+        let LayerSpec { n_ff, experts, gates_itself, .. } = c.layers[index];
         if n_ff == 0 {
             return Ok(None);
         }
@@ -313,7 +317,13 @@ impl<B: Backend> Loader<'_, B> {
             Some(_) => ["ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"],
         };
         let [gate, up, down] = names;
-        let [gate, up] = self.matrices(up, [(gate, n_ff), (up, n_ff)], index, c.n_embd)?;
+        let (gate, up) = match gates_itself {
+            true => (None, self.matrix(&format!("blk.{index}.{up}"), c.n_embd, n_ff)?),
+            false => {
+                let [gate, up] = self.matrices(up, [(gate, n_ff), (up, n_ff)], index, c.n_embd)?;
+                (Some(gate), up)
+            }
+        };
         Ok(Some(FeedForward {
             gate,
             up,
@@ -332,7 +342,7 @@ impl<B: Backend> Loader<'_, B> {
         let LayerSpec { n_ff, activation, .. } = c.layers[index];
         let [gate, up, down] = names.map(|name| name.replace(".weight", ".bias"));
         let [gate, up] = self.biases(&up, [(&gate, n_ff), (&up, n_ff)], index)?;
-        if activation == Activation::Bounded && (gate.is_some() || up.is_some()) {
+        if matches!(activation, Activation::Bounded | Activation::Relu) && (gate.is_some() || up.is_some()) {
             let what = format!("biases of the feed-forward layer of '{}'", c.family.name);
             return Err(ModelError::Unsupported { what });
         }

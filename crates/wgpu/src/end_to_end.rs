@@ -123,6 +123,8 @@ fn models_with_states() {
         ("lfm2moe-h64-g2-conv3-dense1.gguf", DType::F32),
         ("qwen35-h64-g2-delta.gguf", DType::F32),
         ("graniteh-h64-g2-space-experts.gguf", DType::F32),
+        ("nemotronhmoe-h64-g2-space-latent.gguf", DType::F32),
+        ("nemotronh-h64-g2-space.gguf", DType::F32),
         ("qwen3next-h64-g2-delta-experts.gguf", DType::F32),
     ]);
 }

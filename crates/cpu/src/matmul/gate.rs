@@ -1,5 +1,5 @@
 //! The gate of a gated feed-forward layer: `a(g) * u`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`], and with bounds
-//! where it has some.
+//! where it has some; or ReLU.
 
 use kvant_backend::Activation;
 
@@ -28,6 +28,21 @@ pub(super) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
                 *u = (1.0 + u.clamp(-limit, limit)) * (g / (1.0 + exp(-(rate * g))));
             }
         }
+        Activation::Relu => {
+            for (u, g) in u.iter_mut().zip(g) {
+                // `max` would make a number of a NaN.
+                *u *= if *g < 0.0 { 0.0 } else { *g };
+            }
+        }
+    }
+}
+
+/// `u *= a(u)` for each value.
+pub(super) fn gate_itself(activation: Activation, u: &mut [f32]) {
+    for u in u.chunks_mut(16) {
+        let mut g = [0.0; 16];
+        g[..u.len()].copy_from_slice(u);
+        gate(activation, &g, u);
     }
 }
 
@@ -43,6 +58,17 @@ mod tests {
             assert!(u[0].is_nan() && u[1] == f32::INFINITY && !(u[2].abs() > 1e38 && u[2] > 0.0));
             assert_eq!(u[3], 200.0);
             assert!(u[4].abs() <= 1e-30);
+        }
+    }
+
+    #[test]
+    fn what_is_its_own_gate_is_squared_where_it_is_positive() {
+        let mut u: Vec<f32> = (0..37).map(|i| i as f32 - 18.0).collect();
+        u[3] = f32::NAN;
+        gate_itself(Activation::Relu, &mut u);
+        for (i, u) in u.into_iter().enumerate() {
+            let x = (i as f32 - 18.0).max(0.0);
+            assert!(if i == 3 { u.is_nan() } else { u == x * x }, "{i}: {u}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! From the operands of an op to items of work for the threads: what is prepared, how it is split, where results go.
 
 use std::ops::Range;
+use std::ptr;
 
 use kvant_backend::Activation;
 use kvant_codec::DType;
@@ -451,22 +452,29 @@ pub(crate) fn gated_ffn(
     let product = |w, y, gate| {
         Some(Product { w, bias: None, y: Shards::new(y), to: To::Rows(0), accumulate: false, gate })
     };
+    let n_ff = up.n_out;
+    let for_rows = |y: &mut [f32], gate: &(dyn Fn(usize, &mut [f32]) + Sync)| {
+        let y = Shards::new(y);
+        pool.for_each(input.rows(), &|r| {
+            // SAFETY: every row is taken by one call of this job.
+            gate(r, unsafe { y.part(r * n_ff..(r + 1) * n_ff) });
+        });
+    };
+    if ptr::eq(gate, up) {
+        run(isa, pool, scratch, input, &[product(up, y, None), None, None, None]);
+        return for_rows(y, &|_, u| gate::gate_itself(activation, u));
+    }
     if uses_panels(isa) && gate.dtype == up.dtype {
         let gate = Some(Gating { w: gate, activation, biases: None });
         return run(isa, pool, scratch, input, &[product(up, y, gate), None, None, None]);
     }
-    let (rows, n_ff) = (input.rows(), gate.n_out);
+    let rows = input.rows();
     let mut gated = std::mem::take(&mut scratch.gate);
     if gated.len() < rows * n_ff {
         gated.resize(rows * n_ff, 0.0);
     }
     run(isa, pool, scratch, input, &[product(gate, &mut gated, None), product(up, y, None), None, None]);
-    let y = Shards::new(y);
-    pool.for_each(rows, &|r| {
-        let row = r * n_ff..(r + 1) * n_ff;
-        // SAFETY: every row is taken by one call of this job.
-        gate::gate(activation, &gated[row.clone()], unsafe { y.part(row) });
-    });
+    for_rows(y, &|r, u| gate::gate(activation, &gated[r * n_ff..(r + 1) * n_ff], u));
     scratch.gate = gated;
 }
 

@@ -181,6 +181,9 @@ pub(crate) fn expert_ffn(
         let gate = product(gate, of_gate, hidden.ptr(), n_used);
         let both = Product { up: Some((up.weights.ptr(), activation)), up_bias: of_up, ..gate };
         product::product(cx, &mut input, &both)?;
+    } else if std::ptr::eq(gate, up) && layer.biases.is_none() {
+        product::product(cx, &mut input, &product(up, None, hidden.ptr(), n_used))?;
+        gate::gate(cx, activation, hidden.ptr(), hidden.ptr(), slots * n_ff)?;
     } else {
         let gates = floats(slots * n_ff)?;
         product::product(cx, &mut input, &product(gate, of_gate, gates.ptr(), n_used))?;

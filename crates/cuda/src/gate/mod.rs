@@ -28,6 +28,7 @@ pub(crate) fn constants(constants: Constants) -> Constants {
     let constants =
         constants.whole("GELU", number(Activation::Gelu) as usize).float("GELU_A", a).float("GELU_B", b);
     let constants = constants.whole("BOUNDED", number(Activation::Bounded) as usize);
+    let constants = constants.whole("RELU", number(Activation::Relu) as usize);
     constants.float("BOUND_RATE", rate).float("BOUND_LIMIT", limit)
 }
 
@@ -37,6 +38,7 @@ pub(crate) fn number(activation: Activation) -> u32 {
         Activation::Silu => 0,
         Activation::Gelu => 1,
         Activation::Bounded => 2,
+        Activation::Relu => 3,
     }
 }
 
@@ -147,7 +149,7 @@ mod tests {
         let Some(cx) = emulator::context(80) else { return };
         let g: Vec<f32> = (-1500..=1500).map(|i| i as f32 / 17.0).collect();
         let u: Vec<f32> = (0..g.len()).map(|i| (i % 13) as f32 - 6.5).collect();
-        for activation in [Activation::Silu, Activation::Gelu, Activation::Bounded] {
+        for activation in [Activation::Silu, Activation::Gelu, Activation::Bounded, Activation::Relu] {
             for n in [0, 1, 255, 256, 257, g.len()] {
                 let (on_g, on_u) = (emulator::upload(&cx, &g[..n]), emulator::upload(&cx, &u[..n]));
                 gate(&cx, activation, on_g.ptr(), on_u.ptr(), n).unwrap();
@@ -162,14 +164,15 @@ mod tests {
                         Activation::Silu => g,
                         Activation::Bounded => rate * g,
                         Activation::Gelu => (8.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3)),
+                        Activation::Relu => g * f64::INFINITY,
                     };
-                    let want = u * g / (1.0 + (-z).exp());
+                    let want = if g == 0.0 { 0.0 } else { u * g / (1.0 + (-z).exp()) };
                     // expf is within 2 ulp (CUDA's table of accuracies); a sum, a quotient and a product follow. Of GELU's z
                     // five roundings (two of them the constants') move the exponential by as many times |z|, and one does of the
                     // bounded SiLU's. Results so small that they are subnormal lose digits, and those of exponentials beyond f32
                     // are nothing.
                     let of_z = match activation {
-                        Activation::Silu => 0.0,
+                        Activation::Silu | Activation::Relu => 0.0,
                         Activation::Gelu => 2.5 * z.abs(),
                         Activation::Bounded => 0.5 * z.abs(),
                     };
@@ -192,7 +195,8 @@ mod tests {
             let (on_g, on_u) = (emulator::upload(&cx, &g), emulator::upload(&cx, &[1.0; 5]));
             gate(&cx, activation, on_g.ptr(), on_u.ptr(), 5).unwrap();
             let got = emulator::download(&cx, &on_u);
-            assert!(got[0].is_nan() && got[1] == f32::INFINITY && got[2].is_nan(), "{got:?}");
+            let of_negative = if activation == Activation::Relu { got[2] == 0.0 } else { got[2].is_nan() };
+            assert!(got[0].is_nan() && got[1] == f32::INFINITY && of_negative, "{got:?}");
             assert!(got[3] == 200.0 && got[4].abs() <= 1e-30, "{got:?}");
         }
     }

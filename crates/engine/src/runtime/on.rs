@@ -293,7 +293,7 @@ impl<B: Backend> Loaded for On<B> {
         let (mut tokens, mut pairs) = (0, 0);
         self.with(id, |cache| {
             tokens = cache.len();
-            let attend = layers.iter().filter(|layer| layer.recurrence().is_none());
+            let attend = layers.iter().filter(|layer| layer.attends());
             pairs = tokens * attend.map(|layer| layer.heads.n_heads).sum::<usize>();
             // Stages take turns, so that what else the machine does meets them all.
             for repetition in 0..=repetitions {

@@ -9,12 +9,13 @@ use crate::family::{ExpertRule, Family, SharedExpert};
 const COUNT: &str = "expert_count";
 const USED: &str = "expert_used_count";
 const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
+const LATENT: &str = "moe_latent_size";
 /// How tensors are called that hold what is added to scores to choose by.
 pub(crate) const SELECTION_BIAS: &str = "exp_probs_b.bias";
 
 /// The feed-forward layers of a model.
 pub(super) struct FeedForward {
-    /// Width of each layer, where it has no experts.
+    /// Width of each layer, where it has no experts; 0 where it is none.
     dense: Vec<usize>,
     /// Width of the experts together that all rows share; 0 where there is none.
     shared: usize,
@@ -27,7 +28,13 @@ pub(super) struct FeedForward {
 impl FeedForward {
     /// What the experts of a layer are.
     pub fn of_layer(&self, index: usize) -> Option<ExpertSpec> {
-        self.experts.filter(|_| index >= self.n_leading && (index + 1).is_multiple_of(self.step))
+        let has_experts = index >= self.n_leading && (index + 1).is_multiple_of(self.step);
+        self.experts.filter(|_| has_experts && self.has(index))
+    }
+
+    /// Whether a layer has a feed-forward layer.
+    pub fn has(&self, index: usize) -> bool {
+        self.dense[index] > 0
     }
 
     /// Width of what each row of a layer goes through.
@@ -53,7 +60,7 @@ pub(super) fn read(
         true => vec![keys.size("expert_feed_forward_length")?; n_layers],
         false => keys.of_layers(WIDTH, n_layers)?,
     };
-    if dense.contains(&0) {
+    if !family.halved && dense.contains(&0) {
         return Err(keys.bad(WIDTH, "a positive number for each layer", 0));
     }
     let rule = match (family.experts, n) {
@@ -103,7 +110,11 @@ pub(super) fn read(
     let n_leading = keys.count("leading_dense_block_count")?;
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
     let routing = Routing { n_used, scores, normalises, scale, expert_groups };
-    let experts = Some(ExpertSpec { n, n_ff, routing, shared: rule.shared });
+    if rule.shared != SharedExpert::Several {
+        keys.refuse(LATENT, "experts that see less of rows")?;
+    }
+    let latent = Some(keys.count(LATENT)?).filter(|&n| n > 0);
+    let experts = Some(ExpertSpec { n, n_ff, routing, shared: rule.shared, latent });
     Ok(FeedForward { dense, shared, experts, n_leading, step })
 }
 

@@ -34,8 +34,10 @@ pub struct Activations<B: Backend> {
     pub(super) hidden: B::Buffer,
     /// How much each expert is wanted, `[rows, n_experts]`.
     pub(super) router: B::Buffer,
-    /// What experts give that stand beside a feed-forward layer, `[rows, n_embd]`.
+    /// What experts give that stand beside a feed-forward layer, `[rows, n_embd]`, or see less of rows, `[rows, latent]`.
     pub(super) from_experts: B::Buffer,
+    /// What those see, `[rows, latent]`.
+    pub(super) latent: B::Buffer,
     /// How much the expert is wanted that all rows share, `[rows]`.
     pub(super) shared_gate: B::Buffer,
     /// What enters a convolution, `[rows, n_in of it]`.
@@ -95,6 +97,7 @@ impl<B: Backend> Decoder<B> {
         let n_given = c.n_per_layer.unwrap_or(0);
         let shares =
             |how| c.layers.iter().any(|layer| layer.experts.is_some_and(|experts| experts.shared == how));
+        let latent = c.layers.iter().filter_map(|layer| layer.experts?.latent).max().unwrap_or(0);
         let of_heads = || widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_v_heads));
         Ok(Activations {
             max_rows,
@@ -109,7 +112,8 @@ impl<B: Backend> Decoder<B> {
             turned_key: widest(|layer| layer.latent.map_or(0, |of| of.n_rot))?,
             hidden: widest(|layer| layer.n_ff)?,
             router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
-            from_experts: buffer(if shares(SharedExpert::Beside) { c.n_embd } else { 0 })?,
+            from_experts: buffer(if shares(SharedExpert::Beside) { c.n_embd } else { latent })?,
+            latent: buffer(latent)?,
             shared_gate: buffer(usize::from(shares(SharedExpert::Gated)))?,
             entering: widest(|layer| layer.recurrence().map_or(0, |of| of.conv().n_in()))?,
             convolved: widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_qkv()))?,

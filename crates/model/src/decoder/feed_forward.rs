@@ -3,6 +3,7 @@
 //! ```text
 //! x += W_down (a(W_gate n) * (W_up n)),  n = norm(x), a the activation
 //! x += experts(n) + g W_down (..)                              where each row chooses experts; g gates the one that all share
+//! x += W_out experts(W_in n) + W_down (..)                     where they see less of a row (Nemotron 3)
 //! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  where experts stand beside a feed-forward layer (Gemma 4)
 //! ```
 
@@ -31,16 +32,20 @@ impl<B: Backend> Decoder<B> {
                 }
             };
             match biases {
-                [None, None, _] => backend.gated_ffn(input, spec.activation, gate, up, &mut act.hidden)?,
+                [None, None, _] => {
+                    let gate = gate.as_ref().unwrap_or(up);
+                    backend.gated_ffn(input, spec.activation, gate, up, &mut act.hidden)?;
+                }
                 [gate_bias, up_bias, _] => {
                     let output = |w, bias, y| Output { w, bias, y, accumulate: false };
+                    let gate = gate.as_ref().unwrap_or(up);
                     let gates = output(gate, gate_bias.as_ref(), &mut act.gates);
                     let ups = output(up, up_bias.as_ref(), &mut act.hidden);
                     backend.project(input, &mut [gates, ups])?;
                     let gate = match spec.activation {
                         Activation::Silu => Gate::Silu,
                         Activation::Gelu => Gate::Gelu,
-                        Activation::Bounded => unreachable!("refused with its weights"),
+                        Activation::Bounded | Activation::Relu => unreachable!("refused with its weights"),
                     };
                     backend.gate(&mut act.hidden, rows * spec.n_ff, &act.gates, gate)?;
                 }
@@ -78,16 +83,30 @@ impl<B: Backend> Decoder<B> {
         let output = |w, bias, y| Output { w, bias, y, accumulate: false };
         let wanted = output(router, router_bias.as_ref(), &mut act.router);
         let input = Input { x: &act.x, norm: of_router, first_row: 0, rows };
-        match &experts.shared_gate {
-            Some(w) => backend.project(input, &mut [wanted, output(w, None, &mut act.shared_gate)])?,
-            None => backend.project(input, &mut [wanted])?,
+        match (&experts.shared_gate, &experts.latent) {
+            (Some(w), _) => backend.project(input, &mut [wanted, output(w, None, &mut act.shared_gate)])?,
+            (None, Some([w, _])) => {
+                backend.project(input, &mut [wanted, output(w, None, &mut act.latent)])?
+            }
+            (None, None) => backend.project(input, &mut [wanted])?,
         }
         let [selection_bias, scales] = [selection_bias, scales].map(Option::as_ref);
         let choice = Choice { routing, logits: &act.router, selection_bias, scales };
         let biases = biases.as_ref().map(|biases| biases.each_ref());
+        let gate = gate.as_ref().unwrap_or(up);
         let weights = ExpertWeights { activation: spec.activation, gate, up, down, biases };
-        let apart = experts.beside.is_some().then_some(&mut act.from_experts);
-        backend.expert_ffn(&mut act.x, rows, norm, choice, weights, apart)?;
+        let from_experts = &mut act.from_experts;
+        match &experts.latent {
+            Some([_, w]) => {
+                backend.expert_ffn(&mut act.latent, rows, None, choice, weights, Some(from_experts))?;
+                let sum = Input { x: from_experts, norm: None, first_row: 0, rows };
+                backend.project(sum, &mut [Output { w, bias: None, y: &mut act.x, accumulate: true }])?;
+            }
+            None => {
+                let apart = experts.beside.is_some().then_some(from_experts);
+                backend.expert_ffn(&mut act.x, rows, norm, choice, weights, apart)?;
+            }
+        }
         if experts.shared_gate.is_some() {
             backend.gate_rows(&mut act.hidden, rows, spec.n_ff, &act.shared_gate)?;
         }

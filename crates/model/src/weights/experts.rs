@@ -28,13 +28,16 @@ pub(crate) struct Experts<B: Backend> {
     pub(crate) selection_bias: Option<B::Buffer>,
     /// What the weight of each is multiplied with, `[n_experts]`.
     pub(crate) scales: Option<B::Buffer>,
-    pub(crate) gate: B::Experts,
+    /// `None` where what is gated is its own gate.
+    pub(crate) gate: Option<B::Experts>,
     pub(crate) up: B::Experts,
     pub(crate) down: B::Experts,
     /// What is added to the products of gate, up and down, `[n_experts, n_out]` each.
     pub(crate) biases: Option<[B::Buffer; 3]>,
     /// Says how much the expert is wanted that all rows share, `[1, n_embd]`.
     pub(crate) shared_gate: Option<B::Matrix>,
+    /// What makes a row few numbers before, and a row of them behind, `[latent, n_embd]` and `[n_embd, latent]`.
+    pub(crate) latent: Option<[B::Matrix; 2]>,
     /// Norms, where they stand beside a feed-forward layer.
     pub(crate) beside: Option<Beside<B>>,
 }
@@ -56,7 +59,7 @@ impl<B: Backend> Loader<'_, B> {
         &mut self,
         c: &Config,
         index: usize,
-        ExpertSpec { n, n_ff, shared, routing }: ExpertSpec,
+        ExpertSpec { n, n_ff, shared, routing, latent }: ExpertSpec,
     ) -> Result<Experts<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
@@ -67,15 +70,29 @@ impl<B: Backend> Loader<'_, B> {
             return Err(ModelError::Unsupported { what });
         }
         let scales = self.expert_scales(index, n, shared)?;
-        let biases = self.expert_biases(index, n, [n_ff, c.n_embd])?;
+        let width = latent.unwrap_or(c.n_embd);
+        let biases = self.expert_biases(index, n, [n_ff, width])?;
         let [gate, up, down, both] = TENSORS.map(name);
-        let [gate, up] = match self.has(&gate) || !self.has(&both) {
-            true => [gate, up].map(|name| self.expert_stack(&name, [c.n_embd, n_ff, n])),
-            false => {
-                [0..n_ff, n_ff..2 * n_ff].map(|rows| self.expert_part(&both, [c.n_embd, 2 * n_ff, n], rows))
+        let (gate, up) = match (c.layers[index].gates_itself, self.has(&gate) || !self.has(&both)) {
+            (true, _) => (None, self.expert_stack(&up, [width, n_ff, n])?),
+            (false, true) => {
+                let [gate, up] = [gate, up].map(|name| self.expert_stack(&name, [width, n_ff, n]));
+                (Some(gate?), up?)
+            }
+            (false, false) => {
+                let part = |rows| self.expert_part(&both, [width, 2 * n_ff, n], rows);
+                let [gate, up] = [0..n_ff, n_ff..2 * n_ff].map(part);
+                (Some(gate?), up?)
             }
         };
-        let down = self.expert_stack(&down, [n_ff, c.n_embd, n])?;
+        let down = self.expert_stack(&down, [n_ff, width, n])?;
+        let latent = match latent {
+            Some(width) => Some([
+                self.matrix(&name("ffn_latent_down.weight"), c.n_embd, width)?,
+                self.matrix(&name("ffn_latent_up.weight"), width, c.n_embd)?,
+            ]),
+            None => None,
+        };
         let shared_gate = match shared {
             SharedExpert::Gated => Some(self.matrix(&name("ffn_gate_inp_shexp.weight"), c.n_embd, 1)?),
             _ => None,
@@ -84,7 +101,6 @@ impl<B: Backend> Loader<'_, B> {
             SharedExpert::Beside => Some(self.beside(c.n_embd, index)?),
             _ => None,
         };
-        let (gate, up) = (gate?, up?);
         Ok(Experts {
             router,
             router_bias,
@@ -95,6 +111,7 @@ impl<B: Backend> Loader<'_, B> {
             down,
             biases,
             shared_gate,
+            latent,
             beside,
         })
     }

@@ -44,14 +44,13 @@ pub(crate) struct KvWeights<B: Backend> {
 
 impl<B: Backend> Loader<'_, B> {
     /// What mixes the rows in layer `index`.
-    pub(super) fn mixer(&mut self, c: &Config, index: usize) -> Result<Mixer<B>, ModelError> {
-        match c.layers[index].state {
-            LayerState::Recurrent(recurrence) => Ok(Mixer::Recurrent(self.recurrent(c, index, recurrence)?)),
-            LayerState::Own | LayerState::Shared(_) => match c.layers[index].latent {
-                Some(latent) => Ok(Mixer::Latent(self.latent_attention(c, index, latent)?)),
-                None => Ok(Mixer::Attention(self.attention(c, index)?)),
-            },
-        }
+    pub(super) fn mixer(&mut self, c: &Config, index: usize) -> Result<Option<Mixer<B>>, ModelError> {
+        Ok(Some(match (c.layers[index].state, c.layers[index].latent) {
+            (LayerState::Nothing, _) => return Ok(None),
+            (LayerState::Recurrent(recurrence), _) => Mixer::Recurrent(self.recurrent(c, index, recurrence)?),
+            (_, Some(latent)) => Mixer::Latent(self.latent_attention(c, index, latent)?),
+            (_, None) => Mixer::Attention(self.attention(c, index)?),
+        }))
     }
 
     fn attention(&mut self, c: &Config, index: usize) -> Result<Attention<B>, ModelError> {

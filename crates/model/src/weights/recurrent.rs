@@ -57,13 +57,13 @@ impl<B: Backend> Loader<'_, B> {
         match recurrence {
             Recurrence::ShortConv(conv) => Ok(Recurrent {
                 into: self.matrix(&name("shortconv.in_proj.weight"), c.n_embd, conv.n_in())?,
-                kernel: self.kernel(&name("shortconv.conv"), conv, 0..conv.channels)?,
+                kernel: self.kernel(&name("shortconv.conv"), conv, 0..conv.channels, false)?,
                 heads: None,
                 out: self.matrix(&name("shortconv.out_proj.weight"), n_out, c.n_embd)?,
             }),
             Recurrence::Heads { conv, heads, kind: StateKind::Delta, .. } => Ok(Recurrent {
                 into: self.matrix(&name("attn_qkv.weight"), c.n_embd, conv.n_in())?,
-                kernel: self.kernel(&name("ssm_conv1d"), conv, 0..conv.channels)?,
+                kernel: self.kernel(&name("ssm_conv1d"), conv, 0..conv.channels, false)?,
                 heads: Some(self.delta(c, index, heads)?),
                 out: self.matrix(&name("ssm_out.weight"), n_out, c.n_embd)?,
             }),
@@ -79,11 +79,11 @@ impl<B: Backend> Loader<'_, B> {
         name: &str,
         ShortConv { taps, channels, .. }: ShortConv,
         order: impl Iterator<Item = usize> + Clone,
+        has_biases: bool,
     ) -> Result<B::Buffer, ModelError> {
         let weights = self.values(&format!("{name}.weight"), &[taps, channels])?;
-        let bias = format!("{name}.bias");
-        let biases = match self.has(&bias) {
-            true => self.values(&bias, &[channels])?,
+        let biases = match has_biases {
+            true => self.values(&format!("{name}.bias"), &[channels])?,
             false => vec![0.0; channels],
         };
         let by_tap = (0..taps).flat_map(|tap| order.clone().map(move |channel| (channel, tap)));
@@ -138,7 +138,7 @@ impl<B: Backend> Loader<'_, B> {
         let step = self.picked(&file, shape, iter::once(steps..steps + n))?;
         Ok(Recurrent {
             into,
-            kernel: self.kernel(&name("ssm_conv1d"), conv, order.into_iter().flatten())?,
+            kernel: self.kernel(&name("ssm_conv1d"), conv, order.into_iter().flatten(), true)?,
             heads: Some(HeadWeights {
                 gate,
                 step,

@@ -13,6 +13,7 @@ fn gelu(g: f32) -> f32 {
 fn activated(kind: u32, g: f32, u: f32) -> f32 {
     if kind == SILU { return gated(g, g) * u; }
     if kind == GELU { return gelu(g) * u; }
+    if kind == RELU { return select(g, 0.0f, g < 0.0f) * u; }
     // Comparisons, so that NaN stays what it is.
     let bounded = select(g, BOUND_LIMIT, g > BOUND_LIMIT);
     let below = select(u, BOUND_LIMIT, u > BOUND_LIMIT);

@@ -29,6 +29,7 @@ pub(crate) fn gate_constants(constants: Constants) -> Constants {
     constants
         .whole("SILU", Activation::Silu as usize)
         .whole("GELU", Activation::Gelu as usize)
+        .whole("RELU", Activation::Relu as usize)
         .float("GELU_A", a)
         .float("GELU_B", b)
         .float("BOUND_RATE", rate)

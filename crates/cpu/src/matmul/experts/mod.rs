@@ -19,6 +19,7 @@ mod each;
 mod route;
 
 use std::ops::Range;
+use std::ptr;
 
 use kvant_backend::{Activation, BackendError, Experts, Routing, WeightSource, check_experts};
 
@@ -195,7 +196,8 @@ pub(crate) fn expert_ffn(
     let Scratch { routes, tiles, picked, gates, hidden } = own;
     routes.choose(choice, gate.w.n_experts());
     let lay = |of: Biased<'_>| of.w.laid_out(isa, pool, routes.groups.iter().map(|group| group.expert));
-    let laid_out = [lay(gate)?, lay(up)?, lay(down)?];
+    let is_alone = ptr::eq(gate.w, up.w) && up.bias.is_none();
+    let laid_out = [if is_alone { None } else { lay(gate)? }, lay(up)?, lay(down)?];
     let [gate, up, down] =
         [0, 1, 2].map(|i| Biased { laid_out: laid_out[i].as_deref(), ..[gate, up, down][i] });
     let tiles = lay_out(isa, tiles, &routes.groups);
@@ -206,13 +208,19 @@ pub(crate) fn expert_ffn(
 
     let input = Operand { x, n_in: gate.w.n_in(), norm };
     stage.pick(forms, [gate.w, up.w], input, &routes.rows, normed, picked);
-    if uses_panels(isa) && gate.w.any().dtype == up.w.any().dtype {
+    if is_alone {
+        stage.apart(forms, workspaces, picked, up, None, hidden);
+        stage.for_slots(&mut hidden[..n_hidden], up.w.n_out(), |_, u| gate::gate_itself(activation, u));
+    } else if uses_panels(isa) && gate.w.any().dtype == up.w.any().dtype {
         stage.apart(forms, workspaces, picked, up, Some((gate, activation)), hidden);
     } else {
         grow(gates, n_hidden);
         stage.apart(forms, workspaces, picked, gate, None, gates);
         stage.apart(forms, workspaces, picked, up, None, hidden);
-        stage.gate(activation, gates, &mut hidden[..n_hidden], gate.w.n_out());
+        let n_ff = gate.w.n_out();
+        stage.for_slots(&mut hidden[..n_hidden], n_ff, |slot, u| {
+            gate::gate(activation, &gates[slot * n_ff..(slot + 1) * n_ff], u);
+        });
     }
     let source =
         Source { x: &hidden[..n_hidden], picks: None, n_in: down.w.n_in(), norm: None, rotates: false };
@@ -352,14 +360,13 @@ impl Stage<'_> {
         });
     }
 
-    /// `u *= a(g)` for each slot, `[slots, n]`.
-    fn gate(&self, activation: Activation, g: &[f32], u: &mut [f32], n: usize) {
+    /// Hands each slot of `u`, `[slots, n]`, to `job`.
+    fn for_slots(&self, u: &mut [f32], n: usize, job: impl Fn(usize, &mut [f32]) + Sync) {
         let slots = u.len() / n.max(1);
         let u = Shards::new(u);
         self.pool.for_each(slots, &|slot| {
-            let slot = slot * n..(slot + 1) * n;
             // SAFETY: every slot is taken by one call of this job.
-            gate::gate(activation, &g[slot.clone()], unsafe { u.part(slot) });
+            job(slot, unsafe { u.part(slot * n..(slot + 1) * n) });
         });
     }
 
