@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 import gguf
 from transformers import (
+    ArceeConfig,
     Cohere2Config,
     CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
     Dots1Config,
+    Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
@@ -103,6 +105,8 @@ FAMILIES = {
     "bailingmoe2": Family(Glm4MoeConfig, gguf.MODEL_ARCH.BAILINGMOE2),
     "dots1": Family(Dots1Config, gguf.MODEL_ARCH.DOTS1),
     "ernie45": Family(Ernie4_5Config, gguf.MODEL_ARCH.ERNIE4_5),
+    "ernie45moe": Family(Ernie4_5_MoeConfig, gguf.MODEL_ARCH.ERNIE4_5_MOE),
+    "arcee": Family(ArceeConfig, gguf.MODEL_ARCH.ARCEE, interleaved_rope=True),
     "exaone4": Family(Exaone4Config, gguf.MODEL_ARCH.EXAONE4),
     "olmoe": Family(OlmoeConfig, gguf.MODEL_ARCH.OLMOE),
     "minimaxm2": Family(MiniMaxM2Config, gguf.MODEL_ARCH.MINIMAXM2),

@@ -237,6 +237,10 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "attention_multiplier": writer.add_attention_scale,
         "logits_scaling": writer.add_logit_scale,
         "num_experts": writer.add_expert_count,
+        "moe_num_experts": writer.add_expert_count,
+        "moe_k": writer.add_expert_used_count,
+        "moe_num_shared_experts": writer.add_expert_shared_count,
+        "moe_layer_start_index": writer.add_leading_dense_block_count,
         "num_local_experts": writer.add_expert_count,
         "num_experts_per_tok": writer.add_expert_used_count,
         "top_k_experts": writer.add_expert_used_count,
@@ -348,6 +352,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield from space_parts(model.config, name, weight)
         elif "conv.conv." in name:
             yield name, weight.squeeze(1)
+        elif "moe_statics" in name:  # ERNIE
+            yield name.replace("gate.moe_statics", "moe_statics").replace("_bias", ".bias"), weight.squeeze(0)
         elif name.endswith("sinks"):
             yield f"{name}.weight", weight
         elif "experts." in name and hasattr(model.config, "swiglu_limit"):  # gpt-oss

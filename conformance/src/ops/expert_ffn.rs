@@ -91,13 +91,20 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
         equals_its_equation(subject, case, &mut lacks);
     }
     let selection_bias = [(1, true), (2, false), (17, true)];
-    for ((n_experts, n_used), (rows, has_selection_bias)) in lacks.combine(&CHOICES, &selection_bias) {
-        let of = Case { n_experts, n_used, rows, scores: Scores::Sigmoid, ..USUAL };
+    for ((n_experts, n_used), ((rows, has_selection_bias), scores)) in
+        lacks.combine(&CHOICES, &product(&selection_bias, &[Scores::Sigmoid, Scores::Softmax]))
+    {
+        let of = Case { n_experts, n_used, rows, scores, ..USUAL };
         equals_its_equation(subject, Case { has_selection_bias, normalises: rows > 1, ..of }, &mut lacks);
     }
     let expert_groups =
         [(6, 2, 3, 1), (8, 3, 4, 2), (8, 4, 8, 4), (12, 5, 2, 1), (64, 6, 8, 3), (64, 6, 32, 31)];
-    let ways = [(1, Scores::Softmax, false), (3, Scores::Sigmoid, false), (18, Scores::Sigmoid, true)];
+    let ways = [
+        (1, Scores::Softmax, false),
+        (3, Scores::Sigmoid, false),
+        (18, Scores::Sigmoid, true),
+        (19, Scores::Softmax, true),
+    ];
     for ((n_experts, n_used, n, groups_used), (rows, scores, has_selection_bias)) in
         lacks.combine(&expert_groups, &ways)
     {
@@ -233,11 +240,14 @@ impl<B: Backend> Layer<B> {
 /// The experts that a row chooses, and what they weigh.
 fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> Vec<(usize, Want)> {
     let score = |e: usize| 1.0 / (1.0 + (-f64::from(logits[e])).exp());
+    let share = |e: usize| f64::from(logits[e]).exp();
+    let all: f64 = (0..logits.len()).map(share).sum();
     let wish = |e: usize| match (routing.scores, selection_bias) {
         // A sigmoid leaves the order of logits, where it is all that there is.
         (Scores::Sigmoid, None) if routing.expert_groups.is_some() => score(e),
         (_, None) => f64::from(logits[e]),
-        (_, Some(by)) => score(e) + f64::from(by[e]),
+        (Scores::Sigmoid, Some(by)) => score(e) + f64::from(by[e]),
+        (Scores::Softmax, Some(by)) => share(e) / all + f64::from(by[e]),
     };
     let mut left: Vec<usize> = (0..logits.len()).collect();
     if let Some(ExpertGroups { n, n_used }) = routing.expert_groups {
@@ -370,8 +380,9 @@ fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(
     rows: usize,
     lacks: &mut Lacks,
 ) {
-    for (types, n, n_ff) in [([DType::F32; 3], USUAL.n, USUAL.n_ff), ([DType::Q4_0; 3], 64, 64)] {
-        let case = Case { types, n, n_ff, rows, ..USUAL };
+    let shapes = [([DType::F32; 3], USUAL.n, USUAL.n_ff), ([DType::Q4_0; 3], 64, 64)];
+    for ((types, n, n_ff), has_selection_bias) in product(&shapes, &[false, true]) {
+        let case = Case { types, n, n_ff, rows, has_selection_bias, ..USUAL };
         let layer = Layer::new(subject, case);
         use Scores::{Sigmoid, Softmax};
         for (bad, in_logits, scores, normalises) in [
@@ -390,8 +401,12 @@ fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(
                 false => x[row * n + 17] = bad,
             }
             let what = || {
-                subject
-                    .case("expert_ffn", format_args!("{bad} in row {row}, in logits {in_logits}, {case:?}"))
+                subject.case(
+                    "expert_ffn",
+                    format_args!(
+                        "{bad} in row {row}, in logits {in_logits}, {scores:?} {normalises}, {case:?}"
+                    ),
+                )
             };
             let mut y = subject.guarded(&x);
             let routing = Routing { scores, normalises, ..PLAIN };
@@ -449,12 +464,9 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
     let biases = Some([&nine, &nine, &five]);
     let result = ffn(plain, ExpertWeights { biases, ..weights });
     subject.expect_refusal("expert_ffn", "five biases for 24 features", result);
-    let three = subject.upload(&[0.0; 3]);
     let by_sigmoid = Routing { scores: Scores::Sigmoid, ..PLAIN };
     let result = ffn(Choice { routing: by_sigmoid, selection_bias: Some(&five), ..plain }, weights);
     subject.expect_refusal("expert_ffn", "selection biases of five of three experts", result);
-    let result = ffn(Choice { selection_bias: Some(&three), ..plain }, weights);
-    subject.expect_refusal("expert_ffn", "a selection bias beside a softmax", result);
     let result = ffn(Choice { scales: Some(&five), ..plain }, weights);
     subject.expect_refusal("expert_ffn", "scales of five of three experts", result);
     for (case, n, n_used) in [

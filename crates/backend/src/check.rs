@@ -6,7 +6,7 @@
 use crate::device::{
     Backend, Buffer, Choice, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, WeightSource,
 };
-use crate::{BackendError, Columns, ExpertGroups, Heads, KvPart, Norm, Rope, RopeParams, Scores};
+use crate::{BackendError, Columns, ExpertGroups, Heads, KvPart, Norm, Rope, RopeParams};
 
 /// Checks [`Backend::write`].
 pub fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
@@ -132,11 +132,6 @@ pub fn check_expert_ffn<B: Backend>(
     }
     if let Some(selection_bias) = selection_bias {
         BackendError::check(OP, "length of the selection bias", n_experts, selection_bias.n_values())?;
-        if routing.scores == Scores::Softmax {
-            let (wanted, has) =
-                ("a selection bias beside a softmax".to_owned(), "one beside sigmoids".to_owned());
-            return Err(BackendError::Unsupported { op: OP, wanted, has });
-        }
     }
     if let Some(scales) = scales {
         BackendError::check(OP, "scales of experts", n_experts, scales.n_values())?;

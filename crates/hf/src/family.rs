@@ -343,6 +343,7 @@ static FAMILIES: &[Family] = &[
         experts: Some(Experts { width: None, ..EXPERTS }),
         ..LLAMA
     },
+    Family { class: "ArceeForCausalLM", arch: "arcee", activations: &["relu2"], ..LLAMA },
     QWEN2,
     Family { class: "Qwen2MoeForCausalLM", arch: "qwen2moe", experts: Some(EXPERTS), ..QWEN2 },
     Family { class: "Qwen3ForCausalLM", arch: "qwen3", ..QWEN2 },

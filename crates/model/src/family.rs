@@ -163,6 +163,8 @@ pub(crate) struct ExpertRule {
     pub normalises: bool,
     /// What is made of the router's logits.
     pub scores: Scores,
+    /// Whether what is added to choose by is added to a softmax; else it says that scores are sigmoids.
+    pub adds_to_softmax: bool,
     /// What all rows go through besides.
     pub shared: SharedExpert,
     /// Whether a file without experts is none of the family.
@@ -246,8 +248,13 @@ const LLAMA: Family = Family {
 };
 
 /// What layers of experts do most often.
-const EXPERTS: ExpertRule =
-    ExpertRule { normalises: true, scores: Scores::Softmax, shared: SharedExpert::None, is_required: true };
+const EXPERTS: ExpertRule = ExpertRule {
+    normalises: true,
+    scores: Scores::Softmax,
+    adds_to_softmax: false,
+    shared: SharedExpert::None,
+    is_required: true,
+};
 
 /// The same with an expert that all rows share, and with several.
 const SHARING: ExpertRule = ExpertRule { shared: SharedExpert::Gated, ..EXPERTS };
@@ -391,6 +398,8 @@ static FAMILIES: &[Family] = &[
     // Ling and Ring 2.0.
     Family { name: "bailingmoe2", experts: Some(SEVERAL_BY_SIGMOID), ..QWEN3 },
     Family { name: "ernie4_5", experts: None, ..LLAMA },
+    Family { name: "ernie4_5-moe", experts: Some(ExpertRule { adds_to_softmax: true, ..SEVERAL }), ..LLAMA },
+    Family { name: "arcee", activation: Activation::Relu, gates_itself: true, experts: None, ..LLAMA },
     Family {
         name: "exaone4",
         norms: Norms { before: false, after: true, ..QWEN3.norms },

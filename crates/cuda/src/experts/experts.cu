@@ -27,20 +27,37 @@ __device__ inline float sigmoid(float x) {
     return __float_as_uint(x) == 0x7f800000u ? __int_as_float(0x7fffffff) : 1.0f / (1.0f + expf(-x));
 }
 
-// What decides whether expert e is chosen.
-__device__ inline float wish(const ChooseParams& p, const float* logits, u32 e) {
-    if (!p.is_sigmoid) return logits[e];
+// What a softmax takes off a logit, and divides its exponential by.
+struct Softmax {
+    float most, total;
+};
+
+// That of all experts; NaN where a logit is. A whole warp.
+__device__ inline Softmax softmax_of(const ChooseParams& p, const float* logits, u32 lane) {
+    float most = -__int_as_float(0x7f800000), total = 0.0f;
+    for (u32 e = lane; e < p.n_experts; e += 32) most = most >= logits[e] ? most : logits[e];
+    for (int step = 16; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(~0u, most, step);
+        most = most >= other || most != most ? most : other;
+    }
+    for (u32 e = lane; e < p.n_experts; e += 32) total += expf(logits[e] - most);
+    return {most, add_over_warp(total)};
+}
+
+// What decides whether expert e is chosen; `all` is used beside a selection bias alone.
+__device__ inline float wish(const ChooseParams& p, Softmax all, const float* logits, u32 e) {
+    if (!p.is_sigmoid) return p.selection_bias ? expf(logits[e] - all.most) / all.total + p.selection_bias[e] : logits[e];
     return p.selection_bias ? sigmoid(logits[e]) + p.selection_bias[e] : sigmoid(logits[e]);
 }
 
 // The groups that a row chooses, a bit each: those of the best expert, or of the two that are best together. A lane has a group.
-__device__ inline u32 choose_groups(const ChooseParams& p, const float* logits, u32 lane) {
+__device__ inline u32 choose_groups(const ChooseParams& p, Softmax all, const float* logits, u32 lane) {
     if (p.groups_used == p.n_expert_groups) return ~0u;
     u64 key = 0;
     if (lane < p.n_expert_groups) {
         u64 best = 0, second = 0;
         for (u32 e = lane * p.expert_group_size; e < (lane + 1) * p.expert_group_size; e++) {
-            u64 of = key_of(wish(p, logits, e), e);
+            u64 of = key_of(wish(p, all, logits, e), e);
             if (of > best) {
                 second = best;
                 best = of;
@@ -48,8 +65,8 @@ __device__ inline u32 choose_groups(const ChooseParams& p, const float* logits, 
                 second = of;
             }
         }
-        float sum = wish(p, logits, ~(u32)best);
-        if (p.is_sigmoid && second) sum += wish(p, logits, ~(u32)second);
+        float sum = wish(p, all, logits, ~(u32)best);
+        if (p.is_sigmoid && second) sum += wish(p, all, logits, ~(u32)second);
         key = key_of(sum, lane);
     }
     u32 before = 0;
@@ -65,7 +82,9 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
     const float* logits = p.logits + (size_t)blockIdx.x * p.n_experts;
     u32* experts = p.experts + (size_t)blockIdx.x * p.n_used;
     u32 lane = threadIdx.x;
-    u32 expert_groups = choose_groups(p, logits, lane);
+    bool is_biased_softmax = p.selection_bias && !p.is_sigmoid;
+    Softmax all = is_biased_softmax ? softmax_of(p, logits, lane) : Softmax{};
+    u32 expert_groups = choose_groups(p, all, logits, lane);
     u64 last = ~0ull;
     float most = 0.0f, total = 0.0f;
     for (u32 j = 0; j < p.n_used; j++) {
@@ -73,7 +92,7 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
         for (u32 e = lane; e < p.n_experts; e += 32) {
             if (p.n_expert_groups > 1 && !(expert_groups >> (e / p.expert_group_size) & 1)) continue;
             // A sigmoid leaves their order.
-            u64 key = key_of(p.selection_bias ? wish(p, logits, e) : logits[e], e);
+            u64 key = key_of(p.selection_bias ? wish(p, all, logits, e) : logits[e], e);
             if (key < last && key > best) best = key;
         }
         for (int step = 16; step > 0; step /= 2) {
@@ -84,7 +103,7 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
         last = best;
         u32 expert = ~(u32)best;
         if (lane == 0) experts[j] = expert;
-        if (j == 0) most = logits[expert];
+        if (j == 0) most = is_biased_softmax ? all.most : logits[expert];
         // All lanes have the same sum. What is no number was first, and makes it none.
         if (p.is_sigmoid) total += sigmoid(logits[expert]);
         else if (p.normalises) total += expf(logits[expert] - most);

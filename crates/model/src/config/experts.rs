@@ -123,8 +123,8 @@ fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(Scores, bool), ModelErr
     const GATING: &str = "expert_gating_func";
     let normalises = keys.flag_or("expert_weights_norm", rule.normalises)?;
     match keys.count(GATING)? {
-        // Nobody adds to a softmax to choose.
-        0 if keys.has_tensor(SELECTION_BIAS) => Ok((Scores::Sigmoid, normalises)),
+        // Hardly anybody adds to a softmax to choose.
+        0 if keys.has_tensor(SELECTION_BIAS) && !rule.adds_to_softmax => Ok((Scores::Sigmoid, normalises)),
         0 => Ok((rule.scores, normalises)),
         1 => Ok((Scores::Softmax, normalises)),
         2 => Ok((Scores::Sigmoid, normalises)),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use kvant_backend::{Backend, Scores, WeightSource};
+use kvant_backend::{Backend, WeightSource};
 use kvant_gguf::{Packed, TensorInfo};
 
 use super::Loader;
@@ -59,16 +59,12 @@ impl<B: Backend> Loader<'_, B> {
         &mut self,
         c: &Config,
         index: usize,
-        ExpertSpec { n, n_ff, shared, routing, latent }: ExpertSpec,
+        ExpertSpec { n, n_ff, shared, latent, .. }: ExpertSpec,
     ) -> Result<Experts<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
         let router_bias = self.optional_vector(&name("ffn_gate_inp.bias"), n)?;
         let selection_bias = self.optional_vector(&name(SELECTION_BIAS), n)?;
-        if selection_bias.is_some() && routing.scores == Scores::Softmax {
-            let what = format!("'{}' beside a softmax", name(SELECTION_BIAS));
-            return Err(ModelError::Unsupported { what });
-        }
         let scales = self.expert_scales(index, n, shared)?;
         let width = latent.unwrap_or(c.n_embd);
         let biases = self.expert_biases(index, n, [n_ff, width])?;

@@ -31,12 +31,33 @@ fn sigmoid(x: f32) -> f32 {
     return 1.0f / (1.0f + exponential(-x));
 }
 
+// Of the softmax of a row: what is taken off a logit, and what its exponential is divided by.
+var<private> row_most: f32;
+var<private> row_total: f32;
+
+// Finds them, of what are numbers; each thread by itself.
+fn measure(first: u32) {
+    row_most = -3.4e38f;
+    for (var e = 0u; e < p.n_experts; e++) {
+        let logit = logits[first + e];
+        if !is_bad(bitcast<u32>(logit)) { row_most = max(row_most, logit); }
+    }
+    row_total = 0.0f;
+    for (var e = 0u; e < p.n_experts; e++) {
+        let logit = logits[first + e];
+        if !is_bad(bitcast<u32>(logit)) { row_total += exponential(logit - row_most); }
+    }
+}
+
 // What decides whether expert `e` of the row whose logits begin at `first` is chosen, as bits. A logit that is no number comes
 // before everything, and stays what it is.
 fn wish(first: u32, e: u32) -> u32 {
     let logit = logits[first + e];
-    if p.is_sigmoid == 0u || is_bad(bitcast<u32>(logit)) { return bitcast<u32>(logit); }
-    var score = sigmoid(logit);
+    let bits = bitcast<u32>(logit);
+    let is_itself = p.is_sigmoid == 0u && p.has_selection_bias == 0u;
+    if is_itself || is_bad(bits) { return bits; }
+    var score = 0.0f;
+    if p.is_sigmoid != 0u { score = sigmoid(logit); } else { score = exponential(logit - row_most) / row_total; }
     if p.has_selection_bias != 0u { score += selection_bias[e]; }
     return bitcast<u32>(score);
 }
@@ -90,8 +111,10 @@ fn choose(
     if row >= p.rows { return; }
     let first = row * p.n_experts;
     let size = p.n_experts / p.n_expert_groups;
-    // A sigmoid leaves the order of logits, where it is all that there is.
-    let by_logit = p.is_sigmoid == 0u || p.has_selection_bias == 0u;
+    // Scores have the order of logits, where they are all that there is.
+    let by_logit = p.has_selection_bias == 0u;
+    let is_biased_softmax = !by_logit && p.is_sigmoid == 0u;
+    if is_biased_softmax { measure(first); }
     open_groups(first, thread);
     var last_key = 0xffffffffu;
     var last_id = NONE;
@@ -119,7 +142,7 @@ fn choose(
         let logit = logits[first + last_id];
         has_bad = has_bad || is_bad(bitcast<u32>(logit));
         if thread == 0u { experts[row * p.n_used + j] = last_id; }
-        if j == 0u { most = logit; }
+        if j == 0u { most = select(logit, row_most, is_biased_softmax); }
         // All threads have the same sum.
         if p.is_sigmoid != 0u {
             total += sigmoid(logit);

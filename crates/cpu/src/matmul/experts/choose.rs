@@ -30,7 +30,13 @@ impl Chooser {
         }
         of_experts.clear();
         match (routing.scores, selection_bias) {
-            (Scores::Softmax, _) => of_experts.extend_from_slice(logits),
+            (Scores::Softmax, None) => of_experts.extend_from_slice(logits),
+            (Scores::Softmax, Some(selection_bias)) => {
+                let most = most_of(logits);
+                let total: f32 = logits.iter().map(|&logit| exp(logit - most)).sum();
+                let scores = logits.iter().map(|&logit| exp(logit - most) / total);
+                of_experts.extend(scores.zip(selection_bias).map(|(score, by)| score + by));
+            }
             (Scores::Sigmoid, None) => of_experts.extend(logits.iter().map(|&logit| sigmoid(logit))),
             (Scores::Sigmoid, Some(selection_bias)) => {
                 of_experts.extend(logits.iter().zip(selection_bias).map(|(&logit, by)| sigmoid(logit) + by));
@@ -63,6 +69,13 @@ impl Chooser {
     }
 }
 
+/// The largest logit; NaN where one is that, or infinite.
+pub(super) fn most_of(logits: &[f32]) -> f32 {
+    let bad = |most: f32| if most == f32::INFINITY { f32::NAN } else { most };
+    let most = |most: f32, &logit: &f32| if logit > most || logit.is_nan() { logit } else { most };
+    bad(logits.iter().fold(f32::NEG_INFINITY, most))
+}
+
 /// `1 / (1 + exp(-x))`; NaN for infinity, which no router says in earnest.
 pub(super) fn sigmoid(x: f32) -> f32 {
     if x == f32::INFINITY { f32::NAN } else { 1.0 / (1.0 + exp(-x)) }
@@ -87,6 +100,7 @@ mod tests {
         };
         assert_eq!(chosen(Scores::Softmax, None, 3, 1), [8, 7, 6]);
         assert_eq!(chosen(Scores::Softmax, None, 3, 2), [8, 0, 7]);
+        assert_eq!(chosen(Scores::Softmax, Some(&selection_bias[..]), 3, 1), [0, 2, 1]);
         assert_eq!(chosen(Scores::Sigmoid, None, 3, 1), [8, 7, 6]);
         assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 3, 1), [3, 4, 5]);
         assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 4, 2), [0, 3, 4, 5]);

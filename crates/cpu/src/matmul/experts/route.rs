@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvant_backend::{Candidate, Routing, Scores};
 
 use super::Choice;
-use super::choose::{Chooser, sigmoid};
+use super::choose::{Chooser, most_of, sigmoid};
 use crate::exp::exp;
 
 /// The rows of a step, grouped by the experts that they chose.
@@ -91,8 +91,7 @@ fn weigh(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<
 
 /// As [`weigh`], of a softmax, which is NaN for all where a logit is NaN or infinite.
 fn weigh_shares(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
-    // What is no number comes first.
-    let most = best.first().map_or(0.0, |best| best.logit);
+    let most = most_of(logits);
     let share = |logit: f32| exp(logit - most);
     let total: f32 = match routing.normalises {
         true => best.iter().map(|best| share(best.logit)).sum(),
