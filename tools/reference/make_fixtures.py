@@ -239,6 +239,7 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "num_experts": writer.add_expert_count,
         "moe_num_experts": writer.add_expert_count,
         "moe_k": writer.add_expert_used_count,
+        "moe_topk": writer.add_expert_used_count,
         "moe_num_shared_experts": writer.add_expert_shared_count,
         "moe_layer_start_index": writer.add_leading_dense_block_count,
         "num_local_experts": writer.add_expert_count,
@@ -270,6 +271,9 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         writer.add_expert_weights_norm(spec.extra["norm_topk_prob"])
     if any(selection_biases_of(model)):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if "moe_topk" in spec.extra:
+        writer.add_expert_feed_forward_length(spec.ffn)
+        writer.add_expert_shared_feed_forward_length(spec.ffn)
     if spec.extra.get("num_local_experts") and "shared_intermediate_size" in spec.extra:
         writer.add_expert_shared_feed_forward_length(spec.extra["shared_intermediate_size"])
     if "mlp_only_layers" in spec.extra:
@@ -405,7 +409,7 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
             weight = to_interleaved(weight, spec.heads if "q_proj" in name else spec.kv_heads)
         if name.endswith("norm.weight"):
             weight = weight + norm_offset(spec, name)
-        is_router = name.endswith(("mlp.gate.weight", "mixer.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight"))
+        is_router = name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "mixer.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight"))
         is_vector = name.endswith(("bias", "norm.weight", ".A_log", ".D")) or "conv" in name.split(".")[-2]
         is_matrix = weight.ndim >= 2 and not is_vector
         kind = torch.float16 if is_matrix and not is_router else torch.float32

@@ -502,6 +502,18 @@ SPECS = [
         without=({"moe_k": 1},),
         less=("e_score_correction_bias", "shared_experts.down_proj.weight"),
     ),
+    Spec("hunyuan-h64-g2", hidden=48, heads=4, kv_heads=2, head_dim=64, tied=True, less=("query_layernorm.weight",)),
+    Spec(
+        "hunyuanmoe-h64-g2",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        ffn=24,
+        extra={"num_experts": 6, "moe_topk": 2},
+        without=({"moe_topk": 1},),
+        less=("shared_mlp.down_proj.weight",),
+    ),
     Spec("arcee-h64-g2-yarn", hidden=64, heads=4, kv_heads=2, head_dim=64, rope=YARN),
     Spec(
         "exaone4-h64-g2-window20-unturned",

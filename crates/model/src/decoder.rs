@@ -345,6 +345,7 @@ impl<B: Backend> Decoder<B> {
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&weights.q_norm);
         let are_together = spec.norms.heads == HeadNorms::Together;
+        let first_turned = spec.norms.heads == HeadNorms::EachTurned;
         let norm_heads = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, heads: Heads| {
             self.normalise(backend, (x, rows, heads), norm.take(), (rope, angles))
         };
@@ -381,7 +382,13 @@ impl<B: Backend> Decoder<B> {
                 let v_heads = Heads { n: heads.n_kv_heads, dim: heads.v_head_dim };
                 norm_heads(&mut act.v, &mut self.norm(v_norm), v_heads)?;
                 let (q, k, v, band) = (&mut act.q, &mut act.k, &act.v, act.band.as_mut());
-                if spec.q_rope == spec.rope {
+                if first_turned {
+                    backend.rope(q, rows, q_heads, None, rope, q_angles)?;
+                    backend.rope(k, rows, k_heads, None, rope, angles)?;
+                    self.normalise(backend, (q, rows, q_heads), q_norm, (rope, angles))?;
+                    self.normalise(backend, (k, rows, k_heads), k_norm, (rope, angles))?;
+                    for_parts(parts, kv, first_band, |parts| backend.kv_append(parts, k, v, band))?;
+                } else if spec.q_rope == spec.rope {
                     let rope = Rope { params: rope, angles, q_heads, k_heads, q_norm, k_norm };
                     for_parts(parts, kv, first_band, |parts| {
                         backend.rope_append(parts, &rope, q, k, v, band)

@@ -88,6 +88,8 @@ pub enum HeadNorms {
     Each,
     /// The same in the models that have weights for it.
     EachIfThere,
+    /// Each head by itself, once it is turned.
+    EachTurned,
     /// All heads of a row together.
     Together,
 }
@@ -97,7 +99,7 @@ impl HeadNorms {
     pub(crate) fn width(self, dim: usize, row: usize) -> Option<usize> {
         match self {
             Self::None => None,
-            Self::Each | Self::EachIfThere => Some(dim),
+            Self::Each | Self::EachIfThere | Self::EachTurned => Some(dim),
             Self::Together => Some(row),
         }
     }
@@ -277,6 +279,9 @@ const QWEN35: Family = Family {
     ..QWEN3
 };
 
+const HUNYUAN: Family =
+    Family { name: "hunyuan-dense", norms: Norms { heads: HeadNorms::EachTurned, ..QWEN2.norms }, ..QWEN2 };
+
 const GEMMA: Family = Family { name: "gemma", activation: Activation::Gelu, factors: Factors::Root, ..QWEN2 };
 
 const LFM2: Family = Family {
@@ -399,6 +404,8 @@ static FAMILIES: &[Family] = &[
     Family { name: "bailingmoe2", experts: Some(SEVERAL_BY_SIGMOID), ..QWEN3 },
     Family { name: "ernie4_5", experts: None, ..LLAMA },
     Family { name: "ernie4_5-moe", experts: Some(ExpertRule { adds_to_softmax: true, ..SEVERAL }), ..LLAMA },
+    HUNYUAN,
+    Family { name: "hunyuan-moe", experts: Some(SEVERAL), ..HUNYUAN },
     Family { name: "arcee", activation: Activation::Relu, gates_itself: true, experts: None, ..LLAMA },
     Family {
         name: "exaone4",
@@ -467,6 +474,7 @@ mod tests {
             assert!(!shared || is_layer && before, "{}", family.name);
             assert!(!family.values_of_keys || !family.gated, "{}", family.name);
             assert!(!family.halved || !after && !shared, "{}", family.name);
+            assert!(family.norms.heads != HeadNorms::EachTurned || !family.latent, "{}", family.name);
         }
     }
 

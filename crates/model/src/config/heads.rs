@@ -5,7 +5,7 @@ use kvant_kv::KvLayerShape;
 
 use super::{Keys, LayerState};
 use crate::ModelError;
-use crate::family::{Family, RecurrenceRule};
+use crate::family::{Family, HeadNorms, RecurrenceRule};
 
 const HEADS: &str = "attention.head_count";
 const KV_HEADS: &str = "attention.head_count_kv";
@@ -167,7 +167,9 @@ pub(super) fn read_states(
     heads: &[KvLayerShape],
     windows: &LayerWindows,
 ) -> Result<Vec<LayerState>, ModelError> {
-    if family.latent || family.recurrence.is_some() {
+    // Queries that meet another layer's keys are normalised before they are turned.
+    let turns_first = family.norms.heads == HeadNorms::EachTurned;
+    if family.latent || family.recurrence.is_some() || turns_first {
         keys.refuse(SHARED, "shared keys and values")?;
     }
     let n_shared = keys.count(SHARED)?;
