@@ -31,6 +31,23 @@ HALVED = {
     "conv_kernel": 4,
     "n_groups": 2,
 }
+# In every layer beside attention; what is multiplied with what is part of the weights in files.
+BESIDE = {
+    **SPACE,
+    "mamba_n_heads": 8,
+    "mamba_d_ssm": 128,
+    "mamba_norm_before_gate": False,
+    "mamba_rms_norm": False,
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 1.3,
+    "key_multiplier": 0.7,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+    "mlp_multipliers": [1.4, 0.8],
+    "embedding_multiplier": 1.5,
+    "lm_head_multiplier": 0.9,
+}
 HALVED_EXPERTS = {
     **HALVED,
     "layer_types": ["linear_attention", "moe", "full_attention", "moe"],
@@ -176,6 +193,27 @@ HYBRIDS = [
         less=(*SPACE_WEIGHTS, "shared_mlp.output_linear.weight"),
     ),
     Spec(
+        "falconh1-h64-g2-beside",
+        hidden=64,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        theta=1e5,
+        extra={**BESIDE, "mamba_n_groups": 2},
+        without=({"key_multiplier": 3.0}, {"ssm_multipliers": 5 * [1.0]}),
+        less=("A_log", "dt_bias", "conv1d.weight", "conv1d.bias", ".D", "mamba.out_proj.weight", "o_proj.weight"),
+    ),
+    Spec(
+        "falconh1-h64-g2-beside-normed",
+        hidden=64,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        theta=1e5,
+        extra={**BESIDE, "mamba_rms_norm": True},
+        less=SPACE_WEIGHTS,
+    ),
+    Spec(
         "nemotronh-h64-g2-space",
         hidden=128,
         heads=2,
@@ -235,6 +273,32 @@ def write_states(writer: gguf.GGUFWriter, spec: Spec) -> None:
             writer.add_rope_scaling_finetuned(extra.get("position_embedding_type") == "rope")
 
 
+def multiplied(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> torch.Tensor:
+    """A weight of Falcon-H1 with what its products are multiplied with, before and behind."""
+    if not hasattr(config, "key_multiplier"):
+        return weight
+    inner, groups = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
+    gate, down = config.mlp_multipliers
+    attention = config.attention_in_multiplier
+    for part, by in {
+        "embed_tokens": config.embedding_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "gate_proj": gate,
+        "down_proj": down,
+        "q_proj": attention,
+        "k_proj": attention * config.key_multiplier,
+        "v_proj": attention,
+        "o_proj": config.attention_out_multiplier,
+        "mamba.out_proj": config.ssm_out_multiplier,
+    }.items():
+        if f"{part}.weight" in name:
+            return weight * by
+    if "mamba.in_proj" in name:
+        rows = [inner, inner, groups, groups, config.mamba_n_heads]
+        return weight * config.ssm_in_multiplier * torch.tensor(config.ssm_multipliers).repeat_interleave(torch.tensor(rows))[:, None]
+    return weight
+
+
 def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights of a layer of gated deltas as files hold them: factors in the place of their logarithms, queries, keys and values one
     after the other. Qwen3.5's value heads that share a key head lie as many heads apart as there are key heads."""
@@ -269,7 +333,7 @@ def space_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> It
         yield name, -weight.exp().unsqueeze(1)
     elif name.endswith(".D"):
         yield name, weight.unsqueeze(1)
-    elif name.endswith("norm.weight"):
+    elif name.endswith("norm.weight"):  # of groups of heads
         yield name, weight.reshape(getattr(config, "mamba_n_groups", None) or config.n_groups, -1)
     elif ".mixer.experts." in name:
         yield name.replace("backbone", "model").replace("mixer", "mlp") + ".weight", weight

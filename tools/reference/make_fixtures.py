@@ -27,7 +27,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from hybrids import delta_parts, space_parts, write_states
+from hybrids import delta_parts, multiplied, space_parts, write_states
 from models import SPECS
 from spec import EPS, N_VOCAB, Spec
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -343,12 +343,13 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
 
 def in_files(config: PreTrainedConfig, name: str) -> str:
     """What files of Nemotron call the model."""
-    return name.replace("model.", "backbone.") if hasattr(config, "layers_block_type") else name
+    return name.replace("model.", "backbone.") if config.model_type == "nemotron_h" else name
 
 
 def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights as files hold them: gate and up of the experts apart, the gate of the shared one as a vector."""
     for name, weight in model.named_parameters():
+        weight = multiplied(model.config, name, weight)
         name = in_files(model.config, name.replace("block_sparse_moe", "mlp"))  # the latter in Granite
         if "linear_attn" in name:
             yield from delta_parts(model.config, name, weight)
@@ -412,7 +413,8 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
         is_router = name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "mixer.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight"))
         is_vector = name.endswith(("bias", "norm.weight", ".A_log", ".D")) or "conv" in name.split(".")[-2]
         is_matrix = weight.ndim >= 2 and not is_vector
-        kind = torch.float16 if is_matrix and not is_router else torch.float32
+        is_exact = is_matrix and not is_router and spec.family.arch != gguf.MODEL_ARCH.FALCON_H1  # whose factors leave few so
+        kind = torch.float16 if is_exact else torch.float32
         stored = weight.detach().to(kind)
         assert torch.equal(stored.float(), weight), f"{name} is not exact in {kind}"
         suffixes = {"try_suffixes": (".weight", ".bias")}

@@ -139,6 +139,8 @@ struct States {
     n_layers: usize,
     /// Of all layers of the model.
     of: usize,
+    /// Whether those attend as well.
+    attend: bool,
     /// Bytes of all states of a sequence, and tokens from one copy of them to the next.
     bytes: usize,
     every: usize,
@@ -147,16 +149,18 @@ struct States {
 impl States {
     fn of(config: &Config) -> Option<Self> {
         let (bytes, every) = config.kv_shape().states_kept()?;
-        let n_layers = config.layers.iter().filter(|layer| layer.recurrence().is_some()).count();
-        Some(Self { n_layers, of: config.layers.len(), bytes, every })
+        let mut recurrent = config.layers.iter().filter(|layer| layer.recurrence.is_some());
+        let (n_layers, attend) = (recurrent.clone().count(), recurrent.any(kvant::LayerSpec::attends));
+        Some(Self { n_layers, of: config.layers.len(), attend, bytes, every })
     }
 }
 
 impl fmt::Display for States {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { n_layers, of, bytes, every } = self;
+        let Self { n_layers, of, attend, bytes, every } = self;
+        let place = if *attend { "beside" } else { "in the place of" };
         let bytes = output::bytes(*bytes);
-        write!(f, "{n_layers} of {of} layers keep one in the place of keys and values, {bytes} together, ")?;
+        write!(f, "{n_layers} of {of} layers keep one {place} keys and values, {bytes} together, ")?;
         write!(f, "and a copy every {every} tokens")
     }
 }

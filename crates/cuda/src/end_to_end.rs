@@ -168,6 +168,7 @@ fn tiny_models_with_sinks_or_states_say_the_same_on_the_emulator_as_on_the_cpu()
         "graniteh-h64-g2-space-experts.gguf",
         "nemotronhmoe-h64-g2-space-latent.gguf",
         "nemotronh-h64-g2-space.gguf",
+        "falconh1-h64-g2-beside.gguf",
         "qwen3next-h64-g2-delta-experts.gguf",
     ] {
         let Some(error) = largest_error(model, DType::F16, &pieces) else { return };

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kvant::gguf::{GgufError, GgufWriter, Value};
 use kvant::{DType, Feed, Gguf, KvOptions, Model, OpenOptions, Session, SessionOptions};
-use kvant_model::{LayerState, Part};
+use kvant_model::Part;
 
 const LFM2: &str = "lfm2-h64-g2-conv3";
 const QWEN35: &str = "qwen35-h64-g2-delta";
@@ -14,7 +14,10 @@ const GRANITE: &str = "graniteh-h64-g2-space";
 const GRANITE_OF_EXPERTS: &str = "graniteh-h64-g2-space-experts";
 const NEMOTRON: &str = "nemotronh-h64-g2-space";
 const NEMOTRON_OF_EXPERTS: &str = "nemotronhmoe-h64-g2-space-latent";
-const ALL: [&str; 7] = [LFM2, QWEN35, QWEN3_NEXT, GRANITE, GRANITE_OF_EXPERTS, NEMOTRON, NEMOTRON_OF_EXPERTS];
+/// Every layer attends, too.
+const FALCON: &str = "falconh1-h64-g2-beside-normed";
+const ALL: [&str; 8] =
+    [LFM2, QWEN35, QWEN3_NEXT, GRANITE, GRANITE_OF_EXPERTS, NEMOTRON, NEMOTRON_OF_EXPERTS, FALCON];
 
 fn fixture(name: &str) -> Gguf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
@@ -128,7 +131,7 @@ fn states_are_counted_beside_keys_and_values() {
         // A part of the model knows its own.
         let [first, _] = Part::split(config.layers.len(), 1);
         assert_eq!(config.kv_shape_of(first.layers()).layers.len(), 0, "{name}");
-        let is_recurrent = |layer: usize| matches!(config.layers[layer].state, LayerState::Recurrent(_));
+        let is_recurrent = |layer: usize| config.layers[layer].recurrence.is_some();
         assert!(is_recurrent(0) && is_recurrent(config.layers.len() - 1), "{name}");
     }
 }

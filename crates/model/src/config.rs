@@ -58,6 +58,8 @@ pub struct LayerSpec {
     pub heads: KvLayerShape,
     /// Where the keys and values lie that its queries meet.
     pub state: LayerState,
+    /// What it does with a state of fixed size that each token changes, in the place of attention or beside it.
+    pub recurrence: Option<Recurrence>,
     /// Width of the feed-forward layer that every row goes through: of a layer of experts, of the one that all rows share; 0
     /// where there is none.
     pub n_ff: usize,
@@ -104,16 +106,14 @@ pub struct ExpertSpec {
     pub latent: Option<usize>,
 }
 
-/// What a layer keeps of past tokens.
+/// The keys and values of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LayerState {
     /// Keys and values of its own.
     Own,
     /// Nothing: its queries meet the keys and values of this earlier layer, which has the same KV heads.
     Shared(usize),
-    /// A state of fixed size, which each token changes. It does not attend.
-    Recurrent(Recurrence),
-    /// Nothing: it does not mix rows.
+    /// Nothing: it does not attend.
     Nothing,
 }
 
@@ -125,17 +125,9 @@ impl LayerSpec {
         AttendParams { n_heads, n_kv_heads, k_head_dim, v_head_dim, scale, soft_cap }
     }
 
-    /// What it does with its state, where it has one.
-    pub fn recurrence(&self) -> Option<Recurrence> {
-        match self.state {
-            LayerState::Recurrent(recurrence) => Some(recurrence),
-            LayerState::Own | LayerState::Shared(_) | LayerState::Nothing => None,
-        }
-    }
-
     /// Whether it attends.
     pub fn attends(&self) -> bool {
-        matches!(self.state, LayerState::Own | LayerState::Shared(_))
+        self.state != LayerState::Nothing
     }
 
     /// Values of all queries of a row.
@@ -153,13 +145,9 @@ impl LayerSpec {
         self.heads.n_kv_heads * self.heads.v_head_dim
     }
 
-    /// Values of what attention, or what a state is kept for, gives for a row.
+    /// Values of what attention gives for a row.
     pub fn n_out(&self) -> usize {
-        match self.recurrence() {
-            None => self.heads.n_heads * self.heads.v_head_dim,
-            Some(Recurrence::ShortConv(conv)) => conv.channels,
-            Some(Recurrence::Heads { heads, .. }) => heads.n_out(),
-        }
+        self.heads.n_heads * self.heads.v_head_dim
     }
 }
 
@@ -186,7 +174,8 @@ impl Config {
             true => latent::read(&keys).map(|(heads, latent)| (vec![heads; n_layers], Some(latent)))?,
             false => (heads::read(&keys, family, n_embd, &n_kv_heads, &windows)?, None),
         };
-        heads::check(&keys, (0..n_layers).filter(|&i| recurrences.of_layer(i).is_none()).map(|i| heads[i]))?;
+        let is_recurrent = |i: usize| recurrences.of_layer(i).is_some() && !recurrences.are_beside();
+        heads::check(&keys, (0..n_layers).filter(|&i| !is_recurrent(i)).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
         let turned_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);
         let ropes = ropes::read(&keys, family, turned_dims, n_ctx_train)?;
@@ -214,11 +203,11 @@ impl Config {
             };
             LayerSpec {
                 heads,
-                state: match recurrences.of_layer(index) {
-                    _ if is_other_half(index) => LayerState::Nothing,
-                    Some(recurrence) => LayerState::Recurrent(recurrence),
-                    None => states[index],
+                state: match is_other_half(index) || is_recurrent(index) {
+                    true => LayerState::Nothing,
+                    false => states[index],
                 },
+                recurrence: recurrences.of_layer(index).filter(|_| !is_other_half(index)),
                 n_ff: experts.n_ff(index),
                 experts: experts.of_layer(index),
                 rope,
@@ -298,7 +287,7 @@ impl Config {
         let owner = match self.layers[index].state {
             LayerState::Own => index,
             LayerState::Shared(owner) => owner,
-            LayerState::Recurrent(_) | LayerState::Nothing => return None,
+            LayerState::Nothing => return None,
         };
         let before = self.layers.get(first..owner)?;
         Some(before.iter().filter(|layer| layer.state == LayerState::Own).count())
@@ -306,8 +295,8 @@ impl Config {
 
     /// The number of the first state of recurrent layer `index` among those of layers from `first` on; `None` when it is none.
     pub fn state_ordinal(&self, first: usize, index: usize) -> Option<usize> {
-        self.layers[index].recurrence()?;
-        let before = self.layers.get(first..index)?.iter().filter_map(LayerSpec::recurrence);
+        self.layers[index].recurrence?;
+        let before = self.layers.get(first..index)?.iter().filter_map(|layer| layer.recurrence);
         Some(before.map(|recurrence| recurrence.states().count()).sum())
     }
 
@@ -318,7 +307,7 @@ impl Config {
     pub fn kv_shape_of(&self, layers: Range<usize>) -> KvShape {
         let layers = &self.layers[layers];
         let own = layers.iter().filter(|layer| layer.state == LayerState::Own);
-        let states = layers.iter().filter_map(LayerSpec::recurrence).flat_map(|of| of.states());
+        let states = layers.iter().filter_map(|layer| layer.recurrence).flat_map(|of| of.states());
         KvShape { layers: own.map(|layer| layer.heads).collect(), states: states.collect() }
     }
 }

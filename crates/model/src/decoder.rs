@@ -27,17 +27,17 @@ pub use activations::Activations;
 pub struct Decoder<B: Backend> {
     config: Config,
     weights: Weights<B>,
-    /// Where what each layer that is here keeps lies among that of all of them; `None` where it keeps nothing, nor meets anything.
-    places: Vec<Option<Place>>,
+    /// Where what each layer that is here keeps lies among that of all of them.
+    places: Vec<Place>,
 }
 
 /// Where what a layer keeps of past tokens lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// The keys and values of this number.
-    Kv(usize),
-    /// The states from this number on.
-    States(usize),
+struct Place {
+    /// The number of the keys and values that it meets.
+    kv: Option<usize>,
+    /// That of the first of its states.
+    state: Option<usize>,
 }
 
 /// What enters a step.
@@ -110,10 +110,9 @@ impl<B: Backend> Decoder<B> {
     /// A decoder from its parts.
     pub fn new(config: Config, weights: Weights<B>) -> Self {
         let layers = weights.part.layers();
-        let place = |index| {
-            let state = config.state_ordinal(layers.start, index).map(Place::States);
-            let kv = || config.kv_ordinal(layers.start, index).map(Place::Kv);
-            state.or_else(kv)
+        let place = |index| Place {
+            kv: config.kv_ordinal(layers.start, index),
+            state: config.state_ordinal(layers.start, index),
         };
         let places = layers.clone().map(place).collect();
         Self { config, weights, places }
@@ -131,10 +130,7 @@ impl<B: Backend> Decoder<B> {
 
     /// Which keys and values layer `index` of those that are here meets, as the cache counts them; `None` where it does not attend.
     pub fn kv_layer(&self, index: usize) -> Option<usize> {
-        match self.places[index]? {
-            Place::Kv(kv) => Some(kv),
-            Place::States(_) => None,
-        }
+        self.places[index].kv
     }
 
     /// The keys and values that each layer meets that meets some.
@@ -311,19 +307,35 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let Some(mixer) = &self.weights.layers[index].mixer else { return Ok(()) };
-        let place = self.places[index].expect("layers that are here are complete");
-        match (mixer, place) {
-            (Mixer::Attention(weights), Place::Kv(kv)) => {
-                self.attention(backend, (index, kv), weights, parts, act, rows)
+        let (layer, Place { kv, state }) = (&self.weights.layers[index], self.places[index]);
+        // What is kept beside attention meets the stream as attention does, before that has changed it.
+        if let Some(weights) = &layer.recurrent {
+            self.enter_state(backend, index, weights, parts, act, rows)?;
+        }
+        if let (Some(mixer), Some(kv)) = (&layer.mixer, kv) {
+            self.attend(backend, (index, kv), mixer, parts, act, rows)?;
+        }
+        match (&layer.recurrent, state) {
+            (Some(weights), Some(state)) => {
+                self.keep_state(backend, (index, state), weights, parts, act, rows)
             }
-            (Mixer::Latent(weights), Place::Kv(kv)) => {
-                self.attend_latent(backend, (index, kv), weights, parts, act, rows)
-            }
-            (Mixer::Recurrent(weights), Place::States(first)) => {
-                self.recur(backend, (index, first), weights, parts, act, rows)
-            }
-            _ => unreachable!("a layer has either"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Attention of layer `index`, whose keys and values are number `kv`.
+    fn attend(
+        &self,
+        backend: &B,
+        (index, kv): (usize, usize),
+        mixer: &Mixer<B>,
+        parts: &mut [StepPart<'_, B::Page>],
+        act: &mut Activations<B>,
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        match mixer {
+            Mixer::Attention(weights) => self.attention(backend, (index, kv), weights, parts, act, rows),
+            Mixer::Latent(weights) => self.attend_latent(backend, (index, kv), weights, parts, act, rows),
         }
     }
 

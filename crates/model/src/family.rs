@@ -139,8 +139,11 @@ pub(crate) enum RecurrenceRule {
         /// Which value heads share the keys of a key head.
         sharing: KeySharing,
     },
-    /// State spaces, where the file says that a layer has no KV heads.
-    Space,
+    /// State spaces.
+    Space {
+        /// In every layer, beside attention; else where the file says that a layer has no KV heads.
+        is_beside: bool,
+    },
 }
 
 /// Layers whose queries and keys are not turned.
@@ -297,7 +300,7 @@ const NEMOTRON_H: Family = Family {
     gates_itself: true,
     halved: true,
     norms: Norms { before_ffn: "attn_norm.weight", ..LLAMA.norms },
-    recurrence: Some(RecurrenceRule::Space),
+    recurrence: Some(RecurrenceRule::Space { is_beside: false }),
     unturned: Unturned::Every(1),
     experts: None,
     ..LLAMA
@@ -430,12 +433,18 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "granitehybrid",
         factors: Factors::Named,
-        recurrence: Some(RecurrenceRule::Space),
+        recurrence: Some(RecurrenceRule::Space { is_beside: false }),
         unturned: Unturned::Said,
         experts: Some(ExpertRule { is_required: false, ..SEVERAL }),
         ..LLAMA
     },
     COMMAND_R,
+    Family {
+        name: "falcon-h1",
+        norms: Norms { before_ffn: "ffn_norm", ..QWEN2.norms },
+        recurrence: Some(RecurrenceRule::Space { is_beside: true }),
+        ..QWEN2
+    },
     NEMOTRON_H,
     Family { name: "nemotron_h_moe", experts: Some(SEVERAL_BY_SIGMOID), ..NEMOTRON_H },
 ];
@@ -464,7 +473,7 @@ mod tests {
     use super::*;
 
     /// What the decoder has no way to do: it keeps what is normalised once until both halves have read it, adds branches
-    /// that are normalised by their mean square, and makes gates beside values.
+    /// that are normalised by their mean square, makes gates beside values, and has one place for gates.
     #[test]
     fn no_family_normalises_in_a_way_that_there_is_not() {
         for family in FAMILIES {
@@ -474,6 +483,8 @@ mod tests {
             assert!(!shared || is_layer && before, "{}", family.name);
             assert!(!family.values_of_keys || !family.gated, "{}", family.name);
             assert!(!family.halved || !after && !shared, "{}", family.name);
+            let is_beside = family.recurrence == Some(RecurrenceRule::Space { is_beside: true });
+            assert!(!is_beside || !family.gated && !shared, "{}", family.name);
             assert!(family.norms.heads != HeadNorms::EachTurned || !family.latent, "{}", family.name);
         }
     }

@@ -29,8 +29,10 @@ use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms, SharedExpert};
 /// The weights of one decoder layer. Matrices are `[n_out, n_in]`.
 pub struct Layer<B: Backend> {
     pub(crate) attn_norm: Option<B::Buffer>,
-    /// `None` where rows are not mixed.
+    /// What attends, where it does.
     pub(crate) mixer: Option<Mixer<B>>,
+    /// What a state is kept for, where there is one.
+    pub(crate) recurrent: Option<Recurrent<B>>,
     /// Of what attention adds to the residual stream.
     pub(crate) attn_after: Option<B::Buffer>,
     pub(crate) ffn_norm: Option<B::Buffer>,
@@ -292,10 +294,13 @@ impl<B: Backend> Loader<'_, B> {
         let (before, after) = (before.then_some(c.n_embd), after.then_some(c.n_embd));
         let experts = spec.experts.map(|experts| self.experts(c, index, experts)).transpose()?;
         let mixer = self.mixer(c, index)?;
+        let recurrent = spec.recurrence.map(|of| self.recurrent(c, index, of)).transpose()?;
+        let mixes = mixer.is_some() || recurrent.is_some();
         let looks = spec.n_ff > 0 || experts.is_some();
         Ok(Layer {
-            attn_norm: self.vector_if(before.filter(|_| mixer.is_some()), &name("attn_norm.weight"))?,
+            attn_norm: self.vector_if(before.filter(|_| mixes), &name("attn_norm.weight"))?,
             mixer,
+            recurrent,
             attn_after: self.vector_if(after, &name("post_attention_norm.weight"))?,
             ffn_norm: self.vector_if(before.filter(|_| looks && !shared), &name(spec.norms.before_ffn))?,
             ffn: self.feed_forward(c, index)?,

@@ -125,6 +125,7 @@ fn models_with_states() {
         ("graniteh-h64-g2-space-experts.gguf", DType::F32),
         ("nemotronhmoe-h64-g2-space-latent.gguf", DType::F32),
         ("nemotronh-h64-g2-space.gguf", DType::F32),
+        ("falconh1-h64-g2-beside.gguf", DType::F32),
         ("qwen3next-h64-g2-delta-experts.gguf", DType::F32),
     ]);
 }

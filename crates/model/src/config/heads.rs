@@ -75,7 +75,10 @@ pub(super) fn read_windows(
 pub(super) fn read_kv_heads(keys: &Keys, family: &Family, n_layers: usize) -> Result<Vec<usize>, ModelError> {
     let key = if keys.has(KV_HEADS) { KV_HEADS } else { HEADS };
     let of_layers = keys.of_layers(key, n_layers)?;
-    let may_have_none = matches!(family.recurrence, Some(RecurrenceRule::ShortConv | RecurrenceRule::Space));
+    let may_have_none = matches!(
+        family.recurrence,
+        Some(RecurrenceRule::ShortConv | RecurrenceRule::Space { is_beside: false })
+    );
     match of_layers.iter().all(|&n| n == 0) || !may_have_none && of_layers.contains(&0) {
         true if may_have_none => Err(keys.bad(key, "a layer with KV heads", 0)),
         true => Err(keys.bad(key, "KV heads in every layer", 0)),

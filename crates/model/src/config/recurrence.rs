@@ -49,6 +49,14 @@ impl Recurrence {
         }
     }
 
+    /// Values of what it gives for a row.
+    pub fn n_out(&self) -> usize {
+        match *self {
+            Self::ShortConv(conv) => conv.channels,
+            Self::Heads { heads, .. } => heads.n_out(),
+        }
+    }
+
     /// f32 values of its states, in the order in which it uses them.
     pub fn states(self) -> impl Iterator<Item = usize> {
         [Some(self.conv().n_state()), self.heads().map(|heads| heads.n_state())].into_iter().flatten()
@@ -61,12 +69,19 @@ pub(super) struct Recurrences {
     each: Option<Recurrence>,
     /// Which layers are some.
     layers: Vec<bool>,
+    /// Whether they attend as well.
+    are_beside: bool,
 }
 
 impl Recurrences {
     /// What layer `index` does, where it is one.
     pub fn of_layer(&self, index: usize) -> Option<Recurrence> {
         self.each.filter(|_| self.layers[index])
+    }
+
+    /// Whether layers that are some attend as well.
+    pub fn are_beside(&self) -> bool {
+        self.are_beside
     }
 }
 
@@ -77,20 +92,23 @@ pub(super) fn read(
     n_embd: usize,
     without_heads: Vec<bool>,
 ) -> Result<Recurrences, ModelError> {
+    let are_beside = family.recurrence == Some(RecurrenceRule::Space { is_beside: true });
     match family.recurrence {
-        None => Ok(Recurrences { each: None, layers: without_heads }),
+        None => Ok(Recurrences { each: None, layers: without_heads, are_beside }),
         Some(RecurrenceRule::ShortConv) => {
             let taps = read_taps(keys, "shortconv.l_cache")?;
             let conv = ShortConv { channels: n_embd, taps, form: ConvForm::Gated };
-            Ok(Recurrences { each: Some(Recurrence::ShortConv(conv)), layers: without_heads })
+            Ok(Recurrences { each: Some(Recurrence::ShortConv(conv)), layers: without_heads, are_beside })
         }
         Some(RecurrenceRule::Delta { sharing }) => Ok(Recurrences {
             each: Some(read_heads(keys, StateKind::Delta, sharing)?),
             layers: read_pattern(keys, without_heads.len())?,
+            are_beside,
         }),
-        Some(RecurrenceRule::Space) => {
+        Some(RecurrenceRule::Space { .. }) => {
             let each = read_heads(keys, StateKind::Space, KeySharing::Grouped)?;
-            Ok(Recurrences { each: Some(each), layers: without_heads })
+            let layers = without_heads.into_iter().map(|is| is || are_beside).collect();
+            Ok(Recurrences { each: Some(each), layers, are_beside })
         }
     }
 }

@@ -70,16 +70,17 @@ pub struct Activations<B: Backend> {
 
 /// The heads of a layer that keep a state.
 fn state_heads(layer: &LayerSpec) -> Option<StateHeads> {
-    layer.recurrence().as_ref().and_then(Recurrence::heads)
+    layer.recurrence.as_ref().and_then(Recurrence::heads)
 }
 
 impl<B: Backend> Decoder<B> {
     /// Values of the gates of a row that stand in a buffer of their own.
     fn widest_gates(&self) -> usize {
         let of_layer = |(weights, spec): (&Layer<B>, &LayerSpec)| {
-            let has_gates = spec.gated || state_heads(spec).is_some();
+            let of_state = state_heads(spec).map_or(0, |heads| heads.n_out());
             let has_biases = weights.ffn.as_ref().is_some_and(|ffn| ffn.biases.iter().any(Option::is_some));
-            (if has_gates { spec.n_out() } else { 0 }).max(if has_biases { spec.n_ff } else { 0 })
+            let of_attention = if spec.gated { spec.n_out() } else { 0 };
+            of_attention.max(of_state).max(if has_biases { spec.n_ff } else { 0 })
         };
         self.weights.layers.iter().zip(self.layers()).map(of_layer).max().unwrap_or(0)
     }
@@ -105,7 +106,7 @@ impl<B: Backend> Decoder<B> {
             q: widest(LayerSpec::n_q)?,
             k: widest(LayerSpec::n_k)?,
             v: widest(LayerSpec::n_v)?,
-            attended: widest(LayerSpec::n_out)?,
+            attended: widest(|layer| layer.n_out().max(layer.recurrence.map_or(0, |of| of.n_out())))?,
             of_queries: widest(|layer| layer.latent.and_then(|of| of.q_rank).unwrap_or(0))?,
             plain: widest(|layer| layer.latent.map_or(0, |of| layer.heads.n_heads * of.k_dim.max(of.v_dim)))?,
             turned: widest(|layer| layer.latent.map_or(0, |of| layer.heads.n_heads * of.n_rot))?,
@@ -115,7 +116,7 @@ impl<B: Backend> Decoder<B> {
             from_experts: buffer(if shares(SharedExpert::Beside) { c.n_embd } else { latent })?,
             latent: buffer(latent)?,
             shared_gate: buffer(usize::from(shares(SharedExpert::Gated)))?,
-            entering: widest(|layer| layer.recurrence().map_or(0, |of| of.conv().n_in()))?,
+            entering: widest(|layer| layer.recurrence.map_or(0, |of| of.conv().n_in()))?,
             convolved: widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_qkv()))?,
             gates: buffer(self.widest_gates())?,
             steps: of_heads()?,

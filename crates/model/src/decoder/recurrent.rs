@@ -10,20 +10,17 @@ use crate::config::{Recurrence, StateKind};
 use crate::weights::{HeadWeights, Recurrent, RuleWeights};
 
 impl<B: Backend> Decoder<B> {
-    /// `x += W_out y`, with y of the convolution of `W_in n`, `n = norm(x)`; or of what heads that keep a state make of that convolution:
-    /// `y = norm(s) * silu(W_gate n)` or `norm(s * silu(W_gate n))`.
-    pub(super) fn recur(
+    /// `W_in n`, `n = norm(x)`, and what else is made of n where heads keep a state: gates, steps and how much is written.
+    pub(super) fn enter_state(
         &self,
         backend: &B,
-        (index, first): (usize, usize),
+        index: usize,
         weights: &Recurrent<B>,
-        parts: &mut [StepPart<'_, B::Page>],
+        parts: &[StepPart<'_, B::Page>],
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
-        let recurrence = spec.recurrence().expect("a layer that keeps a state");
-        let conv = recurrence.conv();
         let input = self.enter(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
         let output = |w, y| Output { w, bias: None, y, accumulate: false };
         let into = output(&weights.into, &mut act.entering);
@@ -39,19 +36,35 @@ impl<B: Backend> Decoder<B> {
                 }
             }
         }
-        self.check_rows(backend, parts, index, ("inputs", &act.entering, conv.n_in()), rows)?;
-        let (x, kernel) = (&act.entering, &weights.kernel);
+        let n_in = spec.recurrence.map_or(0, |of| of.conv().n_in());
+        self.check_rows(backend, parts, index, ("inputs", &act.entering, n_in), rows)
+    }
+
+    /// `x += W_out y` of what has entered: y is its convolution, or what heads that keep a state make of that,
+    /// `norm(s) * silu(W_gate n)` or `norm(s * silu(W_gate n))`. States are those from `first` on.
+    pub(super) fn keep_state(
+        &self,
+        backend: &B,
+        (index, first): (usize, usize),
+        weights: &Recurrent<B>,
+        parts: &mut [StepPart<'_, B::Page>],
+        act: &mut Activations<B>,
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
+        let recurrence = spec.recurrence.expect("a layer that keeps a state");
+        let (conv, x, kernel) = (recurrence.conv(), &act.entering, &weights.kernel);
         let y = if weights.heads.is_some() { &mut act.convolved } else { &mut act.attended };
         for_states(parts, first, |parts| backend.short_conv(parts, conv, x, kernel, y))?;
         if let Some(heads) = &weights.heads {
-            self.keep_state(backend, (recurrence, first + 1), heads, parts, act, rows)?;
+            self.recur(backend, (recurrence, first + 1), heads, parts, act, rows)?;
         }
         let branch = Branch { of: &act.attended, w: &weights.out, bias: None, norm: &layer.attn_after };
         self.add(backend, &mut act.x, branch, &mut act.spare, rows)
     }
 
     /// What heads that keep a state make of what a convolution gives, normalised and gated.
-    fn keep_state(
+    fn recur(
         &self,
         backend: &B,
         (recurrence, state): (Recurrence, usize),
@@ -69,19 +82,22 @@ impl<B: Backend> Decoder<B> {
         let inputs = StateInputs { qkv: &act.convolved, step: &act.steps, bias, rate, rule };
         let (y, gates, n_out) = (&mut act.attended, &act.gates, heads.n_out());
         for_states(parts, state, |parts| backend.recur(parts, heads, inputs, y))?;
-        // Nothing is turned: norms alone.
-        let unturned = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
-        let norm = Norm { weight: norm, eps };
+        let normalise = |y: &mut B::Buffer, heads: Heads| match norm {
+            // Nothing is turned: norms alone.
+            Some(weight) => {
+                let unturned = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
+                backend.rope(y, rows, heads, Some(Norm { weight, eps }), unturned, gates)
+            }
+            None => Ok(()),
+        };
         match kind {
             StateKind::Delta => {
-                let each = Heads { n: heads.n_v_heads, dim: heads.v_dim };
-                backend.rope(y, rows, each, Some(norm), unturned, gates)?;
+                normalise(y, Heads { n: heads.n_v_heads, dim: heads.v_dim })?;
                 Ok(backend.gate(y, rows * n_out, gates, Gate::Silu)?)
             }
             StateKind::Space => {
-                let groups = Heads { n: heads.n_k_heads, dim: n_out / heads.n_k_heads };
                 backend.gate(y, rows * n_out, gates, Gate::Silu)?;
-                Ok(backend.rope(y, rows, groups, Some(norm), unturned, gates)?)
+                Ok(normalise(y, Heads { n: heads.n_k_heads, dim: n_out / heads.n_k_heads })?)
             }
         }
     }

@@ -1,18 +1,17 @@
-//! The weights of what mixes the rows of a sequence in a layer: attention, or what a state is kept for.
+//! The weights of attention.
 
 use std::ops::Range;
 
 use kvant_backend::{Backend, SharedBytes, WeightSource};
 
-use super::{KV_TENSORS, LatentAttention, Loader, Recurrent};
+use super::{KV_TENSORS, LatentAttention, Loader};
 use crate::config::LayerState;
 use crate::{Config, ModelError};
 
-/// What mixes the rows of a sequence.
+/// What attends.
 pub(crate) enum Mixer<B: Backend> {
     Attention(Attention<B>),
     Latent(LatentAttention<B>),
-    Recurrent(Recurrent<B>),
 }
 
 /// Attention. Matrices are `[n_out, n_in]`.
@@ -43,11 +42,10 @@ pub(crate) struct KvWeights<B: Backend> {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    /// What mixes the rows in layer `index`.
+    /// What attends in layer `index`, if anything.
     pub(super) fn mixer(&mut self, c: &Config, index: usize) -> Result<Option<Mixer<B>>, ModelError> {
         Ok(Some(match (c.layers[index].state, c.layers[index].latent) {
             (LayerState::Nothing, _) => return Ok(None),
-            (LayerState::Recurrent(recurrence), _) => Mixer::Recurrent(self.recurrent(c, index, recurrence)?),
             (_, Some(latent)) => Mixer::Latent(self.latent_attention(c, index, latent)?),
             (_, None) => Mixer::Attention(self.attention(c, index)?),
         }))

@@ -4,7 +4,7 @@ use std::iter;
 
 use kvant_backend::{Backend, KeySharing, ShortConv, StateHeads};
 
-use super::Loader;
+use super::{Loader, layer_of};
 use crate::config::{Recurrence, StateKind};
 use crate::{Config, ModelError};
 
@@ -29,8 +29,8 @@ pub(crate) struct HeadWeights<B: Backend> {
     /// How fast is forgotten, `[n_v_heads]`.
     pub(crate) rate: B::Buffer,
     pub(crate) rule: RuleWeights<B>,
-    /// Of their output: of each head alike, `[v_dim]`, or of groups of them.
-    pub(crate) norm: B::Buffer,
+    /// Of their output: of each head alike, `[v_dim]`, or of groups of them; state spaces beside attention may have none.
+    pub(crate) norm: Option<B::Buffer>,
 }
 
 /// What a rule has of its own.
@@ -53,7 +53,7 @@ impl<B: Backend> Loader<'_, B> {
         recurrence: Recurrence,
     ) -> Result<Recurrent<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
-        let n_out = c.layers[index].n_out();
+        let n_out = recurrence.n_out();
         match recurrence {
             Recurrence::ShortConv(conv) => Ok(Recurrent {
                 into: self.matrix(&name("shortconv.in_proj.weight"), c.n_embd, conv.n_in())?,
@@ -114,7 +114,7 @@ impl<B: Backend> Loader<'_, B> {
             bias: self.vector(&name("ssm_dt.bias"), n)?,
             rate: self.rates(&name("ssm_a"), &[n])?,
             rule: RuleWeights::Delta { write: write? },
-            norm: self.vector(&name("ssm_norm.weight"), heads.v_dim)?,
+            norm: Some(self.vector(&name("ssm_norm.weight"), heads.v_dim)?),
         })
     }
 
@@ -132,7 +132,7 @@ impl<B: Backend> Loader<'_, B> {
         let order = [n_out + n_k..n_out + 2 * n_k, n_out..n_out + n_k, 0..n_out];
         let behind_gates = order.clone().map(|channels| n_out + channels.start..n_out + channels.end);
         let (shape, steps) = ([c.n_embd, 2 * n_out + 2 * n_k + n], 2 * n_out + 2 * n_k);
-        let file = name("ssm_in.weight");
+        let (file, norm) = (name("ssm_in.weight"), name("ssm_norm.weight"));
         let into = self.picked(&file, shape, behind_gates.into_iter())?;
         let gate = self.picked(&file, shape, iter::once(0..n_out))?;
         let step = self.picked(&file, shape, iter::once(steps..steps + n))?;
@@ -145,10 +145,19 @@ impl<B: Backend> Loader<'_, B> {
                 bias: self.vector(&name("ssm_dt.bias"), n)?,
                 rate: self.rates(&name("ssm_a"), &[1, n])?,
                 rule: RuleWeights::Space { skip: self.flat(&name("ssm_d"), &[1, n])? },
-                norm: self.flat(&name("ssm_norm.weight"), &[n_out / heads.n_k_heads, heads.n_k_heads])?,
+                norm: match !c.layers[index].attends() || self.has_in_some_layer("ssm_norm.weight") {
+                    true => Some(self.flat(&norm, &[n_out / heads.n_k_heads, heads.n_k_heads])?),
+                    false => None,
+                },
             }),
             out: self.matrix(&name("ssm_out.weight"), n_out, c.n_embd)?,
         })
+    }
+
+    /// Whether some layer has such a tensor.
+    fn has_in_some_layer(&self, suffix: &str) -> bool {
+        let is_it = |name: &str| layer_of(name).is_some_and(|layer| name == format!("blk.{layer}.{suffix}"));
+        self.gguf.tensors().iter().any(|info| is_it(&info.name))
     }
 
     /// How fast heads forget.
