@@ -12,6 +12,10 @@ pub(crate) enum Cut {
     Whole,
     /// The taps of a convolution, `[channels, 1, taps]`, as `[channels, taps]`.
     Taps,
+    /// Numbers of heads as a column.
+    Column,
+    /// A row in parts, one for each group of heads of a state space.
+    Groups,
     /// Of experts side by side, `[experts, inputs, outputs]`, every `step`th output from `first` on, as rows.
     Columns { first: usize, step: usize },
     /// The same of the biases of these outputs, `[experts, outputs]`.
@@ -87,6 +91,11 @@ impl Cut {
         let experts = sizes.n_experts;
         match (self, shape) {
             (Self::Whole, shape) => Ok((shape.to_vec(), Vec::new())),
+            (Self::Column, &[n]) => Ok((vec![n, 1], Vec::new())),
+            (Self::Groups, &[n]) if sizes.space.is_some_and(|space| n.is_multiple_of(space.n_groups)) => {
+                let groups = sizes.space.map_or(1, |space| space.n_groups);
+                Ok((vec![groups, n / groups], Vec::new()))
+            }
             (Self::Taps, &[n, 1, taps]) => Ok((vec![n, taps], Vec::new())),
             (Self::Columns { first, step }, &[e, n_in, n_out])
                 if e == experts && n_out.is_multiple_of(step) =>

@@ -2,6 +2,10 @@
 //!
 //! Most of what a family is stands in its configuration under the same keys. What does not is here.
 
+mod hybrids;
+
+use hybrids::{GRANITE4, NEMOTRON};
+
 use crate::HfError;
 use crate::cut::Cut;
 use crate::folder::{Object, shown};
@@ -11,6 +15,8 @@ use crate::folder::{Object, shown};
 pub(crate) struct Family {
     /// The name in `architectures`.
     pub class: &'static str,
+    /// Which other families are of this class.
+    pub kinds: Kinds,
     /// Whether it sees as well: its text model lies within, and is what is converted.
     pub sees: bool,
     /// What a configuration may leave out where it is this, and GGUF must have.
@@ -57,6 +63,17 @@ pub(crate) struct Family {
     pub packs_experts: bool,
 }
 
+/// Which families a class names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kinds {
+    /// One.
+    One,
+    /// Layers that all attend, or some of which keep a state, without experts or with them.
+    Granite4,
+    /// Without experts or with them.
+    Nemotron,
+}
+
 /// What a configuration means that does not say it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Default {
@@ -79,6 +96,10 @@ pub(crate) enum Layers {
     Convolving,
     /// Some are gated deltas; those that attend have a gate beside each query.
     Delta,
+    /// Some are state spaces.
+    Space,
+    /// The same in layers of one half, others of which look at each row by itself.
+    Halved,
     /// All attend; those without a window have heads of a size and number of their own, and the last ones may share keys and values.
     OwnHeads,
 }
@@ -129,6 +150,7 @@ const RMS_EPS: (&str, &str) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon
 
 const LLAMA: Family = Family {
     class: "LlamaForCausalLM",
+    kinds: Kinds::One,
     sees: false,
     defaults: &[],
     arch: "llama",
@@ -377,20 +399,8 @@ static FAMILIES: &[Family] = &[
         ..LLAMA
     },
     GRANITE,
-    // Granite 4 without layers that keep a state, whose tensors would be unknown: what all rows share is all that there is.
-    Family {
-        class: "GraniteMoeHybridForCausalLM",
-        defaults: &[("attention_multiplier", Default::Number(1.0)), ("num_local_experts", Default::Size(8))],
-        width: "shared_intermediate_size",
-        tensors: &[
-            ("shared_mlp.input_linear.weight", "ffn_gate.weight", Cut::Half(0)),
-            ("shared_mlp.input_linear.weight", "ffn_up.weight", Cut::Half(1)),
-            ("shared_mlp.output_linear.weight", "ffn_down.weight", Cut::Whole),
-        ],
-        fixed: &[("num_local_experts", 0.0)],
-        words: &[("position_embedding_type", "rope")],
-        ..GRANITE
-    },
+    GRANITE4,
+    NEMOTRON,
     OLMO2,
     Family {
         class: "Olmo3ForCausalLM",
@@ -529,7 +539,8 @@ impl Family {
             return Err(config.bad("architectures", "the name of an architecture", "nothing"));
         };
         let name = first.as_str().ok_or_else(|| config.bad("architectures", "a name", shown(first)))?;
-        Self::named(name)
+        let family = Self::named(name)?;
+        family.kinds.choose(family, config)
     }
 
     fn named(name: &str) -> Result<&'static Self, HfError> {

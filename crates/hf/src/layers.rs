@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde_json::Value as JsonValue;
+
 use crate::HfError;
 use crate::family::{Family, Layers};
 use crate::folder::{Object, shown};
@@ -40,6 +42,47 @@ pub(crate) struct Delta {
     pub n_v_heads: usize,
     pub k_dim: usize,
     pub v_dim: usize,
+}
+
+/// Sizes of state spaces.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Space {
+    pub n_heads: usize,
+    pub dim: usize,
+    pub n_state: usize,
+    pub n_groups: usize,
+    pub n_taps: usize,
+}
+
+/// What a layer of one half is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Half {
+    Space,
+    Attention,
+    FeedForward,
+}
+
+/// The layers of a model of halves: by names, or by letters.
+pub(crate) fn halves(config: Object<'_>) -> Result<Option<Vec<Half>>, HfError> {
+    const NAMES: &str = "layers_block_type";
+    const LETTERS: &str = "hybrid_override_pattern";
+    if let Some(kinds) = config.find_array(NAMES)? {
+        let half = |kind: &JsonValue| match kind.as_str() {
+            Some("mamba" | "linear_attention") => Ok(Half::Space),
+            Some("attention" | "full_attention") => Ok(Half::Attention),
+            Some("mlp" | "moe") => Ok(Half::FeedForward),
+            _ => Err(config.bad(NAMES, "linear_attention, full_attention, mlp or moe", shown(kind))),
+        };
+        return kinds.iter().map(half).collect::<Result<_, _>>().map(Some);
+    }
+    let Some(letters) = config.find_str(LETTERS)? else { return Ok(None) };
+    let half = |letter: char| match letter {
+        'M' => Ok(Half::Space),
+        '*' => Ok(Half::Attention),
+        '-' | 'E' => Ok(Half::FeedForward),
+        _ => Err(config.bad(LETTERS, "letters of M, *, - and E", letter.to_string())),
+    };
+    letters.chars().map(half).collect::<Result<_, _>>().map(Some)
 }
 
 /// Numbers that are multiplied with each other: a thousand times what any model has.
@@ -108,6 +151,25 @@ impl FullHeads {
     }
 }
 
+impl Space {
+    /// Those of a family that has them.
+    pub fn of(config: Object<'_>, family: &Family) -> Result<Option<Self>, HfError> {
+        let names = match family.layers {
+            Layers::Space => {
+                ["mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv"]
+            }
+            Layers::Halved => {
+                ["mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel"]
+            }
+            _ => return Ok(None),
+        };
+        let [n_heads, dim, n_state, n_groups, n_taps] = names.map(|key| factor(config, key));
+        let space =
+            Self { n_heads: n_heads?, dim: dim?, n_state: n_state?, n_groups: n_groups?, n_taps: n_taps? };
+        Ok(Some(space))
+    }
+}
+
 impl Delta {
     /// Those of a family that has them.
     pub fn of(config: Object<'_>, family: &Family) -> Result<Option<Self>, HfError> {
@@ -137,6 +199,12 @@ impl Delta {
 /// Writes how wide feed-forward layers are.
 pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Family) -> Result<(), HfError> {
     let key = family.width;
+    if let Some(halves) = halves(config)?.filter(|_| family.layers == Layers::Halved) {
+        let width = config.size(family.experts.and_then(|experts| experts.width).unwrap_or(key))?;
+        let widths = halves.into_iter().map(|half| if half == Half::FeedForward { width } else { 0 });
+        let key = format!("{}.feed_forward_length", keys.arch);
+        return Ok(keys.writer.set_array(&key, widths)?);
+    }
     // Where all layers have experts, a configuration may name no other width.
     if family.experts.is_some_and(|experts| experts.width.is_some()) && config.value(key).is_none() {
         return Ok(());
@@ -182,6 +250,7 @@ pub(crate) fn write(
     }
     match family.layers {
         Layers::Convolving => write_convolutions(keys, config, sizes)?,
+        Layers::Space | Layers::Halved => write_spaces(keys, config, family, sizes)?,
         _ => keys.set("attention.head_count_kv", sizes.n_kv_heads as u32)?,
     }
     keys.set("attention.key_length", sizes.head_dim as u32)?;
@@ -261,6 +330,51 @@ fn write_convolutions(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) ->
     let heads = is_convolving.into_iter().map(|is| if is { 0 } else { sizes.n_kv_heads as u32 });
     let key = format!("{}.attention.head_count_kv", keys.arch);
     Ok(keys.writer.set_array(&key, heads)?)
+}
+
+/// State spaces, and which layers have KV heads.
+fn write_spaces(
+    keys: &mut Keys<'_>,
+    config: Object<'_>,
+    family: &Family,
+    sizes: &Sizes,
+) -> Result<(), HfError> {
+    let attends: Vec<bool> = match family.layers {
+        Layers::Halved => {
+            halves(config)?.unwrap_or_default().into_iter().map(|half| half == Half::Attention).collect()
+        }
+        _ => {
+            let [newer, older] = ["full_attention", "attention"].map(|kind| kinds(config, kind, sizes));
+            newer?.into_iter().zip(older?).map(|(newer, older)| newer || older).collect()
+        }
+    };
+    let heads = attends.into_iter().map(|attends| if attends { sizes.n_kv_heads as u32 } else { 0 });
+    let key = format!("{}.attention.head_count_kv", keys.arch);
+    keys.writer.set_array(&key, heads)?;
+    let Some(space) = sizes.space else { return Ok(()) };
+    for (key, size) in [
+        ("ssm.conv_kernel", space.n_taps),
+        ("ssm.state_size", space.n_state),
+        ("ssm.group_count", space.n_groups),
+        ("ssm.time_step_rank", space.n_heads),
+        ("ssm.inner_size", space.n_heads.saturating_mul(space.dim)),
+    ] {
+        keys.set(key, u32::try_from(size).unwrap_or(u32::MAX))?;
+    }
+    check_steps(config)?;
+    keys.set("rope.scaling.finetuned", config.find_str("position_embedding_type")? == Some("rope"))
+}
+
+/// Readers of GGUF know no bounds on how long steps are.
+fn check_steps(config: Object<'_>) -> Result<(), HfError> {
+    const BOUNDS: &str = "time_step_limit";
+    let bounds = config.find_array(BOUNDS)?.unwrap_or_default();
+    let [low, high] = [0, 1].map(|i| bounds.get(i).and_then(JsonValue::as_f64));
+    if low.is_some_and(|low| low > 0.0) || high.is_some() {
+        let got = bounds.iter().map(shown).collect::<Vec<_>>().join(", ");
+        return Err(config.bad(BOUNDS, "none: from 0 to infinity", got));
+    }
+    Ok(())
 }
 
 /// Gated deltas, under the names of state space models.

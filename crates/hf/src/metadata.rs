@@ -4,10 +4,11 @@ use kvant_gguf::{GgufWriter, Value};
 use serde_json::Value as JsonValue;
 
 use crate::HfError;
-use crate::family::{Experts, Family, Windows};
+use crate::family::{Experts, Family, Layers, Windows};
 use crate::folder::{Object, shown};
 use crate::layers;
-use crate::layers::{Delta, FullHeads, Latent};
+use crate::layers::halves;
+use crate::layers::{Delta, FullHeads, Latent, Space};
 
 /// Layers that any model has, many times over: lists of theirs are made before their tensors are looked for.
 const MAX_LAYERS: usize = 4096;
@@ -33,6 +34,8 @@ pub(crate) struct Sizes {
     pub latent: Option<Latent>,
     /// Of layers of gated deltas.
     pub delta: Option<Delta>,
+    /// Of state spaces.
+    pub space: Option<Space>,
     /// Of layers without a window, where they are of their own.
     pub full: Option<FullHeads>,
 }
@@ -127,7 +130,11 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
             turned.to_string(),
         ));
     }
-    let n_layers = size("num_hidden_layers")?;
+    // A list of layers counts them where no number does.
+    let n_layers = match halves(config)?.filter(|_| family.layers == Layers::Halved) {
+        Some(halves) => halves.len(),
+        None => size("num_hidden_layers")?,
+    };
     if n_layers > MAX_LAYERS {
         return Err(config.bad("num_hidden_layers", format!("1 to {MAX_LAYERS}"), n_layers.to_string()));
     }
@@ -145,6 +152,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         is_tied: config.find_bool("tie_word_embeddings")?.or(config.find_bool("tie_embedding")?),
         latent,
         delta: Delta::of(config, family)?,
+        space: Space::of(config, family)?,
         full,
     })
 }
@@ -227,10 +235,15 @@ fn write_experts(
     let used = ["num_experts_per_tok", "experts_per_token", "top_k_experts"];
     let used = used.into_iter().find(|key| config.value(key).is_some()).unwrap_or(used[0]);
     keys.set("expert_used_count", config.size(used)?)?;
+    if let Some(width) = config.find_size("shared_intermediate_size")?.filter(|width| *width > 0) {
+        keys.set("expert_shared_feed_forward_length", width)?;
+    }
     let Some(width) = experts.width else { return Ok(()) };
     keys.set("expert_feed_forward_length", config.size(width)?)?;
     for (theirs, ours) in [
         ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+        ("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+        ("moe_latent_size", "moe_latent_size"),
         ("n_shared_experts", "expert_shared_count"),
     ] {
         if let Some(size) = config.find_size(theirs)? {

@@ -62,6 +62,8 @@ const EXPERTS: &[(&str, &str, &str)] = &[
     ("block_sparse_moe.experts.", "w1", "ffn_gate_exps"),
     ("block_sparse_moe.experts.", "w3", "ffn_up_exps"),
     ("block_sparse_moe.experts.", "w2", "ffn_down_exps"),
+    ("mixer.experts.", "up_proj", "ffn_up_exps"),
+    ("mixer.experts.", "down_proj", "ffn_down_exps"),
     ("feed_forward.experts.", "w1", "ffn_gate_exps"),
     ("feed_forward.experts.", "w3", "ffn_up_exps"),
     ("feed_forward.experts.", "w2", "ffn_down_exps"),
@@ -74,6 +76,8 @@ const SHARED_ROUTER: &str = "ffn_gate_inp_shexp";
 const TAPS: [&str; 2] = ["shortconv.conv", "ssm_conv1d"];
 /// What tells kinds of layers apart, each of which has the same tensors.
 const MARKS: [&str; 3] = ["ffn_gate_inp.weight", "shortconv.out_proj.weight", "ssm_out.weight"];
+/// The same of layers of one half.
+const HALVED_MARKS: [&str; 3] = ["ffn_gate_inp.weight", "attn_q.weight", "ssm_out.weight"];
 /// The same where layers may share keys and values, or have keys for values; that the right ones do is looked at with the model.
 const OWN_HEADS_MARKS: [&str; 3] = ["ffn_gate_inp.weight", "attn_k.weight", "attn_v.weight"];
 const EMBEDDING: &str = "token_embd.weight";
@@ -154,7 +158,7 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
 
 /// Whether a tensor is of what guesses further tokens ahead, which is left undone.
 fn guesses(name: &str, family: &Family, sizes: &Sizes) -> bool {
-    if family.layers == Layers::Delta {
+    if matches!(family.layers, Layers::Delta | Layers::Halved) {
         return name.starts_with("mtp.");
     }
     let layer = name.strip_prefix("model.layers.").and_then(|rest| number(rest.split_once('.')?.0));
@@ -177,7 +181,11 @@ fn is_of_eyes(name: &str) -> bool {
 
 /// What a tensor of this name is in GGUF; nothing where nobody knows.
 fn targets(name: &str, family: &Family) -> Vec<Target> {
-    let name = if family.sees { &*name.replacen("language_model.", "", 1) } else { name };
+    let name = match family.layers {
+        Layers::Halved => &*name.replacen("backbone.", "model.", 1),
+        _ if family.sees => &*name.replacen("language_model.", "", 1),
+        _ => name,
+    };
     let of_layer = name.strip_prefix("model.layers.").and_then(|rest| {
         let (layer, name) = rest.split_once('.')?;
         Some((number(layer)? + 1, name))
@@ -196,8 +204,8 @@ fn targets(name: &str, family: &Family) -> Vec<Target> {
 fn whole(name: &str, family: &Family) -> Option<Target> {
     let ours = match name {
         "lm_head.weight" => OUTPUT,
-        "model.embed_tokens.weight" => EMBEDDING,
-        "model.norm.weight" | "model.embedding_norm.weight" => output_norm(family),
+        "model.embed_tokens.weight" | "model.embeddings.weight" => EMBEDDING,
+        "model.norm.weight" | "model.embedding_norm.weight" | "model.norm_f.weight" => output_norm(family),
         "model.embed_tokens_per_layer.weight" => "per_layer_token_embd.weight",
         "model.per_layer_model_projection.weight" => "per_layer_model_proj.weight",
         "model.per_layer_projection_norm.weight" => "per_layer_proj_norm.weight",
@@ -256,7 +264,11 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
         check_parts(name, parts, sizes)
             .map_err(|of| missing(&format!("blk.{}.{name}", layer - 1), Some(of)))?;
     }
-    let marks = if family.layers == Layers::OwnHeads { OWN_HEADS_MARKS } else { MARKS };
+    let marks = match family.layers {
+        Layers::OwnHeads => OWN_HEADS_MARKS,
+        Layers::Halved => HALVED_MARKS,
+        _ => MARKS,
+    };
     let kind = |names: &BTreeSet<&str>| marks.map(|mark| names.contains(mark));
     let mut wanted: BTreeMap<[bool; 3], BTreeMap<&str, usize>> = BTreeMap::new();
     for (layer, names) in layers.iter().enumerate() {
@@ -334,8 +346,10 @@ fn made(name: &str, parts: &[Part<'_>], family: &Family, sizes: &Sizes) -> Resul
             dtype
         }
     };
-    let is_kept =
-        shape.len() == 1 || module == ROUTER || TAPS.contains(&module) || !name.ends_with(".weight");
+    let is_kept = shape.len() == 1
+        || [ROUTER, "ssm_norm"].contains(&module)
+        || TAPS.contains(&module)
+        || !name.ends_with(".weight");
     if of_experts && !first.is_of_all_experts() {
         shape.push(parts.len());
     }

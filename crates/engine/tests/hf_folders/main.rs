@@ -49,7 +49,7 @@ fn a_folder_has_the_bits_of_the_file_that_a_converter_writes_and_says_the_same()
             Model::from_gguf(gguf, options(None)).unwrap_or_else(|error| panic!("{name}: {error}"))
         });
         // What is computed is as close as it is; else the same bits, of which NaN has none.
-        let is_computed = name.contains("llama3") || name.contains("delta");
+        let is_computed = ["llama3", "delta", "space"].iter().any(|what| name.contains(what));
         for (got, want) in logits(&got).into_iter().zip(logits(&want)) {
             assert!((got - want).abs() <= if is_computed { 1e-4 } else { 0.0 }, "{name}: {got}, {want}");
         }
@@ -103,6 +103,39 @@ fn gemma_4_tells_the_heads_of_layers_without_a_window_in_either_way() {
     let whole = json!({"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text_config, "hidden_size": 7});
     write_folder(&scratch.0, &whole, &tensors);
     assert_eq!(logits(&Model::open_with(&scratch.0, options(None)).unwrap()), want);
+}
+
+/// By names, which have changed, or by letters; what no reader of GGUF knows is refused.
+#[test]
+fn layers_of_state_spaces_are_told_in_either_way() {
+    for (name, key, older) in [
+        ("graniteh-h64-g2-space", "layer_types", json!(["mamba", "attention", "mamba"])),
+        ("nemotronh-h64-g2-space", "hybrid_override_pattern", json!("M-*-M")),
+        ("nemotronhmoe-h64-g2-space-experts", "hybrid_override_pattern", json!("ME*E")),
+    ] {
+        let scratch = Scratch::new(&format!("older-{name}"));
+        let (mut config, tensors) = saved(name);
+        write_folder(&scratch.0, &config, &tensors);
+        let want = logits(&Model::open_with(&scratch.0, options(None)).unwrap());
+        let told = config.as_object_mut().unwrap();
+        told.remove("layers_block_type");
+        told.insert(key.to_owned(), older);
+        write_folder(&scratch.0, &config, &tensors);
+        assert_eq!(logits(&Model::open_with(&scratch.0, options(None)).unwrap()), want, "{name}");
+        for (key, value, complaint) in [
+            ("time_step_limit", json!([0.001, 0.1]), "from 0 to infinity"),
+            ("hybrid_override_pattern", json!("MX*EM"), "letters of M, *, - and E"),
+        ] {
+            let mut wrong = config.clone();
+            wrong[key] = value;
+            write_folder(&scratch.0, &wrong, &tensors);
+            match open_file(&scratch.0) {
+                Err(error) => assert!(error.to_string().contains(complaint), "{name}: {error}"),
+                // Granite knows no letters.
+                Ok(_) => assert!(name.starts_with("granite") && key.starts_with("hybrid"), "{name}, {key}"),
+            }
+        }
+    }
 }
 
 fn assert_same_tensors(name: &str, got: &Gguf, want: &Gguf) {

@@ -1,0 +1,157 @@
+//! Families with state spaces. One class may name several of them.
+
+use super::{Default, Experts, Family, GRANITE, Kinds, LLAMA, Layers, RMS_EPS, Tensor};
+use crate::HfError;
+use crate::cut::Cut;
+use crate::folder::Object;
+
+/// State spaces of Granite.
+const SPACE: &[Tensor] = &[
+    ("mamba.A_log", "ssm_a", Cut::Column),
+    ("mamba.D", "ssm_d", Cut::Column),
+    ("mamba.dt_bias", "ssm_dt.bias", Cut::Whole),
+    ("mamba.conv1d.weight", "ssm_conv1d.weight", Cut::Taps),
+    ("mamba.conv1d.bias", "ssm_conv1d.bias", Cut::Whole),
+    ("mamba.in_proj.weight", "ssm_in.weight", Cut::Whole),
+    ("mamba.norm.weight", "ssm_norm.weight", Cut::Groups),
+    ("mamba.out_proj.weight", "ssm_out.weight", Cut::Whole),
+];
+
+/// What all rows share where that is all that there is.
+const DENSE: &[Tensor] = &[
+    ("shared_mlp.input_linear.weight", "ffn_gate.weight", Cut::Half(0)),
+    ("shared_mlp.input_linear.weight", "ffn_up.weight", Cut::Half(1)),
+    ("shared_mlp.output_linear.weight", "ffn_down.weight", Cut::Whole),
+];
+
+/// Experts, and what all rows share beside them.
+const OF_EXPERTS: &[Tensor] = &[
+    ("block_sparse_moe.router.layer.weight", "ffn_gate_inp.weight", Cut::Whole),
+    ("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", Cut::Half(0)),
+    ("block_sparse_moe.input_linear.weight", "ffn_up_exps.weight", Cut::Half(1)),
+    ("block_sparse_moe.output_linear.weight", "ffn_down_exps.weight", Cut::Whole),
+    ("shared_mlp.input_linear.weight", "ffn_gate_shexp.weight", Cut::Half(0)),
+    ("shared_mlp.input_linear.weight", "ffn_up_shexp.weight", Cut::Half(1)),
+    ("shared_mlp.output_linear.weight", "ffn_down_shexp.weight", Cut::Whole),
+];
+
+/// Some tensors, and then others: `N` in all.
+const fn joined<const N: usize>(some: &[Tensor], others: &[Tensor]) -> [Tensor; N] {
+    let mut all = [("", "", Cut::Whole); N];
+    let mut i = 0;
+    while i < N {
+        all[i] = if i < some.len() { some[i] } else { others[i - some.len()] };
+        i += 1;
+    }
+    all
+}
+
+/// Granite 4 without layers that keep a state: what all rows share is all that there is.
+pub(super) const GRANITE4: Family = Family {
+    class: "GraniteMoeHybridForCausalLM",
+    kinds: Kinds::Granite4,
+    defaults: &[("attention_multiplier", Default::Number(1.0)), ("num_local_experts", Default::Size(8))],
+    width: "shared_intermediate_size",
+    tensors: DENSE,
+    fixed: &[("num_local_experts", 0.0)],
+    words: &[("position_embedding_type", "rope")],
+    ..GRANITE
+};
+
+static GRANITE4_SPACE: Family = Family {
+    arch: "granitehybrid",
+    layers: Layers::Space,
+    tensors: &joined::<{ SPACE.len() + DENSE.len() }>(SPACE, DENSE),
+    fixed: &[("num_local_experts", 0.0), ("mamba_conv_bias", 1.0), ("mamba_proj_bias", 0.0)],
+    words: &[],
+    ..GRANITE4
+};
+
+static GRANITE4_SPACE_OF_EXPERTS: Family = Family {
+    arch: "granitehybrid",
+    width: "intermediate_size",
+    layers: Layers::Space,
+    tensors: &joined::<{ SPACE.len() + OF_EXPERTS.len() }>(SPACE, OF_EXPERTS),
+    experts: Some(Experts { width: None, by_sigmoid: false }),
+    fixed: &[("mamba_conv_bias", 1.0), ("mamba_proj_bias", 0.0)],
+    words: &[],
+    ..GRANITE4
+};
+
+const HALVES: &[Tensor] = &[
+    ("norm.weight", "attn_norm.weight", Cut::Whole),
+    ("mixer.A_log", "ssm_a", Cut::Column),
+    ("mixer.D", "ssm_d", Cut::Column),
+    ("mixer.dt_bias", "ssm_dt.bias", Cut::Whole),
+    ("mixer.conv1d.weight", "ssm_conv1d.weight", Cut::Taps),
+    ("mixer.conv1d.bias", "ssm_conv1d.bias", Cut::Whole),
+    ("mixer.in_proj.weight", "ssm_in.weight", Cut::Whole),
+    ("mixer.norm.weight", "ssm_norm.weight", Cut::Groups),
+    ("mixer.out_proj.weight", "ssm_out.weight", Cut::Whole),
+    ("mixer.q_proj.weight", "attn_q.weight", Cut::Whole),
+    ("mixer.k_proj.weight", "attn_k.weight", Cut::Whole),
+    ("mixer.v_proj.weight", "attn_v.weight", Cut::Whole),
+    ("mixer.o_proj.weight", "attn_output.weight", Cut::Whole),
+    ("mixer.up_proj.weight", "ffn_up.weight", Cut::Whole),
+    ("mixer.down_proj.weight", "ffn_down.weight", Cut::Whole),
+    ("mixer.gate.weight", "ffn_gate_inp.weight", Cut::Whole),
+    ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias", Cut::Whole),
+    ("mixer.fc1_latent_proj.weight", "ffn_latent_down.weight", Cut::Whole),
+    ("mixer.fc2_latent_proj.weight", "ffn_latent_up.weight", Cut::Whole),
+    ("mixer.shared_experts.up_proj.weight", "ffn_up_shexp.weight", Cut::Whole),
+    ("mixer.shared_experts.down_proj.weight", "ffn_down_shexp.weight", Cut::Whole),
+];
+
+pub(super) const NEMOTRON: Family = Family {
+    class: "NemotronHForCausalLM",
+    kinds: Kinds::Nemotron,
+    arch: "nemotron_h",
+    is_reordered: false,
+    eps: ("layer_norm_epsilon", RMS_EPS.1),
+    layers: Layers::Halved,
+    tensors: HALVES,
+    fixed: &[
+        ("use_bias", 0.0),
+        ("mlp_bias", 0.0),
+        ("attention_bias", 0.0),
+        ("mamba_proj_bias", 0.0),
+        ("use_conv_bias", 1.0),
+    ],
+    words: &[("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")],
+    ..LLAMA
+};
+
+static NEMOTRON_OF_EXPERTS: Family = Family {
+    arch: "nemotron_h_moe",
+    experts: Some(Experts { width: Some("moe_intermediate_size"), by_sigmoid: true }),
+    ..NEMOTRON
+};
+
+impl Kinds {
+    /// Which of the families of a class a configuration is of, `family` being that of the class.
+    pub(super) fn choose(
+        self,
+        family: &'static Family,
+        config: Object<'_>,
+    ) -> Result<&'static Family, HfError> {
+        let kinds = |key| Ok::<_, HfError>(config.find_array(key)?.unwrap_or_default());
+        Ok(match self {
+            Self::One => family,
+            Self::Granite4 => {
+                let keeps_states =
+                    kinds("layer_types")?.iter().any(|kind| kind == "mamba" || kind == "linear_attention");
+                match (keeps_states, config.find_size("num_local_experts")?) {
+                    (false, _) => family,
+                    (true, Some(0)) => &GRANITE4_SPACE,
+                    (true, _) => &GRANITE4_SPACE_OF_EXPERTS,
+                }
+            }
+            Self::Nemotron => {
+                let by_letters =
+                    config.find_str("hybrid_override_pattern")?.is_some_and(|all| all.contains('E'));
+                let by_names = kinds("layers_block_type")?.iter().any(|kind| kind == "moe");
+                if by_letters || by_names { &NEMOTRON_OF_EXPERTS } else { family }
+            }
+        })
+    }
+}
