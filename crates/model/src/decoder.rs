@@ -12,7 +12,7 @@ use kvant_backend::{
 use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
-use crate::weights::{Attention, KvWeights, Mixer, Weights};
+use crate::weights::{AnyAttention, Attention, KvWeights, Weights};
 use crate::{Config, HeadNorms, LayerSpec, LayerState, ModelError, NormKind};
 
 mod activations;
@@ -312,8 +312,8 @@ impl<B: Backend> Decoder<B> {
         if let Some(weights) = &layer.recurrent {
             self.enter_state(backend, index, weights, parts, act, rows)?;
         }
-        if let (Some(mixer), Some(kv)) = (&layer.mixer, kv) {
-            self.attend(backend, (index, kv), mixer, parts, act, rows)?;
+        if let (Some(attention), Some(kv)) = (&layer.attention, kv) {
+            self.attend(backend, (index, kv), attention, parts, act, rows)?;
         }
         match (&layer.recurrent, state) {
             (Some(weights), Some(state)) => {
@@ -328,14 +328,16 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         (index, kv): (usize, usize),
-        mixer: &Mixer<B>,
+        attention: &AnyAttention<B>,
         parts: &mut [StepPart<'_, B::Page>],
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        match mixer {
-            Mixer::Attention(weights) => self.attention(backend, (index, kv), weights, parts, act, rows),
-            Mixer::Latent(weights) => self.attend_latent(backend, (index, kv), weights, parts, act, rows),
+        match attention {
+            AnyAttention::Usual(weights) => self.attention(backend, (index, kv), weights, parts, act, rows),
+            AnyAttention::Latent(weights) => {
+                self.attend_latent(backend, (index, kv), weights, parts, act, rows)
+            }
         }
     }
 

@@ -10,15 +10,15 @@ use kvant_codec::DType;
 use kvant_codec::finite::find_broken_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
+mod attention;
 mod experts;
 mod latent;
-mod mixer;
 mod per_layer;
 mod recurrent;
 
+pub(crate) use attention::{AnyAttention, Attention, KvWeights};
 pub(crate) use experts::{Beside, Experts};
 pub(crate) use latent::LatentAttention;
-pub(crate) use mixer::{Attention, KvWeights, Mixer};
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 pub(crate) use recurrent::{HeadWeights, Recurrent, RuleWeights};
 
@@ -30,7 +30,7 @@ use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms, SharedExpert};
 pub struct Layer<B: Backend> {
     pub(crate) attn_norm: Option<B::Buffer>,
     /// What attends, where it does.
-    pub(crate) mixer: Option<Mixer<B>>,
+    pub(crate) attention: Option<AnyAttention<B>>,
     /// What a state is kept for, where there is one.
     pub(crate) recurrent: Option<Recurrent<B>>,
     /// Of what attention adds to the residual stream.
@@ -293,13 +293,13 @@ impl<B: Backend> Loader<'_, B> {
         let Norms { before, after, shared, .. } = spec.norms;
         let (before, after) = (before.then_some(c.n_embd), after.then_some(c.n_embd));
         let experts = spec.experts.map(|experts| self.experts(c, index, experts)).transpose()?;
-        let mixer = self.mixer(c, index)?;
+        let attention = self.any_attention(c, index)?;
         let recurrent = spec.recurrence.map(|of| self.recurrent(c, index, of)).transpose()?;
-        let mixes = mixer.is_some() || recurrent.is_some();
+        let mixes = attention.is_some() || recurrent.is_some();
         let looks = spec.n_ff > 0 || experts.is_some();
         Ok(Layer {
             attn_norm: self.vector_if(before.filter(|_| mixes), &name("attn_norm.weight"))?,
-            mixer,
+            attention,
             recurrent,
             attn_after: self.vector_if(after, &name("post_attention_norm.weight"))?,
             ffn_norm: self.vector_if(before.filter(|_| looks && !shared), &name(spec.norms.before_ffn))?,

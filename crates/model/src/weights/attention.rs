@@ -9,8 +9,8 @@ use crate::config::LayerState;
 use crate::{Config, ModelError};
 
 /// What attends.
-pub(crate) enum Mixer<B: Backend> {
-    Attention(Attention<B>),
+pub(crate) enum AnyAttention<B: Backend> {
+    Usual(Attention<B>),
     Latent(LatentAttention<B>),
 }
 
@@ -43,11 +43,15 @@ pub(crate) struct KvWeights<B: Backend> {
 
 impl<B: Backend> Loader<'_, B> {
     /// What attends in layer `index`, if anything.
-    pub(super) fn mixer(&mut self, c: &Config, index: usize) -> Result<Option<Mixer<B>>, ModelError> {
+    pub(super) fn any_attention(
+        &mut self,
+        c: &Config,
+        index: usize,
+    ) -> Result<Option<AnyAttention<B>>, ModelError> {
         Ok(Some(match (c.layers[index].state, c.layers[index].latent) {
             (LayerState::Nothing, _) => return Ok(None),
-            (_, Some(latent)) => Mixer::Latent(self.latent_attention(c, index, latent)?),
-            (_, None) => Mixer::Attention(self.attention(c, index)?),
+            (_, Some(latent)) => AnyAttention::Latent(self.latent_attention(c, index, latent)?),
+            (_, None) => AnyAttention::Usual(self.attention(c, index)?),
         }))
     }
 
