@@ -14,6 +14,8 @@ pub(crate) enum Cut {
     Taps,
     /// Numbers of heads as a column.
     Column,
+    /// The only row of a matrix.
+    Row,
     /// A row in parts, one for each group of heads of a state space.
     Groups,
     /// Of experts side by side, `[experts, inputs, outputs]`, every `step`th output from `first` on, as rows.
@@ -91,6 +93,7 @@ impl Cut {
         let experts = sizes.n_experts;
         match (self, shape) {
             (Self::Whole, shape) => Ok((shape.to_vec(), Vec::new())),
+            (Self::Row, &[1, n]) => Ok((vec![n], Vec::new())),
             (Self::Column, &[n]) => Ok((vec![n, 1], Vec::new())),
             (Self::Groups, &[n]) if sizes.space.is_some_and(|space| n.is_multiple_of(space.n_groups)) => {
                 let groups = sizes.space.map_or(1, |space| space.n_groups);

@@ -435,6 +435,15 @@ static FAMILIES: &[Family] = &[
         ..QWEN2
     },
     Family {
+        class: "Ernie4_5_MoeForCausalLM",
+        arch: "ernie4_5-moe",
+        defaults: &[(THETA, Default::Number(5e5))],
+        experts: Some(EXPERTS),
+        tensors: &[("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias", Cut::Row)],
+        fixed: &[("use_bias", 0.0), ("moe_layer_interval", 1.0)],
+        ..QWEN2
+    },
+    Family {
         class: "Exaone4ForCausalLM",
         arch: "exaone4",
         defaults: &[],

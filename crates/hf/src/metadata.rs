@@ -162,7 +162,7 @@ fn read_experts(config: Object<'_>) -> Result<usize, HfError> {
     if config.find_bool("enable_moe_block")? == Some(false) {
         return Ok(0);
     }
-    let names = ["num_local_experts", "n_routed_experts"];
+    let names = ["num_local_experts", "n_routed_experts", "moe_num_experts"];
     let key = names.into_iter().find(|name| config.value(name).is_some()).unwrap_or("num_experts");
     config.size(key).map(|n| n as usize)
 }
@@ -232,7 +232,7 @@ fn write_experts(
     sizes: &Sizes,
 ) -> Result<(), HfError> {
     keys.set("expert_count", sizes.n_experts as u32)?;
-    let used = ["num_experts_per_tok", "experts_per_token", "top_k_experts"];
+    let used = ["num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_k"];
     let used = used.into_iter().find(|key| config.value(key).is_some()).unwrap_or(used[0]);
     keys.set("expert_used_count", config.size(used)?)?;
     if let Some(width) = config.find_size("shared_intermediate_size")?.filter(|width| *width > 0) {
@@ -245,6 +245,7 @@ fn write_experts(
         ("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
         ("moe_latent_size", "moe_latent_size"),
         ("n_shared_experts", "expert_shared_count"),
+        ("moe_num_shared_experts", "expert_shared_count"),
     ] {
         if let Some(size) = config.find_size(theirs)? {
             keys.set(ours, size)?;
@@ -296,7 +297,7 @@ fn write_dense(keys: &mut Keys<'_>, config: Object<'_>) -> Result<(), HfError> {
         return Err(config.bad("mlp_layer_types", "dense ones before all others", list(kinds)));
     }
     let mut n = dense.len().max(n_dense) as u32;
-    for key in ["first_k_dense_replace", "num_dense_layers"] {
+    for key in ["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"] {
         n = n.max(config.find_size(key)?.unwrap_or(0));
     }
     if n > 0 {

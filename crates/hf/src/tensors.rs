@@ -161,6 +161,10 @@ fn guesses(name: &str, family: &Family, sizes: &Sizes) -> bool {
     if matches!(family.layers, Layers::Delta | Layers::Halved) {
         return name.starts_with("mtp.");
     }
+    // ERNIE's stand apart.
+    if name.starts_with("model.mtp_") {
+        return true;
+    }
     let layer = name.strip_prefix("model.layers.").and_then(|rest| number(rest.split_once('.')?.0));
     layer.is_some_and(|layer| (sizes.n_layers..sizes.n_layers + sizes.n_guessing).contains(&layer))
 }
