@@ -471,6 +471,7 @@ static FAMILIES: &[Family] = &[
         ],
         ..GRANITE
     },
+    Family { class: "HunYuanDenseV1ForCausalLM", arch: "hunyuan-dense", ..QWEN2 },
     Family { class: "Phi3ForCausalLM", arch: "phi3", windows: Windows::All, ..QWEN2 },
     MINISTRAL3,
     // Text models of either kind: what the one says beyond the other, it says by keys.

@@ -35,7 +35,8 @@ pub(crate) fn write(
     let within = |object: Option<Object<'_>>, key| object.map(|object| object.find_float(key)).transpose();
     let theta =
         within(rope, "rope_theta")?.flatten().or(config.find_float("rope_theta")?).unwrap_or(10_000.0);
-    keys.set("rope.freq_base", theta as f32)?;
+    let alpha = within(rope, "alpha")?.flatten().filter(|alpha| *alpha > 0.0);
+    keys.set("rope.freq_base", alpha.map_or(theta, |alpha| stretched(theta, alpha, sizes.n_rot)) as f32)?;
     if let Some(base) =
         within(windowed, "rope_theta")?.flatten().or(config.find_float("rope_local_base_freq")?)
     {
@@ -57,6 +58,12 @@ pub(crate) fn write(
         other => return Err(rope.bad("rope_type", "default, linear, yarn, longrope or llama3", other)),
     }
     Ok(Vec::new())
+}
+
+/// The base that turns the slowest pair of a head slower by `alpha` (Hunyuan).
+fn stretched(base: f64, alpha: f64, n_rot: usize) -> f64 {
+    let dim = n_rot as f64;
+    base * alpha.powf(dim / (dim - 2.0).max(1.0))
 }
 
 /// LongRoPE (arXiv 2402.13753): divisors for contexts beyond the original one and for others, and one magnitude for both.

@@ -47,6 +47,8 @@ const MODULES: &[(&str, &str)] = &[
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
     ("self_attn.out_proj", "attn_output"),
     ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.query_layernorm", "attn_q_norm"),
+    ("self_attn.key_layernorm", "attn_k_norm"),
     ("self_attn.k_layernorm", "attn_k_norm"),
     ("feed_forward.w1", "ffn_gate"),
     ("feed_forward.w3", "ffn_up"),

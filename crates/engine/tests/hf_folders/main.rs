@@ -105,6 +105,19 @@ fn gemma_4_tells_the_heads_of_layers_without_a_window_in_either_way() {
     assert_eq!(logits(&Model::open_with(&scratch.0, options(None)).unwrap()), want);
 }
 
+/// Hunyuan's context is stretched by its base alone, which GGUF has as it comes out.
+#[test]
+fn a_base_may_be_told_by_how_far_it_is_stretched() {
+    let scratch = Scratch::new("stretched");
+    let (mut config, tensors) = saved("hunyuan-h64-g2");
+    config["rope_parameters"] =
+        json!({"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0});
+    write_folder(&scratch.0, &config, &tensors);
+    let base: f32 = open_file(&scratch.0).unwrap().meta().get("hunyuan-dense.rope.freq_base").unwrap();
+    // 10,000 * 50^(64 / 62)
+    assert!((base / 567_251.3 - 1.0).abs() < 1e-5, "{base}");
+}
+
 /// By names, which have changed, or by letters; what no reader of GGUF knows is refused.
 #[test]
 fn layers_of_state_spaces_are_told_in_either_way() {
