@@ -100,7 +100,7 @@ mod tests {
         };
         assert_eq!(chosen(Scores::Softmax, None, 3, 1), [8, 7, 6]);
         assert_eq!(chosen(Scores::Softmax, None, 3, 2), [8, 0, 7]);
-        assert_eq!(chosen(Scores::Softmax, Some(&selection_bias[..]), 3, 1), [0, 2, 1]);
+        assert_eq!(chosen(Scores::Softmax, Some(&selection_bias[..]), 3, 1), [0, 1, 2]);
         assert_eq!(chosen(Scores::Sigmoid, None, 3, 1), [8, 7, 6]);
         assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 3, 1), [3, 4, 5]);
         assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 4, 2), [0, 3, 4, 5]);
