@@ -45,6 +45,11 @@ pub trait Page: Send + Sync + Sized {
     fn n_bytes(&self) -> usize;
     /// A second page with the same bytes: copy on write of shared prefixes.
     fn duplicate(&self) -> Result<Self>;
+    /// Takes over the bytes of another page of the same length.
+    fn copy_from(&mut self, other: &Self) -> Result<()> {
+        *self = other.duplicate()?;
+        Ok(())
+    }
 }
 
 /// A device's own index of the blocks of a sequence, such as their addresses in its memory. It is told of every change, so that

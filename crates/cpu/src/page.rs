@@ -47,6 +47,11 @@ impl Page for CpuPage {
         Ok(self.clone())
     }
 
+    fn copy_from(&mut self, other: &Self) -> Result<()> {
+        self.as_mut_bytes().copy_from_slice(other.as_bytes());
+        Ok(())
+    }
+
     fn n_bytes(&self) -> usize {
         self.as_bytes().len()
     }

@@ -300,8 +300,8 @@ impl Continuation {
             0 => &[],
             most => self.guesser.guess(session.tokens(), token, most),
         };
-        let n = session.queue_ahead(token, guesses)?;
-        self.stats.n_drafted += n;
-        Ok(1 + n)
+        let trial = session.queue_ahead(token, guesses)?;
+        self.stats.n_drafted += trial.n_guesses;
+        Ok(trial.n_rows)
     }
 }

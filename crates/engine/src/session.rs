@@ -70,9 +70,10 @@ impl Session {
         Self::from_parts(self.model, self.sequence, self.tokens, owner)
     }
 
-    /// The sequence, which holds what has been fed and nothing else.
+    /// The sequence, which holds what has been fed and nothing else, or less of it where the device failed.
     pub(crate) fn sequence(&self) -> &Sequence {
-        self.settle();
+        // Whoever wants to know calls it before.
+        let _ = self.repay();
         &self.sequence
     }
 
@@ -132,6 +133,9 @@ impl Session {
     ) -> Result<(), Error> {
         self.check_room(tokens)?;
         let mut left = &tokens[self.take_ahead(tokens)..];
+        if !left.is_empty() {
+            self.repay()?;
+        }
         while let Some(chunk) = self.next_chunk(&mut left) {
             let last = left.is_empty();
             self.step(chunk, if last { Want::Last } else { Want::Nothing }, None)?;
@@ -193,6 +197,7 @@ impl Session {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
         self.check_room(tokens)?;
+        self.repay()?;
         let mut left = tokens;
         while let Some(chunk) = self.next_chunk(&mut left) {
             let done = tokens.len() - left.len() - chunk.len();
@@ -218,6 +223,7 @@ impl Session {
         tell: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
         self.check_room(tokens)?;
+        self.repay()?;
         check_size("tokens", tokens.len(), 1..=self.most_tokens())?;
         self.step(tokens, Want::Nothing, Some(tell))
     }
@@ -234,7 +240,7 @@ impl Session {
     /// A context too small for them, or a device error.
     pub fn fill_random(&mut self, n: usize, seed: u64) -> Result<(), Error> {
         let mut random = Random::new(seed);
-        self.settle();
+        self.repay()?;
         (self.lent, self.is_real) = (None, false);
         let mut left = n;
         while left > 0 {
@@ -261,7 +267,8 @@ impl Session {
 
     /// Gives back what was lent, the logits, until the next token is fed, and room for tokens that may not come.
     pub fn rest(&mut self) {
-        self.settle();
+        self.sequence().loaded().rest(self.sequence.id());
+        self.tokens.truncate(self.sequence.len());
         self.tokens.shrink_to_fit();
         (self.lent, self.row) = (None, Vec::new());
         (self.ahead, self.likeliest) = (Vec::new(), Vec::new());
@@ -276,7 +283,8 @@ impl Session {
     /// # Panics
     /// When the model has no such layer or head.
     pub fn kv_rows(&self, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
-        self.sequence().loaded().rows(self.sequence.id(), layer, head, side)
+        self.repay()?;
+        self.sequence.loaded().rows(self.sequence.id(), layer, head, side)
     }
 
     /// Forgets everything.
@@ -306,7 +314,7 @@ impl Session {
     /// Forgets everything but the first `n` tokens or, where that cannot be done without reading some again, fewer.
     fn cut(&mut self, n: usize) -> usize {
         self.lent = None;
-        let left = self.sequence.loaded().cut(self.sequence.id(), n);
+        let left = self.sequence.loaded().cut(self.sequence.id(), n.min(self.sequence.len()));
         self.tokens.truncate(left);
         left
     }
@@ -421,7 +429,6 @@ impl Session {
     }
 
     fn step(&mut self, tokens: &[u32], want: Want, queries: OnQueries<'_>) -> Result<(), Error> {
-        self.settle();
         self.run(tokens, want, queries)?;
         self.stepped(tokens);
         Ok(())

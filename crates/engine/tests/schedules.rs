@@ -376,6 +376,26 @@ fn logits_depend_on_the_tokens_alone() {
     }
 }
 
+/// States cannot be cut, and go back to where they were before guesses.
+#[test]
+fn logits_of_models_with_states_depend_on_the_tokens_alone() {
+    let scalar = is_scalar(&family(FAMILIES[0], 1));
+    let (n_steps, threads) = if scalar { (10, &[2][..]) } else { (40, &[1, 2][..]) };
+    let families = [
+        "lfm2-h64-g2-conv3",
+        "qwen35-h64-g2-delta",
+        "graniteh-h64-g2-space-experts",
+        "falconh1-h64-g2-beside",
+    ];
+    for (i, name) in families.into_iter().enumerate() {
+        let models: Vec<_> = threads.iter().map(|&n| family(name, n)).collect();
+        for case in [CASES[0], CASES[2], CASES[4]] {
+            let (_, read_ahead) = histories(&models, case, 200 + i as u64, n_steps);
+            assert!(read_ahead > 0, "{name}, {case:?}: nothing was read ahead");
+        }
+    }
+}
+
 #[test]
 fn a_trained_model_says_the_same_on_any_number_of_threads_after_any_history() {
     let models = [1, 2, 3].map(bundled);

@@ -147,10 +147,31 @@ impl<P: Page> Cache<P> {
         self.layout.states().map_or(usize::MAX, |states| states.until_snapshot(self.len))
     }
 
-    /// How many tokens behind the next one may be stored on trial, `most` at most: a [cut](Cache::cut) to any of them, or to the next one alone,
-    /// leaves what is there without feeding anything again, and they take no memory that the next one does not.
-    pub fn most_on_trial(&self, most: usize) -> usize {
-        let next = self.len + 1;
+    /// How many tokens behind the next `known` ones the next step may store on trial, `most` at most: a [cut](Cache::cut) to any of them, or
+    /// to the known ones alone, leaves what is there without feeding anything again, and they take no memory that those do not. Where
+    /// there are states, such a cut leaves what is there now: they are remembered.
+    pub fn try_on<B: Backend<Page = P>>(
+        &mut self,
+        backend: &B,
+        pool: &Pool<P>,
+        known: usize,
+        most: usize,
+    ) -> usize {
+        let n = self.most_on_trial(known, most);
+        if n == 0 || self.layout.states().is_none() {
+            return n;
+        }
+        // Without memory nothing is tried.
+        if self.states.remember(self.len, &pool.on(backend)).is_ok() { n } else { 0 }
+    }
+
+    /// Gives back memory that only tokens on trial need.
+    pub fn rest(&mut self) {
+        self.states.forget();
+    }
+
+    fn most_on_trial(&self, known: usize, most: usize) -> usize {
+        let next = self.len + known;
         let is_free = |n: &usize| {
             let (len, layout) = (next + n, &self.layout);
             let coded = layout.coded_tiles(len);
@@ -158,13 +179,20 @@ impl<P: Page> Cache<P> {
                 group.n_blocks(len, coded) == group.n_blocks(next, layout.coded_tiles(next))
                     && group.oldest_block(len) == group.oldest_block(next)
             };
+            // States are not cut: the way back is one to where they are.
+            let finds_back = layout.states().is_none_or(|_| {
+                let keeps = |group: &Group| group.oldest_block(len) == group.oldest_block(self.len);
+                layout.exact_cut(self.len, coded) == self.len && layout.groups().iter().all(keeps)
+            });
             len <= self.n_ctx
+                && len - self.len <= self.most_rows()
+                && finds_back
                 && layout.exact_cut(next, coded) == next
                 && layout.groups().iter().all(same_blocks)
         };
-        // A state is not cut, and without a tail what is stored depends on the steps.
-        let has_none = self.layout.states().is_some() || !self.layout.plan().tail;
-        if has_none { 0 } else { (1..=most).take_while(is_free).count() }
+        // Before the first token there are none, and without a tail what is stored depends on the steps.
+        let has_none = self.layout.states().is_some() && self.states.now().is_none();
+        if has_none || !self.layout.plan().tail { 0 } else { (1..=most).take_while(is_free).count() }
     }
 
     /// Makes room for `n` more tokens, in memory that nobody else has.
@@ -313,7 +341,7 @@ impl<P: Page> Cache<P> {
         let is_exact = |at: &usize| *at <= n && self.layout.exact_cut(*at, coded) == *at;
         match self.layout.states() {
             None => self.layout.exact_cut(n, coded),
-            Some(_) => self.states.places().find(is_exact).unwrap_or(0),
+            Some(_) => self.states.places().filter(is_exact).max().unwrap_or(0),
         }
     }
 

@@ -104,9 +104,10 @@ impl Layout {
         self.groups.iter().map(of_group).fold(of_states, usize::saturating_add).saturating_add(of_balance)
     }
 
-    /// Bytes that a place which is remembered ([`Cache::mark`](crate::Cache::mark)) takes once more tokens have come.
-    pub fn mark_bytes(&self) -> usize {
-        let states = self.states.as_ref().map_or(0, StateLayout::n_bytes);
+    /// Bytes that a place which is remembered ([`Cache::mark`](crate::Cache::mark)) takes once more tokens have come, and tokens on trial
+    /// ([`Cache::try_on`](crate::Cache::try_on)): a copy of the states for either.
+    pub fn bytes_aside(&self) -> usize {
+        let states = self.states.as_ref().map_or(0, |states| states.n_bytes().saturating_mul(2));
         self.groups.iter().map(|group| group.sizes.tail).fold(states, usize::saturating_add)
     }
 

@@ -179,9 +179,9 @@ impl Plan {
         Layout::new(shape, self.clone()).n_bytes(tokens)
     }
 
-    /// Bytes that a remembered place takes beside them: [`Layout::mark_bytes`].
-    pub fn mark_bytes(&self, shape: &KvShape) -> usize {
-        Layout::new(shape, self.clone()).mark_bytes()
+    /// Bytes that are taken beside them: [`Layout::bytes_aside`].
+    pub fn bytes_aside(&self, shape: &KvShape) -> usize {
+        Layout::new(shape, self.clone()).bytes_aside()
     }
 
     /// Mean bits per value of the keys and of the values in blocks, scales and centres included.

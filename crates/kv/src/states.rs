@@ -13,17 +13,20 @@ pub(crate) struct States<P: Page> {
     now: Option<Arc<Held<P>>>,
     /// Snapshots, each after how many tokens, oldest first.
     past: Vec<(usize, Arc<Held<P>>)>,
+    /// The states before the latest step with tokens on trial, and after how many tokens that was; `None` once they are of no use, but
+    /// for their memory.
+    before: Option<(Option<usize>, Arc<Held<P>>)>,
 }
 
 impl<P: Page> Default for States<P> {
     fn default() -> Self {
-        Self { now: None, past: Vec::new() }
+        Self { now: None, past: Vec::new(), before: None }
     }
 }
 
 impl<P: Page> Clone for States<P> {
     fn clone(&self) -> Self {
-        Self { now: self.now.clone(), past: self.past.clone() }
+        Self { now: self.now.clone(), past: self.past.clone(), before: None }
     }
 }
 
@@ -33,15 +36,21 @@ impl<P: Page> States<P> {
         self.now.as_ref()
     }
 
-    /// The snapshot after `len` tokens.
+    /// The states after `len` tokens, where they are remembered.
     pub fn after(&self, len: usize) -> Option<&Arc<Held<P>>> {
+        if let Some((Some(at), page)) = &self.before
+            && *at == len
+        {
+            return Some(page);
+        }
         let index = self.past.binary_search_by_key(&len, |(at, _)| *at).ok()?;
         Some(&self.past[index].1)
     }
 
-    /// The places that there are snapshots of, youngest first.
+    /// The places where states are remembered.
     pub fn places(&self) -> impl Iterator<Item = usize> {
-        self.past.iter().rev().map(|(at, _)| *at)
+        let before = self.before.iter().filter_map(|(at, _)| *at);
+        self.past.iter().map(|(at, _)| *at).chain(before)
     }
 
     /// Whether the youngest snapshot is the states as they are, not copied yet.
@@ -51,7 +60,26 @@ impl<P: Page> States<P> {
 
     /// Every allocation, that of the states as they are first.
     pub fn pages(&self) -> impl Iterator<Item = &Arc<Held<P>>> {
-        self.now.iter().chain(self.past.iter().map(|(_, page)| page))
+        let past = self.past.iter().map(|(_, page)| page);
+        self.now.iter().chain(past).chain(self.before.iter().map(|(_, page)| page))
+    }
+
+    /// Remembers the states as they are after `len` tokens, until the next time.
+    pub fn remember(&mut self, len: usize, pages: &dyn Pages<P>) -> Result<()> {
+        let Some(now) = &self.now else { return Ok(()) };
+        match self.before.as_mut().and_then(|(_, page)| Arc::get_mut(page)) {
+            Some(page) => {
+                page.copy_from(now)?;
+                self.before = self.before.take().map(|(_, page)| (Some(len), page));
+            }
+            None => self.before = Some((Some(len), Arc::new(pages.copy(now)?))),
+        }
+        Ok(())
+    }
+
+    /// Gives back the memory of what is [remembered](States::remember) of a step.
+    pub fn forget(&mut self) {
+        self.before = None;
     }
 
     /// Makes the states ones that nobody else has, to be changed by a step.
@@ -79,7 +107,12 @@ impl<P: Page> States<P> {
     /// Goes back to the states after `len` tokens, which are `page`.
     pub fn go_back(&mut self, len: usize, page: Option<Arc<Held<P>>>) {
         self.past.retain(|(at, _)| *at <= len);
-        self.now = page;
+        let left = std::mem::replace(&mut self.now, page);
+        // What is gone back to is changed from here on: what is left serves the next time.
+        self.before = self.before.take().and_then(|(_, page)| match &self.now {
+            Some(now) if Arc::ptr_eq(now, &page) => left.map(|left| (None, left)),
+            _ => Some((None, page)),
+        });
     }
 
     /// Begins with the states after `len` tokens of another sequence.

@@ -246,8 +246,8 @@ impl Worker {
         };
         let bytes = |n_blocks: usize| plan.n_bytes(&shape, n_blocks * TOKENS_PER_BLOCK);
         let block = (bytes(16) - bytes(8)) / 8;
-        // Where the answer begins is remembered.
-        let cost = Cost { fixed: bytes(8) - 8 * block + plan.mark_bytes(&shape), block };
+        // Where the answer begins is remembered, and states before guesses.
+        let cost = Cost { fixed: bytes(8) - 8 * block + plan.bytes_aside(&shape), block };
         let request = Request {
             owner: xxh3_64(job.kind.names().1.as_bytes()),
             n_prompt: job.prompt.len(),

@@ -138,6 +138,7 @@ impl Session {
     /// Writes the bytes of a file. Returns how many.
     fn write_to(&self, out: impl Write + Seek, path: &Path) -> Result<u64, Error> {
         let io = |source| failed(path, source);
+        self.repay()?;
         let (loaded, id) = (self.sequence().loaded(), self.sequence().id());
         let header = Header::new(self.model(), self.sequence()).to_json();
         let mut writer = Writer::new(out, &header, 1 + loaded.image_bytes(id).len()).map_err(io)?;

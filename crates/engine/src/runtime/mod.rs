@@ -117,8 +117,10 @@ pub(crate) trait Caches {
     fn set_n_ctx(&self, id: SequenceId, n_ctx: usize);
     /// See [`Cache::most_rows`](kvant_kv::Cache::most_rows).
     fn most_rows(&self, id: SequenceId) -> usize;
-    /// See [`Cache::most_on_trial`](kvant_kv::Cache::most_on_trial).
-    fn most_on_trial(&self, id: SequenceId, most: usize) -> usize;
+    /// See [`Cache::try_on`](kvant_kv::Cache::try_on).
+    fn try_on(&self, id: SequenceId, known: usize, most: usize) -> usize;
+    /// See [`Cache::rest`](kvant_kv::Cache::rest).
+    fn rest(&self, id: SequenceId);
     /// See [`Cache::cut`](kvant_kv::Cache::cut).
     fn cut(&self, id: SequenceId, n: usize) -> usize;
     /// See [`Cache::mark`](kvant_kv::Cache::mark).

@@ -362,8 +362,12 @@ impl<B: Backend> Caches for On<B> {
         self.with(id, |cache| cache.most_rows())
     }
 
-    fn most_on_trial(&self, id: SequenceId, most: usize) -> usize {
-        self.with(id, |cache| cache.most_on_trial(most))
+    fn try_on(&self, id: SequenceId, known: usize, most: usize) -> usize {
+        self.with(id, |cache| cache.try_on(&*self.device, &self.pool, known, most))
+    }
+
+    fn rest(&self, id: SequenceId) {
+        self.with(id, Cache::rest);
     }
 
     fn cut(&self, id: SequenceId, n: usize) -> usize {

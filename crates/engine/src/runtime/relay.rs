@@ -209,8 +209,12 @@ impl Caches for Relay {
         self.parts.iter().map(|part| part.most_rows(id)).min().unwrap_or(usize::MAX)
     }
 
-    fn most_on_trial(&self, id: SequenceId, most: usize) -> usize {
-        self.parts.iter().fold(most, |most, part| part.most_on_trial(id, most))
+    fn try_on(&self, id: SequenceId, known: usize, most: usize) -> usize {
+        self.parts.iter().fold(most, |most, part| part.try_on(id, known, most))
+    }
+
+    fn rest(&self, id: SequenceId) {
+        self.parts.iter().for_each(|part| part.rest(id));
     }
 
     fn cut(&self, id: SequenceId, n: usize) -> usize {

@@ -1,10 +1,25 @@
 //! Tokens that are read on trial, before it is known that they come next.
+//!
+//! What turns out wrong is cut off the cache. States cannot be cut: they go back to where they were before the step, and the tokens that
+//! did come are *owed* to the cache until the next step, which reads them again before its own. Their logits have been seen.
 
-use kvant_model::Want;
+use kvant_model::{Entry, Want};
 use kvant_text::guess::MOST_GUESSES;
 
 use super::Session;
 use crate::Error;
+use crate::runtime::StepRow;
+
+/// The most rows of a step with guesses, what is owed among them: as much as is owed when all but the last comes true, and one more.
+const MOST_ROWS: usize = 1 + MOST_GUESSES;
+
+/// What a step with guesses read.
+pub(crate) struct Trial {
+    /// Rows of it.
+    pub n_rows: usize,
+    /// Guesses among them.
+    pub n_guesses: usize,
+}
 
 impl Session {
     /// [`Session::feed`] of `token` and, in the same step, of as many of `guesses` as cost nothing but their rows: tokens that may come after it.
@@ -18,22 +33,35 @@ impl Session {
         self.sequence.loaded().finish()
     }
 
-    /// [`Session::feed_ahead`] that need not be done when this returns. Gives the guesses that were read.
-    pub(crate) fn queue_ahead(&mut self, token: u32, guesses: &[u32]) -> Result<usize, Error> {
+    /// [`Session::feed_ahead`] that need not be done when this returns.
+    pub(crate) fn queue_ahead(&mut self, token: u32, guesses: &[u32]) -> Result<Trial, Error> {
         if self.take_ahead(&[token]) == 1 {
-            return Ok(0);
+            return Ok(Trial { n_rows: 0, n_guesses: 0 });
         }
         self.check_room(&[token])?;
         self.settle();
-        let n = self.sequence.loaded().most_on_trial(self.sequence.id(), guesses.len().min(MOST_GUESSES));
-        let mut tokens = [token; 1 + MOST_GUESSES];
-        tokens[1..=n].copy_from_slice(&guesses[..n]);
-        self.run(&tokens[..=n], Want::From(0), None)?;
+        let n_owed = self.owed_with(1)?.len();
+        let n = self.n_on_trial(guesses.len());
+        let mut tokens = [token; MOST_ROWS];
+        tokens[..n_owed].copy_from_slice(self.owed());
+        tokens[n_owed + 1..][..n].copy_from_slice(&guesses[..n]);
+        let n_rows = n_owed + 1 + n;
+        self.run(&tokens[..n_rows], Want::From(n_owed), None)?;
         self.lent = self.lent.take().map(|(logits, _)| (logits, 0));
         self.ahead.clear();
         self.ahead.extend_from_slice(&guesses[..n]);
         self.stepped(&[token]);
-        Ok(n)
+        Ok(Trial { n_rows, n_guesses: n })
+    }
+
+    /// How many of `n` guesses the next step may read behind a token, once this is [settled](Session::settle).
+    pub(super) fn n_on_trial(&self, n: usize) -> usize {
+        // Beyond so many rows each costs more.
+        let most = n.min(MOST_GUESSES.saturating_sub(self.owed().len()));
+        match most {
+            0 => 0,
+            most => self.sequence.loaded().try_on(self.sequence.id(), self.owed().len() + 1, most),
+        }
     }
 
     /// The tokens that were read on trial and have not been fed since: feeding them takes no step.
@@ -58,11 +86,34 @@ impl Session {
         n
     }
 
-    /// Gives back what was read on trial. What has been fed keeps its logits.
+    /// Gives back what was read on trial. What has been fed keeps its logits, and is owed to the cache where that could not keep it.
     pub(super) fn settle(&self) {
         if !self.ahead().is_empty() {
-            let left = self.sequence.loaded().cut(self.sequence.id(), self.tokens.len());
-            debug_assert_eq!(left, self.tokens.len(), "what is on trial can be cut off");
+            self.sequence.loaded().cut(self.sequence.id(), self.tokens.len());
         }
+    }
+
+    /// The last tokens that were fed, as far as the cache has to read them again.
+    pub(super) fn owed(&self) -> &[u32] {
+        &self.tokens[self.sequence.len().min(self.tokens.len())..]
+    }
+
+    /// Those that are left to be read in a step with `n` more; they are read by themselves where a step does not take as many.
+    pub(super) fn owed_with(&self, n: usize) -> Result<&[u32], Error> {
+        if self.owed().len() + n > self.sequence.most_rows() {
+            self.repay()?;
+        }
+        Ok(self.owed())
+    }
+
+    /// Has the cache read what is owed to it, so that it holds what has been fed and nothing else.
+    pub(crate) fn repay(&self) -> Result<(), Error> {
+        self.settle();
+        let owed = self.owed();
+        if owed.is_empty() {
+            return Ok(());
+        }
+        let row = StepRow { id: self.sequence.id(), n: owed.len(), want: Want::Nothing };
+        self.sequence.loaded().step(&[row], Entry::Tokens(owed), None, None).map(|_| ())
     }
 }

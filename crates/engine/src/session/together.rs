@@ -1,7 +1,6 @@
 //! Several sessions that read in the same steps.
 
 use kvant_model::{Entry, Want};
-use kvant_text::guess::MOST_GUESSES;
 
 use super::Session;
 use crate::runtime::{MAX_ROWS, StepRow};
@@ -24,9 +23,10 @@ impl<'a> Feed<'a> {
     }
 }
 
-/// What a feed has in a step: its index, its rows, and guesses behind them.
+/// What a feed has in a step: its index, what is owed to its cache, its rows, and guesses behind them.
 struct Share {
     index: usize,
+    n_owed: usize,
     n: usize,
     n_guesses: usize,
 }
@@ -49,7 +49,7 @@ impl Session {
             feed.session.check_room(feed.tokens)?;
         }
         let mut read: Vec<_> = feeds.iter_mut().map(|feed| feed.session.take_ahead(feed.tokens)).collect();
-        while let Some(batch) = next_batch(feeds, &read) {
+        while let Some(batch) = next_batch(feeds, &read)? {
             step(&model, feeds, &batch, &mut read)?;
         }
         model.loaded().finish()
@@ -57,42 +57,47 @@ impl Session {
 }
 
 /// The next rows of a feed together, of each feed that has some. `None` when all is read.
-fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Option<Vec<Share>> {
+fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Result<Option<Vec<Share>>, Error> {
     let mut room = MAX_ROWS;
-    let left = feeds.iter().zip(read).map(|(feed, read)| (feed, feed.tokens.len() - read)).enumerate();
-    let take = |(index, (feed, left)): (usize, (&Feed<'_>, usize))| {
-        let n = left.min(room).min(feed.session.sequence.most_rows());
-        room -= n;
-        (n > 0).then_some(Share { index, n, n_guesses: 0 })
-    };
-    let mut batch: Vec<_> = left.filter_map(take).collect();
+    let mut batch = Vec::new();
+    for (index, (feed, read)) in feeds.iter().zip(read).enumerate() {
+        let left = feed.tokens.len() - read;
+        if left > 0 {
+            feed.session.settle();
+            let n_owed = feed.session.owed_with(1)?.len();
+            let n = left.min(room.saturating_sub(n_owed)).min(feed.session.sequence.most_rows() - n_owed);
+            if n > 0 {
+                room -= n_owed + n;
+                batch.push(Share { index, n_owed, n, n_guesses: 0 });
+            }
+        }
+    }
     for share in &mut batch {
         let Feed { session, tokens, guesses } = &feeds[share.index];
         if tokens.len() == 1 {
-            session.settle();
-            let most = guesses.len().min(room).min(MOST_GUESSES);
-            share.n_guesses = session.sequence.loaded().most_on_trial(session.sequence.id(), most);
+            share.n_guesses = session.n_on_trial(guesses.len().min(room));
             room -= share.n_guesses;
         }
     }
-    (!batch.is_empty()).then_some(batch)
+    Ok((!batch.is_empty()).then_some(batch))
 }
 
 /// One step of a feed together.
 fn step(model: &Model, feeds: &mut [Feed<'_>], batch: &[Share], read: &mut [usize]) -> Result<(), Error> {
     let (mut rows, mut entering) = (Vec::new(), Vec::new());
-    for &Share { index, n, n_guesses } in batch {
+    for &Share { index, n_owed, n, n_guesses } in batch {
         let Feed { session, tokens, guesses } = &mut feeds[index];
-        session.settle();
         session.lent = None;
-        let want = if read[index] + n == tokens.len() { Want::From(n - 1) } else { Want::Nothing };
-        rows.push(StepRow { id: session.sequence.id(), n: n + n_guesses, want });
+        let is_all = read[index] + n == tokens.len();
+        let want = if is_all { Want::From(n_owed + n - 1) } else { Want::Nothing };
+        rows.push(StepRow { id: session.sequence.id(), n: n_owed + n + n_guesses, want });
+        entering.extend_from_slice(session.owed());
         entering.extend_from_slice(&tokens[read[index]..][..n]);
         entering.extend_from_slice(&guesses[..n_guesses]);
     }
     let result = model.loaded().step(&rows, Entry::Tokens(&entering), None, None);
     let mut next_row = 0;
-    for (&Share { index, n, n_guesses }, row) in batch.iter().zip(&rows) {
+    for (&Share { index, n, n_guesses, .. }, row) in batch.iter().zip(&rows) {
         let Feed { session, tokens, guesses } = &mut feeds[index];
         if let Ok(logits) = &result {
             session.ahead.clear();
