@@ -4,7 +4,7 @@
 
 mod hybrids;
 
-use hybrids::{GRANITE4, NEMOTRON};
+use hybrids::{GRANITE_EXPERTS, GRANITE4, NEMOTRON};
 
 use crate::HfError;
 use crate::cut::Cut;
@@ -463,12 +463,7 @@ static FAMILIES: &[Family] = &[
         class: "GraniteMoeForCausalLM",
         arch: "granitemoe",
         experts: Some(Experts { width: None, ..EXPERTS }),
-        tensors: &[
-            ("block_sparse_moe.router.layer.weight", "ffn_gate_inp.weight", Cut::Whole),
-            ("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", Cut::Half(0)),
-            ("block_sparse_moe.input_linear.weight", "ffn_up_exps.weight", Cut::Half(1)),
-            ("block_sparse_moe.output_linear.weight", "ffn_down_exps.weight", Cut::Whole),
-        ],
+        tensors: GRANITE_EXPERTS,
         ..GRANITE
     },
     Family { class: "HunYuanDenseV1ForCausalLM", arch: "hunyuan-dense", ..QWEN2 },

@@ -168,6 +168,20 @@ impl Space {
             Self { n_heads: n_heads?, dim: dim?, n_state: n_state?, n_groups: n_groups?, n_taps: n_taps? };
         Ok(Some(space))
     }
+
+    /// Writes them.
+    fn write(self, keys: &mut Keys<'_>) -> Result<(), HfError> {
+        for (key, size) in [
+            ("ssm.conv_kernel", self.n_taps),
+            ("ssm.state_size", self.n_state),
+            ("ssm.group_count", self.n_groups),
+            ("ssm.time_step_rank", self.n_heads),
+            ("ssm.inner_size", self.n_heads.saturating_mul(self.dim)),
+        ] {
+            keys.set(key, u32::try_from(size).unwrap_or(u32::MAX))?;
+        }
+        Ok(())
+    }
 }
 
 impl Delta {
@@ -202,8 +216,7 @@ pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Fam
     if let Some(halves) = halves(config)?.filter(|_| family.layers == Layers::Halved) {
         let width = config.size(family.experts.and_then(|experts| experts.width).unwrap_or(key))?;
         let widths = halves.into_iter().map(|half| if half == Half::FeedForward { width } else { 0 });
-        let key = format!("{}.feed_forward_length", keys.arch);
-        return Ok(keys.writer.set_array(&key, widths)?);
+        return keys.set_array("feed_forward_length", widths);
     }
     // Where all layers have experts, a configuration may name no other width.
     if family.experts.is_some_and(|experts| experts.width.is_some()) && config.value(key).is_none() {
@@ -216,8 +229,7 @@ pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Fam
             (config.size("num_hidden_layers")?, config.find_size("num_kv_shared_layers")?.unwrap_or(0));
         // The number of layers has been looked at.
         let widths = (0..n).map(|layer| if layer + shared < n { width } else { width.saturating_mul(2) });
-        let key = format!("{}.feed_forward_length", keys.arch);
-        return Ok(keys.writer.set_array(&key, widths)?);
+        return keys.set_array("feed_forward_length", widths);
     }
     let adjusts = config.find_bool("block_auto_adjust_ff_dim")? == Some(true);
     keys.set("feed_forward_length", if adjusts { adjusted(config, width)? } else { width })
@@ -292,8 +304,7 @@ fn write_own_heads(
         true => keys.set("attention.head_count_kv", sizes.n_kv_heads as u32)?,
         false => {
             let n = |is: bool| if is { sizes.n_kv_heads } else { full.n_kv_heads } as u32;
-            let key = format!("{}.attention.head_count_kv", keys.arch);
-            keys.writer.set_array(&key, windowed.into_iter().map(n))?;
+            keys.set_array("attention.head_count_kv", windowed.into_iter().map(n))?;
         }
     }
     for (key, size) in [
@@ -328,8 +339,7 @@ fn write_convolutions(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) ->
         }
     };
     let heads = is_convolving.into_iter().map(|is| if is { 0 } else { sizes.n_kv_heads as u32 });
-    let key = format!("{}.attention.head_count_kv", keys.arch);
-    Ok(keys.writer.set_array(&key, heads)?)
+    keys.set_array("attention.head_count_kv", heads)
 }
 
 /// State spaces, and which layers have KV heads.
@@ -349,18 +359,9 @@ fn write_spaces(
         }
     };
     let heads = attends.into_iter().map(|attends| if attends { sizes.n_kv_heads as u32 } else { 0 });
-    let key = format!("{}.attention.head_count_kv", keys.arch);
-    keys.writer.set_array(&key, heads)?;
+    keys.set_array("attention.head_count_kv", heads)?;
     let Some(space) = sizes.space else { return Ok(()) };
-    for (key, size) in [
-        ("ssm.conv_kernel", space.n_taps),
-        ("ssm.state_size", space.n_state),
-        ("ssm.group_count", space.n_groups),
-        ("ssm.time_step_rank", space.n_heads),
-        ("ssm.inner_size", space.n_heads.saturating_mul(space.dim)),
-    ] {
-        keys.set(key, u32::try_from(size).unwrap_or(u32::MAX))?;
-    }
+    space.write(keys)?;
     check_steps(config)?;
     keys.set("rope.scaling.finetuned", config.find_str("position_embedding_type")? == Some("rope"))
 }
@@ -384,15 +385,9 @@ fn write_delta(
     (family, delta): (&Family, Delta),
     sizes: &Sizes,
 ) -> Result<(), HfError> {
-    keys.set("ssm.conv_kernel", config.size("linear_conv_kernel_dim")?)?;
-    for (key, size) in [
-        ("ssm.state_size", delta.k_dim),
-        ("ssm.group_count", delta.n_k_heads),
-        ("ssm.time_step_rank", delta.n_v_heads),
-        ("ssm.inner_size", delta.n_v_heads.saturating_mul(delta.v_dim)),
-    ] {
-        keys.set(key, u32::try_from(size).unwrap_or(u32::MAX))?;
-    }
+    let Delta { n_k_heads, n_v_heads, k_dim, v_dim } = delta;
+    let n_taps = config.size("linear_conv_kernel_dim")? as usize;
+    Space { n_heads: n_v_heads, dim: v_dim, n_state: k_dim, n_groups: n_k_heads, n_taps }.write(keys)?;
     write_sections(keys, config, family)?;
     let every = config.find_size("full_attention_interval")?.unwrap_or(4).max(1) as usize;
     if config.value("layer_types").is_none() {
@@ -406,8 +401,7 @@ fn write_delta(
     if is_recurrent.iter().enumerate().all(is_regular) {
         return keys.set("full_attention_interval", interval as u32);
     }
-    let key = format!("{}.attention.recurrent_layers", keys.arch);
-    Ok(keys.writer.set_array(&key, is_recurrent)?)
+    keys.set_array("attention.recurrent_layers", is_recurrent)
 }
 
 /// How many pairs of a head follow which place of a picture; in text they are all the same.
@@ -420,8 +414,7 @@ fn write_sections(keys: &mut Keys<'_>, config: Object<'_>, family: &Family) -> R
         None => family.sections.to_vec(),
     };
     sizes.resize(4, 0);
-    let key = format!("{}.rope.dimension_sections", keys.arch);
-    Ok(keys.writer.set_array(&key, sizes)?)
+    keys.set_array("rope.dimension_sections", sizes)
 }
 
 /// Which layers are of a kind.

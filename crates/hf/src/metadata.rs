@@ -1,14 +1,12 @@
 //! The hyper-parameters: what `config.json` calls them, and what GGUF does.
 
-use kvant_gguf::{GgufWriter, Value};
+use kvant_gguf::{Element, GgufWriter, Value};
 use serde_json::Value as JsonValue;
 
 use crate::HfError;
 use crate::family::{Experts, Family, Layers, Windows};
 use crate::folder::{Object, shown};
-use crate::layers;
-use crate::layers::halves;
-use crate::layers::{Delta, FullHeads, Latent, Space};
+use crate::layers::{self, Delta, FullHeads, Latent, Space, halves};
 
 /// Layers that any model has, many times over: lists of theirs are made before their tensors are looked for.
 const MAX_LAYERS: usize = 4096;
@@ -49,6 +47,14 @@ pub(crate) struct Keys<'a> {
 impl Keys<'_> {
     pub fn set<'v>(&mut self, key: &str, value: impl Into<Value<'v>>) -> Result<(), HfError> {
         Ok(self.writer.set(&format!("{}.{key}", self.arch), value)?)
+    }
+
+    pub fn set_array<'v, T: Element<'v>>(
+        &mut self,
+        key: &str,
+        elements: impl IntoIterator<Item = T>,
+    ) -> Result<(), HfError> {
+        Ok(self.writer.set_array(&format!("{}.{key}", self.arch), elements)?)
     }
 }
 
@@ -219,8 +225,7 @@ fn write_windows(
     }
     // Phi-3 says of all its layers that they have none, or one, and means what `sliding_window` says.
     if layers != usual && period != 0 || family.windows == Windows::Named {
-        let key = format!("{}.attention.sliding_window_pattern", keys.arch);
-        keys.writer.set_array(&key, layers)?;
+        keys.set_array("attention.sliding_window_pattern", layers)?;
     }
     Ok(())
 }

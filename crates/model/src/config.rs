@@ -174,7 +174,7 @@ impl Config {
             true => latent::read(&keys).map(|(heads, latent)| (vec![heads; n_layers], Some(latent)))?,
             false => (heads::read(&keys, family, n_embd, &n_kv_heads, &windows)?, None),
         };
-        let is_recurrent = |i: usize| recurrences.of_layer(i).is_some() && !recurrences.are_beside();
+        let is_recurrent = |i: usize| recurrences.of_layer(i).is_some() && !family.recurs_beside();
         heads::check(&keys, (0..n_layers).filter(|&i| !is_recurrent(i)).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
         let turned_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);

@@ -466,6 +466,11 @@ impl Family {
             }),
         }
     }
+
+    /// Whether layers keep a state beside keys and values, and not instead of them.
+    pub(crate) fn recurs_beside(&self) -> bool {
+        self.recurrence == Some(RecurrenceRule::Space { is_beside: true })
+    }
 }
 
 #[cfg(test)]
@@ -483,8 +488,7 @@ mod tests {
             assert!(!shared || is_layer && before, "{}", family.name);
             assert!(!family.values_of_keys || !family.gated, "{}", family.name);
             assert!(!family.halved || !after && !shared, "{}", family.name);
-            let is_beside = family.recurrence == Some(RecurrenceRule::Space { is_beside: true });
-            assert!(!is_beside || !family.gated && !shared, "{}", family.name);
+            assert!(!family.recurs_beside() || !family.gated && !shared, "{}", family.name);
             assert!(family.norms.heads != HeadNorms::EachTurned || !family.latent, "{}", family.name);
         }
     }

@@ -39,7 +39,6 @@ impl Session {
             return Ok(Trial { n_rows: 0, n_guesses: 0 });
         }
         self.check_room(&[token])?;
-        self.settle();
         let n_owed = self.owed_with(1)?.len();
         let n = self.n_on_trial(guesses.len());
         let mut tokens = [token; MOST_ROWS];
@@ -87,7 +86,7 @@ impl Session {
     }
 
     /// Gives back what was read on trial. What has been fed keeps its logits, and is owed to the cache where that could not keep it.
-    pub(super) fn settle(&self) {
+    fn settle(&self) {
         if !self.ahead().is_empty() {
             self.sequence.loaded().cut(self.sequence.id(), self.tokens.len());
         }
@@ -98,8 +97,10 @@ impl Session {
         &self.tokens[self.sequence.len().min(self.tokens.len())..]
     }
 
-    /// Those that are left to be read in a step with `n` more; they are read by themselves where a step does not take as many.
+    /// [Settles](Session::settle); what is owed then and left to be read in a step with `n` more tokens: it is read by itself where a step does
+    /// not take as many.
     pub(super) fn owed_with(&self, n: usize) -> Result<&[u32], Error> {
+        self.settle();
         if self.owed().len() + n > self.sequence.most_rows() {
             self.repay()?;
         }

@@ -63,7 +63,6 @@ fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Result<Option<Vec<Share>>, 
     for (index, (feed, read)) in feeds.iter().zip(read).enumerate() {
         let left = feed.tokens.len() - read;
         if left > 0 {
-            feed.session.settle();
             let n_owed = feed.session.owed_with(1)?.len();
             let n = left.min(room.saturating_sub(n_owed)).min(feed.session.sequence.most_rows() - n_owed);
             if n > 0 {

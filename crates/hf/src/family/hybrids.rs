@@ -24,12 +24,16 @@ const DENSE: &[Tensor] = &[
     ("shared_mlp.output_linear.weight", "ffn_down.weight", Cut::Whole),
 ];
 
-/// Experts, and what all rows share beside them.
-const OF_EXPERTS: &[Tensor] = &[
+/// Experts of Granite.
+pub(super) const GRANITE_EXPERTS: &[Tensor] = &[
     ("block_sparse_moe.router.layer.weight", "ffn_gate_inp.weight", Cut::Whole),
     ("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", Cut::Half(0)),
     ("block_sparse_moe.input_linear.weight", "ffn_up_exps.weight", Cut::Half(1)),
     ("block_sparse_moe.output_linear.weight", "ffn_down_exps.weight", Cut::Whole),
+];
+
+/// What all rows share beside them.
+const BESIDE_EXPERTS: &[Tensor] = &[
     ("shared_mlp.input_linear.weight", "ffn_gate_shexp.weight", Cut::Half(0)),
     ("shared_mlp.input_linear.weight", "ffn_up_shexp.weight", Cut::Half(1)),
     ("shared_mlp.output_linear.weight", "ffn_down_shexp.weight", Cut::Whole),
@@ -45,6 +49,10 @@ const fn joined<const N: usize>(some: &[Tensor], others: &[Tensor]) -> [Tensor; 
     }
     all
 }
+
+/// Both.
+const OF_EXPERTS: [Tensor; GRANITE_EXPERTS.len() + BESIDE_EXPERTS.len()] =
+    joined(GRANITE_EXPERTS, BESIDE_EXPERTS);
 
 /// Granite 4 without layers that keep a state: what all rows share is all that there is.
 pub(super) const GRANITE4: Family = Family {
@@ -71,7 +79,7 @@ static GRANITE4_SPACE_OF_EXPERTS: Family = Family {
     arch: "granitehybrid",
     width: "intermediate_size",
     layers: Layers::Space,
-    tensors: &joined::<{ SPACE.len() + OF_EXPERTS.len() }>(SPACE, OF_EXPERTS),
+    tensors: &joined::<{ SPACE.len() + OF_EXPERTS.len() }>(SPACE, &OF_EXPERTS),
     experts: Some(Experts { width: None, by_sigmoid: false }),
     fixed: &[("mamba_conv_bias", 1.0), ("mamba_proj_bias", 0.0)],
     words: &[],

@@ -69,19 +69,12 @@ pub(super) struct Recurrences {
     each: Option<Recurrence>,
     /// Which layers are some.
     layers: Vec<bool>,
-    /// Whether they attend as well.
-    are_beside: bool,
 }
 
 impl Recurrences {
     /// What layer `index` does, where it is one.
     pub fn of_layer(&self, index: usize) -> Option<Recurrence> {
         self.each.filter(|_| self.layers[index])
-    }
-
-    /// Whether layers that are some attend as well.
-    pub fn are_beside(&self) -> bool {
-        self.are_beside
     }
 }
 
@@ -92,23 +85,21 @@ pub(super) fn read(
     n_embd: usize,
     without_heads: Vec<bool>,
 ) -> Result<Recurrences, ModelError> {
-    let are_beside = family.recurrence == Some(RecurrenceRule::Space { is_beside: true });
     match family.recurrence {
-        None => Ok(Recurrences { each: None, layers: without_heads, are_beside }),
+        None => Ok(Recurrences { each: None, layers: without_heads }),
         Some(RecurrenceRule::ShortConv) => {
             let taps = read_taps(keys, "shortconv.l_cache")?;
             let conv = ShortConv { channels: n_embd, taps, form: ConvForm::Gated };
-            Ok(Recurrences { each: Some(Recurrence::ShortConv(conv)), layers: without_heads, are_beside })
+            Ok(Recurrences { each: Some(Recurrence::ShortConv(conv)), layers: without_heads })
         }
         Some(RecurrenceRule::Delta { sharing }) => Ok(Recurrences {
             each: Some(read_heads(keys, StateKind::Delta, sharing)?),
             layers: read_pattern(keys, without_heads.len())?,
-            are_beside,
         }),
-        Some(RecurrenceRule::Space { .. }) => {
+        Some(RecurrenceRule::Space { is_beside }) => {
             let each = read_heads(keys, StateKind::Space, KeySharing::Grouped)?;
-            let layers = without_heads.into_iter().map(|is| is || are_beside).collect();
-            Ok(Recurrences { each: Some(each), layers, are_beside })
+            let layers = without_heads.into_iter().map(|is| is || is_beside).collect();
+            Ok(Recurrences { each: Some(each), layers })
         }
     }
 }

@@ -33,9 +33,12 @@ impl Chooser {
             (Scores::Softmax, None) => of_experts.extend_from_slice(logits),
             (Scores::Softmax, Some(selection_bias)) => {
                 let most = most_of(logits);
-                let total: f32 = logits.iter().map(|&logit| exp(logit - most)).sum();
-                let scores = logits.iter().map(|&logit| exp(logit - most) / total);
-                of_experts.extend(scores.zip(selection_bias).map(|(score, by)| score + by));
+                of_experts.extend(logits.iter().map(|&logit| exp(logit - most)));
+                let total: f32 = of_experts.iter().sum();
+                of_experts
+                    .iter_mut()
+                    .zip(selection_bias)
+                    .for_each(|(share, by)| *share = *share / total + by);
             }
             (Scores::Sigmoid, None) => of_experts.extend(logits.iter().map(|&logit| sigmoid(logit))),
             (Scores::Sigmoid, Some(selection_bias)) => {
