@@ -169,14 +169,14 @@ def to_interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
-    """The keys llama.cpp's converter writes for these families."""
+def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, n_behind: int) -> None:
+    """The keys llama.cpp's converter writes for these families, of so many layers behind those of the model."""
     config = model.config
     writer.add_name(spec.name)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(N_VOCAB)
-    writer.add_block_count(spec.layers)
+    writer.add_block_count(spec.layers + n_behind)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(spec.hidden)
     n_shared = spec.extra.get("num_kv_shared_layers", 0)
@@ -398,10 +398,25 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
-    """The model as a GGUF file: matrices in f16 (exactly), vectors in f32."""
+    """The model as a GGUF file."""
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[spec.family.arch])
+    write_metadata(writer, spec, model, 0)
+    for name, stored in stored_tensors(spec, model):
+        writer.add_tensor(name, stored)
+    write_file(writer)
+
+
+def write_file(writer: gguf.GGUFWriter) -> None:
+    """What has been added, to its file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
+    """The weights as a GGUF file has them: matrices in f16 (exactly), vectors in f32."""
     arch = spec.family.arch
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
-    write_metadata(writer, spec, model)
     names = gguf.get_tensor_name_map(arch, spec.layers)
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)  # of layers without experts among others
     scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
@@ -422,11 +437,7 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
         for end, called in scales.items():
             if name.endswith(end):
                 given = f"blk.{name.split('.')[2]}.{called}"
-        writer.add_tensor(given, stored.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        yield given, stored.numpy()
 
 
 def write_golden(path: Path, tokens: list[int], logits: torch.Tensor) -> None:

@@ -123,16 +123,23 @@ pub struct DecodeArgs {
     #[arg(short = 'n', long, value_name = "N", env = "KVANT_PREDICT", default_value_t = -1, allow_negative_numbers = true)]
     predict: i64,
     #[command(flatten)]
-    draft: DraftArgs,
+    pub draft: DraftArgs,
 }
 
 /// How far ahead an answer is guessed.
 #[derive(Args, Debug, Clone, Copy)]
 pub struct DraftArgs {
-    /// Guess at most N tokens ahead, from what the text has said before (speculative decoding); 0 switches it off. The answer is
-    /// the same either way [default: as many as pay]
+    /// Guess at most N tokens ahead, from what the text has said before and, where the model has layers for that (MTP), from what
+    /// they predict (speculative decoding); 0 switches it off. The answer is the same either way [default: as many as pay]
     #[arg(long, value_name = "N", env = "KVANT_DRAFT_MAX")]
     pub draft_max: Option<usize>,
+}
+
+impl DraftArgs {
+    /// Whether to load layers that predict.
+    pub fn mtp(self) -> bool {
+        self.draft_max != Some(0)
+    }
 }
 
 impl DecodeArgs {
@@ -156,7 +163,7 @@ impl DecodeArgs {
 impl ModelArgs {
     /// Loads the model, with a progress bar where someone watches.
     pub fn open(&self, quiet: bool) -> Result<Model, Failure> {
-        self.open_for(quiet, Needs::Nothing, None)
+        self.open_for(quiet, Needs::Nothing, None, false)
     }
 
     /// The same with exact products of prompts, for what others are compared with.
@@ -170,12 +177,14 @@ impl ModelArgs {
         other.open(quiet)
     }
 
-    /// As [`open`](Self::open), for a command that needs text: what is missing is told before the weights are loaded.
+    /// As [`open`](Self::open), for a command that needs text: what is missing is told before the weights are loaded. With the layer that
+    /// predicts further for one that answers.
     pub fn open_for(
         &self,
         quiet: bool,
         needs: Needs,
         chat_template: Option<String>,
+        mtp: bool,
     ) -> Result<Model, Failure> {
         let place = self.place.place()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
@@ -183,14 +192,15 @@ impl ModelArgs {
         let bar = progress::bar("loading", 100, quiet);
         let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
         let template = chat_template.clone();
-        let options = OpenOptions { needs, chat_template: template, ..self.options(Some(&mut tell)) };
+        let options = OpenOptions { needs, chat_template: template, mtp, ..self.options(Some(&mut tell)) };
         let model = match Model::from_gguf(gguf.clone(), options) {
             // Layers were wanted on a GPU that may not be there.
             Err(Error::Device(error)) if self.may_do_without_gpu() && Gpu::open(0).is_err() => {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
                 let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
                 let options = self.options(Some(&mut tell));
-                Model::from_gguf(gguf, OpenOptions { needs, chat_template, device, n_gpu_layers, ..options })
+                let options = OpenOptions { needs, chat_template, mtp, device, n_gpu_layers, ..options };
+                Model::from_gguf(gguf, options)
             }
             other => other,
         };

@@ -61,7 +61,8 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     // What is wrong with them is told before anything is loaded.
     args.sampling.params()?;
     let options = args.cache.session_options()?;
-    let model = args.model.open_for(false, Needs::ChatTemplate, args.template.source()?)?;
+    let model =
+        args.model.open_for(false, Needs::ChatTemplate, args.template.source()?, args.decode.draft.mtp())?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     let render = render_options(model.chat_template()?, args.think)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;

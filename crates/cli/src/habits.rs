@@ -55,8 +55,9 @@ const SAMPLERS: Means = No("tokens are drawn with --temp, --top-k, --top-p, --mi
 const GRAMMAR: Means =
     No("kvant serve holds an answer to the schema or grammar of its request; no flag does");
 const ROPE: Means = No("positions are as the model's file says");
-const DRAFT_MODEL: Means =
-    No("tokens are guessed from what the text has said before (--draft-max N), not by a second model");
+const DRAFT_MODEL: Means = No(
+    "tokens are guessed from what the text has said before, or by layers of the model (MTP): --draft-max N bounds that; no second model does",
+);
 const DRAFT: Means =
     noted(Value, "how many guesses pay is found while an answer is made; --draft-max N bounds them");
 const IMAGES: Means = No("models read text alone");
@@ -263,6 +264,7 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--draft-min", DRAFT),
     ("--draft-p-min", DRAFT),
     ("--spec-type", DRAFT),
+    ("--mtp", noted(Nothing, "layers that predict further are used where the file has them")),
     ("--mmproj", IMAGES),
     ("--image", IMAGES),
     ("-mu", No("-m takes a file, -hf USER/REPO one of the Hugging Face hub")),

@@ -76,7 +76,7 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let session_options = args.cache.session_options()?;
     let quiet = args.quiet || args.json;
     let needs = if args.raw { Needs::Tokenizer } else { Needs::NoBadTemplate };
-    let model = args.model.open_for(quiet, needs, args.template.source()?)?;
+    let model = args.model.open_for(quiet, needs, args.template.source()?, args.decode.draft.mtp())?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     options.sampler = sampler;
     let Resolved { options: session_options, auto } = args.cache.resolve(session_options, &model)?;

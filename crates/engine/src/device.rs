@@ -99,6 +99,8 @@ pub(crate) struct Placement {
     pub weights: Option<DType>,
     /// See [`OpenOptions::maps_experts`](crate::OpenOptions::maps_experts).
     pub maps_experts: bool,
+    /// See [`OpenOptions::mtp`](crate::OpenOptions::mtp).
+    pub mtp: bool,
     /// See [`OpenOptions::prompt_math`](crate::OpenOptions::prompt_math).
     pub prompt_math: PromptMath,
 }
@@ -106,7 +108,9 @@ pub(crate) struct Placement {
 impl Placement {
     /// A part with what is asked for all of them.
     fn settle(&self, part: Part) -> Part {
-        part.with_weights(self.weights).with_mapped_experts(self.maps_experts)
+        part.with_weights(self.weights)
+            .with_mapped_experts(self.maps_experts)
+            .with_mtp(self.mtp && !self.maps_experts)
     }
 
     /// The device to open: the CPU where no layer is left for another, and no `auto` where some are.
@@ -243,7 +247,8 @@ mod tests {
     fn layers_for_a_gpu_need_one_and_none_need_the_cpu() {
         let device = |device, n_gpu_layers| {
             let prompt_math = PromptMath::Exact;
-            Placement { device, n_gpu_layers, weights: None, maps_experts: false, prompt_math }.device()
+            let (weights, maps_experts, mtp) = (None, false, false);
+            Placement { device, n_gpu_layers, weights, maps_experts, mtp, prompt_math }.device()
         };
         for any in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(1)] {
             assert_eq!(device(any, None).unwrap(), any);

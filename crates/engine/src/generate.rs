@@ -21,7 +21,7 @@ pub struct GenerateOptions {
     pub sampler: SamplerParams,
     /// Go on after an end-of-turn token.
     pub ignore_eos: bool,
-    /// The most tokens that are guessed from what the text has said before and read together with the next one: none for 0; as many as pay when
+    /// The most tokens that are guessed and read together with the next one: none for 0; as many as pay when
     /// `None` ([`Model::most_guesses`](crate::Model::most_guesses)). They change the time that an answer takes, and nothing else.
     pub draft_max: Option<usize>,
 }
@@ -298,7 +298,7 @@ impl Continuation {
         let left = self.options.max_tokens.map_or(usize::MAX, |max| max - self.stats.n_gen - 1);
         let guesses = match self.draft_max.min(left) {
             0 => &[],
-            most => self.guesser.guess(session.tokens(), token, most),
+            most => session.guess(&mut self.guesser, token, most),
         };
         let trial = session.queue_ahead(token, guesses)?;
         self.stats.n_drafted += trial.n_guesses;

@@ -41,6 +41,9 @@ pub struct OpenOptions<'a> {
     /// What products of many rows are computed in. bf16 takes a CPU with a matrix unit, or with products of bf16 on 64-bit
     /// ARM, and all layers there.
     pub prompt_math: PromptMath,
+    /// Loads the layer that predicts the token after the next (multi-token prediction), where the file has one: what it predicts is
+    /// [guessed](crate::GenerateOptions::draft_max) where the text promises less. It takes memory, of the cache too, and a layer's time of a prompt. On the CPU.
+    pub mtp: bool,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,
     /// What the file must have besides its weights.
@@ -143,6 +146,7 @@ impl Model {
             n_gpu_layers: options.n_gpu_layers,
             weights,
             maps_experts: options.maps_experts,
+            mtp: options.mtp,
             prompt_math: options.prompt_math,
         };
         let loaded = device::load(placement, options.n_threads, config, &gguf, progress)?;
@@ -270,6 +274,11 @@ impl Model {
     /// nothing.
     pub fn most_guesses(&self) -> usize {
         if self.device().rows_are_independent { MOST_GUESSES } else { 0 }
+    }
+
+    /// Whether a layer of it predicts the token after the next: see [`OpenOptions::mtp`].
+    pub fn predicts(&self) -> bool {
+        self.inner.loaded.predicts()
     }
 
     /// The kernel for every op and type.

@@ -231,7 +231,7 @@ fn layers_that_guess_ahead_are_not_run() {
     assert!(said < Part::whole(4).n_bytes(&gguf));
     let model = open(gguf, 1).unwrap();
     assert_eq!(model.weight_bytes(), said, "layers that nobody loads are counted");
-    assert_eq!((model.config().layers.len(), model.config().n_guessing), (3, 1));
+    assert_eq!((model.config().layers.len(), model.config().n_mtp), (3, 1));
     let mut session = session(&model);
     feed(&mut session, &[1, 2, 3], 3);
     assert!(session.logits().unwrap().iter().all(|logit| logit.is_finite()));

@@ -31,8 +31,10 @@ pub struct Config {
     pub n_embd: usize,
     /// The decoder layers, in order.
     pub layers: Vec<LayerSpec>,
-    /// Layers behind them in the file that guess further tokens ahead, which is left undone.
-    pub n_guessing: usize,
+    /// Layers behind them in the file that predict further tokens (multi-token prediction, DeepSeek-V3, arXiv 2412.19437).
+    pub n_mtp: usize,
+    /// The first of those, where this engine runs it: from the residual stream of a token and the next token it predicts the one after that.
+    pub mtp: Option<LayerSpec>,
     /// Added to the mean square in every norm.
     pub norm_eps: f32,
     /// Which norm comes before the logits.
@@ -163,7 +165,7 @@ impl Config {
         refuse_embedding_models(&keys)?;
         let n_embd = keys.size("embedding_length")?;
         let n_ctx_train = keys.size("context_length")?;
-        let (n_layers, n_guessing) = read_layers(&keys)?;
+        let (n_layers, n_mtp) = read_layers(&keys)?;
         let n_kv_heads = heads::read_kv_heads(&keys, family, n_layers)?;
         let experts = experts::read(&keys, family, n_embd, n_layers)?;
         let is_other_half = |index: usize| family.halved && experts.has(index);
@@ -226,7 +228,8 @@ impl Config {
         let mut config = Self {
             family,
             n_embd,
-            n_guessing,
+            n_mtp,
+            mtp: None,
             layers: (0..n_layers).map(layer).collect(),
             norm_eps: keys.float(match family.norms.kind {
                 NormKind::Rms => "attention.layer_norm_rms_epsilon",
@@ -241,7 +244,23 @@ impl Config {
             n_per_layer: Some(keys.count(PER_LAYER)?).filter(|&n| n > 0),
         };
         config.read_factors(&keys)?;
+        config.mtp = config.find_mtp(gguf);
         Ok(config)
+    }
+
+    /// The layer behind the last one that predicts, where the file has one of those that are known.
+    fn find_mtp(&self, gguf: &Gguf) -> Option<LayerSpec> {
+        let entry = format!("blk.{}.{EH_PROJ}", self.layers.len());
+        if !self.family.predicts_further || self.n_mtp == 0 || gguf.find_info(&entry).is_none() {
+            return None;
+        }
+        self.layers.iter().rfind(|layer| layer.attends()).copied()
+    }
+
+    /// The shape of [that layer](Self::mtp) as a model of its own.
+    pub fn of_mtp(&self) -> Option<Self> {
+        let layers = vec![self.mtp?];
+        Some(Self { layers, n_mtp: 0, mtp: None, n_per_layer: None, ..self.clone() })
     }
 
     fn read_factors(&mut self, keys: &Keys) -> Result<(), ModelError> {
@@ -322,20 +341,23 @@ fn refuse_embedding_models(keys: &Keys) -> Result<(), ModelError> {
     Err(ModelError::Unsupported { what })
 }
 
-/// Layers of the model, and those behind them that guess ahead.
+/// The tensor that makes one row of a token's embedding and of the residual stream of the token before.
+pub(crate) const EH_PROJ: &str = "nextn.eh_proj.weight";
+
+/// Layers of the model, and those behind them that predict further tokens.
 fn read_layers(keys: &Keys) -> Result<(usize, usize), ModelError> {
     const COUNT: &str = "block_count";
-    const GUESSING: &str = "nextn_predict_layers";
+    const PREDICTING: &str = "nextn_predict_layers";
     let (n, n_tensors) = (keys.size(COUNT)?, keys.gguf.tensors().len());
     // Each layer has tensors; a number beyond them is checked before anything is made for each.
     if n > n_tensors {
         return Err(keys.bad(COUNT, &format!("at most one layer for each of {n_tensors} tensors"), n));
     }
-    let n_guessing = keys.count(GUESSING)?;
-    if n_guessing >= n {
-        return Err(keys.bad(GUESSING, &format!("fewer than the {n} layers"), n_guessing));
+    let n_mtp = keys.count(PREDICTING)?;
+    if n_mtp >= n {
+        return Err(keys.bad(PREDICTING, &format!("fewer than the {n} layers"), n_mtp));
     }
-    Ok((n - n_guessing, n_guessing))
+    Ok((n - n_mtp, n_mtp))
 }
 
 /// The norms of the family, of which a file may lack some.

@@ -18,6 +18,7 @@ use crate::{Config, HeadNorms, LayerSpec, LayerState, ModelError, NormKind};
 mod activations;
 mod feed_forward;
 mod latent;
+mod mtp;
 mod per_layer;
 mod recurrent;
 
@@ -47,6 +48,9 @@ pub enum Entry<'a> {
     Tokens(&'a [u32]),
     /// The residual stream that the layers before have left, `[rows, n_embd]`.
     Residual(&'a [f32]),
+    /// Tokens, each with the [stream](Decoder::stream) of the token before it `[rows, n_embd]`, where a layer that predicts the token after the
+    /// next stands by itself.
+    Pairs(&'a [u32], &'a [f32]),
 }
 
 /// What a step gives.
@@ -244,6 +248,7 @@ impl<B: Backend> Decoder<B> {
                 }
             }
             Entry::Residual(x) => backend.write(&mut act.x, x)?,
+            Entry::Pairs(tokens, streams) => self.enter_pairs(backend, tokens, streams, act)?,
         }
         Ok(())
     }
@@ -494,7 +499,7 @@ impl<B: Backend> Decoder<B> {
         }
         let Weights { output, embedding, output_norm, .. } = &self.weights;
         assert!(output_norm.is_some(), "logits come out where the model ends");
-        let w = output.as_ref().or(embedding.as_ref()).expect("a model that ends has an output matrix");
+        let w = output.as_deref().or(embedding.as_deref()).expect("a model that ends has an output matrix");
         // The residual stream ends here.
         let kind = self.config.output_norm;
         backend.project(
@@ -516,7 +521,9 @@ impl<B: Backend> Decoder<B> {
     }
 
     fn check_tokens(&self, entry: Entry<'_>) -> Result<(), ModelError> {
-        let (Entry::Tokens(tokens), n_vocab) = (entry, self.n_vocab()) else { return Ok(()) };
+        let (Entry::Tokens(tokens) | Entry::Pairs(tokens, _), n_vocab) = (entry, self.n_vocab()) else {
+            return Ok(());
+        };
         match tokens.iter().find(|&&token| token as usize >= n_vocab) {
             Some(&token) => Err(ModelError::Token { token, n_vocab }),
             None => Ok(()),

@@ -49,6 +49,8 @@ pub struct Family {
     pub(crate) scale: Scale,
     /// Whether layers without a window take for values what their keys are made of, where none of them has a tensor for values.
     pub(crate) values_of_keys: bool,
+    /// Whether layers behind the last one that predict further tokens (MTP) are like the last one that attends.
+    pub(crate) predicts_further: bool,
 }
 
 /// Where a layer normalises, besides its queries and keys the streams that enter and leave its two halves.
@@ -250,6 +252,7 @@ const LLAMA: Family = Family {
     experts: Some(ExpertRule { is_required: false, ..EXPERTS }),
     scale: Scale::HeadSize,
     values_of_keys: false,
+    predicts_further: false,
 };
 
 /// What layers of experts do most often.
@@ -279,6 +282,7 @@ const QWEN35: Family = Family {
     norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN3.norms },
     recurrence: Some(RecurrenceRule::Delta { sharing: KeySharing::Tiled }),
     gated: true,
+    predicts_further: true,
     ..QWEN3
 };
 
@@ -386,6 +390,7 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "deepseek2",
         latent: true,
+        predicts_further: true,
         experts: Some(ExpertRule { normalises: false, is_required: false, ..SEVERAL }),
         ..LLAMA
     },
@@ -400,6 +405,7 @@ static FAMILIES: &[Family] = &[
         name: "glm4moe",
         norms: Norms { before_ffn: AFTER_ATTENTION, heads: HeadNorms::EachIfThere, ..QWEN2.norms },
         experts: Some(SEVERAL_BY_SIGMOID),
+        predicts_further: true,
         ..QWEN2
     },
     Family { name: "dots1", experts: Some(SEVERAL_BY_SIGMOID), ..QWEN3 },

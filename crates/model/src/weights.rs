@@ -13,12 +13,14 @@ use kvant_gguf::{Gguf, TensorInfo, TensorView};
 mod attention;
 mod experts;
 mod latent;
+mod mtp;
 mod per_layer;
 mod recurrent;
 
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
 pub(crate) use experts::{Beside, Experts};
 pub(crate) use latent::LatentAttention;
+pub(crate) use mtp::PairEntry;
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 pub(crate) use recurrent::{HeadWeights, Recurrent, RuleWeights};
 
@@ -67,12 +69,14 @@ pub struct Part {
     weights: Option<DType>,
     /// Its experts stay in the file.
     maps_experts: bool,
+    /// It comes with the layer behind the last one that predicts further.
+    has_mtp: bool,
 }
 
 impl Part {
     /// The whole of a model of `n_layers`.
     pub fn whole(n_layers: usize) -> Self {
-        Self { layers: 0..n_layers, n_layers, weights: None, maps_experts: false }
+        Self { layers: 0..n_layers, n_layers, weights: None, maps_experts: false, has_mtp: false }
     }
 
     /// The first `n` layers, and the rest.
@@ -96,6 +100,17 @@ impl Part {
         Self { maps_experts, ..self }
     }
 
+    /// The same with the layer behind the last one that predicts the token after the next, or without: of a whole model, where its file has one.
+    #[must_use]
+    pub fn with_mtp(self, has_mtp: bool) -> Self {
+        Self { has_mtp, ..self }
+    }
+
+    /// Whether it comes with that layer.
+    pub fn has_mtp(&self) -> bool {
+        self.has_mtp && self.is_first() && self.is_last()
+    }
+
     /// What its matrices become.
     pub fn weights(&self) -> Option<DType> {
         self.weights
@@ -116,10 +131,11 @@ impl Part {
         self.layers.end == self.n_layers
     }
 
-    /// Bytes of its tensors. Those of layers that guess ahead are not among them, as nobody loads them.
+    /// Bytes of its tensors; of layers that predict further tokens those of the first alone, where it [comes with that](Self::has_mtp).
     pub fn n_bytes(&self, gguf: &Gguf) -> usize {
         let is_tied = gguf.find_info("output.weight").is_none();
-        let is_known = |info: &&TensorInfo| layer_of(&info.name).is_none_or(|layer| layer < self.n_layers);
+        let end = self.n_layers + usize::from(self.has_mtp());
+        let is_known = |info: &&TensorInfo| layer_of(&info.name).is_none_or(|layer| layer < end);
         let own = gguf.tensors().iter().filter(|info| self.owns(&info.name, is_tied)).filter(is_known);
         own.map(|info| self.tensor_bytes(info)).sum()
     }
@@ -183,14 +199,16 @@ pub struct Weights<B: Backend> {
     /// Which layers.
     pub(crate) part: Part,
     /// `None` where the first layer is elsewhere.
-    pub(crate) embedding: Option<B::Matrix>,
+    pub(crate) embedding: Option<Arc<B::Matrix>>,
+    /// What makes a row of two, where [pairs enter](crate::Entry::Pairs).
+    pub(crate) entry: Option<PairEntry<B>>,
     /// What each layer is given of each token, where there is such a thing.
     pub(crate) per_layer: Option<PerLayerInputs<B>>,
     pub(crate) layers: Vec<Layer<B>>,
     /// `None` where the last layer is elsewhere.
     pub(crate) output_norm: Option<B::Buffer>,
     /// The output matrix; `None` when it is the embedding, or elsewhere.
-    pub(crate) output: Option<B::Matrix>,
+    pub(crate) output: Option<Arc<B::Matrix>>,
     pub(crate) n_vocab: usize,
     pub(crate) n_bytes: usize,
     /// Bytes that no decoded token reads: of an embedding that is not the output matrix as well, and of the experts that it does
@@ -221,6 +239,7 @@ impl<B: Backend> Weights<B> {
             (true, false) => Some(backend.table(loader.source("token_embd.weight", n_embd, n_vocab)?)?),
             (false, _) => None,
         };
+        let embedding = embedding.map(Arc::new);
         let embedding_bytes = loader.n_bytes;
         let per_layer =
             config.n_per_layer.map(|n| loader.per_layer_inputs(config, n, n_vocab)).transpose()?;
@@ -247,11 +266,11 @@ impl<B: Backend> Weights<B> {
             (true, true) if !part.is_first() => Some(loader.matrix("token_embd.weight", n_embd, n_vocab)?),
             _ => None,
         };
-        let is_guessing = |name: &str| {
+        let predicts_further = |name: &str| {
             let from = config.layers.len();
-            layer_of(name).is_some_and(|layer| (from..from + config.n_guessing).contains(&layer))
+            layer_of(name).is_some_and(|layer| (from..from + config.n_mtp).contains(&layer))
         };
-        loader.refuse_unused(|name| part.owns(name, is_tied) && !is_guessing(name))?;
+        loader.refuse_unused(|name| part.owns(name, is_tied) && !predicts_further(name))?;
         gguf.release();
         progress(1.0);
         let lookup_bytes = if output.is_some() || !part.is_last() { embedding_bytes } else { 0 };
@@ -263,10 +282,11 @@ impl<B: Backend> Weights<B> {
         Ok(Self {
             part,
             embedding,
+            entry: None,
             per_layer,
             layers,
             output_norm,
-            output,
+            output: output.map(Arc::new),
             n_vocab,
             n_bytes: loader.n_bytes,
             idle_bytes,

@@ -5,6 +5,9 @@
 //! that reads several tokens in hardly more time than one checks such guesses for next to nothing: *speculative decoding* (Leviathan et
 //! al., arXiv 2211.17192) without a second model.
 //!
+//! A model may have a layer that predicts the token after the next (multi-token prediction, DeepSeek-V3, arXiv 2412.19437). Its predictions are guesses
+//! too, which take time to make; they are asked for where the text promises less.
+//!
 //! Tokens are drawn from the model's logits whatever was guessed, one after the other, so that guesses change how long an answer takes and nothing
 //! else. How many pay is found while it is made: a guess that comes true with probability p, after others that did, is worth a token p times, and
 //! costs a row of a step.
@@ -20,36 +23,63 @@ const LONGEST_MATCH: usize = 32;
 /// By the length of a match, up to 1, 2, 4, 8, 16 tokens and more: how often a guess comes true before any was seen.
 const EXPECTED: [f32; 6] = [0.05, 0.2, 0.4, 0.6, 0.8, 0.9];
 
+/// By how far the logit of a predicted token leads, up to 0.5, 1.5, 3, 6 and more: how often the prediction comes true before any was seen.
+const EXPECTED_OF_LEADS: [f32; 5] = [0.4, 0.55, 0.7, 0.85, 0.95];
+const LEADS: [f32; 4] = [0.5, 1.5, 3.0, 6.0];
+/// The same of any prediction.
+const EXPECTED_OF_ANY: f32 = 0.7;
+
+/// Classes of guesses.
+const N_CLASSES: usize = EXPECTED.len() + EXPECTED_OF_LEADS.len();
+
 /// Share of what is known that the latest guess replaces.
 const LEARNING: f32 = 1.0 / 16.0;
 
-/// What a further row takes, in times of one, before any was measured.
+/// What a further row takes, in times of one, before any was measured, and what a prediction takes.
 const ROW_COST: f32 = 0.1;
+const PREDICTION_COST: f32 = 0.15;
+
+/// Steps after which a prediction is asked for that may not pay.
+const PATIENCE: usize = 32;
 
 /// Guesses for one text, and what has come of them.
 #[derive(Debug, Clone)]
 pub struct Guesser {
-    /// How often a guess comes true, by the length of the match.
-    came_true: [f32; EXPECTED.len()],
+    /// How often a guess comes true, by its class.
+    came_true: [f32; N_CLASSES],
+    /// The same of predictions of all classes.
+    predicted_true: f32,
     /// Seconds of a step of one row.
     alone: Option<f32>,
-    /// What each further row takes, in times of one alone.
+    /// What each further row takes, in times of one alone, and what a prediction does.
     row_cost: f32,
-    /// What followed the last match and has not been drawn yet, and the class of its length.
+    prediction_cost: f32,
+    /// What may follow, as far as it has not been drawn yet, and the class of each.
     guesses: Vec<u32>,
-    class: usize,
+    classes: Vec<usize>,
     n_drawn: usize,
+    /// Steps since something was predicted.
+    n_unasked: usize,
+    /// What predictions took since a step was taken.
+    predicting: Duration,
 }
 
 impl Default for Guesser {
     fn default() -> Self {
+        let mut came_true = [0.0; N_CLASSES];
+        came_true[..EXPECTED.len()].copy_from_slice(&EXPECTED);
+        came_true[EXPECTED.len()..].copy_from_slice(&EXPECTED_OF_LEADS);
         Self {
-            came_true: EXPECTED,
+            came_true,
+            predicted_true: EXPECTED_OF_ANY,
             alone: None,
             row_cost: ROW_COST,
+            prediction_cost: PREDICTION_COST,
             guesses: Vec::with_capacity(MOST_GUESSES),
-            class: 0,
+            classes: Vec::with_capacity(MOST_GUESSES),
             n_drawn: 0,
+            n_unasked: 0,
+            predicting: Duration::ZERO,
         }
     }
 }
@@ -57,40 +87,95 @@ impl Default for Guesser {
 impl Guesser {
     /// What may follow `tokens` and then `next`: as many tokens as pay, `most` or [`MOST_GUESSES`] at most, often none.
     pub fn guess(&mut self, tokens: &[u32], next: u32, most: usize) -> &[u32] {
-        self.guesses.clear();
-        self.n_drawn = 0;
-        if let Some((at, length)) = longest_match(tokens, next) {
-            self.class =
-                (length.ilog2() as usize + usize::from(!length.is_power_of_two())).min(EXPECTED.len() - 1);
-            // Where the text ends, it goes on as guessed: what repeats itself does so at any length.
-            let text = |guesses: &[u32], at: usize| match at.checked_sub(tokens.len()) {
-                None => tokens[at],
-                Some(0) => next,
-                Some(beyond) => guesses[beyond - 1],
-            };
-            for i in 0..MOST_GUESSES {
-                let guess = text(&self.guesses, at + 1 + i);
-                self.guesses.push(guess);
-            }
+        self.look_up(tokens, next);
+        self.guesses(most)
+    }
+
+    /// Takes what followed `next` the last time for guesses.
+    pub fn look_up(&mut self, tokens: &[u32], next: u32) {
+        self.forget();
+        let Some((at, length)) = longest_match(tokens, next) else { return };
+        let class =
+            (length.ilog2() as usize + usize::from(!length.is_power_of_two())).min(EXPECTED.len() - 1);
+        // Where the text ends, it goes on as guessed: what repeats itself does so at any length.
+        let text = |guesses: &[u32], at: usize| match at.checked_sub(tokens.len()) {
+            None => tokens[at],
+            Some(0) => next,
+            Some(beyond) => guesses[beyond - 1],
+        };
+        for i in 0..MOST_GUESSES {
+            let guess = text(&self.guesses, at + 1 + i);
+            self.guesses.push(guess);
+            self.classes.push(class);
         }
-        &self.guesses[..self.n_paying().min(most).min(self.guesses.len())]
+    }
+
+    /// Whether predictions promise more than what was [looked up](Self::look_up), which is forgotten then.
+    pub fn wants_predictions(&mut self, most: usize) -> bool {
+        let speed = |n: usize| {
+            let (mut tokens, mut chance) = (1.0, 1.0);
+            for _ in 0..n {
+                chance *= self.predicted_true;
+                tokens += chance;
+            }
+            tokens / (1.0 + (self.row_cost + self.prediction_cost) * n as f32)
+        };
+        let of_predictions = (1..=most.min(MOST_GUESSES)).map(speed).fold(0.0, f32::max);
+        self.n_unasked += 1;
+        let is_wanted = of_predictions > self.most_paying(most).1 || most > 0 && self.n_unasked > PATIENCE;
+        if is_wanted {
+            self.forget();
+            self.n_unasked = 0;
+        }
+        is_wanted
+    }
+
+    /// Takes a prediction whose logit leads by so much for the next guess. Whether another one pays.
+    pub fn predicted(&mut self, token: u32, lead: f32, most: usize) -> bool {
+        let class = LEADS.iter().filter(|&&least| lead >= least).count();
+        self.guesses.push(token);
+        self.classes.push(EXPECTED.len() + class);
+        let (mut tokens, mut chance) = (1.0, 1.0);
+        for &class in &self.classes {
+            chance *= self.came_true[class];
+            tokens += chance;
+        }
+        let n = self.guesses.len();
+        let cost = 1.0 + (self.row_cost + self.prediction_cost) * n as f32;
+        let more = chance * self.predicted_true / (self.row_cost + self.prediction_cost);
+        n < most.min(MOST_GUESSES) && more > tokens / cost
+    }
+
+    /// As many guesses as pay, `most` at most.
+    pub fn guesses(&self, most: usize) -> &[u32] {
+        &self.guesses[..self.most_paying(most).0]
+    }
+
+    fn forget(&mut self) {
+        self.guesses.clear();
+        self.classes.clear();
+        self.n_drawn = 0;
     }
 
     /// Takes note of the token that was drawn after those that were guessed from, and of each one after it.
     pub fn drawn(&mut self, token: u32) {
         let Some(&guess) = self.guesses.get(self.n_drawn) else { return };
         let came_true = f32::from(guess == token);
-        let known = &mut self.came_true[self.class];
-        *known += LEARNING * (came_true - *known);
+        let class = self.classes[self.n_drawn];
+        let learn = |known: &mut f32| *known += LEARNING * (came_true - *known);
+        learn(&mut self.came_true[class]);
+        if class >= EXPECTED.len() {
+            learn(&mut self.predicted_true);
+        }
         self.n_drawn += 1;
         if guess != token {
-            self.guesses.clear();
+            self.forget();
         }
     }
 
-    /// Takes note of what a step of so many rows took. A time of zero, as where there is no clock, says nothing.
+    /// Takes note of what a step of so many rows took, with the predictions before it. A time of zero, as where there is no clock, says nothing.
     pub fn took(&mut self, rows: usize, time: Duration) {
-        let seconds = time.as_secs_f32();
+        let seconds = time.saturating_sub(std::mem::take(&mut self.predicting)).as_secs_f32();
         if rows == 0 || seconds == 0.0 {
             return;
         }
@@ -105,16 +190,27 @@ impl Guesser {
         approach(&mut self.row_cost, cost.clamp(0.01, 1.0));
     }
 
-    /// The number of guesses that gives most tokens for the time.
-    fn n_paying(&self) -> usize {
-        let p = self.came_true[self.class];
-        let (mut best, mut most, mut tokens, mut chance) = (0, 1.0_f32, 1.0_f32, 1.0_f32);
-        for n in 1..=MOST_GUESSES {
-            chance *= p;
+    /// Takes note of what the predictions took that have just been made.
+    pub fn predictions_took(&mut self, time: Duration) {
+        self.predicting = time;
+        let seconds = time.as_secs_f32();
+        if let Some(alone) = self.alone.filter(|_| seconds > 0.0 && !self.guesses.is_empty()) {
+            let cost = seconds / alone / self.guesses.len() as f32;
+            approach(&mut self.prediction_cost, cost.clamp(0.01, 1.0));
+        }
+    }
+
+    /// The number of guesses that gives most tokens for the time, `most` at most, and how many it gives in the time of a step that guesses nothing.
+    fn most_paying(&self, most: usize) -> (usize, f32) {
+        let mut best = (0, 1.0_f32);
+        let (mut tokens, mut chance) = (1.0, 1.0);
+        for (index, &class) in self.classes.iter().take(most).enumerate() {
+            let n = index + 1;
+            chance *= self.came_true[class];
             tokens += chance;
             let speed = tokens / (1.0 + self.row_cost * n as f32);
-            if speed > most {
-                (best, most) = (n, speed);
+            if speed > best.1 {
+                best = (n, speed);
             }
         }
         best
@@ -150,7 +246,7 @@ mod tests {
 
     fn guess(text: &[u32]) -> Vec<u32> {
         let (next, tokens) = text.split_last().unwrap();
-        let mut guesser = Guesser { came_true: [1.0; EXPECTED.len()], ..Guesser::default() };
+        let mut guesser = Guesser { came_true: [1.0; N_CLASSES], ..Guesser::default() };
         guesser.guess(tokens, *next, usize::MAX).to_vec()
     }
 
@@ -202,7 +298,7 @@ mod tests {
             guesser.took(5, ms(30));
         });
         assert!((guesser.row_cost - 0.5).abs() < 0.03, "{}", guesser.row_cost);
-        guesser.came_true = [0.3; EXPECTED.len()];
+        guesser.came_true = [0.3; N_CLASSES];
         assert!(guesser.guess(&[1, 2], 1, usize::MAX).is_empty());
         // One step that something else delayed changes little.
         guesser.took(1, ms(1000));

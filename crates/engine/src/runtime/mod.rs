@@ -5,6 +5,7 @@
 //!
 //! What a sequence owns is its cache. Activations, logits and scratch belong to the device and are lent for a step.
 
+mod mtp;
 mod on;
 mod relay;
 mod sequence;
@@ -20,6 +21,7 @@ use kvant_model::{Config, Entry, OnQueries, Want};
 use crate::Error;
 use crate::profile::StageTime;
 
+pub(crate) use mtp::OnPrediction;
 pub(crate) use on::load;
 pub(crate) use relay::Relay;
 pub(crate) use sequence::Sequence;
@@ -86,6 +88,13 @@ pub(crate) trait Loaded: Caches + Send + Sync {
         residual: Option<&mut Vec<f32>>,
         queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error>;
+    /// Whether there is a layer that predicts the token after the next.
+    fn predicts(&self) -> bool {
+        false
+    }
+    /// Tells what may come behind `next`, which comes behind the `at` tokens of a sequence that its cache holds or is owed: one token after the other, as
+    /// long as `on_prediction` likes. Nothing where nothing predicts, or nothing follows this sequence.
+    fn predict(&self, _id: SequenceId, _at: usize, _next: u32, _on_prediction: OnPrediction<'_>) {}
     /// Waits until the device has done what the steps asked for.
     fn finish(&self) -> Result<(), Error>;
     /// Appends `n` tokens with random keys and values.

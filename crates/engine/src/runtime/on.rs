@@ -15,7 +15,8 @@ use kvant_model::{
     Weights,
 };
 
-use super::{Caches, Loaded, Logits, MAX_ROWS, Room, SequenceId, StepRow};
+use super::mtp::Mtp;
+use super::{Caches, Loaded, Logits, MAX_ROWS, OnPrediction, Room, SequenceId, StepRow};
 use crate::Error;
 use crate::profile::StageTime;
 
@@ -36,6 +37,8 @@ struct State<B: Backend> {
     act: Activations<B>,
     /// Logits that have been lent; those that nobody holds any more serve again.
     logits: Vec<Arc<Lent<B>>>,
+    /// What predicts further.
+    mtp: Option<Mtp<B>>,
 }
 
 /// Rows of logits `[rows, n_vocab]`.
@@ -56,9 +59,15 @@ pub(crate) fn load<B: Backend>(
 ) -> Result<Arc<dyn Loaded>, Error> {
     check_weights(&device, part, config.layers.len(), gguf)?;
     let weights = Weights::load(gguf, &config, part, &device, progress)?;
+    // Where a row's bits depend on its company nothing is guessed ahead.
+    let mtp = match device.info().rows_are_independent {
+        true => weights.load_mtp(gguf, &config, &device)?,
+        false => None,
+    };
+    let mtp = Mtp::new(&device, &config, mtp)?;
     let decoder = Decoder::new(config, weights);
     let act = decoder.activations(&device, MAX_ROWS)?;
-    let state = Mutex::new(State { caches: HashMap::new(), act, logits: Vec::new() });
+    let state = Mutex::new(State { caches: HashMap::new(), act, logits: Vec::new(), mtp });
     Ok(Arc::new(On { device: Arc::new(device), decoder, pool: Pool::default(), state }))
 }
 
@@ -94,7 +103,7 @@ fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
 }
 
 /// Leaves nothing of a step that failed in the caches it was for.
-fn take_back<'c, P: Page + 'c>(
+pub(super) fn take_back<'c, P: Page + 'c>(
     error: StepError,
     caches: impl IntoIterator<Item = &'c mut Cache<P>>,
 ) -> Error {
@@ -120,6 +129,13 @@ impl<B: Backend> On<B> {
         f(self.state().caches.get_mut(&id).expect("a sequence that was started and not released"))
     }
 
+    /// Has what predicts follow what becomes of a sequence.
+    fn follow(&self, f: impl FnOnce(&mut Mtp<B>)) {
+        if let Some(mtp) = &mut self.state().mtp {
+            f(mtp);
+        }
+    }
+
     /// The tokens of context there is memory for: of the device, or of the machine, which lends it as tokens come.
     fn fit(&self, plan: &mut Plan, room: Room) -> Result<usize, Error> {
         let (Room::Exactly(wanted) | Room::UpTo(wanted)) = room;
@@ -127,11 +143,14 @@ impl<B: Backend> On<B> {
         let usable = [free, self.device.most_page_bytes()].into_iter().flatten().min();
         let usable = usable.unwrap_or(isize::MAX as usize);
         let layout = Layout::new(&self.decoder.kv_shape(), plan.clone());
-        let needed = layout.n_bytes(wanted);
+        let beside = self.state().mtp.as_ref().map(|mtp| mtp.layout(plan));
+        let n_bytes =
+            |tokens| layout.n_bytes(tokens) + beside.as_ref().map_or(0, |beside| beside.n_bytes(tokens));
+        let needed = n_bytes(wanted);
         if needed <= usable {
             return Ok(wanted);
         }
-        let fitting = largest(wanted, |tokens| layout.n_bytes(tokens) <= usable);
+        let fitting = largest(wanted, |tokens| n_bytes(tokens) <= usable);
         match room {
             Room::UpTo(_) if fitting > 0 => {
                 plan.notes.push(format!("context of {fitting} tokens: {wanted} do not fit"));
@@ -215,7 +234,7 @@ impl<B: Backend> Loaded for On<B> {
     }
 
     fn weight_bytes(&self) -> usize {
-        self.decoder.weight_bytes()
+        self.decoder.weight_bytes() + self.state().mtp.as_ref().map_or(0, Mtp::weight_bytes)
     }
 
     fn weight_bytes_per_token(&self) -> usize {
@@ -231,6 +250,10 @@ impl<B: Backend> Loaded for On<B> {
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
         let (device, decoder) = (&*self.device, &self.decoder);
         let state = &mut *self.state();
+        let starts: Vec<_> = match state.mtp {
+            Some(_) => batch.iter().map(|row| state.caches[&row.id].len()).collect(),
+            None => Vec::new(),
+        };
         let wanted: usize = batch.iter().map(|row| row.want.count(row.n)).sum();
         let lent = match wanted {
             0 => None,
@@ -252,6 +275,15 @@ impl<B: Backend> Loaded for On<B> {
                 .map_err(|error| take_back(error, parts.iter_mut().map(|part| &mut *part.cache)));
         });
         state.logits.extend(logits.clone());
+        let State { caches, act, mtp, .. } = state;
+        if let Some(mtp) = mtp {
+            match (&result, entry) {
+                (Ok(()), Entry::Tokens(tokens)) => {
+                    mtp.stepped((device, &self.pool), (decoder, act), (batch, &starts), tokens)?;
+                }
+                _ => batch.iter().for_each(|row| mtp.cut(row.id, caches[&row.id].len())),
+            }
+        }
         result?;
         if let Some(out) = residual {
             let rows: usize = batch.iter().map(|row| row.n).sum();
@@ -259,6 +291,14 @@ impl<B: Backend> Loaded for On<B> {
             decoder.residual(device, &state.act, out)?;
         }
         Ok(logits.map(|logits| logits as Arc<dyn Logits>))
+    }
+
+    fn predicts(&self) -> bool {
+        self.state().mtp.is_some()
+    }
+
+    fn predict(&self, id: SequenceId, at: usize, next: u32, on_prediction: OnPrediction<'_>) {
+        self.follow(|mtp| mtp.predict((&*self.device, &self.pool), (id, at), next, on_prediction));
     }
 
     fn finish(&self) -> Result<(), Error> {
@@ -324,6 +364,7 @@ impl<B: Backend> Caches for On<B> {
         let n_ctx = self.fit(&mut plan, room)?;
         let layout = Arc::new(Layout::new(&self.decoder.kv_shape(), plan.clone()));
         self.state().caches.insert(id, Cache::new(layout, n_ctx));
+        self.follow(|mtp| mtp.start(id, &plan, n_ctx));
         Ok((n_ctx, plan))
     }
 
@@ -344,10 +385,12 @@ impl<B: Backend> Caches for On<B> {
     fn fork(&self, from: SequenceId, to: SequenceId) {
         let cache = self.with(from, |cache| cache.clone());
         self.state().caches.insert(to, cache);
+        self.follow(|mtp| mtp.fork(from, to));
     }
 
     fn release(&self, id: SequenceId) {
         self.state().caches.remove(&id);
+        self.follow(|mtp| mtp.release(id));
     }
 
     fn state(&self, id: SequenceId) -> CacheState {
@@ -356,6 +399,7 @@ impl<B: Backend> Caches for On<B> {
 
     fn set_n_ctx(&self, id: SequenceId, n_ctx: usize) {
         self.with(id, |cache| cache.set_n_ctx(n_ctx));
+        self.follow(|mtp| mtp.with(id, |cache| cache.set_n_ctx(n_ctx)));
     }
 
     fn most_rows(&self, id: SequenceId) -> usize {
@@ -368,26 +412,35 @@ impl<B: Backend> Caches for On<B> {
 
     fn rest(&self, id: SequenceId) {
         self.with(id, Cache::rest);
+        self.follow(|mtp| mtp.with(id, Cache::rest));
     }
 
     fn cut(&self, id: SequenceId, n: usize) -> usize {
+        // What the model's cache may have to read again, it need not.
+        self.follow(|mtp| mtp.cut(id, n));
         self.with(id, |cache| cache.cut(n))
     }
 
     fn mark(&self, id: SequenceId) {
         self.with(id, Cache::mark);
+        self.follow(|mtp| mtp.mark(&*self.device, &self.pool, id));
     }
 
     fn set_root(&self, id: SequenceId, root: BlockKey) {
         self.with(id, |cache| cache.set_root(root));
+        self.follow(|mtp| mtp.set_root(id, root));
     }
 
     fn publish(&self, id: SequenceId, tokens: &[u32]) {
         self.with(id, |cache| cache.publish(&self.pool, tokens));
+        self.follow(|mtp| mtp.publish(&self.pool, id, tokens));
     }
 
     fn attach(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize {
-        self.with(id, |cache| cache.attach(&self.pool, &tokens[..tokens.len().min(most.saturating_add(1))]))
+        let most = tokens.len().min(most.saturating_add(1));
+        let n = self.with(id, |cache| cache.attach(&self.pool, &tokens[..most]));
+        self.follow(|mtp| mtp.attach(&self.pool, id, &tokens[..n]));
+        n
     }
 
     fn rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
@@ -409,7 +462,8 @@ impl<B: Backend> Caches for On<B> {
     }
 
     fn n_bytes(&self, id: SequenceId) -> usize {
-        self.with(id, |cache| cache.n_bytes())
+        let beside = self.state().mtp.as_ref().map_or(0, |mtp| mtp.n_bytes(id));
+        self.with(id, |cache| cache.n_bytes()) + beside
     }
 
     fn pool_bytes(&self) -> usize {

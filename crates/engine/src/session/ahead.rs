@@ -4,10 +4,11 @@
 //! did come are *owed* to the cache until the next step, which reads them again before its own. Their logits have been seen.
 
 use kvant_model::{Entry, Want};
-use kvant_text::guess::MOST_GUESSES;
+use kvant_text::guess::{Guesser, MOST_GUESSES};
 
 use super::Session;
 use crate::Error;
+use crate::clock::Stopwatch;
 use crate::runtime::StepRow;
 
 /// The most rows of a step with guesses, what is owed among them: as much as is owed when all but the last comes true, and one more.
@@ -22,6 +23,21 @@ pub(crate) struct Trial {
 }
 
 impl Session {
+    /// What may come behind `next`, which is to be fed now: what the text has said before or, where they promise more, predictions of a layer that the
+    /// model has for that ([`OpenOptions::mtp`](crate::OpenOptions::mtp)). As many tokens as pay, `most` at most, often none.
+    pub fn guess<'g>(&self, guesser: &'g mut Guesser, next: u32, most: usize) -> &'g [u32] {
+        guesser.look_up(&self.tokens, next);
+        let loaded = self.sequence.loaded();
+        if loaded.predicts() && guesser.wants_predictions(most) {
+            let started = Stopwatch::start();
+            self.settle();
+            let mut take = |token, lead| guesser.predicted(token, lead, most);
+            loaded.predict(self.sequence.id(), self.tokens.len(), next, &mut take);
+            guesser.predictions_took(started.elapsed());
+        }
+        guesser.guesses(most)
+    }
+
     /// [`Session::feed`] of `token` and, in the same step, of as many of `guesses` as cost nothing but their rows: tokens that may come after it.
     /// As long as they are what is fed next, they have been read already and feeding them takes no time. The session is as if it had been fed
     /// `token` alone, whatever comes next.

@@ -97,7 +97,7 @@ impl Course {
         let may_guess = is_last && self.spoke.is_some() && most_guesses > 0;
         let guesses = match *tokens {
             [token] if may_guess && !session.foresees(token) => {
-                self.guesser.guess(session.tokens(), token, most_guesses)
+                session.guess(&mut self.guesser, token, most_guesses)
             }
             _ => &[],
         };

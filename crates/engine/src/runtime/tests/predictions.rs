@@ -1,0 +1,206 @@
+//! What a layer behind the others predicts equals what a model of `transformers` makes of the same rows (generator: `tools/reference`).
+
+use std::fs;
+use std::path::PathBuf;
+
+use kvant_codec::DType;
+use kvant_cpu::CpuDevice;
+use kvant_gguf::Gguf;
+use kvant_kv::Policies;
+use kvant_model::Part;
+
+use super::super::*;
+
+/// Of a difference between two logits, each of which may be 1e-4 off as those of a model may.
+const TOLERANCE: f32 = 2e-4;
+
+struct Golden {
+    tokens: Vec<u32>,
+    /// What comes behind each of the last tokens, and by how much it leads.
+    chains: Vec<Vec<(u32, f32)>>,
+}
+
+fn files() -> Vec<PathBuf> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/predictions");
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "gguf"));
+    files.sort();
+    assert!(files.len() >= 4);
+    files
+}
+
+fn open(file: &PathBuf, has_mtp: bool) -> (Arc<dyn Loaded>, Golden) {
+    let gguf = Arc::new(Gguf::open(file).unwrap());
+    let config = Config::from_gguf(&gguf).unwrap();
+    let whole = Part::whole(config.layers.len()).with_mtp(has_mtp);
+    let model = load(CpuDevice::from_env(Some(2)).unwrap(), config, &whole, &gguf, &mut |_| ()).unwrap();
+    let bytes = fs::read(file.with_extension("predictions")).unwrap();
+    assert_eq!(&bytes[..4], b"KVPR");
+    let words: Vec<[u8; 4]> = bytes[4..].chunks_exact(4).map(|word| word.try_into().unwrap()).collect();
+    let [n_tokens, n_places, n_chain] = [0, 1, 2].map(|i| u32::from_le_bytes(words[i]) as usize);
+    let (tokens, rest) = words[3..].split_at(n_tokens);
+    let (chains, leads) = rest.split_at(n_places * n_chain);
+    let pairs =
+        chains.iter().zip(leads).map(|(&token, &lead)| (u32::from_le_bytes(token), f32::from_le_bytes(lead)));
+    let pairs: Vec<_> = pairs.collect();
+    let golden = Golden {
+        tokens: tokens.iter().map(|&token| u32::from_le_bytes(token)).collect(),
+        chains: pairs.chunks(n_chain).map(<[_]>::to_vec).collect(),
+    };
+    (model, golden)
+}
+
+fn start(model: &Arc<dyn Loaded>, dtype: DType) -> Sequence {
+    let plan = Plan::new(&model.kv_shape(), dtype, dtype, &Policies::default()).unwrap();
+    Sequence::start(Arc::clone(model), plan, Room::Exactly(1000)).unwrap()
+}
+
+fn feed(sequence: &Sequence, tokens: &[u32]) {
+    let batch = [StepRow { id: sequence.id(), n: tokens.len(), want: Want::Last }];
+    sequence.loaded().step(&batch, Entry::Tokens(tokens), None, None).unwrap();
+}
+
+/// What is predicted behind all tokens of a sequence and `next`, at most so many.
+fn predict(sequence: &Sequence, next: u32, most: usize) -> Vec<(u32, f32)> {
+    let mut chain = Vec::new();
+    sequence.loaded().predict(sequence.id(), sequence.len(), next, &mut |token, lead| {
+        chain.push((token, lead));
+        chain.len() < most
+    });
+    chain
+}
+
+/// As far as it goes, `got` is the chain at `place`; returns how far.
+fn assert_chain(golden: &Golden, place: usize, got: &[(u32, f32)], what: &str) -> usize {
+    let first = golden.tokens.len() + 1 - golden.chains.len();
+    let want = &golden.chains[place - first];
+    for (i, ((token, lead), want)) in got.iter().zip(want).enumerate() {
+        let error = (lead - want.1).abs();
+        // Written so that NaN fails.
+        assert!(
+            *token == want.0 && error <= TOLERANCE,
+            "{what}, {place} tokens, prediction {i}: {token} leads by {lead}, want {want:?}"
+        );
+    }
+    got.len().min(want.len())
+}
+
+#[test]
+fn predictions_equal_those_of_transformers_however_the_text_is_fed() {
+    for file in files() {
+        let (model, golden) = open(&file, true);
+        assert!(model.predicts());
+        let n_chain = golden.chains[0].len();
+        let first = golden.tokens.len() + 1 - golden.chains.len();
+        for pieces in [1, 3, 8, 20] {
+            let what = format!("{}, {pieces} at once", file.file_stem().unwrap().display());
+            let [sequence, company] = [(); 2].map(|()| start(&model, DType::F32));
+            feed(&sequence, &golden.tokens[..first - 1]);
+            let (mut at, mut n_predicted, mut n_places) = (first - 1, 0, 0);
+            while at < golden.tokens.len() {
+                let next = golden.tokens[at];
+                let chain = predict(&sequence, next, n_chain);
+                n_predicted += assert_chain(&golden, at + 1, &chain, &what);
+                n_places += 1;
+                // A fork predicts the same, and leaves the other as it is.
+                let fork = sequence.fork();
+                assert_eq!(predict(&fork, next, n_chain), chain, "{what}: a fork");
+                feed(&fork, &[next ^ 1]);
+                let n = pieces.min(golden.tokens.len() - at);
+                let others: Vec<u32> = (0..5).map(|i| i * 7 % 64).collect();
+                let batch = [(&company, 5), (&sequence, n)];
+                let batch = batch.map(|(sequence, n)| StepRow { id: sequence.id(), n, want: Want::Last });
+                let entered = [&others, &golden.tokens[at..][..n]].concat();
+                model.step(&batch, Entry::Tokens(&entered), None, None).unwrap();
+                at += n;
+            }
+            assert!(n_predicted * 2 > n_places * n_chain, "{what}: {n_predicted} at {n_places} places only");
+        }
+    }
+}
+
+/// What was read on trial and did not come is nothing that a prediction is made of.
+#[test]
+fn predictions_behind_a_cut_are_those_of_the_text_that_came() {
+    for file in files() {
+        let (model, golden) = open(&file, true);
+        let what = file.file_stem().unwrap().display().to_string();
+        let n_chain = golden.chains[0].len();
+        let first = golden.tokens.len() + 1 - golden.chains.len();
+        let sequence = start(&model, DType::F32);
+        let mut n_predicted = 0;
+        for at in first - 1..golden.tokens.len() {
+            // As sessions do it: two guesses, both wrong; what the cache cannot keep it reads again.
+            let known = &golden.tokens[sequence.len()..at];
+            let id = sequence.id();
+            model.try_on(id, known.len(), 2);
+            feed(&sequence, &[known, &[golden.tokens[at] ^ 3, 5]].concat());
+            let left = model.cut(id, at);
+            assert!(left <= at);
+            let mut chain = Vec::new();
+            model.predict(id, at, golden.tokens[at], &mut |token, lead| {
+                chain.push((token, lead));
+                chain.len() < n_chain
+            });
+            n_predicted += assert_chain(&golden, at + 1, &chain, &what);
+        }
+        assert!(n_predicted > golden.chains.len(), "{what}: {n_predicted}");
+    }
+}
+
+#[test]
+fn a_model_says_the_same_with_such_a_layer_and_only_then_predicts() {
+    for file in files() {
+        let [with, without] = [true, false].map(|has_mtp| open(&file, has_mtp));
+        let logits = |(model, golden): &(Arc<dyn Loaded>, Golden)| {
+            let sequence = start(model, DType::Turbo3);
+            let batch = [StepRow { id: sequence.id(), n: golden.tokens.len(), want: Want::Last }];
+            let logits = model.step(&batch, Entry::Tokens(&golden.tokens), None, None).unwrap().unwrap();
+            let mut row = vec![f32::NAN; model.n_vocab()];
+            logits.read(0, &mut row).unwrap();
+            (row.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), predict(&sequence, 1, 3).len())
+        };
+        let (said, n_with) = logits(&with);
+        let (alone, n_without) = logits(&without);
+        assert_eq!(said, alone);
+        assert!(n_with > 0 && n_without == 0, "{n_with}, {n_without}");
+        assert!(with.0.weight_bytes() > without.0.weight_bytes());
+        assert!(!without.0.predicts());
+    }
+}
+
+/// A sequence that begins with what another holds, as far as it goes, and one whose images were taken: the former predicts the same, the
+/// latter nothing.
+#[test]
+fn what_others_hold_is_predicted_from_and_what_is_restored_is_not() {
+    let (model, golden) = open(&files()[0], true);
+    let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
+    let first = start(&model, DType::F16);
+    model.set_root(first.id(), BlockKey::root(&[b"test"]));
+    text.chunks(130).for_each(|piece| feed(&first, piece));
+    model.publish(first.id(), &text);
+    let second = start(&model, DType::F16);
+    model.set_root(second.id(), BlockKey::root(&[b"test"]));
+    let n = model.attach(second.id(), &text, 1000);
+    assert!(n > 100, "{n}");
+    feed(&second, &text[n..]);
+    let predicted = predict(&first, 9, 3);
+    assert!(!predicted.is_empty());
+    // Of the first token behind what is shared the stream before it is missing.
+    assert_eq!(
+        predict(&second, 9, 3).iter().map(|(token, _)| token).collect::<Vec<_>>(),
+        predicted.iter().map(|(token, _)| token).collect::<Vec<_>>()
+    );
+    let mut images = Vec::new();
+    let visit = &mut |image| {
+        images.push(image);
+        Ok(())
+    };
+    model.images(first.id(), visit).unwrap();
+    let (plan, state) = (first.plan().clone(), model.state(first.id()));
+    let restored =
+        Sequence::restore(Arc::clone(&model), plan, 1000, state, &mut |i| Ok(images[i].clone())).unwrap();
+    feed(&restored, &[1]);
+    assert!(predict(&restored, 9, 3).is_empty());
+    restored.loaded().cut(restored.id(), 0);
+}

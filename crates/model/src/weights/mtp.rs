@@ -1,0 +1,131 @@
+//! The weights of a layer that predicts the token after the next (multi-token prediction).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use kvant_backend::{Backend, BackendError, SharedBytes, WeightSource};
+use kvant_codec::DType;
+use kvant_gguf::Gguf;
+
+use super::{Loader, Part, Weights, layer_of};
+use crate::config::EH_PROJ;
+use crate::retype::convert;
+use crate::{Config, ModelError};
+
+/// What makes a row of a token's embedding and of the stream of the token before: `W_e norm(e) + W_h norm(h)`.
+pub(crate) struct PairEntry<B: Backend> {
+    /// W_e and W_h, `[n_embd, n_embd]` each.
+    pub(crate) of_token: B::Matrix,
+    pub(crate) of_stream: B::Matrix,
+    /// Their norms.
+    pub(crate) token_norm: B::Buffer,
+    pub(crate) stream_norm: B::Buffer,
+}
+
+/// The embedding and the output matrix that some files have in the layer, most often copies of the model's.
+const OWN: [(&str, &str); 2] =
+    [("nextn.embed_tokens.weight", "token_embd.weight"), ("nextn.shared_head_head.weight", "output.weight")];
+/// The norm before its logits, where it is not the model's.
+const HEAD_NORM: &str = "nextn.shared_head_norm.weight";
+
+impl<B: Backend> Weights<B> {
+    /// Loads the layer behind the last one that predicts the token after the next; embedding and output matrix are the model's, whose
+    /// weights these are, unless it has others. `None` where there is no such layer, or [none is wanted](Part::has_mtp).
+    ///
+    /// # Errors
+    /// As [`Weights::load`].
+    pub fn load_mtp(
+        &self,
+        gguf: &Arc<Gguf>,
+        config: &Config,
+        backend: &B,
+    ) -> Result<Option<Self>, ModelError> {
+        let Some(spec) = config.mtp.filter(|_| self.part.has_mtp()) else { return Ok(None) };
+        let index = config.layers.len();
+        // Its tensors are called as those of a layer behind the last one.
+        let mut all = config.clone();
+        all.layers.push(spec);
+        let part = Part { layers: 0..1, n_layers: 1, has_mtp: false, ..self.part.clone() };
+        let mut loader = Loader { gguf, part: &part, backend, n_bytes: 0, used: Default::default() };
+        let name = |suffix: &str| format!("blk.{index}.{suffix}");
+        let n_embd = config.n_embd;
+        let [of_token, of_stream] = loader.halves(&name(EH_PROJ), n_embd)?;
+        let entry = PairEntry {
+            of_token,
+            of_stream,
+            token_norm: loader.vector(&name("nextn.enorm.weight"), n_embd)?,
+            stream_norm: loader.vector(&name("nextn.hnorm.weight"), n_embd)?,
+        };
+        let layer = loader.layer(&all, index)?;
+        let norm = Some(name(HEAD_NORM)).filter(|name| loader.has(name));
+        let norm = norm.unwrap_or_else(|| config.family.output_norm.to_owned());
+        let output_norm = loader.scaled_vector(&norm, n_embd, config.logit_scale)?;
+        let [own_embedding, own_output] = OWN.map(|(own, of)| (name(own), of));
+        let embedding = loader.own(own_embedding, n_embd, self.n_vocab, B::table)?;
+        let output = loader.own(own_output, n_embd, self.n_vocab, B::matrix)?;
+        loader.refuse_unused(|name| layer_of(name) == Some(index))?;
+        let n_bytes = loader.n_bytes;
+        Ok(Some(Self {
+            part,
+            embedding: embedding.or_else(|| self.embedding.clone()),
+            entry: Some(entry),
+            per_layer: None,
+            layers: vec![layer],
+            output_norm: Some(output_norm),
+            output: output.or_else(|| self.output.clone().or_else(|| self.embedding.clone())),
+            n_vocab: self.n_vocab,
+            n_bytes,
+            idle_bytes: 0,
+        }))
+    }
+}
+
+impl<B: Backend> Loader<'_, B> {
+    /// The left and the right half of a matrix `[n_embd, 2 n_embd]`.
+    fn halves(&mut self, name: &str, n_embd: usize) -> Result<[B::Matrix; 2], ModelError> {
+        let whole = self.rows(name, &[2 * n_embd, n_embd], 0..n_embd)?;
+        let dtype = match n_embd.is_multiple_of(whole.dtype.block_len()) {
+            true => whole.dtype,
+            // A block lies across the middle.
+            false => DType::F16,
+        };
+        let converted;
+        let bytes = if dtype == whole.dtype {
+            &whole.bytes[..]
+        } else {
+            converted = convert(whole.dtype, &whole.bytes, 2 * n_embd * n_embd, dtype).map_err(|error| {
+                let expected = format!("rows that become {dtype}");
+                ModelError::Value { key: name.to_owned(), expected, got: error.to_string() }
+            })?;
+            &converted
+        };
+        let row_bytes = bytes.len() / n_embd;
+        let half = |columns: Range<usize>| {
+            let rows = bytes.chunks_exact(row_bytes).flat_map(|row| &row[columns.clone()]);
+            let bytes: Vec<u8> = rows.copied().collect();
+            let all = 0..bytes.len();
+            let bytes = SharedBytes::new(Arc::new(bytes), all).expect("all of it lies in it");
+            self.backend.matrix(WeightSource { dtype, n_out: n_embd, n_in: n_embd, bytes })
+        };
+        Ok([half(0..row_bytes / 2)?, half(row_bytes / 2..row_bytes)?])
+    }
+
+    /// A table of the vocabulary that the layer has of its own, and that is not the model's once more.
+    fn own(
+        &mut self,
+        (name, of): (String, &str),
+        n_embd: usize,
+        n_vocab: usize,
+        take: fn(&B, WeightSource) -> Result<B::Matrix, BackendError>,
+    ) -> Result<Option<Arc<B::Matrix>>, ModelError> {
+        let Some(own) = self.gguf.find_tensor(&name) else { return Ok(None) };
+        let of = if self.has(of) { of } else { "token_embd.weight" };
+        let models = self.gguf.tensor(of)?;
+        if own.info.dtype == models.info.dtype && own.bytes == models.bytes {
+            self.used.insert(name);
+            return Ok(None);
+        }
+        let source = self.source(&name, n_embd, n_vocab)?;
+        Ok(Some(Arc::new(take(self.backend, source)?)))
+    }
+}
