@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::{
-    Balance, DeviceChoice, Feed, GenerateOptions, KvLayerShape, KvOptions, LayerBalance, Message, Model,
-    OpenOptions, SamplerParams, Session, SessionOptions,
+    Balance, DeviceChoice, Feed, GenerateOptions, Guesser, KvLayerShape, KvOptions, LayerBalance, Message,
+    Model, OpenOptions, SamplerParams, Session, SessionOptions,
 };
 use kvant_codec::random::Random;
 
@@ -147,6 +147,8 @@ struct History<'a> {
     attached: usize,
     /// Guesses that were read.
     read_ahead: usize,
+    /// Guesses that the model made itself.
+    predicted: usize,
 }
 
 impl History<'_> {
@@ -225,6 +227,10 @@ impl History<'_> {
         let Some((&token, right)) = self.next(index, 1 + n_right).split_first() else { return };
         let mut guesses = right.to_vec();
         guesses.extend(self.reference.text.iter().take(n_wrong).map(|token| token ^ 1));
+        if self.model.predicts() && self.below(2) == 0 {
+            guesses = self.sessions[index].guess(&mut Guesser::default(), token, 1 + n_right).to_vec();
+            self.predicted += guesses.len();
+        }
         let before = self.sessions[index].tokens().len();
         self.sessions[index].feed_ahead(token, &guesses).unwrap();
         self.told.push(format!(
@@ -341,6 +347,7 @@ impl History<'_> {
         // However it came about, it goes on like the reference.
         self.feed_all(&vec![17; self.sessions.len()]);
         self.feed_all(&vec![1; self.sessions.len()]);
+        assert_eq!(self.predicted > 0, self.model.predicts());
         (self.attached, self.read_ahead)
     }
 }
@@ -355,8 +362,9 @@ fn histories(models: &[Model], case: Case, seed: u64, n_steps: usize) -> (usize,
         let sessions = vec![empty(model, case), empty(model, case)];
         let (random, told) = (Random::new(random.bits()), Vec::new());
         let (reference, file) = (&reference, &*file.0);
+        let [attached, read_ahead, predicted] = [0; 3];
         let history =
-            History { model, case, reference, random, file, sessions, told, attached: 0, read_ahead: 0 };
+            History { model, case, reference, random, file, sessions, told, attached, read_ahead, predicted };
         history.run(n_steps)
     };
     models.iter().map(run).fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
@@ -391,6 +399,26 @@ fn logits_of_models_with_states_depend_on_the_tokens_alone() {
         let models: Vec<_> = threads.iter().map(|&n| family(name, n)).collect();
         for case in [CASES[0], CASES[2], CASES[4]] {
             let (_, read_ahead) = histories(&models, case, 200 + i as u64, n_steps);
+            assert!(read_ahead > 0, "{name}, {case:?}: nothing was read ahead");
+        }
+    }
+}
+
+/// What a layer behind the others predicts changes nothing: the reference is the model without it.
+#[test]
+fn logits_of_models_that_predict_further_depend_on_the_tokens_alone() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/predictions");
+    let open = |name: &str, n_threads, mtp| {
+        Model::open_with(folder.join(format!("{name}.gguf")), OpenOptions { mtp, ..options(n_threads) })
+            .unwrap()
+    };
+    for (i, name) in
+        ["qwen35-h64-g2-delta", "glm4moe-h64-g2-dense1", "glm4moelite-latent128"].into_iter().enumerate()
+    {
+        let models = [open(name, 1, false), open(name, 1, true), open(name, 2, true)];
+        let n_steps = if is_scalar(&models[0]) { 15 } else { 40 };
+        for case in [CASES[0], CASES[2], CASES[4]] {
+            let (_, read_ahead) = histories(&models, case, 300 + i as u64, n_steps);
             assert!(read_ahead > 0, "{name}, {case:?}: nothing was read ahead");
         }
     }

@@ -312,6 +312,52 @@ mod tests {
         assert_eq!((timeless.alone, timeless.row_cost), (None, ROW_COST));
     }
 
+    /// Predictions are asked for while they pay more than what was looked up, end where the next is not worth its time, and are tried again
+    /// after a while.
+    #[test]
+    fn predictions_are_made_while_they_pay() {
+        // Asks for predictions with this lead as far as they go; gives how many were made, and how many pay.
+        fn ask(guesser: &mut Guesser, text: &[u32], lead: f32, most: usize) -> [usize; 2] {
+            let (next, tokens) = text.split_last().unwrap();
+            guesser.look_up(tokens, *next);
+            let mut n = 0;
+            if guesser.wants_predictions(most) {
+                n = 1;
+                while guesser.predicted(7, lead, most) {
+                    n += 1;
+                }
+            }
+            [n, guesser.guesses(most).len()]
+        }
+        let mut guesser = Guesser::default();
+        assert_eq!(ask(&mut guesser, &[1, 2], 9.0, 3), [3, 3]);
+        assert_eq!(ask(&mut guesser, &[1, 2], 9.0, 0), [0, 0]);
+        // One that is not sure of itself is the last.
+        assert_eq!(ask(&mut guesser, &[1, 2], 0.1, 7)[0], 1);
+        // Text that repeats itself promises more.
+        let repeated: Vec<u32> = (0..20).chain(0..20).collect();
+        assert_eq!(ask(&mut guesser, &repeated, 9.0, 7), [0, 7]);
+        // What never comes true is left, and tried again.
+        let mut asked = Vec::new();
+        for _ in 0..200 {
+            asked.push(ask(&mut guesser, &[1, 2], 9.0, 7)[0] > 0);
+            guesser.drawn(8);
+        }
+        assert!(!asked[100..].iter().all(|&asked| asked) && asked[100..].contains(&true));
+        // What takes as long as a step does not pay, however sure it is.
+        let mut slow = Guesser::default();
+        slow.took(1, Duration::from_millis(10));
+        for _ in 0..200 {
+            slow.look_up(&[1], 2);
+            slow.predicted(7, 9.0, 1);
+            slow.predictions_took(Duration::from_millis(10));
+            // Its time is none of the step's.
+            slow.took(1, Duration::from_millis(20));
+        }
+        assert!(slow.prediction_cost > 0.9 && slow.alone.unwrap() < 0.0101, "{slow:?}");
+        assert_eq!(ask(&mut slow, &[1, 2], 9.0, 7), [0, 0]);
+    }
+
     /// Of a guess that was not made because it does not pay, it is still found out whether it would have come true, token by token until it does not.
     #[test]
     fn each_token_of_a_guess_is_judged_until_one_is_wrong() {
