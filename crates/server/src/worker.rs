@@ -410,7 +410,7 @@ impl Worker {
         let (mut feeds, mut ends) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         for (&id, course) in &mut self.courses {
             let Some(&n) = n_of.get(&id) else { continue };
-            if let Some(feed) = course.feed(n, most_guesses) {
+            if let Some(feed) = course.feed(n, most_guesses, rows.len() == 1) {
                 let is_foreseen = matches!(*feed.tokens, [token] if feed.session.foresees(token));
                 ends.push((id, feed.session.tokens().len() + n, if is_foreseen { 0 } else { n }));
                 feeds.push(feed);

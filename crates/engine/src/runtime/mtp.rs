@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, Candidate, Page};
+use kvant_backend::{Backend, Candidate, Page, TOKENS_PER_BLOCK};
 use kvant_kv::{BlockKey, Cache, KvShape, Layout, Plan, Pool};
 use kvant_model::{Activations, Config, Decoder, Entry, Outputs, StepPart, Want, Weights};
 use kvant_text::guess::MOST_GUESSES;
@@ -18,8 +18,9 @@ use crate::Error;
 /// The most tokens that wait to be read in company, as long as nobody asks what comes next, and how many of more do: they may be on trial.
 const MOST_WAITING: usize = 16;
 const ON_TRIAL: usize = MOST_GUESSES + 1;
-/// The most tokens that may lack the stream before them, where a sequence begins with what others hold.
-const MOST_WITHOUT: usize = 64;
+/// The most tokens that may lack the stream before them, where a sequence begins with what others hold: those of a block that was not
+/// complete here when it was for the model.
+const MOST_WITHOUT: usize = TOKENS_PER_BLOCK;
 
 /// Told a token that may come next, and by how much its logit leads; says whether to predict another one.
 pub(crate) type OnPrediction<'a> = &'a mut dyn FnMut(u32, f32) -> bool;

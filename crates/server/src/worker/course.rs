@@ -88,17 +88,19 @@ impl Course {
         Ok(n)
     }
 
-    /// Its next `n` tokens for its session and, where it speaks, at most so many guesses of what comes after. `None` without a session.
-    pub fn feed(&mut self, n: usize, most_guesses: usize) -> Option<Feed<'_>> {
+    /// Its next `n` tokens for its session and, where it speaks, at most so many guesses of what comes after. Predictions take their time for each
+    /// sequence, while all share that of a step: they are made for one that is alone. `None` without a session.
+    pub fn feed(&mut self, n: usize, most_guesses: usize, is_alone: bool) -> Option<Feed<'_>> {
         let session = self.session.as_mut()?;
         let at = session.tokens().len();
         let tokens = &self.tokens[at..at + n];
         let is_last = at + n == self.tokens.len();
         let may_guess = is_last && self.spoke.is_some() && most_guesses > 0;
         let guesses = match *tokens {
-            [token] if may_guess && !session.foresees(token) => {
-                session.guess(&mut self.guesser, token, most_guesses)
-            }
+            [token] if may_guess && !session.foresees(token) => match is_alone {
+                true => session.guess(&mut self.guesser, token, most_guesses),
+                false => self.guesser.guess(session.tokens(), token, most_guesses),
+            },
             _ => &[],
         };
         Some(Feed { session, tokens, guesses })
