@@ -464,8 +464,7 @@ impl<B: Backend> Loader<'_, B> {
                 let expected = format!("rows that become {dtype}");
                 ModelError::Value { key: name.to_owned(), expected, got: error.to_string() }
             })?;
-            let all = 0..converted.len();
-            SharedBytes::new(Arc::new(converted), all).expect("all of it lies in it")
+            SharedBytes::from(converted)
         };
         self.n_bytes += bytes.len();
         Ok(WeightSource { dtype, n_out: rows.len(), n_in, bytes })

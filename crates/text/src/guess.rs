@@ -113,11 +113,7 @@ impl Guesser {
     /// Whether predictions promise more than what was [looked up](Self::look_up), which is forgotten then.
     pub fn wants_predictions(&mut self, most: usize) -> bool {
         let speed = |n: usize| {
-            let (mut tokens, mut chance) = (1.0, 1.0);
-            for _ in 0..n {
-                chance *= self.predicted_true;
-                tokens += chance;
-            }
+            let (tokens, _) = expected_tokens(std::iter::repeat_n(self.predicted_true, n));
             tokens / (1.0 + (self.row_cost + self.prediction_cost) * n as f32)
         };
         let of_predictions = (1..=most.min(MOST_GUESSES)).map(speed).fold(0.0, f32::max);
@@ -135,11 +131,7 @@ impl Guesser {
         let class = LEADS.iter().filter(|&&least| lead >= least).count();
         self.guesses.push(token);
         self.classes.push(EXPECTED.len() + class);
-        let (mut tokens, mut chance) = (1.0, 1.0);
-        for &class in &self.classes {
-            chance *= self.came_true[class];
-            tokens += chance;
-        }
+        let (tokens, chance) = expected_tokens(self.classes.iter().map(|&class| self.came_true[class]));
         let n = self.guesses.len();
         let cost = 1.0 + (self.row_cost + self.prediction_cost) * n as f32;
         let more = chance * self.predicted_true / (self.row_cost + self.prediction_cost);
@@ -215,6 +207,11 @@ impl Guesser {
         }
         best
     }
+}
+
+/// How many tokens a step gives whose guesses come true with these probabilities, each if those before it do; and how likely all of them do.
+fn expected_tokens(come_true: impl Iterator<Item = f32>) -> (f32, f32) {
+    come_true.fold((1.0, 1.0), |(tokens, chance), p| (tokens + chance * p, chance * p))
 }
 
 /// Moves an estimate towards a sample, and so in the end to the median of what is seen: one that is far off counts as much as any.

@@ -278,7 +278,7 @@ impl<B: Backend> Layer<B> {
         let Followed { cache, waiting, streams } = followed;
         for (tokens, streams) in waiting[..n].chunks(MAX_ROWS).zip(streams.chunks(MAX_ROWS * n_embd)) {
             let streams = &streams[..tokens.len() * n_embd];
-            self.step(device, pool, cache, Entry::Pairs(tokens, streams), Want::Nothing)?;
+            self.step(device, pool, cache, (tokens, streams), Want::Nothing)?;
         }
         followed.have_read(n, n_embd);
         Ok(())
@@ -301,7 +301,7 @@ impl<B: Backend> Layer<B> {
         let n_waiting = waiting.len();
         let len = cache.len() + n_waiting;
         waiting.push(next);
-        let step = self.step(device, pool, cache, Entry::Pairs(waiting, streams), Want::Last);
+        let step = self.step(device, pool, cache, (waiting, streams), Want::Last);
         waiting.pop();
         step?;
         let mut rows = n_waiting + 1;
@@ -312,7 +312,7 @@ impl<B: Backend> Layer<B> {
                 break;
             }
             self.decoder.stream(device, &mut self.act, rows, &mut stream)?;
-            self.step(device, pool, cache, Entry::Pairs(&[token], &stream), Want::Last)?;
+            self.step(device, pool, cache, (&[token], &stream), Want::Last)?;
             rows = 1;
         }
         // What was read of predictions has streams that are predictions too.
@@ -336,15 +336,12 @@ impl<B: Backend> Layer<B> {
         device: &B,
         pool: &Pool<B::Page>,
         cache: &mut Cache<B::Page>,
-        entry: Entry<'_>,
+        (tokens, streams): (&[u32], &[f32]),
         want: Want,
     ) -> Result<(), Error> {
-        let n = match entry {
-            Entry::Pairs(tokens, _) => tokens.len(),
-            _ => unreachable!("pairs enter this layer"),
-        };
         let out = Outputs::logits((want != Want::Nothing).then_some(&mut self.logits));
-        let part = StepPart { cache, n, want };
+        let part = StepPart { cache, n: tokens.len(), want };
+        let entry = Entry::Pairs(tokens, streams);
         let step = self.decoder.step(device, pool, &mut [part], &mut self.act, entry, out);
         step.map_err(|error| super::on::take_back(error, [cache]))
     }

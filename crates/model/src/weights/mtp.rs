@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, BackendError, SharedBytes, WeightSource};
+use kvant_backend::{Backend, BackendError, WeightSource};
 use kvant_codec::DType;
 use kvant_gguf::Gguf;
 
@@ -103,9 +103,7 @@ impl<B: Backend> Loader<'_, B> {
         let half = |columns: Range<usize>| {
             let rows = bytes.chunks_exact(row_bytes).flat_map(|row| &row[columns.clone()]);
             let bytes: Vec<u8> = rows.copied().collect();
-            let all = 0..bytes.len();
-            let bytes = SharedBytes::new(Arc::new(bytes), all).expect("all of it lies in it");
-            self.backend.matrix(WeightSource { dtype, n_out: n_embd, n_in: n_embd, bytes })
+            self.backend.matrix(WeightSource { dtype, n_out: n_embd, n_in: n_embd, bytes: bytes.into() })
         };
         Ok([half(0..row_bytes / 2)?, half(row_bytes / 2..row_bytes)?])
     }
