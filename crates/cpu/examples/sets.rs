@@ -2,7 +2,7 @@
 //! all.
 //!
 //! `cargo run --release -p kvant-cpu --example sets -- [sets] [threads] [types] [rows] [rounds]`, lists with commas: `avx512,amx 1
-//! q4_0,q8_0 16,512 21`
+//! q4_0,q8_0 16,512 21`. A set's name with `+bf16` multiplies prompts in bf16.
 //!
 //! Milliseconds are medians; ratios are to the first set, medians over the rounds. With one thread they count the time that it ran
 //! (Linux), so that it need not have a core to itself.
@@ -13,7 +13,7 @@ use kvant_backend::trials::median;
 use kvant_backend::{Activation, Backend, Input, Output, SharedBytes, WeightSource};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, encode};
-use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa};
+use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa, PromptMath};
 
 /// Columns of the layer, of its feed-forward part, and of keys or values.
 const N: usize = 1536;
@@ -35,8 +35,9 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(isa: Isa, threads: usize, dtype: DType) -> Self {
+    fn new((isa, math): (Isa, PromptMath), threads: usize, dtype: DType) -> Self {
         let device = CpuDevice::new(isa, threads).expect("threads");
+        let device = device.with_prompt_math(math).expect("a set that multiplies bf16");
         let matrix = |n_out, n_in| random_matrix(&device, dtype, n_out, n_in);
         let attention = [matrix(N, N), matrix(N_KV, N), matrix(N_KV, N)];
         let (out, gate, up, down) = (matrix(N, N), matrix(N_FF, N), matrix(N_FF, N), matrix(N, N_FF));
@@ -61,11 +62,14 @@ impl Layer {
 
 /// Seconds that this thread has run, or of a clock where more threads than it work.
 fn seconds(threads: usize, origin: Instant) -> f64 {
-    let ran = || {
-        std::fs::read_to_string("/proc/thread-self/schedstat").ok()?.split(' ').next()?.parse::<f64>().ok()
-    };
-    let ran = if threads == 1 { ran() } else { None };
-    ran.map_or_else(|| origin.elapsed().as_secs_f64(), |nanoseconds| nanoseconds / 1e9)
+    #[cfg(target_os = "linux")]
+    if threads == 1 {
+        let mut ran = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: it writes to `ran` alone.
+        assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut ran) }, 0);
+        return ran.tv_sec as f64 + ran.tv_nsec as f64 / 1e9;
+    }
+    origin.elapsed().as_secs_f64()
 }
 
 /// One random panel repeated.
@@ -88,13 +92,17 @@ fn main() {
     let (threads, rounds) = (number(&arg(1, "1")), number(&arg(4, "21")));
     let rows: Vec<usize> = list(arg(3, "512")).iter().map(|rows| number(rows)).collect();
     let sets = list(arg(0, "avx512,amx"));
-    let isa = |name: &String| {
-        *Isa::available().iter().find(|isa| isa.name() == name).expect("a kernel set of this CPU")
+    let set = |name: &String| {
+        let (name, math) = match name.strip_suffix("+bf16") {
+            Some(name) => (name, PromptMath::Bf16),
+            None => (name.as_str(), PromptMath::Exact),
+        };
+        (*Isa::available().iter().find(|isa| isa.name() == name).expect("a kernel set of this CPU"), math)
     };
     println!("{threads} threads, {rounds} rounds; ms, and times as fast as {}", sets[0]);
     for name in list(arg(2, "q4_0,q8_0,q4_K,q6_K")) {
         let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == name).expect("a type");
-        let layers: Vec<Layer> = sets.iter().map(|set| Layer::new(isa(set), threads, dtype)).collect();
+        let layers: Vec<Layer> = sets.iter().map(|name| Layer::new(set(name), threads, dtype)).collect();
         for &rows in &rows {
             let device = &layers[0].device;
             let mut x = device.buffer(rows * N).expect("memory");

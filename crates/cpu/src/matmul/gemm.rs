@@ -1,20 +1,23 @@
 //! Many rows: products blocked for the caches.
 //!
 //! Two panels at a time, a *chunk* of their columns is unpacked once to memory that stays in the first-level cache, and
-//! every tile of a *row block* is multiplied with it. The sums of the row block wait in f32 between chunks. In the
-//! innermost loop registers of codes meet one broadcast word of each row of the tile: with two registers and 6 rows, 12
-//! accumulators, and 8 loads for 12 products.
+//! every tile of a *row block* is multiplied with it. Some pairs meet a chunk of activations one after the other before the next
+//! chunk does, so that it comes to the second-level cache once for all of them: the whole of the activations may be larger than
+//! that. The sums of the row block wait in f32 between chunks. In the innermost loop registers of codes meet one broadcast word of
+//! each row of the tile: with two registers and 6 rows, 12 accumulators, and 8 loads for 12 products.
 
+use std::iter::StepBy;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::slice;
 
 use kvant_codec::DType;
 
 use super::floats::FloatTiles;
 use super::halves::HalvesTiles;
 use super::kernels::{
-    CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatsToHalves, HalvesChunk, HalvesPanels,
-    MultiplyFloats, PAIR, Register, Sums, Unpack, UnpackFloats,
+    CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatsToHalves, HALVES_BLOCKS, HalvesChunk,
+    HalvesPanels, MultiplyFloats, PAIR, Register, Sums, Unpack, UnpackFloats,
 };
 use super::panel::{BLOCK, Format, Line, Values, has_halves, is_float, is_rotated, with_format, with_values};
 use super::quantise::QuantisedTiles;
@@ -24,8 +27,10 @@ use super::simd::Simd;
 /// Rows that are whole tiles of every kernel set.
 const WHOLE_TILES: usize = 48;
 /// The most rows of a row block: 512, the usual micro-batch, in whole tiles. The more rows share an unpacked chunk the
-/// better; its sums (64 KiB) and a chunk of its activations (256 KiB) stay in the second-level cache.
+/// better; its sums (64 KiB for a pair) and a chunk of its activations (256 KiB) stay in the second-level cache.
 const MAX_ROW_BLOCK: usize = 11 * WHOLE_TILES;
+/// The most pairs that are multiplied together. Each has sums of its own in the second-level cache.
+pub(super) const MAX_PAIRS: usize = 8;
 
 /// Rows that are whole tiles of `S`, of codes and of floats.
 const fn whole_tiles<S: Set>() -> usize {
@@ -51,30 +56,58 @@ pub(super) struct Workspace {
     chunk: Chunk,
     float_chunk: FloatChunk,
     halves: HalvesChunk,
-    /// Of a row block, `[tile][panel][row of the tile]`.
-    sums: [Register; PAIR * MAX_ROW_BLOCK],
+    /// Of a row block, `[tile][pair][panel][row of the tile]`.
+    sums: Vec<Register>,
 }
 
 impl Workspace {
     pub const EMPTY: Self = Self {
         chunk: Chunk::ZERO,
         float_chunk: [[Register::ZERO; PAIR]; CHUNK_COLS],
-        halves: [[[Line::ZERO; BLOCK / 2]; PAIR]; CHUNK_BLOCKS],
-        sums: [Register::ZERO; PAIR * MAX_ROW_BLOCK],
+        halves: [[[Line::ZERO; BLOCK / 2]; PAIR]; HALVES_BLOCKS],
+        sums: Vec::new(),
     };
 }
 
-/// The sums of `rows` rows in tiles of `T`.
-fn in_tiles<const T: usize>(sums: &mut [Register], rows: usize) -> &mut [Sums<T>] {
-    &mut sums.as_chunks_mut().0.as_chunks_mut().0[..rows.div_ceil(T)]
-}
-
-/// Two panels of one type and width: of one matrix, or of the two matrices of a gated layer.
+/// Pairs of panels of one type and width: of one matrix, or a panel each of the two matrices of a gated layer.
 #[derive(Clone, Copy)]
-pub(super) struct Pair<'a> {
+pub(super) struct Pairs<'a> {
     pub dtype: DType,
     pub n_in: usize,
-    pub panels: [&'a [Line]; PAIR],
+    /// At least one.
+    pub panels: &'a [[&'a [Line]; PAIR]],
+}
+
+/// The sums of some pairs for the rows `rows` in tiles of `T`.
+struct Totals<'a, const T: usize> {
+    rows: Range<usize>,
+    n_pairs: usize,
+    /// `[tile][pair]`.
+    sums: &'a mut [Sums<T>],
+}
+
+/// The sums of one pair, tile by tile.
+pub(super) type OfPair<'a, const T: usize> = StepBy<slice::IterMut<'a, Sums<T>>>;
+
+impl<'a, const T: usize> Totals<'a, T> {
+    /// Zeros, in this memory.
+    fn new(memory: &'a mut Vec<Register>, rows: Range<usize>, pairs: Pairs<'_>) -> Self {
+        let n_pairs = pairs.panels.len();
+        memory.clear();
+        memory.resize(rows.len().div_ceil(T) * n_pairs * PAIR * T, Register::ZERO);
+        Self { rows, n_pairs, sums: memory.as_chunks_mut().0.as_chunks_mut().0 }
+    }
+
+    fn of_pair(&mut self, pair: usize) -> OfPair<'_, T> {
+        self.sums[pair..].iter_mut().step_by(self.n_pairs)
+    }
+
+    /// Hands `put(rows of a tile, their sums)` the sums, `[pair][panel][row of the tile]`.
+    fn put(self, mut put: impl FnMut(Range<usize>, &mut [Register])) {
+        for (first, sums) in self.rows.clone().step_by(T).zip(self.sums.chunks_exact_mut(self.n_pairs)) {
+            put(first..self.rows.end.min(first + T), sums.as_flattened_mut().as_flattened_mut());
+        }
+    }
 }
 
 /// The activations in the forms that panels want.
@@ -110,25 +143,26 @@ impl<'a> Tiles<'a> {
     }
 }
 
-/// Multiplies `pair` with the rows `rows` (within one row block) and hands `put(rows of a tile, their sums of each panel)` the results.
+/// Multiplies `pairs` with the rows `rows` (within one row block) and hands `put(rows of a tile, their sums)` the results, `[pair][panel]
+/// [row of the tile]`.
 pub(super) fn multiply<S: Set>(
     set: S,
     workspace: &mut Workspace,
-    pair: Pair<'_>,
+    pairs: Pairs<'_>,
     tiles: Tiles<'_>,
     rows: Range<usize>,
-    put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+    put: impl FnMut(Range<usize>, &mut [Register]),
 ) {
-    if let Some(halves) = tiles.halves(pair.dtype) {
-        return set.multiply_halves(workspace, pair, halves, rows, put);
+    if let Some(halves) = tiles.halves(pairs.dtype) {
+        return set.multiply_halves(workspace, pairs, halves, rows, put);
     }
-    if !is_float(pair.dtype) {
-        return set.multiply_codes(workspace, pair, tiles, rows, put);
+    if !is_float(pairs.dtype) {
+        return set.multiply_codes(workspace, pairs, tiles, rows, put);
     }
     let simd = set.vectors();
     match S::Simd::FLOAT_TILE {
-        6 => multiply_floats::<S::Simd, 6>(simd, workspace, pair, tiles.floats, rows, put),
-        12 => multiply_floats::<S::Simd, 12>(simd, workspace, pair, tiles.floats, rows, put),
+        6 => multiply_floats::<S::Simd, 6>(simd, workspace, pairs, tiles.floats, rows, put),
+        12 => multiply_floats::<S::Simd, 12>(simd, workspace, pairs, tiles.floats, rows, put),
         rows => unreachable!("no tiles of {rows} rows"),
     }
 }
@@ -137,76 +171,78 @@ pub(super) fn multiply<S: Set>(
 pub(super) fn multiply_codes<S: MultiplyChunk<T>, const T: usize>(
     set: S,
     workspace: &mut Workspace,
-    pair: Pair<'_>,
+    pairs: Pairs<'_>,
     tiles: Tiles<'_>,
     rows: Range<usize>,
-    put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+    put: impl FnMut(Range<usize>, &mut [Register]),
 ) {
-    let sums = in_tiles::<T>(&mut workspace.sums, rows.len());
-    let (chunk, quantised) = (&mut workspace.chunk, tiles.codes(pair.dtype));
-    with_format!(pair.dtype, F => add_codes::<S, F, T>(set, chunk, sums, pair, quantised, rows.start / T));
-    put_sums(sums, rows, put);
+    let mut totals = Totals::<T>::new(&mut workspace.sums, rows, pairs);
+    let (chunk, quantised) = (&mut workspace.chunk, tiles.codes(pairs.dtype));
+    with_format!(pairs.dtype, F => add_codes::<S, F, T>(set, chunk, &mut totals, pairs, quantised));
+    totals.put(put);
 }
 
-/// Adds the products of a pair with the tiles from `first_tile` to `sums`.
+/// Adds the products of some pairs to their sums.
 fn add_codes<S: MultiplyChunk<T>, F: Format, const T: usize>(
     set: S,
     chunk: &mut Chunk,
-    sums: &mut [Sums<T>],
-    pair: Pair<'_>,
+    totals: &mut Totals<'_, T>,
+    pairs: Pairs<'_>,
     quantised: QuantisedTiles<'_>,
-    first_tile: usize,
 ) {
     let (layout, format) = (F::LAYOUT, PhantomData::<F>);
-    let n_blocks = pair.n_in / BLOCK;
+    let n_blocks = pairs.n_in / BLOCK;
     let chunk_lines = CHUNK_BLOCKS * BLOCK / layout.unit * layout.unit_lines(layout.unit);
-    sums.fill([[Register::ZERO; T]; PAIR]);
+    let first_tile = totals.rows.start / T;
     for (index, first) in (0..n_blocks).step_by(CHUNK_BLOCKS).enumerate() {
         let blocks = first..n_blocks.min(first + CHUNK_BLOCKS);
-        for (p, panel) in pair.panels.iter().enumerate() {
-            let lines = &panel[index * chunk_lines..panel.len().min((index + 1) * chunk_lines)];
-            let centred = S::CENTRED;
-            set.vectors().run(Unpack { lines, n_blocks: blocks.len(), p, centred, chunk, format });
+        for (pair, panels) in pairs.panels.iter().enumerate() {
+            for (p, panel) in panels.iter().enumerate() {
+                let lines = &panel[index * chunk_lines..panel.len().min((index + 1) * chunk_lines)];
+                let centred = S::CENTRED;
+                set.vectors().run(Unpack { lines, n_blocks: blocks.len(), p, centred, chunk, format });
+            }
+            set.arrange(&mut chunk.codes[..blocks.len()]);
+            let tiles = (first_tile..).map(|tile| quantised.tile(tile).blocks(blocks.clone()));
+            set.multiply_chunk::<F>(chunk, totals.of_pair(pair).zip(tiles));
         }
-        set.arrange(&mut chunk.codes[..blocks.len()]);
-        let tiles = (first_tile..).map(|tile| quantised.tile(tile).blocks(blocks.clone()));
-        set.multiply_chunk::<F>(chunk, sums.iter_mut().zip(tiles));
     }
 }
 
 fn multiply_floats<S: Simd, const T: usize>(
     simd: S,
     workspace: &mut Workspace,
-    pair: Pair<'_>,
+    pairs: Pairs<'_>,
     floats: FloatTiles<'_>,
     rows: Range<usize>,
-    put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+    put: impl FnMut(Range<usize>, &mut [Register]),
 ) {
-    let sums = in_tiles::<T>(&mut workspace.sums, rows.len());
+    let mut totals = Totals::<T>::new(&mut workspace.sums, rows, pairs);
     let chunk = &mut workspace.float_chunk;
-    with_values!(pair.dtype, V => add_floats::<S, V, T>(simd, chunk, sums, pair, floats, rows.start / T));
-    put_sums(sums, rows, put);
+    with_values!(pairs.dtype, V => add_floats::<S, V, T>(simd, chunk, &mut totals, pairs, floats));
+    totals.put(put);
 }
 
-/// Adds the products of a pair with the tiles from `first_tile` to `sums`.
+/// Adds the products of some pairs to their sums.
 fn add_floats<S: Simd, V: Values, const T: usize>(
     simd: S,
     chunk: &mut FloatChunk,
-    sums: &mut [Sums<T>],
-    pair: Pair<'_>,
+    totals: &mut Totals<'_, T>,
+    pairs: Pairs<'_>,
     floats: FloatTiles<'_>,
-    first_tile: usize,
 ) {
-    sums.fill([[Register::ZERO; T]; PAIR]);
-    for first in (0..pair.n_in).step_by(CHUNK_COLS) {
-        let cols = first..pair.n_in.min(first + CHUNK_COLS);
-        for (p, panel) in pair.panels.iter().enumerate() {
-            let lines = &panel[first / V::PER_LINE..cols.end.div_ceil(V::PER_LINE)];
-            simd.run(UnpackFloats { lines, n_cols: cols.len(), p, chunk, values: PhantomData::<V> });
-        }
-        for (tile, sums) in (first_tile..).zip(sums.iter_mut()) {
-            let x = &floats.tile(tile)[cols.clone()];
-            simd.run(MultiplyFloats { chunk, x, sums });
+    let first_tile = totals.rows.start / T;
+    for first in (0..pairs.n_in).step_by(CHUNK_COLS) {
+        let cols = first..pairs.n_in.min(first + CHUNK_COLS);
+        for (pair, panels) in pairs.panels.iter().enumerate() {
+            for (p, panel) in panels.iter().enumerate() {
+                let lines = &panel[first / V::PER_LINE..cols.end.div_ceil(V::PER_LINE)];
+                simd.run(UnpackFloats { lines, n_cols: cols.len(), p, chunk, values: PhantomData::<V> });
+            }
+            for (tile, sums) in (first_tile..).zip(totals.of_pair(pair)) {
+                let x = &floats.tile(tile)[cols.clone()];
+                simd.run(MultiplyFloats { chunk, x, sums });
+            }
         }
     }
 }
@@ -215,41 +251,43 @@ fn add_floats<S: Simd, V: Values, const T: usize>(
 pub(super) fn multiply_halves<S: Simd, const T: usize>(
     simd: S,
     workspace: &mut Workspace,
-    pair: Pair<'_>,
+    pairs: Pairs<'_>,
     rows: Range<usize>,
-    mut add: impl FnMut(&mut [HalvesPanels], &mut [Sums<T>], Range<usize>),
-    put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+    mut add: impl FnMut(&mut [HalvesPanels], OfPair<'_, T>, Range<usize>),
+    put: impl FnMut(Range<usize>, &mut [Register]),
 ) {
-    let Workspace { chunk, float_chunk, halves: panels, sums } = workspace;
-    let sums = in_tiles::<T>(sums, rows.len());
-    sums.fill([[Register::ZERO; T]; PAIR]);
-    let n_blocks = pair.n_in.div_ceil(BLOCK);
-    for first in (0..n_blocks).step_by(CHUNK_BLOCKS) {
-        let blocks = first..n_blocks.min(first + CHUNK_BLOCKS);
-        let panels = &mut panels[..blocks.len()];
-        if is_float(pair.dtype) {
-            with_values!(pair.dtype, V => floats_to_halves::<S, V>(simd, float_chunk, pair, first, panels));
-        } else {
-            with_format!(pair.dtype, F => codes_to_halves::<S, F>(simd, chunk, pair, first, panels));
+    let Workspace { chunk, float_chunk, halves: unpacked, sums } = workspace;
+    let mut totals = Totals::<T>::new(sums, rows, pairs);
+    let n_blocks = pairs.n_in.div_ceil(BLOCK);
+    for first in (0..n_blocks).step_by(HALVES_BLOCKS) {
+        let blocks = first..n_blocks.min(first + HALVES_BLOCKS);
+        let unpacked = &mut unpacked[..blocks.len()];
+        for (pair, panels) in pairs.panels.iter().enumerate() {
+            if is_float(pairs.dtype) {
+                let n_in = pairs.n_in;
+                with_values!(pairs.dtype, V => floats_to_halves::<S, V>(simd, float_chunk, panels, n_in, first, unpacked));
+            } else {
+                with_format!(pairs.dtype, F => codes_to_halves::<S, F>(simd, chunk, panels, first, unpacked));
+            }
+            add(unpacked, totals.of_pair(pair), blocks.clone());
         }
-        add(panels, sums, blocks);
     }
     drop(add);
-    put_sums(sums, rows, put);
+    totals.put(put);
 }
 
 /// Unpacks the blocks of a chunk from block `first` on, scales in them.
 fn codes_to_halves<S: Simd, F: Format>(
     simd: S,
     chunk: &mut Chunk,
-    pair: Pair<'_>,
+    panels: &[&[Line]; PAIR],
     first: usize,
     halves: &mut [HalvesPanels],
 ) {
     let (layout, format, n_blocks) = (F::LAYOUT, PhantomData::<F>, halves.len());
-    let chunk_lines = CHUNK_BLOCKS * BLOCK / layout.unit * layout.unit_lines(layout.unit);
-    for (p, panel) in pair.panels.iter().enumerate() {
-        let at = first / CHUNK_BLOCKS * chunk_lines;
+    let chunk_lines = HALVES_BLOCKS * BLOCK / layout.unit * layout.unit_lines(layout.unit);
+    for (p, panel) in panels.iter().enumerate() {
+        let at = first / HALVES_BLOCKS * chunk_lines;
         let lines = &panel[at..panel.len().min(at + chunk_lines)];
         simd.run(Unpack { lines, n_blocks, p, centred: true, chunk, format });
     }
@@ -260,29 +298,19 @@ fn codes_to_halves<S: Simd, F: Format>(
 fn floats_to_halves<S: Simd, V: Values>(
     simd: S,
     chunk: &mut FloatChunk,
-    pair: Pair<'_>,
+    panels: &[&[Line]; PAIR],
+    n_in: usize,
     first: usize,
     halves: &mut [HalvesPanels],
 ) {
     for (i, halves) in halves.chunks_mut(CHUNK_COLS / BLOCK).enumerate() {
         let first = first * BLOCK + i * CHUNK_COLS;
-        let cols = first..pair.n_in.min(first + CHUNK_COLS);
-        for (p, panel) in pair.panels.iter().enumerate() {
+        let cols = first..n_in.min(first + CHUNK_COLS);
+        for (p, panel) in panels.iter().enumerate() {
             let lines = &panel[first / V::PER_LINE..cols.end.div_ceil(V::PER_LINE)];
             simd.run(UnpackFloats { lines, n_cols: cols.len(), p, chunk, values: PhantomData::<V> });
         }
         chunk[cols.len()..].fill([Register::ZERO; PAIR]);
         simd.run(FloatsToHalves { chunk, halves });
-    }
-}
-
-fn put_sums<const T: usize>(
-    sums: &mut [Sums<T>],
-    rows: Range<usize>,
-    mut put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
-) {
-    for (first, sums) in rows.clone().step_by(T).zip(sums) {
-        let rows = first..rows.end.min(first + T);
-        put(rows.clone(), sums.each_mut().map(|sums| &mut sums[..rows.len()]));
     }
 }

@@ -3,6 +3,7 @@
 use super::MIN_PARALLEL_VALUES;
 use super::panel::{BLOCK, Line};
 use super::quantise::rotate;
+use super::simd::{Kernel, Simd};
 use crate::pool::Pool;
 use crate::shards::Shards;
 use crate::unit::ROWS;
@@ -27,7 +28,7 @@ pub(super) fn bf16_bits(x: f32) -> u32 {
 
 impl Halves {
     /// Rounds the rows of `x` `[rows, n_in]`, each block rotated first where the weights are.
-    pub fn fill(&mut self, pool: &Pool, x: &[f32], n_in: usize, rotates: bool) {
+    pub fn fill(&mut self, simd: impl Simd, pool: &Pool, x: &[f32], n_in: usize, rotates: bool) {
         let rows = x.len() / n_in;
         let (n_tiles, n_blocks) = (rows.div_ceil(ROWS), n_in.div_ceil(BLOCK));
         self.n_blocks = n_blocks;
@@ -38,13 +39,8 @@ impl Halves {
         let job = |tile: usize| {
             // SAFETY: every tile is taken by one call of this job.
             let blocks = unsafe { blocks.part(tile * n_blocks..(tile + 1) * n_blocks) };
-            let mut rows = x.chunks_exact(n_in).skip(tile * ROWS);
-            for t in 0..ROWS {
-                let mut columns = rows.next().unwrap_or_default().chunks(BLOCK);
-                for block in &mut *blocks {
-                    block[t] = round(columns.next().unwrap_or_default(), rotates);
-                }
-            }
+            let x = &x[tile * ROWS * n_in..x.len().min((tile + 1) * ROWS * n_in)];
+            simd.run(RoundTile { x, n_in, rotates, blocks });
         };
         if rows * n_in < MIN_PARALLEL_VALUES {
             (0..n_tiles).for_each(job);
@@ -58,14 +54,45 @@ impl Halves {
     }
 }
 
-/// At most 32 values as bf16, and zeros.
-fn round(values: &[f32], rotates: bool) -> Line {
-    let mut block = [0.0; BLOCK];
-    block[..values.len()].copy_from_slice(values);
-    if rotates {
-        rotate(&mut block);
+/// Rounds at most sixteen rows of `x`, and zeros behind them.
+struct RoundTile<'a> {
+    x: &'a [f32],
+    n_in: usize,
+    rotates: bool,
+    blocks: &'a mut [Block],
+}
+
+impl Kernel for RoundTile<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { x, n_in, rotates, blocks } = self;
+        let mut rows = x.chunks_exact(n_in);
+        for t in 0..ROWS {
+            let (whole, rest) = rows.next().unwrap_or_default().as_chunks::<BLOCK>();
+            let mut last = [0.0; BLOCK];
+            last[..rest.len()].copy_from_slice(rest);
+            let columns = whole.iter().chain([&last]).chain(std::iter::repeat(&[0.0; BLOCK]));
+            for (block, values) in blocks.iter_mut().zip(columns) {
+                block[t] = round(values, rotates);
+            }
+        }
     }
-    Line(bytemuck::cast(block.map(|x| bf16_bits(x) as u16)))
+}
+
+/// 32 values as bf16.
+#[inline(always)]
+fn round(values: &[f32; BLOCK], rotates: bool) -> Line {
+    let mut values = *values;
+    if rotates {
+        rotate(&mut values);
+    }
+    let mut rounded = [0u16; BLOCK];
+    for (to, value) in rounded.iter_mut().zip(values) {
+        *to = bf16_bits(value) as u16;
+    }
+    Line(bytemuck::cast(rounded))
 }
 
 /// Tiles of sixteen rows.

@@ -188,6 +188,10 @@ impl CpuMatrix {
         }
     }
 
+    fn panel(&self, panel: usize) -> &[Line] {
+        self.panels(panel..panel + 1)
+    }
+
     fn n_panels(&self) -> usize {
         self.n_out.div_ceil(PANEL)
     }

@@ -3,12 +3,12 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::gemm::{Pair, Tiles, Workspace, multiply_codes, multiply_halves};
+use super::gemm::{OfPair, Pairs, Tiles, Workspace, multiply_codes, multiply_halves};
 use super::halves::HalvesTiles;
 #[cfg(target_arch = "aarch64")]
 use super::kernels::{ArrangeHalves, ArrangeSquares, MultiplySquareHalves, MultiplySquares, SQUARES_TILE};
 use super::kernels::{
-    BlockCodes, Chunk, HalvesPanels, Multiply, MultiplyTiles, PAIR, Register, Sums,
+    BlockCodes, Chunk, HalvesPanels, Multiply, MultiplyTiles, Register, Sums,
     multiply_halves as multiply_halves_chunk, subs,
 };
 use super::panel::{Format, GROUPS};
@@ -38,20 +38,20 @@ pub(super) trait Set: Copy + Send + Sync {
     fn multiply_codes(
         self,
         workspace: &mut Workspace,
-        pair: Pair<'_>,
+        pairs: Pairs<'_>,
         tiles: Tiles<'_>,
         rows: Range<usize>,
-        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+        put: impl FnMut(Range<usize>, &mut [Register]),
     );
 
     /// The same in bf16, for sets that multiply it: others are given no activations in bf16.
     fn multiply_halves(
         self,
         workspace: &mut Workspace,
-        pair: Pair<'_>,
+        pairs: Pairs<'_>,
         halves: HalvesTiles<'_>,
         rows: Range<usize>,
-        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+        put: impl FnMut(Range<usize>, &mut [Register]),
     );
 }
 
@@ -83,21 +83,21 @@ impl<S: Simd> Set for S {
     fn multiply_codes(
         self,
         workspace: &mut Workspace,
-        pair: Pair<'_>,
+        pairs: Pairs<'_>,
         tiles: Tiles<'_>,
         rows: Range<usize>,
-        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+        put: impl FnMut(Range<usize>, &mut [Register]),
     ) {
-        multiply_codes::<S, VECTOR_TILE>(self, workspace, pair, tiles, rows, put);
+        multiply_codes::<S, VECTOR_TILE>(self, workspace, pairs, tiles, rows, put);
     }
 
     fn multiply_halves(
         self,
         _: &mut Workspace,
-        _: Pair<'_>,
+        _: Pairs<'_>,
         _: HalvesTiles<'_>,
         _: Range<usize>,
-        _: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+        _: impl FnMut(Range<usize>, &mut [Register]),
     ) {
         unreachable!("a set of vectors alone is given no bf16");
     }
@@ -138,26 +138,26 @@ impl Set for Squared {
     fn multiply_codes(
         self,
         workspace: &mut Workspace,
-        pair: Pair<'_>,
+        pairs: Pairs<'_>,
         tiles: Tiles<'_>,
         rows: Range<usize>,
-        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+        put: impl FnMut(Range<usize>, &mut [Register]),
     ) {
-        multiply_codes::<Self, SQUARES_TILE>(self, workspace, pair, tiles, rows, put);
+        multiply_codes::<Self, SQUARES_TILE>(self, workspace, pairs, tiles, rows, put);
     }
 
     fn multiply_halves(
         self,
         workspace: &mut Workspace,
-        pair: Pair<'_>,
+        pairs: Pairs<'_>,
         halves: HalvesTiles<'_>,
         rows: Range<usize>,
-        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+        put: impl FnMut(Range<usize>, &mut [Register]),
     ) {
         let quad = self.halves.expect("a set that multiplies bf16");
         // Where a tile ends in rows that there are not, they are the last two again: nobody asks for their sums.
         let last = (rows.end - 1) / 2 * 2;
-        let add = |chunk: &mut [HalvesPanels], sums: &mut [Sums<SQUARES_TILE>], blocks: Range<usize>| {
+        let add = |chunk: &mut [HalvesPanels], sums: OfPair<'_, SQUARES_TILE>, blocks: Range<usize>| {
             quad.run(ArrangeHalves { quad, chunk });
             for (first, sums) in rows.clone().step_by(SQUARES_TILE).zip(sums) {
                 let rows = [first, first + 2, first + 4].map(|row| {
@@ -167,7 +167,7 @@ impl Set for Squared {
                 quad.run(MultiplySquareHalves { quad, chunk, rows, sums });
             }
         };
-        multiply_halves(self.vectors(), workspace, pair, rows.clone(), add, put);
+        multiply_halves(self.vectors(), workspace, pairs, rows.clone(), add, put);
     }
 }
 
@@ -208,28 +208,29 @@ impl<S: Simd, U: Unit> Set for Tiled<S, U> {
     fn multiply_codes(
         self,
         workspace: &mut Workspace,
-        pair: Pair<'_>,
+        pairs: Pairs<'_>,
         tiles: Tiles<'_>,
         rows: Range<usize>,
-        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+        put: impl FnMut(Range<usize>, &mut [Register]),
     ) {
-        multiply_codes::<Self, ROWS>(self, workspace, pair, tiles, rows, put);
+        multiply_codes::<Self, ROWS>(self, workspace, pairs, tiles, rows, put);
     }
 
     fn multiply_halves(
         self,
         workspace: &mut Workspace,
-        pair: Pair<'_>,
+        pairs: Pairs<'_>,
         halves: HalvesTiles<'_>,
         rows: Range<usize>,
-        put: impl FnMut(Range<usize>, [&mut [Register]; PAIR]),
+        put: impl FnMut(Range<usize>, &mut [Register]),
     ) {
         let mut unit = self.unit.open(MOST_WORDS);
         let first = rows.start / ROWS;
-        let add = move |chunk: &mut [HalvesPanels], sums: &mut [Sums<ROWS>], blocks: Range<usize>| {
-            multiply_halves_chunk(&mut unit, chunk, sums, |tile| &halves.tile(first + tile)[blocks.clone()]);
+        let add = move |chunk: &mut [HalvesPanels], sums: OfPair<'_, ROWS>, blocks: Range<usize>| {
+            let tiles = (first..).map(|tile| &halves.tile(tile)[blocks.clone()]);
+            multiply_halves_chunk(&mut unit, chunk, sums.zip(tiles));
         };
-        multiply_halves(self.vectors, workspace, pair, rows, add, put);
+        multiply_halves(self.vectors, workspace, pairs, rows, add, put);
     }
 }
 

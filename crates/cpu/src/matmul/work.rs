@@ -8,7 +8,7 @@ use kvant_codec::DType;
 
 use super::cut::Cut;
 use super::floats::Floats;
-use super::gemm::{self, Pair, Rounded, Tiles, Workspace, row_block};
+use super::gemm::{self, Rounded, Tiles, Workspace, row_block};
 use super::halves::Halves;
 use super::kernels::{Gate, PAIR, Register};
 use super::panel::{PANEL, has_halves, is_float, is_rotated};
@@ -110,16 +110,13 @@ impl Outputs<'_, '_> {
     pub(super) fn put(&mut self, row: usize, first: usize, values: &[f32]) {
         let outputs = self.panels.start * PANEL..self.panels.end * PANEL;
         assert!(self.rows.contains(&row) && outputs.start <= first && first + values.len() <= outputs.end);
-        let Product { w, bias, y, to, accumulate, .. } = self.product;
+        let Product { w, bias, to, accumulate, .. } = self.product;
         let n = values.len().min(w.n_out - first);
-        let (row, factor) = match to {
-            To::Rows(first) => (first + row, None),
-            To::Picked { rows, factors } => (rows[row] as usize, Some(factors[row])),
+        let factor = match to {
+            To::Rows(_) => None,
+            To::Picked { factors, .. } => Some(factors[row]),
         };
-        let at = row * w.n_out + first;
-        // SAFETY: nobody else holds these outputs, as was promised when they were handed out, and here they are borrowed
-        // for as long as `y` lives.
-        let y = unsafe { y.part(at..at + n) };
+        let y = self.outputs(row, first..first + n);
         if let Some(factor) = factor {
             if let Some(bias) = bias {
                 return (0..n).for_each(|i| y[i] += factor * (values[i] + bias[first + i]));
@@ -143,6 +140,43 @@ impl Outputs<'_, '_> {
                 _ => y.copy_from_slice(&values[..n]),
             },
         }
+    }
+
+    /// Takes the outputs of neighbouring panels of one row, from panel `first` on.
+    ///
+    /// # Panics
+    /// When they are not among these outputs.
+    pub(super) fn put_panels<'a>(
+        &mut self,
+        row: usize,
+        first: usize,
+        panels: impl ExactSizeIterator<Item = &'a Register>,
+    ) {
+        let end = first + panels.len();
+        let Product { w, bias, to, accumulate, .. } = self.product;
+        if bias.is_some() || matches!(to, To::Picked { .. }) || end * PANEL > w.n_out {
+            return (first..).zip(panels).for_each(|(panel, sums)| self.put(row, panel * PANEL, &sums.0));
+        }
+        assert!(self.rows.contains(&row) && self.panels.start <= first && end <= self.panels.end);
+        let y = self.outputs(row, first * PANEL..end * PANEL).as_chunks_mut::<PANEL>().0;
+        for (y, sums) in y.iter_mut().zip(panels) {
+            if *accumulate {
+                y.iter_mut().zip(sums.0).for_each(|(y, sum)| *y += sum);
+            } else {
+                *y = sums.0;
+            }
+        }
+    }
+
+    /// Where some outputs of a row go, which are among these.
+    fn outputs(&mut self, row: usize, outputs: Range<usize>) -> &mut [f32] {
+        let Product { w, y, to, .. } = self.product;
+        let row = match to {
+            To::Rows(first) => first + row,
+            To::Picked { rows, .. } => rows[row] as usize,
+        };
+        // SAFETY: nobody else holds these outputs, as was promised when they were handed out, and here they are borrowed from `self`.
+        unsafe { y.part(row * w.n_out + outputs.start..row * w.n_out + outputs.end) }
     }
 }
 
@@ -267,7 +301,12 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     }
     for (form, halves) in [Form::Halves, Form::RotatedHalves].into_iter().zip(&mut scratch.forms.halves) {
         if wants(form) {
-            halves.fill(pool, x, input.n_in, form == Form::RotatedHalves);
+            let rotates = form == Form::RotatedHalves;
+            with_set!(
+                isa,
+                set => halves.fill(set.vectors(), pool, x, input.n_in, rotates),
+                _ => unreachable!("{} multiplies no bf16", isa.name())
+            );
         }
     }
     let workspaces = for_threads(&mut scratch.workspaces, pool);
@@ -332,14 +371,19 @@ impl Region<'_> {
 
     fn run_blocked<S: Set>(&self, set: S, workspaces: &mut [Workspace]) {
         let n_threads = self.pool.n_threads();
-        let cut = |product: &Product<'_>| Cut {
-            n_threads,
-            per_item: if product.gate.is_some() { 1 } else { PAIR },
+        let n_items = |pairs, thread| {
+            n_items(
+                self.products,
+                |product| Cut { n_threads, per_item: panels_of_pairs(product, pairs) },
+                thread,
+            )
         };
-        let per_block = |thread| n_items(self.products, cut, thread);
-        let all: usize = (0..n_threads).map(per_block).sum();
-        let least = (MIN_ITEMS_PER_THREAD * n_threads).div_ceil(all.max(1));
-        let row_block = row_block::<S>(self.rows, self.tuning.row_block, least);
+        let all = |pairs| (0..n_threads).map(|thread| n_items(pairs, thread)).sum::<usize>().max(1);
+        let wanted = MIN_ITEMS_PER_THREAD * n_threads;
+        let pairs = (all(1) / wanted).clamp(1, gemm::MAX_PAIRS);
+        let cut = |product: &Product<'_>| Cut { n_threads, per_item: panels_of_pairs(product, pairs) };
+        let per_block = |thread| n_items(pairs, thread);
+        let row_block = row_block::<S>(self.rows, self.tuning.row_block, wanted.div_ceil(all(pairs)));
         let n_blocks = self.rows.div_ceil(row_block);
         self.pool.for_shares_with(
             workspaces,
@@ -390,37 +434,47 @@ fn locate<'a, 'b>(
     unreachable!("an item beyond the last product")
 }
 
-/// Outputs of one pair of panels for the rows of one row block: of neighbours, or of a panel of `up` and the same of `gate`.
+/// Panels of a product that are multiplied as `pairs` pairs: neighbours, or a panel of `up` and the same of `gate`.
+pub(super) fn panels_of_pairs(product: &Product<'_>, pairs: usize) -> usize {
+    if product.gate.is_some() { pairs } else { PAIR * pairs }
+}
+
+/// Outputs of at most [`gemm::MAX_PAIRS`] pairs of panels for the rows of one row block.
 pub(super) fn blocked<S: Set>(
     set: S,
     workspace: &mut Workspace,
     mut outputs: Outputs<'_, '_>,
     tiles: Tiles<'_>,
 ) {
-    let (w, first, rows) = (outputs.product.w, outputs.panels.start, outputs.rows.clone());
-    let pair = |panels| Pair { dtype: w.dtype, n_in: w.n_in, panels };
-    let panel = first..first + 1;
-    if let Some(gating) = outputs.product.gate {
-        let pair = pair([w.panels(panel.clone()), gating.w.panels(panel)]);
-        gemm::multiply(set, workspace, pair, tiles, rows, |rows, [up, gate]| {
-            gating.apply(set.vectors(), first, gate, up);
-            for (row, up) in rows.zip(up) {
-                outputs.put(row, first * PANEL, &up.0);
+    let Outputs { product, panels, rows } = &outputs;
+    let (w, gate, rows, last) = (product.w, product.gate, rows.clone(), panels.end - 1);
+    let first = panels.start;
+    let per_pair = panels_of_pairs(product, 1);
+    let n_pairs = panels.len().div_ceil(per_pair);
+    let pairs: [_; gemm::MAX_PAIRS] = std::array::from_fn(|pair| {
+        let index = last.min(first + pair * per_pair);
+        match gate {
+            Some(gate) => [w.panel(index), gate.w.panel(index)],
+            // An odd last panel is multiplied with itself for company.
+            None => [w.panel(index), w.panel(last.min(index + 1))],
+        }
+    });
+    let pairs = gemm::Pairs { dtype: w.dtype, n_in: w.n_in, panels: &pairs[..n_pairs] };
+    gemm::multiply(set, workspace, pairs, tiles, rows, |rows, sums| {
+        let of_panel = sums.len() / (n_pairs * PAIR);
+        if let Some(gate) = gate {
+            for (panel, sums) in (first..).zip(sums.chunks_exact_mut(PAIR * of_panel)) {
+                let (u, g) = sums.split_at_mut(of_panel);
+                gate.apply(set.vectors(), panel, &mut g[..rows.len()], &mut u[..rows.len()]);
             }
-        });
-    } else {
-        // An odd last panel is multiplied with itself for company.
-        let last = outputs.panels.end - 1;
-        let pair = pair([w.panels(panel), w.panels(last..last + 1)]);
-        gemm::multiply(set, workspace, pair, tiles, rows, |rows, [a, b]| {
-            for (row, (a, b)) in rows.zip(a.iter().zip(b)) {
-                outputs.put(row, first * PANEL, &a.0);
-                if first < last {
-                    outputs.put(row, last * PANEL, &b.0);
-                }
-            }
-        });
-    }
+        }
+        // Row by row, so that what lies together is written together.
+        let next_panel = of_panel * PAIR / per_pair;
+        for (t, row) in rows.enumerate() {
+            let panels = sums[t..].iter().step_by(next_panel).take(last + 1 - first);
+            outputs.put_panels(row, first, panels);
+        }
+    });
 }
 
 /// Computes every product on one input. Shapes have been checked.

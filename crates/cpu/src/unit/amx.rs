@@ -46,13 +46,21 @@ impl Unit for Amx {
         let config = Config::new(words);
         // SAFETY: the token proves the instruction and the system's leave; it reads 64 bytes, a valid configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly, preserves_flags)) };
-        AmxTiles { words, slots: [[Row::ZERO; ROWS]; SLOTS], this_thread: PhantomData }
+        AmxTiles {
+            row_bytes: 4 * words,
+            more_lines: words - 1,
+            slots: [[Row::ZERO; ROWS]; SLOTS],
+            this_thread: PhantomData,
+        }
     }
 }
 
 /// The tiles of this thread, configured until this is dropped.
 pub(crate) struct AmxTiles {
-    words: usize,
+    /// Of a tile of rows.
+    row_bytes: usize,
+    /// Of a tile of lines, behind the first.
+    more_lines: usize,
     slots: [Products; SLOTS],
     this_thread: PhantomData<*const ()>,
 }
@@ -92,7 +100,7 @@ impl Tiles for AmxTiles {
     #[inline(always)]
     fn load_rows<const A: usize>(&mut self, bytes: &[u8], stride: usize) {
         const { assert!(A == 4 || A == 5) };
-        assert!((ROWS - 1) * stride + 4 * self.words <= bytes.len());
+        assert!((ROWS - 1) * stride + self.row_bytes <= bytes.len());
         // SAFETY: as in `zero`; sixteen rows of so many words are read, which lie within `bytes`.
         unsafe {
             asm!(
@@ -108,7 +116,7 @@ impl Tiles for AmxTiles {
     #[inline(always)]
     fn load_lines<const B: usize>(&mut self, bytes: &[u8], stride: usize) {
         const { assert!(B == 6 || B == 7) };
-        assert!((self.words - 1) * stride + 64 <= bytes.len());
+        assert!(self.more_lines * stride + 64 <= bytes.len());
         // SAFETY: as in `zero`; as many lines as there are words are read, which lie within `bytes`.
         unsafe {
             asm!(

@@ -24,13 +24,14 @@ use std::ptr;
 use kvant_backend::{Activation, BackendError, Experts, Routing, WeightSource, check_experts};
 
 use super::cut::Cut;
-use super::gemm::{Workspace, row_block};
+use super::gemm::{MAX_PAIRS, Workspace, row_block};
 use super::kernels::PAIR;
 use super::panel::Panels;
 use super::quantise::{GroupTiles, Source};
 use super::set::Set;
 use super::work::{
-    Form, Forms, Gating, Operand, Product, To, blocked, file_rows, for_threads, normalise, tile_rows,
+    Form, Forms, Gating, Operand, Product, To, blocked, file_rows, for_threads, normalise, panels_of_pairs,
+    tile_rows,
 };
 use super::{CpuMatrix, Store, gate, of_rows, skinny, uses_panels, with_set, work};
 use crate::shards::Shards;
@@ -435,12 +436,12 @@ impl Stage<'_> {
             return skinny::multiply(set.vectors(), outputs, tiles, self.tuning.prefetch);
         }
         let block = row_block::<S>(rows, self.tuning.row_block, 1);
-        let per_pair = if product.gate.is_some() { 1 } else { PAIR };
+        let at_once = panels_of_pairs(product, MAX_PAIRS);
         for first_row in (0..rows).step_by(block) {
-            for first in panels.clone().step_by(per_pair) {
-                let pair = first..panels.end.min(first + per_pair);
-                // SAFETY: as of this function; one pair is taken after the other.
-                let outputs = unsafe { product.outputs(pair, first_row..rows.min(first_row + block)) };
+            for first in panels.clone().step_by(at_once) {
+                let pairs = first..panels.end.min(first + at_once);
+                // SAFETY: as of this function; some pairs are taken after the others.
+                let outputs = unsafe { product.outputs(pairs, first_row..rows.min(first_row + block)) };
                 blocked(set, workspace, outputs, tiles);
             }
         }

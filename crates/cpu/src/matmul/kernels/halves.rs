@@ -17,7 +17,9 @@ const TWO: usize = 2;
 pub(in crate::matmul) type HalvesPanels = [[Line; BLOCK / TWO]; PAIR];
 
 /// Those of some columns.
-pub(in crate::matmul) type HalvesChunk = [HalvesPanels; CHUNK_BLOCKS];
+pub(in crate::matmul) type HalvesChunk = [HalvesPanels; HALVES_BLOCKS];
+/// Blocks of a chunk in bf16: whole units of every format, and 16 KiB, beside which the first-level cache has room for activations.
+pub(in crate::matmul) const HALVES_BLOCKS: usize = CHUNK_BLOCKS / 2;
 
 /// Sixteen pairs of values, each rounded to bf16.
 #[inline(always)]
@@ -47,15 +49,14 @@ impl<F: Format> Kernel for CodesToHalves<'_, F> {
                 for (i, line) in lines.iter_mut().enumerate() {
                     let g = i / TWO;
                     let sub = g * subs::<F>() / GROUPS;
-                    let (codes, scale) = (&chunk.codes[b][g][p].0, &chunk.scales[b][sub][p].0);
+                    let words: &[u32; 16] = bytemuck::cast_ref(&chunk.codes[b][g][p]);
+                    let (scale, min) = (&chunk.scales[b][sub][p].0, &chunk.mins[b][sub][p].0);
                     let mut values = [[0.0; 16]; TWO];
                     for j in 0..TWO {
+                        let above = 24 - 8 * (TWO * (i % TWO) + j);
                         for n in 0..16 {
-                            values[j][n] = f32::from(codes[4 * n + TWO * (i % TWO) + j] as i8) * scale[n];
-                        }
-                        if F::SPEC.has_min {
-                            let min = &chunk.mins[b][sub][p].0;
-                            for n in 0..16 {
+                            values[j][n] = ((words[n] << above) as i32 >> 24) as f32 * scale[n];
+                            if F::SPEC.has_min {
                                 values[j][n] += min[n];
                             }
                         }
@@ -97,36 +98,36 @@ impl Kernel for FloatsToHalves<'_> {
 pub(in crate::matmul) fn multiply_halves<'a, T: Tiles>(
     unit: &mut T,
     chunk: &[HalvesPanels],
-    sums: &mut [Sums<ROWS>],
-    tile: impl Fn(usize) -> &'a [Block],
+    mut tiles: impl Iterator<Item = (&'a mut Sums<ROWS>, &'a [Block])>,
 ) {
-    let (pairs, last) = sums.as_chunks_mut();
-    for (i, [first, second]) in pairs.iter_mut().enumerate() {
-        let blocks = [tile(TWO * i), tile(TWO * i + 1)];
-        load::<T, 0, 1>(unit, first);
-        load::<T, 2, 3>(unit, second);
-        for (b, panels) in chunk.iter().enumerate() {
-            load_panels(unit, panels);
-            unit.load_rows::<4>(bytemuck::cast_slice(&blocks[0][b]), size_of::<Line>());
-            unit.load_rows::<5>(bytemuck::cast_slice(&blocks[1][b]), size_of::<Line>());
-            unit.dot_halves::<0, 4, 6>();
-            unit.dot_halves::<1, 4, 7>();
-            unit.dot_halves::<2, 5, 6>();
-            unit.dot_halves::<3, 5, 7>();
+    while let Some((sums, blocks)) = tiles.next() {
+        match tiles.next() {
+            Some((more_sums, more_blocks)) => {
+                load::<T, 0, 1>(unit, sums);
+                load::<T, 2, 3>(unit, more_sums);
+                for (panels, (rows, more_rows)) in chunk.iter().zip(blocks.iter().zip(more_blocks)) {
+                    load_panels(unit, panels);
+                    unit.load_rows::<4>(bytemuck::cast_slice(rows), size_of::<Line>());
+                    unit.load_rows::<5>(bytemuck::cast_slice(more_rows), size_of::<Line>());
+                    unit.dot_halves::<0, 4, 6>();
+                    unit.dot_halves::<1, 4, 7>();
+                    unit.dot_halves::<2, 5, 6>();
+                    unit.dot_halves::<3, 5, 7>();
+                }
+                store::<T, 0, 1>(unit, sums);
+                store::<T, 2, 3>(unit, more_sums);
+            }
+            None => {
+                load::<T, 0, 1>(unit, sums);
+                for (panels, rows) in chunk.iter().zip(blocks) {
+                    load_panels(unit, panels);
+                    unit.load_rows::<4>(bytemuck::cast_slice(rows), size_of::<Line>());
+                    unit.dot_halves::<0, 4, 6>();
+                    unit.dot_halves::<1, 4, 7>();
+                }
+                store::<T, 0, 1>(unit, sums);
+            }
         }
-        store::<T, 0, 1>(unit, first);
-        store::<T, 2, 3>(unit, second);
-    }
-    if let [sums] = last {
-        let blocks = tile(TWO * pairs.len());
-        load::<T, 0, 1>(unit, sums);
-        for (b, panels) in chunk.iter().enumerate() {
-            load_panels(unit, panels);
-            unit.load_rows::<4>(bytemuck::cast_slice(&blocks[b]), size_of::<Line>());
-            unit.dot_halves::<0, 4, 6>();
-            unit.dot_halves::<1, 4, 7>();
-        }
-        store::<T, 0, 1>(unit, sums);
     }
 }
 

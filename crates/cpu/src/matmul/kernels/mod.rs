@@ -20,7 +20,9 @@ use super::simd::{Kernel, Simd};
 
 pub(super) use codes::{Gemv, Multiply, subs};
 pub(super) use floats::{GemvFloats, MultiplyFloats, UnpackFloats};
-pub(super) use halves::{CodesToHalves, FloatsToHalves, HalvesChunk, HalvesPanels, multiply_halves};
+pub(super) use halves::{
+    CodesToHalves, FloatsToHalves, HALVES_BLOCKS, HalvesChunk, HalvesPanels, multiply_halves,
+};
 #[cfg(target_arch = "aarch64")]
 pub(super) use square_halves::{ArrangeHalves, MultiplySquareHalves};
 #[cfg(target_arch = "aarch64")]

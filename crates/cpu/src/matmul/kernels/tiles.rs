@@ -11,11 +11,11 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::codes::{subs, which};
-use super::{Chunk, PAIR, Sums};
+use super::{CHUNK_BLOCKS, Chunk, PAIR, Sums};
 use crate::matmul::panel::{Format, GROUPS, Line};
 use crate::matmul::quantise::{Codes, Tile};
 use crate::matmul::simd::{Kernel, MAX_PARTS, Simd};
-use crate::unit::{Products, ROWS, Tiles};
+use crate::unit::{Products, ROWS, SLOTS, Tiles};
 
 /// Steps from the beginning of sums to their store, and to their use.
 const STORED_AFTER: usize = 2;
@@ -40,50 +40,89 @@ impl<F: Format, U: Tiles> Kernel for MultiplyTiles<'_, F, U> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let mut totals = [[simd.splat(0.0); ROWS]; MAX_PARTS];
-        for step in (0..PAIR * self.panel_steps() + USED_AFTER).step_by(4) {
-            self.step::<S, 0, 2, 4, 6>(simd, step, &mut totals);
-            self.step::<S, 1, 3, 5, 7>(simd, step + 1, &mut totals);
-            self.step::<S, 2, 0, 4, 6>(simd, step + 2, &mut totals);
-            self.step::<S, 3, 1, 5, 7>(simd, step + 3, &mut totals);
+        let Tile { codes, scales, weighted, .. } = self.tile;
+        if [codes.len(), scales.len(), weighted.len()] == [CHUNK_BLOCKS; 3] {
+            self.steps::<S, true>(simd);
+        } else {
+            self.steps::<S, false>(simd);
         }
     }
 }
 
 impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
+    /// All steps. `WHOLE` where the chunk is: then the compiler knows how many there are, and that all their blocks are there.
+    #[inline(always)]
+    fn steps<S: Simd, const WHOLE: bool>(&mut self, simd: S) {
+        let mut totals = [[simd.splat(0.0); ROWS]; MAX_PARTS];
+        let n_steps = PAIR * self.panel_steps::<WHOLE>();
+        for step in (0..n_steps + USED_AFTER).step_by(SLOTS) {
+            if WHOLE && step >= USED_AFTER && step + SLOTS <= n_steps {
+                self.four_steps::<S, WHOLE, true>(simd, step, &mut totals);
+            } else {
+                self.four_steps::<S, WHOLE, false>(simd, step, &mut totals);
+            }
+        }
+    }
+
     /// Steps of one panel; those of the second follow those of the first.
     #[inline(always)]
-    fn panel_steps(&self) -> usize {
-        self.tile.codes.len() * subs::<F>()
+    fn panel_steps<const WHOLE: bool>(&self) -> usize {
+        subs::<F>() * if WHOLE { CHUNK_BLOCKS } else { self.tile.codes.len() }
     }
 
-    /// The panel, block and sub-block of a step.
+    /// The panel of a step, and which of its steps it is.
     #[inline(always)]
-    fn place(&self, step: usize) -> (usize, usize, usize) {
-        let panel = usize::from(step >= self.panel_steps());
-        let step = step - panel * self.panel_steps();
-        (panel, step / subs::<F>(), step % subs::<F>())
+    fn panel<const WHOLE: bool>(&self, step: usize) -> (usize, usize) {
+        let of_panel = self.panel_steps::<WHOLE>();
+        if WHOLE {
+            return (step / of_panel % PAIR, step % of_panel);
+        }
+        let panel = usize::from(step >= of_panel);
+        (panel, step - panel * of_panel)
     }
 
-    /// Stores the sums of one step, begins those of `step` and uses those of another, where there are such steps.
+    /// One step for each slot. `BUSY` where each of them begins sums and uses others.
     #[inline(always)]
-    fn step<S: Simd, const C: usize, const STORED: usize, const A: usize, const B: usize>(
+    fn four_steps<S: Simd, const WHOLE: bool, const BUSY: bool>(
         &mut self,
         simd: S,
         step: usize,
         totals: &mut Totals<S>,
     ) {
-        let n_steps = PAIR * self.panel_steps();
-        let begins = step < n_steps;
-        let uses = (USED_AFTER..n_steps + USED_AFTER).contains(&step);
+        self.step::<S, WHOLE, BUSY, 0, 2, 4, 6>(simd, step, totals);
+        self.step::<S, WHOLE, BUSY, 1, 3, 5, 7>(simd, step + 1, totals);
+        self.step::<S, WHOLE, BUSY, 2, 0, 4, 6>(simd, step + 2, totals);
+        self.step::<S, WHOLE, BUSY, 3, 1, 5, 7>(simd, step + 3, totals);
+    }
+
+    /// Stores the sums of one step, begins those of `step` and uses those of another, where there are such steps.
+    #[inline(always)]
+    fn step<
+        S: Simd,
+        const WHOLE: bool,
+        const BUSY: bool,
+        const C: usize,
+        const STORED: usize,
+        const A: usize,
+        const B: usize,
+    >(
+        &mut self,
+        simd: S,
+        step: usize,
+        totals: &mut Totals<S>,
+    ) {
+        let n_steps = PAIR * self.panel_steps::<WHOLE>();
+        let begins = BUSY || step < n_steps;
+        let uses = BUSY || (USED_AFTER..n_steps + USED_AFTER).contains(&step);
         let used = if uses { step - USED_AFTER } else { 0 };
-        let factors = Factors::new::<F, U>(simd, self, used);
-        let (panel, block, sub) = self.place(if begins { step } else { 0 });
-        let group = sub * (GROUPS / subs::<F>());
-        if uses && used.is_multiple_of(self.panel_steps()) {
-            self.fetch(simd, used, totals);
+        let (used_panel, used_of_panel) = self.panel::<WHOLE>(used);
+        let factors = Factors::new::<F, U>(simd, self, used_panel, used_of_panel);
+        let (panel, of_panel) = self.panel::<WHOLE>(if begins { step } else { 0 });
+        let (block, group) = (of_panel / subs::<F>(), of_panel % subs::<F>() * (GROUPS / subs::<F>()));
+        if uses && used_of_panel == 0 {
+            self.fetch(simd, used_panel, totals);
         }
-        if (STORED_AFTER..n_steps + STORED_AFTER).contains(&step) {
+        if BUSY || (STORED_AFTER..n_steps + STORED_AFTER).contains(&step) {
             self.unit.store::<STORED>(step - STORED_AFTER);
         }
         if uses {
@@ -110,16 +149,16 @@ impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
         }
         if uses {
             factors.add::<F>(simd, self.unit.stored(used), 3 * QUARTER..ROWS, totals);
-            if (used + 1).is_multiple_of(self.panel_steps()) {
-                self.put(simd, used, totals);
+            if used_of_panel + 1 == self.panel_steps::<WHOLE>() {
+                self.put(simd, used_panel, totals);
             }
         }
     }
 
-    /// Fetches the sums that the panel of a step adds to.
+    /// Fetches the sums that a panel adds to.
     #[inline(always)]
-    fn fetch<S: Simd>(&self, simd: S, step: usize, totals: &mut Totals<S>) {
-        let sums = &self.sums[self.place(step).0];
+    fn fetch<S: Simd>(&self, simd: S, panel: usize, totals: &mut Totals<S>) {
+        let sums = &self.sums[panel];
         for part in 0..S::PARTS {
             for t in 0..ROWS {
                 totals[part][t] = simd.load_floats(&sums[t].0, part);
@@ -129,8 +168,8 @@ impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
 
     /// Puts them back.
     #[inline(always)]
-    fn put<S: Simd>(&mut self, simd: S, step: usize, totals: &Totals<S>) {
-        let sums = &mut self.sums[self.place(step).0];
+    fn put<S: Simd>(&mut self, simd: S, panel: usize, totals: &Totals<S>) {
+        let sums = &mut self.sums[panel];
         for part in 0..S::PARTS {
             for t in 0..ROWS {
                 simd.store_floats(totals[part][t], &mut sums[t].0, part);
@@ -152,8 +191,8 @@ struct Factors<'a, S: Simd> {
 
 impl<'a, S: Simd> Factors<'a, S> {
     #[inline(always)]
-    fn new<F: Format, U: Tiles>(simd: S, of: &MultiplyTiles<'a, F, U>, step: usize) -> Self {
-        let (panel, block, sub) = of.place(step);
+    fn new<F: Format, U: Tiles>(simd: S, of: &MultiplyTiles<'a, F, U>, panel: usize, step: usize) -> Self {
+        let (block, sub) = (step / subs::<F>(), step % subs::<F>());
         let (chunk, tile) = (of.chunk, of.tile);
         let [mut scale, mut lifted, mut min] = [[simd.splat(0.0); MAX_PARTS]; 3];
         for part in 0..S::PARTS {
