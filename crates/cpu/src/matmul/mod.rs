@@ -72,7 +72,7 @@ fn uses_panels(isa: Isa) -> bool {
 
 /// The fewest rows that a matrix unit multiplies. Fewer leave most of what it is fed unused: with 9 to 32 rows vectors were as fast or
 /// faster, whatever the weights (docs/benchmarks/2026-11-22-amx.md).
-const LEAST_UNIT_ROWS: usize = 64;
+const LEAST_UNIT_ROWS: usize = 32;
 
 /// The kernel set that multiplies `rows` rows.
 fn of_rows(isa: Isa, rows: usize) -> Isa {
