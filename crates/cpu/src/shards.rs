@@ -27,6 +27,10 @@ impl<'a, T> Shards<'a, T> {
         Self { start: whole.as_mut_ptr(), len: whole.len(), whole: PhantomData }
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// The elements of `range`.
     ///
     /// # Safety

@@ -24,6 +24,7 @@ mod gate;
 mod gemm;
 mod halves;
 mod kernels;
+mod outputs;
 mod panel;
 mod quantise;
 mod rows;

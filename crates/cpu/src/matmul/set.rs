@@ -31,6 +31,8 @@ pub(super) trait Set: Copy + Send + Sync {
     const TILE: usize;
     /// Whether chunks are [centred](super::kernels::Unpack).
     const CENTRED: bool;
+    /// Whether large results are written past the caches.
+    const STREAMS: bool = false;
 
     fn vectors(self) -> Self::Simd;
 
@@ -200,6 +202,9 @@ impl<S: Simd, U: Unit> Set for Tiled<S, U> {
 
     const TILE: usize = ROWS;
     const CENTRED: bool = true;
+    /// A line that is written would be fetched first, and the CPUs that have such a unit are far from their last cache: 3 to 6 % of a
+    /// layer (docs/benchmarks/2026-11-25-amx.md).
+    const STREAMS: bool = true;
 
     fn vectors(self) -> S {
         self.vectors

@@ -6,9 +6,9 @@ use kvant_codec::DType;
 
 use super::gemm::Tiles;
 use super::kernels::{Gemv, GemvFloats, Register};
+use super::outputs::Outputs;
 use super::panel::{Line, PANEL, is_float, split, with_format, with_values};
 use super::simd::Simd;
-use super::work::Outputs;
 
 /// The most rows that are multiplied together.
 pub(super) const MAX_ROWS: usize = 8;

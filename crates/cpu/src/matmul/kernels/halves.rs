@@ -52,12 +52,12 @@ impl<F: Format> Kernel for CodesToHalves<'_, F> {
                     let words: &[u32; 16] = bytemuck::cast_ref(&chunk.codes[b][g][p]);
                     let (scale, min) = (&chunk.scales[b][sub][p].0, &chunk.mins[b][sub][p].0);
                     let mut values = [[0.0; 16]; TWO];
-                    for j in 0..TWO {
+                    for (j, values) in values.iter_mut().enumerate() {
                         let above = 24 - 8 * (TWO * (i % TWO) + j);
                         for n in 0..16 {
-                            values[j][n] = ((words[n] << above) as i32 >> 24) as f32 * scale[n];
+                            values[n] = ((words[n] << above) as i32 >> 24) as f32 * scale[n];
                             if F::SPEC.has_min {
-                                values[j][n] += min[n];
+                                values[n] += min[n];
                             }
                         }
                     }

@@ -97,6 +97,22 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn stream_floats(self, a: __m512, x: &mut [f32; PANEL], part: usize) {
+        let to = x.as_mut_ptr();
+        if to.addr().is_multiple_of(64) {
+            // SAFETY: as of `intrinsic`; the one instruction that needs alignment has it.
+            unsafe { _mm512_stream_ps(to, a) }
+        } else {
+            self.store_floats(a, x, part);
+        }
+    }
+
+    #[inline(always)]
+    fn end_streams(self) {
+        intrinsic!(_mm_sfence())
+    }
+
+    #[inline(always)]
     fn load_f16(self, line: &[u8; 64], half: usize, _: usize) -> __m512 {
         let half: &[u8; 32] = &line.as_chunks().0[half];
         intrinsic!(_mm512_cvtph_ps(_mm256_loadu_si256(half.as_ptr().cast())))

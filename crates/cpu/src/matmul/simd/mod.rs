@@ -62,6 +62,15 @@ pub(super) trait Simd: Copy + Send + Sync {
     fn splat(self, x: f32) -> Self::Floats;
     fn load_floats(self, x: &[f32; PANEL], part: usize) -> Self::Floats;
     fn store_floats(self, a: Self::Floats, x: &mut [f32; PANEL], part: usize);
+    /// As [`Simd::store_floats`], past the caches where there is an instruction for it and `x` begins a line. Others see it after
+    /// [`Simd::end_streams`].
+    #[inline(always)]
+    fn stream_floats(self, a: Self::Floats, x: &mut [f32; PANEL], part: usize) {
+        self.store_floats(a, x, part);
+    }
+    /// Has what was written past the caches come before what is written from now on.
+    #[inline(always)]
+    fn end_streams(self) {}
     /// The f16 of half `half` of a line.
     fn load_f16(self, line: &[u8; 64], half: usize, part: usize) -> Self::Floats;
     /// The bf16 of half `half` of a line.
