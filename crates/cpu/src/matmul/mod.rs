@@ -71,8 +71,8 @@ fn uses_panels(isa: Isa) -> bool {
     isa != Isa::Scalar
 }
 
-/// The fewest rows that a matrix unit multiplies. Fewer leave most of what it is fed unused: with 9 to 32 rows vectors were as fast or
-/// faster, whatever the weights (docs/benchmarks/2026-11-22-amx.md).
+/// The fewest rows that a matrix unit multiplies. Fewer leave most of what it is fed unused: from 32 on it is faster whatever the
+/// weights, with 9 to 24 vectors are as fast or faster (docs/benchmarks/2026-11-25-amx.md).
 const LEAST_UNIT_ROWS: usize = 32;
 
 /// The kernel set that multiplies `rows` rows.
