@@ -5,7 +5,7 @@
 //! q4_0,q8_0 16,512 21`. A set's name with `+bf16` multiplies prompts in bf16.
 //!
 //! Milliseconds are medians; ratios are to the first set, medians over the rounds. With one thread they count the time that it ran
-//! (Linux), so that it need not have a core to itself.
+//! (Linux on x86-64), so that it need not have a core to itself.
 
 use std::time::Instant;
 
@@ -60,9 +60,9 @@ impl Layer {
     }
 }
 
-/// Seconds that this thread has run, or of a clock where more threads than it work.
+/// Seconds that this thread has run, or of a clock where more threads than it work, or other systems do not tell.
 fn seconds(threads: usize, origin: Instant) -> f64 {
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     if threads == 1 {
         let mut ran = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: it writes to `ran` alone.
