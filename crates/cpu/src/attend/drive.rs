@@ -13,9 +13,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kvant_backend::{AttendParams, KvPart};
 use kvant_codec::tile::{TILE, slices};
 
-use super::kernels::{BLOCK, HIDDEN, Join, Lane};
+use super::ahead::Ahead;
+use super::kernels::{BLOCK, HIDDEN, Lane};
 use super::local::Local;
 use super::query::SLICE;
+use super::softmax::{AddShare, Join, Keep};
 use super::stage::Stage;
 use super::tiles::Beside;
 use super::view::{Block, Form, View};
@@ -24,9 +26,9 @@ use crate::lanes::{Lanes, Rotate, Way};
 use crate::shards::Shards;
 use crate::{CpuPage, Pool};
 
-/// Queries that share one walk over the tokens: with 48 of them, unpacking a tile costs little beside reading it, and
-/// their scores and outputs still fit the second level of cache.
-const QUERIES: usize = 48;
+/// Queries whose scores are worked on together, at most: what becomes of them stays in the second level of cache, and a matrix unit, which
+/// falls asleep meanwhile and takes 0.24 µs to wake, is asked for more at once.
+pub(super) const TOGETHER: usize = 96;
 
 /// Tokens of a share.
 const SHARE: usize = 1024;
@@ -59,13 +61,16 @@ struct Job {
 
 /// The softmax so far: `out / sum` is the mean of the values seen, weighted by 2^(score - max).
 #[derive(Debug, Default)]
-pub(super) struct Share {
+struct Share {
+    queries: usize,
+    /// `value_dim / 16`
+    width: usize,
     /// `[queries]`, in sixteens.
     max: Vec<[f32; 16]>,
     /// `[queries]`, in sixteens.
     sum: Vec<[f32; 16]>,
-    /// `[queries][value_dim / 16]`
-    pub(super) out: Vec<Lane>,
+    /// `[queries][width]`
+    out: Vec<Lane>,
 }
 
 /// What all threads of a call read.
@@ -133,7 +138,7 @@ pub(super) fn attend<L: Lanes, B: Beside>(
                     // looks at them.
                     let parts = unsafe { shares.part(job.shares.clone()) };
                     let (first, rest) = parts.split_first_mut().expect("at least one share");
-                    rest.iter().for_each(|other| first.join_share(lanes, other, local, job.queries.len()));
+                    rest.iter().for_each(|other| first.join_share(lanes, other, local));
                     task.finish(lanes, first, local, &out);
                 }
             }
@@ -154,9 +159,9 @@ impl<'a, B: Beside> Call<'a, B> {
         let mut first_share = 0;
         for (index, part) in self.parts.iter().enumerate() {
             let n_queries = part.rows.n * self.group();
-            for block in (0..n_queries.div_ceil(QUERIES)).rev() {
+            for block in (0..n_queries.div_ceil(B::QUERIES)).rev() {
                 for head in 0..self.p.n_kv_heads {
-                    let queries = QUERIES * block..n_queries.min(QUERIES * (block + 1));
+                    let queries = B::QUERIES * block..n_queries.min(B::QUERIES * (block + 1));
                     let mut job = Job { part: index, head, queries, shares: 0..0 };
                     job.shares = first_share..first_share + self.task(&job).n_shares();
                     first_share = job.shares.end;
@@ -188,6 +193,7 @@ impl<'a, B: Beside> Call<'a, B> {
 
 impl Share {
     fn reset(&mut self, queries: usize, width: usize) {
+        (self.queries, self.width) = (queries, width);
         self.max.clear();
         self.max.resize(queries.div_ceil(16), [f32::NEG_INFINITY; 16]);
         self.sum.clear();
@@ -196,38 +202,47 @@ impl Share {
         self.out.resize(queries * width, Lane([0.0; 16]));
     }
 
-    /// Joins maxima and sums, and brings the outputs to the new maxima. Leaves in `shrink` the factors on outputs that
+    /// Outputs of some queries.
+    fn out(&mut self, some: &Range<usize>) -> &mut [Lane] {
+        &mut self.out[some.start * self.width..some.end * self.width]
+    }
+
+    /// Joins maxima and sums of some queries, and brings their outputs to the new maxima. Leaves in `shrink` the factors on outputs that
     /// belong to what was joined.
     fn join<L: Lanes>(
         &mut self,
         lanes: L,
+        some: &Range<usize>,
         (more_max, more_sum): (&[[f32; 16]], &[[f32; 16]]),
         keep: &mut [[f32; 16]],
         shrink: &mut [[f32; 16]],
-        queries: usize,
     ) {
-        let (max, sum) = (&mut self.max, &mut self.sum);
+        let (max, sum) = (&mut self.max[sixteens(some)], &mut self.sum[sixteens(some)]);
         lanes.run(Join { max, sum, more_max, more_sum, keep: &mut *keep, shrink });
-        let width = self.out.len() / queries;
-        for (out, &keep) in self.out.chunks_exact_mut(width).zip(keep.as_flattened()) {
-            // Maxima seldom rise after the first blocks. A NaN is not 1.
-            if keep != 1.0 {
-                out.iter_mut().flat_map(|lane| &mut lane.0).for_each(|x| *x *= keep);
-            }
-        }
+        let width = self.width;
+        lanes.run(Keep { out: self.out(some), width, keep: keep.as_flattened() });
     }
 
     /// Joins a later share of the same queries.
-    fn join_share<L: Lanes>(&mut self, lanes: L, other: &Self, local: &mut Local, queries: usize) {
-        self.join(lanes, (&other.max, &other.sum), &mut local.keep, &mut local.shrink, queries);
-        let width = self.out.len() / queries;
-        let outs = self.out.chunks_exact_mut(width).zip(other.out.chunks_exact(width));
-        for ((out, other), &shrink) in outs.zip(local.shrink.as_flattened()) {
-            for (lane, other) in out.iter_mut().zip(other) {
-                lane.0.iter_mut().zip(other.0).for_each(|(x, other)| *x += shrink * other);
-            }
+    fn join_share<L: Lanes>(&mut self, lanes: L, other: &Self, local: &mut Local) {
+        for some in together(self.queries) {
+            local.turn_to(some.clone());
+            let more = (&other.max[sixteens(&some)], &other.sum[sixteens(&some)]);
+            self.join(lanes, &some, more, &mut local.keep, &mut local.shrink);
+            let (width, more) = (self.width, &other.out[some.start * self.width..some.end * self.width]);
+            lanes.run(AddShare { out: self.out(&some), more, width, shrink: local.shrink.as_flattened() });
         }
     }
+}
+
+/// Queries, as they are worked on together. Each of these begins with a whole sixteen.
+fn together(queries: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..queries).step_by(TOGETHER).map(move |first| first..queries.min(first + TOGETHER))
+}
+
+/// Where some queries lie, in sixteens.
+fn sixteens(some: &Range<usize>) -> Range<usize> {
+    some.start / 16..some.end.div_ceil(16)
 }
 
 /// A job, and what its queries see.
@@ -274,7 +289,7 @@ impl<B: Beside> Task<'_, B> {
         self.walk(lanes, local, all, index, 0, true);
         for share in 1..self.n_shares() {
             self.walk(lanes, local, more, index, share, true);
-            all.join_share(lanes, more, local, self.job.queries.len());
+            all.join_share(lanes, more, local);
         }
         self.finish(lanes, all, local, out);
     }
@@ -298,7 +313,7 @@ impl<B: Beside> Task<'_, B> {
                 .map(|(row, head)| &self.call.q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim]);
             let balance = self.balance.as_ref().map(|balance| balance.query);
             local.queries.prepare(lanes, &self.keys.stream.spec, p.scale * LOG2_E, balance, queries);
-            local.reset(n, [&self.keys, &self.values].map(|view| &view.stream.spec));
+            local.reset([&self.keys, &self.values].map(|view| &view.stream.spec));
         }
         share.reset(n, self.values.stream.spec.value_dim() / 16);
         let main_shares = self.main_shares();
@@ -315,44 +330,67 @@ impl<B: Beside> Task<'_, B> {
             let tiles = within(tokens.start) / TILE..within(end).div_ceil(TILE);
             Block::new(view, first / TILE, tiles, form)
         };
-        let sure = self.seen_by_all(form);
         let mut beside = self.call.beside.filter(|_| n >= B::LEAST_QUERIES).map(B::new);
         let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
         let both = |first: usize| [block(&self.keys, first), block(&self.values, first)];
         let mut next = both(blocks.start);
         // While another block was worked on nobody asked for the first values, unless this thread had the share before.
-        local.ahead(lanes, &beside, &next[1..]).finish();
+        local.ahead(lanes, &beside, n, &next[1..]).finish();
         for first in blocks.step_by(BLOCK) {
             let [keys, values] = std::mem::replace(&mut next, both(first + BLOCK));
             self.keys.ask_for_place((first + 2 * BLOCK) / TILE);
-            let mut ahead = local.ahead(lanes, &beside, &next);
-            local.score(lanes, &mut beside, &keys, &mut ahead);
-            // Where all scores of a block miss the same, their maximum alone has to be told; a bound is no such sum.
-            let centre = keys.centre();
-            let is_even = centre.is_some_and(|centre| centre.first == 0) && p.soft_cap.is_none();
-            if let Some(centre) = centre {
-                local.meet(lanes, centre.bytes);
-                if !is_even {
-                    local.add_met(lanes, centre.first.max(keys.tiles.start)..keys.tiles.end);
+            let mut ahead = local.ahead(lanes, &beside, n, &next);
+            if beside.is_some() {
+                local.unpack(lanes, &keys, &values);
+            }
+            for some in together(n) {
+                let seen = self.seen_by_any(&some, form);
+                if seen.start < first + BLOCK && seen.end > first {
+                    local.turn_to(some);
+                    self.meet(lanes, local, share, &mut beside, [&keys, &values], &mut ahead);
                 }
             }
-            if let Some(cap) = p.soft_cap {
-                local.soft_cap(lanes, cap * LOG2_E, values.tiles.clone());
-            }
-            if first < sure.start || first + TILE * values.tiles.end > sure.end {
-                self.hide(local, first, &values.tiles, form);
-            }
-            local.soften(lanes, values.tiles.clone());
-            if is_even {
-                local.raise_by_met();
-            }
-            share.join(lanes, (&local.max, &local.sum), &mut local.keep, &mut local.shrink, n);
-            local.mix(lanes, &mut beside, &values, &mut ahead, &mut share.out);
             ahead.finish();
-            if let Some(centre) = centre.filter(|_| self.part.layer.is_joint()) {
-                let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
-                local.mix_centre(lanes, centre.bytes, tiles, &mut share.out);
+        }
+    }
+
+    /// Attends with some queries over a block.
+    fn meet<L: Lanes>(
+        &self,
+        lanes: L,
+        local: &mut Local,
+        share: &mut Share,
+        beside: &mut Option<B>,
+        [keys, values]: [&Block; 2],
+        ahead: &mut Ahead,
+    ) {
+        let (some, tiles) = (local.some.clone(), &values.tiles);
+        local.score(lanes, beside, keys, ahead);
+        // Where all scores of a block miss the same, their maximum alone has to be told; a bound is no such sum.
+        let (centre, soft_cap) = (keys.centre(), self.call.p.soft_cap);
+        let is_even = centre.is_some_and(|centre| centre.first == 0) && soft_cap.is_none();
+        if let Some(centre) = centre {
+            local.meet(lanes, centre.bytes);
+            if !is_even {
+                local.add_met(lanes, centre.first.max(keys.tiles.start)..keys.tiles.end);
             }
+        }
+        if let Some(cap) = soft_cap {
+            local.soft_cap(lanes, cap * LOG2_E, tiles.clone());
+        }
+        let (first, sure) = (TILE * keys.first, self.seen_by_all(&some, keys.form));
+        if first < sure.start || first + TILE * tiles.end > sure.end {
+            self.hide(local, first, tiles, keys.form);
+        }
+        local.soften(lanes, tiles.clone());
+        if is_even {
+            local.raise_by_met();
+        }
+        share.join(lanes, &some, (&local.max, &local.sum), &mut local.keep, &mut local.shrink);
+        local.mix(lanes, beside, values, ahead, share.out(&some));
+        if let Some(centre) = centre.filter(|_| self.part.layer.is_joint()) {
+            let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
+            local.mix_centre(lanes, centre.bytes, tiles, share.out(&some));
         }
     }
 
@@ -367,17 +405,29 @@ impl<B: Beside> Task<'_, B> {
         }
     }
 
-    /// Tokens that every query of the job sees in this form: what the last one has not lost, and the first one has already.
-    fn seen_by_all(&self, form: Form) -> Range<usize> {
-        let position = |query: usize| self.part.rows.start + query / self.group;
-        let [first, last] = [self.job.queries.start, self.job.queries.end - 1].map(position);
-        self.seen(last, form).start..self.seen(first, form).end
+    /// What the first and the last of some queries see in this form.
+    fn seen_by_ends(&self, some: &Range<usize>, form: Form) -> [Range<usize>; 2] {
+        let position = |query: usize| self.part.rows.start + (self.job.queries.start + query) / self.group;
+        [some.start, some.end - 1].map(|query| self.seen(position(query), form))
+    }
+
+    /// Tokens that every one of some queries sees in this form: what the last one has not lost, and the first one has already.
+    fn seen_by_all(&self, some: &Range<usize>, form: Form) -> Range<usize> {
+        let [first, last] = self.seen_by_ends(some, form);
+        last.start..first.end
+    }
+
+    /// Tokens beside which no query of some sees any in this form.
+    fn seen_by_any(&self, some: &Range<usize>, form: Form) -> Range<usize> {
+        let [first, last] = self.seen_by_ends(some, form);
+        first.start..last.end
     }
 
     /// Hides from each query the tokens that it does not see, or not in this form. The block begins with token `first`.
     fn hide(&self, local: &mut Local, first: usize, tiles: &Range<usize>, form: Form) {
         let (begin, end) = (tiles.start * TILE, tiles.end * TILE);
-        for (query, scores) in self.job.queries.clone().zip(&mut local.scores) {
+        let queries = self.job.queries.start + local.some.start..;
+        for (query, scores) in queries.zip(&mut local.scores) {
             let seen = self.seen(self.part.rows.start + query / self.group, form);
             let within = |token: usize| token.saturating_sub(first).clamp(begin, end);
             let scores = scores.0.as_flattened_mut();

@@ -10,9 +10,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "an index runs over sums, codes and operands at once")]
 
-use std::f32::consts::LOG2_E;
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 use kvant_codec::tile::{TILE, high_planes};
@@ -21,7 +19,7 @@ use kvant_codec::{DType, Side};
 use super::ahead::Ahead;
 use super::codes::{Codes, Coding, Whole, with_codes};
 use super::weights::weighted;
-use crate::lanes::{Lanes, Op, exp2};
+use crate::lanes::{Lanes, Op};
 
 /// Tokens that go through the softmax together.
 pub(super) const BLOCK: usize = 128;
@@ -303,99 +301,6 @@ impl Floats<64> for F32 {
     #[inline(always)]
     fn load<L: Lanes>(lanes: L, x: &[u8; 64]) -> L::Floats {
         lanes.load_f32(x)
-    }
-}
-
-/// Bounds the scores of some tiles of a block: `cap tanh(score / cap)`, both times log2 e. What is not finite becomes NaN.
-///
-/// `tanh(y) = (a - b) / (a + b)`, `a = exp(min(2 y, 0))`, `b = exp(min(-2 y, 0))`: off by 2 · 2.5e-7 and three roundings of 1.
-pub(super) struct SoftCap<'a> {
-    pub(super) scores: &'a mut [Scores],
-    pub(super) tiles: Range<usize>,
-    pub(super) cap: f32,
-}
-
-impl Op for SoftCap<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) {
-        let (zero, cap) = (lanes.splat(0.0), lanes.splat(self.cap));
-        // exp(2 y) as a power of two.
-        let rate = lanes.splat(2.0 * LOG2_E / self.cap);
-        for scores in self.scores.iter_mut() {
-            for tile in &mut scores.0[self.tiles.clone()] {
-                let x = lanes.load(tile);
-                let y = lanes.mul(x, rate);
-                let a = exp2(lanes, lanes.sub(zero, lanes.max(lanes.sub(zero, y), zero)));
-                let b = exp2(lanes, lanes.sub(zero, lanes.max(y, zero)));
-                let tanh = lanes.div(lanes.sub(a, b), lanes.add(a, b));
-                lanes.store(lanes.mul_add(x, zero, lanes.mul(tanh, cap)), tile);
-            }
-        }
-    }
-}
-
-/// Replaces the scores of some tiles of a block by 2^(score - max); gives the maxima and the sums, `[queries]`.
-pub(super) struct Softmax<'a> {
-    pub(super) scores: &'a mut [Scores],
-    pub(super) tiles: Range<usize>,
-    pub(super) max: &'a mut [f32],
-    pub(super) sum: &'a mut [f32],
-}
-
-impl Op for Softmax<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) {
-        // Two loops: what waits for the maximum of one query does not hold up the next.
-        for (scores, max) in self.scores.iter().zip(&mut *self.max) {
-            let mut most = lanes.splat(f32::NEG_INFINITY);
-            for tile in &scores.0[self.tiles.clone()] {
-                most = lanes.max(lanes.load(tile), most);
-            }
-            *max = lanes.largest(most);
-        }
-        for ((scores, &mut max), sum) in self.scores.iter_mut().zip(self.max).zip(self.sum) {
-            let mut all = lanes.splat(0.0);
-            for tile in &mut scores.0[self.tiles.clone()] {
-                let p = exp2(lanes, lanes.sub(lanes.load(tile), lanes.splat(max)));
-                all = lanes.add(all, p);
-                lanes.store(p, tile);
-            }
-            *sum = lanes.sum(all);
-        }
-    }
-}
-
-/// Joins the softmax of more tokens to that of earlier ones, for 16 queries at a time: raises the maxima and adds the
-/// sums. Gives the factors on what was summed before and on what comes in.
-pub(super) struct Join<'a> {
-    pub(super) max: &'a mut [[f32; 16]],
-    pub(super) sum: &'a mut [[f32; 16]],
-    pub(super) more_max: &'a [[f32; 16]],
-    pub(super) more_sum: &'a [[f32; 16]],
-    pub(super) keep: &'a mut [[f32; 16]],
-    pub(super) shrink: &'a mut [[f32; 16]],
-}
-
-impl Op for Join<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) {
-        for i in 0..self.max.len() {
-            let (before, more) = (lanes.load(&self.max[i]), lanes.load(&self.more_max[i]));
-            let max = lanes.max(before, more);
-            let (keep, shrink) = (exp2(lanes, lanes.sub(before, max)), exp2(lanes, lanes.sub(more, max)));
-            let sum = lanes.mul(lanes.load(&self.sum[i]), keep);
-            let sum = lanes.mul_add(lanes.load(&self.more_sum[i]), shrink, sum);
-            lanes.store(max, &mut self.max[i]);
-            lanes.store(sum, &mut self.sum[i]);
-            lanes.store(keep, &mut self.keep[i]);
-            lanes.store(shrink, &mut self.shrink[i]);
-        }
     }
 }
 

@@ -3,29 +3,29 @@
 use std::ops::Range;
 
 use kvant_backend::StreamSpec;
-use kvant_codec::Side;
-use kvant_codec::tile::{SCALE_BYTES, TILE, TileBlock, TileLayout};
+use kvant_codec::tile::{TILE, TileBlock, TileLayout};
 
 use super::ahead::Ahead;
 use super::centre::{Meet, Shift};
-use super::codes::{Coding, Expand, Expanded, Meaning, OCTET_DIMS};
-use super::joint::{AddCentre, ScoreRows, Unpack};
+use super::codes::{Coding, Expanded, Meaning, OCTET_DIMS};
+use super::drive::TOGETHER;
+use super::joint::{AddCentre, ScoreRows};
 use super::kernels::{
-    BLOCK, BLOCK_TILES, Bytes, Lane, MOST_QUERIES, MixCodes, MixFloats, ScoreCodes, ScoreFloats, Scores,
-    SoftCap, Softmax,
+    BLOCK_TILES, Bytes, Lane, MOST_QUERIES, MixCodes, MixFloats, ScoreCodes, ScoreFloats, Scores,
 };
+use super::panels::Panels;
+use super::planes::Planes;
 use super::query::{Queries, SLICE};
+use super::softmax::{SoftCap, Softmax};
 use super::stage::Stage;
-use super::tiles::{AddMixed, AddScores, Beside, Operands};
+use super::tiles::Beside;
 use super::view::{Block, Run};
-use super::weights::{ONES, RoundWeights, weight_planes};
+use super::weights::{RoundWeights, weight_planes};
 use crate::lanes::Lanes;
-use crate::unit::{MOST_WORDS, ROWS, Row};
+use crate::unit::ROWS;
 
 /// Octets of the largest block (turbo: 128 dims).
 const BLOCK_OCTETS: usize = 4;
-/// Bytes of sixteen dims of a block of tokens.
-const COLUMN_BYTES: usize = 16 * BLOCK;
 
 /// What a thread works with.
 #[derive(Debug)]
@@ -33,38 +33,41 @@ pub(super) struct Local {
     /// The job whose queries are prepared.
     job: Option<usize>,
     pub(super) queries: Queries,
-    /// `[queries]`
+    /// Those that are worked on together: *some*, of whom there are as many as there are scores.
+    pub(super) some: Range<usize>,
+    /// `[some]`
     pub(super) scores: Vec<Scores>,
-    /// What every score of the block misses without it, `[queries]` in sixteens.
+    /// What every score of the block misses without it, `[some]` in sixteens.
     met: Vec<[f32; 16]>,
-    /// Of the scores of a block, `[queries]` in sixteens.
+    /// Of the scores of a block, `[some]` in sixteens.
     pub(super) max: Vec<[f32; 16]>,
-    /// Of the weights of a block, `[queries]` in sixteens.
+    /// Of the weights of a block, `[some]` in sixteens.
     pub(super) sum: Vec<[f32; 16]>,
-    /// Factor on the outputs so far, `[queries]` in sixteens.
+    /// Factor on the outputs so far, `[some]` in sixteens.
     pub(super) keep: Vec<[f32; 16]>,
-    /// Factor on the weights of a block, `[queries]` in sixteens.
+    /// Factor on the weights of a block, `[some]` in sixteens.
     pub(super) shrink: Vec<[f32; 16]>,
-    /// Byte planes of the weights, `[queries][2]`, or a row of ones and `[queries]`; and some behind them.
-    weights: Vec<Bytes>,
-    /// `-bias · Σ integers` of the weights, `[queries]`.
-    starts: Vec<i32>,
-    /// What one unit of weights times codes stands for, `[queries]`.
-    factors: Vec<f32>,
-    /// Expanded octets: of the blocks of two tiles of keys, or of a column pair of a block of tokens; or these two columns, one after
-    /// the other.
+    /// Byte planes of the weights, `[some][planes]`, and some behind them.
+    pub(super) weights: Vec<Bytes>,
+    /// `-bias · Σ integers` of the weights, `[some]`.
+    pub(super) starts: Vec<i32>,
+    /// What one unit of weights times codes stands for, `[some]`.
+    pub(super) factors: Vec<f32>,
+    /// Expanded octets: of the blocks of two tiles of keys, or of a column pair of a block of tokens.
     octets: Vec<Expanded>,
+    /// What is multiplied beside the vectors.
+    pub(super) panels: Panels,
     /// Of a joint stream, a block of tokens in whole bytes, as its values are read: `[octets of a tile][8 tiles]`. None of another.
-    unpacked: Vec<Expanded>,
-    is_joint: bool,
+    pub(super) unpacked: Vec<Expanded>,
+    pub(super) is_joint: bool,
     /// Steps of the loops over a block of keys and values, for a chunk of queries.
     steps: usize,
     /// Blocks of dims of a coded tile of keys, and of values.
-    blocks: [Vec<TileBlock>; 2],
+    pub(super) blocks: [Vec<TileBlock>; 2],
     /// One output `[v_dim]`.
     pub(super) row: Vec<f32>,
     /// How much of the tiles is read: everything, but while it is measured.
-    stage: Stage,
+    pub(super) stage: Stage,
 }
 
 impl Local {
@@ -78,8 +81,8 @@ impl Local {
         self.job.replace(index) != Some(index)
     }
 
-    /// Makes room for so many queries of these keys and values.
-    pub(super) fn reset(&mut self, queries: usize, streams: [&StreamSpec; 2]) {
+    /// Makes room for queries of these keys and values.
+    pub(super) fn reset(&mut self, streams: [&StreamSpec; 2]) {
         let [keys, values] = streams;
         self.steps = 0;
         for ((blocks, spec), dim) in self.blocks.iter_mut().zip(streams).zip([keys.dim(), values.value_dim()])
@@ -90,32 +93,46 @@ impl Local {
             blocks.clear();
             blocks.extend(layout.blocks().take_while(|block| block.dims.end <= dim));
         }
+        self.panels.reset([keys.dim(), values.value_dim()]);
         self.is_joint = keys.joint.is_some();
         let octets = if self.is_joint { values.value_dim().div_ceil(OCTET_DIMS) } else { 0 };
         self.unpacked.resize(octets * BLOCK_TILES, Expanded::ZERO);
-        self.scores.resize(queries, Scores([[0.0; TILE]; BLOCK_TILES + 1]));
-        // A matrix unit reads whole tiles of queries.
-        self.weights.resize(2 * (queries + ROWS - 1), Bytes([[0; 4]; 32]));
-        self.starts.resize(queries, 0);
-        self.factors.resize(queries, 0.0);
+        self.octets.resize((2 * BLOCK_OCTETS).max(BLOCK_TILES), Expanded::ZERO);
+    }
+
+    /// Turns to some of the queries.
+    pub(super) fn turn_to(&mut self, some: Range<usize>) {
+        let n = some.len();
+        self.some = some;
+        self.scores.resize(n, Scores([[0.0; TILE]; BLOCK_TILES + 1]));
+        // A matrix unit meets whole tiles of queries.
+        let rows = n.next_multiple_of(ROWS);
+        self.weights.resize(2 * rows, Bytes([[0; 4]; 32]));
+        self.starts.resize(rows, 0);
+        self.factors.resize(rows, 0.0);
         for state in [&mut self.met, &mut self.max, &mut self.sum, &mut self.keep, &mut self.shrink] {
-            state.resize(queries.div_ceil(16), [0.0; 16]);
+            state.resize(n.div_ceil(16), [0.0; 16]);
         }
-        self.octets.resize(2 * BLOCK_OCTETS.max(BLOCK_TILES), Expanded::ZERO);
     }
 
     /// What to ask for while a block of keys and values is worked on, in as many steps as the loops over it take: one for 32 dims of a pair
     /// of coded tiles, or for 512 floats, each time they are read. Of a joint stream the first of `next` is all; while it is measured
     /// what reading takes, there is nothing.
-    pub(super) fn ahead<L: Lanes, B: Beside>(&self, _: L, beside: &Option<B>, next: &[Block]) -> Ahead {
+    pub(super) fn ahead<L: Lanes, B: Beside>(
+        &self,
+        _: L,
+        beside: &Option<B>,
+        n_queries: usize,
+        next: &[Block],
+    ) -> Ahead {
         let n = match self.stage.fetches() {
             false => 0,
             true if self.is_joint => 1,
             true => next.len(),
         };
         let times = match beside {
-            Some(_) => 1,
-            None => self.scores.len().div_ceil(MOST_QUERIES) * 2 / L::WIDE,
+            Some(_) => n_queries.div_ceil(TOGETHER),
+            None => n_queries.div_ceil(MOST_QUERIES) * 2 / L::WIDE,
         };
         Ahead::of(next[..n].iter(), self.steps * times)
     }
@@ -128,16 +145,20 @@ impl Local {
         keys: &Block,
         ahead: &mut Ahead,
     ) {
-        let (is_joint, is_beside, n) = (self.is_joint, beside.is_some(), self.scores.len());
-        // What is unpacked beside the products has room for two tiles.
-        let is_unpacked = |coding| is_joint || is_beside || n > MOST_QUERIES && coding != Coding::Whole;
+        let (is_joint, n) = (self.is_joint, self.scores.len());
+        // What is unpacked first has room for two tiles.
+        let is_unpacked = |coding| is_joint || n > MOST_QUERIES && coding != Coding::Whole;
         for run in keys.runs() {
             let coding = Coding::of(run.layout.dtype());
+            if let (Some(coding), Some(beside)) = (coding, &mut *beside) {
+                self.score_panels(lanes, beside, coding, &run, ahead);
+                continue;
+            }
             let together = if coding.is_none_or(is_unpacked) { 2 } else { run.tiles };
             for t in (0..run.tiles).step_by(together) {
                 let tiles = t..run.tiles.min(t + together);
                 match coding {
-                    Some(coding) => self.score_codes(lanes, beside, coding, &run, tiles, ahead),
+                    Some(coding) => self.score_codes(lanes, coding, &run, tiles, ahead),
                     None if self.is_joint => {
                         ahead.steps(run.layout.dim() / TILE);
                         for t in tiles {
@@ -152,7 +173,8 @@ impl Local {
 
     /// The products of all queries with the centre of a block of keys.
     pub(super) fn meet<L: Lanes>(&mut self, lanes: L, centre: &[u8]) {
-        Meet { queries: &self.queries.floats, centre, met: self.met.as_flattened_mut() }.run(lanes);
+        let queries = self.queries.of(&self.some, centre.len() / 2);
+        Meet { queries, centre, met: self.met.as_flattened_mut() }.run(lanes);
     }
 
     /// Adds them to the scores of some tiles.
@@ -183,30 +205,30 @@ impl Local {
 
     fn score_floats<L: Lanes>(&mut self, lanes: L, run: &Run, t: usize, ahead: &mut Ahead) {
         let (layout, tiles, tile) = (run.layout, run.pair(t), run.first + t);
-        let chunks = self.queries.floats.chunks(MOST_QUERIES * layout.dim());
+        let chunks = self.queries.of(&self.some, layout.dim()).chunks(MOST_QUERIES * layout.dim());
         for (queries, scores) in chunks.zip(self.scores.chunks_mut(MOST_QUERIES)) {
             ScoreFloats { dtype: layout.dtype(), tiles, queries, scores, tile, ahead }.run(lanes);
         }
     }
 
     fn score_rows<L: Lanes>(&mut self, lanes: L, layout: TileLayout, rows: &[u8], tile: usize) {
-        let chunks = self.queries.floats.chunks(MOST_QUERIES * layout.dim());
+        let chunks = self.queries.of(&self.some, layout.dim()).chunks(MOST_QUERIES * layout.dim());
         for (queries, scores) in chunks.zip(self.scores.chunks_mut(MOST_QUERIES)) {
             ScoreRows { dtype: layout.dtype(), rows, queries, scores, tile }.run(lanes);
         }
     }
 
     /// Scores of some tiles of a run: two at most where they are unpacked first.
-    fn score_codes<L: Lanes, B: Beside>(
+    fn score_codes<L: Lanes>(
         &mut self,
         lanes: L,
-        beside: &mut Option<B>,
         coding: Coding,
         run: &Run,
         tiles: Range<usize>,
         ahead: &mut Ahead,
     ) {
         let (tile, n_tiles, n) = (run.first + tiles.start, tiles.len(), self.scores.len());
+        let (first, all) = (self.some.start, self.queries.n);
         let query_planes = Meaning::of(run.layout.dtype()).expect("coded tiles").query_planes;
         let of_tiles = &run.bytes[tiles.start * run.tile_bytes..];
         for (block, TileBlock { dims, bytes }) in self.blocks[0].iter().enumerate() {
@@ -214,48 +236,18 @@ impl Local {
             let of_block = &of_tiles[bytes.start..];
             let (scales, scale_stride) = self.stage.scales(of_block, run.tile_bytes);
             let mut codes = self.staged(coding, of_block, bytes.len(), (run.tile_bytes, n_tiles), (0, 1));
-            if self.is_joint || (n > MOST_QUERIES || beside.is_some()) && codes.coding != Coding::Whole {
-                for (t, keys) in self.octets.chunks_exact_mut(octets).enumerate().take(n_tiles) {
-                    let (coding, planes) = (codes.coding, codes.tile(t));
-                    if self.is_joint {
-                        let at = dims.start / OCTET_DIMS * BLOCK_TILES + tile + t;
-                        let values = self.unpacked.get_mut(at..).unwrap_or_default();
-                        unpack(lanes, coding, planes, keys, values);
-                        continue;
-                    }
-                    for (octet, out) in keys.iter_mut().enumerate() {
-                        let out = out.halves();
-                        lanes.run(Expand { coding, planes, octet, side: Side::K, out });
-                    }
-                }
+            if self.is_joint || n > MOST_QUERIES && codes.coding != Coding::Whole {
+                let at = dims.start / OCTET_DIMS * BLOCK_TILES + tile;
+                let values = self.unpacked.get_mut(at..).unwrap_or_default();
+                let values = self.is_joint.then_some(values);
+                codes.expand_keys(lanes, (n_tiles, octets), &mut self.octets, values);
                 codes = Planes::expanded(&self.octets, octets);
             }
             let slice = dims.start / SLICE;
-            if let Some(beside) = beside {
-                let pair = [0, n_tiles - 1];
-                let of = Operands {
-                    panels: pair.map(|t| codes.tile(t)),
-                    n_panels: n_tiles,
-                    groups: dims.len() / 4,
-                    rows: &self.queries.rows[slice * n * query_planes..],
-                    at: dims.start % SLICE / 4,
-                    queries: n,
-                };
-                let take = AddScores {
-                    scales: pair.map(|t| scales[t * scale_stride..].first_chunk().expect("16 scales")),
-                    starts: &self.queries.starts[block * n..(block + 1) * n],
-                    factors: &self.queries.factors[block * n..(block + 1) * n],
-                    scores: &mut self.scores,
-                    tile,
-                    is_first: block == 0,
-                };
-                ahead.steps(octets);
-                beside.multiply(lanes, of, query_planes, take);
-                continue;
-            }
             for from in (0..n).step_by(MOST_QUERIES) {
                 let to = (from + MOST_QUERIES).min(n);
-                let chunk = block * n + from..block * n + to;
+                let chunk = block * all + first + from..block * all + first + to;
+                let query = slice * all + first + from;
                 ScoreCodes {
                     coding: codes.coding,
                     scales,
@@ -265,8 +257,7 @@ impl Local {
                     stride: codes.stride,
                     octets,
                     tiles: n_tiles,
-                    rows: &self.queries.rows
-                        [(slice * n + from) * query_planes..(slice * n + to) * query_planes],
+                    rows: &self.queries.rows[query * query_planes..][..(to - from) * query_planes],
                     query_planes,
                     at: dims.start % SLICE / 4,
                     starts: &self.queries.starts[chunk.clone()],
@@ -292,7 +283,10 @@ impl Local {
     ) {
         for run in values.runs() {
             match Coding::of(run.layout.dtype()) {
-                Some(coding) => self.mix_codes(lanes, beside, coding, &run, ahead, out),
+                Some(coding) => match beside {
+                    Some(beside) => self.mix_panels(lanes, beside, &run, ahead, out),
+                    None => self.mix_codes(lanes, coding, &run, ahead, out),
+                },
                 None => self.mix_floats(lanes, &run, ahead, out),
             }
         }
@@ -320,66 +314,50 @@ impl Local {
         }
     }
 
-    fn mix_codes<L: Lanes, B: Beside>(
+    /// Brings the weights of a block of dims of some tiles to bytes. Gives how many planes of them there are.
+    pub(super) fn round_weights<L: Lanes>(&mut self, lanes: L, run: &Run, of_block: &[u8]) -> usize {
+        let (scales, stride) = self.stage.scales(of_block, run.tile_bytes);
+        let meaning = Meaning::of(run.layout.dtype()).expect("coded tiles");
+        let planes = weight_planes::<L>(meaning);
+        lanes.run(RoundWeights {
+            p: &self.scores,
+            scales,
+            stride,
+            tiles: run.tiles,
+            tile: run.first,
+            meaning,
+            shrink: self.shrink.as_flattened(),
+            rows: &mut self.weights[..planes * self.scores.len()],
+            starts: &mut self.starts,
+            factors: &mut self.factors,
+        });
+        planes
+    }
+
+    fn mix_codes<L: Lanes>(
         &mut self,
         lanes: L,
-        beside: &mut Option<B>,
         coding: Coding,
         run: &Run,
         ahead: &mut Ahead,
         out: &mut [Lane],
     ) {
-        let (layout, stride, n) = (run.layout, run.tile_bytes, self.scores.len());
-        let meaning = Meaning::of(layout.dtype()).expect("coded tiles");
-        let planes = weight_planes::<L>(meaning);
-        let n_ones = 2 - planes;
-        self.weights[..n_ones].fill(ONES);
+        let n = self.scores.len();
         let width = out.len() / n;
-        for TileBlock { dims, bytes: place } in &self.blocks[1] {
+        for block in 0..self.blocks[1].len() {
+            let TileBlock { dims, bytes: place } = self.blocks[1][block].clone();
             let bytes = &run.bytes[place.start..];
-            let block_bytes = place.len();
-            let (scales, scale_stride) = self.stage.scales(bytes, stride);
-            lanes.run(RoundWeights {
-                p: &self.scores,
-                scales,
-                stride: scale_stride,
-                tiles: run.tiles,
-                tile: run.first,
-                meaning,
-                shrink: self.shrink.as_flattened(),
-                rows: &mut self.weights[n_ones..n_ones + planes * n],
-                starts: &mut self.starts,
-                factors: &mut self.factors,
-            });
+            let planes = self.round_weights(lanes, run, bytes);
             let octets = dims.len() / OCTET_DIMS;
-            // What is unpacked beside the products has room for one octet.
-            let is_unpacked = self.is_joint || beside.is_some() || n > MOST_QUERIES;
-            let together = if is_unpacked { 1 } else { octets };
+            // What is unpacked first has room for one octet.
+            let together = if self.is_joint || n > MOST_QUERIES { 1 } else { octets };
             for octet in (0..octets).step_by(together) {
                 let at = dims.start / OCTET_DIMS + octet;
                 let part = (octet / together, octets / together);
-                let mut codes = self.staged(coding, bytes, block_bytes, (stride, run.tiles), part);
+                let mut codes = self.staged(coding, bytes, place.len(), (run.tile_bytes, run.tiles), part);
                 if self.is_joint && codes.coding != Coding::Whole {
                     // When it was scored.
                     codes = Planes::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles], 1);
-                }
-                if let Some(beside) = beside {
-                    let halves = codes.expand_across(lanes, run, &mut self.octets);
-                    let columns: &[u8] = bytemuck::cast_slice(&self.octets);
-                    let column = |c| &columns[c * COLUMN_BYTES..][MOST_WORDS * 64 * halves.start..];
-                    let of = Operands {
-                        panels: [column(0), column(1)],
-                        n_panels: 2,
-                        groups: MOST_WORDS * halves.len(),
-                        rows: &self.weights,
-                        at: MOST_WORDS * halves.start,
-                        queries: n_ones + n,
-                    };
-                    let (starts, factors) = (&self.starts, &self.factors);
-                    ahead.steps(run.tiles.div_ceil(2));
-                    let take = AddMixed { starts, factors, out, width, lane: 2 * at, all: Row::ZERO };
-                    beside.multiply(lanes, of, planes, take);
-                    continue;
                 }
                 if n > MOST_QUERIES && codes.coding != Coding::Whole {
                     for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
@@ -397,7 +375,7 @@ impl Local {
                         octet: codes.index,
                         octets: together,
                         tiles: run.tiles,
-                        rows: &self.weights[n_ones..][planes * from..planes * to],
+                        rows: &self.weights[planes * from..planes * to],
                         weight_planes: planes,
                         tile: run.first,
                         starts: &self.starts[from..to],
@@ -414,24 +392,16 @@ impl Local {
     }
 }
 
-/// Unpacks a block of dims of a tile of a joint stream: as keys, octet by octet, and as values to every eighth place, of those there
-/// are. Whole bytes are read as values where they lie.
-fn unpack<L: Lanes>(lanes: L, coding: Coding, planes: &[u8], keys: &mut [Expanded], values: &mut [Expanded]) {
-    for (octet, keys) in keys.iter_mut().enumerate() {
-        let values = if coding == Coding::Whole { None } else { values.get_mut(octet * BLOCK_TILES) };
-        lanes.run(Unpack { coding, planes, octet, values, keys });
-    }
-}
-
 impl Default for Local {
     fn default() -> Self {
         let (queries, stage) = (Queries::default(), Stage::All);
         let (scores, weights, starts, factors) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let [met, max, sum, keep, shrink] = [const { Vec::new() }; 5];
-        let (octets, unpacked, row) = (Vec::new(), Vec::new(), Vec::new());
+        let (octets, panels, unpacked, row) = (Vec::new(), Panels::default(), Vec::new(), Vec::new());
         Self {
             job: None,
             queries,
+            some: 0..0,
             scores,
             met,
             max,
@@ -442,6 +412,7 @@ impl Default for Local {
             starts,
             factors,
             octets,
+            panels,
             unpacked,
             is_joint: false,
             row,
@@ -449,83 +420,5 @@ impl Default for Local {
             blocks: [const { Vec::new() }; 2],
             stage,
         }
-    }
-}
-
-/// A block of dims of each of some tiles, or one octet of it.
-#[derive(Clone, Copy)]
-struct Planes<'a> {
-    coding: Coding,
-    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes further.
-    planes: &'a [u8],
-    plane_bytes: usize,
-    stride: usize,
-    /// Which octet of the block; the first where all of them are meant.
-    index: usize,
-}
-
-impl<'a> Planes<'a> {
-    /// What was expanded, tile by tile, so many octets of each.
-    fn expanded(tiles: &'a [Expanded], octets: usize) -> Self {
-        let bytes = octets * size_of::<Expanded>();
-        let planes = bytemuck::cast_slice(tiles);
-        Self { coding: Coding::Whole, planes, plane_bytes: bytes, stride: bytes, index: 0 }
-    }
-
-    /// Planes of the block of tile `t`.
-    fn tile(&self, t: usize) -> &'a [u8] {
-        &self.planes[t * self.stride..][..self.plane_bytes]
-    }
-
-    /// Writes that of tile `t` as whole bytes.
-    fn expand<'b>(&self, t: usize, out: [&'b mut [[u8; 64]; 4]; 2]) -> Expand<'b>
-    where
-        'a: 'b,
-    {
-        let planes = self.tile(t);
-        Expand { coding: self.coding, planes, octet: self.index, side: Side::V, out }
-    }
-
-    /// Writes the tiles of `run` as two columns of a block of tokens, one after the other, and zeros beside them. Gives the halves of
-    /// the block that they lie in.
-    fn expand_across<L: Lanes>(&self, lanes: L, run: &Run, columns: &mut [Expanded]) -> Range<usize> {
-        const HALF: usize = BLOCK_TILES / 2;
-        let halves = run.first / HALF..(run.first + run.tiles).div_ceil(HALF);
-        let (first, rest) = columns.split_at_mut(COLUMN_BYTES / size_of::<Expanded>());
-        let [first, second] = [first, rest].map(|column| column.iter_mut().flat_map(Expanded::halves));
-        let tiles = HALF * halves.start..HALF * halves.end;
-        for (tile, column) in first.zip(second).enumerate().take(tiles.end).skip(tiles.start) {
-            match tile.checked_sub(run.first).filter(|t| *t < run.tiles) {
-                Some(t) => lanes.run(self.expand(t, column.into())),
-                None => (*column.0, *column.1) = ([[0; 64]; 4], [[0; 64]; 4]),
-            }
-        }
-        halves
-    }
-}
-
-impl Local {
-    /// What to read as part `index` of `parts` in a block of dims of some tiles, of which an octet is the least: the block takes
-    /// `block_bytes` and begins with `bytes` in the first tile, the next are `stride` bytes further.
-    fn staged<'a>(
-        &self,
-        coding: Coding,
-        bytes: &'a [u8],
-        block_bytes: usize,
-        (stride, tiles): (usize, usize),
-        (index, parts): (usize, usize),
-    ) -> Planes<'a> {
-        let plane_bytes = block_bytes - SCALE_BYTES;
-        if !self.stage.is_blank() {
-            let (coding, planes) = self.stage.planes(coding, &bytes[SCALE_BYTES..]);
-            return Planes { coding, planes, plane_bytes, stride, index };
-        }
-        let share = plane_bytes / parts;
-        let mut blank = self.stage.planes(coding, &[]);
-        for t in 0..tiles {
-            let planes = &bytes[t * stride + SCALE_BYTES..];
-            blank = self.stage.planes(coding, &planes[index * share..][..share]);
-        }
-        Planes { coding: blank.0, planes: blank.1, plane_bytes: blank.1.len(), stride: 0, index: 0 }
     }
 }

@@ -74,8 +74,11 @@ mod drive;
 mod joint;
 mod kernels;
 mod local;
+mod panels;
+mod planes;
 mod query;
 mod scalar;
+mod softmax;
 #[cfg(target_arch = "aarch64")]
 mod squares;
 mod stage;

@@ -1,5 +1,7 @@
 //! Queries, ready to meet keys: padded, scaled, rotated where the keys are, and in signed bytes where keys are coded.
 
+use std::ops::Range;
+
 use kvant_backend::StreamSpec;
 use kvant_codec::tile::{TileBlock, TileLayout, slices};
 
@@ -15,13 +17,15 @@ pub(super) const SLICE: usize = 128;
 /// The queries of one KV head that are worked on together.
 #[derive(Debug, Default)]
 pub(super) struct Queries {
+    /// How many there are.
+    pub(super) n: usize,
     /// Padded, scaled and rotated, `[queries][dim]`.
     pub(super) floats: Vec<f32>,
     /// Byte planes, `[slices][queries][planes]`, and some behind them.
     pub(super) rows: Vec<Bytes>,
-    /// `-bias · Σ integers`, `[blocks][queries]`.
+    /// `-bias · Σ integers`, `[blocks][queries]`, and some behind them.
     pub(super) starts: Vec<i32>,
-    /// What one unit of an integer product with the codes of a key stands for, `[blocks][queries]`.
+    /// What one unit of an integer product with the codes of a key stands for, `[blocks][queries]`, and some behind them.
     pub(super) factors: Vec<f32>,
 }
 
@@ -46,6 +50,7 @@ impl Queries {
             self.floats[first..].iter_mut().for_each(|x| *x *= scale);
             self.floats.resize(self.floats.len().next_multiple_of(dim), 0.0);
         }
+        self.n = self.floats.len() / dim;
         if keys.rotates {
             for slice in slices(dim, SLICE) {
                 lanes.run(Rotate { rows: &mut self.floats, width: dim, slice, way: Way::Forward });
@@ -56,11 +61,16 @@ impl Queries {
         }
     }
 
+    /// Those of some queries, `[some][dim]`.
+    pub(super) fn of(&self, some: &Range<usize>, dim: usize) -> &[f32] {
+        &self.floats[some.start * dim..some.end * dim]
+    }
+
     fn round<L: Lanes>(&mut self, lanes: L, meaning: Meaning, keys: &TileLayout) {
         let dim = keys.dim();
-        let n = self.floats.len() / dim;
+        let n = self.n;
         let planes = meaning.query_planes;
-        // A matrix unit reads whole tiles of queries.
+        // A matrix unit meets whole tiles of queries.
         self.rows.resize((dim.div_ceil(SLICE) * n + ROWS - 1) * planes, Bytes([[0; 4]; 32]));
         self.starts.clear();
         self.factors.clear();
@@ -77,6 +87,8 @@ impl Queries {
                 self.factors.push(unit * meaning.step);
             }
         }
+        self.starts.resize(self.starts.len() + ROWS - 1, 0);
+        self.factors.resize(self.factors.len() + ROWS - 1, 0.0);
     }
 }
 

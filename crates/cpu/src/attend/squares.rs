@@ -44,6 +44,8 @@ impl Beside for BesideSquares {
 
     // Vectors read the codes of fewer as they lie.
     const LEAST_QUERIES: usize = MOST_QUERIES + 1;
+    // As the vectors: unpacking a tile costs little beside reading it then.
+    const QUERIES: usize = 48;
 
     fn new(quad: I8mm) -> Self {
         let steps = [[[0; 16]; LANE_PAIRS]; MOST_STEPS];
@@ -71,9 +73,9 @@ impl<K: Take, const P: usize> Op for Multiply<'_, K, P> {
 
     #[inline(always)]
     fn run<L: Lanes>(mut self, lanes: L) {
-        let Operands { panels, n_panels, groups, rows, queries, .. } = self.of;
-        for (panel, lines) in panels[..n_panels].iter().enumerate() {
-            self.arrange(&lines.as_chunks().0[..groups]);
+        let Operands { panels, stride, n_panels, groups, rows, queries, .. } = self.of;
+        for panel in 0..n_panels {
+            self.arrange(&panels[panel * stride..].as_chunks().0[..groups]);
             let at_once = 2 * MOST_PAIRS / P;
             for first in (0..queries).step_by(at_once) {
                 let some = first..queries.min(first + at_once);

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::kernels::{Bytes, Lane, Scores, joined};
+use super::kernels::{BLOCK_TILES, Bytes, Lane, Scores, joined};
 use super::weights::weighted;
 use crate::lanes::{Lanes, Op};
 use crate::unit::{MOST_WORDS, Products, ROWS, Row, Tiles, Unit};
@@ -27,6 +27,8 @@ pub(super) trait Beside {
 
     /// The fewest queries that it is brought.
     const LEAST_QUERIES: usize;
+    /// Queries that share one walk over the tokens.
+    const QUERIES: usize;
 
     fn new(proof: Self::Proof) -> Self;
 
@@ -56,9 +58,9 @@ impl<U: Unit> BesideUnit<U> {
 /// What is multiplied.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
-    /// Lines of each panel.
-    pub(super) panels: [&'a [u8]; 2],
-    /// How many of the panels there are.
+    /// Lines of the first panel; those of the next are `stride` bytes further.
+    pub(super) panels: &'a [u8],
+    pub(super) stride: usize,
     pub(super) n_panels: usize,
     /// Groups that are multiplied: 8, 16 or 32.
     pub(super) groups: usize,
@@ -85,6 +87,7 @@ impl<U: Unit> Beside for BesideUnit<U> {
     type Proof = U;
 
     const LEAST_QUERIES: usize = U::LEAST_QUERIES;
+    const QUERIES: usize = U::QUERIES;
 
     fn new(unit: U) -> Self {
         Self { unit, tiles: None }
@@ -179,9 +182,9 @@ impl<T: Tiles, K: Take, const H: usize, const P: usize> Multiply<'_, T, K, H, P>
 
     #[inline(always)]
     fn begin<const C: usize>(&mut self, place: Place) {
-        let Operands { panels, rows, at, .. } = self.of;
+        let Operands { panels, stride, rows, at, .. } = self.of;
         if (place.first_query, place.plane) == (0, 0) {
-            let lines = panels[place.panel];
+            let lines = &panels[place.panel * stride..];
             self.tiles.load_lines::<6>(lines, LINE);
             if H == 2 {
                 self.tiles.load_lines::<7>(&lines[MOST_WORDS * LINE..], LINE);
@@ -208,9 +211,11 @@ fn started<L: Lanes, const P: usize>(lanes: L, sums: [&Products; P], m: usize, s
     sums
 }
 
-/// Adds to scores, as [`ScoreCodes`](super::kernels::ScoreCodes) does, whose fields these are.
+/// Adds to scores, as [`ScoreCodes`](super::kernels::ScoreCodes) does, whose fields these are. A panel is a tile.
 pub(super) struct AddScores<'a> {
-    pub(super) scales: [&'a [u8; 32]; 2],
+    pub(super) scales: &'a [u8],
+    pub(super) scale_stride: usize,
+    /// `[queries]`, and as many behind them as make their number a multiple of [`ROWS`], like the factors.
     pub(super) starts: &'a [i32],
     pub(super) factors: &'a [f32],
     pub(super) scores: &'a mut [Scores],
@@ -227,13 +232,17 @@ impl Take for AddScores<'_> {
         queries: Range<usize>,
         sums: [&Products; P],
     ) {
-        let scale = lanes.load_f16(self.scales[panel]);
-        for (m, query) in queries.enumerate() {
-            let sums = started(lanes, sums, m, self.starts[query]);
+        let scale =
+            lanes.load_f16(self.scales[panel * self.scale_stride..].first_chunk().expect("16 scales"));
+        let (starts, factors) = (some(self.starts, &queries), some(self.factors, &queries));
+        let tile = self.tile + panel;
+        assert!(tile < BLOCK_TILES);
+        for (m, scores) in self.scores[queries].iter_mut().enumerate().take(ROWS) {
+            let sums = started(lanes, sums, m, starts[m]);
             let product = lanes.mul(lanes.to_floats(joined(lanes, sums)), scale);
-            let out = &mut self.scores[query].0[self.tile + panel];
+            let out = &mut scores.0[tile];
             let before = if self.is_first { lanes.splat(0.0) } else { lanes.load(out) };
-            lanes.store(lanes.mul_add(product, lanes.splat(self.factors[query]), before), out);
+            lanes.store(lanes.mul_add(product, lanes.splat(factors[m]), before), out);
         }
     }
 }
@@ -245,8 +254,8 @@ pub(super) struct AddMixed<'a> {
     pub(super) out: &'a mut [Lane],
     pub(super) width: usize,
     pub(super) lane: usize,
-    /// Sums of all codes of the panel, where weights are of one plane: then the first row has ones, and those of the queries follow it.
-    pub(super) all: Row,
+    /// Sums of all codes of each panel, where weights are of one plane.
+    pub(super) all: &'a [Row],
 }
 
 impl Take for AddMixed<'_> {
@@ -255,21 +264,25 @@ impl Take for AddMixed<'_> {
         &mut self,
         lanes: L,
         panel: usize,
-        rows: Range<usize>,
+        queries: Range<usize>,
         sums: [&Products; P],
     ) {
-        let n_ones = 2 - P;
-        for (m, row) in rows.enumerate() {
-            let Some(query) = row.checked_sub(n_ones) else {
-                self.all = sums[0][m];
-                continue;
-            };
-            let sums = started(lanes, sums, m, self.starts[query]);
-            let sum = lanes.to_floats(weighted(lanes, sums, lanes.codes_8(&self.all.0)));
-            let out = &mut self.out[query * self.width + self.lane + panel].0;
-            lanes.store(lanes.mul_add(sum, lanes.splat(self.factors[query]), lanes.load(out)), out);
+        let all = lanes.codes_8(&self.all[panel].0);
+        let (starts, factors) = (some(self.starts, &queries), some(self.factors, &queries));
+        let out = &mut self.out[queries.start * self.width + self.lane + panel..];
+        for m in 0..queries.len().min(ROWS) {
+            let sums = started(lanes, sums, m, starts[m]);
+            let sum = lanes.to_floats(weighted(lanes, sums, all));
+            let out = &mut out[m * self.width].0;
+            lanes.store(lanes.mul_add(sum, lanes.splat(factors[m]), lanes.load(out)), out);
         }
     }
+}
+
+/// Those of some queries, and of what stands behind them.
+#[inline(always)]
+fn some<'a, T>(all: &'a [T], queries: &Range<usize>) -> &'a [T; ROWS] {
+    all[queries.start..].first_chunk().expect("room for a tile of queries")
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]
@@ -279,7 +292,7 @@ mod tests {
     use super::*;
     use crate::Isa;
     use crate::attend::kernels::BLOCK;
-    use crate::attend::weights::{ONES, below};
+    use crate::attend::weights::below;
     use crate::lanes::run_on;
     use crate::unit::SoftUnit;
 
@@ -287,19 +300,21 @@ mod tests {
 
     /// Weights of one byte, multiplied by the unit.
     struct Mix<'a> {
-        panels: [&'a [u8]; 2],
+        panels: &'a [u8],
         rows: &'a [Bytes],
         starts: &'a [i32],
+        /// Sums of all codes of each panel.
+        all: &'a [Row],
     }
 
     impl Op for Mix<'_> {
         type Output = (Vec<Lane>, i32);
 
         fn run<L: Lanes>(self, lanes: L) -> (Vec<Lane>, i32) {
-            let Self { panels, rows, starts } = self;
+            let Self { panels, rows, starts, all } = self;
             let mut out = vec![Lane([0.0; 16]); 2 * QUERIES];
-            let of = Operands { panels, n_panels: 2, groups: BLOCK / 4, rows, at: 0, queries: 1 + QUERIES };
-            let (factors, all) = (&[1.0; QUERIES], Row::ZERO);
+            let (stride, groups, factors) = (16 * BLOCK, BLOCK / 4, &[1.0; 2 * ROWS]);
+            let of = Operands { panels, stride, n_panels: 2, groups, rows, at: 0, queries: QUERIES };
             let take = AddMixed { starts, factors, out: &mut out, width: 2, lane: 0, all };
             BesideUnit::new(SoftUnit).multiply(lanes, of, 1, take);
             (out, below::<L>())
@@ -310,17 +325,32 @@ mod tests {
     fn weights_of_one_byte_count_as_much_as_they_are_stored_below() {
         let mut random = Random::new(1);
         let mut bytes = |n: usize| (0..n).map(|_| random.bits() as u8).collect::<Vec<_>>();
-        let panels = [bytes(16 * BLOCK), bytes(16 * BLOCK)];
-        let mut rows = vec![ONES];
+        let panels = bytes(2 * 16 * BLOCK);
+        let all: Vec<Row> = panels
+            .chunks(16 * BLOCK)
+            .map(|panel| {
+                let sum = |dim: usize| {
+                    panel
+                        .as_chunks::<64>()
+                        .0
+                        .iter()
+                        .flat_map(|codes| &codes[4 * dim..4 * dim + 4])
+                        .map(|&c| i32::from(c))
+                        .sum::<i32>()
+                };
+                Row(bytemuck::cast(std::array::from_fn::<i32, 16, _>(sum)))
+            })
+            .collect();
+        let mut rows = Vec::new();
         rows.resize_with(2 * ROWS, || Bytes(bytemuck::pod_read_unaligned(&bytes(BLOCK))));
-        let starts: Vec<i32> = (0..QUERIES).map(|query| 1000 * query as i32 - 9000).collect();
+        let starts: Vec<i32> = (0..2 * ROWS).map(|query| 1000 * query as i32 - 9000).collect();
         for isa in Isa::available() {
-            let mix = Mix { panels: panels.each_ref().map(|panel| &panel[..]), rows: &rows, starts: &starts };
+            let mix = Mix { panels: &panels, rows: &rows, starts: &starts, all: &all };
             let Some((out, below)) = run_on(isa, mix) else { continue };
             for (i, lane) in out.iter().enumerate() {
-                let (query, groups) = (i / 2, panels[i % 2].as_chunks::<64>().0);
+                let (query, groups) = (i / 2, panels[i % 2 * 16 * BLOCK..][..16 * BLOCK].as_chunks::<64>().0);
                 for (dim, &got) in lane.0.iter().enumerate() {
-                    let products = groups.iter().zip(&rows[1 + query].0).flat_map(|(codes, weights)| {
+                    let products = groups.iter().zip(&rows[query].0).flat_map(|(codes, weights)| {
                         let weight = |b: usize| i32::from(weights[b]) + below;
                         (0..4).map(move |b| i32::from(codes[4 * dim + b]) * weight(b))
                     });

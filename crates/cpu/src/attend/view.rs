@@ -130,8 +130,8 @@ impl<'a> Run<'a> {
 pub(super) struct Block<'a> {
     view: &'a View<'a>,
     /// The tile that the block begins with.
-    first: usize,
-    form: Form,
+    pub(super) first: usize,
+    pub(super) form: Form,
     /// The tiles, counted from the start of the block.
     pub(super) tiles: Range<usize>,
 }

@@ -14,23 +14,15 @@ use super::codes::Meaning;
 use super::kernels::{BLOCK, BLOCK_TILES, Bytes, Lane, Scores, joined};
 use crate::lanes::{Lanes, Op};
 
-/// How far a weight of one byte is stored below itself, as a power of two.
-const fn below_bits<L: Lanes>() -> i32 {
-    (L::MAX_BYTE + 1).ilog2() as i32
-}
-
 /// How far a weight of one byte is stored below itself.
 pub(super) const fn below<L: Lanes>() -> i32 {
-    1 << below_bits::<L>()
+    1 << L::BELOW_BITS
 }
 
 /// The largest weight of one byte.
 const fn max_unsigned<L: Lanes>() -> i32 {
     2 * below::<L>() - 1
 }
-
-/// A row that sums codes.
-pub(super) const ONES: Bytes = Bytes([[1; 4]; 32]);
 
 /// What is added to the weights of a block before they are rounded: from -1/2 to 1/2, in the order of van der Corput, which
 /// keeps those of neighbours far apart.
@@ -55,7 +47,7 @@ pub(super) fn weight_planes<L: Lanes>(meaning: Meaning) -> usize {
 #[inline(always)]
 pub(super) fn weighted<L: Lanes, const P: usize>(lanes: L, sums: [L::Ints; P], all: L::Ints) -> L::Ints {
     let sum = joined(lanes, sums);
-    if P == 2 { sum } else { lanes.add_i(sum, lanes.shift_left(all, lanes.splat_i(below_bits::<L>()))) }
+    if P == 2 { sum } else { lanes.add_i(sum, lanes.shift_left(all, lanes.splat_i(L::BELOW_BITS))) }
 }
 
 /// Rounds the weights of some tiles, p · scale, to integers. A NaN among `p` may give any integers; it is the sum of the softmax
@@ -88,37 +80,82 @@ impl Op for RoundWeights<'_> {
         for (t, scales) in scales[..self.tiles].iter_mut().enumerate() {
             *scales = lanes.load_f16(self.scales[t * self.stride..].first_chunk().expect("16 scales"));
         }
-        let (scales, planes) = (&scales[..self.tiles], weight_planes::<L>(self.meaning));
-        let limit = if planes == 1 { max_unsigned::<L>() } else { L::MAX_SPLIT } as f32;
-        let tiles = self.tile..self.tile + self.tiles;
-        let fours = 4 * tiles.start..4 * tiles.end;
-        for (n, (p, rows)) in self.p.iter().zip(self.rows.chunks_exact_mut(planes)).enumerate() {
-            let p = &p.0[tiles.clone()];
-            let mut most = lanes.splat(0.0);
-            for (p, &scale) in p.iter().zip(scales) {
-                most = lanes.max(lanes.abs(lanes.mul(lanes.load(p), scale)), most);
-            }
-            let most = lanes.largest(most);
-            // Weights this small add nothing to any sum; dividing by them might overflow.
-            let per_unit = if most > 1e-30 { limit / most } else { 0.0 };
-            let sum = match rows {
-                [row] => {
-                    let row = row.0[fours.clone()].as_chunks_mut().0;
-                    to_byte(lanes, p, scales, &DITHER[tiles.clone()], per_unit, row)
-                }
-                [high, low] => {
-                    let rows = [high, low].map(|row| row.0[fours.clone()].as_chunks_mut().0);
-                    to_two_bytes(lanes, p, scales, per_unit, rows)
-                }
-                _ => unreachable!("{planes} planes"),
-            };
-            self.starts[n] = sum.wrapping_mul(-self.meaning.bias);
-            self.factors[n] = most * (self.meaning.step / limit) * self.shrink[n];
+        match weight_planes::<L>(self.meaning) {
+            1 => self.round::<L, 1>(lanes, &scales),
+            2 => self.round::<L, 2>(lanes, &scales),
+            planes => unreachable!("{planes} planes"),
         }
     }
 }
 
-/// Rounds the weights of a query to one byte; gives their sum.
+impl RoundWeights<'_> {
+    /// To bytes of `P` planes.
+    #[inline(always)]
+    fn round<L: Lanes, const P: usize>(self, lanes: L, scales: &[L::Floats; BLOCK_TILES]) {
+        let limit = if P == 1 { max_unsigned::<L>() } else { L::MAX_SPLIT } as f32;
+        let (scales, tiles) = (&scales[..self.tiles], self.tile..self.tile + self.tiles);
+        let (rows, dither) = (self.rows.as_chunks_mut::<P>().0, &DITHER[tiles.clone()]);
+        let fours = 4 * tiles.start..4 * tiles.end;
+        let queries = self.p.chunks(16).zip(rows.chunks_mut(16));
+        let results = self.starts.chunks_mut(16).zip(self.factors.chunks_mut(16)).zip(self.shrink.chunks(16));
+        for ((p, rows), ((starts, factors), shrink)) in queries.zip(results) {
+            let mut most = [lanes.splat(0.0); 16];
+            for (most, p) in most.iter_mut().zip(p) {
+                for (p, &scale) in p.0[tiles.clone()].iter().zip(scales) {
+                    *most = lanes.max(lanes.abs(lanes.mul(lanes.load(p), scale)), *most);
+                }
+            }
+            let mut largest = [0.0; 16];
+            if p.len() == 16 {
+                lanes.store(lanes.largest_of_each(most), &mut largest);
+            } else {
+                for (largest, most) in largest.iter_mut().zip(most).take(p.len()) {
+                    *largest = lanes.largest(most);
+                }
+            }
+            // Weights this small add nothing to any sum; dividing by them might overflow.
+            let per_unit = largest.map(|most| if most > 1e-30 { limit / most } else { 0.0 });
+            let mut sums = [lanes.splat_i(0); 16];
+            for (((p, rows), sum), per_unit) in p.iter().zip(rows).zip(&mut sums).zip(per_unit) {
+                let p = &p.0[tiles.clone()];
+                let rows = rows.each_mut().map(|row| row.0[fours.clone()].as_chunks_mut().0);
+                *sum = to_bytes(lanes, p, scales, dither, per_unit, rows);
+            }
+            let mut totals = [0; 16];
+            if p.len() == 16 {
+                totals = lanes.sum_i_of_each(sums);
+            } else {
+                for (total, sum) in totals.iter_mut().zip(sums).take(p.len()) {
+                    *total = lanes.sum_i(sum);
+                }
+            }
+            for i in 0..p.len() {
+                starts[i] = totals[i].wrapping_mul(-self.meaning.bias);
+                factors[i] = largest[i] * (self.meaning.step / limit) * shrink[i];
+            }
+        }
+    }
+}
+
+/// Rounds the weights of a query to bytes of `P` planes; gives their sums, lane by lane.
+#[inline(always)]
+fn to_bytes<L: Lanes, const P: usize>(
+    lanes: L,
+    p: &[[f32; 16]],
+    scales: &[L::Floats],
+    dither: &[Lane],
+    per_unit: f32,
+    mut rows: [&mut [[[i8; 4]; 4]]; P],
+) -> L::Ints {
+    if P == 1 {
+        to_byte(lanes, p, scales, dither, per_unit, rows[0])
+    } else {
+        let (high, low) = rows.split_at_mut(1);
+        to_two_bytes(lanes, p, scales, per_unit, [high[0], low[0]])
+    }
+}
+
+/// Rounds the weights of a query to one byte; gives their sums, lane by lane.
 #[inline(always)]
 fn to_byte<L: Lanes>(
     lanes: L,
@@ -127,18 +164,35 @@ fn to_byte<L: Lanes>(
     dither: &[Lane],
     per_unit: f32,
     row: &mut [[[i8; 4]; 4]],
-) -> i32 {
+) -> L::Ints {
     let mut sum = lanes.splat_i(0);
-    for (((p, &scale), dither), row) in p.iter().zip(scales).zip(dither).zip(row) {
-        let weight = lanes.mul(lanes.load(p), scale);
-        let integers = lanes.round(lanes.mul_add(weight, lanes.splat(per_unit), lanes.load(&dither.0)));
+    let (fours, rest) = row.as_chunks_mut::<4>();
+    for (i, row) in fours.iter_mut().enumerate() {
+        let t = 4 * i;
+        let integers = [
+            to_integers(lanes, &p[t], scales[t], &dither[t], per_unit),
+            to_integers(lanes, &p[t + 1], scales[t + 1], &dither[t + 1], per_unit),
+            to_integers(lanes, &p[t + 2], scales[t + 2], &dither[t + 2], per_unit),
+            to_integers(lanes, &p[t + 3], scales[t + 3], &dither[t + 3], per_unit),
+        ];
+        sum = lanes.store_below(sum, integers, row);
+    }
+    for (row, t) in rest.iter_mut().zip(p.len() / 4 * 4..) {
+        let integers = to_integers(lanes, &p[t], scales[t], &dither[t], per_unit);
         sum = lanes.add_i(sum, integers);
         *row = lanes.low_bytes(lanes.add_i(integers, lanes.splat_i(-below::<L>())));
     }
-    lanes.sum_i(sum)
+    sum
 }
 
-/// Rounds the weights of a query to two bytes; gives their sum.
+/// p · scale in units, rounded with the thresholds of its tokens.
+#[inline(always)]
+fn to_integers<L: Lanes>(lanes: L, p: &[f32; 16], scale: L::Floats, dither: &Lane, per_unit: f32) -> L::Ints {
+    let weight = lanes.mul(lanes.load(p), scale);
+    lanes.round(lanes.mul_add(weight, lanes.splat(per_unit), lanes.load(&dither.0)))
+}
+
+/// Rounds the weights of a query to two bytes; gives their sums, lane by lane.
 #[inline(always)]
 fn to_two_bytes<L: Lanes>(
     lanes: L,
@@ -146,7 +200,7 @@ fn to_two_bytes<L: Lanes>(
     scales: &[L::Floats],
     per_unit: f32,
     [high, low]: [&mut [[[i8; 4]; 4]]; 2],
-) -> i32 {
+) -> L::Ints {
     let mut sum = lanes.splat_i(0);
     for (((p, &scale), high), low) in p.iter().zip(scales).zip(high).zip(low) {
         let weight = lanes.mul(lanes.load(p), scale);
@@ -154,7 +208,7 @@ fn to_two_bytes<L: Lanes>(
         sum = lanes.add_i(sum, integers);
         (*high, *low) = lanes.split(integers);
     }
-    lanes.sum_i(sum)
+    sum
 }
 
 #[cfg(test)]

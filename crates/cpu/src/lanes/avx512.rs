@@ -19,6 +19,41 @@ macro_rules! intrinsic {
     };
 }
 
+/// All lanes of each of sixteen registers, put together: halves of lanes first, as the reductions of one register do, but of two registers
+/// with every instruction.
+macro_rules! folded {
+    ($a:expr, $put:expr) => {{
+        // Folding leaves them in this order.
+        const ORDER: [usize; 16] = [0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15];
+        let mut a = $a;
+        for (i, place) in ORDER.into_iter().enumerate() {
+            a[place] = $a[i];
+        }
+        intrinsic!({
+            for i in 0..8 {
+                let (x, y) = (a[i], a[i + 8]);
+                a[i] = $put(_mm512_shuffle_f32x4::<0x44>(x, y), _mm512_shuffle_f32x4::<0xee>(x, y));
+            }
+            for i in 0..4 {
+                let (x, y) = (a[i], a[i + 4]);
+                a[i] = $put(_mm512_shuffle_f32x4::<0x88>(x, y), _mm512_shuffle_f32x4::<0xdd>(x, y));
+            }
+            for i in 0..2 {
+                let (x, y) = (a[i], a[i + 2]);
+                a[i] = $put(_mm512_shuffle_ps::<0x44>(x, y), _mm512_shuffle_ps::<0xee>(x, y));
+            }
+            $put(_mm512_shuffle_ps::<0x88>(a[0], a[1]), _mm512_shuffle_ps::<0xdd>(a[0], a[1]))
+        })
+    }};
+}
+
+/// The sum of lanes that are integers.
+#[inline(always)]
+unsafe fn add_as_integers(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: as of `intrinsic`.
+    unsafe { _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
+}
+
 /// A token that proves AVX-512 F, BW, DQ, VL and VNNI at least, and how its set looks up.
 pub(crate) trait Wide: Copy + Send + Sync {
     /// [`Lanes::run`]
@@ -206,8 +241,26 @@ impl<W: Wide> Lanes for Zmm<W> {
     }
 
     #[inline(always)]
+    fn sum_i_of_each(self, a: [__m512i; 16]) -> [i32; 16] {
+        let a: [__m512; 16] = intrinsic!(std::mem::transmute(a));
+        let sums = folded!(a, add_as_integers);
+        intrinsic!(std::mem::transmute(sums))
+    }
+
+    #[inline(always)]
     fn low_bytes(self, a: __m512i) -> [[i8; 4]; 4] {
         intrinsic!(std::mem::transmute(_mm512_cvtepi32_epi8(a)))
+    }
+
+    #[inline(always)]
+    fn store_below(self, sum: __m512i, [a, b, c, d]: [__m512i; 4], x: &mut [[[i8; 4]; 4]; 4]) -> __m512i {
+        // Quarters of each, side by side in every quarter of what is packed.
+        let packed = intrinsic!(_mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d)));
+        let order = intrinsic!(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+        let bytes = intrinsic!(_mm512_permutexvar_epi32(order, packed));
+        let below = intrinsic!(_mm512_xor_si512(bytes, _mm512_set1_epi8(i8::MIN)));
+        self.store_codes(below, bytemuck::cast_mut(x));
+        self.dot(sum, bytes, [1; 4])
     }
 
     #[inline(always)]
@@ -289,6 +342,16 @@ impl<W: Wide> Lanes for Zmm<W> {
     #[inline(always)]
     fn sum(self, a: __m512) -> f32 {
         intrinsic!(_mm512_reduce_add_ps(a))
+    }
+
+    #[inline(always)]
+    fn largest_of_each(self, a: [__m512; 16]) -> __m512 {
+        folded!(a, _mm512_max_ps)
+    }
+
+    #[inline(always)]
+    fn sum_of_each(self, a: [__m512; 16]) -> __m512 {
+        folded!(a, _mm512_add_ps)
     }
 
     #[inline(always)]

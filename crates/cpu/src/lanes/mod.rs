@@ -40,6 +40,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     const MAX_BYTE: i32;
     /// Largest magnitude of an integer that splits in two bytes for [`Lanes::dot`].
     const MAX_SPLIT: i32;
+    /// How far [`Lanes::store_below`] stores bytes below themselves, as a power of two: the largest that `MAX_BYTE` lets.
+    const BELOW_BITS: i32 = (Self::MAX_BYTE + 1).ilog2() as i32;
 
     /// Runs `op` with these instructions switched on.
     fn run<O: Op>(self, op: O) -> O::Output;
@@ -57,8 +59,27 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn dot_pairs(self, sum: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// The sum of all lanes.
     fn sum_i(self, a: Self::Ints) -> i32;
+    /// [`Lanes::sum_i`] of each.
+    #[inline(always)]
+    fn sum_i_of_each(self, a: [Self::Ints; 16]) -> [i32; 16] {
+        let mut all = [0; 16];
+        for (&a, all) in a.iter().zip(&mut all) {
+            *all = self.sum_i(a);
+        }
+        all
+    }
     /// The low byte of each lane.
     fn low_bytes(self, a: Self::Ints) -> [[i8; 4]; 4];
+    /// Writes 64 integers from 0 to twice that less 1, each so far below itself, as signed bytes. Gives `sum` with all of them added to
+    /// its lanes, to whichever.
+    #[inline(always)]
+    fn store_below(self, mut sum: Self::Ints, a: [Self::Ints; 4], x: &mut [[[i8; 4]; 4]; 4]) -> Self::Ints {
+        for (&a, x) in a.iter().zip(x) {
+            sum = self.add_i(sum, a);
+            *x = self.low_bytes(self.add_i(a, self.splat_i(-1 << Self::BELOW_BITS)));
+        }
+        sum
+    }
 
     fn splat(self, x: f32) -> Self::Floats;
     fn load(self, x: &[f32; 16]) -> Self::Floats;
@@ -82,6 +103,24 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn largest(self, a: Self::Floats) -> f32;
     /// The sum of all lanes.
     fn sum(self, a: Self::Floats) -> f32;
+    /// [`Lanes::largest`] of each.
+    #[inline(always)]
+    fn largest_of_each(self, a: [Self::Floats; 16]) -> Self::Floats {
+        let mut all = [0.0; 16];
+        for (&a, all) in a.iter().zip(&mut all) {
+            *all = self.largest(a);
+        }
+        self.load(&all)
+    }
+    /// [`Lanes::sum`] of each.
+    #[inline(always)]
+    fn sum_of_each(self, a: [Self::Floats; 16]) -> Self::Floats {
+        let mut all = [0.0; 16];
+        for (&a, all) in a.iter().zip(&mut all) {
+            *all = self.sum(a);
+        }
+        self.load(&all)
+    }
     /// To the nearest integer, ties to even.
     fn round(self, a: Self::Floats) -> Self::Ints;
     fn to_floats(self, a: Self::Ints) -> Self::Floats;

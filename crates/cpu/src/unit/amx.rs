@@ -39,6 +39,8 @@ impl Unit for Amx {
     /// Two tiles of rows, as with the weights of a product: fewer leave much of what they are fed unused, and vectors share what they
     /// unpack as well. (Measured with products, docs/benchmarks/2026-11-22-amx.md; not with attention.)
     const LEAST_QUERIES: usize = 2 * ROWS;
+    // Codes are unpacked, and brought from a cache that is far away, once for all of them (docs/benchmarks/2026-11-25-amx.md).
+    const QUERIES: usize = 384;
 
     #[inline]
     fn open(self, words: usize) -> AmxTiles {

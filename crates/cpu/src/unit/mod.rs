@@ -55,6 +55,8 @@ pub(crate) trait Unit: Copy + Send + Sync {
 
     /// The fewest queries that attention brings to the unit.
     const LEAST_QUERIES: usize;
+    /// Queries that share one walk of attention over the tokens.
+    const QUERIES: usize;
 
     /// Configures the tiles of this thread for products of `words` words at once (at most [`MOST_WORDS`]), until what is returned is
     /// dropped. A thread configures one at a time.
@@ -99,6 +101,8 @@ impl Unit for NoUnit {
     type Tiles = Self;
 
     const LEAST_QUERIES: usize = usize::MAX;
+    // With so many, unpacking a tile costs little beside reading it.
+    const QUERIES: usize = 48;
 
     fn open(self, _: usize) -> Self {
         self

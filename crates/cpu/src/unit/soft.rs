@@ -28,6 +28,7 @@ impl Unit for SoftUnit {
     type Tiles = SoftTiles;
 
     const LEAST_QUERIES: usize = 1;
+    const QUERIES: usize = 112;
 
     fn open(self, words: usize) -> SoftTiles {
         assert!((1..=MOST_WORDS).contains(&words), "{words} words");

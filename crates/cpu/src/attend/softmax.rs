@@ -1,0 +1,177 @@
+//! Scores to weights, and the joining of what was seen: see the method of the module above.
+
+use std::f32::consts::LOG2_E;
+use std::ops::Range;
+
+use super::kernels::{Lane, Scores};
+use crate::lanes::{Lanes, Op, exp2};
+
+/// Bounds the scores of some tiles of a block: `cap tanh(score / cap)`, both times log2 e. What is not finite becomes NaN.
+///
+/// `tanh(y) = (a - b) / (a + b)`, `a = exp(min(2 y, 0))`, `b = exp(min(-2 y, 0))`: off by 2 · 2.5e-7 and three roundings of 1.
+pub(super) struct SoftCap<'a> {
+    pub(super) scores: &'a mut [Scores],
+    pub(super) tiles: Range<usize>,
+    pub(super) cap: f32,
+}
+
+impl Op for SoftCap<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let (zero, cap) = (lanes.splat(0.0), lanes.splat(self.cap));
+        // exp(2 y) as a power of two.
+        let rate = lanes.splat(2.0 * LOG2_E / self.cap);
+        for scores in self.scores.iter_mut() {
+            for tile in &mut scores.0[self.tiles.clone()] {
+                let x = lanes.load(tile);
+                let y = lanes.mul(x, rate);
+                let a = exp2(lanes, lanes.sub(zero, lanes.max(lanes.sub(zero, y), zero)));
+                let b = exp2(lanes, lanes.sub(zero, lanes.max(y, zero)));
+                let tanh = lanes.div(lanes.sub(a, b), lanes.add(a, b));
+                lanes.store(lanes.mul_add(x, zero, lanes.mul(tanh, cap)), tile);
+            }
+        }
+    }
+}
+
+/// Replaces the scores of some tiles of a block by 2^(score - max); gives the maxima and the sums, `[queries]`.
+pub(super) struct Softmax<'a> {
+    pub(super) scores: &'a mut [Scores],
+    pub(super) tiles: Range<usize>,
+    pub(super) max: &'a mut [f32],
+    pub(super) sum: &'a mut [f32],
+}
+
+impl Op for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let (sixteens, rest) = self.scores.as_chunks_mut::<16>();
+        let (maxima, max) = self.max.split_at_mut(16 * sixteens.len());
+        let (sums, sum) = self.sum.split_at_mut(16 * sixteens.len());
+        let results = maxima.as_chunks_mut().0.iter_mut().zip(sums.as_chunks_mut().0);
+        for (scores, (max, sum)) in sixteens.iter_mut().zip(results) {
+            let mut lane = [lanes.splat(f32::NEG_INFINITY); 16];
+            for (lane, scores) in lane.iter_mut().zip(&*scores) {
+                *lane = most(lanes, &scores.0[self.tiles.clone()]);
+            }
+            lanes.store(lanes.largest_of_each(lane), max);
+            for ((lane, scores), &max) in lane.iter_mut().zip(scores).zip(&*max) {
+                *lane = powers(lanes, &mut scores.0[self.tiles.clone()], max);
+            }
+            lanes.store(lanes.sum_of_each(lane), sum);
+        }
+        // Two loops: what waits for the maximum of one query does not hold up the next.
+        for (scores, max) in rest.iter().zip(&mut *max) {
+            *max = lanes.largest(most(lanes, &scores.0[self.tiles.clone()]));
+        }
+        for ((scores, &mut max), sum) in rest.iter_mut().zip(max).zip(sum) {
+            *sum = lanes.sum(powers(lanes, &mut scores.0[self.tiles.clone()], max));
+        }
+    }
+}
+
+/// The largest scores of a query, lane by lane.
+#[inline(always)]
+fn most<L: Lanes>(lanes: L, scores: &[[f32; 16]]) -> L::Floats {
+    let mut most = lanes.splat(f32::NEG_INFINITY);
+    for tile in scores {
+        most = lanes.max(lanes.load(tile), most);
+    }
+    most
+}
+
+/// Replaces the scores of a query by 2^(score - max); gives their sums, lane by lane.
+#[inline(always)]
+fn powers<L: Lanes>(lanes: L, scores: &mut [[f32; 16]], max: f32) -> L::Floats {
+    let (mut all, max) = (lanes.splat(0.0), lanes.splat(max));
+    for tile in scores {
+        let p = exp2(lanes, lanes.sub(lanes.load(tile), max));
+        all = lanes.add(all, p);
+        lanes.store(p, tile);
+    }
+    all
+}
+
+/// Joins the softmax of more tokens to that of earlier ones, for 16 queries at a time: raises the maxima and adds the
+/// sums. Gives the factors on what was summed before and on what comes in.
+pub(super) struct Join<'a> {
+    pub(super) max: &'a mut [[f32; 16]],
+    pub(super) sum: &'a mut [[f32; 16]],
+    pub(super) more_max: &'a [[f32; 16]],
+    pub(super) more_sum: &'a [[f32; 16]],
+    pub(super) keep: &'a mut [[f32; 16]],
+    pub(super) shrink: &'a mut [[f32; 16]],
+}
+
+impl Op for Join<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        for i in 0..self.max.len() {
+            let (before, more) = (lanes.load(&self.max[i]), lanes.load(&self.more_max[i]));
+            let max = lanes.max(before, more);
+            let (keep, shrink) = (exp2(lanes, lanes.sub(before, max)), exp2(lanes, lanes.sub(more, max)));
+            let sum = lanes.mul(lanes.load(&self.sum[i]), keep);
+            let sum = lanes.mul_add(lanes.load(&self.more_sum[i]), shrink, sum);
+            lanes.store(max, &mut self.max[i]);
+            lanes.store(sum, &mut self.sum[i]);
+            lanes.store(keep, &mut self.keep[i]);
+            lanes.store(shrink, &mut self.shrink[i]);
+        }
+    }
+}
+
+/// Brings outputs to new maxima.
+pub(super) struct Keep<'a> {
+    /// `[queries][width]`
+    pub(super) out: &'a mut [Lane],
+    pub(super) width: usize,
+    /// `[queries]` or more.
+    pub(super) keep: &'a [f32],
+}
+
+impl Op for Keep<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        for (out, &keep) in self.out.chunks_exact_mut(self.width).zip(self.keep) {
+            // Maxima seldom rise after the first blocks. A NaN is not 1.
+            if keep != 1.0 {
+                for lane in out {
+                    lanes.store(lanes.mul(lanes.load(&lane.0), lanes.splat(keep)), &mut lane.0);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the outputs of another share.
+pub(super) struct AddShare<'a> {
+    /// `[queries][width]`
+    pub(super) out: &'a mut [Lane],
+    pub(super) more: &'a [Lane],
+    pub(super) width: usize,
+    /// Factors on `more`, `[queries]` or more.
+    pub(super) shrink: &'a [f32],
+}
+
+impl Op for AddShare<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let outs = self.out.chunks_exact_mut(self.width).zip(self.more.chunks_exact(self.width));
+        for ((out, more), &shrink) in outs.zip(self.shrink) {
+            for (lane, more) in out.iter_mut().zip(more) {
+                let more = lanes.mul(lanes.load(&more.0), lanes.splat(shrink));
+                lanes.store(lanes.add(lanes.load(&lane.0), more), &mut lane.0);
+            }
+        }
+    }
+}
