@@ -20,8 +20,14 @@ pub(super) struct Meet<'a> {
 impl Meet<'_> {
     pub(super) fn run<L: Lanes>(self, lanes: L) {
         let (dim, centre) = (self.centre.len() / 2, self.centre.as_chunks().0);
-        let chunks = self.queries.chunks(MOST_QUERIES * dim);
-        for (queries, met) in chunks.zip(self.met.chunks_mut(MOST_QUERIES)) {
+        let sixteens = self.queries.len() / (16 * dim);
+        let (queries, rest) = self.queries.split_at(16 * dim * sixteens);
+        let (met, rest_met) = self.met.split_at_mut(16 * sixteens);
+        for (queries, met) in queries.chunks(16 * dim).zip(met.chunks_mut(16)) {
+            lanes.run(MeetChunk::<16> { queries, centre, met });
+        }
+        let chunks = rest.chunks(MOST_QUERIES * dim);
+        for (queries, met) in chunks.zip(rest_met.chunks_mut(MOST_QUERIES)) {
             with_n!(queries.len() / dim, N => lanes.run(MeetChunk::<N> { queries, centre, met }));
         }
     }
@@ -40,17 +46,21 @@ impl<const N: usize> Op for MeetChunk<'_, N> {
     fn run<L: Lanes>(self, lanes: L) {
         let width = self.centre.len();
         let (queries, _) = self.queries.as_chunks();
-        let met: &mut [f32; N] = self.met.first_chunk_mut().expect("room for each query");
         let queries: [&[[f32; 16]]; N] = std::array::from_fn(|n| &queries[n * width..(n + 1) * width]);
-        let mut sums = [lanes.splat(0.0); N];
+        let mut sums = [lanes.splat(0.0); 16];
         for (i, centre) in self.centre.iter().enumerate() {
             let centre = lanes.load_f16(centre);
             for n in 0..N {
                 sums[n] = lanes.mul_add(lanes.load(&queries[n][i]), centre, sums[n]);
             }
         }
-        for n in 0..N {
-            met[n] = lanes.sum(sums[n]);
+        if N == 16 {
+            lanes.store(lanes.sum_of_each(sums), self.met.first_chunk_mut().expect("room for each query"));
+        } else {
+            let met: &mut [f32; N] = self.met.first_chunk_mut().expect("room for each query");
+            for n in 0..N {
+                met[n] = lanes.sum(sums[n]);
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-use super::kernels::{Lane, Scores};
+use super::kernels::{BLOCK_TILES, Lane, Scores};
 use crate::lanes::{Lanes, Op, exp2};
 
 /// Bounds the scores of some tiles of a block: `cap tanh(score / cap)`, both times log2 e. What is not finite becomes NaN.
@@ -49,6 +49,19 @@ impl Op for Softmax<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
+        if self.tiles == (0..BLOCK_TILES) {
+            self.soften::<L, true>(lanes)
+        } else {
+            self.soften::<L, false>(lanes)
+        }
+    }
+}
+
+impl Softmax<'_> {
+    /// Of all tiles of a block where it is `WHOLE`.
+    #[inline(always)]
+    fn soften<L: Lanes, const WHOLE: bool>(self, lanes: L) {
+        let tiles = if WHOLE { 0..BLOCK_TILES } else { self.tiles };
         let (sixteens, rest) = self.scores.as_chunks_mut::<16>();
         let (maxima, max) = self.max.split_at_mut(16 * sixteens.len());
         let (sums, sum) = self.sum.split_at_mut(16 * sixteens.len());
@@ -56,20 +69,20 @@ impl Op for Softmax<'_> {
         for (scores, (max, sum)) in sixteens.iter_mut().zip(results) {
             let mut lane = [lanes.splat(f32::NEG_INFINITY); 16];
             for (lane, scores) in lane.iter_mut().zip(&*scores) {
-                *lane = most(lanes, &scores.0[self.tiles.clone()]);
+                *lane = most(lanes, &scores.0[tiles.clone()]);
             }
             lanes.store(lanes.largest_of_each(lane), max);
             for ((lane, scores), &max) in lane.iter_mut().zip(scores).zip(&*max) {
-                *lane = powers(lanes, &mut scores.0[self.tiles.clone()], max);
+                *lane = powers(lanes, &mut scores.0[tiles.clone()], max);
             }
             lanes.store(lanes.sum_of_each(lane), sum);
         }
         // Two loops: what waits for the maximum of one query does not hold up the next.
         for (scores, max) in rest.iter().zip(&mut *max) {
-            *max = lanes.largest(most(lanes, &scores.0[self.tiles.clone()]));
+            *max = lanes.largest(most(lanes, &scores.0[tiles.clone()]));
         }
         for ((scores, &mut max), sum) in rest.iter_mut().zip(max).zip(sum) {
-            *sum = lanes.sum(powers(lanes, &mut scores.0[self.tiles.clone()], max));
+            *sum = lanes.sum(powers(lanes, &mut scores.0[tiles.clone()], max));
         }
     }
 }

@@ -168,35 +168,39 @@ impl<T: Tiles, K: Take, const H: usize, const P: usize> Multiply<'_, T, K, H, P>
         }
     }
 
-    /// All planes of sixteen queries, then the next of them, then the next panel.
+    /// All planes of sixteen queries with a panel, then with the next panel, then the next queries.
     #[inline(always)]
     fn advance(&self, place: &mut Place) {
         place.plane += 1;
         if place.plane == P {
-            (place.plane, place.first_query) = (0, place.first_query + ROWS);
+            (place.plane, place.panel) = (0, place.panel + 1);
         }
-        if place.first_query >= self.of.queries {
-            (place.first_query, place.panel) = (0, place.panel + 1);
+        if place.panel == self.of.n_panels {
+            (place.panel, place.first_query) = (0, place.first_query + ROWS);
         }
     }
 
     #[inline(always)]
     fn begin<const C: usize>(&mut self, place: Place) {
         let Operands { panels, stride, rows, at, .. } = self.of;
-        if (place.first_query, place.plane) == (0, 0) {
-            let lines = &panels[place.panel * stride..];
-            self.tiles.load_lines::<6>(lines, LINE);
+        if P == 2 || place.panel == 0 {
+            let rows = &rows[place.first_query * P + place.plane..];
+            let (bytes, stride) = (&bytemuck::cast_slice(rows)[4 * at..], P * size_of::<Bytes>());
+            self.tiles.load_rows::<4>(bytes, stride);
             if H == 2 {
-                self.tiles.load_lines::<7>(&lines[MOST_WORDS * LINE..], LINE);
+                self.tiles.load_rows::<5>(&bytes[4 * MOST_WORDS..], stride);
             }
         }
-        let rows = &rows[place.first_query * P + place.plane..];
-        let (bytes, stride) = (&bytemuck::cast_slice(rows)[4 * at..], P * size_of::<Bytes>());
+        let lines = &panels[place.panel * stride..];
         self.tiles.zero::<C>();
-        self.tiles.load_rows::<4>(bytes, stride);
+        if place.plane == 0 {
+            self.tiles.load_lines::<6>(lines, LINE);
+        }
         self.tiles.dot_unsigned::<C, 4, 6>();
         if H == 2 {
-            self.tiles.load_rows::<5>(&bytes[4 * MOST_WORDS..], stride);
+            if place.plane == 0 {
+                self.tiles.load_lines::<7>(&lines[MOST_WORDS * LINE..], LINE);
+            }
             self.tiles.dot_unsigned::<C, 5, 7>();
         }
     }
@@ -235,12 +239,12 @@ impl Take for AddScores<'_> {
         let scale =
             lanes.load_f16(self.scales[panel * self.scale_stride..].first_chunk().expect("16 scales"));
         let (starts, factors) = (some(self.starts, &queries), some(self.factors, &queries));
-        let tile = self.tile + panel;
+        let (tile, scores) = (self.tile + panel, &mut self.scores[queries.clone()]);
         assert!(tile < BLOCK_TILES);
-        for (m, scores) in self.scores[queries].iter_mut().enumerate().take(ROWS) {
+        for m in 0..queries.len().min(ROWS) {
             let sums = started(lanes, sums, m, starts[m]);
             let product = lanes.mul(lanes.to_floats(joined(lanes, sums)), scale);
-            let out = &mut scores.0[tile];
+            let out = &mut scores[m].0[tile];
             let before = if self.is_first { lanes.splat(0.0) } else { lanes.load(out) };
             lanes.store(lanes.mul_add(product, lanes.splat(factors[m]), before), out);
         }
@@ -269,11 +273,12 @@ impl Take for AddMixed<'_> {
     ) {
         let all = lanes.codes_8(&self.all[panel].0);
         let (starts, factors) = (some(self.starts, &queries), some(self.factors, &queries));
-        let out = &mut self.out[queries.start * self.width + self.lane + panel..];
+        let (width, first) = (self.width, queries.start * self.width + self.lane + panel);
+        let out = &mut self.out[first..];
         for m in 0..queries.len().min(ROWS) {
             let sums = started(lanes, sums, m, starts[m]);
             let sum = lanes.to_floats(weighted(lanes, sums, all));
-            let out = &mut out[m * self.width].0;
+            let out = &mut out[m * width].0;
             lanes.store(lanes.mul_add(sum, lanes.splat(factors[m]), lanes.load(out)), out);
         }
     }

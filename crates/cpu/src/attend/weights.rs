@@ -80,75 +80,84 @@ impl Op for RoundWeights<'_> {
         for (t, scales) in scales[..self.tiles].iter_mut().enumerate() {
             *scales = lanes.load_f16(self.scales[t * self.stride..].first_chunk().expect("16 scales"));
         }
-        match weight_planes::<L>(self.meaning) {
-            1 => self.round::<L, 1>(lanes, &scales),
-            2 => self.round::<L, 2>(lanes, &scales),
-            planes => unreachable!("{planes} planes"),
+        match (weight_planes::<L>(self.meaning), self.tiles) {
+            (1, BLOCK_TILES) => self.round::<L, 1, true>(lanes, &scales),
+            (1, _) => self.round::<L, 1, false>(lanes, &scales),
+            (2, BLOCK_TILES) => self.round::<L, 2, true>(lanes, &scales),
+            (2, _) => self.round::<L, 2, false>(lanes, &scales),
+            (planes, _) => unreachable!("{planes} planes"),
         }
     }
 }
 
 impl RoundWeights<'_> {
-    /// To bytes of `P` planes.
+    /// To bytes of `P` planes, of all tiles of a block where it is `WHOLE`.
     #[inline(always)]
-    fn round<L: Lanes, const P: usize>(self, lanes: L, scales: &[L::Floats; BLOCK_TILES]) {
+    fn round<L: Lanes, const P: usize, const WHOLE: bool>(self, lanes: L, scales: &[L::Floats; BLOCK_TILES]) {
         let limit = if P == 1 { max_unsigned::<L>() } else { L::MAX_SPLIT } as f32;
-        let (scales, tiles) = (&scales[..self.tiles], self.tile..self.tile + self.tiles);
-        let (rows, dither) = (self.rows.as_chunks_mut::<P>().0, &DITHER[tiles.clone()]);
-        let fours = 4 * tiles.start..4 * tiles.end;
-        let queries = self.p.chunks(16).zip(rows.chunks_mut(16));
-        let results = self.starts.chunks_mut(16).zip(self.factors.chunks_mut(16)).zip(self.shrink.chunks(16));
-        for ((p, rows), ((starts, factors), shrink)) in queries.zip(results) {
+        // Weights this small add nothing to any sum; dividing by them might overflow.
+        let per_unit = |most: f32| if most > 1e-30 { limit / most } else { 0.0 };
+        let (bias, step) = (-self.meaning.bias, self.meaning.step / limit);
+        let (tile, n_tiles) = if WHOLE { (0, BLOCK_TILES) } else { (self.tile, self.tiles) };
+        let (scales, tiles) = (&scales[..n_tiles], tile..tile + n_tiles);
+        let mut sizes = [lanes.splat(0.0); BLOCK_TILES];
+        for (size, &scale) in sizes.iter_mut().zip(scales) {
+            *size = lanes.abs(scale);
+        }
+        let sizes = &sizes[..n_tiles];
+        let (sixteens, rest) = self.p.as_chunks::<16>();
+        let (rows, n) = (self.rows.as_chunks_mut::<P>().0, 16 * sixteens.len());
+        for (i, p) in sixteens.iter().enumerate() {
             let mut most = [lanes.splat(0.0); 16];
             for (most, p) in most.iter_mut().zip(p) {
-                for (p, &scale) in p.0[tiles.clone()].iter().zip(scales) {
-                    *most = lanes.max(lanes.abs(lanes.mul(lanes.load(p), scale)), *most);
-                }
+                *most = heaviest(lanes, &p.0[tiles.clone()], sizes);
             }
-            let mut largest = [0.0; 16];
-            if p.len() == 16 {
-                lanes.store(lanes.largest_of_each(most), &mut largest);
-            } else {
-                for (largest, most) in largest.iter_mut().zip(most).take(p.len()) {
-                    *largest = lanes.largest(most);
-                }
+            let mut heaviest = [0.0; 16];
+            lanes.store(lanes.largest_of_each(most), &mut heaviest);
+            let (per_unit, mut sums) = (heaviest.map(per_unit), [lanes.splat_i(0); 16]);
+            for m in 0..16 {
+                let p = &p[m].0[tiles.clone()];
+                sums[m] = to_bytes(lanes, p, scales, tile, per_unit[m], &mut rows[16 * i + m]);
             }
-            // Weights this small add nothing to any sum; dividing by them might overflow.
-            let per_unit = largest.map(|most| if most > 1e-30 { limit / most } else { 0.0 });
-            let mut sums = [lanes.splat_i(0); 16];
-            for (((p, rows), sum), per_unit) in p.iter().zip(rows).zip(&mut sums).zip(per_unit) {
-                let p = &p.0[tiles.clone()];
-                let rows = rows.each_mut().map(|row| row.0[fours.clone()].as_chunks_mut().0);
-                *sum = to_bytes(lanes, p, scales, dither, per_unit, rows);
+            let sums = lanes.sum_i_of_each(sums);
+            for m in 0..16 {
+                self.starts[16 * i + m] = sums[m].wrapping_mul(bias);
+                self.factors[16 * i + m] = heaviest[m] * step * self.shrink[16 * i + m];
             }
-            let mut totals = [0; 16];
-            if p.len() == 16 {
-                totals = lanes.sum_i_of_each(sums);
-            } else {
-                for (total, sum) in totals.iter_mut().zip(sums).take(p.len()) {
-                    *total = lanes.sum_i(sum);
-                }
-            }
-            for i in 0..p.len() {
-                starts[i] = totals[i].wrapping_mul(-self.meaning.bias);
-                factors[i] = largest[i] * (self.meaning.step / limit) * shrink[i];
-            }
+        }
+        for (i, p) in (n..).zip(rest) {
+            let p = &p.0[tiles.clone()];
+            let most = lanes.largest(heaviest(lanes, p, sizes));
+            let sum = lanes.sum_i(to_bytes(lanes, p, scales, tile, per_unit(most), &mut rows[i]));
+            self.starts[i] = sum.wrapping_mul(bias);
+            self.factors[i] = most * step * self.shrink[i];
         }
     }
 }
 
-/// Rounds the weights of a query to bytes of `P` planes; gives their sums, lane by lane.
+/// The largest weights of a query, lane by lane, with scales of this size.
+#[inline(always)]
+fn heaviest<L: Lanes>(lanes: L, p: &[[f32; 16]], sizes: &[L::Floats]) -> L::Floats {
+    let mut most = lanes.splat(0.0);
+    for (p, &size) in p.iter().zip(sizes) {
+        most = lanes.max(lanes.mul(lanes.load(p), size), most);
+    }
+    most
+}
+
+/// Rounds the weights of a query, from tile `tile` of the block on, to bytes of `P` planes; gives their sums, lane by lane.
 #[inline(always)]
 fn to_bytes<L: Lanes, const P: usize>(
     lanes: L,
     p: &[[f32; 16]],
     scales: &[L::Floats],
-    dither: &[Lane],
+    tile: usize,
     per_unit: f32,
-    mut rows: [&mut [[[i8; 4]; 4]]; P],
+    rows: &mut [Bytes; P],
 ) -> L::Ints {
+    let mut rows = rows.each_mut().map(|row| &mut row.0.as_chunks_mut().0[tile..tile + p.len()]);
     if P == 1 {
-        to_byte(lanes, p, scales, dither, per_unit, rows[0])
+        to_byte(lanes, p, scales, &DITHER[tile..], per_unit, rows[0])
     } else {
         let (high, low) = rows.split_at_mut(1);
         to_two_bytes(lanes, p, scales, per_unit, [high[0], low[0]])
