@@ -49,7 +49,7 @@ impl Op for Softmax<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        if self.tiles == (0..BLOCK_TILES) {
+        if L::WIDE == 2 && self.tiles == (0..BLOCK_TILES) {
             self.soften::<L, true>(lanes)
         } else {
             self.soften::<L, false>(lanes)
@@ -58,7 +58,7 @@ impl Op for Softmax<'_> {
 }
 
 impl Softmax<'_> {
-    /// Of all tiles of a block where it is `WHOLE`.
+    /// Of all tiles of a block where it is `WHOLE`, which pays with many registers.
     #[inline(always)]
     fn soften<L: Lanes, const WHOLE: bool>(self, lanes: L) {
         let tiles = if WHOLE { 0..BLOCK_TILES } else { self.tiles };

@@ -80,18 +80,19 @@ impl Op for RoundWeights<'_> {
         for (t, scales) in scales[..self.tiles].iter_mut().enumerate() {
             *scales = lanes.load_f16(self.scales[t * self.stride..].first_chunk().expect("16 scales"));
         }
-        match (weight_planes::<L>(self.meaning), self.tiles) {
-            (1, BLOCK_TILES) => self.round::<L, 1, true>(lanes, &scales),
-            (1, _) => self.round::<L, 1, false>(lanes, &scales),
-            (2, BLOCK_TILES) => self.round::<L, 2, true>(lanes, &scales),
-            (2, _) => self.round::<L, 2, false>(lanes, &scales),
+        let is_whole = L::WIDE == 2 && self.tiles == BLOCK_TILES;
+        match (weight_planes::<L>(self.meaning), is_whole) {
+            (1, true) => self.round::<L, 1, true>(lanes, &scales),
+            (1, false) => self.round::<L, 1, false>(lanes, &scales),
+            (2, true) => self.round::<L, 2, true>(lanes, &scales),
+            (2, false) => self.round::<L, 2, false>(lanes, &scales),
             (planes, _) => unreachable!("{planes} planes"),
         }
     }
 }
 
 impl RoundWeights<'_> {
-    /// To bytes of `P` planes, of all tiles of a block where it is `WHOLE`.
+    /// To bytes of `P` planes, of all tiles of a block where it is `WHOLE`, which pays with many registers.
     #[inline(always)]
     fn round<L: Lanes, const P: usize, const WHOLE: bool>(self, lanes: L, scales: &[L::Floats; BLOCK_TILES]) {
         let limit = if P == 1 { max_unsigned::<L>() } else { L::MAX_SPLIT } as f32;
@@ -175,7 +176,10 @@ fn to_byte<L: Lanes>(
     row: &mut [[[i8; 4]; 4]],
 ) -> L::Ints {
     let mut sum = lanes.splat_i(0);
-    let (fours, rest) = row.as_chunks_mut::<4>();
+    // Where registers hold so many.
+    let n_fours = if L::WIDE == 2 { p.len() / 4 } else { 0 };
+    let (fours, rest) = row.split_at_mut(4 * n_fours);
+    let fours = fours.as_chunks_mut::<4>().0;
     for (i, row) in fours.iter_mut().enumerate() {
         let t = 4 * i;
         let integers = [
@@ -186,7 +190,7 @@ fn to_byte<L: Lanes>(
         ];
         sum = lanes.store_below(sum, integers, row);
     }
-    for (row, t) in rest.iter_mut().zip(p.len() / 4 * 4..) {
+    for (row, t) in rest.iter_mut().zip(4 * n_fours..) {
         let integers = to_integers(lanes, &p[t], scales[t], &dither[t], per_unit);
         sum = lanes.add_i(sum, integers);
         *row = lanes.low_bytes(lanes.add_i(integers, lanes.splat_i(-below::<L>())));
