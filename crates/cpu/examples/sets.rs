@@ -61,6 +61,10 @@ impl Layer {
 }
 
 /// Seconds that this thread has run, or of a clock where more threads than it work, or other systems do not tell.
+#[cfg_attr(
+    not(all(target_arch = "x86_64", target_os = "linux")),
+    expect(unused_variables, reason = "one clock for all")
+)]
 fn seconds(threads: usize, origin: Instant) -> f64 {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     if threads == 1 {
