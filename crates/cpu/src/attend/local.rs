@@ -106,10 +106,9 @@ impl Local {
         self.some = some;
         self.scores.resize(n, Scores([[0.0; TILE]; BLOCK_TILES + 1]));
         // A matrix unit meets whole tiles of queries.
-        let rows = n.next_multiple_of(ROWS);
-        self.weights.resize(2 * rows, Bytes([[0; 4]; 32]));
-        self.starts.resize(rows, 0);
-        self.factors.resize(rows, 0.0);
+        self.weights.resize(2 * n.next_multiple_of(ROWS), Bytes([[0; 4]; 32]));
+        self.starts.resize(n, 0);
+        self.factors.resize(n, 0.0);
         for state in [&mut self.met, &mut self.max, &mut self.sum, &mut self.keep, &mut self.shrink] {
             state.resize(n.div_ceil(16), [0.0; 16]);
         }

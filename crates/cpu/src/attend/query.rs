@@ -23,9 +23,9 @@ pub(super) struct Queries {
     pub(super) floats: Vec<f32>,
     /// Byte planes, `[slices][queries][planes]`, and some behind them.
     pub(super) rows: Vec<Bytes>,
-    /// `-bias · Σ integers`, `[blocks][queries]`, and some behind them.
+    /// `-bias · Σ integers`, `[blocks][queries]`.
     pub(super) starts: Vec<i32>,
-    /// What one unit of an integer product with the codes of a key stands for, `[blocks][queries]`, and some behind them.
+    /// What one unit of an integer product with the codes of a key stands for, `[blocks][queries]`.
     pub(super) factors: Vec<f32>,
 }
 
@@ -87,8 +87,6 @@ impl Queries {
                 self.factors.push(unit * meaning.step);
             }
         }
-        self.starts.resize(self.starts.len() + ROWS - 1, 0);
-        self.factors.resize(self.factors.len() + ROWS - 1, 0.0);
     }
 }
 

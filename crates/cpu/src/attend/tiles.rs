@@ -219,7 +219,6 @@ fn started<L: Lanes, const P: usize>(lanes: L, sums: [&Products; P], m: usize, s
 pub(super) struct AddScores<'a> {
     pub(super) scales: &'a [u8],
     pub(super) scale_stride: usize,
-    /// `[queries]`, and as many behind them as make their number a multiple of [`ROWS`], like the factors.
     pub(super) starts: &'a [i32],
     pub(super) factors: &'a [f32],
     pub(super) scores: &'a mut [Scores],
@@ -238,10 +237,10 @@ impl Take for AddScores<'_> {
     ) {
         let scale =
             lanes.load_f16(self.scales[panel * self.scale_stride..].first_chunk().expect("16 scales"));
-        let (starts, factors) = (some(self.starts, &queries), some(self.factors, &queries));
+        let (starts, factors) = (&self.starts[queries.clone()], &self.factors[queries.clone()]);
         let (tile, scores) = (self.tile + panel, &mut self.scores[queries.clone()]);
         assert!(tile < BLOCK_TILES);
-        for m in 0..queries.len().min(ROWS) {
+        for m in 0..starts.len().min(ROWS) {
             let sums = started(lanes, sums, m, starts[m]);
             let product = lanes.mul(lanes.to_floats(joined(lanes, sums)), scale);
             let out = &mut scores[m].0[tile];
@@ -272,22 +271,16 @@ impl Take for AddMixed<'_> {
         sums: [&Products; P],
     ) {
         let all = lanes.codes_8(&self.all[panel].0);
-        let (starts, factors) = (some(self.starts, &queries), some(self.factors, &queries));
+        let (starts, factors) = (&self.starts[queries.clone()], &self.factors[queries.clone()]);
         let (width, first) = (self.width, queries.start * self.width + self.lane + panel);
         let out = &mut self.out[first..];
-        for m in 0..queries.len().min(ROWS) {
+        for m in 0..starts.len().min(ROWS) {
             let sums = started(lanes, sums, m, starts[m]);
             let sum = lanes.to_floats(weighted(lanes, sums, all));
             let out = &mut out[m * width].0;
             lanes.store(lanes.mul_add(sum, lanes.splat(factors[m]), lanes.load(out)), out);
         }
     }
-}
-
-/// Those of some queries, and of what stands behind them.
-#[inline(always)]
-fn some<'a, T>(all: &'a [T], queries: &Range<usize>) -> &'a [T; ROWS] {
-    all[queries.start..].first_chunk().expect("room for a tile of queries")
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]
@@ -318,7 +311,7 @@ mod tests {
         fn run<L: Lanes>(self, lanes: L) -> (Vec<Lane>, i32) {
             let Self { panels, rows, starts, all } = self;
             let mut out = vec![Lane([0.0; 16]); 2 * QUERIES];
-            let (stride, groups, factors) = (16 * BLOCK, BLOCK / 4, &[1.0; 2 * ROWS]);
+            let (stride, groups, factors) = (16 * BLOCK, BLOCK / 4, &[1.0; QUERIES]);
             let of = Operands { panels, stride, n_panels: 2, groups, rows, at: 0, queries: QUERIES };
             let take = AddMixed { starts, factors, out: &mut out, width: 2, lane: 0, all };
             BesideUnit::new(SoftUnit).multiply(lanes, of, 1, take);
@@ -348,7 +341,7 @@ mod tests {
             .collect();
         let mut rows = Vec::new();
         rows.resize_with(2 * ROWS, || Bytes(bytemuck::pod_read_unaligned(&bytes(BLOCK))));
-        let starts: Vec<i32> = (0..2 * ROWS).map(|query| 1000 * query as i32 - 9000).collect();
+        let starts: Vec<i32> = (0..QUERIES).map(|query| 1000 * query as i32 - 9000).collect();
         for isa in Isa::available() {
             let mix = Mix { panels: &panels, rows: &rows, starts: &starts, all: &all };
             let Some((out, below)) = run_on(isa, mix) else { continue };
