@@ -30,6 +30,10 @@ use crate::{CpuPage, Pool};
 /// falls asleep meanwhile and takes 0.24 µs to wake, is asked for more at once.
 pub(super) const TOGETHER: usize = 96;
 
+/// Queries of a walk below which there are not fewer for the sake of more jobs: jobs that are cut into shares hold outputs of each of
+/// their queries for every share.
+const LEAST_WALK: usize = 48;
+
 /// Tokens of a share.
 const SHARE: usize = 1024;
 
@@ -94,9 +98,9 @@ pub(super) fn attend<L: Lanes, B: Beside>(
     call: &Call<'_, B>,
     out: &mut [f32],
 ) {
-    call.cut(&mut scratch.jobs);
-    let jobs = &scratch.jobs;
     let n_threads = pool.n_threads();
+    call.cut(n_threads, &mut scratch.jobs);
+    let jobs = &scratch.jobs;
     let n_shares = jobs.last().map_or(0, |job| job.shares.end);
     let cuts = n_threads > 1 && jobs.len() < JOBS_PER_THREAD * n_threads;
     let n_items = if cuts { n_shares } else { jobs.len() };
@@ -154,14 +158,22 @@ impl<'a, B: Beside> Call<'a, B> {
 
     /// Cuts the step into jobs. The last queries of a sequence see the most tokens: they come first, so that the threads
     /// finish together.
-    fn cut(&self, jobs: &mut Vec<Job>) {
+    fn cut(&self, n_threads: usize, jobs: &mut Vec<Job>) {
         jobs.clear();
+        let n_jobs = |walk: usize| {
+            let blocks = self.parts.iter().map(|part| (part.rows.n * self.group()).div_ceil(walk));
+            blocks.sum::<usize>() * self.p.n_kv_heads
+        };
+        let mut walk = B::QUERIES;
+        while n_threads > 1 && walk > LEAST_WALK && n_jobs(walk) < JOBS_PER_THREAD * n_threads {
+            walk = (walk / 2).max(LEAST_WALK);
+        }
         let mut first_share = 0;
         for (index, part) in self.parts.iter().enumerate() {
             let n_queries = part.rows.n * self.group();
-            for block in (0..n_queries.div_ceil(B::QUERIES)).rev() {
+            for block in (0..n_queries.div_ceil(walk)).rev() {
                 for head in 0..self.p.n_kv_heads {
-                    let queries = B::QUERIES * block..n_queries.min(B::QUERIES * (block + 1));
+                    let queries = walk * block..n_queries.min(walk * (block + 1));
                     let mut job = Job { part: index, head, queries, shares: 0..0 };
                     job.shares = first_share..first_share + self.task(&job).n_shares();
                     first_share = job.shares.end;

@@ -27,7 +27,7 @@ pub(super) trait Beside {
 
     /// The fewest queries that it is brought.
     const LEAST_QUERIES: usize;
-    /// Queries that share one walk over the tokens.
+    /// Queries that share one walk over the tokens, at most.
     const QUERIES: usize;
 
     fn new(proof: Self::Proof) -> Self;

@@ -55,7 +55,7 @@ pub(crate) trait Unit: Copy + Send + Sync {
 
     /// The fewest queries that attention brings to the unit.
     const LEAST_QUERIES: usize;
-    /// Queries that share one walk of attention over the tokens.
+    /// Queries that share one walk of attention over the tokens, at most.
     const QUERIES: usize;
 
     /// Configures the tiles of this thread for products of `words` words at once (at most [`MOST_WORDS`]), until what is returned is
