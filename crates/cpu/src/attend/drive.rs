@@ -429,7 +429,7 @@ impl<B: Beside> Task<'_, B> {
         last.start..first.end
     }
 
-    /// Tokens beside which no query of some sees any in this form.
+    /// Tokens outside of which none of some queries sees any in this form.
     fn seen_by_any(&self, some: &Range<usize>, form: Form) -> Range<usize> {
         let [first, last] = self.seen_by_ends(some, form);
         first.start..last.end

@@ -15,6 +15,9 @@ use crate::lanes::Lanes;
 /// Expanded octets that take the room of two columns of sixteen dims of a block of tokens.
 pub(super) const COLUMNS: usize = 2 * 16 * BLOCK / size_of::<Expanded>();
 
+/// Tiles of half a block of tokens.
+const HALF: usize = BLOCK_TILES / 2;
+
 /// A block of dims of each of some tiles, or one octet of it.
 #[derive(Clone, Copy)]
 pub(super) struct Planes<'a> {
@@ -78,8 +81,9 @@ impl<'a> Planes<'a> {
     pub(super) fn expand_across<L: Lanes>(&self, lanes: L, run: &Run, columns: &mut [Expanded]) {
         let (first, second) = columns.split_at_mut(COLUMNS / 2);
         let [first, second] = [first, second].map(|column| column.iter_mut().flat_map(Expanded::halves));
-        let tiles = tiles_of(halves(run));
-        for (tile, column) in first.zip(second).enumerate().take(tiles.end).skip(tiles.start) {
+        let halves = halves(run);
+        for (tile, column) in first.zip(second).enumerate().take(HALF * halves.end).skip(HALF * halves.start)
+        {
             match tile.checked_sub(run.first).filter(|t| *t < run.tiles) {
                 Some(t) => lanes.run(self.expand(t, column.into())),
                 None => (*column.0, *column.1) = ([[0; 64]; 4], [[0; 64]; 4]),
@@ -90,14 +94,7 @@ impl<'a> Planes<'a> {
 
 /// The halves of a block of tokens that a run lies in.
 pub(super) fn halves(run: &Run) -> Range<usize> {
-    const HALF: usize = BLOCK_TILES / 2;
     run.first / HALF..(run.first + run.tiles).div_ceil(HALF)
-}
-
-/// The tiles of some halves.
-fn tiles_of(halves: Range<usize>) -> Range<usize> {
-    const HALF: usize = BLOCK_TILES / 2;
-    HALF * halves.start..HALF * halves.end
 }
 
 impl Local {
