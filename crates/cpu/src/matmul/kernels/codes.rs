@@ -24,13 +24,19 @@ pub(in crate::matmul) fn subs<F: Format>() -> usize {
 /// Groups whose products are added before they are widened.
 #[inline(always)]
 fn short_groups<S: Simd, F: Format>() -> usize {
-    S::groups_in_short_sum(F::FACTOR_BITS).min(GROUPS / subs::<F>())
+    S::groups_in_short_sum::<F>().min(GROUPS / subs::<F>())
 }
 
 /// Where a tile keeps the sums for sub-block `sub` of a block.
 #[inline(always)]
 pub(super) fn which<F: Format>(sub: usize) -> usize {
     if subs::<F>() == 1 { 2 } else { sub }
+}
+
+/// Where it keeps those of a short sum's `step` groups from `from` on, or of the half block that they are in.
+#[inline(always)]
+fn which_short(from: usize, step: usize) -> usize {
+    if step == GROUPS { 2 } else { from * 2 / GROUPS }
 }
 
 /// Products of one panel with one tile: one value for each row of the tile and of the panel. Asks for what lies `ahead`
@@ -108,7 +114,8 @@ fn add_unit<S: Simd, F: Format, const T: usize>(
             for sub in 0..subs {
                 let mut sum = simd.start::<F>(tile.neg_sums[block][which::<F>(sub)][t]);
                 for from in (sub * GROUPS / subs..(sub + 1) * GROUPS / subs).step_by(step) {
-                    let mut short = simd.short(sum);
+                    let neg_sum = tile.neg_sums[block][which_short(from, step)][t];
+                    let mut short = simd.short::<F>(sum, neg_sum);
                     for g in from..from + step {
                         short = simd.dot::<F>(short, codes[g], simd.splat_i(tile.codes[block][t].0[g]));
                     }
@@ -174,9 +181,10 @@ fn multiply<S: Simd, F: Format, const T: usize>(
             }
             for from in (sub * GROUPS / subs..(sub + 1) * GROUPS / subs).step_by(step) {
                 let mut short = acc;
-                for a in 0..across {
-                    for t in 0..T {
-                        short[a][t] = simd.short(acc[a][t]);
+                for t in 0..T {
+                    let neg_sum = neg_sums[which_short(from, step)][t];
+                    for a in 0..across {
+                        short[a][t] = simd.short::<F>(acc[a][t], neg_sum);
                     }
                 }
                 for g in from..from + step {

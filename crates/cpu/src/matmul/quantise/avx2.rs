@@ -23,6 +23,14 @@ avx2! {
         _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0xb1>(v)))
     }
 
+    /// Sums of the first bytes of words, two and two, in the lower half of a word, and of the others in its upper half.
+    #[inline]
+    fn sum_pairs(v: __m128i) -> i32 {
+        let pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), v);
+        let pairs = _mm_add_epi16(pairs, _mm_shuffle_epi32::<0x4e>(pairs));
+        _mm_cvtsi128_si32(_mm_add_epi16(pairs, _mm_shuffle_epi32::<0xb1>(pairs)))
+    }
+
     /// The largest of eight lanes, unsigned.
     #[inline]
     fn max(v: __m256i) -> u32 {
@@ -42,8 +50,11 @@ avx2! {
         std::array::from_fn(|i| load(&values, i))
     }
 
-    /// As [`super::quantise_tile`].
-    pub(super) fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
+    /// As [`super::quantise_tile`]; sums in pairs where that is asked for.
+    pub(super) fn quantise_tile<const T: usize, const IN_PAIRS: bool>(
+        source: Source<'_>,
+        mut tile: TileMut<'_, T>,
+    ) {
         let magnitude = _mm256_set1_epi32(0x7fff_ffff);
         for t in 0..T {
             let (row, norm) = source.row(t);
@@ -85,6 +96,10 @@ avx2! {
                 // SAFETY: 32 writable bytes.
                 unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), bytes) };
                 tile.put(b, t, &codes, scale, halves);
+                if IN_PAIRS {
+                    let first = sum_pairs(_mm256_castsi256_si128(bytes));
+                    tile.put_pairs(b, t, [first, sum_pairs(_mm256_extracti128_si256::<1>(bytes))]);
+                }
             }
         }
     }

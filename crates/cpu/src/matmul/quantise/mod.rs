@@ -58,7 +58,8 @@ pub(crate) struct Tile<'a, const T: usize> {
     pub codes: &'a [[Codes; T]],
     /// One step of each row.
     pub scales: &'a [[f32; T]],
-    /// Minus the sums of the codes: what a weight code of 1 too many adds, taken back.
+    /// Minus the sums of the codes: what a weight code of 1 too many adds, taken back. For AVX2, which adds products in 16 bits, two sums of
+    /// 16 bits: that of the first two codes of each group, and that of its last two.
     pub neg_sums: &'a [[[i32; T]; SUMS]],
     /// The sums of the codes times the scale: what a weight minimum of 1 adds.
     pub weighted: &'a [[[f32; T]; SUMS]],
@@ -159,6 +160,16 @@ impl<const T: usize> TileMut<'_, T> {
         for (s, sum) in [halves[0], halves[1], halves[0] + halves[1]].into_iter().enumerate() {
             self.neg_sums[block][s][t] = -sum;
             self.weighted[block][s][t] = sum as f32 * scale;
+        }
+    }
+
+    /// Has the sums of a block of row `t` be those of pairs; `halves` has them for its halves.
+    #[inline(always)]
+    fn put_pairs(&mut self, block: usize, t: usize, halves: [i32; 2]) {
+        let [first, second]: [[i16; 2]; 2] = bytemuck::cast(halves);
+        let whole = [first[0] + second[0], first[1] + second[1]];
+        for (s, sums) in [first, second, whole].into_iter().enumerate() {
+            self.neg_sums[block][s][t] = bytemuck::cast([-sums[0], -sums[1]]);
         }
     }
 
@@ -280,13 +291,16 @@ impl Quantised {
         QuantisedTiles { of: self, at, tile_rows }
     }
 
-    /// Everything, as bits, for comparisons.
+    /// Everything, as bits, for comparisons; sums of pairs are added.
     #[cfg(test)]
-    pub fn bits(&self) -> [Vec<u32>; 4] {
+    pub fn bits(&self, has_pairs: bool) -> [Vec<u32>; 4] {
         let floats = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect();
         let ints = |values: &[i32]| values.iter().map(|&v| v as u32).collect();
+        let added = |&pairs: &i32| bytemuck::cast::<_, [i16; 2]>(pairs).map(i32::from).iter().sum();
         let codes: Vec<i32> = self.codes.iter().flat_map(|codes| codes.0).collect();
-        [ints(&codes), floats(&self.scales), ints(&self.neg_sums), floats(&self.weighted)]
+        let neg_sums =
+            if has_pairs { self.neg_sums.iter().map(added).collect() } else { self.neg_sums.clone() };
+        [ints(&codes), floats(&self.scales), ints(&neg_sums), floats(&self.weighted)]
     }
 }
 
@@ -354,9 +368,12 @@ impl Planes<'_> {
         };
         match isa.of_vectors().of_products() {
             Isa::Scalar => quantise_tile(source, out),
-            // SAFETY: either token proves AVX2.
+            // SAFETY: the token proves AVX2.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(_) | Isa::AvxVnni(_) => unsafe { avx2::quantise_tile(source, out) },
+            Isa::Avx2(_) => unsafe { avx2::quantise_tile::<T, true>(source, out) },
+            // SAFETY: the token proves AVX2.
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni(_) => unsafe { avx2::quantise_tile::<T, false>(source, out) },
             // SAFETY: the token proves AVX-512 F, VL and VNNI.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(_) => unsafe { avx512::quantise_tile(source, out) },

@@ -1,14 +1,18 @@
 //! [`Simd`] on 256-bit registers: eight rows to a register. Sets differ in how they multiply bytes.
 //!
 //! AVX-VNNI has `vpdpbusd`, which adds four products in 32 bits. AVX2 has `vpmaddubsw`, which multiplies unsigned codes with
-//! signed activations and adds neighbours to 16 bits, *saturating*. No sum reaches that, since an activation is at most 127:
+//! signed activations and adds neighbours to 16 bits, *saturating*: no pair reaches that, since an activation is at most 127. More pairs are
+//! added modulo 2^16, beginning with what the code of zero adds too much, taken back: so the sum is right once it is that of
+//! `code - zero`, whatever it was on the way.
 //!
-//! | bits | largest code | one pair of products | groups added before widening to 32 bits | largest sum |
-//! |---|---|---|---|---|
-//! | 2, 3, 4 | 15 | 2 · 15 · 127 = 3,810 | 8 | 30,480 |
-//! | 5 | 31 | 7,874 | 4 | 31,496 |
-//! | 6 | 63 | 16,002 | 2 | 32,004 |
-//! | 8 | 128 | 32,512 | 1 | 32,512 |
+//! | bits | zero | largest `code - zero` | of a pair of products | groups added before widening to 32 bits | largest sum |
+//! |---|---|---|---|---|---|
+//! | 2, 3, 4 | 0 | 15 | 2 · 15 · 127 = 3,810 | 8 | 30,480 |
+//! | 5 | 0 | 31 | 7,874 | 4 | 31,496 |
+//! | 5 | 16 | 16 | 4,064 | 8 | 32,512 |
+//! | 6 | 32 | 32 | 8,128 | 4 | 32,512 |
+//! | 7 | 64 | 64 | 16,256 | 1, since activations are not summed for two; zero is taken back in 32 bits | 32,258 of codes |
+//! | 8 | 128 | 128 | 32,512 | 1 | 32,512 |
 //!
 //! With 8 bits the code is taken as a signed number, its sign moved to the activation and its magnitude (at most 128)
 //! multiplied, so it needs no zero taken back. The limit is 32,767.
@@ -17,7 +21,7 @@ use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
 use crate::isa::{Avx2, AvxVnni, avx_vnni, avx2};
-use crate::matmul::panel::{BLOCK, Format, PANEL};
+use crate::matmul::panel::{BLOCK, Format, GROUPS, PANEL};
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
@@ -32,11 +36,23 @@ macro_rules! intrinsic {
 pub(crate) trait Ymm: Copy + Send + Sync {
     fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output;
     fn across<F: Format>() -> usize;
-    fn groups(bits: usize) -> usize;
+    fn groups<F: Format>() -> usize;
     fn first<F: Format>(self, neg_sum: i32) -> __m256i;
-    fn begin(self, sum: __m256i) -> __m256i;
+    fn begin<F: Format>(self, sum: __m256i, neg_sum: i32) -> __m256i;
     fn add_products<F: Format>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i;
     fn end(self, sum: __m256i, short: __m256i) -> __m256i;
+}
+
+/// Groups whose products 16 bits hold, once those with the code of zero are taken back.
+const fn most_groups<F: Format>() -> usize {
+    let zero = F::FACTOR_ZERO as usize;
+    let above = (1 << F::FACTOR_BITS) - 1 - zero;
+    i16::MAX as usize / (2 * 127 * if zero > above { zero } else { above })
+}
+
+/// Whether short sums take back what the code of zero adds: there are sums of activations for half a block and for all of it.
+const fn has_zero_in_short_sums<F: Format>() -> bool {
+    most_groups::<F>() >= GROUPS / 2
 }
 
 avx2! {
@@ -51,33 +67,43 @@ impl Ymm for Avx2 {
         intrinsic!(run_avx2(self, kernel))
     }
 
-    /// Two where registers hold their short sums and little else is kept: of few bits, and not a minimum for each half of a block.
+    /// Two where registers hold their short sums and little else is kept: not a minimum for each half of a block.
     #[inline(always)]
     fn across<F: Format>() -> usize {
         let has_two_minima = F::SPEC.has_min && F::SPEC.sub_len < BLOCK;
-        if F::FACTOR_BITS <= 4 && !has_two_minima { 2 } else { 1 }
+        if most_groups::<F>() >= GROUPS && !has_two_minima { 2 } else { 1 }
     }
 
-    /// The table above.
+    /// As the table above has it.
     #[inline(always)]
-    fn groups(bits: usize) -> usize {
-        match bits {
-            2..=4 => 8,
-            5 => 4,
-            6 => 2,
+    fn groups<F: Format>() -> usize {
+        match most_groups::<F>() {
+            GROUPS.. => GROUPS,
+            4.. => 4,
             _ => 1,
         }
     }
 
     #[inline(always)]
     fn first<F: Format>(self, neg_sum: i32) -> __m256i {
-        let zero = if F::FACTOR_BITS == 8 { 0 } else { i32::from(F::FACTOR_ZERO) };
-        intrinsic!(_mm256_set1_epi32(neg_sum * zero))
+        intrinsic!({
+            if F::FACTOR_BITS == 8 || has_zero_in_short_sums::<F>() {
+                return _mm256_setzero_si256();
+            }
+            _mm256_madd_epi16(_mm256_set1_epi32(neg_sum), _mm256_set1_epi16(i16::from(F::FACTOR_ZERO)))
+        })
     }
 
     #[inline(always)]
-    fn begin(self, _: __m256i) -> __m256i {
-        intrinsic!(_mm256_setzero_si256())
+    fn begin<F: Format>(self, _: __m256i, neg_sum: i32) -> __m256i {
+        intrinsic!({
+            if F::FACTOR_ZERO == 0 || !has_zero_in_short_sums::<F>() {
+                return _mm256_setzero_si256();
+            }
+            // A power of two in every format.
+            let by = F::FACTOR_ZERO.trailing_zeros() as i32;
+            _mm256_sll_epi16(_mm256_set1_epi32(neg_sum), _mm_cvtsi32_si128(by))
+        })
     }
 
     #[inline(always)]
@@ -119,7 +145,7 @@ impl Ymm for AvxVnni {
     }
 
     #[inline(always)]
-    fn groups(_: usize) -> usize {
+    fn groups<F: Format>() -> usize {
         usize::MAX
     }
 
@@ -129,7 +155,7 @@ impl Ymm for AvxVnni {
     }
 
     #[inline(always)]
-    fn begin(self, sum: __m256i) -> __m256i {
+    fn begin<F: Format>(self, sum: __m256i, _: i32) -> __m256i {
         sum
     }
 
@@ -294,8 +320,8 @@ impl<Y: Ymm> Simd for Y {
     }
 
     #[inline(always)]
-    fn groups_in_short_sum(bits: usize) -> usize {
-        Y::groups(bits)
+    fn groups_in_short_sum<F: Format>() -> usize {
+        Y::groups::<F>()
     }
 
     #[inline(always)]
@@ -304,8 +330,8 @@ impl<Y: Ymm> Simd for Y {
     }
 
     #[inline(always)]
-    fn short(self, sum: __m256i) -> __m256i {
-        self.begin(sum)
+    fn short<F: Format>(self, sum: __m256i, neg_sum: i32) -> __m256i {
+        self.begin::<F>(sum, neg_sum)
     }
 
     #[inline(always)]

@@ -201,7 +201,7 @@ impl Simd for Avx512 {
 
     /// `vpdpbusd` adds four products in 32 bits.
     #[inline(always)]
-    fn groups_in_short_sum(_: usize) -> usize {
+    fn groups_in_short_sum<F: Format>() -> usize {
         usize::MAX
     }
 
@@ -214,7 +214,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn short(self, sum: __m512i) -> __m512i {
+    fn short<F: Format>(self, sum: __m512i, _: i32) -> __m512i {
         sum
     }
 

@@ -102,13 +102,13 @@ pub(super) trait Simd: Copy + Send + Sync {
 
     /// Registers of codes that a blocked product holds at once, of a format.
     fn across<F: Format>() -> usize;
-    /// Groups whose products one short sum takes, for factors of `bits` bits.
-    fn groups_in_short_sum(bits: usize) -> usize;
-    /// What a sum starts from: what the code of zero adds too much, taken back where the products contain it. `neg_sum` is
-    /// minus the sum of the activations.
+    /// Groups whose products one short sum takes.
+    fn groups_in_short_sum<F: Format>() -> usize;
+    /// What a sum starts from: what the code of zero adds too much, taken back where the products contain it and short sums do not.
+    /// `neg_sum` is minus the sum of the activations, as [`Tile`](super::quantise::Tile) has it.
     fn start<F: Format>(self, neg_sum: i32) -> Self::Ints;
-    /// A short sum, to be added to `sum`.
-    fn short(self, sum: Self::Ints) -> Self::Ints;
+    /// A short sum, to be added to `sum`. `neg_sum` is that of its groups where they fill half a block or all of it.
+    fn short<F: Format>(self, sum: Self::Ints, neg_sum: i32) -> Self::Ints;
     /// Adds the products of the factors `w` (unsigned bytes) and `x` (signed ones) to a short sum.
     fn dot<F: Format>(self, short: Self::Ints, w: Self::Ints, x: Self::Ints) -> Self::Ints;
     /// `sum`, with the short sum that was begun for it.

@@ -173,7 +173,7 @@ impl<Q: Quad> Simd for Quads<Q> {
 
     /// Four products are added in 32 bits.
     #[inline(always)]
-    fn groups_in_short_sum(_: usize) -> usize {
+    fn groups_in_short_sum<F: Format>() -> usize {
         usize::MAX
     }
 
@@ -184,7 +184,7 @@ impl<Q: Quad> Simd for Quads<Q> {
     }
 
     #[inline(always)]
-    fn short(self, sum: Self::Ints) -> Self::Ints {
+    fn short<F: Format>(self, sum: Self::Ints, _: i32) -> Self::Ints {
         sum
     }
 
