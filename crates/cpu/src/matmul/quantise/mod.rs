@@ -164,6 +164,7 @@ impl<const T: usize> TileMut<'_, T> {
     }
 
     /// Has the sums of a block of row `t` be those of pairs; `halves` has them for its halves.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn put_pairs(&mut self, block: usize, t: usize, halves: [i32; 2]) {
         let [first, second]: [[i16; 2]; 2] = bytemuck::cast(halves);
