@@ -69,11 +69,8 @@ const PROBE_CTX: usize = 256;
 const PROBE_CHUNKS: usize = 2;
 /// Streams that are measured beside one run of the base: each holds a cache.
 const AT_ONCE: usize = 12;
-/// Tokens that plans are judged on, and the most plans.
+/// Tokens that plans are judged on.
 const JUDGED: usize = 2048;
-const MOST_TRIES: usize = 4;
-/// A plan that comes so close to its goal need not be bettered.
-const CLOSE: f64 = 0.85;
 
 /// A plan, and what there was to choose from.
 #[derive(Debug, Clone, PartialEq)]
@@ -146,30 +143,11 @@ impl<'a> Finder<'a> {
             }
             Goal::Kld(goal) => goal,
         };
-        // What is measured puts the prediction right; the best that met the goal is kept.
-        let (mut n, mut best) = (frontier.within_cost(goal), None::<((f64, f64), KvPlan, Judged)>);
-        let mut tried = Vec::new();
-        for left in (0..MOST_TRIES).rev() {
+        frontier.meeting(goal, |n| {
             let plan = self.plan(&frontier.types(n));
             let judged = self.judge(&plan)?;
-            let kld = judged.added();
-            // Of those that meet the goal the smallest, else the nearest.
-            let rank = if kld <= goal { (0.0, n as f64) } else { (1.0, kld) };
-            if best.as_ref().is_none_or(|(best, ..)| rank < *best) {
-                best = Some((rank, plan, judged));
-            }
-            tried.push(n);
-            let ratio = kld / frontier.point(n).1;
-            let next = if ratio.is_finite() && ratio > 0.0 { frontier.within_cost(goal / ratio) } else { n };
-            if (CLOSE * goal..=goal).contains(&kld) || tried.contains(&next) {
-                break;
-            }
-            // A goal is not given up before the plan that loses least has missed it.
-            let is_missed = best.as_ref().is_some_and(|(rank, ..)| rank.0 > 0.0);
-            n = if left == 1 && is_missed { frontier.len() - 1 } else { next };
-        }
-        let (_, plan, judged) = best.expect("one plan was judged");
-        Ok((plan, judged))
+            Ok((judged.added(), (plan, judged)))
+        })
     }
 
     /// The choices of every stream: layer by layer, the keys of each head, then the values where they have streams of their own.

@@ -4,8 +4,16 @@
 //! hull of a stream's types, each step from one to the next saves so much cost per bit. All steps of all streams, the
 //! best first, are a path from fewest bits to most on which no other plan made of hull points is better at the same bits. What a
 //! budget leaves between two points of the path goes to later steps that are small enough.
+//!
+//! Costs of streams that were measured alone foretell what a plan costs, more or less: where a goal is to be met, plans are measured
+//! whole, and what was measured puts right where the next is looked for.
 
 use kvant::DType;
+
+/// The most plans that are measured for a goal.
+const MOST_TRIES: usize = 5;
+/// A plan that comes so close to its goal need not be bettered.
+const CLOSE: f64 = 0.85;
 
 /// A type that a stream may have.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -105,6 +113,40 @@ impl Frontier {
         let is_above = |point: &(f64, f64)| point.1 > cost || cost.is_nan();
         self.points.partition_point(is_above).min(self.len() - 1)
     }
+
+    /// What `measure` made of the plan with the fewest bits that it found to cost at most `goal`; of that which came nearest, where
+    /// none does. It is asked for a plan, and gives what that costs.
+    pub fn meeting<T, E>(
+        &self,
+        goal: f64,
+        mut measure: impl FnMut(usize) -> Result<(f64, T), E>,
+    ) -> Result<T, E> {
+        // The first plan that may meet the goal and the first that did: what is looked for lies before it.
+        let (mut least, mut met) = (0, self.len());
+        let (mut n, mut aim) = (self.within_cost(goal), goal);
+        let mut best = None::<((bool, f64), T)>;
+        for left in (0..MOST_TRIES).rev() {
+            let (cost, measured) = measure(n)?;
+            let is_met = cost <= goal;
+            // One that met the goal is smaller than all before it.
+            let rank = (!is_met, if is_met { 0.0 } else { cost });
+            if is_met || best.as_ref().is_none_or(|(best, _)| rank < *best) {
+                best = Some((rank, measured));
+            }
+            // Plans that miss are often followed by some that miss by less: the next goes further.
+            (least, met, aim) = if is_met { (least, n, goal) } else { (n + 1, met, CLOSE * aim) };
+            let foretold = self.point(n).1 * (aim / cost);
+            // Nothing follows from a cost of nothing.
+            let next = if foretold.is_finite() { self.within_cost(foretold) } else { (least + met) / 2 };
+            if least >= met || (CLOSE * goal..=goal).contains(&cost) || (is_met && next >= met) {
+                break;
+            }
+            // A goal is not given up before the plan that loses least has missed it.
+            let is_last_hope = left == 1 && met == self.len();
+            n = if is_last_hope { met - 1 } else { next.clamp(least, met - 1) };
+        }
+        Ok(best.expect("one plan was measured").1)
+    }
 }
 
 /// The choices on the lower convex hull, from fewest bits to most.
@@ -187,6 +229,77 @@ mod tests {
         assert!(frontier.point(n).1 <= 0.25 && frontier.point(n - 1).1 > 0.25);
         assert_eq!(frontier.within_cost(0.0), frontier.len() - 1);
         assert_eq!(frontier.within_cost(f64::NAN), frontier.len() - 1);
+    }
+
+    /// The plan that meets the goal, and those that were measured for it.
+    fn meeting(frontier: &Frontier, goal: f64, cost: impl Fn(usize) -> f64) -> (usize, Vec<usize>) {
+        let mut measured = Vec::new();
+        let found = frontier.meeting(goal, |n| {
+            measured.push(n);
+            Ok::<_, ()>((cost(n), n))
+        });
+        (found.unwrap(), measured)
+    }
+
+    #[test]
+    fn a_goal_is_met_by_what_is_measured_however_far_that_is_from_what_was_foretold() {
+        let frontier =
+            Frontier::new(&(1..=40).map(|n| choices(0.1 + (n * 29 % 40) as f64)).collect::<Vec<_>>());
+        let widest = frontier.len() - 1;
+        let foretold = |n: usize| frontier.point(n).1;
+        let as_foretold = |cost: f64| cost;
+        let more = |cost: f64| 3.0 * cost;
+        let less = |cost: f64| 0.3 * cost;
+        let less_than_the_sum = |cost: f64| 2.0 * cost.powf(0.6);
+        let more_than_the_sum = |cost: f64| 0.1 * cost.powf(1.4);
+        let beside_others = |cost: f64| cost + 0.2;
+        let laws: [&dyn Fn(f64) -> f64; 6] =
+            [&as_foretold, &more, &less, &less_than_the_sum, &more_than_the_sum, &beside_others];
+        for (index, law) in laws.iter().enumerate() {
+            let cost = |n: usize| law(foretold(n));
+            for share in 1..50 {
+                let goal = cost(widest) * (cost(0) / cost(widest)).powf(share as f64 / 50.0);
+                let fewest = (0..=widest).find(|&n| cost(n) <= goal).unwrap();
+                let (found, measured) = meeting(&frontier, goal, cost);
+                let told = format!("law {index}, goal {goal}: {found} of {measured:?}, fewest {fewest}");
+                assert!(cost(found) <= goal && measured.len() <= MOST_TRIES, "{told}");
+                // Not half of what is allowed goes unused, unless a step is that large.
+                assert!(cost(found) >= 0.5 * goal || found == fewest, "{told}");
+                if index == 0 {
+                    assert_eq!((found, &measured[..]), (fewest, &[fewest][..]), "{told}");
+                }
+                assert!((1..measured.len()).all(|n| !measured[..n].contains(&measured[n])), "{told}");
+            }
+            // Where nothing meets it, that is known of the widest, which came nearest.
+            let (found, measured) = meeting(&frontier, 0.9 * cost(widest), cost);
+            assert_eq!((found, measured.last()), (widest, Some(&widest)), "law {index}: {measured:?}");
+        }
+    }
+
+    #[test]
+    fn plans_that_miss_by_less_and_less_do_not_end_at_all_bits() {
+        // As it was with a model once: far more than was foretold, the more so the less that was.
+        let stream = (0..31).map(|n| {
+            let cost = 1e-3 * (-0.1 * f64::from(n)).exp();
+            Choice { dtype: DType::Q8_0, bits: f64::from(n + 1), cost }
+        });
+        let frontier = Frontier::new(&[stream.collect()]);
+        assert_eq!(frontier.len(), 31);
+        let cost = |n: usize| if n == 30 { 0.0 } else { frontier.point(n).1.sqrt() };
+        let (found, measured) = meeting(&frontier, 0.0185, cost);
+        assert!((CLOSE * 0.0185..=0.0185).contains(&cost(found)), "{found} of {measured:?}");
+    }
+
+    #[test]
+    fn a_cost_that_is_nothing_or_no_number_ends_nowhere_else() {
+        let frontier = Frontier::new(&[choices(1.0), choices(5.0)]);
+        // Nothing is hidden in noise from the fewest bits on.
+        let (found, measured) = meeting(&frontier, 0.25, |_| 0.0);
+        assert!(found < measured[0] && measured.len() > 1, "{found} of {measured:?}");
+        let (_, measured) = meeting(&frontier, 0.25, |_| f64::NAN);
+        assert!(measured.contains(&(frontier.len() - 1)), "{measured:?}");
+        let error = frontier.meeting(0.25, |_| Err::<(f64, ()), _>("broken"));
+        assert_eq!(error, Err("broken"));
     }
 
     #[test]
