@@ -124,14 +124,13 @@ impl Frontier {
         // The first plan that may meet the goal and the first that did: what is looked for lies before it.
         let (mut least, mut met) = (0, self.len());
         let (mut n, mut aim) = (self.within_cost(goal), goal);
-        let mut best = None::<((bool, f64), T)>;
+        let mut best = None::<(f64, T)>;
         for left in (0..MOST_TRIES).rev() {
             let (cost, measured) = measure(n)?;
             let is_met = cost <= goal;
-            // One that met the goal is smaller than all before it.
-            let rank = (!is_met, if is_met { 0.0 } else { cost });
-            if is_met || best.as_ref().is_none_or(|(best, _)| rank < *best) {
-                best = Some((rank, measured));
+            // One that meets the goal is smaller than those before it that did.
+            if is_met || best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                best = Some((if is_met { 0.0 } else { cost }, measured));
             }
             // Plans that miss are often followed by some that miss by less: the next goes further.
             (least, met, aim) = if is_met { (least, n, goal) } else { (n + 1, met, CLOSE * aim) };
