@@ -86,19 +86,16 @@ fn an_idle_session_holds_its_blocks_and_at_most_64_kb() {
     let model = model();
     let n_tokens = if model.device().kernels.contains("scalar") { 1024 } else { 8192 };
     let prompt: Vec<u32> = (0..n_tokens).map(|i| i * 37 % 500).collect();
-    // What belongs to the device grows when a context this deep is first read, and stays.
-    let mut first = session(&model, "turbo3", 8300);
-    first.fill_random(n_tokens as usize - 600, 1).unwrap();
-    converse(&mut first, &[&[0].repeat(n_tokens as usize - 600), &prompt[..600]].concat());
-    drop(first);
-    assert_eq!(model.kv_bytes(), 0);
-
-    let before = LIVE.load(Ordering::Relaxed);
     let mut session = session(&model, "turbo3", 8300);
     converse(&mut session, &prompt);
-    let held = LIVE.load(Ordering::Relaxed) - before;
     let (tokens, blocks) = (session.kv().tokens, session.kv().bytes);
     assert_eq!(model.kv_bytes(), blocks);
     assert!(tokens >= prompt.len());
-    assert!(held <= blocks + 65_536, "{tokens} tokens: {held} bytes, {blocks} of them in blocks");
+    // What belongs to the device, and grew as so much was read, stays.
+    let together = LIVE.load(Ordering::Relaxed);
+    drop(session);
+    assert_eq!(model.kv_bytes(), 0);
+    let held = together - LIVE.load(Ordering::Relaxed);
+    let most = blocks + 65_536;
+    assert!((blocks..=most).contains(&held), "{tokens} tokens: {held} bytes, {blocks} of them in blocks");
 }
