@@ -14,6 +14,8 @@ use kvant::DType;
 const MOST_TRIES: usize = 5;
 /// A plan that comes so close to its goal need not be bettered.
 const CLOSE: f64 = 0.85;
+/// What is aimed at behind one that missed.
+const AIM: f64 = 0.95;
 
 /// A type that a stream may have.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -123,7 +125,7 @@ impl Frontier {
     ) -> Result<T, E> {
         // The first plan that may meet the goal and the first that did: what is looked for lies before it.
         let (mut least, mut met) = (0, self.len());
-        let (mut n, mut aim) = (self.within_cost(goal), goal);
+        let (mut n, mut last) = (self.within_cost(goal), None::<(f64, f64)>);
         let mut best = None::<(f64, T)>;
         for left in (0..MOST_TRIES).rev() {
             let (cost, measured) = measure(n)?;
@@ -132,9 +134,13 @@ impl Frontier {
             if is_met || best.as_ref().is_none_or(|(least, _)| cost < *least) {
                 best = Some((if is_met { 0.0 } else { cost }, measured));
             }
-            // Plans that miss are often followed by some that miss by less: the next goes further.
-            (least, met, aim) = if is_met { (least, n, goal) } else { (n + 1, met, CLOSE * aim) };
-            let foretold = self.point(n).1 * (aim / cost);
+            (least, met) = if is_met { (least, n) } else { (n + 1, met) };
+            // What plans cost goes with a power of what was foretold: the first one, until two of them tell it.
+            let [x, y] = [self.point(n).1, cost].map(f64::ln);
+            let power = last.map_or(1.0, |(x0, y0)| ((y - y0) / (x - x0)).clamp(1.0 / 3.0, 3.0));
+            last = Some((x, y));
+            let aim = if is_met { goal } else { AIM * goal };
+            let foretold = (x + (aim.ln() - y) / power).exp();
             // Nothing follows from a cost of nothing.
             let next = if foretold.is_finite() { self.within_cost(foretold) } else { (least + met) / 2 };
             if least >= met || (CLOSE * goal..=goal).contains(&cost) || (is_met && next >= met) {
