@@ -56,6 +56,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     let config = Config::from_gguf(&gguf).map_err(|error| error.to_string());
     let experts = config.as_ref().ok().and_then(|config| Experts::of(&gguf, config));
     let states = config.as_ref().ok().and_then(States::of);
+    let mtp = config.as_ref().ok().and_then(Mtp::of);
     let memory = config
         .and_then(|config| memory_table(&config.kv_shape(), n_ctx.unwrap_or(config.n_ctx_train), &policies));
     let plan = plan_beside(&gguf);
@@ -64,6 +65,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
             &gguf,
             experts.as_ref(),
             states.as_ref(),
+            mtp.as_ref(),
             &memory,
             plan.as_ref(),
         ))?);
@@ -96,6 +98,9 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
         Ok((n_ctx, rows)) => {
             console::print(format_args!("\nKV cache at {n_ctx} tokens (policy: {policies})"))?;
             output::print_rows(&rows, Format::Md)?;
+            if let Some(mtp) = mtp {
+                console::print(format_args!("{mtp}"))?;
+            }
         }
         Err(why) => console::print(format_args!("\nKV cache: unknown ({why})"))?,
     }
@@ -162,6 +167,30 @@ impl fmt::Display for States {
         let bytes = output::bytes(*bytes);
         write!(f, "{n_layers} of {of} layers keep one {place} keys and values, {bytes} together, ")?;
         write!(f, "and a copy every {every} tokens")
+    }
+}
+
+/// The layer that predicts further tokens.
+struct Mtp {
+    /// Bytes that it keeps of a token in f16, as a share of what the others keep.
+    kv_share: f64,
+}
+
+impl Mtp {
+    fn of(config: &Config) -> Option<Self> {
+        let per_token = |config: &Config| {
+            let layers = config.kv_shape().layers;
+            layers.iter().map(kvant::KvLayerShape::values_per_token).sum::<usize>()
+        };
+        let own = config.of_mtp()?;
+        Some(Self { kv_share: per_token(&own) as f64 / per_token(config) as f64 })
+    }
+}
+
+impl fmt::Display for Mtp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = 100.0 * self.kv_share;
+        write!(f, "and {percent:.1} % more for the layer that predicts (MTP), which --draft-max 0 leaves out")
     }
 }
 
@@ -234,6 +263,7 @@ fn as_json(
     gguf: &Gguf,
     experts: Option<&Experts>,
     states: Option<&States>,
+    mtp: Option<&Mtp>,
     memory: &Result<(usize, Vec<Row>), String>,
     plan: Option<&Result<KvPlan, String>>,
 ) -> Value {
@@ -259,6 +289,7 @@ fn as_json(
             "bytes": states.bytes,
             "tokens_per_copy": states.every,
         })),
+        "mtp": mtp.map(|mtp| json!({ "kv_share": mtp.kv_share })),
         "kv": match memory {
             Ok((n_ctx, rows)) => json!({ "n_ctx": n_ctx, "types": rows }),
             Err(why) => json!({ "unknown": why }),

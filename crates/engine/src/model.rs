@@ -250,6 +250,12 @@ impl Model {
         self.inner.loaded.pool_bytes()
     }
 
+    /// Bytes that the cache of a session of so many tokens with `plan` allocates: what [`Plan::n_bytes`] says and what a layer that
+    /// predicts ([`OpenOptions::mtp`]) keeps beside that.
+    pub fn kv_bytes_for(&self, plan: &Plan, tokens: usize) -> usize {
+        self.inner.loaded.bytes_for(plan, tokens)
+    }
+
     /// Refuses to allocate more than so many bytes for the caches of all sessions together.
     pub fn set_kv_budget(&self, bytes: usize) {
         self.inner.loaded.set_budget(bytes);

@@ -244,7 +244,7 @@ impl Worker {
                 return;
             }
         };
-        let bytes = |n_blocks: usize| plan.n_bytes(&shape, n_blocks * TOKENS_PER_BLOCK);
+        let bytes = |n_blocks: usize| self.model.kv_bytes_for(&plan, n_blocks * TOKENS_PER_BLOCK);
         let block = (bytes(16) - bytes(8)) / 8;
         // Where the answer begins is remembered, and states before guesses.
         let cost = Cost { fixed: bytes(8) - 8 * block + plan.bytes_aside(&shape), block };

@@ -430,6 +430,23 @@ fn inspect_tells_of_states_what_they_take() {
 }
 
 #[test]
+fn inspect_tells_of_a_layer_that_predicts_what_it_takes() {
+    let model =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/predictions/glm4moe-h64-g2-dense1.gguf");
+    let object = json(&kvant(&["inspect", model, "--json"]));
+    let n_layers = object["metadata"]["glm4moe.block_count"].as_str().unwrap().parse::<f64>().unwrap() - 1.0;
+    // Its layers are all alike.
+    assert_eq!(object["mtp"]["kv_share"], 1.0 / n_layers);
+    let text = stdout(&kvant(&["inspect", model]));
+    let want = format!("and {:.1} % more for the layer that predicts (MTP)", 100.0 / n_layers);
+    assert!(text.contains(&want), "{text}");
+    assert_eq!(
+        json(&kvant(&["inspect", bundled().to_str().unwrap(), "--json"]))["mtp"],
+        serde_json::Value::Null
+    );
+}
+
+#[test]
 fn inspect_tells_of_experts_what_a_token_reads() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/mixtral-h64-g2.gguf");
     // In two layers five experts of three matrices of 40 x 32 in f16, of which a token chooses two.

@@ -152,6 +152,8 @@ pub(crate) trait Caches {
     ) -> Result<(), Error>;
     /// Bytes that a sequence has allocated, shared ones too.
     fn n_bytes(&self, id: SequenceId) -> usize;
+    /// Those that one of so many tokens allocates, shared ones too; `usize::MAX` when they are more than that.
+    fn bytes_for(&self, plan: &Plan, tokens: usize) -> usize;
     /// Bytes that all sequences have allocated together, shared ones once.
     fn pool_bytes(&self) -> usize;
     /// Refuses to allocate more than so many bytes for all sequences together.

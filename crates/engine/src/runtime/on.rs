@@ -136,16 +136,23 @@ impl<B: Backend> On<B> {
         }
     }
 
+    /// The bytes that so many tokens with `plan` take, here and beside what predicts.
+    fn sizes(&self, plan: &Plan) -> impl Fn(usize) -> usize + use<B> {
+        let layout = Layout::new(&self.decoder.kv_shape(), plan.clone());
+        let beside = self.state().mtp.as_ref().map(|mtp| mtp.layout(plan));
+        move |tokens| {
+            let beside = beside.as_ref().map_or(0, |beside| beside.n_bytes(tokens));
+            layout.n_bytes(tokens).saturating_add(beside)
+        }
+    }
+
     /// The tokens of context there is memory for: of the device, or of the machine, which lends it as tokens come.
     fn fit(&self, plan: &mut Plan, room: Room) -> Result<usize, Error> {
         let (Room::Exactly(wanted) | Room::UpTo(wanted)) = room;
         let free = usable_bytes(&*self.device)?.or_else(limits::machine_bytes);
         let usable = [free, self.device.most_page_bytes()].into_iter().flatten().min();
         let usable = usable.unwrap_or(isize::MAX as usize);
-        let layout = Layout::new(&self.decoder.kv_shape(), plan.clone());
-        let beside = self.state().mtp.as_ref().map(|mtp| mtp.layout(plan));
-        let n_bytes =
-            |tokens| layout.n_bytes(tokens) + beside.as_ref().map_or(0, |beside| beside.n_bytes(tokens));
+        let n_bytes = self.sizes(plan);
         let needed = n_bytes(wanted);
         if needed <= usable {
             return Ok(wanted);
@@ -464,6 +471,10 @@ impl<B: Backend> Caches for On<B> {
     fn n_bytes(&self, id: SequenceId) -> usize {
         let beside = self.state().mtp.as_ref().map_or(0, |mtp| mtp.n_bytes(id));
         self.with(id, |cache| cache.n_bytes()) + beside
+    }
+
+    fn bytes_for(&self, plan: &Plan, tokens: usize) -> usize {
+        self.sizes(plan)(tokens)
     }
 
     fn pool_bytes(&self) -> usize {

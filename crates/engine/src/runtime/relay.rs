@@ -276,6 +276,11 @@ impl Caches for Relay {
         self.sum(|part| part.n_bytes(id))
     }
 
+    fn bytes_for(&self, plan: &Plan, tokens: usize) -> usize {
+        let parts = self.parts().map(|(first, part)| part.bytes_for(&Self::own(plan, first, part), tokens));
+        parts.fold(0, usize::saturating_add)
+    }
+
     fn pool_bytes(&self) -> usize {
         self.sum(|part| part.pool_bytes())
     }

@@ -169,6 +169,25 @@ fn a_model_says_the_same_with_such_a_layer_and_only_then_predicts() {
     }
 }
 
+/// What the layer keeps is foretold with the rest, in every type.
+#[test]
+fn a_cache_takes_what_was_said_that_it_takes() {
+    for file in files() {
+        let [(with, golden), (without, _)] = [true, false].map(|has_mtp| open(&file, has_mtp));
+        let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
+        for dtype in [DType::F16, DType::Q8_0, DType::Turbo3] {
+            let taken = [&with, &without].map(|model| {
+                let sequence = start(model, dtype);
+                text.chunks(100).for_each(|piece| feed(&sequence, piece));
+                let foretold = model.bytes_for(sequence.plan(), text.len());
+                assert_eq!(model.n_bytes(sequence.id()), foretold, "{}, {dtype:?}", file.display());
+                foretold
+            });
+            assert!(taken[0] > taken[1], "{taken:?}");
+        }
+    }
+}
+
 /// A sequence that begins with what another holds, as far as it goes, and one whose images were taken: the former predicts the same, the
 /// latter nothing.
 #[test]
