@@ -30,13 +30,14 @@ fn short_groups<S: Simd, F: Format>() -> usize {
 /// Where a tile keeps the sums for sub-block `sub` of a block.
 #[inline(always)]
 pub(super) fn which<F: Format>(sub: usize) -> usize {
-    if subs::<F>() == 1 { 2 } else { sub }
+    let n = GROUPS / subs::<F>();
+    which_groups(sub * n, n)
 }
 
-/// Where it keeps those of a short sum's `step` groups from `from` on, or of the half block that they are in.
+/// Where it keeps those of `n` groups from `from` on, or of the half block that they are in.
 #[inline(always)]
-fn which_short(from: usize, step: usize) -> usize {
-    if step == GROUPS { 2 } else { from * 2 / GROUPS }
+fn which_groups(from: usize, n: usize) -> usize {
+    if n == GROUPS { 2 } else { from * 2 / GROUPS }
 }
 
 /// Products of one panel with one tile: one value for each row of the tile and of the panel. Asks for what lies `ahead`
@@ -114,7 +115,7 @@ fn add_unit<S: Simd, F: Format, const T: usize>(
             for sub in 0..subs {
                 let mut sum = simd.start::<F>(tile.neg_sums[block][which::<F>(sub)][t]);
                 for from in (sub * GROUPS / subs..(sub + 1) * GROUPS / subs).step_by(step) {
-                    let neg_sum = tile.neg_sums[block][which_short(from, step)][t];
+                    let neg_sum = tile.neg_sums[block][which_groups(from, step)][t];
                     let mut short = simd.short::<F>(sum, neg_sum);
                     for g in from..from + step {
                         short = simd.dot::<F>(short, codes[g], simd.splat_i(tile.codes[block][t].0[g]));
@@ -182,7 +183,7 @@ fn multiply<S: Simd, F: Format, const T: usize>(
             for from in (sub * GROUPS / subs..(sub + 1) * GROUPS / subs).step_by(step) {
                 let mut short = acc;
                 for t in 0..T {
-                    let neg_sum = neg_sums[which_short(from, step)][t];
+                    let neg_sum = neg_sums[which_groups(from, step)][t];
                     for a in 0..across {
                         short[a][t] = simd.short::<F>(acc[a][t], neg_sum);
                     }

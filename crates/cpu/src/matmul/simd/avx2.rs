@@ -43,6 +43,9 @@ pub(crate) trait Ymm: Copy + Send + Sync {
     fn end(self, sum: __m256i, short: __m256i) -> __m256i;
 }
 
+/// Groups of half a block.
+const HALF: usize = GROUPS / 2;
+
 /// Groups whose products 16 bits hold, once those with the code of zero are taken back.
 const fn most_groups<F: Format>() -> usize {
     let zero = F::FACTOR_ZERO as usize;
@@ -52,7 +55,7 @@ const fn most_groups<F: Format>() -> usize {
 
 /// Whether short sums take back what the code of zero adds: there are sums of activations for half a block and for all of it.
 const fn has_zero_in_short_sums<F: Format>() -> bool {
-    most_groups::<F>() >= GROUPS / 2
+    most_groups::<F>() >= HALF
 }
 
 avx2! {
@@ -79,7 +82,7 @@ impl Ymm for Avx2 {
     fn groups<F: Format>() -> usize {
         match most_groups::<F>() {
             GROUPS.. => GROUPS,
-            4.. => 4,
+            HALF.. => HALF,
             _ => 1,
         }
     }
