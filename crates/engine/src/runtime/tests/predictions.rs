@@ -175,12 +175,13 @@ fn a_cache_takes_what_was_said_that_it_takes() {
     for file in files() {
         let [(with, golden), (without, _)] = [true, false].map(|has_mtp| open(&file, has_mtp));
         let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
+        let what = file.file_stem().unwrap().to_str().unwrap();
         for dtype in [DType::F16, DType::Q8_0, DType::Turbo3] {
             let taken = [&with, &without].map(|model| {
                 let sequence = start(model, dtype);
                 text.chunks(100).for_each(|piece| feed(&sequence, piece));
                 let foretold = model.bytes_for(sequence.plan(), text.len());
-                assert_eq!(model.n_bytes(sequence.id()), foretold, "{}, {dtype:?}", file.display());
+                assert_eq!(model.n_bytes(sequence.id()), foretold, "{what}, {dtype:?}");
                 foretold
             });
             assert!(taken[0] > taken[1], "{taken:?}");
