@@ -131,7 +131,7 @@ impl Frontier {
             let (cost, measured) = measure(n)?;
             let is_met = cost <= goal;
             // One that meets the goal is smaller than those before it that did.
-            if is_met || best.as_ref().is_none_or(|(least, _)| cost < *least) {
+            if is_met || best.as_ref().is_none_or(|(nearest, _)| cost < *nearest) {
                 best = Some((if is_met { 0.0 } else { cost }, measured));
             }
             (least, met) = if is_met { (least, n) } else { (n + 1, met) };
