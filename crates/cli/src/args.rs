@@ -9,7 +9,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use kvant::gguf::printable_path;
 use kvant::{
-    DType, DeviceChoice, Error, GenerateOptions, Gpu, KvOptions, Model, Needs, OpenOptions, Policies,
+    DType, DeviceChoice, Error, GenerateOptions, Gguf, Gpu, KvOptions, Model, Needs, OpenOptions, Policies,
     PromptMath, Recommended, SamplerParams, Session, SessionOptions,
 };
 
@@ -127,19 +127,17 @@ pub struct DecodeArgs {
 }
 
 /// How far ahead an answer is guessed.
-#[derive(Args, Debug, Clone, Copy)]
+#[derive(Args, Debug, Clone)]
 pub struct DraftArgs {
-    /// Guess at most N tokens ahead, from what the text has said before and, where the model has layers for that (MTP), from what
-    /// they predict (speculative decoding); 0 switches it off. The answer is the same either way [default: as many as pay]
+    /// Guess at most N tokens ahead, from what the text has said before and, where the model has layers for that (MTP) or another one
+    /// drafts (-md), from what they predict (speculative decoding); 0 switches it off. The answer is the same either way [default: as
+    /// many as pay]
     #[arg(long, value_name = "N", env = "KVANT_DRAFT_MAX")]
     pub draft_max: Option<usize>,
-}
-
-impl DraftArgs {
-    /// Whether to load layers that predict.
-    pub fn mtp(self) -> bool {
-        self.draft_max != Some(0)
-    }
+    /// Smaller model of the same vocabulary that says ahead what the model may say (-md), by what -m takes; on the CPU. The answer is
+    /// the same with it
+    #[arg(long, value_name = "MODEL", env = "KVANT_MODEL_DRAFT")]
+    model_draft: Option<String>,
 }
 
 impl DecodeArgs {
@@ -163,7 +161,7 @@ impl DecodeArgs {
 impl ModelArgs {
     /// Loads the model, with a progress bar where someone watches.
     pub fn open(&self, quiet: bool) -> Result<Model, Failure> {
-        self.open_for(quiet, Needs::Nothing, None, false)
+        self.open_for(quiet, Needs::Nothing, None, None)
     }
 
     /// The same with exact products of prompts, for what others are compared with.
@@ -177,29 +175,35 @@ impl ModelArgs {
         other.open(quiet)
     }
 
-    /// As [`open`](Self::open), for a command that needs text: what is missing is told before the weights are loaded. With the layer that
-    /// predicts further for one that answers.
+    /// As [`open`](Self::open), for a command that needs text: what is missing is told before the weights are loaded. With what guesses ahead
+    /// for one that answers.
     pub fn open_for(
         &self,
         quiet: bool,
         needs: Needs,
         chat_template: Option<String>,
-        mtp: bool,
+        draft: Option<&DraftArgs>,
     ) -> Result<Model, Failure> {
         let place = self.place.place()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
+        let guesses = draft.filter(|draft| draft.draft_max != Some(0));
+        let mtp = guesses.is_some();
+        let draft = guesses.and_then(|draft| draft.model_draft.as_ref());
+        let draft = draft.map(|name| self.open_file(name, quiet).map(Arc::new)).transpose()?;
         let started = Instant::now();
         let bar = progress::bar("loading", 100, quiet);
         let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
         let template = chat_template.clone();
-        let options = OpenOptions { needs, chat_template: template, mtp, ..self.options(Some(&mut tell)) };
+        let options = self.options(Some(&mut tell));
+        let options = OpenOptions { needs, chat_template: template, mtp, draft: draft.clone(), ..options };
         let model = match Model::from_gguf(gguf.clone(), options) {
             // Layers were wanted on a GPU that may not be there.
             Err(Error::Device(error)) if self.may_do_without_gpu() && Gpu::open(0).is_err() => {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
                 let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
                 let options = self.options(Some(&mut tell));
-                let options = OpenOptions { needs, chat_template, mtp, device, n_gpu_layers, ..options };
+                let options =
+                    OpenOptions { needs, chat_template, mtp, draft, device, n_gpu_layers, ..options };
                 Model::from_gguf(gguf, options)
             }
             other => other,
@@ -209,6 +213,9 @@ impl ModelArgs {
         let (device, seconds) = (model.device(), started.elapsed().as_secs_f64());
         if self.device == DeviceChoice::Auto && self.n_gpu_layers.is_none() && device.name == "cpu" {
             note_unused_gpu();
+        }
+        if let Some(draft) = model.draft() {
+            note_short_draft(draft.config().n_ctx_train, model.config().n_ctx_train);
         }
         let [mapped, read] = model.mapped_bytes();
         if mapped > 0 {
@@ -221,6 +228,12 @@ impl ModelArgs {
         }
         tracing::info!(model = %place, device = %device.name, kernels = %device.kernels, seconds, "model loaded");
         Ok(model)
+    }
+
+    /// The file of another model, by what `-m` takes.
+    fn open_file(&self, model: &str, quiet: bool) -> Result<Gguf, Failure> {
+        let place = self.place.named(model);
+        place.place()?.open(&place, quiet)
     }
 
     /// Whether layers for a GPU were asked for, and no certain one.
@@ -254,6 +267,15 @@ impl ModelArgs {
     /// The model's name.
     pub fn name(&self) -> String {
         self.place.place().map_or_else(|_| String::new(), |place| place.name())
+    }
+}
+
+/// A draft model whose context is the shorter one is told of.
+fn note_short_draft(n_ctx: usize, of: usize) {
+    if n_ctx < of {
+        log::note(format_args!(
+            "-md: it drafts up to {n_ctx} tokens of a conversation, its context, and not beyond"
+        ));
     }
 }
 

@@ -62,7 +62,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     args.sampling.params()?;
     let options = args.cache.session_options()?;
     let model =
-        args.model.open_for(false, Needs::ChatTemplate, args.template.source()?, args.decode.draft.mtp())?;
+        args.model.open_for(false, Needs::ChatTemplate, args.template.source()?, Some(&args.decode.draft))?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     let render = render_options(model.chat_template()?, args.think)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;

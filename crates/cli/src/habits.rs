@@ -55,9 +55,11 @@ const SAMPLERS: Means = No("tokens are drawn with --temp, --top-k, --top-p, --mi
 const GRAMMAR: Means =
     No("kvant serve holds an answer to the schema or grammar of its request; no flag does");
 const ROPE: Means = No("positions are as the model's file says");
-const DRAFT_MODEL: Means = No(
-    "tokens are guessed from what the text has said before, or by layers of the model (MTP): --draft-max N bounds that; no second model does",
-);
+const DRAFT_MODEL: Means = No("a second model drafts for kvant run, chat and serve");
+const DRAFT_CACHE: Means =
+    noted(Value, "the cache of a model that drafts is of q8_0, and as long as it may be");
+const DRAFT_PLACE: Means =
+    noted(Value, "a model that drafts has the device and the threads of the other one");
 const DRAFT: Means =
     noted(Value, "how many guesses pay is found while an answer is made; --draft-max N bounds them");
 const IMAGES: Means = No("models read text alone");
@@ -257,8 +259,23 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--api-key", SERVER),
     ("--log-file", No("a shell keeps what is said in a file: 2> FILE")),
     ("--lora", No("adapters are not read; merge it into the model first")),
+    ("-md", Is("--model-draft")),
     ("-md", DRAFT_MODEL),
     ("--model-draft", DRAFT_MODEL),
+    ("--spec-draft-model", Is("--model-draft")),
+    ("-hfd", Is("--model-draft")),
+    ("-hfrd", Is("--model-draft")),
+    ("--hf-repo-draft", Is("--model-draft")),
+    ("-ctkd", DRAFT_CACHE),
+    ("-ctvd", DRAFT_CACHE),
+    ("--cache-type-k-draft", DRAFT_CACHE),
+    ("--cache-type-v-draft", DRAFT_CACHE),
+    ("--ctx-size-draft", DRAFT_CACHE),
+    ("-ngld", DRAFT_PLACE),
+    ("-devd", DRAFT_PLACE),
+    ("--n-gpu-layers-draft", DRAFT_PLACE),
+    ("--device-draft", DRAFT_PLACE),
+    ("--threads-draft", DRAFT_PLACE),
     ("--draft", Is("--draft-max")),
     ("--draft-n", Is("--draft-max")),
     ("--draft-min", DRAFT),

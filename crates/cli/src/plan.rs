@@ -75,7 +75,7 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
         None => MIXTURE.to_owned(),
     };
     let quiet = args.quiet || args.json;
-    let model = args.model.open_for(quiet, Needs::Tokenizer, None, false)?;
+    let model = args.model.open_for(quiet, Needs::Tokenizer, None, None)?;
     let path = args.output.clone().map_or_else(|| target(&model), Ok)?;
     check_target(Some(&path))?;
     let bar = progress::bar("plan", 0, quiet);

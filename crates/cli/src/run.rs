@@ -76,7 +76,7 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let session_options = args.cache.session_options()?;
     let quiet = args.quiet || args.json;
     let needs = if args.raw { Needs::Tokenizer } else { Needs::NoBadTemplate };
-    let model = args.model.open_for(quiet, needs, args.template.source()?, args.decode.draft.mtp())?;
+    let model = args.model.open_for(quiet, needs, args.template.source()?, Some(&args.decode.draft))?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     options.sampler = sampler;
     let Resolved { options: session_options, auto } = args.cache.resolve(session_options, &model)?;
@@ -247,6 +247,9 @@ impl fmt::Display for Summary<'_> {
         if kv.tokens >= TOKENS_PER_BLOCK {
             write!(f, " ({ratio:.2}x)")?;
         }
+        if kv.bytes_draft > 0 {
+            write!(f, ", for drafts {}", output::bytes(kv.bytes_draft))?;
+        }
         if self.sampler.temperature > 0.0 {
             write!(f, " | seed {}", self.sampler.seed)?;
         }
@@ -287,7 +290,7 @@ fn json_result(
         "kernels": device.kernels,
         "type_k": kv.type_k,
         "type_v": kv.type_v,
-        "kv": { "tokens": kv.tokens, "bytes": kv.bytes, "bytes_f16": kv.bytes_f16, "notes": kv.notes },
+        "kv": { "tokens": kv.tokens, "bytes": kv.bytes, "bytes_f16": kv.bytes_f16, "bytes_draft": kv.bytes_draft, "notes": kv.notes },
         "seed": sampler.seed,
         "sampler": {
             "temperature": sampler.temperature, "top_k": sampler.top_k, "top_p": sampler.top_p, "min_p": sampler.min_p,

@@ -206,7 +206,7 @@ fn folder(text: &str) -> Result<(PathBuf, u64), String> {
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let options = args.cache.session_options()?;
     args.sampling.params()?;
-    let model = args.model.open_for(false, Needs::Tokenizer, args.template.source()?, args.draft.mtp())?;
+    let model = args.model.open_for(false, Needs::Tokenizer, args.template.source()?, Some(&args.draft))?;
     let (drawing, recommended) = drawing(&args.sampling, &model)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;
     let name = args.alias.clone().unwrap_or_else(|| args.model.name());

@@ -28,6 +28,7 @@ mod adapter;
 mod clock;
 mod context_file;
 mod device;
+mod draft;
 mod error;
 mod fingerprint;
 mod generate;

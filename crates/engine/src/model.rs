@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::device::{self, DeviceChoice, Placement};
 use crate::runtime::Loaded;
-use crate::{Error, Session, SessionOptions, fingerprint};
+use crate::{Error, Session, SessionOptions, draft, fingerprint};
 
 /// Our own small model, for the first minute and for tests.
 pub(crate) static POCKET: &[u8] = include_bytes!("../assets/pocket-q8_0.gguf");
@@ -44,6 +44,10 @@ pub struct OpenOptions<'a> {
     /// Loads the layer that predicts the token after the next (multi-token prediction), where the file has one: what it predicts is
     /// [guessed](crate::GenerateOptions::draft_max) where the text promises less. It takes memory, of the cache too, and a layer's time of a prompt. On the CPU.
     pub mtp: bool,
+    /// The file of a smaller model of the same vocabulary (see [`open_file`]): what it says is [guessed](crate::GenerateOptions::draft_max)
+    /// where the text promises less, and no layer predicts then. It has the device, its weights as they are, and a cache of its own beside each
+    /// session's, in q8_0. On the CPU.
+    pub draft: Option<Arc<Gguf>>,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,
     /// What the file must have besides its weights.
@@ -74,6 +78,7 @@ pub struct Model {
 
 struct Inner {
     loaded: Arc<dyn Loaded>,
+    draft: Option<Model>,
     gguf: Arc<Gguf>,
     /// The vocabulary and the template, or why the file has none that can be used: a model without them still
     /// runs on token numbers.
@@ -141,18 +146,31 @@ impl Model {
         if options.maps_experts {
             check_mapped(&config, weights)?;
         }
+        if let Some(draft) = &options.draft {
+            draft::check_vocabulary(&gguf, draft)?;
+        }
         let placement = Placement {
             device: options.device,
             n_gpu_layers: options.n_gpu_layers,
             weights,
             maps_experts: options.maps_experts,
-            mtp: options.mtp,
+            mtp: options.mtp && options.draft.is_none(),
             prompt_math: options.prompt_math,
         };
-        let loaded = device::load(placement, options.n_threads, config, &gguf, progress)?;
+        let bytes =
+            [Some(&gguf), options.draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));
+        let share = bytes[0] as f32 / bytes.iter().sum::<u64>() as f32;
+        let mut tell = |done: f32| progress(done * share);
+        let loaded = device::load(placement, options.n_threads, config, &gguf, &mut tell)?;
+        let mut tell = |done: f32| progress(share + done * (1.0 - share));
+        let draft = match options.draft {
+            Some(file) => Some(Self::drafting(draft::load(&*loaded, &file, &mut tell)?, file)),
+            None => None,
+        };
         Ok(Self {
             inner: Arc::new(Inner {
                 loaded,
+                draft,
                 gguf,
                 tokenizer,
                 template,
@@ -162,6 +180,23 @@ impl Model {
                 fingerprint: OnceLock::new(),
             }),
         })
+    }
+
+    /// A model that says numbers of tokens to another one.
+    fn drafting(loaded: Arc<dyn Loaded>, gguf: Arc<Gguf>) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                loaded,
+                draft: None,
+                gguf,
+                tokenizer: Err("none of a draft model".to_owned()),
+                template: Err(TemplateError::Missing),
+                weights: None,
+                maps_experts: false,
+                prompt_math: PromptMath::Exact,
+                fingerprint: OnceLock::new(),
+            }),
+        }
     }
 
     /// A session with an empty cache.
@@ -195,9 +230,9 @@ impl Model {
         self.inner.loaded.n_vocab()
     }
 
-    /// Bytes of weights, in the file's types.
+    /// Bytes of weights, in the file's types, those of a [draft model](OpenOptions::draft) among them.
     pub fn weight_bytes(&self) -> usize {
-        self.inner.loaded.weight_bytes()
+        self.inner.loaded.weight_bytes() + self.draft().map_or(0, Self::weight_bytes)
     }
 
     /// Bytes of those weights that stay in the mapped file, and of these, what one decoded token reads.
@@ -251,9 +286,13 @@ impl Model {
     }
 
     /// Bytes that the cache of a session of so many tokens with `plan` allocates: what [`Plan::n_bytes`] says and what a layer that
-    /// predicts ([`OpenOptions::mtp`]) keeps beside that.
+    /// predicts ([`OpenOptions::mtp`]) or a [draft model](OpenOptions::draft) keeps beside that.
     pub fn kv_bytes_for(&self, plan: &Plan, tokens: usize) -> usize {
-        self.inner.loaded.bytes_for(plan, tokens)
+        let drafts = self.draft().map_or(0, |draft| {
+            let plan = draft::kv_options().plan(&draft.config().kv_shape()).expect("a plan for any model");
+            draft.inner.loaded.bytes_for(&plan, tokens.min(draft.config().n_ctx_train))
+        });
+        self.inner.loaded.bytes_for(plan, tokens).saturating_add(drafts)
     }
 
     /// Refuses to allocate more than so many bytes for the caches of all sessions together.
@@ -282,9 +321,14 @@ impl Model {
         if self.device().rows_are_independent { MOST_GUESSES } else { 0 }
     }
 
-    /// Whether a layer of it predicts the token after the next: see [`OpenOptions::mtp`].
+    /// Whether something says ahead what comes next: a layer of it ([`OpenOptions::mtp`]) or another model ([`OpenOptions::draft`]).
     pub fn predicts(&self) -> bool {
-        self.inner.loaded.predicts()
+        self.inner.draft.is_some() || self.inner.loaded.predicts()
+    }
+
+    /// The model that says ahead what this one may say: see [`OpenOptions::draft`].
+    pub fn draft(&self) -> Option<&Model> {
+        self.inner.draft.as_ref()
     }
 
     /// The kernel for every op and type.

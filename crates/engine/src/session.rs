@@ -1,6 +1,7 @@
 //! A conversation with a model: one KV cache and the tokens in it.
 
 mod ahead;
+mod drafter;
 mod options;
 mod together;
 
@@ -29,6 +30,8 @@ pub struct Session {
     tokens: Vec<u32>,
     /// Tokens that were read on trial: the cache holds them behind `tokens`, unless they have been given back.
     ahead: Vec<u32>,
+    /// A session of a smaller model that follows this one, when it is asked what comes next.
+    drafter: Option<Box<Session>>,
     /// Logits of the last step, and which row of them follows the last token.
     lent: Option<(Arc<dyn Logits>, usize)>,
     /// That row on the host, `[n_vocab]`, once it has been asked for.
@@ -48,26 +51,34 @@ impl Session {
         }
         let plan = options.kv.plan(&model.config().kv_shape())?;
         let sequence = Sequence::start(Arc::clone(model.loaded()), plan, room)?;
-        Ok(Self::from_parts(model, sequence, Vec::new(), None))
+        Self::of_sequence(model, sequence, Vec::new())
     }
 
-    pub(crate) fn from_parts(
+    /// A session whose cache holds `tokens`.
+    pub(crate) fn of_sequence(model: Model, sequence: Sequence, tokens: Vec<u32>) -> Result<Self, Error> {
+        let drafter = Self::drafter_of(&model)?;
+        Ok(Self::from_parts(model, sequence, tokens, drafter, None))
+    }
+
+    fn from_parts(
         model: Model,
         sequence: Sequence,
         tokens: Vec<u32>,
+        drafter: Option<Box<Self>>,
         owner: Option<Arc<str>>,
     ) -> Self {
         let root = model.block_root(sequence.plan(), sequence.n_ctx(), owner.as_deref());
         sequence.loaded().set_root(sequence.id(), root);
         let (ahead, row, likeliest) = (Vec::new(), Vec::new(), Vec::new());
-        Self { model, sequence, tokens, ahead, lent: None, row, likeliest, is_real: true, owner }
+        Self { model, sequence, tokens, ahead, drafter, lent: None, row, likeliest, is_real: true, owner }
     }
 
     /// This session, empty as it is, as one of `owner`: it shares memory with others of the same owner alone, so that nobody can
     /// find out by the time of an answer what somebody else said.
     #[must_use]
     pub fn owned_by(self, owner: Option<Arc<str>>) -> Self {
-        Self::from_parts(self.model, self.sequence, self.tokens, owner)
+        let drafter = self.drafter.map(|drafter| Box::new(drafter.owned_by(owner.clone())));
+        Self::from_parts(self.model, self.sequence, self.tokens, drafter, owner)
     }
 
     /// The sequence, which holds what has been fed and nothing else, or less of it where the device failed.
@@ -78,7 +89,8 @@ impl Session {
     }
 
     pub(crate) fn replace(&mut self, sequence: Sequence, tokens: Vec<u32>) {
-        *self = Self::from_parts(self.model.clone(), sequence, tokens, self.owner.clone());
+        let drafter = self.drafter.take();
+        *self = Self::from_parts(self.model.clone(), sequence, tokens, drafter, self.owner.clone());
     }
 
     /// The model.
@@ -102,14 +114,20 @@ impl Session {
         let ((type_k, type_v), (bpv_k, bpv_v)) = (plan.type_names(), plan.bits_per_value(&shape));
         KvUse {
             tokens: self.tokens.len(),
-            bytes: self.sequence.loaded().n_bytes(self.sequence.id()),
+            bytes: self.n_bytes(),
             bytes_f16: self.sequence.f16_bytes(&shape),
+            bytes_draft: self.drafter.as_ref().map_or(0, |drafter| drafter.n_bytes()),
             type_k,
             type_v,
             bpv_k,
             bpv_v,
             notes: plan.notes.clone(),
         }
+    }
+
+    /// Bytes that its own cache has allocated.
+    fn n_bytes(&self) -> usize {
+        self.sequence.loaded().n_bytes(self.sequence.id())
     }
 
     /// Reads `tokens` after what is there. Then [`Session::logits`] are those that follow the last one.
@@ -272,6 +290,9 @@ impl Session {
         self.tokens.shrink_to_fit();
         (self.lent, self.row) = (None, Vec::new());
         (self.ahead, self.likeliest) = (Vec::new(), Vec::new());
+        if let Some(drafter) = &mut self.drafter {
+            drafter.rest();
+        }
     }
 
     /// The cached keys or values of one KV head as numbers, `[tokens, head_dim]`: what the codes stand for.
@@ -316,6 +337,9 @@ impl Session {
         self.lent = None;
         let left = self.sequence.loaded().cut(self.sequence.id(), n.min(self.sequence.len()));
         self.tokens.truncate(left);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.cut(n);
+        }
         left
     }
 
@@ -337,6 +361,7 @@ impl Session {
             sequence: self.sequence().fork(),
             tokens: self.tokens.clone(),
             ahead: Vec::new(),
+            drafter: self.drafter.as_ref().map(|drafter| Box::new(drafter.fork())),
             lent: None,
             row: Vec::new(),
             likeliest: Vec::new(),

@@ -424,6 +424,25 @@ fn logits_of_models_that_predict_further_depend_on_the_tokens_alone() {
     }
 }
 
+/// So does what a smaller model predicts, wherever its context ends.
+#[test]
+fn logits_of_models_that_others_draft_for_depend_on_the_tokens_alone() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    let file = |name: &str| Arc::new(kvant::open_file(folder.join(format!("{name}.gguf"))).unwrap());
+    let open = |name: &str, n_threads, draft: Option<&str>| {
+        Model::from_gguf(file(name), OpenOptions { draft: draft.map(file), ..options(n_threads) }).unwrap()
+    };
+    let pairs = [("llama-h64-g1-yarn", "lfm2-h64-g2-conv3"), ("qwen35-h64-g2-delta", "llama-h128-g2-llama3")];
+    for (i, (name, draft)) in pairs.into_iter().enumerate() {
+        let models = [open(name, 1, None), open(name, 1, Some(draft)), open(name, 2, Some(name))];
+        let n_steps = if is_scalar(&models[0]) { 30 } else { 40 };
+        for case in [CASES[0], CASES[2], CASES[4]] {
+            let (_, read_ahead) = histories(&models, case, 400 + i as u64, n_steps);
+            assert!(read_ahead > 0, "{name}, {case:?}: nothing was read ahead");
+        }
+    }
+}
+
 #[test]
 fn a_trained_model_says_the_same_on_any_number_of_threads_after_any_history() {
     let models = [1, 2, 3].map(bundled);
@@ -492,6 +511,32 @@ fn guesses_change_no_token() {
             assert_eq!((&few.0, &few.1), (&plain.0, &plain.1), "{case:?}, {sampler:?}, two at most");
             assert!(guessed.3 > 0 && guessed.3 <= guessed.2, "{} of {} came true", guessed.3, guessed.2);
         }
+    }
+}
+
+/// With a model that drafts for itself all that it predicts comes true, where the likeliest token is what is said.
+#[test]
+fn a_draft_model_changes_no_token() {
+    let plain = bundled(2);
+    let draft = Some(Arc::new(Model::bundled_file().unwrap()));
+    let drafted = Model::bundled(OpenOptions { draft, ..options(2) }).unwrap();
+    let n = if is_scalar(&plain) { 60 } else { 200 };
+    let prompt = question(&plain, 60);
+    for (sampler, least) in [
+        (SamplerParams::greedy(), n * 3 / 5),
+        (SamplerParams { seed: 7, ..SamplerParams::default() }, n / 10),
+    ] {
+        let answer = |model: &Model, draft_max| {
+            let mut session = empty(model, CASES[1]);
+            let options = GenerateOptions { max_tokens: Some(n), sampler, ignore_eos: true, draft_max };
+            let mut generation = session.generate(&prompt, options).unwrap();
+            let ids: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
+            (ids, generation.stats().n_accepted)
+        };
+        let (alone, _) = answer(&plain, Some(0));
+        let (said, n_accepted) = answer(&drafted, None);
+        assert_eq!(said, alone, "{sampler:?}");
+        assert!(n_accepted >= least, "{sampler:?}: {n_accepted} of {n} tokens were guessed");
     }
 }
 

@@ -100,7 +100,7 @@ pub(crate) struct Found<P: Page> {
 /// The memory of all caches on a device.
 pub struct Pool<P: Page> {
     live: Arc<AtomicUsize>,
-    budget: AtomicUsize,
+    budget: Arc<AtomicUsize>,
     known: Mutex<HashMap<BlockKey, Known<P>>>,
     /// Key of [`Pool::check`], drawn at random for each pool.
     secret: RandomState,
@@ -108,12 +108,20 @@ pub struct Pool<P: Page> {
 
 impl<P: Page> Default for Pool<P> {
     fn default() -> Self {
-        let budget = AtomicUsize::new(usize::MAX);
-        Self { live: Arc::default(), budget, known: Mutex::default(), secret: RandomState::new() }
+        Self::counted(Arc::default(), Arc::new(AtomicUsize::new(usize::MAX)))
     }
 }
 
 impl<P: Page> Pool<P> {
+    fn counted(live: Arc<AtomicUsize>, budget: Arc<AtomicUsize>) -> Self {
+        Self { live, budget, known: Mutex::default(), secret: RandomState::new() }
+    }
+
+    /// An empty pool for the caches of another model: its bytes and those of this one are counted together, within one budget.
+    pub fn beside(&self) -> Self {
+        Self::counted(Arc::clone(&self.live), Arc::clone(&self.budget))
+    }
+
     /// Bytes that all caches together have allocated; what several share is counted once.
     pub fn n_bytes(&self) -> usize {
         self.live.load(Ordering::Relaxed)

@@ -214,7 +214,7 @@ pub(crate) struct KvUse {
 
 impl From<kvant::KvUse> for KvUse {
     fn from(kv: kvant::KvUse) -> Self {
-        let kvant::KvUse { tokens, bytes, bytes_f16, type_k, type_v, bpv_k, bpv_v, notes } = kv;
+        let kvant::KvUse { tokens, bytes, bytes_f16, type_k, type_v, bpv_k, bpv_v, notes, .. } = kv;
         Self { tokens, bytes, bytes_f16, type_k, type_v, bpv_k, bpv_v, notes }
     }
 }

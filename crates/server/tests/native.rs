@@ -2,8 +2,10 @@
 
 mod client;
 
+use std::sync::Arc;
+
 use client::{Client, options, start, start_with};
-use kvant::{OpenOptions, SamplerParams};
+use kvant::{Model, OpenOptions, SamplerParams};
 use kvant_server::{Drawing, Options};
 use serde_json::{Value, json};
 
@@ -572,9 +574,14 @@ fn a_tokenizer_is_taken_from_the_server_as_from_vllm() {
 /// Alone and beside others, drawn at random and held to a form: with guesses answers are those without, and `timings` tell of them.
 #[test]
 fn guesses_change_no_answer() {
-    let client =
-        |draft_max| Client::at(start_with(OpenOptions::default(), Options { draft_max, ..options() }));
-    let clients = [client(Some(0)), client(None)];
+    let client = |draft_max, draft| {
+        Client::at(start_with(
+            OpenOptions { draft, ..Default::default() },
+            Options { draft_max, ..options() },
+        ))
+    };
+    let draft = || Some(Arc::new(Model::bundled_file().unwrap()));
+    let clients = [client(Some(0), None), client(None, None), client(None, draft())];
     let list = "one two three four five six seven, ".repeat(8);
     let form = json!({ "type": "array", "items": { "type": "string", "enum": ["red", "green"] }, "minItems": 12, "maxItems": 12 });
     for body in [
@@ -583,17 +590,20 @@ fn guesses_change_no_answer() {
         json!({ "prompt": [list, "Once upon a time", list], "n_predict": 60, "temperature": 0, "ignore_eos": true }),
         json!({ "prompt": "Colours: ", "n_predict": 120, "temperature": 0.5, "seed": 2, "json_schema": form }),
     ] {
-        let [plain, guessed] = clients.each_ref().map(|client| {
+        let [plain, guessed, drafted] = clients.each_ref().map(|client| {
             let (status, answer) = client.post("/completion", &body);
             assert_eq!(status, 200, "{answer}");
             answer.as_array().cloned().unwrap_or_else(|| vec![answer])
         });
         let texts = |answers: &[Value]| answers.iter().map(|one| one["content"].clone()).collect::<Vec<_>>();
-        assert_eq!(texts(&guessed), texts(&plain), "{body}");
         assert!(plain.iter().all(|one| one["timings"].get("draft_n").is_none()));
-        let count = |name: &str| guessed.iter().filter_map(|one| one["timings"][name].as_u64()).sum::<u64>();
-        let (read, accepted) = (count("draft_n"), count("draft_n_accepted"));
-        assert!(accepted <= read, "{accepted} of {read}");
-        assert!(accepted > 0 || body["temperature"] == 1.5, "{body}: none of {read} guesses came true");
+        for guessed in [guessed, drafted] {
+            assert_eq!(texts(&guessed), texts(&plain), "{body}");
+            let count =
+                |name: &str| guessed.iter().filter_map(|one| one["timings"][name].as_u64()).sum::<u64>();
+            let (read, accepted) = (count("draft_n"), count("draft_n_accepted"));
+            assert!(accepted <= read, "{accepted} of {read}");
+            assert!(accepted > 0 || body["temperature"] == 1.5, "{body}: none of {read} guesses came true");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The `kvant` program as its users meet it. One test binary, as each links for seconds.
 
 mod chat;
+mod drafts;
 mod files;
 mod folders;
 mod help;

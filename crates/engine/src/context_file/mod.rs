@@ -221,7 +221,7 @@ impl Model {
         let n_ctx = n_ctx.unwrap_or_else(|| header.usual_n_ctx(self.config())).max(tokens.len());
         header.check_turned(self.config(), n_ctx, reader.path())?;
         let sequence = restore(&mut reader, self, plan, n_ctx, header.state())?;
-        Ok(Session::from_parts(self.clone(), sequence, tokens, None))
+        Session::of_sequence(self.clone(), sequence, tokens)
     }
 }
 

@@ -15,13 +15,14 @@ use std::sync::Arc;
 use kvant_backend::{Candidate, DeviceInfo, KernelChoice};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
+use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, CacheState, KvShape, Plan};
 use kvant_model::{Config, Entry, OnQueries, Want};
 
 use crate::Error;
 use crate::profile::StageTime;
 
-pub(crate) use mtp::OnPrediction;
+pub(crate) use mtp::{OnPrediction, leader};
 pub(crate) use on::load;
 pub(crate) use relay::Relay;
 pub(crate) use sequence::Sequence;
@@ -88,6 +89,13 @@ pub(crate) trait Loaded: Caches + Send + Sync {
         residual: Option<&mut Vec<f32>>,
         queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error>;
+    /// Loads another, whole model onto the same device, or that of the first layers. The caches of both are counted together.
+    fn load_beside(
+        &self,
+        config: Config,
+        gguf: &Arc<Gguf>,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Arc<dyn Loaded>, Error>;
     /// Whether there is a layer that predicts the token after the next.
     fn predicts(&self) -> bool {
         false

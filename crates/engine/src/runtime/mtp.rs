@@ -25,6 +25,15 @@ const MOST_WITHOUT: usize = TOKENS_PER_BLOCK;
 /// Told a token that may come next, and by how much its logit leads; says whether to predict another one.
 pub(crate) type OnPrediction<'a> = &'a mut dyn FnMut(u32, f32) -> bool;
 
+/// The first of the likeliest tokens, and by how much its logit leads.
+pub(crate) fn leader(likeliest: &[Candidate]) -> (u32, f32) {
+    match likeliest {
+        [first, second, ..] => (first.id, first.logit - second.logit),
+        [first] => (first.id, f32::INFINITY),
+        [] => unreachable!("a vocabulary has tokens"),
+    }
+}
+
 /// The layer, and the sequences that it follows.
 pub(super) struct Mtp<B: Backend> {
     layer: Layer<B>,
@@ -324,11 +333,7 @@ impl<B: Backend> Layer<B> {
     /// The likeliest token of the last row, and by how much its logit leads.
     fn likeliest(&mut self, device: &B) -> Result<(u32, f32), Error> {
         device.top_k(&self.logits, 0, self.decoder.n_vocab(), 2, &mut self.likeliest)?;
-        Ok(match self.likeliest[..] {
-            [first, second, ..] => (first.id, first.logit - second.logit),
-            [first] => (first.id, f32::INFINITY),
-            [] => unreachable!("a vocabulary has tokens"),
-        })
+        Ok(leader(&self.likeliest))
     }
 
     fn step(

@@ -57,18 +57,29 @@ pub(crate) fn load<B: Backend>(
     gguf: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn Loaded>, Error> {
-    check_weights(&device, part, config.layers.len(), gguf)?;
-    let weights = Weights::load(gguf, &config, part, &device, progress)?;
+    load_with(Arc::new(device), Pool::default(), config, part, gguf, progress)
+}
+
+fn load_with<B: Backend>(
+    device: Arc<B>,
+    pool: Pool<B::Page>,
+    config: Config,
+    part: &Part,
+    gguf: &Arc<Gguf>,
+    progress: &mut dyn FnMut(f32),
+) -> Result<Arc<dyn Loaded>, Error> {
+    check_weights(&*device, part, config.layers.len(), gguf)?;
+    let weights = Weights::load(gguf, &config, part, &*device, progress)?;
     // Where a row's bits depend on its company nothing is guessed ahead.
     let mtp = match device.info().rows_are_independent {
-        true => weights.load_mtp(gguf, &config, &device)?,
+        true => weights.load_mtp(gguf, &config, &*device)?,
         false => None,
     };
-    let mtp = Mtp::new(&device, &config, mtp)?;
+    let mtp = Mtp::new(&*device, &config, mtp)?;
     let decoder = Decoder::new(config, weights);
-    let act = decoder.activations(&device, MAX_ROWS)?;
+    let act = decoder.activations(&*device, MAX_ROWS)?;
     let state = Mutex::new(State { caches: HashMap::new(), act, logits: Vec::new(), mtp });
-    Ok(Arc::new(On { device: Arc::new(device), decoder, pool: Pool::default(), state }))
+    Ok(Arc::new(On { device, decoder, pool, state }))
 }
 
 /// Refuses weights that do not fit before any of them is copied.
@@ -298,6 +309,16 @@ impl<B: Backend> Loaded for On<B> {
             decoder.residual(device, &state.act, out)?;
         }
         Ok(logits.map(|logits| logits as Arc<dyn Logits>))
+    }
+
+    fn load_beside(
+        &self,
+        config: Config,
+        gguf: &Arc<Gguf>,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Arc<dyn Loaded>, Error> {
+        let whole = Part::whole(config.layers.len());
+        load_with(Arc::clone(&self.device), self.pool.beside(), config, &whole, gguf, progress)
     }
 
     fn predicts(&self) -> bool {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvant_backend::{BackendError, DeviceInfo, KernelChoice};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
+use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, CacheState, KvShape, Plan};
 use kvant_model::{Config, Entry, OnQueries, Want};
 
@@ -127,6 +128,15 @@ impl Loaded for Relay {
             }
         }
         result
+    }
+
+    fn load_beside(
+        &self,
+        config: Config,
+        gguf: &Arc<Gguf>,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Arc<dyn Loaded>, Error> {
+        self.parts[0].load_beside(config, gguf, progress)
     }
 
     fn finish(&self) -> Result<(), Error> {

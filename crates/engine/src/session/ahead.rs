@@ -9,7 +9,7 @@ use kvant_text::guess::{Guesser, MOST_GUESSES};
 use super::Session;
 use crate::Error;
 use crate::clock::Stopwatch;
-use crate::runtime::StepRow;
+use crate::runtime::{OnPrediction, StepRow};
 
 /// The most rows of a step with guesses, what is owed among them: as much as is owed when all but the last comes true, and one more.
 const MOST_ROWS: usize = 1 + MOST_GUESSES;
@@ -24,18 +24,36 @@ pub(crate) struct Trial {
 
 impl Session {
     /// What may come behind `next`, which is to be fed now: what the text has said before or, where they promise more, predictions of a layer that the
-    /// model has for that ([`OpenOptions::mtp`](crate::OpenOptions::mtp)). As many tokens as pay, `most` at most, often none.
-    pub fn guess<'g>(&self, guesser: &'g mut Guesser, next: u32, most: usize) -> &'g [u32] {
+    /// model has for that ([`OpenOptions::mtp`](crate::OpenOptions::mtp)) or of a [draft model](crate::OpenOptions::draft). As many tokens as pay,
+    /// `most` at most, often none.
+    pub fn guess<'g>(&mut self, guesser: &'g mut Guesser, next: u32, most: usize) -> &'g [u32] {
         guesser.look_up(&self.tokens, next);
-        let loaded = self.sequence.loaded();
-        if loaded.predicts() && guesser.wants_predictions(most) {
+        if self.predicts() && guesser.wants_predictions(most) {
             let started = Stopwatch::start();
-            self.settle();
-            let mut take = |token, lead| guesser.predicted(token, lead, most);
-            loaded.predict(self.sequence.id(), self.tokens.len(), next, &mut take);
+            let n_vocab = self.model.n_vocab();
+            self.predict(next, &mut |token, lead| {
+                (token as usize) < n_vocab && guesser.predicted(token, lead, most)
+            });
             guesser.predictions_took(started.elapsed());
         }
         guesser.guesses(most)
+    }
+
+    fn predicts(&self) -> bool {
+        self.drafter.is_some() || self.sequence.loaded().predicts()
+    }
+
+    /// Tells what may come behind `next`, one token after the other as long as `on_prediction` likes.
+    pub(super) fn predict(&mut self, next: u32, on_prediction: OnPrediction<'_>) {
+        let Some(drafter) = &mut self.drafter else {
+            self.settle();
+            let (loaded, id) = (self.sequence.loaded(), self.sequence.id());
+            return loaded.predict(id, self.tokens.len(), next, on_prediction);
+        };
+        // It changes the time that an answer takes, and nothing else: where its context is full or there is no memory for it, answers go on without.
+        if drafter.predict_behind(&self.tokens, next, on_prediction).is_err() {
+            self.drafter = None;
+        }
     }
 
     /// [`Session::feed`] of `token` and, in the same step, of as many of `guesses` as cost nothing but their rows: tokens that may come after it.
@@ -102,7 +120,7 @@ impl Session {
     }
 
     /// Gives back what was read on trial. What has been fed keeps its logits, and is owed to the cache where that could not keep it.
-    fn settle(&self) {
+    pub(super) fn settle(&self) {
         if !self.ahead().is_empty() {
             self.sequence.loaded().cut(self.sequence.id(), self.tokens.len());
         }

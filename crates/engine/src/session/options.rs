@@ -82,6 +82,8 @@ pub struct KvUse {
     pub bytes: usize,
     /// Bytes an f16 cache would have allocated for the same tokens.
     pub bytes_f16: usize,
+    /// Bytes that the cache of a [draft model](crate::OpenOptions::draft) has allocated beside.
+    pub bytes_draft: usize,
     /// Name of the keys' type (`mixed` when heads differ).
     pub type_k: &'static str,
     /// Name of the values' type (`mixed` when heads differ).

@@ -1,0 +1,22 @@
+//! A smaller model that says ahead what another one may say.
+
+use crate::usage::{assert_refused, json, kvant, stderr, stdout};
+
+#[test]
+fn a_model_that_drafts_changes_no_answer_and_is_told_of() {
+    let ask = |more: &[&str]| {
+        let plain =
+            ["run", "-m", "bundled", "--temp", "0", "-n", "60", "-p", "Count to ten.", "--device", "cpu"];
+        kvant(&[&plain[..], more].concat())
+    };
+    let (plain, drafted) = (ask(&["--draft-max", "0"]), ask(&["-md", "bundled"]));
+    assert!(drafted.status.success(), "{}", stderr(&drafted));
+    assert_eq!(stdout(&drafted), stdout(&plain));
+    let summary = stderr(&drafted);
+    assert!(summary.contains("guesses came true") && summary.contains(", for drafts "), "{summary}");
+    assert!(!stderr(&plain).contains("for drafts"));
+    let object = json(&ask(&["-md", "bundled", "--json"]));
+    assert!(object["kv"]["bytes_draft"].as_u64().unwrap() > 0, "{object}");
+    let other = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/predictions/nothing.gguf");
+    assert_refused(&ask(&["-md", other]), 1, &["nothing.gguf"]);
+}

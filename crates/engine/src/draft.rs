@@ -1,0 +1,95 @@
+//! A smaller model beside a model, which says ahead what that may say: *speculative decoding* (Leviathan et al., arXiv 2211.17192; Chen et al.,
+//! arXiv 2302.01318).
+//!
+//! What it says is guessed and nothing more, see [`Guesser`](crate::Guesser): the tokens of an answer are drawn from the logits of the model
+//! itself, whoever guessed them.
+
+use std::sync::Arc;
+
+use kvant_codec::DType;
+use kvant_gguf::{Gguf, Strings, printable};
+use kvant_model::Config;
+
+use crate::runtime::Loaded;
+use crate::{Error, KvOptions};
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
+/// So many tokens of two vocabularies may differ, special ones that a later training has named: guesses of those are wrong, and that is all.
+const MOST_OTHERS: usize = 256;
+
+/// Characters of a token in an error.
+const MOST_SHOWN: usize = 32;
+
+/// What a draft model's cache stores: its keys and values are few, and errors of its own cost guesses.
+pub(crate) fn kv_options() -> KvOptions {
+    KvOptions::symmetric(DType::Q8_0)
+}
+
+/// Loads `draft` onto the device where `loaded` is, the model of `gguf`.
+pub(crate) fn load(
+    loaded: &dyn Loaded,
+    draft: &Arc<Gguf>,
+    progress: &mut dyn FnMut(f32),
+) -> Result<Arc<dyn Loaded>, Error> {
+    let info = loaded.info();
+    if !info.rows_are_independent {
+        let expected =
+            "no draft model where guesses could change an answer (the CPU with exact prompts takes one)"
+                .to_owned();
+        let got = format!("one for {} with {}", info.name, info.kernels);
+        return Err(Error::Setting { name: "draft", expected, got });
+    }
+    loaded.load_beside(Config::from_gguf(draft)?, draft, progress)
+}
+
+/// Refuses a model whose numbers stand for other tokens than those of the model it is to draft for.
+pub(crate) fn check_vocabulary(gguf: &Gguf, draft: &Gguf) -> Result<(), Error> {
+    let mut other =
+        tokens(gguf)?.zip(tokens(draft)?).enumerate().filter(|(_, (ours, theirs))| ours != theirs);
+    let Some((number, (ours, theirs))) = other.next() else { return Ok(()) };
+    if other.count() < MOST_OTHERS {
+        return Ok(());
+    }
+    let named = |token| printable(&String::from_utf8_lossy(token), MOST_SHOWN);
+    Err(Error::Setting {
+        name: "draft",
+        expected: format!("a model with the same vocabulary, whose token {number} is '{}'", named(ours)),
+        got: format!("'{}'", named(theirs)),
+    })
+}
+
+fn tokens(gguf: &Gguf) -> Result<impl Iterator<Item = &[u8]>, Error> {
+    Ok(gguf.meta().find::<Strings<'_>>(TOKENS)?.into_iter().flatten())
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_gguf::{GgufError, GgufWriter};
+
+    use super::*;
+
+    fn with_tokens(n: usize, word: impl Fn(usize) -> String) -> Gguf {
+        let mut writer = GgufWriter::new();
+        writer.set_array(TOKENS, (0..n).map(word).collect::<Vec<_>>().iter().map(String::as_str)).unwrap();
+        let mut bytes = Vec::new();
+        writer.write_to::<GgufError>(&mut bytes, |_| Ok(())).unwrap();
+        Gguf::from_bytes(bytes).unwrap()
+    }
+
+    #[test]
+    fn special_tokens_may_have_other_names_and_vocabularies_end_elsewhere() {
+        let ours = with_tokens(3000, |i| format!("word{i}"));
+        let renamed =
+            |n| with_tokens(2900, move |i| if i < n { format!("<{i}>") } else { format!("word{i}") });
+        for n in [0, 1, MOST_OTHERS] {
+            check_vocabulary(&ours, &renamed(n)).unwrap();
+            check_vocabulary(&renamed(n), &ours).unwrap();
+        }
+        let error = check_vocabulary(&ours, &renamed(MOST_OTHERS + 1)).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "draft: expected a model with the same vocabulary, whose token 0 is 'word0', got '<0>'"
+        );
+    }
+}
