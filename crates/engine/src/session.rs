@@ -157,6 +157,7 @@ impl Session {
         while let Some(chunk) = self.next_chunk(&mut left) {
             let last = left.is_empty();
             self.step(chunk, if last { Want::Last } else { Want::Nothing }, None)?;
+            self.be_followed(chunk.len());
             if !progress(tokens.len() - left.len()) && !last {
                 return Err(Error::Cancelled);
             }

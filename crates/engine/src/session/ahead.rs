@@ -45,13 +45,27 @@ impl Session {
 
     /// Tells what may come behind `next`, one token after the other as long as `on_prediction` likes.
     pub(super) fn predict(&mut self, next: u32, on_prediction: OnPrediction<'_>) {
-        let Some(drafter) = &mut self.drafter else {
-            self.settle();
-            let (loaded, id) = (self.sequence.loaded(), self.sequence.id());
-            return loaded.predict(id, self.tokens.len(), next, on_prediction);
-        };
-        // It changes the time that an answer takes, and nothing else: where its context is full or there is no memory for it, answers go on without.
-        if drafter.predict_behind(&self.tokens, next, on_prediction).is_err() {
+        if self.drafter.is_some() {
+            return self.with_drafter(|drafter, text| drafter.predict_behind(text, next, on_prediction));
+        }
+        self.settle();
+        let (loaded, id) = (self.sequence.loaded(), self.sequence.id());
+        loaded.predict(id, self.tokens.len(), next, on_prediction);
+    }
+
+    /// Has what drafts for this session read what has just been read here, where it was more than a token: a prompt.
+    pub(super) fn be_followed(&mut self, n_read: usize) {
+        if n_read > 1 {
+            self.with_drafter(Self::follow);
+        }
+    }
+
+    /// Hands what drafts for this session, if anything does, the tokens that were fed. It changes the time that an answer takes and nothing
+    /// else: where its context is full or there is no memory for it, this goes on without.
+    fn with_drafter(&mut self, f: impl FnOnce(&mut Self, &[u32]) -> Result<(), Error>) {
+        if let Some(drafter) = &mut self.drafter
+            && f(drafter, &self.tokens).is_err()
+        {
             self.drafter = None;
         }
     }

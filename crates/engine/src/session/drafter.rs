@@ -4,32 +4,38 @@ use kvant_model::Want;
 use kvant_text::guess::MOST_GUESSES;
 
 use super::{Session, SessionOptions};
-use crate::runtime::{OnPrediction, leader};
+use crate::runtime::{MAX_ROWS, OnPrediction, leader};
 use crate::{Error, Model, draft};
 
 impl Session {
-    /// A session of the model that drafts for `model`, where there is one. It holds nothing before it is asked.
+    /// A session of the model that drafts for `model`, where there is one.
     pub(super) fn drafter_of(model: &Model) -> Result<Option<Box<Self>>, Error> {
         let options = || SessionOptions { n_ctx: None, kv: draft::kv_options() };
         model.draft().map(|draft| draft.session(options()).map(Box::new)).transpose()
     }
 
+    /// Reads what it lacks of `text`, at most as much as a step takes: whoever waits for it waits no longer.
+    pub(super) fn follow(&mut self, text: &[u32]) -> Result<(), Error> {
+        let lacking = self.lacking(text);
+        match lacking.len().min(MAX_ROWS) {
+            0 => Ok(()),
+            n => self.queue(&lacking[..n], &mut |_| true),
+        }
+    }
+
     /// Reads what it lacks of `text`, and `next` behind it. Then tells what this model would say, one token after the other as long as
-    /// `on_prediction` likes. What it has read of that is there already when it comes.
+    /// `on_prediction` likes. What it has read of that is there already when it comes. Where it lacks much, it [follows](Self::follow) and tells nothing.
     pub(super) fn predict_behind(
         &mut self,
         text: &[u32],
         next: u32,
         on_prediction: OnPrediction<'_>,
     ) -> Result<(), Error> {
-        if self.tokens.is_empty() || !text.starts_with(&self.tokens) {
-            self.keep_prefix(text);
+        let lacking = self.lacking(text);
+        if lacking.len() >= MAX_ROWS {
+            return self.follow(text);
         }
-        self.take_ahead(&text[self.tokens.len()..]);
-        self.settle();
-        self.ahead.clear();
-        let lacking = [&text[self.tokens.len()..], &[next]].concat();
-        self.queue(&lacking, &mut |_| true)?;
+        self.queue(&[lacking, &[next]].concat(), &mut |_| true)?;
         let most = self.sequence.loaded().try_on(self.sequence.id(), 0, MOST_GUESSES);
         for n_read in 0.. {
             let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
@@ -43,6 +49,17 @@ impl Session {
         }
         Ok(())
     }
+
+    /// What it has not read of `text`, once it holds a beginning of that and nothing else: what it said ahead counts where it came true.
+    fn lacking<'t>(&mut self, text: &'t [u32]) -> &'t [u32] {
+        if self.tokens.is_empty() || !text.starts_with(&self.tokens) {
+            self.keep_prefix(text);
+        }
+        self.take_ahead(&text[self.tokens.len()..]);
+        self.settle();
+        self.ahead.clear();
+        &text[self.tokens.len()..]
+    }
 }
 
 #[cfg(test)]
@@ -53,7 +70,7 @@ mod tests {
     use kvant_gguf::Gguf;
 
     use super::*;
-    use crate::{DeviceChoice, OpenOptions};
+    use crate::{DeviceChoice, Feed, OpenOptions};
 
     const N_TEXT: usize = 620;
 
@@ -139,12 +156,9 @@ mod tests {
         let mut session = model.session(SessionOptions::default()).unwrap();
         let text: Vec<u32> = (0..400).map(|i| i * 37 % 500).collect();
         session.feed(&text, &mut |_| true).unwrap();
-        let alone = model.kv_bytes();
-        let ask = |session: &mut Session| session.predict(9, &mut |_, _| false);
-        ask(&mut session);
-        let both = model.kv_bytes();
-        assert!(both > alone, "{both} bytes, {alone} without what drafts");
-        assert_eq!((session.kv().bytes, session.kv().bytes_draft), (alone, both - alone));
+        let (both, own) = (model.kv_bytes(), session.kv().bytes);
+        assert!(own > 0 && both > own, "{both} bytes, {own} without what drafts");
+        assert_eq!(session.kv().bytes_draft, both - own);
         assert!(both <= model.kv_bytes_for(session.sequence.plan(), 512));
         let fork = session.fork();
         assert_eq!(model.kv_bytes(), both);
@@ -152,10 +166,37 @@ mod tests {
         session.clear();
         assert_eq!((model.kv_bytes(), session.kv().bytes_draft), (0, 0));
         // Where there is no memory for it, the session goes on without.
+        model.set_kv_budget(own);
         session.feed(&text, &mut |_| true).unwrap();
-        model.set_kv_budget(alone);
-        ask(&mut session);
         assert!(session.drafter.is_none());
-        assert_eq!(model.kv_bytes(), alone);
+        assert_eq!(model.kv_bytes(), own);
+    }
+
+    /// A prompt is followed as it is read, of one session by itself; else when it is asked, step by step.
+    #[test]
+    fn what_lacks_much_tells_nothing_before_it_has_read_that() {
+        let model = drafted("bundled");
+        let text: Vec<u32> = (0..2 * MAX_ROWS as u32 + 40).map(|i| i * 37 % 500).collect();
+        let n_drafted = |session: &Session| session.drafter.as_ref().unwrap().tokens.len();
+        let n_told = |session: &mut Session| {
+            let mut n = 0;
+            session.predict(9, &mut |_, _| {
+                n += 1;
+                false
+            });
+            n
+        };
+        let [mut alone, mut a, mut b] = [0; 3].map(|_| model.session(SessionOptions::default()).unwrap());
+        alone.feed(&text, &mut |_| true).unwrap();
+        assert_eq!((n_drafted(&alone), n_told(&mut alone)), (text.len(), 1));
+        // What others have read is not there to be begun with.
+        let others: Vec<u32> = text.iter().map(|token| token + 1).collect();
+        Session::feed_together(&mut [Feed::new(&mut a, &others), Feed::new(&mut b, &others)]).unwrap();
+        assert_eq!((n_drafted(&a), n_drafted(&b)), (0, 0));
+        for (told, n) in [(0, MAX_ROWS), (0, 2 * MAX_ROWS), (1, text.len() + 1)] {
+            assert_eq!((n_told(&mut a), n_drafted(&a)), (told, n));
+        }
+        Session::feed_together(&mut [Feed::new(&mut a, &[9, 9])]).unwrap();
+        assert_eq!(n_drafted(&a), text.len() + 2);
     }
 }

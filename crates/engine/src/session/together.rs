@@ -95,7 +95,7 @@ fn step(model: &Model, feeds: &mut [Feed<'_>], batch: &[Share], read: &mut [usiz
         entering.extend_from_slice(&guesses[..n_guesses]);
     }
     let result = model.loaded().step(&rows, Entry::Tokens(&entering), None, None);
-    let mut next_row = 0;
+    let (mut next_row, is_alone) = (0, feeds.len() == 1);
     for (&Share { index, n, n_guesses, .. }, row) in batch.iter().zip(&rows) {
         let Feed { session, tokens, guesses } = &mut feeds[index];
         if let Ok(logits) = &result {
@@ -107,6 +107,10 @@ fn step(model: &Model, feeds: &mut [Feed<'_>], batch: &[Share], read: &mut [usiz
                 next_row += 1 + n_guesses;
             }
             read[index] += n;
+            // Several have a step's time in common, and each what drafts for it to itself.
+            if is_alone {
+                session.be_followed(n);
+            }
         } else {
             session.tokens.truncate(session.sequence.len());
         }
