@@ -89,18 +89,23 @@ impl Spec {
             DType::TQ4_1S => (4, 0, 16, 0, false),
             _ => return None,
         };
-        let book = match dtype {
-            DType::TQ3_1S => Some(Codebook::TQ3),
-            DType::TQ4_1S => Some(Codebook::GAUSS4),
-            _ => None,
-        };
         let float = match dtype {
             DType::MXFP4 => Some(ByteFloat::E8M0),
             DType::NVFP4 => Some(ByteFloat::E4M3),
             _ => None,
         };
-        let table = Table::of(dtype);
+        let (book, table) = (Self::book_of(dtype), Table::of(dtype));
         Some(Self { len: dtype.block_len(), bits, zero, sub_len, scale_zero, has_min, book, table, float })
+    }
+
+    /// The levels that codes of `dtype` stand for, where its weights are stored rotated.
+    #[inline]
+    pub const fn book_of(dtype: DType) -> Option<Codebook> {
+        match dtype {
+            DType::TQ3_1S => Some(Codebook::TQ3),
+            DType::TQ4_1S => Some(Codebook::GAUSS4),
+            _ => None,
+        }
     }
 }
 

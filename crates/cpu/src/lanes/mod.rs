@@ -196,22 +196,23 @@ pub(crate) fn exp2<L: Lanes>(lanes: L, x: L::Floats) -> L::Floats {
     lanes.times_two_to_floor(p, x)
 }
 
-/// Asks for the line of the cache that holds the byte at `at`, whether there is such a byte or not.
+/// Has the second level of cache fetch the line that holds the byte at `at`, whether there is such a byte or not. From there the hardware follows;
+/// lines that wait for memory on their way to the first level keep those back that are wanted now (Zen 4: a tenth of decoding, a fourth of attention in f16).
 #[inline(always)]
 pub(crate) fn prefetch_line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: SSE is part of every x86-64 CPU, and a prefetch of any address is a hint: it neither faults nor changes memory.
         #[allow(unused_unsafe, reason = "newer compilers know that it is safe")]
         unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(at.cast());
+            _mm_prefetch::<_MM_HINT_T1>(at.cast());
         }
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: the instruction is part of every such CPU, and a hint: of any address, it neither faults nor changes memory.
     unsafe {
-        std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nomem, nostack, preserves_flags));
+        std::arch::asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nomem, nostack, preserves_flags));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = at;

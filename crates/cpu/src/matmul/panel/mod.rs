@@ -331,7 +331,7 @@ impl Layout {
 
 /// Whether weights of this type are rotated, and want rotated activations.
 pub(crate) fn is_rotated(dtype: DType) -> bool {
-    Spec::of(dtype).is_some_and(|spec| spec.book.is_some())
+    Spec::book_of(dtype).is_some()
 }
 
 /// Whether weights of this type may be multiplied in bf16, where codes may be or not: f32 weights are few, and those who wrote them so
