@@ -35,6 +35,16 @@ class Model:
         """An empty session. `kv` is what the cache stores: f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2 turbo3t turbo2t, or a
         pair for keys and values; `kv_policy` rules on top, as "sink:16" or "none"; `n_ctx` None is the length the model was
         trained for."""
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        pooling: Optional[str] = None,
+        dimensions: Optional[int] = None,
+        kv: Union[str, Tuple[str, str]] = "f16",
+    ) -> "list[list[float]]":
+        """A vector of length 1 for each text. `pooling` is mean or last (None: as the file says, or last); `dimensions` keeps
+        the first values; `kv` is what the cache stores meanwhile."""
     def tokens(self, prompt: Prompt) -> "list[int]":
         """Token numbers of a prompt."""
     def text(self, tokens: Sequence[int]) -> str:

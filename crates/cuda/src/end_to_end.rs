@@ -66,6 +66,14 @@ impl<B: Backend> Running<B> {
         self.step(tokens.len(), Entry::Tokens(tokens), Want::Last)
     }
 
+    /// The streams that these tokens leave.
+    fn streams(&mut self, tokens: &[u32]) -> Vec<f32> {
+        self.step(tokens.len(), Entry::Tokens(tokens), Want::Nothing);
+        let mut streams = vec![f32::NAN; tokens.len() * self.decoder.config().n_embd];
+        self.decoder.left(&self.device, &mut self.act, tokens.len(), &mut streams).unwrap();
+        streams
+    }
+
     fn rows(&self, layer: usize, side: Side) -> Vec<f32> {
         self.caches[0].rows_of(&self.device, layer, 0, side).unwrap()
     }
@@ -143,6 +151,22 @@ fn a_tiny_model_with_an_f16_cache_says_the_same_on_the_emulator_as_on_the_cpu() 
     }
 }
 
+/// With a root of the mean square before the logits, and with a standard deviation.
+#[test]
+fn the_streams_of_tokens_are_the_same_on_the_emulator_as_on_the_cpu() {
+    let text = tokens(21);
+    for model in ["llama-h64-g8.gguf", "commandr-h64-g2.gguf"] {
+        let Some((mut cpu, mut gpu)) = both(model, DType::F16) else { return };
+        for tokens in [&text[..20], &text[20..]] {
+            let (got, want) = (gpu.streams(tokens), cpu.streams(tokens));
+            // That of logits, which are of order 3.
+            let tol = HALVES / 3.0 * worst(want.iter().map(|value| value.abs()));
+            let error = distance(&got, &want);
+            assert!(error <= tol, "{model}: {error} of {tol}");
+        }
+    }
+}
+
 /// Products of a few rows at once, in f32, and of many, on tensor cores. Whom a row chooses is no matter of rounding in these texts:
 /// where two experts are nearly as good, either would be right.
 #[test]
@@ -202,7 +226,7 @@ fn a_tiny_model_split_between_the_cpu_and_the_emulator_says_the_same() {
     let mut after = Running::new(device, model, Some(&second), DType::F16);
     before.step(text.len(), Entry::Tokens(&text), Want::Nothing);
     let mut residual = vec![f32::NAN; text.len() * config.n_embd];
-    before.decoder.residual(&before.device, &before.act, &mut residual).unwrap();
+    before.decoder.left(&before.device, &mut before.act, text.len(), &mut residual).unwrap();
     let got = after.step(text.len(), Entry::Residual(&residual), Want::Last);
     let want = Running::new(cpu(), model, None, DType::F16).logits(&text);
     let error = distance(&got, &want);

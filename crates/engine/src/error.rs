@@ -114,6 +114,14 @@ pub enum Error {
         /// Its logit.
         got: f32,
     },
+    /// What the model has made of a text is broken: a value is NaN or infinite.
+    #[error("the state of the text is broken: value {index} is {got}")]
+    StateNotFinite {
+        /// The first value at fault.
+        index: usize,
+        /// What it is.
+        got: f32,
+    },
     /// A setting is out of range.
     #[error("{name}: expected {expected}, got {got}")]
     Setting {

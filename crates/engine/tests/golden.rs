@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvant::{KvOptions, Model, Session, SessionOptions};
+use kvant::{Feed, KvOptions, Model, Pooled, Pooling, Session, SessionOptions};
 
 const TOLERANCE: f32 = 1e-4;
 
@@ -113,5 +113,40 @@ fn a_prompt_in_pieces_rewound_forked_and_restored_equals_the_prompt_at_once() {
         restored.feed(&prompt[41..], &mut |_| true).unwrap();
         let logits = restored.logits().unwrap();
         assert_close(logits, golden.row(golden.n_prompt - 1), &format!("{name}, restored"));
+    }
+}
+
+/// What a model with this output matrix says of a state, reckoned plainly.
+fn logits_of(model: &Model, state: &[f32]) -> Vec<f32> {
+    let output = ["output.weight", "token_embd.weight"].map(|name| model.gguf().find_tensor(name));
+    let output = output.into_iter().flatten().next().unwrap();
+    let mut weights = vec![0.0; output.info.elements()];
+    kvant_codec::decode(output.info.dtype, &output.bytes, &mut weights).unwrap();
+    let dot = |row: &[f32]| row.iter().zip(state).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>();
+    let cap = model.config().logit_soft_cap;
+    let capped = |logit: f64| cap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh());
+    weights.chunks_exact(state.len()).map(|row| capped(dot(row)) as f32).collect()
+}
+
+#[test]
+fn the_states_of_tokens_are_those_whose_logits_equal_transformers() {
+    for path in models() {
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let golden = Golden::read(&path.with_extension("golden"));
+        let mut session = session(&path);
+        let model = session.model().clone();
+        let mut at = 0;
+        for n in [1, 30, 1, 11, 1, 1] {
+            let mut pooled = Pooled::new(&model, Pooling::Last);
+            let tokens = &golden.tokens[at..at + n];
+            let feed = Feed { pooled: Some(&mut pooled), ..Feed::new(&mut session, tokens) };
+            Session::feed_together(&mut [feed]).unwrap();
+            at += n;
+            let logits = logits_of(&model, &pooled.state().unwrap());
+            assert_close(&logits, golden.row(at - 1), &format!("{name}, token {}", at - 1));
+        }
+        assert!(session.logits().is_err(), "states come without logits");
+        session.feed(&golden.tokens[at..at + 1], &mut |_| true).unwrap();
+        assert_close(session.logits().unwrap(), golden.row(at), &format!("{name}, then token {at}"));
     }
 }

@@ -213,7 +213,7 @@ impl History<'_> {
             })
             .collect();
         let each = self.sessions.iter_mut().zip(&tokens).zip(&guesses);
-        let feeds = each.map(|((session, tokens), guesses)| Feed { session, tokens, guesses });
+        let feeds = each.map(|((session, tokens), guesses)| Feed { guesses, ..Feed::new(session, tokens) });
         let mut feeds: Vec<_> = feeds.filter(|feed| !feed.tokens.is_empty()).collect();
         Session::feed_together(&mut feeds).unwrap();
         (0..tokens.len()).filter(|&index| !tokens[index].is_empty()).for_each(|index| self.check(index));
@@ -248,7 +248,7 @@ impl History<'_> {
                 2 => {
                     let session = &mut self.sessions[index];
                     let (tokens, guesses) = ([token], [1, 2]);
-                    Session::feed_together(&mut [Feed { session, tokens: &tokens, guesses: &guesses }])
+                    Session::feed_together(&mut [Feed { guesses: &guesses, ..Feed::new(session, &tokens) }])
                         .unwrap();
                 }
                 _ => {

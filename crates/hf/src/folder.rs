@@ -83,6 +83,23 @@ impl Json {
         })?;
         Ok(Object { path: &self.path, map })
     }
+
+    /// The objects of the list that the file is.
+    pub fn list(&self) -> Result<Vec<Object<'_>>, HfError> {
+        let bad = |got| HfError::Value {
+            path: self.path.clone(),
+            key: "[]".to_owned(),
+            expected: "a list of objects".to_owned(),
+            got,
+        };
+        let list = self.value.as_array().ok_or_else(|| bad(kind(&self.value)))?;
+        list.iter()
+            .map(|value| match value {
+                Value::Object(map) => Ok(Object { path: &self.path, map }),
+                other => Err(bad(kind(other))),
+            })
+            .collect()
+    }
 }
 
 impl Json {

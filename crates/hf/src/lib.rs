@@ -16,6 +16,7 @@ mod folder;
 mod generation;
 mod layers;
 mod metadata;
+mod pooling;
 mod pre;
 mod recipe;
 mod safetensors;
@@ -65,6 +66,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     let shards = Shards::open(&mut folder)?;
     let mut writer = GgufWriter::new();
     let sizes = metadata::write(&mut writer, config, family, &name(folder.path()))?;
+    pooling::write(&mut writer, &mut folder, family)?;
     let mut tensors = tensors::plan(&shards, family, &sizes)?;
     for (name, divisors) in scaling::write(&mut writer, config, family, &sizes)? {
         tensors.add_constant(name, &divisors);

@@ -190,6 +190,10 @@ fn targets(name: &str, family: &Family) -> Vec<Target> {
     let name = match family.layers {
         Layers::Halved => &*name.replacen("backbone.", "model.", 1),
         _ if family.sees => &*name.replacen("language_model.", "", 1),
+        // Models that are saved without what gives logits begin with what is in `model` elsewhere.
+        _ if ["embed_tokens.", "layers.", "norm."].iter().any(|start| name.starts_with(start)) => {
+            &*format!("model.{name}")
+        }
         _ => name,
     };
     let of_layer = name.strip_prefix("model.layers.").and_then(|rest| {

@@ -165,7 +165,7 @@ impl<B: Backend> Decoder<B> {
 
     /// Runs what enters, the rows of all `parts` one after the other, each after what its cache holds, and appends it there.
     /// Logits of the wanted rows of all parts, one after the other, come to lie in those of `out`; where the last layer is
-    /// elsewhere, none can be wanted, and [`Decoder::residual`] is what enters there.
+    /// elsewhere, none can be wanted, and [`Decoder::left`] is what enters there.
     ///
     /// # Errors
     /// A token out of range, a full context or no memory: nothing has been changed then. A device error in the middle of a step:
@@ -512,12 +512,22 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Copies the residual stream that the last step left into `out` `[rows, n_embd]`.
+    /// Copies what the `rows` rows of the last step have left into `out` `[rows, n_embd]`: what enters the next part of the model or, where it
+    /// ends here, their [streams](Self::stream).
     ///
     /// # Errors
     /// When the device cannot be read.
-    pub fn residual(&self, backend: &B, act: &Activations<B>, out: &mut [f32]) -> Result<(), ModelError> {
-        Ok(backend.read(&act.x, 0, out)?)
+    pub fn left(
+        &self,
+        backend: &B,
+        act: &mut Activations<B>,
+        rows: usize,
+        out: &mut [f32],
+    ) -> Result<(), ModelError> {
+        match self.weights.output_norm {
+            Some(_) => self.stream(backend, act, rows, out),
+            None => Ok(backend.read(&act.x, 0, out)?),
+        }
     }
 
     fn check_tokens(&self, entry: Entry<'_>) -> Result<(), ModelError> {

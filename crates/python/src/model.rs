@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kvant::{KvOptions, OpenOptions, Policies, SessionOptions};
+use kvant::{EmbedOptions, KvOptions, OpenOptions, Policies, Pooling, SessionOptions};
 use pyo3::prelude::*;
 
 use crate::prompt::Prompt;
@@ -20,6 +20,18 @@ enum Types {
     Both(String),
     #[pyo3(transparent, annotation = "(str, str)")]
     Each((String, String)),
+}
+
+impl Types {
+    /// With rules on top.
+    fn options(self, policies: Option<&str>) -> PyResult<KvOptions> {
+        let types = match self {
+            Self::Both(both) => both,
+            Self::Each((k, v)) => format!("{k}/{v}"),
+        };
+        let policies = policies.map_or(Ok(Policies::default()), str::parse).map_err(refused)?;
+        Ok(KvOptions { policies, ..types.parse().map_err(refused)? })
+    }
 }
 
 /// Loads a model while other threads of Python run.
@@ -56,14 +68,24 @@ impl Model {
         kv_policy: Option<&str>,
         n_ctx: Option<usize>,
     ) -> PyResult<Session> {
-        let types = match kv {
-            Types::Both(both) => both,
-            Types::Each((k, v)) => format!("{k}/{v}"),
-        };
-        let policies = kv_policy.map_or(Ok(Policies::default()), str::parse).map_err(refused)?;
-        let kv = KvOptions { policies, ..types.parse().map_err(refused)? };
+        let kv = kv.options(kv_policy)?;
         // A step of another session may have to be waited for.
         py.detach(|| self.0.session(SessionOptions { n_ctx, kv })).map(Session::new).map_err(refused)
+    }
+
+    #[pyo3(signature = (texts, *, pooling = None, dimensions = None, kv = Types::Both("f16".to_owned())))]
+    fn embed(
+        &self,
+        py: Python<'_>,
+        texts: Vec<String>,
+        pooling: Option<&str>,
+        dimensions: Option<usize>,
+        kv: Types,
+    ) -> PyResult<Vec<Vec<f32>>> {
+        let pooling = pooling.map(str::parse::<Pooling>).transpose().map_err(refused)?;
+        let options = EmbedOptions { pooling, dimensions, kv: kv.options(None)? };
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        py.detach(|| self.0.embed(&texts, &options)).map_err(refused)
     }
 
     fn tokens(&self, prompt: Prompt) -> PyResult<Vec<u32>> {

@@ -47,6 +47,17 @@ class Generating(unittest.TestCase):
         self.assertEqual(text(1), text(1))
         self.assertNotEqual(text(1), text(2))
 
+    def test_texts_are_vectors_of_length_1(self):
+        texts = ["A cat sleeps.", "A kitten sleeps on the mat.", "Bonds fell as rates rose."]
+        vectors = self.model.embed(texts, pooling="mean")
+        self.assertTrue(all(abs(math.hypot(*vector) - 1) < 1e-5 for vector in vectors))
+        self.assertEqual(self.model.embed(texts[1:2], pooling="mean"), vectors[1:2])
+        self.assertNotEqual(self.model.embed(texts[:1], kv="turbo3"), self.model.embed(texts[:1], pooling="mean"))
+        self.assertEqual(len(self.model.embed(texts[:1], dimensions=16)[0]), 16)
+        for refused in ({"pooling": "cls"}, {"dimensions": 0}, {"kv": "q9"}):
+            with self.assertRaises(kvant.KvantError):
+                self.model.embed(texts, **refused)
+
     def test_a_prompt_is_text_tokens_or_messages(self):
         text = "Once upon a time"
         tokens = self.model.tokens(text)

@@ -58,6 +58,16 @@ impl<'a, B: Backend> Running<'a, B> {
         device.read(&logits, 0, &mut rows)?;
         Ok(rows)
     }
+
+    /// The streams that these tokens of the first sequence leave.
+    fn streams(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let Self { device, decoder, pool, caches, act } = self;
+        let parts = &mut [StepPart { cache: &mut caches[0], n: tokens.len(), want: Want::Nothing }];
+        decoder.step(device, pool, parts, act, Entry::Tokens(tokens), Outputs::logits(None)).unwrap();
+        let mut streams = vec![f32::NAN; tokens.len() * decoder.config().n_embd];
+        decoder.left(device, act, tokens.len(), &mut streams).unwrap();
+        streams
+    }
 }
 
 /// Opens the adapter once more.
@@ -103,6 +113,24 @@ fn says_the_same(device: &WgpuDevice, model: &str, kv: DType) {
         let error = distance(&gpu.step(&ns, step), &cpu.step(&ns, step));
         let tol = bound(kv);
         assert!(error <= tol, "{model}, {kv}, {ns:?} rows: {error:e} of {tol:e}");
+    }
+}
+
+/// With a root of the mean square before the logits, and with a standard deviation.
+#[test]
+fn the_streams_of_tokens() {
+    let (Some(device), text) = (tests::device(), tokens(21)) else { return };
+    let of_cpu = CpuDevice::new(Isa::Scalar, 1).unwrap();
+    for model in ["llama-h64-g8.gguf", "commandr-h64-g2.gguf"] {
+        let mut cpu = Running::new(&of_cpu, model, DType::F32, 1);
+        let mut gpu = Running::new(&device, model, DType::F32, 1);
+        for tokens in [&text[..20], &text[20..]] {
+            let (got, want) = (gpu.streams(tokens), cpu.streams(tokens));
+            let largest = want.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+            // That of logits, which are of order 3.
+            let (error, tol) = (distance(&got, &want), bound(DType::F32) / 3.0 * largest);
+            assert!(error <= tol, "{model}: {error:e} of {tol:e}");
+        }
     }
 }
 

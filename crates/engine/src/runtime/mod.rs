@@ -79,14 +79,14 @@ pub(crate) trait Loaded: Caches + Send + Sync {
     fn weight_bytes_per_token(&self) -> usize;
 
     /// Runs what enters, the rows of all of `batch` one after the other, each after what its sequence holds. Gives the logits
-    /// of the wanted rows, one after the other, where there are any; where the last layer is elsewhere, what enters there
-    /// comes to lie in `residual`. `queries` is told those of every layer, by KV layer. After an error every sequence holds what it held or, when the device failed in the middle
+    /// of the wanted rows, one after the other, where there are any. What the rows have [left](kvant_model::Decoder::left), which
+    /// steps without wanted rows tell, comes to lie in `left` `[rows, n_embd]`. `queries` is told those of every layer, by KV layer. After an error every sequence holds what it held or, when the device failed in the middle
     /// of the step, fewer tokens.
     fn step(
         &self,
         batch: &[StepRow],
         entry: Entry<'_>,
-        residual: Option<&mut Vec<f32>>,
+        left: Option<&mut Vec<f32>>,
         queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error>;
     /// Loads another, whole model onto the same device, or that of the first layers. The caches of both are counted together.

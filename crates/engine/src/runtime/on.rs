@@ -263,7 +263,7 @@ impl<B: Backend> Loaded for On<B> {
         &self,
         batch: &[StepRow],
         entry: Entry<'_>,
-        residual: Option<&mut Vec<f32>>,
+        left: Option<&mut Vec<f32>>,
         queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
         let (device, decoder) = (&*self.device, &self.decoder);
@@ -273,6 +273,7 @@ impl<B: Backend> Loaded for On<B> {
             None => Vec::new(),
         };
         let wanted: usize = batch.iter().map(|row| row.want.count(row.n)).sum();
+        assert!(wanted == 0 || left.is_none(), "a step gives logits or what its rows have left");
         let lent = match wanted {
             0 => None,
             _ => Some(state.free_logits(&self.device, wanted, decoder.n_vocab())?),
@@ -303,10 +304,10 @@ impl<B: Backend> Loaded for On<B> {
             }
         }
         result?;
-        if let Some(out) = residual {
+        if let Some(out) = left {
             let rows: usize = batch.iter().map(|row| row.n).sum();
             out.resize(rows * decoder.config().n_embd, 0.0);
-            decoder.residual(device, &state.act, out)?;
+            decoder.left(device, &mut state.act, rows, out)?;
         }
         Ok(logits.map(|logits| logits as Arc<dyn Logits>))
     }

@@ -52,6 +52,7 @@ impl Relay {
         &self,
         batch: &[StepRow],
         entry: Entry<'_>,
+        mut left: Option<&mut Vec<f32>>,
         mut queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
         let mut residual = self.residual.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,7 +61,8 @@ impl Relay {
         for (index, (first, part)) in self.parts().enumerate() {
             let is_last = index + 1 == self.parts.len();
             let entry = if index == 0 { entry } else { Entry::Residual(&handed) };
-            let (batch, left) = if is_last { (batch, None) } else { (&silent[..], Some(&mut *residual)) };
+            let (batch, left) =
+                if is_last { (batch, left.take()) } else { (&silent[..], Some(&mut *residual)) };
             // A part counts its own layers.
             let mut tell = queries.as_mut().map(|tell| |layer: usize, q: &[f32]| tell(first + layer, q));
             logits = part.step(batch, entry, left, tell.as_mut().map(|tell| tell as _))?;
@@ -112,11 +114,10 @@ impl Loaded for Relay {
         &self,
         batch: &[StepRow],
         entry: Entry<'_>,
-        residual: Option<&mut Vec<f32>>,
+        left: Option<&mut Vec<f32>>,
         queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
-        assert!(residual.is_none(), "a relay ends with the model");
-        let result = self.hand_on(batch, entry, queries);
+        let result = self.hand_on(batch, entry, left, queries);
         if result.is_err() {
             // Parts that had run already give the tokens back, so that all of them agree again.
             for row in batch {
@@ -346,6 +347,13 @@ mod tests {
         row.iter().map(|logit| logit.to_bits()).collect()
     }
 
+    /// What these tokens leave behind the last layer, `[tokens, n_embd]`.
+    fn left(sequence: &Sequence, tokens: &[u32]) -> Vec<f32> {
+        let (batch, mut left) = ([row(sequence, tokens.len(), Want::Nothing)], Vec::new());
+        sequence.loaded().step(&batch, Entry::Tokens(tokens), Some(&mut left), None).unwrap();
+        left
+    }
+
     fn images(sequence: &Sequence) -> Vec<Vec<u8>> {
         let mut images = Vec::new();
         let visit = &mut |image| {
@@ -369,6 +377,7 @@ mod tests {
         let expected = start(&whole);
         let after_prompt = logits(&expected, &text[..50]);
         let after_token = logits(&expected, &text[50..51]);
+        let leaves = left(&expected.fork(), &text[51..]);
         for n in 1..n_layers {
             let relay = cut(&gguf, &Part::split(n_layers, n));
             let sequence = start(&relay);
@@ -380,6 +389,7 @@ mod tests {
             assert!(relay.step(&bad, Entry::Tokens(&[u32::MAX]), None, None).is_err());
             assert_eq!(sequence.len(), 51);
             assert_eq!(logits(&fork, &text[50..51]), after_token, "a fork");
+            assert_eq!(left(&fork.fork(), &text[51..]), leaves);
             assert_eq!(relay.n_bytes(fork.id()), whole.n_bytes(expected.id()));
             for layer in [0, n_layers - 1] {
                 let rows = |relay: &Relay, of: &Sequence| relay.rows(of.id(), layer, 0, Side::K).unwrap();

@@ -4,7 +4,7 @@ use kvant_model::{Entry, Want};
 
 use super::Session;
 use crate::runtime::{MAX_ROWS, StepRow};
-use crate::{Error, Model};
+use crate::{Error, Model, Pooled};
 
 /// What one of several sessions reads in a step.
 pub struct Feed<'a> {
@@ -14,12 +14,14 @@ pub struct Feed<'a> {
     pub tokens: &'a [u32],
     /// What may come after a single token, to be read on trial as [`Session::feed_ahead`] does; else, and behind several tokens, none.
     pub guesses: &'a [u32],
+    /// Takes up the states of the tokens, where those are wanted: there are no logits, and no guesses, then.
+    pub pooled: Option<&'a mut Pooled>,
 }
 
 impl<'a> Feed<'a> {
     /// `tokens` for `session`, and no guesses.
     pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Self {
-        Self { session, tokens, guesses: &[] }
+        Self { session, tokens, guesses: &[], pooled: None }
     }
 }
 
@@ -48,7 +50,7 @@ impl Session {
             }
             feed.session.check_room(feed.tokens)?;
         }
-        let mut read: Vec<_> = feeds.iter_mut().map(|feed| feed.session.take_ahead(feed.tokens)).collect();
+        let mut read: Vec<_> = feeds.iter_mut().map(Feed::take_ahead).collect();
         while let Some(batch) = next_batch(feeds, &read)? {
             step(&model, feeds, &batch, &mut read)?;
         }
@@ -56,13 +58,27 @@ impl Session {
     }
 }
 
-/// The next rows of a feed together, of each feed that has some. `None` when all is read.
+impl Feed<'_> {
+    /// Feeds what was read on trial, whose states nobody has kept. Returns how much.
+    fn take_ahead(&mut self) -> usize {
+        if self.pooled.is_some() {
+            self.session.settle();
+            return 0;
+        }
+        self.session.take_ahead(self.tokens)
+    }
+}
+
+/// The next rows of a feed together, of each feed that has some; of those that want states, first of all, as a step gives those or logits.
+/// `None` when all is read.
 fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Result<Option<Vec<Share>>, Error> {
     let mut room = MAX_ROWS;
     let mut batch = Vec::new();
+    let unread = |(feed, read): (&Feed<'_>, &usize)| feed.tokens.len() - read;
+    let pools = feeds.iter().zip(read).any(|all| all.0.pooled.is_some() && unread(all) > 0);
     for (index, (feed, read)) in feeds.iter().zip(read).enumerate() {
-        let left = feed.tokens.len() - read;
-        if left > 0 {
+        let left = unread((feed, read));
+        if left > 0 && feed.pooled.is_some() == pools {
             let n_owed = feed.session.owed_with(1)?.len();
             let n = left.min(room.saturating_sub(n_owed)).min(feed.session.sequence.most_rows() - n_owed);
             if n > 0 {
@@ -72,8 +88,8 @@ fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Result<Option<Vec<Share>>, 
         }
     }
     for share in &mut batch {
-        let Feed { session, tokens, guesses } = &feeds[share.index];
-        if tokens.len() == 1 {
+        let Feed { session, tokens, guesses, .. } = &feeds[share.index];
+        if tokens.len() == 1 && !pools {
             share.n_guesses = session.n_on_trial(guesses.len().min(room));
             room -= share.n_guesses;
         }
@@ -84,21 +100,28 @@ fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Result<Option<Vec<Share>>, 
 /// One step of a feed together.
 fn step(model: &Model, feeds: &mut [Feed<'_>], batch: &[Share], read: &mut [usize]) -> Result<(), Error> {
     let (mut rows, mut entering) = (Vec::new(), Vec::new());
+    let pools = batch.iter().all(|share| feeds[share.index].pooled.is_some());
     for &Share { index, n_owed, n, n_guesses } in batch {
-        let Feed { session, tokens, guesses } = &mut feeds[index];
+        let Feed { session, tokens, guesses, .. } = &mut feeds[index];
         session.lent = None;
         let is_all = read[index] + n == tokens.len();
-        let want = if is_all { Want::From(n_owed + n - 1) } else { Want::Nothing };
+        let want = if is_all && !pools { Want::From(n_owed + n - 1) } else { Want::Nothing };
         rows.push(StepRow { id: session.sequence.id(), n: n_owed + n + n_guesses, want });
         entering.extend_from_slice(session.owed());
         entering.extend_from_slice(&tokens[read[index]..][..n]);
         entering.extend_from_slice(&guesses[..n_guesses]);
     }
-    let result = model.loaded().step(&rows, Entry::Tokens(&entering), None, None);
+    let mut left = Vec::new();
+    let result = model.loaded().step(&rows, Entry::Tokens(&entering), pools.then_some(&mut left), None);
+    let mut states = left.chunks_exact(model.config().n_embd.max(1));
     let (mut next_row, is_alone) = (0, feeds.len() == 1);
-    for (&Share { index, n, n_guesses, .. }, row) in batch.iter().zip(&rows) {
-        let Feed { session, tokens, guesses } = &mut feeds[index];
+    for (&Share { index, n_owed, n, n_guesses }, row) in batch.iter().zip(&rows) {
+        let Feed { session, tokens, guesses, pooled } = &mut feeds[index];
         if let Ok(logits) = &result {
+            if let Some(pooled) = pooled {
+                let own = states.by_ref().take(row.n).skip(n_owed);
+                pooled.take(session.tokens.len(), own);
+            }
             session.ahead.clear();
             session.ahead.extend_from_slice(&guesses[..n_guesses]);
             session.stepped(&tokens[read[index]..][..n]);
@@ -108,7 +131,7 @@ fn step(model: &Model, feeds: &mut [Feed<'_>], batch: &[Share], read: &mut [usiz
             }
             read[index] += n;
             // Several have a step's time in common, and each what drafts for it to itself.
-            if is_alone {
+            if is_alone && !pools {
                 session.be_followed(n);
             }
         } else {

@@ -1,6 +1,7 @@
 //! Hugging Face folders, as `transformers` saves the models of `golden.rs` (`tools/reference/folders.py` says how): read as GGUF files
 //! they have the bits of the fixtures, which are held to `transformers`, and say the same.
 
+mod embedders;
 mod saved;
 
 use std::fs;

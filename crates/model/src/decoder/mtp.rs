@@ -11,7 +11,7 @@
 use kvant_backend::{Backend, BackendError, Heads, Input, Output};
 
 use super::{Activations, Decoder};
-use crate::ModelError;
+use crate::{ModelError, NormKind};
 
 impl<B: Backend> Decoder<B> {
     /// Makes rows of tokens and the streams of those before them `[rows, n_embd]`.
@@ -38,8 +38,8 @@ impl<B: Backend> Decoder<B> {
         backend.copy(&act.spare, 0, &mut act.x, 0, rows * self.config.n_embd)
     }
 
-    /// Copies the streams of the last of the `rows` rows of a step that has just been taken into `out` `[rows, n_embd]`, as many as it holds. They are there
-    /// once: they are normalised where they are.
+    /// Copies the streams of the last of the `rows` rows of a step that has just been taken into `out` `[rows, n_embd]`, as many as it holds. A step that
+    /// wanted logits has left none of a model with layer norms.
     ///
     /// # Errors
     /// When the device cannot be read.
@@ -55,8 +55,15 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         let n_embd = self.config.n_embd;
         let norm = self.norm(&self.weights.output_norm).expect("streams leave where the model ends");
-        let rope = (self.config.ropes[0].params, &act.angles[0].0);
-        self.normalise(backend, (&mut act.x, rows, Heads { n: 1, dim: n_embd }), Some(norm), rope)?;
-        Ok(backend.read(&act.x, rows * n_embd - out.len(), out)?)
+        match self.config.output_norm {
+            NormKind::Layer => backend.layer_norm(&act.x, rows, norm, &mut act.spare)?,
+            NormKind::Rms => {
+                let rope = (self.config.ropes[0].params, &act.angles[0].0);
+                backend.copy(&act.x, 0, &mut act.spare, 0, rows * n_embd)?;
+                let whole = Heads { n: 1, dim: n_embd };
+                self.normalise(backend, (&mut act.spare, rows, whole), Some(norm), rope)?;
+            }
+        }
+        Ok(backend.read(&act.spare, rows * n_embd - out.len(), out)?)
     }
 }

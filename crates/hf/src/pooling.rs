@@ -1,0 +1,49 @@
+//! How the states of a text become one vector, of models that are saved for that (sentence-transformers): `modules.json` names the folder
+//! of the module that says so.
+
+use std::path::{Component, Path};
+
+use kvant_gguf::GgufWriter;
+
+use crate::HfError;
+use crate::family::Family;
+use crate::folder::{Folder, Object};
+
+const MODULES: &str = "modules.json";
+
+/// What they are called there, each in two ways, and GGUF's number.
+const WAYS: [(&str, &str, u32); 3] = [
+    ("pooling_mode_mean_tokens", "mean", 1),
+    ("pooling_mode_cls_token", "cls", 2),
+    ("pooling_mode_lasttoken", "lasttoken", 3),
+];
+
+/// Writes what the folder says; nothing where it says nothing.
+///
+/// # Errors
+/// A way that nobody knows, or a folder elsewhere.
+pub(crate) fn write(writer: &mut GgufWriter, folder: &mut Folder, family: &Family) -> Result<(), HfError> {
+    let Some(modules) = folder.json(MODULES)? else { return Ok(()) };
+    for module in modules.list()? {
+        if module.find_str("type")?.is_some_and(|kind| kind.ends_with("Pooling")) {
+            let path = module.find_str("path")?.unwrap_or_default();
+            if !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
+                return Err(module.bad("path", "a folder in this one", format!("\"{path}\"")));
+            }
+            let Some(config) = folder.json(&format!("{path}/config.json"))? else { continue };
+            return Ok(writer.set(&format!("{}.pooling_type", family.arch), way(config.object()?)?)?);
+        }
+    }
+    Ok(())
+}
+
+/// The way of a module's configuration.
+fn way(config: Object<'_>) -> Result<u32, HfError> {
+    let named = config.find_str("pooling_mode")?;
+    for (flag, name, number) in WAYS {
+        if config.find_bool(flag)?.unwrap_or(named == Some(name)) {
+            return Ok(number);
+        }
+    }
+    Err(config.bad("pooling_mode", "mean, cls or lasttoken", "another one"))
+}
