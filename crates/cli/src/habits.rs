@@ -62,6 +62,8 @@ const DRAFT_PLACE: Means =
     noted(Value, "a model that drafts has the device and the threads of the other one");
 const DRAFT: Means =
     noted(Value, "how many guesses pay is found while an answer is made; --draft-max N bounds them");
+const EMBEDDINGS: Means = Only("serve", "kvant serve answers /v1/embeddings");
+const RERANK: Means = No("texts are compared by their embeddings: kvant serve answers /v1/embeddings");
 const IMAGES: Means = No("models read text alone");
 const HUB: Means = No("this build fetches nothing (feature `hub`)");
 const SERVER: Means = No("kvant serve listens for requests");
@@ -259,6 +261,15 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--api-key", SERVER),
     ("--log-file", No("a shell keeps what is said in a file: 2> FILE")),
     ("--lora", No("adapters are not read; merge it into the model first")),
+    ("--embedding", EMBEDDINGS),
+    ("--embeddings", EMBEDDINGS),
+    ("--pooling", No("kvant serve makes embeddings, by its --pooling")),
+    (
+        "--embd-normalize",
+        No("embeddings have length 1, but for requests to /embedding with embd_normalize -1"),
+    ),
+    ("--rerank", RERANK),
+    ("--reranking", RERANK),
     ("-md", Is("--model-draft")),
     ("-md", DRAFT_MODEL),
     ("--model-draft", DRAFT_MODEL),
@@ -323,7 +334,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("cp", "models are files, wherever they lie"),
     ("version", "kvant --version tells it"),
     ("tokenize", "kvant run tells how many tokens a prompt has"),
-    ("embedding", "models write text alone"),
+    ("embedding", "kvant serve answers /v1/embeddings"),
     ("cli", "kvant run answers a prompt, kvant chat holds a conversation"),
 ];
 

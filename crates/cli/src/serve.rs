@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use kvant::{Error, Model, Needs, limits};
+use kvant::{Error, Model, Needs, Pooling, limits};
 use kvant_server::{Drawing, Offer, Opened, Options, ServeError, serve};
 
 use crate::args::{CacheArgs, DraftArgs, ModelArgs, Resolved, SamplingArgs, positive};
@@ -68,6 +68,9 @@ pub struct ServeArgs {
         value_parser = clap::value_parser!(i64).range(-1..)
     )]
     reasoning_budget: i64,
+    /// How the states of a text's tokens become its embedding: their mean, or that of the last [default: as the model's file says, or last]
+    #[arg(long, value_name = "mean|last", env = "KVANT_POOLING")]
+    pooling: Option<Pooling>,
     #[command(flatten)]
     draft: DraftArgs,
     /// Name of the model, for clients
@@ -234,6 +237,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         thinking_budget: usize::try_from(args.reasoning_budget).ok(),
         has_one_seed: args.sampling.seed.is_chosen,
         draft_max: args.draft.draft_max,
+        pooling: args.pooling,
         n_running: args.parallel,
         n_waiting: args.queue,
         kv_budget: budget,

@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use kvant::gguf::printable_path;
-use kvant::{Error, KvOptions, Model, SamplerParams};
+use kvant::{Error, KvOptions, Model, Pooling, SamplerParams};
 
 pub use crate::events::{KvEvent, KvEventSink, Medium};
 #[cfg(feature = "kv-events")]
@@ -91,6 +91,8 @@ pub struct Options {
     pub thinking_budget: Option<usize>,
     /// The most tokens that are guessed ahead for an answer; as many as pay when `None`.
     pub draft_max: Option<usize>,
+    /// How the states of a text become its vector; as its file says for each model when `None`.
+    pub pooling: Option<Pooling>,
     /// Answers in work at once.
     pub n_running: usize,
     /// Answers that wait for their turn; those that come then are told to try later.
@@ -128,6 +130,7 @@ impl Options {
             thinks: None,
             thinking_budget: None,
             draft_max: None,
+            pooling: None,
             n_running: 64,
             n_waiting: 64,
             kv_budget: 256 << 20,

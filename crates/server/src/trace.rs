@@ -55,12 +55,13 @@ fn join(span: &Span, headers: &axum::http::HeaderMap) {
 pub(crate) struct Trace {
     request: Span,
     model: Arc<str>,
+    operation: &'static str,
 }
 
 impl Trace {
-    /// That of the request whose span is entered.
-    pub fn here(model: &str) -> Self {
-        Self { request: Span::current(), model: model.into() }
+    /// That of the request whose span is entered, which asks for this operation by OpenTelemetry's name.
+    pub fn here(model: &str, operation: &'static str) -> Self {
+        Self { request: Span::current(), model: model.into(), operation }
     }
 
     /// The span of one answer. It lasts until it is dropped, and the request's as long.
@@ -69,7 +70,7 @@ impl Trace {
             parent: &self.request,
             "answer",
             otel.status_code = Empty,
-            gen_ai.operation.name = "text_completion",
+            gen_ai.operation.name = self.operation,
             gen_ai.request.model = &*self.model,
             gen_ai.usage.input_tokens = Empty,
             gen_ai.usage.cache_read.input_tokens = Empty,

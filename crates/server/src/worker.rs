@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvant::{Error, MOST_GUESSES, Model, Session, SessionOptions, TOKENS_PER_BLOCK};
+use kvant::{Error, MOST_GUESSES, Model, Pooled, Session, SessionOptions, TOKENS_PER_BLOCK};
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -48,6 +48,8 @@ pub(crate) struct Job {
     pub tells_progress: bool,
     /// To tell how likely the prompt's tokens were, and so many likeliest beside each.
     pub scores: Option<usize>,
+    /// What takes up the states of the prompt, where these are wanted and no answers.
+    pub pooled: Option<Pooled>,
     /// Names the request in the log.
     pub id: Arc<str>,
     pub trace: Trace,
@@ -65,6 +67,8 @@ pub(crate) enum Event {
     Read(Progress),
     /// How likely the tokens of the prompt were, all but the first, that these answers go on from.
     Scored(Range<usize>, Arc<[Likelihood]>),
+    /// The states of the prompt, where they were wanted.
+    Pooled(Pooled),
     /// A token of the answer with this index.
     Said(usize, Said),
     /// An answer has ended; the text is what had been held back.
@@ -314,7 +318,9 @@ impl Worker {
                     && let Some(session) = course.take_session()
                 {
                     let kind = course.job.kind.clone();
-                    self.store.save(&kind, &session);
+                    if course.pooled.is_none() {
+                        self.store.save(&kind, &session);
+                    }
                 }
             }
             Act::End(id) => {
@@ -332,7 +338,7 @@ impl Worker {
         let Kind { stored, owner } = course.job.kind.clone();
         let options = SessionOptions { n_ctx: self.n_ctx, kv: stored.options.clone() };
         let mut session = self.model.session(options)?.owned_by(owner);
-        if course.scores().is_none() {
+        if course.takes_over() {
             let attached = session.attach(&course.tokens);
             self.scheduler.branch(id, self.shelf.common(&course.job.kind, &course.tokens));
             if let Some(idle) = self.shelf.take(&course.job.kind, &course.tokens, attached) {
@@ -465,6 +471,10 @@ impl Worker {
         if read < course.tokens.len() {
             return;
         }
+        if let Some(pooled) = course.pooled.take() {
+            course.tell(Event::Pooled(pooled));
+            return self.end(id, Finish::Stop);
+        }
         let others = if course.spoke.is_none() { 1..course.job.n } else { 0..0 };
         if course.spoke.is_none()
             && let Some(session) = &mut course.session
@@ -568,10 +578,12 @@ impl Worker {
         self.scheduler.remove(id);
     }
 
-    /// A sequence is over; its cache stays for as long as there is room.
+    /// A sequence is over; its cache stays for as long as there is room, if somebody may go on from it.
     fn leave(&mut self, id: Id) {
         self.scheduler.remove(id);
-        if let Some(Course { job, session: Some(session), .. }) = self.courses.remove(&id) {
+        if let Some(Course { job, session: Some(session), .. }) = self.courses.remove(&id)
+            && job.pooled.is_none()
+        {
             self.shelf.put(job.kind.clone(), session);
         }
     }

@@ -94,7 +94,7 @@ impl Asked {
             names_seed: seed(fields)?.is_some(),
             form: form(fields, tokenizer)?,
             form_later: None,
-            kv: kv(fields)?,
+            kv: kv_type(fields)?,
             stream: fields.flag("stream")?,
             include_usage: stream_options.flag("include_usage")?,
             return_progress: fields.flag("return_progress")?,
@@ -293,7 +293,7 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
 }
 
 /// `kv_type`: one type for keys and values, or `K/V`.
-fn kv(fields: &Fields) -> Result<Option<KvOptions>, ApiError> {
+pub(super) fn kv_type(fields: &Fields) -> Result<Option<KvOptions>, ApiError> {
     let Some(text) = fields.get::<String>("kv_type", "a KV type")? else { return Ok(None) };
     text.parse().map(Some).map_err(|_| ApiError::field("kv_type", "a KV type, or K/V", &text))
 }

@@ -107,7 +107,10 @@ impl From<Refusal> for ApiError {
 
 impl From<kvant::Error> for ApiError {
     fn from(error: kvant::Error) -> Self {
-        Self::invalid(error.to_string())
+        match error {
+            kvant::Error::StateNotFinite { .. } => Self::internal(error.to_string()),
+            error => Self::invalid(error.to_string()),
+        }
     }
 }
 

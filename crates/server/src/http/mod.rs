@@ -4,6 +4,7 @@ mod asked;
 mod chat;
 mod completions;
 mod conversation;
+mod embeddings;
 mod error;
 mod fields;
 mod gap;
@@ -200,6 +201,20 @@ impl Hosted {
         Ok((asked, opening))
     }
 
+    /// Refuses prompts that cannot be read.
+    fn check(&self, prompts: &[Vec<u32>]) -> Result<(), ApiError> {
+        if prompts.is_empty() {
+            return Err(ApiError::field("prompt", "at least one prompt", "none"));
+        }
+        if let Some(prompt) = prompts.iter().find(|prompt| prompt.len() > self.n_ctx) {
+            return Err(ApiError::too_long(prompt.len(), self.n_ctx));
+        }
+        if prompts.iter().any(Vec::is_empty) {
+            return Err(ApiError::invalid("the prompt is empty: at least one token is needed"));
+        }
+        Ok(())
+    }
+
     /// Answers prompts as `asked` says.
     pub async fn answer(
         self: &Arc<Self>,
@@ -212,15 +227,7 @@ impl Hosted {
         let n_answers = prompts.len() * asked.n;
         let (events, received) = channel(EVENTS_AHEAD + EVENTS_OF_ANSWER * n_answers);
         let n_jobs = prompts.len();
-        if n_jobs == 0 {
-            return Err(ApiError::field("prompt", "at least one prompt", "none"));
-        }
-        if let Some(prompt) = prompts.iter().find(|prompt| prompt.len() > self.n_ctx) {
-            return Err(ApiError::too_long(prompt.len(), self.n_ctx));
-        }
-        if prompts.iter().any(Vec::is_empty) {
-            return Err(ApiError::invalid("the prompt is empty: at least one token is needed"));
-        }
+        self.check(&prompts)?;
         let guides = self.guides(asked).await?;
         let stored = asked.kv.clone().map_or_else(|| Arc::clone(&self.kv), Stored::new);
         for (index, prompt) in prompts.into_iter().enumerate() {
@@ -235,8 +242,9 @@ impl Hosted {
                 n_together: n_answers,
                 tells_progress: asked.stream && asked.return_progress,
                 scores: asked.answer.logprobs.filter(|_| asked.echo),
+                pooled: None,
                 id: Arc::clone(&caller.id),
-                trace: Trace::here(&self.name),
+                trace: Trace::here(&self.name, "text_completion"),
                 events: events.clone(),
             };
             self.jobs.send(job).map_err(|_| ApiError::leaving())?;
@@ -272,6 +280,9 @@ fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer
         .route("/chat/completions/input_tokens", post(text::count_tokens))
         .route("/v1/chat/completions/input_tokens", post(text::count_tokens))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/embedding", post(embeddings::embedding))
+        .route("/embeddings", post(embeddings::embedding))
         .route("/completion", post(native::completion))
         .route("/completions", post(native::completion))
         .route("/infill", post(native::infill))
@@ -284,6 +295,8 @@ fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer
         .route("/api/show", post(ollama::show))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/tokenizer_info", get(text::tokenizer_info))

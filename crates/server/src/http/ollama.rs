@@ -3,19 +3,21 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use kvant::Special;
 use kvant::chat::Thoughts;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::asked::Asked;
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::prompt::prompts;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Hosted, Server};
 use crate::answer::Finish;
@@ -163,6 +165,55 @@ pub(super) async fn generate(
     };
     let format = Ollama::new(&hosted, speech, false);
     Ok(hosted.answer(vec![tokens], &asked, &caller, format).await?)
+}
+
+/// Texts as vectors.
+#[derive(Serialize)]
+struct Embeddings {
+    model: String,
+    embeddings: Vec<Vec<f32>>,
+    total_duration: u64,
+    load_duration: u64,
+    prompt_eval_count: usize,
+}
+
+pub(super) async fn embed(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Result<Fields, ApiError>,
+) -> Result<Response, Told> {
+    let (fields, started) = (fields?, Instant::now());
+    let hosted = hosted(&server, &fields).await?;
+    let texts = prompts(&hosted, &fields, "input").await?;
+    let texts = texts.into_iter().map(|text| text.tokens).collect();
+    let embedded = server.embed(&hosted, texts, &fields, &caller).await?;
+    Ok(Json(Embeddings {
+        model: hosted.name.clone(),
+        embeddings: embedded.vectors()?,
+        total_duration: started.elapsed().as_nanos() as u64,
+        load_duration: 0,
+        prompt_eval_count: embedded.n_tokens,
+    })
+    .into_response())
+}
+
+/// One text as a vector: the way before [`embed`].
+#[derive(Serialize)]
+struct Embedding {
+    embedding: Vec<f32>,
+}
+
+pub(super) async fn embeddings(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Result<Fields, ApiError>,
+) -> Result<Response, Told> {
+    let fields = fields?;
+    let hosted = hosted(&server, &fields).await?;
+    let text: String = fields.need("prompt", "a text")?;
+    let text = hosted.tokens(move |model| Ok(model.text_prompt(&text, Special::Parse)?)).await?;
+    let embedded = server.embed(&hosted, vec![text], &fields, &caller).await?;
+    Ok(Json(Embedding { embedding: embedded.vectors()?.remove(0) }).into_response())
 }
 
 /// What is said when there is nothing to answer: clients load models so.

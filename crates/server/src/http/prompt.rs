@@ -1,4 +1,4 @@
-//! Prompts of completions: texts, token numbers, both in a row, and lists of those.
+//! Texts to read: as such, as token numbers, both in a row, and lists of those.
 
 use kvant::{Model, Special};
 use serde_json::Value;
@@ -19,46 +19,50 @@ pub(super) struct Prompt {
     pub tokens: Vec<u32>,
 }
 
-/// The prompts of a request, in tokens of the model that answers it.
-pub(super) async fn prompts(hosted: &Hosted, fields: &Fields) -> Result<Vec<Prompt>, ApiError> {
-    let given = fields.value("prompt").cloned();
-    let given = given.ok_or_else(|| ApiError::field("prompt", "a prompt", "nothing"))?;
-    hosted.tokens(move |model| all(model, &given)).await
+/// The prompts of a request, in tokens of the model that answers it. They are in the field `name`.
+pub(super) async fn prompts(
+    hosted: &Hosted,
+    fields: &Fields,
+    name: &'static str,
+) -> Result<Vec<Prompt>, ApiError> {
+    let given = fields.value(name).cloned();
+    let given = given.ok_or_else(|| ApiError::field(name, EXPECTED, "nothing"))?;
+    hosted.tokens(move |model| all(model, &given, name)).await
 }
 
 /// A list of numbers, or of numbers and texts, is one prompt; any other list is several.
-fn all(model: &Model, given: &Value) -> Result<Vec<Prompt>, ApiError> {
+fn all(model: &Model, given: &Value, name: &'static str) -> Result<Vec<Prompt>, ApiError> {
     match given {
         Value::Array(items) if !items.iter().any(Value::is_number) && !items.is_empty() => {
             if items.len() > MOST_PROMPTS {
-                return Err(ApiError::field("prompt", "at most 2048 prompts", items.len()));
+                return Err(ApiError::field(name, "at most 2048 texts", items.len()));
             }
-            items.iter().map(|item| prompt(model, item)).collect()
+            items.iter().map(|item| prompt(model, item, name)).collect()
         }
-        other => Ok(vec![prompt(model, other)?]),
+        other => Ok(vec![prompt(model, other, name)?]),
     }
 }
 
-fn prompt(model: &Model, given: &Value) -> Result<Prompt, ApiError> {
+fn prompt(model: &Model, given: &Value, name: &'static str) -> Result<Prompt, ApiError> {
     match given {
         Value::String(text) => {
             Ok(Prompt { text: text.clone(), tokens: model.text_prompt(text, Special::Parse)? })
         }
-        Value::Array(parts) => row(model, parts),
+        Value::Array(parts) => row(model, parts, name),
         // llama.cpp's, which may hold images.
         Value::Object(object) if object.get("multimodal_data").is_some_and(|data| *data != Value::Null) => {
             Err(ApiError::field("multimodal_data", "nothing (this server reads text only)", "a value"))
         }
         Value::Object(object) => match object.get("prompt_string") {
-            Some(text @ Value::String(_)) => prompt(model, text),
-            _ => Err(ApiError::field("prompt", EXPECTED, given)),
+            Some(text @ Value::String(_)) => prompt(model, text, name),
+            _ => Err(ApiError::field(name, EXPECTED, given)),
         },
-        other => Err(ApiError::field("prompt", EXPECTED, other)),
+        other => Err(ApiError::field(name, EXPECTED, other)),
     }
 }
 
 /// Numbers of tokens and texts in a row. Only a text at the beginning begins as a text does.
-fn row(model: &Model, parts: &[Value]) -> Result<Prompt, ApiError> {
+fn row(model: &Model, parts: &[Value], name: &'static str) -> Result<Prompt, ApiError> {
     let (tokenizer, mut tokens) = (model.tokenizer()?, Vec::new());
     for part in parts {
         match part {
@@ -68,13 +72,13 @@ fn row(model: &Model, parts: &[Value]) -> Result<Prompt, ApiError> {
             }
             Value::Number(number) => {
                 let id = number.as_u64().and_then(|id| u32::try_from(id).ok());
-                let id = id.ok_or_else(|| ApiError::field("prompt", EXPECTED, number))?;
+                let id = id.ok_or_else(|| ApiError::field(name, EXPECTED, number))?;
                 if id as usize >= model.n_vocab() {
-                    return Err(ApiError::field("prompt", "numbers of tokens that there are", id));
+                    return Err(ApiError::field(name, "numbers of tokens that there are", id));
                 }
                 tokens.push(id);
             }
-            other => return Err(ApiError::field("prompt", EXPECTED, other)),
+            other => return Err(ApiError::field(name, EXPECTED, other)),
         }
     }
     Ok(Prompt { text: tokenizer.decode(&tokens), tokens })

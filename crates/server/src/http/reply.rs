@@ -144,7 +144,7 @@ impl<F: Format> Listener<F> {
     /// Takes note of an event and writes to `out` what it is worth in a stream. `false` after the last one.
     fn hear(&mut self, event: Option<Event>, out: &mut VecDeque<Sent>) -> Result<bool, ApiError> {
         match event {
-            Some(Event::Taken) => {}
+            Some(Event::Taken | Event::Pooled(_)) => {}
             Some(Event::Read(progress)) => self.format.progress(progress, out),
             Some(Event::Scored(answers, likelihoods)) => {
                 for index in answers {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvant::{BORDER, Error, Feed, Guesser, Session, TOKENS_PER_BLOCK};
+use kvant::{BORDER, Error, Feed, Guesser, Pooled, Session, TOKENS_PER_BLOCK};
 use tracing::Span;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -31,6 +31,8 @@ pub(super) struct Course {
     pub n_accepted: usize,
     /// How likely the tokens of the prompt were, from the second one on, as far as that is known and asked for.
     pub scored: Vec<Likelihood>,
+    /// The states of the prompt, as far as it has been read, while they are still to be told.
+    pub pooled: Option<Pooled>,
     pub submitted: Instant,
     pub progress: Progress,
     /// When the first token was said.
@@ -51,6 +53,7 @@ impl Course {
         Self {
             index: job.first + index,
             span: job.trace.answer(),
+            pooled: job.pooled.clone(),
             job,
             session: None,
             held: Held::default(),
@@ -71,6 +74,11 @@ impl Course {
     /// How many likeliest tokens to tell beside each of the prompt, while they are still to be told.
     pub fn scores(&self) -> Option<usize> {
         self.job.scores.filter(|_| self.scored.len() + 1 < self.job.prompt.len())
+    }
+
+    /// Whether it begins with what others have read: not where each token is wanted.
+    pub fn takes_over(&self) -> bool {
+        self.scores().is_none() && self.pooled.is_none()
     }
 
     /// Reads rows of the prompt and takes note of how likely each next token was. Returns how many rows.
@@ -103,7 +111,7 @@ impl Course {
             },
             _ => &[],
         };
-        Some(Feed { session, tokens, guesses })
+        Some(Feed { guesses, pooled: self.pooled.as_mut(), ..Feed::new(session, tokens) })
     }
 
     pub fn times(&self) -> Times {
@@ -149,7 +157,8 @@ impl Course {
 /// What a job may take over from others. The last token is always read, so that there is something to go on from; what is to be scored
 /// is, whoever has read it before.
 pub(super) fn shared(job: &Job) -> &[u32] {
-    let most = if job.scores.is_some() { 0 } else { job.prompt.len().saturating_sub(1) };
+    let is_read_whole = job.scores.is_some() || job.pooled.is_some();
+    let most = if is_read_whole { 0 } else { job.prompt.len().saturating_sub(1) };
     &job.prompt[..most]
 }
 

@@ -31,8 +31,9 @@ fn nothing_is_lost_on_whoever_listens_slowly_to_several_prompts() {
             guides: Guides::default(),
             tells_progress: true,
             scores: None,
+            pooled: None,
             id: "".into(),
-            trace: Trace::here("pocket"),
+            trace: Trace::here("pocket", "text_completion"),
             events: events.clone(),
         };
         hosted.jobs.send(job).unwrap();

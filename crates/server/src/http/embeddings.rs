@@ -1,0 +1,204 @@
+//! Texts as vectors: OpenAI's `/v1/embeddings` and llama.cpp's `/embedding`. Ollama's are with what else is ollama's.
+//!
+//! Each text is a job, of which a few are in work at a time: short ones share the time of a step, and whoever else waits is not kept
+//! waiting by a long list.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use kvant::Pooled;
+use serde::Serialize;
+use tokio::sync::mpsc::channel;
+
+use super::asked::kv_type;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::prompt::prompts;
+use super::{Caller, Hosted, Server};
+use crate::guide::Guides;
+use crate::shelf::{Kind, Stored};
+use crate::trace::Trace;
+use crate::worker::{EVENTS_OF_ANSWER, Event, Job};
+
+/// Texts of a request that are in work at once.
+const AT_ONCE: usize = 32;
+
+/// What has become of the texts of a request.
+pub(super) struct Embedded {
+    /// Of each text.
+    pooled: Vec<Pooled>,
+    /// Values of a vector, where the request says how many.
+    dimensions: Option<usize>,
+    /// Tokens of all texts.
+    pub n_tokens: usize,
+}
+
+impl Embedded {
+    /// A vector of length 1 for each text.
+    pub fn vectors(&self) -> Result<Vec<Vec<f32>>, ApiError> {
+        self.pooled.iter().map(|pooled| Ok(pooled.embedding(self.dimensions)?)).collect()
+    }
+}
+
+impl Server {
+    /// Has texts read, as a request asks for.
+    pub(super) async fn embed(
+        &self,
+        hosted: &Hosted,
+        texts: Vec<Vec<u32>>,
+        fields: &Fields,
+        caller: &Caller,
+    ) -> Result<Embedded, ApiError> {
+        hosted.check(&texts)?;
+        let pooling = self.options.pooling.map_or_else(|| hosted.model.pooling(), Ok)?;
+        let empty = Pooled::new(&hosted.model, pooling);
+        let dimensions = fields.get("dimensions", "a whole number")?;
+        // Too many are refused before any text is read.
+        empty.embedding(dimensions)?;
+        let stored = kv_type(fields)?.map_or_else(|| Arc::clone(&hosted.kv), Stored::new);
+        let kind = Kind { stored, owner: caller.owner.clone() };
+        let n_tokens = texts.iter().map(Vec::len).sum();
+        let read = |text: Vec<u32>| hosted.pool(text, empty.clone(), kind.clone(), caller);
+        let pooled = stream::iter(texts).map(read).buffered(AT_ONCE).try_collect().await?;
+        Ok(Embedded { pooled, dimensions, n_tokens })
+    }
+}
+
+impl Hosted {
+    /// Has a text read, and `pooled` take up the states of its tokens.
+    async fn pool(
+        &self,
+        text: Vec<u32>,
+        pooled: Pooled,
+        kind: Kind,
+        caller: &Caller,
+    ) -> Result<Pooled, ApiError> {
+        let (events, mut received) = channel(2 * EVENTS_OF_ANSWER);
+        let job = Job {
+            prompt: text.into(),
+            kind,
+            n: 1,
+            first: 0,
+            n_together: 1,
+            answer: Arc::default(),
+            guides: Guides::default(),
+            tells_progress: false,
+            scores: None,
+            pooled: Some(pooled),
+            id: Arc::clone(&caller.id),
+            trace: Trace::here(&self.name, "embeddings"),
+            events,
+        };
+        self.jobs.send(job).map_err(|_| ApiError::leaving())?;
+        loop {
+            match received.recv().await {
+                Some(Event::Pooled(pooled)) => return Ok(pooled),
+                Some(Event::Refused(refusal)) => return Err(refusal.into()),
+                Some(Event::Failed(why)) => return Err(ApiError::internal(why)),
+                Some(Event::Ended(..)) => {
+                    return Err(ApiError::internal("the text outgrew the memory for caches"));
+                }
+                Some(_) => {}
+                None => return Err(ApiError::leaving()),
+            }
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct List {
+    object: &'static str,
+    data: Vec<Item>,
+    model: String,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Item {
+    object: &'static str,
+    index: usize,
+    embedding: Numbers,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Numbers {
+    Floats(Vec<f32>),
+    /// Their bytes, little endian: what OpenAI's clients ask for.
+    Base64(String),
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// OpenAI's.
+pub(super) async fn embeddings(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Fields,
+) -> Result<Response, ApiError> {
+    let hosted = server.hosted(&fields).await?;
+    let format: Option<String> = fields.get("encoding_format", "float or base64")?;
+    let written = match format.as_deref() {
+        None | Some("float") => Numbers::Floats,
+        Some("base64") => |vector: Vec<f32>| {
+            let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+            Numbers::Base64(STANDARD.encode(bytes))
+        },
+        Some(other) => return Err(ApiError::field("encoding_format", "float or base64", other)),
+    };
+    let texts = prompts(&hosted, &fields, "input").await?;
+    let texts = texts.into_iter().map(|text| text.tokens).collect();
+    let embedded = server.embed(&hosted, texts, &fields, &caller).await?;
+    let item = |(index, vector)| Item { object: "embedding", index, embedding: written(vector) };
+    let n = embedded.n_tokens;
+    Ok(Json(List {
+        object: "list",
+        data: embedded.vectors()?.into_iter().enumerate().map(item).collect(),
+        model: hosted.name.clone(),
+        usage: Usage { prompt_tokens: n, total_tokens: n },
+    })
+    .into_response())
+}
+
+/// As llama.cpp's server writes it: a list of vectors for each text, which has one here.
+#[derive(Serialize)]
+struct Native {
+    index: usize,
+    embedding: [Vec<f32>; 1],
+}
+
+/// llama.cpp's.
+pub(super) async fn embedding(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Fields,
+) -> Result<Response, ApiError> {
+    let hosted = server.hosted(&fields).await?;
+    let name = if fields.value("content").is_some() { "content" } else { "input" };
+    let is_raw = match fields.get::<i64>("embd_normalize", "a whole number")? {
+        None | Some(2) => false,
+        Some(-1) => true,
+        Some(other) => {
+            let expected = "2 (vectors have length 1) or -1 (they are as they come)";
+            return Err(ApiError::field("embd_normalize", expected, other));
+        }
+    };
+    let texts = prompts(&hosted, &fields, name).await?;
+    let texts = texts.into_iter().map(|text| text.tokens).collect();
+    let embedded = server.embed(&hosted, texts, &fields, &caller).await?;
+    let vectors = match is_raw {
+        true => embedded.pooled.iter().map(Pooled::state).collect::<Result<_, _>>()?,
+        false => embedded.vectors()?,
+    };
+    let item = |(index, vector)| Native { index, embedding: [vector] };
+    Ok(Json(vectors.into_iter().enumerate().map(item).collect::<Vec<_>>()).into_response())
+}

@@ -1,0 +1,163 @@
+//! Texts as vectors, as clients of OpenAI, llama.cpp and ollama ask for them.
+
+mod client;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use client::{Client, options, start};
+use kvant::{EmbedOptions, Model, OpenOptions, Pooling};
+use kvant_server::Options;
+use serde_json::{Value, json};
+
+/// More than are in work at once, of many lengths.
+fn texts() -> Vec<String> {
+    (0..70).map(|i| format!("Text {i}: {}", "a cat sleeps on the mat, ".repeat(i * i % 41))).collect()
+}
+
+/// What the library says of them with the cache of the server.
+fn expected(texts: &[String], pooling: Option<Pooling>) -> Vec<Vec<f32>> {
+    let model = Model::bundled(OpenOptions { n_threads: Some(2), ..Default::default() }).unwrap();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    model.embed(&texts, &EmbedOptions { pooling, kv: options().kv, ..Default::default() }).unwrap()
+}
+
+fn numbers(value: &Value) -> Vec<f32> {
+    let numbers = value.as_array().unwrap_or_else(|| panic!("{value}"));
+    numbers.iter().map(|number| number.as_f64().unwrap() as f32).collect()
+}
+
+fn ask(client: &Client, path: &str, body: &Value) -> Value {
+    let (status, answer) = client.post(path, body);
+    assert_eq!(status, 200, "{answer}");
+    answer
+}
+
+fn embeddings(client: &Client, input: &Value) -> Vec<Vec<f32>> {
+    let answer = ask(client, "/v1/embeddings", &json!({ "input": input, "model": "any" }));
+    let items = answer["data"].as_array().unwrap();
+    assert!(items.iter().enumerate().all(|(i, item)| item["index"] == i && item["object"] == "embedding"));
+    items.iter().map(|item| numbers(&item["embedding"])).collect()
+}
+
+#[test]
+fn a_list_of_texts_has_the_vectors_that_the_library_gives_each() {
+    let (client, texts) = (start(options()), texts());
+    let expected = expected(&texts, None);
+    assert_eq!(embeddings(&client, &json!(texts)), expected);
+    assert_eq!(embeddings(&client, &json!(texts[3])), expected[3..4]);
+    // As token numbers, one text and several.
+    let tokens = |text: &String| {
+        let body = json!({ "content": text, "add_special": true });
+        ask(&client, "/tokenize", &body)["tokens"].clone()
+    };
+    assert_eq!(embeddings(&client, &tokens(&texts[5])), expected[5..6]);
+    let several: Vec<Value> = texts[..3].iter().map(tokens).collect();
+    assert_eq!(embeddings(&client, &json!(several)), expected[..3]);
+    let answer = ask(&client, "/v1/embeddings", &json!({ "input": several, "encoding_format": "base64" }));
+    let n: usize = several.iter().map(|tokens| tokens.as_array().unwrap().len()).sum();
+    assert_eq!(answer["usage"], json!({ "prompt_tokens": n, "total_tokens": n }));
+    for (item, expected) in answer["data"].as_array().unwrap().iter().zip(&expected) {
+        let bytes = STANDARD.decode(item["embedding"].as_str().unwrap()).unwrap();
+        let values: Vec<f32> =
+            bytes.as_chunks::<4>().0.iter().map(|&value| f32::from_le_bytes(value)).collect();
+        assert_eq!(values, *expected);
+    }
+    // Nobody goes on from such a text: nothing of it stays.
+    let kv = client.get("/kv").1;
+    assert_eq!((&kv["idle"], &kv["running"]), (&json!(0), &json!(0)), "{kv}");
+}
+
+#[test]
+fn other_apis_give_the_same_vectors() {
+    let (client, texts) = (start(options()), &texts()[..3]);
+    let expected = expected(texts, None);
+    let native = ask(&client, "/embedding", &json!({ "content": texts }));
+    let ollama = ask(&client, "/api/embed", &json!({ "model": "pocket:latest", "input": texts }));
+    assert!(ollama["prompt_eval_count"].as_u64().unwrap() > 3, "{ollama}");
+    for (index, expected) in expected.iter().enumerate() {
+        assert_eq!(native[index]["index"], index);
+        assert_eq!(numbers(&native[index]["embedding"][0]), *expected);
+        assert_eq!(numbers(&ollama["embeddings"][index]), *expected);
+        let one = ask(&client, "/api/embeddings", &json!({ "model": "pocket", "prompt": texts[index] }));
+        assert_eq!(numbers(&one["embedding"]), *expected);
+    }
+    // As it comes, it points the same way.
+    let raw = ask(&client, "/embeddings", &json!({ "input": texts[0], "embd_normalize": -1 }));
+    let raw = numbers(&raw[0]["embedding"][0]);
+    let length = raw.iter().map(|value| value * value).sum::<f32>().sqrt();
+    assert!((length - 1.0).abs() > 0.1, "{length}");
+    assert!(raw.iter().zip(&expected[0]).all(|(raw, unit)| (raw / length - unit).abs() < 1e-6));
+}
+
+#[test]
+fn the_server_may_say_how_states_become_a_vector_and_a_request_what_is_stored_and_how_many_values() {
+    let texts = &texts()[..2];
+    let client = start(Options { pooling: Some(Pooling::Mean), ..options() });
+    let mean = expected(texts, Some(Pooling::Mean));
+    assert_eq!(embeddings(&client, &json!(texts)), mean);
+    assert_ne!(mean, expected(texts, Some(Pooling::Last)));
+    let few = ask(&client, "/v1/embeddings", &json!({ "input": texts[1], "dimensions": 8 }));
+    let few = numbers(&few["data"][0]["embedding"]);
+    let length = mean[1][..8].iter().map(|value| value * value).sum::<f32>().sqrt();
+    assert!(few.len() == 8 && few.iter().zip(&mean[1]).all(|(few, all)| (few - all / length).abs() < 1e-6));
+    let finer = ask(&client, "/v1/embeddings", &json!({ "input": texts[1], "kv_type": "f32" }));
+    let finer = numbers(&finer["data"][0]["embedding"]);
+    let cosine: f32 = finer.iter().zip(&mean[1]).map(|(a, b)| a * b).sum();
+    assert!(finer != mean[1] && cosine > 0.99, "{cosine}");
+}
+
+/// Texts are read beside an answer, and with memory for few of them: all is as ever.
+#[test]
+fn vectors_and_answers_are_the_same_in_each_others_company_and_where_memory_is_short() {
+    let texts = texts();
+    let expected = expected(&texts, Some(Pooling::Mean));
+    let options = || Options { pooling: Some(Pooling::Mean), n_waiting: 200, ..options() };
+    let story = json!({ "prompt": "Once", "max_tokens": 200, "ignore_eos": true, "temperature": 0 });
+    let tell = |client: &Client| ask(client, "/v1/completions", &story)["choices"][0]["text"].clone();
+    let alone = tell(&start(options()));
+    for kv_budget in [256 << 20, 3 << 19] {
+        let client = start(Options { kv_budget, ..options() });
+        std::thread::scope(|scope| {
+            let stories: Vec<_> = (0..3).map(|_| scope.spawn(|| tell(&client))).collect();
+            let vectors = [(); 2].map(|()| scope.spawn(|| embeddings(&client, &json!(texts))));
+            vectors
+                .into_iter()
+                .for_each(|vectors| assert!(vectors.join().unwrap() == expected, "{kv_budget}"));
+            stories.into_iter().for_each(|story| assert_eq!(story.join().unwrap(), alone, "{kv_budget}"));
+        });
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_its_name() {
+    let client = start(Options { n_ctx: Some(64), ..options() });
+    let refused = [
+        ("/v1/embeddings", json!({}), "input: expected a text"),
+        ("/v1/embeddings", json!({ "input": [] }), "at least one"),
+        (
+            "/v1/embeddings",
+            json!({ "input": "x", "encoding_format": "int8" }),
+            "encoding_format: expected float or base64",
+        ),
+        ("/v1/embeddings", json!({ "input": "x", "dimensions": 0 }), "dimensions: expected 1 to"),
+        ("/v1/embeddings", json!({ "input": "x", "dimensions": 1_000_000 }), "dimensions: expected 1 to"),
+        (
+            "/v1/embeddings",
+            json!({ "input": ["x", "many words ".repeat(100)] }),
+            "exceeds the available context size (64",
+        ),
+        ("/v1/embeddings", json!({ "input": [[4_000_000_000u32]] }), "numbers of tokens that there are"),
+        ("/v1/embeddings", json!({ "input": "x", "kv_type": "q9" }), "kv_type"),
+        ("/embedding", json!({ "content": "x", "embd_normalize": 1 }), "embd_normalize: expected 2"),
+        ("/api/embeddings", json!({ "prompt": 3 }), "prompt: expected a text"),
+        (
+            "/api/embed",
+            json!({ "model": "another", "input": "x", "dimensions": true }),
+            "dimensions: expected",
+        ),
+    ];
+    for (path, body, why) in refused {
+        let (status, answer) = client.post(path, &body);
+        assert!(status == 400 && answer.to_string().contains(why), "{path} {body}: {answer}");
+    }
+}
