@@ -32,7 +32,6 @@ LEFT_OUT = {
     "test_proxy": "no proxy",
     "test_router": "other models are named by --also, not found in a folder",
     "test_stream": "streams cannot be taken up again",
-    "test_embedding": "no embeddings",
     "test_rerank": "no reranking",
     "test_lora": "no adapters",
     "test_speculative": "no speculative decoding in the server",
@@ -61,8 +60,10 @@ VALUES = {
     "--reasoning-format": None,
     "--reasoning": "--think",
     "--threads": None,
+    "--pooling": "--pooling",
+    "-fa": "-fa",
 }
-SWITCHES = {"--offline", "--no-slots", "--slots", "--metrics", "--jinja", "--no-jinja", "--verbose", "--kv-unified", "--cont-batching"}
+SWITCHES = {"--offline", "--no-slots", "--slots", "--metrics", "--jinja", "--no-jinja", "--verbose", "--kv-unified", "--cont-batching", "--embedding"}
 # How the stand-in ends when a test asks for something that there is not.
 ABSENT = 77
 
@@ -71,12 +72,14 @@ SHORT = "the model ends its answer before it is as long as is expected"
 KNOWN = [
     (r"test_server_slots|test_metrics_disabled", "what llama-server must be told to show is always there"),
     (r"test_access_static_assets", "the page is one file"),
-    (r"test_chat_completion_cached_tokens|test_completion_prompt_cache", "counts of tokens of one model"),
+    (r"test_chat_completion_cached_tokens|test_completion_prompt_cache|test_embedding_usage", "counts of tokens of one model"),
     (r"test_nocache_long_input|test_ctx_shift_disabled_long", "the prompt has fewer tokens with this model, and fits"),
     (r"test_completion_unified|test_completion_parallel_slots|'stop' == 'length'", SHORT),
     (r"test_chat_completion\[.*(length-False|length-True|chatml)|test_ctx_shift_disabled_short", SHORT),
     (r"'<s> I believ|test_tokenize_with_bos", "the first token of one model"),
     (r"test_completion_with_response_format.*3000", "a schema that names no type lets any value pass"),
+    (r"test_embedding_mixed_input\[-", "an empty text has no token with this model"),
+    (r"'too large' in", "what is too long is told in the words of every other test"),
     (r"test_cors_options", "no page may send requests unless --cors-origin names it; no cookies, no DELETE"),
     (r"Process-Start-Time-Unix", "not in the head of /metrics"),
     (r"__verbose", "prompts are not repeated in answers: /apply-template tells them"),
@@ -103,6 +106,8 @@ def as_server(args):
         if flag == "--reasoning":
             # There a template is told to think unless it is told not to.
             said[flag], at = "off" if args[at + 1] == "off" else "on", at + 2
+        elif flag == "--pooling" and args[at + 1] not in ("mean", "last"):
+            absent(f"{flag} {args[at + 1]}")
         elif flag in SWITCHES:
             said[flag], at = True, at + 1
         elif flag in VALUES:

@@ -13,7 +13,7 @@ LEARNED = pathlib.Path(os.environ["KVANT_SUITE_LEARNED"])
 LEARNS = os.environ["KVANT_SUITE_MODE"] == "learn"
 
 # The small models of the hub that any other may stand in for.
-STORIES = ("stories260K", "tinyllamas/stories260K.gguf", "stories260K-infill")
+STORIES = ("stories260K", "tinyllamas/stories260K.gguf", "stories260K-infill", "bert-bge-small")
 # What answers must say whatever the model: the others are words of the small model.
 FORMS = ['"42"', '"foooooo"', "a{5,5}", "[ -3000 ]", r"(\{|John)+"]
 # Counts that depend on the model.

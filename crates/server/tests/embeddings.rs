@@ -51,6 +51,10 @@ fn a_list_of_texts_has_the_vectors_that_the_library_gives_each() {
         ask(&client, "/tokenize", &body)["tokens"].clone()
     };
     assert_eq!(embeddings(&client, &tokens(&texts[5])), expected[5..6]);
+    // In parts, as models take them that see.
+    let (first, rest) = texts[3].split_at(4);
+    let part = |text: &str| json!({ "type": "text", "text": text });
+    assert_eq!(embeddings(&client, &json!({ "content": [part(first), part(rest)] })), expected[3..4]);
     let several: Vec<Value> = texts[..3].iter().map(tokens).collect();
     assert_eq!(embeddings(&client, &json!(several)), expected[..3]);
     let answer = ask(&client, "/v1/embeddings", &json!({ "input": several, "encoding_format": "base64" }));
@@ -134,6 +138,11 @@ fn what_cannot_be_is_refused_by_its_name() {
     let refused = [
         ("/v1/embeddings", json!({}), "input: expected a text"),
         ("/v1/embeddings", json!({ "input": [] }), "at least one"),
+        (
+            "/v1/embeddings",
+            json!({ "input": { "content": [{ "type": "image_url" }] } }),
+            "parts of text, got image_url",
+        ),
         (
             "/v1/embeddings",
             json!({ "input": "x", "encoding_format": "int8" }),

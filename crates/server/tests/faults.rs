@@ -148,6 +148,10 @@ fn of_a_thousand_malformed_requests_none_breaks_anything() {
         ("/infill", json!({ "input_prefix": "a", "input_suffix": "b", "input_extra": [{ "text": "c" }] })),
         ("/v1/messages", json!({ "messages": messages, "max_tokens": 1, "system": "x" })),
         ("/v1/responses", json!({ "input": "Hi", "max_output_tokens": 1 })),
+        (
+            "/v1/embeddings",
+            json!({ "input": ["a", [1, 2, 3]], "dimensions": 3, "encoding_format": "base64" }),
+        ),
         ("/tokenize", json!({ "content": "a b", "with_pieces": true })),
         ("/detokenize", json!({ "tokens": [1, 2, 3] })),
         ("/apply-template", json!({ "messages": messages, "chat_template_kwargs": { "a": 1 } })),

@@ -10,7 +10,7 @@ use kvant::{DType, KvOptions, Model, OpenOptions};
 use kvant_server::{Options, serve};
 
 /// The paths that read a body. The first byte of an input chooses one.
-const PATHS: [&str; 13] = [
+const PATHS: [&str; 15] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
@@ -24,6 +24,8 @@ const PATHS: [&str; 13] = [
     "/api/chat",
     "/api/generate",
     "/api/show",
+    "/v1/embeddings",
+    "/embedding",
 ];
 /// Nothing of so few tokens takes longer on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -128,6 +130,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         (10, r#"{"model":"pocket","messages":[{"role":"user","content":"Hi"}],"options":{"num_predict":2},"format":"json"}"#.to_owned()),
         (11, r#"{"model":"pocket","prompt":"Hi","raw":true,"options":{"num_predict":2,"stop":["a"]},"stream":false}"#.to_owned()),
         (12, r#"{"model":"pocket"}"#.to_owned()),
+        (13, r#"{"input":["a",[1,2],{"content":[{"type":"text","text":"b"}]}],"dimensions":3,"encoding_format":"base64","kv_type":"f16"}"#.to_owned()),
+        (14, r#"{"content":[1,"a"],"embd_normalize":-1}"#.to_owned()),
     ];
     bodies.into_iter().map(|(which, body)| [&[which], body.as_bytes()].concat()).collect()
 }

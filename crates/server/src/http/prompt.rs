@@ -53,12 +53,23 @@ fn prompt(model: &Model, given: &Value, name: &'static str) -> Result<Prompt, Ap
         Value::Object(object) if object.get("multimodal_data").is_some_and(|data| *data != Value::Null) => {
             Err(ApiError::field("multimodal_data", "nothing (this server reads text only)", "a value"))
         }
-        Value::Object(object) => match object.get("prompt_string") {
-            Some(text @ Value::String(_)) => prompt(model, text, name),
+        Value::Object(object) => match (object.get("prompt_string"), object.get("content")) {
+            (Some(text @ Value::String(_)), _) => prompt(model, text, name),
+            // llama.cpp's, of models that see and hear.
+            (None, Some(Value::Array(parts))) => prompt(model, &text_of(parts, name)?.into(), name),
             _ => Err(ApiError::field(name, EXPECTED, given)),
         },
         other => Err(ApiError::field(name, EXPECTED, other)),
     }
+}
+
+/// The text of parts as messages have them.
+fn text_of(parts: &[Value], name: &'static str) -> Result<String, ApiError> {
+    let text = |part: &Value| match (part["type"].as_str(), part["text"].as_str()) {
+        (Some("text"), Some(text)) => Ok(text.to_owned()),
+        (kind, _) => Err(ApiError::field(name, "parts of text", kind.unwrap_or("a part without a type"))),
+    };
+    parts.iter().map(text).collect()
 }
 
 /// Numbers of tokens and texts in a row. Only a text at the beginning begins as a text does.
