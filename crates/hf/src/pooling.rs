@@ -27,7 +27,8 @@ pub(crate) fn write(writer: &mut GgufWriter, folder: &mut Folder, family: &Famil
     for module in modules.list()? {
         if module.find_str("type")?.is_some_and(|kind| kind.ends_with("Pooling")) {
             let path = module.find_str("path")?.unwrap_or_default();
-            if !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
+            let is_within = |part| matches!(part, Component::Normal(_));
+            if path.is_empty() || !Path::new(path).components().all(is_within) {
                 return Err(module.bad("path", "a folder in this one", format!("\"{path}\"")));
             }
             let Some(config) = folder.json(&format!("{path}/config.json"))? else { continue };

@@ -58,6 +58,7 @@ fn what_says_so_lies_in_the_folder_and_is_known() {
     let plain = json!({ "pooling_mode": "mean" });
     for (modules, pooling, complaint) in [
         (modules("../1_Pooling"), &plain, "'path': expected a folder in this one"),
+        (modules(""), &plain, "'path': expected a folder in this one"),
         (modules("/etc"), &plain, "'path': expected a folder in this one"),
         (json!({}), &plain, "expected a list of objects, got an object"),
         (json!([3]), &plain, "expected a list of objects, got a number"),

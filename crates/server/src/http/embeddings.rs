@@ -63,7 +63,7 @@ impl Server {
         let stored = kv_type(fields)?.map_or_else(|| Arc::clone(&hosted.kv), Stored::new);
         let kind = Kind { stored, owner: caller.owner.clone() };
         let n_tokens = texts.iter().map(Vec::len).sum();
-        let read = |text: Vec<u32>| hosted.pool(text, empty.clone(), kind.clone(), caller);
+        let read = |text: Vec<u32>| hosted.states(text, empty.clone(), kind.clone(), caller);
         let pooled = stream::iter(texts).map(read).buffered(AT_ONCE).try_collect().await?;
         Ok(Embedded { pooled, dimensions, n_tokens })
     }
@@ -71,7 +71,7 @@ impl Server {
 
 impl Hosted {
     /// Has a text read, and `pooled` take up the states of its tokens.
-    async fn pool(
+    async fn states(
         &self,
         text: Vec<u32>,
         pooled: Pooled,
