@@ -151,6 +151,18 @@ void kvant_model_free(kvant_model *model);
 // Size of the vocabulary; 0 for NULL.
 size_t kvant_model_n_vocab(const kvant_model *model);
 
+// Values of a text's vector; 0 for NULL.
+size_t kvant_model_n_embd(const kvant_model *model);
+
+// The vector of a text, of length 1, for search and comparison: the first `capacity` of `kvant_model_n_embd` values are written.
+// `pooling` says what of the states of its tokens it is made of, `mean` or `last`; NULL is what the model's file says, or else `last`.
+kvant_status kvant_model_embed(const kvant_model *model,
+                               const char *prompt,
+                               const char *pooling,
+                               float *values,
+                               size_t capacity,
+                               char **error);
+
 // Tokens of a plain text, with the model's begin-of-text token where it wants one. What looks like a special token in the text
 // is just text. The first `capacity` tokens are written to `tokens` and the number of all to `n_tokens`: a capacity of 0 asks
 // for the number.

@@ -2,10 +2,12 @@
 
 use std::ffi::c_char;
 
-use kvant::{DeviceChoice, Message, Model, OpenOptions, Special};
+use kvant::{DeviceChoice, EmbedOptions, Message, Model, OpenOptions, Special};
 
 use crate::KvantStatus;
-use crate::border::{Failure, borrowed, call, copy_counted, owned_text, place, text, text_or_null, values};
+use crate::border::{
+    Failure, borrowed, call, copy, copy_counted, owned_text, place, text, text_or_null, values,
+};
 
 /// A loaded model.
 pub struct KvantModel(pub(crate) Model);
@@ -93,6 +95,35 @@ pub unsafe extern "C" fn kvant_model_free(model: *mut KvantModel) {
 pub unsafe extern "C" fn kvant_model_n_vocab(model: *const KvantModel) -> usize {
     // SAFETY: NULL or a model of ours.
     unsafe { model.as_ref() }.map_or(0, |model| model.0.n_vocab())
+}
+
+/// Values of a text's vector; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_model_n_embd(model: *const KvantModel) -> usize {
+    // SAFETY: NULL or a model of ours.
+    unsafe { model.as_ref() }.map_or(0, |model| model.0.config().n_embd)
+}
+
+/// The vector of a text, in which special tokens mean what they are called, of length 1, for search and comparison: the first `capacity` of `kvant_model_n_embd` values are written.
+/// `pooling` says what of the states of its tokens it is made of, `mean` or `last`; NULL is what the model's file says, or else `last`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvant_model_embed(
+    model: *const KvantModel,
+    prompt: *const c_char,
+    pooling: *const c_char,
+    values: *mut f32,
+    capacity: usize,
+    error: *mut *mut c_char,
+) -> KvantStatus {
+    // SAFETY: the pointers are as the contract of this library says.
+    unsafe {
+        call(error, || {
+            let pooling = text_or_null(pooling, "pooling")?.map(str::parse).transpose()?;
+            let options = EmbedOptions { pooling, ..Default::default() };
+            let vectors = borrowed(model, "model")?.0.embed(&[text(prompt, "prompt")?], &options)?;
+            copy(&vectors[0], values, capacity, "values")
+        })
+    }
 }
 
 /// Tokens of a plain text, with the model's begin-of-text token where it wants one. What looks like a special token in the text

@@ -76,6 +76,26 @@ static void tokens_say_their_text(const kvant_model *model) {
                   "content"));
 }
 
+static void texts_have_vectors(const kvant_model *model) {
+    size_t n_embd = kvant_model_n_embd(model);
+    HOLDS(n_embd > 8 && kvant_model_n_embd(NULL) == 0);
+    float *vectors = malloc(2 * n_embd * sizeof *vectors);
+    const char *ways[2] = {NULL, "mean"};
+    for (size_t i = 0; i < 2; i++) {
+        float *vector = vectors + i * n_embd, length = 0;
+        HOLDS(kvant_model_embed(model, "A cat sleeps.", ways[i], vector, n_embd, &error) == KVANT_STATUS_OK);
+        for (size_t j = 0; j < n_embd; j++) {
+            length += vector[j] * vector[j];
+        }
+        HOLDS(fabsf(length - 1) < 1e-5f);
+    }
+    HOLDS(memcmp(vectors, vectors + n_embd, n_embd * sizeof *vectors) != 0);
+    HOLDS(refused(kvant_model_embed(model, "x", "cls", vectors, n_embd, &error), KVANT_STATUS_REFUSED, "mean or last"));
+    HOLDS(refused(kvant_model_embed(model, "", NULL, vectors, n_embd, &error), KVANT_STATUS_REFUSED, "prompt is empty"));
+    HOLDS(refused(kvant_model_embed(model, "x", NULL, NULL, n_embd, &error), KVANT_STATUS_ARGUMENT, "values"));
+    free(vectors);
+}
+
 static void sessions_read_and_forget(const kvant_model *model) {
     kvant_session *session = NULL;
     kvant_session_options options = {.type_k = "turbo9"};
@@ -142,6 +162,7 @@ int main(void) {
     kvant_model *model = NULL;
     HOLDS(kvant_model_bundled(NULL, &model, &error) == KVANT_STATUS_OK);
     tokens_say_their_text(model);
+    texts_have_vectors(model);
     sessions_read_and_forget(model);
     a_generation_goes_on_until_it_is_told_otherwise(model);
     puts("all held");
