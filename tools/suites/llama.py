@@ -32,7 +32,7 @@ LEFT_OUT = {
     "test_proxy": "no proxy",
     "test_router": "other models are named by --also, not found in a folder",
     "test_stream": "streams cannot be taken up again",
-    "test_rerank": "no reranking",
+    "test_rerank": "its model sees a text from both sides",
     "test_lora": "no adapters",
     "test_speculative": "no speculative decoding in the server",
     "test_sleep": "no sleep",

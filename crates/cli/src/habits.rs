@@ -63,7 +63,7 @@ const DRAFT_PLACE: Means =
 const DRAFT: Means =
     noted(Value, "how many guesses pay is found while an answer is made; --draft-max N bounds them");
 const EMBEDDINGS: Means = Only("serve", "kvant serve answers /v1/embeddings");
-const RERANK: Means = No("texts are compared by their embeddings: kvant serve answers /v1/embeddings");
+const RERANK: Means = Only("serve", "kvant serve answers /v1/rerank, of models that score documents");
 const IMAGES: Means = No("models read text alone");
 const HUB: Means = No("this build fetches nothing (feature `hub`)");
 const SERVER: Means = No("kvant serve listens for requests");

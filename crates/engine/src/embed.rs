@@ -121,9 +121,7 @@ impl Model {
     /// # Errors
     /// A file that asks for what this engine cannot do.
     pub fn pooling(&self) -> Result<Pooling, Error> {
-        let meta = self.gguf().meta();
-        let architecture: &str = meta.get("general.architecture")?;
-        match meta.find::<u32>(&format!("{architecture}.pooling_type"))? {
+        match self.pooling_type()? {
             None | Some(0 | 3) => Ok(Pooling::Last),
             Some(1) => Ok(Pooling::Mean),
             Some(2) => Err(unknown("cls, the first token: it has seen no other in this model")),
@@ -132,30 +130,43 @@ impl Model {
         }
     }
 
+    /// GGUF's number for what states of a text become.
+    pub(crate) fn pooling_type(&self) -> Result<Option<u32>, Error> {
+        let meta = self.gguf().meta();
+        let architecture: &str = meta.get("general.architecture")?;
+        Ok(meta.find(&format!("{architecture}.pooling_type"))?)
+    }
+
     /// The vector of each text, of length 1. What a special token is called means that token in them.
     ///
     /// # Errors
     /// No tokenizer; an empty text, or one that is longer than the model's context; options that make no sense; a device error.
     pub fn embed(&self, texts: &[&str], options: &EmbedOptions) -> Result<Vec<Vec<f32>>, Error> {
         let pooling = options.pooling.map_or_else(|| self.pooling(), Ok)?;
-        let mut vectors = Vec::with_capacity(texts.len());
-        for texts in texts.chunks(TEXTS_AT_ONCE) {
-            let tokens = texts.iter().map(|text| self.text_prompt(text, Special::Parse));
-            let tokens: Vec<Vec<u32>> = tokens.collect::<Result<_, _>>()?;
-            let session = |_| self.session(SessionOptions { n_ctx: None, kv: options.kv.clone() });
-            let mut sessions: Vec<Session> = tokens.iter().map(session).collect::<Result<_, _>>()?;
-            let mut pooled = vec![Pooled::new(self, pooling); texts.len()];
-            let feeds = sessions.iter_mut().zip(&tokens).zip(&mut pooled);
+        let tokens = texts.iter().map(|text| self.text_prompt(text, Special::Parse));
+        let pooled = self.pooled(&tokens.collect::<Result<Vec<_>, _>>()?, pooling, &options.kv)?;
+        pooled.iter().map(|pooled| pooled.embedding(options.dimensions)).collect()
+    }
+
+    /// The states of each text, some read together.
+    pub(crate) fn pooled(
+        &self,
+        texts: &[Vec<u32>],
+        pooling: Pooling,
+        kv: &KvOptions,
+    ) -> Result<Vec<Pooled>, Error> {
+        let mut all = vec![Pooled::new(self, pooling); texts.len()];
+        for (texts, pooled) in texts.chunks(TEXTS_AT_ONCE).zip(all.chunks_mut(TEXTS_AT_ONCE)) {
+            let session = |_| self.session(SessionOptions { n_ctx: None, kv: kv.clone() });
+            let mut sessions: Vec<Session> = texts.iter().map(session).collect::<Result<_, _>>()?;
+            let feeds = sessions.iter_mut().zip(texts).zip(pooled);
             let feeds = feeds.map(|((session, tokens), pooled)| Feed {
                 pooled: Some(pooled),
                 ..Feed::new(session, tokens)
             });
             Session::feed_together(&mut feeds.collect::<Vec<_>>())?;
-            for pooled in &pooled {
-                vectors.push(pooled.embedding(options.dimensions)?);
-            }
         }
-        Ok(vectors)
+        Ok(all)
     }
 }
 

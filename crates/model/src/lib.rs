@@ -17,4 +17,4 @@ pub use decoder::{Activations, Decoder, Entry, OnQueries, Outputs, StepError, St
 pub use error::ModelError;
 pub use family::{Family, HeadNorms, NormKind, Norms, SharedExpert};
 pub use rope::{Rope, Scaling, Temperature};
-pub use weights::{Part, Weights, check_finite};
+pub use weights::{Part, SCORE_HEAD, Weights, check_finite};

@@ -28,6 +28,9 @@ use crate::config::{DIVISORS, LayerState};
 use crate::retype::{convert, retyped};
 use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms, SharedExpert};
 
+/// Rows that say what the last state of a text amounts to, of models that score texts: they stand beside the layers and change nothing else.
+pub const SCORE_HEAD: &str = "cls.output.weight";
+
 /// The weights of one decoder layer. Matrices are `[n_out, n_in]`.
 pub struct Layer<B: Backend> {
     pub(crate) attn_norm: Option<B::Buffer>,
@@ -229,7 +232,7 @@ impl<B: Backend> Weights<B> {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
         check_part(config, part)?;
-        let used = HashSet::from(DIVISORS.map(str::to_owned));
+        let used = DIVISORS.into_iter().chain([SCORE_HEAD]).map(str::to_owned).collect();
         let mut loader = Loader { gguf, part, backend, n_bytes: 0, used };
         let n_embd = config.n_embd;
         let n_vocab = gguf.tensor("token_embd.weight")?.info.rows();

@@ -1,11 +1,12 @@
-//! Texts as vectors, as clients of OpenAI, llama.cpp and ollama ask for them.
+//! Texts as vectors, as clients of OpenAI, llama.cpp and ollama ask for them, and documents by how well they answer a query.
 
 mod client;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use client::{Client, options, start};
-use kvant::{EmbedOptions, Model, OpenOptions, Pooling};
+use client::{Client, options, serve_model, start};
+use kvant::gguf::{GgufError, GgufWriter, Value as GgufValue};
+use kvant::{EmbedOptions, Gguf, Model, OpenOptions, Pooling};
 use kvant_server::Options;
 use serde_json::{Value, json};
 
@@ -130,6 +131,75 @@ fn vectors_and_answers_are_the_same_in_each_others_company_and_where_memory_is_s
             stories.into_iter().for_each(|story| assert_eq!(story.join().unwrap(), alone, "{kv_budget}"));
         });
     }
+}
+
+/// The bundled model as one that scores: two of its rows are what it scores with.
+fn scorer() -> Model {
+    let file = Model::bundled_file().unwrap();
+    let table = file.tensor("token_embd.weight").unwrap();
+    let (n_embd, rows) = (table.info.shape[0], table.info.shape[1]);
+    let head = &table.bytes[..2 * table.bytes.len() / rows];
+    let mut writer = GgufWriter::with_meta(file.meta()).unwrap();
+    writer.set("qwen3.pooling_type", GgufValue::U32(4)).unwrap();
+    writer.set("tokenizer.chat_template.rerank", "<|im_start|>{query}? {document}<|im_end|>").unwrap();
+    for info in file.tensors() {
+        writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap();
+    }
+    writer.add_tensor("cls.output.weight", &[n_embd, 2], table.info.dtype).unwrap();
+    let mut bytes = Vec::new();
+    writer
+        .write_to::<GgufError>(&mut bytes, |data| {
+            file.tensors().iter().try_for_each(|info| data.bytes(&info.name, &file.data(info)))?;
+            data.bytes("cls.output.weight", head)
+        })
+        .unwrap();
+    let options = OpenOptions { n_threads: Some(2), ..Default::default() };
+    Model::from_gguf(Gguf::from_bytes(bytes).unwrap(), options).unwrap()
+}
+
+#[test]
+fn documents_are_told_best_first_with_the_scores_that_the_library_gives() {
+    let model = scorer();
+    let documents = &texts()[..40];
+    let borrowed: Vec<&str> = documents.iter().map(String::as_str).collect();
+    let kv = EmbedOptions { kv: options().kv, ..Default::default() };
+    let expected = model.rank("Which text", &borrowed, &kv).unwrap();
+    let client = Client::at(serve_model(model, options()));
+    let body = json!({ "query": "Which text", "documents": documents, "return_documents": true });
+    let answer = ask(&client, "/v1/rerank", &body);
+    let results = answer["results"].as_array().unwrap();
+    let scores: Vec<f32> =
+        results.iter().map(|result| result["relevance_score"].as_f64().unwrap() as f32).collect();
+    assert!(
+        results.len() == 40 && scores.is_sorted_by(|a, b| a >= b) && scores[0] > scores[39],
+        "{scores:?}"
+    );
+    for (result, score) in results.iter().zip(&scores) {
+        let index = result["index"].as_u64().unwrap() as usize;
+        assert_eq!((*score, &result["document"]["text"]), (expected[index], &json!(documents[index])));
+    }
+    assert_eq!(answer["usage"]["prompt_tokens"], answer["usage"]["total_tokens"]);
+    // As TEI has it, and not all of them.
+    let few = ask(&client, "/rerank", &json!({ "query": "Which text", "texts": documents, "top_n": 3 }));
+    let of = |results: &Value, name: &str| {
+        results.as_array().unwrap().iter().map(|r| r[name].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&few, "index"), of(&answer["results"], "index")[..3]);
+    assert_eq!(of(&few, "score"), of(&answer["results"], "relevance_score")[..3]);
+    for (body, why) in [
+        (json!({ "documents": ["x"] }), "query: expected a text, got nothing"),
+        (json!({ "query": "x" }), "documents: expected a list of texts"),
+        (json!({ "query": "x", "documents": [] }), "documents: expected a list of texts"),
+        (json!({ "query": "x", "documents": [1] }), "documents: expected a list of texts"),
+    ] {
+        let (status, answer) = client.post("/v1/rerank", &body);
+        assert!(status == 400 && answer.to_string().contains(why), "{answer}");
+    }
+    // A model that was not made for it says so, and one that was has no vectors.
+    let (status, answer) = start(options()).post("/v1/rerank", &json!({ "query": "x", "documents": ["y"] }));
+    assert!(status == 400 && answer.to_string().contains("one that scores documents"), "{answer}");
+    let (status, answer) = client.post("/v1/embeddings", &json!({ "input": "x" }));
+    assert!(status == 400 && answer.to_string().contains("rank: this model scores texts"), "{answer}");
 }
 
 #[test]

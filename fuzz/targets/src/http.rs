@@ -10,7 +10,7 @@ use kvant::{DType, KvOptions, Model, OpenOptions};
 use kvant_server::{Options, serve};
 
 /// The paths that read a body. The first byte of an input chooses one.
-const PATHS: [&str; 15] = [
+const PATHS: [&str; 16] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
@@ -26,6 +26,7 @@ const PATHS: [&str; 15] = [
     "/api/show",
     "/v1/embeddings",
     "/embedding",
+    "/rerank",
 ];
 /// Nothing of so few tokens takes longer on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -132,6 +133,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         (12, r#"{"model":"pocket"}"#.to_owned()),
         (13, r#"{"input":["a",[1,2],{"content":[{"type":"text","text":"b"}]}],"dimensions":3,"encoding_format":"base64","kv_type":"f16"}"#.to_owned()),
         (14, r#"{"content":[1,"a"],"embd_normalize":-1}"#.to_owned()),
+        (15, r#"{"query":"a","documents":["b",{"text":"c"}],"top_n":1,"return_documents":true}"#.to_owned()),
     ];
     bodies.into_iter().map(|(which, body)| [&[which], body.as_bytes()].concat()).collect()
 }

@@ -54,22 +54,33 @@ impl Server {
         fields: &Fields,
         caller: &Caller,
     ) -> Result<Embedded, ApiError> {
-        hosted.check(&texts)?;
         let pooling = self.options.pooling.map_or_else(|| hosted.model.pooling(), Ok)?;
         let empty = Pooled::new(&hosted.model, pooling);
         let dimensions = fields.get("dimensions", "a whole number")?;
         // Too many are refused before any text is read.
         empty.embedding(dimensions)?;
-        let stored = kv_type(fields)?.map_or_else(|| Arc::clone(&hosted.kv), Stored::new);
-        let kind = Kind { stored, owner: caller.owner.clone() };
         let n_tokens = texts.iter().map(Vec::len).sum();
-        let read = |text: Vec<u32>| hosted.states(text, empty.clone(), kind.clone(), caller);
-        let pooled = stream::iter(texts).map(read).buffered(AT_ONCE).try_collect().await?;
+        let pooled = hosted.pooled(texts, &empty, fields, caller).await?;
         Ok(Embedded { pooled, dimensions, n_tokens })
     }
 }
 
 impl Hosted {
+    /// Has texts read, and for each what is like `empty` take up the states of its tokens.
+    pub(super) async fn pooled(
+        &self,
+        texts: Vec<Vec<u32>>,
+        empty: &Pooled,
+        fields: &Fields,
+        caller: &Caller,
+    ) -> Result<Vec<Pooled>, ApiError> {
+        self.check(&texts)?;
+        let stored = kv_type(fields)?.map_or_else(|| Arc::clone(&self.kv), Stored::new);
+        let kind = Kind { stored, owner: caller.owner.clone() };
+        let read = |text: Vec<u32>| self.states(text, empty.clone(), kind.clone(), caller);
+        stream::iter(texts).map(read).buffered(AT_ONCE).try_collect().await
+    }
+
     /// Has a text read, and `pooled` take up the states of its tokens.
     async fn states(
         &self,

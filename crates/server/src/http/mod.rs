@@ -15,6 +15,7 @@ mod native;
 mod ollama;
 mod prompt;
 mod reply;
+mod rerank;
 mod responses;
 mod status;
 mod text;
@@ -283,6 +284,10 @@ fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/embedding", post(embeddings::embedding))
         .route("/embeddings", post(embeddings::embedding))
+        .route("/rerank", post(rerank::rerank))
+        .route("/v1/rerank", post(rerank::rerank))
+        .route("/reranking", post(rerank::rerank))
+        .route("/v1/reranking", post(rerank::rerank))
         .route("/completion", post(native::completion))
         .route("/completions", post(native::completion))
         .route("/infill", post(native::infill))

@@ -35,8 +35,12 @@ pub fn start_at(options: Options) -> SocketAddr {
 
 /// As [`start_at`], with a model that is opened like that.
 pub fn start_with(open: OpenOptions<'static>, options: Options) -> SocketAddr {
+    serve_model(Model::bundled(open).unwrap(), options)
+}
+
+/// As [`start_at`], with this model.
+pub fn serve_model(model: Model, options: Options) -> SocketAddr {
     let (ready, address) = mpsc::channel();
-    let model = Model::bundled(open).unwrap();
     std::thread::spawn(move || {
         serve(model, options, |address| ready.send(address).unwrap()).unwrap();
     });

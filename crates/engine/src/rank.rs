@@ -1,0 +1,185 @@
+//! How well a document answers a query, of models that were made to say so (Qwen3-Reranker): two rows in the place of the output matrix, of
+//! which one stands for yes.
+
+use std::ops::Range;
+
+use kvant_model::SCORE_HEAD as HEAD;
+use kvant_text::tokenizer::Special;
+
+use crate::{EmbedOptions, Error, Model, Pooling};
+
+/// GGUF's number for a model that scores texts.
+const RANK: u32 = 4;
+/// The text around a query and a document.
+const TEMPLATE: &str = "tokenizer.chat_template.rerank";
+const PLACES: [&str; 2] = ["{query}", "{document}"];
+
+/// What scores documents, and how it wants them put.
+#[derive(Debug, Clone)]
+pub struct Scorer {
+    template: String,
+    /// A row for each thing that the model may say of a document, the first for yes, `[n_out, n_embd]`.
+    head: Vec<f32>,
+    n_embd: usize,
+}
+
+impl Model {
+    /// What the model has to score documents with.
+    ///
+    /// # Errors
+    /// A model that was not made for that, or in a way that this engine does not know.
+    pub fn scorer(&self) -> Result<Scorer, Error> {
+        let refused = |expected: String, got: String| Err(Error::Setting { name: "model", expected, got });
+        let (gguf, pooling) = (self.gguf(), self.pooling_type()?.unwrap_or(0));
+        if pooling != RANK {
+            let expected = format!("one that scores documents (pooling_type {RANK}, as Qwen3-Reranker has)");
+            return refused(expected, format!("one of pooling_type {pooling}"));
+        }
+        let (view, n_embd) = (gguf.tensor(HEAD)?, self.config().n_embd);
+        if !matches!(view.info.shape[..], [width, n] if width == n_embd && n >= 2) {
+            let expected = format!("{HEAD} with two rows of {n_embd} or more");
+            return refused(expected, format!("shape {:?}", view.info.shape));
+        }
+        let mut head = vec![0.0; view.info.elements()];
+        kvant_codec::decode(view.info.dtype, &view.bytes, &mut head)?;
+        if head.iter().any(|weight| !weight.is_finite()) {
+            return refused(format!("numbers in {HEAD}"), "NaN or an infinity".to_owned());
+        }
+        let template: &str = gguf.meta().get(TEMPLATE)?;
+        if let Some(place) = PLACES.iter().find(|place| !template.contains(**place)) {
+            return refused(format!("{place} in {TEMPLATE}"), "none".to_owned());
+        }
+        Ok(Scorer { template: template.to_owned(), head, n_embd })
+    }
+
+    /// How likely each document answers the query, from 0 to 1.
+    ///
+    /// # Errors
+    /// As [`Model::scorer`] and [`Model::embed`].
+    pub fn rank(&self, query: &str, documents: &[&str], options: &EmbedOptions) -> Result<Vec<f32>, Error> {
+        let scorer = self.scorer()?;
+        let prompts = documents.iter().map(|document| scorer.prompt(self, query, document));
+        let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
+        let pooled = self.pooled(&prompts, Pooling::Last, &options.kv)?;
+        pooled.iter().map(|pooled| Ok(scorer.score(&pooled.state()?))).collect()
+    }
+}
+
+impl Scorer {
+    /// The tokens that `model` scores a document by, from their last state. Special tokens are those of the template; one that a query or a
+    /// document spells is just text.
+    ///
+    /// # Errors
+    /// No tokenizer, or a text that cannot be encoded.
+    pub fn prompt(&self, model: &Model, query: &str, document: &str) -> Result<Vec<u32>, Error> {
+        let (mut text, mut own): (String, Vec<Range<usize>>) = Default::default();
+        let mut rest = self.template.as_str();
+        let next = |rest: &str| {
+            let places = PLACES.iter().zip([query, document]);
+            places.filter_map(|(place, with)| Some((rest.find(place)?, place.len(), with.to_owned()))).min()
+        };
+        while let Some((at, len, with)) = next(rest) {
+            own.push(text.len()..text.len() + at);
+            text.extend([&rest[..at], &with]);
+            rest = &rest[at + len..];
+        }
+        own.push(text.len()..text.len() + rest.len());
+        text += rest;
+        Ok(model.tokenizer()?.encode(&text, Special::Within(&own), false)?)
+    }
+
+    /// How likely it is yes, from 0 to 1, by the state `[n_embd]` of the last token.
+    pub fn score(&self, state: &[f32]) -> f32 {
+        let rows = self.head.chunks_exact(self.n_embd);
+        let dot =
+            |row: &[f32]| row.iter().zip(state).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>();
+        let logits: Vec<f64> = rows.map(dot).collect();
+        // One over the sum of what each is beside the first: nothing overflows to NaN.
+        (1.0 / logits.iter().map(|logit| (logit - logits[0]).exp()).sum::<f64>()) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_gguf::{Gguf, GgufError, GgufWriter, Value};
+
+    use super::*;
+    use crate::{OpenOptions, SessionOptions};
+
+    const FORM: &str =
+        "<|im_start|>user\nDoes it answer {query}? {document}<|im_end|>\n<|im_start|>assistant\n";
+    const QUERY: &str = "What is the capital of France?";
+
+    /// The bundled model as one that scores in this form: its rows for these two tokens are the head.
+    fn scorer(answers: [u32; 2], form: &str) -> Model {
+        let file = Model::bundled_file().unwrap();
+        let table = file.tensor("token_embd.weight").unwrap();
+        let row_bytes = table.bytes.len() / table.info.shape[1];
+        let row = |token: u32| &table.bytes[token as usize * row_bytes..][..row_bytes];
+        let head = answers.map(row).concat();
+        let mut writer = GgufWriter::with_meta(file.meta()).unwrap();
+        writer.set("qwen3.pooling_type", Value::U32(RANK)).unwrap();
+        writer.set(TEMPLATE, form).unwrap();
+        for info in file.tensors() {
+            writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap();
+        }
+        writer.add_tensor(HEAD, &[table.info.shape[0], 2], table.info.dtype).unwrap();
+        let mut bytes = Vec::new();
+        writer
+            .write_to::<GgufError>(&mut bytes, |data| {
+                file.tensors().iter().try_for_each(|info| data.bytes(&info.name, &file.data(info)))?;
+                data.bytes(HEAD, &head)
+            })
+            .unwrap();
+        Model::from_gguf(Gguf::from_bytes(bytes).unwrap(), OpenOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn a_score_is_how_likely_yes_is_beside_no_as_the_next_token() {
+        let answers = [300, 40];
+        let model = scorer(answers, FORM);
+        let documents = ["Paris is the capital of France.", "Cats sleep.", "<|im_end|>"];
+        let scores = model.rank(QUERY, &documents, &EmbedOptions::default()).unwrap();
+        for (document, score) in documents.iter().zip(scores) {
+            let mut session = model.session(SessionOptions::default()).unwrap();
+            let prompt = model.scorer().unwrap().prompt(&model, QUERY, document).unwrap();
+            session.feed(&prompt, &mut |_| true).unwrap();
+            let logits = session.logits().unwrap();
+            let [yes, no] = answers.map(|token| logits[token as usize]);
+            let expected = 1.0 / (1.0 + (no - yes).exp());
+            // The output matrix meets states that are rounded to 8 bits, which moves a logit of order 10 by hundredths.
+            assert!((score - expected).abs() < 0.02, "{document}: {score}, {expected}");
+            assert!(score > 0.0 && score < 1.0);
+        }
+    }
+
+    #[test]
+    fn a_document_is_put_as_the_template_says_and_its_special_tokens_are_text() {
+        let model = scorer([1, 2], FORM);
+        let prompt = |query: &str, document: &str| {
+            let tokens = model.scorer().unwrap().prompt(&model, query, document).unwrap();
+            (model.tokenizer().unwrap().decode(&tokens), tokens)
+        };
+        // What is put in is not looked at for places again. The text of special tokens is not shown.
+        assert_eq!(prompt("a {document}", "b").0, "user\nDoes it answer a {document}? b\nassistant\n");
+        let end = model.tokenizer().unwrap().eot().unwrap();
+        let ends = |tokens: &[u32]| tokens.iter().filter(|&&token| token == end).count();
+        assert_eq!(ends(&prompt("a", "b").1), 1);
+        assert_eq!(ends(&prompt("<|im_end|>", "<|im_end|><|im_start|>").1), 1);
+    }
+
+    #[test]
+    fn models_that_do_not_score_or_not_so_are_refused_by_what_they_are() {
+        let error = |model: &Model| model.scorer().unwrap_err().to_string();
+        let plain = Model::bundled(OpenOptions::default()).unwrap();
+        assert!(error(&plain).contains("one that scores documents (pooling_type 4"), "{}", error(&plain));
+        let model = scorer([1, 2], "{query}");
+        assert!(error(&model).contains("expected {document} in tokenizer"), "{}", error(&model));
+    }
+
+    #[test]
+    fn scores_of_states_that_are_far_apart_are_numbers() {
+        let scorer = Scorer { template: String::new(), head: vec![1.0, 0.0, 0.0, 1.0], n_embd: 2 };
+        assert_eq!([[1e4, -1e4], [-1e4, 1e4], [3.0, 3.0]].map(|state| scorer.score(&state)), [1.0, 0.0, 0.5]);
+    }
+}

@@ -1,0 +1,75 @@
+//! Documents by how well they answer a query: `/v1/rerank` as Jina's and llama.cpp's, with `texts` as TEI's.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use kvant::{Pooled, Pooling};
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::fields::Fields;
+use super::{Caller, Server};
+
+/// The most documents of a request.
+const MOST_DOCUMENTS: usize = 2048;
+const EXPECTED: &str = "a list of texts, at least one and at most 2048";
+
+pub(super) async fn rerank(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    fields: Fields,
+) -> Result<Json<Value>, ApiError> {
+    let hosted = server.hosted(&fields).await?;
+    let scorer = hosted.model.scorer()?;
+    let query: String = fields.need("query", "a text")?;
+    let is_tei = fields.value("texts").is_some();
+    let documents = documents(&fields, if is_tei { "texts" } else { "documents" })?;
+    let most = fields.get("top_n", "a whole number")?.unwrap_or(usize::MAX);
+    let tells_text = fields.flag(if is_tei { "return_text" } else { "return_documents" })?;
+    let (put, asked) = (scorer.clone(), documents.clone());
+    let prompts = hosted
+        .tokens(move |model| {
+            asked
+                .iter()
+                .map(|document| Ok(put.prompt(model, &query, document)?))
+                .collect::<Result<Vec<_>, _>>()
+        })
+        .await?;
+    let n_tokens: usize = prompts.iter().map(Vec::len).sum();
+    let empty = Pooled::new(&hosted.model, Pooling::Last);
+    let pooled = hosted.pooled(prompts, &empty, &fields, &caller).await?;
+    let score = |pooled: &Pooled| Ok(scorer.score(&pooled.state()?));
+    let scores = pooled.iter().map(score).collect::<Result<Vec<f32>, ApiError>>()?;
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    let told = |&index: &usize| {
+        let mut told = json!({ "index": index });
+        told[if is_tei { "score" } else { "relevance_score" }] = scores[index].into();
+        match (tells_text, is_tei) {
+            (true, true) => told["text"] = documents[index].as_str().into(),
+            (true, false) => told["document"] = json!({ "text": documents[index] }),
+            (false, _) => {}
+        }
+        told
+    };
+    let results: Value = order.iter().take(most).map(told).collect();
+    if is_tei {
+        return Ok(Json(results));
+    }
+    let usage = json!({ "prompt_tokens": n_tokens, "total_tokens": n_tokens });
+    Ok(Json(json!({ "object": "list", "model": hosted.name, "usage": usage, "results": results })))
+}
+
+/// Texts, or objects that hold one.
+fn documents(fields: &Fields, name: &'static str) -> Result<Vec<String>, ApiError> {
+    let given: Vec<Value> = fields.need(name, EXPECTED)?;
+    if given.is_empty() || given.len() > MOST_DOCUMENTS {
+        return Err(ApiError::field(name, EXPECTED, given.len()));
+    }
+    let text = |document: &Value| {
+        let text = document.as_str().or_else(|| document["text"].as_str());
+        text.map(str::to_owned).ok_or_else(|| ApiError::field(name, EXPECTED, document))
+    };
+    given.iter().map(text).collect()
+}
