@@ -154,7 +154,7 @@ size_t kvant_model_n_vocab(const kvant_model *model);
 // Values of a text's vector; 0 for NULL.
 size_t kvant_model_n_embd(const kvant_model *model);
 
-// The vector of a text, of length 1, for search and comparison: the first `capacity` of `kvant_model_n_embd` values are written.
+// The vector of a text, in which special tokens mean what they are called, of length 1, for search and comparison: the first `capacity` of `kvant_model_n_embd` values are written.
 // `pooling` says what of the states of its tokens it is made of, `mean` or `last`; NULL is what the model's file says, or else `last`.
 kvant_status kvant_model_embed(const kvant_model *model,
                                const char *prompt,

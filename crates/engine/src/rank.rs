@@ -6,7 +6,7 @@ use std::ops::Range;
 use kvant_model::SCORE_HEAD as HEAD;
 use kvant_text::tokenizer::Special;
 
-use crate::{EmbedOptions, Error, Model, Pooling};
+use crate::{Error, KvOptions, Model, Pooling};
 
 /// GGUF's number for a model that scores texts.
 const RANK: u32 = 4;
@@ -52,15 +52,15 @@ impl Model {
         Ok(Scorer { template: template.to_owned(), head, n_embd })
     }
 
-    /// How likely each document answers the query, from 0 to 1.
+    /// How likely each document answers the query, from 0 to 1. `kv` is what the cache stores meanwhile.
     ///
     /// # Errors
     /// As [`Model::scorer`] and [`Model::embed`].
-    pub fn rank(&self, query: &str, documents: &[&str], options: &EmbedOptions) -> Result<Vec<f32>, Error> {
+    pub fn rank(&self, query: &str, documents: &[&str], kv: &KvOptions) -> Result<Vec<f32>, Error> {
         let scorer = self.scorer()?;
         let prompts = documents.iter().map(|document| scorer.prompt(self, query, document));
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
-        let pooled = self.pooled(&prompts, Pooling::Last, &options.kv)?;
+        let pooled = self.pooled(&prompts, Pooling::Last, kv)?;
         pooled.iter().map(|pooled| Ok(scorer.score(&pooled.state()?))).collect()
     }
 }
@@ -139,7 +139,7 @@ mod tests {
         let answers = [300, 40];
         let model = scorer(answers, FORM);
         let documents = ["Paris is the capital of France.", "Cats sleep.", "<|im_end|>"];
-        let scores = model.rank(QUERY, &documents, &EmbedOptions::default()).unwrap();
+        let scores = model.rank(QUERY, &documents, &KvOptions::default()).unwrap();
         for (document, score) in documents.iter().zip(scores) {
             let mut session = model.session(SessionOptions::default()).unwrap();
             let prompt = model.scorer().unwrap().prompt(&model, QUERY, document).unwrap();

@@ -162,8 +162,7 @@ fn documents_are_told_best_first_with_the_scores_that_the_library_gives() {
     let model = scorer();
     let documents = &texts()[..40];
     let borrowed: Vec<&str> = documents.iter().map(String::as_str).collect();
-    let kv = EmbedOptions { kv: options().kv, ..Default::default() };
-    let expected = model.rank("Which text", &borrowed, &kv).unwrap();
+    let expected = model.rank("Which text", &borrowed, &options().kv).unwrap();
     let client = Client::at(serve_model(model, options()));
     let body = json!({ "query": "Which text", "documents": documents, "return_documents": true });
     let answer = ask(&client, "/v1/rerank", &body);
