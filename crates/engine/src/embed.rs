@@ -172,8 +172,11 @@ impl Model {
 
 #[cfg(test)]
 mod tests {
+    use kvant_gguf::{Gguf, GgufWriter};
+
     use super::*;
     use crate::OpenOptions;
+    use crate::fingerprint::tests::changed;
 
     const TEXTS: [&str; 4] = [
         "A cat sleeps on the mat.",
@@ -270,22 +273,10 @@ mod tests {
     #[test]
     fn the_file_says_how_states_become_one_vector() {
         let pooling = |value: Option<u32>| {
-            let file = Model::bundled_file().unwrap();
-            let mut writer = kvant_gguf::GgufWriter::with_meta(file.meta()).unwrap();
-            if let Some(value) = value {
-                let architecture: &str = file.meta().get("general.architecture").unwrap();
-                writer.set(&format!("{architecture}.pooling_type"), kvant_gguf::Value::U32(value)).unwrap();
-            }
-            for info in file.tensors() {
-                writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap();
-            }
-            let mut bytes = Vec::new();
-            writer
-                .write_to::<kvant_gguf::GgufError>(&mut bytes, |data| {
-                    file.tensors().iter().try_for_each(|info| data.bytes(&info.name, &file.data(info)))
-                })
-                .unwrap();
-            let file = kvant_gguf::Gguf::from_bytes(bytes).unwrap();
+            let set = |writer: &mut GgufWriter| {
+                value.into_iter().for_each(|value| writer.set("qwen3.pooling_type", value).unwrap());
+            };
+            let file = Gguf::from_bytes(changed(set, None)).unwrap();
             Model::from_gguf(file, OpenOptions::default())
                 .unwrap()
                 .pooling()

@@ -161,7 +161,7 @@ fn digests(pieces: &[&[u8]]) -> Vec<u128> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use kvant_gguf::GgufWriter;
 
     use super::*;
@@ -172,7 +172,7 @@ mod tests {
     }
 
     /// The pocket model with a changed key or a changed byte of a tensor.
-    fn changed(change: impl FnOnce(&mut GgufWriter), byte: Option<(usize, usize)>) -> Vec<u8> {
+    pub(crate) fn changed(change: impl FnOnce(&mut GgufWriter), byte: Option<(usize, usize)>) -> Vec<u8> {
         let gguf = pocket();
         let mut writer = GgufWriter::with_meta(gguf.meta()).unwrap();
         change(&mut writer);

@@ -46,6 +46,18 @@ impl Embedded {
 }
 
 impl Server {
+    /// Has the texts read that a request has in the field `name`.
+    pub(super) async fn embed_all(
+        &self,
+        hosted: &Hosted,
+        name: &'static str,
+        fields: &Fields,
+        caller: &Caller,
+    ) -> Result<Embedded, ApiError> {
+        let texts = prompts(hosted, fields, name).await?;
+        self.embed(hosted, texts.into_iter().map(|text| text.tokens).collect(), fields, caller).await
+    }
+
     /// Has texts read, as a request asks for.
     pub(super) async fn embed(
         &self,
@@ -166,9 +178,7 @@ pub(super) async fn embeddings(
         },
         Some(other) => return Err(ApiError::field("encoding_format", "float or base64", other)),
     };
-    let texts = prompts(&hosted, &fields, "input").await?;
-    let texts = texts.into_iter().map(|text| text.tokens).collect();
-    let embedded = server.embed(&hosted, texts, &fields, &caller).await?;
+    let embedded = server.embed_all(&hosted, "input", &fields, &caller).await?;
     let item = |(index, vector)| Item { object: "embedding", index, embedding: written(vector) };
     let n = embedded.n_tokens;
     Ok(Json(List {
@@ -203,9 +213,7 @@ pub(super) async fn embedding(
             return Err(ApiError::field("embd_normalize", expected, other));
         }
     };
-    let texts = prompts(&hosted, &fields, name).await?;
-    let texts = texts.into_iter().map(|text| text.tokens).collect();
-    let embedded = server.embed(&hosted, texts, &fields, &caller).await?;
+    let embedded = server.embed_all(&hosted, name, &fields, &caller).await?;
     let vectors = match is_raw {
         true => embedded.pooled.iter().map(Pooled::state).collect::<Result<_, _>>()?,
         false => embedded.vectors()?,

@@ -17,7 +17,6 @@ use super::asked::Asked;
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::prompt::prompts;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Hosted, Server};
 use crate::answer::Finish;
@@ -184,9 +183,7 @@ pub(super) async fn embed(
 ) -> Result<Response, Told> {
     let (fields, started) = (fields?, Instant::now());
     let hosted = hosted(&server, &fields).await?;
-    let texts = prompts(&hosted, &fields, "input").await?;
-    let texts = texts.into_iter().map(|text| text.tokens).collect();
-    let embedded = server.embed(&hosted, texts, &fields, &caller).await?;
+    let embedded = server.embed_all(&hosted, "input", &fields, &caller).await?;
     Ok(Json(Embeddings {
         model: hosted.name.clone(),
         embeddings: embedded.vectors()?,

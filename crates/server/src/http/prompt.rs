@@ -9,7 +9,7 @@ use super::fields::Fields;
 
 const EXPECTED: &str = "a text, a list of token numbers and texts, or a list of those";
 /// The most prompts of a request, as many as OpenAI takes.
-const MOST_PROMPTS: usize = 2048;
+pub(super) const MOST_PROMPTS: usize = 2048;
 
 /// What an answer goes on from.
 #[derive(Debug, Clone, PartialEq)]

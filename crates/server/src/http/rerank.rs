@@ -9,10 +9,9 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::fields::Fields;
+use super::prompt::MOST_PROMPTS;
 use super::{Caller, Server};
 
-/// The most documents of a request.
-const MOST_DOCUMENTS: usize = 2048;
 const EXPECTED: &str = "a list of texts, at least one and at most 2048";
 
 pub(super) async fn rerank(
@@ -64,7 +63,7 @@ pub(super) async fn rerank(
 /// Texts, or objects that hold one.
 fn documents(fields: &Fields, name: &'static str) -> Result<Vec<String>, ApiError> {
     let given: Vec<Value> = fields.need(name, EXPECTED)?;
-    if given.is_empty() || given.len() > MOST_DOCUMENTS {
+    if given.is_empty() || given.len() > MOST_PROMPTS {
         return Err(ApiError::field(name, EXPECTED, given.len()));
     }
     let text = |document: &Value| {
