@@ -100,13 +100,15 @@ pub fn rotate(x: &[f64]) -> Vec<f64> {
     x.chunks_exact(n).flat_map(|block| (0..n).map(move |i| turned(block, i))).collect()
 }
 
-/// What values are multiplied by: `1 / (1 + exp(-g))`, g times that, or GELU.
+/// What values are multiplied by: `1 / (1 + exp(-g))`, g times that, GELU, ReLU, or g.
 pub fn gate(gate: Gate, g: f64) -> f64 {
     match gate {
         Gate::Sigmoid => 1.0 / (1.0 + (-g).exp()),
         Gate::Silu => g / (1.0 + (-g).exp()),
         // What is small is exact in this form.
         Gate::Gelu => g / (1.0 + (-gelu_exponent(g)).exp()),
+        Gate::Relu => g.max(0.0),
+        Gate::Plain => g,
     }
 }
 

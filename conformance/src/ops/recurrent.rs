@@ -22,11 +22,12 @@ const GATE: usize = 11;
 /// How many rows two sequences have in each step: 41 and 37 of them in all.
 const STEPS: [&[[usize; 2]]; 3] =
     [&[[41, 37]], &[[1, 0], [0, 1], [5, 20], [2, 3], [33, 13]], &[[17, 1], [1, 17], [23, 19]]];
+const GATES: [Gate; 5] = [Gate::Sigmoid, Gate::Silu, Gate::Gelu, Gate::Relu, Gate::Plain];
 const N_ROWS: [usize; 2] = [41, 37];
 
 /// Holds `gate` to its equation.
 pub fn gate<B: Backend>(subject: &Subject<B>) {
-    for (len, gate) in product(&[0, 1, 255, 257, 5000], &[Gate::Sigmoid, Gate::Silu, Gate::Gelu]) {
+    for (len, gate) in product(&[0, 1, 255, 257, 5000], &GATES) {
         let what = || subject.case("gate", format_args!("{len} values, {gate:?}"));
         let (values, gates) = (gaussian(1, len, 3.0), gaussian(2, len, 5.0));
         let mut y = subject.guarded(&values);
@@ -37,7 +38,7 @@ pub fn gate<B: Backend>(subject: &Subject<B>) {
             // A rounding of GELU's z moves its exponential by as many times |z|; z takes five.
             let of_z = match gate {
                 Gate::Gelu => roundings(5) * reference::gelu_exponent(g).abs(),
-                Gate::Sigmoid | Gate::Silu => 0.0,
+                _ => 0.0,
             };
             let value = value * reference::gate(gate, g);
             // Exponentials beyond f32 leave nothing.

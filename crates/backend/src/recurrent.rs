@@ -148,6 +148,10 @@ pub enum Gate {
     Silu,
     /// GELU, as [`Activation::Gelu`](crate::Activation::Gelu).
     Gelu,
+    /// ReLU, as [`Activation::Relu`](crate::Activation::Relu).
+    Relu,
+    /// The number itself, g.
+    Plain,
 }
 
 /// Checks [`Backend::short_conv`](crate::Backend::short_conv).

@@ -9,11 +9,12 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use kvant::gguf::printable_path;
 use kvant::{
-    DType, DeviceChoice, Error, GenerateOptions, Gguf, Gpu, KvOptions, Model, Needs, OpenOptions, Policies,
-    PromptMath, Recommended, SamplerParams, Session, SessionOptions,
+    DType, DeviceChoice, Error, GenerateOptions, Gguf, Gpu, KvOptions, LoraFile, Model, Needs, OpenOptions,
+    Policies, PromptMath, Recommended, SamplerParams, Session, SessionOptions,
 };
 
 use crate::failure::Failure;
+use crate::lora::LoraArgs;
 use crate::place::{self, PlaceArgs};
 use crate::plan::{self, KvPlanArgs, with_policies};
 use crate::weight_type::weight_type;
@@ -46,6 +47,8 @@ pub struct ModelArgs {
     /// says so and the CPU runs everything
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", env = "KVANT_N_GPU_LAYERS", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
+    #[command(flatten)]
+    pub lora: LoraArgs,
 }
 
 /// Where experts are kept.
@@ -169,9 +172,10 @@ impl ModelArgs {
         Self { prompt_math: PromptMathArg::Exact, ..self.clone() }
     }
 
-    /// Loads another model to the same device, with its weights as its file has them.
+    /// Loads another model to the same device, as its file has it.
     pub fn open_other(&self, model: &str, quiet: bool) -> Result<Model, Failure> {
-        let other = Self { place: self.place.named(model), weights: None, ..self.clone() };
+        let (place, lora) = (self.place.named(model), LoraArgs::default());
+        let other = Self { place, weights: None, lora, ..self.clone() };
         other.open(quiet)
     }
 
@@ -190,18 +194,19 @@ impl ModelArgs {
         let mtp = guesses.is_some();
         let draft = guesses.and_then(|draft| draft.model_draft.as_ref());
         let draft = draft.map(|name| self.open_file(name, quiet).map(Arc::new)).transpose()?;
+        let loras = self.lora.open(self, quiet)?;
         let started = Instant::now();
         let bar = progress::bar("loading", 100, quiet);
         let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
         let template = chat_template.clone();
-        let options = self.options(Some(&mut tell));
+        let options = self.options(loras.clone(), Some(&mut tell));
         let options = OpenOptions { needs, chat_template: template, mtp, draft: draft.clone(), ..options };
         let model = match Model::from_gguf(gguf.clone(), options) {
             // Layers were wanted on a GPU that may not be there.
             Err(Error::Device(error)) if self.may_do_without_gpu() && Gpu::open(0).is_err() => {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
                 let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
-                let options = self.options(Some(&mut tell));
+                let options = self.options(loras, Some(&mut tell));
                 let options =
                     OpenOptions { needs, chat_template, mtp, draft, device, n_gpu_layers, ..options };
                 Model::from_gguf(gguf, options)
@@ -231,7 +236,7 @@ impl ModelArgs {
     }
 
     /// The file of another model, by what `-m` takes.
-    fn open_file(&self, model: &str, quiet: bool) -> Result<Gguf, Failure> {
+    pub fn open_file(&self, model: &str, quiet: bool) -> Result<Gguf, Failure> {
         let place = self.place.named(model);
         place.place()?.open(&place, quiet)
     }
@@ -241,8 +246,12 @@ impl ModelArgs {
         self.device == DeviceChoice::Auto && self.n_gpu_layers.is_some_and(|n| n > 0)
     }
 
-    /// How to load the model.
-    pub fn options<'a>(&self, progress: Option<&'a mut dyn FnMut(f32)>) -> OpenOptions<'a> {
+    /// How to load the model, with these adapters.
+    pub fn options<'a>(
+        &self,
+        loras: Vec<LoraFile>,
+        progress: Option<&'a mut dyn FnMut(f32)>,
+    ) -> OpenOptions<'a> {
         OpenOptions {
             device: self.device,
             n_gpu_layers: self.n_gpu_layers,
@@ -253,15 +262,17 @@ impl ModelArgs {
                 PromptMathArg::Exact => PromptMath::Exact,
                 PromptMathArg::Bf16 => PromptMath::Bf16,
             },
+            loras,
             progress,
             ..Default::default()
         }
     }
 
-    /// The model's name for a summary, with the type that its weights were given.
+    /// The model's name for a summary, with the type that its weights were given, and adapters.
     pub fn label(&self) -> String {
-        let name = self.name();
-        self.weights.map_or_else(|| name.clone(), |dtype| format!("{name} as {dtype}"))
+        let (name, adapters) = (self.name(), self.lora.label());
+        let weights = self.weights.map(|dtype| format!(" as {dtype}")).unwrap_or_default();
+        format!("{name}{weights}{adapters}")
     }
 
     /// The model's name.

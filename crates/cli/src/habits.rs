@@ -107,6 +107,10 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--hf-repo", HUB),
     ("--hf-file", HUB),
     ("--offline", HUB),
+    (
+        "--lora-init-without-apply",
+        Only("serve", "--lora-scaled FILE:0 loads an adapter and adds nothing of it"),
+    ),
     ("--no-repack", noted(Nothing, MAPPED)),
     ("--verbose", Is("--log-level=debug")),
     ("-v", Is("--log-level=debug")),

@@ -23,6 +23,7 @@ mod hints;
 mod hub;
 mod inspect;
 mod log;
+mod lora;
 mod output;
 mod place;
 mod plan;

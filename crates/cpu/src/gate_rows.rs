@@ -36,6 +36,9 @@ pub(crate) fn gate(pool: &Pool, y: &mut [f32], gates: &[f32], gate: Gate) {
                 let [a, b] = Activation::GELU;
                 pairs.for_each(|(y, g)| *y *= g / (1.0 + exp(-(g * (a + b * (g * g))))));
             }
+            Gate::Plain => pairs.for_each(|(y, g)| *y *= g),
+            // A comparison, so that NaN stays what it is.
+            Gate::Relu => pairs.for_each(|(y, &g)| *y *= if g < 0.0 { 0.0 } else { g }),
         }
     });
 }

@@ -46,7 +46,7 @@ impl<B: Backend> Running<B> {
     /// Steps with the first `ns.len()` sequences, `ns[i]` rows of sequence i; the logits of the wanted rows.
     fn step_together(&mut self, ns: &[usize], entry: Entry<'_>, want: Want) -> Vec<f32> {
         let Self { device, decoder, pool, caches, act, .. } = self;
-        let parts = caches.iter_mut().zip(ns).map(|(cache, &n)| StepPart { cache, n, want });
+        let parts = caches.iter_mut().zip(ns).map(|(cache, &n)| StepPart { cache, n, want, strengths: None });
         let mut parts: Vec<_> = parts.collect();
         let n_wanted: usize = ns.iter().map(|&n| want.count(n)).sum();
         let mut row = vec![f32::NAN; n_wanted * decoder.n_vocab()];

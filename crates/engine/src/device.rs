@@ -8,7 +8,7 @@ use kvant_backend::{Backend, BackendError, DeviceInfo, KernelChoice};
 use kvant_codec::DType;
 use kvant_cpu::{CpuDevice, Isa, MatrixUnit, PromptMath};
 use kvant_gguf::Gguf;
-use kvant_model::{Config, Part};
+use kvant_model::{Config, Lora, Part};
 
 use crate::runtime::{self, Loaded, Relay};
 use crate::tuning::Way;
@@ -90,7 +90,7 @@ impl fmt::Display for DeviceChoice {
 }
 
 /// How many layers go where.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Placement {
     pub device: DeviceChoice,
     /// Layers for the GPU; see [`OpenOptions::n_gpu_layers`](crate::OpenOptions::n_gpu_layers).
@@ -103,6 +103,8 @@ pub(crate) struct Placement {
     pub mtp: bool,
     /// See [`OpenOptions::prompt_math`](crate::OpenOptions::prompt_math).
     pub prompt_math: PromptMath,
+    /// See [`OpenOptions::loras`](crate::OpenOptions::loras).
+    pub loras: Vec<Lora>,
 }
 
 impl Placement {
@@ -111,10 +113,11 @@ impl Placement {
         part.with_weights(self.weights)
             .with_mapped_experts(self.maps_experts)
             .with_mtp(self.mtp && !self.maps_experts)
+            .with_loras(self.loras.clone())
     }
 
     /// The device to open: the CPU where no layer is left for another, and no `auto` where some are.
-    fn device(self) -> Result<DeviceChoice, Error> {
+    fn device(&self) -> Result<DeviceChoice, Error> {
         match (self.device, self.n_gpu_layers) {
             (_, Some(0)) => Ok(DeviceChoice::Cpu),
             (DeviceChoice::Auto, Some(_)) => Ok(DeviceChoice::Cuda(0)),
@@ -247,8 +250,8 @@ mod tests {
     fn layers_for_a_gpu_need_one_and_none_need_the_cpu() {
         let device = |device, n_gpu_layers| {
             let prompt_math = PromptMath::Exact;
-            let (weights, maps_experts, mtp) = (None, false, false);
-            Placement { device, n_gpu_layers, weights, maps_experts, mtp, prompt_math }.device()
+            let (weights, maps_experts, mtp, loras) = (None, false, false, Vec::new());
+            Placement { device, n_gpu_layers, weights, maps_experts, mtp, prompt_math, loras }.device()
         };
         for any in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(1)] {
             assert_eq!(device(any, None).unwrap(), any);

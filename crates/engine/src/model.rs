@@ -8,7 +8,7 @@ use kvant_codec::DType;
 use kvant_cpu::PromptMath;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, Plan};
-use kvant_model::{Config, Part};
+use kvant_model::{Config, Lora, ModelError, Part};
 use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::guess::MOST_GUESSES;
 use kvant_text::recommended::Recommended;
@@ -16,7 +16,7 @@ use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::device::{self, DeviceChoice, Placement};
-use crate::runtime::Loaded;
+use crate::runtime::{Loaded, Sequence};
 use crate::{Error, Session, SessionOptions, draft, fingerprint};
 
 /// Our own small model, for the first minute and for tests.
@@ -48,12 +48,23 @@ pub struct OpenOptions<'a> {
     /// where the text promises less, and no layer predicts then. It has the device, its weights as they are, and a cache of its own beside each
     /// session's, in q8_0. On the CPU.
     pub draft: Option<Arc<Gguf>>,
+    /// Adapters that change the model's matrices, all of them together.
+    pub loras: Vec<LoraFile>,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,
     /// What the file must have besides its weights.
     pub needs: Needs,
     /// Told the fraction loaded, from 0 to 1.
     pub progress: Option<&'a mut dyn FnMut(f32)>,
+}
+
+/// A low-rank adapter (LoRA, arXiv 2106.09685): what training has added to some matrices of a model.
+#[derive(Clone)]
+pub struct LoraFile {
+    /// The file (see [`open_file`]): GGUF as `convert_lora_to_gguf.py` writes it.
+    pub file: Arc<Gguf>,
+    /// How much of it is added: 1 is what it was trained to.
+    pub strength: f32,
 }
 
 /// What a file must have besides weights; it is refused before they are loaded if it has not.
@@ -85,6 +96,7 @@ struct Inner {
     tokenizer: Result<Tokenizer, String>,
     template: Result<ChatTemplate, TemplateError>,
     weights: Option<DType>,
+    loras: Vec<LoraFile>,
     maps_experts: bool,
     prompt_math: PromptMath,
     fingerprint: OnceLock<String>,
@@ -149,6 +161,10 @@ impl Model {
         if let Some(draft) = &options.draft {
             draft::check_vocabulary(&gguf, draft)?;
         }
+        let loras = options.loras.iter().map(|LoraFile { file, strength }| {
+            let lora = Lora::new(Arc::clone(file), *strength, &gguf)?;
+            Ok(lora)
+        });
         let placement = Placement {
             device: options.device,
             n_gpu_layers: options.n_gpu_layers,
@@ -156,6 +172,7 @@ impl Model {
             maps_experts: options.maps_experts,
             mtp: options.mtp && options.draft.is_none(),
             prompt_math: options.prompt_math,
+            loras: loras.collect::<Result<_, ModelError>>()?,
         };
         let bytes =
             [Some(&gguf), options.draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));
@@ -175,6 +192,7 @@ impl Model {
                 tokenizer,
                 template,
                 weights,
+                loras: options.loras,
                 maps_experts: options.maps_experts,
                 prompt_math: options.prompt_math,
                 fingerprint: OnceLock::new(),
@@ -192,6 +210,7 @@ impl Model {
                 tokenizer: Err("none of a draft model".to_owned()),
                 template: Err(TemplateError::Missing),
                 weights: None,
+                loras: Vec::new(),
                 maps_experts: false,
                 prompt_math: PromptMath::Exact,
                 fingerprint: OnceLock::new(),
@@ -256,26 +275,39 @@ impl Model {
         self.inner.weights
     }
 
-    /// As [`fingerprint`](Self::fingerprint), but another for each type that weights became while they were loaded, and for prompts in
-    /// bf16: what was computed with ones is not what others give.
+    /// As [`fingerprint`](Self::fingerprint), but another for each type that weights became while they were loaded, for other adapters, and
+    /// for prompts in bf16: what was computed with ones is not what others give.
     pub fn computed_by(&self) -> String {
-        let file = self.fingerprint().to_owned();
+        let folder = kvant_files::cache_folder();
+        let loras = self.inner.loras.iter().map(|LoraFile { file, strength }| {
+            format!(" and {strength} of {}", fingerprint::find(file, folder.as_deref()))
+        });
         let weights = self.inner.weights.map(|dtype| format!(" as {dtype}"));
         let math = Some(self.inner.prompt_math).filter(|&math| math != PromptMath::Exact);
         let math = math.map(|math| format!(" with prompts in {math}"));
-        if weights.is_none() && math.is_none() {
-            return file;
+        let others: String = weights.into_iter().chain(loras).chain(math).collect();
+        match self.fingerprint() {
+            file if others.is_empty() => file.to_owned(),
+            file => format!("{:032x}", xxh3_128(format!("{file}{others}").as_bytes())),
         }
-        let [weights, math] = [weights, math].map(Option::unwrap_or_default);
-        format!("{:032x}", xxh3_128(format!("{file}{weights}{math}").as_bytes()))
     }
 
-    /// What the first block of a cache with this plan in a context of `n_ctx` tokens follows on. Blocks are found in the memory of
-    /// one loaded model alone, so the plan, how keys are turned and whose they are is all that tells them apart.
-    pub(crate) fn block_root(&self, plan: &Plan, n_ctx: usize, owner: Option<&str>) -> BlockKey {
-        let stored = Plan { notes: Vec::new(), ..plan.clone() };
-        let turns_long = self.config().turns_long(n_ctx);
-        let stored = format!("{stored:?}, turned long: {turns_long}");
+    /// The adapters that change its matrices.
+    pub fn loras(&self) -> &[LoraFile] {
+        &self.inner.loras
+    }
+
+    /// How much of each they are changed by where nobody says.
+    pub fn lora_strengths(&self) -> Vec<f32> {
+        self.loras().iter().map(|lora| lora.strength).collect()
+    }
+
+    /// What the first block of the cache of a sequence follows on. Blocks are found in the memory of one loaded model alone, so the plan, how
+    /// keys are turned, how much of adapters they are made with and whose they are is all that tells them apart.
+    pub(crate) fn block_root(&self, sequence: &Sequence, owner: Option<&str>) -> BlockKey {
+        let stored = Plan { notes: Vec::new(), ..sequence.plan().clone() };
+        let turns_long = self.config().turns_long(sequence.n_ctx());
+        let stored = format!("{stored:?}, turned long: {turns_long}, {:?}", sequence.strengths());
         let parts = [Some(stored.as_bytes()), owner.map(str::as_bytes)];
         BlockKey::root(&parts.into_iter().flatten().collect::<Vec<_>>())
     }

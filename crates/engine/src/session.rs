@@ -15,7 +15,7 @@ use kvant_model::{Entry, OnQueries, Want};
 use kvant_text::sampler::{SampleError, Sampler};
 
 use crate::generate::{CancelFlag, Continuation, GenerateOptions, Generation};
-use crate::runtime::{Logits, Room, Sequence, StepRow};
+use crate::runtime::{Logits, Room, Sequence};
 use crate::{Error, Model};
 
 pub use options::{KvOptions, KvUse, SessionOptions};
@@ -67,7 +67,7 @@ impl Session {
         drafter: Option<Box<Self>>,
         owner: Option<Arc<str>>,
     ) -> Self {
-        let root = model.block_root(sequence.plan(), sequence.n_ctx(), owner.as_deref());
+        let root = model.block_root(&sequence, owner.as_deref());
         sequence.loaded().set_root(sequence.id(), root);
         let (ahead, row, likeliest) = (Vec::new(), Vec::new(), Vec::new());
         Self { model, sequence, tokens, ahead, drafter, lent: None, row, likeliest, is_real: true, owner }
@@ -79,6 +79,22 @@ impl Session {
     pub fn owned_by(self, owner: Option<Arc<str>>) -> Self {
         let drafter = self.drafter.map(|drafter| Box::new(drafter.owned_by(owner.clone())));
         Self::from_parts(self.model, self.sequence, self.tokens, drafter, owner)
+    }
+
+    /// This session, empty as it is, with so much of each of the model's [adapters](crate::OpenOptions::loras) in the place of what they were
+    /// loaded with. Sessions with other strengths may be fed together with it.
+    ///
+    /// # Errors
+    /// Another number of strengths than there are adapters, or one that is no number.
+    pub fn with_lora_strengths(self, strengths: &[f32]) -> Result<Self, Error> {
+        let loras = self.model.loras();
+        if strengths.len() != loras.len() || strengths.iter().any(|strength| !strength.is_finite()) {
+            let expected = format!("a number for each of {} adapters", loras.len());
+            return Err(Error::Setting { name: "lora_strengths", expected, got: format!("{strengths:?}") });
+        }
+        let is_as_loaded = loras.iter().map(|lora| &lora.strength).eq(strengths);
+        let sequence = self.sequence.with_strengths((!is_as_loaded).then(|| strengths.into()));
+        Ok(Self::from_parts(self.model, sequence, self.tokens, self.drafter, self.owner))
     }
 
     /// The sequence, which holds what has been fed and nothing else, or less of it where the device failed.
@@ -463,7 +479,7 @@ impl Session {
     /// Has the model read `tokens` after what the cache holds.
     fn run(&mut self, tokens: &[u32], want: Want, queries: OnQueries<'_>) -> Result<(), Error> {
         self.lent = None;
-        let row = StepRow { id: self.sequence.id(), n: tokens.len(), want };
+        let row = self.sequence.step_row(tokens.len(), want);
         let logits = self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None, queries);
         let logits = logits.map_err(|error| self.failed(error))?;
         self.lent = logits.map(|logits| (logits, want.count(tokens.len()) - 1));

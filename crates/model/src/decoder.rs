@@ -20,9 +20,11 @@ mod feed_forward;
 mod latent;
 mod mtp;
 mod per_layer;
+mod products;
 mod recurrent;
 
 pub use activations::Activations;
+use products::{Branch, Low, Product};
 
 /// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
@@ -108,6 +110,8 @@ pub struct StepPart<'a, P: Page> {
     pub n: usize,
     /// Which of them get logits.
     pub want: Want,
+    /// How much of each [adapter](crate::Part::with_loras) they get; as much as that was loaded with where nothing is said.
+    pub strengths: Option<&'a [f32]>,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -239,6 +243,7 @@ impl<B: Backend> Decoder<B> {
         if act.band.as_ref().map_or(0, Page::n_bytes) < n_bytes {
             act.band = Some(backend.page(n_bytes)?);
         }
+        act.low.prepare(backend, &self.weights, parts)?;
         match entry {
             Entry::Tokens(tokens) => {
                 let embedding = self.weights.embedding.as_ref().expect("tokens enter where the model begins");
@@ -372,20 +377,24 @@ impl<B: Backend> Decoder<B> {
             norm_heads(x, norm, Heads { n: 1, dim })
         };
         let (params, first_band) = (spec.attend_params(), act.bands[kv]);
+        let [of_input, of_output] = weights.low_rank.each_ref().map(Option::as_ref);
+        let project = |outputs: &mut [Output<'_, B>]| {
+            self.project(backend, Product { input, low_rank: of_input }, outputs, &mut act.low)
+        };
         match &weights.kv {
             Some(KvWeights { wk, wv, bk, bv, k_norm, v_norm }) => {
                 let keys = Output { w: wk, bias: bk.as_ref(), y: &mut act.k, accumulate: false };
                 let values = wv.as_ref().map(|w| (w, &mut act.v));
                 let values = values.map(|(w, y)| Output { w, bias: bv.as_ref(), y, accumulate: false });
                 match (values, &weights.gate) {
-                    (Some(values), None) => backend.project(input, &mut [queries, keys, values])?,
+                    (Some(values), None) => project(&mut [queries, keys, values])?,
                     (Some(values), Some(w)) => {
                         let gates = Output { w, bias: None, y: &mut act.gates, accumulate: false };
-                        backend.project(input, &mut [queries, keys, values, gates])?;
+                        project(&mut [queries, keys, values, gates])?;
                     }
                     // No layer with gates makes its values so.
                     (None, _) => {
-                        backend.project(input, &mut [queries, keys])?;
+                        project(&mut [queries, keys])?;
                         backend.copy(&act.k, 0, &mut act.v, 0, rows * spec.n_v())?;
                     }
                 }
@@ -419,7 +428,7 @@ impl<B: Backend> Decoder<B> {
                 }
             }
             None => {
-                backend.project(input, &mut [queries])?;
+                project(&mut [queries])?;
                 if are_together {
                     norm_row(&mut act.q, &mut q_norm, spec.n_q())?;
                 }
@@ -433,9 +442,9 @@ impl<B: Backend> Decoder<B> {
         if weights.gate.is_some() {
             backend.gate(&mut act.attended, rows * spec.n_out(), &act.gates, Gate::Sigmoid)?;
         }
-        let branch =
-            Branch { of: &act.attended, w: &weights.wo, bias: weights.bo.as_ref(), norm: &layer.attn_after };
-        self.add(backend, &mut act.x, branch, &mut act.spare, rows)
+        let (w, bias) = (&weights.wo, weights.bo.as_ref());
+        let branch = Branch { of: &act.attended, w, low_rank: of_output, bias, norm: &layer.attn_after };
+        self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
     }
 
     /// Refuses rows `[rows, width]` of what layer `index` keeps that are no numbers: the cache, which holds numbers only, would
@@ -459,26 +468,6 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// `x += W y + b`, or `x += norm(W y + b)`.
-    fn add(
-        &self,
-        backend: &B,
-        x: &mut B::Buffer,
-        Branch { of, w, bias, norm }: Branch<'_, B>,
-        spare: &mut B::Buffer,
-        rows: usize,
-    ) -> Result<(), ModelError> {
-        let input = Input { x: of, norm: None, first_row: 0, rows };
-        match self.norm(norm) {
-            None => backend.project(input, &mut [Output { w, bias, y: x, accumulate: true }])?,
-            Some(norm) => {
-                backend.project(input, &mut [Output { w, bias, y: spare, accumulate: false }])?;
-                backend.add_normed(x, spare, rows, norm)?;
-            }
-        }
-        Ok(())
-    }
-
     /// `logits = W_out norm(x)` for the wanted rows, bounded where the model bounds them.
     fn output(
         &self,
@@ -497,15 +486,15 @@ impl<B: Backend> Decoder<B> {
         if wanted == 0 {
             return Ok(());
         }
-        let Weights { output, embedding, output_norm, .. } = &self.weights;
+        let Weights { output, output_low_rank, embedding, output_norm, .. } = &self.weights;
         assert!(output_norm.is_some(), "logits come out where the model ends");
         let w = output.as_deref().or(embedding.as_deref()).expect("a model that ends has an output matrix");
         // The residual stream ends here.
         let kind = self.config.output_norm;
-        backend.project(
-            self.enter(backend, kind, output_norm, (&act.spare, &mut act.x), wanted)?,
-            &mut [Output { w, bias: None, y: logits, accumulate: false }],
-        )?;
+        let input = self.enter(backend, kind, output_norm, (&act.spare, &mut act.x), wanted)?;
+        let product = Product { input, low_rank: output_low_rank.as_deref() };
+        let logits_of = Output { w, bias: None, y: &mut *logits, accumulate: false };
+        self.project(backend, product, &mut [logits_of], &mut act.low)?;
         if let Some(cap) = self.config.logit_soft_cap {
             backend.soft_cap(logits, wanted * self.n_vocab(), cap)?;
         }
@@ -579,14 +568,6 @@ impl<B: Backend> Decoder<B> {
     fn normed<'a>(&self, weight: &'a B::Buffer) -> Norm<'a, B::Buffer> {
         Norm { weight, eps: self.config.norm_eps }
     }
-}
-
-/// What joins the residual stream: `w of + bias`, normalised where there is a norm.
-struct Branch<'a, B: Backend> {
-    of: &'a B::Buffer,
-    w: &'a B::Matrix,
-    bias: Option<&'a B::Buffer>,
-    norm: &'a Option<B::Buffer>,
 }
 
 /// A step that did not happen.

@@ -6,27 +6,32 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kvant_backend::{Activation, Backend, SharedBytes, WeightSource, limits};
-use kvant_codec::DType;
 use kvant_codec::finite::find_broken_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 mod attention;
 mod experts;
 mod latent;
+mod low_rank;
 mod mtp;
+mod part;
 mod per_layer;
 mod recurrent;
 
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
 pub(crate) use experts::{Beside, Experts};
 pub(crate) use latent::LatentAttention;
+pub(crate) use low_rank::{LowRank, Ranks};
 pub(crate) use mtp::PairEntry;
+pub use part::Part;
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 pub(crate) use recurrent::{HeadWeights, Recurrent, RuleWeights};
 
 use crate::config::{DIVISORS, LayerState};
-use crate::retype::{convert, retyped};
-use crate::{Config, ExpertSpec, LayerSpec, ModelError, Norms, SharedExpert};
+use crate::retype::convert;
+use crate::{Config, LayerSpec, ModelError, Norms, SharedExpert};
+use low_rank::RowsOf;
+use part::{check_part, layer_of};
 
 /// Rows that say what the last state of a text amounts to, of models that score texts: they stand beside the layers and change nothing else.
 pub const SCORE_HEAD: &str = "cls.output.weight";
@@ -58,143 +63,18 @@ pub(crate) struct FeedForward<B: Backend> {
     pub(crate) gate: Option<B::Matrix>,
     pub(crate) up: B::Matrix,
     pub(crate) down: B::Matrix,
+    /// What adapters add to the products of gate and up, and to that of down.
+    pub(crate) low_rank: [Option<LowRank<B>>; 2],
     /// Added to the products of gate, up and down, `[n_out]` each, where the file has them.
     pub(crate) biases: [Option<B::Buffer>; 3],
 }
 
-/// A run of decoder layers, with the embedding when it begins the model and the output when it ends it: what one
-/// device holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    layers: Range<usize>,
-    n_layers: usize,
-    /// What its matrices become; `None` leaves them in the file's types.
-    weights: Option<DType>,
-    /// Its experts stay in the file.
-    maps_experts: bool,
-    /// It comes with the layer behind the last one that predicts further.
-    has_mtp: bool,
-}
-
-impl Part {
-    /// The whole of a model of `n_layers`.
-    pub fn whole(n_layers: usize) -> Self {
-        Self { layers: 0..n_layers, n_layers, weights: None, maps_experts: false, has_mtp: false }
+impl<B: Backend> FeedForward<B> {
+    /// Whether something is added to gate and up before they meet.
+    pub(crate) fn is_apart(&self) -> bool {
+        let [of_gate, of_up, _] = &self.biases;
+        of_gate.is_some() || of_up.is_some() || self.low_rank[0].is_some()
     }
-
-    /// The first `n` layers, and the rest.
-    ///
-    /// # Panics
-    /// When `n` is not between 1 and the number of layers less one: either part has a layer.
-    pub fn split(n_layers: usize, n: usize) -> [Self; 2] {
-        assert!(0 < n && n < n_layers, "{n} of {n_layers} layers");
-        [0..n, n..n_layers].map(|layers| Self { layers, ..Self::whole(n_layers) })
-    }
-
-    /// The same with its matrices as this type, see [`retyped`]; in the file's types when `None`.
-    #[must_use]
-    pub fn with_weights(self, weights: Option<DType>) -> Self {
-        Self { weights, ..self }
-    }
-
-    /// The same with experts that stay in the file, see [`Backend::mapped_experts`], or do not.
-    #[must_use]
-    pub fn with_mapped_experts(self, maps_experts: bool) -> Self {
-        Self { maps_experts, ..self }
-    }
-
-    /// The same with the layer behind the last one that predicts the token after the next, or without: of a whole model, where its file has one.
-    #[must_use]
-    pub fn with_mtp(self, has_mtp: bool) -> Self {
-        Self { has_mtp, ..self }
-    }
-
-    /// Whether it comes with that layer.
-    pub fn has_mtp(&self) -> bool {
-        self.has_mtp && self.is_first() && self.is_last()
-    }
-
-    /// What its matrices become.
-    pub fn weights(&self) -> Option<DType> {
-        self.weights
-    }
-
-    /// The layers.
-    pub fn layers(&self) -> Range<usize> {
-        self.layers.clone()
-    }
-
-    /// Whether tokens enter here.
-    pub fn is_first(&self) -> bool {
-        self.layers.start == 0
-    }
-
-    /// Whether logits come out here.
-    pub fn is_last(&self) -> bool {
-        self.layers.end == self.n_layers
-    }
-
-    /// Bytes of its tensors; of layers that predict further tokens those of the first alone, where it [comes with that](Self::has_mtp).
-    pub fn n_bytes(&self, gguf: &Gguf) -> usize {
-        let is_tied = gguf.find_info("output.weight").is_none();
-        let end = self.n_layers + usize::from(self.has_mtp());
-        let is_known = |info: &&TensorInfo| layer_of(&info.name).is_none_or(|layer| layer < end);
-        let own = gguf.tensors().iter().filter(|info| self.owns(&info.name, is_tied)).filter(is_known);
-        own.map(|info| self.tensor_bytes(info)).sum()
-    }
-
-    /// Bytes of the experts in its layers, and of those that a decoded token chooses, all that it reads.
-    pub fn expert_bytes(&self, gguf: &Gguf, config: &Config) -> [usize; 2] {
-        let of_layer = |index: usize| {
-            let ExpertSpec { n, routing, .. } = config.layers[index].experts?;
-            let name = |suffix: &&str| format!("blk.{index}.{suffix}");
-            let tensors = experts::TENSORS.iter().filter_map(|suffix| gguf.find_info(&name(suffix)));
-            let all: usize = tensors.map(|info| self.tensor_bytes(info)).sum();
-            Some([all, all / n * routing.n_used])
-        };
-        let layers = self.layers().filter_map(of_layer);
-        layers.fold([0; 2], |[all, read], layer| [all + layer[0], read + layer[1]])
-    }
-
-    fn tensor_bytes(&self, info: &TensorInfo) -> usize {
-        let dtype = self.dtype(info);
-        info.elements() / dtype.block_len() * dtype.block_bytes()
-    }
-
-    /// The type that a tensor is kept in.
-    fn dtype(&self, info: &TensorInfo) -> DType {
-        self.weights.map_or(info.dtype, |dtype| retyped(info, dtype))
-    }
-
-    /// Whether a tensor belongs here. Every tensor of a model belongs to one of its parts; an embedding that is the
-    /// output matrix too, to the first and the last.
-    fn owns(&self, name: &str, is_tied: bool) -> bool {
-        match (layer_of(name), name) {
-            // One beyond the model's belongs to the last part, which will not know it.
-            (Some(layer), _) => self.layers.contains(&layer) || layer >= self.n_layers && self.is_last(),
-            (None, "token_embd.weight") => self.is_first() || is_tied && self.is_last(),
-            (None, _) => self.is_last(),
-        }
-    }
-}
-
-/// Where some layers keep states and others keys and values, each part must have both: what is remembered of a sequence is
-/// remembered by all parts alike.
-fn check_part(config: &Config, part: &Part) -> Result<(), ModelError> {
-    let (whole, here) = (config.kv_shape(), config.kv_shape_of(part.layers()));
-    let lacks = match (whole.states.is_empty(), here.states.is_empty(), here.layers.is_empty()) {
-        (true, ..) | (_, false, false) => return Ok(()),
-        (_, true, _) => "keeps a state",
-        (_, _, true) => "attends",
-    };
-    let Range { start, end } = part.layers();
-    let what = format!("layers {start} to {} on a device of their own, as none of them {lacks}", end - 1);
-    Err(ModelError::Unsupported { what })
-}
-
-/// The layer that a tensor belongs to.
-fn layer_of(name: &str) -> Option<usize> {
-    name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok())
 }
 
 /// The weights of a model, or of a part of one.
@@ -212,6 +92,10 @@ pub struct Weights<B: Backend> {
     pub(crate) output_norm: Option<B::Buffer>,
     /// The output matrix; `None` when it is the embedding, or elsewhere.
     pub(crate) output: Option<Arc<B::Matrix>>,
+    /// What adapters add to its product.
+    pub(crate) output_low_rank: Option<Arc<LowRank<B>>>,
+    /// Whose ranks they are that adapters have in products of one input.
+    pub(crate) ranks: Vec<Ranks>,
     pub(crate) n_vocab: usize,
     pub(crate) n_bytes: usize,
     /// Bytes that no decoded token reads: of an embedding that is not the output matrix as well, and of the experts that it does
@@ -232,8 +116,8 @@ impl<B: Backend> Weights<B> {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
         check_part(config, part)?;
-        let used = DIVISORS.into_iter().chain([SCORE_HEAD]).map(str::to_owned).collect();
-        let mut loader = Loader { gguf, part, backend, n_bytes: 0, used };
+        let mut loader = Loader::new(gguf, part, backend);
+        loader.used.extend(DIVISORS.into_iter().chain([SCORE_HEAD]).map(str::to_owned));
         let n_embd = config.n_embd;
         let n_vocab = gguf.tensor("token_embd.weight")?.info.rows();
         let is_tied = !loader.has("output.weight");
@@ -264,16 +148,22 @@ impl<B: Backend> Weights<B> {
             true => Some(loader.scaled_vector(config.family.output_norm, n_embd, config.logit_scale)?),
             false => None,
         };
-        let output = match (part.is_last(), is_tied) {
-            (true, false) => Some(loader.matrix("output.weight", n_embd, n_vocab)?),
-            (true, true) if !part.is_first() => Some(loader.matrix("token_embd.weight", n_embd, n_vocab)?),
-            _ => None,
+        let (output, output_low_rank) = match (part.is_last(), is_tied) {
+            (true, false) => {
+                let ([output], low_rank) = loader.group(n_embd, [RowsOf::all("output.weight", n_vocab)])?;
+                (Some(output), low_rank.map(|of| loader.of_wanted(of)))
+            }
+            (true, true) if !part.is_first() => {
+                (Some(loader.matrix("token_embd.weight", n_embd, n_vocab)?), None)
+            }
+            _ => (None, None),
         };
         let predicts_further = |name: &str| {
             let from = config.layers.len();
             layer_of(name).is_some_and(|layer| (from..from + config.n_mtp).contains(&layer))
         };
         loader.refuse_unused(|name| part.owns(name, is_tied) && !predicts_further(name))?;
+        loader.refuse_unadapted(|name| part.owns(name, is_tied) && !predicts_further(name))?;
         gguf.release();
         progress(1.0);
         let lookup_bytes = if output.is_some() || !part.is_last() { embedding_bytes } else { 0 };
@@ -290,6 +180,8 @@ impl<B: Backend> Weights<B> {
             layers,
             output_norm,
             output: output.map(Arc::new),
+            output_low_rank: output_low_rank.map(Arc::new),
+            ranks: loader.ranks,
             n_vocab,
             n_bytes: loader.n_bytes,
             idle_bytes,
@@ -306,10 +198,20 @@ struct Loader<'a, B: Backend> {
     part: &'a Part,
     backend: &'a B,
     n_bytes: usize,
+    /// Tensors that somebody has asked for.
     used: HashSet<String>,
+    /// Those whose products adapters add to.
+    adapted: HashSet<String>,
+    /// Whose ranks they are in each of those products, without those that are alike.
+    ranks: Vec<Ranks>,
 }
 
-impl<B: Backend> Loader<'_, B> {
+impl<'a, B: Backend> Loader<'a, B> {
+    fn new(gguf: &'a Arc<Gguf>, part: &'a Part, backend: &'a B) -> Self {
+        let (used, adapted) = (HashSet::new(), HashSet::new());
+        Self { gguf, part, backend, n_bytes: 0, used, adapted, ranks: Vec::new() }
+    }
+
     fn layer(&mut self, c: &Config, index: usize) -> Result<Layer<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let spec = &c.layers[index];
@@ -336,7 +238,7 @@ impl<B: Backend> Loader<'_, B> {
 
     /// What every row of layer `index` goes through.
     fn feed_forward(&mut self, c: &Config, index: usize) -> Result<Option<FeedForward<B>>, ModelError> {
-        let LayerSpec { n_ff, experts, gates_itself, .. } = c.layers[index];
+        let LayerSpec { n_ff, experts, gates_itself, activation, .. } = c.layers[index];
         if n_ff == 0 {
             return Ok(None);
         }
@@ -345,17 +247,29 @@ impl<B: Backend> Loader<'_, B> {
             Some(_) => ["ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"],
         };
         let [gate, up, down] = names;
-        let (gate, up) = match gates_itself {
-            true => (None, self.matrix(&format!("blk.{index}.{up}"), c.n_embd, n_ff)?),
+        let (gate, up, of_both) = match gates_itself {
+            true => {
+                let ([up], low_rank) =
+                    self.group(c.n_embd, [RowsOf::all(format!("blk.{index}.{up}"), n_ff)])?;
+                (None, up, low_rank)
+            }
             false => {
-                let [gate, up] = self.matrices(up, [(gate, n_ff), (up, n_ff)], index, c.n_embd)?;
-                (Some(gate), up)
+                let rows = self.rows_of(up, [(gate, n_ff), (up, n_ff)], index);
+                let ([gate, up], low_rank) = self.group(c.n_embd, rows)?;
+                (Some(gate), up, low_rank)
             }
         };
+        if of_both.is_some() && !can_be_apart(activation) {
+            let what = format!("adapters of the feed-forward layers of '{}'", c.family.name);
+            return Err(ModelError::Unsupported { what });
+        }
+        let down = RowsOf::all(format!("blk.{index}.{down}"), c.n_embd);
+        let ([down], of_down) = self.group(n_ff, [down])?;
         Ok(Some(FeedForward {
             gate,
             up,
-            down: self.matrix(&format!("blk.{index}.{down}"), n_ff, c.n_embd)?,
+            down,
+            low_rank: [of_both, of_down],
             biases: self.feed_forward_biases(c, index, names)?,
         }))
     }
@@ -370,7 +284,7 @@ impl<B: Backend> Loader<'_, B> {
         let LayerSpec { n_ff, activation, .. } = c.layers[index];
         let [gate, up, down] = names.map(|name| name.replace(".weight", ".bias"));
         let [gate, up] = self.biases(&up, [(&gate, n_ff), (&up, n_ff)], index)?;
-        if matches!(activation, Activation::Bounded | Activation::Relu) && (gate.is_some() || up.is_some()) {
+        if !can_be_apart(activation) && (gate.is_some() || up.is_some()) {
             let what = format!("biases of the feed-forward layer of '{}'", c.family.name);
             return Err(ModelError::Unsupported { what });
         }
@@ -393,30 +307,22 @@ impl<B: Backend> Loader<'_, B> {
         Ok(self.backend.experts(source, n)?)
     }
 
-    /// Matrices of layer `index`, of so many rows each: tensors of their own, or where there is none for the first, the rows of
-    /// `fused`, one matrix after the other.
-    fn matrices<const N: usize>(
-        &mut self,
-        fused: &str,
-        parts: [(&str, usize); N],
-        index: usize,
-        n_in: usize,
-    ) -> Result<[B::Matrix; N], ModelError> {
+    /// What matrices of layer `index` are made of that have so many rows each: tensors of their own, or where there is none for the first,
+    /// the rows of `fused`, one matrix after the other.
+    fn rows_of<const N: usize>(&self, fused: &str, parts: [(&str, usize); N], index: usize) -> [RowsOf; N] {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let (fused, total) = (name(fused), parts.iter().map(|(_, n_out)| n_out).sum());
         let holds_all = |info: &TensorInfo| info.name == fused && info.rows() == total;
         let is_fused = !self.has(&name(parts[0].0)) && self.gguf.tensors().iter().any(holds_all);
         let mut first = 0;
-        let mut matrices = Vec::with_capacity(N);
-        for (part, n_out) in parts {
-            let source = match is_fused {
-                true => self.rows(&fused, &[n_in, total], first..first + n_out)?,
-                false => self.source(&name(part), n_in, n_out)?,
-            };
-            matrices.push(self.backend.matrix(source)?);
+        parts.map(|(part, n_out)| {
+            let rows = first..first + n_out;
             first += n_out;
-        }
-        Ok(matrices.try_into().unwrap_or_else(|_| unreachable!("a matrix for each part")))
+            match is_fused {
+                true => RowsOf::some(fused.clone(), total, [rows]),
+                false => RowsOf::all(name(part), n_out),
+            }
+        })
     }
 
     /// Biases of such matrices, where the file has them: tensors of their own, or one after the other in `fused`.
@@ -441,6 +347,24 @@ impl<B: Backend> Loader<'_, B> {
             first += len;
         }
         Ok(biases.try_into().unwrap_or_else(|_| unreachable!("one for each part")))
+    }
+
+    /// The rows that a matrix is made of.
+    fn source_of(&mut self, rows: &RowsOf, n_in: usize) -> Result<WeightSource, ModelError> {
+        let RowsOf { tensor, n_rows, ranges } = rows;
+        let shape = [n_in, *n_rows];
+        if let [one] = &ranges[..] {
+            return self.rows(tensor, &shape, one.clone());
+        }
+        let mut bytes = Vec::new();
+        let (mut n, mut dtype) = (0, None);
+        for range in ranges {
+            let source = self.rows(tensor, &shape, range.clone())?;
+            bytes.extend_from_slice(&source.bytes);
+            (n, dtype) = (n + source.n_out, Some(source.dtype));
+        }
+        let none = || ModelError::Unsupported { what: format!("no rows of '{tensor}'") };
+        Ok(WeightSource { dtype: dtype.ok_or_else(none)?, n_out: n, n_in, bytes: bytes.into() })
     }
 
     fn source(&mut self, name: &str, n_in: usize, n_out: usize) -> Result<WeightSource, ModelError> {
@@ -529,6 +453,11 @@ impl<B: Backend> Loader<'_, B> {
     }
 }
 
+/// Whether what is gated with such an activation can be made of products that were done before.
+fn can_be_apart(activation: Activation) -> bool {
+    activation != Activation::Bounded
+}
+
 /// Some bytes of a tensor, kept alive by the file they lie in: a device can read a mapped matrix where it is.
 fn shared_bytes(gguf: &Arc<Gguf>, tensor: TensorView<'_>, range: Range<usize>) -> SharedBytes {
     struct TensorBytes(Arc<Gguf>, TensorInfo);
@@ -555,7 +484,7 @@ pub(crate) fn decode_vector(tensor: &TensorView<'_>, len: usize) -> Result<Vec<f
 }
 
 /// The values of a tensor of this shape in f32.
-fn decode_values(tensor: &TensorView<'_>, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+pub(crate) fn decode_values(tensor: &TensorView<'_>, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
     check_shape(tensor, shape)?;
     let len = shape.iter().product();
     let mut values = vec![0.0; len];

@@ -49,7 +49,8 @@ impl<'a, B: Backend> Running<'a, B> {
     fn try_step(&mut self, ns: &[usize], tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         let Self { device, decoder, pool, caches, act } = self;
         let parts = caches.iter_mut().zip(ns).filter(|(_, n)| **n > 0);
-        let mut parts: Vec<_> = parts.map(|(cache, &n)| StepPart { cache, n, want: Want::Last }).collect();
+        let mut parts: Vec<_> =
+            parts.map(|(cache, &n)| StepPart { cache, n, want: Want::Last, strengths: None }).collect();
         let mut rows = vec![f32::NAN; parts.len() * decoder.n_vocab()];
         let mut logits = device.buffer(rows.len())?;
         let outputs = Outputs::logits(Some(&mut logits));
@@ -62,7 +63,8 @@ impl<'a, B: Backend> Running<'a, B> {
     /// The streams that these tokens of the first sequence leave.
     fn streams(&mut self, tokens: &[u32]) -> Vec<f32> {
         let Self { device, decoder, pool, caches, act } = self;
-        let parts = &mut [StepPart { cache: &mut caches[0], n: tokens.len(), want: Want::Nothing }];
+        let parts =
+            &mut [StepPart { cache: &mut caches[0], n: tokens.len(), want: Want::Nothing, strengths: None }];
         decoder.step(device, pool, parts, act, Entry::Tokens(tokens), Outputs::logits(None)).unwrap();
         let mut streams = vec![f32::NAN; tokens.len() * decoder.config().n_embd];
         decoder.left(device, act, tokens.len(), &mut streams).unwrap();

@@ -159,7 +159,9 @@ impl BenchArgs {
         let shape = Shape::named(shape).map_err(|error| Failure::Usage(format!("--synthetic: {error}")))?;
         let dtype: DType = dtype.parse().map_err(|error| Failure::Usage(format!("--synthetic: {error}")))?;
         let gguf = shape.model(dtype, 1 << 17)?;
-        let options = self.model.options(None);
-        Ok((format!("{} {} (synthetic)", shape.name, dtype.name()), Model::from_gguf(gguf, options)?))
+        let lora = &self.model.lora;
+        let options = self.model.options(lora.open(&self.model, false)?, None);
+        let name = format!("{} {} (synthetic){}", shape.name, dtype.name(), lora.label());
+        Ok((name, Model::from_gguf(gguf, options)?))
     }
 }

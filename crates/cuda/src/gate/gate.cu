@@ -44,13 +44,13 @@ struct GateValuesParams {
     const float* g;  // [n]
     float* y;        // [n]
     unsigned n;
-    unsigned is_silu;
+    unsigned kind;
 };
 
-// y = s(g) y, the logistic function or SiLU.
+// y = s(g) y, s the logistic function (0), SiLU (1) or the number itself (2).
 extern "C" __global__ void gate_values(const __grid_constant__ GateValuesParams p) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= p.n) return;
-    float g = p.g[i], y = p.y[i], divisor = 1.0f + expf(-g);
-    p.y[i] = p.is_silu ? y * (g / divisor) : y / divisor;
+    float g = p.g[i], y = p.y[i], divisor = p.kind == 2 ? 1.0f : 1.0f + expf(-g);
+    p.y[i] = p.kind == 0 ? y / divisor : y * (g / divisor);
 }

@@ -97,7 +97,7 @@ struct ValuesParams {
     g: DevicePtr,
     y: DevicePtr,
     n: u32,
-    is_silu: u32,
+    kind: u32,
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -129,12 +129,14 @@ pub(crate) fn gate_values(
     if n == 0 {
         return Ok(());
     }
-    let is_silu = match values {
+    let kind = match values {
         Gate::Sigmoid => 0,
         Gate::Silu => 1,
+        Gate::Plain => 2,
         Gate::Gelu => return gate(cx, Activation::Gelu, g, y, n),
+        Gate::Relu => return gate(cx, Activation::Relu, g, y, n),
     };
-    let params = ValuesParams { g, y, n: n as u32, is_silu };
+    let params = ValuesParams { g, y, n: n as u32, kind };
     let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
     cx.launch(cx.kernel(&SOURCE, "gate_values")?, launch, &params)
 }

@@ -59,7 +59,7 @@ impl Header {
             coded_tiles: state.coded,
             mark: state.mark,
             turns_long: model.config().turns_long(sequence.n_ctx()),
-            identity: identity(model)
+            identity: identity(model, sequence.strengths())
                 .into_iter()
                 .map(|(name, value)| (name.to_owned(), value.into()))
                 .collect(),
@@ -90,8 +90,13 @@ impl Header {
     }
 
     /// The file must be of this layout, model and RoPE.
-    pub(super) fn check_identity(&self, model: &Model, path: &Path) -> Result<(), ContextFileError> {
-        for (field, expected) in identity(model) {
+    pub(super) fn check_identity(
+        &self,
+        model: &Model,
+        strengths: Option<&Arc<[f32]>>,
+        path: &Path,
+    ) -> Result<(), ContextFileError> {
+        for (field, expected) in identity(model, strengths) {
             let got = self.identity.get(field).and_then(|value| value.as_str()).unwrap_or("(absent)");
             if got != expected {
                 return Err(mismatch(path, field, expected, got));
@@ -226,14 +231,14 @@ fn heads(shape: &KvShape) -> String {
 
 /// What decides whether cached keys and values mean the same: the layout of the bytes, the model that made them, and
 /// the rotary embedding that is in the keys. Numbers as text, so that equal means identical.
-pub(super) fn identity(model: &Model) -> Vec<(&'static str, String)> {
+pub(super) fn identity(model: &Model, strengths: Option<&Arc<[f32]>>) -> Vec<(&'static str, String)> {
     let config = model.config();
     let (ropes, shape, rotation) = (&config.ropes, config.kv_shape(), Rotation::kv(128));
     let longest = config.n_ctx_train.max(config.n_ctx_short().unwrap_or(0).saturating_add(1));
     let frequencies: Vec<u8> =
         ropes.iter().flat_map(|rope| rope.frequencies(longest)).flat_map(|f| f.to_le_bytes()).collect();
     let of_each = |what: fn(&Rope) -> String| ropes.iter().map(what).collect::<Vec<_>>().join(", ");
-    vec![
+    let mut fields = vec![
         ("layout.version", LAYOUT_VERSION.to_string()),
         ("layout.tile", TILE.to_string()),
         ("layout.rotation", format!("{:032x}:{:032x}", rotation.before(), rotation.after())),
@@ -246,7 +251,12 @@ pub(super) fn identity(model: &Model) -> Vec<(&'static str, String)> {
         ("model.heads", heads(&shape)),
         ("model.vocabulary", model.n_vocab().to_string()),
         ("model.fingerprint", model.computed_by()),
-    ]
+    ];
+    if !model.loras().is_empty() {
+        let strengths = strengths.map_or_else(|| model.lora_strengths(), |strengths| strengths.to_vec());
+        fields.push(("model.adapters", format!("{strengths:?}")));
+    }
+    fields
 }
 
 #[cfg(test)]

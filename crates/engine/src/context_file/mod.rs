@@ -169,7 +169,8 @@ impl Session {
 
     fn read_prefix(&mut self, mut reader: Reader<impl Read + Seek>, prompt: &[u32]) -> Result<usize, Error> {
         let header = Header::parse(&reader)?;
-        header.check_identity(self.model(), reader.path())?;
+        let strengths = self.sequence().strengths().cloned();
+        header.check_identity(self.model(), strengths.as_ref(), reader.path())?;
         header.check_turned(self.model().config(), self.n_ctx(), reader.path())?;
         header.check_plan(self.sequence().plan(), reader.path())?;
         let tokens = reader.tokens(header.n_tokens)?;
@@ -181,7 +182,8 @@ impl Session {
         }
         let plan = self.sequence().plan().clone();
         let n_ctx = tokens.len().max(self.n_ctx());
-        let mut sequence = restore(&mut reader, self.model(), plan, n_ctx, header.state())?;
+        let sequence = restore(&mut reader, self.model(), plan, n_ctx, header.state())?;
+        let mut sequence = sequence.with_strengths(strengths);
         let n = sequence.loaded().cut(sequence.id(), n);
         sequence.set_n_ctx(self.n_ctx());
         self.replace(sequence, tokens[..n].to_vec());
@@ -197,7 +199,7 @@ impl Model {
     pub fn saved_tokens(&self, path: impl AsRef<Path>) -> Result<Vec<u32>, Error> {
         let mut reader = Reader::open(path.as_ref())?;
         let header = Header::parse(&reader)?;
-        header.check_identity(self, reader.path())?;
+        header.check_identity(self, None, reader.path())?;
         Ok(reader.tokens(header.n_tokens)?)
     }
 
@@ -212,7 +214,7 @@ impl Model {
     pub fn load_session(&self, path: impl AsRef<Path>, n_ctx: Option<usize>) -> Result<Session, Error> {
         let mut reader = Reader::open(path.as_ref())?;
         let header = Header::parse(&reader)?;
-        header.check_identity(self, reader.path())?;
+        header.check_identity(self, None, reader.path())?;
         let plan = header.plan(&self.config().kv_shape(), reader.path())?;
         let tokens = reader.tokens(header.n_tokens)?;
         if let Some(n_ctx) = n_ctx {

@@ -163,7 +163,7 @@ fn another_model_layout_rope_or_type_is_refused_by_name() {
     session.feed(&tokens(20), &mut |_| true).unwrap();
     session.save(&path).unwrap();
     let header = Header::new(&model, session.sequence()).to_json();
-    for (name, _) in header::identity(&model) {
+    for (name, _) in header::identity(&model, None) {
         // A file whose header says something else there, checksums right.
         let mut other: serde_json::Value = serde_json::from_str(&header).unwrap();
         other["identity"][name] = "else".into();

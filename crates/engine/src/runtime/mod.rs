@@ -35,13 +35,15 @@ pub(crate) const MAX_ROWS: usize = 512;
 pub(crate) struct SequenceId(u64);
 
 /// One sequence of a step.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct StepRow {
     pub id: SequenceId,
     /// Its rows, at least one.
     pub n: usize,
     /// Which of them get logits.
     pub want: Want,
+    /// See [`StepPart::strengths`](kvant_model::StepPart::strengths).
+    pub strengths: Option<Arc<[f32]>>,
 }
 
 /// How many tokens a context is to hold.

@@ -91,7 +91,7 @@ fn check_weights<B: Backend>(device: &B, part: &Part, n_layers: usize, gguf: &Gg
     }
     let split_off = |n| {
         let [_, last] = Part::split(n_layers, n_layers - n);
-        last.with_weights(part.weights())
+        last.with_weights(part.weights()).with_loras(part.loras().to_vec())
     };
     let last = |n| if n < n_layers { split_off(n).n_bytes(gguf) } else { usize::MAX };
     let fitting = largest(n_layers, |n| n == 0 || last(n) <= usable);
@@ -182,6 +182,11 @@ impl<B: Backend> On<B> {
     }
 }
 
+/// One sequence of a step, whose cache this is.
+fn part<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a StepRow) -> StepPart<'a, P> {
+    StepPart { cache, n: row.n, want: row.want, strengths: row.strengths.as_deref() }
+}
+
 impl<B: Backend> State<B> {
     /// The caches of a batch, in its order, each with its rows.
     fn parts(
@@ -191,14 +196,12 @@ impl<B: Backend> State<B> {
     ) {
         let known = "a sequence that was started and not released";
         // Decoding one sequence allocates nothing.
-        if let [StepRow { id, n, want }] = *batch {
-            let cache = self.caches.get_mut(&id).expect(known);
-            return f(&mut [StepPart { cache, n, want }], &mut self.act);
+        if let [row] = batch {
+            let cache = self.caches.get_mut(&row.id).expect(known);
+            return f(&mut [part(cache, row)], &mut self.act);
         }
         let mut taken: Vec<_> = batch.iter().map(|row| self.caches.remove(&row.id).expect(known)).collect();
-        let rows = taken.iter_mut().zip(batch);
-        let mut parts: Vec<_> =
-            rows.map(|(cache, &StepRow { n, want, .. })| StepPart { cache, n, want }).collect();
+        let mut parts: Vec<_> = taken.iter_mut().zip(batch).map(|(cache, row)| part(cache, row)).collect();
         f(&mut parts, &mut self.act);
         self.caches.extend(batch.iter().map(|row| row.id).zip(taken));
     }
@@ -337,7 +340,7 @@ impl<B: Backend> Loaded for On<B> {
     fn append_random(&self, id: SequenceId, n: usize, random: &mut Random) -> Result<(), Error> {
         let State { caches, act, .. } = &mut *self.state();
         let cache = caches.get_mut(&id).expect("a sequence that was started and not released");
-        let part = StepPart { cache, n, want: Want::Nothing };
+        let part = StepPart { cache, n, want: Want::Nothing, strengths: None };
         let result = self.decoder.append_random(&*self.device, &self.pool, part, act, random);
         result.map_err(|error| take_back(error, [cache]))
     }

@@ -56,7 +56,7 @@ impl Relay {
         mut queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
         let mut residual = self.residual.lock().unwrap_or_else(PoisonError::into_inner);
-        let silent: Vec<_> = batch.iter().map(|row| StepRow { want: Want::Nothing, ..*row }).collect();
+        let silent: Vec<_> = batch.iter().map(|row| StepRow { want: Want::Nothing, ..row.clone() }).collect();
         let (mut handed, mut logits) = (Vec::new(), None);
         for (index, (first, part)) in self.parts().enumerate() {
             let is_last = index + 1 == self.parts.len();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     fn row(sequence: &Sequence, n: usize, want: Want) -> StepRow {
-        StepRow { id: sequence.id(), n, want }
+        sequence.step_row(n, want)
     }
 
     fn logits(sequence: &Sequence, tokens: &[u32]) -> Vec<u32> {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvant_kv::{CacheState, KvShape, Plan};
+use kvant_model::Want;
 
-use super::{Loaded, MAX_ROWS, Room, SequenceId};
+use super::{Loaded, MAX_ROWS, Room, SequenceId, StepRow};
 use crate::Error;
 
 /// A sequence; it is let go of when this is dropped.
@@ -14,6 +15,8 @@ pub(crate) struct Sequence {
     id: SequenceId,
     plan: Arc<Plan>,
     n_ctx: usize,
+    /// How much of each adapter its tokens are made with; as much as those were loaded with where nothing is said.
+    strengths: Option<Arc<[f32]>>,
 }
 
 /// A number that no sequence of this process has had.
@@ -27,7 +30,7 @@ impl Sequence {
     pub fn start(loaded: Arc<dyn Loaded>, plan: Plan, room: Room) -> Result<Self, Error> {
         let id = fresh();
         let (n_ctx, plan) = loaded.start(id, plan, room)?;
-        Ok(Self { loaded, id, plan: Arc::new(plan), n_ctx })
+        Ok(Self { loaded, id, plan: Arc::new(plan), n_ctx, strengths: None })
     }
 
     /// See [`Caches::restore`](super::Caches::restore).
@@ -40,14 +43,30 @@ impl Sequence {
     ) -> Result<Self, Error> {
         let id = fresh();
         loaded.restore(id, plan.clone(), n_ctx, state, next)?;
-        Ok(Self { loaded, id, plan: Arc::new(plan), n_ctx })
+        Ok(Self { loaded, id, plan: Arc::new(plan), n_ctx, strengths: None })
     }
 
     /// A second sequence with the same tokens.
     pub fn fork(&self) -> Self {
         let id = fresh();
         self.loaded.fork(self.id, id);
-        Self { loaded: Arc::clone(&self.loaded), id, plan: Arc::clone(&self.plan), n_ctx: self.n_ctx }
+        let (loaded, plan) = (Arc::clone(&self.loaded), Arc::clone(&self.plan));
+        Self { loaded, id, plan, n_ctx: self.n_ctx, strengths: self.strengths.clone() }
+    }
+
+    /// The same, whose tokens are made with so much of each adapter.
+    pub fn with_strengths(mut self, strengths: Option<Arc<[f32]>>) -> Self {
+        self.strengths = strengths;
+        self
+    }
+
+    pub fn strengths(&self) -> Option<&Arc<[f32]>> {
+        self.strengths.as_ref()
+    }
+
+    /// `n` rows of it in a step.
+    pub fn step_row(&self, n: usize, want: Want) -> StepRow {
+        StepRow { id: self.id, n, want, strengths: self.strengths.clone() }
     }
 
     pub fn loaded(&self) -> &dyn Loaded {

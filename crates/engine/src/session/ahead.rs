@@ -9,7 +9,7 @@ use kvant_text::guess::{Guesser, MOST_GUESSES};
 use super::Session;
 use crate::Error;
 use crate::clock::Stopwatch;
-use crate::runtime::{OnPrediction, StepRow};
+use crate::runtime::OnPrediction;
 
 /// The most rows of a step with guesses, what is owed among them: as much as is owed when all but the last comes true, and one more.
 const MOST_ROWS: usize = 1 + MOST_GUESSES;
@@ -162,7 +162,7 @@ impl Session {
         if owed.is_empty() {
             return Ok(());
         }
-        let row = StepRow { id: self.sequence.id(), n: owed.len(), want: Want::Nothing };
+        let row = self.sequence.step_row(owed.len(), Want::Nothing);
         self.sequence.loaded().step(&[row], Entry::Tokens(owed), None, None).map(|_| ())
     }
 }

@@ -3,7 +3,7 @@
 use kvant_model::{Entry, Want};
 
 use super::Session;
-use crate::runtime::{MAX_ROWS, StepRow};
+use crate::runtime::MAX_ROWS;
 use crate::{Error, Model, Pooled};
 
 /// What one of several sessions reads in a step.
@@ -106,7 +106,7 @@ fn step(model: &Model, feeds: &mut [Feed<'_>], batch: &[Share], read: &mut [usiz
         session.lent = None;
         let is_all = read[index] + n == tokens.len();
         let want = if is_all && !pools { Want::From(n_owed + n - 1) } else { Want::Nothing };
-        rows.push(StepRow { id: session.sequence.id(), n: n_owed + n + n_guesses, want });
+        rows.push(session.sequence.step_row(n_owed + n + n_guesses, want));
         entering.extend_from_slice(session.owed());
         entering.extend_from_slice(&tokens[read[index]..][..n]);
         entering.extend_from_slice(&guesses[..n_guesses]);

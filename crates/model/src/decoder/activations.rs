@@ -2,9 +2,9 @@
 
 use kvant_backend::{Backend, BackendError, StateHeads};
 
-use super::Decoder;
+use super::{Decoder, Low};
 use crate::config::Recurrence;
-use crate::weights::Layer;
+use crate::weights::{FeedForward, Layer};
 use crate::{LayerSpec, ModelError, SharedExpert};
 
 /// The activations of a step. They belong to the device, not to a sequence; a step allocates nothing.
@@ -44,7 +44,8 @@ pub struct Activations<B: Backend> {
     pub(super) entering: B::Buffer,
     /// Queries, keys and values that a convolution gives, `[rows, channels]`.
     pub(super) convolved: B::Buffer,
-    /// Gates of what attention or a state gives, as wide as that, and those of a feed-forward layer with biases, `[rows, n_ff]`.
+    /// Gates of what attention or a state gives, as wide as that, and those of a feed-forward layer with biases or
+    /// adapters, `[rows, n_ff]`.
     pub(super) gates: B::Buffer,
     /// How long a step is for each head that keeps a state, `[rows, n_v_heads]`.
     pub(super) steps: B::Buffer,
@@ -61,6 +62,8 @@ pub struct Activations<B: Backend> {
     /// What enters a layer, normalised, where no product does that on the way; a branch before its norm; and then the rows of `x`
     /// that are wanted, side by side, `[rows, n_embd]`.
     pub(super) spare: B::Buffer,
+    /// What adapters make of an input on the way to what they add.
+    pub(super) low: Low<B>,
     /// f16 tiles of the step that older rows see and the tail no longer holds.
     pub(super) band: Option<B::Page>,
     /// Where those of each layer's keys and values begin, in bytes, `[layers that keep some]`: all in one place, but for those that
@@ -78,9 +81,9 @@ impl<B: Backend> Decoder<B> {
     fn widest_gates(&self) -> usize {
         let of_layer = |(weights, spec): (&Layer<B>, &LayerSpec)| {
             let of_state = state_heads(spec).map_or(0, |heads| heads.n_out());
-            let has_biases = weights.ffn.as_ref().is_some_and(|ffn| ffn.biases.iter().any(Option::is_some));
+            let is_apart = weights.ffn.as_ref().is_some_and(FeedForward::is_apart);
             let of_attention = if spec.gated { spec.n_out() } else { 0 };
-            of_attention.max(of_state).max(if has_biases { spec.n_ff } else { 0 })
+            of_attention.max(of_state).max(if is_apart { spec.n_ff } else { 0 })
         };
         self.weights.layers.iter().zip(self.layers()).map(of_layer).max().unwrap_or(0)
     }
@@ -130,6 +133,7 @@ impl<B: Backend> Decoder<B> {
                 .map(|rope| angles(rope.params.n_rot))
                 .collect::<Result<_, BackendError>>()?,
             spare: buffer(c.n_embd)?,
+            low: Low::new(backend, &self.weights.ranks, max_rows)?,
             band: None,
             bands: Vec::new(),
         })

@@ -9,7 +9,7 @@
 
 use kvant_backend::{Activation, Backend, Choice, ExpertWeights, Gate, Heads, Input, Output, Routing};
 
-use super::{Activations, Branch, Decoder};
+use super::{Activations, Branch, Decoder, Product};
 use crate::weights::{Beside, Experts, FeedForward, Layer};
 use crate::{LayerSpec, ModelError};
 
@@ -23,7 +23,7 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        if let Some(FeedForward { gate, up, biases, .. }) = &layer.ffn {
+        if let Some(ffn @ FeedForward { gate, up, biases, low_rank: [low_rank, _], .. }) = &layer.ffn {
             let input = match spec.norms.shared {
                 // Attention has left it there.
                 true => Input { x: &act.spare, norm: None, first_row: 0, rows },
@@ -31,36 +31,44 @@ impl<B: Backend> Decoder<B> {
                     self.enter(backend, spec.norms.kind, &layer.ffn_norm, (&act.x, &mut act.spare), rows)?
                 }
             };
-            match biases {
-                [None, None, _] => {
-                    let gate = gate.as_ref().unwrap_or(up);
-                    backend.gated_ffn(input, spec.activation, gate, up, &mut act.hidden)?;
+            if ffn.is_apart() {
+                let [of_gate, of_up, _] = biases.each_ref().map(Option::as_ref);
+                let output = |w, bias, y| Output { w, bias, y, accumulate: false };
+                let product = Product { input, low_rank: low_rank.as_ref() };
+                let (n, ups) = (rows * spec.n_ff, output(up, of_up, &mut act.hidden));
+                match gate {
+                    Some(gate) => {
+                        let gates = output(gate, of_gate, &mut act.gates);
+                        self.project(backend, product, &mut [gates, ups], &mut act.low)?;
+                    }
+                    None => {
+                        self.project(backend, product, &mut [ups], &mut act.low)?;
+                        backend.copy(&act.hidden, 0, &mut act.gates, 0, n)?;
+                    }
                 }
-                [gate_bias, up_bias, _] => {
-                    let output = |w, bias, y| Output { w, bias, y, accumulate: false };
-                    let gate = gate.as_ref().unwrap_or(up);
-                    let gates = output(gate, gate_bias.as_ref(), &mut act.gates);
-                    let ups = output(up, up_bias.as_ref(), &mut act.hidden);
-                    backend.project(input, &mut [gates, ups])?;
-                    let gate = match spec.activation {
-                        Activation::Silu => Gate::Silu,
-                        Activation::Gelu => Gate::Gelu,
-                        Activation::Bounded | Activation::Relu => unreachable!("refused with its weights"),
-                    };
-                    backend.gate(&mut act.hidden, rows * spec.n_ff, &act.gates, gate)?;
-                }
+                let gate = match spec.activation {
+                    Activation::Silu => Gate::Silu,
+                    Activation::Gelu => Gate::Gelu,
+                    Activation::Relu => Gate::Relu,
+                    Activation::Bounded => unreachable!("refused with its weights"),
+                };
+                backend.gate(&mut act.hidden, n, &act.gates, gate)?;
+            } else {
+                let gate = gate.as_ref().unwrap_or(up);
+                backend.gated_ffn(input, spec.activation, gate, up, &mut act.hidden)?;
             }
         }
         if let (Some(experts), Some(of)) = (&layer.experts, spec.experts) {
             self.go_through_experts(backend, (layer, spec), (experts, of.routing), act, rows)?;
         }
-        let Some(FeedForward { down, biases: [.., bias], .. }) = &layer.ffn else { return Ok(()) };
-        let bias = bias.as_ref();
+        let Some(ffn) = &layer.ffn else { return Ok(()) };
         match layer.experts.as_ref().and_then(|experts| experts.beside.as_ref()) {
-            Some(beside) => self.add_both(backend, (layer, spec), (down, bias, beside), act, rows),
+            Some(beside) => self.add_both(backend, (layer, spec), (ffn, beside), act, rows),
             None => {
-                let branch = Branch { of: &act.hidden, w: down, bias, norm: &layer.ffn_after };
-                self.add(backend, &mut act.x, branch, &mut act.spare, rows)
+                let FeedForward { down, biases: [.., bias], low_rank: [_, low_rank], .. } = ffn;
+                let (bias, low_rank) = (bias.as_ref(), low_rank.as_ref());
+                let branch = Branch { of: &act.hidden, w: down, low_rank, bias, norm: &layer.ffn_after };
+                self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
             }
         }
     }
@@ -118,13 +126,16 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         (layer, spec): (&Layer<B>, &LayerSpec),
-        (down, bias, beside): (&B::Matrix, Option<&B::Buffer>, &Beside<B>),
+        (ffn, beside): (&FeedForward<B>, &Beside<B>),
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
+        let FeedForward { down, biases: [.., bias], low_rank: [_, low_rank], .. } = ffn;
         let input = Input { x: &act.hidden, norm: None, first_row: 0, rows };
+        let product = Product { input, low_rank: low_rank.as_ref() };
         let sum = &mut act.spare;
-        backend.project(input, &mut [Output { w: down, bias, y: sum, accumulate: false }])?;
+        let output = Output { w: down, bias: bias.as_ref(), y: &mut *sum, accumulate: false };
+        self.project(backend, product, &mut [output], &mut act.low)?;
         let row = Heads { n: 1, dim: self.config.n_embd };
         let rope = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
         self.normalise(backend, (sum, rows, row), Some(self.normed(&beside.after_ffn)), rope)?;

@@ -2,7 +2,7 @@
 
 use kvant_backend::{Backend, Columns, Heads, Input, Output, RopeParams};
 
-use super::{Activations, Branch, Decoder, StepPart, for_parts};
+use super::{Activations, Branch, Decoder, Product, StepPart, for_parts};
 use crate::weights::LatentAttention;
 use crate::{Latent, ModelError};
 
@@ -27,8 +27,9 @@ impl<B: Backend> Decoder<B> {
             backend.attend(&params, parts, &act.q, None, act.band.as_ref(), &mut act.attended)
         })?;
         backend.project_each(&act.attended, rows, &weights.from_latent, &mut act.plain)?;
-        let branch = Branch { of: &act.plain, w: &weights.wo, bias: None, norm: &layer.attn_after };
-        self.add(backend, &mut act.x, branch, &mut act.spare, rows)
+        let (w, low_rank) = (&weights.wo, weights.low_rank.output.as_ref());
+        let branch = Branch { of: &act.plain, w, low_rank, bias: None, norm: &layer.attn_after };
+        self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
     }
 
     /// The queries, keys and values of layer `index`, made of what enters it.
@@ -46,13 +47,16 @@ impl<B: Backend> Decoder<B> {
         let (c, r) = (output(&weights.latent, &mut act.v), output(&weights.turned, &mut act.turned_key));
         let [plain, turned] = &weights.queries;
         let [plain, turned] = [output(plain, &mut act.plain), output(turned, &mut act.turned)];
+        let of_input = Product { input, low_rank: weights.low_rank.input.as_ref() };
+        let low = &mut act.low;
         match &weights.of_queries {
-            None => backend.project(input, &mut [c, r, plain, turned])?,
+            None => self.project(backend, of_input, &mut [c, r, plain, turned], low)?,
             Some((w, norm)) => {
-                backend.project(input, &mut [c, r, output(w, &mut act.of_queries)])?;
+                self.project(backend, of_input, &mut [c, r, output(w, &mut act.of_queries)], low)?;
                 let norm = Some(self.normed(norm));
                 let input = Input { x: &act.of_queries, norm, first_row: 0, rows };
-                backend.project(input, &mut [plain, turned])?;
+                let of_queries = Product { input, low_rank: weights.low_rank.queries.as_ref() };
+                self.project(backend, of_queries, &mut [plain, turned], low)?;
             }
         }
         let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);

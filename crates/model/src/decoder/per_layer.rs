@@ -7,7 +7,7 @@
 
 use kvant_backend::{Backend, Gate, Input, Norm, Output};
 
-use super::{Activations, Branch, Decoder};
+use super::{Activations, Branch, Decoder, Product};
 use crate::ModelError;
 use crate::weights::{PerLayer, PerLayerInputs};
 
@@ -49,10 +49,12 @@ impl<B: Backend> Decoder<B> {
         let Some(n) = self.config.n_per_layer else { return Ok(()) };
         let input = Input { x: &act.x, norm: None, first_row: 0, rows };
         let gates = Output { w: &weights.gate, bias: None, y: &mut act.narrow, accumulate: false };
-        backend.project(input, &mut [gates])?;
+        let [of_gate, of_out] = weights.low_rank.each_ref().map(Option::as_ref);
+        self.project(backend, Product { input, low_rank: of_gate }, &mut [gates], &mut act.low)?;
         let numbers = &mut act.per_layer[index];
         backend.gate(numbers, rows * n, &act.narrow, Gate::Gelu)?;
-        let branch = Branch { of: numbers, w: &weights.out, bias: None, norm: &weights.after };
-        self.add(backend, &mut act.x, branch, &mut act.spare, rows)
+        let branch =
+            Branch { of: numbers, w: &weights.out, low_rank: of_out, bias: None, norm: &weights.after };
+        self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
     }
 }

@@ -4,7 +4,7 @@ use kvant_backend::{
     Backend, Gate, Heads, Norm, Output, Page, Pairing, RopeParams, StateInputs, StatePart, StateRule,
 };
 
-use super::{Activations, Branch, Decoder, StepPart};
+use super::{Activations, Branch, Decoder, Product, StepPart};
 use crate::ModelError;
 use crate::config::{Recurrence, StateKind};
 use crate::weights::{HeadWeights, Recurrent, RuleWeights};
@@ -24,15 +24,17 @@ impl<B: Backend> Decoder<B> {
         let input = self.enter(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
         let output = |w, y| Output { w, bias: None, y, accumulate: false };
         let into = output(&weights.into, &mut act.entering);
+        let product = Product { input, low_rank: weights.low_rank[0].as_ref() };
+        let project = |outputs: &mut [Output<'_, B>]| self.project(backend, product, outputs, &mut act.low);
         match &weights.heads {
-            None => backend.project(input, &mut [into])?,
+            None => project(&mut [into])?,
             Some(HeadWeights { gate, step, rule, .. }) => {
                 let (gate, step) = (output(gate, &mut act.gates), output(step, &mut act.steps));
                 match rule {
                     RuleWeights::Delta { write } => {
-                        backend.project(input, &mut [into, gate, step, output(write, &mut act.writes)])?;
+                        project(&mut [into, gate, step, output(write, &mut act.writes)])?;
                     }
-                    RuleWeights::Space { .. } => backend.project(input, &mut [into, gate, step])?,
+                    RuleWeights::Space { .. } => project(&mut [into, gate, step])?,
                 }
             }
         }
@@ -59,8 +61,9 @@ impl<B: Backend> Decoder<B> {
         if let Some(heads) = &weights.heads {
             self.recur(backend, (recurrence, first + 1), heads, parts, act, rows)?;
         }
-        let branch = Branch { of: &act.attended, w: &weights.out, bias: None, norm: &layer.attn_after };
-        self.add(backend, &mut act.x, branch, &mut act.spare, rows)
+        let (w, low_rank) = (&weights.out, weights.low_rank[1].as_ref());
+        let branch = Branch { of: &act.attended, w, low_rank, bias: None, norm: &layer.attn_after };
+        self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
     }
 
     /// What heads that keep a state make of what a convolution gives, normalised and gated.

@@ -1,10 +1,9 @@
 //! The weights of attention.
 
-use std::ops::Range;
+use kvant_backend::Backend;
 
-use kvant_backend::{Backend, SharedBytes, WeightSource};
-
-use super::{KV_TENSORS, LatentAttention, Loader};
+use super::low_rank::RowsOf;
+use super::{KV_TENSORS, LatentAttention, Loader, LowRank};
 use crate::config::LayerState;
 use crate::{Config, ModelError};
 
@@ -27,6 +26,8 @@ pub(crate) struct Attention<B: Backend> {
     pub(crate) gate: Option<B::Matrix>,
     /// What its keys and values are made with, where they are its own.
     pub(crate) kv: Option<KvWeights<B>>,
+    /// What adapters add to the products of what enters (queries, keys, values, gates), and to that of what attention gives.
+    pub(crate) low_rank: [Option<LowRank<B>>; 2],
 }
 
 /// What keys and values are made with.
@@ -40,6 +41,10 @@ pub(crate) struct KvWeights<B: Backend> {
     /// Of each head of values: all ones, `[v_head_dim]`.
     pub(crate) v_norm: Option<B::Buffer>,
 }
+
+/// What the queries are made with, the gates of what attention gives, keys and values, and what adapters add.
+type Entering<B> =
+    (<B as Backend>::Matrix, Option<<B as Backend>::Matrix>, Option<KvWeights<B>>, Option<LowRank<B>>);
 
 impl<B: Backend> Loader<'_, B> {
     /// What attends in layer `index`, if anything.
@@ -59,32 +64,30 @@ impl<B: Backend> Loader<'_, B> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let spec = &c.layers[index];
         let (n_q, heads) = (spec.n_q(), spec.heads);
-        let (wq, gate, mut kv) = match (spec.state, spec.gated) {
-            (LayerState::Own, false) => {
-                let (wq, kv) = self.qkv(c, index)?;
-                (wq, None, Some(kv))
-            }
-            (LayerState::Own, true) => {
-                let [wq, gate] = self.gated_queries(&name("attn_q.weight"), c, index)?;
-                (wq, Some(gate), Some(self.keys_and_values(c, index)?))
-            }
+        let (wq, gate, mut kv, of_input) = match (spec.state, spec.gated) {
+            (LayerState::Own, false) => self.qkv(c, index)?,
+            (LayerState::Own, true) => self.gated_qkv(c, index)?,
             _ => {
                 // Files have them all the same.
                 self.used.extend(KV_TENSORS.iter().map(|suffix| name(suffix)));
-                (self.matrix(&name("attn_q.weight"), c.n_embd, n_q)?, None, None)
+                let ([wq], of_input) = self.group(c.n_embd, [RowsOf::all(name("attn_q.weight"), n_q)])?;
+                (wq, None, None, of_input)
             }
         };
         let bq = self.attention_biases(c, index, kv.as_mut())?;
+        let ([wo], of_output) =
+            self.group(spec.n_out(), [RowsOf::all(name("attn_output.weight"), c.n_embd)])?;
         let q_normed = spec.norms.heads.width(heads.k_head_dim, n_q);
         Ok(Attention {
             wq,
-            wo: self.matrix(&name("attn_output.weight"), spec.n_out(), c.n_embd)?,
+            wo,
             bq,
             bo: self.optional_vector(&name("attn_output.bias"), c.n_embd)?,
             q_norm: self.vector_if(q_normed, &name("attn_q_norm.weight"))?,
             sinks: self.vector_if(spec.sinks.then_some(heads.n_heads), &name("attn_sinks.weight"))?,
             gate,
             kv,
+            low_rank: [of_input, of_output],
         })
     }
 
@@ -114,34 +117,35 @@ impl<B: Backend> Loader<'_, B> {
         }
     }
 
-    fn qkv(&mut self, c: &Config, index: usize) -> Result<(B::Matrix, KvWeights<B>), ModelError> {
+    fn qkv(&mut self, c: &Config, index: usize) -> Result<Entering<B>, ModelError> {
+        const FUSED: &str = "attn_qkv.weight";
         let spec = &c.layers[index];
         let [k, v, ..] = KV_TENSORS;
-        let (fused, [q, k, v]) =
-            ("attn_qkv.weight", [("attn_q.weight", spec.n_q()), (k, spec.n_k()), (v, spec.n_v())]);
-        let (wq, wk, wv) = match spec.values_of_keys {
-            true => self.matrices(fused, [q, k], index, c.n_embd).map(|[wq, wk]| (wq, wk, None))?,
+        let [q, k, v] = [("attn_q.weight", spec.n_q()), (k, spec.n_k()), (v, spec.n_v())];
+        let (wq, wk, wv, low_rank) = match spec.values_of_keys {
+            true => {
+                let ([wq, wk], low_rank) = self.group(c.n_embd, self.rows_of(FUSED, [q, k], index))?;
+                (wq, wk, None, low_rank)
+            }
             false => {
-                self.matrices(fused, [q, k, v], index, c.n_embd).map(|[wq, wk, wv]| (wq, wk, Some(wv)))?
+                let ([wq, wk, wv], low_rank) = self.group(c.n_embd, self.rows_of(FUSED, [q, k, v], index))?;
+                (wq, wk, Some(wv), low_rank)
             }
         };
-        Ok((wq, self.beside_keys_and_values(c, index, wk, wv)?))
+        Ok((wq, None, Some(self.beside_keys_and_values(c, index, wk, wv)?), low_rank))
     }
 
-    /// Queries and the gates of what they give: behind the rows of each head as many of its gate.
-    fn gated_queries(&mut self, name: &str, c: &Config, index: usize) -> Result<[B::Matrix; 2], ModelError> {
+    /// The same with gates of what attention gives: behind the rows of queries of each head as many of its gate.
+    fn gated_qkv(&mut self, c: &Config, index: usize) -> Result<Entering<B>, ModelError> {
         let spec = &c.layers[index];
         let (n, dim) = (spec.heads.n_heads, spec.heads.k_head_dim);
         let rows = |side: usize| (0..n).map(move |head| (2 * head + side) * dim..(2 * head + side + 1) * dim);
-        let [queries, gates] = [0, 1].map(|side| self.picked(name, [c.n_embd, 2 * n * dim], rows(side)));
-        Ok([queries?, gates?])
-    }
-
-    fn keys_and_values(&mut self, c: &Config, index: usize) -> Result<KvWeights<B>, ModelError> {
-        let spec = &c.layers[index];
         let [k, v, ..] = KV_TENSORS.map(|suffix| format!("blk.{index}.{suffix}"));
-        let (wk, wv) = (self.matrix(&k, c.n_embd, spec.n_k())?, self.matrix(&v, c.n_embd, spec.n_v())?);
-        self.beside_keys_and_values(c, index, wk, Some(wv))
+        let [q, gates] =
+            [0, 1].map(|side| RowsOf::some(format!("blk.{index}.attn_q.weight"), 2 * n * dim, rows(side)));
+        let rows = [q, RowsOf::all(k, spec.n_k()), RowsOf::all(v, spec.n_v()), gates];
+        let ([wq, wk, wv, gate], low_rank) = self.group(c.n_embd, rows)?;
+        Ok((wq, Some(gate), Some(self.beside_keys_and_values(c, index, wk, Some(wv))?), low_rank))
     }
 
     fn beside_keys_and_values(
@@ -156,35 +160,5 @@ impl<B: Backend> Loader<'_, B> {
         let k_normed = spec.norms.heads.width(spec.heads.k_head_dim, spec.n_k());
         let v_norm = spec.norms.values.then(|| self.upload(&vec![1.0; spec.heads.v_head_dim])).transpose()?;
         Ok(KvWeights { wk, wv, bk: None, bv: None, k_norm: self.vector_if(k_normed, &k_norm)?, v_norm })
-    }
-
-    /// A matrix of some rows of a tensor `[n_out, n_in]`.
-    pub(super) fn picked(
-        &mut self,
-        name: &str,
-        shape: [usize; 2],
-        rows: impl Iterator<Item = Range<usize>>,
-    ) -> Result<B::Matrix, ModelError> {
-        let source = self.picked_rows(name, shape, rows)?;
-        Ok(self.backend.matrix(source)?)
-    }
-
-    /// Some rows of a tensor `[n_out, n_in]`.
-    pub(super) fn picked_rows(
-        &mut self,
-        name: &str,
-        [n_in, n_out]: [usize; 2],
-        rows: impl Iterator<Item = Range<usize>>,
-    ) -> Result<WeightSource, ModelError> {
-        let mut bytes = Vec::new();
-        let (mut n, mut dtype) = (0, None);
-        for rows in rows {
-            let source = self.rows(name, &[n_in, n_out], rows)?;
-            bytes.extend_from_slice(&source.bytes);
-            (n, dtype) = (n + source.n_out, Some(source.dtype));
-        }
-        let dtype = dtype.ok_or_else(|| ModelError::Unsupported { what: format!("no rows of '{name}'") })?;
-        let bytes = SharedBytes::from(bytes);
-        Ok(WeightSource { dtype, n_out: n, n_in, bytes })
     }
 }

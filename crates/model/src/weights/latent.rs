@@ -5,7 +5,8 @@ use std::ops::Range;
 use kvant_backend::{Backend, SharedBytes, WeightSource};
 use kvant_codec::DType;
 
-use super::Loader;
+use super::low_rank::RowsOf;
+use super::{Loader, LowRank};
 use crate::retype::next_best;
 use crate::{Config, Latent, ModelError};
 
@@ -26,6 +27,17 @@ pub(crate) struct LatentAttention<B: Backend> {
     /// And from there to values, `[n_heads, v_dim, rank]`.
     pub(crate) from_latent: B::Experts,
     pub(crate) wo: B::Matrix,
+    pub(crate) low_rank: LatentLowRank<B>,
+}
+
+/// What adapters add to products of latent attention.
+pub(crate) struct LatentLowRank<B: Backend> {
+    /// Of what enters: c, r, and what queries are made of or, where that is what enters, their two parts.
+    pub(crate) input: Option<LowRank<B>>,
+    /// Of what queries are made of, where it is something else: their two parts.
+    pub(crate) queries: Option<LowRank<B>>,
+    /// Of what attention gives.
+    pub(crate) output: Option<LowRank<B>>,
 }
 
 /// The keys and values of all heads in one tensor, as older files have them.
@@ -41,27 +53,31 @@ impl<B: Backend> Loader<'_, B> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let Latent { q_rank, rank, n_rot, k_dim, v_dim } = latent;
         let n = c.layers[index].heads.n_heads;
-        let (of_queries, queries, n_in) = match q_rank {
-            None => (None, name("attn_q.weight"), c.n_embd),
+        let whole = latent.whole();
+        let both = [0..rank, rank..rank + n_rot];
+        let [into, turned] =
+            both.map(|rows| RowsOf::some(name("attn_kv_a_mqa.weight"), rank + n_rot, [rows]));
+        let queries = |tensor: &str| {
+            let parts = [0..k_dim, k_dim..whole];
+            parts.map(|part| RowsOf::some(name(tensor), n * whole, rows_of_heads(n, whole, part)))
+        };
+        let (of_queries, queries, into, turned, input, of_parts) = match q_rank {
+            None => {
+                let [plain, turned_queries] = queries("attn_q.weight");
+                let ([into, turned, plain, turned_queries], input) =
+                    self.group(c.n_embd, [into, turned, plain, turned_queries])?;
+                (None, [plain, turned_queries], into, turned, input, None)
+            }
             Some(q_rank) => {
                 let norm = self.vector(&name("attn_q_a_norm.weight"), q_rank)?;
-                let matrix = self.matrix(&name("attn_q_a.weight"), c.n_embd, q_rank)?;
-                (Some((matrix, norm)), name("attn_q_b.weight"), q_rank)
+                let of_queries = RowsOf::all(name("attn_q_a.weight"), q_rank);
+                let ([into, turned, matrix], input) = self.group(c.n_embd, [into, turned, of_queries])?;
+                let (parts, of_parts) = self.group(q_rank, queries("attn_q_b.weight"))?;
+                (Some((matrix, norm)), parts, into, turned, input, of_parts)
             }
         };
-        let whole = latent.whole();
-        let parts = [0..k_dim, k_dim..whole];
-        let queries =
-            parts.map(|part| self.picked(&queries, [n_in, n * whole], rows_of_heads(n, whole, part)));
-        let [plain, turned_queries] = queries;
-        let queries = [plain?, turned_queries?];
-        let both = name("attn_kv_a_mqa.weight");
-        let mut some = |rows: Range<usize>| {
-            let source = self.rows(&both, &[c.n_embd, rank + n_rot], rows)?;
-            Ok::<_, ModelError>(self.backend.matrix(source)?)
-        };
-        let (into, turned) = (some(0..rank)?, some(rank..rank + n_rot)?);
         let [to_latent, from_latent] = self.through_latent(index, n, latent)?;
+        let ([wo], output) = self.group(n * v_dim, [RowsOf::all(name("attn_output.weight"), c.n_embd)])?;
         Ok(LatentAttention {
             of_queries,
             queries,
@@ -70,7 +86,8 @@ impl<B: Backend> Loader<'_, B> {
             turned,
             to_latent,
             from_latent,
-            wo: self.matrix(&name("attn_output.weight"), n * v_dim, c.n_embd)?,
+            wo,
+            low_rank: LatentLowRank { input, queries: of_parts, output },
         })
     }
 
@@ -88,10 +105,11 @@ impl<B: Backend> Loader<'_, B> {
             self.used.insert(both);
             return Ok([self.stack(&keys, [k_dim, rank, n])?, self.stack(&values, [rank, v_dim, n])?]);
         }
-        let (whole, shape) = (k_dim + v_dim, [rank, n * (k_dim + v_dim)]);
-        let source = self.picked_rows(&both, shape, rows_of_heads(n, whole, 0..k_dim))?;
+        let whole = k_dim + v_dim;
+        let some = |part| RowsOf::some(both.clone(), n * whole, rows_of_heads(n, whole, part));
+        let source = self.source_of(&some(0..k_dim), rank)?;
         let to_latent = self.backend.experts(transposed(&source, [n, k_dim, rank], &both)?, n)?;
-        let source = self.picked_rows(&both, shape, rows_of_heads(n, whole, k_dim..whole))?;
+        let source = self.source_of(&some(k_dim..whole), rank)?;
         Ok([to_latent, self.backend.experts(source, n)?])
     }
 }

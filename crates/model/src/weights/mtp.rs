@@ -7,7 +7,7 @@ use kvant_backend::{Backend, BackendError, WeightSource};
 use kvant_codec::DType;
 use kvant_gguf::Gguf;
 
-use super::{Loader, Part, Weights, layer_of};
+use super::{Loader, Weights, layer_of};
 use crate::config::EH_PROJ;
 use crate::retype::convert;
 use crate::{Config, ModelError};
@@ -45,8 +45,9 @@ impl<B: Backend> Weights<B> {
         // Its tensors are called as those of a layer behind the last one.
         let mut all = config.clone();
         all.layers.push(spec);
-        let part = Part { layers: 0..1, n_layers: 1, has_mtp: false, ..self.part.clone() };
-        let mut loader = Loader { gguf, part: &part, backend, n_bytes: 0, used: Default::default() };
+        let part = self.part.mtp();
+        let mut loader = Loader::new(gguf, &part, backend);
+        loader.ranks.clone_from(&self.ranks);
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let n_embd = config.n_embd;
         let [of_token, of_stream] = loader.halves(&name(EH_PROJ), n_embd)?;
@@ -64,7 +65,11 @@ impl<B: Backend> Weights<B> {
         let embedding = loader.own(own_embedding, n_embd, self.n_vocab, B::table)?;
         let output = loader.own(own_output, n_embd, self.n_vocab, B::matrix)?;
         loader.refuse_unused(|name| layer_of(name) == Some(index))?;
-        let n_bytes = loader.n_bytes;
+        let (n_bytes, ranks) = (loader.n_bytes, loader.ranks);
+        let output_low_rank = match &output {
+            Some(_) => None,
+            None => self.output_low_rank.clone(),
+        };
         Ok(Some(Self {
             part,
             embedding: embedding.or_else(|| self.embedding.clone()),
@@ -73,6 +78,8 @@ impl<B: Backend> Weights<B> {
             layers: vec![layer],
             output_norm: Some(output_norm),
             output: output.or_else(|| self.output.clone().or_else(|| self.embedding.clone())),
+            output_low_rank,
+            ranks,
             n_vocab: self.n_vocab,
             n_bytes,
             idle_bytes: 0,

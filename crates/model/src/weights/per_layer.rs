@@ -2,7 +2,8 @@
 
 use kvant_backend::{Backend, WeightSource};
 
-use super::Loader;
+use super::low_rank::RowsOf;
+use super::{Loader, LowRank};
 use crate::config::PER_LAYER;
 use crate::{Config, ModelError};
 
@@ -24,6 +25,8 @@ pub(crate) struct PerLayer<B: Backend> {
     pub(crate) out: B::Matrix,
     /// Of what they add to the stream, `[n_embd]`.
     pub(crate) after: Option<B::Buffer>,
+    /// What adapters add to the products of `gate` and of `out`.
+    pub(crate) low_rank: [Option<LowRank<B>>; 2],
 }
 
 /// The table that no product reads.
@@ -68,10 +71,9 @@ impl<B: Backend> Loader<'_, B> {
         n: usize,
     ) -> Result<PerLayer<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}.weight");
-        Ok(PerLayer {
-            gate: self.matrix(&name("inp_gate"), c.n_embd, n)?,
-            out: self.matrix(&name("proj"), n, c.n_embd)?,
-            after: Some(self.vector(&name("post_norm"), c.n_embd)?),
-        })
+        let ([gate], of_gate) = self.group(c.n_embd, [RowsOf::all(name("inp_gate"), n)])?;
+        let ([out], of_out) = self.group(n, [RowsOf::all(name("proj"), c.n_embd)])?;
+        let after = Some(self.vector(&name("post_norm"), c.n_embd)?);
+        Ok(PerLayer { gate, out, after, low_rank: [of_gate, of_out] })
     }
 }

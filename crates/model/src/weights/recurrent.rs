@@ -1,10 +1,12 @@
 //! The weights of layers that keep a state.
 
-use std::iter;
+use std::ops::Range;
+use std::slice;
 
 use kvant_backend::{Backend, KeySharing, ShortConv, StateHeads};
 
-use super::{Loader, layer_of};
+use super::low_rank::RowsOf;
+use super::{Loader, LowRank, layer_of};
 use crate::config::{Recurrence, StateKind};
 use crate::{Config, ModelError};
 
@@ -16,6 +18,8 @@ pub(crate) struct Recurrent<B: Backend> {
     pub(crate) kernel: B::Buffer,
     pub(crate) heads: Option<HeadWeights<B>>,
     pub(crate) out: B::Matrix,
+    /// What adapters add to the products of what enters (what enters the convolution, gates, steps, writes), and to that of `out`.
+    pub(crate) low_rank: [Option<LowRank<B>>; 2],
 }
 
 /// What heads that keep a matrix have beside their convolution.
@@ -45,6 +49,10 @@ pub(crate) enum RuleWeights<B: Backend> {
     },
 }
 
+/// What enters the convolution is made with, its kernel, the heads, and what adapters add to the products of what enters.
+type Entering<B> =
+    (<B as Backend>::Matrix, <B as Backend>::Buffer, Option<HeadWeights<B>>, Option<LowRank<B>>);
+
 impl<B: Backend> Loader<'_, B> {
     pub(super) fn recurrent(
         &mut self,
@@ -54,23 +62,26 @@ impl<B: Backend> Loader<'_, B> {
     ) -> Result<Recurrent<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let n_out = recurrence.n_out();
-        match recurrence {
-            Recurrence::ShortConv(conv) => Ok(Recurrent {
-                into: self.matrix(&name("shortconv.in_proj.weight"), c.n_embd, conv.n_in())?,
-                kernel: self.kernel(&name("shortconv.conv"), conv, 0..conv.channels, false)?,
-                heads: None,
-                out: self.matrix(&name("shortconv.out_proj.weight"), n_out, c.n_embd)?,
-            }),
-            Recurrence::Heads { conv, heads, kind: StateKind::Delta, .. } => Ok(Recurrent {
-                into: self.matrix(&name("attn_qkv.weight"), c.n_embd, conv.n_in())?,
-                kernel: self.kernel(&name("ssm_conv1d"), conv, 0..conv.channels, false)?,
-                heads: Some(self.delta(c, index, heads)?),
-                out: self.matrix(&name("ssm_out.weight"), n_out, c.n_embd)?,
-            }),
-            Recurrence::Heads { conv, heads, kind: StateKind::Space, .. } => {
-                self.space(c, index, conv, heads)
+        let (into, kernel, heads, of_input) = match recurrence {
+            Recurrence::ShortConv(conv) => {
+                let into = RowsOf::all(name("shortconv.in_proj.weight"), conv.n_in());
+                let ([into], of_input) = self.group(c.n_embd, [into])?;
+                let kernel = self.kernel(&name("shortconv.conv"), conv, 0..conv.channels, false)?;
+                (into, kernel, None, of_input)
             }
-        }
+            Recurrence::Heads { conv, heads, kind: StateKind::Delta, .. } => {
+                self.delta(c, index, conv, heads)?
+            }
+            Recurrence::Heads { conv, heads, kind: StateKind::Space, .. } => {
+                self.space(c, index, conv, heads)?
+            }
+        };
+        let out = match recurrence {
+            Recurrence::ShortConv(_) => "shortconv.out_proj.weight",
+            Recurrence::Heads { .. } => "ssm_out.weight",
+        };
+        let ([out], of_output) = self.group(n_out, [RowsOf::all(name(out), c.n_embd)])?;
+        Ok(Recurrent { into, kernel, heads, out, low_rank: [of_input, of_output] })
     }
 
     /// The kernel of a convolution, of these channels of the file's one after the other. Files have it channel by channel, tap by tap.
@@ -91,13 +102,17 @@ impl<B: Backend> Loader<'_, B> {
         self.upload(&kernel.chain(order.clone().map(|channel| biases[channel])).collect::<Vec<_>>())
     }
 
-    fn delta(&mut self, c: &Config, index: usize, heads: StateHeads) -> Result<HeadWeights<B>, ModelError> {
+    fn delta(
+        &mut self,
+        c: &Config,
+        index: usize,
+        conv: ShortConv,
+        heads: StateHeads,
+    ) -> Result<Entering<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let n = heads.n_v_heads;
         let [write, step] = match heads.sharing {
-            KeySharing::Tiled => {
-                ["ssm_beta.weight", "ssm_alpha.weight"].map(|of| self.matrix(&name(of), c.n_embd, n))
-            }
+            KeySharing::Tiled => ["ssm_beta.weight", "ssm_alpha.weight"].map(|of| RowsOf::all(name(of), n)),
             KeySharing::Grouped => {
                 // Of each key head those of its value heads, and then as many of the others.
                 let each = n / heads.n_k_heads;
@@ -105,17 +120,22 @@ impl<B: Backend> Loader<'_, B> {
                     (0..heads.n_k_heads)
                         .map(move |head| (2 * head + side) * each..(2 * head + side + 1) * each)
                 };
-                [0, 1].map(|side| self.picked(&name("ssm_ba.weight"), [c.n_embd, 2 * n], rows(side)))
+                [0, 1].map(|side| RowsOf::some(name("ssm_ba.weight"), 2 * n, rows(side)))
             }
         };
-        Ok(HeadWeights {
-            gate: self.matrix(&name("attn_gate.weight"), c.n_embd, heads.n_out())?,
-            step: step?,
+        let into = RowsOf::all(name("attn_qkv.weight"), conv.n_in());
+        let gate = RowsOf::all(name("attn_gate.weight"), heads.n_out());
+        let ([into, gate, step, write], low_rank) = self.group(c.n_embd, [into, gate, step, write])?;
+        let kernel = self.kernel(&name("ssm_conv1d"), conv, 0..conv.channels, false)?;
+        let heads = HeadWeights {
+            gate,
+            step,
             bias: self.vector(&name("ssm_dt.bias"), n)?,
             rate: self.rates(&name("ssm_a"), &[n])?,
-            rule: RuleWeights::Delta { write: write? },
+            rule: RuleWeights::Delta { write },
             norm: Some(self.vector(&name("ssm_norm.weight"), heads.v_dim)?),
-        })
+        };
+        Ok((into, kernel, Some(heads), low_rank))
     }
 
     /// A state space, whose file has one matrix of gates, values, keys, queries and steps, in this order.
@@ -125,33 +145,31 @@ impl<B: Backend> Loader<'_, B> {
         index: usize,
         conv: ShortConv,
         heads: StateHeads,
-    ) -> Result<Recurrent<B>, ModelError> {
+    ) -> Result<Entering<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let (n, n_out, n_k) = (heads.n_v_heads, heads.n_out(), heads.n_k_heads * heads.k_dim);
         // Queries, keys and values, as the convolution has them in the file.
         let order = [n_out + n_k..n_out + 2 * n_k, n_out..n_out + n_k, 0..n_out];
         let behind_gates = order.clone().map(|channels| n_out + channels.start..n_out + channels.end);
-        let (shape, steps) = ([c.n_embd, 2 * n_out + 2 * n_k + n], 2 * n_out + 2 * n_k);
-        let (file, norm) = (name("ssm_in.weight"), name("ssm_norm.weight"));
-        let into = self.picked(&file, shape, behind_gates.into_iter())?;
-        let gate = self.picked(&file, shape, iter::once(0..n_out))?;
-        let step = self.picked(&file, shape, iter::once(steps..steps + n))?;
-        Ok(Recurrent {
-            into,
-            kernel: self.kernel(&name("ssm_conv1d"), conv, order.into_iter().flatten(), true)?,
-            heads: Some(HeadWeights {
-                gate,
-                step,
-                bias: self.vector(&name("ssm_dt.bias"), n)?,
-                rate: self.rates(&name("ssm_a"), &[1, n])?,
-                rule: RuleWeights::Space { skip: self.flat(&name("ssm_d"), &[1, n])? },
-                norm: match !c.layers[index].attends() || self.has_in_some_layer("ssm_norm.weight") {
-                    true => Some(self.flat(&norm, &[n_out / heads.n_k_heads, heads.n_k_heads])?),
-                    false => None,
-                },
-            }),
-            out: self.matrix(&name("ssm_out.weight"), n_out, c.n_embd)?,
-        })
+        let steps = 2 * n_out + 2 * n_k;
+        let norm = name("ssm_norm.weight");
+        let some = |rows: &[Range<usize>]| RowsOf::some(name("ssm_in.weight"), steps + n, rows.to_vec());
+        let (gates, steps) = (0..n_out, steps..steps + n);
+        let parts = [&behind_gates[..], slice::from_ref(&gates), slice::from_ref(&steps)].map(some);
+        let ([into, gate, step], low_rank) = self.group(c.n_embd, parts)?;
+        let kernel = self.kernel(&name("ssm_conv1d"), conv, order.into_iter().flatten(), true)?;
+        let heads = HeadWeights {
+            gate,
+            step,
+            bias: self.vector(&name("ssm_dt.bias"), n)?,
+            rate: self.rates(&name("ssm_a"), &[1, n])?,
+            rule: RuleWeights::Space { skip: self.flat(&name("ssm_d"), &[1, n])? },
+            norm: match !c.layers[index].attends() || self.has_in_some_layer("ssm_norm.weight") {
+                true => Some(self.flat(&norm, &[n_out / heads.n_k_heads, heads.n_k_heads])?),
+                false => None,
+            },
+        };
+        Ok((into, kernel, Some(heads), low_rank))
     }
 
     /// Whether some layer has such a tensor.

@@ -25,7 +25,7 @@ fn activate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroup
     y[i] = activated(p.kind, g[i], y[i]);
 }
 
-// y = s(g) y, s the logistic function, SiLU or GELU.
+// y = s(g) y, s the logistic function, SiLU, GELU, ReLU or the number itself.
 @compute @workgroup_size(THREADS)
 fn gate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
@@ -34,8 +34,10 @@ fn gate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) g
         y[i] = gated(y[i], g[i]);
     } else if p.kind == GATE_SILU {
         y[i] = gated(g[i], g[i]) * y[i];
+    } else if p.kind == GATE_PLAIN {
+        y[i] *= g[i];
     } else {
-        y[i] = gelu(g[i]) * y[i];
+        y[i] = activated(select(RELU, GELU, p.kind == GATE_GELU), g[i], y[i]);
     }
 }
 

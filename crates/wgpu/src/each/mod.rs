@@ -19,6 +19,8 @@ pub(crate) static SOURCE: Source = Source {
             .whole("THREADS", THREADS)
             .whole("GATE_SIGMOID", Gate::Sigmoid as usize)
             .whole("GATE_SILU", Gate::Silu as usize)
+            .whole("GATE_GELU", Gate::Gelu as usize)
+            .whole("GATE_PLAIN", Gate::Plain as usize)
     },
 };
 

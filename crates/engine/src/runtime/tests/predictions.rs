@@ -56,7 +56,7 @@ fn start(model: &Arc<dyn Loaded>, dtype: DType) -> Sequence {
 }
 
 fn feed(sequence: &Sequence, tokens: &[u32]) {
-    let batch = [StepRow { id: sequence.id(), n: tokens.len(), want: Want::Last }];
+    let batch = [sequence.step_row(tokens.len(), Want::Last)];
     sequence.loaded().step(&batch, Entry::Tokens(tokens), None, None).unwrap();
 }
 
@@ -109,7 +109,7 @@ fn predictions_equal_those_of_transformers_however_the_text_is_fed() {
                 let n = pieces.min(golden.tokens.len() - at);
                 let others: Vec<u32> = (0..5).map(|i| i * 7 % 64).collect();
                 let batch = [(&company, 5), (&sequence, n)];
-                let batch = batch.map(|(sequence, n)| StepRow { id: sequence.id(), n, want: Want::Last });
+                let batch = batch.map(|(sequence, n)| sequence.step_row(n, Want::Last));
                 let entered = [&others, &golden.tokens[at..][..n]].concat();
                 model.step(&batch, Entry::Tokens(&entered), None, None).unwrap();
                 at += n;
@@ -154,7 +154,7 @@ fn a_model_says_the_same_with_such_a_layer_and_only_then_predicts() {
         let [with, without] = [true, false].map(|has_mtp| open(&file, has_mtp));
         let logits = |(model, golden): &(Arc<dyn Loaded>, Golden)| {
             let sequence = start(model, DType::Turbo3);
-            let batch = [StepRow { id: sequence.id(), n: golden.tokens.len(), want: Want::Last }];
+            let batch = [sequence.step_row(golden.tokens.len(), Want::Last)];
             let logits = model.step(&batch, Entry::Tokens(&golden.tokens), None, None).unwrap().unwrap();
             let mut row = vec![f32::NAN; model.n_vocab()];
             logits.read(0, &mut row).unwrap();

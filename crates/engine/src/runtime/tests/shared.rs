@@ -60,7 +60,7 @@ fn feed(sequences: [&Sequence; 2], chunk: usize) -> Vec<u32> {
     let mut bits = Vec::new();
     for tokens in tokens.chunks(chunk) {
         let n = tokens.len().div_ceil(2);
-        let row = |sequence: &Sequence, n| StepRow { id: sequence.id(), n, want: Want::Last };
+        let row = |sequence: &Sequence, n| sequence.step_row(n, Want::Last);
         let batch = [row(sequences[0], tokens.len()), row(sequences[1], n)];
         let entered = [tokens, &tokens[..n]].concat();
         let logits =

@@ -32,7 +32,7 @@ fn feed(sequence: &Sequence, from: u32, to: u32, chunk: usize) -> Vec<u32> {
     let tokens: Vec<u32> = (from..to).map(|i| i * 37 % 500).collect();
     let mut row = vec![f32::NAN; sequence.loaded().n_vocab()];
     for tokens in tokens.chunks(chunk) {
-        let batch = [StepRow { id: sequence.id(), n: tokens.len(), want: Want::Last }];
+        let batch = [sequence.step_row(tokens.len(), Want::Last)];
         let logits = sequence.loaded().step(&batch, Entry::Tokens(tokens), None, None).unwrap();
         logits.unwrap().read(0, &mut row).unwrap();
     }

@@ -1,0 +1,84 @@
+//! Which adapters change the model, and how much.
+
+use clap::Args;
+use kvant::LoraFile;
+
+use crate::args::ModelArgs;
+use crate::failure::Failure;
+
+/// Adapters that change the model's matrices (LoRA).
+#[derive(Args, Debug, Clone, Default)]
+pub struct LoraArgs {
+    /// Adapter that changes the model (LoRA), by what -m takes; may be given several times, or as a comma list
+    #[arg(long, value_name = "FILE", env = "KVANT_LORA", value_delimiter = ',')]
+    lora: Vec<String>,
+    /// The same with how much of it is added; 1 is all of it. Behind those of --lora, where adapters are counted
+    #[arg(long, value_name = "FILE:SCALE", env = "KVANT_LORA_SCALED", value_delimiter = ',', value_parser = scaled)]
+    lora_scaled: Vec<Scaled>,
+}
+
+/// An adapter, and how much of it is added.
+#[derive(Debug, Clone, PartialEq)]
+struct Scaled {
+    name: String,
+    strength: f32,
+}
+
+impl LoraArgs {
+    fn all(&self) -> impl Iterator<Item = Scaled> {
+        let whole = self.lora.iter().map(|name| Scaled { name: name.clone(), strength: 1.0 });
+        whole.chain(self.lora_scaled.iter().cloned())
+    }
+
+    /// Opens them as `model` opens files.
+    pub fn open(&self, model: &ModelArgs, quiet: bool) -> Result<Vec<LoraFile>, Failure> {
+        let open = |Scaled { name, strength }: Scaled| {
+            let file = model.open_file(&name, quiet)?;
+            Ok(LoraFile { file: file.into(), strength })
+        };
+        self.all().map(open).collect()
+    }
+
+    /// What a summary says of them behind the model's name.
+    pub fn label(&self) -> String {
+        let of = |Scaled { name, strength }: Scaled| {
+            let name = name.rsplit(['/', '\\']).find(|part| !part.is_empty()).unwrap_or_default().to_owned();
+            if strength == 1.0 { format!(" + {name}") } else { format!(" + {strength} {name}") }
+        };
+        self.all().map(of).collect()
+    }
+}
+
+/// `FILE:SCALE`
+fn scaled(text: &str) -> Result<Scaled, String> {
+    let parts = text.rsplit_once(':').filter(|(name, _)| !name.is_empty());
+    let scaled = parts.and_then(|(name, strength)| Some((name.to_owned(), strength.parse().ok()?)));
+    match scaled.filter(|(_, strength): &(_, f32)| strength.is_finite()) {
+        Some((name, strength)) => Ok(Scaled { name, strength }),
+        None => Err("expected FILE:SCALE, such as adapter.gguf:0.5".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_stands_behind_the_last_colon() {
+        let of = |text| scaled(text).map(|Scaled { name, strength }| (name, strength));
+        assert_eq!(of("a.gguf:0.5"), Ok(("a.gguf".to_owned(), 0.5)));
+        assert_eq!(of("USER/REPO:Q8_0:-1"), Ok(("USER/REPO:Q8_0".to_owned(), -1.0)));
+        for wrong in ["a.gguf", "a.gguf:", ":1", "a.gguf:x", "a.gguf:inf", "a.gguf:nan"] {
+            assert!(of(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_label_names_files_and_how_much_of_them() {
+        let args = LoraArgs {
+            lora: vec!["folder/a.gguf".to_owned(), "b/".to_owned()],
+            lora_scaled: vec![Scaled { name: "c.gguf".to_owned(), strength: 0.5 }],
+        };
+        assert_eq!(args.label(), " + a.gguf + b + 0.5 c.gguf");
+    }
+}

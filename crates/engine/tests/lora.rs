@@ -1,0 +1,385 @@
+//! A model with adapters says what the model says whose matrices they were added to (LoRA, arXiv 2106.09685), in every family.
+//!
+//! Tolerance: as in `golden.rs`, 1e-4 on logits of order 1 to 10: all numbers of the adapters are exact in f16, so that only the order of sums
+//! in f32 differs. The furthest is 6.9e-5 off, of Granite, as there.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvant::gguf::{GgufError, GgufWriter, TensorSink};
+use kvant::{DType, Feed, Gguf, KvOptions, LoraFile, Model, OpenOptions, Session, SessionOptions};
+use kvant_codec::random::Random;
+
+const TOLERANCE: f32 = 1e-4;
+
+/// Matrices that adapters may change.
+const CHANGED: [&str; 24] = [
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_qkv",
+    "attn_output",
+    "attn_gate",
+    "attn_q_a",
+    "attn_q_b",
+    "attn_kv_a_mqa",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+    "ffn_gate_shexp",
+    "ffn_up_shexp",
+    "ffn_down_shexp",
+    "ssm_in",
+    "ssm_out",
+    "ssm_beta",
+    "ssm_alpha",
+    "ssm_ba",
+    "shortconv.in_proj",
+    "shortconv.out_proj",
+    "inp_gate",
+    "proj",
+];
+
+/// What an adapter adds to a tensor `[n_out, n_in]`: numbers that f16 holds.
+struct Change {
+    tensor: String,
+    n_in: usize,
+    rank: usize,
+    a: Vec<f32>,
+    b: Vec<f32>,
+}
+
+/// An adapter of rank `rank` with `alpha`, of which `strength` is added.
+struct Adapter {
+    changes: Vec<Change>,
+    alpha: f32,
+    strength: f32,
+}
+
+fn fixtures() -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut models: Vec<_> = files.filter(|path| path.extension().is_some_and(|ext| ext == "gguf")).collect();
+    models.sort();
+    models
+}
+
+fn suffix(tensor: &str) -> Option<&str> {
+    let name = tensor.strip_suffix(".weight")?;
+    Some(name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, suffix)| suffix))
+}
+
+fn changes(tensor: &str) -> bool {
+    suffix(tensor).is_some_and(|suffix| suffix == "output" || CHANGED.contains(&suffix))
+}
+
+/// Random changes of rank `rank` of every tensor that `wanted` names.
+fn adapter(gguf: &Gguf, rank: usize, strength: f32, wanted: impl Fn(usize) -> bool) -> Adapter {
+    let mut random = Random::new(rank as u64);
+    let mut sixtyfourths = |n: usize, most: f64| -> Vec<f32> {
+        let mut values = vec![0.0; n];
+        random.fill_gaussian(&mut values, 64.0 * most);
+        values.iter().map(|x| x.round().clamp(-128.0, 128.0) / 64.0).collect()
+    };
+    let tensors = gguf.tensors().iter().filter(|info| changes(&info.name)).enumerate();
+    let changes = tensors.filter(|(i, _)| wanted(*i)).map(|(_, info)| {
+        let (n_in, n_out) = (info.row_len(), info.rows());
+        let (a, b) = (sixtyfourths(rank * n_in, 0.3), sixtyfourths(n_out * rank, 0.05));
+        Change { tensor: info.name.clone(), n_in, rank, a, b }
+    });
+    Adapter { changes: changes.collect(), alpha: 2.0 * rank as f32, strength }
+}
+
+fn bytes_of(values: &[f32], dtype: DType) -> Vec<u8> {
+    if dtype == DType::F32 {
+        // What is no number stays none.
+        return values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    }
+    let mut bytes = vec![0; values.len() * dtype.block_bytes()];
+    kvant_codec::encode(dtype, values, &mut bytes).unwrap();
+    bytes
+}
+
+/// The adapter as a file, once `change` has had it.
+fn file(
+    architecture: &str,
+    adapter: &Adapter,
+    dtype: DType,
+    change: impl FnOnce(&mut GgufWriter),
+) -> Arc<Gguf> {
+    let mut writer = GgufWriter::new();
+    writer.set("general.type", "adapter").unwrap();
+    writer.set("general.architecture", architecture).unwrap();
+    writer.set("adapter.type", "lora").unwrap();
+    writer.set("adapter.lora.alpha", adapter.alpha).unwrap();
+    let mut tensors = Vec::new();
+    for Change { tensor, n_in, rank, a, b } in &adapter.changes {
+        let n_out = b.len() / rank;
+        tensors.push((format!("{tensor}.lora_a"), vec![*n_in, *rank], bytes_of(a, dtype)));
+        tensors.push((format!("{tensor}.lora_b"), vec![*rank, n_out], bytes_of(b, dtype)));
+    }
+    tensors.iter().for_each(|(name, shape, _)| writer.add_tensor(name, shape, dtype).unwrap());
+    change(&mut writer);
+    let mut out = Vec::new();
+    let fill = |data: &mut TensorSink<'_>| -> Result<(), GgufError> {
+        tensors.iter().try_for_each(|(name, _, bytes)| data.bytes(name, bytes))
+    };
+    writer.write_to(&mut out, fill).unwrap();
+    Arc::new(Gguf::from_bytes(out).unwrap())
+}
+
+/// The adapters as files of both types.
+fn files(gguf: &Gguf, adapters: &[Adapter]) -> Vec<LoraFile> {
+    let architecture: &str = gguf.meta().get("general.architecture").unwrap();
+    let files = adapters.iter().zip([DType::F32, DType::F16]).map(|(adapter, dtype)| LoraFile {
+        file: file(architecture, adapter, dtype, |_| ()),
+        strength: adapter.strength,
+    });
+    files.collect()
+}
+
+/// The model with the adapters added to its matrices.
+fn merged(gguf: &Gguf, adapters: &[Adapter]) -> Gguf {
+    let mut writer = GgufWriter::with_meta(gguf.meta()).unwrap();
+    for info in gguf.tensors() {
+        writer.add_tensor(&info.name, &info.shape, DType::F32).unwrap();
+    }
+    let mut out = Vec::new();
+    let fill = |data: &mut TensorSink<'_>| -> Result<(), GgufError> {
+        for info in gguf.tensors() {
+            let mut values = vec![0.0; info.elements()];
+            kvant_codec::decode(info.dtype, &gguf.data(info), &mut values).unwrap();
+            for Adapter { changes, alpha, strength } in adapters {
+                for Change { n_in, rank, a, b, .. } in changes.iter().filter(|of| of.tensor == info.name) {
+                    let scale = f64::from(alpha / *rank as f32 * strength);
+                    for (row, b) in values.chunks_exact_mut(*n_in).zip(b.chunks_exact(*rank)) {
+                        for (col, w) in row.iter_mut().enumerate() {
+                            let of = |r: usize| f64::from(b[r]) * f64::from(a[r * n_in + col]);
+                            *w = (f64::from(*w) + scale * (0..*rank).map(of).sum::<f64>()) as f32;
+                        }
+                    }
+                }
+            }
+            data.bytes(&info.name, &bytes_of(&values, DType::F32))?;
+        }
+        Ok(())
+    };
+    writer.write_to(&mut out, fill).unwrap();
+    Gguf::from_bytes(out).unwrap()
+}
+
+fn open(gguf: impl Into<Arc<Gguf>>, loras: Vec<LoraFile>) -> Result<Model, String> {
+    let options = OpenOptions { loras, mtp: true, ..Default::default() };
+    Model::from_gguf(gguf, options).map_err(|error| error.to_string())
+}
+
+fn session(model: &Model) -> Session {
+    let kv = KvOptions::symmetric(DType::F32);
+    model.session(SessionOptions { n_ctx: Some(64), kv }).unwrap()
+}
+
+fn tokens(model: &Model) -> Vec<u32> {
+    (0..30).map(|i| (i * 37 + 5) % model.n_vocab() as u32).collect()
+}
+
+/// Logits of all tokens, the first 24 at once and the others one by one.
+fn logits(model: &Model) -> Vec<f32> {
+    logits_of(session(model))
+}
+
+fn logits_of(mut session: Session) -> Vec<f32> {
+    let tokens = tokens(session.model());
+    let mut all = Vec::new();
+    session.feed_scored(&tokens[..24], 0, &mut |_, logits| all.extend_from_slice(logits)).unwrap();
+    for &token in &tokens[24..] {
+        session.feed(&[token], &mut |_| true).unwrap();
+        all.extend_from_slice(session.logits().unwrap());
+    }
+    all
+}
+
+fn furthest(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    let off = got.iter().zip(want).map(|(got, want)| (got - want).abs());
+    off.fold(0.0, |most, off| if most >= off { most } else { off })
+}
+
+#[test]
+fn every_family_with_adapters_is_the_one_they_were_added_to() {
+    let mut seen = BTreeSet::new();
+    for path in fixtures() {
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let gguf = Arc::new(Gguf::open(&path).unwrap());
+        let adapters = [adapter(&gguf, 4, 0.5, |_| true), adapter(&gguf, 3, 0.25, |i| i % 3 != 1)];
+        seen.extend(adapters[0].changes.iter().map(|change| suffix(&change.tensor).unwrap().to_owned()));
+        let adapted =
+            open(gguf.clone(), files(&gguf, &adapters)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (got, want) = (logits(&adapted), logits(&open(merged(&gguf, &adapters), Vec::new()).unwrap()));
+        let off = furthest(&got, &want);
+        // Written so that NaN fails.
+        assert!(off <= TOLERANCE, "{name}: {off}");
+        let plain = logits(&open(gguf, Vec::new()).unwrap());
+        assert!(furthest(&plain, &want) > 0.1, "{name}: the adapters change nothing");
+    }
+    let never: Vec<_> = CHANGED.iter().filter(|&&suffix| !seen.contains(suffix)).collect();
+    assert!(never.is_empty(), "no fixture has {never:?}");
+}
+
+/// A small model with an output matrix of its own, which adapters change too.
+fn with_output() -> Arc<Gguf> {
+    let has_output = |gguf: &Gguf| gguf.find_info("output.weight").is_some();
+    let mut files = fixtures().into_iter().map(|path| Gguf::open(path).unwrap());
+    Arc::new(files.find(has_output).expect("a fixture whose output matrix is its own"))
+}
+
+#[test]
+fn sessions_with_other_strengths_are_other_models_and_go_through_the_same_steps() {
+    let gguf = with_output();
+    let mut adapters = [adapter(&gguf, 4, 0.5, |_| true), adapter(&gguf, 3, 0.0, |i| i % 3 != 1)];
+    let model = open(gguf.clone(), files(&gguf, &adapters)).unwrap();
+    let all = [[0.5, 0.0], [1.0, 0.0], [0.0, 0.75], [-0.5, 0.25], [0.0, 0.0]];
+    let mut alone = Vec::new();
+    for strengths in all {
+        let got = logits_of(session(&model).with_lora_strengths(&strengths).unwrap());
+        adapters.iter_mut().zip(strengths).for_each(|(adapter, strength)| adapter.strength = strength);
+        let off = furthest(&got, &logits(&open(merged(&gguf, &adapters), Vec::new()).unwrap()));
+        assert!(off <= TOLERANCE, "{strengths:?}: {off}");
+        alone.push(got);
+    }
+    assert_eq!(alone[0], logits(&model), "as they were loaded");
+    assert_eq!(alone[4], logits(&open(gguf, Vec::new()).unwrap()), "without any");
+    // Different ones in each step, prompts and single tokens.
+    let tokens = tokens(&model);
+    let mut sessions = all.map(|strengths| session(&model).with_lora_strengths(&strengths).unwrap());
+    let n_vocab = model.n_vocab();
+    for rows in [0..24, 24..25, 25..26] {
+        let mut feeds: Vec<_> =
+            sessions.iter_mut().map(|session| Feed::new(session, &tokens[rows.clone()])).collect();
+        Session::feed_together(&mut feeds).unwrap();
+        for (session, alone) in sessions.iter_mut().zip(&alone) {
+            assert_eq!(session.logits().unwrap(), &alone[(rows.end - 1) * n_vocab..rows.end * n_vocab]);
+        }
+    }
+    for wrong in [&[][..], &[1.0], &[1.0, f32::NAN]] {
+        let error = session(&model).with_lora_strengths(wrong).err().unwrap().to_string();
+        assert_eq!(error, format!("lora_strengths: expected a number for each of 2 adapters, got {wrong:?}"));
+    }
+}
+
+#[test]
+fn what_one_strength_made_of_tokens_is_not_what_another_goes_on_from() {
+    let gguf = Arc::new(Model::bundled_file().unwrap());
+    let adapters = [adapter(&gguf, 4, 1.0, |_| true)];
+    let model = open(gguf.clone(), files(&gguf, &adapters)).unwrap();
+    let session = || {
+        let kv = KvOptions::symmetric("turbo3".parse().unwrap());
+        model.session(SessionOptions { n_ctx: Some(700), kv }).unwrap()
+    };
+    let tokens: Vec<u32> = (0..600).map(|i| (i * 37 + 5) % model.n_vocab() as u32).collect();
+    let (mut whole, mut half) = (session(), session().with_lora_strengths(&[0.5]).unwrap());
+    whole.feed(&tokens, &mut |_| true).unwrap();
+    assert_eq!(half.attach(&tokens), 0);
+    half.feed(&tokens, &mut |_| true).unwrap();
+    assert!(furthest(half.logits().unwrap(), whole.logits().unwrap()) > 0.1);
+    // Others of the same strengths do, whoever says them.
+    assert_eq!(session().with_lora_strengths(&[0.5]).unwrap().attach(&tokens), 512);
+    assert_eq!(session().with_lora_strengths(&[1.0]).unwrap().attach(&tokens), 512);
+    assert_eq!(half.fork().keep_prefix(&tokens), 599);
+    let saved = half.to_saved().unwrap();
+    let error = session().load_saved_prefix(&saved, &tokens).unwrap_err().to_string();
+    assert_eq!(error, "(memory): model.adapters: expected [1.0], the file has [0.5]");
+    let mut again = session().with_lora_strengths(&[0.5]).unwrap();
+    assert_eq!(again.load_saved_prefix(&saved, &tokens).unwrap(), 599);
+    again.feed(&tokens[599..], &mut |_| true).unwrap();
+    assert_eq!(again.logits().unwrap(), half.logits().unwrap());
+    // Nor do models with other adapters, or with another strength of them from the start.
+    let plain = open(gguf.clone(), Vec::new()).unwrap();
+    let weaker = open(gguf.clone(), files(&gguf, &[adapter(&gguf, 4, 0.5, |_| true)])).unwrap();
+    let other = open(gguf.clone(), files(&gguf, &[adapter(&gguf, 3, 1.0, |_| true)])).unwrap();
+    let by = BTreeSet::from([&plain, &weaker, &other, &model].map(Model::computed_by));
+    assert_eq!((by.len(), plain.computed_by()), (4, plain.fingerprint().to_owned()));
+}
+
+/// What activations lose when they meet codes is lost once, with adapters or without.
+#[test]
+fn weights_in_codes_lose_no_more_with_adapters() {
+    let gguf = Arc::new(Model::bundled_file().unwrap());
+    assert!(gguf.tensors().iter().any(|info| info.dtype == DType::Q8_0));
+    let adapters = [adapter(&gguf, 4, 0.25, |_| true)];
+    let mean =
+        |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).sum::<f32>() / a.len() as f32;
+    let lost = |adapters: &[Adapter]| {
+        let exact = logits(&open(merged(&gguf, adapters), Vec::new()).unwrap());
+        mean(&logits(&open(gguf.clone(), files(&gguf, adapters)).unwrap()), &exact)
+    };
+    let (plain, adapted) = (lost(&[]), lost(&adapters));
+    assert!(plain > 0.0 && adapted <= 2.0 * plain, "{adapted}, without adapters {plain}");
+}
+
+/// An error, and what makes it.
+type Case<'a, E, T> = (E, &'a dyn Fn(&mut T));
+
+#[test]
+fn adapters_that_do_not_fit_are_refused_with_what_is_wrong() {
+    let gguf = with_output();
+    let architecture: &str = gguf.meta().get("general.architecture").unwrap();
+    let whole = || adapter(&gguf, 4, 1.0, |i| i == 0);
+    let first = whole().changes.remove(0).tensor;
+    let refused = |adapter: &Adapter, change: &dyn Fn(&mut GgufWriter)| {
+        let file = file(architecture, adapter, DType::F32, change);
+        open(gguf.clone(), vec![LoraFile { file, strength: adapter.strength }]).expect_err("a refusal")
+    };
+    let set = |key: &'static str, value: &'static str| {
+        move |writer: &mut GgufWriter| writer.set(key, value).unwrap()
+    };
+    let cases: [Case<&str, GgufWriter>; 4] = [
+        ("general.type: expected adapter, got model", &set("general.type", "model")),
+        ("adapter.type: expected lora, got control_vector", &set("adapter.type", "control_vector")),
+        (
+            &format!("general.architecture: expected {architecture}, got mamba"),
+            &set("general.architecture", "mamba"),
+        ),
+        (
+            "not supported yet: adapters that some tokens invoke (adapter.alora.invocation_tokens)",
+            &|writer| writer.set_array("adapter.alora.invocation_tokens", [1u32, 2]).unwrap(),
+        ),
+    ];
+    for (expected, change) in cases {
+        assert_eq!(refused(&whole(), change), expected);
+    }
+    let with = |change: &dyn Fn(&mut Adapter)| {
+        let mut adapter = whole();
+        change(&mut adapter);
+        refused(&adapter, &|_| ())
+    };
+    let (n_in, n_out) = (whole().changes[0].n_in, whole().changes[0].b.len() / 4);
+    let missing = "'blk.99.attn_q.weight.lora_a' of an adapter, which belongs to no tensor of the model";
+    let cases: [Case<String, Adapter>; 6] = [
+        (format!("not supported yet: {missing}"), &|adapter| {
+            adapter.changes[0].tensor = "blk.99.attn_q.weight".to_owned()
+        }),
+        ("not supported yet: an adapter that changes 'token_embd.weight'".to_owned(), &|adapter| {
+            let table = gguf.find_info("token_embd.weight").unwrap();
+            let (n_in, rows) = (table.row_len(), table.rows());
+            let (a, b) = (vec![0.5; n_in], vec![0.5; rows]);
+            let change = Change { tensor: table.name.clone(), n_in, rank: 1, a, b };
+            adapter.changes.push(change);
+        }),
+        (
+            format!("tensor '{first}.lora_b': expected shape [4, {n_out}], got [4, {}]", n_out + 1),
+            &|adapter| adapter.changes[0].b.extend([0.0; 4]),
+        ),
+        (format!("tensor '{first}.lora_a': expected shape [{n_in}, 4], got [{}, 4]", n_in + 1), &|adapter| {
+            adapter.changes[0].a.extend([0.0; 4]);
+            adapter.changes[0].n_in += 1;
+        }),
+        (format!("tensor '{first}.lora_b': row 1 holds NaN or an infinity"), &|adapter| {
+            adapter.changes[0].b[5] = f32::NAN
+        }),
+        ("strength: expected a number, got inf".to_owned(), &|adapter| adapter.strength = f32::INFINITY),
+    ];
+    for (expected, change) in cases {
+        assert_eq!(with(change), expected);
+    }
+}

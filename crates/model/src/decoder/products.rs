@@ -1,0 +1,129 @@
+//! Products, what adapters add to them, and what joins the residual stream.
+
+use std::iter;
+
+use kvant_backend::{Backend, BackendError, Gate, Input, Output};
+
+use super::{Decoder, StepPart};
+use crate::weights::{LowRank, Ranks, Weights};
+use crate::{Lora, ModelError};
+
+/// What products are made of besides their matrices.
+pub(super) struct Product<'a, B: Backend> {
+    pub(super) input: Input<'a, B>,
+    /// What adapters add, which have something for each output.
+    pub(super) low_rank: Option<&'a LowRank<B>>,
+}
+
+/// What joins the residual stream: `w of + bias`, normalised where there is a norm.
+pub(super) struct Branch<'a, B: Backend> {
+    pub(super) of: &'a B::Buffer,
+    pub(super) w: &'a B::Matrix,
+    /// What adapters add to `w of`.
+    pub(super) low_rank: Option<&'a LowRank<B>>,
+    pub(super) bias: Option<&'a B::Buffer>,
+    pub(super) norm: &'a Option<B::Buffer>,
+}
+
+/// What adapters make of an input on the way to what they add.
+pub(super) struct Low<B: Backend> {
+    /// `[rows, rank]`
+    made: B::Buffer,
+    /// What that is multiplied with, and the same on the host, for each of [`Weights::ranks`].
+    factors: Vec<(B::Buffer, Vec<f32>)>,
+    /// Whether one of them is not 1.
+    has_factors: bool,
+}
+
+impl<B: Backend> Low<B> {
+    pub(super) fn new(backend: &B, ranks: &[Ranks], max_rows: usize) -> Result<Self, BackendError> {
+        let widths = ranks.iter().map(Ranks::len);
+        let buffer = |width| backend.buffer(max_rows * width);
+        Ok(Self {
+            made: buffer(widths.clone().max().unwrap_or(0))?,
+            factors: widths
+                .map(|width| Ok((buffer(width)?, Vec::new())))
+                .collect::<Result<_, BackendError>>()?,
+            has_factors: false,
+        })
+    }
+
+    /// Takes what the rows of a step are to get of each adapter.
+    pub(super) fn prepare(
+        &mut self,
+        backend: &B,
+        weights: &Weights<B>,
+        parts: &[StepPart<'_, B::Page>],
+    ) -> Result<(), BackendError> {
+        let loras = weights.part.loras();
+        let factor = |part: &StepPart<'_, B::Page>, adapter: usize| {
+            let lora: &Lora = &loras[adapter];
+            lora.factor(part.strengths.map_or(lora.strength(), |strengths| strengths[adapter]))
+        };
+        self.has_factors = parts.iter().any(|part| (0..loras.len()).any(|of| factor(part, of) != 1.0));
+        if !self.has_factors {
+            return Ok(());
+        }
+        for ((on_device, factors), ranks) in self.factors.iter_mut().zip(&weights.ranks) {
+            factors.clear();
+            for part in parts {
+                let rows = if ranks.are_of_wanted { part.want.count(part.n) } else { part.n };
+                for _ in 0..rows {
+                    factors.extend(ranks.of.iter().flat_map(|&(of, n)| iter::repeat_n(factor(part, of), n)));
+                }
+            }
+            backend.write(on_device, factors)?;
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Decoder<B> {
+    /// `y_i = W_i x`, or `y_i = W_i x + U_i (f * D x)` where adapters add something.
+    pub(super) fn project(
+        &self,
+        backend: &B,
+        Product { input, low_rank }: Product<'_, B>,
+        outputs: &mut [Output<'_, B>],
+        low: &mut Low<B>,
+    ) -> Result<(), BackendError> {
+        let Some(LowRank { down, ups, ranks }) = low_rank else { return backend.project(input, outputs) };
+        let rows = input.rows;
+        let mut all = Vec::with_capacity(outputs.len() + 1);
+        for Output { w, bias, y, accumulate } in &mut *outputs {
+            all.push(Output { w: *w, bias: *bias, y: &mut **y, accumulate: *accumulate });
+        }
+        all.push(Output { w: down, bias: None, y: &mut low.made, accumulate: false });
+        backend.project(input, &mut all)?;
+        if low.has_factors {
+            let (factors, on_host) = &low.factors[*ranks];
+            backend.gate(&mut low.made, on_host.len(), factors, Gate::Plain)?;
+        }
+        let added = outputs.iter_mut().zip(ups).filter_map(|(Output { y, .. }, up)| {
+            up.as_ref().map(|w| Output { w, bias: None, y: &mut **y, accumulate: true })
+        });
+        let input = Input { x: &low.made, norm: None, first_row: 0, rows };
+        backend.project(input, &mut added.collect::<Vec<_>>())
+    }
+
+    /// `x += W y + b`, or `x += norm(W y + b)`.
+    pub(super) fn add(
+        &self,
+        backend: &B,
+        x: &mut B::Buffer,
+        Branch { of, w, low_rank, bias, norm }: Branch<'_, B>,
+        (spare, low): (&mut B::Buffer, &mut Low<B>),
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        let product = Product { input: Input { x: of, norm: None, first_row: 0, rows }, low_rank };
+        match self.norm(norm) {
+            None => self.project(backend, product, &mut [Output { w, bias, y: x, accumulate: true }], low)?,
+            Some(norm) => {
+                let output = Output { w, bias, y: &mut *spare, accumulate: false };
+                self.project(backend, product, &mut [output], low)?;
+                backend.add_normed(x, spare, rows, norm)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+//! Low-rank adapters (LoRA, arXiv 2106.09685): what a fine-tuned model adds to matrices of the one it was made of.
+//!
+//! ```text
+//! W' = W + strength (alpha / rank) B A,  A [rank, n_in], B [n_out, rank]
+//! ```
+//!
+//! A file of `convert_lora_to_gguf.py` has `A` and `B` of a tensor by its name with `.lora_a` and `.lora_b` behind it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use kvant_codec::DType;
+use kvant_gguf::{Gguf, TensorInfo};
+
+use crate::weights::decode_values;
+use crate::{ModelError, check_finite};
+
+const ARCHITECTURE: &str = "general.architecture";
+const ALPHA: &str = "adapter.lora.alpha";
+/// The largest number of f16.
+const F16_MAX: f32 = 65_504.0;
+const SUFFIXES: [&str; 2] = [".lora_a", ".lora_b"];
+
+/// An adapter that fits a model.
+#[derive(Clone)]
+pub struct Lora {
+    gguf: Arc<Gguf>,
+    /// The rank of what is added to each tensor, by its name.
+    ranks: BTreeMap<String, usize>,
+    alpha: f32,
+    strength: f32,
+}
+
+/// What an adapter adds to a matrix: `b a`.
+pub(crate) struct Pair {
+    /// `[rank, n_in]`
+    pub(crate) a: Vec<f32>,
+    /// `[n_out, rank]`, times what [factors](Lora::factor) are of.
+    pub(crate) b: Vec<f32>,
+}
+
+impl Lora {
+    /// The adapter in a file, for the model in `base`, whose matrices it changes by `strength` of what it was trained to: 1 is all of it.
+    ///
+    /// # Errors
+    /// A file that is no such adapter, one of another architecture, or of a model with other tensors.
+    pub fn new(gguf: impl Into<Arc<Gguf>>, strength: f32, base: &Gguf) -> Result<Self, ModelError> {
+        let gguf = gguf.into();
+        let architecture: &str = base.meta().get(ARCHITECTURE)?;
+        for (key, expected) in
+            [("general.type", "adapter"), ("adapter.type", "lora"), (ARCHITECTURE, architecture)]
+        {
+            let got = gguf.meta().find::<&str>(key)?.unwrap_or("nothing");
+            if got != expected {
+                return Err(value(key, expected, got));
+            }
+        }
+        if gguf.meta().value("adapter.alora.invocation_tokens").is_some() {
+            let what = "adapters that some tokens invoke (adapter.alora.invocation_tokens)".to_owned();
+            return Err(ModelError::Unsupported { what });
+        }
+        let alpha: f32 = gguf.meta().get(ALPHA)?;
+        for (key, got) in [(ALPHA, alpha), ("strength", strength)] {
+            if !got.is_finite() {
+                return Err(value(key, "a number", &got.to_string()));
+            }
+        }
+        let ranks = ranks(&gguf, base)?;
+        Ok(Self { gguf, ranks, alpha, strength })
+    }
+
+    /// The names of the tensors that it changes.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &str> {
+        self.ranks.keys().map(String::as_str)
+    }
+
+    /// The strength that its numbers are taken with: the one it was loaded with, so that nothing has to be multiplied most often.
+    fn unit(&self) -> f32 {
+        if self.strength == 0.0 { 1.0 } else { self.strength }
+    }
+
+    /// How much of it is added: 1 is what it was trained to.
+    pub(crate) fn strength(&self) -> f32 {
+        self.strength
+    }
+
+    /// What its [pairs](Self::pair) are to be multiplied with for another strength.
+    pub(crate) fn factor(&self, strength: f32) -> f32 {
+        strength / self.unit()
+    }
+
+    /// Bytes of what it adds to a tensor, in f16.
+    pub(crate) fn n_bytes(&self, tensor: &str) -> usize {
+        let parts = SUFFIXES.iter().filter_map(|suffix| self.gguf.find_info(&format!("{tensor}{suffix}")));
+        parts.map(|info| info.elements() * DType::F16.block_bytes()).sum()
+    }
+
+    /// What it adds to a tensor, and its rank; `None` where that stays as it is.
+    pub(crate) fn pair(&self, tensor: &str) -> Result<Option<(usize, Pair)>, ModelError> {
+        let Some(&rank) = self.ranks.get(tensor) else { return Ok(None) };
+        let [a, b] = SUFFIXES.map(|suffix| self.values(&format!("{tensor}{suffix}")));
+        let (mut a, mut b) = (a?, b?);
+        // As llama.cpp takes files without it.
+        let scale = if self.alpha == 0.0 { 1.0 } else { self.alpha / rank as f32 };
+        b.iter_mut().for_each(|x| *x *= scale * self.unit());
+        let [of_a, of_b] = [&a, &b].map(|values| values.iter().fold(0.0f32, |most, x| most.max(x.abs())));
+        if of_a > 0.0 && of_b > 0.0 {
+            // Small numbers lose digits in f16, so neither side is left smaller than it must be. Powers of two round nothing.
+            let power = ((of_b.log2() - of_a.log2()) / 2.0).round().exp2();
+            a.iter_mut().for_each(|x| *x *= power);
+            b.iter_mut().for_each(|x| *x /= power);
+        }
+        match a.iter().chain(&b).find(|x| x.is_nan() || x.abs() > F16_MAX) {
+            Some(x) => Err(value(tensor, "an adapter whose numbers f16 holds", &x.to_string())),
+            None => Ok(Some((rank, Pair { a, b }))),
+        }
+    }
+
+    fn values(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.gguf.tensor(name)?;
+        check_finite(tensor.info, &tensor.bytes)?;
+        decode_values(&tensor, &tensor.info.shape)
+    }
+}
+
+impl fmt::Debug for Lora {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ranks, alpha, strength, .. } = self;
+        write!(f, "Lora {{ ranks: {ranks:?}, alpha: {alpha}, strength: {strength} }}")
+    }
+}
+
+/// The rank of what is added to each tensor of `base`.
+fn ranks(gguf: &Gguf, base: &Gguf) -> Result<BTreeMap<String, usize>, ModelError> {
+    let mut ranks = BTreeMap::new();
+    for info in gguf.tensors() {
+        let tensor = SUFFIXES.iter().find_map(|suffix| info.name.strip_suffix(suffix));
+        let Some((tensor, of)) = tensor.and_then(|tensor| Some((tensor, base.find_info(tensor)?))) else {
+            let what = format!("'{}' of an adapter, which belongs to no tensor of the model", info.name);
+            return Err(ModelError::Unsupported { what });
+        };
+        let [a, b] = SUFFIXES.map(|suffix| gguf.tensor(&format!("{tensor}{suffix}")));
+        let rank = rank(of, [a?.info, b?.info])?;
+        ranks.insert(tensor.to_owned(), rank);
+    }
+    Ok(ranks)
+}
+
+/// The rank of what `A` and `B` add to a tensor.
+fn rank(of: &TensorInfo, [a, b]: [&TensorInfo; 2]) -> Result<usize, ModelError> {
+    let &[n_in, n_out] = &of.shape[..] else {
+        let what = format!("'{}', as '{}' is no single matrix", a.name, of.name);
+        return Err(ModelError::Unsupported { what });
+    };
+    let rank = a.rows();
+    for (info, expected) in [(a, [n_in, rank]), (b, [rank, n_out])] {
+        if rank == 0 || info.shape != expected {
+            let (name, expected) = (info.name.clone(), expected.to_vec());
+            return Err(ModelError::TensorShape { name, expected, got: info.shape.clone() });
+        }
+    }
+    Ok(rank)
+}
+
+fn value(key: &str, expected: &str, got: &str) -> ModelError {
+    let (key, expected, got) = (key.to_owned(), expected.to_owned(), got.to_owned());
+    ModelError::Value { key, expected, got }
+}
