@@ -332,7 +332,7 @@ impl Backend for CpuDevice {
 
     fn soft_cap(&self, x: &mut CpuBuffer, len: usize, cap: f32) -> Result<()> {
         check_soft_cap(x, len)?;
-        soft_cap::soft_cap(&self.pool, &mut x.as_mut_slice()[..len], cap);
+        soft_cap::soft_cap(self.isa, &self.pool, &mut x.as_mut_slice()[..len], cap);
         Ok(())
     }
 
@@ -420,7 +420,7 @@ impl Backend for CpuDevice {
 
     fn gate(&self, y: &mut CpuBuffer, len: usize, gates: &CpuBuffer, gate: Gate) -> Result<()> {
         check_gate(y, len, gates)?;
-        gate_rows::gate(&self.pool, &mut y.as_mut_slice()[..len], &gates.as_slice()[..len], gate);
+        gate_rows::gate(self.isa, &self.pool, &mut y.as_mut_slice()[..len], &gates.as_slice()[..len], gate);
         Ok(())
     }
 

@@ -2,9 +2,11 @@
 
 use kvant_backend::{Activation, Gate};
 
-use crate::Pool;
 use crate::exp::exp;
+use crate::lanes::{Lanes, Op, with_lanes};
+use crate::matmul::gate as activate;
 use crate::shards::Shards;
+use crate::{Isa, Pool};
 
 /// Multiplies each row of `y` `[rows, cols]` by the sigmoid of its value of `gates` `[rows]`, or more.
 pub(crate) fn gate_rows(pool: &Pool, y: &mut [f32], gates: &[f32], cols: usize) {
@@ -19,28 +21,50 @@ pub(crate) fn gate_rows(pool: &Pool, y: &mut [f32], gates: &[f32], cols: usize) 
 }
 
 /// Values of an item of work.
-const PIECE: usize = 4 * 1024;
+const PIECE: usize = 1024;
 
 /// Multiplies each value of `y` by what `gate` makes of its value of `gates`.
-pub(crate) fn gate(pool: &Pool, y: &mut [f32], gates: &[f32], gate: Gate) {
+pub(crate) fn gate(isa: Isa, pool: &Pool, y: &mut [f32], gates: &[f32], gate: Gate) {
     let len = y.len();
     let y = Shards::new(y);
     pool.for_each(len.div_ceil(PIECE), &|piece| {
         let piece = piece * PIECE..len.min((piece + 1) * PIECE);
         // SAFETY: every piece is taken by one call of this job.
-        let pairs = unsafe { y.part(piece.clone()) }.iter_mut().zip(&gates[piece]);
-        match gate {
-            Gate::Sigmoid => pairs.for_each(|(y, g)| *y /= 1.0 + exp(-g)),
-            Gate::Silu => pairs.for_each(|(y, g)| *y *= g / (1.0 + exp(-g))),
-            Gate::Gelu => {
-                let [a, b] = Activation::GELU;
-                pairs.for_each(|(y, g)| *y *= g / (1.0 + exp(-(g * (a + b * (g * g))))));
-            }
-            Gate::Plain => pairs.for_each(|(y, g)| *y *= g),
-            // A comparison, so that NaN stays what it is.
-            Gate::Relu => pairs.for_each(|(y, &g)| *y *= if g < 0.0 { 0.0 } else { g }),
-        }
+        let (y, gates) = (unsafe { y.part(piece.clone()) }, &gates[piece]);
+        let op = Multiply { gate, y, gates };
+        with_lanes!(isa, lanes => lanes.run(op), _ => op.multiply());
     });
+}
+
+struct Multiply<'a> {
+    gate: Gate,
+    y: &'a mut [f32],
+    gates: &'a [f32],
+}
+
+impl Multiply<'_> {
+    #[inline(always)]
+    fn multiply(self) {
+        let Self { gate, y, gates } = self;
+        let activation = match gate {
+            Gate::Sigmoid => return y.iter_mut().zip(gates).for_each(|(y, g)| *y /= 1.0 + exp(-g)),
+            Gate::Plain => return y.iter_mut().zip(gates).for_each(|(y, g)| *y *= g),
+            Gate::Silu => Activation::Silu,
+            Gate::Gelu => Activation::Gelu,
+            Gate::Relu => Activation::Relu,
+        };
+        activate(activation, gates, y);
+    }
+}
+
+impl Op for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) {
+        // Plain loops, which become code of the set.
+        self.multiply();
+    }
 }
 
 /// Multiplies each value of `x` by `by`.

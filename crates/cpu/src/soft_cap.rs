@@ -1,24 +1,42 @@
 //! Bounds values smoothly: `cap tanh(x / cap)` (arXiv 2408.00118).
 
-use crate::Pool;
 use crate::exp::exp;
+use crate::lanes::{Lanes, Op, with_lanes};
 use crate::shards::Shards;
+use crate::{Isa, Pool};
 
 /// Values of an item of work: those of a large vocabulary are worth several threads.
 const PIECE: usize = 8 * 1024;
 
 /// Bounds every value. What is not finite becomes NaN.
-pub(crate) fn soft_cap(pool: &Pool, x: &mut [f32], cap: f32) {
+pub(crate) fn soft_cap(isa: Isa, pool: &Pool, x: &mut [f32], cap: f32) {
     let len = x.len();
     let x = Shards::new(x);
     pool.for_each(len.div_ceil(PIECE), &|piece| {
         let piece = piece * PIECE..len.min((piece + 1) * PIECE);
         // SAFETY: every piece is taken by one call of this job.
-        bound(unsafe { x.part(piece) }, cap);
+        let op = Bound { x: unsafe { x.part(piece) }, cap };
+        with_lanes!(isa, lanes => lanes.run(op), _ => bound(op.x, cap));
     });
 }
 
+struct Bound<'a> {
+    x: &'a mut [f32],
+    cap: f32,
+}
+
+impl Op for Bound<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) {
+        // A plain loop, which becomes code of the set.
+        bound(self.x, self.cap);
+    }
+}
+
 /// `tanh(y) = (exp(2 y) - 1) / (exp(2 y) + 1)`: off by 6 roundings of 1 at most, so `cap tanh(x / cap)` by as many of the cap.
+#[inline(always)]
 fn bound(x: &mut [f32], cap: f32) {
     let rate = 2.0 / cap;
     for x in x {
@@ -35,7 +53,7 @@ mod tests {
     #[test]
     fn what_is_not_finite_stays_visible() {
         let mut x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30, -1e30, 0.0];
-        soft_cap(&Pool::new(1).unwrap(), &mut x, 30.0);
+        soft_cap(Isa::Scalar, &Pool::new(1).unwrap(), &mut x, 30.0);
         assert!(x[..3].iter().all(|x| x.is_nan()), "{x:?}");
         assert_eq!(x[3..], [30.0, -30.0, 0.0]);
     }

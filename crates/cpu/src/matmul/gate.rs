@@ -7,7 +7,7 @@ use crate::exp::exp;
 
 /// `u *= a(g)` for each value.
 #[inline(always)]
-pub(super) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
+pub(crate) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
     match activation {
         Activation::Silu => {
             for (u, g) in u.iter_mut().zip(g) {

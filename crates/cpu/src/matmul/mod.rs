@@ -43,6 +43,7 @@ use panel::{Line, PANEL, Panels};
 
 pub use experts::CpuExperts;
 pub(crate) use experts::{Biased, Choice, ExpertFfn, expert_ffn, project_each};
+pub(crate) use gate::gate;
 pub(crate) use work::{Operand, Product, Scratch, To, gated_ffn, project};
 
 /// Below this many values a parallel region costs more than it saves.

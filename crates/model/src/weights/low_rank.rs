@@ -85,27 +85,36 @@ impl<B: Backend> Loader<'_, B> {
         rows: [RowsOf; N],
     ) -> Result<Group<B, N>, ModelError> {
         let mut matrices = Vec::with_capacity(N);
+        let mut dtype = DType::F16;
         for rows in &rows {
             let source = self.source_of(rows, n_in)?;
+            if source.dtype.block_len() > 1 {
+                dtype = DType::Q8_0;
+            }
             matrices.push(self.backend.matrix(source)?);
         }
-        let low_rank = self.added(n_in, &rows)?;
+        let low_rank = self.added(n_in, &rows, dtype)?;
         Ok((matrices.try_into().unwrap_or_else(|_| unreachable!("a matrix for each")), low_rank))
     }
 
-    /// What adapters add to matrices of these rows.
-    fn added(&mut self, n_in: usize, rows: &[RowsOf]) -> Result<Option<LowRank<B>>, ModelError> {
+    /// What adapters add to matrices of these rows, in `dtype`.
+    fn added(
+        &mut self,
+        n_in: usize,
+        rows: &[RowsOf],
+        dtype: DType,
+    ) -> Result<Option<LowRank<B>>, ModelError> {
         let places = self.places(rows)?;
         let Some(last) = places.last() else { return Ok(None) };
         let rank = last.ranks.end.next_multiple_of(STEP);
         let mut down: Vec<f32> = places.iter().flat_map(|place| &place.pair.a).copied().collect();
         down.resize(rank * n_in, 0.0);
-        let down = self.small(&down, n_in)?;
+        let down = self.small(&down, n_in, dtype)?;
         let mut ups = Vec::with_capacity(rows.len());
         for rows in rows {
             let mut own = places.iter().filter(|place| place.tensor == rows.tensor).peekable();
             ups.push(match own.peek() {
-                Some(_) => Some(self.small(&up(rows, own, rank), rank)?),
+                Some(_) => Some(self.small(&up(rows, own, rank), rank, dtype)?),
                 None => None,
             });
         }
@@ -152,9 +161,8 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// A matrix of these values, which f16 holds.
-    fn small(&mut self, values: &[f32], n_in: usize) -> Result<B::Matrix, ModelError> {
-        let dtype = DType::F16;
-        let mut bytes = vec![0; values.len() * dtype.block_bytes()];
+    fn small(&mut self, values: &[f32], n_in: usize, dtype: DType) -> Result<B::Matrix, ModelError> {
+        let mut bytes = vec![0; values.len() / dtype.block_len() * dtype.block_bytes()];
         kvant_codec::encode(dtype, values, &mut bytes).expect("as many bytes as there are values");
         self.n_bytes += bytes.len();
         let source = WeightSource { dtype, n_out: values.len() / n_in, n_in, bytes: bytes.into() };
