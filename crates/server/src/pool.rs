@@ -228,7 +228,7 @@ impl Pool {
             worth: TOKENS_PER_BLOCK / 2,
             budget: options.kv_budget / share,
         };
-        let stored = Stored::new(kv);
+        let stored = Stored::new(kv, None);
         // A router could not tell tokens of several models apart.
         let sink = options.kv_events.clone().filter(|_| options.others.is_empty());
         let blocks = Blocks::new(sink, Arc::clone(&stored));
@@ -249,7 +249,7 @@ impl Pool {
         let hosted = Hosted {
             name,
             n_ctx,
-            kv: stored,
+            usual: Mutex::new(stored),
             drawing,
             thinks: options.thinks,
             thinking_budget: options.thinking_budget,

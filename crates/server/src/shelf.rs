@@ -8,17 +8,20 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::events::{Blocks, Held, Medium};
 
-/// What a cache stores, with a name for it: a plan's factors are many numbers to compare.
+/// What a cache stores, and of which model, with a name for it: a plan's factors are many numbers to compare.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub options: KvOptions,
+    /// How much of each adapter tokens are made with; as much as those were loaded with where nothing is said.
+    pub strengths: Option<Arc<[f32]>>,
     name: u64,
 }
 
 impl Stored {
-    pub fn new(options: KvOptions) -> Arc<Self> {
-        let name = xxh3_64(format!("{options:?}").as_bytes());
-        Arc::new(Self { options, name })
+    pub fn new(options: KvOptions, strengths: Option<Arc<[f32]>>) -> Arc<Self> {
+        let adapters = strengths.as_ref().map_or_else(String::new, |strengths| format!(" {strengths:?}"));
+        let name = xxh3_64(format!("{options:?}{adapters}").as_bytes());
+        Arc::new(Self { options, strengths, name })
     }
 }
 

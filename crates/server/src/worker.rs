@@ -338,6 +338,9 @@ impl Worker {
         let Kind { stored, owner } = course.job.kind.clone();
         let options = SessionOptions { n_ctx: self.n_ctx, kv: stored.options.clone() };
         let mut session = self.model.session(options)?.owned_by(owner);
+        if let Some(strengths) = &stored.strengths {
+            session = session.with_lora_strengths(strengths)?;
+        }
         if course.takes_over() {
             let attached = session.attach(&course.tokens);
             self.scheduler.branch(id, self.shelf.common(&course.job.kind, &course.tokens));

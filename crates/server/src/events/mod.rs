@@ -141,9 +141,10 @@ impl Shared {
         let owner = kind.owner.as_ref().map(|owner| self.secret.hash_one(owner));
         hash.update(&owner.unwrap_or_default().to_le_bytes());
         let options = &kind.stored.options;
-        let types = (kind.names().0 != self.usual.names().0).then(|| format!("{}/{}", options.k, options.v));
-        let extra: Vec<String> =
-            owner.map(|owner| format!("{owner:016x}")).into_iter().chain(types).collect();
+        let types = (*options != self.usual.stored.options).then(|| format!("{}/{}", options.k, options.v));
+        let strengths = kind.stored.strengths.as_ref().map(|strengths| format!("adapters {strengths:?}"));
+        let owner = owner.map(|owner| format!("{owner:016x}"));
+        let extra: Vec<String> = owner.into_iter().chain(types).chain(strengths).collect();
         Root { seed: hash.digest(), extra: (!extra.is_empty()).then(|| extra.into()) }
     }
 }

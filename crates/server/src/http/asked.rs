@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::loras::{self, Scale};
 use crate::Drawing;
 use crate::answer::AnswerOptions;
 use crate::gbnf;
@@ -49,6 +50,8 @@ pub(crate) struct Asked {
     pub form_later: Option<(&'static str, Form)>,
     /// What the cache stores, where the request says it.
     pub kv: Option<KvOptions>,
+    /// How much of adapters the answer gets, where the request says it.
+    pub loras: Option<Vec<Scale>>,
     pub stream: bool,
     pub include_usage: bool,
     pub return_progress: bool,
@@ -95,6 +98,7 @@ impl Asked {
             form: form(fields, tokenizer)?,
             form_later: None,
             kv: kv_type(fields)?,
+            loras: loras::scales(fields)?,
             stream: fields.flag("stream")?,
             include_usage: stream_options.flag("include_usage")?,
             return_progress: fields.flag("return_progress")?,

@@ -19,9 +19,9 @@ use super::asked::kv_type;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::prompt::prompts;
-use super::{Caller, Hosted, Server};
+use super::{Caller, Hosted, Server, loras};
 use crate::guide::Guides;
-use crate::shelf::{Kind, Stored};
+use crate::shelf::Kind;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Event, Job};
 
@@ -87,7 +87,7 @@ impl Hosted {
         caller: &Caller,
     ) -> Result<Vec<Pooled>, ApiError> {
         self.check(&texts)?;
-        let stored = kv_type(fields)?.map_or_else(|| Arc::clone(&self.kv), Stored::new);
+        let stored = self.stored(kv_type(fields)?, loras::scales(fields)?.as_deref())?;
         let kind = Kind { stored, owner: caller.owner.clone() };
         let read = |text: Vec<u32>| self.states(text, empty.clone(), kind.clone(), caller);
         stream::iter(texts).map(read).buffered(AT_ONCE).try_collect().await

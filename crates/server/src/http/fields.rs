@@ -18,7 +18,7 @@ const MOST_TAKEN: usize = 8 * MOST_BYTES;
 pub(crate) struct Fields(Map<String, Value>);
 
 /// A value as an error shows it.
-fn short(value: &Value) -> String {
+pub(super) fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
         Some((at, _)) => format!("{}...", &text[..at]),
@@ -84,7 +84,10 @@ async fn refuse_if_large(request: Request) -> Result<Request, ApiError> {
     Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message))
 }
 
-impl<S: Send + Sync> FromRequest<S> for Fields {
+/// A body of any JSON.
+pub(crate) struct Body(pub Value);
+
+impl<S: Send + Sync> FromRequest<S> for Body {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
@@ -95,10 +98,18 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
         let bytes = bytes
             .map_err(late)?
             .map_err(|error| ApiError::new(error.status(), "invalid_request_error", error.body_text()))?;
-        match serde_json::from_slice(&bytes) {
-            Ok(Value::Object(map)) => Ok(Self(map)),
-            Ok(other) => Err(ApiError::invalid(format!("expected a JSON object, got {}", short(&other)))),
-            Err(error) => Err(ApiError::invalid(format!("the body is no JSON: {error}"))),
+        let body = serde_json::from_slice(&bytes);
+        body.map(Self).map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for Fields {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        match Body::from_request(request, state).await? {
+            Body(Value::Object(map)) => Ok(Self(map)),
+            Body(other) => Err(ApiError::invalid(format!("expected a JSON object, got {}", short(&other)))),
         }
     }
 }

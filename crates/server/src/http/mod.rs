@@ -9,6 +9,7 @@ mod error;
 mod fields;
 mod gap;
 mod head;
+mod loras;
 mod messages;
 mod named;
 mod native;
@@ -70,7 +71,7 @@ pub(crate) struct Hosted {
     /// Tokens that a conversation may have.
     pub n_ctx: usize,
     /// What caches store where a request does not say.
-    pub kv: Arc<Stored>,
+    pub usual: Mutex<Arc<Stored>>,
     /// How tokens are drawn where a request does not say.
     pub drawing: Drawing,
     /// Whether the template is told to think where a request does not say.
@@ -230,7 +231,7 @@ impl Hosted {
         let n_jobs = prompts.len();
         self.check(&prompts)?;
         let guides = self.guides(asked).await?;
-        let stored = asked.kv.clone().map_or_else(|| Arc::clone(&self.kv), Stored::new);
+        let stored = self.stored(asked.kv.clone(), asked.loras.as_deref())?;
         for (index, prompt) in prompts.into_iter().enumerate() {
             let first = index * asked.n;
             let job = Job {
@@ -302,6 +303,7 @@ fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(ollama::embed))
         .route("/api/embeddings", post(ollama::embeddings))
+        .route("/lora-adapters", get(loras::list).post(loras::set))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/tokenizer_info", get(text::tokenizer_info))

@@ -166,7 +166,7 @@ pub(super) async fn kv(State(server): State<Arc<Server>>) -> Result<Json<Value>,
 
 /// Names of the types of keys and values: `mixed` where they differ by layer or head.
 fn types(hosted: &Hosted) -> [&'static str; 2] {
-    let kv = &hosted.kv.options;
+    let kv = &hosted.usual().options;
     let (k, v) = kv
         .plan(&hosted.model.config().kv_shape())
         .map_or((kv.k.name(), kv.v.name()), |plan| plan.type_names());

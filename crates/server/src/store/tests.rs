@@ -31,7 +31,10 @@ struct Test {
 impl Test {
     fn new() -> Self {
         let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
-        Self { model, kind: Kind { stored: Stored::new(KvOptions::symmetric(DType::Turbo3)), owner: None } }
+        Self {
+            model,
+            kind: Kind { stored: Stored::new(KvOptions::symmetric(DType::Turbo3), None), owner: None },
+        }
     }
 
     fn store(&self, ram: u64, disk: Option<(&Path, u64)>) -> Store {

@@ -1,0 +1,99 @@
+//! How much of each adapter answers are made with: what all requests get that do not say, and what one asks for.
+
+use std::sync::{Arc, PoisonError};
+
+use axum::Json;
+use axum::extract::State;
+use kvant::KvOptions;
+use kvant::gguf::printable_path;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::fields::{Body, Fields};
+use super::{Hosted, Server};
+use crate::shelf::Stored;
+
+/// An adapter by its number, and how much of it.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Scale {
+    id: usize,
+    scale: f32,
+}
+
+const FORM: &str = "a list of {\"id\": number, \"scale\": number}";
+
+/// `lora` of a request: those that it does not name are left out of its answer.
+pub(super) fn scales(fields: &Fields) -> Result<Option<Vec<Scale>>, ApiError> {
+    fields.get("lora", FORM)
+}
+
+impl Hosted {
+    /// What the caches of a request store that says this of it.
+    pub(super) fn stored(
+        &self,
+        kv: Option<KvOptions>,
+        scales: Option<&[Scale]>,
+    ) -> Result<Arc<Stored>, ApiError> {
+        let usual = self.usual();
+        let strengths = scales.map(|scales| self.strengths(scales)).transpose()?;
+        // Those who ask for what all others get share with them.
+        let strengths = strengths.filter(|strengths| strengths[..] != self.strengths_of(&usual)[..]);
+        Ok(match (kv, strengths) {
+            (None, None) => usual,
+            (kv, strengths) => {
+                let kv = kv.unwrap_or_else(|| usual.options.clone());
+                Stored::new(kv, strengths.or_else(|| usual.strengths.clone()))
+            }
+        })
+    }
+
+    /// The same where a request says nothing.
+    pub(super) fn usual(&self) -> Arc<Stored> {
+        Arc::clone(&self.usual.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How much of each adapter tokens of this kind are made with.
+    fn strengths_of(&self, stored: &Stored) -> Arc<[f32]> {
+        stored.strengths.clone().unwrap_or_else(|| self.model.lora_strengths().into())
+    }
+
+    /// How much of each adapter, where these are all there is to be of them.
+    fn strengths(&self, scales: &[Scale]) -> Result<Arc<[f32]>, ApiError> {
+        let mut strengths = vec![0.0; self.model.loras().len()];
+        for Scale { id, scale } in scales {
+            let n = strengths.len();
+            let strength = strengths.get_mut(*id).filter(|_| scale.is_finite());
+            *strength.ok_or_else(|| {
+                let got = format!("id {id}, scale {scale}");
+                ApiError::field("lora", &format!("numbers for some of the {n} adapters"), got)
+            })? = *scale;
+        }
+        Ok(strengths.into())
+    }
+}
+
+/// The adapters, and how much of each an answer gets whose request does not say.
+pub(super) async fn list(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
+    let hosted = server.pool.first()?;
+    let strengths = hosted.strengths_of(&hosted.usual());
+    let adapters = hosted.model.loras().iter().zip(&strengths[..]).enumerate();
+    let told = adapters.map(|(id, (lora, scale))| {
+        let path = lora.file.path().map_or_else(String::new, printable_path);
+        json!({ "id": id, "path": path, "scale": scale })
+    });
+    Ok(Json(told.collect()))
+}
+
+/// Sets how much of each an answer gets whose request does not say, from now on; none of those that are not named.
+pub(super) async fn set(
+    State(server): State<Arc<Server>>,
+    Body(body): Body,
+) -> Result<Json<Value>, ApiError> {
+    let hosted = server.pool.first()?;
+    let scales = Vec::<Scale>::deserialize(&body)
+        .map_err(|_| ApiError::field("lora", FORM, super::fields::short(&body)))?;
+    let stored = hosted.stored(None, Some(&scales))?;
+    *hosted.usual.lock().unwrap_or_else(PoisonError::into_inner) = stored;
+    Ok(Json(json!({ "success": true })))
+}

@@ -1,0 +1,133 @@
+//! Adapters: how much of each an answer is made with.
+
+mod client;
+
+use std::sync::Arc;
+
+use client::{Client, options, serve_model};
+use kvant::gguf::{GgufError, GgufWriter, TensorSink};
+use kvant::{DType, Gguf, LoraFile, Model, OpenOptions};
+use serde_json::{Value, json};
+
+const PROMPT: &str = "The capital of France is";
+
+/// An adapter of rank 1 that changes what leaves every feed-forward layer, by numbers that `number` gives.
+fn adapter(model: &Gguf, number: impl Fn(usize) -> f32) -> Arc<Gguf> {
+    let mut writer = GgufWriter::new();
+    writer.set("general.type", "adapter").unwrap();
+    writer.set("general.architecture", model.meta().get::<&str>("general.architecture").unwrap()).unwrap();
+    writer.set("adapter.type", "lora").unwrap();
+    writer.set("adapter.lora.alpha", 1.0f32).unwrap();
+    let changed: Vec<_> =
+        model.tensors().iter().filter(|info| info.name.ends_with("ffn_down.weight")).collect();
+    for info in &changed {
+        writer.add_tensor(&format!("{}.lora_a", info.name), &[info.row_len(), 1], DType::F32).unwrap();
+        writer.add_tensor(&format!("{}.lora_b", info.name), &[1, info.rows()], DType::F32).unwrap();
+    }
+    let values = |n: usize| (0..n).flat_map(|i| number(i).to_le_bytes()).collect::<Vec<u8>>();
+    let fill = |data: &mut TensorSink<'_>| -> Result<(), GgufError> {
+        changed.iter().try_for_each(|info| {
+            data.bytes(&format!("{}.lora_a", info.name), &values(info.row_len()))?;
+            data.bytes(&format!("{}.lora_b", info.name), &values(info.rows()))
+        })
+    };
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes, fill).unwrap();
+    Arc::new(Gguf::from_bytes(bytes).unwrap())
+}
+
+/// A server of the bundled model with two adapters of these strengths.
+fn start(strengths: [f32; 2]) -> Client {
+    let gguf = Model::bundled_file().unwrap();
+    let waves = [0.7, 1.3].map(|step| adapter(&gguf, |i| 0.2 * (i as f32 * step).sin()));
+    let loras = waves.into_iter().zip(strengths).map(|(file, strength)| LoraFile { file, strength });
+    let open = OpenOptions { n_threads: Some(2), loras: loras.collect(), ..Default::default() };
+    Client::at(serve_model(Model::bundled(open).unwrap(), options()))
+}
+
+/// The likeliest answer, and how likely its tokens are.
+fn answer(client: &Client, lora: &Value) -> Value {
+    let body = json!({ "prompt": PROMPT, "lora": lora, "max_tokens": 12, "temperature": 0, "logprobs": 3 });
+    let (status, answer) = client.post("/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    answer["choices"][0].clone()
+}
+
+fn scales(scales: [f32; 2]) -> Value {
+    json!([{ "id": 1, "scale": scales[1] }, { "id": 0, "scale": scales[0] }])
+}
+
+#[test]
+fn each_request_has_its_own_share_of_adapters_beside_others() {
+    let all = [[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.0, 0.0], [1.0, 0.0]];
+    let alone = all.map(|strengths| answer(&start(strengths), &Value::Null));
+    let mut differ: Vec<String> = alone.iter().map(Value::to_string).collect();
+    differ.sort();
+    differ.dedup();
+    assert_eq!(differ.len(), 4, "{alone:?}");
+    let plain = Client::at(serve_model(Model::bundled(OpenOptions::default()).unwrap(), options()));
+    assert_eq!(alone[3], answer(&plain, &Value::Null));
+    let client = &start([1.0, 0.0]);
+    let together = std::thread::scope(|scope| {
+        all.map(|strengths| scope.spawn(move || answer(client, &scales(strengths))))
+            .map(|answer| answer.join().unwrap())
+    });
+    // Numbers are rounded at the share that adapters were loaded with: powers of two apart, alike.
+    assert_eq!(together, alone);
+    // Those that are not named have no share.
+    assert_eq!(answer(client, &json!([{ "id": 0, "scale": 1.0 }])), alone[0]);
+    assert_eq!(answer(client, &json!([])), alone[3]);
+    assert_eq!(answer(client, &Value::Null), alone[0]);
+}
+
+#[test]
+fn a_prompt_that_was_read_with_another_share_is_read_again() {
+    let client = start([1.0, 0.0]);
+    let prompt = "Once upon a time there was a lighthouse. ".repeat(20);
+    let cached = |lora: &Value| {
+        let body = json!({ "prompt": prompt, "lora": lora, "n_predict": 1 });
+        let (status, answer) = client.post("/completion", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["timings"]["cache_n"].as_u64().unwrap()
+    };
+    assert_eq!(cached(&Value::Null), 0);
+    assert_eq!(cached(&scales([0.5, 0.0])), 0);
+    assert!(cached(&Value::Null) > 100);
+    assert!(cached(&scales([1.0, 0.0])) > 100, "the same by another name");
+    assert!(cached(&scales([0.5, 0.0])) > 100);
+}
+
+#[test]
+fn what_requests_get_that_do_not_say_can_be_set() {
+    let client = start([1.0, 0.0]);
+    let listed = |scales: [f32; 2]| json!([{ "id": 0, "path": "", "scale": scales[0] }, { "id": 1, "path": "", "scale": scales[1] }]);
+    let told = || serde_json::from_str::<Value>(&client.get_text("/lora-adapters")).unwrap();
+    assert_eq!(told(), listed([1.0, 0.0]));
+    let first = answer(&client, &Value::Null);
+    let half = answer(&client, &json!([{ "id": 0, "scale": 0.5 }]));
+    assert_eq!(
+        client.post("/lora-adapters", &json!([{ "id": 0, "scale": 0.5 }])),
+        (200, json!({ "success": true }))
+    );
+    assert_eq!(told(), listed([0.5, 0.0]));
+    assert_eq!(answer(&client, &Value::Null), half);
+    assert_eq!(answer(&client, &scales([1.0, 0.0])), first);
+    for (body, expected) in [
+        (
+            json!([{ "id": 2, "scale": 1.0 }]),
+            "lora: expected numbers for some of the 2 adapters, got id 2, scale 1",
+        ),
+        (
+            json!([{ "id": 0 }]),
+            "lora: expected a list of {\"id\": number, \"scale\": number}, got [{\"id\":0}]",
+        ),
+        (json!({}), "lora: expected a list of {\"id\": number, \"scale\": number}, got {}"),
+    ] {
+        let (status, error) = client.post("/lora-adapters", &body);
+        assert_eq!((status, error["error"]["message"].as_str().unwrap()), (400, expected));
+    }
+    assert_eq!(told(), listed([0.5, 0.0]), "as it was");
+    let (status, error) =
+        client.post("/v1/completions", &json!({ "prompt": "x", "lora": [{ "id": 7, "scale": 1 }] }));
+    assert_eq!((status, error["error"]["param"].as_str()), (400, Some("lora")));
+}
