@@ -194,7 +194,7 @@ impl ModelArgs {
         let mtp = guesses.is_some();
         let draft = guesses.and_then(|draft| draft.model_draft.as_ref());
         let draft = draft.map(|name| self.open_file(name, quiet).map(Arc::new)).transpose()?;
-        let loras = self.lora.open(self, quiet)?;
+        let loras = self.lora.open(self, &gguf, quiet)?;
         let started = Instant::now();
         let bar = progress::bar("loading", 100, quiet);
         let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
@@ -236,7 +236,7 @@ impl ModelArgs {
     }
 
     /// The file of another model, by what `-m` takes.
-    pub fn open_file(&self, model: &str, quiet: bool) -> Result<Gguf, Failure> {
+    fn open_file(&self, model: &str, quiet: bool) -> Result<Gguf, Failure> {
         let place = self.place.named(model);
         place.place()?.open(&place, quiet)
     }

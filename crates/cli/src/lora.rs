@@ -1,7 +1,7 @@
 //! Which adapters change the model, and how much.
 
 use clap::Args;
-use kvant::LoraFile;
+use kvant::{Gguf, LoraFile, open_lora};
 
 use crate::args::ModelArgs;
 use crate::failure::Failure;
@@ -9,7 +9,7 @@ use crate::failure::Failure;
 /// Adapters that change the model's matrices (LoRA).
 #[derive(Args, Debug, Clone, Default)]
 pub struct LoraArgs {
-    /// Adapter that changes the model (LoRA), by what -m takes; may be given several times, or as a comma list
+    /// Adapter that changes the model (LoRA): a GGUF file, or a folder as PEFT saves it; may be given several times, or as a comma list
     #[arg(long, value_name = "FILE", env = "KVANT_LORA", value_delimiter = ',')]
     lora: Vec<String>,
     /// The same with how much of it is added; 1 is all of it. Behind those of --lora, where adapters are counted
@@ -30,10 +30,15 @@ impl LoraArgs {
         whole.chain(self.lora_scaled.iter().cloned())
     }
 
-    /// Opens them as `model` opens files.
-    pub fn open(&self, model: &ModelArgs, quiet: bool) -> Result<Vec<LoraFile>, Failure> {
+    /// Opens them as `model` opens files; `base` is what they change.
+    pub fn open(&self, model: &ModelArgs, base: &Gguf, quiet: bool) -> Result<Vec<LoraFile>, Failure> {
         let open = |Scaled { name, strength }: Scaled| {
-            let file = model.open_file(&name, quiet)?;
+            let args = model.place.named(&name);
+            let place = args.place()?;
+            let file = match place.path() {
+                Some(path) => open_lora(path, base)?,
+                None => place.open(&args, quiet)?,
+            };
             Ok(LoraFile { file: file.into(), strength })
         };
         self.all().map(open).collect()

@@ -8,7 +8,7 @@ use kvant_codec::{DType, Side};
 use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
 use kvant_kv::{Cache, KvError, Layout, Plan, Policies, Pool};
-use kvant_model::{Activations, Config, Decoder, Entry, Outputs, Part, StepPart, Want, Weights};
+use kvant_model::{Activations, Config, Decoder, Entry, Lora, Outputs, Part, StepPart, Want, Weights};
 
 use crate::{CudaDevice, emulator};
 
@@ -20,11 +20,17 @@ struct Running<B: Backend> {
     pool: Pool<B::Page>,
     caches: Vec<Cache<B::Page>>,
     act: Activations<B>,
+    /// How much of its adapter a sequence gets.
+    strengths: Option<[f32; 1]>,
+}
+
+fn fixture(name: &str) -> Gguf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    Gguf::open(folder.join(name)).unwrap()
 }
 
 fn open(model: &str) -> (Arc<Gguf>, Config) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
-    let gguf = Arc::new(Gguf::open(folder.join(model)).unwrap());
+    let gguf = Arc::new(fixture(model));
     let config = Config::from_gguf(&gguf).unwrap();
     (gguf, config)
 }
@@ -40,13 +46,14 @@ impl<B: Backend> Running<B> {
         let layout = Arc::new(Layout::new(&shape, plan));
         let act = decoder.activations(&device, 64).unwrap();
         let caches = vec![Cache::new(Arc::clone(&layout), 128)];
-        Self { device, decoder, layout, pool: Pool::default(), caches, act }
+        Self { device, decoder, layout, pool: Pool::default(), caches, act, strengths: None }
     }
 
     /// Steps with the first `ns.len()` sequences, `ns[i]` rows of sequence i; the logits of the wanted rows.
     fn step_together(&mut self, ns: &[usize], entry: Entry<'_>, want: Want) -> Vec<f32> {
-        let Self { device, decoder, pool, caches, act, .. } = self;
-        let parts = caches.iter_mut().zip(ns).map(|(cache, &n)| StepPart { cache, n, want, strengths: None });
+        let Self { device, decoder, pool, caches, act, strengths, .. } = self;
+        let strengths = strengths.as_ref().map(|strengths| &strengths[..]);
+        let parts = caches.iter_mut().zip(ns).map(|(cache, &n)| StepPart { cache, n, want, strengths });
         let mut parts: Vec<_> = parts.collect();
         let n_wanted: usize = ns.iter().map(|&n| want.count(n)).sum();
         let mut row = vec![f32::NAN; n_wanted * decoder.n_vocab()];
@@ -163,6 +170,35 @@ fn the_streams_of_tokens_are_the_same_on_the_emulator_as_on_the_cpu() {
             let tol = HALVES / 3.0 * worst(want.iter().map(|value| value.abs()));
             let error = distance(&got, &want);
             assert!(error <= tol, "{model}: {error} of {tol}");
+        }
+    }
+}
+
+/// As much as it was loaded with, and another share; a gate of its own, and what is its own gate.
+#[test]
+fn tiny_models_with_adapters_say_the_same_on_the_emulator_as_on_the_cpu() {
+    let text = tokens(37);
+    for model in ["llama-h64-g8.gguf", "arcee-h64-g2-yarn.gguf"] {
+        let (gguf, config) = open(model);
+        let adapter = Arc::new(fixture(&format!("adapters/{model}")));
+        let lora = Lora::new(adapter, 0.5, &gguf).unwrap();
+        let part = Part::whole(config.layers.len()).with_loras(vec![lora]);
+        let Some(device) = emulator::device(80) else { return };
+        let mut cpu = Running::new(cpu(), model, Some(&part), DType::F16);
+        let mut gpu = Running::new(device, model, Some(&part), DType::F16);
+        let mut plain = Running::new(self::cpu(), model, None, DType::F16);
+        for (tokens, strengths) in
+            [(&text[..20], None), (&text[20..36], Some([0.3])), (&text[36..], Some([1.0]))]
+        {
+            (cpu.strengths, gpu.strengths) = (strengths, strengths);
+            let want = cpu.logits(tokens);
+            let error = distance(&gpu.logits(tokens), &want);
+            // Each layer has as many products more.
+            assert!(error <= 2.0 * HALVES, "{model}, {strengths:?}: {error}");
+            assert!(
+                distance(&plain.logits(tokens), &want) > 4.0 * HALVES,
+                "{model}: the adapter changes nothing"
+            );
         }
     }
 }

@@ -70,7 +70,7 @@ pub use kvant_text::guess::{Guesser, MOST_GUESSES};
 pub use kvant_text::recommended::Recommended;
 pub use kvant_text::sampler::{Sampler, SamplerParams};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
-pub use model::{LoraFile, Model, Needs, OpenOptions, open_file};
+pub use model::{LoraFile, Model, Needs, OpenOptions, open_file, open_lora};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
 pub use rank::Scorer;

@@ -61,7 +61,7 @@ pub struct OpenOptions<'a> {
 /// A low-rank adapter (LoRA, arXiv 2106.09685): what training has added to some matrices of a model.
 #[derive(Clone)]
 pub struct LoraFile {
-    /// The file (see [`open_file`]): GGUF as `convert_lora_to_gguf.py` writes it.
+    /// The file (see [`open_lora`]): GGUF as `convert_lora_to_gguf.py` writes it, or a folder of PEFT.
     pub file: Arc<Gguf>,
     /// How much of it is added: 1 is what it was trained to.
     pub strength: f32,
@@ -109,6 +109,15 @@ struct Inner {
 pub fn open_file(path: impl AsRef<Path>) -> Result<Gguf, Error> {
     let path = path.as_ref();
     if path.is_dir() { Ok(kvant_hf::open(path)?) } else { Ok(Gguf::open(path)?) }
+}
+
+/// An adapter of the model in `base` before it is loaded: a GGUF file, or a folder as PEFT saves it, described as one.
+///
+/// # Errors
+/// A file that is not a sound GGUF, or a folder that is not converted.
+pub fn open_lora(path: impl AsRef<Path>, base: &Gguf) -> Result<Gguf, Error> {
+    let path = path.as_ref();
+    if path.is_dir() { Ok(kvant_hf::open_adapter(path, base)?) } else { Ok(Gguf::open(path)?) }
 }
 
 impl Model {

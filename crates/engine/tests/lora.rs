@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::gguf::{GgufError, GgufWriter, TensorSink};
-use kvant::{DType, Feed, Gguf, KvOptions, LoraFile, Model, OpenOptions, Session, SessionOptions};
+use kvant::{DType, Feed, Gguf, KvOptions, LoraFile, Model, OpenOptions, Session, SessionOptions, open_lora};
 use kvant_codec::random::Random;
 
 const TOLERANCE: f32 = 1e-4;
@@ -382,4 +382,95 @@ fn adapters_that_do_not_fit_are_refused_with_what_is_wrong() {
     for (expected, change) in cases {
         assert_eq!(with(change), expected);
     }
+}
+
+fn peft_folders() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/adapters");
+    let mut folders: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    assert!(folders.len() >= 6);
+    folders
+}
+
+fn fixture(folder: &Path) -> PathBuf {
+    let name = folder.file_name().unwrap().to_str().unwrap();
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../model/tests/fixtures/{name}.gguf"))
+}
+
+/// Folders as PEFT saves them, and what it says with them (generator: `tools/reference`).
+#[test]
+fn adapters_as_peft_saves_them_say_what_they_say_there() {
+    for folder in peft_folders() {
+        let path = fixture(&folder);
+        let gguf = Arc::new(Gguf::open(&path).unwrap());
+        let file = Arc::new(open_lora(&folder, &gguf).unwrap());
+        let model = open(gguf, vec![LoraFile { file, strength: 1.0 }]).unwrap();
+        // The text of the model's golden file.
+        let golden = std::fs::read(path.with_extension("golden")).unwrap();
+        let words = golden.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
+        let words: Vec<u32> = words.collect();
+        let tokens = &words[4..][..(words[1] + words[2]) as usize];
+        let logits = std::fs::read(folder.join("logits")).unwrap();
+        let want: Vec<f32> =
+            logits.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect();
+        let kv = KvOptions::symmetric(DType::F32);
+        let mut session = model.session(SessionOptions { n_ctx: Some(128), kv }).unwrap();
+        let mut got = Vec::new();
+        session.feed_scored(tokens, 0, &mut |_, logits| got.extend_from_slice(logits)).unwrap();
+        let off = furthest(&got, &want);
+        assert!(off <= TOLERANCE, "{}: {off}", folder.display());
+    }
+}
+
+#[test]
+fn adapters_of_peft_that_do_more_are_refused() {
+    let folders = peft_folders();
+    let of = |name: &str| folders.iter().find(|folder| folder.ends_with(name)).unwrap();
+    let [llama, gemma] = ["llama-h64-g8", "gemma3-h96-g2-window40-linear"].map(of);
+    let changed = std::env::temp_dir().join(format!("kvant-lora-{}", std::process::id()));
+    std::fs::create_dir_all(&changed).unwrap();
+    let refused = |folder: &Path, from: &str, to: &str, base: &Path| {
+        let config = std::fs::read_to_string(folder.join("adapter_config.json")).unwrap();
+        assert!(config.contains(from), "{from}");
+        std::fs::write(changed.join("adapter_config.json"), config.replacen(from, to, 1)).unwrap();
+        let weights = "adapter_model.safetensors";
+        std::fs::copy(folder.join(weights), changed.join(weights)).unwrap();
+        let base = Gguf::open(fixture(base)).unwrap();
+        let error = open_lora(&changed, &base).and_then(|file| {
+            let loras = vec![LoraFile { file: Arc::new(file), strength: 1.0 }];
+            Model::from_gguf(base, OpenOptions { loras, ..Default::default() })
+        });
+        error.expect_err(to).to_string()
+    };
+    for (folder, from, to, expected) in [
+        (llama, "\"peft_type\": \"LORA\"", "\"peft_type\": \"IA3\"", "'peft_type': expected LORA, got IA3"),
+        (llama, "\"use_dora\": false", "\"use_dora\": true", "'use_dora': expected nothing, got true"),
+        (llama, "\"bias\": \"none\"", "\"bias\": \"all\"", "'bias': expected none, got all"),
+        (
+            llama,
+            "\"alpha_pattern\": {}",
+            "\"alpha_pattern\": {\"q_proj\": 1}",
+            "'alpha_pattern': expected nothing, got an object",
+        ),
+        (llama, "\"lora_alpha\": 8", "\"lora_alpha\": \"8\"", "'lora_alpha': expected a number, got \"8\""),
+        (
+            gemma,
+            "\"rank_pattern\": {}",
+            "\"rank_pattern\": {\"q_proj\": 2}",
+            "'rank_pattern': expected nothing beside use_rslora",
+        ),
+    ] {
+        let error = refused(folder, from, to, folder);
+        assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+    }
+    let other = refused(llama, "", "", gemma);
+    assert!(other.contains("tensor 'blk.0.") && other.contains("expected shape"), "{other}");
+    std::fs::remove_file(changed.join("adapter_config.json")).unwrap();
+    let base = Gguf::open(fixture(llama)).unwrap();
+    let error = open_lora(&changed, &base).err().unwrap().to_string();
+    assert!(
+        error.ends_with("has no adapter_config.json: it is no GGUF file, and no adapter of PEFT"),
+        "{error}"
+    );
+    std::fs::remove_dir_all(&changed).unwrap();
 }

@@ -548,10 +548,22 @@ impl Family {
         family.kinds.choose(family, config)
     }
 
+    /// The first family of this name in GGUF: those that have it call what most layers have alike.
+    pub fn in_gguf(arch: &str) -> Result<&'static Self, HfError> {
+        FAMILIES.iter().find(|family| family.arch == arch).ok_or_else(|| HfError::Family {
+            got: arch.to_owned(),
+            nearest: Self::nearest(arch, |family| family.arch).map_or("none", |family| family.arch),
+            known: known(),
+        })
+    }
+
+    fn nearest(name: &str, of: fn(&Self) -> &'static str) -> Option<&'static Self> {
+        let likeness = |family: &&Self| strsim::jaro_winkler(of(family), name);
+        FAMILIES.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
+    }
+
     fn named(name: &str) -> Result<&'static Self, HfError> {
-        let likeness = |family: &&Self| strsim::jaro_winkler(family.class, name);
-        let nearest = FAMILIES.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-        match nearest {
+        match Self::nearest(name, |family| family.class) {
             Some(family) if family.class == name => Ok(family),
             nearest => Err(HfError::Family {
                 got: name.to_owned(),

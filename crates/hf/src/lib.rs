@@ -5,10 +5,13 @@
 //! otherwise (rows of queries and keys in another order, experts side by side, norms that hold what is beyond 1) are made when they
 //! are asked for. So everything that loads, measures or writes a GGUF file does so with a folder.
 //!
+//! [`open_adapter`] does the same with adapters as PEFT saves them.
+//!
 //! What a family of models is called in either place, and where they differ, is a row of `family.rs`. Every byte of a folder is
 //! untrusted.
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod cut;
 mod error;
 mod family;
@@ -28,6 +31,7 @@ use std::path::Path;
 
 use kvant_gguf::{Gguf, GgufWriter, printable_path};
 
+pub use adapter::{is_adapter, open_adapter};
 pub use error::HfError;
 
 use family::{Family, Layers};

@@ -81,7 +81,6 @@ impl Shards {
     /// Maps the files that hold weights and reads their headers.
     pub fn open(folder: &mut Folder) -> Result<Self, HfError> {
         let Some(index) = folder.json(INDEX)? else {
-            let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new() };
             if !folder.has(SINGLE) {
                 let has = |ending: &str| folder.has(&format!("pytorch_model{ending}"));
                 let why = match has(".bin") || has(".bin.index.json") {
@@ -92,8 +91,7 @@ impl Shards {
                 };
                 return Err(HfError::Folder { path: folder.path().to_owned(), why });
             }
-            shards.tensors = shards.add(&folder.path().join(SINGLE))?.into_iter().collect();
-            return Ok(shards);
+            return Self::open_file(folder, SINGLE);
         };
         let index = index.object()?;
         let mut places: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -115,6 +113,13 @@ impl Shards {
                 shards.tensors.insert(name.to_owned(), stored?);
             }
         }
+        Ok(shards)
+    }
+
+    /// The same of one file.
+    pub fn open_file(folder: &Folder, name: &str) -> Result<Self, HfError> {
+        let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new() };
+        shards.tensors = shards.add(&folder.path().join(name))?.into_iter().collect();
         Ok(shards)
     }
 

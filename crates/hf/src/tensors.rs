@@ -91,14 +91,14 @@ pub(crate) struct Tensors {
 }
 
 /// The layer, counted from 1, and the name within it; what is in none has layer 0.
-type Place = (usize, String);
+pub(crate) type Place = (usize, String);
 
 /// What a tensor of the folder is in GGUF.
-struct Target {
-    place: Place,
+pub(crate) struct Target {
+    pub place: Place,
     /// Which of the experts it is of, or 1 for scales of blocks.
-    part: usize,
-    cut: Cut,
+    pub part: usize,
+    pub cut: Cut,
 }
 
 /// A tensor of the folder that makes one of GGUF, or part of it.
@@ -186,7 +186,7 @@ fn is_of_eyes(name: &str) -> bool {
 }
 
 /// What a tensor of this name is in GGUF; nothing where nobody knows.
-fn targets(name: &str, family: &Family) -> Vec<Target> {
+pub(crate) fn targets(name: &str, family: &Family) -> Vec<Target> {
     let name = match family.layers {
         Layers::Halved => &*name.replacen("backbone.", "model.", 1),
         _ if family.sees => &*name.replacen("language_model.", "", 1),
@@ -456,7 +456,7 @@ impl Tensors {
     }
 }
 
-fn full_name((layer, name): &Place) -> String {
+pub(crate) fn full_name((layer, name): &Place) -> String {
     match layer.checked_sub(1) {
         Some(layer) => format!("blk.{layer}.{name}"),
         None => name.clone(),

@@ -9,7 +9,7 @@ use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
 use kvant_kv::{Cache, KvError, Layout, Plan, Policies, Pool};
 use kvant_model::{
-    Activations, Config, Decoder, Entry, ModelError, Outputs, Part, StepError, StepPart, Want, Weights,
+    Activations, Config, Decoder, Entry, Lora, ModelError, Outputs, Part, StepError, StepPart, Want, Weights,
 };
 
 use crate::{WgpuDevice, tests};
@@ -21,15 +21,26 @@ struct Running<'a, B: Backend> {
     pool: Pool<B::Page>,
     caches: Vec<Cache<B::Page>>,
     act: Activations<B>,
+    /// How much of its adapter each sequence gets, where the model has one.
+    strengths: Vec<Option<[f32; 1]>>,
+}
+
+fn fixture(name: &str) -> Gguf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    Gguf::open(folder.join(name)).unwrap()
 }
 
 impl<'a, B: Backend> Running<'a, B> {
     /// So many sequences of it.
     fn new(device: &'a B, model: &str, kv: DType, n: usize) -> Self {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
-        let gguf = Arc::new(Gguf::open(folder.join(model)).unwrap());
+        Self::with_loras(device, model, kv, n, &[])
+    }
+
+    /// The same with these adapters.
+    fn with_loras(device: &'a B, model: &str, kv: DType, n: usize, loras: &[Lora]) -> Self {
+        let gguf = Arc::new(fixture(model));
         let config = Config::from_gguf(&gguf).unwrap();
-        let whole = Part::whole(config.layers.len());
+        let whole = Part::whole(config.layers.len()).with_loras(loras.to_vec());
         let weights = Weights::load(&gguf, &config, &whole, device, &mut |_| ()).unwrap();
         let decoder = Decoder::new(config, weights);
         let shape = decoder.kv_shape();
@@ -37,7 +48,7 @@ impl<'a, B: Backend> Running<'a, B> {
         let layout = Arc::new(Layout::new(&shape, plan));
         let act = decoder.activations(device, 64).unwrap();
         let caches = (0..n).map(|_| Cache::new(Arc::clone(&layout), 128)).collect();
-        Self { device, decoder, pool: Pool::default(), caches, act }
+        Self { device, decoder, pool: Pool::default(), caches, act, strengths: vec![None; n] }
     }
 
     /// The last logits of each sequence after a step in which sequence i has the first `ns[i]` of the tokens that are left; one
@@ -47,10 +58,14 @@ impl<'a, B: Backend> Running<'a, B> {
     }
 
     fn try_step(&mut self, ns: &[usize], tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
-        let Self { device, decoder, pool, caches, act } = self;
-        let parts = caches.iter_mut().zip(ns).filter(|(_, n)| **n > 0);
-        let mut parts: Vec<_> =
-            parts.map(|(cache, &n)| StepPart { cache, n, want: Want::Last, strengths: None }).collect();
+        let Self { device, decoder, pool, caches, act, strengths } = self;
+        let mut parts = Vec::new();
+        for ((cache, &n), strengths) in caches.iter_mut().zip(ns).zip(strengths) {
+            if n > 0 {
+                let strengths = strengths.as_ref().map(|strengths| &strengths[..]);
+                parts.push(StepPart { cache, n, want: Want::Last, strengths });
+            }
+        }
         let mut rows = vec![f32::NAN; parts.len() * decoder.n_vocab()];
         let mut logits = device.buffer(rows.len())?;
         let outputs = Outputs::logits(Some(&mut logits));
@@ -62,7 +77,7 @@ impl<'a, B: Backend> Running<'a, B> {
 
     /// The streams that these tokens of the first sequence leave.
     fn streams(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let Self { device, decoder, pool, caches, act } = self;
+        let Self { device, decoder, pool, caches, act, .. } = self;
         let parts =
             &mut [StepPart { cache: &mut caches[0], n: tokens.len(), want: Want::Nothing, strengths: None }];
         decoder.step(device, pool, parts, act, Entry::Tokens(tokens), Outputs::logits(None)).unwrap();
@@ -132,6 +147,33 @@ fn the_streams_of_tokens() {
             // That of logits, which are of order 3.
             let (error, tol) = (distance(&got, &want), bound(DType::F32) / 3.0 * largest);
             assert!(error <= tol, "{model}: {error:e} of {tol:e}");
+        }
+    }
+}
+
+/// As much as it was loaded with, and other shares beside it; a gate of its own, and what is its own gate.
+#[test]
+fn models_with_adapters() {
+    let (Some(device), text) = (tests::device(), tokens(64)) else { return };
+    let of_cpu = CpuDevice::new(Isa::Scalar, 1).unwrap();
+    for model in ["llama-h64-g8.gguf", "arcee-h64-g2-yarn.gguf"] {
+        let adapter = Arc::new(fixture(&format!("adapters/{model}")));
+        let loras = [Lora::new(adapter, 0.5, &fixture(model)).unwrap()];
+        let mut cpu = Running::with_loras(&of_cpu, model, DType::F32, 2, &loras);
+        let mut gpu = Running::with_loras(&device, model, DType::F32, 2, &loras);
+        let mut plain = Running::new(&of_cpu, model, DType::F32, 2);
+        let mut rest = &text[..];
+        for (ns, of_second) in
+            [([1, 0], None), ([15, 19], Some([1.0])), ([20, 1], Some([1.0])), ([1, 1], None)]
+        {
+            (cpu.strengths[1], gpu.strengths[1]) = (of_second, of_second);
+            let (step, after) = rest.split_at(ns[0] + ns[1]);
+            rest = after;
+            let (got, want) = (gpu.step(&ns, step), cpu.step(&ns, step));
+            // Each layer has as many products more.
+            let (error, tol) = (distance(&got, &want), 2.0 * bound(DType::F32));
+            assert!(error <= tol, "{model}, {ns:?} rows: {error:e} of {tol:e}");
+            assert!(distance(&plain.step(&ns, step), &want) > 0.1, "{model}: the adapter changes nothing");
         }
     }
 }

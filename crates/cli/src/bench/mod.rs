@@ -160,7 +160,7 @@ impl BenchArgs {
         let dtype: DType = dtype.parse().map_err(|error| Failure::Usage(format!("--synthetic: {error}")))?;
         let gguf = shape.model(dtype, 1 << 17)?;
         let lora = &self.model.lora;
-        let options = self.model.options(lora.open(&self.model, false)?, None);
+        let options = self.model.options(lora.open(&self.model, &gguf, false)?, None);
         let name = format!("{} {} (synthetic){}", shape.name, dtype.name(), lora.label());
         Ok((name, Model::from_gguf(gguf, options)?))
     }
