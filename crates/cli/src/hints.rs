@@ -2,7 +2,7 @@
 //! is added that sets it.
 
 use kvant::gguf::Problem;
-use kvant::{BackendError, Error, KvError};
+use kvant::{BackendError, Error, HfError, KvError, ModelError};
 use kvant_eval::EvalError;
 
 /// The line that tells an error of the engine.
@@ -21,6 +21,9 @@ pub fn of_engine(error: &Error) -> String {
                 "{error} (--chat-template with {} or a file; kvant run --raw goes on with a text as it is)",
                 crate::template::names().join(", ")
             )
+        }
+        Error::Model(ModelError::Adapter) | Error::Hf(HfError::Adapter { .. }) => {
+            format!("{error} (--lora takes it, beside the model)")
         }
         Error::WeightMemory { fitting: 0, .. } => format!("{error} (-ngl 0 leaves all to the CPU)"),
         Error::WeightMemory { fitting, .. } => {

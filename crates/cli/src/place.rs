@@ -158,7 +158,8 @@ impl Place {
             return Some(Self::new(text));
         }
         let is_gguf = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
-        (text == BUNDLED || is_gguf && !text.contains('\n') || begins_as_gguf(path) || hf::is_folder(path))
+        let is_folder = hf::is_folder(path) || hf::is_adapter(path);
+        (text == BUNDLED || is_gguf && !text.contains('\n') || begins_as_gguf(path) || is_folder)
             .then(|| Self::new(text))
     }
 

@@ -25,6 +25,14 @@ pub enum Error {
     /// The model cannot be loaded or run.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// An adapter that does not fit the model.
+    #[error("adapter {name}: {source}")]
+    Lora {
+        /// Where it is.
+        name: String,
+        /// What does not fit.
+        source: ModelError,
+    },
     /// The vocabulary is unsound, or text cannot be encoded.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

@@ -64,7 +64,7 @@ pub use kvant_hf::{self as hf, HfError};
 pub use kvant_kv::{
     Balance, HeadTypes, KvError, KvLayerShape, KvShape, LayerBalance, Plan, Policies, Policy,
 };
-pub use kvant_model::{Config, ExpertSpec, LayerSpec, Part, Want};
+pub use kvant_model::{Config, ExpertSpec, LayerSpec, ModelError, Part, Want};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::guess::{Guesser, MOST_GUESSES};
 pub use kvant_text::recommended::Recommended;

@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_codec::DType;
 use kvant_cpu::PromptMath;
-use kvant_gguf::Gguf;
+use kvant_gguf::{Gguf, printable_path};
 use kvant_kv::{BlockKey, Plan};
-use kvant_model::{Config, Lora, ModelError, Part};
+use kvant_model::{Config, Lora, Part};
 use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::guess::MOST_GUESSES;
 use kvant_text::recommended::Recommended;
@@ -171,8 +171,9 @@ impl Model {
             draft::check_vocabulary(&gguf, draft)?;
         }
         let loras = options.loras.iter().map(|LoraFile { file, strength }| {
-            let lora = Lora::new(Arc::clone(file), *strength, &gguf)?;
-            Ok(lora)
+            let name = || file.path().map_or_else(|| "(memory)".to_owned(), printable_path);
+            let lora = Lora::new(Arc::clone(file), *strength, &gguf);
+            lora.map_err(|source| Error::Lora { name: name(), source })
         });
         let placement = Placement {
             device: options.device,
@@ -181,7 +182,7 @@ impl Model {
             maps_experts: options.maps_experts,
             mtp: options.mtp && options.draft.is_none(),
             prompt_math: options.prompt_math,
-            loras: loras.collect::<Result<_, ModelError>>()?,
+            loras: loras.collect::<Result<_, Error>>()?,
         };
         let bytes =
             [Some(&gguf), options.draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));

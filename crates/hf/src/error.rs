@@ -28,6 +28,12 @@ pub enum HfError {
         /// What is wrong.
         why: &'static str,
     },
+    /// No model, but what changes one.
+    #[error("{}: an adapter, which changes a model and is none by itself", printable_path(path))]
+    Adapter {
+        /// The folder.
+        path: PathBuf,
+    },
     /// A file that is no JSON.
     #[error("{}: not sound JSON: {why}", printable_path(path))]
     Json {

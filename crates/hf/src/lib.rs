@@ -58,10 +58,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     let path = path.as_ref();
     std::fs::metadata(path).map_err(|source| HfError::File { path: path.to_owned(), source })?;
     let mut folder = Folder::new(path);
-    let config = folder.json(CONFIG)?.ok_or_else(|| HfError::Folder {
-        path: folder.path().to_owned(),
-        why: "has no config.json: it is no GGUF file, and no Hugging Face model",
-    })?;
+    let config = folder.json(CONFIG)?.ok_or_else(|| no_model(path))?;
     refuse_quantised(config.object()?)?;
     let family = Family::of(config.object()?)?;
     let config = if family.sees { config.within("text_config") } else { config };
@@ -86,6 +83,16 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     tensors.declare(&mut writer)?;
     let files = shards.stamps().chain(folder.take_stamps()).collect();
     Ok(Gguf::described(&writer, path, files, Box::new(tensors.with(shards)))?)
+}
+
+fn no_model(path: &Path) -> HfError {
+    let path = path.to_owned();
+    match is_adapter(&path) {
+        true => HfError::Adapter { path },
+        false => {
+            HfError::Folder { path, why: "has no config.json: it is no GGUF file, and no Hugging Face model" }
+        }
+    }
 }
 
 /// Weights that are packed in ways of their own are no tensors of numbers; but for blocks that GGUF has too.

@@ -160,6 +160,9 @@ impl Config {
     /// An unknown architecture, a missing or absurd value (the key is named), or a feature that is not implemented.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
         let arch = gguf.meta().get::<&str>("general.architecture")?;
+        if gguf.meta().find("general.type").is_ok_and(|kind: Option<&str>| kind == Some("adapter")) {
+            return Err(ModelError::Adapter);
+        }
         let family = Family::named(arch)?;
         let keys = Keys { gguf, arch };
         refuse_embedding_models(&keys)?;

@@ -20,6 +20,9 @@ pub enum ModelError {
         /// What this engine runs.
         known: String,
     },
+    /// No model, but what changes one.
+    #[error("an adapter, which changes a model and is none by itself")]
+    Adapter,
     /// A feature of the architecture that is not implemented.
     #[error("not supported yet: {}", printable(.what, 256))]
     Unsupported {

@@ -6,6 +6,7 @@ mod files;
 mod folders;
 mod help;
 mod hub;
+mod lora;
 mod prompts;
 mod quantize;
 mod serve;
