@@ -19,9 +19,14 @@ class Model:
 
     @staticmethod
     def open(
-        path: Union[str, "PathLike[str]"], *, device: str = "auto", n_threads: Optional[int] = None
+        path: Union[str, "PathLike[str]"],
+        *,
+        device: str = "auto",
+        n_threads: Optional[int] = None,
+        loras: "Sequence[Union[str, PathLike[str], Tuple[Union[str, PathLike[str]], float]]]" = (),
     ) -> "Model":
-        """Loads a GGUF file. `device` is auto, cpu, cuda:N or wgpu:N; `n_threads` None is all cores."""
+        """Loads a GGUF file. `device` is auto, cpu, cuda:N or wgpu:N; `n_threads` None is all cores. `loras` are adapters (LoRA),
+        each a GGUF file or a folder as PEFT saves it, or such a path with how much of it is added."""
     @staticmethod
     def bundled(*, device: str = "auto", n_threads: Optional[int] = None) -> "Model":
         """Loads the small model that is built in."""
@@ -31,10 +36,11 @@ class Model:
         *,
         kv_policy: Optional[str] = None,
         n_ctx: Optional[int] = None,
+        lora_strengths: Optional[Sequence[float]] = None,
     ) -> "Session":
         """An empty session. `kv` is what the cache stores: f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2 turbo3t turbo2t, or a
         pair for keys and values; `kv_policy` rules on top, as "sink:16" or "none"; `n_ctx` None is the length the model was
-        trained for."""
+        trained for; `lora_strengths` says how much of each of the model's adapters is added, in the place of what it was loaded with."""
     def embed(
         self,
         texts: Sequence[str],

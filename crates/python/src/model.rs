@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use kvant::{EmbedOptions, KvOptions, OpenOptions, Policies, Pooling, SessionOptions};
+use kvant::{
+    EmbedOptions, Gguf, KvOptions, LoraFile, OpenOptions, Policies, Pooling, SessionOptions, open_file,
+    open_lora,
+};
 use pyo3::prelude::*;
 
 use crate::prompt::Prompt;
@@ -34,6 +37,25 @@ impl Types {
     }
 }
 
+/// An adapter: a GGUF file or a folder of PEFT, and how much of it is added, or all.
+#[derive(FromPyObject)]
+enum Lora {
+    #[pyo3(transparent, annotation = "path")]
+    Whole(PathBuf),
+    #[pyo3(transparent, annotation = "(path, float)")]
+    Scaled((PathBuf, f32)),
+}
+
+impl Lora {
+    fn open(self, base: &Gguf) -> Result<LoraFile, kvant::Error> {
+        let (path, strength) = match self {
+            Self::Whole(path) => (path, 1.0),
+            Self::Scaled(scaled) => scaled,
+        };
+        Ok(LoraFile { file: open_lora(path, base)?.into(), strength })
+    }
+}
+
 /// Loads a model while other threads of Python run.
 fn load(
     py: Python<'_>,
@@ -49,9 +71,19 @@ fn load(
 #[pymethods]
 impl Model {
     #[staticmethod]
-    #[pyo3(signature = (path, *, device = "auto", n_threads = None))]
-    fn open(py: Python<'_>, path: PathBuf, device: &str, n_threads: Option<usize>) -> PyResult<Self> {
-        load(py, device, n_threads, |options| kvant::Model::open_with(path, options))
+    #[pyo3(signature = (path, *, device = "auto", n_threads = None, loras = Vec::new()))]
+    fn open(
+        py: Python<'_>,
+        path: PathBuf,
+        device: &str,
+        n_threads: Option<usize>,
+        loras: Vec<Lora>,
+    ) -> PyResult<Self> {
+        load(py, device, n_threads, |options| {
+            let gguf = open_file(path)?;
+            let loras = loras.into_iter().map(|lora| lora.open(&gguf)).collect::<Result<_, _>>()?;
+            kvant::Model::from_gguf(gguf, OpenOptions { loras, ..options })
+        })
     }
 
     #[staticmethod]
@@ -60,17 +92,23 @@ impl Model {
         load(py, device, n_threads, kvant::Model::bundled)
     }
 
-    #[pyo3(signature = (kv = Types::Both("f16".to_owned()), *, kv_policy = None, n_ctx = None))]
+    #[pyo3(signature = (kv = Types::Both("f16".to_owned()), *, kv_policy = None, n_ctx = None, lora_strengths = None))]
     fn session(
         &self,
         py: Python<'_>,
         kv: Types,
         kv_policy: Option<&str>,
         n_ctx: Option<usize>,
+        lora_strengths: Option<Vec<f32>>,
     ) -> PyResult<Session> {
         let kv = kv.options(kv_policy)?;
         // A step of another session may have to be waited for.
-        py.detach(|| self.0.session(SessionOptions { n_ctx, kv })).map(Session::new).map_err(refused)
+        let session = py.detach(|| self.0.session(SessionOptions { n_ctx, kv })).map_err(refused)?;
+        let session = match lora_strengths {
+            Some(strengths) => session.with_lora_strengths(&strengths).map_err(refused)?,
+            None => session,
+        };
+        Ok(Session::new(session))
     }
 
     #[pyo3(signature = (texts, *, pooling = None, dimensions = None, kv = Types::Both("f16".to_owned())))]

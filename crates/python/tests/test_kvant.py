@@ -10,6 +10,7 @@ import kvant
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 STUB = Path(__file__).parent.parent / "kvant.pyi"
+CRATES = Path(__file__).parent.parent.parent
 
 
 class Generating(unittest.TestCase):
@@ -104,6 +105,24 @@ class Sessions(unittest.TestCase):
         fork.rewind(2)
         fork.feed([3])
         self.assertEqual(logits, fork.logits())
+
+    def test_sessions_have_their_own_share_of_adapters(self):
+        fixture, adapter = (CRATES / f"model/tests/fixtures/{name}llama-h64-g8.gguf" for name in ("", "adapters/"))
+        folder = CRATES / "engine/tests/adapters/llama-h64-g8"
+
+        def logits(model, **options):
+            session = model.session("f32", n_ctx=64, **options)
+            session.feed([1, 2, 3])
+            return list(session.logits())
+
+        plain = kvant.Model.open(fixture, n_threads=1)
+        whole, half = (kvant.Model.open(fixture, n_threads=1, loras=[lora]) for lora in (adapter, (folder, 0.5)))
+        self.assertEqual(logits(whole, lora_strengths=[0]), logits(plain))
+        self.assertNotEqual(logits(whole), logits(plain))
+        self.assertEqual(logits(half, lora_strengths=[1]), logits(whole))
+        self.assertEqual(logits(whole, lora_strengths=[0.5]), logits(half))
+        with self.assertRaisesRegex(kvant.KvantError, "a number for each of 1 adapters"):
+            whole.session(lora_strengths=[1, 2])
 
     def test_errors_are_lines_of_the_engine(self):
         refused = self.assertRaisesRegex
