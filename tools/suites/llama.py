@@ -33,7 +33,7 @@ LEFT_OUT = {
     "test_router": "other models are named by --also, not found in a folder",
     "test_stream": "streams cannot be taken up again",
     "test_rerank": "its model sees a text from both sides",
-    "test_lora": "no adapters",
+    "test_lora": "its adapter changes a small model of a hub, and experts in it",
     "test_speculative": "no speculative decoding in the server",
     "test_sleep": "no sleep",
     "test_slot_save": "no slots: --kv-disk keeps conversations by what they say",
