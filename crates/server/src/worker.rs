@@ -377,7 +377,7 @@ impl Worker {
         let (read, left): (Vec<_>, Vec<_>) = together.into_iter().partition(|(id, _)| read.contains(id));
         ran.extend(read);
         if let Err(error) = result {
-            self.stumble(&left, was_short, &error);
+            ran.extend(self.stumble(&left, was_short, &error));
         }
         for (id, n) in scored {
             let Some(course) = self.courses.get_mut(&id) else { continue };
@@ -386,7 +386,7 @@ impl Worker {
                     n_rows += n;
                     ran.push((id, n));
                 }
-                Err(error) => self.stumble(&[(id, n)], was_short, &error),
+                Err(error) => ran.extend(self.stumble(&[(id, n)], was_short, &error)),
             }
         }
         let took = if n_rows > 0 { started.elapsed() } else { Duration::ZERO };
@@ -444,18 +444,37 @@ impl Worker {
         Fed { read, n_rows, result }
     }
 
-    /// Rows could not be read: memory is made, and where that was not enough either, these sequences end.
-    fn stumble(&mut self, rows: &[(Id, usize)], was_short: bool, error: &Error) {
+    /// Rows could not be read: memory is made, and where that was not enough either, or something else is wrong, sequences end. Of several
+    /// those that are at fault: gives the rows that have been read one sequence after the other.
+    fn stumble(&mut self, rows: &[(Id, usize)], was_short: bool, error: &Error) -> Vec<(Id, usize)> {
         if error.is_out_of_memory() && !was_short {
             self.is_short = true;
-            // Some of their rows may have been read, and of a split model some be taken back.
-            for &(id, _) in rows {
-                let session = self.courses.get(&id).and_then(|course| course.session.as_ref());
-                self.scheduler.resumed(id, session.map_or(0, |session| session.tokens().len()));
-            }
-        } else {
-            rows.iter().for_each(|&(id, _)| self.fail(id, error));
+            rows.iter().for_each(|&(id, _)| self.took_back(id));
+            return Vec::new();
         }
+        if let &[(id, _)] = rows {
+            self.fail(id, error);
+            return Vec::new();
+        }
+        let mut read_alone = rows.to_vec();
+        read_alone.retain(|&(id, n)| match self.feed(&[(id, n)]) {
+            Fed { result: Err(error), .. } => {
+                self.fail(id, &error);
+                false
+            }
+            Fed { read, .. } if read.is_empty() => {
+                self.took_back(id);
+                false
+            }
+            _ => true,
+        });
+        read_alone
+    }
+
+    /// Some of the rows of a sequence may have been read in a step that failed, and of a split model some be taken back.
+    fn took_back(&mut self, id: Id) {
+        let session = self.courses.get(&id).and_then(|course| course.session.as_ref());
+        self.scheduler.resumed(id, session.map_or(0, |session| session.tokens().len()));
     }
 
     /// A sequence has read `n` tokens: tells so, or draws what follows when that is all there was.

@@ -131,3 +131,25 @@ fn what_requests_get_that_do_not_say_can_be_set() {
         client.post("/v1/completions", &json!({ "prompt": "x", "lora": [{ "id": 7, "scale": 1 }] }));
     assert_eq!((status, error["error"]["param"].as_str()), (400, Some("lora")));
 }
+
+/// Numbers beyond all bounds end the answer that asked for them, and no other that is in the same steps.
+#[test]
+fn a_share_that_makes_no_numbers_harms_nobody_else() {
+    let client = &start([1.0, 0.0]);
+    let long = json!({ "prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": true });
+    let ask = |body: &Value| client.post("/v1/completions", body);
+    let (_, alone) = ask(&long);
+    let (status, beside, refused) = std::thread::scope(|scope| {
+        let beside = scope.spawn(|| ask(&long));
+        let poison =
+            json!({ "prompt": "Hello there", "lora": [{ "id": 0, "scale": 3e38 }], "max_tokens": 4 });
+        let refused: Vec<_> = (0..8).map(|_| ask(&poison)).collect();
+        let (status, beside) = beside.join().unwrap();
+        (status, beside, refused)
+    });
+    assert_eq!((status, &beside["choices"][0]["text"]), (200, &alone["choices"][0]["text"]));
+    for (status, error) in refused {
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(status == 500 && message.contains("NaN or an infinity"), "{error}");
+    }
+}

@@ -88,7 +88,8 @@ impl<B: Backend> Loader<'_, B> {
         let mut dtype = DType::F16;
         for rows in &rows {
             let source = self.source_of(rows, n_in)?;
-            if source.dtype.block_len() > 1 {
+            // Activations are rounded to bytes for codes anyway.
+            if source.dtype.block_len() > 1 && n_in.is_multiple_of(DType::Q8_0.block_len()) {
                 dtype = DType::Q8_0;
             }
             matrices.push(self.backend.matrix(source)?);

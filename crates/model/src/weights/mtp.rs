@@ -30,7 +30,7 @@ const HEAD_NORM: &str = "nextn.shared_head_norm.weight";
 
 impl<B: Backend> Weights<B> {
     /// Loads the layer behind the last one that predicts the token after the next; embedding and output matrix are the model's, whose
-    /// weights these are, unless it has others. `None` where there is no such layer, or [none is wanted](Part::has_mtp).
+    /// weights these are, unless it has others. `None` where there is no such layer, or [none is wanted](super::Part::has_mtp).
     ///
     /// # Errors
     /// As [`Weights::load`].

@@ -53,7 +53,7 @@ impl Part {
         Self { weights, ..self }
     }
 
-    /// The same with experts that stay in the file, see [`Backend::mapped_experts`], or do not.
+    /// The same with experts that stay in the file, see [`Backend::mapped_experts`](kvant_backend::Backend::mapped_experts), or do not.
     #[must_use]
     pub fn with_mapped_experts(self, maps_experts: bool) -> Self {
         Self { maps_experts, ..self }
