@@ -307,11 +307,13 @@ impl Caches for Relay {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use kvant_codec::DType;
     use kvant_cpu::CpuDevice;
     use kvant_gguf::Gguf;
     use kvant_kv::Policies;
-    use kvant_model::Part;
+    use kvant_model::{Lora, Part};
 
     use super::*;
     use crate::model::POCKET;
@@ -335,12 +337,8 @@ mod tests {
         Sequence::start(Arc::clone(relay) as Arc<dyn Loaded>, plan, Room::Exactly(700)).unwrap()
     }
 
-    fn row(sequence: &Sequence, n: usize, want: Want) -> StepRow {
-        sequence.step_row(n, want)
-    }
-
     fn logits(sequence: &Sequence, tokens: &[u32]) -> Vec<u32> {
-        let batch = [row(sequence, tokens.len(), Want::Last)];
+        let batch = [sequence.step_row(tokens.len(), Want::Last)];
         let logits = sequence.loaded().step(&batch, Entry::Tokens(tokens), None, None).unwrap().unwrap();
         let mut row = vec![f32::NAN; sequence.loaded().n_vocab()];
         logits.read(0, &mut row).unwrap();
@@ -349,7 +347,7 @@ mod tests {
 
     /// What these tokens leave behind the last layer, `[tokens, n_embd]`.
     fn left(sequence: &Sequence, tokens: &[u32]) -> Vec<f32> {
-        let (batch, mut left) = ([row(sequence, tokens.len(), Want::Nothing)], Vec::new());
+        let (batch, mut left) = ([sequence.step_row(tokens.len(), Want::Nothing)], Vec::new());
         sequence.loaded().step(&batch, Entry::Tokens(tokens), Some(&mut left), None).unwrap();
         left
     }
@@ -369,6 +367,25 @@ mod tests {
     }
 
     #[test]
+    fn an_adapter_changes_the_layers_of_each_part_as_much_as_a_sequence_likes() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+        let open = |name: &str| Arc::new(Gguf::open(folder.join(name)).unwrap());
+        let (gguf, adapter) = (open("llama-h64-g8.gguf"), open("adapters/llama-h64-g8.gguf"));
+        let adapted = |part: Part| part.with_loras(vec![Lora::new(adapter.clone(), 1.0, &gguf).unwrap()]);
+        let [whole, halves] =
+            [cut(&gguf, &[adapted(Part::whole(2))]), cut(&gguf, &Part::split(2, 1).map(adapted))];
+        let text: Vec<u32> = (0..40).map(|i| i * 29 % 64).collect();
+        let said = [None, Some(0.0), Some(0.5)].map(|strength| {
+            let start = |relay| start(relay).with_strengths(strength.map(|strength| [strength].into()));
+            let said = logits(&start(&whole), &text);
+            assert_eq!(logits(&start(&halves), &text), said, "{strength:?}");
+            said
+        });
+        assert!(said[0] != said[1] && said[1] != said[2] && said[0] != said[2]);
+        assert_eq!(said[1], logits(&start(&cut(&gguf, &[Part::whole(2)])), &text));
+    }
+
+    #[test]
     fn a_model_cut_anywhere_says_bit_for_bit_the_same() {
         let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
         let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
@@ -385,7 +402,7 @@ mod tests {
             let fork = sequence.fork();
             assert_eq!(logits(&sequence, &text[50..51]), after_token);
             // A token that no vocabulary has leaves nothing behind.
-            let bad = [row(&sequence, 1, Want::Last)];
+            let bad = [sequence.step_row(1, Want::Last)];
             assert!(relay.step(&bad, Entry::Tokens(&[u32::MAX]), None, None).is_err());
             assert_eq!(sequence.len(), 51);
             assert_eq!(logits(&fork, &text[50..51]), after_token, "a fork");
@@ -406,7 +423,7 @@ mod tests {
         let text = text(600);
         let [a, b, alone] = [(); 3].map(|()| start(&relay));
         logits(&a, &text[..500]);
-        let batch = [row(&a, 50, Want::Nothing), row(&b, 7, Want::Last)];
+        let batch = [a.step_row(50, Want::Nothing), b.step_row(7, Want::Last)];
         let entered = [&text[500..550], &text[..7]].concat();
         let together = relay.step(&batch, Entry::Tokens(&entered), None, None).unwrap().unwrap();
         let mut got = vec![f32::NAN; relay.n_vocab()];
