@@ -67,6 +67,17 @@ pub struct LoraFile {
     pub strength: f32,
 }
 
+impl LoraFile {
+    /// What it is called: as its file without the ending, or its folder.
+    pub fn name(&self) -> String {
+        let name = |path: &Path| {
+            let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+            name.map_or_else(String::new, |name| printable_path(Path::new(name)))
+        };
+        self.file.path().map_or_else(String::new, name)
+    }
+}
+
 /// What a file must have besides weights; it is refused before they are loaded if it has not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Needs {

@@ -163,11 +163,12 @@ impl Pool {
         loaded.await.map_err(|_| broken())?
     }
 
-    /// The place of a name.
+    /// The place of the model of this name, or of the one that an adapter of this name changes.
     pub fn index(&self, name: &str) -> Result<usize, ApiError> {
         let names: Vec<&str> = self.names().collect();
-        let unknown = || ApiError::unknown_model(name, &names);
-        names.iter().position(|known| *known == name).ok_or_else(unknown)
+        let of_adapter = || self.there(0).filter(|first| first.adapter(name).is_some()).map(|_| 0);
+        let index = names.iter().position(|known| *known == name).or_else(of_adapter);
+        index.ok_or_else(|| ApiError::unknown_model(name, &names))
     }
 
     fn there(&self, index: usize) -> Option<Arc<Hosted>> {

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use client::{Client, options, serve_model};
 use kvant::gguf::{GgufError, GgufWriter, TensorSink};
 use kvant::{DType, Gguf, LoraFile, Model, OpenOptions};
+use kvant_server::{Offer, Options};
 use serde_json::{Value, json};
 
 const PROMPT: &str = "The capital of France is";
 
 /// An adapter of rank 1 that changes what leaves every feed-forward layer, by numbers that `number` gives.
-fn adapter(model: &Gguf, number: impl Fn(usize) -> f32) -> Arc<Gguf> {
+fn adapter(model: &Gguf, number: impl Fn(usize) -> f32) -> Vec<u8> {
     let mut writer = GgufWriter::new();
     writer.set("general.type", "adapter").unwrap();
     writer.set("general.architecture", model.meta().get::<&str>("general.architecture").unwrap()).unwrap();
@@ -33,16 +34,25 @@ fn adapter(model: &Gguf, number: impl Fn(usize) -> f32) -> Arc<Gguf> {
     };
     let mut bytes = Vec::new();
     writer.write_to(&mut bytes, fill).unwrap();
-    Arc::new(Gguf::from_bytes(bytes).unwrap())
+    bytes
+}
+
+/// Two of them.
+fn waves() -> [Vec<u8>; 2] {
+    let gguf = Model::bundled_file().unwrap();
+    [0.7, 1.3].map(|step| adapter(&gguf, |i| 0.2 * (i as f32 * step).sin()))
 }
 
 /// A server of the bundled model with two adapters of these strengths.
+fn start_with(files: [Gguf; 2], strengths: [f32; 2], options: Options) -> Client {
+    let loras = files.into_iter().zip(strengths);
+    let loras = loras.map(|(file, strength)| LoraFile { file: file.into(), strength }).collect();
+    let open = OpenOptions { n_threads: Some(2), loras, ..Default::default() };
+    Client::at(serve_model(Model::bundled(open).unwrap(), options))
+}
+
 fn start(strengths: [f32; 2]) -> Client {
-    let gguf = Model::bundled_file().unwrap();
-    let waves = [0.7, 1.3].map(|step| adapter(&gguf, |i| 0.2 * (i as f32 * step).sin()));
-    let loras = waves.into_iter().zip(strengths).map(|(file, strength)| LoraFile { file, strength });
-    let open = OpenOptions { n_threads: Some(2), loras: loras.collect(), ..Default::default() };
-    Client::at(serve_model(Model::bundled(open).unwrap(), options()))
+    start_with(waves().map(|bytes| Gguf::from_bytes(bytes).unwrap()), strengths, options())
 }
 
 /// The likeliest answer, and how likely its tokens are.
@@ -100,7 +110,12 @@ fn a_prompt_that_was_read_with_another_share_is_read_again() {
 #[test]
 fn what_requests_get_that_do_not_say_can_be_set() {
     let client = start([1.0, 0.0]);
-    let listed = |scales: [f32; 2]| json!([{ "id": 0, "path": "", "scale": scales[0] }, { "id": 1, "path": "", "scale": scales[1] }]);
+    let listed = |scales: [f32; 2]| {
+        json!([
+            { "id": 0, "name": "", "path": "", "scale": scales[0] },
+            { "id": 1, "name": "", "path": "", "scale": scales[1] }
+        ])
+    };
     let told = || serde_json::from_str::<Value>(&client.get_text("/lora-adapters")).unwrap();
     assert_eq!(told(), listed([1.0, 0.0]));
     let first = answer(&client, &Value::Null);
@@ -152,4 +167,43 @@ fn a_share_that_makes_no_numbers_harms_nobody_else() {
         let message = error["error"]["message"].as_str().unwrap();
         assert!(status == 500 && message.contains("NaN or an infinity"), "{error}");
     }
+}
+
+/// As vLLM's clients choose an adapter: by its name, as if it were a model.
+#[test]
+fn an_adapter_answers_by_its_name_whether_there_are_other_models_or_not() {
+    let folder = std::env::temp_dir().join(format!("kvant-server-loras-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let paths = ["formal", "terse"].map(|name| folder.join(format!("{name}.gguf")));
+    paths.iter().zip(waves()).for_each(|(path, bytes)| std::fs::write(path, bytes).unwrap());
+    let open = || paths.each_ref().map(|path| Gguf::open(path).unwrap());
+    let others =
+        vec![Offer { name: "other".to_owned(), bytes: 0, open: Arc::new(|| unreachable!("nobody asks")) }];
+    for options in [options(), Options { others, ..options() }] {
+        let client = start_with(open(), [0.0, 0.0], options);
+        let said = |path: &str, more: Value| {
+            let mut body = json!({ "prompt": "Once upon a time", "raw": true, "stream": false, "temperature": 0,
+                "options": { "num_predict": 40, "temperature": 0 }, "max_tokens": 40 });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let (status, answer) = client.post(path, &body);
+            assert_eq!(status, 200, "{answer}");
+            let text = answer["choices"][0]["text"].as_str().or_else(|| answer["response"].as_str());
+            text.unwrap_or_else(|| panic!("{answer}")).to_owned()
+        };
+        let texts =
+            ["pocket", "formal", "terse"].map(|name| said("/v1/completions", json!({ "model": name })));
+        let shares = [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]];
+        assert_eq!(
+            texts,
+            shares.map(|share| said("/v1/completions", json!({ "model": "pocket", "lora": scales(share) })))
+        );
+        assert!(texts[0] != texts[1] && texts[1] != texts[2] && texts[0] != texts[2], "{texts:?}");
+        assert_eq!(said("/api/generate", json!({ "model": "terse:latest" })), texts[2]);
+        let models: Value = serde_json::from_str(&client.get_text("/v1/models")).unwrap();
+        let listed: Vec<_> = models["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+        assert!(listed.ends_with(&[&json!("formal"), &json!("terse")]), "{models}");
+        let (status, card) = client.get("/v1/models/formal");
+        assert_eq!((status, &card["parent"]), (200, &json!("pocket")), "{card}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }

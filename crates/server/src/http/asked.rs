@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::loras::{self, Scale};
+use super::loras::Wanted;
 use crate::Drawing;
 use crate::answer::AnswerOptions;
 use crate::gbnf;
@@ -48,10 +48,8 @@ pub(crate) struct Asked {
     pub form: Option<Form>,
     /// What it must be from where it has said a text.
     pub form_later: Option<(&'static str, Form)>,
-    /// What the cache stores, where the request says it.
-    pub kv: Option<KvOptions>,
-    /// How much of adapters the answer gets, where the request says it.
-    pub loras: Option<Vec<Scale>>,
+    /// What it is answered with.
+    pub wanted: Wanted,
     pub stream: bool,
     pub include_usage: bool,
     pub return_progress: bool,
@@ -97,8 +95,7 @@ impl Asked {
             names_seed: seed(fields)?.is_some(),
             form: form(fields, tokenizer)?,
             form_later: None,
-            kv: kv_type(fields)?,
-            loras: loras::scales(fields)?,
+            wanted: Wanted::read(fields)?,
             stream: fields.flag("stream")?,
             include_usage: stream_options.flag("include_usage")?,
             return_progress: fields.flag("return_progress")?,

@@ -15,11 +15,11 @@ use kvant::Pooled;
 use serde::Serialize;
 use tokio::sync::mpsc::channel;
 
-use super::asked::kv_type;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::loras::Wanted;
 use super::prompt::prompts;
-use super::{Caller, Hosted, Server, loras};
+use super::{Caller, Hosted, Server};
 use crate::guide::Guides;
 use crate::shelf::Kind;
 use crate::trace::Trace;
@@ -87,7 +87,7 @@ impl Hosted {
         caller: &Caller,
     ) -> Result<Vec<Pooled>, ApiError> {
         self.check(&texts)?;
-        let stored = self.stored(kv_type(fields)?, loras::scales(fields)?.as_deref())?;
+        let stored = self.stored(&Wanted::read(fields)?)?;
         let kind = Kind { stored, owner: caller.owner.clone() };
         let read = |text: Vec<u32>| self.states(text, empty.clone(), kind.clone(), caller);
         stream::iter(texts).map(read).buffered(AT_ONCE).try_collect().await

@@ -9,6 +9,7 @@ use kvant::gguf::printable_path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::asked::kv_type;
 use super::error::ApiError;
 use super::fields::{Body, Fields};
 use super::{Hosted, Server};
@@ -23,29 +24,57 @@ pub(crate) struct Scale {
 
 const FORM: &str = "a list of {\"id\": number, \"scale\": number}";
 
-/// `lora` of a request: those that it does not name are left out of its answer.
-pub(super) fn scales(fields: &Fields) -> Result<Option<Vec<Scale>>, ApiError> {
-    fields.get("lora", FORM)
+/// What a request says of the tokens that it is answered with.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    /// What the cache stores.
+    kv: Option<KvOptions>,
+    /// How much of adapters there is in them: nothing of those that are not named.
+    scales: Option<Vec<Scale>>,
+    /// The name of the model, or of the adapter that alone is wanted, whole.
+    model: Option<String>,
+}
+
+impl Wanted {
+    pub fn read(fields: &Fields) -> Result<Self, ApiError> {
+        let (scales, model) = (fields.get("lora", FORM)?, fields.get("model", "a name")?);
+        Ok(Self { kv: kv_type(fields)?, scales, model })
+    }
 }
 
 impl Hosted {
-    /// What the caches of a request store that says this of it.
-    pub(super) fn stored(
-        &self,
-        kv: Option<KvOptions>,
-        scales: Option<&[Scale]>,
-    ) -> Result<Arc<Stored>, ApiError> {
+    /// What the caches of a request store that wants this.
+    pub(super) fn stored(&self, wanted: &Wanted) -> Result<Arc<Stored>, ApiError> {
+        let Wanted { kv, scales, model } = wanted;
         let usual = self.usual();
-        let strengths = scales.map(|scales| self.strengths(scales)).transpose()?;
+        let strengths = match (scales, model) {
+            (Some(scales), _) => Some(self.strengths(scales)?),
+            (None, Some(model)) => self.alone(model),
+            (None, None) => None,
+        };
         // Those who ask for what all others get share with them.
         let strengths = strengths.filter(|strengths| strengths[..] != self.strengths_of(&usual)[..]);
         Ok(match (kv, strengths) {
             (None, None) => usual,
             (kv, strengths) => {
-                let kv = kv.unwrap_or_else(|| usual.options.clone());
+                let kv = kv.clone().unwrap_or_else(|| usual.options.clone());
                 Stored::new(kv, strengths.or_else(|| usual.strengths.clone()))
             }
         })
+    }
+
+    /// The adapter of this name, which ollama's clients may write behind.
+    pub fn adapter(&self, name: &str) -> Option<usize> {
+        let name = name.strip_suffix(":latest").unwrap_or(name);
+        let is_its_own = !name.is_empty() && name != self.name;
+        self.model.loras().iter().position(|lora| is_its_own && lora.name() == name)
+    }
+
+    /// All of the adapter of this name, and nothing of others; `None` where none is called so.
+    fn alone(&self, name: &str) -> Option<Arc<[f32]>> {
+        let id = self.adapter(name)?;
+        let n = self.model.loras().len();
+        Some((0..n).map(|other| if other == id { 1.0 } else { 0.0 }).collect())
     }
 
     /// The same where a request says nothing.
@@ -80,7 +109,7 @@ pub(super) async fn list(State(server): State<Arc<Server>>) -> Result<Json<Value
     let adapters = hosted.model.loras().iter().zip(&strengths[..]).enumerate();
     let told = adapters.map(|(id, (lora, scale))| {
         let path = lora.file.path().map_or_else(String::new, printable_path);
-        json!({ "id": id, "path": path, "scale": scale })
+        json!({ "id": id, "name": lora.name(), "path": path, "scale": scale })
     });
     Ok(Json(told.collect()))
 }
@@ -93,7 +122,7 @@ pub(super) async fn set(
     let hosted = server.pool.first()?;
     let scales = Vec::<Scale>::deserialize(&body)
         .map_err(|_| ApiError::field("lora", FORM, super::fields::short(&body)))?;
-    let stored = hosted.stored(None, Some(&scales))?;
+    let stored = hosted.stored(&Wanted { kv: None, scales: Some(scales), model: None })?;
     *hosted.usual.lock().unwrap_or_else(PoisonError::into_inner) = stored;
     Ok(Json(json!({ "success": true })))
 }

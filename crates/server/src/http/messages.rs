@@ -59,7 +59,9 @@ pub(super) async fn count_tokens(
 /// A request in OpenAI's words.
 fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     let mut into = Map::new();
-    for name in ["max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "kv_type"] {
+    const SAME: [&str; 9] =
+        ["max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "kv_type", "lora", "model"];
+    for name in SAME {
         if let Some(value) = fields.value(name) {
             into.insert(name.to_owned(), value.clone());
         }

@@ -231,7 +231,7 @@ impl Hosted {
         let n_jobs = prompts.len();
         self.check(&prompts)?;
         let guides = self.guides(asked).await?;
-        let stored = self.stored(asked.kv.clone(), asked.loras.as_deref())?;
+        let stored = self.stored(&asked.wanted)?;
         for (index, prompt) in prompts.into_iter().enumerate() {
             let first = index * asked.n;
             let job = Job {

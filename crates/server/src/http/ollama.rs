@@ -268,8 +268,10 @@ fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
             into.insert("chat_template_kwargs".to_owned(), json!({ "reasoning_effort": effort }));
         }
     }
-    if let Some(kv) = fields.value("kv_type") {
-        into.insert("kv_type".to_owned(), kv.clone());
+    for (name, was) in [("kv_type", "kv_type"), ("lora", "lora"), ("model", "name"), ("model", "model")] {
+        if let Some(value) = fields.value(was) {
+            into.insert(name.to_owned(), value.clone());
+        }
     }
     Ok(into)
 }

@@ -40,8 +40,18 @@ pub(super) async fn responses(
 /// A request in the words of the older API.
 fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     let mut into = Map::new();
-    let same = ["temperature", "top_p", "stream", "parallel_tool_calls", "seed", "kv_type", "top_k"];
-    for (name, was) in same.map(|name| (name, name)).into_iter().chain([("max_tokens", "max_output_tokens")])
+    const SAME: [&str; 9] = [
+        "temperature",
+        "top_p",
+        "stream",
+        "parallel_tool_calls",
+        "seed",
+        "kv_type",
+        "top_k",
+        "lora",
+        "model",
+    ];
+    for (name, was) in SAME.map(|name| (name, name)).into_iter().chain([("max_tokens", "max_output_tokens")])
     {
         if let Some(value) = fields.value(was) {
             into.insert(name.to_owned(), value.clone());

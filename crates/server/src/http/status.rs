@@ -7,6 +7,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{Html, IntoResponse};
+use kvant::gguf::printable_path;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
@@ -59,8 +60,10 @@ pub(super) async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMa
 }
 
 pub(super) async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
-    let data: Vec<Value> =
-        server.pool.models().iter().map(|(name, hosted)| card(name, hosted.as_deref())).collect();
+    let models = server.pool.models();
+    let of_model = |(name, hosted): &(&str, Option<Arc<Hosted>>)| card(name, hosted.as_deref());
+    let adapters = models.iter().filter_map(|(_, hosted)| hosted.as_deref()).flat_map(adapter_cards);
+    let data: Vec<Value> = models.iter().map(of_model).chain(adapters).collect();
     Json(json!({ "object": "list", "data": data, "models": data }))
 }
 
@@ -71,7 +74,26 @@ pub(super) async fn model(
     let index = server.pool.index(&id)?;
     let models = server.pool.models();
     let (name, hosted) = models.get(index).ok_or_else(ApiError::leaving)?;
-    Ok(Json(card(name, hosted.as_deref())))
+    let adapter = hosted.as_deref().and_then(|hosted| adapter_cards(hosted).nth(hosted.adapter(&id)?));
+    Ok(Json(adapter.unwrap_or_else(|| card(name, hosted.as_deref()))))
+}
+
+/// What is told of the adapters of a model, which answer by their names.
+fn adapter_cards(hosted: &Hosted) -> impl Iterator<Item = Value> {
+    hosted.model.loras().iter().map(|lora| {
+        let name = lora.name();
+        json!({
+            "id": name,
+            "name": name,
+            "model": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "kvant",
+            "parent": hosted.name,
+            "root": lora.file.path().map(printable_path),
+            "status": { "value": "loaded" },
+        })
+    })
 }
 
 /// What is known of a model; of one that is not loaded, little.
