@@ -50,12 +50,24 @@ typedef struct kvant_model kvant_model;
 // A conversation with a model: tokens and their KV cache.
 typedef struct kvant_session kvant_session;
 
+// An adapter (LoRA), which changes a model.
+typedef struct {
+  // A GGUF file, or a folder as PEFT saves it.
+  const char *path;
+  // How much of it is added; 1 is what it was trained to.
+  float strength;
+} kvant_lora;
+
 // How to load a model. Zeroes mean the defaults.
 typedef struct {
   // `auto`, `cpu`, `cuda:N` or `wgpu:N`; NULL is `auto`, the first NVIDIA GPU where one can be used, else the CPU.
   const char *device;
   // Threads to work with; 0 is all cores.
   size_t n_threads;
+  // Adapters of the model, `n_loras` of them; NULL is none.
+  const kvant_lora *loras;
+  // How many there are.
+  size_t n_loras;
 } kvant_model_options;
 
 // What someone says in a conversation.
@@ -76,6 +88,8 @@ typedef struct {
   const char *kv_policy;
   // Tokens the context holds; 0 is the length the model was trained for.
   size_t n_ctx;
+  // How much of each of the model's adapters is added, one number for each; NULL is as much as they were loaded with.
+  const float *lora_strengths;
 } kvant_session_options;
 
 // What a cache takes, measured.

@@ -2,7 +2,9 @@
 
 use std::ffi::c_char;
 
-use kvant::{DeviceChoice, EmbedOptions, Message, Model, OpenOptions, Special};
+use kvant::{
+    DeviceChoice, EmbedOptions, Gguf, LoraFile, Message, Model, OpenOptions, Special, open_file, open_lora,
+};
 
 use crate::KvantStatus;
 use crate::border::{
@@ -12,6 +14,15 @@ use crate::border::{
 /// A loaded model.
 pub struct KvantModel(pub(crate) Model);
 
+/// An adapter (LoRA), which changes a model.
+#[repr(C)]
+pub struct KvantLora {
+    /// A GGUF file, or a folder as PEFT saves it.
+    pub path: *const c_char,
+    /// How much of it is added; 1 is what it was trained to.
+    pub strength: f32,
+}
+
 /// How to load a model. Zeroes mean the defaults.
 #[repr(C)]
 pub struct KvantModelOptions {
@@ -19,6 +30,10 @@ pub struct KvantModelOptions {
     pub device: *const c_char,
     /// Threads to work with; 0 is all cores.
     pub n_threads: usize,
+    /// Adapters of the model, `n_loras` of them; NULL is none.
+    pub loras: *const KvantLora,
+    /// How many there are.
+    pub n_loras: usize,
 }
 
 /// What someone says in a conversation.
@@ -30,16 +45,29 @@ pub struct KvantMessage {
     pub content: *const c_char,
 }
 
+/// How to load the model in `base`.
+///
 /// # Safety
 /// `options` is NULL or valid.
-unsafe fn open_options(options: *const KvantModelOptions) -> Result<OpenOptions<'static>, Failure> {
+unsafe fn open_options(
+    options: *const KvantModelOptions,
+    base: &Gguf,
+) -> Result<OpenOptions<'static>, Failure> {
     // SAFETY: as the caller promises.
     let Some(options) = (unsafe { options.as_ref() }) else { return Ok(OpenOptions::default()) };
     // SAFETY: a text or NULL, by the contract of this library.
     let device = unsafe { text_or_null(options.device, "device") }?;
+    // SAFETY: as many as they say, by the contract of this library.
+    let loras = unsafe { values(options.loras, options.n_loras, "loras") }?;
+    let open = |lora: &KvantLora| {
+        // SAFETY: a text or NULL, by the contract of this library.
+        let path = unsafe { text(lora.path, "path of an adapter") }?;
+        Ok(LoraFile { file: open_lora(path, base)?.into(), strength: lora.strength })
+    };
     Ok(OpenOptions {
         device: device.map_or(Ok(DeviceChoice::Auto), str::parse)?,
         n_threads: Some(options.n_threads).filter(|&n| n > 0),
+        loras: loras.iter().map(open).collect::<Result<_, Failure>>()?,
         ..Default::default()
     })
 }
@@ -56,7 +84,9 @@ pub unsafe extern "C" fn kvant_model_open(
     unsafe {
         call(error, || {
             let (path, place) = (text(path, "path")?, place(model, "model")?);
-            let model = Model::open_with(path, open_options(options)?)?;
+            let gguf = open_file(path)?;
+            let options = open_options(options, &gguf)?;
+            let model = Model::from_gguf(gguf, options)?;
             place.put(Box::into_raw(Box::new(KvantModel(model))));
             Ok(())
         })
@@ -74,7 +104,9 @@ pub unsafe extern "C" fn kvant_model_bundled(
     unsafe {
         call(error, || {
             let place = place(model, "model")?;
-            let model = Model::bundled(open_options(options)?)?;
+            let gguf = Model::bundled_file()?;
+            let options = open_options(options, &gguf)?;
+            let model = Model::from_gguf(gguf, options)?;
             place.put(Box::into_raw(Box::new(KvantModel(model))));
             Ok(())
         })

@@ -21,6 +21,8 @@ pub struct KvantSessionOptions {
     pub kv_policy: *const c_char,
     /// Tokens the context holds; 0 is the length the model was trained for.
     pub n_ctx: usize,
+    /// How much of each of the model's adapters is added, one number for each; NULL is as much as they were loaded with.
+    pub lora_strengths: *const f32,
 }
 
 /// What a cache takes, measured.
@@ -66,7 +68,12 @@ pub unsafe extern "C" fn kvant_session_new(
     unsafe {
         call(error, || {
             let place = place(session, "session")?;
-            let session = borrowed(model, "model")?.0.session(session_options(options)?)?;
+            let model = &borrowed(model, "model")?.0;
+            let mut session = model.session(session_options(options)?)?;
+            if let Some(options) = options.as_ref().filter(|options| !options.lora_strengths.is_null()) {
+                let strengths = values(options.lora_strengths, model.loras().len(), "lora_strengths")?;
+                session = session.with_lora_strengths(strengths)?;
+            }
             place.put(Box::into_raw(Box::new(KvantSession(session))));
             Ok(())
         })

@@ -157,8 +157,53 @@ static void a_generation_goes_on_until_it_is_told_otherwise(kvant_model *model) 
     kvant_session_free(session);
 }
 
-int main(void) {
+// The logits behind a token, of a session with this share of the model's adapter, or as much as it was loaded with.
+static void logits_of(const kvant_model *model, const float *share, float logits[64]) {
+    const uint32_t tokens[3] = {1, 2, 3};
+    kvant_session_options options = {.n_ctx = 64, .lora_strengths = share};
+    kvant_session *session = NULL;
+    HOLDS(kvant_session_new(model, &options, &session, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_session_feed(session, tokens, 3, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_session_logits(session, logits, 64, &error) == KVANT_STATUS_OK);
+    kvant_session_free(session);
+}
+
+// The model, its adapter in a file and in a folder.
+static void sessions_have_their_own_share_of_adapters(char *paths[3]) {
+    kvant_lora lora = {.path = paths[1], .strength = 1.0f}, half = {.path = paths[2], .strength = 0.5f};
+    kvant_model_options of_lora = {.loras = &lora, .n_loras = 1}, of_half = {.loras = &half, .n_loras = 1};
+    kvant_model *plain = NULL, *whole = NULL, *halved = NULL;
+    HOLDS(kvant_model_open(paths[0], NULL, &plain, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_model_open(paths[0], &of_lora, &whole, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_model_open(paths[0], &of_half, &halved, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_model_n_vocab(plain) == 64);
+    const float shares[] = {0.0f, 0.5f, INFINITY};
+    float logits[5][64];
+    logits_of(plain, NULL, logits[0]);
+    logits_of(whole, &shares[0], logits[1]);
+    logits_of(whole, NULL, logits[2]);
+    logits_of(whole, &shares[1], logits[3]);
+    logits_of(halved, NULL, logits[4]);
+    HOLDS(memcmp(logits[0], logits[1], sizeof logits[0]) == 0);
+    HOLDS(memcmp(logits[0], logits[2], sizeof logits[0]) != 0);
+    HOLDS(memcmp(logits[3], logits[4], sizeof logits[0]) == 0);
+    kvant_session *session = NULL;
+    kvant_session_options options = {.lora_strengths = &shares[2]};
+    HOLDS(refused(kvant_session_new(whole, &options, &session, &error), KVANT_STATUS_REFUSED, "a number for each of 1"));
+    kvant_model *none = NULL;
+    lora.path = NULL;
+    HOLDS(refused(kvant_model_open(paths[0], &of_lora, &none, &error), KVANT_STATUS_ARGUMENT, "path of an adapter"));
+    of_lora.loras = NULL;
+    HOLDS(refused(kvant_model_open(paths[0], &of_lora, &none, &error), KVANT_STATUS_ARGUMENT, "loras"));
+    kvant_model_free(plain);
+    kvant_model_free(whole);
+    kvant_model_free(halved);
+}
+
+int main(int argc, char *argv[]) {
     models_are_refused_in_words();
+    HOLDS(argc == 4);
+    sessions_have_their_own_share_of_adapters(argv + 1);
     kvant_model *model = NULL;
     HOLDS(kvant_model_bundled(NULL, &model, &error) == KVANT_STATUS_OK);
     tokens_say_their_text(model);

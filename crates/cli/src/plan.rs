@@ -126,6 +126,12 @@ pub fn path_for(gguf: &Gguf) -> Option<PathBuf> {
 
 /// Where the plan of a model goes that is not said.
 fn target(model: &Model) -> Result<PathBuf, Failure> {
+    if !model.loras().is_empty() {
+        return Err(Failure::Usage(
+            "beside the model lies the plan for it without adapters: expected -o FILE for this one"
+                .to_owned(),
+        ));
+    }
     path_for(model.gguf())
         .ok_or_else(|| Failure::Usage("the model is in no file: expected -o FILE for its plan".to_owned()))
 }
