@@ -25,6 +25,11 @@ struct Scaled {
 }
 
 impl LoraArgs {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.lora.is_empty() && self.lora_scaled.is_empty()
+    }
+
     fn all(&self) -> impl Iterator<Item = Scaled> {
         let whole = self.lora.iter().map(|name| Scaled { name: name.clone(), strength: 1.0 });
         whole.chain(self.lora_scaled.iter().cloned())

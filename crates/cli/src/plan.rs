@@ -67,6 +67,11 @@ fn number(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub fn plan(args: PlanArgs) -> Result<(), Failure> {
+    if args.output.is_none() && !args.model.lora.is_empty() {
+        let line =
+            "--lora: what lies beside the model is its plan without adapters: expected -o FILE for this one";
+        return Err(Failure::Usage(line.to_owned()));
+    }
     check_target(args.output.as_deref())?;
     check_report(args.report.as_deref())?;
     args.state.check()?;
@@ -126,12 +131,6 @@ pub fn path_for(gguf: &Gguf) -> Option<PathBuf> {
 
 /// Where the plan of a model goes that is not said.
 fn target(model: &Model) -> Result<PathBuf, Failure> {
-    if !model.loras().is_empty() {
-        return Err(Failure::Usage(
-            "beside the model lies the plan for it without adapters: expected -o FILE for this one"
-                .to_owned(),
-        ));
-    }
     path_for(model.gguf())
         .ok_or_else(|| Failure::Usage("the model is in no file: expected -o FILE for its plan".to_owned()))
 }

@@ -47,6 +47,11 @@ fn what_is_no_adapter_of_the_model_or_no_model_is_told_in_a_line() {
         assert_refused(&kvant(&["run", alone, "Hi"]), 1, &refusal);
     }
     assert_refused(
+        &kvant(&["plan", "-m", &model, "--lora", &adapter]),
+        2,
+        &["expected -o FILE for this one"],
+    );
+    assert_refused(
         &kvant(&["run", "--lora-init-without-apply", "Hi"]),
         2,
         &["--lora-scaled FILE:0 loads an adapter and adds nothing of it"],
