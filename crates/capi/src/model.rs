@@ -62,7 +62,7 @@ unsafe fn open_options(
     let open = |lora: &KvantLora| {
         // SAFETY: a text or NULL, by the contract of this library.
         let path = unsafe { text(lora.path, "path of an adapter") }?;
-        Ok(LoraFile { file: open_lora(path, base)?.into(), strength: lora.strength })
+        Ok(LoraFile::new(open_lora(path, base)?, lora.strength))
     };
     Ok(OpenOptions {
         device: device.map_or(Ok(DeviceChoice::Auto), str::parse)?,

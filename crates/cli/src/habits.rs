@@ -264,7 +264,6 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--served-model-name", Is("--alias")),
     ("--api-key", SERVER),
     ("--log-file", No("a shell keeps what is said in a file: 2> FILE")),
-    ("--lora", No("adapters are not read; merge it into the model first")),
     ("--embedding", EMBEDDINGS),
     ("--embeddings", EMBEDDINGS),
     ("--pooling", No("kvant serve makes embeddings, by its --pooling")),

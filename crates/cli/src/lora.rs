@@ -1,7 +1,7 @@
 //! Which adapters change the model, and how much.
 
 use clap::Args;
-use kvant::{Gguf, LoraFile, open_lora};
+use kvant::{Gguf, LoraFile, Model, open_lora};
 
 use crate::args::ModelArgs;
 use crate::failure::Failure;
@@ -9,7 +9,8 @@ use crate::failure::Failure;
 /// Adapters that change the model's matrices (LoRA).
 #[derive(Args, Debug, Clone, Default)]
 pub struct LoraArgs {
-    /// Adapter that changes the model (LoRA): a GGUF file, or a folder as PEFT saves it; may be given several times, or as a comma list
+    /// Adapter that changes the model (LoRA): a GGUF file, or a folder or an id of the hub as PEFT saves it; may be given several times,
+    /// or as a comma list
     #[arg(long, value_name = "FILE", env = "KVANT_LORA", value_delimiter = ',')]
     lora: Vec<String>,
     /// The same with how much of it is added; 1 is all of it. Behind those of --lora, where adapters are counted
@@ -39,12 +40,11 @@ impl LoraArgs {
     pub fn open(&self, model: &ModelArgs, base: &Gguf, quiet: bool) -> Result<Vec<LoraFile>, Failure> {
         let open = |Scaled { name, strength }: Scaled| {
             let args = model.place.named(&name);
-            let place = args.place()?;
-            let file = match place.path() {
+            let file = match args.place()?.fetch(&args, quiet)? {
                 Some(path) => open_lora(path, base)?,
-                None => place.open(&args, quiet)?,
+                None => Model::bundled_file()?,
             };
-            Ok(LoraFile { file: file.into(), strength })
+            Ok(LoraFile { name: short(&name), ..LoraFile::new(file, strength) })
         };
         self.all().map(open).collect()
     }
@@ -52,11 +52,17 @@ impl LoraArgs {
     /// What a summary says of them behind the model's name.
     pub fn label(&self) -> String {
         let of = |Scaled { name, strength }: Scaled| {
-            let name = name.rsplit(['/', '\\']).find(|part| !part.is_empty()).unwrap_or_default().to_owned();
+            let name = short(&name);
             if strength == 1.0 { format!(" + {name}") } else { format!(" + {strength} {name}") }
         };
         self.all().map(of).collect()
     }
+}
+
+/// What is typed without the folder that it lies in, and without `.gguf`.
+fn short(name: &str) -> String {
+    let name = name.rsplit(['/', '\\']).find(|part| !part.is_empty()).unwrap_or_default();
+    name.strip_suffix(".gguf").unwrap_or(name).to_owned()
 }
 
 /// `FILE:SCALE`
@@ -89,6 +95,6 @@ mod tests {
             lora: vec!["folder/a.gguf".to_owned(), "b/".to_owned()],
             lora_scaled: vec![Scaled { name: "c.gguf".to_owned(), strength: 0.5 }],
         };
-        assert_eq!(args.label(), " + a.gguf + b + 0.5 c.gguf");
+        assert_eq!(args.label(), " + a + b + 0.5 c");
     }
 }

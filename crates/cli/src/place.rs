@@ -163,15 +163,23 @@ impl Place {
             .then(|| Self::new(text))
     }
 
-    /// Opens it, fetched first where it has to be.
-    pub fn open(&self, place: &PlaceArgs, quiet: bool) -> Result<Gguf, Failure> {
+    /// Where it is on this machine, fetched first where it has to be; `None` where it is inside the program.
+    pub fn fetch(&self, place: &PlaceArgs, quiet: bool) -> Result<Option<PathBuf>, Failure> {
         #[cfg(not(feature = "hub"))]
         let _ = (place, quiet);
         match self {
             #[cfg(feature = "hub")]
-            Self::Hub(id) => Self::File(hub::fetch(id, place.offline, quiet)?).open(place, quiet),
-            Self::Bundled => Ok(Model::bundled_file()?),
-            Self::File(path) => Ok(open_file(path)?),
+            Self::Hub(id) => Ok(Some(hub::fetch(id, place.offline, quiet)?)),
+            Self::Bundled => Ok(None),
+            Self::File(path) => Ok(Some(path.clone())),
+        }
+    }
+
+    /// Opens it, fetched first where it has to be.
+    pub fn open(&self, place: &PlaceArgs, quiet: bool) -> Result<Gguf, Failure> {
+        match self.fetch(place, quiet)? {
+            Some(path) => Ok(open_file(path)?),
+            None => Ok(Model::bundled_file()?),
         }
     }
 

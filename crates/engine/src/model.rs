@@ -61,6 +61,8 @@ pub struct OpenOptions<'a> {
 /// A low-rank adapter (LoRA, arXiv 2106.09685): what training has added to some matrices of a model.
 #[derive(Clone)]
 pub struct LoraFile {
+    /// What it is called.
+    pub name: String,
     /// The file (see [`open_lora`]): GGUF as `convert_lora_to_gguf.py` writes it, or a folder of PEFT.
     pub file: Arc<Gguf>,
     /// How much of it is added: 1 is what it was trained to.
@@ -68,13 +70,15 @@ pub struct LoraFile {
 }
 
 impl LoraFile {
-    /// What it is called: as its file without the ending, or its folder.
-    pub fn name(&self) -> String {
-        let name = |path: &Path| {
-            let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
-            name.map_or_else(String::new, |name| printable_path(Path::new(name)))
-        };
-        self.file.path().map_or_else(String::new, name)
+    /// So much of the adapter in a file, called as that without `.gguf`, or as its folder; nothing where it is in memory.
+    pub fn new(file: impl Into<Arc<Gguf>>, strength: f32) -> Self {
+        let file = file.into();
+        let is_gguf =
+            |path: &Path| path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+        let name =
+            file.path().and_then(|path| if is_gguf(path) { path.file_stem() } else { path.file_name() });
+        let name = name.map_or_else(String::new, |name| printable_path(Path::new(name)));
+        Self { name, file, strength }
     }
 }
 
@@ -181,7 +185,7 @@ impl Model {
         if let Some(draft) = &options.draft {
             draft::check_vocabulary(&gguf, draft)?;
         }
-        let loras = options.loras.iter().map(|LoraFile { file, strength }| {
+        let loras = options.loras.iter().map(|LoraFile { file, strength, .. }| {
             let name = || file.path().map_or_else(|| "(memory)".to_owned(), printable_path);
             let lora = Lora::new(Arc::clone(file), *strength, &gguf);
             lora.map_err(|source| Error::Lora { name: name(), source })
@@ -300,7 +304,7 @@ impl Model {
     /// for prompts in bf16: what was computed with ones is not what others give.
     pub fn computed_by(&self) -> String {
         let folder = kvant_files::cache_folder();
-        let loras = self.inner.loras.iter().map(|LoraFile { file, strength }| {
+        let loras = self.inner.loras.iter().map(|LoraFile { file, strength, .. }| {
             format!(" and {strength} of {}", fingerprint::find(file, folder.as_deref()))
         });
         let weights = self.inner.weights.map(|dtype| format!(" as {dtype}"));

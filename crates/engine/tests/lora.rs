@@ -132,10 +132,10 @@ fn file(
 /// The adapters as files of both types.
 fn files(gguf: &Gguf, adapters: &[Adapter]) -> Vec<LoraFile> {
     let architecture: &str = gguf.meta().get("general.architecture").unwrap();
-    let files = adapters.iter().zip([DType::F32, DType::F16]).map(|(adapter, dtype)| LoraFile {
-        file: file(architecture, adapter, dtype, |_| ()),
-        strength: adapter.strength,
-    });
+    let files = adapters
+        .iter()
+        .zip([DType::F32, DType::F16])
+        .map(|(adapter, dtype)| LoraFile::new(file(architecture, adapter, dtype, |_| ()), adapter.strength));
     files.collect()
 }
 
@@ -328,8 +328,7 @@ fn adapters_that_do_not_fit_are_refused_with_what_is_wrong() {
     let first = whole().changes.remove(0).tensor;
     let refused = |adapter: &Adapter, change: &dyn Fn(&mut GgufWriter)| {
         let file = file(architecture, adapter, DType::F32, change);
-        let error =
-            open(gguf.clone(), vec![LoraFile { file, strength: adapter.strength }]).expect_err("a refusal");
+        let error = open(gguf.clone(), vec![LoraFile::new(file, adapter.strength)]).expect_err("a refusal");
         // Where it is, unless a tensor was at fault.
         error.strip_prefix("adapter (memory): ").unwrap_or(&error).to_owned()
     };
@@ -407,7 +406,7 @@ fn adapters_as_peft_saves_them_say_what_they_say_there() {
         let path = fixture(&folder);
         let gguf = Arc::new(Gguf::open(&path).unwrap());
         let file = Arc::new(open_lora(&folder, &gguf).unwrap());
-        let model = open(gguf, vec![LoraFile { file, strength: 1.0 }]).unwrap();
+        let model = open(gguf, vec![LoraFile::new(file, 1.0)]).unwrap();
         // The text of the model's golden file.
         let golden = std::fs::read(path.with_extension("golden")).unwrap();
         let words = golden.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
@@ -440,7 +439,7 @@ fn adapters_of_peft_that_do_more_are_refused() {
         std::fs::copy(folder.join(weights), changed.join(weights)).unwrap();
         let base = Gguf::open(fixture(base)).unwrap();
         let error = open_lora(&changed, &base).and_then(|file| {
-            let loras = vec![LoraFile { file: Arc::new(file), strength: 1.0 }];
+            let loras = vec![LoraFile::new(file, 1.0)];
             Model::from_gguf(base, OpenOptions { loras, ..Default::default() })
         });
         error.expect_err(to).to_string()

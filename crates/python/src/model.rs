@@ -52,7 +52,7 @@ impl Lora {
             Self::Whole(path) => (path, 1.0),
             Self::Scaled(scaled) => scaled,
         };
-        Ok(LoraFile { file: open_lora(path, base)?.into(), strength })
+        Ok(LoraFile::new(open_lora(path, base)?, strength))
     }
 }
 

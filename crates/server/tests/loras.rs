@@ -46,7 +46,7 @@ fn waves() -> [Vec<u8>; 2] {
 /// A server of the bundled model with two adapters of these strengths.
 fn start_with(files: [Gguf; 2], strengths: [f32; 2], options: Options) -> Client {
     let loras = files.into_iter().zip(strengths);
-    let loras = loras.map(|(file, strength)| LoraFile { file: file.into(), strength }).collect();
+    let loras = loras.map(|(file, strength)| LoraFile::new(file, strength)).collect();
     let open = OpenOptions { n_threads: Some(2), loras, ..Default::default() };
     Client::at(serve_model(Model::bundled(open).unwrap(), options))
 }

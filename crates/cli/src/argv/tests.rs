@@ -75,7 +75,7 @@ fn what_cannot_be_done_is_refused_with_what_can() {
         (&["inspect", "--temp", "1"], &["no option --temp in kvant inspect"]),
         (&["run", "-cnv"], &["-cnv: ", "kvant chat"]),
         (&["chat", "-no-cnv"], &["-no-cnv: ", "kvant run --raw"]),
-        (&["run", "--lora", "x"], &["--lora: ", "merge"]),
+        (&["run", "--lora-init-without-apply"], &["--lora-init-without-apply: ", "FILE:0"]),
         (&["run", "--json_schema", "{}"], &["--json_schema: ", "grammar"]),
     ] {
         let line = read_line(typed).unwrap_err();

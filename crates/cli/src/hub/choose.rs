@@ -1,4 +1,4 @@
-//! Which files of a repository are the model.
+//! Which files of a repository are the model, or the adapter.
 
 use super::Id;
 use super::remote::Problem;
@@ -6,7 +6,11 @@ use super::remote::Problem;
 /// What is taken when nothing else is asked for, as llama.cpp does.
 const DEFAULT: &str = "Q4_K_M";
 
-/// The files of the model that `id` means among `names`, the first part of a split one first.
+/// The files of an adapter as PEFT saves it: what says how it was made, and its weights.
+pub const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
+
+/// The files of the model that `id` means among `names`, the first part of a split one first; where there is no GGUF file, those of an
+/// [adapter](ADAPTER).
 ///
 /// # Errors
 /// No such file; what there is.
@@ -14,6 +18,10 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
     let mut models: Vec<&String> =
         names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).collect();
     models.sort();
+    let is_there = |file: &&str| names.iter().any(|name| name == file);
+    if models.is_empty() && ADAPTER.iter().all(is_there) {
+        return Ok(ADAPTER.map(str::to_owned).to_vec());
+    }
     // The eyes of a model that sees are a file of their own.
     let text = models.iter().copied().filter(|name| !name.contains("mmproj"));
     let of = |quant: &str| text.clone().find(|name| names_type(name, quant));

@@ -54,7 +54,7 @@ impl fmt::Display for Id {
     }
 }
 
-/// The model's file on this machine (of a split one the first), fetched where it is not there yet.
+/// The model's file on this machine (of a split one the first) or the folder of an adapter, fetched where it is not there yet.
 ///
 /// # Errors
 /// A hub that cannot be reached and no copy, no such repository or file, a copy that is not what the hub says, a full disk.
@@ -86,8 +86,17 @@ pub fn fetch(id: &Id, offline: bool, quiet: bool) -> Result<PathBuf, Failure> {
 fn cached(cache: &Cache, id: &Id) -> Option<PathBuf> {
     let commit = cache.commit()?;
     let files = choose::files(&cache.files(&commit), id).ok()?;
-    let paths: Vec<PathBuf> = files.iter().map(|file| cache.snapshot(&commit, file)).collect();
-    paths.iter().all(|path| path.is_file()).then(|| paths.into_iter().next())?
+    let is_there = files.iter().all(|file| cache.snapshot(&commit, file).is_file());
+    is_there.then(|| found(cache, &commit, &files))
+}
+
+/// What these files are opened by: the first, or the folder of an adapter.
+fn found(cache: &Cache, commit: &str, files: &[String]) -> PathBuf {
+    let first = cache.snapshot(commit, &files[0]);
+    match first.parent() {
+        Some(folder) if files == choose::ADAPTER => folder.to_owned(),
+        _ => first,
+    }
 }
 
 /// Fetches what is missing of the newest version.
@@ -103,7 +112,7 @@ fn update(remote: &Remote, cache: &Cache, id: &Id, quiet: bool) -> Result<PathBu
         }
     }
     cache.set_commit(&commit)?;
-    Ok(cache.snapshot(&commit, &files[0]))
+    Ok(found(cache, &commit, &files))
 }
 
 #[cfg(test)]

@@ -226,3 +226,31 @@ fn every_part_of_a_split_file_is_fetched() {
         assert_eq!(&magic, b"GGUF");
     }
 }
+
+/// As the hub has most of them: a folder of PEFT, both of whose files are fetched.
+#[test]
+fn an_adapter_is_fetched_as_its_folder() {
+    let home = home("adapter");
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let names = ["adapter_config.json", "adapter_model.safetensors", "README.md"];
+    let content = |name: &str| fs::read(tests.join("engine/tests/adapters/llama-h64-g8").join(name));
+    let files = names.map(|name| (name, content(name).unwrap_or_default()));
+    let hub = Hub::serve(files.into(), Fault::None);
+    let model = tests.join("model/tests/fixtures/llama-h64-g8.gguf");
+    let model = model.to_str().unwrap();
+    let bench = |more: &[&str]| {
+        let plain = ["bench", "-m", model, "-p", "0", "-n", "1", "-r", "1", "-o", "csv", "--lora", REPO];
+        hub.kvant(&home, &[&plain[..], more].concat())
+    };
+    for more in [&[][..], &["--offline"]] {
+        let output = bench(more);
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && out.contains("llama-h64-g8.gguf + Pocket-GGUF,"), "{out}{err}");
+    }
+    assert_eq!(hub.asked().iter().filter(|line| line.contains("GET /someone")).count(), 2);
+    let line = refused(&hub.kvant(&home, &run(&["-m", REPO])));
+    assert!(
+        line.contains("an adapter, which changes a model and is none by itself (--lora takes it"),
+        "{line}"
+    );
+}

@@ -20,7 +20,7 @@ fn a_model_is_named_with_its_adapters_and_reads_their_bytes() {
     assert_eq!(name, "llama-h64-g8.gguf");
     let half = format!("{FOLDER}:0.5");
     let (name, adapted) = bench(&["--lora", &adapter, "--lora-scaled", &half]);
-    assert_eq!(name, "llama-h64-g8.gguf + llama-h64-g8.gguf + 0.5 llama-h64-g8");
+    assert_eq!(name, "llama-h64-g8.gguf + llama-h64-g8 + 0.5 llama-h64-g8");
     assert!(adapted > plain, "{adapted} {plain}");
 }
 

@@ -63,11 +63,16 @@ impl Hosted {
         })
     }
 
-    /// The adapter of this name, which ollama's clients may write behind.
+    /// The same where a request says nothing.
+    pub(super) fn usual(&self) -> Arc<Stored> {
+        Arc::clone(&self.usual.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The adapter of this name; `name:latest` is `name`, as ollama's clients write it.
     pub fn adapter(&self, name: &str) -> Option<usize> {
         let name = name.strip_suffix(":latest").unwrap_or(name);
         let is_its_own = !name.is_empty() && name != self.name;
-        self.model.loras().iter().position(|lora| is_its_own && lora.name() == name)
+        self.model.loras().iter().position(|lora| is_its_own && lora.name == name)
     }
 
     /// All of the adapter of this name, and nothing of others; `None` where none is called so.
@@ -75,11 +80,6 @@ impl Hosted {
         let id = self.adapter(name)?;
         let n = self.model.loras().len();
         Some((0..n).map(|other| if other == id { 1.0 } else { 0.0 }).collect())
-    }
-
-    /// The same where a request says nothing.
-    pub(super) fn usual(&self) -> Arc<Stored> {
-        Arc::clone(&self.usual.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// How much of each adapter tokens of this kind are made with.
@@ -109,7 +109,7 @@ pub(super) async fn list(State(server): State<Arc<Server>>) -> Result<Json<Value
     let adapters = hosted.model.loras().iter().zip(&strengths[..]).enumerate();
     let told = adapters.map(|(id, (lora, scale))| {
         let path = lora.file.path().map_or_else(String::new, printable_path);
-        json!({ "id": id, "name": lora.name(), "path": path, "scale": scale })
+        json!({ "id": id, "name": lora.name, "path": path, "scale": scale })
     });
     Ok(Json(told.collect()))
 }

@@ -81,7 +81,7 @@ pub(super) async fn model(
 /// What is told of the adapters of a model, which answer by their names.
 fn adapter_cards(hosted: &Hosted) -> impl Iterator<Item = Value> {
     hosted.model.loras().iter().map(|lora| {
-        let name = lora.name();
+        let name = &lora.name;
         json!({
             "id": name,
             "name": name,
