@@ -17,8 +17,10 @@ use crate::recipe::{Made, Recipe, Values, Weights};
 use crate::safetensors::{Holds, Shards, Stored};
 use crate::tensors::{Target, full_name, targets};
 
-const CONFIG: &str = "adapter_config.json";
-const WEIGHTS: &str = "adapter_model.safetensors";
+/// The files of an adapter: what says how it was made, and its weights.
+pub const ADAPTER_FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
+const CONFIG: &str = ADAPTER_FILES[0];
+const WEIGHTS: &str = ADAPTER_FILES[1];
 const ARCHITECTURE: &str = "general.architecture";
 /// `A` and `B` here and in GGUF; by older versions their name has the adapter's within.
 const SIDES: [(&str, &str); 4] = [

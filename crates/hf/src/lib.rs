@@ -31,7 +31,7 @@ use std::path::Path;
 
 use kvant_gguf::{Gguf, GgufWriter, printable_path};
 
-pub use adapter::{is_adapter, open_adapter};
+pub use adapter::{ADAPTER_FILES, is_adapter, open_adapter};
 pub use error::HfError;
 
 use family::{Family, Layers};

@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use kvant_codec::DType;
+use kvant_codec::finite::F16_MAX;
 use kvant_gguf::{Gguf, TensorInfo};
 
 use crate::weights::decode_values;
@@ -18,8 +19,6 @@ use crate::{ModelError, check_finite};
 
 const ARCHITECTURE: &str = "general.architecture";
 const ALPHA: &str = "adapter.lora.alpha";
-/// The largest number of f16.
-const F16_MAX: f32 = 65_504.0;
 const SUFFIXES: [&str; 2] = [".lora_a", ".lora_b"];
 
 /// An adapter that fits a model.

@@ -1,16 +1,15 @@
 //! Which files of a repository are the model, or the adapter.
 
+use kvant::hf::ADAPTER_FILES;
+
 use super::Id;
 use super::remote::Problem;
 
 /// What is taken when nothing else is asked for, as llama.cpp does.
 const DEFAULT: &str = "Q4_K_M";
 
-/// The files of an adapter as PEFT saves it: what says how it was made, and its weights.
-pub const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
-
 /// The files of the model that `id` means among `names`, the first part of a split one first; where there is no GGUF file, those of an
-/// [adapter](ADAPTER).
+/// [adapter](ADAPTER_FILES).
 ///
 /// # Errors
 /// No such file; what there is.
@@ -19,8 +18,8 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
         names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).collect();
     models.sort();
     let is_there = |file: &&str| names.iter().any(|name| name == file);
-    if models.is_empty() && ADAPTER.iter().all(is_there) {
-        return Ok(ADAPTER.map(str::to_owned).to_vec());
+    if models.is_empty() && ADAPTER_FILES.iter().all(is_there) {
+        return Ok(ADAPTER_FILES.map(str::to_owned).to_vec());
     }
     // The eyes of a model that sees are a file of their own.
     let text = models.iter().copied().filter(|name| !name.contains("mmproj"));

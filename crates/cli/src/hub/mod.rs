@@ -12,6 +12,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use kvant::gguf::printable_path;
+use kvant::hf::ADAPTER_FILES;
 
 use crate::failure::Failure;
 use crate::log;
@@ -94,7 +95,7 @@ fn cached(cache: &Cache, id: &Id) -> Option<PathBuf> {
 fn found(cache: &Cache, commit: &str, files: &[String]) -> PathBuf {
     let first = cache.snapshot(commit, &files[0]);
     match first.parent() {
-        Some(folder) if files == choose::ADAPTER => folder.to_owned(),
+        Some(folder) if files == ADAPTER_FILES => folder.to_owned(),
         _ => first,
     }
 }

@@ -81,33 +81,29 @@ pub(super) async fn model(
 /// What is told of the adapters of a model, which answer by their names.
 fn adapter_cards(hosted: &Hosted) -> impl Iterator<Item = Value> {
     hosted.model.loras().iter().map(|lora| {
-        let name = &lora.name;
-        json!({
-            "id": name,
-            "name": name,
-            "model": name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "kvant",
-            "parent": hosted.name,
-            "root": lora.file.path().map(printable_path),
-            "status": { "value": "loaded" },
-        })
+        let mut card = named(&lora.name, true);
+        card["parent"] = json!(hosted.name);
+        card["root"] = json!(lora.file.path().map(printable_path));
+        card
     })
 }
 
-/// What is known of a model; of one that is not loaded, little.
-fn card(name: &str, hosted: Option<&Hosted>) -> Value {
-    let status = if hosted.is_some() { "loaded" } else { "unloaded" };
-    let mut card = json!({
+/// What is told of whatever answers by a name.
+fn named(name: &str, is_loaded: bool) -> Value {
+    json!({
         "id": name,
         "name": name,
         "model": name,
         "object": "model",
         "created": 0,
         "owned_by": "kvant",
-        "status": { "value": status },
-    });
+        "status": { "value": if is_loaded { "loaded" } else { "unloaded" } },
+    })
+}
+
+/// What is known of a model; of one that is not loaded, little.
+fn card(name: &str, hosted: Option<&Hosted>) -> Value {
+    let mut card = named(name, hosted.is_some());
     if let Some(Hosted { model, n_ctx, .. }) = hosted {
         let config = model.config();
         card["max_model_len"] = json!(n_ctx);
