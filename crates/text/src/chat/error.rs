@@ -45,6 +45,14 @@ pub enum TemplateError {
         /// The limit that it met.
         limit: String,
     },
+    /// The template lets pictures go, or shows them twice.
+    #[error("the chat template writes {got} of {wanted} pictures of this conversation")]
+    Pictures {
+        /// Pictures of the conversation.
+        wanted: usize,
+        /// How many of them the text has.
+        got: usize,
+    },
 }
 
 /// A line of a template, counted from 1, where known.

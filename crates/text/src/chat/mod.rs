@@ -11,6 +11,7 @@
 
 mod builtin;
 mod error;
+mod pictures;
 mod thoughts;
 
 #[cfg(test)]
@@ -18,33 +19,59 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::iter::repeat_n;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use jiff::civil::DateTime;
 use kvant_gguf::Gguf;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Value as Json, json};
 
 pub use builtin::{BUILTIN, builtin};
 pub use error::{Line, TemplateError};
+use pictures::in_parts;
 pub use thoughts::{HAS_THOUGHT, Said, Thoughts, take_until};
 
 use crate::jinja::{Given, Template};
 use crate::tokenizer::{Special, Tokenizer};
 
 /// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
     /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
     pub role: String,
     /// What is said.
     pub content: String,
+    /// How many pictures are shown before that.
+    pub n_pictures: usize,
+}
+
+/// Content is a text or, with pictures, a list of parts.
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { role, content, n_pictures } = self;
+        let content = match *n_pictures {
+            0 => json!(content),
+            n => {
+                let pictures = repeat_n(json!({ "type": "image" }), n);
+                pictures.chain([json!({ "type": "text", "text": content })]).collect()
+            }
+        };
+        json!({ "role": role, "content": content }).serialize(serializer)
+    }
 }
 
 impl Message {
     /// A message of any role.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Message { role: role.into(), content: content.into() }
+        Message { role: role.into(), content: content.into(), n_pictures: 0 }
+    }
+
+    /// The same behind so many pictures.
+    #[must_use]
+    pub fn with_pictures(self, n_pictures: usize) -> Self {
+        Self { n_pictures, ..self }
     }
 
     /// Instructions for the whole conversation.
@@ -111,9 +138,13 @@ impl Rendered {
     /// What stands behind the first occurrence of `mark`.
     pub fn after(&self, mark: &str) -> Option<Rendered> {
         let start = self.text.find(mark)? + mark.len();
-        let own = self.own.iter().filter(|range| range.end > start);
-        let own = own.map(|range| range.start.max(start) - start..range.end - start).collect();
-        Some(Rendered { text: self.text[start..].to_owned(), own })
+        Some(self.part(start..self.text.len()))
+    }
+
+    fn part(&self, part: Range<usize>) -> Rendered {
+        let own = self.own.iter().filter(|own| own.end > part.start && own.start < part.end);
+        let own = own.map(|own| own.start.max(part.start) - part.start..own.end.min(part.end) - part.start);
+        Rendered { text: self.text[part.clone()].to_owned(), own: own.collect() }
     }
 }
 
@@ -130,6 +161,8 @@ pub struct ChatTemplate {
     source: String,
     /// `bos_token`, `eos_token` and the like, as text.
     tokens: BTreeMap<&'static str, String>,
+    /// Whether it reads lists of parts where others read texts.
+    wants_parts: OnceLock<bool>,
 }
 
 impl ChatTemplate {
@@ -140,7 +173,12 @@ impl ChatTemplate {
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, TemplateError> {
         let template = Template::parse(source).map_err(TemplateError::syntax)?;
         let tokens = [("bos_token", bos_token.to_owned()), ("eos_token", eos_token.to_owned())];
-        Ok(ChatTemplate { template, source: source.to_owned(), tokens: tokens.into() })
+        Ok(ChatTemplate {
+            template,
+            source: source.to_owned(),
+            tokens: tokens.into(),
+            wants_parts: OnceLock::new(),
+        })
     }
 
     /// What it was parsed from.
@@ -191,10 +229,31 @@ impl ChatTemplate {
         messages: &[impl Serialize],
         options: &RenderOptions,
     ) -> Result<Rendered, TemplateError> {
+        let mut messages = json!(messages);
+        if let Some(messages) = messages.as_array_mut().filter(|_| self.wants_parts()) {
+            messages.iter_mut().for_each(|message| *message = in_parts(message));
+        }
+        self.render_as_given(messages, options)
+    }
+
+    /// Whether it says the same of any text, and something of a list with a part that is one.
+    fn wants_parts(&self) -> bool {
+        const SAID: &str = "KvantSaysThis";
+        *self.wants_parts.get_or_init(|| {
+            let options = RenderOptions { now: Some(0), ..RenderOptions::default() };
+            let render = |message: &Json| self.render_as_given(json!([message]), &options).ok();
+            let message = |said: &str| json!({ "role": "user", "content": said });
+            let of_part = render(&in_parts(&message(SAID)));
+            let reads_parts = of_part.is_some_and(|rendered| rendered.text.contains(SAID));
+            reads_parts && render(&message(SAID)) == render(&message("Another"))
+        })
+    }
+
+    fn render_as_given(&self, messages: Json, options: &RenderOptions) -> Result<Rendered, TemplateError> {
         let own = self.tokens.iter().map(|(name, text)| (*name, text.as_str())).collect();
         // `transformers` defines tools and documents, as none where there are none.
         let said = [
-            ("messages", json!(messages)),
+            ("messages", messages),
             ("add_generation_prompt", json!(options.add_generation_prompt)),
             ("tools", json!(options.tools)),
             ("documents", Json::Null),

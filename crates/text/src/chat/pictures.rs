@@ -1,0 +1,142 @@
+//! Pictures in a conversation.
+//!
+//! Templates of models that see write a mark of their vocabulary for a part `{"type": "image"}` of a message. Others know no parts; then a text
+//! that nobody can foresee stands for a picture, and the message is a text.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+
+use serde_json::{Value as Json, json};
+
+use super::{ChatTemplate, RenderOptions, Rendered, TemplateError};
+
+impl ChatTemplate {
+    /// The text of a conversation whose messages may hold parts of type `image`, and what of it stands before, between and behind the pictures. `mark`
+    /// is what templates of the model's family write for one.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`]; [`TemplateError::Pictures`] where a template loses pictures.
+    pub fn render_pictures(
+        &self,
+        messages: &[Json],
+        options: &RenderOptions,
+        mark: &str,
+    ) -> Result<(Rendered, Vec<Rendered>), TemplateError> {
+        let wanted = messages.iter().map(n_pictures).sum();
+        if wanted == 0 {
+            let rendered = self.render(messages, options)?;
+            return Ok((rendered.clone(), vec![rendered]));
+        }
+        if let Ok(rendered) = self.render(messages, options) {
+            let parts = rendered.split(mark, true);
+            if parts.len() == wanted + 1 {
+                return Ok((rendered, parts));
+            }
+        }
+        let hidden = format!("<picture-{:016x}{:016x}>", random(), random());
+        let flat: Vec<Json> = messages.iter().map(|message| flat(message, &hidden)).collect();
+        let rendered = self.render(&flat, options)?;
+        let parts = rendered.split(&hidden, false);
+        match parts.len() - 1 {
+            got if got == wanted => Ok((rendered, parts)),
+            got => Err(TemplateError::Pictures { wanted, got }),
+        }
+    }
+}
+
+/// Numbers that nobody outside can foresee.
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+fn is_picture(part: &Json) -> bool {
+    part["type"] == "image"
+}
+
+fn n_pictures(message: &Json) -> usize {
+    let parts = message["content"].as_array();
+    parts.map_or(0, |parts| parts.iter().filter(|part| is_picture(part)).count())
+}
+
+/// The message as text, with `mark` for each picture.
+fn flat(message: &Json, mark: &str) -> Json {
+    let Some(parts) = message["content"].as_array() else { return message.clone() };
+    let text = |part: &Json| match is_picture(part) {
+        true => format!("{mark}\n"),
+        false => part["text"].as_str().unwrap_or_default().to_owned(),
+    };
+    let mut message = message.clone();
+    message["content"] = parts.iter().map(text).collect::<String>().into();
+    message
+}
+
+/// A message whose content, if it is a text, is a list of one part.
+pub(super) fn in_parts(message: &Json) -> Json {
+    let mut message = message.clone();
+    if let Some(text) = message["content"].as_str() {
+        message["content"] = json!([{ "type": "text", "text": text }]);
+    }
+    message
+}
+
+impl Rendered {
+    /// The parts between the occurrences of `mark`, of all of them or of those that are the template's own words.
+    fn split(&self, mark: &str, is_own: bool) -> Vec<Rendered> {
+        let found = self.text.match_indices(mark).map(|(start, _)| start..start + mark.len());
+        let owns = |mark: &std::ops::Range<usize>| {
+            self.own.iter().any(|own| own.start <= mark.start && mark.end <= own.end)
+        };
+        let marks = found.filter(|mark| !is_own || owns(mark));
+        let ends = marks.chain(std::iter::once(self.text.len()..self.text.len()));
+        let parts = ends.scan(0, |start, mark| {
+            let part = *start..mark.start;
+            *start = mark.end;
+            Some(self.part(part))
+        });
+        parts.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SmolVLM's: it reads parts and nothing else.
+    const IN_PARTS: &str = "{% for m in messages %}{{ m.role }}{% if m['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}\
+        {% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}{{ '<image>' }}\
+        {% endif %}{% endfor %}{{ '\\n' }}{% endfor %}";
+    const AS_TEXT: &str = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}{{ '\\n' }}{% endfor %}";
+
+    fn render(source: &str, content: Json) -> Result<(Rendered, Vec<String>), TemplateError> {
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        let messages = [json!({ "role": "user", "content": content })];
+        let (whole, parts) = template.render_pictures(&messages, &RenderOptions::default(), "<image>")?;
+        Ok((whole, parts.iter().map(ToString::to_string).collect()))
+    }
+
+    #[test]
+    fn pictures_stand_where_the_template_puts_them() {
+        let picture = || json!({ "type": "image" });
+        let said = |text: &str| json!({ "type": "text", "text": text });
+        let content = json!([picture(), said("a <image> b"), picture(), said("c")]);
+        let (whole, parts) = render(IN_PARTS, content.clone()).unwrap();
+        assert_eq!(whole.as_str(), "user:<image>a <image> b<image>c\n");
+        assert_eq!(parts, ["user:", "a <image> b", "c\n"]);
+        // What the template writes is its own in each part.
+        assert_eq!(render(AS_TEXT, content).unwrap().1, ["<s>user: ", "\na <image> b", "\nc\n"]);
+        assert_eq!(render(IN_PARTS, json!([said("x")])).unwrap().1, ["user: x\n"]);
+    }
+
+    #[test]
+    fn a_template_of_parts_reads_text_as_one() {
+        assert_eq!(render(IN_PARTS, json!("what is said")).unwrap().1, ["user: what is said\n"]);
+        assert_eq!(render(AS_TEXT, json!("what is said")).unwrap().1, ["<s>user: what is said\n"]);
+    }
+
+    #[test]
+    fn a_template_that_loses_pictures_is_refused() {
+        let content = json!([{ "type": "image" }, { "type": "text", "text": "x" }]);
+        let error = render("{{ messages|length }}", content).unwrap_err();
+        assert!(matches!(error, TemplateError::Pictures { wanted: 1, got: 0 }), "{error}");
+    }
+}
