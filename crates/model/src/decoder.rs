@@ -6,6 +6,8 @@
 //! A step is a batch: rows of any number of sequences, each with as many tokens as it likes, go through the layers together,
 //! in one pass over the weights. What a row becomes does not depend on the others.
 
+use std::sync::Arc;
+
 use kvant_backend::{
     Backend, BackendError, Gate, Heads, Input, KvPart, Norm, Output, Page, Rope, RopeParams, Rows,
 };
@@ -13,9 +15,10 @@ use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
 use crate::weights::{AnyAttention, Attention, KvWeights, Weights};
-use crate::{Config, HeadNorms, LayerSpec, LayerState, ModelError, NormKind};
+use crate::{Config, ExtraTokens, HeadNorms, LayerSpec, LayerState, ModelError, NormKind};
 
 mod activations;
+mod entry;
 mod feed_forward;
 mod latent;
 mod mtp;
@@ -24,6 +27,7 @@ mod products;
 mod recurrent;
 
 pub use activations::Activations;
+pub use entry::Entry;
 use products::{Branch, Low, Product};
 
 /// A model, or a part of one, on a device.
@@ -32,6 +36,7 @@ pub struct Decoder<B: Backend> {
     weights: Weights<B>,
     /// Where what each layer that is here keeps lies among that of all of them.
     places: Vec<Place>,
+    extra: Arc<ExtraTokens>,
 }
 
 /// Where what a layer keeps of past tokens lies.
@@ -41,18 +46,6 @@ struct Place {
     kv: Option<usize>,
     /// That of the first of its states.
     state: Option<usize>,
-}
-
-/// What enters a step.
-#[derive(Debug, Clone, Copy)]
-pub enum Entry<'a> {
-    /// Tokens, where the model begins.
-    Tokens(&'a [u32]),
-    /// The residual stream that the layers before have left, `[rows, n_embd]`.
-    Residual(&'a [f32]),
-    /// Tokens, each with the [stream](Decoder::stream) of the token before it `[rows, n_embd]`, where a layer that predicts the token after the
-    /// next stands by itself.
-    Pairs(&'a [u32], &'a [f32]),
 }
 
 /// What a step gives.
@@ -123,7 +116,19 @@ impl<B: Backend> Decoder<B> {
             state: config.state_ordinal(layers.start, index),
         };
         let places = layers.clone().map(place).collect();
-        Self { config, weights, places }
+        let extra = Arc::new(ExtraTokens::new(weights.n_vocab, config.n_embd));
+        Self { config, weights, places, extra }
+    }
+
+    /// This decoder, which takes the same tokens beyond the vocabulary as another.
+    #[must_use]
+    pub fn with_extra(self, extra: &Arc<ExtraTokens>) -> Self {
+        Self { extra: Arc::clone(extra), ..self }
+    }
+
+    /// The tokens beyond the vocabulary.
+    pub fn extra(&self) -> &Arc<ExtraTokens> {
+        &self.extra
     }
 
     /// The hyper-parameters.
@@ -228,7 +233,7 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         entry: Entry<'_>,
     ) -> Result<(), ModelError> {
-        self.check_tokens(entry)?;
+        let extra = self.check_tokens(entry)?;
         for part in parts.iter_mut() {
             part.cache.reserve(backend, pool, part.n)?;
         }
@@ -244,18 +249,7 @@ impl<B: Backend> Decoder<B> {
             act.band = Some(backend.page(n_bytes)?);
         }
         act.low.prepare(backend, &self.weights, parts)?;
-        match entry {
-            Entry::Tokens(tokens) => {
-                let embedding = self.weights.embedding.as_ref().expect("tokens enter where the model begins");
-                backend.embed(embedding, tokens, self.config.embedding_scale, &mut act.x)?;
-                if let Some(weights) = &self.weights.per_layer {
-                    self.give_layers(backend, weights, tokens, act)?;
-                }
-            }
-            Entry::Residual(x) => backend.write(&mut act.x, x)?,
-            Entry::Pairs(tokens, streams) => self.enter_pairs(backend, tokens, streams, act)?,
-        }
-        Ok(())
+        self.enter_model(backend, entry, &extra, act)
     }
 
     /// Where the band of each layer's keys and values begins; gives the bytes of all of them.
@@ -516,16 +510,6 @@ impl<B: Backend> Decoder<B> {
         match self.weights.output_norm {
             Some(_) => self.stream(backend, act, rows, out),
             None => Ok(backend.read(&act.x, 0, out)?),
-        }
-    }
-
-    fn check_tokens(&self, entry: Entry<'_>) -> Result<(), ModelError> {
-        let (Entry::Tokens(tokens) | Entry::Pairs(tokens, _), n_vocab) = (entry, self.n_vocab()) else {
-            return Ok(());
-        };
-        match tokens.iter().find(|&&token| token as usize >= n_vocab) {
-            Some(&token) => Err(ModelError::Token { token, n_vocab }),
-            None => Ok(()),
         }
     }
 

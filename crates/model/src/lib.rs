@@ -7,6 +7,7 @@
 mod config;
 mod decoder;
 mod error;
+mod extra;
 mod family;
 mod lora;
 pub mod retype;
@@ -16,7 +17,8 @@ mod weights;
 pub use config::{Config, ExpertSpec, Latent, LayerSpec, LayerState, Recurrence};
 pub use decoder::{Activations, Decoder, Entry, OnQueries, Outputs, StepError, StepPart, Want};
 pub use error::ModelError;
+pub use extra::{ExtraRows, ExtraTokens};
 pub use family::{Family, HeadNorms, NormKind, Norms, SharedExpert};
 pub use lora::Lora;
 pub use rope::{Rope, Scaling, Temperature};
-pub use weights::{Part, SCORE_HEAD, Weights, check_finite};
+pub use weights::{Part, SCORE_HEAD, Weights, check_finite, decode_values};

@@ -483,8 +483,11 @@ pub(crate) fn decode_vector(tensor: &TensorView<'_>, len: usize) -> Result<Vec<f
     decode_values(tensor, &[len])
 }
 
-/// The values of a tensor of this shape in f32.
-pub(crate) fn decode_values(tensor: &TensorView<'_>, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+/// The values of a tensor of this shape, in GGUF order (innermost first), in f32.
+///
+/// # Errors
+/// [`ModelError::TensorShape`] of another shape, [`ModelError::NotFinite`] where one is no number.
+pub fn decode_values(tensor: &TensorView<'_>, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
     check_shape(tensor, shape)?;
     let len = shape.iter().product();
     let mut values = vec![0.0; len];

@@ -8,28 +8,29 @@
 //! The stream of a token is what has left the last layer, and the norm before the logits. What leaves this layer is one too, from which the token
 //! after the predicted one is predicted, and so on.
 
+use std::sync::Arc;
+
 use kvant_backend::{Backend, BackendError, Heads, Input, Output};
 
 use super::{Activations, Decoder};
-use crate::{ModelError, NormKind};
+use crate::{ExtraRows, ModelError, NormKind};
 
 impl<B: Backend> Decoder<B> {
     /// Makes rows of tokens and the streams of those before them `[rows, n_embd]`.
     pub(super) fn enter_pairs(
         &self,
         backend: &B,
-        tokens: &[u32],
+        (tokens, extra): (&[u32], &[Arc<ExtraRows>]),
         streams: &[f32],
         act: &mut Activations<B>,
     ) -> Result<(), BackendError> {
         let entry = self.weights.entry.as_ref().expect("pairs enter where something makes rows of them");
-        let embedding = self.weights.embedding.as_ref().expect("a layer that pairs enter has the embedding");
         let rows = tokens.len();
         let parts = [(&entry.of_stream, &entry.stream_norm), (&entry.of_token, &entry.token_norm)];
         for (index, (w, norm)) in parts.into_iter().enumerate() {
             match index {
                 0 => backend.write(&mut act.x, streams)?,
-                _ => backend.embed(embedding, tokens, self.config.embedding_scale, &mut act.x)?,
+                _ => drop(self.embed(backend, (tokens, extra), &mut act.x)?),
             }
             let input = Input { x: &act.x, norm: Some(self.normed(norm)), first_row: 0, rows };
             let sum = Output { w, bias: None, y: &mut act.spare, accumulate: index > 0 };
