@@ -1,0 +1,234 @@
+//! What a file says of its tower.
+
+use kvant_gguf::{Array, FromValue, Gguf, GgufError};
+use kvant_model::ModelError;
+
+/// What makes rows of what a tower gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Projector {
+    /// SmolVLM and Idefics 3 (arXiv 2504.05299): neighbouring patches side by side, one matrix.
+    Idefics3,
+    /// InternVL 2.5 and 3 (arXiv 2504.10479): neighbours side by side, a norm and two layers.
+    InternVl,
+    /// Pixtral (arXiv 2410.07073) and Mistral Small 3: neighbours merged by a matrix in the latter, two layers.
+    Pixtral,
+    /// LFM2-VL: neighbours side by side, two layers.
+    Lfm2,
+}
+
+impl Projector {
+    /// What chat templates of the family write for a picture.
+    pub fn mark(self) -> &'static str {
+        match self {
+            Self::Idefics3 | Self::Lfm2 => "<image>",
+            Self::InternVl => "<IMG_CONTEXT>",
+            Self::Pixtral => "[IMG]",
+        }
+    }
+}
+
+/// Names in `clip.projector_type`.
+const PROJECTORS: [(&str, Projector); 4] = [
+    ("idefics3", Projector::Idefics3),
+    ("internvl", Projector::InternVl),
+    ("pixtral", Projector::Pixtral),
+    ("lfm2", Projector::Lfm2),
+];
+
+/// What a value of a feed-forward layer becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Activation {
+    /// GELU in its tanh form.
+    GeluTanh,
+    /// GELU as it is (arXiv 1606.08415).
+    Gelu,
+    /// SiLU.
+    Silu,
+}
+
+/// The hyper-parameters of a tower.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// What makes rows of its results.
+    pub projector: Projector,
+    /// Pixels of a side of a tile or, where pictures stay whole, those that the longer side has at most.
+    pub image_size: usize,
+    /// Pixels of a side of a patch.
+    pub patch_size: usize,
+    /// Width of the tower's stream.
+    pub n_embd: usize,
+    /// Width of its feed-forward layers.
+    pub n_ff: usize,
+    /// Layers.
+    pub n_layers: usize,
+    /// Heads of each.
+    pub n_heads: usize,
+    /// Added to what norms divide by.
+    pub eps: f32,
+    /// Width of the rows that come out: that of the text model.
+    pub n_embd_text: usize,
+    /// Patches of a side of the square that becomes one row.
+    pub n_merge: usize,
+    /// What is taken off each colour, of numbers from 0 to 1.
+    pub mean: [f32; 3],
+    /// What they are divided by then.
+    pub std: [f32; 3],
+    /// Pixels that the longer side of a picture gets before it is cut into tiles or, of LFM2-VL, those of a side of a tile.
+    pub longest_edge: usize,
+    /// The fewest and the most tiles that a picture is cut into.
+    pub tiles: [usize; 2],
+    /// The fewest and the most pixels of a picture that stays whole (LFM2-VL).
+    pub pixels: [usize; 2],
+    pub(crate) activation: Activation,
+}
+
+impl Config {
+    /// That of a file as `convert_hf_to_gguf.py --mmproj` writes it.
+    ///
+    /// # Errors
+    /// A file of another kind, a projector that is not known, numbers that make no sense.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
+        let meta = gguf.meta();
+        let architecture: &str = meta.get("general.architecture")?;
+        if architecture != "clip" {
+            return Err(value("general.architecture", "clip, that of a file mmproj-*.gguf", architecture));
+        }
+        if !meta.find("clip.has_vision_encoder")?.unwrap_or(false) {
+            let what = "a tower of another sense than vision (clip.has_vision_encoder)".to_owned();
+            return Err(ModelError::Unsupported { what });
+        }
+        let names = ["clip.projector_type", "clip.vision.projector_type"];
+        let named = names.iter().find_map(|name| meta.find::<&str>(name).transpose());
+        let named = named.transpose()?.unwrap_or("");
+        let projector = PROJECTORS.iter().find(|(name, _)| *name == named).map(|(_, projector)| *projector);
+        let projector = projector.ok_or_else(|| {
+            let known = PROJECTORS.map(|(name, _)| name).join(", ");
+            value(names[0], &format!("one of those that are known ({known})"), named)
+        })?;
+        let size = |name: &str| meta.get::<usize>(&format!("clip.vision.{name}"));
+        let found = |name: &str| meta.find::<usize>(&format!("clip.vision.{name}"));
+        let is_silu = meta.find("clip.use_silu")?.unwrap_or(false);
+        let activation = match projector {
+            _ if is_silu => Activation::Silu,
+            Projector::InternVl | Projector::Pixtral => Activation::Gelu,
+            Projector::Idefics3 | Projector::Lfm2 => Activation::GeluTanh,
+        };
+        let image_size = size("image_size")?;
+        let n_merge = match projector {
+            Projector::Pixtral => found("spatial_merge_size")?.unwrap_or(1),
+            _ => found("projector.scale_factor")?.unwrap_or(2),
+        };
+        let patch_size = size("patch_size")?;
+        let row = patch_size.saturating_mul(n_merge).saturating_pow(2);
+        // What published processors say where files do not.
+        let (longest_edge, tiles) = match projector {
+            Projector::Lfm2 => (32usize.saturating_mul(patch_size), [2, 10]),
+            _ => (image_size.saturating_mul(4), [1, 12]),
+        };
+        let found_or = |name: &str, usual: usize| Ok::<_, GgufError>(found(name)?.unwrap_or(usual));
+        let config = Self {
+            projector,
+            image_size,
+            patch_size,
+            n_embd: size("embedding_length")?,
+            n_ff: size("feed_forward_length")?,
+            n_layers: size("block_count")?,
+            n_heads: size("attention.head_count")?,
+            eps: meta.get("clip.vision.attention.layer_norm_epsilon")?,
+            n_embd_text: size("projection_dim")?,
+            n_merge,
+            mean: colours(gguf, "clip.vision.image_mean")?,
+            std: colours(gguf, "clip.vision.image_std")?,
+            longest_edge: found_or("preproc_image_size", longest_edge)?,
+            tiles: [found_or("preproc_min_tiles", tiles[0])?, found_or("preproc_max_tiles", tiles[1])?],
+            pixels: [
+                found_or("image_min_pixels", row.saturating_mul(64))?,
+                found_or("image_max_pixels", row.saturating_mul(256))?,
+            ],
+            activation,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Pixels of a side of the square that becomes one row.
+    pub fn row_pixels(&self) -> usize {
+        self.patch_size * self.n_merge
+    }
+
+    /// Values of a head.
+    pub(crate) fn head_dim(&self) -> usize {
+        self.n_embd / self.n_heads
+    }
+
+    fn check(&self) -> Result<(), ModelError> {
+        const MOST: usize = 1 << 16;
+        let sizes = [
+            ("image_size", self.image_size),
+            ("patch_size", self.patch_size),
+            ("embedding_length", self.n_embd),
+            ("feed_forward_length", self.n_ff),
+            ("block_count", self.n_layers),
+            ("attention.head_count", self.n_heads),
+            ("projection_dim", self.n_embd_text),
+            ("projector.scale_factor", self.n_merge),
+            ("preproc_image_size", self.longest_edge),
+            ("preproc_min_tiles", self.tiles[0]),
+            ("preproc_max_tiles", self.tiles[1]),
+        ];
+        for (name, got) in sizes {
+            if !(1..=MOST).contains(&got) {
+                let key = format!("clip.vision.{name}");
+                return Err(value(&key, &format!("a number from 1 to {MOST}"), &got.to_string()));
+            }
+        }
+        let fits = |name: &str, whole: usize, part: usize| match whole.is_multiple_of(part) {
+            true => Ok(()),
+            false => Err(value(
+                &format!("clip.vision.{name}"),
+                &format!("a multiple of {part}"),
+                &whole.to_string(),
+            )),
+        };
+        fits("embedding_length", self.n_embd, self.n_heads)?;
+        fits("image_size", self.image_size, self.row_pixels())?;
+        match self.projector {
+            Projector::Pixtral => fits("embedding_length", self.n_embd, 4 * self.n_heads)?,
+            Projector::Lfm2 => fits("preproc_image_size", self.longest_edge, self.row_pixels())?,
+            Projector::Idefics3 | Projector::InternVl => {}
+        }
+        if self.pixels[0] > self.pixels[1] || self.pixels[1] > 1 << 26 {
+            let got = format!("{:?}", self.pixels);
+            return Err(value(
+                "clip.vision.image_max_pixels",
+                "as many as the fewest, up to 64 million",
+                &got,
+            ));
+        }
+        if !(self.eps > 0.0 && self.eps < 1.0) {
+            let key = "clip.vision.attention.layer_norm_epsilon";
+            return Err(value(key, "a number between 0 and 1", &self.eps.to_string()));
+        }
+        if self.tiles[0] > self.tiles[1] || self.tiles[1] > 256 {
+            let got = format!("{:?}", self.tiles);
+            return Err(value("clip.vision.preproc_max_tiles", "as many as the fewest, up to 256", &got));
+        }
+        Ok(())
+    }
+}
+
+/// Three numbers of a file, one for each colour.
+fn colours(gguf: &Gguf, key: &str) -> Result<[f32; 3], ModelError> {
+    let numbers: Array<'_> = gguf.meta().get(key)?;
+    let numbers: Vec<f32> = numbers.iter().filter_map(f32::from_value).collect();
+    let is_sound = |x: &f32| x.is_finite() && (key.ends_with("mean") || *x > 0.0);
+    match <[f32; 3]>::try_from(&numbers[..]) {
+        Ok(numbers) if numbers.iter().all(is_sound) => Ok(numbers),
+        _ => Err(value(key, "three numbers, one for each colour", &format!("{numbers:?}"))),
+    }
+}
+
+pub(crate) fn value(key: &str, expected: &str, got: &str) -> ModelError {
+    let (key, expected, got) = (key.to_owned(), expected.to_owned(), got.to_owned());
+    ModelError::Value { key, expected, got }
+}

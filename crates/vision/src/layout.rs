@@ -1,0 +1,207 @@
+//! How a picture is cut, and what stands around and between its parts in a text.
+//!
+//! Each family was trained with its own way: sizes, filters and roundings here are those of its processor in `transformers`, marks are of its vocabulary.
+
+use std::ops::Range;
+
+use crate::config::{Config, Projector};
+use crate::resize::Filter;
+use crate::{Picture, VisionError};
+
+/// A picture as a model was trained to have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// What the tower sees, one after the other.
+    pub tiles: Vec<Picture>,
+    /// What a text holds in its place.
+    pub pieces: Vec<Piece>,
+}
+
+/// A part of what stands for a picture in a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// Text that the model's vocabulary makes tokens of, special ones too.
+    Mark(String),
+    /// Rows of a tile.
+    Rows {
+        /// Which of [`Layout::tiles`].
+        tile: usize,
+        /// Which of its rows.
+        rows: Range<usize>,
+    },
+}
+
+impl Layout {
+    /// How a tower of this kind has a picture.
+    ///
+    /// # Errors
+    /// A picture so narrow that nothing is left of it.
+    pub fn new(config: &Config, picture: &Picture) -> Result<Self, VisionError> {
+        match config.projector {
+            Projector::Idefics3 => in_tiles_of_idefics(config, picture),
+            Projector::InternVl => in_best_tiles(config, picture),
+            Projector::Pixtral => in_lines(config, picture),
+            Projector::Lfm2 => whole_or_in_tiles(config, picture),
+        }
+    }
+
+    /// Rows of all tiles.
+    pub fn n_rows(&self) -> usize {
+        let rows = |piece: &Piece| if let Piece::Rows { rows, .. } = piece { rows.len() } else { 0 };
+        self.pieces.iter().map(rows).sum()
+    }
+}
+
+/// The rows that a tile becomes.
+fn n_rows(config: &Config, tile: &Picture) -> usize {
+    (tile.width() / config.row_pixels()) * (tile.height() / config.row_pixels())
+}
+
+fn mark(text: impl Into<String>) -> Piece {
+    Piece::Mark(text.into())
+}
+
+/// All rows of a tile.
+fn rows_of(config: &Config, tiles: &[Picture], tile: usize) -> Piece {
+    Piece::Rows { tile, rows: 0..n_rows(config, &tiles[tile]) }
+}
+
+/// The tiles of a picture of whole tiles, row by row.
+fn tiles_of(picture: &Picture, side: usize) -> Vec<Picture> {
+    let [columns, rows] = [picture.width(), picture.height()].map(|pixels| pixels / side);
+    let place = |index: usize| [index % columns * side, index / columns * side];
+    (0..columns * rows).map(|index| picture.cut(place(index), [side, side])).collect()
+}
+
+/// Refuses a picture of which less than a pixel would be left.
+fn check_sides(picture: &Picture, sides: [usize; 2]) -> Result<[usize; 2], VisionError> {
+    if sides.contains(&0) {
+        let (width, height) = (picture.width() as u32, picture.height() as u32);
+        return Err(VisionError::Size { width, height, expected: "one that is not as narrow".to_owned() });
+    }
+    Ok(sides)
+}
+
+/// The longer side gets so many pixels, both whole tiles then; and all of it once more in one tile.
+fn in_tiles_of_idefics(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
+    const MARK: &str = "<fake_token_around_image>";
+    const MOST_SIDE: usize = 4096;
+    let (side, longest) = (config.image_size, config.longest_edge.min(MOST_SIDE));
+    let ratio = picture.width() as f64 / picture.height() as f64;
+    let even = |pixels: f64| (pixels as usize).next_multiple_of(2).max(1);
+    let is_wide = picture.width() >= picture.height();
+    let scaled = if is_wide {
+        [longest, even(longest as f64 / ratio)]
+    } else {
+        [even(longest as f64 * ratio), longest]
+    };
+    let picture = picture.resized(scaled[0], scaled[1], Filter::Lanczos);
+    let ratio = scaled[0] as f64 / scaled[1] as f64;
+    let whole = longest.next_multiple_of(side);
+    let other = if is_wide { whole as f64 / ratio } else { whole as f64 * ratio };
+    let other = (other as usize).max(1).next_multiple_of(side);
+    let [width, height] = if is_wide { [whole, other] } else { [other, whole] };
+    let picture = picture.resized(width, height, Filter::Lanczos);
+    let mut tiles = tiles_of(&picture, side);
+    let mut pieces = Vec::new();
+    let columns = width / side;
+    if tiles.len() > 1 {
+        for tile in 0..tiles.len() {
+            let (row, column) = (tile / columns, tile % columns);
+            let line = if column == 0 && row > 0 { "\n" } else { "" };
+            pieces.push(mark(format!("{line}{MARK}<row_{}_col_{}>", row + 1, column + 1)));
+            pieces.push(rows_of(config, &tiles, tile));
+        }
+        pieces.push(mark(format!("\n\n{MARK}<global-img>")));
+        tiles.push(picture.resized(side, side, Filter::Lanczos));
+    } else {
+        pieces.push(mark(format!("{MARK}<global-img>")));
+    }
+    pieces.push(rows_of(config, &tiles, tiles.len() - 1));
+    pieces.push(mark(MARK));
+    Ok(Layout { tiles, pieces })
+}
+
+/// As many tiles as are most like the picture; where there are several, all of it once more in one behind them.
+fn in_best_tiles(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
+    let side = config.image_size;
+    let [columns, rows] = best_grid(picture, side, config.tiles);
+    let mut tiles = tiles_of(&picture.resized(columns * side, rows * side, Filter::Bicubic), side);
+    if tiles.len() > 1 {
+        tiles.push(picture.resized(side, side, Filter::Bicubic));
+    }
+    let mut pieces = vec![mark("<img>")];
+    pieces.extend((0..tiles.len()).map(|tile| rows_of(config, &tiles, tile)));
+    pieces.push(mark("</img>"));
+    Ok(Layout { tiles, pieces })
+}
+
+/// The grid of so many tiles whose sides are most like the picture's: of those that are as like, the largest that has no more than twice the
+/// picture's pixels.
+fn best_grid(picture: &Picture, side: usize, [fewest, most]: [usize; 2]) -> [usize; 2] {
+    let ratio = picture.width() as f64 / picture.height() as f64;
+    let pixels = (picture.width() * picture.height()) as f64;
+    let grids = (1..=most).flat_map(|columns| (1..=most / columns).map(move |rows| [columns, rows]));
+    let mut grids: Vec<_> = grids.filter(|[columns, rows]| columns * rows >= fewest).collect();
+    grids.sort_by_key(|[columns, rows]| columns * rows);
+    let (mut best, mut least) = ([1, 1], f64::INFINITY);
+    for grid @ [columns, rows] in grids {
+        let off = (ratio - columns as f64 / rows as f64).abs();
+        if off < least || (off == least && pixels > 0.5 * (side * side * columns * rows) as f64) {
+            (best, least) = (grid, off);
+        }
+    }
+    best
+}
+
+/// The whole picture, if it is not too large, in full patches; a mark behind each line of them.
+fn in_lines(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
+    let (unit, most) = (config.row_pixels(), config.image_size as f64);
+    let sides = [picture.width(), picture.height()];
+    let ratio = sides.iter().fold(1.0, |ratio, &side| f64::max(ratio, side as f64 / most));
+    let sides = check_sides(picture, sides.map(|side| (side as f64 / ratio) as usize))?;
+    let [width, height] = sides.map(|side| side.next_multiple_of(unit));
+    let tiles = vec![picture.resized(width, height, Filter::Bicubic)];
+    let (columns, lines) = (width / unit, height / unit);
+    let mut pieces = Vec::with_capacity(2 * lines);
+    for line in 0..lines {
+        pieces.push(Piece::Rows { tile: 0, rows: line * columns..(line + 1) * columns });
+        pieces.push(mark(if line + 1 < lines { "[IMG_BREAK]" } else { "[IMG_END]" }));
+    }
+    Ok(Layout { tiles, pieces })
+}
+
+/// A small picture whole, a larger one in tiles, and once more as a small one.
+fn whole_or_in_tiles(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
+    let unit = config.row_pixels();
+    let sides = [picture.width(), picture.height()];
+    let rounded = |least: usize| {
+        sides.map(|side| ((side as f64 / unit as f64).round_ties_even() as usize * unit).max(least))
+    };
+    let [fewest, most] = config.pixels;
+    let area = |[width, height]: [usize; 2]| width * height;
+    let mut small = rounded(unit);
+    if area(small) > most {
+        let by = (area(sides) as f64 / most as f64).sqrt() * unit as f64;
+        small = sides.map(|side| ((side as f64 / by).floor() as usize).max(1) * unit);
+    } else if area(small) < fewest {
+        let by = (fewest as f64 / area(sides) as f64).sqrt() / unit as f64;
+        small = sides.map(|side| (side as f64 * by).ceil() as usize * unit);
+    }
+    let whole = picture.resized(small[0], small[1], Filter::Bilinear);
+    let (mut tiles, mut pieces) = (Vec::new(), vec![mark("<|image_start|>")]);
+    if area(rounded(config.patch_size)) > 2 * most {
+        let side = config.longest_edge;
+        let [columns, rows] = best_grid(picture, side, config.tiles);
+        tiles = tiles_of(&picture.resized(columns * side, rows * side, Filter::Bilinear), side);
+        for tile in 0..tiles.len() {
+            pieces.push(mark(format!("<|img_row_{}_col_{}|>", tile / columns + 1, tile % columns + 1)));
+            pieces.push(rows_of(config, &tiles, tile));
+        }
+        pieces.push(mark("<|img_thumbnail|>"));
+    }
+    tiles.push(whole);
+    pieces.push(rows_of(config, &tiles, tiles.len() - 1));
+    pieces.push(mark("<|image_end|>"));
+    Ok(Layout { tiles, pieces })
+}

@@ -1,0 +1,453 @@
+//! A transformer over patches, each of which sees all others.
+//!
+//! ```text
+//! x = W_p patch + position
+//! x = x + W_o attention(W_q n, W_k n, W_v n),  n = norm(x)
+//! x = x + W_down a(W_up n),                    n = norm(x)      (a(W_gate n) * (W_up n) where there are gates)
+//! rows = W_2 a(W_1 neighbours(norm(x)))
+//! ```
+
+use std::sync::Arc;
+
+use kvant_backend::{Backend, Heads, Input, Output, Pairing, RopeParams, WeightSource, limits};
+use kvant_codec::DType;
+use kvant_gguf::Gguf;
+
+use crate::config::{Activation, Config, Projector};
+use crate::host::{activate, for_rows, softmax};
+use crate::weights::{Layer, Linear, Norm, NormAndBias, Weights};
+use crate::{Picture, VisionError};
+
+/// Queries whose scores are in memory at once.
+const QUERIES: usize = 256;
+
+/// A tower on a device.
+pub struct Tower<B: Backend> {
+    device: Arc<B>,
+    config: Config,
+    weights: Weights<B>,
+}
+
+/// What a tower works with: rows of one tile.
+struct Work<B: Backend> {
+    /// Rows: patches, and a class before them where there is one.
+    n: usize,
+    /// Patches of a line, and lines.
+    grid: [usize; 2],
+    /// The stream, `[n, n_embd]`.
+    x: B::Buffer,
+    /// The same, normalised.
+    normed: B::Buffer,
+    /// Queries, keys and values, `[n, n_embd]` each, and the same on the host.
+    qkv: [B::Buffer; 3],
+    on_host: [Vec<f32>; 3],
+    /// What attention gives.
+    attended: B::Buffer,
+    /// `[n, n_ff]`, twice where there are gates.
+    hidden: [B::Buffer; 2],
+    hidden_on_host: Vec<f32>,
+    /// Cosines and sines of where a patch lies, `[n, head_dim / 2, 2]`, where heads are turned.
+    angles: Option<B::Buffer>,
+}
+
+impl<B: Backend> Tower<B> {
+    /// The tower in a file, on a device.
+    ///
+    /// # Errors
+    /// A file of another kind, a tower that is not known, tensors that do not fit, or a device without memory.
+    pub fn load(gguf: &Gguf, device: Arc<B>) -> Result<Self, VisionError> {
+        let config = Config::from_gguf(gguf)?;
+        let weights = Weights::load(gguf, &config, &*device)?;
+        Ok(Self { device, config, weights })
+    }
+
+    /// Its hyper-parameters.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The rows of a tile, `[n, n_embd_text]`, line by line.
+    ///
+    /// # Errors
+    /// A tile whose sides are no whole rows, or when the device fails.
+    pub fn rows(&self, tile: &Picture) -> Result<Vec<f32>, VisionError> {
+        let (c, device) = (&self.config, &*self.device);
+        let work = &mut self.enter(tile)?;
+        for layer in &self.weights.layers {
+            self.attention(layer, work)?;
+            self.feed_forward(layer, work)?;
+        }
+        let mut stream = vec![0.0; work.n * c.n_embd];
+        match &self.weights.post_norm {
+            Some(norm) => self.normalise_whole(norm, (&work.x, work.n), &mut work.normed, &mut stream)?,
+            None => device.read(&work.x, 0, &mut stream)?,
+        }
+        let patches = &stream[(work.n - work.grid[0] * work.grid[1]) * c.n_embd..];
+        self.project(patches, work.grid)
+    }
+
+    /// The patches of a tile, with where they lie.
+    fn enter(&self, tile: &Picture) -> Result<Work<B>, VisionError> {
+        let (c, device) = (&self.config, &*self.device);
+        let grid = [tile.width(), tile.height()].map(|pixels| pixels / c.patch_size);
+        let is_whole =
+            [tile.width(), tile.height()].iter().all(|pixels| pixels.is_multiple_of(c.row_pixels()));
+        let n_class = usize::from(self.weights.class.is_some());
+        let n_patches = grid[0] * grid[1];
+        let n = n_patches + n_class;
+        let positions = self.positions(grid, n);
+        let (true, Some(positions)) = (is_whole, positions) else {
+            let (width, height) = (tile.width() as u32, tile.height() as u32);
+            let expected = format!(
+                "tiles of {} pixels or, where they may differ, multiples of {}",
+                c.image_size,
+                c.row_pixels()
+            );
+            return Err(VisionError::Size { width, height, expected });
+        };
+        let buffer = |columns: usize| device.buffer(n * columns);
+        let mut work = Work {
+            n,
+            grid,
+            x: buffer(c.n_embd)?,
+            normed: buffer(c.n_embd)?,
+            qkv: [buffer(c.n_embd)?, buffer(c.n_embd)?, buffer(c.n_embd)?],
+            on_host: [(); 3].map(|()| vec![0.0; n * c.n_embd]),
+            attended: buffer(c.n_embd)?,
+            hidden: [buffer(c.n_ff)?, buffer(c.n_ff)?],
+            hidden_on_host: vec![0.0; n * c.n_ff],
+            angles: None,
+        };
+        let n_pixels = 3 * c.patch_size * c.patch_size;
+        let mut pixels = device.buffer(n_patches * n_pixels)?;
+        device.write(&mut pixels, &self.patches(tile, grid))?;
+        // The class has no pixels: patches become rows of their own before they join it.
+        let input = Input { x: &pixels, norm: None, first_row: 0, rows: n_patches };
+        let Linear { w, bias } = &self.weights.patches;
+        device.project(
+            input,
+            &mut [Output { w, bias: bias.as_ref(), y: &mut work.normed, accumulate: false }],
+        )?;
+        let mut rows = vec![0.0; n * c.n_embd];
+        if let Some(class) = &self.weights.class {
+            rows[..c.n_embd].copy_from_slice(class);
+        }
+        device.read(&work.normed, 0, &mut rows[n_class * c.n_embd..])?;
+        rows.iter_mut().zip(&positions).for_each(|(x, position)| *x += position);
+        device.write(&mut work.x, &rows)?;
+        if let Some(norm) = &self.weights.pre_norm {
+            self.normalise_whole(norm, (&work.x, n), &mut work.normed, &mut rows)?;
+            device.write(&mut work.x, &rows)?;
+        }
+        if c.projector == Projector::Pixtral {
+            let mut buffer = device.buffer(n * c.head_dim())?;
+            device.write(&mut buffer, &angles(c.head_dim(), grid))?;
+            work.angles = Some(buffer);
+        }
+        Ok(work)
+    }
+
+    /// The colours of each patch, `[patches, 3, patch_size, patch_size]`.
+    fn patches(&self, tile: &Picture, [columns, lines]: [usize; 2]) -> Vec<f32> {
+        let (c, side) = (&self.config, self.config.patch_size);
+        let mut values = Vec::with_capacity(3 * tile.width() * tile.height());
+        for patch in 0..columns * lines {
+            let [x, y] = [patch % columns * side, patch / columns * side];
+            for colour in 0..3 {
+                for row in tile.rgb().chunks_exact(3 * tile.width()).skip(y).take(side) {
+                    let pixels = row[3 * x..][..3 * side].chunks_exact(3);
+                    let value =
+                        |pixel: &[u8]| (f32::from(pixel[colour]) / 255.0 - c.mean[colour]) / c.std[colour];
+                    values.extend(pixels.map(value));
+                }
+            }
+        }
+        values
+    }
+
+    /// What is added to `n` rows for where they lie; `None` where the tower knows no such grid.
+    fn positions(&self, grid: [usize; 2], n: usize) -> Option<Vec<f32>> {
+        let (c, positions) = (&self.config, &self.weights.positions);
+        let n_known = positions.len() / c.n_embd;
+        match c.projector {
+            Projector::Pixtral => Some(Vec::new()),
+            Projector::Lfm2 => {
+                let side = n_known.isqrt();
+                (side * side == n_known && side > 0).then(|| resized(positions, [side; 2], grid, c.n_embd))
+            }
+            Projector::Idefics3 | Projector::InternVl => (n == n_known).then(|| positions.clone()),
+        }
+    }
+
+    /// `y = norm(x)`, but for what a LayerNorm adds.
+    fn normalise(
+        &self,
+        norm: &Norm<B>,
+        eps: f32,
+        (x, rows): (&B::Buffer, usize),
+        y: &mut B::Buffer,
+    ) -> Result<(), VisionError> {
+        match norm {
+            Norm::Layer(weight) => {
+                self.device.layer_norm(x, rows, kvant_backend::Norm { weight, eps }, y)?;
+            }
+            Norm::Rms(weight) => {
+                let dim = kvant_backend::Buffer::n_values(weight);
+                self.device.copy(x, 0, y, 0, rows * dim)?;
+                let turns_nothing = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
+                let norm = Some(kvant_backend::Norm { weight, eps });
+                let nothing = self.device.buffer(0)?;
+                self.device.rope(y, rows, Heads { n: 1, dim }, norm, turns_nothing, &nothing)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `norm(x)` on the host, with what a LayerNorm adds.
+    fn normalise_whole(
+        &self,
+        (norm, added): &NormAndBias<B>,
+        (x, rows): (&B::Buffer, usize),
+        spare: &mut B::Buffer,
+        out: &mut [f32],
+    ) -> Result<(), VisionError> {
+        self.normalise(norm, self.config.eps, (x, rows), spare)?;
+        self.device.read(spare, 0, out)?;
+        if let Some(added) = added {
+            out.chunks_exact_mut(added.len())
+                .for_each(|row| row.iter_mut().zip(added).for_each(|(x, y)| *x += y));
+        }
+        Ok(())
+    }
+
+    fn attention(&self, layer: &Layer<B>, work: &mut Work<B>) -> Result<(), VisionError> {
+        let (c, device, n) = (&self.config, &*self.device, work.n);
+        self.normalise(&layer.attn_norm, c.eps, (&work.x, n), &mut work.normed)?;
+        let input = Input { x: &work.normed, norm: None, first_row: 0, rows: n };
+        let mut outputs = layer.qkv.iter().zip(&mut work.qkv);
+        let mut output = || {
+            let (Linear { w, bias }, y) = outputs.next().expect("three of each");
+            Output { w, bias: bias.as_ref(), y, accumulate: false }
+        };
+        device.project(input, &mut [output(), output(), output()])?;
+        if let Some(angles) = &work.angles {
+            let turned = RopeParams { pairing: Pairing::Interleaved, n_rot: c.head_dim() };
+            let heads = Heads { n: c.n_heads, dim: c.head_dim() };
+            for x in &mut work.qkv[..2] {
+                device.rope(x, n, heads, None, turned, angles)?;
+            }
+        }
+        for (buffer, host) in work.qkv.iter().zip(&mut work.on_host) {
+            device.read(buffer, 0, host)?;
+        }
+        let mut attended = vec![0.0; n * c.n_embd];
+        for head in 0..c.n_heads {
+            self.head(&work.on_host, head, &mut attended)?;
+        }
+        device.write(&mut work.attended, &attended)?;
+        let Linear { w, bias } = &layer.out;
+        let input = Input { x: &work.attended, norm: None, first_row: 0, rows: n };
+        device.project(input, &mut [Output { w, bias: bias.as_ref(), y: &mut work.x, accumulate: true }])?;
+        Ok(())
+    }
+
+    /// Attention of one head: its keys, and its values turned on their side, are matrices for as long as it takes.
+    fn head(&self, [q, k, v]: &[Vec<f32>; 3], head: usize, out: &mut [f32]) -> Result<(), VisionError> {
+        let (device, n_embd, dim) = (&*self.device, self.config.n_embd, self.config.head_dim());
+        let n = q.len() / n_embd;
+        let own = |row: usize| row * n_embd + head * dim..row * n_embd + (head + 1) * dim;
+        let matrix = |values: &[f32], n_out: usize, n_in: usize| {
+            let bytes = bytemuck::cast_slice(values).to_vec().into();
+            device.matrix(WeightSource { dtype: DType::F32, n_out, n_in, bytes })
+        };
+        let keys: Vec<f32> = (0..n).flat_map(|row| &k[own(row)]).copied().collect();
+        let mut values = vec![0.0; n * dim];
+        for row in 0..n {
+            v[own(row)].iter().enumerate().for_each(|(i, x)| values[i * n + row] = *x);
+        }
+        let (keys, values) = (matrix(&keys, n, dim)?, matrix(&values, dim, n)?);
+        let most = QUERIES.min(n);
+        let (mut query, mut scores) = (device.buffer(most * dim)?, device.buffer(most * n)?);
+        let mut result = device.buffer(most * dim)?;
+        let scale = 1.0 / (dim as f32).sqrt();
+        let mut host = vec![0.0; most * n];
+        for first in (0..n).step_by(most) {
+            let rows = most.min(n - first);
+            let scaled: Vec<f32> =
+                (first..first + rows).flat_map(|row| &q[own(row)]).map(|x| x * scale).collect();
+            device.write(&mut query, &scaled)?;
+            let multiply = |x: &B::Buffer, w: &B::Matrix, y: &mut B::Buffer| {
+                let input = Input { x, norm: None, first_row: 0, rows };
+                device.project(input, &mut [Output { w, bias: None, y, accumulate: false }])
+            };
+            multiply(&query, &keys, &mut scores)?;
+            let host = &mut host[..rows * n];
+            device.read(&scores, 0, host)?;
+            for_rows(host, n, limits::n_cores(), softmax);
+            device.write(&mut scores, host)?;
+            multiply(&scores, &values, &mut result)?;
+            let mut given = vec![0.0; rows * dim];
+            device.read(&result, 0, &mut given)?;
+            given
+                .chunks_exact(dim)
+                .zip(first..)
+                .for_each(|(given, row)| out[own(row)].copy_from_slice(given));
+        }
+        Ok(())
+    }
+
+    fn feed_forward(&self, layer: &Layer<B>, work: &mut Work<B>) -> Result<(), VisionError> {
+        let (c, device, n) = (&self.config, &*self.device, work.n);
+        self.normalise(&layer.ffn_norm, c.eps, (&work.x, n), &mut work.normed)?;
+        let [hidden, gates] = &mut work.hidden;
+        let input = || Input { x: &work.normed, norm: None, first_row: 0, rows: n };
+        let Linear { w, bias } = &layer.up;
+        device.project(input(), &mut [Output { w, bias: bias.as_ref(), y: hidden, accumulate: false }])?;
+        let activated = match &layer.gate {
+            None => &mut *hidden,
+            Some(Linear { w, bias }) => {
+                device.project(
+                    input(),
+                    &mut [Output { w, bias: bias.as_ref(), y: gates, accumulate: false }],
+                )?;
+                &mut *gates
+            }
+        };
+        let host = &mut work.hidden_on_host;
+        device.read(activated, 0, host)?;
+        for_rows(host, c.n_ff, limits::n_cores(), |row| activate(row, c.activation));
+        device.write(activated, host)?;
+        if layer.gate.is_some() {
+            device.gate(hidden, n * c.n_ff, gates, kvant_backend::Gate::Plain)?;
+        }
+        let Linear { w, bias } = &layer.down;
+        let input = Input { x: &work.hidden[0], norm: None, first_row: 0, rows: n };
+        device.project(input, &mut [Output { w, bias: bias.as_ref(), y: &mut work.x, accumulate: true }])?;
+        Ok(())
+    }
+
+    /// Rows of the text model, of patches `[patches, n_embd]`.
+    fn project(&self, patches: &[f32], grid: [usize; 2]) -> Result<Vec<f32>, VisionError> {
+        let (c, device, head) = (&self.config, &*self.device, &self.weights.head);
+        // Where a matrix merges neighbours, norms are of patches; else of neighbours side by side.
+        let mut rows = patches.to_vec();
+        let mut width = c.n_embd;
+        if head.merger.is_none() {
+            rows = neighbours(&rows, grid, c.n_merge, [1, c.n_embd], c.n_embd);
+            width *= c.n_merge * c.n_merge;
+        }
+        if let Some((norm, eps)) = &head.norm {
+            let n = rows.len() / width;
+            let (mut x, mut y) = (device.buffer(rows.len())?, device.buffer(rows.len())?);
+            device.write(&mut x, &rows)?;
+            self.normalise(norm, *eps, (&x, n), &mut y)?;
+            device.read(&y, 0, &mut rows)?;
+        }
+        if let Some(merger) = &head.merger {
+            rows = neighbours(&rows, grid, c.n_merge, [c.n_merge * c.n_merge, 1], c.n_embd);
+            rows = self.through(merger, &rows)?;
+        }
+        rows = self.through(&head.first, &rows)?;
+        if let Some(second) = &head.second {
+            let width = kvant_backend::Matrix::n_out(&head.first.w);
+            for_rows(&mut rows, width, limits::n_cores(), |row| activate(row, Activation::Gelu));
+            rows = self.through(second, &rows)?;
+        }
+        Ok(rows)
+    }
+
+    /// `W x + b` of rows on the host.
+    fn through(&self, linear: &Linear<B>, rows: &[f32]) -> Result<Vec<f32>, VisionError> {
+        let device = &*self.device;
+        let [n_out, n_in] = [kvant_backend::Matrix::n_out(&linear.w), kvant_backend::Matrix::n_in(&linear.w)];
+        let n = rows.len() / n_in;
+        let (mut x, mut y) = (device.buffer(rows.len())?, device.buffer(n * n_out)?);
+        device.write(&mut x, rows)?;
+        let Linear { w, bias } = linear;
+        let input = Input { x: &x, norm: None, first_row: 0, rows: n };
+        device.project(input, &mut [Output { w, bias: bias.as_ref(), y: &mut y, accumulate: false }])?;
+        let mut out = vec![0.0; n * n_out];
+        device.read(&y, 0, &mut out)?;
+        Ok(out)
+    }
+}
+
+/// Squares of `side` by `side` patches as rows, line by line: value i of patch p of a square is number `i of_value + p of_patch` of its row.
+fn neighbours(
+    patches: &[f32],
+    [columns, lines]: [usize; 2],
+    side: usize,
+    [of_value, of_patch]: [usize; 2],
+    n: usize,
+) -> Vec<f32> {
+    let width = side * side * n;
+    let mut rows = vec![0.0; columns / side * (lines / side) * width];
+    for (index, row) in rows.chunks_exact_mut(width).enumerate() {
+        let [x, y] = [index % (columns / side) * side, index / (columns / side) * side];
+        for patch in 0..side * side {
+            let from = (y + patch / side) * columns + x + patch % side;
+            for (i, value) in patches[from * n..][..n].iter().enumerate() {
+                row[i * of_value + patch * of_patch] = *value;
+            }
+        }
+    }
+    rows
+}
+
+/// Cosines and sines of where each patch lies: the first half of a head's pairs by its line, the others by its column.
+fn angles(head_dim: usize, [columns, lines]: [usize; 2]) -> Vec<f32> {
+    const THETA: f32 = 10_000.0;
+    let n_pairs = head_dim / 2;
+    let mut angles = Vec::with_capacity(columns * lines * head_dim);
+    for patch in 0..columns * lines {
+        for pair in 0..n_pairs {
+            let is_line = pair < n_pairs / 2;
+            let (place, step) = if is_line {
+                (patch / columns, 4 * pair)
+            } else {
+                (patch % columns, 4 * pair - head_dim + 2)
+            };
+            let (sin, cos) = (place as f32 * THETA.powf(-(step as f32) / head_dim as f32)).sin_cos();
+            angles.extend([cos, sin]);
+        }
+    }
+    angles
+}
+
+/// Positions of a grid as those of another: lines between neighbours and, where there are fewer, means of several.
+fn resized(positions: &[f32], [columns, lines]: [usize; 2], to: [usize; 2], n: usize) -> Vec<f32> {
+    let taps = [taps(columns, to[0]), taps(lines, to[1])];
+    let mut narrow = vec![0.0; lines * to[0] * n];
+    for line in 0..lines {
+        for (column, taps) in taps[0].iter().enumerate() {
+            let out = &mut narrow[(line * to[0] + column) * n..][..n];
+            for &(from, weight) in taps {
+                let row = &positions[(line * columns + from) * n..][..n];
+                out.iter_mut().zip(row).for_each(|(out, x)| *out += weight * x);
+            }
+        }
+    }
+    let mut all = vec![0.0; to[0] * to[1] * n];
+    for (line, taps) in taps[1].iter().enumerate() {
+        let out = &mut all[line * to[0] * n..][..to[0] * n];
+        for &(from, weight) in taps {
+            let row = &narrow[from * to[0] * n..][..to[0] * n];
+            out.iter_mut().zip(row).for_each(|(out, x)| *out += weight * x);
+        }
+    }
+    all
+}
+
+/// What each of `to` points is made of, of `from` points that lie as far: a triangle as wide as the steps of the sparser ones.
+fn taps(from: usize, to: usize) -> Vec<Vec<(usize, f32)>> {
+    let step = from as f64 / to as f64;
+    let width = step.max(1.0);
+    let of_point = |point: usize| {
+        let centre = (point as f64 + 0.5) * step;
+        let weights = (0..from).map(|i| (i, 1.0 - ((i as f64 + 0.5 - centre) / width).abs()));
+        let weights: Vec<_> = weights.filter(|(_, weight)| *weight > 0.0).collect();
+        let sum: f64 = weights.iter().map(|(_, weight)| weight).sum();
+        weights.into_iter().map(|(i, weight)| (i, (weight / sum) as f32)).collect()
+    };
+    (0..to).map(of_point).collect()
+}

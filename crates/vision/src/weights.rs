@@ -1,0 +1,259 @@
+//! The matrices of a tower, on a device.
+
+use std::collections::HashSet;
+
+use kvant_backend::{Backend, Input, Output, WeightSource};
+use kvant_codec::DType;
+use kvant_gguf::Gguf;
+use kvant_model::{ModelError, check_finite, decode_values};
+
+use crate::config::{Config, Projector};
+
+/// `y = W x + b`.
+pub(crate) struct Linear<B: Backend> {
+    pub w: B::Matrix,
+    pub bias: Option<B::Buffer>,
+}
+
+/// A norm before products. What a LayerNorm adds then is added by the products that follow.
+pub(crate) enum Norm<B: Backend> {
+    Layer(B::Buffer),
+    Rms(B::Buffer),
+}
+
+/// One layer.
+pub(crate) struct Layer<B: Backend> {
+    pub attn_norm: Norm<B>,
+    /// Of queries, keys and values.
+    pub qkv: [Linear<B>; 3],
+    pub out: Linear<B>,
+    pub ffn_norm: Norm<B>,
+    pub gate: Option<Linear<B>>,
+    pub up: Linear<B>,
+    pub down: Linear<B>,
+}
+
+/// What makes rows of what the last layer leaves.
+pub(crate) struct Head<B: Backend> {
+    /// Of neighbours side by side.
+    pub norm: Option<(Norm<B>, f32)>,
+    /// What merges them first.
+    pub merger: Option<Linear<B>>,
+    pub first: Linear<B>,
+    /// Behind an activation.
+    pub second: Option<Linear<B>>,
+}
+
+/// Where patches begin and rows end.
+pub(crate) struct Weights<B: Backend> {
+    pub patches: Linear<B>,
+    /// A row in front of those of the patches.
+    pub class: Option<Vec<f32>>,
+    /// What is added to each row, `[rows, n_embd]`.
+    pub positions: Vec<f32>,
+    /// Before the first layer.
+    pub pre_norm: Option<NormAndBias<B>>,
+    pub layers: Vec<Layer<B>>,
+    /// Behind the last one.
+    pub post_norm: Option<NormAndBias<B>>,
+    pub head: Head<B>,
+}
+
+/// A norm, and what it adds in the end.
+pub(crate) type NormAndBias<B> = (Norm<B>, Option<Vec<f32>>);
+
+/// Added to what the norms of projectors divide by, which no file says.
+const EPS: f32 = 1e-5;
+
+impl<B: Backend> Weights<B> {
+    pub fn load(gguf: &Gguf, config: &Config, device: &B) -> Result<Self, ModelError> {
+        let mut loader = Loader { gguf, device, used: HashSet::new() };
+        let weights = loader.tower(config)?;
+        let is_ours = |name: &str| name.starts_with("v.") || name.starts_with("mm.");
+        let mut unused = gguf.tensors().iter().filter(|info| !loader.used.contains(&info.name));
+        match unused.find(|info| is_ours(&info.name)) {
+            Some(info) => Err(ModelError::Unsupported { what: format!("tensor '{}'", info.name) }),
+            None => Ok(weights),
+        }
+    }
+}
+
+struct Loader<'a, B: Backend> {
+    gguf: &'a Gguf,
+    device: &'a B,
+    /// Tensors that somebody has asked for.
+    used: HashSet<String>,
+}
+
+impl<B: Backend> Loader<'_, B> {
+    fn tower(&mut self, c: &Config) -> Result<Weights<B>, ModelError> {
+        let pixels = 3 * c.patch_size * c.patch_size;
+        let patches = self.linear("v.patch_embd", [pixels, c.n_embd], None, None)?;
+        let class = self.optional("v.class_embd", &[c.n_embd])?;
+        let positions = match self.find("v.position_embd.weight") {
+            Some(n) => self.values("v.position_embd.weight", &[c.n_embd, n])?,
+            None => Vec::new(),
+        };
+        let [pre_norm, post_norm] =
+            ["v.pre_ln", "v.post_ln"].map(|name| match self.find(&format!("{name}.weight")) {
+                Some(_) => self.norm(name, c.n_embd).map(Some),
+                None => Ok(None),
+            });
+        let (pre_norm, post_norm) = (pre_norm?, post_norm?);
+        let layers = (0..c.n_layers).map(|index| self.layer(c, index)).collect::<Result<_, _>>()?;
+        Ok(Weights { patches, class, positions, pre_norm, layers, post_norm, head: self.head(c)? })
+    }
+
+    fn layer(&mut self, c: &Config, index: usize) -> Result<Layer<B>, ModelError> {
+        let name = |of: &str| format!("v.blk.{index}.{of}");
+        let (n, n_ff) = (c.n_embd, c.n_ff);
+        let (attn_norm, added) = self.norm(&name("ln1"), n)?;
+        let mut qkv = Vec::with_capacity(3);
+        for part in ["attn_q", "attn_k", "attn_v"] {
+            qkv.push(self.linear(&name(part), [n, n], added.as_deref(), None)?);
+        }
+        let scale = self.optional(&name("ls1.weight"), &[n])?;
+        let out = self.linear(&name("attn_out"), [n, n], None, scale.as_deref())?;
+        let (ffn_norm, added) = self.norm(&name("ln2"), n)?;
+        // Files of old converters have these two the other way round.
+        let is_swapped = self
+            .gguf
+            .find_info(&name("ffn_up.weight"))
+            .is_some_and(|info| n != n_ff && info.row_len() == n_ff);
+        let [up, down] = if is_swapped { ["ffn_down", "ffn_up"] } else { ["ffn_up", "ffn_down"] };
+        let gate = match self.find(&name("ffn_gate.weight")) {
+            Some(_) => Some(self.linear(&name("ffn_gate"), [n, n_ff], added.as_deref(), None)?),
+            None => None,
+        };
+        let up = self.linear(&name(up), [n, n_ff], added.as_deref(), None)?;
+        let scale = self.optional(&name("ls2.weight"), &[n])?;
+        let down = self.linear(&name(down), [n_ff, n], None, scale.as_deref())?;
+        let qkv = qkv.try_into().unwrap_or_else(|_| unreachable!("three of them"));
+        Ok(Layer { attn_norm, qkv, out, ffn_norm, gate, up, down })
+    }
+
+    fn head(&mut self, c: &Config) -> Result<Head<B>, ModelError> {
+        let (n, n_text, side_by_side) = (c.n_embd, c.n_embd_text, c.n_embd * c.n_merge * c.n_merge);
+        let n_hidden = |of: &Self, name: &str| of.find(name).unwrap_or(n_text);
+        Ok(match c.projector {
+            Projector::Idefics3 => {
+                let first = self.linear("mm.model.fc", [side_by_side, n_text], None, None)?;
+                Head { norm: None, merger: None, first, second: None }
+            }
+            Projector::InternVl => {
+                let (norm, added) = self.norm("mm.model.mlp.0", side_by_side)?;
+                let hidden = n_hidden(self, "mm.model.mlp.1.weight");
+                let first = self.linear("mm.model.mlp.1", [side_by_side, hidden], added.as_deref(), None)?;
+                let second = Some(self.linear("mm.model.mlp.3", [hidden, n_text], None, None)?);
+                Head { norm: Some((norm, EPS)), merger: None, first, second }
+            }
+            Projector::Lfm2 => {
+                let normed = match self.find("mm.input_norm.weight") {
+                    Some(_) => Some(self.norm("mm.input_norm", side_by_side)?),
+                    None => None,
+                };
+                let (norm, added) = normed.map_or((None, None), |(norm, added)| (Some((norm, EPS)), added));
+                let hidden = n_hidden(self, "mm.1.weight");
+                let first = self.linear("mm.1", [side_by_side, hidden], added.as_deref(), None)?;
+                let second = Some(self.linear("mm.2", [hidden, n_text], None, None)?);
+                Head { norm, merger: None, first, second }
+            }
+            Projector::Pixtral => {
+                let (mut norm, mut merger) = (None, None);
+                if c.n_merge > 1 {
+                    norm = Some((self.norm("mm.input_norm", n)?.0, c.eps));
+                    merger = Some(self.linear("mm.patch_merger", [side_by_side, n], None, None)?);
+                }
+                // The text model has it too.
+                self.used.insert("v.token_embd.img_break".to_owned());
+                let hidden = n_hidden(self, "mm.1.weight");
+                let first = self.linear("mm.1", [n, hidden], None, None)?;
+                let second = Some(self.linear("mm.2", [hidden, n_text], None, None)?);
+                Head { norm, merger, first, second }
+            }
+        })
+    }
+
+    /// The rows of a tensor, where the file has it.
+    fn find(&self, name: &str) -> Option<usize> {
+        self.gguf.find_info(name).map(|info| info.rows())
+    }
+
+    fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.gguf.tensor(name)?;
+        self.used.insert(name.to_owned());
+        decode_values(&tensor, shape)
+    }
+
+    fn optional(&mut self, name: &str, shape: &[usize]) -> Result<Option<Vec<f32>>, ModelError> {
+        if self.find(name).is_some() { self.values(name, shape).map(Some) } else { Ok(None) }
+    }
+
+    fn upload(&self, values: &[f32]) -> Result<B::Buffer, ModelError> {
+        let mut buffer = self.device.buffer(values.len())?;
+        self.device.write(&mut buffer, values)?;
+        Ok(buffer)
+    }
+
+    /// The norm of a name: one that adds something is a LayerNorm.
+    fn norm(&mut self, name: &str, len: usize) -> Result<NormAndBias<B>, ModelError> {
+        let weight = self.values(&format!("{name}.weight"), &[len])?;
+        let weight = self.upload(&weight)?;
+        let added = self.optional(&format!("{name}.bias"), &[len])?;
+        Ok(if added.is_some() { (Norm::Layer(weight), added) } else { (Norm::Rms(weight), None) })
+    }
+
+    /// The matrix of a name: `added` is what a norm before it adds to what enters, `scale` what its results are multiplied with.
+    fn linear(
+        &mut self,
+        name: &str,
+        [n_in, n_out]: [usize; 2],
+        added: Option<&[f32]>,
+        scale: Option<&[f32]>,
+    ) -> Result<Linear<B>, ModelError> {
+        let weight = format!("{name}.weight");
+        let tensor = self.gguf.tensor(&weight)?;
+        self.used.insert(weight.clone());
+        let info = tensor.info;
+        // Those of patches have three dimensions for what enters.
+        if info.elements() != n_in * n_out
+            || info.shape.last() != Some(&n_out)
+            || !n_in.is_multiple_of(info.row_len())
+        {
+            let (name, expected) = (weight, vec![n_in, n_out]);
+            return Err(ModelError::TensorShape { name, expected, got: info.shape.clone() });
+        }
+        check_finite(info, &tensor.bytes)?;
+        let mut bias = self.optional(&format!("{name}.bias"), &[n_out])?;
+        let (mut dtype, mut bytes) = (info.dtype, tensor.bytes.to_vec());
+        if let Some(scale) = scale {
+            let mut values = decode_values(&tensor, &info.shape)?;
+            values
+                .chunks_exact_mut(n_in)
+                .zip(scale)
+                .for_each(|(row, by)| row.iter_mut().for_each(|x| *x *= by));
+            (dtype, bytes) = (DType::F32, bytemuck::cast_slice(&values).to_vec());
+            bias.iter_mut().flatten().zip(scale).for_each(|(bias, by)| *bias *= by);
+        }
+        let w = self.device.matrix(WeightSource { dtype, n_out, n_in, bytes: bytes.into() })?;
+        if let Some(added) = added {
+            let through = self.through(&w, added)?;
+            match &mut bias {
+                Some(bias) => bias.iter_mut().zip(through).for_each(|(bias, x)| *bias += x),
+                None => bias = Some(through),
+            }
+        }
+        let bias = bias.map(|bias| self.upload(&bias)).transpose()?;
+        Ok(Linear { w, bias })
+    }
+
+    /// `W x` of one row.
+    fn through(&self, w: &B::Matrix, x: &[f32]) -> Result<Vec<f32>, ModelError> {
+        let mut values = vec![0.0; kvant_backend::Matrix::n_out(w)];
+        let (x, mut y) = (self.upload(x)?, self.device.buffer(values.len())?);
+        let input = Input { x: &x, norm: None, first_row: 0, rows: 1 };
+        self.device.project(input, &mut [Output { w, bias: None, y: &mut y, accumulate: false }])?;
+        self.device.read(&y, 0, &mut values)?;
+        Ok(values)
+    }
+}

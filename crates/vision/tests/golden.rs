@@ -1,0 +1,106 @@
+//! Towers and the cutting of pictures, held to `transformers`: see `tools/reference/pictures.py`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvant_cpu::CpuDevice;
+use kvant_gguf::Gguf;
+use kvant_vision::{Layout, Picture, Piece, Tower};
+
+/// Furthest that rows may be off, of numbers whose deviation is up to 1: sums of f32 in another order.
+const ROWS: f32 = 2e-4;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
+}
+
+/// What `transformers` has made of a picture.
+struct Golden {
+    n_hidden: usize,
+    /// Sides and colours `[3, height, width]`.
+    tiles: Vec<([usize; 2], Vec<f32>)>,
+    rows: Vec<f32>,
+}
+
+impl Golden {
+    fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        assert_eq!(&bytes[..4], b"KVPI");
+        let mut words = bytes[4..].chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
+        let mut number = || words.next().unwrap() as usize;
+        let [n_tokens, _, n_tiles, n_rows, n_hidden] = [(); 5].map(|()| number());
+        (0..1 + n_tokens).for_each(|_| _ = number());
+        let mut tiles = Vec::new();
+        for _ in 0..n_tiles {
+            let [height, width] = [(); 2].map(|()| number());
+            let values = (0..3 * height * width).map(|_| f32::from_bits(number() as u32)).collect();
+            tiles.push(([width, height], values));
+        }
+        let rows = (0..n_rows * n_hidden).map(|_| f32::from_bits(number() as u32)).collect();
+        Self { n_hidden, tiles, rows }
+    }
+}
+
+/// A model's tower, and each picture with its golden numbers.
+fn for_each(check: impl Fn(&str, &Tower<CpuDevice>, &Picture, &Golden)) {
+    let device = Arc::new(CpuDevice::from_env(None).unwrap());
+    for name in ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl"] {
+        let model = folder().join("models").join(name);
+        let gguf = Gguf::open(model.join("mmproj.gguf")).unwrap();
+        let tower = Tower::load(&gguf, Arc::clone(&device)).unwrap();
+        for picture in ["wide", "tall"] {
+            let file = std::fs::read(folder().join(format!("pictures/{picture}.png"))).unwrap();
+            let golden = Golden::read(&model.join(format!("{picture}.golden")));
+            check(&format!("{name}, {picture}"), &tower, &Picture::decode(&file).unwrap(), &golden);
+        }
+    }
+}
+
+#[test]
+fn pictures_are_cut_as_their_models_were_trained() {
+    for_each(|name, tower, picture, golden| {
+        let (config, layout) = (tower.config(), Layout::new(tower.config(), picture).unwrap());
+        let sides: Vec<_> = layout.tiles.iter().map(|tile| [tile.width(), tile.height()]).collect();
+        assert_eq!(sides, golden.tiles.iter().map(|(sides, _)| *sides).collect::<Vec<_>>(), "{name}");
+        for (tile, (sides, values)) in layout.tiles.iter().zip(&golden.tiles) {
+            let wanted: Vec<u8> = (0..tile.rgb().len())
+                .map(|i| colour(config, values[i % 3 * sides[0] * sides[1] + i / 3], i % 3))
+                .collect();
+            assert!(tile.rgb() == wanted, "{name}: other colours");
+        }
+        assert_eq!(layout.n_rows() * golden.n_hidden, golden.rows.len(), "{name}");
+    });
+}
+
+/// The byte that a number was made of.
+fn colour(config: &kvant_vision::Config, value: f32, colour: usize) -> u8 {
+    ((value * config.std[colour] + config.mean[colour]) * 255.0).round() as u8
+}
+
+#[test]
+fn towers_make_the_rows_of_transformers() {
+    for_each(|name, tower, picture, golden| {
+        let config = tower.config();
+        let mut rows = Vec::new();
+        for (sides @ [width, height], values) in &golden.tiles {
+            let rgb = (0..3 * width * height)
+                .map(|i| colour(config, values[i % 3 * sides[0] * sides[1] + i / 3], i % 3))
+                .collect();
+            let tile = Picture::from_rgb(*width as u32, *height as u32, rgb).unwrap();
+            rows.push(tower.rows(&tile).unwrap());
+        }
+        let layout = Layout::new(config, picture).unwrap();
+        let width = config.n_embd_text;
+        let in_order = layout.pieces.iter().filter_map(|piece| match piece {
+            Piece::Rows { tile, rows: of_tile } => {
+                Some(&rows[*tile][of_tile.start * width..of_tile.end * width])
+            }
+            Piece::Mark(_) => None,
+        });
+        let got: Vec<f32> = in_order.flatten().copied().collect();
+        let furthest = got.iter().zip(&golden.rows).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        eprintln!("{name}: rows are off by {furthest} at most");
+        assert!(got.len() == golden.rows.len() && furthest < ROWS, "{name}: {furthest}");
+        assert!(got.iter().all(|x| x.is_finite()));
+    });
+}

@@ -1,0 +1,348 @@
+#!/usr/bin/env python3
+"""Make tiny random models that see, and what `transformers` makes of two pictures with them.
+
+In `crates/vision/tests` are written: `pictures/wide.png` and `tall.png`, and for every model of SIGHTS in `models/NAME`
+
+text.gguf      the text model by the conventions of llama.cpp's converter, as `make_fixtures.py` writes those, with a vocabulary:
+               token b is the byte b, token 256 is two newlines (the only merge), and the marks of the family follow.
+mmproj.gguf    what sees, by the same conventions: those of `convert_hf_to_gguf.py --mmproj`. Matrices are f16 but for some
+               embeddings, everything else is f32.
+wide.golden, tall.golden
+               what `transformers` computes in f32 from exactly those weights, little-endian:
+                   u8  magic[4] = "KVPI"
+                   u32 n_tokens, n_vocab, n_tiles, n_rows, n_hidden
+                   i32 image_token
+                   i32 tokens [n_tokens]            PROMPT by the chat template, with image_token where a row goes (n_rows times)
+                   n_tiles times, in the order in which their rows follow:
+                       i32 height, width
+                       f32 pixels [3, height, width]   red, green, blue, normalised
+                   f32 rows [n_rows, n_hidden]      what goes where image_token is, as it enters the text model
+                   f32 logits [n_tokens, n_vocab]   row t: after tokens 0..=t were read
+
+Pictures are resized by Pillow, before version 13, which chooses whether rows or columns come first; also where `transformers` only has torchvision for it, which differs in the last bit of some bytes.
+Before a model is written its worth as a test is checked: the f32 result is near the f64 result, and the picture and every weight of
+what sees make a difference that cannot be missed.
+"""
+
+import argparse
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers as hf
+from make_fixtures import MAX_ROUNDING_ERROR, MIN_EFFECT, build_model, stored_tensors, to_interleaved, write_file, write_metadata
+from PIL import Image, ImageDraw, ImageOps
+from sights import SIGHTS, Sight, Text
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+OUT = Path(__file__).resolve().parents[2] / "crates/vision/tests"
+
+SIZES = {"wide": (150, 98), "tall": (29, 67)}  # width and height
+PROMPT = [{"type": "text", "text": "See "}, {"type": "image"}, {"type": "text", "text": "and say what it is."}]
+
+MIN_ROW_EFFECT = 0.05  # largest change of a number of a row when one weight of what sees is left out
+EXTENT = (0.1, 1.0)  # between which the deviation of rows is: that of embeddings is 0.18
+
+
+def draw(width: int, height: int) -> Image.Image:
+    """A picture of slopes and shapes, with edges that every way to resize treats otherwise."""
+    y, x = np.mgrid[:height, :width] / max(width, height)
+    slopes = np.stack([x, y, 1 - x * y], axis=-1) * 200 + 20 * np.sin(np.stack([40 * y, 30 * x, 25 * (x + y)], axis=-1))
+    picture = Image.fromarray(slopes.clip(0, 255).astype(np.uint8))
+    pen = ImageDraw.Draw(picture)
+    pen.ellipse((0.1 * width, 0.15 * height, 0.5 * width, 0.6 * height), fill=(230, 40, 30))
+    pen.rectangle((0.55 * width, 0.4 * height, 0.9 * width, 0.75 * height), fill=(20, 90, 220))
+    pen.polygon([(0.3 * width, 0.95 * height), (0.6 * width, 0.1 * height), (0.7 * width, 0.9 * height)], fill=(250, 220, 60))
+    for i in range(0, max(width, height), 5):
+        pen.line((i, height, i + 0.3 * width, 0.8 * height), fill=(10, 10, 10))
+    return picture
+
+
+def tokenizer_of(sight: Sight) -> hf.PreTrainedTokenizerFast:
+    """Bytes, two newlines, and the marks."""
+    vocab = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    tokenizer = Tokenizer(models.BPE({**vocab, "ĊĊ": 256}, [("Ċ", "Ċ")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in sight.marks])
+    if sight.adds_bos:
+        bos = sight.named["bos_token"]
+        ids = [(bos, tokenizer.token_to_id(bos))]
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=ids)
+    usual = {key: mark for key, mark in sight.named.items() if key in ("bos_token", "eos_token", "pad_token")}
+    others = {key: mark for key, mark in sight.named.items() if key not in usual}
+    return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=others, **usual)
+
+
+def spec_of(sight: Sight, n_vocab: int) -> Text:
+    """The text model."""
+    head_dim = 64 if sight.family in ("llama", "mistral", "mistral3") else None
+    name = f"{sight.family}-{sight.name}"
+    return Text(name, hidden=128, heads=2, kv_heads=1, head_dim=head_dim, ffn=96, n_vocab=n_vocab, **sight.text)
+
+
+def reader_of(model: torch.nn.Module) -> torch.nn.Module:
+    """The text model without its head."""
+    return model.model.text_model if hasattr(model.model, "text_model") else model.model.language_model
+
+
+def seeing(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """What is not of the text model."""
+    for name, weight in model.model.named_parameters():
+        if not name.startswith(("text_model.", "language_model.")):
+            yield name, weight
+
+
+def build(sight: Sight, text: torch.nn.Module, image_token: int) -> torch.nn.Module:
+    """A model around this text model whose scores, norms and branches are all far from uniform, and whose matrices are exact in f16."""
+    torch.manual_seed(zlib.crc32(sight.name.encode()))
+    model = hf.AutoModelForImageTextToText.from_config(sight.to_config(text.config, image_token)).eval()
+    reader_of(model).load_state_dict(text.model.state_dict())
+    model.lm_head.load_state_dict(text.lm_head.state_dict())
+    for name, weight in seeing(model):
+        n_in = weight[0].numel()
+        if "lambda_" in name:
+            values = 0.6 + 0.8 * torch.rand_like(weight)
+        elif name.endswith("bias"):
+            values = (0.8 if "q_proj" in name else 0.3) * torch.randn_like(weight)
+        elif "position_embedding" in name or "cls_token" in name or "class_embedding" in name:
+            values = (0.7 * torch.randn_like(weight)).half().float()
+        elif weight.ndim == 1:
+            values = 1 + 0.3 * torch.randn_like(weight)
+        else:
+            # Unit inputs give outputs of this spread; the last ones are about as far apart as embeddings.
+            last = "linear_2" in name or "modality_projection" in name
+            gain = 1.4 if name.endswith(("q_proj.weight", "k_proj.weight")) else 0.3 if last else 1.0
+            values = (gain * n_in**-0.5 * torch.randn_like(weight)).half().float()
+        weight.data.copy_(values)
+    return model
+
+
+@torch.no_grad()
+def see(model: torch.nn.Module, inputs: hf.BatchFeature) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of the picture as they enter the text model, and the logits."""
+    entered = []
+    hook = reader_of(model).register_forward_pre_hook(
+        lambda _module, _args, given: entered.append(given["inputs_embeds"][0]), with_kwargs=True
+    )
+    kind = next(model.parameters()).dtype
+    given = {name: value.to(kind) if value.is_floating_point() else value for name, value in inputs.items()}
+    logits = model(**given).logits[0]
+    hook.remove()
+    return entered[0][inputs["input_ids"][0] == model.config.image_token_id], logits
+
+
+def tiles_of(inputs: hf.BatchFeature) -> list[torch.Tensor]:
+    """The pictures that are seen one by one, `[3, height, width]`."""
+    pixels = inputs["pixel_values"]
+    if "spatial_shapes" not in inputs:
+        return list(pixels.reshape(-1, *pixels.shape[-3:]))
+    tiles = []
+    for patches, (rows, columns) in zip(pixels, inputs["spatial_shapes"].tolist()):
+        side = int((patches.shape[-1] // 3) ** 0.5)
+        grid = patches[: rows * columns].reshape(rows, columns, side, side, 3)
+        tiles.append(grid.permute(4, 0, 2, 1, 3).reshape(3, rows * side, columns * side))
+    return tiles
+
+
+def ask(processor: hf.ProcessorMixin, picture: Image.Image) -> hf.BatchFeature:
+    """What a model is given for PROMPT with this picture."""
+    content = [{**part, "image": picture} if part["type"] == "image" else part for part in PROMPT]
+    messages = [{"role": "user", "content": content}]
+    return processor.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+    )
+
+
+def check_worth(sight: Sight, model: torch.nn.Module, processor: hf.ProcessorMixin, picture: Image.Image) -> None:
+    """Refuses a model whose golden data is inexact or would let a mistake pass; prints the figures."""
+    inputs = ask(processor, picture)
+    rows, logits = see(model, inputs)
+    exact = see(model.double(), inputs)
+    rounding = max(float((one - other).abs().max()) for one, other in zip(exact, (rows, logits)))
+    model.float()
+    assert rounding <= MAX_ROUNDING_ERROR, f"{sight.name}: rounding error {rounding}"
+    extent = float(rows.std())
+    assert EXTENT[0] <= extent <= EXTENT[1], f"{sight.name}: rows are {extent} wide"
+    other = see(model, ask(processor, ImageOps.invert(picture)))[1]
+    effect = float((other - logits).abs().max())
+    assert effect >= MIN_EFFECT, f"{sight.name}: the picture changes logits by {effect} only"
+    least = {}
+    for name, _, weight in stored_parts(sight, model):
+        if name.endswith("attn_k.bias"):  # which is the same for every row that a row looks at
+            continue
+        values = weight.clone()
+        weight.data.zero_()
+        least[name] = float((see(model, inputs)[0] - rows).abs().max())
+        weight.data.copy_(values)
+    name = min(least, key=least.get)
+    assert least[name] >= MIN_ROW_EFFECT, f"{sight.name}: {name} changes rows by {least[name]} only"
+    print(
+        f"{sight.name:10} rows' std {extent:.2f}  logits' std {float(logits.std()):.2f}  rounding {rounding:.1e}  "
+        f"effect of the picture {effect:.2f}, of {name} {least[name]:.2f}"
+    )
+
+
+# What files call the parts of what sees: beside the layers, and in them.
+OUTER = {
+    "patch_embedding": "patch_embd",
+    "projection": "patch_embd",
+    "patch_conv": "patch_embd",
+    "position_embedding": "position_embd",
+    "position_embeddings": "position_embd.weight",
+    "cls_token": "class_embd",
+    "class_embedding": "class_embd",
+    "ln_pre": "pre_ln",
+    "pre_layrnorm": "pre_ln",
+    "post_layernorm": "post_ln",
+}
+INNER = {
+    "layer_norm1": "ln1",
+    "layernorm_before": "ln1",
+    "attention_norm": "ln1",
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "out_proj": "attn_out",
+    "o_proj": "attn_out",
+    "projection_layer": "attn_out",
+    "lambda_1": "ls1.weight",
+    "layer_norm2": "ln2",
+    "layernorm_after": "ln2",
+    "ffn_norm": "ln2",
+    "gate_proj": "ffn_gate",
+    "fc1": "ffn_up",
+    "up_proj": "ffn_up",
+    "fc2": "ffn_down",
+    "down_proj": "ffn_down",
+    "lambda_2": "ls2.weight",
+}
+
+
+def stored_parts(sight: Sight, model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
+    """What files have of what sees, each with its name there and here."""
+    for name, weight in seeing(model):
+        *path, end = name.split(".")
+        part, suffix = (path[-1], f".{end}") if end in ("weight", "bias") else (end, "")
+        layer = next((int(step) for step in path if step.isdigit()), None)
+        if path[0] in ("connector", "multi_modal_projector"):
+            yield sight.projecting[part] + suffix, name, weight
+        elif layer is not None:
+            yield f"v.blk.{layer}.{INNER[part]}{suffix}", name, weight
+        else:
+            yield f"v.{OUTER[part]}{suffix}", name, weight
+
+
+def write_mmproj(path: Path, sight: Sight, model: torch.nn.Module, processor: hf.ProcessorMixin, tokenizer: Any) -> None:
+    """What sees, as a GGUF file."""
+    writer = gguf.GGUFWriter(path, "clip")
+    vision = model.config.vision_config
+    side = vision.image_size if hasattr(vision, "image_size") else 0
+    patch = vision.patch_size
+    keys = {
+        "general.type": "mmproj",
+        "general.name": sight.name,
+        "general.file_type": int(gguf.LlamaFileType.MOSTLY_F16),
+        "clip.has_vision_encoder": True,
+        "clip.vision.projection_dim": model.config.text_config.hidden_size,
+        "clip.vision.image_size": side if isinstance(side, int) else side[0],
+        "clip.vision.patch_size": patch if isinstance(patch, int) else patch[0],
+        "clip.vision.embedding_length": vision.hidden_size,
+        "clip.vision.feed_forward_length": vision.intermediate_size,
+        "clip.vision.block_count": vision.num_hidden_layers,
+        "clip.vision.attention.head_count": vision.num_attention_heads,
+        "clip.vision.attention.layer_norm_epsilon": getattr(vision, "layer_norm_eps", None),
+        "clip.vision.image_mean": list(processor.image_processor.image_mean),
+        "clip.vision.image_std": list(processor.image_processor.image_std),
+        **sight.keys,
+    }
+    adds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+    for key, value in keys.items():
+        if value is not None:
+            adds[type(value)](key, value)
+    for name, here, weight in stored_parts(sight, model):
+        if sight.is_turned and name.endswith(("attn_q.weight", "attn_k.weight")):
+            weight = to_interleaved(weight, vision.num_attention_heads)
+        if name == "v.patch_embd.weight" and weight.ndim == 2:  # as it meets patches: rows, columns, colours
+            weight = weight.reshape(len(weight), patch, patch, 3).permute(0, 3, 1, 2).contiguous()
+        is_vector = weight.ndim == 1 or "class_embd" in name or any(part in here for part in sight.in_f32)
+        stored = weight.detach().to(torch.float32 if is_vector else torch.float16)
+        assert torch.equal(stored.float(), weight), f"{name} is not exact in {stored.dtype}"
+        writer.add_tensor(name, stored.numpy())
+    if sight.is_turned:
+        row = reader_of(model).embed_tokens.weight[tokenizer.convert_tokens_to_ids("[IMG_BREAK]")]
+        writer.add_tensor("v.token_embd.img_break", row.detach().numpy())
+    write_file(writer)
+
+
+def write_text(path: Path, sight: Sight, spec: Text, text: torch.nn.Module, tokenizer: hf.PreTrainedTokenizerFast) -> None:
+    """The text model with its vocabulary, as a GGUF file."""
+    arch = gguf.MODEL_ARCH_NAMES[spec.family.arch]
+    writer = gguf.GGUFWriter(path, arch)
+    write_metadata(writer, spec, text, 0)
+    for key in (gguf.Keys.Tokenizer.MODEL, gguf.Keys.LLM.VOCAB_SIZE.format(arch=arch)):
+        del writer.kv_data[0][key]  # there are tokens
+    writer.add_vocab_size(len(tokenizer))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(sight.pre)
+    n_usual = len(tokenizer) - len(sight.marks)
+    writer.add_token_list(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+    writer.add_token_types([gguf.TokenType.NORMAL] * n_usual + [gguf.TokenType.CONTROL] * len(sight.marks))
+    writer.add_token_merges(["Ċ Ċ"])
+    writer.add_bos_token_id(tokenizer.bos_token_id)
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_add_bos_token(sight.adds_bos)
+    writer.add_chat_template(sight.template)
+    for name, stored in stored_tensors(spec, text):
+        writer.add_tensor(name, stored)
+    write_file(writer)
+
+
+def write_golden(path: Path, model: torch.nn.Module, inputs: hf.BatchFeature) -> None:
+    """The golden file; its layout is at the top of this file."""
+    tokens, image_token = inputs["input_ids"][0], model.config.image_token_id
+    rows, logits = see(model, inputs)
+    tiles = tiles_of(inputs)
+    assert len(rows) == int((tokens == image_token).sum()) and len(logits) == len(tokens)
+    counts = (len(tokens), logits.shape[-1], len(tiles), *rows.shape)
+    parts = [struct.pack("<4s5Ii", b"KVPI", *counts, image_token), tokens.numpy().astype("<i4").tobytes()]
+    for tile in tiles:
+        parts += [struct.pack("<2i", *tile.shape[1:]), tile.numpy().astype("<f4").tobytes()]
+    path.write_bytes(b"".join([*parts, rows.numpy().astype("<f4").tobytes(), logits.numpy().astype("<f4").tobytes()]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=OUT, help="folder to write to (default: %(default)s)")
+    parser.add_argument("names", nargs="*", help="models to make (default: all)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    pictures = {name: draw(*size) for name, size in SIZES.items()}
+    (args.out / "pictures").mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        picture.save(args.out / f"pictures/{name}.png")
+    for sight in SIGHTS:
+        if args.names and sight.name not in args.names:
+            continue
+        tokenizer = tokenizer_of(sight)
+        processor = sight.to_processor(tokenizer, sight.template)
+        spec = spec_of(sight, len(tokenizer))
+        text = build_model(spec)
+        model = build(sight, text, tokenizer.convert_tokens_to_ids(sight.image_token))
+        check_worth(sight, model, processor, pictures["wide"])
+        folder = args.out / "models" / sight.name
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "text.gguf", sight, spec, text, tokenizer)
+        write_mmproj(folder / "mmproj.gguf", sight, model, processor, tokenizer)
+        for name, picture in pictures.items():
+            write_golden(folder / f"{name}.golden", model, ask(processor, picture))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,368 @@
+"""Models that see, as `pictures.py` makes them: sizes, marks, chat templates and processors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as hf
+from PIL import Image
+from spec import GROWING, Spec
+from transformers.image_processing_backends import TorchvisionBackend
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+SEEING = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "attn_implementation": "eager",
+}
+
+
+@dataclass(frozen=True)
+class Text(Spec):
+    """The text model of one that sees."""
+
+    n_vocab: int = 0
+    eps: float = 1e-6
+
+    def to_config(self, rope: dict[str, Any], extra: dict[str, Any] | None = None) -> hf.PreTrainedConfig:
+        config = super().to_config(rope, extra)
+        config.vocab_size = self.n_vocab
+        if hasattr(config, "rms_norm_eps"):
+            config.rms_norm_eps = self.eps
+        return config
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A model that sees."""
+
+    name: str
+    family: str  # of the text model
+    marks: tuple[str, ...]
+    named: dict[str, str]  # which of them are what, by the names of `transformers`
+    image_token: str
+    pre: str  # what cuts text before merging, by the name of llama.cpp
+    template: str
+    to_config: Callable[[hf.PreTrainedConfig, int], hf.PreTrainedConfig]  # of the text model's and of image_token
+    to_processor: Callable[[hf.PreTrainedTokenizerFast, str], hf.ProcessorMixin]  # of the template too
+    keys: dict[str, Any]  # metadata of what sees, beside the usual or (None) less
+    projecting: dict[str, str]  # what files call the parts behind what sees
+    text: dict[str, Any] = field(default_factory=dict)  # of its Spec
+    adds_bos: bool = False
+    is_turned: bool = False  # by RoPE, for which rows of Q and K are reordered
+    in_f32: tuple[str, ...] = ("position_embedding",)  # matrices that are so in files
+
+
+def marks_of_grid(mark: str, rows: int, columns: int) -> tuple[str, ...]:
+    """Marks of the places in a grid."""
+    return tuple(mark.format(row, column) for row in range(1, rows + 1) for column in range(1, columns + 1))
+
+
+# As published.
+SMOLVLM = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+INTERNVL = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n'}}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}{{ '<IMG_CONTEXT>\\n' }}{% elif content['type'] == 'video' %}{{ '<video>\\n' }}"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}{{'<|im_end|>\\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{'<|im_start|>assistant\\n' }}{% endif %}"
+)
+PIXTRAL = """\
+{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('After the optional system message, conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif %}
+    {%- if message["role"] == "user" %}
+        {%- if loop.last and system_message is defined %}
+            {{- "[INST]" + system_message + "\\n\\n" }}
+        {%- else %}
+            {{- "[INST]" }}
+        {%- endif %}
+        {%- if message["content"] is not string %}
+            {%- for chunk in message["content"] %}
+                {%- if chunk["type"] == "text" %}
+                    {%- if "content" in chunk %}
+                        {{- chunk["content"] }}
+                    {%- elif "text" in chunk %}
+                        {{- chunk["text"] }}
+                    {%- endif %}
+                {%- elif chunk["type"] == "image" %}
+                    {{- "[IMG]" }}
+                {%- else %}
+                    {{- raise_exception("Unrecognized content type!") }}
+                {%- endif %}
+            {%- endfor %}
+        {%- else %}
+            {{- message["content"] }}
+        {%- endif %}
+        {{- "[/INST]" }}
+    {%- elif message["role"] == "assistant" %}
+        {{- message["content"] + eos_token}}
+    {%- else %}
+        {{- raise_exception("Only user and assistant roles are supported, with the exception of an initial optional system message!") }}
+    {%- endif %}
+{%- endfor %}"""
+LFM2VL = """\
+{{- bos_token -}}
+{%- set ns = namespace(system_prompt="", content="") -%}
+{%- if messages[0]["role"] == "system" -%}
+    {%- set ns.system_prompt = messages[0]["content"] -%}
+    {%- set messages = messages[1:] -%}
+{%- endif -%}
+{%- if tools -%}
+    {%- set ns.system_prompt = ns.system_prompt + ("\\n" if ns.system_prompt else "") + "List of tools: <|tool_list_start|>[" -%}
+    {%- for tool in tools -%}
+        {%- if tool is not string -%}
+            {%- set tool = tool | tojson -%}
+        {%- endif -%}
+        {%- set ns.system_prompt = ns.system_prompt + tool -%}
+        {%- if not loop.last -%}
+            {%- set ns.system_prompt = ns.system_prompt + ", " -%}
+        {%- endif -%}
+    {%- endfor -%}
+    {%- set ns.system_prompt = ns.system_prompt + "]<|tool_list_end|>" -%}
+{%- endif -%}
+{%- if ns.system_prompt -%}
+    {{- "<|im_start|>system\\n" + ns.system_prompt + "<|im_end|>\\n" -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {{- "<|im_start|>" + message["role"] + "\\n" -}}
+    {%- set content = message["content"] -%}
+    {%- if content is not string -%}
+        {%- set ns.content = "" -%}
+        {%- for item in content -%}
+            {%- if item["type"] == "image" -%}
+                {%- set ns.content = ns.content + "<image>" -%}
+            {%- elif item["type"] == "text" -%}
+                {%- set ns.content = ns.content + item["text"] -%}
+            {%- else -%}
+                {%- set ns.content = ns.content + item | tojson -%}
+            {%- endif -%}
+        {%- endfor -%}
+        {%- set content = ns.content -%}
+    {%- endif -%}
+    {%- if message["role"] == "tool" -%}
+        {%- set content = "<|tool_response_start|>" + content + "<|tool_response_end|>" -%}
+    {%- endif -%}
+    {{- content + "<|im_end|>\\n" -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- "<|im_start|>assistant\\n" -}}
+{%- endif -%}"""
+
+
+
+class PillowBackend(TorchvisionBackend):
+    """Resizes with Pillow what `transformers` would resize with torchvision."""
+
+    def resize(self, image: torch.Tensor, size: Any, resample: int, **_: Any) -> torch.Tensor:
+        resized = [
+            np.asarray(Image.fromarray(one.permute(1, 2, 0).numpy()).resize((size.width, size.height), resample)) for one in image
+        ]
+        return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2)
+
+
+class Lfm2VlImageProcessor(hf.Lfm2VlImageProcessor, PillowBackend):
+    """The usual one, which has no variant for Pillow."""
+
+
+def pixtral(name: str, merge: int, keys: dict[str, Any], **more: Any) -> Sight:
+    """Pixtral, and what followed it."""
+    return Sight(
+        name,
+        marks=("<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        named={"bos_token": "<s>", "eos_token": "</s>"},
+        image_token="[IMG]",
+        pre="tekken",
+        template=PIXTRAL,
+        to_processor=lambda tokenizer, template: hf.PixtralProcessor(
+            PixtralImageProcessorPil(size={"longest_edge": 64}, patch_size=8), tokenizer, 8, merge, chat_template=template
+        ),
+        keys={
+            "clip.projector_type": "pixtral",
+            "clip.use_silu": True,
+            "clip.vision.image_size": 64,
+            "clip.vision.attention.layer_norm_epsilon": 1e-5,
+            **keys,
+        },
+        adds_bos=True,
+        is_turned=True,
+        **more,
+    )
+
+
+PIXTRAL_VISION = hf.PixtralVisionConfig(**SEEING, image_size=64, patch_size=8, hidden_act="silu")
+
+SIGHTS = [
+    Sight(
+        "smolvlm",
+        "llama",
+        marks=(
+            *("<|im_start|>", "<|im_end|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>", "<global-img>"),
+            *marks_of_grid("<row_{}_col_{}>", 3, 3),
+        ),
+        named={"bos_token": "<|im_start|>", "eos_token": "<end_of_utterance>", "pad_token": "<|im_end|>"},
+        image_token="<image>",
+        pre="smollm",
+        template=SMOLVLM,
+        to_config=lambda text, image_token: hf.SmolVLMConfig(
+            vision_config=hf.SmolVLMVisionConfig(**SEEING, image_size=32, patch_size=8),
+            text_config=text,
+            scale_factor=2,
+            image_token_id=image_token,
+        ),
+        to_processor=lambda tokenizer, template: hf.SmolVLMProcessor(
+            SmolVLMImageProcessorPil(
+                size={"longest_edge": 96},
+                max_image_size={"longest_edge": 32},
+                image_mean=3 * [0.5],
+                image_std=3 * [0.5],
+            ),
+            tokenizer,
+            hf.SmolVLMVideoProcessor(),
+            image_seq_len=4,
+            chat_template=template,
+        ),
+        keys={
+            "clip.projector_type": "idefics3",
+            "clip.use_gelu": True,
+            "clip.vision.preproc_image_size": 96,
+            "clip.vision.projector.scale_factor": 2,
+        },
+        projecting={"proj": "mm.model.fc"},
+        in_f32=("patch_embedding", "position_embedding"),
+    ),
+    Sight(
+        "internvl",
+        "qwen2",
+        marks=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+        named={
+            "bos_token": "<|endoftext|>",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        image_token="<IMG_CONTEXT>",
+        pre="qwen2",
+        template=INTERNVL,
+        to_config=lambda text, image_token: hf.InternVLConfig(
+            vision_config=hf.InternVLVisionConfig(**SEEING, image_size=32, patch_size=8, attention_bias=True),
+            text_config=text,
+            image_token_id=image_token,
+            image_seq_length=4,
+            tie_word_embeddings=False,
+        ),
+        to_processor=lambda tokenizer, template: hf.InternVLProcessor(
+            GotOcr2ImageProcessorPil(
+                size={"height": 32, "width": 32}, min_patches=1, max_patches=6, image_mean=IMAGENET_MEAN, image_std=IMAGENET_STD
+            ),
+            tokenizer,
+            hf.InternVLVideoProcessor(),
+            image_seq_length=4,
+            chat_template=template,
+        ),
+        keys={
+            "clip.projector_type": "internvl",
+            "clip.use_gelu": True,
+            "clip.vision.preproc_min_tiles": 1,
+            "clip.vision.preproc_max_tiles": 6,
+            "clip.vision.projector.scale_factor": 2,
+        },
+        projecting={"layer_norm": "mm.model.mlp.0", "linear_1": "mm.model.mlp.1", "linear_2": "mm.model.mlp.3"},
+    ),
+    pixtral(
+        "pixtral",
+        merge=1,
+        keys={},
+        family="mistral",
+        to_config=lambda text, image_token: hf.LlavaConfig(
+            vision_config=PIXTRAL_VISION,
+            text_config=text,
+            image_token_index=image_token,
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+        ),
+        projecting={"linear_1": "mm.1", "linear_2": "mm.2"},
+        text={"theta": 1e6, "eps": 1e-5, "extra": {"sliding_window": None}},
+    ),
+    pixtral(
+        "mistral3",
+        merge=2,
+        keys={"clip.vision.spatial_merge_size": 2},
+        family="mistral3",
+        to_config=lambda text, image_token: hf.Mistral3Config(
+            vision_config=PIXTRAL_VISION, text_config=text, image_token_index=image_token, tie_word_embeddings=False
+        ),
+        projecting={"norm": "mm.input_norm", "merging_layer": "mm.patch_merger", "linear_1": "mm.1", "linear_2": "mm.2"},
+        text={"theta": 1e6, "eps": 1e-5, "rope": GROWING},
+    ),
+    Sight(
+        "lfm2vl",
+        "lfm2",
+        marks=(
+            *("<|pad|>", "<|startoftext|>", "<|im_start|>", "<|im_end|>", "<image>"),
+            *("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+            *marks_of_grid("<|img_row_{}_col_{}|>", 3, 3),
+        ),
+        named={"bos_token": "<|startoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|pad|>"},
+        image_token="<image>",
+        pre="lfm2",
+        template=LFM2VL,
+        to_config=lambda text, image_token: hf.Lfm2VlConfig(
+            vision_config=hf.Siglip2VisionConfig(**SEEING, patch_size=16, num_patches=16, vision_use_head=False),
+            text_config=text,
+            image_token_id=image_token,
+            projector_hidden_size=96,
+        ),
+        to_processor=lambda tokenizer, template: hf.Lfm2VlProcessor(
+            Lfm2VlImageProcessor(min_tiles=2, max_tiles=6, tile_size=64, min_image_tokens=3, max_image_tokens=6),
+            tokenizer,
+            chat_template=template,
+        ),
+        keys={
+            "clip.projector_type": "lfm2",
+            "clip.use_gelu": True,
+            "clip.vision.image_size": 256,
+            "clip.vision.projector.scale_factor": 2,
+            # Those that the converter does not write: what is not as in every published model.
+            "clip.vision.image_min_pixels": 3 * 32**2,
+            "clip.vision.image_max_pixels": 6 * 32**2,
+            "clip.vision.preproc_image_size": 64,
+            "clip.vision.preproc_min_tiles": 2,
+            "clip.vision.preproc_max_tiles": 6,
+        },
+        projecting={"layer_norm": "mm.input_norm", "linear_1": "mm.1", "linear_2": "mm.2"},
+        text={
+            "tied": True,
+            "theta": 1e6,
+            "extra": {"conv_L_cache": 3, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        },
+        adds_bos=True,
+    ),
+]
